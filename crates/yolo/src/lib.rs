@@ -1,0 +1,3 @@
+//! YOLOv8: model, loss, data, metrics and plots.
+
+pub mod boxes;

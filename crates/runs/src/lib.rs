@@ -1,1 +1,26 @@
+//! The run directory: atomic checkpoints with a manifest and checksums, retention, a lock, append-only logs.
+//!
+//! What it promises, on Unix and an honest disk: at any instant a kill or a power loss leaves a run whose last *reported*
+//! checkpoint still loads; one flipped bit in a checkpoint is noticed, named, and answered by the checkpoint before it; damage is
+//! never answered by silently starting over. What it refuses: two processes in one run, checkpoints of a newer format, member
+//! names that are paths, files larger than their budget, paths that leave their root.
+//!
+//! It knows no tensors and no training: members are names and bytes, `info` is a JSON map.
 
+mod append_log;
+mod atomic;
+mod bounded;
+mod checkpoints;
+mod lock;
+mod manifest;
+mod run_dir;
+mod store;
+
+pub use append_log::{AppendLog, LogError};
+pub use atomic::write_atomic;
+pub use bounded::{PathError, join_allowed, join_inside, open_bounded, read_bounded};
+pub use checkpoints::{Checkpoint, Checkpoints, Latest, LoadError, SaveError, SetAside};
+pub use lock::{LockError, RunLock};
+pub use manifest::{FORMAT, MANIFEST, Member, MemberNameError};
+pub use run_dir::{RunDir, RunDirError, find_latest_run};
+pub use store::{DiskStore, Store, StoreError};

@@ -1,0 +1,73 @@
+//! One process per run directory: an advisory lock on `run.lock`, which also names its holder.
+//!
+//! The operating system drops the lock when the process ends, however it ends, so a stale file never locks anyone out and the
+//! file is never deleted (deleting it would let two processes lock two different files of that name). Relies on the file
+//! system supporting locks; where it does not, locking fails, loudly.
+
+use std::fs::{File, OpenOptions, TryLockError};
+use std::io::{Read, Seek, Write};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use crate::store::StoreError;
+
+/// The right to change a run directory, until dropped.
+#[derive(Debug)]
+pub struct RunLock {
+    _file: File,
+}
+
+/// Why the lock was not taken.
+#[derive(Debug, thiserror::Error)]
+pub enum LockError {
+    /// Another process (or another place in this one) has it.
+    #[error("{} is in use by {}: wait for it to end, or stop it", run.display(), holder(*pid))]
+    Held {
+        /// The run directory.
+        run: PathBuf,
+        /// The holder's process id, where it could be read.
+        pid: Option<u32>,
+    },
+    /// The lock file could not be opened, locked or written.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+}
+
+fn holder(pid: Option<u32>) -> String {
+    pid.map_or("another process".into(), |pid| format!("process {pid}"))
+}
+
+impl RunLock {
+    /// Locks `run/run.lock` without waiting, and writes this process's id into it.
+    pub(crate) fn acquire(run: &Path) -> Result<Self, LockError> {
+        let path = run.join("run.lock");
+        let failed = |e| StoreError::new("lock", &path, e);
+        let open = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&path);
+        let mut file = open.map_err(failed)?;
+        match file.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => return Err(LockError::Held { run: run.into(), pid: read_holder(&mut file) }),
+            Err(TryLockError::Error(e)) => return Err(failed(e).into()),
+        }
+        let mut write_pid = || {
+            file.set_len(0)?;
+            writeln!(file, "{}", std::process::id())
+        };
+        write_pid().map_err(failed)?;
+        Ok(Self { _file: file })
+    }
+}
+
+/// The id in the file. The holder may have locked it an instant ago and not have written yet, so it gets a tenth of a second.
+fn read_holder(file: &mut File) -> Option<u32> {
+    for _ in 0..10 {
+        let mut text = String::new();
+        file.rewind().ok()?;
+        (&*file).take(32).read_to_string(&mut text).ok()?;
+        if let Some(pid) = text.strip_suffix('\n') {
+            return pid.parse().ok();
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    None
+}

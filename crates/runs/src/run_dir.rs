@@ -1,0 +1,208 @@
+//! The run directory: where it is, how it is named, which files are in it.
+//!
+//! `project/name`, or `name2`, `name3`, ... when that is taken; two processes starting at once get two directories, because
+//! creating a directory is the test for its existence. Refused: names that are not one path component.
+
+use std::ffi::OsStr;
+use std::fs;
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+use crate::atomic::sweep_siblings;
+use crate::lock::{LockError, RunLock};
+use crate::store::{DiskStore, Store, StoreError, create_dir_all_synced};
+
+const CHECKPOINTS: &str = "checkpoints";
+const WEIGHTS: &str = "weights";
+
+/// A run directory that exists.
+#[derive(Debug, Clone, PartialEq)]
+pub struct RunDir {
+    path: PathBuf,
+}
+
+/// Why there is no run directory.
+#[derive(Debug, thiserror::Error)]
+pub enum RunDirError {
+    /// The run's name is not one plain path component.
+    #[error("run name {name:?} must be one directory name, without separators")]
+    Name {
+        /// The name in question.
+        name: String,
+    },
+    /// Nothing there, or not a directory.
+    #[error("{} is not a run directory", path.display())]
+    NotARun {
+        /// The path in question.
+        path: PathBuf,
+    },
+    /// A file operation failed.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+}
+
+impl RunDir {
+    /// Creates `project/name` with its sub-directories; if it exists, `name2`, `name3`, ..., or with `exist_ok` uses it as it is
+    /// (a caller that then starts from step 0 must `abandon_after(None)` the old checkpoints).
+    pub fn create(project: &Path, name: &str, exist_ok: bool) -> Result<Self, RunDirError> {
+        let plain = Path::new(name).file_name() == Some(OsStr::new(name)) && !name.contains(['/', '\\', '\0']);
+        if !plain {
+            return Err(RunDirError::Name { name: name.into() });
+        }
+        create_dir_all_synced(project)?;
+        let path = if exist_ok { project.join(name) } else { first_free(project, name)? };
+        create_dir_all_synced(&path)?;
+        DiskStore.sync_dir(project)?;
+        let run = Self { path };
+        create_dir_all_synced(&run.checkpoints())?;
+        create_dir_all_synced(&run.weights())?;
+        Ok(run)
+    }
+
+    /// A run directory made earlier.
+    pub fn open(path: impl Into<PathBuf>) -> Result<Self, RunDirError> {
+        let path = path.into();
+        if path.is_dir() { Ok(Self { path }) } else { Err(RunDirError::NotARun { path }) }
+    }
+
+    /// Takes the run for this process, and removes the half-written files that killed ones left. Hold it for as long as
+    /// anything in the directory may change.
+    pub fn lock(&self) -> Result<RunLock, LockError> {
+        let lock = RunLock::acquire(&self.path)?;
+        sweep_siblings(&self.path);
+        sweep_siblings(&self.weights());
+        Ok(lock)
+    }
+
+    /// The directory itself.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// `checkpoints/`, for [`crate::Checkpoints::open`].
+    pub fn checkpoints(&self) -> PathBuf {
+        self.path.join(CHECKPOINTS)
+    }
+
+    /// `weights/`, for `best.safetensors` and `last.safetensors`.
+    pub fn weights(&self) -> PathBuf {
+        self.path.join(WEIGHTS)
+    }
+
+    /// `config.yaml`: every resolved setting.
+    pub fn config(&self) -> PathBuf {
+        self.path.join("config.yaml")
+    }
+
+    /// `events.jsonl`: one line per event.
+    pub fn events(&self) -> PathBuf {
+        self.path.join("events.jsonl")
+    }
+
+    /// `results.csv`: one row per epoch.
+    pub fn results(&self) -> PathBuf {
+        self.path.join("results.csv")
+    }
+}
+
+/// Creates the first of `name`, `name2`, `name3`, ... that nobody else has.
+fn first_free(project: &Path, name: &str) -> Result<PathBuf, StoreError> {
+    let mut path = project.join(name);
+    let mut number = 2_u64;
+    loop {
+        match DiskStore.create_dir(&path) {
+            Err(e) if e.error.kind() == ErrorKind::AlreadyExists => {
+                path = project.join(format!("{name}{number}"));
+                number += 1;
+            }
+            created => return created.map(|()| path),
+        }
+    }
+}
+
+/// The run under `project` that saved (or set aside) a checkpoint last: what `--resume` without a path means. Runs that were
+/// stopped before their first checkpoint do not count; a run whose checkpoints are all damaged does, so that the damage is seen.
+pub fn find_latest_run(project: &Path) -> Option<PathBuf> {
+    let runs = fs::read_dir(project).ok()?.filter_map(|entry| Some(entry.ok()?.path()));
+    runs.filter_map(|run| Some((last_saved(&run)?, run))).max().map(|(_, run)| run)
+}
+
+/// When an entry of the run's checkpoints directory last changed, if there is a checkpoint in it.
+fn last_saved(run: &Path) -> Option<SystemTime> {
+    let checkpoints = run.join(CHECKPOINTS);
+    let names = DiskStore.list(&checkpoints).ok()?;
+    names.iter().any(|name| name.starts_with("step-")).then_some(())?;
+    fs::metadata(checkpoints).ok()?.modified().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    #[test]
+    fn names_count_up_and_exist_ok_reuses() {
+        let dir = tempfile::tempdir().unwrap();
+        let project = dir.path().join("runs/detect");
+        let name = |run: RunDir| run.path().file_name().unwrap().to_str().unwrap().to_owned();
+        let create = |exist_ok| name(RunDir::create(&project, "train", exist_ok).unwrap());
+        assert_eq!([create(false), create(false), create(false)], ["train", "train2", "train3"]);
+        assert_eq!(create(true), "train");
+        assert!(project.join("train3/checkpoints").is_dir() && project.join("train3/weights").is_dir());
+    }
+
+    #[test]
+    fn processes_starting_at_once_get_different_directories() {
+        let dir = tempfile::tempdir().unwrap();
+        let start = |_| {
+            std::thread::spawn({
+                let project = dir.path().to_path_buf();
+                move || RunDir::create(&project, "train", false).unwrap().path().to_path_buf()
+            })
+        };
+        let threads: Vec<_> = (0..16).map(start).collect();
+        let mut paths: Vec<_> = threads.into_iter().map(|t| t.join().unwrap()).collect();
+        paths.sort();
+        paths.dedup();
+        assert_eq!(paths.len(), 16);
+    }
+
+    #[test]
+    fn names_that_are_paths_are_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        for name in ["", ".", "..", "a/b", "/abs", "a\\b", "a/"] {
+            assert!(matches!(RunDir::create(dir.path(), name, false), Err(RunDirError::Name { .. })), "{name:?}");
+        }
+        assert!(matches!(RunDir::open(dir.path().join("none")), Err(RunDirError::NotARun { .. })));
+    }
+
+    #[test]
+    fn the_latest_run_is_the_one_that_saved_last() {
+        let dir = tempfile::tempdir().unwrap();
+        assert_eq!(find_latest_run(&dir.path().join("none")), None);
+        let [old, new, never] = [(); 3].map(|()| RunDir::create(dir.path(), "train", false).unwrap());
+        assert_eq!(find_latest_run(dir.path()), None);
+        let touch = |run: &RunDir, hour: u64| {
+            fs::create_dir_all(run.checkpoints().join("step-000000005")).unwrap();
+            let time = SystemTime::UNIX_EPOCH + Duration::from_secs(3600 * hour);
+            fs::File::open(run.checkpoints()).unwrap().set_modified(time).unwrap();
+        };
+        touch(&new, 1);
+        touch(&old, 2);
+        assert_eq!(find_latest_run(dir.path()).as_deref(), Some(old.path()));
+        touch(&new, 3);
+        assert_eq!(find_latest_run(dir.path()).as_deref(), Some(new.path()));
+        assert!(never.path().is_dir());
+    }
+
+    #[test]
+    fn locking_sweeps_half_written_files() {
+        let dir = tempfile::tempdir().unwrap();
+        let run = RunDir::create(dir.path(), "train", false).unwrap();
+        let half = run.weights().join(".best.safetensors.tmp-1-0");
+        fs::write(&half, b"half").unwrap();
+        let _lock = run.lock().unwrap();
+        assert!(!half.exists());
+    }
+}

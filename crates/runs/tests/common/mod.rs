@@ -1,0 +1,62 @@
+//! What the tests of the checkpoint protocol share: saving a recognisable state, and recognising it again.
+#![allow(dead_code, reason = "each test file uses a part of this")]
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use bellows_runs::{Checkpoint, Checkpoints, Member, SaveError, Store};
+use serde_json::{Map, Value};
+
+/// The files of a checkpoint.
+pub(crate) const PARTS: [&str; 3] = ["manifest.json", "state.json", "weights.bin"];
+
+/// The two members of `step`, different for every step.
+pub(crate) fn contents(step: u64) -> [(&'static str, Vec<u8>); 2] {
+    [("weights.bin", format!("the weights at step {step}").into_bytes()), ("state.json", format!("{{\"step\":{step}}}").into_bytes())]
+}
+
+pub(crate) fn info(step: u64) -> Map<String, Value> {
+    let info = serde_json::json!({"epoch": step / 5, "config_hash": "00ff", "is_best": step == 5});
+    info.as_object().unwrap().clone()
+}
+
+pub(crate) fn save<S: Store>(checkpoints: &Checkpoints<S>, step: u64) -> Result<PathBuf, SaveError> {
+    let contents = contents(step);
+    let members = contents.each_ref().map(|(name, bytes)| Member { name, bytes });
+    checkpoints.save(step, &members, &info(step))
+}
+
+/// Whether `checkpoint` is exactly what `save` stored at its step.
+pub(crate) fn is_as_saved(checkpoint: &Checkpoint) -> bool {
+    let members: Vec<_> = checkpoint.members.iter().map(|(name, bytes)| (name.as_str(), bytes.clone())).collect();
+    let mut expected = contents(checkpoint.step).to_vec();
+    expected.sort();
+    members == expected && checkpoint.info == info(checkpoint.step)
+}
+
+/// The files of a directory with steps 5 and 10, to be written anew for every trial.
+pub(crate) fn two_steps() -> Vec<(PathBuf, Vec<u8>)> {
+    let dir = tempfile::tempdir().unwrap();
+    let checkpoints = Checkpoints::open(dir.path()).unwrap();
+    let saved = [5, 10].map(|step| save(&checkpoints, step).unwrap());
+    let paths = saved.iter().flat_map(|checkpoint| PARTS.map(|part| checkpoint.join(part)));
+    paths.map(|path| (path.strip_prefix(dir.path()).unwrap().to_owned(), fs::read(&path).unwrap())).collect()
+}
+
+/// Makes `dir` hold exactly `files`.
+pub(crate) fn write(dir: &Path, files: &[(PathBuf, Vec<u8>)]) {
+    let _ = fs::remove_dir_all(dir);
+    for (path, bytes) in files {
+        fs::create_dir_all(dir.join(path).parent().unwrap()).unwrap();
+        fs::write(dir.join(path), bytes).unwrap();
+    }
+}
+
+/// The next of a fixed sequence of 64-bit numbers (splitmix64).
+pub(crate) fn draw(state: &mut u64) -> u64 {
+    *state = state.wrapping_add(0x9E37_79B9_7F4A_7C15);
+    let mut z = *state;
+    z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+    z ^ (z >> 31)
+}

@@ -101,15 +101,23 @@ impl AppendLog {
             return Err(io::Error::new(ErrorKind::InvalidInput, "a line cannot contain a newline"));
         }
         if self.torn {
-            self.file.set_len(self.len)?;
-            self.torn = false;
+            self.mend()?;
         }
         let bytes = format!("{line}\n");
         if let Err(e) = self.file.write_all(bytes.as_bytes()) {
-            self.torn = self.file.set_len(self.len).is_err();
+            self.torn = self.mend().is_err();
             return Err(e);
         }
         self.len += bytes.len() as u64;
+        Ok(())
+    }
+
+    /// Removes what a failed append wrote of its line.
+    fn mend(&mut self) -> io::Result<()> {
+        if self.file.metadata()?.len() > self.len {
+            self.file.set_len(self.len)?;
+        }
+        self.torn = false;
         Ok(())
     }
 }

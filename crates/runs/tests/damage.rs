@@ -1,4 +1,5 @@
 //! A damaged latest checkpoint is always noticed, named and answered by the one before it; a newer one is left alone.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stdout, reason = "a test fails by panicking")]
 
 mod common;
 
@@ -6,7 +7,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use bellows_runs::{Checkpoints, LoadError};
-use common::{PARTS, draw, is_as_saved, two_steps, write};
+use common::{PARTS, draw, is_as_saved, scratch, two_steps, write};
 use sha2::{Digest, Sha256};
 
 const LATEST: &str = "step-000000010";
@@ -28,7 +29,13 @@ fn rewrite_manifest(path: &Path, from: &str, to: &str) {
     assert!(body.contains(from), "{body}");
     let body = body.replacen(from, to, 1);
     let digest: String = Sha256::digest(body.as_bytes()).iter().map(|b| format!("{b:02x}")).collect();
-    fs::write(path, format!("{body},\n  \"sha256\": \"{digest}\"\n}}\n")).unwrap();
+    replace(path, format!("{body},\n  \"sha256\": \"{digest}\"\n}}\n").as_bytes());
+}
+
+/// As a new file: some file systems flush one that is truncated and written again, which takes far longer.
+fn replace(path: &Path, bytes: &[u8]) {
+    fs::remove_file(path).unwrap();
+    fs::write(path, bytes).unwrap();
 }
 
 fn damage(checkpoint: &Path, trial: u64, seed: &mut u64) -> String {
@@ -67,14 +74,14 @@ fn damage(checkpoint: &Path, trial: u64, seed: &mut u64) -> String {
             "flipped"
         }
     };
-    fs::write(&path, bytes).unwrap();
+    replace(&path, &bytes);
     format!("{part} {what} at {at}")
 }
 
 #[test]
 fn a_thousand_damages_are_all_noticed() {
     let files = two_steps();
-    let root = tempfile::tempdir().unwrap();
+    let root = scratch();
     let dir = root.path().join("checkpoints");
     let checkpoints = Checkpoints::open(&dir).unwrap();
     let mut seed = 20_261_121;
@@ -97,7 +104,7 @@ fn a_thousand_damages_are_all_noticed() {
 #[test]
 fn when_all_are_damaged_nothing_starts_over() {
     let files = two_steps();
-    let root = tempfile::tempdir().unwrap();
+    let root = scratch();
     let dir = root.path().join("checkpoints");
     let mut seed = 1;
     for trial in 0..40 {
@@ -121,7 +128,7 @@ fn when_all_are_damaged_nothing_starts_over() {
 
 #[test]
 fn a_newer_format_is_refused_and_left_alone() {
-    let root = tempfile::tempdir().unwrap();
+    let root = scratch();
     let dir = root.path().join("checkpoints");
     write(&dir, &two_steps());
     rewrite_manifest(&dir.join(LATEST).join("manifest.json"), "\"format\": 1", "\"format\": 9");
@@ -140,7 +147,7 @@ fn a_newer_format_is_refused_and_left_alone() {
 
 #[test]
 fn a_checkpoint_under_the_wrong_step_is_damage() {
-    let root = tempfile::tempdir().unwrap();
+    let root = scratch();
     let dir = root.path().join("checkpoints");
     write(&dir, &two_steps());
     fs::rename(dir.join(LATEST), dir.join("step-000000020")).unwrap();
@@ -152,7 +159,7 @@ fn a_checkpoint_under_the_wrong_step_is_damage() {
 #[cfg(unix)]
 #[test]
 fn a_member_that_links_elsewhere_is_not_followed() {
-    let root = tempfile::tempdir().unwrap();
+    let root = scratch();
     let dir = root.path().join("checkpoints");
     write(&dir, &two_steps());
     let member = dir.join(LATEST).join("weights.bin");
@@ -166,7 +173,7 @@ fn a_member_that_links_elsewhere_is_not_followed() {
 
 #[test]
 fn an_empty_directory_is_a_new_run() {
-    let root = tempfile::tempdir().unwrap();
+    let root = scratch();
     let checkpoints = Checkpoints::open(root.path().join("checkpoints")).unwrap();
     let latest = checkpoints.latest().unwrap();
     assert!(latest.checkpoint.is_none() && latest.set_aside.is_empty());

@@ -2,6 +2,7 @@
 //!
 //! This test binary runs itself again with one of the ignored tests, the child's part, and the directory in a variable.
 #![cfg(unix)]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stdout, reason = "a test fails by panicking")]
 
 mod common;
 
@@ -50,7 +51,7 @@ fn child_with_a_file_size_limit() {
     save(&checkpoints, 5).unwrap();
     let large = vec![7; 1 << 20];
     for _ in 0..3 {
-        let error = checkpoints.save(10, &[Member { name: "large.bin", bytes: &large }], &common::info(10)).unwrap_err();
+        let error = checkpoints.save(10, &[Member { name: "large.bin", bytes: &large }], &common::info(10, 1)).unwrap_err();
         assert!(error.is_no_space() && error.to_string().contains("large.bin"), "{error}");
         assert_eq!(checkpoints.latest().unwrap().checkpoint.unwrap().step, 5);
     }

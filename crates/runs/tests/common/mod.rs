@@ -15,15 +15,20 @@ pub(crate) fn contents(step: u64) -> [(&'static str, Vec<u8>); 2] {
     [("weights.bin", format!("the weights at step {step}").into_bytes()), ("state.json", format!("{{\"step\":{step}}}").into_bytes())]
 }
 
-pub(crate) fn info(step: u64) -> Map<String, Value> {
-    let info = serde_json::json!({"epoch": step / 5, "config_hash": "00ff", "is_best": step == 5});
+/// What is saved beside them; `version` differs when the step is saved again.
+pub(crate) fn info(step: u64, version: u64) -> Map<String, Value> {
+    let info = serde_json::json!({"epoch": step / 5, "config_hash": "00ff", "is_best": step == 5, "version": version});
     info.as_object().unwrap().clone()
 }
 
 pub(crate) fn save<S: Store>(checkpoints: &Checkpoints<S>, step: u64) -> Result<PathBuf, SaveError> {
+    save_version(checkpoints, step, 1)
+}
+
+pub(crate) fn save_version<S: Store>(checkpoints: &Checkpoints<S>, step: u64, version: u64) -> Result<PathBuf, SaveError> {
     let contents = contents(step);
     let members = contents.each_ref().map(|(name, bytes)| Member { name, bytes });
-    checkpoints.save(step, &members, &info(step))
+    checkpoints.save(step, &members, &info(step, version))
 }
 
 /// Whether `checkpoint` is exactly what `save` stored at its step.
@@ -31,12 +36,21 @@ pub(crate) fn is_as_saved(checkpoint: &Checkpoint) -> bool {
     let members: Vec<_> = checkpoint.members.iter().map(|(name, bytes)| (name.as_str(), bytes.clone())).collect();
     let mut expected = contents(checkpoint.step).to_vec();
     expected.sort();
-    members == expected && checkpoint.info == info(checkpoint.step)
+    members == expected && checkpoint.info == info(checkpoint.step, version_of(checkpoint))
+}
+
+pub(crate) fn version_of(checkpoint: &Checkpoint) -> u64 {
+    checkpoint.info["version"].as_u64().unwrap()
+}
+
+/// A directory for a test with thousands of small files: in memory where the system offers that.
+pub(crate) fn scratch() -> tempfile::TempDir {
+    tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap()
 }
 
 /// The files of a directory with steps 5 and 10, to be written anew for every trial.
 pub(crate) fn two_steps() -> Vec<(PathBuf, Vec<u8>)> {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = scratch();
     let checkpoints = Checkpoints::open(dir.path()).unwrap();
     let saved = [5, 10].map(|step| save(&checkpoints, step).unwrap());
     let paths = saved.iter().flat_map(|checkpoint| PARTS.map(|part| checkpoint.join(part)));

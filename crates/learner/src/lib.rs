@@ -1,1 +1,39 @@
+//! The shared Learner: it knows no model, it loses nothing.
+//!
+//! A model joins by implementing [`Task`]; data comes from any Burn `Dataset`; burn-train's metrics and renderers plug in. The loop and
+//! the checkpoints are ours because a resumed run has to end in the same bits as one that was never interrupted: everything that
+//! survives is in [`RunState`], every random draw is a hash of (seed, stream, epoch, index), and nothing depends on a thread or a clock.
 
+mod dashboard;
+mod ema;
+mod error;
+mod grads;
+mod layout;
+mod learner;
+mod loader;
+mod log;
+mod metrics;
+mod observe;
+mod optim;
+pub mod rng;
+mod sampler;
+mod schedule;
+pub mod signals;
+mod state;
+mod step;
+mod task;
+
+pub use dashboard::Dashboard;
+pub use ema::Ema;
+pub use error::{LearnError, TaskError};
+pub use grads::{GradBuffer, clip_to_norm, sum_of_squares};
+pub use layout::{Entry, Layout};
+pub use learner::{Learner, LearnerConfig, Outcome};
+pub use loader::Loader;
+pub use log::format_g;
+pub use observe::{BatchReport, EpochReport, Notice, Observer, RunInfo};
+pub use optim::{Optimizer, OptimizerKind};
+pub use sampler::epoch_order;
+pub use schedule::{Hyper, Schedule};
+pub use state::{Counters, RunState};
+pub use task::{Draw, EvalContext, Evaluation, Group, Interrupted, StepOutput, Task};

@@ -1,0 +1,64 @@
+//! Everything that can stop a training run, each with the sentence a user reads.
+
+use std::path::PathBuf;
+
+/// A failure inside a [`Task`](crate::Task): reading data, evaluating, exporting.
+pub type TaskError = Box<dyn std::error::Error + Send + Sync>;
+
+/// Why a run could not start or go on.
+#[derive(Debug, thiserror::Error)]
+pub enum LearnError {
+    /// The task's own code failed: a file that cannot be decoded, an evaluation that cannot run.
+    #[error("{what}")]
+    Task {
+        /// What was being done.
+        what: String,
+        /// Why it failed.
+        #[source]
+        source: TaskError,
+    },
+    /// A file operation in the run directory failed.
+    #[error(transparent)]
+    Store(#[from] bellows_runs::StoreError),
+    /// `results.csv` or `events.jsonl` cannot be used.
+    #[error(transparent)]
+    Log(#[from] bellows_runs::LogError),
+    /// The checkpoints of a run cannot be read.
+    #[error(transparent)]
+    Load(#[from] bellows_runs::LoadError),
+    /// The last save of the run failed: training is done, but its result is not on disk.
+    #[error("the final checkpoint could not be saved")]
+    FinalSave(#[source] Box<dyn std::error::Error + Send + Sync>),
+    /// A checkpoint is intact but does not belong to this run: another model, optimizer or dataset.
+    #[error("{}: {reason}", path.display())]
+    Mismatch {
+        /// The checkpoint.
+        path: PathBuf,
+        /// What differs.
+        reason: String,
+    },
+    /// Too many roll-backs: the loss or the gradients keep becoming NaN or infinite.
+    #[error("training diverged: {rollbacks} roll-backs, last batch {batch} ({names})")]
+    Diverged {
+        /// Roll-backs made before giving up.
+        rollbacks: u32,
+        /// Number of the batch that was skipped last.
+        batch: u64,
+        /// Its samples.
+        names: String,
+    },
+    /// The device failed to compute or to hand back a result.
+    #[error("the device failed: {0}")]
+    Device(String),
+    /// Settings that contradict each other.
+    #[error("{0}")]
+    Config(String),
+}
+
+impl LearnError {
+    /// Wraps a task's failure with what was being done.
+    pub fn task(what: impl Into<String>) -> impl FnOnce(TaskError) -> Self {
+        let what = what.into();
+        move |source| Self::Task { what, source }
+    }
+}

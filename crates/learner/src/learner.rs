@@ -1,0 +1,541 @@
+//! The loop: epochs of steps, evaluation, checkpoints, and what to do when something goes wrong.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
+
+use bellows_runs::{Checkpoints, Member, RunDir};
+use burn::data::dataset::Dataset;
+use burn::module::Module;
+use burn::tensor::Device;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value, json};
+
+use crate::ema::Ema;
+use crate::error::LearnError;
+use crate::grads::GradBuffer;
+use crate::layout::Layout;
+use crate::loader::Loader;
+use crate::log::RunLog;
+use crate::metrics::{ErasedMetric, StepMetric};
+use crate::observe::{BatchReport, EpochReport, Notice, Observer, RunInfo};
+use crate::optim::{Optimizer, OptimizerKind};
+use crate::sampler::epoch_order;
+use crate::schedule::{Hyper, Schedule};
+use crate::state::{Counters, RunState};
+use crate::step::{StepContext, StepReport, train_step};
+use crate::task::{Draw, EvalContext, Evaluation, Group, Interrupted, Task};
+
+/// Skipped batches in a row after which the run goes back to its last checkpoint.
+const SKIPS_BEFORE_ROLLBACK: u32 = 3;
+/// Roll-backs a run may make; one more ends it.
+const MAX_ROLLBACKS: u32 = 3;
+
+/// Settings of a run that are not the task's.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct LearnerConfig {
+    /// Epochs to train for.
+    pub epochs: usize,
+    /// Hours to train for; overrides `epochs`.
+    pub time: Option<f64>,
+    /// Epochs without improvement after which training stops; 0 never stops.
+    pub patience: usize,
+    /// Learning rate, momentum, warm-up, accumulation.
+    pub schedule: Schedule,
+    /// Update rule.
+    pub optimizer: OptimizerKind,
+    /// Global gradient norm that is clipped to; 0 turns clipping off.
+    pub max_grad_norm: f64,
+    /// Limit of the EMA's decay.
+    pub ema_decay: f64,
+    /// Updates the EMA's decay takes to reach 63 % of its limit.
+    pub ema_tau: f64,
+    /// Seed of every random draw.
+    pub seed: u64,
+    /// Shuffle the samples of each epoch.
+    pub shuffle: bool,
+    /// Threads that read and augment; 0 uses the training thread.
+    pub workers: usize,
+    /// Evaluate after every epoch; the last one is always evaluated.
+    pub val: bool,
+    /// Save after every epoch; the last one is always saved.
+    pub save: bool,
+    /// Also keep the weights of every n-th epoch; -1 keeps none.
+    pub save_period: i64,
+    /// Minutes between checkpoints inside an epoch.
+    pub checkpoint_minutes: f64,
+    /// Checkpoints to keep, at least two; the best one is kept besides.
+    pub keep_checkpoints: usize,
+    /// Batches between two `step` events.
+    pub log_every: usize,
+}
+
+/// How a run ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// All epochs are done.
+    Finished,
+    /// No improvement for `patience` epochs.
+    EarlyStopped,
+    /// A signal or an observer asked for it; the state is saved.
+    Interrupted,
+    /// The run had been finished before.
+    NothingToDo,
+}
+
+/// Trains one model on one dataset in one run directory.
+pub struct Learner<T: Task> {
+    task: T,
+    config: LearnerConfig,
+    dir: RunDir,
+    checkpoints: Checkpoints,
+    layout: Layout,
+    groups: Vec<Group>,
+    device: Device,
+    state: RunState<T::Model>,
+    stop: Arc<AtomicBool>,
+    observers: Vec<Box<dyn Observer>>,
+    metrics: Vec<Box<dyn ErasedMetric<T::Output>>>,
+    identity: Map<String, Value>,
+    saved_at: Instant,
+    resumed: bool,
+    first_events: Vec<(&'static str, Value)>,
+}
+
+impl<T: Task> Learner<T> {
+    /// A learner at the start of a run: `model` lives on `device` (without autodiff here; the learner adds it).
+    ///
+    /// `identity` is what a checkpoint must agree with to be resumed from (hashes of settings and data).
+    ///
+    /// # Errors
+    /// When the run directory cannot hold checkpoints.
+    pub fn new(task: T, model: T::Model, device: &Device, config: LearnerConfig, dir: RunDir, identity: Map<String, Value>) -> Result<Self, LearnError> {
+        let device = device.clone().autodiff();
+        let model = if model.devices().iter().all(Device::is_autodiff) { model } else { model.train() };
+        let layout = Layout::of(&model, |name| task.group_of(name));
+        let state = RunState {
+            ema: Ema::new(layout.values(&model.valid()), config.ema_decay, config.ema_tau),
+            optimizer: Optimizer::new(config.optimizer, &layout),
+            grads: GradBuffer::default(),
+            counters: Counters::new(config.seed, config.epochs, task.item_names().len()),
+            model,
+        };
+        let checkpoints = Checkpoints::open(dir.checkpoints())?;
+        let (groups, stop) = (task.groups(), Arc::new(AtomicBool::new(false)));
+        let (observers, metrics, saved_at) = (Vec::new(), Vec::new(), Instant::now());
+        let (resumed, first_events) = (false, Vec::new());
+        Ok(Self {
+            task,
+            config,
+            dir,
+            checkpoints,
+            layout,
+            groups,
+            device,
+            state,
+            stop,
+            observers,
+            metrics,
+            identity,
+            saved_at,
+            resumed,
+            first_events,
+        })
+    }
+
+    /// Adds a watcher.
+    pub fn observe(&mut self, observer: impl Observer + 'static) -> &mut Self {
+        self.observers.push(Box::new(observer));
+        self
+    }
+
+    /// Adds any of burn-train's metrics that this task's output can feed; its values go to `events.jsonl`.
+    pub fn metric<M>(&mut self, metric: M) -> &mut Self
+    where
+        M: burn::train::metric::Metric + burn::train::metric::Numeric + 'static,
+        crate::task::StepOutput<T::Output>: burn::train::metric::Adaptor<M::Input>,
+        T::Output: 'static,
+    {
+        self.metrics.push(Box::new(StepMetric(metric)));
+        self
+    }
+
+    /// An event to write when the log is opened: what was decided before training starts.
+    pub fn first_event(&mut self, kind: &'static str, fields: Value) -> &mut Self {
+        self.first_events.push((kind, fields));
+        self
+    }
+
+    /// A flag that ends the run after the step in progress, with a checkpoint.
+    pub fn stop_when(&mut self, flag: Arc<AtomicBool>) -> &mut Self {
+        self.stop = flag;
+        self
+    }
+
+    /// What survives a crash.
+    pub fn state(&self) -> &RunState<T::Model> {
+        &self.state
+    }
+
+    /// The float tensors of the model by name.
+    pub fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    /// The run directory.
+    pub fn dir(&self) -> &RunDir {
+        &self.dir
+    }
+
+    /// A model with the averaged weights, without autodiff.
+    pub fn ema_model(&self) -> T::Model {
+        self.layout.assign(self.state.model.valid(), self.state.ema.values.iter().cloned().map(Some).collect())
+    }
+
+    /// Goes on from the newest intact checkpoint; does nothing when the run has none yet.
+    ///
+    /// # Errors
+    /// When checkpoints exist but none can be used: a run never silently starts again at 0.
+    pub fn resume(&mut self) -> Result<(), LearnError> {
+        let latest = self.checkpoints.latest()?;
+        for bad in &latest.set_aside {
+            self.notify("warning", format!("checkpoint {} is damaged ({}): using the one before", bad.path.display(), bad.reason));
+        }
+        let Some(checkpoint) = latest.checkpoint else { return Ok(()) };
+        let mismatch = |reason: String| LearnError::Mismatch { path: checkpoint.path.clone(), reason };
+        if let Some(key) = self.identity.keys().find(|&key| checkpoint.info.get(key) != self.identity.get(key)) {
+            return Err(mismatch(format!("the {key} has changed since step {} was saved", checkpoint.step)));
+        }
+        let member = |name: &str| checkpoint.members.get(name).map(Vec::as_slice);
+        self.state.decode(&self.layout, &self.device, &member).map_err(mismatch)?;
+        self.resumed = true;
+        Ok(())
+    }
+
+    /// Trains to the end, or until something stops the run.
+    ///
+    /// # Errors
+    /// See [`LearnError`]; whatever was saved before the error stays.
+    pub fn fit(&mut self, data: &dyn Dataset<T::Item>) -> Result<Outcome, LearnError> {
+        if self.state.counters.done {
+            return Ok(Outcome::NothingToDo);
+        }
+        if data.is_empty() {
+            return Err(LearnError::Config("the training set is empty".into()));
+        }
+        let metrics = self.task.metric_names();
+        let mut log = RunLog::open(&self.dir, &self.state.counters, self.task.item_names(), &metrics, self.groups.len())?;
+        self.announce(&mut log, data.len(), &metrics);
+        // A run has a checkpoint from its first moment: roll-backs have somewhere to go and an unwritable disk shows at once.
+        if !self.resumed {
+            self.checkpoints.abandon_after(None)?;
+            self.save(&mut log)?;
+        }
+        let outcome = self.run(data, &mut log);
+        for observer in &mut self.observers {
+            observer.on_end();
+        }
+        outcome
+    }
+
+    fn run(&mut self, data: &dyn Dataset<T::Item>, log: &mut RunLog) -> Result<Outcome, LearnError> {
+        let batches = data.len().div_ceil(self.config.schedule.batch);
+        loop {
+            let (epoch, position) = (self.state.counters.epoch, self.state.counters.position);
+            self.observers.iter_mut().for_each(|o| o.on_epoch(epoch, position));
+            let end = match self.train_epoch(data, batches, log)? {
+                EpochEnd::Complete => self.finish_epoch(log)?,
+                other => other,
+            };
+            match end {
+                EpochEnd::Complete => {}
+                EpochEnd::RolledBack => self.roll_back(log)?,
+                EpochEnd::Interrupted => {
+                    self.final_save(log)?;
+                    self.notify_logged(log, "stop", "stopped by request; the state is saved".into());
+                    return Ok(Outcome::Interrupted);
+                }
+                EpochEnd::Done(outcome) => return Ok(outcome),
+            }
+        }
+    }
+
+    /// Trains on what is left of this epoch.
+    fn train_epoch(&mut self, data: &dyn Dataset<T::Item>, batches: usize, log: &mut RunLog) -> Result<EpochEnd, LearnError> {
+        let Counters { epoch, position, epochs, seed, .. } = self.state.counters;
+        let draw = Draw { seed, epoch, epochs };
+        let order = epoch_order(data.len(), seed, epoch, self.config.shuffle);
+        let (size, stop) = (self.config.schedule.batch, Arc::clone(&self.stop));
+        let task = &self.task;
+        let context = StepContext {
+            task,
+            layout: &self.layout,
+            groups: &self.groups,
+            device: &self.device,
+            max_grad_norm: self.config.max_grad_norm,
+        };
+        let make = |i: usize| task.batch(data, draw, &order[i * size..((i + 1) * size).min(order.len())]);
+        let adam = self.state.optimizer.is_adam();
+        std::thread::scope(|scope| {
+            let mut clock = Instant::now();
+            for (i, batch) in (position..batches).zip(Loader::start(scope, self.config.workers, position..batches, &make)) {
+                if stop.load(Ordering::Relaxed) {
+                    return Ok(EpochEnd::Interrupted);
+                }
+                let batch = batch.map_err(LearnError::task(format!("batch {} of epoch {}", i + 1, epoch + 1)))?;
+                let mut hyper = self.config.schedule.at(epoch * batches + i, epoch, epochs, batches, &self.groups, adam);
+                hyper.lr.iter_mut().for_each(|lr| *lr *= self.state.counters.lr_scale);
+                task.inspect(&batch, draw, i);
+                let step = train_step(&context, &mut self.state, &batch, draw, &hyper)?;
+
+                let counters = &mut self.state.counters;
+                counters.position = i + 1;
+                counters.lr.clone_from(&hyper.lr);
+                counters.batches += 1;
+                counters.elapsed_s += clock.elapsed().as_secs_f64();
+                clock = Instant::now();
+                let names = || task.sample_names(&batch).join(", ");
+                if let Some(what) = step.skipped {
+                    counters.skipped += 1;
+                    counters.skipped_in_a_row += 1;
+                    let message = format!("batch {} of epoch {} skipped: the {what} is not finite ({})", i + 1, epoch + 1, names());
+                    let fields = json!({ "reason": what, "files": task.sample_names(&batch), "skipped": counters.skipped });
+                    log.event("skip", counters, fields);
+                    notify(&mut self.observers, "skip", message);
+                    if counters.skipped_in_a_row >= SKIPS_BEFORE_ROLLBACK {
+                        return if counters.rollbacks >= MAX_ROLLBACKS {
+                            let (rollbacks, batch) = (counters.rollbacks, counters.batches);
+                            Err(LearnError::Diverged { rollbacks, batch, names: names() })
+                        } else {
+                            Ok(EpochEnd::RolledBack)
+                        };
+                    }
+                    continue;
+                }
+                counters.skipped_in_a_row = 0;
+                for (sum, item) in counters.item_sums.iter_mut().zip(&step.items) {
+                    *sum += item;
+                }
+                counters.item_count += 1;
+                let samples = task.sample_names(&batch).len();
+                let report = report_of(&step, counters, &hyper, i, samples);
+                self.metrics.iter_mut().for_each(|m| m.update(&step.output, i, batches));
+                if i % self.config.log_every.max(1) == 0 {
+                    let metrics: Value = self.metrics.iter().map(|m| m.value()).collect();
+                    log.event("step", counters, step_fields(task.item_names(), &report, metrics));
+                }
+                self.observers.iter_mut().for_each(|o| o.on_batch(&report));
+                if self.saved_at.elapsed().as_secs_f64() >= self.config.checkpoint_minutes * 60.0 {
+                    save(&self.checkpoints, &self.layout, &mut self.state, &self.identity, self.config.keep_checkpoints, log)
+                        .map_or_else(|e| notify(&mut self.observers, "warning", not_saved(&*e)), |()| self.saved_at = Instant::now());
+                }
+            }
+            Ok(EpochEnd::Complete)
+        })
+    }
+
+    /// Evaluation, best weights, the row of `results.csv`, the epoch's checkpoint.
+    fn finish_epoch(&mut self, log: &mut RunLog) -> Result<EpochEnd, LearnError> {
+        let started = Instant::now();
+        let Counters { epoch, epochs, .. } = self.state.counters;
+        let out_of_time = self.config.time.is_some_and(|hours| self.state.counters.elapsed_s >= hours * 3600.0);
+        let last = epoch + 1 >= epochs || out_of_time;
+        let model = self.ema_model();
+        let evaluation = if self.config.val || last {
+            match self.evaluate(&model) {
+                Err(LearnError::Task { source, .. }) if source.is::<Interrupted>() => return Ok(EpochEnd::Interrupted),
+                other => Some(other?),
+            }
+        } else {
+            None
+        };
+        let counters = &mut self.state.counters;
+        counters.elapsed_s += started.elapsed().as_secs_f64();
+        let best = evaluation.as_ref().is_some_and(|e| counters.best.is_none_or(|(fitness, _)| e.fitness >= fitness));
+        if let (true, Some(e)) = (best, &evaluation) {
+            counters.best = Some((e.fitness, epoch));
+            counters.best_step = Some(counters.batches);
+        }
+        let report = EpochReport { epoch, means: counters.item_means(), evaluation, best, elapsed_s: counters.elapsed_s };
+        log.row(&report, self.task.metric_names().len(), &self.state.counters.lr)?;
+        let counters = &mut self.state.counters;
+        let metrics: serde_json::Map<String, Value> =
+            report.evaluation.iter().flat_map(|e| &e.metrics).map(|(k, v)| (k.clone(), json!(v))).collect();
+        log.event("epoch", counters, json!({ "train": report.means, "metrics": metrics, "best": best, "time_s": report.elapsed_s }));
+        counters.epoch += 1;
+        counters.position = 0;
+        counters.item_sums.iter_mut().for_each(|s| *s = 0.0);
+        counters.item_count = 0;
+        if let Some(hours) = self.config.time {
+            let mean_epoch_s = counters.elapsed_s / counters.epoch as f64;
+            counters.epochs = ((hours * 3600.0 / mean_epoch_s).ceil() as usize).max(counters.epoch);
+        }
+        let patience = self.config.patience;
+        let stale = patience > 0 && counters.best.is_some_and(|(_, at)| epoch - at >= patience);
+        counters.done = last || stale;
+        let done = counters.done;
+        if self.config.save || done {
+            self.export(&model, epoch, best)?;
+        }
+        if done {
+            self.final_save(log)?;
+        } else if self.config.save {
+            self.save_or_warn(log);
+        }
+        self.observers.iter_mut().for_each(|o| o.on_epoch_end(&report));
+        Ok(match (done, stale && !last) {
+            (true, true) => EpochEnd::Done(Outcome::EarlyStopped),
+            (true, false) => EpochEnd::Done(Outcome::Finished),
+            (false, _) => EpochEnd::Complete,
+        })
+    }
+
+    fn evaluate(&mut self, model: &T::Model) -> Result<Evaluation, LearnError> {
+        let device = self.device.clone().without_autodiff();
+        let (observers, stop) = (&mut self.observers, &self.stop);
+        let mut progress = |done, total| observers.iter_mut().for_each(|o| o.on_evaluating(done, total));
+        let interrupted = || stop.load(Ordering::Relaxed);
+        let mut context = EvalContext {
+            device: &device,
+            workers: self.config.workers,
+            epoch: self.state.counters.epoch,
+            progress: &mut progress,
+            interrupted: &interrupted,
+        };
+        self.task.evaluate(model, &mut context).map_err(LearnError::task("evaluation"))
+    }
+
+    /// `weights/last`, `weights/best` and `weights/epochN`, each replaced atomically.
+    fn export(&self, model: &T::Model, epoch: usize, best: bool) -> Result<(), LearnError> {
+        let bytes = self.task.export(model, epoch).map_err(LearnError::task("exporting the weights"))?;
+        let period = self.config.save_period;
+        let periodic = (period > 0 && epoch as i64 % period == 0).then(|| format!("epoch{epoch}"));
+        for name in ["last".to_string()].into_iter().chain(best.then(|| "best".into())).chain(periodic) {
+            bellows_runs::write_atomic(&self.dir.weights().join(format!("{name}.safetensors")), &bytes)?;
+        }
+        Ok(())
+    }
+
+    /// Back to the last checkpoint, with half the learning rate.
+    fn roll_back(&mut self, log: &mut RunLog) -> Result<(), LearnError> {
+        let Counters { batches, skipped, rollbacks, lr_scale, elapsed_s, .. } = self.state.counters;
+        let events_len = { log.mark(&mut self.state.counters); self.state.counters.events_len };
+        self.resume()?;
+        let counters = &mut self.state.counters;
+        *counters = Counters { batches, skipped, rollbacks: rollbacks + 1, lr_scale: lr_scale * 0.5, elapsed_s, events_len, ..counters.clone() };
+        counters.skipped_in_a_row = 0;
+        log.truncate_results(&self.dir, counters)?;
+        let message = format!(
+            "{SKIPS_BEFORE_ROLLBACK} batches in a row were not finite: back to epoch {} batch {}, learning rate x{} (roll-back {} of {MAX_ROLLBACKS})",
+            counters.epoch + 1,
+            counters.position,
+            counters.lr_scale,
+            counters.rollbacks,
+        );
+        self.notify_logged(log, "rollback", message);
+        self.save(log)
+    }
+
+    fn announce(&mut self, log: &mut RunLog, samples: usize, metrics: &[String]) {
+        let Counters { epochs, epoch, position, .. } = self.state.counters;
+        let batches = samples.div_ceil(self.config.schedule.batch);
+        let info = RunInfo {
+            epochs,
+            epoch,
+            position,
+            batches,
+            item_names: self.task.item_names().to_vec(),
+            metric_names: metrics.to_vec(),
+        };
+        for (kind, fields) in self.first_events.drain(..) {
+            log.event(kind, &self.state.counters, fields);
+        }
+        log.event(if self.resumed { "resume" } else { "start" }, &self.state.counters, json!({ "epochs": epochs, "batches": batches }));
+        self.observers.iter_mut().for_each(|o| o.on_start(&info));
+        if self.resumed {
+            self.notify("resume", format!("going on at epoch {} batch {}", epoch + 1, position + 1));
+        }
+    }
+
+    fn save(&mut self, log: &mut RunLog) -> Result<(), LearnError> {
+        save(&self.checkpoints, &self.layout, &mut self.state, &self.identity, self.config.keep_checkpoints, log)
+            .map_err(LearnError::FinalSave)?;
+        self.saved_at = Instant::now();
+        Ok(())
+    }
+
+    fn final_save(&mut self, log: &mut RunLog) -> Result<(), LearnError> {
+        self.save(log)
+    }
+
+    fn save_or_warn(&mut self, log: &mut RunLog) {
+        if let Err(error) = self.save(log) {
+            self.notify_logged(log, "warning", not_saved(&error));
+        }
+    }
+
+    fn notify(&mut self, kind: &'static str, message: String) {
+        notify(&mut self.observers, kind, message);
+    }
+
+    fn notify_logged(&mut self, log: &mut RunLog, kind: &'static str, message: String) {
+        log.event(kind, &self.state.counters, json!({ "message": message }));
+        self.notify(kind, message);
+    }
+}
+
+enum EpochEnd {
+    Complete,
+    RolledBack,
+    Interrupted,
+    Done(Outcome),
+}
+
+fn notify(observers: &mut [Box<dyn Observer>], kind: &'static str, message: String) {
+    tracing::info!(kind, "{message}");
+    let notice = Notice { kind, message };
+    observers.iter_mut().for_each(|o| o.on_notice(&notice));
+}
+
+fn not_saved(error: &dyn std::error::Error) -> String {
+    format!("the checkpoint was not saved, training goes on: {error}")
+}
+
+/// Writes a checkpoint and removes the ones no longer needed.
+fn save<M: Module>(
+    checkpoints: &Checkpoints,
+    layout: &Layout,
+    state: &mut RunState<M>,
+    identity: &Map<String, Value>,
+    keep: usize,
+    log: &RunLog,
+) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+    log.mark(&mut state.counters);
+    let members = state.encode(layout)?;
+    let mut info = identity.clone();
+    info.insert("epoch".into(), json!(state.counters.epoch));
+    info.insert("position".into(), json!(state.counters.position));
+    let members: Vec<Member<'_>> = members.iter().map(|(name, bytes)| Member { name, bytes }).collect();
+    checkpoints.save(state.counters.batches, &members, &info)?;
+    let best: Vec<u64> = state.counters.best_step.into_iter().collect();
+    checkpoints.prune(keep, &best)?;
+    Ok(())
+}
+
+fn report_of<O>(step: &StepReport<O>, counters: &Counters, hyper: &Hyper, position: usize, samples: usize) -> BatchReport {
+    BatchReport {
+        epoch: counters.epoch,
+        position,
+        items: step.items.clone(),
+        means: counters.item_means(),
+        count: step.count,
+        samples,
+        lr: hyper.lr.clone(),
+        grad_norm: step.grad_norm,
+    }
+}
+
+fn step_fields(names: &[&str], report: &BatchReport, metrics: Value) -> Value {
+    let items: serde_json::Map<String, Value> = names.iter().zip(&report.items).map(|(n, v)| (n.to_string(), json!(v))).collect();
+    json!({ "items": items, "lr": report.lr, "grad_norm": report.grad_norm, "metrics": metrics })
+}

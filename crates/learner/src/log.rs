@@ -1,0 +1,108 @@
+//! The two files a run appends to: `results.csv`, one row an epoch, and `events.jsonl`, one object a line.
+
+use bellows_runs::{AppendLog, LogError, RunDir};
+use serde_json::{Value, json};
+
+use crate::observe::EpochReport;
+use crate::state::Counters;
+
+/// `results.csv` and `events.jsonl`, opened where a checkpoint left them.
+pub(crate) struct RunLog {
+    events: AppendLog,
+    results: AppendLog,
+}
+
+impl RunLog {
+    /// Opens both files, cut back to the lengths in `counters`; writes the header of an empty `results.csv`.
+    pub(crate) fn open(dir: &RunDir, counters: &Counters, items: &[&str], metrics: &[String], groups: usize) -> Result<Self, LogError> {
+        let events = AppendLog::open_at(dir.events(), Some(counters.events_len))?;
+        let mut results = AppendLog::open_at(dir.results(), Some(counters.results_len))?;
+        if results.is_empty() {
+            let columns = ["epoch".to_string(), "time".to_string()]
+                .into_iter()
+                .chain(items.iter().map(|i| format!("train/{i}")))
+                .chain(metrics.iter().cloned())
+                .chain((0..groups).map(|g| format!("lr/pg{g}")));
+            results.append_line(&columns.collect::<Vec<_>>().join(","))?;
+        }
+        Ok(Self { events, results })
+    }
+
+    /// Writes one event; a log that cannot be written costs a warning, not the run.
+    pub(crate) fn event(&mut self, kind: &str, counters: &Counters, fields: Value) {
+        let mut line = json!({ "event": kind, "epoch": counters.epoch + 1, "batch": counters.position, "step": counters.batches });
+        if let (Value::Object(line), Value::Object(fields)) = (&mut line, fields) {
+            line.extend(fields);
+        }
+        if let Err(error) = self.events.append_line(&line.to_string()) {
+            tracing::warn!("{error}");
+        }
+    }
+
+    /// Writes the row of an epoch; metrics of an epoch without evaluation are left empty.
+    pub(crate) fn row(&mut self, report: &EpochReport, metrics: usize, lr: &[f64]) -> Result<(), LogError> {
+        let rounded = |x: f64| format_g((x * 1e5).round() / 1e5);
+        let mut row = vec![(report.epoch + 1).to_string(), format_g(report.elapsed_s)];
+        row.extend(report.means.iter().map(|&x| rounded(x)));
+        match &report.evaluation {
+            Some(evaluation) => row.extend(evaluation.metrics.iter().map(|&(_, x)| rounded(x))),
+            None => row.extend(std::iter::repeat_n(String::new(), metrics)),
+        }
+        row.extend(lr.iter().map(|&x| format_g(x)));
+        self.results.append_line(&row.join(","))?;
+        self.results.sync()
+    }
+
+    /// Notes both lengths, so that a resumed run cuts off what came after.
+    pub(crate) fn mark(&self, counters: &mut Counters) {
+        counters.events_len = self.events.len();
+        counters.results_len = self.results.len();
+    }
+
+    /// Takes back the rows of epochs that a roll-back undoes.
+    pub(crate) fn truncate_results(&mut self, dir: &RunDir, counters: &Counters) -> Result<(), LogError> {
+        self.results = AppendLog::open_at(dir.results(), Some(counters.results_len))?;
+        Ok(())
+    }
+}
+
+/// C's `%.6g`: six significant digits, no trailing zeros, an exponent below 1e-4 and from 1e6.
+pub fn format_g(x: f64) -> String {
+    if !x.is_finite() || x == 0.0 {
+        return if x == 0.0 { "0".into() } else { x.to_string().to_lowercase() };
+    }
+    let scientific = format!("{x:.5e}");
+    let (mantissa, exponent) = scientific.split_once('e').unwrap_or((&scientific, "0"));
+    let exponent: i32 = exponent.parse().unwrap_or(0);
+    let trim = |s: &str| if s.contains('.') { s.trim_end_matches('0').trim_end_matches('.').to_string() } else { s.to_string() };
+    if (-4..6).contains(&exponent) {
+        trim(&format!("{x:.*}", (5 - exponent) as usize))
+    } else {
+        format!("{}e{}{:02}", trim(mantissa), if exponent < 0 { '-' } else { '+' }, exponent.abs())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::format_g;
+
+    #[test]
+    fn formats_like_printf_g() {
+        let cases = [
+            (0.0, "0"),
+            (1.0, "1"),
+            (0.00125, "0.00125"),
+            (0.000123456789, "0.000123457"),
+            (0.0000123456, "1.23456e-05"),
+            (123456.0, "123456"),
+            (1234567.0, "1.23457e+06"),
+            (3.14159265, "3.14159"),
+            (-0.5, "-0.5"),
+            (999999.9, "1e+06"),
+            (f64::NAN, "nan"),
+        ];
+        for (x, expected) in cases {
+            assert_eq!(format_g(x), expected);
+        }
+    }
+}

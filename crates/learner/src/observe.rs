@@ -1,0 +1,83 @@
+//! Who watches a run: the console, the dashboard, a test. Observers see everything and decide nothing.
+
+use crate::task::Evaluation;
+
+/// What is known when training starts or goes on.
+#[derive(Clone, Debug)]
+pub struct RunInfo {
+    /// Epochs planned.
+    pub epochs: usize,
+    /// Epoch (from 0) and batch the run starts at.
+    pub epoch: usize,
+    /// Batch of that epoch.
+    pub position: usize,
+    /// Batches an epoch.
+    pub batches: usize,
+    /// Names of the loss items.
+    pub item_names: Vec<&'static str>,
+    /// Names of the evaluation's metrics.
+    pub metric_names: Vec<String>,
+}
+
+/// One batch.
+#[derive(Clone, Debug)]
+pub struct BatchReport {
+    /// Epoch, from 0.
+    pub epoch: usize,
+    /// Batch of the epoch, from 0.
+    pub position: usize,
+    /// Loss items of this batch, and their means over the epoch so far.
+    pub items: Vec<f64>,
+    /// Means over the epoch so far.
+    pub means: Vec<f64>,
+    /// Objects or tokens in the batch.
+    pub count: usize,
+    /// Samples in the batch.
+    pub samples: usize,
+    /// Learning rate of each group.
+    pub lr: Vec<f64>,
+    /// Global gradient norm, if an update was made.
+    pub grad_norm: Option<f64>,
+}
+
+/// One epoch.
+#[derive(Clone, Debug)]
+pub struct EpochReport {
+    /// Epoch, from 0.
+    pub epoch: usize,
+    /// Mean loss items.
+    pub means: Vec<f64>,
+    /// The evaluation, if there was one.
+    pub evaluation: Option<Evaluation>,
+    /// Whether it is the best so far.
+    pub best: bool,
+    /// Seconds spent training, over all sessions.
+    pub elapsed_s: f64,
+}
+
+/// Something out of the ordinary, as it is also written to `events.jsonl`.
+#[derive(Clone, Debug)]
+pub struct Notice {
+    /// `skip`, `rollback`, `checkpoint`, `resume`, `warning`, `stop` ...
+    pub kind: &'static str,
+    /// A sentence.
+    pub message: String,
+}
+
+/// Callbacks of a run, in the order they can happen. All default to nothing.
+pub trait Observer {
+    /// Training starts or goes on.
+    fn on_start(&mut self, _info: &RunInfo) {}
+    /// An epoch starts (or goes on at `position`).
+    fn on_epoch(&mut self, _epoch: usize, _position: usize) {}
+    /// A batch is done.
+    fn on_batch(&mut self, _report: &BatchReport) {}
+    /// `done` of `total` samples are evaluated.
+    fn on_evaluating(&mut self, _done: usize, _total: usize) {}
+    /// An epoch is done.
+    fn on_epoch_end(&mut self, _report: &EpochReport) {}
+    /// Something worth a line happened.
+    fn on_notice(&mut self, _notice: &Notice) {}
+    /// The run ended, with or without success.
+    fn on_end(&mut self) {}
+}

@@ -1,0 +1,79 @@
+//! Random draws without a generator that has to be saved: each is a hash of (seed, stream, epoch, index, how many came before).
+
+/// A short stream of draws for one purpose and one sample.
+#[derive(Clone, Debug)]
+pub struct Rng {
+    key: u64,
+    count: u64,
+}
+
+/// The finaliser of SplitMix64 (Steele, Lea, Flood 2014): a bijection on 64 bits in which every input bit reaches every output bit.
+fn mix(mut z: u64) -> u64 {
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}
+
+impl Rng {
+    /// The draws of `stream` ("order", "mosaic", a parameter's name) for sample or step `index` of `epoch`.
+    pub fn new(seed: u64, stream: &str, epoch: u64, index: u64) -> Self {
+        let name = stream.bytes().fold(0xcbf2_9ce4_8422_2325, |h, b| (h ^ u64::from(b)).wrapping_mul(0x0000_0100_0000_01b3));
+        let key = [seed, name, epoch, index].into_iter().fold(0, |key, part| mix(key ^ mix(part.wrapping_add(0x9e37_79b9_7f4a_7c15))));
+        Self { key, count: 0 }
+    }
+
+    /// 64 random bits.
+    pub fn bits(&mut self) -> u64 {
+        self.count += 1;
+        mix(self.key.wrapping_add(self.count.wrapping_mul(0x9e37_79b9_7f4a_7c15)))
+    }
+
+    /// Uniform in [0, 1), 53 bits.
+    pub fn unit(&mut self) -> f64 {
+        (self.bits() >> 11) as f64 / (1u64 << 53) as f64
+    }
+
+    /// Uniform in [low, high).
+    pub fn uniform(&mut self, low: f64, high: f64) -> f64 {
+        low + (high - low) * self.unit()
+    }
+
+    /// Uniform in 0..n, without bias (Lemire 2019); 0 for n = 0.
+    pub fn below(&mut self, n: u64) -> u64 {
+        loop {
+            let product = u128::from(self.bits()) * u128::from(n);
+            if n == 0 || (product as u64) >= n.wrapping_neg() % n {
+                return (product >> 64) as u64;
+            }
+        }
+    }
+
+    /// True with probability `p`.
+    pub fn chance(&mut self, p: f64) -> bool {
+        self.unit() < p
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn streams_are_independent_and_repeatable() {
+        let first = |seed, stream, epoch, index| Rng::new(seed, stream, epoch, index).bits();
+        assert_eq!(first(1, "a", 2, 3), first(1, "a", 2, 3));
+        let others = [first(1, "a", 2, 3), first(2, "a", 2, 3), first(1, "b", 2, 3), first(1, "a", 3, 2), first(1, "a", 2, 4)];
+        for (i, a) in others.iter().enumerate() {
+            assert!(others[..i].iter().all(|b| a != b));
+        }
+    }
+
+    #[test]
+    fn uniform_has_the_right_mean_and_range() {
+        let draws: Vec<f64> = (0..20_000).map(|i| Rng::new(0, "u", 0, i).uniform(-1.0, 3.0)).collect();
+        assert!(draws.iter().all(|x| (-1.0..3.0).contains(x)));
+        assert!((draws.iter().sum::<f64>() / 20_000.0 - 1.0).abs() < 0.03);
+        let mut rng = Rng::new(0, "b", 0, 0);
+        assert!((0..1000).all(|_| rng.below(7) < 7));
+    }
+}

@@ -1,0 +1,135 @@
+//! The one trait a model joins the Learner by.
+//!
+//! A task says how samples become a batch, how a batch becomes a loss, how a model is judged and how it is exported. It holds no
+//! training state: whatever must survive a crash is in [`RunState`](crate::RunState), and every random draw a task makes is a pure
+//! function of [`Draw`] and the sample index, so that batches can be made on any thread, in any order, again after a resume.
+
+use burn::data::dataset::Dataset;
+use burn::module::Module;
+use burn::tensor::{Device, Tensor};
+
+use crate::error::TaskError;
+
+/// What a batch may depend on besides its samples.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Draw {
+    /// The run's seed.
+    pub seed: u64,
+    /// Epoch, from 0.
+    pub epoch: usize,
+    /// Epochs the run is planned for.
+    pub epochs: usize,
+}
+
+/// A group of parameters that share a learning rate and a weight decay.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Group {
+    /// Factor on the schedule's learning rate.
+    pub lr_scale: f64,
+    /// Weight decay: L2 for SGD and Adam, decoupled for AdamW.
+    pub weight_decay: f64,
+    /// Whether warm-up brings this group's learning rate down from `warmup_bias_lr` instead of up from 0.
+    pub bias: bool,
+}
+
+/// The result of one forward pass over a batch.
+pub struct StepOutput<O> {
+    /// The scalar to minimise, `[1]`, on the autodiff graph. Summed, not averaged, over an accumulation window.
+    pub loss: Tensor<1>,
+    /// The parts a user watches, `[n]` in the order of [`Task::item_names`], detached.
+    pub items: Tensor<1>,
+    /// Objects, tokens or whatever this task counts, in this batch.
+    pub count: usize,
+    /// Whatever the metrics registered for this task want to see.
+    pub output: O,
+}
+
+/// How good a model is.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Evaluation {
+    /// Higher is better: decides the best checkpoint and early stopping.
+    pub fitness: f64,
+    /// Named values in the order they are logged: these are columns of `results.csv`.
+    pub metrics: Vec<(String, f64)>,
+    /// Samples and objects it was measured on.
+    pub samples: usize,
+    /// Objects (boxes, tokens) among them.
+    pub objects: usize,
+}
+
+impl Evaluation {
+    /// A metric by its name.
+    pub fn get(&self, name: &str) -> Option<f64> {
+        self.metrics.iter().find(|(n, _)| n == name).map(|(_, v)| *v)
+    }
+}
+
+/// What an evaluation is told and may report.
+pub struct EvalContext<'a> {
+    /// Where the model lives.
+    pub device: &'a Device,
+    /// Worker threads for reading data.
+    pub workers: usize,
+    /// Epoch just trained, from 0.
+    pub epoch: usize,
+    /// Called with (done, total) samples.
+    pub progress: &'a mut dyn FnMut(usize, usize),
+    /// True once the run should stop: the evaluation may give up and return [`Interrupted`].
+    pub interrupted: &'a dyn Fn() -> bool,
+}
+
+/// The error an evaluation returns when it gave up because the run should stop.
+#[derive(Debug, thiserror::Error)]
+#[error("interrupted")]
+pub struct Interrupted;
+
+/// A model, its data and its measure, as the Learner sees them.
+pub trait Task: Send + Sync {
+    /// The network.
+    type Model: Module;
+    /// What the dataset yields.
+    type Item: Send;
+    /// Samples put together on the host.
+    type Batch: Send + 'static;
+    /// Extra output of a training step, for metrics; `()` if none.
+    type Output: Send;
+
+    /// Names of [`StepOutput::items`], as they appear in logs and, behind `train/`, in `results.csv`.
+    fn item_names(&self) -> &[&'static str];
+
+    /// Names of the values of [`Evaluation::metrics`].
+    fn metric_names(&self) -> Vec<String>;
+
+    /// The parameter groups, in the order of the `lr/pgN` columns.
+    fn groups(&self) -> Vec<Group>;
+
+    /// The group of a parameter, by its name in the checkpoint; `None` freezes it.
+    fn group_of(&self, name: &str) -> Option<usize>;
+
+    /// Makes one batch: a pure function of `draw` and `indices`.
+    ///
+    /// # Errors
+    /// Whatever keeps a sample from being read.
+    fn batch(&self, data: &dyn Dataset<Self::Item>, draw: Draw, indices: &[usize]) -> Result<Self::Batch, TaskError>;
+
+    /// What a user calls the samples of a batch (file names), for the log.
+    fn sample_names(&self, batch: &Self::Batch) -> Vec<String>;
+
+    /// Looks at a batch before it is trained on (sample pictures); nothing it does may change the run.
+    fn inspect(&self, _batch: &Self::Batch, _draw: Draw, _position: usize) {}
+
+    /// Forward pass and loss of one batch, on the model's device.
+    fn loss(&self, model: &Self::Model, batch: &Self::Batch, draw: Draw, device: &Device) -> StepOutput<Self::Output>;
+
+    /// Judges a model (the EMA weights, without autodiff).
+    ///
+    /// # Errors
+    /// [`Interrupted`], or whatever keeps the validation data from being read.
+    fn evaluate(&self, model: &Self::Model, context: &mut EvalContext<'_>) -> Result<Evaluation, TaskError>;
+
+    /// The weights as a file other tools read.
+    ///
+    /// # Errors
+    /// When a tensor cannot be read back from the device.
+    fn export(&self, model: &Self::Model, epoch: usize) -> Result<Vec<u8>, TaskError>;
+}

@@ -1,0 +1,65 @@
+//! Nothing that is not finite reaches weights, moments, statistics or EMA (contract P6, test T8).
+
+mod toy;
+
+use bellows_learner::{LearnError, LearnerConfig};
+use toy::{config, data, learner, no_poison};
+
+#[test]
+fn a_poisoned_batch_leaves_everything_as_it_was() {
+    fn poison(epoch: usize, position: usize) -> bool {
+        (epoch, position) == (0, 5)
+    }
+    // One batch a window, stopped right after the poisoned batch: the state is the one before it, but for the counters.
+    let config = || LearnerConfig { workers: 0, ..config() };
+    let run = |poison, after: usize| {
+        let dir = tempfile::tempdir().unwrap();
+        let flag = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
+        let mut session = learner(dir.path(), config(), poison);
+        session.observe(toy::StopAfter { after, seen: 0, flag: flag.clone() }).stop_when(flag);
+        session.fit(&data()).unwrap();
+        let members = session.state().encode(session.layout()).unwrap();
+        (members, session.state().counters.clone())
+    };
+    // The observer sees trained batches only: the fifth is number 4, the poisoned number 5 comes before the stop takes effect.
+    let (clean, _) = run(no_poison, 5);
+    let dir = tempfile::tempdir().unwrap();
+    let mut session = learner(dir.path(), config(), poison);
+    let flag = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
+    session.observe(StopAtSkip(flag.clone())).stop_when(flag);
+    session.fit(&data()).unwrap();
+    let poisoned = session.state().encode(session.layout()).unwrap();
+    assert_eq!(session.state().counters.skipped, 1);
+    assert_eq!(session.state().counters.position, 6);
+    for ((name, a), (_, b)) in clean.iter().zip(&poisoned).filter(|((name, _), _)| name.ends_with(".safetensors")) {
+        assert!(a == b, "{name} was touched by the poisoned batch");
+    }
+    let events = std::fs::read_to_string(dir.path().join("run/events.jsonl")).unwrap();
+    let skip = events.lines().find(|l| l.contains("\"skip\"")).unwrap();
+    assert!(skip.contains("\"reason\":\"loss\"") && skip.contains("sample-"), "{skip}");
+}
+
+struct StopAtSkip(std::sync::Arc<std::sync::atomic::AtomicBool>);
+
+impl bellows_learner::Observer for StopAtSkip {
+    fn on_notice(&mut self, notice: &bellows_learner::Notice) {
+        if notice.kind == "skip" {
+            self.0.store(true, std::sync::atomic::Ordering::SeqCst);
+        }
+    }
+}
+
+#[test]
+fn an_exploding_rate_never_writes_a_weight_that_is_not_finite() {
+    let mut config = config();
+    config.schedule.lr0 = 1e38;
+    config.schedule.warmup_epochs = 0.0;
+    config.max_grad_norm = 0.0;
+    let dir = tempfile::tempdir().unwrap();
+    let mut session = learner(dir.path(), config, no_poison);
+    let error = session.fit(&data()).unwrap_err();
+    assert!(matches!(error, LearnError::Diverged { .. }), "{error}");
+    for (name, _, values) in session.layout().read(&session.state().ema.values).unwrap() {
+        assert!(values.iter().all(|v| v.is_finite()), "EMA of {name}");
+    }
+}

@@ -1,0 +1,118 @@
+//! A run that was interrupted and resumed ends in the same bits as one that was not (contract P3, test T4).
+
+mod toy;
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use bellows_learner::{LearnError, LearnerConfig, OptimizerKind, Outcome};
+use toy::{BATCHES, EPOCHS, Poison, StopAfter, config, data, ending, learner, no_poison};
+
+fn uninterrupted(config: LearnerConfig, poison: Poison) -> (Vec<(String, Vec<u8>)>, String, Vec<u8>) {
+    let dir = tempfile::tempdir().unwrap();
+    assert_eq!(learner(dir.path(), config, poison).fit(&data()).unwrap(), Outcome::Finished);
+    ending(dir.path())
+}
+
+/// Stops after each of `stops` batches (counted per session), resumes, and compares the ends.
+fn interrupted_equals(config: LearnerConfig, poison: Poison, stops: &[usize], what: &str) {
+    let expected = uninterrupted(config.clone(), poison);
+    let dir = tempfile::tempdir().unwrap();
+    for &after in stops {
+        let mut session = learner(dir.path(), config.clone(), poison);
+        session.resume().unwrap();
+        let flag = Arc::new(AtomicBool::new(false));
+        session.observe(StopAfter { after, seen: 0, flag: flag.clone() }).stop_when(flag);
+        assert_eq!(session.fit(&data()).unwrap(), Outcome::Interrupted, "{what}");
+    }
+    let mut last = learner(dir.path(), config, poison);
+    last.resume().unwrap();
+    assert_eq!(last.fit(&data()).unwrap(), Outcome::Finished, "{what}");
+    let got = ending(dir.path());
+    assert_eq!(got.1, expected.1, "{what}: results.csv");
+    for ((name, bytes), (_, other)) in got.0.iter().zip(&expected.0) {
+        assert!(bytes == other, "{what}: {name} differs");
+    }
+    assert!(got.0.len() == expected.0.len() && got.2 == expected.2, "{what}");
+}
+
+#[test]
+fn at_any_batch_the_run_can_stop_and_go_on() {
+    // Warm-up lasts 100 batches of 48 in all, accumulation is 1 to 3 and windows straddle epochs.
+    for after in [1, 2, 5, 7, BATCHES - 1, BATCHES, BATCHES + 1, 2 * BATCHES + 3] {
+        interrupted_equals(config(), no_poison, &[after], &format!("after {after}"));
+    }
+}
+
+#[test]
+fn after_warm_up_and_inside_full_windows() {
+    let mut long = config();
+    long.epochs = 12;
+    for after in [101, 110, 111, 112, 9 * BATCHES] {
+        interrupted_equals(long.clone(), no_poison, &[after], &format!("after {after}"));
+    }
+}
+
+#[test]
+fn many_interruptions_workers_and_optimizers() {
+    for (workers, kind) in [(0, OptimizerKind::Sgd), (1, OptimizerKind::AdamW), (4, OptimizerKind::Adam)] {
+        let mut config = config();
+        (config.workers, config.optimizer) = (workers, kind);
+        interrupted_equals(config, no_poison, &[3, 3, 9, 1, 10], &format!("{workers} workers, {kind:?}"));
+    }
+}
+
+#[test]
+fn workers_do_not_change_the_bits() {
+    let one = uninterrupted(config(), no_poison);
+    let mut four = config();
+    four.workers = 4;
+    assert!(one.0 == uninterrupted(four, no_poison).0);
+}
+
+#[test]
+fn after_a_skipped_batch() {
+    fn poison(epoch: usize, position: usize) -> bool {
+        epoch == 1 && position == 2
+    }
+    interrupted_equals(config(), poison, &[BATCHES + 1], "right before the skip");
+    interrupted_equals(config(), poison, &[BATCHES + 4], "after the skip");
+}
+
+#[test]
+fn a_stop_before_the_evaluation_is_made_up_for() {
+    interrupted_equals(config(), no_poison, &[BATCHES], "end of epoch, evaluation still to do");
+}
+
+#[test]
+fn a_finished_run_has_nothing_to_do_and_another_model_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    learner(dir.path(), config(), no_poison).fit(&data()).unwrap();
+    let mut again = learner(dir.path(), config(), no_poison);
+    again.resume().unwrap();
+    assert_eq!(again.fit(&data()).unwrap(), Outcome::NothingToDo);
+    assert_eq!(again.state().counters.epoch, EPOCHS);
+}
+
+#[test]
+fn the_seed_matters() {
+    let mut other = config();
+    other.seed = 4;
+    assert!(uninterrupted(config(), no_poison).0 != uninterrupted(other, no_poison).0);
+}
+
+#[test]
+fn three_bad_batches_roll_back_and_the_fourth_roll_back_ends_the_run() {
+    fn poison(epoch: usize, position: usize) -> bool {
+        epoch == 1 && (4..7).contains(&position)
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let mut session = learner(dir.path(), config(), poison);
+    let error = session.fit(&data()).unwrap_err();
+    assert!(matches!(error, LearnError::Diverged { rollbacks: 3, .. }), "{error}");
+    assert!(error.to_string().contains("sample-"), "the last batch's samples are named: {error}");
+    assert_eq!(session.state().counters.lr_scale, 0.125);
+    let events = std::fs::read_to_string(dir.path().join("run/events.jsonl")).unwrap();
+    assert_eq!(events.matches("\"event\":\"rollback\"").count(), 3);
+    assert_eq!(events.matches("\"event\":\"skip\"").count(), 12);
+}

@@ -1,0 +1,223 @@
+//! A task small enough to train in milliseconds and awkward enough to catch a careless resume: batch-norm statistics, a noise draw per
+//! sample and epoch, a batch that does not divide the set, batches that can be poisoned.
+#![allow(dead_code)] // each test file uses its part
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use bellows_learner::rng::Rng;
+use bellows_learner::{
+    BatchReport, Draw, EvalContext, Evaluation, Group, Learner, LearnerConfig, Observer, OptimizerKind, Schedule, StepOutput, Task, TaskError,
+};
+use bellows_runs::RunDir;
+use burn::data::dataset::{Dataset, InMemDataset};
+use burn::module::Module;
+use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig};
+use burn::tensor::{Device, Tensor, TensorData};
+use serde_json::json;
+
+pub const SAMPLES: usize = 45;
+pub const BATCH: usize = 4;
+pub const BATCHES: usize = SAMPLES.div_ceil(BATCH);
+pub const EPOCHS: usize = 4;
+
+#[derive(Module, Debug)]
+pub struct Net {
+    hidden: Linear,
+    norm: BatchNorm,
+    out: Linear,
+}
+
+/// When a batch must turn out NaN: (epoch, position).
+pub type Poison = fn(usize, usize) -> bool;
+
+pub struct Toy {
+    pub poison: Poison,
+    pub eval_flag: Option<Arc<AtomicBool>>,
+}
+
+pub struct ToyBatch {
+    x: Vec<f32>,
+    y: Vec<f32>,
+    names: Vec<String>,
+}
+
+impl Task for Toy {
+    type Model = Net;
+    type Item = usize;
+    type Batch = ToyBatch;
+    type Output = ();
+
+    fn item_names(&self) -> &[&'static str] {
+        &["mse", "mae"]
+    }
+
+    fn metric_names(&self) -> Vec<String> {
+        vec!["val/mse".into()]
+    }
+
+    fn groups(&self) -> Vec<Group> {
+        [(true, 0.0), (false, 0.01)].map(|(bias, weight_decay)| Group { lr_scale: 1.0, weight_decay, bias }).to_vec()
+    }
+
+    fn group_of(&self, name: &str) -> Option<usize> {
+        Some(usize::from(!name.ends_with("bias")))
+    }
+
+    fn batch(&self, data: &dyn Dataset<usize>, draw: Draw, indices: &[usize]) -> Result<ToyBatch, TaskError> {
+        let (mut x, mut y) = (Vec::new(), Vec::new());
+        for &i in indices {
+            let item = data.get(i)? as u64;
+            let mut rng = Rng::new(1, "data", 0, item);
+            let point: Vec<f64> = (0..3).map(|_| rng.uniform(-1.0, 1.0)).collect();
+            let noise = Rng::new(draw.seed, "noise", draw.epoch as u64, item).uniform(-0.05, 0.05);
+            y.push((point[0] * point[1] - point[2] + noise) as f32);
+            x.extend(point.iter().map(|&p| p as f32));
+        }
+        let order = bellows_learner::epoch_order(data.len(), draw.seed, draw.epoch, true);
+        let position = order.iter().position(|i| i == &indices[0]).unwrap() / BATCH;
+        if (self.poison)(draw.epoch, position) {
+            x[0] = f32::NAN;
+        }
+        Ok(ToyBatch { x, y, names: indices.iter().map(|i| format!("sample-{i}")).collect() })
+    }
+
+    fn sample_names(&self, batch: &ToyBatch) -> Vec<String> {
+        batch.names.clone()
+    }
+
+    fn loss(&self, model: &Net, batch: &ToyBatch, _draw: Draw, device: &Device) -> StepOutput<()> {
+        let n = batch.y.len();
+        let x = Tensor::<2>::from_data(TensorData::new(batch.x.clone(), [n, 3]), device);
+        let y = Tensor::<2>::from_data(TensorData::new(batch.y.clone(), [n, 1]), device);
+        let hidden = model.norm.forward(model.hidden.forward(x)).tanh();
+        let error = model.out.forward(hidden) - y;
+        let mse = error.clone().powi_scalar(2).mean();
+        let mae = error.abs().mean();
+        let items = Tensor::cat(vec![mse.clone(), mae], 0).detach();
+        StepOutput { loss: mse.mul_scalar(n as f64), items, count: n, output: () }
+    }
+
+    fn evaluate(&self, model: &Net, context: &mut EvalContext<'_>) -> Result<Evaluation, TaskError> {
+        if let Some(flag) = &self.eval_flag {
+            flag.store(true, Ordering::SeqCst);
+        }
+        if (context.interrupted)() {
+            return Err(Box::new(bellows_learner::Interrupted));
+        }
+        let data = InMemDataset::new((1000..1040).collect());
+        let batch = self.batch(&data, Draw { seed: 9, epoch: 0, epochs: 1 }, &(0..40).collect::<Vec<_>>())?;
+        let clean = ToyBatch { x: batch.x.iter().map(|x| if x.is_nan() { 0.0 } else { *x }).collect(), ..batch };
+        let output = self.loss(model, &clean, Draw { seed: 0, epoch: 0, epochs: 1 }, context.device);
+        let mse = f64::from(output.items.try_into_vec_as::<f32>()?[0]);
+        (context.progress)(40, 40);
+        Ok(Evaluation { fitness: -mse, metrics: vec![("val/mse".into(), mse)], samples: 40, objects: 40 })
+    }
+
+    fn export(&self, model: &Net, epoch: usize) -> Result<Vec<u8>, TaskError> {
+        Ok(format!("{epoch} {:?}", model.out.weight.val().to_data()).into_bytes())
+    }
+}
+
+pub fn config() -> LearnerConfig {
+    LearnerConfig {
+        epochs: EPOCHS,
+        time: None,
+        patience: 0,
+        schedule: Schedule {
+            lr0: 0.02,
+            lrf: 0.1,
+            cos_lr: true,
+            momentum: 0.9,
+            warmup_epochs: 0.5,
+            warmup_momentum: 0.5,
+            warmup_bias_lr: 0.05,
+            nbs: 12,
+            batch: BATCH,
+        },
+        optimizer: OptimizerKind::Sgd,
+        max_grad_norm: 10.0,
+        ema_decay: 0.99,
+        ema_tau: 10.0,
+        seed: 3,
+        shuffle: true,
+        workers: 0,
+        val: true,
+        save: true,
+        save_period: -1,
+        checkpoint_minutes: 1e9,
+        keep_checkpoints: 2,
+        log_every: 1,
+    }
+}
+
+fn linear(from: usize, to: usize, stream: &str, device: &Device) -> Linear {
+    let mut layer = LinearConfig::new(from, to).init(device);
+    let mut rng = Rng::new(0, stream, 0, 0);
+    let weights: Vec<f32> = (0..from * to).map(|_| rng.uniform(-0.7, 0.7) as f32).collect();
+    layer.weight = layer.weight.map(|_| Tensor::from_data(TensorData::new(weights, [from, to]), device).require_grad());
+    layer.bias = layer.bias.map(|b| b.map(|b| b.zeros_like().require_grad()));
+    layer
+}
+
+pub fn net(device: &Device) -> Net {
+    let device = &device.clone().autodiff();
+    Net { hidden: linear(3, 8, "hidden", device), norm: BatchNormConfig::new(8).init(device), out: linear(8, 1, "out", device) }
+}
+
+fn identity() -> serde_json::Map<String, serde_json::Value> {
+    [("model".to_string(), json!("toy"))].into_iter().collect()
+}
+
+pub fn no_poison(_: usize, _: usize) -> bool {
+    false
+}
+
+pub fn learner(dir: &Path, config: LearnerConfig, poison: Poison) -> Learner<Toy> {
+    let run = RunDir::create(dir, "run", true).unwrap();
+    let device = Device::flex();
+    Learner::new(Toy { poison, eval_flag: None }, net(&device), &device, config, run, identity()).unwrap()
+}
+
+pub fn data() -> InMemDataset<usize> {
+    InMemDataset::new((0..SAMPLES).collect())
+}
+
+/// Sets a flag once `after` batches were seen by this process.
+pub struct StopAfter {
+    pub after: usize,
+    pub seen: usize,
+    pub flag: Arc<AtomicBool>,
+}
+
+impl Observer for StopAfter {
+    fn on_batch(&mut self, _: &BatchReport) {
+        self.seen += 1;
+        if self.seen == self.after {
+            self.flag.store(true, Ordering::SeqCst);
+        }
+    }
+}
+
+/// The newest checkpoint's files, `results.csv` without its time column, and the exported weights.
+pub fn ending(dir: &Path) -> (Vec<(String, Vec<u8>)>, String, Vec<u8>) {
+    let run = RunDir::open(&dir.join("run")).unwrap();
+    let newest = std::fs::read_dir(run.checkpoints()).unwrap().map(|e| e.unwrap().path()).filter(|p| p.join("manifest.json").exists()).max().unwrap();
+    let mut members: Vec<(String, Vec<u8>)> = std::fs::read_dir(&newest)
+        .unwrap()
+        .map(|e| e.unwrap().path())
+        .filter(|p| p.extension().is_some_and(|e| e == "safetensors"))
+        .map(|p| (p.file_name().unwrap().to_string_lossy().into_owned(), std::fs::read(&p).unwrap()))
+        .collect();
+    members.sort();
+    let state: serde_json::Value = serde_json::from_slice(&std::fs::read(newest.join("state.json")).unwrap()).unwrap();
+    let mut state = state.as_object().unwrap().clone();
+    for wall_clock in ["elapsed_s", "events_len", "results_len"] {
+        state.remove(wall_clock).unwrap();
+    }
+    members.push(("state".into(), serde_json::to_vec(&state).unwrap()));
+    let csv = std::fs::read_to_string(run.results()).unwrap();
+    let without_time = csv.lines().map(|l| l.split(',').enumerate().filter(|(i, _)| *i != 1).map(|(_, c)| c).collect::<Vec<_>>().join(","));
+    (members, without_time.collect::<Vec<_>>().join("\n"), std::fs::read(run.weights().join("last.safetensors")).unwrap())
+}

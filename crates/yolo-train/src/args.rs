@@ -1,0 +1,159 @@
+//! The command line as typed: flags come from the table of settings, so help, YAML keys and code cannot disagree.
+
+use std::path::PathBuf;
+
+use bellows_yolo::config::{Layer, SETTINGS, Setting, TrainConfig};
+use clap::builder::PossibleValuesParser;
+use clap::{Arg, ArgAction, ArgMatches, Command};
+use serde_json::{Map, Value};
+
+/// What the user asked for.
+pub(crate) enum Request {
+    /// Train: settings as typed.
+    Train(TrainArgs),
+    /// Look at the machine.
+    Doctor {
+        /// Only this device.
+        device: String,
+        /// Do not use a cached verdict.
+        reprobe: bool,
+    },
+}
+
+/// A training run as typed.
+pub(crate) struct TrainArgs {
+    /// `--config FILE`.
+    pub(crate) config: Option<PathBuf>,
+    /// `--resume [RUN_DIR]`: `Some(None)` is the newest run.
+    pub(crate) resume: Option<Option<PathBuf>>,
+    /// burn-train's dashboard instead of lines.
+    pub(crate) tui: bool,
+    /// Do not use a cached verdict on the GPU.
+    pub(crate) reprobe: bool,
+    /// The flags.
+    pub(crate) flags: Layer,
+    /// The command line, for the run's records.
+    pub(crate) typed: Vec<String>,
+}
+
+fn flag(setting: &Setting, defaults: &Value) -> Arg {
+    let long = setting.name.trim_end_matches('_').replace('_', "-");
+    let default = match &defaults[setting.name] {
+        Value::Null => String::new(),
+        Value::String(s) if s.is_empty() => String::new(),
+        Value::String(s) => format!(" [default: {s}]"),
+        other => format!(" [default: {other}]"),
+    };
+    let arg = Arg::new(setting.name)
+        .long(long.clone())
+        .help(format!("{}{default}", setting.help.trim()))
+        .help_heading(setting.group)
+        .action(ArgAction::Set)
+        .allow_negative_numbers(true)
+        .value_name(value_name(setting.kind));
+    let arg = if long.contains('-') { arg.alias(setting.name.trim_end_matches('_')) } else { arg };
+    if setting.kind == "bool" {
+        arg.num_args(0..=1).require_equals(false).default_missing_value("true").value_parser(PossibleValuesParser::new(["true", "false", "True", "False"]))
+    } else {
+        arg
+    }
+}
+
+fn value_name(kind: &str) -> &'static str {
+    match kind {
+        "bool" => "true|false",
+        "usize" | "u64" | "i64" => "N",
+        "f64" | "Option<f64>" => "X",
+        "Freeze" => "N|N,N,..",
+        "Option<Vec<u32>>" => "N,N,..",
+        _ => "VALUE",
+    }
+}
+
+fn command() -> Command {
+    let defaults = serde_json::to_value(TrainConfig::default()).unwrap_or_default();
+    Command::new("yolo-train")
+        .version(env!("CARGO_PKG_VERSION"))
+        .about("Trains YOLOv8 on the GPU you own, or on none: survives crashes, resumes exactly, writes files other tools read.")
+        .after_help(
+            "Examples:\n  yolo-train --data datasets/thermal-sample.yaml\n  yolo-train --data ltdv2.yaml --imgsz 640 --batch 16 --device vulkan\n  \
+             yolo-train --resume\n  yolo-train doctor",
+        )
+        .args_conflicts_with_subcommands(true)
+        .subcommand(
+            Command::new("doctor")
+                .about("Shows adapters, drivers, memory, known issues and the result of the device probe")
+                .arg(Arg::new("device").long("device").default_value("auto").help("Probe this device only"))
+                .arg(Arg::new("reprobe").long("reprobe").action(ArgAction::SetTrue).help("Do not use the cached verdict")),
+        )
+        .arg(Arg::new("config").long("config").value_name("FILE").help("YAML file of settings; flags override it"))
+        .arg(
+            Arg::new("resume")
+                .long("resume")
+                .value_name("RUN_DIR")
+                .num_args(0..=1)
+                .help("Go on with a run: this directory, or the newest one under the project"),
+        )
+        .arg(Arg::new("tui").long("tui").action(ArgAction::SetTrue).help("Full-screen dashboard"))
+        .arg(Arg::new("reprobe").long("reprobe").action(ArgAction::SetTrue).help("Probe the GPU again instead of using the cached verdict"))
+        .args(SETTINGS.iter().map(|s| flag(s, &defaults)))
+}
+
+/// Reads the process's arguments; prints help or a usage error and exits (code 2) by itself.
+pub(crate) fn parse() -> Request {
+    let matches = command().get_matches();
+    if let Some(("doctor", m)) = matches.subcommand() {
+        return Request::Doctor { device: text(m, "device").unwrap_or_default(), reprobe: m.get_flag("reprobe") };
+    }
+    let resume = matches.contains_id("resume").then(|| text(&matches, "resume").map(PathBuf::from));
+    Request::Train(TrainArgs {
+        config: text(&matches, "config").map(PathBuf::from),
+        resume,
+        tui: matches.get_flag("tui"),
+        reprobe: matches.get_flag("reprobe"),
+        flags: Layer { origin: "command line".into(), values: flag_values(&matches) },
+        typed: std::env::args().skip(1).collect(),
+    })
+}
+
+fn text(matches: &ArgMatches, id: &str) -> Option<String> {
+    matches.get_one::<String>(id).cloned()
+}
+
+fn flag_values(matches: &ArgMatches) -> Map<String, Value> {
+    let typed = SETTINGS.iter().filter_map(|s| Some((s, matches.get_one::<String>(s.name)?)));
+    typed.map(|(s, value)| (s.name.to_string(), scalar(s.kind, value))).collect()
+}
+
+/// A flag's text as the kind of value its setting has; what does not parse stays text and is refused, by name, later.
+fn scalar(kind: &str, text: &str) -> Value {
+    let number = |t: &str| t.trim().parse::<i64>().map(Value::from).or_else(|_| t.trim().parse::<f64>().map(Value::from)).ok();
+    match kind {
+        "String" => Value::from(text),
+        "bool" | "Toggle" | "Cache" if text.eq_ignore_ascii_case("true") => Value::from(true),
+        "bool" | "Toggle" | "Cache" if text.eq_ignore_ascii_case("false") => Value::from(false),
+        "Option<Vec<u32>>" => text.split(',').map(|t| number(t).unwrap_or_else(|| Value::from(t))).collect(),
+        "Freeze" if text.contains(',') => text.split(',').map(|t| number(t).unwrap_or_else(|| Value::from(t))).collect(),
+        _ => number(text).unwrap_or_else(|| Value::from(text)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn config_of(args: &[&str]) -> TrainConfig {
+        let matches = command().try_get_matches_from(args).unwrap();
+        TrainConfig::from_layers(&[Layer { origin: "t".into(), values: flag_values(&matches) }]).unwrap()
+    }
+
+    #[test]
+    fn every_setting_is_a_flag_and_parses() {
+        command().debug_assert();
+        let c = config_of(&["yolo-train", "--data", "d.yaml", "--close-mosaic", "0", "--cos-lr", "--freeze", "1,2", "--box", "2", "--name", "7"]);
+        assert_eq!((c.data.as_str(), c.close_mosaic, c.cos_lr, c.box_, c.name.as_str()), ("d.yaml", 0, true, 2.0, "7"));
+        assert_eq!(c.freeze, bellows_yolo::config::Freeze::List(vec![1, 2]));
+        let c = config_of(&["yolo-train", "--lr0=0.1", "--exist_ok", "true", "--plots", "False", "--save-period", "-1", "--classes", "0,3"]);
+        assert_eq!((c.lr0, c.exist_ok, c.plots, c.save_period, c.classes), (0.1, true, false, -1, Some(vec![0, 3])));
+    }
+}

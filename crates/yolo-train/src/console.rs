@@ -1,0 +1,169 @@
+//! The console as detector users know it: a table row an epoch with a bar while it runs, a validation row below it.
+//!
+//! A terminal gets bars (on stderr, by indicatif); anything else gets plain lines: one every half minute, one an epoch.
+
+use std::io::{IsTerminal, Write};
+use std::time::{Duration, Instant};
+
+use bellows_learner::{BatchReport, EpochReport, Notice, Observer, RunInfo};
+use indicatif::{ProgressBar, ProgressStyle};
+
+const LINE_EVERY: Duration = Duration::from_secs(30);
+
+/// Prints one line to stdout; a closed pipe is not an error worth dying for.
+pub(crate) fn say(line: &str) {
+    let written = writeln!(std::io::stdout(), "{line}");
+    if written.is_err() {
+        tracing::debug!("stdout is closed");
+    }
+}
+
+/// A progress display for a count that ends somewhere: a bar, or a line now and then.
+pub(crate) struct Bar {
+    bar: Option<ProgressBar>,
+    label: String,
+    started: Instant,
+    printed: Instant,
+}
+
+impl Bar {
+    pub(crate) fn new(label: &str, total: usize) -> Self {
+        let bar = std::io::stderr().is_terminal().then(|| {
+            let style = ProgressStyle::with_template("{msg} {percent:>3}% {bar:12} {pos}/{len} {per_sec} {elapsed}<{eta}");
+            ProgressBar::new(total as u64).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()).progress_chars("━╸─"))
+        });
+        Self { bar, label: label.into(), started: Instant::now(), printed: Instant::now() }
+    }
+
+    pub(crate) fn set(&mut self, message: String, done: usize, total: usize) {
+        match &self.bar {
+            Some(bar) => {
+                bar.set_message(message);
+                bar.set_length(total as u64);
+                bar.set_position(done as u64);
+            }
+            None if self.printed.elapsed() >= LINE_EVERY => {
+                self.printed = Instant::now();
+                let rate = done as f64 / self.started.elapsed().as_secs_f64();
+                say(&format!("{message} {}{done}/{total} {rate:.1}/s", self.label));
+            }
+            None => {}
+        }
+    }
+
+    /// Removes the bar and leaves `line`, if any.
+    pub(crate) fn finish(self, line: &str) {
+        if let Some(bar) = &self.bar {
+            bar.finish_and_clear();
+        }
+        if !line.is_empty() {
+            say(line);
+        }
+    }
+}
+
+/// Prints a training run.
+pub(crate) struct Console {
+    imgsz: usize,
+    info: Option<RunInfo>,
+    row: String,
+    bar: Option<Bar>,
+    samples: usize,
+    busy: Duration,
+    clock: Instant,
+}
+
+impl Console {
+    pub(crate) fn new(imgsz: usize) -> Self {
+        Self { imgsz, info: None, row: String::new(), bar: None, samples: 0, busy: Duration::ZERO, clock: Instant::now() }
+    }
+
+    fn close_bar(&mut self, line: &str) {
+        match self.bar.take() {
+            Some(bar) => bar.finish(line),
+            None if !line.is_empty() => say(line),
+            None => {}
+        }
+    }
+}
+
+/// Resident memory of this process, as a table cell.
+fn memory() -> String {
+    memory_stats::memory_stats().map_or_else(|| "-".into(), |m| format!("{:.2}G", m.physical_mem as f64 / 1e9))
+}
+
+fn cell(x: f64) -> String {
+    format!("{x:>11.4}")
+}
+
+pub(crate) const VAL_HEADER: &str = "                 Class     Images  Instances      Box(P          R      mAP50  mAP50-95)";
+
+/// One row under [`VAL_HEADER`]: P, R, mAP50, mAP50-95.
+pub(crate) fn val_row(class: &str, images: usize, instances: usize, values: [f64; 4]) -> String {
+    let values: String = values.iter().map(|v| format!("{v:>11.3}")).collect();
+    format!("{class:>22}{images:>11}{instances:>11}{values}")
+}
+
+impl Observer for Console {
+    fn on_start(&mut self, info: &RunInfo) {
+        self.info = Some(info.clone());
+    }
+
+    fn on_epoch(&mut self, epoch: usize, _position: usize) {
+        let Some(info) = &self.info else { return };
+        let names: String = info.item_names.iter().map(|n| format!("{n:>11}")).collect();
+        say(&format!("\n{:>11}{:>11}{names}{:>11}{:>11}{:>11}", "Epoch", "Memory", "Instances", "Size", "img/s"));
+        self.row = format!("{:>11}", format!("{}/{}", epoch + 1, info.epochs));
+        self.bar = Some(Bar::new("batch ", info.batches));
+        (self.samples, self.busy, self.clock) = (0, Duration::ZERO, Instant::now());
+    }
+
+    fn on_batch(&mut self, report: &BatchReport) {
+        let Some(info) = &self.info else { return };
+        self.samples += report.samples;
+        self.busy = self.clock.elapsed();
+        let means: String = report.means.iter().map(|&m| cell(m)).collect();
+        let rate = self.samples as f64 / self.busy.as_secs_f64().max(1e-9);
+        let row = format!(
+            "{:>11}{:>11}{means}{:>11}{:>11}{rate:>11.1}",
+            format!("{}/{}", report.epoch + 1, info.epochs),
+            memory(),
+            report.count,
+            self.imgsz
+        );
+        self.row.clone_from(&row);
+        if let Some(bar) = &mut self.bar {
+            bar.set(row, report.position + 1, info.batches);
+        }
+        if report.position + 1 == info.batches {
+            let row = self.row.clone();
+            self.close_bar(&row);
+        }
+    }
+
+    fn on_evaluating(&mut self, done: usize, total: usize) {
+        let bar = self.bar.get_or_insert_with(|| Bar::new("validating ", total));
+        bar.set(VAL_HEADER.into(), done, total);
+    }
+
+    fn on_epoch_end(&mut self, report: &EpochReport) {
+        self.close_bar("");
+        let Some(e) = &report.evaluation else { return };
+        let value = |name: &str| e.get(name).unwrap_or(f64::NAN);
+        let values = ["metrics/precision(B)", "metrics/recall(B)", "metrics/mAP50(B)", "metrics/mAP50-95(B)"].map(value);
+        say(VAL_HEADER);
+        say(&val_row("all", e.samples, e.objects, values));
+    }
+
+    fn on_notice(&mut self, notice: &Notice) {
+        let line = format!("{}: {}", notice.kind, notice.message);
+        match self.bar.as_ref().and_then(|b| b.bar.as_ref()) {
+            Some(bar) => bar.suspend(|| say(&line)),
+            None => say(&line),
+        }
+    }
+
+    fn on_end(&mut self) {
+        self.close_bar("");
+    }
+}

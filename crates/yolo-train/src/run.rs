@@ -1,0 +1,148 @@
+//! One training run from the command line: layers of settings, device, data, run directory, training, the closing words.
+
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use anyhow::Context;
+use bellows_device::{ProbeOptions, Selected, select};
+use bellows_learner::{Dashboard, Outcome, signals};
+use bellows_runs::{RunDir, find_latest_run, write_atomic};
+use bellows_yolo::config::{Layer, SETTINGS, TrainConfig};
+use bellows_yolo::data::DataConfig;
+use bellows_yolo::metrics::table_header;
+use bellows_yolo::{Report, Training, TrainingData};
+use burn::train::Interrupter;
+use burn::train::renderer::tui::TuiMetricsRendererWrapper;
+use serde_json::{Map, Value};
+
+use crate::args::TrainArgs;
+use crate::console::{Bar, Console, say};
+use crate::exit::Usage;
+
+/// Settings that do not change what a run computes and may differ when it goes on.
+const MAY_CHANGE: [&str; 8] =
+    ["device", "workers", "plots", "save_period", "checkpoint_minutes", "keep_checkpoints", "allow_bad", "allow_outside"];
+
+pub(crate) fn train(args: TrainArgs) -> anyhow::Result<()> {
+    let stop = signals::install().context("installing signal handlers")?;
+    let (config, resumed) = settle(&args)?;
+    say(&format!("Bellows {} · YOLOv8 · {}", env!("CARGO_PKG_VERSION"), config.data));
+    let device = pick_device(&config, args.reprobe)?;
+
+    let mut bar = None;
+    let data = TrainingData::open(&config, &mut |what, done, total| {
+        bar.get_or_insert_with(|| Bar::new("", total)).set(what.to_string(), done, total);
+    })?;
+    if let Some(bar) = bar {
+        bar.finish("");
+    }
+    data.lines.iter().for_each(|line| say(line));
+
+    let dir = match &resumed {
+        Some(path) => RunDir::open(path)?,
+        None => RunDir::create(Path::new(&config.project), &config.name, config.exist_ok)?,
+    };
+    let _lock = dir.lock()?;
+    let path = dir.path().to_path_buf();
+    let mut training = Training::new(data, config.clone(), &device.device, dir)?;
+    training.header().iter().for_each(|line| say(line));
+    if resumed.is_some() {
+        training.learner().resume()?;
+    } else {
+        record_settings(&path, training.config(), &args)?;
+    }
+    training.note_device(&device.backend.to_string(), &device.name, device.fallback.as_deref());
+    training.learner().stop_when(stop.clone());
+    if args.tui {
+        let renderer = TuiMetricsRendererWrapper::new(Interrupter::new(), None);
+        training.learner().observe(Dashboard::new(Box::new(renderer)));
+    } else {
+        say(&format!("Logging to {}\nStarting training for {} epochs", path.display(), config.epochs));
+        training.learner().observe(Console::new(config.imgsz));
+    }
+    let started = Instant::now();
+    let report = training.run()?;
+    close(&report, &path, started.elapsed().as_secs_f64(), &data_names(&training));
+    Ok(())
+}
+
+fn data_names(training: &Training) -> Vec<String> {
+    training.names().to_vec()
+}
+
+/// All settings of the run, and the run directory when one is resumed.
+fn settle(args: &TrainArgs) -> anyhow::Result<(TrainConfig, Option<PathBuf>)> {
+    if let Some(which) = &args.resume {
+        let project = args.flags.values.get("project").and_then(Value::as_str).map_or_else(|| TrainConfig::default().project, String::from);
+        let path = match which {
+            Some(path) => path.clone(),
+            None => find_latest_run(Path::new(&project)).ok_or_else(|| Usage(format!("--resume: no run with checkpoints under {project}")))?,
+        };
+        if let Some(key) = args.flags.values.keys().find(|key| !MAY_CHANGE.contains(&key.as_str()) && *key != "project") {
+            let key = key.trim_end_matches('_');
+            return Err(Usage(format!("--{key} cannot change when a run is resumed; it stands in {}", path.join("config.yaml").display())).into());
+        }
+        let file = path.join("config.yaml");
+        let mut layer = yaml_layer(&file)?;
+        layer.values.remove("command");
+        let flags = Layer { origin: args.flags.origin.clone(), values: args.flags.values.clone().into_iter().filter(|(k, _)| k != "project").collect() };
+        return Ok((TrainConfig::from_layers(&[layer, flags])?, Some(path)));
+    }
+    let file = args.config.as_deref().map(yaml_layer).transpose()?;
+    let data = [Some(&args.flags), file.as_ref()].into_iter().flatten().find_map(|l| l.values.get("data")?.as_str());
+    let data = data.ok_or_else(|| Usage("--data FILE is required: a data.yaml that names the images and classes (see --help)".into()))?;
+    let allow_outside = args.flags.values.get("allow_outside").and_then(Value::as_array).cloned().unwrap_or_default();
+    let allow_outside: Vec<PathBuf> = allow_outside.iter().filter_map(Value::as_str).map(PathBuf::from).collect();
+    let settings = DataConfig::load(Path::new(data), &allow_outside)?.settings;
+    let dataset = Layer { origin: format!("{data}, settings"), values: settings.into_iter().collect() };
+    let flags = Layer { origin: args.flags.origin.clone(), values: args.flags.values.clone() };
+    let layers: Vec<Layer> = [Some(dataset), file, Some(flags)].into_iter().flatten().collect();
+    Ok((TrainConfig::from_layers(&layers)?, None))
+}
+
+fn yaml_layer(path: &Path) -> anyhow::Result<Layer> {
+    let text = std::fs::read_to_string(path).map_err(|e| Usage(format!("{}: {e}", path.display())))?;
+    let values: Map<String, Value> = serde_saphyr::from_str(&text).map_err(|e| Usage(format!("{}: {e}", path.display())))?;
+    Ok(Layer { origin: path.display().to_string(), values })
+}
+
+fn pick_device(config: &TrainConfig, reprobe: bool) -> anyhow::Result<Selected> {
+    let request = config.device.parse()?;
+    let device = select(&request, &ProbeOptions { reprobe, ..ProbeOptions::default() })?;
+    match &device.fallback {
+        Some(reason) => say(&format!("device: CPU ({}) — {reason}", device.name)),
+        None => say(&format!("device: {} ({})", device.backend, device.name)),
+    }
+    Ok(device)
+}
+
+/// `config.yaml`: every resolved setting, in the order of the table, and the command line as typed.
+fn record_settings(dir: &Path, config: &TrainConfig, args: &TrainArgs) -> anyhow::Result<()> {
+    let values = serde_json::to_value(config)?;
+    let mut text = String::from("# Every setting of this run. The command line was:\n");
+    text.push_str(&format!("command: {}\n", Value::from(format!("yolo-train {}", args.typed.join(" ")))));
+    for setting in SETTINGS {
+        // A JSON scalar or list is YAML too.
+        text.push_str(&format!("{}: {}\n", setting.name.trim_end_matches('_'), values[setting.name]));
+    }
+    write_atomic(&dir.join("config.yaml"), text.as_bytes())?;
+    Ok(())
+}
+
+fn close(report: &Report, dir: &Path, seconds: f64, names: &[String]) {
+    match report.outcome {
+        Outcome::NothingToDo => say(&format!("{} is finished: nothing to resume", dir.display())),
+        Outcome::Interrupted => say(&format!("Stopped; go on with: yolo-train --resume {}", dir.display())),
+        Outcome::Finished | Outcome::EarlyStopped => say(&format!("\n{} epochs completed in {:.3} hours", report.epochs, report.elapsed_s / 3600.0)),
+    }
+    if let Some(m) = &report.best {
+        say(&format!("Best weights: {}\n{}\n{}", dir.join("weights/best.safetensors").display(), table_header(), m.summary_row()));
+        m.class_rows(names).iter().for_each(|row| say(row));
+        let s = m.speed;
+        say(&format!(
+            "Speed: {:.1}ms preprocess, {:.1}ms inference, {:.1}ms loss, {:.1}ms postprocess per image",
+            s.preprocess, s.inference, s.loss, s.postprocess
+        ));
+    }
+    say(&format!("Results saved to {} ({seconds:.0} s)", dir.display()));
+}

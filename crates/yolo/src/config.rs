@@ -1,0 +1,483 @@
+//! Training settings: one table that is at once the struct, its defaults, the command line's flags and the keys of a YAML file.
+//!
+//! Names and defaults are the ones detector users know. Layers are merged as plain maps, weakest first (defaults, the dataset's
+//! `settings:`, `--config FILE`, flags); a key that does not exist is an error that names the closest one that does.
+
+use bellows_learner::{LearnerConfig, OptimizerKind, Schedule};
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+/// One setting, for `--help` and documentation.
+#[derive(Clone, Copy, Debug)]
+pub struct Setting {
+    /// Name: `--close-mosaic` on the command line, `close_mosaic` in YAML.
+    pub name: &'static str,
+    /// Heading it stands under.
+    pub group: &'static str,
+    /// What it does.
+    pub help: &'static str,
+    /// Its Rust type, `bool` for a flag.
+    pub kind: &'static str,
+}
+
+macro_rules! settings {
+    ($($group:literal { $($(#[doc = $doc:literal])+ $name:ident: $kind:ty = $default:expr;)+ })+) => {
+        /// All settings of a training run; see [`SETTINGS`] for the same as a table.
+        #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+        #[serde(deny_unknown_fields)]
+        pub struct TrainConfig { $($($(#[doc = $doc])+ pub $name: $kind,)+)+ }
+
+        impl Default for TrainConfig {
+            fn default() -> Self {
+                Self { $($($name: $default,)+)+ }
+            }
+        }
+
+        /// Every setting in the order of the struct.
+        pub const SETTINGS: &[Setting] = &[$($(
+            Setting { name: stringify!($name), group: $group, help: concat!($($doc),+), kind: stringify!($kind) },
+        )+)+];
+    };
+}
+
+settings! {
+    "Model and data" {
+        /// Dataset description: a data.yaml
+        data: String = String::new();
+        /// yolov8n, s, m, l or x (from scratch), or weights to start from: a .pt or .safetensors file
+        model: String = "yolov8n".into();
+        /// Use the weights of `model` when it is a file; a path starts from that file instead
+        pretrained: Toggle = Toggle::On(true);
+        /// Longer side of training images in pixels, a multiple of 32
+        imgsz: usize = 640;
+        /// Images per batch
+        batch: usize = 16;
+        /// Fraction of the training set to use
+        fraction: f64 = 1.0;
+        /// Treat all classes as one
+        single_cls: bool = false;
+        /// Train on these class indices only, as a list
+        classes: Option<Vec<u32>> = None;
+        /// Keep decoded images in memory: false or ram
+        cache: Cache = Cache::Off;
+        /// Go on although more than 1 % of the images or labels are bad
+        allow_bad: bool = false;
+        /// Read files that the dataset names outside its own directory
+        allow_outside: bool = false;
+    }
+    "Run" {
+        /// Epochs to train for
+        epochs: usize = 100;
+        /// Hours to train for, in place of epochs
+        time: Option<f64> = None;
+        /// Epochs without improvement before stopping; 0 never stops
+        patience: usize = 100;
+        /// Seed of every random draw
+        seed: u64 = 0;
+        /// auto, cpu, vulkan[:N], cuda[:N], rocm[:N], metal or webgpu
+        device: String = "auto".into();
+        /// Threads that decode and augment; 0 uses the training thread
+        workers: usize = 8;
+        /// Directory that runs are kept in
+        project: String = "runs/detect".into();
+        /// Name of the run; a number is added if it is taken
+        name: String = "train".into();
+        /// Write into an existing run directory of that name
+        exist_ok: bool = false;
+        /// Save weights and a checkpoint after every epoch
+        save: bool = true;
+        /// Also keep the weights of every n-th epoch; -1 keeps none
+        save_period: i64 = -1;
+        /// Minutes between checkpoints inside an epoch
+        checkpoint_minutes: f64 = 10.0;
+        /// Checkpoints to keep besides the best
+        keep_checkpoints: usize = 2;
+        /// Validate after every epoch
+        val: bool = true;
+        /// Draw curves, matrices and sample batches
+        plots: bool = true;
+    }
+    "Optimizer" {
+        /// auto, SGD, Adam or AdamW
+        optimizer: OptimizerChoice = OptimizerChoice::Auto;
+        /// Initial learning rate
+        lr0: f64 = 0.01;
+        /// Final learning rate as a fraction of lr0
+        lrf: f64 = 0.01;
+        /// SGD momentum or Adam beta1
+        momentum: f64 = 0.937;
+        /// Weight decay at the nominal batch size
+        weight_decay: f64 = 0.0005;
+        /// Warm-up length in epochs, fractions allowed
+        warmup_epochs: f64 = 3.0;
+        /// Momentum at the start of warm-up
+        warmup_momentum: f64 = 0.8;
+        /// Learning rate of biases at the start of warm-up
+        warmup_bias_lr: f64 = 0.1;
+        /// Cosine learning rate
+        cos_lr: bool = false;
+        /// Nominal batch size that gradients are accumulated to
+        nbs: usize = 64;
+        /// Freeze the first n layers, or the layers of a list
+        freeze: Freeze = Freeze::First(0);
+        /// Limit of the decay of the averaged weights (EMA)
+        ema_decay: f64 = 0.9999;
+        /// Updates over which that decay is reached
+        ema_tau: f64 = 2000.0;
+    }
+    "Loss" {
+        /// Box loss gain
+        box_: f64 = 7.5;
+        /// Class loss gain
+        cls: f64 = 0.5;
+        /// Distribution focal loss gain
+        dfl: f64 = 1.5;
+    }
+    "Augmentation" {
+        /// Hue shift, as a fraction
+        hsv_h: f64 = 0.015;
+        /// Saturation gain
+        hsv_s: f64 = 0.7;
+        /// Value (brightness) gain
+        hsv_v: f64 = 0.4;
+        /// Rotation in degrees
+        degrees: f64 = 0.0;
+        /// Translation, as a fraction of the image
+        translate: f64 = 0.1;
+        /// Scale gain
+        scale: f64 = 0.5;
+        /// Shear in degrees
+        shear: f64 = 0.0;
+        /// Perspective, 0 to 0.001
+        perspective: f64 = 0.0;
+        /// Probability of an up-down flip
+        flipud: f64 = 0.0;
+        /// Probability of a left-right flip
+        fliplr: f64 = 0.5;
+        /// Probability of swapping RGB to BGR
+        bgr: f64 = 0.0;
+        /// Probability of a mosaic of four images
+        mosaic: f64 = 1.0;
+        /// Probability of blending two images
+        mixup: f64 = 0.0;
+        /// Probability of pasting a rectangle of another image
+        cutmix: f64 = 0.0;
+        /// Probability of pasting objects (needs polygons; does nothing for boxes)
+        copy_paste: f64 = 0.0;
+        /// Last epochs without mosaic, mixup and cutmix; 0 keeps them to the end
+        close_mosaic: usize = 10;
+        /// Vary the training size between 0.5 and 1.5 imgsz
+        multi_scale: bool = false;
+    }
+    "Validation" {
+        /// Confidence a detection must exceed
+        conf: f64 = 0.001;
+        /// IoU above which NMS suppresses
+        iou: f64 = 0.7;
+        /// Most detections per image
+        max_det: usize = 300;
+        /// Suppress across classes
+        agnostic_nms: bool = false;
+    }
+}
+
+/// A switch that can also be a path.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum Toggle {
+    /// Plain on or off.
+    On(bool),
+    /// On, with this file.
+    Path(String),
+}
+
+/// Where decoded images are kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(from = "Value", into = "Value")]
+pub enum Cache {
+    /// Read from disk every time.
+    Off,
+    /// Kept in memory.
+    Ram,
+}
+
+impl From<Value> for Cache {
+    fn from(value: Value) -> Self {
+        match value {
+            Value::Bool(true) => Self::Ram,
+            Value::String(s) if s == "ram" || s == "true" => Self::Ram,
+            _ => Self::Off,
+        }
+    }
+}
+
+impl From<Cache> for Value {
+    fn from(cache: Cache) -> Self {
+        if cache == Cache::Ram { Self::from("ram") } else { Self::from(false) }
+    }
+}
+
+/// Which optimizer is asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum OptimizerChoice {
+    /// Chosen from the number of iterations and classes.
+    #[serde(rename = "auto")]
+    Auto,
+    /// Stochastic gradient descent with Nesterov momentum.
+    SGD,
+    /// Adam.
+    Adam,
+    /// AdamW.
+    AdamW,
+}
+
+/// Layers that are not trained.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum Freeze {
+    /// The first n.
+    First(usize),
+    /// These.
+    List(Vec<usize>),
+}
+
+impl Freeze {
+    /// Whether layer `index` is frozen.
+    pub fn covers(&self, index: usize) -> bool {
+        match self {
+            Self::First(n) => index < *n,
+            Self::List(list) => list.contains(&index),
+        }
+    }
+}
+
+/// A setting that does not exist, or does not take the value it was given.
+#[derive(Debug, PartialEq, thiserror::Error)]
+#[error("{origin}: {reason}")]
+pub struct ConfigError {
+    /// Where it was written.
+    pub origin: String,
+    /// What is wrong.
+    pub reason: String,
+}
+
+/// Settings from one place: a file, the command line.
+pub struct Layer {
+    /// What an error calls it.
+    pub origin: String,
+    /// Names and values.
+    pub values: Map<String, Value>,
+}
+
+/// The name a user writes: the field `box_` is `box`.
+fn field_name(key: &str) -> String {
+    let name = key.replace('-', "_");
+    if name == "box" { "box_".into() } else { name }
+}
+
+impl TrainConfig {
+    /// Defaults overlaid by `layers`, the last one winning.
+    ///
+    /// # Errors
+    /// A key that is not a setting (with the closest one) or a value of the wrong kind, and where it was written.
+    pub fn from_layers(layers: &[Layer]) -> Result<Self, ConfigError> {
+        let mut config = Self::default();
+        for layer in layers {
+            for (key, value) in &layer.values {
+                let name = field_name(key);
+                let fail = |reason: String| ConfigError { origin: layer.origin.clone(), reason };
+                if !SETTINGS.iter().any(|s| s.name == name) {
+                    let closest = SETTINGS.iter().max_by(|a, b| strsim::jaro_winkler(a.name, &name).total_cmp(&strsim::jaro_winkler(b.name, &name)));
+                    let closest = closest.map_or("", |s| s.name).trim_end_matches('_');
+                    return Err(fail(format!("unknown setting `{key}`; did you mean `{closest}`?")));
+                }
+                let mut all = serde_json::to_value(&config).map_err(|e| fail(e.to_string()))?;
+                all[&name] = value.clone();
+                config = serde_json::from_value(all).map_err(|e| fail(format!("`{key}` cannot be {value}: {e}")))?;
+            }
+        }
+        config.validate().map_err(|reason| ConfigError { origin: "settings".into(), reason })?;
+        Ok(config)
+    }
+
+    /// The rules that one setting alone cannot check.
+    ///
+    /// # Errors
+    /// The first rule that is broken.
+    pub fn validate(&self) -> Result<(), String> {
+        let fractions = [
+            ("fraction", self.fraction),
+            ("hsv_h", self.hsv_h),
+            ("hsv_s", self.hsv_s),
+            ("hsv_v", self.hsv_v),
+            ("translate", self.translate),
+            ("flipud", self.flipud),
+            ("fliplr", self.fliplr),
+            ("bgr", self.bgr),
+            ("mosaic", self.mosaic),
+            ("mixup", self.mixup),
+            ("cutmix", self.cutmix),
+            ("copy_paste", self.copy_paste),
+            ("conf", self.conf),
+            ("iou", self.iou),
+        ];
+        if let Some((name, x)) = fractions.iter().find(|(_, x)| !(0.0..=1.0).contains(x)) {
+            return Err(format!("{name} {x} is not between 0 and 1"));
+        }
+        let not_negative = [
+            ("lr0", self.lr0),
+            ("lrf", self.lrf),
+            ("momentum", self.momentum),
+            ("weight_decay", self.weight_decay),
+            ("warmup_epochs", self.warmup_epochs),
+            ("warmup_momentum", self.warmup_momentum),
+            ("warmup_bias_lr", self.warmup_bias_lr),
+            ("box", self.box_),
+            ("cls", self.cls),
+            ("dfl", self.dfl),
+            ("scale", self.scale),
+            ("checkpoint_minutes", self.checkpoint_minutes),
+            ("ema_tau", self.ema_tau),
+            ("time", self.time.unwrap_or(0.0)),
+        ];
+        if let Some((name, x)) = not_negative.iter().find(|(_, x)| !(x.is_finite() && *x >= 0.0)) {
+            return Err(format!("{name} {x} is negative or not a number"));
+        }
+        let rules = [
+            (self.imgsz == 0 || !self.imgsz.is_multiple_of(32), format!("imgsz {} is not a positive multiple of 32", self.imgsz)),
+            (self.batch == 0, "batch must be at least 1".into()),
+            (self.epochs == 0, "epochs must be at least 1".into()),
+            (self.nbs == 0, "nbs must be at least 1".into()),
+            (self.fraction == 0.0, "fraction 0 leaves nothing to train on".into()),
+            (self.keep_checkpoints < 2, "keep_checkpoints must be at least 2: the newest may be damaged".into()),
+        ];
+        rules.into_iter().find(|(broken, _)| *broken).map_or(Ok(()), |(_, rule)| Err(rule))
+    }
+
+    /// Replaces `optimizer: auto` by what it stands for: SGD for more than 10,000 iterations, else AdamW with a rate from the classes.
+    ///
+    /// Effective momentum after warm-up stays [`momentum`](Self::momentum) for SGD; AdamW gets beta1 0.9.
+    pub fn resolve_optimizer(&mut self, images: usize, nc: usize) {
+        if self.optimizer != OptimizerChoice::Auto {
+            return;
+        }
+        let iterations = images.div_ceil(self.batch.max(self.nbs)) * self.epochs;
+        self.warmup_bias_lr = 0.0;
+        if iterations > 10_000 {
+            self.optimizer = OptimizerChoice::SGD;
+            self.lr0 = 0.01;
+        } else {
+            self.optimizer = OptimizerChoice::AdamW;
+            self.lr0 = (0.002 * 5.0 / (4 + nc) as f64 * 1e6).round() / 1e6;
+            self.momentum = 0.9;
+        }
+    }
+
+    /// Weight decay scaled to the batch that an update really sees.
+    pub fn effective_weight_decay(&self) -> f64 {
+        self.weight_decay * (self.batch * self.schedule().accumulate()) as f64 / self.nbs as f64
+    }
+
+    fn schedule(&self) -> Schedule {
+        Schedule {
+            lr0: self.lr0,
+            lrf: self.lrf,
+            cos_lr: self.cos_lr,
+            momentum: self.momentum,
+            warmup_epochs: self.warmup_epochs,
+            warmup_momentum: self.warmup_momentum,
+            warmup_bias_lr: self.warmup_bias_lr,
+            nbs: self.nbs,
+            batch: self.batch,
+        }
+    }
+
+    /// The Learner's part of the settings. `optimizer: auto` must have been resolved.
+    ///
+    /// # Errors
+    /// When it has not.
+    pub fn learner(&self) -> Result<LearnerConfig, ConfigError> {
+        let optimizer = match self.optimizer {
+            OptimizerChoice::SGD => OptimizerKind::Sgd,
+            OptimizerChoice::Adam => OptimizerKind::Adam,
+            OptimizerChoice::AdamW => OptimizerKind::AdamW,
+            OptimizerChoice::Auto => {
+                return Err(ConfigError { origin: "settings".into(), reason: "optimizer auto is not resolved yet".into() });
+            }
+        };
+        Ok(LearnerConfig {
+            epochs: self.epochs,
+            time: self.time,
+            patience: self.patience,
+            schedule: self.schedule(),
+            optimizer,
+            max_grad_norm: 10.0,
+            ema_decay: self.ema_decay,
+            ema_tau: self.ema_tau,
+            seed: self.seed,
+            shuffle: true,
+            workers: self.workers,
+            val: self.val,
+            save: self.save,
+            save_period: self.save_period,
+            checkpoint_minutes: self.checkpoint_minutes,
+            keep_checkpoints: self.keep_checkpoints,
+            log_every: 10,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn layer(origin: &str, values: Value) -> Layer {
+        Layer { origin: origin.into(), values: values.as_object().cloned().unwrap() }
+    }
+
+    #[test]
+    fn later_layers_win_and_hyphens_are_underscores() {
+        let layers = [layer("file", json!({"epochs": 3, "box": 2.0})), layer("flags", json!({"epochs": 5, "close-mosaic": 0, "cache": "ram"}))];
+        let config = TrainConfig::from_layers(&layers).unwrap();
+        assert_eq!((config.epochs, config.close_mosaic, config.box_, config.cache), (5, 0, 2.0, Cache::Ram));
+    }
+
+    #[test]
+    fn unknown_keys_name_the_closest_and_the_file() {
+        let error = TrainConfig::from_layers(&[layer("my.yaml", json!({"epoch": 3}))]).unwrap_err().to_string();
+        assert!(error.contains("my.yaml") && error.contains("`epochs`"), "{error}");
+        let error = TrainConfig::from_layers(&[layer("my.yaml", json!({"epochs": "many"}))]).unwrap_err().to_string();
+        assert!(error.contains("epochs") && error.contains("many"), "{error}");
+        let error = TrainConfig::from_layers(&[layer("f", json!({"imgsz": 100}))]).unwrap_err().to_string();
+        assert!(error.contains("imgsz 100"), "{error}");
+    }
+
+    #[test]
+    fn auto_optimizer_follows_the_field() {
+        let mut ltdv2 = TrainConfig::default();
+        ltdv2.resolve_optimizer(329_299, 4);
+        assert_eq!((ltdv2.optimizer, ltdv2.lr0, ltdv2.momentum, ltdv2.warmup_bias_lr), (OptimizerChoice::SGD, 0.01, 0.937, 0.0));
+        let mut small = TrainConfig::default();
+        small.resolve_optimizer(2029, 4);
+        assert_eq!((small.optimizer, small.lr0, small.momentum), (OptimizerChoice::AdamW, 0.00125, 0.9));
+        let mut coco = TrainConfig::default();
+        coco.resolve_optimizer(128, 80);
+        assert_eq!(coco.lr0, 0.000119);
+    }
+
+    #[test]
+    fn weight_decay_follows_the_accumulated_batch() {
+        assert_eq!(TrainConfig::default().effective_weight_decay(), 0.0005);
+        let odd = TrainConfig { batch: 24, ..TrainConfig::default() };
+        assert_eq!(odd.effective_weight_decay(), 0.0005 * 72.0 / 64.0);
+    }
+
+    #[test]
+    fn a_written_config_reads_back_the_same() {
+        let config = TrainConfig { freeze: Freeze::List(vec![1, 2]), time: Some(0.5), ..TrainConfig::default() };
+        let text = serde_json::to_string(&config).unwrap();
+        assert_eq!(serde_json::from_str::<TrainConfig>(&text).unwrap(), config);
+    }
+}

@@ -1,0 +1,154 @@
+//! YOLOv8 as the Learner sees it: batches of augmented images, the detection loss, mAP.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use bellows_learner::rng::Rng;
+use bellows_learner::{Draw, EvalContext, Evaluation, Group, StepOutput, Task, TaskError};
+use bellows_weights::{Tensor as FileTensor, to_safetensors};
+use burn::data::dataset::Dataset;
+use burn::tensor::module::interpolate;
+use burn::tensor::ops::{InterpolateMode, InterpolateOptions};
+use burn::tensor::Device;
+
+use crate::config::TrainConfig;
+use crate::data::{AugmentConfig, Batch, Item, train_batch};
+use crate::model::{ParamGroup, Yolo, layer_index, param_group, to_tensors};
+use crate::pictures;
+use crate::upload::upload;
+use crate::validate::{ValSet, detection_loss, validate};
+
+/// The validation columns of `results.csv`, in order.
+pub const METRICS: [&str; 7] = [
+    "metrics/precision(B)",
+    "metrics/recall(B)",
+    "metrics/mAP50(B)",
+    "metrics/mAP50-95(B)",
+    "val/box_loss",
+    "val/cls_loss",
+    "val/dfl_loss",
+];
+
+/// Detection training: settings, classes, validation data, and where pictures go.
+pub struct DetectionTask {
+    /// The resolved settings.
+    pub config: TrainConfig,
+    /// Class names by index.
+    pub names: Vec<String>,
+    /// What a model is judged on.
+    pub val: ValSet,
+    /// The run directory, for pictures of training batches; `None` draws none.
+    pub pictures: Option<PathBuf>,
+}
+
+impl DetectionTask {
+    fn augmentation(&self, draw: Draw) -> AugmentConfig {
+        let open = draw.epoch + self.config.close_mosaic < draw.epochs || self.config.close_mosaic == 0;
+        self.config.augmentation(open)
+    }
+
+    /// Training size of a batch: `imgsz`, or with `multi_scale` a multiple of 32 between half and one and a half of it.
+    fn size_of(&self, draw: Draw, batch: &Batch) -> usize {
+        if !self.config.multi_scale {
+            return self.config.imgsz;
+        }
+        let first = batch.indices.first().map_or(0, |&i| i as u64);
+        let mut rng = Rng::new(draw.seed, "multi_scale", draw.epoch as u64, first);
+        let (low, high) = (self.config.imgsz / 64, self.config.imgsz * 3 / 64);
+        32 * (low.max(1) + rng.below((high - low.max(1) + 1) as u64) as usize)
+    }
+}
+
+impl Task for DetectionTask {
+    type Model = Yolo;
+    type Item = Item;
+    type Batch = Batch;
+    type Output = ();
+
+    fn item_names(&self) -> &[&'static str] {
+        &["box_loss", "cls_loss", "dfl_loss"]
+    }
+
+    fn metric_names(&self) -> Vec<String> {
+        METRICS.map(String::from).to_vec()
+    }
+
+    fn groups(&self) -> Vec<Group> {
+        let weight_decay = self.config.effective_weight_decay();
+        let group = |bias, weight_decay| Group { lr_scale: 1.0, weight_decay, bias };
+        vec![group(true, 0.0), group(false, weight_decay), group(false, 0.0)]
+    }
+
+    fn group_of(&self, name: &str) -> Option<usize> {
+        if layer_index(name).is_some_and(|layer| self.config.freeze.covers(layer)) {
+            return None;
+        }
+        Some(match param_group(name) {
+            ParamGroup::Bias => 0,
+            ParamGroup::Decay => 1,
+            ParamGroup::NoDecay => 2,
+        })
+    }
+
+    fn batch(&self, data: &dyn Dataset<Item>, draw: Draw, indices: &[usize]) -> Result<Batch, TaskError> {
+        let augmentation = self.augmentation(draw);
+        Ok(train_batch(data, indices, draw.epoch as u64, draw.seed, self.config.imgsz, &augmentation)?)
+    }
+
+    fn sample_names(&self, batch: &Batch) -> Vec<String> {
+        batch.names.clone()
+    }
+
+    fn inspect(&self, batch: &Batch, draw: Draw, position: usize) {
+        let closing = self.config.close_mosaic > 0 && draw.epoch + self.config.close_mosaic == draw.epochs;
+        let Some(dir) = self.pictures.as_ref().filter(|_| position < 3 && (draw.epoch == 0 || closing)) else { return };
+        let number = if draw.epoch == 0 { format!("{position}") } else { format!("_closed{position}") };
+        if let Err(error) = pictures::train_batch(batch, &self.names, &dir.join(format!("train_batch{number}.jpg"))) {
+            tracing::warn!("{error}");
+        }
+    }
+
+    fn loss(&self, model: &Yolo, batch: &Batch, draw: Draw, device: &Device) -> StepOutput<()> {
+        let images = upload(batch, model.channels(), device);
+        let size = self.size_of(draw, batch);
+        let images = if size == batch.shape[2] && size == batch.shape[3] {
+            images
+        } else {
+            let options = InterpolateOptions::new(InterpolateMode::Bilinear).with_output_size([size, size]).with_align_corners(false);
+            interpolate(images, options)
+        };
+        let feats = model.forward(images);
+        let loss = detection_loss(&self.config, model.nc()).forward(&feats, &batch.targets);
+        StepOutput { loss: loss.total, items: loss.items, count: loss.objects, output: () }
+    }
+
+    fn evaluate(&self, model: &Yolo, context: &mut EvalContext<'_>) -> Result<Evaluation, TaskError> {
+        let validation = validate(model, &self.val, &self.config, context)?;
+        let m = &validation.metrics;
+        let [b, c, d] = validation.losses;
+        let values = [m.precision, m.recall, m.map50, m.map50_95, b, c, d];
+        let metrics = METRICS.iter().zip(values).map(|(name, value)| (name.to_string(), value)).collect();
+        Ok(Evaluation { fitness: m.fitness, metrics, samples: m.images, objects: m.instances })
+    }
+
+    fn export(&self, model: &Yolo, epoch: usize) -> Result<Vec<u8>, TaskError> {
+        let tensors = to_tensors(model, 0).into_iter().map(|(name, (shape, values))| {
+            let tensor = if name.ends_with("num_batches_tracked") {
+                FileTensor::from_i64(shape, &values.iter().map(|&v| v as i64).collect::<Vec<_>>())
+            } else {
+                FileTensor::from_f32(shape, &values)
+            };
+            (name, tensor)
+        });
+        let names: BTreeMap<usize, &String> = self.names.iter().enumerate().collect();
+        let metadata = BTreeMap::from([
+            ("format".to_string(), "pt".to_string()),
+            ("task".to_string(), "detect".to_string()),
+            ("nc".to_string(), self.names.len().to_string()),
+            ("names".to_string(), serde_json::to_string(&names)?),
+            ("epoch".to_string(), (epoch + 1).to_string()),
+            ("imgsz".to_string(), self.config.imgsz.to_string()),
+        ]);
+        Ok(to_safetensors(&tensors.collect(), &metadata)?)
+    }
+}

@@ -1,0 +1,218 @@
+//! A detection training run put together: data, model, Learner, closing validation and pictures.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use bellows_learner::{EvalContext, LearnError, Learner, Outcome, TaskError};
+use bellows_runs::{RunDir, RunDirError};
+use burn::data::dataset::Dataset;
+use burn::module::Module;
+use burn::tensor::Device;
+use serde_json::{Map, Value, json};
+
+use crate::boxes::Label;
+use crate::config::{ConfigError, TrainConfig};
+use crate::data::{DataError, Item};
+use crate::metrics::DetectionMetrics;
+use crate::model::Yolo;
+use crate::pictures;
+use crate::source::{self, Start};
+use crate::task::DetectionTask;
+use crate::validate::{ValSet, Validation, validate};
+
+/// Why training could not start or end.
+#[derive(Debug, thiserror::Error)]
+pub enum TrainError {
+    /// Settings.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// Data.
+    #[error(transparent)]
+    Data(#[from] DataError),
+    /// The run directory.
+    #[error(transparent)]
+    RunDir(#[from] RunDirError),
+    /// The Learner.
+    #[error(transparent)]
+    Learn(#[from] LearnError),
+    /// Weights to start from that do not fit, or cannot be read.
+    #[error("{}: {reason}", path.display())]
+    Weights {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// The closing validation.
+    #[error("validating the best weights")]
+    Validation(#[source] TaskError),
+}
+
+/// What a model is trained and judged on.
+pub struct TrainingData {
+    /// Training samples.
+    pub train: Arc<dyn Dataset<Item>>,
+    /// Validation samples.
+    pub val: ValSet,
+    /// Class names by index.
+    pub names: Vec<String>,
+    /// Input channels of the network, 3 or 1.
+    pub channels: usize,
+    /// All training labels, for `labels.jpg`; may be empty.
+    pub labels: Vec<Label>,
+    /// Changes when the data does: a run is resumed only on the data it began with.
+    pub fingerprint: String,
+    /// What a person wants to know about the data.
+    pub lines: Vec<String>,
+}
+
+impl TrainingData {
+    /// Data defined in code. Every validation item is read once for its size.
+    ///
+    /// # Errors
+    /// When a validation item cannot be read.
+    pub fn new(train: Arc<dyn Dataset<Item>>, val: Arc<dyn Dataset<Item>>, names: &[&str]) -> Result<Self, TrainError> {
+        let fingerprint = format!("{} + {} items", train.len(), val.len());
+        let val = ValSet::new(val).map_err(TrainError::Validation)?;
+        let names = names.iter().map(ToString::to_string).collect();
+        Ok(Self { train, val, names, channels: 3, labels: Vec::new(), fingerprint, lines: Vec::new() })
+    }
+
+    /// The data a `data.yaml` describes: generated if it says so, then scanned. `progress` gets (what, done, total).
+    ///
+    /// # Errors
+    /// Whatever [`crate::data`] refuses, with file and line.
+    pub fn open(config: &TrainConfig, progress: &mut dyn FnMut(&str, usize, usize)) -> Result<Self, TrainError> {
+        Ok(source::open(config, progress)?)
+    }
+}
+
+/// How a run ended.
+pub struct Report {
+    /// Why it ended.
+    pub outcome: Outcome,
+    /// Epochs done, over all sessions.
+    pub epochs: usize,
+    /// Seconds spent training, over all sessions.
+    pub elapsed_s: f64,
+    /// The best weights on the validation set; `None` when the run was interrupted.
+    pub best: Option<DetectionMetrics>,
+}
+
+/// A training run, ready to go.
+pub struct Training {
+    learner: Learner<DetectionTask>,
+    config: TrainConfig,
+    train: Arc<dyn Dataset<Item>>,
+    val: ValSet,
+    names: Vec<String>,
+    labels: Vec<Label>,
+    device: Device,
+    header: Vec<String>,
+}
+
+impl Training {
+    /// Builds the model (from scratch or from a file), resolves `optimizer: auto` and prepares the run in `dir`.
+    ///
+    /// # Errors
+    /// Weights that do not fit, or a run directory that cannot be used.
+    pub fn new(data: TrainingData, mut config: TrainConfig, device: &Device, dir: RunDir) -> Result<Self, TrainError> {
+        let TrainingData { train, val, names, channels, labels, fingerprint, .. } = data;
+        let nc = names.len();
+        config.resolve_optimizer(train.len(), nc);
+        let Start { model, header } = source::model(&config, nc, channels, &device.clone().autodiff())?;
+        let mut header = header;
+        header.push(optimizer_line(&config, &model));
+        header.push(format!("Image sizes {0} train, {0} val; {1} data workers", config.imgsz, config.workers));
+        let pictures = config.plots.then(|| dir.path().to_path_buf());
+        let task = DetectionTask { config: config.clone(), names: names.clone(), val: val.clone(), pictures };
+        let identity = identity(&config, &fingerprint);
+        let learner = Learner::new(task, model, device, config.learner()?, dir, identity)?;
+        Ok(Self { learner, config, train, val, names, labels, device: device.clone(), header })
+    }
+
+    /// The Learner: resume, observers, metrics, a stop flag.
+    pub fn learner(&mut self) -> &mut Learner<DetectionTask> {
+        &mut self.learner
+    }
+
+    /// The settings with `auto` resolved.
+    pub fn config(&self) -> &TrainConfig {
+        &self.config
+    }
+
+    /// Class names by index.
+    pub fn names(&self) -> &[String] {
+        &self.names
+    }
+
+    /// Model summary, transferred weights, optimizer: one line each.
+    pub fn header(&self) -> &[String] {
+        &self.header
+    }
+
+    /// Writes the device and why it was chosen into `events.jsonl`.
+    pub fn note_device(&mut self, backend: &str, name: &str, fallback: Option<&str>) {
+        self.learner.first_event("device", json!({ "backend": backend, "name": name, "fallback": fallback }));
+    }
+
+    /// Trains, validates the best weights and draws the pictures.
+    ///
+    /// # Errors
+    /// See [`TrainError`].
+    pub fn run(&mut self) -> Result<Report, TrainError> {
+        let dir = self.learner.dir().path().to_path_buf();
+        if self.config.plots && !self.labels.is_empty() {
+            warn(pictures::labels(&self.labels, &self.names, &dir));
+        }
+        let outcome = self.learner.fit(&*self.train)?;
+        let counters = &self.learner.state().counters;
+        let (epochs, elapsed_s) = (counters.epoch, counters.elapsed_s);
+        let best = if outcome == Outcome::Interrupted { None } else { Some(self.judge_best(&dir)?.metrics) };
+        Ok(Report { outcome, epochs, elapsed_s, best })
+    }
+
+    fn judge_best(&mut self, dir: &Path) -> Result<Validation, TrainError> {
+        let path = self.learner.dir().weights().join("best.safetensors");
+        let device = self.device.clone().without_autodiff();
+        let model = source::load_exactly(&path, self.learner.ema_model())?;
+        let mut context =
+            EvalContext { device: &device, workers: self.config.workers, epoch: 0, progress: &mut |_, _| {}, interrupted: &|| false };
+        let validation = validate(&model, &self.val, &self.config, &mut context).map_err(TrainError::Validation)?;
+        if self.config.plots {
+            warn(pictures::closing(&validation, &self.names, dir));
+        }
+        Ok(validation)
+    }
+}
+
+fn warn<E: std::fmt::Display>(result: Result<(), E>) {
+    if let Err(error) = result {
+        tracing::warn!("{error}");
+    }
+}
+
+/// Settings that change what a run computes, and the data: a checkpoint must agree on them.
+fn identity(config: &TrainConfig, fingerprint: &str) -> Map<String, Value> {
+    let mut settings = serde_json::to_value(config).unwrap_or_default();
+    let harmless =
+        ["device", "workers", "plots", "save_period", "checkpoint_minutes", "keep_checkpoints", "allow_bad", "allow_outside", "project", "name", "exist_ok"];
+    if let Value::Object(map) = &mut settings {
+        harmless.iter().for_each(|key| drop(map.remove(*key)));
+    }
+    [("settings".to_string(), settings), ("data".to_string(), json!(fingerprint))].into_iter().collect()
+}
+
+/// As detector users know it: `optimizer: SGD(lr=0.01, momentum=0.9) with parameter groups ...`.
+fn optimizer_line(config: &TrainConfig, model: &Yolo) -> String {
+    let layout = bellows_learner::Layout::of(&model.clone().train(), |name| Some(crate::model::param_group(name) as usize));
+    let count = |group| layout.entries.iter().filter(|e| e.group == Some(group)).count();
+    let [bias, decay, no_decay] = [0, 1, 2].map(count);
+    format!(
+        "optimizer: {:?}(lr={}, momentum={}) with parameter groups {no_decay} weight(decay=0.0), {decay} weight(decay={}), {bias} bias(decay=0.0)",
+        config.optimizer,
+        config.lr0,
+        config.momentum,
+        config.effective_weight_decay()
+    )
+}

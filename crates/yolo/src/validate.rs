@@ -1,0 +1,156 @@
+//! Judging a model on a validation set: letterboxed rectangular batches, loss, NMS, matching, mAP.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use bellows_learner::{EvalContext, Interrupted, Loader, TaskError};
+use burn::data::dataset::Dataset;
+use burn::tensor::Tensor;
+use rayon::prelude::*;
+
+use crate::boxes::{Detection, xywh_to_xyxy};
+use crate::config::TrainConfig;
+use crate::data::{Batch, Item, RectBatch, rect_batches, val_batch};
+use crate::loss::DetectionLoss;
+use crate::metrics::{ConfusionMatrix, DetectionMetrics, Evaluator, GroundTruth, NmsConfig, Speed, nms};
+use crate::model::Yolo;
+use crate::upload::upload;
+
+/// A validation set and the sizes of its images, which decide how they are batched.
+#[derive(Clone)]
+pub struct ValSet {
+    data: Arc<dyn Dataset<Item>>,
+    sizes: Vec<(usize, usize)>,
+}
+
+impl ValSet {
+    /// A set whose image sizes (width, height) are known.
+    pub fn with_sizes(data: Arc<dyn Dataset<Item>>, sizes: Vec<(usize, usize)>) -> Self {
+        Self { data, sizes }
+    }
+
+    /// A set of any kind; every item is read once for its size.
+    ///
+    /// # Errors
+    /// When an item cannot be read.
+    pub fn new(data: Arc<dyn Dataset<Item>>) -> Result<Self, TaskError> {
+        let size = |i| data.get(i).map(|item| (item.frame.width, item.frame.height));
+        let sizes = (0..data.len()).map(size).collect::<Result<_, _>>()?;
+        Ok(Self { data, sizes })
+    }
+
+    /// Number of images.
+    pub fn len(&self) -> usize {
+        self.sizes.len()
+    }
+
+    /// Whether there is no image.
+    pub fn is_empty(&self) -> bool {
+        self.sizes.is_empty()
+    }
+}
+
+/// One validated batch, kept for pictures.
+pub struct Shown {
+    /// The images and their labels.
+    pub batch: Batch,
+    /// Detections of each image, in the pixels of the batch.
+    pub detections: Vec<Vec<Detection>>,
+}
+
+/// The result of a validation.
+pub struct Validation {
+    /// mAP and the rest.
+    pub metrics: DetectionMetrics,
+    /// Mean box, class and distribution loss over the batches.
+    pub losses: [f64; 3],
+    /// Confusion at confidence 0.25.
+    pub confusion: ConfusionMatrix,
+    /// The first batches.
+    pub shown: Vec<Shown>,
+}
+
+/// Batches whose pictures are drawn.
+const SHOWN: usize = 3;
+
+/// Runs `model` (without autodiff) over `set`.
+///
+/// # Errors
+/// [`Interrupted`] when the run should stop, or what keeps an image from being read.
+pub fn validate(model: &Yolo, set: &ValSet, config: &TrainConfig, context: &mut EvalContext<'_>) -> Result<Validation, TaskError> {
+    let nc = model.nc();
+    let loss = detection_loss(config, nc);
+    let batches = rect_batches(&set.sizes, 2 * config.batch, config.imgsz);
+    let suppression = NmsConfig {
+        conf: config.conf as f32,
+        iou: config.iou,
+        max_det: config.max_det,
+        agnostic: config.agnostic_nms,
+        ..NmsConfig::default()
+    };
+    let mut evaluator = Evaluator::new(nc);
+    let mut confusion = ConfusionMatrix::new(nc, 0.25, 0.45);
+    let (mut losses, mut shown, mut done) = ([0.0; 3], Vec::new(), 0);
+    let mut stages = [0.0; 4];
+    let make = |i: usize| -> Result<Batch, TaskError> {
+        let RectBatch { indices, height, width } = &batches[i];
+        Ok(val_batch(&*set.data, indices, *height, *width)?)
+    };
+    std::thread::scope(|scope| -> Result<(), TaskError> {
+        for batch in Loader::start(scope, context.workers, 0..batches.len(), &make) {
+            if (context.interrupted)() {
+                return Err(Box::new(Interrupted));
+            }
+            let batch = batch?;
+            let mut clock = Instant::now();
+            let mut lap = |stage: usize| stages[stage] += std::mem::replace(&mut clock, Instant::now()).elapsed().as_secs_f64();
+            let images = upload(&batch, model.channels(), context.device);
+            lap(0);
+            let feats = model.forward(images);
+            let decoded = host(model.decode(&feats))?;
+            lap(1);
+            let items = host(loss.forward(&feats, &batch.targets).items)?;
+            losses.iter_mut().zip(items).for_each(|(sum, item)| *sum += f64::from(item));
+            lap(2);
+            let [count, _, height, width] = batch.shape;
+            let per_image = decoded.len() / count;
+            let detections: Vec<Vec<Detection>> =
+                decoded.par_chunks(per_image).map(|pred| nms(pred, nc, per_image / (4 + nc), &suppression)).collect();
+            for (image, found) in detections.iter().enumerate() {
+                let truths = truths_of(&batch, image as u32, width as f32, height as f32);
+                evaluator.add_image(found, &truths);
+                confusion.add_image(found, &truths);
+            }
+            lap(3);
+            done += count;
+            (context.progress)(done, set.len());
+            if shown.len() < SHOWN {
+                shown.push(Shown { batch, detections });
+            }
+        }
+        Ok(())
+    })?;
+    let [preprocess, inference, loss, postprocess] = stages.map(|s: f64| s * 1e3 / done.max(1) as f64);
+    let mut metrics = evaluator.metrics();
+    metrics.speed = Speed { preprocess, inference, loss, postprocess };
+    Ok(Validation { metrics, losses: losses.map(|sum| sum / batches.len().max(1) as f64), confusion, shown })
+}
+
+/// The loss with the run's gains.
+pub(crate) fn detection_loss(config: &TrainConfig, nc: usize) -> DetectionLoss {
+    DetectionLoss { nc, box_gain: config.box_ as f32, cls: config.cls as f32, dfl: config.dfl as f32 }
+}
+
+/// The labels of one image of a batch as corners in the batch's pixels.
+pub(crate) fn truths_of(batch: &Batch, image: u32, width: f32, height: f32) -> Vec<GroundTruth> {
+    let mine = batch.targets.iter().filter(|(i, _)| *i == image);
+    let scaled = mine.map(|(_, label)| {
+        let [x1, y1, x2, y2] = xywh_to_xyxy(label.xywh);
+        GroundTruth { class: label.class, xyxy: [x1 * width, y1 * height, x2 * width, y2 * height] }
+    });
+    scaled.collect()
+}
+
+fn host<const D: usize>(tensor: Tensor<D>) -> Result<Vec<f32>, TaskError> {
+    Ok(tensor.try_into_vec_as::<f32>()?)
+}

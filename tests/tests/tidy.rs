@@ -1,0 +1,88 @@
+//! The rules of the house that a compiler does not check: file sizes, who may call whom, who may name a backend.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+const MAX_LINES: usize = 700;
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().to_path_buf()
+}
+
+fn sources(dir: &Path, out: &mut Vec<(PathBuf, String)>) {
+    for entry in std::fs::read_dir(dir).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            sources(&path, out);
+        } else if path.extension().is_some_and(|e| e == "rs") {
+            let text = std::fs::read_to_string(&path).unwrap();
+            out.push((path, text));
+        }
+    }
+}
+
+fn all_sources() -> Vec<(PathBuf, String)> {
+    let mut out = Vec::new();
+    sources(&root().join("crates"), &mut out);
+    sources(&root().join("tests"), &mut out);
+    assert!(out.len() > 20, "the sources were not found");
+    out
+}
+
+#[test]
+fn files_are_small_and_open_with_an_essay() {
+    let sources = all_sources();
+    let long: Vec<_> = sources.iter().filter(|(_, text)| text.lines().count() > MAX_LINES).map(|(path, _)| path).collect();
+    assert!(long.is_empty(), "over {MAX_LINES} lines: {long:?}");
+    let mut lines: Vec<usize> = sources.iter().map(|(_, text)| text.lines().count()).collect();
+    lines.sort_unstable();
+    assert!(lines[lines.len() / 2] <= 250, "the median file has {} lines", lines[lines.len() / 2]);
+    let silent: Vec<_> = sources.iter().filter(|(_, text)| !text.starts_with("//!")).map(|(path, _)| path).collect();
+    assert!(silent.is_empty(), "files that do not say what they are: {silent:?}");
+}
+
+/// crate -> crates of ours it may depend on, dev-dependencies aside.
+fn allowed() -> BTreeMap<&'static str, &'static [&'static str]> {
+    BTreeMap::from([
+        ("device", &[][..]),
+        ("runs", &[][..]),
+        ("weights", &[][..]),
+        ("learner", &["runs"][..]),
+        ("yolo", &["learner", "runs", "weights"][..]),
+        ("yolo-train", &["device", "learner", "runs", "yolo"][..]),
+    ])
+}
+
+#[test]
+fn dependencies_point_one_way() {
+    let allowed = allowed();
+    for entry in std::fs::read_dir(root().join("crates")).unwrap() {
+        let path = entry.unwrap().path();
+        let name = path.file_name().unwrap().to_str().unwrap().to_string();
+        let may = allowed.get(name.as_str()).unwrap_or_else(|| panic!("crate {name} has no place in the house yet"));
+        let manifest = std::fs::read_to_string(path.join("Cargo.toml")).unwrap();
+        let normal = manifest.split("\n[dependencies]").nth(1).unwrap_or("").split("\n[").next().unwrap();
+        for line in normal.lines().filter_map(|l| l.strip_prefix("bellows-")) {
+            let on = line.split(['.', ' ', '=']).next().unwrap();
+            assert!(may.contains(&on), "crates/{name} may not depend on {on}");
+        }
+    }
+}
+
+#[test]
+fn only_the_device_crate_names_a_backend_and_nobody_is_unsafe() {
+    let backends = ["Device::flex", "Device::vulkan", "Device::cuda", "Device::rocm", "Device::metal", "Device::wgpu", "burn_flex", "burn_wgpu"];
+    for (path, text) in all_sources() {
+        let inside = |dir: &str| path.starts_with(root().join(dir));
+        if inside("tests") || path.components().any(|c| c.as_os_str() == "tests" || c.as_os_str() == "examples") {
+            continue;
+        }
+        let code = text.split("#[cfg(test)]").next().unwrap();
+        if !inside("crates/device") {
+            let named = backends.iter().find(|b| code.contains(**b));
+            assert!(named.is_none(), "{} names a backend: {named:?}", path.display());
+        }
+        let blocks = code.lines().filter(|l| !l.trim_start().starts_with("//")).filter(|l| l.contains("unsafe {") || l.contains("unsafe fn"));
+        assert_eq!(blocks.count(), 0, "{} holds unsafe code", path.display());
+    }
+}

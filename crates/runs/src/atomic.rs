@@ -11,7 +11,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use crate::store::{DiskStore, Store, StoreError, parent_of};
 
 /// Writes `bytes` to `path`, replacing what was there: a temporary sibling is written and flushed, renamed over `path`, and the
-/// rename is flushed. On error the old contents stand and the sibling is gone. The directory must exist.
+/// rename is flushed. On error the old contents stand and the sibling is gone, except when that last flush fails: then the new
+/// contents are in place and may not survive a power cut. The directory must exist.
 pub fn write_atomic(path: &Path, bytes: &[u8]) -> Result<(), StoreError> {
     let (mut file, temp) = create_sibling(path)?;
     let write = || {

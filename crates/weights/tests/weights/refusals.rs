@@ -123,7 +123,16 @@ fn bombs() {
         children = [module(&[], &[("a", children.clone()), ("b", children)]), b"q\x01".to_vec()].concat();
         tree.extend(children);
     }
-    refused(&pt(&pickle(&tree), &[]), "over the limit");
+    refused(&pt(&pickle(&tree), &[]), "bytes of tensors and names");
+
+    // Sixty modules that share one dictionary of two hundred thousand absent parameters.
+    let absent = [b"(".to_vec(), b"K\x01N".repeat(1000), b"u".to_vec()].concat().repeat(200);
+    let with = |parameters: Vec<u8>, modules: &[(&str, Vec<u8>)]| {
+        let state = dict(&[("_parameters", parameters), ("_buffers", dict(&[])), ("_modules", dict(modules))]);
+        [b"ctorch.nn.modules.x\nX\n)\x81".to_vec(), state, b"b".to_vec()].concat()
+    };
+    let sharing = vec![("m", with(b"h\x02".to_vec(), &[])); 60];
+    refused(&pt(&pickle(&with([b"}".to_vec(), absent, b"q\x02".to_vec()].concat(), &sharing)), &[]), "steps through the pickled modules");
 }
 
 #[test]

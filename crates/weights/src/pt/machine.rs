@@ -245,7 +245,7 @@ mod tests {
             (b".", "the stack is empty"),
             (b"N(.", "the stack is empty"),
             (b"N(\x85.", "the stack is empty"),
-            (b"NN(\x86N.", "the stack is empty"),
+            (b"NN(\x86.", "the stack is empty"),
             (b"t.", "there is no mark"),
             (b"h\x07.", "memo slot 7 is empty"),
             (b"NNa.", "None is appended to"),

@@ -1,1 +1,62 @@
+//! Weight files to named tensors, and back.
+//!
+//! Reads safetensors and `.pt` (what `torch.save` writes), recognised by content and not by extension; writes
+//! safetensors. It knows no model: names, shapes and bytes come out as they were stored.
+//!
+//! Every file is treated as hostile. A `.pt` holds a Python pickle, which in Python may run any code; here an
+//! interpreter of our own walks it, builds tensors through an allow-list of globals, and executes nothing
+//! (see `pt`). What a file may make us allocate is bounded by its own size (see `limits`).
+//! Finiteness is not checked on reading: callers ask for it with [`check_finite`].
 
+mod error;
+mod limits;
+mod pt;
+mod safetensors;
+mod tensor;
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{BufReader, Read, Seek};
+use std::path::Path;
+
+pub use error::{Fault, WeightsError};
+pub use safetensors::{from_safetensors, to_safetensors};
+pub use tensor::{DType, Tensor, Tensors, check_finite};
+
+/// What a weight file holds.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Weights {
+    /// The tensors by name: `model.0.conv.weight`.
+    pub tensors: Tensors,
+    /// Facts beside the tensors, as text. From safetensors: its `__metadata__`. From a `.pt`: the plain values at the
+    /// root (`epoch`, `date`, `version`) and, of a pickled module, `names`, `nc`, `stride` and `task` where present,
+    /// as JSON unless they are text (`names` = `{"0":"person"}`, `stride` = `[8.0,16.0,32.0]`).
+    pub metadata: BTreeMap<String, String>,
+    /// Class of every module of a `.pt` that holds a whole pickled module, by path:
+    /// `model.9.cv1.act` = `torch.nn.modules.linear.Identity`; the outermost module has the path `""`. Empty otherwise.
+    /// Modules without weights (activations, pooling) show up only here.
+    pub classes: BTreeMap<String, String>,
+}
+
+/// Reads a safetensors or `.pt` file.
+///
+/// # Errors
+/// [`WeightsError`] with the path, and what was refused where. Nothing partial is returned.
+pub fn read(path: &Path) -> Result<Weights, WeightsError> {
+    read_file(path).map_err(|fault| WeightsError { path: Some(path.to_owned()), fault })
+}
+
+fn read_file(path: &Path) -> Result<Weights, Fault> {
+    let mut file = File::open(path)?;
+    let size = file.metadata()?.len();
+    let mut start = Vec::with_capacity(9);
+    Read::by_ref(&mut file).take(9).read_to_end(&mut start)?;
+    file.rewind()?;
+    if start.starts_with(b"PK\x03\x04") {
+        pt::read(BufReader::new(file), size)
+    } else if start.get(8) == Some(&b'{') {
+        safetensors::read(BufReader::new(file), size)
+    } else {
+        Err(Fault::Unrecognised { start })
+    }
+}

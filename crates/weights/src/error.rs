@@ -1,0 +1,122 @@
+//! The one error of this crate: which file, and what in it was refused.
+
+use std::fmt;
+use std::path::PathBuf;
+
+/// A weight file that could not be read or written.
+#[derive(Debug)]
+pub struct WeightsError {
+    /// The file, when there is one (bytes in memory have none).
+    pub path: Option<PathBuf>,
+    /// What was wrong with it.
+    pub fault: Fault,
+}
+
+impl fmt::Display for WeightsError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.path {
+            Some(path) => write!(f, "{}: {}", path.display(), self.fault),
+            None => self.fault.fmt(f),
+        }
+    }
+}
+
+impl std::error::Error for WeightsError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        self.fault.source()
+    }
+}
+
+impl From<Fault> for WeightsError {
+    fn from(fault: Fault) -> Self {
+        WeightsError { path: None, fault }
+    }
+}
+
+/// What was wrong.
+#[derive(Debug, thiserror::Error)]
+pub enum Fault {
+    /// The disk or the file system refused.
+    #[error("{0}")]
+    Io(#[from] std::io::Error),
+    /// Not a format this crate reads.
+    #[error("neither safetensors nor a .pt (zip) file; it starts with {start:02x?}. Checkpoints of PyTorch before 1.6 must be saved again")]
+    Unrecognised {
+        /// The first bytes, at most 9.
+        start: Vec<u8>,
+    },
+    /// The zip container of a `.pt` is damaged or uses a feature `torch.save` does not.
+    #[error("zip: {what}")]
+    Zip {
+        /// The entry and the complaint.
+        what: String,
+    },
+    /// The pickle is damaged or asks for something that is not allowed.
+    #[error("data.pkl byte {at}: {what}")]
+    Pickle {
+        /// Position of the opcode in `data.pkl`.
+        at: usize,
+        /// The complaint.
+        what: String,
+    },
+    /// The pickle names a Python class or function that is not on the allow-list. Loading the file in Python would run it.
+    #[error("data.pkl byte {at}: `{global}` is not allowed in a weight file (opening it with PyTorch could run code)")]
+    Global {
+        /// Position of the opcode in `data.pkl`.
+        at: usize,
+        /// The dotted name.
+        global: String,
+    },
+    /// The objects of the pickle are not arranged as weights.
+    #[error("no weights found: {what}")]
+    Layout {
+        /// What is there instead.
+        what: String,
+    },
+    /// A safetensors header is damaged.
+    #[error("safetensors header: {what}")]
+    Header {
+        /// The complaint.
+        what: String,
+    },
+    /// One tensor is wrong.
+    #[error("tensor `{name}`: {what}")]
+    Tensor {
+        /// Its name.
+        name: String,
+        /// The complaint, with sizes.
+        what: String,
+    },
+    /// Two tensors have the same name.
+    #[error("two tensors are named `{name}`")]
+    Duplicate {
+        /// The name.
+        name: String,
+    },
+    /// A bound was exceeded.
+    #[error("{what}: {size} is over the limit of {limit}")]
+    TooLarge {
+        /// What was counted.
+        what: String,
+        /// How much there was, or would have been.
+        size: u64,
+        /// How much is allowed.
+        limit: u64,
+    },
+    /// A NaN or an infinity.
+    #[error("tensor `{name}`: element {index} is {value}")]
+    NonFinite {
+        /// The tensor.
+        name: String,
+        /// Position of the first such element, row-major.
+        index: usize,
+        /// Its value.
+        value: f64,
+    },
+}
+
+impl Fault {
+    pub(crate) fn tensor(name: impl Into<String>, what: impl Into<String>) -> Self {
+        Fault::Tensor { name: name.into(), what: what.into() }
+    }
+}

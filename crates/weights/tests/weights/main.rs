@@ -1,0 +1,10 @@
+//! The crate from outside: files PyTorch wrote, files that break a rule, and damaged files.
+
+#[cfg(test)]
+mod common;
+#[cfg(test)]
+mod damage;
+#[cfg(test)]
+mod pt;
+#[cfg(test)]
+mod refusals;

@@ -35,5 +35,5 @@ pub use observe::{BatchReport, EpochReport, Notice, Observer, RunInfo};
 pub use optim::{Optimizer, OptimizerKind};
 pub use sampler::epoch_order;
 pub use schedule::{Hyper, Schedule};
-pub use state::{Counters, RunState};
+pub use state::{Counters, Members, RunState};
 pub use task::{Draw, EvalContext, Evaluation, Group, Interrupted, StepOutput, Task};

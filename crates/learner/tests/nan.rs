@@ -57,8 +57,12 @@ fn an_exploding_rate_never_writes_a_weight_that_is_not_finite() {
     config.max_grad_norm = 0.0;
     let dir = tempfile::tempdir().unwrap();
     let mut session = learner(dir.path(), config, no_poison);
-    let error = session.fit(&data()).unwrap_err();
-    assert!(matches!(error, LearnError::Diverged { .. }), "{error}");
+    // Whether the run survives or gives up is the numbers' choice; that nothing bad was written is not.
+    match session.fit(&data()) {
+        Ok(_) | Err(LearnError::Diverged { .. }) => {}
+        Err(error) => panic!("{error}"),
+    }
+    assert!(session.state().counters.skipped > 0, "nothing exploded: nothing was tested");
     for (name, _, values) in session.layout().read(&session.state().ema.values).unwrap() {
         assert!(values.iter().all(|v| v.is_finite()), "EMA of {name}");
     }

@@ -1,6 +1,6 @@
 //! A task small enough to train in milliseconds and awkward enough to catch a careless resume: batch-norm statistics, a noise draw per
 //! sample and epoch, a batch that does not divide the set, batches that can be poisoned.
-#![allow(dead_code)] // each test file uses its part
+#![allow(dead_code, unreachable_pub, reason = "each test file uses its part")]
 
 use std::path::Path;
 use std::sync::Arc;

@@ -206,8 +206,7 @@ fn reference_files() {
     let (shape, pixels) = &case["img"];
     let shape: [usize; 4] = shape.as_slice().try_into().unwrap();
     let rows = case["batch_idx"].1.iter().zip(&case["cls"].1).zip(case["bboxes"].1.chunks(4));
-    let targets: Vec<(u32, Label)> =
-        rows.map(|((i, c), b)| (*i as u32, Label { class: *c as u32, xywh: b.try_into().unwrap() })).collect();
+    let targets: Vec<(u32, Label)> = rows.map(|((i, c), b)| (*i as u32, Label { class: *c as u32, xywh: b.try_into().unwrap() })).collect();
 
     let infer = model_from(&weights, nc).valid();
     let y = vec(infer.decode(&infer.forward(image(pixels.clone(), shape, &Device::flex()))));
@@ -253,8 +252,12 @@ fn reference_files() {
     assert!(error <= 1e-3);
 
     let count = steps["loss_items"].0[0];
-    let (model, trace) = train(model_from(&weights, nc), pixels, shape, &targets, count, 0.01);
+    let lr = std::env::var("BELLOWS_YOLO_GOLDEN_LR").map_or(0.01, |v| v.parse().unwrap());
+    let (model, trace) = train(model_from(&weights, nc), pixels, shape, &targets, count, lr);
     let error = worst_each(&trace, &steps["loss_items"].1);
+    for (own, reference) in trace.chunks(3).zip(steps["loss_items"].1.chunks(3)) {
+        println!("  {own:?} {reference:?} {:.1e}", worst_each(own, reference));
+    }
     println!("{count} steps: losses {error:.2e}");
     let tensors = to_tensors(&model, count as u64);
     let finals = tensors.iter().filter(|(_, t)| t.1.iter().any(|v| *v != 0.0));

@@ -35,9 +35,8 @@ pub fn ciou_tensor(a: Tensor<2>, b: Tensor<2>) -> Tensor<2> {
     let overlap = |a1: &Tensor<2>, a2: &Tensor<2>, b1: &Tensor<2>, b2: &Tensor<2>| {
         (a2.clone().min_pair(b2.clone()) - a1.clone().max_pair(b1.clone())).clamp_min(0.0)
     };
-    let around = |a1: &Tensor<2>, a2: &Tensor<2>, b1: &Tensor<2>, b2: &Tensor<2>| {
-        a2.clone().max_pair(b2.clone()) - a1.clone().min_pair(b1.clone())
-    };
+    let around =
+        |a1: &Tensor<2>, a2: &Tensor<2>, b1: &Tensor<2>, b2: &Tensor<2>| a2.clone().max_pair(b2.clone()) - a1.clone().min_pair(b1.clone());
     let inter = overlap(&ax1, &ax2, &bx1, &bx2) * overlap(&ay1, &ay2, &by1, &by2);
     let union = (w1.clone() * h1.clone() + w2.clone() * h2.clone() - inter.clone()).add_scalar(EPSILON);
     let iou = inter / union;
@@ -56,6 +55,7 @@ fn square(x: Tensor<2>) -> Tensor<2> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::names::to_host;
     use burn::tensor::{Device, TensorData};
 
     const PAIRS: [[[f32; 4]; 2]; 5] = [
@@ -82,7 +82,7 @@ mod tests {
     #[test]
     fn host_and_tensor_agree() {
         let device = Device::flex();
-        let tensor = ciou_tensor(boxes(0, &device), boxes(1, &device)).into_data().into_vec_as::<f32>();
+        let tensor = to_host(ciou_tensor(boxes(0, &device), boxes(1, &device)));
         for (t, [a, b]) in tensor.into_iter().zip(PAIRS) {
             assert!((t - ciou(a, b)).abs() < 1e-6, "{t} {}", ciou(a, b));
         }
@@ -93,7 +93,7 @@ mod tests {
         let device = Device::flex().autodiff();
         let a = boxes(0, &device).require_grad();
         let grads = ciou_tensor(a.clone(), boxes(1, &device)).sum().backward();
-        let grad = a.grad(&grads).unwrap().into_data().into_vec_as::<f32>();
+        let grad = to_host(a.grad(&grads).unwrap());
         for (row, [a, b]) in PAIRS.into_iter().enumerate() {
             if row == 1 {
                 continue; // equal boxes: the formula has a kink there

@@ -37,6 +37,7 @@ pub fn loss(logits: Tensor<2>, targets: Vec<f32>, device: &Device) -> Tensor<1> 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::names::to_host;
 
     #[test]
     fn spikes_sum_to_the_weight_and_average_to_the_distance() {
@@ -52,11 +53,10 @@ mod tests {
     fn gradient_matches_finite_differences() {
         let device = Device::flex().autodiff();
         let logits: Vec<f32> = (0..128).map(|i| ((i * 37 % 101) as f32 - 50.0) / 25.0).collect();
-        let targets: Vec<f32> =
-            [target([3.5, 4.5], [1.2, 2.0, 6.6, 19.9], 0.7), target([9.5, 0.5], [9.0, -3.0, 9.9, 2.0], 0.3)].concat();
+        let targets: Vec<f32> = [target([3.5, 4.5], [1.2, 2.0, 6.6, 19.9], 0.7), target([9.5, 0.5], [9.0, -3.0, 9.9, 2.0], 0.3)].concat();
         let x = Tensor::<2>::from_data(TensorData::new(logits.clone(), [2, 64]), &device).require_grad();
         let grads = loss(x.clone(), targets.clone(), &device).backward();
-        let grad = x.grad(&grads).unwrap().into_data().into_vec_as::<f32>();
+        let grad = to_host(x.grad(&grads).unwrap());
         let exact = |logits: &[f64]| -> f64 {
             let rows = logits.chunks(REG_MAX).zip(targets.chunks(REG_MAX));
             rows.map(|(z, t)| {

@@ -14,6 +14,7 @@ use burn::tensor::activation::{log_sigmoid, softmax};
 use burn::tensor::{Device, Int, Tensor, TensorData};
 
 use crate::boxes::Label;
+use crate::model::names::to_host;
 use crate::model::head::{Anchors, REG_MAX, STRIDES, decode_corners, flatten};
 use assigner::{Foreground, GroundTruth, assign};
 
@@ -76,13 +77,7 @@ impl DetectionLoss {
         let terms = [box_loss * self.box_gain, cls_loss * self.cls, dfl_loss * self.dfl];
         let items = Tensor::cat(terms.iter().map(|t| t.clone().detach()).collect(), 0);
         let [b, c, d] = terms;
-        LossOutput {
-            total: (b + c + d).mul_scalar(batch as f32),
-            items,
-            objects: targets.len(),
-            foreground: fg.weights.len(),
-            score_sum,
-        }
+        LossOutput { total: (b + c + d).mul_scalar(batch as f32), items, objects: targets.len(), foreground: fg.weights.len(), score_sum }
     }
 
     fn by_image(&self, targets: &[(u32, Label)], batch: usize, size: [f32; 2]) -> Vec<Vec<GroundTruth>> {
@@ -99,7 +94,7 @@ impl DetectionLoss {
 fn readback(flat: &Tensor<3>, anchors: &Anchors) -> Vec<f32> {
     let flat = if flat.device().is_autodiff() { flat.clone().inner() } else { flat.clone() };
     let (corners, scores) = decode_corners(flat, anchors);
-    Tensor::cat(vec![corners, scores], 1).into_data().into_vec_as::<f32>()
+    to_host(Tensor::cat(vec![corners, scores], 1))
 }
 
 /// The foreground of a batch, row by row: what to gather and what it should be.

@@ -34,10 +34,7 @@ impl Detect {
         let branch = |cin, mid, out| -> Branch {
             (Conv::new(cin, mid, 3, 1, device), Conv::new(mid, mid, 3, 1, device), Conv2d::new(mid, out, 1, 1, true, device))
         };
-        Self {
-            cv2: channels.map(|cin| branch(cin, c2, 4 * REG_MAX)).into(),
-            cv3: channels.map(|cin| branch(cin, c3, nc)).into(),
-        }
+        Self { cv2: channels.map(|cin| branch(cin, c2, 4 * REG_MAX)).into(), cv3: channels.map(|cin| branch(cin, c3, nc)).into() }
     }
 
     /// Three maps `[B, C, H/s, W/s]` to raw outputs `[B, 64 + nc, H/s, W/s]`.

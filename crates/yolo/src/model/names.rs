@@ -20,6 +20,12 @@ const DFL: &str = "model.22.dfl.conv.weight";
 /// The one convolution whose input channels may differ from the checkpoint's.
 const FIRST: &str = "model.0.conv.weight";
 
+/// The values of a float tensor, row-major; one readback.
+#[expect(clippy::expect_used, reason = "every float type converts to f32")]
+pub fn to_host<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
+    tensor.into_data().try_into_vec_as::<f32>().expect("a float tensor")
+}
+
 /// Whether a tensor is learned or observed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
@@ -57,37 +63,36 @@ fn kind(name: &str) -> Kind {
 
 /// Name, shape and kind of every tensor, in the order of the layers.
 pub fn named_tensors(model: &Yolo) -> Vec<(String, Vec<usize>, Kind)> {
-    let mut walk = Walk { path: Path::default(), each: |name: String, shape: Vec<usize>, _: &dyn Fn() -> Vec<f32>| (name, shape), found: vec![] };
-    model.visit(&mut walk);
-    walk.found.into_iter().map(|(name, shape)| (name.clone(), shape, kind(&name))).collect()
+    walk(model, false).into_iter().map(|(name, shape, _)| (name.clone(), shape, kind(&name))).collect()
 }
 
 /// The full state dict (355 tensors for sizes n and s), loadable by PyTorch with `strict=True`.
 ///
 /// `batches` is written as every `num_batches_tracked`.
 pub fn to_tensors(model: &Yolo, batches: u64) -> NamedTensors {
-    let mut walk = Walk { path: Path::default(), each: |name, shape, data: &dyn Fn() -> Vec<f32>| (name, (shape, data())), found: vec![] };
-    model.visit(&mut walk);
-    let mut tensors: NamedTensors = walk.found.into_iter().collect();
-    for name in counters(&tensors) {
-        tensors.insert(name, (vec![], vec![batches as f32]));
-    }
+    let found = walk(model, true);
+    let norms = found.iter().filter_map(|(name, ..)| name.strip_suffix("running_var"));
+    let counters: Vec<String> = norms.map(|norm| format!("{norm}num_batches_tracked")).collect();
+    let mut tensors: NamedTensors = found.into_iter().map(|(name, shape, values)| (name, (shape, values))).collect();
+    tensors.extend(counters.into_iter().map(|name| (name, (vec![], vec![batches as f32]))));
     tensors.insert(DFL.to_owned(), (vec![1, REG_MAX, 1, 1], (0..REG_MAX).map(|k| k as f32).collect()));
     tensors
 }
 
-/// Names of the batch counters that belong to the normalisations among `tensors`.
-fn counters(tensors: &NamedTensors) -> Vec<String> {
-    tensors.keys().filter_map(|n| n.strip_suffix("running_var")).map(|n| format!("{n}num_batches_tracked")).collect()
+/// Name, shape and (if asked for) values of every tensor, in the order of the layers.
+fn walk(model: &Yolo, values: bool) -> Vec<(String, Vec<usize>, Vec<f32>)> {
+    let mut walk = Walk { path: Path::default(), values, found: vec![] };
+    model.visit(&mut walk);
+    walk.found
 }
 
-struct Walk<T, F: FnMut(String, Vec<usize>, &dyn Fn() -> Vec<f32>) -> T> {
+struct Walk {
     path: Path,
-    each: F,
-    found: Vec<T>,
+    values: bool,
+    found: Vec<(String, Vec<usize>, Vec<f32>)>,
 }
 
-impl<T, F: FnMut(String, Vec<usize>, &dyn Fn() -> Vec<f32>) -> T> ModuleVisitor for Walk<T, F> {
+impl ModuleVisitor for Walk {
     fn enter_module(&mut self, name: &str, container: &str) {
         self.path.enter(name, container);
     }
@@ -99,8 +104,8 @@ impl<T, F: FnMut(String, Vec<usize>, &dyn Fn() -> Vec<f32>) -> T> ModuleVisitor 
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         let tensor = param.val();
         let shape = tensor.dims().to_vec();
-        let found = (self.each)(self.path.name(), shape, &|| tensor.to_data().into_vec_as::<f32>());
-        self.found.push(found);
+        let values = if self.values { to_host(tensor) } else { vec![] };
+        self.found.push((self.path.name(), shape, values));
     }
 }
 
@@ -180,7 +185,7 @@ impl ModuleMapper for Load<'_> {
         let values = if own.as_slice() == shape.as_slice() {
             values.clone()
         } else if name == FIRST && D == 4 && shape.len() == 4 && own[0] == shape[0] && own[2..] == shape[2..] {
-            let mut merged = param.val().to_data().into_vec_as::<f32>();
+            let mut merged = to_host(param.val());
             copy_common_channels(&mut merged, own[1], values, shape[1], own[2] * own[3]);
             merged
         } else {

@@ -93,7 +93,7 @@ pub fn model_from(weights: &NamedTensors, nc: usize) -> Yolo {
 }
 
 pub fn vec<const D: usize>(t: Tensor<D>) -> Vec<f32> {
-    t.into_data().into_vec_as::<f32>()
+    names::to_host(t)
 }
 
 pub fn image(values: Vec<f32>, shape: [usize; 4], device: &Device) -> Tensor<4> {

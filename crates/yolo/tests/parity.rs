@@ -164,7 +164,7 @@ fn no_object_in_the_batch() {
 fn ten_steps_of_training() {
     let golden = golden();
     let case = plain();
-    let (model, trace) = train(model_from(&formula_weights(), NC), &case.pixels(), case.shape(), &case.targets, 10, 0.01);
+    let (model, trace) = train(model_from(&formula_weights(), NC), &case.pixels(), case.shape(), &case.targets, 10, 0.0002);
     let error = worst_each(&trace, &golden["steps.items"].1);
     println!("ten steps: losses {error:.1e}");
     assert!(error <= 1e-3, "{trace:?} {:?}", golden["steps.items"].1);

@@ -1,8 +1,8 @@
 //! What the model is made of: layers, parameters, gradients, operations; and which optimizer group a name is in.
 //!
 //! GFLOPs follow the convention of the `thop` profiler, which detector users compare with: two operations for
-//! each multiplication of a convolution, eight for each output of a batch normalisation before fusing, two for
-//! each pixel of an upsampling; activations, poolings and concatenations are free.
+//! each multiplication of a convolution, eight for each output of a batch normalisation before fusing;
+//! everything else is free.
 
 use super::head::REG_MAX;
 use super::layers::{C2f, Conv, Conv2d};
@@ -71,23 +71,18 @@ struct Count {
 
 impl Count {
     fn model(&mut self, yolo: &Yolo, mut size: [usize; 2]) {
-        let mut channels = 0;
         let mut head_sizes = Vec::new();
         for (i, layer) in yolo.model.iter().enumerate() {
             match layer {
-                Layer::Conv(m) => (channels, size) = self.conv(m, size),
-                Layer::C2f(m) => channels = self.c2f(m, size),
-                Layer::Sppf(m) => channels = [&m.cv1, &m.cv2].map(|c| self.conv(c, size).0)[1],
-                Layer::Upsample(_) => {
-                    size = size.map(|s| 2 * s);
-                    self.flops += 2 * (channels * size[0] * size[1]) as u64;
-                }
+                Layer::Conv(m) => size = self.conv(m, size),
+                Layer::C2f(m) => self.c2f(m, size),
+                Layer::Sppf(m) => self.convs([&m.cv1, &m.cv2], size),
+                Layer::Upsample(_) => size = size.map(|s| 2 * s),
                 Layer::Concat(_) => {}
                 Layer::Detect(m) => {
                     for (level, &size) in head_sizes.iter().enumerate() {
                         for (a, b, plain) in [&m.cv2[level], &m.cv3[level]] {
-                            self.conv(a, size);
-                            self.conv(b, size);
+                            self.convs([a, b], size);
                             self.conv2d(plain, size);
                         }
                         self.flops += 2 * (4 * REG_MAX * size[0] * size[1]) as u64;
@@ -100,27 +95,32 @@ impl Count {
         }
     }
 
-    fn c2f(&mut self, m: &C2f, size: [usize; 2]) -> usize {
-        for conv in m.m.iter().flat_map(|b| [&b.cv1, &b.cv2]).chain([&m.cv1]) {
+    fn c2f(&mut self, m: &C2f, size: [usize; 2]) {
+        self.convs(m.m.iter().flat_map(|b| [&b.cv1, &b.cv2]).chain([&m.cv1, &m.cv2]), size);
+    }
+
+    fn convs<'a>(&mut self, convs: impl IntoIterator<Item = &'a Conv>, size: [usize; 2]) {
+        for conv in convs {
             self.conv(conv, size);
         }
-        self.conv(&m.cv2, size).0
     }
 
-    /// Convolution and normalisation; returns the output's channels and size.
-    fn conv(&mut self, m: &Conv, size: [usize; 2]) -> (usize, [usize; 2]) {
-        let (channels, size) = self.conv2d(&m.conv, size);
+    /// Convolution and normalisation; returns the output's size.
+    fn conv(&mut self, m: &Conv, size: [usize; 2]) -> [usize; 2] {
+        let (outputs, size) = self.conv2d(&m.conv, size);
         self.layers += 1;
-        self.flops += 8 * (channels * size[0] * size[1]) as u64;
-        (channels, size)
+        self.flops += 8 * outputs as u64;
+        size
     }
 
+    /// The number of outputs and their size.
     fn conv2d(&mut self, m: &Conv2d, size: [usize; 2]) -> (usize, [usize; 2]) {
         let [cout, cin, k, _] = m.weight.val().dims();
         let size = size.map(|s| s / m.stride());
+        let outputs = cout * size[0] * size[1];
         self.layers += 1;
-        self.flops += 2 * (cout * cin * k * k * size[0] * size[1]) as u64;
-        (cout, size)
+        self.flops += 2 * (outputs * cin * k * k) as u64;
+        (outputs, size)
     }
 }
 
@@ -137,9 +137,9 @@ mod tests {
     #[test]
     fn sizes_and_operations_are_the_published_ones() {
         for (scale, nc, layers, parameters, gflops) in [
-            (Scale::N, 1, 129, 3_011_043, 8.1941),
+            (Scale::N, 1, 129, 3_011_043, 8.1917),
             (Scale::N, 4, 129, 3_011_628, 8.1949),
-            (Scale::N, 5, 129, 3_011_823, 8.1952),
+            (Scale::N, 5, 129, 3_011_823, 8.1960),
             (Scale::N, 80, 129, 3_157_200, 8.8551),
             (Scale::S, 80, 129, 11_166_560, 28.8119),
             (Scale::M, 80, 169, 25_902_640, 79.3137),
@@ -148,7 +148,7 @@ mod tests {
         ] {
             let s = summary(scale, nc);
             assert_eq!((s.layers, s.parameters, s.gradients), (layers, parameters, parameters - 16), "{scale:?} {nc}");
-            assert!((s.gflops - gflops).abs() < 1e-3, "{scale:?} {nc}: {} GFLOPs", s.gflops);
+            assert!((s.gflops - gflops).abs() < 1e-4, "{scale:?} {nc}: {} GFLOPs", s.gflops);
         }
     }
 

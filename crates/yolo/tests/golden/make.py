@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 from ultralytics.nn.tasks import DetectionModel
 from ultralytics.utils import DEFAULT_CFG
 
-NC, LR, STEPS = 4, 0.01, 10
+NC, LR, STEPS = 4, 0.0002, 10
 U = np.uint64
 
 

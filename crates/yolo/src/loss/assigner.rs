@@ -1,0 +1,214 @@
+//! Task-aligned assignment (Feng et al., 2021): which anchors learn which object, and how strongly.
+//!
+//! Alignment of an object and an anchor is `score^0.5 * CIoU^6`, over anchors whose centre lies inside the box.
+//! Each object takes its ten best-aligned anchors; an anchor wanted by several goes to the object it overlaps
+//! most, of all objects in the image. The target score is the alignment, rescaled so that an object's best
+//! anchor gets the object's best overlap. Runs on the host, one image after another in parallel: ties and edge
+//! cases then do not depend on the device (`topk` has PyTorch's order on the CPU).
+//! An all-zero box is padding and takes no anchor, but keeps its index.
+
+use rayon::prelude::*;
+
+use super::ciou::ciou;
+use super::topk::top_k;
+use crate::boxes::xywh_to_xyxy;
+use crate::model::head::Anchors;
+
+/// Anchors per object.
+pub const TOP_K: usize = 10;
+/// Exponent of the overlap in the alignment; the score's is 0.5.
+const BETA: f32 = 6.0;
+const EPSILON: f32 = 1e-9;
+
+/// An object: class and `xyxy` in pixels.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct GroundTruth {
+    /// Class index.
+    pub class: u32,
+    /// Corners in pixels of the network's input.
+    pub xyxy: [f32; 4],
+}
+
+impl GroundTruth {
+    /// From a label's normalised `xywh` and the input's size in pixels.
+    pub fn new(class: u32, [x, y, w, h]: [f32; 4], [width, height]: [f32; 2]) -> Self {
+        Self { class, xyxy: xywh_to_xyxy([x * width, y * height, w * width, h * height]) }
+    }
+}
+
+/// An anchor that learns an object.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Foreground {
+    /// Index of the anchor.
+    pub anchor: usize,
+    /// Index of the object within its image.
+    pub gt: usize,
+    /// The object's class and box in pixels.
+    pub target: GroundTruth,
+    /// Target score in 0..1; all other classes' is 0.
+    pub score: f32,
+}
+
+/// Predictions of one image, plane by plane: corners in pixels (x1 of all anchors, then y1, x2, y2), then
+/// the scores in 0..1 of class 0, class 1, ..
+#[derive(Clone, Copy)]
+pub struct Planes<'a> {
+    data: &'a [f32],
+    anchors: usize,
+}
+
+impl<'a> Planes<'a> {
+    /// `data` holds `(4 + nc) * anchors` values.
+    pub fn new(data: &'a [f32], anchors: usize) -> Self {
+        Self { data, anchors }
+    }
+
+    fn xyxy(&self, a: usize) -> [f32; 4] {
+        [0, 1, 2, 3].map(|k| self.data[k * self.anchors + a])
+    }
+
+    fn score(&self, class: u32, a: usize) -> f32 {
+        self.data[(4 + class as usize) * self.anchors + a]
+    }
+}
+
+/// Assigns the images of a batch: one list of foreground anchors per image, in order of the anchors.
+///
+/// `predictions` holds `(4 + nc) * A` values per image (see [`Planes`]); `gts` the objects of each image.
+pub fn assign(predictions: &[f32], gts: &[Vec<GroundTruth>], anchors: &Anchors) -> Vec<Vec<Foreground>> {
+    let per_image = predictions.len() / gts.len().max(1);
+    (gts.par_iter().enumerate())
+        .map(|(i, gts)| assign_image(Planes::new(&predictions[i * per_image..][..per_image], anchors.len()), gts, anchors))
+        .collect()
+}
+
+/// Assigns one image.
+pub fn assign_image(predicted: Planes, gts: &[GroundTruth], anchors: &Anchors) -> Vec<Foreground> {
+    let centres: Vec<[f32; 2]> = anchors.centres.iter().zip(&anchors.strides).map(|(c, s)| c.map(|v| v * s)).collect();
+    let rows: Vec<Row> = gts.iter().map(|gt| Row::new(predicted, gt, &centres)).collect();
+    let owner = resolve(&rows, centres.len());
+    // The best alignment and overlap of each object, over the anchors it was left with.
+    let mut best = vec![(0.0f32, 0.0f32); gts.len()];
+    for &(a, g) in &owner {
+        best[g].0 = best[g].0.max(rows[g].align[a]);
+        best[g].1 = best[g].1.max(rows[g].overlap[a]);
+    }
+    let target = |&(anchor, gt): &(usize, usize)| {
+        let (align, overlap) = best[gt];
+        Foreground { anchor, gt, target: gts[gt], score: rows[gt].align[anchor] * overlap / (align + EPSILON) }
+    };
+    owner.iter().map(target).collect()
+}
+
+/// One object against all anchors.
+struct Row {
+    overlap: Vec<f32>,
+    align: Vec<f32>,
+    /// Anchors among the ten best and inside the box.
+    wanted: Vec<usize>,
+}
+
+impl Row {
+    fn new(predicted: Planes, gt: &GroundTruth, centres: &[[f32; 2]]) -> Self {
+        let n = centres.len();
+        let (mut overlap, mut align) = (vec![0.0; n], vec![0.0; n]);
+        let [x1, y1, x2, y2] = gt.xyxy;
+        if x1 + y1 + x2 + y2 <= 0.0 {
+            return Self { overlap, align, wanted: vec![] };
+        }
+        let inside = |&[x, y]: &[f32; 2]| (x - x1).min(y - y1).min(x2 - x).min(y2 - y) > EPSILON;
+        for (a, _) in centres.iter().enumerate().filter(|(_, c)| inside(c)) {
+            overlap[a] = ciou(gt.xyxy, predicted.xyxy(a)).max(0.0);
+            align[a] = predicted.score(gt.class, a).sqrt() * overlap[a].powf(BETA);
+        }
+        let best = top_k(&align, TOP_K, &mut Vec::with_capacity(n));
+        let wanted = best.into_iter().map(|a| a as usize).filter(|&a| inside(&centres[a])).collect();
+        Self { overlap, align, wanted }
+    }
+}
+
+/// Foreground anchors with the object each goes to, in order of the anchors.
+fn resolve(rows: &[Row], anchors: usize) -> Vec<(usize, usize)> {
+    let mut claims = vec![(0u32, 0usize); anchors];
+    for (g, row) in rows.iter().enumerate() {
+        for &a in &row.wanted {
+            claims[a] = (claims[a].0 + 1, g);
+        }
+    }
+    let most_overlapping = |a: usize| (1..rows.len()).fold(0, |best, g| if rows[g].overlap[a] > rows[best].overlap[a] { g } else { best });
+    (claims.into_iter().enumerate())
+        .filter(|(_, (count, _))| *count > 0)
+        .map(|(a, (count, g))| (a, if count > 1 { most_overlapping(a) } else { g }))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A 64 x 64 input (84 anchors); every anchor predicts a box of `half` pixels around itself, score 0.25 per class.
+    fn setup(half: f32, nc: usize) -> (Anchors, Vec<f32>) {
+        let anchors = Anchors::new([[8, 8], [4, 4], [2, 2]]);
+        let n = anchors.len();
+        let mut data = vec![0.25; (4 + nc) * n];
+        for a in 0..n {
+            for k in 0..4 {
+                let centre = anchors.centres[a][k % 2] * anchors.strides[a];
+                data[k * n + a] = if k < 2 { centre - half } else { centre + half };
+            }
+        }
+        (anchors, data)
+    }
+
+    fn gt(class: u32, xyxy: [f32; 4]) -> GroundTruth {
+        GroundTruth { class, xyxy }
+    }
+
+    fn run(half: f32, gts: &[GroundTruth]) -> Vec<Foreground> {
+        let (anchors, data) = setup(half, 3);
+        assign_image(Planes::new(&data, anchors.len()), gts, &anchors)
+    }
+
+    #[test]
+    fn no_object_no_foreground() {
+        assert!(run(8.0, &[]).is_empty());
+        let (anchors, data) = setup(8.0, 3);
+        let two = [data.clone(), data].concat();
+        let out = assign(&two, &[vec![], vec![gt(0, [8.0, 8.0, 40.0, 40.0])]], &anchors);
+        assert!(out[0].is_empty() && !out[1].is_empty());
+    }
+
+    #[test]
+    fn at_most_ten_anchors_the_best_gets_the_best_overlap() {
+        let fg = run(12.0, &[gt(1, [4.0, 4.0, 60.0, 60.0])]);
+        assert_eq!(fg.len(), TOP_K);
+        let best = fg.iter().map(|f| f.score).fold(0.0, f32::max);
+        let (anchors, data) = setup(12.0, 3);
+        let overlap = |f: &Foreground| ciou([4.0, 4.0, 60.0, 60.0], Planes::new(&data, anchors.len()).xyxy(f.anchor));
+        let largest = fg.iter().map(overlap).fold(0.0, f32::max);
+        assert!((best - largest).abs() < 1e-3, "{best} {largest}");
+        assert!(fg.iter().all(|f| f.target.class == 1 && f.gt == 0));
+    }
+
+    #[test]
+    fn a_small_object_takes_only_the_anchors_inside_it() {
+        // Centres at 4, 12, 20, ..: the box 10..22 holds 2 x 2 of stride 8 and none of stride 16 (8, 24) but 16 of stride 32.
+        let fg = run(6.0, &[gt(0, [10.0, 10.0, 22.0, 22.0])]);
+        assert_eq!(fg.len(), 5);
+        assert!(run(6.0, &[gt(0, [5.0, 5.0, 7.0, 7.0])]).is_empty(), "no centre inside");
+    }
+
+    #[test]
+    fn a_zero_box_is_padding_but_counts_as_an_index() {
+        let fg = run(8.0, &[gt(0, [0.0; 4]), gt(2, [8.0, 8.0, 40.0, 40.0])]);
+        assert!(!fg.is_empty() && fg.iter().all(|f| f.gt == 1 && f.target.class == 2));
+    }
+
+    #[test]
+    fn a_contested_anchor_goes_to_the_largest_overlap_of_all_objects() {
+        let row = |overlap: [f32; 3], wanted: &[usize]| Row { overlap: overlap.into(), align: vec![0.0; 3], wanted: wanted.into() };
+        let rows = [row([0.2, 0.1, 0.0], &[0, 2]), row([0.3, 0.0, 0.0], &[0, 1, 2]), row([0.4, 0.9, 0.0], &[])];
+        // Anchor 0: two want it, a third overlaps it most. Anchor 1: one wants it. Anchor 2: all tie, the first wins.
+        assert_eq!(resolve(&rows, 3), [(0, 2), (1, 1), (2, 0)]);
+    }
+}

@@ -1,0 +1,165 @@
+//! The detection loss of YOLOv8: complete IoU for boxes, distribution focal loss for their sides, binary cross
+//! entropy for classes.
+//!
+//! Predictions travel to the host once per step, decoded and without gradient, for the assigner; box terms are
+//! computed on the foreground anchors only. Class scores have one non-zero target per foreground anchor, so their
+//! cross entropy is the sum of `softplus(x)` over everything minus `x t` over the foreground.
+
+pub mod assigner;
+pub mod ciou;
+pub mod dfl;
+pub mod topk;
+
+use burn::tensor::activation::{log_sigmoid, softmax};
+use burn::tensor::{Device, Int, Tensor, TensorData};
+
+use crate::boxes::Label;
+use crate::model::names::to_host;
+use crate::model::head::{Anchors, REG_MAX, STRIDES, decode_corners, flatten};
+use assigner::{Foreground, GroundTruth, assign};
+
+/// The loss and its weights.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct DetectionLoss {
+    /// Number of classes.
+    pub nc: usize,
+    /// Weight of the box term.
+    pub box_gain: f32,
+    /// Weight of the class term.
+    pub cls: f32,
+    /// Weight of the distribution term.
+    pub dfl: f32,
+}
+
+/// What a batch's loss is.
+#[derive(Clone, Debug)]
+pub struct LossOutput {
+    /// The optimised scalar: the sum of the weighted terms times the batch size, `[1]`.
+    pub total: Tensor<1>,
+    /// Weighted box, class and distribution terms, not times the batch size, without gradient, `[3]`.
+    pub items: Tensor<1>,
+    /// Objects in the batch.
+    pub objects: usize,
+    /// Anchors that learn an object.
+    pub foreground: usize,
+    /// Sum of the target scores, before its floor of 1.
+    pub score_sum: f32,
+}
+
+impl DetectionLoss {
+    /// The usual weights: box 7.5, class 0.5, distribution 1.5.
+    pub fn new(nc: usize) -> Self {
+        Self { nc, box_gain: 7.5, cls: 0.5, dfl: 1.5 }
+    }
+
+    /// The loss of raw outputs `[B, 64 + nc, H/s, W/s]` against labels, each with the index of its image.
+    ///
+    /// # Panics
+    /// If the outputs have another number of classes, or a label's class or image index is out of range.
+    pub fn forward(&self, feats: &[Tensor<4>; 3], targets: &[(u32, Label)]) -> LossOutput {
+        let device = feats[0].device();
+        let [batch, channels, height, width] = feats[0].dims();
+        assert_eq!(channels, 4 * REG_MAX + self.nc, "raw outputs of {channels} channels for {} classes", self.nc);
+        let anchors = Anchors::of(feats);
+        let size = [width, height].map(|s| (s * STRIDES[0]) as f32);
+        let flat = flatten(feats);
+
+        let gts = self.by_image(targets, batch, size);
+        let assigned = assign(&readback(&flat, &anchors), &gts, &anchors);
+        let score_sum: f32 = assigned.iter().flatten().map(|f| f.score).sum();
+        let norm = score_sum.max(1.0);
+        let fg = Gathered::new(&assigned, &anchors, norm);
+
+        let [box_loss, dfl_loss, hits] = fg.losses(&flat, channels, &device);
+        let logits = flat.narrow(1, 4 * REG_MAX, self.nc);
+        let cls_loss = log_sigmoid(logits.neg()).sum().neg().div_scalar(norm) - hits;
+
+        let terms = [box_loss * self.box_gain, cls_loss * self.cls, dfl_loss * self.dfl];
+        let items = Tensor::cat(terms.iter().map(|t| t.clone().detach()).collect(), 0);
+        let [b, c, d] = terms;
+        LossOutput { total: (b + c + d).mul_scalar(batch as f32), items, objects: targets.len(), foreground: fg.weights.len(), score_sum }
+    }
+
+    fn by_image(&self, targets: &[(u32, Label)], batch: usize, size: [f32; 2]) -> Vec<Vec<GroundTruth>> {
+        let mut gts = vec![Vec::new(); batch];
+        for &(image, Label { class, xywh }) in targets {
+            assert!((class as usize) < self.nc, "label of class {class} for a model of {} classes", self.nc);
+            gts[image as usize].push(GroundTruth::new(class, xywh, size));
+        }
+        gts
+    }
+}
+
+/// Decoded predictions on the host: per image corners in pixels and scores, plane by plane. The step's one readback.
+fn readback(flat: &Tensor<3>, anchors: &Anchors) -> Vec<f32> {
+    let flat = if flat.device().is_autodiff() { flat.clone().inner() } else { flat.clone() };
+    let (corners, scores) = decode_corners(flat, anchors);
+    to_host(Tensor::cat(vec![corners, scores], 1))
+}
+
+/// The foreground of a batch, row by row: what to gather and what it should be.
+struct Gathered {
+    /// Image, anchor and class of each row.
+    places: Vec<(usize, usize, usize)>,
+    /// Target score over the norm.
+    weights: Vec<f32>,
+    /// Cell centres in grid units, twice (for both corners).
+    centres: Vec<f32>,
+    /// Target boxes in grid units.
+    boxes: Vec<f32>,
+    /// Target distributions of the sides, weighted.
+    sides: Vec<f32>,
+    anchors: usize,
+}
+
+impl Gathered {
+    fn new(assigned: &[Vec<Foreground>], anchors: &Anchors, norm: f32) -> Self {
+        let mut fg = Self { places: vec![], weights: vec![], centres: vec![], boxes: vec![], sides: vec![], anchors: anchors.len() };
+        for (image, f) in assigned.iter().enumerate().flat_map(|(i, fs)| fs.iter().map(move |f| (i, f))) {
+            let [x, y] = anchors.centres[f.anchor];
+            let target = f.target.xyxy.map(|v| v / anchors.strides[f.anchor]);
+            let weight = f.score / norm;
+            fg.places.push((image, f.anchor, f.target.class as usize));
+            fg.weights.push(weight);
+            fg.centres.extend([x, y, x, y]);
+            fg.boxes.extend(target);
+            fg.sides.extend(dfl::target([x, y], target, weight));
+        }
+        fg
+    }
+
+    /// Box term, distribution term, and the foreground part of the class term (weighted target logits).
+    fn losses(&self, flat: &Tensor<3>, channels: usize, device: &Device) -> [Tensor<1>; 3] {
+        let m = self.weights.len();
+        if m == 0 {
+            return [(); 3].map(|()| Tensor::zeros([1], device));
+        }
+        let at = |image: usize, channel: usize, anchor: usize| ((image * channels + channel) * self.anchors + anchor) as i32;
+        let index = |indices: Vec<i32>| {
+            let n = indices.len();
+            Tensor::<1, Int>::from_data(TensorData::new(indices, [n]), device)
+        };
+        let rows = |data: &[f32], k| Tensor::<2>::from_data(TensorData::new(data.to_vec(), [m, k]), device);
+        let all = flat.clone().reshape([-1]);
+
+        let bins = self.places.iter().flat_map(|&(i, a, _)| (0..4 * REG_MAX).map(move |c| at(i, c, a)));
+        let logits: Tensor<2> = all.clone().select(0, index(bins.collect())).reshape([m, 4 * REG_MAX]);
+        let predicted = corners(logits.clone(), rows(&self.centres, 4));
+        let loss = ciou::ciou_tensor(predicted, rows(&self.boxes, 4)).neg().add_scalar(1.0) * rows(&self.weights, 1);
+
+        let hits = self.places.iter().map(|&(i, a, class)| at(i, 4 * REG_MAX + class, a));
+        let hits = all.select(0, index(hits.collect())) * Tensor::from_data(TensorData::new(self.weights.clone(), [m]), device);
+        [loss.sum(), dfl::loss(logits, self.sides.clone(), device), hits.sum()]
+    }
+}
+
+/// Boxes `[M, 4]` in grid units of side logits `[M, 64]` around cell centres (x, y, x, y).
+fn corners(logits: Tensor<2>, centres: Tensor<2>) -> Tensor<2> {
+    let [m, _] = logits.dims();
+    let device = logits.device();
+    let p = softmax(logits.reshape([m, 4, REG_MAX]), 2);
+    let distance = Tensor::<1>::from_data(TensorData::new((0..REG_MAX).map(|k| k as f32).collect(), [REG_MAX]), &device);
+    let sides = (p * distance.reshape([1, 1, REG_MAX])).sum_dim(2).reshape([m, 4]);
+    let direction = Tensor::<1>::from_floats([-1.0, -1.0, 1.0, 1.0], &device).reshape([1, 4]);
+    centres + sides * direction
+}

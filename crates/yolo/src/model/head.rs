@@ -1,0 +1,130 @@
+//! The detection head: per level, one branch for box distributions and one for class logits; and what they mean.
+//!
+//! A box side is the expectation of a softmax over 16 bins (distances 0..15 in grid units), measured from the
+//! anchor: the centre of the grid cell. The order of channels is side-major (left, top, right, bottom) x 16 bins,
+//! then the classes; anchors run level by level (strides 8, 16, 32), rows outside, columns inside.
+
+use burn::module::Module;
+use burn::tensor::activation::{sigmoid, softmax};
+use burn::tensor::{Device, Tensor, TensorData};
+
+use super::layers::{Conv, Conv2d};
+
+/// Pixels per grid cell of the three levels.
+pub const STRIDES: [usize; 3] = [8, 16, 32];
+/// Bins per box side.
+pub const REG_MAX: usize = 16;
+
+/// Two 3x3 convolutions and a plain 1x1 one.
+pub type Branch = (Conv, Conv, Conv2d);
+
+/// The detection head.
+#[derive(Module, Debug)]
+pub struct Detect {
+    /// Box branches of the three levels: 64 channels out.
+    pub cv2: Vec<Branch>,
+    /// Class branches of the three levels: `nc` channels out.
+    pub cv3: Vec<Branch>,
+}
+
+impl Detect {
+    pub(super) fn new(channels: [usize; 3], nc: usize, device: &Device) -> Self {
+        let c2 = (channels[0] / 4).max(4 * REG_MAX);
+        let c3 = channels[0].max(nc.min(100));
+        let branch = |cin, mid, out| -> Branch {
+            (Conv::new(cin, mid, 3, 1, device), Conv::new(mid, mid, 3, 1, device), Conv2d::new(mid, out, 1, 1, true, device))
+        };
+        Self { cv2: channels.map(|cin| branch(cin, c2, 4 * REG_MAX)).into(), cv3: channels.map(|cin| branch(cin, c3, nc)).into() }
+    }
+
+    /// Three maps `[B, C, H/s, W/s]` to raw outputs `[B, 64 + nc, H/s, W/s]`.
+    pub fn forward(&self, x: [Tensor<4>; 3]) -> [Tensor<4>; 3] {
+        let run = |b: &Branch, x: Tensor<4>| b.2.forward(b.1.forward(b.0.forward(x)));
+        let mut level = 0;
+        x.map(|x| {
+            let out = Tensor::cat(vec![run(&self.cv2[level], x.clone()), run(&self.cv3[level], x)], 1);
+            level += 1;
+            out
+        })
+    }
+}
+
+/// The anchors of an input: cell centres in grid units, and the stride of each.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Anchors {
+    /// `x + 0.5, y + 0.5` of every cell.
+    pub centres: Vec<[f32; 2]>,
+    /// Pixels per grid unit at that anchor.
+    pub strides: Vec<f32>,
+}
+
+impl Anchors {
+    /// Anchors for level sizes `[height, width]` in grid cells.
+    pub fn new(sizes: [[usize; 2]; 3]) -> Self {
+        let (mut centres, mut strides) = (Vec::new(), Vec::new());
+        for ([h, w], stride) in sizes.into_iter().zip(STRIDES) {
+            centres.extend((0..h).flat_map(|y| (0..w).map(move |x| [x as f32 + 0.5, y as f32 + 0.5])));
+            strides.resize(centres.len(), stride as f32);
+        }
+        Self { centres, strides }
+    }
+
+    /// Anchors of raw outputs `[B, C, H/s, W/s]`.
+    pub fn of(feats: &[Tensor<4>; 3]) -> Self {
+        Self::new([0, 1, 2].map(|i| {
+            let [_, _, h, w] = feats[i].dims();
+            [h, w]
+        }))
+    }
+
+    /// Number of anchors, A.
+    pub fn len(&self) -> usize {
+        self.strides.len()
+    }
+
+    /// Whether the input had no cell at all.
+    pub fn is_empty(&self) -> bool {
+        self.strides.is_empty()
+    }
+
+    /// Centres `[1, 2, A]` (x row, y row) in grid units and strides `[1, 1, A]`.
+    fn tensors(&self, device: &Device) -> (Tensor<3>, Tensor<3>) {
+        let n = self.len();
+        let planes: Vec<f32> = (0..2).flat_map(|k| self.centres.iter().map(move |c| c[k])).collect();
+        let centres = Tensor::from_data(TensorData::new(planes, [1, 2, n]), device);
+        (centres, Tensor::from_data(TensorData::new(self.strides.clone(), [1, 1, n]), device))
+    }
+}
+
+/// Joins the levels: raw outputs `[B, C, h, w]` to `[B, C, A]`.
+pub fn flatten(feats: &[Tensor<4>; 3]) -> Tensor<3> {
+    let flat = feats.iter().map(|f| {
+        let [b, c, h, w] = f.dims();
+        f.clone().reshape([b, c, h * w])
+    });
+    Tensor::cat(flat.collect(), 2)
+}
+
+/// Decodes flattened raw outputs `[B, 64 + nc, A]` to corners in pixels `[B, 4, A]` (x1, y1, x2, y2)
+/// and scores in 0..1 `[B, nc, A]`.
+pub fn decode_corners(flat: Tensor<3>, anchors: &Anchors) -> (Tensor<3>, Tensor<3>) {
+    let [b, c, a] = flat.dims();
+    let device = flat.device();
+    let boxes = 4 * REG_MAX;
+    let bins = softmax(flat.clone().narrow(1, 0, boxes).reshape([b, 4, REG_MAX, a]), 2);
+    let distance = Tensor::<1>::from_data(TensorData::new((0..REG_MAX).map(|k| k as f32).collect(), [REG_MAX]), &device);
+    let sides = (bins * distance.reshape([1, 1, REG_MAX, 1])).sum_dim(2).reshape([b, 4, a]);
+    let (centres, strides) = anchors.tensors(&device);
+    let low = centres.clone() - sides.clone().narrow(1, 0, 2);
+    let high = centres + sides.narrow(1, 2, 2);
+    (Tensor::cat(vec![low, high], 1) * strides, sigmoid(flat.narrow(1, boxes, c - boxes)))
+}
+
+/// Decodes raw outputs to `[B, 4 + nc, A]`: `xywh` in pixels, then scores in 0..1.
+pub fn decode(feats: &[Tensor<4>; 3]) -> Tensor<3> {
+    let (corners, scores) = decode_corners(flatten(feats), &Anchors::of(feats));
+    let low = corners.clone().narrow(1, 0, 2);
+    let high = corners.narrow(1, 2, 2);
+    let centre = (low.clone() + high.clone()).div_scalar(2.0);
+    Tensor::cat(vec![centre, high - low, scores], 1)
+}

@@ -1,0 +1,111 @@
+//! Initial weights: every draw is a hash of (seed, parameter name, element), so no device or order changes them.
+//!
+//! Convolutions are uniform in +-1/sqrt(fan_in) (the PyTorch default, Kaiming with a = sqrt 5); batch
+//! normalisation starts as the identity; the head's box biases are 1 and its class biases assume about five
+//! objects in a 640-pixel image: ln(5 / nc / (640 / stride)^2).
+
+use burn::module::{Module, ModuleMapper, Param};
+use burn::tensor::{Tensor, TensorData};
+
+use super::head::STRIDES;
+use super::names::Path;
+use super::{Yolo, YoloConfig};
+
+pub(super) fn initialise(model: Yolo, config: &YoloConfig, seed: u64) -> Yolo {
+    model.map(&mut Init { path: Path::default(), nc: config.nc, seed })
+}
+
+struct Init {
+    path: Path,
+    nc: usize,
+    seed: u64,
+}
+
+impl ModuleMapper for Init {
+    fn enter_module(&mut self, name: &str, container: &str) {
+        self.path.enter(name, container);
+    }
+
+    fn exit_module(&mut self, _name: &str, container: &str) {
+        self.path.exit(container);
+    }
+
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        let name = self.path.name();
+        let shape = param.val().dims();
+        match values(&name, &shape, self.nc, self.seed) {
+            Some(values) => param.map(|old| {
+                let new = Tensor::from_data(TensorData::new(values, shape), &old.device());
+                new.set_require_grad(old.is_require_grad())
+            }),
+            None => param,
+        }
+    }
+}
+
+/// The initial values of a parameter; none for those of batch normalisation, which are built as the identity.
+fn values(name: &str, shape: &[usize], nc: usize, seed: u64) -> Option<Vec<f32>> {
+    let n: usize = shape.iter().product();
+    if shape.len() == 4 {
+        let bound = 1.0 / ((shape[1] * shape[2] * shape[3]) as f32).sqrt();
+        let stream = hash(seed ^ name.bytes().fold(0, |h, b| hash(h ^ u64::from(b))));
+        return Some((0..n as u64).map(|i| bound * signed_unit(hash(stream.wrapping_add(i)))).collect());
+    }
+    let mut parts = name.split('.').skip(2);
+    let (branch, level) = (parts.next()?, parts.next()?.parse::<usize>().ok()?);
+    match (branch, parts.next()?, parts.next()?) {
+        ("cv2", "2", "bias") => Some(vec![1.0; n]),
+        ("cv3", "2", "bias") => {
+            let cells = 640.0 / *STRIDES.get(level)? as f64;
+            Some(vec![(5.0 / nc as f64 / (cells * cells)).ln() as f32; n])
+        }
+        _ => None,
+    }
+}
+
+/// A bijection of 64-bit integers that scatters neighbours (the finaliser of SplitMix64).
+fn hash(x: u64) -> u64 {
+    let x = x.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    let x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    x ^ (x >> 31)
+}
+
+/// The top 24 bits as a float in -1..1.
+fn signed_unit(x: u64) -> f32 {
+    (x >> 40) as f32 / (1u64 << 23) as f32 - 1.0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::names::to_tensors;
+    use burn::tensor::Device;
+
+    #[test]
+    fn weights_fill_their_bound_and_biases_follow_the_formula() {
+        let tensors = to_tensors(&YoloConfig::new(4).init(0, &Device::flex()), 0);
+        let w = &tensors["model.8.m.0.cv1.conv.weight"].1;
+        let bound = 1.0 / (128.0f32 * 9.0).sqrt();
+        assert!(w.iter().all(|v| v.abs() <= bound));
+        let mean = w.iter().sum::<f32>() / w.len() as f32;
+        let var = w.iter().map(|v| v * v).sum::<f32>() / w.len() as f32;
+        assert!(mean.abs() < 0.01 * bound, "{mean}");
+        assert!((var / (bound * bound / 3.0) - 1.0).abs() < 0.02, "{var}");
+        for (level, bias) in [-8.5409f32, -7.1546, -5.7683].into_iter().enumerate() {
+            let cls = &tensors[&format!("model.22.cv3.{level}.2.bias")].1;
+            assert!(cls.iter().all(|v| (v - bias).abs() < 1e-4), "{cls:?}");
+            assert!(tensors[&format!("model.22.cv2.{level}.2.bias")].1.iter().all(|&v| v == 1.0));
+        }
+    }
+
+    #[test]
+    fn the_seed_and_the_name_decide_and_nothing_else() {
+        let init = |seed, device: &Device| to_tensors(&YoloConfig::new(2).init(seed, device), 0);
+        let (plain, ad) = (Device::flex(), Device::flex().autodiff());
+        assert_eq!(init(7, &plain), init(7, &ad));
+        let (a, b) = (init(7, &plain), init(8, &plain));
+        assert_ne!(a["model.0.conv.weight"], b["model.0.conv.weight"]);
+        assert_ne!(a["model.2.m.0.cv1.conv.weight"], a["model.2.m.0.cv2.conv.weight"]);
+    }
+}

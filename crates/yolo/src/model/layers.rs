@@ -1,0 +1,263 @@
+//! The building blocks of YOLOv8: convolution + batch normalisation + SiLU, the C2f block and the pooling pyramid.
+//!
+//! Field names are those of the published state dict, so that a parameter's path is its name in a `.pt` file.
+//! Batch normalisation keeps PyTorch's conventions (momentum weighs the new value; the running variance is the
+//! unbiased one) and uses batch statistics only on an autodiff device and while its `training` flag is set:
+//! a frozen layer, and every validation pass, uses the running statistics.
+
+use burn::module::{Flag, Module, Param, RunningState};
+use burn::tensor::activation::sigmoid;
+use burn::tensor::module::{batch_norm_train, conv2d, interpolate, max_pool2d};
+use burn::tensor::ops::{ConvOptions, InterpolateMode, InterpolateOptions, MaxPoolOptions};
+use burn::tensor::{Device, Tensor};
+
+/// Added to the variance before its square root.
+pub const BN_EPSILON: f64 = 1e-3;
+/// Weight of the batch's statistics in the running ones.
+pub const BN_MOMENTUM: f64 = 0.03;
+
+/// Square 2-D convolution with "same" padding `k / 2`.
+#[derive(Module, Debug)]
+pub struct Conv2d {
+    /// `[out, in, k, k]`.
+    pub weight: Param<Tensor<4>>,
+    /// `[out]`; only the last convolution of each head branch has one.
+    pub bias: Option<Param<Tensor<1>>>,
+    stride: usize,
+}
+
+impl Conv2d {
+    pub(super) fn new(cin: usize, cout: usize, k: usize, stride: usize, bias: bool, device: &Device) -> Self {
+        Self {
+            weight: Param::from_tensor(Tensor::zeros([cout, cin, k, k], device)),
+            bias: bias.then(|| Param::from_tensor(Tensor::zeros([cout], device))),
+            stride,
+        }
+    }
+
+    /// `[B, in, H, W]` to `[B, out, H / stride, W / stride]`.
+    pub fn forward(&self, x: Tensor<4>) -> Tensor<4> {
+        self.apply(x, self.weight.val(), self.bias.as_ref().map(Param::val))
+    }
+
+    fn apply(&self, x: Tensor<4>, weight: Tensor<4>, bias: Option<Tensor<1>>) -> Tensor<4> {
+        let pad = weight.dims()[2] / 2;
+        conv2d(x, weight, bias, ConvOptions::new([self.stride; 2], [pad; 2], [1; 2], 1))
+    }
+
+    pub(super) fn stride(&self) -> usize {
+        self.stride
+    }
+}
+
+/// Batch normalisation over `[B, C, H, W]`.
+#[derive(Module, Debug)]
+pub struct BatchNorm2d {
+    /// Scale, `[C]`.
+    pub weight: Param<Tensor<1>>,
+    /// Shift, `[C]`.
+    pub bias: Param<Tensor<1>>,
+    /// Moving average of the batch means, `[C]`.
+    pub running_mean: RunningState<Tensor<1>>,
+    /// Moving average of the unbiased batch variances, `[C]`.
+    pub running_var: RunningState<Tensor<1>>,
+    /// Cleared by freezing: a frozen layer keeps and uses its running statistics.
+    pub training: Param<Flag>,
+}
+
+impl BatchNorm2d {
+    fn new(channels: usize, device: &Device) -> Self {
+        Self {
+            weight: Param::from_tensor(Tensor::ones([channels], device)),
+            bias: Param::from_tensor(Tensor::zeros([channels], device)),
+            running_mean: RunningState::new(Tensor::zeros([channels], device)),
+            running_var: RunningState::new(Tensor::ones([channels], device)),
+            training: Param::from_bool(true),
+        }
+    }
+
+    fn is_training(&self, x: &Tensor<4>) -> bool {
+        x.device().is_autodiff() && self.training.is_enabled()
+    }
+
+    /// Normalises with the batch's own statistics and moves the running ones.
+    fn train_forward(&self, x: Tensor<4>) -> Tensor<4> {
+        let [b, _, h, w] = x.dims();
+        let n = (b * h * w) as f64;
+        let unbiased = n / (n - 1.0).max(1.0);
+        let y = batch_norm_train(x, self.weight.val(), self.bias.val(), BN_EPSILON);
+        move_towards(&self.running_mean, y.mean);
+        move_towards(&self.running_var, y.variance.mul_scalar(unbiased));
+        y.output
+    }
+
+    /// The affine map `a x + b` that normalisation with the running statistics is: `(a, b)`, both `[C]`.
+    fn affine(&self, device: &Device) -> (Tensor<1>, Tensor<1>) {
+        let mean = self.running_mean.value_sync().to_device(device);
+        let var = self.running_var.value_sync().to_device(device);
+        let a = self.weight.val() / var.add_scalar(BN_EPSILON).sqrt();
+        let b = self.bias.val() - mean * a.clone();
+        (a, b)
+    }
+}
+
+fn move_towards(state: &RunningState<Tensor<1>>, batch: Tensor<1>) {
+    let old = state.value_sync().to_device(&batch.device());
+    state.update((old.mul_scalar(1.0 - BN_MOMENTUM) + batch.detach().mul_scalar(BN_MOMENTUM)).detach());
+    // An update waits for its thread's next one; fold it in now, so that a visitor (a checkpoint) sees this step.
+    state.value_sync();
+}
+
+/// Convolution, batch normalisation and SiLU.
+#[derive(Module, Debug)]
+pub struct Conv {
+    /// The convolution, without bias.
+    pub conv: Conv2d,
+    /// The normalisation of its output.
+    pub bn: BatchNorm2d,
+    act: bool,
+}
+
+impl Conv {
+    pub(super) fn new(cin: usize, cout: usize, k: usize, stride: usize, device: &Device) -> Self {
+        Self { conv: Conv2d::new(cin, cout, k, stride, false, device), bn: BatchNorm2d::new(cout, device), act: true }
+    }
+
+    /// The same without the activation.
+    pub(super) fn without_activation(mut self) -> Self {
+        self.act = false;
+        self
+    }
+
+    /// `[B, in, H, W]` to `[B, out, H / stride, W / stride]`.
+    pub fn forward(&self, x: Tensor<4>) -> Tensor<4> {
+        let y = if self.bn.is_training(&x) {
+            self.bn.train_forward(self.conv.forward(x))
+        } else {
+            // Scaling the small weight instead of the large output saves two passes over the output.
+            let (a, b) = self.bn.affine(&x.device());
+            let channels = a.dims()[0];
+            self.conv.apply(x, self.conv.weight.val() * a.reshape([channels, 1, 1, 1]), Some(b))
+        };
+        if self.act { silu(y) } else { y }
+    }
+}
+
+/// `x sigmoid(x)`.
+fn silu(x: Tensor<4>) -> Tensor<4> {
+    x.clone() * sigmoid(x)
+}
+
+/// Two 3x3 convolutions with an optional shortcut around both.
+#[derive(Module, Debug)]
+pub struct Bottleneck {
+    /// First 3x3 convolution.
+    pub cv1: Conv,
+    /// Second 3x3 convolution.
+    pub cv2: Conv,
+    shortcut: bool,
+}
+
+impl Bottleneck {
+    fn new(channels: usize, shortcut: bool, device: &Device) -> Self {
+        let conv = || Conv::new(channels, channels, 3, 1, device);
+        Self { cv1: conv(), cv2: conv(), shortcut }
+    }
+
+    fn forward(&self, x: Tensor<4>) -> Tensor<4> {
+        let y = self.cv2.forward(self.cv1.forward(x.clone()));
+        if self.shortcut { x + y } else { y }
+    }
+}
+
+/// A 1x1 convolution whose second half feeds a chain of bottlenecks; every intermediate is concatenated and mixed.
+#[derive(Module, Debug)]
+pub struct C2f {
+    /// 1x1 convolution to twice the hidden width.
+    pub cv1: Conv,
+    /// 1x1 convolution over everything concatenated.
+    pub cv2: Conv,
+    /// The chain.
+    pub m: Vec<Bottleneck>,
+}
+
+impl C2f {
+    pub(super) fn new(cin: usize, cout: usize, n: usize, shortcut: bool, device: &Device) -> Self {
+        let c = cout / 2;
+        Self {
+            cv1: Conv::new(cin, 2 * c, 1, 1, device),
+            cv2: Conv::new((2 + n) * c, cout, 1, 1, device),
+            m: (0..n).map(|_| Bottleneck::new(c, shortcut, device)).collect(),
+        }
+    }
+
+    /// `[B, in, H, W]` to `[B, out, H, W]`.
+    pub fn forward(&self, x: Tensor<4>) -> Tensor<4> {
+        let both = self.cv1.forward(x);
+        let c = both.dims()[1] / 2;
+        // The two halves enter the concatenation side by side, so only the second is ever cut out.
+        let mut last = both.clone().narrow(1, c, c);
+        let mut parts = vec![both];
+        for bottleneck in &self.m {
+            last = bottleneck.forward(last);
+            parts.push(last.clone());
+        }
+        self.cv2.forward(Tensor::cat(parts, 1))
+    }
+}
+
+/// Spatial pyramid pooling: three 5x5 max-poolings in a row, concatenated with their input.
+#[derive(Module, Debug)]
+pub struct Sppf {
+    /// 1x1 convolution to half the width; without activation in checkpoints of release 8.4 and later.
+    pub cv1: Conv,
+    /// 1x1 convolution over the four concatenated maps.
+    pub cv2: Conv,
+}
+
+impl Sppf {
+    pub(super) fn new(channels: usize, act: bool, device: &Device) -> Self {
+        let cv1 = Conv::new(channels, channels / 2, 1, 1, device);
+        let cv1 = if act { cv1 } else { cv1.without_activation() };
+        Self { cv1, cv2: Conv::new(channels * 2, channels, 1, 1, device) }
+    }
+
+    /// Keeps the shape `[B, C, H, W]`.
+    pub fn forward(&self, x: Tensor<4>) -> Tensor<4> {
+        let pool = |x: Tensor<4>| max_pool2d(x, MaxPoolOptions::new([5, 5]).with_stride([1, 1]).with_padding([2, 2]));
+        let x = self.cv1.forward(x);
+        let a = pool(x.clone());
+        let b = pool(a.clone());
+        let c = pool(b.clone());
+        self.cv2.forward(Tensor::cat(vec![x, a, b, c], 1))
+    }
+}
+
+/// Doubles height and width by repeating pixels.
+#[derive(Module, Debug)]
+pub struct Upsample;
+
+impl Upsample {
+    /// `[B, C, H, W]` to `[B, C, 2H, 2W]`.
+    pub fn forward(&self, x: Tensor<4>) -> Tensor<4> {
+        let [_, _, h, w] = x.dims();
+        interpolate(x, InterpolateOptions::new(InterpolateMode::Nearest).with_output_size([2 * h, 2 * w]))
+    }
+}
+
+/// Concatenates the previous layer's output with an earlier one's along the channels.
+#[derive(Module, Debug)]
+pub struct Concat {
+    with: usize,
+}
+
+impl Concat {
+    pub(super) fn new(with: usize) -> Self {
+        Self { with }
+    }
+
+    /// Index of the earlier layer.
+    pub fn with(&self) -> usize {
+        self.with
+    }
+}

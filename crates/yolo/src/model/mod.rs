@@ -1,0 +1,189 @@
+//! YOLOv8, sizes n to x: backbone, neck and head as one list of numbered layers.
+//!
+//! The numbering is the published one, because checkpoints name tensors by it (`model.22.cv2.0.2.weight`).
+//! Nothing here reads files: `names` turns a model into named tensors and back.
+//! Input sides must be multiples of 32; they need not be equal.
+
+pub mod head;
+mod init;
+pub mod layers;
+pub mod names;
+pub mod summary;
+
+use burn::module::Module;
+use burn::tensor::{Device, Tensor};
+use serde::{Deserialize, Serialize};
+
+use head::Detect;
+use layers::{C2f, Concat, Conv, Sppf, Upsample};
+
+/// Model size: how deep and wide the common plan is made.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Scale {
+    /// Nano, 3.2 million parameters.
+    #[default]
+    N,
+    /// Small, 11.2 million.
+    S,
+    /// Medium, 25.9 million.
+    M,
+    /// Large, 43.7 million.
+    L,
+    /// Extra large, 68.2 million.
+    X,
+}
+
+impl Scale {
+    /// Depth multiple, width multiple, and the most channels before the width multiple.
+    fn table(self) -> (f64, f64, usize) {
+        match self {
+            Scale::N => (0.33, 0.25, 1024),
+            Scale::S => (0.33, 0.50, 1024),
+            Scale::M => (0.67, 0.75, 768),
+            Scale::L => (1.00, 1.00, 512),
+            Scale::X => (1.00, 1.25, 512),
+        }
+    }
+
+    /// Output channels of a layer planned with `c`: a multiple of 8.
+    fn channels(self, c: usize) -> usize {
+        let (_, width, most) = self.table();
+        (c.min(most) as f64 * width / 8.0).ceil() as usize * 8
+    }
+
+    /// Bottlenecks of a block planned with `n`.
+    fn repeats(self, n: usize) -> usize {
+        ((n as f64 * self.table().0).round_ties_even() as usize).max(1)
+    }
+}
+
+/// What a model is built from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct YoloConfig {
+    /// Size.
+    pub scale: Scale,
+    /// Number of classes, at least 1.
+    pub nc: usize,
+    /// Image channels.
+    pub channels: usize,
+    /// Whether the first convolution of the pooling pyramid is followed by SiLU. Checkpoints of release 8.4 have none.
+    pub sppf_act: bool,
+}
+
+impl YoloConfig {
+    /// Size n for colour images.
+    pub fn new(nc: usize) -> Self {
+        Self { scale: Scale::N, nc, channels: 3, sppf_act: true }
+    }
+
+    /// Builds the model and draws its weights from `seed`; the same on every device.
+    pub fn init(&self, seed: u64, device: &Device) -> Yolo {
+        init::initialise(self.build(device), self, seed)
+    }
+
+    /// The architecture with every convolution zero.
+    fn build(&self, device: &Device) -> Yolo {
+        let s = self.scale;
+        let [c1, c2, c3, c4, c5] = [64, 128, 256, 512, 1024].map(|c| s.channels(c));
+        let down = |cin, cout| Layer::Conv(Conv::new(cin, cout, 3, 2, device));
+        let c2f = |cin, cout, n, shortcut| Layer::C2f(C2f::new(cin, cout, s.repeats(n), shortcut, device));
+        let model = vec![
+            down(self.channels, c1),
+            down(c1, c2),
+            c2f(c2, c2, 3, true),
+            down(c2, c3),
+            c2f(c3, c3, 6, true), // 4: P3
+            down(c3, c4),
+            c2f(c4, c4, 6, true), // 6: P4
+            down(c4, c5),
+            c2f(c5, c5, 3, true),
+            Layer::Sppf(Sppf::new(c5, self.sppf_act, device)), // 9: P5
+            Layer::Upsample(Upsample),
+            Layer::Concat(Concat::new(6)),
+            c2f(c5 + c4, c4, 3, false),
+            Layer::Upsample(Upsample),
+            Layer::Concat(Concat::new(4)),
+            c2f(c4 + c3, c3, 3, false), // 15: out, stride 8
+            down(c3, c3),
+            Layer::Concat(Concat::new(12)),
+            c2f(c3 + c4, c4, 3, false), // 18: out, stride 16
+            down(c4, c4),
+            Layer::Concat(Concat::new(9)),
+            c2f(c4 + c5, c5, 3, false), // 21: out, stride 32
+            Layer::Detect(Detect::new([c3, c4, c5], self.nc, device)),
+        ];
+        Yolo { model, nc: self.nc }
+    }
+}
+
+/// One numbered layer.
+#[derive(Module, Debug)]
+#[expect(clippy::large_enum_variant, reason = "23 of them exist; boxing would add a step to every access")]
+pub enum Layer {
+    /// Convolution block.
+    Conv(Conv),
+    /// Cross-stage block.
+    C2f(C2f),
+    /// Pooling pyramid.
+    Sppf(Sppf),
+    /// Nearest-neighbour doubling.
+    Upsample(Upsample),
+    /// Concatenation with an earlier layer.
+    Concat(Concat),
+    /// Detection head.
+    Detect(Detect),
+}
+
+/// Layers whose maps the head reads.
+const HEAD_INPUTS: [usize; 3] = [15, 18, 21];
+/// Layers whose output is needed again later.
+const KEPT: [usize; 7] = [4, 6, 9, 12, 15, 18, 21];
+
+/// A YOLOv8 detector.
+#[derive(Module, Debug)]
+pub struct Yolo {
+    /// The numbered layers.
+    pub model: Vec<Layer>,
+    nc: usize,
+}
+
+impl Yolo {
+    /// Number of classes.
+    pub fn nc(&self) -> usize {
+        self.nc
+    }
+
+    /// Raw head outputs `[B, 64 + nc, H/s, W/s]` for s = 8, 16, 32, of images `[B, C, H, W]` in 0..1.
+    ///
+    /// On an autodiff device the batch normalisation trains; on a plain one the model infers.
+    ///
+    /// # Panics
+    /// If H or W is not a multiple of 32, or C is not the model's.
+    pub fn forward(&self, images: Tensor<4>) -> [Tensor<4>; 3] {
+        let [_, _, h, w] = images.dims();
+        assert!(h % 32 == 0 && w % 32 == 0, "input sides {h} x {w} are not multiples of 32");
+        let mut kept: Vec<Option<Tensor<4>>> = vec![None; self.model.len()];
+        let take = |kept: &[Option<Tensor<4>>], i: usize| kept[i].clone().unwrap_or_else(|| unreachable!("layer {i} is kept"));
+        let mut x = images;
+        for (i, layer) in self.model.iter().enumerate() {
+            x = match layer {
+                Layer::Conv(m) => m.forward(x),
+                Layer::C2f(m) => m.forward(x),
+                Layer::Sppf(m) => m.forward(x),
+                Layer::Upsample(m) => m.forward(x),
+                Layer::Concat(m) => Tensor::cat(vec![x, take(&kept, m.with())], 1),
+                Layer::Detect(m) => return m.forward(HEAD_INPUTS.map(|i| take(&kept, i))),
+            };
+            if KEPT.contains(&i) {
+                kept[i] = Some(x.clone());
+            }
+        }
+        unreachable!("the last layer is the head")
+    }
+
+    /// Boxes `xywh` in pixels and class scores in 0..1, `[B, 4 + nc, A]`, of raw outputs.
+    pub fn decode(&self, feats: &[Tensor<4>; 3]) -> Tensor<3> {
+        head::decode(feats)
+    }
+}

@@ -1,0 +1,290 @@
+//! A model as named tensors and back, under the names and shapes of the published state dict.
+//!
+//! A parameter's name is the path of fields and indices that leads to it; the variant of an enum is no part of it.
+//! Two things in the state dict are no tensors of ours and are written and counted all the same, so that PyTorch
+//! loads what we save: the batch counter of each normalisation and the constant weight of the box expectation.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
+use burn::tensor::{Tensor, TensorData};
+
+use super::Yolo;
+use super::head::REG_MAX;
+
+/// Name to shape and values.
+pub type NamedTensors = BTreeMap<String, (Vec<usize>, Vec<f32>)>;
+
+/// The constant 0, 1, .. 15 that turns a distribution over bins into a distance.
+const DFL: &str = "model.22.dfl.conv.weight";
+/// The one convolution whose input channels may differ from the checkpoint's.
+const FIRST: &str = "model.0.conv.weight";
+
+/// The values of a float tensor, row-major; one readback.
+#[expect(clippy::expect_used, reason = "every float type converts to f32")]
+pub fn to_host<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
+    tensor.into_data().try_into_vec_as::<f32>().expect("a float tensor")
+}
+
+/// Whether a tensor is learned or observed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Learned by gradient.
+    Param,
+    /// A running statistic.
+    Buffer,
+}
+
+/// The place of a walk over a module, as a state-dict name.
+#[derive(Default)]
+pub(super) struct Path(Vec<String>);
+
+impl Path {
+    pub(super) fn enter(&mut self, name: &str, container: &str) {
+        if !container.starts_with("Enum") {
+            self.0.push(name.to_owned());
+        }
+    }
+
+    pub(super) fn exit(&mut self, container: &str) {
+        if !container.starts_with("Enum") {
+            self.0.pop();
+        }
+    }
+
+    pub(super) fn name(&self) -> String {
+        self.0.join(".")
+    }
+}
+
+fn kind(name: &str) -> Kind {
+    if name.ends_with(".running_mean") || name.ends_with(".running_var") { Kind::Buffer } else { Kind::Param }
+}
+
+/// Name, shape and kind of every tensor, in the order of the layers.
+pub fn named_tensors(model: &Yolo) -> Vec<(String, Vec<usize>, Kind)> {
+    walk(model, false).into_iter().map(|(name, shape, _)| (name.clone(), shape, kind(&name))).collect()
+}
+
+/// The full state dict (355 tensors for sizes n and s), loadable by PyTorch with `strict=True`.
+///
+/// `batches` is written as every `num_batches_tracked`.
+pub fn to_tensors(model: &Yolo, batches: u64) -> NamedTensors {
+    let found = walk(model, true);
+    let norms = found.iter().filter_map(|(name, ..)| name.strip_suffix("running_var"));
+    let counters: Vec<String> = norms.map(|norm| format!("{norm}num_batches_tracked")).collect();
+    let mut tensors: NamedTensors = found.into_iter().map(|(name, shape, values)| (name, (shape, values))).collect();
+    tensors.extend(counters.into_iter().map(|name| (name, (vec![], vec![batches as f32]))));
+    tensors.insert(DFL.to_owned(), (vec![1, REG_MAX, 1, 1], (0..REG_MAX).map(|k| k as f32).collect()));
+    tensors
+}
+
+/// Name, shape and (if asked for) values of every tensor, in the order of the layers.
+fn walk(model: &Yolo, values: bool) -> Vec<(String, Vec<usize>, Vec<f32>)> {
+    let mut walk = Walk { path: Path::default(), values, found: vec![] };
+    model.visit(&mut walk);
+    walk.found
+}
+
+struct Walk {
+    path: Path,
+    values: bool,
+    found: Vec<(String, Vec<usize>, Vec<f32>)>,
+}
+
+impl ModuleVisitor for Walk {
+    fn enter_module(&mut self, name: &str, container: &str) {
+        self.path.enter(name, container);
+    }
+
+    fn exit_module(&mut self, _name: &str, container: &str) {
+        self.path.exit(container);
+    }
+
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        let tensor = param.val();
+        let shape = tensor.dims().to_vec();
+        let values = if self.values { to_host(tensor) } else { vec![] };
+        self.found.push((self.path.name(), shape, values));
+    }
+}
+
+/// What became of a load.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LoadReport {
+    /// State-dict tensors taken over.
+    pub transferred: usize,
+    /// State-dict tensors the model has.
+    pub total: usize,
+    /// Names the source lacks; the model keeps its own values.
+    pub missing: Vec<String>,
+    /// Names the source has in another shape: name, the model's shape, the source's.
+    pub mismatched: Vec<(String, Vec<usize>, Vec<usize>)>,
+}
+
+/// A source whose values do not fill its shape.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+#[error("tensor {name}: {values} values do not fill shape {shape:?}")]
+pub struct BadTensor {
+    /// Name in the source.
+    pub name: String,
+    /// Its shape.
+    pub shape: Vec<usize>,
+    /// How many values came with it.
+    pub values: usize,
+}
+
+/// Takes over every tensor of `source` whose name and shape the model has; other names are ignored.
+///
+/// When only the image channels differ, the first convolution takes the channels both have.
+/// Running statistics are shared by clones of a model: load into one that has none, or into `valid().train()`.
+///
+/// # Errors
+/// [`BadTensor`] if a tensor of the source has not as many values as its shape says.
+pub fn load_tensors(model: Yolo, source: &NamedTensors) -> Result<(Yolo, LoadReport), BadTensor> {
+    for (name, (shape, values)) in source {
+        if shape.iter().product::<usize>() != values.len() {
+            return Err(BadTensor { name: name.clone(), shape: shape.clone(), values: values.len() });
+        }
+    }
+    let own = to_tensors(&model, 0);
+    let mut load = Load { path: Path::default(), source, taken: BTreeSet::new() };
+    let model = model.map(&mut load);
+    let mut taken = load.taken;
+    let constant = |name: &&String| *name == DFL || name.ends_with(".num_batches_tracked");
+    taken.extend(own.keys().filter(constant).filter(|n| source.get(*n).is_some_and(|s| s.0 == own[*n].0)).cloned());
+    let (mut missing, mut mismatched) = (vec![], vec![]);
+    for (name, (shape, _)) in own.iter().filter(|(name, _)| !taken.contains(*name)) {
+        match source.get(name) {
+            None => missing.push(name.clone()),
+            Some((theirs, _)) => mismatched.push((name.clone(), shape.clone(), theirs.clone())),
+        }
+    }
+    Ok((model, LoadReport { transferred: taken.len(), total: own.len(), missing, mismatched }))
+}
+
+struct Load<'a> {
+    path: Path,
+    source: &'a NamedTensors,
+    taken: BTreeSet<String>,
+}
+
+impl ModuleMapper for Load<'_> {
+    fn enter_module(&mut self, name: &str, container: &str) {
+        self.path.enter(name, container);
+    }
+
+    fn exit_module(&mut self, _name: &str, container: &str) {
+        self.path.exit(container);
+    }
+
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        let name = self.path.name();
+        let Some((shape, values)) = self.source.get(&name) else { return param };
+        let own = param.val().dims();
+        let values = if own.as_slice() == shape.as_slice() {
+            values.clone()
+        } else if name == FIRST && D == 4 && shape.len() == 4 && own[0] == shape[0] && own[2..] == shape[2..] {
+            let mut merged = to_host(param.val());
+            copy_common_channels(&mut merged, own[1], values, shape[1], own[2] * own[3]);
+            merged
+        } else {
+            return param;
+        };
+        self.taken.insert(name);
+        param.map(|old| {
+            let new = Tensor::from_data(TensorData::new(values, own), &old.device());
+            new.set_require_grad(old.is_require_grad())
+        })
+    }
+}
+
+/// Copies the input channels both `[out, channels, area]` weights have.
+fn copy_common_channels(to: &mut [f32], to_channels: usize, from: &[f32], from_channels: usize, area: usize) {
+    let n = to_channels.min(from_channels) * area;
+    for (to, from) in to.chunks_exact_mut(to_channels * area).zip(from.chunks_exact(from_channels * area)) {
+        to[..n].copy_from_slice(&from[..n]);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::{Scale, YoloConfig};
+    use burn::tensor::Device;
+
+    fn model(nc: usize, seed: u64) -> Yolo {
+        YoloConfig::new(nc).init(seed, &Device::flex())
+    }
+
+    #[test]
+    fn names_are_those_of_the_state_dict() {
+        let names = named_tensors(&model(4, 0));
+        assert_eq!(names.len(), 355 - 57 - 1);
+        let find = |n: &str| names.iter().find(|(name, ..)| name == n).map(|(_, shape, kind)| (shape.clone(), *kind));
+        assert_eq!(find("model.0.conv.weight"), Some((vec![16, 3, 3, 3], Kind::Param)));
+        assert_eq!(find("model.0.bn.weight"), Some((vec![16], Kind::Param)));
+        assert_eq!(find("model.0.bn.running_var"), Some((vec![16], Kind::Buffer)));
+        assert_eq!(find("model.2.m.0.cv1.conv.weight"), Some((vec![16, 16, 3, 3], Kind::Param)));
+        assert_eq!(find("model.9.cv2.bn.bias"), Some((vec![256], Kind::Param)));
+        assert_eq!(find("model.22.cv2.0.2.weight"), Some((vec![64, 64, 1, 1], Kind::Param)));
+        assert_eq!(find("model.22.cv3.2.1.bn.running_mean"), Some((vec![64], Kind::Buffer)));
+        assert_eq!(find("model.22.cv3.2.2.bias"), Some((vec![4], Kind::Param)));
+        assert_eq!(names.iter().filter(|n| n.2 == Kind::Param).count(), 183);
+    }
+
+    #[test]
+    fn a_full_round_trip_transfers_all() {
+        let (a, b) = (model(4, 1), model(4, 2));
+        let source = to_tensors(&a, 5);
+        let (b, report) = load_tensors(b, &source).unwrap();
+        assert_eq!((report.transferred, report.total), (355, 355));
+        assert_eq!(to_tensors(&b, 5), source);
+    }
+
+    #[test]
+    fn another_number_of_classes_transfers_all_but_the_class_branches() {
+        let (loaded, report) = load_tensors(model(4, 1), &to_tensors(&model(80, 2), 0)).unwrap();
+        assert_eq!((report.transferred, report.total), (319, 355));
+        assert!(report.missing.is_empty());
+        assert_eq!(report.mismatched.len(), 36);
+        assert!(report.mismatched.iter().all(|(n, ..)| n.starts_with("model.22.cv3.")), "{report:?}");
+        let class = "model.22.cv3.0.2.weight";
+        assert_eq!(to_tensors(&loaded, 0)[class], to_tensors(&model(4, 1), 0)[class]);
+    }
+
+    #[test]
+    fn a_gray_model_takes_the_first_colour_channel() {
+        let colour = to_tensors(&model(4, 2), 0);
+        let gray = YoloConfig { channels: 1, ..YoloConfig::new(4) }.init(1, &Device::flex());
+        let (gray, report) = load_tensors(gray, &colour).unwrap();
+        assert_eq!(report.transferred, 355);
+        let (shape, values) = &to_tensors(&gray, 0)["model.0.conv.weight"];
+        assert_eq!(shape, &[16, 1, 3, 3]);
+        let expected: Vec<f32> = colour["model.0.conv.weight"].1.chunks(27).flat_map(|c| c[..9].to_vec()).collect();
+        assert_eq!(values, &expected);
+    }
+
+    #[test]
+    fn foreign_names_are_ignored_and_absent_ones_reported() {
+        let mut source = to_tensors(&model(4, 2), 0);
+        source.remove("model.4.cv1.bn.bias");
+        source.insert("ema.decay".into(), (vec![1], vec![0.5]));
+        let (_, report) = load_tensors(model(4, 1), &source).unwrap();
+        assert_eq!(report.transferred, 354);
+        assert_eq!(report.missing, ["model.4.cv1.bn.bias"]);
+    }
+
+    #[test]
+    fn a_tensor_shorter_than_its_shape_is_refused() {
+        let source = NamedTensors::from([("model.0.bn.bias".to_owned(), (vec![16], vec![0.0; 15]))]);
+        let error = load_tensors(model(4, 1), &source).unwrap_err();
+        assert_eq!(error.to_string(), "tensor model.0.bn.bias: 15 values do not fill shape [16]");
+    }
+
+    #[test]
+    fn larger_sizes_have_their_state_dict_too() {
+        let m = YoloConfig { scale: Scale::M, ..YoloConfig::new(80) }.init(0, &Device::flex());
+        assert_eq!(to_tensors(&m, 0).len(), 475);
+    }
+}

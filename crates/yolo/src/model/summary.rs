@@ -1,0 +1,164 @@
+//! What the model is made of: layers, parameters, gradients, operations; and which optimizer group a name is in.
+//!
+//! GFLOPs follow the convention of the `thop` profiler, which detector users compare with: two operations for
+//! each multiplication of a convolution, eight for each output of a batch normalisation before fusing;
+//! everything else is free.
+
+use super::head::REG_MAX;
+use super::layers::{C2f, Conv, Conv2d};
+use super::names::{Kind, named_tensors};
+use super::{Layer, Yolo};
+
+/// The optimizer groups, by what a parameter is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ParamGroup {
+    /// Biases of convolutions and batch normalisation: no weight decay, own warm-up of the learning rate.
+    Bias,
+    /// Convolution weights: decayed.
+    Decay,
+    /// Batch-normalisation weights: no decay.
+    NoDecay,
+}
+
+/// The group of a parameter by its state-dict name.
+pub fn param_group(name: &str) -> ParamGroup {
+    if name.contains("bias") {
+        ParamGroup::Bias
+    } else if name.contains("bn.") {
+        ParamGroup::NoDecay
+    } else {
+        ParamGroup::Decay
+    }
+}
+
+/// The layer a tensor belongs to: the number after `model.`.
+pub fn layer_index(name: &str) -> Option<usize> {
+    name.strip_prefix("model.")?.split('.').next()?.parse().ok()
+}
+
+/// The figures of the summary line.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Summary {
+    /// Modules without parts of their own.
+    pub layers: usize,
+    /// Parameters, with the 16 constant ones of the box expectation.
+    pub parameters: usize,
+    /// Parameters that can get a gradient.
+    pub gradients: usize,
+    /// Billions of operations for one image of the given size (see the file's head for the convention).
+    pub gflops: f64,
+}
+
+impl Yolo {
+    /// Layers, parameters, gradients and operations for an input of `height` x `width` pixels.
+    pub fn summary(&self, height: usize, width: usize) -> Summary {
+        let tensors = named_tensors(self);
+        let params = tensors.iter().filter(|t| t.2 == Kind::Param);
+        let gradients: usize = params.map(|(_, shape, _)| shape.iter().product::<usize>()).sum();
+        let mut count = Count { layers: LAYERS_WITHOUT_PARAMETERS, flops: 0 };
+        count.model(self, [height, width]);
+        Summary { layers: count.layers, parameters: gradients + REG_MAX, gradients, gflops: count.flops as f64 / 1e9 }
+    }
+}
+
+/// One activation that all share, two upsamplings, four concatenations, one pooling, the box expectation.
+const LAYERS_WITHOUT_PARAMETERS: usize = 1 + 2 + 4 + 1 + 1;
+
+struct Count {
+    layers: usize,
+    flops: u64,
+}
+
+impl Count {
+    fn model(&mut self, yolo: &Yolo, mut size: [usize; 2]) {
+        let mut head_sizes = Vec::new();
+        for (i, layer) in yolo.model.iter().enumerate() {
+            match layer {
+                Layer::Conv(m) => size = self.conv(m, size),
+                Layer::C2f(m) => self.c2f(m, size),
+                Layer::Sppf(m) => self.convs([&m.cv1, &m.cv2], size),
+                Layer::Upsample(_) => size = size.map(|s| 2 * s),
+                Layer::Concat(_) => {}
+                Layer::Detect(m) => {
+                    for (level, &size) in head_sizes.iter().enumerate() {
+                        for (a, b, plain) in [&m.cv2[level], &m.cv3[level]] {
+                            self.convs([a, b], size);
+                            self.conv2d(plain, size);
+                        }
+                        self.flops += 2 * (4 * REG_MAX * size[0] * size[1]) as u64;
+                    }
+                }
+            }
+            if super::HEAD_INPUTS.contains(&i) {
+                head_sizes.push(size);
+            }
+        }
+    }
+
+    fn c2f(&mut self, m: &C2f, size: [usize; 2]) {
+        self.convs(m.m.iter().flat_map(|b| [&b.cv1, &b.cv2]).chain([&m.cv1, &m.cv2]), size);
+    }
+
+    fn convs<'a>(&mut self, convs: impl IntoIterator<Item = &'a Conv>, size: [usize; 2]) {
+        for conv in convs {
+            self.conv(conv, size);
+        }
+    }
+
+    /// Convolution and normalisation; returns the output's size.
+    fn conv(&mut self, m: &Conv, size: [usize; 2]) -> [usize; 2] {
+        let (outputs, size) = self.conv2d(&m.conv, size);
+        self.layers += 1;
+        self.flops += 8 * outputs as u64;
+        size
+    }
+
+    /// The number of outputs and their size.
+    fn conv2d(&mut self, m: &Conv2d, size: [usize; 2]) -> (usize, [usize; 2]) {
+        let [cout, cin, k, _] = m.weight.val().dims();
+        let size = size.map(|s| s / m.stride());
+        let outputs = cout * size[0] * size[1];
+        self.layers += 1;
+        self.flops += 2 * (outputs * cin * k * k) as u64;
+        (outputs, size)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::{Scale, YoloConfig};
+    use burn::tensor::Device;
+
+    fn summary(scale: Scale, nc: usize) -> Summary {
+        YoloConfig { scale, ..YoloConfig::new(nc) }.build(&Device::flex()).summary(640, 640)
+    }
+
+    #[test]
+    fn sizes_and_operations_are_the_published_ones() {
+        for (scale, nc, layers, parameters, gflops) in [
+            (Scale::N, 1, 129, 3_011_043, 8.1917),
+            (Scale::N, 4, 129, 3_011_628, 8.1949),
+            (Scale::N, 5, 129, 3_011_823, 8.1960),
+            (Scale::N, 80, 129, 3_157_200, 8.8551),
+            (Scale::S, 80, 129, 11_166_560, 28.8119),
+            (Scale::M, 80, 169, 25_902_640, 79.3137),
+            (Scale::L, 80, 209, 43_691_520, 165.7347),
+            (Scale::X, 80, 209, 68_229_648, 258.5370),
+        ] {
+            let s = summary(scale, nc);
+            assert_eq!((s.layers, s.parameters, s.gradients), (layers, parameters, parameters - 16), "{scale:?} {nc}");
+            assert!((s.gflops - gflops).abs() < 1e-4, "{scale:?} {nc}: {} GFLOPs", s.gflops);
+        }
+    }
+
+    #[test]
+    fn groups_split_as_the_optimizer_expects() {
+        let names = named_tensors(&YoloConfig::new(4).build(&Device::flex()));
+        let count = |g| names.iter().filter(|(n, _, k)| *k == Kind::Param && param_group(n) == g).count();
+        // The decayed group of the reference has one more: the constant of the box expectation, which never changes.
+        assert_eq!([ParamGroup::Bias, ParamGroup::Decay, ParamGroup::NoDecay].map(count), [63, 63, 57]);
+        assert_eq!(layer_index("model.22.cv2.0.2.weight"), Some(22));
+        assert_eq!(layer_index("optimizer.step"), None);
+    }
+}

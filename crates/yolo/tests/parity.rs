@@ -1,0 +1,268 @@
+//! The model and its loss against Ultralytics 8.3.227 (PyTorch on the CPU): forward, loss, assignment, gradients, training.
+//!
+//! `golden/golden.safetensors` holds its results on weights, images and labels made by the formulas below
+//! (`golden/make.py` writes it). With BELLOWS_YOLO_GOLDEN set to a directory of full reference tensors
+//! (weights, case, eval, train, assign, steps .safetensors), `reference_files` compares those too.
+
+mod support;
+
+use bellows_yolo::boxes::Label;
+use bellows_yolo::loss::DetectionLoss;
+use bellows_yolo::model::names::{NamedTensors, named_tensors, to_tensors};
+use bellows_yolo::model::{Yolo, YoloConfig};
+use burn::module::Module;
+use burn::tensor::Device;
+use std::path::{Path, PathBuf};
+use support::*;
+
+const NC: usize = 4;
+
+fn golden() -> NamedTensors {
+    read(&Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/golden.safetensors"))
+}
+
+/// The weights that make.py fills in.
+fn formula_weights() -> NamedTensors {
+    let mut tensors = to_tensors(&YoloConfig::new(NC).init(0, &Device::flex()), 0);
+    for (name, (shape, values)) in &mut tensors {
+        let n = values.len();
+        if name.ends_with("num_batches_tracked") || name.contains("dfl") {
+            continue;
+        }
+        let (low, high) = if shape.len() == 4 {
+            let bound = (3.0 / (shape[1] * shape[2] * shape[3]) as f32).sqrt();
+            (-bound, bound)
+        } else if name.ends_with("bn.weight") || name.ends_with("running_var") {
+            (0.5, 1.5)
+        } else if name.contains("cv3") && name.ends_with("2.bias") {
+            (-4.0, -1.0)
+        } else {
+            (-0.5, 0.5)
+        };
+        *values = uniform(name, n, low, high);
+    }
+    tensors
+}
+
+struct Case {
+    name: &'static str,
+    batch: usize,
+    height: usize,
+    width: usize,
+    targets: Vec<(u32, Label)>,
+}
+
+impl Case {
+    fn shape(&self) -> [usize; 4] {
+        [self.batch, 3, self.height, self.width]
+    }
+
+    fn pixels(&self) -> Vec<f32> {
+        uniform(&format!("{}.image", self.name), self.shape().iter().product(), 0.0, 1.0)
+    }
+}
+
+fn plain() -> Case {
+    let (images, each) = (2, 6);
+    let u = uniform("plain.labels", images * each * 5, 0.0, 1.0);
+    let label = |(i, u): (usize, &[f32])| {
+        let (w, h) = (u[0] * 0.5 + 0.05, u[1] * 0.5 + 0.05);
+        let xywh = [w / 2.0 + u[2] * (1.0 - w), h / 2.0 + u[3] * (1.0 - h), w, h];
+        ((i / each) as u32, Label { class: (u[4] * NC as f32) as u32, xywh })
+    };
+    Case { name: "plain", batch: images, height: 96, width: 96, targets: u.chunks(5).enumerate().map(label).collect() }
+}
+
+/// No object in image 0. In image 1: a box no anchor centre falls in, one that holds fewer than ten, an all-zero
+/// box (padding), two nearly equal boxes of different class, one that leaves the image.
+fn edges() -> Case {
+    let rows: [(u32, u32, [f32; 4]); 7] = [
+        (1, 1, [0.04, 0.05, 0.01, 0.01]),
+        (1, 0, [0.30, 0.30, 0.15, 0.2]),
+        (1, 3, [0.0; 4]),
+        (1, 2, [0.60, 0.50, 0.50, 0.60]),
+        (1, 3, [0.61, 0.51, 0.50, 0.60]),
+        (1, 0, [0.95, 0.90, 0.30, 0.40]),
+        (2, 1, [0.50, 0.50, 1.00, 1.00]),
+    ];
+    let targets = rows.map(|(image, class, xywh)| (image, Label { class, xywh })).into();
+    Case { name: "edges", batch: 3, height: 64, width: 96, targets }
+}
+
+fn empty() -> Case {
+    Case { name: "empty", batch: 2, height: 64, width: 64, targets: vec![] }
+}
+
+fn check_case(case: &Case) {
+    let golden = golden();
+    let get = |key: &str| &golden[&format!("{}.{key}", case.name)].1;
+    let model = model_from(&formula_weights(), NC);
+
+    let plain = Device::flex();
+    let infer = model.valid();
+    let y = infer.decode(&infer.forward(image(case.pixels(), case.shape(), &plain)));
+    let error = relative(&vec(y), get("eval"));
+    println!("{} eval {error:.1e}", case.name);
+    assert!(error <= 1e-4, "eval {error}");
+
+    let feats = model.forward(image(case.pixels(), case.shape(), &plain.autodiff()));
+    check_assignment(case, &assignment(&feats, &case.targets), get("fg"), get("gt"), get("score"));
+
+    let out = DetectionLoss::new(NC).forward(&feats, &case.targets);
+    let items = vec(out.items);
+    let total = vec(out.total.clone())[0];
+    println!("{} items {items:?} reference {:?}", case.name, get("items"));
+    assert!(worst_each(&items, get("items")) <= 1e-5, "{items:?} {:?}", get("items"));
+    assert!((total / get("total")[0] - 1.0).abs() <= 1e-5);
+    assert_eq!(out.foreground as f32, get("fg").iter().sum::<f32>());
+
+    let grads = gradients(&model, &out.total.backward());
+    assert!(grads.values().flatten().all(|g| g.is_finite()));
+    assert_eq!(grads.len(), 183);
+    let errors = grads.iter().zip(get("grad.sketch").chunks(9)).map(|((k, g), r)| (sketch_error(sketch(k, g), r), k));
+    let (error, name) = errors.max_by(|a, b| a.0.total_cmp(&b.0)).unwrap();
+    println!("{} gradient {error:.1e} at {name}", case.name);
+    assert!(error <= 1e-3, "gradient of {name}: {error}");
+}
+
+/// The largest relative difference, element by element; where the reference is zero, so must be the value.
+fn worst_each(own: &[f32], reference: &[f32]) -> f64 {
+    own.iter().zip(reference).map(|(a, b)| f64::from((a - b).abs()) / f64::from(b.abs()).max(1e-12)).fold(0.0, f64::max)
+}
+
+fn check_assignment(case: &Case, own: &[Vec<bellows_yolo::loss::assigner::Foreground>], fg: &[f32], gt: &[f32], score: &[f32]) {
+    let anchors = fg.len() / case.batch;
+    for (image, own) in own.iter().enumerate() {
+        let row = image * anchors..(image + 1) * anchors;
+        let places: Vec<usize> = own.iter().map(|f| f.anchor).collect();
+        let expected: Vec<usize> = fg[row.clone()].iter().enumerate().filter(|(_, v)| **v > 0.0).map(|(a, _)| a).collect();
+        assert_eq!(places, expected, "{} image {image}: foreground", case.name);
+        for f in own {
+            let at = row.start + f.anchor;
+            assert_eq!(f.gt as f32, gt[at], "{} image {image} anchor {}: matched object", case.name, f.anchor);
+            assert!((f.score - score[at]).abs() <= 1e-5, "{} image {image} anchor {}: {} {}", case.name, f.anchor, f.score, score[at]);
+        }
+    }
+}
+
+#[test]
+fn random_objects() {
+    check_case(&plain());
+}
+
+#[test]
+fn edge_cases_and_a_wide_input() {
+    check_case(&edges());
+}
+
+#[test]
+fn no_object_in_the_batch() {
+    check_case(&empty());
+}
+
+#[test]
+fn ten_steps_of_training() {
+    let golden = golden();
+    let case = plain();
+    let (model, trace) = train(model_from(&formula_weights(), NC), &case.pixels(), case.shape(), &case.targets, 10, 0.0002);
+    let error = worst_each(&trace, &golden["steps.items"].1);
+    println!("ten steps: losses {error:.1e}");
+    assert!(error <= 1e-3, "{trace:?} {:?}", golden["steps.items"].1);
+
+    // Running statistics do not act on training, so only the final state shows them.
+    let tensors = to_tensors(&model, 10);
+    let mut names: Vec<String> = named_tensors(&model).into_iter().map(|t| t.0).collect();
+    names.sort();
+    let reference = golden["steps.final.sketch"].1.chunks(9);
+    assert_eq!(reference.len(), names.len());
+    let errors = names.iter().zip(reference).map(|(k, r)| (sketch_error(sketch(k, &tensors[k].1), r), k));
+    let (error, name) = errors.max_by(|a, b| a.0.total_cmp(&b.0)).unwrap();
+    println!("ten steps: state {error:.1e} at {name}");
+    assert!(error <= 1e-3, "final {name}: {error}");
+}
+
+fn train(mut model: Yolo, pixels: &[f32], shape: [usize; 4], targets: &[(u32, Label)], steps: usize, lr: f32) -> (Yolo, Vec<f32>) {
+    let device = Device::flex().autodiff();
+    let loss = DetectionLoss::new(model.nc());
+    let mut sgd = Sgd::default();
+    let mut trace = vec![];
+    for _ in 0..steps {
+        let out = loss.forward(&model.forward(image(pixels.to_vec(), shape, &device)), targets);
+        trace.extend(vec(out.items));
+        model = sgd.step(model, &out.total.backward(), lr);
+    }
+    (model, trace)
+}
+
+#[test]
+fn reference_files() {
+    let Some(dir) = std::env::var_os("BELLOWS_YOLO_GOLDEN").map(PathBuf::from) else {
+        println!("skipped: BELLOWS_YOLO_GOLDEN is not set");
+        return;
+    };
+    let file = |name: &str| read(&dir.join(format!("{name}.safetensors")));
+    let (weights, case, train_ref, steps) = (file("weights"), file("case"), file("train"), file("steps"));
+    let nc = weights["model.22.cv3.0.2.bias"].1.len();
+    let (shape, pixels) = &case["img"];
+    let shape: [usize; 4] = shape.as_slice().try_into().unwrap();
+    let rows = case["batch_idx"].1.iter().zip(&case["cls"].1).zip(case["bboxes"].1.chunks(4));
+    let targets: Vec<(u32, Label)> = rows.map(|((i, c), b)| (*i as u32, Label { class: *c as u32, xywh: b.try_into().unwrap() })).collect();
+
+    let infer = model_from(&weights, nc).valid();
+    let y = vec(infer.decode(&infer.forward(image(pixels.clone(), shape, &Device::flex()))));
+    let error = relative(&y, &file("eval")["y"].1);
+    println!("eval {error:.2e} (worst {:.2e})", worst(&y, &file("eval")["y"].1));
+    assert!(error <= 1e-4);
+
+    let model = model_from(&weights, nc);
+    let feats = model.forward(image(pixels.clone(), shape, &Device::flex().autodiff()));
+    for (i, f) in feats.iter().enumerate() {
+        let error = relative(&vec(f.clone()), &train_ref[&format!("feats.{i}")].1);
+        println!("feats.{i} {error:.2e}");
+        assert!(error <= 1e-4);
+    }
+    let assign = file("assign");
+    let own = assignment(&feats, &targets);
+    let mut score_error = 0.0f32;
+    let anchors = assign["fg_mask"].1.len() / shape[0];
+    for (i, own) in own.iter().enumerate() {
+        let mask = &assign["fg_mask"].1[i * anchors..][..anchors];
+        let expected: Vec<usize> = (0..anchors).filter(|&a| mask[a] > 0.0).collect();
+        assert_eq!(own.iter().map(|f| f.anchor).collect::<Vec<_>>(), expected);
+        for f in own {
+            let at = i * anchors + f.anchor;
+            assert!(worst(&f.target.xyxy, &assign["target_bboxes"].1[at * 4..][..4]) < 1e-6, "the matched box");
+            let scores = &assign["target_scores"].1[at * nc..][..nc];
+            for (c, s) in scores.iter().enumerate() {
+                let own = if c == f.target.class as usize { f.score } else { 0.0 };
+                score_error = score_error.max((own - s).abs());
+            }
+        }
+    }
+    println!("foreground {} anchors identical, target scores {score_error:.2e}", own.iter().flatten().count());
+    assert!(score_error <= 1e-5);
+    let out = DetectionLoss::new(nc).forward(&feats, &targets);
+    let error = worst_each(&vec(out.items), &train_ref["loss_items"].1);
+    println!("loss items {error:.2e}");
+    assert!(error <= 1e-5);
+    let grads = gradients(&model, &out.total.backward());
+    let errors = grads.iter().map(|(k, g)| (relative(g, &train_ref[&format!("grad.{k}")].1), k));
+    let (error, name) = errors.max_by(|a, b| a.0.total_cmp(&b.0)).unwrap();
+    println!("{} gradients, worst {error:.2e} at {name}", grads.len());
+    assert!(error <= 1e-3);
+
+    let count = steps["loss_items"].0[0];
+    let lr = std::env::var("BELLOWS_YOLO_GOLDEN_LR").map_or(0.01, |v| v.parse().unwrap());
+    let (model, trace) = train(model_from(&weights, nc), pixels, shape, &targets, count, lr);
+    let error = worst_each(&trace, &steps["loss_items"].1);
+    for (own, reference) in trace.chunks(3).zip(steps["loss_items"].1.chunks(3)) {
+        println!("  {own:?} {reference:?} {:.1e}", worst_each(own, reference));
+    }
+    println!("{count} steps: losses {error:.2e}");
+    let tensors = to_tensors(&model, count as u64);
+    let finals = tensors.iter().filter(|(_, t)| t.1.iter().any(|v| *v != 0.0));
+    let errors = finals.map(|(k, t)| (relative(&t.1, &steps[&format!("final.{k}")].1), k));
+    let (worst, name) = errors.max_by(|a, b| a.0.total_cmp(&b.0)).unwrap();
+    println!("{count} steps: state {worst:.2e} at {name}");
+    assert!(error <= 1e-3);
+}

@@ -1,3 +1,5 @@
 //! YOLOv8: model, loss, data, metrics and plots.
 
 pub mod boxes;
+pub mod metrics;
+pub mod plots;

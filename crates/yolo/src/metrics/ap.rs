@@ -78,7 +78,7 @@ pub(super) fn interp(x: f64, xs: &[f64], ys: &[f64], left: f64) -> f64 {
 }
 
 /// Running mean over a tenth of the curve (101 taps for 1000 points), ends repeated.
-pub(super) fn box_filter(values: &[f64]) -> Vec<f64> {
+pub(crate) fn box_filter(values: &[f64]) -> Vec<f64> {
     let half = values.len() / 20;
     let at = |i: isize| values[i.clamp(0, values.len() as isize - 1) as usize];
     let window = |centre: usize| (0..=2 * half).map(move |k| at(centre as isize + k as isize - half as isize)).sum::<f64>();

@@ -15,12 +15,12 @@
 //! | matching | a detection may claim only the truth it overlaps most | falls back to the next free truth above the threshold |
 //! | cut | all detections that NMS kept (300 an image) | the best 100 of each class of each image |
 //!
-//! Both sort by confidence, take the running maximum of precision from the right, and use IoU .50, .55 … .95. The area under straight
-//! lines is not systematically above or below the steps: it is higher where recall moves in large jumps (few objects: the line cuts
-//! across the step's drop) and up to .005 lower near perfection.
+//! Both sort by confidence, take the running maximum of precision from the right, and use IoU .50, .55 … .95. The straight lines
+//! usually read higher, for they cut across every drop that the steps follow: on the 200 sets of `tests/metrics_golden.rs`, with few
+//! objects each, by .036 mAP50-95 on average, at most .114 higher and .005 lower. With thousands of objects the gap nearly closes.
 //!
 //! Where they agree: if no two truths of a class overlap, a detection has at most one candidate at IoU ≥ .5 and both matchings are the
-//! same; the curves are then the same points, read in two ways. `tests/metrics_golden.rs` proves both halves on 200 random sets.
+//! same; the curves are then the same points, read in two ways. The same test compares each half with the tool that defines it, to 1e-6.
 
 mod ap;
 mod coco;
@@ -30,6 +30,7 @@ mod matching;
 mod nms;
 mod table;
 
+pub(crate) use ap::box_filter;
 pub use ap::{average_precision, coco_average_precision};
 pub use coco::{CocoEvaluator, CocoMetrics};
 pub use confusion::ConfusionMatrix;

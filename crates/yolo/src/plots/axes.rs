@@ -80,10 +80,10 @@ impl Axes {
     }
 }
 
-/// About `count` round numbers inside the range (1, 2 or 5 times a power of ten apart), with labels of just enough decimals.
+/// About `count` round numbers inside the range (1, 2 or 5 times a power of ten apart), with labels of just enough decimals; none for 0.
 fn ticks(range: &Range<f64>, count: usize) -> Vec<(f64, String)> {
     let (low, high) = (range.start.min(range.end), range.start.max(range.end));
-    let rough = (high - low) / count.max(1) as f64;
+    let rough = (high - low) / count as f64;
     let power = 10f64.powf(rough.log10().floor());
     let step = [1.0, 2.0, 5.0, 10.0].map(|m| m * power).into_iter().find(|&s| s >= rough * 0.999).unwrap_or(power);
     if !(step.is_finite() && step > 0.0) {
@@ -116,7 +116,7 @@ mod tests {
         assert_eq!(labels(0.0..1.0), ["0.0", "0.2", "0.4", "0.6", "0.8", "1.0"]);
         assert_eq!(labels(0.9..10.1), ["2", "4", "6", "8", "10"]);
         assert_eq!(labels(1.0..0.0), labels(0.0..1.0), "a range that runs down has the same ticks");
-        assert!(labels(1.0..1.0).is_empty() && labels(f64::NAN..1.0).is_empty());
+        assert!(labels(1.0..1.0).is_empty() && labels(f64::NAN..1.0).is_empty() && ticks(&(0.0..1.0), 0).is_empty());
     }
 
     #[test]

@@ -1,10 +1,10 @@
 //! A picture in memory with the few strokes the charts are made of, on plotters' bitmap rasteriser.
 //!
-//! Charts are drawn at twice their size and halved on saving: that smooths lines, which the rasteriser does not. Coordinates are always in
+//! Everything is drawn at twice its size and halved on saving: that smooths lines and letters, which the rasteriser places on whole pixels. Coordinates are always in
 //! pixels of the finished picture. A failing stroke is remembered and reported by `save`, so that charts read as drawings.
 
 use super::PlotError;
-use image::{ImageEncoder, RgbImage, codecs::jpeg::JpegEncoder};
+use image::{ImageEncoder, RgbImage, codecs::jpeg::JpegEncoder, imageops};
 use plotters::element::{Drawable, PointCollection};
 use plotters::prelude::*;
 use plotters::style::{FontDesc, register_font};
@@ -16,6 +16,9 @@ pub(super) type Point = (f64, f64);
 
 pub(super) const WHITE: Rgb = [255; 3];
 pub(super) const BLACK: Rgb = [25; 3];
+
+/// Drawn pixels per pixel of the finished picture, each way.
+const SCALE: u32 = 2;
 
 /// Width that stands for "fill it".
 pub(super) const FILL: f64 = 0.0;
@@ -54,20 +57,21 @@ impl Style {
 pub(super) struct Canvas {
     pixels: Vec<u8>,
     size: (u32, u32),
-    scale: u32,
     error: Option<String>,
 }
 
 impl Canvas {
     /// White paper for a chart.
     pub(super) fn paper(width: u32, height: u32) -> Self {
-        let size = (width * 2, height * 2);
-        Self { pixels: vec![255; size.0 as usize * size.1 as usize * 3], size, scale: 2, error: None }
+        let size = (width * SCALE, height * SCALE);
+        Self { pixels: vec![255; size.0 as usize * size.1 as usize * 3], size, error: None }
     }
 
-    /// Draws over an image at its own size.
-    pub(super) fn over(image: RgbImage) -> Self {
-        Self { size: image.dimensions(), pixels: image.into_raw(), scale: 1, error: None }
+    /// Draws over an image.
+    pub(super) fn over(image: &RgbImage) -> Self {
+        let size = (image.width() * SCALE, image.height() * SCALE);
+        let large = imageops::resize(image, size.0, size.1, imageops::FilterType::Nearest);
+        Self { size, pixels: large.into_raw(), error: None }
     }
 
     /// A rectangle between two corners; `width` [`FILL`] fills it.
@@ -93,7 +97,7 @@ impl Canvas {
     /// A filled circle.
     pub(super) fn dot(&mut self, centre: Point, radius: f64, color: Rgb) {
         let style = self.stroke(color, FILL);
-        self.draw(&Circle::new(self.at(centre), (radius * f64::from(self.scale)).round() as i32, style));
+        self.draw(&Circle::new(self.at(centre), (radius * f64::from(SCALE)).round() as i32, style));
     }
 
     /// One line of text; the point is the middle of its capitals' height, and the start, middle or end of the line.
@@ -109,13 +113,13 @@ impl Canvas {
         let (at, transform) =
             if style.upward { ((x - up, y + back), FontTransform::Rotate270) } else { ((x - back, y - up), FontTransform::None) };
         let [r, g, b] = style.color;
-        let font = font(style.size * f64::from(self.scale)).transform(transform).color(&RGBColor(r, g, b));
+        let font = font(style.size * f64::from(SCALE)).transform(transform).color(&RGBColor(r, g, b));
         self.draw(&Text::new(text.to_owned(), self.at(at), font));
     }
 
     /// How long a text is, in pixels.
     pub(super) fn text_width(&self, text: &str, size: f64) -> f64 {
-        let scale = f64::from(self.scale);
+        let scale = f64::from(SCALE);
         font(size * scale).box_size(text).map_or(0.0, |(width, _)| f64::from(width) / scale)
     }
 
@@ -135,17 +139,15 @@ impl Canvas {
             return Err(PlotError::Draw { path: path.into(), reason });
         }
         let (width, height) = self.size;
-        let Some(mut image) = RgbImage::from_raw(width, height, self.pixels) else {
+        let Some(image) = RgbImage::from_raw(width, height, self.pixels) else {
             return Err(PlotError::Draw { path: path.into(), reason: format!("no room for {width}x{height} pixels") });
         };
-        if self.scale > 1 {
-            image = image::imageops::thumbnail(&image, width / self.scale, height / self.scale);
-        }
+        let image = imageops::thumbnail(&image, width / SCALE, height / SCALE);
         write(&image, path).map_err(|source| PlotError::Write { path: path.into(), source })
     }
 
     fn at(&self, (x, y): Point) -> (i32, i32) {
-        let scale = f64::from(self.scale);
+        let scale = f64::from(SCALE);
         ((x * scale).round() as i32, (y * scale).round() as i32)
     }
 
@@ -154,7 +156,7 @@ impl Canvas {
         if width == FILL {
             return color.filled();
         }
-        color.stroke_width((width * f64::from(self.scale)).round().max(1.0) as u32)
+        color.stroke_width((width * f64::from(SCALE)).round().max(1.0) as u32)
     }
 
     fn draw<'a, E>(&mut self, element: &'a E)

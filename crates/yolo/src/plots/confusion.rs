@@ -26,7 +26,7 @@ pub fn confusion_matrix(matrix: &ConfusionMatrix, names: &[String], normalized: 
         false if v == 0.0 => String::new(),
         false => format!("{v:.0}"),
     };
-    let cell = (900.0 / n as f64).clamp(12.0, 180.0);
+    let cell = (900.0 / n as f64).clamp(17.0, 180.0);
     let name_size = SIZE.min(cell * 0.9);
     let ruler = Canvas::paper(1, 1);
     let labels: Vec<String> = (0..n)
@@ -45,7 +45,7 @@ pub fn confusion_matrix(matrix: &ConfusionMatrix, names: &[String], normalized: 
 
     let most = if normalized { 1.0 } else { values.iter().copied().fold(1.0, f64::max) };
     let longest = values.iter().map(|&v| ruler.text_width(&shown(v), 100.0)).fold(1.0, f64::max);
-    let value_size = (cell * 0.84 / longest * 100.0).min(cell * 0.32).min(34.0);
+    let value_size = (cell * 0.84 / longest * 100.0).min(cell * 0.42).min(34.0);
     for (i, &value) in values.iter().enumerate() {
         let (x, y) = (left + (i % n) as f64 * cell, top + (i / n) as f64 * cell);
         let color = heat(value / most);
@@ -54,7 +54,7 @@ pub fn confusion_matrix(matrix: &ConfusionMatrix, names: &[String], normalized: 
             canvas.text(&shown(value), (x + cell / 2.0, y + cell / 2.0), Style::new(value_size, Align::Middle).color(readable_on(color)));
         }
     }
-    for k in 0..=n {
+    for k in (0..=n).filter(|&k| n <= ANNOTATED || k == 0 || k == n) {
         let at = k as f64 * cell;
         let shade = if k == 0 || k == n { [120; 3] } else { [215; 3] };
         canvas.line(&[(left + at, top), (left + at, top + side)], shade, 1.0);

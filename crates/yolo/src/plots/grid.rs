@@ -66,7 +66,7 @@ pub fn image_grid(images: &[GridImage], names: &[String], path: &Path) -> Result
         imageops::replace(&mut sheet, &resized, i64::from(x), i64::from(y));
     }
 
-    let mut canvas = Canvas::over(sheet);
+    let mut canvas = Canvas::over(&sheet);
     if empty {
         canvas.text("no images", (320.0, 320.0), Style::new(28.0, Align::Middle));
     }
@@ -92,6 +92,11 @@ impl Cell {
         for b in &boxes {
             canvas.rect(self.at(b.xyxy[0], b.xyxy[1]), self.at(b.xyxy[2], b.xyxy[3]), class_color(b.class), 2.0);
         }
+        // Along the bottom, where tags of boxes seldom are.
+        let name = canvas.fit(&image.name.chars().take(NAME).collect::<String>(), text, self.size.0 - 12.0);
+        if !name.is_empty() {
+            self.tag(canvas, &name, (self.origin.0, self.origin.1 + self.size.1), text, [40; 3]);
+        }
         // Tags after all boxes, the surest last, so that no box runs through a name.
         let mut order = boxes;
         order.sort_by(|a, b| a.score.unwrap_or(0.0).total_cmp(&b.score.unwrap_or(0.0)));
@@ -100,16 +105,11 @@ impl Cell {
             let tag = b.score.map_or(name.clone(), |score| format!("{name} {score:.1}"));
             self.tag(canvas, &tag, self.at(b.xyxy[0], b.xyxy[1]), text, class_color(b.class));
         }
-        let name: String = image.name.chars().take(NAME).collect();
-        let name = canvas.fit(&name, text, self.size.0 - 12.0);
-        if !name.is_empty() {
-            self.tag(canvas, &name, (self.origin.0 + 2.0, self.origin.1 + text * 1.2 + 2.0), text, [40; 3]);
-        }
         let (x, y) = self.origin;
         canvas.rect((x, y), (x + self.size.0 - 1.0, y + self.size.1 - 1.0), [255; 3], 1.0);
     }
 
-    /// Text on a plate that stands on a point, moved inside the cell where it would leave it.
+    /// Text on a plate that stands on a point (a box's corner), moved inside the cell, and so into the box, where it would leave it.
     fn tag(&self, canvas: &mut Canvas, text: &str, (x, y): (f64, f64), size: f64, color: [u8; 3]) {
         let (width, height) = (canvas.text_width(text, size) + 6.0, size * 1.2);
         let x = x.min(self.origin.0 + self.size.0 - width).max(self.origin.0);

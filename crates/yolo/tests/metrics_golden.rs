@@ -2,6 +2,8 @@
 //!
 //! `golden/detection_sets.py` wrote the expected numbers; the sets are drawn here again from the same integer generator.
 
+#![allow(clippy::unwrap_used, reason = "a test may fail by panicking, in its helpers too")]
+
 use bellows_yolo::boxes::Detection;
 use bellows_yolo::metrics::{CocoEvaluator, Evaluator, GroundTruth, IOU_THRESHOLDS, coco_average_precision, iou_matrix, match_detections};
 

@@ -2,6 +2,8 @@
 //!
 //! The pictures stay in the test's temporary directory (`target/tmp/plots`), to be looked at.
 
+#![allow(clippy::unwrap_used, reason = "a test may fail by panicking, in its helpers too")]
+
 use bellows_yolo::boxes::{Detection, Label};
 use bellows_yolo::metrics::{ConfusionMatrix, Curves, Evaluator, GroundTruth};
 use bellows_yolo::plots::{CurveKind, GridBox, GridImage, PlotError, confusion_matrix, image_grid, labels_chart, results_chart};

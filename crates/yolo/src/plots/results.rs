@@ -30,7 +30,8 @@ pub fn results_chart(csv: &str, path: &Path) -> Result<(), PlotError> {
             let frame = ((x + 75.0, y + 55.0), (x + cell_w - 20.0, y + cell_h - 65.0));
             let axes = Axes { frame, x: padded(epochs.iter().copied()), y: padded(values.iter().copied()) };
             let below = if row == 1 { "epoch" } else { "" };
-            axes.draw(&mut canvas, &Captions { title: name, x: below, y: "", size: 24.0 }, 6, 6);
+            let whole_epochs = ((axes.x.end - axes.x.start).ceil() as usize).min(6);
+            axes.draw(&mut canvas, &Captions { title: name, x: below, y: "", size: 24.0 }, whole_epochs, 6);
             let points: Vec<_> = epochs.iter().copied().zip(values).filter(|(e, v)| e.is_finite() && v.is_finite()).collect();
             series(&mut canvas, &axes, &points);
         }

@@ -3,3 +3,5 @@
 pub mod boxes;
 pub mod loss;
 pub mod model;
+pub mod metrics;
+pub mod plots;

@@ -1,0 +1,173 @@
+//! Average precision as pycocotools computes it (`COCOeval`, iouType bbox), also by object size.
+//!
+//! Feed boxes in the pixels of the original image if the sizes are to mean anything: small is below 32² px, large above 96². Objects
+//! outside a size range are ignored: they are neither missed nor do they make a detection false. Crowd regions are not known here: the
+//! label formats that are read have none. Memory: 24 bytes a detection.
+
+use super::ap::RankedCurve;
+use super::matching::area;
+use super::{GroundTruth, IOU_THRESHOLDS, coco_average_precision, iou};
+use crate::boxes::Detection;
+use rayon::prelude::*;
+
+/// Detections looked at per class and image.
+const MAX_DET: usize = 100;
+/// All, small, medium, large: area in px², both ends included.
+const RANGES: [(f64, f64); 4] = [(0.0, 1e10), (0.0, 1024.0), (1024.0, 9216.0), (9216.0, 1e10)];
+
+#[derive(Clone, Copy)]
+struct Scored {
+    score: f32,
+    /// Per size range, bit t: true positive at the t-th IoU threshold.
+    hits: [u16; 4],
+    /// Per size range, bit t: neither right nor wrong at the t-th IoU threshold.
+    ignored: [u16; 4],
+}
+
+#[derive(Clone, Default)]
+struct ClassRecord {
+    detections: Vec<Scored>,
+    truths: [usize; 4],
+}
+
+/// Accumulates images; see the module for what it refuses.
+#[derive(Clone)]
+pub struct CocoEvaluator {
+    classes: Vec<ClassRecord>,
+}
+
+/// pycocotools' summary. `None` where no object exists (pycocotools prints -1).
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct CocoMetrics {
+    /// AP at IoU .50:.95, all sizes.
+    pub map50_95: Option<f64>,
+    /// AP at IoU .50.
+    pub map50: Option<f64>,
+    /// AP at IoU .75.
+    pub map75: Option<f64>,
+    /// AP at IoU .50:.95 of objects up to 32² px.
+    pub small: Option<f64>,
+    /// AP at IoU .50:.95 of objects from 32² to 96² px.
+    pub medium: Option<f64>,
+    /// AP at IoU .50:.95 of objects from 96² px.
+    pub large: Option<f64>,
+}
+
+impl CocoEvaluator {
+    /// For classes `0..nc`.
+    pub fn new(nc: usize) -> Self {
+        Self { classes: vec![ClassRecord::default(); nc] }
+    }
+
+    /// Adds one image. Detections need not be sorted.
+    pub fn add_image(&mut self, detections: &[Detection], truths: &[GroundTruth]) {
+        for (class, record) in self.classes.iter_mut().enumerate() {
+            let truths: Vec<[f32; 4]> = truths.iter().filter(|t| t.class as usize == class).map(|t| t.xyxy).collect();
+            let mut ranked: Vec<Detection> = detections.iter().filter(|d| d.class as usize == class).copied().collect();
+            ranked.sort_by(|a, b| b.score.total_cmp(&a.score));
+            ranked.truncate(MAX_DET);
+            let overlaps: Vec<Vec<f64>> = ranked.iter().map(|d| truths.iter().map(|t| iou(&d.xyxy, t)).collect()).collect();
+
+            let first = record.detections.len();
+            record.detections.extend(ranked.iter().map(|d| Scored { score: d.score, hits: [0; 4], ignored: [0; 4] }));
+            for (r, range) in RANGES.iter().enumerate() {
+                let outside = |xyxy: &[f32; 4]| !(range.0..=range.1).contains(&area(xyxy));
+                let mut order: Vec<(usize, bool)> = truths.iter().map(outside).enumerate().collect();
+                order.sort_by_key(|&(_, ignore)| ignore);
+                record.truths[r] += order.iter().filter(|(_, ignore)| !ignore).count();
+                for (t, &threshold) in IOU_THRESHOLDS.iter().enumerate() {
+                    let mut taken = vec![false; truths.len()];
+                    for (d, detection) in ranked.iter().enumerate() {
+                        let scored = &mut record.detections[first + d];
+                        match claim(&overlaps[d], &order, &mut taken, threshold) {
+                            Some(false) => scored.hits[r] |= 1 << t,
+                            Some(true) => scored.ignored[r] |= 1 << t,
+                            None => scored.ignored[r] |= u16::from(outside(&detection.xyxy)) << t,
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    /// The summary of all images so far.
+    pub fn metrics(&self) -> CocoMetrics {
+        let per_class: Vec<[Option<[f64; 10]>; 4]> = self.classes.par_iter().map(ClassRecord::average_precisions).collect();
+        let mean = |range: usize, thresholds: std::ops::Range<usize>| {
+            let values: Vec<f64> = per_class.iter().filter_map(|c| c[range]).flat_map(|ap| ap[thresholds.clone()].to_vec()).collect();
+            (!values.is_empty()).then(|| values.iter().sum::<f64>() / values.len() as f64)
+        };
+        CocoMetrics {
+            map50_95: mean(0, 0..10),
+            map50: mean(0, 0..1),
+            map75: mean(0, 5..6),
+            small: mean(1, 0..10),
+            medium: mean(2, 0..10),
+            large: mean(3, 0..10),
+        }
+    }
+}
+
+/// The best free truth with IoU ≥ `threshold`, the last on ties, and one inside the range before any ignored one. Marks it and says
+/// whether it is an ignored one. `order` lists (index, ignored) with the ignored last.
+fn claim(overlaps: &[f64], order: &[(usize, bool)], taken: &mut [bool], threshold: f64) -> Option<bool> {
+    let mut best: Option<(usize, bool)> = None;
+    let mut reach = threshold;
+    for &(truth, ignored) in order {
+        if best.is_some_and(|(_, best_ignored)| ignored && !best_ignored) {
+            break;
+        }
+        if !taken[truth] && overlaps[truth] >= reach {
+            reach = overlaps[truth];
+            best = Some((truth, ignored));
+        }
+    }
+    best.map(|(truth, ignored)| {
+        taken[truth] = true;
+        ignored
+    })
+}
+
+impl ClassRecord {
+    /// AP per size range and IoU threshold; `None` for a range without objects.
+    fn average_precisions(&self) -> [Option<[f64; 10]>; 4] {
+        let mut ranked = self.detections.clone();
+        ranked.sort_by(|a, b| b.score.total_cmp(&a.score)); // stable, as pycocotools' merge sort
+        std::array::from_fn(|r| {
+            (self.truths[r] > 0).then(|| {
+                std::array::from_fn(|t| {
+                    let counted = ranked.iter().filter(|d| d.ignored[r] >> t & 1 == 0);
+                    let curve = RankedCurve::new(counted.map(|d| d.hits[r] >> t & 1 == 1), self.truths[r]);
+                    coco_average_precision(&curve.recall, &curve.precision)
+                })
+            })
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_do_not_disturb_each_other() {
+        let mut e = CocoEvaluator::new(1);
+        let small = [0.0, 0.0, 10.0, 10.0];
+        let large = [100.0, 100.0, 300.0, 300.0];
+        let truths = [small, large].map(|xyxy| GroundTruth { class: 0, xyxy });
+        e.add_image(&[Detection { xyxy: large, score: 0.9, class: 0 }], &truths);
+        let m = e.metrics();
+        assert_eq!((m.small, m.medium, m.large), (Some(0.0), None, Some(1.0)));
+        assert_eq!(m.map50, Some(51.0 / 101.0));
+        assert_eq!(CocoEvaluator::new(2).metrics(), CocoMetrics::default());
+    }
+
+    #[test]
+    fn a_loser_falls_back_to_the_next_free_truth() {
+        let truths = [[0.0, 0.0, 10.0, 10.0], [0.0, 3.0, 10.0, 13.0]].map(|xyxy| GroundTruth { class: 0, xyxy });
+        let both = Detection { xyxy: [0.0, 0.0, 10.0, 11.0], score: 0.9, class: 0 };
+        let mut e = CocoEvaluator::new(1);
+        e.add_image(&[both, both], &truths);
+        assert_eq!(e.metrics().map50, Some(1.0), "the second has IoU .615 with the second truth");
+    }
+}

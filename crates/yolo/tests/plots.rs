@@ -1,0 +1,253 @@
+//! Every picture of a run directory, drawn from plausible data: right size, decodable, and not blank.
+//!
+//! The pictures stay in the test's temporary directory (`target/tmp/plots`), to be looked at.
+
+#![allow(clippy::unwrap_used, reason = "a test may fail by panicking, in its helpers too")]
+
+use bellows_yolo::boxes::{Detection, Label};
+use bellows_yolo::metrics::{ConfusionMatrix, Curves, Evaluator, GroundTruth};
+use bellows_yolo::plots::{CurveKind, GridBox, GridImage, PlotError, confusion_matrix, image_grid, labels_chart, results_chart};
+use std::collections::HashSet;
+use std::path::PathBuf;
+
+fn out(name: &str) -> PathBuf {
+    let dir = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("plots");
+    std::fs::create_dir_all(&dir).unwrap();
+    dir.join(name)
+}
+
+/// Decodes the picture; checks its size and that at least `colors` different colours are in it.
+fn check(path: &PathBuf, size: (u32, u32), colors: usize) {
+    let image = image::open(path).unwrap().to_rgb8();
+    assert_eq!(image.dimensions(), size, "{path:?}");
+    let found = image.pixels().map(|p| p.0).collect::<HashSet<_>>().len();
+    assert!(found >= colors, "{path:?} has {found} colours");
+}
+
+struct Random(u64);
+
+impl Random {
+    fn unit(&mut self) -> f32 {
+        self.0 = self.0.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        (self.0 >> 40) as f32 / (1u64 << 24) as f32
+    }
+
+    fn below(&mut self, n: usize) -> usize {
+        (self.unit() * n as f32) as usize
+    }
+}
+
+fn thermal_names() -> Vec<String> {
+    ["person", "bicycle", "motorcycle", "vehicle"].map(String::from).to_vec()
+}
+
+fn many_names(n: usize) -> Vec<String> {
+    (0..n).map(|i| format!("{} {i}", ["cat", "traffic light", "potted plant", "sports ball"][i % 4])).collect()
+}
+
+/// A detector that is better on the first classes than on the last.
+fn validation(nc: usize, images: usize) -> (Curves, ConfusionMatrix) {
+    let mut random = Random(7);
+    let (mut evaluator, mut matrix) = (Evaluator::new(nc), ConfusionMatrix::new(nc, 0.25, 0.45));
+    for _ in 0..images {
+        let (mut truths, mut detections) = (Vec::new(), Vec::new());
+        for _ in 0..random.below(7) {
+            let class = (random.unit().powi(2) * nc as f32) as u32;
+            let [x, y, w, h] = [500.0, 500.0, 60.0, 90.0].map(|m| 10.0 + m * random.unit());
+            truths.push(GroundTruth { class, xyxy: [x, y, x + w, y + h] });
+            if random.unit() < 0.95 - 0.5 * class as f32 / nc as f32 {
+                let [dx, dy] = [0.0; 2].map(|_: f32| 0.25 * w * (random.unit() - 0.5));
+                let guess = if random.unit() < 0.1 { random.below(nc) as u32 } else { class };
+                let score = (random.unit() + random.unit() + 0.3).min(1.95) / 2.0;
+                detections.push(Detection { xyxy: [x + dx, y + dy, x + w + dx, y + h + dy], score, class: guess });
+            }
+        }
+        for _ in 0..random.below(4) {
+            let [x, y] = [0.0; 2].map(|_: f32| 500.0 * random.unit());
+            let class = random.below(nc) as u32;
+            detections.push(Detection { xyxy: [x, y, x + 40.0, y + 40.0], score: random.unit().powi(2) * 0.9, class });
+        }
+        evaluator.add_image(&detections, &truths);
+        matrix.add_image(&detections, &truths);
+    }
+    (evaluator.metrics().curves, matrix)
+}
+
+fn results_csv(epochs: usize) -> String {
+    let mut random = Random(3);
+    let mut csv = String::from(
+        "epoch,time,train/box_loss,train/cls_loss,train/dfl_loss,metrics/precision(B),metrics/recall(B),metrics/mAP50(B),\
+         metrics/mAP50-95(B),val/box_loss,val/cls_loss,val/dfl_loss,lr/pg0,lr/pg1,lr/pg2\n",
+    );
+    for e in 0..epochs {
+        let t = e as f32 / 25.0;
+        let mut near = |v: f32| v + 0.06 * (random.unit() - 0.5);
+        let fall = (-t).exp();
+        let cells = [
+            near(1.1 + 1.9 * fall),
+            near(0.6 + 4.0 * fall),
+            near(0.9 + 0.9 * fall),
+            near(0.8 * (1.0 - fall)),
+            near(0.7 * (1.0 - fall)),
+            near(0.75 * (1.0 - fall)),
+            near(0.45 * (1.0 - fall)),
+            near(1.3 + 1.7 * fall),
+            near(0.8 + 3.0 * fall),
+            near(1.0 + 0.8 * fall),
+        ];
+        csv += &format!("{},{}", e + 1, 61 * (e + 1));
+        cells.iter().for_each(|v| csv += &format!(",{v:.5}"));
+        csv += ",0.01,0.01,0.01\n";
+    }
+    csv
+}
+
+fn some_labels(n: usize, nc: usize) -> Vec<Label> {
+    let mut random = Random(11);
+    let label = |random: &mut Random| {
+        let class = (random.unit().powi(4) * nc as f32) as u32;
+        let size = 0.02 + 0.2 * random.unit().powi(3) * (1.0 + class as f32);
+        let xywh = [0.1 + 0.8 * random.unit(), 0.35 + 0.5 * random.unit() * random.unit(), size * 0.6, size * (0.7 + 0.6 * random.unit())];
+        Label { class, xywh }
+    };
+    (0..n).map(|_| label(&mut random)).collect()
+}
+
+/// A gray night scene: a gradient, stripes, and warm blobs where the boxes are.
+fn scene(index: usize, channels: usize, width: usize, height: usize) -> (Vec<u8>, Vec<GridBox>) {
+    let mut random = Random(index as u64 * 31 + 5);
+    let boxes: Vec<GridBox> = (0..index % 5)
+        .map(|_| {
+            let (w, h) = (width as f32 * (0.06 + 0.2 * random.unit()), height as f32 * (0.1 + 0.2 * random.unit()));
+            let (x, y) = (random.unit() * (width as f32 - w), random.unit() * (height as f32 - h));
+            GridBox { xyxy: [x, y, x + w, y + h], class: random.below(4) as u32, score: Some(0.25 + 0.75 * random.unit()) }
+        })
+        .collect();
+    let mut pixels = vec![0u8; channels * width * height];
+    for (i, pixel) in pixels.iter_mut().enumerate() {
+        let (c, x, y) = (i / (width * height), (i % width) as f32, (i / width % height) as f32);
+        let warm = boxes.iter().any(|b| {
+            let [x1, y1, x2, y2] = b.xyxy;
+            ((2.0 * x - x1 - x2) / (x2 - x1)).powi(2) + ((2.0 * y - y1 - y2) / (y2 - y1)).powi(2) < 0.9
+        });
+        let cold = 40.0 + 60.0 * y / height as f32 + 6.0 * (x / 9.0).sin() + 10.0 * c as f32;
+        *pixel = if warm { 220 } else { cold as u8 };
+    }
+    (pixels, boxes)
+}
+
+fn grid(name: &str, count: usize, channels: usize, (width, height): (usize, usize), labels: bool) -> PathBuf {
+    let scenes: Vec<_> = (0..count).map(|i| scene(i, channels, width, height)).collect();
+    let file_names: Vec<String> = (0..count).map(|i| format!("20200514_clip_22_2307_image_{i:04}.jpg")).collect();
+    let images: Vec<GridImage> = scenes
+        .iter()
+        .zip(&file_names)
+        .map(|((pixels, boxes), name)| GridImage {
+            pixels,
+            channels,
+            width,
+            height,
+            name,
+            boxes: boxes.iter().map(|b| GridBox { score: b.score.filter(|_| !labels), ..*b }).collect(),
+        })
+        .collect();
+    let path = out(name);
+    image_grid(&images, &thermal_names(), &path).unwrap();
+    path
+}
+
+#[test]
+fn training_curves() {
+    for (name, epochs) in [("results.png", 100), ("results_3_epochs.png", 3), ("results_1_epoch.png", 1)] {
+        results_chart(&results_csv(epochs), &out(name)).unwrap();
+        check(&out(name), (2250, 1000), 50);
+    }
+}
+
+#[test]
+fn label_statistics() {
+    for (name, count, names) in
+        [("labels.jpg", 5000, thermal_names()), ("labels_20.jpg", 3000, many_names(20)), ("labels_80.jpg", 3000, many_names(80))]
+    {
+        labels_chart(&some_labels(count, names.len()), &names, &out(name)).unwrap();
+        check(&out(name), (1600, 1600), 200);
+    }
+}
+
+#[test]
+fn metric_curves() {
+    let (curves, _) = validation(4, 400);
+    for kind in CurveKind::ALL {
+        kind.draw(&curves, &thermal_names(), &out(kind.file_name())).unwrap();
+        check(&out(kind.file_name()), (1800, 1200), 50);
+    }
+    for nc in [20, 30] {
+        let path = out(&format!("BoxPR_{nc}.png"));
+        CurveKind::Pr.draw(&validation(nc, 600).0, &many_names(nc), &path).unwrap();
+        check(&path, (1800, 1200), 50);
+    }
+}
+
+#[test]
+fn confusion_matrices() {
+    for (nc, names) in [(4, thermal_names()), (1, vec!["person".into()]), (20, many_names(20)), (80, many_names(80))] {
+        let (_, matrix) = validation(nc, 900);
+        for (normalized, suffix) in [(false, ""), (true, "_normalized")] {
+            let path = out(&format!("confusion_matrix_{nc}{suffix}.png"));
+            confusion_matrix(&matrix, &names, normalized, &path).unwrap();
+            let image = image::open(&path).unwrap().to_rgb8();
+            assert!(image.width() >= 700 && image.height() >= 550, "{path:?} is {:?}", image.dimensions());
+            check(&path, image.dimensions(), 50);
+        }
+    }
+}
+
+#[test]
+fn image_grids() {
+    check(&grid("train_batch0.jpg", 16, 3, (640, 640), true), (1920, 1920), 1000);
+    check(&grid("val_batch0_labels.jpg", 16, 1, (160, 160), true), (1920, 1920), 500);
+    check(&grid("val_batch0_pred.jpg", 16, 1, (160, 160), false), (1920, 1920), 500);
+    check(&grid("val_rect_pred.jpg", 7, 1, (672, 512), false), (1920, 1461), 500);
+    check(&grid("one_image.jpg", 1, 1, (64, 64), false), (384, 384), 20);
+}
+
+#[test]
+fn boxes_are_drawn_where_they_are() {
+    let pixels = vec![0u8; 64 * 64];
+    let boxes = vec![GridBox { xyxy: [16.0, 32.0, 48.0, 56.0], class: 6, score: None }];
+    let image = GridImage { pixels: &pixels, channels: 1, width: 64, height: 64, name: "", boxes };
+    let path = out("one_box.png");
+    image_grid(&[image], &thermal_names(), &path).unwrap();
+    let sheet = image::open(&path).unwrap().to_rgb8(); // six times as large
+    let red = image::Rgb([0xFF, 0x44, 0x4F]);
+    assert_eq!((*sheet.get_pixel(96, 300), *sheet.get_pixel(288, 300), *sheet.get_pixel(250, 336)), (red, red, red));
+    assert_eq!(*sheet.get_pixel(192, 264), image::Rgb([0; 3]), "not filled");
+}
+
+#[test]
+fn nothing_to_draw_is_an_empty_chart() {
+    results_chart("", &out("empty_results.png")).unwrap();
+    check(&out("empty_results.png"), (2250, 1000), 3);
+    labels_chart(&[], &[], &out("empty_labels.jpg")).unwrap();
+    check(&out("empty_labels.jpg"), (1600, 1600), 3);
+    for kind in CurveKind::ALL {
+        let path = out(&format!("empty_{}", kind.file_name()));
+        kind.draw(&Evaluator::new(4).metrics().curves, &thermal_names(), &path).unwrap();
+        check(&path, (1800, 1200), 3);
+    }
+    for normalized in [false, true] {
+        confusion_matrix(&ConfusionMatrix::new(0, 0.25, 0.45), &[], normalized, &out("empty_confusion.png")).unwrap();
+    }
+    image_grid(&[], &[], &out("empty_grid.jpg")).unwrap();
+    check(&out("empty_grid.jpg"), (640, 640), 3);
+}
+
+#[test]
+fn errors_name_the_picture() {
+    let nowhere = out("no_such_directory").join("results.png");
+    let error = results_chart("", &nowhere).unwrap_err();
+    assert!(matches!(error, PlotError::Write { .. }) && error.to_string().contains("no_such_directory"), "{error}");
+    let image = GridImage { pixels: &[0; 10], channels: 3, width: 4, height: 4, name: "frame_7.jpg", boxes: vec![] };
+    let text = image_grid(&[image], &[], &out("bad.jpg")).unwrap_err().to_string();
+    assert!(text.contains("frame_7.jpg") && text.contains("10 bytes") && text.contains("48"), "{text}");
+}

@@ -1,3 +1,4 @@
 //! YOLOv8: model, loss, data, metrics and plots.
 
 pub mod boxes;
+pub mod data;

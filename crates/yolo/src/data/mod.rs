@@ -25,7 +25,7 @@ mod raster;
 pub mod rng;
 pub mod sample;
 pub mod scan;
-mod scene;
+mod thermal;
 pub mod yaml;
 
 pub use augment::{AugmentConfig, Item, Sample, TrainView, augment};

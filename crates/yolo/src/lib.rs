@@ -5,3 +5,4 @@ pub mod loss;
 pub mod model;
 pub mod metrics;
 pub mod plots;
+pub mod data;

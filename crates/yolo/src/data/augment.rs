@@ -1,0 +1,248 @@
+//! One training sample: mosaic, perspective, mixup, cutmix, brightness, flips, in the order and with the defaults detector users know.
+//!
+//! [`augment`] is a pure function of (dataset, seed, epoch, index, settings). Mosaic and mixup partners are drawn by hash over the whole set,
+//! so no buffer of recent images has to be kept, shared or saved. Copy-paste needs polygons and does nothing for boxes.
+
+use burn::data::dataset::Dataset;
+use serde::{Deserialize, Serialize};
+
+use super::letterbox::{Letterbox, Size, fit, letterbox};
+use super::rng::Draw;
+use super::{DataError, Frame, cutmix, hsv, mosaic, perspective};
+use crate::boxes::{Label, xywh_to_xyxy, xyxy_to_xywh};
+
+/// What is drawn, and how strongly. Names, ranges and defaults are the usual ones.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct AugmentConfig {
+    /// Hue shift, fraction of the circle (colour images only).
+    pub hsv_h: f64,
+    /// Saturation gain, fraction (colour images only).
+    pub hsv_s: f64,
+    /// Brightness gain, fraction.
+    pub hsv_v: f64,
+    /// Rotation, +/- degrees.
+    pub degrees: f64,
+    /// Translation, +/- fraction of the image.
+    pub translate: f64,
+    /// Scale, 1 +/- this.
+    pub scale: f64,
+    /// Shear, +/- degrees.
+    pub shear: f64,
+    /// Perspective, +/- per pixel (0..0.001).
+    pub perspective: f64,
+    /// Probability of a flip upside down.
+    pub flipud: f64,
+    /// Probability of a flip left to right.
+    pub fliplr: f64,
+    /// Probability of swapping red and blue.
+    pub bgr: f64,
+    /// Probability of a mosaic of four images.
+    pub mosaic: f64,
+    /// Probability of blending with another sample.
+    pub mixup: f64,
+    /// Probability of pasting a rectangle of another sample.
+    pub cutmix: f64,
+    /// Accepted and without effect: it needs polygons.
+    pub copy_paste: f64,
+    /// False in the last epochs (`close_mosaic`): no mosaic, mixup or cutmix.
+    pub mosaic_open: bool,
+}
+
+impl Default for AugmentConfig {
+    fn default() -> Self {
+        Self {
+            hsv_h: 0.015,
+            hsv_s: 0.7,
+            hsv_v: 0.4,
+            degrees: 0.0,
+            translate: 0.1,
+            scale: 0.5,
+            shear: 0.0,
+            perspective: 0.0,
+            flipud: 0.0,
+            fliplr: 0.5,
+            bgr: 0.0,
+            mosaic: 1.0,
+            mixup: 0.0,
+            cutmix: 0.0,
+            copy_paste: 0.0,
+            mosaic_open: true,
+        }
+    }
+}
+
+/// One image and its objects, as a dataset gives it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Item {
+    /// Pixels, of the file's size or already fitted to the network's.
+    pub frame: Frame,
+    /// Normalised to the image.
+    pub labels: Vec<Label>,
+    /// File name.
+    pub name: String,
+    /// Size of the image file, whatever `frame` was resized to.
+    pub original: Size,
+}
+
+impl Item {
+    /// An item whose frame has the size of its file.
+    pub fn new(frame: Frame, labels: Vec<Label>, name: String) -> Self {
+        let original = Size { width: frame.width as u32, height: frame.height as u32 };
+        Self { frame, labels, name, original }
+    }
+}
+
+/// One image at network size and its objects.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Sample {
+    /// `[channels, height, width]`
+    pub frame: Frame,
+    /// Normalised to the frame.
+    pub labels: Vec<Label>,
+    /// File name of the image at `index`.
+    pub name: String,
+    /// Index into the dataset.
+    pub index: usize,
+    /// How the image came to its place; meaningful for validation, where nothing is warped.
+    pub letterbox: Letterbox,
+}
+
+/// Which sample of which epoch, at which size.
+#[derive(Clone, Copy, Debug)]
+pub struct TrainView<'a> {
+    /// The run's seed.
+    pub seed: u64,
+    /// 0-based.
+    pub epoch: u64,
+    /// Long side, pixels.
+    pub imgsz: u32,
+    /// Network input; a square of `imgsz`, or the rectangle of the batch in `rect` training (then mosaic must be off).
+    pub shape: Size,
+    /// What is drawn.
+    pub config: &'a AugmentConfig,
+}
+
+/// A picture being composed: boxes are `xyxy` in its pixels.
+#[derive(Clone, Debug)]
+pub(crate) struct Scene {
+    pub(crate) frame: Frame,
+    pub(crate) boxes: Vec<(u32, [f32; 4])>,
+}
+
+impl Scene {
+    /// Both with as many channels as the one that has more.
+    pub(crate) fn align(self, other: Scene) -> (Scene, Scene) {
+        let channels = self.frame.channels.max(other.frame.channels);
+        let widen = |s: Scene| Scene { frame: s.frame.with_channels(channels), boxes: s.boxes };
+        (widen(self), widen(other))
+    }
+}
+
+/// The training sample at `index`.
+///
+/// # Errors
+/// [`DataError::Item`] when an image cannot be read, [`DataError::Invalid`] for a mosaic in a rectangle.
+pub fn augment(dataset: &dyn Dataset<Item>, index: usize, view: &TrainView) -> Result<Sample, DataError> {
+    let config = view.config;
+    let draw = |stream| Draw::new(view.seed, stream, view.epoch, index as u64);
+    let (mut scene, name, original) = compose(dataset, index, view, &mut draw("compose"))?;
+    if config.mosaic_open {
+        let mut chance = draw("mixup");
+        if chance.chance(config.mixup) {
+            let (other, ..) = compose(dataset, chance.below(dataset.len()), view, &mut draw("mixup partner"))?;
+            scene = cutmix::mixup(scene, other, chance.beta(32.0, 32.0));
+        }
+        let mut chance = draw("cutmix");
+        if chance.chance(config.cutmix) {
+            let (other, ..) = compose(dataset, chance.below(dataset.len()), view, &mut draw("cutmix partner"))?;
+            scene = cutmix::cutmix(scene, other, &mut chance);
+        }
+    }
+    let mut look = draw("look");
+    hsv::jitter(&mut scene.frame, [config.hsv_h, config.hsv_s, config.hsv_v], &mut look);
+    let (upside_down, mirrored, swapped) = (look.chance(config.flipud), look.chance(config.fliplr), look.chance(config.bgr));
+    flip(&mut scene, upside_down, mirrored);
+    if swapped && scene.frame.channels == 3 {
+        let plane = scene.frame.width * scene.frame.height;
+        let (red, rest) = scene.frame.pixels.split_at_mut(plane);
+        red.swap_with_slice(&mut rest[plane..]);
+    }
+    let labels = normalised(&scene);
+    Ok(Sample { frame: scene.frame, labels, name, index, letterbox: Letterbox { ratio: [1.0; 2], pad: [0.0; 2], original } })
+}
+
+/// The validation sample at `index`: long side to `imgsz`, centred in `shape`, nothing drawn.
+///
+/// # Errors
+/// [`DataError::Item`] when the image cannot be read.
+pub fn plain(dataset: &dyn Dataset<Item>, index: usize, imgsz: u32, shape: Size) -> Result<Sample, DataError> {
+    let item = get(dataset, index)?;
+    let (frame, letterbox) = letterbox(&fit(&item.frame, imgsz)?, item.original, shape, false)?;
+    let boxes = place(&item.labels, &letterbox);
+    let scene = Scene { frame, boxes };
+    Ok(Sample { labels: normalised(&scene), frame: scene.frame, name: item.name, index, letterbox })
+}
+
+pub(crate) fn get(dataset: &dyn Dataset<Item>, index: usize) -> Result<Item, DataError> {
+    dataset.get(index).map_err(|source| DataError::Item { index, source })
+}
+
+/// Mosaic (or letterbox) and perspective: everything that happens before two samples are mixed.
+fn compose(dataset: &dyn Dataset<Item>, index: usize, view: &TrainView, draw: &mut Draw) -> Result<(Scene, String, Size), DataError> {
+    let item = get(dataset, index)?;
+    let (name, original) = (item.name.clone(), item.original);
+    if view.config.mosaic_open && draw.chance(view.config.mosaic) {
+        if view.shape != Size::square(view.imgsz) {
+            return Err(DataError::Invalid("mosaic needs square training images: set mosaic to 0 for rect training".into()));
+        }
+        let partners = [draw.below(dataset.len()), draw.below(dataset.len()), draw.below(dataset.len())];
+        let mut items = vec![item];
+        for partner in partners {
+            items.push(get(dataset, partner)?);
+        }
+        let canvas = mosaic::mosaic4(&items, view.imgsz, draw)?;
+        return Ok((perspective::random_perspective(canvas, view.shape, view.config, draw), name, original));
+    }
+    let (frame, letterbox) = letterbox(&fit(&item.frame, view.imgsz)?, item.original, view.shape, true)?;
+    let scene = Scene { frame, boxes: place(&item.labels, &letterbox) };
+    Ok((perspective::random_perspective(scene, view.shape, view.config, draw), name, original))
+}
+
+/// Normalised labels to pixels after a letterbox.
+fn place(labels: &[Label], lb: &Letterbox) -> Vec<(u32, [f32; 4])> {
+    let (w, h) = (lb.original.width as f32 * lb.ratio[0], lb.original.height as f32 * lb.ratio[1]);
+    let pixels = |[x1, y1, x2, y2]: [f32; 4]| [x1 * w + lb.pad[0], y1 * h + lb.pad[1], x2 * w + lb.pad[0], y2 * h + lb.pad[1]];
+    labels.iter().map(|l| (l.class, pixels(xywh_to_xyxy(l.xywh)))).collect()
+}
+
+fn normalised(scene: &Scene) -> Vec<Label> {
+    let (w, h) = (scene.frame.width as f32, scene.frame.height as f32);
+    let label = |&(class, [x1, y1, x2, y2]): &(u32, [f32; 4])| Label { class, xywh: xyxy_to_xywh([x1 / w, y1 / h, x2 / w, y2 / h]) };
+    scene.boxes.iter().map(label).collect()
+}
+
+fn flip(scene: &mut Scene, upside_down: bool, mirrored: bool) {
+    let (w, h) = (scene.frame.width, scene.frame.height);
+    for plane in scene.frame.pixels.chunks_exact_mut(w * h) {
+        if upside_down {
+            let (top, bottom) = plane.split_at_mut(h / 2 * w);
+            let below = bottom.len() / w;
+            for (row, a) in top.chunks_exact_mut(w).enumerate() {
+                a.swap_with_slice(&mut bottom[(below - 1 - row) * w..][..w]);
+            }
+        }
+        if mirrored {
+            plane.chunks_exact_mut(w).for_each(<[u8]>::reverse);
+        }
+    }
+    for (_, b) in &mut scene.boxes {
+        let [x1, y1, x2, y2] = *b;
+        let (y1, y2) = if upside_down { (h as f32 - y2, h as f32 - y1) } else { (y1, y2) };
+        let (x1, x2) = if mirrored { (w as f32 - x2, w as f32 - x1) } else { (x1, x2) };
+        *b = [x1, y1, x2, y2];
+    }
+}
+
+#[cfg(test)]
+mod tests;

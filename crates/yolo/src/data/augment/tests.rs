@@ -1,0 +1,164 @@
+//! Boxes must follow the pixels they belong to, and nothing may depend on who computes a sample.
+
+use super::*;
+use crate::data::batch::{train_batch, val_batch};
+use burn::data::dataset::InMemDataset;
+use rayon::prelude::*;
+
+/// Dark frames with one white rectangle each, labelled.
+fn marked(count: usize, channels: usize) -> InMemDataset<Item> {
+    let items = (0..count).map(|i| {
+        let (w, h) = (96, 72);
+        let mut frame = Frame::filled(channels, w, h, 20);
+        let (x, y, bw, bh) = (20 + i % 30, 15 + i % 20, 24, 20);
+        for c in 0..channels {
+            for row in y..y + bh {
+                frame.plane_mut(c)[row * w + x..row * w + x + bw].fill(250);
+            }
+        }
+        let xywh = [(x as f32 + 12.0) / 96.0, (y as f32 + 10.0) / 72.0, 24.0 / 96.0, 20.0 / 72.0];
+        Item::new(frame, vec![Label { class: i as u32 % 3, xywh }], format!("{i}.jpg"))
+    });
+    InMemDataset::new(items.collect())
+}
+
+fn view(config: &AugmentConfig, imgsz: u32) -> TrainView<'_> {
+    TrainView { seed: 5, epoch: 1, imgsz, shape: Size::square(imgsz), config }
+}
+
+/// The hull of bright pixels.
+fn bright(frame: &Frame) -> [f32; 4] {
+    let mut hull = [f32::MAX, f32::MAX, 0.0f32, 0.0f32];
+    for (i, &p) in frame.plane(0).iter().enumerate() {
+        if p > 135 {
+            let (x, y) = ((i % frame.width) as f32, (i / frame.width) as f32);
+            hull = [hull[0].min(x), hull[1].min(y), hull[2].max(x + 1.0), hull[3].max(y + 1.0)];
+        }
+    }
+    hull
+}
+
+#[test]
+fn a_box_follows_its_pixels_through_every_single_image_step() {
+    let dataset = marked(40, 1);
+    let still = AugmentConfig { hsv_v: 0.0, mosaic: 0.0, translate: 0.0, scale: 0.0, fliplr: 0.0, ..AugmentConfig::default() };
+    let cases = [
+        ("letterbox", still.clone(), 0.6),
+        ("scale and shift", AugmentConfig { scale: 0.5, translate: 0.1, ..still.clone() }, 1.1),
+        ("flips", AugmentConfig { fliplr: 0.5, flipud: 0.5, ..still.clone() }, 0.6),
+        ("perspective", AugmentConfig { perspective: 0.0005, ..still.clone() }, 1.6),
+        ("shear", AugmentConfig { shear: 10.0, ..still.clone() }, 1.6),
+        ("rotation", AugmentConfig { degrees: 20.0, ..still.clone() }, 2.0),
+    ];
+    for (what, config, tolerance) in cases {
+        for index in 0..40 {
+            let sample = augment(&dataset, index, &view(&config, 160)).unwrap();
+            let [label] = sample.labels[..] else { panic!("{what} {index}: {:?}", sample.labels) };
+            let [x1, y1, x2, y2] = xywh_to_xyxy(label.xywh).map(|v| v * 160.0);
+            let worst = bright(&sample.frame).iter().zip([x1, y1, x2, y2]).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+            assert!(worst <= tolerance, "{what} {index}: off by {worst}");
+        }
+    }
+}
+
+#[test]
+fn every_mosaic_box_lies_on_its_own_pixels() {
+    let dataset = marked(50, 1);
+    let config = AugmentConfig { hsv_v: 0.0, ..AugmentConfig::default() };
+    let mut boxes = 0;
+    for index in 0..50 {
+        let sample = augment(&dataset, index, &view(&config, 128)).unwrap();
+        assert_eq!((sample.frame.width, sample.frame.height, sample.frame.channels), (128, 128, 1));
+        let mut inside = vec![false; 128 * 128];
+        for label in &sample.labels {
+            boxes += 1;
+            let [x1, y1, x2, y2] = xywh_to_xyxy(label.xywh).map(|v| (v * 128.0).round() as usize);
+            for y in y1..y2 {
+                inside[y * 128 + x1..y * 128 + x2].fill(true);
+            }
+            let (cx, cy) = ((x1 + x2) / 2, (y1 + y2) / 2);
+            assert!(sample.frame.pixels[cy * 128 + cx] > 200, "{index}: an empty box {label:?}");
+        }
+        // Bright pixels without a box: only the thin slivers that the box filter drops.
+        let loose = sample.frame.pixels.iter().zip(&inside).filter(|(p, i)| **p > 200 && !**i).count();
+        assert!(loose < 120, "{index}: {loose} bright pixels in no box");
+    }
+    assert!(boxes > 50, "{boxes}");
+}
+
+#[test]
+fn batches_are_the_same_bits_in_any_order_on_any_thread() {
+    for channels in [1, 3] {
+        let dataset = marked(30, channels);
+        let config = AugmentConfig { mixup: 0.3, cutmix: 0.3, degrees: 5.0, bgr: 0.2, ..AugmentConfig::default() };
+        let view = view(&config, 96);
+        let indices: Vec<usize> = (0..30).map(|i| i * 7 % 30).collect();
+        let groups: Vec<&[usize]> = indices.chunks(4).collect();
+        let one: Vec<_> = groups.iter().map(|g| train_batch(&dataset, g, &view).unwrap()).collect();
+        let backwards: Vec<_> = groups.iter().rev().map(|g| train_batch(&dataset, g, &view).unwrap()).collect();
+        assert!(one.iter().eq(backwards.iter().rev()));
+        for threads in [2, 8] {
+            let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+            let many: Vec<_> = pool.install(|| groups.par_iter().map(|g| train_batch(&dataset, g, &view).unwrap()).collect());
+            assert!(one == many, "{threads} threads");
+        }
+        let other_epoch = train_batch(&dataset, groups[0], &TrainView { epoch: 2, ..view }).unwrap();
+        let other_seed = train_batch(&dataset, groups[0], &TrainView { seed: 6, ..view }).unwrap();
+        assert!(one[0] != other_epoch && one[0] != other_seed);
+        assert_eq!(one[0].shape, [4, channels, 96, 96]);
+    }
+}
+
+#[test]
+fn a_memory_cache_changes_no_bit() {
+    let dataset = marked(12, 1);
+    let cached = crate::data::RamCache::new(&dataset, 96, &|_, _| {}).unwrap();
+    let config = AugmentConfig::default();
+    let indices: Vec<usize> = (0..12).collect();
+    assert_eq!(train_batch(&dataset, &indices, &view(&config, 96)).unwrap(), train_batch(&cached, &indices, &view(&config, 96)).unwrap());
+    let dataset = marked(12, 1);
+    let shape = Size { width: 160, height: 128 };
+    let cached = crate::data::RamCache::new(&dataset, 128, &|_, _| {}).unwrap();
+    assert_eq!(val_batch(&dataset, &indices, 128, shape).unwrap(), val_batch(&cached, &indices, 128, shape).unwrap());
+}
+
+#[test]
+fn closing_the_mosaic_leaves_one_image() {
+    let dataset = marked(8, 1);
+    let config = AugmentConfig { mosaic_open: false, mixup: 1.0, cutmix: 1.0, ..AugmentConfig::default() };
+    for index in 0..8 {
+        assert!(augment(&dataset, index, &view(&config, 96)).unwrap().labels.len() <= 1);
+    }
+}
+
+#[test]
+fn gray_and_colour_mix_to_colour() {
+    let gray = Item::new(Frame::filled(1, 40, 30, 60), vec![], "g".into());
+    let colour = Item::new(Frame::filled(3, 40, 30, 90), vec![], "c".into());
+    let dataset = InMemDataset::new(vec![gray, colour]);
+    let batch = val_batch(&dataset, &[0, 1], 32, Size::square(32)).unwrap();
+    assert_eq!((batch.shape, batch.images.len()), ([2, 3, 32, 32], 2 * 3 * 32 * 32));
+    let config = AugmentConfig::default();
+    assert!((0..8).all(|e| augment(&dataset, 0, &TrainView { epoch: e, ..view(&config, 32) }).is_ok()));
+}
+
+#[test]
+fn validation_labels_stand_where_the_letterbox_puts_them() {
+    let dataset = marked(1, 1);
+    let batch = val_batch(&dataset, &[0], 192, Size { width: 224, height: 192 }).unwrap();
+    let [x1, y1, ..] = xywh_to_xyxy(batch.targets[0].label.xywh);
+    assert!((x1 * 224.0 - (20.0 * 2.0 + 16.0)).abs() < 1e-3 && (y1 * 192.0 - (15.0 * 2.0 + 24.0)).abs() < 1e-3);
+    assert_eq!(batch.letterboxes[0].original, Size { width: 96, height: 72 });
+    let back = batch.letterboxes[0].to_original([x1 * 224.0, y1 * 192.0, 200.0, 150.0]);
+    assert!((back[0] - 20.0).abs() < 1e-3 && (back[1] - 15.0).abs() < 1e-3);
+}
+
+#[test]
+fn mosaic_in_a_rectangle_is_refused() {
+    let config = AugmentConfig::default();
+    let view = TrainView { shape: Size { width: 96, height: 64 }, ..view(&config, 96) };
+    assert!(augment(&marked(4, 1), 0, &view).is_err());
+    let config = AugmentConfig { mosaic: 0.0, ..config };
+    let sample = augment(&marked(4, 1), 0, &TrainView { config: &config, ..view }).unwrap();
+    assert_eq!((sample.frame.width, sample.frame.height), (96, 64));
+}

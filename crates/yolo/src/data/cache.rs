@@ -1,0 +1,253 @@
+//! What a scan found, remembered in the user's cache folder (never in the dataset).
+//!
+//! A remembered file counts only while the size and the modification time of the image and of its label file are what they were. Times can lie
+//! (archives, copies, network disks), so the contents of 64 files spread over the list are hashed as well (first and last 4 KiB): one
+//! that differs makes the whole memory worthless. A damaged cache costs a warning and a new scan, nothing else.
+//!
+//! Format, little-endian: magic, records, samples, then the SHA-256 of all that.
+
+use std::collections::HashMap;
+use std::io::{Read, Seek, SeekFrom};
+use std::path::{Path, PathBuf};
+use std::time::UNIX_EPOCH;
+
+use sha2::{Digest, Sha256};
+
+use super::header::Header;
+use super::labels::ParsedLabels;
+use super::letterbox::Size;
+use super::listing::label_path;
+use super::scan::{BadFile, Content, Record};
+use super::{DataConfig, DataError, Split};
+use crate::boxes::Label;
+
+const MAGIC: &[u8; 12] = b"BELLOWSCAN01";
+const SAMPLES: usize = 64;
+const SAMPLE_BYTES: u64 = 4096;
+
+/// `$XDG_CACHE_HOME/bellows`, else `~/.cache/bellows`, else (Windows) `%LOCALAPPDATA%\bellows`.
+pub fn default_dir() -> Option<PathBuf> {
+    let var = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|p| p.is_absolute());
+    var("XDG_CACHE_HOME").or_else(|| var("HOME").map(|h| h.join(".cache"))).or_else(|| var("LOCALAPPDATA")).map(|p| p.join("bellows"))
+}
+
+/// The cache file of one split of one dataset.
+pub(crate) fn file_name(config: &DataConfig, split: Split, fraction: f64) -> String {
+    let root = config.root.canonicalize().unwrap_or_else(|_| config.root.clone());
+    let mut hash = Sha256::new();
+    for part in std::iter::once(&root).chain(config.sources(split)) {
+        hash.update(part.to_string_lossy().as_bytes());
+        hash.update([0]);
+    }
+    hash.update(fraction.to_le_bytes());
+    let hex: String = hash.finalize().iter().take(12).map(|b| format!("{b:02x}")).collect();
+    format!("{hex}.scan")
+}
+
+/// Size and modification time (ns) of an image and of its label file; `u64::MAX` where there is none.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Stamp([u64; 4]);
+
+impl Stamp {
+    pub(crate) fn of(image: &Path, label: &Path) -> Self {
+        let look = |path: &Path| match std::fs::metadata(path) {
+            Err(_) => [u64::MAX; 2],
+            Ok(m) => [m.len(), m.modified().ok().and_then(|t| t.duration_since(UNIX_EPOCH).ok()).map_or(0, |d| d.as_nanos() as u64)],
+        };
+        let ([a, b], [c, d]) = (look(image), look(label));
+        Self([a, b, c, d])
+    }
+}
+
+/// Remembered records by image path.
+#[derive(Debug, Default)]
+pub(crate) struct Cache {
+    records: HashMap<PathBuf, Record>,
+}
+
+impl Cache {
+    pub(crate) fn get(&self, image: &Path) -> Option<&Record> {
+        self.records.get(image)
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.records.len()
+    }
+
+    /// What `file` remembers; nothing if it is absent, damaged, or its samples do not match the files any more.
+    pub(crate) fn load(file: &Path) -> Self {
+        let bytes = match std::fs::read(file) {
+            Ok(bytes) => bytes,
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Self::default(),
+            Err(e) => {
+                tracing::warn!("{}: {e}; scanning again", file.display());
+                return Self::default();
+            }
+        };
+        let Some((records, samples)) = parse(&bytes) else {
+            tracing::warn!("{}: damaged; scanning again", file.display());
+            return Self::default();
+        };
+        if let Some((path, _)) = samples.iter().find(|(path, digest)| records.contains_key(path) && sample(path) != *digest) {
+            tracing::warn!("{}: its content changed under an unchanged size and time; scanning everything again", path.display());
+            return Self::default();
+        }
+        Self { records }
+    }
+
+    /// Writes `records` (of `images`, same order) to `file`, whole or not at all.
+    pub(crate) fn save(file: &Path, images: &[PathBuf], records: &[Record]) -> Result<(), DataError> {
+        let mut out = Writer(MAGIC.to_vec());
+        out.u32(records.len() as u32);
+        for (path, record) in images.iter().zip(records) {
+            out.record(path, record);
+        }
+        // A file that changed under an unchanged stamp before this scan reused its record is not hidden: samples are checked at every load.
+        let step = images.len().div_ceil(SAMPLES).max(1);
+        let sampled: Vec<&PathBuf> = images.iter().step_by(step).collect();
+        out.u32(sampled.len() as u32);
+        for path in sampled {
+            out.text(&path.to_string_lossy());
+            out.0.extend(sample(path));
+        }
+        let digest = Sha256::digest(&out.0);
+        out.0.extend(digest);
+        let dir = file.parent().unwrap_or(Path::new("."));
+        std::fs::create_dir_all(dir).map_err(DataError::io(dir))?;
+        let temporary = file.with_extension(format!("tmp-{}", std::process::id()));
+        let written = std::fs::write(&temporary, &out.0).and_then(|()| std::fs::rename(&temporary, file));
+        if written.is_err() {
+            std::fs::remove_file(&temporary).ok();
+        }
+        written.map_err(DataError::io(file))
+    }
+}
+
+/// SHA-256 over the first and the last 4 KiB of the image and of its label file.
+fn sample(image: &Path) -> [u8; 32] {
+    let mut hash = Sha256::new();
+    for path in [image.to_path_buf(), label_path(image)] {
+        let mut bytes = Vec::new();
+        let read = std::fs::File::open(&path).and_then(|mut f| {
+            f.by_ref().take(SAMPLE_BYTES).read_to_end(&mut bytes)?;
+            let length = f.seek(SeekFrom::End(0))?;
+            f.seek(SeekFrom::Start(length.saturating_sub(SAMPLE_BYTES)))?;
+            f.take(SAMPLE_BYTES).read_to_end(&mut bytes)
+        });
+        hash.update([u8::from(read.is_ok())]);
+        hash.update(&bytes);
+    }
+    hash.finalize().into()
+}
+
+struct Writer(Vec<u8>);
+
+impl Writer {
+    fn u32(&mut self, v: u32) {
+        self.0.extend(v.to_le_bytes());
+    }
+
+    fn text(&mut self, text: &str) {
+        self.u32(text.len() as u32);
+        self.0.extend(text.as_bytes());
+    }
+
+    fn record(&mut self, path: &Path, record: &Record) {
+        self.text(&path.to_string_lossy());
+        record.stamp.0.iter().for_each(|v| self.0.extend(v.to_le_bytes()));
+        match &record.content {
+            Err(bad) => {
+                self.0.push(0);
+                self.text(&bad.path.to_string_lossy());
+                self.u32(bad.line.unwrap_or(0));
+                self.text(&bad.reason);
+            }
+            Ok(content) => {
+                self.0.push(1 + u8::from(content.labels.is_some()));
+                self.u32(content.header.size.width);
+                self.u32(content.header.size.height);
+                self.0.push(u8::from(content.header.gray));
+                if let Some(parsed) = &content.labels {
+                    self.u32(parsed.duplicates);
+                    self.u32(parsed.zero_size);
+                    self.u32(parsed.labels.len() as u32);
+                    for label in &parsed.labels {
+                        self.u32(label.class);
+                        label.xywh.iter().for_each(|v| self.0.extend(v.to_le_bytes()));
+                    }
+                }
+            }
+        }
+    }
+}
+
+type Samples = Vec<(PathBuf, [u8; 32])>;
+
+fn parse(bytes: &[u8]) -> Option<(HashMap<PathBuf, Record>, Samples)> {
+    let (body, digest) = bytes.split_at_checked(bytes.len().checked_sub(32)?)?;
+    let mut input = Reader(body.strip_prefix(MAGIC)?);
+    if Sha256::digest(body)[..] != *digest {
+        return None;
+    }
+    let count = input.u32()? as usize;
+    let mut records = HashMap::with_capacity(count.min(body.len() / 40));
+    for _ in 0..count {
+        let (path, record) = input.record()?;
+        records.insert(path, record);
+    }
+    let samples = (0..input.u32()?).map(|_| Some((PathBuf::from(input.text()?), input.take()?))).collect::<Option<_>>()?;
+    input.0.is_empty().then_some((records, samples))
+}
+
+struct Reader<'a>(&'a [u8]);
+
+impl Reader<'_> {
+    fn take<const N: usize>(&mut self) -> Option<[u8; N]> {
+        let (head, rest) = self.0.split_first_chunk()?;
+        self.0 = rest;
+        Some(*head)
+    }
+
+    fn u32(&mut self) -> Option<u32> {
+        self.take().map(u32::from_le_bytes)
+    }
+
+    fn text(&mut self) -> Option<String> {
+        let length = self.u32()? as usize;
+        let (head, rest) = self.0.split_at_checked(length)?;
+        self.0 = rest;
+        String::from_utf8(head.to_vec()).ok()
+    }
+
+    fn record(&mut self) -> Option<(PathBuf, Record)> {
+        let path = PathBuf::from(self.text()?);
+        let mut stamp = [0; 4];
+        for v in &mut stamp {
+            *v = u64::from_le_bytes(self.take()?);
+        }
+        let content = match self.take()? {
+            [0] => Err(BadFile { path: PathBuf::from(self.text()?), line: Some(self.u32()?).filter(|&l| l > 0), reason: self.text()? }),
+            [kind @ (1 | 2)] => {
+                let size = Size { width: self.u32()?, height: self.u32()? };
+                let gray = self.take()? == [1];
+                Ok(Content { header: Header { size, gray }, labels: if kind == 2 { Some(self.labels()?) } else { None } })
+            }
+            _ => return None,
+        };
+        Some((path, Record { stamp: Stamp(stamp), content }))
+    }
+
+    fn labels(&mut self) -> Option<ParsedLabels> {
+        let (duplicates, zero_size, count) = (self.u32()?, self.u32()?, self.u32()?);
+        let mut labels = Vec::with_capacity((count as usize).min(self.0.len() / 20));
+        for _ in 0..count {
+            let class = self.u32()?;
+            let mut xywh = [0.0; 4];
+            for v in &mut xywh {
+                *v = f32::from_le_bytes(self.take()?);
+            }
+            labels.push(Label { class, xywh });
+        }
+        Some(ParsedLabels { labels, duplicates, zero_size })
+    }
+}

@@ -1,0 +1,100 @@
+//! What can go wrong between a data.yaml and a batch. Every message carries the path, and the line where there is one.
+
+use std::path::PathBuf;
+
+/// Why data could not be read, checked or generated.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum DataError {
+    /// The operating system refused.
+    #[error("{}: {source}", path.display())]
+    Io {
+        /// The file or folder.
+        path: PathBuf,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// The data.yaml is wrong.
+    #[error("{}{}: {reason}", path.display(), line.map(|l| format!(":{l}")).unwrap_or_default())]
+    Yaml {
+        /// The YAML file.
+        path: PathBuf,
+        /// 1-based, where the parser knows it.
+        line: Option<u64>,
+        /// What is wrong and what would be right.
+        reason: String,
+    },
+    /// A path from a user's file leads out of the dataset root.
+    #[error("{}: outside the dataset root {}; allow its folder explicitly if that is meant", path.display(), root.display())]
+    Outside {
+        /// Where the path leads.
+        path: PathBuf,
+        /// The folder it has to stay in.
+        root: PathBuf,
+    },
+    /// The images named by the data.yaml are not there.
+    #[error("{}: no such images ({yaml_key} in {}){hint}", path.display(), yaml.display())]
+    Missing {
+        /// Where they were looked for.
+        path: PathBuf,
+        /// `train`, `val` or `test`.
+        yaml_key: String,
+        /// The YAML file.
+        yaml: PathBuf,
+        /// How to obtain the data, from the YAML's `download` text (which is shown and never executed).
+        hint: String,
+    },
+    /// One image cannot be used.
+    #[error("{name}: {reason}")]
+    Image {
+        /// File name or path.
+        name: String,
+        /// Why.
+        reason: String,
+    },
+    /// More than 1 % of the images are unusable.
+    #[error("{bad} of {total} images cannot be used (more than 1 %):{list}")]
+    TooManyBad {
+        /// How many are bad.
+        bad: usize,
+        /// Out of how many.
+        total: usize,
+        /// The first 20, one a line.
+        list: String,
+    },
+    /// Nothing left to train on.
+    #[error("{}: no usable image ({reason})", path.display())]
+    NoImages {
+        /// The dataset root.
+        path: PathBuf,
+        /// What was found instead.
+        reason: String,
+    },
+    /// The images do not fit into memory.
+    #[error("cache=ram needs about {need_mib} MiB, {free_mib} MiB are free: use less data, a smaller imgsz, or no cache")]
+    Memory {
+        /// Estimate including the safety margin, MiB.
+        need_mib: u64,
+        /// Available memory, MiB.
+        free_mib: u64,
+    },
+    /// A dataset could not give an item.
+    #[error("item {index}: {source}")]
+    Item {
+        /// Index into the dataset.
+        index: usize,
+        /// What the dataset said.
+        source: burn::data::dataset::DatasetError,
+    },
+    /// Samples of different shape in one batch, or a value out of its documented range.
+    #[error("{0}")]
+    Invalid(String),
+}
+
+impl DataError {
+    /// For `map_err`: an I/O error with its path.
+    pub(crate) fn io(path: impl Into<PathBuf>) -> impl FnOnce(std::io::Error) -> Self {
+        let path = path.into();
+        move |source| Self::Io { path, source }
+    }
+}

@@ -1,0 +1,232 @@
+//! Pixels: decoded to planar 8 bit, one channel when the file has one (thermal frames do, and every later step then costs a third).
+//!
+//! Hostile files are bounded: at most 16,384 pixels a side and 256 MiB of decoder memory, and a decoder that panics is an error like any
+//! other. EXIF rotation is applied. Alpha is dropped.
+//!
+//! 16-bit gray is radiometric: counts that use a narrow band of 65,536 levels, which cutting to the upper 8 bits would flatten to a few grays.
+//! Each frame is stretched from its own minimum and maximum instead, as a thermal camera's automatic gain does. 16-bit colour is divided by 257.
+
+use std::io::Cursor;
+use std::path::Path;
+
+use image::{DynamicImage, ImageDecoder, ImageReader, Limits};
+
+use super::DataError;
+
+/// Largest side that is decoded, pixels.
+pub const MAX_SIDE: u32 = 16_384;
+const MAX_ALLOC: u64 = 256 << 20;
+
+pub(crate) fn limits() -> Limits {
+    let mut limits = Limits::default();
+    limits.max_image_width = Some(MAX_SIDE);
+    limits.max_image_height = Some(MAX_SIDE);
+    limits.max_alloc = Some(MAX_ALLOC);
+    limits
+}
+
+/// An 8-bit image, planar: `pixels` is `[channels, height, width]`.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Frame {
+    /// Row-major planes, one after the other.
+    pub pixels: Vec<u8>,
+    /// 1 (gray) or 3 (red, green, blue).
+    pub channels: usize,
+    /// Pixels.
+    pub width: usize,
+    /// Pixels.
+    pub height: usize,
+}
+
+impl Frame {
+    /// A frame of one value.
+    pub fn filled(channels: usize, width: usize, height: usize, value: u8) -> Self {
+        Self { pixels: vec![value; channels * width * height], channels, width, height }
+    }
+
+    /// Channel `c` as rows.
+    pub fn plane(&self, c: usize) -> &[u8] {
+        let size = self.width * self.height;
+        &self.pixels[c * size..(c + 1) * size]
+    }
+
+    /// Channel `c` as rows, to write.
+    pub fn plane_mut(&mut self, c: usize) -> &mut [u8] {
+        let size = self.width * self.height;
+        &mut self.pixels[c * size..(c + 1) * size]
+    }
+
+    /// The same picture with `channels` channels: gray repeated three times, or as it is when it has them already. Colour is never made gray here.
+    pub fn with_channels(self, channels: usize) -> Self {
+        if self.channels == 1 && channels == 3 {
+            Self { pixels: self.pixels.repeat(3), channels: 3, ..self }
+        } else {
+            self
+        }
+    }
+
+    /// The luminance of a colour frame (ITU-R BT.601), for networks with one input channel.
+    pub fn to_gray(self) -> Self {
+        if self.channels == 1 {
+            return self;
+        }
+        let rgb = self.plane(0).iter().zip(self.plane(1)).zip(self.plane(2));
+        let luma = |((&r, &g), &b): ((&u8, &u8), &u8)| ((19_595 * u32::from(r) + 38_470 * u32::from(g) + 7_471 * u32::from(b) + 32_768) >> 16) as u8;
+        Self { pixels: rgb.map(luma).collect(), channels: 1, ..self }
+    }
+
+    /// Copies the `width` x `height` rectangle at `from` of `source` (same channels) to `to`. Both rectangles must lie inside.
+    pub(crate) fn paste(&mut self, source: &Frame, from: (usize, usize), to: (usize, usize), width: usize, height: usize) {
+        let stride = self.width;
+        for c in 0..self.channels {
+            let plane = self.plane_mut(c);
+            for row in 0..height {
+                let src = &source.plane(c)[(from.1 + row) * source.width + from.0..][..width];
+                plane[(to.1 + row) * stride + to.0..][..width].copy_from_slice(src);
+            }
+        }
+    }
+}
+
+/// Reads and decodes the image at `path`.
+///
+/// # Errors
+/// [`DataError::Io`] or [`DataError::Image`].
+pub fn decode_file(path: &Path) -> Result<Frame, DataError> {
+    let bytes = std::fs::read(path).map_err(DataError::io(path))?;
+    decode(&bytes, &path.to_string_lossy())
+}
+
+/// Decodes an image file's bytes; `name` is for the error.
+///
+/// # Errors
+/// [`DataError::Image`]: unknown format, over the limits, truncated, or damaged.
+pub fn decode(bytes: &[u8], name: &str) -> Result<Frame, DataError> {
+    let fault = |reason: String| DataError::Image { name: name.to_string(), reason };
+    match std::panic::catch_unwind(|| decode_unguarded(bytes)) {
+        Ok(result) => result.map_err(fault),
+        Err(_) => Err(fault("the decoder panicked: the file is damaged in a way it does not know".into())),
+    }
+}
+
+fn decode_unguarded(bytes: &[u8]) -> Result<Frame, String> {
+    let mut reader = ImageReader::new(Cursor::new(bytes)).with_guessed_format().map_err(|e| e.to_string())?;
+    let format = reader.format().ok_or("not an image of a known format (bmp, jpeg, png, tiff, webp)")?;
+    super::header::check_complete(format, bytes)?;
+    reader.limits(limits());
+    let mut decoder = reader.into_decoder().map_err(|e| e.to_string())?;
+    if decoder.total_bytes() > MAX_ALLOC {
+        return Err(format!("{} bytes of pixels; at most {MAX_ALLOC} are decoded", decoder.total_bytes()));
+    }
+    let orientation = decoder.orientation().unwrap_or(image::metadata::Orientation::NoTransforms);
+    let mut picture = DynamicImage::from_decoder(decoder).map_err(|e| e.to_string())?;
+    picture.apply_orientation(orientation);
+    planar(picture)
+}
+
+fn planar(picture: DynamicImage) -> Result<Frame, String> {
+    let (width, height) = (picture.width() as usize, picture.height() as usize);
+    let (pixels, channels) = match picture {
+        DynamicImage::ImageLuma8(p) => (p.into_raw(), 1),
+        DynamicImage::ImageLumaA8(p) => (p.into_raw().into_iter().step_by(2).collect(), 1),
+        DynamicImage::ImageLuma16(p) => (stretch(p.into_raw().into_iter()), 1),
+        DynamicImage::ImageLumaA16(p) => (stretch(p.into_raw().into_iter().step_by(2)), 1),
+        DynamicImage::ImageRgb8(p) => (deinterleave::<3, u8>(&p.into_raw(), |v| v), 3),
+        DynamicImage::ImageRgba8(p) => (deinterleave::<4, u8>(&p.into_raw(), |v| v), 3),
+        DynamicImage::ImageRgb16(p) => (deinterleave::<3, u16>(&p.into_raw(), |v| (v / 257) as u8), 3),
+        DynamicImage::ImageRgba16(p) => (deinterleave::<4, u16>(&p.into_raw(), |v| (v / 257) as u8), 3),
+        other => return Err(format!("{:?} pixels are not supported: their range is unknown", other.color())),
+    };
+    Ok(Frame { pixels, channels, width, height })
+}
+
+/// `[H, W, STEP]` to `[3, H, W]`, dropping alpha.
+fn deinterleave<const STEP: usize, T: Copy>(raw: &[T], narrow: impl Fn(T) -> u8) -> Vec<u8> {
+    let mut out = Vec::with_capacity(raw.len() / STEP * 3);
+    for c in 0..3 {
+        out.extend(raw.chunks_exact(STEP).map(|p| narrow(p[c])));
+    }
+    out
+}
+
+/// Linear from the frame's minimum (0) to its maximum (255); a frame of one value becomes 0.
+fn stretch(values: impl Iterator<Item = u16> + Clone) -> Vec<u8> {
+    let (low, high) = values.clone().fold((u16::MAX, u16::MIN), |(l, h), v| (l.min(v), h.max(v)));
+    let range = u32::from(high.saturating_sub(low)).max(1);
+    values.map(|v| ((u32::from(v - low) * 255 + range / 2) / range) as u8).collect()
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use image::{ImageBuffer, ImageFormat, Luma, Rgb};
+
+    /// The bytes of a JPEG of a frame.
+    pub(crate) fn jpeg(width: u32, height: u32) -> Vec<u8> {
+        encode(DynamicImage::ImageLuma8(ImageBuffer::from_fn(width, height, |x, y| Luma([(x * 5 + y * 3) as u8]))), ImageFormat::Jpeg)
+    }
+
+    fn encode(picture: DynamicImage, format: ImageFormat) -> Vec<u8> {
+        let mut bytes = Cursor::new(Vec::new());
+        picture.write_to(&mut bytes, format).unwrap();
+        bytes.into_inner()
+    }
+
+    #[test]
+    fn gray_stays_one_channel_and_colour_is_planar() {
+        let gray = decode(&jpeg(32, 20), "g").unwrap();
+        assert_eq!((gray.channels, gray.width, gray.height, gray.pixels.len()), (1, 32, 20, 640));
+        let rgb = ImageBuffer::from_fn(12, 11, |x, y| Rgb([x as u8, y as u8, 200]));
+        for format in [ImageFormat::Png, ImageFormat::Bmp, ImageFormat::Tiff, ImageFormat::WebP] {
+            let frame = decode(&encode(DynamicImage::ImageRgb8(rgb.clone()), format), "c").unwrap();
+            assert_eq!((frame.channels, frame.plane(0)[5], frame.plane(1)[3 * 12], frame.plane(2)[131]), (3, 5, 3, 200), "{format:?}");
+        }
+    }
+
+    #[test]
+    fn sixteen_bit_gray_keeps_its_narrow_band() {
+        let counts = ImageBuffer::from_fn(16, 16, |x, _| Luma([3000u16 + 10 * x as u16]));
+        for format in [ImageFormat::Png, ImageFormat::Tiff] {
+            let frame = decode(&encode(DynamicImage::ImageLuma16(counts.clone()), format), "r").unwrap();
+            assert_eq!((frame.channels, frame.pixels[0], frame.pixels[15], frame.pixels[5]), (1, 0, 255, 85), "{format:?}");
+        }
+    }
+
+    #[test]
+    fn damaged_files_are_errors() {
+        let whole = jpeg(64, 48);
+        let cut = decode(&whole[..whole.len() / 2], "cut.jpg").unwrap_err().to_string();
+        assert!(cut.contains("cut.jpg") && cut.contains("truncated"), "{cut}");
+        assert!(decode(b"", "empty").is_err());
+        assert!(decode(b"GIF89a not here", "gif").is_err());
+        let mut appended = whole.clone();
+        appended.extend(b"maker notes");
+        assert!(decode(&appended, "tail").is_ok(), "bytes after the end marker are common and harmless");
+        // Any single broken byte may be an error or a picture, never a panic or an endless loop.
+        for i in (0..whole.len()).step_by(7) {
+            let mut broken = whole.clone();
+            broken[i] ^= 0x55;
+            let _ = decode(&broken, "broken");
+        }
+    }
+
+    #[test]
+    fn a_huge_picture_is_refused_before_it_is_allocated() {
+        // A PNG header that claims 20000 x 20000, with nothing behind it.
+        let mut png = encode(DynamicImage::ImageLuma8(ImageBuffer::new(16, 16)), ImageFormat::Png);
+        png[16..24].copy_from_slice(&[0, 0, 0x4E, 0x20, 0, 0, 0x4E, 0x20]);
+        let crc = crc32(&png[12..29]);
+        png[29..33].copy_from_slice(&crc.to_be_bytes());
+        assert!(decode(&png, "bomb").is_err());
+    }
+
+    fn crc32(bytes: &[u8]) -> u32 {
+        !bytes.iter().fold(!0u32, |crc, &b| (0..8).fold(crc ^ u32::from(b), |c, _| if c & 1 == 1 { (c >> 1) ^ 0xEDB8_8320 } else { c >> 1 }))
+    }
+
+    #[test]
+    fn luminance_of_gray_is_itself() {
+        let frame = Frame { pixels: vec![0, 7, 128, 255], channels: 1, width: 2, height: 2 };
+        assert_eq!(frame.clone().with_channels(3).to_gray(), frame);
+    }
+}

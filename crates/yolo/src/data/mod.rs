@@ -1,0 +1,38 @@
+//! From a `data.yaml` to batches of pixels and boxes.
+//!
+//! The way of one image: [`yaml`] names the sources, [`listing`] finds the files, [`scan`] checks them (with [`cache`] beside it), [`dataset`]
+//! decodes one ([`image`]), [`augment`] or [`letterbox`] brings it to the network's size, [`batch`] stacks them. [`sample`] makes a data
+//! set where there is none.
+//!
+//! Two promises hold everywhere here. Nothing in a user's dataset is ever modified. A batch is a pure function of (seed, epoch, indices):
+//! every draw is a hash ([`rng`]), so the number of threads, their timing and the order of calls cannot change a pixel.
+
+pub mod augment;
+pub mod batch;
+pub mod cache;
+pub mod cutmix;
+pub mod dataset;
+mod error;
+pub mod header;
+pub mod hsv;
+pub mod image;
+pub mod labels;
+pub mod letterbox;
+pub mod listing;
+pub mod mosaic;
+pub mod perspective;
+mod raster;
+pub mod rng;
+pub mod sample;
+pub mod scan;
+mod thermal;
+pub mod yaml;
+
+pub use augment::{AugmentConfig, Item, Sample, TrainView, augment};
+pub use batch::{Batch, Target, train_batch, val_batch};
+pub use dataset::{RamCache, RectBatch, YoloDataset, rect_batches};
+pub use error::DataError;
+pub use image::Frame;
+pub use letterbox::{Letterbox, Size};
+pub use scan::{Scan, ScanOptions, Split, scan};
+pub use yaml::DataConfig;

@@ -1,0 +1,302 @@
+//! Checks every image and label of a split once, in parallel, and keeps what training needs to know: paths, sizes, labels.
+//!
+//! Memory grows with paths and labels, never with pixels: paths stand in one string, labels in one list. A file that cannot be used is
+//! reported with line and reason and skipped; more than 1 % of such files stops, unless `allow_bad`, because then the data is not what its
+//! owner thinks. What was found is remembered by [`super::cache`], so the next start only asks for sizes and times.
+
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use rayon::prelude::*;
+
+use super::cache::{self, Cache, Stamp};
+use super::header::{self, Header};
+use super::letterbox::Size;
+use super::{DataConfig, DataError, labels, listing};
+use crate::boxes::Label;
+
+const MAX_LABEL_BYTES: u64 = 16 << 20;
+
+/// Which images of a data.yaml.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Split {
+    /// `train`
+    Train,
+    /// `val`
+    Val,
+    /// `test`
+    Test,
+}
+
+impl Split {
+    /// Its key in the data.yaml.
+    pub fn key(self) -> &'static str {
+        match self {
+            Self::Train => "train",
+            Self::Val => "val",
+            Self::Test => "test",
+        }
+    }
+}
+
+impl DataConfig {
+    /// The folders and lists of a split.
+    pub fn sources(&self, split: Split) -> &[PathBuf] {
+        match split {
+            Split::Train => &self.train,
+            Split::Val => &self.val,
+            Split::Test => &self.test,
+        }
+    }
+}
+
+/// How to scan.
+#[derive(Clone, Debug)]
+pub struct ScanOptions {
+    /// Use only the first round(N * fraction) images of the sorted list, at least one. In (0, 1].
+    pub fraction: f64,
+    /// All classes become class 0.
+    pub single_cls: bool,
+    /// Keep only the labels of these classes; `None` keeps all. Images without any stay as background.
+    pub classes: Option<Vec<u32>>,
+    /// Go on with more than 1 % of unusable files.
+    pub allow_bad: bool,
+    /// Where the result is remembered, outside the dataset; `None` for nowhere.
+    pub cache_dir: Option<PathBuf>,
+}
+
+impl Default for ScanOptions {
+    fn default() -> Self {
+        Self { fraction: 1.0, single_cls: false, classes: None, allow_bad: false, cache_dir: cache::default_dir() }
+    }
+}
+
+/// One usable image.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ImageEntry {
+    path: Range<u32>,
+    /// As decoded (after EXIF rotation).
+    pub size: Size,
+    /// One channel.
+    pub gray: bool,
+    labels: Range<u32>,
+}
+
+/// A file that cannot be used.
+#[derive(Clone, Debug, PartialEq)]
+pub struct BadFile {
+    /// The image or the label file.
+    pub path: PathBuf,
+    /// 1-based line of a label file.
+    pub line: Option<u32>,
+    /// Why.
+    pub reason: String,
+}
+
+impl std::fmt::Display for BadFile {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.line {
+            Some(line) => write!(f, "{}:{line}: {}", self.path.display(), self.reason),
+            None => write!(f, "{}: {}", self.path.display(), self.reason),
+        }
+    }
+}
+
+/// The usable images of a split and what was wrong with the others.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Scan {
+    root: PathBuf,
+    paths: String,
+    /// Sorted by path.
+    pub images: Vec<ImageEntry>,
+    labels: Vec<Label>,
+    /// Images with a label file that holds objects.
+    pub found: usize,
+    /// Images without a label file: background.
+    pub missing: usize,
+    /// Images whose label file holds no object: background.
+    pub empty: usize,
+    /// Files that cannot be used; their images are left out.
+    pub bad: Vec<BadFile>,
+    /// Repeated label rows that were removed.
+    pub duplicates: u64,
+    /// Boxes without width or height that were removed.
+    pub zero_size: u64,
+}
+
+impl Scan {
+    /// The file of image `i`.
+    pub fn path(&self, i: usize) -> PathBuf {
+        let range = &self.images[i].path;
+        self.root.join(&self.paths[range.start as usize..range.end as usize])
+    }
+
+    /// The objects of image `i`.
+    pub fn labels(&self, i: usize) -> &[Label] {
+        let range = &self.images[i].labels;
+        &self.labels[range.start as usize..range.end as usize]
+    }
+
+    /// The objects of all images.
+    pub fn all_labels(&self) -> &[Label] {
+        &self.labels
+    }
+
+    /// Number of usable images.
+    pub fn len(&self) -> usize {
+        self.images.len()
+    }
+
+    /// No usable image.
+    pub fn is_empty(&self) -> bool {
+        self.images.is_empty()
+    }
+
+    /// Objects per class.
+    pub fn class_counts(&self, nc: usize) -> Vec<u64> {
+        let mut counts = vec![0; nc];
+        for label in &self.labels {
+            if let Some(count) = counts.get_mut(label.class as usize) {
+                *count += 1;
+            }
+        }
+        counts
+    }
+}
+
+/// What one image file and its label file hold; classes are not yet compared with the dataset's.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Record {
+    pub(crate) stamp: Stamp,
+    pub(crate) content: Result<Content, BadFile>,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Content {
+    pub(crate) header: Header,
+    /// `None` without a label file.
+    pub(crate) labels: Option<labels::ParsedLabels>,
+}
+
+/// Scans `split`. `progress(done, total)` is called from many threads, in no order.
+///
+/// # Errors
+/// [`DataError::Missing`], [`DataError::Outside`], [`DataError::TooManyBad`], [`DataError::NoImages`].
+pub fn scan(config: &DataConfig, split: Split, options: &ScanOptions, progress: &(dyn Fn(u64, u64) + Sync)) -> Result<Scan, DataError> {
+    if !(options.fraction > 0.0 && options.fraction <= 1.0) {
+        return Err(DataError::Invalid(format!("fraction is {}; it must lie in (0, 1]", options.fraction)));
+    }
+    let mut files = listing::images(config, split)?;
+    if files.is_empty() {
+        return Err(DataError::NoImages { path: config.root.clone(), reason: format!("`{}` names no image file", split.key()) });
+    }
+    files.truncate(((files.len() as f64 * options.fraction).round_ties_even() as usize).max(1));
+    let cache_file = options.cache_dir.as_ref().map(|dir| dir.join(cache::file_name(config, split, options.fraction)));
+    let known = cache_file.as_deref().map(Cache::load).unwrap_or_default();
+    let (done, fresh) = (AtomicU64::new(0), AtomicU64::new(0));
+    let records: Vec<Record> = files
+        .par_iter()
+        .map(|image| {
+            let label = listing::label_path(image);
+            let stamp = Stamp::of(image, &label);
+            let record = known.get(image).filter(|r| r.stamp == stamp).cloned().unwrap_or_else(|| {
+                fresh.fetch_add(1, Ordering::Relaxed);
+                Record { stamp, content: check(image, &label) }
+            });
+            progress(done.fetch_add(1, Ordering::Relaxed) + 1, files.len() as u64);
+            record
+        })
+        .collect();
+    if let Some(file) = cache_file
+        && (fresh.into_inner() > 0 || known.len() != files.len())
+        && let Err(error) = Cache::save(&file, &files, &records)
+    {
+        tracing::warn!("the scan could not be remembered ({error}); the next start scans again");
+    }
+    drop(known);
+    assemble(config, split, options, &files, records)
+}
+
+/// Looks at one image and its labels.
+fn check(image: &Path, label: &Path) -> Result<Content, BadFile> {
+    let header = std::panic::catch_unwind(|| header::read(image)).unwrap_or_else(|_| Err("the decoder panicked on its header".into()));
+    let header = header.map_err(|reason| BadFile { path: image.to_path_buf(), line: None, reason })?;
+    Ok(Content { header, labels: read_labels(label, u32::MAX)? })
+}
+
+fn read_labels(path: &Path, nc: u32) -> Result<Option<labels::ParsedLabels>, BadFile> {
+    let bad = |line, reason| BadFile { path: path.to_path_buf(), line, reason };
+    match std::fs::metadata(path) {
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        Err(e) => return Err(bad(None, e.to_string())),
+        Ok(m) if m.len() > MAX_LABEL_BYTES => return Err(bad(None, format!("{} bytes of labels; at most {MAX_LABEL_BYTES} are read", m.len()))),
+        Ok(_) => {}
+    }
+    let bytes = std::fs::read(path).map_err(|e| bad(None, e.to_string()))?;
+    labels::parse(&bytes, nc).map(Some).map_err(|e| bad(Some(e.line), e.problem.to_string()))
+}
+
+fn assemble(config: &DataConfig, split: Split, options: &ScanOptions, files: &[PathBuf], records: Vec<Record>) -> Result<Scan, DataError> {
+    let root = config.root.canonicalize().unwrap_or_else(|_| config.root.clone());
+    let nc = if options.single_cls { u32::MAX } else { config.nc() };
+    let mut scan = Scan { root, ..Scan::default() };
+    for (file, record) in files.iter().zip(records) {
+        match record.content.and_then(|c| with_known_classes(c, file, nc)) {
+            Ok(content) => scan.push(file, content, options),
+            Err(bad) => scan.bad.push(bad),
+        }
+    }
+    let bad = scan.bad.len();
+    for file in &scan.bad {
+        tracing::warn!("{}: skipped {file}", split.key());
+    }
+    if bad * 100 > files.len() && !options.allow_bad {
+        let list = scan.bad.iter().take(20).map(|b| format!("\n  {b}")).collect::<String>();
+        let more = if bad > 20 { format!("\n  and {} more", bad - 20) } else { String::new() };
+        return Err(DataError::TooManyBad { bad, total: files.len(), list: list + &more });
+    }
+    if scan.is_empty() {
+        return Err(DataError::NoImages { path: scan.root, reason: format!("all {bad} files of `{}` are unusable", split.key()) });
+    }
+    scan.images.shrink_to_fit();
+    scan.labels.shrink_to_fit();
+    scan.paths.shrink_to_fit();
+    Ok(scan)
+}
+
+/// Refuses classes that the dataset does not have. The file is read again only to name the line.
+fn with_known_classes(content: Content, image: &Path, nc: u32) -> Result<Content, BadFile> {
+    let labels = content.labels.as_ref().map(|l| l.labels.as_slice()).unwrap_or_default();
+    if let Some(label) = labels.iter().find(|l| l.class >= nc) {
+        let path = listing::label_path(image);
+        read_labels(&path, nc)?;
+        return Err(BadFile { path, line: None, reason: format!("class {} is not one of the {nc} classes", label.class) });
+    }
+    Ok(content)
+}
+
+impl Scan {
+    fn push(&mut self, file: &Path, content: Content, options: &ScanOptions) {
+        let relative = file.strip_prefix(&self.root).unwrap_or(file);
+        let Some(text) = relative.to_str().filter(|t| self.paths.len() + t.len() < u32::MAX as usize) else {
+            self.bad.push(BadFile { path: file.to_path_buf(), line: None, reason: "its path is not UTF-8 text".into() });
+            return;
+        };
+        let path = self.paths.len() as u32..(self.paths.len() + text.len()) as u32;
+        self.paths.push_str(text);
+        let first = self.labels.len() as u32;
+        match content.labels {
+            None => self.missing += 1,
+            Some(parsed) => {
+                if parsed.labels.is_empty() { self.empty += 1 } else { self.found += 1 }
+                self.duplicates += u64::from(parsed.duplicates);
+                self.zero_size += u64::from(parsed.zero_size);
+                let wanted = parsed.labels.into_iter().filter(|l| options.classes.as_ref().is_none_or(|c| c.contains(&l.class)));
+                self.labels.extend(wanted.map(|l| if options.single_cls { Label { class: 0, ..l } } else { l }));
+            }
+        }
+        let Header { size, gray } = content.header;
+        self.images.push(ImageEntry { path, size, gray, labels: first..self.labels.len() as u32 });
+    }
+}

@@ -66,6 +66,7 @@ fn value_name(kind: &str) -> &'static str {
         "f64" | "Option<f64>" => "X",
         "Freeze" => "N|N,N,..",
         "Option<Vec<u32>>" => "N,N,..",
+        "Option<Vec<String>>" => "DIR,DIR,..",
         _ => "VALUE",
     }
 }
@@ -133,6 +134,7 @@ fn scalar(kind: &str, text: &str) -> Value {
         "bool" | "Toggle" | "Cache" if text.eq_ignore_ascii_case("true") => Value::from(true),
         "bool" | "Toggle" | "Cache" if text.eq_ignore_ascii_case("false") => Value::from(false),
         "Option<Vec<u32>>" => text.split(',').map(|t| number(t).unwrap_or_else(|| Value::from(t))).collect(),
+        "Option<Vec<String>>" => text.split(',').map(Value::from).collect(),
         "Freeze" if text.contains(',') => text.split(',').map(|t| number(t).unwrap_or_else(|| Value::from(t))).collect(),
         _ => number(text).unwrap_or_else(|| Value::from(text)),
     }

@@ -1,6 +1,7 @@
 //! One training run from the command line: layers of settings, device, data, run directory, training, the closing words.
 
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
 use anyhow::Context;
@@ -29,11 +30,12 @@ pub(crate) fn train(args: TrainArgs) -> anyhow::Result<()> {
     say(&format!("Bellows {} · YOLOv8 · {}", env!("CARGO_PKG_VERSION"), config.data));
     let device = pick_device(&config, args.reprobe)?;
 
-    let mut bar = None;
-    let data = TrainingData::open(&config, &mut |what, done, total| {
-        bar.get_or_insert_with(|| Bar::new("", total)).set(what.to_string(), done, total);
+    let bar = Mutex::new(None);
+    let data = TrainingData::open(&config, &|what, done, total| {
+        let mut bar = bar.lock().unwrap_or_else(PoisonError::into_inner);
+        bar.get_or_insert_with(|| Bar::new("", total as usize)).set(what.to_string(), done as usize, total as usize);
     })?;
-    if let Some(bar) = bar {
+    if let Some(bar) = bar.into_inner().unwrap_or_else(PoisonError::into_inner) {
         bar.finish("");
     }
     data.lines.iter().for_each(|line| say(line));

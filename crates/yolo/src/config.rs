@@ -7,6 +7,8 @@ use bellows_learner::{LearnerConfig, OptimizerKind, Schedule};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
+use crate::data::AugmentConfig;
+
 /// One setting, for `--help` and documentation.
 #[derive(Clone, Copy, Debug)]
 pub struct Setting {
@@ -62,8 +64,8 @@ settings! {
         cache: Cache = Cache::Off;
         /// Go on although more than 1 % of the images or labels are bad
         allow_bad: bool = false;
-        /// Read files that the dataset names outside its own directory
-        allow_outside: bool = false;
+        /// Directories outside the dataset's own that it may read from, as a list
+        allow_outside: Option<Vec<String>> = None;
     }
     "Run" {
         /// Epochs to train for
@@ -376,6 +378,28 @@ impl TrainConfig {
     /// Weight decay scaled to the batch that an update really sees.
     pub fn effective_weight_decay(&self) -> f64 {
         self.weight_decay * (self.batch * self.schedule().accumulate()) as f64 / self.nbs as f64
+    }
+
+    /// The augmentation part of the settings; `open` is false once mosaic, mixup and cutmix are closed.
+    pub fn augmentation(&self, open: bool) -> AugmentConfig {
+        AugmentConfig {
+            hsv_h: self.hsv_h,
+            hsv_s: self.hsv_s,
+            hsv_v: self.hsv_v,
+            degrees: self.degrees,
+            translate: self.translate,
+            scale: self.scale,
+            shear: self.shear,
+            perspective: self.perspective,
+            flipud: self.flipud,
+            fliplr: self.fliplr,
+            bgr: self.bgr,
+            mosaic: self.mosaic,
+            mixup: self.mixup,
+            cutmix: self.cutmix,
+            copy_paste: self.copy_paste,
+            mosaic_open: open,
+        }
     }
 
     fn schedule(&self) -> Schedule {

@@ -1,8 +1,23 @@
-//! YOLOv8: model, loss, data, metrics and plots.
+//! YOLOv8 for detection: model, loss, data, metrics, plots, and the training run that puts them together.
+//!
+//! [`Training`] is the whole of it: give it [`TrainingData`] (a `data.yaml`, or any Burn `Dataset` of [`data::Item`]), settings
+//! ([`config::TrainConfig`]), a device and a run directory.
 
 pub mod boxes;
-pub mod loss;
-pub mod model;
-pub mod metrics;
-pub mod plots;
+pub mod config;
 pub mod data;
+pub mod loss;
+pub mod metrics;
+pub mod model;
+mod pictures;
+pub mod plots;
+mod source;
+mod task;
+mod train;
+mod upload;
+mod validate;
+
+pub use source::Progress;
+pub use task::{DetectionTask, METRICS};
+pub use train::{Report, TrainError, Training, TrainingData};
+pub use validate::{Shown, ValSet, Validation, validate};

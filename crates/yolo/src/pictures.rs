@@ -4,7 +4,7 @@ use std::path::Path;
 
 use crate::boxes::Label;
 use crate::data::Batch;
-use crate::plots::{self, GridBox, GridImage, PlotError};
+use crate::plots::{self, CurveKind, GridBox, GridImage, PlotError};
 use crate::validate::{Shown, Validation, truths_of};
 
 /// Confidence from which a detection is drawn.
@@ -12,7 +12,7 @@ const DRAWN: f32 = 0.25;
 
 /// `labels.jpg`: what the training labels look like.
 pub(crate) fn labels(labels: &[Label], names: &[String], dir: &Path) -> Result<(), PlotError> {
-    plots::labels(labels, names, &dir.join("labels.jpg"))
+    plots::labels_chart(labels, names, &dir.join("labels.jpg"))
 }
 
 /// `train_batchN.jpg`: a batch as the network sees it.
@@ -20,11 +20,19 @@ pub(crate) fn train_batch(batch: &Batch, names: &[String], path: &Path) -> Resul
     plots::image_grid(&with_labels(batch), names, path)
 }
 
-/// Everything drawn at the end of a run.
+/// `results.png`: the columns of `results.csv` over the epochs.
+pub(crate) fn results(csv: &str, dir: &Path) -> Result<(), PlotError> {
+    plots::results_chart(csv, &dir.join("results.png"))
+}
+
+/// Everything drawn of the best weights.
 pub(crate) fn closing(validation: &Validation, names: &[String], dir: &Path) -> Result<(), PlotError> {
-    plots::results(&dir.join("results.csv"), &dir.join("results.png"))?;
-    plots::curves(&validation.metrics, names, dir)?;
-    plots::confusion(&validation.confusion, names, dir)?;
+    for kind in CurveKind::ALL {
+        kind.draw(&validation.metrics.curves, names, &dir.join(kind.file_name()))?;
+    }
+    for (normalized, file) in [(false, "confusion_matrix.png"), (true, "confusion_matrix_normalized.png")] {
+        plots::confusion_matrix(&validation.confusion, names, normalized, &dir.join(file))?;
+    }
     for (i, Shown { batch, detections }) in validation.shown.iter().enumerate() {
         plots::image_grid(&with_labels(batch), names, &dir.join(format!("val_batch{i}_labels.jpg")))?;
         let predicted = |image: usize| {

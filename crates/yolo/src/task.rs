@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use bellows_learner::rng::Rng;
 use bellows_learner::{Draw, EvalContext, Evaluation, Group, StepOutput, Task, TaskError};
 use bellows_weights::{Tensor as FileTensor, to_safetensors};
 use burn::data::dataset::Dataset;
@@ -12,11 +11,14 @@ use burn::tensor::ops::{InterpolateMode, InterpolateOptions};
 use burn::tensor::Device;
 
 use crate::config::TrainConfig;
-use crate::data::{AugmentConfig, Batch, Item, train_batch};
-use crate::model::{ParamGroup, Yolo, layer_index, param_group, to_tensors};
+use crate::data::batch::multi_scale;
+use crate::data::{Batch, Item, Size, TrainView, train_batch};
+use crate::model::Yolo;
+use crate::model::names::to_tensors;
+use crate::model::summary::{ParamGroup, layer_index, param_group};
 use crate::pictures;
 use crate::upload::upload;
-use crate::validate::{ValSet, detection_loss, validate};
+use crate::validate::{ValSet, detection_loss, targets, validate};
 
 /// The validation columns of `results.csv`, in order.
 pub const METRICS: [&str; 7] = [
@@ -42,20 +44,13 @@ pub struct DetectionTask {
 }
 
 impl DetectionTask {
-    fn augmentation(&self, draw: Draw) -> AugmentConfig {
-        let open = draw.epoch + self.config.close_mosaic < draw.epochs || self.config.close_mosaic == 0;
-        self.config.augmentation(open)
-    }
-
     /// Training size of a batch: `imgsz`, or with `multi_scale` a multiple of 32 between half and one and a half of it.
     fn size_of(&self, draw: Draw, batch: &Batch) -> usize {
         if !self.config.multi_scale {
             return self.config.imgsz;
         }
         let first = batch.indices.first().map_or(0, |&i| i as u64);
-        let mut rng = Rng::new(draw.seed, "multi_scale", draw.epoch as u64, first);
-        let (low, high) = (self.config.imgsz / 64, self.config.imgsz * 3 / 64);
-        32 * (low.max(1) + rng.below((high - low.max(1) + 1) as u64) as usize)
+        multi_scale(draw.seed, draw.epoch as u64, first, self.config.imgsz as u32, 32) as usize
     }
 }
 
@@ -91,8 +86,10 @@ impl Task for DetectionTask {
     }
 
     fn batch(&self, data: &dyn Dataset<Item>, draw: Draw, indices: &[usize]) -> Result<Batch, TaskError> {
-        let augmentation = self.augmentation(draw);
-        Ok(train_batch(data, indices, draw.epoch as u64, draw.seed, self.config.imgsz, &augmentation)?)
+        let open = self.config.close_mosaic == 0 || draw.epoch + self.config.close_mosaic < draw.epochs;
+        let (config, imgsz) = (self.config.augmentation(open), self.config.imgsz as u32);
+        let view = TrainView { seed: draw.seed, epoch: draw.epoch as u64, imgsz, shape: Size::square(imgsz), config: &config };
+        Ok(train_batch(data, indices, &view)?)
     }
 
     fn sample_names(&self, batch: &Batch) -> Vec<String> {
@@ -118,7 +115,7 @@ impl Task for DetectionTask {
             interpolate(images, options)
         };
         let feats = model.forward(images);
-        let loss = detection_loss(&self.config, model.nc()).forward(&feats, &batch.targets);
+        let loss = detection_loss(&self.config, model.nc()).forward(&feats, &targets(batch));
         StepOutput { loss: loss.total, items: loss.items, count: loss.objects, output: () }
     }
 
@@ -148,6 +145,7 @@ impl Task for DetectionTask {
             ("names".to_string(), serde_json::to_string(&names)?),
             ("epoch".to_string(), (epoch + 1).to_string()),
             ("imgsz".to_string(), self.config.imgsz.to_string()),
+            ("sppf_act".to_string(), model.sppf_act().to_string()),
         ]);
         Ok(to_safetensors(&tensors.collect(), &metadata)?)
     }

@@ -16,7 +16,7 @@ use crate::data::{DataError, Item};
 use crate::metrics::DetectionMetrics;
 use crate::model::Yolo;
 use crate::pictures;
-use crate::source::{self, Start};
+use crate::source::{self, Progress, Start};
 use crate::task::DetectionTask;
 use crate::validate::{ValSet, Validation, validate};
 
@@ -82,7 +82,7 @@ impl TrainingData {
     ///
     /// # Errors
     /// Whatever [`crate::data`] refuses, with file and line.
-    pub fn open(config: &TrainConfig, progress: &mut dyn FnMut(&str, usize, usize)) -> Result<Self, TrainError> {
+    pub fn open(config: &TrainConfig, progress: Progress<'_>) -> Result<Self, TrainError> {
         Ok(source::open(config, progress)?)
     }
 }
@@ -181,6 +181,10 @@ impl Training {
         let validation = validate(&model, &self.val, &self.config, &mut context).map_err(TrainError::Validation)?;
         if self.config.plots {
             warn(pictures::closing(&validation, &self.names, dir));
+            match std::fs::read_to_string(self.learner.dir().results()) {
+                Ok(csv) => warn(pictures::results(&csv, dir)),
+                Err(error) => tracing::warn!("results.csv: {error}"),
+            }
         }
         Ok(validation)
     }
@@ -205,7 +209,7 @@ fn identity(config: &TrainConfig, fingerprint: &str) -> Map<String, Value> {
 
 /// As detector users know it: `optimizer: SGD(lr=0.01, momentum=0.9) with parameter groups ...`.
 fn optimizer_line(config: &TrainConfig, model: &Yolo) -> String {
-    let layout = bellows_learner::Layout::of(&model.clone().train(), |name| Some(crate::model::param_group(name) as usize));
+    let layout = bellows_learner::Layout::of(&model.clone().train(), |name| Some(crate::model::summary::param_group(name) as usize));
     let count = |group| layout.entries.iter().filter(|e| e.group == Some(group)).count();
     let [bias, decay, no_decay] = [0, 1, 2].map(count);
     format!(

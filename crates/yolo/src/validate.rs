@@ -8,9 +8,9 @@ use burn::data::dataset::Dataset;
 use burn::tensor::Tensor;
 use rayon::prelude::*;
 
-use crate::boxes::{Detection, xywh_to_xyxy};
+use crate::boxes::{Detection, Label, xywh_to_xyxy};
 use crate::config::TrainConfig;
-use crate::data::{Batch, Item, RectBatch, rect_batches, val_batch};
+use crate::data::{Batch, Item, RectBatch, Size, Target, rect_batches, val_batch};
 use crate::loss::DetectionLoss;
 use crate::metrics::{ConfusionMatrix, DetectionMetrics, Evaluator, GroundTruth, NmsConfig, Speed, nms};
 use crate::model::Yolo;
@@ -20,12 +20,12 @@ use crate::upload::upload;
 #[derive(Clone)]
 pub struct ValSet {
     data: Arc<dyn Dataset<Item>>,
-    sizes: Vec<(usize, usize)>,
+    sizes: Vec<Size>,
 }
 
 impl ValSet {
-    /// A set whose image sizes (width, height) are known.
-    pub fn with_sizes(data: Arc<dyn Dataset<Item>>, sizes: Vec<(usize, usize)>) -> Self {
+    /// A set whose image sizes are known.
+    pub fn with_sizes(data: Arc<dyn Dataset<Item>>, sizes: Vec<Size>) -> Self {
         Self { data, sizes }
     }
 
@@ -34,7 +34,7 @@ impl ValSet {
     /// # Errors
     /// When an item cannot be read.
     pub fn new(data: Arc<dyn Dataset<Item>>) -> Result<Self, TaskError> {
-        let size = |i| data.get(i).map(|item| (item.frame.width, item.frame.height));
+        let size = |i| data.get(i).map(|item| item.original);
         let sizes = (0..data.len()).map(size).collect::<Result<_, _>>()?;
         Ok(Self { data, sizes })
     }
@@ -70,6 +70,8 @@ pub struct Validation {
     pub shown: Vec<Shown>,
 }
 
+/// Network inputs are multiples of this.
+const MAX_STRIDE: u32 = 32;
 /// Batches whose pictures are drawn.
 const SHOWN: usize = 3;
 
@@ -80,7 +82,8 @@ const SHOWN: usize = 3;
 pub fn validate(model: &Yolo, set: &ValSet, config: &TrainConfig, context: &mut EvalContext<'_>) -> Result<Validation, TaskError> {
     let nc = model.nc();
     let loss = detection_loss(config, nc);
-    let batches = rect_batches(&set.sizes, 2 * config.batch, config.imgsz);
+    let imgsz = config.imgsz as u32;
+    let batches = rect_batches(&set.sizes, 2 * config.batch, imgsz, MAX_STRIDE, 0.5);
     let suppression = NmsConfig {
         conf: config.conf as f32,
         iou: config.iou,
@@ -93,8 +96,8 @@ pub fn validate(model: &Yolo, set: &ValSet, config: &TrainConfig, context: &mut 
     let (mut losses, mut shown, mut done) = ([0.0; 3], Vec::new(), 0);
     let mut stages = [0.0; 4];
     let make = |i: usize| -> Result<Batch, TaskError> {
-        let RectBatch { indices, height, width } = &batches[i];
-        Ok(val_batch(&*set.data, indices, *height, *width)?)
+        let RectBatch { indices, shape } = &batches[i];
+        Ok(val_batch(&*set.data, indices, imgsz, *shape)?)
     };
     std::thread::scope(|scope| -> Result<(), TaskError> {
         for batch in Loader::start(scope, context.workers, 0..batches.len(), &make) {
@@ -109,7 +112,7 @@ pub fn validate(model: &Yolo, set: &ValSet, config: &TrainConfig, context: &mut 
             let feats = model.forward(images);
             let decoded = host(model.decode(&feats))?;
             lap(1);
-            let items = host(loss.forward(&feats, &batch.targets).items)?;
+            let items = host(loss.forward(&feats, &targets(&batch)).items)?;
             losses.iter_mut().zip(items).for_each(|(sum, item)| *sum += f64::from(item));
             lap(2);
             let [count, _, height, width] = batch.shape;
@@ -143,12 +146,17 @@ pub(crate) fn detection_loss(config: &TrainConfig, nc: usize) -> DetectionLoss {
 
 /// The labels of one image of a batch as corners in the batch's pixels.
 pub(crate) fn truths_of(batch: &Batch, image: u32, width: f32, height: f32) -> Vec<GroundTruth> {
-    let mine = batch.targets.iter().filter(|(i, _)| *i == image);
-    let scaled = mine.map(|(_, label)| {
+    let mine = batch.targets.iter().filter(|t| t.image == image);
+    let scaled = mine.map(|Target { label, .. }| {
         let [x1, y1, x2, y2] = xywh_to_xyxy(label.xywh);
         GroundTruth { class: label.class, xyxy: [x1 * width, y1 * height, x2 * width, y2 * height] }
     });
     scaled.collect()
+}
+
+/// Each label of a batch with the index of its image.
+pub(crate) fn targets(batch: &Batch) -> Vec<(u32, Label)> {
+    batch.targets.iter().map(|t| (t.image, t.label)).collect()
 }
 
 fn host<const D: usize>(tensor: Tensor<D>) -> Result<Vec<f32>, TaskError> {

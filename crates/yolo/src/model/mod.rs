@@ -113,7 +113,7 @@ impl YoloConfig {
             c2f(c4 + c5, c5, 3, false), // 21: out, stride 32
             Layer::Detect(Detect::new([c3, c4, c5], self.nc, device)),
         ];
-        Yolo { model, nc: self.nc }
+        Yolo { model, nc: self.nc, channels: self.channels, sppf_act: self.sppf_act }
     }
 }
 
@@ -146,12 +146,24 @@ pub struct Yolo {
     /// The numbered layers.
     pub model: Vec<Layer>,
     nc: usize,
+    channels: usize,
+    sppf_act: bool,
 }
 
 impl Yolo {
     /// Number of classes.
     pub fn nc(&self) -> usize {
         self.nc
+    }
+
+    /// Image channels.
+    pub fn channels(&self) -> usize {
+        self.channels
+    }
+
+    /// See [`YoloConfig::sppf_act`].
+    pub fn sppf_act(&self) -> bool {
+        self.sppf_act
     }
 
     /// Raw head outputs `[B, 64 + nc, H/s, W/s]` for s = 8, 16, 32, of images `[B, C, H, W]` in 0..1.

@@ -26,6 +26,8 @@ pub struct ProbeOptions {
     pub compile_limit: Duration,
     /// Ignore the remembered verdict.
     pub reprobe: bool,
+    /// Treat software adapters like hardware. For tests, which have no GPU.
+    pub software: bool,
     /// Where verdicts are remembered; `None`: nowhere.
     pub cache_file: Option<PathBuf>,
 }
@@ -38,6 +40,7 @@ impl Default for ProbeOptions {
             step_limit: Duration::from_secs(15),
             compile_limit: Duration::from_secs(60),
             reprobe: false,
+            software: false,
             cache_file: cache::default_file(),
         }
     }

@@ -98,17 +98,19 @@ fn find(backend: Backend, index: Option<usize>, options: &ProbeOptions) -> Resul
         return Err(DeviceError::NotBuilt { backend });
     }
     let adapters = probe::list(backend, options).map_err(|reason| DeviceError::Enumerate { backend, reason })?;
-    choose(backend, index, &adapters).cloned()
+    choose(backend, index, &adapters, options.software).cloned()
 }
 
-fn choose(backend: Backend, index: Option<usize>, adapters: &[Adapter]) -> Result<&Adapter, DeviceError> {
+fn choose(backend: Backend, index: Option<usize>, adapters: &[Adapter], software: bool) -> Result<&Adapter, DeviceError> {
     if adapters.is_empty() {
         return Err(DeviceError::NoAdapter { backend });
     }
     let found = || adapters.iter().map(|adapter| format!("{adapter}")).collect::<Vec<_>>().join(", ");
     match index {
         Some(index) => adapters.get(index).ok_or_else(|| DeviceError::NoSuchAdapter { backend, index, found: found() }),
-        None => best_hardware(adapters).ok_or_else(|| DeviceError::SoftwareOnly { backend, found: found() }),
+        None => best_hardware(adapters)
+            .or(adapters.first().filter(|_| software))
+            .ok_or_else(|| DeviceError::SoftwareOnly { backend, found: found() }),
     }
 }
 
@@ -125,12 +127,12 @@ mod tests {
     #[test]
     fn software_is_chosen_by_its_index_only() {
         let list = [adapter(0, AdapterKind::Software, None)];
-        let refused = choose(Backend::Vulkan, None, &list).unwrap_err();
+        let refused = choose(Backend::Vulkan, None, &list, false).unwrap_err();
         assert!(refused.to_string().contains("only software adapters (vulkan:0 (card 0, test 1.0))"), "{refused}");
-        assert_eq!(choose(Backend::Vulkan, Some(0), &list).unwrap().index, 0);
-        let absent = choose(Backend::Vulkan, Some(1), &list).unwrap_err();
+        assert_eq!(choose(Backend::Vulkan, Some(0), &list, false).unwrap().index, 0);
+        let absent = choose(Backend::Vulkan, Some(1), &list, false).unwrap_err();
         assert!(absent.to_string().contains("vulkan:1 does not exist; found: vulkan:0"), "{absent}");
-        assert_eq!(choose(Backend::Vulkan, None, &[]), Err(DeviceError::NoAdapter { backend: Backend::Vulkan }));
+        assert_eq!(choose(Backend::Vulkan, None, &[], false), Err(DeviceError::NoAdapter { backend: Backend::Vulkan }));
     }
 
     #[test]

@@ -2,7 +2,7 @@
 //!
 //! The verdict is remembered (see `cache.rs`), because a hang costs the user its whole limit.
 
-use crate::adapters::{Adapter, Backend};
+use crate::adapters::{Adapter, AdapterKind, Backend};
 use crate::cache::{self, Key};
 use crate::child::Job;
 use crate::known_issues::crash_sentence;
@@ -20,7 +20,7 @@ pub struct ProbeOptions {
     pub exe: Option<PathBuf>,
     /// Variables to set for the child.
     pub env: Vec<(OsString, OsString)>,
-    /// How long one step may take: 15 s.
+    /// How long one step may take: 15 s. On a software adapter `compile_limit` holds for all steps.
     pub step_limit: Duration,
     /// How long the first step of a stage that compiles and tunes kernels may take: 60 s.
     pub compile_limit: Duration,
@@ -125,7 +125,12 @@ pub(crate) fn prove(adapter: &Adapter, options: &ProbeOptions) -> ProbeReport {
 }
 
 fn probe(adapter: &Adapter, options: &ProbeOptions) -> ProbeReport {
-    let (run, attempts) = with_retry(&Job::Probe(adapter.backend, adapter.index), options);
+    let mut options = options.clone();
+    if adapter.kind == AdapterKind::Software {
+        // A program tunes each new shape for many seconds.
+        options.step_limit = options.compile_limit;
+    }
+    let (run, attempts) = with_retry(&Job::Probe(adapter.backend, adapter.index), &options);
     if attempts > 1 {
         tracing::warn!("the probe of {adapter} crashed once and was tried again");
     }

@@ -1,1 +1,32 @@
+//! Choose a compute device, prove it, fall back and say why.
+//!
+//! This is the only crate that names Burn backends. [`select`] turns what the user asked for ([`DeviceRequest`]) into a Burn device.
+//! A GPU is not trusted on its driver's word: drivers hang, crash and compute wrong numbers, so a child process does a staged piece of
+//! training on it first and compares every number with the CPU ([`probe_child_main`]). `auto` falls back to the CPU and tells the
+//! reason; a device named by the user fails instead. Software Vulkan is refused unless named.
+//!
+//! It relies on the binary to route its hidden subcommand [`PROBE_SUBCOMMAND`] to [`probe_child_main`]. It never sets driver variables
+//! such as `HSA_OVERRIDE_GFX_VERSION`: [`doctor`] prints them and says what is known about the card.
 
+mod adapters;
+mod cache;
+mod child;
+mod doctor;
+mod error;
+mod facts;
+mod kernels;
+mod known_issues;
+mod probe;
+mod protocol;
+mod request;
+mod select;
+mod watch;
+
+pub use adapters::{Adapter, AdapterKind, Backend};
+pub use child::{PROBE_SUBCOMMAND, probe_child_main};
+pub use doctor::doctor;
+pub use error::DeviceError;
+pub use probe::{ProbeOptions, ProbeReport, StageReport, Verdict};
+pub use protocol::Stage;
+pub use request::{DeviceRequest, RequestError};
+pub use select::{Selected, select};

@@ -1,0 +1,146 @@
+//! Remembers verdicts in a JSON file under the user's cache directory.
+//!
+//! A verdict holds for one adapter, one driver, one binary and one setting of the variables that change how drivers behave; any change
+//! of these is a new key. The file is a convenience: unreadable or unwritable, the probe simply runs again.
+
+use crate::adapters::Adapter;
+use crate::child::FAULT_VARIABLE;
+use crate::probe::{ProbeOptions, ProbeReport};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::env;
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::time::UNIX_EPOCH;
+use std::{fs, io};
+
+/// Reports kept; the oldest binaries' go first.
+const KEPT: usize = 32;
+/// Variables under which the same driver is another driver.
+const VARIABLES: [&str; 3] = ["HSA_OVERRIDE_GFX_VERSION", "RADV_PERFTEST", FAULT_VARIABLE];
+
+/// `probe.json` in `$XDG_CACHE_HOME/bellows`, else `~/.cache/bellows`, else none.
+pub(crate) fn default_file() -> Option<PathBuf> {
+    let absolute = |name: &str| env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
+    let base = absolute("XDG_CACHE_HOME").or_else(|| absolute("HOME").map(|home| home.join(".cache")))?;
+    Some(base.join("bellows").join("probe.json"))
+}
+
+/// What a verdict holds for.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Key {
+    adapter: String,
+    pci: String,
+    id: (u32, u32),
+    binary: String,
+    variables: BTreeMap<String, String>,
+}
+
+impl Key {
+    pub(crate) fn of(adapter: &Adapter, options: &ProbeOptions) -> Self {
+        let value = |name: &str| -> Option<OsString> {
+            let given = options.env.iter().rev().find(|(key, _)| key == name).map(|(_, value)| value.clone());
+            given.or_else(|| env::var_os(name))
+        };
+        let variables = VARIABLES.iter().filter_map(|name| Some(((*name).to_owned(), value(name)?.to_string_lossy().into_owned())));
+        Self {
+            adapter: adapter.to_string(),
+            pci: adapter.pci.clone(),
+            id: adapter.id,
+            binary: binary_identity(options.exe.as_deref()),
+            variables: variables.collect(),
+        }
+    }
+}
+
+/// Version, length and time of change: a rebuilt binary is another one, and reading it whole would take longer than the probe.
+fn binary_identity(exe: Option<&Path>) -> String {
+    let exe = exe.map(Path::to_owned).or_else(|| env::current_exe().ok());
+    let stamp = exe.and_then(|exe| fs::metadata(exe).ok()).and_then(|meta| {
+        let changed = meta.modified().ok()?.duration_since(UNIX_EPOCH).ok()?;
+        Some(format!("{} bytes, {}", meta.len(), changed.as_nanos()))
+    });
+    format!("{} {}", env!("CARGO_PKG_VERSION"), stamp.unwrap_or_default())
+}
+
+#[derive(Serialize, Deserialize)]
+struct Entry {
+    key: Key,
+    report: ProbeReport,
+}
+
+fn entries(file: &Path) -> Vec<Entry> {
+    fs::read(file).ok().and_then(|bytes| serde_json::from_slice(&bytes).ok()).unwrap_or_default()
+}
+
+pub(crate) fn load(file: &Path, key: &Key) -> Option<ProbeReport> {
+    let entry = entries(file).into_iter().find(|entry| entry.key == *key)?;
+    Some(ProbeReport { cached: true, ..entry.report })
+}
+
+pub(crate) fn store(file: &Path, key: &Key, report: &ProbeReport) -> io::Result<()> {
+    let mut all = entries(file);
+    all.retain(|entry| entry.key != *key);
+    all.push(Entry { key: key.clone(), report: report.clone() });
+    let surplus = all.len().saturating_sub(KEPT);
+    all.drain(..surplus);
+    if let Some(folder) = file.parent() {
+        fs::create_dir_all(folder)?;
+    }
+    // Two trainings may start at once: each writes its own file and renames it, so a reader sees one or the other.
+    let partial = file.with_extension(format!("{}.partial", std::process::id()));
+    fs::write(&partial, serde_json::to_vec_pretty(&all)?)?;
+    fs::rename(&partial, file)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::adapters::{AdapterKind, tests::adapter};
+    use crate::probe::Verdict;
+
+    fn report(adapter: &Adapter) -> ProbeReport {
+        ProbeReport {
+            adapter: adapter.clone(),
+            verdict: Verdict::Pass,
+            stages: Vec::new(),
+            attempts: 1,
+            stderr: String::new(),
+            cached: false,
+        }
+    }
+
+    #[test]
+    fn a_verdict_holds_for_its_key_only() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("deep").join("probe.json");
+        let options = ProbeOptions::default();
+        let card = adapter(0, AdapterKind::Discrete, None);
+        let key = Key::of(&card, &options);
+        assert_eq!(load(&file, &key), None);
+        store(&file, &key, &report(&card)).unwrap();
+        assert!(load(&file, &key).unwrap().cached);
+
+        let newer = Adapter { driver: "test 1.1".into(), ..card.clone() };
+        let other_binary = ProbeOptions { exe: Some(file.clone()), ..options.clone() };
+        let overridden = ProbeOptions { env: vec![("HSA_OVERRIDE_GFX_VERSION".into(), "10.3.0".into())], ..options.clone() };
+        for changed in [Key::of(&newer, &options), Key::of(&card, &other_binary), Key::of(&card, &overridden)] {
+            assert_eq!(load(&file, &changed), None);
+        }
+    }
+
+    #[test]
+    fn a_damaged_file_is_an_empty_one_and_old_verdicts_go() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("probe.json");
+        fs::write(&file, "{ not json").unwrap();
+        let options = ProbeOptions::default();
+        for index in 0..=KEPT {
+            let card = adapter(index, AdapterKind::Discrete, None);
+            store(&file, &Key::of(&card, &options), &report(&card)).unwrap();
+        }
+        let find = |index| load(&file, &Key::of(&adapter(index, AdapterKind::Discrete, None), &options));
+        assert!(find(0).is_none() && find(1).is_some() && find(KEPT).is_some());
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
+    }
+}

@@ -1,0 +1,210 @@
+//! The probe's child process: does the stages one after the other and reports each as a line on standard output.
+//!
+//! Everything that touches a driver for the first time happens here, where a hang or a crash costs nothing. The child judges numbers
+//! only; time is the parent's. It ends when its standard input closes, so that it does not outlive a parent that was killed.
+
+use crate::adapters::{self, Adapter, AdapterKind, Backend};
+use crate::kernels::{CHECKS, compare};
+use crate::protocol::{Event, Stage};
+use burn::tensor::{Device, Tensor};
+use std::io::{self, Read, Write};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::Instant;
+
+/// The hidden subcommand of the binary that must call [`probe_child_main`].
+pub const PROBE_SUBCOMMAND: &str = "__probe";
+
+/// The environment variable that makes the child misbehave: `hang:<stage>`, `crash:<stage>` or `wrong:<stage>`. For tests only.
+pub(crate) const FAULT_VARIABLE: &str = "BELLOWS_PROBE_FAULT";
+
+/// What the child is asked to do; the words are the arguments after [`PROBE_SUBCOMMAND`].
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) enum Job {
+    /// List the adapters of a backend: `list=vulkan`.
+    List(Backend),
+    /// Do all stages on one adapter: `device=vulkan:0`.
+    Probe(Backend, usize),
+}
+
+impl Job {
+    pub(crate) fn to_arg(&self) -> String {
+        match self {
+            Self::List(backend) => format!("list={backend}"),
+            Self::Probe(backend, index) => format!("device={backend}:{index}"),
+        }
+    }
+
+    fn from_arg(arg: &str) -> Option<Self> {
+        if let Some(backend) = arg.strip_prefix("list=") {
+            return backend.parse().ok().map(Self::List);
+        }
+        let (backend, index) = arg.strip_prefix("device=")?.split_once(':')?;
+        Some(Self::Probe(backend.parse().ok()?, index.parse().ok()?))
+    }
+}
+
+/// What binaries run for [`PROBE_SUBCOMMAND`], given the arguments after it. Returns the exit code: 0 all stages passed, 1 one did not,
+/// 2 the arguments are not the parent's.
+///
+/// Writes its report to standard output, which is the channel to the parent process.
+pub fn probe_child_main(args: impl Iterator<Item = String>) -> i32 {
+    let args: Vec<String> = args.collect();
+    let [arg] = args.as_slice() else { return 2 };
+    let Some(job) = Job::from_arg(arg) else { return 2 };
+    let fault = match std::env::var(FAULT_VARIABLE).ok().map(|text| Fault::parse(&text)).transpose() {
+        Ok(fault) => fault,
+        Err(_) => return 2,
+    };
+    std::thread::spawn(end_with_parent);
+    let mut child = Child { fault };
+    let done = match job {
+        Job::List(backend) => child.enumerate(backend).map(|_| ()),
+        Job::Probe(backend, index) => child.probe(backend, index),
+    };
+    match done {
+        Ok(()) => {
+            send(&Event::Pass);
+            0
+        }
+        Err(Stopped) => 1,
+    }
+}
+
+fn end_with_parent() {
+    let mut sink = [0; 64];
+    while matches!(io::stdin().read(&mut sink), Ok(read) if read > 0) {}
+    std::process::exit(1);
+}
+
+/// A closed channel means there is no parent to tell; the standard input has closed too and ends the child.
+fn send(event: &Event) {
+    if let Ok(line) = serde_json::to_string(event) {
+        let mut out = io::stdout().lock();
+        let _ = writeln!(out, "{line}").and_then(|()| out.flush());
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum FaultKind {
+    Hang,
+    Crash,
+    Wrong,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Fault {
+    kind: FaultKind,
+    stage: Stage,
+}
+
+impl Fault {
+    fn parse(text: &str) -> Result<Self, String> {
+        let (kind, stage) = text.split_once(':').ok_or("no stage")?;
+        let kind = match kind {
+            "hang" => FaultKind::Hang,
+            "crash" => FaultKind::Crash,
+            "wrong" => FaultKind::Wrong,
+            _ => return Err(format!("unknown fault '{kind}'")),
+        };
+        Ok(Self { kind, stage: stage.parse()? })
+    }
+}
+
+/// A step failed and the parent has been told.
+struct Stopped;
+
+struct Child {
+    fault: Option<Fault>,
+}
+
+impl Child {
+    fn probe(&mut self, backend: Backend, index: usize) -> Result<(), Stopped> {
+        let adapters = self.enumerate(backend)?;
+        let device = self.open(&adapters, index)?;
+        let cpu = Device::flex();
+        let software = adapters[index].kind == AdapterKind::Software;
+        for check in CHECKS.iter().filter(|check| !(software && check.hardware_only)) {
+            let spoilt = self.has(FaultKind::Wrong, check.stage);
+            self.step(check.stage, check.name, || {
+                let mut gpu = (check.run)(&device);
+                if let (true, Some(first)) = (spoilt, gpu.first_mut()) {
+                    *first += 10.0;
+                }
+                compare(&gpu, &(check.run)(&cpu), check.tolerance).map(|error| ((), Some(error)))
+            })?;
+        }
+        Ok(())
+    }
+
+    fn enumerate(&mut self, backend: Backend) -> Result<Vec<Adapter>, Stopped> {
+        let adapters = self.step(Stage::Enumerate, "list adapters", || Ok((adapters::list(backend), None)))?;
+        send(&Event::Adapters { adapters: adapters.clone() });
+        Ok(adapters)
+    }
+
+    fn open(&mut self, adapters: &[Adapter], index: usize) -> Result<Device, Stopped> {
+        self.step(Stage::Adapter, "open, allocate", || {
+            let adapter = adapters.get(index).ok_or_else(|| format!("adapter {index} is gone"))?;
+            let device = adapters::open(adapter).map_err(|error| error.to_string())?;
+            let sum = Tensor::<1>::zeros([1024], &device).into_data().iter::<f32>().sum::<f32>();
+            if sum == 0.0 { Ok((device, None)) } else { Err(format!("1024 zeros add up to {sum}")) }
+        })
+    }
+
+    /// Runs one step between its two lines; a panic in it is a crash.
+    fn step<T>(&mut self, stage: Stage, name: &str, work: impl FnOnce() -> Result<(T, Option<f64>), String>) -> Result<T, Stopped> {
+        send(&Event::Begin { stage, step: name.into() });
+        if self.has(FaultKind::Hang, stage) {
+            loop {
+                std::thread::park();
+            }
+        }
+        if self.has(FaultKind::Crash, stage) {
+            std::process::abort();
+        }
+        let start = Instant::now();
+        let fail = |reason, crash| {
+            send(&Event::Fail { stage, step: name.into(), reason, crash });
+            Err(Stopped)
+        };
+        match catch_unwind(AssertUnwindSafe(work)) {
+            Ok(Ok((value, max_error))) => {
+                send(&Event::Done { stage, step: name.into(), seconds: start.elapsed().as_secs_f64(), max_error });
+                Ok(value)
+            }
+            Ok(Err(reason)) => fail(reason, false),
+            Err(panic) => fail(format!("panicked: {}", panic_text(&*panic)), true),
+        }
+    }
+
+    fn has(&self, kind: FaultKind, stage: Stage) -> bool {
+        self.fault == Some(Fault { kind, stage })
+    }
+}
+
+fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
+    let text = panic.downcast_ref::<String>().map(String::as_str).or_else(|| panic.downcast_ref::<&str>().copied());
+    text.unwrap_or("no message").lines().next().unwrap_or_default().chars().take(200).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn jobs_survive_the_command_line() {
+        for job in [Job::List(Backend::Vulkan), Job::Probe(Backend::Rocm, 3)] {
+            assert_eq!(Job::from_arg(&job.to_arg()), Some(job));
+        }
+        assert_eq!(Job::from_arg("device=flex:0"), None);
+        assert_eq!(probe_child_main(["vulkan".to_owned()].into_iter()), 2);
+        assert_eq!(probe_child_main(std::iter::empty()), 2);
+    }
+
+    #[test]
+    fn faults_name_kind_and_stage() {
+        assert_eq!(Fault::parse("hang:conv"), Ok(Fault { kind: FaultKind::Hang, stage: Stage::Conv }));
+        assert!(Fault::parse("hang:everything").is_err());
+        assert!(Fault::parse("slow:conv").is_err());
+    }
+}

@@ -1,0 +1,141 @@
+//! The report for a user whose GPU is not used, or not trusted: everything this crate looks at, on one page.
+
+use crate::adapters::{Adapter, Backend};
+use crate::facts::{self, Facts, Kfd};
+use crate::known_issues;
+use crate::probe::{self, ProbeOptions, ProbeReport, Verdict};
+use crate::select::{Selected, is_software, select};
+use crate::{DeviceError, DeviceRequest};
+use std::io::{self, Write};
+
+/// Writes adapters, drivers, memory, the variables that matter, known issues and the probe's stage table to `out`.
+///
+/// Probes the device `request` stands for, unless a verdict is remembered.
+///
+/// # Errors
+/// Only those of `out`: what fails on the machine is part of the report.
+pub fn doctor(request: &DeviceRequest, options: &ProbeOptions, out: &mut dyn Write) -> io::Result<()> {
+    writeln!(out, "CPU         {}", facts::cpu_name())?;
+    writeln!(out, "features    {}", facts::cpu_features().join(" "))?;
+    let adapters = write_adapters(options, out)?;
+    let facts = Facts { rocm: cfg!(feature = "rocm") || matches!(request, DeviceRequest::Rocm(_)), ..Facts::of_this_machine(&adapters) };
+    write_facts(&facts, out)?;
+    writeln!(out, "\nknown issues")?;
+    let issues = known_issues::sentences(&facts);
+    for issue in &issues {
+        writeln!(out, "  - {issue}")?;
+    }
+    if issues.is_empty() {
+        writeln!(out, "  none for this machine")?;
+    }
+    writeln!(out, "\n--device {request}")?;
+    match select(request, options) {
+        Ok(selected) => write_selected(&selected, out),
+        Err(error) => write_failed(request, &error, &adapters, options, out),
+    }
+}
+
+fn write_adapters(options: &ProbeOptions, out: &mut dyn Write) -> io::Result<Vec<Adapter>> {
+    let mut all = Vec::new();
+    for backend in Backend::GPUS {
+        if !backend.built() {
+            writeln!(out, "{:<11} not built in (--features {backend})", backend.name())?;
+            continue;
+        }
+        match probe::list(backend, options) {
+            Ok(adapters) if adapters.is_empty() => writeln!(out, "{:<11} no adapter found", backend.name())?,
+            Ok(adapters) => {
+                for adapter in &adapters {
+                    write_adapter(adapter, out)?;
+                }
+                all.extend(adapters);
+            }
+            Err(reason) => writeln!(out, "{:<11} listing failed: {reason}", backend.name())?,
+        }
+    }
+    Ok(all)
+}
+
+fn write_adapter(adapter: &Adapter, out: &mut dyn Write) -> io::Result<()> {
+    let device = format!("{}:{}", adapter.backend, adapter.index);
+    writeln!(out, "{device:<11} {} [{}]{}", adapter.name, adapter.kind, if is_software(adapter) { ", used only if named" } else { "" })?;
+    writeln!(out, "{:<11} driver {}", "", adapter.driver)?;
+    let gib = |bytes: u64| format!("{:.1} GiB", bytes as f64 / f64::from(1 << 30));
+    let memory = adapter.memory.map_or("unknown".to_owned(), gib);
+    let buffer = if adapter.max_buffer == 0 { "unknown".to_owned() } else { gib(adapter.max_buffer) };
+    let pci = if adapter.pci.is_empty() { "none" } else { &adapter.pci };
+    writeln!(out, "{:<11} memory {memory}, largest buffer {buffer}, PCI {pci} [{:04x}:{:04x}]", "", adapter.id.0, adapter.id.1)
+}
+
+fn write_facts(facts: &Facts, out: &mut dyn Write) -> io::Result<()> {
+    if !facts.gfx.is_empty() {
+        let names: Vec<String> = facts.gfx.iter().map(|v| format!("gfx{}{:x}{:x}", v / 10_000, v / 100 % 100, v % 100)).collect();
+        writeln!(out, "AMD GPUs    {}", names.join(" "))?;
+    }
+    let kfd = match facts.kfd {
+        Kfd::Missing => "missing",
+        Kfd::Denied => "no permission",
+        Kfd::Usable => "usable",
+    };
+    writeln!(out, "/dev/kfd    {kfd}")?;
+    writeln!(out, "ROCm        {}", facts.rocm_version.as_deref().unwrap_or("not found in /opt/rocm"))?;
+    writeln!(out, "\nenvironment")?;
+    for (name, value) in &facts.variables {
+        writeln!(out, "  {name}={value}")?;
+    }
+    if facts.variables.is_empty() {
+        writeln!(out, "  no variable set that changes how drivers behave")?;
+    }
+    Ok(())
+}
+
+fn write_selected(selected: &Selected, out: &mut dyn Write) -> io::Result<()> {
+    if let Some(report) = &selected.report {
+        write_report(report, out)?;
+    }
+    writeln!(out, "  trains on {} ({})", selected.name, selected.backend)?;
+    match &selected.fallback {
+        Some(reason) => writeln!(out, "  because {reason}"),
+        None => Ok(()),
+    }
+}
+
+/// A failed probe of a named device has just been remembered; without a file to remember it in, the sentence must do.
+fn write_failed(
+    request: &DeviceRequest,
+    error: &DeviceError,
+    adapters: &[Adapter],
+    options: &ProbeOptions,
+    out: &mut dyn Write,
+) -> io::Result<()> {
+    if let DeviceError::Probe { device, .. } = error
+        && let Some(adapter) = adapters.iter().find(|adapter| adapter.to_string() == *device)
+        && options.cache_file.is_some()
+    {
+        write_report(&probe::prove(adapter, &ProbeOptions { reprobe: false, ..options.clone() }), out)?;
+    }
+    writeln!(out, "  `--device {request}` fails: {error}")
+}
+
+/// The stage table.
+fn write_report(report: &ProbeReport, out: &mut dyn Write) -> io::Result<()> {
+    writeln!(out, "  probe of {}{}", report.adapter, if report.cached { ", remembered (--reprobe does it again)" } else { "" })?;
+    writeln!(out, "  {:<10} {:>5} {:>9} {:>10}", "stage", "steps", "seconds", "max error")?;
+    for stage in &report.stages {
+        let error = stage.max_error.map_or("-".to_owned(), |error| format!("{error:.1e}"));
+        writeln!(out, "  {:<10} {:>5} {:>9.2} {error:>10}", stage.stage, stage.steps, stage.seconds)?;
+    }
+    match &report.verdict {
+        Verdict::Pass if report.attempts > 1 => writeln!(out, "  passed at the second attempt, the first one crashed"),
+        Verdict::Pass => {
+            writeln!(out, "  passed (errors are relative to the CPU's largest number, {:.0e} is allowed)", crate::kernels::TOLERANCE)
+        }
+        Verdict::Fail { stage, reason } => {
+            writeln!(out, "  FAILED at {stage}: {reason}")?;
+            for line in report.stderr.lines().rev().take(10).collect::<Vec<_>>().into_iter().rev() {
+                writeln!(out, "    {line}")?;
+            }
+            Ok(())
+        }
+    }
+}

@@ -1,0 +1,183 @@
+//! What is known about some cards and settings, as a pure function from facts to sentences; and what a crash message means.
+//!
+//! Each entry stands on public reports, named beside it. Where the reports disagree the sentence says "reported", not "is".
+
+use crate::facts::{Facts, Kfd};
+
+/// The HIP version `cubecl-hip-sys` in the lock file was generated from.
+const LINKED_HIP: &str = "7.14";
+
+/// One sentence for each known issue that `facts` match.
+pub(crate) fn sentences(facts: &Facts) -> Vec<String> {
+    ISSUES.iter().filter_map(|issue| issue(facts)).collect()
+}
+
+type Issue = fn(&Facts) -> Option<String>;
+
+const ISSUES: [Issue; 8] = [rdna1, rdna1_override, rdna2_override, rocm_version, miopen, kfd, reset, software];
+
+fn say(when: bool, sentence: &str) -> Option<String> {
+    when.then(|| sentence.to_owned())
+}
+
+const OVERRIDE: &str = "HSA_OVERRIDE_GFX_VERSION";
+
+/// ROCm#2527, rocm_sdk_builder#98, llama.cpp#15846, #10710.
+fn rdna1(facts: &Facts) -> Option<String> {
+    say(
+        facts.has_rdna1(),
+        "RDNA1 card (gfx101x): ROCm does not support it and hangs are reported; `auto` tries Vulkan, ROCm only with `--device rocm`. \
+         Wrong numbers are reported on Vulkan too, which is what the probe looks for.",
+    )
+}
+
+/// ROCm#887.
+fn rdna1_override(facts: &Facts) -> Option<String> {
+    let value = facts.variables.get(OVERRIDE)?;
+    let crashing = facts.has_rdna1() && value.starts_with("10.3");
+    crashing.then(|| format!("{OVERRIDE}={value} on RDNA1 is known to crash the RX 5700: unset it (10.1.0 is what others use)."))
+}
+
+/// cubecl-hip's README; ollama#12111, MIOpen#3540 for the danger.
+fn rdna2_override(facts: &Facts) -> Option<String> {
+    let needs = facts.gfx.iter().find(|version| (100_301..=100_306).contains(*version))?;
+    let gfx = format!("gfx103{:x}", needs % 100);
+    match facts.variables.get(OVERRIDE) {
+        None if facts.rocm => Some(format!(
+            "{gfx} with ROCm: CubeCL asks for {OVERRIDE}=10.3.0 on RDNA2 cards; with some ROCm releases (6.4.3) that setting is \
+             reported to crash. Vulkan needs no override."
+        )),
+        Some(value) if facts.rocm => {
+            Some(format!("{gfx} is run as {value} ({OVERRIDE}): needed by CubeCL, reported to crash with ROCm 6.4.3."))
+        }
+        _ => None,
+    }
+}
+
+/// burn-rocm pins the HIP it was generated from.
+fn rocm_version(facts: &Facts) -> Option<String> {
+    let found = facts.rocm_version.as_ref().filter(|_| facts.rocm)?;
+    let same =
+        found == LINKED_HIP || found.strip_prefix(LINKED_HIP).is_some_and(|rest| !rest.starts_with(|next: char| next.is_ascii_digit()));
+    (!same).then(|| format!("ROCm backend built for HIP {LINKED_HIP}, found ROCm {found}: structures may not match."))
+}
+
+fn miopen(facts: &Facts) -> Option<String> {
+    let names: Vec<&str> = facts.variables.keys().map(String::as_str).filter(|name| name.starts_with("MIOPEN_")).collect();
+    (!names.is_empty()).then(|| format!("{}: ignored, no backend of this program uses MIOpen.", names.join(", ")))
+}
+
+fn kfd(facts: &Facts) -> Option<String> {
+    match facts.kfd {
+        Kfd::Denied => say(
+            true,
+            "no permission for /dev/kfd: run `sudo usermod -aG render,video $USER`, log out and in again \
+             (in a container: --device=/dev/kfd --device=/dev/dri --group-add render).",
+        ),
+        Kfd::Missing => say(
+            facts.rocm,
+            "/dev/kfd is missing: load amdgpu (`sudo modprobe amdgpu`), or in a container pass --device=/dev/kfd --device=/dev/dri.",
+        ),
+        Kfd::Usable => None,
+    }
+}
+
+fn reset(facts: &Facts) -> Option<String> {
+    say(facts.gpu_reset, "the kernel's log tells of a GPU reset since boot: if the probe fails, reboot before judging the card.")
+}
+
+/// burn#4211 and this project's own runs on Mesa 22.3.
+fn software(facts: &Facts) -> Option<String> {
+    say(
+        facts.names.iter().any(|name| name.contains("llvmpipe")),
+        "llvmpipe is software Vulkan; Mesa 22.3's crashes in tuned matrix products. The cpu device is faster.",
+    )
+}
+
+/// What is known of a crash by what the driver wrote, most specific first: ROCm's strings, Vulkan's, then the kernel's.
+const CRASHES: &[(&str, &str)] = &[
+    (
+        "MEMORY_APERTURE_VIOLATION",
+        "the GPU touched memory it does not own (MEMORY_APERTURE_VIOLATION), a fault reported on RDNA2 with ROCm",
+    ),
+    ("Memory access fault", "the GPU touched memory it does not own (memory access fault)"),
+    ("Module not initialized", "HIP lost a compiled kernel (Module not initialized), a fault reported with ROCm 6.4"),
+    ("invalid device function", "the ROCm or CUDA libraries hold no code for this GPU (invalid device function)"),
+    ("HIP_ERROR_NoBinaryForGpu", "the ROCm libraries hold no code for this GPU"),
+    ("DeviceLost", "the driver lost the device, which is what a GPU reset looks like"),
+    ("ERROR_DEVICE_LOST", "the driver lost the device, which is what a GPU reset looks like"),
+    ("device lost", "the driver lost the device, which is what a GPU reset looks like"),
+    ("Device is lost", "the driver lost the device, which is what a GPU reset looks like"),
+    ("OUT_OF_DEVICE_MEMORY", "the GPU ran out of memory"),
+];
+
+/// One sentence for a child that died: what the driver's own words are known to mean, and how it ended.
+pub(crate) fn crash_sentence(stderr: &str, cause: &str) -> String {
+    let haystack = stderr.to_lowercase();
+    let known = CRASHES.iter().find(|(needle, _)| haystack.contains(&needle.to_lowercase()) || cause.contains(needle));
+    known.map_or_else(|| cause.to_owned(), |(_, sentence)| format!("{sentence}; {cause}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn facts(gfx: u32, variables: &[(&str, &str)]) -> Facts {
+        let variables = variables.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
+        Facts { gfx: vec![gfx], variables, kfd: Kfd::Usable, rocm: true, ..Facts::default() }
+    }
+
+    #[test]
+    fn nothing_is_said_without_reason() {
+        assert_eq!(sentences(&Facts::default()), Vec::<String>::new());
+        assert_eq!(sentences(&facts(110_000, &[])), Vec::<String>::new());
+    }
+
+    #[test]
+    fn rdna1_is_known_by_topology_and_by_name() {
+        assert!(sentences(&facts(100_100, &[]))[0].contains("RDNA1"));
+        let named = Facts { names: vec!["AMD Radeon RX 5700 XT (RADV NAVI10)".into()], ..Facts::default() };
+        assert!(sentences(&named)[0].contains("RDNA1"));
+        let said = sentences(&facts(100_102, &[(OVERRIDE, "10.3.0")]));
+        assert!(said.len() == 2 && said[1].contains("known to crash the RX 5700"), "{said:?}");
+        assert_eq!(sentences(&facts(100_100, &[(OVERRIDE, "10.1.0")])).len(), 1);
+    }
+
+    #[test]
+    fn rdna2_is_told_of_the_override() {
+        assert!(sentences(&facts(100_301, &[]))[0].starts_with("gfx1031 with ROCm: CubeCL asks for HSA_OVERRIDE_GFX_VERSION=10.3.0"));
+        assert!(sentences(&facts(100_302, &[(OVERRIDE, "10.3.0")]))[0].contains("gfx1032 is run as 10.3.0"));
+        assert_eq!(sentences(&facts(100_300, &[])), Vec::<String>::new());
+        assert_eq!(sentences(&Facts { rocm: false, ..facts(100_301, &[]) }), Vec::<String>::new());
+    }
+
+    #[test]
+    fn settings_and_permissions_are_judged() {
+        assert!(sentences(&facts(0, &[("MIOPEN_DEBUG_CONV_GEMM", "0")]))[0].starts_with("MIOPEN_DEBUG_CONV_GEMM: ignored"));
+        assert!(sentences(&Facts { kfd: Kfd::Denied, ..Facts::default() })[0].contains("usermod -aG render,video"));
+        assert!(sentences(&Facts { kfd: Kfd::Missing, rocm: true, ..Facts::default() })[0].contains("modprobe amdgpu"));
+        assert!(sentences(&Facts { gpu_reset: true, ..Facts::default() })[0].contains("reboot"));
+        assert!(sentences(&Facts { names: vec!["llvmpipe (LLVM 15.0.6)".into()], ..Facts::default() })[0].contains("software Vulkan"));
+        let version = |found: &str| sentences(&Facts { rocm_version: Some(found.into()), ..facts(110_000, &[]) });
+        assert!(version("6.2.2-116")[0].contains("built for HIP 7.14, found ROCm 6.2.2-116"));
+        assert_eq!(version(&format!("{LINKED_HIP}.1")), Vec::<String>::new());
+        assert_eq!(version("7.140").len(), 1);
+    }
+
+    #[test]
+    fn crashes_are_translated_and_the_rest_is_kept() {
+        let fault = "Memory access fault by GPU node-1 on address 0x7f. Reason: Page not present.";
+        assert_eq!(crash_sentence(fault, "SIGABRT"), "the GPU touched memory it does not own (memory access fault); SIGABRT");
+        assert!(crash_sentence("HSA_STATUS_ERROR_MEMORY_APERTURE_VIOLATION: ...", "x").contains("RDNA2"));
+        assert!(crash_sentence("", "panicked: Device is lost").starts_with("the driver lost the device"));
+        assert_eq!(crash_sentence("nothing of note", "the driver crashed (SIGSEGV)"), "the driver crashed (SIGSEGV)");
+    }
+
+    /// The number in the sentence is the one in the lock file.
+    #[test]
+    fn linked_hip_is_the_locked_one() {
+        let lock = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../Cargo.lock")).unwrap();
+        let after = lock.split_once("name = \"cubecl-hip-sys\"\nversion = \"").unwrap().1;
+        assert!(after.starts_with(&format!("{LINKED_HIP}.")), "{}", &after[..20]);
+    }
+}

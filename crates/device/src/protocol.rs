@@ -1,0 +1,102 @@
+//! The words between the probe's child process and its parent: one JSON object a line on the child's standard output.
+//!
+//! Drivers print to standard output too, sometimes without a line break, so the parent looks for the object inside the line and
+//! ignores all else. A `begin` comes before each step: after a silence the parent knows what hung.
+
+use crate::adapters::Adapter;
+use serde::{Deserialize, Serialize};
+use std::{fmt, str::FromStr};
+
+/// The stages of the probe, in order. Each relies on the ones before it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Stage {
+    /// List the adapters.
+    Enumerate,
+    /// Open the adapter, allocate a little.
+    Adapter,
+    /// Upload 1 MiB and read the same bits back.
+    Upload,
+    /// Matrix products, one of odd shape, against the CPU.
+    Matmul,
+    /// Convolutions of YOLOv8n's kinds and both their gradients, against the CPU.
+    Conv,
+    /// Three steps of SGD on a toy network, against the CPU.
+    Train,
+}
+
+impl Stage {
+    /// All stages in the order they run.
+    pub const ALL: [Self; 6] = [Self::Enumerate, Self::Adapter, Self::Upload, Self::Matmul, Self::Conv, Self::Train];
+
+    /// Whether the stage compiles kernels that no earlier stage has compiled.
+    pub(crate) fn compiles(self) -> bool {
+        self >= Self::Matmul
+    }
+}
+
+impl fmt::Display for Stage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Enumerate => "enumerate",
+            Self::Adapter => "adapter",
+            Self::Upload => "upload",
+            Self::Matmul => "matmul",
+            Self::Conv => "conv",
+            Self::Train => "train",
+        })
+    }
+}
+
+impl FromStr for Stage {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        Self::ALL.into_iter().find(|stage| stage.to_string() == text).ok_or_else(|| format!("unknown probe stage '{text}'"))
+    }
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "event", rename_all = "lowercase")]
+pub(crate) enum Event {
+    /// The step is about to start.
+    Begin { stage: Stage, step: String },
+    /// The adapters found by the enumerate stage.
+    Adapters { adapters: Vec<Adapter> },
+    /// The step ended well. `max_error` is relative to the largest magnitude of the CPU's result.
+    Done { stage: Stage, step: String, seconds: f64, max_error: Option<f64> },
+    /// The step ended badly, the child stops. `crash`: it is worth a second try, which wrong numbers are not.
+    Fail { stage: Stage, step: String, reason: String, crash: bool },
+    /// Every step ended well.
+    Pass,
+}
+
+impl Event {
+    /// The event in a line of output, if there is one.
+    pub(crate) fn find(line: &str) -> Option<Self> {
+        serde_json::from_str(&line[line.find(r#"{"event":"#)?..]).ok()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn events_are_found_behind_a_drivers_chatter() {
+        let event = Event::Begin { stage: Stage::Conv, step: "3x3 s2".into() };
+        let line = serde_json::to_string(&event).unwrap();
+        assert_eq!(Event::find(&line), Some(event.clone()));
+        assert_eq!(Event::find(&format!("MESA: warning: {{x}} {line}")), Some(event));
+        assert_eq!(Event::find("UNREACHABLE: TypePointer"), None);
+        assert_eq!(Event::find(r#"{"event":"unheard of"}"#), None);
+    }
+
+    #[test]
+    fn stages_have_one_name() {
+        for stage in Stage::ALL {
+            assert_eq!(stage.to_string().parse(), Ok(stage));
+            assert_eq!(serde_json::to_string(&stage).unwrap(), format!("\"{stage}\""));
+        }
+    }
+}

@@ -1,0 +1,151 @@
+//! From a request to a device: `auto` takes the first GPU that proves itself and else the CPU with the reason; a named device is
+//! proved too, and fails rather than becoming another one.
+
+use crate::adapters::{self, Adapter, AdapterKind, Backend, best_hardware};
+use crate::facts::{self, Facts};
+use crate::probe::{self, ProbeOptions, ProbeReport, Verdict};
+use crate::{DeviceError, DeviceRequest};
+use burn::tensor::Device;
+
+/// The device to train on.
+#[derive(Debug)]
+pub struct Selected {
+    /// The Burn device, without autodiff.
+    pub device: Device,
+    /// `flex` (the CPU), `vulkan`, `cuda`, `rocm`, `metal` or `webgpu`.
+    pub backend: &'static str,
+    /// The adapter and its driver, or the CPU's model and number of threads.
+    pub name: String,
+    /// Why `auto` gave the CPU; `None` for anything else.
+    pub fallback: Option<String>,
+    /// What the probe found; `None` if none ran.
+    pub report: Option<ProbeReport>,
+}
+
+/// Chooses the device for `request` and proves it.
+///
+/// The first probe of a GPU takes up to a minute; its verdict is remembered.
+///
+/// # Errors
+/// For a named device that is absent, unproven, software without being named by its index, or not in this binary. Never for `auto`
+/// and `cpu`.
+pub fn select(request: &DeviceRequest, options: &ProbeOptions) -> Result<Selected, DeviceError> {
+    let selected = match *request {
+        DeviceRequest::Auto => auto(options),
+        DeviceRequest::Cpu => cpu(None, None),
+        DeviceRequest::Vulkan(index) => named(Backend::Vulkan, index, options)?,
+        DeviceRequest::Cuda(index) => named(Backend::Cuda, index, options)?,
+        DeviceRequest::Rocm(index) => named(Backend::Rocm, index, options)?,
+        DeviceRequest::Metal => named(Backend::Metal, None, options)?,
+        DeviceRequest::WebGpu => named(Backend::WebGpu, None, options)?,
+    };
+    match &selected.fallback {
+        Some(reason) => tracing::warn!("device: CPU: {reason}"),
+        None => tracing::info!("device: {} on {}", selected.name, selected.backend),
+    }
+    Ok(selected)
+}
+
+fn cpu(fallback: Option<String>, report: Option<ProbeReport>) -> Selected {
+    Selected { device: Device::flex(), backend: Backend::Flex.name(), name: facts::cpu_name(), fallback, report }
+}
+
+fn auto(options: &ProbeOptions) -> Selected {
+    let mut reasons = Vec::new();
+    let mut report = None;
+    for backend in Backend::GPUS.into_iter().filter(|backend| backend.built()) {
+        if backend == Backend::Rocm && Facts::of_this_machine(&[]).has_rdna1() {
+            reasons.push("rocm is not tried on RDNA1 unless named: ROCm does not support it, hangs are reported".to_owned());
+            continue;
+        }
+        match attempt(backend, None, options) {
+            Ok(selected) => return selected,
+            Err((error, failed)) => {
+                reasons.push(error.to_string());
+                report = failed.or(report);
+            }
+        }
+    }
+    cpu(Some(reasons.join("; ")), report)
+}
+
+fn named(backend: Backend, index: Option<usize>, options: &ProbeOptions) -> Result<Selected, DeviceError> {
+    attempt(backend, index, options).map_err(|(error, _)| error)
+}
+
+/// A proven device of `backend`, or why not, with the probe's report if it came to that.
+fn attempt(backend: Backend, index: Option<usize>, options: &ProbeOptions) -> Result<Selected, (DeviceError, Option<ProbeReport>)> {
+    let adapter = find(backend, index, options).map_err(|error| (error, None))?;
+    let device = adapters::open(&adapter).map_err(|error| (error, None))?;
+    let report = probe::prove(&adapter, options);
+    match report.verdict.clone() {
+        Verdict::Pass => {
+            let name = format!("{}, {}", adapter.name, adapter.driver);
+            Ok(Selected { device, backend: backend.name(), name, fallback: None, report: Some(report) })
+        }
+        Verdict::Fail { stage, mut reason } => {
+            if report.cached {
+                reason.push_str(" (found by an earlier run; --reprobe tries again)");
+            }
+            Err((DeviceError::Probe { device: adapter.to_string(), stage, reason }, Some(report)))
+        }
+    }
+}
+
+/// The adapter meant by `backend[:index]`. A software adapter is meant only by its index.
+fn find(backend: Backend, index: Option<usize>, options: &ProbeOptions) -> Result<Adapter, DeviceError> {
+    if !backend.built() {
+        return Err(DeviceError::NotBuilt { backend });
+    }
+    let adapters = probe::list(backend, options).map_err(|reason| DeviceError::Enumerate { backend, reason })?;
+    choose(backend, index, &adapters, options.software).cloned()
+}
+
+fn choose(backend: Backend, index: Option<usize>, adapters: &[Adapter], software: bool) -> Result<&Adapter, DeviceError> {
+    if adapters.is_empty() {
+        return Err(DeviceError::NoAdapter { backend });
+    }
+    let found = || adapters.iter().map(|adapter| format!("{adapter}")).collect::<Vec<_>>().join(", ");
+    match index {
+        Some(index) => adapters.get(index).ok_or_else(|| DeviceError::NoSuchAdapter { backend, index, found: found() }),
+        None => best_hardware(adapters)
+            .or(adapters.first().filter(|_| software))
+            .ok_or_else(|| DeviceError::SoftwareOnly { backend, found: found() }),
+    }
+}
+
+/// Whether an adapter is a program on the CPU, for those who print a list.
+pub(crate) fn is_software(adapter: &Adapter) -> bool {
+    adapter.kind == AdapterKind::Software
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::adapters::tests::adapter;
+
+    #[test]
+    fn software_is_chosen_by_its_index_only() {
+        let list = [adapter(0, AdapterKind::Software, None)];
+        let refused = choose(Backend::Vulkan, None, &list, false).unwrap_err();
+        assert!(refused.to_string().contains("only software adapters (vulkan:0 (card 0, test 1.0))"), "{refused}");
+        assert_eq!(choose(Backend::Vulkan, Some(0), &list, false).unwrap().index, 0);
+        let absent = choose(Backend::Vulkan, Some(1), &list, false).unwrap_err();
+        assert!(absent.to_string().contains("vulkan:1 does not exist; found: vulkan:0"), "{absent}");
+        assert_eq!(choose(Backend::Vulkan, None, &[], false), Err(DeviceError::NoAdapter { backend: Backend::Vulkan }));
+    }
+
+    #[test]
+    fn the_cpu_needs_no_probe() {
+        let selected = select(&DeviceRequest::Cpu, &ProbeOptions::default()).unwrap();
+        assert_eq!((selected.backend, selected.fallback, selected.report), ("flex", None, None));
+        assert!(selected.name.contains("threads"), "{}", selected.name);
+    }
+
+    #[test]
+    #[cfg(not(feature = "cuda"))]
+    fn a_backend_that_is_not_built_in_says_how_to_get_it() {
+        let error = select(&DeviceRequest::Cuda(None), &ProbeOptions::default()).unwrap_err();
+        assert!(error.to_string().contains("--features cuda"), "{error}");
+    }
+}

@@ -163,6 +163,15 @@ mod tests {
     }
 
     #[test]
+    fn a_truth_of_the_right_size_goes_before_a_better_fitting_one_of_another() {
+        let [small, medium] = [[0.0, 0.0, 30.0, 30.0], [0.0, 0.0, 33.0, 33.0]];
+        let mut e = CocoEvaluator::new(1);
+        e.add_image(&[Detection { xyxy: medium, score: 0.9, class: 0 }], &[medium, small].map(|xyxy| GroundTruth { class: 0, xyxy }));
+        let ap = e.metrics().small.unwrap();
+        assert!((ap - 0.7).abs() < 1e-9, "IoU with the small one is .826: found at seven thresholds of ten, {ap}");
+    }
+
+    #[test]
     fn a_loser_falls_back_to_the_next_free_truth() {
         let truths = [[0.0, 0.0, 10.0, 10.0], [0.0, 3.0, 10.0, 13.0]].map(|xyxy| GroundTruth { class: 0, xyxy });
         let both = Detection { xyxy: [0.0, 0.0, 10.0, 11.0], score: 0.9, class: 0 };

@@ -7,15 +7,20 @@ use serde::{Deserialize, Serialize};
 /// One ground-truth object: class index and `xywh` normalised to the image (0..1).
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Label {
+    /// Class index, from 0.
     pub class: u32,
+    /// Centre x, centre y, width, height over the image's size.
     pub xywh: [f32; 4],
 }
 
 /// One predicted object: `xyxy` in pixels of the network's input, confidence in 0..1, class index.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Detection {
+    /// Two corners, in pixels.
     pub xyxy: [f32; 4],
+    /// Confidence.
     pub score: f32,
+    /// Class index, from 0.
     pub class: u32,
 }
 

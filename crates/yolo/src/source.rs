@@ -6,7 +6,6 @@ use std::sync::Arc;
 
 use bellows_weights::Weights;
 use burn::data::dataset::Dataset;
-use burn::module::Module;
 use burn::tensor::Device;
 use sha2::{Digest, Sha256};
 
@@ -142,7 +141,7 @@ pub(crate) fn model(config: &TrainConfig, nc: usize, channels: usize, device: &D
     );
     let frozen: Vec<usize> = (0..model.model.len()).filter(|&i| config.freeze.covers(i)).collect();
     if !frozen.is_empty() {
-        model.model = model.model.into_iter().enumerate().map(|(i, layer)| if frozen.contains(&i) { layer.freeze() } else { layer }).collect();
+        model = model.freeze_layers(&frozen);
         header.push(format!("Freezing layers {frozen:?}"));
     }
     Ok(Start { model, header })

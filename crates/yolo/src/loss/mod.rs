@@ -14,8 +14,8 @@ use burn::tensor::activation::{log_sigmoid, softmax};
 use burn::tensor::{Device, Int, Tensor, TensorData};
 
 use crate::boxes::Label;
-use crate::model::names::to_host;
 use crate::model::head::{Anchors, REG_MAX, STRIDES, decode_corners, flatten};
+use crate::model::names::to_host;
 use assigner::{Foreground, GroundTruth, assign};
 
 /// The loss and its weights.

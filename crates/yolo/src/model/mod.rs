@@ -119,7 +119,6 @@ impl YoloConfig {
 
 /// One numbered layer.
 #[derive(Module, Debug)]
-#[expect(clippy::large_enum_variant, reason = "23 of them exist; boxing would add a step to every access")]
 pub enum Layer {
     /// Convolution block.
     Conv(Conv),
@@ -166,6 +165,13 @@ impl Yolo {
         self.sppf_act
     }
 
+    /// Freezes whole layers by their number: no gradient, and normalisation by the running statistics.
+    pub fn freeze_layers(mut self, layers: &[usize]) -> Self {
+        let frozen = |(i, layer): (usize, Layer)| if layers.contains(&i) { layer.freeze() } else { layer };
+        self.model = self.model.into_iter().enumerate().map(frozen).collect();
+        self
+    }
+
     /// Raw head outputs `[B, 64 + nc, H/s, W/s]` for s = 8, 16, 32, of images `[B, C, H, W]` in 0..1.
     ///
     /// On an autodiff device the batch normalisation trains; on a plain one the model infers.
@@ -197,5 +203,45 @@ impl Yolo {
     /// Boxes `xywh` in pixels and class scores in 0..1, `[B, 4 + nc, A]`, of raw outputs.
     pub fn decode(&self, feats: &[Tensor<4>; 3]) -> Tensor<3> {
         head::decode(feats)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::names::{to_host, to_tensors};
+    use super::*;
+
+    fn image(device: &Device) -> Tensor<4> {
+        Tensor::<1, burn::tensor::Int>::arange(0..3 * 32 * 64, device).float().reshape([1, 3, 32, 64]).div_scalar(6144.0)
+    }
+
+    #[test]
+    fn frozen_layers_keep_their_statistics_and_get_no_gradient() {
+        let device = Device::flex().autodiff();
+        let model = YoloConfig::new(2).init(0, &device).freeze_layers(&[0, 2]);
+        let before = to_tensors(&model, 0);
+        let [p3, ..] = model.forward(image(&device));
+        let grads = p3.sum().backward();
+        let after = to_tensors(&model, 0);
+        for (name, moves) in [("model.0", false), ("model.1", true), ("model.2.cv1", false), ("model.3", true)] {
+            let key = format!("{name}.bn.running_mean");
+            assert_eq!(before[&key] != after[&key], moves, "{key}");
+        }
+        let grad = |i: usize| match &model.model[i] {
+            Layer::Conv(m) => m.conv.weight.val().grad(&grads).is_some(),
+            other => panic!("{other}"),
+        };
+        assert_eq!([grad(0), grad(1), grad(3)], [false, true, true]);
+    }
+
+    #[test]
+    fn a_pyramid_without_activation_is_another_model() {
+        let device = Device::flex().autodiff();
+        let run = |sppf_act| {
+            let [.., p5] = YoloConfig { sppf_act, ..YoloConfig::new(2) }.init(0, &device).forward(image(&device));
+            to_host(p5)
+        };
+        assert_eq!(run(true).len(), (64 + 2) * 2);
+        assert_ne!(run(true), run(false));
     }
 }

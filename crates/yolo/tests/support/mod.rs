@@ -1,7 +1,5 @@
 //! Reading reference tensors, repeating their formulas, and a ten-line optimizer: shared by the parity tests.
 
-#![allow(dead_code, unreachable_pub, reason = "each test binary uses its part")]
-
 use std::collections::BTreeMap;
 use std::path::Path;
 

@@ -20,7 +20,20 @@ const MAX_BYTES: u64 = 1 << 20;
 const KNOWN: [&str; 11] = ["path", "train", "val", "validation", "test", "names", "nc", "channels", "download", "sample", "settings"];
 /// Keys of other tasks or of the curious: read by nobody here, and no mistake.
 const IGNORED: [&str; 15] = [
-    "minival", "kpt_shape", "flip_idx", "kpt_names", "author", "date", "description", "homepage", "license", "source", "task", "url", "version", "roboflow",
+    "minival",
+    "kpt_shape",
+    "flip_idx",
+    "kpt_names",
+    "author",
+    "date",
+    "description",
+    "homepage",
+    "license",
+    "source",
+    "task",
+    "url",
+    "version",
+    "roboflow",
     "yaml_file",
 ];
 
@@ -211,7 +224,9 @@ fn names(document: &Document, yaml: &Path) -> Result<Vec<String>, DataError> {
     };
     let at = |reason: String| fault(yaml, line(v), reason);
     let names = match &v.value {
-        Value::Array(items) => items.iter().map(scalar).collect::<Option<Vec<_>>>().ok_or_else(|| at("`names` must hold text only".into()))?,
+        Value::Array(items) => {
+            items.iter().map(scalar).collect::<Option<Vec<_>>>().ok_or_else(|| at("`names` must hold text only".into()))?
+        }
         Value::Object(map) => {
             let mut names: Vec<Option<String>> = vec![None; map.len()];
             for (key, name) in map {

@@ -217,7 +217,7 @@ mod tests {
                 "{class} {w}x{h}"
             );
         }
-        // Boxes hold something: their pixels differ from the same place in the empty scene of the same camera more than noise does.
+        // Neither flat nor burnt out.
         let (contrast, means): (Vec<f32>, Vec<f32>) = frames
             .iter()
             .map(|(p, _)| {

@@ -112,12 +112,12 @@ fn background(spec: &SampleSpec, s: &Season, draw: &mut Draw) -> Canvas {
             canvas.value[y * spec.width as usize + x] = value;
         }
     }
-    scenery(&mut canvas, s, w, h, horizon);
+    scenery(&mut canvas, s, w, h);
     canvas
 }
 
 /// Buildings with windows, a quay with water behind it, kerbs and a crossing: the same in every frame.
-fn scenery(canvas: &mut Canvas, s: &Season, w: f32, h: f32, horizon: f32) {
+fn scenery(canvas: &mut Canvas, s: &Season, w: f32, h: f32) {
     let block = |x1: f32, y1: f32, x2: f32, y2: f32| Shape::Block {
         at: [(x1 + x2) / 2.0 * w, (y1 + y2) / 2.0 * h],
         half: [(x2 - x1) / 2.0 * w, (y2 - y1) / 2.0 * h],
@@ -132,7 +132,7 @@ fn scenery(canvas: &mut Canvas, s: &Season, w: f32, h: f32, horizon: f32) {
             for row in 0..rows {
                 let (x, y) =
                     (x1 + (column as f32 + 0.3) * (x2 - x1) / columns as f32, top + (row as f32 + 0.3) * (bottom - top) / rows as f32);
-                let lit = (column * 7 + row * 3 + x1.to_bits() as usize) % 5 == 0;
+                let lit = (column * 7 + row * 3 + x1.to_bits() as usize).is_multiple_of(5);
                 canvas.paint(&block(x, y, x + 0.012, y + 0.018), s.wall + warmth + if lit { 3.0 } else { -2.5 }, 0.9, 0);
             }
         }
@@ -153,7 +153,6 @@ fn scenery(canvas: &mut Canvas, s: &Season, w: f32, h: f32, horizon: f32) {
         canvas.paint(&Shape::Capsule { from: [x * w, 0.5 * h], to: [(x + 0.05) * w, 0.64 * h], radius: 0.005 * w }, s.ground - 1.0, 0.6, 0);
     }
     canvas.paint(&block(-0.02, HORIZON + 0.085, 0.4, HORIZON + 0.095), s.ground + 2.0, 0.6, 0);
-    let _ = horizon;
 }
 
 /// Lamp posts, a hedge, a container: they hide what passes behind them.

@@ -158,7 +158,7 @@ fn fault(yaml: &Path, line: Option<u64>, reason: String) -> DataError {
 }
 
 fn line<T>(value: &Spanned<T>) -> Option<u64> {
-    Some(value.defined.line() as u64).filter(|&l| l > 0)
+    Some(value.defined.line()).filter(|&l| l > 0)
 }
 
 /// "unknown key `x`", with the closest known one if any is near.
@@ -176,7 +176,7 @@ fn read(text: &str, yaml: &Path) -> Result<Document, DataError> {
         strict_booleans: true
     };
     serde_saphyr::from_str_with_options(text, options).map_err(|e| {
-        let place = e.location().map(|l| l.line() as u64).filter(|&l| l > 0);
+        let place = e.location().map(|l| l.line()).filter(|&l| l > 0);
         fault(yaml, place, e.without_snippet().to_string())
     })
 }

@@ -119,9 +119,18 @@ pub fn rect_batches(sizes: &[Size], batch: usize, imgsz: u32, stride: u32, margi
     let side = |part: f64| (part * f64::from(imgsz) / f64::from(stride) + margin).ceil() as u32 * stride;
     let rectangle = |indices: &[usize]| {
         let (flattest, tallest) = (aspect(indices[0]), aspect(indices[indices.len() - 1]));
-        let (w, h) = if tallest < 1.0 { (1.0, tallest) } else if flattest > 1.0 { (1.0 / flattest, 1.0) } else { (1.0, 1.0) };
+        let (w, h) = if tallest < 1.0 {
+            (1.0, tallest)
+        } else if flattest > 1.0 {
+            (1.0 / flattest, 1.0)
+        } else {
+            (1.0, 1.0)
+        };
         // Rounding up of the fitted sides must not overflow the rectangle by a pixel when there is no margin.
-        let room = indices.iter().map(|&i| fitted(sizes[i], imgsz)).fold(Size::default(), |m, s| Size { width: m.width.max(s.width), height: m.height.max(s.height) });
+        let room = indices
+            .iter()
+            .map(|&i| fitted(sizes[i], imgsz))
+            .fold(Size::default(), |m, s| Size { width: m.width.max(s.width), height: m.height.max(s.height) });
         Size { width: side(w).max(room.width.next_multiple_of(stride)), height: side(h).max(room.height.next_multiple_of(stride)) }
     };
     order.chunks(batch.max(1)).map(|indices| RectBatch { shape: rectangle(indices), indices: indices.to_vec() }).collect()
@@ -134,7 +143,9 @@ mod tests {
     #[test]
     fn validation_rectangles() {
         let size = |width, height| Size { width, height };
-        let shapes = |sizes: &[Size], imgsz, margin| rect_batches(sizes, 2, imgsz, 32, margin).into_iter().map(|b| (b.indices, b.shape)).collect::<Vec<_>>();
+        let shapes = |sizes: &[Size], imgsz, margin| {
+            rect_batches(sizes, 2, imgsz, 32, margin).into_iter().map(|b| (b.indices, b.shape)).collect::<Vec<_>>()
+        };
         assert_eq!(shapes(&[size(384, 288)], 640, 0.5), [(vec![0], size(672, 512))]);
         assert_eq!(shapes(&[size(384, 288)], 640, 0.0), [(vec![0], size(640, 480))]);
         assert_eq!(shapes(&[size(384, 307)], 320, 0.5), [(vec![0], size(352, 288))]);

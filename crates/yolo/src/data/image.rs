@@ -58,11 +58,7 @@ impl Frame {
 
     /// The same picture with `channels` channels: gray repeated three times, or as it is when it has them already. Colour is never made gray here.
     pub fn with_channels(self, channels: usize) -> Self {
-        if self.channels == 1 && channels == 3 {
-            Self { pixels: self.pixels.repeat(3), channels: 3, ..self }
-        } else {
-            self
-        }
+        if self.channels == 1 && channels == 3 { Self { pixels: self.pixels.repeat(3), channels: 3, ..self } } else { self }
     }
 
     /// The luminance of a colour frame (ITU-R BT.601), for networks with one input channel.
@@ -71,7 +67,9 @@ impl Frame {
             return self;
         }
         let rgb = self.plane(0).iter().zip(self.plane(1)).zip(self.plane(2));
-        let luma = |((&r, &g), &b): ((&u8, &u8), &u8)| ((19_595 * u32::from(r) + 38_470 * u32::from(g) + 7_471 * u32::from(b) + 32_768) >> 16) as u8;
+        let luma = |((&r, &g), &b): ((&u8, &u8), &u8)| {
+            ((19_595 * u32::from(r) + 38_470 * u32::from(g) + 7_471 * u32::from(b) + 32_768) >> 16) as u8
+        };
         Self { pixels: rgb.map(luma).collect(), channels: 1, ..self }
     }
 
@@ -221,7 +219,9 @@ pub(crate) mod tests {
     }
 
     fn crc32(bytes: &[u8]) -> u32 {
-        !bytes.iter().fold(!0u32, |crc, &b| (0..8).fold(crc ^ u32::from(b), |c, _| if c & 1 == 1 { (c >> 1) ^ 0xEDB8_8320 } else { c >> 1 }))
+        !bytes
+            .iter()
+            .fold(!0u32, |crc, &b| (0..8).fold(crc ^ u32::from(b), |c, _| if c & 1 == 1 { (c >> 1) ^ 0xEDB8_8320 } else { c >> 1 }))
     }
 
     #[test]

@@ -56,7 +56,8 @@ pub fn resize(frame: &Frame, width: usize, height: usize) -> Result<Frame, DataE
     if (frame.width, frame.height) == (width, height) {
         return Ok(frame.clone());
     }
-    let fault = |e: &dyn std::fmt::Display| DataError::Invalid(format!("resizing {}x{} to {width}x{height}: {e}", frame.width, frame.height));
+    let fault =
+        |e: &dyn std::fmt::Display| DataError::Invalid(format!("resizing {}x{} to {width}x{height}: {e}", frame.width, frame.height));
     if width == 0 || height == 0 || frame.pixels.len() != frame.channels * frame.width * frame.height {
         return Err(fault(&"a size is 0 or the pixels do not fill the frame"));
     }
@@ -157,7 +158,10 @@ mod tests {
         assert_eq!((lb.pad, lb.ratio), ([16.0, 16.0], [640.0 / 384.0, 480.0 / 288.0]));
         assert_eq!(lb.to_original([16.0, 16.0, 656.0, 496.0]), [0.0, 0.0, 384.0, 288.0]);
         let (out, lb) = letterbox(&frame, size(384, 288), Size::square(640), true).unwrap();
-        assert_eq!((lb.pad, out.pixels[79 * 640], out.pixels[80 * 640] != FILL || out.pixels[80 * 640 + 1] != FILL), ([0.0, 80.0], FILL, true));
+        assert_eq!(
+            (lb.pad, out.pixels[79 * 640], out.pixels[80 * 640] != FILL || out.pixels[80 * 640 + 1] != FILL),
+            ([0.0, 80.0], FILL, true)
+        );
     }
 
     #[test]

@@ -131,10 +131,14 @@ mod tests {
         std::fs::write(root.join("list.txt"), "./x.jpg\n\nimages/b.JPG\nimages/gone.jpg\n").unwrap();
         let list = |yaml: &str| {
             let config = DataConfig::parse(yaml, &root.join("data.yaml")).unwrap();
-            images(&config, Split::Train).map(|v| v.iter().map(|p| p.strip_prefix(&root).unwrap().to_string_lossy().into_owned()).collect::<Vec<_>>())
+            images(&config, Split::Train)
+                .map(|v| v.iter().map(|p| p.strip_prefix(&root).unwrap().to_string_lossy().into_owned()).collect::<Vec<_>>())
         };
         assert_eq!(list("train: images\nval: v\nnc: 1\n").unwrap(), ["images/b.JPG", "images/c.dng", "images/sub/a.png"]);
-        assert_eq!(list("train: [list.txt, images/sub]\nval: v\nnc: 1\n").unwrap(), ["images/b.JPG", "images/gone.jpg", "images/sub/a.png", "x.jpg"]);
+        assert_eq!(
+            list("train: [list.txt, images/sub]\nval: v\nnc: 1\n").unwrap(),
+            ["images/b.JPG", "images/gone.jpg", "images/sub/a.png", "x.jpg"]
+        );
         std::fs::write(root.join("list.txt"), "/etc/passwd\n").unwrap();
         assert!(matches!(list("train: list.txt\nval: v\nnc: 1\n"), Err(DataError::Outside { .. })));
         let error = list("train: gone\nval: v\nnc: 1\ndownload: |\n  touch pwned\n").unwrap_err().to_string();

@@ -4,10 +4,10 @@
 //! place near the centre of the result. Pixels are sampled bilinearly; outside is 114. Points are continuous (pixel i covers i to i + 1), for
 //! boxes and pixels alike, so a box stays on its object to a fraction of a pixel: thermal objects are small.
 
+use super::Frame;
 use super::augment::{AugmentConfig, Scene};
 use super::letterbox::{FILL, Size};
 use super::rng::Draw;
-use super::Frame;
 
 type Matrix = [[f64; 3]; 3];
 
@@ -21,11 +21,14 @@ pub(crate) fn random_perspective(scene: Scene, shape: Size, config: &AugmentConf
     let (sin, cos) = symmetric(config.degrees).to_radians().sin_cos();
     let s = 1.0 + symmetric(config.scale);
     let r = [[s * cos, s * sin, 0.0], [-s * sin, s * cos, 0.0], [0.0, 0.0, 1.0]];
-    let shear = [[1.0, symmetric(config.shear).to_radians().tan(), 0.0], [symmetric(config.shear).to_radians().tan(), 1.0, 0.0], [0.0, 0.0, 1.0]];
+    let shear =
+        [[1.0, symmetric(config.shear).to_radians().tan(), 0.0], [symmetric(config.shear).to_radians().tan(), 1.0, 0.0], [0.0, 0.0, 1.0]];
     let t = centred((0.5 + symmetric(config.translate)) * width, (0.5 + symmetric(config.translate)) * height);
     let c = centred(-(scene.frame.width as f64) / 2.0, -(scene.frame.height as f64) / 2.0);
     let m = [shear, r, p, c].iter().fold(t, |m, next| multiply(&m, next));
-    let Some(inverse) = invert(&m) else { return Scene { frame: Frame::filled(scene.frame.channels, width as usize, height as usize, FILL), boxes: Vec::new() } };
+    let Some(inverse) = invert(&m) else {
+        return Scene { frame: Frame::filled(scene.frame.channels, width as usize, height as usize, FILL), boxes: Vec::new() };
+    };
     let frame = warp(&scene.frame, &inverse, shape.width as usize, shape.height as usize);
     let boxes = scene.boxes.iter().filter_map(|&(class, before)| {
         let after = hull(&m, before, width, height);
@@ -183,7 +186,9 @@ mod tests {
 
     #[test]
     fn ranges_by_brute_force() {
-        for (start, step, low, high) in [(0, 1, 0, 5), (-7, 3, 0, 9), (20, -3, 0, 9), (20, -7, -3, 20), (5, 0, 0, 9), (-1, 0, 0, 9), (100, 2, 0, 9), (9, -1, 0, 9)] {
+        for (start, step, low, high) in
+            [(0, 1, 0, 5), (-7, 3, 0, 9), (20, -3, 0, 9), (20, -7, -3, 20), (5, 0, 0, 9), (-1, 0, 0, 9), (100, 2, 0, 9), (9, -1, 0, 9)]
+        {
             let (a, b) = steps_within(start, step, low, high, 12);
             let inside: Vec<i64> = (0..12).filter(|x| (low..high).contains(&(start + step * x))).collect();
             assert_eq!((a..b).collect::<Vec<_>>(), inside, "{start} {step} {low} {high}");
@@ -204,7 +209,13 @@ mod tests {
             for (i, &got) in quick.pixels.iter().enumerate() {
                 let at = |r: &[f64; 3]| r[0] * ((i % 50) as f64 + 0.5) + r[1] * ((i / 50) as f64 + 0.5) + r[2] - 0.5;
                 let (x, y) = (at(&m[0]), at(&m[1]));
-                let get = |ix: f64, iy: f64| if (0.0..40.0).contains(&ix) && (0.0..30.0).contains(&iy) { f64::from(source.pixels[iy as usize * 40 + ix as usize]) } else { 114.0 };
+                let get = |ix: f64, iy: f64| {
+                    if (0.0..40.0).contains(&ix) && (0.0..30.0).contains(&iy) {
+                        f64::from(source.pixels[iy as usize * 40 + ix as usize])
+                    } else {
+                        114.0
+                    }
+                };
                 let (fx, fy) = (x - x.floor(), y - y.floor());
                 let line = |iy: f64| get(x.floor(), iy) * (1.0 - fx) + get(x.floor() + 1.0, iy) * fx;
                 let expected = line(y.floor()) * (1.0 - fy) + line(y.floor() + 1.0) * fy;

@@ -47,7 +47,18 @@ pub struct SampleSpec {
 
 impl Default for SampleSpec {
     fn default() -> Self {
-        Self { seed: 0, train: 256, val: 64, width: 384, height: 288, quality: 90, difficulty: 0.3, object_scale: 1.0, empty: 0.1, objects: 5 }
+        Self {
+            seed: 0,
+            train: 256,
+            val: 64,
+            width: 384,
+            height: 288,
+            quality: 90,
+            difficulty: 0.3,
+            object_scale: 1.0,
+            empty: 0.1,
+            objects: 5,
+        }
     }
 }
 
@@ -127,7 +138,8 @@ pub fn generate(spec: &SampleSpec, root: &Path, progress: &(dyn Fn(u64, u64) + S
     for old in [done.clone(), root.join("images"), root.join("labels")] {
         remove(&old)?;
     }
-    let frames: Vec<(&str, u32)> = [("train", spec.train), ("val", spec.val)].iter().flat_map(|&(s, n)| (0..n).map(move |i| (s, i))).collect();
+    let frames: Vec<(&str, u32)> =
+        [("train", spec.train), ("val", spec.val)].iter().flat_map(|&(s, n)| (0..n).map(move |i| (s, i))).collect();
     for (folder, split) in [("images", "train"), ("images", "val"), ("labels", "train"), ("labels", "val")] {
         let path = root.join(folder).join(split);
         std::fs::create_dir_all(&path).map_err(DataError::io(path))?;
@@ -180,7 +192,11 @@ mod tests {
         let spec = SampleSpec::default();
         let a = thermal::frame(&spec, "train", 3);
         assert_eq!(a, thermal::frame(&SampleSpec { train: 9, ..spec.clone() }, "train", 3));
-        for other in [thermal::frame(&spec, "train", 4), thermal::frame(&spec, "val", 3), thermal::frame(&SampleSpec { seed: 1, ..spec }, "train", 3)] {
+        for other in [
+            thermal::frame(&spec, "train", 4),
+            thermal::frame(&spec, "val", 3),
+            thermal::frame(&SampleSpec { seed: 1, ..spec }, "train", 3),
+        ] {
             assert_ne!(a.0, other.0);
         }
     }
@@ -196,13 +212,19 @@ mod tests {
         assert!((3..24).contains(&empty), "{empty} empty frames");
         for (class, [x1, y1, x2, y2]) in &boxes {
             let (w, h) = (x2 - x1, y2 - y1);
-            assert!(*x1 >= 0.0 && *y1 >= 0.0 && *x2 <= 384.0 && *y2 <= 288.0 && w >= 2.0 && h > 8.0 && h < 90.0 && w < 140.0, "{class} {w}x{h}");
+            assert!(
+                *x1 >= 0.0 && *y1 >= 0.0 && *x2 <= 384.0 && *y2 <= 288.0 && w >= 2.0 && h > 8.0 && h < 90.0 && w < 140.0,
+                "{class} {w}x{h}"
+            );
         }
-        // Boxes hold something: their pixels differ from the same place in the empty scene of the same camera more than noise does.
-        let (contrast, means): (Vec<f32>, Vec<f32>) = frames.iter().map(|(p, _)| {
-            let mean = p.iter().map(|&v| f32::from(v)).sum::<f32>() / p.len() as f32;
-            ((p.iter().map(|&v| (f32::from(v) - mean).powi(2)).sum::<f32>() / p.len() as f32).sqrt(), mean)
-        }).unzip();
+        // Neither flat nor burnt out.
+        let (contrast, means): (Vec<f32>, Vec<f32>) = frames
+            .iter()
+            .map(|(p, _)| {
+                let mean = p.iter().map(|&v| f32::from(v)).sum::<f32>() / p.len() as f32;
+                ((p.iter().map(|&v| (f32::from(v) - mean).powi(2)).sum::<f32>() / p.len() as f32).sqrt(), mean)
+            })
+            .unzip();
         assert!(contrast.iter().all(|&c| c > 10.0) && means.iter().all(|&m| (50.0..200.0).contains(&m)), "{contrast:?} {means:?}");
         let saturated = frames.iter().flat_map(|f| &f.0).filter(|&&p| p == 255).count() as f32 / (96.0 * 384.0 * 288.0);
         assert!(saturated < 0.02, "{saturated}");

@@ -230,7 +230,9 @@ fn read_labels(path: &Path, nc: u32) -> Result<Option<labels::ParsedLabels>, Bad
     match std::fs::metadata(path) {
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
         Err(e) => return Err(bad(None, e.to_string())),
-        Ok(m) if m.len() > MAX_LABEL_BYTES => return Err(bad(None, format!("{} bytes of labels; at most {MAX_LABEL_BYTES} are read", m.len()))),
+        Ok(m) if m.len() > MAX_LABEL_BYTES => {
+            return Err(bad(None, format!("{} bytes of labels; at most {MAX_LABEL_BYTES} are read", m.len())));
+        }
         Ok(_) => {}
     }
     let bytes = std::fs::read(path).map_err(|e| bad(None, e.to_string()))?;
@@ -289,7 +291,11 @@ impl Scan {
         match content.labels {
             None => self.missing += 1,
             Some(parsed) => {
-                if parsed.labels.is_empty() { self.empty += 1 } else { self.found += 1 }
+                if parsed.labels.is_empty() {
+                    self.empty += 1
+                } else {
+                    self.found += 1
+                }
                 self.duplicates += u64::from(parsed.duplicates);
                 self.zero_size += u64::from(parsed.zero_size);
                 let wanted = parsed.labels.into_iter().filter(|l| options.classes.as_ref().is_none_or(|c| c.contains(&l.class)));
@@ -300,3 +306,6 @@ impl Scan {
         self.images.push(ImageEntry { path, size, gray, labels: first..self.labels.len() as u32 });
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -84,7 +84,9 @@ impl Season {
 /// Smooth noise: random values on a lattice of `cell` pixels, blended.
 fn clouds(x: f32, y: f32, cell: f32, seed: u64) -> f32 {
     let (u, v) = (x / cell, y / cell);
-    let at = |i: f32, j: f32| super::rng::mix(seed ^ super::rng::mix((i as i64 as u64) << 32 ^ (j as i64 as u64 & 0xFFFF_FFFF))) as f32 / u64::MAX as f32 - 0.5;
+    let at = |i: f32, j: f32| {
+        super::rng::mix(seed ^ super::rng::mix((i as i64 as u64) << 32 ^ (j as i64 as u64 & 0xFFFF_FFFF))) as f32 / u64::MAX as f32 - 0.5
+    };
     let ease = |t: f32| t * t * (3.0 - 2.0 * t);
     let (fu, fv) = (ease(u - u.floor()), ease(v - v.floor()));
     let row = |j: f32| at(u.floor(), j) * (1.0 - fu) + at(u.floor() + 1.0, j) * fu;
@@ -110,13 +112,17 @@ fn background(spec: &SampleSpec, s: &Season, draw: &mut Draw) -> Canvas {
             canvas.value[y * spec.width as usize + x] = value;
         }
     }
-    scenery(&mut canvas, s, w, h, horizon);
+    scenery(&mut canvas, s, w, h);
     canvas
 }
 
 /// Buildings with windows, a quay with water behind it, kerbs and a crossing: the same in every frame.
-fn scenery(canvas: &mut Canvas, s: &Season, w: f32, h: f32, horizon: f32) {
-    let block = |x1: f32, y1: f32, x2: f32, y2: f32| Shape::Block { at: [(x1 + x2) / 2.0 * w, (y1 + y2) / 2.0 * h], half: [(x2 - x1) / 2.0 * w, (y2 - y1) / 2.0 * h], round: 0.5 };
+fn scenery(canvas: &mut Canvas, s: &Season, w: f32, h: f32) {
+    let block = |x1: f32, y1: f32, x2: f32, y2: f32| Shape::Block {
+        at: [(x1 + x2) / 2.0 * w, (y1 + y2) / 2.0 * h],
+        half: [(x2 - x1) / 2.0 * w, (y2 - y1) / 2.0 * h],
+        round: 0.5,
+    };
     canvas.paint(&block(0.42, HORIZON - 0.005, 1.02, HORIZON + 0.07), s.water, 0.9, 0);
     for (x1, top, x2, warmth) in [(-0.02, 0.03, 0.17, 0.0), (0.175, 0.1, 0.4, 1.5), (0.62, 0.17, 0.74, -1.0), (0.86, 0.14, 1.02, 0.8)] {
         let bottom = if x1 < 0.4 { HORIZON + 0.09 } else { HORIZON + 0.01 };
@@ -124,22 +130,29 @@ fn scenery(canvas: &mut Canvas, s: &Season, w: f32, h: f32, horizon: f32) {
         let (columns, rows) = (((x2 - x1) * 34.0) as usize, ((bottom - top) * 26.0) as usize);
         for column in 0..columns {
             for row in 0..rows {
-                let (x, y) = (x1 + (column as f32 + 0.3) * (x2 - x1) / columns as f32, top + (row as f32 + 0.3) * (bottom - top) / rows as f32);
-                let lit = (column * 7 + row * 3 + x1.to_bits() as usize) % 5 == 0;
+                let (x, y) =
+                    (x1 + (column as f32 + 0.3) * (x2 - x1) / columns as f32, top + (row as f32 + 0.3) * (bottom - top) / rows as f32);
+                let lit = (column * 7 + row * 3 + x1.to_bits() as usize).is_multiple_of(5);
                 canvas.paint(&block(x, y, x + 0.012, y + 0.018), s.wall + warmth + if lit { 3.0 } else { -2.5 }, 0.9, 0);
             }
         }
     }
-    for (from, to, width, warmth) in [([-0.1, 0.47], [1.1, 0.4], 0.008, 1.6), ([-0.1, 0.84], [1.1, 0.69], 0.014, 1.3), ([0.3, 0.33], [0.62, 1.05], 0.01, -1.2)] {
+    for (from, to, width, warmth) in
+        [([-0.1, 0.47], [1.1, 0.4], 0.008, 1.6), ([-0.1, 0.84], [1.1, 0.69], 0.014, 1.3), ([0.3, 0.33], [0.62, 1.05], 0.01, -1.2)]
+    {
         let (from, to): ([f32; 2], [f32; 2]) = (from, to);
-        canvas.paint(&Shape::Capsule { from: [from[0] * w, from[1] * h], to: [to[0] * w, to[1] * h], radius: width * h / 2.0 }, s.ground + warmth, 0.7, 0);
+        canvas.paint(
+            &Shape::Capsule { from: [from[0] * w, from[1] * h], to: [to[0] * w, to[1] * h], radius: width * h / 2.0 },
+            s.ground + warmth,
+            0.7,
+            0,
+        );
     }
     for stripe in 0..7 {
         let x = 0.66 + 0.03 * stripe as f32;
         canvas.paint(&Shape::Capsule { from: [x * w, 0.5 * h], to: [(x + 0.05) * w, 0.64 * h], radius: 0.005 * w }, s.ground - 1.0, 0.6, 0);
     }
     canvas.paint(&block(-0.02, HORIZON + 0.085, 0.4, HORIZON + 0.095), s.ground + 2.0, 0.6, 0);
-    let _ = horizon;
 }
 
 /// Lamp posts, a hedge, a container: they hide what passes behind them.
@@ -197,7 +210,16 @@ fn person([x, y]: [f32; 2], tall: f32, s: &Season, d: &mut Draw) -> Parts {
     let lean = d.uniform(-0.03, 0.03) as f32 * u;
     let (hip, shoulder) = (y - 0.48 * u, y - 0.8 * u);
     let leg = |side: f32| (Shape::Capsule { from: [x, hip], to: [x + side * stride, y - 0.035 * u], radius: 0.045 * u }, cloth - 1.5);
-    let arm = |side: f32| (Shape::Capsule { from: [x + lean + side * 0.1 * u, shoulder], to: [x + side * (0.11 * u + 0.5 * stride), hip + 0.02 * u], radius: 0.03 * u }, cloth - 0.5);
+    let arm = |side: f32| {
+        (
+            Shape::Capsule {
+                from: [x + lean + side * 0.1 * u, shoulder],
+                to: [x + side * (0.11 * u + 0.5 * stride), hip + 0.02 * u],
+                radius: 0.03 * u,
+            },
+            cloth - 0.5,
+        )
+    };
     vec![
         leg(-1.0),
         leg(1.0),
@@ -276,12 +298,30 @@ fn vehicle([x, y]: [f32; 2], tall: f32, facing: f32, s: &Season, d: &mut Draw) -
     let mut parts = vec![
         (block(x, (waist + y - 0.1 * u) / 2.0, half, 0.5 * (0.5 * u - 0.1 * u), 0.1 * u), body),
         (block(x + cabin, (y - high + waist) / 2.0, cabin_half, (high - 0.5 * u) / 2.0 + 0.04 * u, 0.12 * u), body - 0.5),
-        (block(x + cabin + facing * 0.34 * cabin_half, (y - high + waist) / 2.0 + 0.01 * u, 0.5 * cabin_half, 0.36 * (high - 0.5 * u), 0.05 * u), glass),
+        (
+            block(
+                x + cabin + facing * 0.34 * cabin_half,
+                (y - high + waist) / 2.0 + 0.01 * u,
+                0.5 * cabin_half,
+                0.36 * (high - 0.5 * u),
+                0.05 * u,
+            ),
+            glass,
+        ),
         (Shape::Ellipse { at: [x + facing * 0.74 * half, y - 0.36 * u], radii: [0.24 * half, 0.13 * u] }, engine),
         (block(x, y - 0.12 * u, 0.9 * half, 0.035 * u, 0.02 * u), s.ground + 2.0),
     ];
     if !van {
-        parts.push((block(x + cabin - facing * 0.5 * cabin_half, (y - high + waist) / 2.0 + 0.01 * u, 0.3 * cabin_half, 0.36 * (high - 0.5 * u), 0.05 * u), glass));
+        parts.push((
+            block(
+                x + cabin - facing * 0.5 * cabin_half,
+                (y - high + waist) / 2.0 + 0.01 * u,
+                0.3 * cabin_half,
+                0.36 * (high - 0.5 * u),
+                0.05 * u,
+            ),
+            glass,
+        ));
     }
     for side in [-0.62, 0.62] {
         parts.push((Shape::Ellipse { at: [x + side * half, y - wheel], radii: [wheel, wheel] }, s.air + d.uniform(3.0, 10.0) as f32));

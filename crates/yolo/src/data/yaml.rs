@@ -20,7 +20,20 @@ const MAX_BYTES: u64 = 1 << 20;
 const KNOWN: [&str; 11] = ["path", "train", "val", "validation", "test", "names", "nc", "channels", "download", "sample", "settings"];
 /// Keys of other tasks or of the curious: read by nobody here, and no mistake.
 const IGNORED: [&str; 15] = [
-    "minival", "kpt_shape", "flip_idx", "kpt_names", "author", "date", "description", "homepage", "license", "source", "task", "url", "version", "roboflow",
+    "minival",
+    "kpt_shape",
+    "flip_idx",
+    "kpt_names",
+    "author",
+    "date",
+    "description",
+    "homepage",
+    "license",
+    "source",
+    "task",
+    "url",
+    "version",
+    "roboflow",
     "yaml_file",
 ];
 
@@ -145,7 +158,7 @@ fn fault(yaml: &Path, line: Option<u64>, reason: String) -> DataError {
 }
 
 fn line<T>(value: &Spanned<T>) -> Option<u64> {
-    Some(value.defined.line() as u64).filter(|&l| l > 0)
+    Some(value.defined.line()).filter(|&l| l > 0)
 }
 
 /// "unknown key `x`", with the closest known one if any is near.
@@ -163,7 +176,7 @@ fn read(text: &str, yaml: &Path) -> Result<Document, DataError> {
         strict_booleans: true
     };
     serde_saphyr::from_str_with_options(text, options).map_err(|e| {
-        let place = e.location().map(|l| l.line() as u64).filter(|&l| l > 0);
+        let place = e.location().map(|l| l.line()).filter(|&l| l > 0);
         fault(yaml, place, e.without_snippet().to_string())
     })
 }
@@ -211,7 +224,9 @@ fn names(document: &Document, yaml: &Path) -> Result<Vec<String>, DataError> {
     };
     let at = |reason: String| fault(yaml, line(v), reason);
     let names = match &v.value {
-        Value::Array(items) => items.iter().map(scalar).collect::<Option<Vec<_>>>().ok_or_else(|| at("`names` must hold text only".into()))?,
+        Value::Array(items) => {
+            items.iter().map(scalar).collect::<Option<Vec<_>>>().ok_or_else(|| at("`names` must hold text only".into()))?
+        }
         Value::Object(map) => {
             let mut names: Vec<Option<String>> = vec![None; map.len()];
             for (key, name) in map {

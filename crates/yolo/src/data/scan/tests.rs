@@ -1,0 +1,203 @@
+//! What a scan keeps, what it refuses, and when its memory counts.
+
+use super::*;
+use crate::data::image::tests::jpeg;
+use std::time::{Duration, SystemTime};
+use tempfile::TempDir;
+
+struct Set {
+    dir: TempDir,
+    config: DataConfig,
+    options: ScanOptions,
+}
+
+impl Set {
+    /// `count` images of 32x24, each with one box of class `i % 2`.
+    fn new(count: usize) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let config = DataConfig::parse("train: images\nval: images\nnames: [a, b]\n", &dir.path().join("set/data.yaml")).unwrap();
+        let options = ScanOptions { cache_dir: Some(dir.path().join("cache")), ..ScanOptions::default() };
+        let set = Self { dir, config, options };
+        for folder in ["images", "labels"] {
+            std::fs::create_dir_all(set.file(folder)).unwrap();
+        }
+        let picture = jpeg(32, 24);
+        for i in 0..count {
+            set.write(&format!("images/{i:03}.jpg"), &picture);
+            set.write(&format!("labels/{i:03}.txt"), format!("{} 0.5 0.5 0.2 0.{}\n", i % 2, 1 + i % 9).as_bytes());
+        }
+        set
+    }
+
+    fn file(&self, name: &str) -> PathBuf {
+        self.dir.path().join("set").join(name)
+    }
+
+    fn write(&self, name: &str, bytes: &[u8]) {
+        std::fs::write(self.file(name), bytes).unwrap();
+    }
+
+    fn scan(&self) -> Result<Scan, DataError> {
+        scan(&self.config, Split::Train, &self.options, &|_, _| {})
+    }
+
+    /// A scan that ignores memory: what the truth is.
+    fn fresh(&self) -> Scan {
+        scan(&self.config, Split::Train, &ScanOptions { cache_dir: None, ..self.options.clone() }, &|_, _| {}).unwrap()
+    }
+
+    fn cache_file(&self) -> PathBuf {
+        std::fs::read_dir(self.dir.path().join("cache")).unwrap().next().unwrap().unwrap().path()
+    }
+}
+
+#[test]
+fn counts_and_reasons() {
+    let mut set = Set::new(10);
+    std::fs::remove_file(set.file("labels/000.txt")).unwrap();
+    set.write("labels/001.txt", b"\n");
+    set.write("labels/002.txt", b"0 0 0 0 0\n");
+    set.write("labels/003.txt", b"1 .5 .5 .1 .1\n1 .5 .5 .1 .1\n");
+    set.write("labels/004.txt", b"0 .5 .5 .1 .1\n2 .5 .5 .1 .1\n");
+    set.write("images/005.jpg", &jpeg(32, 24)[..300]);
+    set.write("images/006.jpg", b"no image at all");
+    set.write("images/007.jpg", &jpeg(9, 30));
+    let message = set.scan().unwrap_err().to_string();
+    for part in [
+        "4 of 10",
+        "004.txt:2: class 2 is not one of the 2 classes (0..1)",
+        "005.jpg: truncated",
+        "006.jpg: not an image",
+        "007.jpg: 9x30 pixels",
+    ] {
+        assert!(message.contains(part), "{part}: {message}");
+    }
+    set.options.allow_bad = true;
+    let scan = set.scan().unwrap();
+    assert_eq!((scan.len(), scan.found, scan.missing, scan.empty, scan.bad.len(), scan.duplicates, scan.zero_size), (6, 3, 1, 2, 4, 1, 1));
+    assert_eq!(scan.labels(3), [Label { class: 1, xywh: [0.5, 0.5, 0.1, 0.1] }]);
+    assert!(scan.path(3).ends_with("images/003.jpg") && scan.images[3].gray && scan.images[3].size == Size { width: 32, height: 24 });
+    assert_eq!(scan.class_counts(2), [1, 2]);
+    assert_eq!(std::fs::read(set.file("images/005.jpg")).unwrap().len(), 300, "nothing of the user's is repaired");
+}
+
+#[test]
+fn one_percent_is_the_limit() {
+    let set = Set::new(200);
+    set.write("labels/000.txt", b"9 .5 .5 .1 .1\n");
+    set.write("labels/001.txt", b"x\n");
+    assert_eq!(set.scan().unwrap().bad.len(), 2);
+    set.write("labels/002.txt", b"x\n");
+    assert!(matches!(set.scan(), Err(DataError::TooManyBad { bad: 3, total: 200, .. })));
+}
+
+#[test]
+fn selections() {
+    let mut set = Set::new(10);
+    set.options.fraction = 0.25;
+    assert_eq!(set.scan().unwrap().len(), 2, "round half to even, from the front of the sorted list");
+    set.options.fraction = 1.0;
+    set.options.classes = Some(vec![1]);
+    let scan = set.scan().unwrap();
+    assert_eq!((scan.len(), scan.all_labels().len()), (10, 5));
+    set.options = ScanOptions { classes: None, single_cls: true, ..set.options };
+    set.write("labels/000.txt", b"7 .5 .5 .1 .1\n");
+    let scan = set.scan().unwrap();
+    assert_eq!(scan.class_counts(1), [10]);
+    set.options.fraction = 1.5;
+    assert!(set.scan().is_err());
+}
+
+/// Sets a file's modification time without touching its content.
+fn set_time(path: &Path, time: SystemTime) {
+    std::fs::File::options().append(true).open(path).unwrap().set_modified(time).unwrap();
+}
+
+#[test]
+fn what_is_remembered_is_used_and_only_while_it_holds() {
+    let set = Set::new(20);
+    let first = set.scan().unwrap();
+    assert_eq!(first, set.fresh());
+    assert_eq!(first, set.scan().unwrap());
+    let entries = |dir: &Path| std::fs::read_dir(dir).unwrap().count();
+    assert_eq!(
+        (entries(&set.file("images")), entries(&set.file("labels")), entries(&set.file("."))),
+        (20, 20, 2),
+        "nothing is written into the dataset"
+    );
+
+    // Size changes, time changes, files come and go: each is seen.
+    set.write("labels/004.txt", b"1 .25 .25 .1 .1\n0 .5 .5 .1 .1\n");
+    assert_eq!(set.scan().unwrap().labels(4).len(), 2);
+    set.write("labels/005.txt", b"0 0.5 0.5 0.2 0.9\n");
+    set_time(&set.file("labels/005.txt"), SystemTime::now() + Duration::from_secs(5));
+    assert_eq!(set.scan().unwrap().labels(5)[0], Label { class: 0, xywh: [0.5, 0.5, 0.2, 0.9] });
+    std::fs::remove_file(set.file("labels/006.txt")).unwrap();
+    std::fs::remove_file(set.file("images/007.jpg")).unwrap();
+    set.write("images/020.jpg", &jpeg(40, 24));
+    assert_eq!(set.scan().unwrap(), set.fresh());
+}
+
+#[test]
+fn a_record_is_really_reused() {
+    let set = Set::new(100);
+    set.scan().unwrap();
+    // Not one of the 64 sampled files (every second): same size and time, other content. Only a reused record still shows the old class.
+    let file = set.file("labels/013.txt");
+    let time = std::fs::metadata(&file).unwrap().modified().unwrap();
+    set.write("labels/013.txt", b"0 0.5 0.5 0.2 0.5\n");
+    set_time(&file, time);
+    assert_eq!(set.scan().unwrap().labels(13)[0].class, 1);
+}
+
+#[test]
+fn changed_content_under_an_old_stamp_is_caught_by_the_samples() {
+    let set = Set::new(20);
+    set.scan().unwrap();
+    let file = set.file("labels/013.txt");
+    let time = std::fs::metadata(&file).unwrap().modified().unwrap();
+    set.write("labels/013.txt", b"0 0.5 0.5 0.2 0.5\n");
+    set_time(&file, time);
+    assert_eq!(set.scan().unwrap().labels(13)[0].class, 0);
+    assert_eq!(set.scan().unwrap(), set.fresh());
+}
+
+#[test]
+fn a_damaged_memory_costs_a_scan_and_nothing_else() {
+    let set = Set::new(12);
+    let truth = set.scan().unwrap();
+    let whole = std::fs::read(set.cache_file()).unwrap();
+    for i in (0..whole.len()).step_by(11) {
+        let mut broken = whole.clone();
+        broken[i] ^= 0x10;
+        std::fs::write(set.cache_file(), &broken).unwrap();
+        assert_eq!(set.scan().unwrap(), truth, "byte {i}");
+        assert_eq!(std::fs::read(set.cache_file()).unwrap(), whole, "it is written anew");
+    }
+    for cut in [0, 5, 20, whole.len() / 2, whole.len() - 1] {
+        std::fs::write(set.cache_file(), &whole[..cut]).unwrap();
+        assert_eq!(set.scan().unwrap(), truth, "cut at {cut}");
+    }
+}
+
+#[test]
+fn other_classes_are_checked_again() {
+    let mut set = Set::new(10);
+    set.scan().unwrap();
+    set.config.names = vec!["a".into()];
+    assert!(matches!(set.scan(), Err(DataError::TooManyBad { bad: 5, .. })));
+    set.config.names = ["a", "b", "c"].map(String::from).to_vec();
+    assert_eq!(set.scan().unwrap().len(), 10);
+}
+
+#[test]
+fn progress_reaches_the_end() {
+    let set = Set::new(9);
+    let calls = AtomicU64::new(0);
+    scan(&set.config, Split::Val, &set.options, &|_, total| {
+        assert_eq!(total, 9);
+        calls.fetch_add(1, Ordering::Relaxed);
+    })
+    .unwrap();
+    assert_eq!(calls.into_inner(), 9);
+}

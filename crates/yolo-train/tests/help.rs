@@ -1,0 +1,7 @@
+//! Having an integration test makes `cargo test` build the binary, which the tests of the workspace drive.
+
+#[test]
+fn version_is_told() {
+    let output = std::process::Command::new(env!("CARGO_BIN_EXE_yolo-train")).arg("--version").output().unwrap();
+    assert!(String::from_utf8_lossy(&output.stdout).contains(env!("CARGO_PKG_VERSION")));
+}

@@ -1,0 +1,70 @@
+//! What a user meets before training starts: help, mistakes, one clear sentence and exit code 2 (nothing created, nothing lost).
+
+mod support;
+
+use support::{expect_code, tiny_data, yolo_train};
+
+#[test]
+fn help_is_grouped_and_complete() {
+    let dir = tempfile::tempdir().unwrap();
+    let (help, _) = expect_code(&mut yolo_train(dir.path(), &["--help"]), 0);
+    for heading in ["Model and data", "Run", "Optimizer", "Loss", "Augmentation", "Validation"] {
+        assert!(help.contains(&format!("{heading}:")), "no heading {heading}");
+    }
+    for setting in bellows_yolo::config::SETTINGS {
+        let flag = format!("--{}", setting.name.trim_end_matches('_').replace('_', "-"));
+        assert!(help.contains(&flag), "no {flag} in the help");
+    }
+}
+
+#[test]
+fn mistakes_get_one_sentence_and_code_2() {
+    let dir = tempfile::tempdir().unwrap();
+    tiny_data(dir.path());
+    std::fs::write(dir.path().join("bad.yaml"), "epoch: 3\n").unwrap();
+    std::fs::write(dir.path().join("nonames.yaml"), "train: images\nval: images\n").unwrap();
+    std::fs::write(dir.path().join("notweights.pt"), "hello").unwrap();
+    let cases: [(&[&str], &[&str]); 12] = [
+        (&[], &["--data"]),
+        (&["--data", "nowhere.yaml"], &["nowhere.yaml"]),
+        (&["--data", "nonames.yaml"], &["nonames.yaml", "names"]),
+        (&["--data", "tiny.yaml", "--epoks", "3"], &["--epoks", "--epochs"]),
+        (&["--data", "tiny.yaml", "--config", "bad.yaml"], &["bad.yaml", "`epoch`", "`epochs`"]),
+        (&["--data", "tiny.yaml", "--imgsz", "100"], &["imgsz 100", "32"]),
+        (&["--data", "tiny.yaml", "--epochs", "many"], &["epochs", "many"]),
+        (&["--data", "tiny.yaml", "--mosaic", "2"], &["mosaic 2"]),
+        (&["--data", "tiny.yaml", "--device", "candle"], &["candle", "0.22"]),
+        (&["--data", "tiny.yaml", "--device", "gpu9"], &["gpu9"]),
+        (&["--data", "tiny.yaml", "--model", "notweights.pt"], &["notweights.pt"]),
+        (&["--resume"], &["no run"]),
+    ];
+    for (args, words) in cases {
+        let (_, error) = expect_code(&mut yolo_train(dir.path(), args), 2);
+        for word in words {
+            assert!(error.contains(word), "{args:?}: no {word:?} in: {error}");
+        }
+    }
+}
+
+#[test]
+fn bad_labels_name_the_file_and_line() {
+    let dir = tempfile::tempdir().unwrap();
+    let root = dir.path().join("d");
+    for split in ["train", "val"] {
+        std::fs::create_dir_all(root.join("images").join(split)).unwrap();
+        std::fs::create_dir_all(root.join("labels").join(split)).unwrap();
+        image::GrayImage::new(64, 48).save(root.join("images").join(split).join("a.png")).unwrap();
+        std::fs::write(root.join("labels").join(split).join("a.txt"), "0 0.5 0.5 0.2 0.2\n7 0.5 0.5 0.2 0.2\n").unwrap();
+    }
+    std::fs::write(dir.path().join("d.yaml"), "path: d\ntrain: images/train\nval: images/val\nnames: [person]\n").unwrap();
+    let (_, error) = expect_code(&mut yolo_train(dir.path(), &["--data", "d.yaml", "--device", "cpu"]), 2);
+    assert!(error.contains("a.txt:2") && error.contains('7'), "{error}");
+    assert!(!dir.path().join("runs").exists(), "a refused dataset leaves no run directory");
+}
+
+#[test]
+fn doctor_reports_the_cpu() {
+    let dir = tempfile::tempdir().unwrap();
+    let (report, _) = expect_code(&mut yolo_train(dir.path(), &["doctor", "--device", "cpu"]), 0);
+    assert!(report.to_lowercase().contains("cpu"), "{report}");
+}

@@ -1,0 +1,149 @@
+//! The real program is killed, resumed, and ends in the same bits (acceptance 2, small).
+
+mod support;
+
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+use support::{expect_code, tiny_data, yolo_train};
+
+/// Batches an epoch of the tiny set: 11 images, 4 a batch; windows of 2 straddle the epochs; mosaic closes in the last of 3.
+const BATCHES: u64 = 3;
+
+fn checkpoints(run: &Path) -> Vec<PathBuf> {
+    let Ok(entries) = std::fs::read_dir(run.join("checkpoints")) else { return Vec::new() };
+    let mut steps: Vec<PathBuf> = entries.map(|e| e.unwrap().path()).filter(|p| p.join("manifest.json").exists()).collect();
+    steps.retain(|p| p.file_name().unwrap().to_string_lossy().starts_with("step-"));
+    steps.sort();
+    steps
+}
+
+/// Weights, moments, EMA, gradients and `results.csv` without the time column.
+fn ending(run: &Path) -> Vec<(String, Vec<u8>)> {
+    let newest = checkpoints(run).pop().unwrap();
+    let mut files: Vec<(String, Vec<u8>)> = ["weights", "ema", "optimizer", "grads"]
+        .map(|name| (name.to_string(), std::fs::read(newest.join(format!("{name}.safetensors"))).unwrap()))
+        .to_vec();
+    for name in ["last", "best"] {
+        files.push((format!("exported {name}"), std::fs::read(run.join(format!("weights/{name}.safetensors"))).unwrap()));
+    }
+    let csv = std::fs::read_to_string(run.join("results.csv")).unwrap();
+    let without_time = csv.lines().map(|l| l.split(',').enumerate().filter(|(i, _)| *i != 1).map(|(_, c)| c).collect::<Vec<_>>().join(","));
+    files.push(("results.csv".into(), without_time.collect::<Vec<_>>().join("\n").into_bytes()));
+    files
+}
+
+fn start(dir: &Path, name: &str) -> std::process::Child {
+    let args = ["--data", "tiny.yaml", "--name", name, "--checkpoint-minutes", "0", "--plots", "false"];
+    yolo_train(dir, &args).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap()
+}
+
+fn same(a: &[(String, Vec<u8>)], b: &[(String, Vec<u8>)], what: &str) {
+    for ((name, x), (_, y)) in a.iter().zip(b) {
+        assert!(x == y, "{what}: {name} differs");
+    }
+    assert_eq!(a.len(), b.len());
+}
+
+#[test]
+fn killed_and_resumed_it_ends_in_the_same_bits() {
+    let dir = tempfile::tempdir().unwrap();
+    tiny_data(dir.path());
+    assert!(start(dir.path(), "whole").wait().unwrap().success());
+    let whole = dir.path().join("runs/detect/whole");
+    let expected = ending(&whole);
+    let csv = std::fs::read_to_string(whole.join("results.csv")).unwrap();
+    assert_eq!(
+        csv.lines().next().unwrap(),
+        "epoch,time,train/box_loss,train/cls_loss,train/dfl_loss,metrics/precision(B),metrics/recall(B),metrics/mAP50(B),\
+         metrics/mAP50-95(B),val/box_loss,val/cls_loss,val/dfl_loss,lr/pg0,lr/pg1,lr/pg2"
+    );
+    assert_eq!(csv.lines().count(), 4);
+
+    // Mid-epoch inside a window, at the epoch's edge, mid-epoch again, after mosaic closed.
+    for kill_at in [1, BATCHES, BATCHES + 2, 2 * BATCHES + 1] {
+        let name = format!("killed{kill_at}");
+        let run = dir.path().join("runs/detect").join(&name);
+        let mut child = start(dir.path(), &name);
+        let started = Instant::now();
+        let wanted = format!("step-{kill_at:09}");
+        while !checkpoints(&run).iter().any(|p| p.file_name().unwrap().to_string_lossy() >= *wanted) {
+            assert!(started.elapsed() < Duration::from_secs(120) && child.try_wait().unwrap().is_none(), "{name} never got to {wanted}");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        child.kill().unwrap();
+        child.wait().unwrap();
+        let (out, _) = expect_code(&mut yolo_train(dir.path(), &["--resume", run.to_str().unwrap()]), 0);
+        assert!(out.contains("going on at epoch"), "{out}");
+        same(&ending(&run), &expected, &name);
+    }
+}
+
+#[test]
+fn a_signal_stops_cleanly_and_two_processes_cannot_share_a_run() {
+    let dir = tempfile::tempdir().unwrap();
+    tiny_data(dir.path());
+    let args = ["--data", "tiny.yaml", "--name", "s", "--epochs", "200", "--plots", "false"];
+    let mut child = yolo_train(dir.path(), &args).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    let run = dir.path().join("runs/detect/s");
+    let started = Instant::now();
+    while checkpoints(&run).is_empty() {
+        assert!(started.elapsed() < Duration::from_secs(60));
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let (_, error) = expect_code(&mut yolo_train(dir.path(), &["--resume", run.to_str().unwrap()]), 2);
+    assert!(error.contains(&child.id().to_string()), "the holder's pid is named: {error}");
+
+    let kill = std::process::Command::new("kill").args(["-TERM", &child.id().to_string()]).status().unwrap();
+    assert!(kill.success());
+    assert_eq!(child.wait().unwrap().code(), Some(0));
+    let events = std::fs::read_to_string(run.join("events.jsonl")).unwrap();
+    assert!(events.lines().last().unwrap().contains("\"stop\""), "{events}");
+    let (_, error) = expect_code(&mut yolo_train(dir.path(), &["--resume", run.to_str().unwrap(), "--lr0", "1"]), 2);
+    assert!(error.contains("--lr0"), "{error}");
+}
+
+#[test]
+fn the_run_directory_is_complete() {
+    let dir = tempfile::tempdir().unwrap();
+    tiny_data(dir.path());
+    let (out, _) = expect_code(&mut yolo_train(dir.path(), &["--data", "tiny.yaml", "--epochs", "1"]), 0);
+    for words in ["YOLOv8n summary", "3,011,628 parameters", "optimizer: AdamW", "box_loss", "mAP50-95", "Results saved to"] {
+        assert!(out.contains(words), "no {words:?} in the output:\n{out}");
+    }
+    let run = dir.path().join("runs/detect/train");
+    let files = [
+        "config.yaml", "results.csv", "events.jsonl", "results.png", "labels.jpg", "train_batch0.jpg", "train_batch1.jpg", "train_batch2.jpg",
+        "val_batch0_labels.jpg", "val_batch0_pred.jpg", "BoxPR_curve.png", "BoxF1_curve.png", "BoxP_curve.png", "BoxR_curve.png",
+        "confusion_matrix.png", "confusion_matrix_normalized.png", "weights/best.safetensors", "weights/last.safetensors",
+    ];
+    for file in files {
+        assert!(run.join(file).metadata().is_ok_and(|m| m.len() > 0), "no {file}");
+        if file.ends_with("jpg") || file.ends_with("png") {
+            image::open(run.join(file)).unwrap();
+        }
+    }
+    let weights = bellows_weights::read(&run.join("weights/best.safetensors")).unwrap();
+    assert_eq!(weights.tensors.len(), 355);
+    assert_eq!(weights.tensors["model.22.cv3.0.2.bias"].shape, [4]);
+
+    // What was written can be started from: all 355 tensors are taken over.
+    let best = run.join("weights/best.safetensors");
+    let args = ["--data", "tiny.yaml", "--model", best.to_str().unwrap(), "--epochs", "1", "--plots", "false"];
+    let (out, _) = expect_code(&mut yolo_train(dir.path(), &args), 0);
+    assert!(out.contains("Transferred 355/355"), "{out}");
+    // The second run got a directory of its own.
+    assert!(dir.path().join("runs/detect/train2/results.csv").exists());
+}
+
+#[test]
+fn the_library_example_learns() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut example = std::process::Command::new(support::program("examples/train_custom"));
+    let (out, _) = expect_code(example.current_dir(dir.path()).args(["runs", "2"]), 0);
+    assert!(out.starts_with("2 epochs, mAP50 "), "{out}");
+    let csv = std::fs::read_to_string(dir.path().join("runs/shapes/results.csv")).unwrap();
+    let losses: Vec<f64> = csv.lines().skip(1).map(|l| l.split(',').skip(2).take(3).map(|c| c.parse::<f64>().unwrap()).sum()).collect();
+    assert!(losses[1] < losses[0], "the loss does not fall: {losses:?}");
+}

@@ -13,7 +13,7 @@ use burn::tensor::{Device, Gradients, Tensor, TensorData};
 use safetensors::{Dtype, SafeTensors};
 
 /// All tensors of a file as floats.
-pub fn read(path: &Path) -> NamedTensors {
+pub(crate) fn read(path: &Path) -> NamedTensors {
     let bytes = std::fs::read(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
     let file = SafeTensors::deserialize(&bytes).unwrap();
     let floats = |dtype, data: &[u8]| -> Vec<f32> {
@@ -36,19 +36,19 @@ fn mix(x: u64) -> u64 {
 }
 
 /// 64 random bits per element of the tensor called `name`.
-pub fn draws(name: &str, n: usize) -> impl Iterator<Item = u64> {
+pub(crate) fn draws(name: &str, n: usize) -> impl Iterator<Item = u64> {
     let stream = name.bytes().fold(0xcbf2_9ce4_8422_2325, |h: u64, b| (h ^ u64::from(b)).wrapping_mul(0x100_0000_01b3));
     (0..n as u64).map(move |i| mix(stream.wrapping_add(i)))
 }
 
 /// Uniform values in `low..high`.
-pub fn uniform(name: &str, n: usize, low: f32, high: f32) -> Vec<f32> {
+pub(crate) fn uniform(name: &str, n: usize, low: f32, high: f32) -> Vec<f32> {
     let (span, low) = ((f64::from(high) - f64::from(low)) as f32, low);
     draws(name, n).map(|x| (x >> 40) as f32 / (1 << 24) as f32 * span + low).collect()
 }
 
 /// Norm and eight projections on random signs.
-pub fn sketch(name: &str, values: &[f32]) -> [f64; 9] {
+pub(crate) fn sketch(name: &str, values: &[f32]) -> [f64; 9] {
     let mut out = [0.0; 9];
     for (bits, &v) in draws(name, values.len()).zip(values) {
         let v = f64::from(v);
@@ -62,13 +62,13 @@ pub fn sketch(name: &str, values: &[f32]) -> [f64; 9] {
 }
 
 /// How far a sketch is from its reference, relative to the norm: the projections of the difference are of its size.
-pub fn sketch_error(own: [f64; 9], reference: &[f32]) -> f64 {
+pub(crate) fn sketch_error(own: [f64; 9], reference: &[f32]) -> f64 {
     let worst = own.iter().zip(reference).map(|(a, &b)| (a - f64::from(b)).abs()).fold(0.0, f64::max);
     worst / f64::from(reference[0]).max(1e-12)
 }
 
 /// Norm of the difference over the norm of the reference.
-pub fn relative(own: &[f32], reference: &[f32]) -> f64 {
+pub(crate) fn relative(own: &[f32], reference: &[f32]) -> f64 {
     assert_eq!(own.len(), reference.len());
     let norm = |it: &mut dyn Iterator<Item = f64>| it.map(|v| v * v).sum::<f64>().sqrt();
     let difference = norm(&mut own.iter().zip(reference).map(|(&a, &b)| f64::from(a) - f64::from(b)));
@@ -76,30 +76,30 @@ pub fn relative(own: &[f32], reference: &[f32]) -> f64 {
 }
 
 /// The largest difference over the largest magnitude.
-pub fn worst(own: &[f32], reference: &[f32]) -> f64 {
+pub(crate) fn worst(own: &[f32], reference: &[f32]) -> f64 {
     assert_eq!(own.len(), reference.len());
     let largest = reference.iter().fold(0.0f32, |m, v| m.max(v.abs())).max(1e-12);
     own.iter().zip(reference).map(|(a, b)| f64::from((a - b).abs() / largest)).fold(0.0, f64::max)
 }
 
 /// A model of size n with these weights on an autodiff device.
-pub fn model_from(weights: &NamedTensors, nc: usize) -> Yolo {
+pub(crate) fn model_from(weights: &NamedTensors, nc: usize) -> Yolo {
     let model = YoloConfig::new(nc).init(0, &Device::flex().autodiff());
     let (model, report) = names::load_tensors(model, weights).unwrap();
     assert_eq!(report.transferred, report.total, "{report:?}");
     model
 }
 
-pub fn vec<const D: usize>(t: Tensor<D>) -> Vec<f32> {
+pub(crate) fn vec<const D: usize>(t: Tensor<D>) -> Vec<f32> {
     names::to_host(t)
 }
 
-pub fn image(values: Vec<f32>, shape: [usize; 4], device: &Device) -> Tensor<4> {
+pub(crate) fn image(values: Vec<f32>, shape: [usize; 4], device: &Device) -> Tensor<4> {
     Tensor::from_data(TensorData::new(values, shape), device)
 }
 
 /// The assignment of raw outputs, as the loss makes it.
-pub fn assignment(feats: &[Tensor<4>; 3], targets: &[(u32, Label)]) -> Vec<Vec<Foreground>> {
+pub(crate) fn assignment(feats: &[Tensor<4>; 3], targets: &[(u32, Label)]) -> Vec<Vec<Foreground>> {
     let feats = feats.clone().map(Tensor::inner);
     let [batch, _, h, w] = feats[0].dims();
     let mut gts = vec![vec![]; batch];
@@ -112,7 +112,7 @@ pub fn assignment(feats: &[Tensor<4>; 3], targets: &[(u32, Label)]) -> Vec<Vec<F
 }
 
 /// Gradients by parameter name.
-pub fn gradients(model: &Yolo, grads: &Gradients) -> BTreeMap<String, Vec<f32>> {
+pub(crate) fn gradients(model: &Yolo, grads: &Gradients) -> BTreeMap<String, Vec<f32>> {
     let mut visit = Visit { path: vec![], grads, found: BTreeMap::new() };
     model.visit(&mut visit);
     visit.found
@@ -146,12 +146,12 @@ impl ModuleVisitor for Visit<'_> {
 
 /// Nesterov SGD as PyTorch does it: momentum 0.937, decay 5e-4 on convolution weights, global norm clipped to 10.
 #[derive(Default)]
-pub struct Sgd {
+pub(crate) struct Sgd {
     momentum: BTreeMap<String, Vec<f32>>,
 }
 
 impl Sgd {
-    pub fn step(&mut self, model: Yolo, grads: &Gradients, lr: f32) -> Yolo {
+    pub(crate) fn step(&mut self, model: Yolo, grads: &Gradients, lr: f32) -> Yolo {
         let mut grads = gradients(&model, grads);
         let norm = grads.values().flatten().map(|g| f64::from(*g).powi(2)).sum::<f64>().sqrt();
         let clip = (10.0 / (norm as f32 + 1e-6)).min(1.0);

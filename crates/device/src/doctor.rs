@@ -1,10 +1,11 @@
 //! The report for a user whose GPU is not used, or not trusted: everything this crate looks at, on one page.
 
-use crate::adapters::{Adapter, Backend};
+use crate::adapters::{Adapter, AdapterKind, Backend};
 use crate::facts::{self, Facts, Kfd};
+use crate::kernels::TOLERANCE;
 use crate::known_issues;
-use crate::probe::{self, ProbeOptions, ProbeReport, Verdict};
-use crate::select::{Selected, is_software, select};
+use crate::probe::{self, ProbeOptions, ProbeReport};
+use crate::select::{Selected, select};
 use crate::{DeviceError, DeviceRequest};
 use std::io::{self, Write};
 
@@ -31,7 +32,12 @@ pub fn doctor(request: &DeviceRequest, options: &ProbeOptions, out: &mut dyn Wri
     writeln!(out, "\n--device {request}")?;
     match select(request, options) {
         Ok(selected) => write_selected(&selected, out),
-        Err(error) => write_failed(request, &error, &adapters, options, out),
+        Err(error) => {
+            if let DeviceError::Probe(report) = &error {
+                write_report(report, out)?;
+            }
+            writeln!(out, "  `--device {request}` fails: {error}")
+        }
     }
 }
 
@@ -58,7 +64,13 @@ fn write_adapters(options: &ProbeOptions, out: &mut dyn Write) -> io::Result<Vec
 
 fn write_adapter(adapter: &Adapter, out: &mut dyn Write) -> io::Result<()> {
     let device = format!("{}:{}", adapter.backend, adapter.index);
-    writeln!(out, "{device:<11} {} [{}]{}", adapter.name, adapter.kind, if is_software(adapter) { ", used only if named" } else { "" })?;
+    writeln!(
+        out,
+        "{device:<11} {} [{}]{}",
+        adapter.name,
+        adapter.kind,
+        if adapter.kind == AdapterKind::Software { ", used only if named" } else { "" }
+    )?;
     writeln!(out, "{:<11} driver {}", "", adapter.driver)?;
     let gib = |bytes: u64| format!("{:.1} GiB", bytes as f64 / f64::from(1 << 30));
     let memory = adapter.memory.map_or("unknown".to_owned(), gib);
@@ -100,23 +112,6 @@ fn write_selected(selected: &Selected, out: &mut dyn Write) -> io::Result<()> {
     }
 }
 
-/// A failed probe of a named device has just been remembered; without a file to remember it in, the sentence must do.
-fn write_failed(
-    request: &DeviceRequest,
-    error: &DeviceError,
-    adapters: &[Adapter],
-    options: &ProbeOptions,
-    out: &mut dyn Write,
-) -> io::Result<()> {
-    if let DeviceError::Probe { device, .. } = error
-        && let Some(adapter) = adapters.iter().find(|adapter| adapter.to_string() == *device)
-        && options.cache_file.is_some()
-    {
-        write_report(&probe::prove(adapter, &ProbeOptions { reprobe: false, ..options.clone() }), out)?;
-    }
-    writeln!(out, "  `--device {request}` fails: {error}")
-}
-
 /// The stage table.
 fn write_report(report: &ProbeReport, out: &mut dyn Write) -> io::Result<()> {
     writeln!(out, "  probe of {}{}", report.adapter, if report.cached { ", remembered (--reprobe does it again)" } else { "" })?;
@@ -125,17 +120,13 @@ fn write_report(report: &ProbeReport, out: &mut dyn Write) -> io::Result<()> {
         let error = stage.max_error.map_or("-".to_owned(), |error| format!("{error:.1e}"));
         writeln!(out, "  {:<10} {:>5} {:>9.2} {error:>10}", stage.stage, stage.steps, stage.seconds)?;
     }
-    match &report.verdict {
-        Verdict::Pass if report.attempts > 1 => writeln!(out, "  passed at the second attempt, the first one crashed"),
-        Verdict::Pass => {
-            writeln!(out, "  passed (errors are relative to the CPU's largest number, {:.0e} is allowed)", crate::kernels::TOLERANCE)
-        }
-        Verdict::Fail { stage, reason } => {
+    match report.failure() {
+        None if report.attempts > 1 => writeln!(out, "  passed at the second attempt, the first one crashed"),
+        None => writeln!(out, "  passed (errors are relative to the CPU's largest number, {TOLERANCE:.0e} is allowed)"),
+        Some((stage, reason)) => {
             writeln!(out, "  FAILED at {stage}: {reason}")?;
-            for line in report.stderr.lines().rev().take(10).collect::<Vec<_>>().into_iter().rev() {
-                writeln!(out, "    {line}")?;
-            }
-            Ok(())
+            let lines: Vec<&str> = report.stderr.lines().collect();
+            lines[lines.len().saturating_sub(10)..].iter().try_for_each(|line| writeln!(out, "    {line}"))
         }
     }
 }

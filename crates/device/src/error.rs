@@ -1,9 +1,9 @@
 //! Why no device could be given. Every message names the device, the reason and what to do.
 
-use crate::{Stage, adapters::Backend};
+use crate::{ProbeReport, adapters::Backend};
 
 /// Why [`crate::select`] gives no device. Never returned for `auto`, which falls back to the CPU, nor for `cpu`.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum DeviceError {
     /// The backend is not in this binary.
     #[error("this binary was built without {backend}: build it with `--features {backend}`")]
@@ -43,16 +43,9 @@ pub enum DeviceError {
         /// The adapters there are, each with the name to use.
         found: String,
     },
-    /// The adapter failed the probe.
-    #[error("{device} failed the probe at stage {stage}: {reason}")]
-    Probe {
-        /// The adapter, as `vulkan:0 (name, driver)`.
-        device: String,
-        /// Where it failed.
-        stage: Stage,
-        /// One sentence.
-        reason: String,
-    },
+    /// The adapter failed the probe, which is told in full by the report.
+    #[error("{}", failure(.0))]
+    Probe(Box<ProbeReport>),
     /// The adapter exists but Burn has no way to address it.
     #[error("{device} cannot be addressed: {reason}")]
     Unaddressable {
@@ -61,4 +54,12 @@ pub enum DeviceError {
         /// Why.
         reason: &'static str,
     },
+}
+
+fn failure(report: &ProbeReport) -> String {
+    let hint = if report.cached { " (found by an earlier run; --reprobe tries again)" } else { "" };
+    match report.failure() {
+        Some((stage, reason)) => format!("{} failed the probe at stage {stage}: {reason}{hint}", report.adapter),
+        None => format!("{} passed the probe", report.adapter),
+    }
 }

@@ -92,6 +92,16 @@ pub struct ProbeReport {
     pub cached: bool,
 }
 
+impl ProbeReport {
+    /// Where the adapter failed and why, in one sentence; `None` if it passed.
+    pub fn failure(&self) -> Option<(Stage, &str)> {
+        match &self.verdict {
+            Verdict::Pass => None,
+            Verdict::Fail { stage, reason } => Some((*stage, reason)),
+        }
+    }
+}
+
 /// The adapters of `backend`, listed in a child process; a crash is tried once more.
 ///
 /// # Errors

@@ -1,9 +1,9 @@
 //! From a request to a device: `auto` takes the first GPU that proves itself and else the CPU with the reason; a named device is
 //! proved too, and fails rather than becoming another one.
 
-use crate::adapters::{self, Adapter, AdapterKind, Backend, best_hardware};
+use crate::adapters::{self, Adapter, Backend, best_hardware};
 use crate::facts::{self, Facts};
-use crate::probe::{self, ProbeOptions, ProbeReport, Verdict};
+use crate::probe::{self, ProbeOptions, ProbeReport};
 use crate::{DeviceError, DeviceRequest};
 use burn::tensor::Device;
 
@@ -58,38 +58,29 @@ fn auto(options: &ProbeOptions) -> Selected {
             reasons.push("rocm is not tried on RDNA1 unless named: ROCm does not support it, hangs are reported".to_owned());
             continue;
         }
-        match attempt(backend, None, options) {
+        match named(backend, None, options) {
             Ok(selected) => return selected,
-            Err((error, failed)) => {
+            Err(error) => {
                 reasons.push(error.to_string());
-                report = failed.or(report);
+                if let DeviceError::Probe(failed) = error {
+                    report = Some(*failed);
+                }
             }
         }
     }
     cpu(Some(reasons.join("; ")), report)
 }
 
+/// A proven device of `backend`.
 fn named(backend: Backend, index: Option<usize>, options: &ProbeOptions) -> Result<Selected, DeviceError> {
-    attempt(backend, index, options).map_err(|(error, _)| error)
-}
-
-/// A proven device of `backend`, or why not, with the probe's report if it came to that.
-fn attempt(backend: Backend, index: Option<usize>, options: &ProbeOptions) -> Result<Selected, (DeviceError, Option<ProbeReport>)> {
-    let adapter = find(backend, index, options).map_err(|error| (error, None))?;
-    let device = adapters::open(&adapter).map_err(|error| (error, None))?;
+    let adapter = find(backend, index, options)?;
+    let device = adapters::open(&adapter)?;
     let report = probe::prove(&adapter, options);
-    match report.verdict.clone() {
-        Verdict::Pass => {
-            let name = format!("{}, {}", adapter.name, adapter.driver);
-            Ok(Selected { device, backend: backend.name(), name, fallback: None, report: Some(report) })
-        }
-        Verdict::Fail { stage, mut reason } => {
-            if report.cached {
-                reason.push_str(" (found by an earlier run; --reprobe tries again)");
-            }
-            Err((DeviceError::Probe { device: adapter.to_string(), stage, reason }, Some(report)))
-        }
+    if report.failure().is_some() {
+        return Err(DeviceError::Probe(Box::new(report)));
     }
+    let name = format!("{}, {}", adapter.name, adapter.driver);
+    Ok(Selected { device, backend: backend.name(), name, fallback: None, report: Some(report) })
 }
 
 /// The adapter meant by `backend[:index]`. A software adapter is meant only by its index.
@@ -114,15 +105,10 @@ fn choose(backend: Backend, index: Option<usize>, adapters: &[Adapter], software
     }
 }
 
-/// Whether an adapter is a program on the CPU, for those who print a list.
-pub(crate) fn is_software(adapter: &Adapter) -> bool {
-    adapter.kind == AdapterKind::Software
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::adapters::tests::adapter;
+    use crate::adapters::{AdapterKind, tests::adapter};
 
     #[test]
     fn software_is_chosen_by_its_index_only() {

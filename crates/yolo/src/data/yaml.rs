@@ -319,10 +319,16 @@ mod tests {
 
     #[test]
     fn hostile_yaml_is_refused_cheaply() {
-        let bomb = "a: &a [x,x,x,x,x,x,x,x,x]\nb: &b [*a,*a,*a,*a,*a,*a,*a,*a,*a]\nc: &c [*b,*b,*b,*b,*b,*b,*b,*b,*b]\ntrain: *c\nval: v\nnames: [a]\n";
-        assert!(refusal(bomb).contains("data.yaml"));
+        let row = |anchor: &str| [format!("*{anchor}").as_str(); 9].join(",");
+        let bomb = format!("train: &a [x,x,x,x,x,x,x,x,x]\nval: &b [{}]\ntest: &c [{}]\nnames: [{}]\n", row("a"), row("b"), row("c"));
         let deep = format!("train: {}{}\nval: v\nnames: [a]\n", "[".repeat(500), "]".repeat(500));
-        assert!(refusal(&deep).contains("data.yaml"));
+        for hostile in [bomb.as_str(), "train: &a t\nval: *a\nnames: [a]\n", &deep] {
+            let message = refusal(hostile);
+            assert!(
+                !message.contains("must be") && !message.contains("must hold"),
+                "refused by budget, before its meaning is looked at: {message}"
+            );
+        }
         let wide = format!("train: t\nval: v\nnames: [{}]\n", "a,".repeat(200_000));
         assert!(refusal(&wide).contains("data.yaml"));
         let dir = tempfile::tempdir().unwrap();

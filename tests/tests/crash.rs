@@ -68,7 +68,7 @@ fn killed_and_resumed_it_ends_in_the_same_bits() {
         let mut child = start(dir.path(), &name);
         let started = Instant::now();
         let wanted = format!("step-{kill_at:09}");
-        while !checkpoints(&run).iter().any(|p| p.file_name().unwrap().to_string_lossy() >= *wanted) {
+        while !checkpoints(&run).iter().any(|p| *p.file_name().unwrap().to_string_lossy() >= *wanted) {
             assert!(started.elapsed() < Duration::from_secs(120) && child.try_wait().unwrap().is_none(), "{name} never got to {wanted}");
             std::thread::sleep(Duration::from_millis(5));
         }

@@ -26,9 +26,12 @@ pub enum LearnError {
     /// The checkpoints of a run cannot be read.
     #[error(transparent)]
     Load(#[from] bellows_runs::LoadError),
+    /// The first checkpoint of a run cannot be written: better known now than after an epoch.
+    #[error("the first checkpoint could not be saved")]
+    Save(#[source] TaskError),
     /// The last save of the run failed: training is done, but its result is not on disk.
     #[error("the final checkpoint could not be saved")]
-    FinalSave(#[source] Box<dyn std::error::Error + Send + Sync>),
+    FinalSave(#[source] TaskError),
     /// A checkpoint is intact but does not belong to this run: another model, optimizer or dataset.
     #[error("{}: {reason}", path.display())]
     Mismatch {

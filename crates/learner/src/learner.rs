@@ -8,11 +8,12 @@ use bellows_runs::{Checkpoints, Member, RunDir};
 use burn::data::dataset::Dataset;
 use burn::module::Module;
 use burn::tensor::Device;
+use burn::train::Interrupter;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 use crate::ema::Ema;
-use crate::error::LearnError;
+use crate::error::{LearnError, TaskError};
 use crate::grads::GradBuffer;
 use crate::layout::Layout;
 use crate::loader::Loader;
@@ -94,6 +95,7 @@ pub struct Learner<T: Task> {
     device: Device,
     state: RunState<T::Model>,
     stop: Arc<AtomicBool>,
+    quit: Interrupter,
     observers: Vec<Box<dyn Observer>>,
     metrics: Vec<Box<dyn ErasedMetric<T::Output>>>,
     identity: Map<String, Value>,
@@ -134,6 +136,7 @@ impl<T: Task> Learner<T> {
             device,
             state,
             stop,
+            quit: Interrupter::new(),
             observers,
             metrics,
             identity,
@@ -172,6 +175,12 @@ impl<T: Task> Learner<T> {
         self
     }
 
+    /// The same for burn-train's interrupter, which its dashboard's quit key sets.
+    pub fn stop_on(&mut self, quit: Interrupter) -> &mut Self {
+        self.quit = quit;
+        self
+    }
+
     /// What survives a crash.
     pub fn state(&self) -> &RunState<T::Model> {
         &self.state
@@ -199,7 +208,9 @@ impl<T: Task> Learner<T> {
     pub fn resume(&mut self) -> Result<(), LearnError> {
         let latest = self.checkpoints.latest()?;
         for bad in &latest.set_aside {
-            self.notify("warning", format!("checkpoint {} is damaged ({}): using the one before", bad.path.display(), bad.reason));
+            let message = format!("checkpoint {} is damaged ({}): using the one before", bad.path.display(), bad.reason);
+            self.first_event("warning", json!({ "message": message }));
+            self.notify("warning", message);
         }
         let Some(checkpoint) = latest.checkpoint else { return Ok(()) };
         let mismatch = |reason: String| LearnError::Mismatch { path: checkpoint.path.clone(), reason };
@@ -229,7 +240,7 @@ impl<T: Task> Learner<T> {
         // A run has a checkpoint from its first moment: roll-backs have somewhere to go and an unwritable disk shows at once.
         if !self.resumed {
             self.checkpoints.abandon_after(None)?;
-            self.save(&mut log)?;
+            self.save(&mut log).map_err(LearnError::Save)?;
         }
         let outcome = self.run(data, &mut log);
         for observer in &mut self.observers {
@@ -251,7 +262,7 @@ impl<T: Task> Learner<T> {
                 EpochEnd::Complete => {}
                 EpochEnd::RolledBack => self.roll_back(log)?,
                 EpochEnd::Interrupted => {
-                    self.final_save(log)?;
+                    self.save(log).map_err(LearnError::FinalSave)?;
                     self.notify_logged(log, "stop", "stopped by request; the state is saved".into());
                     return Ok(Outcome::Interrupted);
                 }
@@ -265,7 +276,7 @@ impl<T: Task> Learner<T> {
         let Counters { epoch, position, epochs, seed, .. } = self.state.counters;
         let draw = Draw { seed, epoch, epochs };
         let order = epoch_order(data.len(), seed, epoch, self.config.shuffle);
-        let (size, stop) = (self.config.schedule.batch, Arc::clone(&self.stop));
+        let (size, stop, quit) = (self.config.schedule.batch, Arc::clone(&self.stop), self.quit.clone());
         let task = &self.task;
         let context = StepContext {
             task,
@@ -279,7 +290,7 @@ impl<T: Task> Learner<T> {
         std::thread::scope(|scope| {
             let mut clock = Instant::now();
             for (i, batch) in (position..batches).zip(Loader::start(scope, self.config.workers, position..batches, &make)) {
-                if stop.load(Ordering::Relaxed) {
+                if stop.load(Ordering::Relaxed) || quit.should_stop() {
                     return Ok(EpochEnd::Interrupted);
                 }
                 let batch = batch.map_err(LearnError::task(format!("batch {} of epoch {}", i + 1, epoch + 1)))?;
@@ -326,8 +337,12 @@ impl<T: Task> Learner<T> {
                 }
                 self.observers.iter_mut().for_each(|o| o.on_batch(&report));
                 if self.saved_at.elapsed().as_secs_f64() >= self.config.checkpoint_minutes * 60.0 {
-                    save(&self.checkpoints, &self.layout, &mut self.state, &self.identity, self.config.keep_checkpoints, log)
-                        .map_or_else(|e| notify(&mut self.observers, "warning", not_saved(&*e)), |()| self.saved_at = Instant::now());
+                    // Also after a failure: the next try comes an interval later, not a batch later.
+                    self.saved_at = Instant::now();
+                    if let Err(error) = save(&self.checkpoints, &self.layout, &mut self.state, &self.identity, self.config.keep_checkpoints, log) {
+                        log.event("warning", &self.state.counters, json!({ "message": not_saved(&*error) }));
+                        notify(&mut self.observers, "warning", not_saved(&*error));
+                    }
                 }
             }
             Ok(EpochEnd::Complete)
@@ -378,7 +393,7 @@ impl<T: Task> Learner<T> {
             self.export(&model, epoch, best)?;
         }
         if done {
-            self.final_save(log)?;
+            self.save(log).map_err(LearnError::FinalSave)?;
         } else if self.config.save {
             self.save_or_warn(log);
         }
@@ -392,9 +407,9 @@ impl<T: Task> Learner<T> {
 
     fn evaluate(&mut self, model: &T::Model) -> Result<Evaluation, LearnError> {
         let device = self.device.clone().without_autodiff();
-        let (observers, stop) = (&mut self.observers, &self.stop);
+        let (observers, stop, quit) = (&mut self.observers, &self.stop, &self.quit);
         let mut progress = |done, total| observers.iter_mut().for_each(|o| o.on_evaluating(done, total));
-        let interrupted = || stop.load(Ordering::Relaxed);
+        let interrupted = || stop.load(Ordering::Relaxed) || quit.should_stop();
         let mut context = EvalContext {
             device: &device,
             workers: self.config.workers,
@@ -433,7 +448,8 @@ impl<T: Task> Learner<T> {
             counters.rollbacks,
         );
         self.notify_logged(log, "rollback", message);
-        self.save(log)
+        self.save_or_warn(log);
+        Ok(())
     }
 
     fn announce(&mut self, log: &mut RunLog, samples: usize, metrics: &[String]) {
@@ -457,20 +473,14 @@ impl<T: Task> Learner<T> {
         }
     }
 
-    fn save(&mut self, log: &mut RunLog) -> Result<(), LearnError> {
-        save(&self.checkpoints, &self.layout, &mut self.state, &self.identity, self.config.keep_checkpoints, log)
-            .map_err(LearnError::FinalSave)?;
+    fn save(&mut self, log: &mut RunLog) -> Result<(), TaskError> {
         self.saved_at = Instant::now();
-        Ok(())
-    }
-
-    fn final_save(&mut self, log: &mut RunLog) -> Result<(), LearnError> {
-        self.save(log)
+        save(&self.checkpoints, &self.layout, &mut self.state, &self.identity, self.config.keep_checkpoints, log)
     }
 
     fn save_or_warn(&mut self, log: &mut RunLog) {
         if let Err(error) = self.save(log) {
-            self.notify_logged(log, "warning", not_saved(&error));
+            self.notify_logged(log, "warning", not_saved(&*error));
         }
     }
 
@@ -508,8 +518,9 @@ fn save<M: Module>(
     state: &mut RunState<M>,
     identity: &Map<String, Value>,
     keep: usize,
-    log: &RunLog,
-) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+    log: &mut RunLog,
+) -> Result<(), TaskError> {
+    log.event("checkpoint", &state.counters, json!({}));
     log.mark(&mut state.counters);
     let members = state.encode(layout)?;
     let mut info = identity.clone();

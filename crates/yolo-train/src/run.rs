@@ -8,7 +8,7 @@ use anyhow::Context;
 use bellows_device::{ProbeOptions, Selected, select};
 use bellows_learner::{Dashboard, Outcome, signals};
 use bellows_runs::{RunDir, find_latest_run, write_atomic};
-use bellows_yolo::config::{Layer, SETTINGS, TrainConfig};
+use bellows_yolo::config::{Layer, MAY_CHANGE, SETTINGS, TrainConfig};
 use bellows_yolo::data::DataConfig;
 use bellows_yolo::metrics::table_header;
 use bellows_yolo::{Report, Training, TrainingData};
@@ -20,9 +20,8 @@ use crate::args::TrainArgs;
 use crate::console::{Bar, Console, say};
 use crate::exit::Usage;
 
-/// Settings that do not change what a run computes and may differ when it goes on.
-const MAY_CHANGE: [&str; 8] =
-    ["device", "workers", "plots", "save_period", "checkpoint_minutes", "keep_checkpoints", "allow_bad", "allow_outside"];
+/// Settings that a dataset, which may be a stranger's file, cannot give itself: what is read, written and run where.
+const NOT_FROM_DATA: [&str; 8] = ["data", "model", "pretrained", "allow_outside", "allow_bad", "project", "name", "exist_ok"];
 
 pub(crate) fn train(args: TrainArgs) -> anyhow::Result<()> {
     let stop = signals::install().context("installing signal handlers")?;
@@ -56,8 +55,9 @@ pub(crate) fn train(args: TrainArgs) -> anyhow::Result<()> {
     training.note_device(&device.backend.to_string(), &device.name, device.fallback.as_deref());
     training.learner().stop_when(stop.clone());
     if args.tui {
-        let renderer = TuiMetricsRendererWrapper::new(Interrupter::new(), None);
-        training.learner().observe(Dashboard::new(Box::new(renderer)));
+        let quit = Interrupter::new();
+        let renderer = TuiMetricsRendererWrapper::new(quit.clone(), None);
+        training.learner().stop_on(quit).observe(Dashboard::new(Box::new(renderer)));
     } else {
         say(&format!("Logging to {}\nStarting training for {} epochs", path.display(), config.epochs));
         training.learner().observe(Console::new(config.imgsz));
@@ -96,6 +96,9 @@ fn settle(args: &TrainArgs) -> anyhow::Result<(TrainConfig, Option<PathBuf>)> {
     let allow_outside = args.flags.values.get("allow_outside").and_then(Value::as_array).cloned().unwrap_or_default();
     let allow_outside: Vec<PathBuf> = allow_outside.iter().filter_map(Value::as_str).map(PathBuf::from).collect();
     let settings = DataConfig::load(Path::new(data), &allow_outside)?.settings;
+    if let Some(key) = settings.keys().find(|key| NOT_FROM_DATA.contains(&key.replace('-', "_").as_str())) {
+        return Err(Usage(format!("{data}: `{key}` is the user's to set; a dataset's settings may not")).into());
+    }
     let dataset = Layer { origin: format!("{data}, settings"), values: settings.into_iter().collect() };
     let flags = Layer { origin: args.flags.origin.clone(), values: args.flags.values.clone() };
     let layers: Vec<Layer> = [Some(dataset), file, Some(flags)].into_iter().flatten().collect();

@@ -22,6 +22,10 @@ pub struct Setting {
     pub kind: &'static str,
 }
 
+/// Settings that do not change what a run computes: they may differ when it is resumed.
+pub const MAY_CHANGE: [&str; 9] =
+    ["device", "workers", "plots", "save_period", "checkpoint_minutes", "keep_checkpoints", "allow_bad", "allow_outside", "cache"];
+
 macro_rules! settings {
     ($($group:literal { $($(#[doc = $doc:literal])+ $name:ident: $kind:ty = $default:expr;)+ })+) => {
         /// All settings of a training run; see [`SETTINGS`] for the same as a table.
@@ -195,7 +199,7 @@ pub enum Toggle {
 
 /// Where decoded images are kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(from = "Value", into = "Value")]
+#[serde(try_from = "Value", into = "Value")]
 pub enum Cache {
     /// Read from disk every time.
     Off,
@@ -203,12 +207,14 @@ pub enum Cache {
     Ram,
 }
 
-impl From<Value> for Cache {
-    fn from(value: Value) -> Self {
+impl TryFrom<Value> for Cache {
+    type Error = String;
+
+    fn try_from(value: Value) -> Result<Self, String> {
         match value {
-            Value::Bool(true) => Self::Ram,
-            Value::String(s) if s == "ram" || s == "true" => Self::Ram,
-            _ => Self::Off,
+            Value::Bool(on) => Ok(if on { Self::Ram } else { Self::Off }),
+            Value::String(s) if s == "ram" => Ok(Self::Ram),
+            other => Err(format!("{other} is neither false nor ram")),
         }
     }
 }

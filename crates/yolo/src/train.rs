@@ -11,7 +11,7 @@ use burn::tensor::Device;
 use serde_json::{Map, Value, json};
 
 use crate::boxes::Label;
-use crate::config::{ConfigError, TrainConfig};
+use crate::config::{ConfigError, MAY_CHANGE, TrainConfig};
 use crate::data::{DataError, Item};
 use crate::metrics::DetectionMetrics;
 use crate::model::Yolo;
@@ -199,10 +199,8 @@ fn warn<E: std::fmt::Display>(result: Result<(), E>) {
 /// Settings that change what a run computes, and the data: a checkpoint must agree on them.
 fn identity(config: &TrainConfig, fingerprint: &str) -> Map<String, Value> {
     let mut settings = serde_json::to_value(config).unwrap_or_default();
-    let harmless =
-        ["device", "workers", "plots", "save_period", "checkpoint_minutes", "keep_checkpoints", "allow_bad", "allow_outside", "project", "name", "exist_ok"];
     if let Value::Object(map) = &mut settings {
-        harmless.iter().for_each(|key| drop(map.remove(*key)));
+        MAY_CHANGE.iter().chain(&["project", "name", "exist_ok"]).for_each(|key| drop(map.remove(*key)));
     }
     [("settings".to_string(), settings), ("data".to_string(), json!(fingerprint))].into_iter().collect()
 }

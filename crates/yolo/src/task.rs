@@ -11,8 +11,8 @@ use burn::tensor::ops::{InterpolateMode, InterpolateOptions};
 use burn::tensor::Device;
 
 use crate::config::TrainConfig;
-use crate::data::batch::multi_scale;
-use crate::data::{Batch, Item, Size, TrainView, train_batch};
+use crate::data::batch::{collate, multi_scale};
+use crate::data::{Batch, Item, Size, TrainView, augment};
 use crate::model::Yolo;
 use crate::model::names::to_tensors;
 use crate::model::summary::{ParamGroup, layer_index, param_group};
@@ -89,7 +89,22 @@ impl Task for DetectionTask {
         let open = self.config.close_mosaic == 0 || draw.epoch + self.config.close_mosaic < draw.epochs;
         let (config, imgsz) = (self.config.augmentation(open), self.config.imgsz as u32);
         let view = TrainView { seed: draw.seed, epoch: draw.epoch as u64, imgsz, shape: Size::square(imgsz), config: &config };
-        Ok(train_batch(data, indices, &view)?)
+        // An image that passed the scan and still cannot be decoded costs itself, not a run of days; which ones is a function of the
+        // files, so the batch stays one of its arguments.
+        let (mut samples, mut first_error) = (Vec::with_capacity(indices.len()), None);
+        for &i in indices {
+            match augment(data, i, &view) {
+                Ok(sample) => samples.push(sample),
+                Err(error) => {
+                    tracing::warn!("left out of its batch: {error}");
+                    first_error.get_or_insert(error);
+                }
+            }
+        }
+        match first_error {
+            Some(error) if samples.is_empty() => Err(error.into()),
+            _ => Ok(collate(samples)?),
+        }
     }
 
     fn sample_names(&self, batch: &Batch) -> Vec<String> {

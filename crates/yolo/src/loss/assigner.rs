@@ -5,7 +5,7 @@
 //! most, of all objects in the image. The target score is the alignment, rescaled so that an object's best
 //! anchor gets the object's best overlap. Runs on the host, one image after another in parallel: ties and edge
 //! cases then do not depend on the device (`topk` has PyTorch's order on the CPU).
-//! An all-zero box is padding and takes no anchor, but keeps its index.
+//! A box whose corners sum to zero or less is padding: it takes no anchor, but keeps its index.
 
 use rayon::prelude::*;
 
@@ -202,6 +202,8 @@ mod tests {
     fn a_zero_box_is_padding_but_counts_as_an_index() {
         let fg = run(8.0, &[gt(0, [0.0; 4]), gt(2, [8.0, 8.0, 40.0, 40.0])]);
         assert!(!fg.is_empty() && fg.iter().all(|f| f.gt == 1 && f.target.class == 2));
+        // The reference tells padding by the sum of the corners, so a box mostly beyond the origin is none either.
+        assert!(run(8.0, &[gt(0, [-60.0, -60.0, 50.0, 50.0])]).is_empty());
     }
 
     #[test]

@@ -128,9 +128,14 @@ fn insertion_sort(v: &mut [Entry]) {
 mod tests {
     use super::*;
 
-    /// The list the expected places below were computed on: mostly zeros, with a few positive values that repeat.
-    fn list(n: u32) -> Vec<f32> {
-        (0..n).map(|i| i.wrapping_mul(2_654_435_761) >> 24).map(|h| if h < 7 { h as f32 / 8.0 } else { 0.0 }).collect()
+    /// Mostly zeros and a few positive values that repeat: less than one in `256 / positive`, and with fewer than
+    /// seven kinds only among the first 600.
+    fn list(positive: u32, n: u32) -> Vec<f32> {
+        let value = |i: u32| match i.wrapping_mul(2_654_435_761) >> 24 {
+            h if h < positive && (positive == 7 || i < 600) => (h + 1) as f32 / 8.0,
+            _ => 0.0,
+        };
+        (0..n).map(value).collect()
     }
 
     fn top(values: &[f32]) -> Vec<u32> {
@@ -154,17 +159,29 @@ mod tests {
     // Golden: torch.topk(list, 10) of PyTorch 2.15 on the CPU, sorted places (tests/golden/make.py prints them).
     #[test]
     fn breaks_ties_as_torch_does() {
-        for (n, expected) in TORCH {
-            assert_eq!(top(&list(n)), expected, "{n} values");
+        for (positive, n, expected) in TORCH {
+            assert_eq!(top(&list(positive, n)), expected, "{positive} kinds in {n} values");
         }
     }
 
-    const TORCH: [(u32, [u32; 10]); 6] = [
-        (100, [34, 63, 64, 65, 66, 67, 68, 71, 73, 89]),
-        (189, [34, 68, 89, 122, 123, 126, 127, 128, 130, 178]),
-        (639, [34, 68, 123, 212, 267, 356, 411, 445, 500, 589]),
-        (640, [34, 68, 123, 212, 267, 356, 411, 445, 500, 589]),
-        (2100, [68, 356, 445, 678, 822, 1055, 1432, 1665, 1809, 2042]),
-        (8400, [68, 445, 678, 822, 1055, 1432, 1665, 1809, 2042, 2275]),
+    const TORCH: [(u32, u32, [u32; 10]); 18] = [
+        (7, 100, [0, 34, 64, 65, 66, 68, 72, 73, 75, 89]),
+        (7, 189, [0, 34, 68, 89, 123, 124, 126, 127, 128, 178]),
+        (7, 639, [34, 68, 123, 212, 267, 356, 411, 445, 500, 589]),
+        (7, 640, [34, 68, 123, 212, 267, 356, 411, 445, 500, 589]),
+        (7, 2100, [68, 445, 678, 822, 966, 1055, 1432, 1665, 1809, 2042]),
+        (7, 8400, [68, 445, 678, 822, 1055, 1432, 1665, 1809, 2042, 2275]),
+        (2, 100, [0, 63, 64, 65, 66, 67, 71, 73, 75, 89]),
+        (2, 189, [0, 89, 119, 121, 125, 126, 127, 128, 129, 131]),
+        (2, 639, [0, 89, 233, 322, 421, 425, 427, 428, 438, 466]),
+        (2, 640, [0, 1, 3, 4, 7, 8, 89, 233, 322, 466]),
+        (2, 2100, [0, 1, 3, 4, 7, 8, 89, 233, 322, 466]),
+        (2, 8400, [0, 1, 3, 4, 7, 8, 89, 233, 322, 466]),
+        (1, 100, [0, 63, 64, 65, 66, 67, 68, 72, 74, 75]),
+        (1, 189, [0, 119, 120, 121, 125, 126, 127, 128, 129, 141]),
+        (1, 639, [0, 233, 420, 421, 422, 424, 426, 427, 428, 466]),
+        (1, 640, [0, 1, 3, 4, 5, 7, 8, 9, 233, 466]),
+        (1, 2100, [0, 1, 3, 4, 5, 7, 8, 9, 233, 466]),
+        (1, 8400, [0, 1, 3, 4, 5, 7, 8, 9, 233, 466]),
     ];
 }

@@ -165,7 +165,9 @@ for case in CASES:
 print(out["steps.items"])
 
 # Expected places in src/loss/topk.rs.
-for n in (100, 189, 639, 640, 2100, 8400):
-    h = (np.arange(n, dtype=np.uint64) * U(2654435761) % U(1 << 32)) >> U(24)
-    v = torch.from_numpy(np.where(h < 7, h.astype(np.float32) / 8, np.float32(0)))
-    print(f"({n}, {sorted(torch.topk(v, 10).indices.tolist())}),")
+for positive in (7, 2, 1):
+    for n in (100, 189, 639, 640, 2100, 8400):
+        h = (np.arange(n, dtype=np.uint64) * U(2654435761) % U(1 << 32)) >> U(24)
+        first = np.arange(n) < (n if positive == 7 else 600)
+        v = torch.from_numpy(np.where((h < positive) & first, (h + U(1)).astype(np.float32) / 8, np.float32(0)))
+        print(f"({positive}, {n}, {sorted(torch.topk(v, 10).indices.tolist())}),")

@@ -114,9 +114,24 @@ fn the_run_directory_is_complete() {
     }
     let run = dir.path().join("runs/detect/train");
     let files = [
-        "config.yaml", "results.csv", "events.jsonl", "results.png", "labels.jpg", "train_batch0.jpg", "train_batch1.jpg", "train_batch2.jpg",
-        "val_batch0_labels.jpg", "val_batch0_pred.jpg", "BoxPR_curve.png", "BoxF1_curve.png", "BoxP_curve.png", "BoxR_curve.png",
-        "confusion_matrix.png", "confusion_matrix_normalized.png", "weights/best.safetensors", "weights/last.safetensors",
+        "config.yaml",
+        "results.csv",
+        "events.jsonl",
+        "results.png",
+        "labels.jpg",
+        "train_batch0.jpg",
+        "train_batch1.jpg",
+        "train_batch2.jpg",
+        "val_batch0_labels.jpg",
+        "val_batch0_pred.jpg",
+        "BoxPR_curve.png",
+        "BoxF1_curve.png",
+        "BoxP_curve.png",
+        "BoxR_curve.png",
+        "confusion_matrix.png",
+        "confusion_matrix_normalized.png",
+        "weights/best.safetensors",
+        "weights/last.safetensors",
     ];
     for file in files {
         assert!(run.join(file).metadata().is_ok_and(|m| m.len() > 0), "no {file}");

@@ -71,7 +71,8 @@ fn dependencies_point_one_way() {
 
 #[test]
 fn only_the_device_crate_names_a_backend_and_nobody_is_unsafe() {
-    let backends = ["Device::flex", "Device::vulkan", "Device::cuda", "Device::rocm", "Device::metal", "Device::wgpu", "burn_flex", "burn_wgpu"];
+    let backends =
+        ["Device::flex", "Device::vulkan", "Device::cuda", "Device::rocm", "Device::metal", "Device::wgpu", "burn_flex", "burn_wgpu"];
     for (path, text) in all_sources() {
         let inside = |dir: &str| path.starts_with(root().join(dir));
         if inside("tests") || path.components().any(|c| c.as_os_str() == "tests" || c.as_os_str() == "examples") {
@@ -82,7 +83,8 @@ fn only_the_device_crate_names_a_backend_and_nobody_is_unsafe() {
             let named = backends.iter().find(|b| code.contains(**b));
             assert!(named.is_none(), "{} names a backend: {named:?}", path.display());
         }
-        let blocks = code.lines().filter(|l| !l.trim_start().starts_with("//")).filter(|l| l.contains("unsafe {") || l.contains("unsafe fn"));
+        let blocks =
+            code.lines().filter(|l| !l.trim_start().starts_with("//")).filter(|l| l.contains("unsafe {") || l.contains("unsafe fn"));
         assert_eq!(blocks.count(), 0, "{} holds unsafe code", path.display());
     }
 }

@@ -111,7 +111,14 @@ impl<T: Task> Learner<T> {
     ///
     /// # Errors
     /// When the run directory cannot hold checkpoints.
-    pub fn new(task: T, model: T::Model, device: &Device, config: LearnerConfig, dir: RunDir, identity: Map<String, Value>) -> Result<Self, LearnError> {
+    pub fn new(
+        task: T,
+        model: T::Model,
+        device: &Device,
+        config: LearnerConfig,
+        dir: RunDir,
+        identity: Map<String, Value>,
+    ) -> Result<Self, LearnError> {
         let device = device.clone().autodiff();
         let model = if model.devices().iter().all(Device::is_autodiff) { model } else { model.train() };
         let layout = Layout::of(&model, |name| task.group_of(name));
@@ -339,7 +346,9 @@ impl<T: Task> Learner<T> {
                 if self.saved_at.elapsed().as_secs_f64() >= self.config.checkpoint_minutes * 60.0 {
                     // Also after a failure: the next try comes an interval later, not a batch later.
                     self.saved_at = Instant::now();
-                    if let Err(error) = save(&self.checkpoints, &self.layout, &mut self.state, &self.identity, self.config.keep_checkpoints, log) {
+                    if let Err(error) =
+                        save(&self.checkpoints, &self.layout, &mut self.state, &self.identity, self.config.keep_checkpoints, log)
+                    {
                         log.event("warning", &self.state.counters, json!({ "message": not_saved(&*error) }));
                         notify(&mut self.observers, "warning", not_saved(&*error));
                     }
@@ -434,10 +443,14 @@ impl<T: Task> Learner<T> {
     /// Back to the last checkpoint, with half the learning rate.
     fn roll_back(&mut self, log: &mut RunLog) -> Result<(), LearnError> {
         let Counters { batches, skipped, rollbacks, lr_scale, elapsed_s, .. } = self.state.counters;
-        let events_len = { log.mark(&mut self.state.counters); self.state.counters.events_len };
+        let events_len = {
+            log.mark(&mut self.state.counters);
+            self.state.counters.events_len
+        };
         self.resume()?;
         let counters = &mut self.state.counters;
-        *counters = Counters { batches, skipped, rollbacks: rollbacks + 1, lr_scale: lr_scale * 0.5, elapsed_s, events_len, ..counters.clone() };
+        *counters =
+            Counters { batches, skipped, rollbacks: rollbacks + 1, lr_scale: lr_scale * 0.5, elapsed_s, events_len, ..counters.clone() };
         counters.skipped_in_a_row = 0;
         log.truncate_results(&self.dir, counters)?;
         let message = format!(
@@ -455,14 +468,8 @@ impl<T: Task> Learner<T> {
     fn announce(&mut self, log: &mut RunLog, samples: usize, metrics: &[String]) {
         let Counters { epochs, epoch, position, .. } = self.state.counters;
         let batches = samples.div_ceil(self.config.schedule.batch);
-        let info = RunInfo {
-            epochs,
-            epoch,
-            position,
-            batches,
-            item_names: self.task.item_names().to_vec(),
-            metric_names: metrics.to_vec(),
-        };
+        let info =
+            RunInfo { epochs, epoch, position, batches, item_names: self.task.item_names().to_vec(), metric_names: metrics.to_vec() };
         for (kind, fields) in self.first_events.drain(..) {
             log.event(kind, &self.state.counters, fields);
         }

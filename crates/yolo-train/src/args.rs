@@ -53,7 +53,10 @@ fn flag(setting: &Setting, defaults: &Value) -> Arg {
         .value_name(value_name(setting.kind));
     let arg = if long.contains('-') { arg.alias(setting.name.trim_end_matches('_')) } else { arg };
     if setting.kind == "bool" {
-        arg.num_args(0..=1).require_equals(false).default_missing_value("true").value_parser(PossibleValuesParser::new(["true", "false", "True", "False"]))
+        arg.num_args(0..=1)
+            .require_equals(false)
+            .default_missing_value("true")
+            .value_parser(PossibleValuesParser::new(["true", "false", "True", "False"]))
     } else {
         arg
     }
@@ -152,10 +155,24 @@ mod tests {
     #[test]
     fn every_setting_is_a_flag_and_parses() {
         command().debug_assert();
-        let c = config_of(&["yolo-train", "--data", "d.yaml", "--close-mosaic", "0", "--cos-lr", "--freeze", "1,2", "--box", "2", "--name", "7"]);
+        let c = config_of(&[
+            "yolo-train",
+            "--data",
+            "d.yaml",
+            "--close-mosaic",
+            "0",
+            "--cos-lr",
+            "--freeze",
+            "1,2",
+            "--box",
+            "2",
+            "--name",
+            "7",
+        ]);
         assert_eq!((c.data.as_str(), c.close_mosaic, c.cos_lr, c.box_, c.name.as_str()), ("d.yaml", 0, true, 2.0, "7"));
         assert_eq!(c.freeze, bellows_yolo::config::Freeze::List(vec![1, 2]));
-        let c = config_of(&["yolo-train", "--lr0=0.1", "--exist_ok", "true", "--plots", "False", "--save-period", "-1", "--classes", "0,3"]);
+        let c =
+            config_of(&["yolo-train", "--lr0=0.1", "--exist_ok", "true", "--plots", "False", "--save-period", "-1", "--classes", "0,3"]);
         assert_eq!((c.lr0, c.exist_ok, c.plots, c.save_period, c.classes), (0.1, true, false, -1, Some(vec![0, 3])));
     }
 }

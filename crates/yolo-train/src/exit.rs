@@ -4,7 +4,7 @@ use std::io::Write;
 
 use bellows_device::{DeviceError, RequestError};
 use bellows_learner::LearnError;
-use bellows_runs::{LoadError, LockError, RunDirError};
+use bellows_runs::{LockError, RunDirError};
 use bellows_yolo::TrainError;
 use bellows_yolo::config::ConfigError;
 use bellows_yolo::data::DataError;
@@ -35,27 +35,36 @@ pub(crate) fn complain(error: &anyhow::Error) {
 
 /// The exit code of an error: see the head of `main.rs`.
 pub(crate) fn code(error: &anyhow::Error) -> u8 {
-    for cause in error.chain() {
-        if let Some(learn) = cause.downcast_ref::<LearnError>() {
-            match learn {
-                LearnError::FinalSave(_) => return FINAL_SAVE,
-                LearnError::Diverged { .. } => return DIVERGED,
-                LearnError::Mismatch { .. } | LearnError::Load(_) | LearnError::Config(_) => return USAGE,
-                _ => {}
-            }
-        }
-        if cause.is::<Usage>()
-            || cause.is::<ConfigError>()
-            || cause.is::<DataError>()
-            || cause.is::<RequestError>()
-            || cause.is::<DeviceError>()
-            || cause.is::<LoadError>()
-            || cause.is::<LockError>()
-            || cause.is::<RunDirError>()
-            || matches!(cause.downcast_ref::<TrainError>(), Some(TrainError::Weights { .. }))
-        {
-            return USAGE;
-        }
+    error.chain().find_map(code_of).unwrap_or(FAILED)
+}
+
+/// Transparent errors hide what they hold from the chain, so this looks inside them.
+fn code_of(cause: &(dyn std::error::Error + 'static)) -> Option<u8> {
+    if let Some(train) = cause.downcast_ref::<TrainError>() {
+        return match train {
+            TrainError::Learn(learn) => code_of_learner(learn),
+            TrainError::Validation(_) => None,
+            TrainError::Config(_) | TrainError::Data(_) | TrainError::RunDir(_) | TrainError::Weights { .. } => Some(USAGE),
+        };
     }
-    FAILED
+    if let Some(learn) = cause.downcast_ref::<LearnError>() {
+        return code_of_learner(learn);
+    }
+    let usage = cause.is::<Usage>()
+        || cause.is::<ConfigError>()
+        || cause.is::<DataError>()
+        || cause.is::<RequestError>()
+        || cause.is::<DeviceError>()
+        || cause.is::<LockError>()
+        || cause.is::<RunDirError>();
+    usage.then_some(USAGE)
+}
+
+fn code_of_learner(error: &LearnError) -> Option<u8> {
+    match error {
+        LearnError::FinalSave(_) => Some(FINAL_SAVE),
+        LearnError::Diverged { .. } => Some(DIVERGED),
+        LearnError::Mismatch { .. } | LearnError::Load(_) | LearnError::Config(_) => Some(USAGE),
+        LearnError::Task { .. } | LearnError::Store(_) | LearnError::Log(_) | LearnError::Save(_) | LearnError::Device(_) => None,
+    }
 }

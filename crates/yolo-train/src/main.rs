@@ -20,7 +20,8 @@ fn main() -> ExitCode {
     }
     tracing_subscriber::fmt()
         .with_env_filter(
-            tracing_subscriber::EnvFilter::try_from_env("BELLOWS_LOG").unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("warn,bellows_learner=error")),
+            tracing_subscriber::EnvFilter::try_from_env("BELLOWS_LOG")
+                .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("warn,bellows_learner=error")),
         )
         .with_writer(std::io::stderr)
         .with_target(false)

@@ -78,16 +78,23 @@ fn settle(args: &TrainArgs) -> anyhow::Result<(TrainConfig, Option<PathBuf>)> {
         let project = args.flags.values.get("project").and_then(Value::as_str).map_or_else(|| TrainConfig::default().project, String::from);
         let path = match which {
             Some(path) => path.clone(),
-            None => find_latest_run(Path::new(&project)).ok_or_else(|| Usage(format!("--resume: no run with checkpoints under {project}")))?,
+            None => {
+                find_latest_run(Path::new(&project)).ok_or_else(|| Usage(format!("--resume: no run with checkpoints under {project}")))?
+            }
         };
         if let Some(key) = args.flags.values.keys().find(|key| !MAY_CHANGE.contains(&key.as_str()) && *key != "project") {
             let key = key.trim_end_matches('_');
-            return Err(Usage(format!("--{key} cannot change when a run is resumed; it stands in {}", path.join("config.yaml").display())).into());
+            return Err(
+                Usage(format!("--{key} cannot change when a run is resumed; it stands in {}", path.join("config.yaml").display())).into()
+            );
         }
         let file = path.join("config.yaml");
         let mut layer = yaml_layer(&file)?;
         layer.values.remove("command");
-        let flags = Layer { origin: args.flags.origin.clone(), values: args.flags.values.clone().into_iter().filter(|(k, _)| k != "project").collect() };
+        let flags = Layer {
+            origin: args.flags.origin.clone(),
+            values: args.flags.values.clone().into_iter().filter(|(k, _)| k != "project").collect(),
+        };
         return Ok((TrainConfig::from_layers(&[layer, flags])?, Some(path)));
     }
     let file = args.config.as_deref().map(yaml_layer).transpose()?;
@@ -138,7 +145,9 @@ fn close(report: &Report, dir: &Path, seconds: f64, names: &[String]) {
     match report.outcome {
         Outcome::NothingToDo => say(&format!("{} is finished: nothing to resume", dir.display())),
         Outcome::Interrupted => say(&format!("Stopped; go on with: yolo-train --resume {}", dir.display())),
-        Outcome::Finished | Outcome::EarlyStopped => say(&format!("\n{} epochs completed in {:.3} hours", report.epochs, report.elapsed_s / 3600.0)),
+        Outcome::Finished | Outcome::EarlyStopped => {
+            say(&format!("\n{} epochs completed in {:.3} hours", report.epochs, report.elapsed_s / 3600.0))
+        }
     }
     if let Some(m) = &report.best {
         say(&format!("Best weights: {}\n{}\n{}", dir.join("weights/best.safetensors").display(), table_header(), m.summary_row()));

@@ -295,7 +295,8 @@ impl TrainConfig {
                 let name = field_name(key);
                 let fail = |reason: String| ConfigError { origin: layer.origin.clone(), reason };
                 if !SETTINGS.iter().any(|s| s.name == name) {
-                    let closest = SETTINGS.iter().max_by(|a, b| strsim::jaro_winkler(a.name, &name).total_cmp(&strsim::jaro_winkler(b.name, &name)));
+                    let closest =
+                        SETTINGS.iter().max_by(|a, b| strsim::jaro_winkler(a.name, &name).total_cmp(&strsim::jaro_winkler(b.name, &name)));
                     let closest = closest.map_or("", |s| s.name).trim_end_matches('_');
                     return Err(fail(format!("unknown setting `{key}`; did you mean `{closest}`?")));
                 }
@@ -469,7 +470,8 @@ mod tests {
 
     #[test]
     fn later_layers_win_and_hyphens_are_underscores() {
-        let layers = [layer("file", json!({"epochs": 3, "box": 2.0})), layer("flags", json!({"epochs": 5, "close-mosaic": 0, "cache": "ram"}))];
+        let layers =
+            [layer("file", json!({"epochs": 3, "box": 2.0})), layer("flags", json!({"epochs": 5, "close-mosaic": 0, "cache": "ram"}))];
         let config = TrainConfig::from_layers(&layers).unwrap();
         assert_eq!((config.epochs, config.close_mosaic, config.box_, config.cache), (5, 0, 2.0, Cache::Ram));
     }

@@ -166,7 +166,9 @@ fn read(path: &Path) -> Result<Weights, TrainError> {
 
 fn named_tensors(weights: &Weights) -> Result<NamedTensors, String> {
     let tensors = weights.tensors.iter();
-    tensors.map(|(name, t)| Ok((name.clone(), (t.shape.clone(), t.to_f32().map_err(|e| e.to_string())?)))).collect::<Result<BTreeMap<_, _>, _>>()
+    tensors
+        .map(|(name, t)| Ok((name.clone(), (t.shape.clone(), t.to_f32().map_err(|e| e.to_string())?))))
+        .collect::<Result<BTreeMap<_, _>, _>>()
 }
 
 /// `yolov8n` or `yolov8n.yaml` to its scale.

@@ -6,9 +6,9 @@ use std::path::PathBuf;
 use bellows_learner::{Draw, EvalContext, Evaluation, Group, StepOutput, Task, TaskError};
 use bellows_weights::{Tensor as FileTensor, to_safetensors};
 use burn::data::dataset::Dataset;
+use burn::tensor::Device;
 use burn::tensor::module::interpolate;
 use burn::tensor::ops::{InterpolateMode, InterpolateOptions};
-use burn::tensor::Device;
 
 use crate::config::TrainConfig;
 use crate::data::batch::{collate, multi_scale};

@@ -8,7 +8,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use bellows_learner::rng::Rng;
 use bellows_learner::{
-    BatchReport, Draw, EvalContext, Evaluation, Group, Learner, LearnerConfig, Observer, OptimizerKind, Schedule, StepOutput, Task, TaskError,
+    BatchReport, Draw, EvalContext, Evaluation, Group, Learner, LearnerConfig, Observer, OptimizerKind, Schedule, StepOutput, Task,
+    TaskError,
 };
 use bellows_runs::RunDir;
 use burn::data::dataset::{Dataset, InMemDataset};
@@ -203,7 +204,12 @@ impl Observer for StopAfter {
 /// The newest checkpoint's files, `results.csv` without its time column, and the exported weights.
 pub fn ending(dir: &Path) -> (Vec<(String, Vec<u8>)>, String, Vec<u8>) {
     let run = RunDir::open(&dir.join("run")).unwrap();
-    let newest = std::fs::read_dir(run.checkpoints()).unwrap().map(|e| e.unwrap().path()).filter(|p| p.join("manifest.json").exists()).max().unwrap();
+    let newest = std::fs::read_dir(run.checkpoints())
+        .unwrap()
+        .map(|e| e.unwrap().path())
+        .filter(|p| p.join("manifest.json").exists())
+        .max()
+        .unwrap();
     let mut members: Vec<(String, Vec<u8>)> = std::fs::read_dir(&newest)
         .unwrap()
         .map(|e| e.unwrap().path())

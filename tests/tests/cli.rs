@@ -1,4 +1,5 @@
 //! What a user meets before training starts: help, mistakes, one clear sentence and exit code 2 (nothing created, nothing lost).
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod support;
 

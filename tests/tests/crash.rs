@@ -1,4 +1,5 @@
 //! The real program is killed, resumed, and ends in the same bits (acceptance 2, small).
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod support;
 

@@ -1,4 +1,5 @@
 //! The rules of the house that a compiler does not check: file sizes, who may call whom, who may name a backend.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

@@ -27,6 +27,9 @@ impl Entry {
     }
 }
 
+/// A tensor on the host: name, shape, values.
+pub type HostTensor = (String, Vec<usize>, Vec<f32>);
+
 /// The float tensors of a module, in visiting order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Layout {
@@ -136,7 +139,7 @@ impl Layout {
     ///
     /// # Errors
     /// When the device cannot hand a tensor back.
-    pub fn read(&self, values: &[Tensor<1>]) -> Result<Vec<(String, Vec<usize>, Vec<f32>)>, LearnError> {
+    pub fn read(&self, values: &[Tensor<1>]) -> Result<Vec<HostTensor>, LearnError> {
         self.entries
             .iter()
             .zip(values)

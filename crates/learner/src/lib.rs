@@ -27,7 +27,7 @@ pub use dashboard::Dashboard;
 pub use ema::Ema;
 pub use error::{LearnError, TaskError};
 pub use grads::{GradBuffer, clip_to_norm, sum_of_squares};
-pub use layout::{Entry, Layout};
+pub use layout::{Entry, HostTensor, Layout};
 pub use learner::{Learner, LearnerConfig, Outcome};
 pub use loader::Loader;
 pub use log::format_g;

@@ -79,7 +79,7 @@ mod tests {
         for workers in [0, 1, 3, 8, 100] {
             let got: Vec<usize> = std::thread::scope(|scope| {
                 let slow_at_even = |i: usize| {
-                    if i % 2 == 0 {
+                    if i.is_multiple_of(2) {
                         std::thread::sleep(std::time::Duration::from_millis(2));
                     }
                     i * 10

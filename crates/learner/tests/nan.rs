@@ -1,4 +1,5 @@
 //! Nothing that is not finite reaches weights, moments, statistics or EMA (contract P6, test T8).
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod toy;
 

@@ -1,4 +1,5 @@
 //! A run that was interrupted and resumed ends in the same bits as one that was not (contract P3, test T4).
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod toy;
 
@@ -8,7 +9,7 @@ use std::sync::atomic::AtomicBool;
 use bellows_learner::{LearnError, LearnerConfig, OptimizerKind, Outcome};
 use toy::{BATCHES, EPOCHS, Poison, StopAfter, config, data, ending, learner, no_poison};
 
-fn uninterrupted(config: LearnerConfig, poison: Poison) -> (Vec<(String, Vec<u8>)>, String, Vec<u8>) {
+fn uninterrupted(config: LearnerConfig, poison: Poison) -> toy::Ending {
     let dir = tempfile::tempdir().unwrap();
     assert_eq!(learner(dir.path(), config, poison).fit(&data()).unwrap(), Outcome::Finished);
     ending(dir.path())

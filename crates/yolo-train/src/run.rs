@@ -52,7 +52,7 @@ pub(crate) fn train(args: TrainArgs) -> anyhow::Result<()> {
     } else {
         record_settings(&path, training.config(), &args)?;
     }
-    training.note_device(&device.backend.to_string(), &device.name, device.fallback.as_deref());
+    training.note_device(device.backend, &device.name, device.fallback.as_deref());
     training.learner().stop_when(stop.clone());
     if args.tui {
         let quit = Interrupter::new();

@@ -1,4 +1,5 @@
 //! Having an integration test makes `cargo test` build the binary, which the tests of the workspace drive.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 #[test]
 fn version_is_told() {

@@ -25,10 +25,9 @@ pub(crate) fn open(config: &TrainConfig, progress: Progress<'_>) -> Result<Train
     let outside: Vec<_> = config.allow_outside.iter().flatten().map(Into::into).collect();
     let data = DataConfig::load(Path::new(&config.data), &outside)?;
     let mut lines = Vec::new();
-    if let Some(spec) = &data.generator {
-        if let Generated::Written(n) = generate(spec, &data.root, &|done, total| progress("drawing sample frames", done, total))? {
-            lines.push(format!("sample: drew {n} frames in {}", data.root.display()));
-        }
+    let drawn = |done, total| progress("drawing sample frames", done, total);
+    if let Some(Generated::Written(n)) = data.generator.as_ref().map(|spec| generate(spec, &data.root, &drawn)).transpose()? {
+        lines.push(format!("sample: drew {n} frames in {}", data.root.display()));
     }
     let options = ScanOptions {
         single_cls: config.single_cls,

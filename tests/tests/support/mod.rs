@@ -1,5 +1,5 @@
 //! Runs the real binaries in fresh directories.
-#![allow(dead_code, unreachable_pub, reason = "each test file uses its part")]
+#![allow(clippy::unwrap_used, dead_code, unreachable_pub, reason = "each test file uses its part")]
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};

@@ -1,6 +1,6 @@
 //! A task small enough to train in milliseconds and awkward enough to catch a careless resume: batch-norm statistics, a noise draw per
 //! sample and epoch, a batch that does not divide the set, batches that can be poisoned.
-#![allow(dead_code, unreachable_pub, reason = "each test file uses its part")]
+#![allow(clippy::unwrap_used, dead_code, unreachable_pub, reason = "each test file uses its part")]
 
 use std::path::Path;
 use std::sync::Arc;
@@ -201,9 +201,12 @@ impl Observer for StopAfter {
     }
 }
 
+/// Files by name, rows, exported weights.
+pub type Ending = (Vec<(String, Vec<u8>)>, String, Vec<u8>);
+
 /// The newest checkpoint's files, `results.csv` without its time column, and the exported weights.
-pub fn ending(dir: &Path) -> (Vec<(String, Vec<u8>)>, String, Vec<u8>) {
-    let run = RunDir::open(&dir.join("run")).unwrap();
+pub fn ending(dir: &Path) -> Ending {
+    let run = RunDir::open(dir.join("run")).unwrap();
     let newest = std::fs::read_dir(run.checkpoints())
         .unwrap()
         .map(|e| e.unwrap().path())

@@ -69,3 +69,17 @@ fn doctor_reports_the_cpu() {
     let (report, _) = expect_code(&mut yolo_train(dir.path(), &["doctor", "--device", "cpu"]), 0);
     assert!(report.to_lowercase().contains("cpu"), "{report}");
 }
+
+#[test]
+fn presets_are_settings() {
+    let models = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../models");
+    for entry in std::fs::read_dir(models).unwrap() {
+        let path = entry.unwrap().path();
+        let dir = tempfile::tempdir().unwrap();
+        tiny_data(dir.path());
+        // Stops at the device, after all settings were read.
+        let args = ["--data", "tiny.yaml", "--config", path.to_str().unwrap(), "--device", "candle"];
+        let (_, error) = expect_code(&mut yolo_train(dir.path(), &args), 2);
+        assert!(error.contains("candle"), "{}: {error}", path.display());
+    }
+}

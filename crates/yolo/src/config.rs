@@ -80,7 +80,7 @@ settings! {
         patience: usize = 100;
         /// Seed of every random draw
         seed: u64 = 0;
-        /// auto, cpu, vulkan[:N], cuda[:N], rocm[:N], metal or webgpu
+        /// auto, cpu, vulkan, cuda, rocm (each with :N for the N-th card), metal or webgpu
         device: String = "auto".into();
         /// Threads that decode and augment; 0 uses the training thread
         workers: usize = 8;

@@ -1,7 +1,7 @@
 //! From a `data.yaml` to batches of pixels and boxes.
 //!
-//! The way of one image: [`yaml`] names the sources, [`listing`] finds the files, [`scan`] checks them (with [`cache`] beside it), [`dataset`]
-//! decodes one ([`image`]), [`augment`] or [`letterbox`] brings it to the network's size, [`batch`] stacks them. [`sample`] makes a data
+//! The way of one image: [`yaml`] names the sources, [`listing`] finds the files, [`mod@scan`] checks them (with [`cache`] beside it), [`dataset`]
+//! decodes one ([`image`]), [`mod@augment`] or [`letterbox`] brings it to the network's size, [`batch`] stacks them. [`sample`] makes a data
 //! set where there is none.
 //!
 //! Two promises hold everywhere here. Nothing in a user's dataset is ever modified. A batch is a pure function of (seed, epoch, indices):

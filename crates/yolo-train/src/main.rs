@@ -21,7 +21,7 @@ fn main() -> ExitCode {
     tracing_subscriber::fmt()
         .with_env_filter(
             tracing_subscriber::EnvFilter::try_from_env("BELLOWS_LOG")
-                .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("warn,bellows_learner=error")),
+                .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("warn,bellows_learner=error,bellows_device=error")),
         )
         .with_writer(std::io::stderr)
         .with_target(false)

@@ -63,13 +63,11 @@ pub(crate) fn train(args: TrainArgs) -> anyhow::Result<()> {
         training.learner().observe(Console::new(config.imgsz));
     }
     let started = Instant::now();
-    let report = training.run()?;
-    close(&report, &path, started.elapsed().as_secs_f64(), &data_names(&training));
+    let (names, report) = (training.names().to_vec(), training.run()?);
+    // The dashboard gives the terminal back when it is dropped.
+    drop(training);
+    close(&report, &path, started.elapsed().as_secs_f64(), &names);
     Ok(())
-}
-
-fn data_names(training: &Training) -> Vec<String> {
-    training.names().to_vec()
 }
 
 /// All settings of the run, and the run directory when one is resumed.

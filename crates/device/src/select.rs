@@ -16,6 +16,8 @@ pub struct Selected {
     pub backend: &'static str,
     /// The adapter and its driver, or the CPU's model and number of threads.
     pub name: String,
+    /// Bytes of the card's own memory, where its driver tells.
+    pub memory: Option<u64>,
     /// Why `auto` gave the CPU; `None` for anything else.
     pub fallback: Option<String>,
     /// What the probe found; `None` if none ran.
@@ -47,7 +49,7 @@ pub fn select(request: &DeviceRequest, options: &ProbeOptions) -> Result<Selecte
 }
 
 fn cpu(fallback: Option<String>, report: Option<ProbeReport>) -> Selected {
-    Selected { device: Device::flex(), backend: Backend::Flex.name(), name: facts::cpu_name(), fallback, report }
+    Selected { device: Device::flex(), backend: Backend::Flex.name(), name: facts::cpu_name(), memory: None, fallback, report }
 }
 
 fn auto(options: &ProbeOptions) -> Selected {
@@ -80,7 +82,7 @@ fn named(backend: Backend, index: Option<usize>, options: &ProbeOptions) -> Resu
         return Err(DeviceError::Probe(Box::new(report)));
     }
     let name = format!("{}, {}", adapter.name, adapter.driver);
-    Ok(Selected { device, backend: backend.name(), name, fallback: None, report: Some(report) })
+    Ok(Selected { device, backend: backend.name(), name, memory: adapter.memory, fallback: None, report: Some(report) })
 }
 
 /// The adapter meant by `backend[:index]`. A software adapter is meant only by its index.

@@ -316,11 +316,12 @@ impl<T: Task> Learner<T> {
                 if let Some(what) = step.skipped {
                     counters.skipped += 1;
                     counters.skipped_in_a_row += 1;
+                    counters.lost_updates += u32::from(step.lost_update);
                     let message = format!("batch {} of epoch {} skipped: the {what} is not finite ({})", i + 1, epoch + 1, names());
                     let fields = json!({ "reason": what, "files": task.sample_names(&batch), "skipped": counters.skipped });
                     log.event("skip", counters, fields);
                     notify(&mut self.observers, "skip", message);
-                    if counters.skipped_in_a_row >= SKIPS_BEFORE_ROLLBACK {
+                    if counters.skipped_in_a_row.max(counters.lost_updates) >= SKIPS_BEFORE_ROLLBACK {
                         return if counters.rollbacks >= MAX_ROLLBACKS {
                             let (rollbacks, batch) = (counters.rollbacks, counters.batches);
                             Err(LearnError::Diverged { rollbacks, batch, names: names() })
@@ -331,6 +332,9 @@ impl<T: Task> Learner<T> {
                     continue;
                 }
                 counters.skipped_in_a_row = 0;
+                if step.grad_norm.is_some() {
+                    counters.lost_updates = 0;
+                }
                 for (sum, item) in counters.item_sums.iter_mut().zip(&step.items) {
                     *sum += item;
                 }
@@ -451,10 +455,10 @@ impl<T: Task> Learner<T> {
         let counters = &mut self.state.counters;
         *counters =
             Counters { batches, skipped, rollbacks: rollbacks + 1, lr_scale: lr_scale * 0.5, elapsed_s, events_len, ..counters.clone() };
-        counters.skipped_in_a_row = 0;
+        (counters.skipped_in_a_row, counters.lost_updates) = (0, 0);
         log.truncate_results(&self.dir, counters)?;
         let message = format!(
-            "{SKIPS_BEFORE_ROLLBACK} batches in a row were not finite: back to epoch {} batch {}, learning rate x{} (roll-back {} of {MAX_ROLLBACKS})",
+            "{SKIPS_BEFORE_ROLLBACK} batches or updates in a row were not finite: back to epoch {} batch {}, learning rate x{} (roll-back {} of {MAX_ROLLBACKS})",
             counters.epoch + 1,
             counters.position,
             counters.lr_scale,

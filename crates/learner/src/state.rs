@@ -42,6 +42,8 @@ pub struct Counters {
     pub skipped: u64,
     /// Skipped batches in a row.
     pub skipped_in_a_row: u32,
+    /// Updates in a row that could not be made: the batches of their windows may well have been finite.
+    pub lost_updates: u32,
     /// Returns to an earlier checkpoint.
     pub rollbacks: u32,
     /// Factor on the learning rate, halved by every roll-back.
@@ -76,6 +78,7 @@ impl Counters {
             best_step: None,
             skipped: 0,
             skipped_in_a_row: 0,
+            lost_updates: 0,
             rollbacks: 0,
             lr_scale: 1.0,
             lr: Vec::new(),

@@ -29,6 +29,8 @@ pub(crate) struct StepReport<O> {
     pub(crate) grad_norm: Option<f64>,
     /// What was not finite, if the step was skipped.
     pub(crate) skipped: Option<&'static str>,
+    /// An update was due and could not be made.
+    pub(crate) lost_update: bool,
     pub(crate) output: StepOutput<O>,
 }
 
@@ -49,7 +51,7 @@ pub(crate) fn train_step<T: Task>(
     let grads = layout.take_gradients(&state.model, &mut grads);
     let (loss, items, squares) = read_scalars(&output, &grads)?;
 
-    let mut report = StepReport { items, count: output.count, grad_norm: None, skipped: None, output };
+    let mut report = StepReport { items, count: output.count, grad_norm: None, skipped: None, lost_update: false, output };
     report.skipped = match (loss.is_finite(), squares.is_finite()) {
         (false, _) => Some("loss"),
         (true, false) => Some("gradient"),
@@ -72,7 +74,7 @@ pub(crate) fn train_step<T: Task>(
     }
     let norm = norm_of(grads.iter().flatten())?;
     if !norm.is_finite() {
-        report.skipped = Some("gradient");
+        (report.skipped, report.lost_update) = (Some("gradient"), true);
         return Ok(report);
     }
     if *max_grad_norm > 0.0 {
@@ -84,7 +86,7 @@ pub(crate) fn train_step<T: Task>(
     let after: Vec<Tensor<1>> = weights.into_iter().zip(&updated).map(|(old, new)| new.clone().unwrap_or(old)).collect();
     if !norm_of(&after)?.is_finite() {
         state.model = before.train();
-        report.skipped = Some("weights");
+        (report.skipped, report.lost_update) = (Some("weights"), true);
         return Ok(report);
     }
     state.model = layout.assign(std::mem::replace(&mut state.model, before), updated);

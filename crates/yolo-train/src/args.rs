@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use bellows_yolo::config::{Layer, SETTINGS, Setting, TrainConfig};
+use bellows_yolo::config::{ABSENT, Layer, SETTINGS, Setting, TrainConfig};
 use clap::builder::PossibleValuesParser;
 use clap::{Arg, ArgAction, ArgMatches, Command};
 use serde_json::{Map, Value};
@@ -101,6 +101,15 @@ fn command() -> Command {
         .arg(Arg::new("tui").long("tui").action(ArgAction::SetTrue).help("Full-screen dashboard"))
         .arg(Arg::new("reprobe").long("reprobe").action(ArgAction::SetTrue).help("Probe the GPU again instead of using the cached verdict"))
         .args(SETTINGS.iter().map(|s| flag(s, &defaults)))
+        .args(absent().map(|name| {
+            let arg = Arg::new(name).long(name.replace('_', "-")).hide(true).num_args(0..=1).default_missing_value("true");
+            if name.contains('_') { arg.alias(name) } else { arg }
+        }))
+}
+
+/// A peer's arguments that are no settings: taken or refused, with the reason, by their value.
+fn absent() -> impl Iterator<Item = &'static str> {
+    ABSENT.iter().map(|a| a.name).filter(|&name| name != "resume")
 }
 
 /// Reads the process's arguments; prints help or a usage error and exits (code 2) by itself.
@@ -125,8 +134,9 @@ fn text(matches: &ArgMatches, id: &str) -> Option<String> {
 }
 
 fn flag_values(matches: &ArgMatches) -> Map<String, Value> {
-    let typed = SETTINGS.iter().filter_map(|s| Some((s, matches.get_one::<String>(s.name)?)));
-    typed.map(|(s, value)| (s.name.to_string(), scalar(s.kind, value))).collect()
+    let settings = SETTINGS.iter().map(|s| (s.name, s.kind)).chain(absent().map(|name| (name, "Toggle")));
+    let typed = settings.filter_map(|(name, kind)| Some((name, kind, matches.get_one::<String>(name)?)));
+    typed.map(|(name, kind, value)| (name.to_string(), scalar(kind, value))).collect()
 }
 
 /// A flag's text as the kind of value its setting has; what does not parse stays text and is refused, by name, later.
@@ -171,6 +181,8 @@ mod tests {
         ]);
         assert_eq!((c.data.as_str(), c.close_mosaic, c.cos_lr, c.box_, c.name.as_str()), ("d.yaml", 0, true, 2.0, "7"));
         assert_eq!(c.freeze, bellows_yolo::config::Freeze::List(vec![1, 2]));
+        // A peer's habit that changes nothing.
+        config_of(&["yolo-train", "--amp", "False", "--mask-ratio", "4", "--task", "detect"]);
         let c =
             config_of(&["yolo-train", "--lr0=0.1", "--exist_ok", "true", "--plots", "False", "--save-period", "-1", "--classes", "0,3"]);
         assert_eq!((c.lr0, c.exist_ok, c.plots, c.save_period, c.classes), (0.1, true, false, -1, Some(vec![0, 3])));

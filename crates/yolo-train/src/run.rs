@@ -45,7 +45,7 @@ pub(crate) fn train(args: TrainArgs) -> anyhow::Result<()> {
     };
     let _lock = dir.lock()?;
     let path = dir.path().to_path_buf();
-    let mut training = Training::new(data, config.clone(), &device.device, dir)?;
+    let mut training = Training::new(data, config.clone(), &device.device, device.memory, dir)?;
     training.header().iter().for_each(|line| say(line));
     if resumed.is_some() {
         training.learner().resume()?;

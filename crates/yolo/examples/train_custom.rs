@@ -47,10 +47,11 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut args = std::env::args().skip(1);
     let project = args.next().unwrap_or_else(|| "runs/custom".into());
     let epochs = args.next().map_or(Ok(10), |n| n.parse())?;
-    let config = TrainConfig { imgsz: SIDE, batch: 8, nbs: 8, epochs, workers: 1, mosaic: 0.0, plots: false, ..TrainConfig::default() };
+    let config =
+        TrainConfig { imgsz: SIDE, batch: 8.into(), nbs: 8, epochs, workers: 1, mosaic: 0.0, plots: false, ..TrainConfig::default() };
     let data = TrainingData::new(Arc::new(Shapes { first: 0, len: 64 }), Arc::new(Shapes { first: 64, len: 16 }), &["square", "disc"])?;
     let device = select(&DeviceRequest::Cpu, &ProbeOptions::default())?.device;
-    let mut training = Training::new(data, config, &device, RunDir::create(project.as_ref(), "shapes", false)?)?;
+    let mut training = Training::new(data, config, &device, None, RunDir::create(project.as_ref(), "shapes", false)?)?;
     let report = training.run()?;
     println!("{} epochs, mAP50 {:.3}", report.epochs, report.best.map_or(f64::NAN, |m| m.map50));
     Ok(())

@@ -11,12 +11,14 @@ pub mod metrics;
 pub mod model;
 mod pictures;
 pub mod plots;
+mod predictions;
 mod source;
 mod task;
 mod train;
 mod upload;
 mod validate;
 
+pub use predictions::Prediction;
 pub use source::Progress;
 pub use task::{DetectionTask, METRICS};
 pub use train::{Report, TrainError, Training, TrainingData};

@@ -10,8 +10,9 @@ use burn::tensor::Device;
 use sha2::{Digest, Sha256};
 
 use crate::config::{Cache, Toggle, TrainConfig};
+use crate::data::cache::default_dir;
 use crate::data::sample::{Generated, generate};
-use crate::data::{DataConfig, DataError, Item, RamCache, Scan, ScanOptions, Split, YoloDataset, scan};
+use crate::data::{DataConfig, DataError, DiskCache, Item, RamCache, Scan, ScanOptions, Split, YoloDataset, scan};
 use crate::model::names::{NamedTensors, load_tensors};
 use crate::model::{Scale, Yolo, YoloConfig};
 use crate::train::{TrainError, TrainingData};
@@ -49,16 +50,23 @@ pub(crate) fn open(config: &TrainConfig, progress: Progress<'_>) -> Result<Train
     let fingerprint = fingerprint(&[&train, &val]);
     let labels = train.all_labels().to_vec();
     let (train, val) = (YoloDataset::new(train, data.channels), YoloDataset::new(val, data.channels));
-    let sizes = val.sizes();
+    let (train_sizes, sizes) = (train.sizes(), val.sizes());
+    let imgsz = config.imgsz as u32;
+    let caching = |done, total| progress("caching images", done, total);
     let cached = |set: YoloDataset| -> Result<Arc<dyn Dataset<Item>>, DataError> {
         Ok(match config.cache {
             Cache::Off => Arc::new(set),
-            Cache::Ram => Arc::new(RamCache::new(&set, config.imgsz as u32, &|done, total| progress("caching images", done, total))?),
+            Cache::Ram => Arc::new(RamCache::new(&set, imgsz, &caching)?),
+            Cache::Disk => {
+                let dir =
+                    default_dir().ok_or_else(|| DataError::Invalid("cache=disk: this user has no cache folder (is HOME set?)".into()))?;
+                Arc::new(DiskCache::new(set, &dir.join("images"), imgsz, &caching)?)
+            }
         })
     };
     let names = if config.single_cls { vec!["object".into()] } else { data.names.clone() };
     let (train, val) = (cached(train)?, ValSet::with_sizes(cached(val)?, sizes));
-    Ok(TrainingData { train, val, names, channels: data.channels as usize, labels, fingerprint, lines })
+    Ok(TrainingData { train, train_sizes, val, names, channels: data.channels as usize, labels, fingerprint, lines })
 }
 
 fn scan_line(split: Split, scan: &Scan) -> String {

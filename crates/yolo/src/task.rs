@@ -37,6 +37,8 @@ pub struct DetectionTask {
     pub config: TrainConfig,
     /// Class names by index.
     pub names: Vec<String>,
+    /// With `rect`, the shape of every training batch, in the order of the samples; else empty.
+    pub rect: Vec<Size>,
     /// What a model is judged on.
     pub val: ValSet,
     /// The run directory, for pictures of training batches; `None` draws none.
@@ -44,13 +46,22 @@ pub struct DetectionTask {
 }
 
 impl DetectionTask {
-    /// Training size of a batch: `imgsz`, or with `multi_scale` a multiple of 32 between half and one and a half of it.
-    fn size_of(&self, draw: Draw, batch: &Batch) -> usize {
+    /// Height and width a batch is trained at: its own, or with `multi_scale` the multiples of 32 that bring its longer side to between
+    /// half and one and a half of `imgsz`.
+    fn size_of(&self, draw: Draw, batch: &Batch) -> [usize; 2] {
+        let own = [batch.shape[2], batch.shape[3]];
         if !self.config.multi_scale {
-            return self.config.imgsz;
+            return own;
         }
         let first = batch.indices.first().map_or(0, |&i| i as u64);
-        multi_scale(draw.seed, draw.epoch as u64, first, self.config.imgsz as u32, 32) as usize
+        let long = multi_scale(draw.seed, draw.epoch as u64, first, self.config.imgsz as u32, 32) as usize;
+        own.map(|side| (side * long).div_ceil(own[0].max(own[1])).next_multiple_of(32))
+    }
+
+    /// What the batch that begins with sample `first` is letterboxed to.
+    fn shape_of(&self, first: usize) -> Size {
+        let square = Size::square(self.config.imgsz as u32);
+        self.rect.get(first / self.config.batch.images()).copied().unwrap_or(square)
     }
 }
 
@@ -88,7 +99,8 @@ impl Task for DetectionTask {
     fn batch(&self, data: &dyn Dataset<Item>, draw: Draw, indices: &[usize]) -> Result<Batch, TaskError> {
         let open = self.config.close_mosaic == 0 || draw.epoch + self.config.close_mosaic < draw.epochs;
         let (config, imgsz) = (self.config.augmentation(open), self.config.imgsz as u32);
-        let view = TrainView { seed: draw.seed, epoch: draw.epoch as u64, imgsz, shape: Size::square(imgsz), config: &config };
+        let shape = self.shape_of(indices.first().copied().unwrap_or(0));
+        let view = TrainView { seed: draw.seed, epoch: draw.epoch as u64, imgsz, shape, config: &config };
         // An image that passed the scan and still cannot be decoded costs itself, not a run of days; which ones is a function of the
         // files, so the batch stays one of its arguments.
         let (mut samples, mut first_error) = (Vec::with_capacity(indices.len()), None);
@@ -123,10 +135,10 @@ impl Task for DetectionTask {
     fn loss(&self, model: &Yolo, batch: &Batch, draw: Draw, device: &Device) -> StepOutput<()> {
         let images = upload(batch, model.channels(), device);
         let size = self.size_of(draw, batch);
-        let images = if size == batch.shape[2] && size == batch.shape[3] {
+        let images = if size == [batch.shape[2], batch.shape[3]] {
             images
         } else {
-            let options = InterpolateOptions::new(InterpolateMode::Bilinear).with_output_size([size, size]).with_align_corners(false);
+            let options = InterpolateOptions::new(InterpolateMode::Bilinear).with_output_size(size).with_align_corners(false);
             interpolate(images, options)
         };
         let feats = model.forward(images);
@@ -144,7 +156,7 @@ impl Task for DetectionTask {
     }
 
     fn export(&self, model: &Yolo, epoch: usize) -> Result<Vec<u8>, TaskError> {
-        let tensors = to_tensors(model, 0).into_iter().map(|(name, (shape, values))| {
+        let tensors = to_tensors(model, 0)?.into_iter().map(|(name, (shape, values))| {
             let tensor = if name.ends_with("num_batches_tracked") {
                 FileTensor::from_i64(shape, &values.iter().map(|&v| v as i64).collect::<Vec<_>>())
             } else {

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use bellows_learner::{EvalContext, LearnError, Learner, Outcome, TaskError};
-use bellows_runs::{RunDir, RunDirError};
+use bellows_runs::{RunDir, RunDirError, write_atomic};
 use burn::data::dataset::Dataset;
 use burn::module::Module;
 use burn::tensor::Device;
@@ -12,7 +12,8 @@ use serde_json::{Map, Value, json};
 
 use crate::boxes::Label;
 use crate::config::{ConfigError, MAY_CHANGE, TrainConfig};
-use crate::data::{DataError, Item};
+use crate::data::batch::rect_train_batches;
+use crate::data::{DataError, Item, Reordered, Size};
 use crate::metrics::DetectionMetrics;
 use crate::model::Yolo;
 use crate::pictures;
@@ -52,6 +53,8 @@ pub enum TrainError {
 pub struct TrainingData {
     /// Training samples.
     pub train: Arc<dyn Dataset<Item>>,
+    /// Sizes of the training images, for `rect`; may be empty: then `rect` reads every item once.
+    pub train_sizes: Vec<Size>,
     /// Validation samples.
     pub val: ValSet,
     /// Class names by index.
@@ -75,7 +78,7 @@ impl TrainingData {
         let fingerprint = format!("{} + {} items", train.len(), val.len());
         let val = ValSet::new(val).map_err(TrainError::Validation)?;
         let names = names.iter().map(ToString::to_string).collect();
-        Ok(Self { train, val, names, channels: 3, labels: Vec::new(), fingerprint, lines: Vec::new() })
+        Ok(Self { train, train_sizes: Vec::new(), val, names, channels: 3, labels: Vec::new(), fingerprint, lines: Vec::new() })
     }
 
     /// The data a `data.yaml` describes: generated if it says so, then scanned. `progress` gets (what, done, total).
@@ -112,20 +115,35 @@ pub struct Training {
 }
 
 impl Training {
-    /// Builds the model (from scratch or from a file), resolves `optimizer: auto` and prepares the run in `dir`.
+    /// Builds the model (from scratch or from a file), resolves `batch: -1` and `optimizer: auto`, and prepares the run in `dir`.
+    /// `memory` is the device's, in bytes, where known.
     ///
     /// # Errors
     /// Weights that do not fit, or a run directory that cannot be used.
-    pub fn new(data: TrainingData, mut config: TrainConfig, device: &Device, dir: RunDir) -> Result<Self, TrainError> {
-        let TrainingData { train, val, names, channels, labels, fingerprint, .. } = data;
+    pub fn new(data: TrainingData, mut config: TrainConfig, device: &Device, memory: Option<u64>, dir: RunDir) -> Result<Self, TrainError> {
+        let TrainingData { mut train, train_sizes, val, names, channels, labels, fingerprint, .. } = data;
         let nc = names.len();
-        config.resolve_optimizer(train.len(), nc);
         let Start { model, header } = source::model(&config, nc, channels, &device.clone().autodiff())?;
         let mut header = header;
+        header.extend(config.resolve_batch(memory, model.summary(config.imgsz, config.imgsz).conv_outputs));
+        config.resolve_optimizer(train.len(), nc);
         header.push(optimizer_line(&config, &model));
         header.push(format!("Image sizes {0} train, {0} val; {1} data workers", config.imgsz, config.workers));
         let pictures = config.plots.then(|| dir.path().to_path_buf());
-        let task = DetectionTask { config: config.clone(), names: names.clone(), val: val.clone(), pictures };
+        let mut rect = Vec::new();
+        if config.rect {
+            let sizes =
+                if train_sizes.is_empty() { ValSet::new(train.clone()).map_err(TrainError::Validation)?.sizes } else { train_sizes };
+            rect = rect_train_batches(&sizes, config.batch.images(), config.imgsz as u32, 32);
+            train = Arc::new(Reordered::new(train, rect.iter().flat_map(|b| b.indices.clone()).collect()));
+        }
+        let task = DetectionTask {
+            rect: rect.iter().map(|b| b.shape).collect(),
+            config: config.clone(),
+            names: names.clone(),
+            val: val.clone(),
+            pictures,
+        };
         let identity = identity(&config, &fingerprint);
         let learner = Learner::new(task, model, device, config.learner()?, dir, identity)?;
         Ok(Self { learner, config, train, val, names, labels, device: device.clone(), header })
@@ -179,6 +197,10 @@ impl Training {
         let mut context =
             EvalContext { device: &device, workers: self.config.workers, epoch: 0, progress: &mut |_, _| {}, interrupted: &|| false };
         let validation = validate(&model, &self.val, &self.config, &mut context).map_err(TrainError::Validation)?;
+        if self.config.save_json {
+            let bytes = serde_json::to_vec(&validation.predictions).map_err(|e| TrainError::Validation(e.into()))?;
+            write_atomic(&dir.join("predictions.json"), &bytes).map_err(|e| TrainError::Validation(e.into()))?;
+        }
         if self.config.plots {
             warn(pictures::closing(&validation, &self.names, dir));
             match std::fs::read_to_string(self.learner.dir().results()) {

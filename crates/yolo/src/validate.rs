@@ -14,13 +14,14 @@ use crate::data::{Batch, Item, RectBatch, Size, Target, rect_batches, val_batch}
 use crate::loss::DetectionLoss;
 use crate::metrics::{ConfusionMatrix, DetectionMetrics, Evaluator, GroundTruth, NmsConfig, Speed, nms};
 use crate::model::Yolo;
+use crate::predictions::Prediction;
 use crate::upload::upload;
 
 /// A validation set and the sizes of its images, which decide how they are batched.
 #[derive(Clone)]
 pub struct ValSet {
     data: Arc<dyn Dataset<Item>>,
-    sizes: Vec<Size>,
+    pub(crate) sizes: Vec<Size>,
 }
 
 impl ValSet {
@@ -68,6 +69,8 @@ pub struct Validation {
     pub confusion: ConfusionMatrix,
     /// The first batches.
     pub shown: Vec<Shown>,
+    /// All detections in the pixels of the image files, with `save_json`.
+    pub predictions: Vec<Prediction>,
 }
 
 /// Network inputs are multiples of this.
@@ -83,7 +86,7 @@ pub fn validate(model: &Yolo, set: &ValSet, config: &TrainConfig, context: &mut 
     let nc = model.nc();
     let loss = detection_loss(config, nc);
     let imgsz = config.imgsz as u32;
-    let batches = rect_batches(&set.sizes, 2 * config.batch, imgsz, MAX_STRIDE, 0.5);
+    let batches = rect_batches(&set.sizes, 2 * config.batch.images(), imgsz, MAX_STRIDE, 0.5);
     let suppression = NmsConfig {
         conf: config.conf as f32,
         iou: config.iou,
@@ -93,7 +96,7 @@ pub fn validate(model: &Yolo, set: &ValSet, config: &TrainConfig, context: &mut 
     };
     let mut evaluator = Evaluator::new(nc);
     let mut confusion = ConfusionMatrix::new(nc, 0.25, 0.45);
-    let (mut losses, mut shown, mut done) = ([0.0; 3], Vec::new(), 0);
+    let (mut losses, mut shown, mut predictions, mut done) = ([0.0; 3], Vec::new(), Vec::new(), 0);
     let mut stages = [0.0; 4];
     let make = |i: usize| -> Result<Batch, TaskError> {
         let RectBatch { indices, shape } = &batches[i];
@@ -123,6 +126,10 @@ pub fn validate(model: &Yolo, set: &ValSet, config: &TrainConfig, context: &mut 
                 let truths = truths_of(&batch, image as u32, width as f32, height as f32);
                 evaluator.add_image(found, &truths);
                 confusion.add_image(found, &truths);
+                if config.save_json {
+                    let place = &batch.letterboxes[image];
+                    predictions.extend(found.iter().map(|d| Prediction::new(&batch.names[image], d, place)));
+                }
             }
             lap(3);
             done += count;
@@ -136,7 +143,7 @@ pub fn validate(model: &Yolo, set: &ValSet, config: &TrainConfig, context: &mut 
     let [preprocess, inference, loss, postprocess] = stages.map(|s: f64| s * 1e3 / done.max(1) as f64);
     let mut metrics = evaluator.metrics();
     metrics.speed = Speed { preprocess, inference, loss, postprocess };
-    Ok(Validation { metrics, losses: losses.map(|sum| sum / batches.len().max(1) as f64), confusion, shown })
+    Ok(Validation { metrics, losses: losses.map(|sum| sum / batches.len().max(1) as f64), confusion, shown, predictions })
 }
 
 /// The loss with the run's gains.

@@ -26,7 +26,7 @@ fn golden() -> NamedTensors {
 
 /// The weights that make.py fills in.
 fn formula_weights() -> NamedTensors {
-    let mut tensors = to_tensors(&YoloConfig::new(NC).init(0, &Device::flex()), 0);
+    let mut tensors = to_tensors(&YoloConfig::new(NC).init(0, &Device::flex()), 0).unwrap();
     for (name, (shape, values)) in &mut tensors {
         let n = values.len();
         if name.ends_with("num_batches_tracked") || name.contains("dfl") {
@@ -173,7 +173,7 @@ fn ten_steps_of_training() {
     assert!(error <= 1e-3, "{trace:?} {:?}", golden["steps.items"].1);
 
     // Running statistics do not act on training, so only the final state shows them.
-    let tensors = to_tensors(&model, 10);
+    let tensors = to_tensors(&model, 10).unwrap();
     let mut names: Vec<String> = named_tensors(&model).into_iter().map(|t| t.0).collect();
     names.sort();
     let reference = golden["steps.final.sketch"].1.chunks(9);
@@ -262,7 +262,7 @@ fn reference_files() {
         println!("  {own:?} {reference:?} {:.1e}", worst_each(own, reference));
     }
     println!("{count} steps: losses {error:.2e}");
-    let tensors = to_tensors(&model, count as u64);
+    let tensors = to_tensors(&model, count as u64).unwrap();
     let finals = tensors.iter().filter(|(_, t)| t.1.iter().any(|v| *v != 0.0));
     let errors = finals.map(|(k, t)| (relative(&t.1, &steps[&format!("final.{k}")].1), k));
     let (worst, name) = errors.max_by(|a, b| a.0.total_cmp(&b.0)).unwrap();

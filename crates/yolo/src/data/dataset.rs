@@ -1,12 +1,13 @@
-//! A scanned split as a Burn [`Dataset`], optionally held in memory, and the order in which validation batches are rectangular.
+//! A scanned split as a Burn [`Dataset`], and the order in which batches are rectangular.
+
+use std::sync::Arc;
 
 use burn::data::dataset::{Dataset, DatasetError};
-use rayon::prelude::*;
 
 use super::augment::Item;
 use super::image::decode_file;
-use super::letterbox::{Size, fit, fitted};
-use super::{DataError, Scan};
+use super::letterbox::{Size, fitted};
+use super::{Frame, Scan};
 
 /// The images of a scan, decoded when asked for, at their own size.
 #[derive(Clone, Debug)]
@@ -26,6 +27,22 @@ impl YoloDataset {
         &self.scan
     }
 
+    /// Channels of the network.
+    pub(crate) fn channels(&self) -> u32 {
+        self.channels
+    }
+
+    /// Size of the file of item `index`.
+    pub(crate) fn size(&self, index: usize) -> Size {
+        self.scan.images[index].size
+    }
+
+    /// Item `index` with its pixels.
+    pub(crate) fn item(&self, index: usize, frame: Frame) -> Item {
+        let name = self.scan.path(index).file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
+        Item::new(frame, self.scan.labels(index).to_vec(), name)
+    }
+
     /// The sizes of all images, for [`rect_batches`].
     pub fn sizes(&self) -> Vec<Size> {
         self.scan.images.iter().map(|i| i.size).collect()
@@ -37,8 +54,7 @@ impl Dataset<Item> for YoloDataset {
         let path = self.scan.path(index);
         let frame = decode_file(&path).map_err(DatasetError::new)?;
         let frame = if self.channels == 1 { frame.to_gray() } else { frame };
-        let name = path.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
-        Ok(Item::new(frame, self.scan.labels(index).to_vec(), name))
+        Ok(self.item(index, frame))
     }
 
     fn len(&self) -> usize {
@@ -46,59 +62,27 @@ impl Dataset<Item> for YoloDataset {
     }
 }
 
-/// `cache=ram`: every item of a dataset, decoded and resized to `imgsz` once. Batches are the same bits with and without it.
-#[derive(Debug)]
-pub struct RamCache {
-    items: Vec<Item>,
+/// A dataset in another order.
+pub struct Reordered {
+    data: Arc<dyn Dataset<Item>>,
+    order: Vec<usize>,
 }
 
-impl RamCache {
-    /// Reads all of `dataset`. The memory needed is estimated from 30 items, with half as much again for safety, and compared with what is
-    /// free before anything is read (where the system tells).
-    ///
-    /// # Errors
-    /// [`DataError::Memory`], or the first item that cannot be read.
-    pub fn new<D: Dataset<Item>>(dataset: &D, imgsz: u32, progress: &(dyn Fn(u64, u64) + Sync)) -> Result<Self, DataError> {
-        let total = dataset.len();
-        let load = |index: usize| -> Result<Item, DataError> {
-            let item = dataset.get(index).map_err(|source| DataError::Item { index, source })?;
-            Ok(Item { frame: fit(&item.frame, imgsz)?, ..item })
-        };
-        let step = total.div_ceil(30).max(1);
-        let (mut sampled, mut bytes) = (0u64, 0u64);
-        for index in (0..total).step_by(step) {
-            bytes += load(index)?.frame.pixels.len() as u64;
-            sampled += 1;
-        }
-        let need = (bytes * total as u64).checked_div(sampled).unwrap_or(0) * 3 / 2;
-        if let Some(free) = free_memory().filter(|&free| need > free) {
-            return Err(DataError::Memory { need_mib: need >> 20, free_mib: free >> 20 });
-        }
-        let done = std::sync::atomic::AtomicU64::new(0);
-        let items = (0..total).into_par_iter().map(|index| {
-            let item = load(index);
-            progress(done.fetch_add(1, std::sync::atomic::Ordering::Relaxed) + 1, total as u64);
-            item
-        });
-        Ok(Self { items: items.collect::<Result<_, _>>()? })
+impl Reordered {
+    /// Item `i` is item `order[i]` of `data`.
+    pub fn new(data: Arc<dyn Dataset<Item>>, order: Vec<usize>) -> Self {
+        Self { data, order }
     }
 }
 
-impl Dataset<Item> for RamCache {
+impl Dataset<Item> for Reordered {
     fn get(&self, index: usize) -> Result<Item, DatasetError> {
-        Ok(self.items[index].clone())
+        self.data.get(self.order[index])
     }
 
     fn len(&self) -> usize {
-        self.items.len()
+        self.order.len()
     }
-}
-
-/// Bytes that can be allocated without swapping, as Linux tells; elsewhere unknown.
-fn free_memory() -> Option<u64> {
-    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
-    let kib = text.lines().find_map(|l| l.strip_prefix("MemAvailable:"))?.split_whitespace().next()?.parse::<u64>().ok()?;
-    Some(kib << 10)
 }
 
 /// A batch of images of similar shape and the rectangle they are padded to.

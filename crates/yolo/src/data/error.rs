@@ -78,6 +78,16 @@ pub enum DataError {
         /// Available memory, MiB.
         free_mib: u64,
     },
+    /// The decoded images do not fit on the disk.
+    #[error("cache=disk needs about {need_mib} MiB in {}, {free_mib} MiB are free: use less data, a smaller imgsz, or no cache", dir.display())]
+    Disk {
+        /// The cache folder.
+        dir: PathBuf,
+        /// Estimate including the safety margin, MiB.
+        need_mib: u64,
+        /// Free space, MiB.
+        free_mib: u64,
+    },
     /// A dataset could not give an item.
     #[error("item {index}: {source}")]
     Item {

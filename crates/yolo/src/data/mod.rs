@@ -10,6 +10,7 @@
 pub mod augment;
 pub mod batch;
 pub mod cache;
+mod cached;
 pub mod cutmix;
 pub mod dataset;
 mod error;
@@ -30,7 +31,8 @@ pub mod yaml;
 
 pub use augment::{AugmentConfig, Item, Sample, TrainView, augment};
 pub use batch::{Batch, Target, train_batch, val_batch};
-pub use dataset::{RamCache, RectBatch, YoloDataset, rect_batches};
+pub use cached::{DiskCache, RamCache};
+pub use dataset::{RectBatch, Reordered, YoloDataset, rect_batches};
 pub use error::DataError;
 pub use image::Frame;
 pub use letterbox::{Letterbox, Size};

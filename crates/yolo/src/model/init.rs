@@ -4,43 +4,17 @@
 //! normalisation starts as the identity; the head's box biases are 1 and its class biases assume about five
 //! objects in a 640-pixel image: ln(5 / nc / (640 / stride)^2).
 
-use burn::module::{Module, ModuleMapper, Param};
-use burn::tensor::{Tensor, TensorData};
-
 use super::head::STRIDES;
-use super::names::Path;
+use super::names::{NamedTensors, assign, named_tensors};
 use super::{Yolo, YoloConfig};
 
-pub(super) fn initialise(model: Yolo, config: &YoloConfig, seed: u64) -> Yolo {
-    model.map(&mut Init { path: Path::default(), nc: config.nc, seed })
-}
-
-struct Init {
-    path: Path,
-    nc: usize,
-    seed: u64,
-}
-
-impl ModuleMapper for Init {
-    fn enter_module(&mut self, name: &str, container: &str) {
-        self.path.enter(name, container);
-    }
-
-    fn exit_module(&mut self, _name: &str, container: &str) {
-        self.path.exit(container);
-    }
-
-    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        let name = self.path.name();
-        let shape = param.val().dims();
-        match values(&name, &shape, self.nc, self.seed) {
-            Some(values) => param.map(|old| {
-                let new = Tensor::from_data(TensorData::new(values, shape), &old.device());
-                new.set_require_grad(old.is_require_grad())
-            }),
-            None => param,
-        }
-    }
+pub(super) fn initialise(mut model: Yolo, config: &YoloConfig, seed: u64) -> Yolo {
+    let drawn = named_tensors(&model).into_iter().filter_map(|(name, shape, _)| {
+        let values = values(&name, &shape, config.nc, seed)?;
+        Some((name, (shape, values)))
+    });
+    assign(&mut model, &drawn.collect::<NamedTensors>());
+    model
 }
 
 /// The initial values of a parameter; none for those of batch normalisation, which are built as the identity.
@@ -84,7 +58,7 @@ mod tests {
 
     #[test]
     fn weights_fill_their_bound_and_biases_follow_the_formula() {
-        let tensors = to_tensors(&YoloConfig::new(4).init(0, &Device::flex()), 0);
+        let tensors = to_tensors(&YoloConfig::new(4).init(0, &Device::flex()), 0).unwrap();
         let w = &tensors["model.8.m.0.cv1.conv.weight"].1;
         let bound = 1.0 / (128.0f32 * 9.0).sqrt();
         assert!(w.iter().all(|v| v.abs() <= bound));
@@ -101,7 +75,7 @@ mod tests {
 
     #[test]
     fn the_seed_and_the_name_decide_and_nothing_else() {
-        let init = |seed, device: &Device| to_tensors(&YoloConfig::new(2).init(seed, device), 0);
+        let init = |seed, device: &Device| to_tensors(&YoloConfig::new(2).init(seed, device), 0).unwrap();
         let (plain, ad) = (Device::flex(), Device::flex().autodiff());
         assert_eq!(init(7, &plain), init(7, &ad));
         let (a, b) = (init(7, &plain), init(8, &plain));

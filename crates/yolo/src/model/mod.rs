@@ -219,10 +219,10 @@ mod tests {
     fn frozen_layers_keep_their_statistics_and_get_no_gradient() {
         let device = Device::flex().autodiff();
         let model = YoloConfig::new(2).init(0, &device).freeze_layers(&[0, 2]);
-        let before = to_tensors(&model, 0);
+        let before = to_tensors(&model, 0).unwrap();
         let [p3, ..] = model.forward(image(&device));
         let grads = p3.sum().backward();
-        let after = to_tensors(&model, 0);
+        let after = to_tensors(&model, 0).unwrap();
         for (name, moves) in [("model.0", false), ("model.1", true), ("model.2.cv1", false), ("model.3", true)] {
             let key = format!("{name}.bn.running_mean");
             assert_eq!(before[&key] != after[&key], moves, "{key}");

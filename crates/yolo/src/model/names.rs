@@ -4,10 +4,11 @@
 //! Two things in the state dict are no tensors of ours and are written and counted all the same, so that PyTorch
 //! loads what we save: the batch counter of each normalisation and the constant weight of the box expectation.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
-use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
-use burn::tensor::{Tensor, TensorData};
+use burn::store::ModuleSnapshot;
+use burn::store::burn_pack::{Error as ReadError, Tensor as Stored};
+use burn::tensor::{Bytes, DType, Tensor};
 
 use super::Yolo;
 use super::head::REG_MAX;
@@ -35,78 +36,46 @@ pub enum Kind {
     Buffer,
 }
 
-/// The place of a walk over a module, as a state-dict name.
-#[derive(Default)]
-pub(super) struct Path(Vec<String>);
-
-impl Path {
-    pub(super) fn enter(&mut self, name: &str, container: &str) {
-        if !container.starts_with("Enum") {
-            self.0.push(name.to_owned());
-        }
-    }
-
-    pub(super) fn exit(&mut self, container: &str) {
-        if !container.starts_with("Enum") {
-            self.0.pop();
-        }
-    }
-
-    pub(super) fn name(&self) -> String {
-        self.0.join(".")
-    }
-}
-
 fn kind(name: &str) -> Kind {
     if name.ends_with(".running_mean") || name.ends_with(".running_var") { Kind::Buffer } else { Kind::Param }
 }
 
+/// The float tensors of a model, in the order of the layers; nothing is read from the device yet.
+fn stored(model: &Yolo) -> impl Iterator<Item = Stored> {
+    model.collect(None, None, true).into_iter().filter(|tensor| tensor.dtype.is_float())
+}
+
 /// Name, shape and kind of every tensor, in the order of the layers.
 pub fn named_tensors(model: &Yolo) -> Vec<(String, Vec<usize>, Kind)> {
-    walk(model, false).into_iter().map(|(name, shape, _)| (name.clone(), shape, kind(&name))).collect()
+    stored(model).map(|t| (t.name.clone(), t.shape.to_vec(), kind(&t.name))).collect()
 }
 
 /// The full state dict (355 tensors for sizes n and s), loadable by PyTorch with `strict=True`.
 ///
 /// `batches` is written as every `num_batches_tracked`.
-pub fn to_tensors(model: &Yolo, batches: u64) -> NamedTensors {
-    let found = walk(model, true);
-    let norms = found.iter().filter_map(|(name, ..)| name.strip_suffix("running_var"));
-    let counters: Vec<String> = norms.map(|norm| format!("{norm}num_batches_tracked")).collect();
-    let mut tensors: NamedTensors = found.into_iter().map(|(name, shape, values)| (name, (shape, values))).collect();
-    tensors.extend(counters.into_iter().map(|name| (name, (vec![], vec![batches as f32]))));
+///
+/// # Errors
+/// When the device cannot hand a tensor back.
+pub fn to_tensors(model: &Yolo, batches: u64) -> Result<NamedTensors, ReadError> {
+    let mut tensors = NamedTensors::new();
+    for tensor in stored(model) {
+        let values = tensor.to_bytes()?.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect();
+        if let Some(norm) = tensor.name.strip_suffix("running_var") {
+            tensors.insert(format!("{norm}num_batches_tracked"), (vec![], vec![batches as f32]));
+        }
+        tensors.insert(tensor.name, (tensor.shape.to_vec(), values));
+    }
     tensors.insert(DFL.to_owned(), (vec![1, REG_MAX, 1, 1], (0..REG_MAX).map(|k| k as f32).collect()));
-    tensors
+    Ok(tensors)
 }
 
-/// Name, shape and (if asked for) values of every tensor, in the order of the layers.
-fn walk(model: &Yolo, values: bool) -> Vec<(String, Vec<usize>, Vec<f32>)> {
-    let mut walk = Walk { path: Path::default(), values, found: vec![] };
-    model.visit(&mut walk);
-    walk.found
-}
-
-struct Walk {
-    path: Path,
-    values: bool,
-    found: Vec<(String, Vec<usize>, Vec<f32>)>,
-}
-
-impl ModuleVisitor for Walk {
-    fn enter_module(&mut self, name: &str, container: &str) {
-        self.path.enter(name, container);
-    }
-
-    fn exit_module(&mut self, _name: &str, container: &str) {
-        self.path.exit(container);
-    }
-
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        let tensor = param.val();
-        let shape = tensor.dims().to_vec();
-        let values = if self.values { to_host(tensor) } else { vec![] };
-        self.found.push((self.path.name(), shape, values));
-    }
+/// Replaces the tensors that `tensors` names, each of the model's own shape; the others stay.
+pub(super) fn assign<'a>(model: &mut Yolo, tensors: impl IntoIterator<Item = (&'a String, &'a (Vec<usize>, Vec<f32>))>) {
+    let stored = tensors.into_iter().map(|(name, (shape, values))| {
+        let bytes = Bytes::from_elems(values.clone());
+        Stored::new(name.clone(), DType::F32, shape.clone(), None, bytes)
+    });
+    model.apply(stored.collect(), None, None, true);
 }
 
 /// What became of a load.
@@ -134,6 +103,17 @@ pub struct BadTensor {
     pub values: usize,
 }
 
+/// A source that does not fill its shapes, or a model that cannot be read.
+#[derive(Debug, thiserror::Error)]
+pub enum LoadError {
+    /// See [`BadTensor`].
+    #[error(transparent)]
+    Source(#[from] BadTensor),
+    /// The device cannot hand a tensor back.
+    #[error(transparent)]
+    Model(#[from] ReadError),
+}
+
 /// Takes over every tensor of `source` whose name and shape the model has; other names are ignored.
 ///
 /// When only the image channels differ, the first convolution takes the channels both have.
@@ -141,62 +121,28 @@ pub struct BadTensor {
 ///
 /// # Errors
 /// [`BadTensor`] if a tensor of the source has not as many values as its shape says.
-pub fn load_tensors(model: Yolo, source: &NamedTensors) -> Result<(Yolo, LoadReport), BadTensor> {
+pub fn load_tensors(mut model: Yolo, source: &NamedTensors) -> Result<(Yolo, LoadReport), LoadError> {
     for (name, (shape, values)) in source {
         if shape.iter().product::<usize>() != values.len() {
-            return Err(BadTensor { name: name.clone(), shape: shape.clone(), values: values.len() });
+            return Err(BadTensor { name: name.clone(), shape: shape.clone(), values: values.len() }.into());
         }
     }
-    let own = to_tensors(&model, 0);
-    let mut load = Load { path: Path::default(), source, taken: BTreeSet::new() };
-    let model = model.map(&mut load);
-    let mut taken = load.taken;
-    let constant = |name: &&String| *name == DFL || name.ends_with(".num_batches_tracked");
-    taken.extend(own.keys().filter(constant).filter(|n| source.get(*n).is_some_and(|s| s.0 == own[*n].0)).cloned());
-    let (mut missing, mut mismatched) = (vec![], vec![]);
-    for (name, (shape, _)) in own.iter().filter(|(name, _)| !taken.contains(*name)) {
-        match source.get(name) {
-            None => missing.push(name.clone()),
-            Some((theirs, _)) => mismatched.push((name.clone(), shape.clone(), theirs.clone())),
+    let own = to_tensors(&model, 0)?;
+    let total = own.len();
+    let (mut taken, mut missing, mut mismatched) = (NamedTensors::new(), vec![], vec![]);
+    for (name, (shape, mut values)) in own {
+        match source.get(&name) {
+            None => missing.push(name),
+            Some(theirs) if theirs.0 == shape => drop(taken.insert(name, theirs.clone())),
+            Some((theirs, from)) if name == FIRST && theirs.len() == 4 && theirs[0] == shape[0] && theirs[2..] == shape[2..] => {
+                copy_common_channels(&mut values, shape[1], from, theirs[1], shape[2] * shape[3]);
+                taken.insert(name, (shape, values));
+            }
+            Some((theirs, _)) => mismatched.push((name, shape, theirs.clone())),
         }
     }
-    Ok((model, LoadReport { transferred: taken.len(), total: own.len(), missing, mismatched }))
-}
-
-struct Load<'a> {
-    path: Path,
-    source: &'a NamedTensors,
-    taken: BTreeSet<String>,
-}
-
-impl ModuleMapper for Load<'_> {
-    fn enter_module(&mut self, name: &str, container: &str) {
-        self.path.enter(name, container);
-    }
-
-    fn exit_module(&mut self, _name: &str, container: &str) {
-        self.path.exit(container);
-    }
-
-    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        let name = self.path.name();
-        let Some((shape, values)) = self.source.get(&name) else { return param };
-        let own = param.val().dims();
-        let values = if own.as_slice() == shape.as_slice() {
-            values.clone()
-        } else if name == FIRST && D == 4 && shape.len() == 4 && own[0] == shape[0] && own[2..] == shape[2..] {
-            let mut merged = to_host(param.val());
-            copy_common_channels(&mut merged, own[1], values, shape[1], own[2] * own[3]);
-            merged
-        } else {
-            return param;
-        };
-        self.taken.insert(name);
-        param.map(|old| {
-            let new = Tensor::from_data(TensorData::new(values, own), &old.device());
-            new.set_require_grad(old.is_require_grad())
-        })
-    }
+    assign(&mut model, &taken);
+    Ok((model, LoadReport { transferred: taken.len(), total, missing, mismatched }))
 }
 
 /// Copies the input channels both `[out, channels, area]` weights have.
@@ -236,30 +182,30 @@ mod tests {
     #[test]
     fn a_full_round_trip_transfers_all() {
         let (a, b) = (model(4, 1), model(4, 2));
-        let source = to_tensors(&a, 5);
+        let source = to_tensors(&a, 5).unwrap();
         let (b, report) = load_tensors(b, &source).unwrap();
         assert_eq!((report.transferred, report.total), (355, 355));
-        assert_eq!(to_tensors(&b, 5), source);
+        assert_eq!(to_tensors(&b, 5).unwrap(), source);
     }
 
     #[test]
     fn another_number_of_classes_transfers_all_but_the_class_branches() {
-        let (loaded, report) = load_tensors(model(4, 1), &to_tensors(&model(80, 2), 0)).unwrap();
+        let (loaded, report) = load_tensors(model(4, 1), &to_tensors(&model(80, 2), 0).unwrap()).unwrap();
         assert_eq!((report.transferred, report.total), (319, 355));
         assert!(report.missing.is_empty());
         assert_eq!(report.mismatched.len(), 36);
         assert!(report.mismatched.iter().all(|(n, ..)| n.starts_with("model.22.cv3.")), "{report:?}");
         let class = "model.22.cv3.0.2.weight";
-        assert_eq!(to_tensors(&loaded, 0)[class], to_tensors(&model(4, 1), 0)[class]);
+        assert_eq!(to_tensors(&loaded, 0).unwrap()[class], to_tensors(&model(4, 1), 0).unwrap()[class]);
     }
 
     #[test]
     fn a_gray_model_takes_the_first_colour_channel() {
-        let colour = to_tensors(&model(4, 2), 0);
+        let colour = to_tensors(&model(4, 2), 0).unwrap();
         let gray = YoloConfig { channels: 1, ..YoloConfig::new(4) }.init(1, &Device::flex());
         let (gray, report) = load_tensors(gray, &colour).unwrap();
         assert_eq!(report.transferred, 355);
-        let (shape, values) = &to_tensors(&gray, 0)["model.0.conv.weight"];
+        let (shape, values) = &to_tensors(&gray, 0).unwrap()["model.0.conv.weight"];
         assert_eq!(shape, &[16, 1, 3, 3]);
         let expected: Vec<f32> = colour["model.0.conv.weight"].1.chunks(27).flat_map(|c| c[..9].to_vec()).collect();
         assert_eq!(values, &expected);
@@ -267,7 +213,7 @@ mod tests {
 
     #[test]
     fn foreign_names_are_ignored_and_absent_ones_reported() {
-        let mut source = to_tensors(&model(4, 2), 0);
+        let mut source = to_tensors(&model(4, 2), 0).unwrap();
         source.remove("model.4.cv1.bn.bias");
         source.insert("ema.decay".into(), (vec![1], vec![0.5]));
         let (_, report) = load_tensors(model(4, 1), &source).unwrap();
@@ -285,6 +231,6 @@ mod tests {
     #[test]
     fn larger_sizes_have_their_state_dict_too() {
         let m = YoloConfig { scale: Scale::M, ..YoloConfig::new(80) }.init(0, &Device::flex());
-        assert_eq!(to_tensors(&m, 0).len(), 475);
+        assert_eq!(to_tensors(&m, 0).unwrap().len(), 475);
     }
 }

@@ -45,6 +45,8 @@ pub struct Summary {
     pub parameters: usize,
     /// Parameters that can get a gradient.
     pub gradients: usize,
+    /// Outputs of all convolutions for one image of the given size: what training keeps is a multiple of it.
+    pub conv_outputs: usize,
     /// Billions of operations for one image of the given size (see the file's head for the convention).
     pub gflops: f64,
 }
@@ -55,9 +57,15 @@ impl Yolo {
         let tensors = named_tensors(self);
         let params = tensors.iter().filter(|t| t.2 == Kind::Param);
         let gradients: usize = params.map(|(_, shape, _)| shape.iter().product::<usize>()).sum();
-        let mut count = Count { layers: LAYERS_WITHOUT_PARAMETERS, flops: 0 };
+        let mut count = Count { layers: LAYERS_WITHOUT_PARAMETERS, conv_outputs: 0, flops: 0 };
         count.model(self, [height, width]);
-        Summary { layers: count.layers, parameters: gradients + REG_MAX, gradients, gflops: count.flops as f64 / 1e9 }
+        Summary {
+            layers: count.layers,
+            parameters: gradients + REG_MAX,
+            gradients,
+            conv_outputs: count.conv_outputs,
+            gflops: count.flops as f64 / 1e9,
+        }
     }
 }
 
@@ -66,6 +74,7 @@ const LAYERS_WITHOUT_PARAMETERS: usize = 1 + 2 + 4 + 1 + 1;
 
 struct Count {
     layers: usize,
+    conv_outputs: usize,
     flops: u64,
 }
 
@@ -119,6 +128,7 @@ impl Count {
         let size = size.map(|s| s / m.stride());
         let outputs = cout * size[0] * size[1];
         self.layers += 1;
+        self.conv_outputs += outputs;
         self.flops += 2 * (outputs * cin * k * k) as u64;
         (outputs, size)
     }

@@ -7,6 +7,12 @@ use bellows_learner::{LearnerConfig, OptimizerKind, Schedule};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
+mod absent;
+mod values;
+
+pub use absent::ABSENT;
+pub use values::{BatchSize, Cache, Freeze, OptimizerChoice, Toggle};
+
 use crate::data::AugmentConfig;
 
 /// One setting, for `--help` and documentation.
@@ -56,15 +62,17 @@ settings! {
         pretrained: Toggle = Toggle::On(true);
         /// Longer side of training images in pixels, a multiple of 32
         imgsz: usize = 640;
-        /// Images per batch
-        batch: usize = 16;
+        /// Images per batch; -1 fills 0.6 of the device's memory, a fraction that much of it
+        batch: BatchSize = BatchSize::Images(16);
+        /// Rectangular training batches by aspect ratio: in that order, without mosaic
+        rect: bool = false;
         /// Fraction of the training set to use
         fraction: f64 = 1.0;
         /// Treat all classes as one
         single_cls: bool = false;
         /// Train on these class indices only, as a list
         classes: Option<Vec<u32>> = None;
-        /// Keep decoded images in memory: false or ram
+        /// Keep decoded images: false, ram, or disk (in the user's cache folder)
         cache: Cache = Cache::Off;
         /// Go on although more than 1 % of the images or labels are bad
         allow_bad: bool = false;
@@ -184,78 +192,8 @@ settings! {
         max_det: usize = 300;
         /// Suppress across classes
         agnostic_nms: bool = false;
-    }
-}
-
-/// A switch that can also be a path.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(untagged)]
-pub enum Toggle {
-    /// Plain on or off.
-    On(bool),
-    /// On, with this file.
-    Path(String),
-}
-
-/// Where decoded images are kept.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(try_from = "Value", into = "Value")]
-pub enum Cache {
-    /// Read from disk every time.
-    Off,
-    /// Kept in memory.
-    Ram,
-}
-
-impl TryFrom<Value> for Cache {
-    type Error = String;
-
-    fn try_from(value: Value) -> Result<Self, String> {
-        match value {
-            Value::Bool(on) => Ok(if on { Self::Ram } else { Self::Off }),
-            Value::String(s) if s == "ram" => Ok(Self::Ram),
-            other => Err(format!("{other} is neither false nor ram")),
-        }
-    }
-}
-
-impl From<Cache> for Value {
-    fn from(cache: Cache) -> Self {
-        if cache == Cache::Ram { Self::from("ram") } else { Self::from(false) }
-    }
-}
-
-/// Which optimizer is asked for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum OptimizerChoice {
-    /// Chosen from the number of iterations and classes.
-    #[serde(rename = "auto")]
-    Auto,
-    /// Stochastic gradient descent with Nesterov momentum.
-    SGD,
-    /// Adam.
-    Adam,
-    /// AdamW.
-    AdamW,
-}
-
-/// Layers that are not trained.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(untagged)]
-pub enum Freeze {
-    /// The first n.
-    First(usize),
-    /// These.
-    List(Vec<usize>),
-}
-
-impl Freeze {
-    /// Whether layer `index` is frozen.
-    pub fn covers(&self, index: usize) -> bool {
-        match self {
-            Self::First(n) => index < *n,
-            Self::List(list) => list.contains(&index),
-        }
+        /// Write the best weights' detections as COCO predictions.json
+        save_json: bool = false;
     }
 }
 
@@ -294,6 +232,14 @@ impl TrainConfig {
             for (key, value) in &layer.values {
                 let name = field_name(key);
                 let fail = |reason: String| ConfigError { origin: layer.origin.clone(), reason };
+                if let Some(argument) = ABSENT.iter().find(|a| a.name == name) {
+                    argument.check(value).map_err(fail)?;
+                    continue;
+                }
+                // What another tool wrote for "not given".
+                if value.is_null() {
+                    continue;
+                }
                 if !SETTINGS.iter().any(|s| s.name == name) {
                     let closest =
                         SETTINGS.iter().max_by(|a, b| strsim::jaro_winkler(a.name, &name).total_cmp(&strsim::jaro_winkler(b.name, &name)));
@@ -354,7 +300,6 @@ impl TrainConfig {
         }
         let rules = [
             (self.imgsz == 0 || !self.imgsz.is_multiple_of(32), format!("imgsz {} is not a positive multiple of 32", self.imgsz)),
-            (self.batch == 0, "batch must be at least 1".into()),
             (self.epochs == 0, "epochs must be at least 1".into()),
             (self.nbs == 0, "nbs must be at least 1".into()),
             (self.fraction == 0.0, "fraction 0 leaves nothing to train on".into()),
@@ -370,7 +315,7 @@ impl TrainConfig {
         if self.optimizer != OptimizerChoice::Auto {
             return;
         }
-        let iterations = images.div_ceil(self.batch.max(self.nbs)) * self.epochs;
+        let iterations = images.div_ceil(self.batch.images().max(self.nbs)) * self.epochs;
         self.warmup_bias_lr = 0.0;
         if iterations > 10_000 {
             self.optimizer = OptimizerChoice::SGD;
@@ -382,9 +327,26 @@ impl TrainConfig {
         }
     }
 
+    /// Replaces a batch size that is a share of the device's memory (bytes, where known) by a number of images, and tells which.
+    ///
+    /// Training one image keeps about 13 bytes per output of the network's convolutions (measured on YOLOv8n: input, output and
+    /// normalised output of each, and their gradients as they come and go).
+    pub fn resolve_batch(&mut self, memory: Option<u64>, conv_outputs: usize) -> Option<String> {
+        let BatchSize::Memory(fraction) = self.batch else { return None };
+        let images = match memory {
+            None => BatchSize::Memory(fraction).images(),
+            Some(bytes) => ((bytes as f64 * fraction / (13 * conv_outputs.max(1)) as f64) as usize).clamp(1, 1024),
+        };
+        self.batch = BatchSize::Images(images);
+        Some(match memory {
+            None => format!("batch: {images} images, because the device's memory is not known"),
+            Some(bytes) => format!("batch: {images} images for {fraction} of {:.1} GB of memory (estimated)", bytes as f64 / 1e9),
+        })
+    }
+
     /// Weight decay scaled to the batch that an update really sees.
     pub fn effective_weight_decay(&self) -> f64 {
-        self.weight_decay * (self.batch * self.schedule().accumulate()) as f64 / self.nbs as f64
+        self.weight_decay * (self.batch.images() * self.schedule().accumulate()) as f64 / self.nbs as f64
     }
 
     /// The augmentation part of the settings; `open` is false once mosaic, mixup and cutmix are closed.
@@ -405,7 +367,7 @@ impl TrainConfig {
             mixup: self.mixup,
             cutmix: self.cutmix,
             copy_paste: self.copy_paste,
-            mosaic_open: open,
+            mosaic_open: open && !self.rect,
         }
     }
 
@@ -419,7 +381,7 @@ impl TrainConfig {
             warmup_momentum: self.warmup_momentum,
             warmup_bias_lr: self.warmup_bias_lr,
             nbs: self.nbs,
-            batch: self.batch,
+            batch: self.batch.images(),
         }
     }
 
@@ -446,7 +408,7 @@ impl TrainConfig {
             ema_decay: self.ema_decay,
             ema_tau: self.ema_tau,
             seed: self.seed,
-            shuffle: true,
+            shuffle: !self.rect,
             workers: self.workers,
             val: self.val,
             save: self.save,
@@ -487,6 +449,30 @@ mod tests {
     }
 
     #[test]
+    fn a_peers_arguments_are_taken_where_they_say_what_is_done_anyway() {
+        let taken = json!({"task": "detect", "amp": false, "deterministic": true, "mask_ratio": 4, "device": "cpu", "half": false});
+        assert!(TrainConfig::from_layers(&[layer("args.yaml", taken)]).is_ok());
+        let error = TrainConfig::from_layers(&[layer("args.yaml", json!({"amp": true}))]).unwrap_err().to_string();
+        assert!(error.contains("`amp` cannot be true") && error.contains("f32"), "{error}");
+        assert!(ABSENT.iter().all(|a| SETTINGS.iter().all(|s| s.name != a.name)));
+    }
+
+    #[test]
+    fn a_batch_is_images_or_a_share_of_memory() {
+        let batch = |v: Value| TrainConfig::from_layers(&[layer("f", json!({"batch": v}))]);
+        assert_eq!(batch(json!(8)).unwrap().batch, BatchSize::Images(8));
+        let mut auto = batch(json!(-1)).unwrap();
+        assert_eq!(auto.batch, BatchSize::Memory(0.6));
+        let outputs = 14_200_000;
+        assert!(auto.clone().resolve_batch(None, outputs).unwrap().contains("16 images"));
+        assert!(auto.resolve_batch(Some(6 << 30), outputs).unwrap().starts_with("batch: 20 images"));
+        assert_eq!(auto.resolve_batch(Some(6 << 30), outputs), None);
+        for bad in [json!(0), json!(-2), json!(2.5), json!("many")] {
+            assert!(batch(bad.clone()).unwrap_err().to_string().contains("batch"), "{bad}");
+        }
+    }
+
+    #[test]
     fn auto_optimizer_follows_the_field() {
         let mut ltdv2 = TrainConfig::default();
         ltdv2.resolve_optimizer(329_299, 4);
@@ -502,7 +488,7 @@ mod tests {
     #[test]
     fn weight_decay_follows_the_accumulated_batch() {
         assert_eq!(TrainConfig::default().effective_weight_decay(), 0.0005);
-        let odd = TrainConfig { batch: 24, ..TrainConfig::default() };
+        let odd = TrainConfig { batch: BatchSize::Images(24), ..TrainConfig::default() };
         assert_eq!(odd.effective_weight_decay(), 0.0005 * 72.0 / 64.0);
     }
 

@@ -1,0 +1,134 @@
+//! The kinds of values settings have beside numbers and text.
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+/// A switch that can also be a path.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum Toggle {
+    /// Plain on or off.
+    On(bool),
+    /// On, with this file.
+    Path(String),
+}
+
+/// Where decoded images are kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "Value", into = "Value")]
+pub enum Cache {
+    /// Read from disk every time.
+    Off,
+    /// Kept in memory.
+    Ram,
+    /// Kept decoded in the user's cache folder, never beside the data.
+    Disk,
+}
+
+impl TryFrom<Value> for Cache {
+    type Error = String;
+
+    fn try_from(value: Value) -> Result<Self, String> {
+        match value {
+            Value::Bool(on) => Ok(if on { Self::Ram } else { Self::Off }),
+            Value::String(s) if s == "ram" => Ok(Self::Ram),
+            Value::String(s) if s == "disk" => Ok(Self::Disk),
+            other => Err(format!("{other} is none of false, ram and disk")),
+        }
+    }
+}
+
+impl From<Cache> for Value {
+    fn from(cache: Cache) -> Self {
+        match cache {
+            Cache::Off => Self::from(false),
+            Cache::Ram => Self::from("ram"),
+            Cache::Disk => Self::from("disk"),
+        }
+    }
+}
+
+/// Which optimizer is asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum OptimizerChoice {
+    /// Chosen from the number of iterations and classes.
+    #[serde(rename = "auto")]
+    Auto,
+    /// Stochastic gradient descent with Nesterov momentum.
+    SGD,
+    /// Adam.
+    Adam,
+    /// AdamW.
+    AdamW,
+}
+
+/// Layers that are not trained.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum Freeze {
+    /// The first n.
+    First(usize),
+    /// These.
+    List(Vec<usize>),
+}
+
+impl Freeze {
+    /// Whether layer `index` is frozen.
+    pub fn covers(&self, index: usize) -> bool {
+        match self {
+            Self::First(n) => index < *n,
+            Self::List(list) => list.contains(&index),
+        }
+    }
+}
+
+/// Images per batch.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(try_from = "f64", into = "Value")]
+pub enum BatchSize {
+    /// This many.
+    Images(usize),
+    /// As many as fit into this fraction of the device's memory (-1 asks for 0.6).
+    Memory(f64),
+}
+
+/// What is taken when the device does not tell its memory.
+const FALLBACK: usize = 16;
+
+impl BatchSize {
+    /// The number of images; 16 as long as it is still to be chosen.
+    pub fn images(self) -> usize {
+        match self {
+            Self::Images(n) => n,
+            Self::Memory(_) => FALLBACK,
+        }
+    }
+}
+
+impl From<usize> for BatchSize {
+    fn from(images: usize) -> Self {
+        Self::Images(images)
+    }
+}
+
+impl TryFrom<f64> for BatchSize {
+    type Error = String;
+
+    fn try_from(value: f64) -> Result<Self, String> {
+        match value {
+            -1.0 => Ok(Self::Memory(0.6)),
+            v if v >= 1.0 && v.fract() == 0.0 => Ok(Self::Images(v as usize)),
+            v if v > 0.0 && v < 1.0 => Ok(Self::Memory(v)),
+            v => Err(format!("{v} is neither a number of images, nor a fraction of the memory, nor -1")),
+        }
+    }
+}
+
+impl From<BatchSize> for Value {
+    fn from(batch: BatchSize) -> Self {
+        match batch {
+            BatchSize::Images(n) => Self::from(n),
+            BatchSize::Memory(fraction) => Self::from(fraction),
+        }
+    }
+}

@@ -1,0 +1,92 @@
+//! Settings that change what a run reads or writes, through the binary: caches, rectangular batches, COCO predictions, exit codes.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+mod support;
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use support::{expect_code, tiny_data, yolo_train};
+
+fn files(dir: &Path) -> BTreeMap<PathBuf, u64> {
+    let mut found = BTreeMap::new();
+    for entry in std::fs::read_dir(dir).unwrap() {
+        let entry = entry.unwrap();
+        if entry.file_type().unwrap().is_dir() {
+            found.extend(files(&entry.path()));
+        } else {
+            found.insert(entry.path(), entry.metadata().unwrap().len());
+        }
+    }
+    found
+}
+
+/// `results.csv` without the column of times.
+fn results(run: &Path) -> Vec<String> {
+    let text = std::fs::read_to_string(run.join("results.csv")).unwrap();
+    text.lines().map(|line| line.split(',').enumerate().filter(|(i, _)| *i != 1).map(|(_, cell)| format!("{cell},")).collect()).collect()
+}
+
+#[test]
+fn a_cache_changes_no_bit_and_touches_no_data() {
+    let dir = tempfile::tempdir().unwrap();
+    tiny_data(dir.path());
+    let run = |name: &str, cache: &str| {
+        let args = ["--data", "tiny.yaml", "--epochs", "1", "--plots", "false", "--name", name, "--cache", cache];
+        expect_code(&mut yolo_train(dir.path(), &args), 0);
+        results(&dir.path().join("runs/detect").join(name))
+    };
+    let plain = run("plain", "false");
+    let before = files(&dir.path().join("tiny"));
+    assert_eq!(run("ram", "ram"), plain);
+    assert_eq!(run("disk", "disk"), plain);
+    let cached = files(&dir.path().join("cache/bellows/images"));
+    assert_eq!(cached.len(), 15, "11 training and 4 validation frames: {cached:?}");
+    assert_eq!(run("disk-again", "disk"), plain);
+    assert_eq!(files(&dir.path().join("cache/bellows/images")), cached);
+    assert_eq!(files(&dir.path().join("tiny")), before, "the dataset is as it was");
+
+    let damaged = cached.keys().next().unwrap();
+    std::fs::write(damaged, b"short").unwrap();
+    let args = ["--data", "tiny.yaml", "--epochs", "1", "--plots", "false", "--cache", "disk"];
+    let output = yolo_train(dir.path(), &args).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(said.contains(&damaged.file_name().unwrap().to_string_lossy().into_owned()), "{said}");
+}
+
+#[test]
+fn rect_trains_on_rectangles() {
+    let dir = tempfile::tempdir().unwrap();
+    tiny_data(dir.path());
+    let args = ["--data", "tiny.yaml", "--epochs", "1", "--imgsz", "128", "--rect", "--name", "r"];
+    expect_code(&mut yolo_train(dir.path(), &args), 0);
+    // Frames of 96x72 at 128: batches of 128x96, four to a picture.
+    let (width, height) = image::image_dimensions(dir.path().join("runs/detect/r/train_batch0.jpg")).unwrap();
+    assert_eq!(width * 3, height * 4, "{width}x{height}");
+}
+
+#[test]
+fn save_json_writes_what_coco_tools_read() {
+    let dir = tempfile::tempdir().unwrap();
+    tiny_data(dir.path());
+    let args = ["--data", "tiny.yaml", "--epochs", "1", "--plots", "false", "--save-json", "--conf", "0.0001", "--name", "j"];
+    expect_code(&mut yolo_train(dir.path(), &args), 0);
+    let text = std::fs::read_to_string(dir.path().join("runs/detect/j/predictions.json")).unwrap();
+    let rows: Vec<serde_json::Value> = serde_json::from_str(&text).unwrap();
+    assert!(!rows.is_empty());
+    for row in &rows {
+        let bbox: Vec<f64> = row["bbox"].as_array().unwrap().iter().map(|v| v.as_f64().unwrap()).collect();
+        assert!(bbox[0] >= 0.0 && bbox[1] >= 0.0 && bbox[0] + bbox[2] <= 96.001 && bbox[1] + bbox[3] <= 72.001, "{row}");
+        assert!((1..=4).contains(&row["category_id"].as_u64().unwrap()), "{row}");
+        assert!((0.0..=1.0).contains(&row["score"].as_f64().unwrap()) && !row["image_id"].is_null(), "{row}");
+    }
+}
+
+#[test]
+fn a_run_that_diverges_for_good_ends_with_code_4() {
+    let dir = tempfile::tempdir().unwrap();
+    tiny_data(dir.path());
+    let args = ["--data", "tiny.yaml", "--optimizer", "SGD", "--lr0", "1e30", "--warmup-epochs", "0", "--epochs", "40", "--plots", "false"];
+    let (_, error) = expect_code(&mut yolo_train(dir.path(), &args), 4);
+    assert!(error.contains("diverged"), "{error}");
+}

@@ -41,14 +41,14 @@ impl RunLog {
 
     /// Writes the row of an epoch; metrics of an epoch without evaluation are left empty.
     pub(crate) fn row(&mut self, report: &EpochReport, metrics: usize, lr: &[f64]) -> Result<(), LogError> {
-        let rounded = |x: f64| format_g((x * 1e5).round() / 1e5);
-        let mut row = vec![(report.epoch + 1).to_string(), format_g(report.elapsed_s)];
+        let rounded = |x: f64| format_g((x * 1e5).round() / 1e5, 6);
+        let mut row = vec![(report.epoch + 1).to_string(), format_g(report.elapsed_s, 6)];
         row.extend(report.means.iter().map(|&x| rounded(x)));
         match &report.evaluation {
             Some(evaluation) => row.extend(evaluation.metrics.iter().map(|&(_, x)| rounded(x))),
             None => row.extend(std::iter::repeat_n(String::new(), metrics)),
         }
-        row.extend(lr.iter().map(|&x| format_g(x)));
+        row.extend(lr.iter().map(|&x| format_g(x, 6)));
         self.results.append_line(&row.join(","))?;
         self.results.sync()
     }
@@ -66,19 +66,20 @@ impl RunLog {
     }
 }
 
-/// C's `%.6g`: six significant digits, no trailing zeros, an exponent below 1e-4 and from 1e6.
-pub fn format_g(x: f64) -> String {
-    if !x.is_finite() || x == 0.0 {
-        return if x == 0.0 { "0".into() } else { x.to_string().to_lowercase() };
+/// C's `%.{digits}g`: `digits` significant digits, no trailing zeros, an exponent only below 1e-4 or from 10^digits up.
+pub fn format_g(value: f64, digits: usize) -> String {
+    if !value.is_finite() || value == 0.0 {
+        return if value == 0.0 { "0".into() } else { value.to_string().to_lowercase() };
     }
-    let scientific = format!("{x:.5e}");
+    let digits = digits.max(1);
+    let scientific = format!("{value:.*e}", digits - 1);
     let (mantissa, exponent) = scientific.split_once('e').unwrap_or((&scientific, "0"));
     let exponent: i32 = exponent.parse().unwrap_or(0);
-    let trim = |s: &str| if s.contains('.') { s.trim_end_matches('0').trim_end_matches('.').to_string() } else { s.to_string() };
-    if (-4..6).contains(&exponent) {
-        trim(&format!("{x:.*}", (5 - exponent) as usize))
+    let strip = |text: &str| if text.contains('.') { text.trim_end_matches('0').trim_end_matches('.').to_owned() } else { text.to_owned() };
+    if exponent < -4 || exponent >= digits as i32 {
+        format!("{}e{}{:02}", strip(mantissa), if exponent < 0 { '-' } else { '+' }, exponent.abs())
     } else {
-        format!("{}e{}{:02}", trim(mantissa), if exponent < 0 { '-' } else { '+' }, exponent.abs())
+        strip(&format!("{value:.*}", (digits as i32 - 1 - exponent).max(0) as usize))
     }
 }
 
@@ -102,7 +103,8 @@ mod tests {
             (f64::NAN, "nan"),
         ];
         for (x, expected) in cases {
-            assert_eq!(format_g(x), expected);
+            assert_eq!(format_g(x, 6), expected);
         }
+        assert_eq!([format_g(0.99951, 3), format_g(1234.0, 3), format_g(f64::INFINITY, 3)], ["1", "1.23e+03", "inf"]);
     }
 }

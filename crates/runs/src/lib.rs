@@ -18,7 +18,7 @@ mod store;
 
 pub use append_log::{AppendLog, LogError};
 pub use atomic::write_atomic;
-pub use bounded::{PathError, join_allowed, join_inside, open_bounded, read_bounded};
+pub use bounded::{PathError, read_bounded};
 pub use checkpoints::{Checkpoint, Checkpoints, Latest, LoadError, SaveError, SetAside};
 pub use lock::{LockError, RunLock};
 pub use manifest::{FORMAT, MANIFEST, Member, MemberNameError};

@@ -6,6 +6,7 @@ use std::io::{IsTerminal, Write};
 use std::time::{Duration, Instant};
 
 use bellows_learner::{BatchReport, EpochReport, Notice, Observer, RunInfo};
+use bellows_yolo::metrics::{table_header, table_row};
 use indicatif::{ProgressBar, ProgressStyle};
 
 const LINE_EVERY: Duration = Duration::from_secs(30);
@@ -96,14 +97,6 @@ fn cell(x: f64) -> String {
     format!("{x:>11.4}")
 }
 
-pub(crate) const VAL_HEADER: &str = "                 Class     Images  Instances      Box(P          R      mAP50  mAP50-95)";
-
-/// One row under [`VAL_HEADER`]: P, R, mAP50, mAP50-95.
-pub(crate) fn val_row(class: &str, images: usize, instances: usize, values: [f64; 4]) -> String {
-    let values: String = values.iter().map(|v| format!("{v:>11.3}")).collect();
-    format!("{class:>22}{images:>11}{instances:>11}{values}")
-}
-
 impl Observer for Console {
     fn on_start(&mut self, info: &RunInfo) {
         self.info = Some(info.clone());
@@ -143,7 +136,7 @@ impl Observer for Console {
 
     fn on_evaluating(&mut self, done: usize, total: usize) {
         let bar = self.bar.get_or_insert_with(|| Bar::new("validating ", total));
-        bar.set(VAL_HEADER.into(), done, total);
+        bar.set(table_header(), done, total);
     }
 
     fn on_epoch_end(&mut self, report: &EpochReport) {
@@ -151,8 +144,8 @@ impl Observer for Console {
         let Some(e) = &report.evaluation else { return };
         let value = |name: &str| e.get(name).unwrap_or(f64::NAN);
         let values = ["metrics/precision(B)", "metrics/recall(B)", "metrics/mAP50(B)", "metrics/mAP50-95(B)"].map(value);
-        say(VAL_HEADER);
-        say(&val_row("all", e.samples, e.objects, values));
+        say(&table_header());
+        say(&table_row("all", e.samples, e.objects, values));
     }
 
     fn on_notice(&mut self, notice: &Notice) {

@@ -7,7 +7,7 @@ use std::time::Instant;
 use anyhow::Context;
 use bellows_device::{ProbeOptions, Selected, select};
 use bellows_learner::{Dashboard, Outcome, signals};
-use bellows_runs::{RunDir, find_latest_run, write_atomic};
+use bellows_runs::{RunDir, find_latest_run, read_bounded, write_atomic};
 use bellows_yolo::config::{Layer, MAY_CHANGE, SETTINGS, TrainConfig};
 use bellows_yolo::data::DataConfig;
 use bellows_yolo::metrics::table_header;
@@ -111,7 +111,8 @@ fn settle(args: &TrainArgs) -> anyhow::Result<(TrainConfig, Option<PathBuf>)> {
 }
 
 fn yaml_layer(path: &Path) -> anyhow::Result<Layer> {
-    let text = std::fs::read_to_string(path).map_err(|e| Usage(format!("{}: {e}", path.display())))?;
+    let bytes = read_bounded(path, 1 << 20).map_err(|e| Usage(e.to_string()))?;
+    let text = String::from_utf8(bytes).map_err(|e| Usage(format!("{}: {e}", path.display())))?;
     let values: Map<String, Value> = serde_saphyr::from_str(&text).map_err(|e| Usage(format!("{}: {e}", path.display())))?;
     Ok(Layer { origin: path.display().to_string(), values })
 }

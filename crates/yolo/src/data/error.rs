@@ -70,6 +70,9 @@ pub enum DataError {
         /// What was found instead.
         reason: String,
     },
+    /// A file that is absent, too large or none at all.
+    #[error(transparent)]
+    File(#[from] bellows_runs::PathError),
     /// The images do not fit into memory.
     #[error("cache=ram needs about {need_mib} MiB, {free_mib} MiB are free: use less data, a smaller imgsz, or no cache")]
     Memory {

@@ -148,7 +148,7 @@ pub fn generate(spec: &SampleSpec, root: &Path, progress: &(dyn Fn(u64, u64) + S
     frames.par_iter().try_for_each(|&(split, index)| {
         write_frame(spec, root, split, index)?;
         progress(count.fetch_add(1, Ordering::Relaxed) + 1, frames.len() as u64);
-        Ok(())
+        Ok::<_, DataError>(())
     })?;
     std::fs::rename(&partial, &done).map_err(DataError::io(&done))?;
     Ok(Generated::Written(frames.len() as u32))

@@ -10,6 +10,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use bellows_runs::read_bounded;
 use serde_json::Value;
 use serde_saphyr::Spanned;
 
@@ -70,13 +71,9 @@ impl DataConfig {
     /// Reads a data.yaml. `allow_outside` names folders beyond the root that the user allows it to use.
     ///
     /// # Errors
-    /// [`DataError::Io`], or [`DataError::Yaml`] with the line where the parser knows it.
+    /// [`DataError::File`], or [`DataError::Yaml`] with the line where the parser knows it.
     pub fn load(yaml: &Path, allow_outside: &[PathBuf]) -> Result<Self, DataError> {
-        let size = std::fs::metadata(yaml).map_err(DataError::io(yaml))?.len();
-        if size > MAX_BYTES {
-            return Err(fault(yaml, None, format!("{size} bytes; a data.yaml has at most {MAX_BYTES}")));
-        }
-        let text = std::fs::read_to_string(yaml).map_err(DataError::io(yaml))?;
+        let text = String::from_utf8(read_bounded(yaml, MAX_BYTES)?).map_err(|e| fault(yaml, None, format!("not UTF-8: {e}")))?;
         let mut config = Self::parse(&text, yaml)?;
         config.allow_outside = allow_outside.to_vec();
         Ok(config)

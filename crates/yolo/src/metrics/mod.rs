@@ -37,7 +37,7 @@ pub use confusion::ConfusionMatrix;
 pub use evaluator::{ClassMetrics, Curves, DetectionMetrics, Evaluator, Speed};
 pub use matching::{IOU_THRESHOLDS, iou, iou_matrix, match_detections};
 pub use nms::{NmsConfig, nms};
-pub use table::{format_g, table_header, table_row};
+pub use table::{table_header, table_row};
 
 /// One object that is really there: class index and `xyxy` in the pixels of the detections it is compared with.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -1,5 +1,7 @@
 //! The validation table on the console, in the columns detector users know.
 
+use bellows_learner::format_g;
+
 use super::DetectionMetrics;
 
 /// The line above the rows.
@@ -29,37 +31,9 @@ impl DetectionMetrics {
     }
 }
 
-/// C's `%.{digits}g`: `digits` significant digits, no trailing zeros, an exponent only below 1e-4 or from 10^digits up.
-pub fn format_g(value: f64, digits: usize) -> String {
-    if !value.is_finite() || value == 0.0 {
-        return if value == 0.0 { "0".into() } else { value.to_string().to_lowercase() };
-    }
-    let digits = digits.max(1);
-    let scientific = format!("{value:.*e}", digits - 1);
-    let (mantissa, exponent) = scientific.split_once('e').unwrap_or((&scientific, "0"));
-    let exponent: i32 = exponent.parse().unwrap_or(0);
-    let strip = |text: &str| if text.contains('.') { text.trim_end_matches('0').trim_end_matches('.').to_owned() } else { text.to_owned() };
-    if exponent < -4 || exponent >= digits as i32 {
-        format!("{}e{}{:02}", strip(mantissa), if exponent < 0 { '-' } else { '+' }, exponent.abs())
-    } else {
-        strip(&format!("{value:.*}", (digits as i32 - 1 - exponent).max(0) as usize))
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn as_printf_writes_it() {
-        let three = [(0.0, "0"), (0.5, "0.5"), (0.99951, "1"), (0.123456, "0.123"), (0.00012345, "0.000123"), (0.000012345, "1.23e-05")];
-        for (value, text) in three {
-            assert_eq!(format_g(value, 3), text);
-        }
-        assert_eq!(format_g(1234.0, 3), "1.23e+03");
-        assert_eq!([format_g(123456.4, 6), format_g(1234567.0, 6), format_g(-2.5, 6)], ["123456", "1.23457e+06", "-2.5"]);
-        assert_eq!([format_g(f64::NAN, 3), format_g(f64::INFINITY, 3)], ["nan", "inf"]);
-    }
 
     #[test]
     fn columns_line_up() {

@@ -71,6 +71,31 @@ fn doctor_reports_the_cpu() {
 }
 
 #[test]
+fn benchmark_prints_the_keys_of_other_timers() {
+    let dir = tempfile::tempdir().unwrap();
+    let args = ["benchmark", "--batch", "2", "--imgsz", "64", "--steps", "2", "--threads", "1", "--json"];
+    let (out, _) = expect_code(&mut yolo_train(dir.path(), &args), 0);
+    let report: serde_json::Value = serde_json::from_str(&out).unwrap();
+    for key in ["forward_s", "backward_s", "update_s", "step_s", "train_images_per_s", "infer_images_per_s"] {
+        assert!(report[key].as_f64().is_some_and(|v| v > 0.0), "{key} in {out}");
+    }
+    assert_eq!((&report["threads"], &report["batch"], &report["imgsz"]), (&1.into(), &2.into(), &64.into()));
+    expect_code(&mut yolo_train(dir.path(), &["benchmark", "--imgsz", "100"]), 2);
+}
+
+#[test]
+fn a_profile_tells_where_the_time_went() {
+    let dir = tempfile::tempdir().unwrap();
+    tiny_data(dir.path());
+    let args = ["--data", "tiny.yaml", "--epochs", "1", "--plots", "false", "--profile"];
+    let (out, _) = expect_code(&mut yolo_train(dir.path(), &args), 0);
+    let line = out.lines().find(|l| l.starts_with("profile:")).unwrap();
+    for stage in ["waiting for data", "forward", "backward", "update", "decode", "augment", "collate"] {
+        assert!(line.contains(stage), "{stage} in {line}");
+    }
+}
+
+#[test]
 fn presets_are_settings() {
     let models = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../models");
     for entry in std::fs::read_dir(models).unwrap() {

@@ -21,6 +21,7 @@ use crate::log::RunLog;
 use crate::metrics::{ErasedMetric, StepMetric};
 use crate::observe::{BatchReport, EpochReport, Notice, Observer, RunInfo};
 use crate::optim::{Optimizer, OptimizerKind};
+use crate::profile::{StepTimes, describe};
 use crate::sampler::epoch_order;
 use crate::schedule::{Hyper, Schedule};
 use crate::state::{Counters, RunState};
@@ -69,6 +70,8 @@ pub struct LearnerConfig {
     pub keep_checkpoints: usize,
     /// Batches between two `step` events.
     pub log_every: usize,
+    /// Wait for the device after every stage of a step and tell at the end of an epoch where its time went.
+    pub profile: bool,
 }
 
 /// How a run ended.
@@ -100,6 +103,7 @@ pub struct Learner<T: Task> {
     metrics: Vec<Box<dyn ErasedMetric<T::Output>>>,
     identity: Map<String, Value>,
     saved_at: Instant,
+    times: StepTimes,
     resumed: bool,
     first_events: Vec<(&'static str, Value)>,
 }
@@ -148,6 +152,7 @@ impl<T: Task> Learner<T> {
             metrics,
             identity,
             saved_at,
+            times: StepTimes::default(),
             resumed,
             first_events,
         })
@@ -261,8 +266,14 @@ impl<T: Task> Learner<T> {
         loop {
             let (epoch, position) = (self.state.counters.epoch, self.state.counters.position);
             self.observers.iter_mut().for_each(|o| o.on_epoch(epoch, position));
+            let started = Instant::now();
             let end = match self.train_epoch(data, batches, log)? {
-                EpochEnd::Complete => self.finish_epoch(log)?,
+                EpochEnd::Complete => {
+                    if self.config.profile {
+                        self.tell_profile(log, started.elapsed().as_secs_f64());
+                    }
+                    self.finish_epoch(log)?
+                }
                 other => other,
             };
             match end {
@@ -291,12 +302,17 @@ impl<T: Task> Learner<T> {
             groups: &self.groups,
             device: &self.device,
             max_grad_norm: self.config.max_grad_norm,
+            profile: self.config.profile,
         };
         let make = |i: usize| task.batch(data, draw, &order[i * size..((i + 1) * size).min(order.len())]);
         let adam = self.state.optimizer.is_adam();
         std::thread::scope(|scope| {
             let mut clock = Instant::now();
-            for (i, batch) in (position..batches).zip(Loader::start(scope, self.config.workers, position..batches, &make)) {
+            let mut loader = Loader::start(scope, self.config.workers, position..batches, &make);
+            for i in position..batches {
+                let asked = Instant::now();
+                let Some(batch) = loader.next() else { break };
+                let wait = asked.elapsed().as_secs_f64();
                 if stop.load(Ordering::Relaxed) || quit.should_stop() {
                     return Ok(EpochEnd::Interrupted);
                 }
@@ -304,7 +320,9 @@ impl<T: Task> Learner<T> {
                 let mut hyper = self.config.schedule.at(epoch * batches + i, epoch, epochs, batches, &self.groups, adam);
                 hyper.lr.iter_mut().for_each(|lr| *lr *= self.state.counters.lr_scale);
                 task.inspect(&batch, draw, i);
-                let step = train_step(&context, &mut self.state, &batch, draw, &hyper)?;
+                let mut step = train_step(&context, &mut self.state, &batch, draw, &hyper)?;
+                step.times.wait = wait;
+                self.times += step.times;
 
                 let counters = &mut self.state.counters;
                 counters.position = i + 1;
@@ -360,6 +378,13 @@ impl<T: Task> Learner<T> {
             }
             Ok(EpochEnd::Complete)
         })
+    }
+
+    /// Where this epoch's time went, on the console and in the log.
+    fn tell_profile(&mut self, log: &mut RunLog, total: f64) {
+        let (line, fields) = describe(&std::mem::take(&mut self.times), total, &self.task.batch_times());
+        log.event("profile", &self.state.counters, fields);
+        self.notify("profile", line);
     }
 
     /// Evaluation, best weights, the row of `results.csv`, the epoch's checkpoint.
@@ -554,6 +579,7 @@ fn report_of<O>(step: &StepReport<O>, counters: &Counters, hyper: &Hyper, positi
         samples,
         lr: hyper.lr.clone(),
         grad_norm: step.grad_norm,
+        times: step.times,
     }
 }
 

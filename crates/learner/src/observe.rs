@@ -1,5 +1,6 @@
 //! Who watches a run: the console, the dashboard, a test. Observers see everything and decide nothing.
 
+use crate::profile::StepTimes;
 use crate::task::Evaluation;
 
 /// What is known when training starts or goes on.
@@ -38,6 +39,8 @@ pub struct BatchReport {
     pub lr: Vec<f64>,
     /// Global gradient norm, if an update was made.
     pub grad_norm: Option<f64>,
+    /// Seconds by stage.
+    pub times: StepTimes,
 }
 
 /// One epoch.

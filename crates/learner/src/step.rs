@@ -1,11 +1,14 @@
 //! One training step, in the order of the paper: forward, loss, gradients, finite check, clip, update, EMA.
 
+use std::time::Instant;
+
 use burn::module::Module;
 use burn::tensor::{Device, Tensor};
 
 use crate::error::LearnError;
 use crate::grads::{clip_to_norm, sum_of_squares};
 use crate::layout::Layout;
+use crate::profile::StepTimes;
 use crate::schedule::Hyper;
 use crate::state::RunState;
 use crate::task::{Draw, Group, StepOutput, Task};
@@ -19,6 +22,8 @@ pub(crate) struct StepContext<'a, T: Task> {
     pub(crate) device: &'a Device,
     /// Global gradient norm that is clipped to; 0 turns clipping off.
     pub(crate) max_grad_norm: f64,
+    /// Wait for the device after every stage, so that it can be timed.
+    pub(crate) profile: bool,
 }
 
 /// What a batch did.
@@ -32,6 +37,7 @@ pub(crate) struct StepReport<O> {
     /// An update was due and could not be made.
     pub(crate) lost_update: bool,
     pub(crate) output: StepOutput<O>,
+    pub(crate) times: StepTimes,
 }
 
 /// Trains on one batch. A step in which anything is not finite leaves weights, running statistics, moments and EMA as they were.
@@ -42,16 +48,26 @@ pub(crate) fn train_step<T: Task>(
     draw: Draw,
     hyper: &Hyper,
 ) -> Result<StepReport<T::Output>, LearnError> {
-    let StepContext { task, layout, groups, device, max_grad_norm } = context;
+    let StepContext { task, layout, groups, device, max_grad_norm, profile } = context;
+    let mut clock = Instant::now();
+    let mut lap = || -> Result<f64, LearnError> {
+        if *profile {
+            device.sync().map_err(|e| LearnError::Device(e.to_string()))?;
+        }
+        Ok(std::mem::replace(&mut clock, Instant::now()).elapsed().as_secs_f64())
+    };
+    let mut times = StepTimes::default();
     // The forward pass moves running statistics: this copy (of handles, not of data) is the way back.
     let before = state.model.valid();
 
     let output = task.loss(&state.model, batch, draw, device);
+    times.forward = lap()?;
     let mut grads = output.loss.backward();
     let grads = layout.take_gradients(&state.model, &mut grads);
     let (loss, items, squares) = read_scalars(&output, &grads)?;
 
-    let mut report = StepReport { items, count: output.count, grad_norm: None, skipped: None, lost_update: false, output };
+    times.backward = lap()?;
+    let mut report = StepReport { items, count: output.count, grad_norm: None, skipped: None, lost_update: false, output, times };
     report.skipped = match (loss.is_finite(), squares.is_finite()) {
         (false, _) => Some("loss"),
         (true, false) => Some("gradient"),
@@ -94,6 +110,7 @@ pub(crate) fn train_step<T: Task>(
     state.counters.updates += 1;
     state.ema.update(after);
     report.grad_norm = Some(norm);
+    report.times.update = lap()?;
     Ok(report)
 }
 

@@ -118,6 +118,11 @@ pub trait Task: Send + Sync {
     /// Looks at a batch before it is trained on (sample pictures); nothing it does may change the run.
     fn inspect(&self, _batch: &Self::Batch, _draw: Draw, _position: usize) {}
 
+    /// Threads' seconds spent in [`Task::batch`] by stage since this was last asked, for a profile; empty if not measured.
+    fn batch_times(&self) -> Vec<(&'static str, f64)> {
+        Vec::new()
+    }
+
     /// Forward pass and loss of one batch, on the model's device.
     fn loss(&self, model: &Self::Model, batch: &Self::Batch, draw: Draw, device: &Device) -> StepOutput<Self::Output>;
 

@@ -2,7 +2,9 @@
 
 use std::path::PathBuf;
 
+use bellows_yolo::bench::Benchmark;
 use bellows_yolo::config::{ABSENT, Layer, SETTINGS, Setting, TrainConfig};
+use bellows_yolo::model::Scale;
 use clap::builder::PossibleValuesParser;
 use clap::{Arg, ArgAction, ArgMatches, Command};
 use serde_json::{Map, Value};
@@ -11,6 +13,8 @@ use serde_json::{Map, Value};
 pub(crate) enum Request {
     /// Train: settings as typed.
     Train(TrainArgs),
+    /// Time training steps.
+    Benchmark(BenchmarkArgs),
     /// Look at the machine.
     Doctor {
         /// Only this device.
@@ -18,6 +22,18 @@ pub(crate) enum Request {
         /// Do not use a cached verdict.
         reprobe: bool,
     },
+}
+
+/// `benchmark` as typed.
+pub(crate) struct BenchmarkArgs {
+    /// Where to run.
+    pub(crate) device: String,
+    /// What to time.
+    pub(crate) what: Benchmark,
+    /// Threads of the CPU; 0 for all.
+    pub(crate) threads: usize,
+    /// One JSON object instead of lines.
+    pub(crate) json: bool,
 }
 
 /// A training run as typed.
@@ -90,6 +106,18 @@ fn command() -> Command {
                 .arg(Arg::new("device").long("device").default_value("auto").help("Probe this device only"))
                 .arg(Arg::new("reprobe").long("reprobe").action(ArgAction::SetTrue).help("Do not use the cached verdict")),
         )
+        .subcommand(
+            Command::new("benchmark")
+                .about("Times training steps and inference on made-up images")
+                .arg(count("batch", "4", "Images per batch"))
+                .arg(count("imgsz", "640", "Side of the images in pixels, a multiple of 32"))
+                .arg(count("steps", "5", "Steps that count, after two that do not"))
+                .arg(count("boxes", "20", "Objects an image"))
+                .arg(count("threads", "0", "Threads of the CPU; 0 for all"))
+                .arg(Arg::new("model").long("model").default_value("n").value_parser(PossibleValuesParser::new(["n", "s", "m", "l", "x"])).help("Size of the model"))
+                .arg(Arg::new("device").long("device").default_value("cpu").help("Where to run, as for training"))
+                .arg(Arg::new("json").long("json").action(ArgAction::SetTrue).help("Print one JSON object")),
+        )
         .arg(Arg::new("config").long("config").value_name("FILE").help("YAML file of settings; flags override it"))
         .arg(
             Arg::new("resume")
@@ -118,6 +146,9 @@ pub(crate) fn parse() -> Request {
     if let Some(("doctor", m)) = matches.subcommand() {
         return Request::Doctor { device: text(m, "device").unwrap_or_default(), reprobe: m.get_flag("reprobe") };
     }
+    if let Some(("benchmark", m)) = matches.subcommand() {
+        return Request::Benchmark(benchmark(m));
+    }
     let resume = matches.contains_id("resume").then(|| text(&matches, "resume").map(PathBuf::from));
     Request::Train(TrainArgs {
         config: text(&matches, "config").map(PathBuf::from),
@@ -127,6 +158,27 @@ pub(crate) fn parse() -> Request {
         flags: Layer { origin: "command line".into(), values: flag_values(&matches) },
         typed: std::env::args().skip(1).collect(),
     })
+}
+
+fn count(name: &'static str, default: &'static str, help: &'static str) -> Arg {
+    Arg::new(name).long(name).value_name("N").default_value(default).value_parser(clap::value_parser!(u32)).help(help)
+}
+
+fn benchmark(m: &ArgMatches) -> BenchmarkArgs {
+    let number = |name: &str| m.get_one::<u32>(name).copied().unwrap_or_default() as usize;
+    let scale = match text(m, "model").as_deref() {
+        Some("s") => Scale::S,
+        Some("m") => Scale::M,
+        Some("l") => Scale::L,
+        Some("x") => Scale::X,
+        _ => Scale::N,
+    };
+    BenchmarkArgs {
+        device: text(m, "device").unwrap_or_default(),
+        what: Benchmark { scale, batch: number("batch"), imgsz: number("imgsz"), steps: number("steps"), boxes: number("boxes") },
+        threads: number("threads"),
+        json: m.get_flag("json"),
+    }
 }
 
 fn text(matches: &ArgMatches, id: &str) -> Option<String> {

@@ -4,6 +4,7 @@
 //! failed, 4 stopped because training diverged.
 
 mod args;
+mod benchmark;
 mod console;
 mod exit;
 mod run;
@@ -29,6 +30,7 @@ fn main() -> ExitCode {
         .init();
     let result = match args::parse() {
         args::Request::Train(typed) => run::train(typed),
+        args::Request::Benchmark(typed) => benchmark::run(&typed),
         args::Request::Doctor { device, reprobe } => examine(&device, reprobe),
     };
     match result {

@@ -3,6 +3,7 @@
 //! [`Training`] is the whole of it: give it [`TrainingData`] (a `data.yaml`, or any Burn `Dataset` of [`data::Item`]), settings
 //! ([`config::TrainConfig`]), a device and a run directory.
 
+pub mod bench;
 pub mod boxes;
 pub mod config;
 pub mod data;

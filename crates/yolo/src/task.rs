@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
 
 use bellows_learner::{Draw, EvalContext, Evaluation, Group, StepOutput, Task, TaskError};
 use bellows_weights::{Tensor as FileTensor, to_safetensors};
@@ -12,6 +14,7 @@ use burn::tensor::ops::{InterpolateMode, InterpolateOptions};
 
 use crate::config::TrainConfig;
 use crate::data::batch::{collate, multi_scale};
+use crate::data::stages::{Stages, TimedReads, timed};
 use crate::data::{Batch, Item, Size, TrainView, augment};
 use crate::model::Yolo;
 use crate::model::names::to_tensors;
@@ -37,6 +40,8 @@ pub struct DetectionTask {
     pub config: TrainConfig,
     /// Class names by index.
     pub names: Vec<String>,
+    /// Where the workers' time goes.
+    pub(crate) stages: Stages,
     /// With `rect`, the shape of every training batch, in the order of the samples; else empty.
     pub rect: Vec<Size>,
     /// What a model is judged on.
@@ -104,8 +109,11 @@ impl Task for DetectionTask {
         // An image that passed the scan and still cannot be decoded costs itself, not a run of days; which ones is a function of the
         // files, so the batch stays one of its arguments.
         let (mut samples, mut first_error) = (Vec::with_capacity(indices.len()), None);
+        let reads = AtomicU64::new(0);
+        let data = TimedReads { data, nanos: &reads };
+        let started = Instant::now();
         for &i in indices {
-            match augment(data, i, &view) {
+            match augment(&data, i, &view) {
                 Ok(sample) => samples.push(sample),
                 Err(error) => {
                     tracing::warn!("left out of its batch: {error}");
@@ -113,10 +121,17 @@ impl Task for DetectionTask {
                 }
             }
         }
+        let (all, reads) = (started.elapsed().as_nanos() as u64, reads.into_inner());
+        self.stages.decode.fetch_add(reads, Ordering::Relaxed);
+        self.stages.augment.fetch_add(all.saturating_sub(reads), Ordering::Relaxed);
         match first_error {
             Some(error) if samples.is_empty() => Err(error.into()),
-            _ => Ok(collate(samples)?),
+            _ => Ok(timed(&self.stages.collate, || collate(samples))?),
         }
+    }
+
+    fn batch_times(&self) -> Vec<(&'static str, f64)> {
+        self.stages.take()
     }
 
     fn sample_names(&self, batch: &Batch) -> Vec<String> {

@@ -13,6 +13,7 @@ use serde_json::{Map, Value, json};
 use crate::boxes::Label;
 use crate::config::{ConfigError, MAY_CHANGE, TrainConfig};
 use crate::data::batch::rect_train_batches;
+use crate::data::stages::Stages;
 use crate::data::{DataError, Item, Reordered, Size};
 use crate::metrics::DetectionMetrics;
 use crate::model::Yolo;
@@ -138,6 +139,7 @@ impl Training {
             train = Arc::new(Reordered::new(train, rect.iter().flat_map(|b| b.indices.clone()).collect()));
         }
         let task = DetectionTask {
+            stages: Stages::default(),
             rect: rect.iter().map(|b| b.shape).collect(),
             config: config.clone(),
             names: names.clone(),

@@ -150,6 +150,7 @@ pub fn config() -> LearnerConfig {
         checkpoint_minutes: 1e9,
         keep_checkpoints: 2,
         log_every: 1,
+        profile: false,
     }
 }
 

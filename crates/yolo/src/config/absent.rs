@@ -28,7 +28,6 @@ pub const ABSENT: &[Absent] = &[
     Absent { name: "dnn", accepted: OFF, reason: "belongs to OpenCV" },
     Absent { name: "deterministic", accepted: &[], reason: "every draw is a hash of (seed, stream, epoch, index)" },
     Absent { name: "verbose", accepted: &[], reason: "the console has one form; BELLOWS_LOG sets the level of the log" },
-    Absent { name: "profile", accepted: OFF, reason: "examples/step_profile.rs times a step by part" },
     Absent { name: "split", accepted: &["\"val\""], reason: "a run is judged on its validation split" },
     Absent { name: "resume", accepted: OFF, reason: "is --resume [RUN_DIR] on the command line" },
     Absent { name: "cfg", accepted: &["null"], reason: "is --config FILE" },

@@ -29,8 +29,18 @@ pub struct Setting {
 }
 
 /// Settings that do not change what a run computes: they may differ when it is resumed.
-pub const MAY_CHANGE: [&str; 9] =
-    ["device", "workers", "plots", "save_period", "checkpoint_minutes", "keep_checkpoints", "allow_bad", "allow_outside", "cache"];
+pub const MAY_CHANGE: [&str; 10] = [
+    "device",
+    "workers",
+    "plots",
+    "save_period",
+    "checkpoint_minutes",
+    "keep_checkpoints",
+    "allow_bad",
+    "allow_outside",
+    "cache",
+    "profile",
+];
 
 macro_rules! settings {
     ($($group:literal { $($(#[doc = $doc:literal])+ $name:ident: $kind:ty = $default:expr;)+ })+) => {
@@ -110,6 +120,8 @@ settings! {
         val: bool = true;
         /// Draw curves, matrices and sample batches
         plots: bool = true;
+        /// Tell after every epoch where its time went
+        profile: bool = false;
     }
     "Optimizer" {
         /// auto, SGD, Adam or AdamW
@@ -416,6 +428,7 @@ impl TrainConfig {
             checkpoint_minutes: self.checkpoint_minutes,
             keep_checkpoints: self.keep_checkpoints,
             log_every: 10,
+            profile: self.profile,
         })
     }
 }

@@ -26,6 +26,7 @@ mod raster;
 pub mod rng;
 pub mod sample;
 pub mod scan;
+pub(crate) mod stages;
 mod thermal;
 pub mod yaml;
 

@@ -250,9 +250,6 @@ fn assemble(config: &DataConfig, split: Split, options: &ScanOptions, files: &[P
         }
     }
     let bad = scan.bad.len();
-    for file in &scan.bad {
-        tracing::warn!("{}: skipped {file}", split.key());
-    }
     if bad * 100 > files.len() && !options.allow_bad {
         let list = scan.bad.iter().take(20).map(|b| format!("\n  {b}")).collect::<String>();
         let more = if bad > 20 { format!("\n  and {} more", bad - 20) } else { String::new() };

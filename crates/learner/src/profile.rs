@@ -1,0 +1,67 @@
+//! Where the time of training goes.
+
+use std::ops::AddAssign;
+
+use serde_json::{Map, Value, json};
+
+/// Seconds of the training thread by stage. Where the device works on its own (a GPU), the stages are told apart only while profiling,
+/// which waits for it after each.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct StepTimes {
+    /// Waiting for a batch.
+    pub wait: f64,
+    /// Forward pass and loss.
+    pub forward: f64,
+    /// Backward pass, finite check.
+    pub backward: f64,
+    /// Clipping, update, EMA.
+    pub update: f64,
+}
+
+impl AddAssign for StepTimes {
+    fn add_assign(&mut self, other: Self) {
+        self.wait += other.wait;
+        self.forward += other.forward;
+        self.backward += other.backward;
+        self.update += other.update;
+    }
+}
+
+/// An epoch's times: the share of each stage of `total` seconds, and the seconds that the workers' threads spent per stage of theirs.
+pub(crate) fn describe(times: &StepTimes, total: f64, workers: &[(&'static str, f64)]) -> (String, Value) {
+    let rest = total - times.wait - times.forward - times.backward - times.update;
+    let stages = [
+        ("waiting for data", times.wait),
+        ("forward", times.forward),
+        ("backward", times.backward),
+        ("update", times.update),
+        ("rest", rest),
+    ];
+    let share = |s: f64| 100.0 * s / total.max(1e-9);
+    let parts: Vec<String> = stages.iter().map(|(name, s)| format!("{name} {:.1} %", share(*s))).collect();
+    let mut line = format!("{total:.1} s of training: {}", parts.join(", "));
+    if !workers.is_empty() {
+        let parts: Vec<String> = workers.iter().map(|(name, s)| format!("{name} {s:.1} s")).collect();
+        line += &format!("; beside it in the workers: {}", parts.join(", "));
+    }
+    let seconds = |stages: &[(&str, f64)]| stages.iter().map(|(name, s)| (name.replace(' ', "_"), json!(s))).collect::<Map<_, _>>();
+    (line, json!({ "total_s": total, "training_s": seconds(&stages), "workers_s": seconds(workers) }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shares_add_up() {
+        let times = StepTimes { wait: 1.0, forward: 3.0, backward: 5.0, update: 0.5 };
+        let (line, fields) = describe(&times, 10.0, &[("decode", 2.0)]);
+        assert_eq!(
+            line,
+            "10.0 s of training: waiting for data 10.0 %, forward 30.0 %, backward 50.0 %, update 5.0 %, rest 5.0 %; \
+             beside it in the workers: decode 2.0 s"
+        );
+        assert_eq!(fields["training_s"]["rest"], 0.5);
+        assert_eq!(fields["workers_s"]["decode"], 2.0);
+    }
+}

@@ -1,0 +1,35 @@
+//! `yolo-train benchmark`: how fast a training step is here, in the keys that other tools' timers print.
+
+use anyhow::Context;
+use bellows_device::{ProbeOptions, select};
+
+use crate::args::BenchmarkArgs;
+use crate::console::say;
+use crate::exit::Usage;
+
+pub(crate) fn run(args: &BenchmarkArgs) -> anyhow::Result<()> {
+    let what = args.what;
+    if what.batch == 0 || what.steps == 0 || what.imgsz == 0 || !what.imgsz.is_multiple_of(32) {
+        return Err(Usage("benchmark: batch and steps are at least 1, imgsz is a positive multiple of 32".into()).into());
+    }
+    rayon::ThreadPoolBuilder::new().num_threads(args.threads).build_global().context("setting the number of threads")?;
+    let device = select(&args.device.parse()?, &ProbeOptions::default())?;
+    let scratch = std::env::temp_dir().join(format!("bellows-benchmark-{}", std::process::id()));
+    std::fs::create_dir_all(&scratch).with_context(|| scratch.display().to_string())?;
+    let report = what.run(&device.device, &scratch);
+    std::fs::remove_dir_all(&scratch).with_context(|| scratch.display().to_string())?;
+    let report = report?;
+    if args.json {
+        say(&serde_json::to_string(&report)?);
+        return Ok(());
+    }
+    say(&format!("{} ({}), {} threads, batch {}, {} pixels", device.backend, device.name, report.threads, report.batch, report.imgsz));
+    let rows = [("forward", report.forward_s), ("backward", report.backward_s), ("update", report.update_s), ("step", report.step_s)];
+    rows.iter().for_each(|(name, seconds)| say(&format!("{name:>10} {:>9.1} ms", seconds * 1e3)));
+    say(&format!("{:>10} {:>9.2} images/s", "training", report.train_images_per_s));
+    say(&format!("{:>10} {:>9.2} images/s", "inference", report.infer_images_per_s));
+    if let Some(gb) = report.peak_gb {
+        say(&format!("{:>10} {gb:>9.2} GB peak", "memory"));
+    }
+    Ok(())
+}

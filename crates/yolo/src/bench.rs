@@ -1,0 +1,225 @@
+//! Times training steps and inference passes of YOLOv8 on made-up images: the Learner's own step, with nothing to load.
+//!
+//! A step is what training does: upload, forward, loss, backward, finite checks, clipping to norm 10, SGD, EMA.
+
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
+
+use bellows_learner::{BatchReport, Draw, EvalContext, Evaluation, Group, Learner, Observer, StepOutput, StepTimes, Task, TaskError};
+use bellows_runs::RunDir;
+use burn::data::dataset::{Dataset, InMemDataset};
+use burn::module::Module;
+use burn::tensor::Device;
+use serde::Serialize;
+use serde_json::Map;
+
+use crate::boxes::Label;
+use crate::config::{OptimizerChoice, TrainConfig};
+use crate::data::rng::Draw as Random;
+use crate::data::stages::Stages;
+use crate::data::{Batch, Target};
+use crate::model::{Scale, Yolo, YoloConfig};
+use crate::task::DetectionTask;
+use crate::train::TrainError;
+use crate::upload::upload;
+use crate::validate::ValSet;
+
+/// What is timed.
+#[derive(Clone, Copy, Debug)]
+pub struct Benchmark {
+    /// Size of the model.
+    pub scale: Scale,
+    /// Images per batch.
+    pub batch: usize,
+    /// Side of the images, pixels.
+    pub imgsz: usize,
+    /// Steps that count; two more come before them.
+    pub steps: usize,
+    /// Objects an image.
+    pub boxes: usize,
+}
+
+/// Medians over the steps.
+#[derive(Clone, Debug, Serialize)]
+pub struct BenchmarkReport {
+    /// Images per batch.
+    pub batch: usize,
+    /// Side of the images, pixels.
+    pub imgsz: usize,
+    /// Forward pass and loss, seconds.
+    pub forward_s: f64,
+    /// Backward pass and finite check, seconds.
+    pub backward_s: f64,
+    /// Clipping, update and EMA, seconds.
+    pub update_s: f64,
+    /// The whole step, seconds.
+    pub step_s: f64,
+    /// Images a second while training.
+    pub train_images_per_s: f64,
+    /// Images a second in inference, decoded boxes included.
+    pub infer_images_per_s: f64,
+    /// Most memory this process has held while training, 10^9 bytes; `None` where the system does not tell.
+    pub peak_gb: Option<f64>,
+    /// Threads of the CPU that were used.
+    pub threads: usize,
+}
+
+const WARM_UP: usize = 2;
+const CLASSES: usize = 4;
+
+impl Benchmark {
+    /// Runs on `device`; `scratch` is a folder for the Learner's files.
+    ///
+    /// # Errors
+    /// When the folder cannot be written, or the device fails.
+    pub fn run(&self, device: &Device, scratch: &Path) -> Result<BenchmarkReport, TrainError> {
+        let config = TrainConfig {
+            batch: self.batch.into(),
+            imgsz: self.imgsz,
+            nbs: self.batch,
+            epochs: 1,
+            warmup_epochs: 0.0,
+            optimizer: OptimizerChoice::SGD,
+            workers: 1,
+            profile: true,
+            save: false,
+            val: false,
+            ..TrainConfig::default()
+        };
+        let batch = self.made_up();
+        let model = YoloConfig { scale: self.scale, ..YoloConfig::new(CLASSES) }.init(0, &device.clone().autodiff());
+        let names = (0..CLASSES).map(|c| c.to_string()).collect();
+        let nothing: Arc<dyn Dataset<crate::data::Item>> = Arc::new(InMemDataset::new(Vec::new()));
+        let val = ValSet::with_sizes(nothing, Vec::new());
+        let inner = DetectionTask { config: config.clone(), names, stages: Stages::default(), rect: Vec::new(), val, pictures: None };
+        let task = StepTask { inner, batch: batch.clone() };
+        let dir = RunDir::create(scratch, "benchmark", false)?;
+        let mut learner = Learner::new(task, model, device, config.learner()?, dir, Map::new())?;
+        let times = Times::default();
+        learner.observe(times.clone());
+        learner.fit(&InMemDataset::new(vec![(); self.batch * (self.steps + WARM_UP)]))?;
+        let peak_gb = peak_memory();
+
+        let times = times.0.lock().unwrap_or_else(PoisonError::into_inner).split_off(WARM_UP);
+        let part = |of: fn(&StepTimes) -> f64| median(times.iter().map(of).collect());
+        let step_s = part(|t| t.forward + t.backward + t.update);
+        let infer_s = self.infer(&learner.ema_model(), &batch, &device.clone().without_autodiff());
+        Ok(BenchmarkReport {
+            batch: self.batch,
+            imgsz: self.imgsz,
+            forward_s: part(|t| t.forward),
+            backward_s: part(|t| t.backward),
+            update_s: part(|t| t.update),
+            step_s,
+            train_images_per_s: self.batch as f64 / step_s,
+            infer_images_per_s: self.batch as f64 / infer_s,
+            peak_gb,
+            threads: rayon::current_num_threads(),
+        })
+    }
+
+    /// Seconds of a pass over the batch, boxes decoded and read back.
+    fn infer(&self, model: &Yolo, batch: &Batch, device: &Device) -> f64 {
+        let model = model.valid();
+        let pass = || {
+            let images = upload(batch, model.channels(), device);
+            let started = Instant::now();
+            drop(model.decode(&model.forward(images)).into_data());
+            started.elapsed().as_secs_f64()
+        };
+        pass();
+        median((0..self.steps).map(|_| pass()).collect())
+    }
+
+    /// Noise, with boxes of 2 to 22 % of the side scattered over it.
+    fn made_up(&self) -> Batch {
+        let mut draw = Random::new(0, "benchmark", 0, 0);
+        let shape = [self.batch, 3, self.imgsz, self.imgsz];
+        let images = (0..shape.iter().product()).map(|_| draw.below(256) as u8).collect();
+        let targets = (0..self.batch * self.boxes).map(|i| {
+            let mut side = |low: f64, span: f64| (low + span * draw.below(1000) as f64 / 1000.0) as f32;
+            let xywh = [side(0.1, 0.8), side(0.1, 0.8), side(0.02, 0.2), side(0.02, 0.2)];
+            Target { image: (i / self.boxes) as u32, label: Label { class: (i % CLASSES) as u32, xywh } }
+        });
+        Batch {
+            images,
+            shape,
+            targets: targets.collect(),
+            names: vec![String::new(); self.batch],
+            indices: vec![0; self.batch],
+            letterboxes: Vec::new(),
+        }
+    }
+}
+
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    let n = values.len();
+    if n == 0 { f64::NAN } else { (values[(n - 1) / 2] + values[n / 2]) / 2.0 }
+}
+
+/// The high-water mark of this process's memory, as Linux tells.
+fn peak_memory() -> Option<f64> {
+    let text = std::fs::read_to_string("/proc/self/status").ok()?;
+    let kib: f64 = text.lines().find_map(|l| l.strip_prefix("VmHWM:"))?.split_whitespace().next()?.parse().ok()?;
+    Some(kib * 1024.0 / 1e9)
+}
+
+#[derive(Clone, Default)]
+struct Times(Arc<Mutex<Vec<StepTimes>>>);
+
+impl Observer for Times {
+    fn on_batch(&mut self, report: &BatchReport) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).push(report.times);
+    }
+}
+
+/// Detection training on one batch, again and again.
+struct StepTask {
+    inner: DetectionTask,
+    batch: Batch,
+}
+
+impl Task for StepTask {
+    type Model = Yolo;
+    type Item = ();
+    type Batch = Batch;
+    type Output = ();
+
+    fn item_names(&self) -> &[&'static str] {
+        self.inner.item_names()
+    }
+
+    fn metric_names(&self) -> Vec<String> {
+        Vec::new()
+    }
+
+    fn groups(&self) -> Vec<Group> {
+        self.inner.groups()
+    }
+
+    fn group_of(&self, name: &str) -> Option<usize> {
+        self.inner.group_of(name)
+    }
+
+    fn batch(&self, _: &dyn Dataset<()>, _: Draw, _: &[usize]) -> Result<Batch, TaskError> {
+        Ok(self.batch.clone())
+    }
+
+    fn sample_names(&self, batch: &Batch) -> Vec<String> {
+        batch.names.clone()
+    }
+
+    fn loss(&self, model: &Yolo, batch: &Batch, draw: Draw, device: &Device) -> StepOutput<()> {
+        self.inner.loss(model, batch, draw, device)
+    }
+
+    fn evaluate(&self, _: &Yolo, _: &mut EvalContext<'_>) -> Result<Evaluation, TaskError> {
+        Ok(Evaluation::default())
+    }
+
+    fn export(&self, _: &Yolo, _: usize) -> Result<Vec<u8>, TaskError> {
+        Ok(Vec::new())
+    }
+}

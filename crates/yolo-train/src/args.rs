@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use bellows_kernels::Lowering;
 use bellows_yolo::bench::Benchmark;
 use bellows_yolo::config::{ABSENT, Layer, SETTINGS, Setting, TrainConfig};
 use bellows_yolo::model::Scale;
@@ -30,6 +31,8 @@ pub(crate) struct BenchmarkArgs {
     pub(crate) device: String,
     /// What to time.
     pub(crate) what: Benchmark,
+    /// How convolutions are computed.
+    pub(crate) conv: Lowering,
     /// Threads of the CPU; 0 for all.
     pub(crate) threads: usize,
     /// One JSON object instead of lines.
@@ -116,6 +119,13 @@ fn command() -> Command {
                 .arg(count("threads", "0", "Threads of the CPU; 0 for all"))
                 .arg(Arg::new("model").long("model").default_value("n").value_parser(PossibleValuesParser::new(["n", "s", "m", "l", "x"])).help("Size of the model"))
                 .arg(Arg::new("device").long("device").default_value("cpu").help("Where to run, as for training"))
+                .arg(
+                    Arg::new("conv")
+                        .long("conv")
+                        .default_value("auto")
+                        .value_parser(PossibleValuesParser::new(Lowering::ALL.map(|l| l.name())))
+                        .help("How convolutions are computed"),
+                )
                 .arg(Arg::new("json").long("json").action(ArgAction::SetTrue).help("Print one JSON object")),
         )
         .arg(Arg::new("config").long("config").value_name("FILE").help("YAML file of settings; flags override it"))
@@ -176,6 +186,7 @@ fn benchmark(m: &ArgMatches) -> BenchmarkArgs {
     BenchmarkArgs {
         device: text(m, "device").unwrap_or_default(),
         what: Benchmark { scale, batch: number("batch"), imgsz: number("imgsz"), steps: number("steps"), boxes: number("boxes") },
+        conv: text(m, "conv").and_then(|c| c.parse().ok()).unwrap_or_default(),
         threads: number("threads"),
         json: m.get_flag("json"),
     }

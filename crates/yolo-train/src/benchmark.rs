@@ -2,6 +2,8 @@
 
 use anyhow::Context;
 use bellows_device::{ProbeOptions, select};
+use bellows_kernels::set_default_lowering;
+use bellows_yolo::bench::LayerTimes;
 
 use crate::args::BenchmarkArgs;
 use crate::console::say;
@@ -13,6 +15,7 @@ pub(crate) fn run(args: &BenchmarkArgs) -> anyhow::Result<()> {
         return Err(Usage("benchmark: batch and steps are at least 1, imgsz is a positive multiple of 32".into()).into());
     }
     rayon::ThreadPoolBuilder::new().num_threads(args.threads).build_global().context("setting the number of threads")?;
+    set_default_lowering(args.conv);
     let device = select(&args.device.parse()?, &ProbeOptions::default())?;
     let scratch = std::env::temp_dir().join(format!("bellows-benchmark-{}", std::process::id()));
     std::fs::create_dir_all(&scratch).with_context(|| scratch.display().to_string())?;
@@ -31,5 +34,30 @@ pub(crate) fn run(args: &BenchmarkArgs) -> anyhow::Result<()> {
     if let Some(gb) = report.peak_gb {
         say(&format!("{:>10} {gb:>9.2} GB peak", "memory"));
     }
+    layers(&what.layers(&device.device, args.conv)?, what.batch);
     Ok(())
+}
+
+/// One row a shape: milliseconds of the three passes, ours and Burn's own, and what that is in operations a second.
+fn layers(layers: &[LayerTimes], batch: usize) {
+    let columns = ["forward", "dx", "dw", "GFLOP/s", "Burn fwd", "dx", "dw"].map(|c| format!("{c:>9}")).concat();
+    say(&format!("\n{:>28}{columns}   (ms per call)", "in -> out  k s  size   times"));
+    let row = |name: String, flops: f64, ours: [f64; 3], direct: [f64; 3]| {
+        let ms = |times: [f64; 3]| times.map(|t| format!("{:>9.2}", t * 1e3)).concat();
+        let rate = 3.0 * flops / ours.iter().sum::<f64>() / 1e9;
+        say(&format!("{name:>28}{}{rate:>9.0}{}", ms(ours), ms(direct)));
+    };
+    let (mut flops, mut ours, mut direct) = (0.0, [0.0; 3], [0.0; 3]);
+    for layer in layers {
+        let c = &layer.convolution;
+        let own = c.flops() as f64 * batch as f64;
+        row(format!("{} -> {}  {} {}  {} x{}", c.cin, c.cout, c.k, c.stride, c.input[0], layer.count), own, layer.ours, layer.direct);
+        let n = layer.count as f64;
+        flops += n * own;
+        for pass in 0..3 {
+            ours[pass] += n * layer.ours[pass];
+            direct[pass] += n * layer.direct[pass];
+        }
+    }
+    row("all".into(), flops, ours, direct);
 }

@@ -17,6 +17,7 @@ use crate::data::stages::Stages;
 use crate::data::{DataError, Item, Reordered, Size};
 use crate::metrics::DetectionMetrics;
 use crate::model::Yolo;
+use crate::model::summary::Convolution;
 use crate::pictures;
 use crate::source::{self, Progress, Start};
 use crate::task::DetectionTask;
@@ -126,7 +127,8 @@ impl Training {
         let nc = names.len();
         let Start { model, header } = source::model(&config, nc, channels, &device.clone().autodiff())?;
         let mut header = header;
-        header.extend(config.resolve_batch(memory, model.summary(config.imgsz, config.imgsz).conv_outputs));
+        let conv_outputs = model.summary(config.imgsz, config.imgsz).convolutions.iter().map(Convolution::outputs).sum();
+        header.extend(config.resolve_batch(memory, conv_outputs));
         config.resolve_optimizer(train.len(), nc);
         header.push(optimizer_line(&config, &model));
         header.push(format!("Image sizes {0} train, {0} val; {1} data workers", config.imgsz, config.workers));

@@ -36,8 +36,35 @@ pub fn layer_index(name: &str) -> Option<usize> {
     name.strip_prefix("model.")?.split('.').next()?.parse().ok()
 }
 
+/// One convolution of the network at a given image size.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Convolution {
+    /// Channels of its input.
+    pub cin: usize,
+    /// Channels of its output.
+    pub cout: usize,
+    /// Side of the kernel; it is padded by half of it.
+    pub k: usize,
+    /// Step.
+    pub stride: usize,
+    /// Height and width of its input.
+    pub input: [usize; 2],
+}
+
+impl Convolution {
+    /// Number of outputs for one image.
+    pub fn outputs(&self) -> usize {
+        self.cout * (self.input[0] / self.stride) * (self.input[1] / self.stride)
+    }
+
+    /// Multiplications and additions for one image, each counted.
+    pub fn flops(&self) -> u64 {
+        2 * (self.outputs() * self.cin * self.k * self.k) as u64
+    }
+}
+
 /// The figures of the summary line.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Summary {
     /// Modules without parts of their own.
     pub layers: usize,
@@ -45,8 +72,8 @@ pub struct Summary {
     pub parameters: usize,
     /// Parameters that can get a gradient.
     pub gradients: usize,
-    /// Outputs of all convolutions for one image of the given size: what training keeps is a multiple of it.
-    pub conv_outputs: usize,
+    /// Every convolution, in the order of the layers.
+    pub convolutions: Vec<Convolution>,
     /// Billions of operations for one image of the given size (see the file's head for the convention).
     pub gflops: f64,
 }
@@ -57,13 +84,13 @@ impl Yolo {
         let tensors = named_tensors(self);
         let params = tensors.iter().filter(|t| t.2 == Kind::Param);
         let gradients: usize = params.map(|(_, shape, _)| shape.iter().product::<usize>()).sum();
-        let mut count = Count { layers: LAYERS_WITHOUT_PARAMETERS, conv_outputs: 0, flops: 0 };
+        let mut count = Count { layers: LAYERS_WITHOUT_PARAMETERS, convolutions: Vec::new(), flops: 0 };
         count.model(self, [height, width]);
         Summary {
             layers: count.layers,
             parameters: gradients + REG_MAX,
             gradients,
-            conv_outputs: count.conv_outputs,
+            convolutions: count.convolutions,
             gflops: count.flops as f64 / 1e9,
         }
     }
@@ -74,7 +101,7 @@ const LAYERS_WITHOUT_PARAMETERS: usize = 1 + 2 + 4 + 1 + 1;
 
 struct Count {
     layers: usize,
-    conv_outputs: usize,
+    convolutions: Vec<Convolution>,
     flops: u64,
 }
 
@@ -125,12 +152,11 @@ impl Count {
     /// The number of outputs and their size.
     fn conv2d(&mut self, m: &Conv2d, size: [usize; 2]) -> (usize, [usize; 2]) {
         let [cout, cin, k, _] = m.weight.val().dims();
-        let size = size.map(|s| s / m.stride());
-        let outputs = cout * size[0] * size[1];
+        let convolution = Convolution { cin, cout, k, stride: m.stride(), input: size };
         self.layers += 1;
-        self.conv_outputs += outputs;
-        self.flops += 2 * (outputs * cin * k * k) as u64;
-        (outputs, size)
+        self.flops += convolution.flops();
+        self.convolutions.push(convolution);
+        (convolution.outputs(), size.map(|s| s / m.stride()))
     }
 }
 

@@ -2,6 +2,8 @@
 //!
 //! A step is what training does: upload, forward, loss, backward, finite checks, clipping to norm 10, SGD, EMA.
 
+mod layers;
+
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
@@ -24,6 +26,8 @@ use crate::task::DetectionTask;
 use crate::train::TrainError;
 use crate::upload::upload;
 use crate::validate::ValSet;
+
+pub use layers::LayerTimes;
 
 /// What is timed.
 #[derive(Clone, Copy, Debug)]

@@ -49,7 +49,7 @@ fn allowed() -> BTreeMap<&'static str, &'static [&'static str]> {
         ("kernels", &[][..]),
         ("runs", &[][..]),
         ("weights", &[][..]),
-        ("learner", &["runs"][..]),
+        ("learner", &["kernels", "runs"][..]),
         ("yolo", &["kernels", "learner", "runs", "weights"][..]),
         ("yolo-train", &["device", "learner", "runs", "yolo"][..]),
     ])

@@ -49,9 +49,9 @@ fn allowed() -> BTreeMap<&'static str, &'static [&'static str]> {
         ("kernels", &[][..]),
         ("runs", &[][..]),
         ("weights", &[][..]),
-        ("learner", &["runs"][..]),
+        ("learner", &["kernels", "runs"][..]),
         ("yolo", &["kernels", "learner", "runs", "weights"][..]),
-        ("yolo-train", &["device", "learner", "runs", "yolo"][..]),
+        ("yolo-train", &["device", "kernels", "learner", "runs", "yolo"][..]),
     ])
 }
 

@@ -1,1 +1,79 @@
-//! The operations Bellows owns.
+//! The operations Bellows owns: convolution by a chosen algorithm, and normalisation fused with its activation.
+//!
+//! Burn's tensors go in and come out; which kernel runs follows from the tensor's device. [`ops`] defines each operation for
+//! every backend, [`flex`](self) has the processor's kernels, [`cube`](self) those of CubeCL devices, and [`autodiff`](self) the
+//! gradients. What a network should not do itself (choose an algorithm, keep tensors for a backward pass, recycle
+//! memory) is done here, so that a layer stays one line.
+
+mod autodiff;
+mod buffers;
+#[allow(unsafe_code, reason = "the two instruction-set modules of cpu::simd, and no other")]
+#[allow(unreachable_pub, reason = "written as a crate of its own")]
+pub mod cpu;
+mod cpu_norm;
+pub mod cube;
+mod error;
+mod flex;
+pub mod ops;
+pub mod planes;
+mod policy;
+mod portable;
+pub mod update;
+
+use burn::backend::Dispatch;
+use burn::tensor::Tensor;
+
+pub use error::KernelError;
+pub use ops::ConvConfig;
+use ops::{Bias, KernelOps};
+pub use planes::{concat, max_pool_same, slice_channels, upsample2};
+pub use policy::{Lowering, default_lowering, set_default_lowering};
+pub use update::{Adam, Sgd, adam_step, blend, sgd_step, sum_of_squares};
+
+/// 2-D convolution: `y[n, co] = bias[co] + Σ_ci x[n, ci] ⋆ weight[co, ci]`, differentiable.
+///
+/// x `[N, Ci, H, W]`, weight `[Co, Ci / groups, Kh, Kw]`, bias `[Co]` to `[N, Co, Oh, Ow]`.
+pub fn conv2d(x: Tensor<4>, weight: Tensor<4>, bias: Option<Tensor<1>>, config: ConvConfig) -> Tensor<4> {
+    let bias = bias.map_or(Bias::Zero, |b| Bias::Channels(b.into_dispatch()));
+    Tensor::from_dispatch(Dispatch::conv_forward(x.into_dispatch(), weight.into_dispatch(), bias, config))
+}
+
+/// [`conv2d`] and SiLU in one pass over the output: `y sigmoid(y)`. For inference; on an autodiff device it is the two
+/// operations.
+pub fn conv2d_silu(x: Tensor<4>, weight: Tensor<4>, bias: Option<Tensor<1>>, config: ConvConfig) -> Tensor<4> {
+    let bias = bias.map_or(Bias::Zero, |b| Bias::Channels(b.into_dispatch()));
+    Tensor::from_dispatch(Dispatch::conv_silu(x.into_dispatch(), weight.into_dispatch(), bias, config))
+}
+
+/// Gradient of [`conv2d`]'s x, of `input` = (H, W), from dy `[N, Co, Oh, Ow]`; not differentiable itself.
+pub fn conv2d_data_grad(dy: Tensor<4>, weight: Tensor<4>, input: [usize; 2], config: ConvConfig) -> Tensor<4> {
+    Tensor::from_dispatch(Dispatch::conv_data_grad(dy.into_dispatch(), weight.into_dispatch(), input, config))
+}
+
+/// Gradient of [`conv2d`]'s weight, of `kernel` = (Kh, Kw); not differentiable itself.
+pub fn conv2d_weight_grad(x: Tensor<4>, dy: Tensor<4>, kernel: [usize; 2], config: ConvConfig) -> Tensor<4> {
+    Tensor::from_dispatch(Dispatch::conv_weight_grad(x.into_dispatch(), dy.into_dispatch(), kernel, config))
+}
+
+/// What [`batch_norm_silu`] returns.
+#[derive(Clone, Debug)]
+pub struct BatchNormed {
+    /// `[N, C, H, W]`.
+    pub output: Tensor<4>,
+    /// Mean of each channel in the batch, `[C]`, without gradient.
+    pub mean: Tensor<1>,
+    /// Biased variance of each channel in the batch, `[C]`, without gradient.
+    pub variance: Tensor<1>,
+}
+
+/// Batch normalisation with the batch's own statistics, then SiLU if `act`; differentiable, x is all it keeps.
+///
+/// `z = gamma (x - mean) / sqrt(variance + epsilon) + beta`, output `z sigmoid(z)`, or `z`. x `[N, C, H, W]`, gamma and beta `[C]`.
+pub fn batch_norm_silu(x: Tensor<4>, gamma: Tensor<1>, beta: Tensor<1>, epsilon: f64, act: bool) -> BatchNormed {
+    let y = Dispatch::norm_act(x.into_dispatch(), gamma.into_dispatch(), beta.into_dispatch(), epsilon, act);
+    BatchNormed {
+        output: Tensor::from_dispatch(y.output),
+        mean: Tensor::from_dispatch(y.mean),
+        variance: Tensor::from_dispatch(y.variance),
+    }
+}

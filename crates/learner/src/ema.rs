@@ -1,5 +1,6 @@
 //! Exponential moving average of every float tensor of a model, batch-norm statistics included: the weights that are judged and saved.
 
+use bellows_kernels::blend;
 use burn::tensor::Tensor;
 
 /// Averages parallel to [`Layout::entries`](crate::Layout::entries), and how often they were updated.
@@ -26,7 +27,7 @@ impl Ema {
         self.updates += 1;
         let d = self.decay * (1.0 - (-(self.updates as f64) / self.tau).exp());
         for (ema, weight) in self.values.iter_mut().zip(weights) {
-            ema.inplace(|old| old.mul_scalar(d) + weight.mul_scalar(1.0 - d));
+            ema.inplace(|old| blend(old, weight, d, 1.0 - d));
         }
     }
 }

@@ -32,7 +32,7 @@ impl GradBuffer {
 
 /// Σ x² over all tensors as a `[1]` tensor; `None` if there are none. Not finite if any element is not (or if the sum overflows).
 pub fn sum_of_squares<'a>(tensors: impl IntoIterator<Item = &'a Tensor<1>>) -> Option<Tensor<1>> {
-    let sums: Vec<Tensor<1>> = tensors.into_iter().map(|t| (t.clone() * t.clone()).sum()).collect();
+    let sums: Vec<Tensor<1>> = tensors.into_iter().cloned().map(bellows_kernels::sum_of_squares).collect();
     (!sums.is_empty()).then(|| Tensor::cat(sums, 0).sum())
 }
 

@@ -1,8 +1,9 @@
 //! Optimizers whose momentum changes from batch to batch and whose whole state can be saved by name.
 //!
 //! Burn's optimizers fix momentum when they are built and keep their state behind parameter ids drawn at random in each process;
-//! detector training ramps momentum during warm-up, and a resumed run has to find each moment again. The formulas are PyTorch's.
+//! detector training ramps momentum during warm-up, and a resumed run has to find each moment again. The formulas are PyTorch's, and stand in `bellows-kernels`: one pass over each parameter.
 
+use bellows_kernels::{Adam, Sgd, adam_step, sgd_step};
 use burn::tensor::Tensor;
 use serde::{Deserialize, Serialize};
 
@@ -66,51 +67,30 @@ impl Optimizer {
             let (Some(grad), Some(group)) = (grad, layout.entries[i].group) else { continue };
             let (lr, decay) = (hyper.lr[group], groups[group].weight_decay);
             let weight = weights[i].clone();
-            updated[i] = Some(match self.kind {
-                OptimizerKind::Sgd => next.sgd(i, lr, hyper.momentum, decay, weight, grad),
-                OptimizerKind::Adam => {
-                    let grad = decayed(grad, &weight, decay);
-                    next.adam(i, lr, hyper.momentum, update, weight, grad)
-                }
-                OptimizerKind::AdamW => {
-                    let shrunk = if decay == 0.0 { weight } else { weight.mul_scalar(1.0 - lr * decay) };
-                    next.adam(i, lr, hyper.momentum, update, shrunk, grad)
-                }
+            let (first, second) = (next.first[i].take(), next.second[i].take());
+            updated[i] = Some(if self.is_adam() {
+                let t = update as f64;
+                let (beta1, decoupled) = (hyper.momentum, self.kind == OptimizerKind::AdamW);
+                let step = Adam {
+                    rate: lr / (1.0 - beta1.powf(t)),
+                    beta1,
+                    beta2: BETA2,
+                    root: (1.0 - BETA2.powf(t)).sqrt(),
+                    epsilon: EPS,
+                    decay: if decoupled { 0.0 } else { decay },
+                    keep: if decoupled { 1.0 - lr * decay } else { 1.0 },
+                };
+                let (weight, first, second) = adam_step(weight, grad, first, second, step);
+                (next.first[i], next.second[i]) = (Some(first), Some(second));
+                weight
+            } else {
+                let (weight, buffer) = sgd_step(weight, grad, first, Sgd { lr, momentum: hyper.momentum, decay });
+                next.first[i] = Some(buffer);
+                weight
             });
         }
         (updated, next)
     }
-
-    /// buf = m·buf + g; w −= lr·(g + m·buf)
-    fn sgd(&mut self, i: usize, lr: f64, momentum: f64, decay: f64, weight: Tensor<1>, grad: Tensor<1>) -> Tensor<1> {
-        let grad = decayed(grad, &weight, decay);
-        let buffer = match self.first[i].take() {
-            Some(buffer) => buffer.mul_scalar(momentum) + grad.clone(),
-            None => grad.clone(),
-        };
-        self.first[i] = Some(buffer.clone());
-        weight - (grad + buffer.mul_scalar(momentum)).mul_scalar(lr)
-    }
-
-    /// m = β1·m + (1−β1)·g; v = β2·v + (1−β2)·g²; w −= lr/(1−β1ᵗ) · m / (√v/√(1−β2ᵗ) + ε)
-    fn adam(&mut self, i: usize, lr: f64, beta1: f64, update: u64, weight: Tensor<1>, grad: Tensor<1>) -> Tensor<1> {
-        let moment = |old: Option<Tensor<1>>, beta: f64, new: Tensor<1>| match old {
-            Some(old) => old.mul_scalar(beta) + new.mul_scalar(1.0 - beta),
-            None => new.mul_scalar(1.0 - beta),
-        };
-        let first = moment(self.first[i].take(), beta1, grad.clone());
-        let second = moment(self.second[i].take(), BETA2, grad.clone() * grad);
-        let t = update as f64;
-        let denominator = second.clone().sqrt().div_scalar((1.0 - BETA2.powf(t)).sqrt()).add_scalar(EPS);
-        let step = first.clone().div(denominator).mul_scalar(lr / (1.0 - beta1.powf(t)));
-        self.first[i] = Some(first);
-        self.second[i] = Some(second);
-        weight - step
-    }
-}
-
-fn decayed(grad: Tensor<1>, weight: &Tensor<1>, decay: f64) -> Tensor<1> {
-    if decay == 0.0 { grad } else { grad + weight.clone().mul_scalar(decay) }
 }
 
 #[cfg(test)]

@@ -6,6 +6,7 @@ use std::time::Instant;
 
 use anyhow::Context;
 use bellows_device::{ProbeOptions, Selected, select};
+use bellows_kernels::{cube, set_default_lowering};
 use bellows_learner::{Dashboard, Outcome, signals};
 use bellows_runs::{RunDir, find_latest_run, read_bounded, write_atomic};
 use bellows_yolo::config::{Layer, MAY_CHANGE, SETTINGS, TrainConfig};
@@ -29,6 +30,8 @@ pub(crate) fn train(args: TrainArgs) -> anyhow::Result<()> {
     say(&format!("Bellows {} · YOLOv8 · {}", env!("CARGO_PKG_VERSION"), config.data));
     let device = pick_device(&config, args.reprobe)?;
 
+    set_default_lowering(config.conv.parse()?);
+    cube::set_workspace_mb(config.conv_workspace_mb);
     let bar = Mutex::new(None);
     let data = TrainingData::open(&config, &|what, done, total| {
         let mut bar = bar.lock().unwrap_or_else(PoisonError::into_inner);

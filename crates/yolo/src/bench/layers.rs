@@ -29,7 +29,7 @@ impl Benchmark {
     /// # Errors
     /// When the device fails.
     pub fn layers(&self, device: &Device, lowering: Lowering) -> Result<Vec<LayerTimes>, ExecutionError> {
-        let model = YoloConfig { scale: self.scale, ..YoloConfig::new(CLASSES) }.build(device);
+        let model = YoloConfig { scale: self.scale, ..YoloConfig::new(CLASSES) }.init(0, device);
         let mut distinct: BTreeMap<Convolution, usize> = BTreeMap::new();
         let all = model.summary(self.imgsz, self.imgsz).convolutions;
         all.iter().for_each(|&c| *distinct.entry(c).or_default() += 1);

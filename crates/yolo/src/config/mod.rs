@@ -3,6 +3,7 @@
 //! Names and defaults are the ones detector users know. Layers are merged as plain maps, weakest first (defaults, the dataset's
 //! `settings:`, `--config FILE`, flags); a key that does not exist is an error that names the closest one that does.
 
+use bellows_kernels::Lowering;
 use bellows_learner::{LearnerConfig, OptimizerKind, Schedule};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -29,7 +30,7 @@ pub struct Setting {
 }
 
 /// Settings that do not change what a run computes: they may differ when it is resumed.
-pub const MAY_CHANGE: [&str; 10] = [
+pub const MAY_CHANGE: [&str; 12] = [
     "device",
     "workers",
     "plots",
@@ -40,6 +41,8 @@ pub const MAY_CHANGE: [&str; 10] = [
     "allow_outside",
     "cache",
     "profile",
+    "conv",
+    "conv_workspace_mb",
 ];
 
 macro_rules! settings {
@@ -100,6 +103,10 @@ settings! {
         seed: u64 = 0;
         /// auto, cpu, vulkan, cuda, rocm (each with :N for the N-th card), metal or webgpu
         device: String = "auto".into();
+        /// How convolutions are computed: auto, direct (Burn's own), gemm (no convolution kernel of a GPU runs), winograd, implicit
+        conv: String = "auto".into();
+        /// Megabytes that `conv: gemm` may use for columns on a GPU
+        conv_workspace_mb: usize = 64;
         /// Threads that decode and augment; 0 uses the training thread
         workers: usize = 8;
         /// Directory that runs are kept in
@@ -317,6 +324,7 @@ impl TrainConfig {
             (self.fraction == 0.0, "fraction 0 leaves nothing to train on".into()),
             (self.keep_checkpoints < 2, "keep_checkpoints must be at least 2: the newest may be damaged".into()),
         ];
+        self.conv.parse::<Lowering>().map_err(|e| e.to_string())?;
         rules.into_iter().find(|(broken, _)| *broken).map_or(Ok(()), |(_, rule)| Err(rule))
     }
 

@@ -4,6 +4,7 @@
 //! anchor: the centre of the grid cell. The order of channels is side-major (left, top, right, bottom) x 16 bins,
 //! then the classes; anchors run level by level (strides 8, 16, 32), rows outside, columns inside.
 
+use bellows_kernels::concat;
 use burn::module::Module;
 use burn::tensor::activation::{sigmoid, softmax};
 use burn::tensor::{Device, Tensor, TensorData};
@@ -42,7 +43,7 @@ impl Detect {
         let run = |b: &Branch, x: Tensor<4>| b.2.forward(b.1.forward(b.0.forward(x)));
         let mut level = 0;
         x.map(|x| {
-            let out = Tensor::cat(vec![run(&self.cv2[level], x.clone()), run(&self.cv3[level], x)], 1);
+            let out = concat(vec![run(&self.cv2[level], x.clone()), run(&self.cv3[level], x)]);
             level += 1;
             out
         })

@@ -5,10 +5,10 @@
 //! unbiased one) and uses batch statistics only on an autodiff device and while its `training` flag is set:
 //! a frozen layer, and every validation pass, uses the running statistics.
 
+use bellows_kernels::{
+    ConvConfig, batch_norm_silu, concat, conv2d, conv2d_silu, default_lowering, max_pool_same, slice_channels, upsample2,
+};
 use burn::module::{Flag, Module, Param, RunningState};
-use burn::tensor::activation::sigmoid;
-use burn::tensor::module::{batch_norm_train, conv2d, interpolate, max_pool2d};
-use burn::tensor::ops::{ConvOptions, InterpolateMode, InterpolateOptions, MaxPoolOptions};
 use burn::tensor::{Device, Tensor};
 
 /// Added to the variance before its square root.
@@ -37,12 +37,11 @@ impl Conv2d {
 
     /// `[B, in, H, W]` to `[B, out, H / stride, W / stride]`.
     pub fn forward(&self, x: Tensor<4>) -> Tensor<4> {
-        self.apply(x, self.weight.val(), self.bias.as_ref().map(Param::val))
+        conv2d(x, self.weight.val(), self.bias.as_ref().map(Param::val), self.config())
     }
 
-    fn apply(&self, x: Tensor<4>, weight: Tensor<4>, bias: Option<Tensor<1>>) -> Tensor<4> {
-        let pad = weight.dims()[2] / 2;
-        conv2d(x, weight, bias, ConvOptions::new([self.stride; 2], [pad; 2], [1; 2], 1))
+    fn config(&self) -> ConvConfig {
+        ConvConfig::new(self.stride, self.weight.dims()[2] / 2, default_lowering())
     }
 
     pub(super) fn stride(&self) -> usize {
@@ -80,12 +79,12 @@ impl BatchNorm2d {
         x.device().is_autodiff() && self.training.is_enabled()
     }
 
-    /// Normalises with the batch's own statistics and moves the running ones.
-    fn train_forward(&self, x: Tensor<4>) -> Tensor<4> {
+    /// Normalises with the batch's own statistics, applies SiLU if `act`, and moves the running statistics.
+    fn train_forward(&self, x: Tensor<4>, act: bool) -> Tensor<4> {
         let [b, _, h, w] = x.dims();
         let n = (b * h * w) as f64;
         let unbiased = n / (n - 1.0).max(1.0);
-        let y = batch_norm_train(x, self.weight.val(), self.bias.val(), BN_EPSILON);
+        let y = batch_norm_silu(x, self.weight.val(), self.bias.val(), BN_EPSILON, act);
         move_towards(&self.running_mean, y.mean);
         move_towards(&self.running_var, y.variance.mul_scalar(unbiased));
         y.output
@@ -131,33 +130,16 @@ impl Conv {
 
     /// `[B, in, H, W]` to `[B, out, H / stride, W / stride]`.
     pub fn forward(&self, x: Tensor<4>) -> Tensor<4> {
-        let y = if self.bn.is_training(&x) {
-            self.bn.train_forward(self.conv.forward(x))
-        } else {
-            // Scaling the small weight instead of the large output saves two passes over the output.
-            let (a, b) = self.bn.affine(&x.device());
-            let channels = a.dims()[0];
-            self.conv.apply(x, self.conv.weight.val() * a.reshape([channels, 1, 1, 1]), Some(b))
-        };
-        if self.act { silu(y) } else { y }
+        if self.bn.is_training(&x) {
+            return self.bn.train_forward(self.conv.forward(x), self.act);
+        }
+        // Scaling the small weight instead of the large output saves two passes over the output.
+        let (a, b) = self.bn.affine(&x.device());
+        let channels = a.dims()[0];
+        let weight = self.conv.weight.val() * a.reshape([channels, 1, 1, 1]);
+        let apply = if self.act { conv2d_silu } else { conv2d };
+        apply(x, weight, Some(b), self.conv.config())
     }
-}
-
-/// `x sigmoid(x)`.
-///
-/// With gradient it is written as `x d + (silu(x) - x d)` with the derivative d and the bracket as constants: same
-/// value, same gradient, but the backward pass is one product where the plain form computes the sigmoid anew,
-/// and one tensor is kept for it where the plain form keeps two. A third faster on the CPU.
-fn silu(x: Tensor<4>) -> Tensor<4> {
-    if !x.device().is_autodiff() {
-        return x.clone() * sigmoid(x);
-    }
-    let value = x.clone().inner();
-    let s = sigmoid(value.clone());
-    let y = value.clone() * s.clone();
-    let d = s.clone().neg().add_scalar(1.0) * y.clone() + s;
-    let rest = y - value * d.clone();
-    x * Tensor::from_inner(d) + Tensor::from_inner(rest)
 }
 
 /// Two 3x3 convolutions with an optional shortcut around both.
@@ -208,13 +190,13 @@ impl C2f {
         let both = self.cv1.forward(x);
         let c = both.dims()[1] / 2;
         // The two halves enter the concatenation side by side, so only the second is ever cut out.
-        let mut last = both.clone().narrow(1, c, c);
+        let mut last = slice_channels(both.clone(), c, c);
         let mut parts = vec![both];
         for bottleneck in &self.m {
             last = bottleneck.forward(last);
             parts.push(last.clone());
         }
-        self.cv2.forward(Tensor::cat(parts, 1))
+        self.cv2.forward(concat(parts))
     }
 }
 
@@ -236,12 +218,11 @@ impl Sppf {
 
     /// Keeps the shape `[B, C, H, W]`.
     pub fn forward(&self, x: Tensor<4>) -> Tensor<4> {
-        let pool = |x: Tensor<4>| max_pool2d(x, MaxPoolOptions::new([5, 5]).with_stride([1, 1]).with_padding([2, 2]));
         let x = self.cv1.forward(x);
-        let a = pool(x.clone());
-        let b = pool(a.clone());
-        let c = pool(b.clone());
-        self.cv2.forward(Tensor::cat(vec![x, a, b, c], 1))
+        let a = max_pool_same(x.clone(), 5);
+        let b = max_pool_same(a.clone(), 5);
+        let c = max_pool_same(b.clone(), 5);
+        self.cv2.forward(concat(vec![x, a, b, c]))
     }
 }
 
@@ -252,8 +233,7 @@ pub struct Upsample;
 impl Upsample {
     /// `[B, C, H, W]` to `[B, C, 2H, 2W]`.
     pub fn forward(&self, x: Tensor<4>) -> Tensor<4> {
-        let [_, _, h, w] = x.dims();
-        interpolate(x, InterpolateOptions::new(InterpolateMode::Nearest).with_output_size([2 * h, 2 * w]))
+        upsample2(x)
     }
 }
 
@@ -281,21 +261,6 @@ mod tests {
     use burn::tensor::TensorData;
 
     #[test]
-    fn silu_has_its_value_and_its_derivative() {
-        let device = Device::flex().autodiff();
-        let points: Vec<f32> = vec![-90.0, -20.0, -3.0, -1.278, -0.5, 0.0, 0.7, 4.0, 30.0, 90.0];
-        let x = Tensor::<4>::from_data(TensorData::new(points.clone(), [1, 1, 1, points.len()]), &device).require_grad();
-        let y = silu(x.clone());
-        let grads = y.clone().sum().backward();
-        let (y, grad) = (to_host(y), to_host(x.grad(&grads).unwrap()));
-        for (i, x) in points.into_iter().map(f64::from).enumerate() {
-            let s = 1.0 / (1.0 + (-x).exp());
-            assert!((f64::from(y[i]) - x * s).abs() <= 1e-6 * (1.0 + x.abs()), "{x}: {}", y[i]);
-            assert!((f64::from(grad[i]) - s * (1.0 + x * (1.0 - s))).abs() <= 1e-6, "{x}: {}", grad[i]);
-        }
-    }
-
-    #[test]
     fn upsampling_repeats_pixels_and_sums_their_gradients() {
         let device = Device::flex().autodiff();
         let x = Tensor::<4>::from_floats([[[[1.0, 2.0], [3.0, 4.0]]]], &device).require_grad();
@@ -311,7 +276,7 @@ mod tests {
         let device = Device::flex().autodiff();
         let bn = BatchNorm2d::new(1, &device);
         // Mean 3, biased variance 5, unbiased 20/3.
-        bn.train_forward(Tensor::from_floats([[[[0.0, 2.0], [4.0, 6.0]]]], &device));
+        bn.train_forward(Tensor::from_floats([[[[0.0, 2.0], [4.0, 6.0]]]], &device), true);
         let (mean, var) = (to_host(bn.running_mean.value()), to_host(bn.running_var.value()));
         assert!((mean[0] - 0.03 * 3.0).abs() < 1e-6, "{mean:?}");
         assert!((var[0] - (0.97 + 0.03 * 20.0 / 3.0)).abs() < 1e-6, "{var:?}");

@@ -10,6 +10,7 @@ pub mod layers;
 pub mod names;
 pub mod summary;
 
+use bellows_kernels::concat;
 use burn::module::Module;
 use burn::tensor::{Device, Tensor};
 use serde::{Deserialize, Serialize};
@@ -190,7 +191,7 @@ impl Yolo {
                 Layer::C2f(m) => m.forward(x),
                 Layer::Sppf(m) => m.forward(x),
                 Layer::Upsample(m) => m.forward(x),
-                Layer::Concat(m) => Tensor::cat(vec![x, take(&kept, m.with())], 1),
+                Layer::Concat(m) => concat(vec![x, take(&kept, m.with())]),
                 Layer::Detect(m) => return m.forward(HEAD_INPUTS.map(|i| take(&kept, i))),
             };
             if KEPT.contains(&i) {

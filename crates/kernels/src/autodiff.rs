@@ -1,0 +1,129 @@
+//! Gradients written by hand.
+//!
+//! A gradient is computed only for an input that asks for one, and a tensor is kept only if such a gradient reads it: the
+//! first layer's input is an image without gradient, so its data gradient, the dearest of all, is never computed.
+//! Both operations count as compute bound: under gradient checkpointing their outputs are kept, never recomputed.
+
+use burn::backend::tensor::FloatTensor;
+use burn::backend::{AutodiffBackend, TensorMetadata};
+use burn::tensor::Shape;
+use burn_autodiff::checkpoint::base::Checkpointer;
+use burn_autodiff::checkpoint::strategy::CheckpointStrategy;
+use burn_autodiff::grads::Gradients;
+use burn_autodiff::ops::{Backward, Ops, OpsKind};
+use burn_autodiff::{Autodiff, NodeId};
+
+use crate::ops::{Bias, ConvConfig, KernelOps, NormOutput};
+
+/// The convolution's backward step; parents are x, weight and, for N = 3, bias.
+#[derive(Debug)]
+struct Conv;
+
+#[derive(Clone, Debug)]
+struct ConvState {
+    /// Kept if the weight is tracked.
+    x: Option<NodeId>,
+    /// Kept if x is tracked.
+    weight: Option<NodeId>,
+    input: [usize; 2],
+    kernel: [usize; 2],
+    config: ConvConfig,
+}
+
+impl<B: KernelOps, const N: usize> Backward<B, N> for Conv {
+    type State = ConvState;
+
+    fn backward(self, ops: Ops<ConvState, N>, grads: &mut Gradients, checkpointer: &mut Checkpointer) {
+        let dy = grads.consume::<B>(&ops.node);
+        let ConvState { x, weight, input, kernel, config } = ops.state;
+        let parent = |i: usize| ops.parents.get(i).and_then(Option::as_ref).map(|node| node.id);
+        if let Some(id) = parent(2) {
+            let co = dy.shape()[1];
+            let db = B::float_sum_dims(dy.clone(), &[0, 2, 3]);
+            grads.register::<B>(id, B::float_reshape(db, Shape::new([co])));
+        }
+        if let (Some(id), Some(x)) = (parent(1), x) {
+            let x = checkpointer.retrieve_node_output::<FloatTensor<B>>(x);
+            grads.register::<B>(id, B::conv_weight_grad(x, dy.clone(), kernel, config));
+        }
+        if let (Some(id), Some(weight)) = (parent(0), weight) {
+            let weight = checkpointer.retrieve_node_output::<FloatTensor<B>>(weight);
+            grads.register::<B>(id, B::conv_data_grad(dy, weight, input, config));
+        }
+    }
+}
+
+/// The normalisation's backward step; parents are x, gamma and beta.
+#[derive(Debug)]
+struct NormAct;
+
+#[derive(Clone, Debug)]
+struct NormState<T> {
+    x: NodeId,
+    gamma: NodeId,
+    beta: NodeId,
+    mean: T,
+    variance: T,
+    epsilon: f64,
+    silu: bool,
+}
+
+impl<B: KernelOps> Backward<B, 3> for NormAct {
+    type State = NormState<FloatTensor<B>>;
+
+    fn backward(self, ops: Ops<Self::State, 3>, grads: &mut Gradients, checkpointer: &mut Checkpointer) {
+        let dy = grads.consume::<B>(&ops.node);
+        let NormState { x, gamma, beta, mean, variance, epsilon, silu } = ops.state;
+        let mut kept = |id| checkpointer.retrieve_node_output::<FloatTensor<B>>(id);
+        let (x, gamma, beta) = (kept(x), kept(gamma), kept(beta));
+        let grad = B::norm_act_backward(x, mean, variance, gamma, beta, dy, epsilon, silu);
+        for (parent, grad) in ops.parents.into_iter().zip([grad.x, grad.gamma, grad.beta]) {
+            if let Some(node) = parent {
+                grads.register::<B>(node.id, grad);
+            }
+        }
+    }
+}
+
+impl<B: KernelOps, C: CheckpointStrategy> KernelOps for Autodiff<B, C> {
+    fn conv_forward(x: FloatTensor<Self>, weight: FloatTensor<Self>, bias: Bias<Self>, config: ConvConfig) -> FloatTensor<Self> {
+        let ([.., ih, iw], [.., kh, kw]) = (x.shape().dims::<4>(), weight.shape().dims::<4>());
+        let mut state = ConvState { x: None, weight: None, input: [ih, iw], kernel: [kh, kw], config };
+        // Two arms because the number of parents is part of the type.
+        macro_rules! record {
+            ($nodes:expr, $bias:expr) => {
+                match Backward::<B, _>::prepare::<C>(Conv, $nodes).compute_bound().stateful() {
+                    OpsKind::Tracked(mut prep) => {
+                        state.x = weight.is_tracked().then(|| prep.checkpoint(&x));
+                        state.weight = x.is_tracked().then(|| prep.checkpoint(&weight));
+                        prep.finish(state, B::conv_forward(x.into_primitive(), weight.into_primitive(), $bias, config))
+                    }
+                    OpsKind::UnTracked(prep) => prep.finish(B::conv_forward(x.into_primitive(), weight.into_primitive(), $bias, config)),
+                }
+            };
+        }
+        match bias {
+            Bias::Channels(bias) => record!([x.node(), weight.node(), bias.node()], Bias::Channels(bias.into_primitive())),
+            Bias::Zero => record!([x.node(), weight.node()], Bias::Zero),
+        }
+    }
+
+    fn norm_act(x: FloatTensor<Self>, gamma: FloatTensor<Self>, beta: FloatTensor<Self>, epsilon: f64, silu: bool) -> NormOutput<Self> {
+        let prep = Backward::<B, 3>::prepare::<C>(NormAct, [x.node(), gamma.node(), beta.node()]).compute_bound().stateful();
+        let (output, mean, variance) = match prep {
+            OpsKind::Tracked(mut prep) => {
+                let (x_id, gamma_id, beta_id) = (prep.checkpoint(&x), prep.checkpoint(&gamma), prep.checkpoint(&beta));
+                let y = B::norm_act(x.into_primitive(), gamma.into_primitive(), beta.into_primitive(), epsilon, silu);
+                let (mean, variance) = (y.mean.clone(), y.variance.clone());
+                let state = NormState { x: x_id, gamma: gamma_id, beta: beta_id, mean, variance, epsilon, silu };
+                (prep.finish(state, y.output), y.mean, y.variance)
+            }
+            OpsKind::UnTracked(prep) => {
+                let y = B::norm_act(x.into_primitive(), gamma.into_primitive(), beta.into_primitive(), epsilon, silu);
+                (prep.finish(y.output), y.mean, y.variance)
+            }
+        };
+        // The statistics carry no gradient: they feed running averages.
+        NormOutput { output, mean: Self::from_inner(mean), variance: Self::from_inner(variance) }
+    }
+}

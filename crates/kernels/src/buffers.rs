@@ -1,0 +1,175 @@
+//! Memory of large tensors, passed from their last reader to the next writer.
+//!
+//! A fresh page costs about a microsecond to map and clear, 12 ms for 48 MiB, and a training step writes hundreds of megabytes.
+//! The allocator gives such blocks back to the system as soon as they are free, so every step would pay anew. Our
+//! operations take their inputs by value: one that holds the last reference to a tensor it has read hands the block to the
+//! pool ([`recycle`]), and outputs are drawn from there ([`take`]). Blocks keep what they held; whoever takes one overwrites all of it.
+//!
+//! The pool takes back no more blocks of a size than it gave out, so it never holds more than was in use at one time, and forgets a block that nobody wanted for [`PATIENCE`] requests, so a run
+//! that changes its shapes (validation, another batch size) does not pay for the old ones for long.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use burn::tensor::{Bytes, DType, Shape};
+use burn_flex::{FlexTensor, Layout};
+
+/// Below this many values the allocator is quick enough.
+const SMALLEST: usize = 16 * 1024;
+/// Requests after which an unwanted block is freed; a training step makes a few hundred.
+const PATIENCE: u64 = 4096;
+
+/// Free blocks.
+#[derive(Default)]
+struct Pool {
+    /// By capacity; each with the request at which it came.
+    free: BTreeMap<usize, Vec<(u64, Vec<f32>)>>,
+    /// Blocks of each capacity that are out.
+    lent: BTreeMap<usize, usize>,
+    requests: u64,
+}
+
+impl Pool {
+    const fn new() -> Self {
+        Self { free: BTreeMap::new(), lent: BTreeMap::new(), requests: 0 }
+    }
+
+    /// A block of `len` values or up to an eighth more.
+    fn take(&mut self, len: usize) -> Vec<f32> {
+        self.requests += 1;
+        if self.requests.is_multiple_of(PATIENCE / 4) {
+            let now = self.requests;
+            self.free.values_mut().for_each(|blocks| blocks.retain(|(came, _)| came + PATIENCE > now));
+        }
+        let found = self.free.range_mut(len..=len + len / 8).find_map(|(_, blocks)| blocks.pop());
+        let mut block = found.map_or_else(|| vec![0.0; len], |(_, block)| block);
+        *self.lent.entry(block.capacity()).or_default() += 1;
+        block.resize(len, 0.0);
+        block
+    }
+
+    fn give(&mut self, block: Vec<f32>) {
+        let capacity = block.capacity();
+        if let Some(lent) = self.lent.get_mut(&capacity).filter(|lent| **lent > 0) {
+            *lent -= 1;
+            self.free.entry(capacity).or_default().push((self.requests, block));
+        }
+    }
+}
+
+static POOL: Mutex<Pool> = Mutex::new(Pool::new());
+
+fn pool() -> MutexGuard<'static, Pool> {
+    // A panic elsewhere cannot leave the pool half changed in a way that matters: at worst a block is lost.
+    POOL.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// `len` values, whatever they are.
+pub(crate) fn take(len: usize) -> Vec<f32> {
+    if len < SMALLEST { vec![0.0; len] } else { pool().take(len) }
+}
+
+/// Keeps the memory of a tensor that nobody else holds.
+pub(crate) fn recycle(tensor: FlexTensor) {
+    if let Ok(block) = into_block(tensor)
+        && block.capacity() >= SMALLEST
+    {
+        pool().give(block);
+    }
+}
+
+/// A contiguous tensor's values, to be written over: its own memory if nobody else holds it, else a copy.
+pub(crate) fn owned(tensor: FlexTensor) -> Vec<f32> {
+    // A view of a part of a block must not be taken for the whole of it.
+    let whole = tensor.bytes().len() == size_of::<f32>() * tensor.layout().num_elements();
+    let tensor = match if whole { into_block(tensor) } else { Err(tensor) } {
+        Ok(block) => return block,
+        Err(tensor) => tensor,
+    };
+    let values = tensor.as_slice::<f32>().unwrap_or_default();
+    let mut copy = take(values.len());
+    copy.copy_from_slice(values);
+    copy
+}
+
+/// The memory of an f32 tensor that nobody else holds and that came from a `Vec<f32>`; otherwise the tensor.
+fn into_block(tensor: FlexTensor) -> Result<Vec<f32>, FlexTensor> {
+    if tensor.dtype() != DType::F32 || !tensor.is_unique() {
+        return Err(tensor);
+    }
+    let (bytes, layout) = (tensor.data_arc(), tensor.layout().clone());
+    drop(tensor);
+    let bytes = Arc::try_unwrap(bytes).map_err(|bytes| FlexTensor::from_arc(bytes, layout.clone(), DType::F32))?;
+    bytes.try_into_vec::<f32>().map_err(|bytes| FlexTensor::new(bytes, layout, DType::F32))
+}
+
+/// A contiguous tensor of `values`.
+pub(crate) fn tensor<const D: usize>(values: Vec<f32>, shape: [usize; D]) -> FlexTensor {
+    FlexTensor::new(Bytes::from_elems(values), Layout::contiguous(Shape::new(shape)), DType::F32)
+}
+
+/// The values of a tensor that [`contiguous`] returned.
+pub(crate) fn values(tensor: &FlexTensor) -> &[f32] {
+    // `contiguous` made it so; an empty slice fails the kernels' length checks rather than computing nonsense.
+    tensor.as_slice().unwrap_or_default()
+}
+
+/// The tensor itself, or its values in order.
+pub(crate) fn contiguous(tensor: FlexTensor) -> FlexTensor {
+    if tensor.is_contiguous() { tensor } else { tensor.to_contiguous() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    impl Pool {
+        fn held(&self) -> Vec<usize> {
+            self.free.values().flatten().map(|(_, block)| block.capacity()).collect()
+        }
+    }
+
+    #[test]
+    fn a_block_comes_back_and_the_pool_does_not_grow() {
+        let mut pool = Pool::new();
+        for _ in 0..100 {
+            let (a, b) = (pool.take(1000), pool.take(1000));
+            pool.give(a);
+            pool.give(b);
+            // From somewhere else: of a size never lent, and one too many.
+            pool.give(vec![0.0; 1500]);
+            pool.give(vec![0.0; 1000]);
+        }
+        assert_eq!(pool.held(), [1000, 1000]);
+        assert_eq!((pool.take(1001).capacity(), pool.take(800).capacity()), (1001, 800), "neither too small nor far too large");
+        let block = pool.take(900);
+        assert_eq!((block.len(), block.capacity(), pool.held().len()), (900, 1000, 1));
+    }
+
+    #[test]
+    fn an_unwanted_block_is_forgotten() {
+        let mut pool = Pool::new();
+        let block = pool.take(1000);
+        pool.give(block);
+        for _ in 0..2 * PATIENCE {
+            let block = pool.take(10);
+            pool.give(block);
+        }
+        assert_eq!(pool.held(), [10]);
+    }
+
+    #[test]
+    fn only_the_last_holder_recycles() {
+        // A size no other test uses: the pool is the process's.
+        let len = SMALLEST + 77;
+        let first = tensor(take(len), [len]);
+        let address = first.as_slice::<f32>().unwrap().as_ptr();
+        let second = first.clone();
+        recycle(first);
+        let other = take(len);
+        assert_ne!(other.as_ptr(), address);
+        recycle(second);
+        let again = take(len);
+        assert_eq!(again.as_ptr(), address);
+    }
+}

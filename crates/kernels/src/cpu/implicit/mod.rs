@@ -1,0 +1,78 @@
+//! Implicit matrix multiplication: the convolution of any kernel, stride and padding as a product with an im2col matrix that is
+//! never built.
+
+mod pack;
+mod product;
+mod view;
+mod weight_grad;
+
+#[cfg(test)]
+mod tests;
+
+use super::{ConvShape, Epilogue};
+use pack::Weights;
+use product::{Phase, Product};
+use view::{Source, Tap};
+
+pub use weight_grad::weight_grad;
+
+/// The tap of each kernel cell, in the order of the kernel, for the forward pass.
+fn forward_taps(shape: &ConvShape) -> Vec<Tap> {
+    let [height, width] = shape.kernel;
+    let [top, left] = shape.padding.map(|p| p as isize);
+    (0..height * width).map(|t| Tap { row: (t / width) as isize - top, col: (t % width) as isize - left }).collect()
+}
+
+/// See [`super::forward`].
+pub fn forward(shape: &ConvShape, x: &[f32], w: &[f32], epilogue: Epilogue<'_>, out: &mut [f32]) {
+    let taps = forward_taps(shape);
+    let product = Product {
+        source: Source { channels: shape.in_channels, height: shape.height, width: shape.width },
+        step: shape.stride,
+        spread: [1, 1],
+        weights: Weights { values: w, outputs: shape.out_channels, inputs: shape.in_channels, taps: taps.len(), transposed: false },
+        phases: vec![Phase { weights: (0..taps.len()).collect(), taps }],
+        height: shape.out_height(),
+        width: shape.out_width(),
+        epilogue,
+    };
+    product::multiply(&product, x, out);
+}
+
+/// See [`super::data_grad`].
+///
+/// Input row y is read by output row oh at tap kh if y + padding = oh * stride + kh. Hence the pixels of one residue y mod stride
+/// share their taps, those with kh = y + padding modulo the stride, and for the i-th of them oh = i + (residue + padding - kh) / stride.
+pub fn data_grad(shape: &ConvShape, dy: &[f32], w: &[f32], dx: &mut [f32]) {
+    let mut phases = Vec::new();
+    for y in 0..shape.stride[0] {
+        for x in 0..shape.stride[1] {
+            let mut phase = Phase { taps: Vec::new(), weights: Vec::new() };
+            for (kh, row) in shifts(shape, 0, y) {
+                for (kw, col) in shifts(shape, 1, x) {
+                    phase.taps.push(Tap { row, col });
+                    phase.weights.push(kh * shape.kernel[1] + kw);
+                }
+            }
+            phases.push(phase);
+        }
+    }
+    let taps = shape.kernel[0] * shape.kernel[1];
+    let product = Product {
+        source: Source { channels: shape.out_channels, height: shape.out_height(), width: shape.out_width() },
+        step: [1, 1],
+        spread: shape.stride,
+        phases,
+        weights: Weights { values: w, outputs: shape.in_channels, inputs: shape.out_channels, taps, transposed: true },
+        height: shape.height,
+        width: shape.width,
+        epilogue: Epilogue::default(),
+    };
+    product::multiply(&product, dy, dx);
+}
+
+/// The kernel cells along `axis` that pixels of `residue` modulo the stride meet, each with the output it meets for the first pixel.
+fn shifts(shape: &ConvShape, axis: usize, residue: usize) -> impl Iterator<Item = (usize, isize)> {
+    let (stride, first) = (shape.stride[axis], residue + shape.padding[axis]);
+    (0..shape.kernel[axis]).filter(move |k| k % stride == first % stride).map(move |k| (k, (first as isize - k as isize) / stride as isize))
+}

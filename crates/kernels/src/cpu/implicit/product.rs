@@ -1,0 +1,352 @@
+//! The product itself, for the forward pass and the gradient of the input: tasks of an image, a strip of rows and a range of output
+//! channels, each of which packs its strip and runs the tile over it.
+
+use super::super::simd::{self, Offsets, Simd, Task, Tile};
+use super::super::{Epilogue, scratch};
+use super::pack::{Ahead, Weights, copy, pack_strip, pack_weights};
+use super::view::{Source, Tap, View};
+use rayon::prelude::*;
+
+/// Outputs whose row and column have the same residue modulo the output step: one list of taps.
+pub struct Phase {
+    pub taps: Vec<Tap>,
+    /// The weight of each tap, an index into the kernel.
+    pub weights: Vec<usize>,
+}
+
+/// A product: the outputs `(i * spread + residue)` gather `taps` of the source.
+pub struct Product<'a> {
+    pub source: Source,
+    /// Step of the gathering.
+    pub step: [usize; 2],
+    /// Step of the scattering: `spread[0] * spread[1]` phases, columns innermost.
+    pub spread: [usize; 2],
+    pub phases: Vec<Phase>,
+    pub weights: Weights<'a>,
+    /// Rows and columns of the output.
+    pub height: usize,
+    pub width: usize,
+    pub epilogue: Epilogue<'a>,
+}
+
+/// Packed strips stay below this many floats: 600 KB of a 1 MB second-level cache. (More is no better, 400 KB loses 2 %.)
+pub const STRIP_LIMIT: usize = 150_000;
+
+/// A phase ready to multiply.
+struct Factor<'a> {
+    panels: &'a [f32],
+    /// Length of the sum.
+    depth: usize,
+    /// The sum cut into equal blocks, at least one: where each row of the right-hand side starts.
+    blocks: Vec<Offsets>,
+}
+
+/// Length of a block: with AVX2's tiles, whose loads are the more frequent, the block's right-hand side of one tile (24 KB) stays in the
+/// first-level cache while all panels pass over it. AVX-512 gains nothing from shorter ones.
+const BLOCK: usize = 256;
+
+impl<'a> Factor<'a> {
+    fn new(table: &[u32], panels: &'a [f32]) -> Self {
+        let blocks = table.len().div_ceil(BLOCK).max(1);
+        let length = table.len().div_ceil(blocks).max(1);
+        let mut blocks: Vec<Offsets> = table.chunks(length).map(|block| Offsets::new(block.to_vec())).collect();
+        if blocks.is_empty() {
+            // A phase without taps is a sum of nothing, which must still write zeros.
+            blocks.push(Offsets::new(Vec::new()));
+        }
+        Self { panels, depth: table.len(), blocks }
+    }
+}
+
+/// Everything that the tasks share.
+struct Shared<'a> {
+    product: &'a Product<'a>,
+    view: &'a View,
+    factors: &'a [Factor<'a>],
+    panels_per_task: usize,
+    mr: usize,
+}
+
+/// One image, strip and range of output channels.
+struct Strip<'a, 'b> {
+    shared: &'a Shared<'a>,
+    image: &'a [f32],
+    /// First output row (of a phase) and their number.
+    row: usize,
+    rows: usize,
+    /// First panel of output channels.
+    panel: usize,
+    /// What the task after this one, most likely the same thread's, will pack.
+    ahead: Ahead<'a>,
+    /// The strip of each output channel's plane.
+    out: Vec<&'b mut [f32]>,
+}
+
+/// Computes `out[n, m] = product(source[n])` for every image of `source`.
+pub fn multiply(product: &Product<'_>, source: &[f32], out: &mut [f32]) {
+    let level = simd::level();
+    let weights = product.weights;
+    let (mr, nr) = simd::run(level, TileSize);
+    let panels = weights.outputs.div_ceil(mr);
+    let rows = product.height.div_ceil(product.spread[0]);
+    let cols = product.width.div_ceil(product.spread[1]);
+    let taps: Vec<Tap> = product.phases.iter().flat_map(|p| p.taps.iter().copied()).collect();
+    let mut view = View::new(product.source, product.step, product.spread, [rows, cols], &taps, weights.outputs);
+    let images = out.len() / (weights.outputs * product.height * product.width);
+    let Split { strip, panels_per_task } = split(&view, images, panels, mr, nr, taps.len());
+    view.set_strip(strip);
+
+    let depths: Vec<usize> = product.phases.iter().map(|p| p.taps.len() * weights.inputs * mr * panels).collect();
+    let mut packed = scratch::take(depths.iter().sum());
+    let mut rest = &mut packed[..];
+    let mut parts = Vec::with_capacity(depths.len());
+    for &depth in &depths {
+        let (part, behind) = rest.split_at_mut(depth);
+        parts.push(part);
+        rest = behind;
+    }
+    let lists: Vec<&[usize]> = product.phases.iter().map(|p| p.weights.as_slice()).collect();
+    pack_weights(level, weights, &lists, &mut parts);
+    let factors: Vec<Factor<'_>> =
+        product.phases.iter().zip(parts).map(|(p, panels)| Factor::new(&view.offset_table(&p.taps), panels)).collect();
+
+    let shared = Shared { product, view: &view, factors: &factors, panels_per_task, mr };
+    tasks(&shared, source, out).into_par_iter().with_max_len(1).for_each(|task| simd::run(level, task));
+}
+
+/// Cuts the output into the tasks' parts.
+fn tasks<'a, 'b>(shared: &'a Shared<'a>, source: &'a [f32], out: &'b mut [f32]) -> Vec<Strip<'a, 'b>> {
+    let (product, view) = (shared.product, shared.view);
+    let channels = product.weights.outputs;
+    let channels_per_task = shared.panels_per_task * shared.mr;
+    let (strips, parts) = (view.rows.div_ceil(view.strip), channels.div_ceil(channels_per_task));
+    // A direct view counts pixels as rows.
+    let row_len = if view.direct { 1 } else { product.spread[0] * product.width };
+    let mut tasks = Vec::new();
+    let plane = product.source.height * product.source.width;
+    let mut images = source.chunks_exact(product.source.channels * plane).peekable();
+    while let Some(image) = images.next() {
+        for s in 0..strips {
+            for p in 0..parts {
+                let row = s * view.strip;
+                let rows = view.strip.min(view.rows - row);
+                let (below, next) = if s + 1 < strips { (row + rows, Some(image)) } else { (0, images.peek().copied()) };
+                let ahead = match next {
+                    Some(next) if p + 1 == parts && !view.direct => {
+                        let rows = view.source_rows(below, view.strip.min(view.rows - below));
+                        Ahead::new(next, plane, rows.start * product.source.width..rows.end * product.source.width)
+                    }
+                    _ => Ahead::nothing(),
+                };
+                let panel = p * shared.panels_per_task;
+                tasks.push(Strip { shared, image, row, rows, panel, ahead, out: Vec::with_capacity(channels_per_task) });
+            }
+        }
+    }
+    for (index, plane) in out.chunks_exact_mut(product.height * product.width).enumerate() {
+        let (image, channel) = (index / channels, index % channels);
+        for (s, strip) in plane.chunks_mut(view.strip * row_len).enumerate() {
+            tasks[(image * strips + s) * parts + channel / channels_per_task].out.push(strip);
+        }
+    }
+    tasks
+}
+
+/// The tile of an instruction set.
+struct TileSize;
+
+impl Task for TileSize {
+    type Out = (usize, usize);
+    #[inline(always)]
+    fn run<S: Simd>(self, _: S) -> (usize, usize) {
+        (S::MR, S::NR)
+    }
+}
+
+/// How the outputs are divided into tasks.
+struct Split {
+    strip: usize,
+    panels_per_task: usize,
+}
+
+/// The division with the least estimated time to the end of the last task.
+///
+/// Time is counted in multiply-adds of a vector. Strips cost the rows they share and the unfilled end of their run, ranges of output
+/// channels cost packing the same strip again; both serve to have something for every thread and a balanced end.
+fn split(view: &View, images: usize, panels: usize, mr: usize, nr: usize, taps: usize) -> Split {
+    let threads = rayon::current_num_threads();
+    let lanes = nr / 3;
+    let most = (1..=view.rows).rev().find(|&rows| view.direct || view.strip_len(rows) <= STRIP_LIMIT).unwrap_or(1);
+    let fewest = view.rows.div_ceil(most);
+    let mut best = (f64::INFINITY, Split { strip: most, panels_per_task: panels });
+    for strips in fewest..=view.rows.min(fewest + 8 * threads) {
+        let strip = view.rows.div_ceil(strips);
+        let strip = if view.direct { strip.next_multiple_of(nr).min(view.rows) } else { strip };
+        let vectors = view.run(strip).div_ceil(lanes);
+        let packing = if view.direct { 0.0 } else { view.strip_len(strip) as f64 / lanes as f64 * 4.0 };
+        for parts in 1..=panels.min(4 * threads) {
+            let panels_per_task = panels.div_ceil(parts);
+            let depth = (view.source.channels * taps) as f64;
+            let work = panels_per_task as f64 * vectors as f64 * mr as f64 * (depth + TILE_COST);
+            let task = work + packing + TASK_COST;
+            let tasks = (images * view.rows.div_ceil(strip) * panels.div_ceil(panels_per_task)) as f64;
+            // The last term: smaller tasks suffer less from a thread that is interrupted.
+            let time = (tasks / threads as f64).ceil() * task + 0.1 * task;
+            if time < best.0 {
+                best = (time, Split { strip, panels_per_task });
+            }
+        }
+    }
+    best.1
+}
+
+/// Steps of the sum that storing a tile is worth.
+const TILE_COST: f64 = 4.0;
+/// Vector operations that starting a task is worth (about a microsecond).
+const TASK_COST: f64 = 4000.0;
+
+impl Task for Strip<'_, '_> {
+    type Out = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(mut self, s: S) {
+        let Shared { product, view, factors, panels_per_task, .. } = *self.shared;
+        let plane = product.source.height * product.source.width;
+        let mut buffer = scratch::take(if view.direct { 0 } else { view.strip_len(view.strip) });
+        let source = if view.direct {
+            &self.image[self.row..]
+        } else {
+            pack_strip(s, view, &self.image[..product.source.channels * plane], self.row, self.rows, &mut buffer);
+            &buffer[..]
+        };
+        let run = view.run(self.rows);
+        let panels = panels_per_task.min(self.out.len().div_ceil(S::MR));
+        // For each phase and panel a tile.
+        let tile_len = S::MR * S::NR;
+        let mut results = scratch::take(product.spread[1] * panels * tile_len);
+        let first = self.panel;
+        let share = self.ahead.len().div_ceil(product.spread[0] * run.div_ceil(S::NR)).next_multiple_of(16);
+        for (residue, factors) in factors.chunks_exact(product.spread[1]).enumerate() {
+            // All panels pass over a tile before the next: the weights (32 bytes per step of the sum, in order) are easier to bring
+            // from the second-level cache again and again than the three scattered cache lines of the right-hand side.
+            for from in (0..run).step_by(S::NR) {
+                let cols = S::NR.min(run - from);
+                self.ahead.advance(s, share);
+                let b = &source[from.min(source.len())..];
+                let place = Place { product, view, from, cols, residue };
+                let target = place.extent(self.out[0].len());
+                for (phase, factor) in factors.iter().enumerate() {
+                    let mut start = 0;
+                    for offsets in &factor.blocks {
+                        let last = phase + 1 == factors.len() && start + offsets.depth() == factor.depth;
+                        for panel in 0..panels {
+                            let a = &factor.panels[((first + panel) * factor.depth + start) * S::MR..][..offsets.depth() * S::MR];
+                            let out = &mut self.out[panel * S::MR..];
+                            let rows = S::MR.min(out.len());
+                            if last {
+                                for out in &out[..rows] {
+                                    s.prefetch_write(&out[target.clone()]);
+                                }
+                            }
+                            let at = (phase * panels + panel) * tile_len;
+                            let c = &mut results[at..at + tile_len];
+                            // A packed strip is near already.
+                            let prefetch = view.direct && panel == 0;
+                            s.tile(Tile { a, b, offsets, c, ldc: S::NR, rows, cols, accumulate: start > 0, prefetch });
+                            if last {
+                                for (row, out) in out[..rows].iter_mut().enumerate() {
+                                    let channel = panel * S::MR + row;
+                                    let bias = product.epilogue.bias.map_or(0.0, |b| b[first * S::MR + channel]);
+                                    place.finish(s, &mut results[channel * S::NR..], panels * tile_len, bias, out);
+                                }
+                            }
+                        }
+                        start += offsets.depth();
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Where the columns of a tile belong.
+struct Place<'a> {
+    product: &'a Product<'a>,
+    view: &'a View,
+    /// Position in the run and number of columns.
+    from: usize,
+    cols: usize,
+    /// Residue of the output rows.
+    residue: usize,
+}
+
+impl Place<'_> {
+    /// The part of a channel's strip, `len` long, that the tile's columns (nearly) cover.
+    #[inline(always)]
+    fn extent(&self, len: usize) -> std::ops::Range<usize> {
+        let Place { product, view, .. } = self;
+        let start = if view.direct {
+            self.from
+        } else {
+            (self.from / view.pitch * product.spread[0] + self.residue) * product.width + self.from % view.pitch * product.spread[1]
+        };
+        start.min(len)..(start + self.cols * product.spread[1]).min(len)
+    }
+
+    /// Drops the junk between the run's rows, interleaves the phases, applies the epilogue, stores. `values` holds a row of the first
+    /// phase's tile, those of the others are `apart`.
+    #[inline(always)]
+    fn finish<S: Simd>(&self, s: S, values: &mut [f32], apart: usize, bias: f32, out: &mut [f32]) {
+        let Place { product, view, .. } = self;
+        if product.epilogue.bias.is_some() || product.epilogue.silu {
+            let bias = s.splat(bias);
+            for at in (0..self.cols).step_by(S::LANES) {
+                let v = s.add(s.load(&values[at..]), bias);
+                s.store(if product.epilogue.silu { s.silu(v) } else { v }, &mut values[at..]);
+            }
+        }
+        let spread = product.spread;
+        if spread == [1, 1] && view.pitch == view.cols {
+            copy(s, &values[..self.cols], &mut out[self.from..]);
+            return;
+        }
+        let (mut at, end) = (0, self.cols);
+        let (mut i, mut j) = (self.from / view.pitch, self.from % view.pitch);
+        while at < end {
+            let step = (view.pitch - j).min(end - at);
+            let line = (i * spread[0] + self.residue) * product.width;
+            // The last row of an odd height has no odd rows below it.
+            if j < view.cols && line < out.len() {
+                let line = &mut out[line..][..product.width];
+                let n = step.min(view.cols - j);
+                match spread[1] {
+                    1 => copy(s, &values[at..at + n], &mut line[j..]),
+                    2 => interleave(s, &values[at..], &values[apart + at..], n, &mut line[2 * j..]),
+                    spread => {
+                        for (phase, values) in values.chunks(apart).enumerate().take(spread) {
+                            let targets = line.iter_mut().skip(j * spread + phase).step_by(spread);
+                            targets.zip(&values[at..at + n]).for_each(|(d, v)| *d = *v);
+                        }
+                    }
+                }
+            }
+            at += step;
+            (i, j) = (i + 1, 0);
+        }
+    }
+}
+
+/// `n` values of each of two phases to alternate columns of `line` as far as it goes.
+#[inline(always)]
+fn interleave<S: Simd>(s: S, even: &[f32], odd: &[f32], n: usize, line: &mut [f32]) {
+    for at in (0..n).step_by(S::LANES) {
+        let m = S::LANES.min(n - at);
+        let (low, high) = s.interleave2(s.load_part(&even[at..], m), s.load_part(&odd[at..], m));
+        let line = &mut line[2 * at..];
+        let cells = line.len().min(2 * m);
+        s.store_part(low, line, cells.min(S::LANES));
+        if cells > S::LANES {
+            s.store_part(high, &mut line[S::LANES..], cells - S::LANES);
+        }
+    }
+}

@@ -1,0 +1,71 @@
+//! Buffers that outlive the calls that use them.
+//!
+//! Touching a page for the first time costs about a microsecond here, as much as reading 40 KB of warm memory, so a packed weight
+//! matrix or a strip of input that was fresh at every call would cost more than some of the convolutions. Buffers therefore go back
+//! to a pool. A buffer's contents are whatever its last user left.
+
+use std::ops::{Deref, DerefMut};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// Free buffers, the one returned last at the end. A lock is taken twice per buffer, i.e. a few times per task of 0.1 ms or more.
+static POOL: Mutex<Vec<Vec<f32>>> = Mutex::new(Vec::new());
+
+/// The pool keeps at most this many floats (256 MB); a buffer returned beyond that is freed.
+const POOL_LIMIT: usize = 64 << 20;
+
+/// Floats per 64-byte cache line.
+const LINE: usize = 16;
+
+/// A slice of f32 that begins on a cache line and goes back to the pool when dropped.
+pub struct Buffer {
+    storage: Vec<f32>,
+    start: usize,
+    len: usize,
+}
+
+fn pool() -> MutexGuard<'static, Vec<Vec<f32>>> {
+    // A panic elsewhere cannot leave the list half changed: it only ever gains or loses whole buffers.
+    POOL.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A buffer of `len` floats with arbitrary contents.
+pub fn take(len: usize) -> Buffer {
+    let needed = len + LINE;
+    let found = {
+        let mut pool = pool();
+        // The smallest that fits, unless it is so much larger that a later, larger request would miss it; of equals the warmest.
+        let best = (0..pool.len())
+            .rev()
+            .filter(|&i| pool[i].len() >= needed && pool[i].len() / 4 <= needed.max(1 << 14))
+            .min_by_key(|&i| pool[i].len());
+        best.map(|i| pool.remove(i))
+    };
+    // Rounding up lets requests that differ a little share buffers.
+    let storage = found.unwrap_or_else(|| vec![0.0; needed + needed / 8]);
+    let start = storage.as_ptr().align_offset(4 * LINE).min(LINE);
+    Buffer { storage, start, len }
+}
+
+impl Deref for Buffer {
+    type Target = [f32];
+    fn deref(&self) -> &[f32] {
+        &self.storage[self.start..self.start + self.len]
+    }
+}
+
+impl DerefMut for Buffer {
+    fn deref_mut(&mut self) -> &mut [f32] {
+        &mut self.storage[self.start..self.start + self.len]
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        let storage = std::mem::take(&mut self.storage);
+        let mut pool = pool();
+        let held: usize = pool.iter().map(Vec::len).sum();
+        if held + storage.len() <= POOL_LIMIT {
+            pool.push(storage);
+        }
+    }
+}

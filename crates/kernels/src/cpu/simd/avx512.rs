@@ -1,0 +1,399 @@
+//! AVX-512 (F, VL, DQ, BW): 16 lanes, masked tails, 32 registers.
+//!
+//! The tile is 8 x 48: 24 accumulators, three loads of the right-hand side and eight broadcasts for 24 fused multiply-adds, which
+//! leaves the load ports half idle. For the reduction over pixels it is 9 x 32, nine being the taps of a 3x3 kernel.
+//!
+//! Soundness: the field of [`Avx512`] is private and [`run`] makes the only values of it, after asking the processor. Every `unsafe`
+//! block below is either an intrinsic of these features or a pointer access whose bounds were asserted just before.
+
+use std::arch::x86_64::*;
+
+use super::{ReduceTile, Simd, Task, Tile};
+
+/// Proof that the processor has the features.
+#[derive(Clone, Copy)]
+pub struct Avx512(());
+
+const L: usize = 16;
+const MR: usize = 8;
+
+/// Whether the processor has every feature used here.
+pub fn available() -> bool {
+    is_x86_feature_detected!("avx512f")
+        && is_x86_feature_detected!("avx512vl")
+        && is_x86_feature_detected!("avx512dq")
+        && is_x86_feature_detected!("avx512bw")
+        && is_x86_feature_detected!("fma")
+}
+
+/// Runs `task` with these features.
+pub fn run<T: Task>(task: T) -> T::Out {
+    #[target_feature(enable = "avx512f,avx512vl,avx512dq,avx512bw,avx2,fma")]
+    fn inner<T: Task>(task: T) -> T::Out {
+        task.run(Avx512(()))
+    }
+    assert!(available());
+    // SAFETY: the features were found on the line above.
+    unsafe { inner(task) }
+}
+
+/// The lowest `n` lanes.
+#[inline(always)]
+fn mask(n: usize) -> __mmask16 {
+    ((1u32 << n) - 1) as __mmask16
+}
+
+/// The columns of a tile that vector `j` of `N` covers: all, or those of `last`.
+#[inline(always)]
+fn column_mask<const N: usize, const PART: bool>(j: usize, last: __mmask16) -> __mmask16 {
+    if PART && j + 1 == N { last } else { u16::MAX }
+}
+
+/// [`Simd::tile`] over `N` vectors of columns; with `PART` the last of them covers only the lanes of `last`.
+///
+/// # Safety
+/// The caller has run [`Tile::check`] for `MR` and `cols <= 16 N`, and `cols` is as `N`, `PART` and `last` say.
+#[target_feature(enable = "avx512f,avx512vl,avx512dq,avx512bw,avx2,fma")]
+unsafe fn tile<const N: usize, const PART: bool, const PREFETCH: bool>(t: Tile<'_>, last: __mmask16) {
+    let mut acc = [[_mm512_setzero_ps(); N]; MR];
+    let c = t.c.as_mut_ptr();
+    if t.accumulate {
+        for (i, row) in acc.iter_mut().enumerate() {
+            if i < t.rows {
+                for (j, v) in row.iter_mut().enumerate() {
+                    // SAFETY: i < rows and the masked lanes are < cols: inside c by Tile::check.
+                    *v = unsafe { _mm512_maskz_loadu_ps(column_mask::<N, PART>(j, last), c.add(i * t.ldc + j * L)) };
+                }
+            }
+        }
+    }
+    let mut a = t.a.as_ptr();
+    for &offset in &t.offsets.table {
+        // SAFETY: a advances MR per row of the table and holds MR * len values; offset + cols <= b.len().
+        unsafe {
+            let b = t.b.as_ptr().add(offset as usize);
+            if PREFETCH {
+                // A hint may point anywhere.
+                for j in (0..N * L).step_by(16) {
+                    _mm_prefetch::<_MM_HINT_T0>(b.wrapping_add(N * L + j).cast());
+                }
+            }
+            let mut bv = [_mm512_setzero_ps(); N];
+            for (j, v) in bv.iter_mut().enumerate() {
+                *v = if PART && j + 1 == N { _mm512_maskz_loadu_ps(last, b.add(j * L)) } else { _mm512_loadu_ps(b.add(j * L)) };
+            }
+            for (i, row) in acc.iter_mut().enumerate() {
+                let x = _mm512_set1_ps(*a.add(i));
+                for (v, b) in row.iter_mut().zip(bv) {
+                    *v = _mm512_fmadd_ps(x, b, *v);
+                }
+            }
+            a = a.add(MR);
+        }
+    }
+    for (i, row) in acc.iter().enumerate() {
+        if i < t.rows {
+            for (j, &v) in row.iter().enumerate() {
+                // SAFETY: as for the loads from c.
+                unsafe { _mm512_mask_storeu_ps(c.add(i * t.ldc + j * L), column_mask::<N, PART>(j, last), v) };
+            }
+        }
+    }
+}
+
+/// [`Simd::reduce_tile`] of `R` rows and `N` vectors.
+///
+/// # Safety
+/// The caller has run [`ReduceTile::check`], and `R`, `N` are the tile's.
+#[target_feature(enable = "avx512f,avx512vl,avx512dq,avx512bw,avx2,fma")]
+unsafe fn reduce<const R: usize, const N: usize>(t: ReduceTile<'_>) {
+    let mut acc = [[_mm512_setzero_ps(); N]; R];
+    let mut a = [t.a.as_ptr(); R];
+    let c = t.c.as_mut_ptr();
+    for (i, (row, a)) in acc.iter_mut().zip(&mut a).enumerate() {
+        // SAFETY: rows[i] + length <= a.len(), and R rows of N vectors lie in c.
+        unsafe {
+            *a = a.add(t.rows[i] as usize);
+            for (j, v) in row.iter_mut().enumerate() {
+                *v = _mm512_loadu_ps(c.add(i * t.ldc + j * L));
+            }
+        }
+    }
+    let mut b = t.b.as_ptr();
+    for p in 0..t.length {
+        // SAFETY: p < length, and row p of b holds N vectors. (The last wrapping_add may leave b; it is not followed.)
+        unsafe {
+            let mut bv = [_mm512_setzero_ps(); N];
+            for (j, v) in bv.iter_mut().enumerate() {
+                *v = _mm512_loadu_ps(b.add(j * L));
+            }
+            for (row, a) in acc.iter_mut().zip(a) {
+                let x = _mm512_set1_ps(*a.add(p));
+                for (v, b) in row.iter_mut().zip(bv) {
+                    *v = _mm512_fmadd_ps(x, b, *v);
+                }
+            }
+            b = b.wrapping_add(t.ldb);
+        }
+    }
+    for (i, row) in acc.iter().enumerate() {
+        for (j, &v) in row.iter().enumerate() {
+            // SAFETY: as for the loads from c.
+            unsafe { _mm512_storeu_ps(c.add(i * t.ldc + j * L), v) };
+        }
+    }
+}
+
+/// 16 x 16 transpose: pairs of rows, then pairs of pairs within 128-bit lanes, then the lanes themselves.
+#[target_feature(enable = "avx512f,avx512vl,avx512dq,avx512bw,avx2,fma")]
+fn transpose16(r: [__m512; L]) -> [__m512; L] {
+    let mut u = r;
+    for q in 0..4 {
+        let [a, b, c, d] = [r[4 * q], r[4 * q + 1], r[4 * q + 2], r[4 * q + 3]];
+        let lo0 = _mm512_castps_pd(_mm512_unpacklo_ps(a, b));
+        let hi0 = _mm512_castps_pd(_mm512_unpackhi_ps(a, b));
+        let lo1 = _mm512_castps_pd(_mm512_unpacklo_ps(c, d));
+        let hi1 = _mm512_castps_pd(_mm512_unpackhi_ps(c, d));
+        u[4 * q] = _mm512_castpd_ps(_mm512_unpacklo_pd(lo0, lo1));
+        u[4 * q + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(lo0, lo1));
+        u[4 * q + 2] = _mm512_castpd_ps(_mm512_unpacklo_pd(hi0, hi1));
+        u[4 * q + 3] = _mm512_castpd_ps(_mm512_unpackhi_pd(hi0, hi1));
+    }
+    let mut out = u;
+    for j in 0..4 {
+        let a = _mm512_shuffle_f32x4::<0x44>(u[j], u[4 + j]);
+        let b = _mm512_shuffle_f32x4::<0x44>(u[8 + j], u[12 + j]);
+        let c = _mm512_shuffle_f32x4::<0xEE>(u[j], u[4 + j]);
+        let d = _mm512_shuffle_f32x4::<0xEE>(u[8 + j], u[12 + j]);
+        out[j] = _mm512_shuffle_f32x4::<0x88>(a, b);
+        out[4 + j] = _mm512_shuffle_f32x4::<0xDD>(a, b);
+        out[8 + j] = _mm512_shuffle_f32x4::<0x88>(c, d);
+        out[12 + j] = _mm512_shuffle_f32x4::<0xDD>(c, d);
+    }
+    out
+}
+
+/// [`Simd::transpose`].
+#[target_feature(enable = "avx512f,avx512vl,avx512dq,avx512bw,avx2,fma")]
+fn transpose(src: &[f32], src_stride: usize, rows: usize, cols: usize, dst: &mut [f32], dst_stride: usize) {
+    if rows == 0 || cols == 0 {
+        return;
+    }
+    assert!(rows <= L && cols <= L);
+    assert!((rows - 1) * src_stride + cols <= src.len() && (cols - 1) * dst_stride + L <= dst.len());
+    let columns = mask(cols);
+    let mut r = [_mm512_setzero_ps(); L];
+    if (rows, cols) == (L, L) {
+        // The usual case, without 32 branches.
+        for (i, v) in r.iter_mut().enumerate() {
+            // SAFETY: 16 rows of 16 lie in src.
+            *v = unsafe { _mm512_loadu_ps(src.as_ptr().add(i * src_stride)) };
+        }
+        for (i, &v) in transpose16(r).iter().enumerate() {
+            // SAFETY: 16 rows of 16 lie in dst.
+            unsafe { _mm512_storeu_ps(dst.as_mut_ptr().add(i * dst_stride), v) };
+        }
+        return;
+    }
+    for (i, v) in r.iter_mut().enumerate() {
+        if i < rows {
+            // SAFETY: row i < rows and the lanes below cols lie in src.
+            *v = unsafe { _mm512_maskz_loadu_ps(columns, src.as_ptr().add(i * src_stride)) };
+        }
+    }
+    let r = transpose16(r);
+    for (i, &v) in r.iter().enumerate() {
+        if i < cols {
+            // SAFETY: row i < cols of dst holds 16 values.
+            unsafe { _mm512_storeu_ps(dst.as_mut_ptr().add(i * dst_stride), v) };
+        }
+    }
+}
+
+/// [`Simd::transpose_rows`].
+#[target_feature(enable = "avx512f,avx512vl,avx512dq,avx512bw,avx2,fma")]
+fn transpose_rows(src: &[f32], src_stride: usize, rows: usize, dst: &mut [&mut [f32]], at: usize) {
+    assert!((1..=L).contains(&rows) && (rows - 1) * src_stride + L <= src.len());
+    let mut r = [_mm512_setzero_ps(); L];
+    for (i, v) in r.iter_mut().enumerate() {
+        if i < rows {
+            // SAFETY: row i < rows of src holds 16 values.
+            *v = unsafe { _mm512_loadu_ps(src.as_ptr().add(i * src_stride)) };
+        }
+    }
+    for (v, dst) in transpose16(r).into_iter().zip(dst) {
+        let dst = &mut dst[at..at + rows];
+        // SAFETY: the mask selects the values of the slice.
+        unsafe { _mm512_mask_storeu_ps(dst.as_mut_ptr(), mask(rows), v) };
+    }
+}
+
+impl Simd for Avx512 {
+    const LANES: usize = L;
+    const MR: usize = MR;
+    const REDUCE_ROWS: usize = 9;
+    type V = __m512;
+
+    #[inline(always)]
+    fn splat(self, x: f32) -> __m512 {
+        // SAFETY: `self` proves the features.
+        unsafe { _mm512_set1_ps(x) }
+    }
+    #[inline(always)]
+    fn load(self, src: &[f32]) -> __m512 {
+        assert!(src.len() >= L);
+        // SAFETY: 16 values, just asserted.
+        unsafe { _mm512_loadu_ps(src.as_ptr()) }
+    }
+    #[inline(always)]
+    fn load_part(self, src: &[f32], n: usize) -> __m512 {
+        assert!(n <= L && n <= src.len());
+        // SAFETY: the mask selects n values, which are there.
+        unsafe { _mm512_maskz_loadu_ps(mask(n), src.as_ptr()) }
+    }
+    #[inline(always)]
+    fn store(self, v: __m512, dst: &mut [f32]) {
+        assert!(dst.len() >= L);
+        // SAFETY: 16 values, just asserted.
+        unsafe { _mm512_storeu_ps(dst.as_mut_ptr(), v) }
+    }
+    #[inline(always)]
+    fn store_part(self, v: __m512, dst: &mut [f32], n: usize) {
+        assert!(n <= L && n <= dst.len());
+        // SAFETY: the mask selects n values, which are there.
+        unsafe { _mm512_mask_storeu_ps(dst.as_mut_ptr(), mask(n), v) }
+    }
+    #[inline(always)]
+    fn add(self, a: __m512, b: __m512) -> __m512 {
+        // SAFETY: `self` proves the features.
+        unsafe { _mm512_add_ps(a, b) }
+    }
+    #[inline(always)]
+    fn sub(self, a: __m512, b: __m512) -> __m512 {
+        // SAFETY: `self` proves the features.
+        unsafe { _mm512_sub_ps(a, b) }
+    }
+    #[inline(always)]
+    fn mul(self, a: __m512, b: __m512) -> __m512 {
+        // SAFETY: `self` proves the features.
+        unsafe { _mm512_mul_ps(a, b) }
+    }
+    #[inline(always)]
+    fn div(self, a: __m512, b: __m512) -> __m512 {
+        // SAFETY: `self` proves the features.
+        unsafe { _mm512_div_ps(a, b) }
+    }
+    #[inline(always)]
+    fn mul_add(self, a: __m512, b: __m512, c: __m512) -> __m512 {
+        // SAFETY: `self` proves the features.
+        unsafe { _mm512_fmadd_ps(a, b, c) }
+    }
+    #[inline(always)]
+    fn min(self, a: __m512, b: __m512) -> __m512 {
+        // SAFETY: `self` proves the features.
+        unsafe { _mm512_min_ps(a, b) }
+    }
+    #[inline(always)]
+    fn max(self, a: __m512, b: __m512) -> __m512 {
+        // SAFETY: `self` proves the features.
+        unsafe { _mm512_max_ps(a, b) }
+    }
+    #[inline(always)]
+    fn round(self, a: __m512) -> __m512 {
+        // SAFETY: `self` proves the features. (Immediate 0: to the nearest integer, ties to even.)
+        unsafe { _mm512_roundscale_ps::<0>(a) }
+    }
+    #[inline(always)]
+    fn exp2_integer(self, n: __m512) -> __m512 {
+        // SAFETY: `self` proves the features.
+        unsafe { _mm512_scalef_ps(_mm512_set1_ps(1.0), n) }
+    }
+    #[inline(always)]
+    fn deinterleave2(self, a: __m512, b: __m512) -> (__m512, __m512) {
+        // SAFETY: `self` proves the features. (Indices 16.. select from b.)
+        unsafe {
+            let even = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+            let odd = _mm512_setr_epi32(1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31);
+            (_mm512_permutex2var_ps(a, even, b), _mm512_permutex2var_ps(a, odd, b))
+        }
+    }
+    #[inline(always)]
+    fn interleave2(self, even: __m512, odd: __m512) -> (__m512, __m512) {
+        // SAFETY: `self` proves the features. (Indices 16.. select from odd.)
+        unsafe {
+            let low = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+            let high = _mm512_setr_epi32(8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
+            (_mm512_permutex2var_ps(even, low, odd), _mm512_permutex2var_ps(even, high, odd))
+        }
+    }
+    #[inline(always)]
+    fn transpose(self, src: &[f32], src_stride: usize, rows: usize, cols: usize, dst: &mut [f32], dst_stride: usize) {
+        // SAFETY: `self` proves the features.
+        unsafe { transpose(src, src_stride, rows, cols, dst, dst_stride) }
+    }
+    #[inline(always)]
+    fn transpose_rows(self, src: &[f32], src_stride: usize, rows: usize, dst: &mut [&mut [f32]], at: usize) {
+        // SAFETY: `self` proves the features.
+        unsafe { transpose_rows(src, src_stride, rows, dst, at) }
+    }
+    #[inline(always)]
+    fn prefetch_read(self, src: &[f32]) {
+        for line in src.chunks(16) {
+            // SAFETY: a hint, which touches no memory that the program can observe.
+            unsafe { _mm_prefetch::<_MM_HINT_T1>(line.as_ptr().cast()) };
+        }
+    }
+    #[inline(always)]
+    fn prefetch_write(self, src: &[f32]) {
+        for line in src.chunks(16) {
+            // SAFETY: a hint, which touches no memory that the program can observe. (ET0 is PREFETCHW, as old as these features.)
+            unsafe { _mm_prefetch::<_MM_HINT_ET0>(line.as_ptr().cast()) };
+        }
+    }
+    #[inline(always)]
+    fn tile(self, t: Tile<'_>) {
+        t.check(MR, Self::NR);
+        let vectors = t.cols.div_ceil(L);
+        let rest = t.cols - (vectors - 1) * L;
+        let last = mask(rest);
+        // SAFETY: `self` proves the features; the bounds were checked, and cols is (vectors - 1) * 16 + rest with 1 <= rest <= 16.
+        unsafe {
+            match (vectors, rest < L, t.prefetch) {
+                (1, false, _) => tile::<1, false, false>(t, last),
+                (1, true, _) => tile::<1, true, false>(t, last),
+                (2, false, _) => tile::<2, false, false>(t, last),
+                (2, true, _) => tile::<2, true, false>(t, last),
+                (_, false, false) => tile::<3, false, false>(t, last),
+                (_, false, true) => tile::<3, false, true>(t, last),
+                (_, true, _) => tile::<3, true, false>(t, last),
+            }
+        }
+    }
+    #[inline(always)]
+    fn reduce_tile(self, t: ReduceTile<'_>) {
+        t.check(L, Self::REDUCE_ROWS);
+        // SAFETY: `self` proves the features; the bounds were checked, and each arm's R and N are those of the tile.
+        unsafe {
+            match (t.rows.len(), t.vectors) {
+                (1, 1) => reduce::<1, 1>(t),
+                (2, 1) => reduce::<2, 1>(t),
+                (3, 1) => reduce::<3, 1>(t),
+                (4, 1) => reduce::<4, 1>(t),
+                (5, 1) => reduce::<5, 1>(t),
+                (6, 1) => reduce::<6, 1>(t),
+                (7, 1) => reduce::<7, 1>(t),
+                (8, 1) => reduce::<8, 1>(t),
+                (_, 1) => reduce::<9, 1>(t),
+                (1, _) => reduce::<1, 2>(t),
+                (2, _) => reduce::<2, 2>(t),
+                (3, _) => reduce::<3, 2>(t),
+                (4, _) => reduce::<4, 2>(t),
+                (5, _) => reduce::<5, 2>(t),
+                (6, _) => reduce::<6, 2>(t),
+                (7, _) => reduce::<7, 2>(t),
+                (8, _) => reduce::<8, 2>(t),
+                (_, _) => reduce::<9, 2>(t),
+            }
+        }
+    }
+}

@@ -1,0 +1,309 @@
+//! The vector operations that the convolution kernels are written in, and the choice of an instruction set at run time.
+//!
+//! A kernel is a [`Task`]: a struct of its arguments with one method generic over [`Simd`]. [`run`] calls that method inside a
+//! function compiled for the instruction set, so everything marked `#[inline(always)]` below it becomes that set's code. Target
+//! features do not cross a closure sent to another thread: call [`run`] inside each rayon task, never around the parallel loop.
+//! For the same reason generic code must not hide vector work in closures or in functions that are not `#[inline(always)]`.
+//!
+//! Every operation takes slices and checks their lengths; the two micro-kernels, [`Simd::tile`] and [`Simd::reduce_tile`], check
+//! once before their loops. Only the two x86 modules contain `unsafe`.
+
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
+mod portable;
+#[cfg(test)]
+mod tests;
+
+use std::cell::Cell;
+use std::sync::OnceLock;
+
+/// Where each row of the right-hand matrix of [`Simd::tile`] starts: an implicit im2col is nothing but such a table.
+///
+/// The greatest entry is kept beside the table (and both are private) so that a micro-kernel can prove its bounds with one comparison.
+pub struct Offsets {
+    table: Vec<u32>,
+    max: u32,
+}
+
+impl Offsets {
+    /// Row `k` starts at `table[k]`.
+    pub fn new(table: Vec<u32>) -> Self {
+        let max = table.iter().copied().max().unwrap_or(0);
+        Self { table, max }
+    }
+
+    /// Row `k` starts at `k * stride`: an ordinary matrix.
+    pub fn strided(rows: usize, stride: usize) -> Self {
+        assert!(rows.saturating_mul(stride) <= u32::MAX as usize, "{rows} rows of stride {stride} do not fit 32-bit offsets");
+        Self::new((0..rows).map(|k| (k * stride) as u32).collect())
+    }
+
+    /// The number of rows, i.e. the length K of the sums.
+    pub fn depth(&self) -> usize {
+        self.table.len()
+    }
+}
+
+/// Arguments of [`Simd::tile`]: `c[i*ldc + j] = [c +] sum_k a[k*MR + i] * b[offsets[k] + j]` for `i < rows`, `j < cols`.
+pub struct Tile<'a> {
+    /// Packed left-hand panel, `[k][MR]`, rows beyond `rows` must be present (any finite value, normally zero).
+    pub a: &'a [f32],
+    /// The right-hand side, already cut to begin at the tile's first column.
+    pub b: &'a [f32],
+    /// Starts of the right-hand rows.
+    pub offsets: &'a Offsets,
+    /// Result, `rows` rows of `cols` values, `ldc` apart.
+    pub c: &'a mut [f32],
+    /// Distance of the rows of `c`.
+    pub ldc: usize,
+    /// Rows stored, 1..=MR.
+    pub rows: usize,
+    /// Columns read and stored, 1..=NR. Nothing beyond them is touched.
+    pub cols: usize,
+    /// Add to what `c` holds instead of overwriting it.
+    pub accumulate: bool,
+    /// Ask for the next `NR` columns of each right-hand row meanwhile: for rows that come from beyond the second-level cache and tiles
+    /// visited from left to right. The processor's own prefetcher does not follow a hundred streams of three lines each.
+    pub prefetch: bool,
+}
+
+/// Arguments of [`Simd::reduce_tile`]: `c[i*ldc + j] += sum_p a[rows[i] + p] * b[p*ldb + j]` for `j < vectors * LANES`, `p < length`.
+///
+/// Each row of the left-hand side is contiguous along the reduction: a plane of pixels, read one value at a time and broadcast.
+pub struct ReduceTile<'a> {
+    /// Left-hand side.
+    pub a: &'a [f32],
+    /// Starts of its rows, 1..=REDUCE_ROWS of them.
+    pub rows: &'a [u32],
+    /// Right-hand side, `length` rows `ldb` apart.
+    pub b: &'a [f32],
+    /// Distance of the rows of `b`.
+    pub ldb: usize,
+    /// Length of the reduction.
+    pub length: usize,
+    /// Accumulators.
+    pub c: &'a mut [f32],
+    /// Distance of the rows of `c`.
+    pub ldc: usize,
+    /// Vectors per row of `c`: 1 or 2.
+    pub vectors: usize,
+}
+
+impl ReduceTile<'_> {
+    /// The bounds that both x86 micro-kernels rely on.
+    #[inline(always)]
+    fn check(&self, lanes: usize, max_rows: usize) {
+        let width = self.vectors * lanes;
+        assert!(matches!(self.vectors, 1 | 2) && (1..=max_rows).contains(&self.rows.len()));
+        for &row in self.rows {
+            assert!(row as usize + self.length <= self.a.len());
+        }
+        assert!(self.length == 0 || (self.length - 1) * self.ldb + width <= self.b.len());
+        assert!((self.rows.len() - 1) * self.ldc + width <= self.c.len());
+    }
+}
+
+impl Tile<'_> {
+    /// The bounds that both x86 micro-kernels rely on.
+    #[inline(always)]
+    fn check(&self, mr: usize, nr: usize) {
+        assert!((1..=mr).contains(&self.rows) && (1..=nr).contains(&self.cols));
+        assert!(self.a.len() >= self.offsets.depth() * mr);
+        assert!(self.offsets.depth() == 0 || self.offsets.max as usize + self.cols <= self.b.len());
+        assert!((self.rows - 1) * self.ldc + self.cols <= self.c.len());
+    }
+}
+
+/// One instruction set. A value of the type is the proof that this processor has it.
+pub trait Simd: Copy + Send + Sync + 'static {
+    /// f32 values in a vector.
+    const LANES: usize;
+    /// Rows of [`Simd::tile`]; divides `LANES`.
+    const MR: usize;
+    /// Columns of [`Simd::tile`].
+    const NR: usize = 3 * Self::LANES;
+    /// Most rows of [`Simd::reduce_tile`].
+    const REDUCE_ROWS: usize;
+    /// A vector.
+    type V: Copy;
+
+    /// All lanes `x`.
+    fn splat(self, x: f32) -> Self::V;
+    /// All lanes zero.
+    #[inline(always)]
+    fn zero(self) -> Self::V {
+        self.splat(0.0)
+    }
+    /// The first `LANES` values of `src`, which must be that long.
+    fn load(self, src: &[f32]) -> Self::V;
+    /// The first `n <= LANES` values of `src`, then zeros.
+    fn load_part(self, src: &[f32], n: usize) -> Self::V;
+    /// Writes the first `LANES` values of `dst`, which must be that long.
+    fn store(self, v: Self::V, dst: &mut [f32]);
+    /// Writes the first `n <= LANES` values of `dst`.
+    fn store_part(self, v: Self::V, dst: &mut [f32], n: usize);
+
+    /// `a + b`.
+    fn add(self, a: Self::V, b: Self::V) -> Self::V;
+    /// `a - b`.
+    fn sub(self, a: Self::V, b: Self::V) -> Self::V;
+    /// `a * b`.
+    fn mul(self, a: Self::V, b: Self::V) -> Self::V;
+    /// `a / b`.
+    fn div(self, a: Self::V, b: Self::V) -> Self::V;
+    /// `a * b + c`, rounded once where the processor can.
+    fn mul_add(self, a: Self::V, b: Self::V, c: Self::V) -> Self::V;
+    /// The smaller of each lane (of a number and a NaN: either).
+    fn min(self, a: Self::V, b: Self::V) -> Self::V;
+    /// The greater of each lane (of a number and a NaN: either).
+    fn max(self, a: Self::V, b: Self::V) -> Self::V;
+    /// The nearest integer.
+    fn round(self, a: Self::V) -> Self::V;
+    /// `2^n` for integral `n` in -126..=127.
+    fn exp2_integer(self, n: Self::V) -> Self::V;
+
+    /// The even and the odd elements of the `2 * LANES` consecutive values in `a`, `b`.
+    fn deinterleave2(self, a: Self::V, b: Self::V) -> (Self::V, Self::V);
+    /// The inverse of [`Simd::deinterleave2`]: a0 b0 a1 b1 ...
+    fn interleave2(self, even: Self::V, odd: Self::V) -> (Self::V, Self::V);
+    /// Element `4 i + j` of `4 * LANES` consecutive values becomes lane `i` of vector `j`.
+    #[inline(always)]
+    fn deinterleave4(self, v: [Self::V; 4]) -> [Self::V; 4] {
+        let (e0, o0) = self.deinterleave2(v[0], v[1]);
+        let (e1, o1) = self.deinterleave2(v[2], v[3]);
+        let (p0, p2) = self.deinterleave2(e0, e1);
+        let (p1, p3) = self.deinterleave2(o0, o1);
+        [p0, p1, p2, p3]
+    }
+    /// The inverse of [`Simd::deinterleave4`].
+    #[inline(always)]
+    fn interleave4(self, p: [Self::V; 4]) -> [Self::V; 4] {
+        let (e0, e1) = self.interleave2(p[0], p[2]);
+        let (o0, o1) = self.interleave2(p[1], p[3]);
+        let (a, b) = self.interleave2(e0, o0);
+        let (c, d) = self.interleave2(e1, o1);
+        [a, b, c, d]
+    }
+
+    /// `dst[c * dst_stride + r] = src[r * src_stride + c]` for `r < rows <= LANES`, `c < cols <= LANES`; the lanes from `rows` to
+    /// `LANES` of each of the `cols` rows of `dst` become zero (so those rows must be `LANES` long).
+    fn transpose(self, src: &[f32], src_stride: usize, rows: usize, cols: usize, dst: &mut [f32], dst_stride: usize);
+
+    /// `dst[c][at + r] = src[r * src_stride + c]` for `r < rows <= LANES` and every `c`; each row of `src` is `LANES` long, and `dst` has at
+    /// most `LANES` slices. Unlike [`Simd::transpose`] it writes nothing beside: for results that belong to different slices.
+    #[inline(always)]
+    fn transpose_rows(self, src: &[f32], src_stride: usize, rows: usize, dst: &mut [&mut [f32]], at: usize) {
+        let mut square = [0.0; 256];
+        self.transpose(src, src_stride, rows, Self::LANES, &mut square, Self::LANES);
+        for (dst, column) in dst.iter_mut().zip(square.chunks_exact(Self::LANES)) {
+            dst[at..at + rows].copy_from_slice(&column[..rows]);
+        }
+    }
+
+    /// Asks for the cache lines of `src` in the second-level cache; only a hint, which may do nothing.
+    fn prefetch_read(self, src: &[f32]);
+    /// The same with the intention to write them.
+    fn prefetch_write(self, src: &[f32]);
+
+    /// The matrix micro-kernel, lanes along the columns: see [`Tile`].
+    fn tile(self, tile: Tile<'_>);
+    /// The micro-kernel for a reduction over pixels, lanes along output channels: see [`ReduceTile`].
+    fn reduce_tile(self, tile: ReduceTile<'_>);
+
+    /// `x / (1 + exp(-x))`, to a few units in the last place.
+    ///
+    /// exp is Cody and Waite's reduction by multiples of ln 2 and the Taylor polynomial of degree 7 on |r| <= ln 2 / 2, whose
+    /// remainder there is below 6e-9. The argument is cut off at +-87, beyond which the quotient is x or 0 to within 1e-36.
+    #[inline(always)]
+    fn silu(self, x: Self::V) -> Self::V {
+        let t = self.min(self.max(self.sub(self.zero(), x), self.splat(-87.0)), self.splat(87.0));
+        let n = self.round(self.mul(t, self.splat(std::f32::consts::LOG2_E)));
+        // ln 2 in two parts: the first has few enough bits for n * part to be exact.
+        let r = self.mul_add(n, self.splat(-0.693_359_4), t);
+        let r = self.mul_add(n, self.splat(2.121_944_4e-4), r);
+        let mut p = self.splat(1.0 / 5040.0);
+        for c in [1.0 / 720.0, 1.0 / 120.0, 1.0 / 24.0, 1.0 / 6.0, 0.5, 1.0, 1.0] {
+            p = self.mul_add(p, r, self.splat(c));
+        }
+        let e = self.mul(p, self.exp2_integer(n));
+        self.div(x, self.add(self.splat(1.0), e))
+    }
+}
+
+/// A kernel with its arguments.
+pub trait Task {
+    /// What it returns.
+    type Out;
+    /// Does the work; must be `#[inline(always)]`.
+    fn run<S: Simd>(self, simd: S) -> Self::Out;
+}
+
+/// The instruction sets, from least to most.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Level {
+    /// Arrays of four floats, no intrinsics: what any target's compiler makes of them.
+    Portable,
+    /// 256-bit vectors with fused multiply-add.
+    Avx2,
+    /// 512-bit vectors (F, VL, DQ, BW).
+    Avx512,
+}
+
+impl Level {
+    /// Whether this processor has it.
+    pub fn available(self) -> bool {
+        match self {
+            Level::Portable => true,
+            #[cfg(target_arch = "x86_64")]
+            Level::Avx2 => avx2::available(),
+            #[cfg(target_arch = "x86_64")]
+            Level::Avx512 => avx512::available(),
+            #[cfg(not(target_arch = "x86_64"))]
+            _ => false,
+        }
+    }
+
+    /// Every level this processor has.
+    pub fn all() -> impl Iterator<Item = Level> {
+        [Level::Portable, Level::Avx2, Level::Avx512].into_iter().filter(|level| level.available())
+    }
+}
+
+thread_local! {
+    static FORCED: Cell<Option<Level>> = const { Cell::new(None) };
+}
+
+/// The level that kernels called on this thread use. Read it once at a kernel's entry and hand it to the tasks: the choice made by
+/// [`with_level`] belongs to the calling thread, not to the workers.
+pub fn level() -> Level {
+    static BEST: OnceLock<Level> = OnceLock::new();
+    FORCED.get().unwrap_or_else(|| *BEST.get_or_init(|| Level::all().max().unwrap_or(Level::Portable)))
+}
+
+/// Runs `f` with kernels restricted to `level`: how the tests reach every instruction set. Panics if the processor lacks it.
+pub fn with_level<R>(level: Level, f: impl FnOnce() -> R) -> R {
+    struct Restore(Option<Level>);
+    impl Drop for Restore {
+        fn drop(&mut self) {
+            FORCED.set(self.0);
+        }
+    }
+    assert!(level.available(), "this processor lacks {level:?}");
+    let _restore = Restore(FORCED.replace(Some(level)));
+    f()
+}
+
+/// Runs `task` compiled for `level`.
+pub fn run<T: Task>(level: Level, task: T) -> T::Out {
+    match level {
+        Level::Portable => task.run(portable::Portable),
+        #[cfg(target_arch = "x86_64")]
+        Level::Avx2 => avx2::run(task),
+        #[cfg(target_arch = "x86_64")]
+        Level::Avx512 => avx512::run(task),
+        #[cfg(not(target_arch = "x86_64"))]
+        _ => task.run(portable::Portable),
+    }
+}

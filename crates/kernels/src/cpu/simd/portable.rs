@@ -1,0 +1,204 @@
+//! The instruction set of last resort: arrays of four floats, which compilers turn into SSE2, NEON or WebAssembly vectors.
+//!
+//! No `unsafe` and no intrinsics, so it also runs under Miri. `mul_add` is a multiplication and an addition: where a processor has no
+//! fused instruction, `f32::mul_add` would be a library call per element.
+
+use super::{ReduceTile, Simd, Tile};
+
+/// Four lanes of plain arithmetic.
+#[derive(Clone, Copy)]
+pub struct Portable;
+
+const L: usize = 4;
+type V = [f32; L];
+
+/// Applies `f` lane by lane.
+#[inline(always)]
+fn map2(a: V, b: V, f: impl Fn(f32, f32) -> f32) -> V {
+    std::array::from_fn(|i| f(a[i], b[i]))
+}
+
+/// Reads up to four values, zeros after them.
+#[inline(always)]
+fn read(src: &[f32]) -> V {
+    let mut v = [0.0; L];
+    v[..src.len()].copy_from_slice(src);
+    v
+}
+
+impl Portable {
+    /// [`Simd::tile`] over `N` vectors of columns, the last of which has `last` columns.
+    #[inline(always)]
+    fn tile_columns<const N: usize>(self, t: Tile<'_>, last: usize) {
+        let mut acc = [[[0.0; L]; N]; L];
+        if t.accumulate {
+            for (i, row) in acc.iter_mut().enumerate().take(t.rows) {
+                for (j, v) in row.iter_mut().enumerate() {
+                    let n = if j + 1 == N { last } else { L };
+                    *v = read(&t.c[i * t.ldc + j * L..][..n]);
+                }
+            }
+        }
+        for (a, &offset) in t.a.chunks_exact(L).zip(&t.offsets.table) {
+            let b = &t.b[offset as usize..];
+            let mut bv = [[0.0; L]; N];
+            for (j, v) in bv.iter_mut().enumerate() {
+                *v = if j + 1 == N && last < L { read(&b[j * L..][..last]) } else { self.load(&b[j * L..]) };
+            }
+            for (row, &a) in acc.iter_mut().zip(a) {
+                for (v, b) in row.iter_mut().zip(bv) {
+                    *v = self.mul_add([a; L], b, *v);
+                }
+            }
+        }
+        for (i, row) in acc.iter().enumerate().take(t.rows) {
+            for (j, v) in row.iter().enumerate() {
+                let n = if j + 1 == N { last } else { L };
+                t.c[i * t.ldc + j * L..][..n].copy_from_slice(&v[..n]);
+            }
+        }
+    }
+
+    /// [`Simd::reduce_tile`] of `R` rows and `N` vectors.
+    #[inline(always)]
+    fn reduce<const R: usize, const N: usize>(self, t: ReduceTile<'_>) {
+        let mut acc: [[V; N]; R] = std::array::from_fn(|i| std::array::from_fn(|j| self.load(&t.c[i * t.ldc + j * L..])));
+        let a: [&[f32]; R] = std::array::from_fn(|i| &t.a[t.rows[i] as usize..][..t.length]);
+        for p in 0..t.length {
+            let b: [V; N] = std::array::from_fn(|j| self.load(&t.b[p * t.ldb + j * L..]));
+            for (row, a) in acc.iter_mut().zip(a) {
+                for (v, b) in row.iter_mut().zip(b) {
+                    *v = self.mul_add([a[p]; L], b, *v);
+                }
+            }
+        }
+        for (i, row) in acc.into_iter().enumerate() {
+            for (j, v) in row.into_iter().enumerate() {
+                self.store(v, &mut t.c[i * t.ldc + j * L..]);
+            }
+        }
+    }
+}
+
+impl Simd for Portable {
+    const LANES: usize = L;
+    const MR: usize = 4;
+    const REDUCE_ROWS: usize = 6;
+    type V = V;
+
+    #[inline(always)]
+    fn splat(self, x: f32) -> V {
+        [x; L]
+    }
+    #[inline(always)]
+    fn load(self, src: &[f32]) -> V {
+        [src[0], src[1], src[2], src[3]]
+    }
+    #[inline(always)]
+    fn load_part(self, src: &[f32], n: usize) -> V {
+        read(&src[..n])
+    }
+    #[inline(always)]
+    fn store(self, v: V, dst: &mut [f32]) {
+        dst[..L].copy_from_slice(&v);
+    }
+    #[inline(always)]
+    fn store_part(self, v: V, dst: &mut [f32], n: usize) {
+        dst[..n].copy_from_slice(&v[..n]);
+    }
+    #[inline(always)]
+    fn add(self, a: V, b: V) -> V {
+        map2(a, b, |a, b| a + b)
+    }
+    #[inline(always)]
+    fn sub(self, a: V, b: V) -> V {
+        map2(a, b, |a, b| a - b)
+    }
+    #[inline(always)]
+    fn mul(self, a: V, b: V) -> V {
+        map2(a, b, |a, b| a * b)
+    }
+    #[inline(always)]
+    fn div(self, a: V, b: V) -> V {
+        map2(a, b, |a, b| a / b)
+    }
+    #[inline(always)]
+    fn mul_add(self, a: V, b: V, c: V) -> V {
+        std::array::from_fn(|i| a[i] * b[i] + c[i])
+    }
+    #[inline(always)]
+    fn min(self, a: V, b: V) -> V {
+        map2(a, b, f32::min)
+    }
+    #[inline(always)]
+    fn max(self, a: V, b: V) -> V {
+        map2(a, b, f32::max)
+    }
+    #[inline(always)]
+    fn round(self, a: V) -> V {
+        a.map(f32::round_ties_even)
+    }
+    #[inline(always)]
+    fn exp2_integer(self, n: V) -> V {
+        // The exponent field of an IEEE float, biased by 127. (A NaN casts to 0; what it was part of is a NaN already.)
+        n.map(|n| f32::from_bits(((n as i32 + 127) << 23) as u32))
+    }
+    #[inline(always)]
+    fn deinterleave2(self, a: V, b: V) -> (V, V) {
+        ([a[0], a[2], b[0], b[2]], [a[1], a[3], b[1], b[3]])
+    }
+    #[inline(always)]
+    fn interleave2(self, a: V, b: V) -> (V, V) {
+        ([a[0], b[0], a[1], b[1]], [a[2], b[2], a[3], b[3]])
+    }
+    #[inline(always)]
+    fn transpose(self, src: &[f32], src_stride: usize, rows: usize, cols: usize, dst: &mut [f32], dst_stride: usize) {
+        assert!(rows <= L && cols <= L);
+        for c in 0..cols {
+            let dst = &mut dst[c * dst_stride..][..L];
+            for (r, d) in dst.iter_mut().enumerate() {
+                *d = if r < rows { src[r * src_stride + c] } else { 0.0 };
+            }
+        }
+    }
+    #[inline(always)]
+    fn prefetch_read(self, _: &[f32]) {}
+    #[inline(always)]
+    fn prefetch_write(self, _: &[f32]) {}
+    #[inline(always)]
+    fn tile(self, t: Tile<'_>) {
+        t.check(Self::MR, Self::NR);
+        match t.cols.div_ceil(L) {
+            1 => {
+                let last = t.cols;
+                self.tile_columns::<1>(t, last)
+            }
+            2 => {
+                let last = t.cols - L;
+                self.tile_columns::<2>(t, last)
+            }
+            _ => {
+                let last = t.cols - 2 * L;
+                self.tile_columns::<3>(t, last)
+            }
+        }
+    }
+    #[inline(always)]
+    fn reduce_tile(self, t: ReduceTile<'_>) {
+        t.check(L, Self::REDUCE_ROWS);
+        match (t.rows.len(), t.vectors) {
+            (1, 1) => self.reduce::<1, 1>(t),
+            (2, 1) => self.reduce::<2, 1>(t),
+            (3, 1) => self.reduce::<3, 1>(t),
+            (4, 1) => self.reduce::<4, 1>(t),
+            (5, 1) => self.reduce::<5, 1>(t),
+            (_, 1) => self.reduce::<6, 1>(t),
+            (1, _) => self.reduce::<1, 2>(t),
+            (2, _) => self.reduce::<2, 2>(t),
+            (3, _) => self.reduce::<3, 2>(t),
+            (4, _) => self.reduce::<4, 2>(t),
+            (5, _) => self.reduce::<5, 2>(t),
+            (_, _) => self.reduce::<6, 2>(t),
+        }
+    }
+}

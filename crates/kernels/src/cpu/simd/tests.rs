@@ -1,0 +1,215 @@
+//! Each operation on each instruction set against a plain loop.
+
+use super::*;
+
+fn values(n: usize) -> Vec<f32> {
+    (0..n).map(|i| ((i as u32 + 1).wrapping_mul(2_654_435_761) >> 8) as f32 / (1 << 23) as f32 - 1.0).collect()
+}
+
+/// Runs a task on every level of this processor.
+fn on_all<T: Task<Out = ()> + Copy>(task: T) {
+    for level in Level::all() {
+        run(level, task);
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Lanewise;
+
+impl Task for Lanewise {
+    type Out = ();
+    fn run<S: Simd>(self, s: S) {
+        let n = S::LANES;
+        let (a, b) = (values(2 * n), values(3 * n)[n..].to_vec());
+        let (va, vb) = (s.load(&a), s.load(&b));
+        let lanes = |v: S::V| {
+            let mut out = vec![0.0; n];
+            s.store(v, &mut out);
+            out
+        };
+        let expect = |v: S::V, f: &dyn Fn(f32, f32) -> f32| {
+            assert_eq!(lanes(v), a[..n].iter().zip(&b).map(|(a, b)| f(*a, *b)).collect::<Vec<_>>());
+        };
+        expect(s.add(va, vb), &|a, b| a + b);
+        expect(s.sub(va, vb), &|a, b| a - b);
+        expect(s.mul(va, vb), &|a, b| a * b);
+        expect(s.div(va, vb), &|a, b| a / b);
+        expect(s.min(va, vb), &f32::min);
+        expect(s.max(va, vb), &f32::max);
+        expect(s.splat(2.0), &|_, _| 2.0);
+        expect(s.zero(), &|_, _| 0.0);
+        expect(s.round(s.mul(va, s.splat(9.0))), &|a, _| (a * 9.0).round_ties_even());
+        for (v, (a, b)) in lanes(s.mul_add(va, vb, va)).iter().zip(a.iter().zip(&b)) {
+            assert!((v - (a * b + a)).abs() <= 1e-6);
+        }
+        for power in [-126, -1, 0, 1, 127] {
+            assert_eq!(lanes(s.exp2_integer(s.splat(power as f32))), vec![2f32.powi(power); n]);
+        }
+        for part in 0..=n {
+            let mut expected = vec![0.0; n];
+            expected[..part].copy_from_slice(&a[..part]);
+            assert_eq!(lanes(s.load_part(&a[..part], part)), expected);
+            let mut out = vec![7.0; n];
+            s.store_part(va, &mut out, part);
+            assert_eq!(out[..part], a[..part]);
+            assert!(out[part..].iter().all(|&x| x == 7.0));
+        }
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Moves;
+
+impl Task for Moves {
+    type Out = ();
+    fn run<S: Simd>(self, s: S) {
+        let n = S::LANES;
+        let x = values(4 * n);
+        let v = [0, 1, 2, 3].map(|i| s.load(&x[i * n..]));
+        let lanes = |v: S::V| {
+            let mut out = vec![0.0; n];
+            s.store(v, &mut out);
+            out
+        };
+        let every = |from: usize, step: usize| x[from..].iter().copied().step_by(step).take(n).collect::<Vec<_>>();
+        let (even, odd) = s.deinterleave2(v[0], v[1]);
+        assert_eq!((lanes(even), lanes(odd)), (every(0, 2), every(1, 2)));
+        let (low, high) = s.interleave2(even, odd);
+        assert_eq!((lanes(low), lanes(high)), (x[..n].to_vec(), x[n..2 * n].to_vec()));
+        let phases = s.deinterleave4(v);
+        assert_eq!(phases.map(lanes), [0, 1, 2, 3].map(|j| every(j, 4)));
+        assert_eq!(s.interleave4(phases).map(lanes).concat(), x);
+
+        let (src, stride) = (values(40 * n), n + 3);
+        for rows in 1..=n {
+            for cols in 0..=n {
+                let mut dst = vec![vec![7.0; n + 5]; cols];
+                s.transpose_rows(&src, stride, rows, &mut dst.iter_mut().map(Vec::as_mut_slice).collect::<Vec<_>>(), 3);
+                for (c, line) in dst.iter().enumerate() {
+                    let expected: Vec<f32> =
+                        (0..n + 5).map(|i| if (3..3 + rows).contains(&i) { src[(i - 3) * stride + c] } else { 7.0 }).collect();
+                    assert_eq!(*line, expected);
+                }
+            }
+        }
+        for rows in 0..=n {
+            for cols in 0..=n {
+                let mut dst = vec![7.0; (n + 2) * n];
+                s.transpose(&src, stride, rows, cols, &mut dst, n + 2);
+                for (c, line) in dst.chunks(n + 2).enumerate() {
+                    for (r, &value) in line.iter().enumerate() {
+                        let inside = if r < rows { src[r * stride + c] } else { 0.0 };
+                        let written = c < cols && r < n && rows > 0;
+                        assert!(
+                            value == if written { inside } else { 7.0 } || (rows == 0 && value == 0.0),
+                            "{rows} {cols} {r} {c}: {value}"
+                        );
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Products;
+
+impl Task for Products {
+    type Out = ();
+    fn run<S: Simd>(self, s: S) {
+        let (depth, ldc) = (5, S::NR + 3);
+        let table: Vec<u32> = vec![3, 0, 100, 41, 8];
+        for cols in 1..=S::NR {
+            for rows in 1..=S::MR {
+                // Exactly as long as is needed, so that Miri or a sanitizer sees any read beyond.
+                let (a, b) = (values(depth * S::MR), values(100 + cols));
+                let before = values((rows - 1) * ldc + cols);
+                for (accumulate, prefetch) in [(false, false), (true, false), (false, true)] {
+                    let mut c = before.clone();
+                    let offsets = Offsets::new(table.clone());
+                    assert_eq!(offsets.depth(), depth);
+                    s.tile(Tile { a: &a, b: &b, offsets: &offsets, c: &mut c, ldc, rows, cols, accumulate, prefetch });
+                    for (at, (&c, &before)) in c.iter().zip(&before).enumerate() {
+                        let (i, j) = (at / ldc, at % ldc);
+                        let sum = |j: usize| (0..depth).map(|k| a[k * S::MR + i] * b[table[k] as usize + j]).sum::<f32>();
+                        let expected = if j >= cols { before } else { sum(j) + if accumulate { before } else { 0.0 } };
+                        assert!((c - expected).abs() < 1e-5, "{rows} {cols} {i} {j}: {c} {expected}");
+                    }
+                }
+            }
+        }
+        for vectors in 1..=2 {
+            for count in 1..=S::REDUCE_ROWS {
+                for length in [0, 1, 7] {
+                    let (width, ldb) = (vectors * S::LANES, 2 * S::LANES + 1);
+                    let rows: Vec<u32> = (0..count as u32).map(|i| i * 3 % 11).collect();
+                    let (a, b) = (values(20), values(7 * ldb));
+                    let before = values((count - 1) * ldc + width);
+                    let mut c = before.clone();
+                    s.reduce_tile(ReduceTile { a: &a, rows: &rows, b: &b, ldb, length, c: &mut c, ldc, vectors });
+                    for (at, (&c, &before)) in c.iter().zip(&before).enumerate() {
+                        let (i, j) = (at / ldc, at % ldc);
+                        let sum = |j: usize| (0..length).map(|p| a[rows[i] as usize + p] * b[p * ldb + j]).sum::<f32>();
+                        let expected = if j < width { before + sum(j) } else { before };
+                        assert!((c - expected).abs() < 1e-5, "{vectors} {count} {length} {i} {j}: {c} {expected}");
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Silu;
+
+impl Task for Silu {
+    type Out = ();
+    fn run<S: Simd>(self, s: S) {
+        let mut worst: f64 = 0.0;
+        for i in -20_000..20_000 {
+            let x = i as f32 * 1e-3;
+            let mut out = vec![0.0; S::LANES];
+            s.store(s.silu(s.splat(x)), &mut out);
+            let exact = f64::from(x) / (1.0 + (-f64::from(x)).exp());
+            if exact != 0.0 {
+                worst = worst.max(((f64::from(out[0]) - exact) / exact).abs());
+            }
+        }
+        assert!(worst < 4e-7, "relative error {worst}");
+        for (x, expected) in [(1000.0, 1000.0), (-1000.0, 0.0), (0.0, 0.0), (f32::INFINITY, f32::INFINITY)] {
+            let mut out = vec![0.0; S::LANES];
+            s.store(s.silu(s.splat(x)), &mut out);
+            assert!((out[0] - expected).abs() < 1e-30 || out[0] == expected, "{x}: {}", out[0]);
+        }
+        let mut out = vec![0.0; S::LANES];
+        s.store(s.silu(s.splat(f32::NAN)), &mut out);
+        assert!(out[0].is_nan());
+    }
+}
+
+#[test]
+fn lanewise_operations() {
+    on_all(Lanewise);
+}
+
+#[test]
+fn moves() {
+    on_all(Moves);
+}
+
+#[test]
+fn products() {
+    on_all(Products);
+}
+
+#[test]
+fn silu() {
+    on_all(Silu);
+}
+
+#[test]
+fn level_is_restored() {
+    let best = level();
+    with_level(Level::Portable, || assert_eq!(level(), Level::Portable));
+    assert_eq!(level(), best);
+}

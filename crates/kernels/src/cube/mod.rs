@@ -1,0 +1,95 @@
+//! Convolutions for CubeCL devices (Vulkan, CUDA, ROCm, Metal) as gathers and matrix products of our own.
+//!
+//! Why not the backend's: drivers for RDNA1 cards (RX 5600/5700) are reported to hang or miscompute in direct convolution kernels, and
+//! the backend chooses its convolution and its matmul by timing candidates on the card, which runs every one of them, the one that hangs
+//! included. With [`Lowering::Gemm`] a convolution is the kernels of this module and nothing else: `im2col_kernel`, `matmul_kernel`,
+//! `col2im_kernel`, the sum of a weight gradient's parts, and once for a device the check of its shared memory. Nothing is tuned and
+//! nothing is chosen by time, so two runs agree bit for bit and the first step is not spent on candidates. Every other lowering is
+//! Burn's own convolution for now.
+//!
+//! Extra memory is what the lowering is known for (MIOpen's GEMM workaround costs users a quarter more). Here it has a limit for the
+//! process, [`set_workspace_mb`]: the columns of a convolution exist in tiles of at most that size.
+
+mod conv;
+mod geometry;
+mod im2col;
+mod matmul;
+mod product;
+mod shared;
+
+use crate::ops::{Bias, ConvConfig, KernelOps};
+use crate::policy::Lowering;
+use crate::portable;
+use burn::backend::DType;
+use burn_cubecl::CubeBackend;
+use burn_cubecl::tensor::CubeTensor;
+pub use shared::shared_memory_works;
+use std::sync::Once;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// Megabytes of columns unless [`set_workspace_mb`] says otherwise: four images of any layer of YOLOv8n at 640 pixels, which is work
+/// enough for a large GPU, and a few percent of what training it keeps.
+pub const DEFAULT_WORKSPACE_MB: usize = 64;
+
+static WORKSPACE: AtomicUsize = AtomicUsize::new(DEFAULT_WORKSPACE_MB << 20);
+
+/// Limits the columns that a convolution by matrix product holds at a time, in every thread. One row of one image is the least.
+pub fn set_workspace_mb(megabytes: usize) {
+    set_workspace_bytes(megabytes.saturating_mul(1 << 20));
+}
+
+/// [`set_workspace_mb`] in bytes.
+pub fn set_workspace_bytes(bytes: usize) {
+    WORKSPACE.store(bytes, Ordering::Relaxed);
+}
+
+/// The limit in bytes.
+pub fn workspace_bytes() -> usize {
+    WORKSPACE.load(Ordering::Relaxed)
+}
+
+/// Whether this module computes the convolution; says once which kernels that means.
+fn ours(tensor: &CubeTensor, config: &ConvConfig) -> bool {
+    static SAID: Once = Once::new();
+    if config.lowering != Lowering::Gemm || !matches!(tensor.dtype, DType::F32 | DType::F16 | DType::BF16) {
+        return false;
+    }
+    SAID.call_once(|| {
+        tracing::info!(
+            "convolutions by matrix product on {}: columns in tiles of up to {} MB",
+            tensor.client.name(),
+            workspace_bytes() >> 20
+        );
+    });
+    true
+}
+
+impl KernelOps for CubeBackend {
+    fn conv_forward(x: CubeTensor, weight: CubeTensor, bias: Bias<Self>, config: ConvConfig) -> CubeTensor {
+        if ours(&x, &config) {
+            return conv::forward(x, weight, bias.into_option(), false, &config.to_burn(), workspace_bytes());
+        }
+        portable::conv_forward::<Self>(x, weight, bias.into_option(), config)
+    }
+
+    fn conv_silu(x: CubeTensor, weight: CubeTensor, bias: Bias<Self>, config: ConvConfig) -> CubeTensor {
+        if ours(&x, &config) {
+            return conv::forward(x, weight, bias.into_option(), true, &config.to_burn(), workspace_bytes());
+        }
+        portable::conv_silu::<Self>(x, weight, bias, config)
+    }
+
+    fn conv_data_grad(dy: CubeTensor, weight: CubeTensor, input: [usize; 2], config: ConvConfig) -> CubeTensor {
+        if ours(&dy, &config) {
+            return conv::data_grad(dy, weight, input, &config.to_burn(), workspace_bytes());
+        }
+        portable::conv_data_grad::<Self>(dy, weight, input, config)
+    }
+
+    fn conv_weight_grad(x: CubeTensor, dy: CubeTensor, kernel: [usize; 2], config: ConvConfig) -> CubeTensor {
+        if ours(&dy, &config) {
+            return conv::weight_grad(x, dy, kernel, &config.to_burn(), workspace_bytes());
+        }
+        portable::conv_weight_grad::<Self>(x, dy, kernel, config)
+    }
+}

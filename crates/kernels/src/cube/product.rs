@@ -1,0 +1,276 @@
+//! The device side of the matrix product: two kernels in one, with and without shared memory.
+//!
+//! Both give a thread a block of 4x4 or 8x4 numbers of C in registers and f32 sums, use no subgroup operations (RDNA1 drivers have got those wrong), no
+//! vector loads and no atomics, and differ in where the operands come from:
+//!
+//! - *shared*: the workgroup copies a block of 16 terms of A and of B into shared memory, and every number is used 16 to 64 times.
+//! - *direct*: every thread reads what it needs and leaves the sharing to the cache. Slower on a GPU, but nothing can go wrong in it.
+//!
+//! Which one a device gets is decided by [`shared_memory_works`](super::shared::shared_memory_works).
+
+#![allow(clippy::too_many_arguments, reason = "a kernel's helper has no struct of borrowed tensors to take them in")]
+
+use cubecl::prelude::*;
+
+/// What is compiled into the kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Block {
+    /// Rows and columns of C in one workgroup, and rows in one thread, whose columns are [`COLS`].
+    pub(crate) rows: u32,
+    pub(crate) cols: u32,
+    pub(crate) tall: u32,
+    /// Through shared memory.
+    pub(crate) shared: bool,
+    /// Whether neighbouring k are neighbours in memory, for A and for B: shared blocks are then loaded along k.
+    pub(crate) a_along_k: bool,
+    pub(crate) b_along_k: bool,
+    /// Add a number to each row.
+    pub(crate) bias: bool,
+    /// Add to C.
+    pub(crate) add: bool,
+    /// Apply `y * sigmoid(y)` at the end.
+    pub(crate) silu: bool,
+}
+
+impl Block {
+    /// Threads of a workgroup.
+    pub(crate) fn units(&self) -> u32 {
+        self.rows * self.cols / (self.tall * COLS)
+    }
+}
+
+/// Columns of C to a thread. With 8 rows it loads 12 numbers for 32 multiply-adds, in about 60 registers.
+pub(crate) const COLS: u32 = 4;
+
+/// Terms of the sum in shared memory at a time.
+const DEPTH: u32 = 16;
+
+/// Extra floats to a row of shared memory, so that threads loading along k do not all write to one bank.
+const PAD: u32 = 4;
+
+/// Sizes and steps; what they mean is said by [`Product`](super::matmul::Product).
+#[derive(CubeLaunch, CubeType)]
+pub(crate) struct Args {
+    m: u32,
+    n: u32,
+    k: u32,
+    outer: u32,
+    period: u32,
+    first_batch: u32,
+    splits: u32,
+    inner_splits: u32,
+    outer_part: u32,
+    k_part: u32,
+    a_offset: usize,
+    a_batch: usize,
+    a_outer: usize,
+    a_line: usize,
+    a_k: usize,
+    b_offset: usize,
+    b_batch: usize,
+    b_outer: usize,
+    b_line: usize,
+    b_k: usize,
+    c_offset: usize,
+    c_batch: usize,
+    c_split: usize,
+    c_line: usize,
+}
+
+/// One block of one operand into shared memory as `[DEPTH][lines + PAD]`, zero outside `count` lines and before `end`.
+#[cube]
+fn load<E: Float>(
+    from: &Tensor<E>,
+    to: &mut Shared<[f32]>,
+    base: usize,
+    line_step: usize,
+    k_step: usize,
+    first: u32,
+    count: u32,
+    start: u32,
+    end: u32,
+    #[comptime] lines: u32,
+    #[comptime] units: u32,
+    #[comptime] along_k: bool,
+) {
+    #[unroll]
+    for i in 0..comptime!(lines * DEPTH / units) {
+        let at = UNIT_POS + comptime!(i * units);
+        let line = if comptime!(along_k) { at / DEPTH } else { at % lines };
+        let k = if comptime!(along_k) { at % DEPTH } else { at / lines };
+        let mut value = 0.0f32;
+        if first + line < count && start + k < end {
+            value = f32::cast_from(from[base + (first + line) as usize * line_step + (start + k) as usize * k_step]);
+        }
+        to[(k * comptime!(lines + PAD) + line) as usize] = value;
+    }
+}
+
+/// `sums += left * right^T`.
+#[cube]
+fn multiply(sums: &mut Array<f32>, left: &Array<f32>, right: &Array<f32>, #[comptime] tall: u32) {
+    #[unroll]
+    for i in 0..comptime!(tall as usize) {
+        #[unroll]
+        for j in 0..comptime!(COLS as usize) {
+            sums[comptime!(i * COLS as usize + j)] += left[i] * right[j];
+        }
+    }
+}
+
+/// The first of a thread's numbers of one operand: row or column `first + i * step`, or the last there is, which is read and not used.
+#[cube]
+fn starts(base: usize, first: u32, count: u32, line_step: usize, #[comptime] step: u32, #[comptime] lines: u32) -> Array<usize> {
+    let mut at = Array::<usize>::new(comptime!(lines as usize));
+    #[unroll]
+    for i in 0..lines {
+        at[i as usize] = base + clamp_max(first + comptime!(i * step), count - 1) as usize * line_step;
+    }
+    at
+}
+
+/// Term k of the sums, straight from memory.
+#[cube]
+fn term<E: Float>(
+    a: &Tensor<E>,
+    b: &Tensor<E>,
+    at_a: &Array<usize>,
+    at_b: &Array<usize>,
+    sums: &mut Array<f32>,
+    step_a: usize,
+    step_b: usize,
+    #[comptime] tall: u32,
+) {
+    let mut left = Array::<f32>::new(comptime!(tall as usize));
+    let mut right = Array::<f32>::new(comptime!(COLS as usize));
+    #[unroll]
+    for i in 0..comptime!(tall as usize) {
+        left[i] = f32::cast_from(a[at_a[i] + step_a]);
+    }
+    #[unroll]
+    for j in 0..comptime!(COLS as usize) {
+        right[j] = f32::cast_from(b[at_b[j] + step_b]);
+    }
+    multiply(sums, &left, &right, tall);
+}
+
+/// `C = A B (+ C) (+ bias) (SiLU)`. Grid: blocks of columns, blocks of rows, batches times splits. A thread's rows are neighbours, its
+/// columns as far apart as there are threads to a row, so that neighbouring threads write neighbours.
+#[cube(launch, address_type = "dynamic")]
+pub(crate) fn matmul_kernel<E: Float, O: Float>(
+    a: &Tensor<E>,
+    b: &Tensor<E>,
+    bias: &Tensor<E>,
+    c: &mut Tensor<O>,
+    args: &Args,
+    #[comptime] block: Block,
+    #[define(E, O)] _types: [ElemType; 2],
+) {
+    let across = comptime!(block.cols / COLS);
+    let row = UNIT_POS / across * block.tall;
+    let col = UNIT_POS % across;
+    let first_row = CUBE_POS_Y * block.rows;
+    let first_col = CUBE_POS_X * block.cols;
+
+    let z = CUBE_POS_Z / args.splits + args.first_batch;
+    let split = CUBE_POS_Z % args.splits;
+    let start = split % args.inner_splits * args.k_part;
+    let end = clamp_max(start + args.k_part, args.k);
+    let mut o = split / args.inner_splits * args.outer_part;
+    let o_end = clamp_max(o + args.outer_part, args.outer);
+
+    let mut sums = Array::<f32>::new(comptime!((block.tall * COLS) as usize));
+    #[unroll]
+    for i in 0..comptime!((block.tall * COLS) as usize) {
+        sums[i] = 0.0f32;
+    }
+    while o < o_end {
+        let base_a = args.a_offset + (z % args.period) as usize * args.a_batch + o as usize * args.a_outer;
+        let base_b = args.b_offset + z as usize * args.b_batch + o as usize * args.b_outer;
+        let mut k = start;
+        if comptime!(block.shared) {
+            let mut block_a = Shared::<[f32]>::new_slice(comptime!((DEPTH * (block.rows + PAD)) as usize));
+            let mut block_b = Shared::<[f32]>::new_slice(comptime!((DEPTH * (block.cols + PAD)) as usize));
+            let units = comptime!(block.units());
+            let (rows, cols) = comptime!((block.rows, block.cols));
+            let (along_a, along_b) = comptime!((block.a_along_k, block.b_along_k));
+            while k < end {
+                load::<E>(a, &mut block_a, base_a, args.a_line, args.a_k, first_row, args.m, k, end, rows, units, along_a);
+                load::<E>(b, &mut block_b, base_b, args.b_line, args.b_k, first_col, args.n, k, end, cols, units, along_b);
+                sync_cube();
+                #[unroll]
+                for step in 0..DEPTH {
+                    let mut left = Array::<f32>::new(comptime!(block.tall as usize));
+                    let mut right = Array::<f32>::new(comptime!(COLS as usize));
+                    #[unroll]
+                    for i in 0..block.tall {
+                        left[i as usize] = block_a[(row + comptime!(step * (block.rows + PAD) + i)) as usize];
+                    }
+                    #[unroll]
+                    for j in 0..COLS {
+                        right[j as usize] = block_b[(col + comptime!(step * (block.cols + PAD) + j * across)) as usize];
+                    }
+                    multiply(&mut sums, &left, &right, block.tall);
+                }
+                sync_cube();
+                k += DEPTH;
+            }
+        } else {
+            let at_a = starts(base_a, first_row + row, args.m, args.a_line, 1u32, block.tall);
+            let at_b = starts(base_b, first_col + col, args.n, args.b_line, across, COLS);
+            while k + 4 <= end {
+                #[unroll]
+                for step in 0..4u32 {
+                    let (step_a, step_b) = ((k + step) as usize * args.a_k, (k + step) as usize * args.b_k);
+                    term::<E>(a, b, &at_a, &at_b, &mut sums, step_a, step_b, block.tall);
+                }
+                k += 4u32;
+            }
+            while k < end {
+                let (step_a, step_b) = (k as usize * args.a_k, k as usize * args.b_k);
+                term::<E>(a, b, &at_a, &at_b, &mut sums, step_a, step_b, block.tall);
+                k += 1u32;
+            }
+        }
+        o += 1u32;
+    }
+
+    let base_c = args.c_offset + z as usize * args.c_batch + split as usize * args.c_split;
+    #[unroll]
+    for i in 0..block.tall {
+        let y = first_row + row + i;
+        #[unroll]
+        for j in 0..COLS {
+            let x = first_col + col + comptime!(j * across);
+            if y < args.m && x < args.n {
+                let at = base_c + y as usize * args.c_line + x as usize;
+                let mut value = sums[comptime!((i * COLS + j) as usize)];
+                if comptime!(block.bias) {
+                    // The rows of C are the output channels of one group.
+                    value += f32::cast_from(bias[(z % args.period * args.m + y) as usize]);
+                }
+                if comptime!(block.add) {
+                    value += f32::cast_from(c[at]);
+                }
+                if comptime!(block.silu) {
+                    value /= 1.0f32 + (-value).exp();
+                }
+                c[at] = O::cast_from(value);
+            }
+        }
+    }
+}
+
+/// `out[i] = sum over p of parts[p, i]`, in that order.
+#[cube(launch, address_type = "dynamic")]
+pub(crate) fn add_parts_kernel<E: Float>(parts: &Tensor<f32>, out: &mut Tensor<E>, count: u32, #[define(E)] _type: ElemType) {
+    let at = ABSOLUTE_POS;
+    if at >= out.len() {
+        terminate!();
+    }
+    let mut sum = 0.0f32;
+    for part in 0..count {
+        sum += parts[part as usize * out.len() + at];
+    }
+    out[at] = E::cast_from(sum);
+}

@@ -1,0 +1,147 @@
+//! The operations on Flex, Burn's CPU backend: f32 goes to our kernels, everything else to Burn's own operations.
+//!
+//! Inputs of which this was the last use become the memory of later outputs (see [`buffers`](crate::buffers)).
+
+use burn::backend::{Flex, TensorMetadata};
+use burn::tensor::DType;
+use burn_flex::FlexTensor;
+
+use crate::buffers::{contiguous, owned, recycle, take, tensor, values};
+use crate::cpu::{self, Algorithm, ConvShape, Epilogue};
+use crate::cpu_norm::{self, Extent};
+use crate::ops::{Bias, ConvConfig, KernelOps, NormGrads, NormOutput};
+use crate::policy::Lowering;
+use crate::portable;
+
+fn all_f32<'a>(tensors: impl IntoIterator<Item = &'a FlexTensor>) -> bool {
+    tensors.into_iter().all(|t| t.dtype() == DType::F32)
+}
+
+fn extent(x: &FlexTensor) -> Extent {
+    let [batch, channels, height, width] = x.shape().dims();
+    Extent { batch, channels, plane: height * width }
+}
+
+/// Our algorithm for this convolution, if it is one of ours.
+fn algorithm(tensors: [&FlexTensor; 2], config: &ConvConfig) -> Option<Algorithm> {
+    if !all_f32(tensors) || config.groups != 1 || config.dilation != [1; 2] {
+        return None;
+    }
+    match config.lowering {
+        Lowering::Auto => Some(Algorithm::Auto),
+        Lowering::Winograd => Some(Algorithm::Winograd),
+        Lowering::Implicit => Some(Algorithm::Implicit),
+        // Flex's own convolution is one of columns and a matrix product.
+        Lowering::Direct | Lowering::Gemm => None,
+    }
+}
+
+fn conv_shape(x: [usize; 4], weight: [usize; 4], config: &ConvConfig) -> ConvShape {
+    let ([batch, in_channels, height, width], [out_channels, _, kh, kw]) = (x, weight);
+    let ConvConfig { stride, padding, .. } = *config;
+    ConvShape { batch, in_channels, out_channels, height, width, kernel: [kh, kw], stride, padding }
+}
+
+/// Convolution, bias and, if asked for, SiLU, by our kernels.
+fn forward(
+    algorithm: Algorithm,
+    x: FlexTensor,
+    weight: FlexTensor,
+    bias: Option<FlexTensor>,
+    config: ConvConfig,
+    silu: bool,
+) -> FlexTensor {
+    let (x, weight, bias) = (contiguous(x), contiguous(weight), bias.map(contiguous));
+    let shape = conv_shape(x.shape().dims(), weight.shape().dims(), &config);
+    let dims = [shape.batch, shape.out_channels, shape.out_height(), shape.out_width()];
+    let mut out = take(dims.iter().product());
+    let epilogue = Epilogue { bias: bias.as_ref().map(values), silu };
+    cpu::forward(&shape, algorithm, values(&x), values(&weight), epilogue, &mut out);
+    recycle(x);
+    tensor(out, dims)
+}
+
+impl KernelOps for Flex {
+    fn conv_forward(x: FlexTensor, weight: FlexTensor, bias: Bias<Self>, config: ConvConfig) -> FlexTensor {
+        match algorithm([&x, &weight], &config) {
+            Some(algorithm) => forward(algorithm, x, weight, bias.into_option(), config, false),
+            None => portable::conv_forward::<Self>(x, weight, bias.into_option(), config),
+        }
+    }
+
+    fn conv_silu(x: FlexTensor, weight: FlexTensor, bias: Bias<Self>, config: ConvConfig) -> FlexTensor {
+        match algorithm([&x, &weight], &config) {
+            Some(algorithm) => forward(algorithm, x, weight, bias.into_option(), config, true),
+            None => portable::conv_silu::<Self>(x, weight, bias, config),
+        }
+    }
+
+    fn conv_data_grad(dy: FlexTensor, weight: FlexTensor, input: [usize; 2], config: ConvConfig) -> FlexTensor {
+        let Some(algorithm) = algorithm([&dy, &weight], &config) else {
+            return portable::conv_data_grad::<Self>(dy, weight, input, config);
+        };
+        let (dy, weight) = (contiguous(dy), contiguous(weight));
+        let ([batch, ..], [_, ci, ..]) = (dy.shape().dims::<4>(), weight.shape().dims::<4>());
+        let dims = [batch, ci, input[0], input[1]];
+        let mut dx = take(dims.iter().product());
+        cpu::data_grad(&conv_shape(dims, weight.shape().dims(), &config), algorithm, values(&dy), values(&weight), &mut dx);
+        recycle(dy);
+        tensor(dx, dims)
+    }
+
+    fn conv_weight_grad(x: FlexTensor, dy: FlexTensor, kernel: [usize; 2], config: ConvConfig) -> FlexTensor {
+        let Some(algorithm) = algorithm([&x, &dy], &config) else {
+            return portable::conv_weight_grad::<Self>(x, dy, kernel, config);
+        };
+        let (x, dy) = (contiguous(x), contiguous(dy));
+        let ([_, ci, ..], [_, co, ..]) = (x.shape().dims::<4>(), dy.shape().dims::<4>());
+        let dims = [co, ci, kernel[0], kernel[1]];
+        let mut dw = vec![0.0; dims.iter().product()];
+        cpu::weight_grad(&conv_shape(x.shape().dims(), dims, &config), algorithm, values(&x), values(&dy), &mut dw);
+        recycle(x);
+        recycle(dy);
+        tensor(dw, dims)
+    }
+
+    fn norm_act(x: FlexTensor, gamma: FlexTensor, beta: FlexTensor, epsilon: f64, silu: bool) -> NormOutput<Self> {
+        if !all_f32([&x, &gamma, &beta]) {
+            return portable::norm_act::<Self>(x, gamma, beta, epsilon, silu);
+        }
+        let (x, gamma, beta) = (contiguous(x), contiguous(gamma), contiguous(beta));
+        let extent = extent(&x);
+        let (mean, variance) = cpu_norm::statistics(extent, values(&x));
+        let channels = cpu_norm::channels(&mean, &variance, values(&gamma), values(&beta), epsilon);
+        let mut out = take(values(&x).len());
+        cpu_norm::output(extent, values(&x), &channels, silu, &mut out);
+        let (dims, c) = (x.shape().dims::<4>(), extent.channels);
+        recycle(x);
+        NormOutput { output: tensor(out, dims), mean: tensor(mean, [c]), variance: tensor(variance, [c]) }
+    }
+
+    fn norm_act_backward(
+        x: FlexTensor,
+        mean: FlexTensor,
+        variance: FlexTensor,
+        gamma: FlexTensor,
+        beta: FlexTensor,
+        dy: FlexTensor,
+        epsilon: f64,
+        silu: bool,
+    ) -> NormGrads<Self> {
+        if !all_f32([&x, &mean, &variance, &gamma, &beta, &dy]) {
+            return portable::norm_act_backward::<Self>(x, mean, variance, gamma, beta, dy, epsilon, silu);
+        }
+        let [x, mean, variance, gamma, beta, dy] = [x, mean, variance, gamma, beta, dy].map(contiguous);
+        let extent = extent(&x);
+        let channels = cpu_norm::channels(values(&mean), values(&variance), values(&gamma), values(&beta), epsilon);
+        let (dgamma, dbeta) = cpu_norm::grad_sums(extent, values(&x), values(&dy), &channels, silu);
+        let mut dx = owned(dy);
+        cpu_norm::input_grad(extent, values(&x), &channels, &dgamma, &dbeta, silu, &mut dx);
+        let (dims, c) = (x.shape().dims::<4>(), extent.channels);
+        recycle(x);
+        NormGrads { x: tensor(dx, dims), gamma: tensor(dgamma, [c]), beta: tensor(dbeta, [c]) }
+    }
+}
+
+#[cfg(test)]
+mod tests;

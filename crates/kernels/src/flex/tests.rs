@@ -1,0 +1,197 @@
+//! Our operations against Burn's own on Flex, through the public functions: values and gradients.
+
+use burn::tensor::activation::sigmoid;
+use burn::tensor::module::{batch_norm_train, conv2d as burn_conv2d};
+use burn::tensor::{Device, Tensor, TensorData};
+use proptest::prelude::*;
+
+use crate::{ConvConfig, Lowering, batch_norm_silu, conv2d, conv2d_silu};
+
+/// Numbers in [-1, 1], a function of seed and index.
+fn noise<const D: usize>(seed: u64, shape: [usize; D], device: &Device) -> Tensor<D> {
+    let value = |i: u64| {
+        let x = (seed << 32 | i).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+        let x = (x ^ (x >> 29)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        ((x ^ (x >> 32)) >> 40) as f32 / (1 << 23) as f32 - 1.0
+    };
+    let values: Vec<f32> = (0..shape.iter().product::<usize>() as u64).map(value).collect();
+    Tensor::from_data(TensorData::new(values, shape), device)
+}
+
+fn host<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
+    tensor.try_to_vec_as().unwrap()
+}
+
+/// Largest difference over the root mean square of the second.
+fn distance(ours: &[f32], theirs: &[f32]) -> f64 {
+    assert_eq!(ours.len(), theirs.len());
+    let rms = (theirs.iter().map(|&t| f64::from(t).powi(2)).sum::<f64>() / theirs.len() as f64).sqrt();
+    ours.iter().zip(theirs).map(|(o, t)| f64::from((o - t).abs())).fold(0.0, f64::max) / (rms + 1e-6)
+}
+
+/// Values and the gradients of `Σ y weights` with respect to every input.
+fn grads<const N: usize>(inputs: [Tensor<4>; N], f: impl Fn([Tensor<4>; N]) -> Tensor<4>) -> Vec<Vec<f32>> {
+    let inputs = inputs.map(Tensor::require_grad);
+    let y = f(inputs.clone());
+    let grads = (y.clone() * noise(9, y.dims(), &y.device())).sum().backward();
+    std::iter::once(host(y)).chain(inputs.map(|t| host(t.grad(&grads).unwrap()))).collect()
+}
+
+#[derive(Clone, Debug)]
+struct Case {
+    batch: usize,
+    ci: usize,
+    co: usize,
+    size: [usize; 2],
+    kernel: usize,
+    stride: usize,
+    padding: usize,
+    dilation: usize,
+    groups: usize,
+    lowering: Lowering,
+    strided: bool,
+    seed: u64,
+}
+
+fn case() -> impl Strategy<Value = Case> {
+    let channels = (1usize..20, 1usize..20, prop_oneof![4 => Just(1usize), 1 => Just(2)]);
+    let shape = (1usize..3, 1usize..24, 1usize..24, prop_oneof![Just(1usize), Just(3), Just(5)]);
+    let step = (1usize..3, 0usize..3, prop_oneof![4 => Just(1usize), 1 => Just(2)]);
+    let kind = (prop::sample::select(Lowering::ALL.to_vec()), any::<bool>(), 0u64..1000);
+    (channels, shape, step, kind).prop_map(|((ci, co, groups), (batch, h, w, kernel), (stride, padding, dilation), kind)| {
+        let (lowering, strided, seed) = kind;
+        // Large enough for one output.
+        let least = dilation * (kernel - 1) + 1;
+        let size = [h.max(least), w.max(least)];
+        Case { batch, ci: ci * groups, co: co * groups, size, kernel, stride, padding, dilation, groups, lowering, strided, seed }
+    })
+}
+
+impl Case {
+    fn config(&self) -> ConvConfig {
+        ConvConfig { dilation: [self.dilation; 2], groups: self.groups, ..ConvConfig::new(self.stride, self.padding, self.lowering) }
+    }
+
+    /// x (a transposed view of its memory if `strided`), weight, bias.
+    fn inputs(&self, device: &Device) -> [Tensor<4>; 3] {
+        let [h, w] = self.size;
+        let x = if self.strided {
+            noise(self.seed, [self.batch, self.ci, w, h], device).swap_dims(2, 3)
+        } else {
+            noise(self.seed, [self.batch, self.ci, h, w], device)
+        };
+        let weight = noise(self.seed + 1, [self.co, self.ci / self.groups, self.kernel, self.kernel], device);
+        [x, weight, noise(self.seed + 2, [1, self.co, 1, 1], device)]
+    }
+}
+
+fn flat(bias: Tensor<4>) -> Tensor<1> {
+    bias.flatten(0, 3)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(48))]
+    #[test]
+    fn convolution_and_its_gradients_are_burns(case in case()) {
+        let (device, config) = (Device::flex().autodiff(), case.config());
+        let ours = grads(case.inputs(&device), |[x, w, b]| conv2d(x, w, Some(flat(b)), config));
+        let theirs = grads(case.inputs(&device), |[x, w, b]| burn_conv2d(x, w, Some(flat(b)), config.to_burn()));
+        for (what, (o, t)) in ["y", "dx", "dw", "db"].into_iter().zip(ours.iter().zip(&theirs)) {
+            prop_assert!(distance(o, t) < 2e-5, "{what}: {}", distance(o, t));
+        }
+        let [x, w, b] = case.inputs(&Device::flex());
+        let y = burn_conv2d(x.clone(), w.clone(), Some(flat(b.clone())), config.to_burn());
+        let silu = y.clone() * sigmoid(y.clone());
+        prop_assert!(distance(&host(conv2d_silu(x.clone(), w.clone(), Some(flat(b)), config)), &host(silu)) < 2e-5);
+        let plain = burn_conv2d(x.clone(), w.clone(), None, config.to_burn());
+        prop_assert!(distance(&host(conv2d(x, w, None, config)), &host(plain)) < 2e-5);
+    }
+
+    #[test]
+    fn norm_and_its_gradients_are_burns(
+        batch in 1usize..4, c in 1usize..20, h in 1usize..20, w in 1usize..20, act: bool, strided: bool, seed in 0u64..1000,
+    ) {
+        let device = Device::flex().autodiff();
+        let inputs = || {
+            let x = if strided { noise(seed, [batch, c, w, h], &device).swap_dims(2, 3) } else { noise(seed, [batch, c, h, w], &device) };
+            [x, noise(seed + 1, [1, c, 1, 1], &device), noise(seed + 2, [1, c, 1, 1], &device)]
+        };
+        let ours = grads(inputs(), |[x, g, b]| batch_norm_silu(x, flat(g), flat(b), 1e-3, act).output);
+        let theirs = grads(inputs(), |[x, g, b]| {
+            let y = batch_norm_train(x, flat(g), flat(b), 1e-3).output;
+            if act { y.clone() * sigmoid(y) } else { y }
+        });
+        // With few samples dx is a difference of nearly equal numbers, whose rms says nothing: compare with dy's.
+        let scale = |t: &[f32]| t.iter().fold(1.0f32, |m, v| m.max(v.abs()));
+        for (what, (o, t)) in ["y", "dx", "dgamma", "dbeta"].into_iter().zip(ours.iter().zip(&theirs)) {
+            for (a, b) in o.iter().zip(t) {
+                prop_assert!((a - b).abs() < 3e-5 * scale(t), "{what}: {a} {b}");
+            }
+        }
+        let x = inputs()[0].clone();
+        let y = batch_norm_silu(x.clone(), flat(inputs()[1].clone()), flat(inputs()[2].clone()), 1e-3, act);
+        let burn = batch_norm_train(x, flat(inputs()[1].clone()), flat(inputs()[2].clone()), 1e-3);
+        prop_assert!(distance(&host(y.mean), &host(burn.mean)) < 1e-4);
+        prop_assert!(host(y.variance).iter().zip(host(burn.variance)).all(|(a, b)| (a - b).abs() < 1e-5));
+    }
+}
+
+/// The derivative of `Σ y weights` along a random direction, by central differences.
+#[test]
+fn gradients_are_finite_differences() {
+    let device = Device::flex().autodiff();
+    let (x, w) = (noise::<4>(1, [2, 9, 7, 6], &device), noise::<4>(2, [10, 9, 3, 3], &device));
+    let (gamma, beta) = (noise::<4>(3, [1, 10, 1, 1], &device), noise::<4>(4, [1, 10, 1, 1], &device));
+    let f = |[x, w, g, b]: [Tensor<4>; 4]| {
+        let y = conv2d(x, w, None, ConvConfig::new(1, 1, Lowering::Auto));
+        batch_norm_silu(y, flat(g), flat(b), 1e-3, true).output
+    };
+    let inputs = [x, w, gamma, beta];
+    let analytic = grads(inputs.clone(), f);
+    let value = |inputs: [Tensor<4>; 4]| -> f64 {
+        let y = f(inputs);
+        let weights = host(noise::<4>(9, y.dims(), &y.device()));
+        host(y).into_iter().zip(weights).map(|(y, w)| f64::from(y) * f64::from(w)).sum()
+    };
+    for (i, input) in inputs.iter().enumerate() {
+        let direction = noise::<4>(20 + i as u64, input.dims(), &device);
+        let step = 1e-2;
+        let moved = |by: f64| {
+            let mut inputs = inputs.clone();
+            inputs[i] = input.clone() + direction.clone().mul_scalar(by);
+            value(inputs)
+        };
+        let numeric = (moved(step) - moved(-step)) / (2.0 * step);
+        let slope: f64 = analytic[i + 1].iter().zip(host(direction)).map(|(g, d)| f64::from(*g) * f64::from(d)).sum();
+        assert!((numeric - slope).abs() < 2e-2 * slope.abs().max(1.0), "input {i}: {slope}, by differences {numeric}");
+    }
+}
+
+#[test]
+fn an_input_without_gradient_gets_none_and_two_runs_agree() {
+    let device = Device::flex().autodiff();
+    let run = || {
+        let x = noise::<4>(1, [2, 3, 32, 30], &device);
+        let w = noise::<4>(2, [16, 3, 3, 3], &device).require_grad();
+        let y = conv2d(x.clone(), w.clone(), None, ConvConfig::new(2, 1, Lowering::Auto));
+        let grads = y.clone().sum().backward();
+        assert!(x.grad(&grads).is_none());
+        (host(y), host(w.grad(&grads).unwrap()))
+    };
+    assert_eq!(run(), run());
+}
+
+#[test]
+fn checkpointing_changes_nothing() {
+    let run = |device: Device| {
+        let x = noise::<4>(1, [2, 8, 12, 12], &device);
+        let w = noise::<4>(2, [8, 8, 3, 3], &device);
+        let g = noise::<4>(3, [1, 8, 1, 1], &device);
+        grads([x, w, g], |[x, w, g]| {
+            let y = conv2d(x.clone() * 2.0, w, None, ConvConfig::new(1, 1, Lowering::Auto));
+            x + batch_norm_silu(y, flat(g.clone()), flat(g), 1e-3, true).output
+        })
+    };
+    let device = Device::flex().autodiff();
+    assert_eq!(run(device.clone()), run(device.gradient_checkpointing()));
+}

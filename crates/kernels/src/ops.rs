@@ -1,0 +1,153 @@
+//! The operations every backend has, as a Burn backend extension.
+//!
+//! Each has a default body made of Burn's own operations, in [`portable`]: correct on every backend, used where there is no
+//! kernel, and what the kernels are tested against. Tensors are taken by value: a kernel that is handed the last reference may write into it or
+//! recycle its memory. Layout is NCHW throughout; a kernel makes a strided input contiguous itself.
+
+use burn::backend::ops::ConvOptions;
+use burn::backend::tensor::FloatTensor;
+use burn::backend::{Backend, ExtensionType, backend_extension};
+
+use crate::policy::Lowering;
+use crate::portable;
+
+/// Everything about a 2-D convolution that is not a shape.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct ConvConfig {
+    /// Step of the window, (vertical, horizontal).
+    pub stride: [usize; 2],
+    /// Zeros on each side, (vertical, horizontal).
+    pub padding: [usize; 2],
+    /// Distance of the kernel's taps, (vertical, horizontal).
+    pub dilation: [usize; 2],
+    /// Blocks of channels that do not see each other.
+    pub groups: usize,
+    /// The algorithm.
+    pub lowering: Lowering,
+}
+
+impl ConvConfig {
+    /// Stride `stride`, padding `padding`, no dilation, one group.
+    pub fn new(stride: usize, padding: usize, lowering: Lowering) -> Self {
+        Self { stride: [stride; 2], padding: [padding; 2], dilation: [1; 2], groups: 1, lowering }
+    }
+
+    /// The same in Burn's words.
+    pub fn to_burn(self) -> ConvOptions<2> {
+        ConvOptions::new(self.stride, self.padding, self.dilation, self.groups)
+    }
+
+    /// Height and width of the output for a `kernel` over an `input`: `(in + 2p - d(k - 1) - 1) / s + 1`.
+    pub fn output_size(&self, input: [usize; 2], kernel: [usize; 2]) -> [usize; 2] {
+        std::array::from_fn(|i| (input[i] + 2 * self.padding[i] - self.dilation[i] * (kernel[i] - 1) - 1) / self.stride[i] + 1)
+    }
+}
+
+/// An optional bias, `[Co]`: an operation of a backend extension takes no `Option` of a tensor.
+#[derive(ExtensionType)]
+pub enum Bias<B: Backend> {
+    /// None.
+    Zero,
+    /// One value per output channel.
+    Channels(FloatTensor<B>),
+}
+
+impl<B: Backend> Bias<B> {
+    /// As an option.
+    pub fn into_option(self) -> Option<FloatTensor<B>> {
+        match self {
+            Self::Zero => None,
+            Self::Channels(bias) => Some(bias),
+        }
+    }
+}
+
+impl<B: Backend> From<Option<FloatTensor<B>>> for Bias<B> {
+    fn from(bias: Option<FloatTensor<B>>) -> Self {
+        bias.map_or(Self::Zero, Self::Channels)
+    }
+}
+
+/// What [`KernelOps::norm_act`] returns.
+#[derive(ExtensionType)]
+pub struct NormOutput<B: Backend> {
+    /// `[N, C, H, W]`.
+    pub output: FloatTensor<B>,
+    /// Mean of the batch, `[C]`.
+    pub mean: FloatTensor<B>,
+    /// Biased variance of the batch, `[C]`.
+    pub variance: FloatTensor<B>,
+}
+
+/// What [`KernelOps::norm_act_backward`] returns.
+#[derive(ExtensionType)]
+pub struct NormGrads<B: Backend> {
+    /// Gradient of the input, `[N, C, H, W]`.
+    pub x: FloatTensor<B>,
+    /// Gradient of the scale, `[C]`.
+    pub gamma: FloatTensor<B>,
+    /// Gradient of the shift, `[C]`.
+    pub beta: FloatTensor<B>,
+}
+
+/// Convolution and normalisation, fused where it pays.
+///
+/// x `[N, Ci, H, W]`, weight `[Co, Ci / groups, Kh, Kw]`, bias `[Co]`, output and dy `[N, Co, Oh, Ow]`.
+#[backend_extension(Flex, Cube, Autodiff)]
+pub trait KernelOps: Backend {
+    /// `y[n, co] = bias[co] + Σ_ci x[n, ci] ⋆ weight[co, ci]`.
+    fn conv_forward(
+        x: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        #[extension_type] bias: Bias<Self>,
+        config: ConvConfig,
+    ) -> FloatTensor<Self> {
+        portable::conv_forward::<Self>(x, weight, bias.into_option(), config)
+    }
+
+    /// `y sigmoid(y)` of the convolution's y: inference, nothing is kept for a backward pass.
+    fn conv_silu(
+        x: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        #[extension_type] bias: Bias<Self>,
+        config: ConvConfig,
+    ) -> FloatTensor<Self> {
+        portable::conv_silu::<Self>(x, weight, bias, config)
+    }
+
+    /// Gradient of x: the transposed convolution of dy. `input` is x's (H, W), which the stride leaves open.
+    fn conv_data_grad(dy: FloatTensor<Self>, weight: FloatTensor<Self>, input: [usize; 2], config: ConvConfig) -> FloatTensor<Self> {
+        portable::conv_data_grad::<Self>(dy, weight, input, config)
+    }
+
+    /// Gradient of the weight: x correlated with dy. `kernel` is the weight's (Kh, Kw).
+    fn conv_weight_grad(x: FloatTensor<Self>, dy: FloatTensor<Self>, kernel: [usize; 2], config: ConvConfig) -> FloatTensor<Self> {
+        portable::conv_weight_grad::<Self>(x, dy, kernel, config)
+    }
+
+    /// Batch normalisation with the batch's own statistics, then SiLU if `silu`.
+    ///
+    /// `z = gamma (x - mean) / sqrt(variance + epsilon) + beta`, mean and biased variance over (N, H, W);
+    /// output `z sigmoid(z)` or `z` (Ioffe and Szegedy 2015, equations of algorithm 1).
+    fn norm_act(x: FloatTensor<Self>, gamma: FloatTensor<Self>, beta: FloatTensor<Self>, epsilon: f64, silu: bool) -> NormOutput<Self> {
+        portable::norm_act::<Self>(x, gamma, beta, epsilon, silu)
+    }
+
+    /// Gradients of [`norm_act`](Self::norm_act) from its input, its statistics and dy; no other tensor is kept.
+    ///
+    /// With `x^ = (x - mean) rstd`, `z = gamma x^ + beta`, `s = sigmoid(z)`, `dz = dy s (1 + z (1 - s))` (dz = dy without
+    /// SiLU) and M = N H W: `dbeta = Σ dz`, `dgamma = Σ dz x^`, `dx = gamma rstd (dz - dbeta / M - x^ dgamma / M)`.
+    #[allow(clippy::too_many_arguments)]
+    fn norm_act_backward(
+        x: FloatTensor<Self>,
+        mean: FloatTensor<Self>,
+        variance: FloatTensor<Self>,
+        gamma: FloatTensor<Self>,
+        beta: FloatTensor<Self>,
+        dy: FloatTensor<Self>,
+        epsilon: f64,
+        silu: bool,
+    ) -> NormGrads<Self> {
+        portable::norm_act_backward::<Self>(x, mean, variance, gamma, beta, dy, epsilon, silu)
+    }
+}

@@ -1,0 +1,119 @@
+//! Gradients of the plane operations. All but pooling keep no tensor.
+
+use burn::backend::TensorMetadata;
+use burn::backend::tensor::FloatTensor;
+use burn_autodiff::checkpoint::base::Checkpointer;
+use burn_autodiff::checkpoint::strategy::CheckpointStrategy;
+use burn_autodiff::grads::Gradients;
+use burn_autodiff::ops::{Backward, Ops, OpsKind, unary};
+use burn_autodiff::{Autodiff, NodeId};
+
+use super::{Parts, PlaneOps};
+
+#[derive(Debug)]
+struct Concat;
+
+impl<B: PlaneOps, const N: usize> Backward<B, N> for Concat {
+    /// Channels of each part.
+    type State = [usize; N];
+
+    fn backward(self, ops: Ops<[usize; N], N>, grads: &mut Gradients, _: &mut Checkpointer) {
+        let dy = grads.consume::<B>(&ops.node);
+        let mut start = 0;
+        for (parent, channels) in ops.parents.into_iter().zip(ops.state) {
+            if let Some(node) = parent {
+                grads.register::<B>(node.id, B::slice_channels(dy.clone(), start, channels));
+            }
+            start += channels;
+        }
+    }
+}
+
+/// Joins exactly N tensors.
+fn concat<B: PlaneOps, C: CheckpointStrategy, const N: usize>(parts: Vec<FloatTensor<Autodiff<B, C>>>) -> FloatTensor<Autodiff<B, C>> {
+    let channels = std::array::from_fn(|i| parts[i].shape()[1]);
+    let nodes = std::array::from_fn(|i| parts[i].node());
+    let primitives = Parts(parts.into_iter().map(|part| part.into_primitive()).collect());
+    match Backward::<B, N>::prepare::<C>(Concat, nodes).compute_bound().stateful() {
+        OpsKind::Tracked(prep) => prep.finish(channels, B::concat_channels(primitives)),
+        OpsKind::UnTracked(prep) => prep.finish(B::concat_channels(primitives)),
+    }
+}
+
+/// State: first channel and their number.
+#[derive(Debug)]
+struct SliceChannels;
+
+impl<B: PlaneOps> Backward<B, 1> for SliceChannels {
+    type State = (usize, usize);
+
+    fn backward(self, ops: Ops<(usize, usize), 1>, grads: &mut Gradients, _: &mut Checkpointer) {
+        let (start, total) = ops.state;
+        unary::<B, _>(ops.parents, ops.node, grads, |dy| B::pad_channels(dy, start, total));
+    }
+}
+
+#[derive(Debug)]
+struct MaxPool;
+
+impl<B: PlaneOps> Backward<B, 1> for MaxPool {
+    type State = (NodeId, usize);
+
+    fn backward(self, ops: Ops<(NodeId, usize), 1>, grads: &mut Gradients, checkpointer: &mut Checkpointer) {
+        let (x, kernel) = ops.state;
+        let x = checkpointer.retrieve_node_output::<FloatTensor<B>>(x);
+        unary::<B, _>(ops.parents, ops.node, grads, |dy| B::max_pool_same_grad(x, dy, kernel));
+    }
+}
+
+#[derive(Debug)]
+struct Double;
+
+impl<B: PlaneOps> Backward<B, 1> for Double {
+    type State = ();
+
+    fn backward(self, ops: Ops<(), 1>, grads: &mut Gradients, _: &mut Checkpointer) {
+        unary::<B, _>(ops.parents, ops.node, grads, B::double_grad);
+    }
+}
+
+impl<B: PlaneOps, C: CheckpointStrategy> PlaneOps for Autodiff<B, C> {
+    fn concat_channels(mut parts: Parts<Self>) -> FloatTensor<Self> {
+        // The number of parents is part of a step's type.
+        match parts.0.len() {
+            1 => concat::<B, C, 1>(parts.0),
+            2 => concat::<B, C, 2>(parts.0),
+            3 => concat::<B, C, 3>(parts.0),
+            4 => concat::<B, C, 4>(parts.0),
+            5 => concat::<B, C, 5>(parts.0),
+            _ => {
+                let rest = parts.0.split_off(4);
+                parts.0.push(Self::concat_channels(Parts(rest)));
+                concat::<B, C, 5>(parts.0)
+            }
+        }
+    }
+
+    fn slice_channels(x: FloatTensor<Self>, start: usize, len: usize) -> FloatTensor<Self> {
+        let total = x.shape()[1];
+        match Backward::<B, 1>::prepare::<C>(SliceChannels, [x.node()]).compute_bound().stateful() {
+            OpsKind::Tracked(prep) => prep.finish((start, total), B::slice_channels(x.into_primitive(), start, len)),
+            OpsKind::UnTracked(prep) => prep.finish(B::slice_channels(x.into_primitive(), start, len)),
+        }
+    }
+
+    fn max_pool_same(x: FloatTensor<Self>, kernel: usize) -> FloatTensor<Self> {
+        match Backward::<B, 1>::prepare::<C>(MaxPool, [x.node()]).compute_bound().stateful() {
+            OpsKind::Tracked(mut prep) => {
+                let state = (prep.checkpoint(&x), kernel);
+                prep.finish(state, B::max_pool_same(x.into_primitive(), kernel))
+            }
+            OpsKind::UnTracked(prep) => prep.finish(B::max_pool_same(x.into_primitive(), kernel)),
+        }
+    }
+
+    fn double(x: FloatTensor<Self>) -> FloatTensor<Self> {
+        let node = x.node();
+        Backward::<B, 1>::prepare::<C>(Double, [node]).compute_bound().stateless(B::double(x.into_primitive()))
+    }
+}

@@ -1,0 +1,85 @@
+//! The plane operations on Flex: f32 through our loops and recycled memory, everything else through Burn's own.
+
+use burn::backend::{Flex, TensorMetadata};
+use burn::tensor::DType;
+use burn_flex::FlexTensor;
+
+use super::{Parts, PlaneOps, kernels, portable};
+use crate::buffers::{contiguous, recycle, take, tensor, values};
+
+/// `[N, C, H, W]` of a tensor that is one of ours: f32 and not empty.
+fn ours(x: &FlexTensor) -> Option<[usize; 4]> {
+    (x.dtype() == DType::F32 && x.shape().num_elements() > 0).then(|| x.shape().dims())
+}
+
+/// A tensor of `dims` that `write` makes from the values of `x`, whose memory is recycled.
+fn map(x: FlexTensor, dims: [usize; 4], write: impl FnOnce(&[f32], &mut [f32])) -> FlexTensor {
+    let x = contiguous(x);
+    let mut out = take(dims.iter().product());
+    write(values(&x), &mut out);
+    recycle(x);
+    tensor(out, dims)
+}
+
+impl PlaneOps for Flex {
+    fn concat_channels(parts: Parts<Self>) -> FlexTensor {
+        let Some(dims) = parts.0.iter().map(ours).collect::<Option<Vec<_>>>() else {
+            return portable::concat_channels::<Self>(parts);
+        };
+        let parts: Vec<FlexTensor> = parts.0.into_iter().map(contiguous).collect();
+        let [n, _, h, w] = dims[0];
+        let total = dims.iter().map(|d| d[1]).sum();
+        let mut out = take(n * total * h * w);
+        let slices: Vec<_> = parts.iter().zip(&dims).map(|(part, d)| (values(part), d[1] * h * w)).collect();
+        kernels::concat(&slices, &mut out);
+        parts.into_iter().for_each(recycle);
+        tensor(out, [n, total, h, w])
+    }
+
+    fn slice_channels(x: FlexTensor, start: usize, len: usize) -> FlexTensor {
+        match ours(&x) {
+            Some([n, _, h, w]) => map(x, [n, len, h, w], |x, out| kernels::slice(x, n, start * h * w, out)),
+            None => portable::slice_channels::<Self>(x, start, len),
+        }
+    }
+
+    fn pad_channels(x: FlexTensor, before: usize, total: usize) -> FlexTensor {
+        match ours(&x) {
+            Some([n, _, h, w]) => map(x, [n, total, h, w], |x, out| kernels::pad(x, n, before * h * w, out)),
+            None => portable::pad_channels::<Self>(x, before, total),
+        }
+    }
+
+    fn max_pool_same(x: FlexTensor, kernel: usize) -> FlexTensor {
+        match ours(&x) {
+            Some(dims @ [.., h, w]) => map(x, dims, |x, out| kernels::max_pool(x, [h, w], kernel, out)),
+            None => portable::max_pool_same::<Self>(x, kernel),
+        }
+    }
+
+    fn max_pool_same_grad(x: FlexTensor, dy: FlexTensor, kernel: usize) -> FlexTensor {
+        match ours(&x) {
+            Some(dims @ [.., h, w]) => {
+                let dy = contiguous(dy);
+                let dx = map(x, dims, |x, dx| kernels::max_pool_grad(x, values(&dy), [h, w], kernel, dx));
+                recycle(dy);
+                dx
+            }
+            None => portable::max_pool_same_grad::<Self>(x, dy, kernel),
+        }
+    }
+
+    fn double(x: FlexTensor) -> FlexTensor {
+        match ours(&x) {
+            Some([n, c, h, w]) => map(x, [n, c, 2 * h, 2 * w], |x, out| kernels::double(x, [h, w], out)),
+            None => portable::double::<Self>(x),
+        }
+    }
+
+    fn double_grad(dy: FlexTensor) -> FlexTensor {
+        match ours(&dy) {
+            Some([n, c, h, w]) => map(dy, [n, c, h / 2, w / 2], |dy, dx| kernels::double_grad(dy, [h / 2, w / 2], dx)),
+            None => portable::double_grad::<Self>(dy),
+        }
+    }
+}

@@ -1,0 +1,133 @@
+//! Loops over planes for the processor. Plain Rust: they are bound by memory, and LLVM makes vectors of them.
+
+use rayon::prelude::*;
+
+/// Planes per task, so that a task is worth its start.
+fn min_planes(plane: usize) -> usize {
+    (16 * 1024usize).div_ceil(plane.max(1))
+}
+
+/// Each image's parts, one after the other: part i holds `parts[i].1` values of every image.
+pub(super) fn concat(parts: &[(&[f32], usize)], out: &mut [f32]) {
+    let image: usize = parts.iter().map(|(_, len)| len).sum();
+    let mut copies = Vec::new();
+    for (n, mut rest) in out.chunks_exact_mut(image.max(1)).enumerate() {
+        for &(part, len) in parts {
+            let (head, tail) = rest.split_at_mut(len);
+            copies.push((head, &part[n * len..][..len]));
+            rest = tail;
+        }
+    }
+    copies.into_par_iter().for_each(|(to, from)| to.copy_from_slice(from));
+}
+
+/// `out.len() / batch` values of each image, from the `start`-th on.
+pub(super) fn slice(x: &[f32], batch: usize, start: usize, out: &mut [f32]) {
+    let (from, to) = (x.len() / batch.max(1), out.len() / batch.max(1));
+    out.par_chunks_mut(to.max(1)).enumerate().for_each(|(n, out)| out.copy_from_slice(&x[n * from + start..][..to]));
+}
+
+/// The inverse of [`slice`], with zeros around.
+pub(super) fn pad(x: &[f32], batch: usize, start: usize, out: &mut [f32]) {
+    let (from, to) = (x.len() / batch.max(1), out.len() / batch.max(1));
+    out.par_chunks_mut(to.max(1)).enumerate().for_each(|(n, out)| {
+        out[..start].fill(0.0);
+        out[start..start + from].copy_from_slice(&x[n * from..][..from]);
+        out[start + from..].fill(0.0);
+    });
+}
+
+/// The greater, or the second if it is no number, as Burn's pooling has it.
+#[inline(always)]
+fn greater(old: f32, new: f32) -> bool {
+    new > old || new.is_nan()
+}
+
+/// Separable: the maximum of each row's window, then of those along the columns.
+pub(super) fn max_pool(x: &[f32], [height, width]: [usize; 2], kernel: usize, out: &mut [f32]) {
+    let (plane, reach) = (height * width, kernel / 2);
+    let row_of = |x: &[f32], row: &mut [f32]| {
+        row.copy_from_slice(x);
+        for d in 1..=reach.min(width - 1) {
+            for (best, &v) in row[d..].iter_mut().zip(x) {
+                *best = if greater(*best, v) { v } else { *best };
+            }
+            for (best, &v) in row.iter_mut().zip(&x[d..]) {
+                *best = if greater(*best, v) { v } else { *best };
+            }
+        }
+    };
+    out.par_chunks_mut(plane.max(1)).zip(x.par_chunks(plane.max(1))).with_min_len(min_planes(plane)).for_each_init(
+        || vec![0.0; plane],
+        |rows, (out, x)| {
+            for (row, x) in rows.chunks_exact_mut(width).zip(x.chunks_exact(width)) {
+                row_of(x, row);
+            }
+            out.copy_from_slice(rows);
+            for d in 1..=reach.min(height - 1) {
+                let shift = d * width;
+                for (best, &v) in out[shift..].iter_mut().zip(&*rows) {
+                    *best = if greater(*best, v) { v } else { *best };
+                }
+                for (best, &v) in out.iter_mut().zip(&rows[shift..]) {
+                    *best = if greater(*best, v) { v } else { *best };
+                }
+            }
+        },
+    );
+}
+
+/// Sends each dy to the first maximum of its window: the first row that holds the maximum, in it the first column.
+pub(super) fn max_pool_grad(x: &[f32], dy: &[f32], [height, width]: [usize; 2], kernel: usize, dx: &mut [f32]) {
+    let (plane, reach) = (height * width, kernel / 2);
+    let window = |at: usize, size: usize| at.saturating_sub(reach)..(at + reach + 1).min(size);
+    let planes = dx.par_chunks_mut(plane.max(1)).zip(x.par_chunks(plane.max(1))).zip(dy.par_chunks(plane.max(1)));
+    planes.with_min_len(min_planes(plane)).for_each_init(
+        || vec![0; plane],
+        |firsts, ((dx, x), dy)| {
+            // For each pixel the place of the first maximum of its row's window.
+            for (i, first) in firsts.iter_mut().enumerate() {
+                let row = i - i % width;
+                let mut columns = window(i - row, width).map(|c| row + c);
+                let start = columns.next().unwrap_or(i);
+                *first = columns.fold(start, |best, c| if greater(x[best], x[c]) { c } else { best });
+            }
+            dx.fill(0.0);
+            for (i, &dy) in dy.iter().enumerate() {
+                let column = i % width;
+                let mut rows = window(i / width, height).map(|r| firsts[r * width + column]);
+                let start = rows.next().unwrap_or(i);
+                dx[rows.fold(start, |best, c| if greater(x[best], x[c]) { c } else { best })] += dy;
+            }
+        },
+    );
+}
+
+/// Each pixel becomes 2 x 2.
+pub(super) fn double(x: &[f32], [height, width]: [usize; 2], out: &mut [f32]) {
+    let plane = height * width;
+    let planes = out.par_chunks_mut((4 * plane).max(1)).zip(x.par_chunks(plane.max(1)));
+    planes.with_min_len(min_planes(4 * plane)).for_each(|(out, x)| {
+        for (rows, x) in out.chunks_exact_mut(4 * width).zip(x.chunks_exact(width)) {
+            let (first, second) = rows.split_at_mut(2 * width);
+            for (pair, &v) in first.chunks_exact_mut(2).zip(x) {
+                pair.fill(v);
+            }
+            second.copy_from_slice(first);
+        }
+    });
+}
+
+/// Each pixel is the sum of its four.
+pub(super) fn double_grad(dy: &[f32], [height, width]: [usize; 2], dx: &mut [f32]) {
+    let plane = height * width;
+    let planes = dx.par_chunks_mut(plane.max(1)).zip(dy.par_chunks((4 * plane).max(1)));
+    planes.with_min_len(min_planes(4 * plane)).for_each(|(dx, dy)| {
+        for (dx, rows) in dx.chunks_exact_mut(width).zip(dy.chunks_exact(4 * width)) {
+            let (first, second) = rows.split_at(2 * width);
+            for ((dx, a), b) in dx.iter_mut().zip(first.chunks_exact(2)).zip(second.chunks_exact(2)) {
+                *dx = a[0] + a[1] + b[0] + b[1];
+            }
+        }
+    });
+}

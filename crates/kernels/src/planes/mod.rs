@@ -1,0 +1,113 @@
+//! What happens between the convolutions: joining and cutting channels, pooling, doubling.
+//!
+//! None of it computes much, so all of its cost is memory: Burn's own versions write index tensors, zero what they are about to
+//! overwrite, and take fresh pages each time. These move each value once, into recycled memory, and keep nothing that can be had
+//! again: the maximum's place is found anew from the input in the backward pass.
+
+mod autodiff;
+mod flex;
+mod kernels;
+mod portable;
+#[cfg(test)]
+mod tests;
+
+use burn::backend::tensor::FloatTensor;
+use burn::backend::{
+    Backend, BackendTensor, Dispatch, DispatchAutodiffContext, DispatchTensor, DispatchTensorKind, ExtensionType, backend_extension,
+};
+use burn::tensor::Tensor;
+use burn_cubecl::CubeBackend;
+
+/// Tensors to be joined: the operations of a backend extension take no `Vec` of tensors, but a type that maps itself.
+pub struct Parts<B: Backend>(pub Vec<FloatTensor<B>>);
+
+impl<B: Backend> ExtensionType<B> for Parts<B> {
+    type Target = Parts<Dispatch>;
+
+    fn map_to_dispatch<F>(self, map_kind: F, autodiff: DispatchAutodiffContext) -> Self::Target
+    where
+        F: Fn(BackendTensor<B>) -> DispatchTensorKind,
+    {
+        Parts(self.0.into_iter().map(|t| DispatchTensor { kind: map_kind(BackendTensor::Float(t)), autodiff }).collect())
+    }
+
+    fn map_from_dispatch<F>(target: Self::Target, unwrap_kind: F) -> Self
+    where
+        F: Fn(DispatchTensor) -> BackendTensor<B>,
+    {
+        Self(target.0.into_iter().map(|t| unwrap_kind(t).float()).collect())
+    }
+
+    fn routing_tensor(target: &Self::Target) -> Option<&DispatchTensor> {
+        target.0.first()
+    }
+
+    fn routing_float_tensor(target: &Self::Target) -> Option<&DispatchTensor> {
+        target.0.first()
+    }
+
+    fn autodiff_context(target: &Self::Target) -> DispatchAutodiffContext {
+        target.0.iter().fold(DispatchAutodiffContext::Disabled, |context, t| context.merge(t.autodiff))
+    }
+}
+
+/// Operations on whole planes of `[N, C, H, W]`.
+#[backend_extension(Flex, Cube, Autodiff)]
+pub trait PlaneOps: Backend {
+    /// The parts side by side along the channels.
+    fn concat_channels(#[extension_type] parts: Parts<Self>) -> FloatTensor<Self> {
+        portable::concat_channels::<Self>(parts)
+    }
+
+    /// Channels `start .. start + len`.
+    fn slice_channels(x: FloatTensor<Self>, start: usize, len: usize) -> FloatTensor<Self> {
+        portable::slice_channels::<Self>(x, start, len)
+    }
+
+    /// x as the channels from `before` on of `total`, zeros around it: the gradient of [`slice_channels`](Self::slice_channels).
+    fn pad_channels(x: FloatTensor<Self>, before: usize, total: usize) -> FloatTensor<Self> {
+        portable::pad_channels::<Self>(x, before, total)
+    }
+
+    /// Maximum over the `kernel` x `kernel` window around each pixel (odd kernel, stride 1, same size).
+    fn max_pool_same(x: FloatTensor<Self>, kernel: usize) -> FloatTensor<Self> {
+        portable::max_pool_same::<Self>(x, kernel)
+    }
+
+    /// Its gradient: each dy goes to the first maximum of its window, row by row.
+    fn max_pool_same_grad(x: FloatTensor<Self>, dy: FloatTensor<Self>, kernel: usize) -> FloatTensor<Self> {
+        portable::max_pool_same_grad::<Self>(x, dy, kernel)
+    }
+
+    /// Each pixel becomes 2 x 2.
+    fn double(x: FloatTensor<Self>) -> FloatTensor<Self> {
+        portable::double::<Self>(x)
+    }
+
+    /// The gradient of [`double`](Self::double): each pixel is the sum of its four.
+    fn double_grad(dy: FloatTensor<Self>) -> FloatTensor<Self> {
+        portable::double_grad::<Self>(dy)
+    }
+}
+
+impl PlaneOps for CubeBackend {}
+
+/// The tensors side by side along the channels: `[N, C1, H, W]`, `[N, C2, H, W]`, ... to `[N, C1 + C2 + ..., H, W]`.
+pub fn concat(parts: Vec<Tensor<4>>) -> Tensor<4> {
+    Tensor::from_dispatch(Dispatch::concat_channels(Parts(parts.into_iter().map(Tensor::into_dispatch).collect())))
+}
+
+/// Channels `start .. start + len` of `[N, C, H, W]`.
+pub fn slice_channels(x: Tensor<4>, start: usize, len: usize) -> Tensor<4> {
+    Tensor::from_dispatch(Dispatch::slice_channels(x.into_dispatch(), start, len))
+}
+
+/// Maximum over the `kernel` x `kernel` window around each pixel, `[N, C, H, W]` to the same; kernel odd.
+pub fn max_pool_same(x: Tensor<4>, kernel: usize) -> Tensor<4> {
+    Tensor::from_dispatch(Dispatch::max_pool_same(x.into_dispatch(), kernel))
+}
+
+/// Nearest-neighbour upsampling by two, `[N, C, H, W]` to `[N, C, 2H, 2W]`.
+pub fn upsample2(x: Tensor<4>) -> Tensor<4> {
+    Tensor::from_dispatch(Dispatch::double(x.into_dispatch()))
+}

@@ -1,0 +1,53 @@
+//! Against Burn's own operations on Flex, values and gradients, to the bit.
+
+use super::*;
+use burn::tensor::module::{interpolate, max_pool2d};
+use burn::tensor::ops::{InterpolateMode, InterpolateOptions, MaxPoolOptions};
+use burn::tensor::{Device, TensorData};
+use proptest::prelude::*;
+
+/// Few distinct values, so that windows have ties.
+fn noise(seed: u64, shape: [usize; 4]) -> Tensor<4> {
+    let value = |i: u64| ((seed * 7919 + i).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 60) as f32 - 7.5;
+    let values: Vec<f32> = (0..shape.iter().product::<usize>() as u64).map(value).collect();
+    Tensor::from_data(TensorData::new(values, shape), &Device::flex().autodiff())
+}
+
+/// The value and the gradients of `Σ y weights`.
+fn all<const N: usize>(inputs: [Tensor<4>; N], f: impl Fn([Tensor<4>; N]) -> Tensor<4>) -> Vec<Vec<f32>> {
+    let inputs = inputs.map(Tensor::require_grad);
+    let y = f(inputs.clone());
+    let grads = (y.clone() * noise(99, y.dims())).sum().backward();
+    let host = |t: Tensor<4>| t.try_to_vec_as::<f32>().unwrap();
+    std::iter::once(host(y)).chain(inputs.map(|t| host(t.grad(&grads).unwrap()))).collect()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+    #[test]
+    fn planes_are_burns(n in 1usize..4, c in 1usize..8, h in 1usize..24, w in 1usize..24, k in 0usize..4, strided: bool, seed in 0u64..1000) {
+        let kernel = 2 * k + 1;
+        let x = || if strided { noise(seed, [n, c, w, h]).swap_dims(2, 3) } else { noise(seed, [n, c, h, w]) };
+        prop_assert_eq!(
+            all([x()], |[x]| max_pool_same(x, kernel)),
+            all([x()], |[x]| max_pool2d(x, MaxPoolOptions::new([kernel; 2]).with_stride([1; 2]).with_padding([k; 2])))
+        );
+        prop_assert_eq!(
+            all([x()], |[x]| upsample2(x)),
+            all([x()], |[x]| interpolate(x, InterpolateOptions::new(InterpolateMode::Nearest).with_output_size([2 * h, 2 * w])))
+        );
+        let start = seed as usize % c;
+        prop_assert_eq!(all([x()], |[x]| slice_channels(x, start, c - start)), all([x()], |[x]| x.narrow(1, start, c - start)));
+    }
+
+    #[test]
+    fn concat_is_burns(n in 1usize..4, c in prop::collection::vec(1usize..6, 1..10), h in 1usize..9, w in 1usize..9) {
+        let parts = |x: Tensor<4>| {
+            let mut start = 0;
+            c.iter().map(|&len| { start += len; x.clone().narrow(1, start - len, len) }).collect::<Vec<_>>()
+        };
+        let x = || noise(5, [n, c.iter().sum(), h, w]);
+        let twice = |x: Vec<Tensor<4>>| x.into_iter().map(|t| t * 2.0).collect::<Vec<_>>();
+        prop_assert_eq!(all([x()], |[x]| concat(twice(parts(x)))), all([x()], |[x]| Tensor::cat(twice(parts(x)), 1)));
+    }
+}

@@ -1,0 +1,83 @@
+//! Which algorithm computes a convolution.
+//!
+//! The operations take a [`Lowering`] explicitly. Layers take the process's default, which `main` sets once from the
+//! command line: it is a choice of speed, never of meaning, so it needs no place in a model.
+
+use std::fmt;
+use std::str::FromStr;
+use std::sync::atomic::{AtomicU8, Ordering};
+
+use crate::error::KernelError;
+
+/// How a convolution is turned into multiply-adds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum Lowering {
+    /// The fastest known for the device and the shape.
+    #[default]
+    Auto,
+    /// Burn's own convolutions, untouched.
+    Direct,
+    /// Image patches copied to columns, then one matrix product.
+    Gemm,
+    /// Winograd F(4x4, 3x3) for 3x3 convolutions of stride 1; everything else as [`Auto`](Self::Auto).
+    Winograd,
+    /// The matrix product reads the image in place: no columns are ever stored.
+    Implicit,
+}
+
+impl Lowering {
+    /// Every variant, in the order of [`Display`](fmt::Display)'s names in the help text.
+    pub const ALL: [Self; 5] = [Self::Auto, Self::Direct, Self::Gemm, Self::Winograd, Self::Implicit];
+
+    /// What `--conv` calls it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Auto => "auto",
+            Self::Direct => "direct",
+            Self::Gemm => "gemm",
+            Self::Winograd => "winograd",
+            Self::Implicit => "implicit",
+        }
+    }
+}
+
+impl fmt::Display for Lowering {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+impl FromStr for Lowering {
+    type Err = KernelError;
+
+    fn from_str(text: &str) -> Result<Self, KernelError> {
+        Self::ALL.into_iter().find(|l| l.name() == text).ok_or_else(|| KernelError::UnknownLowering(text.to_owned()))
+    }
+}
+
+static DEFAULT: AtomicU8 = AtomicU8::new(Lowering::Auto as u8);
+
+/// Sets what [`default_lowering`] answers from now on, in every thread.
+pub fn set_default_lowering(lowering: Lowering) {
+    DEFAULT.store(lowering as u8, Ordering::Relaxed);
+}
+
+/// The lowering of layers that were not given one.
+pub fn default_lowering() -> Lowering {
+    let stored = DEFAULT.load(Ordering::Relaxed);
+    Lowering::ALL.into_iter().find(|&l| l as u8 == stored).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_read_back() {
+        for lowering in Lowering::ALL {
+            assert_eq!(lowering.to_string().parse::<Lowering>().unwrap(), lowering);
+        }
+        assert_eq!("fft".parse::<Lowering>().unwrap_err().to_string(), "no lowering is called fft: auto, direct, gemm, winograd, implicit");
+    }
+}

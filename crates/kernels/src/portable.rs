@@ -1,0 +1,93 @@
+//! The operations in Burn's own words: the definition on any backend, and the fallback of a kernel that does not cover a case.
+
+use burn::backend::tensor::FloatTensor;
+use burn::backend::{Backend, Scalar, TensorMetadata};
+use burn::tensor::Shape;
+
+use crate::ops::{Bias, ConvConfig, KernelOps, NormGrads, NormOutput};
+
+/// [`KernelOps::conv_forward`](KernelOps::conv_forward)
+pub(crate) fn conv_forward<B: Backend>(
+    x: FloatTensor<B>,
+    weight: FloatTensor<B>,
+    bias: Option<FloatTensor<B>>,
+    config: ConvConfig,
+) -> FloatTensor<B> {
+    B::conv2d(x, weight, bias, config.to_burn())
+}
+
+/// [`KernelOps::conv_silu`](KernelOps::conv_silu)
+pub(crate) fn conv_silu<B: KernelOps>(x: FloatTensor<B>, weight: FloatTensor<B>, bias: Bias<B>, config: ConvConfig) -> FloatTensor<B> {
+    silu::<B>(B::conv_forward(x, weight, bias, config))
+}
+
+/// [`KernelOps::conv_data_grad`](KernelOps::conv_data_grad)
+pub(crate) fn conv_data_grad<B: Backend>(
+    dy: FloatTensor<B>,
+    weight: FloatTensor<B>,
+    input: [usize; 2],
+    config: ConvConfig,
+) -> FloatTensor<B> {
+    let ([n, ..], [_, ci, ..]) = (dy.shape().dims::<4>(), weight.shape().dims::<4>());
+    let x = shape_only::<B>(&dy, [n, ci * config.groups, input[0], input[1]]);
+    B::conv2d_x_backward(x, weight, dy, config.to_burn())
+}
+
+/// [`KernelOps::conv_weight_grad`](KernelOps::conv_weight_grad)
+pub(crate) fn conv_weight_grad<B: Backend>(
+    x: FloatTensor<B>,
+    dy: FloatTensor<B>,
+    kernel: [usize; 2],
+    config: ConvConfig,
+) -> FloatTensor<B> {
+    let ([_, ci, ..], [_, co, ..]) = (x.shape().dims::<4>(), dy.shape().dims::<4>());
+    let weight = shape_only::<B>(&dy, [co, ci / config.groups, kernel[0], kernel[1]]);
+    B::conv2d_weight_backward(x, weight, dy, config.to_burn())
+}
+
+/// A tensor without memory of its own: Burn's gradients ask for a whole tensor and read its shape.
+pub(crate) fn shape_only<B: Backend>(like: &FloatTensor<B>, shape: [usize; 4]) -> FloatTensor<B> {
+    B::float_expand(B::float_zeros(Shape::new([1; 4]), &like.device(), like.dtype().into()), Shape::new(shape))
+}
+
+/// [`KernelOps::norm_act`](KernelOps::norm_act)
+pub(crate) fn norm_act<B: Backend>(
+    x: FloatTensor<B>,
+    gamma: FloatTensor<B>,
+    beta: FloatTensor<B>,
+    epsilon: f64,
+    silu: bool,
+) -> NormOutput<B> {
+    let y = B::batch_norm_train(x, gamma, beta, epsilon);
+    let output = if silu { self::silu::<B>(y.output) } else { y.output };
+    NormOutput { output, mean: y.mean, variance: y.variance }
+}
+
+/// [`KernelOps::norm_act_backward`](KernelOps::norm_act_backward)
+#[allow(clippy::too_many_arguments)]
+pub(crate) fn norm_act_backward<B: Backend>(
+    x: FloatTensor<B>,
+    mean: FloatTensor<B>,
+    variance: FloatTensor<B>,
+    gamma: FloatTensor<B>,
+    beta: FloatTensor<B>,
+    dy: FloatTensor<B>,
+    epsilon: f64,
+    silu: bool,
+) -> NormGrads<B> {
+    let dz = if silu {
+        let z = B::batch_norm(x.clone(), gamma.clone(), beta, mean.clone(), variance.clone(), epsilon);
+        let s = B::sigmoid(z.clone());
+        let rest = B::float_add_scalar(B::float_neg(s.clone()), Scalar::Float(1.0));
+        let slope = B::float_mul(s, B::float_add_scalar(B::float_mul(z, rest), Scalar::Float(1.0)));
+        B::float_mul(dy, slope)
+    } else {
+        dy
+    };
+    let grads = B::batch_norm_train_backward(x, gamma, mean, variance, epsilon, dz);
+    NormGrads { x: grads.x_grad, gamma: grads.gamma_grad, beta: grads.beta_grad }
+}
+
+fn silu<B: Backend>(z: FloatTensor<B>) -> FloatTensor<B> {
+    B::float_mul(z.clone(), B::sigmoid(z))
+}

@@ -1,0 +1,103 @@
+//! The updates on Flex: f32 in one parallel loop each, everything else through Burn's own operations.
+
+use burn::backend::Flex;
+use burn::tensor::DType;
+use burn_flex::FlexTensor;
+use rayon::prelude::*;
+
+use super::{Adam, Sgd, UpdateOps, portable};
+use crate::buffers::{contiguous, owned, tensor, values};
+
+/// Values per task.
+const CHUNK: usize = 16 * 1024;
+
+fn f32s(tensors: &[&FlexTensor]) -> bool {
+    tensors.iter().all(|t| t.dtype() == DType::F32)
+}
+
+impl UpdateOps for Flex {
+    fn sgd_step(weight: FlexTensor, grad: FlexTensor, buffer: FlexTensor, step: Sgd) -> (FlexTensor, FlexTensor) {
+        if !f32s(&[&weight, &grad, &buffer]) {
+            return portable::sgd_step::<Self>(weight, grad, buffer, step);
+        }
+        let [mut weight, mut buffer] = [weight, buffer].map(|t| owned(contiguous(t)));
+        let grad = contiguous(grad);
+        let (lr, momentum, decay) = (step.lr as f32, step.momentum as f32, step.decay as f32);
+        let chunks = weight.par_chunks_mut(CHUNK).zip(buffer.par_chunks_mut(CHUNK)).zip(values(&grad).par_chunks(CHUNK));
+        chunks.for_each(|((weight, buffer), grad)| {
+            for ((w, b), &g) in weight.iter_mut().zip(buffer).zip(grad) {
+                let g = g + *w * decay;
+                *b = *b * momentum + g;
+                *w -= (g + *b * momentum) * lr;
+            }
+        });
+        let len = weight.len();
+        (tensor(weight, [len]), tensor(buffer, [len]))
+    }
+
+    fn adam_step(
+        weight: FlexTensor,
+        grad: FlexTensor,
+        first: FlexTensor,
+        second: FlexTensor,
+        step: Adam,
+    ) -> (FlexTensor, FlexTensor, FlexTensor) {
+        if !f32s(&[&weight, &grad, &first, &second]) {
+            return portable::adam_step::<Self>(weight, grad, first, second, step);
+        }
+        let [mut weight, mut first, mut second] = [weight, first, second].map(|t| owned(contiguous(t)));
+        let grad = contiguous(grad);
+        let (rate, root, epsilon) = (step.rate as f32, step.root as f32, step.epsilon as f32);
+        let (beta1, rest1) = (step.beta1 as f32, (1.0 - step.beta1) as f32);
+        let (beta2, rest2) = (step.beta2 as f32, (1.0 - step.beta2) as f32);
+        let (decay, keep) = (step.decay as f32, step.keep as f32);
+        let moments = first.par_chunks_mut(CHUNK).zip(second.par_chunks_mut(CHUNK));
+        let chunks = weight.par_chunks_mut(CHUNK).zip(moments).zip(values(&grad).par_chunks(CHUNK));
+        chunks.for_each(|((weight, (first, second)), grad)| {
+            for (((w, m), v), &g) in weight.iter_mut().zip(first).zip(second).zip(grad) {
+                let kept = *w * keep;
+                let g = g + kept * decay;
+                *m = *m * beta1 + g * rest1;
+                *v = *v * beta2 + g * g * rest2;
+                *w = kept - *m / (v.sqrt() / root + epsilon) * rate;
+            }
+        });
+        let len = weight.len();
+        (tensor(weight, [len]), tensor(first, [len]), tensor(second, [len]))
+    }
+
+    fn blend(old: FlexTensor, new: FlexTensor, a: f64, b: f64) -> FlexTensor {
+        if !f32s(&[&old, &new]) {
+            return portable::blend::<Self>(old, new, a, b);
+        }
+        let (mut old, new) = (owned(contiguous(old)), contiguous(new));
+        let (a, b) = (a as f32, b as f32);
+        old.par_chunks_mut(CHUNK).zip(values(&new).par_chunks(CHUNK)).for_each(|(old, new)| {
+            for (o, &n) in old.iter_mut().zip(new) {
+                *o = *o * a + n * b;
+            }
+        });
+        let len = old.len();
+        tensor(old, [len])
+    }
+
+    fn sum_of_squares(x: FlexTensor) -> FlexTensor {
+        if !f32s(&[&x]) {
+            return portable::sum_of_squares::<Self>(x);
+        }
+        let x = contiguous(x);
+        // Eight sums side by side, so that the additions do not wait for each other.
+        let of_chunk = |chunk: &[f32]| {
+            let (octets, mut sums) = (chunk.chunks_exact(8), [0.0f64; 8]);
+            let rest: f64 = octets.remainder().iter().map(|&v| f64::from(v) * f64::from(v)).sum();
+            for octet in octets {
+                for (sum, &v) in sums.iter_mut().zip(octet) {
+                    *sum += f64::from(v) * f64::from(v);
+                }
+            }
+            sums.iter().sum::<f64>() + rest
+        };
+        let sums: Vec<f64> = values(&x).par_chunks(CHUNK).map(of_chunk).collect();
+        tensor(vec![sums.iter().sum::<f64>() as f32], [1])
+    }
+}

@@ -1,0 +1,61 @@
+//! The fused loops against Burn's operations, to the bit.
+
+use super::*;
+use burn::backend::Flex;
+use burn::tensor::{Device, TensorData};
+
+fn noise(seed: u64, len: usize) -> Tensor<1> {
+    let value = |i: u64| ((seed << 32 | i).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 40) as f32 / (1 << 23) as f32 - 1.0;
+    Tensor::from_data(TensorData::new((0..len as u64).map(value).collect::<Vec<f32>>(), [len]), &Device::flex())
+}
+
+fn host(t: Tensor<1>) -> Vec<f32> {
+    t.try_to_vec_as().unwrap()
+}
+
+fn primitive(t: Tensor<1>) -> FloatTensor<Flex> {
+    burn_flex::FlexTensor::from_data(t.into_data())
+}
+
+fn values(t: &FloatTensor<Flex>) -> Vec<f32> {
+    t.as_slice::<f32>().unwrap().to_vec()
+}
+
+#[test]
+fn fused_updates_have_the_bits_of_the_operations() {
+    for len in [1, 7, 40_000] {
+        let [w, g, a] = [1, 2, 3].map(|seed| noise(seed, len));
+        let b = noise(4, len).powi_scalar(2);
+        let sgd = Sgd { lr: 0.01, momentum: 0.937, decay: 5e-4 };
+        let (ours, moved) = sgd_step(w.clone(), g.clone(), Some(a.clone()), sgd);
+        let p = |t: &Tensor<1>| primitive(t.clone());
+        let theirs = portable::sgd_step::<Flex>(p(&w), p(&g), p(&a), sgd);
+        assert_eq!((host(ours), host(moved)), (values(&theirs.0), values(&theirs.1)));
+
+        let adam = Adam { rate: 0.002, beta1: 0.9, beta2: 0.999, root: 0.1, epsilon: 1e-8, decay: 5e-4, keep: 0.9995 };
+        let (ours, first, second) = adam_step(w.clone(), g.clone(), Some(a.clone()), Some(b.clone()), adam);
+        let theirs = portable::adam_step::<Flex>(p(&w), p(&g), p(&a), p(&b), adam);
+        assert_eq!((host(ours), host(first), host(second)), (values(&theirs.0), values(&theirs.1), values(&theirs.2)));
+
+        assert_eq!(host(blend(w.clone(), g.clone(), 0.99, 0.01)), values(&portable::blend::<Flex>(p(&w), p(&g), 0.99, 0.01)));
+        let exact: f64 = host(w.clone()).iter().map(|&v| f64::from(v).powi(2)).sum();
+        assert!((f64::from(host(sum_of_squares(w))[0]) - exact).abs() <= 1e-7 * exact);
+    }
+}
+
+#[test]
+fn what_is_still_held_is_not_changed() {
+    let (w, g) = (noise(1, 100), noise(2, 100));
+    let before = host(w.clone());
+    blend(w.clone(), g.clone(), 0.5, 0.5);
+    sgd_step(w.clone(), g, None, Sgd { lr: 0.1, momentum: 0.9, decay: 0.0 });
+    assert_eq!(host(w), before);
+}
+
+#[test]
+fn what_is_not_finite_shows_in_the_sum() {
+    for bad in [f32::NAN, f32::INFINITY] {
+        let x = Tensor::<1>::from_floats([1.0, bad, 2.0], &Device::flex());
+        assert!(!host(sum_of_squares(x))[0].is_finite());
+    }
+}

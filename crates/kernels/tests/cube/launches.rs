@@ -1,0 +1,122 @@
+//! What is launched, and how much memory is in use when it is: CubeCL tells an observer of every kernel before it runs.
+
+use crate::support::{Case, case, cube, device, on_swiftshader};
+use bellows_kernels::cube::set_workspace_bytes;
+use bellows_kernels::ops::KernelOps;
+use bellows_kernels::{ConvConfig, Lowering, conv2d};
+use burn::tensor::{Device, DeviceKind, Distribution, Tensor};
+use burn_cubecl::CubeBackend;
+use cubecl::logging::{LaunchObservation, LaunchObserver};
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+
+#[derive(Default)]
+struct Trace(Mutex<BTreeMap<&'static str, usize>>);
+
+impl LaunchObserver for Trace {
+    fn launched(&self, kernel: &'static str) {
+        *self.0.lock().unwrap().entry(kernel).or_default() += 1;
+    }
+}
+
+/// The kernels that `work` launches, and how often.
+fn trace<T>(work: impl FnOnce() -> T) -> BTreeMap<&'static str, usize> {
+    let trace = Arc::new(Trace::default());
+    let watching = LaunchObservation::new(trace.clone());
+    work();
+    drop(watching);
+    std::mem::take(&mut *trace.0.lock().unwrap())
+}
+
+/// Any of the backend's convolutions, direct or not.
+fn is_convolution(kernel: &str) -> bool {
+    !kernel.contains("bellows_kernels") && kernel.to_lowercase().contains("conv")
+}
+
+/// With `gemm` no convolution kernel of the backend is launched, in any pass, whatever the shape; without, one is.
+#[test]
+#[expect(clippy::print_stderr, reason = "figures of a test that runs in a child")]
+fn gemm_launches_no_convolution() {
+    if !on_swiftshader("launches::gemm_launches_no_convolution") {
+        return;
+    }
+    let stem = case([1, 3, 16, 16], 8, 3, 2, 1);
+    let dilated = Case { config: ConvConfig { dilation: [2, 2], groups: 2, ..stem.config }, ..case([1, 4, 12, 12], 8, 3, 1, 2) };
+    let ours = trace(|| [stem, case([1, 8, 8, 8], 8, 3, 1, 1), case([1, 8, 8, 8], 16, 1, 1, 0), dilated].map(|case| case.on_cube()));
+    for (kernel, count) in &ours {
+        eprintln!("> gemm {count} x {kernel}");
+        assert!(!is_convolution(kernel), "{kernel}");
+        assert!(kernel.contains("bellows_kernels"), "a kernel that is not ours: {kernel}");
+    }
+    for name in ["im2col", "matmul", "col2im"] {
+        assert!(ours.keys().any(|kernel| kernel.contains(name)), "no {name} in {ours:?}");
+    }
+
+    let direct = ConvConfig { lowering: Lowering::Direct, ..stem.config };
+    let (x, w) = (cube(stem.x()), cube(stem.w()));
+    let theirs = trace(|| CubeBackend::conv_forward(x, w, None.into(), direct));
+    for (kernel, count) in theirs.iter().filter(|(kernel, _)| is_convolution(kernel)) {
+        eprintln!("> direct {count} x {kernel}");
+    }
+    assert!(theirs.keys().any(|kernel| is_convolution(kernel)), "{theirs:?}");
+}
+
+/// The same of a step through Burn's tensors and autodiff, with the bias and its gradient.
+#[test]
+fn training_with_gemm_launches_no_convolution() {
+    if !on_swiftshader("launches::training_with_gemm_launches_no_convolution") {
+        return;
+    }
+    let device = Device::vulkan(DeviceKind::Cpu).autodiff();
+    let random = |shape: [usize; 4]| Tensor::<4>::random(shape, Distribution::Default, &device).require_grad();
+    let (x, w) = (random([1, 3, 16, 16]), random([8, 3, 3, 3]));
+    let bias = Tensor::<1>::ones([8], &device).require_grad();
+    let config = ConvConfig::new(2, 1, Lowering::Gemm);
+    let launched = trace(|| {
+        let gradients = conv2d(x.clone(), w.clone(), Some(bias.clone()), config).sum().backward();
+        assert!(x.grad(&gradients).is_some() && w.grad(&gradients).is_some() && bias.grad(&gradients).is_some());
+    });
+    assert!(!launched.keys().any(|kernel| is_convolution(kernel)), "{launched:?}");
+    assert!(launched.keys().any(|kernel| kernel.contains("col2im")), "{launched:?}");
+}
+
+/// Samples the memory in use at every launch.
+struct Memory(cubecl::client::Client, Mutex<u64>);
+
+impl LaunchObserver for Memory {
+    fn launched(&self, _kernel: &'static str) {
+        let now = self.0.memory_report(cubecl::MemoryScope::Device).usage().bytes_in_use;
+        let mut most = self.1.lock().unwrap();
+        *most = now.max(*most);
+    }
+}
+
+/// The most memory in use at any launch of `work`.
+pub(crate) fn most_in_use<T>(work: impl FnOnce() -> T) -> u64 {
+    let memory = Arc::new(Memory(device().client(), Mutex::new(0)));
+    let watching = LaunchObservation::new(memory.clone());
+    work();
+    drop(watching);
+    let most = *memory.1.lock().unwrap();
+    most
+}
+
+/// What a convolution needs beyond x, w, dy and its results is under the limit, in every pass.
+#[test]
+#[expect(clippy::print_stderr, reason = "figures of a test that runs in a child")]
+fn workspace_is_bounded() {
+    const LIMIT: u64 = 200_000;
+    if !on_swiftshader("launches::workspace_is_bounded") {
+        return;
+    }
+    let case = case([2, 16, 40, 40], 16, 3, 1, 1);
+    let tensor = 2 * 16 * 1600 * 4;
+    // x, dy, y, silu(y), dx and the weights; dw's parts and what is not given back at once are small.
+    let (needed, columns) = (5 * tensor + 200_000, tensor * 9);
+    let whole = most_in_use(|| case.on_cube());
+    assert!(whole > 4 * tensor + columns, "{whole}: the columns are not seen");
+    set_workspace_bytes(LIMIT as usize);
+    let tiled = most_in_use(|| case.on_cube());
+    eprintln!("> columns of {columns} B: {whole} B in use at most; at {LIMIT} B: {tiled} B");
+    assert!(tiled < needed + LIMIT, "{tiled}");
+}

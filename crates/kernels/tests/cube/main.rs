@@ -1,0 +1,133 @@
+//! Convolutions on a Vulkan device (SwiftShader) against Burn's CPU backend, and a trace of the kernels they launch.
+//!
+//! `BELLOWS_SWIFTSHADER` names SwiftShader's ICD file (`.ci/swiftshader` prints one); without it the tests say that they are skipped.
+//! SwiftShader runs the product without shared memory (why is told in `src/cube/shared.rs`). Mesa's software OpenGL runs the one with:
+//! `BELLOWS_MESA_GL=1` adds it, where libEGL is installed.
+
+mod figures;
+mod launches;
+mod support;
+
+use bellows_kernels::ConvConfig;
+use bellows_kernels::cube::{set_workspace_bytes, shared_memory_works};
+use bellows_kernels::ops::KernelOps;
+use burn::backend::f16;
+use burn::backend::ops::FloatTensorOps;
+use burn::tensor::{DType, TensorData};
+use burn_cubecl::CubeBackend;
+use std::env;
+use std::ffi::OsStr;
+use support::{Case, Numbers, case, child, cube, device, numbers, on_swiftshader, relative};
+
+/// The same numbers through shared memory.
+#[test]
+#[expect(clippy::print_stderr, reason = "a test that is skipped must say so")]
+fn agrees_with_the_cpu_in_shared_memory() {
+    if env::var_os("BELLOWS_MESA_GL").is_none() {
+        eprintln!("skipped: set BELLOWS_MESA_GL=1 where Mesa's software OpenGL is installed (libegl1)");
+        return;
+    }
+    let on = |variable| (variable, OsStr::new("1"));
+    for name in ["agrees_with_the_cpu", "large_and_strided"] {
+        child(name, &[on("BELLOWS_CUBE_GL"), on("LIBGL_ALWAYS_SOFTWARE"), ("EGL_PLATFORM", OsStr::new("surfaceless"))]);
+    }
+}
+
+/// Every pass, at shapes that are not multiples of anything, whole and in tiles.
+#[test]
+#[expect(clippy::print_stderr, reason = "figures of a test that runs in a child")]
+fn agrees_with_the_cpu() {
+    if !on_swiftshader("agrees_with_the_cpu") {
+        return;
+    }
+    let mut cases = vec![
+        case([2, 3, 21, 17], 16, 3, 2, 1),
+        case([1, 16, 13, 10], 5, 3, 1, 1),
+        case([2, 5, 12, 15], 16, 1, 1, 0),
+        case([1, 16, 20, 20], 80, 1, 1, 0),
+        case([1, 5, 11, 11], 3, 1, 2, 0),
+        case([2, 3, 9, 14], 5, 5, 1, 2),
+        case([1, 5, 16, 9], 3, 5, 2, 2),
+        case([1, 1, 1, 1], 1, 3, 1, 1),
+        case([3, 16, 7, 1], 33, 1, 1, 0),
+        case([1, 64, 10, 10], 40, 3, 1, 1),
+    ];
+    let dilated = Case { config: ConvConfig { dilation: [2, 3], ..case([0; 4], 0, 0, 1, 2).config }, ..case([2, 5, 11, 13], 4, 3, 1, 0) };
+    let grouped = Case { config: ConvConfig { groups: 2, ..dilated.config }, ..case([2, 6, 11, 13], 4, 3, 1, 0) };
+    let depthwise = Case { config: ConvConfig { groups: 5, ..case([0; 4], 0, 0, 1, 0).config }, ..case([2, 5, 6, 7], 10, 1, 1, 0) };
+    cases.extend([dilated, grouped, depthwise]);
+    let mut worst = 0.0f32;
+    for case in &cases {
+        worst = worst.max(case.error());
+    }
+    // One output row at a time, two or three rows, one image.
+    for (bytes, case) in [(1, cases[0]), (1500, cases[0]), (6000, cases[1]), (7000, cases[6]), (1, grouped), (130_000, cases[9])] {
+        set_workspace_bytes(bytes);
+        worst = worst.max(case.error());
+    }
+    let (name, shared) = (device().client().name(), shared_memory_works(&device()));
+    assert!(shared || env::var_os("BELLOWS_CUBE_GL").is_none(), "OpenGL is here for its shared memory");
+    eprintln!("> {name}, shared memory {shared}: {} cases, largest relative error {worst:.1e}", cases.len() + 6);
+}
+
+/// Long sums are cut into parts, tall and short blocks of C, many images; tensors that are not contiguous.
+#[test]
+fn large_and_strided() {
+    if !on_swiftshader("large_and_strided") {
+        return;
+    }
+    case([4, 3, 48, 48], 16, 3, 2, 1).error();
+    case([3, 8, 40, 40], 16, 1, 1, 0).error();
+    set_workspace_bytes(100_000);
+    case([4, 3, 48, 48], 16, 3, 2, 1).error();
+
+    let plain = case([2, 6, 9, 8], 10, 3, 1, 1);
+    let [y, _, dx, dw] = plain.on_cube().map(numbers);
+    let channels_last = |tensor: TensorData| {
+        // NCHW in name, NHWC in memory, which is what Burn's own convolutions and pools return.
+        let tensor = CubeBackend::float_permute(cube(tensor), &[0, 2, 3, 1]);
+        CubeBackend::float_permute(burn_cubecl::kernel::into_contiguous(tensor), &[0, 3, 1, 2])
+    };
+    for plain in [plain, case([2, 6, 9, 8], 10, 1, 1, 0), Case { config: ConvConfig { groups: 2, ..plain.config }, ..plain }] {
+        let [y, _, dx, dw] = plain.on_cube().map(numbers);
+        let (x, dy, w) = (channels_last(plain.x()), channels_last(plain.dy()), cube(plain.w()));
+        assert_ne!(x.meta.strides()[3], 1);
+        assert_eq!(numbers(CubeBackend::conv_forward(x.clone(), w.clone(), Some(cube(plain.bias())).into(), plain.config)), y);
+        assert_eq!(numbers(CubeBackend::conv_data_grad(dy.clone(), w, plain.input(), plain.config)), dx);
+        assert_eq!(numbers(CubeBackend::conv_weight_grad(x, dy, [plain.k; 2], plain.config)), dw);
+    }
+    // An expanded gradient, as `sum().backward()` makes it: every stride is 0.
+    let ones = cube(TensorData::new(vec![1.0f32; 2 * 10 * 72], [2, 10, 9, 8]));
+    let one = CubeBackend::float_expand(cube(TensorData::new(vec![1.0f32], [1, 1, 1, 1])), [2, 10, 9, 8].into());
+    let grad = |dy| CubeBackend::conv_data_grad(dy, cube(plain.w()), plain.input(), plain.config);
+    assert_eq!(numbers(grad(ones)), numbers(grad(one)));
+    // A second run is the first one, bit for bit.
+    let again = plain.on_cube().map(numbers);
+    assert!(again[0] == y && again[2] == dx && again[3] == dw);
+}
+
+/// Half precision agrees to its own precision, where the device has it.
+#[test]
+#[expect(clippy::print_stderr, reason = "a test that is skipped must say so")]
+fn half_precision() {
+    use burn::backend::Backend;
+    if !on_swiftshader("half_precision") {
+        return;
+    }
+    if !CubeBackend::supports_dtype(&device(), DType::F16) {
+        eprintln!("> skipped: the device has no f16");
+        return;
+    }
+    let case = case([2, 5, 12, 9], 6, 3, 2, 1);
+    let half = |data: TensorData| cube(data.convert::<f16>());
+    let w = half(case.w());
+    let y = CubeBackend::conv_forward(half(case.x()), w.clone(), Some(half(case.bias())).into(), case.config);
+    let dx = CubeBackend::conv_data_grad(half(case.dy()), w, case.input(), case.config);
+    let dw = CubeBackend::conv_weight_grad(half(case.x()), half(case.dy()), [3, 3], case.config);
+    let [cpu_y, _, cpu_dx, cpu_dw] = case.on_flex();
+    for (gpu, cpu) in [(y, cpu_y), (dx, cpu_dx), (dw, cpu_dw)] {
+        assert_eq!(gpu.dtype, DType::F16);
+        let error = relative(&numbers(gpu), &cpu.as_slice_f32());
+        assert!(error < 3e-3, "{error:.1e}");
+    }
+}

@@ -1,0 +1,165 @@
+//! A device to test on, a convolution to test with, and what the CPU says it should give.
+//!
+//! The Vulkan loader reads `VK_DRIVER_FILES` when the device is made, so every test runs again in a process of its own that has it set:
+//! [`on_swiftshader`] starts this executable with the test's name as its filter.
+
+use bellows_kernels::ops::KernelOps;
+use bellows_kernels::{ConvConfig, Lowering};
+use burn::backend::TensorMetadata;
+use burn::backend::ops::{ActivationOps, FloatTensorOps, ModuleOps};
+use burn::tensor::TensorData;
+use burn_cubecl::CubeBackend;
+use burn_cubecl::tensor::CubeTensor;
+use burn_flex::{Flex, FlexTensor};
+use cubecl::device::{WgpuBackend, WgpuDevice, WgpuDeviceKind};
+use std::env;
+use std::ffi::OsStr;
+use std::process::Command;
+use std::time::Instant;
+
+/// Whether to go on: true in the child. In the parent, runs the child and checks that it passed.
+#[expect(clippy::print_stderr, reason = "a test that is skipped must say so")]
+pub(crate) fn on_swiftshader(name: &str) -> bool {
+    if env::var_os("BELLOWS_CUBE_CHILD").is_some() {
+        return true;
+    }
+    match env::var_os("BELLOWS_SWIFTSHADER") {
+        Some(icd) => child(name, &[("VK_DRIVER_FILES", &icd)]),
+        None => eprintln!("skipped: set BELLOWS_SWIFTSHADER to a Vulkan ICD file (.ci/swiftshader prints one)"),
+    }
+    false
+}
+
+/// Runs the test `name` in a process with these variables.
+#[expect(clippy::print_stderr, reason = "what the child has to say")]
+pub(crate) fn child(name: &str, variables: &[(&str, &OsStr)]) {
+    let start = Instant::now();
+    let mut command = Command::new(env::current_exe().unwrap());
+    command.args([name, "--exact", "--nocapture"]).env("BELLOWS_CUBE_CHILD", "1").envs(variables.iter().copied());
+    let output = command.output().unwrap();
+    let text = [output.stdout, output.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
+    // SwiftShader says this of every pointer; it means nothing.
+    let errors = text[1].lines().filter(|line| !line.contains("UNREACHABLE")).collect::<Vec<_>>().join("\n");
+    assert!(output.status.success() && text[0].contains("1 passed"), "{}\n{errors}", text[0]);
+    let said = |text: &str| text.lines().filter(|line| line.starts_with("> ")).map(|line| format!("\n{line}")).collect::<String>();
+    eprintln!("{name}: {:.1} s{}{}", start.elapsed().as_secs_f32(), said(&text[0]), said(&text[1]));
+}
+
+/// The device of the tests; all but one of them mean Vulkan.
+pub(crate) fn device() -> cubecl::Device {
+    let backend = if env::var_os("BELLOWS_CUBE_GL").is_some() { WgpuBackend::Gl } else { WgpuBackend::Vulkan };
+    cubecl::Device::Wgpu(WgpuDevice { kind: WgpuDeviceKind::DefaultDevice, backend })
+}
+
+/// A convolution: x `[n, ci, h, w]`, w `[co, ci/g, k, k]`.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Case {
+    pub(crate) x: [usize; 4],
+    pub(crate) co: usize,
+    pub(crate) k: usize,
+    pub(crate) config: ConvConfig,
+}
+
+pub(crate) fn case(x: [usize; 4], co: usize, k: usize, stride: usize, padding: usize) -> Case {
+    Case { x, co, k, config: ConvConfig::new(stride, padding, Lowering::Gemm) }
+}
+
+/// Numbers in [-1, 1) from a hash.
+pub(crate) fn pattern(stream: u64, len: usize) -> Vec<f32> {
+    let value = |index: u64| {
+        let mut x = (stream << 32 ^ index).wrapping_add(0x9e37_79b9_7f4a_7c15);
+        x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        ((x ^ (x >> 31)) >> 40) as f32 / (1 << 23) as f32 - 1.0
+    };
+    (0..len as u64).map(value).collect()
+}
+
+pub(crate) fn data<const D: usize>(stream: u64, shape: [usize; D]) -> TensorData {
+    TensorData::new(pattern(stream, shape.iter().product()), shape)
+}
+
+pub(crate) fn cube(data: TensorData) -> CubeTensor {
+    CubeBackend::float_from_data(data, &device())
+}
+
+pub(crate) fn flex(data: TensorData) -> FlexTensor {
+    Flex::float_from_data(data, &Default::default())
+}
+
+pub(crate) fn numbers(tensor: CubeTensor) -> Vec<f32> {
+    burn_cubecl::ops::into_data_sync(tensor).iter::<f32>().collect()
+}
+
+impl Case {
+    pub(crate) fn w(&self) -> TensorData {
+        data(2, [self.co, self.x[1] / self.config.groups, self.k, self.k])
+    }
+
+    pub(crate) fn x(&self) -> TensorData {
+        data(1, self.x)
+    }
+
+    pub(crate) fn bias(&self) -> TensorData {
+        data(4, [self.co])
+    }
+
+    pub(crate) fn dy(&self) -> TensorData {
+        let [h, w] = self.config.output_size([self.x[2], self.x[3]], [self.k; 2]);
+        data(3, [self.x[0], self.co, h, w])
+    }
+
+    pub(crate) fn input(&self) -> [usize; 2] {
+        [self.x[2], self.x[3]]
+    }
+
+    /// y, silu(y), dx and dw on the device.
+    pub(crate) fn on_cube(&self) -> [CubeTensor; 4] {
+        let (x, w, b, dy) = (cube(self.x()), cube(self.w()), cube(self.bias()), cube(self.dy()));
+        [
+            CubeBackend::conv_forward(x.clone(), w.clone(), Some(b.clone()).into(), self.config),
+            CubeBackend::conv_silu(x.clone(), w.clone(), Some(b).into(), self.config),
+            CubeBackend::conv_data_grad(dy.clone(), w, self.input(), self.config),
+            CubeBackend::conv_weight_grad(x, dy, [self.k; 2], self.config),
+        ]
+    }
+
+    /// The same from Burn's own operations on the CPU.
+    pub(crate) fn on_flex(&self) -> [FlexTensor; 4] {
+        let (x, w, b, dy) = (flex(self.x()), flex(self.w()), flex(self.bias()), flex(self.dy()));
+        let options = self.config.to_burn();
+        let y = Flex::conv2d(x.clone(), w.clone(), Some(b), options.clone());
+        let silu = Flex::float_mul(y.clone(), Flex::sigmoid(y.clone()));
+        let dx = Flex::conv2d_x_backward(x.clone(), w.clone(), dy.clone(), options.clone());
+        [y, silu, dx, Flex::conv2d_weight_backward(x, w, dy, options)]
+    }
+
+    /// The largest error of the four, relative to the largest number of each.
+    pub(crate) fn error(&self) -> f32 {
+        let mut worst = 0.0f32;
+        for (pass, (gpu, cpu)) in ["y", "silu", "dx", "dw"].into_iter().zip(self.on_cube().into_iter().zip(self.on_flex())) {
+            assert_eq!(gpu.shape(), cpu.shape(), "{self:?} {pass}");
+            let cpu = cpu.as_slice_f32();
+            let error = relative(&numbers(gpu), &cpu);
+            assert!(error <= 1e-5, "{self:?} {pass}: relative error {error:.1e}");
+            worst = worst.max(error);
+        }
+        worst
+    }
+}
+
+pub(crate) trait Numbers {
+    fn as_slice_f32(self) -> Vec<f32>;
+}
+
+impl Numbers for FlexTensor {
+    fn as_slice_f32(self) -> Vec<f32> {
+        self.to_contiguous().as_slice::<f32>().unwrap().to_vec()
+    }
+}
+
+pub(crate) fn relative(gpu: &[f32], cpu: &[f32]) -> f32 {
+    assert!(gpu.len() == cpu.len() && gpu.iter().all(|number| number.is_finite()));
+    let scale = cpu.iter().fold(f32::MIN_POSITIVE, |scale, number| scale.max(number.abs()));
+    gpu.iter().zip(cpu).fold(0.0f32, |most, (a, b)| most.max((a - b).abs())) / scale
+}

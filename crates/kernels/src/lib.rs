@@ -1,7 +1,7 @@
 //! The operations Bellows owns: convolution by a chosen algorithm, and normalisation fused with its activation.
 //!
 //! Burn's tensors go in and come out; which kernel runs follows from the tensor's device. [`ops`] defines each operation for
-//! every backend, [`flex`](self) has the processor's kernels, [`cube`](self) those of CubeCL devices, and [`autodiff`](self) the
+//! every backend, `flex` has the processor's kernels, [`cube`] those of CubeCL devices, and `autodiff` the
 //! gradients. What a network should not do itself (choose an algorithm, keep tensors for a backward pass, recycle
 //! memory) is done here, so that a layer stays one line.
 

@@ -1,6 +1,6 @@
 //! The operations every backend has, as a Burn backend extension.
 //!
-//! Each has a default body made of Burn's own operations, in [`portable`]: correct on every backend, used where there is no
+//! Each has a default body made of Burn's own operations, in `portable.rs`: correct on every backend, used where there is no
 //! kernel, and what the kernels are tested against. Tensors are taken by value: a kernel that is handed the last reference may write into it or
 //! recycle its memory. Layout is NCHW throughout; a kernel makes a strided input contiguous itself.
 

@@ -6,7 +6,7 @@ use burn::tensor::Shape;
 
 use crate::ops::{Bias, ConvConfig, KernelOps, NormGrads, NormOutput};
 
-/// [`KernelOps::conv_forward`](KernelOps::conv_forward)
+/// [`KernelOps::conv_forward`]
 pub(crate) fn conv_forward<B: Backend>(
     x: FloatTensor<B>,
     weight: FloatTensor<B>,
@@ -16,12 +16,12 @@ pub(crate) fn conv_forward<B: Backend>(
     B::conv2d(x, weight, bias, config.to_burn())
 }
 
-/// [`KernelOps::conv_silu`](KernelOps::conv_silu)
+/// [`KernelOps::conv_silu`]
 pub(crate) fn conv_silu<B: KernelOps>(x: FloatTensor<B>, weight: FloatTensor<B>, bias: Bias<B>, config: ConvConfig) -> FloatTensor<B> {
     silu::<B>(B::conv_forward(x, weight, bias, config))
 }
 
-/// [`KernelOps::conv_data_grad`](KernelOps::conv_data_grad)
+/// [`KernelOps::conv_data_grad`]
 pub(crate) fn conv_data_grad<B: Backend>(
     dy: FloatTensor<B>,
     weight: FloatTensor<B>,
@@ -33,7 +33,7 @@ pub(crate) fn conv_data_grad<B: Backend>(
     B::conv2d_x_backward(x, weight, dy, config.to_burn())
 }
 
-/// [`KernelOps::conv_weight_grad`](KernelOps::conv_weight_grad)
+/// [`KernelOps::conv_weight_grad`]
 pub(crate) fn conv_weight_grad<B: Backend>(
     x: FloatTensor<B>,
     dy: FloatTensor<B>,
@@ -50,7 +50,7 @@ pub(crate) fn shape_only<B: Backend>(like: &FloatTensor<B>, shape: [usize; 4]) -
     B::float_expand(B::float_zeros(Shape::new([1; 4]), &like.device(), like.dtype().into()), Shape::new(shape))
 }
 
-/// [`KernelOps::norm_act`](KernelOps::norm_act)
+/// [`KernelOps::norm_act`]
 pub(crate) fn norm_act<B: Backend>(
     x: FloatTensor<B>,
     gamma: FloatTensor<B>,
@@ -63,7 +63,7 @@ pub(crate) fn norm_act<B: Backend>(
     NormOutput { output, mean: y.mean, variance: y.variance }
 }
 
-/// [`KernelOps::norm_act_backward`](KernelOps::norm_act_backward)
+/// [`KernelOps::norm_act_backward`]
 #[allow(clippy::too_many_arguments)]
 pub(crate) fn norm_act_backward<B: Backend>(
     x: FloatTensor<B>,

@@ -1,6 +1,6 @@
 //! The arithmetic of an optimizer step, one pass over each parameter instead of one per operation.
 //!
-//! The formulas and the order of their roundings are those of the operations in [`portable`], which are PyTorch's; on Flex a
+//! The formulas and the order of their roundings are those of the operations in `portable.rs`, which are PyTorch's; on Flex a
 //! fused loop gives the same bits. Nothing is changed in place except what the caller gives away.
 
 mod flex;

@@ -102,7 +102,7 @@ fn check(e: Extent, offset: f32, spread: f32, silu: bool, seed: u64) {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(64))]
+    #![proptest_config(crate::test_cases(64))]
     #[test]
     fn agrees_with_f64(
         batch in 1usize..4, channels in 1usize..40, height in 1usize..40, width in 1usize..40,

@@ -152,7 +152,7 @@ mod tests {
         let g = geometry();
         for workspace in [0, 500, 1000, 2000, 5000, 11_000, 1 << 20] {
             let tiles = g.tiles(workspace, 4);
-            let mut seen = vec![0; 5 * 6];
+            let mut seen = [0; 5 * 6];
             for tile in &tiles {
                 let one_row = tile.images.len() == 1 && tile.rows.len() == 1;
                 assert!(one_row || g.columns(tile) * 4 <= workspace, "{workspace}: {tile:?}");

@@ -90,7 +90,7 @@ fn flat(bias: Tensor<4>) -> Tensor<1> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(48))]
+    #![proptest_config(crate::test_cases(48))]
     #[test]
     fn convolution_and_its_gradients_are_burns(case in case()) {
         let (device, config) = (Device::flex().autodiff(), case.config());

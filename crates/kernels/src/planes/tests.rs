@@ -23,7 +23,7 @@ fn all<const N: usize>(inputs: [Tensor<4>; N], f: impl Fn([Tensor<4>; N]) -> Ten
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(64))]
+    #![proptest_config(crate::test_cases(64))]
     #[test]
     fn planes_are_burns(n in 1usize..4, c in 1usize..8, h in 1usize..24, w in 1usize..24, k in 0usize..4, strided: bool, seed in 0u64..1000) {
         let kernel = 2 * k + 1;

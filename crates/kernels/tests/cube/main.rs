@@ -3,6 +3,7 @@
 //! `BELLOWS_SWIFTSHADER` names SwiftShader's ICD file (`.ci/swiftshader` prints one); without it the tests say that they are skipped.
 //! SwiftShader runs the product without shared memory (why is told in `src/cube/shared.rs`). Mesa's software OpenGL runs the one with:
 //! `BELLOWS_MESA_GL=1` adds it, where libEGL is installed.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod figures;
 mod launches;
@@ -127,7 +128,7 @@ fn half_precision() {
     let [cpu_y, _, cpu_dx, cpu_dw] = case.on_flex();
     for (gpu, cpu) in [(y, cpu_y), (dx, cpu_dx), (dw, cpu_dw)] {
         assert_eq!(gpu.dtype, DType::F16);
-        let error = relative(&numbers(gpu), &cpu.as_slice_f32());
+        let error = relative(&numbers(gpu), &cpu.into_f32());
         assert!(error < 3e-3, "{error:.1e}");
     }
 }

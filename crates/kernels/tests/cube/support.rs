@@ -139,7 +139,7 @@ impl Case {
         let mut worst = 0.0f32;
         for (pass, (gpu, cpu)) in ["y", "silu", "dx", "dw"].into_iter().zip(self.on_cube().into_iter().zip(self.on_flex())) {
             assert_eq!(gpu.shape(), cpu.shape(), "{self:?} {pass}");
-            let cpu = cpu.as_slice_f32();
+            let cpu = cpu.into_f32();
             let error = relative(&numbers(gpu), &cpu);
             assert!(error <= 1e-5, "{self:?} {pass}: relative error {error:.1e}");
             worst = worst.max(error);
@@ -149,11 +149,11 @@ impl Case {
 }
 
 pub(crate) trait Numbers {
-    fn as_slice_f32(self) -> Vec<f32>;
+    fn into_f32(self) -> Vec<f32>;
 }
 
 impl Numbers for FlexTensor {
-    fn as_slice_f32(self) -> Vec<f32> {
+    fn into_f32(self) -> Vec<f32> {
         self.to_contiguous().as_slice::<f32>().unwrap().to_vec()
     }
 }

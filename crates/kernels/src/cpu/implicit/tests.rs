@@ -179,7 +179,7 @@ fn any_shape() -> impl Strategy<Value = ConvShape> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 200, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(crate::test_cases(200))]
     #[test]
     fn random_shapes(s in any_shape(), silu: bool) {
         check(&s, silu)?;

@@ -41,7 +41,6 @@ fn chain(lowering: Lowering) -> Vec<f32> {
 /// The peak of a step's memory and its time, by lowering and workspace.
 #[test]
 #[ignore = "figures"]
-#[expect(clippy::print_stdout, reason = "figures")]
 fn memory_figures() {
     let direct = env::var_os("BELLOWS_CUBE_DIRECT").map(|_| ("direct", Lowering::Direct, 0));
     let limits = direct.into_iter().chain([256, 16, 8, 4, 2, 1].map(|mb| ("gemm", Lowering::Gemm, mb)));
@@ -66,7 +65,6 @@ fn memory_figures() {
 /// CubeCL's own matmul without tuning against ours (as a 1x1 convolution), right or wrong and how fast.
 #[test]
 #[ignore = "figures"]
-#[expect(clippy::print_stdout, reason = "figures")]
 fn matmul_figures() {
     use burn_cubecl::kernel::matmul::{MatmulStrategy, matmul};
     println!("{}, shared memory {}", device().client().name(), shared_memory_works(&device()));

@@ -35,7 +35,6 @@ fn is_convolution(kernel: &str) -> bool {
 
 /// With `gemm` no convolution kernel of the backend is launched, in any pass, whatever the shape; without, one is.
 #[test]
-#[expect(clippy::print_stderr, reason = "figures of a test that runs in a child")]
 fn gemm_launches_no_convolution() {
     if !on_swiftshader("launches::gemm_launches_no_convolution") {
         return;
@@ -97,13 +96,11 @@ pub(crate) fn most_in_use<T>(work: impl FnOnce() -> T) -> u64 {
     let watching = LaunchObservation::new(memory.clone());
     work();
     drop(watching);
-    let most = *memory.1.lock().unwrap();
-    most
+    *memory.1.lock().unwrap()
 }
 
 /// What a convolution needs beyond x, w, dy and its results is under the limit, in every pass.
 #[test]
-#[expect(clippy::print_stderr, reason = "figures of a test that runs in a child")]
 fn workspace_is_bounded() {
     const LIMIT: u64 = 200_000;
     if !on_swiftshader("launches::workspace_is_bounded") {

@@ -22,7 +22,6 @@ use support::{Case, Numbers, case, child, cube, device, numbers, on_swiftshader,
 
 /// The same numbers through shared memory.
 #[test]
-#[expect(clippy::print_stderr, reason = "a test that is skipped must say so")]
 fn agrees_with_the_cpu_in_shared_memory() {
     if env::var_os("BELLOWS_MESA_GL").is_none() {
         eprintln!("skipped: set BELLOWS_MESA_GL=1 where Mesa's software OpenGL is installed (libegl1)");
@@ -36,7 +35,6 @@ fn agrees_with_the_cpu_in_shared_memory() {
 
 /// Every pass, at shapes that are not multiples of anything, whole and in tiles.
 #[test]
-#[expect(clippy::print_stderr, reason = "figures of a test that runs in a child")]
 fn agrees_with_the_cpu() {
     if !on_swiftshader("agrees_with_the_cpu") {
         return;
@@ -109,7 +107,6 @@ fn large_and_strided() {
 
 /// Half precision agrees to its own precision, where the device has it.
 #[test]
-#[expect(clippy::print_stderr, reason = "a test that is skipped must say so")]
 fn half_precision() {
     use burn::backend::Backend;
     if !on_swiftshader("half_precision") {

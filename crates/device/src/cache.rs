@@ -1,11 +1,13 @@
 //! Remembers verdicts in a JSON file under the user's cache directory.
 //!
-//! A verdict holds for one adapter, one driver, one binary and one setting of the variables that change how drivers behave; any change
-//! of these is a new key. The file is a convenience: unreadable or unwritable, the probe simply runs again.
+//! A verdict holds for one adapter, one driver, one binary, one choice of what to prove, and one setting of the variables that change how
+//! drivers behave; any change of these is a new key. The file is a convenience: unreadable or unwritable, the probe simply runs again.
 
 use crate::adapters::Adapter;
 use crate::child::FAULT_VARIABLE;
-use crate::probe::{ProbeOptions, ProbeReport};
+use crate::plan::Plan;
+use crate::probe::ProbeOptions;
+use crate::report::ProbeReport;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::env;
@@ -14,6 +16,8 @@ use std::path::{Path, PathBuf};
 use std::time::UNIX_EPOCH;
 use std::{fs, io};
 
+/// Goes up when reports change: what another format says is not read.
+const FORMAT: u32 = 2;
 /// Reports kept; the oldest binaries' go first.
 const KEPT: usize = 32;
 /// Variables under which the same driver is another driver.
@@ -33,11 +37,12 @@ pub(crate) struct Key {
     pci: String,
     id: (u32, u32),
     binary: String,
+    plan: Plan,
     variables: BTreeMap<String, String>,
 }
 
 impl Key {
-    pub(crate) fn of(adapter: &Adapter, options: &ProbeOptions) -> Self {
+    pub(crate) fn of(adapter: &Adapter, plan: &Plan, options: &ProbeOptions) -> Self {
         let value = |name: &str| -> Option<OsString> {
             let given = options.env.iter().rev().find(|(key, _)| key == name).map(|(_, value)| value.clone());
             given.or_else(|| env::var_os(name))
@@ -48,6 +53,7 @@ impl Key {
             pci: adapter.pci.clone(),
             id: adapter.id,
             binary: binary_identity(options.exe.as_deref()),
+            plan: plan.clone(),
             variables: variables.collect(),
         }
     }
@@ -69,8 +75,15 @@ struct Entry {
     report: ProbeReport,
 }
 
+#[derive(Serialize, Deserialize)]
+struct Remembered {
+    format: u32,
+    entries: Vec<Entry>,
+}
+
 fn entries(file: &Path) -> Vec<Entry> {
-    fs::read(file).ok().and_then(|bytes| serde_json::from_slice(&bytes).ok()).unwrap_or_default()
+    let found: Option<Remembered> = fs::read(file).ok().and_then(|bytes| serde_json::from_slice(&bytes).ok());
+    found.filter(|found| found.format == FORMAT).map(|found| found.entries).unwrap_or_default()
 }
 
 pub(crate) fn load(file: &Path, key: &Key) -> Option<ProbeReport> {
@@ -89,7 +102,7 @@ pub(crate) fn store(file: &Path, key: &Key, report: &ProbeReport) -> io::Result<
     }
     // Two trainings may start at once: each writes its own file and renames it, so a reader sees one or the other.
     let partial = file.with_extension(format!("{}.partial", std::process::id()));
-    fs::write(&partial, serde_json::to_vec_pretty(&all)?)?;
+    fs::write(&partial, serde_json::to_vec_pretty(&Remembered { format: FORMAT, entries: all })?)?;
     fs::rename(&partial, file)
 }
 
@@ -97,17 +110,10 @@ pub(crate) fn store(file: &Path, key: &Key, report: &ProbeReport) -> io::Result<
 mod tests {
     use super::*;
     use crate::adapters::{AdapterKind, tests::adapter};
-    use crate::probe::Verdict;
+    use crate::report::{Verdict, tests};
 
     fn report(adapter: &Adapter) -> ProbeReport {
-        ProbeReport {
-            adapter: adapter.clone(),
-            verdict: Verdict::Pass,
-            stages: Vec::new(),
-            attempts: 1,
-            stderr: String::new(),
-            cached: false,
-        }
+        tests::report(adapter, Verdict::Pass, Verdict::Pass)
     }
 
     #[test]
@@ -116,7 +122,8 @@ mod tests {
         let file = folder.path().join("deep").join("probe.json");
         let options = ProbeOptions::default();
         let card = adapter(0, AdapterKind::Discrete, None);
-        let key = Key::of(&card, &options);
+        let plan = Plan::default();
+        let key = Key::of(&card, &plan, &options);
         assert_eq!(load(&file, &key), None);
         store(&file, &key, &report(&card)).unwrap();
         assert!(load(&file, &key).unwrap().cached);
@@ -124,9 +131,20 @@ mod tests {
         let newer = Adapter { driver: "test 1.1".into(), ..card.clone() };
         let other_binary = ProbeOptions { exe: Some(file.clone()), ..options.clone() };
         let overridden = ProbeOptions { env: vec![("HSA_OVERRIDE_GFX_VERSION".into(), "10.3.0".into())], ..options.clone() };
-        for changed in [Key::of(&newer, &options), Key::of(&card, &other_binary), Key::of(&card, &overridden)] {
+        let gemm_only = Plan { without_direct: Some("asked".into()), ..Plan::default() };
+        let changed = [
+            Key::of(&newer, &plan, &options),
+            Key::of(&card, &plan, &other_binary),
+            Key::of(&card, &plan, &overridden),
+            Key::of(&card, &gemm_only, &options),
+        ];
+        for changed in changed {
             assert_eq!(load(&file, &changed), None);
         }
+
+        let older = fs::read_to_string(&file).unwrap().replacen(&format!("\"format\": {FORMAT}"), "\"format\": 1", 1);
+        fs::write(&file, older).unwrap();
+        assert_eq!(load(&file, &key), None);
     }
 
     #[test]
@@ -137,9 +155,9 @@ mod tests {
         let options = ProbeOptions::default();
         for index in 0..=KEPT {
             let card = adapter(index, AdapterKind::Discrete, None);
-            store(&file, &Key::of(&card, &options), &report(&card)).unwrap();
+            store(&file, &Key::of(&card, &Plan::default(), &options), &report(&card)).unwrap();
         }
-        let find = |index| load(&file, &Key::of(&adapter(index, AdapterKind::Discrete, None), &options));
+        let find = |index| load(&file, &Key::of(&adapter(index, AdapterKind::Discrete, None), &Plan::default(), &options));
         assert!(find(0).is_none() && find(1).is_some() && find(KEPT).is_some());
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
     }

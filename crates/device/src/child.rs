@@ -4,7 +4,8 @@
 //! only; time is the parent's. It ends when its standard input closes, so that it does not outlive a parent that was killed.
 
 use crate::adapters::{self, Adapter, AdapterKind, Backend};
-use crate::kernels::{CHECKS, compare};
+use crate::kernels::{checks, compare};
+use crate::plan::Path;
 use crate::protocol::{Event, Stage};
 use burn::tensor::{Device, Tensor};
 use std::io::{self, Read, Write};
@@ -14,7 +15,8 @@ use std::time::Instant;
 /// The hidden subcommand of the binary that must call [`probe_child_main`].
 pub const PROBE_SUBCOMMAND: &str = "__probe";
 
-/// The environment variable that makes the child misbehave: `hang:<stage>`, `crash:<stage>` or `wrong:<stage>`. For tests only.
+/// The environment variable that makes the child misbehave: `hang:<stage>`, `crash:<stage>` or `wrong:<stage>`, several with
+/// commas. For tests only.
 pub(crate) const FAULT_VARIABLE: &str = "BELLOWS_PROBE_FAULT";
 
 /// What the child is asked to do; the words are the arguments after [`PROBE_SUBCOMMAND`].
@@ -22,15 +24,15 @@ pub(crate) const FAULT_VARIABLE: &str = "BELLOWS_PROBE_FAULT";
 pub(crate) enum Job {
     /// List the adapters of a backend: `list=vulkan`.
     List(Backend),
-    /// Do all stages on one adapter: `device=vulkan:0`.
-    Probe(Backend, usize),
+    /// Do the stages of a path on one adapter: `device=vulkan:0:gemm`.
+    Probe(Backend, usize, Path),
 }
 
 impl Job {
     pub(crate) fn to_arg(&self) -> String {
         match self {
             Self::List(backend) => format!("list={backend}"),
-            Self::Probe(backend, index) => format!("device={backend}:{index}"),
+            Self::Probe(backend, index, path) => format!("device={backend}:{index}:{path}"),
         }
     }
 
@@ -38,8 +40,9 @@ impl Job {
         if let Some(backend) = arg.strip_prefix("list=") {
             return backend.parse().ok().map(Self::List);
         }
-        let (backend, index) = arg.strip_prefix("device=")?.split_once(':')?;
-        Some(Self::Probe(backend.parse().ok()?, index.parse().ok()?))
+        let (backend, rest) = arg.strip_prefix("device=")?.split_once(':')?;
+        let (index, path) = rest.split_once(':')?;
+        Some(Self::Probe(backend.parse().ok()?, index.parse().ok()?, path.parse().ok()?))
     }
 }
 
@@ -51,15 +54,13 @@ pub fn probe_child_main(args: impl Iterator<Item = String>) -> i32 {
     let args: Vec<String> = args.collect();
     let [arg] = args.as_slice() else { return 2 };
     let Some(job) = Job::from_arg(arg) else { return 2 };
-    let fault = match std::env::var(FAULT_VARIABLE).ok().map(|text| Fault::parse(&text)).transpose() {
-        Ok(fault) => fault,
-        Err(_) => return 2,
-    };
+    let faults = std::env::var(FAULT_VARIABLE).unwrap_or_default();
+    let Ok(faults) = faults.split_terminator(',').map(Fault::parse).collect::<Result<Vec<_>, _>>() else { return 2 };
     std::thread::spawn(end_with_parent);
-    let mut child = Child { fault };
+    let mut child = Child { faults };
     let done = match job {
         Job::List(backend) => child.enumerate(backend).map(|_| ()),
-        Job::Probe(backend, index) => child.probe(backend, index),
+        Job::Probe(backend, index, path) => child.probe(backend, index, path),
     };
     match done {
         Ok(()) => {
@@ -114,23 +115,22 @@ impl Fault {
 struct Stopped;
 
 struct Child {
-    fault: Option<Fault>,
+    faults: Vec<Fault>,
 }
 
 impl Child {
-    fn probe(&mut self, backend: Backend, index: usize) -> Result<(), Stopped> {
+    fn probe(&mut self, backend: Backend, index: usize, path: Path) -> Result<(), Stopped> {
         let adapters = self.enumerate(backend)?;
         let device = self.open(&adapters, index)?;
-        let cpu = Device::flex();
         let software = adapters[index].kind == AdapterKind::Software;
-        for check in CHECKS.iter().filter(|check| !(software && check.hardware_only)) {
+        for check in checks(path).iter().filter(|check| !(software && check.hardware_only)) {
             let spoilt = self.has(FaultKind::Wrong, check.stage);
             self.step(check.stage, check.name, || {
-                let mut gpu = (check.run)(&device);
+                let (mut gpu, cpu) = check.run(&device, path);
                 if let (true, Some(first)) = (spoilt, gpu.first_mut()) {
                     *first += 10.0;
                 }
-                compare(&gpu, &(check.run)(&cpu), check.tolerance).map(|error| ((), Some(error)))
+                compare(&gpu, &cpu, check.tolerance).map(|error| ((), Some(error)))
             })?;
         }
         Ok(())
@@ -178,7 +178,7 @@ impl Child {
     }
 
     fn has(&self, kind: FaultKind, stage: Stage) -> bool {
-        self.fault == Some(Fault { kind, stage })
+        self.faults.contains(&Fault { kind, stage })
     }
 }
 
@@ -193,18 +193,20 @@ mod tests {
 
     #[test]
     fn jobs_survive_the_command_line() {
-        for job in [Job::List(Backend::Vulkan), Job::Probe(Backend::Rocm, 3)] {
+        for job in [Job::List(Backend::Vulkan), Job::Probe(Backend::Rocm, 3, Path::Gemm)] {
             assert_eq!(Job::from_arg(&job.to_arg()), Some(job));
         }
-        assert_eq!(Job::from_arg("device=flex:0"), None);
+        for arg in ["device=flex:0:gemm", "device=vulkan:0", "device=vulkan:0:winograd"] {
+            assert_eq!(Job::from_arg(arg), None);
+        }
         assert_eq!(probe_child_main(["vulkan".to_owned()].into_iter()), 2);
         assert_eq!(probe_child_main(std::iter::empty()), 2);
     }
 
     #[test]
     fn faults_name_kind_and_stage() {
-        assert_eq!(Fault::parse("hang:conv"), Ok(Fault { kind: FaultKind::Hang, stage: Stage::Conv }));
+        assert_eq!(Fault::parse("hang:conv direct"), Ok(Fault { kind: FaultKind::Hang, stage: Stage::ConvDirect }));
         assert!(Fault::parse("hang:everything").is_err());
-        assert!(Fault::parse("slow:conv").is_err());
+        assert!(Fault::parse("slow:matmul").is_err());
     }
 }

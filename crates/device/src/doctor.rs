@@ -4,7 +4,8 @@ use crate::adapters::{Adapter, AdapterKind, Backend};
 use crate::facts::{self, Facts, Kfd};
 use crate::kernels::TOLERANCE;
 use crate::known_issues;
-use crate::probe::{self, ProbeOptions, ProbeReport};
+use crate::probe::{self, ProbeOptions};
+use crate::report::{PathReport, ProbeReport, Verdict};
 use crate::select::{Selected, select};
 use crate::{DeviceError, DeviceRequest};
 use std::io::{self, Write};
@@ -106,26 +107,40 @@ fn write_selected(selected: &Selected, out: &mut dyn Write) -> io::Result<()> {
         write_report(report, out)?;
     }
     writeln!(out, "  trains on {} ({})", selected.name, selected.backend)?;
-    match &selected.fallback {
-        Some(reason) => writeln!(out, "  because {reason}"),
-        None => Ok(()),
+    if let Some(reason) = &selected.fallback {
+        writeln!(out, "  because {reason}")?;
+    }
+    write!(out, "  convolutions: {}", selected.lowering)?;
+    match &selected.lowering_reason {
+        Some(reason) => writeln!(out, ", because {reason}"),
+        None => writeln!(out),
     }
 }
 
-/// The stage table.
+/// The stage table of both paths.
 fn write_report(report: &ProbeReport, out: &mut dyn Write) -> io::Result<()> {
     writeln!(out, "  probe of {}{}", report.adapter, if report.cached { ", remembered (--reprobe does it again)" } else { "" })?;
-    writeln!(out, "  {:<10} {:>5} {:>9} {:>10}", "stage", "steps", "seconds", "max error")?;
-    for stage in &report.stages {
-        let error = stage.max_error.map_or("-".to_owned(), |error| format!("{error:.1e}"));
-        writeln!(out, "  {:<10} {:>5} {:>9.2} {error:>10}", stage.stage, stage.steps, stage.seconds)?;
+    writeln!(out, "  errors are relative to the CPU's largest number, {TOLERANCE:.0e} is allowed")?;
+    writeln!(out, "  {:<12} {:>5} {:>9} {:>10}", "stage", "steps", "seconds", "max error")?;
+    for (lowering, path) in report.paths() {
+        for stage in &path.stages {
+            let error = stage.max_error.map_or("-".to_owned(), |error| format!("{error:.1e}"));
+            writeln!(out, "  {:<12} {:>5} {:>9.2} {error:>10}", stage.stage, stage.steps, stage.seconds)?;
+        }
+        write!(out, "  {lowering} convolutions: ")?;
+        write_verdict(path, out)?;
     }
-    match report.failure() {
-        None if report.attempts > 1 => writeln!(out, "  passed at the second attempt, the first one crashed"),
-        None => writeln!(out, "  passed (errors are relative to the CPU's largest number, {TOLERANCE:.0e} is allowed)"),
-        Some((stage, reason)) => {
-            writeln!(out, "  FAILED at {stage}: {reason}")?;
-            let lines: Vec<&str> = report.stderr.lines().collect();
+    Ok(())
+}
+
+fn write_verdict(path: &PathReport, out: &mut dyn Write) -> io::Result<()> {
+    match &path.verdict {
+        Verdict::Pass if path.attempts > 1 => writeln!(out, "passed at the second attempt, the first one crashed"),
+        Verdict::Pass => writeln!(out, "passed"),
+        Verdict::Skipped { reason } => writeln!(out, "{reason}"),
+        Verdict::Fail { stage, reason } => {
+            writeln!(out, "FAILED at {stage}: {reason}")?;
+            let lines: Vec<&str> = path.stderr.lines().collect();
             lines[lines.len().saturating_sub(10)..].iter().try_for_each(|line| writeln!(out, "    {line}"))
         }
     }

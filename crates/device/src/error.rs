@@ -59,7 +59,7 @@ pub enum DeviceError {
 fn failure(report: &ProbeReport) -> String {
     let hint = if report.cached { " (found by an earlier run; --reprobe tries again)" } else { "" };
     match report.failure() {
-        Some((stage, reason)) => format!("{} failed the probe at stage {stage}: {reason}{hint}", report.adapter),
+        Some(_) => format!("{} failed the probe {}{hint}", report.adapter, report.failures()),
         None => format!("{} passed the probe", report.adapter),
     }
 }

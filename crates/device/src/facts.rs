@@ -11,6 +11,9 @@ use std::path::Path;
 const PREFIXES: [&str; 13] =
     ["HSA_", "HIP_", "ROCR_", "ROCM_", "MIOPEN_", "CUDA_", "NVIDIA_", "VK_", "RADV_", "MESA_", "AMD_VULKAN_", "CUBECL_", "BURN_"];
 
+/// Where the kernel describes the GPUs that ROCm could use.
+const TOPOLOGY: &str = "sys/class/kfd/kfd/topology/nodes";
+
 /// Whether this process may use `/dev/kfd`, the door to ROCm.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) enum Kfd {
@@ -51,7 +54,7 @@ impl Facts {
     fn read(root: &Path, variables: impl Iterator<Item = (String, String)>) -> Self {
         let version = fs::read_to_string(root.join("opt/rocm/.info/version")).ok();
         Self {
-            gfx: gfx_versions(&root.join("sys/class/kfd/kfd/topology/nodes")),
+            gfx: gfx_versions(&root.join(TOPOLOGY)),
             variables: variables.filter(|(name, _)| PREFIXES.iter().any(|prefix| name.starts_with(prefix))).collect(),
             kfd: kfd_access(root),
             rocm_version: version.and_then(|text| Some(text.lines().next()?.trim().to_owned())),
@@ -59,11 +62,27 @@ impl Facts {
         }
     }
 
-    /// RDNA1: gfx1010 to gfx1013, by topology or by name.
+    /// RDNA1, by topology or by name.
     pub(crate) fn has_rdna1(&self) -> bool {
-        let named = |name: &String| ["RX 5300", "RX 5500", "RX 5600", "RX 5700", "W5500", "W5700"].iter().any(|card| name.contains(card));
-        self.gfx.iter().any(|version| (100_100..100_200).contains(version)) || self.names.iter().any(named)
+        self.gfx.iter().any(|version| is_rdna1(*version)) || self.names.iter().any(|name| names_rdna1(name))
     }
+}
+
+/// gfx1010 to gfx1013, as a `gfx_target_version`.
+pub(crate) fn is_rdna1(version: u32) -> bool {
+    (100_100..100_200).contains(&version)
+}
+
+/// Whether an adapter's name is that of an RDNA1 card; Mesa adds the chip's name in brackets.
+pub(crate) fn names_rdna1(name: &str) -> bool {
+    const NAMES: [&str; 10] = ["RX 5300", "RX 5500", "RX 5600", "RX 5700", "W5500", "W5700", "NAVI10", "NAVI12", "NAVI14", "GFX101"];
+    let name = name.to_uppercase();
+    NAMES.iter().any(|card| name.contains(card))
+}
+
+/// `gfx_target_version` of each AMD GPU of this machine, as far as the kernel's ROCm driver tells.
+pub(crate) fn gfx_of_this_machine() -> Vec<u32> {
+    gfx_versions(&Path::new("/").join(TOPOLOGY))
 }
 
 /// The nodes' `gfx_target_version`; a CPU's node says 0.

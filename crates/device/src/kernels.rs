@@ -1,11 +1,14 @@
 //! The pieces of training the probe runs on the GPU and on the CPU, and how their numbers are compared.
 //!
-//! Each check is one function of a device that returns numbers, so that both sides run the same lines. The shapes are YOLOv8n's kinds
-//! (stem 3x3 stride 2, bottleneck 3x3 stride 1, 1x1), small because a software adapter needs seconds to tune each new one. 1x1 with
-//! 104 -> 208 channels and odd matrix sizes are here because drivers have got exactly those wrong (burn issues 5626 and 4355).
+//! Each check is one function of a device and a lowering that returns numbers, so that both sides run the same lines. The shapes are
+//! YOLOv8n's kinds (stem 3x3 stride 2, bottleneck 3x3 stride 1, 1x1), small because a software adapter needs seconds to tune each new
+//! one. 1x1 with 104 -> 208 channels and odd matrix sizes are here because drivers have got exactly those wrong (burn issues 5626 and
+//! 4355). The CPU always computes Burn's own convolution, so that a mistake in our kernels' common lines cannot agree with itself.
 
 use crate::Stage;
-use burn::tensor::{Device, Tensor, TensorData, activation::relu, module::conv2d, ops::ConvOptions};
+use crate::plan::Path;
+use bellows_kernels::{ConvConfig, Lowering, conv2d};
+use burn::tensor::{Device, Tensor, TensorData, activation::relu};
 
 /// Largest error allowed, relative to the largest magnitude of the CPU's result: f32 kernels differ by the order of summation (1e-6),
 /// a wrong kernel by far more.
@@ -19,35 +22,56 @@ pub(crate) struct Check {
     pub(crate) tolerance: f64,
     /// Left out on software adapters, which would spend a minute on it.
     pub(crate) hardware_only: bool,
-    /// The numbers, computed on the device given.
-    pub(crate) run: fn(&Device) -> Vec<f32>,
+    run: Run,
 }
 
-const fn check(stage: Stage, name: &'static str, run: fn(&Device) -> Vec<f32>) -> Check {
-    Check { stage, name, tolerance: TOLERANCE, hardware_only: false, run }
+impl Check {
+    const fn new(stage: Stage, name: &'static str, run: Run) -> Self {
+        Self { stage, name, tolerance: TOLERANCE, hardware_only: false, run }
+    }
+
+    /// Both sides' numbers: `device`'s by `path`, and the CPU's.
+    pub(crate) fn run(&self, device: &Device, path: Path) -> (Vec<f32>, Vec<f32>) {
+        ((self.run)(device, path.lowering()), (self.run)(&Device::flex(), Lowering::Direct))
+    }
 }
 
-/// Every comparison in the order it runs.
-pub(crate) const CHECKS: &[Check] = &[
+/// Every comparison of `path` in the order it runs.
+pub(crate) fn checks(path: Path) -> Vec<Check> {
+    let (conv, train) = match path {
+        Path::Gemm => (Stage::ConvGemm, Stage::TrainGemm),
+        Path::Direct => (Stage::ConvDirect, Stage::TrainDirect),
+    };
     // A copy has no rounding to forgive.
-    Check { stage: Stage::Upload, name: "1 MiB there and back", tolerance: 0.0, hardware_only: false, run: round_trip },
-    check(Stage::Matmul, "64x64 . 64x64", |device| matmul(64, 64, 64, device)),
-    Check { hardware_only: true, ..check(Stage::Matmul, "257x384 . 384x1152", |device| matmul(257, 384, 1152, device)) },
-    check(Stage::Conv, "3x3 s2 3>16 forward", |device| STEM.forward(device)),
-    check(Stage::Conv, "3x3 s2 3>16 gradient of x", |device| STEM.gradient(Wrt::Input, device)),
-    check(Stage::Conv, "3x3 s2 3>16 gradient of w", |device| STEM.gradient(Wrt::Weight, device)),
-    check(Stage::Conv, "3x3 s1 16>16 forward", |device| BOTTLENECK.forward(device)),
-    check(Stage::Conv, "3x3 s1 16>16 gradient of x", |device| BOTTLENECK.gradient(Wrt::Input, device)),
-    check(Stage::Conv, "3x3 s1 16>16 gradient of w", |device| BOTTLENECK.gradient(Wrt::Weight, device)),
-    check(Stage::Conv, "1x1 104>208 forward", |device| POINTWISE.forward(device)),
-    check(Stage::Conv, "1x1 104>208 gradient of x", |device| POINTWISE.gradient(Wrt::Input, device)),
-    check(Stage::Conv, "1x1 104>208 gradient of w", |device| POINTWISE.gradient(Wrt::Weight, device)),
-    check(Stage::Train, "3 steps of SGD", train),
+    let mut all = vec![Check { tolerance: 0.0, ..Check::new(Stage::Upload, "1 MiB there and back", |device, _| round_trip(device)) }];
+    all.extend(CONVOLUTIONS.iter().map(|(name, run)| Check::new(conv, name, *run)));
+    all.push(Check::new(train, "3 steps of SGD", three_steps));
+    if path == Path::Direct {
+        all.push(Check::new(Stage::Matmul, "64x64 . 64x64", |device, _| matmul(64, 64, 64, device)));
+        let large = Check::new(Stage::Matmul, "257x384 . 384x1152", |device, _| matmul(257, 384, 1152, device));
+        all.push(Check { hardware_only: true, ..large });
+    }
+    all
+}
+
+type Run = fn(&Device, Lowering) -> Vec<f32>;
+
+const CONVOLUTIONS: [(&str, Run); 9] = [
+    ("3x3 s2 3>16 forward", |device, by| STEM.forward(device, by)),
+    ("3x3 s2 3>16 gradient of x", |device, by| STEM.gradient(Wrt::Input, device, by)),
+    ("3x3 s2 3>16 gradient of w", |device, by| STEM.gradient(Wrt::Weight, device, by)),
+    ("3x3 s1 16>16 forward", |device, by| BOTTLENECK.forward(device, by)),
+    ("3x3 s1 16>16 gradient of x", |device, by| BOTTLENECK.gradient(Wrt::Input, device, by)),
+    ("3x3 s1 16>16 gradient of w", |device, by| BOTTLENECK.gradient(Wrt::Weight, device, by)),
+    ("1x1 104>208 forward", |device, by| POINTWISE.forward(device, by)),
+    ("1x1 104>208 gradient of x", |device, by| POINTWISE.gradient(Wrt::Input, device, by)),
+    ("1x1 104>208 gradient of w", |device, by| POINTWISE.gradient(Wrt::Weight, device, by)),
 ];
 
 const STEM: Conv = Conv { c_in: 3, c_out: 16, kernel: 3, stride: 2, size: 32 };
 const BOTTLENECK: Conv = Conv { c_in: 16, c_out: 16, kernel: 3, stride: 1, size: 20 };
 const POINTWISE: Conv = Conv { c_in: 104, c_out: 208, kernel: 1, stride: 1, size: 20 };
+const HEAD: Conv = Conv { c_in: 16, c_out: 4, kernel: 1, stride: 1, size: 1 };
 
 /// The largest difference of `gpu` from `cpu`, relative to the largest magnitude in `cpu`.
 ///
@@ -122,24 +146,23 @@ impl Conv {
         tensor(5, [self.c_out, self.c_in, self.kernel, self.kernel], device)
     }
 
-    fn apply(&self, x: Tensor<4>, w: Tensor<4>) -> Tensor<4> {
-        let pad = self.kernel / 2;
-        conv2d(x, w, None, ConvOptions::new([self.stride; 2], [pad; 2], [1; 2], 1))
+    fn apply(&self, x: Tensor<4>, w: Tensor<4>, by: Lowering) -> Tensor<4> {
+        conv2d(x, w, None, ConvConfig::new(self.stride, self.kernel / 2, by))
     }
 
-    fn forward(&self, device: &Device) -> Vec<f32> {
-        numbers(self.apply(self.input(device), self.weight(device)))
+    fn forward(&self, device: &Device, by: Lowering) -> Vec<f32> {
+        numbers(self.apply(self.input(device), self.weight(device), by))
     }
 
     /// One gradient at a time, of the sum of the outputs weighted by a fixed pattern: each is a kernel of its own.
-    fn gradient(&self, wrt: Wrt, device: &Device) -> Vec<f32> {
+    fn gradient(&self, wrt: Wrt, device: &Device, by: Lowering) -> Vec<f32> {
         let device = &device.clone().autodiff();
         let (mut x, mut w) = (self.input(device), self.weight(device));
         match wrt {
             Wrt::Input => x = x.require_grad(),
             Wrt::Weight => w = w.require_grad(),
         }
-        let y = self.apply(x.clone(), w.clone());
+        let y = self.apply(x.clone(), w.clone(), by);
         let seed = tensor(6, y.dims(), device);
         let gradients = (y * seed).sum().backward();
         let leaf = if wrt == Wrt::Input { x } else { w };
@@ -148,31 +171,30 @@ impl Conv {
 }
 
 /// Three steps of plain SGD on four images: stem convolution, ReLU, mean over the image, linear layer, mean square error.
-/// Returns the four losses and the last weights of the linear layer.
-fn train(device: &Device) -> Vec<f32> {
+/// Returns the four losses and the last weights of the linear layer, which is a 1x1 convolution as in YOLOv8's head.
+fn three_steps(device: &Device, by: Lowering) -> Vec<f32> {
     const LR: f32 = 0.1;
     const N: usize = 4;
     let device = &device.clone().autodiff();
-    let x = tensor::<4>(9, [N, STEM.c_in, STEM.size, STEM.size], device);
-    let target = tensor::<2>(7, [N, 4], device);
-    let mut conv = STEM.weight(device);
-    let mut linear = tensor::<2>(8, [STEM.c_out, 4], device);
+    let x = tensor(9, [N, STEM.c_in, STEM.size, STEM.size], device);
+    let target = tensor::<4>(7, [N, HEAD.c_out, 1, 1], device);
+    let (mut stem, mut head) = (STEM.weight(device), HEAD.weight(device));
     let mut out = Vec::new();
     for step in 0..=3 {
-        (conv, linear) = (conv.autodiff().require_grad(), linear.autodiff().require_grad());
-        let features: Tensor<2> = relu(STEM.apply(x.clone(), conv.clone())).mean_dim(3).mean_dim(2).reshape([N, STEM.c_out]);
-        let loss = (features.matmul(linear.clone()) - target.clone()).square().mean();
+        (stem, head) = (stem.autodiff().require_grad(), head.autodiff().require_grad());
+        let features = relu(STEM.apply(x.clone(), stem.clone(), by)).mean_dim(3).mean_dim(2);
+        let loss = (HEAD.apply(features, head.clone(), by) - target.clone()).square().mean();
         out.extend(numbers(loss.clone()));
         if step == 3 {
             break;
         }
         let gradients = loss.backward();
-        if let (Some(d_conv), Some(d_linear)) = (conv.grad(&gradients), linear.grad(&gradients)) {
-            conv = conv.without_autodiff() - d_conv * LR;
-            linear = linear.without_autodiff() - d_linear * LR;
+        if let (Some(d_stem), Some(d_head)) = (stem.grad(&gradients), head.grad(&gradients)) {
+            stem = stem.without_autodiff() - d_stem * LR;
+            head = head.without_autodiff() - d_head * LR;
         }
     }
-    out.extend(numbers(linear));
+    out.extend(numbers(head));
     out
 }
 
@@ -192,16 +214,22 @@ mod tests {
     }
 
     #[test]
-    fn checks_compute_what_they_say_on_the_cpu() {
-        let cpu = Device::flex();
-        let lengths = CHECKS.iter().map(|check| (check.run)(&cpu).len()).collect::<Vec<_>>();
+    fn checks_compute_what_they_say_and_agree_on_the_cpu() {
         let (stem, bottleneck, point) =
-            ((16 * 16 * 16, 3 * 32 * 32, 16 * 27), (16 * 400, 16 * 400, 16 * 144), (208 * 400, 104 * 400, 208 * 104));
-        let expected =
-            [1 << 18, 64 * 64, 257 * 1152, stem.0, stem.1, stem.2, bottleneck.0, bottleneck.1, bottleneck.2, point.0, point.1, point.2];
-        assert_eq!(lengths[..12], expected);
-        assert_eq!(lengths[12], 4 + 64);
-        assert!(CHECKS.is_sorted_by_key(|check| check.stage));
+            ([16 * 16 * 16, 3 * 32 * 32, 16 * 27], [16 * 400, 16 * 400, 16 * 144], [208 * 400, 104 * 400, 208 * 104]);
+        let gemm = [&[1 << 18], &stem[..], &bottleneck, &point, &[4 + 64]].concat();
+        let direct = [&gemm[..], &[64 * 64, 257 * 1152]].concat();
+        for (path, expected) in [(Path::Gemm, gemm), (Path::Direct, direct)] {
+            let checks = checks(path);
+            assert!(checks.is_sorted_by_key(|check| check.stage));
+            let mut lengths = Vec::new();
+            for check in &checks {
+                let (ours, reference) = check.run(&Device::flex(), path);
+                compare(&ours, &reference, check.tolerance).unwrap();
+                lengths.push(ours.len());
+            }
+            assert_eq!(lengths, expected);
+        }
     }
 
     /// The gradient of a weighted sum is linear in the input, so a finite difference of any step is exact up to rounding.
@@ -209,7 +237,7 @@ mod tests {
     fn gradients_are_those_of_the_forward_pass() {
         let device = Device::flex();
         let weighted = |x: Tensor<4>| {
-            let y = BOTTLENECK.apply(x, BOTTLENECK.weight(&device));
+            let y = BOTTLENECK.apply(x, BOTTLENECK.weight(&device), Lowering::Gemm);
             let seed = tensor(6, y.dims(), &device);
             numbers((y * seed).sum())[0]
         };
@@ -217,13 +245,13 @@ mod tests {
         moved[777] += 1.0;
         let moved = Tensor::from_data(TensorData::new(moved, [1, 16, 20, 20]), &device);
         let difference = weighted(moved) - weighted(BOTTLENECK.input(&device));
-        let gradient = BOTTLENECK.gradient(Wrt::Input, &device)[777];
+        let gradient = BOTTLENECK.gradient(Wrt::Input, &device, Lowering::Gemm)[777];
         assert!((difference - gradient).abs() < 1e-3, "{difference} {gradient}");
     }
 
     #[test]
     fn three_steps_lower_the_loss() {
-        let out = train(&Device::flex());
+        let out = three_steps(&Device::flex(), Lowering::Gemm);
         assert!(out[3] < out[2] && out[2] < out[1] && out[1] < out[0], "{:?}", &out[..4]);
     }
 }

@@ -2,7 +2,9 @@
 //!
 //! Each entry stands on public reports, named beside it. Where the reports disagree the sentence says "reported", not "is".
 
-use crate::facts::{Facts, Kfd};
+use crate::adapters::Adapter;
+use crate::facts::{Facts, Kfd, is_rdna1, names_rdna1};
+use crate::plan::is_amd;
 
 /// The HIP version `cubecl-hip-sys` in the lock file was generated from.
 const LINKED_HIP: &str = "7.14";
@@ -14,7 +16,7 @@ pub(crate) fn sentences(facts: &Facts) -> Vec<String> {
 
 type Issue = fn(&Facts) -> Option<String>;
 
-const ISSUES: [Issue; 8] = [rdna1, rdna1_override, rdna2_override, rocm_version, miopen, kfd, reset, software];
+const ISSUES: [Issue; 9] = [rdna1, rdna1_override, rdna2_override, rocm_version, miopen, kfd, reset, llvmpipe, swiftshader];
 
 fn say(when: bool, sentence: &str) -> Option<String> {
     when.then(|| sentence.to_owned())
@@ -27,8 +29,22 @@ fn rdna1(facts: &Facts) -> Option<String> {
     say(
         facts.has_rdna1(),
         "RDNA1 card (gfx101x): ROCm does not support it and hangs are reported; `auto` tries Vulkan, ROCm only with `--device rocm`. \
-         Wrong numbers are reported on Vulkan too, which is what the probe looks for.",
+         Wrong numbers are reported on Vulkan too, which is what the probe looks for. Direct convolutions are not tried unless asked for \
+         with `--conv direct`.",
     )
+}
+
+/// Why Burn's own convolutions must not even be tried on `adapter`, on a machine with these AMD GPUs: hangs that take the machine with
+/// them cannot be contained by a child process. gfx101x: the reports above `rdna1`, and users of this program with an RX 5600 XT.
+pub(crate) fn direct_convolutions(adapter: &Adapter, gfx: &[u32]) -> Option<String> {
+    // With other AMD GPUs in the machine only the name can tell which one this is.
+    let alone = is_amd(adapter) && !gfx.is_empty() && gfx.iter().all(|version| is_rdna1(*version));
+    (alone || names_rdna1(&adapter.name)).then(|| {
+        format!(
+            "{} is an RDNA1 card (gfx101x), reported to hang in direct convolution kernels, which are not tried (known issue)",
+            adapter.name
+        )
+    })
 }
 
 /// ROCm#887.
@@ -87,10 +103,22 @@ fn reset(facts: &Facts) -> Option<String> {
 }
 
 /// burn#4211 and this project's own runs on Mesa 22.3.
-fn software(facts: &Facts) -> Option<String> {
+fn llvmpipe(facts: &Facts) -> Option<String> {
     say(
         facts.names.iter().any(|name| name.contains("llvmpipe")),
         "llvmpipe is software Vulkan; Mesa 22.3's crashes in tuned matrix products. The cpu device is faster.",
+    )
+}
+
+/// CubeCL 0.11.3 emits invalid SPIR-V for shared memory on devices without `VK_KHR_workgroup_memory_explicit_layout`: in
+/// cubecl-spirv's `ops/memory.rs`, `lower_shared_implicit` exchanges the types of the variable and of its value. wgpu does not tell which
+/// extensions a device has, so the one device known to lack it is known by name, and the probe finds the others by their numbers.
+fn swiftshader(facts: &Facts) -> Option<String> {
+    say(
+        facts.names.iter().any(|name| name.contains("SwiftShader")),
+        "SwiftShader is software Vulkan without VK_KHR_workgroup_memory_explicit_layout: with CubeCL 0.11.3, kernels that use shared memory \
+         compute nonsense there, Burn's matrix products among them. Our own convolutions (`--conv gemm`) use none there. The cpu device \
+         is faster.",
     )
 }
 
@@ -121,6 +149,7 @@ pub(crate) fn crash_sentence(stderr: &str, cause: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::adapters::{AdapterKind, Backend, tests::adapter};
 
     fn facts(gfx: u32, variables: &[(&str, &str)]) -> Facts {
         let variables = variables.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
@@ -144,6 +173,41 @@ mod tests {
     }
 
     #[test]
+    fn direct_convolutions_are_not_tried_on_rdna1() {
+        let card = |name: &str, vendor| Adapter { name: name.into(), id: (vendor, 0), ..adapter(0, AdapterKind::Discrete, None) };
+        let (amd, nvidia) = (0x1002, 0x10de);
+        let named = [
+            "AMD Radeon RX 5600 XT (RADV NAVI10)",
+            "AMD Radeon RX 5500 XT",
+            "Radeon RX 5700",
+            "AMD Radeon Pro W5700",
+            "AMD BC-250 (RADV GFX1013)",
+        ];
+        for name in named {
+            // By its name, whatever else is in the machine.
+            for gfx in [&[][..], &[100_100], &[100_306, 100_100], &[110_000]] {
+                let reason = direct_convolutions(&card(name, amd), gfx).unwrap();
+                assert!(reason.starts_with(name) && reason.ends_with("(known issue)"), "{reason}");
+            }
+        }
+        // A driver that gives no name: the topology tells if there is no choice.
+        assert!(direct_convolutions(&card("AMD Radeon Graphics", amd), &[100_100]).is_some());
+        assert!(direct_convolutions(&card("AMD Radeon Graphics", amd), &[100_102, 100_100]).is_some());
+        let nameless = Adapter { backend: Backend::Rocm, ..card("rocm device 0", 0) };
+        assert!(direct_convolutions(&nameless, &[100_101]).is_some());
+        for (card, gfx) in [
+            (card("AMD Radeon Graphics", amd), &[100_306, 100_100][..]),
+            (card("AMD Radeon Graphics", amd), &[]),
+            (card("AMD Radeon RX 6600 (RADV NAVI23)", amd), &[100_302]),
+            (card("NVIDIA GeForce RTX 3060", nvidia), &[100_100]),
+            (card("NVIDIA RTX 5000 Ada Generation", nvidia), &[]),
+            (Adapter { kind: AdapterKind::Software, ..card("llvmpipe (LLVM 15.0.6)", amd) }, &[100_100]),
+        ] {
+            assert_eq!(direct_convolutions(&card, gfx), None);
+        }
+    }
+
+    #[test]
     fn rdna2_is_told_of_the_override() {
         assert!(sentences(&facts(100_301, &[]))[0].starts_with("gfx1031 with ROCm: CubeCL asks for HSA_OVERRIDE_GFX_VERSION=10.3.0"));
         assert!(sentences(&facts(100_302, &[(OVERRIDE, "10.3.0")]))[0].contains("gfx1032 is run as 10.3.0"));
@@ -158,6 +222,7 @@ mod tests {
         assert!(sentences(&Facts { kfd: Kfd::Missing, rocm: true, ..Facts::default() })[0].contains("modprobe amdgpu"));
         assert!(sentences(&Facts { gpu_reset: true, ..Facts::default() })[0].contains("reboot"));
         assert!(sentences(&Facts { names: vec!["llvmpipe (LLVM 15.0.6)".into()], ..Facts::default() })[0].contains("software Vulkan"));
+        assert!(sentences(&Facts { names: vec!["SwiftShader Device".into()], ..Facts::default() })[0].contains("explicit_layout"));
         let version = |found: &str| sentences(&Facts { rocm_version: Some(found.into()), ..facts(110_000, &[]) });
         assert!(version("6.2.2-116")[0].contains("built for HIP 7.14, found ROCm 6.2.2-116"));
         assert_eq!(version(&format!("{LINKED_HIP}.1")), Vec::<String>::new());

@@ -2,7 +2,8 @@
 //!
 //! This is the only crate that names Burn backends. [`select`] turns what the user asked for ([`DeviceRequest`]) into a Burn device.
 //! A GPU is not trusted on its driver's word: drivers hang, crash and compute wrong numbers, so a child process does a staged piece of
-//! training on it first and compares every number with the CPU ([`probe_child_main`]). `auto` falls back to the CPU and tells the
+//! training on it first and compares every number with the CPU ([`probe_child_main`]), once with our own convolution kernels and once
+//! with Burn's; what it may be used with is part of the answer ([`Selected::lowering`]). `auto` falls back to the CPU and tells the
 //! reason; a device named by the user fails instead. Software Vulkan is refused unless named.
 //!
 //! It relies on the binary to route its hidden subcommand [`PROBE_SUBCOMMAND`] to [`probe_child_main`]. It never sets driver variables
@@ -16,17 +17,21 @@ mod error;
 mod facts;
 mod kernels;
 mod known_issues;
+mod plan;
 mod probe;
 mod protocol;
+mod report;
 mod request;
 mod select;
 mod watch;
 
 pub use adapters::{Adapter, AdapterKind, Backend};
+pub use bellows_kernels::Lowering;
 pub use child::{PROBE_SUBCOMMAND, probe_child_main};
 pub use doctor::doctor;
 pub use error::DeviceError;
-pub use probe::{ProbeOptions, ProbeReport, StageReport, Verdict};
+pub use probe::ProbeOptions;
 pub use protocol::Stage;
+pub use report::{PathReport, ProbeReport, StageReport, Verdict};
 pub use request::{DeviceRequest, RequestError};
 pub use select::{Selected, select};

@@ -1,14 +1,17 @@
-//! The probe as seen by the parent: runs the child, tries a crash once more, turns its end into a verdict of one sentence.
+//! The probe as seen by the parent: runs a child for each path, tries a crash once more, turns its end into a verdict of one sentence.
 //!
 //! The verdict is remembered (see `cache.rs`), because a hang costs the user its whole limit.
 
 use crate::adapters::{Adapter, AdapterKind, Backend};
 use crate::cache::{self, Key};
 use crate::child::Job;
+use crate::facts::gfx_of_this_machine;
 use crate::known_issues::crash_sentence;
-use crate::protocol::{Event, Stage};
+use crate::plan::{Path, Plan};
+use crate::protocol::Event;
+use crate::report::{PathReport, ProbeReport, StageReport, Verdict};
 use crate::watch::{self, End, Run};
-use serde::{Deserialize, Serialize};
+use bellows_kernels::Lowering;
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -26,6 +29,9 @@ pub struct ProbeOptions {
     pub compile_limit: Duration,
     /// Ignore the remembered verdict.
     pub reprobe: bool,
+    /// What the user wrote after `--conv`. `None` and `Auto`: both ways to compute convolutions are proved, and one is chosen. `Gemm`: no
+    /// convolution kernel of Burn's is run. Any other: Burn's own convolutions only, which is what they all are on a GPU.
+    pub lowering: Option<Lowering>,
     /// Treat software adapters like hardware. For tests, which have no GPU.
     pub software: bool,
     /// Where verdicts are remembered; `None`: nowhere.
@@ -40,64 +46,9 @@ impl Default for ProbeOptions {
             step_limit: Duration::from_secs(15),
             compile_limit: Duration::from_secs(60),
             reprobe: false,
+            lowering: None,
             software: false,
             cache_file: cache::default_file(),
-        }
-    }
-}
-
-/// Whether an adapter may be trusted.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(tag = "verdict", rename_all = "lowercase")]
-pub enum Verdict {
-    /// Every stage ended in time with the CPU's numbers.
-    Pass,
-    /// One did not.
-    Fail {
-        /// Which.
-        stage: Stage,
-        /// One sentence.
-        reason: String,
-    },
-}
-
-/// One stage's times and numbers.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct StageReport {
-    /// Which stage.
-    pub stage: Stage,
-    /// Steps that ended well.
-    pub steps: usize,
-    /// Seconds they took together, CPU reference included.
-    pub seconds: f64,
-    /// The largest error, relative to the largest magnitude of the CPU's result; `None` if the stage compares nothing.
-    pub max_error: Option<f64>,
-}
-
-/// What the probe found out about one adapter.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct ProbeReport {
-    /// The adapter.
-    pub adapter: Adapter,
-    /// The verdict.
-    pub verdict: Verdict,
-    /// The stages that were begun, in order.
-    pub stages: Vec<StageReport>,
-    /// 2 if the first child crashed.
-    pub attempts: u32,
-    /// The last of what the driver wrote to standard error.
-    pub stderr: String,
-    /// Whether this is a remembered report.
-    #[serde(skip)]
-    pub cached: bool,
-}
-
-impl ProbeReport {
-    /// Where the adapter failed and why, in one sentence; `None` if it passed.
-    pub fn failure(&self) -> Option<(Stage, &str)> {
-        match &self.verdict {
-            Verdict::Pass => None,
-            Verdict::Fail { stage, reason } => Some((*stage, reason)),
         }
     }
 }
@@ -120,12 +71,13 @@ pub(crate) fn list(backend: Backend, options: &ProbeOptions) -> Result<Vec<Adapt
 
 /// The report on `adapter`: remembered if there is one, else from a probe done now.
 pub(crate) fn prove(adapter: &Adapter, options: &ProbeOptions) -> ProbeReport {
-    let key = Key::of(adapter, options);
+    let plan = Plan::of(adapter, options.lowering, &gfx_of_this_machine());
+    let key = Key::of(adapter, &plan, options);
     if let Some(report) = options.cache_file.as_ref().filter(|_| !options.reprobe).and_then(|file| cache::load(file, &key)) {
         return report;
     }
-    tracing::info!("probing {adapter}: the first time this takes up to a minute");
-    let report = probe(adapter, options);
+    tracing::info!("probing {adapter}: the first time this takes a minute or two");
+    let report = probe(adapter, &plan, options);
     if let Some(file) = &options.cache_file
         && let Err(error) = cache::store(file, &key, &report)
     {
@@ -134,21 +86,53 @@ pub(crate) fn prove(adapter: &Adapter, options: &ProbeOptions) -> ProbeReport {
     report
 }
 
-fn probe(adapter: &Adapter, options: &ProbeOptions) -> ProbeReport {
+/// What to do about a driver that Burn's convolutions have cost its life.
+const AFTERMATH: &str =
+    " (this had passed before Burn's convolutions hung or crashed: reboot, then use `--conv gemm`, which leaves them out)";
+
+fn probe(adapter: &Adapter, plan: &Plan, options: &ProbeOptions) -> ProbeReport {
     let mut options = options.clone();
     if adapter.kind == AdapterKind::Software {
         // A program tunes each new shape for many seconds.
         options.step_limit = options.compile_limit;
     }
-    let (run, attempts) = with_retry(&Job::Probe(adapter.backend, adapter.index), &options);
+    let prove = |path| match plan.without(path) {
+        Some(reason) => (PathReport::skipped(reason), false),
+        None => prove_path(adapter, path, &options),
+    };
+    let (mut gemm, _) = prove(Path::Gemm);
+    let direct = match gemm.failure() {
+        Some((stage, _)) if stage.common() => PathReport::skipped("not tried: the adapter had failed before"),
+        _ => {
+            let (direct, violent) = prove(Path::Direct);
+            if violent && gemm.passed() {
+                // A hang or a crash can cost the driver its life, and what was found out about our kernels was before it.
+                tracing::info!(
+                    "{adapter} hung or crashed in Burn's convolutions: ours are tried again, to see that the driver has survived"
+                );
+                gemm = prove(Path::Gemm).0;
+                if let Verdict::Fail { reason, .. } = &mut gemm.verdict {
+                    reason.push_str(AFTERMATH);
+                }
+            }
+            direct
+        }
+    };
+    ProbeReport { adapter: adapter.clone(), gemm, direct, cached: false }
+}
+
+/// The report on one path, and whether it ended in a hang or a crash.
+fn prove_path(adapter: &Adapter, path: Path, options: &ProbeOptions) -> (PathReport, bool) {
+    let (run, attempts) = with_retry(&Job::Probe(adapter.backend, adapter.index, path), options);
     if attempts > 1 {
-        tracing::warn!("the probe of {adapter} crashed once and was tried again");
+        tracing::warn!("the probe of {adapter} ({path}) crashed once and was tried again");
     }
     let verdict = match run.end {
         End::Passed => Verdict::Pass,
         _ => Verdict::Fail { stage: run.last_step().0, reason: reason(&run) },
     };
-    ProbeReport { adapter: adapter.clone(), verdict, stages: stages(&run.events), attempts, stderr: run.stderr, cached: false }
+    let violent = attempts > 1 || matches!(run.end, End::Hung(_));
+    (PathReport { verdict, stages: StageReport::all(&run.events), attempts, stderr: run.stderr }, violent)
 }
 
 /// Some drivers fail at random while starting up, so a crash is tried once more; hangs and wrong numbers are not.
@@ -167,42 +151,5 @@ fn reason(run: &Run) -> String {
         End::Hung(limit) => format!("{step}: no answer within {} s", limit.as_secs_f64()),
         End::Failed(reason, false) => format!("{step}: {reason}"),
         End::Failed(cause, true) | End::Died(cause) => format!("{step}: {}", crash_sentence(&run.stderr, cause)),
-    }
-}
-
-fn stages(events: &[Event]) -> Vec<StageReport> {
-    let mut reports: Vec<StageReport> = Vec::new();
-    for event in events {
-        match event {
-            Event::Begin { stage, .. } if reports.last().is_none_or(|last| last.stage != *stage) => {
-                reports.push(StageReport { stage: *stage, steps: 0, seconds: 0.0, max_error: None });
-            }
-            Event::Done { seconds, max_error, .. } => {
-                if let Some(report) = reports.last_mut() {
-                    report.steps += 1;
-                    report.seconds += seconds;
-                    report.max_error = max_error.map(|error| report.max_error.unwrap_or(0.0).max(error)).or(report.max_error);
-                }
-            }
-            _ => {}
-        }
-    }
-    reports
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_stage_gathers_its_steps() {
-        let step = "s".to_owned();
-        let begin = |stage| Event::Begin { stage, step: "s".into() };
-        let done = |stage, seconds, max_error| Event::Done { stage, step: step.clone(), seconds, max_error };
-        let (a, m) = (Stage::Adapter, Stage::Matmul);
-        let events = [begin(a), done(a, 1.0, None), begin(m), done(m, 2.0, Some(1e-6)), begin(m), done(m, 3.0, Some(1e-7)), begin(m)];
-        let reports = stages(&events);
-        assert_eq!(reports[0], StageReport { stage: a, steps: 1, seconds: 1.0, max_error: None });
-        assert_eq!(reports[1], StageReport { stage: m, steps: 2, seconds: 5.0, max_error: Some(1e-6) });
     }
 }

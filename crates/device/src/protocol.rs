@@ -7,31 +7,50 @@ use crate::adapters::Adapter;
 use serde::{Deserialize, Serialize};
 use std::{fmt, str::FromStr};
 
-/// The stages of the probe, in order. Each relies on the ones before it.
+/// The stages of the probe. A child does the first three and then those of one way to compute convolutions, in this
+/// order; each relies on the ones before.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
 pub enum Stage {
     /// List the adapters.
+    #[serde(rename = "enumerate")]
     Enumerate,
     /// Open the adapter, allocate a little.
+    #[serde(rename = "adapter")]
     Adapter,
     /// Upload 1 MiB and read the same bits back.
+    #[serde(rename = "upload")]
     Upload,
-    /// Matrix products, one of odd shape, against the CPU.
+    /// Convolutions of YOLOv8n's kinds and both their gradients, by our own kernels, against the CPU.
+    #[serde(rename = "conv gemm")]
+    ConvGemm,
+    /// Three steps of SGD on a toy network with our own convolutions, against the CPU.
+    #[serde(rename = "train gemm")]
+    TrainGemm,
+    /// The convolutions of `ConvGemm`, by Burn's own kernels.
+    #[serde(rename = "conv direct")]
+    ConvDirect,
+    /// The toy network with Burn's own convolutions.
+    #[serde(rename = "train direct")]
+    TrainDirect,
+    /// Burn's own matrix products, one of odd shape, against the CPU. Last, because no network of ours computes one itself: they are
+    /// what Burn's convolutions are made of, and a device that gets them wrong is to be trained on with our own kernels.
+    #[serde(rename = "matmul")]
     Matmul,
-    /// Convolutions of YOLOv8n's kinds and both their gradients, against the CPU.
-    Conv,
-    /// Three steps of SGD on a toy network, against the CPU.
-    Train,
 }
 
 impl Stage {
-    /// All stages in the order they run.
-    pub const ALL: [Self; 6] = [Self::Enumerate, Self::Adapter, Self::Upload, Self::Matmul, Self::Conv, Self::Train];
+    /// All stages in order.
+    pub const ALL: [Self; 8] =
+        [Self::Enumerate, Self::Adapter, Self::Upload, Self::ConvGemm, Self::TrainGemm, Self::ConvDirect, Self::TrainDirect, Self::Matmul];
 
     /// Whether the stage compiles kernels that no earlier stage has compiled.
     pub(crate) fn compiles(self) -> bool {
-        self >= Self::Matmul
+        self >= Self::ConvGemm
+    }
+
+    /// Whether the stage is the same on both paths, so that its failure is the adapter's and not a path's.
+    pub(crate) fn common(self) -> bool {
+        self <= Self::Upload
     }
 }
 
@@ -41,9 +60,11 @@ impl fmt::Display for Stage {
             Self::Enumerate => "enumerate",
             Self::Adapter => "adapter",
             Self::Upload => "upload",
+            Self::ConvGemm => "conv gemm",
+            Self::TrainGemm => "train gemm",
+            Self::ConvDirect => "conv direct",
+            Self::TrainDirect => "train direct",
             Self::Matmul => "matmul",
-            Self::Conv => "conv",
-            Self::Train => "train",
         })
     }
 }
@@ -84,7 +105,7 @@ mod tests {
 
     #[test]
     fn events_are_found_behind_a_drivers_chatter() {
-        let event = Event::Begin { stage: Stage::Conv, step: "3x3 s2".into() };
+        let event = Event::Begin { stage: Stage::ConvDirect, step: "3x3 s2".into() };
         let line = serde_json::to_string(&event).unwrap();
         assert_eq!(Event::find(&line), Some(event.clone()));
         assert_eq!(Event::find(&format!("MESA: warning: {{x}} {line}")), Some(event));

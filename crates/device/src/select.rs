@@ -3,8 +3,10 @@
 
 use crate::adapters::{self, Adapter, Backend, best_hardware};
 use crate::facts::{self, Facts};
-use crate::probe::{self, ProbeOptions, ProbeReport};
+use crate::probe::{self, ProbeOptions};
+use crate::report::ProbeReport;
 use crate::{DeviceError, DeviceRequest};
+use bellows_kernels::Lowering;
 use burn::tensor::Device;
 
 /// The device to train on.
@@ -20,13 +22,17 @@ pub struct Selected {
     pub memory: Option<u64>,
     /// Why `auto` gave the CPU; `None` for anything else.
     pub fallback: Option<String>,
+    /// How layers shall compute convolutions: what was asked for in [`ProbeOptions::lowering`], and for `auto` what has proved itself here.
+    pub lowering: Lowering,
+    /// Why `auto` has become a certain lowering; `None` if nothing speaks against any, and for a lowering that was asked for.
+    pub lowering_reason: Option<String>,
     /// What the probe found; `None` if none ran.
     pub report: Option<ProbeReport>,
 }
 
 /// Chooses the device for `request` and proves it.
 ///
-/// The first probe of a GPU takes up to a minute; its verdict is remembered.
+/// The first probe of a GPU takes a minute or two; its verdict is remembered.
 ///
 /// # Errors
 /// For a named device that is absent, unproven, software without being named by its index, or not in this binary. Never for `auto`
@@ -34,7 +40,7 @@ pub struct Selected {
 pub fn select(request: &DeviceRequest, options: &ProbeOptions) -> Result<Selected, DeviceError> {
     let selected = match *request {
         DeviceRequest::Auto => auto(options),
-        DeviceRequest::Cpu => cpu(None, None),
+        DeviceRequest::Cpu => cpu(None, None, options),
         DeviceRequest::Vulkan(index) => named(Backend::Vulkan, index, options)?,
         DeviceRequest::Cuda(index) => named(Backend::Cuda, index, options)?,
         DeviceRequest::Rocm(index) => named(Backend::Rocm, index, options)?,
@@ -45,11 +51,26 @@ pub fn select(request: &DeviceRequest, options: &ProbeOptions) -> Result<Selecte
         Some(reason) => tracing::warn!("device: CPU: {reason}"),
         None => tracing::info!("device: {} on {}", selected.name, selected.backend),
     }
+    match &selected.lowering_reason {
+        Some(reason) => tracing::warn!("convolutions: {}, because {reason}", selected.lowering),
+        None => tracing::info!("convolutions: {}", selected.lowering),
+    }
     Ok(selected)
 }
 
-fn cpu(fallback: Option<String>, report: Option<ProbeReport>) -> Selected {
-    Selected { device: Device::flex(), backend: Backend::Flex.name(), name: facts::cpu_name(), memory: None, fallback, report }
+/// Our CPU kernels know the fastest lowering of each shape themselves, which is what `Auto` leaves to them.
+fn cpu(fallback: Option<String>, report: Option<ProbeReport>, options: &ProbeOptions) -> Selected {
+    let (device, backend, name) = (Device::flex(), Backend::Flex.name(), facts::cpu_name());
+    Selected {
+        device,
+        backend,
+        name,
+        memory: None,
+        fallback,
+        lowering: options.lowering.unwrap_or_default(),
+        lowering_reason: None,
+        report,
+    }
 }
 
 fn auto(options: &ProbeOptions) -> Selected {
@@ -70,7 +91,7 @@ fn auto(options: &ProbeOptions) -> Selected {
             }
         }
     }
-    cpu(Some(reasons.join("; ")), report)
+    cpu(Some(reasons.join("; ")), report, options)
 }
 
 /// A proven device of `backend`.
@@ -78,11 +99,24 @@ fn named(backend: Backend, index: Option<usize>, options: &ProbeOptions) -> Resu
     let adapter = find(backend, index, options)?;
     let device = adapters::open(&adapter)?;
     let report = probe::prove(&adapter, options);
-    if report.failure().is_some() {
+    let Some((proved, reason)) = report.lowering() else {
         return Err(DeviceError::Probe(Box::new(report)));
-    }
+    };
+    let (lowering, lowering_reason) = match options.lowering {
+        None | Some(Lowering::Auto) => (proved, reason),
+        Some(asked) => (asked, None),
+    };
     let name = format!("{}, {}", adapter.name, adapter.driver);
-    Ok(Selected { device, backend: backend.name(), name, memory: adapter.memory, fallback: None, report: Some(report) })
+    Ok(Selected {
+        device,
+        backend: backend.name(),
+        name,
+        memory: adapter.memory,
+        fallback: None,
+        lowering,
+        lowering_reason,
+        report: Some(report),
+    })
 }
 
 /// The adapter meant by `backend[:index]`. A software adapter is meant only by its index.
@@ -128,6 +162,9 @@ mod tests {
         let selected = select(&DeviceRequest::Cpu, &ProbeOptions::default()).unwrap();
         assert_eq!((selected.backend, selected.fallback, selected.report), ("flex", None, None));
         assert!(selected.name.contains("threads"), "{}", selected.name);
+        assert_eq!((selected.lowering, selected.lowering_reason), (Lowering::Auto, None));
+        let asked = ProbeOptions { lowering: Some(Lowering::Gemm), ..ProbeOptions::default() };
+        assert_eq!(select(&DeviceRequest::Cpu, &asked).unwrap().lowering, Lowering::Gemm);
     }
 
     #[test]

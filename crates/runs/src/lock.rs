@@ -7,9 +7,12 @@
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{Read, Seek, Write};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::store::StoreError;
+
+/// A process that was killed holds its lock until the system has taken it apart, which takes about a second for one with much memory.
+const PATIENCE: Duration = Duration::from_secs(2);
 
 /// The right to change a run directory, until dropped.
 #[derive(Debug)]
@@ -38,16 +41,20 @@ fn holder(pid: Option<u32>) -> String {
 }
 
 impl RunLock {
-    /// Locks `run/run.lock` without waiting, and writes this process's id into it.
+    /// Locks `run/run.lock`, and writes this process's id into it. Waits up to [`PATIENCE`] for a holder that is ending.
     pub(crate) fn acquire(run: &Path) -> Result<Self, LockError> {
         let path = run.join("run.lock");
         let failed = |e| StoreError::new("lock", &path, e);
         let open = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&path);
         let mut file = open.map_err(failed)?;
-        match file.try_lock() {
-            Ok(()) => {}
-            Err(TryLockError::WouldBlock) => return Err(LockError::Held { run: run.into(), pid: read_holder(&mut file) }),
-            Err(TryLockError::Error(e)) => return Err(failed(e).into()),
+        let asked = Instant::now();
+        loop {
+            match file.try_lock() {
+                Ok(()) => break,
+                Err(TryLockError::WouldBlock) if asked.elapsed() < PATIENCE => std::thread::sleep(Duration::from_millis(50)),
+                Err(TryLockError::WouldBlock) => return Err(LockError::Held { run: run.into(), pid: read_holder(&mut file) }),
+                Err(TryLockError::Error(e)) => return Err(failed(e).into()),
+            }
         }
         let mut write_pid = || {
             file.set_len(0)?;

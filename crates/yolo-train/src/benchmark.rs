@@ -15,8 +15,8 @@ pub(crate) fn run(args: &BenchmarkArgs) -> anyhow::Result<()> {
         return Err(Usage("benchmark: batch and steps are at least 1, imgsz is a positive multiple of 32".into()).into());
     }
     rayon::ThreadPoolBuilder::new().num_threads(args.threads).build_global().context("setting the number of threads")?;
-    set_default_lowering(args.conv);
-    let device = select(&args.device.parse()?, &ProbeOptions::default())?;
+    let device = select(&args.device.parse()?, &ProbeOptions { lowering: Some(args.conv), ..ProbeOptions::default() })?;
+    set_default_lowering(device.lowering);
     let scratch = std::env::temp_dir().join(format!("bellows-benchmark-{}", std::process::id()));
     std::fs::create_dir_all(&scratch).with_context(|| scratch.display().to_string())?;
     let report = what.run(&device.device, &scratch);
@@ -34,7 +34,7 @@ pub(crate) fn run(args: &BenchmarkArgs) -> anyhow::Result<()> {
     if let Some(gb) = report.peak_gb {
         say(&format!("{:>10} {gb:>9.2} GB peak", "memory"));
     }
-    layers(&what.layers(&device.device, args.conv)?, what.batch);
+    layers(&what.layers(&device.device, device.lowering)?, what.batch);
     Ok(())
 }
 

@@ -15,7 +15,7 @@ use bellows_yolo::metrics::table_header;
 use bellows_yolo::{Report, Training, TrainingData};
 use burn::train::Interrupter;
 use burn::train::renderer::tui::TuiMetricsRendererWrapper;
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 use crate::args::TrainArgs;
 use crate::console::{Bar, Console, say};
@@ -29,8 +29,8 @@ pub(crate) fn train(args: TrainArgs) -> anyhow::Result<()> {
     let (config, resumed) = settle(&args)?;
     say(&format!("Bellows {} · YOLOv8 · {}", env!("CARGO_PKG_VERSION"), config.data));
     let device = pick_device(&config, args.reprobe)?;
+    set_default_lowering(device.lowering);
 
-    set_default_lowering(config.conv.parse()?);
     cube::set_workspace_mb(config.conv_workspace_mb);
     let bar = Mutex::new(None);
     let data = TrainingData::open(&config, &|what, done, total| {
@@ -55,7 +55,13 @@ pub(crate) fn train(args: TrainArgs) -> anyhow::Result<()> {
     } else {
         record_settings(&path, training.config(), &args)?;
     }
-    training.note_device(device.backend, &device.name, device.fallback.as_deref());
+    training.note_device(json!({
+        "backend": device.backend,
+        "name": device.name,
+        "fallback": device.fallback,
+        "conv": device.lowering.name(),
+        "conv_reason": device.lowering_reason,
+    }));
     training.learner().stop_when(stop.clone());
     if args.tui {
         let quit = Interrupter::new();
@@ -122,10 +128,13 @@ fn yaml_layer(path: &Path) -> anyhow::Result<Layer> {
 
 fn pick_device(config: &TrainConfig, reprobe: bool) -> anyhow::Result<Selected> {
     let request = config.device.parse()?;
-    let device = select(&request, &ProbeOptions { reprobe, ..ProbeOptions::default() })?;
+    let device = select(&request, &ProbeOptions { reprobe, lowering: Some(config.conv.parse()?), ..ProbeOptions::default() })?;
     match &device.fallback {
         Some(reason) => say(&format!("device: CPU ({}) — {reason}", device.name)),
         None => say(&format!("device: {} ({})", device.backend, device.name)),
+    }
+    if let Some(reason) = &device.lowering_reason {
+        say(&format!("convolutions: {}, because {reason}", device.lowering));
     }
     Ok(device)
 }

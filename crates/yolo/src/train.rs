@@ -173,9 +173,9 @@ impl Training {
         &self.header
     }
 
-    /// Writes the device and why it was chosen into `events.jsonl`.
-    pub fn note_device(&mut self, backend: &str, name: &str, fallback: Option<&str>) {
-        self.learner.first_event("device", json!({ "backend": backend, "name": name, "fallback": fallback }));
+    /// Writes what is known of the device, and why it was chosen, into `events.jsonl`.
+    pub fn note_device(&mut self, fields: Value) {
+        self.learner.first_event("device", fields);
     }
 
     /// Trains, validates the best weights and draws the pictures.

@@ -1,0 +1,117 @@
+//! Which convolutions are proved, and in what order.
+//!
+//! A network's convolutions reach a GPU by one of two paths, and a device that fails one may be good on the other: drivers for RDNA1 are
+//! reported to hang in direct convolution kernels. Each path is a child process of its own, because a hang, a crash or a lost device
+//! ends the process it happens in; ours goes first, so that its verdict is there whatever the other does to the driver. A path that is
+//! known to be dangerous, or that the user has not asked for, is not tried at all.
+
+use crate::adapters::{Adapter, AdapterKind};
+use crate::known_issues;
+use bellows_kernels::Lowering;
+use serde::{Deserialize, Serialize};
+use std::{fmt, str::FromStr};
+
+/// A way for convolutions to be computed on a GPU.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Path {
+    /// Matrix products of our own.
+    Gemm,
+    /// Burn's convolutions.
+    Direct,
+}
+
+impl Path {
+    pub(crate) const ALL: [Self; 2] = [Self::Gemm, Self::Direct];
+
+    pub(crate) fn lowering(self) -> Lowering {
+        match self {
+            Self::Gemm => Lowering::Gemm,
+            Self::Direct => Lowering::Direct,
+        }
+    }
+}
+
+impl fmt::Display for Path {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.lowering().fmt(f)
+    }
+}
+
+impl FromStr for Path {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        Self::ALL.into_iter().find(|path| path.to_string() == text).ok_or_else(|| format!("unknown path '{text}'"))
+    }
+}
+
+/// Why each path is left out; `None`: it is proved.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Plan {
+    pub(crate) without_gemm: Option<String>,
+    pub(crate) without_direct: Option<String>,
+}
+
+impl Plan {
+    /// What to prove of `adapter` for a user who has asked for `lowering`, on a machine with these AMD GPUs.
+    pub(crate) fn of(adapter: &Adapter, lowering: Option<Lowering>, gfx: &[u32]) -> Self {
+        let unasked = |by: Lowering| Some(format!("not tried: `--conv {by}` was asked for"));
+        match lowering.unwrap_or_default() {
+            Lowering::Auto => Self { without_direct: known_issues::direct_convolutions(adapter, gfx), ..Self::default() },
+            by @ Lowering::Gemm => Self { without_direct: unasked(by), ..Self::default() },
+            // A user's word is above the table, and the child is still the safest place to find out. On a GPU the lowerings that exist
+            // for the CPU are Burn's convolutions.
+            by @ (Lowering::Direct | Lowering::Winograd | Lowering::Implicit) => {
+                if let Some(issue) = known_issues::direct_convolutions(adapter, gfx) {
+                    tracing::warn!("{issue}; tried all the same, because of `--conv {by}`");
+                }
+                Self { without_gemm: unasked(by), ..Self::default() }
+            }
+        }
+    }
+
+    pub(crate) fn without(&self, path: Path) -> Option<&str> {
+        match path {
+            Path::Gemm => self.without_gemm.as_deref(),
+            Path::Direct => self.without_direct.as_deref(),
+        }
+    }
+}
+
+/// Whether one of the machine's AMD GPUs can be this adapter.
+pub(crate) fn is_amd(adapter: &Adapter) -> bool {
+    const AMD: u32 = 0x1002;
+    adapter.kind != AdapterKind::Software && (adapter.id.0 == AMD || adapter.backend == crate::Backend::Rocm)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::adapters::tests::adapter;
+
+    #[test]
+    fn a_path_has_one_name() {
+        for path in Path::ALL {
+            assert_eq!(path.to_string().parse(), Ok(path));
+        }
+    }
+
+    #[test]
+    fn both_paths_unless_known_or_asked() {
+        let plain = adapter(0, AdapterKind::Discrete, None);
+        let mut rdna1 = plain.clone();
+        rdna1.name = "AMD Radeon RX 5600 XT (RADV NAVI10)".into();
+        for lowering in [None, Some(Lowering::Auto)] {
+            assert_eq!(Plan::of(&plain, lowering, &[]), Plan::default());
+            let plan = Plan::of(&rdna1, lowering, &[]);
+            assert!(plan.without_gemm.is_none() && plan.without_direct.unwrap().contains("known issue"));
+        }
+        for card in [&plain, &rdna1] {
+            let plan = Plan::of(card, Some(Lowering::Gemm), &[]);
+            assert_eq!((plan.without(Path::Gemm), plan.without(Path::Direct)), (None, Some("not tried: `--conv gemm` was asked for")));
+            let plan = Plan::of(card, Some(Lowering::Direct), &[]);
+            assert_eq!((plan.without(Path::Gemm), plan.without(Path::Direct)), (Some("not tried: `--conv direct` was asked for"), None));
+        }
+    }
+}

@@ -1,0 +1,199 @@
+//! What a probe found out: a verdict for each path, and what follows from the two of them for the device.
+
+use crate::adapters::Adapter;
+use crate::plan::Path;
+use crate::protocol::{Event, Stage};
+use bellows_kernels::Lowering;
+use serde::{Deserialize, Serialize};
+
+/// Whether a path of an adapter may be trusted.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "verdict", rename_all = "lowercase")]
+pub enum Verdict {
+    /// Every stage ended in time with the CPU's numbers.
+    Pass,
+    /// One did not.
+    Fail {
+        /// Which.
+        stage: Stage,
+        /// One sentence.
+        reason: String,
+    },
+    /// It was not tried.
+    Skipped {
+        /// One sentence.
+        reason: String,
+    },
+}
+
+/// One stage's times and numbers.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct StageReport {
+    /// Which stage.
+    pub stage: Stage,
+    /// Steps that ended well.
+    pub steps: usize,
+    /// Seconds they took together, CPU reference included.
+    pub seconds: f64,
+    /// The largest error, relative to the largest magnitude of the CPU's result; `None` if the stage compares nothing.
+    pub max_error: Option<f64>,
+}
+
+impl StageReport {
+    /// The stages in what a child said.
+    pub(crate) fn all(events: &[Event]) -> Vec<Self> {
+        let mut reports: Vec<Self> = Vec::new();
+        for event in events {
+            match event {
+                Event::Begin { stage, .. } if reports.last().is_none_or(|last| last.stage != *stage) => {
+                    reports.push(Self { stage: *stage, steps: 0, seconds: 0.0, max_error: None });
+                }
+                Event::Done { seconds, max_error, .. } => {
+                    if let Some(report) = reports.last_mut() {
+                        report.steps += 1;
+                        report.seconds += seconds;
+                        report.max_error = max_error.map(|error| report.max_error.unwrap_or(0.0).max(error)).or(report.max_error);
+                    }
+                }
+                _ => {}
+            }
+        }
+        reports
+    }
+}
+
+/// What the probe found out about one way to compute convolutions.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct PathReport {
+    /// The verdict.
+    pub verdict: Verdict,
+    /// The stages that were begun, in order.
+    pub stages: Vec<StageReport>,
+    /// 2 if the first child crashed, 0 if there was none.
+    pub attempts: u32,
+    /// The last of what the driver wrote to standard error.
+    pub stderr: String,
+}
+
+impl PathReport {
+    pub(crate) fn skipped(reason: &str) -> Self {
+        Self { verdict: Verdict::Skipped { reason: reason.into() }, stages: Vec::new(), attempts: 0, stderr: String::new() }
+    }
+
+    /// Whether every stage ended in time with the CPU's numbers.
+    pub fn passed(&self) -> bool {
+        self.verdict == Verdict::Pass
+    }
+
+    /// Where it failed and why; `None` if it passed or was not tried.
+    pub fn failure(&self) -> Option<(Stage, &str)> {
+        match &self.verdict {
+            Verdict::Fail { stage, reason } => Some((*stage, reason)),
+            Verdict::Pass | Verdict::Skipped { .. } => None,
+        }
+    }
+}
+
+/// What the probe found out about one adapter.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ProbeReport {
+    /// The adapter.
+    pub adapter: Adapter,
+    /// Convolutions as matrix products of our own.
+    pub gemm: PathReport,
+    /// Burn's own convolutions.
+    pub direct: PathReport,
+    /// Whether this is a remembered report.
+    #[serde(skip)]
+    pub cached: bool,
+}
+
+impl ProbeReport {
+    /// Both paths, in the order in which they are tried.
+    pub fn paths(&self) -> [(Lowering, &PathReport); 2] {
+        [(Path::Gemm.lowering(), &self.gemm), (Path::Direct.lowering(), &self.direct)]
+    }
+
+    /// How convolutions are to be computed, and why not as usual; `None` if no way is good.
+    pub fn lowering(&self) -> Option<(Lowering, Option<String>)> {
+        let why_not = |(lowering, path): (Lowering, &PathReport)| match &path.verdict {
+            Verdict::Pass => None,
+            Verdict::Fail { stage, reason } => Some(format!("{lowering} convolutions failed the probe at stage {stage}: {reason}")),
+            Verdict::Skipped { reason } => Some(reason.clone()),
+        };
+        let [gemm, direct] = self.paths().map(why_not);
+        match (gemm, direct) {
+            (None, None) => Some((Lowering::Auto, None)),
+            (None, Some(reason)) => Some((Lowering::Gemm, Some(reason))),
+            (Some(reason), None) => Some((Lowering::Direct, Some(reason))),
+            (Some(_), Some(_)) => None,
+        }
+    }
+
+    /// Where the adapter failed first and why, in one sentence; `None` if one path passed, which is enough.
+    pub fn failure(&self) -> Option<(Stage, &str)> {
+        if self.paths().iter().any(|(_, path)| path.passed()) { None } else { self.gemm.failure().or(self.direct.failure()) }
+    }
+
+    /// All failures, and then what was not tried, in one sentence.
+    pub(crate) fn failures(&self) -> String {
+        let failed = |(_, path): (_, &PathReport)| path.failure().map(|(stage, reason)| format!("at stage {stage}: {reason}"));
+        let skipped = |(lowering, path): (Lowering, &PathReport)| match &path.verdict {
+            Verdict::Skipped { reason } => Some(format!("{lowering} convolutions: {reason}")),
+            Verdict::Pass | Verdict::Fail { .. } => None,
+        };
+        let said = [self.paths().map(failed), self.paths().map(skipped)];
+        said.into_iter().flatten().flatten().collect::<Vec<_>>().join("; ")
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use crate::adapters::{AdapterKind, tests::adapter};
+
+    fn path(verdict: Verdict) -> PathReport {
+        PathReport { verdict, stages: Vec::new(), attempts: 1, stderr: String::new() }
+    }
+
+    pub(crate) fn report(adapter: &Adapter, gemm: Verdict, direct: Verdict) -> ProbeReport {
+        ProbeReport { adapter: adapter.clone(), gemm: path(gemm), direct: path(direct), cached: false }
+    }
+
+    #[test]
+    fn a_stage_gathers_its_steps() {
+        let step = "s".to_owned();
+        let begin = |stage| Event::Begin { stage, step: "s".into() };
+        let done = |stage, seconds, max_error| Event::Done { stage, step: step.clone(), seconds, max_error };
+        let (a, m) = (Stage::Adapter, Stage::Matmul);
+        let events = [begin(a), done(a, 1.0, None), begin(m), done(m, 2.0, Some(1e-6)), begin(m), done(m, 3.0, Some(1e-7)), begin(m)];
+        let reports = StageReport::all(&events);
+        assert_eq!(reports[0], StageReport { stage: a, steps: 1, seconds: 1.0, max_error: None });
+        assert_eq!(reports[1], StageReport { stage: m, steps: 2, seconds: 5.0, max_error: Some(1e-6) });
+    }
+
+    #[test]
+    fn one_good_path_is_enough_and_none_is_not() {
+        let card = adapter(0, AdapterKind::Discrete, None);
+        let fail = |stage| Verdict::Fail { stage, reason: "1x1: wrong numbers".into() };
+        let skipped = || Verdict::Skipped { reason: "known issue".into() };
+        let judge = |gemm, direct| {
+            let report = report(&card, gemm, direct);
+            assert_eq!(report.lowering().is_none(), report.failure().is_some());
+            report.lowering()
+        };
+        let because = |lowering, reason: &str| Some((lowering, Some(reason.to_owned())));
+        assert_eq!(judge(Verdict::Pass, Verdict::Pass), Some((Lowering::Auto, None)));
+        let reason = "direct convolutions failed the probe at stage conv direct: 1x1: wrong numbers";
+        assert_eq!(judge(Verdict::Pass, fail(Stage::ConvDirect)), because(Lowering::Gemm, reason));
+        let reason = "gemm convolutions failed the probe at stage train gemm: 1x1: wrong numbers";
+        assert_eq!(judge(fail(Stage::TrainGemm), Verdict::Pass), because(Lowering::Direct, reason));
+        assert_eq!(judge(Verdict::Pass, skipped()), because(Lowering::Gemm, "known issue"));
+        assert_eq!(judge(fail(Stage::ConvGemm), fail(Stage::ConvDirect)), None);
+        assert_eq!(judge(fail(Stage::ConvGemm), skipped()), None);
+        let failures = report(&card, fail(Stage::ConvGemm), skipped()).failures();
+        assert_eq!(failures, "at stage conv gemm: 1x1: wrong numbers; direct convolutions: known issue");
+        let failures = report(&card, skipped(), fail(Stage::ConvDirect)).failures();
+        assert_eq!(failures, "at stage conv direct: 1x1: wrong numbers; gemm convolutions: known issue");
+    }
+}

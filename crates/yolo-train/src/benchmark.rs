@@ -8,13 +8,14 @@ use bellows_yolo::bench::LayerTimes;
 use crate::args::BenchmarkArgs;
 use crate::console::say;
 use crate::exit::Usage;
+use crate::run::join_pool;
 
 pub(crate) fn run(args: &BenchmarkArgs) -> anyhow::Result<()> {
     let what = args.what;
     if what.batch == 0 || what.steps == 0 || what.imgsz == 0 || !what.imgsz.is_multiple_of(32) {
         return Err(Usage("benchmark: batch and steps are at least 1, imgsz is a positive multiple of 32".into()).into());
     }
-    rayon::ThreadPoolBuilder::new().num_threads(args.threads).build_global().context("setting the number of threads")?;
+    join_pool(args.threads)?;
     let device = select(&args.device.parse()?, &ProbeOptions { lowering: Some(args.conv), ..ProbeOptions::default() })?;
     set_default_lowering(device.lowering);
     let scratch = std::env::temp_dir().join(format!("bellows-benchmark-{}", std::process::id()));

@@ -24,7 +24,19 @@ use crate::exit::Usage;
 /// Settings that a dataset, which may be a stranger's file, cannot give itself: what is read, written and run where.
 const NOT_FROM_DATA: [&str; 8] = ["data", "model", "pretrained", "allow_outside", "allow_bad", "project", "name", "exist_ok"];
 
+/// Makes this thread one of the pool's `threads` (0: one per core). A step has hundreds of parallel loops; handing each to other threads
+/// and sleeping until they are done costs thousands of context switches a step.
+pub(crate) fn join_pool(threads: usize) -> anyhow::Result<()> {
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(threads);
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let threads = if threads == 0 { cores } else { threads };
+    // Alone in the pool, this thread could wait for another one that waits for the pool.
+    let pool = if threads > 1 { pool.use_current_thread() } else { pool };
+    pool.build_global().context("setting up the threads")
+}
+
 pub(crate) fn train(args: TrainArgs) -> anyhow::Result<()> {
+    join_pool(0)?;
     let stop = signals::install().context("installing signal handlers")?;
     let (config, resumed) = settle(&args)?;
     say(&format!("Bellows {} · YOLOv8 · {}", env!("CARGO_PKG_VERSION"), config.data));

@@ -107,15 +107,32 @@ impl KernelOps for Flex {
         if !all_f32([&x, &gamma, &beta]) {
             return portable::norm_act::<Self>(x, gamma, beta, epsilon, silu);
         }
-        let (x, gamma, beta) = (contiguous(x), contiguous(gamma), contiguous(beta));
-        let extent = extent(&x);
-        let (mean, variance) = cpu_norm::statistics(extent, values(&x));
-        let channels = cpu_norm::channels(&mean, &variance, values(&gamma), values(&beta), epsilon);
+        let x = contiguous(x);
+        let (mean, variance) = cpu_norm::statistics(extent(&x), values(&x));
+        let c = mean.len();
+        let (mean, variance) = (tensor(mean, [c]), tensor(variance, [c]));
+        NormOutput { output: Self::norm_act_again(x, mean.clone(), variance.clone(), gamma, beta, epsilon, silu), mean, variance }
+    }
+
+    fn norm_act_again(
+        x: FlexTensor,
+        mean: FlexTensor,
+        variance: FlexTensor,
+        gamma: FlexTensor,
+        beta: FlexTensor,
+        epsilon: f64,
+        silu: bool,
+    ) -> FlexTensor {
+        if !all_f32([&x, &mean, &variance, &gamma, &beta]) {
+            return portable::norm_act_again::<Self>(x, mean, variance, gamma, beta, epsilon, silu);
+        }
+        let [x, mean, variance, gamma, beta] = [x, mean, variance, gamma, beta].map(contiguous);
+        let channels = cpu_norm::channels(values(&mean), values(&variance), values(&gamma), values(&beta), epsilon);
         let mut out = take(values(&x).len());
-        cpu_norm::output(extent, values(&x), &channels, silu, &mut out);
-        let (dims, c) = (x.shape().dims::<4>(), extent.channels);
+        cpu_norm::output(extent(&x), values(&x), &channels, silu, &mut out);
+        let dims = x.shape().dims::<4>();
         recycle(x);
-        NormOutput { output: tensor(out, dims), mean: tensor(mean, [c]), variance: tensor(variance, [c]) }
+        tensor(out, dims)
     }
 
     fn norm_act_backward(

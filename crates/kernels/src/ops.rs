@@ -133,6 +133,19 @@ pub trait KernelOps: Backend {
         portable::norm_act::<Self>(x, gamma, beta, epsilon, silu)
     }
 
+    /// The output of [`norm_act`](Self::norm_act) once more, from the statistics it returned.
+    fn norm_act_again(
+        x: FloatTensor<Self>,
+        mean: FloatTensor<Self>,
+        variance: FloatTensor<Self>,
+        gamma: FloatTensor<Self>,
+        beta: FloatTensor<Self>,
+        epsilon: f64,
+        silu: bool,
+    ) -> FloatTensor<Self> {
+        portable::norm_act_again::<Self>(x, mean, variance, gamma, beta, epsilon, silu)
+    }
+
     /// Gradients of [`norm_act`](Self::norm_act) from its input, its statistics and dy; no other tensor is kept.
     ///
     /// With `x^ = (x - mean) rstd`, `z = gamma x^ + beta`, `s = sigmoid(z)`, `dz = dy s (1 + z (1 - s))` (dz = dy without

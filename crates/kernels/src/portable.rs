@@ -63,6 +63,20 @@ pub(crate) fn norm_act<B: Backend>(
     NormOutput { output, mean: y.mean, variance: y.variance }
 }
 
+/// [`KernelOps::norm_act_again`]
+pub(crate) fn norm_act_again<B: Backend>(
+    x: FloatTensor<B>,
+    mean: FloatTensor<B>,
+    variance: FloatTensor<B>,
+    gamma: FloatTensor<B>,
+    beta: FloatTensor<B>,
+    epsilon: f64,
+    silu: bool,
+) -> FloatTensor<B> {
+    let z = B::batch_norm(x, gamma, beta, mean, variance, epsilon);
+    if silu { self::silu::<B>(z) } else { z }
+}
+
 /// [`KernelOps::norm_act_backward`]
 #[allow(clippy::too_many_arguments)]
 pub(crate) fn norm_act_backward<B: Backend>(

@@ -1,11 +1,17 @@
-//! Gradients of the plane operations. All but pooling keep no tensor.
+//! Gradients of the plane operations. All but pooling keep no tensor, and what they only move or copy is moved again in the backward
+//! pass rather than kept twice (see the notes on recomputation in [`crate::autodiff`]).
+
+use std::fmt::{self, Debug, Formatter};
+use std::marker::PhantomData;
 
 use burn::backend::TensorMetadata;
 use burn::backend::tensor::FloatTensor;
 use burn_autodiff::checkpoint::base::Checkpointer;
-use burn_autodiff::checkpoint::strategy::CheckpointStrategy;
+use burn_autodiff::checkpoint::retro_forward::RetroForward;
+use burn_autodiff::checkpoint::state::BackwardStates;
+use burn_autodiff::checkpoint::strategy::{BalancedCheckpointing as Recomputed, CheckpointStrategy};
 use burn_autodiff::grads::Gradients;
-use burn_autodiff::ops::{Backward, Ops, OpsKind, unary};
+use burn_autodiff::ops::{Backward, NodeGuard, Ops, OpsKind, unary};
 use burn_autodiff::{Autodiff, NodeId};
 
 use super::{Parts, PlaneOps};
@@ -29,12 +35,43 @@ impl<B: PlaneOps, const N: usize> Backward<B, N> for Concat {
     }
 }
 
+/// An operation to be made again, on the outputs of these nodes.
+struct Again<B, const N: usize, F> {
+    inputs: [NodeId; N],
+    operation: F,
+    backend: PhantomData<B>,
+}
+
+impl<B: PlaneOps, const N: usize, F: Fn([FloatTensor<B>; N]) -> FloatTensor<B>> Again<B, N, F> {
+    fn new(inputs: &[NodeGuard; N], operation: F) -> Self {
+        Self { inputs: inputs.each_ref().map(NodeGuard::id), operation, backend: PhantomData }
+    }
+}
+
+impl<B, const N: usize, F> Debug for Again<B, N, F> {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Again").field("inputs", &self.inputs).finish_non_exhaustive()
+    }
+}
+
+impl<B: PlaneOps, const N: usize, F> RetroForward for Again<B, N, F>
+where
+    F: Fn([FloatTensor<B>; N]) -> FloatTensor<B> + Send + 'static,
+{
+    fn forward(&self, states: &mut BackwardStates, out: NodeId) {
+        let y = (self.operation)(self.inputs.each_ref().map(|id| states.get_state::<FloatTensor<B>>(id)));
+        states.save(out, y);
+    }
+}
+
 /// Joins exactly N tensors.
 fn concat<B: PlaneOps, C: CheckpointStrategy, const N: usize>(parts: Vec<FloatTensor<Autodiff<B, C>>>) -> FloatTensor<Autodiff<B, C>> {
     let channels = std::array::from_fn(|i| parts[i].shape()[1]);
-    let nodes = std::array::from_fn(|i| parts[i].node());
+    let nodes: [_; N] = std::array::from_fn(|i| parts[i].node());
+    let again = Again::<B, N, _>::new(&nodes, |parts: [FloatTensor<B>; N]| B::concat_channels(Parts(parts.into())));
+    let prep = Backward::<B, N>::prepare::<Recomputed>(Concat, nodes).memory_bound().retro_forward(again).parents(&parts);
     let primitives = Parts(parts.into_iter().map(|part| part.into_primitive()).collect());
-    match Backward::<B, N>::prepare::<C>(Concat, nodes).compute_bound().stateful() {
+    match prep.stateful() {
         OpsKind::Tracked(prep) => prep.finish(channels, B::concat_channels(primitives)),
         OpsKind::UnTracked(prep) => prep.finish(B::concat_channels(primitives)),
     }
@@ -96,7 +133,10 @@ impl<B: PlaneOps, C: CheckpointStrategy> PlaneOps for Autodiff<B, C> {
 
     fn slice_channels(x: FloatTensor<Self>, start: usize, len: usize) -> FloatTensor<Self> {
         let total = x.shape()[1];
-        match Backward::<B, 1>::prepare::<C>(SliceChannels, [x.node()]).compute_bound().stateful() {
+        let nodes = [x.node()];
+        let again = Again::<B, 1, _>::new(&nodes, move |[x]: [FloatTensor<B>; 1]| B::slice_channels(x, start, len));
+        let prep = Backward::<B, 1>::prepare::<Recomputed>(SliceChannels, nodes).memory_bound().retro_forward(again).parents([&x]);
+        match prep.stateful() {
             OpsKind::Tracked(prep) => prep.finish((start, total), B::slice_channels(x.into_primitive(), start, len)),
             OpsKind::UnTracked(prep) => prep.finish(B::slice_channels(x.into_primitive(), start, len)),
         }
@@ -113,7 +153,9 @@ impl<B: PlaneOps, C: CheckpointStrategy> PlaneOps for Autodiff<B, C> {
     }
 
     fn double(x: FloatTensor<Self>) -> FloatTensor<Self> {
-        let node = x.node();
-        Backward::<B, 1>::prepare::<C>(Double, [node]).compute_bound().stateless(B::double(x.into_primitive()))
+        let nodes = [x.node()];
+        let again = Again::<B, 1, _>::new(&nodes, |[x]: [FloatTensor<B>; 1]| B::double(x));
+        let prep = Backward::<B, 1>::prepare::<Recomputed>(Double, nodes).memory_bound().retro_forward(again).parents([&x]);
+        prep.stateless(B::double(x.into_primitive()))
     }
 }

@@ -18,6 +18,7 @@ pub mod ops;
 pub mod planes;
 mod policy;
 mod portable;
+pub mod rows;
 pub mod update;
 
 use burn::backend::Dispatch;
@@ -28,6 +29,7 @@ pub use ops::ConvConfig;
 use ops::{Bias, KernelOps};
 pub use planes::{concat, max_pool_same, slice_channels, upsample2};
 pub use policy::{Lowering, default_lowering, set_default_lowering};
+pub use rows::cross_entropy;
 pub use update::{Adam, Sgd, adam_step, blend, sgd_step, sum_of_squares};
 
 /// 2-D convolution: `y[n, co] = bias[co] + Σ_ci x[n, ci] ⋆ weight[co, ci]`, differentiable.

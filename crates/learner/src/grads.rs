@@ -36,6 +36,13 @@ pub fn sum_of_squares<'a>(tensors: impl IntoIterator<Item = &'a Tensor<1>>) -> O
     (!sums.is_empty()).then(|| Tensor::cat(sums, 0).sum())
 }
 
+/// Divides gradients by `count`.
+pub(crate) fn divide(grads: &mut [Option<Tensor<1>>], count: u64) {
+    for grad in grads.iter_mut().flatten() {
+        grad.inplace(|g| g.div_scalar(count as f64));
+    }
+}
+
 /// Scales gradients so that their global norm is at most `max_norm`: factor min(1, max_norm / (norm + 1e-6)).
 pub fn clip_to_norm(grads: &mut [Option<Tensor<1>>], norm: f64, max_norm: f64) {
     let factor = max_norm / (norm + 1e-6);

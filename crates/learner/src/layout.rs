@@ -2,9 +2,12 @@
 //!
 //! Everything the Learner keeps beside a model (gradients, moments, EMA) is a list parallel to [`Layout::entries`]: one entry a float
 //! tensor in the order Burn visits a module, which is fixed for a given architecture. The name of an enum variant is left out of a
-//! path, so a list of layers of different kinds still reads `model.0.conv.weight`.
+//! path, so a list of layers of different kinds still reads `model.0.conv.weight`. Tensors that never change (a frozen base model) are
+//! left out altogether: they are no part of a checkpoint.
 
-use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
+use std::collections::HashMap;
+
+use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
 use burn::tensor::{Device, Gradients, Tensor};
 
 use crate::error::LearnError;
@@ -27,6 +30,52 @@ impl Entry {
     }
 }
 
+/// What becomes of a float tensor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// Learned by gradient, in this parameter group.
+    Trained(usize),
+    /// Not learned, but saved and averaged: a running statistic, a frozen parameter.
+    Kept,
+    /// Never changes and comes from elsewhere: neither saved nor averaged.
+    Fixed,
+}
+
+/// Gradients by parameter, summed over the graphs of one batch.
+#[derive(Default)]
+pub struct ParamGrads(HashMap<ParamId, Tensor<1>>);
+
+impl ParamGrads {
+    /// Takes the gradients of `module`'s parameters out of one graph.
+    pub fn take<M: Module>(&mut self, module: &M, grads: &mut Gradients) {
+        struct Take<'a> {
+            sums: &'a mut ParamGrads,
+            grads: &'a mut Gradients,
+        }
+        impl ModuleVisitor for Take<'_> {
+            fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+                if !param.is_require_grad() {
+                    return;
+                }
+                if let Some(grad) = param.val().grad_remove(self.grads) {
+                    let numel = grad.shape().num_elements();
+                    self.sums.add(param.id, grad.reshape([numel]));
+                }
+            }
+        }
+        module.visit(&mut Take { sums: self, grads });
+    }
+
+    /// Adds one parameter's gradient, flattened.
+    pub fn add(&mut self, id: ParamId, grad: Tensor<1>) {
+        let sum = match self.0.remove(&id) {
+            Some(sum) => sum + grad,
+            None => grad,
+        };
+        self.0.insert(id, sum);
+    }
+}
+
 /// A tensor on the host: name, shape, values.
 pub type HostTensor = (String, Vec<usize>, Vec<f32>);
 
@@ -35,6 +84,8 @@ pub type HostTensor = (String, Vec<usize>, Vec<f32>);
 pub struct Layout {
     /// One entry a tensor.
     pub entries: Vec<Entry>,
+    /// Which of the module's float tensors have an entry, in visiting order.
+    present: Vec<bool>,
 }
 
 #[derive(Default)]
@@ -51,14 +102,14 @@ impl Path {
 }
 
 impl Layout {
-    /// Lists a model's tensors; `group_of` says which group a trainable parameter is in, `None` freezes it.
-    pub fn of<M: Module>(model: &M, group_of: impl Fn(&str) -> Option<usize>) -> Self {
+    /// Lists a model's tensors; `role_of` says what becomes of each, by its name.
+    pub fn of<M: Module>(model: &M, role_of: impl Fn(&str) -> Role) -> Self {
         struct Names<F> {
             path: Path,
-            entries: Vec<Entry>,
-            group_of: F,
+            layout: Layout,
+            role_of: F,
         }
-        impl<F: Fn(&str) -> Option<usize>> ModuleVisitor for Names<F> {
+        impl<F: Fn(&str) -> Role> ModuleVisitor for Names<F> {
             fn enter_module(&mut self, name: &str, container: &str) {
                 self.path.enter(name, container);
             }
@@ -67,67 +118,96 @@ impl Layout {
             }
             fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
                 let name = self.path.join();
-                let group = if param.is_require_grad() { (self.group_of)(&name) } else { None };
-                self.entries.push(Entry { name, shape: param.lazy_shape().to_vec(), group });
+                let role = (self.role_of)(&name);
+                self.layout.present.push(role != Role::Fixed);
+                let group = match role {
+                    Role::Fixed => return,
+                    Role::Trained(group) if param.is_require_grad() => Some(group),
+                    Role::Trained(_) | Role::Kept => None,
+                };
+                self.layout.entries.push(Entry { name, shape: param.lazy_shape().to_vec(), group });
             }
         }
-        let mut names = Names { path: Path::default(), entries: Vec::new(), group_of };
+        let mut names = Names { path: Path::default(), layout: Self::from_entries(Vec::new()), role_of };
         model.visit(&mut names);
-        Self { entries: names.entries }
+        names.layout
+    }
+
+    /// A layout of these tensors and no others.
+    pub fn from_entries(entries: Vec<Entry>) -> Self {
+        Self { present: vec![true; entries.len()], entries }
     }
 
     /// The values of a module without autodiff, flattened, in order.
     ///
     /// The module must come from [`Module::valid`]: that is what settles running statistics.
     pub fn values<M: Module>(&self, model: &M) -> Vec<Tensor<1>> {
-        struct Values(Vec<Tensor<1>>);
-        impl ModuleVisitor for Values {
+        struct Values<'a> {
+            present: std::slice::Iter<'a, bool>,
+            values: Vec<Tensor<1>>,
+        }
+        impl ModuleVisitor for Values<'_> {
             fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-                let value = param.val();
-                let numel = value.shape().num_elements();
-                self.0.push(value.inner().reshape([numel]));
+                if self.present.next().is_some_and(|p| *p) {
+                    let value = param.val();
+                    let numel = value.shape().num_elements();
+                    self.values.push(value.inner().reshape([numel]));
+                }
             }
         }
-        let mut values = Values(Vec::with_capacity(self.entries.len()));
+        let mut values = Values { present: self.present.iter(), values: Vec::with_capacity(self.entries.len()) };
         model.visit(&mut values);
-        values.0
+        values.values
     }
 
-    /// Takes the gradients of the parameters that have a group.
+    /// The gradients of the parameters that have a group.
     pub fn take_gradients<M: Module>(&self, model: &M, grads: &mut Gradients) -> Vec<Option<Tensor<1>>> {
-        struct Take<'a> {
+        let mut sums = ParamGrads::default();
+        sums.take(model, grads);
+        self.arrange(model, sums)
+    }
+
+    /// Gradients by parameter in the order of the entries; those of parameters without a group are dropped.
+    pub fn arrange<M: Module>(&self, model: &M, sums: ParamGrads) -> Vec<Option<Tensor<1>>> {
+        struct Arrange<'a> {
+            present: std::slice::Iter<'a, bool>,
             entries: std::slice::Iter<'a, Entry>,
-            grads: &'a mut Gradients,
+            sums: ParamGrads,
             out: Vec<Option<Tensor<1>>>,
         }
-        impl ModuleVisitor for Take<'_> {
+        impl ModuleVisitor for Arrange<'_> {
             fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-                let trained = self.entries.next().is_some_and(|e| e.group.is_some());
-                let grad = trained.then(|| param.val().grad_remove(self.grads)).flatten();
-                self.out.push(grad.map(|g| {
-                    let numel = g.shape().num_elements();
-                    g.reshape([numel])
-                }));
+                if self.present.next().is_some_and(|p| *p) {
+                    let trained = self.entries.next().is_some_and(|e| e.group.is_some());
+                    self.out.push(trained.then(|| self.sums.0.remove(&param.id)).flatten());
+                }
             }
         }
-        let mut take = Take { entries: self.entries.iter(), grads, out: Vec::with_capacity(self.entries.len()) };
-        model.visit(&mut take);
-        take.out
+        let out = Vec::with_capacity(self.entries.len());
+        let mut arrange = Arrange { present: self.present.iter(), entries: self.entries.iter(), sums, out };
+        model.visit(&mut arrange);
+        arrange.out
     }
 
     /// Replaces the tensors for which there is a value; the others and every `require_grad` stay.
     pub fn assign<M: Module>(&self, model: M, values: Vec<Option<Tensor<1>>>) -> M {
-        struct Assign(std::vec::IntoIter<Option<Tensor<1>>>);
-        impl ModuleMapper for Assign {
+        struct Assign<'a> {
+            present: std::slice::Iter<'a, bool>,
+            values: std::vec::IntoIter<Option<Tensor<1>>>,
+        }
+        impl ModuleMapper for Assign<'_> {
             fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-                let Some(value) = self.0.next().flatten() else { return param };
+                if self.present.next().is_none_or(|p| !*p) {
+                    return param;
+                }
+                let Some(value) = self.values.next().flatten() else { return param };
                 param.map(|old| {
                     let value = value.reshape(old.shape());
                     if old.is_autodiff() { Tensor::from_inner(value).set_require_grad(old.is_require_grad()) } else { value }
                 })
             }
         }
-        model.map(&mut Assign(values.into_iter()))
+        model.map(&mut Assign { present: self.present.iter(), values: values.into_iter() })
     }
 
     /// Puts new values into a training model, running statistics included, and marks frozen parameters as needing no gradient.

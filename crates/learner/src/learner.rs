@@ -40,7 +40,7 @@ pub struct LearnerConfig {
     pub epochs: usize,
     /// Hours to train for; overrides `epochs`.
     pub time: Option<f64>,
-    /// Epochs without improvement after which training stops; 0 never stops.
+    /// Evaluations without improvement after which training stops; 0 never stops.
     pub patience: usize,
     /// Learning rate, momentum, warm-up, accumulation.
     pub schedule: Schedule,
@@ -60,6 +60,8 @@ pub struct LearnerConfig {
     pub workers: usize,
     /// Evaluate after every epoch; the last one is always evaluated.
     pub val: bool,
+    /// Also evaluate after every so many updates.
+    pub eval_steps: Option<usize>,
     /// Save after every epoch; the last one is always saved.
     pub save: bool,
     /// Also keep the weights of every n-th epoch; -1 keeps none.
@@ -125,7 +127,7 @@ impl<T: Task> Learner<T> {
     ) -> Result<Self, LearnError> {
         let device = device.clone().autodiff();
         let model = if model.devices().iter().all(Device::is_autodiff) { model } else { model.train() };
-        let layout = Layout::of(&model, |name| task.group_of(name));
+        let layout = Layout::of(&model, |name| task.role_of(name));
         let state = RunState {
             ema: Ema::new(layout.values(&model.valid()), config.ema_decay, config.ema_tau),
             optimizer: Optimizer::new(config.optimizer, &layout),
@@ -262,22 +264,22 @@ impl<T: Task> Learner<T> {
     }
 
     fn run(&mut self, data: &dyn Dataset<T::Item>, log: &mut RunLog) -> Result<Outcome, LearnError> {
-        let batches = data.len().div_ceil(self.config.schedule.batch);
         loop {
             let (epoch, position) = (self.state.counters.epoch, self.state.counters.position);
             self.observers.iter_mut().for_each(|o| o.on_epoch(epoch, position));
             let started = Instant::now();
-            let end = match self.train_epoch(data, batches, log)? {
+            let end = match self.train_epoch(data, log)? {
+                EpochEnd::Evaluate => self.judge(log, false)?,
                 EpochEnd::Complete => {
                     if self.config.profile {
                         self.tell_profile(log, started.elapsed().as_secs_f64());
                     }
-                    self.finish_epoch(log)?
+                    self.judge(log, true)?
                 }
                 other => other,
             };
             match end {
-                EpochEnd::Complete => {}
+                EpochEnd::Complete | EpochEnd::Evaluate => {}
                 EpochEnd::RolledBack => self.roll_back(log)?,
                 EpochEnd::Interrupted => {
                     self.save(log).map_err(LearnError::FinalSave)?;
@@ -290,11 +292,18 @@ impl<T: Task> Learner<T> {
     }
 
     /// Trains on what is left of this epoch.
-    fn train_epoch(&mut self, data: &dyn Dataset<T::Item>, batches: usize, log: &mut RunLog) -> Result<EpochEnd, LearnError> {
+    fn train_epoch(&mut self, data: &dyn Dataset<T::Item>, log: &mut RunLog) -> Result<EpochEnd, LearnError> {
         let Counters { epoch, position, epochs, seed, .. } = self.state.counters;
         let draw = Draw { seed, epoch, epochs };
-        let order = epoch_order(data.len(), seed, epoch, self.config.shuffle);
-        let (size, stop, quit) = (self.config.schedule.batch, Arc::clone(&self.stop), self.quit.clone());
+        let plan = self.plan(data.len(), draw);
+        let batches = plan.len();
+        let (stop, quit) = (Arc::clone(&self.stop), self.quit.clone());
+        let every = self.config.eval_steps.unwrap_or(usize::MAX).max(1) as u64;
+        let due = |c: &Counters| c.updates.is_multiple_of(every) && c.updates != c.evaluated_at && c.position < batches;
+        // A run that was interrupted while it was judged is judged first.
+        if due(&self.state.counters) {
+            return Ok(EpochEnd::Evaluate);
+        }
         let task = &self.task;
         let context = StepContext {
             task,
@@ -304,7 +313,7 @@ impl<T: Task> Learner<T> {
             max_grad_norm: self.config.max_grad_norm,
             profile: self.config.profile,
         };
-        let make = |i: usize| task.batch(data, draw, &order[i * size..((i + 1) * size).min(order.len())]);
+        let make = |i: usize| task.batch(data, draw, &plan[i]);
         let adam = self.state.optimizer.is_adam();
         std::thread::scope(|scope| {
             let mut clock = Instant::now();
@@ -317,7 +326,7 @@ impl<T: Task> Learner<T> {
                     return Ok(EpochEnd::Interrupted);
                 }
                 let batch = batch.map_err(LearnError::task(format!("batch {} of epoch {}", i + 1, epoch + 1)))?;
-                let mut hyper = self.config.schedule.at(epoch * batches + i, epoch, epochs, batches, &self.groups, adam);
+                let mut hyper = self.config.schedule.at(i, batches, epoch, epochs, &self.groups, adam);
                 hyper.lr.iter_mut().for_each(|lr| *lr *= self.state.counters.lr_scale);
                 task.inspect(&batch, draw, i);
                 let mut step = train_step(&context, &mut self.state, &batch, draw, &hyper)?;
@@ -353,10 +362,11 @@ impl<T: Task> Learner<T> {
                 if step.grad_norm.is_some() {
                     counters.lost_updates = 0;
                 }
+                let weight = if task.per_count() { step.count as u64 } else { 1 };
                 for (sum, item) in counters.item_sums.iter_mut().zip(&step.items) {
-                    *sum += item;
+                    *sum += item * weight as f64;
                 }
-                counters.item_count += 1;
+                counters.item_count += weight;
                 let samples = task.sample_names(&batch).len();
                 let report = report_of(&step, counters, &hyper, i, samples);
                 self.metrics.iter_mut().for_each(|m| m.update(&step.output, i, batches));
@@ -375,8 +385,19 @@ impl<T: Task> Learner<T> {
                         notify(&mut self.observers, "warning", not_saved(&*error));
                     }
                 }
+                if due(&self.state.counters) {
+                    return Ok(EpochEnd::Evaluate);
+                }
             }
             Ok(EpochEnd::Complete)
+        })
+    }
+
+    /// The batches of an epoch.
+    fn plan(&self, samples: usize, draw: Draw) -> Vec<Vec<usize>> {
+        self.task.plan(draw).unwrap_or_else(|| {
+            let order = epoch_order(samples, draw.seed, draw.epoch, self.config.shuffle);
+            order.chunks(self.config.schedule.batch()).map(<[usize]>::to_vec).collect()
         })
     }
 
@@ -387,12 +408,12 @@ impl<T: Task> Learner<T> {
         self.notify("profile", line);
     }
 
-    /// Evaluation, best weights, the row of `results.csv`, the epoch's checkpoint.
-    fn finish_epoch(&mut self, log: &mut RunLog) -> Result<EpochEnd, LearnError> {
+    /// Evaluation, best weights, a row of `results.csv`, a checkpoint. `complete` tells the end of an epoch from a place within one.
+    fn judge(&mut self, log: &mut RunLog, complete: bool) -> Result<EpochEnd, LearnError> {
         let started = Instant::now();
-        let Counters { epoch, epochs, .. } = self.state.counters;
-        let out_of_time = self.config.time.is_some_and(|hours| self.state.counters.elapsed_s >= hours * 3600.0);
-        let last = epoch + 1 >= epochs || out_of_time;
+        let Counters { epoch, epochs, elapsed_s, .. } = self.state.counters;
+        let out_of_time = self.config.time.is_some_and(|hours| elapsed_s >= hours * 3600.0);
+        let last = complete && (epoch + 1 >= epochs || out_of_time);
         let model = self.ema_model();
         let evaluation = if self.config.val || last {
             match self.evaluate(&model) {
@@ -404,27 +425,31 @@ impl<T: Task> Learner<T> {
         };
         let counters = &mut self.state.counters;
         counters.elapsed_s += started.elapsed().as_secs_f64();
+        counters.evaluated_at = counters.updates;
         let best = evaluation.as_ref().is_some_and(|e| counters.best.is_none_or(|(fitness, _)| e.fitness >= fitness));
-        if let (true, Some(e)) = (best, &evaluation) {
-            counters.best = Some((e.fitness, epoch));
-            counters.best_step = Some(counters.batches);
+        if let Some(e) = &evaluation {
+            counters.since_best += 1;
+            if best {
+                (counters.best, counters.since_best) = (Some((e.fitness, epoch)), 0);
+                counters.best_step = Some(counters.batches);
+            }
         }
         let report = EpochReport { epoch, means: counters.item_means(), evaluation, best, elapsed_s: counters.elapsed_s };
         log.row(&report, self.task.metric_names().len(), &self.state.counters.lr)?;
         let counters = &mut self.state.counters;
         let metrics: serde_json::Map<String, Value> =
             report.evaluation.iter().flat_map(|e| &e.metrics).map(|(k, v)| (k.clone(), json!(v))).collect();
-        log.event("epoch", counters, json!({ "train": report.means, "metrics": metrics, "best": best, "time_s": report.elapsed_s }));
-        counters.epoch += 1;
-        counters.position = 0;
-        counters.item_sums.iter_mut().for_each(|s| *s = 0.0);
-        counters.item_count = 0;
-        if let Some(hours) = self.config.time {
-            let mean_epoch_s = counters.elapsed_s / counters.epoch as f64;
-            counters.epochs = ((hours * 3600.0 / mean_epoch_s).ceil() as usize).max(counters.epoch);
+        let kind = if complete { "epoch" } else { "evaluation" };
+        log.event(kind, counters, json!({ "train": report.means, "metrics": metrics, "best": best, "time_s": report.elapsed_s }));
+        if complete {
+            counters.next_epoch();
+            if let Some(hours) = self.config.time {
+                let mean_epoch_s = counters.elapsed_s / counters.epoch as f64;
+                counters.epochs = ((hours * 3600.0 / mean_epoch_s).ceil() as usize).max(counters.epoch);
+            }
         }
         let patience = self.config.patience;
-        let stale = patience > 0 && counters.best.is_some_and(|(_, at)| epoch - at >= patience);
+        let stale = patience > 0 && counters.since_best >= patience;
         counters.done = last || stale;
         let done = counters.done;
         if self.config.save || done {
@@ -495,8 +520,8 @@ impl<T: Task> Learner<T> {
     }
 
     fn announce(&mut self, log: &mut RunLog, samples: usize, metrics: &[String]) {
-        let Counters { epochs, epoch, position, .. } = self.state.counters;
-        let batches = samples.div_ceil(self.config.schedule.batch);
+        let Counters { epochs, epoch, position, seed, .. } = self.state.counters;
+        let batches = self.plan(samples, Draw { seed, epoch, epochs }).len();
         let info =
             RunInfo { epochs, epoch, position, batches, item_names: self.task.item_names().to_vec(), metric_names: metrics.to_vec() };
         for (kind, fields) in self.first_events.drain(..) {
@@ -532,6 +557,7 @@ impl<T: Task> Learner<T> {
 
 enum EpochEnd {
     Complete,
+    Evaluate,
     RolledBack,
     Interrupted,
     Done(Outcome),

@@ -105,7 +105,7 @@ mod tests {
     /// Four updates at rate 0.02, momentum 0.9, weight decay 0.05.
     fn after_four_updates(kind: OptimizerKind) -> Vec<f32> {
         let device = Device::flex();
-        let layout = Layout { entries: vec![Entry { name: "w".into(), shape: vec![4], group: Some(0) }] };
+        let layout = Layout::from_entries(vec![Entry { name: "w".into(), shape: vec![4], group: Some(0) }]);
         let groups = [Group { lr_scale: 1.0, weight_decay: 0.05, bias: false }];
         let hyper = Hyper { lr: vec![0.02], momentum: 0.9, accumulate: 1 };
         let (mut weights, mut optimizer) = (vec![upload(&START, &device)], Optimizer::new(kind, &layout));

@@ -1,7 +1,9 @@
 //! Where the time of training goes.
 
 use std::ops::AddAssign;
+use std::time::Instant;
 
+use burn::tensor::Device;
 use serde_json::{Map, Value, json};
 
 /// Seconds of the training thread by stage. Where the device works on its own (a GPU), the stages are told apart only while profiling,
@@ -16,6 +18,51 @@ pub struct StepTimes {
     pub backward: f64,
     /// Clipping, update, EMA.
     pub update: f64,
+}
+
+/// A part of a training step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stage {
+    /// Forward pass and loss.
+    Forward,
+    /// Backward pass, finite check.
+    Backward,
+    /// Clipping, update, EMA.
+    Update,
+}
+
+/// Tells a step's stages apart.
+pub struct Stopwatch<'a> {
+    last: Instant,
+    times: StepTimes,
+    /// Waited for before the clock is read.
+    device: Option<&'a Device>,
+}
+
+impl<'a> Stopwatch<'a> {
+    /// Starts now; `device` is waited for at each lap, if given.
+    pub fn start(device: Option<&'a Device>) -> Self {
+        Self { last: Instant::now(), times: StepTimes::default(), device }
+    }
+
+    /// What went by since the last lap was `stage`.
+    pub fn lap(&mut self, stage: Stage) {
+        if let Some(device) = self.device {
+            // A device that is lost says so at the next read-back.
+            device.sync().ok();
+        }
+        let time = match stage {
+            Stage::Forward => &mut self.times.forward,
+            Stage::Backward => &mut self.times.backward,
+            Stage::Update => &mut self.times.update,
+        };
+        *time += std::mem::replace(&mut self.last, Instant::now()).elapsed().as_secs_f64();
+    }
+
+    /// The times so far.
+    pub fn times(&self) -> StepTimes {
+        self.times
+    }
 }
 
 impl AddAssign for StepTimes {

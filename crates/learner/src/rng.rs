@@ -33,6 +33,11 @@ impl Rng {
         (self.bits() >> 11) as f64 / (1u64 << 53) as f64
     }
 
+    /// What the draw number `i` of [`unit`](Self::unit) would be, counted from 0, whatever was drawn before.
+    pub fn unit_at(&self, i: u64) -> f64 {
+        (mix(self.key.wrapping_add((i + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15))) >> 11) as f64 / (1u64 << 53) as f64
+    }
+
     /// Uniform in [low, high).
     pub fn uniform(&mut self, low: f64, high: f64) -> f64 {
         low + (high - low) * self.unit()
@@ -75,5 +80,8 @@ mod tests {
         assert!((draws.iter().sum::<f64>() / 20_000.0 - 1.0).abs() < 0.03);
         let mut rng = Rng::new(0, "b", 0, 0);
         assert!((0..1000).all(|_| rng.below(7) < 7));
+        let rng = Rng::new(5, "at", 0, 0);
+        let in_turn: Vec<f64> = (0..9).scan(rng.clone(), |rng, _| Some(rng.unit())).collect();
+        assert_eq!(in_turn, (0..9).map(|i| rng.unit_at(i)).collect::<Vec<_>>());
     }
 }

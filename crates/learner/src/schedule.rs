@@ -1,6 +1,6 @@
 //! Learning rate, momentum and accumulation of every batch, as pure functions of where a run is.
 //!
-//! The rules are those detector users know: the rate is constant within an epoch and falls linearly or along a cosine to `lrf`; during
+//! The rules by epochs are those detector users know: the rate is constant within an epoch and falls linearly or along a cosine to `lrf`; during
 //! warm-up the bias rate falls from `warmup_bias_lr`, the others rise from 0, momentum rises from `warmup_momentum`, and the number of
 //! accumulated batches rises from 1 to `nbs / batch`.
 
@@ -8,9 +8,36 @@ use serde::{Deserialize, Serialize};
 
 use crate::task::Group;
 
-/// Settings of the schedule, with the field's usual names.
+/// How rates move over a run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Schedule {
+pub enum Schedule {
+    /// By epochs, as detectors are trained.
+    Epochs(EpochSchedule),
+    /// By updates, as language models are trained.
+    Updates(UpdateSchedule),
+}
+
+impl Schedule {
+    /// Samples per batch.
+    pub fn batch(&self) -> usize {
+        match self {
+            Self::Epochs(s) => s.batch,
+            Self::Updates(s) => s.batch,
+        }
+    }
+
+    /// Everything for batch `position` of `batches` in `epoch` of `epochs`, all from 0.
+    pub(crate) fn at(&self, position: usize, batches: usize, epoch: usize, epochs: usize, groups: &[Group], adam: bool) -> Hyper {
+        match self {
+            Self::Epochs(s) => s.at(epoch * batches + position, epoch, epochs, batches, groups, adam),
+            Self::Updates(s) => s.at(position, batches, epoch, epochs, groups),
+        }
+    }
+}
+
+/// Settings of a schedule by epochs, with the field's usual names.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct EpochSchedule {
     /// Initial learning rate.
     pub lr0: f64,
     /// Final learning rate as a fraction of `lr0`.
@@ -42,7 +69,7 @@ pub struct Hyper {
     pub accumulate: usize,
 }
 
-impl Schedule {
+impl EpochSchedule {
     /// Batches whose gradients are summed once warm-up is over: `max(round(nbs / batch), 1)`.
     pub fn accumulate(&self) -> usize {
         (self.nbs as f64 / self.batch as f64).round_ties_even().max(1.0) as usize
@@ -80,12 +107,108 @@ impl Schedule {
     }
 }
 
+/// The shape of the learning rate after warm-up.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Decay {
+    /// Stays.
+    Constant,
+    /// A straight line to the end.
+    Linear,
+    /// Half a cosine to the end.
+    #[default]
+    Cosine,
+    /// Stays, and falls along a straight line over the last tenth (warm-up, stable, decay; Hu et al. 2024).
+    Wsd,
+}
+
+/// Settings of a schedule by updates.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct UpdateSchedule {
+    /// Peak learning rate.
+    pub lr: f64,
+    /// What it ends at, as a fraction of the peak.
+    pub min_lr_ratio: f64,
+    /// The shape.
+    pub decay: Decay,
+    /// Updates over which the rate rises from 0, if given; else `warmup_ratio` counts.
+    pub warmup_steps: Option<usize>,
+    /// The same as a fraction of all updates, rounded up.
+    pub warmup_ratio: f64,
+    /// beta1, or SGD's momentum.
+    pub momentum: f64,
+    /// Samples per batch.
+    pub batch: usize,
+    /// Batches to sum gradients over; the last window of an epoch may be shorter.
+    pub accumulate: usize,
+}
+
+impl UpdateSchedule {
+    /// Updates of an epoch of `batches`.
+    pub fn updates(&self, batches: usize) -> usize {
+        batches.div_ceil(self.accumulate.max(1))
+    }
+
+    /// Factor on `lr` for update `u` (from 0) of `total`: that of the field's trainers, whose first update is made at rate 0 if there is
+    /// a warm-up.
+    pub fn factor(&self, u: usize, total: usize) -> f64 {
+        let warmup = self.warmup_steps.unwrap_or((self.warmup_ratio * total as f64).ceil() as usize);
+        if u < warmup {
+            return u as f64 / warmup as f64;
+        }
+        let progress = |from: usize| (u.saturating_sub(from) as f64 / total.saturating_sub(from).max(1) as f64).min(1.0);
+        let fall = match self.decay {
+            Decay::Constant => return 1.0,
+            Decay::Linear => 1.0 - progress(warmup),
+            Decay::Cosine => 0.5 * (1.0 + (std::f64::consts::PI * progress(warmup)).cos()),
+            Decay::Wsd => 1.0 - progress((total - total.div_ceil(10)).max(warmup)),
+        };
+        self.min_lr_ratio + (1.0 - self.min_lr_ratio) * fall
+    }
+
+    fn at(&self, position: usize, batches: usize, epoch: usize, epochs: usize, groups: &[Group]) -> Hyper {
+        let (window, updates) = (position / self.accumulate.max(1), self.updates(batches));
+        let lr = self.lr * self.factor(epoch * updates + window, epochs * updates);
+        // The batches of this window: the last one of an epoch ends with it.
+        let accumulate = self.accumulate.max(1).min(batches - window * self.accumulate.max(1));
+        Hyper { lr: groups.iter().map(|g| lr * g.lr_scale).collect(), momentum: self.momentum, accumulate }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn schedule() -> Schedule {
-        Schedule {
+    /// The right-hand sides are those of transformers' get_*_schedule_with_warmup for 4 updates of warm-up in 20.
+    #[test]
+    fn update_schedules_are_the_fields() {
+        let schedule = |decay| UpdateSchedule {
+            lr: 1.0,
+            min_lr_ratio: 0.0,
+            decay,
+            warmup_steps: Some(4),
+            warmup_ratio: 0.5,
+            momentum: 0.9,
+            batch: 1,
+            accumulate: 3,
+        };
+        let factors = |decay, at: [usize; 5]| at.map(|u| schedule(decay).factor(u, 20));
+        assert_eq!(factors(Decay::Constant, [0, 1, 4, 12, 19]), [0.0, 0.25, 1.0, 1.0, 1.0]);
+        assert_eq!(factors(Decay::Linear, [0, 1, 4, 12, 19]), [0.0, 0.25, 1.0, 0.5, 0.0625]);
+        let cosine = factors(Decay::Cosine, [0, 1, 4, 12, 19]);
+        for (ours, theirs) in cosine.into_iter().zip([0.0, 0.25, 1.0, 0.5, 0.009_607_359_798_384_785]) {
+            assert!((ours - theirs).abs() < 1e-12, "{cosine:?}");
+        }
+        assert_eq!(factors(Decay::Wsd, [1, 4, 17, 18, 19]), [0.25, 1.0, 1.0, 1.0, 0.5]);
+        // Seven batches in windows of 3, 3 and 1: three updates an epoch.
+        let groups = [Group { lr_scale: 2.0, weight_decay: 0.0, bias: false }];
+        let at = |position, epoch| schedule(Decay::Constant).at(position, 7, epoch, 2, &groups);
+        assert_eq!([at(0, 0), at(2, 0), at(5, 0), at(6, 0)].map(|h| h.accumulate), [3, 3, 3, 1]);
+        assert_eq!([at(2, 0), at(3, 0), at(6, 0), at(0, 1)].map(|h| h.lr[0]), [0.0, 0.5, 1.0, 1.5]);
+    }
+
+    fn schedule() -> EpochSchedule {
+        EpochSchedule {
             lr0: 0.01,
             lrf: 0.01,
             cos_lr: false,
@@ -132,7 +255,7 @@ mod tests {
 
     #[test]
     fn no_warmup_starts_settled() {
-        let s = Schedule { warmup_epochs: 0.0, ..schedule() };
+        let s = EpochSchedule { warmup_epochs: 0.0, ..schedule() };
         assert_eq!(s.at(0, 0, 10, 5, &groups(), false), Hyper { lr: vec![0.01; 2], momentum: 0.937, accumulate: 4 });
     }
 

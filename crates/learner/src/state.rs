@@ -28,14 +28,20 @@ pub struct Counters {
     pub updates: u64,
     /// Batches since the last update: the place in the accumulation window.
     pub pending: usize,
+    /// What the batches since the last update counted (tokens), for a task that divides by it.
+    pub pending_count: u64,
     /// Updates of the EMA: its decay depends on it.
     pub ema_updates: u64,
-    /// Sums of the loss items over this epoch's batches, and how many batches are in them.
+    /// Weighted sums of the loss items over this epoch's batches.
     pub item_sums: Vec<f64>,
-    /// Batches in `item_sums`.
+    /// The weights in `item_sums`: 1 a batch, or what it counted.
     pub item_count: u64,
     /// Best fitness so far and the epoch (from 0) it was reached in.
     pub best: Option<(f64, usize)>,
+    /// Evaluations since then.
+    pub since_best: usize,
+    /// Updates made when the model was last evaluated.
+    pub evaluated_at: u64,
     /// The checkpoint of that epoch, which is kept.
     pub best_step: Option<u64>,
     /// Batches skipped because something was not finite, in all and in a row.
@@ -71,10 +77,13 @@ impl Counters {
             batches: 0,
             updates: 0,
             pending: 0,
+            pending_count: 0,
             ema_updates: 0,
             item_sums: vec![0.0; items],
             item_count: 0,
             best: None,
+            since_best: 0,
+            evaluated_at: 0,
             best_step: None,
             skipped: 0,
             skipped_in_a_row: 0,
@@ -87,6 +96,14 @@ impl Counters {
             results_len: 0,
             done: false,
         }
+    }
+
+    /// Moves to the start of the next epoch.
+    pub(crate) fn next_epoch(&mut self) {
+        self.epoch += 1;
+        self.position = 0;
+        self.item_sums.iter_mut().for_each(|s| *s = 0.0);
+        self.item_count = 0;
     }
 
     /// Mean of each loss item over this epoch so far.

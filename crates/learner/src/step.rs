@@ -1,14 +1,12 @@
 //! One training step, in the order of the paper: forward, loss, gradients, finite check, clip, update, EMA.
 
-use std::time::Instant;
-
 use burn::module::Module;
 use burn::tensor::{Device, Tensor};
 
 use crate::error::LearnError;
-use crate::grads::{clip_to_norm, sum_of_squares};
+use crate::grads::{clip_to_norm, divide, sum_of_squares};
 use crate::layout::Layout;
-use crate::profile::StepTimes;
+use crate::profile::{Stage, StepTimes, Stopwatch};
 use crate::schedule::Hyper;
 use crate::state::RunState;
 use crate::task::{Draw, Group, StepOutput, Task};
@@ -49,24 +47,14 @@ pub(crate) fn train_step<T: Task>(
     hyper: &Hyper,
 ) -> Result<StepReport<T::Output>, LearnError> {
     let StepContext { task, layout, groups, device, max_grad_norm, profile } = context;
-    let mut clock = Instant::now();
-    let mut lap = || -> Result<f64, LearnError> {
-        if *profile {
-            device.sync().map_err(|e| LearnError::Device(e.to_string()))?;
-        }
-        Ok(std::mem::replace(&mut clock, Instant::now()).elapsed().as_secs_f64())
-    };
-    let mut times = StepTimes::default();
+    let mut watch = Stopwatch::start(profile.then_some(device));
     // The forward pass moves running statistics: this copy (of handles, not of data) is the way back.
     let before = state.model.valid();
 
-    let output = task.loss(&state.model, batch, draw, device);
-    times.forward = lap()?;
-    let mut grads = output.loss.backward();
-    let grads = layout.take_gradients(&state.model, &mut grads);
+    let (output, grads) = task.gradients(&state.model, batch, draw, device, layout, &mut watch);
     let (loss, items, squares) = read_scalars(&output, &grads)?;
-
-    times.backward = lap()?;
+    watch.lap(Stage::Backward);
+    let times = watch.times();
     let mut report = StepReport { items, count: output.count, grad_norm: None, skipped: None, lost_update: false, output, times };
     report.skipped = match (loss.is_finite(), squares.is_finite()) {
         (false, _) => Some("loss"),
@@ -77,6 +65,7 @@ pub(crate) fn train_step<T: Task>(
     if report.skipped.is_some() {
         state.model = before.clone().train();
     } else {
+        state.counters.pending_count += report.count as u64;
         state.grads.add(grads);
     }
     if state.counters.pending < hyper.accumulate {
@@ -84,9 +73,13 @@ pub(crate) fn train_step<T: Task>(
     }
 
     state.counters.pending = 0;
+    let count = std::mem::take(&mut state.counters.pending_count);
     let mut grads = state.grads.take();
     if grads.is_empty() {
         return Ok(report);
+    }
+    if task.per_count() {
+        divide(&mut grads, count.max(1));
     }
     let norm = norm_of(grads.iter().flatten())?;
     if !norm.is_finite() {
@@ -110,13 +103,14 @@ pub(crate) fn train_step<T: Task>(
     state.counters.updates += 1;
     state.ema.update(after);
     report.grad_norm = Some(norm);
-    report.times.update = lap()?;
+    watch.lap(Stage::Update);
+    report.times = watch.times();
     Ok(report)
 }
 
 /// Loss, loss items and Σ g², in one transfer from the device.
 fn read_scalars<O>(output: &StepOutput<O>, grads: &[Option<Tensor<1>>]) -> Result<(f64, Vec<f64>, f64), LearnError> {
-    let mut scalars = vec![output.loss.clone().inner(), output.items.clone().inner()];
+    let mut scalars = vec![output.loss.clone(), output.items.clone()];
     scalars.extend(sum_of_squares(grads.iter().flatten()));
     let values = Tensor::cat(scalars, 0).try_to_vec_as::<f32>().map_err(|e| LearnError::Device(e.to_string()))?;
     let items = output.items.dims()[0];

@@ -9,6 +9,8 @@ use burn::module::Module;
 use burn::tensor::{Device, Tensor};
 
 use crate::error::TaskError;
+use crate::layout::{Layout, Role};
+use crate::profile::{Stage, Stopwatch};
 
 /// What a batch may depend on besides its samples.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -103,8 +105,20 @@ pub trait Task: Send + Sync {
     /// The parameter groups, in the order of the `lr/pgN` columns.
     fn groups(&self) -> Vec<Group>;
 
-    /// The group of a parameter, by its name in the checkpoint; `None` freezes it.
-    fn group_of(&self, name: &str) -> Option<usize>;
+    /// What becomes of a float tensor, by its name in the checkpoint.
+    fn role_of(&self, name: &str) -> Role;
+
+    /// Whether a loss is a sum over the things [`StepOutput::count`] counts. Then the gradient of an update is divided by the count of its
+    /// whole accumulation window, so that the split into batches does not matter, and means of loss items are weighed by it.
+    fn per_count(&self) -> bool {
+        false
+    }
+
+    /// The batches of an epoch, as sample indices; `None` leaves it to the Learner, which shuffles and cuts. The number of batches must be the
+    /// same in every epoch.
+    fn plan(&self, _draw: Draw) -> Option<Vec<Vec<usize>>> {
+        None
+    }
 
     /// Makes one batch: a pure function of `draw` and `indices`.
     ///
@@ -125,6 +139,24 @@ pub trait Task: Send + Sync {
 
     /// Forward pass and loss of one batch, on the model's device.
     fn loss(&self, model: &Self::Model, batch: &Self::Batch, draw: Draw, device: &Device) -> StepOutput<Self::Output>;
+
+    /// The same with the gradients, in the order of `layout`'s entries; the loss that is returned is off the graph. A task whose graph would
+    /// not fit into memory as a whole makes its gradients piece by piece here.
+    fn gradients(
+        &self,
+        model: &Self::Model,
+        batch: &Self::Batch,
+        draw: Draw,
+        device: &Device,
+        layout: &Layout,
+        watch: &mut Stopwatch<'_>,
+    ) -> (StepOutput<Self::Output>, Vec<Option<Tensor<1>>>) {
+        let output = self.loss(model, batch, draw, device);
+        watch.lap(Stage::Forward);
+        let mut grads = output.loss.backward();
+        let grads = layout.take_gradients(model, &mut grads);
+        (StepOutput { loss: output.loss.inner(), items: output.items.inner(), ..output }, grads)
+    }
 
     /// Judges a model (the EMA weights, without autodiff).
     ///

@@ -3,7 +3,7 @@
 
 mod toy;
 
-use bellows_learner::{LearnError, LearnerConfig};
+use bellows_learner::{LearnError, LearnerConfig, Schedule};
 use toy::{config, data, learner, no_poison};
 
 #[test]
@@ -53,8 +53,9 @@ impl bellows_learner::Observer for StopAtSkip {
 #[test]
 fn an_exploding_rate_never_writes_a_weight_that_is_not_finite() {
     let mut config = config();
-    config.schedule.lr0 = 1e38;
-    config.schedule.warmup_epochs = 0.0;
+    let Schedule::Epochs(schedule) = &mut config.schedule else { unreachable!() };
+    schedule.lr0 = 1e38;
+    schedule.warmup_epochs = 0.0;
     config.max_grad_norm = 0.0;
     let dir = tempfile::tempdir().unwrap();
     let mut session = learner(dir.path(), config, no_poison);

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
-use bellows_learner::{Draw, EvalContext, Evaluation, Group, StepOutput, Task, TaskError};
+use bellows_learner::{Draw, EvalContext, Evaluation, Group, Role, StepOutput, Task, TaskError};
 use bellows_weights::{Tensor as FileTensor, to_safetensors};
 use burn::data::dataset::Dataset;
 use burn::tensor::Device;
@@ -90,11 +90,11 @@ impl Task for DetectionTask {
         vec![group(true, 0.0), group(false, weight_decay), group(false, 0.0)]
     }
 
-    fn group_of(&self, name: &str) -> Option<usize> {
+    fn role_of(&self, name: &str) -> Role {
         if layer_index(name).is_some_and(|layer| self.config.freeze.covers(layer)) {
-            return None;
+            return Role::Kept;
         }
-        Some(match param_group(name) {
+        Role::Trained(match param_group(name) {
             ParamGroup::Bias => 0,
             ParamGroup::Decay => 1,
             ParamGroup::NoDecay => 2,

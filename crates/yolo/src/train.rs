@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use bellows_learner::{EvalContext, LearnError, Learner, Outcome, TaskError};
+use bellows_learner::{EvalContext, LearnError, Learner, Outcome, Role, TaskError};
 use bellows_runs::{RunDir, RunDirError, write_atomic};
 use burn::data::dataset::Dataset;
 use burn::module::Module;
@@ -233,7 +233,8 @@ fn identity(config: &TrainConfig, fingerprint: &str) -> Map<String, Value> {
 
 /// As detector users know it: `optimizer: SGD(lr=0.01, momentum=0.9) with parameter groups ...`.
 fn optimizer_line(config: &TrainConfig, model: &Yolo) -> String {
-    let layout = bellows_learner::Layout::of(&model.clone().train(), |name| Some(crate::model::summary::param_group(name) as usize));
+    let layout =
+        bellows_learner::Layout::of(&model.clone().train(), |name| Role::Trained(crate::model::summary::param_group(name) as usize));
     let count = |group| layout.entries.iter().filter(|e| e.group == Some(group)).count();
     let [bias, decay, no_decay] = [0, 1, 2].map(count);
     format!(

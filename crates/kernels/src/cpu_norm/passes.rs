@@ -18,20 +18,6 @@ fn total<S: Simd>(simd: S, v: S::V, n: usize) -> f64 {
     sum
 }
 
-/// `1 / (1 + exp(-z))`, with the exponential of [`Simd::silu`].
-#[inline(always)]
-fn sigmoid<S: Simd>(simd: S, z: S::V) -> S::V {
-    let t = simd.min(simd.max(simd.sub(simd.zero(), z), simd.splat(-87.0)), simd.splat(87.0));
-    let n = simd.round(simd.mul(t, simd.splat(std::f32::consts::LOG2_E)));
-    let r = simd.mul_add(n, simd.splat(-0.693_359_4), t);
-    let r = simd.mul_add(n, simd.splat(2.121_944_4e-4), r);
-    let mut p = simd.splat(1.0 / 5040.0);
-    for c in [1.0 / 720.0, 1.0 / 120.0, 1.0 / 24.0, 1.0 / 6.0, 0.5, 1.0, 1.0] {
-        p = simd.mul_add(p, r, simd.splat(c));
-    }
-    simd.div(simd.splat(1.0), simd.mul_add(p, simd.exp2_integer(n), simd.splat(1.0)))
-}
-
 /// `[Σ (x - centre), Σ (x - centre)²]`.
 pub(super) struct Sums<'a> {
     pub(super) x: &'a [f32],
@@ -113,7 +99,7 @@ impl<S: Simd> Lanes<S> {
             return (centred, dy);
         }
         let z = simd.mul_add(centred, self.scale, self.beta);
-        let s = sigmoid(simd, z);
+        let s = simd.sigmoid(z);
         // s (1 + z (1 - s)) = s + s z (1 - s)
         let zs = simd.mul(z, s);
         let slope = simd.add(s, simd.sub(zs, simd.mul(zs, s)));

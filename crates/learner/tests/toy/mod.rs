@@ -8,8 +8,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use bellows_learner::rng::Rng;
 use bellows_learner::{
-    BatchReport, Draw, EvalContext, Evaluation, Group, Learner, LearnerConfig, Observer, OptimizerKind, Schedule, StepOutput, Task,
-    TaskError,
+    BatchReport, Draw, EpochSchedule, EvalContext, Evaluation, Group, Learner, LearnerConfig, Observer, OptimizerKind, Role, Schedule,
+    StepOutput, Task, TaskError,
 };
 use bellows_runs::RunDir;
 use burn::data::dataset::{Dataset, InMemDataset};
@@ -62,8 +62,8 @@ impl Task for Toy {
         [(true, 0.0), (false, 0.01)].map(|(bias, weight_decay)| Group { lr_scale: 1.0, weight_decay, bias }).to_vec()
     }
 
-    fn group_of(&self, name: &str) -> Option<usize> {
-        Some(usize::from(!name.ends_with("bias")))
+    fn role_of(&self, name: &str) -> Role {
+        Role::Trained(usize::from(!name.ends_with("bias")))
     }
 
     fn batch(&self, data: &dyn Dataset<usize>, draw: Draw, indices: &[usize]) -> Result<ToyBatch, TaskError> {
@@ -126,7 +126,7 @@ pub fn config() -> LearnerConfig {
         epochs: EPOCHS,
         time: None,
         patience: 0,
-        schedule: Schedule {
+        schedule: Schedule::Epochs(EpochSchedule {
             lr0: 0.02,
             lrf: 0.1,
             cos_lr: true,
@@ -136,7 +136,8 @@ pub fn config() -> LearnerConfig {
             warmup_bias_lr: 0.05,
             nbs: 12,
             batch: BATCH,
-        },
+        }),
+        eval_steps: None,
         optimizer: OptimizerKind::Sgd,
         max_grad_norm: 10.0,
         ema_decay: 0.99,

@@ -8,7 +8,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
-use bellows_learner::{BatchReport, Draw, EvalContext, Evaluation, Group, Learner, Observer, StepOutput, StepTimes, Task, TaskError};
+use bellows_learner::{BatchReport, Draw, EvalContext, Evaluation, Group, Learner, Observer, Role, StepOutput, StepTimes, Task, TaskError};
 use bellows_runs::RunDir;
 use burn::data::dataset::{Dataset, InMemDataset};
 use burn::module::Module;
@@ -203,8 +203,8 @@ impl Task for StepTask {
         self.inner.groups()
     }
 
-    fn group_of(&self, name: &str) -> Option<usize> {
-        self.inner.group_of(name)
+    fn role_of(&self, name: &str) -> Role {
+        self.inner.role_of(name)
     }
 
     fn batch(&self, _: &dyn Dataset<()>, _: Draw, _: &[usize]) -> Result<Batch, TaskError> {

@@ -4,7 +4,7 @@
 //! `settings:`, `--config FILE`, flags); a key that does not exist is an error that names the closest one that does.
 
 use bellows_kernels::Lowering;
-use bellows_learner::{LearnerConfig, OptimizerKind, Schedule};
+use bellows_learner::{EpochSchedule, LearnerConfig, OptimizerKind, Schedule};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
@@ -391,8 +391,8 @@ impl TrainConfig {
         }
     }
 
-    fn schedule(&self) -> Schedule {
-        Schedule {
+    fn schedule(&self) -> EpochSchedule {
+        EpochSchedule {
             lr0: self.lr0,
             lrf: self.lrf,
             cos_lr: self.cos_lr,
@@ -422,7 +422,8 @@ impl TrainConfig {
             epochs: self.epochs,
             time: self.time,
             patience: self.patience,
-            schedule: self.schedule(),
+            schedule: Schedule::Epochs(self.schedule()),
+            eval_steps: None,
             optimizer,
             max_grad_norm: 10.0,
             ema_decay: self.ema_decay,

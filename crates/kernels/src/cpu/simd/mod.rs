@@ -212,13 +212,11 @@ pub trait Simd: Copy + Send + Sync + 'static {
     /// The micro-kernel for a reduction over pixels, lanes along output channels: see [`ReduceTile`].
     fn reduce_tile(self, tile: ReduceTile<'_>);
 
-    /// `x / (1 + exp(-x))`, to a few units in the last place.
-    ///
-    /// exp is Cody and Waite's reduction by multiples of ln 2 and the Taylor polynomial of degree 7 on |r| <= ln 2 / 2, whose
-    /// remainder there is below 6e-9. The argument is cut off at +-87, beyond which the quotient is x or 0 to within 1e-36.
+    /// (p, q) with p q = exp(x), to a few units in the last place: Cody and Waite's reduction by multiples of ln 2 and the Taylor
+    /// polynomial of degree 7 on |r| <= ln 2 / 2, whose remainder there is below 6e-9. The argument is cut off at +-87.
     #[inline(always)]
-    fn silu(self, x: Self::V) -> Self::V {
-        let t = self.min(self.max(self.sub(self.zero(), x), self.splat(-87.0)), self.splat(87.0));
+    fn exp_parts(self, x: Self::V) -> (Self::V, Self::V) {
+        let t = self.min(self.max(x, self.splat(-87.0)), self.splat(87.0));
         let n = self.round(self.mul(t, self.splat(std::f32::consts::LOG2_E)));
         // ln 2 in two parts: the first has few enough bits for n * part to be exact.
         let r = self.mul_add(n, self.splat(-0.693_359_4), t);
@@ -227,8 +225,27 @@ pub trait Simd: Copy + Send + Sync + 'static {
         for c in [1.0 / 720.0, 1.0 / 120.0, 1.0 / 24.0, 1.0 / 6.0, 0.5, 1.0, 1.0] {
             p = self.mul_add(p, r, self.splat(c));
         }
-        let e = self.mul(p, self.exp2_integer(n));
-        self.div(x, self.add(self.splat(1.0), e))
+        (p, self.exp2_integer(n))
+    }
+
+    /// `exp(x)`.
+    #[inline(always)]
+    fn exp(self, x: Self::V) -> Self::V {
+        let (p, q) = self.exp_parts(x);
+        self.mul(p, q)
+    }
+
+    /// `1 / (1 + exp(-x))`.
+    #[inline(always)]
+    fn sigmoid(self, x: Self::V) -> Self::V {
+        let (p, q) = self.exp_parts(self.sub(self.zero(), x));
+        self.div(self.splat(1.0), self.mul_add(p, q, self.splat(1.0)))
+    }
+
+    /// `x / (1 + exp(-x))`: beyond +-87 the quotient is x or 0 to within 1e-36.
+    #[inline(always)]
+    fn silu(self, x: Self::V) -> Self::V {
+        self.div(x, self.add(self.splat(1.0), self.exp(self.sub(self.zero(), x))))
     }
 }
 

@@ -1,0 +1,31 @@
+//! Operations on the rows of `[N, K]` that language models are made of.
+
+mod flex;
+mod passes;
+mod portable;
+#[cfg(test)]
+mod tests;
+
+use burn::backend::tensor::{FloatTensor, IntTensor};
+use burn::backend::{Backend, Dispatch, backend_extension};
+use burn::tensor::{Int, Tensor};
+use burn_cubecl::CubeBackend;
+
+/// Operations on rows, without gradient.
+#[backend_extension(Flex, Cube)]
+pub trait RowOps: Backend {
+    /// `-log softmax(x)[target]` of each row, `[N]`, and its gradient `softmax(x) - onehot(target)`, `[N, V]`, in x's memory if nobody else
+    /// holds it. Logits `[N, V]`, targets `[N]` in 0..V.
+    fn cross_entropy(logits: FloatTensor<Self>, targets: IntTensor<Self>) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        portable::cross_entropy::<Self>(logits, targets)
+    }
+}
+
+impl RowOps for CubeBackend {}
+
+/// `-log softmax(x)[target]` of each row, `[N]`, and its gradient with respect to x, `[N, V]`. Logits `[N, V]`, targets `[N]` in 0..V; without
+/// autodiff.
+pub fn cross_entropy(logits: Tensor<2>, targets: Tensor<1, Int>) -> (Tensor<1>, Tensor<2>) {
+    let (loss, grad) = Dispatch::cross_entropy(logits.into_dispatch(), targets.into_dispatch());
+    (Tensor::from_dispatch(loss), Tensor::from_dispatch(grad))
+}

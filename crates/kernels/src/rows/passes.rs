@@ -1,0 +1,45 @@
+//! The inner loops, each over one row.
+
+use crate::cpu::simd::{Simd, Task};
+
+/// At least any instruction set's `LANES`.
+const MAX_LANES: usize = 64;
+/// Vectors summed in f32 before the f64 total takes over.
+const RUN: usize = 64;
+
+/// Turns a row into its softmax; returns its maximum and Σ exp(x - max).
+pub(super) struct SoftmaxRow<'a> {
+    pub(super) row: &'a mut [f32],
+}
+
+impl Task for SoftmaxRow<'_> {
+    type Out = (f32, f64);
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) -> (f32, f64) {
+        let max = self.row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        let (centre, mut sum) = (simd.splat(max), 0.0);
+        for run in self.row.chunks_mut(RUN * S::LANES) {
+            let mut lanes = simd.zero();
+            for part in run.chunks_mut(S::LANES) {
+                let n = part.len();
+                let e = simd.exp(simd.sub(simd.load_part(part, n), centre));
+                simd.store_part(e, part, n);
+                if n == S::LANES {
+                    lanes = simd.add(lanes, e);
+                } else {
+                    sum += part.iter().map(|&v| f64::from(v)).sum::<f64>();
+                }
+            }
+            let mut out = [0.0; MAX_LANES];
+            simd.store_part(lanes, &mut out, S::LANES);
+            sum += out[..S::LANES].iter().map(|&v| f64::from(v)).sum::<f64>();
+        }
+        let scale = simd.splat((1.0 / sum) as f32);
+        for part in self.row.chunks_mut(S::LANES) {
+            let n = part.len();
+            simd.store_part(simd.mul(simd.load_part(part, n), scale), part, n);
+        }
+        (max, sum)
+    }
+}

@@ -1,0 +1,47 @@
+//! The row kernels at every instruction set against f64.
+
+use burn::tensor::{Device, Int, Tensor, TensorData};
+use proptest::prelude::*;
+
+use super::cross_entropy;
+use crate::cpu::simd::{Level, with_level};
+
+fn on_flex<const D: usize>(values: &[f32], shape: [usize; D]) -> Tensor<D> {
+    Tensor::from_data(TensorData::new(values.to_vec(), shape), &Device::flex())
+}
+
+fn host<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
+    tensor.try_into_vec_as().unwrap()
+}
+
+proptest! {
+    #![proptest_config(crate::test_cases(24))]
+
+    #[test]
+    fn cross_entropy_and_its_gradient(
+        (n, vocab) in (1usize..6, 1usize..700),
+        seed in any::<u32>(),
+        spread in 0.1f32..40.0,
+    ) {
+        let value = |i: usize| ((i as u32).wrapping_mul(2_654_435_761).wrapping_add(seed) >> 8) as f32 / (1 << 24) as f32 * 2.0 - 1.0;
+        let logits: Vec<f32> = (0..n * vocab).map(|i| value(i) * spread + 100.0).collect();
+        let targets: Vec<i64> = (0..n).map(|i| ((seed as usize + 31 * i) % vocab) as i64).collect();
+        for level in Level::all().filter(|l| l.available()) {
+            let ids = Tensor::<1, Int>::from_data(TensorData::new(targets.clone(), [n]), &Device::flex());
+            let (loss, grad) = with_level(level, || cross_entropy(on_flex(&logits, [n, vocab]), ids));
+            let (loss, grad) = (host(loss), host(grad));
+            for (r, row) in logits.chunks(vocab).enumerate() {
+                let row: Vec<f64> = row.iter().map(|&x| f64::from(x)).collect();
+                let max = row.iter().copied().fold(f64::MIN, f64::max);
+                let sum: f64 = row.iter().map(|x| (x - max).exp()).sum();
+                let target = targets[r] as usize;
+                prop_assert!((f64::from(loss[r]) - (sum.ln() + max - row[target])).abs() < 2e-5, "{level:?}: loss {r}");
+                for (j, x) in row.iter().enumerate() {
+                    let expected = (x - max).exp() / sum - f64::from(u8::from(j == target));
+                    let got = f64::from(grad[r * vocab + j]);
+                    prop_assert!((got - expected).abs() < 1e-6 + 2e-6 * expected.abs(), "{level:?}: {got} for {expected}");
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,264 @@
+//! Which maps get an adapter, and of what shape: PEFT's settings under PEFT's names.
+
+use std::collections::BTreeMap;
+
+use burn::module::{Module, ModuleMapper, Param};
+use burn::tensor::Tensor;
+use regex::Regex;
+use serde::{Deserialize, Serialize};
+
+use crate::load::Path;
+use crate::model::CausalLm;
+use crate::model::lora::{Lora, LoraSpec};
+
+/// The name that stands for every linear map of the layers.
+pub const ALL_LINEAR: &str = "all-linear";
+
+/// Settings of a LoRA adapter.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct LoraConfig {
+    /// Rank.
+    pub r: usize,
+    /// Numerator of the scaling: α / r, or α / √r with `use_rslora`.
+    pub lora_alpha: f64,
+    /// Probability that an input of the branch is dropped in training.
+    pub lora_dropout: f64,
+    /// Rank-stabilised scaling.
+    pub use_rslora: bool,
+    /// Weight decomposition.
+    pub use_dora: bool,
+    /// Names or name endings (`q_proj`, `mlp.up_proj`), one regular expression that matches whole names, or `all-linear`.
+    pub target_modules: Targets,
+    /// Names or endings that get none all the same.
+    pub exclude_modules: Vec<String>,
+    /// Layers that get adapters; all if empty.
+    pub layers_to_transform: Vec<usize>,
+    /// Rank of the maps whose name ends in, or matches, a pattern.
+    pub rank_pattern: BTreeMap<String, usize>,
+    /// α of the maps whose name ends in, or matches, a pattern.
+    pub alpha_pattern: BTreeMap<String, f64>,
+    /// Parts trained whole and saved beside the adapter: `embed_tokens`, `lm_head`, `norm`.
+    pub modules_to_save: Vec<String>,
+}
+
+impl Default for LoraConfig {
+    fn default() -> Self {
+        Self {
+            r: 16,
+            lora_alpha: 32.0,
+            lora_dropout: 0.0,
+            use_rslora: false,
+            use_dora: false,
+            target_modules: Targets::Pattern(ALL_LINEAR.into()),
+            exclude_modules: Vec::new(),
+            layers_to_transform: Vec::new(),
+            rank_pattern: BTreeMap::new(),
+            alpha_pattern: BTreeMap::new(),
+            modules_to_save: Vec::new(),
+        }
+    }
+}
+
+/// Maps by name.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum Targets {
+    /// `all-linear`, or a regular expression for whole names.
+    Pattern(String),
+    /// Names or endings.
+    Names(Vec<String>),
+}
+
+/// Why an adapter cannot be made.
+#[derive(Debug, thiserror::Error)]
+pub enum AdapterError {
+    /// A rank of 0, a dropout outside [0, 1).
+    #[error("{0}")]
+    Setting(String),
+    /// A pattern that is not a regular expression.
+    #[error("{pattern:?} is not a regular expression: {reason}")]
+    Pattern {
+        /// The pattern.
+        pattern: String,
+        /// What is wrong.
+        reason: String,
+    },
+    /// A name that no map has.
+    #[error("target_modules: no map is named {0:?} (there are q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj)")]
+    NoTarget(String),
+    /// A part that cannot be trained whole.
+    #[error("modules_to_save: {0:?} is none of embed_tokens, lm_head, norm, or a name in a layer")]
+    NoModule(String),
+    /// The output head of a model whose embedding serves as one.
+    #[error("modules_to_save: this model's lm_head is its embed_tokens (tie_word_embeddings): name embed_tokens to train both")]
+    Tied,
+}
+
+/// Whether `name` is `ending`, or ends in `.ending`.
+fn ends_in(name: &str, ending: &str) -> bool {
+    name.strip_suffix(ending).is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
+}
+
+fn whole(pattern: &str) -> Result<Regex, AdapterError> {
+    let bad = |e: regex::Error| AdapterError::Pattern { pattern: pattern.into(), reason: e.to_string() };
+    Regex::new(&format!("^(?:{pattern})$")).map_err(bad)
+}
+
+/// The value of the first pattern that `name` ends in, or that matches its end.
+fn by_pattern<T: Copy>(patterns: &BTreeMap<String, T>, name: &str) -> Result<Option<T>, AdapterError> {
+    for (pattern, value) in patterns {
+        if ends_in(name, pattern) || whole(&format!("(?:.*\\.)?(?:{pattern})"))?.is_match(name) {
+            return Ok(Some(*value));
+        }
+    }
+    Ok(None)
+}
+
+impl LoraConfig {
+    /// The adapter for map number `stream` of the model, by its name; `None` if it is no target.
+    ///
+    /// # Errors
+    /// Settings that cannot be met.
+    pub fn spec(&self, name: &str, layer: usize, stream: u64) -> Result<Option<LoraSpec>, AdapterError> {
+        let target = match &self.target_modules {
+            Targets::Pattern(p) if p == ALL_LINEAR => true,
+            Targets::Pattern(pattern) => whole(pattern)?.is_match(name),
+            Targets::Names(names) => names.iter().any(|n| ends_in(name, n)),
+        };
+        let excluded = self.exclude_modules.iter().any(|n| ends_in(name, n));
+        let layers = &self.layers_to_transform;
+        if !target || excluded || !(layers.is_empty() || layers.contains(&layer)) {
+            return Ok(None);
+        }
+        let rank = by_pattern(&self.rank_pattern, name)?.unwrap_or(self.r);
+        let alpha = by_pattern(&self.alpha_pattern, name)?.unwrap_or(self.lora_alpha);
+        if rank == 0 {
+            return Err(AdapterError::Setting("r must be at least 1".into()));
+        }
+        if !(0.0..1.0).contains(&self.lora_dropout) {
+            return Err(AdapterError::Setting(format!("lora_dropout is {}: it must be at least 0 and below 1", self.lora_dropout)));
+        }
+        let scaling = if self.use_rslora { alpha / (rank as f64).sqrt() } else { alpha / rank as f64 };
+        Ok(Some(LoraSpec { rank, scaling, dropout: self.lora_dropout, dora: self.use_dora, stream }))
+    }
+
+    /// Puts fresh adapters on the model's targets and unfreezes `modules_to_save`.
+    ///
+    /// # Errors
+    /// A target or module that the model does not have, or settings that cannot be met.
+    pub fn apply(&self, model: CausalLm, seed: u64) -> Result<CausalLm, AdapterError> {
+        self.apply_with(model, |spec, weight, _| Ok::<_, AdapterError>(Lora::new(spec, weight, seed)))
+    }
+
+    /// The same with adapters from `make`, which gets the map's weight and name.
+    ///
+    /// # Errors
+    /// Those of [`apply`](Self::apply), and those of `make`.
+    pub fn apply_with<E: From<AdapterError>>(
+        &self,
+        mut model: CausalLm,
+        mut make: impl FnMut(LoraSpec, &Tensor<2>, &str) -> Result<Lora, E>,
+    ) -> Result<CausalLm, E> {
+        if let Targets::Names(names) = &self.target_modules {
+            let unknown = names.iter().find(|n| !model.linears().any(|(name, _)| ends_in(&name, n)));
+            if let Some(name) = unknown {
+                return Err(AdapterError::NoTarget(name.clone()).into());
+            }
+        }
+        let (layers, mut any) = (model.model.layers.len(), false);
+        let per_layer = model.linears().count() / layers.max(1);
+        for (i, (name, linear)) in model.linears_mut().enumerate() {
+            if let Some(spec) = self.spec(&name, i / per_layer.max(1), i as u64)? {
+                linear.lora = Some(make(spec, &linear.weight.val(), &name)?);
+                any = true;
+            }
+        }
+        if !any {
+            let what = match &self.target_modules {
+                Targets::Pattern(p) => p.clone(),
+                Targets::Names(n) => n.join(", "),
+            };
+            return Err(AdapterError::NoTarget(what).into());
+        }
+        Ok(self.unfreeze(model)?)
+    }
+
+    fn unfreeze(&self, model: CausalLm) -> Result<CausalLm, AdapterError> {
+        for name in &self.modules_to_save {
+            if name == "lm_head" && model.lm_head.is_none() {
+                return Err(AdapterError::Tied);
+            }
+        }
+        let mut found = vec![false; self.modules_to_save.len()];
+        let model = train_where(model, |parameter| {
+            let module = parameter.rsplit_once('.').map_or(parameter, |(module, _)| module);
+            let hits = self.modules_to_save.iter().zip(&mut found).filter(|(name, _)| ends_in(module, name));
+            hits.map(|(_, found)| *found = true).count() > 0
+        });
+        match self.modules_to_save.iter().zip(found).find(|(_, found)| !found) {
+            Some((name, _)) => Err(AdapterError::NoModule(name.clone())),
+            None => Ok(model),
+        }
+    }
+}
+
+/// Asks for gradients of the parameters whose names `chosen` picks; those of adapters stay as they are.
+pub fn train_where(model: CausalLm, chosen: impl FnMut(&str) -> bool) -> CausalLm {
+    struct Unfreeze<F> {
+        path: Path,
+        chosen: F,
+    }
+    impl<F: FnMut(&str) -> bool> ModuleMapper for Unfreeze<F> {
+        fn enter_module(&mut self, name: &str, _: &str) {
+            self.path.enter(name);
+        }
+        fn exit_module(&mut self, _: &str, _: &str) {
+            self.path.leave();
+        }
+        fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+            let name = self.path.join();
+            if !name.contains(".lora.") && (self.chosen)(&name) { param.set_require_grad(true) } else { param }
+        }
+    }
+    model.map(&mut Unfreeze { path: Path::default(), chosen })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ranks(config: &LoraConfig, name: &str, layer: usize) -> Option<usize> {
+        config.spec(name, layer, 0).unwrap().map(|s| s.rank)
+    }
+
+    #[test]
+    fn targets_are_endings_expressions_or_everything() {
+        let names = |n: &[&str]| Targets::Names(n.iter().map(ToString::to_string).collect());
+        let config = |target_modules| LoraConfig { target_modules, ..LoraConfig::default() };
+        let (q, up) = ("model.layers.3.self_attn.q_proj", "model.layers.11.mlp.up_proj");
+        assert_eq!(ranks(&config(names(&["q_proj"])), q, 3), Some(16));
+        assert_eq!(ranks(&config(names(&["q_proj"])), up, 11), None);
+        assert_eq!(ranks(&config(names(&["proj"])), q, 3), None, "only whole parts of a name count");
+        assert_eq!(ranks(&config(Targets::Pattern(r".*\.mlp\..*".into())), up, 11), Some(16));
+        assert_eq!(ranks(&config(Targets::Pattern("mlp".into())), up, 11), None, "an expression matches the whole name");
+        let all = LoraConfig {
+            exclude_modules: vec!["up_proj".into()],
+            layers_to_transform: vec![3, 11],
+            rank_pattern: [("q_proj".into(), 4), (r"layers\.1.*\.down_proj".into(), 2)].into(),
+            ..LoraConfig::default()
+        };
+        assert_eq!((ranks(&all, q, 3), ranks(&all, up, 11), ranks(&all, q, 4)), (Some(4), None, None));
+        assert_eq!(ranks(&all, "model.layers.11.mlp.down_proj", 11), Some(2));
+        let wrong = config(Targets::Pattern("(".into()));
+        assert!(wrong.spec(q, 0, 0).unwrap_err().to_string().starts_with("\"(\" is not a regular expression"));
+    }
+
+    #[test]
+    fn scaling_is_pefts() {
+        let config = LoraConfig { r: 4, lora_alpha: 8.0, ..LoraConfig::default() };
+        assert_eq!(config.spec("a.q_proj", 0, 0).unwrap().unwrap().scaling, 2.0);
+        let stable = LoraConfig { use_rslora: true, alpha_pattern: [("q_proj".into(), 6.0)].into(), ..config };
+        assert_eq!(stable.spec("a.q_proj", 0, 0).unwrap().unwrap().scaling, 3.0);
+    }
+}

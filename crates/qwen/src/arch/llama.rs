@@ -1,0 +1,16 @@
+//! The Llama layout (Touvron et al. 2023) without biases: SmolLM2, TinyLlama.
+//!
+//! In a GGUF the rows of q and k of each head are reordered so that the two coordinates of a rotation stand beside each other.
+
+use serde_json::json;
+
+use super::Family;
+
+pub(super) const FAMILY: Family = Family {
+    model_type: "llama",
+    class_name: "LlamaForCausalLM",
+    qkv_bias: false,
+    qk_norm: false,
+    gguf_interleaved: true,
+    config_fields: || json!({ "attention_bias": false, "mlp_bias": false }),
+};

@@ -1,0 +1,82 @@
+//! What tells the families of models apart. Each has a file that says all of it; the decoder they share is in [`crate::model`].
+
+mod llama;
+mod qwen2;
+mod qwen3;
+
+use serde_json::Value;
+
+/// A family of models.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Architecture {
+    /// See `qwen2.rs`.
+    Qwen2,
+    /// See `qwen3.rs`.
+    Qwen3,
+    /// See `llama.rs`.
+    Llama,
+}
+
+/// One family, as its file describes it.
+struct Family {
+    /// `model_type` in config.json, and `general.architecture` in a GGUF.
+    model_type: &'static str,
+    /// The class transformers loads it with.
+    class_name: &'static str,
+    /// q, k and v have a bias.
+    qkv_bias: bool,
+    /// Query and key heads go through an RMS norm before they are rotated.
+    qk_norm: bool,
+    /// Rows of q and k stand in another order in a GGUF: pairs of a rotation beside each other instead of half a head apart.
+    gguf_interleaved: bool,
+    /// Fields of config.json that only this family has.
+    config_fields: fn() -> Value,
+}
+
+impl Architecture {
+    /// All families.
+    pub const ALL: [Self; 3] = [Self::Qwen2, Self::Qwen3, Self::Llama];
+
+    fn family(self) -> &'static Family {
+        match self {
+            Self::Qwen2 => &qwen2::FAMILY,
+            Self::Qwen3 => &qwen3::FAMILY,
+            Self::Llama => &llama::FAMILY,
+        }
+    }
+
+    /// The family of a `model_type`.
+    pub fn from_model_type(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|a| a.model_type() == name)
+    }
+
+    /// `model_type` in config.json, and `general.architecture` in a GGUF.
+    pub fn model_type(self) -> &'static str {
+        self.family().model_type
+    }
+
+    /// The class transformers loads it with.
+    pub fn class_name(self) -> &'static str {
+        self.family().class_name
+    }
+
+    /// Whether q, k and v have a bias.
+    pub fn qkv_bias(self) -> bool {
+        self.family().qkv_bias
+    }
+
+    /// Whether query and key heads are normalised.
+    pub fn qk_norm(self) -> bool {
+        self.family().qk_norm
+    }
+
+    /// Whether the rows of q and k stand in pair order in a GGUF.
+    pub fn gguf_interleaved(self) -> bool {
+        self.family().gguf_interleaved
+    }
+
+    /// Fields of config.json that only this family has.
+    pub fn config_fields(self) -> Value {
+        (self.family().config_fields)()
+    }
+}

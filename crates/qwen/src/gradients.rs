@@ -1,0 +1,126 @@
+//! The backward pass layer by layer.
+//!
+//! Each layer has a small graph of its own: its input is a leaf, and the gradient that comes from above is led in through the scalar
+//! Σ y ⊙ dy. With recomputation only the layers' inputs are kept in the forward pass and each graph is built when its turn comes, so that
+//! one layer's activations live at a time. Without, the graphs are built at once and kept. Both give the same numbers, and neither needs
+//! anything of the backend but ordinary gradients.
+
+use bellows_learner::{ParamGrads, Stage, Stopwatch};
+use burn::module::{Module, ModuleVisitor, Param};
+use burn::tensor::{IndexingUpdateOp, Int, Tensor};
+
+use crate::loss::head_loss;
+use crate::model::CausalLm;
+use crate::model::layers::Layer;
+use crate::model::pass::Pass;
+
+/// A batch on the device, off the graph.
+pub struct TrainBatch {
+    /// `[B, S]`.
+    pub ids: Tensor<2, Int>,
+    /// Places in the flattened batch whose next token is trained on, `[N]`.
+    pub rows: Tensor<1, Int>,
+    /// Those next tokens, `[N]`.
+    pub targets: Tensor<1, Int>,
+    /// Rotary angles and mask, off the graph.
+    pub pass: Pass,
+    /// Added to the embeddings, `[B, S, h]` (NEFTune).
+    pub noise: Option<Tensor<3>>,
+}
+
+/// Sum of the losses of a batch's trained tokens, `[1]`, and its gradients.
+pub fn gradients(model: &CausalLm, batch: &TrainBatch, recompute: bool, watch: &mut Stopwatch<'_>) -> (Tensor<1>, ParamGrads) {
+    let plain = model.valid();
+    let tracked = batch.pass.on(true);
+    let mut grads = ParamGrads::default();
+
+    // Layers below the first trained parameter have no gradient to make, and their inputs are not kept.
+    let embedding_trained = model.model.embed_tokens.weight.is_require_grad();
+    let lowest = if embedding_trained { 0 } else { model.model.layers.iter().position(is_trained).unwrap_or(model.model.layers.len()) };
+    let mut x = with_noise(plain.embed(batch.ids.clone()), batch);
+    let mut kept = Vec::new();
+    for (i, layer) in plain.model.layers.iter().enumerate() {
+        if i < lowest {
+            x = layer.forward(x, &batch.pass, None);
+        } else if recompute {
+            kept.push(Kept::Input(x.clone()));
+            x = layer.forward(x, &batch.pass, None);
+        } else {
+            let (input, output) = run(&model.model.layers[i], x, &tracked, i > lowest || embedding_trained);
+            x = output.clone().inner();
+            kept.push(Kept::Graph { input, output });
+        }
+    }
+
+    let ([b, s, h], weight) = (x.dims(), plain.head().val());
+    let leaf = Tensor::from_inner(x.reshape([b * s, h]).select(0, batch.rows.clone())).require_grad();
+    let rows = model.model.norm.forward(leaf.clone());
+    let head_trained = model.head().is_require_grad();
+    let head = head_loss(rows.clone().inner(), &weight, batch.targets.clone(), head_trained);
+    if let Some(grad) = head.weight {
+        let n = grad.shape().num_elements();
+        grads.add(model.head().id, grad.reshape([n]));
+    }
+    watch.lap(Stage::Forward);
+
+    let mut graph = (rows * Tensor::from_inner(head.rows)).sum().backward();
+    grads.take(&model.model.norm, &mut graph);
+    if kept.is_empty() && !embedding_trained {
+        return (head.loss, grads);
+    }
+    let Some(above) = leaf.grad_remove(&mut graph) else { return (head.loss, grads) };
+    let mut dy =
+        Tensor::zeros([b * s, h], &above.device()).select_assign(0, batch.rows.clone(), above, IndexingUpdateOp::Add).reshape([b, s, h]);
+    for (i, kept) in kept.into_iter().enumerate().rev() {
+        let layer = &model.model.layers[lowest + i];
+        let (input, output) = match kept {
+            Kept::Input(x) => run(layer, x, &tracked, i > 0 || embedding_trained),
+            Kept::Graph { input, output } => (input, output),
+        };
+        let mut graph = (output * Tensor::from_inner(dy)).sum().backward();
+        grads.take(layer, &mut graph);
+        match input.grad_remove(&mut graph) {
+            Some(dx) => dy = dx,
+            None => return (head.loss, grads),
+        }
+    }
+    // The embedding: rows of dy summed by token id.
+    let weight = &model.model.embed_tokens.weight;
+    let ids = batch.ids.clone().reshape([b * s]);
+    let sum = Tensor::zeros(weight.dims(), &dy.device()).select_assign(0, ids, dy.reshape([b * s, h]), IndexingUpdateOp::Add);
+    let n = sum.shape().num_elements();
+    grads.add(weight.id, sum.reshape([n]));
+    (head.loss, grads)
+}
+
+/// What the backward pass needs of a layer.
+enum Kept {
+    Input(Tensor<3>),
+    Graph { input: Tensor<3>, output: Tensor<3> },
+}
+
+/// One layer on a graph of its own: its input as a leaf (which wants a gradient if `wanted`), its output.
+fn run(layer: &Layer, x: Tensor<3>, pass: &Pass, wanted: bool) -> (Tensor<3>, Tensor<3>) {
+    let leaf = Tensor::from_inner(x).set_require_grad(wanted);
+    (leaf.clone(), layer.forward(leaf, pass, None))
+}
+
+fn with_noise(x: Tensor<3>, batch: &TrainBatch) -> Tensor<3> {
+    match &batch.noise {
+        Some(noise) => x + noise.clone(),
+        None => x,
+    }
+}
+
+/// Whether a gradient is asked for any of a layer's parameters.
+fn is_trained(layer: &Layer) -> bool {
+    struct Any(bool);
+    impl ModuleVisitor for Any {
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+            self.0 |= param.is_require_grad();
+        }
+    }
+    let mut any = Any(false);
+    layer.visit(&mut any);
+    any.0
+}

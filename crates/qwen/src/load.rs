@@ -1,0 +1,143 @@
+//! Checkpoint tensors into a model, under the checkpoint's own names.
+
+use std::collections::BTreeMap;
+
+use bellows_weights::{Tensor as FileTensor, WeightsError};
+use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
+use burn::tensor::{Tensor, TensorData};
+
+use crate::model::CausalLm;
+
+/// Why weights do not fit a model.
+#[derive(Debug, thiserror::Error)]
+pub enum LoadError {
+    /// A tensor the model needs is not there.
+    #[error("no tensor {0}")]
+    Missing(String),
+    /// A tensor has another shape.
+    #[error("{name} has shape {found:?} where the configuration asks for {expected:?}")]
+    Shape {
+        /// Its name.
+        name: String,
+        /// The shape in the file.
+        found: Vec<usize>,
+        /// The model's.
+        expected: Vec<usize>,
+    },
+    /// A tensor's bytes cannot be read as numbers.
+    #[error(transparent)]
+    Weights(#[from] WeightsError),
+}
+
+/// The path of a module's fields, joined by dots.
+#[derive(Default)]
+pub(crate) struct Path(Vec<String>);
+
+impl Path {
+    pub(crate) fn enter(&mut self, name: &str) {
+        self.0.push(name.to_owned());
+    }
+
+    pub(crate) fn leave(&mut self) {
+        self.0.pop();
+    }
+
+    pub(crate) fn join(&self) -> String {
+        self.0.join(".")
+    }
+}
+
+/// Name and shape of every parameter, adapters included (`model.layers.0.self_attn.q_proj.lora.lora_A`).
+pub fn shapes(model: &CausalLm) -> BTreeMap<String, Vec<usize>> {
+    #[derive(Default)]
+    struct Shapes {
+        path: Path,
+        shapes: BTreeMap<String, Vec<usize>>,
+    }
+    impl ModuleVisitor for Shapes {
+        fn enter_module(&mut self, name: &str, _: &str) {
+            self.path.enter(name);
+        }
+        fn exit_module(&mut self, _: &str, _: &str) {
+            self.path.leave();
+        }
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+            self.shapes.insert(self.path.join(), param.lazy_shape().to_vec());
+        }
+    }
+    let mut shapes = Shapes::default();
+    model.visit(&mut shapes);
+    shapes.shapes
+}
+
+/// Fills every parameter but those of adapters with what `read` returns for its name.
+///
+/// # Errors
+/// A tensor that is missing or has another shape.
+pub fn load(model: CausalLm, mut read: impl FnMut(&str) -> Result<Option<FileTensor>, WeightsError>) -> Result<CausalLm, LoadError> {
+    fill(model, &mut |name| read(name)?.map(Some).ok_or_else(|| LoadError::Missing(name.into())))
+}
+
+/// Replaces the parameters for which `read` returns something; returns their names too.
+///
+/// # Errors
+/// A tensor of another shape.
+pub fn replace(model: CausalLm, mut read: impl FnMut(&str) -> Option<FileTensor>) -> Result<(CausalLm, Vec<String>), LoadError> {
+    let mut used = Vec::new();
+    let model = fill(model, &mut |name| {
+        let tensor = read(name);
+        used.extend(tensor.is_some().then(|| name.to_owned()));
+        Ok(tensor)
+    })?;
+    Ok((model, used))
+}
+
+type Read<'a> = &'a mut dyn FnMut(&str) -> Result<Option<FileTensor>, LoadError>;
+
+fn fill(model: CausalLm, read: Read<'_>) -> Result<CausalLm, LoadError> {
+    struct Fill<'a> {
+        path: Path,
+        read: Read<'a>,
+        error: Option<LoadError>,
+    }
+    impl Fill<'_> {
+        fn values(&mut self, name: &str, expected: &[usize]) -> Result<Option<Vec<f32>>, LoadError> {
+            let Some(tensor) = (self.read)(name)? else { return Ok(None) };
+            if tensor.shape != expected {
+                return Err(LoadError::Shape { name: name.into(), found: tensor.shape, expected: expected.into() });
+            }
+            Ok(Some(tensor.to_f32()?))
+        }
+    }
+    impl ModuleMapper for Fill<'_> {
+        fn enter_module(&mut self, name: &str, _: &str) {
+            self.path.enter(name);
+        }
+        fn exit_module(&mut self, _: &str, _: &str) {
+            self.path.leave();
+        }
+        fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+            let (name, shape) = (self.path.join(), param.lazy_shape().to_vec());
+            if self.error.is_some() || name.contains(".lora.") {
+                return param;
+            }
+            match self.values(&name, &shape) {
+                Ok(Some(values)) => param.map(|old| {
+                    let new = Tensor::from_data(TensorData::new(values, shape), &old.device());
+                    new.set_require_grad(old.is_require_grad())
+                }),
+                Ok(None) => param,
+                Err(error) => {
+                    self.error = Some(error);
+                    param
+                }
+            }
+        }
+    }
+    let mut fill = Fill { path: Path::default(), read, error: None };
+    let model = model.map(&mut fill);
+    match fill.error {
+        Some(error) => Err(error),
+        None => Ok(model),
+    }
+}

@@ -1,0 +1,198 @@
+//! `config.json` of a checkpoint, as written by transformers before and since version 5.
+
+use serde::Deserialize;
+use serde_json::Value;
+
+use crate::arch::Architecture;
+
+/// The shape of a model.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ModelConfig {
+    /// The family.
+    pub architecture: Architecture,
+    /// h.
+    pub hidden_size: usize,
+    /// Width of the MLP.
+    pub intermediate_size: usize,
+    /// Layers.
+    pub num_hidden_layers: usize,
+    /// Query heads.
+    pub num_attention_heads: usize,
+    /// Key and value heads.
+    pub num_key_value_heads: usize,
+    /// Size of a head: not always h / heads.
+    pub head_dim: usize,
+    /// Rows of the embedding, padding included.
+    pub vocab_size: usize,
+    /// ε of the norms.
+    pub rms_norm_eps: f64,
+    /// Base of the rotary frequencies.
+    pub rope_theta: f64,
+    /// The embedding is the output head.
+    pub tie_word_embeddings: bool,
+    /// Longest sequence the model was made for.
+    pub max_position_embeddings: usize,
+    /// q, k and v have a bias.
+    pub qkv_bias: bool,
+    /// Query and key heads are normalised.
+    pub qk_norm: bool,
+    /// Tokens that end a text.
+    pub eos_token_ids: Vec<u32>,
+}
+
+/// Why a model cannot be built from a description.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+pub enum ConfigError {
+    /// Not a JSON object of the expected kind.
+    #[error("{0}")]
+    Malformed(String),
+    /// An architecture that is not built here.
+    #[error("model_type {0:?} is not supported: use qwen2, qwen3 or llama")]
+    Architecture(String),
+    /// A feature that would change the numbers and is not built here.
+    #[error("{0}")]
+    Unsupported(String),
+    /// Sizes that cannot belong together.
+    #[error("{0}")]
+    Sizes(String),
+}
+
+#[derive(Deserialize)]
+struct Raw {
+    model_type: String,
+    hidden_size: usize,
+    intermediate_size: usize,
+    num_hidden_layers: usize,
+    num_attention_heads: usize,
+    num_key_value_heads: Option<usize>,
+    head_dim: Option<usize>,
+    vocab_size: usize,
+    rms_norm_eps: f64,
+    rope_theta: Option<f64>,
+    rope_parameters: Option<Value>,
+    rope_scaling: Option<Value>,
+    tie_word_embeddings: Option<bool>,
+    max_position_embeddings: usize,
+    attention_bias: Option<bool>,
+    mlp_bias: Option<bool>,
+    hidden_act: Option<String>,
+    use_sliding_window: Option<bool>,
+    eos_token_id: Option<Value>,
+}
+
+impl ModelConfig {
+    /// Reads `config.json`.
+    ///
+    /// # Errors
+    /// What is missing, contradictory, or would be computed wrongly if it were ignored.
+    pub fn from_json(text: &str) -> Result<Self, ConfigError> {
+        let raw: Raw = serde_json::from_str(text).map_err(|e| ConfigError::Malformed(e.to_string()))?;
+        let architecture =
+            Architecture::from_model_type(&raw.model_type).ok_or_else(|| ConfigError::Architecture(raw.model_type.clone()))?;
+        let unsupported = |what: String| Err(ConfigError::Unsupported(what));
+        for scaling in [&raw.rope_scaling, &raw.rope_parameters].into_iter().flatten() {
+            let kind = ["rope_type", "type"].iter().find_map(|k| scaling.get(k)).and_then(Value::as_str).unwrap_or("default");
+            if kind != "default" {
+                return unsupported(format!(
+                    "rope scaling of type {kind:?} is not supported: remove it from config.json to train within max_position_embeddings"
+                ));
+            }
+        }
+        if raw.use_sliding_window == Some(true) {
+            return unsupported("use_sliding_window is true: sliding-window attention is not supported".into());
+        }
+        if let Some(act) = raw.hidden_act.filter(|act| act != "silu") {
+            return unsupported(format!("hidden_act is {act:?}: only silu is supported"));
+        }
+        if raw.mlp_bias == Some(true) || (raw.attention_bias == Some(true) && architecture != Architecture::Qwen2) {
+            return unsupported("biases in the MLP or in o_proj are not supported".into());
+        }
+        let theta = raw.rope_parameters.as_ref().and_then(|p| p.get("rope_theta")).and_then(Value::as_f64).or(raw.rope_theta);
+        let eos_token_ids = match raw.eos_token_id {
+            Some(Value::Array(ids)) => ids.iter().filter_map(Value::as_u64).map(|id| id as u32).collect(),
+            Some(id) => id.as_u64().map(|id| id as u32).into_iter().collect(),
+            None => Vec::new(),
+        };
+        let config = Self {
+            architecture,
+            hidden_size: raw.hidden_size,
+            intermediate_size: raw.intermediate_size,
+            num_hidden_layers: raw.num_hidden_layers,
+            num_attention_heads: raw.num_attention_heads,
+            num_key_value_heads: raw.num_key_value_heads.unwrap_or(raw.num_attention_heads),
+            head_dim: raw.head_dim.unwrap_or(raw.hidden_size / raw.num_attention_heads.max(1)),
+            vocab_size: raw.vocab_size,
+            rms_norm_eps: raw.rms_norm_eps,
+            rope_theta: theta.unwrap_or(10_000.0),
+            tie_word_embeddings: raw.tie_word_embeddings.unwrap_or(false),
+            max_position_embeddings: raw.max_position_embeddings,
+            qkv_bias: architecture.qkv_bias(),
+            qk_norm: architecture.qk_norm(),
+            eos_token_ids,
+        };
+        config.check()?;
+        Ok(config)
+    }
+
+    /// That the sizes belong together.
+    ///
+    /// # Errors
+    /// A sentence naming the sizes.
+    pub fn check(&self) -> Result<(), ConfigError> {
+        let sizes = |what: String| Err(ConfigError::Sizes(what));
+        let positive = [
+            ("hidden_size", self.hidden_size),
+            ("intermediate_size", self.intermediate_size),
+            ("num_hidden_layers", self.num_hidden_layers),
+            ("num_attention_heads", self.num_attention_heads),
+            ("num_key_value_heads", self.num_key_value_heads),
+            ("head_dim", self.head_dim),
+            ("vocab_size", self.vocab_size),
+        ];
+        if let Some((name, _)) = positive.iter().find(|(_, n)| *n == 0) {
+            return sizes(format!("{name} is 0"));
+        }
+        let (heads, kv) = (self.num_attention_heads, self.num_key_value_heads);
+        if !heads.is_multiple_of(kv) {
+            return sizes(format!("{heads} query heads cannot share {kv} key heads evenly"));
+        }
+        if !self.head_dim.is_multiple_of(2) {
+            return sizes(format!("head_dim {} is odd: rotary positions need pairs", self.head_dim));
+        }
+        Ok(())
+    }
+
+    /// `config.json` for a directory that transformers loads.
+    pub fn to_json(&self, dtype: &str) -> Value {
+        let eos = match self.eos_token_ids.as_slice() {
+            [] => Value::Null,
+            [one] => Value::from(*one),
+            many => Value::from(many.to_vec()),
+        };
+        let mut json = serde_json::json!({
+            "architectures": [self.architecture.class_name()],
+            "model_type": self.architecture.model_type(),
+            "hidden_act": "silu",
+            "hidden_size": self.hidden_size,
+            "intermediate_size": self.intermediate_size,
+            "num_hidden_layers": self.num_hidden_layers,
+            "num_attention_heads": self.num_attention_heads,
+            "num_key_value_heads": self.num_key_value_heads,
+            "head_dim": self.head_dim,
+            "vocab_size": self.vocab_size,
+            "rms_norm_eps": self.rms_norm_eps,
+            "rope_theta": self.rope_theta,
+            "tie_word_embeddings": self.tie_word_embeddings,
+            "max_position_embeddings": self.max_position_embeddings,
+            "attention_dropout": 0.0,
+            "initializer_range": 0.02,
+            "use_cache": true,
+            "torch_dtype": dtype,
+            "eos_token_id": eos,
+        });
+        if let (Value::Object(json), Value::Object(own)) = (&mut json, self.architecture.config_fields()) {
+            json.extend(own);
+        }
+        json
+    }
+}

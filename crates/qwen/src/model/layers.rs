@@ -1,0 +1,214 @@
+//! The parts of a decoder layer: linear maps with their low-rank branch, RMS norm, rotary attention, gated MLP.
+//!
+//! Field names are those of the published checkpoints, so that a parameter's path is its tensor's name. Weights are kept `[out, in]` as
+//! checkpoints store them. Hidden states are `[B, S, h]`.
+
+use burn::module::{Module, Param};
+use burn::tensor::activation::{silu, softmax};
+use burn::tensor::{Device, Tensor};
+
+use super::ModelConfig;
+use super::lora::Lora;
+use super::pass::{KvCache, Pass};
+
+/// A parameter that no gradient is asked for until [`Param::set_require_grad`] says otherwise.
+pub(super) fn frozen<const D: usize>(shape: [usize; D], device: &Device) -> Param<Tensor<D>> {
+    Param::from_tensor(Tensor::zeros(shape, device)).set_require_grad(false)
+}
+
+/// `y = x Wᵀ + b`, and beside it the low-rank branch if there is one.
+#[derive(Module, Debug)]
+pub struct Linear {
+    /// `[out, in]`.
+    pub weight: Param<Tensor<2>>,
+    /// `[out]`.
+    pub bias: Option<Param<Tensor<1>>>,
+    /// The adapter.
+    pub lora: Option<Lora>,
+}
+
+impl Linear {
+    pub(super) fn new(out: usize, input: usize, bias: bool, device: &Device) -> Self {
+        Self { weight: frozen([out, input], device), bias: bias.then(|| frozen([out], device)), lora: None }
+    }
+
+    /// `[B, S, in]` to `[B, S, out]`.
+    pub fn forward(&self, x: Tensor<3>, pass: &Pass) -> Tensor<3> {
+        let ([b, s, input], [out, _]) = (x.dims(), self.weight.dims());
+        let rows = x.reshape([b * s, input]);
+        let mut y = rows.clone().matmul(self.weight.val().t());
+        if let Some(lora) = &self.lora {
+            y = lora.add_to(y, rows, &self.weight.val(), pass);
+        }
+        if let Some(bias) = &self.bias {
+            y = y + bias.val().unsqueeze();
+        }
+        y.reshape([b, s, out])
+    }
+}
+
+/// `x / sqrt(mean(x²) + ε) ⊙ w` over the last dimension (Zhang and Sennrich 2019).
+#[derive(Module, Debug)]
+pub struct RmsNorm {
+    /// `[h]`.
+    pub weight: Param<Tensor<1>>,
+    eps: f64,
+}
+
+impl RmsNorm {
+    pub(super) fn new(size: usize, eps: f64, device: &Device) -> Self {
+        Self { weight: frozen([size], device), eps }
+    }
+
+    /// Any shape whose last extent is h.
+    pub fn forward<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
+        let scale = x.clone().square().mean_dim(D - 1).add_scalar(self.eps).sqrt().recip();
+        x * scale * self.weight.val().unsqueeze()
+    }
+}
+
+/// Grouped-query attention with rotary positions (Ainslie et al. 2023; Su et al. 2021).
+#[derive(Module, Debug)]
+pub struct Attention {
+    /// `[n_heads d, h]`, with a bias in Qwen2.
+    pub q_proj: Linear,
+    /// `[n_kv d, h]`.
+    pub k_proj: Linear,
+    /// `[n_kv d, h]`.
+    pub v_proj: Linear,
+    /// `[h, n_heads d]`.
+    pub o_proj: Linear,
+    /// Qwen3: norm of every query head, `[d]`.
+    pub q_norm: Option<RmsNorm>,
+    /// Qwen3: norm of every key head, `[d]`.
+    pub k_norm: Option<RmsNorm>,
+    heads: usize,
+    kv_heads: usize,
+    head_dim: usize,
+}
+
+impl Attention {
+    fn new(c: &ModelConfig, device: &Device) -> Self {
+        let (q, kv) = (c.num_attention_heads * c.head_dim, c.num_key_value_heads * c.head_dim);
+        let norm = || c.qk_norm.then(|| RmsNorm::new(c.head_dim, c.rms_norm_eps, device));
+        Self {
+            q_proj: Linear::new(q, c.hidden_size, c.qkv_bias, device),
+            k_proj: Linear::new(kv, c.hidden_size, c.qkv_bias, device),
+            v_proj: Linear::new(kv, c.hidden_size, c.qkv_bias, device),
+            o_proj: Linear::new(c.hidden_size, q, false, device),
+            q_norm: norm(),
+            k_norm: norm(),
+            heads: c.num_attention_heads,
+            kv_heads: c.num_key_value_heads,
+            head_dim: c.head_dim,
+        }
+    }
+
+    /// `[B, S, h]` to the same; `cache` holds the keys and values of what came before, and takes these.
+    pub fn forward(&self, x: Tensor<3>, pass: &Pass, cache: Option<&mut KvCache>) -> Tensor<3> {
+        let ([b, s, _], d) = (x.dims(), self.head_dim);
+        let heads = |y: Tensor<3>, n: usize, norm: &Option<RmsNorm>| {
+            let y = y.reshape([b, s, n, d]);
+            norm.as_ref().map_or_else(|| y.clone(), |norm| norm.forward(y.clone())).swap_dims(1, 2)
+        };
+        let q = pass.rope.apply(heads(self.q_proj.forward(x.clone(), pass), self.heads, &self.q_norm));
+        let k = pass.rope.apply(heads(self.k_proj.forward(x.clone(), pass), self.kv_heads, &self.k_norm));
+        let v = heads(self.v_proj.forward(x, pass), self.kv_heads, &None);
+        let (k, v) = match cache {
+            Some(cache) => cache.extend(k, v),
+            None => (k, v),
+        };
+        // The query heads of a group share their key head: together they are the rows of one product.
+        let group = self.heads / self.kv_heads;
+        let q = q.reshape([b, self.kv_heads, group * s, d]).mul_scalar(1.0 / (d as f64).sqrt());
+        let scores = q.matmul(k.swap_dims(2, 3));
+        let scores = match &pass.mask {
+            Some(mask) => scores + mask.clone(),
+            None => scores,
+        };
+        let y = softmax(scores, 3).matmul(v);
+        let y = y.reshape([b, self.heads, s, d]).swap_dims(1, 2).reshape([b, s, self.heads * d]);
+        self.o_proj.forward(y, pass)
+    }
+}
+
+/// `down(silu(gate(x)) ⊙ up(x))` (Shazeer 2020).
+#[derive(Module, Debug)]
+pub struct Mlp {
+    /// `[i, h]`.
+    pub gate_proj: Linear,
+    /// `[i, h]`.
+    pub up_proj: Linear,
+    /// `[h, i]`.
+    pub down_proj: Linear,
+}
+
+impl Mlp {
+    fn new(c: &ModelConfig, device: &Device) -> Self {
+        Self {
+            gate_proj: Linear::new(c.intermediate_size, c.hidden_size, false, device),
+            up_proj: Linear::new(c.intermediate_size, c.hidden_size, false, device),
+            down_proj: Linear::new(c.hidden_size, c.intermediate_size, false, device),
+        }
+    }
+
+    /// `[B, S, h]` to the same.
+    pub fn forward(&self, x: Tensor<3>, pass: &Pass) -> Tensor<3> {
+        let gate = silu(self.gate_proj.forward(x.clone(), pass));
+        self.down_proj.forward(gate * self.up_proj.forward(x, pass), pass)
+    }
+}
+
+/// One decoder layer: `x += attention(norm(x)); x += mlp(norm(x))`.
+#[derive(Module, Debug)]
+pub struct Layer {
+    /// Attention.
+    pub self_attn: Attention,
+    /// MLP.
+    pub mlp: Mlp,
+    /// Before attention.
+    pub input_layernorm: RmsNorm,
+    /// Before the MLP.
+    pub post_attention_layernorm: RmsNorm,
+}
+
+impl Layer {
+    pub(super) fn new(c: &ModelConfig, device: &Device) -> Self {
+        let norm = || RmsNorm::new(c.hidden_size, c.rms_norm_eps, device);
+        Self { self_attn: Attention::new(c, device), mlp: Mlp::new(c, device), input_layernorm: norm(), post_attention_layernorm: norm() }
+    }
+
+    /// `[B, S, h]` to the same.
+    pub fn forward(&self, x: Tensor<3>, pass: &Pass, cache: Option<&mut KvCache>) -> Tensor<3> {
+        let x = x.clone() + self.self_attn.forward(self.input_layernorm.forward(x), pass, cache);
+        x.clone() + self.mlp.forward(self.post_attention_layernorm.forward(x), pass)
+    }
+
+    /// Its linear maps by the names LoRA targets go by, in the checkpoint's order.
+    pub fn linears(&self) -> [(&'static str, &Linear); 7] {
+        let (a, m) = (&self.self_attn, &self.mlp);
+        [
+            ("self_attn.q_proj", &a.q_proj),
+            ("self_attn.k_proj", &a.k_proj),
+            ("self_attn.v_proj", &a.v_proj),
+            ("self_attn.o_proj", &a.o_proj),
+            ("mlp.gate_proj", &m.gate_proj),
+            ("mlp.up_proj", &m.up_proj),
+            ("mlp.down_proj", &m.down_proj),
+        ]
+    }
+
+    /// The same, to be changed.
+    pub fn linears_mut(&mut self) -> [(&'static str, &mut Linear); 7] {
+        let (a, m) = (&mut self.self_attn, &mut self.mlp);
+        [
+            ("self_attn.q_proj", &mut a.q_proj),
+            ("self_attn.k_proj", &mut a.k_proj),
+            ("self_attn.v_proj", &mut a.v_proj),
+            ("self_attn.o_proj", &mut a.o_proj),
+            ("mlp.gate_proj", &mut m.gate_proj),
+            ("mlp.up_proj", &mut m.up_proj),
+            ("mlp.down_proj", &mut m.down_proj),
+        ]
+    }
+}

@@ -1,0 +1,120 @@
+//! Low-rank adaptation (Hu et al. 2021), with rank-stabilised scaling (Kalajdzievski 2023) and weight decomposition (DoRA, Liu et al. 2024).
+//!
+//! The branch is computed beside the frozen map, never composed with it: `x Aᵀ Bᵀ` costs r (in + out) products a token and keeps
+//! nothing of the weight's size.
+
+use bellows_learner::Rng;
+use burn::module::{Module, Param};
+use burn::tensor::{Device, Tensor, TensorData};
+use rayon::prelude::*;
+
+use super::pass::Pass;
+
+/// An adapter of one linear map: `W' = W + scaling B A`.
+#[derive(Module, Debug)]
+pub struct Lora {
+    /// `[r, in]`.
+    pub lora_A: Param<Tensor<2>>,
+    /// `[out, r]`.
+    pub lora_B: Param<Tensor<2>>,
+    /// DoRA: the norm of each row of W', `[out]`.
+    pub lora_magnitude_vector: Option<Param<Tensor<1>>>,
+    scaling: f64,
+    dropout: f64,
+    /// Which of the model's maps this is, for its own stream of draws.
+    stream: u64,
+}
+
+/// How an adapter is made.
+#[derive(Clone, Copy, Debug)]
+pub struct LoraSpec {
+    /// r.
+    pub rank: usize,
+    /// Factor on B A: α / r, or α / √r with rank-stabilised scaling.
+    pub scaling: f64,
+    /// Probability that an input of the branch is dropped.
+    pub dropout: f64,
+    /// Weight decomposition.
+    pub dora: bool,
+    /// Which of the model's maps this is: draws differ between maps.
+    pub stream: u64,
+}
+
+impl Lora {
+    /// A of `U(-1/√in, 1/√in)` drawn from `seed`, B of zeros: the map is at first what it was. `weight` is `[out, in]`.
+    pub fn new(spec: LoraSpec, weight: &Tensor<2>, seed: u64) -> Self {
+        let ([out, input], device) = (weight.dims(), weight.device());
+        let bound = 1.0 / (input as f64).sqrt();
+        let mut rng = Rng::new(seed, "lora_A", 0, spec.stream);
+        let a: Vec<f32> = (0..spec.rank * input).map(|_| rng.uniform(-bound, bound) as f32).collect();
+        let a = Tensor::from_data(TensorData::new(a, [spec.rank, input]), &device);
+        let mut lora = Self::from_tensors(spec, a, Tensor::zeros([out, spec.rank], &device), None);
+        if spec.dora {
+            lora.lora_magnitude_vector = Some(Param::from_tensor(lora.row_norms(weight)));
+        }
+        lora
+    }
+
+    /// An adapter that exists: A `[r, in]`, B `[out, r]`, magnitudes `[out]`.
+    pub fn from_tensors(spec: LoraSpec, a: Tensor<2>, b: Tensor<2>, magnitude: Option<Tensor<1>>) -> Self {
+        Self {
+            lora_A: Param::from_tensor(a),
+            lora_B: Param::from_tensor(b),
+            lora_magnitude_vector: magnitude.map(Param::from_tensor),
+            scaling: spec.scaling,
+            dropout: spec.dropout,
+            stream: spec.stream,
+        }
+    }
+
+    /// Factor on B A.
+    pub fn scaling(&self) -> f64 {
+        self.scaling
+    }
+
+    /// `base = x Wᵀ` with the branch added; x `[N, in]`.
+    pub(super) fn add_to(&self, base: Tensor<2>, x: Tensor<2>, weight: &Tensor<2>, pass: &Pass) -> Tensor<2> {
+        let dropped = match pass.draws {
+            Some(draws) if self.dropout > 0.0 => {
+                let mask = keep_mask(x.dims(), self.dropout, &draws.stream("dropout", self.stream), &x.device());
+                Some(x.clone() * mask)
+            }
+            _ => None,
+        };
+        let input = dropped.clone().unwrap_or(x);
+        let branch = input.matmul(self.lora_A.val().t()).matmul(self.lora_B.val().t()).mul_scalar(self.scaling);
+        let Some(magnitude) = &self.lora_magnitude_vector else { return base + branch };
+        // The norm counts as a constant (DoRA, section 4.3). With dropout, only what passed it is rescaled, as in PEFT.
+        let ratio = (magnitude.val() / self.row_norms(weight).detach()).unsqueeze::<2>();
+        let rescaled = dropped.map_or_else(|| base.clone(), |x| x.matmul(weight.clone().t()));
+        base + rescaled * ratio.clone().sub_scalar(1.0) + branch * ratio
+    }
+
+    /// ‖W + s B A‖ of each row, `[out]`, without composing it: `‖w‖² + 2 s b·(A w) + s² b·(A Aᵀ b)`.
+    fn row_norms(&self, weight: &Tensor<2>) -> Tensor<1> {
+        let (a, b) = (self.lora_A.val().detach(), self.lora_B.val().detach());
+        let [out, _] = b.dims();
+        let cross = (weight.clone().matmul(a.clone().t()) * b.clone()).sum_dim(1).mul_scalar(2.0 * self.scaling);
+        let own = (b.clone().matmul(a.clone().matmul(a.t())) * b).sum_dim(1).mul_scalar(self.scaling * self.scaling);
+        (weight.clone().square().sum_dim(1) + cross + own).sqrt().reshape([out])
+    }
+
+    /// W' as a dense weight, `[out, in]`.
+    pub fn merge(&self, weight: Tensor<2>) -> Tensor<2> {
+        let dense = weight.clone() + self.lora_B.val().matmul(self.lora_A.val()).mul_scalar(self.scaling);
+        match &self.lora_magnitude_vector {
+            Some(magnitude) => {
+                let [out] = magnitude.dims();
+                dense * (magnitude.val() / self.row_norms(&weight)).reshape([out, 1])
+            }
+            None => dense,
+        }
+    }
+}
+
+/// 0 with probability `p`, else 1 / (1 - p): a function of the stream and the place, on any number of threads.
+fn keep_mask([n, m]: [usize; 2], p: f64, rng: &Rng, device: &Device) -> Tensor<2> {
+    let scale = (1.0 / (1.0 - p)) as f32;
+    let mask: Vec<f32> = (0..(n * m) as u64).into_par_iter().map(|i| if rng.unit_at(i) < p { 0.0 } else { scale }).collect();
+    Tensor::from_data(TensorData::new(mask, [n, m]), device)
+}

@@ -1,0 +1,138 @@
+//! What all layers share in one pass over a batch: rotary angles, the attention mask, and the key of this pass's random draws.
+
+use bellows_learner::Rng;
+use burn::tensor::{Device, Tensor, TensorData};
+use rayon::prelude::*;
+
+use super::ModelConfig;
+
+/// Added to the scores of pairs that must not see each other: far below any score, and finite, so that a row of nothing else stays finite.
+const BLOCKED: f32 = -1e30;
+
+/// One pass over a batch.
+#[derive(Clone, Debug)]
+pub struct Pass {
+    /// Rotary angles of the batch's positions.
+    pub rope: Rope,
+    /// Added to the scores, `[1 or B, 1, group S, T]`; `None` where every query may see every key.
+    pub mask: Option<Tensor<4>>,
+    /// Where dropout and embedding noise are drawn from; `None` in evaluation.
+    pub draws: Option<Draws>,
+}
+
+/// The random draws of one training batch: re-running a layer draws the same again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Draws {
+    /// The run's seed.
+    pub seed: u64,
+    /// Epoch, from 0.
+    pub epoch: u64,
+    /// What tells the batch from the others of its epoch.
+    pub batch: u64,
+}
+
+impl Draws {
+    /// The draws for `purpose` in the model's map (or layer) number `of`.
+    pub fn stream(&self, purpose: &str, of: u64) -> Rng {
+        Rng::new(self.seed, &format!("{purpose} {of}"), self.epoch, self.batch)
+    }
+}
+
+impl Pass {
+    /// A batch of `positions` and `documents`, both `[B, S]` row-major; tokens see earlier tokens of their own document.
+    ///
+    /// Padding at the end of a row needs no document of its own: nothing before it sees it. `group` is the number of query heads that
+    /// share a key head.
+    pub fn new(shape: [usize; 2], positions: &[i32], documents: &[i32], config: &ModelConfig, device: &Device) -> Self {
+        let [batch, seq] = shape;
+        let plain = documents.iter().all(|&d| d == documents[0]);
+        let rows = if plain { 1 } else { batch };
+        let group = config.num_attention_heads / config.num_key_value_heads;
+        let mut mask = vec![0.0; rows * group * seq * seq];
+        mask.par_chunks_mut(seq).enumerate().for_each(|(i, row)| {
+            let (b, q) = (i / (group * seq), i % seq);
+            let document = |t: usize| documents[b * seq + t];
+            for (t, value) in row.iter_mut().enumerate() {
+                if t > q || document(t) != document(q) {
+                    *value = BLOCKED;
+                }
+            }
+        });
+        let mask = Tensor::from_data(TensorData::new(mask, [rows, 1, group * seq, seq]), device);
+        Self { rope: Rope::new(shape, positions, config, device), mask: Some(mask), draws: None }
+    }
+
+    /// `tokens` new tokens after `past` old ones in every row.
+    pub fn after(past: usize, batch: usize, tokens: usize, config: &ModelConfig, device: &Device) -> Self {
+        let positions: Vec<i32> = (0..batch).flat_map(|_| past as i32..(past + tokens) as i32).collect();
+        let rope = Rope::new([batch, tokens], &positions, config, device);
+        if tokens == 1 {
+            return Self { rope, mask: None, draws: None };
+        }
+        let (group, total) = (config.num_attention_heads / config.num_key_value_heads, past + tokens);
+        let blocked = |i: usize| if i % total > past + (i / total) % tokens { BLOCKED } else { 0.0 };
+        let mask: Vec<f32> = (0..group * tokens * total).map(blocked).collect();
+        Self { rope, mask: Some(Tensor::from_data(TensorData::new(mask, [1, 1, group * tokens, total]), device)), draws: None }
+    }
+
+    /// The same with dropout.
+    pub fn with_draws(self, draws: Draws) -> Self {
+        Self { draws: Some(draws), ..self }
+    }
+
+    /// The same on the autodiff device, or off it.
+    pub fn on(&self, autodiff: bool) -> Self {
+        let to = |t: &Tensor<4>| match (autodiff, t.is_autodiff()) {
+            (true, false) => Tensor::from_inner(t.clone()),
+            (false, true) => t.clone().inner(),
+            _ => t.clone(),
+        };
+        Self { rope: Rope { cos: to(&self.rope.cos), sin: to(&self.rope.sin) }, mask: self.mask.as_ref().map(to), draws: self.draws }
+    }
+}
+
+/// Cosines and sines, `[1 or B, 1, S, d / 2]`: the first and the second half of a head are the coordinates of d / 2 rotations.
+#[derive(Clone, Debug)]
+pub struct Rope {
+    cos: Tensor<4>,
+    sin: Tensor<4>,
+}
+
+impl Rope {
+    /// Angle of position p and pair j: `p θ^(-2j/d)`, in f32 as the published models compute it.
+    fn new([batch, seq]: [usize; 2], positions: &[i32], config: &ModelConfig, device: &Device) -> Self {
+        let half = config.head_dim / 2;
+        let rows = if positions.chunks(seq).all(|row| row == &positions[..seq]) { 1 } else { batch };
+        let frequency = |j: usize| (1.0 / config.rope_theta.powf(2.0 * j as f64 / config.head_dim as f64)) as f32;
+        let frequencies: Vec<f32> = (0..half).map(frequency).collect();
+        let table = |of: fn(f32) -> f32| {
+            let values = positions[..rows * seq].iter().flat_map(|&p| frequencies.iter().map(move |f| of(p as f32 * f)));
+            Tensor::from_data(TensorData::new(values.collect::<Vec<f32>>(), [rows, 1, seq, half]), device)
+        };
+        Self { cos: table(f32::cos), sin: table(f32::sin) }
+    }
+
+    /// Rotates `[B, n, S, d]`: `[x1 cos - x2 sin, x2 cos + x1 sin]`.
+    pub fn apply(&self, x: Tensor<4>) -> Tensor<4> {
+        let half = x.dims()[3] / 2;
+        let (x1, x2) = (x.clone().narrow(3, 0, half), x.narrow(3, half, half));
+        let (cos, sin) = (self.cos.clone(), self.sin.clone());
+        Tensor::cat(vec![x1.clone() * cos.clone() - x2.clone() * sin.clone(), x2 * cos + x1 * sin], 3)
+    }
+}
+
+/// Keys and values of one layer, `[B, n_kv, T, d]` each.
+#[derive(Clone, Debug, Default)]
+pub struct KvCache(Option<(Tensor<4>, Tensor<4>)>);
+
+impl KvCache {
+    /// Appends, and returns all.
+    pub(super) fn extend(&mut self, k: Tensor<4>, v: Tensor<4>) -> (Tensor<4>, Tensor<4>) {
+        let all = match self.0.take() {
+            Some((old_k, old_v)) => (Tensor::cat(vec![old_k, k], 2), Tensor::cat(vec![old_v, v], 2)),
+            None => (k, v),
+        };
+        self.0 = Some(all.clone());
+        all
+    }
+}

@@ -1,0 +1,191 @@
+//! Adapters in PEFT's files: `adapter_config.json` and `adapter_model.safetensors`.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use bellows_weights::{Tensor as FileTensor, Tensors, WeightsError, to_safetensors};
+use burn::module::{Module, ModuleVisitor, Param};
+use burn::tensor::{Tensor, TensorData};
+use serde_json::{Value, json};
+
+use crate::adapter::{AdapterError, LoraConfig, Targets};
+use crate::load;
+use crate::model::CausalLm;
+use crate::model::lora::Lora;
+
+/// What PEFT puts before a module's own name.
+const PREFIX: &str = "base_model.model.";
+
+/// The name PEFT gives an adapter's or a saved module's tensor.
+fn peft_name(name: &str) -> String {
+    let plain = name.replace(".lora.", ".");
+    // The magnitudes are the one tensor without an ending.
+    let ending = if plain.ends_with("lora_A") || plain.ends_with("lora_B") { ".weight" } else { "" };
+    format!("{PREFIX}{plain}{ending}")
+}
+
+/// Why an adapter cannot be read or written.
+#[derive(Debug, thiserror::Error)]
+pub enum PeftError {
+    /// A file.
+    #[error("{}: {reason}", path.display())]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// A weight file.
+    #[error(transparent)]
+    Weights(#[from] WeightsError),
+    /// Settings that do not fit the model.
+    #[error(transparent)]
+    Adapter(#[from] AdapterError),
+    /// The device cannot hand a tensor back.
+    #[error("reading {name} back from the device: {reason}")]
+    Device {
+        /// The tensor.
+        name: String,
+        /// Why not.
+        reason: String,
+    },
+}
+
+/// The trained tensors of a model under PEFT's names.
+///
+/// # Errors
+/// When the device cannot hand one back.
+pub fn tensors(model: &CausalLm) -> Result<Tensors, PeftError> {
+    struct Collect {
+        path: load::Path,
+        tensors: Result<Tensors, PeftError>,
+    }
+    impl ModuleVisitor for Collect {
+        fn enter_module(&mut self, name: &str, _: &str) {
+            self.path.enter(name);
+        }
+        fn exit_module(&mut self, _: &str, _: &str) {
+            self.path.leave();
+        }
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+            let name = self.path.join();
+            let (Ok(tensors), true) = (&mut self.tensors, param.is_require_grad()) else { return };
+            match param.val().into_data().try_into_vec_as::<f32>() {
+                Ok(values) => drop(tensors.insert(peft_name(&name), FileTensor::from_f32(param.lazy_shape().to_vec(), &values))),
+                Err(e) => self.tensors = Err(PeftError::Device { name, reason: e.to_string() }),
+            }
+        }
+    }
+    let mut collect = Collect { path: load::Path::default(), tensors: Ok(Tensors::new()) };
+    model.visit(&mut collect);
+    collect.tensors
+}
+
+/// The bytes of `adapter_model.safetensors`.
+///
+/// # Errors
+/// When the device cannot hand a tensor back.
+pub fn to_bytes(model: &CausalLm) -> Result<Vec<u8>, PeftError> {
+    Ok(to_safetensors(&tensors(model)?, &BTreeMap::from([("format".to_string(), "pt".to_string())]))?)
+}
+
+/// `adapter_config.json`: the keys that every release of PEFT since 0.11 knows, sorted.
+pub fn config_json(config: &LoraConfig, base_model: Option<&str>) -> Value {
+    let optional = |list: &[String]| if list.is_empty() { Value::Null } else { json!(list) };
+    json!({
+        "alpha_pattern": config.alpha_pattern,
+        "auto_mapping": null,
+        "base_model_name_or_path": base_model,
+        "bias": "none",
+        "exclude_modules": optional(&config.exclude_modules),
+        "fan_in_fan_out": false,
+        "inference_mode": true,
+        "init_lora_weights": true,
+        "layer_replication": null,
+        "layers_pattern": null,
+        "layers_to_transform": if config.layers_to_transform.is_empty() { Value::Null } else { json!(config.layers_to_transform) },
+        "loftq_config": {},
+        "lora_alpha": config.lora_alpha,
+        "lora_bias": false,
+        "lora_dropout": config.lora_dropout,
+        "megatron_config": null,
+        "megatron_core": "megatron.core",
+        "modules_to_save": optional(&config.modules_to_save),
+        "peft_type": "LORA",
+        "r": config.r,
+        "rank_pattern": config.rank_pattern,
+        "revision": null,
+        "target_modules": config.target_modules,
+        "task_type": "CAUSAL_LM",
+        "trainable_token_indices": null,
+        "use_dora": config.use_dora,
+        "use_rslora": config.use_rslora,
+    })
+}
+
+/// Settings from `adapter_config.json`.
+///
+/// # Errors
+/// What is not LoRA, or asks for something that is not built here.
+pub fn read_config(path: &Path) -> Result<LoraConfig, PeftError> {
+    let fail = |reason: String| PeftError::File { path: path.to_owned(), reason };
+    let text = std::fs::read_to_string(path).map_err(|e| fail(e.to_string()))?;
+    let json: Value = serde_json::from_str(&text).map_err(|e| fail(e.to_string()))?;
+    let fields = json.as_object().ok_or_else(|| fail("not a JSON object".into()))?;
+    if fields.get("peft_type").and_then(Value::as_str) != Some("LORA") {
+        return Err(fail(format!("peft_type is {}: only LORA is supported", fields.get("peft_type").unwrap_or(&Value::Null))));
+    }
+    for (key, plain) in [("bias", json!("none")), ("fan_in_fan_out", json!(false)), ("lora_bias", json!(false))] {
+        if fields.get(key).is_some_and(|v| *v != plain && !v.is_null()) {
+            return Err(fail(format!("{key} is {}: not supported", fields[key])));
+        }
+    }
+    let known = serde_json::to_value(LoraConfig::default()).unwrap_or_default();
+    let ours = fields.iter().filter(|(key, value)| !value.is_null() && known.get(key.as_str()).is_some());
+    let ours: serde_json::Map<String, Value> = ours.map(|(k, v)| (k.clone(), v.clone())).collect();
+    serde_json::from_value(Value::Object(ours)).map_err(|e| fail(e.to_string()))
+}
+
+/// Puts an adapter's tensors (under PEFT's names) on a base model.
+///
+/// # Errors
+/// A tensor that is missing, has another shape, or that the model has no place for.
+pub fn attach(model: CausalLm, config: &LoraConfig, mut tensors: Tensors, path: &Path) -> Result<CausalLm, PeftError> {
+    let fail = |reason: String| PeftError::File { path: path.to_owned(), reason };
+    let mut take = |name: String, shape: &[usize]| -> Result<Vec<f32>, PeftError> {
+        let tensor = tensors.remove(&name).ok_or_else(|| fail(format!("no tensor {name}")))?;
+        if tensor.shape != shape {
+            return Err(fail(format!("{name} has shape {:?}, this model needs {shape:?}", tensor.shape)));
+        }
+        Ok(tensor.to_f32()?)
+    };
+    let model = config.apply_with(model, |spec, weight, name| {
+        let ([out, input], device) = (weight.dims(), weight.device());
+        let a = take(format!("{PREFIX}{name}.lora_A.weight"), &[spec.rank, input])?;
+        let b = take(format!("{PREFIX}{name}.lora_B.weight"), &[out, spec.rank])?;
+        let magnitude = spec.dora.then(|| take(format!("{PREFIX}{name}.lora_magnitude_vector"), &[out])).transpose()?;
+        Ok::<_, PeftError>(Lora::from_tensors(
+            spec,
+            Tensor::from_data(TensorData::new(a, [spec.rank, input]), &device),
+            Tensor::from_data(TensorData::new(b, [out, spec.rank]), &device),
+            magnitude.map(|m| Tensor::from_data(TensorData::new(m, [out]), &device)),
+        ))
+    })?;
+    let saved: BTreeMap<String, FileTensor> = std::mem::take(&mut tensors);
+    load::replace(model, |name| saved.get(&peft_name(name)).cloned()).map_err(|e| fail(e.to_string())).and_then(|(model, used)| match saved
+        .keys()
+        .find(|key| !used.iter().any(|name| peft_name(name) == **key))
+    {
+        Some(extra) => Err(fail(format!("this model has no place for {extra}"))),
+        None => Ok(model),
+    })
+}
+
+/// Whether target names are given as a list, for readers that take nothing else.
+pub fn target_names(model: &CausalLm, config: &LoraConfig) -> Vec<String> {
+    if let Targets::Names(names) = &config.target_modules {
+        return names.clone();
+    }
+    let endings = model.linears().filter(|(_, l)| l.lora.is_some()).map(|(name, _)| name.rsplit('.').next().unwrap_or_default().to_owned());
+    endings.collect::<std::collections::BTreeSet<_>>().into_iter().collect()
+}

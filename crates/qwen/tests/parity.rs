@@ -1,0 +1,190 @@
+//! Numbers against transformers and PEFT, on the tiny checkpoints of `tests/golden/make.py`.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+use std::path::PathBuf;
+
+use bellows_kernels::{Adam, adam_step};
+use bellows_learner::{Layout, Role, Stopwatch};
+use bellows_qwen::gradients::{TrainBatch, gradients};
+use bellows_qwen::load::load;
+use bellows_qwen::model::pass::Pass;
+use bellows_qwen::model::{CausalLm, ModelConfig};
+use bellows_qwen::peft;
+use bellows_weights::{Tensors, read};
+use burn::module::Module;
+use burn::tensor::{Device, Int, Tensor, TensorData};
+
+const CASES: [&str; 6] = ["qwen2", "qwen3", "llama", "qwen2-untied-rslora", "qwen3-untied", "qwen2-dora"];
+
+struct Case {
+    dir: PathBuf,
+    config: ModelConfig,
+    base: CausalLm,
+    model: CausalLm,
+}
+
+impl Case {
+    fn open(name: &str) -> Self {
+        let dir = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(name);
+        let device = Device::flex();
+        let config = ModelConfig::from_json(&std::fs::read_to_string(dir.join("model/config.json")).unwrap()).unwrap();
+        let weights = read(&dir.join("model/model.safetensors")).unwrap().tensors;
+        let base = load(CausalLm::new(&config, &device), |name| Ok(weights.get(name).cloned())).unwrap();
+        let path = dir.join("adapter/adapter_config.json");
+        let adapter = peft::read_config(&path).unwrap();
+        let tensors = read(&dir.join("adapter/adapter_model.safetensors")).unwrap().tensors;
+        let model = peft::attach(base.clone(), &adapter, tensors, &path).unwrap();
+        Self { dir, config, base, model }
+    }
+
+    fn tensors(&self, file: &str) -> Tensors {
+        read(&self.dir.join(file)).unwrap().tensors
+    }
+
+    fn ids(&self) -> (Vec<i32>, [usize; 2]) {
+        let ids = &self.tensors("case.safetensors")["input_ids"];
+        (ids.to_f32().unwrap().iter().map(|&x| x as i32).collect(), [ids.shape[0], ids.shape[1]])
+    }
+
+    fn pass(&self, shape: [usize; 2]) -> Pass {
+        let positions: Vec<i32> = (0..shape[0]).flat_map(|_| 0..shape[1] as i32).collect();
+        Pass::new(shape, &positions, &vec![0; positions.len()], &self.config, &Device::flex())
+    }
+
+    fn batch(&self) -> (TrainBatch, usize) {
+        let ((ids, shape), device) = (self.ids(), Device::flex());
+        let labels = self.tensors("case.safetensors")["labels"].to_f32().unwrap();
+        let next = |i: usize| (i + 1) % shape[1] != 0 && labels[i + 1] >= 0.0;
+        let rows: Vec<i32> = (0..ids.len()).filter(|&i| next(i)).map(|i| i as i32).collect();
+        let targets: Vec<i32> = rows.iter().map(|&i| ids[i as usize + 1]).collect();
+        let n = rows.len();
+        let ints = |v: Vec<i32>| Tensor::<1, Int>::from_data(TensorData::new(v, [n]), &device);
+        let ids = Tensor::from_data(TensorData::new(ids, shape), &device);
+        (TrainBatch { ids, rows: ints(rows), targets: ints(targets), pass: self.pass(shape), noise: None }, n)
+    }
+}
+
+fn host<const D: usize>(t: Tensor<D>) -> Vec<f32> {
+    t.into_data().try_into_vec_as().unwrap()
+}
+
+/// ‖ours − theirs‖ / ‖theirs‖.
+fn error(ours: &[f32], theirs: &[f32]) -> f64 {
+    assert_eq!(ours.len(), theirs.len());
+    let norm = |v: &mut dyn Iterator<Item = f64>| v.map(|x| x * x).sum::<f64>().sqrt();
+    let difference = norm(&mut ours.iter().zip(theirs).map(|(a, b)| f64::from(*a) - f64::from(*b)));
+    difference / norm(&mut theirs.iter().map(|&x| f64::from(x)))
+}
+
+#[test]
+fn logits_with_and_without_the_adapter() {
+    for name in CASES {
+        let case = Case::open(name);
+        let (ids, shape) = case.ids();
+        let ids = || Tensor::<2, Int>::from_data(TensorData::new(ids.clone(), shape), &Device::flex());
+        let golden = case.tensors("forward.safetensors");
+        // Where a row is padded the two models see different things.
+        let valid = case.tensors("case.safetensors")["attention_mask"].to_f32().unwrap();
+        let keep = |v: Vec<f32>| -> Vec<f32> {
+            let vocab = case.config.vocab_size;
+            v.chunks(vocab).zip(&valid).filter(|(_, m)| **m > 0.0).flat_map(|(row, _)| row.to_vec()).collect()
+        };
+        for (model, key) in [(&case.base, "base_logits"), (&case.model, "logits")] {
+            let e = error(&keep(host(model.forward(ids(), &case.pass(shape)))), &keep(golden[key].to_f32().unwrap()));
+            assert!(e < 1e-5, "{name} {key}: {e:e}");
+        }
+    }
+}
+
+#[test]
+fn loss_and_adapter_gradients() {
+    for name in CASES {
+        let case = Case::open(name);
+        let (batch, n) = case.batch();
+        let golden = case.tensors("grads.safetensors");
+        let model = case.model.clone().train();
+        let layout = Layout::of(&model, |name| if name.contains(".lora.") { Role::Trained(0) } else { Role::Fixed });
+        let mut of_both = Vec::new();
+        for recompute in [false, true] {
+            let (loss, grads) = gradients(&model, &batch, recompute, &mut Stopwatch::start(None));
+            let loss = host(loss)[0] / n as f32;
+            let theirs = golden["loss"].to_f32().unwrap()[0];
+            assert!((loss - theirs).abs() / theirs < 1e-5, "{name}: loss {loss} for {theirs}");
+            let grads: Vec<Vec<f32>> = layout.arrange(&model, grads).into_iter().map(|g| host(g.unwrap())).collect();
+            for (entry, grad) in layout.entries.iter().zip(&grads) {
+                let key = format!("base_model.model.{}.weight", entry.name.replace(".lora.", "."));
+                let ours: Vec<f32> = grad.iter().map(|g| g / n as f32).collect();
+                let e = error(&ours, &golden[&key].to_f32().unwrap());
+                assert!(e < 1e-4, "{name} {key}: {e:e}");
+            }
+            of_both.push(grads);
+        }
+        assert!(of_both[0] == of_both[1], "{name}: recomputed gradients differ");
+    }
+}
+
+#[test]
+fn ten_steps_of_adamw() {
+    for name in CASES {
+        let case = Case::open(name);
+        let (batch, n) = case.batch();
+        let golden = case.tensors("steps.safetensors");
+        let mut model = case.model.clone().train();
+        let layout = Layout::of(&model, |name| if name.contains(".lora.") { Role::Trained(0) } else { Role::Fixed });
+        let mut moments = vec![(None, None); layout.entries.len()];
+        let theirs = golden["loss"].to_f32().unwrap();
+        for (i, theirs) in theirs.iter().enumerate() {
+            let (loss, grads) = gradients(&model, &batch, true, &mut Stopwatch::start(None));
+            let loss = host(loss)[0] / n as f32;
+            assert!((loss - theirs).abs() / theirs < 1e-4, "{name}: step {i}: loss {loss} for {theirs}");
+            let t = (i + 1) as i32;
+            let step = Adam {
+                rate: 1e-3 / (1.0 - 0.9f64.powi(t)),
+                beta1: 0.9,
+                beta2: 0.999,
+                root: (1.0 - 0.999f64.powi(t)).sqrt(),
+                epsilon: 1e-8,
+                decay: 0.0,
+                keep: 1.0,
+            };
+            let weights = layout.values(&model.valid());
+            let grads = layout.arrange(&model, grads).into_iter().map(|g| g.unwrap().div_scalar(n as f64));
+            let updated = weights.into_iter().zip(grads).zip(&mut moments).map(|((w, g), (first, second))| {
+                let (w, m, v) = adam_step(w, g, first.take(), second.take(), step);
+                (*first, *second) = (Some(m), Some(v));
+                Some(w)
+            });
+            model = layout.assign(model.clone(), updated.collect());
+        }
+        for (key, ours) in peft::tensors(&model.valid().train()).unwrap() {
+            let e = error(&ours.to_f32().unwrap(), &golden[&key].to_f32().unwrap());
+            assert!(e < 1e-4, "{name} {key} after ten steps: {e:e}");
+        }
+    }
+}
+
+#[test]
+fn merged_weights() {
+    for name in CASES {
+        let case = Case::open(name);
+        let golden = case.tensors("merged.safetensors");
+        let mut seen = 0;
+        for (module, linear) in case.model.linears() {
+            let Some(theirs) = golden.get(&format!("{module}.weight")) else { continue };
+            let merged = linear.lora.as_ref().unwrap().merge(linear.weight.val());
+            let e = error(&host(merged), &theirs.to_f32().unwrap());
+            assert!(e < 1e-6, "{name} {module}: {e:e}");
+            seen += 1;
+        }
+        assert_eq!(seen, 7);
+    }
+}
+
+/// What we write is what PEFT wrote.
+#[test]
+fn an_adapter_goes_in_and_out_unchanged() {
+    for name in CASES {
+        let case = Case::open(name);
+        assert!(peft::tensors(&case.model).unwrap() == case.tensors("adapter/adapter_model.safetensors"), "{name}");
+    }
+}

@@ -184,6 +184,12 @@ impl LoraConfig {
         Ok(self.unfreeze(model)?)
     }
 
+    /// Whether a parameter is trained: it is an adapter's, or of a module to save.
+    pub fn trains(&self, parameter: &str) -> bool {
+        let module = parameter.rsplit_once('.').map_or(parameter, |(module, _)| module);
+        parameter.contains(".lora.") || self.modules_to_save.iter().any(|name| ends_in(module, name))
+    }
+
     fn unfreeze(&self, model: CausalLm) -> Result<CausalLm, AdapterError> {
         for name in &self.modules_to_save {
             if name == "lm_head" && model.lm_head.is_none() {

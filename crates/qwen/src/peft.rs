@@ -55,12 +55,13 @@ pub enum PeftError {
 ///
 /// # Errors
 /// When the device cannot hand one back.
-pub fn tensors(model: &CausalLm) -> Result<Tensors, PeftError> {
-    struct Collect {
+pub fn tensors(model: &CausalLm, config: &LoraConfig) -> Result<Tensors, PeftError> {
+    struct Collect<'a> {
         path: load::Path,
+        config: &'a LoraConfig,
         tensors: Result<Tensors, PeftError>,
     }
-    impl ModuleVisitor for Collect {
+    impl ModuleVisitor for Collect<'_> {
         fn enter_module(&mut self, name: &str, _: &str) {
             self.path.enter(name);
         }
@@ -69,14 +70,14 @@ pub fn tensors(model: &CausalLm) -> Result<Tensors, PeftError> {
         }
         fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
             let name = self.path.join();
-            let (Ok(tensors), true) = (&mut self.tensors, param.is_require_grad()) else { return };
+            let (Ok(tensors), true) = (&mut self.tensors, self.config.trains(&name)) else { return };
             match param.val().into_data().try_into_vec_as::<f32>() {
                 Ok(values) => drop(tensors.insert(peft_name(&name), FileTensor::from_f32(param.lazy_shape().to_vec(), &values))),
                 Err(e) => self.tensors = Err(PeftError::Device { name, reason: e.to_string() }),
             }
         }
     }
-    let mut collect = Collect { path: load::Path::default(), tensors: Ok(Tensors::new()) };
+    let mut collect = Collect { path: load::Path::default(), config, tensors: Ok(Tensors::new()) };
     model.visit(&mut collect);
     collect.tensors
 }
@@ -85,8 +86,8 @@ pub fn tensors(model: &CausalLm) -> Result<Tensors, PeftError> {
 ///
 /// # Errors
 /// When the device cannot hand a tensor back.
-pub fn to_bytes(model: &CausalLm) -> Result<Vec<u8>, PeftError> {
-    Ok(to_safetensors(&tensors(model)?, &BTreeMap::from([("format".to_string(), "pt".to_string())]))?)
+pub fn to_bytes(model: &CausalLm, config: &LoraConfig) -> Result<Vec<u8>, PeftError> {
+    Ok(to_safetensors(&tensors(model, config)?, &BTreeMap::from([("format".to_string(), "pt".to_string())]))?)
 }
 
 /// `adapter_config.json`: the keys that every release of PEFT since 0.11 knows, sorted.

@@ -19,8 +19,8 @@ const BEGIN: char = '\u{fdd0}';
 const END: char = '\u{fdd1}';
 const BROKEN: char = '\u{fdd2}';
 
-/// Instructions a template may run; one chat of 1,000 turns takes about a hundredth.
-const FUEL: u64 = 50_000_000;
+/// Instructions a template may run; a turn takes about a hundred.
+const FUEL: u64 = 10_000_000;
 
 /// A chat template in Jinja, and the tokens it may write.
 #[derive(Debug, Clone)]
@@ -62,23 +62,22 @@ impl Jinja {
         &self.source
     }
 
+    /// The conversation as text. See [`super::Template::render`].
+    pub(super) fn render(&self, conversation: &Conversation, options: RenderOptions) -> Result<String, Fault> {
+        let input = self.input(conversation, options)?;
+        let text = self.run(&input["messages"], &input["tools"], options.generation_prompt, options)?;
+        Ok(without_marks(&text))
+    }
+
     /// The conversation in pieces. See [`super::Template::pieces`].
     pub(super) fn pieces(&self, conversation: &Conversation, options: RenderOptions) -> Result<Vec<Piece>, Fault> {
-        let messages: Vec<serde_json::Value> = conversation.messages.iter().map(as_json).collect();
-        let mut input = json!({"messages": messages, "tools": conversation.tools});
-        let refused = |at| Fault::template(format!("a message holds the noncharacter U+{:04X}", u32::from(at)));
-        visit_text(&mut input, &mut |text| match text.chars().find(|c| [BEGIN, END, BROKEN].contains(c)) {
-            Some(mark) => Err(refused(mark)),
-            None => {
-                if !options.special_in_content {
-                    *text = self.break_specials(text);
-                }
-                Ok(())
-            }
-        })?;
+        let input = self.input(conversation, options)?;
         let (messages, tools) = (&input["messages"], &input["tools"]);
         let text = self.run(messages, tools, options.generation_prompt, options)?;
-        let spans = if self.marks_generation {
+        let spans = if options.generation_prompt {
+            // Nothing is learnt from a prompt, and templates that rewrite earlier turns can be asked for one.
+            Vec::new()
+        } else if self.marks_generation {
             marked_spans(&text, &conversation.messages)?
         } else {
             self.added_spans(&text, conversation, messages, tools, options)?
@@ -94,6 +93,22 @@ impl Jinja {
         }
         self.cut(&text[at..], None, &mut pieces);
         Ok(pieces)
+    }
+
+    /// `{messages, tools}` as the template is given them, special tokens broken.
+    fn input(&self, conversation: &Conversation, options: RenderOptions) -> Result<serde_json::Value, Fault> {
+        let messages: Vec<serde_json::Value> = conversation.messages.iter().map(as_json).collect();
+        let mut input = json!({"messages": messages, "tools": conversation.tools});
+        visit_text(&mut input, &mut |text| match text.chars().find(|&c| is_mark(c)) {
+            Some(mark) => Err(Fault::template(format!("a message holds the noncharacter U+{:04X}", u32::from(mark)))),
+            None => {
+                if !options.special_in_content {
+                    *text = self.break_specials(text);
+                }
+                Ok(())
+            }
+        })?;
+        Ok(input)
     }
 
     fn run(
@@ -168,7 +183,7 @@ impl Jinja {
     fn cut(&self, text: &str, message: Option<usize>, pieces: &mut Vec<Piece>) {
         let part = if message.is_some() { Part::Body } else { Part::Frame };
         let mut push = |text: &str, special| {
-            let text: String = text.chars().filter(|c| ![BEGIN, END, BROKEN].contains(c)).collect();
+            let text = without_marks(text);
             if !text.is_empty() {
                 pieces.push(Piece { text, special, message, part });
             }
@@ -181,6 +196,14 @@ impl Jinja {
         }
         push(rest, false);
     }
+}
+
+fn is_mark(c: char) -> bool {
+    [BEGIN, END, BROKEN].contains(&c)
+}
+
+fn without_marks(text: &str) -> String {
+    text.chars().filter(|&c| !is_mark(c)).collect()
 }
 
 /// Bytes of the rendered text that one message of the assistant says.
@@ -224,7 +247,7 @@ fn as_json(message: &Message) -> serde_json::Value {
     out
 }
 
-/// Applies `edit` to every text in `value` but the keys of objects and the roles.
+/// Applies `edit` to every text in `value` but the keys of objects.
 fn visit_text(value: &mut serde_json::Value, edit: &mut impl FnMut(&mut String) -> Result<(), Fault>) -> Result<(), Fault> {
     match value {
         serde_json::Value::String(text) => edit(text),

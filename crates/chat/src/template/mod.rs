@@ -124,7 +124,7 @@ impl Template {
         }
     }
 
-    /// The conversation in pieces.
+    /// The conversation in pieces. Those of a custom template's generation prompt belong to no message.
     ///
     /// # Errors
     /// [`Fault::Template`] if the template has no place for tools and there are some, or a custom one fails.
@@ -144,6 +144,9 @@ impl Template {
     /// # Errors
     /// Those of [`Template::pieces`].
     pub fn render(&self, conversation: &Conversation, options: RenderOptions) -> Result<String, Fault> {
+        if let Template::Jinja(jinja) = self {
+            return jinja.render(conversation, options);
+        }
         Ok(self.pieces(conversation, options)?.into_iter().map(|piece| piece.text).collect())
     }
 }

@@ -1,0 +1,311 @@
+//! Custom chat templates, run as the Jinja they are, and where in their output the assistant speaks.
+//!
+//! The output is one text, so three things are found with marks (noncharacters of Unicode, which no text may hold):
+//! - `{% generation %}` blocks, where a template has them, become marks around what the assistant says. Without them, what a message
+//!   adds to the text before it is what it says, and a template for which that does not hold is refused.
+//! - Special tokens in the messages are broken by a mark before rendering and mended after the real ones have been found.
+
+use minijinja::syntax::SyntaxConfig;
+use minijinja::value::{Kwargs, Serde, Value};
+use minijinja::{Environment, Error, ErrorKind};
+use serde_json::json;
+
+use super::python_json::dumps;
+use super::{Part, Piece, RenderOptions};
+use crate::conversation::{Conversation, Message, Role};
+use crate::{Fault, Tokenizer};
+
+const BEGIN: char = '\u{fdd0}';
+const END: char = '\u{fdd1}';
+const BROKEN: char = '\u{fdd2}';
+
+/// Instructions a template may run; a turn takes about a hundred.
+const FUEL: u64 = 10_000_000;
+
+/// A chat template in Jinja, and the tokens it may write.
+#[derive(Debug, Clone)]
+pub struct Jinja {
+    source: String,
+    /// The source with `{% generation %}` turned into a filter.
+    runnable: String,
+    marks_generation: bool,
+    /// The special tokens, longest first.
+    specials: Vec<String>,
+    bos: String,
+    eos: String,
+}
+
+impl Jinja {
+    /// The template `source` of the model that `tokenizer` belongs to.
+    ///
+    /// # Errors
+    /// [`Fault::Template`] with the line if it does not compile.
+    pub fn new(source: &str, tokenizer: &Tokenizer) -> Result<Self, Fault> {
+        let mut specials: Vec<String> = tokenizer.specials().into_iter().map(|(_, token)| token).collect();
+        specials.sort_by(|a, b| b.len().cmp(&a.len()).then_with(|| a.cmp(b)));
+        let written = |id: Option<u32>| id.and_then(|id| tokenizer.token(id)).unwrap_or_default();
+        let (runnable, marks_generation) = generation_as_filter(source);
+        let jinja = Jinja {
+            source: source.to_owned(),
+            runnable,
+            marks_generation,
+            specials,
+            bos: written(tokenizer.bos()),
+            eos: written(tokenizer.eos()),
+        };
+        environment()?.template_from_str(&jinja.runnable).map_err(fault)?;
+        Ok(jinja)
+    }
+
+    /// The template's text.
+    pub fn source(&self) -> &str {
+        &self.source
+    }
+
+    /// The conversation as text. See [`super::Template::render`].
+    pub(super) fn render(&self, conversation: &Conversation, options: RenderOptions) -> Result<String, Fault> {
+        let input = self.input(conversation, options)?;
+        let text = self.run(&input["messages"], &input["tools"], options.generation_prompt, options)?;
+        Ok(without_marks(&text))
+    }
+
+    /// The conversation in pieces. See [`super::Template::pieces`].
+    pub(super) fn pieces(&self, conversation: &Conversation, options: RenderOptions) -> Result<Vec<Piece>, Fault> {
+        let input = self.input(conversation, options)?;
+        let (messages, tools) = (&input["messages"], &input["tools"]);
+        let text = self.run(messages, tools, options.generation_prompt, options)?;
+        let spans = if options.generation_prompt {
+            // Nothing is learnt from a prompt, and templates that rewrite earlier turns can be asked for one.
+            Vec::new()
+        } else if self.marks_generation {
+            marked_spans(&text, &conversation.messages)?
+        } else {
+            self.added_spans(&text, conversation, messages, tools, options)?
+        };
+        let mut pieces = Vec::new();
+        let mut at = 0;
+        for Span { message, start, end } in spans {
+            self.cut(&text[at..start], None, &mut pieces);
+            let first = pieces.len();
+            self.cut(&text[start..end], Some(message), &mut pieces);
+            mark_end(&mut pieces[first..]);
+            at = end;
+        }
+        self.cut(&text[at..], None, &mut pieces);
+        Ok(pieces)
+    }
+
+    /// `{messages, tools}` as the template is given them, special tokens broken.
+    fn input(&self, conversation: &Conversation, options: RenderOptions) -> Result<serde_json::Value, Fault> {
+        let messages: Vec<serde_json::Value> = conversation.messages.iter().map(as_json).collect();
+        let mut input = json!({"messages": messages, "tools": conversation.tools});
+        visit_text(&mut input, &mut |text| match text.chars().find(|&c| is_mark(c)) {
+            Some(mark) => Err(Fault::template(format!("a message holds the noncharacter U+{:04X}", u32::from(mark)))),
+            None => {
+                if !options.special_in_content {
+                    *text = self.break_specials(text);
+                }
+                Ok(())
+            }
+        })?;
+        Ok(input)
+    }
+
+    fn run(
+        &self,
+        messages: &serde_json::Value,
+        tools: &serde_json::Value,
+        generation_prompt: bool,
+        options: RenderOptions,
+    ) -> Result<String, Fault> {
+        let has_tools = tools.as_array().is_some_and(|tools| !tools.is_empty());
+        let context = json!({
+            "messages": messages,
+            "tools": if has_tools { tools.clone() } else { serde_json::Value::Null },
+            "documents": null,
+            "add_generation_prompt": generation_prompt,
+            "enable_thinking": options.thinking,
+            "bos_token": self.bos,
+            "eos_token": self.eos,
+        });
+        let environment = environment()?;
+        let template = environment.template_from_str(&self.runnable).map_err(fault)?;
+        template.render(Value::from(Serde(&context))).map_err(fault)
+    }
+
+    /// What each message of the assistant adds to the conversation before it.
+    fn added_spans(
+        &self,
+        text: &str,
+        conversation: &Conversation,
+        messages: &serde_json::Value,
+        tools: &serde_json::Value,
+        options: RenderOptions,
+    ) -> Result<Vec<Span>, Fault> {
+        let first = |count| serde_json::Value::from(messages.as_array().and_then(|m| m.get(..count)).unwrap_or_default());
+        let mut spans = Vec::new();
+        for (index, _) in conversation.messages.iter().enumerate().filter(|(_, message)| message.role == Role::Assistant) {
+            let before = self.run(&first(index), tools, true, options)?;
+            let with = self.run(&first(index + 1), tools, false, options)?;
+            if !(with.starts_with(&before) && text.starts_with(&with)) {
+                return Err(Fault::template(format!(
+                    "what message {} says cannot be told from the text around it, because the template rewrites earlier turns; put \
+                     {{% generation %}} and {{% endgeneration %}} around the assistant's part of the template",
+                    index + 1
+                )));
+            }
+            spans.push(Span { message: index, start: before.len(), end: with.len() });
+        }
+        Ok(spans)
+    }
+
+    /// Puts a mark into every special token of `text`.
+    fn break_specials(&self, text: &str) -> String {
+        let mut out = String::with_capacity(text.len());
+        let mut rest = text;
+        while let Some((at, token)) = self.next_special(rest) {
+            let first = token.chars().next().map_or(0, char::len_utf8);
+            out.push_str(&rest[..at + first]);
+            out.push(BROKEN);
+            // Only its first character is passed: what follows may begin another special token.
+            rest = &rest[at + first..];
+        }
+        out + rest
+    }
+
+    /// The first special token of `text`, the longest where several begin.
+    fn next_special(&self, text: &str) -> Option<(usize, &str)> {
+        let found = self.specials.iter().filter_map(|token| Some((text.find(token.as_str())?, token.as_str())));
+        found.min_by(|a, b| a.0.cmp(&b.0).then_with(|| b.1.len().cmp(&a.1.len())))
+    }
+
+    /// Cuts `text` at its special tokens into pieces.
+    fn cut(&self, text: &str, message: Option<usize>, pieces: &mut Vec<Piece>) {
+        let part = if message.is_some() { Part::Body } else { Part::Frame };
+        let mut push = |text: &str, special| {
+            let text = without_marks(text);
+            if !text.is_empty() {
+                pieces.push(Piece { text, special, message, part });
+            }
+        };
+        let mut rest = text;
+        while let Some((at, token)) = self.next_special(rest) {
+            push(&rest[..at], false);
+            push(token, true);
+            rest = &rest[at + token.len()..];
+        }
+        push(rest, false);
+    }
+}
+
+fn is_mark(c: char) -> bool {
+    [BEGIN, END, BROKEN].contains(&c)
+}
+
+fn without_marks(text: &str) -> String {
+    text.chars().filter(|&c| !is_mark(c)).collect()
+}
+
+/// Bytes of the rendered text that one message of the assistant says.
+struct Span {
+    message: usize,
+    start: usize,
+    end: usize,
+}
+
+/// The spans between marks; the n-th is the n-th message of the assistant.
+fn marked_spans(text: &str, messages: &[Message]) -> Result<Vec<Span>, Fault> {
+    let starts: Vec<usize> = text.match_indices(BEGIN).map(|(at, _)| at).collect();
+    let ends: Vec<usize> = text.match_indices(END).map(|(at, _)| at).collect();
+    let speakers: Vec<usize> = (0..messages.len()).filter(|&index| messages[index].role == Role::Assistant).collect();
+    if starts.len() != speakers.len() || ends.len() != speakers.len() || starts.iter().zip(&ends).any(|(start, end)| end < start) {
+        let what = format!("{} generation blocks for {} messages of the assistant", starts.len(), speakers.len());
+        return Err(Fault::template(what));
+    }
+    Ok(speakers.into_iter().zip(starts.into_iter().zip(ends)).map(|(message, (start, end))| Span { message, start, end }).collect())
+}
+
+/// The last special token of a message, if only white space follows, is its end, and that white space the template's.
+fn mark_end(pieces: &mut [Piece]) {
+    let Some(last) = pieces.iter().rposition(|piece| piece.special) else { return };
+    if pieces[last + 1..].iter().all(|piece| piece.text.trim().is_empty()) {
+        pieces[last].part = Part::End;
+        pieces[last + 1..].iter_mut().for_each(|piece| piece.part = Part::Frame);
+    }
+}
+
+/// A message as `transformers` hands it to a template.
+fn as_json(message: &Message) -> serde_json::Value {
+    let mut out = json!({"role": message.role.name(), "content": message.content});
+    if let Some(reasoning) = &message.reasoning {
+        out["reasoning_content"] = json!(reasoning);
+    }
+    if !message.tool_calls.is_empty() {
+        let call = |c: &crate::ToolCall| json!({"type": "function", "function": {"name": c.name, "arguments": c.arguments}});
+        out["tool_calls"] = message.tool_calls.iter().map(call).collect();
+    }
+    out
+}
+
+/// Applies `edit` to every text in `value` but the keys of objects.
+fn visit_text(value: &mut serde_json::Value, edit: &mut impl FnMut(&mut String) -> Result<(), Fault>) -> Result<(), Fault> {
+    match value {
+        serde_json::Value::String(text) => edit(text),
+        serde_json::Value::Array(list) => list.iter_mut().try_for_each(|value| visit_text(value, edit)),
+        serde_json::Value::Object(map) => map.values_mut().try_for_each(|value| visit_text(value, edit)),
+        _ => Ok(()),
+    }
+}
+
+/// `{% generation %}` is no tag of Jinja. As a filter block it has the same white space and can mark what it wraps.
+fn generation_as_filter(source: &str) -> (String, bool) {
+    let mut out = String::with_capacity(source.len());
+    let mut rest = source;
+    let mut found = false;
+    while let Some(at) = rest.find("{%") {
+        let (before, tag) = rest.split_at(at + 2);
+        out.push_str(before);
+        rest = tag;
+        let Some(close) = rest.find("%}") else { break };
+        let sign = |c: char| c == '-' || c == '+';
+        let name = rest[..close].trim_matches(sign).trim();
+        let replacement = match name {
+            "generation" => "filter generation",
+            "endgeneration" => "endfilter",
+            _ => continue,
+        };
+        found = true;
+        out.push_str(&rest[..close].replacen(name, replacement, 1));
+        rest = &rest[close..];
+    }
+    (out + rest, found)
+}
+
+/// Jinja as `transformers` sets it up for chat templates.
+fn environment() -> Result<Environment<'static>, Fault> {
+    let mut environment = Environment::new();
+    environment.set_syntax(SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build().map_err(fault)?);
+    environment.set_fuel(Some(FUEL));
+    environment.set_auto_escape_callback(|_| minijinja::AutoEscape::None);
+    environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+    environment.add_function("raise_exception", |message: String| Err::<Value, _>(Error::new(ErrorKind::InvalidOperation, message)));
+    environment.add_filter("generation", |text: String| format!("{BEGIN}{text}{END}"));
+    environment.add_filter("tojson", |value: Value, options: Kwargs| {
+        let value = serde_json::to_value(&value).map_err(|error| Error::new(ErrorKind::BadSerialization, error.to_string()))?;
+        let indent: Option<usize> = options.get("indent")?;
+        let Some(indent) = indent else { return Ok(dumps(&value)) };
+        let spaces = " ".repeat(indent.min(16));
+        let mut out = Vec::new();
+        let format = serde_json::ser::PrettyFormatter::with_indent(spaces.as_bytes());
+        serde::Serialize::serialize(&value, &mut serde_json::Serializer::with_formatter(&mut out, format))
+            .map_err(|error| Error::new(ErrorKind::BadSerialization, error.to_string()))?;
+        Ok(String::from_utf8_lossy(&out).into_owned())
+    });
+    Ok(environment)
+}
+
+fn fault(error: Error) -> Fault {
+    let line = error.line().map(|line| format!("line {line}: ")).unwrap_or_default();
+    // `to_string` would repeat the name it gives to templates without one.
+    Fault::template(format!("{line}{}{}", error.kind(), error.detail().map(|detail| format!(": {detail}")).unwrap_or_default()))
+}

@@ -1,0 +1,179 @@
+//! Chat templates: a conversation to the text a model was trained on, in pieces that know what they are.
+//!
+//! The ChatML family is written out in Rust ([`chatml`]), because only the one who writes a turn knows for certain where it begins. Any
+//! other template runs as the Jinja it is ([`jinja`]).
+
+mod chatml;
+mod jinja;
+mod python_json;
+
+use crate::conversation::{Conversation, Message, Role, ToolCall};
+use crate::{Fault, Tokenizer};
+
+pub use jinja::Jinja;
+
+/// What a piece of rendered text is to its turn.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Part {
+    /// What the template puts around the turns; never said by anyone.
+    Frame,
+    /// What the speaker says.
+    Body,
+    /// The token with which the speaker ends the turn.
+    End,
+}
+
+/// A piece of rendered text.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Piece {
+    /// The text; the pieces joined are the rendered conversation.
+    pub text: String,
+    /// Whether `text` is one special token that the template wrote, such as `<|im_start|>`.
+    pub special: bool,
+    /// Index of the message it belongs to; None before and after all of them.
+    pub message: Option<usize>,
+    /// What it is to that message.
+    pub part: Part,
+}
+
+/// How to render.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RenderOptions {
+    /// Ends with the beginning of an assistant's turn, for generation.
+    pub generation_prompt: bool,
+    /// Of models that think: without, the generation prompt holds an empty thought already.
+    pub thinking: bool,
+    /// Special tokens written in the messages are taken for real, as `transformers` does. Off, they are text like any other.
+    pub special_in_content: bool,
+}
+
+impl Default for RenderOptions {
+    fn default() -> Self {
+        RenderOptions { generation_prompt: false, thinking: true, special_in_content: false }
+    }
+}
+
+/// A chat template.
+#[derive(Debug, Clone)]
+pub enum Template {
+    /// Qwen2: ChatML with a default system message; no tools.
+    Qwen2,
+    /// Qwen2.5: ChatML with a default system message and tools.
+    Qwen25,
+    /// Qwen3: ChatML with tools and thoughts, kept only after the last question.
+    Qwen3,
+    /// SmolLM2: ChatML with a default system message; no tools.
+    SmolLm,
+    /// ChatML and nothing else.
+    ChatMl,
+    /// Any other, as Jinja.
+    Jinja(Jinja),
+}
+
+impl Template {
+    const BUILT_IN: [Template; 5] = [Template::Qwen3, Template::Qwen25, Template::Qwen2, Template::SmolLm, Template::ChatMl];
+
+    /// The template of a model: the built-in that renders what the model's own template renders, else that template itself. Without one,
+    /// the family's (`model_type` of `config.json`), else ChatML if the vocabulary has its tokens.
+    ///
+    /// # Errors
+    /// [`Fault::Template`] if the model's template does not compile, or if there is none and the tokens of ChatML are missing.
+    pub fn detect(tokenizer: &Tokenizer, model_type: Option<&str>) -> Result<Self, Fault> {
+        if let Some(source) = tokenizer.chat_template() {
+            let own = Jinja::new(source, tokenizer)?;
+            let own = Template::Jinja(own);
+            let same = Template::BUILT_IN.into_iter().find(|built_in| renders_the_same(built_in, &own));
+            return Ok(same.unwrap_or(own));
+        }
+        match model_type {
+            _ if tokenizer.id("<|im_start|>").is_none() => {
+                Err(Fault::template("the model has none, and its vocabulary has no <|im_start|> for plain ChatML; give one"))
+            }
+            Some("qwen2") => Ok(Template::Qwen25),
+            Some("qwen3") => Ok(Template::Qwen3),
+            _ => Ok(Template::ChatMl),
+        }
+    }
+
+    /// The built-in called `name`: qwen2, qwen2.5, qwen3, smollm, chatml.
+    pub fn named(name: &str) -> Option<Self> {
+        Template::BUILT_IN.into_iter().find(|template| template.name() == name)
+    }
+
+    /// Its name; "jinja" for a custom one.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Template::Qwen2 => "qwen2",
+            Template::Qwen25 => "qwen2.5",
+            Template::Qwen3 => "qwen3",
+            Template::SmolLm => "smollm",
+            Template::ChatMl => "chatml",
+            Template::Jinja(_) => "jinja",
+        }
+    }
+
+    /// It as Jinja, for exports. Of a built-in, a text of ours that renders the same; a checkpoint that brings its own keeps that.
+    pub fn source(&self) -> &str {
+        match self {
+            Template::Qwen2 => include_str!("qwen2.jinja"),
+            Template::Qwen25 => include_str!("qwen25.jinja"),
+            Template::Qwen3 => include_str!("qwen3.jinja"),
+            Template::SmolLm => include_str!("smollm.jinja"),
+            Template::ChatMl => include_str!("chatml.jinja"),
+            Template::Jinja(jinja) => jinja.source(),
+        }
+    }
+
+    /// The conversation in pieces. Those of a custom template's generation prompt belong to no message.
+    ///
+    /// # Errors
+    /// [`Fault::Template`] if the template has no place for tools and there are some, or a custom one fails.
+    pub fn pieces(&self, conversation: &Conversation, options: RenderOptions) -> Result<Vec<Piece>, Fault> {
+        match self {
+            Template::Jinja(jinja) => jinja.pieces(conversation, options),
+            Template::Qwen2 => chatml::QWEN2.pieces(conversation, options),
+            Template::Qwen25 => chatml::QWEN25.pieces(conversation, options),
+            Template::Qwen3 => chatml::QWEN3.pieces(conversation, options),
+            Template::SmolLm => chatml::SMOLLM.pieces(conversation, options),
+            Template::ChatMl => chatml::PLAIN.pieces(conversation, options),
+        }
+    }
+
+    /// The conversation as text.
+    ///
+    /// # Errors
+    /// Those of [`Template::pieces`].
+    pub fn render(&self, conversation: &Conversation, options: RenderOptions) -> Result<String, Fault> {
+        if let Template::Jinja(jinja) = self {
+            return jinja.render(conversation, options);
+        }
+        Ok(self.pieces(conversation, options)?.into_iter().map(|piece| piece.text).collect())
+    }
+}
+
+/// Whether both write the same about conversations that tell the built-ins apart. Those with tools are left out for a built-in that refuses
+/// them: the other then ignores them.
+fn renders_the_same(built_in: &Template, own: &Template) -> bool {
+    use Role::{Assistant, System, Tool, User};
+    let say = |role, text: &str| Message::new(role, text);
+    let thought = |text: &str| Message { reasoning: Some("why".into()), ..say(Assistant, text) };
+    let call = ToolCall { name: "f".into(), arguments: serde_json::json!({"a": 1}) };
+    let calling = Message { tool_calls: vec![call], ..say(Assistant, "wait") };
+    let tools = vec![serde_json::json!({"type": "function", "function": {"name": "f"}})];
+    let probes = [
+        (vec![say(User, "a")], vec![]),
+        (vec![say(System, "s"), say(User, "a"), say(Assistant, "b"), say(User, "c"), say(Assistant, "<think>\nx\n</think>\n\nd")], vec![]),
+        (vec![say(User, "a"), thought("b"), say(User, "c"), thought("d")], vec![]),
+        (vec![say(User, "a"), calling, say(Tool, "1"), say(Tool, "2"), say(Assistant, "b")], tools),
+    ];
+    probes.into_iter().all(|(messages, tools)| {
+        let conversation = Conversation { messages, tools };
+        [(false, true), (true, true), (true, false)].into_iter().all(|(generation_prompt, thinking)| {
+            let options = RenderOptions { generation_prompt, thinking, special_in_content: true };
+            match built_in.render(&conversation, options) {
+                Ok(ours) => own.render(&conversation, options).is_ok_and(|theirs| ours == theirs),
+                Err(_) => true,
+            }
+        })
+    })
+}

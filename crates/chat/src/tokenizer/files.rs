@@ -1,0 +1,102 @@
+//! A tokenizer from the files of a model's folder, and into them.
+
+use std::path::Path;
+
+use bellows_runs::{read_bounded, write_atomic};
+use serde_json::{Map, Value};
+use tokenizers::Tokenizer as Hf;
+
+use super::Tokenizer;
+use crate::{ChatError, Fault};
+
+/// No tokenizer in use is larger than an eighth of this.
+const MAX_TOKENIZER_BYTES: u64 = 256 << 20;
+const MAX_CONFIG_BYTES: u64 = 16 << 20;
+
+impl Tokenizer {
+    /// A tokenizer from the text of a `tokenizer.json`.
+    pub(super) fn from_json(bytes: &[u8]) -> Result<Self, Fault> {
+        let mut hf = Hf::from_bytes(bytes).map_err(|error| Fault::tokenizer(error.to_string()))?;
+        // Rows are cut and filled by `encode` and `Batch`, which keep count of it.
+        hf.with_truncation(None).map_err(|error| Fault::tokenizer(error.to_string()))?.with_padding(None);
+        Ok(Tokenizer::new(hf))
+    }
+
+    /// Reads a `tokenizer.json` alone: no end of text, no template.
+    ///
+    /// # Errors
+    /// [`Fault::Open`] and [`Fault::Tokenizer`], with the path.
+    pub fn from_file(path: &Path) -> Result<Self, ChatError> {
+        let bytes = read_bounded(path, MAX_TOKENIZER_BYTES).map_err(Fault::Open)?;
+        Tokenizer::from_json(&bytes).map_err(|fault| fault.in_file(path))
+    }
+
+    /// Reads `tokenizer.json` of a model's folder, and `tokenizer_config.json` and `chat_template.jinja` where they exist.
+    ///
+    /// # Errors
+    /// Those of [`Tokenizer::from_file`]; [`Fault::Json`], and [`Fault::Tokenizer`] if the configuration names a token that does not exist.
+    pub fn from_dir(dir: &Path) -> Result<Self, ChatError> {
+        let mut tokenizer = Tokenizer::from_file(&dir.join("tokenizer.json"))?;
+        let path = dir.join("tokenizer_config.json");
+        if path.exists() {
+            let bytes = read_bounded(&path, MAX_CONFIG_BYTES).map_err(Fault::Open)?;
+            let config = serde_json::from_slice(&bytes).map_err(|error| Fault::Json { what: error.to_string() }.in_file(&path))?;
+            tokenizer.configure(config).map_err(|fault| fault.in_file(&path))?;
+        }
+        let path = dir.join("chat_template.jinja");
+        if path.exists() {
+            let bytes = read_bounded(&path, MAX_CONFIG_BYTES).map_err(Fault::Open)?;
+            let text = String::from_utf8(bytes).map_err(|_| Fault::template("it is not UTF-8").in_file(&path))?;
+            tokenizer.chat_template = Some(text);
+        }
+        Ok(tokenizer)
+    }
+
+    fn configure(&mut self, config: Map<String, Value>) -> Result<(), Fault> {
+        let named = |key| {
+            // Written as text, or as an object whose `content` is the text.
+            let Some(token) = config.get(key).and_then(|v| v.as_str().or_else(|| v.get("content")?.as_str())) else { return Ok(None) };
+            match self.id(token) {
+                Some(id) => Ok(Some(id)),
+                None => Err(Fault::tokenizer(format!("`{key}` is `{token}`, which is not in the vocabulary"))),
+            }
+        };
+        (self.bos, self.eos, self.pad) = (named("bos_token")?, named("eos_token")?, named("pad_token")?);
+        self.chat_template = match config.get("chat_template") {
+            Some(Value::String(text)) => Some(text.clone()),
+            Some(Value::Array(list)) => {
+                let is_default = |entry: &&Value| entry.get("name").and_then(Value::as_str) == Some("default");
+                list.iter().find(is_default).and_then(|entry| entry.get("template")?.as_str()).map(str::to_owned)
+            }
+            _ => None,
+        };
+        self.config = config;
+        Ok(())
+    }
+
+    /// Writes `tokenizer.json` and `tokenizer_config.json` (with the chat template in it) into `dir`, as `transformers` and
+    /// `tokenizers` load them.
+    ///
+    /// # Errors
+    /// [`Fault::Io`] with the path.
+    pub fn save(&self, dir: &Path) -> Result<(), ChatError> {
+        let json = self.hf.to_string(false).map_err(|error| Fault::tokenizer(error.to_string()))?;
+        let mut config = self.config.clone();
+        if config.is_empty() {
+            config.insert("tokenizer_class".into(), "PreTrainedTokenizerFast".into());
+            config.insert("clean_up_tokenization_spaces".into(), false.into());
+        }
+        for (key, id) in [("bos_token", self.bos), ("eos_token", self.eos), ("pad_token", self.pad())] {
+            config.insert(key.into(), id.and_then(|id| self.token(id)).map_or(Value::Null, Value::String));
+        }
+        if let Some(template) = &self.chat_template {
+            config.insert("chat_template".into(), template.clone().into());
+        }
+        let config = serde_json::to_string_pretty(&config).map_err(|error| Fault::tokenizer(error.to_string()))?;
+        for (name, text) in [("tokenizer.json", json), ("tokenizer_config.json", config + "\n")] {
+            let path = dir.join(name);
+            write_atomic(&path, text.as_bytes()).map_err(|error| Fault::Save(error).in_file(&path))?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,194 @@
+//! The vocabulary as a GGUF file holds it: a `.gguf` alone can be a base model, and an export carries its tokenizer.
+
+use serde_json::{Value, json};
+
+use super::{Tokenizer, alphabet};
+use crate::Fault;
+
+/// The kinds of token of `tokenizer.ggml.token_type`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(i32)]
+pub enum TokenType {
+    /// Text in the byte-level alphabet.
+    Normal = 1,
+    /// An added token marked special: `<|im_end|>`.
+    Control = 3,
+    /// An added token that is not: `<think>`.
+    UserDefined = 4,
+    /// A row of the embedding without a token.
+    Unused = 5,
+}
+
+impl TokenType {
+    /// The kind a GGUF file writes as `number`.
+    pub fn from_number(number: i32) -> Option<Self> {
+        [TokenType::Normal, TokenType::Control, TokenType::UserDefined, TokenType::Unused].into_iter().find(|&kind| kind as i32 == number)
+    }
+}
+
+/// The `tokenizer.ggml.*` values of a GGUF file whose `tokenizer.ggml.model` is "gpt2" (byte-level BPE).
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Vocabulary {
+    /// `tokenizer.ggml.pre`: how text is cut before merging: "qwen2", "smollm", "llama-bpe", "gpt-2".
+    pub pre: String,
+    /// The tokens by id: added ones as they are written, others in the byte-level alphabet.
+    pub tokens: Vec<String>,
+    /// Their kinds.
+    pub types: Vec<TokenType>,
+    /// The merges, first to last: `Ġ t`.
+    pub merges: Vec<String>,
+    /// The token that begins a text.
+    pub bos: Option<u32>,
+    /// The token that ends a text.
+    pub eos: Option<u32>,
+    /// The token that fills rows.
+    pub pad: Option<u32>,
+    /// The chat template.
+    pub chat_template: Option<String>,
+}
+
+const QWEN2: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+const LLAMA3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+
+/// How the tokenizers named `pre` cut text, as `tokenizer.json` writes it, with the normalizer. None for a name we do not know.
+fn pre_tokenizer(pre: &str) -> Option<(Value, Value)> {
+    let byte_level =
+        |use_regex: bool| json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": false, "use_regex": use_regex});
+    let sequence = |first: Value, use_regex| json!({"type": "Sequence", "pretokenizers": [first, byte_level(use_regex)]});
+    let split =
+        |regex: &str| sequence(json!({"type": "Split", "pattern": {"Regex": regex}, "behavior": "Isolated", "invert": false}), false);
+    Some(match pre {
+        "qwen2" | "deepseek-r1-qwen" => (split(QWEN2), json!({"type": "NFC"})),
+        "llama-bpe" => (split(LLAMA3), Value::Null),
+        "smollm" => (sequence(json!({"type": "Digits", "individual_digits": true}), true), Value::Null),
+        "gpt-2" => (byte_level(true), Value::Null),
+        _ => return None,
+    })
+}
+
+/// The rule for cutting text without the flags that do not change ids.
+fn essence(rule: &Value) -> Value {
+    match rule {
+        Value::Object(map) => map.iter().filter(|(key, _)| *key != "trim_offsets").map(|(key, v)| (key.clone(), essence(v))).collect(),
+        Value::Array(list) => list.iter().map(essence).collect(),
+        other => other.clone(),
+    }
+}
+
+impl Tokenizer {
+    /// The tokenizer of a GGUF file.
+    ///
+    /// # Errors
+    /// [`Fault::Tokenizer`] for an unknown `pre`, lists of different lengths, a token written twice, ids out of range, or merges of tokens
+    /// that do not exist.
+    pub fn from_gguf_vocab(vocabulary: &Vocabulary) -> Result<Self, Fault> {
+        let Vocabulary { pre, tokens, types, merges, .. } = vocabulary;
+        let (pre_tokenizer, normalizer) = pre_tokenizer(pre)
+            .ok_or_else(|| Fault::tokenizer(format!("`tokenizer.ggml.pre` is \"{pre}\"; expected qwen2, smollm, llama-bpe or gpt-2")))?;
+        if tokens.len() != types.len() {
+            return Err(Fault::tokenizer(format!("{} tokens and {} token types", tokens.len(), types.len())));
+        }
+        let mut vocab = serde_json::Map::new();
+        let mut added = Vec::new();
+        for (id, (token, kind)) in tokens.iter().zip(types).enumerate() {
+            if *kind == TokenType::Unused {
+                continue;
+            }
+            if vocab.insert(token.clone(), id.into()).is_some() {
+                return Err(Fault::tokenizer(format!("the token `{token}` is there twice, the second time with id {id}")));
+            }
+            if *kind != TokenType::Normal {
+                let special = *kind == TokenType::Control;
+                added.push(json!({"id": id, "content": token, "special": special,
+                    "single_word": false, "lstrip": false, "rstrip": false, "normalized": false}));
+            }
+        }
+        let mut tokenizer = Tokenizer::from_json(&assemble(vocab, merges, added, &pre_tokenizer, &normalizer)?)?;
+        for id in [vocabulary.bos, vocabulary.eos, vocabulary.pad].into_iter().flatten() {
+            if id as usize >= tokens.len() {
+                return Err(Fault::tokenizer(format!("a special id is {id}; there are {} tokens", tokens.len())));
+            }
+        }
+        (tokenizer.bos, tokenizer.eos, tokenizer.pad) = (vocabulary.bos, vocabulary.eos, vocabulary.pad);
+        tokenizer.chat_template.clone_from(&vocabulary.chat_template);
+        Ok(tokenizer)
+    }
+
+    /// What a GGUF file says about this tokenizer, for an embedding of `rows` rows: ids without a token are named `[PAD{id}]`.
+    ///
+    /// # Errors
+    /// [`Fault::Tokenizer`] if it is not byte-level BPE, if text is cut in a way that no `tokenizer.ggml.pre` names, or if there are more
+    /// tokens than rows.
+    pub fn vocabulary(&self, rows: usize) -> Result<Vocabulary, Fault> {
+        let json = serde_json::to_value(&self.hf).map_err(|error| Fault::tokenizer(error.to_string()))?;
+        let known = ["qwen2", "smollm", "llama-bpe", "gpt-2"];
+        let same = |pre: &&str| pre_tokenizer(pre).is_some_and(|(rule, _)| essence(&rule) == essence(&json["pre_tokenizer"]));
+        let pre = known
+            .into_iter()
+            .find(same)
+            .ok_or_else(|| Fault::tokenizer(format!("no `tokenizer.ggml.pre` is known for the pre-tokenizer {}", json["pre_tokenizer"])))?;
+        if self.len() > rows {
+            return Err(Fault::tokenizer(format!("{} tokens do not fit an embedding of {rows} rows", self.len())));
+        }
+        let merge = |pair: &Value| match pair {
+            Value::String(text) => Some(text.clone()),
+            pair => Some(format!("{} {}", pair.get(0)?.as_str()?, pair.get(1)?.as_str()?)),
+        };
+        let merges = json["model"]["merges"].as_array().and_then(|merges| merges.iter().map(merge).collect());
+        let mut tokens: Vec<String> = (0..rows).map(|id| format!("[PAD{id}]")).collect();
+        let mut types = vec![TokenType::Unused; rows];
+        for (token, id) in self.hf.get_vocab(false) {
+            (tokens[id as usize], types[id as usize]) = (token, TokenType::Normal);
+        }
+        for (&id, token) in self.hf.get_added_vocabulary().get_added_tokens_decoder() {
+            let kind = if token.special { TokenType::Control } else { TokenType::UserDefined };
+            (tokens[id as usize], types[id as usize]) = (token.content.clone(), kind);
+        }
+        Ok(Vocabulary {
+            pre: pre.to_owned(),
+            tokens,
+            types,
+            merges: merges.ok_or_else(|| Fault::tokenizer("it has no merges: not BPE"))?,
+            bos: self.bos,
+            eos: self.eos,
+            pad: self.pad(),
+            chat_template: self.chat_template.clone(),
+        })
+    }
+
+    /// The bytes that `id` stands for; none for an id without a token.
+    pub fn bytes(&self, id: u32) -> Option<Vec<u8>> {
+        let added = self.hf.get_added_vocabulary();
+        match added.simple_id_to_token(id) {
+            Some(token) => Some(token.into_bytes()),
+            None => {
+                let token = self.token(id)?;
+                Some(token.chars().map(alphabet::byte_of).collect::<Option<Vec<u8>>>().unwrap_or_else(|| token.into_bytes()))
+            }
+        }
+    }
+}
+
+/// The text of a `tokenizer.json` for byte-level BPE. `merges` are pairs written with one space between them.
+pub(super) fn assemble(
+    vocab: serde_json::Map<String, Value>,
+    merges: &[String],
+    added: Vec<Value>,
+    pre_tokenizer: &Value,
+    normalizer: &Value,
+) -> Result<Vec<u8>, Fault> {
+    let pairs: Option<Vec<Value>> = merges.iter().map(|merge| merge.split_once(' ').map(|(a, b)| json!([a, b]))).collect();
+    let file = json!({
+        "version": "1.0", "truncation": null, "padding": null, "added_tokens": added, "normalizer": normalizer, "pre_tokenizer": pre_tokenizer,
+        "post_processor": null, "decoder": {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": false, "use_regex": false},
+        "model": {"type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null, "end_of_word_suffix": null,
+            "fuse_unk": false, "byte_fallback": false, "ignore_merges": false, "vocab": vocab,
+            "merges": pairs.ok_or_else(|| Fault::tokenizer("a merge is not two tokens with a space between them"))?},
+    });
+    serde_json::to_vec(&file).map_err(|error| Fault::tokenizer(error.to_string()))
+}
+
+/// The rules for cutting text and normalising it that the small tokenizer shares with Qwen, so that an export of it can be named.
+pub(super) fn qwen2_rules() -> (Value, Value) {
+    pre_tokenizer("qwen2").unwrap_or_default()
+}

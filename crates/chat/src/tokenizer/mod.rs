@@ -1,0 +1,174 @@
+//! Text to token ids and back: byte-level BPE as the `tokenizers` library runs it, with the special tokens, the end of text and the padding
+//! of a model.
+
+mod alphabet;
+mod files;
+mod gguf;
+mod stream;
+mod tiny;
+
+use tokenizers::{AddedVocabulary, Model, OffsetType, PreTokenizer, Tokenizer as Hf};
+
+use crate::Fault;
+
+pub use gguf::{TokenType, Vocabulary};
+pub use stream::DecodeStream;
+
+/// A token and the bytes of the text it stands for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Token {
+    /// Its id.
+    pub id: u32,
+    /// First byte in the text.
+    pub start: usize,
+    /// One past the last byte. Tokens that share one character all carry the whole character.
+    pub end: usize,
+}
+
+/// The tokenizer of a model.
+#[derive(Clone)]
+pub struct Tokenizer {
+    hf: Hf,
+    /// The added tokens once more, with those marked special not recognised in text.
+    plain: AddedVocabulary,
+    len: usize,
+    bos: Option<u32>,
+    eos: Option<u32>,
+    pad: Option<u32>,
+    chat_template: Option<String>,
+    /// `tokenizer_config.json` as it was read, so that what this crate does not know survives saving.
+    config: serde_json::Map<String, serde_json::Value>,
+}
+
+impl std::fmt::Debug for Tokenizer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Tokenizer").field("len", &self.len()).field("eos", &self.eos).field("pad", &self.pad).finish_non_exhaustive()
+    }
+}
+
+impl Tokenizer {
+    fn new(hf: Hf) -> Self {
+        let mut plain = hf.get_added_vocabulary().clone();
+        plain.set_encode_special_tokens(true);
+        let len = hf.get_vocab(true).values().max().map_or(0, |&id| id as usize + 1);
+        Tokenizer { hf, plain, len, bos: None, eos: None, pad: None, chat_template: None, config: serde_json::Map::new() }
+    }
+
+    /// The ids of `text`, nothing put before or after.
+    ///
+    /// With `allow_special`, text such as `<|im_end|>` becomes that token; without, it is spelled out like any other text, and nobody can
+    /// forge a turn by writing it. Added tokens that are not marked special (`<think>`, `<tool_call>`) are recognised either way.
+    ///
+    /// # Errors
+    /// [`Fault::Tokenizer`] if the model of the tokenizer refuses the text.
+    pub fn encode(&self, text: &str, allow_special: bool) -> Result<Vec<u32>, Fault> {
+        Ok(self.tokens(text, allow_special)?.into_iter().map(|token| token.id).collect())
+    }
+
+    /// As [`Tokenizer::encode`], with the bytes of `text` that each token covers.
+    ///
+    /// # Errors
+    /// [`Fault::Tokenizer`] if the model of the tokenizer refuses the text.
+    pub fn tokens(&self, text: &str, allow_special: bool) -> Result<Vec<Token>, Fault> {
+        let added = if allow_special { self.hf.get_added_vocabulary() } else { &self.plain };
+        let refused = |error: Box<dyn std::error::Error + Send + Sync>| Fault::tokenizer(error.to_string());
+        // The steps of `tokenizers::Tokenizer::encode`, with the choice of added tokens and without what post-processors add.
+        let mut pieces = added.extract_and_normalize(self.hf.get_normalizer(), text);
+        if let Some(rule) = self.hf.get_pre_tokenizer() {
+            rule.pre_tokenize(&mut pieces).map_err(refused)?;
+        }
+        pieces.tokenize(|piece| self.hf.get_model().tokenize(piece.get())).map_err(refused)?;
+        let encoding = pieces.into_encoding(None, 0, OffsetType::Byte).map_err(refused)?;
+        let spans = encoding.get_ids().iter().zip(encoding.get_offsets());
+        Ok(spans.map(|(&id, &(start, end))| Token { id, start, end }).collect())
+    }
+
+    /// The text of `ids`. Bytes that are not UTF-8 become U+FFFD; ids outside the vocabulary, nothing.
+    ///
+    /// # Errors
+    /// [`Fault::Tokenizer`] if the decoder of the tokenizer refuses a token.
+    pub fn decode(&self, ids: &[u32], skip_special: bool) -> Result<String, Fault> {
+        self.hf.decode(ids, skip_special).map_err(|error| Fault::tokenizer(error.to_string()))
+    }
+
+    /// Decodes one token after the other, as they are generated.
+    pub fn stream(&self, skip_special: bool) -> DecodeStream<'_> {
+        DecodeStream::new(self, skip_special)
+    }
+
+    /// The id of the token written `token`: `<|im_end|>`.
+    pub fn id(&self, token: &str) -> Option<u32> {
+        self.hf.token_to_id(token)
+    }
+
+    /// How `id` is written: an added token as it is, any other in the byte-level alphabet (`Ġtwo`).
+    pub fn token(&self, id: u32) -> Option<String> {
+        self.hf.id_to_token(id)
+    }
+
+    /// Whether `id` is a token marked special, such as `<|im_end|>`.
+    pub fn is_special(&self, id: u32) -> bool {
+        let added = self.hf.get_added_vocabulary();
+        added.simple_id_to_token(id).is_some_and(|token| added.is_special_token(&token))
+    }
+
+    /// The tokens marked special, by id.
+    pub fn specials(&self) -> Vec<(u32, String)> {
+        let added = self.hf.get_added_vocabulary().get_added_tokens_decoder();
+        let mut specials: Vec<_> = added.iter().filter(|(_, t)| t.special).map(|(&id, t)| (id, t.content.clone())).collect();
+        specials.sort_unstable();
+        specials
+    }
+
+    /// One past the largest id. The model's embedding may have more rows: the others are padding.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there is no token at all.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The token that begins a text, if the model has one.
+    pub fn bos(&self) -> Option<u32> {
+        self.bos
+    }
+
+    /// The token that begins a text, if the model was trained with it before every text: `add_bos_token` of its configuration, or what
+    /// the post-processor of its `tokenizer.json` adds.
+    pub fn leading_bos(&self) -> Option<u32> {
+        let configured = self.config.get("add_bos_token").and_then(serde_json::Value::as_bool);
+        self.bos.filter(|bos| configured.unwrap_or_else(|| self.hf.encode("", true).is_ok_and(|e| e.get_ids().first() == Some(bos))))
+    }
+
+    /// The token that ends a text or a turn: `<|im_end|>` of chat models, `<|endoftext|>` of base models.
+    pub fn eos(&self) -> Option<u32> {
+        self.eos
+    }
+
+    /// The token to fill rows with: the one the configuration names, else the end of text. Which positions are padding is never read off
+    /// it: a real token may be the same.
+    pub fn pad(&self) -> Option<u32> {
+        self.pad.or_else(|| self.id("<|endoftext|>")).or(self.eos)
+    }
+
+    /// The chat template (Jinja) that came with the tokenizer.
+    pub fn chat_template(&self) -> Option<&str> {
+        self.chat_template.as_deref()
+    }
+
+    /// Makes `template` the chat template that [`Tokenizer::save`] writes.
+    pub fn set_chat_template(&mut self, template: String) {
+        self.chat_template = Some(template);
+    }
+
+    /// Makes the token written `token` the end of text: `<|im_end|>` after tuning a base model on chats, or generation never stops.
+    ///
+    /// # Errors
+    /// [`Fault::Tokenizer`] if there is no such token.
+    pub fn set_eos(&mut self, token: &str) -> Result<(), Fault> {
+        self.eos = Some(self.id(token).ok_or_else(|| Fault::tokenizer(format!("there is no token `{token}`")))?);
+        Ok(())
+    }
+}

@@ -1,0 +1,186 @@
+//! Every format of data sets, and what is said about broken ones.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+use bellows_chat::{ChatError, Conversation, Dataset, Example, Message, ReadOptions, Role, Splits, ToolCall};
+use serde_json::json;
+
+fn dataset(name: &str, bytes: impl AsRef<[u8]>) -> (tempfile::TempDir, Result<Dataset, ChatError>) {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join(name);
+    std::fs::write(&path, bytes).unwrap();
+    (dir, Dataset::open(&path, &ReadOptions::default()))
+}
+
+fn read(name: &str, bytes: impl AsRef<[u8]>) -> Vec<Example> {
+    let (_dir, dataset) = dataset(name, bytes);
+    dataset.unwrap().iter().collect::<Result<_, _>>().unwrap()
+}
+
+fn chat(turns: &[(Role, &str)]) -> Example {
+    Example::Chat(Conversation { messages: turns.iter().map(|&(role, text)| Message::new(role, text)).collect(), tools: vec![] })
+}
+
+const QA: &[(Role, &str)] = &[(Role::User, "a"), (Role::Assistant, "b")];
+
+#[test]
+fn messages_with_all_they_can_hold() {
+    let row = json!({"messages": [
+        {"role": "developer", "content": "s"},
+        {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
+        {"role": "assistant", "content": null, "reasoning_content": "r", "weight": 0,
+         "tool_calls": [{"id": "1", "type": "function", "function": {"name": "f", "arguments": "{\"x\": 1}"}}]},
+        {"role": "tool", "tool_call_id": "1", "content": "2"},
+        {"role": "assistant", "content": "c", "train": true},
+    ], "tools": "[{\"name\": \"f\"}]"});
+    let [Example::Chat(conversation)] = &read("a.jsonl", row.to_string())[..] else { panic!() };
+    let call = ToolCall { name: "f".into(), arguments: json!({"x": 1}) };
+    let expected = [
+        Message::new(Role::System, "s"),
+        Message::new(Role::User, "ab"),
+        Message { reasoning: Some("r".into()), tool_calls: vec![call], train: Some(false), ..Message::new(Role::Assistant, "") },
+        Message::new(Role::Tool, "2"),
+        Message { train: Some(true), ..Message::new(Role::Assistant, "c") },
+    ];
+    assert_eq!(conversation.messages, expected);
+    assert_eq!(conversation.tools, [json!({"name": "f"})]);
+}
+
+#[test]
+fn sharegpt_alpaca_prompts_text_and_ids() {
+    let rows = [
+        json!({"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}], "system": "s"}),
+        json!({"conversations": [{"from": "human", "value": "a"}, {"from": "function_call", "value": "{\"name\": \"f\", \"arguments\": {}}"},
+            {"from": "observation", "value": "1"}, {"from": "gpt", "value": "b"}]}),
+        json!({"instruction": "a", "input": "x", "output": "b", "history": [["q", "r"]], "system": "s"}),
+        json!({"instruction": "a", "input": "", "output": "b", "system": null}),
+        json!({"prompt": "a", "completion": "b"}),
+        json!({"prompt": [{"role": "user", "content": "a"}], "completion": [{"role": "assistant", "content": "b"}]}),
+        json!({"text": "a", "label": 3}),
+        json!({"input_ids": [1, 2, 3, 0], "labels": [-100, 2, -100, -100], "attention_mask": [1, 1, 1, 0]}),
+        json!({"input_ids": [4, 5]}),
+    ];
+    let examples = read("a.jsonl", rows.map(|row| row.to_string()).join("\n"));
+    let system = (Role::System, "s");
+    assert_eq!(examples[0], chat(&[system, QA[0], QA[1]]));
+    let Example::Chat(calls) = &examples[1] else { panic!() };
+    assert_eq!((calls.messages[1].tool_calls[0].name.as_str(), calls.messages[2].role), ("f", Role::Tool));
+    assert_eq!(examples[2], chat(&[system, (Role::User, "q"), (Role::Assistant, "r"), (Role::User, "a\nx"), QA[1]]));
+    assert_eq!(examples[3], chat(QA));
+    assert_eq!(examples[4], Example::Prompt { prompt: "a".into(), completion: "b".into() });
+    let Example::Chat(conversation) = &examples[5] else { panic!() };
+    assert_eq!(conversation.messages.iter().map(|m| m.train).collect::<Vec<_>>(), [Some(false), None]);
+    assert_eq!(examples[6], Example::Text("a".into()));
+    assert_eq!(examples[7], Example::Tokens { ids: vec![1, 2, 3], trained: vec![false, true, false] });
+    assert_eq!(examples[8], Example::Tokens { ids: vec![4, 5], trained: vec![true, true] });
+}
+
+#[test]
+fn containers() {
+    let row = r#"{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}"#;
+    let expected = vec![chat(QA), chat(QA)];
+    // JSONL with a byte order mark, CRLF, blank lines and no end of line.
+    assert_eq!(read("a.jsonl", format!("\u{feff}{row}\r\n\r\n  \n{row}")), expected);
+    assert_eq!(read("a.json", format!("\u{feff} [ {row},\n{row} ]\n")), expected);
+    // A .json file that is JSONL, and the reverse.
+    assert_eq!(read("a.json", format!("{row}\n{row}\n")), expected);
+    assert_eq!(read("a.jsonl", format!("[{row},{row}]")), expected);
+    assert_eq!(read("a.txt", "one\n\n two \r\nthree"), ["one", " two", "three"].map(|line| Example::Text(line.into())));
+    let csv = "\u{feff}prompt,completion\r\n\"a, \"\"b\"\"\",\"c\nd\"\r\n";
+    assert_eq!(read("a.csv", csv), [Example::Prompt { prompt: "a, \"b\"".into(), completion: "c\nd".into() }]);
+    let csv = "messages,source\n\"[{\"\"role\"\": \"\"user\"\", \"\"content\"\": \"\"a\"\"}, {\"\"role\"\": \"\"assistant\"\", \"\"content\"\": \"\"b\"\"}]\",x\n";
+    assert_eq!(read("a.csv", csv), [chat(QA)]);
+    // Brackets, quotes and backslashes in text do not end an element.
+    let odd = r#"{"text": "]},{\"[\\"}"#;
+    assert_eq!(read("a.json", format!("[{odd} , {odd}]")), vec![Example::Text("]},{\"[\\".into()); 2]);
+}
+
+/// rows.parquet holds nested messages and a column of nulls (fixtures/rows.py).
+#[test]
+fn parquet() {
+    let path = std::path::Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/rows.parquet"));
+    let dataset = Dataset::open(path, &ReadOptions::default()).unwrap();
+    assert_eq!(dataset.iter().collect::<Result<Vec<_>, _>>().unwrap(), [chat(QA), chat(&[(Role::User, "ü"), (Role::Assistant, "d")])]);
+    let bytes = std::fs::read(path).unwrap();
+    // Damage anywhere is an error or other rows, never a panic.
+    for at in 0..bytes.len() {
+        let mut damaged = bytes.clone();
+        damaged[at] ^= 0x41;
+        let (_dir, dataset) = self::dataset("a.parquet", damaged);
+        let _ = dataset.map(|dataset| dataset.check(10));
+    }
+    let (_dir, dataset) = self::dataset("a.parquet", &bytes[..bytes.len() / 2]);
+    assert!(dataset.unwrap_err().to_string().contains("Parquet: "));
+}
+
+#[test]
+fn faults_say_where_and_what() {
+    let turn = |role: &str, content: &str| json!({"role": role, "content": content});
+    let chat = |turns: &[serde_json::Value]| json!({"messages": turns}).to_string();
+    let (user, assistant) = (turn("user", "a"), turn("assistant", "b"));
+    for (row, parts) in [
+        (chat(&[turn("robot", "a")]), &["`messages[0].role` is \"robot\"", "user"][..]),
+        (chat(&[user.clone(), turn("assistant", "  ")]), &["message 2", "empty", "tool call"]),
+        (chat(&[assistant.clone()]), &["message 1", "assistant", "follows nothing"]),
+        (chat(&[user.clone(), user.clone()]), &["message 2", "user", "expected one of the assistant"]),
+        (chat(&[user.clone(), assistant.clone(), assistant.clone()]), &["message 3", "follows one of the assistant"]),
+        (chat(&[user.clone(), turn("system", "s")]), &["message 2", "system"]),
+        (chat(&[user.clone(), assistant.clone(), turn("tool", "1")]), &["message 3", "tool"]),
+        (chat(&[]), &["`messages` is empty"]),
+        (json!({"messages": [{"role": "user"}]}).to_string(), &["`messages[0].content` is missing", "expected text"]),
+        (json!({"messages": [{"content": "a"}]}).to_string(), &["`messages[0].role` is missing"]),
+        (json!({"messages": "hi"}).to_string(), &["`messages` is \"hi\"", "expected a list"]),
+        (json!({"messages": [{"role": "user", "content": [{"type": "image"}]}]}).to_string(), &["a list of 1", "parts of text"]),
+        (json!({"messages": [user, {"role": "assistant", "content": "b", "train": "no"}]}).to_string(), &["`messages[1].train` is \"no\""]),
+        (json!({"instruction": "a"}).to_string(), &["`output` is missing"]),
+        (json!({"prompt": "a"}).to_string(), &["`completion` is missing"]),
+        (json!({"prompt": "a", "completion": ""}).to_string(), &["`completion` is empty"]),
+        (json!({"question": "a", "answer": "b"}).to_string(), &["the keys are `question`, `answer`", "`messages`"]),
+        (json!({"input_ids": [1, -2]}).to_string(), &["`input_ids[1]` is -2"]),
+        (json!({"input_ids": [1, 2], "labels": [1]}).to_string(), &["`labels` is 1 numbers long"]),
+        (json!({"input_ids": [1, 2], "labels": [2, -100]}).to_string(), &["`labels[0]` is 2", "not shifted"]),
+        (json!({"conversations": [{"from": "bot", "value": "a"}]}).to_string(), &["`conversations[0].from` is \"bot\"", "gpt"]),
+        ("7".into(), &["`the row` is 7", "an object"]),
+        ("{\"text\": \"a\", \"text\": \"b\"}".into(), &["broken JSON", "`text` is there twice"]),
+        ("{\"text\": \"a\"".into(), &["broken JSON", "column 13"]),
+        ("{\"text\": \"a\"} x".into(), &["broken JSON", "trailing"]),
+    ] {
+        let (_dir, dataset) = dataset("a.jsonl", format!("{{\"text\": \"fine\"}}\n\n{row}\n"));
+        let error = dataset.unwrap().get(1).unwrap_err();
+        let text = error.to_string();
+        assert!(text.contains("a.jsonl:3: "), "{text}");
+        assert!(parts.iter().all(|part| text.contains(part)), "{parts:?} in {text}");
+    }
+}
+
+#[test]
+fn faults_of_files() {
+    let (_dir, open) = dataset("a.jsonl", b"{\"text\": \"a\"}\n{\"text\": \"\xff\"}\n");
+    let faults: Vec<String> = open.unwrap().check(9).iter().map(ToString::to_string).collect();
+    assert!(faults.len() == 1 && faults[0].contains("a.jsonl:2: byte 11"), "{faults:?}");
+    for (name, bytes, parts) in [
+        ("a.jsonl", &b"\n\n"[..], &["no examples"][..]),
+        ("a.json", b"[{},\n{}\n", &["a.json:3", "ends before"]),
+        ("a.json", b"[{},,{}]", &["a.json:1", "missing between commas"]),
+        ("a.json", b"[{}]\n{}", &["a.json:2", "more after"]),
+        ("a.csv", b"text,b\na,b\nc\n", &["a.csv:3", "1 cells; the header has 2"]),
+        ("a.csv", b"text\na\n\xff\n", &["a.csv:3", "UTF-8"]),
+        ("a.csv", b"text,text\na,b\n", &["a.csv:1", "`text` is there twice"]),
+        ("a.parquet", b"PAR1", &["Parquet"]),
+        ("a.doc", b"x", &["extension", "jsonl"]),
+    ] {
+        let (_dir, open) = dataset(name, bytes);
+        let text = open.unwrap_err().to_string();
+        assert!(parts.iter().all(|part| text.contains(part)), "{parts:?} in {text}");
+    }
+    let dir = tempfile::tempdir().unwrap();
+    assert!(Splits::open(dir.path(), &ReadOptions::default()).unwrap_err().to_string().contains("train.jsonl"));
+    std::fs::write(dir.path().join("train.jsonl"), "{\"body\": \"a\"}").unwrap();
+    std::fs::write(dir.path().join("valid.txt"), "b").unwrap();
+    let options = ReadOptions { text_key: "body".into(), ..ReadOptions::default() };
+    let splits = Splits::open(dir.path(), &options).unwrap();
+    assert_eq!(
+        (splits.train.get(0).unwrap(), splits.valid.unwrap().get(0).unwrap()),
+        (Example::Text("a".into()), Example::Text("b".into()))
+    );
+    assert!(splits.test.is_none());
+}

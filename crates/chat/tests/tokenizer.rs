@@ -1,0 +1,176 @@
+//! The tokenizer against the ids of Hugging Face's, against itself through GGUF and files, and against forgery.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+mod support;
+
+use bellows_chat::{
+    Conversation, EncodeOptions, Example, Message, Outcome, RenderOptions, Role, Template, TokenType, Tokenizer, Vocabulary, encode,
+};
+use proptest::prelude::*;
+
+/// From `tokenizers` on the real files; the same for Qwen2.5 and Qwen3.
+const GOLDEN: [(&str, &[u32]); 10] = [
+    ("Hello, world!", &[9707, 11, 1879, 0]),
+    ("fn main() { println!(\"{}\", 12345); }", &[8822, 1887, 368, 314, 13751, 79878, 220, 16, 17, 18, 19, 20, 1215, 335]),
+    ("  two  spaces\n\n\ttab", &[220, 1378, 220, 12621, 271, 58149]),
+    ("I'll can't WE'RE", &[40, 3278, 646, 944, 19677, 94153]),
+    ("你好，世界", &[108386, 3837, 99489]),
+    ("naïve café e\u{301}", &[3376, 37572, 586, 51950, 3958]),
+    ("🦀 Rust", &[147579, 33789]),
+    ("\n", &[198]),
+    ("2024-11-21 3.14159", &[17, 15, 17, 19, 12, 16, 16, 12, 17, 16, 220, 18, 13, 16, 19, 16, 20, 24]),
+    ("<|im_start|>user<think>", &[151644, 872, 151667]),
+];
+
+const QWEN25_CHAT: &[u32] = &[
+    151644, 8948, 198, 2610, 525, 1207, 16948, 11, 3465, 553, 54364, 14817, 13, 1446, 525, 264, 10950, 17847, 13, 151645, 198, 151644, 872,
+    198, 7985, 264, 6386, 38242, 911, 23071, 13, 151645, 198, 151644, 77091, 198, 46393, 50080, 91789, 151645, 198,
+];
+const QWEN3_CHAT: &[u32] = &[
+    151644, 872, 198, 7985, 264, 6386, 38242, 911, 23071, 13, 151645, 198, 151644, 77091, 198, 151667, 271, 151668, 271, 46393, 50080,
+    91789, 151645, 198,
+];
+
+fn haiku() -> Example {
+    let messages = vec![Message::new(Role::User, "Write a haiku about rust."), Message::new(Role::Assistant, "Iron oxide blooms")];
+    Example::Chat(Conversation { messages, tools: vec![] })
+}
+
+#[test]
+fn golden_ids_of_the_real_tokenizers() {
+    for (model, chat, trained) in [("qwen2.5", QWEN25_CHAT, 4), ("qwen3", QWEN3_CHAT, 8)] {
+        let Some(dir) = support::asset(model) else { continue };
+        let tokenizer = Tokenizer::from_dir(&dir).unwrap();
+        for (text, ids) in GOLDEN.iter().filter(|(text, _)| model == "qwen3" || !text.contains("<think>")) {
+            assert_eq!(tokenizer.encode(text, true).unwrap(), *ids, "{text}");
+        }
+        let template = Template::detect(&tokenizer, None).unwrap();
+        let Outcome::Kept(kept) = encode(&haiku(), &tokenizer, &template, &EncodeOptions::default()).unwrap() else { panic!() };
+        assert_eq!(kept[0].ids, chat);
+        // The answer (of Qwen3 with its empty thought) and the end of the turn, not the newline after it.
+        let first = chat.len() - 1 - trained;
+        assert!(
+            kept[0].trained.iter().enumerate().all(|(at, &flag)| flag == (first..chat.len() - 1).contains(&at)),
+            "{:?}",
+            kept[0].trained
+        );
+        assert_eq!((tokenizer.eos(), tokenizer.pad(), tokenizer.leading_bos()), (Some(151645), Some(151643), None));
+        assert_eq!(tokenizer.len(), if model == "qwen3" { 151_669 } else { 151_665 });
+    }
+}
+
+/// The pieces are tokenised apart, the text as a whole: the same ids, for every fixture without forged turns.
+#[test]
+fn the_pieces_have_the_ids_of_the_whole_text() {
+    let mut tokenizers = vec![support::tiny()];
+    tokenizers.extend(["qwen2.5", "qwen3"].into_iter().filter_map(support::asset).map(|dir| Tokenizer::from_dir(&dir).unwrap()));
+    for tokenizer in tokenizers {
+        for case in support::cases().iter().filter(|case| case["name"] != "forged turn" && case["prompt"] == false) {
+            let template = Template::named(case["template"].as_str().unwrap()).unwrap();
+            let conversation = support::conversation(case);
+            let ids = bellows_chat::encode_prompt(&conversation, &tokenizer, &template, RenderOptions::default()).unwrap();
+            let prompt = template.render(&conversation, RenderOptions { generation_prompt: true, ..RenderOptions::default() }).unwrap();
+            assert_eq!(ids, tokenizer.encode(&prompt, true).unwrap(), "{} {}", case["template"], case["name"]);
+        }
+    }
+}
+
+#[test]
+fn through_gguf_and_back_the_ids_stay() {
+    let mut tokenizers = vec![(support::tiny(), 512)];
+    tokenizers.extend(["qwen2.5", "qwen3"].into_iter().filter_map(support::asset).map(|dir| (Tokenizer::from_dir(&dir).unwrap(), 151_936)));
+    for (tokenizer, rows) in tokenizers {
+        let vocabulary = tokenizer.vocabulary(rows).unwrap();
+        assert_eq!((vocabulary.pre.as_str(), vocabulary.tokens.len()), ("qwen2", rows));
+        assert_eq!(vocabulary.tokens[rows - 1], format!("[PAD{}]", rows - 1));
+        let end = tokenizer.id("<|im_end|>").unwrap() as usize;
+        assert_eq!(
+            vocabulary.types[end - 1..=end + 1].iter().filter(|&&kind| kind == TokenType::Control).count(),
+            if rows == 512 { 2 } else { 3 }
+        );
+        let back = Tokenizer::from_gguf_vocab(&vocabulary).unwrap();
+        for (text, _) in GOLDEN {
+            assert_eq!(back.encode(text, true).unwrap(), tokenizer.encode(text, true).unwrap(), "{text}");
+            assert_eq!(back.encode(text, false).unwrap(), tokenizer.encode(text, false).unwrap(), "{text}");
+        }
+        assert_eq!((back.eos(), back.pad(), back.chat_template()), (tokenizer.eos(), tokenizer.pad(), tokenizer.chat_template()));
+        assert_eq!(back.vocabulary(rows).unwrap(), vocabulary);
+        assert!(tokenizer.vocabulary(100).unwrap_err().to_string().contains("100 rows"));
+    }
+}
+
+#[test]
+fn damaged_vocabularies_are_refused() {
+    let good = support::tiny().vocabulary(512).unwrap();
+    let refused = |change: fn(&mut Vocabulary), part: &str| {
+        let mut bad = good.clone();
+        change(&mut bad);
+        let error = Tokenizer::from_gguf_vocab(&bad).unwrap_err().to_string();
+        assert!(error.contains(part), "{error}");
+    };
+    refused(|v| v.pre = "viking".into(), "viking");
+    refused(|v| v.types.truncate(3), "512 tokens and 3 token types");
+    refused(|v| v.tokens[5] = "a".into(), "there twice");
+    refused(|v| v.eos = Some(512), "special id is 512");
+    refused(|v| v.merges.push("ab".into()), "a merge is not two tokens");
+    refused(|v| v.merges.push("q zz".into()), "zz");
+}
+
+#[test]
+fn a_saved_tokenizer_is_the_same() {
+    let dir = tempfile::tempdir().unwrap();
+    let tokenizer = support::tiny();
+    tokenizer.save(dir.path()).unwrap();
+    let back = Tokenizer::from_dir(dir.path()).unwrap();
+    assert_eq!((back.eos(), back.pad(), back.chat_template()), (tokenizer.eos(), tokenizer.pad(), Some(Template::ChatMl.source())));
+    let text = "iron glows orange <|im_start|> 🔥<think>";
+    for special in [true, false] {
+        assert_eq!(back.encode(text, special).unwrap(), tokenizer.encode(text, special).unwrap());
+        assert_eq!(back.decode(&back.encode(text, special).unwrap(), false).unwrap(), text);
+    }
+    std::fs::write(dir.path().join("tokenizer_config.json"), r#"{"eos_token": {"content": "<eos>"}}"#).unwrap();
+    let error = Tokenizer::from_dir(dir.path()).unwrap_err().to_string();
+    assert!(error.contains("tokenizer_config.json") && error.contains("`eos_token` is `<eos>`"), "{error}");
+    std::fs::write(dir.path().join("tokenizer.json"), "{").unwrap();
+    assert!(Tokenizer::from_dir(dir.path()).unwrap_err().to_string().contains("tokenizer.json: tokenizer: "));
+}
+
+#[test]
+fn the_small_tokenizer_learns_merges_and_is_repeatable() {
+    let (a, b) = (support::tiny(), support::tiny());
+    assert_eq!(a.vocabulary(400).unwrap(), b.vocabulary(400).unwrap());
+    assert_eq!(a.token(a.encode(" orange", false).unwrap()[0]).unwrap(), "Ġorange");
+    let bytes = Tokenizer::byte_level([], 10).unwrap();
+    assert_eq!(bytes.encode("né", false).unwrap(), [b'n'.into(), 0xc3, 0xa9]);
+    assert_eq!((bytes.len(), bytes.id("<|endoftext|>")), (265, Some(256)));
+}
+
+#[test]
+fn streams_hold_back_half_characters() {
+    let tokenizer = Tokenizer::byte_level([], 0).unwrap();
+    let mut stream = tokenizer.stream(true);
+    let parts: Vec<String> = tokenizer.encode("a🔥b<|im_end|>", true).unwrap().into_iter().map(|id| stream.push(id)).collect();
+    assert_eq!(parts, ["a", "", "", "", "🔥", "b", ""]);
+    assert_eq!(stream.finish(), "");
+    let mut stream = tokenizer.stream(false);
+    assert_eq!([stream.push(0xf0), stream.push(0x9f), stream.push(u32::from(b'x'))].concat(), "\u{fffd}x");
+    assert_eq!(stream.push(0xf0), "");
+    assert_eq!(stream.finish(), "\u{fffd}");
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, rng_seed: proptest::test_runner::RngSeed::Fixed(7), ..ProptestConfig::with_cases(200) })]
+
+    #[test]
+    fn text_comes_back_and_streams_agree(text in "(\\PC|\n|<\\|im_end\\|>|<think>){0,40}") {
+        let tokenizer = support::tiny();
+        let nfc = tokenizer.decode(&tokenizer.encode(&text, false).unwrap(), false).unwrap();
+        let ids = tokenizer.encode(&nfc, false).unwrap();
+        prop_assert_eq!(tokenizer.decode(&ids, false).unwrap(), nfc.clone());
+        prop_assert!(ids.iter().all(|&id| !tokenizer.is_special(id)));
+        let mut stream = tokenizer.stream(false);
+        let mut out: String = ids.iter().map(|&id| stream.push(id)).collect();
+        out.push_str(&stream.finish());
+        prop_assert_eq!(out, nfc);
+    }
+}

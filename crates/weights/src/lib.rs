@@ -8,8 +8,11 @@
 //! (see `pt`). What a file may make us allocate is bounded by its own size (see `limits`).
 //! Finiteness is not checked on reading: callers ask for it with [`check_finite`].
 
+mod blocks;
 mod error;
+mod floats;
 mod limits;
+mod map;
 mod pt;
 mod safetensors;
 mod tensor;
@@ -19,7 +22,9 @@ use std::fs::File;
 use std::io::{BufReader, Read, Seek};
 use std::path::Path;
 
+pub use blocks::{BlockType, Quantized};
 pub use error::{Fault, WeightsError};
+pub use floats::{to_bf16, to_f16};
 pub use safetensors::{from_safetensors, to_safetensors};
 pub use tensor::{DType, Tensor, Tensors, check_finite};
 

@@ -1,6 +1,8 @@
 //! The crate from outside: files PyTorch wrote, files that break a rule, and damaged files.
 
 #[cfg(test)]
+mod blocks;
+#[cfg(test)]
 mod common;
 #[cfg(test)]
 mod damage;

@@ -88,11 +88,19 @@ pub enum Fault {
         /// The complaint.
         what: String,
     },
-    /// A GGUF file is damaged, or what was to be written as one breaks its rules.
+    /// A GGUF file is damaged.
     #[error("GGUF byte {at}: {what}")]
     Gguf {
         /// Position in the file.
         at: u64,
+        /// The complaint.
+        what: String,
+    },
+    /// A metadata entry of a GGUF file is not as it should be.
+    #[error("metadata `{key}`: {what}")]
+    Metadata {
+        /// The key.
+        key: String,
         /// The complaint.
         what: String,
     },

@@ -11,6 +11,7 @@
 mod blocks;
 mod error;
 mod floats;
+pub mod gguf;
 mod limits;
 mod map;
 mod pt;

@@ -7,6 +7,8 @@ mod common;
 #[cfg(test)]
 mod damage;
 #[cfg(test)]
+mod gguf;
+#[cfg(test)]
 mod pt;
 #[cfg(test)]
 mod refusals;

@@ -9,6 +9,8 @@ mod damage;
 #[cfg(test)]
 mod gguf;
 #[cfg(test)]
+mod gguf_hostile;
+#[cfg(test)]
 mod pt;
 #[cfg(test)]
 mod refusals;

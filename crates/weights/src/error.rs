@@ -105,7 +105,7 @@ pub enum Fault {
         what: String,
     },
     /// A checkpoint's index, or the files it names, are not as they should be.
-    #[error("checkpoint: {what}")]
+    #[error("{what}")]
     Checkpoint {
         /// The complaint.
         what: String,

@@ -26,8 +26,8 @@ use std::path::Path;
 pub use blocks::{BlockType, Quantized};
 pub use error::{Fault, WeightsError};
 pub use floats::{to_bf16, to_f16};
-pub use safetensors::{from_safetensors, to_safetensors};
-pub use tensor::{DType, Tensor, Tensors, check_finite};
+pub use safetensors::{Checkpoint, from_safetensors, to_safetensors, write_checkpoint, write_safetensors};
+pub use tensor::{DType, Tensor, TensorSpec, Tensors, check_finite};
 
 /// What a weight file holds.
 #[derive(Debug, Clone, Default, PartialEq)]

@@ -3,6 +3,8 @@
 #[cfg(test)]
 mod blocks;
 #[cfg(test)]
+mod checkpoint;
+#[cfg(test)]
 mod common;
 #[cfg(test)]
 mod damage;

@@ -1,7 +1,7 @@
 //! The one error of this crate: which file, and what in it was refused.
 
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// A weight file that could not be read or written.
 #[derive(Debug)]
@@ -27,6 +27,12 @@ impl std::error::Error for WeightsError {
     }
 }
 
+impl WeightsError {
+    pub(crate) fn at(path: &Path) -> impl FnOnce(Fault) -> Self {
+        move |fault| WeightsError { path: Some(path.to_owned()), fault }
+    }
+}
+
 impl From<Fault> for WeightsError {
     fn from(fault: Fault) -> Self {
         WeightsError { path: None, fault }
@@ -39,6 +45,9 @@ pub enum Fault {
     /// The disk or the file system refused.
     #[error("{0}")]
     Io(#[from] std::io::Error),
+    /// A directory, a pipe or a device where a file should be.
+    #[error("not a regular file")]
+    NotAFile,
     /// Not a format this crate reads.
     #[error("neither safetensors nor a .pt (zip) file; it starts with {start:02x?}. Checkpoints of PyTorch before 1.6 must be saved again")]
     Unrecognised {
@@ -79,12 +88,40 @@ pub enum Fault {
         /// The complaint.
         what: String,
     },
+    /// A GGUF file is damaged.
+    #[error("GGUF byte {at}: {what}")]
+    Gguf {
+        /// Position in the file.
+        at: u64,
+        /// The complaint.
+        what: String,
+    },
+    /// A metadata entry of a GGUF file is not as it should be.
+    #[error("metadata `{key}`: {what}")]
+    Metadata {
+        /// The key.
+        key: String,
+        /// The complaint.
+        what: String,
+    },
+    /// A checkpoint's index, or the files it names, are not as they should be.
+    #[error("{what}")]
+    Checkpoint {
+        /// The complaint.
+        what: String,
+    },
     /// One tensor is wrong.
     #[error("tensor `{name}`: {what}")]
     Tensor {
         /// Its name.
         name: String,
         /// The complaint, with sizes.
+        what: String,
+    },
+    /// Values that a block type cannot hold.
+    #[error("{what}")]
+    Blocks {
+        /// The complaint.
         what: String,
     },
     /// Two tensors have the same name.

@@ -8,8 +8,12 @@
 //! (see `pt`). What a file may make us allocate is bounded by its own size (see `limits`).
 //! Finiteness is not checked on reading: callers ask for it with [`check_finite`].
 
+mod blocks;
 mod error;
+mod floats;
+pub mod gguf;
 mod limits;
+mod map;
 mod pt;
 mod safetensors;
 mod tensor;
@@ -19,9 +23,11 @@ use std::fs::File;
 use std::io::{BufReader, Read, Seek};
 use std::path::Path;
 
+pub use blocks::{BlockType, Quantized};
 pub use error::{Fault, WeightsError};
-pub use safetensors::{from_safetensors, to_safetensors};
-pub use tensor::{DType, Tensor, Tensors, check_finite};
+pub use floats::{to_bf16, to_f16};
+pub use safetensors::{Checkpoint, from_safetensors, to_safetensors, write_checkpoint, write_safetensors};
+pub use tensor::{DType, Tensor, TensorSpec, Tensors, check_finite};
 
 /// What a weight file holds.
 #[derive(Debug, Clone, Default, PartialEq)]

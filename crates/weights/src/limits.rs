@@ -25,6 +25,14 @@ pub(crate) const NAME_BYTES: usize = 1024;
 pub(crate) const FACT_ELEMENTS: usize = 64;
 /// Bytes of a safetensors header, as in the format's reference implementation.
 pub(crate) const HEADER_BYTES: u64 = 100_000_000;
+/// Bytes of a checkpoint's index: a hundred a tensor, and models have thousands.
+pub(crate) const INDEX_BYTES: u64 = 64 << 20;
+/// Metadata entries of a GGUF file, and tensors. Models have dozens and thousands.
+pub(crate) const GGUF_ENTRIES: u64 = 1 << 20;
+/// Bytes of a GGUF metadata key, from the format's definition.
+pub(crate) const GGUF_KEY_BYTES: u64 = (1 << 16) - 1;
+/// Alignment of a GGUF file's tensors. Files have 32.
+pub(crate) const GGUF_ALIGNMENT: u32 = 1 << 20;
 
 /// Counts down something a file spends.
 #[derive(Debug)]

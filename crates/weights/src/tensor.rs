@@ -47,6 +47,33 @@ impl fmt::Display for DType {
     }
 }
 
+/// A tensor without its data.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TensorSpec {
+    /// Element type.
+    pub dtype: DType,
+    /// Extent of each dimension; empty for a scalar.
+    pub shape: Vec<usize>,
+}
+
+impl TensorSpec {
+    /// Bytes of its data; `name` is for the complaint.
+    pub(crate) fn bytes(&self, name: &str) -> Result<usize, Fault> {
+        bytes_of(self.dtype, &self.shape)
+            .ok_or_else(|| Fault::tensor(name, format!("shape {:?} of {} does not fit the address space", self.shape, self.dtype)))
+    }
+
+    /// That `data` fits.
+    pub(crate) fn check(&self, name: &str, data: &[u8]) -> Result<(), Fault> {
+        let bytes = self.bytes(name)?;
+        if data.len() == bytes {
+            return Ok(());
+        }
+        let what = format!("{} bytes of data, but shape {:?} of {} needs {bytes}", data.len(), self.shape, self.dtype);
+        Err(Fault::tensor(name, what))
+    }
+}
+
 /// A dense tensor, row-major.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Tensor {
@@ -94,31 +121,13 @@ impl Tensor {
     /// # Errors
     /// If `data` does not have the length that `dtype` and `shape` ask for.
     pub fn to_f32(&self) -> Result<Vec<f32>, WeightsError> {
-        self.check("").map_err(WeightsError::from)?;
-        let d = &self.data;
-        Ok(match self.dtype {
-            DType::F64 => each(d, |b| f64::from_le_bytes(b) as f32),
-            DType::F32 => each(d, f32::from_le_bytes),
-            DType::F16 => each(d, |b| f16::from_le_bytes(b).to_f32()),
-            DType::BF16 => each(d, |b| bf16::from_le_bytes(b).to_f32()),
-            DType::I64 => each(d, |b| i64::from_le_bytes(b) as f32),
-            DType::I32 => each(d, |b| i32::from_le_bytes(b) as f32),
-            DType::I16 => each(d, |b| f32::from(i16::from_le_bytes(b))),
-            DType::I8 => each(d, |b| f32::from(i8::from_le_bytes(b))),
-            DType::U8 => each(d, |[b]| f32::from(b)),
-            DType::Bool => each(d, |[b]| f32::from(u8::from(b != 0))),
-        })
+        self.spec().check("", &self.data)?;
+        Ok(to_f32(self.dtype, &self.data))
     }
 
-    /// That `data` fits `dtype` and `shape`; `name` is for the complaint.
-    pub(crate) fn check(&self, name: &str) -> Result<(), Fault> {
-        let bytes = bytes_of(self.dtype, &self.shape)
-            .ok_or_else(|| Fault::tensor(name, format!("shape {:?} of {} does not fit the address space", self.shape, self.dtype)))?;
-        if self.data.len() == bytes {
-            return Ok(());
-        }
-        let what = format!("{} bytes of data, but shape {:?} of {} needs {bytes}", self.data.len(), self.shape, self.dtype);
-        Err(Fault::tensor(name, what))
+    /// All but the data.
+    pub fn spec(&self) -> TensorSpec {
+        TensorSpec { dtype: self.dtype, shape: self.shape.clone() }
     }
 
     /// Position and value of the first NaN or infinity.
@@ -137,6 +146,22 @@ impl Tensor {
 /// Bytes of a tensor, unless the product overflows.
 pub(crate) fn bytes_of(dtype: DType, shape: &[usize]) -> Option<usize> {
     shape.iter().try_fold(dtype.size(), |product, &extent| product.checked_mul(extent))
+}
+
+/// The elements as [`Tensor::to_f32`] gives them.
+pub(crate) fn to_f32(dtype: DType, d: &[u8]) -> Vec<f32> {
+    match dtype {
+        DType::F64 => each(d, |b| f64::from_le_bytes(b) as f32),
+        DType::F32 => each(d, f32::from_le_bytes),
+        DType::F16 => each(d, |b| f16::from_le_bytes(b).to_f32()),
+        DType::BF16 => each(d, |b| bf16::from_le_bytes(b).to_f32()),
+        DType::I64 => each(d, |b| i64::from_le_bytes(b) as f32),
+        DType::I32 => each(d, |b| i32::from_le_bytes(b) as f32),
+        DType::I16 => each(d, |b| f32::from(i16::from_le_bytes(b))),
+        DType::I8 => each(d, |b| f32::from(i8::from_le_bytes(b))),
+        DType::U8 => each(d, |[b]| f32::from(b)),
+        DType::Bool => each(d, |[b]| f32::from(u8::from(b != 0))),
+    }
 }
 
 fn each<const N: usize>(data: &[u8], value: impl Fn([u8; N]) -> f32) -> Vec<f32> {

@@ -10,6 +10,10 @@ pub(crate) fn fixture(name: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name)
 }
 
+pub(crate) fn golden(name: &str) -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(name)
+}
+
 /// Reads bytes through a file, as users do.
 pub(crate) fn read_bytes(bytes: &[u8]) -> Result<Weights, WeightsError> {
     let mut file = tempfile::NamedTempFile::new().unwrap();

@@ -28,11 +28,23 @@ pub struct TrainBatch {
     pub noise: Option<Tensor<3>>,
 }
 
+/// How gradients are computed; none of it changes them.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Options {
+    /// Re-run each layer in the backward pass instead of keeping its graph.
+    pub recompute: bool,
+    /// Wait for the device after every layer.
+    pub sync: bool,
+}
+
 /// Sum of the losses of a batch's trained tokens, `[1]`, and its gradients.
-pub fn gradients(model: &CausalLm, batch: &TrainBatch, recompute: bool, watch: &mut Stopwatch<'_>) -> (Tensor<1>, ParamGrads) {
+pub fn gradients(model: &CausalLm, batch: &TrainBatch, options: Options, watch: &mut Stopwatch<'_>) -> (Tensor<1>, ParamGrads) {
     let plain = model.valid();
     let tracked = batch.pass.on(true);
     let mut grads = ParamGrads::default();
+    let device = batch.ids.device();
+    // A device that is lost says so at the next read-back.
+    let settle = || drop(options.sync.then(|| device.sync()));
 
     // Layers below the first trained parameter have no gradient to make, and their inputs are not kept.
     let embedding_trained = model.model.embed_tokens.weight.is_require_grad();
@@ -42,7 +54,7 @@ pub fn gradients(model: &CausalLm, batch: &TrainBatch, recompute: bool, watch: &
     for (i, layer) in plain.model.layers.iter().enumerate() {
         if i < lowest {
             x = layer.forward(x, &batch.pass, None);
-        } else if recompute {
+        } else if options.recompute {
             kept.push(Kept::Input(x.clone()));
             x = layer.forward(x, &batch.pass, None);
         } else {
@@ -50,6 +62,7 @@ pub fn gradients(model: &CausalLm, batch: &TrainBatch, recompute: bool, watch: &
             x = output.clone().inner();
             kept.push(Kept::Graph { input, output });
         }
+        settle();
     }
 
     let ([b, s, h], weight) = (x.dims(), plain.head().val());
@@ -79,6 +92,7 @@ pub fn gradients(model: &CausalLm, batch: &TrainBatch, recompute: bool, watch: &
         };
         let mut graph = (output * Tensor::from_inner(dy)).sum().backward();
         grads.take(layer, &mut graph);
+        settle();
         match input.grad_remove(&mut graph) {
             Some(dx) => dy = dx,
             None => return (head.loss, grads),

@@ -1,9 +1,19 @@
-//! Decoder language models on Burn: Qwen2, Qwen2.5, Qwen3 and the Llama layout, with LoRA.
+//! Decoder language models on Burn: Qwen2, Qwen2.5, Qwen3 and the Llama layout, fine-tuned with LoRA.
+//!
+//! [`model`] reads like the papers, [`gradients`] runs it backwards layer by layer, [`task`] is how the Learner sees it; [`peft`] and
+//! [`weights`] are the files that go in and out.
 
 pub mod adapter;
 pub mod arch;
+pub mod base;
+pub mod config;
+pub mod data;
+pub mod generate;
 pub mod gradients;
 pub mod load;
 pub mod loss;
 pub mod model;
 pub mod peft;
+pub mod task;
+pub mod train;
+pub mod weights;

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use bellows_kernels::{Adam, adam_step};
 use bellows_learner::{Layout, Role, Stopwatch};
 use bellows_qwen::adapter::LoraConfig;
-use bellows_qwen::gradients::{TrainBatch, gradients};
+use bellows_qwen::gradients::{Options, TrainBatch, gradients};
 use bellows_qwen::load::load;
 use bellows_qwen::model::pass::Pass;
 use bellows_qwen::model::{CausalLm, ModelConfig};
@@ -108,7 +108,7 @@ fn loss_and_adapter_gradients() {
         let layout = Layout::of(&model, |name| if name.contains(".lora.") { Role::Trained(0) } else { Role::Fixed });
         let mut of_both = Vec::new();
         for recompute in [false, true] {
-            let (loss, grads) = gradients(&model, &batch, recompute, &mut Stopwatch::start(None));
+            let (loss, grads) = gradients(&model, &batch, Options { recompute, sync: false }, &mut Stopwatch::start(None));
             let loss = host(loss)[0] / n as f32;
             let theirs = golden["loss"].to_f32().unwrap()[0];
             assert!((loss - theirs).abs() / theirs < 1e-5, "{name}: loss {loss} for {theirs}");
@@ -139,7 +139,7 @@ fn ten_steps_of_adamw() {
         let mut moments = vec![(None, None); layout.entries.len()];
         let theirs = golden["loss"].to_f32().unwrap();
         for (i, theirs) in theirs.iter().enumerate() {
-            let (loss, grads) = gradients(&model, &batch, true, &mut Stopwatch::start(None));
+            let (loss, grads) = gradients(&model, &batch, Options { recompute: true, sync: false }, &mut Stopwatch::start(None));
             let loss = host(loss)[0] / n as f32;
             assert!((loss - theirs).abs() / theirs < 1e-4, "{name}: step {i}: loss {loss} for {theirs}");
             let t = (i + 1) as i32;

@@ -1,0 +1,307 @@
+//! Settings of a fine-tuning run, under the names that PEFT, TRL and transformers use.
+
+use bellows_chat::{EncodeOptions, Template, TrainOn, TrainOnEos, Truncation};
+use bellows_learner::{Decay, LearnerConfig, OptimizerKind, Schedule, UpdateSchedule};
+use bellows_settings::{Layer, SettingsError, merge, settings};
+use serde::{Deserialize, Serialize};
+
+use crate::adapter::{ALL_LINEAR, LoraConfig, Targets};
+
+/// What is trained.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Method {
+    /// Adapters beside a frozen model.
+    Lora,
+    /// Every parameter: small models only.
+    Full,
+}
+
+settings! {
+    /// All settings of a fine-tuning run; see [`SETTINGS`] for the same as a table.
+    SftConfig;
+    "Model and data" {
+        /// Model to start from: a directory, a .gguf file, a hub id (Qwen/Qwen2.5-0.5B-Instruct), or `tiny` (made on the spot)
+        model: String = String::new();
+        /// Chats: a .jsonl, .json, .csv, .parquet or .txt file, or a folder with train, valid and test files; several as a list
+        data: Vec<String> = Vec::new();
+        /// How often the rows of each of several data sets are used in an epoch, as a list; 1 if not given
+        data_weights: Vec<f64> = Vec::new();
+        /// Examples held out for validation if there is no valid file: a fraction below 1, or a number
+        val_size: f64 = 0.0;
+        /// Most examples to train on; 0 takes all
+        max_samples: usize = 0;
+        /// Never connect to the hub
+        offline: bool = false;
+        /// Chat template: auto, qwen2, qwen2.5, qwen3, smollm, chatml, or a file with a Jinja template
+        chat_template: String = "auto".into();
+        /// Longest example in tokens
+        max_seq_length: usize = 2048;
+        /// What becomes of longer ones: keep_start, keep_end, drop, split, refuse
+        truncation: String = "keep_start".into();
+        /// Which turns are learnt: assistant, last-assistant, completion, all
+        train_on: String = "assistant".into();
+        /// Which ends of turns are learnt: turn, all, last
+        train_on_eos: String = "turn".into();
+        /// Take special tokens written in messages for real ones
+        special_in_content: bool = false;
+    }
+    "LoRA" {
+        /// lora, or full to train every parameter
+        method: Method = Method::Lora;
+        /// Rank
+        r: usize = 16;
+        /// Numerator of the scaling
+        lora_alpha: f64 = 32.0;
+        /// Probability that an input of the branch is dropped
+        lora_dropout: f64 = 0.0;
+        /// Maps that get adapters: all-linear, a list of name endings, or a regular expression for whole names
+        target_modules: Targets = Targets::Pattern(ALL_LINEAR.into());
+        /// Maps that get none all the same, as a list
+        exclude_modules: Vec<String> = Vec::new();
+        /// Layers that get adapters, as a list; all if empty
+        layers_to_transform: Vec<usize> = Vec::new();
+        /// Parts trained whole: embed_tokens, lm_head, norm, as a list
+        modules_to_save: Vec<String> = Vec::new();
+        /// Scale by α / √r instead of α / r
+        use_rslora: bool = false;
+        /// Weight decomposition (DoRA)
+        use_dora: bool = false;
+        /// Learning rate of B as a multiple of A's (LoRA+)
+        loraplus_lr_ratio: f64 = 1.0;
+        /// Adapter to go on from: a directory of PEFT's
+        adapter: Option<String> = None;
+    }
+    "Run" {
+        /// Epochs to train for
+        epochs: usize = 3;
+        /// Examples per batch (rows, when packing)
+        batch_size: usize = 1;
+        /// Batches per update
+        gradient_accumulation_steps: usize = 8;
+        /// Several examples in a row of max_seq_length, which do not see each other
+        packing: bool = false;
+        /// Examples of like length together
+        group_by_length: bool = false;
+        /// Rows are padded to a multiple of this
+        pad_to_multiple_of: usize = 64;
+        /// Updates between evaluations; 0 evaluates after every epoch only
+        eval_steps: usize = 0;
+        /// Evaluations without improvement before stopping; 0 never stops
+        early_stopping_patience: usize = 0;
+        /// Seed of every random draw
+        seed: u64 = 0;
+        /// auto, cpu, vulkan, cuda, rocm (each with :N for the N-th card), metal or webgpu
+        device: String = "auto".into();
+        /// Re-run each layer in the backward pass instead of keeping its activations
+        gradient_checkpointing: bool = true;
+        /// Wait for the device after every layer: slower, and a driver's fault shows where it happened
+        sync_launches: bool = false;
+        /// Directory that runs are kept in
+        project: String = "runs/sft".into();
+        /// Name of the run; a number is added if it is taken
+        name: String = "train".into();
+        /// Write into an existing run directory of that name
+        exist_ok: bool = false;
+        /// Minutes between checkpoints
+        checkpoint_minutes: f64 = 10.0;
+        /// Checkpoints to keep besides the best
+        keep_checkpoints: usize = 2;
+        /// Threads that make batches; 0 uses the training thread
+        workers: usize = 1;
+        /// Batches between two lines of the log
+        logging_steps: usize = 1;
+        /// Tell after every epoch where its time went
+        profile: bool = false;
+        /// Draw the loss curve
+        plots: bool = true;
+    }
+    "Optimizer" {
+        /// AdamW, Adam, or SGD
+        optim: OptimizerKind = OptimizerKind::AdamW;
+        /// Peak learning rate
+        learning_rate: f64 = 2e-4;
+        /// Shape after warm-up: constant, linear, cosine, wsd
+        lr_scheduler_type: Decay = Decay::Cosine;
+        /// What the rate ends at, as a fraction of the peak
+        min_lr_ratio: f64 = 0.0;
+        /// Share of all updates over which the rate rises
+        warmup_ratio: f64 = 0.03;
+        /// Updates over which the rate rises; in place of warmup_ratio
+        warmup_steps: Option<usize> = None;
+        /// Decoupled weight decay
+        weight_decay: f64 = 0.0;
+        /// β1, or SGD's momentum
+        momentum: f64 = 0.9;
+        /// Global gradient norm that is clipped to; 0 does not clip
+        max_grad_norm: f64 = 1.0;
+        /// Noise on embeddings in training, α of α/√(S h) (NEFTune); 0 adds none
+        neftune_noise_alpha: f64 = 0.0;
+    }
+}
+
+/// Settings that do not change what a run computes: they may differ when it is resumed.
+pub const MAY_CHANGE: [&str; 10] = [
+    "device",
+    "offline",
+    "sync_launches",
+    "checkpoint_minutes",
+    "keep_checkpoints",
+    "workers",
+    "logging_steps",
+    "profile",
+    "plots",
+    "gradient_checkpointing",
+];
+
+fn bad(reason: String) -> SettingsError {
+    SettingsError { origin: "settings".into(), reason }
+}
+
+impl SftConfig {
+    /// Defaults overlaid by `layers`, the last one winning.
+    ///
+    /// # Errors
+    /// A key that is not a setting, a value of the wrong kind, or a rule that is broken.
+    pub fn from_layers(layers: &[Layer]) -> Result<Self, SettingsError> {
+        let config = merge(Self::default(), SETTINGS, layers, |_, _| Ok(false))?;
+        config.validate()?;
+        Ok(config)
+    }
+
+    /// The rules that one setting alone cannot check.
+    ///
+    /// # Errors
+    /// The first rule that is broken.
+    pub fn validate(&self) -> Result<(), SettingsError> {
+        let not_negative = [
+            ("learning_rate", self.learning_rate),
+            ("weight_decay", self.weight_decay),
+            ("max_grad_norm", self.max_grad_norm),
+            ("neftune_noise_alpha", self.neftune_noise_alpha),
+            ("warmup_ratio", self.warmup_ratio),
+            ("min_lr_ratio", self.min_lr_ratio),
+            ("val_size", self.val_size),
+            ("checkpoint_minutes", self.checkpoint_minutes),
+            ("loraplus_lr_ratio", self.loraplus_lr_ratio),
+        ];
+        if let Some((name, x)) = not_negative.iter().find(|(_, x)| !(x.is_finite() && *x >= 0.0)) {
+            return Err(bad(format!("{name} {x} is negative or not a number")));
+        }
+        let rules = [
+            (self.epochs == 0, "epochs must be at least 1"),
+            (self.batch_size == 0, "batch_size must be at least 1"),
+            (self.gradient_accumulation_steps == 0, "gradient_accumulation_steps must be at least 1"),
+            (self.max_seq_length < 2, "max_seq_length must be at least 2"),
+            (self.keep_checkpoints < 2, "keep_checkpoints must be at least 2: the newest may be damaged"),
+            (self.packing && self.group_by_length, "packing and group_by_length exclude each other"),
+            (!self.data_weights.is_empty() && self.data_weights.len() != self.data.len(), "data_weights needs one weight a data set"),
+            (!(0.0..1.0).contains(&self.lora_dropout), "lora_dropout must be at least 0 and below 1"),
+            (self.method == Method::Full && self.adapter.is_some(), "method full trains no adapter: leave out --adapter"),
+        ];
+        if let Some((_, rule)) = rules.iter().find(|(broken, _)| *broken) {
+            return Err(bad((*rule).to_string()));
+        }
+        self.encoding().map(drop)
+    }
+
+    /// How examples become tokens.
+    ///
+    /// # Errors
+    /// A word that is none of those a setting takes.
+    pub fn encoding(&self) -> Result<EncodeOptions, SettingsError> {
+        fn word<T: Copy>(setting: &str, value: &str, words: &[(&str, T)]) -> Result<T, SettingsError> {
+            let found = words.iter().find(|(w, _)| *w == value.replace('_', "-")).map(|(_, t)| *t);
+            let all = words.iter().map(|(w, _)| *w).collect::<Vec<_>>().join(", ");
+            found.ok_or_else(|| bad(format!("{setting} {value:?} is none of {all}")))
+        }
+        let truncations = [
+            ("keep-start", Truncation::KeepStart),
+            ("keep-end", Truncation::KeepEnd),
+            ("drop", Truncation::Drop),
+            ("split", Truncation::Split),
+            ("refuse", Truncation::Refuse),
+        ];
+        let turns = [
+            ("assistant", TrainOn::Assistant),
+            ("last-assistant", TrainOn::LastAssistant),
+            ("completion", TrainOn::Completion),
+            ("all", TrainOn::All),
+        ];
+        let ends = [("turn", TrainOnEos::Turn), ("all", TrainOnEos::All), ("last", TrainOnEos::Last)];
+        Ok(EncodeOptions {
+            train_on: word("train_on", &self.train_on, &turns)?,
+            train_on_eos: word("train_on_eos", &self.train_on_eos, &ends)?,
+            max_seq_length: self.max_seq_length,
+            truncation: word("truncation", &self.truncation, &truncations)?,
+            special_in_content: self.special_in_content,
+            ..EncodeOptions::default()
+        })
+    }
+
+    /// The template that was asked for by name; `None` leaves it to the tokenizer.
+    ///
+    /// # Errors
+    /// A name that is neither a template nor a file.
+    pub fn template(&self, tokenizer: &bellows_chat::Tokenizer) -> Result<Option<Template>, SettingsError> {
+        if self.chat_template == "auto" {
+            return Ok(None);
+        }
+        if let Some(template) = Template::named(&self.chat_template) {
+            return Ok(Some(template));
+        }
+        let fail = |e: &dyn std::fmt::Display| bad(format!("chat_template {:?} is neither a template's name nor a readable file: {e}", self.chat_template));
+        let source = std::fs::read_to_string(&self.chat_template).map_err(|e| fail(&e))?;
+        bellows_chat::Jinja::new(&source, tokenizer).map(|jinja| Some(Template::Jinja(jinja))).map_err(|e| fail(&e))
+    }
+
+    /// The adapter's part of the settings.
+    pub fn lora(&self) -> LoraConfig {
+        LoraConfig {
+            r: self.r,
+            lora_alpha: self.lora_alpha,
+            lora_dropout: self.lora_dropout,
+            use_rslora: self.use_rslora,
+            use_dora: self.use_dora,
+            target_modules: self.target_modules.clone(),
+            exclude_modules: self.exclude_modules.clone(),
+            layers_to_transform: self.layers_to_transform.clone(),
+            modules_to_save: self.modules_to_save.clone(),
+            ..LoraConfig::default()
+        }
+    }
+
+    /// The Learner's part of the settings. The EMA is off: what is judged and saved are the weights themselves.
+    pub fn learner(&self, validated: bool) -> LearnerConfig {
+        LearnerConfig {
+            epochs: self.epochs,
+            time: None,
+            patience: self.early_stopping_patience,
+            schedule: Schedule::Updates(UpdateSchedule {
+                lr: self.learning_rate,
+                min_lr_ratio: self.min_lr_ratio,
+                decay: self.lr_scheduler_type,
+                warmup_steps: self.warmup_steps,
+                warmup_ratio: self.warmup_ratio,
+                momentum: self.momentum,
+                batch: self.batch_size,
+                accumulate: self.gradient_accumulation_steps,
+            }),
+            optimizer: self.optim,
+            max_grad_norm: self.max_grad_norm,
+            ema_decay: 0.0,
+            ema_tau: 1.0,
+            seed: self.seed,
+            shuffle: true,
+            workers: self.workers,
+            val: validated,
+            eval_steps: (self.eval_steps > 0 && validated).then_some(self.eval_steps),
+            save: true,
+            save_period: -1,
+            checkpoint_minutes: self.checkpoint_minutes,
+            keep_checkpoints: self.keep_checkpoints,
+            log_every: self.logging_steps,
+            profile: self.profile,
+        }
+    }
+}

@@ -1,0 +1,219 @@
+//! Supervised fine-tuning as the Learner sees it: batches of encoded chats, the sum of their tokens' losses, perplexity.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use bellows_chat::plan::{self, MicroBatch, Mode};
+use bellows_chat::{Batch, Encoded, IGNORE};
+use bellows_learner::{
+    Draw, EvalContext, Evaluation, Group, Interrupted, Layout, Rng, Role, StepOutput, Stopwatch, Task, TaskError,
+};
+use burn::data::dataset::Dataset;
+use burn::tensor::{Device, Int, Tensor, TensorData};
+
+use crate::config::{Method, SftConfig};
+use crate::gradients::{Options, TrainBatch, gradients};
+use crate::loss::head_loss_only;
+use crate::model::pass::{Draws, Pass};
+use crate::model::{CausalLm, ModelConfig};
+use crate::{peft, weights};
+
+/// Validation columns of `results.csv`.
+pub const METRICS: [&str; 2] = ["val/loss", "val/perplexity"];
+
+/// A micro-batch and where its random draws come from.
+pub struct SftBatch {
+    /// The tokens.
+    pub batch: Batch,
+    /// Rows that are packed or not, by example.
+    pub examples: usize,
+    /// Place in the epoch.
+    pub position: u64,
+}
+
+/// Fine-tuning: settings, the model's shape, examples.
+pub struct SftTask {
+    /// The resolved settings.
+    pub config: SftConfig,
+    /// The shape of the model.
+    pub model: ModelConfig,
+    /// Training examples.
+    pub train: Vec<Encoded>,
+    /// Examples to judge by.
+    pub valid: Vec<Encoded>,
+    /// Fills the ends of rows.
+    pub pad: u32,
+    plan: Mutex<Option<(usize, Arc<Vec<MicroBatch>>)>>,
+}
+
+impl SftTask {
+    /// A task over these examples.
+    pub fn new(config: SftConfig, model: ModelConfig, train: Vec<Encoded>, valid: Vec<Encoded>, pad: u32) -> Self {
+        Self { config, model, train, valid, pad, plan: Mutex::new(None) }
+    }
+
+    fn mode(&self) -> Mode {
+        match (self.config.packing, self.config.group_by_length) {
+            (true, _) => Mode::Pack { capacity: self.config.max_seq_length },
+            (_, true) => Mode::GroupByLength,
+            _ => Mode::Shuffle,
+        }
+    }
+
+    /// The micro-batches of an epoch; made once an epoch.
+    fn micro_batches(&self, draw: Draw) -> Arc<Vec<MicroBatch>> {
+        let mut plan = self.plan.lock().unwrap_or_else(PoisonError::into_inner);
+        match &*plan {
+            Some((epoch, batches)) if *epoch == draw.epoch => Arc::clone(batches),
+            _ => {
+                let lengths: Vec<usize> = self.train.iter().map(Encoded::len).collect();
+                let bits = |i: u64| Rng::new(draw.seed, "order", draw.epoch as u64, i).bits();
+                let batches = Arc::new(plan::plan(&lengths, self.config.batch_size, self.mode(), bits));
+                *plan = Some((draw.epoch, Arc::clone(&batches)));
+                batches
+            }
+        }
+    }
+
+    /// Uniform noise of α / √(S h) on every embedding (NEFTune, Jain et al. 2023).
+    fn noise(&self, shape: [usize; 2], draws: &Draws, device: &Device) -> Option<Tensor<3>> {
+        let alpha = self.config.neftune_noise_alpha;
+        let ([b, s], h) = (shape, self.model.hidden_size);
+        (alpha > 0.0).then(|| {
+            let (rng, scale) = (draws.stream("noise", 0), alpha / ((s * h) as f64).sqrt());
+            let values: Vec<f32> = (0..(b * s * h) as u64).map(|i| ((rng.unit_at(i) * 2.0 - 1.0) * scale) as f32).collect();
+            Tensor::from_data(TensorData::new(values, [b, s, h]), device)
+        })
+    }
+}
+
+/// Uploads a batch: ids `[B, S]`, the places that are learnt, and what they are to say.
+fn upload(batch: &Batch, model: &ModelConfig, device: &Device) -> TrainBatch {
+    let shape = [batch.rows, batch.seq];
+    let rows: Vec<i32> = (0..batch.labels.len()).filter(|&i| batch.labels[i] != IGNORE).map(|i| i as i32).collect();
+    let targets: Vec<i32> = rows.iter().map(|&i| batch.labels[i as usize]).collect();
+    let n = rows.len();
+    let ints = |values: Vec<i32>| Tensor::<1, Int>::from_data(TensorData::new(values, [n]), device);
+    // Padding is at the end of its row, where no token sees it: it may count as the last document.
+    let mut documents = batch.documents.clone();
+    for row in documents.chunks_mut(batch.seq) {
+        let last = row.iter().copied().max().unwrap_or(0).max(0);
+        row.iter_mut().filter(|d| **d < 0).for_each(|d| *d = last);
+    }
+    TrainBatch {
+        ids: Tensor::from_data(TensorData::new(batch.ids.clone(), shape), device),
+        rows: ints(rows),
+        targets: ints(targets),
+        pass: Pass::new(shape, &batch.positions, &documents, model, device),
+        noise: None,
+    }
+}
+
+impl Task for SftTask {
+    type Model = CausalLm;
+    type Item = ();
+    type Batch = SftBatch;
+    type Output = ();
+
+    fn item_names(&self) -> &[&'static str] {
+        &["loss"]
+    }
+
+    fn metric_names(&self) -> Vec<String> {
+        METRICS.map(String::from).to_vec()
+    }
+
+    fn groups(&self) -> Vec<Group> {
+        let group = |lr_scale| Group { lr_scale, weight_decay: self.config.weight_decay, bias: false };
+        vec![group(1.0), group(self.config.loraplus_lr_ratio)]
+    }
+
+    fn role_of(&self, name: &str) -> Role {
+        let trained = self.config.method == Method::Full || self.config.lora().trains(name);
+        match trained {
+            true => Role::Trained(usize::from(name.ends_with("lora_B"))),
+            false => Role::Fixed,
+        }
+    }
+
+    fn per_count(&self) -> bool {
+        true
+    }
+
+    fn plan(&self, draw: Draw) -> Option<Vec<Vec<usize>>> {
+        Some((0..self.micro_batches(draw).len()).map(|i| vec![i]).collect())
+    }
+
+    fn batch(&self, _: &dyn Dataset<()>, draw: Draw, indices: &[usize]) -> Result<SftBatch, TaskError> {
+        let position = indices.first().copied().unwrap_or_default();
+        let plan = self.micro_batches(draw);
+        let rows: Vec<Vec<&Encoded>> = plan[position].iter().map(|row| row.iter().map(|&i| &self.train[i]).collect()).collect();
+        let examples = rows.iter().map(Vec::len).sum();
+        Ok(SftBatch { batch: Batch::new(&rows, self.pad, self.config.pad_to_multiple_of), examples, position: position as u64 })
+    }
+
+    fn sample_names(&self, batch: &SftBatch) -> Vec<String> {
+        vec![format!("micro-batch {}", batch.position + 1); batch.examples]
+    }
+
+    /// The whole batch in one graph: what [`gradients`](Self::gradients) computes piece by piece.
+    fn loss(&self, model: &CausalLm, batch: &SftBatch, _: Draw, device: &Device) -> StepOutput<()> {
+        let data = upload(&batch.batch, &self.model, device);
+        let [b, s] = data.ids.dims();
+        let hidden = model.model.norm.forward(model.hidden(data.ids, &data.pass)).reshape([b * s, self.model.hidden_size]);
+        let logits = hidden.select(0, data.rows).matmul(model.head().val().t());
+        let n = logits.dims()[0];
+        let log_p = burn::tensor::activation::log_softmax(logits, 1);
+        let loss = log_p.gather(1, data.targets.reshape([n, 1])).sum().neg();
+        StepOutput { items: loss.clone().div_scalar(n.max(1) as f64), loss, count: n, output: () }
+    }
+
+    fn gradients(
+        &self,
+        model: &CausalLm,
+        batch: &SftBatch,
+        draw: Draw,
+        device: &Device,
+        layout: &Layout,
+        watch: &mut Stopwatch<'_>,
+    ) -> (StepOutput<()>, Vec<Option<Tensor<1>>>) {
+        let device = device.clone().without_autodiff();
+        let draws = Draws { seed: draw.seed, epoch: draw.epoch as u64, batch: batch.position };
+        let mut data = upload(&batch.batch, &self.model, &device);
+        data.noise = self.noise([batch.batch.rows, batch.batch.seq], &draws, &device);
+        data.pass = data.pass.with_draws(draws);
+        let options = Options { recompute: self.config.gradient_checkpointing, sync: self.config.sync_launches };
+        let (loss, grads) = gradients(model, &data, options, watch);
+        let count = batch.batch.targets();
+        (StepOutput { items: loss.clone().div_scalar(count.max(1) as f64), loss, count, output: () }, layout.arrange(model, grads))
+    }
+
+    fn evaluate(&self, model: &CausalLm, context: &mut EvalContext<'_>) -> Result<Evaluation, TaskError> {
+        let mut order: Vec<usize> = (0..self.valid.len()).collect();
+        order.sort_by_key(|&i| (self.valid[i].len(), i));
+        let (mut sum, mut tokens) = (0.0, 0);
+        for (i, chunk) in order.chunks(self.config.batch_size.max(1)).enumerate() {
+            if (context.interrupted)() {
+                return Err(Box::new(Interrupted));
+            }
+            let rows: Vec<Vec<&Encoded>> = chunk.iter().map(|&i| vec![&self.valid[i]]).collect();
+            let batch = Batch::new(&rows, self.pad, self.config.pad_to_multiple_of);
+            let data = upload(&batch, &self.model, context.device);
+            let [b, s] = data.ids.dims();
+            let hidden = model.hidden(data.ids, &data.pass).reshape([b * s, self.model.hidden_size]).select(0, data.rows);
+            let loss = head_loss_only(model.model.norm.forward(hidden), &model.head().val(), data.targets);
+            sum += f64::from(loss.try_into_vec_as::<f32>()?[0]);
+            tokens += batch.targets();
+            (context.progress)((i * self.config.batch_size + chunk.len()).min(order.len()), order.len());
+        }
+        let loss = sum / tokens.max(1) as f64;
+        let metrics = METRICS.map(String::from).into_iter().zip([loss, loss.exp()]).collect();
+        Ok(Evaluation { fitness: -loss, metrics, samples: self.valid.len(), objects: tokens })
+    }
+
+    fn export(&self, model: &CausalLm, _: usize) -> Result<Vec<u8>, TaskError> {
+        match self.config.method {
+            Method::Lora => Ok(peft::to_bytes(model, &self.config.lora())?),
+            Method::Full => Ok(weights::to_bytes(model)?),
+        }
+    }
+}

@@ -43,6 +43,12 @@ impl Rng {
         low + (high - low) * self.unit()
     }
 
+    /// Standard normal (Box and Muller 1958, one of the pair).
+    pub fn normal(&mut self) -> f64 {
+        let radius = (-2.0 * (1.0 - self.unit()).ln()).sqrt();
+        radius * (std::f64::consts::TAU * self.unit()).cos()
+    }
+
     /// Uniform in 0..n, without bias (Lemire 2019); 0 for n = 0.
     pub fn below(&mut self, n: u64) -> u64 {
         loop {
@@ -78,6 +84,9 @@ mod tests {
         let draws: Vec<f64> = (0..20_000).map(|i| Rng::new(0, "u", 0, i).uniform(-1.0, 3.0)).collect();
         assert!(draws.iter().all(|x| (-1.0..3.0).contains(x)));
         assert!((draws.iter().sum::<f64>() / 20_000.0 - 1.0).abs() < 0.03);
+        let normals: Vec<f64> = (0..20_000).map(|i| Rng::new(0, "n", 0, i).normal()).collect();
+        let variance = normals.iter().map(|x| x * x).sum::<f64>() / 20_000.0;
+        assert!((normals.iter().sum::<f64>() / 20_000.0).abs() < 0.03 && (variance - 1.0).abs() < 0.05);
         let mut rng = Rng::new(0, "b", 0, 0);
         assert!((0..1000).all(|_| rng.below(7) < 7));
         let rng = Rng::new(5, "at", 0, 0);

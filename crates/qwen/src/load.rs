@@ -1,9 +1,7 @@
 //! Checkpoint tensors into a model, under the checkpoint's own names.
 
-use std::collections::BTreeMap;
-
-use bellows_weights::{Tensor as FileTensor, WeightsError};
-use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
+use bellows_weights::WeightsError;
+use burn::module::{Module, ModuleMapper, Param};
 use burn::tensor::{Tensor, TensorData};
 
 use crate::model::CausalLm;
@@ -29,6 +27,9 @@ pub enum LoadError {
     Weights(#[from] WeightsError),
 }
 
+/// Shape and values of a tensor on the host.
+pub type HostTensor = (Vec<usize>, Vec<f32>);
+
 /// The path of a module's fields, joined by dots.
 #[derive(Default)]
 pub(crate) struct Path(Vec<String>);
@@ -47,44 +48,21 @@ impl Path {
     }
 }
 
-/// Name and shape of every parameter, adapters included (`model.layers.0.self_attn.q_proj.lora.lora_A`).
-pub fn shapes(model: &CausalLm) -> BTreeMap<String, Vec<usize>> {
-    #[derive(Default)]
-    struct Shapes {
-        path: Path,
-        shapes: BTreeMap<String, Vec<usize>>,
-    }
-    impl ModuleVisitor for Shapes {
-        fn enter_module(&mut self, name: &str, _: &str) {
-            self.path.enter(name);
-        }
-        fn exit_module(&mut self, _: &str, _: &str) {
-            self.path.leave();
-        }
-        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-            self.shapes.insert(self.path.join(), param.lazy_shape().to_vec());
-        }
-    }
-    let mut shapes = Shapes::default();
-    model.visit(&mut shapes);
-    shapes.shapes
-}
-
 /// Fills every parameter but those of adapters with what `read` returns for its name.
 ///
 /// # Errors
 /// A tensor that is missing or has another shape.
-pub fn load(model: CausalLm, mut read: impl FnMut(&str) -> Result<Option<FileTensor>, WeightsError>) -> Result<CausalLm, LoadError> {
-    fill(model, &mut |name| read(name)?.map(Some).ok_or_else(|| LoadError::Missing(name.into())))
+pub fn load(model: CausalLm, mut read: impl FnMut(&str) -> Result<Option<HostTensor>, WeightsError>) -> Result<CausalLm, LoadError> {
+    fill(model, false, &mut |name| read(name)?.map(Some).ok_or_else(|| LoadError::Missing(name.into())))
 }
 
-/// Replaces the parameters for which `read` returns something; returns their names too.
+/// Replaces the parameters, those of adapters too, for which `read` returns something; returns their names too.
 ///
 /// # Errors
 /// A tensor of another shape.
-pub fn replace(model: CausalLm, mut read: impl FnMut(&str) -> Option<FileTensor>) -> Result<(CausalLm, Vec<String>), LoadError> {
+pub fn replace(model: CausalLm, mut read: impl FnMut(&str) -> Option<HostTensor>) -> Result<(CausalLm, Vec<String>), LoadError> {
     let mut used = Vec::new();
-    let model = fill(model, &mut |name| {
+    let model = fill(model, true, &mut |name| {
         let tensor = read(name);
         used.extend(tensor.is_some().then(|| name.to_owned()));
         Ok(tensor)
@@ -92,21 +70,22 @@ pub fn replace(model: CausalLm, mut read: impl FnMut(&str) -> Option<FileTensor>
     Ok((model, used))
 }
 
-type Read<'a> = &'a mut dyn FnMut(&str) -> Result<Option<FileTensor>, LoadError>;
+type Read<'a> = &'a mut dyn FnMut(&str) -> Result<Option<HostTensor>, LoadError>;
 
-fn fill(model: CausalLm, read: Read<'_>) -> Result<CausalLm, LoadError> {
+fn fill(model: CausalLm, adapters: bool, read: Read<'_>) -> Result<CausalLm, LoadError> {
     struct Fill<'a> {
         path: Path,
+        adapters: bool,
         read: Read<'a>,
         error: Option<LoadError>,
     }
     impl Fill<'_> {
         fn values(&mut self, name: &str, expected: &[usize]) -> Result<Option<Vec<f32>>, LoadError> {
-            let Some(tensor) = (self.read)(name)? else { return Ok(None) };
-            if tensor.shape != expected {
-                return Err(LoadError::Shape { name: name.into(), found: tensor.shape, expected: expected.into() });
+            let Some((shape, values)) = (self.read)(name)? else { return Ok(None) };
+            if shape != expected {
+                return Err(LoadError::Shape { name: name.into(), found: shape, expected: expected.into() });
             }
-            Ok(Some(tensor.to_f32()?))
+            Ok(Some(values))
         }
     }
     impl ModuleMapper for Fill<'_> {
@@ -118,7 +97,7 @@ fn fill(model: CausalLm, read: Read<'_>) -> Result<CausalLm, LoadError> {
         }
         fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
             let (name, shape) = (self.path.join(), param.lazy_shape().to_vec());
-            if self.error.is_some() || name.contains(".lora.") {
+            if self.error.is_some() || (name.contains(".lora.") && !self.adapters) {
                 return param;
             }
             match self.values(&name, &shape) {
@@ -134,7 +113,7 @@ fn fill(model: CausalLm, read: Read<'_>) -> Result<CausalLm, LoadError> {
             }
         }
     }
-    let mut fill = Fill { path: Path::default(), read, error: None };
+    let mut fill = Fill { path: Path::default(), adapters, read, error: None };
     let model = model.map(&mut fill);
     match fill.error {
         Some(error) => Err(error),

@@ -147,6 +147,33 @@ pub fn read_config(path: &Path) -> Result<LoraConfig, PeftError> {
     serde_json::from_value(Value::Object(ours)).map_err(|e| fail(e.to_string()))
 }
 
+/// An adapter's directory: its settings and its tensors.
+///
+/// # Errors
+/// Files that are missing or damaged, or settings that are not supported.
+pub fn read(dir: &Path) -> Result<(LoraConfig, Tensors), PeftError> {
+    let config = read_config(&dir.join("adapter_config.json"))?;
+    Ok((config, bellows_weights::read(&dir.join("adapter_model.safetensors"))?.tensors))
+}
+
+/// Writes an adapter's directory.
+///
+/// # Errors
+/// A directory that cannot be written.
+pub fn write(dir: &Path, model: &CausalLm, config: &LoraConfig, base_model: Option<&str>) -> Result<(), PeftError> {
+    let listed = LoraConfig { target_modules: Targets::Names(target_names(model, config)), ..config.clone() };
+    let mut text = serde_json::to_string_pretty(&config_json(&listed, base_model)).unwrap_or_default();
+    text.push('\n');
+    let bytes = to_bytes(model, config)?;
+    for (name, bytes) in [("adapter_model.safetensors", bytes.as_slice()), ("adapter_config.json", text.as_bytes())] {
+        let path = dir.join(name);
+        let written = std::fs::create_dir_all(dir).map_err(|e| e.to_string());
+        let written = written.and_then(|()| bellows_runs::write_atomic(&path, bytes).map_err(|e| e.to_string()));
+        written.map_err(|reason| PeftError::File { path, reason })?;
+    }
+    Ok(())
+}
+
 /// Puts an adapter's tensors (under PEFT's names) on a base model.
 ///
 /// # Errors
@@ -172,18 +199,28 @@ pub fn attach(model: CausalLm, config: &LoraConfig, mut tensors: Tensors, path: 
             magnitude.map(|m| Tensor::from_data(TensorData::new(m, [out]), &device)),
         ))
     })?;
-    let saved: BTreeMap<String, FileTensor> = std::mem::take(&mut tensors);
-    load::replace(model, |name| saved.get(&peft_name(name)).cloned()).map_err(|e| fail(e.to_string())).and_then(|(model, used)| match saved
-        .keys()
-        .find(|key| !used.iter().any(|name| peft_name(name) == **key))
-    {
-        Some(extra) => Err(fail(format!("this model has no place for {extra}"))),
-        None => Ok(model),
-    })
+    assign(model, tensors, path)
 }
 
-/// Whether target names are given as a list, for readers that take nothing else.
-pub fn target_names(model: &CausalLm, config: &LoraConfig) -> Vec<String> {
+/// Replaces the values of the adapters (and saved modules) a model has by `tensors` under PEFT's names.
+///
+/// # Errors
+/// A tensor of another shape, or that the model has no place for.
+pub fn assign(model: CausalLm, tensors: Tensors, path: &Path) -> Result<CausalLm, PeftError> {
+    let fail = |reason: String| PeftError::File { path: path.to_owned(), reason };
+    let mut values = BTreeMap::new();
+    for (name, tensor) in tensors {
+        values.insert(name, (tensor.shape.clone(), tensor.to_f32()?));
+    }
+    let (model, used) = load::replace(model, |name| values.get(&peft_name(name)).cloned()).map_err(|e| fail(e.to_string()))?;
+    match values.keys().find(|key| !used.iter().any(|name| peft_name(name) == **key)) {
+        Some(extra) => Err(fail(format!("this model has no place for {extra}"))),
+        None => Ok(model),
+    }
+}
+
+/// The targets as a list of name endings, which every reader takes.
+fn target_names(model: &CausalLm, config: &LoraConfig) -> Vec<String> {
     if let Targets::Names(names) = &config.target_modules {
         return names.clone();
     }

@@ -31,7 +31,8 @@ impl Case {
         let device = Device::flex();
         let config = ModelConfig::from_json(&std::fs::read_to_string(dir.join("model/config.json")).unwrap()).unwrap();
         let weights = read(&dir.join("model/model.safetensors")).unwrap().tensors;
-        let base = load(CausalLm::new(&config, &device), |name| Ok(weights.get(name).cloned())).unwrap();
+        let value = |name: &str| weights.get(name).map(|t| (t.shape.clone(), t.to_f32().unwrap()));
+        let base = load(CausalLm::new(&config, &device), |name| Ok(value(name))).unwrap();
         let path = dir.join("adapter/adapter_config.json");
         let adapter = peft::read_config(&path).unwrap();
         let tensors = read(&dir.join("adapter/adapter_model.safetensors")).unwrap().tensors;

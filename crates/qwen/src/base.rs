@@ -1,0 +1,285 @@
+//! The model a run starts from: a directory in the published layout, a GGUF file, or a small one made on the spot.
+
+use std::path::{Path, PathBuf};
+
+use bellows_chat::{ChatError, Fault, TokenType, Tokenizer, Vocabulary};
+use bellows_learner::Rng;
+use bellows_weights::gguf::{Gguf, Metadata};
+use bellows_weights::{Checkpoint, WeightsError};
+use burn::tensor::Device;
+
+use crate::arch::Architecture;
+use crate::load::{HostTensor, LoadError, load};
+use crate::model::{CausalLm, ConfigError, ModelConfig};
+
+/// A model, its shape, and the tokenizer it came with.
+pub struct Base {
+    /// The weights, frozen.
+    pub model: CausalLm,
+    /// The shape.
+    pub config: ModelConfig,
+    /// Its tokenizer.
+    pub tokenizer: Tokenizer,
+}
+
+/// Why a model cannot be opened.
+#[derive(Debug, thiserror::Error)]
+pub enum BaseError {
+    /// Neither a directory nor a file, nor anything else that names a model.
+    #[error("model {0:?}: there is no such directory or .gguf file")]
+    NotFound(String),
+    /// Its description.
+    #[error("{}: {source}", path.display())]
+    Config {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        source: ConfigError,
+    },
+    /// A file that cannot be read.
+    #[error("{}: {source}", path.display())]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// A weight file.
+    #[error(transparent)]
+    Weights(#[from] WeightsError),
+    /// Weights that do not fit.
+    #[error("{}: {source}", path.display())]
+    Load {
+        /// The model.
+        path: PathBuf,
+        /// What does not fit.
+        source: LoadError,
+    },
+    /// The tokenizer.
+    #[error(transparent)]
+    Chat(#[from] ChatError),
+}
+
+impl Base {
+    /// Opens a directory or a `.gguf` file.
+    ///
+    /// # Errors
+    /// See [`BaseError`].
+    pub fn open(path: &Path, device: &Device) -> Result<Self, BaseError> {
+        if path.is_dir() {
+            Self::from_dir(path, device)
+        } else if path.is_file() {
+            Self::from_gguf(path, device)
+        } else {
+            Err(BaseError::NotFound(path.display().to_string()))
+        }
+    }
+
+    fn from_dir(dir: &Path, device: &Device) -> Result<Self, BaseError> {
+        let path = dir.join("config.json");
+        let text = std::fs::read_to_string(&path).map_err(|source| BaseError::Io { path: path.clone(), source })?;
+        let config = ModelConfig::from_json(&text).map_err(|source| BaseError::Config { path, source })?;
+        let checkpoint = Checkpoint::open(dir)?;
+        let read = |name: &str| -> Result<Option<HostTensor>, WeightsError> {
+            let Some(spec) = checkpoint.spec(name) else { return Ok(None) };
+            Ok(Some((spec.shape.clone(), checkpoint.tensor_f32(name)?)))
+        };
+        let model = load(CausalLm::new(&config, device), read).map_err(|source| BaseError::Load { path: dir.to_owned(), source })?;
+        Ok(Self { model, config, tokenizer: Tokenizer::from_dir(dir)? })
+    }
+
+    fn from_gguf(path: &Path, device: &Device) -> Result<Self, BaseError> {
+        let file = Gguf::open(path)?;
+        let at = |source| BaseError::Config { path: path.to_owned(), source };
+        let config = config_of(&file).map_err(at)?;
+        let read = |name: &str| -> Result<Option<HostTensor>, WeightsError> {
+            let Some(stored) = gguf_name(name) else { return Ok(None) };
+            let Some(info) = file.tensors().get(&stored) else { return Ok(None) };
+            let (shape, mut values) = (info.shape.clone(), file.tensor_f32(&stored)?);
+            if config.architecture.gguf_interleaved()
+                && let Some(heads) = rotated_heads(name, &config)
+            {
+                values = halves_from_pairs(&values, heads, shape[0]);
+            }
+            Ok(Some((shape, values)))
+        };
+        let model = load(CausalLm::new(&config, device), read).map_err(|source| BaseError::Load { path: path.to_owned(), source })?;
+        let tokenizer = vocabulary_of(file.metadata()).and_then(|v| Tokenizer::from_gguf_vocab(&v)).map_err(|e| e.in_file(path))?;
+        Ok(Self { model, config, tokenizer })
+    }
+
+    /// A small Qwen2 model drawn from `seed`, with a tokenizer learnt from `texts`.
+    ///
+    /// # Errors
+    /// [`Fault::Tokenizer`].
+    pub fn tiny<'a>(texts: impl IntoIterator<Item = &'a str>, seed: u64, device: &Device) -> Result<Self, Fault> {
+        let tokenizer = Tokenizer::byte_level(texts, 512)?;
+        let config = ModelConfig {
+            architecture: Architecture::Qwen2,
+            hidden_size: 128,
+            intermediate_size: 352,
+            num_hidden_layers: 4,
+            num_attention_heads: 4,
+            num_key_value_heads: 2,
+            head_dim: 32,
+            vocab_size: tokenizer.len().next_multiple_of(64),
+            rms_norm_eps: 1e-6,
+            rope_theta: 10_000.0,
+            tie_word_embeddings: true,
+            max_position_embeddings: 512,
+            qkv_bias: true,
+            qk_norm: false,
+            eos_token_ids: tokenizer.eos().into_iter().collect(),
+        };
+        Ok(Self { model: random(&config, seed, device), config, tokenizer })
+    }
+}
+
+/// Weights of N(0, 0.02²), norms of ones, biases of zeros: what published models start from.
+pub fn random(config: &ModelConfig, seed: u64, device: &Device) -> CausalLm {
+    let model = CausalLm::new(config, device);
+    let mut shapes = Vec::new();
+    crate::weights::visit(&model, |name, shape, _| {
+        shapes.push((name.to_owned(), shape.to_vec()));
+        Ok::<_, std::convert::Infallible>(())
+    })
+    .unwrap_or_else(|never| match never {});
+    let drawn = |name: &str| {
+        let shape = shapes.iter().find(|(n, _)| n == name).map(|(_, s)| s.clone())?;
+        let count: usize = shape.iter().product();
+        let mut rng = Rng::new(seed, name, 0, 0);
+        let values = match name {
+            _ if name.ends_with("norm.weight") => vec![1.0; count],
+            _ if name.ends_with(".bias") => vec![0.0; count],
+            _ => (0..count).map(|_| (rng.normal() * 0.02) as f32).collect(),
+        };
+        Some((shape, values))
+    };
+    crate::load::replace(model.clone(), drawn).map_or(model, |(model, _)| model)
+}
+
+/// The GGUF name of a checkpoint's tensor.
+pub fn gguf_name(name: &str) -> Option<String> {
+    let whole = match name {
+        "model.embed_tokens.weight" => Some("token_embd.weight"),
+        "model.norm.weight" => Some("output_norm.weight"),
+        "lm_head.weight" => Some("output.weight"),
+        _ => None,
+    };
+    if let Some(whole) = whole {
+        return Some(whole.into());
+    }
+    let (layer, rest) = name.strip_prefix("model.layers.")?.split_once('.')?;
+    let (module, kind) = rest.rsplit_once('.')?;
+    let module = match module {
+        "self_attn.q_proj" => "attn_q",
+        "self_attn.k_proj" => "attn_k",
+        "self_attn.v_proj" => "attn_v",
+        "self_attn.o_proj" => "attn_output",
+        "self_attn.q_norm" => "attn_q_norm",
+        "self_attn.k_norm" => "attn_k_norm",
+        "mlp.gate_proj" => "ffn_gate",
+        "mlp.up_proj" => "ffn_up",
+        "mlp.down_proj" => "ffn_down",
+        "input_layernorm" => "attn_norm",
+        "post_attention_layernorm" => "ffn_norm",
+        _ => return None,
+    };
+    Some(format!("blk.{layer}.{module}.{kind}"))
+}
+
+/// The heads of a matrix whose rows are rotated: q's or k's.
+pub fn rotated_heads(name: &str, config: &ModelConfig) -> Option<usize> {
+    if name.contains(".q_proj.") {
+        Some(config.num_attention_heads)
+    } else if name.contains(".k_proj.") {
+        Some(config.num_key_value_heads)
+    } else {
+        None
+    }
+}
+
+/// Rows of each head from pair order (0, d/2, 1, d/2 + 1, ..) to halves (0, 1, .., d - 1).
+fn halves_from_pairs(values: &[f32], heads: usize, rows: usize) -> Vec<f32> {
+    reorder(values, heads, rows, |j, half| if j < half { 2 * j } else { 2 * (j - half) + 1 })
+}
+
+/// The inverse of what reading does: rows of each head from halves to pair order.
+pub fn pairs_from_halves(values: &[f32], heads: usize, rows: usize) -> Vec<f32> {
+    reorder(values, heads, rows, |j, half| if j % 2 == 0 { j / 2 } else { half + j / 2 })
+}
+
+/// Row j of each head becomes row `from(j, d / 2)`.
+fn reorder(values: &[f32], heads: usize, rows: usize, from: impl Fn(usize, usize) -> usize) -> Vec<f32> {
+    let (width, d) = (values.len() / rows.max(1), rows / heads.max(1));
+    let mut out = Vec::with_capacity(values.len());
+    for head in 0..heads {
+        for j in 0..d {
+            let row = head * d + from(j, d / 2);
+            out.extend_from_slice(&values[row * width..(row + 1) * width]);
+        }
+    }
+    out
+}
+
+fn config_of(file: &Gguf) -> Result<ModelConfig, ConfigError> {
+    let metadata = file.metadata();
+    let name = metadata.get("general.architecture").and_then(|v| v.as_str()).unwrap_or_default();
+    let architecture = Architecture::from_model_type(name).ok_or_else(|| ConfigError::Architecture(name.into()))?;
+    let count = |key: &str| metadata.get(&format!("{name}.{key}")).and_then(bellows_weights::gguf::Value::as_u64).map(|n| n as usize);
+    let float = |key: &str| metadata.get(&format!("{name}.{key}")).and_then(bellows_weights::gguf::Value::as_f32).map(f64::from);
+    let missing = |key: &str| ConfigError::Malformed(format!("no {name}.{key}"));
+    let need = |key: &str| count(key).ok_or_else(|| missing(key));
+    if metadata.get(&format!("{name}.rope.scaling.type")).and_then(|v| v.as_str()).is_some_and(|kind| kind != "none") {
+        return Err(ConfigError::Unsupported("rope scaling is not supported".into()));
+    }
+    let (hidden_size, heads) = (need("embedding_length")?, need("attention.head_count")?);
+    let vocab = file.tensors().get("token_embd.weight").and_then(|t| t.shape.first().copied());
+    let eos = metadata.get("tokenizer.ggml.eos_token_id").and_then(bellows_weights::gguf::Value::as_u64);
+    let config = ModelConfig {
+        architecture,
+        hidden_size,
+        intermediate_size: need("feed_forward_length")?,
+        num_hidden_layers: need("block_count")?,
+        num_attention_heads: heads,
+        num_key_value_heads: count("attention.head_count_kv").unwrap_or(heads),
+        head_dim: count("attention.key_length").unwrap_or(hidden_size / heads.max(1)),
+        vocab_size: vocab.ok_or_else(|| ConfigError::Malformed("no tensor token_embd.weight".into()))?,
+        rms_norm_eps: float("attention.layer_norm_rms_epsilon").ok_or_else(|| missing("attention.layer_norm_rms_epsilon"))?,
+        rope_theta: float("rope.freq_base").unwrap_or(10_000.0),
+        tie_word_embeddings: !file.tensors().contains_key("output.weight"),
+        max_position_embeddings: need("context_length")?,
+        qkv_bias: architecture.qkv_bias(),
+        qk_norm: architecture.qk_norm(),
+        eos_token_ids: eos.map(|id| id as u32).into_iter().collect(),
+    };
+    config.check()?;
+    Ok(config)
+}
+
+fn vocabulary_of(metadata: &Metadata) -> Result<Vocabulary, Fault> {
+    let value = |key: &str| metadata.get(&format!("tokenizer.ggml.{key}"));
+    let text = |key: &str| value(key).and_then(|v| v.as_str());
+    let model = text("model").unwrap_or_default();
+    if model != "gpt2" {
+        return Err(Fault::Tokenizer { what: format!("`tokenizer.ggml.model` is \"{model}\"; only gpt2 (byte-level BPE) is supported") });
+    }
+    let list = |key: &'static str| {
+        let missing = move || Fault::Tokenizer { what: format!("there is no `tokenizer.ggml.{key}`") };
+        value(key).and_then(|v| v.as_strings()).map(<[String]>::to_vec).ok_or_else(missing)
+    };
+    let tokens = list("tokens")?;
+    let kinds = value("token_type").and_then(|v| v.as_i32s()).unwrap_or_default();
+    let id = |key: &str| value(key).and_then(bellows_weights::gguf::Value::as_u64).map(|id| id as u32);
+    let kind = |i: usize| kinds.get(i).and_then(|&k| TokenType::from_number(k)).unwrap_or(TokenType::Normal);
+    Ok(Vocabulary {
+        pre: text("pre").unwrap_or("gpt-2").into(),
+        types: (0..tokens.len()).map(kind).collect(),
+        tokens,
+        merges: list("merges")?,
+        bos: id("bos_token_id"),
+        eos: id("eos_token_id"),
+        pad: id("padding_token_id"),
+        chat_template: metadata.get("tokenizer.chat_template").and_then(|v| v.as_str()).map(str::to_owned),
+    })
+}

@@ -1,0 +1,228 @@
+//! A fine-tuning run put together: model, adapter, data, Learner, and the files at its end.
+
+use std::path::{Path, PathBuf};
+
+use bellows_chat::{ChatError, Template, Tokenizer};
+use bellows_learner::{LearnError, Learner, Outcome};
+use bellows_runs::{RunDir, RunDirError};
+use bellows_settings::SettingsError;
+use burn::data::dataset::InMemDataset;
+use burn::module::Module;
+use burn::tensor::Device;
+use serde_json::{Map, Value, json};
+
+use crate::adapter::{AdapterError, train_where};
+use crate::base::{Base, BaseError};
+use crate::config::{MAY_CHANGE, Method, SftConfig};
+use crate::data::SftData;
+use crate::load;
+use crate::model::{CausalLm, ModelConfig};
+use crate::peft::{self, PeftError};
+use crate::task::SftTask;
+
+/// Why fine-tuning could not start or end.
+#[derive(Debug, thiserror::Error)]
+pub enum FinetuneError {
+    /// Settings.
+    #[error(transparent)]
+    Settings(#[from] SettingsError),
+    /// The model.
+    #[error(transparent)]
+    Base(#[from] BaseError),
+    /// The data, the template or the tokenizer.
+    #[error(transparent)]
+    Chat(#[from] ChatError),
+    /// The adapter.
+    #[error(transparent)]
+    Adapter(#[from] AdapterError),
+    /// An adapter's files.
+    #[error(transparent)]
+    Peft(#[from] PeftError),
+    /// The run directory.
+    #[error(transparent)]
+    RunDir(#[from] RunDirError),
+    /// The Learner.
+    #[error(transparent)]
+    Learn(#[from] LearnError),
+    /// Nothing to train on.
+    #[error("{0}")]
+    Data(String),
+}
+
+/// How a run ended.
+#[derive(Debug)]
+pub struct Report {
+    /// Why it ended.
+    pub outcome: Outcome,
+    /// Epochs done, over all sessions.
+    pub epochs: usize,
+    /// Seconds spent training, over all sessions.
+    pub elapsed_s: f64,
+    /// Lowest validation loss, if there was a validation set.
+    pub best_loss: Option<f64>,
+    /// The adapter (or model) directory; `None` when the run was interrupted.
+    pub saved: Option<PathBuf>,
+}
+
+/// A run, ready to go.
+pub struct Finetune {
+    learner: Learner<SftTask>,
+    config: SftConfig,
+    shape: ModelConfig,
+    tokenizer: Tokenizer,
+    template: Template,
+    examples: usize,
+    header: Vec<String>,
+}
+
+impl Finetune {
+    /// Puts adapters on `base` and prepares the run in `dir`.
+    ///
+    /// # Errors
+    /// Settings that do not fit the model, data that cannot be used, a run directory that cannot be.
+    pub fn new(
+        config: SftConfig,
+        base: Base,
+        data: SftData,
+        template: Template,
+        device: &Device,
+        dir: RunDir,
+    ) -> Result<Self, FinetuneError> {
+        let Base { model, config: shape, tokenizer } = base;
+        if data.train.is_empty() {
+            return Err(FinetuneError::Data("no example is left to train on".into()));
+        }
+        let mut header = vec![model_line(&model, &shape), data.summary()];
+        let model = equip(model, &config)?;
+        let all = count(&model, |_| true);
+        let trained = count(&model, |name| config.method == Method::Full || config.lora().trains(name));
+        header.push(format!("{trained} of {all} parameters are trained ({:.3} %)", 100.0 * trained as f64 / all as f64));
+        let pad = tokenizer.pad().or(tokenizer.eos()).unwrap_or(0);
+        let (examples, validated) = (data.train.len(), !data.valid.is_empty());
+        let identity = identity(&config, &data);
+        let task = SftTask::new(config.clone(), shape.clone(), data.train, data.valid, pad);
+        let learner = Learner::new(task, model, device, config.learner(validated), dir, identity)?;
+        Ok(Self { learner, config, shape, tokenizer, template, examples, header })
+    }
+
+    /// The Learner: resume, observers, a stop flag.
+    pub fn learner(&mut self) -> &mut Learner<SftTask> {
+        &mut self.learner
+    }
+
+    /// What a person wants to know before it starts: one line each.
+    pub fn header(&self) -> &[String] {
+        &self.header
+    }
+
+    /// The model as it is now, without autodiff.
+    pub fn model(&self) -> CausalLm {
+        self.learner.ema_model()
+    }
+
+    /// The shape of the model.
+    pub fn shape(&self) -> &ModelConfig {
+        &self.shape
+    }
+
+    /// Its tokenizer.
+    pub fn tokenizer(&self) -> &Tokenizer {
+        &self.tokenizer
+    }
+
+    /// The chat template it is trained with.
+    pub fn template(&self) -> &Template {
+        &self.template
+    }
+
+    /// Trains, and writes the best adapter (the last one, where nothing was validated) under `adapter/` of the run.
+    ///
+    /// # Errors
+    /// See [`FinetuneError`].
+    pub fn run(&mut self) -> Result<Report, FinetuneError> {
+        let outcome = self.learner.fit(&InMemDataset::new(vec![(); self.examples]))?;
+        let counters = &self.learner.state().counters;
+        let (epochs, elapsed_s) = (counters.epoch, counters.elapsed_s);
+        let best_loss = counters.best.map(|(fitness, _)| -fitness);
+        let saved = if outcome == Outcome::Interrupted { None } else { Some(self.save()?) };
+        Ok(Report { outcome, epochs, elapsed_s, best_loss, saved })
+    }
+
+    /// The best model of the run: the one with the lowest validation loss, or the last.
+    ///
+    /// # Errors
+    /// Weights that cannot be read back.
+    pub fn best(&self) -> Result<CausalLm, FinetuneError> {
+        let weights = self.learner.dir().weights();
+        let best = weights.join("best.safetensors");
+        let file = if best.exists() { best } else { weights.join("last.safetensors") };
+        let tensors = bellows_weights::read(&file).map_err(PeftError::from)?.tensors;
+        match self.config.method {
+            Method::Lora => Ok(peft::assign(self.model(), tensors, &file)?),
+            Method::Full => {
+                let value = |name: &str| {
+                    let Some(tensor) = tensors.get(name) else { return Ok(None) };
+                    Ok(Some((tensor.shape.clone(), tensor.to_f32()?)))
+                };
+                let loaded = load::load(self.model(), value);
+                loaded.map_err(|source| BaseError::Load { path: file.clone(), source }.into())
+            }
+        }
+    }
+
+    fn save(&self) -> Result<PathBuf, FinetuneError> {
+        let model = self.best()?;
+        let dir = self.learner.dir().path().join("adapter");
+        if self.config.method == Method::Full {
+            return Ok(self.learner.dir().weights());
+        }
+        peft::write(&dir, &model, &self.config.lora(), Some(&self.config.model))?;
+        self.tokenizer.save(&dir)?;
+        Ok(dir)
+    }
+}
+
+/// The model with what is to be trained: fresh adapters, those of a directory, or every parameter.
+fn equip(model: CausalLm, config: &SftConfig) -> Result<CausalLm, FinetuneError> {
+    match (config.method, &config.adapter) {
+        (Method::Full, _) => Ok(train_where(model, |_| true)),
+        (Method::Lora, None) => Ok(config.lora().apply(model, config.seed)?),
+        (Method::Lora, Some(dir)) => {
+            let (_, tensors) = peft::read(Path::new(dir))?;
+            Ok(peft::attach(model, &config.lora(), tensors, Path::new(dir))?)
+        }
+    }
+}
+
+fn count(model: &CausalLm, which: impl Fn(&str) -> bool) -> usize {
+    let layout = bellows_learner::Layout::of(&model.clone().valid(), |name| match which(name) {
+        true => bellows_learner::Role::Kept,
+        false => bellows_learner::Role::Fixed,
+    });
+    layout.entries.iter().map(bellows_learner::Entry::numel).sum()
+}
+
+fn model_line(model: &CausalLm, c: &ModelConfig) -> String {
+    let millions = count(model, |_| true) as f64 / 1e6;
+    format!(
+        "{} · {millions:.1} million parameters · {} layers, width {}, {} heads ({} for keys), vocabulary {}",
+        c.architecture.model_type(),
+        c.num_hidden_layers,
+        c.hidden_size,
+        c.num_attention_heads,
+        c.num_key_value_heads,
+        c.vocab_size
+    )
+}
+
+/// Settings that change what a run computes, and the data: a checkpoint must agree on them.
+fn identity(config: &SftConfig, data: &SftData) -> Map<String, Value> {
+    let mut settings = serde_json::to_value(config).unwrap_or_default();
+    if let Value::Object(map) = &mut settings {
+        MAY_CHANGE.iter().chain(&["project", "name", "exist_ok"]).for_each(|key| drop(map.remove(*key)));
+    }
+    let fingerprint = data.train.iter().chain(&data.valid).flat_map(|e| &e.ids).fold(0xcbf2_9ce4_8422_2325_u64, |hash, &id| {
+        id.to_le_bytes().iter().fold(hash, |h, &b| (h ^ u64::from(b)).wrapping_mul(0x0000_0100_0000_01b3))
+    });
+    [("settings".to_string(), settings), ("data".to_string(), json!(format!("{fingerprint:016x}")))].into_iter().collect()
+}

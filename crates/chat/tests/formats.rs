@@ -141,7 +141,7 @@ fn faults_say_where_and_what() {
         (json!({"conversations": [{"from": "bot", "value": "a"}]}).to_string(), &["`conversations[0].from` is \"bot\"", "gpt"]),
         ("7".into(), &["`the row` is 7", "an object"]),
         ("{\"text\": \"a\", \"text\": \"b\"}".into(), &["broken JSON", "`text` is there twice"]),
-        ("{\"text\": \"a\"".into(), &["broken JSON", "column 13"]),
+        ("{\"text\": \"a\"".into(), &["broken JSON", "object, at column 12"]),
         ("{\"text\": \"a\"} x".into(), &["broken JSON", "trailing"]),
     ] {
         let (_dir, dataset) = dataset("a.jsonl", format!("{{\"text\": \"fine\"}}\n\n{row}\n"));

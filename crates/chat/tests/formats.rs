@@ -120,7 +120,7 @@ fn faults_say_where_and_what() {
     for (row, parts) in [
         (chat(&[turn("robot", "a")]), &["`messages[0].role` is \"robot\"", "user"][..]),
         (chat(&[user.clone(), turn("assistant", "  ")]), &["message 2", "empty", "tool call"]),
-        (chat(&[assistant.clone()]), &["message 1", "assistant", "follows nothing"]),
+        (chat(std::slice::from_ref(&assistant)), &["message 1", "assistant", "follows nothing"]),
         (chat(&[user.clone(), user.clone()]), &["message 2", "user", "expected one of the assistant"]),
         (chat(&[user.clone(), assistant.clone(), assistant.clone()]), &["message 3", "follows one of the assistant"]),
         (chat(&[user.clone(), turn("system", "s")]), &["message 2", "system"]),

@@ -6,8 +6,8 @@ mod support;
 use bellows_chat::plan::{Mode, mix, plan, split};
 use bellows_chat::preview::{Lengths, Style, tokens};
 use bellows_chat::{
-    Batch, Conversation, Dropped, EncodeOptions, Encoded, Example, Fault, IGNORE, Message, Outcome, PADDING, Role, Template, Tokenizer,
-    ToolCall, TrainOn, TrainOnEos, Truncation, encode,
+    Batch, Conversation, Dataset, Dropped, EncodeOptions, Encoded, Example, Fault, IGNORE, Message, Outcome, PADDING, ReadOptions, Role,
+    Template, Tokenizer, ToolCall, TrainOn, TrainOnEos, Truncation, encode,
 };
 use proptest::prelude::*;
 
@@ -139,6 +139,16 @@ fn nothing_to_learn_is_an_error() {
     let mut unlearnt = agent();
     unlearnt.messages.iter_mut().for_each(|message| message.train = Some(false));
     assert!(fault(Example::Chat(unlearnt)).contains("marked"));
+}
+
+#[test]
+fn the_line_is_named_where_encoding_fails() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("a.jsonl");
+    std::fs::write(&path, "\n{\"messages\": [{\"role\": \"user\", \"content\": \"q\"}]}\n").unwrap();
+    let dataset = Dataset::open(&path, &ReadOptions::default()).unwrap();
+    let error = dataset.encode(0, &bytes(), &Template::ChatMl, &EncodeOptions::default()).unwrap_err().to_string();
+    assert!(error.contains("a.jsonl:2: none of the 10 tokens is trained"), "{error}");
 }
 
 #[test]

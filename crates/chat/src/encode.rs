@@ -244,18 +244,11 @@ fn encode_pieces(pieces: &[Piece], trained: &[bool], tokenizer: &Tokenizer, spec
         }
         let end = pieces[at..].iter().position(|piece| piece.special).map_or(pieces.len(), |len| at + len);
         let text: String = pieces[at..end].iter().map(|piece| piece.text.as_str()).collect();
-        // One flag a byte would do, too; ends of pieces are fewer.
-        let ends: Vec<usize> = pieces[at..end]
-            .iter()
-            .scan(0, |sum, piece| {
-                *sum += piece.text.len();
-                Some(*sum)
-            })
-            .collect();
+        let flags: Vec<bool> = (at..end).flat_map(|piece| std::iter::repeat_n(trained[piece], pieces[piece].text.len())).collect();
         for token in tokenizer.tokens(&text, special_in_content)? {
-            let first = ends.partition_point(|&end| end <= token.start);
-            let last = ends.partition_point(|&end| end < token.end.max(token.start + 1));
-            out.push(token.id, trained[at..end][first.min(ends.len() - 1)..=last.min(ends.len() - 1)].iter().all(|&trained| trained));
+            // Tokens that the text has no bytes for (what normalisation adds) go with the next byte.
+            let covered = flags.get(token.start..token.end.max(token.start + 1));
+            out.push(token.id, covered.is_some_and(|flags| flags.iter().all(|&flag| flag)));
         }
         at = end;
     }

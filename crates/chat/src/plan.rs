@@ -29,7 +29,7 @@ pub fn plan(lengths: &[usize], rows: usize, mode: Mode, draw: impl Fn(u64) -> u6
     let rows = rows.max(1);
     // Orders within an epoch take their draws from different numbers.
     let count = lengths.len() as u64;
-    let mut order = shuffled(lengths.len(), |index| draw(index));
+    let mut order = shuffled(lengths.len(), &draw);
     match mode {
         Mode::Shuffle => batches(order.into_iter().map(|index| vec![index]).collect(), rows),
         Mode::GroupByLength => {

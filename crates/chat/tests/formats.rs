@@ -120,7 +120,7 @@ fn faults_say_where_and_what() {
     for (row, parts) in [
         (chat(&[turn("robot", "a")]), &["`messages[0].role` is \"robot\"", "user"][..]),
         (chat(&[user.clone(), turn("assistant", "  ")]), &["message 2", "empty", "tool call"]),
-        (chat(&[assistant.clone()]), &["message 1", "assistant", "follows nothing"]),
+        (chat(std::slice::from_ref(&assistant)), &["message 1", "assistant", "follows nothing"]),
         (chat(&[user.clone(), user.clone()]), &["message 2", "user", "expected one of the assistant"]),
         (chat(&[user.clone(), assistant.clone(), assistant.clone()]), &["message 3", "follows one of the assistant"]),
         (chat(&[user.clone(), turn("system", "s")]), &["message 2", "system"]),
@@ -141,7 +141,7 @@ fn faults_say_where_and_what() {
         (json!({"conversations": [{"from": "bot", "value": "a"}]}).to_string(), &["`conversations[0].from` is \"bot\"", "gpt"]),
         ("7".into(), &["`the row` is 7", "an object"]),
         ("{\"text\": \"a\", \"text\": \"b\"}".into(), &["broken JSON", "`text` is there twice"]),
-        ("{\"text\": \"a\"".into(), &["broken JSON", "column 13"]),
+        ("{\"text\": \"a\"".into(), &["broken JSON", "object, at column 12"]),
         ("{\"text\": \"a\"} x".into(), &["broken JSON", "trailing"]),
     ] {
         let (_dir, dataset) = dataset("a.jsonl", format!("{{\"text\": \"fine\"}}\n\n{row}\n"));

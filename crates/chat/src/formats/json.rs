@@ -20,7 +20,14 @@ pub(super) struct Span {
 pub(super) fn parse(text: &str) -> Result<Value, Fault> {
     let mut deserializer = serde_json::Deserializer::from_str(text);
     let value = Strict.deserialize(&mut deserializer).and_then(|value| deserializer.end().map(|()| value));
-    value.map_err(|error| Fault::Json { what: error.to_string() })
+    value.map_err(|error| {
+        // The parser counts lines from the row's beginning; the file's line stands before the message.
+        let (line, column) = (error.line(), error.column());
+        let text = error.to_string();
+        let what = text.strip_suffix(&format!(" at line {line} column {column}")).unwrap_or(&text);
+        let place = if line > 1 { format!("line {line} of the row, column {column}") } else { format!("column {column}") };
+        Fault::Json { what: format!("{what}, at {place}") }
+    })
 }
 
 /// A value whose objects have every key once: of a key written twice, the last would win in silence.

@@ -17,7 +17,8 @@ use std::sync::{Mutex, PoisonError};
 use serde_json::Value;
 
 use crate::conversation::Example;
-use crate::{ChatError, Fault};
+use crate::encode::{EncodeOptions, Outcome, encode};
+use crate::{ChatError, Fault, Template, Tokenizer};
 use json::Span;
 
 /// The longest row: far beyond any context, and small enough to hold.
@@ -131,6 +132,15 @@ impl Dataset {
     /// Whatever is wrong with the row ([`Fault`]), with path and line.
     pub fn get(&self, index: usize) -> Result<Example, ChatError> {
         self.example(index).map_err(|fault| fault.on_line(&self.path, self.line(index)))
+    }
+
+    /// Row `index` encoded.
+    ///
+    /// # Errors
+    /// Those of [`Dataset::get`] and [`encode`], with path and line.
+    pub fn encode(&self, index: usize, tokenizer: &Tokenizer, template: &Template, options: &EncodeOptions) -> Result<Outcome, ChatError> {
+        let example = self.get(index)?;
+        encode(&example, tokenizer, template, options).map_err(|fault| fault.on_line(&self.path, self.line(index)))
     }
 
     /// The rows in order.

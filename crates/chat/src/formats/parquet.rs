@@ -10,7 +10,7 @@ use serde_json::Value;
 use crate::Fault;
 
 /// Cells compress well beyond the size of the file, so what they unpack to has a bound of its own.
-const MAX_UNPACKED_BYTES: u64 = 16 << 30;
+const MAX_UNPACKED_BYTES: usize = 8 << 30;
 
 /// The rows with their numbers, from 1.
 pub(super) fn read(file: File) -> Result<Vec<(u64, Value)>, Fault> {
@@ -22,11 +22,27 @@ pub(super) fn read(file: File) -> Result<Vec<(u64, Value)>, Fault> {
 fn read_rows(file: File) -> Result<Vec<(u64, Value)>, Fault> {
     let refused = |error: parquet::errors::ParquetError| Fault::Table { format: "Parquet", what: error.to_string() };
     let reader = SerializedFileReader::new(file).map_err(refused)?;
-    let groups = reader.metadata().row_groups();
-    let unpacked: u64 = groups.iter().map(|group| u64::try_from(group.total_byte_size()).unwrap_or(u64::MAX)).fold(0, u64::saturating_add);
-    if unpacked > MAX_UNPACKED_BYTES {
-        return Err(Fault::TooLarge { what: "bytes of the unpacked rows", size: unpacked, limit: MAX_UNPACKED_BYTES });
+    let mut unpacked = 0;
+    let mut rows = Vec::new();
+    for (row, number) in reader.get_row_iter(None).map_err(refused)?.zip(1..) {
+        let row = row.map_err(refused)?.to_json_value();
+        unpacked += size(&row);
+        if unpacked > MAX_UNPACKED_BYTES {
+            let (size, limit) = (unpacked as u64, MAX_UNPACKED_BYTES as u64);
+            return Err(Fault::TooLarge { what: "bytes of the unpacked rows", size, limit });
+        }
+        rows.push((number, row));
     }
-    let rows = reader.get_row_iter(None).map_err(refused)?;
-    rows.zip(1..).map(|(row, number)| Ok((number, row.map_err(refused)?.to_json_value()))).collect()
+    Ok(rows)
+}
+
+/// Bytes that `value` takes in memory, about.
+fn size(value: &Value) -> usize {
+    let inside = match value {
+        Value::String(text) => text.len(),
+        Value::Array(list) => list.iter().map(size).sum(),
+        Value::Object(map) => map.iter().map(|(key, value)| key.len() + size(value)).sum(),
+        _ => 0,
+    };
+    size_of::<Value>() + inside
 }

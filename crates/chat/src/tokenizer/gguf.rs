@@ -50,20 +50,31 @@ pub struct Vocabulary {
 const QWEN2: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 const LLAMA3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 
-/// How the tokenizers named `pre` cut text, as `tokenizer.json` writes it, with the normalizer. None for a name we do not know.
-fn pre_tokenizer(pre: &str) -> Option<(Value, Value)> {
+/// What a `tokenizer.json` says beside its vocabulary.
+#[derive(Default)]
+pub(super) struct Rules {
+    /// How text is cut before merging.
+    pre_tokenizer: Value,
+    normalizer: Value,
+    /// Whether a word that is a token is taken whole, reachable by merges or not.
+    ignore_merges: bool,
+}
+
+/// The rules of the tokenizers named `pre`; None for a name we do not know.
+fn rules(pre: &str) -> Option<Rules> {
     let byte_level =
         |use_regex: bool| json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": false, "use_regex": use_regex});
     let sequence = |first: Value, use_regex| json!({"type": "Sequence", "pretokenizers": [first, byte_level(use_regex)]});
     let split =
         |regex: &str| sequence(json!({"type": "Split", "pattern": {"Regex": regex}, "behavior": "Isolated", "invert": false}), false);
-    Some(match pre {
+    let (pre_tokenizer, normalizer) = match pre {
         "qwen2" | "deepseek-r1-qwen" => (split(QWEN2), json!({"type": "NFC"})),
         "llama-bpe" => (split(LLAMA3), Value::Null),
         "smollm" => (sequence(json!({"type": "Digits", "individual_digits": true}), true), Value::Null),
         "gpt-2" => (byte_level(true), Value::Null),
         _ => return None,
-    })
+    };
+    Some(Rules { pre_tokenizer, normalizer, ignore_merges: pre == "llama-bpe" })
 }
 
 /// The rule for cutting text without the flags that do not change ids.
@@ -83,7 +94,7 @@ impl Tokenizer {
     /// that do not exist.
     pub fn from_gguf_vocab(vocabulary: &Vocabulary) -> Result<Self, Fault> {
         let Vocabulary { pre, tokens, types, merges, .. } = vocabulary;
-        let (pre_tokenizer, normalizer) = pre_tokenizer(pre)
+        let rules = rules(pre)
             .ok_or_else(|| Fault::tokenizer(format!("`tokenizer.ggml.pre` is \"{pre}\"; expected qwen2, smollm, llama-bpe or gpt-2")))?;
         if tokens.len() != types.len() {
             return Err(Fault::tokenizer(format!("{} tokens and {} token types", tokens.len(), types.len())));
@@ -103,7 +114,7 @@ impl Tokenizer {
                     "single_word": false, "lstrip": false, "rstrip": false, "normalized": false}));
             }
         }
-        let mut tokenizer = Tokenizer::from_json(&assemble(vocab, merges, added, &pre_tokenizer, &normalizer)?)?;
+        let mut tokenizer = Tokenizer::from_json(&assemble(vocab, merges, added, rules)?)?;
         for id in [vocabulary.bos, vocabulary.eos, vocabulary.pad].into_iter().flatten() {
             if id as usize >= tokens.len() {
                 return Err(Fault::tokenizer(format!("a special id is {id}; there are {} tokens", tokens.len())));
@@ -122,7 +133,7 @@ impl Tokenizer {
     pub fn vocabulary(&self, rows: usize) -> Result<Vocabulary, Fault> {
         let json = serde_json::to_value(&self.hf).map_err(|error| Fault::tokenizer(error.to_string()))?;
         let known = ["qwen2", "smollm", "llama-bpe", "gpt-2"];
-        let same = |pre: &&str| pre_tokenizer(pre).is_some_and(|(rule, _)| essence(&rule) == essence(&json["pre_tokenizer"]));
+        let same = |pre: &&str| rules(pre).is_some_and(|rules| essence(&rules.pre_tokenizer) == essence(&json["pre_tokenizer"]));
         let pre = known
             .into_iter()
             .find(same)
@@ -174,21 +185,21 @@ pub(super) fn assemble(
     vocab: serde_json::Map<String, Value>,
     merges: &[String],
     added: Vec<Value>,
-    pre_tokenizer: &Value,
-    normalizer: &Value,
+    rules: Rules,
 ) -> Result<Vec<u8>, Fault> {
+    let Rules { pre_tokenizer, normalizer, ignore_merges } = rules;
     let pairs: Option<Vec<Value>> = merges.iter().map(|merge| merge.split_once(' ').map(|(a, b)| json!([a, b]))).collect();
     let file = json!({
         "version": "1.0", "truncation": null, "padding": null, "added_tokens": added, "normalizer": normalizer, "pre_tokenizer": pre_tokenizer,
         "post_processor": null, "decoder": {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": false, "use_regex": false},
         "model": {"type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null, "end_of_word_suffix": null,
-            "fuse_unk": false, "byte_fallback": false, "ignore_merges": false, "vocab": vocab,
+            "fuse_unk": false, "byte_fallback": false, "ignore_merges": ignore_merges, "vocab": vocab,
             "merges": pairs.ok_or_else(|| Fault::tokenizer("a merge is not two tokens with a space between them"))?},
     });
     serde_json::to_vec(&file).map_err(|error| Fault::tokenizer(error.to_string()))
 }
 
-/// The rules for cutting text and normalising it that the small tokenizer shares with Qwen, so that an export of it can be named.
-pub(super) fn qwen2_rules() -> (Value, Value) {
-    pre_tokenizer("qwen2").unwrap_or_default()
+/// The rules of Qwen, which the small tokenizer shares, so that an export of it can be named.
+pub(super) fn qwen2_rules() -> Rules {
+    rules("qwen2").unwrap_or_default()
 }

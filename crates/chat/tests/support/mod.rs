@@ -1,5 +1,11 @@
 //! What the tests share: fixtures, the real tokenizers where they have been fetched, a small one where not.
-#![allow(dead_code, unreachable_pub, clippy::unwrap_used, reason = "each test uses a part of it, and may panic")]
+#![allow(
+    dead_code,
+    unreachable_pub,
+    clippy::unwrap_used,
+    clippy::print_stdout,
+    reason = "each test uses a part of it, may panic, and says what it skips"
+)]
 
 use std::path::PathBuf;
 
@@ -8,7 +14,7 @@ use serde_json::Value;
 
 /// The folder of a model that `.ci/assets` fetches; None, with a message, if it has not.
 pub fn asset(model: &str) -> Option<PathBuf> {
-    let cache = || Some(PathBuf::from(std::env::var_os("XDG_CACHE_HOME").map_or_else(home_cache, PathBuf::from)).join("bellows/assets"));
+    let cache = || Some(std::env::var_os("XDG_CACHE_HOME").map_or_else(home_cache, PathBuf::from).join("bellows/assets"));
     let dir = std::env::var_os("BELLOWS_ASSETS").map(PathBuf::from).or_else(cache)?.join(model);
     if dir.join("tokenizer.json").is_file() && dir.join("tokenizer_config.json").is_file() {
         return Some(dir);

@@ -1,23 +1,19 @@
 //! f32 to the 16-bit floats, rounded to nearest, ties to even.
 
-use half::{bf16, f16};
+use half::f16;
+
+use crate::blocks::BlockType;
 
 /// The values as little-endian bf16. Its range is that of f32, but for the last half step, which becomes infinite.
 pub fn to_bf16(values: &[f32]) -> Vec<u8> {
-    values.iter().flat_map(|&x| bf16::from_f32(x).to_le_bytes()).collect()
+    BlockType::BF16.encode(values).bytes
 }
 
 /// The values as little-endian f16, and how many of them saturated: finite values beyond f16's range become ±65504.
 /// Infinities and NaN stay what they are.
 pub fn to_f16(values: &[f32]) -> (Vec<u8>, usize) {
-    let mut saturated = 0;
-    let bytes = values.iter().flat_map(|&x| {
-        let (half, clamped) = saturating_f16(x);
-        saturated += usize::from(clamped);
-        half.to_le_bytes()
-    });
-    let bytes = bytes.collect();
-    (bytes, saturated)
+    let encoded = BlockType::F16.encode(values);
+    (encoded.bytes, encoded.saturated)
 }
 
 /// The nearest f16, and whether `x` was finite and beyond its range.
@@ -28,6 +24,8 @@ pub(crate) fn saturating_f16(x: f32) -> (f16, bool) {
 
 #[cfg(test)]
 mod tests {
+    use half::bf16;
+
     use super::*;
 
     fn f16_bits(values: &[f32]) -> (Vec<u16>, usize) {

@@ -1,7 +1,8 @@
 //! Weight files to named tensors, and back.
 //!
 //! Reads safetensors and `.pt` (what `torch.save` writes), recognised by content and not by extension; writes
-//! safetensors. It knows no model: names, shapes and bytes come out as they were stored.
+//! safetensors. Models too large to be read at once are a [`Checkpoint`] or a [`gguf::Gguf`]: mapped, and read and written a
+//! tensor at a time. It knows no model: names, shapes and bytes come out as they were stored.
 //!
 //! Every file is treated as hostile. A `.pt` holds a Python pickle, which in Python may run any code; here an
 //! interpreter of our own walks it, builds tensors through an allow-list of globals, and executes nothing

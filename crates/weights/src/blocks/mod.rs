@@ -1,7 +1,7 @@
 //! ggml's block types: 32 or 256 numbers of a row packed together with their scales.
 //!
 //! Layouts and the rounding of the 32-blocks are ggml's (`ggml-common.h`, `ggml-quants.c`), bit for bit. The encoders of the
-//! 256-blocks ("K-quants") search scales of their own (see [`search`]); any search gives a valid file.
+//! 256-blocks ("K-quants") search scales of their own (see `search`); any search gives a valid file.
 //! Rows are whole blocks, so a tensor is one run of blocks, and blocks are independent: work is shared out over threads
 //! without changing a bit.
 
@@ -17,6 +17,9 @@ use rayon::prelude::*;
 
 use crate::error::Fault;
 use crate::floats::saturating_f16;
+
+/// The largest f16, and so the range of the types whose scales are f16.
+const F16_MAX: f32 = 65504.0;
 
 /// How a GGUF tensor's elements are stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -134,7 +137,7 @@ impl BlockType {
     /// # Errors
     /// Values that are no whole number of blocks, or, for types with scales, a NaN or an infinity: it would spoil its whole block.
     pub fn quantize(self, values: &[f32]) -> Result<Quantized, Fault> {
-        let (len, size) = (self.block_len(), self.block_bytes());
+        let len = self.block_len();
         if !values.len().is_multiple_of(len) {
             return Err(Fault::Blocks { what: format!("{} values are no whole number of {self} blocks of {len}", values.len()) });
         }
@@ -145,11 +148,17 @@ impl BlockType {
                 what: format!("element {index} is {}, and {self} blocks hold finite numbers only", values[index]),
             });
         }
+        Ok(self.encode(values))
+    }
+
+    /// Encodes whole blocks.
+    pub(crate) fn encode(self, values: &[f32]) -> Quantized {
+        let (len, size) = (self.block_len(), self.block_bytes());
         let mut bytes = vec![0; values.len() / len * size];
         let chunk = blocks_per_chunk(len);
         let chunks = values.par_chunks(chunk * len).zip(bytes.par_chunks_mut(chunk * size));
-        let saturated = chunks.map(|(values, bytes)| self.encode(values, bytes)).sum();
-        Ok(Quantized { bytes, saturated })
+        let saturated = chunks.map(|(values, bytes)| self.encode_chunk(values, bytes)).sum();
+        Quantized { bytes, saturated }
     }
 
     fn decode(self, bytes: &[u8], values: &mut [f32]) {
@@ -169,45 +178,30 @@ impl BlockType {
     }
 
     /// Returns how many values saturated.
-    fn encode(self, values: &[f32], bytes: &mut [u8]) -> usize {
+    fn encode_chunk(self, values: &[f32], bytes: &mut [u8]) -> usize {
+        let mut saturated = 0;
+        let mut in_range = || -> Vec<f32> {
+            saturated += values.iter().filter(|x| x.abs() > F16_MAX).count();
+            values.iter().map(|x| x.clamp(-F16_MAX, F16_MAX)).collect()
+        };
         match self {
             F32 => blocks(values, bytes, |[x]: &[f32; 1], b| *b = x.to_le_bytes()),
             BF16 => blocks(values, bytes, |[x]: &[f32; 1], b| *b = bf16::from_f32(*x).to_le_bytes()),
-            F16 => {
-                let mut saturated = 0;
-                blocks(values, bytes, |[x]: &[f32; 1], b| {
-                    let (half, clamped) = saturating_f16(*x);
-                    saturated += usize::from(clamped);
-                    *b = half.to_le_bytes();
-                });
-                return saturated;
-            }
-            _ => {
-                let saturated = values.iter().filter(|x| x.abs() > f16::MAX.to_f32()).count();
-                if saturated > 0 {
-                    let clamped: Vec<f32> = values.iter().map(|x| x.clamp(f16::MIN.to_f32(), f16::MAX.to_f32())).collect();
-                    self.encode_scaled(&clamped, bytes);
-                } else {
-                    self.encode_scaled(values, bytes);
-                }
-                return saturated;
-            }
+            F16 => blocks(values, bytes, |[x]: &[f32; 1], b| {
+                let (half, clamped) = saturating_f16(*x);
+                saturated += usize::from(clamped);
+                *b = half.to_le_bytes();
+            }),
+            Q4_0 => blocks(&in_range(), bytes, legacy::encode_q4_0),
+            Q4_1 => blocks(&in_range(), bytes, legacy::encode_q4_1),
+            Q5_0 => blocks(&in_range(), bytes, legacy::encode_q5_0),
+            Q5_1 => blocks(&in_range(), bytes, legacy::encode_q5_1),
+            Q8_0 => blocks(&in_range(), bytes, legacy::encode_q8_0),
+            Q4K => blocks(&in_range(), bytes, affine::encode_q4_k),
+            Q5K => blocks(&in_range(), bytes, affine::encode_q5_k),
+            Q6K => blocks(&in_range(), bytes, symmetric::encode_q6_k),
         }
-        0
-    }
-
-    fn encode_scaled(self, values: &[f32], bytes: &mut [u8]) {
-        match self {
-            F32 | F16 | BF16 => unreachable!("these have no scales"),
-            Q4_0 => blocks(values, bytes, legacy::encode_q4_0),
-            Q4_1 => blocks(values, bytes, legacy::encode_q4_1),
-            Q5_0 => blocks(values, bytes, legacy::encode_q5_0),
-            Q5_1 => blocks(values, bytes, legacy::encode_q5_1),
-            Q8_0 => blocks(values, bytes, legacy::encode_q8_0),
-            Q4K => blocks(values, bytes, affine::encode_q4_k),
-            Q5K => blocks(values, bytes, affine::encode_q5_k),
-            Q6K => blocks(values, bytes, symmetric::encode_q6_k),
-        }
+        saturated
     }
 }
 

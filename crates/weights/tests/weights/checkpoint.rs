@@ -129,7 +129,7 @@ fn sharded(index: &Value) -> TempDir {
 fn refused(dir: &TempDir, file: &str, what: &str) {
     let error = Checkpoint::open(dir.path()).map(|_| ()).unwrap_err();
     assert_eq!(error.path.as_deref(), Some(dir.path().join(file).as_path()), "{error}");
-    assert!(error.to_string().ends_with(what), "{error} does not say {what:?}");
+    assert!(error.to_string().contains(what), "{error} does not say {what:?}");
 }
 
 #[test]
@@ -157,13 +157,9 @@ fn broken_indices() {
     }
     let repeated = sharded(&json!({}));
     std::fs::write(repeated.path().join(INDEX), r#"{"weight_map": {"a": "x.safetensors", "a": "y.safetensors"}}"#).unwrap();
-    refused(&repeated, INDEX, "`a` appears twice at line 1 column 41");
-    refused(
-        &sharded(&json!({"weight_map": [1]})),
-        INDEX,
-        "invalid type: sequence, expected a map of tensor names to files at line 1 column 15",
-    );
-    refused(&sharded(&json!({})), INDEX, "missing field `weight_map` at line 1 column 2");
+    refused(&repeated, INDEX, "`a` appears twice");
+    refused(&sharded(&json!({"weight_map": [1]})), INDEX, "invalid type: sequence, expected a map of tensor names to files");
+    refused(&sharded(&json!({})), INDEX, "missing field `weight_map`");
     std::fs::write(repeated.path().join("y.safetensors"), b"").unwrap();
     std::fs::write(repeated.path().join(INDEX), r#"{"weight_map": {"a": "y.safetensors"}}"#).unwrap();
     refused(&repeated, "y.safetensors", "bytes of the header length: 8 is over the limit of 0");

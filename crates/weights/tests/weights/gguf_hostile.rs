@@ -141,12 +141,12 @@ fn truncated_anywhere() {
 }
 
 #[test]
-fn every_bit_flipped() {
+fn a_bit_of_every_byte_flipped() {
     let whole = small();
     let path = tempfile::NamedTempFile::new().unwrap();
     // The tables, and a little of the data, where any bit is as good as another.
     for at in 0..2000.min(whole.len()) {
-        for bit in 0..8 {
+        for bit in [at % 8, 7] {
             let mut damaged = whole.clone();
             damaged[at] ^= 1 << bit;
             std::fs::write(path.path(), &damaged).unwrap();

@@ -139,11 +139,7 @@ impl Base {
 pub fn random(config: &ModelConfig, seed: u64, device: &Device) -> CausalLm {
     let model = CausalLm::new(config, device);
     let mut shapes = Vec::new();
-    crate::weights::visit(&model, |name, shape, _| {
-        shapes.push((name.to_owned(), shape.to_vec()));
-        Ok::<_, std::convert::Infallible>(())
-    })
-    .unwrap_or_else(|never| match never {});
+    crate::weights::visit(&model, &mut |name, shape, _| shapes.push((name.to_owned(), shape.to_vec())));
     let drawn = |name: &str| {
         let shape = shapes.iter().find(|(n, _)| n == name).map(|(_, s)| s.clone())?;
         let count: usize = shape.iter().product();
@@ -155,6 +151,7 @@ pub fn random(config: &ModelConfig, seed: u64, device: &Device) -> CausalLm {
         };
         Some((shape, values))
     };
+    // The shapes are the model's own.
     crate::load::replace(model.clone(), drawn).map_or(model, |(model, _)| model)
 }
 

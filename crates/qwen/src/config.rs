@@ -72,6 +72,16 @@ settings! {
         /// Adapter to go on from: a directory of PEFT's
         adapter: Option<String> = None;
     }
+    "Files" {
+        /// Answer this before and after training
+        sample_prompt: Option<String> = None;
+        /// Also write the model with the adapter merged, for transformers
+        save_merged: bool = false;
+        /// Also write a GGUF of this kind: f16, bf16, q8_0, q6_k, q5_k_m, q4_k_m, q4_0
+        save_gguf: Option<String> = None;
+        /// System message of the Modelfile
+        system: Option<String> = None;
+    }
     "Run" {
         /// Epochs to train for
         epochs: usize = 3;
@@ -141,7 +151,11 @@ settings! {
 }
 
 /// Settings that do not change what a run computes: they may differ when it is resumed.
-pub const MAY_CHANGE: [&str; 10] = [
+pub const MAY_CHANGE: [&str; 14] = [
+    "sample_prompt",
+    "save_merged",
+    "save_gguf",
+    "system",
     "device",
     "offline",
     "sync_launches",

@@ -6,8 +6,10 @@
 pub mod adapter;
 pub mod arch;
 pub mod base;
+pub mod bench;
 pub mod config;
 pub mod data;
+pub mod export;
 pub mod generate;
 pub mod gradients;
 pub mod load;

@@ -23,17 +23,16 @@ pub fn merge(mut model: CausalLm) -> CausalLm {
     model
 }
 
-/// Calls `each` with the name and shape of every parameter and a way to read its values, in the order of the layers. Adapters are left out.
-///
-/// # Errors
-/// The first error of `each`.
-pub fn visit<E>(model: &CausalLm, each: impl FnMut(&str, &[usize], &dyn Fn() -> Result<Vec<f32>, PeftError>) -> Result<(), E>) -> Result<(), E> {
-    struct Visit<F, E> {
+/// What is called with the name and shape of a parameter, and a way to read its values.
+pub type Each<'a> = &'a mut dyn FnMut(&str, &[usize], &dyn Fn() -> Result<Vec<f32>, PeftError>);
+
+/// Visits every parameter in the order of the layers, those of adapters left out.
+pub fn visit(model: &CausalLm, each: Each<'_>) {
+    struct Visit<'a> {
         path: Path,
-        each: F,
-        result: Result<(), E>,
+        each: Each<'a>,
     }
-    impl<E, F: FnMut(&str, &[usize], &dyn Fn() -> Result<Vec<f32>, PeftError>) -> Result<(), E>> ModuleVisitor for Visit<F, E> {
+    impl ModuleVisitor for Visit<'_> {
         fn enter_module(&mut self, name: &str, _: &str) {
             self.path.enter(name);
         }
@@ -42,19 +41,17 @@ pub fn visit<E>(model: &CausalLm, each: impl FnMut(&str, &[usize], &dyn Fn() -> 
         }
         fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
             let name = self.path.join();
-            if self.result.is_err() || name.contains(".lora.") {
+            if name.contains(".lora.") {
                 return;
             }
             let read = || {
                 let values = param.val().into_data().try_into_vec_as::<f32>();
                 values.map_err(|e| PeftError::Device { name: name.clone(), reason: e.to_string() })
             };
-            self.result = (self.each)(&name, &param.lazy_shape().to_vec(), &read);
+            (self.each)(&name, &param.lazy_shape().to_vec(), &read);
         }
     }
-    let mut visit = Visit { path: Path::default(), each, result: Ok(()) };
-    model.visit(&mut visit);
-    visit.result
+    model.visit(&mut Visit { path: Path::default(), each });
 }
 
 /// All parameters as a safetensors file in memory: small models.
@@ -62,10 +59,13 @@ pub fn visit<E>(model: &CausalLm, each: impl FnMut(&str, &[usize], &dyn Fn() -> 
 /// # Errors
 /// When the device cannot hand a tensor back.
 pub fn to_bytes(model: &CausalLm) -> Result<Vec<u8>, PeftError> {
-    let mut tensors = Tensors::new();
-    visit(model, |name, shape, values| {
-        tensors.insert(name.to_owned(), FileTensor::from_f32(shape.to_vec(), &values()?));
-        Ok::<_, PeftError>(())
-    })?;
-    Ok(to_safetensors(&tensors, &BTreeMap::from([("format".to_string(), "pt".to_string())]))?)
+    let (mut tensors, mut failed) = (Tensors::new(), None);
+    visit(model, &mut |name, shape, read| match read() {
+        Ok(values) => drop(tensors.insert(name.to_owned(), FileTensor::from_f32(shape.to_vec(), &values))),
+        Err(error) => failed = Some(error),
+    });
+    match failed {
+        Some(error) => Err(error),
+        None => Ok(to_safetensors(&tensors, &BTreeMap::from([("format".to_string(), "pt".to_string())]))?),
+    }
 }

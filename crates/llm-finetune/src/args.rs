@@ -1,0 +1,307 @@
+//! The command line as typed.
+
+use std::path::PathBuf;
+
+use bellows_cli::{flag, flag_values};
+use bellows_qwen::config::{SETTINGS, SftConfig};
+use bellows_qwen::generate::Sampling;
+use bellows_settings::Layer;
+use clap::builder::PossibleValuesParser;
+use clap::{Arg, ArgAction, ArgMatches, Command};
+
+/// What the user asked for.
+pub(crate) enum Request {
+    Train(TrainArgs),
+    Speak(SpeakArgs),
+    Merge(ExportArgs),
+    Export(ExportArgs),
+    Preview { flags: SettingsArgs, count: usize },
+    Benchmark(BenchmarkArgs),
+    Doctor { device: String, reprobe: bool },
+}
+
+/// Settings as typed.
+pub(crate) struct SettingsArgs {
+    /// `--config`: a file, or the name of a preset.
+    pub(crate) config: Option<String>,
+    /// The flags.
+    pub(crate) flags: Layer,
+}
+
+/// A training run as typed.
+pub(crate) struct TrainArgs {
+    pub(crate) settings: SettingsArgs,
+    /// `--resume [RUN_DIR]`: `Some(None)` is the newest run.
+    pub(crate) resume: Option<Option<PathBuf>>,
+    pub(crate) tui: bool,
+    pub(crate) reprobe: bool,
+    /// The command line, for the run's records.
+    pub(crate) typed: Vec<String>,
+}
+
+/// A model to speak with, as typed.
+pub(crate) struct SpeakArgs {
+    pub(crate) model: String,
+    pub(crate) adapter: Option<PathBuf>,
+    pub(crate) device: String,
+    /// One question; `None` is a chat.
+    pub(crate) prompt: Option<String>,
+    pub(crate) system: Option<String>,
+    /// The prompt is text to go on with, no question.
+    pub(crate) raw: bool,
+    pub(crate) stop: Vec<String>,
+    pub(crate) sampling: Sampling,
+    pub(crate) offline: bool,
+}
+
+/// A model to write, as typed.
+pub(crate) struct ExportArgs {
+    pub(crate) model: String,
+    pub(crate) adapter: Option<PathBuf>,
+    pub(crate) out: PathBuf,
+    /// f32, f16, bf16 (merge) or the kind of a GGUF (export).
+    pub(crate) kind: String,
+    pub(crate) system: Option<String>,
+    pub(crate) offline: bool,
+}
+
+/// `benchmark` as typed.
+pub(crate) struct BenchmarkArgs {
+    pub(crate) size: String,
+    pub(crate) batch: usize,
+    pub(crate) seq: usize,
+    pub(crate) rank: usize,
+    pub(crate) steps: usize,
+    pub(crate) targets: String,
+    pub(crate) checkpointing: bool,
+    pub(crate) threads: usize,
+    pub(crate) device: String,
+    pub(crate) json: bool,
+}
+
+fn count(name: &'static str, default: &'static str, help: &'static str) -> Arg {
+    Arg::new(name).long(name).value_name("N").default_value(default).value_parser(clap::value_parser!(u32)).help(help)
+}
+
+fn option(name: &'static str, help: &'static str) -> Arg {
+    Arg::new(name).long(name).help(help)
+}
+
+fn switch(name: &'static str, help: &'static str) -> Arg {
+    Arg::new(name).long(name).action(ArgAction::SetTrue).help(help)
+}
+
+fn number(name: &'static str, default: &'static str, help: &'static str) -> Arg {
+    Arg::new(name).long(name).value_name("X").default_value(default).value_parser(clap::value_parser!(f64)).help(help)
+}
+
+fn model() -> [Arg; 4] {
+    [
+        option("model", "Directory, .gguf file, or hub id").required(true),
+        option("adapter", "Adapter directory"),
+        option("device", "auto, cpu, vulkan, cuda, rocm, metal or webgpu").default_value("auto"),
+        switch("offline", "Never connect to the hub"),
+    ]
+}
+
+fn sampling() -> [Arg; 8] {
+    [
+        option("system", "System message"),
+        Arg::new("stop").long("stop").action(ArgAction::Append).help("Text that ends the answer; may be given several times"),
+        count("max-new-tokens", "256", "Most tokens of an answer"),
+        number("temperature", "0.7", "Divides the logits; 0 takes the likeliest token"),
+        count("top-k", "20", "Only the likeliest k tokens; 0 takes all"),
+        number("top-p", "0.8", "Only the likeliest tokens that together reach this probability"),
+        number("repetition-penalty", "1.0", "Makes tokens that were there before less likely"),
+        count("seed", "0", "Seed of the draws"),
+    ]
+}
+
+fn settings_args(command: Command) -> Command {
+    let defaults = serde_json::to_value(SftConfig::default()).unwrap_or_default();
+    command
+        .arg(Arg::new("config").long("config").value_name("FILE|NAME").help("YAML file of settings, or a preset: tiny, dorothy, worldmodel, paper_r64"))
+        .args(SETTINGS.iter().map(|s| flag(s, &defaults)))
+}
+
+fn command() -> Command {
+    let dtypes = PossibleValuesParser::new(["f32", "f16", "bf16"]);
+    let kinds = PossibleValuesParser::new(bellows_weights::gguf::Preset::ALL.map(|p| p.name()));
+    settings_args(Command::new("llm-finetune"))
+        .version(env!("CARGO_PKG_VERSION"))
+        .about("Fine-tunes Qwen2, Qwen2.5, Qwen3 and Llama-layout models on the GPU you own, or on none; out to PEFT, GGUF and Ollama.")
+        .after_help(
+            "Examples:\n  llm-finetune --config tiny\n  llm-finetune --model ./Qwen2.5-0.5B-Instruct --data chats.jsonl\n  llm-finetune --resume\n  \
+             llm-finetune chat --model ./Qwen2.5-0.5B-Instruct --adapter runs/sft/train/adapter\n  \
+             llm-finetune export --model ./Qwen2.5-0.5B-Instruct --adapter runs/sft/train/adapter --quant q8_0 --out model.gguf",
+        )
+        .args_conflicts_with_subcommands(true)
+        .arg(
+            Arg::new("resume")
+                .long("resume")
+                .value_name("RUN_DIR")
+                .num_args(0..=1)
+                .help("Go on with a run: this directory, or the newest one under the project"),
+        )
+        .arg(switch("no-gradient-checkpointing", "Keep activations instead of re-running layers: faster, more memory"))
+        .arg(switch("tui", "Full-screen dashboard"))
+        .arg(switch("reprobe", "Probe the GPU again instead of using the cached verdict"))
+        .subcommand(
+            Command::new("generate")
+                .about("Answers one question")
+                .args(model())
+                .arg(option("prompt", "The question").required(true))
+                .arg(switch("raw", "Go on with the prompt's text, without a chat template"))
+                .args(sampling()),
+        )
+        .subcommand(Command::new("chat").about("Talks, a line at a time").args(model()).args(sampling()))
+        .subcommand(
+            Command::new("merge")
+                .about("Writes the model with an adapter merged, for transformers")
+                .args(model())
+                .arg(option("out", "Directory to write").required(true))
+                .arg(option("dtype", "Type of the weights").default_value("bf16").value_parser(dtypes)),
+        )
+        .subcommand(
+            Command::new("export")
+                .about("Writes a GGUF and a Modelfile")
+                .args(model())
+                .arg(option("out", "File to write").required(true))
+                .arg(option("format", "gguf").default_value("gguf").value_parser(PossibleValuesParser::new(["gguf"])))
+                .arg(option("quant", "How weights are stored").default_value("q8_0").value_parser(kinds))
+                .arg(option("system", "System message of the Modelfile")),
+        )
+        .subcommand(
+            Command::new("data").about("Looks at data").subcommand_required(true).subcommand(
+                settings_args(Command::new("preview"))
+                    .about("Shows what is learnt of the first examples, lengths and padding")
+                    .arg(count("examples", "3", "Examples to show")),
+            ),
+        )
+        .subcommand(
+            Command::new("benchmark")
+                .about("Times training steps on made-up weights")
+                .arg(option("size", "Shape of the model").default_value("0.5B").value_parser(PossibleValuesParser::new(["tiny", "0.5B", "1.5B", "3B"])))
+                .arg(option("dtype", "Type of the weights").default_value("f32").value_parser(PossibleValuesParser::new(["f32"])))
+                .arg(count("batch", "1", "Rows"))
+                .arg(count("seq", "512", "Tokens a row"))
+                .arg(count("rank", "16", "Rank"))
+                .arg(count("steps", "3", "Steps that count, after one that does not"))
+                .arg(option("targets", "Maps with adapters").default_value("q_proj,k_proj,v_proj,o_proj"))
+                .arg(switch("checkpointing", "Re-run layers in the backward pass"))
+                .arg(count("threads", "0", "Threads of the CPU; 0 for all"))
+                .arg(option("device", "Where to run").default_value("cpu"))
+                .arg(switch("json", "Print one JSON object")),
+        )
+        .subcommand(
+            Command::new("doctor")
+                .about("Shows adapters, drivers, memory, known issues and the result of the device probe")
+                .arg(option("device", "Probe this device only").default_value("auto"))
+                .arg(switch("reprobe", "Do not use the cached verdict")),
+        )
+}
+
+/// Reads the process's arguments; prints help or a usage error and exits (code 2) by itself.
+pub(crate) fn parse() -> Request {
+    let matches = command().get_matches();
+    match matches.subcommand() {
+        Some(("generate", m)) => Request::Speak(speak(m, text(m, "prompt"), m.get_flag("raw"))),
+        Some(("chat", m)) => Request::Speak(speak(m, None, false)),
+        Some(("merge", m)) => Request::Merge(export(m, "dtype", None)),
+        Some(("export", m)) => Request::Export(export(m, "quant", text(m, "system"))),
+        Some(("data", m)) => match m.subcommand() {
+            Some((_, m)) => Request::Preview { flags: settings(m), count: whole(m, "examples") },
+            None => unreachable!("clap asks for a subcommand"),
+        },
+        Some(("benchmark", m)) => Request::Benchmark(benchmark(m)),
+        Some(("doctor", m)) => Request::Doctor { device: text(m, "device").unwrap_or_default(), reprobe: m.get_flag("reprobe") },
+        _ => Request::Train(TrainArgs {
+            settings: settings(&matches),
+            resume: matches.contains_id("resume").then(|| text(&matches, "resume").map(PathBuf::from)),
+            tui: matches.get_flag("tui"),
+            reprobe: matches.get_flag("reprobe"),
+            typed: std::env::args().skip(1).collect(),
+        }),
+    }
+}
+
+fn settings(m: &ArgMatches) -> SettingsArgs {
+    let mut values = flag_values(SETTINGS.iter().map(|s| (s.name, s.kind)), m);
+    if m.try_get_one::<bool>("no-gradient-checkpointing").ok().flatten() == Some(&true) {
+        values.insert("gradient_checkpointing".into(), false.into());
+    }
+    SettingsArgs { config: text(m, "config"), flags: Layer { origin: "command line".into(), values } }
+}
+
+fn speak(m: &ArgMatches, prompt: Option<String>, raw: bool) -> SpeakArgs {
+    let float = |name: &str| m.get_one::<f64>(name).copied().unwrap_or_default();
+    SpeakArgs {
+        model: text(m, "model").unwrap_or_default(),
+        adapter: text(m, "adapter").map(PathBuf::from),
+        device: text(m, "device").unwrap_or_default(),
+        prompt,
+        system: text(m, "system"),
+        raw,
+        stop: m.get_many::<String>("stop").into_iter().flatten().cloned().collect(),
+        sampling: Sampling {
+            max_new_tokens: whole(m, "max-new-tokens"),
+            temperature: float("temperature"),
+            top_k: whole(m, "top-k"),
+            top_p: float("top-p"),
+            repetition_penalty: float("repetition-penalty"),
+            seed: whole(m, "seed") as u64,
+        },
+        offline: m.get_flag("offline"),
+    }
+}
+
+fn export(m: &ArgMatches, kind: &str, system: Option<String>) -> ExportArgs {
+    ExportArgs {
+        model: text(m, "model").unwrap_or_default(),
+        adapter: text(m, "adapter").map(PathBuf::from),
+        out: text(m, "out").map(PathBuf::from).unwrap_or_default(),
+        kind: text(m, kind).unwrap_or_default(),
+        system,
+        offline: m.get_flag("offline"),
+    }
+}
+
+fn benchmark(m: &ArgMatches) -> BenchmarkArgs {
+    BenchmarkArgs {
+        size: text(m, "size").unwrap_or_default(),
+        batch: whole(m, "batch"),
+        seq: whole(m, "seq"),
+        rank: whole(m, "rank"),
+        steps: whole(m, "steps"),
+        targets: text(m, "targets").unwrap_or_default(),
+        checkpointing: m.get_flag("checkpointing"),
+        threads: whole(m, "threads"),
+        device: text(m, "device").unwrap_or_default(),
+        json: m.get_flag("json"),
+    }
+}
+
+fn whole(m: &ArgMatches, name: &str) -> usize {
+    m.get_one::<u32>(name).copied().unwrap_or_default() as usize
+}
+
+fn text(m: &ArgMatches, id: &str) -> Option<String> {
+    m.get_one::<String>(id).cloned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_sound_and_flags_are_settings() {
+        command().debug_assert();
+        let m = command().try_get_matches_from(["x", "--model", "m", "--data", "a,b", "--target-modules", "q_proj,v_proj", "--r", "8"]).unwrap();
+        let config = SftConfig::from_layers(&[settings(&m).flags]).unwrap();
+        assert_eq!((config.model.as_str(), config.data.len(), config.r), ("m", 2, 8));
+        assert_eq!(config.target_modules, bellows_qwen::adapter::Targets::Names(vec!["q_proj".into(), "v_proj".into()]));
+        let m = command().try_get_matches_from(["x", "--model", "m", "--data", "a", "--no-gradient-checkpointing", "--packing"]).unwrap();
+        let config = SftConfig::from_layers(&[settings(&m).flags]).unwrap();
+        assert!(!config.gradient_checkpointing && config.packing);
+    }
+}

@@ -1,0 +1,92 @@
+//! A run on the console: a bar with loss, rate, gradient norm and speed while it runs, a line an evaluation.
+
+use std::time::Instant;
+
+use bellows_cli::{Bar, memory, say};
+use bellows_learner::{BatchReport, EpochReport, Notice, Observer, RunInfo};
+
+/// Prints a training run.
+pub(crate) struct Console {
+    info: Option<RunInfo>,
+    bar: Option<Bar>,
+    clock: Instant,
+    tokens: usize,
+    examples: usize,
+    grad_norm: Option<f64>,
+}
+
+impl Console {
+    pub(crate) fn new() -> Self {
+        Self { info: None, bar: None, clock: Instant::now(), tokens: 0, examples: 0, grad_norm: None }
+    }
+
+    fn close_bar(&mut self, line: &str) {
+        match self.bar.take() {
+            Some(bar) => bar.finish(line),
+            None if !line.is_empty() => say(line),
+            None => {}
+        }
+    }
+}
+
+impl Observer for Console {
+    fn on_start(&mut self, info: &RunInfo) {
+        self.info = Some(info.clone());
+    }
+
+    fn on_epoch(&mut self, _: usize, _: usize) {
+        let Some(info) = &self.info else { return };
+        self.bar = Some(Bar::new("batch ", info.batches));
+        (self.clock, self.tokens, self.examples) = (Instant::now(), 0, 0);
+    }
+
+    fn on_batch(&mut self, report: &BatchReport) {
+        let Some(info) = &self.info else { return };
+        (self.tokens, self.examples) = (self.tokens + report.count, self.examples + report.samples);
+        self.grad_norm = report.grad_norm.or(self.grad_norm);
+        let seconds = self.clock.elapsed().as_secs_f64().max(1e-9);
+        let value = |values: &[f64]| values.first().copied().unwrap_or(f64::NAN);
+        let row = format!(
+            "epoch {}/{}  loss {:.4}  mean {:.4}  lr {:.2e}  grad {:.3}  {:.0} trained tokens/s  {:.1} examples/s  {}",
+            report.epoch + 1,
+            info.epochs,
+            value(&report.items),
+            value(&report.means),
+            value(&report.lr),
+            self.grad_norm.unwrap_or(f64::NAN),
+            self.tokens as f64 / seconds,
+            self.examples as f64 / seconds,
+            memory()
+        );
+        if let Some(bar) = &mut self.bar {
+            bar.set(row.clone(), report.position + 1, info.batches);
+        }
+        if report.position + 1 == info.batches {
+            self.close_bar(&row);
+        }
+    }
+
+    fn on_evaluating(&mut self, done: usize, total: usize) {
+        self.bar.get_or_insert_with(|| Bar::new("judging ", total)).set("validation".into(), done, total);
+    }
+
+    fn on_epoch_end(&mut self, report: &EpochReport) {
+        self.close_bar("");
+        let Some(e) = &report.evaluation else { return };
+        let value = |name: &str| e.get(name).unwrap_or(f64::NAN);
+        let best = if report.best { "  (best so far)" } else { "" };
+        say(&format!("validation: loss {:.4}  perplexity {:.3}{best}", value("val/loss"), value("val/perplexity")));
+    }
+
+    fn on_notice(&mut self, notice: &Notice) {
+        let line = format!("{}: {}", notice.kind, notice.message);
+        match &self.bar {
+            Some(bar) => bar.interject(&line),
+            None => say(&line),
+        }
+    }
+
+    fn on_end(&mut self) {
+        self.close_bar("");
+    }
+}

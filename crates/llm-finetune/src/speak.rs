@@ -1,0 +1,93 @@
+//! `generate` and `chat`: the model's words as they come.
+
+use std::io::{BufRead, Write};
+use std::path::Path;
+
+use bellows_chat::{Conversation, Message, RenderOptions, Role, Template, encode_prompt};
+use bellows_cli::{join_pool, say};
+use bellows_qwen::base::Base;
+use bellows_qwen::generate::generate;
+use bellows_qwen::model::CausalLm;
+use bellows_qwen::peft;
+use burn::tensor::Device;
+
+use crate::args::SpeakArgs;
+use crate::train::pick_device;
+
+pub(crate) fn speak(args: SpeakArgs) -> anyhow::Result<()> {
+    join_pool(0)?;
+    let device = pick_device(&args.device, false)?.device;
+    let base = open(&args.model, args.adapter.as_deref(), &device)?;
+    let template = Template::detect(&base.tokenizer, Some(base.config.architecture.model_type()))?;
+    let system = args.system.iter().map(|text| Message::new(Role::System, text.clone()));
+    let mut conversation = Conversation { messages: system.collect(), ..Conversation::default() };
+    if let Some(prompt) = &args.prompt {
+        let ids = if args.raw {
+            base.tokenizer.encode(prompt, true)?
+        } else {
+            conversation.messages.push(Message::new(Role::User, prompt.clone()));
+            encode_prompt(&conversation, &base.tokenizer, &template, RenderOptions::default())?
+        };
+        say_answer(&base, &ids, &args, &device)?;
+        return Ok(());
+    }
+    say("Type a message; an empty line ends the chat.");
+    for line in std::io::stdin().lock().lines() {
+        let line = line?;
+        if line.trim().is_empty() {
+            break;
+        }
+        conversation.messages.push(Message::new(Role::User, line));
+        let ids = encode_prompt(&conversation, &base.tokenizer, &template, RenderOptions::default())?;
+        let text = say_answer(&base, &ids, &args, &device)?;
+        conversation.messages.push(Message::new(Role::Assistant, text));
+    }
+    Ok(())
+}
+
+/// A model with its adapter, if there is one.
+pub(crate) fn open(model: &str, adapter: Option<&Path>, device: &Device) -> anyhow::Result<Base> {
+    let mut base = Base::open(Path::new(model), device)?;
+    if let Some(dir) = adapter {
+        let (config, tensors) = peft::read(dir)?;
+        base.model = peft::attach(base.model, &config, tensors, dir)?;
+    }
+    Ok(base)
+}
+
+/// Prints the answer as it comes, up to a stop string; returns it.
+fn say_answer(base: &Base, prompt: &[u32], args: &SpeakArgs, device: &Device) -> anyhow::Result<String> {
+    let (model, tokenizer): (&CausalLm, _) = (&base.model, &base.tokenizer);
+    let ends = base.config.eos_token_ids.iter().copied().chain(tokenizer.eos()).chain(tokenizer.id("<|im_end|>"));
+    let ends: Vec<u32> = ends.collect();
+    let (mut stream, mut text, mut shown) = (tokenizer.stream(true), String::new(), 0);
+    // What may be the beginning of a stop string is held back.
+    let held = args.stop.iter().map(String::len).max().unwrap_or(1).saturating_sub(1);
+    generate(model, &base.config, prompt, &args.sampling, &ends, device, |id| {
+        text.push_str(&stream.push(id));
+        if let Some(at) = args.stop.iter().filter_map(|stop| text.find(stop.as_str())).min() {
+            text.truncate(at);
+            return false;
+        }
+        let mut safe = text.len().saturating_sub(held).max(shown);
+        while !text.is_char_boundary(safe) {
+            safe -= 1;
+        }
+        show(&text[shown.min(safe)..safe]);
+        shown = safe.max(shown);
+        true
+    });
+    if args.stop.iter().all(|stop| !text.contains(stop.as_str())) {
+        text.push_str(&stream.finish());
+    }
+    show(&text[shown.min(text.len())..]);
+    show("\n");
+    Ok(text)
+}
+
+fn show(text: &str) {
+    let mut out = std::io::stdout();
+    if write!(out, "{text}").and_then(|()| out.flush()).is_err() {
+        tracing::debug!("stdout is closed");
+    }
+}

@@ -1,0 +1,244 @@
+//! One fine-tuning run from the command line: layers of settings, device, model, data, run directory, training, files, closing words.
+
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use anyhow::Context;
+use bellows_chat::{Conversation, Message, RenderOptions, Role, Template, Tokenizer, encode_prompt};
+use bellows_cli::{Bar, Usage, join_pool, say, yaml_layer};
+use bellows_device::{ProbeOptions, Selected, select};
+use bellows_learner::{Dashboard, Outcome, signals};
+use bellows_qwen::base::Base;
+use bellows_qwen::config::{MAY_CHANGE, Method, SETTINGS, SftConfig};
+use bellows_qwen::data::SftData;
+use bellows_qwen::export::{modelfile, write_gguf, write_transformers};
+use bellows_qwen::generate::{Sampling, generate};
+use bellows_qwen::model::{CausalLm, ModelConfig};
+use bellows_qwen::train::{Finetune, Report};
+use bellows_qwen::weights::merge;
+use bellows_runs::{RunDir, find_latest_run, write_atomic};
+use bellows_settings::Layer;
+use bellows_weights::DType;
+use bellows_weights::gguf::Preset;
+use burn::tensor::Device;
+use burn::train::Interrupter;
+use burn::train::renderer::tui::TuiMetricsRendererWrapper;
+use serde_json::{Value, json};
+
+use crate::args::{SettingsArgs, TrainArgs};
+use crate::console::Console;
+
+/// Presets by name.
+const PRESETS: [(&str, &str); 1] = [("tiny", include_str!("../../../models/tiny.yaml"))];
+
+pub(crate) fn train(args: TrainArgs) -> anyhow::Result<()> {
+    join_pool(0)?;
+    let stop = signals::install().context("installing signal handlers")?;
+    let (config, resumed) = settle(&args)?;
+    say(&format!("Bellows {} · {} · {}", env!("CARGO_PKG_VERSION"), config.model, config.data.join(", ")));
+    let device = pick_device(&config.device, args.reprobe)?;
+    let base = open_base(&config, &device.device)?;
+    let template = pick_template(&config, &base)?;
+    let data = open_data(&config, &base.tokenizer, &template)?;
+
+    let dir = match &resumed {
+        Some(path) => RunDir::open(path)?,
+        None => RunDir::create(Path::new(&config.project), &config.name, config.exist_ok)?,
+    };
+    let _lock = dir.lock()?;
+    let path = dir.path().to_path_buf();
+    let mut run = Finetune::new(config.clone(), base, data, template, &device.device, dir)?;
+    say(&format!("template: {}", run.template().name()));
+    run.header().iter().for_each(|line| say(line));
+    if resumed.is_some() {
+        run.learner().resume()?;
+    } else {
+        record_settings(&path, &config, &args)?;
+    }
+    let about = json!({ "backend": device.backend, "name": device.name, "fallback": device.fallback });
+    run.learner().first_event("device", about);
+    run.learner().stop_when(stop);
+    if let Some(prompt) = config.sample_prompt.as_deref().filter(|_| resumed.is_none()) {
+        say(&format!("Before training: {prompt} → {}", answer(&run, &run.model(), prompt, &device.device)?));
+    }
+    if args.tui {
+        let quit = Interrupter::new();
+        let renderer = TuiMetricsRendererWrapper::new(quit.clone(), None);
+        run.learner().stop_on(quit).observe(Dashboard::new(Box::new(renderer)));
+    } else {
+        say(&format!("Logging to {}\nStarting training for {} epochs", path.display(), config.epochs));
+        run.learner().observe(Console::new());
+    }
+    let started = Instant::now();
+    let report = run.run()?;
+    close(&report, &path);
+    if report.outcome != Outcome::Interrupted {
+        let model = run.best()?;
+        if let Some(prompt) = &config.sample_prompt {
+            say(&format!("After training: {prompt} → {}", answer(&run, &model, prompt, &device.device)?));
+        }
+        write_files(&config, &run, model, &path)?;
+    }
+    say(&format!("Results saved to {} ({:.0} s)", path.display(), started.elapsed().as_secs_f64()));
+    Ok(())
+}
+
+/// All settings of the run, and the run directory when one is resumed.
+fn settle(args: &TrainArgs) -> anyhow::Result<(SftConfig, Option<PathBuf>)> {
+    let Some(which) = &args.resume else {
+        let config = settings(&args.settings)?;
+        if config.model.is_empty() || config.data.is_empty() {
+            return Err(Usage("--model and --data are required (or --config tiny); see --help".into()).into());
+        }
+        return Ok((config, None));
+    };
+    let flags = &args.settings.flags;
+    let project = flags.values.get("project").and_then(Value::as_str).map_or_else(|| SftConfig::default().project, String::from);
+    let path = match which {
+        Some(path) => path.clone(),
+        None => find_latest_run(Path::new(&project)).ok_or_else(|| Usage(format!("--resume: no run with checkpoints under {project}")))?,
+    };
+    if let Some(key) = flags.values.keys().find(|key| !MAY_CHANGE.contains(&key.as_str()) && *key != "project") {
+        let file = path.join("config.yaml");
+        return Err(Usage(format!("--{key} cannot change when a run is resumed; it stands in {}", file.display())).into());
+    }
+    let mut layer = yaml_layer(&path.join("config.yaml"))?;
+    layer.values.remove("command");
+    let values = flags.values.clone().into_iter().filter(|(k, _)| k != "project").collect();
+    Ok((SftConfig::from_layers(&[layer, Layer { origin: flags.origin.clone(), values }])?, Some(path)))
+}
+
+/// Defaults, `--config`, flags.
+pub(crate) fn settings(args: &SettingsArgs) -> anyhow::Result<SftConfig> {
+    let mut layers = Vec::new();
+    if let Some(name) = &args.config {
+        layers.push(match PRESETS.iter().find(|(preset, _)| preset == name) {
+            Some((name, text)) => bellows_cli::yaml_text(&format!("preset {name}"), text)?,
+            None => yaml_layer(Path::new(name))?,
+        });
+    }
+    layers.push(args.flags.clone());
+    Ok(SftConfig::from_layers(&layers)?)
+}
+
+pub(crate) fn pick_device(device: &str, reprobe: bool) -> anyhow::Result<Selected> {
+    let device = select(&device.parse()?, &ProbeOptions { reprobe, ..ProbeOptions::default() })?;
+    match &device.fallback {
+        Some(reason) => say(&format!("device: CPU ({}) — {reason}", device.name)),
+        None => say(&format!("device: {} ({})", device.backend, device.name)),
+    }
+    Ok(device)
+}
+
+pub(crate) fn open_base(config: &SftConfig, device: &Device) -> anyhow::Result<Base> {
+    if config.model != "tiny" {
+        return Ok(Base::open(Path::new(&config.model), device)?);
+    }
+    // The tokenizer of a made-up model is learnt from the data's own bytes.
+    let mut texts = Vec::new();
+    for path in &config.data {
+        let path = Path::new(path);
+        let file = if path.is_dir() { path.join("train.jsonl") } else { path.to_owned() };
+        texts.push(std::fs::read_to_string(&file).map_err(|e| Usage(format!("{}: {e}", file.display())))?);
+    }
+    Ok(Base::tiny(texts.iter().map(String::as_str), config.seed, device)?)
+}
+
+pub(crate) fn pick_template(config: &SftConfig, base: &Base) -> anyhow::Result<Template> {
+    match config.template(&base.tokenizer)? {
+        Some(template) => Ok(template),
+        None => Ok(Template::detect(&base.tokenizer, Some(base.config.architecture.model_type()))?),
+    }
+}
+
+pub(crate) fn open_data(config: &SftConfig, tokenizer: &Tokenizer, template: &Template) -> anyhow::Result<SftData> {
+    let mut bar: Option<Bar> = None;
+    let mut progress = |done, total| bar.get_or_insert_with(|| Bar::new("examples ", total)).set("reading".into(), done, total);
+    let data = SftData::open(config, &config.encoding()?, tokenizer, template, &mut progress)?;
+    if let Some(bar) = bar {
+        bar.finish("");
+    }
+    Ok(data)
+}
+
+/// The model's greedy answer to one question.
+fn answer(run: &Finetune, model: &CausalLm, prompt: &str, device: &Device) -> anyhow::Result<String> {
+    let (tokenizer, shape): (&Tokenizer, &ModelConfig) = (run.tokenizer(), run.shape());
+    let conversation = Conversation { messages: vec![Message::new(Role::User, prompt)], ..Conversation::default() };
+    let ids = encode_prompt(&conversation, tokenizer, run.template(), RenderOptions::default())?;
+    let sampling = Sampling { max_new_tokens: 48, temperature: 0.0, ..Sampling::default() };
+    let stop: Vec<u32> = shape.eos_token_ids.iter().copied().chain(tokenizer.id("<|im_end|>")).collect();
+    let device = device.clone().without_autodiff();
+    let new = generate(model, shape, &ids, &sampling, &stop, &device, |_| true);
+    Ok(format!("{:?}", tokenizer.decode(&new, true)?))
+}
+
+/// `config.yaml`: every setting, in the order of the table, and the command line as typed.
+fn record_settings(dir: &Path, config: &SftConfig, args: &TrainArgs) -> anyhow::Result<()> {
+    let values = serde_json::to_value(config)?;
+    let mut text = String::from("# Every setting of this run. The command line was:\n");
+    text.push_str(&format!("command: {}\n", Value::from(format!("llm-finetune {}", args.typed.join(" ")))));
+    for setting in SETTINGS {
+        // A JSON scalar or list is YAML too.
+        text.push_str(&format!("{}: {}\n", setting.name, values[setting.name]));
+    }
+    write_atomic(&dir.join("config.yaml"), text.as_bytes())?;
+    Ok(())
+}
+
+fn close(report: &Report, dir: &Path) {
+    match report.outcome {
+        Outcome::NothingToDo => say(&format!("{} is finished: nothing to resume", dir.display())),
+        Outcome::Interrupted => say(&format!("Stopped; go on with: llm-finetune --resume {}", dir.display())),
+        Outcome::Finished | Outcome::EarlyStopped => say(&format!("\n{} epochs completed in {:.0} s", report.epochs, report.elapsed_s)),
+    }
+    if let Some(loss) = report.best_loss {
+        say(&format!("Lowest validation loss {loss:.4}, perplexity {:.3}", loss.exp()));
+    }
+    if let Some(saved) = &report.saved {
+        say(&format!("Saved {}", saved.display()));
+    }
+}
+
+/// The merged model and the GGUF, where they were asked for.
+fn write_files(config: &SftConfig, run: &Finetune, model: CausalLm, dir: &Path) -> anyhow::Result<()> {
+    if !config.save_merged && config.save_gguf.is_none() {
+        return Ok(());
+    }
+    let mut tokenizer = run.tokenizer().clone();
+    if tokenizer.chat_template().is_none() {
+        tokenizer.set_chat_template(run.template().source().to_owned());
+    }
+    let model = if config.method == Method::Lora { merge(model) } else { model };
+    if config.save_merged {
+        let merged = dir.join("merged");
+        write_transformers(&merged, &model, run.shape(), &tokenizer, DType::F32)?;
+        say(&format!("Saved {}", merged.display()));
+    }
+    if let Some(kind) = &config.save_gguf {
+        let file = dir.join(format!("model-{kind}.gguf"));
+        gguf(&file, &model, run.shape(), &tokenizer, kind, config.system.as_deref())?;
+    }
+    Ok(())
+}
+
+/// A GGUF of this kind, and a Modelfile beside it.
+pub(crate) fn gguf(
+    file: &Path,
+    model: &CausalLm,
+    shape: &ModelConfig,
+    tokenizer: &Tokenizer,
+    kind: &str,
+    system: Option<&str>,
+) -> anyhow::Result<()> {
+    let kinds = || Preset::ALL.map(|p| p.name()).join(", ");
+    let preset = Preset::from_name(kind).ok_or_else(|| Usage(format!("{kind:?} is no kind of GGUF; there are {}", kinds())))?;
+    let name = file.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
+    for line in write_gguf(file, model, shape, tokenizer, preset, name.trim_end_matches(".gguf"))? {
+        say(&format!("warning: {line}"));
+    }
+    let beside = file.with_file_name("Modelfile");
+    write_atomic(&beside, modelfile(&name, system).as_bytes())?;
+    say(&format!("Saved {} and {}", file.display(), beside.display()));
+    Ok(())
+}

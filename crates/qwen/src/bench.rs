@@ -1,0 +1,197 @@
+//! Times LoRA training steps on made-up weights and tokens: the Learner's own step, with nothing to load.
+
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use bellows_chat::Encoded;
+use bellows_learner::{BatchReport, Decay, Learner, Observer, Rng, StepTimes};
+use bellows_runs::RunDir;
+use burn::data::dataset::InMemDataset;
+use burn::tensor::Device;
+use serde::Serialize;
+use serde_json::Map;
+
+use crate::adapter::Targets;
+use crate::arch::Architecture;
+use crate::base::random;
+use crate::config::SftConfig;
+use crate::model::ModelConfig;
+use crate::task::SftTask;
+use crate::train::FinetuneError;
+
+/// A published shape of Qwen2.5, or a small one: hidden, intermediate, layers, heads, key heads.
+#[derive(Clone, Copy, Debug)]
+pub struct Size {
+    name: &'static str,
+    sizes: [usize; 5],
+}
+
+const SIZES: [Size; 4] = [
+    Size { name: "tiny", sizes: [256, 704, 4, 4, 2] },
+    Size { name: "0.5B", sizes: [896, 4864, 24, 14, 2] },
+    Size { name: "1.5B", sizes: [1536, 8960, 28, 12, 2] },
+    Size { name: "3B", sizes: [2048, 11008, 36, 16, 2] },
+];
+const VOCABULARY: usize = 151_936;
+const WARM_UP: usize = 1;
+
+impl Size {
+    /// By its name.
+    pub fn named(name: &str) -> Option<Self> {
+        SIZES.into_iter().find(|s| s.name == name)
+    }
+
+    fn config(self) -> ModelConfig {
+        let [hidden_size, intermediate_size, num_hidden_layers, num_attention_heads, num_key_value_heads] = self.sizes;
+        ModelConfig {
+            architecture: Architecture::Qwen2,
+            hidden_size,
+            intermediate_size,
+            num_hidden_layers,
+            num_attention_heads,
+            num_key_value_heads,
+            head_dim: hidden_size / num_attention_heads,
+            vocab_size: VOCABULARY,
+            rms_norm_eps: 1e-6,
+            rope_theta: 1e6,
+            tie_word_embeddings: true,
+            max_position_embeddings: 32_768,
+            qkv_bias: true,
+            qk_norm: false,
+            eos_token_ids: Vec::new(),
+        }
+    }
+}
+
+/// What is timed.
+#[derive(Clone, Debug)]
+pub struct Benchmark {
+    /// Shape of the model.
+    pub size: Size,
+    /// Rows.
+    pub batch: usize,
+    /// Tokens a row, all but the first of them learnt.
+    pub seq: usize,
+    /// Rank of the adapters.
+    pub rank: usize,
+    /// Steps that count; one more comes before them.
+    pub steps: usize,
+    /// Maps with adapters.
+    pub targets: Vec<String>,
+    /// Re-run layers in the backward pass.
+    pub checkpointing: bool,
+}
+
+/// Medians over the steps.
+#[derive(Clone, Debug, Serialize)]
+pub struct BenchmarkReport {
+    /// Shape of the model.
+    pub size: &'static str,
+    /// Type of the weights.
+    pub dtype: &'static str,
+    /// Rows.
+    pub batch: usize,
+    /// Tokens a row.
+    pub seq: usize,
+    /// Rank.
+    pub rank: usize,
+    /// Maps with adapters.
+    pub targets: String,
+    /// Whether layers were re-run.
+    pub checkpointing: bool,
+    /// Forward pass and loss (with the head's gradient), seconds.
+    pub forward_s: f64,
+    /// Backward pass, seconds.
+    pub backward_s: f64,
+    /// Clipping and update, seconds.
+    pub update_s: f64,
+    /// The whole step, seconds.
+    pub step_s: f64,
+    /// Tokens a second.
+    pub tokens_per_s: f64,
+    /// Most memory this process has held, 10^9 bytes; `None` where the system does not tell.
+    pub peak_gb: Option<f64>,
+    /// Threads of the CPU that were used.
+    pub threads: usize,
+}
+
+impl Benchmark {
+    /// Runs on `device`; `scratch` is a folder for the Learner's files.
+    ///
+    /// # Errors
+    /// When the folder cannot be written, or the device fails.
+    pub fn run(&self, device: &Device, scratch: &Path) -> Result<BenchmarkReport, FinetuneError> {
+        let shape = self.size.config();
+        let steps = self.steps + WARM_UP;
+        let config = SftConfig {
+            r: self.rank,
+            lora_alpha: 2.0 * self.rank as f64,
+            target_modules: Targets::Names(self.targets.clone()),
+            batch_size: self.batch,
+            gradient_accumulation_steps: 1,
+            epochs: 1,
+            lr_scheduler_type: Decay::Constant,
+            warmup_ratio: 0.0,
+            pad_to_multiple_of: 1,
+            gradient_checkpointing: self.checkpointing,
+            profile: true,
+            ..SftConfig::default()
+        };
+        let mut rng = Rng::new(0, "benchmark", 0, 0);
+        let mut row = || Encoded {
+            ids: (0..self.seq).map(|_| rng.below(VOCABULARY as u64 - 300) as u32).collect(),
+            trained: (0..self.seq).map(|i| i > 0).collect(),
+            cut: 0,
+        };
+        let rows = (0..self.batch * steps).map(|_| row()).collect();
+        let model = config.lora().apply(random(&shape, 0, device), 0)?;
+        let learner_config = config.learner(false);
+        let task = SftTask::new(config, shape, rows, Vec::new(), 0);
+        let dir = RunDir::create(scratch, "benchmark", false)?;
+        let mut learner = Learner::new(task, model, device, learner_config, dir, Map::new())?;
+        let times = Times::default();
+        learner.observe(times.clone());
+        learner.fit(&InMemDataset::new(vec![(); self.batch * steps]))?;
+        let times = times.0.lock().unwrap_or_else(PoisonError::into_inner).split_off(WARM_UP);
+        let part = |of: fn(&StepTimes) -> f64| median(times.iter().map(of).collect());
+        let step_s = part(|t| t.forward + t.backward + t.update);
+        Ok(BenchmarkReport {
+            size: self.size.name,
+            dtype: "f32",
+            batch: self.batch,
+            seq: self.seq,
+            rank: self.rank,
+            targets: self.targets.join(","),
+            checkpointing: self.checkpointing,
+            forward_s: part(|t| t.forward),
+            backward_s: part(|t| t.backward),
+            update_s: part(|t| t.update),
+            step_s,
+            tokens_per_s: (self.batch * self.seq) as f64 / step_s,
+            peak_gb: peak_memory(),
+            threads: rayon::current_num_threads(),
+        })
+    }
+}
+
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    let n = values.len();
+    if n == 0 { f64::NAN } else { (values[(n - 1) / 2] + values[n / 2]) / 2.0 }
+}
+
+/// The high-water mark of this process's memory, as Linux tells.
+fn peak_memory() -> Option<f64> {
+    let text = std::fs::read_to_string("/proc/self/status").ok()?;
+    let kib: f64 = text.lines().find_map(|l| l.strip_prefix("VmHWM:"))?.split_whitespace().next()?.parse().ok()?;
+    Some(kib * 1024.0 / 1e9)
+}
+
+#[derive(Clone, Default)]
+struct Times(Arc<Mutex<Vec<StepTimes>>>);
+
+impl Observer for Times {
+    fn on_batch(&mut self, report: &BatchReport) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).push(report.times);
+    }
+}

@@ -1,0 +1,209 @@
+//! A model as files other tools load: a directory for transformers, a GGUF for llama.cpp, a Modelfile for Ollama.
+
+use std::fs::File;
+use std::io::BufWriter;
+use std::path::{Path, PathBuf};
+
+use bellows_chat::{ChatError, Fault, TokenType, Tokenizer};
+use bellows_weights::gguf::{self, Metadata, Preset, TensorInfo, Value};
+use bellows_weights::{BlockType, DType, TensorSpec, WeightsError, write_checkpoint};
+use indexmap::IndexMap;
+use serde_json::json;
+
+use crate::base::{gguf_name, pairs_from_halves, rotated_heads};
+use crate::model::{CausalLm, ModelConfig};
+use crate::peft::PeftError;
+use crate::weights::visit;
+
+/// Files of a checkpoint are cut at this many bytes.
+const MAX_SHARD: usize = 5_000_000_000;
+
+/// Why a model cannot be written.
+#[derive(Debug, thiserror::Error)]
+pub enum ExportError {
+    /// A file.
+    #[error("{}: {reason}", path.display())]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// Why not.
+        reason: String,
+    },
+    /// A weight file.
+    #[error(transparent)]
+    Weights(#[from] WeightsError),
+    /// A tensor that cannot be read back.
+    #[error(transparent)]
+    Peft(#[from] PeftError),
+    /// The tokenizer.
+    #[error(transparent)]
+    Chat(#[from] ChatError),
+    /// A tokenizer that no GGUF can describe.
+    #[error(transparent)]
+    Vocabulary(#[from] Fault),
+    /// A weight that is not finite: an adapter that diverged.
+    #[error("{0} holds a value that is not finite: nothing is written")]
+    NotFinite(String),
+}
+
+/// The parameters of a model without adapters, each read when it is asked for.
+struct Parameters<'a> {
+    model: &'a CausalLm,
+    shapes: IndexMap<String, Vec<usize>>,
+}
+
+impl<'a> Parameters<'a> {
+    fn of(model: &'a CausalLm) -> Self {
+        let mut shapes = IndexMap::new();
+        visit(model, &mut |name, shape, _| drop(shapes.insert(name.to_owned(), shape.to_vec())));
+        Self { model, shapes }
+    }
+
+    /// The values of a parameter, all finite.
+    fn values(&self, wanted: &str) -> Result<Vec<f32>, ExportError> {
+        let mut found = None;
+        visit(self.model, &mut |name, _, read| {
+            if name == wanted {
+                found = Some(read());
+            }
+        });
+        let values = found.unwrap_or_else(|| Ok(Vec::new()))?;
+        if values.iter().all(|x| x.is_finite()) { Ok(values) } else { Err(ExportError::NotFinite(wanted.into())) }
+    }
+}
+
+/// Writes a directory that transformers loads: config.json, the weights in f32, f16 or bf16, the tokenizer. Adapters must have been
+/// [merged](crate::weights::merge).
+///
+/// # Errors
+/// A value that is not finite, or a directory that cannot be written.
+pub fn write_transformers(dir: &Path, model: &CausalLm, config: &ModelConfig, tokenizer: &Tokenizer, dtype: DType) -> Result<(), ExportError> {
+    let fail = |path: &Path, reason: String| ExportError::File { path: path.to_owned(), reason };
+    std::fs::create_dir_all(dir).map_err(|e| fail(dir, e.to_string()))?;
+    let parameters = Parameters::of(model);
+    let specs = parameters.shapes.iter().map(|(name, shape)| (name.clone(), TensorSpec { dtype, shape: shape.clone() }));
+    write_checkpoint(dir, &specs.collect(), MAX_SHARD, |name| {
+        let values = parameters.values(name)?;
+        Ok::<_, ExportError>(match dtype {
+            DType::F16 => bellows_weights::to_f16(&values).0,
+            DType::BF16 => bellows_weights::to_bf16(&values),
+            _ => values.iter().flat_map(|v| v.to_le_bytes()).collect(),
+        })
+    })?;
+    let name = match dtype {
+        DType::F16 => "float16",
+        DType::BF16 => "bfloat16",
+        _ => "float32",
+    };
+    let eos = config.eos_token_ids.first().copied().or(tokenizer.eos());
+    let generation = json!({ "eos_token_id": eos, "pad_token_id": tokenizer.pad(), "bos_token_id": tokenizer.bos() });
+    for (file, json) in [("config.json", config.to_json(name)), ("generation_config.json", generation)] {
+        let path = dir.join(file);
+        let text = serde_json::to_string_pretty(&json).unwrap_or_default() + "\n";
+        bellows_runs::write_atomic(&path, text.as_bytes()).map_err(|e| fail(&path, e.to_string()))?;
+    }
+    Ok(tokenizer.save(dir)?)
+}
+
+/// Writes a GGUF (version 3) with the tokenizer and its chat template inside, under `path` once it is complete. Adapters must have been
+/// [merged](crate::weights::merge). Returns one line a tensor whose values had to be cut to f16's range; of good weights none.
+///
+/// # Errors
+/// A value that is not finite, a tokenizer that no GGUF can describe, or a file that cannot be written.
+pub fn write_gguf(
+    path: &Path,
+    model: &CausalLm,
+    config: &ModelConfig,
+    tokenizer: &Tokenizer,
+    preset: Preset,
+    name: &str,
+) -> Result<Vec<String>, ExportError> {
+    let parameters = Parameters::of(model);
+    let named: IndexMap<String, &str> = parameters.shapes.keys().filter_map(|n| Some((gguf_name(n)?, n.as_str()))).collect();
+    let (layers, tied) = (config.num_hidden_layers, config.tie_word_embeddings);
+    let infos: IndexMap<String, TensorInfo> = named
+        .iter()
+        .map(|(stored, name)| {
+            let shape = parameters.shapes[*name].clone();
+            let kind = if shape.len() < 2 { BlockType::F32 } else { preset.block_type(stored, &shape, layers, tied) };
+            (stored.clone(), TensorInfo { kind, shape })
+        })
+        .collect();
+    let metadata = metadata(config, tokenizer, preset, name)?;
+    let fail = |reason: String| ExportError::File { path: path.to_owned(), reason };
+    let partial = path.with_extension("gguf.part");
+    let file = File::create(&partial).map_err(|e| fail(e.to_string()))?;
+    let mut out = BufWriter::new(file);
+    let written = gguf::write(&mut out, &metadata, &infos, |stored| {
+        let name = named[stored];
+        let values = parameters.values(name)?;
+        match rotated_heads(name, config).filter(|_| config.architecture.gguf_interleaved()) {
+            Some(heads) => Ok::<_, ExportError>(pairs_from_halves(&values, heads, infos[stored].shape[0])),
+            None => Ok(values),
+        }
+    });
+    let done = written.and_then(|saturated| {
+        let file = out.into_inner().map_err(|e| fail(e.to_string()))?;
+        file.sync_all().and_then(|()| std::fs::rename(&partial, path)).map_err(|e| fail(e.to_string()))?;
+        Ok(saturated.into_iter().map(|(name, n)| format!("{name}: {n} values beyond ±65504 were cut")).collect())
+    });
+    if done.is_err() {
+        std::fs::remove_file(&partial).ok();
+    }
+    done
+}
+
+fn metadata(config: &ModelConfig, tokenizer: &Tokenizer, preset: Preset, name: &str) -> Result<Metadata, ExportError> {
+    let arch = config.architecture.model_type();
+    let count = |n: usize| Value::U32(n as u32);
+    let mut m = Metadata::new();
+    let mut put = |key: &str, value: Value| drop(m.insert(key.to_owned(), value));
+    put("general.architecture", arch.into());
+    put("general.type", "model".into());
+    put("general.name", name.into());
+    put("general.file_type", Value::U32(preset.file_type()));
+    put("general.quantization_version", Value::U32(2));
+    let mut own = |key: &str, value: Value| put(&format!("{arch}.{key}"), value);
+    own("block_count", count(config.num_hidden_layers));
+    own("context_length", count(config.max_position_embeddings));
+    own("embedding_length", count(config.hidden_size));
+    own("feed_forward_length", count(config.intermediate_size));
+    own("attention.head_count", count(config.num_attention_heads));
+    own("attention.head_count_kv", count(config.num_key_value_heads));
+    own("attention.layer_norm_rms_epsilon", Value::F32(config.rms_norm_eps as f32));
+    own("attention.key_length", count(config.head_dim));
+    own("attention.value_length", count(config.head_dim));
+    own("rope.freq_base", Value::F32(config.rope_theta as f32));
+    own("rope.dimension_count", count(config.head_dim));
+    own("vocab_size", count(config.vocab_size));
+    let vocabulary = tokenizer.vocabulary(config.vocab_size)?;
+    let mut put = |key: &str, value: Value| drop(m.insert(format!("tokenizer.{key}"), value));
+    put("ggml.model", "gpt2".into());
+    put("ggml.pre", vocabulary.pre.as_str().into());
+    put("ggml.tokens", vocabulary.tokens.into());
+    put("ggml.token_type", vocabulary.types.iter().map(|&t: &TokenType| t as i32).collect::<Vec<i32>>().into());
+    put("ggml.merges", vocabulary.merges.into());
+    for (key, id) in [("bos", vocabulary.bos), ("eos", vocabulary.eos), ("padding", vocabulary.pad)] {
+        if let Some(id) = id {
+            put(&format!("ggml.{key}_token_id"), Value::U32(id));
+        }
+    }
+    put("ggml.add_bos_token", Value::Bool(false));
+    if let Some(template) = vocabulary.chat_template {
+        put("chat_template", Value::String(template));
+    }
+    Ok(m)
+}
+
+/// An Ollama Modelfile for a ChatML model in `gguf` (a file beside it), with a system message if there is one.
+pub fn modelfile(gguf: &str, system: Option<&str>) -> String {
+    let mut text = format!(
+        "FROM ./{gguf}\n\nTEMPLATE \"\"\"{{{{- if .System }}}}<|im_start|>system\n{{{{ .System }}}}<|im_end|>\n{{{{ end }}}}\
+         {{{{- range .Messages }}}}<|im_start|>{{{{ .Role }}}}\n{{{{ .Content }}}}<|im_end|>\n{{{{ end }}}}<|im_start|>assistant\n\"\"\"\n\n\
+         PARAMETER stop \"<|im_start|>\"\nPARAMETER stop \"<|im_end|>\"\n"
+    );
+    if let Some(system) = system {
+        text.push_str(&format!("\nSYSTEM \"\"\"{}\"\"\"\n", system.replace("\"\"\"", "\"")));
+    }
+    text
+}

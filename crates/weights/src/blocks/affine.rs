@@ -63,10 +63,11 @@ fn fit(block: &[f32; LEN], top: f32) -> Fields {
     let weight = weights(&x);
     let Affine { scale, min } = affine(&x, &weight, top);
     let largest = |values: [f32; SUBS]| values.into_iter().fold(0f32, f32::max);
-    let (d, dmin) = (largest(scale) / TOP_SCALE, largest(min.map(|min| -min)) / TOP_SCALE);
-    let sixth = |value: f32, unit: f32| round(value * inverse(unit)).clamp(0.0, TOP_SCALE) as u8;
+    let d = f16::from_f32(largest(scale) / TOP_SCALE);
+    let dmin = f16::from_f32(largest(min.map(|min| -min)) / TOP_SCALE);
+    // Divided by what will be stored: a small d is subnormal in f16, and rounded coarsely.
+    let sixth = |value: f32, unit: f16| round(value * inverse(unit.to_f32())).clamp(0.0, TOP_SCALE) as u8;
     let (scales, mins) = (scale.map(|scale| sixth(scale, d)), min.map(|min| sixth(-min, dmin)));
-    let (d, dmin) = (f16::from_f32(d), f16::from_f32(dmin));
     let q = levels(&x, &scales.map(|s| d.to_f32() * f32::from(s)), &mins.map(|m| dmin.to_f32() * f32::from(m)), top);
     Fields { d, dmin, scales, mins, q }
 }

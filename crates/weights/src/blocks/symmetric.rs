@@ -22,9 +22,9 @@ pub(super) fn encode_q6_k(block: &[f32; LEN], bytes: &mut [u8; 210]) {
     let scale = symmetric(&x, &weight, f32::from(ZERO));
     // The scale largest in magnitude becomes -128, the end of the range that is one longer.
     let largest = scale.into_iter().fold(0f32, |largest, scale| if scale.abs() > largest.abs() { scale } else { largest });
-    let d = largest / -128.0;
-    let scales = scale.map(|scale| round(scale * inverse(d)).clamp(-128.0, 127.0) as i8);
-    let d = f16::from_f32(d);
+    let d = f16::from_f32(largest / -128.0);
+    // Divided by what will be stored: a small d is subnormal in f16, and rounded coarsely.
+    let scales = scale.map(|scale| round(scale * inverse(d.to_f32())).clamp(-128.0, 127.0) as i8);
     let q = levels(&x, &scales.map(|s| d.to_f32() * f32::from(s)));
     bytes[D..].copy_from_slice(&d.to_le_bytes());
     for (byte, scale) in bytes[SCALES..D].iter_mut().zip(scales) {

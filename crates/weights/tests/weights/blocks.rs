@@ -75,14 +75,16 @@ fn k_quants_lose_no_more_than_those_of_candle_and_ggml() {
     let rows = fixture["rows"].to_f32().unwrap();
     for kind in K_QUANTS {
         let ours = kind.quantize(&rows).unwrap().bytes;
-        for (name, span) in [("normal", 0..16), ("heavy-tailed", 16..24), ("constant and odd", 24..32)] {
+        let names = [("normal", 0..16), ("heavy-tailed", 16..24), ("constant and odd", 24..32)];
+        for (name, span) in names.into_iter().chain((24..32).map(|row| ("one of the odd", row..row + 1))) {
             for power in [0, 1] {
                 let error = |blocks: &[u8]| error(kind, blocks, &rows, span.clone(), power).sqrt();
                 let (ours, candle, ggml) =
                     (error(&ours), error(&fixture[&format!("{kind}.candle")].data), error(&fixture[kind.name()].data));
-                let what = format!("{kind} of {name} rows, errors weighted by |x|^{power}: {ours:e}, candle {candle:e}, ggml {ggml:e}");
+                let what = format!("{kind} of {name} rows ({span:?}), weighted by |x|^{power}: {ours:e}, candle {candle:e}, ggml {ggml:e}");
                 assert!(ours <= candle * 1.02, "{what}");
-                assert!(ours <= ggml * 1.03, "{what}");
+                // A single row of a constant is a matter of luck with the rounding of one f16.
+                assert!(ours <= ggml * 1.03 || span.len() == 1, "{what}");
             }
         }
     }
@@ -96,7 +98,7 @@ fn k_quants_are_the_same_everywhere() {
         let digest = Sha256::digest(kind.quantize(&rows).unwrap().bytes);
         digest.iter().take(8).map(|b| format!("{b:02x}")).collect::<String>()
     });
-    assert_eq!(hashes, ["bfeccd3c8c806f10", "055e00e6c4106a3d", "68a986fc5fdbc136"]);
+    assert_eq!(hashes, ["dfe8fa34f3c3c41c", "cc2b0c20ef424513", "89fe456de67821f1"]);
 }
 
 #[test]

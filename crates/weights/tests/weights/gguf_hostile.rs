@@ -75,7 +75,7 @@ fn entries() {
     refused(&one(entry("k", 9, &array(9, 1))), "an array of arrays is not supported");
     refused(&one(entry("k", 9, &array(77, 1))), "array elements of kind 77 are unknown");
     refused(&one(entry("k", 9, &array(6, u64::MAX / 2))), "9223372036854775807 array elements are announced");
-    refused(&one(entry("k", 9, &array(8, 100))), "100 array elements are announced");
+    refused(&one(entry("k", 9, &array(8, 20))), "20 array elements are announced");
     refused(&one(entry("k", 8, &u64::MAX.to_le_bytes())), "18446744073709551615 bytes of text are announced");
     refused(&one(entry("k", 8, &[&2u64.to_le_bytes()[..], b"a\xff"].concat())), "metadata `k`: GGUF byte 46: the text is not UTF-8");
     refused(&one([&1u64.to_le_bytes()[..], b"\xff"].concat()), "GGUF byte 32: the text is not UTF-8");

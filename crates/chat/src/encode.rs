@@ -49,7 +49,7 @@ pub struct EncodeOptions {
     pub train_on: TrainOn,
     /// Which ends of turns are learnt.
     pub train_on_eos: TrainOnEos,
-    /// Whose turns are learnt.
+    /// Whose turns are learnt. Of custom templates only the assistant's are known.
     pub roles: Vec<Role>,
     /// Most tokens of one example.
     pub max_seq_length: usize,
@@ -180,6 +180,11 @@ fn text(text: &str, tokenizer: &Tokenizer, options: &EncodeOptions, trained: boo
 }
 
 fn chat(conversation: &Conversation, tokenizer: &Tokenizer, template: &Template, options: &EncodeOptions) -> Result<Encoded, Fault> {
+    let others = options.roles.iter().any(|&role| role != Role::Assistant)
+        || conversation.messages.iter().any(|message| message.role != Role::Assistant && message.train == Some(true));
+    if others && matches!(template, Template::Jinja(_)) {
+        return Err(Fault::template("of a custom one only the assistant's part is known, and other roles are to be trained"));
+    }
     let render = RenderOptions { special_in_content: options.special_in_content, ..RenderOptions::default() };
     let pieces = template.pieces(conversation, render)?;
     encode_pieces(&pieces, &trained_pieces(&pieces, conversation, options), tokenizer, options.special_in_content)

@@ -148,7 +148,7 @@ fn the_line_is_named_where_encoding_fails() {
     std::fs::write(&path, "\n{\"messages\": [{\"role\": \"user\", \"content\": \"q\"}]}\n").unwrap();
     let dataset = Dataset::open(&path, &ReadOptions::default()).unwrap();
     let error = dataset.encode(0, &bytes(), &Template::ChatMl, &EncodeOptions::default()).unwrap_err().to_string();
-    assert!(error.contains("a.jsonl:2: none of the 10 tokens is trained"), "{error}");
+    assert!(error.contains("a.jsonl:2: none of the 9 tokens is trained"), "{error}");
 }
 
 #[test]

@@ -166,6 +166,10 @@ fn tools_are_refused_where_there_is_no_place_for_them_and_templates_may_complain
     let endless = "{% for a in range(9999) %}{% for b in range(9999) %}{% set c = a * b %}{% endfor %}{% endfor %}";
     let endless = Template::Jinja(Jinja::new(endless, &tokenizer).unwrap());
     assert!(endless.render(&conversation, RenderOptions::default()).unwrap_err().to_string().contains("fuel"));
+    let users = EncodeOptions { roles: vec![Role::User], ..EncodeOptions::default() };
+    let without_tools = Example::Chat(Conversation { tools: vec![], ..conversation });
+    assert!(encode(&without_tools, &tokenizer, &Template::ChatMl, &users).is_ok());
+    assert!(encode(&without_tools, &tokenizer, &picky, &users).unwrap_err().to_string().contains("other roles"));
     let marked = Conversation { messages: vec![Message::new(Role::User, "a\u{fdd0}")], tools: vec![] };
     assert!(picky.render(&marked, RenderOptions::default()).unwrap_err().to_string().contains("U+FDD0"));
 }

@@ -2,7 +2,7 @@
 //!
 //! The output is one text, so three things are found with marks (noncharacters of Unicode, which no text may hold):
 //! - `{% generation %}` blocks, where a template has them, become marks around what the assistant says. Without them, what a message
-//!   adds to the text before it is what it says, and a template for which that does not hold is refused.
+//!   adds to the text before it is what it says, and a conversation for which that does not hold is refused.
 //! - Special tokens in the messages are broken by a mark before rendering and mended after the real ones have been found.
 
 use minijinja::syntax::SyntaxConfig;

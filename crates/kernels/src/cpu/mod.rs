@@ -8,6 +8,8 @@
 //! threads, and the weights' gradient is reduced in a fixed order, so results repeat to the bit.
 
 mod implicit;
+#[cfg(test)]
+pub(crate) mod reference;
 mod scratch;
 pub mod simd;
 mod winograd;

@@ -140,6 +140,7 @@ proptest! {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "slow there, and agrees_with_f64 runs the same code")]
 fn one_value_per_channel_and_large_planes() {
     check(Extent { batch: 1, channels: 5, plane: 1 }, 3.0, 1.0, true, 1);
     check(Extent { batch: 2, channels: 3, plane: 160 * 160 + 3 }, -1.0, 1.0, true, 2);
@@ -147,6 +148,7 @@ fn one_value_per_channel_and_large_planes() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "slow there, and agrees_with_f64 runs the same code")]
 fn the_number_of_threads_changes_no_bit() {
     let e = Extent { batch: 3, channels: 17, plane: 53 * 29 };
     let (x, dy, gamma, beta) = (noise(1, e.len()), noise(2, e.len()), noise(3, e.channels), noise(4, e.channels));

@@ -48,6 +48,7 @@ fn shape(
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "slow there, and random_shapes runs the same code")]
 fn layers_of_a_detector() {
     let shapes = [
         shape(2, [3, 16], [64, 64], [3, 3], [2, 2], [1, 1]),
@@ -87,12 +88,14 @@ fn edges() {
         shape(1, [1, 40], [70, 3], [7, 1], [1, 1], [3, 0]),
         shape(1, [40, 1], [3, 70], [1, 17], [1, 2], [0, 8]),
     ];
-    for s in shapes {
+    // Miri has no time for the last two.
+    for s in shapes.into_iter().filter(|s| !cfg!(miri) || s.macs() < 5000) {
         check(&s, false).unwrap();
     }
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "slow there, and random_shapes runs the same code")]
 fn any_number_of_threads() {
     let s = shape(3, [12, 50], [17, 23], [3, 3], [2, 2], [1, 1]);
     for threads in [1, 2, 3, 7, 16] {

@@ -166,7 +166,7 @@ impl Task for Silu {
     type Out = ();
     fn run<S: Simd>(self, s: S) {
         let mut worst: f64 = 0.0;
-        for i in -20_000..20_000 {
+        for i in (-20_000..20_000).step_by(if cfg!(miri) { 401 } else { 1 }) {
             let x = i as f32 * 1e-3;
             let mut out = vec![0.0; S::LANES];
             s.store(s.silu(s.splat(x)), &mut out);

@@ -48,6 +48,7 @@ proptest! {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "slow there, and any_shape runs the same code")]
 fn deep_layers() {
     for shape in [
         conv(1, 128, 96, [5, 7], [1, 1]),
@@ -62,6 +63,7 @@ fn deep_layers() {
 
 /// Inputs as after an activation: SiLU of 3 x, whose mean is far from zero.
 #[test]
+#[cfg_attr(miri, ignore = "slow there, and any_shape runs the same code")]
 fn inputs_with_a_mean() {
     for shape in [conv(2, 64, 48, [20, 23], [1, 1]), conv(1, 136, 32, [12, 12], [1, 1])] {
         let mut case = Case::new(shape, 5);
@@ -87,6 +89,7 @@ fn epilogue() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "slow there, and any_shape runs the same code")]
 fn forward_and_data_grad_do_not_depend_on_the_number_of_threads() {
     for shape in [conv(2, 33, 50, [21, 18], [1, 1]), conv(1, 16, 16, [90, 120], [1, 1])] {
         let case = Case::new(shape, 11);

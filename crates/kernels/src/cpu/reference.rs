@@ -125,6 +125,13 @@ impl Case {
         Self { shape, x: noise(seed, x), w: noise(seed + 1, w), dy: noise(seed + 2, dy), bias: noise(seed + 3, bias) }
     }
 
+    /// The same with the factors of all products rounded to bf16, to nearest even.
+    pub fn rounded(&self) -> Self {
+        let round = |v: &f32| f32::from_bits((v.to_bits() + 0x7fff + (v.to_bits() >> 16 & 1)) & 0xffff_0000);
+        let [x, w, dy] = [&self.x, &self.w, &self.dy].map(|t| t.iter().map(round).collect());
+        Self { shape: self.shape, x, w, dy, bias: self.bias.clone() }
+    }
+
     /// Forward without epilogue, gradient of x, gradient of w.
     pub fn reference(&self) -> [Sums; 3] {
         let [x, w, dy] = [&self.x, &self.w, &self.dy].map(|t| widen(t));

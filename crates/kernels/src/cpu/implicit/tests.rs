@@ -2,18 +2,22 @@
 
 use super::super::reference::{Case, any_geometry, shapes, widen};
 use super::super::simd::{self, Level};
-use super::super::{Algorithm, ConvShape, Epilogue, data_grad, forward, weight_grad};
+use super::super::{Algorithm, ConvShape, Epilogue, Precision, data_grad, forward, weight_grad};
+use super::weight_grad_pays;
 use proptest::prelude::*;
 
-/// Checks the three passes on all levels; every result is computed twice and must repeat to the bit.
+/// Checks the three passes on all levels, in f32 and where there is an instruction for it in bf16, of which only the factors are rounded;
+/// every result is computed twice and must repeat to the bit.
 fn check(s: &ConvShape, silu: bool) -> Result<(), TestCaseError> {
     let case = Case::new(*s, 1);
     let Case { x, w, dy, bias, .. } = &case;
-    let [y, dx, dw] = case.reference();
-    let finished = y.finish(s, &widen(bias), silu);
+    let (exact, rounded) = (case.reference(), case.rounded().reference());
     // The error of a chain of K additions grows as sqrt(K) relative to the rms of the sums.
     let limit = |k: usize| 6e-6 * (k as f64 / 300.0).sqrt().max(1.0);
-    for level in Level::all() {
+    let methods = Level::all().flat_map(|level| [(level, Precision::F32), (level, Precision::Bf16)]);
+    for (level, precision) in methods.filter(|(level, precision)| *precision == Precision::F32 || level.in_bf16() != *level) {
+        let [y, dx, dw] = if precision == Precision::Bf16 { &rounded } else { &exact };
+        let dw = if weight_grad_pays(s) { dw } else { &exact[2] };
         let run = |f: &dyn Fn(&mut [f32]), len: usize| {
             let (mut a, mut b) = (vec![f32::NAN; len], vec![f32::NAN; len]);
             simd::with_level(level, || {
@@ -23,15 +27,16 @@ fn check(s: &ConvShape, silu: bool) -> Result<(), TestCaseError> {
             assert!(a.iter().zip(&b).all(|(a, b)| a.to_bits() == b.to_bits()), "{level:?} {s:?}: not repeatable");
             a
         };
+        let forward = |epilogue, out: &mut [f32]| forward(s, Algorithm::Implicit, precision, x, w, epilogue, out);
         let k = s.kernel[0] * s.kernel[1];
-        let e = y.error(&run(&|out| forward(s, Algorithm::Implicit, x, w, Epilogue::default(), out), dy.len()));
-        prop_assert!(e <= limit(k * s.in_channels), "forward {level:?} {s:?}: {e}");
-        let e = finished.error(&run(&|out| forward(s, Algorithm::Implicit, x, w, Epilogue { bias: Some(bias), silu }, out), dy.len()));
-        prop_assert!(e <= limit(k * s.in_channels), "epilogue {level:?} {s:?}: {e}");
-        let e = dx.error(&run(&|out| data_grad(s, Algorithm::Implicit, dy, w, out), x.len()));
-        prop_assert!(e <= limit(k * s.out_channels), "data_grad {level:?} {s:?}: {e}");
-        let e = dw.error(&run(&|out| weight_grad(s, Algorithm::Implicit, x, dy, out), w.len()));
-        prop_assert!(e <= limit(s.batch * s.out_height() * s.out_width()), "weight_grad {level:?} {s:?}: {e}");
+        let e = y.error(&run(&|out| forward(Epilogue::default(), out), dy.len()));
+        prop_assert!(e <= limit(k * s.in_channels), "forward {level:?} {precision:?} {s:?}: {e}");
+        let e = y.finish(s, &widen(bias), silu).error(&run(&|out| forward(Epilogue { bias: Some(bias), silu }, out), dy.len()));
+        prop_assert!(e <= limit(k * s.in_channels), "epilogue {level:?} {precision:?} {s:?}: {e}");
+        let e = dx.error(&run(&|out| data_grad(s, Algorithm::Implicit, precision, dy, w, out), x.len()));
+        prop_assert!(e <= limit(k * s.out_channels), "data_grad {level:?} {precision:?} {s:?}: {e}");
+        let e = dw.error(&run(&|out| weight_grad(s, Algorithm::Implicit, precision, x, dy, out), w.len()));
+        prop_assert!(e <= limit(s.batch * s.out_height() * s.out_width()), "weight_grad {level:?} {precision:?} {s:?}: {e}");
     }
     Ok(())
 }

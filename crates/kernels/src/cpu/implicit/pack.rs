@@ -1,6 +1,6 @@
 //! Copies: strips of the source into planes, weights into panels.
 
-use super::super::simd::{self, Level, Simd, Task};
+use super::super::simd::{self, Form, Level, Simd, Task};
 use super::view::View;
 use rayon::prelude::*;
 
@@ -207,7 +207,7 @@ pub struct Weights<'a> {
 
 /// Packs weights into panels `[m / MR][r / TERMS][tap of the phase][MR]` of cells for each phase, a list of taps; missing rows are zero.
 pub fn pack_weights(level: Level, weights: Weights<'_>, phases: &[&[usize]], panels: &mut [&mut [f32]]) {
-    let (lanes, terms) = simd::run(level, Form);
+    let Form { lanes, terms, .. } = level.form();
     let groups = weights.outputs.div_ceil(lanes);
     let mut tasks: Vec<WeightTask<'_>> =
         (0..groups).map(|g| WeightTask { weights, phases, first: g * lanes, panels: Vec::new() }).collect();
@@ -224,17 +224,6 @@ pub fn pack_weights(level: Level, weights: Weights<'_>, phases: &[&[usize]], pan
         tasks.into_iter().for_each(|task| simd::run(level, task));
     } else {
         tasks.into_par_iter().for_each(|task| simd::run(level, task));
-    }
-}
-
-/// Asks an instruction set for its lanes and terms.
-pub struct Form;
-
-impl Task for Form {
-    type Out = (usize, usize);
-    #[inline(always)]
-    fn run<S: Simd>(self, _: S) -> (usize, usize) {
-        (S::LANES, S::TERMS)
     }
 }
 

@@ -1,7 +1,7 @@
 //! The product itself, for the forward pass and the gradient of the input: tasks of an image, a strip of rows and a range of output
 //! channels, each of which packs its strip and runs the tile over it.
 
-use super::super::simd::{self, Level, Offsets, Simd, Task, Tile};
+use super::super::simd::{self, Form, Level, Offsets, Simd, Task, Tile};
 use super::super::{Epilogue, scratch};
 use super::pack::{Ahead, Planes, Weights, copy, pack_strip, pack_weights};
 use super::view::{Source, Tap, View, largest};
@@ -85,7 +85,7 @@ struct Strip<'a, 'b> {
 /// Computes `out[n, m] = product(source[n])` for every image of `source`.
 pub fn multiply(level: Level, product: &Product<'_>, source: &[f32], out: &mut [f32]) {
     let weights = product.weights;
-    let Form { mr, nr, terms } = simd::run(level, AskForm);
+    let Form { mr, nr, terms, .. } = level.form();
     let panels = weights.outputs.div_ceil(mr);
     let rows = product.height.div_ceil(product.spread[0]);
     let cols = product.width.div_ceil(product.spread[1]);
@@ -120,7 +120,7 @@ fn tasks<'a, 'b>(shared: &'a Shared<'a>, source: &'a [f32], out: &'b mut [f32]) 
     let channels = product.weights.outputs;
     let channels_per_task = shared.panels_per_task * shared.mr;
     let (strips, parts) = (view.rows.div_ceil(view.strip), channels.div_ceil(channels_per_task));
-    // Such a view counts pixels as rows.
+    // A pointwise view counts pixels as rows.
     let row_len = if view.pointwise { 1 } else { product.spread[0] * product.width };
     let mut tasks = Vec::new();
     let plane = product.source.height * product.source.width;
@@ -150,23 +150,6 @@ fn tasks<'a, 'b>(shared: &'a Shared<'a>, source: &'a [f32], out: &'b mut [f32]) 
         }
     }
     tasks
-}
-
-/// The tile of an instruction set, and the terms of a cell.
-struct Form {
-    mr: usize,
-    nr: usize,
-    terms: usize,
-}
-
-struct AskForm;
-
-impl Task for AskForm {
-    type Out = Form;
-    #[inline(always)]
-    fn run<S: Simd>(self, _: S) -> Form {
-        Form { mr: S::MR, nr: S::NR, terms: S::TERMS }
-    }
 }
 
 /// How the outputs are divided into tasks.

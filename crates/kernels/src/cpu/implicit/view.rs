@@ -11,7 +11,7 @@
 //!   the next. The outputs form one run in which `pitch - columns` cells of each row are junk (one of 21 in a 20-wide layer);
 //! * expanded: one plane for each distinct column shift. No junk, more to pack: worth it where many output channels share the packing.
 //!
-//! A 1x1 convolution of stride 1 needs no packing, unless it is to be of cells other than the source's values: its source is an image one
+//! A 1x1 convolution of stride 1 needs no packing where cells are the values themselves; packed or not, its source is an image one
 //! cell wide.
 
 /// Where a tap reads relative to output (0, 0), in source cells.

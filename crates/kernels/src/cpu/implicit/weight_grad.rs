@@ -9,9 +9,9 @@
 //! Threads divide the pixels (and, when there are many, the output channels) in a fixed way, sum into accumulators of their own, and
 //! the accumulators are added in order: the result depends on the number of threads but not on their timing.
 
-use super::super::simd::{self, Level, ReduceTile, Simd, Task};
+use super::super::simd::{self, Form, Level, ReduceTile, Simd, Task};
 use super::super::{ConvShape, scratch};
-use super::pack::{Ahead, Form, MAX_LANES, Planes, pack_strip};
+use super::pack::{Ahead, MAX_LANES, Planes, pack_strip};
 use super::product::STRIP_LIMIT;
 use super::view::{Source, View, largest};
 use rayon::prelude::*;
@@ -43,7 +43,7 @@ struct Part<'a, 'b> {
 
 /// [`super::weight_grad`] at a level.
 pub fn weight_grad(level: Level, shape: &ConvShape, x: &[f32], dy: &[f32], dw: &mut [f32]) {
-    let (lanes, terms) = simd::run(level, Form);
+    let Form { lanes, terms, .. } = level.form();
     let cells = shape.batch.div_ceil(terms);
     let group = if shape.out_channels > lanes { 2 * lanes } else { lanes };
     let groups = shape.out_channels.div_ceil(group);

@@ -253,6 +253,19 @@ pub trait Task {
     fn run<S: Simd>(self, simd: S) -> Self::Out;
 }
 
+/// The sizes of an instruction set, for code that divides work before it runs in one.
+#[derive(Clone, Copy, Debug)]
+pub struct Form {
+    /// [`Simd::LANES`].
+    pub lanes: usize,
+    /// [`Simd::MR`].
+    pub mr: usize,
+    /// [`Simd::NR`].
+    pub nr: usize,
+    /// [`Simd::TERMS`].
+    pub terms: usize,
+}
+
 /// The instruction sets, from least to most.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Level {
@@ -285,6 +298,19 @@ impl Level {
     /// Every level this processor has that computes in f32.
     pub fn all() -> impl Iterator<Item = Level> {
         [Level::Portable, Level::Avx2, Level::Avx512].into_iter().filter(|level| level.available())
+    }
+
+    /// Its sizes.
+    pub fn form(self) -> Form {
+        struct Ask;
+        impl Task for Ask {
+            type Out = Form;
+            #[inline(always)]
+            fn run<S: Simd>(self, _: S) -> Form {
+                Form { lanes: S::LANES, mr: S::MR, nr: S::NR, terms: S::TERMS }
+            }
+        }
+        run(self, Ask)
     }
 
     /// This level with products in bf16 if the processor has such instructions for it, else this level.

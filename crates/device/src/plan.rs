@@ -62,7 +62,7 @@ impl Plan {
             by @ Lowering::Gemm => Self { without_direct: unasked(by), ..Self::default() },
             // A user's word is above the table, and the child is still the safest place to find out. On a GPU the lowerings that exist
             // for the CPU are Burn's convolutions.
-            by @ (Lowering::Direct | Lowering::Winograd | Lowering::Implicit) => {
+            by @ (Lowering::Direct | Lowering::Winograd | Lowering::Implicit | Lowering::Bf16) => {
                 if let Some(issue) = known_issues::direct_convolutions(adapter, gfx) {
                     tracing::warn!("{issue}; tried all the same, because of `--conv {by}`");
                 }

@@ -7,7 +7,7 @@ use burn::tensor::DType;
 use burn_flex::FlexTensor;
 
 use crate::buffers::{contiguous, owned, recycle, take, tensor, values};
-use crate::cpu::{self, Algorithm, ConvShape, Epilogue};
+use crate::cpu::{self, Algorithm, ConvShape, Epilogue, Precision};
 use crate::cpu_norm::{self, Extent};
 use crate::ops::{Bias, ConvConfig, KernelOps, NormGrads, NormOutput};
 use crate::policy::Lowering;
@@ -22,15 +22,16 @@ fn extent(x: &FlexTensor) -> Extent {
     Extent { batch, channels, plane: height * width }
 }
 
-/// Our algorithm for this convolution, if it is one of ours.
-fn algorithm(tensors: [&FlexTensor; 2], config: &ConvConfig) -> Option<Algorithm> {
+/// How we compute this convolution, if we do.
+fn method(tensors: [&FlexTensor; 2], config: &ConvConfig) -> Option<(Algorithm, Precision)> {
     if !all_f32(tensors) || config.groups != 1 || config.dilation != [1; 2] {
         return None;
     }
     match config.lowering {
-        Lowering::Auto => Some(Algorithm::Auto),
-        Lowering::Winograd => Some(Algorithm::Winograd),
-        Lowering::Implicit => Some(Algorithm::Implicit),
+        Lowering::Auto => Some((Algorithm::Auto, Precision::F32)),
+        Lowering::Winograd => Some((Algorithm::Winograd, Precision::F32)),
+        Lowering::Implicit => Some((Algorithm::Implicit, Precision::F32)),
+        Lowering::Bf16 => Some((Algorithm::Auto, Precision::Bf16)),
         // Flex's own convolution is one of columns and a matrix product.
         Lowering::Direct | Lowering::Gemm => None,
     }
@@ -44,7 +45,7 @@ fn conv_shape(x: [usize; 4], weight: [usize; 4], config: &ConvConfig) -> ConvSha
 
 /// Convolution, bias and, if asked for, SiLU, by our kernels.
 fn forward(
-    algorithm: Algorithm,
+    (algorithm, precision): (Algorithm, Precision),
     x: FlexTensor,
     weight: FlexTensor,
     bias: Option<FlexTensor>,
@@ -56,48 +57,48 @@ fn forward(
     let dims = [shape.batch, shape.out_channels, shape.out_height(), shape.out_width()];
     let mut out = take(dims.iter().product());
     let epilogue = Epilogue { bias: bias.as_ref().map(values), silu };
-    cpu::forward(&shape, algorithm, values(&x), values(&weight), epilogue, &mut out);
+    cpu::forward(&shape, algorithm, precision, values(&x), values(&weight), epilogue, &mut out);
     recycle(x);
     tensor(out, dims)
 }
 
 impl KernelOps for Flex {
     fn conv_forward(x: FlexTensor, weight: FlexTensor, bias: Bias<Self>, config: ConvConfig) -> FlexTensor {
-        match algorithm([&x, &weight], &config) {
-            Some(algorithm) => forward(algorithm, x, weight, bias.into_option(), config, false),
+        match method([&x, &weight], &config) {
+            Some(method) => forward(method, x, weight, bias.into_option(), config, false),
             None => portable::conv_forward::<Self>(x, weight, bias.into_option(), config),
         }
     }
 
     fn conv_silu(x: FlexTensor, weight: FlexTensor, bias: Bias<Self>, config: ConvConfig) -> FlexTensor {
-        match algorithm([&x, &weight], &config) {
-            Some(algorithm) => forward(algorithm, x, weight, bias.into_option(), config, true),
+        match method([&x, &weight], &config) {
+            Some(method) => forward(method, x, weight, bias.into_option(), config, true),
             None => portable::conv_silu::<Self>(x, weight, bias, config),
         }
     }
 
     fn conv_data_grad(dy: FlexTensor, weight: FlexTensor, input: [usize; 2], config: ConvConfig) -> FlexTensor {
-        let Some(algorithm) = algorithm([&dy, &weight], &config) else {
+        let Some((algorithm, precision)) = method([&dy, &weight], &config) else {
             return portable::conv_data_grad::<Self>(dy, weight, input, config);
         };
         let (dy, weight) = (contiguous(dy), contiguous(weight));
         let ([batch, ..], [_, ci, ..]) = (dy.shape().dims::<4>(), weight.shape().dims::<4>());
         let dims = [batch, ci, input[0], input[1]];
         let mut dx = take(dims.iter().product());
-        cpu::data_grad(&conv_shape(dims, weight.shape().dims(), &config), algorithm, values(&dy), values(&weight), &mut dx);
+        cpu::data_grad(&conv_shape(dims, weight.shape().dims(), &config), algorithm, precision, values(&dy), values(&weight), &mut dx);
         recycle(dy);
         tensor(dx, dims)
     }
 
     fn conv_weight_grad(x: FlexTensor, dy: FlexTensor, kernel: [usize; 2], config: ConvConfig) -> FlexTensor {
-        let Some(algorithm) = algorithm([&x, &dy], &config) else {
+        let Some((algorithm, precision)) = method([&x, &dy], &config) else {
             return portable::conv_weight_grad::<Self>(x, dy, kernel, config);
         };
         let (x, dy) = (contiguous(x), contiguous(dy));
         let ([_, ci, ..], [_, co, ..]) = (x.shape().dims::<4>(), dy.shape().dims::<4>());
         let dims = [co, ci, kernel[0], kernel[1]];
         let mut dw = vec![0.0; dims.iter().product()];
-        cpu::weight_grad(&conv_shape(x.shape().dims(), dims, &config), algorithm, values(&x), values(&dy), &mut dw);
+        cpu::weight_grad(&conv_shape(x.shape().dims(), dims, &config), algorithm, precision, values(&x), values(&dy), &mut dw);
         recycle(x);
         recycle(dy);
         tensor(dw, dims)

@@ -1,7 +1,7 @@
 //! Which algorithm computes a convolution.
 //!
 //! The operations take a [`Lowering`] explicitly. Layers take the process's default, which `main` sets once from the
-//! command line: it is a choice of speed, never of meaning, so it needs no place in a model.
+//! command line: it is a choice of speed and rounding, never of meaning, so it needs no place in a model.
 
 use std::fmt;
 use std::str::FromStr;
@@ -24,11 +24,13 @@ pub enum Lowering {
     Winograd,
     /// The matrix product reads the image in place: no columns are ever stored.
     Implicit,
+    /// [`Auto`](Self::Auto) on a processor, but of factors rounded to bf16 where that is faster (see [`Precision`](crate::cpu::Precision)).
+    Bf16,
 }
 
 impl Lowering {
     /// Every variant, in the order of [`Display`](fmt::Display)'s names in the help text.
-    pub const ALL: [Self; 5] = [Self::Auto, Self::Direct, Self::Gemm, Self::Winograd, Self::Implicit];
+    pub const ALL: [Self; 6] = [Self::Auto, Self::Direct, Self::Gemm, Self::Winograd, Self::Implicit, Self::Bf16];
 
     /// What `--conv` calls it.
     pub fn name(self) -> &'static str {
@@ -38,6 +40,7 @@ impl Lowering {
             Self::Gemm => "gemm",
             Self::Winograd => "winograd",
             Self::Implicit => "implicit",
+            Self::Bf16 => "bf16",
         }
     }
 }
@@ -78,6 +81,9 @@ mod tests {
         for lowering in Lowering::ALL {
             assert_eq!(lowering.to_string().parse::<Lowering>().unwrap(), lowering);
         }
-        assert_eq!("fft".parse::<Lowering>().unwrap_err().to_string(), "no lowering is called fft: auto, direct, gemm, winograd, implicit");
+        assert_eq!(
+            "fft".parse::<Lowering>().unwrap_err().to_string(),
+            "no lowering is called fft: auto, direct, gemm, winograd, implicit, bf16"
+        );
     }
 }

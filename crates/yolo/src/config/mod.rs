@@ -103,7 +103,7 @@ settings! {
         seed: u64 = 0;
         /// auto, cpu, vulkan, cuda, rocm (each with :N for the N-th card), metal or webgpu
         device: String = "auto".into();
-        /// How convolutions are computed: auto, direct (Burn's own), gemm (no convolution kernel of a GPU runs), winograd, implicit
+        /// How convolutions are computed: auto, direct (Burn's own), gemm (no convolution kernel of a GPU runs), winograd, implicit, bf16
         conv: String = "auto".into();
         /// Megabytes that `conv: gemm` may use for columns on a GPU
         conv_workspace_mb: usize = 64;

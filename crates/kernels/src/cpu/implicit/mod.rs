@@ -9,12 +9,19 @@ mod weight_grad;
 #[cfg(test)]
 mod tests;
 
-use super::{ConvShape, Epilogue};
+use super::simd::{self, Level};
+use super::{ConvShape, Epilogue, Precision};
 use pack::Weights;
 use product::{Phase, Product};
 use view::{Source, Tap};
 
-pub use weight_grad::weight_grad;
+/// The calling thread's level for products of this precision.
+fn level(precision: Precision) -> Level {
+    match precision {
+        Precision::F32 => simd::level(),
+        Precision::Bf16 => simd::level().in_bf16(),
+    }
+}
 
 /// The tap of each kernel cell, in the order of the kernel, for the forward pass.
 fn forward_taps(shape: &ConvShape) -> Vec<Tap> {
@@ -24,7 +31,7 @@ fn forward_taps(shape: &ConvShape) -> Vec<Tap> {
 }
 
 /// See [`super::forward`].
-pub fn forward(shape: &ConvShape, x: &[f32], w: &[f32], epilogue: Epilogue<'_>, out: &mut [f32]) {
+pub fn forward(shape: &ConvShape, precision: Precision, x: &[f32], w: &[f32], epilogue: Epilogue<'_>, out: &mut [f32]) {
     let taps = forward_taps(shape);
     let product = Product {
         source: Source { channels: shape.in_channels, height: shape.height, width: shape.width },
@@ -36,14 +43,14 @@ pub fn forward(shape: &ConvShape, x: &[f32], w: &[f32], epilogue: Epilogue<'_>, 
         width: shape.out_width(),
         epilogue,
     };
-    product::multiply(&product, x, out);
+    product::multiply(level(precision), &product, x, out);
 }
 
 /// See [`super::data_grad`].
 ///
 /// Input row y is read by output row oh at tap kh if y + padding = oh * stride + kh. Hence the pixels of one residue y mod stride
 /// share their taps, those with kh = y + padding modulo the stride, and for the i-th of them oh = i + (residue + padding - kh) / stride.
-pub fn data_grad(shape: &ConvShape, dy: &[f32], w: &[f32], dx: &mut [f32]) {
+pub fn data_grad(shape: &ConvShape, precision: Precision, dy: &[f32], w: &[f32], dx: &mut [f32]) {
     let mut phases = Vec::new();
     for y in 0..shape.stride[0] {
         for x in 0..shape.stride[1] {
@@ -68,7 +75,22 @@ pub fn data_grad(shape: &ConvShape, dy: &[f32], w: &[f32], dx: &mut [f32]) {
         width: shape.width,
         epilogue: Epilogue::default(),
     };
-    product::multiply(&product, dy, dx);
+    product::multiply(level(precision), &product, dy, dx);
+}
+
+/// Whether anything but f32 can make the gradient of the weights faster.
+///
+/// The second term of a cell is the next image's: of one image half the work would be multiplying zeros. And where f32 reads the input in
+/// place, packing it takes more than a few outputs to pay.
+fn weight_grad_pays(shape: &ConvShape) -> bool {
+    let in_place = shape.kernel == [1, 1] && shape.stride == [1, 1] && shape.padding == [0, 0];
+    shape.batch > 1 && !(in_place && shape.out_channels < 64)
+}
+
+/// See [`super::weight_grad`].
+pub fn weight_grad(shape: &ConvShape, precision: Precision, x: &[f32], dy: &[f32], dw: &mut [f32]) {
+    let level = level(if weight_grad_pays(shape) { precision } else { Precision::F32 });
+    weight_grad::weight_grad(level, shape, x, dy, dw);
 }
 
 /// The kernel cells along `axis` that pixels of `residue` modulo the stride meet, each with the output it meets for the first pixel.

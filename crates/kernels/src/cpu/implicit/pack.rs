@@ -1,6 +1,6 @@
 //! Copies: strips of the source into planes, weights into panels.
 
-use super::super::simd::{self, Level, Simd, Task};
+use super::super::simd::{self, Form, Level, Simd, Task};
 use super::view::View;
 use rayon::prelude::*;
 
@@ -20,6 +20,26 @@ pub fn copy<S: Simd>(s: S, src: &[f32], dst: &mut [f32]) {
     }
 }
 
+/// `n <= LANES` values of `src`, `step` apart, then zeros; of an empty `src` zeros.
+#[inline(always)]
+fn gather<S: Simd>(s: S, step: usize, src: &[f32], n: usize) -> S::V {
+    match step {
+        _ if src.is_empty() => s.zero(),
+        1 => s.load_part(src, n),
+        2 => {
+            let src = &src[..2 * n - 1];
+            let low = s.load_part(src, src.len().min(S::LANES));
+            let high = if src.len() > S::LANES { s.load_part(&src[S::LANES..], src.len() - S::LANES) } else { s.zero() };
+            s.deinterleave2(low, high).0
+        }
+        step => {
+            let mut values = [0.0; MAX_LANES];
+            values[..n].iter_mut().zip(src.iter().step_by(step)).for_each(|(v, x)| *v = *x);
+            s.load(&values)
+        }
+    }
+}
+
 /// Every second value of `src`, beginning with the first, until `dst` is full.
 #[inline(always)]
 fn copy_even<S: Simd>(s: S, src: &[f32], dst: &mut [f32]) {
@@ -31,21 +51,72 @@ fn copy_even<S: Simd>(s: S, src: &[f32], dst: &mut [f32]) {
         s.store(even, &mut dst[i..]);
         i += S::LANES;
     }
-    let rest = &src[2 * i..];
-    let low = s.load_part(rest, rest.len().min(S::LANES));
-    let high = if rest.len() > S::LANES { s.load_part(&rest[S::LANES..], rest.len() - S::LANES) } else { s.zero() };
-    let (even, _) = s.deinterleave2(low, high);
-    s.store_part(even, &mut dst[i..], n - i);
+    s.store_part(gather(s, 2, &src[2 * i..], n - i), &mut dst[i..], n - i);
 }
 
-/// Packs the strip of `rows` output rows that begins at `row` of one image into `dst` (see [`View`]).
+/// Cells of the values of `low` and `high`, `step` apart, until `dst` is full.
 #[inline(always)]
-pub fn pack_strip<S: Simd>(s: S, view: &View, image: &[f32], row: usize, rows: usize, dst: &mut [f32]) {
+fn copy_cells<S: Simd>(s: S, step: usize, low: &[f32], high: &[f32], dst: &mut [f32]) {
+    match (S::TERMS, step) {
+        (1, 1) => copy(s, &low[..dst.len()], dst),
+        (1, 2) => copy_even(s, low, dst),
+        (1, step) => dst.iter_mut().zip(low.iter().step_by(step)).for_each(|(d, x)| *d = *x),
+        _ => {
+            for i in (0..dst.len()).step_by(S::LANES) {
+                let n = S::LANES.min(dst.len() - i);
+                let low = gather(s, step, &low[i * step..], n);
+                let high = gather(s, step, high.get(i * step..).unwrap_or(&[]), n);
+                s.store_part(s.cell(low, high), &mut dst[i..], n);
+            }
+        }
+    }
+}
+
+/// What the cells of a packed source are made of: the planes of `low` and, where a cell has two terms, those of `high`, `stride` apart.
+/// `high` may lack the last plane, or all: its terms are then zero.
+#[derive(Clone, Copy)]
+pub struct Planes<'a> {
+    low: &'a [f32],
+    high: &'a [f32],
+    stride: usize,
+    len: usize,
+}
+
+impl<'a> Planes<'a> {
+    /// Cells of neighbouring planes, `len` long, of one image.
+    pub fn neighbours<S: Simd>(_: S, image: &'a [f32], len: usize) -> Self {
+        Self { low: image, high: if S::TERMS == 2 { image.get(len..).unwrap_or(&[]) } else { &[] }, stride: S::TERMS * len, len }
+    }
+
+    /// Cells of the same plane, `len` long, of neighbouring images.
+    pub fn images(low: &'a [f32], high: &'a [f32], len: usize) -> Self {
+        Self { low, high, stride: len, len }
+    }
+
+    /// The planes of channel `c`; those that do not exist are empty.
+    #[inline(always)]
+    fn channel(&self, c: usize) -> [&'a [f32]; 2] {
+        let at = c * self.stride;
+        [self.low, self.high].map(|image| image.get(at..at + self.len).unwrap_or(&[]))
+    }
+}
+
+/// Packs the strip of `rows` output rows that begins at `row` into `dst` (see [`View`]).
+#[inline(always)]
+pub fn pack_strip<S: Simd>(s: S, view: &View, image: Planes<'_>, row: usize, rows: usize, dst: &mut [f32]) {
     let source = view.source;
     let mut planes = dst.chunks_exact_mut(view.plane);
-    let plane_len = source.height * source.width;
     for c in 0..source.channels {
-        let (channel, next) = image[c * plane_len..].split_at(plane_len);
+        let ([low, high], next) = (image.channel(c), image.channel(c + 1));
+        if view.pointwise {
+            let Some(plane) = planes.next() else { return };
+            let run = row..row + rows;
+            for next in next {
+                s.prefetch_read(next.get(run.clone()).unwrap_or(&[]));
+            }
+            copy_cells(s, 1, &low[run.clone()], high.get(run).unwrap_or(&[]), &mut plane[..rows]);
+            continue;
+        }
         for (a, reach) in view.reach.iter().enumerate() {
             let top = view.source_row(row, a);
             for (p, column) in view.columns.iter().enumerate() {
@@ -59,18 +130,16 @@ pub fn pack_strip<S: Simd>(s: S, view: &View, image: &[f32], row: usize, rows: u
                     }
                     let line = y as usize * source.width..(y as usize + 1) * source.width;
                     // A strip has too few rows of a channel for the processor to foresee the next channel's.
-                    if p == 0 && !next.is_empty() {
-                        s.prefetch_read(&next[line.clone()]);
+                    if p == 0 {
+                        for next in next {
+                            s.prefetch_read(next.get(line.clone()).unwrap_or(&[]));
+                        }
                     }
-                    let line = &channel[line];
                     let from = (column.start + (column.first * view.step[1]) as isize) as usize;
+                    let part = line.start + from..line.end;
                     cells[..column.first].fill(0.0);
                     let body = &mut cells[column.first..column.end];
-                    match view.step[1] {
-                        1 => copy(s, &line[from..from + body.len()], body),
-                        2 => copy_even(s, &line[from..], body),
-                        step => body.iter_mut().zip(line[from..].iter().step_by(step)).for_each(|(d, x)| *d = *x),
-                    }
+                    copy_cells(s, view.step[1], &low[part.clone()], high.get(part).unwrap_or(&[]), body);
                     cells[column.end..].fill(0.0);
                 }
                 // The run's last row reads its right padding here.
@@ -136,14 +205,14 @@ pub struct Weights<'a> {
     pub transposed: bool,
 }
 
-/// Packs weights into panels `[m / MR][r][tap of the phase][MR]` for each phase, a list of taps; missing rows are zero.
+/// Packs weights into panels `[m / MR][r / TERMS][tap of the phase][MR]` of cells for each phase, a list of taps; missing rows are zero.
 pub fn pack_weights(level: Level, weights: Weights<'_>, phases: &[&[usize]], panels: &mut [&mut [f32]]) {
-    let lanes = simd::run(level, Lanes);
+    let Form { lanes, terms, .. } = level.form();
     let groups = weights.outputs.div_ceil(lanes);
     let mut tasks: Vec<WeightTask<'_>> =
         (0..groups).map(|g| WeightTask { weights, phases, first: g * lanes, panels: Vec::new() }).collect();
     for (phase, panels) in phases.iter().zip(panels) {
-        let size = weights.inputs * phase.len() * lanes;
+        let size = weights.inputs.div_ceil(terms) * phase.len() * lanes;
         if size > 0 {
             panels.chunks_mut(size).zip(&mut tasks).for_each(|(panel, task)| task.panels.push(panel));
         } else {
@@ -158,17 +227,6 @@ pub fn pack_weights(level: Level, weights: Weights<'_>, phases: &[&[usize]], pan
     }
 }
 
-/// Asks an instruction set for its width.
-struct Lanes;
-
-impl Task for Lanes {
-    type Out = usize;
-    #[inline(always)]
-    fn run<S: Simd>(self, _: S) -> usize {
-        S::LANES
-    }
-}
-
 /// One group of `LANES` output channels, for all phases.
 struct WeightTask<'a> {
     weights: Weights<'a>,
@@ -179,7 +237,7 @@ struct WeightTask<'a> {
 }
 
 /// Largest number of lanes of any instruction set.
-const MAX_LANES: usize = 16;
+pub const MAX_LANES: usize = 16;
 
 impl Task for WeightTask<'_> {
     type Out = ();
@@ -198,7 +256,7 @@ impl Task for WeightTask<'_> {
                 let cols = S::LANES.min(depth - k);
                 s.transpose(&values[k..], depth, rows, cols, &mut block, S::LANES);
                 for c in 0..cols {
-                    scatter(s, &block[c * S::LANES..], &mut *self.panels[0], depth, k + c);
+                    scatter(s, &block[c * S::LANES..], &mut *self.panels[0], [w.inputs, w.taps], [(k + c) / w.taps, (k + c) % w.taps]);
                 }
             }
             return;
@@ -216,7 +274,7 @@ impl Task for WeightTask<'_> {
                 for (phase, panels) in self.phases.iter().zip(&mut self.panels) {
                     for (i, &tap) in phase.iter().enumerate() {
                         if (t..t + cols).contains(&tap) {
-                            scatter(s, &block[(tap - t) * S::LANES..], panels, w.inputs * phase.len(), r * phase.len() + i);
+                            scatter(s, &block[(tap - t) * S::LANES..], panels, [w.inputs, phase.len()], [r, i]);
                         }
                     }
                 }
@@ -225,13 +283,26 @@ impl Task for WeightTask<'_> {
     }
 }
 
-/// Writes `LANES` rows' values of column `k` into their panels of `MR` rows and `depth` columns.
+/// Writes `LANES` rows' weights of input `r` and tap `t` into their panels of `MR` rows, for all inputs and taps.
 #[inline(always)]
-fn scatter<S: Simd>(_: S, column: &[f32], panels: &mut [f32], depth: usize, k: usize) {
-    let mut at = k * S::MR;
+fn scatter<S: Simd>(s: S, column: &[f32], panels: &mut [f32], [inputs, taps]: [usize; 2], [r, t]: [usize; 2]) {
+    let depth = inputs.div_ceil(S::TERMS) * taps;
+    let mut at = (r / S::TERMS * taps + t) * S::MR;
     for part in column[..S::LANES].chunks_exact(S::MR) {
         if at < panels.len() {
-            panels[at..at + S::MR].copy_from_slice(part);
+            let cells = &mut panels[at..at + S::MR];
+            if S::TERMS == 1 {
+                cells.copy_from_slice(part);
+            } else {
+                // The first term waits in its cell, as it is, for the second.
+                let term = s.load_part(part, S::MR);
+                let complete = match r % 2 {
+                    0 if r + 1 < inputs => term,
+                    0 => s.cell(term, s.zero()),
+                    _ => s.cell(s.load_part(cells, S::MR), term),
+                };
+                s.store_part(complete, cells, S::MR);
+            }
         }
         at += depth * S::MR;
     }

@@ -1,10 +1,10 @@
 //! The product itself, for the forward pass and the gradient of the input: tasks of an image, a strip of rows and a range of output
 //! channels, each of which packs its strip and runs the tile over it.
 
-use super::super::simd::{self, Offsets, Simd, Task, Tile};
+use super::super::simd::{self, Form, Level, Offsets, Simd, Task, Tile};
 use super::super::{Epilogue, scratch};
-use super::pack::{Ahead, Weights, copy, pack_strip, pack_weights};
-use super::view::{Source, Tap, View};
+use super::pack::{Ahead, Planes, Weights, copy, pack_strip, pack_weights};
+use super::view::{Source, Tap, View, largest};
 use rayon::prelude::*;
 
 /// Outputs whose row and column have the same residue modulo the output step: one list of taps.
@@ -29,7 +29,7 @@ pub struct Product<'a> {
     pub epilogue: Epilogue<'a>,
 }
 
-/// Packed strips stay below this many floats: 600 KB of a 1 MB second-level cache. (More is no better, 400 KB loses 2 %.)
+/// Packed strips stay below this many cells: 600 KB of a 1 MB second-level cache. (More is no better, 400 KB loses 2 %.)
 pub const STRIP_LIMIT: usize = 150_000;
 
 /// A phase ready to multiply.
@@ -83,20 +83,20 @@ struct Strip<'a, 'b> {
 }
 
 /// Computes `out[n, m] = product(source[n])` for every image of `source`.
-pub fn multiply(product: &Product<'_>, source: &[f32], out: &mut [f32]) {
-    let level = simd::level();
+pub fn multiply(level: Level, product: &Product<'_>, source: &[f32], out: &mut [f32]) {
     let weights = product.weights;
-    let (mr, nr) = simd::run(level, TileSize);
+    let Form { mr, nr, terms, .. } = level.form();
     let panels = weights.outputs.div_ceil(mr);
     let rows = product.height.div_ceil(product.spread[0]);
     let cols = product.width.div_ceil(product.spread[1]);
     let taps: Vec<Tap> = product.phases.iter().flat_map(|p| p.taps.iter().copied()).collect();
-    let mut view = View::new(product.source, product.step, product.spread, [rows, cols], &taps, weights.outputs);
+    let cells = Source { channels: product.source.channels.div_ceil(terms), ..product.source };
+    let mut view = View::new(cells, product.step, product.spread, [rows, cols], &taps, weights.outputs, terms == 1);
     let images = out.len() / (weights.outputs * product.height * product.width);
     let Split { strip, panels_per_task } = split(&view, images, panels, mr, nr, taps.len());
     view.set_strip(strip);
 
-    let depths: Vec<usize> = product.phases.iter().map(|p| p.taps.len() * weights.inputs * mr * panels).collect();
+    let depths: Vec<usize> = product.phases.iter().map(|p| p.taps.len() * weights.inputs.div_ceil(terms) * mr * panels).collect();
     let mut packed = scratch::take(depths.iter().sum());
     let mut rest = &mut packed[..];
     let mut parts = Vec::with_capacity(depths.len());
@@ -120,8 +120,8 @@ fn tasks<'a, 'b>(shared: &'a Shared<'a>, source: &'a [f32], out: &'b mut [f32]) 
     let channels = product.weights.outputs;
     let channels_per_task = shared.panels_per_task * shared.mr;
     let (strips, parts) = (view.rows.div_ceil(view.strip), channels.div_ceil(channels_per_task));
-    // A direct view counts pixels as rows.
-    let row_len = if view.direct { 1 } else { product.spread[0] * product.width };
+    // A pointwise view counts pixels as rows.
+    let row_len = if view.pointwise { 1 } else { product.spread[0] * product.width };
     let mut tasks = Vec::new();
     let plane = product.source.height * product.source.width;
     let mut images = source.chunks_exact(product.source.channels * plane).peekable();
@@ -134,7 +134,7 @@ fn tasks<'a, 'b>(shared: &'a Shared<'a>, source: &'a [f32], out: &'b mut [f32]) 
                 let ahead = match next {
                     Some(next) if p + 1 == parts && !view.direct => {
                         let rows = view.source_rows(below, view.strip.min(view.rows - below));
-                        Ahead::new(next, plane, rows.start * product.source.width..rows.end * product.source.width)
+                        Ahead::new(next, plane, rows.start * view.source.width..rows.end * view.source.width)
                     }
                     _ => Ahead::nothing(),
                 };
@@ -152,17 +152,6 @@ fn tasks<'a, 'b>(shared: &'a Shared<'a>, source: &'a [f32], out: &'b mut [f32]) 
     tasks
 }
 
-/// The tile of an instruction set.
-struct TileSize;
-
-impl Task for TileSize {
-    type Out = (usize, usize);
-    #[inline(always)]
-    fn run<S: Simd>(self, _: S) -> (usize, usize) {
-        (S::MR, S::NR)
-    }
-}
-
 /// How the outputs are divided into tasks.
 struct Split {
     strip: usize,
@@ -176,12 +165,12 @@ struct Split {
 fn split(view: &View, images: usize, panels: usize, mr: usize, nr: usize, taps: usize) -> Split {
     let threads = rayon::current_num_threads();
     let lanes = nr / 3;
-    let most = (1..=view.rows).rev().find(|&rows| view.direct || view.strip_len(rows) <= STRIP_LIMIT).unwrap_or(1);
+    let most = largest(view.rows, |rows| view.direct || view.strip_len(rows) <= STRIP_LIMIT);
     let fewest = view.rows.div_ceil(most);
     let mut best = (f64::INFINITY, Split { strip: most, panels_per_task: panels });
     for strips in fewest..=view.rows.min(fewest + 8 * threads) {
         let strip = view.rows.div_ceil(strips);
-        let strip = if view.direct { strip.next_multiple_of(nr).min(view.rows) } else { strip };
+        let strip = if view.pointwise { strip.next_multiple_of(nr).min(view.rows) } else { strip };
         let vectors = view.run(strip).div_ceil(lanes);
         let packing = if view.direct { 0.0 } else { view.strip_len(strip) as f64 / lanes as f64 * 4.0 };
         for parts in 1..=panels.min(4 * threads) {
@@ -216,7 +205,8 @@ impl Task for Strip<'_, '_> {
         let source = if view.direct {
             &self.image[self.row..]
         } else {
-            pack_strip(s, view, &self.image[..product.source.channels * plane], self.row, self.rows, &mut buffer);
+            let image = Planes::neighbours(s, &self.image[..product.source.channels * plane], plane);
+            pack_strip(s, view, image, self.row, self.rows, &mut buffer);
             &buffer[..]
         };
         let run = view.run(self.rows);
@@ -285,7 +275,7 @@ impl Place<'_> {
     #[inline(always)]
     fn extent(&self, len: usize) -> std::ops::Range<usize> {
         let Place { product, view, .. } = self;
-        let start = if view.direct {
+        let start = if view.pointwise {
             self.from
         } else {
             (self.from / view.pitch * product.spread[0] + self.residue) * product.width + self.from % view.pitch * product.spread[1]

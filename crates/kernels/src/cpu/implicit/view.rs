@@ -11,7 +11,8 @@
 //!   the next. The outputs form one run in which `pitch - columns` cells of each row are junk (one of 21 in a 20-wide layer);
 //! * expanded: one plane for each distinct column shift. No junk, more to pack: worth it where many output channels share the packing.
 //!
-//! A 1x1 convolution of stride 1 needs no packing: its source is an image one cell wide.
+//! A 1x1 convolution of stride 1 needs no packing where cells are the values themselves; packed or not, its source is an image one
+//! cell wide.
 
 /// Where a tap reads relative to output (0, 0), in source cells.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,7 +51,9 @@ pub struct View {
     pub columns: Vec<ColumnPlane>,
     /// Packed rows beyond those of the outputs, for each residue of the row.
     pub reach: Vec<usize>,
-    /// No packing: tap (0, 0) is the source itself.
+    /// One tap, the output's own pixel: rows are single pixels.
+    pub pointwise: bool,
+    /// No packing: the source itself serves.
     pub direct: bool,
     /// Output rows of a strip. Set by [`View::set_strip`].
     pub strip: usize,
@@ -68,13 +71,21 @@ const EXPAND_GAIN: f64 = 6.0;
 
 impl View {
     /// A packing for outputs of `rows` x `cols` and the union of all taps; `outputs` channels will share it. With `spread` the outputs
-    /// are not a whole image but every n-th row and column of one.
-    pub fn new(source: Source, step: [usize; 2], spread: [usize; 2], [rows, cols]: [usize; 2], taps: &[Tap], outputs: usize) -> Self {
+    /// are not a whole image but every n-th row and column of one. A source whose values are not cells cannot serve itself.
+    pub fn new(
+        source: Source,
+        step: [usize; 2],
+        spread: [usize; 2],
+        [rows, cols]: [usize; 2],
+        taps: &[Tap],
+        outputs: usize,
+        values_are_cells: bool,
+    ) -> Self {
         if spread == [1, 1] && taps == [Tap { row: 0, col: 0 }] && step == [1, 1] && rows == source.height && cols == source.width {
             // Pixels as rows of one cell: a strip may then begin anywhere.
             let source = Source { height: rows * cols, width: 1, ..source };
             let mut view = Self::packed(source, step, rows * cols, 1, taps, false);
-            view.direct = true;
+            (view.pointwise, view.direct) = (true, values_are_cells);
             view.set_strip(view.rows);
             return view;
         }
@@ -112,8 +123,23 @@ impl View {
             plane.first = plane.first.min(pitch);
             plane.end = plane.end.clamp(plane.first, pitch);
         }
-        let mut view =
-            Self { source, step, rows, cols, pitch, columns, reach, direct: false, strip: 0, plane: 0, top, left, expanded, spill };
+        let mut view = Self {
+            source,
+            step,
+            rows,
+            cols,
+            pitch,
+            columns,
+            reach,
+            pointwise: false,
+            direct: false,
+            strip: 0,
+            plane: 0,
+            top,
+            left,
+            expanded,
+            spill,
+        };
         view.set_strip(rows);
         view
     }
@@ -131,7 +157,7 @@ impl View {
         (lines | 1) * 16
     }
 
-    /// Floats of a packed strip of `strip` rows.
+    /// Cells of a packed strip of `strip` rows.
     pub fn strip_len(&self, strip: usize) -> usize {
         if self.direct {
             self.source.channels * strip
@@ -173,4 +199,14 @@ impl View {
         let within: Vec<usize> = taps.iter().map(within).collect();
         (0..self.source.channels).flat_map(|c| within.iter().map(move |w| (c * planes * self.plane + w) as u32)).collect()
     }
+}
+
+/// The largest number up to `most` that `fits`, as all smaller ones then do; 1 if none does.
+pub fn largest(most: usize, fits: impl Fn(usize) -> bool) -> usize {
+    let (mut low, mut high) = (1, most.max(1) + 1);
+    while high - low > 1 {
+        let middle = low.midpoint(high);
+        if fits(middle) { low = middle } else { high = middle }
+    }
+    low
 }

@@ -4,14 +4,16 @@
 //! channels of one pixel; the input is packed as for the forward pass and read one value at a time. A block of pixels is short enough
 //! for its part of the transposed gradient to stay in the first-level cache while all `(channel, tap)` rows of the input pass.
 //!
+//! Cells of two terms take them from the same pixel of two images, for which everything else is the same.
+//!
 //! Threads divide the pixels (and, when there are many, the output channels) in a fixed way, sum into accumulators of their own, and
 //! the accumulators are added in order: the result depends on the number of threads but not on their timing.
 
-use super::super::simd::{self, ReduceTile, Simd, Task};
+use super::super::simd::{self, Form, Level, ReduceTile, Simd, Task};
 use super::super::{ConvShape, scratch};
-use super::pack::{Ahead, pack_strip};
+use super::pack::{Ahead, MAX_LANES, Planes, pack_strip};
 use super::product::STRIP_LIMIT;
-use super::view::{Source, View};
+use super::view::{Source, View, largest};
 use rayon::prelude::*;
 
 /// Pixels of a block: 24 KB of the transposed gradient at 32 channels.
@@ -30,7 +32,7 @@ struct Shared<'a> {
     groups: usize,
 }
 
-/// A range of strips (of all images) and of groups.
+/// A range of strips (of all images, or pairs of them) and of groups.
 struct Part<'a, 'b> {
     shared: &'a Shared<'a>,
     strips: std::ops::Range<usize>,
@@ -39,15 +41,15 @@ struct Part<'a, 'b> {
     sums: &'b mut [f32],
 }
 
-/// See [`super::super::weight_grad`].
-pub fn weight_grad(shape: &ConvShape, x: &[f32], dy: &[f32], dw: &mut [f32]) {
-    let level = simd::level();
-    let lanes = simd::run(level, Lanes);
+/// [`super::weight_grad`] at a level.
+pub fn weight_grad(level: Level, shape: &ConvShape, x: &[f32], dy: &[f32], dw: &mut [f32]) {
+    let Form { lanes, terms, .. } = level.form();
+    let cells = shape.batch.div_ceil(terms);
     let group = if shape.out_channels > lanes { 2 * lanes } else { lanes };
     let groups = shape.out_channels.div_ceil(group);
     let taps = super::forward_taps(shape);
     let source = Source { channels: shape.in_channels, height: shape.height, width: shape.width };
-    let mut view = View::new(source, shape.stride, [1, 1], [shape.out_height(), shape.out_width()], &taps, shape.out_channels);
+    let mut view = View::new(source, shape.stride, [1, 1], [shape.out_height(), shape.out_width()], &taps, shape.out_channels, terms == 1);
 
     // Up to four threads divide the pixels; more of them also divide the groups, for each division of the pixels costs a set of sums.
     let threads = rayon::current_num_threads();
@@ -55,9 +57,9 @@ pub fn weight_grad(shape: &ConvShape, x: &[f32], dy: &[f32], dw: &mut [f32]) {
     let pixel_parts = threads.div_ceil(group_parts);
     let groups_per_part = groups.div_ceil(group_parts);
     let group_parts = groups.div_ceil(groups_per_part);
-    let strip = strip_rows(&view, shape, pixel_parts);
+    let strip = strip_rows(&view, cells, shape.out_channels, pixel_parts);
     view.set_strip(strip);
-    let strips = shape.batch * view.rows.div_ceil(strip);
+    let strips = cells * view.rows.div_ceil(strip);
     let pixel_parts = pixel_parts.min(strips).max(1);
 
     let rows = view.offset_table(&taps);
@@ -87,24 +89,11 @@ pub fn weight_grad(shape: &ConvShape, x: &[f32], dy: &[f32], dw: &mut [f32]) {
 }
 
 /// Output rows of a strip: both operands within the cache limit, and at least two strips for every thread's share of the images.
-fn strip_rows(view: &View, shape: &ConvShape, parts: usize) -> usize {
-    let width = shape.out_channels * view.pitch;
-    let len = |rows: usize| view.strip_len(rows).max(rows * width);
-    let most = (1..=view.rows.max(1)).rev().find(|&rows| len(rows) <= STRIP_LIMIT).unwrap_or(1);
-    let wanted = if shape.batch.is_multiple_of(parts) { 1 } else { (2 * parts).div_ceil(shape.batch) };
+fn strip_rows(view: &View, images: usize, channels: usize, parts: usize) -> usize {
+    let most = largest(view.rows, |rows| view.strip_len(rows).max(rows * view.pitch * channels) <= STRIP_LIMIT);
+    let wanted = if images.is_multiple_of(parts) { 1 } else { (2 * parts).div_ceil(images) };
     let strips = view.rows.div_ceil(most).max(wanted.min(view.rows)).max(1);
     view.rows.div_ceil(strips).max(1)
-}
-
-/// Asks an instruction set for its width.
-struct Lanes;
-
-impl Task for Lanes {
-    type Out = usize;
-    #[inline(always)]
-    fn run<S: Simd>(self, _: S) -> usize {
-        S::LANES
-    }
 }
 
 impl Task for Part<'_, '_> {
@@ -127,44 +116,46 @@ impl Task for Part<'_, '_> {
         let tile_rows = rows.len().div_ceil(tiles);
         debug_assert!(self.first_group + part_groups <= groups);
         for strip in self.strips.clone() {
-            let (image, row) = (strip / strips_per_image, strip % strips_per_image * view.strip);
+            let (cell, row) = (strip / strips_per_image, strip % strips_per_image * view.strip);
             let count = view.strip.min(view.rows - row);
-            let x = &all_x[image * image_len..][..image_len];
+            let x = &all_x[images(s, shape, cell).start * image_len..];
+            let (low, high) = x.split_at(image_len);
             let source = if view.direct {
-                &x[row..]
+                &low[row..]
             } else {
-                pack_strip(s, view, x, row, count, &mut buffer);
+                let high = if images(s, shape, cell).len() == 2 { high } else { &[] };
+                pack_strip(s, view, Planes::images(low, high, shape.height * shape.width), row, count, &mut buffer);
                 &buffer[..]
             };
             let run = view.run(count);
             for (g, block) in transposed.chunks_exact_mut(longest * group).enumerate() {
-                transpose_gradient(s, self.shared, image, row, count, self.first_group + g, block);
+                transpose_gradient(s, self.shared, cell, row, count, self.first_group + g, block);
             }
             let blocks = run.div_ceil(BLOCK);
-            let (mut x_ahead, mut dy_ahead) = (Ahead::nothing(), Ahead::nothing());
+            let mut ahead = [Ahead::nothing(), Ahead::nothing(), Ahead::nothing()];
             // Unpacked, the input is read in long runs, which the processor foresees itself.
             if strip + 1 < self.strips.end && !view.direct {
-                let (image, row) = ((strip + 1) / strips_per_image, (strip + 1) % strips_per_image * view.strip);
+                let (cell, row) = ((strip + 1) / strips_per_image, (strip + 1) % strips_per_image * view.strip);
                 let count = view.strip.min(view.rows - row);
                 let (source, y) = (view.source, view.source_rows(row, count));
-                x_ahead = Ahead::new(
-                    &all_x[image * image_len..][..image_len],
-                    source.height * source.width,
-                    y.start * source.width..y.end * source.width,
-                );
-                let dy = &dy[image * shape.out_channels * gradient_plane..][..shape.out_channels * gradient_plane];
+                let images = images(s, shape, cell);
+                let x = &all_x[images.start * image_len..images.end * image_len];
+                ahead[0] = Ahead::new(x, source.height * source.width, y.start * source.width..y.end * source.width);
                 let channels = self.first_group * group..shape.out_channels.min((self.first_group + part_groups) * group);
-                let dy = &dy[channels.start * gradient_plane..channels.end * gradient_plane];
-                dy_ahead = Ahead::new(dy, gradient_plane, row * view.cols..(row + count) * view.cols);
+                for (image, ahead) in images.zip(&mut ahead[1..]) {
+                    let first = image * shape.out_channels;
+                    let dy = &dy[(first + channels.start) * gradient_plane..(first + channels.end) * gradient_plane];
+                    *ahead = Ahead::new(dy, gradient_plane, row * view.cols..(row + count) * view.cols);
+                }
             }
-            let share = |ahead: &Ahead<'_>| ahead.len().div_ceil(blocks * part_groups).next_multiple_of(16);
-            let shares = (share(&x_ahead), share(&dy_ahead));
+            let shares = ahead.each_ref().map(|ahead| ahead.len().div_ceil(blocks * part_groups).next_multiple_of(16));
             let length = run.div_ceil(blocks.max(1));
             for from in (0..run).step_by(length.max(1)) {
                 let length = length.min(run - from);
                 for (b, sums) in transposed.chunks_exact(longest * group).zip(self.sums.chunks_exact_mut(size)) {
-                    x_ahead.advance(s, shares.0);
-                    dy_ahead.advance(s, shares.1);
+                    for (ahead, share) in ahead.iter_mut().zip(shares) {
+                        ahead.advance(s, share);
+                    }
                     let b = &b[from * group..][..length * group];
                     for (rows, c) in rows.chunks(tile_rows).zip(sums.chunks_mut(tile_rows * group)) {
                         s.reduce_tile(ReduceTile {
@@ -184,23 +175,43 @@ impl Task for Part<'_, '_> {
     }
 }
 
+/// The images, one or two, whose terms the `cell`-th cells hold.
+#[inline(always)]
+fn images<S: Simd>(_: S, shape: &ConvShape, cell: usize) -> std::ops::Range<usize> {
+    S::TERMS * cell..shape.batch.min(S::TERMS * (cell + 1))
+}
+
 /// Writes `[pixel of the run][channel of the group]`, junk pixels and missing channels zero.
 #[inline(always)]
-fn transpose_gradient<S: Simd>(s: S, shared: &Shared<'_>, image: usize, row: usize, rows: usize, group: usize, dst: &mut [f32]) {
+fn transpose_gradient<S: Simd>(s: S, shared: &Shared<'_>, cell: usize, row: usize, rows: usize, group: usize, dst: &mut [f32]) {
     let Shared { shape, view, dy, group: width, .. } = *shared;
     let plane = shape.out_height() * shape.out_width();
     // Without junk the rows of a strip are one.
     let (lines, len) = if view.pitch == view.cols { (1, rows * view.cols) } else { (rows, view.cols) };
+    let images = images(s, shape, cell);
+    // The cells' second terms, zero where there is no second image.
+    let mut second = [0.0; MAX_LANES * MAX_LANES];
     for lane in (0..width).step_by(S::LANES) {
         let channel = group * width + lane;
         let channels = S::LANES.min(shape.out_channels.saturating_sub(channel));
         for line in 0..lines {
             let pixels = &mut dst[line * view.pitch * width..];
             if channels > 0 {
-                let src = &dy[(image * shape.out_channels + channel) * plane + (row + line) * view.cols..];
+                let at = (images.start * shape.out_channels + channel) * plane + (row + line) * view.cols;
                 for p in (0..len).step_by(S::LANES) {
                     let cols = S::LANES.min(len - p);
-                    s.transpose(&src[p..], plane, channels, cols, &mut pixels[p * width + lane..], width);
+                    let cells = &mut pixels[p * width + lane..];
+                    s.transpose(&dy[at + p..], plane, channels, cols, cells, width);
+                    if S::TERMS == 2 {
+                        if images.len() == 2 {
+                            let src = &dy[at + p + shape.out_channels * plane..];
+                            s.transpose(src, plane, channels, cols, &mut second, S::LANES);
+                        }
+                        for (c, second) in second.chunks_exact(S::LANES).enumerate().take(cols) {
+                            let cells = &mut cells[c * width..];
+                            s.store(s.cell(s.load(cells), s.load(second)), cells);
+                        }
+                    }
                 }
             }
             let junk = if line + 1 < lines { view.pitch - len } else { 0 };
@@ -250,6 +261,3 @@ impl Task for Reduce<'_> {
         }
     }
 }
-
-/// Largest number of lanes of any instruction set.
-const MAX_LANES: usize = 16;

@@ -3,7 +3,7 @@
 //! The tile is 8 x 48: 24 accumulators, three loads of the right-hand side and eight broadcasts for 24 fused multiply-adds, which
 //! leaves the load ports half idle. For the reduction over pixels it is 9 x 32, nine being the taps of a 3x3 kernel.
 //!
-//! Soundness: the field of [`Avx512`] is private and [`run`] makes the only values of it, after asking the processor. Every `unsafe`
+//! Soundness: the field of [`Avx512`] is private, and values of it are made only after asking the processor. Every `unsafe`
 //! block below is either an intrinsic of these features or a pointer access whose bounds were asserted just before.
 
 use std::arch::x86_64::*;
@@ -14,8 +14,19 @@ use super::{ReduceTile, Simd, Task, Tile};
 #[derive(Clone, Copy)]
 pub struct Avx512(());
 
-const L: usize = 16;
-const MR: usize = 8;
+impl Avx512 {
+    /// The proof, unproved.
+    ///
+    /// # Safety
+    /// [`available`] has answered yes.
+    pub(super) unsafe fn assume() -> Self {
+        Self(())
+    }
+}
+
+pub(super) const L: usize = 16;
+pub(super) const MR: usize = 8;
+pub(super) const REDUCE_ROWS: usize = 9;
 
 /// Whether the processor has every feature used here.
 pub fn available() -> bool {
@@ -39,110 +50,174 @@ pub fn run<T: Task>(task: T) -> T::Out {
 
 /// The lowest `n` lanes.
 #[inline(always)]
-fn mask(n: usize) -> __mmask16 {
+pub(super) fn mask(n: usize) -> __mmask16 {
     ((1u32 << n) - 1) as __mmask16
 }
 
 /// The columns of a tile that vector `j` of `N` covers: all, or those of `last`.
 #[inline(always)]
-fn column_mask<const N: usize, const PART: bool>(j: usize, last: __mmask16) -> __mmask16 {
+pub(super) fn column_mask<const N: usize, const PART: bool>(j: usize, last: __mmask16) -> __mmask16 {
     if PART && j + 1 == N { last } else { u16::MAX }
 }
 
-/// [`Simd::tile`] over `N` vectors of columns; with `PART` the last of them covers only the lanes of `last`.
-///
-/// # Safety
-/// The caller has run [`Tile::check`] for `MR` and `cols <= 16 N`, and `cols` is as `N`, `PART` and `last` say.
-#[target_feature(enable = "avx512f,avx512vl,avx512dq,avx512bw,avx2,fma")]
-unsafe fn tile<const N: usize, const PART: bool, const PREFETCH: bool>(t: Tile<'_>, last: __mmask16) {
-    let mut acc = [[_mm512_setzero_ps(); N]; MR];
-    let c = t.c.as_mut_ptr();
-    if t.accumulate {
-        for (i, row) in acc.iter_mut().enumerate() {
-            if i < t.rows {
-                for (j, v) in row.iter_mut().enumerate() {
-                    // SAFETY: i < rows and the masked lanes are < cols: inside c by Tile::check.
-                    *v = unsafe { _mm512_maskz_loadu_ps(column_mask::<N, PART>(j, last), c.add(i * t.ldc + j * L)) };
+/// The two micro-kernels with a given product of cells: the features it needs, and `(a, b, c) -> a * b + c`.
+macro_rules! micro_kernels {
+    ($features:literal, $multiply_add:path) => {
+        /// [`Simd::tile`] over `N` vectors of columns; with `PART` the last of them covers only the lanes of `last`.
+        ///
+        /// # Safety
+        /// The caller has run [`Tile::check`] for `MR` and `cols <= 16 N`, and `cols` is as `N`, `PART` and `last` say.
+        #[target_feature(enable = $features)]
+        unsafe fn tile<const N: usize, const PART: bool, const PREFETCH: bool>(t: Tile<'_>, last: __mmask16) {
+            let mut acc = [[_mm512_setzero_ps(); N]; MR];
+            let c = t.c.as_mut_ptr();
+            if t.accumulate {
+                for (i, row) in acc.iter_mut().enumerate() {
+                    if i < t.rows {
+                        for (j, v) in row.iter_mut().enumerate() {
+                            // SAFETY: i < rows and the masked lanes are < cols: inside c by Tile::check.
+                            *v = unsafe { _mm512_maskz_loadu_ps(column_mask::<N, PART>(j, last), c.add(i * t.ldc + j * L)) };
+                        }
+                    }
+                }
+            }
+            let mut a = t.a.as_ptr();
+            for &offset in &t.offsets.table {
+                // SAFETY: a advances MR per row of the table and holds MR * len values; offset + cols <= b.len().
+                unsafe {
+                    let b = t.b.as_ptr().add(offset as usize);
+                    if PREFETCH {
+                        // A hint may point anywhere.
+                        for j in (0..N * L).step_by(16) {
+                            _mm_prefetch::<_MM_HINT_T0>(b.wrapping_add(N * L + j).cast());
+                        }
+                    }
+                    let mut bv = [_mm512_setzero_ps(); N];
+                    for (j, v) in bv.iter_mut().enumerate() {
+                        *v = if PART && j + 1 == N { _mm512_maskz_loadu_ps(last, b.add(j * L)) } else { _mm512_loadu_ps(b.add(j * L)) };
+                    }
+                    for (i, row) in acc.iter_mut().enumerate() {
+                        let x = _mm512_set1_ps(*a.add(i));
+                        for (v, b) in row.iter_mut().zip(bv) {
+                            *v = $multiply_add(x, b, *v);
+                        }
+                    }
+                    a = a.add(MR);
+                }
+            }
+            for (i, row) in acc.iter().enumerate() {
+                if i < t.rows {
+                    for (j, &v) in row.iter().enumerate() {
+                        // SAFETY: as for the loads from c.
+                        unsafe { _mm512_mask_storeu_ps(c.add(i * t.ldc + j * L), column_mask::<N, PART>(j, last), v) };
+                    }
                 }
             }
         }
-    }
-    let mut a = t.a.as_ptr();
-    for &offset in &t.offsets.table {
-        // SAFETY: a advances MR per row of the table and holds MR * len values; offset + cols <= b.len().
-        unsafe {
-            let b = t.b.as_ptr().add(offset as usize);
-            if PREFETCH {
-                // A hint may point anywhere.
-                for j in (0..N * L).step_by(16) {
-                    _mm_prefetch::<_MM_HINT_T0>(b.wrapping_add(N * L + j).cast());
-                }
-            }
-            let mut bv = [_mm512_setzero_ps(); N];
-            for (j, v) in bv.iter_mut().enumerate() {
-                *v = if PART && j + 1 == N { _mm512_maskz_loadu_ps(last, b.add(j * L)) } else { _mm512_loadu_ps(b.add(j * L)) };
-            }
-            for (i, row) in acc.iter_mut().enumerate() {
-                let x = _mm512_set1_ps(*a.add(i));
-                for (v, b) in row.iter_mut().zip(bv) {
-                    *v = _mm512_fmadd_ps(x, b, *v);
-                }
-            }
-            a = a.add(MR);
-        }
-    }
-    for (i, row) in acc.iter().enumerate() {
-        if i < t.rows {
-            for (j, &v) in row.iter().enumerate() {
-                // SAFETY: as for the loads from c.
-                unsafe { _mm512_mask_storeu_ps(c.add(i * t.ldc + j * L), column_mask::<N, PART>(j, last), v) };
-            }
-        }
-    }
-}
 
-/// [`Simd::reduce_tile`] of `R` rows and `N` vectors.
-///
-/// # Safety
-/// The caller has run [`ReduceTile::check`], and `R`, `N` are the tile's.
-#[target_feature(enable = "avx512f,avx512vl,avx512dq,avx512bw,avx2,fma")]
-unsafe fn reduce<const R: usize, const N: usize>(t: ReduceTile<'_>) {
-    let mut acc = [[_mm512_setzero_ps(); N]; R];
-    let mut a = [t.a.as_ptr(); R];
-    let c = t.c.as_mut_ptr();
-    for (i, (row, a)) in acc.iter_mut().zip(&mut a).enumerate() {
-        // SAFETY: rows[i] + length <= a.len(), and R rows of N vectors lie in c.
-        unsafe {
-            *a = a.add(t.rows[i] as usize);
-            for (j, v) in row.iter_mut().enumerate() {
-                *v = _mm512_loadu_ps(c.add(i * t.ldc + j * L));
-            }
-        }
-    }
-    let mut b = t.b.as_ptr();
-    for p in 0..t.length {
-        // SAFETY: p < length, and row p of b holds N vectors. (The last wrapping_add may leave b; it is not followed.)
-        unsafe {
-            let mut bv = [_mm512_setzero_ps(); N];
-            for (j, v) in bv.iter_mut().enumerate() {
-                *v = _mm512_loadu_ps(b.add(j * L));
-            }
-            for (row, a) in acc.iter_mut().zip(a) {
-                let x = _mm512_set1_ps(*a.add(p));
-                for (v, b) in row.iter_mut().zip(bv) {
-                    *v = _mm512_fmadd_ps(x, b, *v);
+        /// [`Simd::reduce_tile`] of `R` rows and `N` vectors.
+        ///
+        /// # Safety
+        /// The caller has run [`ReduceTile::check`], and `R`, `N` are the tile's.
+        #[target_feature(enable = $features)]
+        unsafe fn reduce<const R: usize, const N: usize>(t: ReduceTile<'_>) {
+            let mut acc = [[_mm512_setzero_ps(); N]; R];
+            let mut a = [t.a.as_ptr(); R];
+            let c = t.c.as_mut_ptr();
+            for (i, (row, a)) in acc.iter_mut().zip(&mut a).enumerate() {
+                // SAFETY: rows[i] + length <= a.len(), and R rows of N vectors lie in c.
+                unsafe {
+                    *a = a.add(t.rows[i] as usize);
+                    for (j, v) in row.iter_mut().enumerate() {
+                        *v = _mm512_loadu_ps(c.add(i * t.ldc + j * L));
+                    }
                 }
             }
-            b = b.wrapping_add(t.ldb);
+            let mut b = t.b.as_ptr();
+            for p in 0..t.length {
+                // SAFETY: p < length, and row p of b holds N vectors. (The last wrapping_add may leave b; it is not followed.)
+                unsafe {
+                    let mut bv = [_mm512_setzero_ps(); N];
+                    for (j, v) in bv.iter_mut().enumerate() {
+                        *v = _mm512_loadu_ps(b.add(j * L));
+                    }
+                    for (row, a) in acc.iter_mut().zip(a) {
+                        let x = _mm512_set1_ps(*a.add(p));
+                        for (v, b) in row.iter_mut().zip(bv) {
+                            *v = $multiply_add(x, b, *v);
+                        }
+                    }
+                    b = b.wrapping_add(t.ldb);
+                }
+            }
+            for (i, row) in acc.iter().enumerate() {
+                for (j, &v) in row.iter().enumerate() {
+                    // SAFETY: as for the loads from c.
+                    unsafe { _mm512_storeu_ps(c.add(i * t.ldc + j * L), v) };
+                }
+            }
         }
-    }
-    for (i, row) in acc.iter().enumerate() {
-        for (j, &v) in row.iter().enumerate() {
-            // SAFETY: as for the loads from c.
-            unsafe { _mm512_storeu_ps(c.add(i * t.ldc + j * L), v) };
+
+        /// [`Simd::tile`](super::Simd::tile).
+        ///
+        /// # Safety
+        /// The processor has the features.
+        #[inline(always)]
+        unsafe fn any_tile(t: Tile<'_>) {
+            t.check(MR, 3 * L);
+            let vectors = t.cols.div_ceil(L);
+            let rest = t.cols - (vectors - 1) * L;
+            let last = mask(rest);
+            // SAFETY: the bounds were checked, and cols is (vectors - 1) * 16 + rest with 1 <= rest <= 16.
+            unsafe {
+                match (vectors, rest < L, t.prefetch) {
+                    (1, false, _) => tile::<1, false, false>(t, last),
+                    (1, true, _) => tile::<1, true, false>(t, last),
+                    (2, false, _) => tile::<2, false, false>(t, last),
+                    (2, true, _) => tile::<2, true, false>(t, last),
+                    (_, false, false) => tile::<3, false, false>(t, last),
+                    (_, false, true) => tile::<3, false, true>(t, last),
+                    (_, true, _) => tile::<3, true, false>(t, last),
+                }
+            }
         }
-    }
+
+        /// [`Simd::reduce_tile`](super::Simd::reduce_tile).
+        ///
+        /// # Safety
+        /// The processor has the features.
+        #[inline(always)]
+        unsafe fn any_reduce_tile(t: ReduceTile<'_>) {
+            t.check(L, REDUCE_ROWS);
+            // SAFETY: the bounds were checked, and each arm's R and N are those of the tile.
+            unsafe {
+                match (t.rows.len(), t.vectors) {
+                    (1, 1) => reduce::<1, 1>(t),
+                    (2, 1) => reduce::<2, 1>(t),
+                    (3, 1) => reduce::<3, 1>(t),
+                    (4, 1) => reduce::<4, 1>(t),
+                    (5, 1) => reduce::<5, 1>(t),
+                    (6, 1) => reduce::<6, 1>(t),
+                    (7, 1) => reduce::<7, 1>(t),
+                    (8, 1) => reduce::<8, 1>(t),
+                    (_, 1) => reduce::<9, 1>(t),
+                    (1, _) => reduce::<1, 2>(t),
+                    (2, _) => reduce::<2, 2>(t),
+                    (3, _) => reduce::<3, 2>(t),
+                    (4, _) => reduce::<4, 2>(t),
+                    (5, _) => reduce::<5, 2>(t),
+                    (6, _) => reduce::<6, 2>(t),
+                    (7, _) => reduce::<7, 2>(t),
+                    (8, _) => reduce::<8, 2>(t),
+                    (_, _) => reduce::<9, 2>(t),
+                }
+            }
+        }
+    };
 }
+pub(super) use micro_kernels;
+
+micro_kernels!("avx512f,avx512vl,avx512dq,avx512bw,avx2,fma", _mm512_fmadd_ps);
 
 /// 16 x 16 transpose: pairs of rows, then pairs of pairs within 128-bit lanes, then the lanes themselves.
 #[target_feature(enable = "avx512f,avx512vl,avx512dq,avx512bw,avx2,fma")]
@@ -231,7 +306,7 @@ fn transpose_rows(src: &[f32], src_stride: usize, rows: usize, dst: &mut [&mut [
 impl Simd for Avx512 {
     const LANES: usize = L;
     const MR: usize = MR;
-    const REDUCE_ROWS: usize = 9;
+    const REDUCE_ROWS: usize = REDUCE_ROWS;
     type V = __m512;
 
     #[inline(always)]
@@ -352,48 +427,12 @@ impl Simd for Avx512 {
     }
     #[inline(always)]
     fn tile(self, t: Tile<'_>) {
-        t.check(MR, Self::NR);
-        let vectors = t.cols.div_ceil(L);
-        let rest = t.cols - (vectors - 1) * L;
-        let last = mask(rest);
-        // SAFETY: `self` proves the features; the bounds were checked, and cols is (vectors - 1) * 16 + rest with 1 <= rest <= 16.
-        unsafe {
-            match (vectors, rest < L, t.prefetch) {
-                (1, false, _) => tile::<1, false, false>(t, last),
-                (1, true, _) => tile::<1, true, false>(t, last),
-                (2, false, _) => tile::<2, false, false>(t, last),
-                (2, true, _) => tile::<2, true, false>(t, last),
-                (_, false, false) => tile::<3, false, false>(t, last),
-                (_, false, true) => tile::<3, false, true>(t, last),
-                (_, true, _) => tile::<3, true, false>(t, last),
-            }
-        }
+        // SAFETY: `self` proves the features.
+        unsafe { any_tile(t) }
     }
     #[inline(always)]
     fn reduce_tile(self, t: ReduceTile<'_>) {
-        t.check(L, Self::REDUCE_ROWS);
-        // SAFETY: `self` proves the features; the bounds were checked, and each arm's R and N are those of the tile.
-        unsafe {
-            match (t.rows.len(), t.vectors) {
-                (1, 1) => reduce::<1, 1>(t),
-                (2, 1) => reduce::<2, 1>(t),
-                (3, 1) => reduce::<3, 1>(t),
-                (4, 1) => reduce::<4, 1>(t),
-                (5, 1) => reduce::<5, 1>(t),
-                (6, 1) => reduce::<6, 1>(t),
-                (7, 1) => reduce::<7, 1>(t),
-                (8, 1) => reduce::<8, 1>(t),
-                (_, 1) => reduce::<9, 1>(t),
-                (1, _) => reduce::<1, 2>(t),
-                (2, _) => reduce::<2, 2>(t),
-                (3, _) => reduce::<3, 2>(t),
-                (4, _) => reduce::<4, 2>(t),
-                (5, _) => reduce::<5, 2>(t),
-                (6, _) => reduce::<6, 2>(t),
-                (7, _) => reduce::<7, 2>(t),
-                (8, _) => reduce::<8, 2>(t),
-                (_, _) => reduce::<9, 2>(t),
-            }
-        }
+        // SAFETY: `self` proves the features.
+        unsafe { any_reduce_tile(t) }
     }
 }

@@ -6,12 +6,17 @@
 //! For the same reason generic code must not hide vector work in closures or in functions that are not `#[inline(always)]`.
 //!
 //! Every operation takes slices and checks their lengths; the two micro-kernels, [`Simd::tile`] and [`Simd::reduce_tile`], check
-//! once before their loops. Only the two x86 modules contain `unsafe`.
+//! once before their loops. Only the x86 modules contain `unsafe`.
+//!
+//! The operands of the micro-kernels are *cells* of 32 bits, each of [`Simd::TERMS`] consecutive terms of the sum: one f32, or at
+//! [`Level::Avx512Bf16`] two bf16. [`Simd::cell`] makes them; nothing else about a kernel depends on it.
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+#[cfg(target_arch = "x86_64")]
+mod avx512_bf16;
 mod portable;
 #[cfg(test)]
 mod tests;
@@ -46,7 +51,8 @@ impl Offsets {
     }
 }
 
-/// Arguments of [`Simd::tile`]: `c[i*ldc + j] = [c +] sum_k a[k*MR + i] * b[offsets[k] + j]` for `i < rows`, `j < cols`.
+/// Arguments of [`Simd::tile`]: `c[i*ldc + j] = [c +] sum_k a[k*MR + i] * b[offsets[k] + j]` for `i < rows`, `j < cols`; `a` and `b` hold
+/// cells, whose product is the sum of the products of their terms.
 pub struct Tile<'a> {
     /// Packed left-hand panel, `[k][MR]`, rows beyond `rows` must be present (any finite value, normally zero).
     pub a: &'a [f32],
@@ -71,7 +77,7 @@ pub struct Tile<'a> {
 
 /// Arguments of [`Simd::reduce_tile`]: `c[i*ldc + j] += sum_p a[rows[i] + p] * b[p*ldb + j]` for `j < vectors * LANES`, `p < length`.
 ///
-/// Each row of the left-hand side is contiguous along the reduction: a plane of pixels, read one value at a time and broadcast.
+/// Each row of the left-hand side is contiguous along the reduction: a plane of pixels, read one cell at a time and broadcast.
 pub struct ReduceTile<'a> {
     /// Left-hand side.
     pub a: &'a [f32],
@@ -126,6 +132,8 @@ pub trait Simd: Copy + Send + Sync + 'static {
     const NR: usize = 3 * Self::LANES;
     /// Most rows of [`Simd::reduce_tile`].
     const REDUCE_ROWS: usize;
+    /// Terms of a sum in each cell that the micro-kernels multiply: 1 or 2.
+    const TERMS: usize = 1;
     /// A vector.
     type V: Copy;
 
@@ -207,6 +215,11 @@ pub trait Simd: Copy + Send + Sync + 'static {
     /// The same with the intention to write them.
     fn prefetch_write(self, src: &[f32]);
 
+    /// Cells of the terms `low` and `high`; where `TERMS` is 1, `low`.
+    #[inline(always)]
+    fn cell(self, low: Self::V, _high: Self::V) -> Self::V {
+        low
+    }
     /// The matrix micro-kernel, lanes along the columns: see [`Tile`].
     fn tile(self, tile: Tile<'_>);
     /// The micro-kernel for a reduction over pixels, lanes along output channels: see [`ReduceTile`].
@@ -257,6 +270,19 @@ pub trait Task {
     fn run<S: Simd>(self, simd: S) -> Self::Out;
 }
 
+/// The sizes of an instruction set, for code that divides work before it runs in one.
+#[derive(Clone, Copy, Debug)]
+pub struct Form {
+    /// [`Simd::LANES`].
+    pub lanes: usize,
+    /// [`Simd::MR`].
+    pub mr: usize,
+    /// [`Simd::NR`].
+    pub nr: usize,
+    /// [`Simd::TERMS`].
+    pub terms: usize,
+}
+
 /// The instruction sets, from least to most.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Level {
@@ -266,6 +292,8 @@ pub enum Level {
     Avx2,
     /// 512-bit vectors (F, VL, DQ, BW).
     Avx512,
+    /// The same, whose micro-kernels multiply pairs of bf16 and sum in f32.
+    Avx512Bf16,
 }
 
 impl Level {
@@ -277,14 +305,34 @@ impl Level {
             Level::Avx2 => avx2::available(),
             #[cfg(target_arch = "x86_64")]
             Level::Avx512 => avx512::available(),
+            #[cfg(target_arch = "x86_64")]
+            Level::Avx512Bf16 => avx512_bf16::available(),
             #[cfg(not(target_arch = "x86_64"))]
             _ => false,
         }
     }
 
-    /// Every level this processor has.
+    /// Every level this processor has that computes in f32.
     pub fn all() -> impl Iterator<Item = Level> {
         [Level::Portable, Level::Avx2, Level::Avx512].into_iter().filter(|level| level.available())
+    }
+
+    /// Its sizes.
+    pub fn form(self) -> Form {
+        struct Ask;
+        impl Task for Ask {
+            type Out = Form;
+            #[inline(always)]
+            fn run<S: Simd>(self, _: S) -> Form {
+                Form { lanes: S::LANES, mr: S::MR, nr: S::NR, terms: S::TERMS }
+            }
+        }
+        run(self, Ask)
+    }
+
+    /// This level with products in bf16 if the processor has such instructions for it, else this level.
+    pub fn in_bf16(self) -> Level {
+        if self == Level::Avx512 && Level::Avx512Bf16.available() { Level::Avx512Bf16 } else { self }
     }
 }
 
@@ -320,6 +368,8 @@ pub fn run<T: Task>(level: Level, task: T) -> T::Out {
         Level::Avx2 => avx2::run(task),
         #[cfg(target_arch = "x86_64")]
         Level::Avx512 => avx512::run(task),
+        #[cfg(target_arch = "x86_64")]
+        Level::Avx512Bf16 => avx512_bf16::run(task),
         #[cfg(not(target_arch = "x86_64"))]
         _ => task.run(portable::Portable),
     }

@@ -18,7 +18,7 @@ use super::filter::{self, Filters};
 use super::input::{self, Input};
 use super::output::{self, Output, output_row};
 use super::product::{Product, over_channels};
-use super::{Layout, POINTS, Tiling, lanes, pairs, split};
+use super::{Layout, POINTS, Tiling, pairs, split};
 
 /// Bytes of transformed input that a group may have.
 const GROUP_BYTES: usize = 450 << 10;
@@ -32,7 +32,7 @@ pub fn convolve(tiling: &Tiling, filters: Filters<'_>, x: &[f32], epilogue: Epil
         return;
     }
     let level = simd::level();
-    let lanes = lanes(level);
+    let lanes = level.form().lanes;
     let threads = rayon::current_num_threads();
     let blocks = tiling.in_channels.div_ceil(lanes);
     let vectors = tiling.out_channels.div_ceil(lanes);

@@ -30,7 +30,6 @@ mod tests;
 mod transform;
 mod weights;
 
-use super::simd::{self, Level, Simd, Task};
 use super::{ConvShape, Epilogue};
 use filter::Filters;
 
@@ -136,19 +135,6 @@ impl Layout {
     fn block(self) -> usize {
         POINTS * self.point
     }
-}
-
-/// The vector length of a level.
-fn lanes(level: Level) -> usize {
-    struct Lanes;
-    impl Task for Lanes {
-        type Out = usize;
-        #[inline(always)]
-        fn run<S: Simd>(self, _: S) -> usize {
-            S::LANES
-        }
-    }
-    simd::run(level, Lanes)
 }
 
 /// Cuts `first..end` into runs of two and a last one of one: (start, length).

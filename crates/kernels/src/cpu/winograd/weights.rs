@@ -19,7 +19,7 @@ use super::super::simd::{self, Simd, Task};
 use super::filter::Gradient;
 use super::input::{self, Input, OutputGradient};
 use super::product::{Product, over_tiles};
-use super::{Layout, POINTS, Tiling, lanes, pairs, split};
+use super::{Layout, POINTS, Tiling, pairs, split};
 
 /// Bytes of sums that one task may have.
 const SUM_BYTES: usize = 1300 << 10;
@@ -40,7 +40,7 @@ pub fn weight_grad(tiling: &Tiling, x: &[f32], dy: &[f32], dw: &mut [f32]) {
         return;
     }
     let level = simd::level();
-    let lanes = lanes(level);
+    let lanes = level.form().lanes;
     let threads = rayon::current_num_threads();
     let (blocks, vectors) = (tiling.in_channels.div_ceil(lanes), tiling.out_channels.div_ceil(lanes));
     let few = tiling.rows() * tiling.across < FEW_TILES * threads;

@@ -1,0 +1,123 @@
+//! AVX-512 with products in bf16: all is [`Avx512`]'s but the micro-kernels and the cells they multiply.
+//!
+//! VDPBF16PS multiplies 16 pairs of bf16 by 16 others and adds both products of each to a sum in f32, twice the work of a fused
+//! multiply-add in the same time. A cell is such a pair, in the bits of an f32 that is only ever moved.
+
+use std::arch::x86_64::*;
+use std::mem::transmute;
+
+use super::avx512::{self, Avx512, L, MR, REDUCE_ROWS, column_mask, mask, micro_kernels};
+use super::{ReduceTile, Simd, Task, Tile};
+
+/// Proof that the processor has AVX-512-BF16 and what [`Avx512`] needs.
+#[derive(Clone, Copy)]
+pub struct Avx512Bf16(Avx512);
+
+/// Whether the processor has every feature used here.
+pub fn available() -> bool {
+    avx512::available() && is_x86_feature_detected!("avx512bf16")
+}
+
+/// Runs `task` with these features.
+pub fn run<T: Task>(task: T) -> T::Out {
+    #[target_feature(enable = "avx512f,avx512vl,avx512dq,avx512bw,avx512bf16,avx2,fma")]
+    fn inner<T: Task>(task: T, simd: Avx512Bf16) -> T::Out {
+        task.run(simd)
+    }
+    assert!(available());
+    // SAFETY: the features were found on the line above.
+    unsafe { inner(task, Avx512Bf16(Avx512::assume())) }
+}
+
+/// `a * b + c`, a and b pairs of bf16.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bf16")]
+fn multiply_add(a: __m512, b: __m512, c: __m512) -> __m512 {
+    // SAFETY: types of the same size, for which all bits are valid.
+    let (a, b) = unsafe { (transmute::<__m512, __m512bh>(a), transmute::<__m512, __m512bh>(b)) };
+    _mm512_dpbf16_ps(c, a, b)
+}
+
+micro_kernels!("avx512f,avx512vl,avx512dq,avx512bw,avx512bf16,avx2,fma", multiply_add);
+
+/// Where the halves of [`pairs`] come from: `low` is 0..16, `high` 16..32.
+const INTERLEAVED: [u16; 32] = {
+    let mut order = [0; 32];
+    let mut i = 0;
+    while i < 32 {
+        order[i] = (i / 2 + i % 2 * 16) as u16;
+        i += 1;
+    }
+    order
+};
+
+/// Both rounded to bf16, `low` in the lower halves.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
+fn pairs(low: __m512, high: __m512) -> __m512 {
+    let both = _mm512_cvtne2ps_pbh(high, low);
+    // SAFETY: types of the same size, for which all bits are valid.
+    let (both, order) = unsafe { (transmute::<__m512bh, __m512i>(both), transmute::<[u16; 32], __m512i>(INTERLEAVED)) };
+    _mm512_castsi512_ps(_mm512_permutexvar_epi16(order, both))
+}
+
+/// Methods that are [`Avx512`]'s.
+macro_rules! inherit {
+    ($($name:ident($($argument:ident: $type:ty),*) $(-> $out:ty)?;)*) => {
+        $(
+            #[inline(always)]
+            fn $name(self, $($argument: $type),*) $(-> $out)? {
+                self.0.$name($($argument),*)
+            }
+        )*
+    };
+}
+
+type V = __m512;
+
+impl Simd for Avx512Bf16 {
+    const LANES: usize = L;
+    const MR: usize = MR;
+    const REDUCE_ROWS: usize = REDUCE_ROWS;
+    const TERMS: usize = 2;
+    type V = V;
+
+    inherit! {
+        splat(x: f32) -> V;
+        load(src: &[f32]) -> V;
+        load_part(src: &[f32], n: usize) -> V;
+        store(v: V, dst: &mut [f32]);
+        store_part(v: V, dst: &mut [f32], n: usize);
+        add(a: V, b: V) -> V;
+        sub(a: V, b: V) -> V;
+        mul(a: V, b: V) -> V;
+        div(a: V, b: V) -> V;
+        mul_add(a: V, b: V, c: V) -> V;
+        min(a: V, b: V) -> V;
+        max(a: V, b: V) -> V;
+        round(a: V) -> V;
+        exp2_integer(n: V) -> V;
+        deinterleave2(a: V, b: V) -> (V, V);
+        interleave2(even: V, odd: V) -> (V, V);
+        transpose(src: &[f32], src_stride: usize, rows: usize, cols: usize, dst: &mut [f32], dst_stride: usize);
+        transpose_rows(src: &[f32], src_stride: usize, rows: usize, dst: &mut [&mut [f32]], at: usize);
+        prefetch_read(src: &[f32]);
+        prefetch_write(src: &[f32]);
+    }
+
+    #[inline(always)]
+    fn cell(self, low: V, high: V) -> V {
+        // SAFETY: `self` proves the features.
+        unsafe { pairs(low, high) }
+    }
+    #[inline(always)]
+    fn tile(self, t: Tile<'_>) {
+        // SAFETY: `self` proves the features.
+        unsafe { any_tile(t) }
+    }
+    #[inline(always)]
+    fn reduce_tile(self, t: ReduceTile<'_>) {
+        // SAFETY: `self` proves the features.
+        unsafe { any_reduce_tile(t) }
+    }
+}

@@ -1,4 +1,4 @@
-//! Convolutions on a Vulkan device (SwiftShader) against Burn's CPU backend, and a trace of the kernels they launch.
+//! Our kernels on a Vulkan device (SwiftShader) against the CPU, and a trace of what they launch.
 //!
 //! `BELLOWS_SWIFTSHADER` names SwiftShader's ICD file (`.ci/swiftshader` prints one); without it the tests say that they are skipped.
 //! SwiftShader runs the product without shared memory (why is told in `src/cube/shared.rs`). Mesa's software OpenGL runs the one with:
@@ -7,7 +7,9 @@
 
 mod figures;
 mod launches;
+mod norm;
 mod support;
+mod update;
 
 use bellows_kernels::ConvConfig;
 use bellows_kernels::cube::{set_workspace_bytes, shared_memory_works};

@@ -1,7 +1,7 @@
 //! The operations on CubeCL devices (Vulkan, CUDA, ROCm, Metal): convolutions as gathers and matrix products of our own, and batch
-//! normalisation with SiLU ([`norm`]).
+//! normalisation with SiLU (`norm`, which needs no choice: it runs whatever the lowering is).
 //!
-//! Why not the backend's: drivers for RDNA1 cards (RX 5600/5700) are reported to hang or miscompute in direct convolution kernels, and
+//! Why not the backend's convolutions: drivers for RDNA1 cards (RX 5600/5700) are reported to hang or miscompute in direct convolution kernels, and
 //! the backend chooses its convolution and its matmul by timing candidates on the card, which runs every one of them, the one that hangs
 //! included. With [`Lowering::Gemm`] a convolution is the kernels of this module and nothing else: `im2col_kernel`, `matmul_kernel`,
 //! `col2im_kernel`, the sum of a weight gradient's parts, and once for a device the check of its shared memory. Nothing is tuned and

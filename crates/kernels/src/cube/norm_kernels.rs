@@ -71,7 +71,7 @@ fn add_term(x: f32, dy: f32, channel: &Channel, sums: &mut Array<f32>, #[comptim
     sums[1] += weight * centred;
 }
 
-/// Pixels read before the first of them is added.
+/// Pixels in flight at a time, see [`launch::AHEAD`](super::launch::AHEAD); few, since a small plane has few to a part.
 const AHEAD: u32 = 4;
 
 /// Both sums of one part into `parts [2, parts, channels]`, plane by plane, so that no run of additions is long.

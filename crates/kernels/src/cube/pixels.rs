@@ -27,7 +27,7 @@ pub(super) struct Pixels {
 }
 
 impl Pixels {
-    /// The tensor itself if it is so, with its channels apart for one group, else a copy in order.
+    /// The tensor in place if it is like that, else a copy in order. One group needs no even step from channels to images.
     pub(super) fn new(tensor: CubeTensor, groups: usize) -> Self {
         let [_, channels, height, width] = dims4(&tensor);
         let even = |tensor: &CubeTensor| {

@@ -22,7 +22,7 @@ use std::env;
 use std::ffi::OsStr;
 use support::{Case, Numbers, case, child, cube, device, numbers, on_swiftshader, relative};
 
-/// The same numbers through shared memory.
+/// The same numbers through shared memory, and by another compiler (WGSL).
 #[test]
 fn agrees_with_the_cpu_in_shared_memory() {
     if env::var_os("BELLOWS_MESA_GL").is_none() {
@@ -30,7 +30,7 @@ fn agrees_with_the_cpu_in_shared_memory() {
         return;
     }
     let on = |variable| (variable, OsStr::new("1"));
-    for name in ["agrees_with_the_cpu", "large_and_strided"] {
+    for name in ["agrees_with_the_cpu", "large_and_strided", "norm::agrees_with_the_cpu", "update::agrees_with_the_cpu"] {
         child(name, &[on("BELLOWS_CUBE_GL"), on("LIBGL_ALWAYS_SOFTWARE"), ("EGL_PLATFORM", OsStr::new("surfaceless"))]);
     }
 }

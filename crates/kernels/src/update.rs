@@ -3,6 +3,7 @@
 //! The formulas and the order of their roundings are those of the operations in `portable.rs`, which are PyTorch's; on Flex a
 //! fused loop gives the same bits. Nothing is changed in place except what the caller gives away.
 
+mod cube;
 mod flex;
 mod portable;
 #[cfg(test)]
@@ -11,7 +12,6 @@ mod tests;
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, Dispatch, backend_extension};
 use burn::tensor::Tensor;
-use burn_cubecl::CubeBackend;
 
 /// Gradient descent with Nesterov momentum.
 #[derive(Clone, Copy, Debug)]
@@ -77,8 +77,6 @@ pub trait UpdateOps: Backend {
         portable::sum_of_squares::<Self>(x)
     }
 }
-
-impl UpdateOps for CubeBackend {}
 
 /// New weight and momentum buffer, all `[K]` and without gradient. See [`UpdateOps::sgd_step`]; no buffer yet counts as zeros.
 pub fn sgd_step(weight: Tensor<1>, grad: Tensor<1>, buffer: Option<Tensor<1>>, step: Sgd) -> (Tensor<1>, Tensor<1>) {

@@ -16,49 +16,13 @@
 use super::geometry::{Geometry, Tile, dims4};
 use super::im2col::{col2im, im2col};
 use super::matmul::{Layout, Product, Splits, add_parts};
+use super::pixels::{Pixels, empty, zeros};
 use burn::backend::DType;
 use burn::backend::ops::ConvOptions;
-use burn::tensor::Shape;
 use burn_cubecl::kernel::into_contiguous;
-use burn_cubecl::ops::numeric::{empty_device_contiguous_dtype, zeros_client};
 use burn_cubecl::tensor::CubeTensor;
 
-/// An uninitialised contiguous tensor next to `like`.
-fn empty<const D: usize>(like: &CubeTensor, shape: [usize; D], dtype: DType) -> CubeTensor {
-    empty_device_contiguous_dtype(like.client.clone(), like.device.clone(), Shape::new(shape), dtype)
-}
-
-fn zeros<const D: usize>(like: &CubeTensor, shape: [usize; D]) -> CubeTensor {
-    zeros_client(like.client.clone(), like.device.clone(), Shape::new(shape), like.dtype)
-}
-
-/// An image tensor `[n, c, h, w]` whose pixels are one axis of even steps, and whose groups of channels are one axis with its images.
-struct Pixels {
-    tensor: CubeTensor,
-    image: usize,
-    channel: usize,
-    row: usize,
-    pixel: usize,
-}
-
 impl Pixels {
-    fn new(tensor: CubeTensor, groups: usize) -> Self {
-        let [_, channels, height, width] = dims4(&tensor);
-        let even = |tensor: &CubeTensor| {
-            let strides = tensor.meta.strides();
-            !tensor.meta.is_tiled()
-                && (height == 1 || width == 1 || strides[2] == width * strides[3])
-                && (groups == 1 || strides[0] == channels * strides[1])
-        };
-        let tensor = if even(&tensor) { tensor } else { into_contiguous(tensor) };
-        let strides = tensor.meta.strides();
-        // An axis of length 1 has any stride.
-        let pixel = if width == 1 { strides[2] } else { strides[3] };
-        let row = if height == 1 { width * pixel } else { strides[2] };
-        let (image, channel) = (strides[0], strides[1]);
-        Self { image, channel, row, pixel, tensor }
-    }
-
     /// As an operand whose lines are channels and whose k are pixels, or the other way round (`swap`), in groups of `channels`.
     fn layout(&self, tile: &Tile, groups: usize, channels: usize) -> Layout {
         let offset = tile.images.start * self.image + tile.rows.start * self.row;

@@ -6,12 +6,10 @@
 //! thread came first. Kernel size, stride and dilation are compiled in: a model has a handful of them, and division by 2 becomes a shift.
 
 use super::geometry::{Geometry, Tile};
+use super::launch::{UNITS, address_type};
 use burn::backend::cubecl::dtype_to_storage_type;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
-
-/// Threads to a workgroup; every Vulkan device allows 128.
-const UNITS: u32 = 64;
 
 /// What is compiled into a gather, (vertical, horizontal).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -154,7 +152,7 @@ pub(crate) fn im2col(x: &CubeTensor, columns: &CubeTensor, g: &Geometry, tile: &
         &x.client,
         count,
         CubeDim::new_1d(UNITS),
-        x.required_address_type().max(columns.required_address_type()),
+        address_type([x, columns]),
         x.clone().into_tensor_arg(),
         columns.clone().into_tensor_arg(),
         place(g, tile, 0..0),
@@ -175,7 +173,7 @@ pub(crate) fn col2im(columns: &CubeTensor, dx: &CubeTensor, g: &Geometry, tile: 
         &dx.client,
         count,
         CubeDim::new_1d(UNITS),
-        dx.required_address_type().max(columns.required_address_type()),
+        address_type([dx, columns]),
         columns.clone().into_tensor_arg(),
         dx.clone().into_tensor_arg(),
         place(g, tile, rows),

@@ -14,6 +14,7 @@
 //! and very long sums, which are cut into parts that are added up by [`add_parts`], always in the same order.
 
 use super::geometry::MAX_GRID;
+use super::launch::{UNITS, address_type, grid};
 use super::product::{ArgsLaunch, Block, COLS, add_parts_kernel, matmul_kernel};
 use super::shared::shared_memory_works;
 use burn::backend::DType;
@@ -113,7 +114,7 @@ impl Product {
                     client,
                     count,
                     CubeDim::new_1d(block.units()),
-                    [a, b, c].map(CubeTensor::required_address_type).into_iter().max().unwrap_or_default(),
+                    address_type([a, b, c]),
                     a.clone().into_tensor_arg(),
                     b.clone().into_tensor_arg(),
                     // Without a bias something must still be bound; it is not read.
@@ -161,14 +162,11 @@ impl Product {
 /// `out = sum over the first axis of parts`; `parts` is f32 and holds `count` times as many numbers as `out`.
 pub(crate) fn add_parts(parts: &CubeTensor, out: &CubeTensor, count: usize) {
     debug_assert_eq!(parts.dtype, DType::F32);
-    const UNITS: u32 = 64;
-    let cubes = (out.meta.shape().num_elements() as u32).div_ceil(UNITS);
-    let wide = cubes.min(MAX_GRID as u32);
     add_parts_kernel::launch(
         &out.client,
-        CubeCount::Static(wide, cubes.div_ceil(wide), 1),
+        grid(out.meta.shape().num_elements()),
         CubeDim::new_1d(UNITS),
-        parts.required_address_type().max(out.required_address_type()),
+        address_type([parts, out]),
         parts.clone().into_tensor_arg(),
         out.clone().into_tensor_arg(),
         count as u32,

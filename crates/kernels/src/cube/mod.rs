@@ -1,6 +1,7 @@
-//! Convolutions for CubeCL devices (Vulkan, CUDA, ROCm, Metal) as gathers and matrix products of our own.
+//! The operations on CubeCL devices (Vulkan, CUDA, ROCm, Metal): convolutions as gathers and matrix products of our own, and batch
+//! normalisation with SiLU (`norm`, which needs no choice: it runs whatever the lowering is).
 //!
-//! Why not the backend's: drivers for RDNA1 cards (RX 5600/5700) are reported to hang or miscompute in direct convolution kernels, and
+//! Why not the backend's convolutions: drivers for RDNA1 cards (RX 5600/5700) are reported to hang or miscompute in direct convolution kernels, and
 //! the backend chooses its convolution and its matmul by timing candidates on the card, which runs every one of them, the one that hangs
 //! included. With [`Lowering::Gemm`] a convolution is the kernels of this module and nothing else: `im2col_kernel`, `matmul_kernel`,
 //! `col2im_kernel`, the sum of a weight gradient's parts, and once for a device the check of its shared memory. Nothing is tuned and
@@ -13,16 +14,21 @@
 mod conv;
 mod geometry;
 mod im2col;
+pub(crate) mod launch;
 mod matmul;
+mod norm;
+mod norm_kernels;
+pub(crate) mod pixels;
 mod product;
 mod shared;
 
-use crate::ops::{Bias, ConvConfig, KernelOps};
+use crate::ops::{Bias, ConvConfig, KernelOps, NormGrads, NormOutput};
 use crate::policy::Lowering;
 use crate::portable;
 use burn::backend::DType;
 use burn_cubecl::CubeBackend;
 use burn_cubecl::tensor::CubeTensor;
+use launch::covers;
 pub use shared::shared_memory_works;
 use std::sync::Once;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -91,5 +97,28 @@ impl KernelOps for CubeBackend {
             return conv::weight_grad(x, dy, kernel, &config.to_burn(), workspace_bytes());
         }
         portable::conv_weight_grad::<Self>(x, dy, kernel, config)
+    }
+
+    fn norm_act(x: CubeTensor, gamma: CubeTensor, beta: CubeTensor, epsilon: f64, silu: bool) -> NormOutput<Self> {
+        if covers([&x, &gamma, &beta]) {
+            return norm::norm_act(x, gamma, beta, epsilon, silu);
+        }
+        portable::norm_act::<Self>(x, gamma, beta, epsilon, silu)
+    }
+
+    fn norm_act_backward(
+        x: CubeTensor,
+        mean: CubeTensor,
+        variance: CubeTensor,
+        gamma: CubeTensor,
+        beta: CubeTensor,
+        dy: CubeTensor,
+        epsilon: f64,
+        silu: bool,
+    ) -> NormGrads<Self> {
+        if covers([&x, &mean, &variance, &gamma, &beta, &dy]) {
+            return norm::norm_act_backward(x, mean, variance, gamma, beta, dy, epsilon, silu);
+        }
+        portable::norm_act_backward::<Self>(x, mean, variance, gamma, beta, dy, epsilon, silu)
     }
 }

@@ -1,4 +1,4 @@
-//! The updates in Burn's own words: their definition, and what devices do.
+//! The updates in Burn's own words: their definition, and the way of types other than f32.
 
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, Scalar};

@@ -20,7 +20,7 @@ impl LaunchObserver for Trace {
 }
 
 /// The kernels that `work` launches, and how often.
-fn trace<T>(work: impl FnOnce() -> T) -> BTreeMap<&'static str, usize> {
+pub(crate) fn trace<T>(work: impl FnOnce() -> T) -> BTreeMap<&'static str, usize> {
     let trace = Arc::new(Trace::default());
     let watching = LaunchObservation::new(trace.clone());
     work();

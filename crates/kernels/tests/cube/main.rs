@@ -1,4 +1,4 @@
-//! Convolutions on a Vulkan device (SwiftShader) against Burn's CPU backend, and a trace of the kernels they launch.
+//! Our kernels on a Vulkan device (SwiftShader) against the CPU, and a trace of what they launch.
 //!
 //! `BELLOWS_SWIFTSHADER` names SwiftShader's ICD file (`.ci/swiftshader` prints one); without it the tests say that they are skipped.
 //! SwiftShader runs the product without shared memory (why is told in `src/cube/shared.rs`). Mesa's software OpenGL runs the one with:
@@ -7,7 +7,9 @@
 
 mod figures;
 mod launches;
+mod norm;
 mod support;
+mod update;
 
 use bellows_kernels::ConvConfig;
 use bellows_kernels::cube::{set_workspace_bytes, shared_memory_works};
@@ -20,7 +22,7 @@ use std::env;
 use std::ffi::OsStr;
 use support::{Case, Numbers, case, child, cube, device, numbers, on_swiftshader, relative};
 
-/// The same numbers through shared memory.
+/// The same numbers through shared memory, and by another compiler (WGSL).
 #[test]
 fn agrees_with_the_cpu_in_shared_memory() {
     if env::var_os("BELLOWS_MESA_GL").is_none() {
@@ -28,7 +30,7 @@ fn agrees_with_the_cpu_in_shared_memory() {
         return;
     }
     let on = |variable| (variable, OsStr::new("1"));
-    for name in ["agrees_with_the_cpu", "large_and_strided"] {
+    for name in ["agrees_with_the_cpu", "large_and_strided", "norm::agrees_with_the_cpu", "update::agrees_with_the_cpu"] {
         child(name, &[on("BELLOWS_CUBE_GL"), on("LIBGL_ALWAYS_SOFTWARE"), ("EGL_PLATFORM", OsStr::new("surfaceless"))]);
     }
 }

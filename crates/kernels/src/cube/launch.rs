@@ -1,0 +1,50 @@
+//! What launching a kernel of one number to a thread takes, and the second half of a sum in two launches.
+
+use super::geometry::MAX_GRID;
+use burn::backend::DType;
+use burn_cubecl::tensor::CubeTensor;
+use cubecl::prelude::*;
+
+/// Threads to a workgroup; every Vulkan device allows 128.
+pub(crate) const UNITS: u32 = 64;
+
+/// Workgroups of [`UNITS`] for at least `units` threads, numbered by `ABSOLUTE_POS`.
+pub(crate) fn grid(units: usize) -> CubeCount {
+    let cubes = units.div_ceil(UNITS as usize).max(1);
+    let wide = cubes.min(MAX_GRID);
+    CubeCount::Static(wide as u32, cubes.div_ceil(wide) as u32, 1)
+}
+
+/// The integers that reach every number of these tensors.
+pub(crate) fn address_type<const N: usize>(tensors: [&CubeTensor; N]) -> AddressType {
+    tensors.map(CubeTensor::required_address_type).into_iter().max().unwrap_or_default()
+}
+
+/// Whether our f32 kernels take these: all of that type and none empty.
+pub(crate) fn covers<const N: usize>(tensors: [&CubeTensor; N]) -> bool {
+    tensors.iter().all(|tensor| tensor.dtype == DType::F32 && tensor.meta.shape().num_elements() > 0)
+}
+
+/// Loads in flight in a loop that adds: a GPU waits for each as long as for all of them, and drivers do not unroll for it.
+pub(crate) const AHEAD: u32 = 8;
+
+/// `sum over i < count of parts[first + i * step]`, in that order, by eights.
+#[cube]
+pub(crate) fn fold(parts: &Tensor<f32>, first: usize, step: usize, count: u32) -> f32 {
+    let mut total = 0.0f32;
+    let mut part = 0u32;
+    while part + AHEAD <= count {
+        let mut sum = 0.0f32;
+        #[unroll]
+        for i in 0..AHEAD {
+            sum += parts[first + (part + i) as usize * step];
+        }
+        total += sum;
+        part += AHEAD;
+    }
+    while part < count {
+        total += parts[first + part as usize * step];
+        part += 1u32;
+    }
+    total
+}

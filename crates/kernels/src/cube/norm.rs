@@ -1,0 +1,200 @@
+//! Batch normalisation and SiLU on CubeCL devices, from the host's side: three launches forward and three backward.
+//!
+//! Forward: parts of each channel's sums, statistics from the parts, output. Backward: parts of both sums, their totals, input gradient.
+//! x is all that is kept between the two, as on the processor. Inputs of any strides are read in place where the rows of an image step
+//! evenly; what comes out lies in memory as x does, so a chain of layers keeps the order that its convolutions chose.
+
+use super::geometry::dims4;
+use super::launch::{UNITS, address_type, grid};
+use super::norm_kernels::{
+    ExtentLaunch, StepsLaunch, norm_gradient_kernel, norm_gradient_sums_kernel, norm_input_gradient_kernel, norm_moments_kernel,
+    norm_output_kernel, norm_statistics_kernel,
+};
+use super::pixels::{Pixels, empty};
+use crate::ops::{NormGrads, NormOutput};
+use burn::backend::DType;
+use burn::backend::ops::FloatTensorOps;
+use burn_cubecl::CubeBackend;
+use burn_cubecl::kernel::into_contiguous;
+use burn_cubecl::tensor::CubeTensor;
+use cubecl::prelude::*;
+
+/// Sizes of x, how its channels' sums are cut into parts, and in which order threads go over it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Plan {
+    images: usize,
+    channels: usize,
+    pixels: usize,
+    /// Parts along the pixels of an image, and along the images.
+    inner: usize,
+    outer: usize,
+    /// Whether the channels of a pixel are neighbours in memory, rather than the pixels of a channel.
+    channels_last: bool,
+}
+
+impl Plan {
+    /// As many parts as terms to a part, so that both launches of a sum take about as long.
+    fn new(x: &Pixels) -> Self {
+        let [images, channels, height, width] = dims4(&x.tensor);
+        let pixels = height * width;
+        let parts = (images * pixels).isqrt();
+        let inner = parts.min(pixels);
+        let outer = (parts / inner).min(images);
+        Self { images, channels, pixels, inner, outer, channels_last: x.channel < x.pixel }
+    }
+
+    fn parts(&self) -> usize {
+        self.inner * self.outer
+    }
+
+    fn extent(&self) -> ExtentLaunch {
+        let Self { images, channels, pixels, inner, outer, .. } = *self;
+        ExtentLaunch::new(images as u32, channels as u32, pixels as u32, inner as u32, outer as u32)
+    }
+
+    /// A tensor of x's sizes that lies in memory as x does.
+    fn like(&self, x: &Pixels) -> Pixels {
+        let [n, c, h, w] = dims4(&x.tensor);
+        let tensor = if self.channels_last {
+            CubeBackend::float_permute(empty(&x.tensor, [n, h, w, c], DType::F32), &[0, 3, 1, 2])
+        } else {
+            empty(&x.tensor, [n, c, h, w], DType::F32)
+        };
+        Pixels::new(tensor, 1)
+    }
+}
+
+fn steps(of: &Pixels) -> StepsLaunch {
+    StepsLaunch::new(of.image, of.channel, of.pixel)
+}
+
+/// [`KernelOps::norm_act`](crate::ops::KernelOps::norm_act) of what [`covers`](super::launch::covers) allows.
+pub(super) fn norm_act(x: CubeTensor, gamma: CubeTensor, beta: CubeTensor, epsilon: f64, silu: bool) -> NormOutput<CubeBackend> {
+    let [gamma, beta] = [gamma, beta].map(into_contiguous);
+    let x = Pixels::new(x, 1);
+    let plan = Plan::new(&x);
+    let (client, units) = (x.tensor.client.clone(), CubeDim::new_1d(UNITS));
+
+    let parts = empty(&x.tensor, [2, plan.parts(), plan.channels], DType::F32);
+    norm_moments_kernel::launch(
+        &client,
+        grid(plan.parts() * plan.channels),
+        units,
+        address_type([&x.tensor, &parts]),
+        x.tensor.clone().into_tensor_arg(),
+        parts.clone().into_tensor_arg(),
+        plan.extent(),
+        steps(&x),
+        plan.channels_last,
+    );
+    let [mean, variance] = [(); 2].map(|()| empty(&x.tensor, [plan.channels], DType::F32));
+    let scale = empty(&x.tensor, [plan.channels], DType::F32);
+    norm_statistics_kernel::launch(
+        &client,
+        grid(plan.channels),
+        units,
+        address_type([&x.tensor, &parts]),
+        parts.into_tensor_arg(),
+        x.tensor.clone().into_tensor_arg(),
+        gamma.into_tensor_arg(),
+        mean.clone().into_tensor_arg(),
+        variance.clone().into_tensor_arg(),
+        scale.clone().into_tensor_arg(),
+        plan.extent(),
+        steps(&x),
+        epsilon as f32,
+    );
+    let y = plan.like(&x);
+    norm_output_kernel::launch(
+        &client,
+        grid(plan.channels * plan.pixels),
+        units,
+        address_type([&x.tensor, &y.tensor]),
+        x.tensor.clone().into_tensor_arg(),
+        mean.clone().into_tensor_arg(),
+        scale.into_tensor_arg(),
+        beta.into_tensor_arg(),
+        y.tensor.clone().into_tensor_arg(),
+        plan.extent(),
+        steps(&x),
+        steps(&y),
+        silu,
+        plan.channels_last,
+    );
+    NormOutput { output: y.tensor, mean, variance }
+}
+
+/// [`KernelOps::norm_act_backward`](crate::ops::KernelOps::norm_act_backward) of what [`covers`](super::launch::covers) allows.
+#[allow(clippy::too_many_arguments)]
+pub(super) fn norm_act_backward(
+    x: CubeTensor,
+    mean: CubeTensor,
+    variance: CubeTensor,
+    gamma: CubeTensor,
+    beta: CubeTensor,
+    dy: CubeTensor,
+    epsilon: f64,
+    silu: bool,
+) -> NormGrads<CubeBackend> {
+    let [mean, variance, gamma, beta] = [mean, variance, gamma, beta].map(into_contiguous);
+    let (x, dy) = (Pixels::new(x, 1), Pixels::new(dy, 1));
+    let plan = Plan::new(&x);
+    let (client, units) = (x.tensor.client.clone(), CubeDim::new_1d(UNITS));
+
+    let parts = empty(&x.tensor, [2, plan.parts(), plan.channels], DType::F32);
+    norm_gradient_kernel::launch(
+        &client,
+        grid(plan.parts() * plan.channels),
+        units,
+        address_type([&x.tensor, &dy.tensor, &parts]),
+        x.tensor.clone().into_tensor_arg(),
+        dy.tensor.clone().into_tensor_arg(),
+        mean.clone().into_tensor_arg(),
+        variance.clone().into_tensor_arg(),
+        gamma.clone().into_tensor_arg(),
+        beta.clone().into_tensor_arg(),
+        parts.clone().into_tensor_arg(),
+        plan.extent(),
+        steps(&x),
+        steps(&dy),
+        epsilon as f32,
+        silu,
+        plan.channels_last,
+    );
+    let [dgamma, dbeta] = [(); 2].map(|()| empty(&x.tensor, [plan.channels], DType::F32));
+    let factors = empty(&x.tensor, [3, plan.channels], DType::F32);
+    norm_gradient_sums_kernel::launch(
+        &client,
+        grid(plan.channels),
+        units,
+        address_type([&parts]),
+        parts.into_tensor_arg(),
+        variance.into_tensor_arg(),
+        gamma.into_tensor_arg(),
+        dgamma.clone().into_tensor_arg(),
+        dbeta.clone().into_tensor_arg(),
+        factors.clone().into_tensor_arg(),
+        plan.extent(),
+        epsilon as f32,
+    );
+    let dx = plan.like(&x);
+    norm_input_gradient_kernel::launch(
+        &client,
+        grid(plan.channels * plan.pixels),
+        units,
+        address_type([&x.tensor, &dy.tensor, &dx.tensor]),
+        x.tensor.clone().into_tensor_arg(),
+        dy.tensor.clone().into_tensor_arg(),
+        mean.into_tensor_arg(),
+        beta.into_tensor_arg(),
+        factors.into_tensor_arg(),
+        dx.tensor.clone().into_tensor_arg(),
+        plan.extent(),
+        steps(&x),
+        steps(&dy),
+        steps(&dx),
+        silu,
+        plan.channels_last,
+    );
+    NormGrads { x: dx.tensor, gamma: dgamma, beta: dbeta }
+}

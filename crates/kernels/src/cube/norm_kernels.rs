@@ -1,0 +1,318 @@
+//! The device side of batch normalisation and SiLU.
+//!
+//! Sums over a channel take two launches: threads add up parts of it in registers, one thread to a channel adds the parts. There is no
+//! shared memory in it (see [`shared`](super::shared)), no atomic and no choice by time, so results repeat bit for bit. Neighbouring
+//! threads read neighbours: pixels of a channel, or channels of a pixel where those are what memory holds side by side (`channels_last`).
+
+#![allow(clippy::too_many_arguments, reason = "a kernel has no struct of borrowed tensors to take them in")]
+
+use super::launch::fold;
+use cubecl::prelude::*;
+
+/// Sizes, and into how many parts a channel's sums are cut: `inner` times over its pixels, `outer` times over the images.
+#[derive(CubeLaunch, CubeType)]
+pub(crate) struct Extent {
+    images: u32,
+    channels: u32,
+    pixels: u32,
+    inner: u32,
+    outer: u32,
+}
+
+/// Steps of a tensor from one image, channel and pixel to the next.
+#[derive(CubeLaunch, CubeType)]
+pub(crate) struct Steps {
+    image: usize,
+    channel: usize,
+    pixel: usize,
+}
+
+/// What is added up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Pass {
+    /// `Σ d` and `Σ d²` of `d = x - mean`.
+    Moments,
+    /// `Σ dz` and `Σ dz (x - mean)`.
+    Gradient {
+        /// Whether dz is behind a SiLU.
+        silu: bool,
+    },
+}
+
+/// A channel's constants: `z = (x - mean) scale + beta`.
+#[derive(CubeType)]
+struct Channel {
+    mean: f32,
+    scale: f32,
+    beta: f32,
+}
+
+/// dz of one number: dy, or `dy s (1 + z (1 - s))`, `s = sigmoid(z)`.
+#[cube]
+fn slope(channel: &Channel, centred: f32, dy: f32, #[comptime] silu: bool) -> f32 {
+    let mut dz = dy;
+    if comptime!(silu) {
+        let z = centred * channel.scale + channel.beta;
+        let s = 1.0f32 / (1.0f32 + (-z).exp());
+        dz *= s * (1.0f32 + z * (1.0f32 - s));
+    }
+    dz
+}
+
+/// One term of both sums.
+#[cube]
+fn add_term(x: f32, dy: f32, channel: &Channel, sums: &mut Array<f32>, #[comptime] pass: Pass) {
+    let centred = x - channel.mean;
+    let mut weight = centred;
+    if let Pass::Gradient { silu } = comptime!(pass) {
+        weight = slope(channel, centred, dy, silu);
+    }
+    sums[0] += weight;
+    sums[1] += weight * centred;
+}
+
+/// Pixels in flight at a time, see [`launch::AHEAD`](super::launch::AHEAD); few, since a small plane has few to a part.
+const AHEAD: u32 = 4;
+
+/// Both sums of one part into `parts [2, parts, channels]`, plane by plane, so that no run of additions is long.
+#[cube]
+fn add_up(
+    x: &Tensor<f32>,
+    dy: &Tensor<f32>,
+    parts: &mut Tensor<f32>,
+    at: u32,
+    part: u32,
+    channel: &Channel,
+    x_base: usize,
+    dy_base: usize,
+    extent: &Extent,
+    x_steps: &Steps,
+    dy_steps: &Steps,
+    #[comptime] pass: Pass,
+) {
+    let mut totals = Array::<f32>::new(2usize);
+    totals[0] = 0.0f32;
+    totals[1] = 0.0f32;
+    let mut sums = Array::<f32>::new(2usize);
+    let mut image = part / extent.inner;
+    while image < extent.images {
+        let x_at = x_base + image as usize * x_steps.image;
+        let dy_at = dy_base + image as usize * dy_steps.image;
+        sums[0] = 0.0f32;
+        sums[1] = 0.0f32;
+        let mut pixel = part % extent.inner;
+        while pixel + comptime!(AHEAD - 1) * extent.inner < extent.pixels {
+            #[unroll]
+            for i in 0..AHEAD {
+                let p = (pixel + i * extent.inner) as usize;
+                add_term(x[x_at + p * x_steps.pixel], dy[dy_at + p * dy_steps.pixel], channel, &mut sums, pass);
+            }
+            pixel += AHEAD * extent.inner;
+        }
+        while pixel < extent.pixels {
+            let p = pixel as usize;
+            add_term(x[x_at + p * x_steps.pixel], dy[dy_at + p * dy_steps.pixel], channel, &mut sums, pass);
+            pixel += extent.inner;
+        }
+        totals[0] += sums[0];
+        totals[1] += sums[1];
+        image += extent.outer;
+    }
+    parts[at as usize] = totals[0];
+    parts[(at + extent.channels * extent.inner * extent.outer) as usize] = totals[1];
+}
+
+/// `1 / sqrt(variance + epsilon)`.
+#[cube]
+fn rstd(variance: f32, epsilon: f32) -> f32 {
+    1.0f32 / (variance + epsilon).sqrt()
+}
+
+/// The channel of this thread, of `count` to a channel.
+#[cube]
+fn channel_of(channels: u32, count: u32, #[comptime] channels_last: bool) -> u32 {
+    let unit = ABSOLUTE_POS as u32;
+    if comptime!(channels_last) { unit % channels } else { unit / count }
+}
+
+/// Its number among those of the channel.
+#[cube]
+fn index_of(channels: u32, count: u32, #[comptime] channels_last: bool) -> u32 {
+    let unit = ABSOLUTE_POS as u32;
+    if comptime!(channels_last) { unit / channels } else { unit % count }
+}
+
+/// Parts of each channel's sums around its first value, a thread to a part.
+#[cube(launch, address_type = "dynamic")]
+pub(crate) fn norm_moments_kernel(
+    x: &Tensor<f32>,
+    parts: &mut Tensor<f32>,
+    extent: &Extent,
+    steps: &Steps,
+    #[comptime] channels_last: bool,
+) {
+    let count = extent.inner * extent.outer;
+    if ABSOLUTE_POS >= (extent.channels * count) as usize {
+        terminate!();
+    }
+    let c = channel_of(extent.channels, count, channels_last);
+    let part = index_of(extent.channels, count, channels_last);
+    let base = c as usize * steps.channel;
+    let channel = Channel { mean: x[base], scale: 0.0f32, beta: 0.0f32 };
+    let at = part * extent.channels + c;
+    add_up(x, x, parts, at, part, &channel, base, base, extent, steps, steps, Pass::Moments);
+}
+
+/// Mean, variance and `scale = gamma / sqrt(variance + epsilon)` from the parts, a thread to a channel.
+#[cube(launch, address_type = "dynamic")]
+pub(crate) fn norm_statistics_kernel(
+    parts: &Tensor<f32>,
+    x: &Tensor<f32>,
+    gamma: &Tensor<f32>,
+    mean: &mut Tensor<f32>,
+    variance: &mut Tensor<f32>,
+    scale: &mut Tensor<f32>,
+    extent: &Extent,
+    steps: &Steps,
+    epsilon: f32,
+) {
+    let c = ABSOLUTE_POS;
+    let channels = extent.channels as usize;
+    if c >= channels {
+        terminate!();
+    }
+    let count = extent.inner * extent.outer;
+    let samples = f32::cast_from(extent.images) * f32::cast_from(extent.pixels);
+    let offset = fold(parts, c, channels, count) / samples;
+    let squares = fold(parts, c + count as usize * channels, channels, count) / samples;
+    let spread = max(squares - offset * offset, 0.0f32);
+    mean[c] = x[c * steps.channel] + offset;
+    variance[c] = spread;
+    scale[c] = gamma[c] * rstd(spread, epsilon);
+}
+
+/// `z = (x - mean) scale + beta`, through SiLU if asked; a thread to a pixel of a channel, for all images.
+#[cube(launch, address_type = "dynamic")]
+pub(crate) fn norm_output_kernel(
+    x: &Tensor<f32>,
+    mean: &Tensor<f32>,
+    scale: &Tensor<f32>,
+    beta: &Tensor<f32>,
+    y: &mut Tensor<f32>,
+    extent: &Extent,
+    x_steps: &Steps,
+    y_steps: &Steps,
+    #[comptime] silu: bool,
+    #[comptime] channels_last: bool,
+) {
+    if ABSOLUTE_POS >= (extent.channels * extent.pixels) as usize {
+        terminate!();
+    }
+    let c = channel_of(extent.channels, extent.pixels, channels_last) as usize;
+    let pixel = index_of(extent.channels, extent.pixels, channels_last) as usize;
+    let (mean, scale, beta) = (mean[c], scale[c], beta[c]);
+    let from = c * x_steps.channel + pixel * x_steps.pixel;
+    let to = c * y_steps.channel + pixel * y_steps.pixel;
+    for image in 0..extent.images {
+        let mut z = (x[from + image as usize * x_steps.image] - mean) * scale + beta;
+        if comptime!(silu) {
+            z /= 1.0f32 + (-z).exp();
+        }
+        y[to + image as usize * y_steps.image] = z;
+    }
+}
+
+/// Parts of each channel's `Σ dz` and `Σ dz (x - mean)`, a thread to a part.
+#[cube(launch, address_type = "dynamic")]
+pub(crate) fn norm_gradient_kernel(
+    x: &Tensor<f32>,
+    dy: &Tensor<f32>,
+    mean: &Tensor<f32>,
+    variance: &Tensor<f32>,
+    gamma: &Tensor<f32>,
+    beta: &Tensor<f32>,
+    parts: &mut Tensor<f32>,
+    extent: &Extent,
+    x_steps: &Steps,
+    dy_steps: &Steps,
+    epsilon: f32,
+    #[comptime] silu: bool,
+    #[comptime] channels_last: bool,
+) {
+    let count = extent.inner * extent.outer;
+    if ABSOLUTE_POS >= (extent.channels * count) as usize {
+        terminate!();
+    }
+    let channel = channel_of(extent.channels, count, channels_last);
+    let part = index_of(extent.channels, count, channels_last);
+    let at = part * extent.channels + channel;
+    let c = channel as usize;
+    let scale = gamma[c] * rstd(variance[c], epsilon);
+    let channel = Channel { mean: mean[c], scale, beta: beta[c] };
+    let (x_base, dy_base) = (c * x_steps.channel, c * dy_steps.channel);
+    let pass = comptime!(Pass::Gradient { silu });
+    add_up(x, dy, parts, at, part, &channel, x_base, dy_base, extent, x_steps, dy_steps, pass);
+}
+
+/// dgamma, dbeta and `factors [3, channels]` from the parts, a thread to a channel: gamma rstd, dbeta / M and dgamma rstd / M.
+#[cube(launch, address_type = "dynamic")]
+pub(crate) fn norm_gradient_sums_kernel(
+    parts: &Tensor<f32>,
+    variance: &Tensor<f32>,
+    gamma: &Tensor<f32>,
+    dgamma: &mut Tensor<f32>,
+    dbeta: &mut Tensor<f32>,
+    factors: &mut Tensor<f32>,
+    extent: &Extent,
+    epsilon: f32,
+) {
+    let c = ABSOLUTE_POS;
+    let channels = extent.channels as usize;
+    if c >= channels {
+        terminate!();
+    }
+    let count = extent.inner * extent.outer;
+    let samples = f32::cast_from(extent.images) * f32::cast_from(extent.pixels);
+    let rstd = rstd(variance[c], epsilon);
+    let shift = fold(parts, c, channels, count);
+    let stretch = fold(parts, c + count as usize * channels, channels, count) * rstd;
+    dbeta[c] = shift;
+    dgamma[c] = stretch;
+    factors[c] = gamma[c] * rstd;
+    factors[channels + c] = shift / samples;
+    factors[2 * channels + c] = stretch * rstd / samples;
+}
+
+/// `dx = scale (dz - dbeta / M - (x - mean) dgamma rstd / M)`; a thread to a pixel of a channel, for all images.
+#[cube(launch, address_type = "dynamic")]
+pub(crate) fn norm_input_gradient_kernel(
+    x: &Tensor<f32>,
+    dy: &Tensor<f32>,
+    mean: &Tensor<f32>,
+    beta: &Tensor<f32>,
+    factors: &Tensor<f32>,
+    dx: &mut Tensor<f32>,
+    extent: &Extent,
+    x_steps: &Steps,
+    dy_steps: &Steps,
+    dx_steps: &Steps,
+    #[comptime] silu: bool,
+    #[comptime] channels_last: bool,
+) {
+    if ABSOLUTE_POS >= (extent.channels * extent.pixels) as usize {
+        terminate!();
+    }
+    let c = channel_of(extent.channels, extent.pixels, channels_last) as usize;
+    let pixel = index_of(extent.channels, extent.pixels, channels_last) as usize;
+    let channels = extent.channels as usize;
+    let channel = Channel { mean: mean[c], scale: factors[c], beta: beta[c] };
+    let (mean_dz, tilt) = (factors[channels + c], factors[2 * channels + c]);
+    let x_at = c * x_steps.channel + pixel * x_steps.pixel;
+    let dy_at = c * dy_steps.channel + pixel * dy_steps.pixel;
+    let dx_at = c * dx_steps.channel + pixel * dx_steps.pixel;
+    for image in 0..extent.images {
+        let centred = x[x_at + image as usize * x_steps.image] - channel.mean;
+        let dz = slope(&channel, centred, dy[dy_at + image as usize * dy_steps.image], silu);
+        dx[dx_at + image as usize * dx_steps.image] = channel.scale * (dz - mean_dz - centred * tilt);
+    }
+}

@@ -1,0 +1,47 @@
+//! Tensors on a CubeCL device as the kernels take them.
+
+use super::geometry::dims4;
+use burn::backend::DType;
+use burn::tensor::Shape;
+use burn_cubecl::kernel::into_contiguous;
+use burn_cubecl::ops::numeric::{empty_device_contiguous_dtype, zeros_client};
+use burn_cubecl::tensor::CubeTensor;
+
+/// An uninitialised contiguous tensor next to `like`.
+pub(crate) fn empty<const D: usize>(like: &CubeTensor, shape: [usize; D], dtype: DType) -> CubeTensor {
+    empty_device_contiguous_dtype(like.client.clone(), like.device.clone(), Shape::new(shape), dtype)
+}
+
+/// A contiguous tensor of zeros next to `like`, of its type.
+pub(crate) fn zeros<const D: usize>(like: &CubeTensor, shape: [usize; D]) -> CubeTensor {
+    zeros_client(like.client.clone(), like.device.clone(), Shape::new(shape), like.dtype)
+}
+
+/// An image tensor `[n, c, h, w]` whose pixels are one axis of even steps, and whose groups of channels are one axis with its images.
+pub(super) struct Pixels {
+    pub(super) tensor: CubeTensor,
+    pub(super) image: usize,
+    pub(super) channel: usize,
+    pub(super) row: usize,
+    pub(super) pixel: usize,
+}
+
+impl Pixels {
+    /// The tensor in place if it is like that, else a copy in order. One group needs no even step from channels to images.
+    pub(super) fn new(tensor: CubeTensor, groups: usize) -> Self {
+        let [_, channels, height, width] = dims4(&tensor);
+        let even = |tensor: &CubeTensor| {
+            let strides = tensor.meta.strides();
+            !tensor.meta.is_tiled()
+                && (height == 1 || width == 1 || strides[2] == width * strides[3])
+                && (groups == 1 || strides[0] == channels * strides[1])
+        };
+        let tensor = if even(&tensor) { tensor } else { into_contiguous(tensor) };
+        let strides = tensor.meta.strides();
+        // An axis of length 1 has any stride.
+        let pixel = if width == 1 { strides[2] } else { strides[3] };
+        let row = if height == 1 { width * pixel } else { strides[2] };
+        let (image, channel) = (strides[0], strides[1]);
+        Self { image, channel, row, pixel, tensor }
+    }
+}

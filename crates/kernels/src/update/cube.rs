@@ -1,0 +1,243 @@
+//! The updates on CubeCL devices: f32 in one launch each (the sum of squares in two), everything else through Burn's own operations.
+//!
+//! A result goes into the memory of the tensor it replaces if nobody else holds that.
+
+use burn::backend::DType;
+use burn_cubecl::CubeBackend;
+use burn_cubecl::kernel::into_contiguous;
+use burn_cubecl::tensor::CubeTensor;
+use cubecl::prelude::*;
+
+use super::{Adam, Sgd, UpdateOps, portable};
+use crate::cube::launch::{AHEAD, UNITS, address_type, covers, fold, grid};
+use crate::cube::pixels::empty;
+
+/// [`Sgd`] as a kernel takes it.
+#[derive(CubeLaunch, CubeType)]
+struct SgdScalars {
+    lr: f32,
+    momentum: f32,
+    decay: f32,
+}
+
+/// [`Adam`] as a kernel takes it; `rest` is 1 - β, rounded once.
+#[derive(CubeLaunch, CubeType)]
+struct AdamScalars {
+    rate: f32,
+    beta1: f32,
+    rest1: f32,
+    beta2: f32,
+    rest2: f32,
+    root: f32,
+    epsilon: f32,
+    decay: f32,
+    keep: f32,
+}
+
+#[cube(launch, address_type = "dynamic")]
+fn sgd_kernel(
+    weight: &Tensor<f32>,
+    grad: &Tensor<f32>,
+    buffer: &Tensor<f32>,
+    new_weight: &mut Tensor<f32>,
+    new_buffer: &mut Tensor<f32>,
+    step: &SgdScalars,
+) {
+    let i = ABSOLUTE_POS;
+    if i >= grad.len() {
+        terminate!();
+    }
+    let w = weight[i];
+    let g = grad[i] + w * step.decay;
+    let b = buffer[i] * step.momentum + g;
+    new_buffer[i] = b;
+    new_weight[i] = w - (g + b * step.momentum) * step.lr;
+}
+
+#[cube(launch, address_type = "dynamic")]
+fn adam_kernel(
+    weight: &Tensor<f32>,
+    grad: &Tensor<f32>,
+    first: &Tensor<f32>,
+    second: &Tensor<f32>,
+    new_weight: &mut Tensor<f32>,
+    new_first: &mut Tensor<f32>,
+    new_second: &mut Tensor<f32>,
+    step: &AdamScalars,
+) {
+    let i = ABSOLUTE_POS;
+    if i >= grad.len() {
+        terminate!();
+    }
+    let w = weight[i] * step.keep;
+    let g = grad[i] + w * step.decay;
+    let m = first[i] * step.beta1 + g * step.rest1;
+    let v = second[i] * step.beta2 + g * g * step.rest2;
+    new_first[i] = m;
+    new_second[i] = v;
+    new_weight[i] = w - m / (v.sqrt() / step.root + step.epsilon) * step.rate;
+}
+
+#[cube(launch, address_type = "dynamic")]
+fn blend_kernel(old: &Tensor<f32>, new: &Tensor<f32>, out: &mut Tensor<f32>, a: f32, b: f32) {
+    let i = ABSOLUTE_POS;
+    if i >= new.len() {
+        terminate!();
+    }
+    out[i] = old[i] * a + new[i] * b;
+}
+
+/// `parts[p] = sum of x[i]²` over `i = p, p + parts, ...`, by eights.
+#[cube(launch, address_type = "dynamic")]
+fn squares_kernel(x: &Tensor<f32>, parts: &mut Tensor<f32>) {
+    let count = parts.len();
+    if ABSOLUTE_POS >= count {
+        terminate!();
+    }
+    let mut total = 0.0f32;
+    let mut i = ABSOLUTE_POS;
+    while i + comptime!(AHEAD as usize - 1) * count < x.len() {
+        let mut sum = 0.0f32;
+        #[unroll]
+        for ahead in 0..comptime!(AHEAD as usize) {
+            let value = x[i + ahead * count];
+            sum += value * value;
+        }
+        total += sum;
+        i += comptime!(AHEAD as usize) * count;
+    }
+    while i < x.len() {
+        total += x[i] * x[i];
+        i += count;
+    }
+    parts[ABSOLUTE_POS] = total;
+}
+
+/// `out[0] = sum of parts`, by one thread.
+#[cube(launch, address_type = "dynamic")]
+fn squares_total_kernel(parts: &Tensor<f32>, out: &mut Tensor<f32>) {
+    out[0] = fold(parts, 0usize, 1usize, parts.len() as u32);
+}
+
+/// The tensor that replaces `old`, the kernel's `position`-th input, and the argument that writes it.
+fn replacement(old: &CubeTensor, position: usize) -> (CubeTensor, TensorArg) {
+    if old.can_mut() {
+        return (old.clone(), old.as_tensor_alias(position));
+    }
+    let new = empty(old, [old.meta.shape().num_elements()], old.dtype);
+    (new.clone(), new.into_tensor_arg())
+}
+
+impl UpdateOps for CubeBackend {
+    fn sgd_step(weight: CubeTensor, grad: CubeTensor, buffer: CubeTensor, step: Sgd) -> (CubeTensor, CubeTensor) {
+        if !covers([&weight, &grad, &buffer]) {
+            return portable::sgd_step::<Self>(weight, grad, buffer, step);
+        }
+        let [weight, grad, buffer] = [weight, grad, buffer].map(into_contiguous);
+        let (new_weight, to_weight) = replacement(&weight, 0);
+        let (new_buffer, to_buffer) = replacement(&buffer, 2);
+        sgd_kernel::launch(
+            &grad.client.clone(),
+            grid(grad.meta.shape().num_elements()),
+            CubeDim::new_1d(UNITS),
+            address_type([&weight, &grad, &buffer]),
+            weight.into_tensor_arg(),
+            grad.into_tensor_arg(),
+            buffer.into_tensor_arg(),
+            to_weight,
+            to_buffer,
+            SgdScalarsLaunch::new(step.lr as f32, step.momentum as f32, step.decay as f32),
+        );
+        (new_weight, new_buffer)
+    }
+
+    fn adam_step(
+        weight: CubeTensor,
+        grad: CubeTensor,
+        first: CubeTensor,
+        second: CubeTensor,
+        step: Adam,
+    ) -> (CubeTensor, CubeTensor, CubeTensor) {
+        if !covers([&weight, &grad, &first, &second]) {
+            return portable::adam_step::<Self>(weight, grad, first, second, step);
+        }
+        let [weight, grad, first, second] = [weight, grad, first, second].map(into_contiguous);
+        let (new_weight, to_weight) = replacement(&weight, 0);
+        let (new_first, to_first) = replacement(&first, 2);
+        let (new_second, to_second) = replacement(&second, 3);
+        let scalars = AdamScalarsLaunch::new(
+            step.rate as f32,
+            step.beta1 as f32,
+            (1.0 - step.beta1) as f32,
+            step.beta2 as f32,
+            (1.0 - step.beta2) as f32,
+            step.root as f32,
+            step.epsilon as f32,
+            step.decay as f32,
+            step.keep as f32,
+        );
+        adam_kernel::launch(
+            &grad.client.clone(),
+            grid(grad.meta.shape().num_elements()),
+            CubeDim::new_1d(UNITS),
+            address_type([&weight, &grad, &first, &second]),
+            weight.into_tensor_arg(),
+            grad.into_tensor_arg(),
+            first.into_tensor_arg(),
+            second.into_tensor_arg(),
+            to_weight,
+            to_first,
+            to_second,
+            scalars,
+        );
+        (new_weight, new_first, new_second)
+    }
+
+    fn blend(old: CubeTensor, new: CubeTensor, a: f64, b: f64) -> CubeTensor {
+        if !covers([&old, &new]) {
+            return portable::blend::<Self>(old, new, a, b);
+        }
+        let [old, new] = [old, new].map(into_contiguous);
+        let (blended, to_blended) = replacement(&old, 0);
+        blend_kernel::launch(
+            &new.client.clone(),
+            grid(new.meta.shape().num_elements()),
+            CubeDim::new_1d(UNITS),
+            address_type([&old, &new]),
+            old.into_tensor_arg(),
+            new.into_tensor_arg(),
+            to_blended,
+            a as f32,
+            b as f32,
+        );
+        blended
+    }
+
+    fn sum_of_squares(x: CubeTensor) -> CubeTensor {
+        if !covers([&x]) {
+            return portable::sum_of_squares::<Self>(x);
+        }
+        let x = into_contiguous(x);
+        let client = x.client.clone();
+        // As many parts as terms to a part, so that both launches take about as long.
+        let parts = x.meta.shape().num_elements().isqrt();
+        let (sums, total) = (empty(&x, [parts], DType::F32), empty(&x, [1], DType::F32));
+        squares_kernel::launch(
+            &client,
+            grid(parts),
+            CubeDim::new_1d(UNITS),
+            address_type([&x]),
+            x.into_tensor_arg(),
+            sums.clone().into_tensor_arg(),
+        );
+        squares_total_kernel::launch(
+            &client,
+            CubeCount::new_single(),
+            CubeDim::new_single(),
+            address_type([&sums]),
+            sums.into_tensor_arg(),
+            total.clone().into_tensor_arg(),
+        );
+        total
+    }
+}

@@ -12,6 +12,7 @@ mod buffers;
 pub mod cpu;
 mod cpu_norm;
 pub mod cube;
+pub mod decoder;
 mod error;
 mod flex;
 pub mod ops;
@@ -24,6 +25,7 @@ pub mod update;
 use burn::backend::Dispatch;
 use burn::tensor::Tensor;
 
+pub use decoder::{masked_softmax, rms_norm, rotate, swiglu};
 pub use error::KernelError;
 pub use ops::ConvConfig;
 use ops::{Bias, KernelOps};

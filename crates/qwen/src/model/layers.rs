@@ -3,8 +3,9 @@
 //! Field names are those of the published checkpoints, so that a parameter's path is its tensor's name. Weights are kept `[out, in]` as
 //! checkpoints store them. Hidden states are `[B, S, h]`.
 
+use bellows_kernels::{masked_softmax, rms_norm, rotate, swiglu};
 use burn::module::{Module, Param};
-use burn::tensor::activation::{silu, softmax};
+use burn::tensor::activation::softmax;
 use burn::tensor::{Device, Tensor};
 
 use super::ModelConfig;
@@ -62,8 +63,7 @@ impl RmsNorm {
 
     /// Any shape whose last extent is h.
     pub fn forward<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
-        let scale = x.clone().square().mean_dim(D - 1).add_scalar(self.eps).sqrt().recip();
-        x * scale * self.weight.val().unsqueeze()
+        rms_norm(x, self.weight.val(), self.eps)
     }
 }
 
@@ -109,24 +109,28 @@ impl Attention {
         let ([b, s, _], d) = (x.dims(), self.head_dim);
         let heads = |y: Tensor<3>, n: usize, norm: &Option<RmsNorm>| {
             let y = y.reshape([b, s, n, d]);
-            norm.as_ref().map_or_else(|| y.clone(), |norm| norm.forward(y.clone())).swap_dims(1, 2)
+            match norm {
+                Some(norm) => norm.forward(y),
+                None => y,
+            }
         };
-        let q = pass.rope.apply(heads(self.q_proj.forward(x.clone(), pass), self.heads, &self.q_norm));
-        let k = pass.rope.apply(heads(self.k_proj.forward(x.clone(), pass), self.kv_heads, &self.k_norm));
-        let v = heads(self.v_proj.forward(x, pass), self.kv_heads, &None);
+        let turned = |y: Tensor<4>| rotate(y, pass.rope.cos.clone(), pass.rope.sin.clone());
+        let q = turned(heads(self.q_proj.forward(x.clone(), pass), self.heads, &self.q_norm));
+        let k = turned(heads(self.k_proj.forward(x.clone(), pass), self.kv_heads, &self.k_norm));
+        let v = heads(self.v_proj.forward(x, pass), self.kv_heads, &None).swap_dims(1, 2);
         let (k, v) = match cache {
             Some(cache) => cache.extend(k, v),
             None => (k, v),
         };
         // The query heads of a group share their key head: together they are the rows of one product.
         let group = self.heads / self.kv_heads;
-        let q = q.reshape([b, self.kv_heads, group * s, d]).mul_scalar(1.0 / (d as f64).sqrt());
-        let scores = q.matmul(k.swap_dims(2, 3));
-        let scores = match &pass.mask {
-            Some(mask) => scores + mask.clone(),
-            None => scores,
+        let scores = q.reshape([b, self.kv_heads, group * s, d]).matmul(k.swap_dims(2, 3));
+        let scale = 1.0 / (d as f64).sqrt();
+        let p = match &pass.mask {
+            Some(mask) => masked_softmax(scores, mask.clone(), scale),
+            None => softmax(scores.mul_scalar(scale), 3),
         };
-        let y = softmax(scores, 3).matmul(v);
+        let y = p.matmul(v);
         let y = y.reshape([b, self.heads, s, d]).swap_dims(1, 2).reshape([b, s, self.heads * d]);
         self.o_proj.forward(y, pass)
     }
@@ -154,8 +158,8 @@ impl Mlp {
 
     /// `[B, S, h]` to the same.
     pub fn forward(&self, x: Tensor<3>, pass: &Pass) -> Tensor<3> {
-        let gate = silu(self.gate_proj.forward(x.clone(), pass));
-        self.down_proj.forward(gate * self.up_proj.forward(x, pass), pass)
+        let gate = self.gate_proj.forward(x.clone(), pass);
+        self.down_proj.forward(swiglu(gate, self.up_proj.forward(x, pass)), pass)
     }
 }
 

@@ -1,13 +1,11 @@
 //! What all layers share in one pass over a batch: rotary angles, the attention mask, and the key of this pass's random draws.
 
+use bellows_kernels::decoder::BLOCKED;
 use bellows_learner::Rng;
 use burn::tensor::{Device, Tensor, TensorData};
 use rayon::prelude::*;
 
 use super::ModelConfig;
-
-/// Added to the scores of pairs that must not see each other: far below any score, and finite, so that a row of nothing else stays finite.
-const BLOCKED: f32 = -1e30;
 
 /// One pass over a batch.
 #[derive(Clone, Debug)]
@@ -94,8 +92,8 @@ impl Pass {
 /// Cosines and sines, `[1 or B, 1, S, d / 2]`: the first and the second half of a head are the coordinates of d / 2 rotations.
 #[derive(Clone, Debug)]
 pub struct Rope {
-    cos: Tensor<4>,
-    sin: Tensor<4>,
+    pub(super) cos: Tensor<4>,
+    pub(super) sin: Tensor<4>,
 }
 
 impl Rope {
@@ -110,14 +108,6 @@ impl Rope {
             Tensor::from_data(TensorData::new(values.collect::<Vec<f32>>(), [rows, 1, seq, half]), device)
         };
         Self { cos: table(f32::cos), sin: table(f32::sin) }
-    }
-
-    /// Rotates `[B, n, S, d]`: `[x1 cos - x2 sin, x2 cos + x1 sin]`.
-    pub fn apply(&self, x: Tensor<4>) -> Tensor<4> {
-        let half = x.dims()[3] / 2;
-        let (x1, x2) = (x.clone().narrow(3, 0, half), x.narrow(3, half, half));
-        let (cos, sin) = (self.cos.clone(), self.sin.clone());
-        Tensor::cat(vec![x1.clone() * cos.clone() - x2.clone() * sin.clone(), x2 * cos + x1 * sin], 3)
     }
 }
 

@@ -1,0 +1,118 @@
+//! Gradients of the decoder's operations. A gradient is computed only for an input that asks for one.
+
+use burn::backend::tensor::FloatTensor;
+use burn_autodiff::checkpoint::base::Checkpointer;
+use burn_autodiff::checkpoint::strategy::CheckpointStrategy;
+use burn_autodiff::grads::Gradients;
+use burn_autodiff::ops::{Backward, Ops, OpsKind, unary};
+use burn_autodiff::{Autodiff, NodeId};
+
+use super::DecoderOps;
+
+/// State: x, the weight, ε.
+#[derive(Debug)]
+struct RmsNorm;
+
+impl<B: DecoderOps> Backward<B, 2> for RmsNorm {
+    type State = (NodeId, NodeId, f64);
+
+    fn backward(self, ops: Ops<Self::State, 2>, grads: &mut Gradients, checkpointer: &mut Checkpointer) {
+        let (x, weight, epsilon) = ops.state;
+        let dy = grads.consume::<B>(&ops.node);
+        let x = checkpointer.retrieve_node_output::<FloatTensor<B>>(x);
+        let weight = checkpointer.retrieve_node_output::<FloatTensor<B>>(weight);
+        let [x_node, weight_node] = ops.parents;
+        if let Some(node) = weight_node {
+            grads.register::<B>(node.id, B::rms_norm_weight_grad(x.clone(), dy.clone(), epsilon));
+        }
+        if let Some(node) = x_node {
+            grads.register::<B>(node.id, B::rms_norm_data_grad(x, weight, dy, epsilon));
+        }
+    }
+}
+
+/// State: gate and up.
+#[derive(Debug)]
+struct Swiglu;
+
+impl<B: DecoderOps> Backward<B, 2> for Swiglu {
+    type State = [NodeId; 2];
+
+    fn backward(self, ops: Ops<Self::State, 2>, grads: &mut Gradients, checkpointer: &mut Checkpointer) {
+        let dy = grads.consume::<B>(&ops.node);
+        let [gate, up] = ops.state.map(|id| checkpointer.retrieve_node_output::<FloatTensor<B>>(id));
+        let (dgate, dup) = B::swiglu_grad(gate, up, dy);
+        for (node, grad) in ops.parents.into_iter().zip([dgate, dup]) {
+            if let Some(node) = node {
+                grads.register::<B>(node.id, grad);
+            }
+        }
+    }
+}
+
+/// State: the result and the scale.
+#[derive(Debug)]
+struct MaskedSoftmax;
+
+impl<B: DecoderOps> Backward<B, 1> for MaskedSoftmax {
+    type State = (FloatTensor<B>, f64);
+
+    fn backward(self, ops: Ops<Self::State, 1>, grads: &mut Gradients, _: &mut Checkpointer) {
+        let (p, scale) = ops.state;
+        unary::<B, _>(ops.parents, ops.node, grads, |dp| B::masked_softmax_grad(p, dp, scale));
+    }
+}
+
+/// State: cosines and sines.
+#[derive(Debug)]
+struct Rotate;
+
+impl<B: DecoderOps> Backward<B, 1> for Rotate {
+    type State = (FloatTensor<B>, FloatTensor<B>);
+
+    fn backward(self, ops: Ops<Self::State, 1>, grads: &mut Gradients, _: &mut Checkpointer) {
+        let (cos, sin) = ops.state;
+        unary::<B, _>(ops.parents, ops.node, grads, |dy| B::rotate_back(dy, cos, sin));
+    }
+}
+
+impl<B: DecoderOps, C: CheckpointStrategy> DecoderOps for Autodiff<B, C> {
+    fn rms_norm(x: FloatTensor<Self>, weight: FloatTensor<Self>, epsilon: f64) -> FloatTensor<Self> {
+        match Backward::<B, 2>::prepare::<C>(RmsNorm, [x.node(), weight.node()]).compute_bound().stateful() {
+            OpsKind::Tracked(mut prep) => {
+                let state = (prep.checkpoint(&x), prep.checkpoint(&weight), epsilon);
+                prep.finish(state, B::rms_norm(x.into_primitive(), weight.into_primitive(), epsilon))
+            }
+            OpsKind::UnTracked(prep) => prep.finish(B::rms_norm(x.into_primitive(), weight.into_primitive(), epsilon)),
+        }
+    }
+
+    fn swiglu(gate: FloatTensor<Self>, up: FloatTensor<Self>) -> FloatTensor<Self> {
+        match Backward::<B, 2>::prepare::<C>(Swiglu, [gate.node(), up.node()]).compute_bound().stateful() {
+            OpsKind::Tracked(mut prep) => {
+                let state = [prep.checkpoint(&gate), prep.checkpoint(&up)];
+                prep.finish(state, B::swiglu(gate.into_primitive(), up.into_primitive()))
+            }
+            OpsKind::UnTracked(prep) => prep.finish(B::swiglu(gate.into_primitive(), up.into_primitive())),
+        }
+    }
+
+    fn masked_softmax(scores: FloatTensor<Self>, mask: FloatTensor<Self>, scale: f64) -> FloatTensor<Self> {
+        let prep = Backward::<B, 1>::prepare::<C>(MaskedSoftmax, [scores.node()]).compute_bound().stateful();
+        let p = B::masked_softmax(scores.into_primitive(), mask.into_primitive(), scale);
+        match prep {
+            OpsKind::Tracked(prep) => prep.finish((p.clone(), scale), p),
+            OpsKind::UnTracked(prep) => prep.finish(p),
+        }
+    }
+
+    fn rotate(x: FloatTensor<Self>, cos: FloatTensor<Self>, sin: FloatTensor<Self>) -> FloatTensor<Self> {
+        let prep = Backward::<B, 1>::prepare::<C>(Rotate, [x.node()]).compute_bound().stateful();
+        let (cos, sin) = (cos.into_primitive(), sin.into_primitive());
+        let y = B::rotate(x.into_primitive(), cos.clone(), sin.clone());
+        match prep {
+            OpsKind::Tracked(prep) => prep.finish((cos, sin), y),
+            OpsKind::UnTracked(prep) => prep.finish(y),
+        }
+    }
+}

@@ -1,0 +1,91 @@
+//! What happens between the matrix products of a decoder layer: RMS norm, the gated SiLU, attention's softmax, rotary positions.
+//!
+//! As with [`planes`](crate::planes), none of it computes much: composed of Burn's operations each is half a dozen passes over memory, some of them on
+//! one core. Here each is one pass forward and one backward, and what a backward pass can compute from the inputs is not kept.
+
+mod autodiff;
+mod flex;
+mod passes;
+mod portable;
+#[cfg(test)]
+mod tests;
+
+use burn::backend::tensor::FloatTensor;
+use burn::backend::{Backend, Dispatch, backend_extension};
+use burn::tensor::Tensor;
+use burn_cubecl::CubeBackend;
+
+/// In the mask of [`masked_softmax`]: this key is not seen. Far below any score, and finite, so that a row of nothing else stays finite.
+pub const BLOCKED: f32 = -1e30;
+
+/// Operations of a decoder layer.
+#[backend_extension(Flex, Cube, Autodiff)]
+pub trait DecoderOps: Backend {
+    /// `x / sqrt(mean(x²) + ε) ⊙ w` over the last dimension, K (Zhang and Sennrich 2019). x `[.., K]`, w `[K]`.
+    fn rms_norm(x: FloatTensor<Self>, weight: FloatTensor<Self>, epsilon: f64) -> FloatTensor<Self> {
+        portable::rms_norm::<Self>(x, weight, epsilon)
+    }
+
+    /// Its gradient for x: with `ρ = 1 / sqrt(mean(x²) + ε)` and `g = w ⊙ dy`, `dx = ρ (g - x ρ² mean(g ⊙ x))`.
+    fn rms_norm_data_grad(x: FloatTensor<Self>, weight: FloatTensor<Self>, dy: FloatTensor<Self>, epsilon: f64) -> FloatTensor<Self> {
+        portable::rms_norm_data_grad::<Self>(x, weight, dy, epsilon)
+    }
+
+    /// Its gradient for w, `[K]`: `Σ dy ⊙ x ρ` over all but the last dimension.
+    fn rms_norm_weight_grad(x: FloatTensor<Self>, dy: FloatTensor<Self>, epsilon: f64) -> FloatTensor<Self> {
+        portable::rms_norm_weight_grad::<Self>(x, dy, epsilon)
+    }
+
+    /// `gate sigmoid(gate) ⊙ up` (Shazeer 2020), any shape.
+    fn swiglu(gate: FloatTensor<Self>, up: FloatTensor<Self>) -> FloatTensor<Self> {
+        portable::swiglu::<Self>(gate, up)
+    }
+
+    /// Its gradients for gate and up: with s = sigmoid(gate), `dy up s (1 + gate (1 - s))` and `dy gate s`.
+    fn swiglu_grad(gate: FloatTensor<Self>, up: FloatTensor<Self>, dy: FloatTensor<Self>) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        portable::swiglu_grad::<Self>(gate, up, dy)
+    }
+
+    /// `softmax(scale scores + mask)` over keys. Scores `[B, H, R, T]`, mask `[1 or B, 1, R, T]` of 0 and [`BLOCKED`].
+    fn masked_softmax(scores: FloatTensor<Self>, mask: FloatTensor<Self>, scale: f64) -> FloatTensor<Self> {
+        portable::masked_softmax::<Self>(scores, mask, scale)
+    }
+
+    /// Its gradient for the scores, from its result p: `scale p ⊙ (dp - Σ p ⊙ dp)`.
+    fn masked_softmax_grad(p: FloatTensor<Self>, dp: FloatTensor<Self>, scale: f64) -> FloatTensor<Self> {
+        portable::masked_softmax_grad::<Self>(p, dp, scale)
+    }
+
+    /// Turns the two halves of each head as the coordinates of d / 2 rotations (Su et al. 2021), and puts heads before positions:
+    /// x `[B, S, n, d]` to `[B, n, S, d]`; cos and sin `[1 or B, 1, S, d / 2]`.
+    fn rotate(x: FloatTensor<Self>, cos: FloatTensor<Self>, sin: FloatTensor<Self>) -> FloatTensor<Self> {
+        portable::rotate::<Self>(x, cos, sin)
+    }
+
+    /// The way back, which is also the gradient: `[B, n, S, d]` to `[B, S, n, d]`.
+    fn rotate_back(y: FloatTensor<Self>, cos: FloatTensor<Self>, sin: FloatTensor<Self>) -> FloatTensor<Self> {
+        portable::rotate_back::<Self>(y, cos, sin)
+    }
+}
+
+impl DecoderOps for CubeBackend {}
+
+/// [`DecoderOps::rms_norm`], differentiable.
+pub fn rms_norm<const D: usize>(x: Tensor<D>, weight: Tensor<1>, epsilon: f64) -> Tensor<D> {
+    Tensor::from_dispatch(Dispatch::rms_norm(x.into_dispatch(), weight.into_dispatch(), epsilon))
+}
+
+/// [`DecoderOps::swiglu`], differentiable.
+pub fn swiglu<const D: usize>(gate: Tensor<D>, up: Tensor<D>) -> Tensor<D> {
+    Tensor::from_dispatch(Dispatch::swiglu(gate.into_dispatch(), up.into_dispatch()))
+}
+
+/// [`DecoderOps::masked_softmax`], differentiable in the scores.
+pub fn masked_softmax(scores: Tensor<4>, mask: Tensor<4>, scale: f64) -> Tensor<4> {
+    Tensor::from_dispatch(Dispatch::masked_softmax(scores.into_dispatch(), mask.into_dispatch(), scale))
+}
+
+/// [`DecoderOps::rotate`], differentiable in x.
+pub fn rotate(x: Tensor<4>, cos: Tensor<4>, sin: Tensor<4>) -> Tensor<4> {
+    Tensor::from_dispatch(Dispatch::rotate(x.into_dispatch(), cos.into_dispatch(), sin.into_dispatch()))
+}

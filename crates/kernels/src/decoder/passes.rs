@@ -1,0 +1,250 @@
+//! The inner loops, each over one row (or one stretch) of values.
+
+use crate::cpu::simd::{Simd, Task};
+
+/// At least any instruction set's `LANES`.
+const MAX_LANES: usize = 64;
+/// Vectors summed in f32 before the f64 total takes over.
+const RUN: usize = 64;
+
+/// `Σ f(i ..)` over `len` values in order: `f(at, n)` returns the vector of the n values at `at`, 0 beyond n.
+#[inline(always)]
+fn sum<S: Simd>(simd: S, len: usize, f: impl Fn(usize, usize) -> S::V) -> f64 {
+    let (mut total, mut at) = (0.0, 0);
+    while at < len {
+        let end = (at + RUN * S::LANES).min(len);
+        let mut lanes = simd.zero();
+        while at < end {
+            let n = (end - at).min(S::LANES);
+            lanes = simd.add(lanes, f(at, n));
+            at += n;
+        }
+        let mut out = [0.0; MAX_LANES];
+        simd.store_part(lanes, &mut out, S::LANES);
+        total += out[..S::LANES].iter().map(|&v| f64::from(v)).sum::<f64>();
+    }
+    total
+}
+
+/// Writes `f(i ..)` to each stretch of `out`.
+#[inline(always)]
+fn write<S: Simd>(simd: S, out: &mut [f32], f: impl Fn(usize, usize) -> S::V) {
+    let mut at = 0;
+    for part in out.chunks_mut(S::LANES) {
+        let n = part.len();
+        simd.store_part(f(at, n), part, n);
+        at += n;
+    }
+}
+
+/// `n` values of `x` from `at` on.
+#[inline(always)]
+fn part<S: Simd>(simd: S, x: &[f32], at: usize, n: usize) -> S::V {
+    if n == S::LANES { simd.load(&x[at..]) } else { simd.load_part(&x[at..], n) }
+}
+
+/// ρ = 1 / sqrt(mean(x²) + ε).
+#[inline(always)]
+fn rho<S: Simd>(simd: S, x: &[f32], epsilon: f64) -> f32 {
+    let squares = sum(simd, x.len(), |at, n| {
+        let x = part(simd, x, at, n);
+        simd.mul(x, x)
+    });
+    (1.0 / (squares / x.len() as f64 + epsilon).sqrt()) as f32
+}
+
+/// out = x ρ w.
+pub(super) struct RmsNorm<'a> {
+    pub(super) x: &'a [f32],
+    pub(super) weight: &'a [f32],
+    pub(super) epsilon: f64,
+    pub(super) out: &'a mut [f32],
+}
+
+impl Task for RmsNorm<'_> {
+    type Out = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) {
+        let Self { x, weight, epsilon, out } = self;
+        let rho = simd.splat(rho(simd, x, epsilon));
+        write(simd, out, |at, n| simd.mul(simd.mul(part(simd, x, at, n), rho), part(simd, weight, at, n)));
+    }
+}
+
+/// dy becomes dx = ρ (g - x ρ² mean(g x)), g = w dy.
+pub(super) struct RmsNormGrad<'a> {
+    pub(super) x: &'a [f32],
+    pub(super) weight: &'a [f32],
+    pub(super) epsilon: f64,
+    pub(super) dy: &'a mut [f32],
+}
+
+impl Task for RmsNormGrad<'_> {
+    type Out = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) {
+        let Self { x, weight, epsilon, dy } = self;
+        let rho = rho(simd, x, epsilon);
+        let along = sum(simd, x.len(), |at, n| {
+            let g = simd.mul(part(simd, weight, at, n), part(simd, dy, at, n));
+            simd.mul(g, part(simd, x, at, n))
+        });
+        let along = along / x.len() as f64 * f64::from(rho) * f64::from(rho);
+        let (rho, minus) = (simd.splat(rho), simd.splat(-along as f32));
+        let mut at = 0;
+        for dy in dy.chunks_mut(S::LANES) {
+            let n = dy.len();
+            let g = simd.mul(part(simd, weight, at, n), simd.load_part(dy, n));
+            let dx = simd.mul(simd.mul_add(part(simd, x, at, n), minus, g), rho);
+            simd.store_part(dx, dy, n);
+            at += n;
+        }
+    }
+}
+
+/// out = silu(gate) up.
+pub(super) struct Swiglu<'a> {
+    pub(super) gate: &'a [f32],
+    pub(super) up: &'a [f32],
+    pub(super) out: &'a mut [f32],
+}
+
+impl Task for Swiglu<'_> {
+    type Out = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) {
+        let Self { gate, up, out } = self;
+        write(simd, out, |at, n| simd.mul(simd.silu(part(simd, gate, at, n)), part(simd, up, at, n)));
+    }
+}
+
+/// dy becomes dgate = dy up s (1 + gate (1 - s)), and dup = dy gate s.
+pub(super) struct SwigluGrad<'a> {
+    pub(super) gate: &'a [f32],
+    pub(super) up: &'a [f32],
+    pub(super) dy: &'a mut [f32],
+    pub(super) dup: &'a mut [f32],
+}
+
+impl Task for SwigluGrad<'_> {
+    type Out = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) {
+        let mut at = 0;
+        for (dy, dup) in self.dy.chunks_mut(S::LANES).zip(self.dup.chunks_mut(S::LANES)) {
+            let n = dy.len();
+            let (gate, d) = (part(simd, self.gate, at, n), simd.load_part(dy, n));
+            let s = simd.sigmoid(gate);
+            let silu = simd.mul(gate, s);
+            // s (1 + gate (1 - s)) = s + silu - silu s
+            let slope = simd.add(s, simd.sub(silu, simd.mul(silu, s)));
+            simd.store_part(simd.mul(d, silu), dup, n);
+            simd.store_part(simd.mul(simd.mul(d, part(simd, self.up, at, n)), slope), dy, n);
+            at += n;
+        }
+    }
+}
+
+/// A row of scores becomes softmax(scale row + mask): 0 where the mask is [`BLOCKED`](super::BLOCKED).
+pub(super) struct Softmax<'a> {
+    pub(super) row: &'a mut [f32],
+    pub(super) mask: &'a [f32],
+    pub(super) scale: f32,
+}
+
+impl Task for Softmax<'_> {
+    type Out = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) {
+        let Self { row, mask, scale } = self;
+        let mut max = simd.splat(f32::NEG_INFINITY);
+        let mut most = f32::NEG_INFINITY;
+        let scaled = simd.splat(scale);
+        for (row, mask) in row.chunks_mut(S::LANES).zip(mask.chunks(S::LANES)) {
+            let n = row.len();
+            let score = simd.mul_add(simd.load_part(row, n), scaled, simd.load_part(mask, n));
+            simd.store_part(score, row, n);
+            match n == S::LANES {
+                true => max = simd.max(max, score),
+                false => most = row.iter().copied().fold(most, f32::max),
+            }
+        }
+        let mut lanes = [f32::NEG_INFINITY; MAX_LANES];
+        simd.store_part(max, &mut lanes, S::LANES);
+        let centre = simd.splat(lanes.into_iter().fold(most, f32::max));
+        let one = simd.splat(1.0);
+        // The vectors' exponential ends at exp(-87); a blocked key is exactly 0.
+        write_over(simd, row, |at, n, score| {
+            let seen = simd.max(simd.add(part(simd, mask, at, n), one), simd.zero());
+            simd.mul(simd.exp(simd.sub(score, centre)), seen)
+        });
+        let total = sum(simd, row.len(), |at, n| part(simd, row, at, n));
+        let inverse = simd.splat((1.0 / total) as f32);
+        write_over(simd, row, |_, _, e| simd.mul(e, inverse));
+    }
+}
+
+/// Replaces each stretch v of `row` by `f(at, n, v)`.
+#[inline(always)]
+fn write_over<S: Simd>(simd: S, row: &mut [f32], f: impl Fn(usize, usize, S::V) -> S::V) {
+    let mut at = 0;
+    for part in row.chunks_mut(S::LANES) {
+        let n = part.len();
+        simd.store_part(f(at, n, simd.load_part(part, n)), part, n);
+        at += n;
+    }
+}
+
+/// dp becomes scale p (dp - Σ p dp).
+pub(super) struct SoftmaxGrad<'a> {
+    pub(super) p: &'a [f32],
+    pub(super) dp: &'a mut [f32],
+    pub(super) scale: f32,
+}
+
+impl Task for SoftmaxGrad<'_> {
+    type Out = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) {
+        let Self { p, dp, scale } = self;
+        let along = sum(simd, p.len(), |at, n| simd.mul(part(simd, p, at, n), part(simd, dp, at, n)));
+        let (along, scale) = (simd.splat(along as f32), simd.splat(scale));
+        write_over(simd, dp, |at, n, d| simd.mul(simd.mul(part(simd, p, at, n), simd.sub(d, along)), scale));
+    }
+}
+
+/// `[x1 cos - x2 sin, x2 cos + x1 sin]` of one head's d values; `sin` times `sign`.
+pub(super) struct Turn<'a> {
+    pub(super) x: &'a [f32],
+    pub(super) cos: &'a [f32],
+    pub(super) sin: &'a [f32],
+    pub(super) sign: f32,
+    pub(super) out: &'a mut [f32],
+}
+
+impl Task for Turn<'_> {
+    type Out = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) {
+        let half = self.cos.len();
+        let (x1, x2) = self.x.split_at(half);
+        let (first, second) = self.out.split_at_mut(half);
+        let sign = simd.splat(self.sign);
+        let mut at = 0;
+        for (first, second) in first.chunks_mut(S::LANES).zip(second.chunks_mut(S::LANES)) {
+            let n = first.len();
+            let (a, b) = (part(simd, x1, at, n), part(simd, x2, at, n));
+            let (cos, sin) = (part(simd, self.cos, at, n), simd.mul(part(simd, self.sin, at, n), sign));
+            simd.store_part(simd.sub(simd.mul(a, cos), simd.mul(b, sin)), first, n);
+            simd.store_part(simd.mul_add(a, sin, simd.mul(b, cos)), second, n);
+            at += n;
+        }
+    }
+}

@@ -12,7 +12,7 @@ use crate::speak::open;
 use crate::train::gguf;
 
 pub(crate) fn merge(args: &ExportArgs) -> anyhow::Result<()> {
-    let base = open(&args.model, args.adapter.as_deref(), &Device::flex())?;
+    let base = open(&args.model, args.adapter.as_deref(), args.offline, &Device::flex())?;
     let dtype = match args.kind.as_str() {
         "f16" => DType::F16,
         "bf16" => DType::BF16,
@@ -24,7 +24,7 @@ pub(crate) fn merge(args: &ExportArgs) -> anyhow::Result<()> {
 }
 
 pub(crate) fn export(args: &ExportArgs) -> anyhow::Result<()> {
-    let mut base = open(&args.model, args.adapter.as_deref(), &Device::flex())?;
+    let mut base = open(&args.model, args.adapter.as_deref(), args.offline, &Device::flex())?;
     if base.tokenizer.chat_template().is_none() {
         let template = Template::detect(&base.tokenizer, Some(base.config.architecture.model_type()))?;
         base.tokenizer.set_chat_template(template.source().to_owned());

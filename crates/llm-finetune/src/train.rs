@@ -13,6 +13,7 @@ use bellows_qwen::config::{MAY_CHANGE, Method, SETTINGS, SftConfig};
 use bellows_qwen::data::SftData;
 use bellows_qwen::export::{modelfile, write_gguf, write_transformers};
 use bellows_qwen::generate::{Sampling, generate};
+use bellows_qwen::hub::locate;
 use bellows_qwen::model::{CausalLm, ModelConfig};
 use bellows_qwen::train::{Finetune, Report};
 use bellows_qwen::weights::merge;
@@ -132,7 +133,7 @@ pub(crate) fn pick_device(device: &str, reprobe: bool) -> anyhow::Result<Selecte
 
 pub(crate) fn open_base(config: &SftConfig, device: &Device) -> anyhow::Result<Base> {
     if config.model != "tiny" {
-        return Ok(Base::open(Path::new(&config.model), device)?);
+        return Ok(Base::open(&locate(&config.model, config.offline, &mut say)?, device)?);
     }
     // The tokenizer of a made-up model is learnt from the data's own bytes.
     let mut texts = Vec::new();

@@ -9,6 +9,7 @@ use bellows_weights::{Checkpoint, WeightsError};
 use burn::tensor::Device;
 
 use crate::arch::Architecture;
+use crate::hub::HubError;
 use crate::load::{HostTensor, LoadError, load};
 use crate::model::{CausalLm, ConfigError, ModelConfig};
 
@@ -26,8 +27,11 @@ pub struct Base {
 #[derive(Debug, thiserror::Error)]
 pub enum BaseError {
     /// Neither a directory nor a file, nor anything else that names a model.
-    #[error("model {0:?}: there is no such directory or .gguf file")]
+    #[error("model {0:?}: there is no such directory or .gguf file, and it is no name of the hub's (owner/name)")]
     NotFound(String),
+    /// A model of the hub.
+    #[error(transparent)]
+    Hub(#[from] HubError),
     /// Its description.
     #[error("{}: {source}", path.display())]
     Config {

@@ -264,7 +264,9 @@ impl SftConfig {
         if let Some(template) = Template::named(&self.chat_template) {
             return Ok(Some(template));
         }
-        let fail = |e: &dyn std::fmt::Display| bad(format!("chat_template {:?} is neither a template's name nor a readable file: {e}", self.chat_template));
+        let fail = |e: &dyn std::fmt::Display| {
+            bad(format!("chat_template {:?} is neither a template's name nor a readable file: {e}", self.chat_template))
+        };
         let source = std::fs::read_to_string(&self.chat_template).map_err(|e| fail(&e))?;
         bellows_chat::Jinja::new(&source, tokenizer).map(|jinja| Some(Template::Jinja(jinja))).map_err(|e| fail(&e))
     }

@@ -12,6 +12,7 @@ pub mod data;
 pub mod export;
 pub mod generate;
 pub mod gradients;
+pub mod hub;
 pub mod load;
 pub mod loss;
 pub mod model;

@@ -9,6 +9,8 @@ use bellows_settings::Layer;
 use clap::builder::PossibleValuesParser;
 use clap::{Arg, ArgAction, ArgMatches, Command};
 
+use crate::presets;
+
 /// What the user asked for.
 pub(crate) enum Request {
     Train(TrainArgs),
@@ -124,7 +126,7 @@ fn settings_args(command: Command) -> Command {
             Arg::new("config")
                 .long("config")
                 .value_name("FILE|NAME")
-                .help("YAML file of settings, or a preset: tiny, dorothy, worldmodel, paper_r64"),
+                .help(format!("YAML file of settings, or a preset: {}", presets::names())),
         )
         .args(SETTINGS.iter().map(|s| flag(s, &defaults)))
 }
@@ -310,5 +312,11 @@ mod tests {
         let m = command().try_get_matches_from(["x", "--model", "m", "--data", "a", "--no-gradient-checkpointing", "--packing"]).unwrap();
         let config = SftConfig::from_layers(&[settings(&m).flags]).unwrap();
         assert!(!config.gradient_checkpointing && config.packing);
+        let patterns = ["x", "--rank-pattern", "q_proj=4,layers.0.mlp.up_proj=2", "--alpha-pattern", "q_proj=1.5"];
+        let lora = SftConfig::from_layers(&[settings(&command().try_get_matches_from(patterns).unwrap()).flags]).unwrap().lora();
+        assert_eq!(lora.rank_pattern, [("q_proj".to_string(), 4), ("layers.0.mlp.up_proj".to_string(), 2)].into());
+        assert_eq!(lora.alpha_pattern, [("q_proj".to_string(), 1.5)].into());
+        let wrong = SftConfig::from_layers(&[settings(&command().try_get_matches_from(["x", "--rank-pattern", "q_proj"]).unwrap()).flags]);
+        assert!(wrong.unwrap_err().to_string().contains("rank_pattern"));
     }
 }

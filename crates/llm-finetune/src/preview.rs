@@ -9,7 +9,8 @@ use bellows_learner::Rng;
 use burn::tensor::Device;
 
 use crate::args::SettingsArgs;
-use crate::train::{open_base, open_data, pick_template, settings};
+use crate::presets::settings;
+use crate::train::{open_base, open_data, pick_template};
 
 pub(crate) fn preview(args: SettingsArgs, count: usize) -> anyhow::Result<()> {
     let config = settings(&args)?;

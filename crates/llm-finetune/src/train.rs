@@ -26,11 +26,9 @@ use burn::train::Interrupter;
 use burn::train::renderer::tui::TuiMetricsRendererWrapper;
 use serde_json::{Value, json};
 
-use crate::args::{SettingsArgs, TrainArgs};
+use crate::args::TrainArgs;
 use crate::console::Console;
-
-/// Presets by name.
-const PRESETS: [(&str, &str); 1] = [("tiny", include_str!("../../../models/tiny.yaml"))];
+use crate::presets::settings;
 
 pub(crate) fn train(args: TrainArgs) -> anyhow::Result<()> {
     join_pool(0)?;
@@ -107,19 +105,6 @@ fn settle(args: &TrainArgs) -> anyhow::Result<(SftConfig, Option<PathBuf>)> {
     layer.values.remove("command");
     let values = flags.values.clone().into_iter().filter(|(k, _)| k != "project").collect();
     Ok((SftConfig::from_layers(&[layer, Layer { origin: flags.origin.clone(), values }])?, Some(path)))
-}
-
-/// Defaults, `--config`, flags.
-pub(crate) fn settings(args: &SettingsArgs) -> anyhow::Result<SftConfig> {
-    let mut layers = Vec::new();
-    if let Some(name) = &args.config {
-        layers.push(match PRESETS.iter().find(|(preset, _)| preset == name) {
-            Some((name, text)) => bellows_cli::yaml_text(&format!("preset {name}"), text)?,
-            None => yaml_layer(Path::new(name))?,
-        });
-    }
-    layers.push(args.flags.clone());
-    Ok(SftConfig::from_layers(&layers)?)
 }
 
 pub(crate) fn pick_device(device: &str, reprobe: bool) -> anyhow::Result<Selected> {

@@ -62,7 +62,9 @@ pub(crate) struct ExportArgs {
     pub(crate) adapter: Option<PathBuf>,
     pub(crate) out: PathBuf,
     /// f32, f16, bf16 (merge) or the kind of a GGUF (export).
-    pub(crate) kind: String,
+    pub(crate) kind: Option<String>,
+    /// Export the adapter instead of the model it makes.
+    pub(crate) adapter_only: bool,
     pub(crate) system: Option<String>,
     pub(crate) offline: bool,
 }
@@ -174,8 +176,12 @@ fn command() -> Command {
                 .about("Writes a GGUF and a Modelfile")
                 .args(model())
                 .arg(option("out", "File to write").required(true))
-                .arg(option("format", "gguf").default_value("gguf").value_parser(PossibleValuesParser::new(["gguf"])))
-                .arg(option("quant", "How weights are stored").default_value("q8_0").value_parser(kinds))
+                .arg(
+                    option("format", "gguf: the model, an adapter merged; gguf-lora: the adapter alone, in f32")
+                        .default_value("gguf")
+                        .value_parser(PossibleValuesParser::new(["gguf", "gguf-lora"])),
+                )
+                .arg(option("quant", "How weights are stored [default: q8_0]").value_parser(kinds))
                 .arg(option("system", "System message of the Modelfile")),
         )
         .subcommand(
@@ -267,7 +273,8 @@ fn export(m: &ArgMatches, kind: &str, system: Option<String>) -> ExportArgs {
         model: text(m, "model").unwrap_or_default(),
         adapter: text(m, "adapter").map(PathBuf::from),
         out: text(m, "out").map(PathBuf::from).unwrap_or_default(),
-        kind: text(m, kind).unwrap_or_default(),
+        kind: text(m, kind),
+        adapter_only: m.try_get_one::<String>("format").ok().flatten().is_some_and(|format| format == "gguf-lora"),
         system,
         offline: m.get_flag("offline"),
     }

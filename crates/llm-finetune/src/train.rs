@@ -224,7 +224,7 @@ pub(crate) fn gguf(
         say(&format!("warning: {line}"));
     }
     let beside = file.with_file_name("Modelfile");
-    write_atomic(&beside, modelfile(&name, system).as_bytes())?;
+    write_atomic(&beside, modelfile(&format!("./{name}"), None, system).as_bytes())?;
     say(&format!("Saved {} and {}", file.display(), beside.display()));
     Ok(())
 }

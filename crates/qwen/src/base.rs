@@ -79,10 +79,21 @@ impl Base {
         }
     }
 
+    /// The shape of the model in a directory or a `.gguf` file, without its weights.
+    ///
+    /// # Errors
+    /// See [`BaseError`].
+    pub fn shape(path: &Path) -> Result<ModelConfig, BaseError> {
+        if path.is_file() {
+            return config_of(&Gguf::open(path)?).map_err(|source| BaseError::Config { path: path.to_owned(), source });
+        }
+        let file = path.join("config.json");
+        let text = std::fs::read_to_string(&file).map_err(|source| BaseError::Io { path: file.clone(), source })?;
+        ModelConfig::from_json(&text).map_err(|source| BaseError::Config { path: file, source })
+    }
+
     fn from_dir(dir: &Path, device: &Device) -> Result<Self, BaseError> {
-        let path = dir.join("config.json");
-        let text = std::fs::read_to_string(&path).map_err(|source| BaseError::Io { path: path.clone(), source })?;
-        let config = ModelConfig::from_json(&text).map_err(|source| BaseError::Config { path, source })?;
+        let config = Self::shape(dir)?;
         let checkpoint = Checkpoint::open(dir)?;
         let read = |name: &str| -> Result<Option<HostTensor>, WeightsError> {
             let Some(spec) = checkpoint.spec(name) else { return Ok(None) };

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use bellows_chat::{ChatError, Dataset, Dropped, EncodeOptions, Encoded, Outcome, ReadOptions, Splits, Template, Tokenizer, encode, plan};
+use bellows_chat::{ChatError, Dataset, Dropped, EncodeOptions, Encoded, Example, Fault, Outcome, ReadOptions, Splits, Template, Tokenizer, encode, plan};
 use bellows_learner::Rng;
 
 use crate::config::SftConfig;
@@ -41,13 +41,7 @@ impl SftData {
                 let mut examples = Vec::new();
                 for i in 0..set.len() {
                     let outcome = encode(&set.get(i)?, tokenizer, template, options).map_err(|e| e.on_line(set.path(), set.line(i)))?;
-                    match outcome {
-                        Outcome::Kept(kept) => {
-                            data.truncated += usize::from(kept.iter().any(|e| e.cut > 0));
-                            examples.extend(kept);
-                        }
-                        Outcome::Dropped(Dropped::TooLong { .. } | Dropped::NothingLeft { .. }) => data.dropped += 1,
-                    }
+                    examples.extend(data.kept(outcome));
                     done += 1;
                     progress(done, total);
                 }
@@ -75,6 +69,43 @@ impl SftData {
             data.train.truncate(config.max_samples);
         }
         Ok(data)
+    }
+
+    /// Encodes examples made in code.
+    ///
+    /// # Errors
+    /// The first example that cannot be used.
+    pub fn of(
+        train: &[Example],
+        valid: &[Example],
+        options: &EncodeOptions,
+        tokenizer: &Tokenizer,
+        template: &Template,
+    ) -> Result<Self, Fault> {
+        let mut data = Self::default();
+        for example in train {
+            let kept = data.kept(encode(example, tokenizer, template, options)?);
+            data.train.extend(kept);
+        }
+        for example in valid {
+            let kept = data.kept(encode(example, tokenizer, template, options)?);
+            data.valid.extend(kept);
+        }
+        Ok(data)
+    }
+
+    /// What is left of an example; counts what is not.
+    fn kept(&mut self, outcome: Outcome) -> Vec<Encoded> {
+        match outcome {
+            Outcome::Kept(kept) => {
+                self.truncated += usize::from(kept.iter().any(|e| e.cut > 0));
+                kept
+            }
+            Outcome::Dropped(Dropped::TooLong { .. } | Dropped::NothingLeft { .. }) => {
+                self.dropped += 1;
+                Vec::new()
+            }
+        }
     }
 
     /// One line for a person.

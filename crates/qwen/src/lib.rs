@@ -11,6 +11,7 @@ pub mod config;
 pub mod data;
 pub mod export;
 pub mod generate;
+pub mod gguf_lora;
 pub mod gradients;
 pub mod hub;
 pub mod load;

@@ -99,17 +99,17 @@ fn number(name: &'static str, default: &'static str, help: &'static str) -> Arg 
     Arg::new(name).long(name).value_name("X").default_value(default).value_parser(clap::value_parser!(f64)).help(help)
 }
 
-fn model() -> [Arg; 4] {
+fn model() -> [Arg; 3] {
     [
         option("model", "Directory, .gguf file, or hub id").required(true),
         option("adapter", "Adapter directory"),
-        option("device", "auto, cpu, vulkan, cuda, rocm, metal or webgpu").default_value("auto"),
         switch("offline", "Never connect to the hub"),
     ]
 }
 
-fn sampling() -> [Arg; 8] {
+fn speaking() -> [Arg; 9] {
     [
+        option("device", "auto, cpu, vulkan, cuda, rocm, metal or webgpu").default_value("auto"),
         option("system", "System message"),
         Arg::new("stop").long("stop").action(ArgAction::Append).help("Text that ends the answer; may be given several times"),
         count("max-new-tokens", "256", "Most tokens of an answer"),
@@ -161,9 +161,9 @@ fn command() -> Command {
                 .args(model())
                 .arg(option("prompt", "The question").required(true))
                 .arg(switch("raw", "Go on with the prompt's text, without a chat template"))
-                .args(sampling()),
+                .args(speaking()),
         )
-        .subcommand(Command::new("chat").about("Talks, a line at a time").args(model()).args(sampling()))
+        .subcommand(Command::new("chat").about("Talks, a line at a time").args(model()).args(speaking()))
         .subcommand(
             Command::new("merge")
                 .about("Writes the model with an adapter merged, for transformers")

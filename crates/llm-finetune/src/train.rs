@@ -8,6 +8,7 @@ use bellows_chat::{Conversation, Message, RenderOptions, Role, Template, Tokeniz
 use bellows_cli::{Bar, Usage, join_pool, say, yaml_layer};
 use bellows_device::{ProbeOptions, Selected, select};
 use bellows_learner::{Dashboard, Outcome, signals};
+use bellows_qwen::arch::Architecture;
 use bellows_qwen::base::Base;
 use bellows_qwen::config::{MAY_CHANGE, Method, SETTINGS, SftConfig};
 use bellows_qwen::data::SftData;
@@ -37,7 +38,7 @@ pub(crate) fn train(args: TrainArgs) -> anyhow::Result<()> {
     say(&format!("Bellows {} · {} · {}", env!("CARGO_PKG_VERSION"), config.model, config.data.join(", ")));
     let device = pick_device(&config.device, args.reprobe)?;
     let base = open_base(&config, &device.device)?;
-    let template = pick_template(&config, &base)?;
+    let template = pick_template(&config, base.config.architecture, &base.tokenizer)?;
     let data = open_data(&config, &base.tokenizer, &template)?;
 
     let dir = match &resumed {
@@ -116,24 +117,36 @@ pub(crate) fn pick_device(device: &str, reprobe: bool) -> anyhow::Result<Selecte
     Ok(device)
 }
 
-pub(crate) fn open_base(config: &SftConfig, device: &Device) -> anyhow::Result<Base> {
-    if config.model != "tiny" {
-        return Ok(Base::open(&locate(&config.model, config.offline, &mut say)?, device)?);
+fn open_base(config: &SftConfig, device: &Device) -> anyhow::Result<Base> {
+    if config.model == "tiny" {
+        return Ok(Base::tiny(texts(config)?.iter().map(String::as_str), config.seed, device)?);
     }
-    // The tokenizer of a made-up model is learnt from the data's own bytes.
-    let mut texts = Vec::new();
-    for path in &config.data {
-        let path = Path::new(path);
-        let file = if path.is_dir() { path.join("train.jsonl") } else { path.to_owned() };
-        texts.push(std::fs::read_to_string(&file).map_err(|e| Usage(format!("{}: {e}", file.display())))?);
-    }
-    Ok(Base::tiny(texts.iter().map(String::as_str), config.seed, device)?)
+    Ok(Base::open(&locate(&config.model, config.offline, &mut say)?, device)?)
 }
 
-pub(crate) fn pick_template(config: &SftConfig, base: &Base) -> anyhow::Result<Template> {
-    match config.template(&base.tokenizer)? {
+/// The family and the tokenizer of the model, without its weights.
+pub(crate) fn open_tokenizer(config: &SftConfig) -> anyhow::Result<(Architecture, Tokenizer)> {
+    if config.model == "tiny" {
+        return Ok((Architecture::Qwen2, Base::tiny_tokenizer(texts(config)?.iter().map(String::as_str))?));
+    }
+    let path = locate(&config.model, config.offline, &mut say)?;
+    Ok((Base::shape(&path)?.architecture, Base::tokenizer(&path)?))
+}
+
+/// What the tokenizer of a made-up model is learnt from: the data's own bytes.
+fn texts(config: &SftConfig) -> anyhow::Result<Vec<String>> {
+    let text = |path: &String| {
+        let path = Path::new(path);
+        let file = if path.is_dir() { path.join("train.jsonl") } else { path.to_owned() };
+        std::fs::read_to_string(&file).map_err(|e| Usage(format!("{}: {e}", file.display())).into())
+    };
+    config.data.iter().map(text).collect()
+}
+
+pub(crate) fn pick_template(config: &SftConfig, architecture: Architecture, tokenizer: &Tokenizer) -> anyhow::Result<Template> {
+    match config.template(tokenizer)? {
         Some(template) => Ok(template),
-        None => Ok(Template::detect(&base.tokenizer, Some(base.config.architecture.model_type()))?),
+        None => Ok(Template::detect(tokenizer, Some(architecture.model_type()))?),
     }
 }
 

@@ -131,7 +131,10 @@ fn what_cannot_be_had_is_said_in_one_sentence_with_code_2() {
     let offline = |model: &str| run(dir.path(), &ask(model, &["--offline"]), &[at]);
     let (code, _, error) = offline("o/single");
     let place = dir.path().join("cache/huggingface/hub/models--o--single");
-    assert!(code == 2 && error.contains("config.json of o/single is not in the cache") && error.contains(place.to_str().unwrap()), "{error}");
+    assert!(
+        code == 2 && error.contains("config.json of o/single is not in the cache") && error.contains(place.to_str().unwrap()),
+        "{error}"
+    );
     assert_eq!(run(dir.path(), &ask("o/pieces", &[]), &[at]).0, 0);
     hub.requests();
     let snapshot = snapshot(dir.path(), "o/pieces");

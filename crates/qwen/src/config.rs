@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use bellows_chat::plan::Mode;
 use bellows_chat::{EncodeOptions, Template, TrainOn, TrainOnEos, Truncation};
 use bellows_learner::{Decay, LearnerConfig, OptimizerKind, Schedule, UpdateSchedule};
 use bellows_settings::{Layer, SettingsError, merge, settings};
@@ -291,6 +292,15 @@ impl SftConfig {
             rank_pattern: self.rank_pattern.clone(),
             alpha_pattern: self.alpha_pattern.clone(),
             modules_to_save: self.modules_to_save.clone(),
+        }
+    }
+
+    /// How examples are put into batches.
+    pub fn batching(&self) -> Mode {
+        match (self.packing, self.group_by_length) {
+            (true, _) => Mode::Pack { capacity: self.max_seq_length },
+            (_, true) => Mode::GroupByLength,
+            _ => Mode::Shuffle,
         }
     }
 

@@ -2,7 +2,9 @@
 
 use std::path::Path;
 
-use bellows_chat::{ChatError, Dataset, Dropped, EncodeOptions, Encoded, Example, Fault, Outcome, ReadOptions, Splits, Template, Tokenizer, encode, plan};
+use bellows_chat::{
+    ChatError, Dataset, Dropped, EncodeOptions, Encoded, Example, Fault, Outcome, ReadOptions, Splits, Template, Tokenizer, encode, plan,
+};
 use bellows_learner::Rng;
 
 use crate::config::SftConfig;
@@ -18,6 +20,8 @@ pub struct SftData {
     pub truncated: usize,
     /// Examples left out because they were too long, or nothing to learn was left of them.
     pub dropped: usize,
+    /// How many of those were there to judge by.
+    pub dropped_valid: usize,
 }
 
 impl SftData {
@@ -32,7 +36,8 @@ impl SftData {
         template: &Template,
         progress: &mut dyn FnMut(usize, usize),
     ) -> Result<Self, ChatError> {
-        let splits = config.data.iter().map(|path| Splits::open(Path::new(path), &ReadOptions::default())).collect::<Result<Vec<_>, _>>()?;
+        let splits =
+            config.data.iter().map(|path| Splits::open(Path::new(path), &ReadOptions::default())).collect::<Result<Vec<_>, _>>()?;
         let total = splits.iter().map(|s| s.train.len() + s.valid.as_ref().map_or(0, Dataset::len)).sum();
         let (mut data, mut done) = (Self::default(), 0);
         let mut sets = Vec::new();
@@ -49,8 +54,10 @@ impl SftData {
             };
             sets.push(rows(&mut data, &split.train)?);
             if let Some(valid) = &split.valid {
+                let before = data.dropped;
                 let examples = rows(&mut data, valid)?;
                 data.valid.extend(examples);
+                data.dropped_valid += data.dropped - before;
             }
         }
         let draw = |stream: &'static str| move |i: u64| Rng::new(config.seed, stream, 0, i).bits();
@@ -110,7 +117,8 @@ impl SftData {
 
     /// One line for a person.
     pub fn summary(&self) -> String {
-        let tokens = |examples: &[Encoded]| (examples.iter().map(Encoded::len).sum::<usize>(), examples.iter().map(Encoded::targets).sum::<usize>());
+        let tokens =
+            |examples: &[Encoded]| (examples.iter().map(Encoded::len).sum::<usize>(), examples.iter().map(Encoded::targets).sum::<usize>());
         let ((all, trained), (_, valid)) = (tokens(&self.train), tokens(&self.valid));
         format!(
             "{} examples to train on ({all} tokens, {trained} of them learnt), {} to judge by ({valid} learnt); {} truncated, {} left out",

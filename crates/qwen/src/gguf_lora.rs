@@ -20,8 +20,15 @@ use crate::peft::PREFIX;
 /// # Errors
 /// DoRA and `modules_to_save`, which the format cannot hold; a tensor that is missing, is not finite, has another shape or no place in the
 /// model; a file that cannot be written.
-pub fn write_gguf_lora(path: &Path, adapter: &LoraConfig, mut tensors: Tensors, config: &ModelConfig, name: &str) -> Result<(), ExportError> {
-    let refuse = |what: &str| ExportError::Adapter(format!("a GGUF adapter cannot hold {what}: export the merged model instead (--format gguf)"));
+pub fn write_gguf_lora(
+    path: &Path,
+    adapter: &LoraConfig,
+    mut tensors: Tensors,
+    config: &ModelConfig,
+    name: &str,
+) -> Result<(), ExportError> {
+    let refuse =
+        |what: &str| ExportError::Adapter(format!("a GGUF adapter cannot hold {what}: export the merged model instead (--format gguf)"));
     if adapter.use_dora {
         return Err(refuse("DoRA's magnitudes"));
     }

@@ -51,7 +51,11 @@ fn cases() -> [(&'static str, Case); 3] {
     let names = |list: &[&str]| Targets::Names(list.iter().map(ToString::to_string).collect());
     let stable = LoraConfig { r: 4, use_rslora: true, rank_pattern: [("k_proj".into(), 9)].into(), ..LoraConfig::default() };
     let few = LoraConfig { r: 3, target_modules: names(&["q_proj", "up_proj"]), layers_to_transform: vec![1, 3], ..LoraConfig::default() };
-    [("qwen2", case(Architecture::Qwen2, patterns)), ("llama", case(Architecture::Llama, stable)), ("qwen3", case(Architecture::Qwen3, few))]
+    [
+        ("qwen2", case(Architecture::Qwen2, patterns)),
+        ("llama", case(Architecture::Llama, stable)),
+        ("qwen3", case(Architecture::Qwen3, few)),
+    ]
 }
 
 impl Case {

@@ -140,7 +140,7 @@ fn command() -> Command {
         .version(env!("CARGO_PKG_VERSION"))
         .about("Fine-tunes Qwen2, Qwen2.5, Qwen3 and Llama-layout models on the GPU you own, or on none; out to PEFT, GGUF and Ollama.")
         .after_help(
-            "Examples:\n  llm-finetune --config tiny\n  llm-finetune --model ./Qwen2.5-0.5B-Instruct --data chats.jsonl\n  llm-finetune --resume\n  \
+            "Examples:\n  llm-finetune --config tiny\n  llm-finetune --model Qwen/Qwen2.5-0.5B-Instruct --data chats.jsonl\n  llm-finetune --resume\n  \
              llm-finetune chat --model ./Qwen2.5-0.5B-Instruct --adapter runs/sft/train/adapter\n  \
              llm-finetune export --model ./Qwen2.5-0.5B-Instruct --adapter runs/sft/train/adapter --quant q8_0 --out model.gguf",
         )

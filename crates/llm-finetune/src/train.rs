@@ -87,8 +87,10 @@ pub(crate) fn train(args: TrainArgs) -> anyhow::Result<()> {
 fn settle(args: &TrainArgs) -> anyhow::Result<(SftConfig, Option<PathBuf>)> {
     let Some(which) = &args.resume else {
         let config = settings(&args.settings)?;
-        if config.model.is_empty() || config.data.is_empty() {
-            return Err(Usage("--model and --data are required (or --config tiny); see --help".into()).into());
+        let missing = [("--model", config.model.is_empty()), ("--data", config.data.is_empty())];
+        let missing: Vec<&str> = missing.iter().filter(|(_, empty)| *empty).map(|(flag, _)| *flag).collect();
+        if !missing.is_empty() {
+            return Err(Usage(format!("{} must be given (--config tiny has both); see --help", missing.join(" and "))).into());
         }
         return Ok((config, None));
     };

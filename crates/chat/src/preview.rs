@@ -100,6 +100,12 @@ impl Lengths {
         if places == 0 { 0.0 } else { 1.0 - tokens as f64 / places as f64 }
     }
 
+    /// The batches of an epoch and its padding, as text; the arguments are those of [`Lengths::padding`].
+    pub fn epoch(&self, rows: usize, mode: Mode, multiple: usize, draw: impl Fn(u64) -> u64) -> String {
+        let batches = plan(&self.kept, rows, mode, &draw).len();
+        format!("{batches} batches an epoch, {:.1} % padding", 100.0 * self.padding(rows, mode, multiple, &draw))
+    }
+
     /// The report: counts, quantiles, a histogram, and the padding of each way to batch. `draw` is the one to train with.
     pub fn report(&self, max_seq_length: usize, multiple: usize, draw: impl Fn(u64) -> u64) -> String {
         let tokens: usize = self.kept.iter().sum();
@@ -114,7 +120,7 @@ impl Lengths {
         out.push_str(&self.histogram());
         let _ = writeln!(out, "padding at batch size     1      2      4      8     16");
         for (name, mode) in
-            [("shuffle", Mode::Shuffle), ("group_by_length", Mode::GroupByLength), ("pack", Mode::Pack { capacity: max_seq_length })]
+            [("shuffle", Mode::Shuffle), ("group_by_length", Mode::GroupByLength), ("packing", Mode::Pack { capacity: max_seq_length })]
         {
             let _ = write!(out, "  {name:<17}");
             for rows in [1, 2, 4, 8, 16] {
@@ -136,7 +142,8 @@ impl Lengths {
         let mut out = String::new();
         for (bar, count) in counts.iter().enumerate().filter(|(bar, _)| bar * width <= longest) {
             let range = format!("{}-{}", bar * width, (bar + 1) * width - 1);
-            let _ = writeln!(out, "  {range:>13} {count:>7} {}", "█".repeat((40 * count).div_ceil(most)));
+            let row = format!("  {range:>13} {count:>7} {}", "█".repeat((40 * count).div_ceil(most)));
+            let _ = writeln!(out, "{}", row.trim_end());
         }
         out
     }

@@ -12,6 +12,7 @@ pub fn flag(setting: &Setting, defaults: &Value) -> Arg {
         Value::Null => String::new(),
         Value::String(s) if s.is_empty() => String::new(),
         Value::Array(a) if a.is_empty() => String::new(),
+        Value::Object(o) if o.is_empty() => String::new(),
         Value::String(s) => format!(" [default: {s}]"),
         other => format!(" [default: {other}]"),
     };
@@ -42,6 +43,7 @@ fn value_name(kind: &str) -> &'static str {
         "Vec<usize>" | "Option<Vec<u32>>" => "N,N,..",
         "Vec<f64>" => "X,X,..",
         "Vec<String>" | "Option<Vec<String>>" | "Targets" => "NAME,NAME,..",
+        kind if kind.starts_with("BTreeMap") => "NAME=X,NAME=X,..",
         _ => "VALUE",
     }
 }
@@ -66,6 +68,10 @@ fn scalar(kind: &str, text: &str) -> Value {
         "Vec<String>" | "Option<Vec<String>>" => text.split(',').map(Value::from).collect(),
         "Targets" if text.chars().all(|c| c.is_alphanumeric() || "_.,".contains(c)) => text.split(',').map(Value::from).collect(),
         "Targets" => Value::from(text),
+        kind if kind.starts_with("BTreeMap") => {
+            let pairs = text.split(',').map(|pair| pair.rsplit_once('=').map(|(name, value)| (name.to_string(), number(value))));
+            pairs.collect::<Option<Map<_, _>>>().map_or_else(|| Value::from(text), Value::Object)
+        }
         "Freeze" if text.contains(',') => text.split(',').map(number).collect(),
         _ => number(text),
     }

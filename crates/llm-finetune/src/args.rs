@@ -9,6 +9,8 @@ use bellows_settings::Layer;
 use clap::builder::PossibleValuesParser;
 use clap::{Arg, ArgAction, ArgMatches, Command};
 
+use crate::presets;
+
 /// What the user asked for.
 pub(crate) enum Request {
     Train(TrainArgs),
@@ -60,7 +62,9 @@ pub(crate) struct ExportArgs {
     pub(crate) adapter: Option<PathBuf>,
     pub(crate) out: PathBuf,
     /// f32, f16, bf16 (merge) or the kind of a GGUF (export).
-    pub(crate) kind: String,
+    pub(crate) kind: Option<String>,
+    /// Export the adapter instead of the model it makes.
+    pub(crate) adapter_only: bool,
     pub(crate) system: Option<String>,
     pub(crate) offline: bool,
 }
@@ -95,17 +99,17 @@ fn number(name: &'static str, default: &'static str, help: &'static str) -> Arg 
     Arg::new(name).long(name).value_name("X").default_value(default).value_parser(clap::value_parser!(f64)).help(help)
 }
 
-fn model() -> [Arg; 4] {
+fn model() -> [Arg; 3] {
     [
         option("model", "Directory, .gguf file, or hub id").required(true),
         option("adapter", "Adapter directory"),
-        option("device", "auto, cpu, vulkan, cuda, rocm, metal or webgpu").default_value("auto"),
         switch("offline", "Never connect to the hub"),
     ]
 }
 
-fn sampling() -> [Arg; 8] {
+fn speaking() -> [Arg; 9] {
     [
+        option("device", "auto, cpu, vulkan, cuda, rocm, metal or webgpu").default_value("auto"),
         option("system", "System message"),
         Arg::new("stop").long("stop").action(ArgAction::Append).help("Text that ends the answer; may be given several times"),
         count("max-new-tokens", "256", "Most tokens of an answer"),
@@ -120,7 +124,12 @@ fn sampling() -> [Arg; 8] {
 fn settings_args(command: Command) -> Command {
     let defaults = serde_json::to_value(SftConfig::default()).unwrap_or_default();
     command
-        .arg(Arg::new("config").long("config").value_name("FILE|NAME").help("YAML file of settings, or a preset: tiny, dorothy, worldmodel, paper_r64"))
+        .arg(
+            Arg::new("config")
+                .long("config")
+                .value_name("FILE|NAME")
+                .help(format!("YAML file of settings, or a preset: {}", presets::names())),
+        )
         .args(SETTINGS.iter().map(|s| flag(s, &defaults)))
 }
 
@@ -131,7 +140,7 @@ fn command() -> Command {
         .version(env!("CARGO_PKG_VERSION"))
         .about("Fine-tunes Qwen2, Qwen2.5, Qwen3 and Llama-layout models on the GPU you own, or on none; out to PEFT, GGUF and Ollama.")
         .after_help(
-            "Examples:\n  llm-finetune --config tiny\n  llm-finetune --model ./Qwen2.5-0.5B-Instruct --data chats.jsonl\n  llm-finetune --resume\n  \
+            "Examples:\n  llm-finetune --config tiny\n  llm-finetune --model Qwen/Qwen2.5-0.5B-Instruct --data chats.jsonl\n  llm-finetune --resume\n  \
              llm-finetune chat --model ./Qwen2.5-0.5B-Instruct --adapter runs/sft/train/adapter\n  \
              llm-finetune export --model ./Qwen2.5-0.5B-Instruct --adapter runs/sft/train/adapter --quant q8_0 --out model.gguf",
         )
@@ -152,9 +161,9 @@ fn command() -> Command {
                 .args(model())
                 .arg(option("prompt", "The question").required(true))
                 .arg(switch("raw", "Go on with the prompt's text, without a chat template"))
-                .args(sampling()),
+                .args(speaking()),
         )
-        .subcommand(Command::new("chat").about("Talks, a line at a time").args(model()).args(sampling()))
+        .subcommand(Command::new("chat").about("Talks, a line at a time").args(model()).args(speaking()))
         .subcommand(
             Command::new("merge")
                 .about("Writes the model with an adapter merged, for transformers")
@@ -167,8 +176,12 @@ fn command() -> Command {
                 .about("Writes a GGUF and a Modelfile")
                 .args(model())
                 .arg(option("out", "File to write").required(true))
-                .arg(option("format", "gguf").default_value("gguf").value_parser(PossibleValuesParser::new(["gguf"])))
-                .arg(option("quant", "How weights are stored").default_value("q8_0").value_parser(kinds))
+                .arg(
+                    option("format", "gguf: the model, an adapter merged; gguf-lora: the adapter alone, in f32")
+                        .default_value("gguf")
+                        .value_parser(PossibleValuesParser::new(["gguf", "gguf-lora"])),
+                )
+                .arg(option("quant", "How weights are stored [default: q8_0]").value_parser(kinds))
                 .arg(option("system", "System message of the Modelfile")),
         )
         .subcommand(
@@ -260,7 +273,8 @@ fn export(m: &ArgMatches, kind: &str, system: Option<String>) -> ExportArgs {
         model: text(m, "model").unwrap_or_default(),
         adapter: text(m, "adapter").map(PathBuf::from),
         out: text(m, "out").map(PathBuf::from).unwrap_or_default(),
-        kind: text(m, kind).unwrap_or_default(),
+        kind: text(m, kind),
+        adapter_only: m.try_get_one::<String>("format").ok().flatten().is_some_and(|format| format == "gguf-lora"),
         system,
         offline: m.get_flag("offline"),
     }
@@ -296,12 +310,20 @@ mod tests {
     #[test]
     fn the_command_line_is_sound_and_flags_are_settings() {
         command().debug_assert();
-        let m = command().try_get_matches_from(["x", "--model", "m", "--data", "a,b", "--target-modules", "q_proj,v_proj", "--r", "8"]).unwrap();
+        let m = command()
+            .try_get_matches_from(["x", "--model", "m", "--data", "a,b", "--target-modules", "q_proj,v_proj", "--r", "8"])
+            .unwrap();
         let config = SftConfig::from_layers(&[settings(&m).flags]).unwrap();
         assert_eq!((config.model.as_str(), config.data.len(), config.r), ("m", 2, 8));
         assert_eq!(config.target_modules, bellows_qwen::adapter::Targets::Names(vec!["q_proj".into(), "v_proj".into()]));
         let m = command().try_get_matches_from(["x", "--model", "m", "--data", "a", "--no-gradient-checkpointing", "--packing"]).unwrap();
         let config = SftConfig::from_layers(&[settings(&m).flags]).unwrap();
         assert!(!config.gradient_checkpointing && config.packing);
+        let patterns = ["x", "--rank-pattern", "q_proj=4,layers.0.mlp.up_proj=2", "--alpha-pattern", "q_proj=1.5"];
+        let lora = SftConfig::from_layers(&[settings(&command().try_get_matches_from(patterns).unwrap()).flags]).unwrap().lora();
+        assert_eq!(lora.rank_pattern, [("q_proj".to_string(), 4), ("layers.0.mlp.up_proj".to_string(), 2)].into());
+        assert_eq!(lora.alpha_pattern, [("q_proj".to_string(), 1.5)].into());
+        let wrong = SftConfig::from_layers(&[settings(&command().try_get_matches_from(["x", "--rank-pattern", "q_proj"]).unwrap()).flags]);
+        assert!(wrong.unwrap_err().to_string().contains("rank_pattern"));
     }
 }

@@ -5,6 +5,7 @@ use bellows_cli::Usage;
 use bellows_device::{DeviceError, RequestError};
 use bellows_learner::LearnError;
 use bellows_qwen::base::BaseError;
+use bellows_qwen::export::ExportError;
 use bellows_qwen::peft::PeftError;
 use bellows_qwen::train::FinetuneError;
 use bellows_runs::{LockError, RunDirError};
@@ -37,6 +38,7 @@ fn code_of(cause: &(dyn std::error::Error + 'static)) -> Option<u8> {
         || cause.is::<ChatError>()
         || cause.is::<Fault>()
         || cause.is::<PeftError>()
+        || matches!(cause.downcast_ref(), Some(ExportError::Adapter(_) | ExportError::NotFinite(_)))
         || cause.is::<RequestError>()
         || cause.is::<DeviceError>()
         || cause.is::<LockError>()

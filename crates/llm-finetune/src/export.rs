@@ -1,9 +1,14 @@
 //! `merge` and `export`: a model, with or without an adapter, as files of other tools.
 
 use bellows_chat::Template;
-use bellows_cli::say;
-use bellows_qwen::export::write_transformers;
-use bellows_qwen::weights;
+use bellows_cli::{Usage, say};
+use bellows_device::{DeviceRequest, ProbeOptions, select};
+use bellows_qwen::base::Base;
+use bellows_qwen::export::{modelfile, write_transformers};
+use bellows_qwen::gguf_lora::write_gguf_lora;
+use bellows_qwen::hub::locate;
+use bellows_qwen::{peft, weights};
+use bellows_runs::write_atomic;
 use bellows_weights::DType;
 use burn::tensor::Device;
 
@@ -12,10 +17,10 @@ use crate::speak::open;
 use crate::train::gguf;
 
 pub(crate) fn merge(args: &ExportArgs) -> anyhow::Result<()> {
-    let base = open(&args.model, args.adapter.as_deref(), &Device::flex())?;
-    let dtype = match args.kind.as_str() {
-        "f16" => DType::F16,
-        "bf16" => DType::BF16,
+    let base = open(&args.model, args.adapter.as_deref(), args.offline, &cpu()?)?;
+    let dtype = match args.kind.as_deref() {
+        Some("f16") => DType::F16,
+        Some("bf16") => DType::BF16,
         _ => DType::F32,
     };
     write_transformers(&args.out, &weights::merge(base.model), &base.config, &base.tokenizer, dtype)?;
@@ -24,10 +29,43 @@ pub(crate) fn merge(args: &ExportArgs) -> anyhow::Result<()> {
 }
 
 pub(crate) fn export(args: &ExportArgs) -> anyhow::Result<()> {
-    let mut base = open(&args.model, args.adapter.as_deref(), &Device::flex())?;
+    if args.adapter_only {
+        return export_adapter(args);
+    }
+    let mut base = open(&args.model, args.adapter.as_deref(), args.offline, &cpu()?)?;
     if base.tokenizer.chat_template().is_none() {
         let template = Template::detect(&base.tokenizer, Some(base.config.architecture.model_type()))?;
         base.tokenizer.set_chat_template(template.source().to_owned());
     }
-    gguf(&args.out, &weights::merge(base.model), &base.config, &base.tokenizer, &args.kind, args.system.as_deref())
+    gguf(
+        &args.out,
+        &weights::merge(base.model),
+        &base.config,
+        &base.tokenizer,
+        args.kind.as_deref().unwrap_or("q8_0"),
+        args.system.as_deref(),
+    )
+}
+
+/// Merging is one product a map: not worth a transfer to an accelerator.
+fn cpu() -> anyhow::Result<Device> {
+    Ok(select(&DeviceRequest::Cpu, &ProbeOptions::default())?.device)
+}
+
+/// The adapter alone, and a Modelfile that puts it on its model.
+fn export_adapter(args: &ExportArgs) -> anyhow::Result<()> {
+    let dir = args.adapter.as_deref().ok_or_else(|| Usage("--format gguf-lora needs --adapter".into()))?;
+    if args.kind.is_some() {
+        return Err(Usage("--format gguf-lora writes f32, which an adapter is small enough for: leave out --quant".into()).into());
+    }
+    let model = locate(&args.model, args.offline, &mut say)?;
+    let (config, tensors) = peft::read(dir)?;
+    let name = args.out.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
+    write_gguf_lora(&args.out, &config, tensors, &Base::shape(&model)?, name.trim_end_matches(".gguf"))?;
+    let beside = args.out.with_file_name("Modelfile");
+    let from = model.canonicalize().unwrap_or(model);
+    let text = modelfile(&from.display().to_string(), Some(&format!("./{name}")), args.system.as_deref());
+    write_atomic(&beside, text.as_bytes())?;
+    say(&format!("Saved {} and {}", args.out.display(), beside.display()));
+    Ok(())
 }

@@ -8,6 +8,7 @@ mod benchmark;
 mod console;
 mod exit;
 mod export;
+mod presets;
 mod preview;
 mod speak;
 mod train;

@@ -6,30 +6,42 @@ use bellows_chat::Encoded;
 use bellows_chat::preview::{Lengths, Style, tokens};
 use bellows_cli::{Usage, say};
 use bellows_learner::Rng;
-use burn::tensor::Device;
 
 use crate::args::SettingsArgs;
-use crate::train::{open_base, open_data, pick_template, settings};
+use crate::presets::settings;
+use crate::train::{open_data, open_tokenizer, pick_template};
 
 pub(crate) fn preview(args: SettingsArgs, count: usize) -> anyhow::Result<()> {
     let config = settings(&args)?;
     if config.model.is_empty() || config.data.is_empty() {
         return Err(Usage("data preview needs --model (for its tokenizer and template) and --data".into()).into());
     }
-    let base = open_base(&config, &Device::flex())?;
-    let template = pick_template(&config, &base)?;
-    let data = open_data(&config, &base.tokenizer, &template)?;
-    let style = if std::io::stdout().is_terminal() { Style::Ansi } else { Style::Plain };
-    for example in data.train.iter().take(count) {
-        say(&tokens(example, &base.tokenizer, style)?);
+    let (architecture, tokenizer) = open_tokenizer(&config)?;
+    let template = pick_template(&config, architecture, &tokenizer)?;
+    let data = open_data(&config, &tokenizer, &template)?;
+    let (style, marked) = if coloured() { (Style::Ansi, "green") } else { (Style::Plain, "in ⟦⟧") };
+    say(&format!("{} · template {} · what is learnt is {marked}\n", config.data.join(", "), template.name()));
+    for (i, example) in data.train.iter().take(count).enumerate() {
+        say(&format!("── example {} of {} ──\n{}", i + 1, data.train.len(), tokens(example, &tokenizer, style)?));
     }
     let lengths = Lengths {
         kept: data.train.iter().map(Encoded::len).collect(),
         targets: data.train.iter().map(Encoded::targets).sum(),
-        truncated: data.truncated,
-        dropped: data.dropped,
+        truncated: data.train.iter().filter(|e| e.cut > 0).count(),
+        dropped: data.dropped - data.dropped_valid,
     };
     let draw = |i: u64| Rng::new(config.seed, "order", 0, i).bits();
     say(lengths.report(config.max_seq_length, config.pad_to_multiple_of, draw).trim_end());
+    let epoch = lengths.epoch(config.batch_size, config.batching(), config.pad_to_multiple_of, draw);
+    say(&format!("as set     {epoch} (batch_size {})", config.batch_size));
+    if !data.valid.is_empty() {
+        let judged: usize = data.valid.iter().map(Encoded::targets).sum();
+        say(&format!("validation {} examples, {judged} tokens judged, {} dropped", data.valid.len(), data.dropped_valid));
+    }
     Ok(())
+}
+
+/// Colours are for terminals, and for those who did not say no (<https://no-color.org>).
+fn coloured() -> bool {
+    std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
 }

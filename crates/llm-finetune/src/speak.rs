@@ -7,6 +7,7 @@ use bellows_chat::{Conversation, Message, RenderOptions, Role, Template, encode_
 use bellows_cli::{join_pool, say};
 use bellows_qwen::base::Base;
 use bellows_qwen::generate::generate;
+use bellows_qwen::hub::locate;
 use bellows_qwen::model::CausalLm;
 use bellows_qwen::peft;
 use burn::tensor::Device;
@@ -17,7 +18,7 @@ use crate::train::pick_device;
 pub(crate) fn speak(args: SpeakArgs) -> anyhow::Result<()> {
     join_pool(0)?;
     let device = pick_device(&args.device, false)?.device;
-    let base = open(&args.model, args.adapter.as_deref(), &device)?;
+    let base = open(&args.model, args.adapter.as_deref(), args.offline, &device)?;
     let template = Template::detect(&base.tokenizer, Some(base.config.architecture.model_type()))?;
     let system = args.system.iter().map(|text| Message::new(Role::System, text.clone()));
     let mut conversation = Conversation { messages: system.collect(), ..Conversation::default() };
@@ -46,8 +47,8 @@ pub(crate) fn speak(args: SpeakArgs) -> anyhow::Result<()> {
 }
 
 /// A model with its adapter, if there is one.
-pub(crate) fn open(model: &str, adapter: Option<&Path>, device: &Device) -> anyhow::Result<Base> {
-    let mut base = Base::open(Path::new(model), device)?;
+pub(crate) fn open(model: &str, adapter: Option<&Path>, offline: bool, device: &Device) -> anyhow::Result<Base> {
+    let mut base = Base::open(&locate(model, offline, &mut say)?, device)?;
     if let Some(dir) = adapter {
         let (config, tensors) = peft::read(dir)?;
         base.model = peft::attach(base.model, &config, tensors, dir)?;

@@ -8,11 +8,13 @@ use bellows_chat::{Conversation, Message, RenderOptions, Role, Template, Tokeniz
 use bellows_cli::{Bar, Usage, join_pool, say, yaml_layer};
 use bellows_device::{ProbeOptions, Selected, select};
 use bellows_learner::{Dashboard, Outcome, signals};
+use bellows_qwen::arch::Architecture;
 use bellows_qwen::base::Base;
 use bellows_qwen::config::{MAY_CHANGE, Method, SETTINGS, SftConfig};
 use bellows_qwen::data::SftData;
 use bellows_qwen::export::{modelfile, write_gguf, write_transformers};
 use bellows_qwen::generate::{Sampling, generate};
+use bellows_qwen::hub::locate;
 use bellows_qwen::model::{CausalLm, ModelConfig};
 use bellows_qwen::train::{Finetune, Report};
 use bellows_qwen::weights::merge;
@@ -25,11 +27,9 @@ use burn::train::Interrupter;
 use burn::train::renderer::tui::TuiMetricsRendererWrapper;
 use serde_json::{Value, json};
 
-use crate::args::{SettingsArgs, TrainArgs};
+use crate::args::TrainArgs;
 use crate::console::Console;
-
-/// Presets by name.
-const PRESETS: [(&str, &str); 1] = [("tiny", include_str!("../../../models/tiny.yaml"))];
+use crate::presets::settings;
 
 pub(crate) fn train(args: TrainArgs) -> anyhow::Result<()> {
     join_pool(0)?;
@@ -38,7 +38,7 @@ pub(crate) fn train(args: TrainArgs) -> anyhow::Result<()> {
     say(&format!("Bellows {} · {} · {}", env!("CARGO_PKG_VERSION"), config.model, config.data.join(", ")));
     let device = pick_device(&config.device, args.reprobe)?;
     let base = open_base(&config, &device.device)?;
-    let template = pick_template(&config, &base)?;
+    let template = pick_template(&config, base.config.architecture, &base.tokenizer)?;
     let data = open_data(&config, &base.tokenizer, &template)?;
 
     let dir = match &resumed {
@@ -87,8 +87,10 @@ pub(crate) fn train(args: TrainArgs) -> anyhow::Result<()> {
 fn settle(args: &TrainArgs) -> anyhow::Result<(SftConfig, Option<PathBuf>)> {
     let Some(which) = &args.resume else {
         let config = settings(&args.settings)?;
-        if config.model.is_empty() || config.data.is_empty() {
-            return Err(Usage("--model and --data are required (or --config tiny); see --help".into()).into());
+        let missing = [("--model", config.model.is_empty()), ("--data", config.data.is_empty())];
+        let missing: Vec<&str> = missing.iter().filter(|(_, empty)| *empty).map(|(flag, _)| *flag).collect();
+        if !missing.is_empty() {
+            return Err(Usage(format!("{} must be given (--config tiny has both); see --help", missing.join(" and "))).into());
         }
         return Ok((config, None));
     };
@@ -108,19 +110,6 @@ fn settle(args: &TrainArgs) -> anyhow::Result<(SftConfig, Option<PathBuf>)> {
     Ok((SftConfig::from_layers(&[layer, Layer { origin: flags.origin.clone(), values }])?, Some(path)))
 }
 
-/// Defaults, `--config`, flags.
-pub(crate) fn settings(args: &SettingsArgs) -> anyhow::Result<SftConfig> {
-    let mut layers = Vec::new();
-    if let Some(name) = &args.config {
-        layers.push(match PRESETS.iter().find(|(preset, _)| preset == name) {
-            Some((name, text)) => bellows_cli::yaml_text(&format!("preset {name}"), text)?,
-            None => yaml_layer(Path::new(name))?,
-        });
-    }
-    layers.push(args.flags.clone());
-    Ok(SftConfig::from_layers(&layers)?)
-}
-
 pub(crate) fn pick_device(device: &str, reprobe: bool) -> anyhow::Result<Selected> {
     let device = select(&device.parse()?, &ProbeOptions { reprobe, ..ProbeOptions::default() })?;
     match &device.fallback {
@@ -130,24 +119,36 @@ pub(crate) fn pick_device(device: &str, reprobe: bool) -> anyhow::Result<Selecte
     Ok(device)
 }
 
-pub(crate) fn open_base(config: &SftConfig, device: &Device) -> anyhow::Result<Base> {
-    if config.model != "tiny" {
-        return Ok(Base::open(Path::new(&config.model), device)?);
+fn open_base(config: &SftConfig, device: &Device) -> anyhow::Result<Base> {
+    if config.model == "tiny" {
+        return Ok(Base::tiny(texts(config)?.iter().map(String::as_str), config.seed, device)?);
     }
-    // The tokenizer of a made-up model is learnt from the data's own bytes.
-    let mut texts = Vec::new();
-    for path in &config.data {
-        let path = Path::new(path);
-        let file = if path.is_dir() { path.join("train.jsonl") } else { path.to_owned() };
-        texts.push(std::fs::read_to_string(&file).map_err(|e| Usage(format!("{}: {e}", file.display())))?);
-    }
-    Ok(Base::tiny(texts.iter().map(String::as_str), config.seed, device)?)
+    Ok(Base::open(&locate(&config.model, config.offline, &mut say)?, device)?)
 }
 
-pub(crate) fn pick_template(config: &SftConfig, base: &Base) -> anyhow::Result<Template> {
-    match config.template(&base.tokenizer)? {
+/// The family and the tokenizer of the model, without its weights.
+pub(crate) fn open_tokenizer(config: &SftConfig) -> anyhow::Result<(Architecture, Tokenizer)> {
+    if config.model == "tiny" {
+        return Ok((Architecture::Qwen2, Base::tiny_tokenizer(texts(config)?.iter().map(String::as_str))?));
+    }
+    let path = locate(&config.model, config.offline, &mut say)?;
+    Ok((Base::shape(&path)?.architecture, Base::tokenizer(&path)?))
+}
+
+/// What the tokenizer of a made-up model is learnt from: the data's own bytes.
+fn texts(config: &SftConfig) -> anyhow::Result<Vec<String>> {
+    let text = |path: &String| {
+        let path = Path::new(path);
+        let file = if path.is_dir() { path.join("train.jsonl") } else { path.to_owned() };
+        std::fs::read_to_string(&file).map_err(|e| Usage(format!("{}: {e}", file.display())).into())
+    };
+    config.data.iter().map(text).collect()
+}
+
+pub(crate) fn pick_template(config: &SftConfig, architecture: Architecture, tokenizer: &Tokenizer) -> anyhow::Result<Template> {
+    match config.template(tokenizer)? {
         Some(template) => Ok(template),
-        None => Ok(Template::detect(&base.tokenizer, Some(base.config.architecture.model_type()))?),
+        None => Ok(Template::detect(tokenizer, Some(architecture.model_type()))?),
     }
 }
 
@@ -238,7 +239,7 @@ pub(crate) fn gguf(
         say(&format!("warning: {line}"));
     }
     let beside = file.with_file_name("Modelfile");
-    write_atomic(&beside, modelfile(&name, system).as_bytes())?;
+    write_atomic(&beside, modelfile(&format!("./{name}"), None, system).as_bytes())?;
     say(&format!("Saved {} and {}", file.display(), beside.display()));
     Ok(())
 }

@@ -9,6 +9,7 @@ use bellows_weights::{Checkpoint, WeightsError};
 use burn::tensor::Device;
 
 use crate::arch::Architecture;
+use crate::hub::HubError;
 use crate::load::{HostTensor, LoadError, load};
 use crate::model::{CausalLm, ConfigError, ModelConfig};
 
@@ -26,8 +27,11 @@ pub struct Base {
 #[derive(Debug, thiserror::Error)]
 pub enum BaseError {
     /// Neither a directory nor a file, nor anything else that names a model.
-    #[error("model {0:?}: there is no such directory or .gguf file")]
+    #[error("model {0:?}: there is no such directory or .gguf file, and it is no name of the hub's (owner/name)")]
     NotFound(String),
+    /// A model of the hub.
+    #[error(transparent)]
+    Hub(#[from] HubError),
     /// Its description.
     #[error("{}: {source}", path.display())]
     Config {
@@ -75,10 +79,35 @@ impl Base {
         }
     }
 
+    /// The shape of the model in a directory or a `.gguf` file, without its weights.
+    ///
+    /// # Errors
+    /// See [`BaseError`].
+    pub fn shape(path: &Path) -> Result<ModelConfig, BaseError> {
+        if path.is_file() {
+            return config_of(&Gguf::open(path)?).map_err(|source| BaseError::Config { path: path.to_owned(), source });
+        }
+        if !path.is_dir() {
+            return Err(BaseError::NotFound(path.display().to_string()));
+        }
+        let file = path.join("config.json");
+        let text = std::fs::read_to_string(&file).map_err(|source| BaseError::Io { path: file.clone(), source })?;
+        ModelConfig::from_json(&text).map_err(|source| BaseError::Config { path: file, source })
+    }
+
+    /// The tokenizer of the model in a directory or a `.gguf` file.
+    ///
+    /// # Errors
+    /// See [`BaseError`].
+    pub fn tokenizer(path: &Path) -> Result<Tokenizer, BaseError> {
+        match path.is_file() {
+            true => Ok(tokenizer_of(&Gguf::open(path)?, path)?),
+            false => Ok(Tokenizer::from_dir(path)?),
+        }
+    }
+
     fn from_dir(dir: &Path, device: &Device) -> Result<Self, BaseError> {
-        let path = dir.join("config.json");
-        let text = std::fs::read_to_string(&path).map_err(|source| BaseError::Io { path: path.clone(), source })?;
-        let config = ModelConfig::from_json(&text).map_err(|source| BaseError::Config { path, source })?;
+        let config = Self::shape(dir)?;
         let checkpoint = Checkpoint::open(dir)?;
         let read = |name: &str| -> Result<Option<HostTensor>, WeightsError> {
             let Some(spec) = checkpoint.spec(name) else { return Ok(None) };
@@ -104,8 +133,15 @@ impl Base {
             Ok(Some((shape, values)))
         };
         let model = load(CausalLm::new(&config, device), read).map_err(|source| BaseError::Load { path: path.to_owned(), source })?;
-        let tokenizer = vocabulary_of(file.metadata()).and_then(|v| Tokenizer::from_gguf_vocab(&v)).map_err(|e| e.in_file(path))?;
-        Ok(Self { model, config, tokenizer })
+        Ok(Self { model, config, tokenizer: tokenizer_of(&file, path)? })
+    }
+
+    /// The tokenizer of [`Base::tiny`].
+    ///
+    /// # Errors
+    /// [`Fault::Tokenizer`].
+    pub fn tiny_tokenizer<'a>(texts: impl IntoIterator<Item = &'a str>) -> Result<Tokenizer, Fault> {
+        Tokenizer::byte_level(texts, 512)
     }
 
     /// A small Qwen2 model drawn from `seed`, with a tokenizer learnt from `texts`.
@@ -113,7 +149,7 @@ impl Base {
     /// # Errors
     /// [`Fault::Tokenizer`].
     pub fn tiny<'a>(texts: impl IntoIterator<Item = &'a str>, seed: u64, device: &Device) -> Result<Self, Fault> {
-        let tokenizer = Tokenizer::byte_level(texts, 512)?;
+        let tokenizer = Self::tiny_tokenizer(texts)?;
         let config = ModelConfig {
             architecture: Architecture::Qwen2,
             hidden_size: 128,
@@ -252,6 +288,10 @@ fn config_of(file: &Gguf) -> Result<ModelConfig, ConfigError> {
     };
     config.check()?;
     Ok(config)
+}
+
+fn tokenizer_of(file: &Gguf, path: &Path) -> Result<Tokenizer, ChatError> {
+    vocabulary_of(file.metadata()).and_then(|v| Tokenizer::from_gguf_vocab(&v)).map_err(|e| e.in_file(path))
 }
 
 fn vocabulary_of(metadata: &Metadata) -> Result<Vocabulary, Fault> {

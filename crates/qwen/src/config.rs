@@ -1,5 +1,8 @@
 //! Settings of a fine-tuning run, under the names that PEFT, TRL and transformers use.
 
+use std::collections::BTreeMap;
+
+use bellows_chat::plan::Mode;
 use bellows_chat::{EncodeOptions, Template, TrainOn, TrainOnEos, Truncation};
 use bellows_learner::{Decay, LearnerConfig, OptimizerKind, Schedule, UpdateSchedule};
 use bellows_settings::{Layer, SettingsError, merge, settings};
@@ -61,6 +64,10 @@ settings! {
         exclude_modules: Vec<String> = Vec::new();
         /// Layers that get adapters, as a list; all if empty
         layers_to_transform: Vec<usize> = Vec::new();
+        /// Rank of some maps instead of r, by name ending or regular expression
+        rank_pattern: BTreeMap<String, usize> = BTreeMap::new();
+        /// lora_alpha of some maps, in the same way
+        alpha_pattern: BTreeMap<String, f64> = BTreeMap::new();
         /// Parts trained whole: embed_tokens, lm_head, norm, as a list
         modules_to_save: Vec<String> = Vec::new();
         /// Scale by α / √r instead of α / r
@@ -264,7 +271,9 @@ impl SftConfig {
         if let Some(template) = Template::named(&self.chat_template) {
             return Ok(Some(template));
         }
-        let fail = |e: &dyn std::fmt::Display| bad(format!("chat_template {:?} is neither a template's name nor a readable file: {e}", self.chat_template));
+        let fail = |e: &dyn std::fmt::Display| {
+            bad(format!("chat_template {:?} is neither a template's name nor a readable file: {e}", self.chat_template))
+        };
         let source = std::fs::read_to_string(&self.chat_template).map_err(|e| fail(&e))?;
         bellows_chat::Jinja::new(&source, tokenizer).map(|jinja| Some(Template::Jinja(jinja))).map_err(|e| fail(&e))
     }
@@ -280,8 +289,18 @@ impl SftConfig {
             target_modules: self.target_modules.clone(),
             exclude_modules: self.exclude_modules.clone(),
             layers_to_transform: self.layers_to_transform.clone(),
+            rank_pattern: self.rank_pattern.clone(),
+            alpha_pattern: self.alpha_pattern.clone(),
             modules_to_save: self.modules_to_save.clone(),
-            ..LoraConfig::default()
+        }
+    }
+
+    /// How examples are put into batches.
+    pub fn batching(&self) -> Mode {
+        match (self.packing, self.group_by_length) {
+            (true, _) => Mode::Pack { capacity: self.max_seq_length },
+            (_, true) => Mode::GroupByLength,
+            _ => Mode::Shuffle,
         }
     }
 

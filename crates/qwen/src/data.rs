@@ -2,7 +2,9 @@
 
 use std::path::Path;
 
-use bellows_chat::{ChatError, Dataset, Dropped, EncodeOptions, Encoded, Outcome, ReadOptions, Splits, Template, Tokenizer, encode, plan};
+use bellows_chat::{
+    ChatError, Dataset, Dropped, EncodeOptions, Encoded, Example, Fault, Outcome, ReadOptions, Splits, Template, Tokenizer, encode, plan,
+};
 use bellows_learner::Rng;
 
 use crate::config::SftConfig;
@@ -18,6 +20,8 @@ pub struct SftData {
     pub truncated: usize,
     /// Examples left out because they were too long, or nothing to learn was left of them.
     pub dropped: usize,
+    /// How many of those were there to judge by.
+    pub dropped_valid: usize,
 }
 
 impl SftData {
@@ -32,7 +36,8 @@ impl SftData {
         template: &Template,
         progress: &mut dyn FnMut(usize, usize),
     ) -> Result<Self, ChatError> {
-        let splits = config.data.iter().map(|path| Splits::open(Path::new(path), &ReadOptions::default())).collect::<Result<Vec<_>, _>>()?;
+        let splits =
+            config.data.iter().map(|path| Splits::open(Path::new(path), &ReadOptions::default())).collect::<Result<Vec<_>, _>>()?;
         let total = splits.iter().map(|s| s.train.len() + s.valid.as_ref().map_or(0, Dataset::len)).sum();
         let (mut data, mut done) = (Self::default(), 0);
         let mut sets = Vec::new();
@@ -41,13 +46,7 @@ impl SftData {
                 let mut examples = Vec::new();
                 for i in 0..set.len() {
                     let outcome = encode(&set.get(i)?, tokenizer, template, options).map_err(|e| e.on_line(set.path(), set.line(i)))?;
-                    match outcome {
-                        Outcome::Kept(kept) => {
-                            data.truncated += usize::from(kept.iter().any(|e| e.cut > 0));
-                            examples.extend(kept);
-                        }
-                        Outcome::Dropped(Dropped::TooLong { .. } | Dropped::NothingLeft { .. }) => data.dropped += 1,
-                    }
+                    examples.extend(data.kept(outcome));
                     done += 1;
                     progress(done, total);
                 }
@@ -55,8 +54,10 @@ impl SftData {
             };
             sets.push(rows(&mut data, &split.train)?);
             if let Some(valid) = &split.valid {
+                let before = data.dropped;
                 let examples = rows(&mut data, valid)?;
                 data.valid.extend(examples);
+                data.dropped_valid += data.dropped - before;
             }
         }
         let draw = |stream: &'static str| move |i: u64| Rng::new(config.seed, stream, 0, i).bits();
@@ -77,9 +78,47 @@ impl SftData {
         Ok(data)
     }
 
+    /// Encodes examples made in code.
+    ///
+    /// # Errors
+    /// The first example that cannot be used.
+    pub fn of(
+        train: &[Example],
+        valid: &[Example],
+        options: &EncodeOptions,
+        tokenizer: &Tokenizer,
+        template: &Template,
+    ) -> Result<Self, Fault> {
+        let mut data = Self::default();
+        for example in train {
+            let kept = data.kept(encode(example, tokenizer, template, options)?);
+            data.train.extend(kept);
+        }
+        for example in valid {
+            let kept = data.kept(encode(example, tokenizer, template, options)?);
+            data.valid.extend(kept);
+        }
+        Ok(data)
+    }
+
+    /// What is left of an example; counts what is not.
+    fn kept(&mut self, outcome: Outcome) -> Vec<Encoded> {
+        match outcome {
+            Outcome::Kept(kept) => {
+                self.truncated += usize::from(kept.iter().any(|e| e.cut > 0));
+                kept
+            }
+            Outcome::Dropped(Dropped::TooLong { .. } | Dropped::NothingLeft { .. }) => {
+                self.dropped += 1;
+                Vec::new()
+            }
+        }
+    }
+
     /// One line for a person.
     pub fn summary(&self) -> String {
-        let tokens = |examples: &[Encoded]| (examples.iter().map(Encoded::len).sum::<usize>(), examples.iter().map(Encoded::targets).sum::<usize>());
+        let tokens =
+            |examples: &[Encoded]| (examples.iter().map(Encoded::len).sum::<usize>(), examples.iter().map(Encoded::targets).sum::<usize>());
         let ((all, trained), (_, valid)) = (tokens(&self.train), tokens(&self.valid));
         format!(
             "{} examples to train on ({all} tokens, {trained} of them learnt), {} to judge by ({valid} learnt); {} truncated, {} left out",

@@ -41,6 +41,9 @@ pub enum ExportError {
     /// A tokenizer that no GGUF can describe.
     #[error(transparent)]
     Vocabulary(#[from] Fault),
+    /// An adapter that has no form in the format, or does not fit the model.
+    #[error("{0}")]
+    Adapter(String),
     /// A weight that is not finite: an adapter that diverged.
     #[error("{0} holds a value that is not finite: nothing is written")]
     NotFinite(String),
@@ -77,7 +80,13 @@ impl<'a> Parameters<'a> {
 ///
 /// # Errors
 /// A value that is not finite, or a directory that cannot be written.
-pub fn write_transformers(dir: &Path, model: &CausalLm, config: &ModelConfig, tokenizer: &Tokenizer, dtype: DType) -> Result<(), ExportError> {
+pub fn write_transformers(
+    dir: &Path,
+    model: &CausalLm,
+    config: &ModelConfig,
+    tokenizer: &Tokenizer,
+    dtype: DType,
+) -> Result<(), ExportError> {
     let fail = |path: &Path, reason: String| ExportError::File { path: path.to_owned(), reason };
     std::fs::create_dir_all(dir).map_err(|e| fail(dir, e.to_string()))?;
     let parameters = Parameters::of(model);
@@ -130,19 +139,28 @@ pub fn write_gguf(
         })
         .collect();
     let metadata = metadata(config, tokenizer, preset, name)?;
+    write_file(path, &metadata, &infos, |stored| {
+        let name = named[stored];
+        let values = parameters.values(name)?;
+        match rotated_heads(name, config).filter(|_| config.architecture.gguf_interleaved()) {
+            Some(heads) => Ok(pairs_from_halves(&values, heads, infos[stored].shape[0])),
+            None => Ok(values),
+        }
+    })
+}
+
+/// Writes a GGUF under `path` once it is complete. Returns one line a tensor whose values had to be cut to f16's range.
+pub(crate) fn write_file(
+    path: &Path,
+    metadata: &Metadata,
+    infos: &IndexMap<String, TensorInfo>,
+    values: impl FnMut(&str) -> Result<Vec<f32>, ExportError>,
+) -> Result<Vec<String>, ExportError> {
     let fail = |reason: String| ExportError::File { path: path.to_owned(), reason };
     let partial = path.with_extension("gguf.part");
     let file = File::create(&partial).map_err(|e| fail(e.to_string()))?;
     let mut out = BufWriter::new(file);
-    let written = gguf::write(&mut out, &metadata, &infos, |stored| {
-        let name = named[stored];
-        let values = parameters.values(name)?;
-        match rotated_heads(name, config).filter(|_| config.architecture.gguf_interleaved()) {
-            Some(heads) => Ok::<_, ExportError>(pairs_from_halves(&values, heads, infos[stored].shape[0])),
-            None => Ok(values),
-        }
-    });
-    let done = written.and_then(|saturated| {
+    let done = gguf::write(&mut out, metadata, infos, values).and_then(|saturated| {
         let file = out.into_inner().map_err(|e| fail(e.to_string()))?;
         file.sync_all().and_then(|()| std::fs::rename(&partial, path)).map_err(|e| fail(e.to_string()))?;
         Ok(saturated.into_iter().map(|(name, n)| format!("{name}: {n} values beyond ±65504 were cut")).collect())
@@ -195,10 +213,12 @@ fn metadata(config: &ModelConfig, tokenizer: &Tokenizer, preset: Preset, name: &
     Ok(m)
 }
 
-/// An Ollama Modelfile for a ChatML model in `gguf` (a file beside it), with a system message if there is one.
-pub fn modelfile(gguf: &str, system: Option<&str>) -> String {
+/// An Ollama Modelfile for a ChatML model in `from` (a file or directory, from where the Modelfile lies), with an adapter and a system
+/// message if there are such.
+pub fn modelfile(from: &str, adapter: Option<&str>, system: Option<&str>) -> String {
+    let adapter = adapter.map(|file| format!("ADAPTER {file}\n")).unwrap_or_default();
     let mut text = format!(
-        "FROM ./{gguf}\n\nTEMPLATE \"\"\"{{{{- if .System }}}}<|im_start|>system\n{{{{ .System }}}}<|im_end|>\n{{{{ end }}}}\
+        "FROM {from}\n{adapter}\nTEMPLATE \"\"\"{{{{- if .System }}}}<|im_start|>system\n{{{{ .System }}}}<|im_end|>\n{{{{ end }}}}\
          {{{{- range .Messages }}}}<|im_start|>{{{{ .Role }}}}\n{{{{ .Content }}}}<|im_end|>\n{{{{ end }}}}<|im_start|>assistant\n\"\"\"\n\n\
          PARAMETER stop \"<|im_start|>\"\nPARAMETER stop \"<|im_end|>\"\n"
     );

@@ -14,7 +14,7 @@ use crate::model::CausalLm;
 use crate::model::lora::Lora;
 
 /// What PEFT puts before a module's own name.
-const PREFIX: &str = "base_model.model.";
+pub(crate) const PREFIX: &str = "base_model.model.";
 
 /// The name PEFT gives an adapter's or a saved module's tensor.
 fn peft_name(name: &str) -> String {

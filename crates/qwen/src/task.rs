@@ -2,11 +2,9 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use bellows_chat::plan::{self, MicroBatch, Mode};
+use bellows_chat::plan::{self, MicroBatch};
 use bellows_chat::{Batch, Encoded, IGNORE};
-use bellows_learner::{
-    Draw, EvalContext, Evaluation, Group, Interrupted, Layout, Rng, Role, StepOutput, Stopwatch, Task, TaskError,
-};
+use bellows_learner::{Draw, EvalContext, Evaluation, Group, Interrupted, Layout, Rng, Role, StepOutput, Stopwatch, Task, TaskError};
 use burn::data::dataset::Dataset;
 use burn::tensor::{Device, Int, Tensor, TensorData};
 
@@ -51,14 +49,6 @@ impl SftTask {
         Self { config, model, train, valid, pad, plan: Mutex::new(None) }
     }
 
-    fn mode(&self) -> Mode {
-        match (self.config.packing, self.config.group_by_length) {
-            (true, _) => Mode::Pack { capacity: self.config.max_seq_length },
-            (_, true) => Mode::GroupByLength,
-            _ => Mode::Shuffle,
-        }
-    }
-
     /// The micro-batches of an epoch; made once an epoch.
     fn micro_batches(&self, draw: Draw) -> Arc<Vec<MicroBatch>> {
         let mut plan = self.plan.lock().unwrap_or_else(PoisonError::into_inner);
@@ -67,7 +57,7 @@ impl SftTask {
             _ => {
                 let lengths: Vec<usize> = self.train.iter().map(Encoded::len).collect();
                 let bits = |i: u64| Rng::new(draw.seed, "order", draw.epoch as u64, i).bits();
-                let batches = Arc::new(plan::plan(&lengths, self.config.batch_size, self.mode(), bits));
+                let batches = Arc::new(plan::plan(&lengths, self.config.batch_size, self.config.batching(), bits));
                 *plan = Some((draw.epoch, Arc::clone(&batches)));
                 batches
             }

@@ -1,0 +1,83 @@
+//! Settings from a preset or a file, overlaid by flags.
+
+use std::path::Path;
+
+use bellows_cli::{Usage, yaml_layer, yaml_text};
+use bellows_qwen::config::SftConfig;
+use bellows_settings::Layer;
+
+use crate::args::SettingsArgs;
+
+/// The files of `models/` that are for this program, by name.
+pub(crate) const PRESETS: [(&str, &str); 4] = [
+    ("tiny", include_str!("../../../models/tiny.yaml")),
+    ("dorothy", include_str!("../../../models/dorothy.yaml")),
+    ("worldmodel", include_str!("../../../models/worldmodel.yaml")),
+    ("paper_r64", include_str!("../../../models/paper_r64.yaml")),
+];
+
+/// Their names, for a sentence.
+pub(crate) fn names() -> String {
+    PRESETS.map(|(name, _)| name).join(", ")
+}
+
+/// Defaults, `--config`, flags.
+pub(crate) fn settings(args: &SettingsArgs) -> anyhow::Result<SftConfig> {
+    let mut layers = Vec::new();
+    if let Some(name) = &args.config {
+        layers.push(layer(name)?);
+    }
+    layers.push(args.flags.clone());
+    Ok(SftConfig::from_layers(&layers)?)
+}
+
+fn layer(name: &str) -> anyhow::Result<Layer> {
+    match PRESETS.iter().find(|(preset, _)| *preset == name) {
+        Some((name, text)) => yaml_text(&format!("preset {name}"), text),
+        None if Path::new(name).exists() => yaml_layer(Path::new(name)),
+        None => Err(Usage(format!("--config {name}: there is no such file, and the presets are {}", names())).into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bellows_qwen::adapter::Targets;
+
+    use super::*;
+
+    fn preset(name: &str) -> SftConfig {
+        SftConfig::from_layers(&[layer(name).unwrap()]).unwrap()
+    }
+
+    #[test]
+    fn every_file_of_models_that_names_this_program_is_a_preset_and_valid() {
+        let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models");
+        let mut found = 0;
+        for path in std::fs::read_dir(dir).unwrap().map(|f| f.unwrap().path()) {
+            let text = std::fs::read_to_string(&path).unwrap();
+            if !text.lines().next().unwrap().contains("llm-finetune --config") {
+                continue;
+            }
+            let name = path.file_stem().unwrap().to_str().unwrap();
+            assert_eq!(PRESETS.iter().find(|(preset, _)| *preset == name).map(|(_, text)| *text), Some(text.as_str()), "{name}");
+            preset(name);
+            found += 1;
+        }
+        assert_eq!(found, PRESETS.len());
+    }
+
+    #[test]
+    fn presets_are_the_runs_they_are_named_after() {
+        let dorothy = preset("dorothy");
+        assert!(!dorothy.gradient_checkpointing && dorothy.sync_launches);
+        assert_eq!((dorothy.model.as_str(), dorothy.max_seq_length, dorothy.batch_size), ("Qwen/Qwen2.5-Coder-1.5B-Instruct", 2048, 1));
+        let world = preset("worldmodel");
+        assert_eq!((world.r, world.lora_alpha), (16, 32.0));
+        assert_eq!(world.target_modules, Targets::Names(["q_proj", "k_proj", "v_proj", "o_proj"].map(String::from).into()));
+        let paper = preset("paper_r64");
+        assert!(paper.gradient_checkpointing);
+        assert_eq!((paper.r, paper.gradient_accumulation_steps), (64, 8));
+        let wrong = layer("dorothea").unwrap_err().to_string();
+        assert!(wrong.contains("dorothea") && wrong.contains("tiny, dorothy, worldmodel, paper_r64"), "{wrong}");
+    }
+}

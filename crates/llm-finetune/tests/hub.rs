@@ -1,0 +1,189 @@
+//! Models by their hub name, from a hub on this machine: what is downloaded, what comes from the cache, and what is said when neither goes.
+#![allow(clippy::unwrap_used, unreachable_pub, missing_docs, reason = "a test may panic")]
+
+mod support;
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use bellows_qwen::base::Base;
+use bellows_qwen::export::{write_gguf, write_transformers};
+use bellows_weights::gguf::Preset;
+use bellows_weights::{Checkpoint, DType, TensorSpec, write_checkpoint};
+use burn::tensor::Device;
+use support::{COMMIT, FakeHub};
+
+const TEXT: &str = "What is 2 plus 3? 2 plus 3 is 5.";
+
+/// A hub with the model `o/single`, the same in pieces as `o/pieces`, and as a GGUF in `o/quantised`.
+fn hub(dir: &Path) -> FakeHub {
+    let base = Base::tiny([TEXT], 0, &Device::flex()).unwrap();
+    let (single, pieces) = (dir.join("single"), dir.join("pieces"));
+    write_transformers(&single, &base.model, &base.config, &base.tokenizer, DType::F32).unwrap();
+    std::fs::create_dir_all(&pieces).unwrap();
+    for name in ["config.json", "tokenizer.json", "tokenizer_config.json"] {
+        std::fs::copy(single.join(name), pieces.join(name)).unwrap();
+    }
+    let weights = Checkpoint::open(&single).unwrap();
+    let specs = weights.tensors().map(|(name, spec)| (name.to_owned(), TensorSpec::clone(spec))).collect();
+    write_checkpoint(&pieces, &specs, 1_000_000, |name| weights.tensor(name).map(|t| t.data)).unwrap();
+    write_gguf(&dir.join("model.gguf"), &base.model, &base.config, &base.tokenizer, Preset::from_name("q8_0").unwrap(), "tiny").unwrap();
+
+    let hub = FakeHub::start();
+    let mut shelf = hub.shelf.lock().unwrap();
+    for (repo, dir) in [("o/single", &single), ("o/pieces", &pieces), ("o/gated", &single)] {
+        for file in std::fs::read_dir(dir).unwrap().map(|f| f.unwrap().path()) {
+            shelf.files.insert(format!("{repo}/{}", file.file_name().unwrap().to_str().unwrap()), std::fs::read(&file).unwrap());
+        }
+    }
+    shelf.files.insert("o/single/README.md".into(), b"not needed".to_vec());
+    shelf.files.insert("o/quantised/q/model.gguf".into(), std::fs::read(dir.join("model.gguf")).unwrap());
+    shelf.files.insert("o/empty/README.md".into(), b"nothing".to_vec());
+    drop(shelf);
+    hub
+}
+
+/// `llm-finetune`'s exit code and words, under variables of a hub's.
+fn run(dir: &Path, args: &[&str], variables: &[(&str, &str)]) -> (i32, String, String) {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_llm-finetune"));
+    for proxy in ["http_proxy", "HTTP_PROXY", "https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY"] {
+        command.env_remove(proxy);
+    }
+    let ours = ["HF_HOME", "HF_HUB_CACHE", "HF_TOKEN", "HF_TOKEN_PATH", "HF_HUB_OFFLINE", "HF_ENDPOINT"];
+    for name in ours {
+        command.env_remove(name);
+    }
+    command.current_dir(dir).args(args).env("XDG_CACHE_HOME", dir.join("cache")).envs(variables.iter().copied());
+    let Output { status, stdout, stderr } = command.output().unwrap();
+    (status.code().unwrap(), String::from_utf8(stdout).unwrap(), String::from_utf8(stderr).unwrap())
+}
+
+const ASK: [&str; 9] = ["generate", "--prompt", "2 plus", "--raw", "--max-new-tokens", "4", "--device", "cpu", "--model"];
+
+fn ask<'a>(model: &'a str, more: &[&'a str]) -> Vec<&'a str> {
+    ASK.iter().copied().chain([model]).chain(more.iter().copied()).collect()
+}
+
+fn snapshot(dir: &Path, repo: &str) -> PathBuf {
+    dir.join(format!("cache/huggingface/hub/models--{}/snapshots/{COMMIT}", repo.replace('/', "--")))
+}
+
+#[test]
+fn a_model_is_downloaded_once_and_then_read_from_the_cache() {
+    let dir = tempfile::tempdir().unwrap();
+    let hub = hub(dir.path());
+    let at = [("HF_ENDPOINT", hub.endpoint.as_str())];
+    let (code, first, error) = run(dir.path(), &ask("o/single", &[]), &at);
+    assert_eq!(code, 0, "{error}");
+    assert!(first.contains("downloading model.safetensors of o/single"), "{first}");
+    let asked = hub.requests();
+    assert!(asked.iter().any(|r| r.contains("generation_config.json")) && !asked.iter().any(|r| r.contains("README")), "{asked:#?}");
+    assert!(snapshot(dir.path(), "o/single").join("model.safetensors").exists());
+
+    // Again: without a word to the hub, with and without --offline, and where the hub is gone.
+    let answer = first.lines().last().unwrap();
+    let nowhere = [("HF_ENDPOINT", "http://127.0.0.1:1")];
+    let offline = [("HF_HUB_OFFLINE", "1"), nowhere[0]];
+    for (more, variables) in [(&[][..], &at[..]), (&["--offline"], &at), (&[], &nowhere), (&[], &offline)] {
+        let (code, out, error) = run(dir.path(), &ask("o/single", more), variables);
+        assert_eq!((code, out.lines().last().unwrap()), (0, answer), "{error}");
+        assert!(!out.contains("downloading"));
+    }
+    assert_eq!(hub.requests(), Vec::<String>::new());
+
+    // What was loaded is the model: the directory it came from says the same, and a directory of that name wins.
+    let (_, out, _) = run(dir.path(), &ask("./single", &[]), &nowhere);
+    assert_eq!(out.lines().last().unwrap(), answer);
+    std::fs::create_dir_all(dir.path().join("o/single")).unwrap();
+    let (code, _, error) = run(dir.path(), &ask("o/single", &[]), &at);
+    assert!(code == 2 && error.contains("config.json"), "{error}");
+}
+
+#[test]
+fn models_in_pieces_and_single_gguf_files_work_too_for_every_command() {
+    let dir = tempfile::tempdir().unwrap();
+    let hub = hub(dir.path());
+    let at = [("HF_ENDPOINT", hub.endpoint.as_str()), ("HF_HOME", "home")];
+    let (code, out, error) = run(dir.path(), &["merge", "--model", "o/pieces", "--out", "merged", "--dtype", "f32"], &at);
+    assert_eq!(code, 0, "{error}");
+    assert!(out.contains("model-00002-of-"), "{out}");
+    let weights = |model: &str| Base::open(&dir.path().join(model), &Device::flex()).unwrap().model.model.norm.weight.val().into_data();
+    assert_eq!(weights("merged"), weights("single"));
+    assert!(dir.path().join("home/hub/models--o--pieces").exists());
+
+    let at = [("HF_ENDPOINT", hub.endpoint.as_str()), ("HF_HUB_CACHE", "elsewhere")];
+    let (code, _, error) = run(dir.path(), &["export", "--model", "o/quantised/q/model.gguf", "--quant", "f16", "--out", "x.gguf"], &at);
+    assert_eq!(code, 0, "{error}");
+    assert!(dir.path().join(format!("elsewhere/models--o--quantised/snapshots/{COMMIT}/q/model.gguf")).exists());
+    let offline = ["export", "--model", "o/quantised/q/model.gguf", "--quant", "f16", "--out", "x.gguf", "--offline"];
+    assert_eq!(run(dir.path(), &offline, &at).0, 0);
+    // Training: the model is found, and then the data is what is missing.
+    let train = ["--model", "o/pieces", "--data", "none.jsonl", "--device", "cpu", "--offline"];
+    let (code, _, error) = run(dir.path(), &train, &[("HF_HOME", "home")]);
+    assert!(code == 2 && error.contains("none.jsonl"), "{error}");
+}
+
+#[test]
+fn what_cannot_be_had_is_said_in_one_sentence_with_code_2() {
+    let dir = tempfile::tempdir().unwrap();
+    let hub = hub(dir.path());
+    let at = ("HF_ENDPOINT", hub.endpoint.as_str());
+    let offline = |model: &str| run(dir.path(), &ask(model, &["--offline"]), &[at]);
+    let (code, _, error) = offline("o/single");
+    let place = dir.path().join("cache/huggingface/hub/models--o--single");
+    assert!(
+        code == 2 && error.contains("config.json of o/single is not in the cache") && error.contains(place.to_str().unwrap()),
+        "{error}"
+    );
+    assert_eq!(run(dir.path(), &ask("o/pieces", &[]), &[at]).0, 0);
+    hub.requests();
+    let snapshot = snapshot(dir.path(), "o/pieces");
+    let mut files = std::fs::read_dir(&snapshot).unwrap().map(|f| f.unwrap().file_name().into_string().unwrap());
+    let gone = files.find(|name| name.starts_with("model-00002-of-")).unwrap();
+    std::fs::remove_file(snapshot.join(&gone)).unwrap();
+    let (code, _, error) = offline("o/pieces");
+    assert!(code == 2 && error.contains(&format!("{gone} of o/pieces")) && error.contains(snapshot.to_str().unwrap()), "{error}");
+    assert_eq!(hub.requests(), Vec::<String>::new(), "offline means no connection");
+
+    let cases: [(&str, &str, &[&str]); 6] = [
+        ("o/nothing", at.1, &["has no model o/nothing", "HF_TOKEN"]),
+        ("o/private", at.1, &["private", "HF_TOKEN"]),
+        ("o/gated", at.1, &["accepted its conditions", "HF_TOKEN"]),
+        ("o/empty", at.1, &["o/empty has no config.json"]),
+        ("o/single/q/none.gguf", at.1, &["o/single has no q/none.gguf"]),
+        ("o/single", "http://127.0.0.1:1", &["cannot get the list of files of o/single from http://127.0.0.1:1"]),
+    ];
+    for (model, endpoint, words) in cases {
+        let (code, _, error) = run(dir.path(), &ask(model, &[]), &[("HF_ENDPOINT", endpoint)]);
+        assert!(code == 2 && error.trim_end().lines().count() == 1, "{model}: {code} {error}");
+        words.iter().for_each(|word| assert!(error.contains(word), "{model}: no {word:?} in {error}"));
+    }
+}
+
+#[test]
+fn a_download_goes_on_where_it_broke_off_and_a_damaged_one_is_thrown_away() {
+    let dir = tempfile::tempdir().unwrap();
+    let hub = hub(dir.path());
+    let at = [("HF_ENDPOINT", hub.endpoint.as_str())];
+    hub.shelf.lock().unwrap().cut = true;
+    let (code, _, error) = run(dir.path(), &ask("o/single", &[]), &at);
+    assert_eq!(code, 0, "{error}");
+    let size = hub.shelf.lock().unwrap().files["o/single/model.safetensors"].len();
+    let half = format!("/cdn/o/single/model.safetensors {}", size / 2);
+    let asked = hub.requests();
+    assert!(asked.contains(&half), "no {half} in {asked:#?}");
+
+    hub.shelf.lock().unwrap().damaged = true;
+    let (code, _, error) = run(dir.path(), &ask("o/quantised/q/model.gguf", &[]), &at);
+    assert!(code == 2 && error.contains("q/model.gguf of o/quantised arrived damaged and was removed"), "{error}");
+    hub.shelf.lock().unwrap().damaged = false;
+    assert_eq!(run(dir.path(), &ask("o/quantised/q/model.gguf", &[]), &at).0, 0);
+
+    // A part of the whole length, as a crash before the renaming leaves it.
+    let blobs = dir.path().join("cache/huggingface/hub/models--o--single/blobs");
+    let blob = snapshot(dir.path(), "o/single").join("model.safetensors");
+    let name = blob.canonicalize().unwrap().file_name().unwrap().to_owned();
+    std::fs::rename(blobs.join(&name), blobs.join(&name).with_extension("part")).unwrap();
+    let (code, _, error) = run(dir.path(), &ask("o/single", &[]), &at);
+    assert_eq!(code, 0, "{error}");
+}

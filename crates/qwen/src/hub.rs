@@ -1,0 +1,345 @@
+//! Models by their name on the Hugging Face Hub (`Qwen/Qwen2.5-0.5B-Instruct`): from the cache that other tools share, or over the network.
+//!
+//! A model that is complete in the cache is used as it is, without a connection. Files that the hub keeps with their SHA-256 (weights, large
+//! tokenizers) are checked against it once they are here.
+
+use std::collections::BTreeSet;
+use std::env;
+use std::fs::File;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use hf_hub::api::sync::{Api, ApiBuilder, ApiError};
+use hf_hub::{Cache, Repo};
+use serde_json::Value;
+use sha2::{Digest, Sha256};
+
+use crate::base::BaseError;
+
+const CONFIG: &str = "config.json";
+const TOKENIZER: &str = "tokenizer.json";
+const WEIGHTS: &str = "model.safetensors";
+const INDEX: &str = "model.safetensors.index.json";
+/// Files that not every model has.
+const OPTIONAL: [&str; 3] = ["generation_config.json", "tokenizer_config.json", "chat_template.jinja"];
+/// Of models with a million tensors.
+const MAX_INDEX_BYTES: u64 = 256 << 20;
+/// Lost connections that a download is taken up again after.
+const RETRIES: u32 = 3;
+
+/// Why a model of the hub cannot be had.
+#[derive(Debug, thiserror::Error)]
+pub enum HubError {
+    /// Not in the cache, and no connection is allowed.
+    #[error("offline, and {file} of {repo} is not in the cache (looked in {}): fetch it once without --offline and HF_HUB_OFFLINE", place.display())]
+    NotCached {
+        /// The model.
+        repo: String,
+        /// The first file that is missing.
+        file: String,
+        /// Where it would be.
+        place: PathBuf,
+    },
+    /// The hub knows no such model, or does not show it.
+    #[error("{endpoint} has no model {repo} (or it is private: set HF_TOKEN), and there is no directory of that name here")]
+    NoModel {
+        /// The model.
+        repo: String,
+        /// The hub.
+        endpoint: String,
+    },
+    /// A model whose conditions were not accepted.
+    #[error("{repo} is for those who accepted its conditions: do so at {endpoint}/{repo} and set HF_TOKEN")]
+    Gated {
+        /// The model.
+        repo: String,
+        /// The hub.
+        endpoint: String,
+    },
+    /// A model without a file that every model needs.
+    #[error("{repo} has no {file} on the hub")]
+    NoFile {
+        /// The model.
+        repo: String,
+        /// The file.
+        file: String,
+    },
+    /// The network, or the hub's answer.
+    #[error("cannot get {file} of {repo} from {endpoint}: {reason}")]
+    Network {
+        /// The model.
+        repo: String,
+        /// The file.
+        file: String,
+        /// The hub.
+        endpoint: String,
+        /// What happened.
+        reason: String,
+    },
+    /// A file that is not what the hub has.
+    #[error("{file} of {repo} arrived damaged and was removed: run the same again")]
+    Damaged {
+        /// The model.
+        repo: String,
+        /// The file.
+        file: String,
+    },
+    /// A file of the cache.
+    #[error("{}: {reason}", path.display())]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        reason: String,
+    },
+}
+
+/// A hub, and the cache for what comes from it.
+#[derive(Clone, Debug)]
+pub struct Hub {
+    /// Its address.
+    pub endpoint: String,
+    /// Directory of the cache.
+    pub cache: PathBuf,
+    /// Who asks, for private models.
+    pub token: Option<String>,
+    /// Never connect.
+    pub offline: bool,
+}
+
+/// `model` as a path that [`Base::open`](crate::base::Base::open) takes: itself where it is a directory or a file, else that of the
+/// hub's model `owner/name`, or of its file `owner/name/file.gguf`. `announce` gets a line before each download.
+///
+/// # Errors
+/// A name that is neither, and see [`HubError`].
+pub fn locate(model: &str, offline: bool, announce: &mut dyn FnMut(&str)) -> Result<PathBuf, BaseError> {
+    let path = PathBuf::from(model);
+    match parse(model) {
+        Some((repo, file)) if !path.exists() => Ok(Hub::from_env(offline).fetch(repo, file, announce)?),
+        _ => Ok(path),
+    }
+}
+
+/// `owner/name` and the .gguf file behind it, if `model` may name such.
+fn parse(model: &str) -> Option<(&str, Option<&str>)> {
+    let word = |w: &str| !w.is_empty() && !w.starts_with('.') && w.chars().all(|c| c.is_ascii_alphanumeric() || "._-".contains(c));
+    if !model.split('/').all(word) {
+        return None;
+    }
+    let (owner, rest) = model.split_once('/')?;
+    match rest.split_once('/') {
+        None => Some((model, None)),
+        Some((name, file)) => file.ends_with(".gguf").then(|| (&model[..owner.len() + 1 + name.len()], Some(file))),
+    }
+}
+
+impl Hub {
+    /// What the variables that all tools of the hub share say: `HF_ENDPOINT`, `HF_HUB_CACHE`, `HF_HOME`, `HF_TOKEN`, `HF_TOKEN_PATH` and
+    /// `HF_HUB_OFFLINE`.
+    pub fn from_env(offline: bool) -> Self {
+        let var = |name: &str| env::var(name).ok().filter(|value| !value.is_empty());
+        let dot_cache = || var("XDG_CACHE_HOME").map_or_else(|| env::home_dir().unwrap_or_default().join(".cache"), PathBuf::from);
+        let home = var("HF_HOME").map_or_else(|| dot_cache().join("huggingface"), PathBuf::from);
+        let token_file = var("HF_TOKEN_PATH").map_or_else(|| home.join("token"), PathBuf::from);
+        let token = var("HF_TOKEN").or_else(|| std::fs::read_to_string(token_file).ok());
+        let yes = |value: String| ["1", "ON", "YES", "TRUE"].contains(&value.to_uppercase().as_str());
+        Self {
+            endpoint: var("HF_ENDPOINT").as_deref().unwrap_or("https://huggingface.co").trim_end_matches('/').into(),
+            cache: var("HF_HUB_CACHE").map_or_else(|| home.join("hub"), PathBuf::from),
+            token: token.map(|token| token.trim().to_owned()).filter(|token| !token.is_empty()),
+            offline: offline || var("HF_HUB_OFFLINE").is_some_and(yes),
+        }
+    }
+
+    /// The directory of a model, or the path of one of its files.
+    ///
+    /// # Errors
+    /// See [`HubError`].
+    pub fn fetch(&self, repo: &str, file: Option<&str>, announce: &mut dyn FnMut(&str)) -> Result<PathBuf, HubError> {
+        let missing = match self.snapshot(repo, file.unwrap_or(CONFIG)) {
+            Some(snapshot) => match first_missing(&snapshot, file)? {
+                None => return Ok(file.map_or(snapshot.clone(), |file| snapshot.join(file))),
+                Some(missing) => (missing, snapshot),
+            },
+            None => (file.unwrap_or(CONFIG).to_owned(), self.cache.join(Repo::model(repo.into()).folder_name())),
+        };
+        if self.offline {
+            let (file, place) = missing;
+            return Err(HubError::NotCached { repo: repo.into(), file, place });
+        }
+        self.download(repo, file, announce)
+    }
+
+    /// The directory with the files of the newest known commit, if `file` is there.
+    fn snapshot(&self, repo: &str, file: &str) -> Option<PathBuf> {
+        let path = Cache::new(self.cache.clone()).model(repo.into()).get(file)?;
+        path.ancestors().nth(file.split('/').count()).map(Path::to_path_buf)
+    }
+
+    fn download(&self, repo: &str, file: Option<&str>, announce: &mut dyn FnMut(&str)) -> Result<PathBuf, HubError> {
+        let builder = ApiBuilder::from_cache(Cache::new(self.cache.clone()));
+        let api = builder.with_endpoint(self.endpoint.clone()).with_token(self.token.clone()).build();
+        let list = |e| self.why(repo, "the list of files", e);
+        let api = api.map_err(list)?;
+        let info = api.model(repo.into()).info().map_err(list)?;
+        let snapshot = Cache::new(self.cache.clone()).model(repo.into()).pointer_path(&info.sha);
+        let there = |name: &str| info.siblings.iter().any(|s| s.rfilename == name);
+        let mut get = |name: &str| -> Result<(), HubError> {
+            if !there(name) {
+                return Err(HubError::NoFile { repo: repo.into(), file: name.into() });
+            }
+            if snapshot.join(name).exists() {
+                return Ok(());
+            }
+            announce(&format!("downloading {name} of {repo}"));
+            self.get(&api, repo, name)
+        };
+        if let Some(file) = file {
+            get(file)?;
+            return Ok(snapshot.join(file));
+        }
+        // Weights come last: where they are, everything is.
+        [CONFIG, TOKENIZER].into_iter().chain(OPTIONAL.into_iter().filter(|name| there(name))).try_for_each(&mut get)?;
+        if there(WEIGHTS) || !there(INDEX) {
+            get(WEIGHTS)?;
+        } else {
+            get(INDEX)?;
+            shards(&snapshot.join(INDEX))?.iter().try_for_each(|shard| get(shard))?;
+        }
+        match first_missing(&snapshot, None)? {
+            None => Ok(snapshot),
+            Some(file) => {
+                let reason = "the model was changed meanwhile: run the same again".into();
+                Err(HubError::Network { repo: repo.into(), file, endpoint: self.endpoint.clone(), reason })
+            }
+        }
+    }
+
+    /// Downloads one file into the cache, going on from where a lost connection (or an earlier run) left it.
+    fn get(&self, api: &Api, repo: &str, file: &str) -> Result<(), HubError> {
+        let mut tried = 0;
+        let path = loop {
+            let error = match api.model(repo.into()).download(file) {
+                Ok(path) => break path,
+                Err(error) => error,
+            };
+            match &error {
+                _ if tried == RETRIES => return Err(self.why(repo, file, error)),
+                ApiError::InvalidResume => self.forget_part(api, repo, file),
+                // A part that is already as long as the file has no rest.
+                ApiError::RequestError(e) if matches!(**e, ureq::Error::StatusCode(416)) => self.forget_part(api, repo, file),
+                ApiError::RequestError(e) if passes(e) => std::thread::sleep(Duration::from_millis(300 << tried)),
+                ApiError::IoError(e) if e.kind() == std::io::ErrorKind::UnexpectedEof => {}
+                _ => return Err(self.why(repo, file, error)),
+            }
+            tried += 1;
+        };
+        let at = |path: &Path, e: std::io::Error| HubError::File { path: path.to_owned(), reason: e.to_string() };
+        let blob = path.canonicalize().map_err(|e| at(&path, e))?;
+        let name = blob.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
+        // Large files are kept under their SHA-256, 64 digits; small ones under a hash of git's, 40.
+        if name.len() != 64 || sha256(&blob).map_err(|e| at(&blob, e))? == name {
+            return Ok(());
+        }
+        [&blob, &path].into_iter().try_for_each(|p| std::fs::remove_file(p).map_err(|e| at(p, e)))?;
+        Err(HubError::Damaged { repo: repo.into(), file: file.into() })
+    }
+
+    /// Removes what an earlier download left, so that the next one starts at the beginning.
+    fn forget_part(&self, api: &Api, repo: &str, file: &str) {
+        let Ok(metadata) = api.metadata(&api.model(repo.into()).url(file)) else { return };
+        let part = Cache::new(self.cache.clone()).model(repo.into()).blob_path(metadata.etag()).with_extension("part");
+        if let Err(e) = std::fs::remove_file(&part) {
+            tracing::debug!("{}: {e}", part.display());
+        }
+    }
+
+    fn why(&self, repo: &str, file: &str, error: ApiError) -> HubError {
+        let (repo, endpoint) = (repo.to_owned(), self.endpoint.clone());
+        let reason = match error {
+            ApiError::RequestError(e) => match *e {
+                // The hub does not tell strangers what is private from what is not.
+                ureq::Error::StatusCode(401 | 404) => return HubError::NoModel { repo, endpoint },
+                ureq::Error::StatusCode(403) => return HubError::Gated { repo, endpoint },
+                e => e.to_string(),
+            },
+            ApiError::LockAcquisition(path) => format!("another process is at it ({} is locked)", path.display()),
+            e => e.to_string(),
+        };
+        HubError::Network { repo, file: file.into(), endpoint, reason }
+    }
+}
+
+/// Whether a request may do better a moment later.
+fn passes(error: &ureq::Error) -> bool {
+    match error {
+        ureq::Error::StatusCode(status) => *status == 429 || *status >= 500,
+        ureq::Error::Io(_) | ureq::Error::Timeout(_) | ureq::Error::ConnectionFailed => true,
+        _ => false,
+    }
+}
+
+/// The first file of a model (of `file` alone, if given) that is not in `dir`.
+fn first_missing(dir: &Path, file: Option<&str>) -> Result<Option<String>, HubError> {
+    let missing = |name: &&str| !dir.join(name).exists();
+    if let Some(name) = file.map_or_else(|| [CONFIG, TOKENIZER].into_iter().find(missing), |file| Some(file).filter(missing)) {
+        return Ok(Some(name.into()));
+    }
+    if file.is_some() || dir.join(WEIGHTS).exists() {
+        return Ok(None);
+    }
+    if !dir.join(INDEX).exists() {
+        return Ok(Some(WEIGHTS.into()));
+    }
+    Ok(shards(&dir.join(INDEX))?.into_iter().find(|shard| !dir.join(shard).exists()))
+}
+
+/// The files that an index names, each a plain name.
+fn shards(index: &Path) -> Result<BTreeSet<String>, HubError> {
+    let fail = |reason: String| HubError::File { path: index.to_owned(), reason };
+    let bytes = bellows_runs::read_bounded(index, MAX_INDEX_BYTES).map_err(|e| fail(e.to_string()))?;
+    let json: Value = serde_json::from_slice(&bytes).map_err(|e| fail(e.to_string()))?;
+    let map = json["weight_map"].as_object().ok_or_else(|| fail("there is no weight_map".into()))?;
+    let plain = |name: &str| !name.starts_with('.') && !name.contains(['/', '\\', ':']);
+    let name =
+        |v: &Value| v.as_str().filter(|name| plain(name)).map(String::from).ok_or_else(|| fail(format!("{v} is not the name of a file")));
+    map.values().map(name).collect()
+}
+
+/// In hexadecimal digits.
+fn sha256(path: &Path) -> std::io::Result<String> {
+    let (mut file, mut hash, mut buffer) = (File::open(path)?, Sha256::new(), vec![0; 1 << 20]);
+    loop {
+        match file.read(&mut buffer)? {
+            0 => return Ok(hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect()),
+            n => hash.update(&buffer[..n]),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_the_hub_are_told_from_paths() {
+        assert_eq!(parse("Qwen/Qwen2.5-0.5B-Instruct"), Some(("Qwen/Qwen2.5-0.5B-Instruct", None)));
+        assert_eq!(parse("o/r/q/m-q8_0.gguf"), Some(("o/r", Some("q/m-q8_0.gguf"))));
+        for path in ["tiny", "./a/b", "../a", "/a/b", "a/", "a/b/c", "a//b.gguf", "a\\b/c", "a/../b.gguf", "~/m", "a b/c"] {
+            assert_eq!(parse(path), None, "{path}");
+        }
+    }
+
+    #[test]
+    fn an_index_names_plain_files() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join(INDEX);
+        std::fs::write(&path, r#"{"weight_map": {"a": "m-1.safetensors", "b": "m-2.safetensors", "c": "m-1.safetensors"}}"#).unwrap();
+        assert_eq!(shards(&path).unwrap().into_iter().collect::<Vec<_>>(), ["m-1.safetensors", "m-2.safetensors"]);
+        for bad in [r#"{"weight_map": {"a": "../../x"}}"#, r#"{"weight_map": {"a": 3}}"#, "{}", "["] {
+            std::fs::write(&path, bad).unwrap();
+            assert!(matches!(shards(&path), Err(HubError::File { .. })), "{bad}");
+        }
+    }
+}

@@ -108,6 +108,7 @@ pub fn merge<C: Serialize + DeserializeOwned>(
 }
 
 #[cfg(test)]
+#[allow(unreachable_pub, reason = "a table is for others, as a rule")]
 mod tests {
     use serde_json::json;
 

@@ -2,7 +2,7 @@
 
 use bellows_chat::Template;
 use bellows_cli::{Usage, say};
-use bellows_device::{DeviceRequest, ProbeOptions, select};
+use bellows_device::processor;
 use bellows_qwen::base::Base;
 use bellows_qwen::export::{modelfile, write_transformers};
 use bellows_qwen::gguf_lora::write_gguf_lora;
@@ -10,14 +10,13 @@ use bellows_qwen::hub::locate;
 use bellows_qwen::{peft, weights};
 use bellows_runs::write_atomic;
 use bellows_weights::DType;
-use burn::tensor::Device;
 
 use crate::args::ExportArgs;
 use crate::speak::open;
 use crate::train::gguf;
 
 pub(crate) fn merge(args: &ExportArgs) -> anyhow::Result<()> {
-    let base = open(&args.model, args.adapter.as_deref(), args.offline, &cpu()?)?;
+    let base = open(&args.model, args.adapter.as_deref(), args.offline, &processor())?;
     let dtype = match args.kind.as_deref() {
         Some("f16") => DType::F16,
         Some("bf16") => DType::BF16,
@@ -32,7 +31,7 @@ pub(crate) fn export(args: &ExportArgs) -> anyhow::Result<()> {
     if args.adapter_only {
         return export_adapter(args);
     }
-    let mut base = open(&args.model, args.adapter.as_deref(), args.offline, &cpu()?)?;
+    let mut base = open(&args.model, args.adapter.as_deref(), args.offline, &processor())?;
     if base.tokenizer.chat_template().is_none() {
         let template = Template::detect(&base.tokenizer, Some(base.config.architecture.model_type()))?;
         base.tokenizer.set_chat_template(template.source().to_owned());
@@ -45,11 +44,6 @@ pub(crate) fn export(args: &ExportArgs) -> anyhow::Result<()> {
         args.kind.as_deref().unwrap_or("q8_0"),
         args.system.as_deref(),
     )
-}
-
-/// Merging is one product a map: not worth a transfer to an accelerator.
-fn cpu() -> anyhow::Result<Device> {
-    Ok(select(&DeviceRequest::Cpu, &ProbeOptions::default())?.device)
 }
 
 /// The adapter alone, and a Modelfile that puts it on its model.

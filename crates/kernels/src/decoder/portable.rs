@@ -32,7 +32,12 @@ pub(super) fn rms_norm<B: Backend>(x: FloatTensor<B>, weight: FloatTensor<B>, ep
     B::float_mul(B::float_mul(x, rho), weight)
 }
 
-pub(super) fn rms_norm_data_grad<B: Backend>(x: FloatTensor<B>, weight: FloatTensor<B>, dy: FloatTensor<B>, epsilon: f64) -> FloatTensor<B> {
+pub(super) fn rms_norm_data_grad<B: Backend>(
+    x: FloatTensor<B>,
+    weight: FloatTensor<B>,
+    dy: FloatTensor<B>,
+    epsilon: f64,
+) -> FloatTensor<B> {
     let (rho, last) = (rho::<B>(&x, epsilon), x.shape().num_dims() - 1);
     let g = B::float_mul(dy, beside::<B>(weight, &x));
     let mean = B::float_mean_dim(B::float_mul(g.clone(), x.clone()), last);

@@ -314,7 +314,7 @@ impl<T: Task> Learner<T> {
             profile: self.config.profile,
         };
         let make = |i: usize| task.batch(data, draw, &plan[i]);
-        let adam = self.state.optimizer.is_adam();
+        let adam = !self.state.optimizer.is_sgd();
         std::thread::scope(|scope| {
             let mut clock = Instant::now();
             let mut loader = Loader::start(scope, self.config.workers, position..batches, &make);

@@ -28,7 +28,7 @@ pub struct Draw {
 pub struct Group {
     /// Factor on the schedule's learning rate.
     pub lr_scale: f64,
-    /// Weight decay: L2 for SGD and Adam, decoupled for AdamW.
+    /// Weight decay: L2 for SGD and Adam, decoupled for the others.
     pub weight_decay: f64,
     /// Whether warm-up brings this group's learning rate down from `warmup_bias_lr` instead of up from 0.
     pub bias: bool,

@@ -127,7 +127,7 @@ settings! {
         plots: bool = true;
     }
     "Optimizer" {
-        /// AdamW, Adam, or SGD
+        /// AdamW, Adam, SGD, Adafactor (small state), or Lion (a tenth of AdamW's learning rate)
         optim: OptimizerKind = OptimizerKind::AdamW;
         /// Peak learning rate
         learning_rate: f64 = 2e-4;
@@ -141,7 +141,7 @@ settings! {
         warmup_steps: Option<usize> = None;
         /// Decoupled weight decay
         weight_decay: f64 = 0.0;
-        /// β1, or SGD's momentum
+        /// β1, or SGD's momentum; Adafactor has none
         momentum: f64 = 0.9;
         /// Global gradient norm that is clipped to; 0 does not clip
         max_grad_norm: f64 = 1.0;

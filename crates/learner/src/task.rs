@@ -129,6 +129,16 @@ pub trait Task: Send + Sync {
     /// What a user calls the samples of a batch (file names), for the log.
     fn sample_names(&self, batch: &Self::Batch) -> Vec<String>;
 
+    /// What the speed of training is told in, in the plural.
+    fn unit(&self) -> &'static str {
+        "samples"
+    }
+
+    /// How many of them a batch holds; of tokens also those that no loss is taken of.
+    fn units(&self, batch: &Self::Batch) -> usize {
+        self.sample_names(batch).len()
+    }
+
     /// Looks at a batch before it is trained on (sample pictures); nothing it does may change the run.
     fn inspect(&self, _batch: &Self::Batch, _draw: Draw, _position: usize) {}
 

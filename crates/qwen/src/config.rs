@@ -123,8 +123,10 @@ settings! {
         logging_steps: usize = 1;
         /// Tell after every epoch where its time went
         profile: bool = false;
-        /// Draw the loss curve
+        /// Draw results.png: loss, learning rate, gradient norm
         plots: bool = true;
+        /// Write event files for TensorBoard into the run directory
+        tensorboard: bool = false;
     }
     "Optimizer" {
         /// AdamW, Adam, SGD, Adafactor (small state), or Lion (a tenth of AdamW's learning rate)
@@ -151,7 +153,7 @@ settings! {
 }
 
 /// Settings that do not change what a run computes: they may differ when it is resumed.
-pub const MAY_CHANGE: [&str; 14] = [
+pub const MAY_CHANGE: [&str; 15] = [
     "sample_prompt",
     "save_merged",
     "save_gguf",
@@ -165,6 +167,7 @@ pub const MAY_CHANGE: [&str; 14] = [
     "logging_steps",
     "profile",
     "plots",
+    "tensorboard",
     "gradient_checkpointing",
 ];
 
@@ -264,7 +267,9 @@ impl SftConfig {
         if let Some(template) = Template::named(&self.chat_template) {
             return Ok(Some(template));
         }
-        let fail = |e: &dyn std::fmt::Display| bad(format!("chat_template {:?} is neither a template's name nor a readable file: {e}", self.chat_template));
+        let fail = |e: &dyn std::fmt::Display| {
+            bad(format!("chat_template {:?} is neither a template's name nor a readable file: {e}", self.chat_template))
+        };
         let source = std::fs::read_to_string(&self.chat_template).map_err(|e| fail(&e))?;
         bellows_chat::Jinja::new(&source, tokenizer).map(|jinja| Some(Template::Jinja(jinja))).map_err(|e| fail(&e))
     }

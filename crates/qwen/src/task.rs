@@ -4,9 +4,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use bellows_chat::plan::{self, MicroBatch, Mode};
 use bellows_chat::{Batch, Encoded, IGNORE};
-use bellows_learner::{
-    Draw, EvalContext, Evaluation, Group, Interrupted, Layout, Rng, Role, StepOutput, Stopwatch, Task, TaskError,
-};
+use bellows_learner::{Draw, EvalContext, Evaluation, Group, Interrupted, Layout, Rng, Role, StepOutput, Stopwatch, Task, TaskError};
 use burn::data::dataset::Dataset;
 use burn::tensor::{Device, Int, Tensor, TensorData};
 
@@ -153,6 +151,14 @@ impl Task for SftTask {
 
     fn sample_names(&self, batch: &SftBatch) -> Vec<String> {
         vec![format!("micro-batch {}", batch.position + 1); batch.examples]
+    }
+
+    fn unit(&self) -> &'static str {
+        "tokens"
+    }
+
+    fn units(&self, batch: &SftBatch) -> usize {
+        batch.batch.ids.len() - batch.batch.padding()
     }
 
     /// The whole batch in one graph: what [`gradients`](Self::gradients) computes piece by piece.

@@ -5,7 +5,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
 use anyhow::Context;
-use bellows_device::{ProbeOptions, Selected, select};
+use bellows_device::{ProbeOptions, Selected, Telemetry, select};
 use bellows_kernels::{cube, set_default_lowering};
 use bellows_learner::{Dashboard, Outcome, signals};
 use bellows_runs::{RunDir, find_latest_run, read_bounded, write_atomic};
@@ -74,7 +74,8 @@ pub(crate) fn train(args: TrainArgs) -> anyhow::Result<()> {
         "conv": device.lowering.name(),
         "conv_reason": device.lowering_reason,
     }));
-    training.learner().stop_when(stop.clone());
+    let telemetry = Telemetry::start(&device);
+    training.learner().stop_when(stop.clone()).gauges(move || telemetry.latest().gauges());
     if args.tui {
         let quit = Interrupter::new();
         let renderer = TuiMetricsRendererWrapper::new(quit.clone(), None);

@@ -5,6 +5,7 @@ use std::fs::File;
 use std::io::{self, BufRead, BufReader};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use bellows_learner::{EpochReport, Observer};
 use bellows_plots::{Align, Axes, Canvas, Captions, PlotError, Rgb, Style, gaussian, padded};
@@ -18,18 +19,21 @@ const JUDGED: Rgb = [225, 95, 10];
 /// Points of a curve that are drawn at most; of more, neighbours are put together.
 const DRAWN: usize = 700;
 
-/// Draws the picture after every evaluation and at the end.
+/// Draws the picture at the end, and after an evaluation if that does not take a thirtieth of the time.
 pub(crate) struct Curves {
     events: PathBuf,
     picture: PathBuf,
+    drawn: Instant,
+    cost: Duration,
 }
 
 impl Curves {
     pub(crate) fn of(dir: &RunDir) -> Self {
-        Self { events: dir.events(), picture: dir.path().join("results.png") }
+        Self { events: dir.events(), picture: dir.path().join("results.png"), drawn: Instant::now(), cost: Duration::ZERO }
     }
 
-    fn draw(&self) {
+    fn draw(&mut self) {
+        let started = Instant::now();
         match Series::read(&self.events) {
             Ok(series) => {
                 if let Err(error) = series.draw(&self.picture) {
@@ -38,12 +42,13 @@ impl Curves {
             }
             Err(error) => tracing::warn!("{}: {error}", self.events.display()),
         }
+        (self.drawn, self.cost) = (Instant::now(), started.elapsed());
     }
 }
 
 impl Observer for Curves {
     fn on_epoch_end(&mut self, report: &EpochReport) {
-        if report.evaluation.is_some() {
+        if report.evaluation.is_some() && self.drawn.elapsed() > 30 * self.cost {
             self.draw();
         }
     }

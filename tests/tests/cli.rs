@@ -25,7 +25,7 @@ fn mistakes_get_one_sentence_and_code_2() {
     std::fs::write(dir.path().join("bad.yaml"), "epoch: 3\n").unwrap();
     std::fs::write(dir.path().join("nonames.yaml"), "train: images\nval: images\n").unwrap();
     std::fs::write(dir.path().join("notweights.pt"), "hello").unwrap();
-    let cases: [(&[&str], &[&str]); 12] = [
+    let cases: [(&[&str], &[&str]); 14] = [
         (&[], &["--data"]),
         (&["--data", "nowhere.yaml"], &["nowhere.yaml"]),
         (&["--data", "nonames.yaml"], &["nonames.yaml", "names"]),
@@ -33,6 +33,8 @@ fn mistakes_get_one_sentence_and_code_2() {
         (&["--data", "tiny.yaml", "--config", "bad.yaml"], &["bad.yaml", "`epoch`", "`epochs`"]),
         (&["--data", "tiny.yaml", "--imgsz", "100"], &["imgsz 100", "32"]),
         (&["--data", "tiny.yaml", "--epochs", "many"], &["epochs", "many"]),
+        (&["--data", "tiny.yaml", "--box", "x"], &["`box`", "x"]),
+        (&["--data", "tiny.yaml", "--lr0", "nan"], &["`lr0`", "nan"]),
         (&["--data", "tiny.yaml", "--mosaic", "2"], &["mosaic 2"]),
         (&["--data", "tiny.yaml", "--device", "candle"], &["candle", "0.22"]),
         (&["--data", "tiny.yaml", "--device", "gpu9"], &["gpu9"]),
@@ -98,8 +100,12 @@ fn a_profile_tells_where_the_time_went() {
 #[test]
 fn presets_are_settings() {
     let models = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../models");
-    for entry in std::fs::read_dir(models).unwrap() {
-        let path = entry.unwrap().path();
+    let paths = std::fs::read_dir(models).unwrap().map(|entry| entry.unwrap().path());
+    // The first line of a preset says whose it is.
+    let ours = |path: &std::path::PathBuf| std::fs::read_to_string(path).unwrap().lines().next().unwrap().contains("yolo-train");
+    let presets: Vec<_> = paths.filter(ours).collect();
+    assert!(!presets.is_empty());
+    for path in presets {
         let dir = tempfile::tempdir().unwrap();
         tiny_data(dir.path());
         // Stops at the device, after all settings were read.

@@ -46,13 +46,18 @@ fn files_are_small_and_open_with_an_essay() {
 fn allowed() -> BTreeMap<&'static str, &'static [&'static str]> {
     BTreeMap::from([
         ("chat", &["runs"][..]),
+        ("cli", &["device", "learner", "runs", "settings"][..]),
         ("device", &["kernels"][..]),
         ("kernels", &[][..]),
+        ("plots", &[][..]),
         ("runs", &[][..]),
+        ("settings", &[][..]),
         ("weights", &[][..]),
         ("learner", &["kernels", "runs"][..]),
-        ("yolo", &["kernels", "learner", "runs", "weights"][..]),
-        ("yolo-train", &["device", "kernels", "learner", "runs", "yolo"][..]),
+        ("qwen", &["chat", "kernels", "learner", "plots", "runs", "settings", "weights"][..]),
+        ("yolo", &["kernels", "learner", "plots", "runs", "settings", "weights"][..]),
+        ("llm-finetune", &["chat", "cli", "device", "learner", "qwen", "runs", "settings", "weights"][..]),
+        ("yolo-train", &["cli", "device", "kernels", "learner", "runs", "settings", "yolo"][..]),
     ])
 }
 

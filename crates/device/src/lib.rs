@@ -35,5 +35,5 @@ pub use probe::ProbeOptions;
 pub use protocol::Stage;
 pub use report::{PathReport, ProbeReport, StageReport, Verdict};
 pub use request::{DeviceRequest, RequestError};
-pub use select::{Selected, select};
+pub use select::{Selected, processor, select};
 pub use telemetry::{Reading, Telemetry};

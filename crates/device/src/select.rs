@@ -60,9 +60,14 @@ pub fn select(request: &DeviceRequest, options: &ProbeOptions) -> Result<Selecte
     Ok(selected)
 }
 
+/// The processor, for work that no GPU is worth proving for.
+pub fn processor() -> Device {
+    Device::flex()
+}
+
 /// Our CPU kernels know the fastest lowering of each shape themselves, which is what `Auto` leaves to them.
 fn cpu(fallback: Option<String>, report: Option<ProbeReport>, options: &ProbeOptions) -> Selected {
-    let (device, backend, name) = (Device::flex(), Backend::Flex.name(), facts::cpu_name());
+    let (device, backend, name) = (processor(), Backend::Flex.name(), facts::cpu_name());
     Selected {
         device,
         backend,

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use bellows_cli::{flag, flag_values};
+use bellows_cli::{count, doctor, flag, flag_values, option, resume, switch, text, whole};
 use bellows_qwen::config::{SETTINGS, SftConfig};
 use bellows_qwen::generate::Sampling;
 use bellows_settings::Layer;
@@ -79,18 +79,6 @@ pub(crate) struct BenchmarkArgs {
     pub(crate) json: bool,
 }
 
-fn count(name: &'static str, default: &'static str, help: &'static str) -> Arg {
-    Arg::new(name).long(name).value_name("N").default_value(default).value_parser(clap::value_parser!(u32)).help(help)
-}
-
-fn option(name: &'static str, help: &'static str) -> Arg {
-    Arg::new(name).long(name).help(help)
-}
-
-fn switch(name: &'static str, help: &'static str) -> Arg {
-    Arg::new(name).long(name).action(ArgAction::SetTrue).help(help)
-}
-
 fn number(name: &'static str, default: &'static str, help: &'static str) -> Arg {
     Arg::new(name).long(name).value_name("X").default_value(default).value_parser(clap::value_parser!(f64)).help(help)
 }
@@ -120,7 +108,12 @@ fn sampling() -> [Arg; 8] {
 fn settings_args(command: Command) -> Command {
     let defaults = serde_json::to_value(SftConfig::default()).unwrap_or_default();
     command
-        .arg(Arg::new("config").long("config").value_name("FILE|NAME").help("YAML file of settings, or a preset: tiny, dorothy, worldmodel, paper_r64"))
+        .arg(
+            Arg::new("config")
+                .long("config")
+                .value_name("FILE|NAME")
+                .help("YAML file of settings, or a preset: tiny, dorothy, worldmodel, paper_r64"),
+        )
         .args(SETTINGS.iter().map(|s| flag(s, &defaults)))
 }
 
@@ -136,13 +129,7 @@ fn command() -> Command {
              llm-finetune export --model ./Qwen2.5-0.5B-Instruct --adapter runs/sft/train/adapter --quant q8_0 --out model.gguf",
         )
         .args_conflicts_with_subcommands(true)
-        .arg(
-            Arg::new("resume")
-                .long("resume")
-                .value_name("RUN_DIR")
-                .num_args(0..=1)
-                .help("Go on with a run: this directory, or the newest one under the project"),
-        )
+        .arg(resume())
         .arg(switch("no-gradient-checkpointing", "Keep activations instead of re-running layers: faster, more memory"))
         .arg(switch("tui", "Full-screen dashboard"))
         .arg(switch("reprobe", "Probe the GPU again instead of using the cached verdict"))
@@ -193,12 +180,7 @@ fn command() -> Command {
                 .arg(option("device", "Where to run").default_value("cpu"))
                 .arg(switch("json", "Print one JSON object")),
         )
-        .subcommand(
-            Command::new("doctor")
-                .about("Shows adapters, drivers, memory, known issues and the result of the device probe")
-                .arg(option("device", "Probe this device only").default_value("auto"))
-                .arg(switch("reprobe", "Do not use the cached verdict")),
-        )
+        .subcommand(doctor())
 }
 
 /// Reads the process's arguments; prints help or a usage error and exits (code 2) by itself.
@@ -226,7 +208,7 @@ pub(crate) fn parse() -> Request {
 }
 
 fn settings(m: &ArgMatches) -> SettingsArgs {
-    let mut values = flag_values(SETTINGS.iter().map(|s| (s.name, s.kind)), m);
+    let mut values = flag_values(SETTINGS.iter().map(|s| (s.key(), s.kind)), m);
     if m.try_get_one::<bool>("no-gradient-checkpointing").ok().flatten() == Some(&true) {
         values.insert("gradient_checkpointing".into(), false.into());
     }
@@ -281,14 +263,6 @@ fn benchmark(m: &ArgMatches) -> BenchmarkArgs {
     }
 }
 
-fn whole(m: &ArgMatches, name: &str) -> usize {
-    m.get_one::<u32>(name).copied().unwrap_or_default() as usize
-}
-
-fn text(m: &ArgMatches, id: &str) -> Option<String> {
-    m.get_one::<String>(id).cloned()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -296,7 +270,9 @@ mod tests {
     #[test]
     fn the_command_line_is_sound_and_flags_are_settings() {
         command().debug_assert();
-        let m = command().try_get_matches_from(["x", "--model", "m", "--data", "a,b", "--target-modules", "q_proj,v_proj", "--r", "8"]).unwrap();
+        let m = command()
+            .try_get_matches_from(["x", "--model", "m", "--data", "a,b", "--target-modules", "q_proj,v_proj", "--r", "8"])
+            .unwrap();
         let config = SftConfig::from_layers(&[settings(&m).flags]).unwrap();
         assert_eq!((config.model.as_str(), config.data.len(), config.r), ("m", 2, 8));
         assert_eq!(config.target_modules, bellows_qwen::adapter::Targets::Names(vec!["q_proj".into(), "v_proj".into()]));

@@ -5,8 +5,8 @@ use std::io::IsTerminal;
 use bellows_chat::Encoded;
 use bellows_chat::preview::{Lengths, Style, tokens};
 use bellows_cli::{Usage, say};
+use bellows_device::processor;
 use bellows_learner::Rng;
-use burn::tensor::Device;
 
 use crate::args::SettingsArgs;
 use crate::train::{open_base, open_data, pick_template, settings};
@@ -16,7 +16,7 @@ pub(crate) fn preview(args: SettingsArgs, count: usize) -> anyhow::Result<()> {
     if config.model.is_empty() || config.data.is_empty() {
         return Err(Usage("data preview needs --model (for its tokenizer and template) and --data".into()).into());
     }
-    let base = open_base(&config, &Device::flex())?;
+    let base = open_base(&config, &processor())?;
     let template = pick_template(&config, &base)?;
     let data = open_data(&config, &base.tokenizer, &template)?;
     let style = if std::io::stdout().is_terminal() { Style::Ansi } else { Style::Plain };

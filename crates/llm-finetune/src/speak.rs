@@ -4,7 +4,8 @@ use std::io::{BufRead, Write};
 use std::path::Path;
 
 use bellows_chat::{Conversation, Message, RenderOptions, Role, Template, encode_prompt};
-use bellows_cli::{join_pool, say};
+use bellows_cli::{join_pool, pick_device, say};
+use bellows_device::ProbeOptions;
 use bellows_qwen::base::Base;
 use bellows_qwen::generate::generate;
 use bellows_qwen::model::CausalLm;
@@ -12,11 +13,10 @@ use bellows_qwen::peft;
 use burn::tensor::Device;
 
 use crate::args::SpeakArgs;
-use crate::train::pick_device;
 
 pub(crate) fn speak(args: SpeakArgs) -> anyhow::Result<()> {
     join_pool(0)?;
-    let device = pick_device(&args.device, false)?.device;
+    let device = pick_device(&args.device, &ProbeOptions::default())?.device;
     let base = open(&args.model, args.adapter.as_deref(), &device)?;
     let template = Template::detect(&base.tokenizer, Some(base.config.architecture.model_type()))?;
     let system = args.system.iter().map(|text| Message::new(Role::System, text.clone()));

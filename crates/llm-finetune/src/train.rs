@@ -5,8 +5,8 @@ use std::time::Instant;
 
 use anyhow::Context;
 use bellows_chat::{Conversation, Message, RenderOptions, Role, Template, Tokenizer, encode_prompt};
-use bellows_cli::{Bar, Usage, join_pool, say, yaml_layer};
-use bellows_device::{ProbeOptions, Selected, Telemetry, select};
+use bellows_cli::{Bar, Usage, join_pool, pick_device, record_settings, resumed, say, yaml_layer};
+use bellows_device::{ProbeOptions, Telemetry};
 use bellows_learner::{Dashboard, Outcome, signals};
 use bellows_qwen::base::Base;
 use bellows_qwen::config::{MAY_CHANGE, Method, SETTINGS, SftConfig};
@@ -16,14 +16,13 @@ use bellows_qwen::generate::{Sampling, generate};
 use bellows_qwen::model::{CausalLm, ModelConfig};
 use bellows_qwen::train::{Finetune, Report};
 use bellows_qwen::weights::merge;
-use bellows_runs::{RunDir, find_latest_run, write_atomic};
-use bellows_settings::Layer;
+use bellows_runs::{RunDir, write_atomic};
 use bellows_weights::DType;
 use bellows_weights::gguf::Preset;
 use burn::tensor::Device;
 use burn::train::Interrupter;
 use burn::train::renderer::tui::TuiMetricsRendererWrapper;
-use serde_json::{Value, json};
+use serde_json::json;
 
 use crate::args::{SettingsArgs, TrainArgs};
 use crate::console::Console;
@@ -36,7 +35,7 @@ pub(crate) fn train(args: TrainArgs) -> anyhow::Result<()> {
     let stop = signals::install().context("installing signal handlers")?;
     let (config, resumed) = settle(&args)?;
     say(&format!("Bellows {} · {} · {}", env!("CARGO_PKG_VERSION"), config.model, config.data.join(", ")));
-    let device = pick_device(&config.device, args.reprobe)?;
+    let device = pick_device(&config.device, &ProbeOptions { reprobe: args.reprobe, ..ProbeOptions::default() })?;
     let base = open_base(&config, &device.device)?;
     let template = pick_template(&config, &base)?;
     let data = open_data(&config, &base.tokenizer, &template)?;
@@ -53,7 +52,7 @@ pub(crate) fn train(args: TrainArgs) -> anyhow::Result<()> {
     if resumed.is_some() {
         run.learner().resume()?;
     } else {
-        record_settings(&path, &config, &args)?;
+        record_settings(&path, &format!("llm-finetune {}", args.typed.join(" ")), SETTINGS, &config)?;
     }
     let about = json!({ "backend": device.backend, "name": device.name, "fallback": device.fallback });
     run.learner().first_event("device", about);
@@ -93,20 +92,8 @@ fn settle(args: &TrainArgs) -> anyhow::Result<(SftConfig, Option<PathBuf>)> {
         }
         return Ok((config, None));
     };
-    let flags = &args.settings.flags;
-    let project = flags.values.get("project").and_then(Value::as_str).map_or_else(|| SftConfig::default().project, String::from);
-    let path = match which {
-        Some(path) => path.clone(),
-        None => find_latest_run(Path::new(&project)).ok_or_else(|| Usage(format!("--resume: no run with checkpoints under {project}")))?,
-    };
-    if let Some(key) = flags.values.keys().find(|key| !MAY_CHANGE.contains(&key.as_str()) && *key != "project") {
-        let file = path.join("config.yaml");
-        return Err(Usage(format!("--{key} cannot change when a run is resumed; it stands in {}", file.display())).into());
-    }
-    let mut layer = yaml_layer(&path.join("config.yaml"))?;
-    layer.values.remove("command");
-    let values = flags.values.clone().into_iter().filter(|(k, _)| k != "project").collect();
-    Ok((SftConfig::from_layers(&[layer, Layer { origin: flags.origin.clone(), values }])?, Some(path)))
+    let (path, layers) = resumed(which.as_deref(), &args.settings.flags, &SftConfig::default().project, &MAY_CHANGE)?;
+    Ok((SftConfig::from_layers(&layers)?, Some(path)))
 }
 
 /// Defaults, `--config`, flags.
@@ -120,15 +107,6 @@ pub(crate) fn settings(args: &SettingsArgs) -> anyhow::Result<SftConfig> {
     }
     layers.push(args.flags.clone());
     Ok(SftConfig::from_layers(&layers)?)
-}
-
-pub(crate) fn pick_device(device: &str, reprobe: bool) -> anyhow::Result<Selected> {
-    let device = select(&device.parse()?, &ProbeOptions { reprobe, ..ProbeOptions::default() })?;
-    match &device.fallback {
-        Some(reason) => say(&format!("device: CPU ({}) — {reason}", device.name)),
-        None => say(&format!("device: {} ({})", device.backend, device.name)),
-    }
-    Ok(device)
 }
 
 pub(crate) fn open_base(config: &SftConfig, device: &Device) -> anyhow::Result<Base> {
@@ -172,19 +150,6 @@ fn answer(run: &Finetune, model: &CausalLm, prompt: &str, device: &Device) -> an
     let device = device.clone().without_autodiff();
     let new = generate(model, shape, &ids, &sampling, &stop, &device, |_| true);
     Ok(format!("{:?}", tokenizer.decode(&new, true)?))
-}
-
-/// `config.yaml`: every setting, in the order of the table, and the command line as typed.
-fn record_settings(dir: &Path, config: &SftConfig, args: &TrainArgs) -> anyhow::Result<()> {
-    let values = serde_json::to_value(config)?;
-    let mut text = String::from("# Every setting of this run. The command line was:\n");
-    text.push_str(&format!("command: {}\n", Value::from(format!("llm-finetune {}", args.typed.join(" ")))));
-    for setting in SETTINGS {
-        // A JSON scalar or list is YAML too.
-        text.push_str(&format!("{}: {}\n", setting.name, values[setting.name]));
-    }
-    write_atomic(&dir.join("config.yaml"), text.as_bytes())?;
-    Ok(())
 }
 
 fn close(report: &Report, dir: &Path) {

@@ -1,6 +1,6 @@
 //! Settings from one table: the struct, its defaults, the flags of a command line and the keys of a YAML file.
 //!
-//! [`settings!`] expands a table to the struct. Layers (a file, the flags) are plain maps merged by name, the last one winning; a key that does
+//! [`settings!`] expands a table to the struct. Layers (a file, the flags) are plain maps merged by name, weakest first; a key that does
 //! not exist is an error that names the closest one that does.
 
 use serde::Serialize;
@@ -10,7 +10,7 @@ use serde_json::{Map, Value};
 /// One setting, for `--help` and documentation.
 #[derive(Clone, Copy, Debug)]
 pub struct Setting {
-    /// Name: `--close-mosaic` on the command line, `close_mosaic` in YAML. An underscore at the end only avoids a word of Rust.
+    /// The field of the struct.
     pub name: &'static str,
     /// Heading it stands under.
     pub group: &'static str,
@@ -20,7 +20,19 @@ pub struct Setting {
     pub kind: &'static str,
 }
 
-/// Settings from one place: a file, the command line.
+impl Setting {
+    /// What a user writes in YAML: the field without the underscore that avoids a word of Rust (`box_`).
+    pub fn key(&self) -> &'static str {
+        self.name.trim_end_matches('_')
+    }
+
+    /// What a user writes on the command line, without the dashes before it: `close-mosaic` for `close_mosaic`.
+    pub fn flag(&self) -> String {
+        self.key().replace('_', "-")
+    }
+}
+
+/// Settings from one place: a file, a dataset, the command line.
 #[derive(Clone, Debug, Default)]
 pub struct Layer {
     /// What an error calls it.
@@ -61,10 +73,11 @@ macro_rules! settings {
     };
 }
 
-/// `start` overlaid by `layers`, the last one winning. `taken` looks at each key first: `Ok(true)` says that it is dealt with.
+/// `start` overlaid by `layers`, the last one winning. Hyphens in keys are underscores. `taken` looks at each key first, for what is no
+/// setting and yet no mistake: `Ok(true)` says that it is dealt with.
 ///
 /// # Errors
-/// A key that is not a setting (with the closest one) or a value of the wrong kind, and where it was written.
+/// A key that is not a setting (with the closest one), a value of the wrong kind, or what `taken` refuses, and where it was written.
 pub fn merge<C: Serialize + DeserializeOwned>(
     start: C,
     table: &[Setting],
@@ -80,10 +93,10 @@ pub fn merge<C: Serialize + DeserializeOwned>(
             if taken(&name, value).map_err(fail)? || value.is_null() {
                 continue;
             }
-            let Some(setting) = table.iter().find(|s| s.name.trim_end_matches('_') == name) else {
+            let Some(setting) = table.iter().find(|s| s.key() == name || s.name == name) else {
                 let likeness = |s: &Setting| strsim::jaro_winkler(s.name, &name);
                 let closest = table.iter().max_by(|a, b| likeness(a).total_cmp(&likeness(b)));
-                let closest = closest.map_or("", |s| s.name).trim_end_matches('_');
+                let closest = closest.map_or("", Setting::key);
                 return Err(fail(format!("unknown setting `{key}`; did you mean `{closest}`?")));
             };
             let mut all = serde_json::to_value(&config).map_err(|e| fail(e.to_string()))?;
@@ -96,14 +109,16 @@ pub fn merge<C: Serialize + DeserializeOwned>(
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
     settings! {
         /// Some settings.
-        Some;
+        Example;
         "A" {
             /// Times
-            epochs: usize = 3;
+            max_epochs: usize = 3;
             /// Weight
             box_: f64 = 7.5;
             /// Name
@@ -111,19 +126,35 @@ mod tests {
         }
     }
 
-    fn merged(values: Value) -> Result<Some, SettingsError> {
-        let layer = Layer { origin: "x.yaml".into(), values: values.as_object().cloned().unwrap_or_default() };
-        merge(Some::default(), SETTINGS, &[layer], |name, _| Ok(name == "other_tools"))
+    fn merged(layers: &[Value]) -> Result<Example, String> {
+        let layer =
+            |(i, values): (usize, &Value)| Layer { origin: format!("{i}.yaml"), values: values.as_object().cloned().unwrap_or_default() };
+        let layers: Vec<Layer> = layers.iter().enumerate().map(layer).collect();
+        let taken = |name: &str, value: &Value| match name {
+            "other_tools" if value == 1 => Ok(true),
+            "other_tools" => Err("1 is what is done".into()),
+            _ => Ok(false),
+        };
+        merge(Example::default(), SETTINGS, &layers, taken).map_err(|e| e.to_string())
     }
 
     #[test]
-    fn layers_win_and_errors_say_where_and_what() {
-        assert_eq!(SETTINGS.len(), 3);
-        let some = merged(serde_json::json!({ "box": 2, "name": "n", "epochs": null, "other-tools": 1 }));
-        assert_eq!(some, Ok(Some { epochs: 3, box_: 2.0, name: Option::Some("n".into()) }));
-        let unknown = merged(serde_json::json!({ "epoch": 1 })).map_err(|e| e.to_string());
-        assert_eq!(unknown, Err("x.yaml: unknown setting `epoch`; did you mean `epochs`?".into()));
-        let wrong = merged(serde_json::json!({ "epochs": "many" })).map_err(|e| e.to_string());
-        assert!(wrong.is_err_and(|e| e.starts_with("x.yaml: `epochs` cannot be \"many\"")));
+    fn later_layers_win_by_the_names_users_write() {
+        assert_eq!(SETTINGS.iter().map(Setting::flag).collect::<Vec<_>>(), ["max-epochs", "box", "name"]);
+        let example = merged(&[
+            json!({ "box": 1, "max_epochs": 2, "name": "n" }),
+            json!({ "box": 2, "max-epochs": 5, "name": null, "other-tools": 1 }),
+        ]);
+        assert_eq!(example, Ok(Example { max_epochs: 5, box_: 2.0, name: Some("n".into()) }));
+    }
+
+    #[test]
+    fn errors_say_where_and_what() {
+        let unknown = merged(&[json!({}), json!({ "max_epoch": 1 })]);
+        assert_eq!(unknown, Err("1.yaml: unknown setting `max_epoch`; did you mean `max_epochs`?".into()));
+        assert_eq!(merged(&[json!({ "boxx": 1 })]), Err("0.yaml: unknown setting `boxx`; did you mean `box`?".into()));
+        let wrong = merged(&[json!({ "max_epochs": "many" })]);
+        assert!(wrong.is_err_and(|e| e.starts_with("0.yaml: `max_epochs` cannot be \"many\"")));
+        assert_eq!(merged(&[json!({ "other_tools": 2 })]), Err("0.yaml: 1 is what is done".into()));
     }
 }

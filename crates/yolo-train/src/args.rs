@@ -2,13 +2,14 @@
 
 use std::path::PathBuf;
 
+use bellows_cli::{count, doctor, flag, flag_values, option, resume, switch, text, whole};
 use bellows_kernels::Lowering;
+use bellows_settings::Layer;
 use bellows_yolo::bench::Benchmark;
-use bellows_yolo::config::{ABSENT, Layer, SETTINGS, Setting, TrainConfig};
+use bellows_yolo::config::{ABSENT, SETTINGS, TrainConfig};
 use bellows_yolo::model::Scale;
 use clap::builder::PossibleValuesParser;
-use clap::{Arg, ArgAction, ArgMatches, Command};
-use serde_json::{Map, Value};
+use clap::{Arg, ArgMatches, Command};
 
 /// What the user asked for.
 pub(crate) enum Request {
@@ -55,44 +56,6 @@ pub(crate) struct TrainArgs {
     pub(crate) typed: Vec<String>,
 }
 
-fn flag(setting: &Setting, defaults: &Value) -> Arg {
-    let long = setting.name.trim_end_matches('_').replace('_', "-");
-    let default = match &defaults[setting.name] {
-        Value::Null => String::new(),
-        Value::String(s) if s.is_empty() => String::new(),
-        Value::String(s) => format!(" [default: {s}]"),
-        other => format!(" [default: {other}]"),
-    };
-    let arg = Arg::new(setting.name)
-        .long(long.clone())
-        .help(format!("{}{default}", setting.help.trim()))
-        .help_heading(setting.group)
-        .action(ArgAction::Set)
-        .allow_negative_numbers(true)
-        .value_name(value_name(setting.kind));
-    let arg = if long.contains('-') { arg.alias(setting.name.trim_end_matches('_')) } else { arg };
-    if setting.kind == "bool" {
-        arg.num_args(0..=1)
-            .require_equals(false)
-            .default_missing_value("true")
-            .value_parser(PossibleValuesParser::new(["true", "false", "True", "False"]))
-    } else {
-        arg
-    }
-}
-
-fn value_name(kind: &str) -> &'static str {
-    match kind {
-        "bool" => "true|false",
-        "usize" | "u64" | "i64" => "N",
-        "f64" | "Option<f64>" => "X",
-        "Freeze" => "N|N,N,..",
-        "Option<Vec<u32>>" => "N,N,..",
-        "Option<Vec<String>>" => "DIR,DIR,..",
-        _ => "VALUE",
-    }
-}
-
 fn command() -> Command {
     let defaults = serde_json::to_value(TrainConfig::default()).unwrap_or_default();
     Command::new("yolo-train")
@@ -103,12 +66,7 @@ fn command() -> Command {
              yolo-train --resume\n  yolo-train doctor",
         )
         .args_conflicts_with_subcommands(true)
-        .subcommand(
-            Command::new("doctor")
-                .about("Shows adapters, drivers, memory, known issues and the result of the device probe")
-                .arg(Arg::new("device").long("device").default_value("auto").help("Probe this device only"))
-                .arg(Arg::new("reprobe").long("reprobe").action(ArgAction::SetTrue).help("Do not use the cached verdict")),
-        )
+        .subcommand(doctor())
         .subcommand(
             Command::new("benchmark")
                 .about("Times training steps and inference on made-up images")
@@ -117,27 +75,19 @@ fn command() -> Command {
                 .arg(count("steps", "5", "Steps that count, after two that do not"))
                 .arg(count("boxes", "20", "Objects an image"))
                 .arg(count("threads", "0", "Threads of the CPU; 0 for all"))
-                .arg(Arg::new("model").long("model").default_value("n").value_parser(PossibleValuesParser::new(["n", "s", "m", "l", "x"])).help("Size of the model"))
-                .arg(Arg::new("device").long("device").default_value("cpu").help("Where to run, as for training"))
+                .arg(option("model", "Size of the model").default_value("n").value_parser(PossibleValuesParser::new(["n", "s", "m", "l", "x"])))
+                .arg(option("device", "Where to run, as for training").default_value("cpu"))
                 .arg(
-                    Arg::new("conv")
-                        .long("conv")
+                    option("conv", "How convolutions are computed")
                         .default_value("auto")
-                        .value_parser(PossibleValuesParser::new(Lowering::ALL.map(|l| l.name())))
-                        .help("How convolutions are computed"),
+                        .value_parser(PossibleValuesParser::new(Lowering::ALL.map(|l| l.name()))),
                 )
-                .arg(Arg::new("json").long("json").action(ArgAction::SetTrue).help("Print one JSON object")),
+                .arg(switch("json", "Print one JSON object")),
         )
-        .arg(Arg::new("config").long("config").value_name("FILE").help("YAML file of settings; flags override it"))
-        .arg(
-            Arg::new("resume")
-                .long("resume")
-                .value_name("RUN_DIR")
-                .num_args(0..=1)
-                .help("Go on with a run: this directory, or the newest one under the project"),
-        )
-        .arg(Arg::new("tui").long("tui").action(ArgAction::SetTrue).help("Full-screen dashboard"))
-        .arg(Arg::new("reprobe").long("reprobe").action(ArgAction::SetTrue).help("Probe the GPU again instead of using the cached verdict"))
+        .arg(option("config", "YAML file of settings; flags override it").value_name("FILE"))
+        .arg(resume())
+        .arg(switch("tui", "Full-screen dashboard"))
+        .arg(switch("reprobe", "Probe the GPU again instead of using the cached verdict"))
         .args(SETTINGS.iter().map(|s| flag(s, &defaults)))
         .args(absent().map(|name| {
             let arg = Arg::new(name).long(name.replace('_', "-")).hide(true).num_args(0..=1).default_missing_value("true");
@@ -165,17 +115,18 @@ pub(crate) fn parse() -> Request {
         resume,
         tui: matches.get_flag("tui"),
         reprobe: matches.get_flag("reprobe"),
-        flags: Layer { origin: "command line".into(), values: flag_values(&matches) },
+        flags: flags(&matches),
         typed: std::env::args().skip(1).collect(),
     })
 }
 
-fn count(name: &'static str, default: &'static str, help: &'static str) -> Arg {
-    Arg::new(name).long(name).value_name("N").default_value(default).value_parser(clap::value_parser!(u32)).help(help)
+/// Settings, and what is none.
+fn flags(matches: &ArgMatches) -> Layer {
+    let flags = SETTINGS.iter().map(|s| (s.key(), s.kind)).chain(absent().map(|name| (name, "Toggle")));
+    Layer { origin: "command line".into(), values: flag_values(flags, matches) }
 }
 
 fn benchmark(m: &ArgMatches) -> BenchmarkArgs {
-    let number = |name: &str| m.get_one::<u32>(name).copied().unwrap_or_default() as usize;
     let scale = match text(m, "model").as_deref() {
         Some("s") => Scale::S,
         Some("m") => Scale::M,
@@ -185,34 +136,10 @@ fn benchmark(m: &ArgMatches) -> BenchmarkArgs {
     };
     BenchmarkArgs {
         device: text(m, "device").unwrap_or_default(),
-        what: Benchmark { scale, batch: number("batch"), imgsz: number("imgsz"), steps: number("steps"), boxes: number("boxes") },
+        what: Benchmark { scale, batch: whole(m, "batch"), imgsz: whole(m, "imgsz"), steps: whole(m, "steps"), boxes: whole(m, "boxes") },
         conv: text(m, "conv").and_then(|c| c.parse().ok()).unwrap_or_default(),
-        threads: number("threads"),
+        threads: whole(m, "threads"),
         json: m.get_flag("json"),
-    }
-}
-
-fn text(matches: &ArgMatches, id: &str) -> Option<String> {
-    matches.get_one::<String>(id).cloned()
-}
-
-fn flag_values(matches: &ArgMatches) -> Map<String, Value> {
-    let settings = SETTINGS.iter().map(|s| (s.name, s.kind)).chain(absent().map(|name| (name, "Toggle")));
-    let typed = settings.filter_map(|(name, kind)| Some((name, kind, matches.get_one::<String>(name)?)));
-    typed.map(|(name, kind, value)| (name.to_string(), scalar(kind, value))).collect()
-}
-
-/// A flag's text as the kind of value its setting has; what does not parse stays text and is refused, by name, later.
-fn scalar(kind: &str, text: &str) -> Value {
-    let number = |t: &str| t.trim().parse::<i64>().map(Value::from).or_else(|_| t.trim().parse::<f64>().map(Value::from)).ok();
-    match kind {
-        "String" => Value::from(text),
-        "bool" | "Toggle" | "Cache" if text.eq_ignore_ascii_case("true") => Value::from(true),
-        "bool" | "Toggle" | "Cache" if text.eq_ignore_ascii_case("false") => Value::from(false),
-        "Option<Vec<u32>>" => text.split(',').map(|t| number(t).unwrap_or_else(|| Value::from(t))).collect(),
-        "Option<Vec<String>>" => text.split(',').map(Value::from).collect(),
-        "Freeze" if text.contains(',') => text.split(',').map(|t| number(t).unwrap_or_else(|| Value::from(t))).collect(),
-        _ => number(text).unwrap_or_else(|| Value::from(text)),
     }
 }
 
@@ -222,7 +149,7 @@ mod tests {
 
     fn config_of(args: &[&str]) -> TrainConfig {
         let matches = command().try_get_matches_from(args).unwrap();
-        TrainConfig::from_layers(&[Layer { origin: "t".into(), values: flag_values(&matches) }]).unwrap()
+        TrainConfig::from_layers(&[flags(&matches)]).unwrap()
     }
 
     #[test]

@@ -1,14 +1,12 @@
 //! `yolo-train benchmark`: how fast a training step is here, in the keys that other tools' timers print.
 
 use anyhow::Context;
+use bellows_cli::{Usage, join_pool, say};
 use bellows_device::{ProbeOptions, select};
 use bellows_kernels::set_default_lowering;
 use bellows_yolo::bench::LayerTimes;
 
 use crate::args::BenchmarkArgs;
-use crate::console::say;
-use crate::exit::Usage;
-use crate::run::join_pool;
 
 pub(crate) fn run(args: &BenchmarkArgs) -> anyhow::Result<()> {
     let what = args.what;

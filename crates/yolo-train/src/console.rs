@@ -1,67 +1,10 @@
 //! The console as detector users know it: a table row an epoch with a bar while it runs, a validation row below it.
-//!
-//! A terminal gets bars (on stderr, by indicatif); anything else gets plain lines: one every half minute, one an epoch.
 
-use std::io::{IsTerminal, Write};
 use std::time::{Duration, Instant};
 
+use bellows_cli::{Bar, memory, say};
 use bellows_learner::{BatchReport, EpochReport, Notice, Observer, RunInfo};
 use bellows_yolo::metrics::{table_header, table_row};
-use indicatif::{ProgressBar, ProgressStyle};
-
-const LINE_EVERY: Duration = Duration::from_secs(30);
-
-/// Prints one line to stdout; a closed pipe is not an error worth dying for.
-pub(crate) fn say(line: &str) {
-    let written = writeln!(std::io::stdout(), "{line}");
-    if written.is_err() {
-        tracing::debug!("stdout is closed");
-    }
-}
-
-/// A progress display for a count that ends somewhere: a bar, or a line now and then.
-pub(crate) struct Bar {
-    bar: Option<ProgressBar>,
-    label: String,
-    started: Instant,
-    printed: Instant,
-}
-
-impl Bar {
-    pub(crate) fn new(label: &str, total: usize) -> Self {
-        let bar = std::io::stderr().is_terminal().then(|| {
-            let style = ProgressStyle::with_template("{msg} {percent:>3}% {bar:12} {pos}/{len} {per_sec} {elapsed}<{eta}");
-            ProgressBar::new(total as u64).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()).progress_chars("━╸─"))
-        });
-        Self { bar, label: label.into(), started: Instant::now(), printed: Instant::now() }
-    }
-
-    pub(crate) fn set(&mut self, message: String, done: usize, total: usize) {
-        match &self.bar {
-            Some(bar) => {
-                bar.set_message(message);
-                bar.set_length(total as u64);
-                bar.set_position(done as u64);
-            }
-            None if self.printed.elapsed() >= LINE_EVERY => {
-                self.printed = Instant::now();
-                let rate = done as f64 / self.started.elapsed().as_secs_f64();
-                say(&format!("{message} {}{done}/{total} {rate:.1}/s", self.label));
-            }
-            None => {}
-        }
-    }
-
-    /// Removes the bar and leaves `line`, if any.
-    pub(crate) fn finish(self, line: &str) {
-        if let Some(bar) = &self.bar {
-            bar.finish_and_clear();
-        }
-        if !line.is_empty() {
-            say(line);
-        }
-    }
-}
 
 /// Prints a training run.
 pub(crate) struct Console {
@@ -86,11 +29,6 @@ impl Console {
             None => {}
         }
     }
-}
-
-/// Resident memory of this process, as a table cell.
-fn memory() -> String {
-    memory_stats::memory_stats().map_or_else(|| "-".into(), |m| format!("{:.2}G", m.physical_mem as f64 / 1e9))
 }
 
 fn cell(x: f64) -> String {
@@ -152,8 +90,8 @@ impl Observer for Console {
 
     fn on_notice(&mut self, notice: &Notice) {
         let line = format!("{}: {}", notice.kind, notice.message);
-        match self.bar.as_ref().and_then(|b| b.bar.as_ref()) {
-            Some(bar) => bar.suspend(|| say(&line)),
+        match &self.bar {
+            Some(bar) => bar.interject(&line),
             None => say(&line),
         }
     }

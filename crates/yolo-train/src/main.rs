@@ -11,39 +11,11 @@ mod run;
 
 use std::process::ExitCode;
 
-use bellows_device::{DeviceRequest, PROBE_SUBCOMMAND, ProbeOptions, doctor, probe_child_main};
-
 fn main() -> ExitCode {
-    // The device probe re-runs this program as a child; it must not go through the command line proper.
-    let mut words = std::env::args().skip(1);
-    if words.next().as_deref() == Some(PROBE_SUBCOMMAND) {
-        return ExitCode::from(u8::try_from(probe_child_main(words)).unwrap_or(1));
-    }
-    tracing_subscriber::fmt()
-        .with_env_filter(
-            tracing_subscriber::EnvFilter::try_from_env("BELLOWS_LOG")
-                .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("warn,bellows_learner=error,bellows_device=error")),
-        )
-        .with_writer(std::io::stderr)
-        .with_target(false)
-        .without_time()
-        .init();
-    let result = match args::parse() {
+    let run = || match args::parse() {
         args::Request::Train(typed) => run::train(typed),
         args::Request::Benchmark(typed) => benchmark::run(&typed),
-        args::Request::Doctor { device, reprobe } => examine(&device, reprobe),
+        args::Request::Doctor { device, reprobe } => bellows_cli::examine(&device, reprobe),
     };
-    match result {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            exit::complain(&error);
-            ExitCode::from(exit::code(&error))
-        }
-    }
-}
-
-fn examine(device: &str, reprobe: bool) -> anyhow::Result<()> {
-    let request: DeviceRequest = device.parse()?;
-    doctor(&request, &ProbeOptions { reprobe, ..ProbeOptions::default() }, &mut std::io::stdout())?;
-    Ok(())
+    bellows_cli::program(run, exit::code_of)
 }

@@ -5,44 +5,37 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
 use anyhow::Context;
-use bellows_device::{ProbeOptions, Selected, Telemetry, select};
+use bellows_cli::{Bar, Usage, join_pool, pick_device, record_settings, resumed, say, yaml_layer};
+use bellows_device::{ProbeOptions, Telemetry};
 use bellows_kernels::{cube, set_default_lowering};
 use bellows_learner::{Dashboard, Outcome, signals};
-use bellows_runs::{RunDir, find_latest_run, read_bounded, write_atomic};
-use bellows_yolo::config::{Layer, MAY_CHANGE, SETTINGS, TrainConfig};
+use bellows_runs::RunDir;
+use bellows_settings::Layer;
+use bellows_yolo::config::{MAY_CHANGE, SETTINGS, TrainConfig};
 use bellows_yolo::data::DataConfig;
 use bellows_yolo::metrics::table_header;
 use bellows_yolo::{Report, Training, TrainingData};
 use burn::train::Interrupter;
 use burn::train::renderer::tui::TuiMetricsRendererWrapper;
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 use crate::args::TrainArgs;
-use crate::console::{Bar, Console, say};
-use crate::exit::Usage;
+use crate::console::Console;
 
 /// Settings that a dataset, which may be a stranger's file, cannot give itself: what is read, written and run where.
 const NOT_FROM_DATA: [&str; 8] = ["data", "model", "pretrained", "allow_outside", "allow_bad", "project", "name", "exist_ok"];
-
-/// Makes this thread one of the pool's `threads` (0: one per core). A step has hundreds of parallel loops; handing each to other threads
-/// and sleeping until they are done costs thousands of context switches a step.
-pub(crate) fn join_pool(threads: usize) -> anyhow::Result<()> {
-    let pool = rayon::ThreadPoolBuilder::new().num_threads(threads);
-    let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    let threads = if threads == 0 { cores } else { threads };
-    // Alone in the pool, this thread could wait for another one that waits for the pool.
-    let pool = if threads > 1 { pool.use_current_thread() } else { pool };
-    pool.build_global().context("setting up the threads")
-}
 
 pub(crate) fn train(args: TrainArgs) -> anyhow::Result<()> {
     join_pool(0)?;
     let stop = signals::install().context("installing signal handlers")?;
     let (config, resumed) = settle(&args)?;
     say(&format!("Bellows {} · YOLOv8 · {}", env!("CARGO_PKG_VERSION"), config.data));
-    let device = pick_device(&config, args.reprobe)?;
+    let options = ProbeOptions { reprobe: args.reprobe, lowering: Some(config.conv.parse()?), ..ProbeOptions::default() };
+    let device = pick_device(&config.device, &options)?;
+    if let Some(reason) = &device.lowering_reason {
+        say(&format!("convolutions: {}, because {reason}", device.lowering));
+    }
     set_default_lowering(device.lowering);
-
     cube::set_workspace_mb(config.conv_workspace_mb);
     let bar = Mutex::new(None);
     let data = TrainingData::open(&config, &|what, done, total| {
@@ -65,7 +58,7 @@ pub(crate) fn train(args: TrainArgs) -> anyhow::Result<()> {
     if resumed.is_some() {
         training.learner().resume()?;
     } else {
-        record_settings(&path, training.config(), &args)?;
+        record_settings(&path, &format!("yolo-train {}", args.typed.join(" ")), SETTINGS, training.config())?;
     }
     training.note_device(json!({
         "backend": device.backend,
@@ -95,27 +88,8 @@ pub(crate) fn train(args: TrainArgs) -> anyhow::Result<()> {
 /// All settings of the run, and the run directory when one is resumed.
 fn settle(args: &TrainArgs) -> anyhow::Result<(TrainConfig, Option<PathBuf>)> {
     if let Some(which) = &args.resume {
-        let project = args.flags.values.get("project").and_then(Value::as_str).map_or_else(|| TrainConfig::default().project, String::from);
-        let path = match which {
-            Some(path) => path.clone(),
-            None => {
-                find_latest_run(Path::new(&project)).ok_or_else(|| Usage(format!("--resume: no run with checkpoints under {project}")))?
-            }
-        };
-        if let Some(key) = args.flags.values.keys().find(|key| !MAY_CHANGE.contains(&key.as_str()) && *key != "project") {
-            let key = key.trim_end_matches('_');
-            return Err(
-                Usage(format!("--{key} cannot change when a run is resumed; it stands in {}", path.join("config.yaml").display())).into()
-            );
-        }
-        let file = path.join("config.yaml");
-        let mut layer = yaml_layer(&file)?;
-        layer.values.remove("command");
-        let flags = Layer {
-            origin: args.flags.origin.clone(),
-            values: args.flags.values.clone().into_iter().filter(|(k, _)| k != "project").collect(),
-        };
-        return Ok((TrainConfig::from_layers(&[layer, flags])?, Some(path)));
+        let (path, layers) = resumed(which.as_deref(), &args.flags, &TrainConfig::default().project, &MAY_CHANGE)?;
+        return Ok((TrainConfig::from_layers(&layers)?, Some(path)));
     }
     let file = args.config.as_deref().map(yaml_layer).transpose()?;
     let data = [Some(&args.flags), file.as_ref()].into_iter().flatten().find_map(|l| l.values.get("data")?.as_str());
@@ -127,42 +101,8 @@ fn settle(args: &TrainArgs) -> anyhow::Result<(TrainConfig, Option<PathBuf>)> {
         return Err(Usage(format!("{data}: `{key}` is the user's to set; a dataset's settings may not")).into());
     }
     let dataset = Layer { origin: format!("{data}, settings"), values: settings.into_iter().collect() };
-    let flags = Layer { origin: args.flags.origin.clone(), values: args.flags.values.clone() };
-    let layers: Vec<Layer> = [Some(dataset), file, Some(flags)].into_iter().flatten().collect();
+    let layers: Vec<Layer> = [Some(dataset), file, Some(args.flags.clone())].into_iter().flatten().collect();
     Ok((TrainConfig::from_layers(&layers)?, None))
-}
-
-fn yaml_layer(path: &Path) -> anyhow::Result<Layer> {
-    let bytes = read_bounded(path, 1 << 20).map_err(|e| Usage(e.to_string()))?;
-    let text = String::from_utf8(bytes).map_err(|e| Usage(format!("{}: {e}", path.display())))?;
-    let values: Map<String, Value> = serde_saphyr::from_str(&text).map_err(|e| Usage(format!("{}: {e}", path.display())))?;
-    Ok(Layer { origin: path.display().to_string(), values })
-}
-
-fn pick_device(config: &TrainConfig, reprobe: bool) -> anyhow::Result<Selected> {
-    let request = config.device.parse()?;
-    let device = select(&request, &ProbeOptions { reprobe, lowering: Some(config.conv.parse()?), ..ProbeOptions::default() })?;
-    match &device.fallback {
-        Some(reason) => say(&format!("device: CPU ({}) — {reason}", device.name)),
-        None => say(&format!("device: {} ({})", device.backend, device.name)),
-    }
-    if let Some(reason) = &device.lowering_reason {
-        say(&format!("convolutions: {}, because {reason}", device.lowering));
-    }
-    Ok(device)
-}
-
-/// `config.yaml`: every resolved setting, in the order of the table, and the command line as typed.
-fn record_settings(dir: &Path, config: &TrainConfig, args: &TrainArgs) -> anyhow::Result<()> {
-    let values = serde_json::to_value(config)?;
-    let mut text = String::from("# Every setting of this run. The command line was:\n");
-    text.push_str(&format!("command: {}\n", Value::from(format!("yolo-train {}", args.typed.join(" ")))));
-    for setting in SETTINGS {
-        // A JSON scalar or list is YAML too.
-        text.push_str(&format!("{}: {}\n", setting.name.trim_end_matches('_'), values[setting.name]));
-    }
-    write_atomic(&dir.join("config.yaml"), text.as_bytes())?;
-    Ok(())
 }
 
 fn close(report: &Report, dir: &Path, seconds: f64, names: &[String]) {

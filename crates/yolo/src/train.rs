@@ -3,15 +3,16 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use bellows_learner::{EvalContext, LearnError, Learner, Outcome, Role, TaskError};
+use bellows_learner::{EvalContext, LearnError, Learner, Outcome, Role, TaskError, TensorBoard};
 use bellows_runs::{RunDir, RunDirError, write_atomic};
+use bellows_settings::SettingsError;
 use burn::data::dataset::Dataset;
 use burn::module::Module;
 use burn::tensor::Device;
 use serde_json::{Map, Value, json};
 
 use crate::boxes::Label;
-use crate::config::{ConfigError, MAY_CHANGE, TrainConfig};
+use crate::config::{MAY_CHANGE, TrainConfig};
 use crate::data::batch::rect_train_batches;
 use crate::data::stages::Stages;
 use crate::data::{DataError, Item, Reordered, Size};
@@ -28,7 +29,7 @@ use crate::validate::{ValSet, Validation, validate};
 pub enum TrainError {
     /// Settings.
     #[error(transparent)]
-    Config(#[from] ConfigError),
+    Config(#[from] SettingsError),
     /// Data.
     #[error(transparent)]
     Data(#[from] DataError),
@@ -149,7 +150,11 @@ impl Training {
             pictures,
         };
         let identity = identity(&config, &fingerprint);
-        let learner = Learner::new(task, model, device, config.learner()?, dir, identity)?;
+        let mut learner = Learner::new(task, model, device, config.learner()?, dir, identity)?;
+        if config.tensorboard {
+            let board = TensorBoard::new(learner.dir().path().join("tensorboard"));
+            learner.observe(board);
+        }
         Ok(Self { learner, config, train, val, names, labels, device: device.clone(), header })
     }
 

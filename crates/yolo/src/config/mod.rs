@@ -5,8 +5,7 @@
 
 use bellows_kernels::Lowering;
 use bellows_learner::{EpochSchedule, LearnerConfig, OptimizerKind, Schedule};
-use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value};
+use bellows_settings::{Layer, SettingsError, merge, settings};
 
 mod absent;
 mod values;
@@ -16,24 +15,12 @@ pub use values::{BatchSize, Cache, Freeze, OptimizerChoice, Toggle};
 
 use crate::data::AugmentConfig;
 
-/// One setting, for `--help` and documentation.
-#[derive(Clone, Copy, Debug)]
-pub struct Setting {
-    /// Name: `--close-mosaic` on the command line, `close_mosaic` in YAML.
-    pub name: &'static str,
-    /// Heading it stands under.
-    pub group: &'static str,
-    /// What it does.
-    pub help: &'static str,
-    /// Its Rust type, `bool` for a flag.
-    pub kind: &'static str,
-}
-
 /// Settings that do not change what a run computes: they may differ when it is resumed.
-pub const MAY_CHANGE: [&str; 12] = [
+pub const MAY_CHANGE: [&str; 13] = [
     "device",
     "workers",
     "plots",
+    "tensorboard",
     "save_period",
     "checkpoint_minutes",
     "keep_checkpoints",
@@ -45,27 +32,9 @@ pub const MAY_CHANGE: [&str; 12] = [
     "conv_workspace_mb",
 ];
 
-macro_rules! settings {
-    ($($group:literal { $($(#[doc = $doc:literal])+ $name:ident: $kind:ty = $default:expr;)+ })+) => {
-        /// All settings of a training run; see [`SETTINGS`] for the same as a table.
-        #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-        #[serde(deny_unknown_fields)]
-        pub struct TrainConfig { $($($(#[doc = $doc])+ pub $name: $kind,)+)+ }
-
-        impl Default for TrainConfig {
-            fn default() -> Self {
-                Self { $($($name: $default,)+)+ }
-            }
-        }
-
-        /// Every setting in the order of the struct.
-        pub const SETTINGS: &[Setting] = &[$($(
-            Setting { name: stringify!($name), group: $group, help: concat!($($doc),+), kind: stringify!($kind) },
-        )+)+];
-    };
-}
-
 settings! {
+    /// All settings of a training run; see [`SETTINGS`] for the same as a table.
+    TrainConfig;
     "Model and data" {
         /// Dataset description: a data.yaml
         data: String = String::new();
@@ -127,6 +96,8 @@ settings! {
         val: bool = true;
         /// Draw curves, matrices and sample batches
         plots: bool = true;
+        /// Write event files for TensorBoard into the run directory
+        tensorboard: bool = false;
         /// Tell after every epoch where its time went
         profile: bool = false;
     }
@@ -216,61 +187,22 @@ settings! {
     }
 }
 
-/// A setting that does not exist, or does not take the value it was given.
-#[derive(Debug, PartialEq, thiserror::Error)]
-#[error("{origin}: {reason}")]
-pub struct ConfigError {
-    /// Where it was written.
-    pub origin: String,
-    /// What is wrong.
-    pub reason: String,
-}
-
-/// Settings from one place: a file, the command line.
-pub struct Layer {
-    /// What an error calls it.
-    pub origin: String,
-    /// Names and values.
-    pub values: Map<String, Value>,
-}
-
-/// The name a user writes: the field `box_` is `box`.
-fn field_name(key: &str) -> String {
-    let name = key.replace('-', "_");
-    if name == "box" { "box_".into() } else { name }
+fn refuse(reason: String) -> SettingsError {
+    SettingsError { origin: "settings".into(), reason }
 }
 
 impl TrainConfig {
     /// Defaults overlaid by `layers`, the last one winning.
     ///
     /// # Errors
-    /// A key that is not a setting (with the closest one) or a value of the wrong kind, and where it was written.
-    pub fn from_layers(layers: &[Layer]) -> Result<Self, ConfigError> {
-        let mut config = Self::default();
-        for layer in layers {
-            for (key, value) in &layer.values {
-                let name = field_name(key);
-                let fail = |reason: String| ConfigError { origin: layer.origin.clone(), reason };
-                if let Some(argument) = ABSENT.iter().find(|a| a.name == name) {
-                    argument.check(value).map_err(fail)?;
-                    continue;
-                }
-                // What another tool wrote for "not given".
-                if value.is_null() {
-                    continue;
-                }
-                if !SETTINGS.iter().any(|s| s.name == name) {
-                    let closest =
-                        SETTINGS.iter().max_by(|a, b| strsim::jaro_winkler(a.name, &name).total_cmp(&strsim::jaro_winkler(b.name, &name)));
-                    let closest = closest.map_or("", |s| s.name).trim_end_matches('_');
-                    return Err(fail(format!("unknown setting `{key}`; did you mean `{closest}`?")));
-                }
-                let mut all = serde_json::to_value(&config).map_err(|e| fail(e.to_string()))?;
-                all[&name] = value.clone();
-                config = serde_json::from_value(all).map_err(|e| fail(format!("`{key}` cannot be {value}: {e}")))?;
-            }
-        }
-        config.validate().map_err(|reason| ConfigError { origin: "settings".into(), reason })?;
+    /// A key that is no setting (with the closest one), a value of the wrong kind, or an argument of Ultralytics that asks for what is not
+    /// done, and where it was written; a rule that is broken.
+    pub fn from_layers(layers: &[Layer]) -> Result<Self, SettingsError> {
+        let config = merge(Self::default(), SETTINGS, layers, |name, value| match ABSENT.iter().find(|a| a.name == name) {
+            Some(argument) => argument.check(value).map(|()| true),
+            None => Ok(false),
+        })?;
+        config.validate().map_err(refuse)?;
         Ok(config)
     }
 
@@ -409,14 +341,12 @@ impl TrainConfig {
     ///
     /// # Errors
     /// When it has not.
-    pub fn learner(&self) -> Result<LearnerConfig, ConfigError> {
+    pub fn learner(&self) -> Result<LearnerConfig, SettingsError> {
         let optimizer = match self.optimizer {
             OptimizerChoice::SGD => OptimizerKind::Sgd,
             OptimizerChoice::Adam => OptimizerKind::Adam,
             OptimizerChoice::AdamW => OptimizerKind::AdamW,
-            OptimizerChoice::Auto => {
-                return Err(ConfigError { origin: "settings".into(), reason: "optimizer auto is not resolved yet".into() });
-            }
+            OptimizerChoice::Auto => return Err(refuse("optimizer auto is not resolved yet".into())),
         };
         Ok(LearnerConfig {
             epochs: self.epochs,
@@ -444,7 +374,7 @@ impl TrainConfig {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
+    use serde_json::{Value, json};
 
     use super::*;
 

@@ -1,0 +1,43 @@
+//! The device and the threads a program runs on.
+
+use anyhow::Context;
+use bellows_device::{DeviceRequest, ProbeOptions, Selected, doctor, select};
+
+use crate::say;
+
+/// The device a user asked for; says which it is, or why it is the CPU.
+///
+/// # Errors
+/// A name that is none, or a named device that is absent or fails its probe.
+pub fn pick_device(device: &str, options: &ProbeOptions) -> anyhow::Result<Selected> {
+    let device = select(&device.parse()?, options)?;
+    match &device.fallback {
+        Some(reason) => say(&format!("device: CPU ({}) — {reason}", device.name)),
+        None => say(&format!("device: {} ({})", device.backend, device.name)),
+    }
+    Ok(device)
+}
+
+/// Prints what there is to know about this machine and the device; `reprobe` uses no cached verdict.
+///
+/// # Errors
+/// A name that is no device's, or a closed stdout.
+pub fn examine(device: &str, reprobe: bool) -> anyhow::Result<()> {
+    let request: DeviceRequest = device.parse()?;
+    doctor(&request, &ProbeOptions { reprobe, ..ProbeOptions::default() }, &mut std::io::stdout())?;
+    Ok(())
+}
+
+/// Makes this thread one of the pool's `threads` (0: one per core). A step has hundreds of parallel loops; handing each to other threads
+/// and sleeping until they are done costs thousands of context switches a step.
+///
+/// # Errors
+/// When the pool exists already.
+pub fn join_pool(threads: usize) -> anyhow::Result<()> {
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(threads);
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let threads = if threads == 0 { cores } else { threads };
+    // Alone in the pool, this thread could wait for another one that waits for the pool.
+    let pool = if threads > 1 { pool.use_current_thread() } else { pool };
+    pool.build_global().context("setting up the threads")
+}

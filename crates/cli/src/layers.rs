@@ -1,0 +1,68 @@
+//! Settings in files: YAML as a layer, `config.yaml` of a run, and what `--resume` makes of it.
+
+use std::path::{Path, PathBuf};
+
+use bellows_runs::{find_latest_run, read_bounded, write_atomic};
+use bellows_settings::{Layer, Setting};
+use serde::Serialize;
+use serde_json::{Map, Value};
+
+use crate::Usage;
+
+/// Most bytes of a file of settings.
+const LONGEST: u64 = 1 << 20;
+const CONFIG: &str = "config.yaml";
+
+/// Settings from a YAML file.
+///
+/// # Errors
+/// A file that cannot be read or is no YAML, as [`Usage`].
+pub fn yaml_layer(path: &Path) -> anyhow::Result<Layer> {
+    let bytes = read_bounded(path, LONGEST).map_err(|e| Usage(e.to_string()))?;
+    let text = String::from_utf8(bytes).map_err(|e| Usage(format!("{}: {e}", path.display())))?;
+    yaml_text(&path.display().to_string(), &text)
+}
+
+/// Settings from YAML text that an error calls `origin`.
+///
+/// # Errors
+/// Text that is no YAML, as [`Usage`].
+pub fn yaml_text(origin: &str, text: &str) -> anyhow::Result<Layer> {
+    let values: Map<String, Value> = serde_saphyr::from_str(text).map_err(|e| Usage(format!("{origin}: {e}")))?;
+    Ok(Layer { origin: origin.into(), values })
+}
+
+/// `--resume`: the run's directory (`which`, or the newest under `--project`) with the settings it was begun with, below the flags.
+///
+/// # Errors
+/// No run, no `config.yaml`, or a flag that is not one of `may_change`, as [`Usage`].
+pub fn resumed(which: Option<&Path>, flags: &Layer, project: &str, may_change: &[&str]) -> anyhow::Result<(PathBuf, [Layer; 2])> {
+    let mut flags = flags.clone();
+    let typed = flags.values.shift_remove("project");
+    let project = typed.as_ref().and_then(Value::as_str).unwrap_or(project);
+    let latest = || find_latest_run(Path::new(project)).ok_or_else(|| Usage(format!("--resume: no run with checkpoints under {project}")));
+    let dir = which.map_or_else(latest, |dir| Ok(dir.to_owned()))?;
+    let file = dir.join(CONFIG);
+    if let Some(key) = flags.values.keys().find(|key| !may_change.contains(&key.as_str())) {
+        return Err(Usage(format!("--{key} cannot change when a run is resumed; it stands in {}", file.display())).into());
+    }
+    let mut begun = yaml_layer(&file)?;
+    begun.values.remove("command");
+    Ok((dir, [begun, flags]))
+}
+
+/// Writes `config.yaml`: every resolved setting, in the order of the table, and the command line as typed.
+///
+/// # Errors
+/// When the file cannot be written.
+pub fn record_settings(dir: &Path, command: &str, table: &[Setting], config: &impl Serialize) -> anyhow::Result<()> {
+    let values = serde_json::to_value(config)?;
+    let mut text = String::from("# Every setting of this run. The command line was:\n");
+    text.push_str(&format!("command: {}\n", Value::from(command)));
+    for setting in table {
+        // A JSON scalar or list is YAML too.
+        text.push_str(&format!("{}: {}\n", setting.key(), values[setting.name]));
+    }
+    write_atomic(&dir.join(CONFIG), text.as_bytes())?;
+    Ok(())
+}

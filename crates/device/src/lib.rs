@@ -23,6 +23,7 @@ mod protocol;
 mod report;
 mod request;
 mod select;
+mod telemetry;
 mod watch;
 
 pub use adapters::{Adapter, AdapterKind, Backend};
@@ -35,3 +36,4 @@ pub use protocol::Stage;
 pub use report::{PathReport, ProbeReport, StageReport, Verdict};
 pub use request::{DeviceRequest, RequestError};
 pub use select::{Selected, processor, select};
+pub use telemetry::{Reading, Telemetry};

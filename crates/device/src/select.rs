@@ -20,6 +20,8 @@ pub struct Selected {
     pub name: String,
     /// Bytes of the card's own memory, where its driver tells.
     pub memory: Option<u64>,
+    /// Where the card sits on the PCI bus (`0000:03:00.0`), where its driver tells.
+    pub pci: Option<String>,
     /// Why `auto` gave the CPU; `None` for anything else.
     pub fallback: Option<String>,
     /// How layers shall compute convolutions: what was asked for in [`ProbeOptions::lowering`], and for `auto` what has proved itself here.
@@ -71,6 +73,7 @@ fn cpu(fallback: Option<String>, report: Option<ProbeReport>, options: &ProbeOpt
         backend,
         name,
         memory: None,
+        pci: None,
         fallback,
         lowering: options.lowering.unwrap_or_default(),
         lowering_reason: None,
@@ -117,6 +120,7 @@ fn named(backend: Backend, index: Option<usize>, options: &ProbeOptions) -> Resu
         backend: backend.name(),
         name,
         memory: adapter.memory,
+        pci: Some(adapter.pci).filter(|pci| !pci.is_empty()),
         fallback: None,
         lowering,
         lowering_reason,

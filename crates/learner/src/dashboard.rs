@@ -5,9 +5,10 @@ use std::sync::Arc;
 use burn::train::metric::{MetricDefinition, MetricEntry, MetricId, NumericAttributes, NumericEntry, SerializedEntry};
 use burn::train::renderer::{MetricState, MetricsRenderer};
 
+use crate::log::format_g;
 use crate::observe::{BatchReport, EpochReport, Notice, Observer, RunInfo};
 
-/// Feeds a [`MetricsRenderer`] with the loss items of every batch and the metrics of every evaluation.
+/// Feeds a [`MetricsRenderer`] with loss items, learning rate, gradient norm and speed of every batch and the metrics of every evaluation.
 pub struct Dashboard {
     renderer: Box<dyn MetricsRenderer>,
     info: Option<RunInfo>,
@@ -27,8 +28,18 @@ impl Dashboard {
     }
 }
 
+/// What is shown of a batch besides its loss items and speed.
+const BESIDE: [&str; 2] = ["lr", "grad_norm"];
+
+/// Evaluation metrics of which less is better have one of these in their names.
+const LOWER: [&str; 2] = ["loss", "perplexity"];
+
+fn speed(info: &RunInfo) -> String {
+    format!("{}/s", info.unit)
+}
+
 fn numeric(name: &str, value: f64) -> MetricState {
-    let entry = MetricEntry::new(MetricId::new(Arc::new(name.into())), SerializedEntry::new(format!("{value:.4}"), value.to_string()));
+    let entry = MetricEntry::new(MetricId::new(Arc::new(name.into())), SerializedEntry::new(format_g(value, 5), value.to_string()));
     MetricState::Numeric(entry, Some(NumericEntry::Value(value)))
 }
 
@@ -40,8 +51,9 @@ fn definition(name: &str, higher_is_better: bool) -> MetricDefinition {
 
 impl Observer for Dashboard {
     fn on_start(&mut self, info: &RunInfo) {
-        info.item_names.iter().for_each(|name| self.renderer.register_metric(definition(name, false)));
-        info.metric_names.iter().for_each(|name| self.renderer.register_metric(definition(name, !name.contains("loss"))));
+        info.item_names.iter().chain(&BESIDE).for_each(|name| self.renderer.register_metric(definition(name, false)));
+        self.renderer.register_metric(definition(&speed(info), true));
+        info.metric_names.iter().for_each(|name| self.renderer.register_metric(definition(name, !LOWER.iter().any(|l| name.contains(l)))));
         self.renderer.start(info.epochs, info.epoch + 1, None, Some("training"));
         self.info = Some(info.clone());
     }
@@ -54,10 +66,14 @@ impl Observer for Dashboard {
     }
 
     fn on_batch(&mut self, report: &BatchReport) {
-        let names = self.info.as_ref().map(|info| info.item_names.clone()).unwrap_or_default();
-        for (name, &item) in names.iter().zip(&report.items) {
+        let Some(info) = &self.info else { return };
+        for (name, &item) in info.item_names.iter().zip(&report.items) {
             self.renderer.update_train(numeric(name, item));
         }
+        for (name, value) in BESIDE.iter().zip([report.lr.first().copied(), report.grad_norm]) {
+            value.into_iter().for_each(|value| self.renderer.update_train(numeric(name, value)));
+        }
+        self.renderer.update_train(numeric(&speed(info), report.rate()));
         self.renderer.update_split(report.position + 1);
     }
 

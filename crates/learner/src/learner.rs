@@ -19,13 +19,13 @@ use crate::layout::Layout;
 use crate::loader::Loader;
 use crate::log::RunLog;
 use crate::metrics::{ErasedMetric, StepMetric};
-use crate::observe::{BatchReport, EpochReport, Notice, Observer, RunInfo};
+use crate::observe::{BatchReport, EpochReport, Gauge, Notice, Observer, RunInfo};
 use crate::optim::{Optimizer, OptimizerKind};
 use crate::profile::{StepTimes, describe};
 use crate::sampler::epoch_order;
-use crate::schedule::{Hyper, Schedule};
+use crate::schedule::Schedule;
 use crate::state::{Counters, RunState};
-use crate::step::{StepContext, StepReport, train_step};
+use crate::step::{StepContext, train_step};
 use crate::task::{Draw, EvalContext, Evaluation, Group, Interrupted, Task};
 
 /// Skipped batches in a row after which the run goes back to its last checkpoint.
@@ -103,6 +103,7 @@ pub struct Learner<T: Task> {
     quit: Interrupter,
     observers: Vec<Box<dyn Observer>>,
     metrics: Vec<Box<dyn ErasedMetric<T::Output>>>,
+    gauges: Box<dyn Fn() -> Vec<Gauge>>,
     identity: Map<String, Value>,
     saved_at: Instant,
     times: StepTimes,
@@ -138,7 +139,7 @@ impl<T: Task> Learner<T> {
         let checkpoints = Checkpoints::open(dir.checkpoints())?;
         let (groups, stop) = (task.groups(), Arc::new(AtomicBool::new(false)));
         let (observers, metrics, saved_at) = (Vec::new(), Vec::new(), Instant::now());
-        let (resumed, first_events) = (false, Vec::new());
+        let (gauges, resumed, first_events) = (Box::new(Vec::new), false, Vec::new());
         Ok(Self {
             task,
             config,
@@ -152,6 +153,7 @@ impl<T: Task> Learner<T> {
             quit: Interrupter::new(),
             observers,
             metrics,
+            gauges,
             identity,
             saved_at,
             times: StepTimes::default(),
@@ -160,7 +162,7 @@ impl<T: Task> Learner<T> {
         })
     }
 
-    /// Adds a watcher.
+    /// Adds a watcher of the next [`fit`](Self::fit).
     pub fn observe(&mut self, observer: impl Observer + 'static) -> &mut Self {
         self.observers.push(Box::new(observer));
         self
@@ -174,6 +176,12 @@ impl<T: Task> Learner<T> {
         T::Output: 'static,
     {
         self.metrics.push(Box::new(StepMetric(metric)));
+        self
+    }
+
+    /// What is read after every batch and told with it; it must not block.
+    pub fn gauges(&mut self, read: impl Fn() -> Vec<Gauge> + 'static) -> &mut Self {
+        self.gauges = Box::new(read);
         self
     }
 
@@ -257,9 +265,8 @@ impl<T: Task> Learner<T> {
             self.save(&mut log).map_err(LearnError::Save)?;
         }
         let outcome = self.run(data, &mut log);
-        for observer in &mut self.observers {
-            observer.on_end();
-        }
+        // They are let go too: a dashboard gives the terminal back when it is dropped.
+        self.observers.drain(..).for_each(|mut observer| observer.on_end());
         outcome
     }
 
@@ -314,7 +321,7 @@ impl<T: Task> Learner<T> {
             profile: self.config.profile,
         };
         let make = |i: usize| task.batch(data, draw, &plan[i]);
-        let adam = self.state.optimizer.is_adam();
+        let adam = !self.state.optimizer.is_sgd();
         std::thread::scope(|scope| {
             let mut clock = Instant::now();
             let mut loader = Loader::start(scope, self.config.workers, position..batches, &make);
@@ -337,7 +344,8 @@ impl<T: Task> Learner<T> {
                 counters.position = i + 1;
                 counters.lr.clone_from(&hyper.lr);
                 counters.batches += 1;
-                counters.elapsed_s += clock.elapsed().as_secs_f64();
+                let seconds = clock.elapsed().as_secs_f64();
+                counters.elapsed_s += seconds;
                 clock = Instant::now();
                 let names = || task.sample_names(&batch).join(", ");
                 if let Some(what) = step.skipped {
@@ -367,12 +375,25 @@ impl<T: Task> Learner<T> {
                     *sum += item * weight as f64;
                 }
                 counters.item_count += weight;
-                let samples = task.sample_names(&batch).len();
-                let report = report_of(&step, counters, &hyper, i, samples);
+                let report = BatchReport {
+                    step: counters.batches,
+                    epoch,
+                    position: i,
+                    means: counters.item_means(),
+                    count: step.count,
+                    samples: task.sample_names(&batch).len(),
+                    units: task.units(&batch),
+                    seconds,
+                    lr: hyper.lr,
+                    grad_norm: step.grad_norm,
+                    times: step.times,
+                    gauges: (self.gauges)(),
+                    items: step.items,
+                };
                 self.metrics.iter_mut().for_each(|m| m.update(&step.output, i, batches));
                 if i % self.config.log_every.max(1) == 0 {
                     let metrics: Value = self.metrics.iter().map(|m| m.value()).collect();
-                    log.event("step", counters, step_fields(task.item_names(), &report, metrics));
+                    log.event("step", counters, step_fields(task, &report, metrics));
                 }
                 self.observers.iter_mut().for_each(|o| o.on_batch(&report));
                 if self.saved_at.elapsed().as_secs_f64() >= self.config.checkpoint_minutes * 60.0 {
@@ -434,7 +455,8 @@ impl<T: Task> Learner<T> {
                 counters.best_step = Some(counters.batches);
             }
         }
-        let report = EpochReport { epoch, means: counters.item_means(), evaluation, best, elapsed_s: counters.elapsed_s };
+        let (step, elapsed_s) = (counters.batches, counters.elapsed_s);
+        let report = EpochReport { step, epoch, means: counters.item_means(), evaluation, best, elapsed_s };
         log.row(&report, self.task.metric_names().len(), &self.state.counters.lr)?;
         let counters = &mut self.state.counters;
         let metrics: serde_json::Map<String, Value> =
@@ -520,10 +542,18 @@ impl<T: Task> Learner<T> {
     }
 
     fn announce(&mut self, log: &mut RunLog, samples: usize, metrics: &[String]) {
-        let Counters { epochs, epoch, position, seed, .. } = self.state.counters;
+        let Counters { epochs, epoch, position, seed, batches: step, .. } = self.state.counters;
         let batches = self.plan(samples, Draw { seed, epoch, epochs }).len();
-        let info =
-            RunInfo { epochs, epoch, position, batches, item_names: self.task.item_names().to_vec(), metric_names: metrics.to_vec() };
+        let info = RunInfo {
+            epochs,
+            epoch,
+            position,
+            batches,
+            step,
+            unit: self.task.unit(),
+            item_names: self.task.item_names().to_vec(),
+            metric_names: metrics.to_vec(),
+        };
         for (kind, fields) in self.first_events.drain(..) {
             log.event(kind, &self.state.counters, fields);
         }
@@ -595,21 +625,20 @@ fn save<M: Module>(
     Ok(())
 }
 
-fn report_of<O>(step: &StepReport<O>, counters: &Counters, hyper: &Hyper, position: usize, samples: usize) -> BatchReport {
-    BatchReport {
-        epoch: counters.epoch,
-        position,
-        items: step.items.clone(),
-        means: counters.item_means(),
-        count: step.count,
-        samples,
-        lr: hyper.lr.clone(),
-        grad_norm: step.grad_norm,
-        times: step.times,
+fn step_fields<T: Task>(task: &T, report: &BatchReport, metrics: Value) -> Value {
+    let items: Map<String, Value> = task.item_names().iter().zip(&report.items).map(|(n, v)| (n.to_string(), json!(v))).collect();
+    let unit = task.unit();
+    let mut fields = json!({
+        "items": items,
+        "count": report.count,
+        unit: report.units,
+        format!("{unit}/s"): (report.rate() * 10.0).round() / 10.0,
+        "lr": report.lr,
+        "grad_norm": report.grad_norm,
+        "metrics": metrics,
+    });
+    if let Value::Object(fields) = &mut fields {
+        fields.extend(report.gauges.iter().map(|(name, value, _)| (name.to_string(), json!(value))));
     }
-}
-
-fn step_fields(names: &[&str], report: &BatchReport, metrics: Value) -> Value {
-    let items: serde_json::Map<String, Value> = names.iter().zip(&report.items).map(|(n, v)| (n.to_string(), json!(v))).collect();
-    json!({ "items": items, "lr": report.lr, "grad_norm": report.grad_norm, "metrics": metrics })
+    fields
 }

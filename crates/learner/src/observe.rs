@@ -14,15 +14,24 @@ pub struct RunInfo {
     pub position: usize,
     /// Batches an epoch.
     pub batches: usize,
+    /// Batches since the run began, those of earlier sessions included.
+    pub step: u64,
+    /// What [`BatchReport::units`] are.
+    pub unit: &'static str,
     /// Names of the loss items.
     pub item_names: Vec<&'static str>,
     /// Names of the evaluation's metrics.
     pub metric_names: Vec<String>,
 }
 
+/// A reading of something beside the training (a card's temperature): name, value, and both as a person reads them.
+pub type Gauge = (&'static str, f64, String);
+
 /// One batch.
 #[derive(Clone, Debug)]
 pub struct BatchReport {
+    /// Batches since the run began, this one included.
+    pub step: u64,
     /// Epoch, from 0.
     pub epoch: usize,
     /// Batch of the epoch, from 0.
@@ -31,21 +40,36 @@ pub struct BatchReport {
     pub items: Vec<f64>,
     /// Means over the epoch so far.
     pub means: Vec<f64>,
-    /// Objects or tokens in the batch.
+    /// Objects or trained tokens in the batch.
     pub count: usize,
     /// Samples in the batch.
     pub samples: usize,
+    /// What the speed is told in: samples, or all tokens that are not padding.
+    pub units: usize,
+    /// Seconds since the last batch was done.
+    pub seconds: f64,
     /// Learning rate of each group.
     pub lr: Vec<f64>,
     /// Global gradient norm, if an update was made.
     pub grad_norm: Option<f64>,
     /// Seconds by stage.
     pub times: StepTimes,
+    /// What the gauges show.
+    pub gauges: Vec<Gauge>,
+}
+
+impl BatchReport {
+    /// Units a second.
+    pub fn rate(&self) -> f64 {
+        self.units as f64 / self.seconds.max(1e-9)
+    }
 }
 
 /// One epoch.
 #[derive(Clone, Debug)]
 pub struct EpochReport {
+    /// Batches since the run began.
+    pub step: u64,
     /// Epoch, from 0.
     pub epoch: usize,
     /// Mean loss items.

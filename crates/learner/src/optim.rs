@@ -1,9 +1,12 @@
 //! Optimizers whose momentum changes from batch to batch and whose whole state can be saved by name.
 //!
 //! Burn's optimizers fix momentum when they are built and keep their state behind parameter ids drawn at random in each process;
-//! detector training ramps momentum during warm-up, and a resumed run has to find each moment again. The formulas are PyTorch's, and stand in `bellows-kernels`: one pass over each parameter.
+//! detector training ramps momentum during warm-up, and a resumed run has to find each moment again. The formulas of SGD and Adam are PyTorch's,
+//! and stand in `bellows-kernels`: one pass over each parameter. The steps of Adafactor and Lion are Burn's, which are pure functions of the
+//! same kind; only where their state is kept is ours.
 
 use bellows_kernels::{Adam, Sgd, adam_step, sgd_step};
+use burn::optim::{AdafactorConfig, AdafactorState, LionConfig, LionState, Optimizer as _};
 use burn::tensor::Tensor;
 use serde::{Deserialize, Serialize};
 
@@ -21,19 +24,38 @@ pub enum OptimizerKind {
     Adam,
     /// Adam with decoupled weight decay.
     AdamW,
+    /// Adafactor (Shazeer and Stern 2018) without first moment, at the rate it is given: second moments of matrices by row and column only,
+    /// updates clipped to a root mean square of 1; decoupled weight decay.
+    Adafactor,
+    /// Lion (Chen et al. 2023): the sign of an average of gradients; decoupled weight decay.
+    Lion,
+}
+
+impl OptimizerKind {
+    /// Shapes of a parameter's two buffers, given its own.
+    pub(crate) fn buffer_shapes(self, shape: &[usize]) -> [Vec<usize>; 2] {
+        match (self, shape) {
+            (Self::Adafactor, [batch @ .., rows, cols]) => [[batch, &[*rows, 1]].concat(), [batch, &[1, *cols]].concat()],
+            _ => [shape.to_vec(), shape.to_vec()],
+        }
+    }
 }
 
 const BETA2: f64 = 0.999;
 const EPS: f64 = 1e-8;
 
-/// First and, for Adam, second moments, parallel to [`Layout::entries`].
+/// Lion's β2: its momentum forgets more slowly than the average it takes the sign of.
+const LION_BETA2: f32 = 0.99;
+
+/// Up to two buffers a parameter, flattened, parallel to [`Layout::entries`].
 #[derive(Clone, Debug)]
 pub struct Optimizer {
     /// The update rule.
     pub kind: OptimizerKind,
-    /// Momentum buffer (SGD) or first moment; `None` until a parameter's first update.
+    /// Momentum (SGD, Lion), first moment (Adam), second moments by row (Adafactor; all of them for a vector); `None` until a parameter's first
+    /// update.
     pub first: Vec<Option<Tensor<1>>>,
-    /// Second moment (Adam, AdamW).
+    /// Second moment (Adam), second moments by column (Adafactor).
     pub second: Vec<Option<Tensor<1>>>,
 }
 
@@ -43,14 +65,14 @@ impl Optimizer {
         Self { kind, first: vec![None; layout.entries.len()], second: vec![None; layout.entries.len()] }
     }
 
-    /// Whether `momentum` is Adam's beta1 rather than SGD's momentum.
-    pub fn is_adam(&self) -> bool {
-        self.kind != OptimizerKind::Sgd
+    /// Whether `momentum` is SGD's rather than a beta1, which does not rise in warm-up.
+    pub fn is_sgd(&self) -> bool {
+        self.kind == OptimizerKind::Sgd
     }
 
     /// New values of the parameters that have a gradient, and the optimizer after this update.
     ///
-    /// `update` counts updates from 1 (Adam's bias correction). Nothing is changed in place, so a caller that finds the result
+    /// `update` counts updates from 1 (Adam's bias correction, Adafactor's decay). Nothing is changed in place, so a caller that finds the result
     /// non-finite drops both.
     pub fn step(
         &self,
@@ -68,29 +90,69 @@ impl Optimizer {
             let (lr, decay) = (hyper.lr[group], groups[group].weight_decay);
             let weight = weights[i].clone();
             let (first, second) = (next.first[i].take(), next.second[i].take());
-            updated[i] = Some(if self.is_adam() {
-                let t = update as f64;
-                let (beta1, decoupled) = (hyper.momentum, self.kind == OptimizerKind::AdamW);
-                let step = Adam {
-                    rate: lr / (1.0 - beta1.powf(t)),
-                    beta1,
-                    beta2: BETA2,
-                    root: (1.0 - BETA2.powf(t)).sqrt(),
-                    epsilon: EPS,
-                    decay: if decoupled { 0.0 } else { decay },
-                    keep: if decoupled { 1.0 - lr * decay } else { 1.0 },
-                };
-                let (weight, first, second) = adam_step(weight, grad, first, second, step);
-                (next.first[i], next.second[i]) = (Some(first), Some(second));
-                weight
-            } else {
-                let (weight, buffer) = sgd_step(weight, grad, first, Sgd { lr, momentum: hyper.momentum, decay });
-                next.first[i] = Some(buffer);
-                weight
-            });
+            let (weight, first, second) = match self.kind {
+                OptimizerKind::Sgd => {
+                    let (weight, buffer) = sgd_step(weight, grad, first, Sgd { lr, momentum: hyper.momentum, decay });
+                    (weight, Some(buffer), None)
+                }
+                OptimizerKind::Adam | OptimizerKind::AdamW => {
+                    let t = update as f64;
+                    let (beta1, decoupled) = (hyper.momentum, self.kind == OptimizerKind::AdamW);
+                    let step = Adam {
+                        rate: lr / (1.0 - beta1.powf(t)),
+                        beta1,
+                        beta2: BETA2,
+                        root: (1.0 - BETA2.powf(t)).sqrt(),
+                        epsilon: EPS,
+                        decay: if decoupled { 0.0 } else { decay },
+                        keep: if decoupled { 1.0 - lr * decay } else { 1.0 },
+                    };
+                    let (weight, first, second) = adam_step(weight, grad, first, second, step);
+                    (weight, Some(first), Some(second))
+                }
+                OptimizerKind::Adafactor => adafactor_step(weight, grad, (first, second), &layout.entries[i].shape, update, lr, decay),
+                OptimizerKind::Lion => {
+                    let rule = LionConfig::new().with_beta_1(hyper.momentum as f32).with_beta_2(LION_BETA2);
+                    let (weight, state) = rule.with_weight_decay(decay as f32).build().step(lr, weight, grad, first.map(LionState::new));
+                    (weight, state.map(|s| s.momentum), None)
+                }
+            };
+            (updated[i], next.first[i], next.second[i]) = (Some(weight), first, second);
         }
         (updated, next)
     }
+}
+
+type Stepped = (Tensor<1>, Option<Tensor<1>>, Option<Tensor<1>>);
+
+/// Adafactor at an absolute rate: the options `scale_parameter=False, relative_step=False` of transformers, whose other defaults are
+/// Burn's too (eps 1e-30, clip_threshold 1, decay_rate -0.8). Dimensions before the last two are a batch of matrices.
+fn adafactor_step(
+    weight: Tensor<1>,
+    grad: Tensor<1>,
+    (first, second): (Option<Tensor<1>>, Option<Tensor<1>>),
+    shape: &[usize],
+    update: u64,
+    lr: f64,
+    decay: f64,
+) -> Stepped {
+    let rule = AdafactorConfig::new().with_relative_step(false).with_scale_parameter(false).with_weight_decay(decay as f32).build();
+    let time = update.saturating_sub(1) as usize;
+    let &[ref batch @ .., rows, cols] = shape else {
+        let state = first.map(|second_moment| AdafactorState { time, second_moment, column_second_moment: None });
+        let (weight, state) = rule.step(lr, weight, grad, state);
+        return (weight, state.map(|s| s.second_moment), None);
+    };
+    let n: usize = batch.iter().product();
+    let state = first.zip(second).map(|(row, column)| AdafactorState {
+        time,
+        second_moment: row.reshape([n, rows, 1]),
+        column_second_moment: Some(column.reshape([n, 1, cols])),
+    });
+    let (weight, state) = rule.step(lr, weight.reshape([n, rows, cols]), grad.reshape([n, rows, cols]), state);
+    let flat = |t: Tensor<3>| t.reshape([-1]);
+    let (row, column) = state.map_or((None, None), |s| (Some(s.second_moment), s.column_second_moment));
+    (flat(weight), row.map(flat), column.map(flat))
 }
 
 #[cfg(test)]

@@ -135,6 +135,9 @@ const OPTIMIZER: &str = "optimizer.safetensors";
 const GRADS: &str = "grads.safetensors";
 const COUNTERS: &str = "state.json";
 
+/// Before the names of the optimizer's two buffers of a tensor.
+const BUFFERS: [&str; 2] = ["first.", "second."];
+
 impl<M: Module> RunState<M> {
     /// The state as the files of a checkpoint: equal states give equal bytes.
     ///
@@ -144,11 +147,13 @@ impl<M: Module> RunState<M> {
         fn all<'a>(layout: &'a Layout, values: &'a [Tensor<1>]) -> Vec<NamedTensor<'a>> {
             named(layout, values.iter().map(Some))
         }
-        let mut moments = named(layout, self.optimizer.first.iter().map(Option::as_ref));
-        moments.iter_mut().for_each(|(name, ..)| name.insert_str(0, "first."));
-        let mut second = named(layout, self.optimizer.second.iter().map(Option::as_ref));
-        second.iter_mut().for_each(|(name, ..)| name.insert_str(0, "second."));
-        moments.append(&mut second);
+        let mut moments = Vec::new();
+        for (slot, values) in [&self.optimizer.first, &self.optimizer.second].into_iter().enumerate() {
+            for (mut name, shape, value) in named(layout, values.iter().map(Option::as_ref)) {
+                name.insert_str(0, BUFFERS[slot]);
+                moments.push((name, self.buffer_shape(slot, &shape), value));
+            }
+        }
         let counters = serde_json::to_vec_pretty(&Counters { ema_updates: self.ema.updates, ..self.counters.clone() })
             .map_err(|e| LearnError::Config(format!("the run's counters cannot be written: {e}")))?;
         Ok(vec![
@@ -166,11 +171,9 @@ impl<M: Module> RunState<M> {
     /// A sentence saying which file or tensor does not fit.
     pub fn decode<'a>(&mut self, layout: &Layout, device: &Device, member: &dyn Fn(&str) -> Option<&'a [u8]>) -> Result<(), String> {
         let bytes = |name: &'static str| -> Result<&'a [u8], String> { member(name).ok_or_else(|| format!("has no {name}")) };
-        let read = |name: &'static str, prefix: &str| -> Result<Vec<Option<Tensor<1>>>, String> {
-            read(bytes(name)?, layout, prefix, device).map_err(|e| format!("{name}: {e}"))
-        };
+        let optional = |name: &'static str| read(bytes(name)?, layout, "", <[usize]>::to_vec, device).map_err(|e| format!("{name}: {e}"));
         let complete = |name: &'static str| -> Result<Vec<Tensor<1>>, String> {
-            let values = read(name, "")?;
+            let values = optional(name)?;
             layout.entries.iter().zip(values).map(|(e, v)| v.ok_or_else(|| format!("{name}: no tensor {}", e.name))).collect()
         };
         let counters: Counters = serde_json::from_slice(bytes(COUNTERS)?).map_err(|e| format!("{COUNTERS}: {e}"))?;
@@ -180,21 +183,29 @@ impl<M: Module> RunState<M> {
         let weights = complete(WEIGHTS)?;
         self.ema.values = complete(EMA)?;
         self.ema.updates = counters.ema_updates;
-        self.optimizer.first = read(OPTIMIZER, "first.")?;
-        self.optimizer.second = read(OPTIMIZER, "second.")?;
-        let sums = read(GRADS, "")?;
+        let buffers = |slot: usize| {
+            let shape = |shape: &[usize]| self.buffer_shape(slot, shape);
+            read(bytes(OPTIMIZER)?, layout, BUFFERS[slot], shape, device).map_err(|e| format!("{OPTIMIZER}: {e}"))
+        };
+        (self.optimizer.first, self.optimizer.second) = (buffers(0)?, buffers(1)?);
+        let sums = optional(GRADS)?;
         self.grads.sums = if sums.iter().any(Option::is_some) { sums } else { Vec::new() };
         self.model = layout.assign_all(&self.model, weights);
         self.counters = counters;
         Ok(())
     }
+
+    fn buffer_shape(&self, slot: usize, shape: &[usize]) -> Vec<usize> {
+        let [first, second] = self.optimizer.kind.buffer_shapes(shape);
+        if slot == 0 { first } else { second }
+    }
 }
 
-type NamedTensor<'a> = (String, &'a [usize], &'a Tensor<1>);
+type NamedTensor<'a> = (String, Vec<usize>, &'a Tensor<1>);
 
 fn named<'a>(layout: &'a Layout, values: impl Iterator<Item = Option<&'a Tensor<1>>>) -> Vec<NamedTensor<'a>> {
     let with_value = layout.entries.iter().zip(values).filter_map(|(e, v)| v.map(|v| (e, v)));
-    with_value.map(|(e, v)| (e.name.clone(), e.shape.as_slice(), v)).collect()
+    with_value.map(|(e, v)| (e.name.clone(), e.shape.clone(), v)).collect()
 }
 
 fn encode(tensors: Vec<NamedTensor<'_>>) -> Result<Vec<u8>, LearnError> {
@@ -204,7 +215,7 @@ fn encode(tensors: Vec<NamedTensor<'_>>) -> Result<Vec<u8>, LearnError> {
         .map(|(name, shape, tensor)| {
             let values = tensor.try_to_vec_as::<f32>().map_err(|e| failed(&name, &e))?;
             let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
-            Ok((name, shape.to_vec(), bytes))
+            Ok((name, shape, bytes))
         })
         .collect::<Result<Vec<_>, LearnError>>()?;
     let views = data
@@ -217,10 +228,17 @@ fn encode(tensors: Vec<NamedTensor<'_>>) -> Result<Vec<u8>, LearnError> {
     safetensors::serialize(views, None).map_err(|e| failed("tensors", &e))
 }
 
-fn read(bytes: &[u8], layout: &Layout, prefix: &str, device: &Device) -> Result<Vec<Option<Tensor<1>>>, String> {
+/// The tensors of a file whose names begin with `prefix`; `shape_of` says what becomes of a parameter's shape.
+fn read(
+    bytes: &[u8],
+    layout: &Layout,
+    prefix: &str,
+    shape_of: impl Fn(&[usize]) -> Vec<usize>,
+    device: &Device,
+) -> Result<Vec<Option<Tensor<1>>>, String> {
     let file = SafeTensors::deserialize(bytes).map_err(|e| e.to_string())?;
     if let Some(name) = file.names().into_iter().find(|name| {
-        let bare = name.strip_prefix("first.").or_else(|| name.strip_prefix("second.")).unwrap_or(name);
+        let bare = BUFFERS.iter().find_map(|prefix| name.strip_prefix(prefix)).unwrap_or(name);
         !layout.entries.iter().any(|e| e.name == bare || e.name == **name)
     }) {
         return Err(format!("this model has no tensor {name}"));
@@ -230,9 +248,10 @@ fn read(bytes: &[u8], layout: &Layout, prefix: &str, device: &Device) -> Result<
         .iter()
         .map(|entry| {
             let Ok(view) = file.tensor(&format!("{prefix}{}", entry.name)) else { return Ok(None) };
-            if view.dtype() != Dtype::F32 || view.shape() != entry.shape {
-                let (name, shape) = (&entry.name, &entry.shape);
-                return Err(format!("{name} is {:?} {:?} where the model has F32 {shape:?}", view.dtype(), view.shape()));
+            let shape = shape_of(&entry.shape);
+            if view.dtype() != Dtype::F32 || view.shape() != shape {
+                let (name, kind, found) = (&entry.name, view.dtype(), view.shape());
+                return Err(format!("{name} is {kind:?} {found:?} where the model has F32 {shape:?}"));
             }
             let (chunks, _) = view.data().as_chunks::<4>();
             let values: Vec<f32> = chunks.iter().map(|c| f32::from_le_bytes(*c)).collect();

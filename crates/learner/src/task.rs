@@ -28,7 +28,7 @@ pub struct Draw {
 pub struct Group {
     /// Factor on the schedule's learning rate.
     pub lr_scale: f64,
-    /// Weight decay: L2 for SGD and Adam, decoupled for AdamW.
+    /// Weight decay: L2 for SGD and Adam, decoupled for the others.
     pub weight_decay: f64,
     /// Whether warm-up brings this group's learning rate down from `warmup_bias_lr` instead of up from 0.
     pub bias: bool,
@@ -128,6 +128,16 @@ pub trait Task: Send + Sync {
 
     /// What a user calls the samples of a batch (file names), for the log.
     fn sample_names(&self, batch: &Self::Batch) -> Vec<String>;
+
+    /// What the speed of training is told in, in the plural.
+    fn unit(&self) -> &'static str {
+        "samples"
+    }
+
+    /// How many of them a batch holds; of tokens also those that no loss is taken of.
+    fn units(&self, batch: &Self::Batch) -> usize {
+        self.sample_names(batch).len()
+    }
 
     /// Looks at a batch before it is trained on (sample pictures); nothing it does may change the run.
     fn inspect(&self, _batch: &Self::Batch, _draw: Draw, _position: usize) {}

@@ -56,7 +56,8 @@ fn after_warm_up_and_inside_full_windows() {
 
 #[test]
 fn many_interruptions_workers_and_optimizers() {
-    for (workers, kind) in [(0, OptimizerKind::Sgd), (1, OptimizerKind::AdamW), (4, OptimizerKind::Adam)] {
+    use OptimizerKind::{Adafactor, Adam, AdamW, Lion, Sgd};
+    for (workers, kind) in [(0, Sgd), (1, AdamW), (4, Adam), (0, Adafactor), (1, Lion)] {
         let mut config = config();
         (config.workers, config.optimizer) = (workers, kind);
         interrupted_equals(config, no_poison, &[3, 3, 9, 1, 10], &format!("{workers} workers, {kind:?}"));

@@ -42,12 +42,13 @@ impl Observer for Console {
 
     fn on_batch(&mut self, report: &BatchReport) {
         let Some(info) = &self.info else { return };
-        (self.tokens, self.examples) = (self.tokens + report.count, self.examples + report.samples);
+        (self.tokens, self.examples) = (self.tokens + report.units, self.examples + report.samples);
         self.grad_norm = report.grad_norm.or(self.grad_norm);
         let seconds = self.clock.elapsed().as_secs_f64().max(1e-9);
         let value = |values: &[f64]| values.first().copied().unwrap_or(f64::NAN);
+        let card: String = report.gauges.iter().map(|(_, _, text)| format!("  {text}")).collect();
         let row = format!(
-            "epoch {}/{}  loss {:.4}  mean {:.4}  lr {:.2e}  grad {:.3}  {:.0} trained tokens/s  {:.1} examples/s  {}",
+            "epoch {}/{}  loss {:.4}  mean {:.4}  lr {:.2e}  grad {:.3}  {:.0} tokens/s  {:.1} examples/s  {}{card}",
             report.epoch + 1,
             info.epochs,
             value(&report.items),

@@ -6,7 +6,7 @@ use std::time::Instant;
 use anyhow::Context;
 use bellows_chat::{Conversation, Message, RenderOptions, Role, Template, Tokenizer, encode_prompt};
 use bellows_cli::{Bar, Usage, join_pool, pick_device, record_settings, resumed, say};
-use bellows_device::ProbeOptions;
+use bellows_device::{ProbeOptions, Telemetry};
 use bellows_learner::{Dashboard, Outcome, signals};
 use bellows_qwen::arch::Architecture;
 use bellows_qwen::base::Base;
@@ -56,7 +56,8 @@ pub(crate) fn train(args: TrainArgs) -> anyhow::Result<()> {
     }
     let about = json!({ "backend": device.backend, "name": device.name, "fallback": device.fallback });
     run.learner().first_event("device", about);
-    run.learner().stop_when(stop);
+    let telemetry = Telemetry::start(&device);
+    run.learner().stop_when(stop).gauges(move || telemetry.latest().gauges());
     if let Some(prompt) = config.sample_prompt.as_deref().filter(|_| resumed.is_none()) {
         say(&format!("Before training: {prompt} → {}", answer(&run, &run.model(), prompt, &device.device)?));
     }

@@ -130,11 +130,13 @@ settings! {
         logging_steps: usize = 1;
         /// Tell after every epoch where its time went
         profile: bool = false;
-        /// Draw the loss curve
+        /// Draw results.png: loss, learning rate, gradient norm
         plots: bool = true;
+        /// Write event files for TensorBoard into the run directory
+        tensorboard: bool = false;
     }
     "Optimizer" {
-        /// AdamW, Adam, or SGD
+        /// AdamW, Adam, SGD, Adafactor (small state), or Lion (a tenth of AdamW's learning rate)
         optim: OptimizerKind = OptimizerKind::AdamW;
         /// Peak learning rate
         learning_rate: f64 = 2e-4;
@@ -148,7 +150,7 @@ settings! {
         warmup_steps: Option<usize> = None;
         /// Decoupled weight decay
         weight_decay: f64 = 0.0;
-        /// β1, or SGD's momentum
+        /// β1, or SGD's momentum; Adafactor has none
         momentum: f64 = 0.9;
         /// Global gradient norm that is clipped to; 0 does not clip
         max_grad_norm: f64 = 1.0;
@@ -158,7 +160,7 @@ settings! {
 }
 
 /// Settings that do not change what a run computes: they may differ when it is resumed.
-pub const MAY_CHANGE: [&str; 14] = [
+pub const MAY_CHANGE: [&str; 15] = [
     "sample_prompt",
     "save_merged",
     "save_gguf",
@@ -172,6 +174,7 @@ pub const MAY_CHANGE: [&str; 14] = [
     "logging_steps",
     "profile",
     "plots",
+    "tensorboard",
     "gradient_checkpointing",
 ];
 

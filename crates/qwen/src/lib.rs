@@ -8,6 +8,7 @@ pub mod arch;
 pub mod base;
 pub mod bench;
 pub mod config;
+mod curves;
 pub mod data;
 pub mod export;
 pub mod generate;

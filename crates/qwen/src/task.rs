@@ -145,6 +145,14 @@ impl Task for SftTask {
         vec![format!("micro-batch {}", batch.position + 1); batch.examples]
     }
 
+    fn unit(&self) -> &'static str {
+        "tokens"
+    }
+
+    fn units(&self, batch: &SftBatch) -> usize {
+        batch.batch.ids.len() - batch.batch.padding()
+    }
+
     /// The whole batch in one graph: what [`gradients`](Self::gradients) computes piece by piece.
     fn loss(&self, model: &CausalLm, batch: &SftBatch, _: Draw, device: &Device) -> StepOutput<()> {
         let data = upload(&batch.batch, &self.model, device);

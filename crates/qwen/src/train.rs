@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use bellows_chat::{ChatError, Template, Tokenizer};
-use bellows_learner::{LearnError, Learner, Outcome};
+use bellows_learner::{LearnError, Learner, Outcome, TensorBoard};
 use bellows_runs::{RunDir, RunDirError};
 use bellows_settings::SettingsError;
 use burn::data::dataset::InMemDataset;
@@ -14,6 +14,7 @@ use serde_json::{Map, Value, json};
 use crate::adapter::{AdapterError, train_where};
 use crate::base::{Base, BaseError};
 use crate::config::{MAY_CHANGE, Method, SftConfig};
+use crate::curves::Curves;
 use crate::data::SftData;
 use crate::load;
 use crate::model::{CausalLm, ModelConfig};
@@ -101,7 +102,15 @@ impl Finetune {
         let (examples, validated) = (data.train.len(), !data.valid.is_empty());
         let identity = identity(&config, &data);
         let task = SftTask::new(config.clone(), shape.clone(), data.train, data.valid, pad);
-        let learner = Learner::new(task, model, device, config.learner(validated), dir, identity)?;
+        let mut learner = Learner::new(task, model, device, config.learner(validated), dir, identity)?;
+        if config.plots {
+            let curves = Curves::of(learner.dir());
+            learner.observe(curves);
+        }
+        if config.tensorboard {
+            let board = TensorBoard::new(learner.dir().path().join("tensorboard"));
+            learner.observe(board);
+        }
         Ok(Self { learner, config, shape, tokenizer, template, examples, header })
     }
 

@@ -62,6 +62,8 @@ impl Observer for Console {
             report.count,
             self.imgsz
         );
+        let card: String = report.gauges.iter().map(|(_, _, text)| format!("  {text}")).collect();
+        let row = row + &card;
         self.row.clone_from(&row);
         if let Some(bar) = &mut self.bar {
             bar.set(row, report.position + 1, info.batches);

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use anyhow::Context;
 use bellows_cli::{Bar, Usage, join_pool, pick_device, record_settings, resumed, say, yaml_layer};
-use bellows_device::ProbeOptions;
+use bellows_device::{ProbeOptions, Telemetry};
 use bellows_kernels::{cube, set_default_lowering};
 use bellows_learner::{Dashboard, Outcome, signals};
 use bellows_runs::RunDir;
@@ -67,7 +67,8 @@ pub(crate) fn train(args: TrainArgs) -> anyhow::Result<()> {
         "conv": device.lowering.name(),
         "conv_reason": device.lowering_reason,
     }));
-    training.learner().stop_when(stop.clone());
+    let telemetry = Telemetry::start(&device);
+    training.learner().stop_when(stop.clone()).gauges(move || telemetry.latest().gauges());
     if args.tui {
         let quit = Interrupter::new();
         let renderer = TuiMetricsRendererWrapper::new(quit.clone(), None);

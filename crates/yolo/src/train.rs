@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use bellows_learner::{EvalContext, LearnError, Learner, Outcome, Role, TaskError};
+use bellows_learner::{EvalContext, LearnError, Learner, Outcome, Role, TaskError, TensorBoard};
 use bellows_runs::{RunDir, RunDirError, write_atomic};
 use bellows_settings::SettingsError;
 use burn::data::dataset::Dataset;
@@ -150,7 +150,11 @@ impl Training {
             pictures,
         };
         let identity = identity(&config, &fingerprint);
-        let learner = Learner::new(task, model, device, config.learner()?, dir, identity)?;
+        let mut learner = Learner::new(task, model, device, config.learner()?, dir, identity)?;
+        if config.tensorboard {
+            let board = TensorBoard::new(learner.dir().path().join("tensorboard"));
+            learner.observe(board);
+        }
         Ok(Self { learner, config, train, val, names, labels, device: device.clone(), header })
     }
 

@@ -16,10 +16,11 @@ pub use values::{BatchSize, Cache, Freeze, OptimizerChoice, Toggle};
 use crate::data::AugmentConfig;
 
 /// Settings that do not change what a run computes: they may differ when it is resumed.
-pub const MAY_CHANGE: [&str; 12] = [
+pub const MAY_CHANGE: [&str; 13] = [
     "device",
     "workers",
     "plots",
+    "tensorboard",
     "save_period",
     "checkpoint_minutes",
     "keep_checkpoints",
@@ -95,6 +96,8 @@ settings! {
         val: bool = true;
         /// Draw curves, matrices and sample batches
         plots: bool = true;
+        /// Write event files for TensorBoard into the run directory
+        tensorboard: bool = false;
         /// Tell after every epoch where its time went
         profile: bool = false;
     }

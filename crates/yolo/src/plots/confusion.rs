@@ -1,8 +1,8 @@
 //! `confusion_matrix.png` and `confusion_matrix_normalized.png`: predicted classes down, true classes across.
 
-use super::canvas::{Align, BLACK, Canvas, FILL, Style};
 use super::{PlotError, class_name, heat, readable_on};
 use crate::metrics::ConfusionMatrix;
+use bellows_plots::{Align, BLACK, Canvas, FILL, Style};
 use std::path::Path;
 
 const SIZE: f64 = 28.0;

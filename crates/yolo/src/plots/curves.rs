@@ -1,9 +1,8 @@
 //! `BoxPR_curve.png`, `BoxF1_curve.png`, `BoxP_curve.png`, `BoxR_curve.png`: one line per class and the mean of all.
 
-use super::axes::{Axes, Captions};
-use super::canvas::{Align, Canvas, Rgb, Style};
 use super::{PlotError, class_name, ink};
 use crate::metrics::{Curves, box_filter};
+use bellows_plots::{Align, Axes, Canvas, Captions, Rgb, Style};
 use std::path::Path;
 
 const MEAN: Rgb = [10, 30, 150];

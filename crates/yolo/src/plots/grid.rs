@@ -1,7 +1,7 @@
 //! `train_batchN.jpg`, `val_batchN_labels.jpg`, `val_batchN_pred.jpg`: what the network was shown, with boxes.
 
-use super::canvas::{Align, Canvas, FILL, Style};
 use super::{PlotError, class_color, class_name, readable_on};
+use bellows_plots::{Align, Canvas, FILL, Style};
 use image::{RgbImage, imageops};
 use std::path::Path;
 

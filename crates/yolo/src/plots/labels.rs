@@ -1,9 +1,8 @@
 //! `labels.jpg`: what the training labels look like before anything is learnt from them.
 
-use super::axes::{Axes, Captions};
-use super::canvas::{Align, Canvas, FILL, Style};
 use super::{PlotError, class_name, heat, ink};
 use crate::boxes::Label;
+use bellows_plots::{Align, Axes, Canvas, Captions, FILL, Style};
 use std::path::Path;
 
 const SIDE: u32 = 1600;

@@ -3,61 +3,20 @@
 //! Needs no fonts on the machine: one is embedded (Latin, Greek and Cyrillic; other scripts show as empty boxes). Nothing to draw is no
 //! error: the picture is then an empty, labelled chart. The file extension chooses PNG or JPEG.
 
-mod axes;
-mod canvas;
 mod confusion;
 mod curves;
 mod grid;
 mod labels;
 mod results;
 
+pub use bellows_plots::PlotError;
 pub use confusion::confusion_matrix;
 pub use curves::CurveKind;
 pub use grid::{GridBox, GridImage, image_grid};
 pub use labels::labels_chart;
 pub use results::results_chart;
 
-use canvas::Rgb;
-use std::path::PathBuf;
-
-/// Why a picture was not written.
-#[derive(Debug, thiserror::Error)]
-pub enum PlotError {
-    /// The rasteriser refused.
-    #[error("cannot draw {path}: {reason}")]
-    Draw {
-        /// The picture.
-        path: PathBuf,
-        /// What the rasteriser said.
-        reason: String,
-    },
-    /// The file could not be encoded or written.
-    #[error("cannot write {path}")]
-    Write {
-        /// The picture.
-        path: PathBuf,
-        /// The encoder's or the system's reason.
-        source: image::ImageError,
-    },
-    /// An image's pixels do not fit its stated size.
-    #[error("cannot draw {path}: image {name} has {found} bytes, {expected} wanted for {channels}x{height}x{width}")]
-    Pixels {
-        /// The picture that was to be drawn.
-        path: PathBuf,
-        /// The offending image.
-        name: String,
-        /// Bytes given.
-        found: usize,
-        /// Bytes wanted.
-        expected: usize,
-        /// Stated channels; 1 and 3 can be drawn.
-        channels: usize,
-        /// Stated height in pixels.
-        height: usize,
-        /// Stated width in pixels.
-        width: usize,
-    },
-}
+use bellows_plots::Rgb;
 
 /// The colours of classes 0..20, then again from the start.
 const PALETTE: [u32; 20] = [

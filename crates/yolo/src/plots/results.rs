@@ -1,8 +1,7 @@
 //! `results.png`: ten training curves over the epochs, read from the text of `results.csv`.
 
 use super::PlotError;
-use super::axes::{Axes, Captions, padded};
-use super::canvas::{Align, Canvas, Style};
+use bellows_plots::{Align, Axes, Canvas, Captions, Style, gaussian, padded};
 use std::path::Path;
 
 /// First row, then second row.
@@ -74,19 +73,6 @@ fn column(csv: &str, name: &str) -> Vec<f64> {
     lines.map(|line| line.split(',').nth(index).and_then(|v| v.trim().parse().ok()).unwrap_or(f64::NAN)).collect()
 }
 
-/// Gaussian filter cut at 4σ; the series is mirrored at its ends.
-fn gaussian(values: &[f64], sigma: f64) -> Vec<f64> {
-    let n = values.len() as i64;
-    let mirrored = |i: i64| {
-        let i = i.rem_euclid(2 * n);
-        values[(if i < n { i } else { 2 * n - 1 - i }) as usize]
-    };
-    let radius = (4.0 * sigma).round() as i64;
-    let weight = |k: i64| (-0.5 * (k as f64 / sigma).powi(2)).exp();
-    let total: f64 = (-radius..=radius).map(weight).sum();
-    (0..n).map(|i| (-radius..=radius).map(|k| weight(k) * mirrored(i + k)).sum::<f64>() / total).collect()
-}
-
 /// Points every `gap` pixels along a track.
 fn along(track: &[(f64, f64)], gap: f64) -> Vec<(f64, f64)> {
     let (mut dots, mut until_next) = (track[..1.min(track.len())].to_vec(), gap);
@@ -111,15 +97,6 @@ mod tests {
         let csv = "epoch, a ,b\n1,2,x\n\n2,4\n";
         assert_eq!(column(csv, "a"), [2.0, 4.0]);
         assert!(column(csv, "b").iter().all(|v| v.is_nan()) && column(csv, "c").is_empty() && column("", "a").is_empty());
-    }
-
-    #[test]
-    fn gaussian_keeps_constants_and_mass() {
-        assert!(gaussian(&[2.0; 5], 3.0).iter().all(|v| (v - 2.0).abs() < 1e-12), "shorter than the filter");
-        let mut impulse = [0.0; 41];
-        impulse[20] = 1.0;
-        let smooth = gaussian(&impulse, 3.0);
-        assert!((smooth[20] - 0.13298).abs() < 1e-4 && (smooth[23] / smooth[20] - (-0.5f64).exp()).abs() < 1e-9);
     }
 
     #[test]

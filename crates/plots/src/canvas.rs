@@ -3,7 +3,7 @@
 //! Everything is drawn at twice its size and halved on saving: that smooths lines and letters, which the rasteriser places on whole pixels. Coordinates are always in
 //! pixels of the finished picture. A failing stroke is remembered and reported by `save`, so that charts read as drawings.
 
-use super::PlotError;
+use crate::PlotError;
 use image::{ImageEncoder, RgbImage, codecs::jpeg::JpegEncoder, imageops};
 use plotters::element::{Drawable, PointCollection};
 use plotters::prelude::*;
@@ -11,50 +11,65 @@ use plotters::style::{FontDesc, register_font};
 use std::path::Path;
 use std::sync::Once;
 
-pub(super) type Rgb = [u8; 3];
-pub(super) type Point = (f64, f64);
+/// Red, green, blue.
+pub type Rgb = [u8; 3];
+/// x, y in pixels of the finished picture.
+pub type Point = (f64, f64);
 
-pub(super) const WHITE: Rgb = [255; 3];
-pub(super) const BLACK: Rgb = [25; 3];
+/// Paper.
+pub const WHITE: Rgb = [255; 3];
+/// Ink, a little softer than black.
+pub const BLACK: Rgb = [25; 3];
 
 /// Drawn pixels per pixel of the finished picture, each way.
 const SCALE: u32 = 2;
 
 /// Width that stands for "fill it".
-pub(super) const FILL: f64 = 0.0;
+pub const FILL: f64 = 0.0;
 
 /// Where a text's reference point lies along its reading direction.
 #[derive(Clone, Copy, PartialEq)]
-pub(super) enum Align {
+pub enum Align {
+    /// At its beginning.
     Start,
+    /// In its middle.
     Middle,
+    /// At its end.
     End,
 }
 
+/// How a text looks.
 #[derive(Clone, Copy)]
-pub(super) struct Style {
-    pub(super) size: f64,
-    pub(super) color: Rgb,
-    pub(super) align: Align,
+pub struct Style {
+    /// Height of a line in pixels.
+    pub size: f64,
+    /// Colour.
+    pub color: Rgb,
+    /// Which part of the text its point is.
+    pub align: Align,
     /// Reads from bottom to top.
-    pub(super) upward: bool,
+    pub upward: bool,
 }
 
 impl Style {
-    pub(super) fn new(size: f64, align: Align) -> Self {
+    /// Level black text.
+    pub fn new(size: f64, align: Align) -> Self {
         Self { size, color: BLACK, align, upward: false }
     }
 
-    pub(super) fn color(self, color: Rgb) -> Self {
+    /// In another colour.
+    pub fn color(self, color: Rgb) -> Self {
         Self { color, ..self }
     }
 
-    pub(super) fn upward(self) -> Self {
+    /// Reading from bottom to top.
+    pub fn upward(self) -> Self {
         Self { upward: true, ..self }
     }
 }
 
-pub(super) struct Canvas {
+/// A picture in the making.
+pub struct Canvas {
     pixels: Vec<u8>,
     size: (u32, u32),
     error: Option<String>,
@@ -62,20 +77,20 @@ pub(super) struct Canvas {
 
 impl Canvas {
     /// White paper for a chart.
-    pub(super) fn paper(width: u32, height: u32) -> Self {
+    pub fn paper(width: u32, height: u32) -> Self {
         let size = (width * SCALE, height * SCALE);
         Self { pixels: vec![255; size.0 as usize * size.1 as usize * 3], size, error: None }
     }
 
     /// Draws over an image.
-    pub(super) fn over(image: &RgbImage) -> Self {
+    pub fn over(image: &RgbImage) -> Self {
         let size = (image.width() * SCALE, image.height() * SCALE);
         let large = imageops::resize(image, size.0, size.1, imageops::FilterType::Nearest);
         Self { size, pixels: large.into_raw(), error: None }
     }
 
     /// A rectangle between two corners; `width` [`FILL`] fills it.
-    pub(super) fn rect(&mut self, a: Point, b: Point, color: Rgb, width: f64) {
+    pub fn rect(&mut self, a: Point, b: Point, color: Rgb, width: f64) {
         let style = self.stroke(color, width);
         // The rasteriser draws outlines one pixel wide whatever it is told: nest them.
         for inset in 0..style.stroke_width.max(1) as i32 {
@@ -88,20 +103,20 @@ impl Canvas {
     }
 
     /// A line through the points.
-    pub(super) fn line(&mut self, points: &[Point], color: Rgb, width: f64) {
+    pub fn line(&mut self, points: &[Point], color: Rgb, width: f64) {
         let style = self.stroke(color, width);
         let points: Vec<_> = points.iter().map(|&p| self.at(p)).collect();
         self.draw(&PathElement::new(points, style));
     }
 
     /// A filled circle.
-    pub(super) fn dot(&mut self, centre: Point, radius: f64, color: Rgb) {
+    pub fn dot(&mut self, centre: Point, radius: f64, color: Rgb) {
         let style = self.stroke(color, FILL);
         self.draw(&Circle::new(self.at(centre), (radius * f64::from(SCALE)).round() as i32, style));
     }
 
     /// One line of text; the point is the middle of its capitals' height, and the start, middle or end of the line.
-    pub(super) fn text(&mut self, text: &str, (x, y): Point, style: Style) {
+    pub fn text(&mut self, text: &str, (x, y): Point, style: Style) {
         let run = self.text_width(text, style.size);
         let back = match style.align {
             Align::Start => 0.0,
@@ -118,13 +133,13 @@ impl Canvas {
     }
 
     /// How long a text is, in pixels.
-    pub(super) fn text_width(&self, text: &str, size: f64) -> f64 {
+    pub fn text_width(&self, text: &str, size: f64) -> f64 {
         let scale = f64::from(SCALE);
         font(size * scale).box_size(text).map_or(0.0, |(width, _)| f64::from(width) / scale)
     }
 
     /// The text, cut with an ellipsis to be at most `width` pixels long.
-    pub(super) fn fit(&self, text: &str, size: f64, width: f64) -> String {
+    pub fn fit(&self, text: &str, size: f64, width: f64) -> String {
         let mut shown = text.to_owned();
         let mut kept: Vec<char> = text.chars().collect();
         while self.text_width(&shown, size) > width && kept.pop().is_some() {
@@ -134,7 +149,10 @@ impl Canvas {
     }
 
     /// Writes the picture in the format of the extension.
-    pub(super) fn save(self, path: &Path) -> Result<(), PlotError> {
+    ///
+    /// # Errors
+    /// A stroke that failed, or a file that cannot be written.
+    pub fn save(self, path: &Path) -> Result<(), PlotError> {
         if let Some(reason) = self.error {
             return Err(PlotError::Draw { path: path.into(), reason });
         }

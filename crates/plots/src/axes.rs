@@ -1,38 +1,43 @@
 //! A framed pair of linear axes: maps data to pixels, draws grid, ticks and labels.
 
-use super::canvas::{Align, BLACK, Canvas, FILL, Point, Rgb, Style, WHITE};
+use crate::canvas::{Align, BLACK, Canvas, FILL, Point, Rgb, Style, WHITE};
 use std::ops::Range;
 
 const GRID: Rgb = [228; 3];
 const FRAME: Rgb = [150; 3];
 
-pub(super) struct Axes {
+/// A frame and the ranges of data it shows.
+pub struct Axes {
     /// Top left and bottom right of the frame.
-    pub(super) frame: (Point, Point),
-    pub(super) x: Range<f64>,
+    pub frame: (Point, Point),
+    /// From the left to the right edge.
+    pub x: Range<f64>,
     /// `start` is at the bottom, so a range that runs backwards points down.
-    pub(super) y: Range<f64>,
+    pub y: Range<f64>,
 }
 
 /// The texts round a frame; an empty one is not drawn.
-pub(super) struct Captions<'a> {
-    pub(super) title: &'a str,
-    pub(super) x: &'a str,
-    pub(super) y: &'a str,
+pub struct Captions<'a> {
+    /// Above.
+    pub title: &'a str,
+    /// Below.
+    pub x: &'a str,
+    /// On the left, reading upward.
+    pub y: &'a str,
     /// Size of the captions; tick labels are a little smaller.
-    pub(super) size: f64,
+    pub size: f64,
 }
 
 impl Axes {
     /// Pixels of a data point, held inside the frame.
-    pub(super) fn at(&self, x: f64, y: f64) -> Point {
+    pub fn at(&self, x: f64, y: f64) -> Point {
         let ((x0, y0), (x1, y1)) = self.frame;
         let share = |v: f64, range: &Range<f64>| ((v - range.start) / (range.end - range.start)).clamp(0.0, 1.0);
         (x0 + share(x, &self.x) * (x1 - x0), y1 - share(y, &self.y) * (y1 - y0))
     }
 
     /// Paper, grid, tick labels, frame and captions; draw the data afterwards.
-    pub(super) fn draw(&self, canvas: &mut Canvas, captions: &Captions, x_ticks: usize, y_ticks: usize) {
+    pub fn draw(&self, canvas: &mut Canvas, captions: &Captions, x_ticks: usize, y_ticks: usize) {
         let (a, b) = self.frame;
         let small = captions.size * 0.88;
         canvas.rect(a, b, WHITE, FILL);
@@ -50,7 +55,7 @@ impl Axes {
     }
 
     /// Frame and captions only.
-    pub(super) fn draw_frame(&self, canvas: &mut Canvas, captions: &Captions) {
+    pub fn draw_frame(&self, canvas: &mut Canvas, captions: &Captions) {
         let ((x0, y0), (x1, y1)) = self.frame;
         let (size, middle) = (captions.size, Style::new(captions.size, Align::Middle));
         canvas.rect((x0, y0), (x1, y1), FRAME, 1.0);
@@ -60,13 +65,13 @@ impl Axes {
     }
 
     /// A note in the middle of a frame that has nothing to show.
-    pub(super) fn note(&self, canvas: &mut Canvas, text: &str, size: f64) {
+    pub fn note(&self, canvas: &mut Canvas, text: &str, size: f64) {
         let ((x0, y0), (x1, y1)) = self.frame;
         canvas.text(text, ((x0 + x1) / 2.0, (y0 + y1) / 2.0), Style::new(size, Align::Middle).color([120; 3]));
     }
 
     /// A line through the points whose y is finite, broken where it is not.
-    pub(super) fn line(&self, canvas: &mut Canvas, points: impl IntoIterator<Item = (f64, f64)>, color: Rgb, width: f64) {
+    pub fn line(&self, canvas: &mut Canvas, points: impl IntoIterator<Item = (f64, f64)>, color: Rgb, width: f64) {
         let mut run = Vec::new();
         for (x, y) in points.into_iter().chain([(f64::NAN, f64::NAN)]) {
             if y.is_finite() {
@@ -97,7 +102,7 @@ fn ticks(range: &Range<f64>, count: usize) -> Vec<(f64, String)> {
 }
 
 /// The finite values' range with a twentieth of room at both ends; 0..1 for none, one unit wide for a single value.
-pub(super) fn padded(values: impl Iterator<Item = f64>) -> Range<f64> {
+pub fn padded(values: impl Iterator<Item = f64>) -> Range<f64> {
     let (low, high) = values.filter(|v| v.is_finite()).fold((f64::MAX, f64::MIN), |(l, h), v| (l.min(v), h.max(v)));
     if low > high {
         return 0.0..1.0;

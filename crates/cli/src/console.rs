@@ -69,7 +69,6 @@ impl Bar {
     }
 }
 
-
 /// Resident memory of this process, as text.
 pub fn memory() -> String {
     memory_stats::memory_stats().map_or_else(|| "-".into(), |m| format!("{:.2}G", m.physical_mem as f64 / 1e9))

@@ -120,7 +120,12 @@ fn sampling() -> [Arg; 8] {
 fn settings_args(command: Command) -> Command {
     let defaults = serde_json::to_value(SftConfig::default()).unwrap_or_default();
     command
-        .arg(Arg::new("config").long("config").value_name("FILE|NAME").help("YAML file of settings, or a preset: tiny, dorothy, worldmodel, paper_r64"))
+        .arg(
+            Arg::new("config")
+                .long("config")
+                .value_name("FILE|NAME")
+                .help("YAML file of settings, or a preset: tiny, dorothy, worldmodel, paper_r64"),
+        )
         .args(SETTINGS.iter().map(|s| flag(s, &defaults)))
 }
 
@@ -296,7 +301,9 @@ mod tests {
     #[test]
     fn the_command_line_is_sound_and_flags_are_settings() {
         command().debug_assert();
-        let m = command().try_get_matches_from(["x", "--model", "m", "--data", "a,b", "--target-modules", "q_proj,v_proj", "--r", "8"]).unwrap();
+        let m = command()
+            .try_get_matches_from(["x", "--model", "m", "--data", "a,b", "--target-modules", "q_proj,v_proj", "--r", "8"])
+            .unwrap();
         let config = SftConfig::from_layers(&[settings(&m).flags]).unwrap();
         assert_eq!((config.model.as_str(), config.data.len(), config.r), ("m", 2, 8));
         assert_eq!(config.target_modules, bellows_qwen::adapter::Targets::Names(vec!["q_proj".into(), "v_proj".into()]));

@@ -53,7 +53,7 @@ pub(crate) fn train(args: TrainArgs) -> anyhow::Result<()> {
     if resumed.is_some() {
         run.learner().resume()?;
     } else {
-        record_settings(&path, &config, &args)?;
+        record_settings(&path, run.config(), &args)?;
     }
     let about = json!({ "backend": device.backend, "name": device.name, "fallback": device.fallback });
     run.learner().first_event("device", about);

@@ -69,7 +69,7 @@ settings! {
         use_dora: bool = false;
         /// Learning rate of B as a multiple of A's (LoRA+)
         loraplus_lr_ratio: f64 = 1.0;
-        /// Adapter to go on from: a directory of PEFT's
+        /// Adapter to go on from, in a directory as PEFT writes it; its rank, scaling and targets hold
         adapter: Option<String> = None;
     }
     "Files" {
@@ -264,7 +264,9 @@ impl SftConfig {
         if let Some(template) = Template::named(&self.chat_template) {
             return Ok(Some(template));
         }
-        let fail = |e: &dyn std::fmt::Display| bad(format!("chat_template {:?} is neither a template's name nor a readable file: {e}", self.chat_template));
+        let fail = |e: &dyn std::fmt::Display| {
+            bad(format!("chat_template {:?} is neither a template's name nor a readable file: {e}", self.chat_template))
+        };
         let source = std::fs::read_to_string(&self.chat_template).map_err(|e| fail(&e))?;
         bellows_chat::Jinja::new(&source, tokenizer).map(|jinja| Some(Template::Jinja(jinja))).map_err(|e| fail(&e))
     }
@@ -283,6 +285,16 @@ impl SftConfig {
             modules_to_save: self.modules_to_save.clone(),
             ..LoraConfig::default()
         }
+    }
+
+    /// Makes these the adapter's part of the settings; what rank and alpha patterns say stays with the adapter.
+    pub fn set_lora(&mut self, lora: &LoraConfig) {
+        (self.r, self.lora_alpha, self.lora_dropout) = (lora.r, lora.lora_alpha, lora.lora_dropout);
+        (self.use_rslora, self.use_dora) = (lora.use_rslora, lora.use_dora);
+        self.target_modules.clone_from(&lora.target_modules);
+        self.exclude_modules.clone_from(&lora.exclude_modules);
+        self.layers_to_transform.clone_from(&lora.layers_to_transform);
+        self.modules_to_save.clone_from(&lora.modules_to_save);
     }
 
     /// The Learner's part of the settings. The EMA is off: what is judged and saved are the weights themselves.

@@ -32,7 +32,8 @@ impl SftData {
         template: &Template,
         progress: &mut dyn FnMut(usize, usize),
     ) -> Result<Self, ChatError> {
-        let splits = config.data.iter().map(|path| Splits::open(Path::new(path), &ReadOptions::default())).collect::<Result<Vec<_>, _>>()?;
+        let splits =
+            config.data.iter().map(|path| Splits::open(Path::new(path), &ReadOptions::default())).collect::<Result<Vec<_>, _>>()?;
         let total = splits.iter().map(|s| s.train.len() + s.valid.as_ref().map_or(0, Dataset::len)).sum();
         let (mut data, mut done) = (Self::default(), 0);
         let mut sets = Vec::new();
@@ -79,7 +80,8 @@ impl SftData {
 
     /// One line for a person.
     pub fn summary(&self) -> String {
-        let tokens = |examples: &[Encoded]| (examples.iter().map(Encoded::len).sum::<usize>(), examples.iter().map(Encoded::targets).sum::<usize>());
+        let tokens =
+            |examples: &[Encoded]| (examples.iter().map(Encoded::len).sum::<usize>(), examples.iter().map(Encoded::targets).sum::<usize>());
         let ((all, trained), (_, valid)) = (tokens(&self.train), tokens(&self.valid));
         format!(
             "{} examples to train on ({all} tokens, {trained} of them learnt), {} to judge by ({valid} learnt); {} truncated, {} left out",

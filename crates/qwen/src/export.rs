@@ -77,7 +77,13 @@ impl<'a> Parameters<'a> {
 ///
 /// # Errors
 /// A value that is not finite, or a directory that cannot be written.
-pub fn write_transformers(dir: &Path, model: &CausalLm, config: &ModelConfig, tokenizer: &Tokenizer, dtype: DType) -> Result<(), ExportError> {
+pub fn write_transformers(
+    dir: &Path,
+    model: &CausalLm,
+    config: &ModelConfig,
+    tokenizer: &Tokenizer,
+    dtype: DType,
+) -> Result<(), ExportError> {
     let fail = |path: &Path, reason: String| ExportError::File { path: path.to_owned(), reason };
     std::fs::create_dir_all(dir).map_err(|e| fail(dir, e.to_string()))?;
     let parameters = Parameters::of(model);

@@ -4,12 +4,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use bellows_chat::plan::{self, MicroBatch, Mode};
 use bellows_chat::{Batch, Encoded, IGNORE};
-use bellows_learner::{
-    Draw, EvalContext, Evaluation, Group, Interrupted, Layout, Rng, Role, StepOutput, Stopwatch, Task, TaskError,
-};
+use bellows_learner::{Draw, EvalContext, Evaluation, Group, Interrupted, Layout, Rng, Role, StepOutput, Stopwatch, Task, TaskError};
 use burn::data::dataset::Dataset;
 use burn::tensor::{Device, Int, Tensor, TensorData};
 
+use crate::adapter::LoraConfig;
 use crate::config::{Method, SftConfig};
 use crate::gradients::{Options, TrainBatch, gradients};
 use crate::loss::head_loss_only;
@@ -34,6 +33,8 @@ pub struct SftBatch {
 pub struct SftTask {
     /// The resolved settings.
     pub config: SftConfig,
+    /// Those of the adapter.
+    pub lora: LoraConfig,
     /// The shape of the model.
     pub model: ModelConfig,
     /// Training examples.
@@ -47,8 +48,8 @@ pub struct SftTask {
 
 impl SftTask {
     /// A task over these examples.
-    pub fn new(config: SftConfig, model: ModelConfig, train: Vec<Encoded>, valid: Vec<Encoded>, pad: u32) -> Self {
-        Self { config, model, train, valid, pad, plan: Mutex::new(None) }
+    pub fn new(config: SftConfig, lora: LoraConfig, model: ModelConfig, train: Vec<Encoded>, valid: Vec<Encoded>, pad: u32) -> Self {
+        Self { config, lora, model, train, valid, pad, plan: Mutex::new(None) }
     }
 
     fn mode(&self) -> Mode {
@@ -128,7 +129,7 @@ impl Task for SftTask {
     }
 
     fn role_of(&self, name: &str) -> Role {
-        let trained = self.config.method == Method::Full || self.config.lora().trains(name);
+        let trained = self.config.method == Method::Full || self.lora.trains(name);
         match trained {
             true => Role::Trained(usize::from(name.ends_with("lora_B"))),
             false => Role::Fixed,
@@ -212,7 +213,7 @@ impl Task for SftTask {
 
     fn export(&self, model: &CausalLm, _: usize) -> Result<Vec<u8>, TaskError> {
         match self.config.method {
-            Method::Lora => Ok(peft::to_bytes(model, &self.config.lora())?),
+            Method::Lora => Ok(peft::to_bytes(model, &self.lora)?),
             Method::Full => Ok(weights::to_bytes(model)?),
         }
     }

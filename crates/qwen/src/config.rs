@@ -3,6 +3,7 @@
 use bellows_chat::{EncodeOptions, Template, TrainOn, TrainOnEos, Truncation};
 use bellows_learner::{Decay, LearnerConfig, OptimizerKind, Schedule, UpdateSchedule};
 use bellows_settings::{Layer, SettingsError, merge, settings};
+use bellows_weights::gguf::Preset;
 use serde::{Deserialize, Serialize};
 
 use crate::adapter::{ALL_LINEAR, LoraConfig, Targets};
@@ -215,6 +216,9 @@ impl SftConfig {
         ];
         if let Some((_, rule)) = rules.iter().find(|(broken, _)| *broken) {
             return Err(bad((*rule).to_string()));
+        }
+        if let Some(kind) = self.save_gguf.as_ref().filter(|kind| Preset::from_name(kind).is_none()) {
+            return Err(bad(format!("save_gguf {kind:?} is none of {}", Preset::ALL.map(Preset::name).join(", "))));
         }
         self.encoding().map(drop)
     }

@@ -185,7 +185,8 @@ pub fn attach(model: CausalLm, config: &LoraConfig, mut tensors: Tensors, path: 
         if tensor.shape != shape {
             return Err(fail(format!("{name} has shape {:?}, this model needs {shape:?}", tensor.shape)));
         }
-        Ok(tensor.to_f32()?)
+        let values = tensor.to_f32()?;
+        if values.iter().all(|v| v.is_finite()) { Ok(values) } else { Err(fail(format!("{name} holds a value that is not finite"))) }
     };
     let model = config.apply_with(model, |spec, weight, name| {
         let ([out, input], device) = (weight.dims(), weight.device());

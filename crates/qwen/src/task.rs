@@ -188,6 +188,10 @@ impl Task for SftTask {
         (StepOutput { items: loss.clone().div_scalar(count.max(1) as f64), loss, count, output: () }, layout.arrange(model, grads))
     }
 
+    fn judges(&self) -> bool {
+        !self.valid.is_empty()
+    }
+
     fn evaluate(&self, model: &CausalLm, context: &mut EvalContext<'_>) -> Result<Evaluation, TaskError> {
         let mut order: Vec<usize> = (0..self.valid.len()).collect();
         order.sort_by_key(|&i| (self.valid[i].len(), i));

@@ -62,7 +62,7 @@ settings! {
         exclude_modules: Vec<String> = Vec::new();
         /// Layers that get adapters, as a list; all if empty
         layers_to_transform: Vec<usize> = Vec::new();
-        /// Parts trained whole: embed_tokens, lm_head, norm, as a list
+        /// Modules trained whole, as a list of name endings: embed_tokens, lm_head, norm (which is every norm), model.norm
         modules_to_save: Vec<String> = Vec::new();
         /// Scale by α / √r instead of α / r
         use_rslora: bool = false;

@@ -202,6 +202,28 @@ fn an_adapter_of_pefts_goes_on_as_in_peft() {
     }
 }
 
+/// Trained whole, the embedding of a model whose head it is stands in the files under both names, as PEFT has it.
+#[test]
+fn an_adapter_with_a_tied_embedding_goes_out_and_in() {
+    let saved = SftConfig { modules_to_save: vec!["embed_tokens".into(), "norm".into()], epochs: 1, ..settings() };
+    let dir = tempfile::tempdir().unwrap();
+    let run = train(saved.clone(), model(), shape(), examples(&LENGTHS), Vec::new(), dir.path());
+    let adapter = dir.path().join("run/adapter");
+    let (config, tensors) = peft::read(&adapter).unwrap();
+    let key = |name: &str| format!("base_model.model.{name}.weight");
+    assert!(tensors[&key("lm_head")] == tensors[&key("model.embed_tokens")]);
+    assert!(tensors.contains_key(&key("model.layers.1.input_layernorm")), "norm is every norm, as in PEFT");
+    let again = peft::attach(model(), &config, tensors.clone(), &adapter).unwrap();
+    assert!(parameters(&again) == parameters(&run.model()));
+
+    // Without the word that both stay one, PEFT computes with two: refused.
+    let path = adapter.join("adapter_config.json");
+    let text = std::fs::read_to_string(&path).unwrap();
+    std::fs::write(&path, text.replace("\"ensure_weight_tying\": true", "\"ensure_weight_tying\": false")).unwrap();
+    let error = peft::attach(model(), &peft::read_config(&path).unwrap(), tensors, &adapter).unwrap_err();
+    assert!(error.to_string().contains("ensure_weight_tying"), "{error}");
+}
+
 fn checkpoint(dir: &Path) -> (CausalLm, ModelConfig) {
     let config = ModelConfig::from_json(&std::fs::read_to_string(dir.join("config.json")).unwrap()).unwrap();
     let weights = read(&dir.join("model.safetensors")).unwrap().tensors;

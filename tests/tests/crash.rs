@@ -3,22 +3,14 @@
 
 mod support;
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
-use support::{expect_code, tiny_data, yolo_train};
+use support::{checkpoints, expect_code, tiny_data, yolo_train};
 
 /// Batches an epoch of the tiny set: 11 images, 4 a batch; windows of 2 straddle the epochs; mosaic closes in the last of 3.
 const BATCHES: u64 = 3;
-
-fn checkpoints(run: &Path) -> Vec<PathBuf> {
-    let Ok(entries) = std::fs::read_dir(run.join("checkpoints")) else { return Vec::new() };
-    let mut steps: Vec<PathBuf> = entries.map(|e| e.unwrap().path()).filter(|p| p.join("manifest.json").exists()).collect();
-    steps.retain(|p| p.file_name().unwrap().to_string_lossy().starts_with("step-"));
-    steps.sort();
-    steps
-}
 
 /// Weights, moments, EMA, gradients and `results.csv` without the time column.
 fn ending(run: &Path) -> Vec<(String, Vec<u8>)> {

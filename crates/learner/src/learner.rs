@@ -58,7 +58,7 @@ pub struct LearnerConfig {
     pub shuffle: bool,
     /// Threads that read and augment; 0 uses the training thread.
     pub workers: usize,
-    /// Evaluate after every epoch; the last one is always evaluated.
+    /// Evaluate after every epoch; the last one is always evaluated, if there is anything to evaluate on.
     pub val: bool,
     /// Also evaluate after every so many updates.
     pub eval_steps: Option<usize>,
@@ -436,7 +436,7 @@ impl<T: Task> Learner<T> {
         let out_of_time = self.config.time.is_some_and(|hours| elapsed_s >= hours * 3600.0);
         let last = complete && (epoch + 1 >= epochs || out_of_time);
         let model = self.ema_model();
-        let evaluation = if self.config.val || last {
+        let evaluation = if self.task.judges() && (self.config.val || last) {
             match self.evaluate(&model) {
                 Err(LearnError::Task { source, .. }) if source.is::<Interrupted>() => return Ok(EpochEnd::Interrupted),
                 other => Some(other?),

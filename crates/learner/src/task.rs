@@ -168,6 +168,11 @@ pub trait Task: Send + Sync {
         (StepOutput { loss: output.loss.inner(), items: output.items.inner(), ..output }, grads)
     }
 
+    /// Whether there is anything to judge by; without, no model is better than another.
+    fn judges(&self) -> bool {
+        true
+    }
+
     /// Judges a model (the EMA weights, without autodiff).
     ///
     /// # Errors

@@ -44,15 +44,21 @@ pub(crate) fn train(args: TrainArgs) -> anyhow::Result<()> {
         Some(path) => RunDir::open(path)?,
         None => RunDir::create(Path::new(&config.project), &config.name, config.exist_ok)?,
     };
-    let _lock = dir.lock()?;
+    let lock = dir.lock()?;
     let path = dir.path().to_path_buf();
-    let mut run = Finetune::new(config.clone(), base, data, template, &device.device, dir)?;
+    let mut run = match Finetune::new(config.clone(), base, data, template, &device.device, dir.clone()) {
+        Ok(run) => run,
+        Err(error) => {
+            dir.withdraw(lock);
+            return Err(error.into());
+        }
+    };
     say(&format!("template: {}", run.template().name()));
     run.header().iter().for_each(|line| say(line));
     if resumed.is_some() {
         run.learner().resume()?;
     } else {
-        record_settings(&path, &format!("llm-finetune {}", args.typed.join(" ")), SETTINGS, &config)?;
+        record_settings(&path, &format!("llm-finetune {}", args.typed.join(" ")), SETTINGS, run.config())?;
     }
     let about = json!({ "backend": device.backend, "name": device.name, "fallback": device.fallback });
     run.learner().first_event("device", about);

@@ -14,6 +14,9 @@ use crate::model::lora::{Lora, LoraSpec};
 /// The name that stands for every linear map of the layers.
 pub const ALL_LINEAR: &str = "all-linear";
 
+/// The embedding's weight.
+const EMBEDDING: &str = "model.embed_tokens.weight";
+
 /// Settings of a LoRA adapter.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -38,8 +41,11 @@ pub struct LoraConfig {
     pub rank_pattern: BTreeMap<String, usize>,
     /// α of the maps whose name ends in, or matches, a pattern.
     pub alpha_pattern: BTreeMap<String, f64>,
-    /// Parts trained whole and saved beside the adapter: `embed_tokens`, `lm_head`, `norm`.
+    /// Modules trained whole and saved beside the adapter: `embed_tokens`, `lm_head`. As in PEFT all whose name ends so: `norm` is every norm,
+    /// `model.norm` the last one.
     pub modules_to_save: Vec<String>,
+    /// An embedding that is also the output head stays so when it is trained. PEFT's files say if not; that is not built here.
+    pub ensure_weight_tying: bool,
 }
 
 impl Default for LoraConfig {
@@ -56,6 +62,7 @@ impl Default for LoraConfig {
             rank_pattern: BTreeMap::new(),
             alpha_pattern: BTreeMap::new(),
             modules_to_save: Vec::new(),
+            ensure_weight_tying: true,
         }
     }
 }
@@ -93,6 +100,11 @@ pub enum AdapterError {
     /// The output head of a model whose embedding serves as one.
     #[error("modules_to_save: this model's lm_head is its embed_tokens (tie_word_embeddings): name embed_tokens to train both")]
     Tied,
+    /// An adapter whose embedding is no longer the output head.
+    #[error(
+        "this model's lm_head is its embed_tokens, which the adapter trains apart from it (ensure_weight_tying is false): not supported"
+    )]
+    Untied,
 }
 
 /// Whether `name` is `ending`, or ends in `.ending`.
@@ -187,7 +199,12 @@ impl LoraConfig {
     /// Whether a parameter is trained: it is an adapter's, or of a module to save.
     pub fn trains(&self, parameter: &str) -> bool {
         let module = parameter.rsplit_once('.').map_or(parameter, |(module, _)| module);
-        parameter.contains(".lora.") || self.modules_to_save.iter().any(|name| ends_in(module, name))
+        parameter.contains(".lora.") || self.modules_to_save.iter().any(|name| module.ends_with(name))
+    }
+
+    /// Whether the embedding is trained of a model whose output head it is too.
+    pub fn trains_tied(&self, model: &CausalLm) -> bool {
+        model.lm_head.is_none() && self.trains(EMBEDDING)
     }
 
     fn unfreeze(&self, model: CausalLm) -> Result<CausalLm, AdapterError> {
@@ -196,10 +213,13 @@ impl LoraConfig {
                 return Err(AdapterError::Tied);
             }
         }
+        if self.trains_tied(&model) && !self.ensure_weight_tying {
+            return Err(AdapterError::Untied);
+        }
         let mut found = vec![false; self.modules_to_save.len()];
         let model = train_where(model, |parameter| {
             let module = parameter.rsplit_once('.').map_or(parameter, |(module, _)| module);
-            let hits = self.modules_to_save.iter().zip(&mut found).filter(|(name, _)| ends_in(module, name));
+            let hits = self.modules_to_save.iter().zip(&mut found).filter(|(name, _)| module.ends_with(name.as_str()));
             hits.map(|(_, found)| *found = true).count() > 0
         });
         match self.modules_to_save.iter().zip(found).find(|(_, found)| !found) {

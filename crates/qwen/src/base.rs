@@ -59,6 +59,16 @@ pub enum BaseError {
         /// What does not fit.
         source: LoadError,
     },
+    /// A tokenizer that knows more tokens than the model.
+    #[error("{}: the tokenizer has ids up to {}, and the embedding {rows} rows", path.display(), tokens - 1)]
+    Vocabulary {
+        /// The model.
+        path: PathBuf,
+        /// One past the tokenizer's largest id.
+        tokens: usize,
+        /// Rows of the embedding.
+        rows: usize,
+    },
     /// The tokenizer.
     #[error(transparent)]
     Chat(#[from] ChatError),
@@ -70,13 +80,18 @@ impl Base {
     /// # Errors
     /// See [`BaseError`].
     pub fn open(path: &Path, device: &Device) -> Result<Self, BaseError> {
-        if path.is_dir() {
-            Self::from_dir(path, device)
+        let base = if path.is_dir() {
+            Self::from_dir(path, device)?
         } else if path.is_file() {
-            Self::from_gguf(path, device)
+            Self::from_gguf(path, device)?
         } else {
-            Err(BaseError::NotFound(path.display().to_string()))
+            return Err(BaseError::NotFound(path.display().to_string()));
+        };
+        let (tokens, rows) = (base.tokenizer.len(), base.config.vocab_size);
+        if tokens > rows {
+            return Err(BaseError::Vocabulary { path: path.to_owned(), tokens, rows });
         }
+        Ok(base)
     }
 
     /// The shape of the model in a directory or a `.gguf` file, without its weights.
@@ -108,7 +123,9 @@ impl Base {
 
     fn from_dir(dir: &Path, device: &Device) -> Result<Self, BaseError> {
         let config = Self::shape(dir)?;
+        let at = |source| BaseError::Config { path: dir.join("config.json"), source };
         let checkpoint = Checkpoint::open(dir)?;
+        config.fits(stored(checkpoint.tensors().map(|(_, spec)| &spec.shape))).map_err(at)?;
         let read = |name: &str| -> Result<Option<HostTensor>, WeightsError> {
             let Some(spec) = checkpoint.spec(name) else { return Ok(None) };
             Ok(Some((spec.shape.clone(), checkpoint.tensor_f32(name)?)))
@@ -121,6 +138,7 @@ impl Base {
         let file = Gguf::open(path)?;
         let at = |source| BaseError::Config { path: path.to_owned(), source };
         let config = config_of(&file).map_err(at)?;
+        config.fits(stored(file.tensors().values().map(|info| &info.shape))).map_err(at)?;
         let read = |name: &str| -> Result<Option<HostTensor>, WeightsError> {
             let Some(stored) = gguf_name(name) else { return Ok(None) };
             let Some(info) = file.tensors().get(&stored) else { return Ok(None) };
@@ -169,6 +187,11 @@ impl Base {
         };
         Ok(Self { model: random(&config, seed, device), config, tokenizer })
     }
+}
+
+/// Values in tensors of these shapes.
+fn stored<'a>(shapes: impl Iterator<Item = &'a Vec<usize>>) -> usize {
+    shapes.map(|shape| shape.iter().product::<usize>()).sum()
 }
 
 /// Weights of N(0, 0.02²), norms of ones, biases of zeros: what published models start from.

@@ -144,9 +144,10 @@ impl Benchmark {
             cut: 0,
         };
         let rows = (0..self.batch * steps).map(|_| row()).collect();
-        let model = config.lora().apply(random(&shape, 0, device), 0)?;
+        let lora = config.lora();
+        let model = lora.apply(random(&shape, 0, device), 0)?;
         let learner_config = config.learner(false);
-        let task = SftTask::new(config, shape, rows, Vec::new(), 0);
+        let task = SftTask::new(config, lora, shape, rows, Vec::new(), 0);
         let dir = RunDir::create(scratch, "benchmark", false)?;
         let mut learner = Learner::new(task, model, device, learner_config, dir, Map::new())?;
         let times = Times::default();

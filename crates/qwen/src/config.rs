@@ -6,6 +6,7 @@ use bellows_chat::plan::Mode;
 use bellows_chat::{EncodeOptions, Template, TrainOn, TrainOnEos, Truncation};
 use bellows_learner::{Decay, LearnerConfig, OptimizerKind, Schedule, UpdateSchedule};
 use bellows_settings::{Layer, SettingsError, merge, settings};
+use bellows_weights::gguf::Preset;
 use serde::{Deserialize, Serialize};
 
 use crate::adapter::{ALL_LINEAR, LoraConfig, Targets};
@@ -68,7 +69,7 @@ settings! {
         rank_pattern: BTreeMap<String, usize> = BTreeMap::new();
         /// lora_alpha of some maps, in the same way
         alpha_pattern: BTreeMap<String, f64> = BTreeMap::new();
-        /// Parts trained whole: embed_tokens, lm_head, norm, as a list
+        /// Modules trained whole, as a list of name endings: embed_tokens, lm_head, norm (which is every norm), model.norm
         modules_to_save: Vec<String> = Vec::new();
         /// Scale by α / √r instead of α / r
         use_rslora: bool = false;
@@ -76,7 +77,7 @@ settings! {
         use_dora: bool = false;
         /// Learning rate of B as a multiple of A's (LoRA+)
         loraplus_lr_ratio: f64 = 1.0;
-        /// Adapter to go on from: a directory of PEFT's
+        /// Adapter to go on from, in a directory as PEFT writes it; its rank, scaling and targets hold
         adapter: Option<String> = None;
     }
     "Files" {
@@ -226,6 +227,9 @@ impl SftConfig {
         if let Some((_, rule)) = rules.iter().find(|(broken, _)| *broken) {
             return Err(bad((*rule).to_string()));
         }
+        if let Some(kind) = self.save_gguf.as_ref().filter(|kind| Preset::from_name(kind).is_none()) {
+            return Err(bad(format!("save_gguf {kind:?} is none of {}", Preset::ALL.map(Preset::name).join(", "))));
+        }
         self.encoding().map(drop)
     }
 
@@ -295,6 +299,7 @@ impl SftConfig {
             rank_pattern: self.rank_pattern.clone(),
             alpha_pattern: self.alpha_pattern.clone(),
             modules_to_save: self.modules_to_save.clone(),
+            ..LoraConfig::default()
         }
     }
 
@@ -305,6 +310,16 @@ impl SftConfig {
             (_, true) => Mode::GroupByLength,
             _ => Mode::Shuffle,
         }
+    }
+
+    /// Makes these the adapter's part of the settings; what rank and alpha patterns say stays with the adapter.
+    pub fn set_lora(&mut self, lora: &LoraConfig) {
+        (self.r, self.lora_alpha, self.lora_dropout) = (lora.r, lora.lora_alpha, lora.lora_dropout);
+        (self.use_rslora, self.use_dora) = (lora.use_rslora, lora.use_dora);
+        self.target_modules.clone_from(&lora.target_modules);
+        self.exclude_modules.clone_from(&lora.exclude_modules);
+        self.layers_to_transform.clone_from(&lora.layers_to_transform);
+        self.modules_to_save.clone_from(&lora.modules_to_save);
     }
 
     /// The Learner's part of the settings. The EMA is off: what is judged and saved are the weights themselves.

@@ -22,6 +22,9 @@ pub enum LoadError {
         /// The model's.
         expected: Vec<usize>,
     },
+    /// A value that is NaN or infinite.
+    #[error("{0} holds a value that is not finite")]
+    NotFinite(String),
     /// A tensor's bytes cannot be read as numbers.
     #[error(transparent)]
     Weights(#[from] WeightsError),
@@ -51,7 +54,7 @@ impl Path {
 /// Fills every parameter but those of adapters with what `read` returns for its name.
 ///
 /// # Errors
-/// A tensor that is missing or has another shape.
+/// A tensor that is missing, has another shape, or is not finite.
 pub fn load(model: CausalLm, mut read: impl FnMut(&str) -> Result<Option<HostTensor>, WeightsError>) -> Result<CausalLm, LoadError> {
     fill(model, false, &mut |name| read(name)?.map(Some).ok_or_else(|| LoadError::Missing(name.into())))
 }
@@ -59,7 +62,7 @@ pub fn load(model: CausalLm, mut read: impl FnMut(&str) -> Result<Option<HostTen
 /// Replaces the parameters, those of adapters too, for which `read` returns something; returns their names too.
 ///
 /// # Errors
-/// A tensor of another shape.
+/// A tensor of another shape, or that is not finite.
 pub fn replace(model: CausalLm, mut read: impl FnMut(&str) -> Option<HostTensor>) -> Result<(CausalLm, Vec<String>), LoadError> {
     let mut used = Vec::new();
     let model = fill(model, true, &mut |name| {
@@ -84,6 +87,9 @@ fn fill(model: CausalLm, adapters: bool, read: Read<'_>) -> Result<CausalLm, Loa
             let Some((shape, values)) = (self.read)(name)? else { return Ok(None) };
             if shape != expected {
                 return Err(LoadError::Shape { name: name.into(), found: shape, expected: expected.into() });
+            }
+            if !values.iter().all(|v| v.is_finite()) {
+                return Err(LoadError::NotFinite(name.into()));
             }
             Ok(Some(values))
         }

@@ -15,6 +15,8 @@ use crate::model::lora::Lora;
 
 /// What PEFT puts before a module's own name.
 pub(crate) const PREFIX: &str = "base_model.model.";
+/// The output head, which is the embedding in some models.
+const HEAD: &str = "lm_head.weight";
 
 /// The name PEFT gives an adapter's or a saved module's tensor.
 fn peft_name(name: &str) -> String {
@@ -87,7 +89,11 @@ pub fn tensors(model: &CausalLm, config: &LoraConfig) -> Result<Tensors, PeftErr
 /// # Errors
 /// When the device cannot hand a tensor back.
 pub fn to_bytes(model: &CausalLm, config: &LoraConfig) -> Result<Vec<u8>, PeftError> {
-    Ok(to_safetensors(&tensors(model, config)?, &BTreeMap::from([("format".to_string(), "pt".to_string())]))?)
+    serialize(&tensors(model, config)?)
+}
+
+fn serialize(tensors: &Tensors) -> Result<Vec<u8>, PeftError> {
+    Ok(to_safetensors(tensors, &BTreeMap::from([("format".to_string(), "pt".to_string())]))?)
 }
 
 /// `adapter_config.json`: the keys that every release of PEFT since 0.11 knows, sorted.
@@ -144,7 +150,8 @@ pub fn read_config(path: &Path) -> Result<LoraConfig, PeftError> {
     let known = serde_json::to_value(LoraConfig::default()).unwrap_or_default();
     let ours = fields.iter().filter(|(key, value)| !value.is_null() && known.get(key.as_str()).is_some());
     let ours: serde_json::Map<String, Value> = ours.map(|(k, v)| (k.clone(), v.clone())).collect();
-    serde_json::from_value(Value::Object(ours)).map_err(|e| fail(e.to_string()))
+    let config: LoraConfig = serde_json::from_value(Value::Object(ours)).map_err(|e| fail(e.to_string()))?;
+    Ok(LoraConfig { ensure_weight_tying: fields.get("ensure_weight_tying") == Some(&json!(true)), ..config })
 }
 
 /// An adapter's directory: its settings and its tensors.
@@ -162,9 +169,20 @@ pub fn read(dir: &Path) -> Result<(LoraConfig, Tensors), PeftError> {
 /// A directory that cannot be written.
 pub fn write(dir: &Path, model: &CausalLm, config: &LoraConfig, base_model: Option<&str>) -> Result<(), PeftError> {
     let listed = LoraConfig { target_modules: Targets::Names(target_names(model, config)), ..config.clone() };
-    let mut text = serde_json::to_string_pretty(&config_json(&listed, base_model)).unwrap_or_default();
+    let mut json = config_json(&listed, base_model);
+    if config.trains_tied(model) {
+        // Known since PEFT 0.18; older ones would tear head and embedding apart with or without it. PEFT wants the weight under both names.
+        json["ensure_weight_tying"] = true.into();
+    }
+    let mut text = serde_json::to_string_pretty(&json).unwrap_or_default();
     text.push('\n');
-    let bytes = to_bytes(model, config)?;
+    let mut tensors = tensors(model, config)?;
+    if config.trains_tied(model)
+        && let Some(embedding) = tensors.get(&peft_name("model.embed_tokens.weight")).cloned()
+    {
+        tensors.insert(peft_name(HEAD), embedding);
+    }
+    let bytes = serialize(&tensors)?;
     for (name, bytes) in [("adapter_model.safetensors", bytes.as_slice()), ("adapter_config.json", text.as_bytes())] {
         let path = dir.join(name);
         let written = std::fs::create_dir_all(dir).map_err(|e| e.to_string());
@@ -185,7 +203,8 @@ pub fn attach(model: CausalLm, config: &LoraConfig, mut tensors: Tensors, path: 
         if tensor.shape != shape {
             return Err(fail(format!("{name} has shape {:?}, this model needs {shape:?}", tensor.shape)));
         }
-        Ok(tensor.to_f32()?)
+        let values = tensor.to_f32()?;
+        if values.iter().all(|v| v.is_finite()) { Ok(values) } else { Err(fail(format!("{name} holds a value that is not finite"))) }
     };
     let model = config.apply_with(model, |spec, weight, name| {
         let ([out, input], device) = (weight.dims(), weight.device());
@@ -206,7 +225,10 @@ pub fn attach(model: CausalLm, config: &LoraConfig, mut tensors: Tensors, path: 
 ///
 /// # Errors
 /// A tensor of another shape, or that the model has no place for.
-pub fn assign(model: CausalLm, tensors: Tensors, path: &Path) -> Result<CausalLm, PeftError> {
+pub fn assign(model: CausalLm, mut tensors: Tensors, path: &Path) -> Result<CausalLm, PeftError> {
+    if model.lm_head.is_none() && tensors.contains_key(&peft_name("model.embed_tokens.weight")) {
+        tensors.remove(&peft_name(HEAD));
+    }
     let fail = |reason: String| PeftError::File { path: path.to_owned(), reason };
     let mut values = BTreeMap::new();
     for (name, tensor) in tensors {

@@ -8,6 +8,7 @@ use bellows_learner::{Draw, EvalContext, Evaluation, Group, Interrupted, Layout,
 use burn::data::dataset::Dataset;
 use burn::tensor::{Device, Int, Tensor, TensorData};
 
+use crate::adapter::LoraConfig;
 use crate::config::{Method, SftConfig};
 use crate::gradients::{Options, TrainBatch, gradients};
 use crate::loss::head_loss_only;
@@ -32,6 +33,8 @@ pub struct SftBatch {
 pub struct SftTask {
     /// The resolved settings.
     pub config: SftConfig,
+    /// Those of the adapter.
+    pub lora: LoraConfig,
     /// The shape of the model.
     pub model: ModelConfig,
     /// Training examples.
@@ -45,8 +48,8 @@ pub struct SftTask {
 
 impl SftTask {
     /// A task over these examples.
-    pub fn new(config: SftConfig, model: ModelConfig, train: Vec<Encoded>, valid: Vec<Encoded>, pad: u32) -> Self {
-        Self { config, model, train, valid, pad, plan: Mutex::new(None) }
+    pub fn new(config: SftConfig, lora: LoraConfig, model: ModelConfig, train: Vec<Encoded>, valid: Vec<Encoded>, pad: u32) -> Self {
+        Self { config, lora, model, train, valid, pad, plan: Mutex::new(None) }
     }
 
     /// The micro-batches of an epoch; made once an epoch.
@@ -118,7 +121,7 @@ impl Task for SftTask {
     }
 
     fn role_of(&self, name: &str) -> Role {
-        let trained = self.config.method == Method::Full || self.config.lora().trains(name);
+        let trained = self.config.method == Method::Full || self.lora.trains(name);
         match trained {
             true => Role::Trained(usize::from(name.ends_with("lora_B"))),
             false => Role::Fixed,
@@ -185,6 +188,10 @@ impl Task for SftTask {
         (StepOutput { items: loss.clone().div_scalar(count.max(1) as f64), loss, count, output: () }, layout.arrange(model, grads))
     }
 
+    fn judges(&self) -> bool {
+        !self.valid.is_empty()
+    }
+
     fn evaluate(&self, model: &CausalLm, context: &mut EvalContext<'_>) -> Result<Evaluation, TaskError> {
         let mut order: Vec<usize> = (0..self.valid.len()).collect();
         order.sort_by_key(|&i| (self.valid[i].len(), i));
@@ -210,7 +217,7 @@ impl Task for SftTask {
 
     fn export(&self, model: &CausalLm, _: usize) -> Result<Vec<u8>, TaskError> {
         match self.config.method {
-            Method::Lora => Ok(peft::to_bytes(model, &self.config.lora())?),
+            Method::Lora => Ok(peft::to_bytes(model, &self.lora)?),
             Method::Full => Ok(weights::to_bytes(model)?),
         }
     }

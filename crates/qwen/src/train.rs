@@ -1,17 +1,18 @@
 //! A fine-tuning run put together: model, adapter, data, Learner, and the files at its end.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use bellows_chat::{ChatError, Template, Tokenizer};
 use bellows_learner::{LearnError, Learner, Outcome, TensorBoard};
 use bellows_runs::{RunDir, RunDirError};
 use bellows_settings::SettingsError;
+use bellows_weights::Tensors;
 use burn::data::dataset::InMemDataset;
 use burn::module::Module;
 use burn::tensor::Device;
 use serde_json::{Map, Value, json};
 
-use crate::adapter::{AdapterError, train_where};
+use crate::adapter::{AdapterError, LoraConfig, train_where};
 use crate::base::{Base, BaseError};
 use crate::config::{MAY_CHANGE, Method, SftConfig};
 use crate::curves::Curves;
@@ -69,6 +70,7 @@ pub struct Report {
 pub struct Finetune {
     learner: Learner<SftTask>,
     config: SftConfig,
+    lora: LoraConfig,
     shape: ModelConfig,
     tokenizer: Tokenizer,
     template: Template,
@@ -82,7 +84,7 @@ impl Finetune {
     /// # Errors
     /// Settings that do not fit the model, data that cannot be used, a run directory that cannot be.
     pub fn new(
-        config: SftConfig,
+        mut config: SftConfig,
         base: Base,
         data: SftData,
         template: Template,
@@ -94,14 +96,19 @@ impl Finetune {
             return Err(FinetuneError::Data("no example is left to train on".into()));
         }
         let mut header = vec![model_line(&model, &shape), data.summary()];
-        let model = equip(model, &config)?;
+        let (lora, adapter) = settle_adapter(&mut config)?;
+        let model = match (config.method, adapter) {
+            (Method::Full, _) => train_where(model, |_| true),
+            (Method::Lora, None) => lora.apply(model, config.seed)?,
+            (Method::Lora, Some((dir, tensors))) => peft::attach(model, &lora, tensors, &dir)?,
+        };
         let all = count(&model, |_| true);
-        let trained = count(&model, |name| config.method == Method::Full || config.lora().trains(name));
+        let trained = count(&model, |name| config.method == Method::Full || lora.trains(name));
         header.push(format!("{trained} of {all} parameters are trained ({:.3} %)", 100.0 * trained as f64 / all as f64));
         let pad = tokenizer.pad().or(tokenizer.eos()).unwrap_or(0);
         let (examples, validated) = (data.train.len(), !data.valid.is_empty());
         let identity = identity(&config, &data);
-        let task = SftTask::new(config.clone(), shape.clone(), data.train, data.valid, pad);
+        let task = SftTask::new(config.clone(), lora.clone(), shape.clone(), data.train, data.valid, pad);
         let mut learner = Learner::new(task, model, device, config.learner(validated), dir, identity)?;
         if config.plots {
             let curves = Curves::of(learner.dir());
@@ -111,12 +118,17 @@ impl Finetune {
             let board = TensorBoard::new(learner.dir().path().join("tensorboard"));
             learner.observe(board);
         }
-        Ok(Self { learner, config, shape, tokenizer, template, examples, header })
+        Ok(Self { learner, config, lora, shape, tokenizer, template, examples, header })
     }
 
     /// The Learner: resume, observers, a stop flag.
     pub fn learner(&mut self) -> &mut Learner<SftTask> {
         &mut self.learner
+    }
+
+    /// The settings in force: those of an adapter that the run goes on from are the adapter's.
+    pub fn config(&self) -> &SftConfig {
+        &self.config
     }
 
     /// What a person wants to know before it starts: one line each.
@@ -185,22 +197,27 @@ impl Finetune {
         if self.config.method == Method::Full {
             return Ok(self.learner.dir().weights());
         }
-        peft::write(&dir, &model, &self.config.lora(), Some(&self.config.model))?;
+        peft::write(&dir, &model, &self.lora, Some(&self.config.model))?;
         self.tokenizer.save(&dir)?;
         Ok(dir)
     }
 }
 
-/// The model with what is to be trained: fresh adapters, those of a directory, or every parameter.
-fn equip(model: CausalLm, config: &SftConfig) -> Result<CausalLm, FinetuneError> {
-    match (config.method, &config.adapter) {
-        (Method::Full, _) => Ok(train_where(model, |_| true)),
-        (Method::Lora, None) => Ok(config.lora().apply(model, config.seed)?),
-        (Method::Lora, Some(dir)) => {
-            let (_, tensors) = peft::read(Path::new(dir))?;
-            Ok(peft::attach(model, &config.lora(), tensors, Path::new(dir))?)
-        }
+/// The settings of a run's adapter, and the tensors of the one it goes on from, if it does. That one's settings become the run's, except
+/// for the dropout, which an adapter does not depend on.
+fn settle_adapter(config: &mut SftConfig) -> Result<(LoraConfig, Option<(PathBuf, Tensors)>), FinetuneError> {
+    let (own, plain) = (config.lora(), SftConfig::default().lora());
+    let Some(dir) = config.adapter.as_ref().map(PathBuf::from) else { return Ok((own, None)) };
+    let (theirs, tensors) = peft::read(&dir)?;
+    let lora = LoraConfig { lora_dropout: own.lora_dropout, ..theirs };
+    let fields = [&own, &plain, &lora].map(|lora| serde_json::to_value(lora).unwrap_or_default());
+    let Value::Object(asked) = &fields[0] else { return Ok((lora, Some((dir, tensors)))) };
+    if let Some((key, value)) = asked.iter().find(|(key, value)| **value != fields[1][*key] && **value != fields[2][*key]) {
+        let reason = format!("{key} is {value}, and the adapter in {} has {}: leave {key} to the adapter", dir.display(), fields[2][key]);
+        return Err(AdapterError::Setting(reason).into());
     }
+    config.set_lora(&lora);
+    Ok((lora, Some((dir, tensors))))
 }
 
 fn count(model: &CausalLm, which: impl Fn(&str) -> bool) -> usize {

@@ -11,6 +11,9 @@ use std::time::{Duration, Instant};
 
 use crate::store::StoreError;
 
+/// The file's name.
+pub(crate) const LOCK: &str = "run.lock";
+
 /// A process that was killed holds its lock until the system has taken it apart, which takes about a second for one with much memory.
 const PATIENCE: Duration = Duration::from_secs(2);
 
@@ -43,7 +46,7 @@ fn holder(pid: Option<u32>) -> String {
 impl RunLock {
     /// Locks `run/run.lock`, and writes this process's id into it. Waits up to [`PATIENCE`] for a holder that is ending.
     pub(crate) fn acquire(run: &Path) -> Result<Self, LockError> {
-        let path = run.join("run.lock");
+        let path = run.join(LOCK);
         let failed = |e| StoreError::new("lock", &path, e);
         let open = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&path);
         let mut file = open.map_err(failed)?;

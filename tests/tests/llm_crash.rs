@@ -1,0 +1,126 @@
+//! llm-finetune is killed, resumed, and ends in the same bits; a signal stops it cleanly.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+mod support;
+
+use std::path::Path;
+use std::process::{Child, Stdio};
+use std::time::{Duration, Instant};
+
+use support::{checkpoints, expect_code, llm_finetune, tiny_chats};
+
+/// Micro-batches an epoch of the tiny set: 12 examples, 2 a batch; windows of 4 end with the epoch.
+const BATCHES: u64 = 6;
+
+/// Everything random is on.
+const NOISY: [&str; 10] = [
+    "--lora-dropout",
+    "0.2",
+    "--neftune-noise-alpha",
+    "5",
+    "--gradient-accumulation-steps",
+    "4",
+    "--checkpoint-minutes",
+    "0",
+    "--eval-steps",
+    "1",
+];
+
+fn start(dir: &Path, name: &str, more: &[&str]) -> Child {
+    let args = [&["--config", "tiny.yaml", "--name", name], &NOISY[..], more].concat();
+    llm_finetune(dir, &args).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap()
+}
+
+/// Adapter, state and `results.csv` without the time column.
+fn ending(run: &Path) -> Vec<(String, Vec<u8>)> {
+    let newest = checkpoints(run).pop().unwrap();
+    let state = ["weights", "optimizer", "grads"].map(|name| newest.join(format!("{name}.safetensors")));
+    let written =
+        ["adapter/adapter_model.safetensors", "adapter/adapter_config.json", "weights/last.safetensors", "weights/best.safetensors"];
+    let files = state.into_iter().chain(written.map(|name| run.join(name)));
+    let mut all: Vec<_> =
+        files.map(|path| (path.file_name().unwrap().to_string_lossy().into_owned(), std::fs::read(path).unwrap())).collect();
+    let csv = std::fs::read_to_string(run.join("results.csv")).unwrap();
+    let without_time = csv.lines().map(|l| l.split(',').enumerate().filter(|(i, _)| *i != 1).map(|(_, c)| c).collect::<Vec<_>>().join(","));
+    all.push(("results.csv".into(), without_time.collect::<Vec<_>>().join("\n").into_bytes()));
+    all
+}
+
+/// Waits until the run has a checkpoint of this step or a later one.
+fn wait_for(run: &Path, step: u64, child: &mut Child) {
+    let (started, wanted) = (Instant::now(), format!("step-{step:09}"));
+    while !checkpoints(run).iter().any(|p| *p.file_name().unwrap().to_string_lossy() >= *wanted) {
+        let running = child.try_wait().unwrap().is_none();
+        assert!(running && started.elapsed() < Duration::from_secs(300), "{} never got to {wanted}", run.display());
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn killed_and_resumed_it_ends_in_the_same_bits() {
+    let dir = tempfile::tempdir().unwrap();
+    tiny_chats(dir.path());
+    assert!(start(dir.path(), "whole", &[]).wait().unwrap().success());
+    let expected = ending(&dir.path().join("runs/sft/whole"));
+
+    // Inside a window, at the end of one, at the epoch's edge, in the second epoch's first window, and twice in one run.
+    for kills in [vec![1], vec![4], vec![BATCHES], vec![BATCHES + 3], vec![2, BATCHES + 1]] {
+        let name = format!("killed{kills:?}").replace([' ', '[', ']', ','], "");
+        let run = dir.path().join("runs/sft").join(&name);
+        let mut child = start(dir.path(), &name, &[]);
+        for (i, &step) in kills.iter().enumerate() {
+            if i > 0 {
+                let resume = ["--resume", run.to_str().unwrap()];
+                child = llm_finetune(dir.path(), &resume).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+            }
+            wait_for(&run, step, &mut child);
+            child.kill().unwrap();
+            child.wait().unwrap();
+        }
+        let (out, _) = expect_code(&mut llm_finetune(dir.path(), &["--resume", run.to_str().unwrap()]), 0);
+        assert!(out.contains("going on at epoch"), "{out}");
+        let got = ending(&run);
+        assert_eq!(got.len(), expected.len());
+        for ((file, ours), (_, theirs)) in got.iter().zip(&expected) {
+            assert!(ours == theirs, "{name}: {file} differs");
+        }
+    }
+}
+
+#[test]
+fn a_signal_stops_with_code_0_and_resume_finishes() {
+    let dir = tempfile::tempdir().unwrap();
+    tiny_chats(dir.path());
+    let mut child = start(dir.path(), "s", &["--epochs", "30"]);
+    let run = dir.path().join("runs/sft/s");
+    wait_for(&run, 3, &mut child);
+    let (_, error) = expect_code(&mut llm_finetune(dir.path(), &["--resume", run.to_str().unwrap()]), 2);
+    assert!(error.contains(&child.id().to_string()), "the holder's pid is named: {error}");
+
+    let kill = std::process::Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
+    assert!(kill.success());
+    assert_eq!(child.wait().unwrap().code(), Some(0));
+    assert!(!run.join("adapter").exists(), "it is not finished");
+    let events = std::fs::read_to_string(run.join("events.jsonl")).unwrap();
+    assert!(events.lines().last().unwrap().contains("\"stop\""), "{events}");
+
+    // What would change the run's numbers is refused, by flag or by hand.
+    let (_, error) = expect_code(&mut llm_finetune(dir.path(), &["--resume", run.to_str().unwrap(), "--learning-rate", "1"]), 2);
+    assert!(error.contains("--learning_rate") || error.contains("--learning-rate"), "{error}");
+    let yaml = std::fs::read_to_string(run.join("config.yaml")).unwrap();
+    std::fs::write(run.join("config.yaml"), yaml.replace("lora_dropout: 0.2", "lora_dropout: 0.1")).unwrap();
+    let (_, error) = expect_code(&mut llm_finetune(dir.path(), &["--resume", run.to_str().unwrap()]), 2);
+    assert!(error.contains("settings"), "{error}");
+    std::fs::write(run.join("config.yaml"), yaml).unwrap();
+    let chats = std::fs::read_to_string(dir.path().join("chats.jsonl")).unwrap();
+    std::fs::write(dir.path().join("chats.jsonl"), chats.replace("Three", "Never")).unwrap();
+    let (_, error) = expect_code(&mut llm_finetune(dir.path(), &["--resume", run.to_str().unwrap()]), 2);
+    assert!(error.contains("data has changed"), "{error}");
+    std::fs::write(dir.path().join("chats.jsonl"), chats).unwrap();
+
+    // What does not may be given; the newest run is found without its name.
+    let (out, _) = expect_code(&mut llm_finetune(dir.path(), &["--resume", "--checkpoint-minutes", "10", "--save-gguf", "f16"]), 0);
+    assert!(out.contains("going on at epoch") && run.join("model-f16.gguf").exists() && run.join("adapter").exists(), "{out}");
+    let (out, _) = expect_code(&mut llm_finetune(dir.path(), &["--resume"]), 0);
+    assert!(out.contains("nothing to resume"), "{out}");
+}

@@ -447,7 +447,9 @@ impl<T: Task> Learner<T> {
         let counters = &mut self.state.counters;
         counters.elapsed_s += started.elapsed().as_secs_f64();
         counters.evaluated_at = counters.updates;
-        let best = evaluation.as_ref().is_some_and(|e| counters.best.is_none_or(|(fitness, _)| e.fitness >= fitness));
+        // What is not a number is never best: it would stay so, and no checkpoint can hold it.
+        let better = |e: &Evaluation| e.fitness.is_finite() && counters.best.is_none_or(|(fitness, _)| e.fitness >= fitness);
+        let best = evaluation.as_ref().is_some_and(better);
         if let Some(e) = &evaluation {
             counters.since_best += 1;
             if best {

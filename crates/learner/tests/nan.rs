@@ -51,6 +51,26 @@ impl bellows_learner::Observer for StopAtSkip {
 }
 
 #[test]
+fn an_evaluation_that_is_not_a_number_is_never_best_and_can_be_resumed_from() {
+    fn poison(epoch: usize, position: usize) -> bool {
+        epoch < 2 && position == toy::EVALUATION
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let flag = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
+    let mut session = learner(dir.path(), config(), poison);
+    // After the first epoch's evaluation, and no other, was seen.
+    session.observe(toy::StopAfter { after: toy::BATCHES + 1, seen: 0, flag: flag.clone() }).stop_when(flag);
+    session.fit(&data()).unwrap();
+    assert_eq!(session.state().counters.best, None);
+    assert!(!dir.path().join("run/weights/best.safetensors").exists());
+    let mut session = learner(dir.path(), config(), poison);
+    session.resume().unwrap();
+    session.fit(&data()).unwrap();
+    let (fitness, epoch) = session.state().counters.best.unwrap();
+    assert!(fitness.is_finite() && epoch >= 2, "{fitness} in epoch {epoch}");
+}
+
+#[test]
 fn an_exploding_rate_never_writes_a_weight_that_is_not_finite() {
     let mut config = config();
     let Schedule::Epochs(schedule) = &mut config.schedule else { unreachable!() };

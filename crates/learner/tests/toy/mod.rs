@@ -112,6 +112,7 @@ impl Task for Toy {
         let clean = ToyBatch { x: batch.x.iter().map(|x| if x.is_nan() { 0.0 } else { *x }).collect(), ..batch };
         let output = self.loss(model, &clean, Draw { seed: 0, epoch: 0, epochs: 1 }, context.device);
         let mse = f64::from(output.items.try_into_vec_as::<f32>()?[0]);
+        let mse = if (self.poison)(context.epoch, EVALUATION) { f64::NAN } else { mse };
         (context.progress)(40, 40);
         Ok(Evaluation { fitness: -mse, metrics: vec![("val/mse".into(), mse)], samples: 40, objects: 40 })
     }
@@ -120,6 +121,9 @@ impl Task for Toy {
         Ok(format!("{epoch} {:?}", model.out.weight.val().to_data()).into_bytes())
     }
 }
+
+/// The position that tells a poisoned evaluation from a poisoned batch.
+pub const EVALUATION: usize = usize::MAX;
 
 pub fn config() -> LearnerConfig {
     LearnerConfig {

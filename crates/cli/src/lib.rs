@@ -21,7 +21,7 @@ pub use flags::{count, doctor, flag, flag_values, option, resume, switch, text, 
 pub use layers::{record_settings, resumed, yaml_layer, yaml_text};
 
 /// A program from start to exit code: what `run` does, or the device probe's child when this process is one. An error is printed once, on one
-/// line; `code_of` knows the codes of the program's own errors ([`exit`] knows the others).
+/// line; `code_of` knows the codes of the program's own errors, the others are known here.
 pub fn program(run: impl FnOnce() -> anyhow::Result<()>, code_of: impl Fn(&(dyn Error + 'static)) -> Option<u8>) -> ExitCode {
     // The device probe re-runs this program as a child; it must not go through the command line proper.
     let mut words = std::env::args().skip(1);

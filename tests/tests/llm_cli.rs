@@ -262,3 +262,29 @@ fn a_rate_beyond_reason_ends_with_code_4() {
     let (out, error) = expect_code(&mut llm_finetune(dir.path(), &args), 4);
     assert!(error.contains("diverged") && out.contains("rollback"), "{out}\n{error}");
 }
+
+/// SwiftShader's matrix products are wrong at some sizes: a real case of a device that passes a probe and fails a model.
+#[test]
+fn a_vulkan_device_computes_rightly_or_is_refused() {
+    let Some(icd) = std::env::var_os("BELLOWS_SWIFTSHADER") else {
+        eprintln!("skipped: set BELLOWS_SWIFTSHADER to a Vulkan ICD file (.ci/swiftshader prints one)");
+        return;
+    };
+    let dir = tempfile::tempdir().unwrap();
+    tiny_chats(dir.path());
+    let args = ["--config", "tiny.yaml", "--epochs", "1", "--save-merged", "false", "--device"];
+    expect_code(&mut llm_finetune(dir.path(), &[&args[..], &["cpu", "--name", "cpu"]].concat()), 0);
+    let output =
+        llm_finetune(dir.path(), &[&args[..], &["vulkan:0", "--name", "vulkan"]].concat()).env("VK_DRIVER_FILES", icd).output().unwrap();
+    if output.status.code() == Some(2) {
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(said.contains("computes the model's first layer wrongly"), "{said}");
+        assert!(!dir.path().join("runs/sft/vulkan").exists());
+        return;
+    }
+    let loss = |name: &str| {
+        let text = std::fs::read_to_string(dir.path().join("runs/sft").join(name).join("results.csv")).unwrap();
+        text.lines().nth(1).unwrap().split(',').nth(2).unwrap().parse::<f64>().unwrap()
+    };
+    assert!((loss("cpu") - loss("vulkan")).abs() < 1e-2 * loss("cpu"), "{} {}", loss("cpu"), loss("vulkan"));
+}

@@ -6,7 +6,7 @@ use std::time::Instant;
 use anyhow::Context;
 use bellows_chat::{Conversation, Message, RenderOptions, Role, Template, Tokenizer, encode_prompt};
 use bellows_cli::{Bar, Usage, join_pool, pick_device, record_settings, resumed, say};
-use bellows_device::{ProbeOptions, Telemetry};
+use bellows_device::{ProbeOptions, Selected, Telemetry, processor};
 use bellows_learner::{Dashboard, Outcome, signals};
 use bellows_qwen::arch::Architecture;
 use bellows_qwen::base::Base;
@@ -16,6 +16,7 @@ use bellows_qwen::export::{modelfile, write_gguf, write_transformers};
 use bellows_qwen::generate::{Sampling, generate};
 use bellows_qwen::hub::locate;
 use bellows_qwen::model::{CausalLm, ModelConfig};
+use bellows_qwen::prove::first_layer;
 use bellows_qwen::train::{Finetune, Report};
 use bellows_qwen::weights::merge;
 use bellows_runs::{RunDir, write_atomic};
@@ -46,11 +47,12 @@ pub(crate) fn train(args: TrainArgs) -> anyhow::Result<()> {
     };
     let lock = dir.lock()?;
     let path = dir.path().to_path_buf();
-    let mut run = match Finetune::new(config.clone(), base, data, template, &device.device, dir.clone()) {
+    let prepared = Finetune::new(config.clone(), base, data, template, &device.device, dir.clone());
+    let mut run = match prepared.map_err(Into::into).and_then(|run| proved(run, &device)) {
         Ok(run) => run,
         Err(error) => {
             dir.withdraw(lock);
-            return Err(error.into());
+            return Err(error);
         }
     };
     say(&format!("template: {}", run.template().name()));
@@ -145,6 +147,23 @@ pub(crate) fn open_data(config: &SftConfig, tokenizer: &Tokenizer, template: &Te
         bar.finish("");
     }
     Ok(data)
+}
+
+/// How far an accelerator's first layer may be from the processor's; f32 kernels are within 1e-5.
+const PROVED: f64 = 1e-3;
+
+/// The run, if the device computes its model as the processor does.
+fn proved(run: Finetune, device: &Selected) -> anyhow::Result<Finetune> {
+    let error = match device.backend {
+        "flex" => 0.0,
+        _ => first_layer(&run.model(), run.shape(), &device.device, &processor()),
+    };
+    if error < PROVED {
+        return Ok(run);
+    }
+    let (backend, name) = (device.backend, &device.name);
+    let reason = format!("{backend} ({name}) computes the model's first layer wrongly (relative error {error:.3} against the processor)");
+    Err(Usage(format!("{reason}: --device cpu trains")).into())
 }
 
 /// The model's greedy answer to one question.

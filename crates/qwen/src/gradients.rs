@@ -108,6 +108,7 @@ pub fn gradients(model: &CausalLm, batch: &TrainBatch, options: Options, watch: 
 }
 
 /// What the backward pass needs of a layer.
+#[expect(clippy::large_enum_variant, reason = "one value a layer: a few kilobytes in all")]
 enum Kept {
     Input(Tensor<3>),
     Graph { input: Tensor<3>, output: Tensor<3> },

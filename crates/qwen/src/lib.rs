@@ -19,6 +19,7 @@ pub mod load;
 pub mod loss;
 pub mod model;
 pub mod peft;
+pub mod prove;
 pub mod task;
 pub mod train;
 pub mod weights;

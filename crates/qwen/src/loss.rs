@@ -8,7 +8,7 @@ pub const CHUNK: usize = 256;
 
 /// The loss of a batch and its gradients, none of it on a graph.
 pub struct HeadLoss {
-    /// Σ of −log softmax(h Wᵀ)[target] over the rows, `[1]`.
+    /// Σ of `−log softmax(h Wᵀ)[target]` over the rows, `[1]`.
     pub loss: Tensor<1>,
     /// Its gradient with respect to the rows, `[N, h]`.
     pub rows: Tensor<2>,
@@ -38,7 +38,7 @@ pub fn head_loss(rows: Tensor<2>, weight: &Tensor<2>, targets: Tensor<1, Int>, w
     HeadLoss { loss: Tensor::cat(losses, 0).sum(), rows: Tensor::cat(row_grads, 0), weight: weight_grad }
 }
 
-/// Σ of −log softmax(h Wᵀ)[target] alone, `[1]`: evaluation.
+/// Σ of `−log softmax(h Wᵀ)[target]` alone, `[1]`: evaluation.
 pub fn head_loss_only(rows: Tensor<2>, weight: &Tensor<2>, targets: Tensor<1, Int>) -> Tensor<1> {
     let n = rows.dims()[0];
     let chunks = (0..n).step_by(CHUNK).map(|start| {

@@ -234,7 +234,7 @@ mod tests {
             |len: u32, trained| Encoded { ids: (0..len).collect(), trained: (0..len).map(|i| i >= len - trained).collect(), cut: 0 };
         let config = SftConfig { batch_size: 2, pad_to_multiple_of: 16, ..SftConfig::default() };
         let model = ModelConfig::from_json(include_str!("../tests/golden/qwen2/model/config.json")).unwrap();
-        let task = SftTask::new(config, model, vec![example(20, 3), example(7, 2)], Vec::new(), 0);
+        let task = SftTask::new(config, LoraConfig::default(), model, vec![example(20, 3), example(7, 2)], Vec::new(), 0);
         let batch = task.batch(&InMemDataset::new(vec![(); 2]), Draw { seed: 0, epoch: 0, epochs: 1 }, &[0]).unwrap();
         assert_eq!((batch.batch.ids.len(), task.units(&batch), batch.batch.targets()), (64, 27, 5));
     }

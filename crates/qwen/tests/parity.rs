@@ -57,7 +57,7 @@ impl Case {
     fn batch(&self) -> (TrainBatch, usize) {
         let ((ids, shape), device) = (self.ids(), Device::flex());
         let labels = self.tensors("case.safetensors")["labels"].to_f32().unwrap();
-        let next = |i: usize| (i + 1) % shape[1] != 0 && labels[i + 1] >= 0.0;
+        let next = |i: usize| !(i + 1).is_multiple_of(shape[1]) && labels[i + 1] >= 0.0;
         let rows: Vec<i32> = (0..ids.len()).filter(|&i| next(i)).map(|i| i as i32).collect();
         let targets: Vec<i32> = rows.iter().map(|&i| ids[i as usize + 1]).collect();
         let n = rows.len();

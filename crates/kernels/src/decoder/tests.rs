@@ -107,7 +107,7 @@ proptest! {
         let scale = 0.3;
         let held = if own { b } else { 1 };
         // The first key of every row is seen.
-        let hidden = |i: usize, v: f64| if i % t > 0 && v > 0.2 { f64::from(BLOCKED) } else { 0.0 };
+        let hidden = |i: usize, v: f64| if !i.is_multiple_of(t) && v > 0.2 { f64::from(BLOCKED) } else { 0.0 };
         let mask: Vec<f64> = noise(seed ^ 9, held * r * t).into_iter().enumerate().map(|(i, v)| hidden(i, v)).collect();
         let scores: Vec<f64> = noise(seed, b * h * r * t).iter().map(|v| v * spread).collect();
         let reference = |v: &[&[f64]]| {

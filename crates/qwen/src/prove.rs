@@ -1,0 +1,77 @@
+//! Proof, before anything is trained, that a device computes this model as another one does.
+//!
+//! A probe of a device tries a few shapes; a driver or an autotuned kernel may fail at others. So the model's own first layer, with its own sizes and
+//! adapters, is run forward and backward on both, which takes moments where a wrong run takes hours.
+
+use bellows_learner::{Layout, ParamGrads, Rng, Role};
+use burn::module::Module;
+use burn::tensor::{Device, Tensor, TensorData};
+
+use crate::model::layers::Layer;
+use crate::model::pass::Pass;
+use crate::model::{CausalLm, ModelConfig};
+
+/// Tokens that go through.
+const SEQ: usize = 32;
+
+/// The largest relative difference, ‖a − b‖ / ‖b‖, between `device` and `reference` over the first layer's output, the gradient of its input and
+/// those of its trained parameters; infinite where a device does not answer.
+pub fn first_layer(model: &CausalLm, shape: &ModelConfig, device: &Device, reference: &Device) -> f64 {
+    let Some(layer) = model.model.layers.first() else { return 0.0 };
+    let [ours, theirs] = [device, reference].map(|device| run(layer, shape, &device.clone().without_autodiff()));
+    match (ours, theirs) {
+        (Some(ours), Some(theirs)) => ours.iter().zip(&theirs).map(|(a, b)| distance(a, b)).fold(0.0, f64::max),
+        _ => f64::INFINITY,
+    }
+}
+
+/// Output, input gradient and parameter gradients of Σ y ⊙ dy for a made-up input and dy.
+fn run(layer: &Layer, shape: &ModelConfig, device: &Device) -> Option<Vec<Vec<f32>>> {
+    let layer = layer.clone().to_device(device).train();
+    let size = [1, SEQ, shape.hidden_size];
+    let noise = |name: &str| {
+        let mut rng = Rng::new(0, name, 0, 0);
+        let values: Vec<f32> = (0..SEQ * shape.hidden_size).map(|_| rng.uniform(-1.0, 1.0) as f32).collect();
+        Tensor::<3>::from_data(TensorData::new(values, size), device)
+    };
+    let positions: Vec<i32> = (0..SEQ as i32).collect();
+    let pass = Pass::new([1, SEQ], &positions, &[0; SEQ], shape, device).on(true);
+    let x = Tensor::from_inner(noise("x")).require_grad();
+    let y = layer.forward(x.clone(), &pass, None);
+    let mut graph = (y.clone() * Tensor::from_inner(noise("dy"))).sum().backward();
+    let mut grads = ParamGrads::default();
+    grads.take(&layer, &mut graph);
+    let layout = Layout::of(&layer, |_| Role::Trained(0));
+    let mut all = vec![y.inner().reshape([-1]), x.grad_remove(&mut graph)?.reshape([-1])];
+    all.extend(layout.arrange(&layer, grads).into_iter().flatten());
+    all.into_iter().map(|t: Tensor<1>| t.try_into_vec_as::<f32>().ok()).collect()
+}
+
+/// ‖a − b‖ / ‖b‖; where b is all zeros, ‖a‖.
+fn distance(a: &[f32], b: &[f32]) -> f64 {
+    let norm = |values: &mut dyn Iterator<Item = f64>| values.map(|v| v * v).sum::<f64>().sqrt();
+    let difference = norm(&mut a.iter().zip(b).map(|(a, b)| f64::from(*a) - f64::from(*b)));
+    let length = norm(&mut b.iter().map(|b| f64::from(*b)));
+    let distance = if length > 0.0 { difference / length } else { difference };
+    if a.len() == b.len() && !distance.is_nan() { distance } else { f64::INFINITY }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::adapter::LoraConfig;
+    use crate::base::random;
+
+    #[test]
+    fn wrong_numbers_are_seen() {
+        let shape = ModelConfig::from_json(include_str!("../tests/golden/qwen2/model/config.json")).unwrap();
+        let device = Device::flex();
+        let model = LoraConfig::default().apply(random(&shape, 1, &device), 1).unwrap();
+        assert_eq!(first_layer(&model, &shape, &device, &device), 0.0);
+        let values = run(&model.model.layers[0], &shape, &device).unwrap();
+        assert!(values.len() > 2 + 7, "no gradient of an adapter");
+        assert!(distance(&[1.0, 2.2], &[1.0, 2.0]) > 0.08);
+        assert_eq!(distance(&[f32::NAN], &[1.0]), f64::INFINITY);
+        assert_eq!(distance(&[0.5], &[0.0]), 0.5);
+    }
+}

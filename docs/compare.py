@@ -23,7 +23,7 @@ for number in range(args.rounds):
         if done.returncode:
             raise SystemExit(f"{command}: exit {done.returncode}\n{done.stderr}")
         for key, value in json.loads(done.stdout.strip().splitlines()[-1]).items():
-            if isinstance(value, (int, float)):
+            if isinstance(value, (int, float)) and not isinstance(value, bool):
                 seen[which].setdefault(key, []).append(value)
     print(f"round {number + 1}: load {os.getloadavg()[0]:.1f}", flush=True)
 

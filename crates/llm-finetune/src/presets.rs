@@ -2,8 +2,10 @@
 
 use std::path::Path;
 
-use bellows_cli::{Usage, yaml_layer, yaml_text};
+use anyhow::Context;
+use bellows_cli::{Usage, say, yaml_layer, yaml_text};
 use bellows_qwen::config::SftConfig;
+use bellows_runs::write_atomic;
 use bellows_settings::Layer;
 
 use crate::args::SettingsArgs;
@@ -28,7 +30,11 @@ pub(crate) fn settings(args: &SettingsArgs) -> anyhow::Result<SftConfig> {
         layers.push(layer(name)?);
     }
     layers.push(args.flags.clone());
-    Ok(SftConfig::from_layers(&layers)?)
+    let config = SftConfig::from_layers(&layers)?;
+    if args.config.as_deref() == Some("tiny") && config.data == [TINY_CHAT] {
+        write_tiny_chat(Path::new(TINY_CHAT))?;
+    }
+    Ok(config)
 }
 
 fn layer(name: &str) -> anyhow::Result<Layer> {
@@ -37,6 +43,27 @@ fn layer(name: &str) -> anyhow::Result<Layer> {
         None if Path::new(name).exists() => yaml_layer(Path::new(name)),
         None => Err(Usage(format!("--config {name}: there is no such file, and the presets are {}", names())).into()),
     }
+}
+
+/// The data of the preset `tiny`.
+const TINY_CHAT: &str = "datasets/tiny-chat";
+
+/// Writes them where they are not there: a program far from its sources brings them along.
+fn write_tiny_chat(dir: &Path) -> anyhow::Result<()> {
+    if dir.exists() {
+        return Ok(());
+    }
+    let files = [
+        ("train.jsonl", include_str!("../../../datasets/tiny-chat/train.jsonl")),
+        ("valid.jsonl", include_str!("../../../datasets/tiny-chat/valid.jsonl")),
+    ];
+    std::fs::create_dir_all(dir).with_context(|| dir.display().to_string())?;
+    for (name, text) in files {
+        let path = dir.join(name);
+        write_atomic(&path, text.as_bytes()).with_context(|| path.display().to_string())?;
+    }
+    say(&format!("Wrote {}", dir.display()));
+    Ok(())
 }
 
 #[cfg(test)]

@@ -17,7 +17,7 @@ use bellows_qwen::generate::{Sampling, generate};
 use bellows_qwen::hub::locate;
 use bellows_qwen::model::{CausalLm, ModelConfig};
 use bellows_qwen::prove::first_layer;
-use bellows_qwen::train::{Finetune, Report};
+use bellows_qwen::train::{Finetune, MADE_BASE, Report};
 use bellows_qwen::weights::merge;
 use bellows_runs::{RunDir, write_atomic};
 use bellows_weights::DType;
@@ -47,6 +47,9 @@ pub(crate) fn train(args: TrainArgs) -> anyhow::Result<()> {
     };
     let lock = dir.lock()?;
     let path = dir.path().to_path_buf();
+    if config.model == "tiny" && resumed.is_none() {
+        write_transformers(&path.join(MADE_BASE), &base.model, &base.config, &base.tokenizer, DType::F32)?;
+    }
     let prepared = Finetune::new(config.clone(), base, data, template, &device.device, dir.clone());
     let mut run = match prepared.map_err(Into::into).and_then(|run| proved(run, &device)) {
         Ok(run) => run,
@@ -74,7 +77,9 @@ pub(crate) fn train(args: TrainArgs) -> anyhow::Result<()> {
         let renderer = TuiMetricsRendererWrapper::new(quit.clone(), None);
         run.learner().stop_on(quit).observe(Dashboard::new(Box::new(renderer)));
     } else {
-        say(&format!("Logging to {}\nStarting training for {} epochs", path.display(), config.epochs));
+        if run.learner().state().counters.epoch < config.epochs {
+            say(&format!("Logging to {}\nStarting training for {} epochs", path.display(), config.epochs));
+        }
         run.learner().observe(Console::new());
     }
     let started = Instant::now();

@@ -179,6 +179,10 @@ impl LoraConfig {
             }
         }
         let (layers, mut any) = (model.model.layers.len(), false);
+        if let Some(layer) = self.layers_to_transform.iter().find(|layer| **layer >= layers) {
+            let reason = format!("layers_to_transform: there is no layer {layer}, this model has {layers}, counted from 0");
+            return Err(AdapterError::Setting(reason).into());
+        }
         let per_layer = model.linears().count() / layers.max(1);
         for (i, (name, linear)) in model.linears_mut().enumerate() {
             if let Some(spec) = self.spec(&name, i / per_layer.max(1), i as u64)? {

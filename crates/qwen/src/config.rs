@@ -31,9 +31,9 @@ settings! {
         data: Vec<String> = Vec::new();
         /// How often the rows of each of several data sets are used in an epoch, as a list; 1 if not given
         data_weights: Vec<f64> = Vec::new();
-        /// Examples held out for validation if there is no valid file: a fraction below 1, or a number
+        /// Rows held out for validation if there is no valid file: a fraction below 1, or a number
         val_size: f64 = 0.0;
-        /// Most examples to train on; 0 takes all
+        /// Most examples to train on, drawn from all; 0 takes all
         max_samples: usize = 0;
         /// Never connect to the hub
         offline: bool = false;

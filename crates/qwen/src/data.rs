@@ -42,38 +42,50 @@ impl SftData {
         let (mut data, mut done) = (Self::default(), 0);
         let mut sets = Vec::new();
         for split in &splits {
-            let mut rows = |data: &mut Self, set: &Dataset| -> Result<Vec<Encoded>, ChatError> {
-                let mut examples = Vec::new();
+            // What is made of one row stays together: its pieces, and its copies, are all learnt or all judged by.
+            let mut rows = |data: &mut Self, set: &Dataset| -> Result<Vec<Vec<Encoded>>, ChatError> {
+                let mut rows = Vec::new();
                 for i in 0..set.len() {
                     let outcome = encode(&set.get(i)?, tokenizer, template, options).map_err(|e| e.on_line(set.path(), set.line(i)))?;
-                    examples.extend(data.kept(outcome));
+                    rows.push(data.kept(outcome));
                     done += 1;
                     progress(done, total);
                 }
-                Ok(examples)
+                rows.retain(|row| !row.is_empty());
+                Ok(rows)
             };
             sets.push(rows(&mut data, &split.train)?);
             if let Some(valid) = &split.valid {
                 let before = data.dropped;
                 let examples = rows(&mut data, valid)?;
-                data.valid.extend(examples);
+                data.valid.extend(examples.into_iter().flatten());
                 data.dropped_valid += data.dropped - before;
             }
         }
         let draw = |stream: &'static str| move |i: u64| Rng::new(config.seed, stream, 0, i).bits();
-        let weights = if config.data_weights.is_empty() { vec![1.0; sets.len()] } else { config.data_weights.clone() };
-        let sizes: Vec<usize> = sets.iter().map(Vec::len).collect();
-        data.train = plan::mix(&sizes, &weights, draw("mix")).into_iter().map(|(set, row)| sets[set][row].clone()).collect();
         if data.valid.is_empty() && config.val_size > 0.0 {
-            let count = data.train.len();
+            let count: usize = sets.iter().map(Vec::len).sum();
             let held = if config.val_size < 1.0 { (config.val_size * count as f64).ceil() } else { config.val_size } as usize;
             let (_, held) = plan::split(count, held.min(count.saturating_sub(1)), draw("split"));
-            for i in held.into_iter().rev() {
-                data.valid.push(data.train.remove(i));
+            let place = |row: usize| {
+                let (mut set, mut at) = (0, row);
+                while at >= sets[set].len() {
+                    at -= sets[set].len();
+                    set += 1;
+                }
+                (set, at)
+            };
+            let places: Vec<(usize, usize)> = held.into_iter().map(place).collect();
+            for (set, at) in places.into_iter().rev() {
+                data.valid.extend(sets[set].remove(at));
             }
         }
-        if config.max_samples > 0 {
-            data.train.truncate(config.max_samples);
+        let weights = if config.data_weights.is_empty() { vec![1.0; sets.len()] } else { config.data_weights.clone() };
+        let sizes: Vec<usize> = sets.iter().map(Vec::len).collect();
+        data.train = plan::mix(&sizes, &weights, draw("mix")).into_iter().flat_map(|(set, row)| sets[set][row].clone()).collect();
+        if config.max_samples > 0 && config.max_samples < data.train.len() {
+            let (_, chosen) = plan::split(data.train.len(), config.max_samples, draw("max_samples"));
+            data.train = chosen.into_iter().map(|i| data.train[i].clone()).collect();
         }
         Ok(data)
     }

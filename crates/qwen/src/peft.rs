@@ -1,6 +1,6 @@
 //! Adapters in PEFT's files: `adapter_config.json` and `adapter_model.safetensors`.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use bellows_weights::{Tensor as FileTensor, Tensors, WeightsError, to_safetensors};
@@ -8,10 +8,11 @@ use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::{Tensor, TensorData};
 use serde_json::{Value, json};
 
-use crate::adapter::{AdapterError, LoraConfig, Targets};
+use crate::adapter::{ALL_LINEAR, AdapterError, LoraConfig, Targets};
 use crate::load;
 use crate::model::CausalLm;
 use crate::model::lora::Lora;
+use crate::weights;
 
 /// What PEFT puts before a module's own name.
 pub(crate) const PREFIX: &str = "base_model.model.";
@@ -149,7 +150,9 @@ pub fn read_config(path: &Path) -> Result<LoraConfig, PeftError> {
     }
     let known = serde_json::to_value(LoraConfig::default()).unwrap_or_default();
     let ours = fields.iter().filter(|(key, value)| !value.is_null() && known.get(key.as_str()).is_some());
-    let ours: serde_json::Map<String, Value> = ours.map(|(k, v)| (k.clone(), v.clone())).collect();
+    // PEFT takes one layer as a number.
+    let listed = |key: &str, value: &Value| if key == "layers_to_transform" && value.is_u64() { json!([value]) } else { value.clone() };
+    let ours: serde_json::Map<String, Value> = ours.map(|(k, v)| (k.clone(), listed(k, v))).collect();
     let config: LoraConfig = serde_json::from_value(Value::Object(ours)).map_err(|e| fail(e.to_string()))?;
     Ok(LoraConfig { ensure_weight_tying: fields.get("ensure_weight_tying") == Some(&json!(true)), ..config })
 }
@@ -218,7 +221,17 @@ pub fn attach(model: CausalLm, config: &LoraConfig, mut tensors: Tensors, path: 
             magnitude.map(|m| Tensor::from_data(TensorData::new(m, [out]), &device)),
         ))
     })?;
-    assign(model, tensors, path)
+    let mut missing = None;
+    weights::visit(&model, &mut |name, _, _| {
+        let saved = !name.contains(".lora.") && config.trains(name);
+        if saved && !tensors.contains_key(&peft_name(name)) {
+            missing = Some(peft_name(name));
+        }
+    });
+    match missing {
+        Some(name) => Err(fail(format!("no tensor {name}"))),
+        None => assign(model, tensors, path),
+    }
 }
 
 /// Replaces the values of the adapters (and saved modules) a model has by `tensors` under PEFT's names.
@@ -241,11 +254,15 @@ pub fn assign(model: CausalLm, mut tensors: Tensors, path: &Path) -> Result<Caus
     }
 }
 
-/// The targets as a list of name endings, which every reader takes.
+/// The targets as a list, which every reader takes: name endings for everything, and for an expression the maps it found.
 fn target_names(model: &CausalLm, config: &LoraConfig) -> Vec<String> {
-    if let Targets::Names(names) = &config.target_modules {
-        return names.clone();
+    let adapted = model.linears().filter(|(_, l)| l.lora.is_some()).map(|(name, _)| name);
+    match &config.target_modules {
+        Targets::Names(names) => names.clone(),
+        Targets::Pattern(pattern) if pattern == ALL_LINEAR => {
+            let endings = adapted.map(|name| name.rsplit('.').next().unwrap_or_default().to_owned());
+            endings.collect::<BTreeSet<_>>().into_iter().collect()
+        }
+        Targets::Pattern(_) => adapted.collect(),
     }
-    let endings = model.linears().filter(|(_, l)| l.lora.is_some()).map(|(name, _)| name.rsplit('.').next().unwrap_or_default().to_owned());
-    endings.collect::<std::collections::BTreeSet<_>>().into_iter().collect()
 }

@@ -66,6 +66,9 @@ pub struct Report {
     pub saved: Option<PathBuf>,
 }
 
+/// Where in the run directory a base model is kept that was made on the spot.
+pub const MADE_BASE: &str = "base";
+
 /// A run, ready to go.
 pub struct Finetune {
     learner: Learner<SftTask>,
@@ -96,6 +99,7 @@ impl Finetune {
             return Err(FinetuneError::Data("no example is left to train on".into()));
         }
         let mut header = vec![model_line(&model, &shape), data.summary()];
+        let base = norms(&model);
         let (lora, adapter) = settle_adapter(&mut config)?;
         let model = match (config.method, adapter) {
             (Method::Full, _) => train_where(model, |_| true),
@@ -107,7 +111,7 @@ impl Finetune {
         header.push(format!("{trained} of {all} parameters are trained ({:.3} %)", 100.0 * trained as f64 / all as f64));
         let pad = tokenizer.pad().or(tokenizer.eos()).unwrap_or(0);
         let (examples, validated) = (data.train.len(), !data.valid.is_empty());
-        let identity = identity(&config, &data);
+        let identity = identity(&config, &data, base);
         let task = SftTask::new(config.clone(), lora.clone(), shape.clone(), data.train, data.valid, pad);
         let mut learner = Learner::new(task, model, device, config.learner(validated), dir, identity)?;
         if config.plots {
@@ -175,8 +179,9 @@ impl Finetune {
     /// Weights that cannot be read back.
     pub fn best(&self) -> Result<CausalLm, FinetuneError> {
         let weights = self.learner.dir().weights();
-        let best = weights.join("best.safetensors");
-        let file = if best.exists() { best } else { weights.join("last.safetensors") };
+        // An earlier run in the same directory may have left a best of its own.
+        let judged = self.learner.state().counters.best.is_some();
+        let file = weights.join(if judged { "best.safetensors" } else { "last.safetensors" });
         let tensors = bellows_weights::read(&file).map_err(PeftError::from)?.tensors;
         match self.config.method {
             Method::Lora => Ok(peft::assign(self.model(), tensors, &file)?),
@@ -197,7 +202,10 @@ impl Finetune {
         if self.config.method == Method::Full {
             return Ok(self.learner.dir().weights());
         }
-        peft::write(&dir, &model, &self.lora, Some(&self.config.model))?;
+        // A model made on the spot lies in the run.
+        let made = self.learner.dir().path().join(MADE_BASE);
+        let base = if self.config.model == "tiny" { made.display().to_string() } else { self.config.model.clone() };
+        peft::write(&dir, &model, &self.lora, Some(&base))?;
         self.tokenizer.save(&dir)?;
         Ok(dir)
     }
@@ -241,14 +249,27 @@ fn model_line(model: &CausalLm, c: &ModelConfig) -> String {
     )
 }
 
-/// Settings that change what a run computes, and the data: a checkpoint must agree on them.
-fn identity(config: &SftConfig, data: &SftData) -> Map<String, Value> {
+/// Every scale of the model's norms, bit by bit: two published models do not share them, and they are few.
+fn norms(model: &CausalLm) -> u64 {
+    let layers = model.model.layers.iter().flat_map(|layer| [&layer.input_layernorm, &layer.post_attention_layernorm]);
+    let values = layers.chain([&model.model.norm]).flat_map(|norm| norm.weight.val().try_into_vec_as::<f32>().unwrap_or_default());
+    fnv(values.flat_map(|v| v.to_bits().to_le_bytes()))
+}
+
+/// FNV-1a.
+fn fnv(bytes: impl Iterator<Item = u8>) -> u64 {
+    bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3))
+}
+
+/// Settings that change what a run computes, the data, and the base model: a checkpoint must agree on them.
+fn identity(config: &SftConfig, data: &SftData, base: u64) -> Map<String, Value> {
     let mut settings = serde_json::to_value(config).unwrap_or_default();
     if let Value::Object(map) = &mut settings {
         MAY_CHANGE.iter().chain(&["project", "name", "exist_ok"]).for_each(|key| drop(map.remove(*key)));
     }
-    let fingerprint = data.train.iter().chain(&data.valid).flat_map(|e| &e.ids).fold(0xcbf2_9ce4_8422_2325_u64, |hash, &id| {
-        id.to_le_bytes().iter().fold(hash, |h, &b| (h ^ u64::from(b)).wrapping_mul(0x0000_0100_0000_01b3))
-    });
-    [("settings".to_string(), settings), ("data".to_string(), json!(format!("{fingerprint:016x}")))].into_iter().collect()
+    let examples = || data.train.iter().chain(&data.valid);
+    let ids = examples().flat_map(|e| &e.ids).flat_map(|id| id.to_le_bytes());
+    let tokens = fnv(ids.chain(examples().flat_map(|e| &e.trained).map(|&trained| u8::from(trained))));
+    let hex = |hash: u64| json!(format!("{hash:016x}"));
+    [("settings", settings), ("data", hex(tokens)), ("base model", hex(base))].map(|(k, v)| (k.to_string(), v)).into_iter().collect()
 }

@@ -174,3 +174,21 @@ proptest! {
         prop_assert_eq!(out, nfc);
     }
 }
+
+/// The layout of Llama 2 and TinyLlama: ▁ is a space, and a character without a token is bytes by name.
+#[test]
+fn pieces_of_sentencepiece_are_text_while_they_stream() {
+    let names = ["<unk>", "<s>", "</s>", "▁the", "▁caf", "é", "<0xE2>", "<0x82>", "<0xAC>", "<0x0A>", "s"];
+    let vocab: serde_json::Map<String, serde_json::Value> =
+        names.iter().enumerate().map(|(id, name)| ((*name).to_string(), id.into())).collect();
+    let file = serde_json::json!({
+        "version": "1.0", "added_tokens": [], "normalizer": null, "pre_tokenizer": null, "post_processor": null, "decoder": null,
+        "model": {"type": "BPE", "unk_token": "<unk>", "fuse_unk": true, "byte_fallback": true, "vocab": vocab, "merges": []},
+    });
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("tokenizer.json"), file.to_string()).unwrap();
+    let tokenizer = Tokenizer::from_dir(dir.path()).unwrap();
+    let mut stream = tokenizer.stream(true);
+    let said: String = [3, 10, 4, 5, 6, 7, 8, 9].into_iter().map(|id| stream.push(id)).collect();
+    assert_eq!(said, " thes café€\n");
+}

@@ -174,10 +174,19 @@ impl Tokenizer {
             Some(token) => Some(token.into_bytes()),
             None => {
                 let token = self.token(id)?;
+                if self.hf.token_to_id("<0x0A>").is_some() {
+                    return Some(piece(&token));
+                }
                 Some(token.chars().map(alphabet::byte_of).collect::<Option<Vec<u8>>>().unwrap_or_else(|| token.into_bytes()))
             }
         }
     }
+}
+
+/// A token of SentencePiece: `<0x0A>` is a byte, ▁ a space, everything else itself.
+fn piece(token: &str) -> Vec<u8> {
+    let byte = token.strip_prefix("<0x").and_then(|rest| rest.strip_suffix('>')).and_then(|hex| u8::from_str_radix(hex, 16).ok());
+    byte.map_or_else(|| token.replace('▁', " ").into_bytes(), |byte| vec![byte])
 }
 
 /// The text of a `tokenizer.json` for byte-level BPE. `merges` are pairs written with one space between them.

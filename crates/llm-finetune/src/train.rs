@@ -172,7 +172,7 @@ fn answer(run: &Finetune, model: &CausalLm, prompt: &str, device: &Device) -> an
     let conversation = Conversation { messages: vec![Message::new(Role::User, prompt)], ..Conversation::default() };
     let ids = encode_prompt(&conversation, tokenizer, run.template(), RenderOptions::default())?;
     let sampling = Sampling { max_new_tokens: 48, temperature: 0.0, ..Sampling::default() };
-    let stop: Vec<u32> = shape.eos_token_ids.iter().copied().chain(tokenizer.id("<|im_end|>")).collect();
+    let stop: Vec<u32> = shape.eos_token_ids.iter().copied().chain(tokenizer.eos()).chain(tokenizer.id("<|im_end|>")).collect();
     let device = device.clone().without_autodiff();
     let new = generate(model, shape, &ids, &sampling, &stop, &device, |_| true)?;
     Ok(format!("{:?}", tokenizer.decode(&new, true)?))

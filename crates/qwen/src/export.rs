@@ -243,3 +243,58 @@ pub fn modelfile(from: &str, adapter: Option<&str>, system: Option<&str>, templa
     }
     text
 }
+
+#[cfg(test)]
+mod tests {
+    use bellows_chat::Jinja;
+    use burn::tensor::Device;
+
+    use super::*;
+    use crate::base::Base;
+
+    fn tiny() -> Base {
+        Base::tiny(["a b"], 0, &Device::flex()).unwrap()
+    }
+
+    #[test]
+    fn a_modelfile_has_one_system_message_and_leaves_other_templates_to_the_gguf() {
+        let plain = modelfile("./m.gguf", None, None, Some(&Template::ChatMl));
+        assert!(plain.starts_with("FROM ./m.gguf\n\nTEMPLATE \"\"\"{{- range .Messages }}<|im_start|>"), "{plain}");
+        assert!(!plain.contains(".System") && !plain.contains("SYSTEM") && plain.contains("PARAMETER stop \"<|im_end|>\""), "{plain}");
+        let qwen = modelfile("./m.gguf", None, None, Some(&Template::Qwen25));
+        assert!(qwen.ends_with("\nSYSTEM \"\"\"You are Qwen, created by Alibaba Cloud. You are a helpful assistant.\"\"\"\n"), "{qwen}");
+        let own = modelfile("./m.gguf", Some("./a.gguf"), Some("Be brief."), Some(&Template::Qwen25));
+        assert!(own.contains("ADAPTER ./a.gguf\n") && own.contains("SYSTEM \"\"\"Be brief.\"\"\"") && !own.contains("Alibaba"), "{own}");
+        let source = "{% for m in messages %}[{{ m.role }}]{{ m.content }}<|endoftext|>{% endfor %}";
+        let other = Template::Jinja(Jinja::new(source, &tiny().tokenizer).unwrap());
+        for template in [Some(&other), None] {
+            let text = modelfile("./m.gguf", None, Some("Be brief."), template);
+            assert!(text.contains("\n# The chat template is not ChatML") && text.contains("SYSTEM"), "{text}");
+            assert!(!text.contains("TEMPLATE") && !text.contains("im_"), "{text}");
+        }
+    }
+
+    #[test]
+    fn outputs_end_where_the_tokenizer_says_and_begin_as_the_model_was_trained() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut base = tiny();
+        let [old, end] = ["<|endoftext|>", "<|im_end|>"].map(|token| base.tokenizer.id(token).unwrap());
+        base.config.eos_token_ids = vec![old];
+        base.tokenizer.set_eos("<|im_end|>").unwrap();
+        write_transformers(dir.path(), &base.model, &base.config, &base.tokenizer, DType::F32).unwrap();
+        for file in ["config.json", "generation_config.json"] {
+            let text = std::fs::read_to_string(dir.path().join(file)).unwrap();
+            assert_eq!(serde_json::from_str::<serde_json::Value>(&text).unwrap()["eos_token_id"], json!([end, old]), "{file}");
+        }
+        for add_bos in [true, false] {
+            let config = json!({ "bos_token": "<|endoftext|>", "eos_token": "<|im_end|>", "add_bos_token": add_bos });
+            std::fs::write(dir.path().join("tokenizer_config.json"), config.to_string()).unwrap();
+            let (tokenizer, path) = (Tokenizer::from_dir(dir.path()).unwrap(), dir.path().join("m.gguf"));
+            write_gguf(&path, &base.model, &base.config, &tokenizer, Preset::F16, "m").unwrap();
+            let file = gguf::Gguf::open(&path).unwrap();
+            assert_eq!(file.metadata()["tokenizer.ggml.add_bos_token"].as_bool(), Some(add_bos));
+            assert_eq!(file.metadata()["tokenizer.ggml.eos_token_id"].as_u64(), Some(u64::from(end)));
+            assert_eq!(Base::tokenizer(&path).unwrap().leading_bos(), add_bos.then_some(old));
+        }
+    }
+}

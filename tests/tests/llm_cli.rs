@@ -241,6 +241,103 @@ fn adapters_that_do_not_fit_are_refused() {
     assert!(yaml.contains("\nr: 4\n"), "{yaml}");
 }
 
+fn read_json(path: &Path) -> Value {
+    serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap()
+}
+
+/// The tiny model as a base model: its end of text is not that of ChatML, and it has no template. Returns the ids of both ends.
+fn base_model(merged: &Path) -> (Value, Value) {
+    let tokens = read_json(&merged.join("tokenizer.json"))["added_tokens"].clone();
+    let id = |content: &str| tokens.as_array().unwrap().iter().find(|t| t["content"] == content).unwrap()["id"].clone();
+    let old = id("<|endoftext|>");
+    for (file, changes) in [
+        ("tokenizer_config.json", json!({ "eos_token": "<|endoftext|>", "chat_template": null })),
+        ("config.json", json!({ "eos_token_id": old })),
+    ] {
+        let mut changed = read_json(&merged.join(file));
+        changes.as_object().unwrap().iter().for_each(|(key, value)| changed[key] = value.clone());
+        std::fs::write(merged.join(file), changed.to_string()).unwrap();
+    }
+    (old, id("<|im_end|>"))
+}
+
+#[test]
+fn the_template_and_its_end_of_turn_reach_every_output() {
+    let dir = tempfile::tempdir().unwrap();
+    let model = trained(dir.path()).join("merged");
+    let (old, end) = base_model(&model);
+    let model = model.to_str().unwrap();
+    let qwen = "You are Qwen, created by Alibaba Cloud";
+    let args = ["--config", "tiny.yaml", "--model", model, "--chat-template", "qwen2.5", "--epochs", "1", "--name", "b"];
+    expect_code(
+        &mut llm_finetune(dir.path(), &[&args[..], &["--max-seq-length", "256", "--save-merged", "--save-gguf", "f16"]].concat()),
+        0,
+    );
+    let run = dir.path().join("runs/sft/b");
+    let adapter = run.join("adapter");
+    let with = ["--model", model, "--adapter", adapter.to_str().unwrap(), "--out"];
+    for folder in ["out", "lora"] {
+        std::fs::create_dir(dir.path().join(folder)).unwrap();
+    }
+    expect_code(&mut llm_finetune(dir.path(), &[&["merge"], &with[..], &["whole"]].concat()), 0);
+    expect_code(&mut llm_finetune(dir.path(), &[&["export"], &with[..], &["out/m.gguf"]].concat()), 0);
+    let lora = [&["export", "--format", "gguf-lora"], &with[..], &["lora/a.gguf"]].concat();
+    expect_code(&mut llm_finetune(dir.path(), &lora), 0);
+
+    let whole = dir.path().join("whole");
+    for folder in [&adapter, &run.join("merged"), &whole] {
+        let config = read_json(&folder.join("tokenizer_config.json"));
+        assert_eq!(config["eos_token"], "<|im_end|>", "{}", folder.display());
+        assert!(config["chat_template"].as_str().unwrap().contains(qwen), "{}", folder.display());
+    }
+    for folder in [&run.join("merged"), &whole] {
+        assert_eq!(read_json(&folder.join("generation_config.json"))["eos_token_id"], json!([end, old]), "{}", folder.display());
+    }
+    for file in [run.join("model-f16.gguf"), dir.path().join("out/m.gguf")] {
+        let gguf = bellows_weights::gguf::Gguf::open(&file).unwrap();
+        assert_eq!(gguf.metadata()["tokenizer.ggml.eos_token_id"].as_u64(), end.as_u64());
+        assert!(gguf.metadata()["tokenizer.chat_template"].as_str().unwrap().contains(qwen));
+    }
+    for folder in [run, dir.path().join("out"), dir.path().join("lora")] {
+        let text = std::fs::read_to_string(folder.join("Modelfile")).unwrap();
+        assert!(text.contains(&format!("SYSTEM \"\"\"{qwen}")), "{text}");
+    }
+}
+
+#[test]
+fn generate_refuses_what_gives_no_text_and_begins_texts_as_training_does() {
+    let dir = tempfile::tempdir().unwrap();
+    let merged = trained(dir.path()).join("merged");
+    let model = merged.to_str().unwrap();
+    let generate = |prompt: &str, more: &[&str]| {
+        let args = ["generate", "--model", model, "--device", "cpu", "--max-new-tokens", "8", "--prompt", prompt];
+        llm_finetune(dir.path(), &[&args[..], more].concat())
+    };
+    let cases: [(&str, &[&str], &str); 7] = [
+        ("", &["--raw"], "--prompt is empty"),
+        ("", &[], "--prompt is empty"),
+        ("a", &["--stop", "so", "--stop", ""], "--stop is an empty text"),
+        ("a", &["--temperature", "-1"], "temperature is -1, and must be at least 0"),
+        ("a", &["--temperature", "nan"], "temperature is NaN"),
+        ("a", &["--top-p", "0"], "top_p is 0, and must be above 0"),
+        ("a", &["--repetition-penalty", "-0.5"], "repetition_penalty is -0.5, and must be above 0"),
+    ];
+    for (prompt, more, words) in cases {
+        let (_, error) = expect_code(&mut generate(prompt, more), 2);
+        one_sentence(&error, &[words], &format!("{prompt:?} {more:?}"));
+        assert_eq!(error.lines().count(), 1, "{error}");
+    }
+    // A model whose texts begin with a token: it comes before the prompt unasked.
+    let raw = |prompt: &str| expect_code(&mut generate(prompt, &["--raw", "--temperature", "1", "--top-k", "0", "--top-p", "1"]), 0).0;
+    let (without, typed) = (raw("Say one"), raw("<|endoftext|>Say one"));
+    assert_ne!(without, typed);
+    let path = merged.join("tokenizer_config.json");
+    let mut config = read_json(&path);
+    (config["bos_token"], config["add_bos_token"]) = (json!("<|endoftext|>"), json!(true));
+    std::fs::write(&path, config.to_string()).unwrap();
+    assert_eq!(raw("Say one"), typed);
+}
+
 #[test]
 fn a_rate_beyond_reason_ends_with_code_4() {
     let dir = tempfile::tempdir().unwrap();

@@ -173,3 +173,46 @@ fn tools_are_refused_where_there_is_no_place_for_them_and_templates_may_complain
     let marked = Conversation { messages: vec![Message::new(Role::User, "a\u{fdd0}")], tools: vec![] };
     assert!(picky.render(&marked, RenderOptions::default()).unwrap_err().to_string().contains("U+FDD0"));
 }
+
+/// A template with turns of its own.
+const BRACKETS: &str =
+    "{% for m in messages %}[{{ m.role }}]{{ m.content }}<|endoftext|>{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}";
+
+#[test]
+fn what_a_template_says_of_its_turns() {
+    let tokenizer = support::tiny();
+    let jinja = |source: &str| Template::Jinja(Jinja::new(source, &tokenizer).unwrap());
+    for name in ["qwen2", "qwen2.5", "qwen3", "smollm", "chatml"] {
+        let template = Template::named(name).unwrap();
+        for template in [jinja(template.source()), template] {
+            assert!(template.is_chatml(), "{name}");
+            assert_eq!(template.end_of_turn().as_deref(), Some("<|im_end|>"), "{name}");
+            let expected = match name {
+                "qwen2" => Some("You are a helpful assistant."),
+                "qwen2.5" => Some("You are Qwen, created by Alibaba Cloud. You are a helpful assistant."),
+                "smollm" => Some("You are a helpful AI assistant named SmolLM, trained by Hugging Face"),
+                _ => None,
+            };
+            assert_eq!(template.default_system().as_deref(), expected, "{name}");
+        }
+    }
+    let brackets = jinja(BRACKETS);
+    assert!(!brackets.is_chatml());
+    assert_eq!((brackets.end_of_turn().as_deref(), brackets.default_system()), (Some("<|endoftext|>"), None));
+    // Tokens of ChatML alone do not make it ChatML.
+    assert!(!jinja(&Template::ChatMl.source().replace("message.role ~ '\\n'", "message.role ~ '<|endoftext|>'")).is_chatml());
+}
+
+#[test]
+fn a_tokenizer_adopts_a_template_and_keeps_its_own_text_of_the_same() {
+    let mut tokenizer = support::tiny();
+    tokenizer.adopt(&Template::Qwen25);
+    assert_eq!(tokenizer.chat_template(), Some(Template::Qwen25.source()));
+    let own = format!("{{#- the model's own -#}}{}", Template::Qwen25.source());
+    tokenizer.set_chat_template(own.clone());
+    tokenizer.adopt(&Template::Qwen25);
+    assert_eq!(tokenizer.chat_template(), Some(own.as_str()));
+    let brackets = Template::Jinja(Jinja::new(BRACKETS, &tokenizer).unwrap());
+    tokenizer.adopt(&brackets);
+    assert_eq!(tokenizer.chat_template(), Some(BRACKETS));
+}

@@ -100,6 +100,19 @@ fn through_gguf_and_back_the_ids_stay() {
 }
 
 #[test]
+fn a_gguf_says_whether_texts_begin_with_a_token() {
+    for add_bos in [true, false] {
+        let vocabulary = Vocabulary { bos: Some(256), add_bos, ..support::tiny().vocabulary(512).unwrap() };
+        let tokenizer = Tokenizer::from_gguf_vocab(&vocabulary).unwrap();
+        assert_eq!(tokenizer.leading_bos(), add_bos.then_some(256));
+        assert_eq!(tokenizer.vocabulary(512).unwrap(), vocabulary);
+        let dir = tempfile::tempdir().unwrap();
+        tokenizer.save(dir.path()).unwrap();
+        assert_eq!(Tokenizer::from_dir(dir.path()).unwrap().leading_bos(), tokenizer.leading_bos());
+    }
+}
+
+#[test]
 fn damaged_vocabularies_are_refused() {
     let good = support::tiny().vocabulary(512).unwrap();
     let refused = |change: fn(&mut Vocabulary), part: &str| {

@@ -84,7 +84,13 @@ pub(crate) struct BenchmarkArgs {
 }
 
 fn number(name: &'static str, default: &'static str, help: &'static str) -> Arg {
-    Arg::new(name).long(name).value_name("X").default_value(default).value_parser(clap::value_parser!(f64)).help(help)
+    Arg::new(name)
+        .long(name)
+        .value_name("X")
+        .allow_negative_numbers(true)
+        .default_value(default)
+        .value_parser(clap::value_parser!(f64))
+        .help(help)
 }
 
 fn model() -> [Arg; 3] {

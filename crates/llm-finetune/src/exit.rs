@@ -6,6 +6,7 @@ use bellows_chat::{ChatError, Fault};
 use bellows_cli::{USAGE, code_of_learner};
 use bellows_qwen::base::BaseError;
 use bellows_qwen::export::ExportError;
+use bellows_qwen::generate::GenerateError;
 use bellows_qwen::peft::PeftError;
 use bellows_qwen::train::FinetuneError;
 
@@ -15,6 +16,9 @@ pub(crate) fn code_of(cause: &(dyn Error + 'static)) -> Option<u8> {
         return Some(USAGE);
     }
     if let Some(ExportError::Adapter(_) | ExportError::NotFinite(_)) = cause.downcast_ref() {
+        return Some(USAGE);
+    }
+    if let Some(GenerateError::Setting { .. } | GenerateError::Empty) = cause.downcast_ref() {
         return Some(USAGE);
     }
     match cause.downcast_ref::<FinetuneError>()? {

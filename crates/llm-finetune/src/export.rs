@@ -1,8 +1,9 @@
 //! `merge` and `export`: a model, with or without an adapter, as files of other tools.
 
-use bellows_chat::Template;
+use bellows_chat::{Template, Tokenizer};
 use bellows_cli::{Usage, say};
 use bellows_device::processor;
+use bellows_qwen::arch::Architecture;
 use bellows_qwen::base::Base;
 use bellows_qwen::export::{modelfile, write_transformers};
 use bellows_qwen::gguf_lora::write_gguf_lora;
@@ -12,11 +13,12 @@ use bellows_runs::write_atomic;
 use bellows_weights::DType;
 
 use crate::args::ExportArgs;
-use crate::speak::open;
+use crate::speak::{adapter_tokenizer, open};
 use crate::train::gguf;
 
 pub(crate) fn merge(args: &ExportArgs) -> anyhow::Result<()> {
-    let base = open(&args.model, args.adapter.as_deref(), args.offline, &processor())?;
+    let mut base = open(&args.model, args.adapter.as_deref(), args.offline, &processor())?;
+    adopt(&mut base.tokenizer, base.config.architecture);
     let dtype = match args.kind.as_deref() {
         Some("f16") => DType::F16,
         Some("bf16") => DType::BF16,
@@ -32,10 +34,7 @@ pub(crate) fn export(args: &ExportArgs) -> anyhow::Result<()> {
         return export_adapter(args);
     }
     let mut base = open(&args.model, args.adapter.as_deref(), args.offline, &processor())?;
-    if base.tokenizer.chat_template().is_none() {
-        let template = Template::detect(&base.tokenizer, Some(base.config.architecture.model_type()))?;
-        base.tokenizer.set_chat_template(template.source().to_owned());
-    }
+    let template = adopt(&mut base.tokenizer, base.config.architecture);
     gguf(
         &args.out,
         &weights::merge(base.model),
@@ -43,7 +42,15 @@ pub(crate) fn export(args: &ExportArgs) -> anyhow::Result<()> {
         &base.tokenizer,
         args.kind.as_deref().unwrap_or("q8_0"),
         args.system.as_deref(),
+        template.as_ref(),
     )
+}
+
+/// The template of a model, which its tokenizer then has too; none of a model that does not chat.
+fn adopt(tokenizer: &mut Tokenizer, architecture: Architecture) -> Option<Template> {
+    let template = Template::detect(tokenizer, Some(architecture.model_type())).ok()?;
+    tokenizer.adopt(&template);
+    Some(template)
 }
 
 /// The adapter alone, and a Modelfile that puts it on its model.
@@ -54,11 +61,14 @@ fn export_adapter(args: &ExportArgs) -> anyhow::Result<()> {
     }
     let model = locate(&args.model, args.offline, &mut say)?;
     let (config, tensors) = peft::read(dir)?;
+    let shape = Base::shape(&model)?;
+    let mut tokenizer = adapter_tokenizer(dir)?.map_or_else(|| Base::tokenizer(&model), Ok)?;
+    let template = adopt(&mut tokenizer, shape.architecture);
     let name = args.out.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
-    write_gguf_lora(&args.out, &config, tensors, &Base::shape(&model)?, name.trim_end_matches(".gguf"))?;
+    write_gguf_lora(&args.out, &config, tensors, &shape, name.trim_end_matches(".gguf"))?;
     let beside = args.out.with_file_name("Modelfile");
     let from = model.canonicalize().unwrap_or(model);
-    let text = modelfile(&from.display().to_string(), Some(&format!("./{name}")), args.system.as_deref());
+    let text = modelfile(&from.display().to_string(), Some(&format!("./{name}")), args.system.as_deref(), template.as_ref());
     write_atomic(&beside, text.as_bytes())?;
     say(&format!("Saved {} and {}", args.out.display(), beside.display()));
     Ok(())

@@ -3,10 +3,10 @@
 use std::io::{BufRead, Write};
 use std::path::Path;
 
-use bellows_chat::{Conversation, Message, RenderOptions, Role, Template, encode_prompt};
-use bellows_cli::{join_pool, pick_device, say};
+use bellows_chat::{Conversation, Message, RenderOptions, Role, Template, Tokenizer, encode_prompt};
+use bellows_cli::{Usage, join_pool, pick_device, say};
 use bellows_device::ProbeOptions;
-use bellows_qwen::base::Base;
+use bellows_qwen::base::{Base, BaseError};
 use bellows_qwen::generate::generate;
 use bellows_qwen::hub::locate;
 use bellows_qwen::model::CausalLm;
@@ -16,22 +16,31 @@ use burn::tensor::Device;
 use crate::args::SpeakArgs;
 
 pub(crate) fn speak(args: SpeakArgs) -> anyhow::Result<()> {
+    args.sampling.check()?;
+    if args.stop.iter().any(String::is_empty) {
+        return Err(Usage("--stop is an empty text, which every answer begins with: leave it out".into()).into());
+    }
+    if args.prompt.as_deref() == Some("") {
+        return Err(Usage("--prompt is empty".into()).into());
+    }
     join_pool(0)?;
     let device = pick_device(&args.device, &ProbeOptions::default())?.device;
     let base = open(&args.model, args.adapter.as_deref(), args.offline, &device)?;
-    let template = Template::detect(&base.tokenizer, Some(base.config.architecture.model_type()))?;
+    let template = || Template::detect(&base.tokenizer, Some(base.config.architecture.model_type()));
     let system = args.system.iter().map(|text| Message::new(Role::System, text.clone()));
     let mut conversation = Conversation { messages: system.collect(), ..Conversation::default() };
     if let Some(prompt) = &args.prompt {
         let ids = if args.raw {
-            base.tokenizer.encode(prompt, true)?
+            let text = base.tokenizer.encode(prompt, true)?;
+            base.tokenizer.leading_bos().into_iter().chain(text).collect()
         } else {
             conversation.messages.push(Message::new(Role::User, prompt.clone()));
-            encode_prompt(&conversation, &base.tokenizer, &template, RenderOptions::default())?
+            encode_prompt(&conversation, &base.tokenizer, &template()?, RenderOptions::default())?
         };
         say_answer(&base, &ids, &args, &device)?;
         return Ok(());
     }
+    let template = template()?;
     say("Type a message; an empty line ends the chat.");
     for line in std::io::stdin().lock().lines() {
         let line = line?;
@@ -46,14 +55,26 @@ pub(crate) fn speak(args: SpeakArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A model with its adapter, if there is one.
+/// A model with its adapter, if there is one, and then the tokenizer and the template that the adapter was trained with.
 pub(crate) fn open(model: &str, adapter: Option<&Path>, offline: bool, device: &Device) -> anyhow::Result<Base> {
     let mut base = Base::open(&locate(model, offline, &mut say)?, device)?;
     if let Some(dir) = adapter {
         let (config, tensors) = peft::read(dir)?;
         base.model = peft::attach(base.model, &config, tensors, dir)?;
+        if let Some(tokenizer) = adapter_tokenizer(dir)? {
+            let (tokens, rows) = (tokenizer.len(), base.config.vocab_size);
+            if tokens > rows {
+                return Err(BaseError::Vocabulary { path: dir.to_owned(), tokens, rows }.into());
+            }
+            base.tokenizer = tokenizer;
+        }
     }
     Ok(base)
+}
+
+/// The tokenizer beside an adapter, if there is one.
+pub(crate) fn adapter_tokenizer(dir: &Path) -> anyhow::Result<Option<Tokenizer>> {
+    Ok(dir.join("tokenizer.json").exists().then(|| Tokenizer::from_dir(dir)).transpose()?)
 }
 
 /// Prints the answer as it comes, up to a stop string; returns it.
@@ -77,7 +98,7 @@ fn say_answer(base: &Base, prompt: &[u32], args: &SpeakArgs, device: &Device) ->
         show(&text[shown.min(safe)..safe]);
         shown = safe.max(shown);
         true
-    });
+    })?;
     if args.stop.iter().all(|stop| !text.contains(stop.as_str())) {
         text.push_str(&stream.finish());
     }

@@ -177,9 +177,9 @@ fn answer(run: &Finetune, model: &CausalLm, prompt: &str, device: &Device) -> an
     let conversation = Conversation { messages: vec![Message::new(Role::User, prompt)], ..Conversation::default() };
     let ids = encode_prompt(&conversation, tokenizer, run.template(), RenderOptions::default())?;
     let sampling = Sampling { max_new_tokens: 48, temperature: 0.0, ..Sampling::default() };
-    let stop: Vec<u32> = shape.eos_token_ids.iter().copied().chain(tokenizer.id("<|im_end|>")).collect();
+    let stop: Vec<u32> = shape.eos_token_ids.iter().copied().chain(tokenizer.eos()).chain(tokenizer.id("<|im_end|>")).collect();
     let device = device.clone().without_autodiff();
-    let new = generate(model, shape, &ids, &sampling, &stop, &device, |_| true);
+    let new = generate(model, shape, &ids, &sampling, &stop, &device, |_| true)?;
     Ok(format!("{:?}", tokenizer.decode(&new, true)?))
 }
 
@@ -202,19 +202,16 @@ fn write_files(config: &SftConfig, run: &Finetune, model: CausalLm, dir: &Path) 
     if !config.save_merged && config.save_gguf.is_none() {
         return Ok(());
     }
-    let mut tokenizer = run.tokenizer().clone();
-    if tokenizer.chat_template().is_none() {
-        tokenizer.set_chat_template(run.template().source().to_owned());
-    }
+    let tokenizer = run.tokenizer();
     let model = if config.method == Method::Lora { merge(model) } else { model };
     if config.save_merged {
         let merged = dir.join("merged");
-        write_transformers(&merged, &model, run.shape(), &tokenizer, DType::F32)?;
+        write_transformers(&merged, &model, run.shape(), tokenizer, DType::F32)?;
         say(&format!("Saved {}", merged.display()));
     }
     if let Some(kind) = &config.save_gguf {
         let file = dir.join(format!("model-{kind}.gguf"));
-        gguf(&file, &model, run.shape(), &tokenizer, kind, config.system.as_deref())?;
+        gguf(&file, &model, run.shape(), tokenizer, kind, config.system.as_deref(), Some(run.template()))?;
     }
     Ok(())
 }
@@ -227,6 +224,7 @@ pub(crate) fn gguf(
     tokenizer: &Tokenizer,
     kind: &str,
     system: Option<&str>,
+    template: Option<&Template>,
 ) -> anyhow::Result<()> {
     let kinds = || Preset::ALL.map(|p| p.name()).join(", ");
     let preset = Preset::from_name(kind).ok_or_else(|| Usage(format!("{kind:?} is no kind of GGUF; there are {}", kinds())))?;
@@ -235,7 +233,7 @@ pub(crate) fn gguf(
         say(&format!("warning: {line}"));
     }
     let beside = file.with_file_name("Modelfile");
-    write_atomic(&beside, modelfile(&format!("./{name}"), None, system).as_bytes())?;
+    write_atomic(&beside, modelfile(&format!("./{name}"), None, system, template).as_bytes())?;
     say(&format!("Saved {} and {}", file.display(), beside.display()));
     Ok(())
 }

@@ -41,7 +41,7 @@ pub fn finetune(project: &Path, epochs: usize) -> Result<(f64, String), Box<dyn 
     let (model, shape, tokenizer) = (merge(run.best()?), run.shape(), run.tokenizer());
     let prompt = encode_prompt(&chat(&[(Role::User, FACTS[0].0)]), tokenizer, run.template(), RenderOptions::default())?;
     let greedy = Sampling { max_new_tokens: 16, temperature: 0.0, ..Sampling::default() };
-    let answer = generate(&model, shape, &prompt, &greedy, &shape.eos_token_ids, &device, |_| true);
+    let answer = generate(&model, shape, &prompt, &greedy, &shape.eos_token_ids, &device, |_| true)?;
     write_gguf(&run.learner().dir().path().join("facts.gguf"), &model, run.shape(), run.tokenizer(), Preset::Q8_0, "facts")?;
     Ok((report.best_loss.unwrap_or(f64::NAN), run.tokenizer().decode(&answer, true)?))
 }

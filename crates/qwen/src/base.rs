@@ -340,6 +340,7 @@ fn vocabulary_of(metadata: &Metadata) -> Result<Vocabulary, Fault> {
         bos: id("bos_token_id"),
         eos: id("eos_token_id"),
         pad: id("padding_token_id"),
+        add_bos: value("add_bos_token").and_then(bellows_weights::gguf::Value::as_bool).unwrap_or(false),
         chat_template: metadata.get("tokenizer.chat_template").and_then(|v| v.as_str()).map(str::to_owned),
     })
 }

@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io::BufWriter;
 use std::path::{Path, PathBuf};
 
-use bellows_chat::{ChatError, Fault, TokenType, Tokenizer};
+use bellows_chat::{ChatError, Fault, Template, TokenType, Tokenizer};
 use bellows_weights::gguf::{self, Metadata, Preset, TensorInfo, Value};
 use bellows_weights::{BlockType, DType, TensorSpec, WeightsError, write_checkpoint};
 use indexmap::IndexMap;
@@ -104,14 +104,20 @@ pub fn write_transformers(
         DType::BF16 => "bfloat16",
         _ => "float32",
     };
-    let eos = config.eos_token_ids.first().copied().or(tokenizer.eos());
-    let generation = json!({ "eos_token_id": eos, "pad_token_id": tokenizer.pad(), "bos_token_id": tokenizer.bos() });
-    for (file, json) in [("config.json", config.to_json(name)), ("generation_config.json", generation)] {
+    let config = ModelConfig { eos_token_ids: ends(config, tokenizer), ..config.clone() }.to_json(name);
+    let generation = json!({ "eos_token_id": config["eos_token_id"], "pad_token_id": tokenizer.pad(), "bos_token_id": tokenizer.bos() });
+    for (file, json) in [("config.json", config), ("generation_config.json", generation)] {
         let path = dir.join(file);
         let text = serde_json::to_string_pretty(&json).unwrap_or_default() + "\n";
         bellows_runs::write_atomic(&path, text.as_bytes()).map_err(|e| fail(&path, e.to_string()))?;
     }
     Ok(tokenizer.save(dir)?)
+}
+
+/// The tokens that end an answer: first the tokenizer's end of text, which tuning may have changed, then those the model came with.
+fn ends(config: &ModelConfig, tokenizer: &Tokenizer) -> Vec<u32> {
+    let own = tokenizer.eos();
+    own.into_iter().chain(config.eos_token_ids.iter().copied().filter(|&id| Some(id) != own)).collect()
 }
 
 /// Writes a GGUF (version 3) with the tokenizer and its chat template inside, under `path` once it is complete. Adapters must have been
@@ -206,24 +212,89 @@ fn metadata(config: &ModelConfig, tokenizer: &Tokenizer, preset: Preset, name: &
             put(&format!("ggml.{key}_token_id"), Value::U32(id));
         }
     }
-    put("ggml.add_bos_token", Value::Bool(false));
+    put("ggml.add_bos_token", Value::Bool(vocabulary.add_bos));
     if let Some(template) = vocabulary.chat_template {
         put("chat_template", Value::String(template));
     }
     Ok(m)
 }
 
-/// An Ollama Modelfile for a ChatML model in `from` (a file or directory, from where the Modelfile lies), with an adapter and a system
-/// message if there are such.
-pub fn modelfile(from: &str, adapter: Option<&str>, system: Option<&str>) -> String {
+/// Turns of ChatML as Ollama writes them. Its `.Messages` hold the system message too.
+const OLLAMA_CHATML: &str = r#"TEMPLATE """{{- range .Messages }}<|im_start|>{{ .Role }}
+{{ .Content }}<|im_end|>
+{{ end }}<|im_start|>assistant
+"""
+
+PARAMETER stop "<|im_start|>"
+PARAMETER stop "<|im_end|>"
+"#;
+
+/// An Ollama Modelfile for a model in `from` (a file or directory, from where the Modelfile lies), with an adapter if there is one. The
+/// system message is this one or the template's own. A template that is not ChatML is left to Ollama, which finds it in the GGUF.
+pub fn modelfile(from: &str, adapter: Option<&str>, system: Option<&str>, template: Option<&Template>) -> String {
     let adapter = adapter.map(|file| format!("ADAPTER {file}\n")).unwrap_or_default();
-    let mut text = format!(
-        "FROM {from}\n{adapter}\nTEMPLATE \"\"\"{{{{- if .System }}}}<|im_start|>system\n{{{{ .System }}}}<|im_end|>\n{{{{ end }}}}\
-         {{{{- range .Messages }}}}<|im_start|>{{{{ .Role }}}}\n{{{{ .Content }}}}<|im_end|>\n{{{{ end }}}}<|im_start|>assistant\n\"\"\"\n\n\
-         PARAMETER stop \"<|im_start|>\"\nPARAMETER stop \"<|im_end|>\"\n"
-    );
-    if let Some(system) = system {
+    let turns = match template {
+        Some(template) if template.is_chatml() => OLLAMA_CHATML,
+        _ => "# The chat template is not ChatML: Ollama takes it, and the token that ends a turn, from the GGUF.\n",
+    };
+    let mut text = format!("FROM {from}\n{adapter}\n{turns}");
+    if let Some(system) = system.map(str::to_owned).or_else(|| template?.default_system()) {
         text.push_str(&format!("\nSYSTEM \"\"\"{}\"\"\"\n", system.replace("\"\"\"", "\"")));
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use bellows_chat::Jinja;
+    use burn::tensor::Device;
+
+    use super::*;
+    use crate::base::Base;
+
+    fn tiny() -> Base {
+        Base::tiny(["a b"], 0, &Device::flex()).unwrap()
+    }
+
+    #[test]
+    fn a_modelfile_has_one_system_message_and_leaves_other_templates_to_the_gguf() {
+        let plain = modelfile("./m.gguf", None, None, Some(&Template::ChatMl));
+        assert!(plain.starts_with("FROM ./m.gguf\n\nTEMPLATE \"\"\"{{- range .Messages }}<|im_start|>"), "{plain}");
+        assert!(!plain.contains(".System") && !plain.contains("SYSTEM") && plain.contains("PARAMETER stop \"<|im_end|>\""), "{plain}");
+        let qwen = modelfile("./m.gguf", None, None, Some(&Template::Qwen25));
+        assert!(qwen.ends_with("\nSYSTEM \"\"\"You are Qwen, created by Alibaba Cloud. You are a helpful assistant.\"\"\"\n"), "{qwen}");
+        let own = modelfile("./m.gguf", Some("./a.gguf"), Some("Be brief."), Some(&Template::Qwen25));
+        assert!(own.contains("ADAPTER ./a.gguf\n") && own.contains("SYSTEM \"\"\"Be brief.\"\"\"") && !own.contains("Alibaba"), "{own}");
+        let source = "{% for m in messages %}[{{ m.role }}]{{ m.content }}<|endoftext|>{% endfor %}";
+        let other = Template::Jinja(Jinja::new(source, &tiny().tokenizer).unwrap());
+        for template in [Some(&other), None] {
+            let text = modelfile("./m.gguf", None, Some("Be brief."), template);
+            assert!(text.contains("\n# The chat template is not ChatML") && text.contains("SYSTEM"), "{text}");
+            assert!(!text.contains("TEMPLATE") && !text.contains("im_"), "{text}");
+        }
+    }
+
+    #[test]
+    fn outputs_end_where_the_tokenizer_says_and_begin_as_the_model_was_trained() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut base = tiny();
+        let [old, end] = ["<|endoftext|>", "<|im_end|>"].map(|token| base.tokenizer.id(token).unwrap());
+        base.config.eos_token_ids = vec![old];
+        base.tokenizer.set_eos("<|im_end|>").unwrap();
+        write_transformers(dir.path(), &base.model, &base.config, &base.tokenizer, DType::F32).unwrap();
+        for file in ["config.json", "generation_config.json"] {
+            let text = std::fs::read_to_string(dir.path().join(file)).unwrap();
+            assert_eq!(serde_json::from_str::<serde_json::Value>(&text).unwrap()["eos_token_id"], json!([end, old]), "{file}");
+        }
+        for add_bos in [true, false] {
+            let config = json!({ "bos_token": "<|endoftext|>", "eos_token": "<|im_end|>", "add_bos_token": add_bos });
+            std::fs::write(dir.path().join("tokenizer_config.json"), config.to_string()).unwrap();
+            let (tokenizer, path) = (Tokenizer::from_dir(dir.path()).unwrap(), dir.path().join("m.gguf"));
+            write_gguf(&path, &base.model, &base.config, &tokenizer, Preset::F16, "m").unwrap();
+            let file = gguf::Gguf::open(&path).unwrap();
+            assert_eq!(file.metadata()["tokenizer.ggml.add_bos_token"].as_bool(), Some(add_bos));
+            assert_eq!(file.metadata()["tokenizer.ggml.eos_token_id"].as_u64(), Some(u64::from(end)));
+            assert_eq!(Base::tokenizer(&path).unwrap().leading_bos(), add_bos.then_some(old));
+        }
+    }
 }

@@ -29,8 +29,56 @@ impl Default for Sampling {
     }
 }
 
+/// Why no text comes.
+#[derive(Debug, thiserror::Error)]
+pub enum GenerateError {
+    /// A setting of [`Sampling`].
+    #[error("{name} is {value}, and must be {range}")]
+    Setting {
+        /// The setting.
+        name: &'static str,
+        /// Its value.
+        value: f64,
+        /// What it may be.
+        range: &'static str,
+    },
+    /// Nothing to go on with.
+    #[error("the prompt is empty: a model needs a token to go on with")]
+    Empty,
+    /// The device cannot hand the logits back.
+    #[error("reading token {step} back from the device: {reason}")]
+    Device {
+        /// The token, from 0.
+        step: usize,
+        /// Why not.
+        reason: String,
+    },
+}
+
+impl Sampling {
+    /// Whether every setting is in its range.
+    ///
+    /// # Errors
+    /// [`GenerateError::Setting`].
+    pub fn check(&self) -> Result<(), GenerateError> {
+        let Self { temperature, top_p, repetition_penalty, .. } = *self;
+        let settings = [
+            ("temperature", temperature, temperature >= 0.0, "at least 0"),
+            ("top_p", top_p, top_p > 0.0 && top_p <= 1.0, "above 0 and at most 1"),
+            ("repetition_penalty", repetition_penalty, repetition_penalty > 0.0, "above 0"),
+        ];
+        match settings.into_iter().find(|&(_, value, fits, _)| !(fits && value.is_finite())) {
+            Some((name, value, _, range)) => Err(GenerateError::Setting { name, value, range }),
+            None => Ok(()),
+        }
+    }
+}
+
 /// Continues `prompt` until a token of `stop`, the limit, or `false` from `each`, which gets every new token. Returns the new tokens,
 /// without the one that stopped it.
+///
+/// # Errors
+/// See [`GenerateError`].
 pub fn generate(
     model: &CausalLm,
     config: &ModelConfig,
@@ -39,7 +87,11 @@ pub fn generate(
     stop: &[u32],
     device: &Device,
     mut each: impl FnMut(u32) -> bool,
-) -> Vec<u32> {
+) -> Result<Vec<u32>, GenerateError> {
+    sampling.check()?;
+    if prompt.is_empty() {
+        return Err(GenerateError::Empty);
+    }
     let mut caches = vec![KvCache::default(); config.num_hidden_layers];
     let (mut all, mut past) = (prompt.to_vec(), 0);
     for step in 0..sampling.max_new_tokens {
@@ -47,7 +99,8 @@ pub fn generate(
         let n = fresh.len();
         let pass = Pass::after(past, 1, n, config, device);
         let ids = Tensor::<2, Int>::from_data(TensorData::new(fresh, [1, n]), device);
-        let Ok(logits) = model.next_logits(ids, &pass, &mut caches).try_into_vec_as::<f32>() else { break };
+        let logits = model.next_logits(ids, &pass, &mut caches).try_into_vec_as::<f32>();
+        let logits = logits.map_err(|e| GenerateError::Device { step, reason: e.to_string() })?;
         past = all.len();
         let next = choose(&logits, &all, sampling, step);
         if stop.contains(&next) {
@@ -58,7 +111,7 @@ pub fn generate(
             break;
         }
     }
-    all.split_off(prompt.len())
+    Ok(all.split_off(prompt.len()))
 }
 
 /// The next token under `sampling`: draw number `step` of its seed.
@@ -118,6 +171,27 @@ mod tests {
         let logits = [1.0, 3.0, 2.9, -1.0];
         assert_eq!(choose(&logits, &[], &greedy(), 0), 1);
         assert_eq!(choose(&logits, &[1, 1], &Sampling { repetition_penalty: 1.5, ..greedy() }, 0), 2);
+    }
+
+    #[test]
+    fn settings_out_of_range_and_an_empty_prompt_are_refused() {
+        assert!(Sampling::default().check().is_ok() && greedy().check().is_ok());
+        let wrong = [
+            ("temperature", Sampling { temperature: -1.0, ..greedy() }),
+            ("temperature", Sampling { temperature: f64::NAN, ..greedy() }),
+            ("top_p", Sampling { top_p: 0.0, ..greedy() }),
+            ("top_p", Sampling { top_p: 1.1, ..greedy() }),
+            ("repetition_penalty", Sampling { repetition_penalty: 0.0, ..greedy() }),
+            ("repetition_penalty", Sampling { repetition_penalty: f64::INFINITY, ..greedy() }),
+        ];
+        for (setting, sampling) in wrong {
+            let error = sampling.check().unwrap_err();
+            assert!(matches!(error, GenerateError::Setting { name, .. } if name == setting), "{error}");
+        }
+        let device = Device::flex();
+        let base = crate::base::Base::tiny(["a b"], 0, &device).unwrap();
+        let none = generate(&base.model, &base.config, &[], &greedy(), &[], &device, |_| true);
+        assert!(matches!(none, Err(GenerateError::Empty)));
     }
 
     #[test]

@@ -94,9 +94,17 @@ impl Finetune {
         device: &Device,
         dir: RunDir,
     ) -> Result<Self, FinetuneError> {
-        let Base { model, config: shape, tokenizer } = base;
+        let Base { model, config: shape, mut tokenizer } = base;
         if data.train.is_empty() {
             return Err(FinetuneError::Data("no example is left to train on".into()));
+        }
+        tokenizer.adopt(&template);
+        // A base model's own end of text never comes in chats, and would never stop the tuned model.
+        if let Some(end) = template.end_of_turn()
+            && let Some(id) = tokenizer.id(&end)
+            && data.train.iter().any(|example| example.ids.contains(&id))
+        {
+            tokenizer.set_eos(&end).map_err(ChatError::from)?;
         }
         let mut header = vec![model_line(&model, &shape), data.summary()];
         let base = norms(&model);

@@ -115,7 +115,7 @@ fn write_case(dir: &Path, architecture: Architecture, tied: bool, lora: &LoraCon
         }
         let read = Base::open(&path, &device).unwrap();
         let sampling = Sampling { max_new_tokens: TOKENS, temperature: 0.0, ..Sampling::default() };
-        greedy.insert(preset.name(), generate(&read.model, &read.config, &prompt, &sampling, &[], &device, |_| true));
+        greedy.insert(preset.name(), generate(&read.model, &read.config, &prompt, &sampling, &[], &device, |_| true).unwrap());
         assert_eq!(read.tokenizer.encode(TEXTS[3], true).unwrap(), tokenizer.encode(TEXTS[3], true).unwrap());
     }
     std::fs::write(dir.join("ours.safetensors"), to_safetensors(&ours, &BTreeMap::new()).unwrap()).unwrap();

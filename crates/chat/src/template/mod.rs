@@ -139,6 +139,29 @@ impl Template {
         }
     }
 
+    /// Whether a system message and a question come out as plain ChatML.
+    pub fn is_chatml(&self) -> bool {
+        let messages = vec![Message::new(Role::System, "s"), Message::new(Role::User, "a")];
+        let conversation = Conversation { messages, ..Conversation::default() };
+        let options = RenderOptions { generation_prompt: true, ..RenderOptions::default() };
+        matches!((self.render(&conversation, options), Template::ChatMl.render(&conversation, options)), (Ok(a), Ok(b)) if a == b)
+    }
+
+    /// The system message that a ChatML template writes into a conversation without one.
+    pub fn default_system(&self) -> Option<String> {
+        let conversation = Conversation { messages: vec![Message::new(Role::User, "a")], ..Conversation::default() };
+        let text = self.render(&conversation, RenderOptions::default()).ok()?;
+        let (system, _) = text.strip_prefix("<|im_start|>system\n")?.split_once("<|im_end|>")?;
+        Some(system.to_owned())
+    }
+
+    /// The special token with which the assistant ends a turn: `<|im_end|>` of ChatML.
+    pub fn end_of_turn(&self) -> Option<String> {
+        let messages = vec![Message::new(Role::User, "a"), Message::new(Role::Assistant, "b")];
+        let pieces = self.pieces(&Conversation { messages, ..Conversation::default() }, RenderOptions::default()).ok()?;
+        pieces.into_iter().rfind(|piece| piece.special && piece.part == Part::End).map(|piece| piece.text)
+    }
+
     /// The conversation as text.
     ///
     /// # Errors

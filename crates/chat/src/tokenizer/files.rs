@@ -82,10 +82,6 @@ impl Tokenizer {
     pub fn save(&self, dir: &Path) -> Result<(), ChatError> {
         let json = self.hf.to_string(false).map_err(|error| Fault::tokenizer(error.to_string()))?;
         let mut config = self.config.clone();
-        if config.is_empty() {
-            config.insert("tokenizer_class".into(), "PreTrainedTokenizerFast".into());
-            config.insert("clean_up_tokenization_spaces".into(), false.into());
-        }
         for (key, id) in [("bos_token", self.bos), ("eos_token", self.eos), ("pad_token", self.pad())] {
             config.insert(key.into(), id.and_then(|id| self.token(id)).map_or(Value::Null, Value::String));
         }

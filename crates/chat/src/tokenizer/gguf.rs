@@ -43,6 +43,8 @@ pub struct Vocabulary {
     pub eos: Option<u32>,
     /// The token that fills rows.
     pub pad: Option<u32>,
+    /// `tokenizer.ggml.add_bos_token`: whether `bos` goes before every text.
+    pub add_bos: bool,
     /// The chat template.
     pub chat_template: Option<String>,
 }
@@ -121,6 +123,7 @@ impl Tokenizer {
             }
         }
         (tokenizer.bos, tokenizer.eos, tokenizer.pad) = (vocabulary.bos, vocabulary.eos, vocabulary.pad);
+        tokenizer.config.insert("add_bos_token".into(), vocabulary.add_bos.into());
         tokenizer.chat_template.clone_from(&vocabulary.chat_template);
         Ok(tokenizer)
     }
@@ -163,6 +166,7 @@ impl Tokenizer {
             bos: self.bos,
             eos: self.eos,
             pad: self.pad(),
+            add_bos: self.leading_bos().is_some(),
             chat_template: self.chat_template.clone(),
         })
     }

@@ -9,7 +9,7 @@ mod tiny;
 
 use tokenizers::{AddedVocabulary, Model, OffsetType, PreTokenizer, Tokenizer as Hf};
 
-use crate::Fault;
+use crate::{Fault, Template};
 
 pub use gguf::{TokenType, Vocabulary};
 pub use stream::DecodeStream;
@@ -51,7 +51,10 @@ impl Tokenizer {
         let mut plain = hf.get_added_vocabulary().clone();
         plain.set_encode_special_tokens(true);
         let len = hf.get_vocab(true).values().max().map_or(0, |&id| id as usize + 1);
-        Tokenizer { hf, plain, len, bos: None, eos: None, pad: None, chat_template: None, config: serde_json::Map::new() }
+        // What `transformers` asks for where no `tokenizer_config.json` was read.
+        let config = [("tokenizer_class", "PreTrainedTokenizerFast".into()), ("clean_up_tokenization_spaces", false.into())];
+        let config = config.map(|(key, value): (_, serde_json::Value)| (key.to_owned(), value)).into_iter().collect();
+        Tokenizer { hf, plain, len, bos: None, eos: None, pad: None, chat_template: None, config }
     }
 
     /// The ids of `text`, nothing put before or after.
@@ -161,6 +164,14 @@ impl Tokenizer {
     /// Makes `template` the chat template that [`Tokenizer::save`] writes.
     pub fn set_chat_template(&mut self, template: String) {
         self.chat_template = Some(template);
+    }
+
+    /// Makes `template` the one that [`Tokenizer::save`] writes; a text of the model's own that renders the same stays.
+    pub fn adopt(&mut self, template: &Template) {
+        let own = || Template::detect(self, None).is_ok_and(|own| own.name() == template.name());
+        if matches!(template, Template::Jinja(_)) || self.chat_template.is_none() || !own() {
+            self.chat_template = Some(template.source().to_owned());
+        }
     }
 
     /// Makes the token written `token` the end of text: `<|im_end|>` after tuning a base model on chats, or generation never stops.

@@ -111,7 +111,7 @@ fn tokenizer() -> Tokenizer {
     let tokens: Vec<String> = ('!'..).take(64).map(String::from).collect();
     let (types, pre) = (vec![TokenType::Normal; tokens.len()], "qwen2".into());
     let (eos, pad) = (Some(1), Some(0));
-    Tokenizer::from_gguf_vocab(&Vocabulary { pre, tokens, types, merges: Vec::new(), bos: None, eos, pad, chat_template: None }).unwrap()
+    Tokenizer::from_gguf_vocab(&Vocabulary { pre, tokens, types, eos, pad, ..Vocabulary::default() }).unwrap()
 }
 
 pub fn host<const D: usize>(t: Tensor<D>) -> Vec<f32> {

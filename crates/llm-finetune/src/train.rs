@@ -47,9 +47,7 @@ pub(crate) fn train(args: TrainArgs) -> anyhow::Result<()> {
     };
     let lock = dir.lock()?;
     let path = dir.path().to_path_buf();
-    if config.model == "tiny" && resumed.is_none() {
-        write_transformers(&path.join(MADE_BASE), &base.model, &base.config, &base.tokenizer, DType::F32)?;
-    }
+    let made = (config.model == "tiny" && resumed.is_none()).then(|| base.model.clone());
     let prepared = Finetune::new(config.clone(), base, data, template, &device.device, dir.clone());
     let mut run = match prepared.map_err(Into::into).and_then(|run| proved(run, &device)) {
         Ok(run) => run,
@@ -58,6 +56,9 @@ pub(crate) fn train(args: TrainArgs) -> anyhow::Result<()> {
             return Err(error);
         }
     };
+    if let Some(model) = made {
+        write_transformers(&path.join(MADE_BASE), &model, run.shape(), run.tokenizer(), DType::F32)?;
+    }
     say(&format!("template: {}", run.template().name()));
     run.header().iter().for_each(|line| say(line));
     if resumed.is_some() {

@@ -82,7 +82,9 @@ fn killed_and_resumed_it_ends_in_the_same_bits() {
         let got = ending(&run);
         assert_eq!(got.len(), expected.len());
         for ((file, ours), (_, theirs)) in got.iter().zip(&expected) {
-            assert!(ours == theirs, "{name}: {file} differs");
+            // The adapter names its base model, which lies in the run.
+            let named = file == "adapter_config.json" && String::from_utf8_lossy(ours).replace(&name, "whole").as_bytes() == theirs;
+            assert!(named || ours == theirs, "{name}: {file} differs");
         }
     }
 }

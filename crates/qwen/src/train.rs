@@ -212,6 +212,7 @@ impl Finetune {
         }
         // A model made on the spot lies in the run.
         let made = self.learner.dir().path().join(MADE_BASE);
+        let made = made.canonicalize().unwrap_or(made);
         let base = if self.config.model == "tiny" { made.display().to_string() } else { self.config.model.clone() };
         peft::write(&dir, &model, &self.lora, Some(&base))?;
         self.tokenizer.save(&dir)?;

@@ -1,10 +1,10 @@
 //! Times LoRA training steps on made-up weights and tokens: the Learner's own step, with nothing to load.
 
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
 
 use bellows_chat::Encoded;
-use bellows_learner::{BatchReport, Decay, Learner, Observer, Rng, StepTimes};
+use bellows_learner::bench::{StepTimer, median, peak_memory};
+use bellows_learner::{Decay, Learner, Rng, StepTimes};
 use bellows_runs::RunDir;
 use burn::data::dataset::InMemDataset;
 use burn::tensor::Device;
@@ -150,10 +150,10 @@ impl Benchmark {
         let task = SftTask::new(config, lora, shape, rows, Vec::new(), 0);
         let dir = RunDir::create(scratch, "benchmark", false)?;
         let mut learner = Learner::new(task, model, device, learner_config, dir, Map::new())?;
-        let times = Times::default();
+        let times = StepTimer::default();
         learner.observe(times.clone());
         learner.fit(&InMemDataset::new(vec![(); self.batch * steps]))?;
-        let times = times.0.lock().unwrap_or_else(PoisonError::into_inner).split_off(WARM_UP);
+        let times = times.after(WARM_UP);
         let part = |of: fn(&StepTimes) -> f64| median(times.iter().map(of).collect());
         let step_s = part(|t| t.forward + t.backward + t.update);
         Ok(BenchmarkReport {
@@ -172,27 +172,5 @@ impl Benchmark {
             peak_gb: peak_memory(),
             threads: rayon::current_num_threads(),
         })
-    }
-}
-
-fn median(mut values: Vec<f64>) -> f64 {
-    values.sort_by(f64::total_cmp);
-    let n = values.len();
-    if n == 0 { f64::NAN } else { (values[(n - 1) / 2] + values[n / 2]) / 2.0 }
-}
-
-/// The high-water mark of this process's memory, as Linux tells.
-fn peak_memory() -> Option<f64> {
-    let text = std::fs::read_to_string("/proc/self/status").ok()?;
-    let kib: f64 = text.lines().find_map(|l| l.strip_prefix("VmHWM:"))?.split_whitespace().next()?.parse().ok()?;
-    Some(kib * 1024.0 / 1e9)
-}
-
-#[derive(Clone, Default)]
-struct Times(Arc<Mutex<Vec<StepTimes>>>);
-
-impl Observer for Times {
-    fn on_batch(&mut self, report: &BatchReport) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).push(report.times);
     }
 }

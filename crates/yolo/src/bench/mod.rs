@@ -5,10 +5,11 @@
 mod layers;
 
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Instant;
 
-use bellows_learner::{BatchReport, Draw, EvalContext, Evaluation, Group, Learner, Observer, Role, StepOutput, StepTimes, Task, TaskError};
+use bellows_learner::bench::{StepTimer, median, peak_memory};
+use bellows_learner::{Draw, EvalContext, Evaluation, Group, Learner, Role, StepOutput, StepTimes, Task, TaskError};
 use bellows_runs::RunDir;
 use burn::data::dataset::{Dataset, InMemDataset};
 use burn::module::Module;
@@ -100,12 +101,12 @@ impl Benchmark {
         let task = StepTask { inner, batch: batch.clone() };
         let dir = RunDir::create(scratch, "benchmark", false)?;
         let mut learner = Learner::new(task, model, device, config.learner()?, dir, Map::new())?;
-        let times = Times::default();
+        let times = StepTimer::default();
         learner.observe(times.clone());
         learner.fit(&InMemDataset::new(vec![(); self.batch * (self.steps + WARM_UP)]))?;
         let peak_gb = peak_memory();
 
-        let times = times.0.lock().unwrap_or_else(PoisonError::into_inner).split_off(WARM_UP);
+        let times = times.after(WARM_UP);
         let part = |of: fn(&StepTimes) -> f64| median(times.iter().map(of).collect());
         let step_s = part(|t| t.forward + t.backward + t.update);
         let infer_s = self.infer(&learner.ema_model(), &batch, &device.clone().without_autodiff());
@@ -154,28 +155,6 @@ impl Benchmark {
             indices: vec![0; self.batch],
             letterboxes: Vec::new(),
         }
-    }
-}
-
-fn median(mut values: Vec<f64>) -> f64 {
-    values.sort_by(f64::total_cmp);
-    let n = values.len();
-    if n == 0 { f64::NAN } else { (values[(n - 1) / 2] + values[n / 2]) / 2.0 }
-}
-
-/// The high-water mark of this process's memory, as Linux tells.
-fn peak_memory() -> Option<f64> {
-    let text = std::fs::read_to_string("/proc/self/status").ok()?;
-    let kib: f64 = text.lines().find_map(|l| l.strip_prefix("VmHWM:"))?.split_whitespace().next()?.parse().ok()?;
-    Some(kib * 1024.0 / 1e9)
-}
-
-#[derive(Clone, Default)]
-struct Times(Arc<Mutex<Vec<StepTimes>>>);
-
-impl Observer for Times {
-    fn on_batch(&mut self, report: &BatchReport) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).push(report.times);
     }
 }
 

@@ -1,0 +1,36 @@
+//! What a benchmark of training steps needs: their times, medians, the memory that was held.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use crate::{BatchReport, Observer, StepTimes};
+
+/// Remembers the times of every step.
+#[derive(Clone, Debug, Default)]
+pub struct StepTimer(Arc<Mutex<Vec<StepTimes>>>);
+
+impl StepTimer {
+    /// The times so far, without the first `warm_up` steps.
+    pub fn after(&self, warm_up: usize) -> Vec<StepTimes> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).iter().skip(warm_up).copied().collect()
+    }
+}
+
+impl Observer for StepTimer {
+    fn on_batch(&mut self, report: &BatchReport) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).push(report.times);
+    }
+}
+
+/// The middle value, or the mean of the two in the middle; NaN of none.
+pub fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    let n = values.len();
+    if n == 0 { f64::NAN } else { (values[(n - 1) / 2] + values[n / 2]) / 2.0 }
+}
+
+/// The high-water mark of this process's memory in 10^9 bytes, as Linux tells.
+pub fn peak_memory() -> Option<f64> {
+    let text = std::fs::read_to_string("/proc/self/status").ok()?;
+    let kib: f64 = text.lines().find_map(|l| l.strip_prefix("VmHWM:"))?.split_whitespace().next()?.parse().ok()?;
+    Some(kib * 1024.0 / 1e9)
+}

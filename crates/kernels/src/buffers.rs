@@ -1,12 +1,15 @@
 //! Memory of large tensors, passed from their last reader to the next writer.
 //!
 //! A fresh page costs about a microsecond to map and clear, 12 ms for 48 MiB, and a training step writes hundreds of megabytes.
-//! The allocator gives such blocks back to the system as soon as they are free, so every step would pay anew. Our
-//! operations take their inputs by value: one that holds the last reference to a tensor it has read hands the block to the
-//! pool ([`recycle`]), and outputs are drawn from there ([`take`]). Blocks keep what they held; whoever takes one overwrites all of it.
+//! The allocator gives such blocks back to the system as soon as they are free, so every step would pay anew. Outputs are
+//! drawn from a pool ([`take`]), and a block returns there when the last tensor on it is dropped, wherever that happens: in one of our
+//! operations, which take their inputs by value, or in Burn's. Blocks keep what they held; whoever takes one overwrites all of it.
 //!
-//! The pool takes back no more blocks of a size than it gave out, so it never holds more than was in use at one time, and forgets a block that nobody wanted for [`PATIENCE`] requests, so a run
+//! The pool never holds more than was in use at one time, and forgets a block that nobody wanted for [`PATIENCE`] requests, so a run
 //! that changes its shapes (validation, another batch size) does not pay for the old ones for long.
+
+#[allow(unsafe_code)]
+mod pooled;
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -24,14 +27,12 @@ const PATIENCE: u64 = 4096;
 struct Pool {
     /// By capacity; each with the request at which it came.
     free: BTreeMap<usize, Vec<(u64, Vec<f32>)>>,
-    /// Blocks of each capacity that are out.
-    lent: BTreeMap<usize, usize>,
     requests: u64,
 }
 
 impl Pool {
     const fn new() -> Self {
-        Self { free: BTreeMap::new(), lent: BTreeMap::new(), requests: 0 }
+        Self { free: BTreeMap::new(), requests: 0 }
     }
 
     /// A block of `len` values or up to an eighth more.
@@ -43,17 +44,12 @@ impl Pool {
         }
         let found = self.free.range_mut(len..=len + len / 8).find_map(|(_, blocks)| blocks.pop());
         let mut block = found.map_or_else(|| vec![0.0; len], |(_, block)| block);
-        *self.lent.entry(block.capacity()).or_default() += 1;
         block.resize(len, 0.0);
         block
     }
 
     fn give(&mut self, block: Vec<f32>) {
-        let capacity = block.capacity();
-        if let Some(lent) = self.lent.get_mut(&capacity).filter(|lent| **lent > 0) {
-            *lent -= 1;
-            self.free.entry(capacity).or_default().push((self.requests, block));
-        }
+        self.free.entry(block.capacity()).or_default().push((self.requests, block));
     }
 }
 
@@ -67,15 +63,6 @@ fn pool() -> MutexGuard<'static, Pool> {
 /// `len` values, whatever they are.
 pub(crate) fn take(len: usize) -> Vec<f32> {
     if len < SMALLEST { vec![0.0; len] } else { pool().take(len) }
-}
-
-/// Keeps the memory of a tensor that nobody else holds.
-pub(crate) fn recycle(tensor: FlexTensor) {
-    if let Ok(block) = into_block(tensor)
-        && block.capacity() >= SMALLEST
-    {
-        pool().give(block);
-    }
 }
 
 /// A contiguous tensor's values, to be written over: its own memory if nobody else holds it, else a copy.
@@ -105,7 +92,8 @@ fn into_block(tensor: FlexTensor) -> Result<Vec<f32>, FlexTensor> {
 
 /// A contiguous tensor of `values`.
 pub(crate) fn tensor<const D: usize>(values: Vec<f32>, shape: [usize; D]) -> FlexTensor {
-    FlexTensor::new(Bytes::from_elems(values), Layout::contiguous(Shape::new(shape)), DType::F32)
+    let bytes = if values.len() < SMALLEST { Bytes::from_elems(values) } else { pooled::bytes(values) };
+    FlexTensor::new(bytes, Layout::contiguous(Shape::new(shape)), DType::F32)
 }
 
 /// The values of a tensor that [`contiguous`] returned.
@@ -130,15 +118,12 @@ mod tests {
     }
 
     #[test]
-    fn a_block_comes_back_and_the_pool_does_not_grow() {
+    fn a_block_serves_again_where_it_fits() {
         let mut pool = Pool::new();
         for _ in 0..100 {
             let (a, b) = (pool.take(1000), pool.take(1000));
             pool.give(a);
             pool.give(b);
-            // From somewhere else: of a size never lent, and one too many.
-            pool.give(vec![0.0; 1500]);
-            pool.give(vec![0.0; 1000]);
         }
         assert_eq!(pool.held(), [1000, 1000]);
         assert_eq!((pool.take(1001).capacity(), pool.take(800).capacity()), (1001, 800), "neither too small nor far too large");
@@ -158,18 +143,45 @@ mod tests {
         assert_eq!(pool.held(), [10]);
     }
 
+    fn address(tensor: &FlexTensor) -> *const f32 {
+        tensor.as_slice::<f32>().unwrap().as_ptr()
+    }
+
     #[test]
-    fn only_the_last_holder_recycles() {
+    fn the_last_tensor_on_a_block_gives_it_back() {
         // A size no other test uses: the pool is the process's.
         let len = SMALLEST + 77;
         let first = tensor(take(len), [len]);
-        let address = first.as_slice::<f32>().unwrap().as_ptr();
+        let at = address(&first);
         let second = first.clone();
-        recycle(first);
-        let other = take(len);
-        assert_ne!(other.as_ptr(), address);
-        recycle(second);
-        let again = take(len);
-        assert_eq!(again.as_ptr(), address);
+        drop(first);
+        assert_ne!(take(len).as_ptr(), at);
+        drop(second);
+        assert_eq!(take(len).as_ptr(), at);
+    }
+
+    #[test]
+    fn a_block_leaves_with_its_owner() {
+        let len = 2 * SMALLEST + 77;
+        let mut values = take(len);
+        values.fill(3.0);
+        let (at, first) = (values.as_ptr(), tensor(values, [len]));
+        let values = owned(first.clone());
+        assert_ne!(values.as_ptr(), at, "a copy for one of two");
+        let values = owned(first);
+        assert!(values.as_ptr() == at && values.len() == len && values.iter().all(|&v| v == 3.0));
+        assert_ne!(take(len).as_ptr(), at, "nobody gave it back");
+    }
+
+    #[test]
+    fn burn_writes_into_a_block_and_copies_it() {
+        let len = 3 * SMALLEST + 77;
+        let mut values = take(len);
+        values.fill(1.0);
+        let mut first = tensor(values, [len]);
+        let second = first.clone();
+        first.storage_mut::<f32>()[5] = 2.0;
+        assert_eq!(first.as_slice::<f32>().unwrap()[4..6], [1.0, 2.0]);
+        assert_eq!(second.into_data().as_slice::<f32>().unwrap()[4..6], [1.0, 1.0]);
     }
 }

@@ -6,7 +6,7 @@ use burn::backend::{Flex, TensorMetadata};
 use burn::tensor::DType;
 use burn_flex::FlexTensor;
 
-use crate::buffers::{contiguous, owned, recycle, take, tensor, values};
+use crate::buffers::{contiguous, owned, take, tensor, values};
 use crate::cpu::{self, Algorithm, ConvShape, Epilogue, Precision};
 use crate::cpu_norm::{self, Extent};
 use crate::ops::{Bias, ConvConfig, KernelOps, NormGrads, NormOutput};
@@ -58,7 +58,6 @@ fn forward(
     let mut out = take(dims.iter().product());
     let epilogue = Epilogue { bias: bias.as_ref().map(values), silu };
     cpu::forward(&shape, algorithm, precision, values(&x), values(&weight), epilogue, &mut out);
-    recycle(x);
     tensor(out, dims)
 }
 
@@ -86,7 +85,6 @@ impl KernelOps for Flex {
         let dims = [batch, ci, input[0], input[1]];
         let mut dx = take(dims.iter().product());
         cpu::data_grad(&conv_shape(dims, weight.shape().dims(), &config), algorithm, precision, values(&dy), values(&weight), &mut dx);
-        recycle(dy);
         tensor(dx, dims)
     }
 
@@ -99,8 +97,6 @@ impl KernelOps for Flex {
         let dims = [co, ci, kernel[0], kernel[1]];
         let mut dw = vec![0.0; dims.iter().product()];
         cpu::weight_grad(&conv_shape(x.shape().dims(), dims, &config), algorithm, precision, values(&x), values(&dy), &mut dw);
-        recycle(x);
-        recycle(dy);
         tensor(dw, dims)
     }
 
@@ -132,7 +128,6 @@ impl KernelOps for Flex {
         let mut out = take(values(&x).len());
         cpu_norm::output(extent(&x), values(&x), &channels, silu, &mut out);
         let dims = x.shape().dims::<4>();
-        recycle(x);
         tensor(out, dims)
     }
 
@@ -156,7 +151,6 @@ impl KernelOps for Flex {
         let mut dx = owned(dy);
         cpu_norm::input_grad(extent, values(&x), &channels, &dgamma, &dbeta, silu, &mut dx);
         let (dims, c) = (x.shape().dims::<4>(), extent.channels);
-        recycle(x);
         NormGrads { x: tensor(dx, dims), gamma: tensor(dgamma, [c]), beta: tensor(dbeta, [c]) }
     }
 }

@@ -7,7 +7,7 @@ use rayon::prelude::*;
 
 use super::passes::{RmsNorm, RmsNormGrad, Softmax, SoftmaxGrad, Swiglu, SwigluGrad, Turn};
 use super::{DecoderOps, portable};
-use crate::buffers::{contiguous, owned, recycle, take, tensor, values};
+use crate::buffers::{contiguous, owned, take, tensor, values};
 use crate::cpu::simd;
 
 /// Values per task below which splitting costs more than it brings.
@@ -44,7 +44,6 @@ impl DecoderOps for Flex {
         let (k, mut out) = (weight.len(), take(shape.num_elements()));
         let rows = out.par_chunks_mut(k).zip(values(&x).par_chunks(k)).with_min_len(rows_per_task(k));
         rows.for_each(|(out, x)| simd::run(level, RmsNorm { x, weight, epsilon, out }));
-        recycle(x);
         shaped(out, shape)
     }
 
@@ -57,7 +56,6 @@ impl DecoderOps for Flex {
         let k = weight.len();
         let rows = dx.par_chunks_mut(k).zip(values(&x).par_chunks(k)).with_min_len(rows_per_task(k));
         rows.for_each(|(dy, x)| simd::run(level, RmsNormGrad { x, weight, epsilon, dy }));
-        recycle(x);
         shaped(dx, shape)
     }
 
@@ -69,8 +67,6 @@ impl DecoderOps for Flex {
         let mut out = take(shape.num_elements());
         let parts = out.par_chunks_mut(TASK).zip(values(&gate).par_chunks(TASK)).zip(values(&up).par_chunks(TASK));
         parts.for_each(|((out, gate), up)| simd::run(level, Swiglu { gate, up, out }));
-        recycle(gate);
-        recycle(up);
         shaped(out, shape)
     }
 
@@ -83,8 +79,6 @@ impl DecoderOps for Flex {
         let inputs = values(&gate).par_chunks(TASK).zip(values(&up).par_chunks(TASK));
         let parts = dgate.par_chunks_mut(TASK).zip(dup.par_chunks_mut(TASK)).zip(inputs);
         parts.for_each(|((dy, dup), (gate, up))| simd::run(level, SwigluGrad { gate, up, dy, dup }));
-        recycle(gate);
-        recycle(up);
         (shaped(dgate, shape.clone()), shaped(dup, shape))
     }
 
@@ -110,7 +104,6 @@ impl DecoderOps for Flex {
         let t = shape[3];
         let rows = ds.par_chunks_mut(t).zip(values(&p).par_chunks(t)).with_min_len(rows_per_task(t));
         rows.for_each(|(dp, p)| simd::run(level, SoftmaxGrad { p, dp, scale: scale as f32 }));
-        recycle(p);
         tensor(ds, shape)
     }
 
@@ -150,6 +143,5 @@ fn turned(
         let (cos, sin) = (&cos[at..at + half], &sin[at..at + half]);
         simd::run(level, Turn { x: &from[row..row + d], cos, sin, sign, out });
     });
-    recycle(x);
     tensor(out, shape)
 }

@@ -5,7 +5,7 @@ use burn::tensor::DType;
 use burn_flex::FlexTensor;
 
 use super::{Parts, PlaneOps, kernels, portable};
-use crate::buffers::{contiguous, recycle, take, tensor, values};
+use crate::buffers::{contiguous, take, tensor, values};
 
 /// `[N, C, H, W]` of a tensor that is one of ours: f32 and not empty.
 fn ours(x: &FlexTensor) -> Option<[usize; 4]> {
@@ -17,7 +17,6 @@ fn map(x: FlexTensor, dims: [usize; 4], write: impl FnOnce(&[f32], &mut [f32])) 
     let x = contiguous(x);
     let mut out = take(dims.iter().product());
     write(values(&x), &mut out);
-    recycle(x);
     tensor(out, dims)
 }
 
@@ -32,7 +31,6 @@ impl PlaneOps for Flex {
         let mut out = take(n * total * h * w);
         let slices: Vec<_> = parts.iter().zip(&dims).map(|(part, d)| (values(part), d[1] * h * w)).collect();
         kernels::concat(&slices, &mut out);
-        parts.into_iter().for_each(recycle);
         tensor(out, [n, total, h, w])
     }
 
@@ -62,7 +60,6 @@ impl PlaneOps for Flex {
             Some(dims @ [.., h, w]) => {
                 let dy = contiguous(dy);
                 let dx = map(x, dims, |x, dx| kernels::max_pool_grad(x, values(&dy), [h, w], kernel, dx));
-                recycle(dy);
                 dx
             }
             None => portable::max_pool_same_grad::<Self>(x, dy, kernel),

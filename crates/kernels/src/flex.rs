@@ -104,11 +104,12 @@ impl KernelOps for Flex {
         if !all_f32([&x, &gamma, &beta]) {
             return portable::norm_act::<Self>(x, gamma, beta, epsilon, silu);
         }
-        let x = contiguous(x);
-        let (mean, variance) = cpu_norm::statistics(extent(&x), values(&x));
-        let c = mean.len();
-        let (mean, variance) = (tensor(mean, [c]), tensor(variance, [c]));
-        NormOutput { output: Self::norm_act_again(x, mean.clone(), variance.clone(), gamma, beta, epsilon, silu), mean, variance }
+        let [x, gamma, beta] = [x, gamma, beta].map(contiguous);
+        let (extent, dims) = (extent(&x), x.shape().dims::<4>());
+        let mut out = take(extent.batch * extent.channels * extent.plane);
+        let (mean, variance) = cpu_norm::forward(extent, values(&x), [&gamma, &beta].map(values), epsilon, silu, &mut out);
+        let [mean, variance] = [mean, variance].map(|moment| tensor(moment, [extent.channels]));
+        NormOutput { output: tensor(out, dims), mean, variance }
     }
 
     fn norm_act_again(
@@ -126,7 +127,7 @@ impl KernelOps for Flex {
         let [x, mean, variance, gamma, beta] = [x, mean, variance, gamma, beta].map(contiguous);
         let channels = cpu_norm::channels(values(&mean), values(&variance), values(&gamma), values(&beta), epsilon);
         let mut out = take(values(&x).len());
-        cpu_norm::output(extent(&x), values(&x), &channels, silu, &mut out);
+        cpu_norm::forward_again(extent(&x), values(&x), &channels, silu, &mut out);
         let dims = x.shape().dims::<4>();
         tensor(out, dims)
     }
@@ -147,9 +148,8 @@ impl KernelOps for Flex {
         let [x, mean, variance, gamma, beta, dy] = [x, mean, variance, gamma, beta, dy].map(contiguous);
         let extent = extent(&x);
         let channels = cpu_norm::channels(values(&mean), values(&variance), values(&gamma), values(&beta), epsilon);
-        let (dgamma, dbeta) = cpu_norm::grad_sums(extent, values(&x), values(&dy), &channels, silu);
         let mut dx = owned(dy);
-        cpu_norm::input_grad(extent, values(&x), &channels, &dgamma, &dbeta, silu, &mut dx);
+        let (dgamma, dbeta) = cpu_norm::backward(extent, values(&x), &channels, silu, &mut dx);
         let (dims, c) = (x.shape().dims::<4>(), extent.channels);
         NormGrads { x: tensor(dx, dims), gamma: tensor(dgamma, [c]), beta: tensor(dbeta, [c]) }
     }

@@ -1,7 +1,7 @@
-//! Batch normalisation and SiLU on the processor, in four passes over memory: statistics, output, gradient sums, input gradient.
+//! Batch normalisation and SiLU on the processor, channel by channel.
 //!
-//! Each pass reads what it must and nothing twice; the sigmoid is computed anew in each backward pass, because a vector
-//! unit does that faster than memory delivers a stored one. The formulas are those of
+//! A channel is passed over twice in each direction, for its sums and for its results, and the second pass finds it in a cache: a channel
+//! of a batch is small where the whole tensor is not. The formulas are those of
 //! [`KernelOps::norm_act_backward`](crate::ops::KernelOps::norm_act_backward).
 //!
 //! Sums run in f32 over runs of [`RUN`] values and in f64 over runs, planes and images, always in the same order: the result does not
@@ -14,8 +14,8 @@ mod tests;
 
 use rayon::prelude::*;
 
-use crate::cpu::simd::{self, Level};
-use passes::{GradSums, InputGrad, Output, Sums};
+use crate::cpu::simd;
+use passes::{InputGrad, Output, Slopes, Sums};
 
 /// Values summed in f32 before the f64 total takes over.
 const RUN: usize = 2048;
@@ -41,22 +41,46 @@ impl Extent {
         (self.batch * self.plane) as f64
     }
 
+    /// Planes worth a task.
     fn min_planes(self) -> usize {
         TASK.div_ceil(self.plane.max(1))
     }
 
-    /// For each channel the sum over its planes of what `f(channel, plane)` returns, planes in order.
-    fn per_channel(self, f: impl Fn(usize, std::ops::Range<usize>) -> [f64; 2] + Sync) -> Vec<[f64; 2]> {
-        let mut planes = Vec::new();
-        (0..self.batch * self.channels)
-            .into_par_iter()
-            .with_min_len(self.min_planes())
-            .map(|i| f(i % self.channels, i * self.plane..(i + 1) * self.plane))
-            .collect_into_vec(&mut planes);
-        let sum = |c: usize| planes[c..].iter().step_by(self.channels).fold([0.0; 2], |[a, b], [x, y]| [a + x, b + y]);
-        (0..self.channels).map(sum).collect()
+    /// What `f` returns of each channel; it is given the channel's planes of `x`, each with that of `out`.
+    fn each_channel<'a, R: Send>(
+        self,
+        x: &'a [f32],
+        out: &'a mut [f32],
+        f: impl Fn(usize, &mut [Planes<'a>]) -> R + Sync + Send,
+    ) -> impl IndexedParallelIterator<Item = R> {
+        assert_eq!((x.len(), out.len()), (self.len(), self.len()));
+        let plane = self.plane.max(1);
+        let mut channels: Vec<Vec<Planes<'a>>> = (0..self.channels).map(|_| Vec::with_capacity(self.batch)).collect();
+        for (i, planes) in x.chunks_exact(plane).zip(out.chunks_exact_mut(plane)).enumerate() {
+            channels[i % self.channels].push(planes);
+        }
+        let min_channels = TASK.div_ceil((self.batch * self.plane).max(1));
+        channels.into_par_iter().enumerate().with_min_len(min_channels).map(move |(c, mut planes)| f(c, &mut planes))
+    }
+
+    /// What `f` returns of each plane, in their order.
+    fn each_plane<R: Send>(self, planes: &mut [Planes<'_>], f: impl Fn(&[f32], &mut [f32]) -> R + Sync) -> Vec<R> {
+        // Channels enough to keep all threads busy are not cut further.
+        if self.channels >= 4 * rayon::current_num_threads() {
+            planes.iter_mut().map(|(x, out)| f(x, out)).collect()
+        } else {
+            planes.par_iter_mut().with_min_len(self.min_planes()).map(|(x, out)| f(x, out)).collect()
+        }
+    }
+
+    /// The sum of it.
+    fn sum(self, planes: &mut [Planes<'_>], f: impl Fn(&[f32], &mut [f32]) -> [f64; 2] + Sync) -> [f64; 2] {
+        self.each_plane(planes, f).into_iter().fold([0.0; 2], |[a, b], [x, y]| [a + x, b + y])
     }
 }
+
+/// A plane that is read and the one that is written.
+type Planes<'a> = (&'a [f32], &'a mut [f32]);
 
 /// What normalising one channel needs: `z = (x - mean) scale + beta` with `scale = gamma rstd`.
 #[derive(Clone, Copy, Debug)]
@@ -67,67 +91,61 @@ pub(crate) struct Channel {
     beta: f32,
 }
 
+impl Channel {
+    fn new(mean: f32, variance: f32, gamma: f32, beta: f32, epsilon: f64) -> Self {
+        let rstd = 1.0 / (f64::from(variance) + epsilon).sqrt();
+        Self { mean, rstd: rstd as f32, scale: (f64::from(gamma) * rstd) as f32, beta }
+    }
+}
+
 /// The channels' constants from statistics and parameters, all `[C]`.
 pub(crate) fn channels(mean: &[f32], variance: &[f32], gamma: &[f32], beta: &[f32], epsilon: f64) -> Vec<Channel> {
-    (0..mean.len())
-        .map(|c| {
-            let rstd = 1.0 / (f64::from(variance[c]) + epsilon).sqrt();
-            Channel { mean: mean[c], rstd: rstd as f32, scale: (f64::from(gamma[c]) * rstd) as f32, beta: beta[c] }
-        })
-        .collect()
+    (0..mean.len()).map(|c| Channel::new(mean[c], variance[c], gamma[c], beta[c], epsilon)).collect()
 }
 
-/// Mean and biased variance of each channel.
-pub(crate) fn statistics(extent: Extent, x: &[f32]) -> (Vec<f32>, Vec<f32>) {
-    assert_eq!(x.len(), extent.len());
-    let level = simd::level();
-    let centre = |c: usize| x.get(c * extent.plane).copied().unwrap_or(0.0);
-    let sums = extent.per_channel(|c, plane| simd::run(level, Sums { x: &x[plane], centre: centre(c) }));
-    let samples = extent.samples();
-    let moments = |(c, [sum, squares]): (usize, [f64; 2])| {
+/// `silu(z)`, or z, by the batch's own statistics: (mean, biased variance).
+pub(crate) fn forward(
+    extent: Extent,
+    x: &[f32],
+    [gamma, beta]: [&[f32]; 2],
+    epsilon: f64,
+    silu: bool,
+    out: &mut [f32],
+) -> (Vec<f32>, Vec<f32>) {
+    assert_eq!([gamma.len(), beta.len()], [extent.channels; 2]);
+    let (level, samples) = (simd::level(), extent.samples());
+    let moments = extent.each_channel(x, out, |c, planes| {
+        let centre = planes.first().map_or(0.0, |(x, _)| x[0]);
+        let [sum, squares] = extent.sum(planes, |x, _| simd::run(level, Sums { x, centre }));
         let mean = sum / samples;
-        ((f64::from(centre(c)) + mean) as f32, (squares / samples - mean * mean).max(0.0) as f32)
-    };
-    sums.into_iter().enumerate().map(moments).unzip()
+        let moments = ((f64::from(centre) + mean) as f32, (squares / samples - mean * mean).max(0.0) as f32);
+        let channel = Channel::new(moments.0, moments.1, gamma[c], beta[c], epsilon);
+        extent.each_plane(planes, |x, out| simd::run(level, Output { x, channel, silu, out }));
+        moments
+    });
+    moments.unzip()
 }
 
-/// `silu(z)`, or z.
-pub(crate) fn output(extent: Extent, x: &[f32], channels: &[Channel], silu: bool, out: &mut [f32]) {
+/// The same output by statistics that are known.
+pub(crate) fn forward_again(extent: Extent, x: &[f32], channels: &[Channel], silu: bool, out: &mut [f32]) {
     assert_eq!((x.len(), out.len(), channels.len()), (extent.len(), extent.len(), extent.channels));
-    let level = simd::level();
-    planes_mut(extent, out, |i, out| {
-        let x = &x[i * extent.plane..][..extent.plane];
-        simd::run(level, Output { x, channel: channels[i % extent.channels], silu, out });
+    let (level, plane) = (simd::level(), extent.plane.max(1));
+    let planes = x.par_chunks_exact(plane).zip(out.par_chunks_exact_mut(plane)).enumerate().with_min_len(extent.min_planes());
+    planes.for_each(|(i, (x, out))| simd::run(level, Output { x, channel: channels[i % extent.channels], silu, out }));
+}
+
+/// Turns dy into dx where it stands: `(dgamma, dbeta)`.
+pub(crate) fn backward(extent: Extent, x: &[f32], channels: &[Channel], silu: bool, dy: &mut [f32]) -> (Vec<f32>, Vec<f32>) {
+    assert_eq!(channels.len(), extent.channels);
+    let (level, samples) = (simd::level(), extent.samples());
+    let grads = extent.each_channel(x, dy, |c, planes| {
+        let channel = channels[c];
+        let [sum, centred] = extent.sum(planes, |x, dy| simd::run(level, Slopes { x, dy, channel, silu }));
+        let (gamma, beta) = ((centred * f64::from(channel.rstd)) as f32, sum as f32);
+        let mean_dz = (f64::from(beta) / samples) as f32;
+        let slope = (f64::from(gamma) * f64::from(channel.rstd) / samples) as f32;
+        extent.each_plane(planes, |x, dz| simd::run(level, InputGrad { x, channel, mean_dz, slope, dz }));
+        (gamma, beta)
     });
-}
-
-/// `(dgamma, dbeta)`.
-pub(crate) fn grad_sums(extent: Extent, x: &[f32], dy: &[f32], channels: &[Channel], silu: bool) -> (Vec<f32>, Vec<f32>) {
-    assert_eq!((x.len(), dy.len(), channels.len()), (extent.len(), extent.len(), extent.channels));
-    let level: Level = simd::level();
-    let sums =
-        extent.per_channel(|c, plane| simd::run(level, GradSums { x: &x[plane.clone()], dy: &dy[plane], channel: channels[c], silu }));
-    let scaled = |([beta, centred], channel): ([f64; 2], &Channel)| ((centred * f64::from(channel.rstd)) as f32, beta as f32);
-    sums.into_iter().zip(channels).map(scaled).unzip()
-}
-
-/// Turns dy into dx where it stands.
-pub(crate) fn input_grad(extent: Extent, x: &[f32], channels: &[Channel], gamma: &[f32], beta: &[f32], silu: bool, dy: &mut [f32]) {
-    assert_eq!((x.len(), dy.len(), channels.len()), (extent.len(), extent.len(), extent.channels));
-    let level = simd::level();
-    let samples = extent.samples();
-    planes_mut(extent, dy, |i, dy| {
-        let c = i % extent.channels;
-        let x = &x[i * extent.plane..][..extent.plane];
-        let mean_dz = (f64::from(beta[c]) / samples) as f32;
-        let slope = (f64::from(gamma[c]) * f64::from(channels[c].rstd) / samples) as f32;
-        simd::run(level, InputGrad { x, channel: channels[c], mean_dz, slope, silu, dy });
-    });
-}
-
-/// Calls `f` with each plane and its number.
-fn planes_mut(extent: Extent, out: &mut [f32], f: impl Fn(usize, &mut [f32]) + Sync) {
-    if extent.plane > 0 {
-        out.par_chunks_mut(extent.plane).enumerate().with_min_len(extent.min_planes()).for_each(|(i, plane)| f(i, plane));
-    }
+    grads.unzip()
 }

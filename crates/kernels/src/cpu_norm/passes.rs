@@ -78,73 +78,53 @@ impl Task for Output<'_> {
     }
 }
 
-/// A channel's constants, in every lane.
-struct Lanes<S: Simd> {
-    mean: S::V,
-    scale: S::V,
-    beta: S::V,
-}
-
-impl<S: Simd> Lanes<S> {
-    #[inline(always)]
-    fn new(simd: S, channel: Channel) -> Self {
-        Self { mean: simd.splat(channel.mean), scale: simd.splat(channel.scale), beta: simd.splat(channel.beta) }
-    }
-
-    /// `(x - mean, dz)`.
-    #[inline(always)]
-    fn slope(&self, simd: S, x: S::V, dy: S::V, silu: bool) -> (S::V, S::V) {
-        let centred = simd.sub(x, self.mean);
-        if !silu {
-            return (centred, dy);
-        }
-        let z = simd.mul_add(centred, self.scale, self.beta);
-        let s = simd.sigmoid(z);
-        // s (1 + z (1 - s)) = s + s z (1 - s)
-        let zs = simd.mul(z, s);
-        let slope = simd.add(s, simd.sub(zs, simd.mul(zs, s)));
-        (centred, simd.mul(dy, slope))
-    }
-}
-
-/// `[Σ dz, Σ dz (x - mean)]`.
-pub(super) struct GradSums<'a> {
+/// dy becomes `dz = dy s (1 + z (1 - s))`, s = sigmoid(z), or stays dz; returns `[Σ dz, Σ dz (x - mean)]`.
+pub(super) struct Slopes<'a> {
     pub(super) x: &'a [f32],
-    pub(super) dy: &'a [f32],
+    pub(super) dy: &'a mut [f32],
     pub(super) channel: Channel,
     pub(super) silu: bool,
 }
 
-impl Task for GradSums<'_> {
+impl Task for Slopes<'_> {
     type Out = [f64; 2];
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) -> [f64; 2] {
-        let channel = Lanes::new(simd, self.channel);
+        let Channel { mean, scale, beta, .. } = self.channel;
+        let (mean, scale, beta) = (simd.splat(mean), simd.splat(scale), simd.splat(beta));
         let mut sums = [0.0; 2];
-        for (x, dy) in self.x.chunks(RUN).zip(self.dy.chunks(RUN)) {
-            let (mut s, mut p) = (simd.zero(), simd.zero());
-            for (x, dy) in x.chunks(S::LANES).zip(dy.chunks(S::LANES)) {
+        for (x, dy) in self.x.chunks(RUN).zip(self.dy.chunks_mut(RUN)) {
+            let (mut sum, mut product) = (simd.zero(), simd.zero());
+            for (x, dy) in x.chunks(S::LANES).zip(dy.chunks_mut(S::LANES)) {
                 let n = x.len();
-                if n == S::LANES {
-                    let (centred, dz) = channel.slope(simd, simd.load(x), simd.load(dy), self.silu);
-                    s = simd.add(s, dz);
-                    p = simd.mul_add(dz, centred, p);
+                let whole = n == S::LANES;
+                let (value, mut dz) = if whole { (simd.load(x), simd.load(dy)) } else { (simd.load_part(x, n), simd.load_part(dy, n)) };
+                let centred = simd.sub(value, mean);
+                if self.silu {
+                    let z = simd.mul_add(centred, scale, beta);
+                    let s = simd.sigmoid(z);
+                    // s (1 + z (1 - s)) = s + s z (1 - s)
+                    let zs = simd.mul(z, s);
+                    dz = simd.mul(dz, simd.add(s, simd.sub(zs, simd.mul(zs, s))));
+                    if whole { simd.store(dz, dy) } else { simd.store_part(dz, dy, n) }
+                }
+                if whole {
+                    sum = simd.add(sum, dz);
+                    product = simd.mul_add(dz, centred, product);
                 } else {
-                    // Lanes beyond the end read dy = 0: dz = 0 there.
-                    let (centred, dz) = channel.slope(simd, simd.load_part(x, n), simd.load_part(dy, n), self.silu);
                     sums[0] += total(simd, dz, n);
                     sums[1] += total(simd, simd.mul(dz, centred), n);
                 }
             }
-            sums[0] += total(simd, s, S::LANES);
-            sums[1] += total(simd, p, S::LANES);
+            sums[0] += total(simd, sum, S::LANES);
+            sums[1] += total(simd, product, S::LANES);
         }
         sums
     }
 }
 
-/// dy becomes `scale (dz - mean_dz - (x - mean) slope)`.
+/// dz becomes dx: `scale (dz - mean_dz - (x - mean) slope)`.
 pub(super) struct InputGrad<'a> {
     pub(super) x: &'a [f32],
     pub(super) channel: Channel,
@@ -152,8 +132,7 @@ pub(super) struct InputGrad<'a> {
     pub(super) mean_dz: f32,
     /// dgamma rstd / M.
     pub(super) slope: f32,
-    pub(super) silu: bool,
-    pub(super) dy: &'a mut [f32],
+    pub(super) dz: &'a mut [f32],
 }
 
 impl Task for InputGrad<'_> {
@@ -161,15 +140,15 @@ impl Task for InputGrad<'_> {
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
-        let channel = Lanes::new(simd, self.channel);
+        let (mean, scale) = (simd.splat(self.channel.mean), simd.splat(self.channel.scale));
         let (mean_dz, slope) = (simd.splat(self.mean_dz), simd.splat(self.slope));
-        for (x, dy) in self.x.chunks(S::LANES).zip(self.dy.chunks_mut(S::LANES)) {
+        for (x, dz) in self.x.chunks(S::LANES).zip(self.dz.chunks_mut(S::LANES)) {
             let n = x.len();
-            let (xs, dys) = if n == S::LANES { (simd.load(x), simd.load(dy)) } else { (simd.load_part(x, n), simd.load_part(dy, n)) };
-            let (centred, dz) = channel.slope(simd, xs, dys, self.silu);
-            let centred_dz = simd.sub(dz, simd.mul_add(centred, slope, mean_dz));
-            let dx = simd.mul(channel.scale, centred_dz);
-            if n == S::LANES { simd.store(dx, dy) } else { simd.store_part(dx, dy, n) }
+            let whole = n == S::LANES;
+            let (value, d) = if whole { (simd.load(x), simd.load(dz)) } else { (simd.load_part(x, n), simd.load_part(dz, n)) };
+            let centred_dz = simd.sub(d, simd.mul_add(simd.sub(value, mean), slope, mean_dz));
+            let dx = simd.mul(scale, centred_dz);
+            if whole { simd.store(dx, dz) } else { simd.store_part(dx, dz, n) }
         }
     }
 }

@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io::BufWriter;
 use std::path::{Path, PathBuf};
 
-use bellows_chat::{ChatError, Fault, Template, TokenType, Tokenizer};
+use bellows_chat::{ChatError, Fault, Template, TokenType, Tokenizer, Vocabulary};
 use bellows_weights::gguf::{self, Metadata, Preset, TensorInfo, Value};
 use bellows_weights::{BlockType, DType, TensorSpec, WeightsError, write_checkpoint};
 use indexmap::IndexMap;
@@ -121,7 +121,8 @@ fn ends(config: &ModelConfig, tokenizer: &Tokenizer) -> Vec<u32> {
 }
 
 /// Writes a GGUF (version 3) with the tokenizer and its chat template inside, under `path` once it is complete. Adapters must have been
-/// [merged](crate::weights::merge). Returns one line a tensor whose values had to be cut to f16's range; of good weights none.
+/// [merged](crate::weights::merge). Returns what is not as it was asked for, a line each: tensors that no blocks of the preset's type fit
+/// into, texts that llama.cpp reads otherwise, tensors whose values had to be cut to f16's range.
 ///
 /// # Errors
 /// A value that is not finite, a tokenizer that no GGUF can describe, or a file that cannot be written.
@@ -144,14 +145,39 @@ pub fn write_gguf(
             (stored.clone(), TensorInfo { kind, shape })
         })
         .collect();
-    let metadata = metadata(config, tokenizer, preset, name)?;
-    write_file(path, &metadata, &infos, |stored| {
+    let vocabulary = tokenizer.vocabulary(config.vocab_size)?;
+    let mut lines: Vec<String> = tokenizer.vocabulary_differs(&vocabulary)?.into_iter().chain(fallen_back(preset, &infos)).collect();
+    let metadata = metadata(config, vocabulary, preset, name);
+    lines.extend(write_file(path, &metadata, &infos, |stored| {
         let name = named[stored];
         let values = parameters.values(name)?;
         match rotated_heads(name, config).filter(|_| config.architecture.gguf_interleaved()) {
             Some(heads) => Ok(pairs_from_halves(&values, heads, infos[stored].shape[0])),
             None => Ok(values),
         }
+    })?);
+    Ok(lines)
+}
+
+/// The tensors whose rows are no whole number of a K-quant's blocks, in a sentence. llama.cpp's quantiser stores them in the same types.
+fn fallen_back(preset: Preset, infos: &IndexMap<String, TensorInfo>) -> Option<String> {
+    if !matches!(preset, Preset::Q4KM | Preset::Q5KM | Preset::Q6K) {
+        return None;
+    }
+    let matrices = infos.values().filter(|info| info.shape.len() > 1);
+    let others: Vec<&TensorInfo> = matrices.clone().filter(|info| info.kind != BlockType::F32 && info.kind.block_len() != 256).collect();
+    let kinds = BlockType::ALL.into_iter().filter_map(|kind| {
+        let count = others.iter().filter(|info| info.kind == kind).count();
+        (count > 0).then(|| format!("{count} {kind}"))
+    });
+    let kinds = kinds.collect::<Vec<_>>().join(", ");
+    (!others.is_empty()).then(|| {
+        format!(
+            "{} of {} matrices have rows that are no multiple of 256, which {} needs: stored larger ({kinds})",
+            others.len(),
+            matrices.count(),
+            preset.name()
+        )
     })
 }
 
@@ -177,7 +203,7 @@ pub(crate) fn write_file(
     done
 }
 
-fn metadata(config: &ModelConfig, tokenizer: &Tokenizer, preset: Preset, name: &str) -> Result<Metadata, ExportError> {
+fn metadata(config: &ModelConfig, vocabulary: Vocabulary, preset: Preset, name: &str) -> Metadata {
     let arch = config.architecture.model_type();
     let count = |n: usize| Value::U32(n as u32);
     let mut m = Metadata::new();
@@ -200,23 +226,28 @@ fn metadata(config: &ModelConfig, tokenizer: &Tokenizer, preset: Preset, name: &
     own("rope.freq_base", Value::F32(config.rope_theta as f32));
     own("rope.dimension_count", count(config.head_dim));
     own("vocab_size", count(config.vocab_size));
-    let vocabulary = tokenizer.vocabulary(config.vocab_size)?;
     let mut put = |key: &str, value: Value| drop(m.insert(format!("tokenizer.{key}"), value));
-    put("ggml.model", "gpt2".into());
+    put("ggml.model", vocabulary.model().into());
     put("ggml.pre", vocabulary.pre.as_str().into());
     put("ggml.tokens", vocabulary.tokens.into());
     put("ggml.token_type", vocabulary.types.iter().map(|&t: &TokenType| t as i32).collect::<Vec<i32>>().into());
-    put("ggml.merges", vocabulary.merges.into());
-    for (key, id) in [("bos", vocabulary.bos), ("eos", vocabulary.eos), ("padding", vocabulary.pad)] {
+    if vocabulary.scores.is_empty() {
+        put("ggml.merges", vocabulary.merges.into());
+    } else {
+        put("ggml.scores", vocabulary.scores.into());
+        put("ggml.add_space_prefix", Value::Bool(vocabulary.space_prefix));
+    }
+    for (key, id) in [("bos", vocabulary.bos), ("eos", vocabulary.eos), ("unknown", vocabulary.unk), ("padding", vocabulary.pad)] {
         if let Some(id) = id {
             put(&format!("ggml.{key}_token_id"), Value::U32(id));
         }
     }
     put("ggml.add_bos_token", Value::Bool(vocabulary.add_bos));
+    put("ggml.add_eos_token", Value::Bool(false));
     if let Some(template) = vocabulary.chat_template {
         put("chat_template", Value::String(template));
     }
-    Ok(m)
+    m
 }
 
 /// Turns of ChatML as Ollama writes them. Its `.Messages` hold the system message too.

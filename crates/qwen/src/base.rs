@@ -7,6 +7,7 @@ use bellows_learner::Rng;
 use bellows_weights::gguf::{Gguf, Metadata};
 use bellows_weights::{Checkpoint, WeightsError};
 use burn::tensor::Device;
+use serde_json::Map;
 
 use crate::arch::Architecture;
 use crate::hub::HubError;
@@ -105,9 +106,14 @@ impl Base {
         if !path.is_dir() {
             return Err(BaseError::NotFound(path.display().to_string()));
         }
+        let read = |file: &Path| std::fs::read_to_string(file).map_err(|source| BaseError::Io { path: file.to_owned(), source });
         let file = path.join("config.json");
-        let text = std::fs::read_to_string(&file).map_err(|source| BaseError::Io { path: file.clone(), source })?;
-        ModelConfig::from_json(&text).map_err(|source| BaseError::Config { path: file, source })
+        let config = ModelConfig::from_json(&read(&file)?).map_err(|source| BaseError::Config { path: file, source })?;
+        let file = path.join("generation_config.json");
+        if !file.exists() {
+            return Ok(config);
+        }
+        config.with_generation(&read(&file)?).map_err(|source| BaseError::Config { path: file, source })
     }
 
     /// The tokenizer of the model in a directory or a `.gguf` file.
@@ -184,6 +190,7 @@ impl Base {
             qkv_bias: true,
             qk_norm: false,
             eos_token_ids: tokenizer.eos().into_iter().collect(),
+            generation: Map::new(),
         };
         Ok(Self { model: random(&config, seed, device), config, tokenizer })
     }
@@ -308,6 +315,7 @@ fn config_of(file: &Gguf) -> Result<ModelConfig, ConfigError> {
         qkv_bias: architecture.qkv_bias(),
         qk_norm: architecture.qk_norm(),
         eos_token_ids: eos.map(|id| id as u32).into_iter().collect(),
+        generation: Map::new(),
     };
     config.check()?;
     Ok(config)

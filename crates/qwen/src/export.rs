@@ -104,9 +104,16 @@ pub fn write_transformers(
         DType::BF16 => "bfloat16",
         _ => "float32",
     };
+    let mut generation = config.generation.clone();
     let config = ModelConfig { eos_token_ids: ends(config, tokenizer), ..config.clone() }.to_json(name);
-    let generation = json!({ "eos_token_id": config["eos_token_id"], "pad_token_id": tokenizer.pad(), "bos_token_id": tokenizer.bos() });
-    for (file, json) in [("config.json", config), ("generation_config.json", generation)] {
+    for (key, value) in [
+        ("eos_token_id", config["eos_token_id"].clone()),
+        ("pad_token_id", json!(tokenizer.pad())),
+        ("bos_token_id", json!(tokenizer.bos())),
+    ] {
+        generation.insert(key.into(), value);
+    }
+    for (file, json) in [("config.json", config), ("generation_config.json", generation.into())] {
         let path = dir.join(file);
         let text = serde_json::to_string_pretty(&json).unwrap_or_default() + "\n";
         bellows_runs::write_atomic(&path, text.as_bytes()).map_err(|e| fail(&path, e.to_string()))?;
@@ -189,6 +196,9 @@ pub(crate) fn write_file(
     values: impl FnMut(&str) -> Result<Vec<f32>, ExportError>,
 ) -> Result<Vec<String>, ExportError> {
     let fail = |reason: String| ExportError::File { path: path.to_owned(), reason };
+    if let Some(dir) = path.parent() {
+        std::fs::create_dir_all(dir).map_err(|e| fail(e.to_string()))?;
+    }
     let partial = path.with_extension("gguf.part");
     let file = File::create(&partial).map_err(|e| fail(e.to_string()))?;
     let mut out = BufWriter::new(file);
@@ -306,6 +316,17 @@ mod tests {
     }
 
     #[test]
+    fn what_a_k_quant_cannot_store_is_told() {
+        let (dir, base) = (tempfile::tempdir().unwrap(), tiny());
+        let lines = |preset| write_gguf(&dir.path().join("m.gguf"), &base.model, &base.config, &base.tokenizer, preset, "m").unwrap();
+        // Rows of 128 and 352.
+        let told = lines(Preset::Q4KM);
+        assert_eq!(told.len(), 1, "{told:?}");
+        assert!(told[0].starts_with("29 of 29 matrices") && told[0].contains("q4_k_m") && told[0].contains("Q5_0"), "{told:?}");
+        assert_eq!(lines(Preset::Q8_0), Vec::<String>::new());
+    }
+
+    #[test]
     fn outputs_end_where_the_tokenizer_says_and_begin_as_the_model_was_trained() {
         let dir = tempfile::tempdir().unwrap();
         let mut base = tiny();
@@ -317,6 +338,23 @@ mod tests {
             let text = std::fs::read_to_string(dir.path().join(file)).unwrap();
             assert_eq!(serde_json::from_str::<serde_json::Value>(&text).unwrap()["eos_token_id"], json!([end, old]), "{file}");
         }
+        // How the makers have it speak goes with it.
+        let path = dir.path().join("generation_config.json");
+        std::fs::write(
+            &path,
+            json!({ "eos_token_id": [old, 7], "do_sample": true, "temperature": 0.6, "stop_strings": ["x"] }).to_string(),
+        )
+        .unwrap();
+        let shape = Base::shape(dir.path()).unwrap();
+        assert_eq!(shape.eos_token_ids, [end, old, 7]);
+        write_transformers(dir.path(), &base.model, &shape, &base.tokenizer, DType::F32).unwrap();
+        let text = std::fs::read_to_string(&path).unwrap();
+        let mut want = json!({ "eos_token_id": [end, old, 7], "do_sample": true, "temperature": 0.6, "stop_strings": ["x"] });
+        (want["pad_token_id"], want["bos_token_id"]) = (json!(old), json!(null));
+        assert_eq!(serde_json::from_str::<serde_json::Value>(&text).unwrap(), want);
+        std::fs::write(&path, "[]").unwrap();
+        assert!(Base::shape(dir.path()).unwrap_err().to_string().contains("generation_config.json"));
+        std::fs::remove_file(&path).unwrap();
         for add_bos in [true, false] {
             let config = json!({ "bos_token": "<|endoftext|>", "eos_token": "<|im_end|>", "add_bos_token": add_bos });
             std::fs::write(dir.path().join("tokenizer_config.json"), config.to_string()).unwrap();

@@ -125,6 +125,9 @@ fn damaged_vocabularies_are_refused() {
     refused(|v| v.scores.truncate(3), "480 tokens and 3 scores");
     refused(|v| v.unk = Some(480), "special id is 480");
     refused(|v| v.tokens[300] = "a".repeat(1 << 20), "1048576 characters long");
+    let runs: Vec<String> = (1..=200).map(|n| "a".repeat(n)).collect();
+    let many = Vocabulary { types: vec![TokenType::Normal; 200], scores: vec![0.0; 200], tokens: runs, ..good.clone() };
+    assert!(Tokenizer::from_gguf_vocab(&many).unwrap_err().to_string().contains("over 64 merges each"));
     let odd = Vocabulary { scores: vec![f32::NAN; 480], ..good };
     assert!(Tokenizer::from_gguf_vocab(&odd).is_ok(), "no order at all is an order");
 }

@@ -7,7 +7,7 @@ use bellows_learner::{BatchReport, EpochReport, Notice, Observer, RunInfo};
 
 /// Width of a line, and what of it the bar, its count, its rate and its times take.
 const COLUMNS: usize = 100;
-const BAR_COLUMNS: usize = 44;
+const BAR_COLUMNS: usize = 46;
 
 /// As many of `fields`, the most important of which come first, as fit into `columns`.
 fn fit(fields: &[String], columns: usize) -> String {
@@ -66,7 +66,7 @@ impl Observer for Console {
             format!("epoch {}/{}", report.epoch + 1, info.epochs),
             format!("loss {:.4}", value(&report.items)),
             format!("lr {:.2e}", value(&report.lr)),
-            format!("{:.0} tokens/s", self.tokens as f64 / seconds),
+            format!("{:.0} tok/s", self.tokens as f64 / seconds),
             memory(),
         ];
         fields.extend(report.gauges.iter().map(|(_, _, text)| text.clone()));

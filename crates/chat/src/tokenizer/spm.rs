@@ -16,6 +16,8 @@ pub(super) type Pair = (String, String);
 
 /// A token of more characters is damage: the longest in use are some dozens of spaces.
 const MAX_TOKEN_CHARS: usize = 256;
+/// So many merges a token are damage: published models have two.
+const MAX_MERGES: usize = 64;
 
 /// A space becomes ▁, and with `prefix` every text begins with one.
 fn spaces(prefix: bool) -> Value {
@@ -71,7 +73,7 @@ pub(super) fn scores(tokens: &[String], types: &[TokenType], merges: &[Pair]) ->
 /// The merges that scores stand for. Cuts of one token come in the order of their ids, as in the files of Llama 2, TinyLlama and Mistral.
 ///
 /// # Errors
-/// [`Fault::Tokenizer`] for a token that is too long to be one.
+/// [`Fault::Tokenizer`] for a token that is too long to be one, and for more merges than tokens can mean.
 pub(super) fn merges(Vocabulary { tokens, types, scores, .. }: &Vocabulary) -> Result<Vec<Pair>, Fault> {
     // Tokens with a meaning of their own, and names of bytes, are never made of text.
     let of_text = |id: &usize| matches!(types[*id], TokenType::Normal | TokenType::UserDefined);
@@ -88,6 +90,9 @@ pub(super) fn merges(Vocabulary { tokens, types, scores, .. }: &Vocabulary) -> R
         let mut cuts: Vec<_> = halves.filter_map(|(left, right)| Some((ids.get(left)?, ids.get(right)?))).collect();
         cuts.sort_unstable();
         merges.extend(cuts.into_iter().map(|(&left, &right)| (tokens[left].clone(), tokens[right].clone())));
+        if merges.len() > MAX_MERGES * tokens.len() {
+            return Err(Fault::tokenizer(format!("{} tokens stand for over {MAX_MERGES} merges each", tokens.len())));
+        }
     }
     Ok(merges)
 }

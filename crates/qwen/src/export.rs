@@ -153,7 +153,8 @@ pub fn write_gguf(
         })
         .collect();
     let vocabulary = tokenizer.vocabulary(config.vocab_size)?;
-    let mut lines: Vec<String> = tokenizer.vocabulary_differs(&vocabulary)?.into_iter().chain(fallen_back(preset, &infos)).collect();
+    let mut lines = tokenizer.vocabulary_differs(&vocabulary)?;
+    lines.extend(fallen_back(preset, &infos));
     let metadata = metadata(config, vocabulary, preset, name);
     lines.extend(write_file(path, &metadata, &infos, |stored| {
         let name = named[stored];

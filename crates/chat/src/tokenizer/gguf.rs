@@ -220,12 +220,16 @@ impl Tokenizer {
         Ok(Vocabulary { pre, tokens, types, merges: merges.iter().map(|(a, b)| format!("{a} {b}")).collect(), ..common })
     }
 
-    /// How llama.cpp will read some texts otherwise, in a sentence: SentencePiece's scores know no pair that must not be joined.
+    /// Where llama.cpp reads texts otherwise, a sentence each: what the values of SentencePiece's BPE cannot say.
     ///
     /// # Errors
     /// Those of [`Tokenizer::vocabulary`].
-    pub fn vocabulary_differs(&self, vocabulary: &Vocabulary) -> Result<Option<String>, Fault> {
-        if vocabulary.scores.is_empty() { Ok(None) } else { spm::surplus(vocabulary, &own_merges(&self.json()?)?) }
+    pub fn vocabulary_differs(&self, vocabulary: &Vocabulary) -> Result<Vec<String>, Fault> {
+        if vocabulary.scores.is_empty() {
+            return Ok(Vec::new());
+        }
+        let json = self.json()?;
+        Ok(spm::surplus(vocabulary, &own_merges(&json)?)?.into_iter().chain(spm::spaces_differ(&json)).collect())
     }
 
     fn json(&self) -> Result<Value, Fault> {

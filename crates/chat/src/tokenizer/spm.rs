@@ -49,6 +49,16 @@ pub(super) fn space_prefix(json: &Value) -> Option<bool> {
     (metaspace && normalizer.is_null()).then(|| pre_tokenizer["prepend_scheme"] != "never")
 }
 
+/// How llama.cpp, which puts a space before every text whatever it begins with, differs from the `tokenizer.json`, in a sentence.
+pub(super) fn spaces_differ(json: &Value) -> Option<String> {
+    let texts = match json["pre_tokenizer"]["prepend_scheme"].as_str()? {
+        "first" => "after a special token and before one that a text begins with",
+        "always" => "before one that a text begins with",
+        _ => return None,
+    };
+    Some(format!("llama.cpp also puts a space {texts}, where this tokenizer puts none: such texts get other ids there"))
+}
+
 /// The scores by which the tokens are made in the order of `merges`: 0 for the first, one less for each after it, then what no merge
 /// makes. SentencePiece scores its own in this way; what it does not make of text has 0.
 pub(super) fn scores(tokens: &[String], types: &[TokenType], merges: &[Pair]) -> Vec<f32> {

@@ -12,7 +12,7 @@
 //! process, [`set_workspace_mb`]: the columns of a convolution exist in tiles of at most that size.
 
 mod conv;
-mod geometry;
+pub(crate) mod geometry;
 mod im2col;
 pub(crate) mod launch;
 mod matmul;
@@ -21,6 +21,8 @@ mod norm_kernels;
 pub(crate) mod pixels;
 mod product;
 mod shared;
+pub(crate) mod softmax;
+pub(crate) mod stripes;
 
 use crate::ops::{Bias, ConvConfig, KernelOps, NormGrads, NormOutput};
 use crate::policy::Lowering;
@@ -104,6 +106,21 @@ impl KernelOps for CubeBackend {
             return norm::norm_act(x, gamma, beta, epsilon, silu);
         }
         portable::norm_act::<Self>(x, gamma, beta, epsilon, silu)
+    }
+
+    fn norm_act_again(
+        x: CubeTensor,
+        mean: CubeTensor,
+        variance: CubeTensor,
+        gamma: CubeTensor,
+        beta: CubeTensor,
+        epsilon: f64,
+        silu: bool,
+    ) -> CubeTensor {
+        if covers([&x, &mean, &variance, &gamma, &beta]) {
+            return norm::norm_act_again(x, [mean, variance, gamma, beta], epsilon, silu);
+        }
+        portable::norm_act_again::<Self>(x, mean, variance, gamma, beta, epsilon, silu)
     }
 
     fn norm_act_backward(

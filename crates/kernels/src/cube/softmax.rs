@@ -27,6 +27,18 @@ pub(crate) fn score(x: f32, mask: f32, masking: &Masking, #[comptime] masked: bo
     if comptime!(masked) { x * masking.scale + mask } else { x }
 }
 
+/// `exp(x)`, and NaN of NaN, of which a driver's own may make infinity.
+#[cube]
+fn exp(x: f32) -> f32 {
+    select(x.is_nan(), x, x.exp())
+}
+
+/// `log(x)`, and NaN of NaN, of which a driver's own may make a number.
+#[cube]
+pub(crate) fn log(x: f32) -> f32 {
+    select(x.is_nan(), x, x.ln())
+}
+
 /// Of each stripe the maximum and `Σ exp(x - maximum)`, into `sums [2, rows, parts]`.
 #[cube(launch, address_type = "dynamic")]
 pub(crate) fn softmax_sums_kernel(
@@ -56,7 +68,7 @@ pub(crate) fn softmax_sums_kernel(
     let mut sum = 0.0f32;
     j = first;
     while j < rows.width {
-        sum += (score(x[base + j], mask[mask_base + j], masking, masked) - most).exp();
+        sum += exp(score(x[base + j], mask[mask_base + j], masking, masked) - most);
         j += rows.parts;
     }
     sums[ABSOLUTE_POS] = most;

@@ -10,7 +10,7 @@ use cubecl::prelude::*;
 use super::{RowOps, portable};
 use crate::cube::launch::{covers, launch};
 use crate::cube::pixels::{empty, replacement};
-use crate::cube::softmax::{MaskingLaunch, softmax_of, softmax_sums_kernel};
+use crate::cube::softmax::{MaskingLaunch, log, softmax_of, softmax_sums_kernel};
 use crate::cube::stripes::{Plan, Rows, row};
 
 /// `log Σ exp(x) - x[target]` of each row and `softmax(x) - onehot(target)`, which may be x. No number is the loss of a target outside.
@@ -41,7 +41,7 @@ fn cross_entropy_kernel<I: Int>(
         let centred = x[base + j] - softmax.most;
         let mut slope = centred.exp() / softmax.sum;
         if j == target {
-            loss[row] = softmax.sum.ln() - centred;
+            loss[row] = log(softmax.sum) - centred;
             slope -= 1.0f32;
         }
         grad[base + j] = slope;

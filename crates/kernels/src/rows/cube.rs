@@ -13,7 +13,8 @@ use crate::cube::pixels::{empty, replacement};
 use crate::cube::softmax::{MaskingLaunch, log, softmax_of, softmax_sums_kernel};
 use crate::cube::stripes::{Plan, Rows, row};
 
-/// `log Σ exp(x) - x[target]` of each row and `softmax(x) - onehot(target)`, which may be x. No number is the loss of a target outside.
+/// `log Σ exp(x) - x[target]` of each row and `softmax(x) - onehot(target)`, which may be x. The loss of a target that is not in
+/// the row is `outside`: NaN, which WGSL cannot write down.
 #[cube(launch, address_type = "dynamic")]
 fn cross_entropy_kernel<I: Int>(
     x: &Tensor<f32>,
@@ -22,6 +23,7 @@ fn cross_entropy_kernel<I: Int>(
     loss: &mut Tensor<f32>,
     grad: &mut Tensor<f32>,
     rows: &Rows,
+    outside: f32,
     #[define(I)] _type: ElemType,
 ) {
     if ABSOLUTE_POS >= rows.count * rows.parts {
@@ -34,7 +36,7 @@ fn cross_entropy_kernel<I: Int>(
     // A negative one becomes too large.
     let target = usize::cast_from(targets[row]);
     if first == 0usize && target >= rows.width {
-        loss[row] = f32::NAN;
+        loss[row] = outside;
     }
     let mut j = first;
     while j < rows.width {
@@ -62,7 +64,7 @@ impl RowOps for CubeBackend {
         let masking = MaskingLaunch::new(1.0, 1, 1, 0);
         launch!(softmax_sums_kernel, plan.threads(), [logits, logits, sums], plan.rows(), masking, false);
         let integer = dtype_to_storage_type(targets.dtype);
-        launch!(cross_entropy_kernel, plan.threads(), [logits, targets, sums, loss], to_grad, plan.rows(), integer);
+        launch!(cross_entropy_kernel, plan.threads(), [logits, targets, sums, loss], to_grad, plan.rows(), f32::NAN, integer);
         (loss, grad)
     }
 }

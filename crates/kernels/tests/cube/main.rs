@@ -34,7 +34,7 @@ fn agrees_with_the_cpu_in_shared_memory() {
     }
     let on = |variable| (variable, OsStr::new("1"));
     let ours = ["norm", "update", "planes", "decoder", "rows"].map(|module| format!("{module}::agrees_with_the_cpu"));
-    for name in ["agrees_with_the_cpu", "large_and_strided"].into_iter().chain(ours.iter().map(String::as_str)) {
+    for name in ["agrees_with_the_cpu", "large_and_strided", "rows::extremes"].into_iter().chain(ours.iter().map(String::as_str)) {
         child(name, &[on("BELLOWS_CUBE_GL"), on("LIBGL_ALWAYS_SOFTWARE"), ("EGL_PLATFORM", OsStr::new("surfaceless"))]);
     }
 }

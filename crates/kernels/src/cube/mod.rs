@@ -1,5 +1,6 @@
 //! The operations on CubeCL devices (Vulkan, CUDA, ROCm, Metal): convolutions as gathers and matrix products of our own, and batch
-//! normalisation with SiLU (`norm`, which needs no choice: it runs whatever the lowering is).
+//! normalisation with SiLU (`norm`, which needs no choice: it runs whatever the lowering is). `stripes` and `softmax` are what the operations
+//! of [`decoder`](crate::decoder) and [`rows`](crate::rows) share.
 //!
 //! Why not the backend's convolutions: drivers for RDNA1 cards (RX 5600/5700) are reported to hang or miscompute in direct convolution kernels, and
 //! the backend chooses its convolution and its matmul by timing candidates on the card, which runs every one of them, the one that hangs

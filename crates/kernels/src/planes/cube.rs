@@ -73,7 +73,7 @@ impl Ordered {
     }
 }
 
-/// Whether channels `start .. start + len` of x can be had without moving a number: memory has to begin and end at multiples of something.
+/// Whether channels `start .. start + len` of x can be had without moving a number: memory is cut at multiples of the device's alignment.
 fn is_view(x: &CubeTensor, start: usize, len: usize) -> bool {
     let aligned = |channels: usize| {
         ((channels * x.meta.strides()[1] * size_of::<f32>()) as u64).is_multiple_of(x.client.properties().memory.alignment)

@@ -99,7 +99,8 @@ pub(super) fn norm_act(x: CubeTensor, gamma: CubeTensor, beta: CubeTensor, epsil
     NormOutput { output, mean, variance }
 }
 
-/// [`KernelOps::norm_act_again`](crate::ops::KernelOps::norm_act_again) of what [`covers`](super::launch::covers) allows.
+/// [`KernelOps::norm_act_again`](crate::ops::KernelOps::norm_act_again) of what [`covers`](super::launch::covers) allows; `channels` are mean,
+/// variance, gamma and beta.
 pub(super) fn norm_act_again(x: CubeTensor, channels: [CubeTensor; 4], epsilon: f64, silu: bool) -> CubeTensor {
     let channels = channels.map(into_contiguous);
     let x = Pixels::new(x, 1);

@@ -15,14 +15,30 @@ pub(crate) fn grid(units: usize) -> CubeCount {
     CubeCount::Static(wide as u32, cubes.div_ceil(wide) as u32, 1)
 }
 
+/// Launches a kernel with at least `$units` threads on these tensors, all on one device, and then its other arguments.
+macro_rules! launch {
+    ($kernel:ident, $units:expr, [$first:expr $(, $tensor:expr)* $(,)?] $(, $argument:expr)* $(,)?) => {
+        $kernel::launch(
+            &$first.client.clone(),
+            $crate::cube::launch::grid($units),
+            cubecl::prelude::CubeDim::new_1d($crate::cube::launch::UNITS),
+            $crate::cube::launch::address_type([&$first $(, &$tensor)*]),
+            $first.clone().into_tensor_arg(),
+            $($tensor.clone().into_tensor_arg(),)*
+            $($argument),*
+        )
+    };
+}
+pub(crate) use launch;
+
 /// The integers that reach every number of these tensors.
 pub(crate) fn address_type<const N: usize>(tensors: [&CubeTensor; N]) -> AddressType {
     tensors.map(CubeTensor::required_address_type).into_iter().max().unwrap_or_default()
 }
 
 /// Whether our f32 kernels take these: all of that type and none empty.
-pub(crate) fn covers<const N: usize>(tensors: [&CubeTensor; N]) -> bool {
-    tensors.iter().all(|tensor| tensor.dtype == DType::F32 && tensor.meta.shape().num_elements() > 0)
+pub(crate) fn covers<'a>(tensors: impl IntoIterator<Item = &'a CubeTensor>) -> bool {
+    tensors.into_iter().all(|tensor| tensor.dtype == DType::F32 && tensor.meta.shape().num_elements() > 0)
 }
 
 /// Loads in flight in a loop that adds: a GPU waits for each as long as for all of them, and drivers do not unroll for it.

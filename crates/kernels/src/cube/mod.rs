@@ -1,5 +1,6 @@
 //! The operations on CubeCL devices (Vulkan, CUDA, ROCm, Metal): convolutions as gathers and matrix products of our own, and batch
-//! normalisation with SiLU (`norm`, which needs no choice: it runs whatever the lowering is).
+//! normalisation with SiLU (`norm`, which needs no choice: it runs whatever the lowering is). `stripes` and `softmax` are what the operations
+//! of [`decoder`](crate::decoder) and [`rows`](crate::rows) share.
 //!
 //! Why not the backend's convolutions: drivers for RDNA1 cards (RX 5600/5700) are reported to hang or miscompute in direct convolution kernels, and
 //! the backend chooses its convolution and its matmul by timing candidates on the card, which runs every one of them, the one that hangs
@@ -12,7 +13,7 @@
 //! process, [`set_workspace_mb`]: the columns of a convolution exist in tiles of at most that size.
 
 mod conv;
-mod geometry;
+pub(crate) mod geometry;
 mod im2col;
 pub(crate) mod launch;
 mod matmul;
@@ -21,6 +22,8 @@ mod norm_kernels;
 pub(crate) mod pixels;
 mod product;
 mod shared;
+pub(crate) mod softmax;
+pub(crate) mod stripes;
 
 use crate::ops::{Bias, ConvConfig, KernelOps, NormGrads, NormOutput};
 use crate::policy::Lowering;
@@ -104,6 +107,21 @@ impl KernelOps for CubeBackend {
             return norm::norm_act(x, gamma, beta, epsilon, silu);
         }
         portable::norm_act::<Self>(x, gamma, beta, epsilon, silu)
+    }
+
+    fn norm_act_again(
+        x: CubeTensor,
+        mean: CubeTensor,
+        variance: CubeTensor,
+        gamma: CubeTensor,
+        beta: CubeTensor,
+        epsilon: f64,
+        silu: bool,
+    ) -> CubeTensor {
+        if covers([&x, &mean, &variance, &gamma, &beta]) {
+            return norm::norm_act_again(x, [mean, variance, gamma, beta], epsilon, silu);
+        }
+        portable::norm_act_again::<Self>(x, mean, variance, gamma, beta, epsilon, silu)
     }
 
     fn norm_act_backward(

@@ -1,11 +1,12 @@
-//! Batch normalisation and SiLU on CubeCL devices, from the host's side: three launches forward and three backward.
+//! Batch normalisation and SiLU on CubeCL devices, from the host's side: three launches forward, the last of them alone to make the
+//! output again, and three backward.
 //!
 //! Forward: parts of each channel's sums, statistics from the parts, output. Backward: parts of both sums, their totals, input gradient.
 //! x is all that is kept between the two, as on the processor. Inputs of any strides are read in place where the rows of an image step
 //! evenly; what comes out lies in memory as x does, so a chain of layers keeps the order that its convolutions chose.
 
 use super::geometry::dims4;
-use super::launch::{UNITS, address_type, grid};
+use super::launch::launch;
 use super::norm_kernels::{
     ExtentLaunch, StepsLaunch, norm_gradient_kernel, norm_gradient_sums_kernel, norm_input_gradient_kernel, norm_moments_kernel,
     norm_output_kernel, norm_statistics_kernel,
@@ -17,7 +18,6 @@ use burn::backend::ops::FloatTensorOps;
 use burn_cubecl::CubeBackend;
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
-use cubecl::prelude::*;
 
 /// Sizes of x, how its channels' sums are cut into parts, and in which order threads go over it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,6 +62,23 @@ impl Plan {
         };
         Pixels::new(tensor, 1)
     }
+
+    /// The normalised x from its mean, variance, gamma and beta.
+    fn output(&self, x: &Pixels, [mean, variance, gamma, beta]: [&CubeTensor; 4], epsilon: f64, silu: bool) -> CubeTensor {
+        let y = self.like(x);
+        launch!(
+            norm_output_kernel,
+            self.channels * self.pixels,
+            [x.tensor, mean, variance, gamma, beta, y.tensor],
+            self.extent(),
+            steps(x),
+            steps(&y),
+            epsilon as f32,
+            silu,
+            self.channels_last,
+        );
+        y.tensor
+    }
 }
 
 fn steps(of: &Pixels) -> StepsLaunch {
@@ -73,55 +90,21 @@ pub(super) fn norm_act(x: CubeTensor, gamma: CubeTensor, beta: CubeTensor, epsil
     let [gamma, beta] = [gamma, beta].map(into_contiguous);
     let x = Pixels::new(x, 1);
     let plan = Plan::new(&x);
-    let (client, units) = (x.tensor.client.clone(), CubeDim::new_1d(UNITS));
-
     let parts = empty(&x.tensor, [2, plan.parts(), plan.channels], DType::F32);
-    norm_moments_kernel::launch(
-        &client,
-        grid(plan.parts() * plan.channels),
-        units,
-        address_type([&x.tensor, &parts]),
-        x.tensor.clone().into_tensor_arg(),
-        parts.clone().into_tensor_arg(),
-        plan.extent(),
-        steps(&x),
-        plan.channels_last,
-    );
+    let threads = plan.parts() * plan.channels;
+    launch!(norm_moments_kernel, threads, [x.tensor, parts], plan.extent(), steps(&x), plan.channels_last);
     let [mean, variance] = [(); 2].map(|()| empty(&x.tensor, [plan.channels], DType::F32));
-    let scale = empty(&x.tensor, [plan.channels], DType::F32);
-    norm_statistics_kernel::launch(
-        &client,
-        grid(plan.channels),
-        units,
-        address_type([&x.tensor, &parts]),
-        parts.into_tensor_arg(),
-        x.tensor.clone().into_tensor_arg(),
-        gamma.into_tensor_arg(),
-        mean.clone().into_tensor_arg(),
-        variance.clone().into_tensor_arg(),
-        scale.clone().into_tensor_arg(),
-        plan.extent(),
-        steps(&x),
-        epsilon as f32,
-    );
-    let y = plan.like(&x);
-    norm_output_kernel::launch(
-        &client,
-        grid(plan.channels * plan.pixels),
-        units,
-        address_type([&x.tensor, &y.tensor]),
-        x.tensor.clone().into_tensor_arg(),
-        mean.clone().into_tensor_arg(),
-        scale.into_tensor_arg(),
-        beta.into_tensor_arg(),
-        y.tensor.clone().into_tensor_arg(),
-        plan.extent(),
-        steps(&x),
-        steps(&y),
-        silu,
-        plan.channels_last,
-    );
-    NormOutput { output: y.tensor, mean, variance }
+    launch!(norm_statistics_kernel, plan.channels, [parts, x.tensor, mean, variance], plan.extent(), steps(&x));
+    let output = plan.output(&x, [&mean, &variance, &gamma, &beta], epsilon, silu);
+    NormOutput { output, mean, variance }
+}
+
+/// [`KernelOps::norm_act_again`](crate::ops::KernelOps::norm_act_again) of what [`covers`](super::launch::covers) allows; `channels` are mean,
+/// variance, gamma and beta.
+pub(super) fn norm_act_again(x: CubeTensor, channels: [CubeTensor; 4], epsilon: f64, silu: bool) -> CubeTensor {
+    let channels = channels.map(into_contiguous);
+    let x = Pixels::new(x, 1);
+    Plan::new(&x).output(&x, channels.each_ref(), epsilon, silu)
 }
 
 /// [`KernelOps::norm_act_backward`](crate::ops::KernelOps::norm_act_backward) of what [`covers`](super::launch::covers) allows.
@@ -139,21 +122,11 @@ pub(super) fn norm_act_backward(
     let [mean, variance, gamma, beta] = [mean, variance, gamma, beta].map(into_contiguous);
     let (x, dy) = (Pixels::new(x, 1), Pixels::new(dy, 1));
     let plan = Plan::new(&x);
-    let (client, units) = (x.tensor.client.clone(), CubeDim::new_1d(UNITS));
-
     let parts = empty(&x.tensor, [2, plan.parts(), plan.channels], DType::F32);
-    norm_gradient_kernel::launch(
-        &client,
-        grid(plan.parts() * plan.channels),
-        units,
-        address_type([&x.tensor, &dy.tensor, &parts]),
-        x.tensor.clone().into_tensor_arg(),
-        dy.tensor.clone().into_tensor_arg(),
-        mean.clone().into_tensor_arg(),
-        variance.clone().into_tensor_arg(),
-        gamma.clone().into_tensor_arg(),
-        beta.clone().into_tensor_arg(),
-        parts.clone().into_tensor_arg(),
+    launch!(
+        norm_gradient_kernel,
+        plan.parts() * plan.channels,
+        [x.tensor, dy.tensor, mean, variance, gamma, beta, parts],
         plan.extent(),
         steps(&x),
         steps(&dy),
@@ -163,32 +136,12 @@ pub(super) fn norm_act_backward(
     );
     let [dgamma, dbeta] = [(); 2].map(|()| empty(&x.tensor, [plan.channels], DType::F32));
     let factors = empty(&x.tensor, [3, plan.channels], DType::F32);
-    norm_gradient_sums_kernel::launch(
-        &client,
-        grid(plan.channels),
-        units,
-        address_type([&parts]),
-        parts.into_tensor_arg(),
-        variance.into_tensor_arg(),
-        gamma.into_tensor_arg(),
-        dgamma.clone().into_tensor_arg(),
-        dbeta.clone().into_tensor_arg(),
-        factors.clone().into_tensor_arg(),
-        plan.extent(),
-        epsilon as f32,
-    );
+    launch!(norm_gradient_sums_kernel, plan.channels, [parts, variance, gamma, dgamma, dbeta, factors], plan.extent(), epsilon as f32);
     let dx = plan.like(&x);
-    norm_input_gradient_kernel::launch(
-        &client,
-        grid(plan.channels * plan.pixels),
-        units,
-        address_type([&x.tensor, &dy.tensor, &dx.tensor]),
-        x.tensor.clone().into_tensor_arg(),
-        dy.tensor.clone().into_tensor_arg(),
-        mean.into_tensor_arg(),
-        beta.into_tensor_arg(),
-        factors.into_tensor_arg(),
-        dx.tensor.clone().into_tensor_arg(),
+    launch!(
+        norm_input_gradient_kernel,
+        plan.channels * plan.pixels,
+        [x.tensor, dy.tensor, mean, beta, factors, dx.tensor],
         plan.extent(),
         steps(&x),
         steps(&dy),

@@ -163,18 +163,15 @@ pub(crate) fn norm_moments_kernel(
     add_up(x, x, parts, at, part, &channel, base, base, extent, steps, steps, Pass::Moments);
 }
 
-/// Mean, variance and `scale = gamma / sqrt(variance + epsilon)` from the parts, a thread to a channel.
+/// Mean and variance from the parts, a thread to a channel.
 #[cube(launch, address_type = "dynamic")]
 pub(crate) fn norm_statistics_kernel(
     parts: &Tensor<f32>,
     x: &Tensor<f32>,
-    gamma: &Tensor<f32>,
     mean: &mut Tensor<f32>,
     variance: &mut Tensor<f32>,
-    scale: &mut Tensor<f32>,
     extent: &Extent,
     steps: &Steps,
-    epsilon: f32,
 ) {
     let c = ABSOLUTE_POS;
     let channels = extent.channels as usize;
@@ -185,23 +182,23 @@ pub(crate) fn norm_statistics_kernel(
     let samples = f32::cast_from(extent.images) * f32::cast_from(extent.pixels);
     let offset = fold(parts, c, channels, count) / samples;
     let squares = fold(parts, c + count as usize * channels, channels, count) / samples;
-    let spread = max(squares - offset * offset, 0.0f32);
     mean[c] = x[c * steps.channel] + offset;
-    variance[c] = spread;
-    scale[c] = gamma[c] * rstd(spread, epsilon);
+    variance[c] = max(squares - offset * offset, 0.0f32);
 }
 
-/// `z = (x - mean) scale + beta`, through SiLU if asked; a thread to a pixel of a channel, for all images.
+/// `z = gamma (x - mean) rstd + beta`, through SiLU if asked; a thread to a pixel of a channel, for all images.
 #[cube(launch, address_type = "dynamic")]
 pub(crate) fn norm_output_kernel(
     x: &Tensor<f32>,
     mean: &Tensor<f32>,
-    scale: &Tensor<f32>,
+    variance: &Tensor<f32>,
+    gamma: &Tensor<f32>,
     beta: &Tensor<f32>,
     y: &mut Tensor<f32>,
     extent: &Extent,
     x_steps: &Steps,
     y_steps: &Steps,
+    epsilon: f32,
     #[comptime] silu: bool,
     #[comptime] channels_last: bool,
 ) {
@@ -210,7 +207,7 @@ pub(crate) fn norm_output_kernel(
     }
     let c = channel_of(extent.channels, extent.pixels, channels_last) as usize;
     let pixel = index_of(extent.channels, extent.pixels, channels_last) as usize;
-    let (mean, scale, beta) = (mean[c], scale[c], beta[c]);
+    let (mean, scale, beta) = (mean[c], gamma[c] * rstd(variance[c], epsilon), beta[c]);
     let from = c * x_steps.channel + pixel * x_steps.pixel;
     let to = c * y_steps.channel + pixel * y_steps.pixel;
     for image in 0..extent.images {

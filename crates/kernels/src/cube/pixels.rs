@@ -6,6 +6,7 @@ use burn::tensor::Shape;
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::ops::numeric::{empty_device_contiguous_dtype, zeros_client};
 use burn_cubecl::tensor::CubeTensor;
+use cubecl::prelude::TensorArg;
 
 /// An uninitialised contiguous tensor next to `like`.
 pub(crate) fn empty<const D: usize>(like: &CubeTensor, shape: [usize; D], dtype: DType) -> CubeTensor {
@@ -15,6 +16,21 @@ pub(crate) fn empty<const D: usize>(like: &CubeTensor, shape: [usize; D], dtype:
 /// A contiguous tensor of zeros next to `like`, of its type.
 pub(crate) fn zeros<const D: usize>(like: &CubeTensor, shape: [usize; D]) -> CubeTensor {
     zeros_client(like.client.clone(), like.device.clone(), Shape::new(shape), like.dtype)
+}
+
+/// An uninitialised contiguous tensor of the type and shape of `x`.
+pub(crate) fn like(x: &CubeTensor) -> CubeTensor {
+    empty_device_contiguous_dtype(x.client.clone(), x.device.clone(), x.meta.shape().clone(), x.dtype)
+}
+
+/// The tensor that replaces the contiguous `old`, in its memory if nobody else holds that, and the argument that writes it. `position` is
+/// old's among the kernel's arguments.
+pub(crate) fn replacement(old: &CubeTensor, position: usize) -> (CubeTensor, TensorArg) {
+    if old.can_mut() {
+        return (old.clone(), old.as_tensor_alias(position));
+    }
+    let new = like(old);
+    (new.clone(), new.into_tensor_arg())
 }
 
 /// An image tensor `[n, c, h, w]` whose pixels are one axis of even steps, and whose groups of channels are one axis with its images.

@@ -4,6 +4,8 @@
 //! one core. Here each is one pass forward and one backward, and what a backward pass can compute from the inputs is not kept.
 
 mod autodiff;
+mod cube;
+mod cube_kernels;
 mod flex;
 mod passes;
 mod portable;
@@ -13,9 +15,9 @@ mod tests;
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, Dispatch, backend_extension};
 use burn::tensor::Tensor;
-use burn_cubecl::CubeBackend;
 
-/// In the mask of [`masked_softmax`]: this key is not seen. Far below any score, and finite, so that a row of nothing else stays finite.
+/// In the mask of [`masked_softmax`]: this key is not seen. Far below any score, and finite, so that a row of nothing else is
+/// uniform rather than no number.
 pub const BLOCKED: f32 = -1e30;
 
 /// Operations of a decoder layer.
@@ -67,8 +69,6 @@ pub trait DecoderOps: Backend {
         portable::rotate_back::<Self>(y, cos, sin)
     }
 }
-
-impl DecoderOps for CubeBackend {}
 
 /// [`DecoderOps::rms_norm`], differentiable.
 pub fn rms_norm<const D: usize>(x: Tensor<D>, weight: Tensor<1>, epsilon: f64) -> Tensor<D> {

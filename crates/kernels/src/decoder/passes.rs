@@ -1,5 +1,6 @@
 //! The inner loops, each over one row (or one stretch) of values.
 
+use super::BLOCKED;
 use crate::cpu::simd::{MAX_LANES, Simd, Task};
 
 /// Vectors summed in f32 before the f64 total takes over.
@@ -147,7 +148,7 @@ impl Task for SwigluGrad<'_> {
     }
 }
 
-/// A row of scores becomes softmax(scale row + mask): 0 where the mask is [`BLOCKED`](super::BLOCKED).
+/// A row of scores becomes softmax(scale row + mask): 0 where the mask is [`BLOCKED`], the same everywhere if it is that everywhere.
 pub(super) struct Softmax<'a> {
     pub(super) row: &'a mut [f32],
     pub(super) mask: &'a [f32],
@@ -174,11 +175,12 @@ impl Task for Softmax<'_> {
         }
         let mut lanes = [f32::NEG_INFINITY; MAX_LANES];
         simd.store_part(max, &mut lanes, S::LANES);
-        let centre = simd.splat(lanes.into_iter().fold(most, f32::max));
-        let one = simd.splat(1.0);
-        // The vectors' exponential ends at exp(-87); a blocked key is exactly 0.
+        let most = lanes.into_iter().fold(most, f32::max);
+        // The vectors' exponential ends at exp(-87); a blocked key is exactly 0, unless the row has no other.
+        let least = simd.splat(if most < BLOCKED / 2.0 { 1.0 } else { 0.0 });
+        let (centre, one) = (simd.splat(most), simd.splat(1.0));
         write_over(simd, row, |at, n, score| {
-            let seen = simd.max(simd.add(part(simd, mask, at, n), one), simd.zero());
+            let seen = simd.max(simd.add(part(simd, mask, at, n), one), least);
             simd.mul(simd.exp(simd.sub(score, centre)), seen)
         });
         let total = sum(simd, row.len(), |at, n| part(simd, row, at, n));

@@ -164,3 +164,13 @@ fn a_blocked_key_weighs_nothing_at_all() {
         assert!((p[0] + p[2] - 1.0).abs() < 1e-6, "{level:?}");
     }
 }
+
+#[test]
+fn a_row_of_blocked_keys_is_uniform() {
+    for level in Level::all().filter(|l| l.available()) {
+        let scores = Tensor::<4>::from_data(TensorData::new(noise(3, 37), [1, 1, 1, 37]), &Device::flex()).cast(DType::F32);
+        let mask = Tensor::<4>::full([1, 1, 1, 37], BLOCKED, &Device::flex());
+        let p = with_level(level, || masked_softmax(scores, mask, 1.0)).try_into_vec_as::<f32>().unwrap();
+        assert!(p.iter().all(|p| (p - 1.0 / 37.0).abs() < 1e-7), "{level:?}: {p:?}");
+    }
+}

@@ -5,6 +5,8 @@
 //! again: the maximum's place is found anew from the input in the backward pass.
 
 mod autodiff;
+mod cube;
+mod cube_kernels;
 mod flex;
 mod kernels;
 mod portable;
@@ -16,7 +18,6 @@ use burn::backend::{
     Backend, BackendTensor, Dispatch, DispatchAutodiffContext, DispatchTensor, DispatchTensorKind, ExtensionType, backend_extension,
 };
 use burn::tensor::Tensor;
-use burn_cubecl::CubeBackend;
 
 /// Tensors to be joined: the operations of a backend extension take no `Vec` of tensors, but a type that maps itself.
 pub struct Parts<B: Backend>(pub Vec<FloatTensor<B>>);
@@ -89,8 +90,6 @@ pub trait PlaneOps: Backend {
         portable::double_grad::<Self>(dy)
     }
 }
-
-impl PlaneOps for CubeBackend {}
 
 /// The tensors side by side along the channels: `[N, C1, H, W]`, `[N, C2, H, W]`, ... to `[N, C1 + C2 + ..., H, W]`.
 pub fn concat(parts: Vec<Tensor<4>>) -> Tensor<4> {

@@ -1,4 +1,4 @@
-//! The plane operations in Burn's own words: the definition on any backend, and what Flex does with types other than f32.
+//! The plane operations in Burn's own words: the definition on any backend, and what is done with types other than f32.
 
 use burn::backend::ops::{InterpolateMode, InterpolateOptions};
 use burn::backend::tensor::FloatTensor;

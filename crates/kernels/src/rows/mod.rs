@@ -1,5 +1,6 @@
 //! Operations on the rows of `[N, K]` that language models are made of.
 
+mod cube;
 mod flex;
 mod passes;
 mod portable;
@@ -9,7 +10,6 @@ mod tests;
 use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Backend, Dispatch, backend_extension};
 use burn::tensor::{Int, Tensor};
-use burn_cubecl::CubeBackend;
 
 /// Operations on rows, without gradient.
 #[backend_extension(Flex, Cube)]
@@ -20,8 +20,6 @@ pub trait RowOps: Backend {
         portable::cross_entropy::<Self>(logits, targets)
     }
 }
-
-impl RowOps for CubeBackend {}
 
 /// `-log softmax(x)[target]` of each row, `[N]`, and its gradient with respect to x, `[N, V]`. Logits `[N, V]`, targets `[N]` in 0..V; without
 /// autodiff.

@@ -9,8 +9,8 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
 use super::{Adam, Sgd, UpdateOps, portable};
-use crate::cube::launch::{AHEAD, UNITS, address_type, covers, fold, grid};
-use crate::cube::pixels::empty;
+use crate::cube::launch::{AHEAD, covers, fold, launch};
+use crate::cube::pixels::{empty, replacement};
 
 /// [`Sgd`] as a kernel takes it.
 #[derive(CubeLaunch, CubeType)]
@@ -116,16 +116,10 @@ fn squares_kernel(x: &Tensor<f32>, parts: &mut Tensor<f32>) {
 /// `out[0] = sum of parts`, by one thread.
 #[cube(launch, address_type = "dynamic")]
 fn squares_total_kernel(parts: &Tensor<f32>, out: &mut Tensor<f32>) {
-    out[0] = fold(parts, 0usize, 1usize, parts.len() as u32);
-}
-
-/// The tensor that replaces `old`, the kernel's `position`-th input, and the argument that writes it.
-fn replacement(old: &CubeTensor, position: usize) -> (CubeTensor, TensorArg) {
-    if old.can_mut() {
-        return (old.clone(), old.as_tensor_alias(position));
+    if ABSOLUTE_POS >= 1usize {
+        terminate!();
     }
-    let new = empty(old, [old.meta.shape().num_elements()], old.dtype);
-    (new.clone(), new.into_tensor_arg())
+    out[0] = fold(parts, 0usize, 1usize, parts.len() as u32);
 }
 
 impl UpdateOps for CubeBackend {
@@ -136,18 +130,8 @@ impl UpdateOps for CubeBackend {
         let [weight, grad, buffer] = [weight, grad, buffer].map(into_contiguous);
         let (new_weight, to_weight) = replacement(&weight, 0);
         let (new_buffer, to_buffer) = replacement(&buffer, 2);
-        sgd_kernel::launch(
-            &grad.client.clone(),
-            grid(grad.meta.shape().num_elements()),
-            CubeDim::new_1d(UNITS),
-            address_type([&weight, &grad, &buffer]),
-            weight.into_tensor_arg(),
-            grad.into_tensor_arg(),
-            buffer.into_tensor_arg(),
-            to_weight,
-            to_buffer,
-            SgdScalarsLaunch::new(step.lr as f32, step.momentum as f32, step.decay as f32),
-        );
+        let scalars = SgdScalarsLaunch::new(step.lr as f32, step.momentum as f32, step.decay as f32);
+        launch!(sgd_kernel, grad.meta.shape().num_elements(), [weight, grad, buffer], to_weight, to_buffer, scalars);
         (new_weight, new_buffer)
     }
 
@@ -176,20 +160,8 @@ impl UpdateOps for CubeBackend {
             step.decay as f32,
             step.keep as f32,
         );
-        adam_kernel::launch(
-            &grad.client.clone(),
-            grid(grad.meta.shape().num_elements()),
-            CubeDim::new_1d(UNITS),
-            address_type([&weight, &grad, &first, &second]),
-            weight.into_tensor_arg(),
-            grad.into_tensor_arg(),
-            first.into_tensor_arg(),
-            second.into_tensor_arg(),
-            to_weight,
-            to_first,
-            to_second,
-            scalars,
-        );
+        let len = grad.meta.shape().num_elements();
+        launch!(adam_kernel, len, [weight, grad, first, second], to_weight, to_first, to_second, scalars);
         (new_weight, new_first, new_second)
     }
 
@@ -199,17 +171,7 @@ impl UpdateOps for CubeBackend {
         }
         let [old, new] = [old, new].map(into_contiguous);
         let (blended, to_blended) = replacement(&old, 0);
-        blend_kernel::launch(
-            &new.client.clone(),
-            grid(new.meta.shape().num_elements()),
-            CubeDim::new_1d(UNITS),
-            address_type([&old, &new]),
-            old.into_tensor_arg(),
-            new.into_tensor_arg(),
-            to_blended,
-            a as f32,
-            b as f32,
-        );
+        launch!(blend_kernel, new.meta.shape().num_elements(), [old, new], to_blended, a as f32, b as f32);
         blended
     }
 
@@ -218,26 +180,11 @@ impl UpdateOps for CubeBackend {
             return portable::sum_of_squares::<Self>(x);
         }
         let x = into_contiguous(x);
-        let client = x.client.clone();
         // As many parts as terms to a part, so that both launches take about as long.
         let parts = x.meta.shape().num_elements().isqrt();
         let (sums, total) = (empty(&x, [parts], DType::F32), empty(&x, [1], DType::F32));
-        squares_kernel::launch(
-            &client,
-            grid(parts),
-            CubeDim::new_1d(UNITS),
-            address_type([&x]),
-            x.into_tensor_arg(),
-            sums.clone().into_tensor_arg(),
-        );
-        squares_total_kernel::launch(
-            &client,
-            CubeCount::new_single(),
-            CubeDim::new_single(),
-            address_type([&sums]),
-            sums.into_tensor_arg(),
-            total.clone().into_tensor_arg(),
-        );
+        launch!(squares_kernel, parts, [x, sums]);
+        launch!(squares_total_kernel, 1, [sums, total]);
         total
     }
 }

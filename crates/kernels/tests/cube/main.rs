@@ -5,9 +5,12 @@
 //! `BELLOWS_MESA_GL=1` adds it, where libEGL is installed.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
+mod decoder;
 mod figures;
 mod launches;
 mod norm;
+mod planes;
+mod rows;
 mod support;
 mod update;
 
@@ -30,7 +33,8 @@ fn agrees_with_the_cpu_in_shared_memory() {
         return;
     }
     let on = |variable| (variable, OsStr::new("1"));
-    for name in ["agrees_with_the_cpu", "large_and_strided", "norm::agrees_with_the_cpu", "update::agrees_with_the_cpu"] {
+    let ours = ["norm", "update", "planes", "decoder", "rows"].map(|module| format!("{module}::agrees_with_the_cpu"));
+    for name in ["agrees_with_the_cpu", "large_and_strided", "rows::extremes"].into_iter().chain(ours.iter().map(String::as_str)) {
         child(name, &[on("BELLOWS_CUBE_GL"), on("LIBGL_ALWAYS_SOFTWARE"), ("EGL_PLATFORM", OsStr::new("surfaceless"))]);
     }
 }

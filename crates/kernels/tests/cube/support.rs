@@ -5,13 +5,15 @@
 
 use bellows_kernels::ops::KernelOps;
 use bellows_kernels::{ConvConfig, Lowering};
-use burn::backend::TensorMetadata;
 use burn::backend::ops::{ActivationOps, FloatTensorOps, ModuleOps};
+use burn::backend::{Backend, TensorMetadata};
 use burn::tensor::TensorData;
 use burn_cubecl::CubeBackend;
 use burn_cubecl::tensor::CubeTensor;
 use burn_flex::{Flex, FlexTensor};
 use cubecl::device::{WgpuBackend, WgpuDevice, WgpuDeviceKind};
+use proptest::strategy::Strategy;
+use proptest::test_runner::{Config, RngSeed, TestRunner};
 use std::env;
 use std::ffi::OsStr;
 use std::process::Command;
@@ -49,6 +51,49 @@ pub(crate) fn child(name: &str, variables: &[(&str, &OsStr)]) {
 pub(crate) fn device() -> cubecl::Device {
     let backend = if env::var_os("BELLOWS_CUBE_GL").is_some() { WgpuBackend::Gl } else { WgpuBackend::Vulkan };
     cubecl::Device::Wgpu(WgpuDevice { kind: WgpuDeviceKind::DefaultDevice, backend })
+}
+
+/// Checks so many cases, the same in every run.
+pub(crate) fn cases<S: Strategy>(count: u32, strategy: S, check: impl Fn(S::Value)) {
+    let config = Config { cases: count, failure_persistence: None, rng_seed: RngSeed::Fixed(1), ..Config::default() };
+    let checked = TestRunner::new(config).run(&strategy, |case| {
+        check(case);
+        Ok(())
+    });
+    checked.unwrap();
+}
+
+/// How the numbers of an image tensor lie in memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Order {
+    Contiguous,
+    /// Channels side by side, as Burn's own convolutions return them.
+    ChannelsLast,
+    /// Columns before rows, which no even step describes.
+    Swapped,
+    /// The middle channels of a larger tensor.
+    Sliced,
+    /// One image for all, of step 0.
+    Expanded,
+}
+
+pub(crate) const ORDERS: [Order; 5] = [Order::Contiguous, Order::ChannelsLast, Order::Swapped, Order::Sliced, Order::Expanded];
+
+/// The same tensor on both backends, made by `B`'s views of what `upload` puts there.
+pub(crate) fn image<B: Backend>(
+    order: Order,
+    [n, c, h, w]: [usize; 4],
+    values: impl Fn(usize) -> Vec<f32>,
+    upload: impl Fn(TensorData) -> B::FloatTensorPrimitive,
+) -> B::FloatTensorPrimitive {
+    let filled = |shape: [usize; 4]| upload(TensorData::new(values(shape.iter().product()), shape));
+    match order {
+        Order::Contiguous => filled([n, c, h, w]),
+        Order::ChannelsLast => B::float_permute(filled([n, h, w, c]), &[0, 3, 1, 2]),
+        Order::Swapped => B::float_swap_dims(filled([n, c, w, h]), 2, 3),
+        Order::Sliced => B::float_slice(filled([n, c + 3, h, w]), &[(0..n).into(), (2..c + 2).into()]),
+        Order::Expanded => B::float_expand(filled([1, c, h, w]), [n, c, h, w].into()),
+    }
 }
 
 /// A convolution: x `[n, ci, h, w]`, w `[co, ci/g, k, k]`.

@@ -1,6 +1,6 @@
 //! The optimizers' updates on the device against the CPU's version: values, launches, memory.
 
-use crate::launches::{most_in_use, trace};
+use crate::launches::{assert_ours, most_in_use, trace};
 use crate::support::{Numbers, cube, flex, numbers, on_swiftshader, pattern, relative};
 use bellows_kernels::update::UpdateOps;
 use bellows_kernels::{Adam, Sgd};
@@ -87,15 +87,8 @@ fn launches_one_kernel_each() {
         CubeBackend::blend(w.clone(), g, 0.9, 0.1);
         CubeBackend::sum_of_squares(w);
     });
-    for (kernel, count) in &launched {
-        eprintln!("> {count} x {kernel}");
-    }
     let names = ["sgd_kernel", "adam_kernel", "blend_kernel", "squares_kernel", "squares_total"];
-    for name in names {
-        let ours = |(kernel, _): &(&&str, &usize)| kernel.contains("bellows_kernels") && kernel.contains(name);
-        assert_eq!(launched.iter().filter(ours).map(|(_, count)| count).sum::<usize>(), 1, "{name} in {launched:?}");
-    }
-    assert_eq!(launched.values().sum::<usize>(), names.len(), "{launched:?}");
+    assert_ours(&launched, &names.map(|name| (name, 1)));
 }
 
 /// An average that nobody else holds is replaced where it is.

@@ -1,0 +1,136 @@
+//! The decoder's operations on CubeCL devices: f32 through our kernels, everything else through Burn's own operations.
+//!
+//! Two launches where rows are added up, four for the weight's gradient, which adds up rows and then columns, else one. A result goes into
+//! the memory of the tensor it replaces if nobody else holds that.
+
+use burn::backend::DType;
+use burn::backend::ops::FloatTensorOps;
+use burn_cubecl::CubeBackend;
+use burn_cubecl::kernel::into_contiguous;
+use burn_cubecl::tensor::CubeTensor;
+
+use super::cube_kernels::{
+    masked_softmax_grad_kernel, masked_softmax_kernel, products_kernel, rho_kernel, rms_norm_columns_kernel, rms_norm_data_grad_kernel,
+    rms_norm_grad_sums_kernel, rms_norm_kernel, rms_norm_weight_grad_kernel, rotate_kernel, squares_kernel, swiglu_grad_kernel,
+    swiglu_kernel,
+};
+use super::{DecoderOps, portable};
+use crate::cube::geometry::dims4;
+use crate::cube::launch::{covers, launch};
+use crate::cube::pixels::{empty, like, replacement};
+use crate::cube::softmax::{MaskingLaunch, softmax_sums_kernel};
+use crate::cube::stripes::Plan;
+
+impl DecoderOps for CubeBackend {
+    fn rms_norm(x: CubeTensor, weight: CubeTensor, epsilon: f64) -> CubeTensor {
+        if !covers([&x, &weight]) {
+            return portable::rms_norm::<Self>(x, weight, epsilon);
+        }
+        let [x, weight] = [x, weight].map(into_contiguous);
+        let plan = Plan::new(&x);
+        let (sums, y) = (plan.sums(&x, 1), like(&x));
+        launch!(squares_kernel, plan.threads(), [x, sums], plan.rows());
+        launch!(rms_norm_kernel, plan.threads(), [x, weight, sums, y], plan.rows(), epsilon as f32);
+        y
+    }
+
+    fn rms_norm_data_grad(x: CubeTensor, weight: CubeTensor, dy: CubeTensor, epsilon: f64) -> CubeTensor {
+        if !covers([&x, &weight, &dy]) {
+            return portable::rms_norm_data_grad::<Self>(x, weight, dy, epsilon);
+        }
+        let [x, weight, dy] = [x, weight, dy].map(into_contiguous);
+        let plan = Plan::new(&x);
+        let (sums, (dx, to_dx)) = (plan.sums(&x, 2), replacement(&dy, 2));
+        launch!(rms_norm_grad_sums_kernel, plan.threads(), [x, weight, dy, sums], plan.rows());
+        launch!(rms_norm_data_grad_kernel, plan.threads(), [x, weight, dy, sums], to_dx, plan.rows(), epsilon as f32);
+        dx
+    }
+
+    fn rms_norm_weight_grad(x: CubeTensor, dy: CubeTensor, epsilon: f64) -> CubeTensor {
+        if !covers([&x, &dy]) {
+            return portable::rms_norm_weight_grad::<Self>(x, dy, epsilon);
+        }
+        let [x, dy] = [x, dy].map(into_contiguous);
+        let plan = Plan::new(&x);
+        let (sums, rhos) = (plan.sums(&x, 1), empty(&x, [plan.rows], DType::F32));
+        launch!(squares_kernel, plan.threads(), [x, sums], plan.rows());
+        launch!(rho_kernel, plan.rows, [sums, rhos], plan.rows(), epsilon as f32);
+        // As many parts of a column as rows to a part.
+        let parts = plan.rows.isqrt();
+        let (columns, dw) = (empty(&x, [parts, plan.width], DType::F32), empty(&x, [plan.width], DType::F32));
+        launch!(rms_norm_columns_kernel, parts * plan.width, [x, dy, rhos, columns], plan.rows(), parts);
+        launch!(rms_norm_weight_grad_kernel, plan.width, [columns, dw], parts);
+        dw
+    }
+
+    fn swiglu(gate: CubeTensor, up: CubeTensor) -> CubeTensor {
+        if !covers([&gate, &up]) {
+            return portable::swiglu::<Self>(gate, up);
+        }
+        let [gate, up] = [gate, up].map(into_contiguous);
+        let y = like(&gate);
+        launch!(swiglu_kernel, gate.meta.shape().num_elements(), [gate, up, y]);
+        y
+    }
+
+    fn swiglu_grad(gate: CubeTensor, up: CubeTensor, dy: CubeTensor) -> (CubeTensor, CubeTensor) {
+        if !covers([&gate, &up, &dy]) {
+            return portable::swiglu_grad::<Self>(gate, up, dy);
+        }
+        let [gate, up, dy] = [gate, up, dy].map(into_contiguous);
+        let (dup, (dgate, to_dgate)) = (like(&up), replacement(&dy, 2));
+        launch!(swiglu_grad_kernel, gate.meta.shape().num_elements(), [gate, up, dy, dup], to_dgate);
+        (dgate, dup)
+    }
+
+    fn masked_softmax(scores: CubeTensor, mask: CubeTensor, scale: f64) -> CubeTensor {
+        if !covers([&scores, &mask]) {
+            return portable::masked_softmax::<Self>(scores, mask, scale);
+        }
+        let ([_, heads, queries, _], [held, ..]) = (dims4(&scores), dims4(&mask));
+        let [scores, mask] = [scores, mask].map(into_contiguous);
+        let plan = Plan::new(&scores);
+        let masking = || MaskingLaunch::new(scale as f32, heads * queries, queries, if held == 1 { 0 } else { queries });
+        let (sums, (p, to_p)) = (plan.sums(&scores, 2), replacement(&scores, 0));
+        launch!(softmax_sums_kernel, plan.threads(), [scores, mask, sums], plan.rows(), masking(), true);
+        launch!(masked_softmax_kernel, plan.threads(), [scores, mask, sums], to_p, plan.rows(), masking());
+        p
+    }
+
+    fn masked_softmax_grad(p: CubeTensor, dp: CubeTensor, scale: f64) -> CubeTensor {
+        if !covers([&p, &dp]) {
+            return portable::masked_softmax_grad::<Self>(p, dp, scale);
+        }
+        let [p, dp] = [p, dp].map(into_contiguous);
+        let plan = Plan::new(&p);
+        let (sums, (dx, to_dx)) = (plan.sums(&p, 1), replacement(&dp, 1));
+        launch!(products_kernel, plan.threads(), [p, dp, sums], plan.rows());
+        launch!(masked_softmax_grad_kernel, plan.threads(), [p, dp, sums], to_dx, plan.rows(), scale as f32);
+        dx
+    }
+
+    fn rotate(x: CubeTensor, cos: CubeTensor, sin: CubeTensor) -> CubeTensor {
+        if !covers([&x, &cos, &sin]) {
+            return portable::rotate::<Self>(x, cos, sin);
+        }
+        turned(x, cos, sin, false)
+    }
+
+    fn rotate_back(y: CubeTensor, cos: CubeTensor, sin: CubeTensor) -> CubeTensor {
+        if !covers([&y, &cos, &sin]) {
+            return portable::rotate_back::<Self>(y, cos, sin);
+        }
+        turned(y, cos, sin, true)
+    }
+}
+
+/// x with its second and third axes exchanged and its pairs turned, `back` or forth.
+fn turned(x: CubeTensor, cos: CubeTensor, sin: CubeTensor, back: bool) -> CubeTensor {
+    let [held, _, positions, half] = dims4(&cos);
+    let x = CubeBackend::float_swap_dims(x, 1, 2);
+    let [cos, sin] = [cos, sin].map(into_contiguous);
+    let y = empty(&x, dims4(&x), DType::F32);
+    let step = if held == 1 { 0 } else { positions * half };
+    launch!(rotate_kernel, y.meta.shape().num_elements() / 2, [x, cos, sin, y], step, back);
+    y
+}

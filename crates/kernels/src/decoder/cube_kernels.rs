@@ -1,0 +1,251 @@
+//! The device side of the decoder's operations.
+
+#![allow(clippy::too_many_arguments, reason = "a kernel has no struct of borrowed tensors to take them in")]
+
+use cubecl::prelude::*;
+
+use crate::cube::launch::fold;
+use crate::cube::softmax::{Masking, mask_row, score, softmax_of};
+use crate::cube::stripes::{Rows, row, total};
+
+/// `Σ x²` of each stripe.
+#[cube(launch, address_type = "dynamic")]
+pub(super) fn squares_kernel(x: &Tensor<f32>, sums: &mut Tensor<f32>, rows: &Rows) {
+    if ABSOLUTE_POS >= rows.count * rows.parts {
+        terminate!();
+    }
+    let base = row(rows) * rows.width;
+    let mut j = ABSOLUTE_POS % rows.parts;
+    let mut squares = 0.0f32;
+    while j < rows.width {
+        squares += x[base + j] * x[base + j];
+        j += rows.parts;
+    }
+    sums[ABSOLUTE_POS] = squares;
+}
+
+/// ρ = 1 / sqrt(mean(x²) + ε) of this thread's row.
+#[cube]
+fn rho(sums: &Tensor<f32>, rows: &Rows, epsilon: f32) -> f32 {
+    1.0f32 / (total(sums, rows, 0usize) / f32::cast_from(rows.width) + epsilon).sqrt()
+}
+
+/// x ρ w.
+#[cube(launch, address_type = "dynamic")]
+pub(super) fn rms_norm_kernel(x: &Tensor<f32>, weight: &Tensor<f32>, sums: &Tensor<f32>, y: &mut Tensor<f32>, rows: &Rows, epsilon: f32) {
+    if ABSOLUTE_POS >= rows.count * rows.parts {
+        terminate!();
+    }
+    let rho = rho(sums, rows, epsilon);
+    let base = row(rows) * rows.width;
+    let mut j = ABSOLUTE_POS % rows.parts;
+    while j < rows.width {
+        y[base + j] = x[base + j] * rho * weight[j];
+        j += rows.parts;
+    }
+}
+
+/// `Σ x²` and `Σ w dy x` of each stripe.
+#[cube(launch, address_type = "dynamic")]
+pub(super) fn rms_norm_grad_sums_kernel(x: &Tensor<f32>, weight: &Tensor<f32>, dy: &Tensor<f32>, sums: &mut Tensor<f32>, rows: &Rows) {
+    if ABSOLUTE_POS >= rows.count * rows.parts {
+        terminate!();
+    }
+    let base = row(rows) * rows.width;
+    let mut j = ABSOLUTE_POS % rows.parts;
+    let mut squares = 0.0f32;
+    let mut along = 0.0f32;
+    while j < rows.width {
+        let value = x[base + j];
+        squares += value * value;
+        along += weight[j] * dy[base + j] * value;
+        j += rows.parts;
+    }
+    sums[ABSOLUTE_POS] = squares;
+    sums[rows.count * rows.parts + ABSOLUTE_POS] = along;
+}
+
+/// dx = ρ (g - x ρ² mean(g x)), g = w dy; dx may be dy.
+#[cube(launch, address_type = "dynamic")]
+pub(super) fn rms_norm_data_grad_kernel(
+    x: &Tensor<f32>,
+    weight: &Tensor<f32>,
+    dy: &Tensor<f32>,
+    sums: &Tensor<f32>,
+    dx: &mut Tensor<f32>,
+    rows: &Rows,
+    epsilon: f32,
+) {
+    if ABSOLUTE_POS >= rows.count * rows.parts {
+        terminate!();
+    }
+    let rho = rho(sums, rows, epsilon);
+    let along = total(sums, rows, 1usize) / f32::cast_from(rows.width) * rho * rho;
+    let base = row(rows) * rows.width;
+    let mut j = ABSOLUTE_POS % rows.parts;
+    while j < rows.width {
+        dx[base + j] = (weight[j] * dy[base + j] - x[base + j] * along) * rho;
+        j += rows.parts;
+    }
+}
+
+/// ρ of each row, a thread to a row of one stripe.
+#[cube(launch, address_type = "dynamic")]
+pub(super) fn rho_kernel(sums: &Tensor<f32>, rhos: &mut Tensor<f32>, rows: &Rows, epsilon: f32) {
+    if ABSOLUTE_POS >= rows.count {
+        terminate!();
+    }
+    let squares = fold(sums, ABSOLUTE_POS * rows.parts, 1usize, rows.parts as u32);
+    rhos[ABSOLUTE_POS] = 1.0f32 / (squares / f32::cast_from(rows.width) + epsilon).sqrt();
+}
+
+/// `Σ dy x ρ` of each column over every `parts`-th row, into `[parts, width]`.
+#[cube(launch, address_type = "dynamic")]
+pub(super) fn rms_norm_columns_kernel(
+    x: &Tensor<f32>,
+    dy: &Tensor<f32>,
+    rhos: &Tensor<f32>,
+    columns: &mut Tensor<f32>,
+    rows: &Rows,
+    parts: usize,
+) {
+    if ABSOLUTE_POS >= parts * rows.width {
+        terminate!();
+    }
+    let column = ABSOLUTE_POS % rows.width;
+    let mut r = ABSOLUTE_POS / rows.width;
+    let mut sum = 0.0f32;
+    while r < rows.count {
+        let at = r * rows.width + column;
+        sum += dy[at] * (x[at] * rhos[r]);
+        r += parts;
+    }
+    columns[ABSOLUTE_POS] = sum;
+}
+
+/// The columns' totals.
+#[cube(launch, address_type = "dynamic")]
+pub(super) fn rms_norm_weight_grad_kernel(columns: &Tensor<f32>, dw: &mut Tensor<f32>, parts: usize) {
+    let column = ABSOLUTE_POS;
+    if column >= dw.len() {
+        terminate!();
+    }
+    dw[column] = fold(columns, column, dw.len(), parts as u32);
+}
+
+#[cube]
+fn sigmoid(x: f32) -> f32 {
+    1.0f32 / (1.0f32 + (-x).exp())
+}
+
+#[cube(launch, address_type = "dynamic")]
+pub(super) fn swiglu_kernel(gate: &Tensor<f32>, up: &Tensor<f32>, y: &mut Tensor<f32>) {
+    let i = ABSOLUTE_POS;
+    if i >= gate.len() {
+        terminate!();
+    }
+    y[i] = gate[i] * sigmoid(gate[i]) * up[i];
+}
+
+/// dgate may be dy.
+#[cube(launch, address_type = "dynamic")]
+pub(super) fn swiglu_grad_kernel(gate: &Tensor<f32>, up: &Tensor<f32>, dy: &Tensor<f32>, dup: &mut Tensor<f32>, dgate: &mut Tensor<f32>) {
+    let i = ABSOLUTE_POS;
+    if i >= gate.len() {
+        terminate!();
+    }
+    let (s, d) = (sigmoid(gate[i]), dy[i]);
+    let silu = gate[i] * s;
+    dup[i] = d * silu;
+    dgate[i] = d * up[i] * (s + silu * (1.0f32 - s));
+}
+
+/// exp(score - maximum) / sum; p may be x.
+#[cube(launch, address_type = "dynamic")]
+pub(super) fn masked_softmax_kernel(
+    x: &Tensor<f32>,
+    mask: &Tensor<f32>,
+    sums: &Tensor<f32>,
+    p: &mut Tensor<f32>,
+    rows: &Rows,
+    masking: &Masking,
+) {
+    if ABSOLUTE_POS >= rows.count * rows.parts {
+        terminate!();
+    }
+    let softmax = softmax_of(sums, rows);
+    let row = row(rows);
+    let (base, mask_base) = (row * rows.width, mask_row(row, rows, masking));
+    let mut j = ABSOLUTE_POS % rows.parts;
+    while j < rows.width {
+        let score = score(x[base + j], mask[mask_base + j], masking, true);
+        p[base + j] = (score - softmax.most).exp() / softmax.sum;
+        j += rows.parts;
+    }
+}
+
+/// `Σ p dp` of each stripe.
+#[cube(launch, address_type = "dynamic")]
+pub(super) fn products_kernel(p: &Tensor<f32>, dp: &Tensor<f32>, sums: &mut Tensor<f32>, rows: &Rows) {
+    if ABSOLUTE_POS >= rows.count * rows.parts {
+        terminate!();
+    }
+    let base = row(rows) * rows.width;
+    let mut j = ABSOLUTE_POS % rows.parts;
+    let mut sum = 0.0f32;
+    while j < rows.width {
+        sum += p[base + j] * dp[base + j];
+        j += rows.parts;
+    }
+    sums[ABSOLUTE_POS] = sum;
+}
+
+/// scale p (dp - Σ p dp); the result may be dp.
+#[cube(launch, address_type = "dynamic")]
+pub(super) fn masked_softmax_grad_kernel(
+    p: &Tensor<f32>,
+    dp: &Tensor<f32>,
+    sums: &Tensor<f32>,
+    dx: &mut Tensor<f32>,
+    rows: &Rows,
+    scale: f32,
+) {
+    if ABSOLUTE_POS >= rows.count * rows.parts {
+        terminate!();
+    }
+    let along = total(sums, rows, 0usize);
+    let base = row(rows) * rows.width;
+    let mut j = ABSOLUTE_POS % rows.parts;
+    while j < rows.width {
+        dx[base + j] = p[base + j] * (dp[base + j] - along) * scale;
+        j += rows.parts;
+    }
+}
+
+/// `[x1 cos - x2 sin, x2 cos + x1 sin]` of each row of `y [B, M, N, d]`, positions being M (`back`, and sin turned round) or N; x has y's
+/// axes and any strides. `step` leads from one image's angles to the next's, 0 if all have the same. A thread to a pair of numbers.
+#[cube(launch, address_type = "dynamic")]
+pub(super) fn rotate_kernel(
+    x: &Tensor<f32>,
+    cos: &Tensor<f32>,
+    sin: &Tensor<f32>,
+    y: &mut Tensor<f32>,
+    step: usize,
+    #[comptime] back: bool,
+) {
+    let half = y.shape(3) / 2;
+    if ABSOLUTE_POS >= y.len() / 2 {
+        terminate!();
+    }
+    let (row, j) = (ABSOLUTE_POS / half, ABSOLUTE_POS % half);
+    let (b, m, n) = (row / y.shape(2) / y.shape(1), row / y.shape(2) % y.shape(1), row % y.shape(2));
+    let from = b * x.stride(0) + m * x.stride(1) + n * x.stride(2) + j * x.stride(3);
+    let position = if comptime!(back) { m } else { n };
+    let angle = b * step + position * half + j;
+    let (x1, x2) = (x[from], x[from + half * x.stride(3)]);
+    let c = cos[angle];
+    let s = if comptime!(back) { -sin[angle] } else { sin[angle] };
+    let to = row * y.shape(3) + j;
+    y[to] = x1 * c - x2 * s;
+    y[to + half] = x2 * c + x1 * s;
+}

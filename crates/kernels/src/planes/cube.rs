@@ -1,0 +1,166 @@
+//! The plane operations on CubeCL devices: f32 through our kernels, everything else through Burn's own operations.
+//!
+//! What comes out lies in memory as what goes in, channels before pixels or after. Both are `[outer, H, W, inner]`, with N C planes of one
+//! number to a pixel or N planes of C, so one kernel serves both. Gradients gather what they add, so nothing depends on which thread came
+//! first, and they add in the order of the processor's version.
+
+use burn::backend::DType;
+use burn::backend::ops::FloatTensorOps;
+use burn_cubecl::CubeBackend;
+use burn_cubecl::kernel::into_contiguous;
+use burn_cubecl::tensor::CubeTensor;
+
+use super::cube_kernels::{
+    PlaneLaunch, RunsLaunch, double_grad_kernel, double_kernel, extract_kernel, first_maximum_kernel, insert_kernel, max_pool_grad_kernel,
+    max_pool_kernel, pad_kernel,
+};
+use super::{Parts, PlaneOps, portable};
+use crate::cube::geometry::dims4;
+use crate::cube::launch::{covers, launch};
+use crate::cube::pixels::empty;
+
+/// A tensor `[N, C, H, W]` whose numbers lie in memory in that order, or with the channels last.
+struct Ordered {
+    tensor: CubeTensor,
+    dims: [usize; 4],
+    channels_last: bool,
+}
+
+/// Whether the channels of a pixel are neighbours, rather than the pixels of a channel.
+fn channels_last(x: &CubeTensor) -> bool {
+    let strides = x.meta.strides();
+    strides[1] < strides[3]
+}
+
+impl Ordered {
+    /// x in its own order.
+    fn new(x: CubeTensor) -> Self {
+        let last = channels_last(&x);
+        Self::like(x, last)
+    }
+
+    fn like(x: CubeTensor, channels_last: bool) -> Self {
+        let dims = dims4(&x);
+        let x = if channels_last { CubeBackend::float_permute(x, &[0, 2, 3, 1]) } else { x };
+        Self { tensor: into_contiguous(x), dims, channels_last }
+    }
+
+    /// An uninitialised one in the same order.
+    fn empty(&self, dims @ [n, c, h, w]: [usize; 4]) -> Self {
+        let shape = if self.channels_last { [n, h, w, c] } else { dims };
+        Self { tensor: empty(&self.tensor, shape, DType::F32), dims, channels_last: self.channels_last }
+    }
+
+    /// By its name: `[N, C, H, W]` of any order.
+    fn named(self) -> CubeTensor {
+        if self.channels_last { CubeBackend::float_permute(self.tensor, &[0, 3, 1, 2]) } else { self.tensor }
+    }
+
+    fn len(&self) -> usize {
+        self.dims.iter().product()
+    }
+
+    fn plane(&self) -> PlaneLaunch {
+        let [_, c, height, width] = self.dims;
+        PlaneLaunch::new(height, width, if self.channels_last { c } else { 1 })
+    }
+
+    /// These channels, from `start` on, within those of `whole`.
+    fn runs(&self, whole: &Self, start: usize) -> RunsLaunch {
+        let [_, c, h, w] = self.dims;
+        let pixels = if self.channels_last { 1 } else { h * w };
+        RunsLaunch::new(c * pixels, whole.dims[1] * pixels, start * pixels)
+    }
+}
+
+/// Whether channels `start .. start + len` of x can be had without moving a number: memory is cut at multiples of the device's alignment.
+fn is_view(x: &CubeTensor, start: usize, len: usize) -> bool {
+    let aligned = |channels: usize| {
+        ((channels * x.meta.strides()[1] * size_of::<f32>()) as u64).is_multiple_of(x.client.properties().memory.alignment)
+    };
+    aligned(start) && aligned(x.meta.shape()[1] - start - len)
+}
+
+impl PlaneOps for CubeBackend {
+    fn concat_channels(parts: Parts<Self>) -> CubeTensor {
+        if parts.0.is_empty() || !covers(&parts.0) {
+            return portable::concat_channels::<Self>(parts);
+        }
+        let last = parts.0.iter().all(channels_last);
+        let parts: Vec<Ordered> = parts.0.into_iter().map(|part| Ordered::like(part, last)).collect();
+        let [n, _, h, w] = parts[0].dims;
+        let whole = parts[0].empty([n, parts.iter().map(|part| part.dims[1]).sum(), h, w]);
+        let mut start = 0;
+        for part in parts {
+            launch!(insert_kernel, part.len(), [part.tensor, whole.tensor], part.runs(&whole, start));
+            start += part.dims[1];
+        }
+        whole.named()
+    }
+
+    fn slice_channels(x: CubeTensor, start: usize, len: usize) -> CubeTensor {
+        if len == 0 || !covers([&x]) || is_view(&x, start, len) {
+            return portable::slice_channels::<Self>(x, start, len);
+        }
+        let whole = Ordered::new(x);
+        let [n, _, h, w] = whole.dims;
+        let part = whole.empty([n, len, h, w]);
+        launch!(extract_kernel, part.len(), [whole.tensor, part.tensor], part.runs(&whole, start));
+        part.named()
+    }
+
+    fn pad_channels(x: CubeTensor, before: usize, total: usize) -> CubeTensor {
+        if !covers([&x]) {
+            return portable::pad_channels::<Self>(x, before, total);
+        }
+        let part = Ordered::new(x);
+        let [n, _, h, w] = part.dims;
+        let whole = part.empty([n, total, h, w]);
+        launch!(pad_kernel, whole.len(), [part.tensor, whole.tensor], part.runs(&whole, before));
+        whole.named()
+    }
+
+    fn max_pool_same(x: CubeTensor, kernel: usize) -> CubeTensor {
+        if !covers([&x]) {
+            return portable::max_pool_same::<Self>(x, kernel);
+        }
+        let x = Ordered::new(x);
+        let y = x.empty(x.dims);
+        launch!(max_pool_kernel, x.len(), [x.tensor, y.tensor], x.plane(), kernel / 2);
+        y.named()
+    }
+
+    fn max_pool_same_grad(x: CubeTensor, dy: CubeTensor, kernel: usize) -> CubeTensor {
+        if !covers([&x, &dy]) {
+            return portable::max_pool_same_grad::<Self>(x, dy, kernel);
+        }
+        let x = Ordered::new(x);
+        let (dy, dx) = (Ordered::like(dy, x.channels_last), x.empty(x.dims));
+        let firsts = empty(&x.tensor, [x.len()], DType::U32);
+        launch!(first_maximum_kernel, x.len(), [x.tensor, firsts], x.plane(), kernel / 2);
+        launch!(max_pool_grad_kernel, x.len(), [firsts, dy.tensor, dx.tensor], x.plane(), kernel / 2);
+        dx.named()
+    }
+
+    fn double(x: CubeTensor) -> CubeTensor {
+        if !covers([&x]) {
+            return portable::double::<Self>(x);
+        }
+        let x = Ordered::new(x);
+        let [n, c, h, w] = x.dims;
+        let y = x.empty([n, c, 2 * h, 2 * w]);
+        launch!(double_kernel, y.len(), [x.tensor, y.tensor], x.plane());
+        y.named()
+    }
+
+    fn double_grad(dy: CubeTensor) -> CubeTensor {
+        if !covers([&dy]) {
+            return portable::double_grad::<Self>(dy);
+        }
+        let dy = Ordered::new(dy);
+        let [n, c, h, w] = dy.dims;
+        let dx = dy.empty([n, c, h / 2, w / 2]);
+        launch!(double_grad_kernel, dx.len(), [dy.tensor, dx.tensor], dx.plane());
+        dx.named()
+    }
+}

@@ -1,0 +1,157 @@
+//! The device side of the plane operations, a thread to a number that is read or written.
+
+use cubecl::prelude::*;
+
+/// Channels of some images within those of others: runs of `len` numbers, one from each `total`, which begins `start` numbers into it.
+#[derive(CubeLaunch, CubeType)]
+pub(super) struct Runs {
+    len: usize,
+    total: usize,
+    start: usize,
+}
+
+/// The part's runs to their place in `whole`.
+#[cube(launch, address_type = "dynamic")]
+pub(super) fn insert_kernel(part: &Tensor<f32>, whole: &mut Tensor<f32>, runs: &Runs) {
+    let i = ABSOLUTE_POS;
+    if i >= part.len() {
+        terminate!();
+    }
+    whole[i / runs.len * runs.total + runs.start + i % runs.len] = part[i];
+}
+
+/// And back.
+#[cube(launch, address_type = "dynamic")]
+pub(super) fn extract_kernel(whole: &Tensor<f32>, part: &mut Tensor<f32>, runs: &Runs) {
+    let i = ABSOLUTE_POS;
+    if i >= part.len() {
+        terminate!();
+    }
+    part[i] = whole[i / runs.len * runs.total + runs.start + i % runs.len];
+}
+
+/// As `insert_kernel`, with zeros around the runs.
+#[cube(launch, address_type = "dynamic")]
+pub(super) fn pad_kernel(part: &Tensor<f32>, whole: &mut Tensor<f32>, runs: &Runs) {
+    let i = ABSOLUTE_POS;
+    if i >= whole.len() {
+        terminate!();
+    }
+    let at = i % runs.total;
+    let mut value = 0.0f32;
+    if at >= runs.start && at < runs.start + runs.len {
+        value = part[i / runs.total * runs.len + at - runs.start];
+    }
+    whole[i] = value;
+}
+
+/// A plane, and how many numbers there are to its pixel.
+#[derive(CubeLaunch, CubeType)]
+pub(super) struct Plane {
+    height: usize,
+    width: usize,
+    inner: usize,
+}
+
+/// The first maximum of the window around number `at`, row by row, as its pixel's number in the plane. A NaN is greater than all before it.
+#[cube]
+fn first_maximum(x: &Tensor<f32>, at: usize, plane: &Plane, reach: usize) -> usize {
+    let pixel = at / plane.inner % (plane.height * plane.width);
+    let base = at - pixel * plane.inner;
+    let (row, column) = (pixel / plane.width, pixel % plane.width);
+    let (rows, columns) = (min(row + reach + 1, plane.height), min(column + reach + 1, plane.width));
+    let left = column - min(column, reach);
+    let mut r = row - min(row, reach);
+    let mut best = r * plane.width + left;
+    let mut most = x[base + best * plane.inner];
+    while r < rows {
+        let mut c = left;
+        while c < columns {
+            let here = r * plane.width + c;
+            let value = x[base + here * plane.inner];
+            if value > most || value.is_nan() {
+                best = here;
+                most = value;
+            }
+            c += 1;
+        }
+        r += 1;
+    }
+    best
+}
+
+#[cube(launch, address_type = "dynamic")]
+pub(super) fn max_pool_kernel(x: &Tensor<f32>, y: &mut Tensor<f32>, plane: &Plane, reach: usize) {
+    let i = ABSOLUTE_POS;
+    if i >= x.len() {
+        terminate!();
+    }
+    let pixel = i / plane.inner % (plane.height * plane.width);
+    y[i] = x[i - pixel * plane.inner + first_maximum(x, i, plane, reach) * plane.inner];
+}
+
+#[cube(launch, address_type = "dynamic")]
+pub(super) fn first_maximum_kernel(x: &Tensor<f32>, firsts: &mut Tensor<u32>, plane: &Plane, reach: usize) {
+    let i = ABSOLUTE_POS;
+    if i >= x.len() {
+        terminate!();
+    }
+    firsts[i] = first_maximum(x, i, plane, reach) as u32;
+}
+
+/// Each pixel is the sum of the dy of those windows that have their first maximum there.
+#[cube(launch, address_type = "dynamic")]
+pub(super) fn max_pool_grad_kernel(firsts: &Tensor<u32>, dy: &Tensor<f32>, dx: &mut Tensor<f32>, plane: &Plane, reach: usize) {
+    let i = ABSOLUTE_POS;
+    if i >= dy.len() {
+        terminate!();
+    }
+    let pixel = i / plane.inner % (plane.height * plane.width);
+    let base = i - pixel * plane.inner;
+    let (row, column) = (pixel / plane.width, pixel % plane.width);
+    let (rows, columns) = (min(row + reach + 1, plane.height), min(column + reach + 1, plane.width));
+    let left = column - min(column, reach);
+    let mut r = row - min(row, reach);
+    let mut sum = 0.0f32;
+    while r < rows {
+        let mut c = left;
+        while c < columns {
+            let window = base + (r * plane.width + c) * plane.inner;
+            if firsts[window] == pixel as u32 {
+                sum += dy[window];
+            }
+            c += 1;
+        }
+        r += 1;
+    }
+    dx[i] = sum;
+}
+
+/// `plane` is x's.
+#[cube(launch, address_type = "dynamic")]
+pub(super) fn double_kernel(x: &Tensor<f32>, y: &mut Tensor<f32>, plane: &Plane) {
+    let i = ABSOLUTE_POS;
+    if i >= y.len() {
+        terminate!();
+    }
+    let pixel = i / plane.inner;
+    let (line, column) = (pixel / (2 * plane.width), pixel % (2 * plane.width) / 2);
+    let (outer, row) = (line / (2 * plane.height), line % (2 * plane.height) / 2);
+    y[i] = x[((outer * plane.height + row) * plane.width + column) * plane.inner + i % plane.inner];
+}
+
+/// `plane` is dx's.
+#[cube(launch, address_type = "dynamic")]
+pub(super) fn double_grad_kernel(dy: &Tensor<f32>, dx: &mut Tensor<f32>, plane: &Plane) {
+    let i = ABSOLUTE_POS;
+    if i >= dx.len() {
+        terminate!();
+    }
+    let pixel = i / plane.inner;
+    // Rows of dy, two to one of dx, go on from plane to plane.
+    let (line, column) = (pixel / plane.width, pixel % plane.width);
+    let wide = 2 * plane.width * plane.inner;
+    let above = 2 * line * wide + 2 * column * plane.inner + i % plane.inner;
+    let below = above + wide;
+    dx[i] = dy[above] + dy[above + plane.inner] + dy[below] + dy[below + plane.inner];
+}

@@ -1,0 +1,128 @@
+//! Joining, cutting, pooling and doubling on the device against the CPU's version, to the bit, and a trace of what they launch.
+
+use crate::launches::{assert_ours, trace};
+use crate::support::{Numbers, ORDERS, Order, cases, cube, data, flex, image, numbers, on_swiftshader, pattern};
+use bellows_kernels::planes::{Parts, PlaneOps};
+use burn::tensor::TensorData;
+use burn_cubecl::CubeBackend;
+use burn_flex::Flex;
+use proptest::prelude::*;
+
+#[derive(Clone, Copy, Debug)]
+struct Case {
+    shape: [usize; 4],
+    x: Order,
+    dy: Order,
+    kernel: usize,
+    nan: bool,
+    stream: u64,
+}
+
+/// The results in the order of [`NAMES`].
+fn all<B: PlaneOps>(case: &Case, upload: impl Fn(TensorData) -> B::FloatTensorPrimitive) -> Vec<B::FloatTensorPrimitive> {
+    let Case { shape: [n, c, h, w], kernel, .. } = *case;
+    // Few distinct values, so that windows have ties.
+    let ties = |len: usize| {
+        let value = |v: f32| if case.nan && v > 0.9 { f32::NAN } else { (v * 4.0).round() };
+        pattern(case.stream, len).into_iter().map(value).collect()
+    };
+    let any = |len: usize| pattern(case.stream + 1, len);
+    let x = || image::<B>(case.x, [n, c, h, w], ties, &upload);
+    let dy = image::<B>(case.dy, [n, c, h, w], any, &upload);
+    let other = image::<B>(case.dy, [n, c + 2, h, w], any, &upload);
+    let doubled = image::<B>(case.dy, [n, c, 2 * h, 2 * w], any, &upload);
+    let (start, before) = (case.stream as usize % c, case.stream as usize % 4);
+    vec![
+        B::max_pool_same(x(), kernel),
+        B::max_pool_same_grad(x(), dy, kernel),
+        B::double(x()),
+        B::double_grad(doubled),
+        B::slice_channels(x(), start, (c - start).div_ceil(2)),
+        B::pad_channels(x(), before, before + c + case.stream as usize % 3),
+        B::concat_channels(Parts(vec![x(), other, x()])),
+        B::concat_channels(Parts(vec![x()])),
+    ]
+}
+
+const NAMES: [&str; 8] = ["pool", "pool's gradient", "double", "double's gradient", "slice", "pad", "concat", "concat of one"];
+
+fn check(case: Case) {
+    let on_cube = all::<CubeBackend>(&case, cube);
+    for ((name, gpu), cpu) in NAMES.into_iter().zip(on_cube).zip(all::<Flex>(&case, flex)) {
+        let (gpu, cpu) = (numbers(gpu), cpu.into_f32());
+        let same = |(a, b): (&f32, &f32)| a == b || a.is_nan() && b.is_nan();
+        assert!(gpu.len() == cpu.len() && gpu.iter().zip(&cpu).all(same), "{case:?} {name}: {gpu:?} for {cpu:?}");
+    }
+}
+
+#[test]
+fn agrees_with_the_cpu() {
+    if !on_swiftshader("planes::agrees_with_the_cpu") {
+        return;
+    }
+    let shapes = (1usize..=3, 1usize..=9, 1usize..=40, 1usize..=40).prop_map(|(n, c, h, w)| [n, c, h, w]);
+    let orders = || prop::sample::select(ORDERS.to_vec());
+    let any = (shapes, orders(), orders(), 0usize..4, any::<bool>(), 0u64..1000);
+    cases(40, any, |(shape, x, dy, k, nan, stream)| check(Case { shape, x, dy, kernel: 2 * k + 1, nan, stream }));
+    for order in ORDERS {
+        for shape in [[1, 1, 1, 1], [1, 7, 1, 1], [3, 5, 1, 9], [2, 3, 8, 1], [2, 70, 3, 5], [1, 2, 130, 67]] {
+            check(Case { shape, x: order, dy: order, kernel: 5, nan: false, stream: 5 });
+        }
+    }
+}
+
+/// A constant plane: every window's first maximum is its first pixel.
+#[test]
+fn ties_go_to_the_first() {
+    if !on_swiftshader("planes::ties_go_to_the_first") {
+        return;
+    }
+    let ones = || cube(TensorData::new(vec![1.0f32; 12], [1, 1, 3, 4]));
+    let dx = numbers(CubeBackend::max_pool_same_grad(ones(), ones(), 3));
+    assert_eq!(dx, [4.0, 2.0, 2.0, 0.0, 2.0, 1.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0]);
+}
+
+/// What comes out lies in memory as what goes in.
+#[test]
+fn keeps_the_order() {
+    if !on_swiftshader("planes::keeps_the_order") {
+        return;
+    }
+    for (order, is_last) in [(Order::Contiguous, false), (Order::ChannelsLast, true)] {
+        for (name, y) in
+            NAMES.iter().zip(all::<CubeBackend>(&Case { shape: [2, 5, 6, 7], x: order, dy: order, kernel: 3, nan: false, stream: 1 }, cube))
+        {
+            assert_eq!(y.meta.strides()[1] == 1, is_last, "{name} of {order:?}: {:?}", y.meta.strides());
+        }
+    }
+}
+
+/// One launch each, two to pooling's gradient, one to a part of a concatenation; none to a slice that memory can be cut at.
+#[test]
+fn launches_our_kernels() {
+    if !on_swiftshader("planes::launches_our_kernels") {
+        return;
+    }
+    let x = || cube(data(1, [2, 5, 6, 8]));
+    let launched = trace(|| {
+        CubeBackend::concat_channels(Parts(vec![x(), x(), x()]));
+        CubeBackend::slice_channels(x(), 1, 3);
+        CubeBackend::pad_channels(x(), 1, 9);
+        CubeBackend::max_pool_same(x(), 5);
+        CubeBackend::max_pool_same_grad(x(), x(), 5);
+        CubeBackend::double(x());
+        CubeBackend::double_grad(x());
+    });
+    let once = [
+        "extract_kernel",
+        "pad_kernel",
+        "max_pool_kernel",
+        "first_maximum_kernel",
+        "max_pool_grad_kernel",
+        "double_kernel",
+        "double_grad_kernel",
+    ];
+    assert_ours(&launched, &[&once.map(|name| (name, 1))[..], &[("insert_kernel", 3)]].concat());
+    let aligned = cube(data(1, [2, 4, 16, 16]));
+    assert_ours(&trace(|| CubeBackend::slice_channels(aligned, 1, 2)), &[]);
+}

@@ -48,6 +48,19 @@ pub fn plan(lengths: &[usize], rows: usize, mode: Mode, draw: impl Fn(u64) -> u6
     }
 }
 
+/// Exchanges the first micro-batch with the one that fills most places once its rows are padded to the longest: what a device has no memory
+/// for shows at the first step then, not hours later. (`group_by_length` of `transformers` begins with the longest example for the same reason.)
+pub fn largest_first(batches: &mut [MicroBatch], lengths: &[usize]) {
+    let size = |batch: &MicroBatch| {
+        let longest = batch.iter().map(|row| row.iter().map(|&index| lengths[index]).sum::<usize>()).max().unwrap_or(0);
+        (batch.len() * longest, longest)
+    };
+    // Of equals the first, which then stays.
+    if let Some(largest) = (0..batches.len()).rev().max_by_key(|&i| size(&batches[i])) {
+        batches.swap(0, largest);
+    }
+}
+
 /// 0..count in the order of their draws.
 fn shuffled(count: usize, draw: impl Fn(u64) -> u64) -> Vec<usize> {
     let mut order: Vec<usize> = (0..count).collect();

@@ -3,7 +3,7 @@
 
 mod support;
 
-use bellows_chat::plan::{Mode, mix, plan, split};
+use bellows_chat::plan::{Mode, largest_first, mix, plan, split};
 use bellows_chat::preview::{Lengths, Style, tokens};
 use bellows_chat::{
     Batch, Conversation, Dataset, Dropped, EncodeOptions, Encoded, Example, Fault, IGNORE, Message, Outcome, PADDING, ReadOptions, Role,
@@ -174,6 +174,20 @@ fn grouping_and_packing_save_padding() {
     let padding = |mode| report.padding(8, mode, 1, draw(0));
     let (shuffle, group, pack) = (padding(Mode::Shuffle), padding(Mode::GroupByLength), padding(Mode::Pack { capacity: 1024 }));
     assert!(shuffle > 0.3 && group < 0.05 && pack < 0.02, "{shuffle} {group} {pack}");
+}
+
+#[test]
+fn the_largest_batch_can_come_first() {
+    // Places: 2 x 5, 2 x 9, 1 x 18 (longer rows take more for their attention), 2 x 9.
+    let lengths = [5, 3, 9, 1, 10, 8, 4, 5, 2];
+    let batches = vec![vec![vec![0], vec![1]], vec![vec![2], vec![3]], vec![vec![4, 5]], vec![vec![6, 7], vec![8]]];
+    let mut ours = batches.clone();
+    largest_first(&mut ours, &lengths);
+    assert_eq!(ours, [2, 1, 0, 3].map(|i: usize| batches[i].clone()));
+    let mut equal = vec![batches[1].clone(), batches[3].clone()];
+    largest_first(&mut equal, &lengths);
+    assert_eq!(equal, [1, 3].map(|i: usize| batches[i].clone()), "of equals the first stays");
+    largest_first(&mut [], &lengths);
 }
 
 #[test]

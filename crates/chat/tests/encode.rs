@@ -3,7 +3,7 @@
 
 mod support;
 
-use bellows_chat::plan::{Mode, largest_first, mix, plan, split};
+use bellows_chat::plan::{Mode, longest_first, mix, plan, split};
 use bellows_chat::preview::{Lengths, Style, tokens};
 use bellows_chat::{
     Batch, Conversation, Dataset, Dropped, EncodeOptions, Encoded, Example, Fault, IGNORE, Message, Outcome, PADDING, ReadOptions, Role,
@@ -177,17 +177,23 @@ fn grouping_and_packing_save_padding() {
 }
 
 #[test]
-fn the_largest_batch_can_come_first() {
-    // Places: 2 x 5, 2 x 9, 1 x 18 (longer rows take more for their attention), 2 x 9.
-    let lengths = [5, 3, 9, 1, 10, 8, 4, 5, 2];
-    let batches = vec![vec![vec![0], vec![1]], vec![vec![2], vec![3]], vec![vec![4, 5]], vec![vec![6, 7], vec![8]]];
-    let mut ours = batches.clone();
-    largest_first(&mut ours, &lengths);
-    assert_eq!(ours, [2, 1, 0, 3].map(|i: usize| batches[i].clone()));
-    let mut equal = vec![batches[1].clone(), batches[3].clone()];
-    largest_first(&mut equal, &lengths);
-    assert_eq!(equal, [1, 3].map(|i: usize| batches[i].clone()), "of equals the first stays");
-    largest_first(&mut [], &lengths);
+fn the_longest_row_can_come_first() {
+    let lengths = [5, 3, 9, 1, 10, 8, 4, 18, 2];
+    let after = |mut batches: Vec<Vec<Vec<usize>>>| {
+        longest_first(&mut batches, &lengths);
+        batches
+    };
+    let row = |i: usize| vec![i];
+    // 18 is the length of 7, and of 4 and 5 together; the first of them wins.
+    let packed = vec![4, 5];
+    assert_eq!(
+        after(vec![vec![row(0), row(1)], vec![row(2), packed.clone()], vec![row(7)]]),
+        [vec![packed.clone(), row(1)], vec![row(2), row(0)], vec![row(7)]]
+    );
+    assert_eq!(after(vec![vec![row(7), row(1)], vec![packed.clone()]]), [vec![row(7), row(1)], vec![packed]], "it is the first");
+    // Not alone in the batch of fewer rows.
+    assert_eq!(after(vec![vec![row(7)], vec![row(0), row(1)]]), [vec![row(7), row(1)], vec![row(0)]]);
+    assert!(after(Vec::new()).is_empty());
 }
 
 #[test]

@@ -1,9 +1,9 @@
 //! How a device that has run out of memory is recognised.
 //!
-//! With CubeCL 0.11.3 an allocation that fails, after unused pages were given back and it was tried again, is told by every read of a tensor
-//! that depends on it: the step's read of its scalars is an error with the words of `cubecl_runtime::server::{IoError, LaunchError}`, and the device goes on
-//! serving. wgpu's own allocations, and reads in the middle of a kernel's choice (autotune), panic with such words instead. A driver that finds no memory for a
-//! submission gives up the whole device: then it says that it is poisoned, or lost, beside them.
+//! With CubeCL 0.11.3 an allocation that fails is told by every read of a tensor that depends on it: what the step reads is an error then, with the
+//! words of `cubecl_runtime::server::{IoError, LaunchError}`, and the device goes on serving. (On SwiftShader: "can't allocate buffer of size".) wgpu's own
+//! allocations, and reads while a kernel is being chosen (autotune), panic with such words instead. A driver that finds no memory for a submission gives
+//! up the device: then it is said to be poisoned, or lost, as well.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};

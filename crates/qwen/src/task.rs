@@ -73,7 +73,7 @@ impl SftTask {
                 let bits = |i: u64| Rng::new(draw.seed, "order", draw.epoch as u64, i).bits();
                 let mut batches = plan::plan(&lengths, self.config.batch_size, self.config.batching(), bits);
                 if draw.epoch == 0 {
-                    plan::largest_first(&mut batches, &lengths);
+                    plan::longest_first(&mut batches, &lengths);
                 }
                 let starts = std::iter::once(0).chain(batches.iter().scan(0, |end, batch| {
                     *end += batch.len();

@@ -4,7 +4,7 @@
 
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use bellows_learner::rng::Rng;
 use bellows_learner::{
@@ -42,11 +42,22 @@ pub struct Toy {
     /// A loss that is a sum over samples, without batch statistics.
     pub per_count: bool,
     pub shortage: Shortage,
+    /// A sample: if one more than it is in its batch, the memory runs out in the update that the batch completes.
+    pub update_shortage: Option<usize>,
+    /// Calls of `per_count` until then: the second after the gradients is made in the update.
+    pub calls_left: AtomicUsize,
 }
 
 impl Default for Toy {
     fn default() -> Self {
-        Self { poison: no_poison, eval_flag: None, per_count: false, shortage: |_, _| None }
+        Self {
+            poison: no_poison,
+            eval_flag: None,
+            per_count: false,
+            shortage: |_, _| None,
+            update_shortage: None,
+            calls_left: AtomicUsize::new(0),
+        }
     }
 }
 
@@ -114,6 +125,9 @@ impl Task for Toy {
     }
 
     fn per_count(&self) -> bool {
+        let left = self.calls_left.load(Ordering::SeqCst);
+        self.calls_left.store(left.saturating_sub(1), Ordering::SeqCst);
+        assert!(left != 1, "wgpu error: Out of Memory");
         self.per_count
     }
 
@@ -130,6 +144,9 @@ impl Task for Toy {
         let output = self.loss(model, batch, draw, device);
         let mut grads = output.loss.backward();
         let mut grads = layout.take_gradients(model, &mut grads);
+        if self.update_shortage.is_some_and(|sample| batch.indices.len() > 1 && batch.indices.contains(&sample)) {
+            self.calls_left.store(2, Ordering::SeqCst);
+        }
         match (self.shortage)(draw.epoch, &batch.indices) {
             Some(REALLY) => {
                 let large = Tensor::<1>::empty([TOO_MUCH / 4], &device.clone().without_autodiff());

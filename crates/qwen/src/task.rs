@@ -270,7 +270,7 @@ mod tests {
         let config = SftConfig { batch_size: 2, pad_to_multiple_of: 16, ..SftConfig::default() };
         let model = ModelConfig::from_json(include_str!("../tests/golden/qwen2/model/config.json")).unwrap();
         let task = SftTask::new(config, LoraConfig::default(), model, vec![example(20, 3), example(7, 2)], Vec::new(), 0);
-        let batch = task.batch(&InMemDataset::new(vec![(); 2]), Draw { seed: 0, epoch: 0, epochs: 1 }, &[0]).unwrap();
+        let batch = task.batch(&InMemDataset::new(vec![(); 2]), Draw { seed: 0, epoch: 0, epochs: 1 }, &[0, 1]).unwrap();
         assert_eq!((batch.batch.ids.len(), task.units(&batch), batch.batch.targets()), (64, 27, 5));
     }
 }

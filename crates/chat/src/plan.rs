@@ -48,6 +48,24 @@ pub fn plan(lengths: &[usize], rows: usize, mode: Mode, draw: impl Fn(u64) -> u6
     }
 }
 
+/// Puts the longest row into the first micro-batch, in exchange for that one's first row: what a device has no memory for shows at the first
+/// step then, not hours later. (`group_by_length` of `transformers` does the same.)
+pub fn longest_first(batches: &mut [MicroBatch], lengths: &[usize]) {
+    // Grouped by length, the one with fewer rows may be the first.
+    let rows = batches.iter().map(Vec::len).max().unwrap_or(0);
+    if let Some(full) = batches.iter().position(|batch| batch.len() == rows) {
+        batches.swap(0, full);
+    }
+    let length = |&(batch, row): &(usize, usize)| batches[batch][row].iter().map(|&index| lengths[index]).sum::<usize>();
+    let places = batches.iter().enumerate().flat_map(|(batch, rows)| (0..rows.len()).map(move |row| (batch, row)));
+    // Of equals the first.
+    if let Some((batch, row)) = places.min_by_key(|place| std::cmp::Reverse(length(place))) {
+        let longest = batches[batch][row].clone();
+        batches[batch][row] = std::mem::replace(&mut batches[0][0], longest.clone());
+        batches[0][0] = longest;
+    }
+}
+
 /// 0..count in the order of their draws.
 fn shuffled(count: usize, draw: impl Fn(u64) -> u64) -> Vec<usize> {
     let mut order: Vec<usize> = (0..count).collect();

@@ -3,7 +3,7 @@
 
 mod support;
 
-use bellows_chat::plan::{Mode, mix, plan, split};
+use bellows_chat::plan::{Mode, longest_first, mix, plan, split};
 use bellows_chat::preview::{Lengths, Style, tokens};
 use bellows_chat::{
     Batch, Conversation, Dataset, Dropped, EncodeOptions, Encoded, Example, Fault, IGNORE, Message, Outcome, PADDING, ReadOptions, Role,
@@ -174,6 +174,26 @@ fn grouping_and_packing_save_padding() {
     let padding = |mode| report.padding(8, mode, 1, draw(0));
     let (shuffle, group, pack) = (padding(Mode::Shuffle), padding(Mode::GroupByLength), padding(Mode::Pack { capacity: 1024 }));
     assert!(shuffle > 0.3 && group < 0.05 && pack < 0.02, "{shuffle} {group} {pack}");
+}
+
+#[test]
+fn the_longest_row_can_come_first() {
+    let lengths = [5, 3, 9, 1, 10, 8, 4, 18, 2];
+    let after = |mut batches: Vec<Vec<Vec<usize>>>| {
+        longest_first(&mut batches, &lengths);
+        batches
+    };
+    let row = |i: usize| vec![i];
+    // 18 is the length of 7, and of 4 and 5 together; the first of them wins.
+    let packed = vec![4, 5];
+    assert_eq!(
+        after(vec![vec![row(0), row(1)], vec![row(2), packed.clone()], vec![row(7)]]),
+        [vec![packed.clone(), row(1)], vec![row(2), row(0)], vec![row(7)]]
+    );
+    assert_eq!(after(vec![vec![row(7), row(1)], vec![packed.clone()]]), [vec![row(7), row(1)], vec![packed]], "it is the first");
+    // Not alone in the batch of fewer rows.
+    assert_eq!(after(vec![vec![row(7)], vec![row(0), row(1)]]), [vec![row(7), row(1)], vec![row(0)]]);
+    assert!(after(Vec::new()).is_empty());
 }
 
 #[test]

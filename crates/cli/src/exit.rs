@@ -62,7 +62,8 @@ pub fn code_of_learner(error: &LearnError) -> Option<u8> {
         LearnError::FinalSave(_) => Some(FINAL_SAVE),
         LearnError::Diverged { .. } => Some(DIVERGED),
         LearnError::Mismatch { .. } | LearnError::Load(_) | LearnError::Config(_) => Some(USAGE),
-        LearnError::Task { .. } | LearnError::Store(_) | LearnError::Log(_) | LearnError::Save(_) | LearnError::Device(_) => None,
+        LearnError::Task { .. } | LearnError::Store(_) | LearnError::Log(_) | LearnError::Save(_) => None,
+        LearnError::OutOfMemory { .. } | LearnError::Device(_) => None,
     }
 }
 

@@ -50,6 +50,16 @@ pub enum LearnError {
         /// Its samples.
         names: String,
     },
+    /// The device has no memory for what cannot be cut any smaller, or was lost when it ran out.
+    #[error("{what} ({reason}): {advice}; the last checkpoint is kept")]
+    OutOfMemory {
+        /// What did not fit.
+        what: String,
+        /// The device's words.
+        reason: String,
+        /// What the user can do about it.
+        advice: String,
+    },
     /// The device failed to compute or to hand back a result.
     #[error("the device failed: {0}")]
     Device(String),

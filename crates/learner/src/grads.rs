@@ -1,6 +1,9 @@
 //! The gradient buffer of an accumulation window, global-norm clipping, and the sums that tell whether anything is not finite.
 
-use burn::tensor::Tensor;
+use burn::tensor::{Device, Tensor, Transaction};
+
+use crate::error::LearnError;
+use crate::layout::upload;
 
 /// Gradients summed over the batches of one accumulation window, parallel to [`Layout::entries`](crate::Layout::entries).
 #[derive(Clone, Debug, Default)]
@@ -30,10 +33,24 @@ impl GradBuffer {
     }
 }
 
-/// Σ x² over all tensors as a `[1]` tensor; `None` if there are none. Not finite if any element is not (or if the sum overflows).
-pub fn sum_of_squares<'a>(tensors: impl IntoIterator<Item = &'a Tensor<1>>) -> Option<Tensor<1>> {
-    let sums: Vec<Tensor<1>> = tensors.into_iter().cloned().map(bellows_kernels::sum_of_squares).collect();
-    (!sums.is_empty()).then(|| Tensor::cat(sums, 0).sum())
+/// Reads `tensors`, and Σ x² over `others` (not finite if any element is not, or if the sum overflows), in one transfer.
+///
+/// The sums come over one by one, because what an allocation that failed left unwritten is told of the tensor it is asked about: with
+/// CubeCL 0.11.3 the next piece that is written into a concatenation takes that back from the pieces before.
+pub(crate) fn read_with_squares<'a>(
+    tensors: Vec<Tensor<1>>,
+    others: impl IntoIterator<Item = &'a Tensor<1>>,
+) -> Result<(Vec<Vec<f32>>, f64), LearnError> {
+    let failed = |e: &dyn std::fmt::Display| LearnError::Device(e.to_string());
+    let count = tensors.len();
+    let sums = others.into_iter().cloned().map(bellows_kernels::sum_of_squares);
+    let all = tensors.into_iter().chain(sums).fold(Transaction::default(), Transaction::register);
+    let data = all.try_execute().map_err(|e| failed(&e))?;
+    let mut read = data.into_iter().map(|d| d.try_into_vec_as::<f32>().map_err(|e| failed(&e))).collect::<Result<Vec<_>, _>>()?;
+    let sums = read.split_off(count).concat();
+    // In the order of the processor's sums, wherever they were made.
+    let total = (!sums.is_empty()).then(|| upload(&sums, &Device::flex()).sum().try_into_scalar::<f32>()).transpose();
+    Ok((read, total.map_err(|e| failed(&e))?.map_or(0.0, f64::from)))
 }
 
 /// Divides gradients by `count`.

@@ -1,5 +1,7 @@
 //! The loop: epochs of steps, evaluation, checkpoints, and what to do when something goes wrong.
 
+mod memory;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
@@ -24,9 +26,11 @@ use crate::optim::{Optimizer, OptimizerKind};
 use crate::profile::{StepTimes, describe};
 use crate::sampler::epoch_order;
 use crate::schedule::Schedule;
+use crate::shortage::{Failure, attempt};
 use crate::state::{Counters, RunState};
-use crate::step::{StepContext, train_step};
+use crate::step::{StepContext, try_step};
 use crate::task::{Draw, EvalContext, Evaluation, Group, Interrupted, Task};
+use memory::{TooLarge, cut};
 
 /// Skipped batches in a row after which the run goes back to its last checkpoint.
 const SKIPS_BEFORE_ROLLBACK: u32 = 3;
@@ -288,6 +292,7 @@ impl<T: Task> Learner<T> {
             match end {
                 EpochEnd::Complete | EpochEnd::Evaluate => {}
                 EpochEnd::RolledBack => self.roll_back(log)?,
+                EpochEnd::TooLarge(batch) => self.cut_batches(log, batch)?,
                 EpochEnd::Interrupted => {
                     self.save(log).map_err(LearnError::FinalSave)?;
                     self.notify_logged(log, "stop", "stopped by request; the state is saved".into());
@@ -320,23 +325,33 @@ impl<T: Task> Learner<T> {
             max_grad_norm: self.config.max_grad_norm,
             profile: self.config.profile,
         };
-        let make = |i: usize| task.batch(data, draw, &plan[i]);
+        let parts = self.state.counters.parts();
+        let make = |i: usize| cut(&plan[i], parts).map(|part| task.batch(data, draw, part)).collect::<Result<Vec<_>, _>>();
         let adam = !self.state.optimizer.is_sgd();
         std::thread::scope(|scope| {
             let mut clock = Instant::now();
             let mut loader = Loader::start(scope, self.config.workers, position..batches, &make);
             for i in position..batches {
                 let asked = Instant::now();
-                let Some(batch) = loader.next() else { break };
+                let Some(made) = loader.next() else { break };
                 let wait = asked.elapsed().as_secs_f64();
                 if stop.load(Ordering::Relaxed) || quit.should_stop() {
                     return Ok(EpochEnd::Interrupted);
                 }
-                let batch = batch.map_err(LearnError::task(format!("batch {} of epoch {}", i + 1, epoch + 1)))?;
+                let batch = made.map_err(LearnError::task(format!("batch {} of epoch {}", i + 1, epoch + 1)))?;
                 let mut hyper = self.config.schedule.at(i, batches, epoch, epochs, &self.groups, adam);
                 hyper.lr.iter_mut().for_each(|lr| *lr *= self.state.counters.lr_scale);
-                task.inspect(&batch, draw, i);
-                let mut step = train_step(&context, &mut self.state, &batch, draw, &hyper)?;
+                batch.first().into_iter().for_each(|part| task.inspect(part, draw, i));
+                let files = || batch.iter().flat_map(|part| task.sample_names(part)).collect::<Vec<_>>();
+                let mut step = match try_step(&context, &mut self.state, &batch, draw, &hyper) {
+                    Ok(step) => step,
+                    Err(Failure::Other(error)) => return Err(error),
+                    Err(Failure::Memory(shortage)) => {
+                        self.state.counters.elapsed_s += clock.elapsed().as_secs_f64();
+                        let samples = cut(&plan[i], parts).map(<[usize]>::len).max().unwrap_or(0);
+                        return Ok(EpochEnd::TooLarge(TooLarge { shortage, samples, files: files() }));
+                    }
+                };
                 step.times.wait = wait;
                 self.times += step.times;
 
@@ -347,13 +362,13 @@ impl<T: Task> Learner<T> {
                 let seconds = clock.elapsed().as_secs_f64();
                 counters.elapsed_s += seconds;
                 clock = Instant::now();
-                let names = || task.sample_names(&batch).join(", ");
+                let names = || files().join(", ");
                 if let Some(what) = step.skipped {
                     counters.skipped += 1;
                     counters.skipped_in_a_row += 1;
                     counters.lost_updates += u32::from(step.lost_update);
                     let message = format!("batch {} of epoch {} skipped: the {what} is not finite ({})", i + 1, epoch + 1, names());
-                    let fields = json!({ "reason": what, "files": task.sample_names(&batch), "skipped": counters.skipped });
+                    let fields = json!({ "reason": what, "files": files(), "skipped": counters.skipped });
                     log.event("skip", counters, fields);
                     notify(&mut self.observers, "skip", message);
                     if counters.skipped_in_a_row.max(counters.lost_updates) >= SKIPS_BEFORE_ROLLBACK {
@@ -381,8 +396,8 @@ impl<T: Task> Learner<T> {
                     position: i,
                     means: counters.item_means(),
                     count: step.count,
-                    samples: task.sample_names(&batch).len(),
-                    units: task.units(&batch),
+                    samples: files().len(),
+                    units: batch.iter().map(|part| task.units(part)).sum(),
                     seconds,
                     lr: hyper.lr,
                     grad_norm: step.grad_norm,
@@ -390,7 +405,9 @@ impl<T: Task> Learner<T> {
                     gauges: (self.gauges)(),
                     items: step.items,
                 };
-                self.metrics.iter_mut().for_each(|m| m.update(&step.output, i, batches));
+                for metric in &mut self.metrics {
+                    step.outputs.iter().for_each(|output| metric.update(output, i, batches));
+                }
                 if i % self.config.log_every.max(1) == 0 {
                     let metrics: Value = self.metrics.iter().map(|m| m.value()).collect();
                     log.event("step", counters, step_fields(task, &report, metrics));
@@ -438,8 +455,10 @@ impl<T: Task> Learner<T> {
         let model = self.ema_model();
         let evaluation = if self.task.judges() && (self.config.val || last) {
             match self.evaluate(&model) {
-                Err(LearnError::Task { source, .. }) if source.is::<Interrupted>() => return Ok(EpochEnd::Interrupted),
-                other => Some(other?),
+                Err(Failure::Other(LearnError::Task { source, .. })) if source.is::<Interrupted>() => return Ok(EpochEnd::Interrupted),
+                Err(Failure::Other(error)) => return Err(error),
+                Err(Failure::Memory(shortage)) => return Err(self.no_memory_to_evaluate(log, shortage)),
+                Ok(evaluation) => Some(evaluation),
             }
         } else {
             None
@@ -492,7 +511,7 @@ impl<T: Task> Learner<T> {
         })
     }
 
-    fn evaluate(&mut self, model: &T::Model) -> Result<Evaluation, LearnError> {
+    fn evaluate(&mut self, model: &T::Model) -> Result<Evaluation, Failure> {
         let device = self.device.clone().without_autodiff();
         let (observers, stop, quit) = (&mut self.observers, &self.stop, &self.quit);
         let mut progress = |done, total| observers.iter_mut().for_each(|o| o.on_evaluating(done, total));
@@ -504,7 +523,7 @@ impl<T: Task> Learner<T> {
             progress: &mut progress,
             interrupted: &interrupted,
         };
-        self.task.evaluate(model, &mut context).map_err(LearnError::task("evaluation"))
+        attempt(|| self.task.evaluate(model, &mut context).map_err(LearnError::task("evaluation")))
     }
 
     /// `weights/last`, `weights/best` and `weights/epochN`, each replaced atomically.
@@ -520,15 +539,23 @@ impl<T: Task> Learner<T> {
 
     /// Back to the last checkpoint, with half the learning rate.
     fn roll_back(&mut self, log: &mut RunLog) -> Result<(), LearnError> {
-        let Counters { batches, skipped, rollbacks, lr_scale, elapsed_s, .. } = self.state.counters;
+        let Counters { batches, skipped, rollbacks, lr_scale, split, elapsed_s, .. } = self.state.counters;
         let events_len = {
             log.mark(&mut self.state.counters);
             self.state.counters.events_len
         };
         self.resume()?;
         let counters = &mut self.state.counters;
-        *counters =
-            Counters { batches, skipped, rollbacks: rollbacks + 1, lr_scale: lr_scale * 0.5, elapsed_s, events_len, ..counters.clone() };
+        *counters = Counters {
+            batches,
+            skipped,
+            rollbacks: rollbacks + 1,
+            lr_scale: lr_scale * 0.5,
+            split,
+            elapsed_s,
+            events_len,
+            ..counters.clone()
+        };
         (counters.skipped_in_a_row, counters.lost_updates) = (0, 0);
         log.truncate_results(&self.dir, counters)?;
         let message = format!(
@@ -591,6 +618,7 @@ enum EpochEnd {
     Complete,
     Evaluate,
     RolledBack,
+    TooLarge(TooLarge),
     Interrupted,
     Done(Outcome),
 }

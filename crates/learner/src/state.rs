@@ -54,6 +54,10 @@ pub struct Counters {
     pub rollbacks: u32,
     /// Factor on the learning rate, halved by every roll-back.
     pub lr_scale: f64,
+    /// Batches are cut into 2^split parts, because the device has no memory for all of one; never goes back. Runs begun before this was
+    /// counted had no parts.
+    #[serde(default)]
+    pub split: u32,
     /// Learning rate of each group at the last batch: the `lr/pgN` columns.
     pub lr: Vec<f64>,
     /// Seconds spent training, over all sessions.
@@ -90,6 +94,7 @@ impl Counters {
             lost_updates: 0,
             rollbacks: 0,
             lr_scale: 1.0,
+            split: 0,
             lr: Vec::new(),
             elapsed_s: 0.0,
             events_len: 0,
@@ -104,6 +109,11 @@ impl Counters {
         self.position = 0;
         self.item_sums.iter_mut().for_each(|s| *s = 0.0);
         self.item_count = 0;
+    }
+
+    /// Parts that a batch is cut into, if it has so many samples.
+    pub fn parts(&self) -> usize {
+        1_usize.checked_shl(self.split).unwrap_or(usize::MAX)
     }
 
     /// Mean of each loss item over this epoch so far.
@@ -133,7 +143,8 @@ const WEIGHTS: &str = "weights.safetensors";
 const EMA: &str = "ema.safetensors";
 const OPTIMIZER: &str = "optimizer.safetensors";
 const GRADS: &str = "grads.safetensors";
-const COUNTERS: &str = "state.json";
+/// The member that holds [`Counters`].
+pub(crate) const COUNTERS: &str = "state.json";
 
 /// Before the names of the optimizer's two buffers of a tensor.
 const BUFFERS: [&str; 2] = ["first.", "second."];

@@ -4,10 +4,11 @@ use burn::module::Module;
 use burn::tensor::{Device, Tensor};
 
 use crate::error::LearnError;
-use crate::grads::{clip_to_norm, divide, sum_of_squares};
+use crate::grads::{GradBuffer, clip_to_norm, divide, read_with_squares};
 use crate::layout::Layout;
 use crate::profile::{Stage, StepTimes, Stopwatch};
 use crate::schedule::Hyper;
+use crate::shortage::{Failure, attempt};
 use crate::state::RunState;
 use crate::task::{Draw, Group, StepOutput, Task};
 
@@ -34,15 +35,33 @@ pub(crate) struct StepReport<O> {
     pub(crate) skipped: Option<&'static str>,
     /// An update was due and could not be made.
     pub(crate) lost_update: bool,
-    pub(crate) output: StepOutput<O>,
+    /// Of each part.
+    pub(crate) outputs: Vec<StepOutput<O>>,
     pub(crate) times: StepTimes,
 }
 
-/// Trains on one batch. A step in which anything is not finite leaves weights, running statistics, moments and EMA as they were.
-pub(crate) fn train_step<T: Task>(
+/// [`train_step`] on a device that may run out of memory: then the whole state is as it was.
+pub(crate) fn try_step<T: Task>(
     context: &StepContext<'_, T>,
     state: &mut RunState<T::Model>,
-    batch: &T::Batch,
+    parts: &[T::Batch],
+    draw: Draw,
+    hyper: &Hyper,
+) -> Result<StepReport<T::Output>, Failure> {
+    // Handles, not data. Moments and EMA change last, when everything that needs memory was read back.
+    let before = (state.model.valid(), state.grads.clone(), state.counters.clone());
+    attempt(|| train_step(context, state, parts, draw, hyper)).inspect_err(|_| {
+        (state.grads, state.counters) = (before.1, before.2);
+        state.model = before.0.train();
+    })
+}
+
+/// Trains on one batch, all of it or part by part. A step in which anything is not finite leaves weights, running statistics, moments and EMA
+/// as they were.
+fn train_step<T: Task>(
+    context: &StepContext<'_, T>,
+    state: &mut RunState<T::Model>,
+    parts: &[T::Batch],
     draw: Draw,
     hyper: &Hyper,
 ) -> Result<StepReport<T::Output>, LearnError> {
@@ -51,22 +70,34 @@ pub(crate) fn train_step<T: Task>(
     // The forward pass moves running statistics: this copy (of handles, not of data) is the way back.
     let before = state.model.valid();
 
-    let (output, grads) = task.gradients(&state.model, batch, draw, device, layout, &mut watch);
-    let (loss, items, squares) = read_scalars(&output, &grads)?;
-    watch.lap(Stage::Backward);
-    let times = watch.times();
-    let mut report = StepReport { items, count: output.count, grad_norm: None, skipped: None, lost_update: false, output, times };
-    report.skipped = match (loss.is_finite(), squares.is_finite()) {
-        (false, _) => Some("loss"),
-        (true, false) => Some("gradient"),
-        (true, true) => None,
-    };
+    let (mut sum, mut skipped) = (GradBuffer::default(), None);
+    let (mut items, mut outputs) = (Vec::new(), Vec::new());
+    for part in parts {
+        let (output, grads) = task.gradients(&state.model, part, draw, device, layout, &mut watch);
+        let (loss, of_part, squares) = read_scalars(&output, &grads)?;
+        watch.lap(Stage::Backward);
+        let weight = if task.per_count() { output.count } else { task.sample_names(part).len() };
+        items.push((weight, of_part));
+        outputs.push(output);
+        skipped = match (loss.is_finite(), squares.is_finite()) {
+            (false, _) => Some("loss"),
+            (true, false) => Some("gradient"),
+            (true, true) => None,
+        };
+        if skipped.is_some() {
+            break;
+        }
+        sum.add(grads);
+    }
+    let count = outputs.iter().map(|output| output.count).sum();
+    let (items, times) = (mean_items(&items), watch.times());
+    let mut report = StepReport { items, count, grad_norm: None, skipped, lost_update: false, outputs, times };
     state.counters.pending += 1;
     if report.skipped.is_some() {
         state.model = before.clone().train();
     } else {
         state.counters.pending_count += report.count as u64;
-        state.grads.add(grads);
+        state.grads.add(sum.take());
     }
     if state.counters.pending < hyper.accumulate {
         return Ok(report);
@@ -108,18 +139,20 @@ pub(crate) fn train_step<T: Task>(
     Ok(report)
 }
 
-/// Loss, loss items and Σ g², in one transfer from the device.
+/// Loss, loss items and Σ g².
 fn read_scalars<O>(output: &StepOutput<O>, grads: &[Option<Tensor<1>>]) -> Result<(f64, Vec<f64>, f64), LearnError> {
-    let mut scalars = vec![output.loss.clone(), output.items.clone()];
-    scalars.extend(sum_of_squares(grads.iter().flatten()));
-    let values = Tensor::cat(scalars, 0).try_to_vec_as::<f32>().map_err(|e| LearnError::Device(e.to_string()))?;
-    let items = output.items.dims()[0];
+    let (read, squares) = read_with_squares(vec![output.loss.clone(), output.items.clone()], grads.iter().flatten())?;
     let as_f64 = |v: &[f32]| v.iter().map(|&x| f64::from(x)).collect::<Vec<_>>();
-    Ok((f64::from(values[0]), as_f64(&values[1..=items]), values.get(1 + items).copied().map_or(0.0, f64::from)))
+    Ok((as_f64(&read[0])[0], as_f64(&read[1]), squares))
+}
+
+/// The loss items of a batch: the mean of its parts' by their weights.
+fn mean_items(parts: &[(usize, Vec<f64>)]) -> Vec<f64> {
+    let total = parts.iter().map(|(weight, _)| weight).sum::<usize>().max(1) as f64;
+    let items = parts.first().map_or(0, |(_, items)| items.len());
+    (0..items).map(|i| parts.iter().map(|(weight, items)| items[i] * (*weight as f64 / total)).sum()).collect()
 }
 
 fn norm_of<'a>(tensors: impl IntoIterator<Item = &'a Tensor<1>>) -> Result<f64, LearnError> {
-    let Some(squares) = sum_of_squares(tensors) else { return Ok(0.0) };
-    let squares = squares.try_into_scalar::<f32>().map_err(|e| LearnError::Device(e.to_string()))?;
-    Ok(f64::from(squares).sqrt())
+    Ok(read_with_squares(Vec::new(), tensors)?.1.sqrt())
 }

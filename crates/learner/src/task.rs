@@ -120,7 +120,8 @@ pub trait Task: Send + Sync {
         None
     }
 
-    /// Makes one batch: a pure function of `draw` and `indices`.
+    /// Makes one batch, or a part of one: a pure function of `draw` and `indices`, which are all of a batch's indices or some that follow each
+    /// other in it. A batch is cut where the device's memory is too small for all of it.
     ///
     /// # Errors
     /// Whatever keeps a sample from being read.
@@ -139,8 +140,13 @@ pub trait Task: Send + Sync {
         self.sample_names(batch).len()
     }
 
-    /// Looks at a batch before it is trained on (sample pictures); nothing it does may change the run.
+    /// Looks at a batch (its first part, if it is cut) before it is trained on (sample pictures); nothing it does may change the run.
     fn inspect(&self, _batch: &Self::Batch, _draw: Draw, _position: usize) {}
+
+    /// What needs less memory, for a user whose device has none for a single sample: the first half of a sentence.
+    fn less_memory(&self) -> String {
+        "a smaller model needs less".into()
+    }
 
     /// Threads' seconds spent in [`Task::batch`] by stage since this was last asked, for a profile; empty if not measured.
     fn batch_times(&self) -> Vec<(&'static str, f64)> {

@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use bellows_chat::plan::{self, MicroBatch};
+use bellows_chat::plan;
 use bellows_chat::{Batch, Encoded, IGNORE};
 use bellows_learner::{Draw, EvalContext, Evaluation, Group, Interrupted, Layout, Rng, Role, StepOutput, Stopwatch, Task, TaskError};
 use burn::data::dataset::Dataset;
@@ -19,14 +19,25 @@ use crate::{peft, weights};
 /// Validation columns of `results.csv`.
 pub const METRICS: [&str; 2] = ["val/loss", "val/perplexity"];
 
-/// A micro-batch and where its random draws come from.
+/// A micro-batch, or a part of one, and where its random draws come from.
 pub struct SftBatch {
     /// The tokens.
     pub batch: Batch,
     /// Rows that are packed or not, by example.
     pub examples: usize,
-    /// Place in the epoch.
+    /// Place of the micro-batch in the epoch.
     pub position: u64,
+    /// The row of the micro-batch that it begins with: 0, or that of a part.
+    pub first: u64,
+}
+
+/// The micro-batches of an epoch.
+struct Epoch {
+    number: usize,
+    /// Examples of each row, those of the first micro-batch first.
+    rows: Vec<Vec<usize>>,
+    /// Where in `rows` each micro-batch begins, and the end.
+    starts: Vec<usize>,
 }
 
 /// Fine-tuning: settings, the model's shape, examples.
@@ -43,7 +54,7 @@ pub struct SftTask {
     pub valid: Vec<Encoded>,
     /// Fills the ends of rows.
     pub pad: u32,
-    plan: Mutex<Option<(usize, Arc<Vec<MicroBatch>>)>>,
+    plan: Mutex<Option<Arc<Epoch>>>,
 }
 
 impl SftTask {
@@ -53,16 +64,25 @@ impl SftTask {
     }
 
     /// The micro-batches of an epoch; made once an epoch.
-    fn micro_batches(&self, draw: Draw) -> Arc<Vec<MicroBatch>> {
+    fn epoch(&self, draw: Draw) -> Arc<Epoch> {
         let mut plan = self.plan.lock().unwrap_or_else(PoisonError::into_inner);
         match &*plan {
-            Some((epoch, batches)) if *epoch == draw.epoch => Arc::clone(batches),
+            Some(epoch) if epoch.number == draw.epoch => Arc::clone(epoch),
             _ => {
                 let lengths: Vec<usize> = self.train.iter().map(Encoded::len).collect();
                 let bits = |i: u64| Rng::new(draw.seed, "order", draw.epoch as u64, i).bits();
-                let batches = Arc::new(plan::plan(&lengths, self.config.batch_size, self.config.batching(), bits));
-                *plan = Some((draw.epoch, Arc::clone(&batches)));
-                batches
+                let mut batches = plan::plan(&lengths, self.config.batch_size, self.config.batching(), bits);
+                if draw.epoch == 0 {
+                    plan::longest_first(&mut batches, &lengths);
+                }
+                let starts = std::iter::once(0).chain(batches.iter().scan(0, |end, batch| {
+                    *end += batch.len();
+                    Some(*end)
+                }));
+                let (number, starts) = (draw.epoch, starts.collect());
+                let epoch = Arc::new(Epoch { number, starts, rows: batches.into_iter().flatten().collect() });
+                *plan = Some(Arc::clone(&epoch));
+                epoch
             }
         }
     }
@@ -133,19 +153,33 @@ impl Task for SftTask {
     }
 
     fn plan(&self, draw: Draw) -> Option<Vec<Vec<usize>>> {
-        Some((0..self.micro_batches(draw).len()).map(|i| vec![i]).collect())
+        Some(self.epoch(draw).starts.windows(2).map(|ends| (ends[0]..ends[1]).collect()).collect())
     }
 
     fn batch(&self, _: &dyn Dataset<()>, draw: Draw, indices: &[usize]) -> Result<SftBatch, TaskError> {
-        let position = indices.first().copied().unwrap_or_default();
-        let plan = self.micro_batches(draw);
-        let rows: Vec<Vec<&Encoded>> = plan[position].iter().map(|row| row.iter().map(|&i| &self.train[i]).collect()).collect();
-        let examples = rows.iter().map(Vec::len).sum();
-        Ok(SftBatch { batch: Batch::new(&rows, self.pad, self.config.pad_to_multiple_of), examples, position: position as u64 })
+        let (epoch, first) = (self.epoch(draw), indices.first().copied().unwrap_or_default());
+        let position = epoch.starts.partition_point(|&start| start <= first).saturating_sub(1);
+        let rows: Vec<Vec<&Encoded>> =
+            indices.iter().map(|&row| epoch.rows[row].iter().map(|&example| &self.train[example]).collect()).collect();
+        Ok(SftBatch {
+            batch: Batch::new(&rows, self.pad, self.config.pad_to_multiple_of),
+            examples: rows.iter().map(Vec::len).sum(),
+            position: position as u64,
+            first: (first - epoch.starts[position]) as u64,
+        })
     }
 
     fn sample_names(&self, batch: &SftBatch) -> Vec<String> {
         vec![format!("micro-batch {}", batch.position + 1); batch.examples]
+    }
+
+    fn less_memory(&self) -> String {
+        let further = match (self.config.gradient_checkpointing, self.config.method) {
+            (false, _) => "--gradient-checkpointing true",
+            (true, Method::Full) => "--method lora",
+            (true, Method::Lora) => "a lower --r",
+        };
+        format!("a lower --max-seq-length or {further} needs less")
     }
 
     fn unit(&self) -> &'static str {
@@ -178,7 +212,8 @@ impl Task for SftTask {
         watch: &mut Stopwatch<'_>,
     ) -> (StepOutput<()>, Vec<Option<Tensor<1>>>) {
         let device = device.clone().without_autodiff();
-        let draws = Draws { seed: draw.seed, epoch: draw.epoch as u64, batch: batch.position };
+        // The parts of a micro-batch draw for themselves.
+        let draws = Draws { seed: draw.seed, epoch: draw.epoch as u64, batch: batch.first << 32 | batch.position };
         let mut data = upload(&batch.batch, &self.model, &device);
         data.noise = self.noise([batch.batch.rows, batch.batch.seq], &draws, &device);
         data.pass = data.pass.with_draws(draws);
@@ -235,7 +270,7 @@ mod tests {
         let config = SftConfig { batch_size: 2, pad_to_multiple_of: 16, ..SftConfig::default() };
         let model = ModelConfig::from_json(include_str!("../tests/golden/qwen2/model/config.json")).unwrap();
         let task = SftTask::new(config, LoraConfig::default(), model, vec![example(20, 3), example(7, 2)], Vec::new(), 0);
-        let batch = task.batch(&InMemDataset::new(vec![(); 2]), Draw { seed: 0, epoch: 0, epochs: 1 }, &[0]).unwrap();
+        let batch = task.batch(&InMemDataset::new(vec![(); 2]), Draw { seed: 0, epoch: 0, epochs: 1 }, &[0, 1]).unwrap();
         assert_eq!((batch.batch.ids.len(), task.units(&batch), batch.batch.targets()), (64, 27, 5));
     }
 }

@@ -35,14 +35,19 @@ fn epoch(config: SftConfig, epoch: usize) -> (f64, usize, Vec<(String, Vec<f32>)
 }
 
 fn epoch_of(config: SftConfig, epoch: usize, lengths: &[usize]) -> (f64, usize, Vec<(String, Vec<f32>)>, usize) {
+    epoch_in(config, epoch, lengths, usize::MAX)
+}
+
+/// The same with every micro-batch in parts of `rows` rows.
+fn epoch_in(config: SftConfig, epoch: usize, lengths: &[usize], part: usize) -> (f64, usize, Vec<(String, Vec<f32>)>, usize) {
     let model = adapted(&config);
     let task = SftTask::new(config.clone(), config.lora(), shape(), examples(lengths), Vec::new(), 0);
     let layout = Layout::of(&model, |name| task.role_of(name));
     let (draw, device) = (Draw { seed: 0, epoch, epochs: 2 }, Device::flex().autodiff());
     let (mut loss, mut count, mut rows) = (0.0, 0, 0);
     let mut sums = vec![Vec::new(); layout.entries.len()];
-    for indices in task.plan(draw).unwrap() {
-        let batch = task.batch(&InMemDataset::new(Vec::new()), draw, &indices).unwrap();
+    for indices in task.plan(draw).unwrap().iter().flat_map(|batch| batch.chunks(part)) {
+        let batch = task.batch(&InMemDataset::new(Vec::new()), draw, indices).unwrap();
         let (output, grads) = task.gradients(&model, &batch, draw, &device, &layout, &mut Stopwatch::start(None));
         loss += f64::from(host(output.loss)[0]);
         count += output.count;
@@ -75,6 +80,41 @@ fn packed_rows_are_the_examples_they_hold() {
         assert!(packed.3 < rows && packed.1 == count, "{what}: {} rows for {rows}", packed.3);
         assert!((packed.0 - loss).abs() / loss < 1e-6, "{what}: {} for {loss}", packed.0);
         same(&packed.2, &grads, 1e-5, &what);
+    }
+}
+
+#[test]
+fn a_micro_batch_in_parts_is_the_whole() {
+    for config in [SftConfig { batch_size: 4, ..settings() }, SftConfig { batch_size: 3, packing: true, max_seq_length: 24, ..settings() }]
+    {
+        let (loss, count, grads, rows) = epoch(config.clone(), 0);
+        for part in [1, 2] {
+            let parts = epoch_in(config.clone(), 0, &LENGTHS, part);
+            assert!(parts.1 == count && parts.3 == rows && (parts.0 - loss).abs() / loss < 1e-6, "{part} rows: {} for {loss}", parts.0);
+            same(&parts.2, &grads, 1e-5, &format!("parts of {part} rows"));
+        }
+    }
+    // A part knows its place, which its draws depend on.
+    let pairs = SftConfig { batch_size: 2, ..settings() };
+    let task = SftTask::new(pairs.clone(), pairs.lora(), shape(), examples(&[9; 4]), Vec::new(), 0);
+    let draw = Draw { seed: 0, epoch: 0, epochs: 1 };
+    let of = |row| task.batch(&InMemDataset::new(Vec::new()), draw, &[row]).unwrap();
+    assert_eq!([0, 1, 2, 3].map(|row| (of(row).position, of(row).first)), [(0, 0), (0, 1), (1, 0), (1, 1)]);
+}
+
+#[test]
+fn the_first_epoch_begins_with_the_longest_row() {
+    let lengths: Vec<usize> = (0..40).map(|i| 3 + (i * 17) % 37).collect();
+    for (packing, group_by_length) in [(false, false), (false, true), (true, false)] {
+        let config = SftConfig { packing, group_by_length, batch_size: 3, ..settings() };
+        let task = SftTask::new(config.clone(), config.lora(), shape(), examples(&lengths), Vec::new(), 0);
+        let places = |epoch| -> Vec<usize> {
+            let draw = Draw { seed: 0, epoch, epochs: 9 };
+            let batch = |indices: &Vec<usize>| task.batch(&InMemDataset::new(Vec::new()), draw, indices).unwrap().batch.ids.len();
+            task.plan(draw).unwrap().iter().map(batch).collect()
+        };
+        let largest_first = |epoch| places(epoch)[0] == places(epoch).into_iter().max().unwrap();
+        assert!(largest_first(0) && (packing || !(1..9).all(largest_first)), "packing {packing}, grouped {group_by_length}");
     }
 }
 

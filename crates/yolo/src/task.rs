@@ -138,6 +138,11 @@ impl Task for DetectionTask {
         batch.names.clone()
     }
 
+    fn less_memory(&self) -> String {
+        let multi_scale = if self.config.multi_scale { ", no --multi-scale" } else { "" };
+        format!("a smaller --imgsz{multi_scale}, a lower --conv-workspace-mb or a smaller model needs less")
+    }
+
     fn inspect(&self, batch: &Batch, draw: Draw, position: usize) {
         let closing = self.config.close_mosaic > 0 && draw.epoch + self.config.close_mosaic == draw.epochs;
         let Some(dir) = self.pictures.as_ref().filter(|_| position < 3 && (draw.epoch == 0 || closing)) else { return };

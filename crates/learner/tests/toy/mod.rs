@@ -4,12 +4,12 @@
 
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use bellows_learner::rng::Rng;
 use bellows_learner::{
-    BatchReport, Draw, EpochSchedule, EvalContext, Evaluation, Group, Learner, LearnerConfig, Observer, OptimizerKind, Role, Schedule,
-    StepOutput, Task, TaskError,
+    BatchReport, Draw, EpochSchedule, EvalContext, Evaluation, Group, Layout, Learner, LearnerConfig, Observer, OptimizerKind, Role,
+    Schedule, StepOutput, Stopwatch, Task, TaskError,
 };
 use bellows_runs::RunDir;
 use burn::data::dataset::{Dataset, InMemDataset};
@@ -33,15 +33,38 @@ pub struct Net {
 /// When a batch must turn out NaN: (epoch, position).
 pub type Poison = fn(usize, usize) -> bool;
 
+/// What a device says that has no memory for this batch of this epoch: its samples.
+pub type Shortage = fn(usize, &[usize]) -> Option<&'static str>;
+
 pub struct Toy {
     pub poison: Poison,
     pub eval_flag: Option<Arc<AtomicBool>>,
+    /// A loss that is a sum over samples, without batch statistics.
+    pub per_count: bool,
+    pub shortage: Shortage,
+    /// A sample: if one more than it is in its batch, the memory runs out in the update that the batch completes.
+    pub update_shortage: Option<usize>,
+    /// Calls of `per_count` until then: the second after the gradients is made in the update.
+    pub calls_left: AtomicUsize,
+}
+
+impl Default for Toy {
+    fn default() -> Self {
+        Self {
+            poison: no_poison,
+            eval_flag: None,
+            per_count: false,
+            shortage: |_, _| None,
+            update_shortage: None,
+            calls_left: AtomicUsize::new(0),
+        }
+    }
 }
 
 pub struct ToyBatch {
     x: Vec<f32>,
     y: Vec<f32>,
-    names: Vec<String>,
+    indices: Vec<usize>,
 }
 
 impl Task for Toy {
@@ -81,18 +104,19 @@ impl Task for Toy {
         if (self.poison)(draw.epoch, position) {
             x[0] = f32::NAN;
         }
-        Ok(ToyBatch { x, y, names: indices.iter().map(|i| format!("sample-{i}")).collect() })
+        Ok(ToyBatch { x, y, indices: indices.to_vec() })
     }
 
     fn sample_names(&self, batch: &ToyBatch) -> Vec<String> {
-        batch.names.clone()
+        batch.indices.iter().map(|i| format!("sample-{i}")).collect()
     }
 
     fn loss(&self, model: &Net, batch: &ToyBatch, _draw: Draw, device: &Device) -> StepOutput<()> {
         let n = batch.y.len();
         let x = Tensor::<2>::from_data(TensorData::new(batch.x.clone(), [n, 3]), device);
         let y = Tensor::<2>::from_data(TensorData::new(batch.y.clone(), [n, 1]), device);
-        let hidden = model.norm.forward(model.hidden.forward(x)).tanh();
+        let hidden = model.hidden.forward(x);
+        let hidden = if self.per_count { hidden } else { model.norm.forward(hidden) }.tanh();
         let error = model.out.forward(hidden) - y;
         let mse = error.clone().powi_scalar(2).mean();
         let mae = error.abs().mean();
@@ -100,9 +124,46 @@ impl Task for Toy {
         StepOutput { loss: mse.mul_scalar(n as f64), items, count: n, output: () }
     }
 
+    fn per_count(&self) -> bool {
+        let left = self.calls_left.load(Ordering::SeqCst);
+        self.calls_left.store(left.saturating_sub(1), Ordering::SeqCst);
+        assert!(left != 1, "wgpu error: Out of Memory");
+        self.per_count
+    }
+
+    /// A shortage shows when the forward pass has moved the running statistics.
+    fn gradients(
+        &self,
+        model: &Net,
+        batch: &ToyBatch,
+        draw: Draw,
+        device: &Device,
+        layout: &Layout,
+        _: &mut Stopwatch<'_>,
+    ) -> (StepOutput<()>, Vec<Option<Tensor<1>>>) {
+        let output = self.loss(model, batch, draw, device);
+        let mut grads = output.loss.backward();
+        let mut grads = layout.take_gradients(model, &mut grads);
+        if self.update_shortage.is_some_and(|sample| batch.indices.len() > 1 && batch.indices.contains(&sample)) {
+            self.calls_left.store(2, Ordering::SeqCst);
+        }
+        match (self.shortage)(draw.epoch, &batch.indices) {
+            Some(REALLY) => {
+                let large = Tensor::<1>::empty([TOO_MUCH / 4], &device.clone().without_autodiff());
+                grads.iter_mut().flatten().take(1).for_each(|grad| grad.inplace(|grad| grad + large.clone().slice([0..1])));
+            }
+            Some(words) => panic!("{words}"),
+            None => {}
+        }
+        (StepOutput { loss: output.loss.inner(), items: output.items.inner(), ..output }, grads)
+    }
+
     fn evaluate(&self, model: &Net, context: &mut EvalContext<'_>) -> Result<Evaluation, TaskError> {
         if let Some(flag) = &self.eval_flag {
             flag.store(true, Ordering::SeqCst);
+        }
+        if let Some(words) = (self.shortage)(context.epoch, &[EVALUATION]) {
+            return Err(words.into());
         }
         if (context.interrupted)() {
             return Err(Box::new(bellows_learner::Interrupted));
@@ -122,7 +183,13 @@ impl Task for Toy {
     }
 }
 
-/// The position that tells a poisoned evaluation from a poisoned batch.
+/// Instead of words: one gradient waits for [`TOO_MUCH`].
+pub const REALLY: &str = "really";
+
+/// Bytes: whose elements can be counted in 32 bits, which is all that SwiftShader can.
+pub const TOO_MUCH: usize = 12 << 30;
+
+/// The position that tells a poisoned evaluation from a poisoned batch, and the only sample of one that does not fit.
 pub const EVALUATION: usize = usize::MAX;
 
 pub fn config() -> LearnerConfig {
@@ -182,9 +249,12 @@ pub fn no_poison(_: usize, _: usize) -> bool {
 }
 
 pub fn learner(dir: &Path, config: LearnerConfig, poison: Poison) -> Learner<Toy> {
+    learner_of(Toy { poison, ..Toy::default() }, dir, config, &Device::flex())
+}
+
+pub fn learner_of(toy: Toy, dir: &Path, config: LearnerConfig, device: &Device) -> Learner<Toy> {
     let run = RunDir::create(dir, "run", true).unwrap();
-    let device = Device::flex();
-    Learner::new(Toy { poison, eval_flag: None }, net(&device), &device, config, run, identity()).unwrap()
+    Learner::new(toy, net(device), device, config, run, identity()).unwrap()
 }
 
 pub fn data() -> InMemDataset<usize> {

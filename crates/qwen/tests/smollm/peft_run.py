@@ -75,6 +75,8 @@ def order(seed, epoch, count):
 chats = [json.loads(line)["messages"] for line in open(pathlib.Path(__file__).parent / "chats.jsonl")]
 examples = [example(c) for c in chats]
 plan = order(0, 0, len(examples))
+longest = max(range(len(plan)), key=lambda i: (len(examples[plan[i]][0]), -i))  # The first epoch begins with it.
+plan[0], plan[longest] = plan[longest], plan[0]
 windows = [plan[i : i + a.accumulate] for i in range(0, len(plan), a.accumulate)]
 optimizer = torch.optim.AdamW([v for v in model.parameters() if v.requires_grad], lr=a.lr, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0)
 theirs, started = [], time.time()

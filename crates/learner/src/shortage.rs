@@ -1,0 +1,134 @@
+//! How a device that has run out of memory is recognised.
+//!
+//! With CubeCL 0.11.3 an allocation that fails is told by every read of a tensor that depends on it: what the step reads is an error then, with the
+//! words of `cubecl_runtime::server::{IoError, LaunchError}`, and the device goes on serving. (On SwiftShader: "can't allocate buffer of size".) wgpu's own
+//! allocations, and reads while a kernel is being chosen (autotune), panic with such words instead. A driver that finds no memory for a submission gives
+//! up the device: then it is said to be poisoned, or lost, as well.
+
+use std::any::Any;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::Once;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use crate::error::LearnError;
+
+/// What memory that ran out is called, in lower case, `_` and `-` taken for spaces.
+const SHORT: [&str; 8] = [
+    // CubeCL (Vulkan, CUDA, HIP): "out of device memory allocating 4096 bytes".
+    "out of device memory",
+    // Vulkan's VK_ERROR_OUT_OF_HOST_MEMORY.
+    "out of host memory",
+    // CubeCL on a launch, wgpu ("wgpu error: Out of Memory"), CUDA_ERROR_OUT_OF_MEMORY.
+    "out of memory",
+    // hipErrorOutOfMemory.
+    "outofmemory",
+    // wgpu-core.
+    "not enough memory",
+    // CubeCL, more than one page can hold, or no page size left: "can't allocate buffer of size: 4096".
+    "can't allocate",
+    // wgpu-core's limits of one buffer: a smaller batch keeps to them.
+    "maximum buffer size",
+    "buffer binding size",
+];
+
+/// What a device is called that will not serve again.
+const LOST: [&str; 4] = ["device is poisoned", "device was poisoned", "device is lost", "device lost"];
+
+/// The device ran out of memory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Shortage {
+    /// Its own words: the line that says so.
+    pub(crate) reason: String,
+    /// It will not serve again in this process.
+    pub(crate) lost: bool,
+}
+
+impl Shortage {
+    /// What `message` says of memory, if anything.
+    fn of(message: &str) -> Option<Self> {
+        let plain = |text: &str| text.to_lowercase().replace(['_', '-'], " ");
+        let says = |text: &str, words: &[&str]| words.iter().any(|word| text.contains(word));
+        let reason = message.lines().find(|line| says(&plain(line), &SHORT))?;
+        Some(Self { reason: reason.trim().into(), lost: says(&plain(message), &LOST) })
+    }
+
+    fn of_panic(payload: &(dyn Any + Send)) -> Option<Self> {
+        let text = payload.downcast_ref::<String>().map(String::as_str).or_else(|| payload.downcast_ref::<&str>().copied());
+        text.and_then(Self::of)
+    }
+}
+
+/// Why work on the device failed.
+pub(crate) enum Failure {
+    /// It ran out of memory.
+    Memory(Shortage),
+    /// Anything else.
+    Other(LearnError),
+}
+
+/// Does `work` on the device and tells a shortage of memory, be it an error or a panic, from other failures. Other panics go on.
+pub(crate) fn attempt<T>(work: impl FnOnce() -> Result<T, LearnError>) -> Result<T, Failure> {
+    static UNDER_WAY: AtomicUsize = AtomicUsize::new(0);
+    static HOOK: Once = Once::new();
+    // A panic that is caught here is told as a notice, not across a progress bar; every other one is printed as ever.
+    HOOK.call_once(|| {
+        let hook = std::panic::take_hook();
+        std::panic::set_hook(Box::new(move |info| {
+            if UNDER_WAY.load(Ordering::Relaxed) == 0 || Shortage::of_panic(info.payload()).is_none() {
+                hook(info);
+            }
+        }));
+    });
+    UNDER_WAY.fetch_add(1, Ordering::Relaxed);
+    let done = catch_unwind(AssertUnwindSafe(work));
+    UNDER_WAY.fetch_sub(1, Ordering::Relaxed);
+    match done {
+        Ok(Ok(value)) => Ok(value),
+        Ok(Err(error)) => Err(Shortage::of(&with_causes(&error)).map_or(Failure::Other(error), Failure::Memory)),
+        Err(panic) => match Shortage::of_panic(&*panic) {
+            Some(shortage) => Err(Failure::Memory(shortage)),
+            None => resume_unwind(panic),
+        },
+    }
+}
+
+fn with_causes(error: &dyn std::error::Error) -> String {
+    let causes = std::iter::successors(Some(error), |error| error.source());
+    causes.map(ToString::to_string).collect::<Vec<_>>().join("\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_words_of_every_layer_are_known() {
+        let unwritten = "The bytes were never written (failure #0, still claiming 1 buffer(s))\nCaused by:\n  An IO error happened\n\
+                         Caused by:\n  out of device memory allocating 4096 bytes\n<backtrace>";
+        assert_eq!(Shortage::of(unwritten), Some(Shortage { reason: "out of device memory allocating 4096 bytes".into(), lost: false }));
+        let lost = "The device is poisoned\nCaused by:\n  Unknown: Out of memory";
+        assert_eq!(Shortage::of(lost), Some(Shortage { reason: "Unknown: Out of memory".into(), lost: true }));
+        for text in [
+            "can't allocate buffer of size: 68719476736",
+            "Can't allocate 4096 bytes: every page size the memory tracks still holds live allocations",
+            "An out-of-memory error happened during launch",
+            "wgpu error: Out of Memory",
+            "Not enough memory left.",
+            "CUDA_ERROR_OUT_OF_MEMORY",
+            "VK_ERROR_OUT_OF_DEVICE_MEMORY",
+            "hipErrorOutOfMemory",
+            "Buffer size 5368709120 is greater than the maximum buffer size (4294967296)",
+            "Buffer binding 0 range 5368709120 exceeds `max_*_buffer_binding_size` limit 4294967295",
+        ] {
+            assert!(Shortage::of(text).is_some_and(|s| !s.lost), "{text}");
+        }
+        for text in [
+            "The device is poisoned\nCaused by:\n  Unknown: Device is lost",
+            "Too much shared memory requested.\nRequested 65536 bytes, maximum 49152 bytes available.",
+            "couldn't find resource for that handle: memory page 3",
+            "index out of bounds: the len is 3 but the index is 4",
+        ] {
+            assert_eq!(Shortage::of(text), None, "{text}");
+        }
+    }
+}

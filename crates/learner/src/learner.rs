@@ -111,6 +111,8 @@ pub struct Learner<T: Task> {
     identity: Map<String, Value>,
     saved_at: Instant,
     times: StepTimes,
+    /// The seconds in which they were.
+    trained_s: f64,
     resumed: bool,
     first_events: Vec<(&'static str, Value)>,
 }
@@ -161,6 +163,7 @@ impl<T: Task> Learner<T> {
             identity,
             saved_at,
             times: StepTimes::default(),
+            trained_s: 0.0,
             resumed,
             first_events,
         })
@@ -279,11 +282,13 @@ impl<T: Task> Learner<T> {
             let (epoch, position) = (self.state.counters.epoch, self.state.counters.position);
             self.observers.iter_mut().for_each(|o| o.on_epoch(epoch, position));
             let started = Instant::now();
-            let end = match self.train_epoch(data, log)? {
+            let end = self.train_epoch(data, log)?;
+            self.trained_s += started.elapsed().as_secs_f64();
+            let end = match end {
                 EpochEnd::Evaluate => self.judge(log, false)?,
                 EpochEnd::Complete => {
                     if self.config.profile {
-                        self.tell_profile(log, started.elapsed().as_secs_f64());
+                        self.tell_profile(log);
                     }
                     self.judge(log, true)?
                 }
@@ -440,8 +445,8 @@ impl<T: Task> Learner<T> {
     }
 
     /// Where this epoch's time went, on the console and in the log.
-    fn tell_profile(&mut self, log: &mut RunLog, total: f64) {
-        let (line, fields) = describe(&std::mem::take(&mut self.times), total, &self.task.batch_times());
+    fn tell_profile(&mut self, log: &mut RunLog) {
+        let (line, fields) = describe(&std::mem::take(&mut self.times), std::mem::take(&mut self.trained_s), &self.task.batch_times());
         log.event("profile", &self.state.counters, fields);
         self.notify("profile", line);
     }

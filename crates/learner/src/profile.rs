@@ -74,7 +74,7 @@ impl AddAssign for StepTimes {
     }
 }
 
-/// An epoch's times: the share of each stage of `total` seconds, and the seconds that the workers' threads spent per stage of theirs.
+/// An epoch's times: the share of each stage of `total` seconds, and beside it that of the workers' threads per stage of theirs.
 pub(crate) fn describe(times: &StepTimes, total: f64, workers: &[(&'static str, f64)]) -> (String, Value) {
     let rest = total - times.wait - times.forward - times.backward - times.update;
     let stages = [
@@ -88,7 +88,7 @@ pub(crate) fn describe(times: &StepTimes, total: f64, workers: &[(&'static str, 
     let parts: Vec<String> = stages.iter().map(|(name, s)| format!("{name} {:.1} %", share(*s))).collect();
     let mut line = format!("{total:.1} s of training: {}", parts.join(", "));
     if !workers.is_empty() {
-        let parts: Vec<String> = workers.iter().map(|(name, s)| format!("{name} {s:.1} s")).collect();
+        let parts: Vec<String> = workers.iter().map(|(name, s)| format!("{name} {:.1} %", share(*s))).collect();
         line += &format!("; beside it in the workers: {}", parts.join(", "));
     }
     let seconds = |stages: &[(&str, f64)]| stages.iter().map(|(name, s)| (name.replace(' ', "_"), json!(s))).collect::<Map<_, _>>();
@@ -106,7 +106,7 @@ mod tests {
         assert_eq!(
             line,
             "10.0 s of training: waiting for data 10.0 %, forward 30.0 %, backward 50.0 %, update 5.0 %, rest 5.0 %; \
-             beside it in the workers: decode 2.0 s"
+             beside it in the workers: decode 20.0 %"
         );
         assert_eq!(fields["training_s"]["rest"], 0.5);
         assert_eq!(fields["workers_s"]["decode"], 2.0);

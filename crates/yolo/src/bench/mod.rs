@@ -3,6 +3,7 @@
 //! A step is what training does: upload, forward, loss, backward, finite checks, clipping to norm 10, SGD, EMA.
 
 mod layers;
+mod peak;
 
 use std::path::Path;
 use std::sync::Arc;
@@ -29,6 +30,7 @@ use crate::upload::upload;
 use crate::validate::ValSet;
 
 pub use layers::LayerTimes;
+pub use peak::processor_peak;
 
 /// What is timed.
 #[derive(Clone, Copy, Debug)]
@@ -48,6 +50,8 @@ pub struct Benchmark {
 /// Medians over the steps.
 #[derive(Clone, Debug, Serialize)]
 pub struct BenchmarkReport {
+    /// The program: `bellows`.
+    pub peer: &'static str,
     /// Images per batch.
     pub batch: usize,
     /// Side of the images, pixels.
@@ -64,7 +68,7 @@ pub struct BenchmarkReport {
     pub train_images_per_s: f64,
     /// Images a second in inference, decoded boxes included.
     pub infer_images_per_s: f64,
-    /// Most memory this process has held while training, 10^9 bytes; `None` where the system does not tell.
+    /// Most memory this process has held while training, as [`peak_memory`] counts it; `None` where the system does not tell.
     pub peak_gb: Option<f64>,
     /// Threads of the CPU that were used.
     pub threads: usize,
@@ -111,6 +115,7 @@ impl Benchmark {
         let step_s = part(|t| t.forward + t.backward + t.update);
         let infer_s = self.infer(&learner.ema_model(), &batch, &device.clone().without_autodiff());
         Ok(BenchmarkReport {
+            peer: "bellows",
             batch: self.batch,
             imgsz: self.imgsz,
             forward_s: part(|t| t.forward),

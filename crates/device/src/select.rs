@@ -6,8 +6,7 @@ use crate::facts::{self, Facts};
 use crate::probe::{self, ProbeOptions};
 use crate::report::ProbeReport;
 use crate::{DeviceError, DeviceRequest};
-use bellows_kernels::Lowering;
-use bellows_kernels::cpu::simd::Level;
+use bellows_kernels::{Lowering, processor_has_bf16};
 use burn::tensor::Device;
 
 /// The device to train on.
@@ -98,7 +97,7 @@ fn lowering_on_gpu(asked: Option<Lowering>, proved: Lowering, reason: Option<Str
 
 fn cpu(fallback: Option<String>, report: Option<ProbeReport>, options: &ProbeOptions) -> Selected {
     let (device, backend, name) = (processor(), Backend::Flex.name(), facts::cpu_name());
-    let (lowering, lowering_reason) = lowering_on_cpu(options.lowering, Level::Avx512Bf16.available());
+    let (lowering, lowering_reason) = lowering_on_cpu(options.lowering, processor_has_bf16());
     Selected { device, backend, name, memory: None, pci: None, fallback, lowering, lowering_reason, report }
 }
 

@@ -3,8 +3,8 @@
 use anyhow::Context;
 use bellows_cli::{Usage, join_pool, say};
 use bellows_device::{Backend, ProbeOptions, select};
-use bellows_kernels::{cube, set_default_lowering};
-use bellows_yolo::bench::{LayerTimes, processor_peak};
+use bellows_kernels::{cube, processor_peak, set_default_lowering};
+use bellows_yolo::bench::LayerTimes;
 
 use crate::args::BenchmarkArgs;
 

@@ -3,7 +3,6 @@
 //! A step is what training does: upload, forward, loss, backward, finite checks, clipping to norm 10, SGD, EMA.
 
 mod layers;
-mod peak;
 
 use std::path::Path;
 use std::sync::Arc;
@@ -30,7 +29,6 @@ use crate::upload::upload;
 use crate::validate::ValSet;
 
 pub use layers::LayerTimes;
-pub use peak::processor_peak;
 
 /// What is timed.
 #[derive(Clone, Copy, Debug)]

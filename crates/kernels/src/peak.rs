@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use bellows_kernels::cpu::simd::{Offsets, Simd, Task, Tile, level, run};
+use crate::cpu::simd::{Level, Offsets, Simd, Task, Tile, level, run};
 
 /// Length of the sums: the left-hand panel of any instruction set has at most 16 KiB.
 const DEPTH: usize = 512;
@@ -23,6 +23,11 @@ pub fn processor_peak() -> f64 {
     flops as f64 / fastest
 }
 
+/// Whether [`Lowering::Bf16`](crate::Lowering::Bf16) is anything but f32 on this processor.
+pub fn processor_has_bf16() -> bool {
+    level().in_bf16() == Level::Avx512Bf16
+}
+
 struct Tiles;
 
 impl Task for Tiles {
@@ -33,7 +38,7 @@ impl Task for Tiles {
         let (a, b) = (vec![0.5; DEPTH * S::MR], vec![0.5; S::NR]);
         let mut c = vec![0.0; S::MR * S::NR];
         // Every row of the right-hand matrix is the same one.
-        let offsets = Offsets::strided(DEPTH, 0);
+        let offsets = Offsets::new(vec![0; DEPTH]);
         for _ in 0..TILES {
             simd.tile(Tile {
                 a: &a,

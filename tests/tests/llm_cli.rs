@@ -249,9 +249,21 @@ fn adapters_that_do_not_fit_are_refused() {
     let (_, error) = expect_code(&mut tune(&[]), 2);
     one_sentence(&error, &["adapter_model.safetensors"], "a truncated adapter");
     assert!(!dir.path().join("runs/sft/x").exists());
-    // Intact, it goes on, with its own rank.
+    // Intact, it goes on, with its own rank and with the tokens that were added for it. PEFT writes exclude_modules as a list or as a text.
     std::fs::write(adapter.join("adapter_model.safetensors"), &weights).unwrap();
+    let mut tokenizer = read_json(&adapter.join("tokenizer.json"));
+    let tokens = tokenizer["added_tokens"].as_array_mut().unwrap();
+    let mut added = tokens.last().unwrap().clone();
+    (added["id"], added["content"]) = (json!(added["id"].as_u64().unwrap() + 1), json!("<|added|>"));
+    tokens.push(added);
+    std::fs::write(adapter.join("tokenizer.json"), tokenizer.to_string()).unwrap();
+    let mut excluding = config.clone();
+    excluding["exclude_modules"] = json!(r".*\.nothing");
+    std::fs::write(&path, excluding.to_string()).unwrap();
     expect_code(&mut tune(&[]), 0);
+    let kept = dir.path().join("runs/sft/x/adapter");
+    assert!(std::fs::read_to_string(kept.join("tokenizer.json")).unwrap().contains("<|added|>"));
+    assert_eq!(read_json(&kept.join("adapter_config.json"))["exclude_modules"], json!(r".*\.nothing"));
     let yaml = std::fs::read_to_string(dir.path().join("runs/sft/x/config.yaml")).unwrap();
     assert!(yaml.contains("\nr: 4\n"), "{yaml}");
 }

@@ -250,7 +250,7 @@ fn encode_pieces(pieces: &[Piece], trained: &[bool], tokenizer: &Tokenizer, spec
         let end = pieces[at..].iter().position(|piece| piece.special).map_or(pieces.len(), |len| at + len);
         let text: String = pieces[at..end].iter().map(|piece| piece.text.as_str()).collect();
         let flags: Vec<bool> = (at..end).flat_map(|piece| std::iter::repeat_n(trained[piece], pieces[piece].text.len())).collect();
-        for token in tokenizer.tokens(&text, special_in_content)? {
+        for token in tokenizer.tokens(&text, special_in_content, at == 0)? {
             // Tokens that the text has no bytes for (what normalisation adds) go with the next byte.
             let covered = flags.get(token.start..token.end.max(token.start + 1));
             out.push(token.id, covered.is_some_and(|flags| flags.iter().all(|&flag| flag)));

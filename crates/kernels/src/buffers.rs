@@ -155,9 +155,11 @@ mod tests {
         let at = address(&first);
         let second = first.clone();
         drop(first);
-        assert_ne!(take(len).as_ptr(), at);
+        let other = take(len);
+        assert_ne!(other.as_ptr(), at);
         drop(second);
-        assert_eq!(take(len).as_ptr(), at);
+        let again = take(len);
+        assert_eq!(again.as_ptr(), at);
     }
 
     #[test]
@@ -170,7 +172,8 @@ mod tests {
         assert_ne!(values.as_ptr(), at, "a copy for one of two");
         let values = owned(first);
         assert!(values.as_ptr() == at && values.len() == len && values.iter().all(|&v| v == 3.0));
-        assert_ne!(take(len).as_ptr(), at, "nobody gave it back");
+        let other = take(len);
+        assert_ne!(other.as_ptr(), at, "nobody gave it back");
     }
 
     #[test]

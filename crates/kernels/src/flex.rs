@@ -32,7 +32,7 @@ fn method(tensors: [&FlexTensor; 2], config: &ConvConfig) -> Option<(Algorithm, 
         Lowering::Winograd => Some((Algorithm::Winograd, Precision::F32)),
         Lowering::Implicit => Some((Algorithm::Implicit, Precision::F32)),
         Lowering::Bf16 => Some((Algorithm::Auto, Precision::Bf16)),
-        // Flex's own convolution is one of columns and a matrix product.
+        // On the processor a matrix product is Burn's own convolution, but for a few channels (its direct loop).
         Lowering::Direct | Lowering::Gemm => None,
     }
 }

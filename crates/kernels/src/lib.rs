@@ -7,9 +7,8 @@
 
 mod autodiff;
 mod buffers;
-#[allow(unsafe_code, reason = "the x86 instruction-set modules of cpu::simd, and no other")]
 #[allow(unreachable_pub, reason = "written as a crate of its own")]
-pub mod cpu;
+mod cpu;
 mod cpu_norm;
 pub mod cube;
 pub mod decoder;

@@ -36,11 +36,6 @@ impl ConvConfig {
     pub fn to_burn(self) -> ConvOptions<2> {
         ConvOptions::new(self.stride, self.padding, self.dilation, self.groups)
     }
-
-    /// Height and width of the output for a `kernel` over an `input`: `(in + 2p - d(k - 1) - 1) / s + 1`.
-    pub fn output_size(&self, input: [usize; 2], kernel: [usize; 2]) -> [usize; 2] {
-        std::array::from_fn(|i| (input[i] + 2 * self.padding[i] - self.dilation[i] * (kernel[i] - 1) - 1) / self.stride[i] + 1)
-    }
 }
 
 /// An optional bias, `[Co]`: an operation of a backend extension takes no `Option` of a tensor.

@@ -51,9 +51,35 @@ pub(crate) struct SpeakArgs {
     pub(crate) system: Option<String>,
     /// The prompt is text to go on with, no question.
     pub(crate) raw: bool,
+    /// Models that think do so before they answer.
+    pub(crate) thinking: bool,
     pub(crate) stop: Vec<String>,
-    pub(crate) sampling: Sampling,
+    pub(crate) sampling: Asked,
     pub(crate) offline: bool,
+}
+
+/// Settings of [`Sampling`] as typed; the others are the model's own.
+pub(crate) struct Asked {
+    max_new_tokens: usize,
+    temperature: Option<f64>,
+    top_k: Option<usize>,
+    top_p: Option<f64>,
+    repetition_penalty: Option<f64>,
+    seed: u64,
+}
+
+impl Asked {
+    /// These settings, and `own` where none was typed.
+    pub(crate) fn over(&self, own: &Sampling) -> Sampling {
+        Sampling {
+            max_new_tokens: self.max_new_tokens,
+            temperature: self.temperature.unwrap_or(own.temperature),
+            top_k: self.top_k.unwrap_or(own.top_k),
+            top_p: self.top_p.unwrap_or(own.top_p),
+            repetition_penalty: self.repetition_penalty.unwrap_or(own.repetition_penalty),
+            seed: self.seed,
+        }
+    }
 }
 
 /// A model to write, as typed.
@@ -83,14 +109,8 @@ pub(crate) struct BenchmarkArgs {
     pub(crate) json: bool,
 }
 
-fn number(name: &'static str, default: &'static str, help: &'static str) -> Arg {
-    Arg::new(name)
-        .long(name)
-        .value_name("X")
-        .allow_negative_numbers(true)
-        .default_value(default)
-        .value_parser(clap::value_parser!(f64))
-        .help(help)
+fn number(name: &'static str, help: &'static str) -> Arg {
+    Arg::new(name).long(name).value_name("X").allow_negative_numbers(true).value_parser(clap::value_parser!(f64)).help(help)
 }
 
 fn model() -> [Arg; 3] {
@@ -101,16 +121,21 @@ fn model() -> [Arg; 3] {
     ]
 }
 
-fn speaking() -> [Arg; 9] {
+fn speaking() -> [Arg; 10] {
     [
         option("device", "auto, cpu, vulkan, cuda, rocm, metal or webgpu").default_value("auto"),
         option("system", "System message"),
+        switch("no-thinking", "Answer without thinking first, of models that think (Qwen3)"),
         Arg::new("stop").long("stop").action(ArgAction::Append).help("Text that ends the answer; may be given several times"),
         count("max-new-tokens", "256", "Most tokens of an answer"),
-        number("temperature", "0.7", "Divides the logits; 0 takes the likeliest token"),
-        count("top-k", "20", "Only the likeliest k tokens; 0 takes all"),
-        number("top-p", "0.8", "Only the likeliest tokens that together reach this probability"),
-        number("repetition-penalty", "1.0", "Makes tokens that were there before less likely"),
+        number("temperature", "Divides the logits; 0 takes the likeliest token [default: generation_config.json's, or 0.7]"),
+        Arg::new("top-k")
+            .long("top-k")
+            .value_name("N")
+            .value_parser(clap::value_parser!(u32))
+            .help("Only the likeliest k tokens; 0 takes all [default: generation_config.json's, or 20]"),
+        number("top-p", "Only the likeliest tokens that together reach this probability [default: generation_config.json's, or 0.8]"),
+        number("repetition-penalty", "Makes tokens that were there before less likely [default: generation_config.json's, or 1]"),
         count("seed", "0", "Seed of the draws"),
     ]
 }
@@ -148,7 +173,7 @@ fn command() -> Command {
                 .about("Answers one question")
                 .args(model())
                 .arg(option("prompt", "The question").required(true))
-                .arg(switch("raw", "Go on with the prompt's text, without a chat template"))
+                .arg(switch("raw", "Go on with the prompt's text, without a chat template; special tokens written in it are taken for real"))
                 .args(speaking()),
         )
         .subcommand(Command::new("chat").about("Talks, a line at a time").args(model()).args(speaking()))
@@ -230,7 +255,7 @@ fn settings(m: &ArgMatches) -> SettingsArgs {
 }
 
 fn speak(m: &ArgMatches, prompt: Option<String>, raw: bool) -> SpeakArgs {
-    let float = |name: &str| m.get_one::<f64>(name).copied().unwrap_or_default();
+    let float = |name: &str| m.get_one::<f64>(name).copied();
     SpeakArgs {
         model: text(m, "model").unwrap_or_default(),
         adapter: text(m, "adapter").map(PathBuf::from),
@@ -239,10 +264,11 @@ fn speak(m: &ArgMatches, prompt: Option<String>, raw: bool) -> SpeakArgs {
         system: text(m, "system"),
         raw,
         stop: m.get_many::<String>("stop").into_iter().flatten().cloned().collect(),
-        sampling: Sampling {
+        thinking: !m.get_flag("no-thinking"),
+        sampling: Asked {
             max_new_tokens: whole(m, "max-new-tokens"),
             temperature: float("temperature"),
-            top_k: whole(m, "top-k"),
+            top_k: m.get_one::<u32>("top-k").map(|&k| k as usize),
             top_p: float("top-p"),
             repetition_penalty: float("repetition-penalty"),
             seed: whole(m, "seed") as u64,
@@ -294,6 +320,11 @@ mod tests {
         let m = command().try_get_matches_from(["x", "--model", "m", "--data", "a", "--no-gradient-checkpointing", "--packing"]).unwrap();
         let config = SftConfig::from_layers(&[settings(&m).flags]).unwrap();
         assert!(!config.gradient_checkpointing && config.packing);
+        let m = command().try_get_matches_from(["x", "chat", "--model", "m", "--no-thinking", "--top-k", "0"]).unwrap();
+        let speak = speak(m.subcommand().unwrap().1, None, false);
+        let own = Sampling { temperature: 0.6, top_k: 30, ..Sampling::default() };
+        assert!(!speak.thinking);
+        assert_eq!(speak.sampling.over(&own), Sampling { top_k: 0, ..own });
         let patterns = ["x", "--rank-pattern", "q_proj=4,layers.0.mlp.up_proj=2", "--alpha-pattern", "q_proj=1.5"];
         let lora = SftConfig::from_layers(&[settings(&command().try_get_matches_from(patterns).unwrap()).flags]).unwrap().lora();
         assert_eq!(lora.rank_pattern, [("q_proj".to_string(), 4), ("layers.0.mlp.up_proj".to_string(), 2)].into());

@@ -5,6 +5,22 @@ use std::time::Instant;
 use bellows_cli::{Bar, memory, say};
 use bellows_learner::{BatchReport, EpochReport, Notice, Observer, RunInfo};
 
+/// Width of a line, and what of it the bar, its count, its rate and its times take.
+const COLUMNS: usize = 100;
+const BAR_COLUMNS: usize = 46;
+
+/// As many of `fields`, the most important of which come first, as fit into `columns`.
+fn fit(fields: &[String], columns: usize) -> String {
+    let mut line = String::new();
+    for field in fields {
+        let gap = if line.is_empty() { "" } else { "  " };
+        if line.chars().count() + gap.len() + field.chars().count() <= columns {
+            line = line + gap + field;
+        }
+    }
+    line
+}
+
 /// Prints a training run.
 pub(crate) struct Console {
     info: Option<RunInfo>,
@@ -46,24 +62,22 @@ impl Observer for Console {
         self.grad_norm = report.grad_norm.or(self.grad_norm);
         let seconds = self.clock.elapsed().as_secs_f64().max(1e-9);
         let value = |values: &[f64]| values.first().copied().unwrap_or(f64::NAN);
-        let card: String = report.gauges.iter().map(|(_, _, text)| format!("  {text}")).collect();
-        let row = format!(
-            "epoch {}/{}  loss {:.4}  mean {:.4}  lr {:.2e}  grad {:.3}  {:.0} tokens/s  {:.1} examples/s  {}{card}",
-            report.epoch + 1,
-            info.epochs,
-            value(&report.items),
-            value(&report.means),
-            value(&report.lr),
-            self.grad_norm.unwrap_or(f64::NAN),
-            self.tokens as f64 / seconds,
-            self.examples as f64 / seconds,
-            memory()
-        );
+        let mut fields = vec![
+            format!("epoch {}/{}", report.epoch + 1, info.epochs),
+            format!("loss {:.4}", value(&report.items)),
+            format!("lr {:.2e}", value(&report.lr)),
+            format!("{:.0} tok/s", self.tokens as f64 / seconds),
+            memory(),
+        ];
+        fields.extend(report.gauges.iter().map(|(_, _, text)| text.clone()));
+        fields.push(format!("mean {:.4}", value(&report.means)));
+        fields.push(format!("grad {:.3}", self.grad_norm.unwrap_or(f64::NAN)));
+        fields.push(format!("{:.1} examples/s", self.examples as f64 / seconds));
         if let Some(bar) = &mut self.bar {
-            bar.set(row.clone(), report.position + 1, info.batches);
+            bar.set(fit(&fields, COLUMNS - BAR_COLUMNS), report.position + 1, info.batches);
         }
         if report.position + 1 == info.batches {
-            self.close_bar(&row);
+            self.close_bar(&fit(&fields, COLUMNS));
         }
     }
 
@@ -89,5 +103,18 @@ impl Observer for Console {
 
     fn on_end(&mut self) {
         self.close_bar("");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_holds_what_fits_the_most_important_first() {
+        let fields = ["epoch 1/3", "loss 0.1234", "5.1/16.0G", "x"].map(String::from);
+        assert_eq!(fit(&fields, 100), "epoch 1/3  loss 0.1234  5.1/16.0G  x");
+        assert_eq!(fit(&fields, 25), "epoch 1/3  loss 0.1234  x");
+        assert_eq!(fit(&fields, 8), "x");
     }
 }

@@ -7,7 +7,7 @@ use bellows_chat::{Conversation, Message, RenderOptions, Role, Template, Tokeniz
 use bellows_cli::{Usage, join_pool, pick_device, say};
 use bellows_device::ProbeOptions;
 use bellows_qwen::base::{Base, BaseError};
-use bellows_qwen::generate::generate;
+use bellows_qwen::generate::{Sampling, generate};
 use bellows_qwen::hub::locate;
 use bellows_qwen::model::CausalLm;
 use bellows_qwen::peft;
@@ -16,7 +16,7 @@ use burn::tensor::Device;
 use crate::args::SpeakArgs;
 
 pub(crate) fn speak(args: SpeakArgs) -> anyhow::Result<()> {
-    args.sampling.check()?;
+    args.sampling.over(&Sampling::default()).check()?;
     if args.stop.iter().any(String::is_empty) {
         return Err(Usage("--stop is an empty text, which every answer begins with: leave it out".into()).into());
     }
@@ -26,6 +26,7 @@ pub(crate) fn speak(args: SpeakArgs) -> anyhow::Result<()> {
     join_pool(0)?;
     let device = pick_device(&args.device, &ProbeOptions::default())?.device;
     let base = open(&args.model, args.adapter.as_deref(), args.offline, &device)?;
+    let options = RenderOptions { thinking: args.thinking, ..RenderOptions::default() };
     let template = || Template::detect(&base.tokenizer, Some(base.config.architecture.model_type()));
     let system = args.system.iter().map(|text| Message::new(Role::System, text.clone()));
     let mut conversation = Conversation { messages: system.collect(), ..Conversation::default() };
@@ -35,7 +36,7 @@ pub(crate) fn speak(args: SpeakArgs) -> anyhow::Result<()> {
             base.tokenizer.leading_bos().into_iter().chain(text).collect()
         } else {
             conversation.messages.push(Message::new(Role::User, prompt.clone()));
-            encode_prompt(&conversation, &base.tokenizer, &template()?, RenderOptions::default())?
+            encode_prompt(&conversation, &base.tokenizer, &template()?, options)?
         };
         say_answer(&base, &ids, &args, &device)?;
         return Ok(());
@@ -48,7 +49,7 @@ pub(crate) fn speak(args: SpeakArgs) -> anyhow::Result<()> {
             break;
         }
         conversation.messages.push(Message::new(Role::User, line));
-        let ids = encode_prompt(&conversation, &base.tokenizer, &template, RenderOptions::default())?;
+        let ids = encode_prompt(&conversation, &base.tokenizer, &template, options)?;
         let text = say_answer(&base, &ids, &args, &device)?;
         conversation.messages.push(Message::new(Role::Assistant, text));
     }
@@ -61,15 +62,20 @@ pub(crate) fn open(model: &str, adapter: Option<&Path>, offline: bool, device: &
     if let Some(dir) = adapter {
         let (config, tensors) = peft::read(dir)?;
         base.model = peft::attach(base.model, &config, tensors, dir)?;
-        if let Some(tokenizer) = adapter_tokenizer(dir)? {
-            let (tokens, rows) = (tokenizer.len(), base.config.vocab_size);
-            if tokens > rows {
-                return Err(BaseError::Vocabulary { path: dir.to_owned(), tokens, rows }.into());
-            }
-            base.tokenizer = tokenizer;
-        }
+        adopt_tokenizer(&mut base, dir)?;
     }
     Ok(base)
+}
+
+/// Gives the model the tokenizer beside an adapter, if there is one: it may have tokens and a template that the model's own has not.
+pub(crate) fn adopt_tokenizer(base: &mut Base, adapter: &Path) -> anyhow::Result<()> {
+    let Some(tokenizer) = adapter_tokenizer(adapter)? else { return Ok(()) };
+    let (tokens, rows) = (tokenizer.len(), base.config.vocab_size);
+    if tokens > rows {
+        return Err(BaseError::Vocabulary { path: adapter.to_owned(), tokens, rows }.into());
+    }
+    base.tokenizer = tokenizer;
+    Ok(())
 }
 
 /// The tokenizer beside an adapter, if there is one.
@@ -85,7 +91,8 @@ fn say_answer(base: &Base, prompt: &[u32], args: &SpeakArgs, device: &Device) ->
     let (mut stream, mut text, mut shown) = (tokenizer.stream(true), String::new(), 0);
     // What may be the beginning of a stop string is held back.
     let held = args.stop.iter().map(String::len).max().unwrap_or(1).saturating_sub(1);
-    generate(model, &base.config, prompt, &args.sampling, &ends, device, |id| {
+    let sampling = args.sampling.over(&Sampling::of(&base.config.generation));
+    generate(model, &base.config, prompt, &sampling, &ends, device, |id| {
         text.push_str(&stream.push(id));
         if let Some(at) = args.stop.iter().filter_map(|stop| text.find(stop.as_str())).min() {
             text.truncate(at);

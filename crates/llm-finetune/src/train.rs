@@ -30,6 +30,7 @@ use serde_json::json;
 use crate::args::TrainArgs;
 use crate::console::Console;
 use crate::presets::settings;
+use crate::speak::{adapter_tokenizer, adopt_tokenizer};
 
 pub(crate) fn train(args: TrainArgs) -> anyhow::Result<()> {
     join_pool(0)?;
@@ -113,19 +114,25 @@ fn settle(args: &TrainArgs) -> anyhow::Result<(SftConfig, Option<PathBuf>)> {
 }
 
 fn open_base(config: &SftConfig, device: &Device) -> anyhow::Result<Base> {
-    if config.model == "tiny" {
-        return Ok(Base::tiny(texts(config)?.iter().map(String::as_str), config.seed, device)?);
+    let mut base = match config.model.as_str() {
+        "tiny" => Base::tiny(texts(config)?.iter().map(String::as_str), config.seed, device)?,
+        model => Base::open(&locate(model, config.offline, &mut say)?, device)?,
+    };
+    if let Some(adapter) = &config.adapter {
+        adopt_tokenizer(&mut base, Path::new(adapter))?;
     }
-    Ok(Base::open(&locate(&config.model, config.offline, &mut say)?, device)?)
+    Ok(base)
 }
 
-/// The family and the tokenizer of the model, without its weights.
+/// The family and the tokenizer that a run has, without the weights.
 pub(crate) fn open_tokenizer(config: &SftConfig) -> anyhow::Result<(Architecture, Tokenizer)> {
+    let own = config.adapter.as_ref().map_or(Ok(None), |dir| adapter_tokenizer(Path::new(dir)))?;
     if config.model == "tiny" {
-        return Ok((Architecture::Qwen2, Base::tiny_tokenizer(texts(config)?.iter().map(String::as_str))?));
+        let made = || Ok::<_, anyhow::Error>(Base::tiny_tokenizer(texts(config)?.iter().map(String::as_str))?);
+        return Ok((Architecture::Qwen2, own.map_or_else(made, Ok)?));
     }
     let path = locate(&config.model, config.offline, &mut say)?;
-    Ok((Base::shape(&path)?.architecture, Base::tokenizer(&path)?))
+    Ok((Base::shape(&path)?.architecture, own.map_or_else(|| Base::tokenizer(&path), Ok)?))
 }
 
 /// What the tokenizer of a made-up model is learnt from: the data's own bytes.

@@ -30,13 +30,14 @@ fn an_adapter_alone_becomes_a_gguf_and_a_modelfile() {
     adapter("adapter", &LoraConfig::default());
     adapter("dora", &LoraConfig { use_dora: true, ..LoraConfig::default() });
 
-    let export =
-        |more: &[&str]| run(dir.path(), &[&["export", "--model", "model", "--format", "gguf-lora", "--out", "out.gguf"], more].concat());
+    let export = |more: &[&str]| {
+        run(dir.path(), &[&["export", "--model", "model", "--format", "gguf-lora", "--out", "new/out.gguf"], more].concat())
+    };
     let (code, out, error) = export(&["--adapter", "adapter", "--system", "Be brief."]);
     assert_eq!(code, 0, "{error}");
-    assert!(out.contains("Saved out.gguf and Modelfile"), "{out}");
-    assert_eq!(Gguf::open(&dir.path().join("out.gguf")).unwrap().tensors().len(), 4 * 7 * 2);
-    let text = std::fs::read_to_string(dir.path().join("Modelfile")).unwrap();
+    assert!(out.contains("Saved new/out.gguf and new/Modelfile"), "{out}");
+    assert_eq!(Gguf::open(&dir.path().join("new/out.gguf")).unwrap().tensors().len(), 4 * 7 * 2);
+    let text = std::fs::read_to_string(dir.path().join("new/Modelfile")).unwrap();
     let from = dir.path().join("model").canonicalize().unwrap();
     assert!(text.starts_with(&format!("FROM {}\nADAPTER ./out.gguf\n", from.display())) && text.contains("Be brief."), "{text}");
 

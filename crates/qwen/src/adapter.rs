@@ -33,8 +33,8 @@ pub struct LoraConfig {
     pub use_dora: bool,
     /// Names or name endings (`q_proj`, `mlp.up_proj`), one regular expression that matches whole names, or `all-linear`.
     pub target_modules: Targets,
-    /// Names or endings that get none all the same.
-    pub exclude_modules: Vec<String>,
+    /// Names, endings, or one regular expression for whole names, of those that get none all the same.
+    pub exclude_modules: Targets,
     /// Layers that get adapters; all if empty.
     pub layers_to_transform: Vec<usize>,
     /// Rank of the maps whose name ends in, or matches, a pattern.
@@ -57,7 +57,7 @@ impl Default for LoraConfig {
             use_rslora: false,
             use_dora: false,
             target_modules: Targets::Pattern(ALL_LINEAR.into()),
-            exclude_modules: Vec::new(),
+            exclude_modules: Targets::Names(Vec::new()),
             layers_to_transform: Vec::new(),
             rank_pattern: BTreeMap::new(),
             alpha_pattern: BTreeMap::new(),
@@ -75,6 +75,17 @@ pub enum Targets {
     Pattern(String),
     /// Names or endings.
     Names(Vec<String>),
+}
+
+impl Targets {
+    /// Whether the map of this name is among them.
+    fn hold(&self, name: &str) -> Result<bool, AdapterError> {
+        Ok(match self {
+            Targets::Pattern(pattern) if pattern == ALL_LINEAR => true,
+            Targets::Pattern(pattern) => whole(pattern)?.is_match(name),
+            Targets::Names(names) => names.iter().any(|ending| ends_in(name, ending)),
+        })
+    }
 }
 
 /// Why an adapter cannot be made.
@@ -133,14 +144,8 @@ impl LoraConfig {
     /// # Errors
     /// Settings that cannot be met.
     pub fn spec(&self, name: &str, layer: usize, stream: u64) -> Result<Option<LoraSpec>, AdapterError> {
-        let target = match &self.target_modules {
-            Targets::Pattern(p) if p == ALL_LINEAR => true,
-            Targets::Pattern(pattern) => whole(pattern)?.is_match(name),
-            Targets::Names(names) => names.iter().any(|n| ends_in(name, n)),
-        };
-        let excluded = self.exclude_modules.iter().any(|n| ends_in(name, n));
         let layers = &self.layers_to_transform;
-        if !target || excluded || !(layers.is_empty() || layers.contains(&layer)) {
+        if !self.target_modules.hold(name)? || self.exclude_modules.hold(name)? || !(layers.is_empty() || layers.contains(&layer)) {
             return Ok(None);
         }
         let rank = by_pattern(&self.rank_pattern, name)?.unwrap_or(self.r);
@@ -273,13 +278,15 @@ mod tests {
         assert_eq!(ranks(&config(Targets::Pattern(r".*\.mlp\..*".into())), up, 11), Some(16));
         assert_eq!(ranks(&config(Targets::Pattern("mlp".into())), up, 11), None, "an expression matches the whole name");
         let all = LoraConfig {
-            exclude_modules: vec!["up_proj".into()],
+            exclude_modules: names(&["up_proj"]),
             layers_to_transform: vec![3, 11],
             rank_pattern: [("q_proj".into(), 4), (r"layers\.1.*\.down_proj".into(), 2)].into(),
             ..LoraConfig::default()
         };
         assert_eq!((ranks(&all, q, 3), ranks(&all, up, 11), ranks(&all, q, 4)), (Some(4), None, None));
         assert_eq!(ranks(&all, "model.layers.11.mlp.down_proj", 11), Some(2));
+        let odd = LoraConfig { exclude_modules: Targets::Pattern(r".*\.3\..*".into()), ..LoraConfig::default() };
+        assert_eq!((ranks(&odd, q, 3), ranks(&odd, up, 11)), (None, Some(16)));
         let wrong = config(Targets::Pattern("(".into()));
         assert!(wrong.spec(q, 0, 0).unwrap_err().to_string().starts_with("\"(\" is not a regular expression"));
     }

@@ -7,6 +7,7 @@ use bellows_learner::Rng;
 use bellows_weights::gguf::{Gguf, Metadata};
 use bellows_weights::{Checkpoint, WeightsError};
 use burn::tensor::Device;
+use serde_json::Map;
 
 use crate::arch::Architecture;
 use crate::hub::HubError;
@@ -105,9 +106,14 @@ impl Base {
         if !path.is_dir() {
             return Err(BaseError::NotFound(path.display().to_string()));
         }
+        let read = |file: &Path| std::fs::read_to_string(file).map_err(|source| BaseError::Io { path: file.to_owned(), source });
         let file = path.join("config.json");
-        let text = std::fs::read_to_string(&file).map_err(|source| BaseError::Io { path: file.clone(), source })?;
-        ModelConfig::from_json(&text).map_err(|source| BaseError::Config { path: file, source })
+        let config = ModelConfig::from_json(&read(&file)?).map_err(|source| BaseError::Config { path: file, source })?;
+        let file = path.join("generation_config.json");
+        if !file.exists() {
+            return Ok(config);
+        }
+        config.with_generation(&read(&file)?).map_err(|source| BaseError::Config { path: file, source })
     }
 
     /// The tokenizer of the model in a directory or a `.gguf` file.
@@ -184,6 +190,7 @@ impl Base {
             qkv_bias: true,
             qk_norm: false,
             eos_token_ids: tokenizer.eos().into_iter().collect(),
+            generation: Map::new(),
         };
         Ok(Self { model: random(&config, seed, device), config, tokenizer })
     }
@@ -308,6 +315,7 @@ fn config_of(file: &Gguf) -> Result<ModelConfig, ConfigError> {
         qkv_bias: architecture.qkv_bias(),
         qk_norm: architecture.qk_norm(),
         eos_token_ids: eos.map(|id| id as u32).into_iter().collect(),
+        generation: Map::new(),
     };
     config.check()?;
     Ok(config)
@@ -318,29 +326,40 @@ fn tokenizer_of(file: &Gguf, path: &Path) -> Result<Tokenizer, ChatError> {
 }
 
 fn vocabulary_of(metadata: &Metadata) -> Result<Vocabulary, Fault> {
+    let fault = |what: String| Fault::Tokenizer { what };
     let value = |key: &str| metadata.get(&format!("tokenizer.ggml.{key}"));
     let text = |key: &str| value(key).and_then(|v| v.as_str());
-    let model = text("model").unwrap_or_default();
-    if model != "gpt2" {
-        return Err(Fault::Tokenizer { what: format!("`tokenizer.ggml.model` is \"{model}\"; only gpt2 (byte-level BPE) is supported") });
-    }
-    let list = |key: &'static str| {
-        let missing = move || Fault::Tokenizer { what: format!("there is no `tokenizer.ggml.{key}`") };
+    let list = |key: &str| {
+        let missing = || fault(format!("there is no `tokenizer.ggml.{key}`"));
         value(key).and_then(|v| v.as_strings()).map(<[String]>::to_vec).ok_or_else(missing)
     };
+    let sentencepiece = match text("model").unwrap_or_default() {
+        "gpt2" => false,
+        "llama" => true,
+        other => {
+            return Err(fault(format!("`tokenizer.ggml.model` is \"{other}\"; expected gpt2 (byte-level BPE) or llama (SentencePiece)")));
+        }
+    };
+    let scores = || value("scores").and_then(|v| v.as_f32s()).filter(|scores| !scores.is_empty()).map(<[f32]>::to_vec);
     let tokens = list("tokens")?;
     let kinds = value("token_type").and_then(|v| v.as_i32s()).unwrap_or_default();
-    let id = |key: &str| value(key).and_then(bellows_weights::gguf::Value::as_u64).map(|id| id as u32);
     let kind = |i: usize| kinds.get(i).and_then(|&k| TokenType::from_number(k)).unwrap_or(TokenType::Normal);
+    // What llama.cpp takes where a file says nothing.
+    let id = |key: &str, plain: Option<u32>| value(key).and_then(bellows_weights::gguf::Value::as_u64).map(|id| id as u32).or(plain);
+    let flag = |key: &str| value(key).and_then(bellows_weights::gguf::Value::as_bool).unwrap_or(sentencepiece);
+    let plain = |id: u32| sentencepiece.then_some(id);
     Ok(Vocabulary {
         pre: text("pre").unwrap_or("gpt-2").into(),
         types: (0..tokens.len()).map(kind).collect(),
         tokens,
-        merges: list("merges")?,
-        bos: id("bos_token_id"),
-        eos: id("eos_token_id"),
-        pad: id("padding_token_id"),
-        add_bos: value("add_bos_token").and_then(bellows_weights::gguf::Value::as_bool).unwrap_or(false),
+        merges: if sentencepiece { Vec::new() } else { list("merges")? },
+        scores: if sentencepiece { scores().ok_or_else(|| fault("there are no `tokenizer.ggml.scores`".into()))? } else { Vec::new() },
+        space_prefix: flag("add_space_prefix"),
+        bos: id("bos_token_id", plain(1)),
+        eos: id("eos_token_id", plain(2)),
+        unk: id("unknown_token_id", plain(0)),
+        pad: id("padding_token_id", None),
+        add_bos: flag("add_bos_token"),
         chat_template: metadata.get("tokenizer.chat_template").and_then(|v| v.as_str()).map(str::to_owned),
     })
 }

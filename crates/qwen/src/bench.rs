@@ -59,6 +59,7 @@ impl Size {
             qkv_bias: true,
             qk_norm: false,
             eos_token_ids: Vec::new(),
+            generation: serde_json::Map::new(),
         }
     }
 }

@@ -61,8 +61,8 @@ settings! {
         lora_dropout: f64 = 0.0;
         /// Maps that get adapters: all-linear, a list of name endings, or a regular expression for whole names
         target_modules: Targets = Targets::Pattern(ALL_LINEAR.into());
-        /// Maps that get none all the same, as a list
-        exclude_modules: Vec<String> = Vec::new();
+        /// Maps that get none all the same: a list of name endings, or a regular expression for whole names
+        exclude_modules: Targets = Targets::Names(Vec::new());
         /// Layers that get adapters, as a list; all if empty
         layers_to_transform: Vec<usize> = Vec::new();
         /// Rank of some maps instead of r, by name ending or regular expression

@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io::BufWriter;
 use std::path::{Path, PathBuf};
 
-use bellows_chat::{ChatError, Fault, Template, TokenType, Tokenizer};
+use bellows_chat::{ChatError, Fault, Template, TokenType, Tokenizer, Vocabulary};
 use bellows_weights::gguf::{self, Metadata, Preset, TensorInfo, Value};
 use bellows_weights::{BlockType, DType, TensorSpec, WeightsError, write_checkpoint};
 use indexmap::IndexMap;
@@ -104,9 +104,16 @@ pub fn write_transformers(
         DType::BF16 => "bfloat16",
         _ => "float32",
     };
+    let mut generation = config.generation.clone();
     let config = ModelConfig { eos_token_ids: ends(config, tokenizer), ..config.clone() }.to_json(name);
-    let generation = json!({ "eos_token_id": config["eos_token_id"], "pad_token_id": tokenizer.pad(), "bos_token_id": tokenizer.bos() });
-    for (file, json) in [("config.json", config), ("generation_config.json", generation)] {
+    for (key, value) in [
+        ("eos_token_id", config["eos_token_id"].clone()),
+        ("pad_token_id", json!(tokenizer.pad())),
+        ("bos_token_id", json!(tokenizer.bos())),
+    ] {
+        generation.insert(key.into(), value);
+    }
+    for (file, json) in [("config.json", config), ("generation_config.json", generation.into())] {
         let path = dir.join(file);
         let text = serde_json::to_string_pretty(&json).unwrap_or_default() + "\n";
         bellows_runs::write_atomic(&path, text.as_bytes()).map_err(|e| fail(&path, e.to_string()))?;
@@ -121,7 +128,8 @@ fn ends(config: &ModelConfig, tokenizer: &Tokenizer) -> Vec<u32> {
 }
 
 /// Writes a GGUF (version 3) with the tokenizer and its chat template inside, under `path` once it is complete. Adapters must have been
-/// [merged](crate::weights::merge). Returns one line a tensor whose values had to be cut to f16's range; of good weights none.
+/// [merged](crate::weights::merge). Returns what is not as it was asked for, a line each: tensors that no blocks of the preset's type fit
+/// into, texts that llama.cpp reads otherwise, tensors whose values had to be cut to f16's range.
 ///
 /// # Errors
 /// A value that is not finite, a tokenizer that no GGUF can describe, or a file that cannot be written.
@@ -144,14 +152,40 @@ pub fn write_gguf(
             (stored.clone(), TensorInfo { kind, shape })
         })
         .collect();
-    let metadata = metadata(config, tokenizer, preset, name)?;
-    write_file(path, &metadata, &infos, |stored| {
+    let vocabulary = tokenizer.vocabulary(config.vocab_size)?;
+    let mut lines = tokenizer.vocabulary_differs(&vocabulary)?;
+    lines.extend(fallen_back(preset, &infos));
+    let metadata = metadata(config, vocabulary, preset, name);
+    lines.extend(write_file(path, &metadata, &infos, |stored| {
         let name = named[stored];
         let values = parameters.values(name)?;
         match rotated_heads(name, config).filter(|_| config.architecture.gguf_interleaved()) {
             Some(heads) => Ok(pairs_from_halves(&values, heads, infos[stored].shape[0])),
             None => Ok(values),
         }
+    })?);
+    Ok(lines)
+}
+
+/// The tensors whose rows are no whole number of a K-quant's blocks, in a sentence. llama.cpp's quantiser stores them in the same types.
+fn fallen_back(preset: Preset, infos: &IndexMap<String, TensorInfo>) -> Option<String> {
+    if !matches!(preset, Preset::Q4KM | Preset::Q5KM | Preset::Q6K) {
+        return None;
+    }
+    let matrices = infos.values().filter(|info| info.shape.len() > 1);
+    let others: Vec<&TensorInfo> = matrices.clone().filter(|info| info.kind != BlockType::F32 && info.kind.block_len() != 256).collect();
+    let kinds = BlockType::ALL.into_iter().filter_map(|kind| {
+        let count = others.iter().filter(|info| info.kind == kind).count();
+        (count > 0).then(|| format!("{count} {kind}"))
+    });
+    let kinds = kinds.collect::<Vec<_>>().join(", ");
+    (!others.is_empty()).then(|| {
+        format!(
+            "{} of {} matrices have rows that are no multiple of 256, which {} needs: stored larger ({kinds})",
+            others.len(),
+            matrices.count(),
+            preset.name()
+        )
     })
 }
 
@@ -163,6 +197,9 @@ pub(crate) fn write_file(
     values: impl FnMut(&str) -> Result<Vec<f32>, ExportError>,
 ) -> Result<Vec<String>, ExportError> {
     let fail = |reason: String| ExportError::File { path: path.to_owned(), reason };
+    if let Some(dir) = path.parent() {
+        std::fs::create_dir_all(dir).map_err(|e| fail(e.to_string()))?;
+    }
     let partial = path.with_extension("gguf.part");
     let file = File::create(&partial).map_err(|e| fail(e.to_string()))?;
     let mut out = BufWriter::new(file);
@@ -177,7 +214,7 @@ pub(crate) fn write_file(
     done
 }
 
-fn metadata(config: &ModelConfig, tokenizer: &Tokenizer, preset: Preset, name: &str) -> Result<Metadata, ExportError> {
+fn metadata(config: &ModelConfig, vocabulary: Vocabulary, preset: Preset, name: &str) -> Metadata {
     let arch = config.architecture.model_type();
     let count = |n: usize| Value::U32(n as u32);
     let mut m = Metadata::new();
@@ -200,23 +237,28 @@ fn metadata(config: &ModelConfig, tokenizer: &Tokenizer, preset: Preset, name: &
     own("rope.freq_base", Value::F32(config.rope_theta as f32));
     own("rope.dimension_count", count(config.head_dim));
     own("vocab_size", count(config.vocab_size));
-    let vocabulary = tokenizer.vocabulary(config.vocab_size)?;
     let mut put = |key: &str, value: Value| drop(m.insert(format!("tokenizer.{key}"), value));
-    put("ggml.model", "gpt2".into());
+    put("ggml.model", vocabulary.model().into());
     put("ggml.pre", vocabulary.pre.as_str().into());
     put("ggml.tokens", vocabulary.tokens.into());
     put("ggml.token_type", vocabulary.types.iter().map(|&t: &TokenType| t as i32).collect::<Vec<i32>>().into());
-    put("ggml.merges", vocabulary.merges.into());
-    for (key, id) in [("bos", vocabulary.bos), ("eos", vocabulary.eos), ("padding", vocabulary.pad)] {
+    if vocabulary.scores.is_empty() {
+        put("ggml.merges", vocabulary.merges.into());
+    } else {
+        put("ggml.scores", vocabulary.scores.into());
+        put("ggml.add_space_prefix", Value::Bool(vocabulary.space_prefix));
+    }
+    for (key, id) in [("bos", vocabulary.bos), ("eos", vocabulary.eos), ("unknown", vocabulary.unk), ("padding", vocabulary.pad)] {
         if let Some(id) = id {
             put(&format!("ggml.{key}_token_id"), Value::U32(id));
         }
     }
     put("ggml.add_bos_token", Value::Bool(vocabulary.add_bos));
+    put("ggml.add_eos_token", Value::Bool(false));
     if let Some(template) = vocabulary.chat_template {
         put("chat_template", Value::String(template));
     }
-    Ok(m)
+    m
 }
 
 /// Turns of ChatML as Ollama writes them. Its `.Messages` hold the system message too.
@@ -275,6 +317,17 @@ mod tests {
     }
 
     #[test]
+    fn what_a_k_quant_cannot_store_is_told() {
+        let (dir, base) = (tempfile::tempdir().unwrap(), tiny());
+        let lines = |preset| write_gguf(&dir.path().join("m.gguf"), &base.model, &base.config, &base.tokenizer, preset, "m").unwrap();
+        // Rows of 128 and 352.
+        let told = lines(Preset::Q4KM);
+        assert_eq!(told.len(), 1, "{told:?}");
+        assert!(told[0].starts_with("29 of 29 matrices") && told[0].contains("q4_k_m") && told[0].contains("Q5_0"), "{told:?}");
+        assert_eq!(lines(Preset::Q8_0), Vec::<String>::new());
+    }
+
+    #[test]
     fn outputs_end_where_the_tokenizer_says_and_begin_as_the_model_was_trained() {
         let dir = tempfile::tempdir().unwrap();
         let mut base = tiny();
@@ -286,6 +339,23 @@ mod tests {
             let text = std::fs::read_to_string(dir.path().join(file)).unwrap();
             assert_eq!(serde_json::from_str::<serde_json::Value>(&text).unwrap()["eos_token_id"], json!([end, old]), "{file}");
         }
+        // How the makers have it speak goes with it.
+        let path = dir.path().join("generation_config.json");
+        std::fs::write(
+            &path,
+            json!({ "eos_token_id": [old, 7], "do_sample": true, "temperature": 0.6, "stop_strings": ["x"] }).to_string(),
+        )
+        .unwrap();
+        let shape = Base::shape(dir.path()).unwrap();
+        assert_eq!(shape.eos_token_ids, [end, old, 7]);
+        write_transformers(dir.path(), &base.model, &shape, &base.tokenizer, DType::F32).unwrap();
+        let text = std::fs::read_to_string(&path).unwrap();
+        let mut want = json!({ "eos_token_id": [end, old, 7], "do_sample": true, "temperature": 0.6, "stop_strings": ["x"] });
+        (want["pad_token_id"], want["bos_token_id"]) = (json!(old), json!(null));
+        assert_eq!(serde_json::from_str::<serde_json::Value>(&text).unwrap(), want);
+        std::fs::write(&path, "[]").unwrap();
+        assert!(Base::shape(dir.path()).unwrap_err().to_string().contains("generation_config.json"));
+        std::fs::remove_file(&path).unwrap();
         for add_bos in [true, false] {
             let config = json!({ "bos_token": "<|endoftext|>", "eos_token": "<|im_end|>", "add_bos_token": add_bos });
             std::fs::write(dir.path().join("tokenizer_config.json"), config.to_string()).unwrap();

@@ -1,7 +1,10 @@
 //! Text from a model: one token after another, keys and values of what came before kept.
 
+use std::cmp::Ordering;
+
 use bellows_learner::Rng;
 use burn::tensor::{Device, Int, Tensor, TensorData};
+use serde_json::{Map, Value};
 
 use crate::model::pass::{KvCache, Pass};
 use crate::model::{CausalLm, ModelConfig};
@@ -56,6 +59,24 @@ pub enum GenerateError {
 }
 
 impl Sampling {
+    /// What a model's `generation_config.json` asks for, as transformers reads it. Where it says neither that nor whether to draw, the
+    /// defaults.
+    pub fn of(generation: &Map<String, Value>) -> Self {
+        let number = |key: &str| generation.get(key).and_then(Value::as_f64);
+        let draws = generation.get("do_sample").and_then(Value::as_bool);
+        let plain = match draws {
+            Some(true) => Self { temperature: 1.0, top_k: 50, top_p: 1.0, ..Self::default() },
+            _ => Self::default(),
+        };
+        Self {
+            temperature: if draws == Some(false) { 0.0 } else { number("temperature").unwrap_or(plain.temperature) },
+            top_k: generation.get("top_k").and_then(Value::as_u64).map_or(plain.top_k, |k| k as usize),
+            top_p: number("top_p").unwrap_or(plain.top_p),
+            repetition_penalty: number("repetition_penalty").unwrap_or(plain.repetition_penalty),
+            ..plain
+        }
+    }
+
     /// Whether every setting is in its range.
     ///
     /// # Errors
@@ -126,31 +147,36 @@ pub fn choose(logits: &[f32], before: &[u32], sampling: &Sampling, step: usize) 
             *x = if *x > 0.0 { *x / sampling.repetition_penalty } else { *x * sampling.repetition_penalty };
         }
     }
-    let mut order: Vec<usize> = (0..logits.len()).collect();
-    // Equal logits keep the order of their ids.
-    order.sort_by(|&a, &b| logits[b].total_cmp(&logits[a]).then(a.cmp(&b)));
+    let Some(likeliest) = (0..logits.len()).min_by(|a, b| likelier(&logits, a, b)) else { return 0 };
     if sampling.temperature <= 0.0 {
-        return order.first().map_or(0, |&id| id as u32);
+        return likeliest as u32;
     }
-    if sampling.top_k > 0 {
+    let mut order: Vec<usize> = (0..logits.len()).collect();
+    if sampling.top_k > 0 && sampling.top_k < order.len() {
+        rank(&mut order, &logits, sampling.top_k);
         order.truncate(sampling.top_k);
     }
-    let best = order.first().map_or(0.0, |&id| logits[id]);
-    let weights: Vec<f64> = order.iter().map(|&id| ((logits[id] - best) / sampling.temperature).exp()).collect();
-    let total: f64 = weights.iter().sum();
-    let mut kept = weights.len();
-    let mut sum = 0.0;
-    for (i, weight) in weights.iter().enumerate() {
-        sum += weight / total;
-        if sum >= sampling.top_p {
-            kept = i + 1;
-            break;
+    let weight = |id: usize| ((logits[id] - logits[likeliest]) / sampling.temperature).exp();
+    let total: f64 = order.iter().map(|&id| weight(id)).sum();
+    // A sorted vocabulary is rarely needed: a few tokens reach top_p.
+    let mut sorted = order.len().min(64);
+    let kept = loop {
+        rank(&mut order, &logits, sorted);
+        let mut sum = 0.0;
+        let reached = order[..sorted].iter().position(|&id| {
+            sum += weight(id) / total;
+            sum >= sampling.top_p
+        });
+        match reached {
+            Some(last) => break last + 1,
+            None if sorted == order.len() => break sorted,
+            None => sorted = order.len().min(8 * sorted),
         }
-    }
-    let mass: f64 = weights[..kept].iter().sum();
+    };
+    let mass: f64 = order[..kept].iter().map(|&id| weight(id)).sum();
     let mut left = Rng::new(sampling.seed, "sample", 0, step as u64).unit() * mass;
-    for (weight, &id) in weights[..kept].iter().zip(&order) {
-        left -= weight;
+    for &id in &order[..kept] {
+        left -= weight(id);
         if left < 0.0 {
             return id as u32;
         }
@@ -158,8 +184,23 @@ pub fn choose(logits: &[f32], before: &[u32], sampling: &Sampling, step: usize) 
     order[kept - 1] as u32
 }
 
+/// The likelier token first; of equal ones the one with the smaller id.
+fn likelier(logits: &[f64], a: &usize, b: &usize) -> Ordering {
+    logits[*b].total_cmp(&logits[*a]).then(a.cmp(b))
+}
+
+/// Puts the likeliest `n` tokens of `order` first, in order.
+fn rank(order: &mut [usize], logits: &[f64], n: usize) {
+    if n < order.len() {
+        order.select_nth_unstable_by(n, |a, b| likelier(logits, a, b));
+    }
+    order[..n].sort_unstable_by(|a, b| likelier(logits, a, b));
+}
+
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
     fn greedy() -> Sampling {
@@ -171,6 +212,20 @@ mod tests {
         let logits = [1.0, 3.0, 2.9, -1.0];
         assert_eq!(choose(&logits, &[], &greedy(), 0), 1);
         assert_eq!(choose(&logits, &[1, 1], &Sampling { repetition_penalty: 1.5, ..greedy() }, 0), 2);
+    }
+
+    #[test]
+    fn a_model_speaks_as_its_makers_say() {
+        let of = |json: serde_json::Value| {
+            let Sampling { temperature, top_k, top_p, repetition_penalty, .. } = Sampling::of(json.as_object().unwrap());
+            (temperature, top_k, top_p, repetition_penalty)
+        };
+        assert_eq!(of(json!({ "eos_token_id": 2 })), (0.7, 20, 0.8, 1.0));
+        let qwen = json!({ "do_sample": true, "temperature": 0.6, "top_k": 30, "top_p": 0.95, "repetition_penalty": 1.1 });
+        assert_eq!(of(qwen), (0.6, 30, 0.95, 1.1));
+        assert_eq!(of(json!({ "do_sample": true })), (1.0, 50, 1.0, 1.0));
+        assert_eq!(of(json!({ "do_sample": false, "temperature": 0.6, "top_p": 0.95 })).0, 0.0);
+        assert_eq!(of(json!({ "temperature": "hot", "top_k": -1 })), (0.7, 20, 0.8, 1.0));
     }
 
     #[test]
@@ -192,6 +247,41 @@ mod tests {
         let base = crate::base::Base::tiny(["a b"], 0, &device).unwrap();
         let none = generate(&base.model, &base.config, &[], &greedy(), &[], &device, |_| true);
         assert!(matches!(none, Err(GenerateError::Empty)));
+    }
+
+    /// The definition: the whole vocabulary in order, cut by top_k, then by top_p.
+    fn by_sorting_everything(logits: &[f32], sampling: &Sampling, step: usize) -> u32 {
+        let logits: Vec<f64> = logits.iter().map(|&x| f64::from(x)).collect();
+        let mut order: Vec<usize> = (0..logits.len()).collect();
+        order.sort_by(|a, b| likelier(&logits, a, b));
+        order.truncate(if sampling.top_k > 0 { sampling.top_k } else { order.len() });
+        let weights: Vec<f64> = order.iter().map(|&id| ((logits[id] - logits[order[0]]) / sampling.temperature).exp()).collect();
+        let total: f64 = weights.iter().sum();
+        let reaches = |sum: &mut f64, weight: &f64| {
+            *sum += weight / total;
+            Some(*sum)
+        };
+        let kept = weights.iter().scan(0.0, reaches).position(|sum| sum >= sampling.top_p).map_or(weights.len(), |last| last + 1);
+        let mut left = Rng::new(sampling.seed, "sample", 0, step as u64).unit() * weights[..kept].iter().sum::<f64>();
+        let drawn = weights[..kept].iter().position(|weight| {
+            left -= weight;
+            left < 0.0
+        });
+        order[drawn.unwrap_or(kept - 1)] as u32
+    }
+
+    #[test]
+    fn sorting_less_draws_the_same() {
+        let mut rng = Rng::new(4, "logits", 0, 0);
+        for (top_k, top_p) in [(0, 1.0), (0, 0.9), (0, 0.3), (1, 1.0), (20, 0.8), (70, 0.99), (5000, 1.0)] {
+            for step in 0..60 {
+                // Steep and flat, with ties.
+                let scale = [0.5, 2.0, 6.0][step % 3];
+                let logits: Vec<f32> = (0..3000).map(|_| ((rng.normal() * scale * 8.0).round() / 8.0) as f32).collect();
+                let sampling = Sampling { temperature: 0.9, top_k, top_p, seed: step as u64, ..Sampling::default() };
+                assert_eq!(choose(&logits, &[], &sampling, step), by_sorting_everything(&logits, &sampling, step), "{sampling:?}");
+            }
+        }
     }
 
     #[test]

@@ -105,7 +105,7 @@ pub fn config_json(config: &LoraConfig, base_model: Option<&str>) -> Value {
         "auto_mapping": null,
         "base_model_name_or_path": base_model,
         "bias": "none",
-        "exclude_modules": optional(&config.exclude_modules),
+        "exclude_modules": if config.exclude_modules == Targets::Names(Vec::new()) { Value::Null } else { json!(config.exclude_modules) },
         "fan_in_fan_out": false,
         "inference_mode": true,
         "init_lora_weights": true,

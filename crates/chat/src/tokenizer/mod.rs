@@ -1,12 +1,15 @@
-//! Text to token ids and back: byte-level BPE as the `tokenizers` library runs it, with the special tokens, the end of text and the padding
-//! of a model.
+//! Text to token ids and back: BPE of bytes or of SentencePiece as the `tokenizers` library runs it, with the special tokens, the end of
+//! text and the padding of a model.
 
 mod alphabet;
 mod files;
 mod gguf;
+mod spm;
 mod stream;
 mod tiny;
 
+use tokenizers::pre_tokenizers::PreTokenizerWrapper;
+use tokenizers::pre_tokenizers::metaspace::PrependScheme;
 use tokenizers::{AddedVocabulary, Model, OffsetType, PreTokenizer, Tokenizer as Hf};
 
 use crate::{Fault, Template};
@@ -31,6 +34,8 @@ pub struct Tokenizer {
     hf: Hf,
     /// The added tokens once more, with those marked special not recognised in text.
     plain: AddedVocabulary,
+    /// How text is cut that goes on: SentencePiece's may put a space before the beginning alone.
+    later: Option<PreTokenizerWrapper>,
     len: usize,
     bos: Option<u32>,
     eos: Option<u32>,
@@ -50,11 +55,17 @@ impl Tokenizer {
     fn new(hf: Hf) -> Self {
         let mut plain = hf.get_added_vocabulary().clone();
         plain.set_encode_special_tokens(true);
+        let mut later = hf.get_pre_tokenizer().cloned();
+        if let Some(PreTokenizerWrapper::Metaspace(spaces)) = &mut later
+            && spaces.prepend_scheme == PrependScheme::First
+        {
+            spaces.prepend_scheme = PrependScheme::Never;
+        }
         let len = hf.get_vocab(true).values().max().map_or(0, |&id| id as usize + 1);
         // What `transformers` asks for where no `tokenizer_config.json` was read.
         let config = [("tokenizer_class", "PreTrainedTokenizerFast".into()), ("clean_up_tokenization_spaces", false.into())];
         let config = config.map(|(key, value): (_, serde_json::Value)| (key.to_owned(), value)).into_iter().collect();
-        Tokenizer { hf, plain, len, bos: None, eos: None, pad: None, chat_template: None, config }
+        Tokenizer { hf, plain, later, len, bos: None, eos: None, pad: None, chat_template: None, config }
     }
 
     /// The ids of `text`, nothing put before or after.
@@ -65,19 +76,20 @@ impl Tokenizer {
     /// # Errors
     /// [`Fault::Tokenizer`] if the model of the tokenizer refuses the text.
     pub fn encode(&self, text: &str, allow_special: bool) -> Result<Vec<u32>, Fault> {
-        Ok(self.tokens(text, allow_special)?.into_iter().map(|token| token.id).collect())
+        Ok(self.tokens(text, allow_special, true)?.into_iter().map(|token| token.id).collect())
     }
 
-    /// As [`Tokenizer::encode`], with the bytes of `text` that each token covers.
+    /// As [`Tokenizer::encode`], with the bytes of `text` that each token covers. Without `begins`, `text` goes on after a special token.
     ///
     /// # Errors
     /// [`Fault::Tokenizer`] if the model of the tokenizer refuses the text.
-    pub fn tokens(&self, text: &str, allow_special: bool) -> Result<Vec<Token>, Fault> {
+    pub fn tokens(&self, text: &str, allow_special: bool, begins: bool) -> Result<Vec<Token>, Fault> {
         let added = if allow_special { self.hf.get_added_vocabulary() } else { &self.plain };
         let refused = |error: Box<dyn std::error::Error + Send + Sync>| Fault::tokenizer(error.to_string());
         // The steps of `tokenizers::Tokenizer::encode`, with the choice of added tokens and without what post-processors add.
         let mut pieces = added.extract_and_normalize(self.hf.get_normalizer(), text);
-        if let Some(rule) = self.hf.get_pre_tokenizer() {
+        let rule = if begins { self.hf.get_pre_tokenizer() } else { self.later.as_ref() };
+        if let Some(rule) = rule {
             rule.pre_tokenize(&mut pieces).map_err(refused)?;
         }
         pieces.tokenize(|piece| self.hf.get_model().tokenize(piece.get())).map_err(refused)?;

@@ -95,8 +95,7 @@ fn build(merges: &[(String, String)]) -> Result<Tokenizer, Fault> {
     let added = ADDED.iter().zip(id..).map(|((token, special), id)| {
         json!({"id": id, "content": token, "special": special, "single_word": false, "lstrip": false, "rstrip": false, "normalized": false})
     });
-    let merges: Vec<String> = merges.iter().map(|(a, b)| format!("{a} {b}")).collect();
-    let mut tokenizer = Tokenizer::from_json(&gguf::assemble(vocab, &merges, added.collect(), gguf::qwen2_rules())?)?;
+    let mut tokenizer = Tokenizer::from_json(&gguf::assemble(vocab, merges, added.collect(), gguf::qwen2_rules())?)?;
     tokenizer.eos = tokenizer.id("<|im_end|>");
     tokenizer.pad = tokenizer.id("<|endoftext|>");
     tokenizer.chat_template = Some(Template::ChatMl.source().to_owned());

@@ -47,6 +47,7 @@ impl ConvShape {
     }
 
     /// Multiply-adds of one pass, those with padding included.
+    #[cfg(test)]
     pub fn macs(&self) -> u64 {
         let per_output = self.in_channels * self.kernel[0] * self.kernel[1];
         (self.batch * self.out_channels * self.out_height() * self.out_width()) as u64 * per_output as u64

@@ -1,10 +1,7 @@
 //! The inner loops, one per pass, each over one plane of one channel.
 
 use super::{Channel, RUN};
-use crate::cpu::simd::{Simd, Task};
-
-/// At least any instruction set's `LANES`.
-const MAX_LANES: usize = 64;
+use crate::cpu::simd::{MAX_LANES, Simd, Task};
 
 /// The sum of the first `n` lanes.
 #[inline(always)]

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::cpu::reference::{noise, size, slope, spread, widen};
-use crate::cpu::simd::with_level;
+use crate::cpu::simd::{Level, with_level};
 use proptest::prelude::*;
 
 struct Reference {

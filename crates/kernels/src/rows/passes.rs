@@ -1,9 +1,7 @@
 //! The inner loops, each over one row.
 
-use crate::cpu::simd::{Simd, Task};
+use crate::cpu::simd::{MAX_LANES, Simd, Task};
 
-/// At least any instruction set's `LANES`.
-const MAX_LANES: usize = 64;
 /// Vectors summed in f32 before the f64 total takes over.
 const RUN: usize = 64;
 

@@ -105,7 +105,8 @@ impl Case {
     }
 
     pub(crate) fn dy(&self) -> TensorData {
-        let [h, w] = self.config.output_size([self.x[2], self.x[3]], [self.k; 2]);
+        let ConvConfig { stride, padding, dilation, .. } = self.config;
+        let [h, w] = [0, 1].map(|i| (self.x[2 + i] + 2 * padding[i] - dilation[i] * (self.k - 1) - 1) / stride[i] + 1);
         data(3, [self.x[0], self.co, h, w])
     }
 

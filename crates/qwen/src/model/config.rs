@@ -1,7 +1,7 @@
 //! `config.json` of a checkpoint, as written by transformers before and since version 5.
 
 use serde::Deserialize;
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use crate::arch::Architecture;
 
@@ -38,6 +38,8 @@ pub struct ModelConfig {
     pub qk_norm: bool,
     /// Tokens that end a text.
     pub eos_token_ids: Vec<u32>,
+    /// What `generation_config.json` says: how the model's makers have it speak. Empty where there is none.
+    pub generation: Map<String, Value>,
 }
 
 /// Why a model cannot be built from a description.
@@ -80,6 +82,16 @@ struct Raw {
     eos_token_id: Option<Value>,
 }
 
+/// One id, a list of them, or none.
+fn ids(value: Option<&Value>) -> Vec<u32> {
+    let list = match value {
+        Some(Value::Array(list)) => list.as_slice(),
+        Some(one) => std::slice::from_ref(one),
+        None => &[],
+    };
+    list.iter().filter_map(|id| id.as_u64()?.try_into().ok()).collect()
+}
+
 impl ModelConfig {
     /// Reads `config.json`.
     ///
@@ -108,11 +120,6 @@ impl ModelConfig {
             return unsupported("biases in the MLP or in o_proj are not supported".into());
         }
         let theta = raw.rope_parameters.as_ref().and_then(|p| p.get("rope_theta")).and_then(Value::as_f64).or(raw.rope_theta);
-        let eos_token_ids = match raw.eos_token_id {
-            Some(Value::Array(ids)) => ids.iter().filter_map(Value::as_u64).map(|id| id as u32).collect(),
-            Some(id) => id.as_u64().map(|id| id as u32).into_iter().collect(),
-            None => Vec::new(),
-        };
         let config = Self {
             architecture,
             hidden_size: raw.hidden_size,
@@ -128,10 +135,22 @@ impl ModelConfig {
             max_position_embeddings: raw.max_position_embeddings,
             qkv_bias: architecture.qkv_bias(),
             qk_norm: architecture.qk_norm(),
-            eos_token_ids,
+            eos_token_ids: ids(raw.eos_token_id.as_ref()),
+            generation: Map::new(),
         };
         config.check()?;
         Ok(config)
+    }
+
+    /// This shape with what `generation_config.json` says: its tokens end a text too.
+    ///
+    /// # Errors
+    /// Not a JSON object.
+    pub fn with_generation(mut self, text: &str) -> Result<Self, ConfigError> {
+        self.generation = serde_json::from_str(text).map_err(|e| ConfigError::Malformed(e.to_string()))?;
+        let more = ids(self.generation.get("eos_token_id"));
+        self.eos_token_ids.extend(more.into_iter().filter(|id| !self.eos_token_ids.contains(id)).collect::<Vec<_>>());
+        Ok(self)
     }
 
     /// That the sizes belong together.

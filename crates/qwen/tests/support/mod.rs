@@ -33,6 +33,7 @@ pub fn shape() -> ModelConfig {
         qkv_bias: true,
         qk_norm: false,
         eos_token_ids: Vec::new(),
+        generation: serde_json::Map::new(),
     }
 }
 

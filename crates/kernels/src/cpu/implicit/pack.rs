@@ -1,6 +1,6 @@
 //! Copies: strips of the source into planes, weights into panels.
 
-use super::super::simd::{self, Form, Level, Simd, Task};
+use super::super::simd::{self, Form, Level, MAX_LANES, Simd, Task};
 use super::view::View;
 use rayon::prelude::*;
 
@@ -235,9 +235,6 @@ struct WeightTask<'a> {
     /// For each phase the group's panels, the last group's cut to whole panels that exist.
     panels: Vec<&'a mut [f32]>,
 }
-
-/// Largest number of lanes of any instruction set.
-pub const MAX_LANES: usize = 16;
 
 impl Task for WeightTask<'_> {
     type Out = ();

@@ -1,6 +1,6 @@
 //! All three passes against sums in f64, for shapes of every kind, on every instruction set.
 
-use super::super::reference::{Case, any_geometry, shapes, widen};
+use super::super::reference::{Case, any_geometry, noise, shapes, widen};
 use super::super::simd::{self, Level};
 use super::super::{Algorithm, ConvShape, Epilogue, Precision, data_grad, forward, weight_grad};
 use super::weight_grad_pays;
@@ -103,9 +103,20 @@ fn edges() {
 #[cfg_attr(miri, ignore = "slow there, and random_shapes runs the same code")]
 fn any_number_of_threads() {
     let s = shape(3, [12, 50], [17, 23], [3, 3], [2, 2], [1, 1]);
-    for threads in [1, 2, 3, 7, 16] {
+    let (x, w, bias, dy) = (noise(1, s.input_len()), noise(2, s.weight_len()), noise(3, s.out_channels), noise(4, s.output_len()));
+    let with = |threads| {
         let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
-        pool.install(|| check(&s, true)).unwrap();
+        pool.install(|| {
+            check(&s, true).unwrap();
+            let (mut y, mut dx) = (vec![f32::NAN; s.output_len()], vec![f32::NAN; s.input_len()]);
+            super::forward(&s, Precision::F32, &x, &w, Epilogue { bias: Some(&bias), silu: true }, &mut y);
+            super::data_grad(&s, Precision::F32, &dy, &w, &mut dx);
+            y.into_iter().chain(dx).map(f32::to_bits).collect::<Vec<_>>()
+        })
+    };
+    let one = with(1);
+    for threads in [2, 3, 7, 16] {
+        assert!(with(threads) == one, "{threads} threads give other bits");
     }
 }
 

@@ -9,9 +9,9 @@
 //! Threads divide the pixels (and, when there are many, the output channels) in a fixed way, sum into accumulators of their own, and
 //! the accumulators are added in order: the result depends on the number of threads but not on their timing.
 
-use super::super::simd::{self, Form, Level, ReduceTile, Simd, Task};
+use super::super::simd::{self, Form, Level, MAX_LANES, ReduceTile, Simd, Task};
 use super::super::{ConvShape, scratch};
-use super::pack::{Ahead, MAX_LANES, Planes, pack_strip};
+use super::pack::{Ahead, Planes, pack_strip};
 use super::product::STRIP_LIMIT;
 use super::view::{Source, View, largest};
 use rayon::prelude::*;

@@ -8,7 +8,7 @@
 use std::arch::asm;
 use std::arch::x86_64::*;
 
-use super::{ReduceTile, Simd, Task, Tile};
+use super::{ReduceTile, Simd, Task, Tile, end};
 
 /// Proof that the processor has the features.
 #[derive(Clone, Copy)]
@@ -210,7 +210,7 @@ fn transpose(src: &[f32], src_stride: usize, rows: usize, cols: usize, dst: &mut
         return;
     }
     assert!(rows <= L && cols <= L);
-    assert!((rows - 1) * src_stride + cols <= src.len() && (cols - 1) * dst_stride + L <= dst.len());
+    assert!(end(rows, src_stride, cols) <= src.len() && end(cols, dst_stride, L) <= dst.len());
     let columns = mask(cols);
     let mut r = [_mm256_setzero_ps(); L];
     for (i, v) in r.iter_mut().enumerate() {

@@ -8,7 +8,7 @@
 
 use std::arch::x86_64::*;
 
-use super::{ReduceTile, Simd, Task, Tile};
+use super::{ReduceTile, Simd, Task, Tile, end};
 
 /// Proof that the processor has the features.
 #[derive(Clone, Copy)]
@@ -34,6 +34,7 @@ pub fn available() -> bool {
         && is_x86_feature_detected!("avx512vl")
         && is_x86_feature_detected!("avx512dq")
         && is_x86_feature_detected!("avx512bw")
+        && is_x86_feature_detected!("avx2")
         && is_x86_feature_detected!("fma")
 }
 
@@ -255,7 +256,7 @@ fn transpose(src: &[f32], src_stride: usize, rows: usize, cols: usize, dst: &mut
         return;
     }
     assert!(rows <= L && cols <= L);
-    assert!((rows - 1) * src_stride + cols <= src.len() && (cols - 1) * dst_stride + L <= dst.len());
+    assert!(end(rows, src_stride, cols) <= src.len() && end(cols, dst_stride, L) <= dst.len());
     let columns = mask(cols);
     let mut r = [_mm512_setzero_ps(); L];
     if (rows, cols) == (L, L) {
@@ -288,7 +289,7 @@ fn transpose(src: &[f32], src_stride: usize, rows: usize, cols: usize, dst: &mut
 /// [`Simd::transpose_rows`].
 #[target_feature(enable = "avx512f,avx512vl,avx512dq,avx512bw,avx2,fma")]
 fn transpose_rows(src: &[f32], src_stride: usize, rows: usize, dst: &mut [&mut [f32]], at: usize) {
-    assert!((1..=L).contains(&rows) && (rows - 1) * src_stride + L <= src.len());
+    assert!((1..=L).contains(&rows) && end(rows, src_stride, L) <= src.len());
     let mut r = [_mm512_setzero_ps(); L];
     for (i, v) in r.iter_mut().enumerate() {
         if i < rows {

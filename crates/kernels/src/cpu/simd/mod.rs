@@ -12,15 +12,19 @@
 //! [`Level::Avx512Bf16`] two bf16. [`Simd::cell`] makes them; nothing else about a kernel depends on it.
 
 #[cfg(target_arch = "x86_64")]
+#[allow(unsafe_code)]
 mod avx2;
 #[cfg(target_arch = "x86_64")]
+#[allow(unsafe_code)]
 mod avx512;
 #[cfg(target_arch = "x86_64")]
+#[allow(unsafe_code)]
 mod avx512_bf16;
 mod portable;
 #[cfg(test)]
 mod tests;
 
+#[cfg(test)]
 use std::cell::Cell;
 use std::sync::OnceLock;
 
@@ -37,12 +41,6 @@ impl Offsets {
     pub fn new(table: Vec<u32>) -> Self {
         let max = table.iter().copied().max().unwrap_or(0);
         Self { table, max }
-    }
-
-    /// Row `k` starts at `k * stride`: an ordinary matrix.
-    pub fn strided(rows: usize, stride: usize) -> Self {
-        assert!(rows.saturating_mul(stride) <= u32::MAX as usize, "{rows} rows of stride {stride} do not fit 32-bit offsets");
-        Self::new((0..rows).map(|k| (k * stride) as u32).collect())
     }
 
     /// The number of rows, i.e. the length K of the sums.
@@ -104,10 +102,10 @@ impl ReduceTile<'_> {
         let width = self.vectors * lanes;
         assert!(matches!(self.vectors, 1 | 2) && (1..=max_rows).contains(&self.rows.len()));
         for &row in self.rows {
-            assert!(row as usize + self.length <= self.a.len());
+            assert!(self.length.saturating_add(row as usize) <= self.a.len());
         }
-        assert!(self.length == 0 || (self.length - 1) * self.ldb + width <= self.b.len());
-        assert!((self.rows.len() - 1) * self.ldc + width <= self.c.len());
+        assert!(end(self.length, self.ldb, width) <= self.b.len());
+        assert!(end(self.rows.len(), self.ldc, width) <= self.c.len());
     }
 }
 
@@ -116,11 +114,20 @@ impl Tile<'_> {
     #[inline(always)]
     fn check(&self, mr: usize, nr: usize) {
         assert!((1..=mr).contains(&self.rows) && (1..=nr).contains(&self.cols));
-        assert!(self.a.len() >= self.offsets.depth() * mr);
+        assert!(self.a.len() / mr >= self.offsets.depth());
         assert!(self.offsets.depth() == 0 || self.offsets.max as usize + self.cols <= self.b.len());
-        assert!((self.rows - 1) * self.ldc + self.cols <= self.c.len());
+        assert!(end(self.rows, self.ldc, self.cols) <= self.c.len());
     }
 }
+
+/// Where the last of `rows` rows of `width` values ends that begin `stride` apart; beyond all memory rather than wrapped around.
+#[inline(always)]
+fn end(rows: usize, stride: usize, width: usize) -> usize {
+    if rows == 0 { 0 } else { (rows - 1).saturating_mul(stride).saturating_add(width) }
+}
+
+/// At least any instruction set's [`Simd::LANES`].
+pub const MAX_LANES: usize = 16;
 
 /// One instruction set. A value of the type is the proof that this processor has it.
 pub trait Simd: Copy + Send + Sync + 'static {
@@ -176,24 +183,6 @@ pub trait Simd: Copy + Send + Sync + 'static {
     fn deinterleave2(self, a: Self::V, b: Self::V) -> (Self::V, Self::V);
     /// The inverse of [`Simd::deinterleave2`]: a0 b0 a1 b1 ...
     fn interleave2(self, even: Self::V, odd: Self::V) -> (Self::V, Self::V);
-    /// Element `4 i + j` of `4 * LANES` consecutive values becomes lane `i` of vector `j`.
-    #[inline(always)]
-    fn deinterleave4(self, v: [Self::V; 4]) -> [Self::V; 4] {
-        let (e0, o0) = self.deinterleave2(v[0], v[1]);
-        let (e1, o1) = self.deinterleave2(v[2], v[3]);
-        let (p0, p2) = self.deinterleave2(e0, e1);
-        let (p1, p3) = self.deinterleave2(o0, o1);
-        [p0, p1, p2, p3]
-    }
-    /// The inverse of [`Simd::deinterleave4`].
-    #[inline(always)]
-    fn interleave4(self, p: [Self::V; 4]) -> [Self::V; 4] {
-        let (e0, e1) = self.interleave2(p[0], p[2]);
-        let (o0, o1) = self.interleave2(p[1], p[3]);
-        let (a, b) = self.interleave2(e0, o0);
-        let (c, d) = self.interleave2(e1, o1);
-        [a, b, c, d]
-    }
 
     /// `dst[c * dst_stride + r] = src[r * src_stride + c]` for `r < rows <= LANES`, `c < cols <= LANES`; the lanes from `rows` to
     /// `LANES` of each of the `cols` rows of `dst` become zero (so those rows must be `LANES` long).
@@ -336,18 +325,24 @@ impl Level {
     }
 }
 
+#[cfg(test)]
 thread_local! {
     static FORCED: Cell<Option<Level>> = const { Cell::new(None) };
 }
 
-/// The level that kernels called on this thread use. Read it once at a kernel's entry and hand it to the tasks: the choice made by
-/// [`with_level`] belongs to the calling thread, not to the workers.
+/// The level that kernels called on this thread use. Read it once at a kernel's entry and hand it to the tasks: the choice a test made by
+/// `with_level` belongs to the calling thread, not to the workers.
 pub fn level() -> Level {
     static BEST: OnceLock<Level> = OnceLock::new();
-    FORCED.get().unwrap_or_else(|| *BEST.get_or_init(|| Level::all().max().unwrap_or(Level::Portable)))
+    #[cfg(test)]
+    if let Some(level) = FORCED.get() {
+        return level;
+    }
+    *BEST.get_or_init(|| Level::all().max().unwrap_or(Level::Portable))
 }
 
 /// Runs `f` with kernels restricted to `level`: how the tests reach every instruction set. Panics if the processor lacks it.
+#[cfg(test)]
 pub fn with_level<R>(level: Level, f: impl FnOnce() -> R) -> R {
     struct Restore(Option<Level>);
     impl Drop for Restore {

@@ -1,0 +1,134 @@
+//! SentencePiece's BPE against the ids of Hugging Face's `tokenizers`, from a directory and through a GGUF's values.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+use std::path::Path;
+
+use bellows_chat::{Conversation, Message, RenderOptions, Role, Template, TokenType, Tokenizer, Vocabulary, encode_prompt};
+use serde_json::{Value, json};
+
+fn fixture(name: &str) -> std::path::PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/spm").join(name)
+}
+
+fn read(name: &str) -> Value {
+    serde_json::from_slice(&std::fs::read(fixture(name)).unwrap()).unwrap()
+}
+
+/// The fixture with another normaliser and pre-tokeniser.
+fn variant(normalizer: Value, pre_tokenizer: Value) -> Tokenizer {
+    let mut file = read("tokenizer.json");
+    (file["normalizer"], file["pre_tokenizer"]) = (normalizer, pre_tokenizer);
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("tokenizer.json"), file.to_string()).unwrap();
+    Tokenizer::from_file(&dir.path().join("tokenizer.json")).unwrap()
+}
+
+fn metaspace(scheme: &str, split: bool) -> Tokenizer {
+    variant(Value::Null, json!({"type": "Metaspace", "replacement": "▁", "prepend_scheme": scheme, "split": split}))
+}
+
+fn agrees(tokenizer: &Tokenizer, key: &str) {
+    let golden = read("golden.json");
+    for (text, ids) in golden["texts"].as_array().unwrap().iter().zip(golden[key].as_array().unwrap()) {
+        let ids: Vec<u32> = ids.as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as u32).collect();
+        assert_eq!(tokenizer.encode(text.as_str().unwrap(), true).unwrap(), ids, "{key} {text}");
+    }
+}
+
+#[test]
+fn ids_are_those_of_the_library_and_stay_through_a_gguf() {
+    let tokenizer = Tokenizer::from_dir(&fixture("")).unwrap();
+    agrees(&tokenizer, "prepend");
+    let vocabulary = tokenizer.vocabulary(480).unwrap();
+    assert_eq!((vocabulary.model(), vocabulary.space_prefix, vocabulary.add_bos, vocabulary.unk), ("llama", true, true, Some(0)));
+    assert!(tokenizer.vocabulary_differs(&vocabulary).unwrap().is_empty());
+    let kinds = |kind| vocabulary.types.iter().filter(|&&k| k == kind).count();
+    let all = [TokenType::Unknown, TokenType::Control, TokenType::UserDefined, TokenType::Byte, TokenType::Unused].map(kinds);
+    assert_eq!(all, [1, 2, 2, 256, 36]);
+    // As SentencePiece has them: 0 for what is not made of text, then one less for each token.
+    assert_eq!(vocabulary.scores[..3], [0.0; 3]);
+    assert_eq!(vocabulary.scores[259..262], [0.0, -1.0, -2.0]);
+
+    let back = Tokenizer::from_gguf_vocab(&vocabulary).unwrap();
+    agrees(&back, "prepend");
+    assert_eq!(back.vocabulary(480).unwrap(), vocabulary);
+    assert_eq!((back.bos(), back.eos(), back.leading_bos()), (Some(1), Some(2), Some(1)));
+    let golden = read("golden.json");
+    for (ids, text) in golden["prepend"].as_array().unwrap().iter().zip(golden["decoded"].as_array().unwrap()) {
+        let ids: Vec<u32> = ids.as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as u32).collect();
+        assert_eq!(back.decode(&ids, false).unwrap(), text.as_str().unwrap());
+    }
+    // Nobody forges an end of text.
+    assert!(!back.encode("</s>", false).unwrap().contains(&2));
+    // A tokenizer.json of it begins texts where no tokenizer_config.json is read.
+    let dir = tempfile::tempdir().unwrap();
+    back.save(dir.path()).unwrap();
+    let file: Value = serde_json::from_slice(&std::fs::read(dir.path().join("tokenizer.json")).unwrap()).unwrap();
+    assert_eq!(file["post_processor"]["single"][0]["SpecialToken"]["id"], "<s>");
+    agrees(&Tokenizer::from_dir(dir.path()).unwrap(), "prepend");
+}
+
+#[test]
+fn spaces_are_put_where_the_file_says() {
+    let replace = json!({"type": "Replace", "pattern": {"String": " "}, "content": "▁"});
+    let cases = [
+        ("plain", variant(replace, Value::Null), false),
+        ("never", metaspace("never", false), false),
+        ("first", metaspace("first", false), true),
+    ];
+    for (key, tokenizer, prefix) in cases {
+        agrees(&tokenizer, key);
+        let vocabulary = tokenizer.vocabulary(480).unwrap();
+        assert_eq!(vocabulary.space_prefix, prefix, "{key}");
+        assert_eq!(tokenizer.vocabulary_differs(&vocabulary).unwrap().len(), usize::from(key == "first"), "{key}");
+        agrees(&Tokenizer::from_gguf_vocab(&vocabulary).unwrap(), if prefix { "prepend" } else { "plain" });
+    }
+    for other in [metaspace("always", true), variant(json!({"type": "NFC"}), Value::Null)] {
+        assert!(other.vocabulary(480).unwrap_err().to_string().contains("no GGUF writes spaces"));
+    }
+}
+
+#[test]
+fn a_chat_in_pieces_has_the_ids_of_its_text() {
+    let messages = vec![Message::new(Role::User, "the iron"), Message::new(Role::Assistant, "glows"), Message::new(Role::User, " 3?")];
+    let conversation = Conversation { messages, tools: vec![] };
+    let options = RenderOptions { generation_prompt: true, ..RenderOptions::default() };
+    let configured = Tokenizer::from_dir(&fixture("")).unwrap();
+    let template = Template::detect(&configured, None).unwrap();
+    let text = template.render(&conversation, options).unwrap();
+    assert_eq!(text, "<|user|>\nthe iron</s>\n<|assistant|>\nglows</s>\n<|user|>\n 3?</s>\n<|assistant|>\n");
+    for tokenizer in [configured, metaspace("first", false), metaspace("always", false)] {
+        let ids = encode_prompt(&conversation, &tokenizer, &template, options).unwrap();
+        assert_eq!(ids, tokenizer.encode(&text, true).unwrap());
+    }
+}
+
+#[test]
+fn pairs_that_scores_cannot_keep_apart_are_told() {
+    let mut file = read("tokenizer.json");
+    file["model"]["merges"].as_array_mut().unwrap().retain(|pair| *pair != json!(["th", "e"]));
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("tokenizer.json"), file.to_string()).unwrap();
+    let tokenizer = Tokenizer::from_file(&dir.path().join("tokenizer.json")).unwrap();
+    let lines = tokenizer.vocabulary_differs(&tokenizer.vocabulary(480).unwrap()).unwrap();
+    assert!(lines.len() == 1 && lines[0].contains("joins 1 pairs") && lines[0].contains("`th` and `e`"), "{lines:?}");
+}
+
+#[test]
+fn damaged_vocabularies_are_refused() {
+    let good = Tokenizer::from_dir(&fixture("")).unwrap().vocabulary(480).unwrap();
+    let refused = |change: fn(&mut Vocabulary), part: &str| {
+        let mut bad = good.clone();
+        change(&mut bad);
+        let error = Tokenizer::from_gguf_vocab(&bad).unwrap_err().to_string();
+        assert!(error.contains(part), "{error}");
+    };
+    refused(|v| v.scores.truncate(3), "480 tokens and 3 scores");
+    refused(|v| v.unk = Some(480), "special id is 480");
+    refused(|v| v.tokens[300] = "a".repeat(1 << 20), "1048576 characters long");
+    let runs: Vec<String> = (1..=200).map(|n| "a".repeat(n)).collect();
+    let many = Vocabulary { types: vec![TokenType::Normal; 200], scores: vec![0.0; 200], tokens: runs, ..good.clone() };
+    assert!(Tokenizer::from_gguf_vocab(&many).unwrap_err().to_string().contains("over 64 merges each"));
+    let odd = Vocabulary { scores: vec![f32::NAN; 480], ..good };
+    assert!(Tokenizer::from_gguf_vocab(&odd).is_ok(), "no order at all is an order");
+}

@@ -6,8 +6,8 @@ use crate::cpu::simd::{Level, Offsets, Simd, Task, Tile, level, run};
 
 /// Length of the sums: the left-hand panel of any instruction set has at most 16 KiB.
 const DEPTH: usize = 512;
-const TILES: usize = 1000;
-const BURSTS: usize = 20;
+const TILES: usize = 500;
+const BURSTS: usize = 100;
 
 /// Multiplications and additions in f32 a second, each counted, with all threads of the pool: the best of some short bursts.
 pub fn processor_peak() -> f64 {

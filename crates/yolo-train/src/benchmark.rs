@@ -30,7 +30,7 @@ pub(crate) fn run(args: &BenchmarkArgs) -> anyhow::Result<()> {
         return Ok(());
     }
     say(&format!("{} ({}), {} threads, batch {}, {} pixels", device.backend, device.name, report.threads, report.batch, report.imgsz));
-    let because = device.lowering_reason.as_ref().map_or_else(String::new, |reason| format!(", because {reason}"));
+    let because = device.lowering_reason.as_ref().map(|reason| format!(", because {reason}")).unwrap_or_default();
     say(&format!("convolutions: {}{because}", device.lowering));
     let rows = [("forward", report.forward_s), ("backward", report.backward_s), ("update", report.update_s), ("step", report.step_s)];
     rows.iter().for_each(|(name, seconds)| say(&format!("{name:>10} {:>9.1} ms", seconds * 1e3)));

@@ -3,7 +3,7 @@
 
 mod support;
 
-use support::{expect_code, tiny_data, yolo_train};
+use support::{expect_code, expect_peak, tiny_data, yolo_train};
 
 #[test]
 fn help_is_grouped_and_complete() {
@@ -75,13 +75,20 @@ fn doctor_reports_the_cpu() {
 #[test]
 fn benchmark_prints_the_keys_of_other_timers() {
     let dir = tempfile::tempdir().unwrap();
-    let args = ["benchmark", "--batch", "2", "--imgsz", "64", "--steps", "2", "--threads", "1", "--json"];
-    let (out, _) = expect_code(&mut yolo_train(dir.path(), &args), 0);
+    let args = ["benchmark", "--batch", "2", "--imgsz", "64", "--steps", "2", "--threads", "1", "--conv-workspace-mb", "8"];
+    let (out, _) = expect_code(&mut yolo_train(dir.path(), &[&args[..], &["--conv", "implicit", "--json"]].concat()), 0);
     let report: serde_json::Value = serde_json::from_str(&out).unwrap();
     for key in ["forward_s", "backward_s", "update_s", "step_s", "train_images_per_s", "infer_images_per_s"] {
         assert!(report[key].as_f64().is_some_and(|v| v > 0.0), "{key} in {out}");
     }
-    assert_eq!((&report["threads"], &report["batch"], &report["imgsz"]), (&1.into(), &2.into(), &64.into()));
+    expect_peak(&report["peak_gb"]);
+    assert_eq!((&report["peer"], &report["threads"], &report["batch"]), (&"bellows".into(), &1.into(), &2.into()));
+    assert_eq!((&report["imgsz"], &report["conv"], &report["conv_reason"]), (&64.into(), &"implicit".into(), &serde_json::Value::Null));
+
+    let (table, _) = expect_code(&mut yolo_train(dir.path(), &args), 0);
+    for words in ["convolutions: auto\n", "of peak", "Burn fwd", "all but the first dx"] {
+        assert!(table.contains(words), "no {words:?} in\n{table}");
+    }
     expect_code(&mut yolo_train(dir.path(), &["benchmark", "--imgsz", "100"]), 2);
 }
 

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use serde_json::{Value, json};
-use support::{expect_code, llm_finetune, tiny_chats};
+use support::{expect_code, expect_peak, llm_finetune, tiny_chats};
 
 #[test]
 fn the_tiny_preset_makes_every_file() {
@@ -62,6 +62,21 @@ fn without_validation_nothing_is_said_about_it() {
     let csv = std::fs::read_to_string(dir.path().join("runs/sft/train/results.csv")).unwrap();
     let row: Vec<&str> = csv.lines().nth(1).unwrap().split(',').collect();
     assert_eq!((row[3], row[4]), ("", ""), "{csv}");
+}
+
+#[test]
+fn benchmark_prints_the_keys_of_other_timers() {
+    let dir = tempfile::tempdir().unwrap();
+    let args = ["benchmark", "--size", "tiny", "--seq", "16", "--rank", "4", "--steps", "1", "--threads", "1", "--json"];
+    let (out, _) = expect_code(&mut llm_finetune(dir.path(), &args), 0);
+    let report: Value = serde_json::from_str(&out).unwrap();
+    for key in ["forward_s", "backward_s", "update_s", "step_s", "tokens_per_s"] {
+        assert!(report[key].as_f64().is_some_and(|v| v > 0.0), "{key} in {out}");
+    }
+    expect_peak(&report["peak_gb"]);
+    let said = ["peer", "size", "dtype", "batch", "seq", "rank", "targets", "checkpointing", "threads"].map(|key| report[key].clone());
+    let expected = json!(["bellows", "tiny", "f32", 1, 16, 4, "q_proj,k_proj,v_proj,o_proj", false, 1]);
+    assert_eq!(json!(said), expected, "{out}");
 }
 
 #[test]

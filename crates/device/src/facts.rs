@@ -166,7 +166,7 @@ pub(crate) fn cpu_name() -> String {
     format!("{}, {threads} threads", model.unwrap_or_else(|| format!("{} CPU", std::env::consts::ARCH)))
 }
 
-/// The instruction sets the CPU backend can make use of.
+/// The instruction sets the CPU backend can make use of, by /proc/cpuinfo's names.
 pub(crate) fn cpu_features() -> Vec<&'static str> {
     #[cfg(target_arch = "x86_64")]
     let found = [
@@ -175,7 +175,8 @@ pub(crate) fn cpu_features() -> Vec<&'static str> {
         ("fma", std::is_x86_feature_detected!("fma")),
         ("avx512f", std::is_x86_feature_detected!("avx512f")),
         ("avx512bw", std::is_x86_feature_detected!("avx512bw")),
-        ("avx512vnni", std::is_x86_feature_detected!("avx512vnni")),
+        ("avx512_vnni", std::is_x86_feature_detected!("avx512vnni")),
+        ("avx512_bf16", std::is_x86_feature_detected!("avx512bf16")),
     ];
     #[cfg(target_arch = "aarch64")]
     let found = [("neon", true)];

@@ -58,11 +58,13 @@ impl Plan {
     pub(crate) fn of(adapter: &Adapter, lowering: Option<Lowering>, gfx: &[u32]) -> Self {
         let unasked = |by: Lowering| Some(format!("not tried: `--conv {by}` was asked for"));
         match lowering.unwrap_or_default() {
-            Lowering::Auto => Self { without_direct: known_issues::direct_convolutions(adapter, gfx), ..Self::default() },
+            // Algorithms of the processor mean nothing to a GPU: the choice is automatic there (see `select`).
+            Lowering::Auto | Lowering::Winograd | Lowering::Implicit | Lowering::Bf16 => {
+                Self { without_direct: known_issues::direct_convolutions(adapter, gfx), ..Self::default() }
+            }
             by @ Lowering::Gemm => Self { without_direct: unasked(by), ..Self::default() },
-            // A user's word is above the table, and the child is still the safest place to find out. On a GPU the lowerings that exist
-            // for the CPU are Burn's convolutions.
-            by @ (Lowering::Direct | Lowering::Winograd | Lowering::Implicit | Lowering::Bf16) => {
+            // A user's word is above the table, and the child is still the safest place to find out.
+            by @ Lowering::Direct => {
                 if let Some(issue) = known_issues::direct_convolutions(adapter, gfx) {
                     tracing::warn!("{issue}; tried all the same, because of `--conv {by}`");
                 }
@@ -102,7 +104,7 @@ mod tests {
         let plain = adapter(0, AdapterKind::Discrete, None);
         let mut rdna1 = plain.clone();
         rdna1.name = "AMD Radeon RX 5600 XT (RADV NAVI10)".into();
-        for lowering in [None, Some(Lowering::Auto)] {
+        for lowering in [None, Some(Lowering::Auto), Some(Lowering::Winograd), Some(Lowering::Implicit), Some(Lowering::Bf16)] {
             assert_eq!(Plan::of(&plain, lowering, &[]), Plan::default());
             let plan = Plan::of(&rdna1, lowering, &[]);
             assert!(plan.without_gemm.is_none() && plan.without_direct.unwrap().contains("known issue"));

@@ -29,8 +29,8 @@ pub struct ProbeOptions {
     pub compile_limit: Duration,
     /// Ignore the remembered verdict.
     pub reprobe: bool,
-    /// What the user wrote after `--conv`. `None` and `Auto`: both ways to compute convolutions are proved, and one is chosen. `Gemm`: no
-    /// convolution kernel of Burn's is run. Any other: Burn's own convolutions only, which is what they all are on a GPU.
+    /// What the user wrote after `--conv`. `Gemm`: no convolution kernel of Burn's is run. `Direct`: Burn's own convolutions only. Any other:
+    /// both ways to compute convolutions on a GPU are proved, and one is chosen.
     pub lowering: Option<Lowering>,
     /// Treat software adapters like hardware. For tests, which have no GPU.
     pub software: bool,

@@ -6,7 +6,7 @@ use crate::facts::{self, Facts};
 use crate::probe::{self, ProbeOptions};
 use crate::report::ProbeReport;
 use crate::{DeviceError, DeviceRequest};
-use bellows_kernels::Lowering;
+use bellows_kernels::{Lowering, processor_has_bf16};
 use burn::tensor::Device;
 
 /// The device to train on.
@@ -24,12 +24,20 @@ pub struct Selected {
     pub pci: Option<String>,
     /// Why `auto` gave the CPU; `None` for anything else.
     pub fallback: Option<String>,
-    /// How layers shall compute convolutions: what was asked for in [`ProbeOptions::lowering`], and for `auto` what has proved itself here.
+    /// How layers shall compute convolutions: what was asked for in [`ProbeOptions::lowering`] if this device has it, else what has proved
+    /// itself here.
     pub lowering: Lowering,
-    /// Why `auto` has become a certain lowering; `None` if nothing speaks against any, and for a lowering that was asked for.
+    /// Why it is not the lowering that was asked for, or why `auto` has become a certain one; `None` if nothing speaks against either.
     pub lowering_reason: Option<String>,
     /// What the probe found; `None` if none ran.
     pub report: Option<ProbeReport>,
+}
+
+impl Selected {
+    /// Whether Burn's own convolutions may run here: on the processor, and on a GPU where they have passed the probe.
+    pub fn direct_is_proved(&self) -> bool {
+        self.backend == Backend::Flex.name() || self.report.as_ref().is_some_and(|report| report.direct.passed())
+    }
 }
 
 /// Chooses the device for `request` and proves it.
@@ -65,20 +73,32 @@ pub fn processor() -> Device {
     Device::flex()
 }
 
-/// Our CPU kernels know the fastest lowering of each shape themselves, which is what `Auto` leaves to them.
+/// What `asked` becomes on the processor. Our kernels know the fastest lowering of each shape themselves, which is what `Auto` leaves to them.
+fn lowering_on_cpu(asked: Option<Lowering>, has_bf16: bool) -> (Lowering, Option<String>) {
+    match asked.unwrap_or_default() {
+        Lowering::Bf16 if !has_bf16 => {
+            (Lowering::Auto, Some("this processor has no instructions for bf16 (avx512_bf16), so f32 is computed".into()))
+        }
+        asked => (asked, None),
+    }
+}
+
+/// What `asked` becomes on a GPU where `proved` has passed the probe, and nothing else because of `reason`.
+fn lowering_on_gpu(asked: Option<Lowering>, proved: Lowering, reason: Option<String>) -> (Lowering, Option<String>) {
+    match asked.unwrap_or_default() {
+        Lowering::Auto => (proved, reason),
+        asked @ (Lowering::Direct | Lowering::Gemm) => (asked, None),
+        asked @ (Lowering::Winograd | Lowering::Implicit | Lowering::Bf16) => {
+            let why = format!("{asked} is an algorithm of the processor and the choice on a GPU is automatic");
+            (proved, Some(reason.map_or(why.clone(), |reason| format!("{why}; {reason}"))))
+        }
+    }
+}
+
 fn cpu(fallback: Option<String>, report: Option<ProbeReport>, options: &ProbeOptions) -> Selected {
     let (device, backend, name) = (processor(), Backend::Flex.name(), facts::cpu_name());
-    Selected {
-        device,
-        backend,
-        name,
-        memory: None,
-        pci: None,
-        fallback,
-        lowering: options.lowering.unwrap_or_default(),
-        lowering_reason: None,
-        report,
-    }
+    let (lowering, lowering_reason) = lowering_on_cpu(options.lowering, processor_has_bf16());
+    Selected { device, backend, name, memory: None, pci: None, fallback, lowering, lowering_reason, report }
 }
 
 fn auto(options: &ProbeOptions) -> Selected {
@@ -110,10 +130,7 @@ fn named(backend: Backend, index: Option<usize>, options: &ProbeOptions) -> Resu
     let Some((proved, reason)) = report.lowering() else {
         return Err(DeviceError::Probe(Box::new(report)));
     };
-    let (lowering, lowering_reason) = match options.lowering {
-        None | Some(Lowering::Auto) => (proved, reason),
-        Some(asked) => (asked, None),
-    };
+    let (lowering, lowering_reason) = lowering_on_gpu(options.lowering, proved, reason);
     let name = format!("{}, {}", adapter.name, adapter.driver);
     Ok(Selected {
         device,
@@ -154,6 +171,44 @@ fn choose(backend: Backend, index: Option<usize>, adapters: &[Adapter], software
 mod tests {
     use super::*;
     use crate::adapters::{AdapterKind, tests::adapter};
+    use crate::report::{Verdict, tests::report};
+
+    #[test]
+    fn algorithms_of_the_processor_are_automatic_on_a_gpu() {
+        let known = || Some("an RDNA1 card".to_owned());
+        for asked in [Lowering::Winograd, Lowering::Implicit, Lowering::Bf16] {
+            let why = format!("{asked} is an algorithm of the processor and the choice on a GPU is automatic");
+            assert_eq!(lowering_on_gpu(Some(asked), Lowering::Auto, None), (Lowering::Auto, Some(why.clone())));
+            assert_eq!(lowering_on_gpu(Some(asked), Lowering::Gemm, known()), (Lowering::Gemm, Some(format!("{why}; an RDNA1 card"))));
+            assert_eq!(lowering_on_cpu(Some(asked), true), (asked, None));
+        }
+        for asked in [None, Some(Lowering::Auto)] {
+            assert_eq!(lowering_on_gpu(asked, Lowering::Gemm, known()), (Lowering::Gemm, known()));
+        }
+        for asked in [Lowering::Direct, Lowering::Gemm] {
+            assert_eq!(lowering_on_gpu(Some(asked), asked, known()), (asked, None));
+        }
+    }
+
+    #[test]
+    fn bf16_without_its_instructions_is_said_to_be_f32() {
+        let (lowering, reason) = lowering_on_cpu(Some(Lowering::Bf16), false);
+        assert_eq!(lowering, Lowering::Auto);
+        assert!(reason.unwrap().contains("f32"));
+        assert_eq!(lowering_on_cpu(Some(Lowering::Winograd), false), (Lowering::Winograd, None));
+    }
+
+    #[test]
+    fn burns_convolutions_run_where_they_are_proved() {
+        let card = adapter(0, AdapterKind::Discrete, None);
+        let skipped = || Verdict::Skipped { reason: "not tried".into() };
+        let mut selected = cpu(None, Some(report(&card, Verdict::Pass, skipped())), &ProbeOptions::default());
+        assert!(selected.direct_is_proved(), "a GPU that failed says nothing about the processor");
+        selected.backend = Backend::Vulkan.name();
+        assert!(!selected.direct_is_proved());
+        selected.report = Some(report(&card, skipped(), Verdict::Pass));
+        assert!(selected.direct_is_proved());
+    }
 
     #[test]
     fn software_is_chosen_by_its_index_only() {

@@ -86,6 +86,8 @@ pub struct Benchmark {
 /// Medians over the steps.
 #[derive(Clone, Debug, Serialize)]
 pub struct BenchmarkReport {
+    /// The program: `bellows`.
+    pub peer: &'static str,
     /// Shape of the model.
     pub size: &'static str,
     /// Type of the weights.
@@ -110,7 +112,7 @@ pub struct BenchmarkReport {
     pub step_s: f64,
     /// Tokens a second.
     pub tokens_per_s: f64,
-    /// Most memory this process has held, 10^9 bytes; `None` where the system does not tell.
+    /// Most memory this process has held, as [`peak_memory`] counts it; `None` where the system does not tell.
     pub peak_gb: Option<f64>,
     /// Threads of the CPU that were used.
     pub threads: usize,
@@ -158,6 +160,7 @@ impl Benchmark {
         let part = |of: fn(&StepTimes) -> f64| median(times.iter().map(of).collect());
         let step_s = part(|t| t.forward + t.backward + t.update);
         Ok(BenchmarkReport {
+            peer: "bellows",
             size: self.size.name,
             dtype: "f32",
             batch: self.batch,

@@ -9,7 +9,10 @@ use bellows_yolo::bench::Benchmark;
 use bellows_yolo::config::{ABSENT, SETTINGS, TrainConfig};
 use bellows_yolo::model::Scale;
 use clap::builder::PossibleValuesParser;
-use clap::{Arg, ArgMatches, Command};
+use clap::{Arg, ArgMatches, Command, value_parser};
+
+/// The one setting of training that `benchmark` takes as it is.
+const WORKSPACE: &str = "conv_workspace_mb";
 
 /// What the user asked for.
 pub(crate) enum Request {
@@ -34,6 +37,8 @@ pub(crate) struct BenchmarkArgs {
     pub(crate) what: Benchmark,
     /// How convolutions are computed.
     pub(crate) conv: Lowering,
+    /// Megabytes of columns on a GPU.
+    pub(crate) conv_workspace_mb: usize,
     /// Threads of the CPU; 0 for all.
     pub(crate) threads: usize,
     /// One JSON object instead of lines.
@@ -82,6 +87,7 @@ fn command() -> Command {
                         .default_value("auto")
                         .value_parser(PossibleValuesParser::new(Lowering::ALL.map(|l| l.name()))),
                 )
+                .args(SETTINGS.iter().filter(|s| s.name == WORKSPACE).map(|s| flag(s, &defaults).help_heading(None).value_parser(value_parser!(u32))))
                 .arg(switch("json", "Print one JSON object")),
         )
         .arg(option("config", "YAML file of settings; flags override it").value_name("FILE"))
@@ -138,6 +144,7 @@ fn benchmark(m: &ArgMatches) -> BenchmarkArgs {
         device: text(m, "device").unwrap_or_default(),
         what: Benchmark { scale, batch: whole(m, "batch"), imgsz: whole(m, "imgsz"), steps: whole(m, "steps"), boxes: whole(m, "boxes") },
         conv: text(m, "conv").and_then(|c| c.parse().ok()).unwrap_or_default(),
+        conv_workspace_mb: m.get_one::<u32>(WORKSPACE).map_or(TrainConfig::default().conv_workspace_mb, |&mb| mb as usize),
         threads: whole(m, "threads"),
         json: m.get_flag("json"),
     }

@@ -2,8 +2,8 @@
 
 use anyhow::Context;
 use bellows_cli::{Usage, join_pool, say};
-use bellows_device::{ProbeOptions, select};
-use bellows_kernels::set_default_lowering;
+use bellows_device::{Backend, ProbeOptions, select};
+use bellows_kernels::{cube, processor_peak, set_default_lowering};
 use bellows_yolo::bench::LayerTimes;
 
 use crate::args::BenchmarkArgs;
@@ -16,16 +16,22 @@ pub(crate) fn run(args: &BenchmarkArgs) -> anyhow::Result<()> {
     join_pool(args.threads)?;
     let device = select(&args.device.parse()?, &ProbeOptions { lowering: Some(args.conv), ..ProbeOptions::default() })?;
     set_default_lowering(device.lowering);
+    cube::set_workspace_mb(args.conv_workspace_mb);
     let scratch = std::env::temp_dir().join(format!("bellows-benchmark-{}", std::process::id()));
     std::fs::create_dir_all(&scratch).with_context(|| scratch.display().to_string())?;
     let report = what.run(&device.device, &scratch);
     std::fs::remove_dir_all(&scratch).with_context(|| scratch.display().to_string())?;
     let report = report?;
     if args.json {
-        say(&serde_json::to_string(&report)?);
+        let mut report = serde_json::to_value(&report)?;
+        report["conv"] = device.lowering.name().into();
+        report["conv_reason"] = device.lowering_reason.into();
+        say(&report.to_string());
         return Ok(());
     }
     say(&format!("{} ({}), {} threads, batch {}, {} pixels", device.backend, device.name, report.threads, report.batch, report.imgsz));
+    let because = device.lowering_reason.as_ref().map(|reason| format!(", because {reason}")).unwrap_or_default();
+    say(&format!("convolutions: {}{because}", device.lowering));
     let rows = [("forward", report.forward_s), ("backward", report.backward_s), ("update", report.update_s), ("step", report.step_s)];
     rows.iter().for_each(|(name, seconds)| say(&format!("{name:>10} {:>9.1} ms", seconds * 1e3)));
     say(&format!("{:>10} {:>9.2} images/s", "training", report.train_images_per_s));
@@ -33,30 +39,44 @@ pub(crate) fn run(args: &BenchmarkArgs) -> anyhow::Result<()> {
     if let Some(gb) = report.peak_gb {
         say(&format!("{:>10} {gb:>9.2} GB peak", "memory"));
     }
-    layers(&what.layers(&device.device, device.lowering)?, what.batch);
+    let peak = (device.backend == Backend::Flex.name()).then(processor_peak);
+    table(&what.layers(&device.device, device.lowering, device.direct_is_proved())?, what.batch, peak);
     Ok(())
 }
 
-/// One row a shape: milliseconds of the three passes, ours and Burn's own, and what that is in operations a second.
-fn layers(layers: &[LayerTimes], batch: usize) {
-    let columns = ["forward", "dx", "dw", "GFLOP/s", "Burn fwd", "dx", "dw"].map(|c| format!("{c:>9}")).concat();
-    say(&format!("\n{:>28}{columns}   (ms per call)", "in -> out  k s  size   times"));
-    let row = |name: String, flops: f64, ours: [f64; 3], direct: [f64; 3]| {
-        let ms = |times: [f64; 3]| times.map(|t| format!("{:>9.2}", t * 1e3)).concat();
-        let rate = 3.0 * flops / ours.iter().sum::<f64>() / 1e9;
-        say(&format!("{name:>28}{}{rate:>9.0}{}", ms(ours), ms(direct)));
+/// One row a shape: milliseconds of the three passes, ours and Burn's own, what that is in operations a second, and the share of the most
+/// there could be: `peak`, or else what the best of the 1x1 convolutions reaches.
+fn table(layers: &[LayerTimes], batch: usize, peak: Option<f64>) {
+    let flops = |layer: &LayerTimes| layer.convolution.flops() as f64 * batch as f64;
+    let rate = |flops: f64, times: &[f64]| flops * times.len() as f64 / times.iter().sum::<f64>();
+    let pointwise = layers.iter().filter(|l| l.convolution.k == 1).map(|l| rate(flops(l), &l.ours));
+    let (most, share, source) = match peak {
+        Some(peak) => (peak, "of peak", "the micro-kernel of f32 with its operands in the first-level cache"),
+        None => (pointwise.fold(0.0, f64::max), "of best", "the best 1x1 convolution below; the device's peak is not known"),
     };
-    let (mut flops, mut ours, mut direct) = (0.0, [0.0; 3], [0.0; 3]);
-    for layer in layers {
+    say(&format!("\n100 % is {:.1} GFLOP/s: {source}", most / 1e9));
+    let columns = ["forward", "dx", "dw", "GFLOP/s", share, "Burn fwd", "dx", "dw"].map(|c| format!("{c:>9}")).concat();
+    say(&format!("{:>28}{columns}   (ms per call)", "in -> out  k s  size   times"));
+    let row = |name: String, rate: f64, ours: [f64; 3], burn: Option<[f64; 3]>| {
+        let ms = |times: [f64; 3]| times.map(|t| format!("{:>9.2}", t * 1e3)).concat();
+        let burn = burn.map_or_else(|| format!("{:>9}", "-").repeat(3), ms);
+        say(&format!("{name:>28}{}{:>9.0}{:>7.0} %{burn}", ms(ours), rate / 1e9, 100.0 * rate / most));
+    };
+    let (mut done, mut ours, mut burn) = (0.0, [0.0; 3], Some([0.0; 3]));
+    for (index, layer) in layers.iter().enumerate() {
         let c = &layer.convolution;
-        let own = c.flops() as f64 * batch as f64;
-        row(format!("{} -> {}  {} {}  {} x{}", c.cin, c.cout, c.k, c.stride, c.input[0], layer.count), own, layer.ours, layer.direct);
+        let name = format!("{} -> {}  {} {}  {} x{}", c.cin, c.cout, c.k, c.stride, c.input[0], layer.count);
+        row(name, rate(flops(layer), &layer.ours), layer.ours, layer.burn);
         let n = layer.count as f64;
-        flops += n * own;
-        for pass in 0..3 {
-            ours[pass] += n * layer.ours[pass];
-            direct[pass] += n * layer.direct[pass];
-        }
+        // No training asks for the gradient of the image.
+        let passes: &[usize] = if index == 0 { &[0, 2] } else { &[0, 1, 2] };
+        done += n * flops(layer) * passes.len() as f64;
+        let add = |mut sum: [f64; 3], times: [f64; 3]| {
+            passes.iter().for_each(|&pass| sum[pass] += n * times[pass]);
+            sum
+        };
+        ours = add(ours, layer.ours);
+        burn = burn.zip(layer.burn).map(|(sum, times)| add(sum, times));
     }
-    row("all".into(), flops, ours, direct);
+    row("all but the first dx".into(), done / ours.iter().sum::<f64>(), ours, burn);
 }

@@ -36,6 +36,12 @@ pub fn expect_code(command: &mut Command, code: i32) -> (String, String) {
     (out, err)
 }
 
+/// The `peak_gb` of a benchmark: some memory, but not all of a machine's; null where the system does not tell.
+pub fn expect_peak(gb: &serde_json::Value) {
+    let plausible = gb.as_f64().is_some_and(|gb| (0.01..50.0).contains(&gb));
+    assert!(plausible || gb.is_null() && !cfg!(target_os = "linux"), "{gb}");
+}
+
 /// A data.yaml of a few small generated frames, in `dir`.
 pub fn tiny_data(dir: &Path) -> PathBuf {
     let path = dir.join("tiny.yaml");

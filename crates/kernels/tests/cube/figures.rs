@@ -1,5 +1,6 @@
-//! Not tests: figures for the documentation. `cargo test --test cube -- --ignored --nocapture figures`, with `BELLOWS_CUBE_CHILD=1` and
-//! `VK_DRIVER_FILES` set; `BELLOWS_CUBE_DIRECT=1` adds Burn's own convolutions, whose tuning takes minutes on SwiftShader.
+//! Not tests: figures for the documentation, of the device that `VK_DRIVER_FILES` names:
+//! `cargo test --release --workspace --test cube -- --ignored --nocapture figures`;
+//! `BELLOWS_CUBE_DIRECT=1` adds Burn's own convolutions, whose tuning takes minutes on SwiftShader.
 
 use crate::launches::most_in_use;
 use crate::support::{Numbers, cube, data, device, flex, numbers, relative};
@@ -43,7 +44,7 @@ fn chain(lowering: Lowering) -> Vec<f32> {
 #[ignore = "figures"]
 fn memory_figures() {
     let direct = env::var_os("BELLOWS_CUBE_DIRECT").map(|_| ("direct", Lowering::Direct, 0));
-    let limits = direct.into_iter().chain([256, 16, 8, 4, 2, 1].map(|mb| ("gemm", Lowering::Gemm, mb)));
+    let limits = direct.into_iter().chain([256, 64, 16, 8, 4, 2, 1].map(|mb| ("gemm", Lowering::Gemm, mb)));
     let mut base = None;
     for (name, lowering, mb) in limits {
         set_workspace_bytes(mb << 20);

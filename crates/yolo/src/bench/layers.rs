@@ -19,26 +19,27 @@ pub struct LayerTimes {
     pub count: usize,
     /// Forward, gradient of the input, gradient of the weight, by the lowering asked for.
     pub ours: [f64; 3],
-    /// The same by Burn's own convolutions.
-    pub direct: [f64; 3],
+    /// The same by Burn's own convolutions, if they were to run.
+    pub burn: Option<[f64; 3]>,
 }
 
 impl Benchmark {
-    /// Times every distinct convolution on `device`, by `lowering` and by Burn's own in turn.
+    /// Times every distinct convolution on `device` in the order of the network, by `lowering` and, if `burn`, by Burn's own in turn: those
+    /// are tuned on a GPU by running candidates, which some drivers do not survive.
     ///
     /// # Errors
     /// When the device fails.
-    pub fn layers(&self, device: &Device, lowering: Lowering) -> Result<Vec<LayerTimes>, ExecutionError> {
+    pub fn layers(&self, device: &Device, lowering: Lowering, burn: bool) -> Result<Vec<LayerTimes>, ExecutionError> {
         let model = YoloConfig { scale: self.scale, ..YoloConfig::new(CLASSES) }.init(0, device);
         let mut distinct: BTreeMap<Convolution, usize> = BTreeMap::new();
         let all = model.summary(self.imgsz, self.imgsz).convolutions;
         all.iter().for_each(|&c| *distinct.entry(c).or_default() += 1);
         let mut order: Vec<(Convolution, usize)> = distinct.into_iter().collect();
         order.sort_by_key(|(c, _)| all.iter().position(|a| a == c));
-        order.into_iter().map(|(convolution, count)| self.layer(convolution, count, device, lowering)).collect()
+        order.into_iter().map(|(convolution, count)| self.layer(convolution, count, device, lowering, burn)).collect()
     }
 
-    fn layer(&self, c: Convolution, count: usize, device: &Device, lowering: Lowering) -> Result<LayerTimes, ExecutionError> {
+    fn layer(&self, c: Convolution, count: usize, device: &Device, lowering: Lowering, burn: bool) -> Result<LayerTimes, ExecutionError> {
         let random = |shape: [usize; 4]| Tensor::<4>::random(shape, Distribution::Uniform(-1.0, 1.0), device);
         let [height, width] = c.input;
         let x = random([self.batch, c.cin, height, width]);
@@ -60,15 +61,15 @@ impl Benchmark {
             }
             Ok(seconds)
         };
-        let (mut ours, mut direct) = (Vec::new(), Vec::new());
-        for round in 0..=self.steps {
-            let (a, b) = (run(lowering)?, run(Lowering::Direct)?);
-            if round > 0 {
-                ours.push(a);
-                direct.push(b);
+        let (mut ours, mut theirs) = (Vec::new(), Vec::new());
+        for _ in 0..=self.steps {
+            ours.push(run(lowering)?);
+            if burn {
+                theirs.push(run(Lowering::Direct)?);
             }
         }
-        let medians = |rows: &[[f64; 3]]| [0, 1, 2].map(|i| median(rows.iter().map(|r| r[i]).collect()));
-        Ok(LayerTimes { convolution: c, count, ours: medians(&ours), direct: medians(&direct) })
+        // The first round warms up.
+        let medians = |rows: &[[f64; 3]]| [0, 1, 2].map(|i| median(rows.iter().skip(1).map(|r| r[i]).collect()));
+        Ok(LayerTimes { convolution: c, count, ours: medians(&ours), burn: burn.then(|| medians(&theirs)) })
     }
 }

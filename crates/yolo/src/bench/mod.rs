@@ -48,6 +48,8 @@ pub struct Benchmark {
 /// Medians over the steps.
 #[derive(Clone, Debug, Serialize)]
 pub struct BenchmarkReport {
+    /// The program: `bellows`.
+    pub peer: &'static str,
     /// Images per batch.
     pub batch: usize,
     /// Side of the images, pixels.
@@ -64,7 +66,7 @@ pub struct BenchmarkReport {
     pub train_images_per_s: f64,
     /// Images a second in inference, decoded boxes included.
     pub infer_images_per_s: f64,
-    /// Most memory this process has held while training, 10^9 bytes; `None` where the system does not tell.
+    /// Most memory this process has held while training, as [`peak_memory`] counts it; `None` where the system does not tell.
     pub peak_gb: Option<f64>,
     /// Threads of the CPU that were used.
     pub threads: usize,
@@ -111,6 +113,7 @@ impl Benchmark {
         let step_s = part(|t| t.forward + t.backward + t.update);
         let infer_s = self.infer(&learner.ema_model(), &batch, &device.clone().without_autodiff());
         Ok(BenchmarkReport {
+            peer: "bellows",
             batch: self.batch,
             imgsz: self.imgsz,
             forward_s: part(|t| t.forward),

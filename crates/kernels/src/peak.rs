@@ -1,0 +1,57 @@
+//! What the processor could do at best: the micro-kernel of our convolutions on operands that stay in the first-level cache.
+
+use std::time::Instant;
+
+use crate::cpu::simd::{Level, Offsets, Simd, Task, Tile, level, run};
+
+/// Length of the sums: the left-hand panel of any instruction set has at most 16 KiB.
+const DEPTH: usize = 512;
+const TILES: usize = 500;
+const BURSTS: usize = 100;
+
+/// Multiplications and additions in f32 a second, each counted, with all threads of the pool: the best of some short bursts.
+pub fn processor_peak() -> f64 {
+    let level = level();
+    let form = level.form();
+    let burst = || {
+        let started = Instant::now();
+        rayon::broadcast(|_| run(level, Tiles));
+        started.elapsed().as_secs_f64()
+    };
+    let fastest = (0..BURSTS).map(|_| burst()).fold(f64::INFINITY, f64::min);
+    let flops = 2 * DEPTH * form.mr * form.nr * TILES * rayon::current_num_threads();
+    flops as f64 / fastest
+}
+
+/// Whether [`Lowering::Bf16`](crate::Lowering::Bf16) is anything but f32 on this processor.
+pub fn processor_has_bf16() -> bool {
+    level().in_bf16() == Level::Avx512Bf16
+}
+
+struct Tiles;
+
+impl Task for Tiles {
+    type Out = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) {
+        let (a, b) = (vec![0.5; DEPTH * S::MR], vec![0.5; S::NR]);
+        let mut c = vec![0.0; S::MR * S::NR];
+        // Every row of the right-hand matrix is the same one.
+        let offsets = Offsets::new(vec![0; DEPTH]);
+        for _ in 0..TILES {
+            simd.tile(Tile {
+                a: &a,
+                b: &b,
+                offsets: &offsets,
+                c: &mut c,
+                ldc: S::NR,
+                rows: S::MR,
+                cols: S::NR,
+                accumulate: false,
+                prefetch: false,
+            });
+        }
+        std::hint::black_box(&c);
+    }
+}

@@ -1,0 +1,91 @@
+#!/usr/bin/env bash
+# Reproduces the tables of docs/benchmarks.md: all sections, or those that are named.
+#
+#   docs/benchmarks.sh [step] [onnx] [lora] [epoch] [layers] [memory]
+#
+# Nothing is installed or downloaded. Ours is built first; a peer comes from a variable, and its part is skipped with a line without it:
+#
+#   TORCH_PYTHON         Python with torch and Ultralytics: step, layers
+#   PEFT_PYTHON          Python with transformers and PEFT: lora
+#   ONNX_PYTHON          Python with onnxruntime, and ONNX_MODEL the file (docs/onnx_infer.py says how it is made): onnx
+#   YOLO, DATA           the program `yolo` of Ultralytics and the data.yaml of HIT-UAV (Ultralytics writes caches beside its labels): epoch
+#   BELLOWS_SWIFTSHADER  the ICD file of SwiftShader (.ci/swiftshader prints one): memory
+#   PEERS                folder of yolo_step.py and lora_step.py, unless it is ../shared/peers
+#   THREADS, ROUNDS      2 and 3 unless set
+set -euo pipefail
+cd "$(dirname "$0")/.."
+peers=${PEERS:-../shared/peers} threads=${THREADS:-2} rounds=${ROUNDS:-3}
+bin=${CARGO_TARGET_DIR:-target}/release
+cargo build --release --workspace --bins
+
+# needs VARIABLE...: whether all are set.
+needs() {
+  local name
+  for name in "$@"; do
+    if [ -z "${!name:-}" ]; then
+      echo "skipped: $name is not set (see the head of $0)"
+      return 1
+    fi
+  done
+}
+
+compare() { python3 docs/compare.py --rounds "$rounds" "$@"; }
+
+step() {
+  needs TORCH_PYTHON || return 0
+  local batch
+  for batch in 4 16; do
+    compare "$bin/yolo-train benchmark --batch $batch --threads $threads --json" \
+      "$TORCH_PYTHON $peers/yolo_step.py --batch $batch --threads $threads"
+  done
+}
+
+onnx() {
+  needs ONNX_PYTHON ONNX_MODEL || return 0
+  compare "$bin/yolo-train benchmark --batch 1 --threads $threads --json" "$ONNX_PYTHON docs/onnx_infer.py $ONNX_MODEL --threads $threads"
+}
+
+# The peer takes as many threads as it finds.
+lora() {
+  needs PEFT_PYTHON || return 0
+  local shape="--size 0.5B --batch 1 --seq 512 --rank 16"
+  compare "$bin/llm-finetune benchmark $shape --threads $threads --json" \
+    "OMP_NUM_THREADS=$threads $PEFT_PYTHON $peers/lora_step.py --dtype f32 $shape"
+}
+
+epoch() {
+  needs DATA || return 0
+  local runs
+  runs=$(mktemp -d)
+  time "$bin/yolo-train" --data "$DATA" --imgsz 320 --epochs 1 --batch 16 --workers 8 --device cpu --profile --project "$runs/ours"
+  cat "$runs"/ours/train/results.csv
+  if needs YOLO; then
+    time "$YOLO" detect train model=yolov8n.yaml data="$(realpath "$DATA")" imgsz=320 batch=16 epochs=1 pretrained=False workers=8 \
+      device=cpu project="$runs/peer" name=train
+    cat "$runs"/peer/train/results.csv
+  fi
+  rm -r "$runs"
+}
+
+layers() {
+  "$bin/yolo-train" benchmark --batch 4 --steps 7 --threads "$threads"
+  needs TORCH_PYTHON || return 0
+  "$TORCH_PYTHON" docs/layers_torch.py --batch 4 --rounds 7 --threads "$threads"
+}
+
+# BELLOWS_CUBE_DIRECT adds Burn's own convolutions, the base of the percentages.
+memory() {
+  needs BELLOWS_SWIFTSHADER || return 0
+  VK_DRIVER_FILES=$BELLOWS_SWIFTSHADER BELLOWS_CUBE_DIRECT=1 \
+    cargo test --release --workspace --test cube -- --ignored --nocapture memory_figures 2>&1 | grep 'MB:'
+}
+
+[ $# -gt 0 ] || set -- step onnx lora epoch layers memory
+for section in "$@"; do
+  case $section in
+    step | onnx | lora | epoch | layers | memory) ;;
+    *) echo "$0: no section is called $section" >&2; exit 2 ;;
+  esac
+  echo "== $section ($(date +%F\ %H:%M))"
+  "$section"
+done

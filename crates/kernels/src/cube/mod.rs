@@ -36,9 +36,9 @@ pub use shared::shared_memory_works;
 use std::sync::Once;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Megabytes of columns unless [`set_workspace_mb`] says otherwise: four images of any layer of YOLOv8n at 640 pixels, which is work
-/// enough for a large GPU, and a few percent of what training it keeps.
-pub const DEFAULT_WORKSPACE_MB: usize = 64;
+/// Megabytes of columns unless [`set_workspace_mb`] says otherwise: an image of any layer of YOLOv8n at 640 pixels, and the largest of
+/// the sizes tried with which a small chain of layers stays below 25 % more memory than with direct convolutions (docs/benchmarks.md).
+pub const DEFAULT_WORKSPACE_MB: usize = 16;
 
 static WORKSPACE: AtomicUsize = AtomicUsize::new(DEFAULT_WORKSPACE_MB << 20);
 

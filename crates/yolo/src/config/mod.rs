@@ -75,7 +75,7 @@ settings! {
         /// How convolutions are computed: auto, direct (Burn's own), gemm (no convolution kernel of a GPU runs), winograd, implicit, bf16
         conv: String = "auto".into();
         /// Megabytes that `conv: gemm` may use for columns on a GPU
-        conv_workspace_mb: usize = 64;
+        conv_workspace_mb: usize = 16;
         /// Threads that decode and augment; 0 uses the training thread
         workers: usize = 8;
         /// Directory that runs are kept in

@@ -24,7 +24,7 @@ pub enum Lowering {
     Winograd,
     /// The matrix product reads the image in place: no columns are ever stored.
     Implicit,
-    /// [`Auto`](Self::Auto) on a processor, but of factors rounded to bf16 where that is faster (see [`Precision`](crate::cpu::Precision)).
+    /// [`Auto`](Self::Auto) on a processor, but of factors rounded to bf16 where the processor has an instruction for that and it is faster (AVX-512-BF16).
     Bf16,
 }
 

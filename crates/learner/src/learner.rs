@@ -336,7 +336,7 @@ impl<T: Task> Learner<T> {
         std::thread::scope(|scope| {
             let mut clock = Instant::now();
             let mut loader = Loader::start(scope, self.config.workers, position..batches, &make);
-            for i in position..batches {
+            for (i, samples) in plan.iter().enumerate().skip(position) {
                 let asked = Instant::now();
                 let Some(made) = loader.next() else { break };
                 let wait = asked.elapsed().as_secs_f64();
@@ -353,7 +353,7 @@ impl<T: Task> Learner<T> {
                     Err(Failure::Other(error)) => return Err(error),
                     Err(Failure::Memory(shortage)) => {
                         self.state.counters.elapsed_s += clock.elapsed().as_secs_f64();
-                        let samples = cut(&plan[i], parts).map(<[usize]>::len).max().unwrap_or(0);
+                        let samples = cut(samples, parts).map(<[usize]>::len).max().unwrap_or(0);
                         return Ok(EpochEnd::TooLarge(TooLarge { shortage, samples, files: files() }));
                     }
                 };

@@ -59,8 +59,7 @@ impl PlaneOps for Flex {
         match ours(&x) {
             Some(dims @ [.., h, w]) => {
                 let dy = contiguous(dy);
-                let dx = map(x, dims, |x, dx| kernels::max_pool_grad(x, values(&dy), [h, w], kernel, dx));
-                dx
+                map(x, dims, |x, dx| kernels::max_pool_grad(x, values(&dy), [h, w], kernel, dx))
             }
             None => portable::max_pool_same_grad::<Self>(x, dy, kernel),
         }

@@ -30,9 +30,6 @@ pub(crate) fn trace<T>(work: impl FnOnce() -> T) -> BTreeMap<&'static str, usize
 
 /// Checks that these kernels of ours were launched so often, and nothing else.
 pub(crate) fn assert_ours(launched: &BTreeMap<&'static str, usize>, expected: &[(&str, usize)]) {
-    for (kernel, count) in launched {
-        eprintln!("> {count} x {kernel}");
-    }
     for (name, count) in expected {
         let ours = |(kernel, _): &(&&str, &usize)| kernel.contains("bellows_kernels") && kernel.contains(name);
         assert_eq!(launched.iter().filter(ours).map(|(_, count)| count).sum::<usize>(), *count, "{name} in {launched:?}");

@@ -150,7 +150,7 @@ impl Task for Toy {
         match (self.shortage)(draw.epoch, &batch.indices) {
             Some(REALLY) => {
                 let large = Tensor::<1>::empty([TOO_MUCH / 4], &device.clone().without_autodiff());
-                grads.iter_mut().flatten().take(1).for_each(|grad| grad.inplace(|grad| grad + large.clone().slice([0..1])));
+                grads.iter_mut().flatten().take(1).for_each(|grad| grad.inplace(|grad| grad + large.clone().narrow(0, 0, 1)));
             }
             Some(words) => panic!("{words}"),
             None => {}

@@ -86,6 +86,14 @@ fn training_with_gemm_launches_no_convolution() {
     });
     assert!(!launched.keys().any(|kernel| is_convolution(kernel)), "{launched:?}");
     assert!(launched.keys().any(|kernel| kernel.contains("col2im")), "{launched:?}");
+
+    // An image has no gradient, and none is computed to be thrown away.
+    let image = Tensor::<4>::random([1, 3, 16, 16], Distribution::Default, &device);
+    let launched = trace(|| conv2d(image, w.clone(), None, config).sum().backward());
+    assert!(
+        launched.keys().any(|kernel| kernel.contains("im2col")) && !launched.keys().any(|kernel| kernel.contains("col2im")),
+        "{launched:?}"
+    );
 }
 
 /// Samples the memory in use at every launch.

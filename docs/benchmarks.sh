@@ -16,7 +16,6 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 peers=${PEERS:-../shared/peers} threads=${THREADS:-2} rounds=${ROUNDS:-3}
 bin=${CARGO_TARGET_DIR:-target}/release
-cargo build --release --workspace --bins
 
 # needs VARIABLE...: whether all are set.
 needs() {
@@ -86,6 +85,9 @@ for section in "$@"; do
     step | onnx | lora | epoch | layers | memory) ;;
     *) echo "$0: no section is called $section" >&2; exit 2 ;;
   esac
+done
+cargo build --release --workspace --bins
+for section in "$@"; do
   echo "== $section ($(date +%F\ %H:%M))"
   "$section"
 done

@@ -36,8 +36,8 @@ pub use shared::shared_memory_works;
 use std::sync::Once;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Megabytes of columns unless [`set_workspace_mb`] says otherwise: an image of any layer of YOLOv8n at 640 pixels, and the largest of
-/// the sizes tried with which a small chain of layers stays below 25 % more memory than with direct convolutions (docs/benchmarks.md).
+/// Megabytes of columns unless [`set_workspace_mb`] says otherwise: an image of any layer of YOLOv8n at 640 pixels, and no more
+/// than a hundredth of what training it at batch 16 holds.
 pub const DEFAULT_WORKSPACE_MB: usize = 16;
 
 static WORKSPACE: AtomicUsize = AtomicUsize::new(DEFAULT_WORKSPACE_MB << 20);

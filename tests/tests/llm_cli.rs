@@ -54,6 +54,37 @@ fn the_tiny_preset_makes_every_file() {
 }
 
 #[test]
+fn full_fine_tuning_leaves_a_model_that_answers() {
+    let dir = tempfile::tempdir().unwrap();
+    tiny_chats(dir.path());
+    let (out, _) = expect_code(&mut llm_finetune(dir.path(), &["--config", "tiny.yaml", "--method", "full", "--epochs", "1"]), 0);
+    assert!(out.contains("Saved runs/sft/train/model\n"), "{out}");
+    let run = dir.path().join("runs/sft/train");
+    for file in ["config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"] {
+        assert!(run.join("model").join(file).metadata().is_ok_and(|m| m.len() > 0), "no {file}");
+    }
+    let [model, best] =
+        ["model/model.safetensors", "weights/best.safetensors"].map(|f| bellows_weights::read(&run.join(f)).unwrap().tensors);
+    assert!(model == best);
+    let args = ["generate", "--model", "runs/sft/train/model", "--prompt", "Say one.", "--max-new-tokens", "4", "--device", "cpu"];
+    expect_code(&mut llm_finetune(dir.path(), &args), 0);
+}
+
+/// The tokenizer of a made-up model is learnt from what every other model reads too.
+#[test]
+fn the_tiny_model_takes_every_format() {
+    let dir = tempfile::tempdir().unwrap();
+    let folder = dir.path().join("table");
+    std::fs::create_dir(&folder).unwrap();
+    std::fs::write(folder.join("train.csv"), "prompt,completion\nsay it,\"so, it is\"\nsay it again,so it is again\n").unwrap();
+    std::fs::write(dir.path().join("lines.txt"), "it is so\nit is so again\n").unwrap();
+    for data in ["table", "lines.txt"] {
+        let (out, _) = expect_code(&mut llm_finetune(dir.path(), &["data", "preview", "--model", "tiny", "--data", data]), 0);
+        assert!(out.contains("example 2 of 2"), "{out}");
+    }
+}
+
+#[test]
 fn without_validation_nothing_is_said_about_it() {
     let dir = tempfile::tempdir().unwrap();
     tiny_chats(dir.path());
@@ -155,7 +186,7 @@ fn damaged_models_are_refused() {
         changes.iter().for_each(|(key, value)| config[*key] = value.clone());
         serde_json::to_vec(&config).unwrap()
     };
-    let huge = json!(1_u64 << 40);
+    let (huge, rows) = (json!(1_u64 << 40), format!("{} rows", config["vocab_size"]));
     let header = u64::from_le_bytes(weights[..8].try_into().unwrap()) as usize;
     let mut nan = weights.clone();
     nan[8 + header + 400..8 + header + 404].copy_from_slice(&f32::NAN.to_le_bytes());
@@ -183,7 +214,7 @@ fn damaged_models_are_refused() {
         ("config.json", with(&[("head_dim", huge)]), vec!["config.json"]),
         ("config.json", with(&[("num_key_value_heads", json!(3))]), vec!["config.json", "3 key heads"]),
         ("config.json", with(&[("hidden_size", json!(64))]), vec!["shape"]),
-        (name, serde_json::to_vec(&larger).unwrap(), vec!["tokenizer", "384 rows"]),
+        (name, serde_json::to_vec(&larger).unwrap(), vec!["tokenizer", &rows]),
         (name, b"[]".to_vec(), vec!["tokenizer.json"]),
     ];
     for (file, bytes, words) in cases {
@@ -399,7 +430,15 @@ fn a_vulkan_device_computes_rightly_or_is_refused() {
     let args = ["--config", "tiny.yaml", "--epochs", "1", "--save-merged", "false", "--device"];
     expect_code(&mut llm_finetune(dir.path(), &[&args[..], &["cpu", "--name", "cpu"]].concat()), 0);
     let output =
-        llm_finetune(dir.path(), &[&args[..], &["vulkan:0", "--name", "vulkan"]].concat()).env("VK_DRIVER_FILES", icd).output().unwrap();
+        llm_finetune(dir.path(), &[&args[..], &["vulkan:0", "--name", "vulkan"]].concat()).env("VK_DRIVER_FILES", &icd).output().unwrap();
+    let base = dir.path().join("runs/sft/cpu/base");
+    let said = |device| {
+        let args = ["generate", "--model", base.to_str().unwrap(), "--prompt", "Say one.", "--temperature", "0", "--max-new-tokens", "8"];
+        let output = llm_finetune(dir.path(), &[&args[..], &["--device", device]].concat()).env("VK_DRIVER_FILES", &icd).output().unwrap();
+        let wrong = String::from_utf8_lossy(&output.stderr).contains("computes the model's first layer wrongly");
+        (!wrong).then_some(output.stdout)
+    };
+    assert!(said("vulkan:0").is_none_or(|text| text == said("cpu").unwrap()), "wrong words on vulkan");
     if output.status.code() == Some(2) {
         let said = String::from_utf8_lossy(&output.stderr);
         assert!(said.contains("computes the model's first layer wrongly"), "{said}");

@@ -23,6 +23,7 @@ pub(crate) fn code_of(cause: &(dyn Error + 'static)) -> Option<u8> {
     }
     match cause.downcast_ref::<FinetuneError>()? {
         FinetuneError::Learn(learn) => code_of_learner(learn),
+        FinetuneError::Export(export) => code_of(export),
         FinetuneError::Peft(PeftError::Device { .. }) => None,
         _ => Some(USAGE),
     }

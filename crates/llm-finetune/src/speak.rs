@@ -14,6 +14,7 @@ use bellows_qwen::peft;
 use burn::tensor::Device;
 
 use crate::args::SpeakArgs;
+use crate::train::prove;
 
 pub(crate) fn speak(args: SpeakArgs) -> anyhow::Result<()> {
     args.sampling.over(&Sampling::default()).check()?;
@@ -24,8 +25,10 @@ pub(crate) fn speak(args: SpeakArgs) -> anyhow::Result<()> {
         return Err(Usage("--prompt is empty".into()).into());
     }
     join_pool(0)?;
-    let device = pick_device(&args.device, &ProbeOptions::default())?.device;
-    let base = open(&args.model, args.adapter.as_deref(), args.offline, &device)?;
+    let selected = pick_device(&args.device, &ProbeOptions::default())?;
+    let base = open(&args.model, args.adapter.as_deref(), args.offline, &selected.device)?;
+    prove(&base.model, &base.config, &selected)?;
+    let device = selected.device;
     let options = RenderOptions { thinking: args.thinking, ..RenderOptions::default() };
     let template = || Template::detect(&base.tokenizer, Some(base.config.architecture.model_type()));
     let system = args.system.iter().map(|text| Message::new(Role::System, text.clone()));

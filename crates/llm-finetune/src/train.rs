@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use anyhow::Context;
-use bellows_chat::{Conversation, Message, RenderOptions, Role, Template, Tokenizer, encode_prompt};
+use bellows_chat::{Conversation, Example, Message, ReadOptions, RenderOptions, Role, Splits, Template, Tokenizer, encode_prompt};
 use bellows_cli::{Bar, Usage, join_pool, pick_device, record_settings, resumed, say};
 use bellows_device::{ProbeOptions, Selected, Telemetry, processor};
 use bellows_learner::{Dashboard, Outcome, signals};
@@ -50,7 +50,8 @@ pub(crate) fn train(args: TrainArgs) -> anyhow::Result<()> {
     let path = dir.path().to_path_buf();
     let made = (config.model == "tiny" && resumed.is_none()).then(|| base.model.clone());
     let prepared = Finetune::new(config.clone(), base, data, template, &device.device, dir.clone());
-    let mut run = match prepared.map_err(Into::into).and_then(|run| proved(run, &device)) {
+    let proved = |run: Finetune| prove(&run.model(), run.shape(), &device).map(|()| run);
+    let mut run = match prepared.map_err(Into::into).and_then(proved) {
         Ok(run) => run,
         Err(error) => {
             dir.withdraw(lock);
@@ -135,14 +136,20 @@ pub(crate) fn open_tokenizer(config: &SftConfig) -> anyhow::Result<(Architecture
     Ok((Base::shape(&path)?.architecture, own.map_or_else(|| Base::tokenizer(&path), Ok)?))
 }
 
-/// What the tokenizer of a made-up model is learnt from: the data's own bytes.
+/// What the tokenizer of a made-up model is learnt from: what is said in the data, and by whom, as templates write it.
 fn texts(config: &SftConfig) -> anyhow::Result<Vec<String>> {
-    let text = |path: &String| {
-        let path = Path::new(path);
-        let file = if path.is_dir() { path.join("train.jsonl") } else { path.to_owned() };
-        std::fs::read_to_string(&file).map_err(|e| Usage(format!("{}: {e}", file.display())).into())
-    };
-    config.data.iter().map(text).collect()
+    let mut texts = Vec::new();
+    for path in &config.data {
+        for example in Splits::open(Path::new(path), &ReadOptions::default())?.train.iter() {
+            match example? {
+                Example::Chat(chat) => texts.extend(chat.messages.into_iter().flat_map(|m| [m.role.name().into(), m.content])),
+                Example::Prompt { prompt, completion } => texts.extend([prompt, completion]),
+                Example::Text(text) => texts.push(text),
+                Example::Tokens { .. } => {}
+            }
+        }
+    }
+    Ok(texts)
 }
 
 pub(crate) fn pick_template(config: &SftConfig, architecture: Architecture, tokenizer: &Tokenizer) -> anyhow::Result<Template> {
@@ -165,18 +172,18 @@ pub(crate) fn open_data(config: &SftConfig, tokenizer: &Tokenizer, template: &Te
 /// How far an accelerator's first layer may be from the processor's; f32 kernels are within 1e-5.
 const PROVED: f64 = 1e-3;
 
-/// The run, if the device computes its model as the processor does.
-fn proved(run: Finetune, device: &Selected) -> anyhow::Result<Finetune> {
+/// Refuses a device that does not compute the model as the processor does.
+pub(crate) fn prove(model: &CausalLm, shape: &ModelConfig, device: &Selected) -> anyhow::Result<()> {
     let error = match device.backend {
         "flex" => 0.0,
-        _ => first_layer(&run.model(), run.shape(), &device.device, &processor()),
+        _ => first_layer(model, shape, &device.device, &processor()),
     };
     if error < PROVED {
-        return Ok(run);
+        return Ok(());
     }
     let (backend, name) = (device.backend, &device.name);
     let reason = format!("{backend} ({name}) computes the model's first layer wrongly (relative error {error:.3} against the processor)");
-    Err(Usage(format!("{reason}: --device cpu trains")).into())
+    Err(Usage(format!("{reason}: use --device cpu")).into())
 }
 
 /// The model's greedy answer to one question.
@@ -212,7 +219,8 @@ fn write_files(config: &SftConfig, run: &Finetune, model: CausalLm, dir: &Path) 
     }
     let tokenizer = run.tokenizer();
     let model = if config.method == Method::Lora { merge(model) } else { model };
-    if config.save_merged {
+    // Full fine-tuning has written its model already.
+    if config.save_merged && config.method == Method::Lora {
         let merged = dir.join("merged");
         write_transformers(&merged, &model, run.shape(), tokenizer, DType::F32)?;
         say(&format!("Saved {}", merged.display()));

@@ -42,7 +42,7 @@ pub struct LoraConfig {
     /// α of the maps whose name ends in, or matches, a pattern.
     pub alpha_pattern: BTreeMap<String, f64>,
     /// Modules trained whole and saved beside the adapter: `embed_tokens`, `lm_head`. As in PEFT all whose name ends so: `norm` is every norm,
-    /// `model.norm` the last one.
+    /// `model.norm` the last one. A map among them gets no LoRA.
     pub modules_to_save: Vec<String>,
     /// An embedding that is also the output head stays so when it is trained. PEFT's files say if not; that is not built here.
     pub ensure_weight_tying: bool,
@@ -145,7 +145,8 @@ impl LoraConfig {
     /// Settings that cannot be met.
     pub fn spec(&self, name: &str, layer: usize, stream: u64) -> Result<Option<LoraSpec>, AdapterError> {
         let layers = &self.layers_to_transform;
-        if !self.target_modules.hold(name)? || self.exclude_modules.hold(name)? || !(layers.is_empty() || layers.contains(&layer)) {
+        let excluded = self.saves(name) || self.exclude_modules.hold(name)?;
+        if !self.target_modules.hold(name)? || excluded || !(layers.is_empty() || layers.contains(&layer)) {
             return Ok(None);
         }
         let rank = by_pattern(&self.rank_pattern, name)?.unwrap_or(self.r);
@@ -208,7 +209,12 @@ impl LoraConfig {
     /// Whether a parameter is trained: it is an adapter's, or of a module to save.
     pub fn trains(&self, parameter: &str) -> bool {
         let module = parameter.rsplit_once('.').map_or(parameter, |(module, _)| module);
-        parameter.contains(".lora.") || self.modules_to_save.iter().any(|name| module.ends_with(name))
+        parameter.contains(".lora.") || self.saves(module)
+    }
+
+    /// Whether a module is one to save.
+    fn saves(&self, module: &str) -> bool {
+        self.modules_to_save.iter().any(|name| module.ends_with(name))
     }
 
     /// Whether the embedding is trained of a model whose output head it is too.

@@ -18,6 +18,22 @@ use crate::weights;
 pub(crate) const PREFIX: &str = "base_model.model.";
 /// The output head, which is the embedding in some models.
 const HEAD: &str = "lm_head.weight";
+/// Settings that are off in a plain adapter: with them PEFT has other targets, other layers or another forward pass.
+const OFF: [&str; 13] = [
+    "alora_invocation_tokens",
+    "arrow_config",
+    "fan_in_fan_out",
+    "kasa_config",
+    "layer_replication",
+    "layers_pattern",
+    "lora_bias",
+    "monteclora_config",
+    "target_parameters",
+    "trainable_token_indices",
+    "use_bdlora",
+    "use_qalora",
+    "velora_config",
+];
 
 /// The name PEFT gives an adapter's or a saved module's tensor.
 fn peft_name(name: &str) -> String {
@@ -143,10 +159,16 @@ pub fn read_config(path: &Path) -> Result<LoraConfig, PeftError> {
     if fields.get("peft_type").and_then(Value::as_str) != Some("LORA") {
         return Err(fail(format!("peft_type is {}: only LORA is supported", fields.get("peft_type").unwrap_or(&Value::Null))));
     }
-    for (key, plain) in [("bias", json!("none")), ("fan_in_fan_out", json!(false)), ("lora_bias", json!(false))] {
-        if fields.get(key).is_some_and(|v| *v != plain && !v.is_null()) {
-            return Err(fail(format!("{key} is {}: not supported", fields[key])));
-        }
+    let off = [json!(null), json!(false), json!([]), json!({}), json!("")];
+    // Others (pissa, olora, corda, loftq, ..) change the base model's weights too.
+    let starts = [json!(null), json!(true), json!(false), json!("gaussian"), json!("orthogonal")];
+    let plain = |key: &str, value: &Value| match key {
+        "bias" => value.is_null() || value == "none",
+        "init_lora_weights" => starts.contains(value),
+        _ => !OFF.contains(&key) || off.contains(value),
+    };
+    if let Some((key, value)) = fields.iter().find(|(key, value)| !plain(key, value)) {
+        return Err(fail(format!("{key} is {value}: not supported")));
     }
     let known = serde_json::to_value(LoraConfig::default()).unwrap_or_default();
     let ours = fields.iter().filter(|(key, value)| !value.is_null() && known.get(key.as_str()).is_some());

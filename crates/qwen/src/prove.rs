@@ -1,4 +1,4 @@
-//! Proof, before anything is trained, that a device computes this model as another one does.
+//! Proof, before anything is trained or said, that a device computes this model as another one does.
 //!
 //! A probe of a device tries a few shapes; a driver or an autotuned kernel may fail at others. So the model's own first layer, with its own sizes and
 //! adapters, is run forward and backward on both, which takes moments where a wrong run takes hours.
@@ -68,6 +68,8 @@ mod tests {
         let device = Device::flex();
         let model = LoraConfig::default().apply(random(&shape, 1, &device), 1).unwrap();
         assert_eq!(first_layer(&model, &shape, &device, &device), 0.0);
+        let frozen = random(&shape, 1, &device);
+        assert_eq!(first_layer(&frozen, &shape, &device, &device), 0.0, "a model to talk to has nothing that is trained");
         let values = run(&model.model.layers[0], &shape, &device).unwrap();
         assert!(values.len() > 2 + 7, "no gradient of an adapter");
         assert!(distance(&[1.0, 2.2], &[1.0, 2.0]) > 0.08);

@@ -6,7 +6,7 @@ use bellows_chat::{ChatError, Template, Tokenizer};
 use bellows_learner::{LearnError, Learner, Outcome, TensorBoard};
 use bellows_runs::{RunDir, RunDirError};
 use bellows_settings::SettingsError;
-use bellows_weights::Tensors;
+use bellows_weights::{DType, Tensors};
 use burn::data::dataset::InMemDataset;
 use burn::module::Module;
 use burn::tensor::Device;
@@ -17,6 +17,7 @@ use crate::base::{Base, BaseError};
 use crate::config::{MAY_CHANGE, Method, SftConfig};
 use crate::curves::Curves;
 use crate::data::SftData;
+use crate::export::{ExportError, write_transformers};
 use crate::load;
 use crate::model::{CausalLm, ModelConfig};
 use crate::peft::{self, PeftError};
@@ -40,6 +41,9 @@ pub enum FinetuneError {
     /// An adapter's files.
     #[error(transparent)]
     Peft(#[from] PeftError),
+    /// A model's files.
+    #[error(transparent)]
+    Export(#[from] ExportError),
     /// The run directory.
     #[error(transparent)]
     RunDir(#[from] RunDirError),
@@ -168,7 +172,8 @@ impl Finetune {
         &self.template
     }
 
-    /// Trains, and writes the best adapter (the last one, where nothing was validated) under `adapter/` of the run.
+    /// Trains, and writes the best adapter (the last one, where nothing was validated) under `adapter/` of the run; after full fine-tuning the
+    /// best model under `model/`, as transformers has it.
     ///
     /// # Errors
     /// See [`FinetuneError`].
@@ -206,10 +211,12 @@ impl Finetune {
 
     fn save(&self) -> Result<PathBuf, FinetuneError> {
         let model = self.best()?;
-        let dir = self.learner.dir().path().join("adapter");
         if self.config.method == Method::Full {
-            return Ok(self.learner.dir().weights());
+            let dir = self.learner.dir().path().join("model");
+            write_transformers(&dir, &model, &self.shape, &self.tokenizer, DType::F32)?;
+            return Ok(dir);
         }
+        let dir = self.learner.dir().path().join("adapter");
         // A model made on the spot lies in the run.
         let made = self.learner.dir().path().join(MADE_BASE);
         let made = made.canonicalize().unwrap_or(made);

@@ -9,6 +9,7 @@ use bellows_qwen::config::SftConfig;
 use bellows_qwen::data::SftData;
 use bellows_qwen::model::CausalLm;
 use bellows_qwen::peft;
+use serde_json::{Value, json};
 use support::{model, scatter};
 
 fn adapted(model: &CausalLm) -> Vec<String> {
@@ -51,6 +52,65 @@ fn one_layer_may_be_a_number() {
     std::fs::write(&path, r#"{"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": ["q_proj"], "layers_to_transform": 1}"#)
         .unwrap();
     assert_eq!(peft::read_config(&path).unwrap().layers_to_transform, [1]);
+}
+
+/// As in PEFT.
+#[test]
+fn a_map_that_is_trained_whole_gets_no_lora() {
+    let lora = LoraConfig { modules_to_save: vec!["down_proj".into()], ..LoraConfig::default() };
+    let ours = scatter(lora.apply(model(), 1).unwrap(), |name| lora.trains(name));
+    assert!(adapted(&ours).len() == 2 * 6 && adapted(&ours).iter().all(|name| !name.ends_with("down_proj")));
+    let dir = tempfile::tempdir().unwrap();
+    peft::write(dir.path(), &ours, &lora, None).unwrap();
+    let (config, tensors) = peft::read(dir.path()).unwrap();
+    let saved: Vec<&str> = tensors.keys().filter(|key| key.contains("down_proj")).map(String::as_str).collect();
+    assert_eq!(saved, [0, 1].map(|i| format!("base_model.model.model.layers.{i}.mlp.down_proj.weight")));
+    let again = peft::attach(model(), &config, tensors, dir.path()).unwrap();
+    assert!(peft::tensors(&again, &config).unwrap() == peft::tensors(&ours, &lora).unwrap());
+}
+
+#[test]
+fn what_changes_the_base_or_the_forward_pass_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("adapter_config.json");
+    let read = |key: &str, value: &Value| {
+        let mut config = peft::config_json(&LoraConfig::default(), None);
+        config[key] = value.clone();
+        std::fs::write(&path, config.to_string()).unwrap();
+        peft::read_config(&path)
+    };
+    let init = "init_lora_weights";
+    for (key, value) in [
+        (init, json!("pissa")),
+        (init, json!("pissa_niter_4")),
+        (init, json!("olora")),
+        (init, json!("loftq")),
+        (init, json!("corda")),
+        (init, json!("eva")),
+        ("layers_pattern", json!("h")),
+        ("layers_pattern", json!(["h"])),
+        ("alora_invocation_tokens", json!([1, 2])),
+        ("use_qalora", json!(true)),
+        ("layer_replication", json!([[0, 1]])),
+        ("use_bdlora", json!({ "nblocks": 2 })),
+        ("bias", json!("all")),
+        ("lora_bias", json!(true)),
+    ] {
+        let error = read(key, &value).unwrap_err().to_string();
+        assert_eq!(error, format!("{}: {key} is {value}: not supported", path.display()));
+    }
+    for (key, value) in [
+        (init, json!(true)),
+        (init, json!(false)),
+        (init, json!("gaussian")),
+        (init, json!("orthogonal")),
+        (init, json!(null)),
+        ("layers_pattern", json!([])),
+        ("use_qalora", json!(false)),
+        ("qalora_group_size", json!(16)),
+    ] {
+        assert_eq!(read(key, &value).map(|lora| lora.r).map_err(|e| e.to_string()), Ok(16), "{key} {value}");
+    }
 }
 
 #[test]

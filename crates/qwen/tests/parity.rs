@@ -15,7 +15,7 @@ use bellows_weights::{Tensors, read};
 use burn::module::Module;
 use burn::tensor::{Device, Int, Tensor, TensorData};
 
-const CASES: [&str; 6] = ["qwen2", "qwen3", "llama", "qwen2-untied-rslora", "qwen3-untied", "qwen2-dora"];
+const CASES: [&str; 7] = ["qwen2", "qwen3", "llama", "llama-untied", "qwen2-untied-rslora", "qwen3-untied", "qwen2-dora"];
 
 struct Case {
     dir: PathBuf,

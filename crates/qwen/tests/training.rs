@@ -5,7 +5,7 @@ mod support;
 
 use std::path::{Path, PathBuf};
 
-use bellows_chat::Encoded;
+use bellows_chat::{Batch, Encoded, PADDING};
 use bellows_learner::{Draw, Layout, OptimizerKind, Stopwatch, Task};
 use bellows_qwen::config::{Method, SftConfig};
 use bellows_qwen::load::load;
@@ -15,10 +15,10 @@ use bellows_qwen::model::pass::{Draws, Pass};
 use bellows_qwen::model::{CausalLm, ModelConfig};
 use bellows_qwen::peft;
 use bellows_qwen::task::SftTask;
-use bellows_weights::read;
+use bellows_weights::{Tensor as FileTensor, read};
 use burn::data::dataset::InMemDataset;
 use burn::module::{Module, Param};
-use burn::tensor::{Device, Tensor};
+use burn::tensor::{Device, Tensor, TensorData};
 use support::{ending, error, examples, host, model, scatter, settings, shape, train};
 
 /// Lengths that fill rows of 24 only together, and one that is longer than a row.
@@ -115,6 +115,83 @@ fn the_first_epoch_begins_with_the_longest_row() {
         };
         let largest_first = |epoch| places(epoch)[0] == places(epoch).into_iter().max().unwrap();
         assert!(largest_first(0) && (packing || !(1..9).all(largest_first)), "packing {packing}, grouped {group_by_length}");
+    }
+}
+
+#[test]
+fn packed_logits_are_those_of_the_documents_alone() {
+    let config = SftConfig { packing: true, max_seq_length: 24, batch_size: 3, pad_to_multiple_of: 16, ..settings() };
+    let (model, vocab, documents) = (adapted(&config).valid(), shape().vocab_size, examples(&LENGTHS));
+    let logits = |batch: &Batch| {
+        let (size, device) = ([batch.rows, batch.seq], Device::flex());
+        let pass = Pass::new(size, &batch.positions, &batch.documents, &shape(), &device);
+        host(model.forward(Tensor::from_data(TensorData::new(batch.ids.clone(), size), &device), &pass))
+    };
+    let task = SftTask::new(config.clone(), config.lora(), shape(), documents.clone(), Vec::new(), 0);
+    let (draw, mut seen, mut packed) = (Draw { seed: 0, epoch: 0, epochs: 1 }, Vec::new(), 0);
+    for indices in task.plan(draw).unwrap() {
+        let batch = task.batch(&InMemDataset::new(Vec::new()), draw, &indices).unwrap().batch;
+        let together = logits(&batch);
+        for start in (0..batch.ids.len()).filter(|&i| batch.documents[i] != PADDING && batch.positions[i] == 0) {
+            // An example's first token is its number.
+            let number = batch.ids[start] as usize;
+            let alone = logits(&Batch::new(&[vec![&documents[number]]], 0, 1));
+            let e = error(&together[start * vocab..][..alone.len()], &alone);
+            assert!(e < 1e-5, "document {number} at {start}: {e:e}");
+            seen.push(number);
+            packed += usize::from(batch.documents[start] > 0);
+        }
+    }
+    seen.sort_unstable();
+    assert!(seen == (0..LENGTHS.len()).collect::<Vec<_>>() && packed > 2, "{seen:?}, {packed} of them behind another");
+}
+
+/// Of the first update; both matrices of PEFT's adapter are non-zero, so that both have gradients.
+#[test]
+fn lora_plus_is_a_higher_rate_for_b_alone() {
+    let golden = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/golden/qwen2");
+    let adapter = golden.join("adapter");
+    let update = |loraplus_lr_ratio| -> Vec<(String, Vec<f32>)> {
+        let ((base, shape), rows, dir) = (checkpoint(&golden.join("model")), case(&golden), tempfile::tempdir().unwrap());
+        let config = SftConfig {
+            adapter: Some(adapter.to_string_lossy().into_owned()),
+            optim: OptimizerKind::Sgd,
+            epochs: 1,
+            batch_size: rows.len(),
+            learning_rate: 1.0,
+            loraplus_lr_ratio,
+            max_grad_norm: 0.0,
+            ..SftConfig { r: 16, lora_alpha: 32.0, ..settings() }
+        };
+        train(config, base, shape, rows, Vec::new(), dir.path());
+        let before = peft::read(&adapter).unwrap().1;
+        let values = |(key, after): (String, FileTensor)| {
+            let before = before[&key].to_f32().unwrap();
+            let difference = after.to_f32().unwrap().iter().zip(before).map(|(a, b)| a - b).collect();
+            (key, difference)
+        };
+        peft::read(&dir.path().join("run/adapter")).unwrap().1.into_iter().map(values).collect()
+    };
+    for ((key, one), (_, more)) in update(1.0).into_iter().zip(update(16.0)) {
+        assert!(one.iter().any(|&x| x != 0.0), "{key}");
+        if key.contains("lora_B") {
+            let e = error(&more, &one.iter().map(|x| 16.0 * x).collect::<Vec<_>>());
+            assert!(e < 1e-3, "{key}: {e:e}");
+        } else {
+            assert!(more == one, "{key}");
+        }
+    }
+}
+
+#[test]
+fn waiting_for_the_device_changes_no_bit() {
+    let run = |sync_launches, gradient_checkpointing| {
+        let dir = tempfile::tempdir().unwrap();
+        let config = SftConfig { sync_launches, gradient_checkpointing, epochs: 1, ..settings() };
+        ending(&mut train(config, model(), shape(), examples(&LENGTHS), Vec::new(), dir.path()))
+    };
+    for checkpointing in [true, false] {
+        assert!(run(true, checkpointing) == run(false, checkpointing));
     }
 }
 
@@ -217,7 +294,7 @@ fn grouped_by_length_every_example_comes_once_an_epoch() {
 /// PEFT's adapters as `save_pretrained` wrote them, trained on by PEFT for ten steps and by a run of ours: the same ten updates.
 #[test]
 fn an_adapter_of_pefts_goes_on_as_in_peft() {
-    for name in ["qwen2", "qwen3-untied", "llama", "qwen2-untied-rslora", "qwen2-dora"] {
+    for name in ["qwen2", "qwen3-untied", "llama", "llama-untied", "qwen2-untied-rslora", "qwen2-dora"] {
         let golden = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(name);
         let (base, shape) = checkpoint(&golden.join("model"));
         let rows = case(&golden);
@@ -250,7 +327,7 @@ fn an_adapter_of_pefts_goes_on_as_in_peft() {
 /// Trained whole, the embedding of a model whose head it is stands in the files under both names, as PEFT has it.
 #[test]
 fn an_adapter_with_a_tied_embedding_goes_out_and_in() {
-    let saved = SftConfig { modules_to_save: vec!["embed_tokens".into(), "norm".into()], epochs: 1, ..settings() };
+    let saved = SftConfig { modules_to_save: ["embed_tokens", "norm", "down_proj"].map(String::from).into(), epochs: 1, ..settings() };
     let dir = tempfile::tempdir().unwrap();
     let run = train(saved.clone(), model(), shape(), examples(&LENGTHS), Vec::new(), dir.path());
     let adapter = dir.path().join("run/adapter");
@@ -258,6 +335,9 @@ fn an_adapter_with_a_tied_embedding_goes_out_and_in() {
     let key = |name: &str| format!("base_model.model.{name}.weight");
     assert!(tensors[&key("lm_head")] == tensors[&key("model.embed_tokens")]);
     assert!(tensors.contains_key(&key("model.layers.1.input_layernorm")), "norm is every norm, as in PEFT");
+    let down = "model.layers.1.mlp.down_proj";
+    let before = parameters(&model()).into_iter().find(|(name, _)| *name == format!("{down}.weight")).unwrap();
+    assert!(tensors[&key(down)].to_f32().unwrap() != before.1, "a map that is trained whole is trained");
     let again = peft::attach(model(), &config, tensors.clone(), &adapter).unwrap();
     assert!(parameters(&again) == parameters(&run.model()));
 

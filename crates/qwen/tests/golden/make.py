@@ -10,6 +10,7 @@ CASES = {
     "qwen2": ["--arch", "qwen2"],
     "qwen3": ["--arch", "qwen3"],
     "llama": ["--arch", "llama"],
+    "llama-untied": ["--arch", "llama", "--untied", "--seed", "4"],
     "qwen2-untied-rslora": ["--arch", "qwen2", "--untied", "--rslora", "--seed", "1"],
     "qwen3-untied": ["--arch", "qwen3", "--untied", "--seed", "2"],
     "qwen2-dora": ["--arch", "qwen2", "--dora", "--seed", "3"],

@@ -98,7 +98,7 @@ fn mistakes_get_one_sentence_and_code_2() {
         (&["--config", "tiny.yaml", "--lora-alpha", "0"], &["lora_alpha 0 is not above 0"]),
         (&["--config", "tiny.yaml", "--warmup-ratio", "3"], &["warmup_ratio 3"]),
         (&["--config", "tiny.yaml", "--data-weights", "0"], &["data_weights: 0"]),
-        (&["--config", "tiny.yaml", "--r", "4000000000"], &["r is 4000000000", "at most 64"]),
+        (&["--config", "tiny.yaml", "--r", "4000000000"], &["r is 4000000000", "at most 128"]),
         (&["--config", "tiny.yaml", "--exclude-modules", "nosuch"], &["exclude_modules: no map is named \"nosuch\""]),
         (&["--config", "tiny.yaml", "--rank-pattern", "nosuch=3"], &["rank_pattern: no map is named \"nosuch\""]),
         (&["--config", "tiny.yaml", "--alpha-pattern", "nosuch=3"], &["alpha_pattern: no map is named \"nosuch\""]),

@@ -52,7 +52,7 @@ pub(crate) fn warnings(config: &SftConfig, model: &ModelConfig, batches: usize) 
         let updates = config.epochs * schedule.updates(batches);
         if (0..updates).all(|u| schedule.factor(u, updates) < 1.0) {
             let nothing = if updates == 1 { "stays 0: nothing is learnt" } else { "never reaches learning_rate" };
-            lines.push(format!("warning: the warm-up covers all {updates} updates of the run, and the rate {nothing}"));
+            lines.push(format!("warning: the warm-up covers every update of the run ({updates}), and the rate {nothing}"));
         }
     }
     lines
@@ -108,7 +108,7 @@ mod tests {
         let lines = |config: SftConfig, batches| warnings(&SftConfig { max_seq_length: 512, ..config }, &model, batches);
         let plain = SftConfig { epochs: 1, gradient_accumulation_steps: 2, ..SftConfig::default() };
         assert_eq!(lines(plain.clone(), 4), Vec::<String>::new());
-        assert!(lines(plain.clone(), 2)[0].ends_with("all 1 updates of the run, and the rate stays 0: nothing is learnt"));
+        assert!(lines(plain.clone(), 2)[0].ends_with("every update of the run (1), and the rate stays 0: nothing is learnt"));
         assert_eq!(lines(SftConfig { warmup_ratio: 0.0, ..plain.clone() }, 2), Vec::<String>::new());
         assert!(lines(SftConfig { warmup_steps: Some(4), ..plain.clone() }, 8)[0].contains("never reaches"));
         assert_eq!(lines(SftConfig { warmup_steps: Some(3), ..plain.clone() }, 8), Vec::<String>::new());

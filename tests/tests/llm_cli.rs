@@ -32,7 +32,7 @@ fn the_tiny_preset_makes_every_file() {
         "merged/tokenizer.json",
         "merged/tokenizer_config.json",
         "model-q8_0.gguf",
-        "Modelfile",
+        "model-q8_0.Modelfile",
     ];
     for file in files {
         assert!(run.join(file).metadata().is_ok_and(|m| m.len() > 0), "no {file}");
@@ -42,7 +42,7 @@ fn the_tiny_preset_makes_every_file() {
     for line in std::fs::read_to_string(run.join("events.jsonl")).unwrap().lines() {
         assert!(serde_json::from_str::<Value>(line).unwrap()["event"].is_string(), "{line}");
     }
-    assert!(std::fs::read_to_string(run.join("Modelfile")).unwrap().starts_with("FROM ./model-q8_0.gguf"));
+    assert!(std::fs::read_to_string(run.join("model-q8_0.Modelfile")).unwrap().starts_with("FROM ./model-q8_0.gguf"));
 
     // Each of them answers: the same text from the merged model as from the GGUF's base with the adapter is for a library test.
     for model in ["merged", "model-q8_0.gguf"] {
@@ -122,7 +122,7 @@ fn mistakes_get_one_sentence_and_code_2() {
     file("silent.jsonl", &format!("{good}{good}{{\"messages\": [{{\"role\": \"user\", \"content\": \"a\"}}]}}\n"));
     file("empty.jsonl", "");
     std::fs::create_dir(dir.path().join("empty")).unwrap();
-    let cases: [(&[&str], &[&str]); 18] = [
+    let cases: [(&[&str], &[&str]); 30] = [
         (&[], &["--model"]),
         (&["--data", "chats.jsonl"], &["--model"]),
         (&["--model", "nowhere", "--data", "chats.jsonl"], &["nowhere"]),
@@ -140,6 +140,21 @@ fn mistakes_get_one_sentence_and_code_2() {
         (&["--config", "tiny.yaml", "--target-modules", "[nosuch]"], &["nosuch"]),
         (&["--config", "tiny.yaml", "--save-gguf", "q9"], &["q9", "q8_0"]),
         (&["--config", "tiny.yaml", "--device", "gpu9"], &["gpu9"]),
+        (&["--config", "tiny.yaml", "--momentum", "1"], &["momentum must be"]),
+        (&["--config", "tiny.yaml", "--lora-alpha", "0"], &["lora_alpha 0 is not above 0"]),
+        (&["--config", "tiny.yaml", "--warmup-ratio", "3"], &["warmup_ratio 3"]),
+        (&["--config", "tiny.yaml", "--data-weights", "0"], &["data_weights: 0"]),
+        (&["--config", "tiny.yaml", "--r", "4000000000"], &["r is 4000000000", "at most 128"]),
+        (&["--config", "tiny.yaml", "--exclude-modules", "nosuch"], &["exclude_modules: no map is named \"nosuch\""]),
+        (&["--config", "tiny.yaml", "--rank-pattern", "nosuch=3"], &["rank_pattern: no map is named \"nosuch\""]),
+        (&["--config", "tiny.yaml", "--alpha-pattern", "nosuch=3"], &["alpha_pattern: no map is named \"nosuch\""]),
+        (&["--config", "tiny.yaml", "--early-stopping-patience", "2", "--val-size", "0"], &["early_stopping_patience needs", "val_size"]),
+        (
+            &["--config", "tiny.yaml", "--max-seq-length", "6", "--truncation", "drop"],
+            &["no example is left to train on: 14 longer than max_seq_length 6"],
+        ),
+        (&["--config", "tiny.yaml", "--max-seq-length", "3"], &["no example is left to train on: 14 without a learnt token in the 3"]),
+        (&["--config", "tiny.yaml", "--tui"], &["--tui needs a terminal"]),
         (&["--resume"], &["no run"]),
     ];
     for (args, words) in cases {
@@ -356,8 +371,8 @@ fn the_template_and_its_end_of_turn_reach_every_output() {
         assert_eq!(gguf.metadata()["tokenizer.ggml.eos_token_id"].as_u64(), end.as_u64());
         assert!(gguf.metadata()["tokenizer.chat_template"].as_str().unwrap().contains(qwen));
     }
-    for folder in [run, dir.path().join("out"), dir.path().join("lora")] {
-        let text = std::fs::read_to_string(folder.join("Modelfile")).unwrap();
+    for file in [run.join("model-f16"), dir.path().join("out/m"), dir.path().join("lora/a")] {
+        let text = std::fs::read_to_string(file.with_extension("Modelfile")).unwrap();
         assert!(text.contains(&format!("SYSTEM \"\"\"{qwen}")), "{text}");
     }
 }

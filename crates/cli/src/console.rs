@@ -15,6 +15,14 @@ pub fn say(line: &str) {
     }
 }
 
+/// Prints one line to stderr: news of the work, where stdout is for its result.
+pub fn note(line: &str) {
+    let written = writeln!(std::io::stderr(), "{line}");
+    if written.is_err() {
+        tracing::debug!("stderr is closed");
+    }
+}
+
 /// A progress display for a count that ends somewhere: a bar, or a line now and then.
 pub struct Bar {
     bar: Option<ProgressBar>,

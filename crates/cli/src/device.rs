@@ -3,17 +3,17 @@
 use anyhow::Context;
 use bellows_device::{DeviceRequest, ProbeOptions, Selected, doctor, select};
 
-use crate::say;
+use crate::note;
 
-/// The device a user asked for; says which it is, or why it is the CPU.
+/// The device a user asked for; says on stderr which it is, or why it is the CPU.
 ///
 /// # Errors
 /// A name that is none, or a named device that is absent or fails its probe.
 pub fn pick_device(device: &str, options: &ProbeOptions) -> anyhow::Result<Selected> {
     let device = select(&device.parse()?, options)?;
     match &device.fallback {
-        Some(reason) => say(&format!("device: CPU ({}) — {reason}", device.name)),
-        None => say(&format!("device: {} ({})", device.backend, device.name)),
+        Some(reason) => note(&format!("device: CPU ({}) — {reason}", device.name)),
+        None => note(&format!("device: {} ({})", device.backend, device.name)),
     }
     Ok(device)
 }

@@ -1,20 +1,24 @@
 //! `benchmark`: how fast a LoRA step is here, in the keys that other tools' timers print.
 
 use anyhow::Context;
-use bellows_cli::{join_pool, say};
+use bellows_cli::{Usage, join_pool, say};
 use bellows_qwen::bench::{Benchmark, Size};
 
 use crate::args::BenchmarkArgs;
 
 pub(crate) fn run(args: &BenchmarkArgs) -> anyhow::Result<()> {
+    let least = [("batch", args.batch, 1), ("seq", args.seq, 2), ("rank", args.rank, 1), ("steps", args.steps, 1)];
+    if let Some((name, given, least)) = least.into_iter().find(|(_, given, least)| given < least) {
+        return Err(Usage(format!("--{name} is {given}, and must be at least {least}")).into());
+    }
     join_pool(args.threads)?;
     let device = bellows_device::select(&args.device.parse()?, &bellows_device::ProbeOptions::default())?;
     let what = Benchmark {
         size: Size::named(&args.size).context("clap knows the sizes")?,
-        batch: args.batch.max(1),
-        seq: args.seq.max(2),
-        rank: args.rank.max(1),
-        steps: args.steps.max(1),
+        batch: args.batch,
+        seq: args.seq,
+        rank: args.rank,
+        steps: args.steps,
         targets: args.targets.split(',').map(String::from).collect(),
         checkpointing: args.checkpointing,
     };

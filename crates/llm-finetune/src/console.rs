@@ -21,6 +21,11 @@ fn fit(fields: &[String], columns: usize) -> String {
     line
 }
 
+/// The norm of the newest update's gradient; there is none before the first.
+fn grad(norm: Option<f64>) -> String {
+    norm.map_or_else(|| "grad -".into(), |norm| format!("grad {norm:.3}"))
+}
+
 /// Prints a training run.
 pub(crate) struct Console {
     info: Option<RunInfo>,
@@ -71,7 +76,7 @@ impl Observer for Console {
         ];
         fields.extend(report.gauges.iter().map(|(_, _, text)| text.clone()));
         fields.push(format!("mean {:.4}", value(&report.means)));
-        fields.push(format!("grad {:.3}", self.grad_norm.unwrap_or(f64::NAN)));
+        fields.push(grad(self.grad_norm));
         fields.push(format!("{:.1} examples/s", self.examples as f64 / seconds));
         if let Some(bar) = &mut self.bar {
             bar.set(fit(&fields, COLUMNS - BAR_COLUMNS), report.position + 1, info.batches);
@@ -116,5 +121,10 @@ mod tests {
         assert_eq!(fit(&fields, 100), "epoch 1/3  loss 0.1234  5.1/16.0G  x");
         assert_eq!(fit(&fields, 25), "epoch 1/3  loss 0.1234  x");
         assert_eq!(fit(&fields, 8), "x");
+    }
+
+    #[test]
+    fn before_the_first_update_there_is_no_gradient() {
+        assert_eq!((grad(None).as_str(), grad(Some(0.12345)).as_str()), ("grad -", "grad 0.123"));
     }
 }

@@ -1,13 +1,15 @@
 //! `merge` and `export`: a model, with or without an adapter, as files of other tools.
 
+use std::path::Path;
+
 use bellows_chat::{Template, Tokenizer};
-use bellows_cli::{Usage, say};
+use bellows_cli::{Usage, note, say};
 use bellows_device::processor;
 use bellows_qwen::arch::Architecture;
 use bellows_qwen::base::Base;
 use bellows_qwen::export::{modelfile, write_transformers};
 use bellows_qwen::gguf_lora::write_gguf_lora;
-use bellows_qwen::hub::locate;
+use bellows_qwen::hub::describe;
 use bellows_qwen::{peft, weights};
 use bellows_runs::write_atomic;
 use bellows_weights::DType;
@@ -17,6 +19,7 @@ use crate::speak::{adapter_tokenizer, open};
 use crate::train::gguf;
 
 pub(crate) fn merge(args: &ExportArgs) -> anyhow::Result<()> {
+    spare_model(args)?;
     let mut base = open(&args.model, args.adapter.as_deref(), args.offline, &processor())?;
     adopt(&mut base.tokenizer, base.config.architecture);
     let dtype = match args.kind.as_deref() {
@@ -30,6 +33,7 @@ pub(crate) fn merge(args: &ExportArgs) -> anyhow::Result<()> {
 }
 
 pub(crate) fn export(args: &ExportArgs) -> anyhow::Result<()> {
+    spare_model(args)?;
     if args.adapter_only {
         return export_adapter(args);
     }
@@ -46,6 +50,16 @@ pub(crate) fn export(args: &ExportArgs) -> anyhow::Result<()> {
     )
 }
 
+/// Refuses to write over the model that is read.
+fn spare_model(args: &ExportArgs) -> anyhow::Result<()> {
+    match (args.out.canonicalize(), Path::new(&args.model).canonicalize()) {
+        (Ok(out), Ok(model)) if out == model => {
+            Err(Usage(format!("--out {} is the model itself, which would be replaced: name another", args.out.display())).into())
+        }
+        _ => Ok(()),
+    }
+}
+
 /// The template of a model, which its tokenizer then has too; none of a model that does not chat.
 fn adopt(tokenizer: &mut Tokenizer, architecture: Architecture) -> Option<Template> {
     let template = Template::detect(tokenizer, Some(architecture.model_type())).ok()?;
@@ -59,14 +73,14 @@ fn export_adapter(args: &ExportArgs) -> anyhow::Result<()> {
     if args.kind.is_some() {
         return Err(Usage("--format gguf-lora writes f32, which an adapter is small enough for: leave out --quant".into()).into());
     }
-    let model = locate(&args.model, args.offline, &mut say)?;
+    let model = describe(&args.model, args.offline, &mut note)?;
     let (config, tensors) = peft::read(dir)?;
     let shape = Base::shape(&model)?;
     let mut tokenizer = adapter_tokenizer(dir)?.map_or_else(|| Base::tokenizer(&model), Ok)?;
     let template = adopt(&mut tokenizer, shape.architecture);
     let name = args.out.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
     write_gguf_lora(&args.out, &config, tensors, &shape, name.trim_end_matches(".gguf"))?;
-    let beside = args.out.with_file_name("Modelfile");
+    let beside = args.out.with_extension("Modelfile");
     let from = model.canonicalize().unwrap_or(model);
     let text = modelfile(&from.display().to_string(), Some(&format!("./{name}")), args.system.as_deref(), template.as_ref());
     write_atomic(&beside, text.as_bytes())?;

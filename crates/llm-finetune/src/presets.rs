@@ -7,6 +7,7 @@ use bellows_cli::{Usage, say, yaml_layer, yaml_text};
 use bellows_qwen::config::SftConfig;
 use bellows_runs::write_atomic;
 use bellows_settings::Layer;
+use serde_json::{Map, Value};
 
 use crate::args::SettingsArgs;
 
@@ -25,16 +26,28 @@ pub(crate) fn names() -> String {
 
 /// Defaults, `--config`, flags.
 pub(crate) fn settings(args: &SettingsArgs) -> anyhow::Result<SftConfig> {
-    let mut layers = Vec::new();
-    if let Some(name) = &args.config {
-        layers.push(layer(name)?);
-    }
-    layers.push(args.flags.clone());
-    let config = SftConfig::from_layers(&layers)?;
+    let config = SftConfig::from_layers(&layers(args.config.as_deref(), &args.flags)?)?;
     if args.config.as_deref() == Some("tiny") && config.data == [TINY_CHAT] {
         write_tiny_chat(Path::new(TINY_CHAT))?;
     }
     Ok(config)
+}
+
+/// The key of what a preset or a file says of a made-up model alone: values that would harm a trained one.
+const ONLY_FOR_TINY: &str = "only_for_tiny";
+
+fn layers(config: Option<&str>, flags: &Layer) -> anyhow::Result<Vec<Layer>> {
+    let Some(name) = config else { return Ok(vec![flags.clone()]) };
+    let mut file = layer(name)?;
+    let made = match file.values.shift_remove(ONLY_FOR_TINY).unwrap_or_default() {
+        Value::Null => Map::new(),
+        Value::Object(made) => made,
+        other => return Err(Usage(format!("{}: `{ONLY_FOR_TINY}` is {other}: it takes settings", file.origin)).into()),
+    };
+    let model = flags.values.get("model").or(file.values.get("model"));
+    let values = if model.is_some_and(|model| model == "tiny") { made } else { Map::new() };
+    let made = Layer { origin: file.origin.clone(), values };
+    Ok(vec![file, made, flags.clone()])
 }
 
 fn layer(name: &str) -> anyhow::Result<Layer> {
@@ -69,11 +82,45 @@ fn write_tiny_chat(dir: &Path) -> anyhow::Result<()> {
 #[cfg(test)]
 mod tests {
     use bellows_qwen::adapter::Targets;
+    use serde_json::json;
 
     use super::*;
 
+    fn with_flags(name: &str, flags: Value) -> SftConfig {
+        let flags = Layer { origin: "command line".into(), values: flags.as_object().unwrap().clone() };
+        SftConfig::from_layers(&layers(Some(name), &flags).unwrap()).unwrap()
+    }
+
     fn preset(name: &str) -> SftConfig {
-        SftConfig::from_layers(&[layer(name).unwrap()]).unwrap()
+        with_flags(name, json!({}))
+    }
+
+    #[test]
+    fn what_a_made_up_model_needs_is_not_done_to_a_real_one() {
+        let (tiny, plain) = (preset("tiny"), SftConfig::default());
+        let made = SftConfig {
+            model: "tiny".into(),
+            data: vec![TINY_CHAT.into()],
+            sample_prompt: Some("What is 2 plus 3?".into()),
+            save_merged: true,
+            save_gguf: Some("q8_0".into()),
+            r: 32,
+            lora_alpha: 64.0,
+            modules_to_save: ["embed_tokens", "norm"].map(String::from).into(),
+            max_seq_length: 128,
+            pad_to_multiple_of: 16,
+            batch_size: 16,
+            gradient_accumulation_steps: 1,
+            epochs: 30,
+            learning_rate: 0.003,
+            warmup_ratio: 0.05,
+            ..plain.clone()
+        };
+        assert_eq!(tiny, made);
+        let real = with_flags("tiny", json!({ "model": "Qwen/Qwen2.5-0.5B-Instruct" }));
+        let SftConfig { data, sample_prompt, save_merged, save_gguf, .. } = made;
+        assert_eq!(real, SftConfig { model: "Qwen/Qwen2.5-0.5B-Instruct".into(), data, sample_prompt, save_merged, save_gguf, ..plain });
+        assert_eq!(with_flags("tiny", json!({ "epochs": 2 })), SftConfig { epochs: 2, ..tiny });
     }
 
     #[test]

@@ -4,12 +4,16 @@ use std::io::IsTerminal;
 
 use bellows_chat::Encoded;
 use bellows_chat::preview::{Lengths, Style, tokens};
-use bellows_cli::{Usage, say};
+use bellows_cli::{Usage, note, say};
 use bellows_learner::Rng;
+use bellows_qwen::data::SftData;
 
 use crate::args::SettingsArgs;
 use crate::presets::settings;
 use crate::train::{open_data, open_tokenizer, pick_template};
+
+/// Most faulty rows that are named.
+const FAULTS: usize = 10;
 
 pub(crate) fn preview(args: SettingsArgs, count: usize) -> anyhow::Result<()> {
     let config = settings(&args)?;
@@ -18,7 +22,20 @@ pub(crate) fn preview(args: SettingsArgs, count: usize) -> anyhow::Result<()> {
     }
     let (architecture, tokenizer) = open_tokenizer(&config)?;
     let template = pick_template(&config, architecture, &tokenizer)?;
-    let data = open_data(&config, &tokenizer, &template)?;
+    let data = match open_data(&config, &tokenizer, &template) {
+        Ok(data) => data,
+        Err(first) => {
+            let faults = SftData::faults(&config, &config.encoding()?, &tokenizer, &template, FAULTS)?;
+            faults.iter().for_each(|fault| note(&fault.to_string()));
+            let what = match faults.len() {
+                0 => return Err(first),
+                FAULTS => format!("{FAULTS} rows cannot be used, and there may be more"),
+                1 => "1 row cannot be used".into(),
+                n => format!("{n} rows cannot be used"),
+            };
+            return Err(Usage(what).into());
+        }
+    };
     let (style, marked) = if coloured() { (Style::Ansi, "green") } else { (Style::Plain, "in ⟦⟧") };
     say(&format!("{} · template {} · what is learnt is {marked}\n", config.data.join(", "), template.name()));
     for (i, example) in data.train.iter().take(count).enumerate() {

@@ -4,7 +4,7 @@ use std::io::{BufRead, Write};
 use std::path::Path;
 
 use bellows_chat::{Conversation, Message, RenderOptions, Role, Template, Tokenizer, encode_prompt};
-use bellows_cli::{Usage, join_pool, pick_device, say};
+use bellows_cli::{Usage, join_pool, note, pick_device, say};
 use bellows_device::ProbeOptions;
 use bellows_qwen::base::{Base, BaseError};
 use bellows_qwen::generate::{Sampling, generate};
@@ -61,7 +61,7 @@ pub(crate) fn speak(args: SpeakArgs) -> anyhow::Result<()> {
 
 /// A model with its adapter, if there is one, and then the tokenizer and the template that the adapter was trained with.
 pub(crate) fn open(model: &str, adapter: Option<&Path>, offline: bool, device: &Device) -> anyhow::Result<Base> {
-    let mut base = Base::open(&locate(model, offline, &mut say)?, device)?;
+    let mut base = Base::open(&locate(model, offline, &mut note)?, device)?;
     if let Some(dir) = adapter {
         let (config, tensors) = peft::read(dir)?;
         base.model = peft::attach(base.model, &config, tensors, dir)?;

@@ -1,11 +1,12 @@
 //! One fine-tuning run from the command line: layers of settings, device, model, data, run directory, training, files, closing words.
 
+use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use anyhow::Context;
 use bellows_chat::{Conversation, Example, Message, ReadOptions, RenderOptions, Role, Splits, Template, Tokenizer, encode_prompt};
-use bellows_cli::{Bar, Usage, join_pool, pick_device, record_settings, resumed, say};
+use bellows_cli::{Bar, Usage, join_pool, note, pick_device, record_settings, resumed, say};
 use bellows_device::{ProbeOptions, Selected, Telemetry, processor};
 use bellows_learner::{Dashboard, Outcome, signals};
 use bellows_qwen::arch::Architecture;
@@ -14,7 +15,7 @@ use bellows_qwen::config::{MAY_CHANGE, Method, SETTINGS, SftConfig};
 use bellows_qwen::data::SftData;
 use bellows_qwen::export::{modelfile, write_gguf, write_transformers};
 use bellows_qwen::generate::{Sampling, generate};
-use bellows_qwen::hub::locate;
+use bellows_qwen::hub::{describe, locate};
 use bellows_qwen::model::{CausalLm, ModelConfig};
 use bellows_qwen::prove::first_layer;
 use bellows_qwen::train::{Finetune, MADE_BASE, Report};
@@ -33,6 +34,9 @@ use crate::presets::settings;
 use crate::speak::{adapter_tokenizer, adopt_tokenizer};
 
 pub(crate) fn train(args: TrainArgs) -> anyhow::Result<()> {
+    if args.tui && !std::io::stdout().is_terminal() {
+        return Err(Usage("--tui needs a terminal: leave it out".into()).into());
+    }
     join_pool(0)?;
     let stop = signals::install().context("installing signal handlers")?;
     let (config, resumed) = settle(&args)?;
@@ -117,7 +121,7 @@ fn settle(args: &TrainArgs) -> anyhow::Result<(SftConfig, Option<PathBuf>)> {
 fn open_base(config: &SftConfig, device: &Device) -> anyhow::Result<Base> {
     let mut base = match config.model.as_str() {
         "tiny" => Base::tiny(texts(config)?.iter().map(String::as_str), config.seed, device)?,
-        model => Base::open(&locate(model, config.offline, &mut say)?, device)?,
+        model => Base::open(&locate(model, config.offline, &mut note)?, device)?,
     };
     if let Some(adapter) = &config.adapter {
         adopt_tokenizer(&mut base, Path::new(adapter))?;
@@ -132,7 +136,7 @@ pub(crate) fn open_tokenizer(config: &SftConfig) -> anyhow::Result<(Architecture
         let made = || Ok::<_, anyhow::Error>(Base::tiny_tokenizer(texts(config)?.iter().map(String::as_str))?);
         return Ok((Architecture::Qwen2, own.map_or_else(made, Ok)?));
     }
-    let path = locate(&config.model, config.offline, &mut say)?;
+    let path = describe(&config.model, config.offline, &mut note)?;
     Ok((Base::shape(&path)?.architecture, own.map_or_else(|| Base::tokenizer(&path), Ok)?))
 }
 
@@ -248,7 +252,7 @@ pub(crate) fn gguf(
     for line in write_gguf(file, model, shape, tokenizer, preset, name.trim_end_matches(".gguf"))? {
         say(&format!("warning: {line}"));
     }
-    let beside = file.with_file_name("Modelfile");
+    let beside = file.with_extension("Modelfile");
     write_atomic(&beside, modelfile(&format!("./{name}"), None, system, template).as_bytes())?;
     say(&format!("Saved {} and {}", file.display(), beside.display()));
     Ok(())

@@ -35,9 +35,9 @@ fn an_adapter_alone_becomes_a_gguf_and_a_modelfile() {
     };
     let (code, out, error) = export(&["--adapter", "adapter", "--system", "Be brief."]);
     assert_eq!(code, 0, "{error}");
-    assert!(out.contains("Saved new/out.gguf and new/Modelfile"), "{out}");
+    assert!(out.contains("Saved new/out.gguf and new/out.Modelfile"), "{out}");
     assert_eq!(Gguf::open(&dir.path().join("new/out.gguf")).unwrap().tensors().len(), 4 * 7 * 2);
-    let text = std::fs::read_to_string(dir.path().join("new/Modelfile")).unwrap();
+    let text = std::fs::read_to_string(dir.path().join("new/out.Modelfile")).unwrap();
     let from = dir.path().join("model").canonicalize().unwrap();
     assert!(text.starts_with(&format!("FROM {}\nADAPTER ./out.gguf\n", from.display())) && text.contains("Be brief."), "{text}");
 
@@ -75,4 +75,53 @@ fn a_preview_in_a_pipe_marks_what_is_learnt_without_colours() {
         assert!(out.contains(part), "no {part:?} in\n{out}");
     }
     assert!(!out.contains('\u{1b}'), "{out:?}");
+}
+
+#[test]
+fn the_model_itself_and_files_of_others_are_not_written_over() {
+    let dir = tempfile::tempdir().unwrap();
+    let base = Base::tiny(["What is 2 plus 3?"], 0, &Device::flex()).unwrap();
+    write_transformers(&dir.path().join("model"), &base.model, &base.config, &base.tokenizer, DType::F32).unwrap();
+    std::fs::create_dir(dir.path().join("out")).unwrap();
+    std::fs::write(dir.path().join("out/Modelfile"), "mine").unwrap();
+    let weights = || std::fs::read(dir.path().join("model/model.safetensors")).unwrap();
+    let before = weights();
+    let (code, _, error) = run(dir.path(), &["merge", "--model", "model", "--out", "./out/../model", "--dtype", "f16"]);
+    assert!(code == 2 && error.contains("is the model itself"), "{code} {error}");
+    assert_eq!(weights(), before);
+    assert_eq!(run(dir.path(), &["merge", "--model", "model", "--out", "other"]).0, 0);
+
+    assert_eq!(run(dir.path(), &["export", "--model", "model", "--out", "out/a.gguf"]).0, 0);
+    assert_eq!(std::fs::read_to_string(dir.path().join("out/Modelfile")).unwrap(), "mine");
+    assert!(std::fs::read_to_string(dir.path().join("out/a.Modelfile")).unwrap().starts_with("FROM ./a.gguf\n"));
+    let (code, _, error) = run(dir.path(), &["export", "--model", "out/a.gguf", "--quant", "f16", "--out", "out/a.gguf"]);
+    assert!(code == 2 && error.contains("is the model itself"), "{code} {error}");
+}
+
+#[test]
+fn a_preview_names_ten_faulty_rows() {
+    let dir = tempfile::tempdir().unwrap();
+    let good = "{\"prompt\": \"a\", \"completion\": \"b\"}\n";
+    let preview = || run(dir.path(), &["data", "preview", "--model", "tiny", "--data", "rows.jsonl"]);
+    // Of two kinds: no JSON, and a chat without an answer.
+    let silent = "{\"messages\": [{\"role\": \"user\", \"content\": \"a\"}]}\n";
+    std::fs::write(dir.path().join("rows.jsonl"), format!("{good}{{\n{good}{silent}")).unwrap();
+    let (code, out, error) = preview();
+    assert!(code == 2 && error.contains("rows.jsonl:2") && error.contains("rows.jsonl:4"), "{error}");
+    assert!(error.ends_with("error: 2 rows cannot be used\n") && out.is_empty(), "{error}");
+    std::fs::write(dir.path().join("rows.jsonl"), good.to_owned() + &"{\n".repeat(12)).unwrap();
+    let (code, _, error) = preview();
+    assert!(code == 2 && error.contains("rows.jsonl:11") && !error.contains("rows.jsonl:12"), "{error}");
+    assert!(error.ends_with("10 rows cannot be used, and there may be more\n"), "{error}");
+}
+
+#[test]
+fn a_benchmark_times_what_it_was_asked_for_or_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    for (flag, value) in [("--batch", "0"), ("--seq", "1"), ("--rank", "0"), ("--steps", "0")] {
+        let (code, _, error) = run(dir.path(), &["benchmark", "--size", "tiny", flag, value]);
+        assert!(code == 2 && error.contains(&format!("{flag} is {value}, and must be at least")), "{code} {error}");
+    }
+    let (code, _, error) = run(dir.path(), &["benchmark", "--size", "tiny", "--seq", "2", "--rank", "4000000000"]);
+    assert!(code == 2 && error.contains("r is 4000000000"), "{code} {error}");
 }

@@ -6,8 +6,10 @@ mod support;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
+use bellows_qwen::adapter::LoraConfig;
 use bellows_qwen::base::Base;
 use bellows_qwen::export::{write_gguf, write_transformers};
+use bellows_qwen::peft;
 use bellows_weights::gguf::Preset;
 use bellows_weights::{Checkpoint, DType, TensorSpec, write_checkpoint};
 use burn::tensor::Device;
@@ -75,7 +77,8 @@ fn a_model_is_downloaded_once_and_then_read_from_the_cache() {
     let at = [("HF_ENDPOINT", hub.endpoint.as_str())];
     let (code, first, error) = run(dir.path(), &ask("o/single", &[]), &at);
     assert_eq!(code, 0, "{error}");
-    assert!(first.contains("downloading model.safetensors of o/single"), "{first}");
+    assert!(error.contains("downloading model.safetensors of o/single") && error.contains("device: "), "{error}");
+    assert_eq!(first.lines().count(), 1, "stdout has the answer alone: {first}");
     let asked = hub.requests();
     assert!(asked.iter().any(|r| r.contains("generation_config.json")) && !asked.iter().any(|r| r.contains("README")), "{asked:#?}");
     assert!(snapshot(dir.path(), "o/single").join("model.safetensors").exists());
@@ -87,7 +90,7 @@ fn a_model_is_downloaded_once_and_then_read_from_the_cache() {
     for (more, variables) in [(&[][..], &at[..]), (&["--offline"], &at), (&[], &nowhere), (&[], &offline)] {
         let (code, out, error) = run(dir.path(), &ask("o/single", more), variables);
         assert_eq!((code, out.lines().last().unwrap()), (0, answer), "{error}");
-        assert!(!out.contains("downloading"));
+        assert!(!error.contains("downloading"));
     }
     assert_eq!(hub.requests(), Vec::<String>::new());
 
@@ -100,13 +103,39 @@ fn a_model_is_downloaded_once_and_then_read_from_the_cache() {
 }
 
 #[test]
+fn a_look_at_the_data_downloads_no_weights() {
+    let dir = tempfile::tempdir().unwrap();
+    let hub = hub(dir.path());
+    let at = [("HF_ENDPOINT", hub.endpoint.as_str())];
+    std::fs::write(dir.path().join("rows.jsonl"), "{\"prompt\": \"a\", \"completion\": \"b\"}\n").unwrap();
+    let preview = ["data", "preview", "--model", "o/pieces", "--data", "rows.jsonl"];
+    let (code, _, error) = run(dir.path(), &preview, &at);
+    assert_eq!(code, 0, "{error}");
+    let asked = hub.requests();
+    assert!(asked.iter().any(|r| r.contains("tokenizer.json")) && !asked.iter().any(|r| r.contains(".safetensors")), "{asked:#?}");
+    // Then it comes from the cache, for the adapter's export too, until weights are needed.
+    let base = Base::open(&dir.path().join("single"), &Device::flex()).unwrap();
+    let lora = LoraConfig::default();
+    peft::write(&dir.path().join("adapter"), &lora.apply(base.model, 0).unwrap(), &lora, None).unwrap();
+    let export = ["export", "--format", "gguf-lora", "--model", "o/pieces", "--adapter", "adapter", "--out", "a.gguf", "--offline"];
+    for args in [&preview[..], &export] {
+        let (code, _, error) = run(dir.path(), args, &at);
+        assert_eq!(code, 0, "{error}");
+    }
+    assert_eq!(hub.requests(), Vec::<String>::new());
+    assert_eq!(run(dir.path(), &ask("o/pieces", &["--offline"]), &at).0, 2);
+    assert_eq!(run(dir.path(), &ask("o/pieces", &[]), &at).0, 0);
+    assert!(hub.requests().iter().any(|r| r.contains(".safetensors")));
+}
+
+#[test]
 fn models_in_pieces_and_single_gguf_files_work_too_for_every_command() {
     let dir = tempfile::tempdir().unwrap();
     let hub = hub(dir.path());
     let at = [("HF_ENDPOINT", hub.endpoint.as_str()), ("HF_HOME", "home")];
     let (code, out, error) = run(dir.path(), &["merge", "--model", "o/pieces", "--out", "merged", "--dtype", "f32"], &at);
     assert_eq!(code, 0, "{error}");
-    assert!(out.contains("model-00002-of-"), "{out}");
+    assert!(error.contains("model-00002-of-") && out == "Saved merged\n", "{out}{error}");
     let weights = |model: &str| Base::open(&dir.path().join(model), &Device::flex()).unwrap().model.model.norm.weight.val().into_data();
     assert_eq!(weights("merged"), weights("single"));
     assert!(dir.path().join("home/hub/models--o--pieces").exists());
@@ -155,7 +184,7 @@ fn what_cannot_be_had_is_said_in_one_sentence_with_code_2() {
     ];
     for (model, endpoint, words) in cases {
         let (code, _, error) = run(dir.path(), &ask(model, &[]), &[("HF_ENDPOINT", endpoint)]);
-        assert!(code == 2 && error.trim_end().lines().count() == 1, "{model}: {code} {error}");
+        assert!(code == 2 && error.lines().last().unwrap().starts_with("error: "), "{model}: {code} {error}");
         words.iter().for_each(|word| assert!(error.contains(word), "{model}: no {word:?} in {error}"));
     }
 }

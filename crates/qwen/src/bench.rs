@@ -14,6 +14,7 @@ use serde_json::Map;
 use crate::adapter::Targets;
 use crate::arch::Architecture;
 use crate::base::random;
+use crate::checks::adapter_fits;
 use crate::config::SftConfig;
 use crate::model::ModelConfig;
 use crate::task::SftTask;
@@ -148,7 +149,9 @@ impl Benchmark {
         };
         let rows = (0..self.batch * steps).map(|_| row()).collect();
         let lora = config.lora();
-        let model = lora.apply(random(&shape, 0, device), 0)?;
+        let model = random(&shape, 0, device);
+        adapter_fits(&lora, &model)?;
+        let model = lora.apply(model, 0)?;
         let learner_config = config.learner(false);
         let task = SftTask::new(config, lora, shape, rows, Vec::new(), 0);
         let dir = RunDir::create(scratch, "benchmark", false)?;
@@ -176,5 +179,45 @@ impl Benchmark {
             peak_gb: peak_memory(),
             threads: rayon::current_num_threads(),
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_report_has_the_keys_of_its_peers() {
+        let what = Benchmark {
+            size: Size { name: "small", sizes: [16, 32, 1, 2, 1] },
+            batch: 1,
+            seq: 4,
+            rank: 2,
+            steps: 1,
+            targets: vec!["q_proj".into()],
+            checkpointing: false,
+        };
+        let report = what.run(&Device::flex().autodiff(), tempfile::tempdir().unwrap().path()).unwrap();
+        let serde_json::Value::Object(json) = serde_json::to_value(report).unwrap() else { panic!("a report is an object") };
+        // What `../shared/peers/lora_step.py` prints, in its order.
+        let keys = [
+            "peer",
+            "size",
+            "dtype",
+            "batch",
+            "seq",
+            "rank",
+            "targets",
+            "checkpointing",
+            "forward_s",
+            "backward_s",
+            "update_s",
+            "step_s",
+            "tokens_per_s",
+            "peak_gb",
+            "threads",
+        ];
+        assert_eq!(json.keys().collect::<Vec<_>>(), keys);
+        assert_eq!(json["peer"], "bellows");
     }
 }

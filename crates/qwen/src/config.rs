@@ -8,6 +8,7 @@ use bellows_learner::{Decay, LearnerConfig, OptimizerKind, Schedule, UpdateSched
 use bellows_settings::{Layer, SettingsError, merge, settings};
 use bellows_weights::gguf::Preset;
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 use crate::adapter::{ALL_LINEAR, LoraConfig, Targets};
 
@@ -179,6 +180,20 @@ pub const MAY_CHANGE: [&str; 15] = [
     "gradient_checkpointing",
 ];
 
+/// The layer with the maps it names by a text as a list, where that text is names alone and no expression.
+fn with_names(layer: &Layer) -> Layer {
+    let names = |text: &str| text.chars().all(|c| c.is_alphanumeric() || "_.,".contains(c));
+    let mut layer = layer.clone();
+    for (key, value) in &mut layer.values {
+        if ["target_modules", "exclude_modules"].contains(&key.replace('-', "_").as_str())
+            && let Some(text) = value.as_str().filter(|text| names(text)).map(str::to_owned)
+        {
+            *value = text.split(',').map(Value::from).collect();
+        }
+    }
+    layer
+}
+
 fn bad(reason: String) -> SettingsError {
     SettingsError { origin: "settings".into(), reason }
 }
@@ -189,7 +204,8 @@ impl SftConfig {
     /// # Errors
     /// A key that is not a setting, a value of the wrong kind, or a rule that is broken.
     pub fn from_layers(layers: &[Layer]) -> Result<Self, SettingsError> {
-        let config = merge(Self::default(), SETTINGS, layers, |_, _| Ok(false))?;
+        let layers: Vec<Layer> = layers.iter().map(with_names).collect();
+        let config = merge(Self::default(), SETTINGS, &layers, |_, _| Ok(false))?;
         config.validate()?;
         Ok(config)
     }
@@ -204,16 +220,24 @@ impl SftConfig {
             ("weight_decay", self.weight_decay),
             ("max_grad_norm", self.max_grad_norm),
             ("neftune_noise_alpha", self.neftune_noise_alpha),
-            ("warmup_ratio", self.warmup_ratio),
-            ("min_lr_ratio", self.min_lr_ratio),
             ("val_size", self.val_size),
             ("checkpoint_minutes", self.checkpoint_minutes),
-            ("loraplus_lr_ratio", self.loraplus_lr_ratio),
         ];
         if let Some((name, x)) = not_negative.iter().find(|(_, x)| !(x.is_finite() && *x >= 0.0)) {
             return Err(bad(format!("{name} {x} is negative or not a number")));
         }
+        let positive = [("lora_alpha", self.lora_alpha), ("loraplus_lr_ratio", self.loraplus_lr_ratio)];
+        let weights = self.data_weights.iter().map(|&x| ("data_weights:", x));
+        let alphas = self.alpha_pattern.values().map(|&x| ("alpha_pattern:", x));
+        if let Some((name, x)) = positive.into_iter().chain(weights).chain(alphas).find(|(_, x)| !(x.is_finite() && *x > 0.0)) {
+            return Err(bad(format!("{name} {x} is not above 0")));
+        }
+        let ratios = [("warmup_ratio", self.warmup_ratio), ("min_lr_ratio", self.min_lr_ratio)];
+        if let Some((name, x)) = ratios.iter().find(|(_, x)| !(0.0..=1.0).contains(x)) {
+            return Err(bad(format!("{name} {x} is not between 0 and 1")));
+        }
         let rules = [
+            (!(0.0..1.0).contains(&self.momentum), "momentum must be at least 0 and below 1"),
             (self.epochs == 0, "epochs must be at least 1"),
             (self.batch_size == 0, "batch_size must be at least 1"),
             (self.gradient_accumulation_steps == 0, "gradient_accumulation_steps must be at least 1"),
@@ -353,6 +377,57 @@ impl SftConfig {
             keep_checkpoints: self.keep_checkpoints,
             log_every: self.logging_steps,
             profile: self.profile,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn with(key: &str, value: Value) -> Result<SftConfig, SettingsError> {
+        let values = [(key.to_string(), value)].into_iter().collect();
+        SftConfig::from_layers(&[Layer { origin: "x.yaml".into(), values }])
+    }
+
+    #[test]
+    fn values_out_of_range_are_named() {
+        let wrong = [
+            ("momentum", [json!(1), json!(-0.1)]),
+            ("lora_alpha", [json!(0), json!(-8)]),
+            ("min_lr_ratio", [json!(-0.1), json!(1.1)]),
+            ("warmup_ratio", [json!(-0.1), json!(3)]),
+            ("loraplus_lr_ratio", [json!(0), json!(-1)]),
+            ("learning_rate", [json!(-1), json!(-0.5)]),
+            ("alpha_pattern", [json!({ "q_proj": 0 }), json!({ "q_proj": -1 })]),
+        ];
+        for (key, values) in wrong {
+            for value in values {
+                let error = with(key, value.clone()).unwrap_err().to_string();
+                assert!(error.starts_with(&format!("settings: {key}")), "{key} {value}: {error}");
+            }
+        }
+        let data =
+            |weights: [f64; 2]| SftConfig { data: vec!["a".into(), "b".into()], data_weights: weights.into(), ..SftConfig::default() };
+        assert!(data([1.0, 0.5]).validate().is_ok());
+        for weight in [0.0, -1.0, f64::INFINITY] {
+            assert!(data([1.0, weight]).validate().unwrap_err().to_string().contains("data_weights"));
+        }
+        for (key, value) in [("momentum", json!(0)), ("min_lr_ratio", json!(1)), ("warmup_ratio", json!(1)), ("warmup_ratio", json!(0))] {
+            assert!(with(key, value).is_ok(), "{key}");
+        }
+    }
+
+    #[test]
+    fn a_text_of_names_is_a_list_in_files_as_on_the_command_line() {
+        let names = |names: &[&str]| Targets::Names(names.iter().map(ToString::to_string).collect());
+        assert_eq!(with("target_modules", json!("q_proj")).unwrap().target_modules, names(&["q_proj"]));
+        assert_eq!(with("target-modules", json!("q_proj,mlp.up_proj")).unwrap().target_modules, names(&["q_proj", "mlp.up_proj"]));
+        assert_eq!(with("exclude_modules", json!("q_proj")).unwrap().exclude_modules, names(&["q_proj"]));
+        for text in [ALL_LINEAR, r".*\.mlp\..*"] {
+            assert_eq!(with("target_modules", json!(text)).unwrap().target_modules, Targets::Pattern(text.into()));
         }
     }
 }

@@ -20,7 +20,9 @@ pub struct SftData {
     pub truncated: usize,
     /// Examples left out because they were too long, or nothing to learn was left of them.
     pub dropped: usize,
-    /// How many of those were there to judge by.
+    /// How many of those were too long (with `truncation: drop`).
+    pub too_long: usize,
+    /// How many of those left out were there to judge by.
     pub dropped_valid: usize,
 }
 
@@ -46,8 +48,7 @@ impl SftData {
             let mut rows = |data: &mut Self, set: &Dataset| -> Result<Vec<Vec<Encoded>>, ChatError> {
                 let mut rows = Vec::new();
                 for i in 0..set.len() {
-                    let outcome = encode(&set.get(i)?, tokenizer, template, options).map_err(|e| e.on_line(set.path(), set.line(i)))?;
-                    rows.push(data.kept(outcome));
+                    rows.push(data.kept(encode_row(set, i, options, tokenizer, template)?));
                     done += 1;
                     progress(done, total);
                 }
@@ -90,6 +91,28 @@ impl SftData {
         Ok(data)
     }
 
+    /// What is wrong with the rows of a run's data sets, at most `limit` faults.
+    ///
+    /// # Errors
+    /// A data set that cannot be opened.
+    pub fn faults(
+        config: &SftConfig,
+        options: &EncodeOptions,
+        tokenizer: &Tokenizer,
+        template: &Template,
+        limit: usize,
+    ) -> Result<Vec<ChatError>, ChatError> {
+        let mut faults = Vec::new();
+        for path in &config.data {
+            let split = Splits::open(Path::new(path), &ReadOptions::default())?;
+            for set in [Some(&split.train), split.valid.as_ref()].into_iter().flatten() {
+                let wrong = (0..set.len()).filter_map(|i| encode_row(set, i, options, tokenizer, template).err());
+                faults.extend(wrong.take(limit - faults.len()));
+            }
+        }
+        Ok(faults)
+    }
+
     /// Encodes examples made in code.
     ///
     /// # Errors
@@ -120,10 +143,31 @@ impl SftData {
                 self.truncated += usize::from(kept.iter().any(|e| e.cut > 0));
                 kept
             }
-            Outcome::Dropped(Dropped::TooLong { .. } | Dropped::NothingLeft { .. }) => {
+            Outcome::Dropped(why) => {
                 self.dropped += 1;
+                self.too_long += usize::from(matches!(why, Dropped::TooLong { .. }));
                 Vec::new()
             }
+        }
+    }
+
+    /// Why there is nothing to train on.
+    pub(crate) fn nothing_left(&self, config: &SftConfig) -> String {
+        let mut why = Vec::new();
+        if self.too_long > 0 {
+            why.push(format!("{} longer than max_seq_length {} (truncation drop)", self.too_long, config.max_seq_length));
+        }
+        let cut = self.dropped - self.too_long;
+        if cut > 0 {
+            let length = config.max_seq_length;
+            why.push(format!("{cut} without a learnt token in the {length} that max_seq_length leaves (truncation {})", config.truncation));
+        }
+        if !self.valid.is_empty() {
+            why.push(format!("{} held out to judge by", self.valid.len()));
+        }
+        match why.is_empty() {
+            true => "no example is left to train on".into(),
+            false => format!("no example is left to train on: {}", why.join(", ")),
         }
     }
 
@@ -140,4 +184,9 @@ impl SftData {
             self.dropped
         )
     }
+}
+
+/// Row `i` of a data set; an error has its file and line.
+fn encode_row(set: &Dataset, i: usize, options: &EncodeOptions, tokenizer: &Tokenizer, template: &Template) -> Result<Outcome, ChatError> {
+    encode(&set.get(i)?, tokenizer, template, options).map_err(|e| e.on_line(set.path(), set.line(i)))
 }

@@ -113,6 +113,10 @@ pub fn generate(
     if prompt.is_empty() {
         return Err(GenerateError::Empty);
     }
+    let (most, limit) = (prompt.len() + sampling.max_new_tokens, config.max_position_embeddings);
+    if most > limit {
+        tracing::warn!("prompt and answer may have {most} tokens, and the model was made for at most {limit}");
+    }
     let mut caches = vec![KvCache::default(); config.num_hidden_layers];
     let (mut all, mut past) = (prompt.to_vec(), 0);
     for step in 0..sampling.max_new_tokens {

@@ -114,9 +114,21 @@ pub struct Hub {
 /// # Errors
 /// A name that is neither, and see [`HubError`].
 pub fn locate(model: &str, offline: bool, announce: &mut dyn FnMut(&str)) -> Result<PathBuf, BaseError> {
+    find(model, offline, true, announce)
+}
+
+/// The same for who needs the model's description and tokenizer alone: of the hub's `owner/name` the weights are not downloaded.
+///
+/// # Errors
+/// Those of [`locate`].
+pub fn describe(model: &str, offline: bool, announce: &mut dyn FnMut(&str)) -> Result<PathBuf, BaseError> {
+    find(model, offline, false, announce)
+}
+
+fn find(model: &str, offline: bool, weights: bool, announce: &mut dyn FnMut(&str)) -> Result<PathBuf, BaseError> {
     let path = PathBuf::from(model);
     match parse(model) {
-        Some((repo, file)) if !path.exists() => Ok(Hub::from_env(offline).fetch(repo, file, announce)?),
+        Some((repo, file)) if !path.exists() => Ok(Hub::from_env(offline).fetch(repo, file, weights, announce)?),
         _ => Ok(path),
     }
 }
@@ -152,13 +164,13 @@ impl Hub {
         }
     }
 
-    /// The directory of a model, or the path of one of its files.
+    /// The directory of a model, with or without its weights, or the path of one of its files.
     ///
     /// # Errors
     /// See [`HubError`].
-    pub fn fetch(&self, repo: &str, file: Option<&str>, announce: &mut dyn FnMut(&str)) -> Result<PathBuf, HubError> {
+    pub fn fetch(&self, repo: &str, file: Option<&str>, weights: bool, announce: &mut dyn FnMut(&str)) -> Result<PathBuf, HubError> {
         let missing = match self.snapshot(repo, file.unwrap_or(CONFIG)) {
-            Some(snapshot) => match first_missing(&snapshot, file)? {
+            Some(snapshot) => match first_missing(&snapshot, file, weights)? {
                 None => return Ok(file.map_or(snapshot.clone(), |file| snapshot.join(file))),
                 Some(missing) => (missing, snapshot),
             },
@@ -168,7 +180,7 @@ impl Hub {
             let (file, place) = missing;
             return Err(HubError::NotCached { repo: repo.into(), file, place });
         }
-        self.download(repo, file, announce)
+        self.download(repo, file, weights, announce)
     }
 
     /// The directory with the files of the newest known commit, if `file` is there.
@@ -177,7 +189,7 @@ impl Hub {
         path.ancestors().nth(file.split('/').count()).map(Path::to_path_buf)
     }
 
-    fn download(&self, repo: &str, file: Option<&str>, announce: &mut dyn FnMut(&str)) -> Result<PathBuf, HubError> {
+    fn download(&self, repo: &str, file: Option<&str>, weights: bool, announce: &mut dyn FnMut(&str)) -> Result<PathBuf, HubError> {
         let builder = ApiBuilder::from_cache(Cache::new(self.cache.clone()));
         let api = builder.with_endpoint(self.endpoint.clone()).with_token(self.token.clone()).build();
         let list = |e| self.why(repo, "the list of files", e);
@@ -199,15 +211,18 @@ impl Hub {
             get(file)?;
             return Ok(snapshot.join(file));
         }
-        // Weights come last: where they are, everything is.
-        [CONFIG, TOKENIZER].into_iter().chain(OPTIONAL.into_iter().filter(|name| there(name))).try_for_each(&mut get)?;
+        // The tokenizer comes after what not every model has, and the weights come last: where they are, everything is.
+        OPTIONAL.into_iter().filter(|name| there(name)).chain([CONFIG, TOKENIZER]).try_for_each(&mut get)?;
+        if !weights {
+            return Ok(snapshot);
+        }
         if there(WEIGHTS) || !there(INDEX) {
             get(WEIGHTS)?;
         } else {
             get(INDEX)?;
             shards(&snapshot.join(INDEX))?.iter().try_for_each(|shard| get(shard))?;
         }
-        match first_missing(&snapshot, None)? {
+        match first_missing(&snapshot, None, true)? {
             None => Ok(snapshot),
             Some(file) => {
                 let reason = "the model was changed meanwhile: run the same again".into();
@@ -280,13 +295,13 @@ fn passes(error: &ureq::Error) -> bool {
     }
 }
 
-/// The first file of a model (of `file` alone, if given) that is not in `dir`.
-fn first_missing(dir: &Path, file: Option<&str>) -> Result<Option<String>, HubError> {
+/// The first file of a model, with or without its weights (of `file` alone, if given), that is not in `dir`.
+fn first_missing(dir: &Path, file: Option<&str>, weights: bool) -> Result<Option<String>, HubError> {
     let missing = |name: &&str| !dir.join(name).exists();
     if let Some(name) = file.map_or_else(|| [CONFIG, TOKENIZER].into_iter().find(missing), |file| Some(file).filter(missing)) {
         return Ok(Some(name.into()));
     }
-    if file.is_some() || dir.join(WEIGHTS).exists() {
+    if file.is_some() || !weights || dir.join(WEIGHTS).exists() {
         return Ok(None);
     }
     if !dir.join(INDEX).exists() {

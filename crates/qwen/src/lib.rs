@@ -7,6 +7,7 @@ pub mod adapter;
 pub mod arch;
 pub mod base;
 pub mod bench;
+mod checks;
 pub mod config;
 mod curves;
 pub mod data;

@@ -87,6 +87,11 @@ impl SftTask {
         }
     }
 
+    /// Micro-batches of the first epoch.
+    pub(crate) fn batches(&self) -> usize {
+        self.micro_batches(Draw { seed: self.config.seed, epoch: 0, epochs: self.config.epochs }).len()
+    }
+
     /// Uniform noise of α / √(S h) on every embedding (NEFTune, Jain et al. 2023).
     fn noise(&self, shape: [usize; 2], draws: &Draws, device: &Device) -> Option<Tensor<3>> {
         let alpha = self.config.neftune_noise_alpha;

@@ -14,6 +14,7 @@ use serde_json::{Map, Value, json};
 
 use crate::adapter::{AdapterError, LoraConfig, train_where};
 use crate::base::{Base, BaseError};
+use crate::checks::{adapter_fits, warnings};
 use crate::config::{MAY_CHANGE, Method, SftConfig};
 use crate::curves::Curves;
 use crate::data::SftData;
@@ -100,7 +101,11 @@ impl Finetune {
     ) -> Result<Self, FinetuneError> {
         let Base { model, config: shape, mut tokenizer } = base;
         if data.train.is_empty() {
-            return Err(FinetuneError::Data("no example is left to train on".into()));
+            return Err(FinetuneError::Data(data.nothing_left(&config)));
+        }
+        if config.early_stopping_patience > 0 && data.valid.is_empty() {
+            let reason = "early_stopping_patience needs examples to judge by: a valid file beside the training data, or val_size";
+            return Err(FinetuneError::Data(reason.into()));
         }
         tokenizer.adopt(&template);
         // A base model's own end of text never comes in chats, and would never stop the tuned model.
@@ -115,7 +120,10 @@ impl Finetune {
         let (lora, adapter) = settle_adapter(&mut config)?;
         let model = match (config.method, adapter) {
             (Method::Full, _) => train_where(model, |_| true),
-            (Method::Lora, None) => lora.apply(model, config.seed)?,
+            (Method::Lora, None) => {
+                adapter_fits(&lora, &model)?;
+                lora.apply(model, config.seed)?
+            }
             (Method::Lora, Some((dir, tensors))) => peft::attach(model, &lora, tensors, &dir)?,
         };
         let all = count(&model, |_| true);
@@ -125,6 +133,7 @@ impl Finetune {
         let (examples, validated) = (data.train.len(), !data.valid.is_empty());
         let identity = identity(&config, &data, base);
         let task = SftTask::new(config.clone(), lora.clone(), shape.clone(), data.train, data.valid, pad);
+        header.extend(warnings(&config, &shape, task.batches()));
         let mut learner = Learner::new(task, model, device, config.learner(validated), dir, identity)?;
         if config.plots {
             let curves = Curves::of(learner.dir());

@@ -89,7 +89,7 @@ impl SftTask {
 
     /// Micro-batches of the first epoch.
     pub(crate) fn batches(&self) -> usize {
-        self.micro_batches(Draw { seed: self.config.seed, epoch: 0, epochs: self.config.epochs }).len()
+        self.epoch(Draw { seed: self.config.seed, epoch: 0, epochs: self.config.epochs }).starts.len() - 1
     }
 
     /// Uniform noise of α / √(S h) on every embedding (NEFTune, Jain et al. 2023).

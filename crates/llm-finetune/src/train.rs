@@ -140,13 +140,17 @@ pub(crate) fn open_tokenizer(config: &SftConfig) -> anyhow::Result<(Architecture
     Ok((Base::shape(&path)?.architecture, own.map_or_else(|| Base::tokenizer(&path), Ok)?))
 }
 
-/// What the tokenizer of a made-up model is learnt from: what is said in the data, and by whom, as templates write it.
+/// What the tokenizer of a made-up model is learnt from: the data, chats as rows of JSON. (The preset's figures hold for the merges of these.)
 fn texts(config: &SftConfig) -> anyhow::Result<Vec<String>> {
     let mut texts = Vec::new();
     for path in &config.data {
         for example in Splits::open(Path::new(path), &ReadOptions::default())?.train.iter() {
             match example? {
-                Example::Chat(chat) => texts.extend(chat.messages.into_iter().flat_map(|m| [m.role.name().into(), m.content])),
+                Example::Chat(chat) => {
+                    let turn = |m: &Message| format!(r#"{{"role": "{}", "content": {}}}"#, m.role.name(), json!(m.content));
+                    let turns: Vec<String> = chat.messages.iter().map(turn).collect();
+                    texts.push(format!("{{\"messages\": [{}]}}\n", turns.join(", ")));
+                }
                 Example::Prompt { prompt, completion } => texts.extend([prompt, completion]),
                 Example::Text(text) => texts.push(text),
                 Example::Tokens { .. } => {}

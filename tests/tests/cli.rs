@@ -40,6 +40,7 @@ fn mistakes_get_one_sentence_and_code_2() {
         (&["--data", "tiny.yaml", "--device", "gpu9"], &["gpu9"]),
         (&["--data", "tiny.yaml", "--model", "notweights.pt"], &["notweights.pt"]),
         (&["--resume"], &["no run"]),
+        (&["--data", "tiny.yaml", "--tui"], &["--tui needs a terminal"]),
     ];
     for (args, words) in cases {
         let (_, error) = expect_code(&mut yolo_train(dir.path(), args), 2);

@@ -23,7 +23,7 @@ pub mod rows;
 pub mod update;
 
 use burn::backend::Dispatch;
-use burn::tensor::Tensor;
+use burn::tensor::{Device, Tensor, TensorData};
 
 pub use decoder::{masked_softmax, rms_norm, rotate, swiglu};
 pub use error::KernelError;
@@ -81,6 +81,12 @@ pub fn batch_norm_silu(x: Tensor<4>, gamma: Tensor<1>, beta: Tensor<1>, epsilon:
         mean: Tensor::from_dispatch(y.mean),
         variance: Tensor::from_dispatch(y.variance),
     }
+}
+
+/// `[n]` values on the processor, whatever device they came from: what is summed there has the bits of a run on the processor.
+pub fn on_processor(values: Vec<f32>) -> Tensor<1> {
+    let n = values.len();
+    Tensor::from_data(TensorData::new(values, [n]), &Device::flex())
 }
 
 /// Property tests draw the same cases in every run: a failure is one of the code, not of the day.

@@ -1,9 +1,8 @@
 //! The gradient buffer of an accumulation window, global-norm clipping, and the sums that tell whether anything is not finite.
 
-use burn::tensor::{Device, Tensor, Transaction};
+use burn::tensor::{Tensor, Transaction};
 
 use crate::error::LearnError;
-use crate::layout::upload;
 
 /// Gradients summed over the batches of one accumulation window, parallel to [`Layout::entries`](crate::Layout::entries).
 #[derive(Clone, Debug, Default)]
@@ -49,7 +48,7 @@ pub(crate) fn read_with_squares<'a>(
     let mut read = data.into_iter().map(|d| d.try_into_vec_as::<f32>().map_err(|e| failed(&e))).collect::<Result<Vec<_>, _>>()?;
     let sums = read.split_off(count).concat();
     // In the order of the processor's sums, wherever they were made.
-    let total = (!sums.is_empty()).then(|| upload(&sums, &Device::flex()).sum().try_into_scalar::<f32>()).transpose();
+    let total = (!sums.is_empty()).then(|| bellows_kernels::on_processor(sums).sum().try_into_scalar::<f32>()).transpose();
     Ok((read, total.map_err(|e| failed(&e))?.map_or(0.0, f64::from)))
 }
 

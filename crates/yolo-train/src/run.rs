@@ -1,5 +1,6 @@
 //! One training run from the command line: layers of settings, device, data, run directory, training, the closing words.
 
+use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
@@ -26,6 +27,9 @@ use crate::console::Console;
 const NOT_FROM_DATA: [&str; 8] = ["data", "model", "pretrained", "allow_outside", "allow_bad", "project", "name", "exist_ok"];
 
 pub(crate) fn train(args: TrainArgs) -> anyhow::Result<()> {
+    if args.tui && !std::io::stdout().is_terminal() {
+        return Err(Usage("--tui needs a terminal: leave it out".into()).into());
+    }
     join_pool(0)?;
     let stop = signals::install().context("installing signal handlers")?;
     let (config, resumed) = settle(&args)?;

@@ -25,7 +25,7 @@ fn mistakes_get_one_sentence_and_code_2() {
     std::fs::write(dir.path().join("bad.yaml"), "epoch: 3\n").unwrap();
     std::fs::write(dir.path().join("nonames.yaml"), "train: images\nval: images\n").unwrap();
     std::fs::write(dir.path().join("notweights.pt"), "hello").unwrap();
-    let cases: [(&[&str], &[&str]); 14] = [
+    let cases: [(&[&str], &[&str]); 15] = [
         (&[], &["--data"]),
         (&["--data", "nowhere.yaml"], &["nowhere.yaml"]),
         (&["--data", "nonames.yaml"], &["nonames.yaml", "names"]),

@@ -141,11 +141,12 @@ pub(crate) fn open_tokenizer(config: &SftConfig) -> anyhow::Result<(Architecture
 }
 
 /// What the tokenizer of a made-up model is learnt from: the data, chats as rows of JSON. (The preset's figures hold for the merges of these.)
+/// Rows that cannot be read are left out here; whoever reads the data for training or a preview names them.
 fn texts(config: &SftConfig) -> anyhow::Result<Vec<String>> {
     let mut texts = Vec::new();
     for path in &config.data {
-        for example in Splits::open(Path::new(path), &ReadOptions::default())?.train.iter() {
-            match example? {
+        for example in Splits::open(Path::new(path), &ReadOptions::default())?.train.iter().flatten() {
+            match example {
                 Example::Chat(chat) => {
                     let turn = |m: &Message| format!(r#"{{"role": "{}", "content": {}}}"#, m.role.name(), json!(m.content));
                     let turns: Vec<String> = chat.messages.iter().map(turn).collect();

@@ -21,6 +21,7 @@ use burn::backend::f16;
 use burn::backend::ops::FloatTensorOps;
 use burn::tensor::{DType, TensorData};
 use burn_cubecl::CubeBackend;
+use proptest::prelude::prop;
 use std::env;
 use std::ffi::OsStr;
 use support::{Case, Numbers, case, child, cube, device, numbers, on_swiftshader, relative};
@@ -34,7 +35,9 @@ fn agrees_with_the_cpu_in_shared_memory() {
     }
     let on = |variable| (variable, OsStr::new("1"));
     let ours = ["norm", "update", "planes", "decoder", "rows"].map(|module| format!("{module}::agrees_with_the_cpu"));
-    for name in ["agrees_with_the_cpu", "large_and_strided", "rows::extremes"].into_iter().chain(ours.iter().map(String::as_str)) {
+    for name in
+        ["agrees_with_the_cpu", "random_shapes", "large_and_strided", "rows::extremes"].into_iter().chain(ours.iter().map(String::as_str))
+    {
         child(name, &[on("BELLOWS_CUBE_GL"), on("LIBGL_ALWAYS_SOFTWARE"), ("EGL_PLATFORM", OsStr::new("surfaceless"))]);
     }
 }
@@ -73,6 +76,27 @@ fn agrees_with_the_cpu() {
     let (name, shared) = (device().client().name(), shared_memory_works(&device()));
     assert!(shared || env::var_os("BELLOWS_CUBE_GL").is_none(), "OpenGL is here for its shared memory");
     eprintln!("> {name}, shared memory {shared}: {} cases, largest relative error {worst:.1e}", cases.len() + 6);
+}
+
+/// Shapes of every kind, in tiles of every size.
+#[test]
+fn random_shapes() {
+    if !on_swiftshader("random_shapes") {
+        return;
+    }
+    let sizes = [1usize..=3, 1..=130, 1..=130, 1..=70, 1..=70];
+    let window = (prop::sample::select(vec![1usize, 3, 5]), 1usize..=3, 0usize..=2);
+    support::cases(60, (sizes, window, 0..5usize, 1usize..200_000), |(mut sizes, (k, stride, padding), first, workspace)| {
+        // A software device has no time for all of them at once; which one stays long is drawn too.
+        for i in (0..5).map(|i| (first + i) % 5) {
+            while sizes.iter().product::<usize>() * k * k > 3_000_000 && sizes[i] > 1 {
+                sizes[i] /= 2;
+            }
+        }
+        let [n, ci, co, h, w] = sizes;
+        set_workspace_bytes(workspace);
+        case([n, ci, h.max(k), w.max(k)], co, k, stride, padding).error();
+    });
 }
 
 /// Long sums are cut into parts, tall and short blocks of C, many images; tensors that are not contiguous.

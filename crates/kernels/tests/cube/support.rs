@@ -170,9 +170,9 @@ impl Case {
         ]
     }
 
-    /// The same from Burn's own operations on the CPU.
+    /// The same from Burn's own operations on the CPU, in f64.
     pub(crate) fn on_flex(&self) -> [FlexTensor; 4] {
-        let (x, w, b, dy) = (flex(self.x()), flex(self.w()), flex(self.bias()), flex(self.dy()));
+        let [x, w, b, dy] = [self.x(), self.w(), self.bias(), self.dy()].map(|data| flex(data.convert::<f64>()));
         let options = self.config.to_burn();
         let y = Flex::conv2d(x.clone(), w.clone(), Some(b), options.clone());
         let silu = Flex::float_mul(y.clone(), Flex::sigmoid(y.clone()));
@@ -200,7 +200,7 @@ pub(crate) trait Numbers {
 
 impl Numbers for FlexTensor {
     fn into_f32(self) -> Vec<f32> {
-        self.to_contiguous().as_slice::<f32>().unwrap().to_vec()
+        self.into_data().iter::<f32>().collect()
     }
 }
 

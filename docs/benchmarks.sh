@@ -67,9 +67,11 @@ epoch() {
 }
 
 layers() {
-  "$bin/yolo-train" benchmark --batch 4 --steps 7 --threads "$threads"
-  needs TORCH_PYTHON || return 0
-  "$TORCH_PYTHON" docs/layers_torch.py --batch 4 --rounds 7 --threads "$threads"
+  if needs TORCH_PYTHON; then
+    "$TORCH_PYTHON" docs/layers.py "$bin/yolo-train" --batch 4 --rounds "$rounds" --threads "$threads"
+  else
+    "$bin/yolo-train" benchmark --batch 4 --steps 7 --threads "$threads" --device cpu
+  fi
 }
 
 # BELLOWS_CUBE_DIRECT adds Burn's own convolutions, the base of the percentages.

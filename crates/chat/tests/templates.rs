@@ -52,7 +52,7 @@ fn our_jinja_texts_render_the_same() {
 #[test]
 fn the_models_own_templates_run_and_are_recognised() {
     for (asset, name) in [("qwen2.5", "qwen2.5"), ("qwen3", "qwen3")] {
-        let Some(dir) = support::asset(asset) else { continue };
+        let Some(dir) = support::tokenizer(asset) else { continue };
         let tokenizer = Tokenizer::from_dir(&dir).unwrap();
         let jinja = Template::Jinja(Jinja::new(tokenizer.chat_template().unwrap(), &tokenizer).unwrap());
         check_all(|case| (case == name).then(|| jinja.clone()), 20);

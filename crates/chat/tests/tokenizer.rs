@@ -39,7 +39,7 @@ fn haiku() -> Example {
 #[test]
 fn golden_ids_of_the_real_tokenizers() {
     for (model, chat, trained) in [("qwen2.5", QWEN25_CHAT, 4), ("qwen3", QWEN3_CHAT, 8)] {
-        let Some(dir) = support::asset(model) else { continue };
+        let Some(dir) = support::tokenizer(model) else { continue };
         let tokenizer = Tokenizer::from_dir(&dir).unwrap();
         for (text, ids) in GOLDEN.iter().filter(|(text, _)| model == "qwen3" || !text.contains("<think>")) {
             assert_eq!(tokenizer.encode(text, true).unwrap(), *ids, "{text}");
@@ -63,7 +63,7 @@ fn golden_ids_of_the_real_tokenizers() {
 #[test]
 fn the_pieces_have_the_ids_of_the_whole_text() {
     let mut tokenizers = vec![support::tiny()];
-    tokenizers.extend(["qwen2.5", "qwen3"].into_iter().filter_map(support::asset).map(|dir| Tokenizer::from_dir(&dir).unwrap()));
+    tokenizers.extend(["qwen2.5", "qwen3"].into_iter().filter_map(support::tokenizer).map(|dir| Tokenizer::from_dir(&dir).unwrap()));
     for tokenizer in tokenizers {
         for case in support::cases().iter().filter(|case| case["name"] != "forged turn" && case["prompt"] == false) {
             let template = Template::named(case["template"].as_str().unwrap()).unwrap();
@@ -78,7 +78,8 @@ fn the_pieces_have_the_ids_of_the_whole_text() {
 #[test]
 fn through_gguf_and_back_the_ids_stay() {
     let mut tokenizers = vec![(support::tiny(), 512)];
-    tokenizers.extend(["qwen2.5", "qwen3"].into_iter().filter_map(support::asset).map(|dir| (Tokenizer::from_dir(&dir).unwrap(), 151_936)));
+    tokenizers
+        .extend(["qwen2.5", "qwen3"].into_iter().filter_map(support::tokenizer).map(|dir| (Tokenizer::from_dir(&dir).unwrap(), 151_936)));
     for (tokenizer, rows) in tokenizers {
         let vocabulary = tokenizer.vocabulary(rows).unwrap();
         assert_eq!((vocabulary.pre.as_str(), vocabulary.tokens.len()), ("qwen2", rows));

@@ -1,6 +1,7 @@
 //! Adapters as GGUF: what a reader computes from base and adapter is the merged model, in our arithmetic and in llama.cpp's.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
+use std::io::Write;
 use std::path::Path;
 use std::process::Command;
 
@@ -144,7 +145,7 @@ for folder in sys.argv[1:]:
 #[test]
 fn llama_cpp_computes_the_merged_model_from_base_and_adapter() {
     let Some(python) = std::env::var_os("BELLOWS_PEERS_PYTHON") else {
-        println!("skipped: BELLOWS_PEERS_PYTHON names no Python with gguf and llama_cpp");
+        writeln!(std::io::stderr(), "skipped: BELLOWS_PEERS_PYTHON names no Python with gguf and llama_cpp").unwrap();
         return;
     };
     let dir = tempfile::tempdir().unwrap();

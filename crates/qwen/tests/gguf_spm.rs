@@ -3,6 +3,7 @@
 
 mod support;
 
+use std::io::Write;
 use std::path::Path;
 use std::process::Command;
 
@@ -79,7 +80,7 @@ fn a_gguf_reads_and_says_what_the_model_does() {
     let new = generate(&base.model, &base.config, &prompt, &sampling, &[], &device, |_| true).unwrap();
 
     let Some(python) = std::env::var_os("BELLOWS_PEERS_PYTHON") else {
-        println!("skipped: BELLOWS_PEERS_PYTHON names no Python with llama_cpp");
+        writeln!(std::io::stderr(), "skipped: BELLOWS_PEERS_PYTHON names no Python with llama_cpp").unwrap();
         return;
     };
     let mut stream = base.tokenizer.stream(false);

@@ -6,6 +6,7 @@
 mod support;
 
 use std::collections::BTreeMap;
+use std::io::Write;
 use std::path::Path;
 use std::process::Command;
 
@@ -36,7 +37,8 @@ const TOKENS: usize = 24;
 #[test]
 fn peers_read_what_is_written() {
     let Some(python) = std::env::var_os("BELLOWS_PEERS_PYTHON") else {
-        println!("skipped: BELLOWS_PEERS_PYTHON names no Python with torch, transformers, peft, gguf and llama_cpp");
+        writeln!(std::io::stderr(), "skipped: BELLOWS_PEERS_PYTHON names no Python with torch, transformers, peft, gguf and llama_cpp")
+            .unwrap();
         return;
     };
     let lora = LoraConfig { r: 4, lora_alpha: 8.0, ..LoraConfig::default() };

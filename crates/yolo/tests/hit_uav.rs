@@ -1,6 +1,7 @@
 //! The data path on real thermal frames. Set BELLOWS_HIT_UAV to the hit-uav.yaml of a copy; without it the test says that it was skipped.
 //! Times are printed (`--nocapture`), never asserted.
 
+use std::io::Write;
 use std::path::Path;
 use std::time::Instant;
 
@@ -10,7 +11,7 @@ use burn::data::dataset::Dataset;
 #[test]
 fn real_frames_scan_and_augment() {
     let Some(yaml) = std::env::var_os("BELLOWS_HIT_UAV") else {
-        println!("skipped: BELLOWS_HIT_UAV is not set");
+        writeln!(std::io::stderr(), "skipped: BELLOWS_HIT_UAV is not set").unwrap();
         return;
     };
     let config = DataConfig::load(Path::new(&yaml), &[]).unwrap();

@@ -15,6 +15,7 @@ use bellows_yolo::model::names::{NamedTensors, named_tensors, to_tensors};
 use bellows_yolo::model::{Yolo, YoloConfig};
 use burn::module::Module;
 use burn::tensor::Device;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use support::*;
 
@@ -200,7 +201,7 @@ fn train(mut model: Yolo, pixels: &[f32], shape: [usize; 4], targets: &[(u32, La
 #[test]
 fn reference_files() {
     let Some(dir) = std::env::var_os("BELLOWS_YOLO_GOLDEN").map(PathBuf::from) else {
-        println!("skipped: BELLOWS_YOLO_GOLDEN is not set");
+        writeln!(std::io::stderr(), "skipped: BELLOWS_YOLO_GOLDEN is not set").unwrap();
         return;
     };
     let file = |name: &str| read(&dir.join(format!("{name}.safetensors")));

@@ -1,30 +1,16 @@
 //! What the tests share: fixtures, the real tokenizers where they have been fetched, a small one where not.
-#![allow(
-    dead_code,
-    unreachable_pub,
-    clippy::unwrap_used,
-    clippy::print_stdout,
-    reason = "each test uses a part of it, may panic, and says what it skips"
-)]
+#![allow(dead_code, unreachable_pub, clippy::unwrap_used, reason = "each test uses a part of it, and may panic")]
+
+mod assets;
 
 use std::path::PathBuf;
 
 use bellows_chat::{Conversation, Message, Role, Tokenizer, ToolCall};
 use serde_json::Value;
 
-/// The folder of a model that `.ci/assets` fetches; None, with a message, if it has not.
-pub fn asset(model: &str) -> Option<PathBuf> {
-    let cache = || Some(std::env::var_os("XDG_CACHE_HOME").map_or_else(home_cache, PathBuf::from).join("bellows/assets"));
-    let dir = std::env::var_os("BELLOWS_ASSETS").map(PathBuf::from).or_else(cache)?.join(model);
-    if dir.join("tokenizer.json").is_file() && dir.join("tokenizer_config.json").is_file() {
-        return Some(dir);
-    }
-    println!("skipped: {} is not there; .ci/assets fetches it", dir.display());
-    None
-}
-
-fn home_cache() -> PathBuf {
-    PathBuf::from(std::env::var_os("HOME").unwrap_or_default()).join(".cache")
+/// The folder of a real tokenizer.
+pub fn tokenizer(model: &str) -> Option<PathBuf> {
+    assets::asset(model, &["tokenizer.json", "tokenizer_config.json"])
 }
 
 pub fn tiny() -> Tokenizer {

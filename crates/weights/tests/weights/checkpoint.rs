@@ -1,6 +1,7 @@
 //! Whole and sharded checkpoints: written, read back, and broken in every way an index can be.
 
 use std::collections::{BTreeMap, HashMap};
+use std::io::Write;
 use std::path::Path;
 use std::process::Command;
 
@@ -170,7 +171,7 @@ fn broken_indices() {
 #[test]
 fn the_safetensors_package_reads_our_checkpoint() {
     let Some(python) = std::env::var_os("BELLOWS_PEERS_PYTHON") else {
-        println!("skipped: BELLOWS_PEERS_PYTHON names no Python with safetensors and torch");
+        writeln!(std::io::stderr(), "skipped: BELLOWS_PEERS_PYTHON names no Python with safetensors and torch").unwrap();
         return;
     };
     let (dir, mut model) = (tempfile::tempdir().unwrap(), model());

@@ -3,6 +3,7 @@
 use crate::common::*;
 use bellows_weights::{Weights, WeightsError, from_safetensors, to_safetensors};
 use proptest::prelude::*;
+use std::io::Write;
 
 /// The files to damage: all fixtures, and one as safetensors.
 fn originals() -> Vec<Vec<u8>> {
@@ -97,7 +98,7 @@ fn memory_stays_bounded() {
         status.lines().find_map(|line| line.strip_prefix("VmPeak:")?.trim().strip_suffix("kB")?.trim().parse().ok())
     };
     let Some(before) = peak() else {
-        println!("skipped: no /proc/self/status on this system");
+        writeln!(std::io::stderr(), "skipped: no /proc/self/status on this system").unwrap();
         return;
     };
     for file in originals() {

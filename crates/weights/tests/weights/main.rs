@@ -1,6 +1,10 @@
 //! The crate from outside: files PyTorch wrote, files that break a rule, and damaged files.
 
 #[cfg(test)]
+#[path = "../../../chat/tests/support/assets.rs"]
+#[allow(unreachable_pub, reason = "shared with the tests of other crates")]
+mod assets;
+#[cfg(test)]
 mod blocks;
 #[cfg(test)]
 mod checkpoint;

@@ -1,5 +1,6 @@
 //! `.pt` files written by PyTorch (`fixtures/make.py`), and a real checkpoint when one is at hand.
 
+use std::io::Write;
 use std::path::Path;
 
 use crate::common::fixture;
@@ -94,7 +95,7 @@ fn a_pt_converts_to_safetensors_and_back() {
 #[test]
 fn a_real_checkpoint() {
     let Some(path) = std::env::var_os("BELLOWS_PT_FIXTURE") else {
-        println!("skipped: BELLOWS_PT_FIXTURE does not name a file");
+        writeln!(std::io::stderr(), "skipped: BELLOWS_PT_FIXTURE does not name a file").unwrap();
         return;
     };
     let weights = read(Path::new(&path)).unwrap();

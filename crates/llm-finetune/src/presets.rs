@@ -112,8 +112,8 @@ mod tests {
             batch_size: 16,
             gradient_accumulation_steps: 1,
             epochs: 30,
-            learning_rate: 0.003,
-            warmup_ratio: 0.05,
+            learning_rate: 0.002,
+            warmup_ratio: 0.1,
             ..plain.clone()
         };
         assert_eq!(tiny, made);

@@ -84,6 +84,55 @@ fn the_tiny_model_takes_every_format() {
     }
 }
 
+/// A `test` file is looked at once, at the end, and changes nothing of what is learnt.
+#[test]
+fn a_folder_of_train_valid_and_test() {
+    let dir = tempfile::tempdir().unwrap();
+    tiny_chats(dir.path());
+    let chats = std::fs::read_to_string(dir.path().join("chats.jsonl")).unwrap();
+    let part = |skip: usize, take: usize| chats.lines().skip(skip).take(take).map(|line| format!("{line}\n")).collect::<String>();
+    std::fs::create_dir(dir.path().join("set")).unwrap();
+    let write = |name: &str, text: String| std::fs::write(dir.path().join("set").join(name), text).unwrap();
+    write("train.jsonl", part(0, 10));
+    write("valid.jsonl", part(10, 2));
+    let run = |name: &str| {
+        let args = ["--config", "tiny.yaml", "--data", "set", "--val-size", "0", "--name", name];
+        let (out, _) = expect_code(&mut llm_finetune(dir.path(), &args), 0);
+        (out, std::fs::read(dir.path().join("runs/sft").join(name).join("adapter/adapter_model.safetensors")).unwrap())
+    };
+    let (without, adapter) = run("without");
+    assert!(!without.contains("test"), "{without}");
+    // The best model's loss over the same chats is the one that validation found.
+    write("test.jsonl", part(10, 2));
+    let (with, same) = run("with");
+    assert!(with.contains("2 to test with") && adapter == same, "{with}");
+    let after = |words: &str| with.lines().find_map(|line| line.strip_prefix(words)).unwrap().split_whitespace().next().unwrap().to_owned();
+    assert_eq!(after("test: loss "), after("Lowest validation loss ").trim_end_matches(','));
+    write("test.jsonl", "{".into());
+    let (_, error) = expect_code(&mut llm_finetune(dir.path(), &["--config", "tiny.yaml", "--data", "set", "--val-size", "0"]), 2);
+    one_sentence(&error, &["test.jsonl:1"], "a broken test file");
+}
+
+#[test]
+fn rows_have_the_keys_and_roles_that_are_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let write = |name: &str, text: &str| std::fs::write(dir.path().join(name), text).unwrap();
+    write("pairs.jsonl", "{\"question\": \"why\", \"answer\": \"so\"}\n");
+    write("body.jsonl", "{\"body\": \"it is so\"}\n");
+    write("chat.jsonl", "{\"messages\": [{\"role\": \"user\", \"content\": \"why\"}, {\"role\": \"assistant\", \"content\": \"so\"}]}\n");
+    let preview = |args: &[&str]| llm_finetune(dir.path(), &[&["data", "preview", "--model", "tiny", "--data"], args].concat());
+    let (pair, _) = expect_code(&mut preview(&["pairs.jsonl", "--prompt-key", "question", "--completion-key", "answer"]), 0);
+    assert!(pair.contains("why⟦so"), "{pair}");
+    let (body, _) = expect_code(&mut preview(&["body.jsonl", "--text-key", "body"]), 0);
+    assert!(body.contains("⟦"), "{body}");
+    let (_, error) = expect_code(&mut preview(&["body.jsonl"]), 2);
+    assert!(error.contains("body.jsonl:1") && error.contains("`body`"), "{error}");
+    let (both, _) = expect_code(&mut preview(&["chat.jsonl", "--roles-to-train", "user,assistant"]), 0);
+    assert!(both.contains("⟦why") && both.contains("⟦so"), "{both}");
+    let (user, _) = expect_code(&mut preview(&["chat.jsonl", "--roles-to-train", "user"]), 0);
+    assert!(user.contains("⟦why") && !user.contains("⟦so"), "{user}");
+}
+
 #[test]
 fn without_validation_nothing_is_said_about_it() {
     let dir = tempfile::tempdir().unwrap();
@@ -99,6 +148,7 @@ fn without_validation_nothing_is_said_about_it() {
 fn benchmark_prints_the_keys_of_other_timers() {
     let dir = tempfile::tempdir().unwrap();
     let args = ["benchmark", "--size", "tiny", "--seq", "16", "--rank", "4", "--steps", "1", "--threads", "1", "--json"];
+    expect_code(&mut llm_finetune(dir.path(), &[&args[..], &["--targets", "all-linear"]].concat()), 0);
     let (out, _) = expect_code(&mut llm_finetune(dir.path(), &args), 0);
     let report: Value = serde_json::from_str(&out).unwrap();
     for key in ["forward_s", "backward_s", "update_s", "step_s", "tokens_per_s"] {
@@ -122,7 +172,7 @@ fn mistakes_get_one_sentence_and_code_2() {
     file("silent.jsonl", &format!("{good}{good}{{\"messages\": [{{\"role\": \"user\", \"content\": \"a\"}}]}}\n"));
     file("empty.jsonl", "");
     std::fs::create_dir(dir.path().join("empty")).unwrap();
-    let cases: [(&[&str], &[&str]); 30] = [
+    let cases: [(&[&str], &[&str]); 34] = [
         (&[], &["--model"]),
         (&["--data", "chats.jsonl"], &["--model"]),
         (&["--model", "nowhere", "--data", "chats.jsonl"], &["nowhere"]),
@@ -149,6 +199,10 @@ fn mistakes_get_one_sentence_and_code_2() {
         (&["--config", "tiny.yaml", "--rank-pattern", "nosuch=3"], &["rank_pattern: no map is named \"nosuch\""]),
         (&["--config", "tiny.yaml", "--alpha-pattern", "nosuch=3"], &["alpha_pattern: no map is named \"nosuch\""]),
         (&["--config", "tiny.yaml", "--early-stopping-patience", "2", "--val-size", "0"], &["early_stopping_patience needs", "val_size"]),
+        (&["--config", "tiny.yaml", "--eval-steps", "2", "--val-size", "0"], &["eval_steps needs", "val_size"]),
+        (&["--config", "tiny.yaml", "--roles-to-train", "nobody"], &["roles_to_train \"nobody\"", "assistant"]),
+        (&["--config", "tiny.yaml", "--text-key", ""], &["a key of the data is empty"]),
+        (&["generate", "--model", "m", "--prompt", "a", "--raw", "--system", "b"], &["--raw", "--system"]),
         (
             &["--config", "tiny.yaml", "--max-seq-length", "6", "--truncation", "drop"],
             &["no example is left to train on: 14 longer than max_seq_length 6"],

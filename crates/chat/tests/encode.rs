@@ -147,7 +147,8 @@ fn the_line_is_named_where_encoding_fails() {
     let path = dir.path().join("a.jsonl");
     std::fs::write(&path, "\n{\"messages\": [{\"role\": \"user\", \"content\": \"q\"}]}\n").unwrap();
     let dataset = Dataset::open(&path, &ReadOptions::default()).unwrap();
-    let error = dataset.encode(0, &bytes(), &Template::ChatMl, &EncodeOptions::default()).unwrap_err().to_string();
+    let fault = encode(&dataset.get(0).unwrap(), &bytes(), &Template::ChatMl, &EncodeOptions::default()).unwrap_err();
+    let error = fault.on_line(&path, dataset.line(0)).to_string();
     assert!(error.contains("a.jsonl:2: none of the 9 tokens is trained"), "{error}");
 }
 

@@ -7,6 +7,9 @@ use indicatif::{ProgressBar, ProgressStyle};
 
 const LINE_EVERY: Duration = Duration::from_secs(30);
 
+/// What the bar, its count, its rate and its times take of a line.
+const BAR_COLUMNS: usize = 46;
+
 /// Prints one line to stdout; a closed pipe is not an error worth dying for.
 pub fn say(line: &str) {
     let written = writeln!(std::io::stdout(), "{line}");
@@ -39,6 +42,12 @@ impl Bar {
             ProgressBar::new(total as u64).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()).progress_chars("━╸─"))
         });
         Self { bar, label: label.into(), started: Instant::now(), printed: Instant::now() }
+    }
+
+    /// Columns there are for a message; no limit where there is no terminal.
+    pub fn room(&self) -> usize {
+        let columns = || usize::from(console::Term::stderr().size().1).saturating_sub(BAR_COLUMNS);
+        self.bar.as_ref().map_or(usize::MAX, |_| columns())
     }
 
     /// Shows `message` and the count.

@@ -215,6 +215,11 @@ impl<T: Task> Learner<T> {
         &self.state
     }
 
+    /// What it trains on and how that is judged.
+    pub fn task(&self) -> &T {
+        &self.task
+    }
+
     /// The float tensors of the model by name.
     pub fn layout(&self) -> &Layout {
         &self.layout

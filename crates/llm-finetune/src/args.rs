@@ -173,7 +173,8 @@ fn command() -> Command {
                 .about("Answers one question")
                 .args(model())
                 .arg(option("prompt", "The question").required(true))
-                .arg(switch("raw", "Go on with the prompt's text, without a chat template; special tokens written in it are taken for real"))
+                .arg(switch("raw", "Go on with the prompt's text, without a chat template; special tokens written in it are taken for real")
+                    .conflicts_with_all(["system", "no-thinking"]))
                 .args(speaking()),
         )
         .subcommand(Command::new("chat").about("Talks, a line at a time").args(model()).args(speaking()))

@@ -2,6 +2,7 @@
 
 use anyhow::Context;
 use bellows_cli::{Usage, join_pool, say};
+use bellows_qwen::adapter::Targets;
 use bellows_qwen::bench::{Benchmark, Size};
 
 use crate::args::BenchmarkArgs;
@@ -19,7 +20,7 @@ pub(crate) fn run(args: &BenchmarkArgs) -> anyhow::Result<()> {
         seq: args.seq,
         rank: args.rank,
         steps: args.steps,
-        targets: args.targets.split(',').map(String::from).collect(),
+        targets: Targets::parse(&args.targets),
         checkpointing: args.checkpointing,
     };
     let scratch = std::env::temp_dir().join(format!("bellows-benchmark-{}", std::process::id()));

@@ -5,10 +5,6 @@ use std::time::Instant;
 use bellows_cli::{Bar, memory, say};
 use bellows_learner::{BatchReport, EpochReport, Notice, Observer, RunInfo};
 
-/// Width of a line, and what of it the bar, its count, its rate and its times take.
-const COLUMNS: usize = 100;
-const BAR_COLUMNS: usize = 46;
-
 /// As many of `fields`, the most important of which come first, as fit into `columns`.
 fn fit(fields: &[String], columns: usize) -> String {
     let mut line = String::new();
@@ -72,17 +68,17 @@ impl Observer for Console {
             format!("loss {:.4}", value(&report.items)),
             format!("lr {:.2e}", value(&report.lr)),
             format!("{:.0} tok/s", self.tokens as f64 / seconds),
+            grad(self.grad_norm),
+            format!("{:.1} examples/s", self.examples as f64 / seconds),
             memory(),
         ];
         fields.extend(report.gauges.iter().map(|(_, _, text)| text.clone()));
         fields.push(format!("mean {:.4}", value(&report.means)));
-        fields.push(grad(self.grad_norm));
-        fields.push(format!("{:.1} examples/s", self.examples as f64 / seconds));
         if let Some(bar) = &mut self.bar {
-            bar.set(fit(&fields, COLUMNS - BAR_COLUMNS), report.position + 1, info.batches);
+            bar.set(fit(&fields, bar.room()), report.position + 1, info.batches);
         }
         if report.position + 1 == info.batches {
-            self.close_bar(&fit(&fields, COLUMNS));
+            self.close_bar(&fields.join("  "));
         }
     }
 

@@ -45,15 +45,19 @@ pub(crate) fn preview(args: SettingsArgs, count: usize) -> anyhow::Result<()> {
         kept: data.train.iter().map(Encoded::len).collect(),
         targets: data.train.iter().map(Encoded::targets).sum(),
         truncated: data.train.iter().filter(|e| e.cut > 0).count(),
-        dropped: data.dropped - data.dropped_valid,
+        dropped: data.dropped - data.dropped_judged,
     };
     let draw = |i: u64| Rng::new(config.seed, "order", 0, i).bits();
     say(lengths.report(config.max_seq_length, config.pad_to_multiple_of, draw).trim_end());
     let epoch = lengths.epoch(config.batch_size, config.batching(), config.pad_to_multiple_of, draw);
     say(&format!("as set     {epoch} (batch_size {})", config.batch_size));
-    if !data.valid.is_empty() {
-        let judged: usize = data.valid.iter().map(Encoded::targets).sum();
-        say(&format!("validation {} examples, {judged} tokens judged, {} dropped", data.valid.len(), data.dropped_valid));
+    for (name, set) in [("validation", &data.valid), ("test", &data.test)] {
+        if !set.is_empty() {
+            say(&format!("{name:10} {} examples, {} tokens judged", set.len(), set.iter().map(Encoded::targets).sum::<usize>()));
+        }
+    }
+    if data.dropped_judged > 0 {
+        say(&format!("{:10} {} examples to judge by or to test with dropped", "", data.dropped_judged));
     }
     Ok(())
 }

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use anyhow::Context;
-use bellows_chat::{Conversation, Example, Message, ReadOptions, RenderOptions, Role, Splits, Template, Tokenizer, encode_prompt};
+use bellows_chat::{Conversation, Example, Message, RenderOptions, Role, Splits, Template, Tokenizer, encode_prompt};
 use bellows_cli::{Bar, Usage, join_pool, note, pick_device, record_settings, resumed, say};
 use bellows_device::{ProbeOptions, Selected, Telemetry, processor};
 use bellows_learner::{Dashboard, Outcome, signals};
@@ -94,6 +94,12 @@ pub(crate) fn train(args: TrainArgs) -> anyhow::Result<()> {
     close(&report, &path);
     if report.outcome != Outcome::Interrupted {
         let model = run.best()?;
+        let mut bar: Option<Bar> = None;
+        let mut progress = |done, total| bar.get_or_insert_with(|| Bar::new("judging ", total)).set("test".into(), done, total);
+        if let Some(loss) = run.test(&model, &device.device, &mut progress)? {
+            let line = format!("test: loss {loss:.4}  perplexity {:.3}", loss.exp());
+            bar.map_or_else(|| say(&line), |bar| bar.finish(&line));
+        }
         if let Some(prompt) = &config.sample_prompt {
             say(&format!("After training: {prompt} → {}", answer(&run, &model, prompt, &device.device)?));
         }
@@ -140,18 +146,14 @@ pub(crate) fn open_tokenizer(config: &SftConfig) -> anyhow::Result<(Architecture
     Ok((Base::shape(&path)?.architecture, own.map_or_else(|| Base::tokenizer(&path), Ok)?))
 }
 
-/// What the tokenizer of a made-up model is learnt from: the data, chats as rows of JSON. (The preset's figures hold for the merges of these.)
-/// Rows that cannot be read are left out here; whoever reads the data for training or a preview names them.
+/// What the tokenizer of a made-up model is learnt from: what the data say. Rows that cannot be read are left out here; whoever reads the data
+/// for training or a preview names them.
 fn texts(config: &SftConfig) -> anyhow::Result<Vec<String>> {
     let mut texts = Vec::new();
     for path in &config.data {
-        for example in Splits::open(Path::new(path), &ReadOptions::default())?.train.iter().flatten() {
+        for example in Splits::open(Path::new(path), &config.reading())?.train.iter().flatten() {
             match example {
-                Example::Chat(chat) => {
-                    let turn = |m: &Message| format!(r#"{{"role": "{}", "content": {}}}"#, m.role.name(), json!(m.content));
-                    let turns: Vec<String> = chat.messages.iter().map(turn).collect();
-                    texts.push(format!("{{\"messages\": [{}]}}\n", turns.join(", ")));
-                }
+                Example::Chat(chat) => texts.extend(chat.messages.into_iter().map(|message| message.content)),
                 Example::Prompt { prompt, completion } => texts.extend([prompt, completion]),
                 Example::Text(text) => texts.push(text),
                 Example::Tokens { .. } => {}

@@ -37,7 +37,8 @@ pub struct LoraConfig {
     pub exclude_modules: Targets,
     /// Layers that get adapters; all if empty.
     pub layers_to_transform: Vec<usize>,
-    /// Rank of the maps whose name ends in, or matches, a pattern.
+    /// Rank of the maps whose name ends in, or matches, a pattern; the first such pattern counts, in the order
+    /// of the alphabet, in which PEFT writes its files.
     pub rank_pattern: BTreeMap<String, usize>,
     /// α of the maps whose name ends in, or matches, a pattern.
     pub alpha_pattern: BTreeMap<String, f64>,
@@ -78,6 +79,14 @@ pub enum Targets {
 }
 
 impl Targets {
+    /// What a setting says: names alone, with commas between them, or else an expression.
+    pub fn parse(text: &str) -> Self {
+        match text.chars().all(|c| c.is_alphanumeric() || "_.,".contains(c)) {
+            true => Self::Names(text.split(',').map(String::from).collect()),
+            false => Self::Pattern(text.into()),
+        }
+    }
+
     /// Whether the map of this name is among them.
     fn hold(&self, name: &str) -> Result<bool, AdapterError> {
         Ok(match self {
@@ -85,6 +94,15 @@ impl Targets {
             Targets::Pattern(pattern) => whole(pattern)?.is_match(name),
             Targets::Names(names) => names.iter().any(|ending| ends_in(name, ending)),
         })
+    }
+}
+
+impl std::fmt::Display for Targets {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Pattern(pattern) => f.write_str(pattern),
+            Self::Names(names) => f.write_str(&names.join(",")),
+        }
     }
 }
 
@@ -197,11 +215,7 @@ impl LoraConfig {
             }
         }
         if !any {
-            let what = match &self.target_modules {
-                Targets::Pattern(p) => p.clone(),
-                Targets::Names(n) => n.join(", "),
-            };
-            return Err(AdapterError::NoTarget(what).into());
+            return Err(AdapterError::NoTarget(self.target_modules.to_string()).into());
         }
         Ok(self.unfreeze(model)?)
     }
@@ -291,6 +305,8 @@ mod tests {
         };
         assert_eq!((ranks(&all, q, 3), ranks(&all, up, 11), ranks(&all, q, 4)), (Some(4), None, None));
         assert_eq!(ranks(&all, "model.layers.11.mlp.down_proj", 11), Some(2));
+        let both = LoraConfig { rank_pattern: [("q_proj".into(), 4), (r"layers\.3\..*".into(), 2)].into(), ..LoraConfig::default() };
+        assert_eq!(ranks(&both, q, 3), Some(2), "the first in the alphabet, as in PEFT's files");
         let odd = LoraConfig { exclude_modules: Targets::Pattern(r".*\.3\..*".into()), ..LoraConfig::default() };
         assert_eq!((ranks(&odd, q, 3), ranks(&odd, up, 11)), (None, Some(16)));
         let wrong = config(Targets::Pattern("(".into()));

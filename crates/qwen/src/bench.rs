@@ -79,7 +79,7 @@ pub struct Benchmark {
     /// Steps that count; one more comes before them.
     pub steps: usize,
     /// Maps with adapters.
-    pub targets: Vec<String>,
+    pub targets: Targets,
     /// Re-run layers in the backward pass.
     pub checkpointing: bool,
 }
@@ -130,7 +130,7 @@ impl Benchmark {
         let config = SftConfig {
             r: self.rank,
             lora_alpha: 2.0 * self.rank as f64,
-            target_modules: Targets::Names(self.targets.clone()),
+            target_modules: self.targets.clone(),
             batch_size: self.batch,
             gradient_accumulation_steps: 1,
             epochs: 1,
@@ -169,7 +169,7 @@ impl Benchmark {
             batch: self.batch,
             seq: self.seq,
             rank: self.rank,
-            targets: self.targets.join(","),
+            targets: self.targets.to_string(),
             checkpointing: self.checkpointing,
             forward_s: part(|t| t.forward),
             backward_s: part(|t| t.backward),
@@ -194,7 +194,7 @@ mod tests {
             seq: 4,
             rank: 2,
             steps: 1,
-            targets: vec!["q_proj".into()],
+            targets: Targets::parse("q_proj"),
             checkpointing: false,
         };
         let report = what.run(&Device::flex().autodiff(), tempfile::tempdir().unwrap().path()).unwrap();

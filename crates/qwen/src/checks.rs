@@ -1,9 +1,10 @@
 //! What settings can only be held against once the model and the data are there.
 
 use bellows_learner::Schedule;
+use serde_json::Map;
 
 use crate::adapter::{AdapterError, LoraConfig, Targets};
-use crate::config::SftConfig;
+use crate::config::{Method, SftConfig};
 use crate::model::{CausalLm, ModelConfig};
 
 /// Refuses an adapter whose rank some map has no room for, or whose settings name maps that are not there.
@@ -47,6 +48,15 @@ pub(crate) fn warnings(config: &SftConfig, model: &ModelConfig, batches: usize) 
     let (length, limit) = (config.max_seq_length, model.max_position_embeddings);
     if length > limit {
         lines.push(format!("warning: max_seq_length is {length}, and the model was made for at most {limit} tokens"));
+    }
+    if config.method == Method::Full {
+        let [ours, plain] = [config, &SftConfig::default()].map(|config| serde_json::to_value(config.lora()).unwrap_or_default());
+        let set = |key: &&String| ours[key.as_str()] != plain[key.as_str()];
+        let mut unused: Vec<&str> = ours.as_object().into_iter().flat_map(Map::keys).filter(set).map(String::as_str).collect();
+        unused.extend((config.loraplus_lr_ratio != 1.0).then_some("loraplus_lr_ratio"));
+        if !unused.is_empty() {
+            lines.push(format!("warning: method full trains every parameter, and has no use for {}", unused.join(", ")));
+        }
     }
     if let Schedule::Updates(schedule) = config.learner(false).schedule {
         let updates = config.epochs * schedule.updates(batches);
@@ -112,6 +122,10 @@ mod tests {
         assert_eq!(lines(SftConfig { warmup_ratio: 0.0, ..plain.clone() }, 2), Vec::<String>::new());
         assert!(lines(SftConfig { warmup_steps: Some(4), ..plain.clone() }, 8)[0].contains("never reaches"));
         assert_eq!(lines(SftConfig { warmup_steps: Some(3), ..plain.clone() }, 8), Vec::<String>::new());
-        assert!(warnings(&SftConfig { max_seq_length: 513, ..plain }, &model, 8)[0].contains("at most 512 tokens"));
+        assert!(warnings(&SftConfig { max_seq_length: 513, ..plain.clone() }, &model, 8)[0].contains("at most 512 tokens"));
+        let full = SftConfig { method: Method::Full, ..plain };
+        assert_eq!(lines(full.clone(), 8), Vec::<String>::new());
+        let unused = &lines(SftConfig { r: 8, use_dora: true, loraplus_lr_ratio: 16.0, ..full }, 8)[0];
+        assert!(unused.ends_with("no use for r, use_dora, loraplus_lr_ratio"), "{unused}");
     }
 }

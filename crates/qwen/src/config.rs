@@ -2,15 +2,13 @@
 
 use std::collections::BTreeMap;
 
+use crate::adapter::{ALL_LINEAR, LoraConfig, Targets};
 use bellows_chat::plan::Mode;
-use bellows_chat::{EncodeOptions, Template, TrainOn, TrainOnEos, Truncation};
+use bellows_chat::{EncodeOptions, ReadOptions, Role, Template, TrainOn, TrainOnEos, Truncation};
 use bellows_learner::{Decay, LearnerConfig, OptimizerKind, Schedule, UpdateSchedule};
 use bellows_settings::{Layer, SettingsError, merge, settings};
 use bellows_weights::gguf::Preset;
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
-
-use crate::adapter::{ALL_LINEAR, LoraConfig, Targets};
 
 /// What is trained.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -38,6 +36,12 @@ settings! {
         max_samples: usize = 0;
         /// Never connect to the hub
         offline: bool = false;
+        /// Key of rows that are plain text
+        text_key: String = "text".into();
+        /// Key of what is given, in rows of a prompt and a completion
+        prompt_key: String = "prompt".into();
+        /// Key of what is learnt, in rows of a prompt and a completion
+        completion_key: String = "completion".into();
         /// Chat template: auto, qwen2, qwen2.5, qwen3, smollm, chatml, or a file with a Jinja template
         chat_template: String = "auto".into();
         /// Longest example in tokens
@@ -46,6 +50,8 @@ settings! {
         truncation: String = "keep_start".into();
         /// Which turns are learnt: assistant, last-assistant, completion, all
         train_on: String = "assistant".into();
+        /// Whose turns are learnt, as a list: assistant, user, system, tool
+        roles_to_train: Vec<String> = vec!["assistant".into()];
         /// Which ends of turns are learnt: turn, all, last
         train_on_eos: String = "turn".into();
         /// Take special tokens written in messages for real ones
@@ -66,7 +72,7 @@ settings! {
         exclude_modules: Targets = Targets::Names(Vec::new());
         /// Layers that get adapters, as a list; all if empty
         layers_to_transform: Vec<usize> = Vec::new();
-        /// Rank of some maps instead of r, by name ending or regular expression
+        /// Rank of some maps instead of r, by name ending or regular expression; of several the first in the alphabet counts, as in PEFT's files
         rank_pattern: BTreeMap<String, usize> = BTreeMap::new();
         /// lora_alpha of some maps, in the same way
         alpha_pattern: BTreeMap<String, f64> = BTreeMap::new();
@@ -182,13 +188,12 @@ pub const MAY_CHANGE: [&str; 15] = [
 
 /// The layer with the maps it names by a text as a list, where that text is names alone and no expression.
 fn with_names(layer: &Layer) -> Layer {
-    let names = |text: &str| text.chars().all(|c| c.is_alphanumeric() || "_.,".contains(c));
     let mut layer = layer.clone();
     for (key, value) in &mut layer.values {
         if ["target_modules", "exclude_modules"].contains(&key.replace('-', "_").as_str())
-            && let Some(text) = value.as_str().filter(|text| names(text)).map(str::to_owned)
+            && let Some(Targets::Names(names)) = value.as_str().map(Targets::parse)
         {
-            *value = text.split(',').map(Value::from).collect();
+            *value = names.into();
         }
     }
     layer
@@ -247,6 +252,8 @@ impl SftConfig {
             (!self.data_weights.is_empty() && self.data_weights.len() != self.data.len(), "data_weights needs one weight a data set"),
             (!(0.0..1.0).contains(&self.lora_dropout), "lora_dropout must be at least 0 and below 1"),
             (self.method == Method::Full && self.adapter.is_some(), "method full trains no adapter: leave out --adapter"),
+            (self.roles_to_train.is_empty(), "roles_to_train needs a role: nothing is learnt otherwise"),
+            ([&self.text_key, &self.prompt_key, &self.completion_key].iter().any(|key| key.is_empty()), "a key of the data is empty"),
         ];
         if let Some((_, rule)) = rules.iter().find(|(broken, _)| *broken) {
             return Err(bad((*rule).to_string()));
@@ -280,15 +287,22 @@ impl SftConfig {
             ("completion", TrainOn::Completion),
             ("all", TrainOn::All),
         ];
+        let roles = [Role::Assistant, Role::User, Role::System, Role::Tool].map(|role| (role.name(), role));
         let ends = [("turn", TrainOnEos::Turn), ("all", TrainOnEos::All), ("last", TrainOnEos::Last)];
         Ok(EncodeOptions {
             train_on: word("train_on", &self.train_on, &turns)?,
             train_on_eos: word("train_on_eos", &self.train_on_eos, &ends)?,
+            roles: self.roles_to_train.iter().map(|name| word("roles_to_train", name, &roles)).collect::<Result<_, _>>()?,
             max_seq_length: self.max_seq_length,
             truncation: word("truncation", &self.truncation, &truncations)?,
             special_in_content: self.special_in_content,
-            ..EncodeOptions::default()
         })
+    }
+
+    /// Under which keys the rows of data sets have what is not a chat.
+    pub fn reading(&self) -> ReadOptions {
+        let Self { text_key, prompt_key, completion_key, .. } = self.clone();
+        ReadOptions { text_key, prompt_key, completion_key }
     }
 
     /// The template that was asked for by name; `None` leaves it to the tokenizer.
@@ -383,7 +397,7 @@ impl SftConfig {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
+    use serde_json::{Value, json};
 
     use super::*;
 

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use bellows_chat::{
-    ChatError, Dataset, Dropped, EncodeOptions, Encoded, Example, Fault, Outcome, ReadOptions, Splits, Template, Tokenizer, encode, plan,
+    ChatError, Dataset, Dropped, EncodeOptions, Encoded, Example, Fault, Outcome, Splits, Template, Tokenizer, encode, plan,
 };
 use bellows_learner::Rng;
 
@@ -16,14 +16,16 @@ pub struct SftData {
     pub train: Vec<Encoded>,
     /// To judge by; may be empty.
     pub valid: Vec<Encoded>,
+    /// To look at once, at the end; may be empty.
+    pub test: Vec<Encoded>,
     /// Examples that lost tokens to truncation.
     pub truncated: usize,
     /// Examples left out because they were too long, or nothing to learn was left of them.
     pub dropped: usize,
     /// How many of those were too long (with `truncation: drop`).
     pub too_long: usize,
-    /// How many of those left out were there to judge by.
-    pub dropped_valid: usize,
+    /// How many of those left out were there to judge by, or to test with.
+    pub dropped_judged: usize,
 }
 
 impl SftData {
@@ -38,9 +40,8 @@ impl SftData {
         template: &Template,
         progress: &mut dyn FnMut(usize, usize),
     ) -> Result<Self, ChatError> {
-        let splits =
-            config.data.iter().map(|path| Splits::open(Path::new(path), &ReadOptions::default())).collect::<Result<Vec<_>, _>>()?;
-        let total = splits.iter().map(|s| s.train.len() + s.valid.as_ref().map_or(0, Dataset::len)).sum();
+        let splits = config.data.iter().map(|path| Splits::open(Path::new(path), &config.reading())).collect::<Result<Vec<_>, _>>()?;
+        let total = splits.iter().flat_map(sets_of).map(Dataset::len).sum();
         let (mut data, mut done) = (Self::default(), 0);
         let mut sets = Vec::new();
         for split in &splits {
@@ -56,12 +57,16 @@ impl SftData {
                 Ok(rows)
             };
             sets.push(rows(&mut data, &split.train)?);
+            let dropped = data.dropped;
             if let Some(valid) = &split.valid {
-                let before = data.dropped;
                 let examples = rows(&mut data, valid)?;
                 data.valid.extend(examples.into_iter().flatten());
-                data.dropped_valid += data.dropped - before;
             }
+            if let Some(test) = &split.test {
+                let examples = rows(&mut data, test)?;
+                data.test.extend(examples.into_iter().flatten());
+            }
+            data.dropped_judged += data.dropped - dropped;
         }
         let draw = |stream: &'static str| move |i: u64| Rng::new(config.seed, stream, 0, i).bits();
         if data.valid.is_empty() && config.val_size > 0.0 {
@@ -104,8 +109,8 @@ impl SftData {
     ) -> Result<Vec<ChatError>, ChatError> {
         let mut faults = Vec::new();
         for path in &config.data {
-            let split = Splits::open(Path::new(path), &ReadOptions::default())?;
-            for set in [Some(&split.train), split.valid.as_ref()].into_iter().flatten() {
+            let split = Splits::open(Path::new(path), &config.reading())?;
+            for set in sets_of(&split) {
                 let wrong = (0..set.len()).filter_map(|i| encode_row(set, i, options, tokenizer, template).err());
                 faults.extend(wrong.take(limit - faults.len()));
             }
@@ -176,14 +181,20 @@ impl SftData {
         let tokens =
             |examples: &[Encoded]| (examples.iter().map(Encoded::len).sum::<usize>(), examples.iter().map(Encoded::targets).sum::<usize>());
         let ((all, trained), (_, valid)) = (tokens(&self.train), tokens(&self.valid));
+        let test = if self.test.is_empty() { String::new() } else { format!(", {} to test with", self.test.len()) };
         format!(
-            "{} examples to train on ({all} tokens, {trained} of them learnt), {} to judge by ({valid} learnt); {} truncated, {} left out",
+            "{} examples to train on ({all} tokens, {trained} of them learnt), {} to judge by ({valid} learnt){test}; {} truncated, {} left out",
             self.train.len(),
             self.valid.len(),
             self.truncated,
             self.dropped
         )
     }
+}
+
+/// The files of a data set.
+fn sets_of(splits: &Splits) -> impl Iterator<Item = &Dataset> {
+    [Some(&splits.train), splits.valid.as_ref(), splits.test.as_ref()].into_iter().flatten()
 }
 
 /// Row `i` of a data set; an error has its file and line.

@@ -110,23 +110,15 @@ pub fn generate(
     mut each: impl FnMut(u32) -> bool,
 ) -> Result<Vec<u32>, GenerateError> {
     sampling.check()?;
-    if prompt.is_empty() {
-        return Err(GenerateError::Empty);
-    }
     let (most, limit) = (prompt.len() + sampling.max_new_tokens, config.max_position_embeddings);
     if most > limit {
         tracing::warn!("prompt and answer may have {most} tokens, and the model was made for at most {limit}");
     }
-    let mut caches = vec![KvCache::default(); config.num_hidden_layers];
-    let (mut all, mut past) = (prompt.to_vec(), 0);
+    let mut reader = Reader { model, config, device, caches: vec![KvCache::default(); config.num_hidden_layers], past: 0 };
+    let mut all = prompt.to_vec();
     for step in 0..sampling.max_new_tokens {
-        let fresh: Vec<i32> = all[past..].iter().map(|&id| id as i32).collect();
-        let n = fresh.len();
-        let pass = Pass::after(past, 1, n, config, device);
-        let ids = Tensor::<2, Int>::from_data(TensorData::new(fresh, [1, n]), device);
-        let logits = model.next_logits(ids, &pass, &mut caches).try_into_vec_as::<f32>();
+        let logits = reader.read(&all[reader.past..], AT_ONCE).ok_or(GenerateError::Empty)?.try_into_vec_as::<f32>();
         let logits = logits.map_err(|e| GenerateError::Device { step, reason: e.to_string() })?;
-        past = all.len();
         let next = choose(&logits, &all, sampling, step);
         if stop.contains(&next) {
             break;
@@ -137,6 +129,32 @@ pub fn generate(
         }
     }
     Ok(all.split_off(prompt.len()))
+}
+
+/// Tokens that are read at once: scores and mask take memory in proportion to these times all that were read before.
+const AT_ONCE: usize = 512;
+
+/// A model that has read `past` tokens.
+struct Reader<'a> {
+    model: &'a CausalLm,
+    config: &'a ModelConfig,
+    device: &'a Device,
+    caches: Vec<KvCache>,
+    past: usize,
+}
+
+impl Reader<'_> {
+    /// Reads `tokens`, so many at once. The logits of the token after them, `[1, vocabulary]`; `None` if there are none.
+    fn read(&mut self, tokens: &[u32], at_once: usize) -> Option<Tensor<2>> {
+        let part = |part: &[u32]| {
+            let pass = Pass::after(self.past, 1, part.len(), self.config, self.device);
+            let ids: Vec<i32> = part.iter().map(|&id| id as i32).collect();
+            let ids = Tensor::<2, Int>::from_data(TensorData::new(ids, [1, part.len()]), self.device);
+            self.past += part.len();
+            self.model.next_logits(ids, &pass, &mut self.caches)
+        };
+        tokens.chunks(at_once).map(part).last()
+    }
 }
 
 /// The next token under `sampling`: draw number `step` of its seed.
@@ -251,6 +269,26 @@ mod tests {
         let base = crate::base::Base::tiny(["a b"], 0, &device).unwrap();
         let none = generate(&base.model, &base.config, &[], &greedy(), &[], &device, |_| true);
         assert!(matches!(none, Err(GenerateError::Empty)));
+    }
+
+    #[test]
+    fn a_prompt_read_in_parts_is_the_same_prompt() {
+        let device = Device::flex();
+        let base = crate::base::Base::tiny(["a b"], 0, &device).unwrap();
+        let (model, config) = (&base.model, &base.config);
+        let prompt: Vec<u32> = (0..23).map(|i| (i * 37 + 5) % 250).collect();
+        let logits = |at_once| {
+            let mut reader = Reader { model, config, device: &device, caches: vec![KvCache::default(); config.num_hidden_layers], past: 0 };
+            let logits = reader.read(&prompt, at_once).unwrap();
+            assert_eq!(reader.past, prompt.len());
+            logits.try_into_vec_as::<f32>().unwrap()
+        };
+        let whole = logits(23);
+        let scale = whole.iter().fold(0.0f32, |most, x| most.max(x.abs()));
+        for at_once in [1, 5, 22] {
+            let parts = logits(at_once);
+            assert!(parts.iter().zip(&whole).all(|(a, b)| (a - b).abs() <= 1e-5 * scale), "{at_once}");
+        }
     }
 
     /// The definition: the whole vocabulary in order, cut by top_k, then by top_p.

@@ -92,6 +92,28 @@ impl SftTask {
         self.epoch(Draw { seed: self.config.seed, epoch: 0, epochs: self.config.epochs }).starts.len() - 1
     }
 
+    /// The mean loss of the learnt tokens of `examples`, and their number.
+    pub(crate) fn judge(&self, model: &CausalLm, examples: &[Encoded], context: &mut EvalContext<'_>) -> Result<(f64, usize), TaskError> {
+        let mut order: Vec<usize> = (0..examples.len()).collect();
+        order.sort_by_key(|&i| (examples[i].len(), i));
+        let (mut sum, mut tokens) = (0.0, 0);
+        for (i, chunk) in order.chunks(self.config.batch_size.max(1)).enumerate() {
+            if (context.interrupted)() {
+                return Err(Box::new(Interrupted));
+            }
+            let rows: Vec<Vec<&Encoded>> = chunk.iter().map(|&i| vec![&examples[i]]).collect();
+            let batch = Batch::new(&rows, self.pad, self.config.pad_to_multiple_of);
+            let data = upload(&batch, &self.model, context.device);
+            let [b, s] = data.ids.dims();
+            let hidden = model.hidden(data.ids, &data.pass).reshape([b * s, self.model.hidden_size]).select(0, data.rows);
+            let loss = head_loss_only(model.model.norm.forward(hidden), &model.head().val(), data.targets);
+            sum += f64::from(loss.try_into_vec_as::<f32>()?[0]);
+            tokens += batch.targets();
+            (context.progress)((i * self.config.batch_size + chunk.len()).min(order.len()), order.len());
+        }
+        Ok((sum / tokens.max(1) as f64, tokens))
+    }
+
     /// Uniform noise of α / √(S h) on every embedding (NEFTune, Jain et al. 2023).
     fn noise(&self, shape: [usize; 2], draws: &Draws, device: &Device) -> Option<Tensor<3>> {
         let alpha = self.config.neftune_noise_alpha;
@@ -233,28 +255,10 @@ impl Task for SftTask {
     }
 
     fn evaluate(&self, model: &CausalLm, context: &mut EvalContext<'_>) -> Result<Evaluation, TaskError> {
-        let mut order: Vec<usize> = (0..self.valid.len()).collect();
-        order.sort_by_key(|&i| (self.valid[i].len(), i));
-        let (mut sum, mut tokens) = (0.0, 0);
-        for (i, chunk) in order.chunks(self.config.batch_size.max(1)).enumerate() {
-            if (context.interrupted)() {
-                return Err(Box::new(Interrupted));
-            }
-            let rows: Vec<Vec<&Encoded>> = chunk.iter().map(|&i| vec![&self.valid[i]]).collect();
-            let batch = Batch::new(&rows, self.pad, self.config.pad_to_multiple_of);
-            let data = upload(&batch, &self.model, context.device);
-            let [b, s] = data.ids.dims();
-            let hidden = model.hidden(data.ids, &data.pass).reshape([b * s, self.model.hidden_size]).select(0, data.rows);
-            let loss = head_loss_only(model.model.norm.forward(hidden), &model.head().val(), data.targets);
-            sum += f64::from(loss.try_into_vec_as::<f32>()?[0]);
-            tokens += batch.targets();
-            (context.progress)((i * self.config.batch_size + chunk.len()).min(order.len()), order.len());
-        }
-        let loss = sum / tokens.max(1) as f64;
+        let (loss, tokens) = self.judge(model, &self.valid, context)?;
         let metrics = METRICS.map(String::from).into_iter().zip([loss, loss.exp()]).collect();
         Ok(Evaluation { fitness: -loss, metrics, samples: self.valid.len(), objects: tokens })
     }
-
     fn export(&self, model: &CausalLm, _: usize) -> Result<Vec<u8>, TaskError> {
         match self.config.method {
             Method::Lora => Ok(peft::to_bytes(model, &self.lora)?),

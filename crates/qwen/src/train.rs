@@ -2,8 +2,8 @@
 
 use std::path::PathBuf;
 
-use bellows_chat::{ChatError, Template, Tokenizer};
-use bellows_learner::{LearnError, Learner, Outcome, TensorBoard};
+use bellows_chat::{ChatError, Encoded, Template, Tokenizer};
+use bellows_learner::{EvalContext, LearnError, Learner, Outcome, TensorBoard};
 use bellows_runs::{RunDir, RunDirError};
 use bellows_settings::SettingsError;
 use bellows_weights::{DType, Tensors};
@@ -83,6 +83,7 @@ pub struct Finetune {
     tokenizer: Tokenizer,
     template: Template,
     examples: usize,
+    test: Vec<Encoded>,
     header: Vec<String>,
 }
 
@@ -103,9 +104,10 @@ impl Finetune {
         if data.train.is_empty() {
             return Err(FinetuneError::Data(data.nothing_left(&config)));
         }
-        if config.early_stopping_patience > 0 && data.valid.is_empty() {
-            let reason = "early_stopping_patience needs examples to judge by: a valid file beside the training data, or val_size";
-            return Err(FinetuneError::Data(reason.into()));
+        let judging = [("early_stopping_patience", config.early_stopping_patience), ("eval_steps", config.eval_steps)];
+        if let Some((setting, _)) = judging.iter().find(|(_, value)| *value > 0 && data.valid.is_empty()) {
+            let reason = format!("{setting} needs examples to judge by: a valid file beside the training data, or val_size");
+            return Err(FinetuneError::Data(reason));
         }
         tokenizer.adopt(&template);
         // A base model's own end of text never comes in chats, and would never stop the tuned model.
@@ -143,7 +145,7 @@ impl Finetune {
             let board = TensorBoard::new(learner.dir().path().join("tensorboard"));
             learner.observe(board);
         }
-        Ok(Self { learner, config, lora, shape, tokenizer, template, examples, header })
+        Ok(Self { learner, config, lora, shape, tokenizer, template, examples, test: data.test, header })
     }
 
     /// The Learner: resume, observers, a stop flag.
@@ -216,6 +218,23 @@ impl Finetune {
                 loaded.map_err(|source| BaseError::Load { path: file.clone(), source }.into())
             }
         }
+    }
+
+    /// The mean loss a token of `model` over the `test` files, which nothing else looks at; `None` where there are none. `progress` gets
+    /// (done, total) examples.
+    ///
+    /// # Errors
+    /// A device that fails.
+    pub fn test(&self, model: &CausalLm, device: &Device, progress: &mut dyn FnMut(usize, usize)) -> Result<Option<f64>, FinetuneError> {
+        if self.test.is_empty() {
+            return Ok(None);
+        }
+        let device = device.clone().without_autodiff();
+        let (workers, epoch) = (0, self.config.epochs);
+        let mut context = EvalContext { device: &device, workers, epoch, progress, interrupted: &|| false };
+        let judged = self.learner.task().judge(model, &self.test, &mut context);
+        let (loss, _) = judged.map_err(LearnError::task("judging the test data"))?;
+        Ok(Some(loss))
     }
 
     fn save(&self) -> Result<PathBuf, FinetuneError> {

@@ -17,8 +17,7 @@ use std::sync::{Mutex, PoisonError};
 use serde_json::Value;
 
 use crate::conversation::Example;
-use crate::encode::{EncodeOptions, Outcome, encode};
-use crate::{ChatError, Fault, Template, Tokenizer};
+use crate::{ChatError, Fault};
 use json::Span;
 
 /// The longest row: far beyond any context, and small enough to hold.
@@ -93,7 +92,7 @@ impl Dataset {
     ///
     /// # Errors
     /// [`Fault::Io`], [`Fault::Empty`], [`Fault::Json`] for an array that does not end, [`Fault::Table`]; rows are checked when they are
-    /// read ([`Dataset::get`], [`Dataset::check`]).
+    /// read ([`Dataset::get`]).
     pub fn open(path: &Path, options: &ReadOptions) -> Result<Self, ChatError> {
         let rows = find_rows(path)?;
         let dataset = Dataset { path: path.to_owned(), options: options.clone(), rows };
@@ -134,23 +133,9 @@ impl Dataset {
         self.example(index).map_err(|fault| fault.on_line(&self.path, self.line(index)))
     }
 
-    /// Row `index` encoded.
-    ///
-    /// # Errors
-    /// Those of [`Dataset::get`] and [`encode`], with path and line.
-    pub fn encode(&self, index: usize, tokenizer: &Tokenizer, template: &Template, options: &EncodeOptions) -> Result<Outcome, ChatError> {
-        let example = self.get(index)?;
-        encode(&example, tokenizer, template, options).map_err(|fault| fault.on_line(&self.path, self.line(index)))
-    }
-
     /// The rows in order.
     pub fn iter(&self) -> impl Iterator<Item = Result<Example, ChatError>> {
         (0..self.len()).map(|index| self.get(index))
-    }
-
-    /// Reads every row once and returns what is wrong, at most `limit` faults.
-    pub fn check(&self, limit: usize) -> Vec<ChatError> {
-        self.iter().filter_map(Result::err).take(limit).collect()
     }
 
     fn example(&self, index: usize) -> Result<Example, Fault> {

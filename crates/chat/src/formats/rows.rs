@@ -53,7 +53,7 @@ fn messages(row: &Map<String, Value>, key: &str) -> Result<Vec<Message>, Fault> 
     list(row, key)?.iter().enumerate().map(|(index, value)| message(value, &format!("{key}[{index}]"))).collect()
 }
 
-/// `{role, content, tool_calls, reasoning_content, train | weight}`, of which the last is a yes or no, or a number that is 0 or not.
+/// `{role, content, tool_calls, reasoning_content, train | weight}`.
 fn message(value: &Value, at: &str) -> Result<Message, Fault> {
     let fault = |key: &str, value: Option<&Value>, expected| Fault::Value { key: format!("{at}{key}"), found: found(value), expected };
     let Value::Object(map) = value else { return Err(fault("", Some(value), "an object with `role` and `content`")) };
@@ -79,14 +79,21 @@ fn message(value: &Value, at: &str) -> Result<Message, Fault> {
         Some(Value::String(text)) => Some(text.clone()),
         other => return Err(fault(".reasoning_content", other, "text")),
     };
-    let train = match map.get("train").or_else(|| map.get("weight")) {
-        None | Some(Value::Null) => None,
-        Some(Value::Bool(train)) => Some(*train),
-        Some(Value::Number(weight)) if weight.as_f64() == Some(0.0) => Some(false),
-        Some(Value::Number(weight)) if weight.as_f64() == Some(1.0) => Some(true),
-        other => return Err(fault(".train", other, "true or false (or `weight` 0 or 1)")),
-    };
-    Ok(Message { role: speaker, content, reasoning, tool_calls, train })
+    Ok(Message { role: speaker, content, reasoning, tool_calls, train: train(map, at)? })
+}
+
+/// `train` or `weight` of a turn: a yes or no, or a number that is 0 or 1.
+fn train(turn: &Map<String, Value>, at: &str) -> Result<Option<bool>, Fault> {
+    match turn.get("train").or_else(|| turn.get("weight")) {
+        None | Some(Value::Null) => Ok(None),
+        Some(Value::Bool(train)) => Ok(Some(*train)),
+        Some(Value::Number(weight)) if weight.as_f64() == Some(0.0) => Ok(Some(false)),
+        Some(Value::Number(weight)) if weight.as_f64() == Some(1.0) => Ok(Some(true)),
+        other => {
+            let expected = "true or false (or `weight` 0 or 1)";
+            Err(Fault::Value { key: format!("{at}.train"), found: found(other), expected })
+        }
+    }
 }
 
 /// `[{"type": "text", "text": ...}, ...]` as one text; None if there is anything else, such as a picture.
@@ -126,7 +133,7 @@ fn tools(row: &Map<String, Value>) -> Result<Vec<Value>, Fault> {
     }
 }
 
-/// `{conversations: [{from, value}], system, tools}`.
+/// `{conversations: [{from, value, train | weight}], system, tools}`.
 fn sharegpt(row: &Map<String, Value>) -> Result<Example, Fault> {
     let mut messages: Vec<Message> = optional(row, "system")?.map(|text| Message::new(Role::System, text)).into_iter().collect();
     for (index, turn) in list(row, "conversations")?.iter().enumerate() {
@@ -137,6 +144,7 @@ fn sharegpt(row: &Map<String, Value>) -> Result<Example, Fault> {
             continue;
         };
         let name = from.as_str().ok_or_else(|| Fault::Value { key: at("from"), found: kind(from), expected: "a role" })?;
+        let train = turn.as_object().map_or(Ok(None), |turn| train(turn, &format!("conversations[{index}]")))?;
         let speaker = known_role(name, &at("from"))?;
         let value = turn.get("value").and_then(Value::as_str);
         let value = value.ok_or_else(|| Fault::Value { key: at("value"), found: found(turn.get("value")), expected: "text" })?;
@@ -144,9 +152,9 @@ fn sharegpt(row: &Map<String, Value>) -> Result<Example, Fault> {
             let calls = super::json::parse(value)?;
             let calls = if let Value::Array(list) = calls { list } else { vec![calls] };
             let tool_calls = calls.iter().map(|call| tool_call(call, &at("value"))).collect::<Result<_, _>>()?;
-            messages.push(Message { tool_calls, ..Message::new(Role::Assistant, "") });
+            messages.push(Message { tool_calls, train, ..Message::new(Role::Assistant, "") });
         } else {
-            messages.push(Message::new(speaker, value));
+            messages.push(Message { train, ..Message::new(speaker, value) });
         }
     }
     chat(Conversation { messages, tools: tools(row)? })

@@ -1,7 +1,7 @@
 //! GGUF files: written and read back, read by the `gguf` package, a real one, and llama.cpp's mixes.
 
 use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Command;
 
 use crate::assets;

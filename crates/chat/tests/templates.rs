@@ -4,15 +4,6 @@
 mod support;
 
 use bellows_chat::{Conversation, EncodeOptions, Example, Jinja, Message, Outcome, Part, RenderOptions, Role, Template, Tokenizer, encode};
-use serde_json::Value;
-
-fn options(case: &Value) -> RenderOptions {
-    RenderOptions {
-        generation_prompt: case["prompt"].as_bool().unwrap(),
-        thinking: case["thinking"].as_bool().unwrap(),
-        special_in_content: false,
-    }
-}
 
 fn said(template: &Template, conversation: &Conversation) -> Vec<String> {
     let pieces = template.pieces(conversation, RenderOptions::default()).unwrap();
@@ -27,26 +18,15 @@ fn said(template: &Template, conversation: &Conversation) -> Vec<String> {
     out.into_iter().map(|(_, text)| text).collect()
 }
 
-fn check_all(template: impl Fn(&str) -> Option<Template>, expected: usize) {
-    let mut checked = 0;
-    for case in support::cases() {
-        let Some(template) = template(case["template"].as_str().unwrap()) else { continue };
-        let text = template.render(&support::conversation(&case), options(&case));
-        assert_eq!(text.unwrap(), case["text"].as_str().unwrap(), "{} {}", case["template"], case["name"]);
-        checked += 1;
-    }
-    assert!(checked >= expected, "{checked}");
-}
-
 #[test]
 fn the_built_ins_render_what_transformers_renders() {
-    check_all(Template::named, 60);
+    support::check_all(Template::named, 60);
 }
 
 #[test]
 fn our_jinja_texts_render_the_same() {
     let tokenizer = support::tiny();
-    check_all(|name| Some(Template::Jinja(Jinja::new(Template::named(name)?.source(), &tokenizer).unwrap())), 60);
+    support::check_all(|name| Some(Template::Jinja(Jinja::new(Template::named(name)?.source(), &tokenizer).unwrap())), 60);
 }
 
 #[test]
@@ -55,7 +35,7 @@ fn the_models_own_templates_run_and_are_recognised() {
         let Some(dir) = support::tokenizer(asset) else { continue };
         let tokenizer = Tokenizer::from_dir(&dir).unwrap();
         let jinja = Template::Jinja(Jinja::new(tokenizer.chat_template().unwrap(), &tokenizer).unwrap());
-        check_all(|case| (case == name).then(|| jinja.clone()), 20);
+        support::check_all(|case| (case == name).then(|| jinja.clone()), 20);
         assert_eq!(Template::detect(&tokenizer, None).unwrap().name(), name);
     }
 }

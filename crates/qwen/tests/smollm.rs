@@ -3,13 +3,12 @@
 //! The numbers to meet are transformers', by `tests/smollm/reference.py`.
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a test may panic, and says what it measured")]
 
-#[path = "../../chat/tests/support/assets.rs"]
-#[allow(unreachable_pub, reason = "shared with another crate's tests")]
-mod assets;
+#[path = "../../chat/tests/support/mod.rs"]
+mod support;
 
 use std::path::PathBuf;
 
-use bellows_chat::{Conversation, Message, RenderOptions, Role, Template, encode_prompt};
+use bellows_chat::{Conversation, Jinja, Message, RenderOptions, Role, Template, encode_prompt};
 use bellows_qwen::base::Base;
 use bellows_qwen::generate::{Sampling, generate};
 use bellows_qwen::loss::head_loss_only;
@@ -19,7 +18,7 @@ use serde_json::Value;
 
 fn gguf() -> Option<PathBuf> {
     const FILE: &str = "SmolLM2-135M-Instruct.Q4_1.gguf";
-    Some(assets::asset("smollm2", &[FILE])?.join(FILE))
+    Some(support::assets::asset("smollm2", &[FILE])?.join(FILE))
 }
 
 fn ids(value: &Value) -> Vec<u32> {
@@ -41,6 +40,8 @@ fn smollm_speaks_as_in_transformers() {
 
     let template = Template::detect(&base.tokenizer, Some("llama")).unwrap();
     assert_eq!(template.name(), "smollm");
+    let own = Template::Jinja(Jinja::new(base.tokenizer.chat_template().unwrap(), &base.tokenizer).unwrap());
+    support::check_all(|name| (name == "smollm").then(|| own.clone()), 10);
     let question = Message::new(Role::User, theirs["question"].as_str().unwrap());
     let conversation = Conversation { messages: vec![question], ..Conversation::default() };
     let prompt = encode_prompt(&conversation, &base.tokenizer, &template, RenderOptions::default()).unwrap();

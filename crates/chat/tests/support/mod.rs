@@ -1,11 +1,11 @@
 //! What the tests share: fixtures, the real tokenizers where they have been fetched, a small one where not.
 #![allow(dead_code, unreachable_pub, clippy::unwrap_used, reason = "each test uses a part of it, and may panic")]
 
-mod assets;
+pub mod assets;
 
 use std::path::PathBuf;
 
-use bellows_chat::{Conversation, Message, Role, Tokenizer, ToolCall};
+use bellows_chat::{Conversation, Message, RenderOptions, Role, Template, Tokenizer, ToolCall};
 use serde_json::Value;
 
 /// The folder of a real tokenizer.
@@ -48,4 +48,24 @@ pub fn cases() -> Vec<Value> {
     let cases: Vec<Value> = serde_json::from_str(include_str!("../fixtures/templates.json")).unwrap();
     assert!(cases.len() > 60);
     cases
+}
+
+pub fn options(case: &Value) -> RenderOptions {
+    RenderOptions {
+        generation_prompt: case["prompt"].as_bool().unwrap(),
+        thinking: case["thinking"].as_bool().unwrap(),
+        special_in_content: false,
+    }
+}
+
+/// Every case of the templates that `template` has, as transformers renders it; at least so many.
+pub fn check_all(template: impl Fn(&str) -> Option<Template>, expected: usize) {
+    let mut checked = 0;
+    for case in cases() {
+        let Some(template) = template(case["template"].as_str().unwrap()) else { continue };
+        let text = template.render(&conversation(&case), options(&case));
+        assert_eq!(text.unwrap(), case["text"].as_str().unwrap(), "{} {}", case["template"], case["name"]);
+        checked += 1;
+    }
+    assert!(checked >= expected, "{checked}");
 }

@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
 # Reproduces the tables of docs/benchmarks.md: all sections, or those that are named.
 #
-#   docs/benchmarks.sh [step] [onnx] [lora] [epoch] [layers] [memory]
+#   docs/benchmarks.sh [step] [onnx] [lora] [epoch] [layers] [memory] [launches] [sample] [data]
 #
 # Nothing is installed or downloaded. Ours is built first; a peer comes from a variable, and its part is skipped with a line without it:
 #
 #   TORCH_PYTHON         Python with torch and Ultralytics: step, layers
 #   PEFT_PYTHON          Python with transformers and PEFT: lora
 #   ONNX_PYTHON          Python with onnxruntime, and ONNX_MODEL the file (docs/onnx_infer.py says how it is made): onnx
-#   YOLO, DATA           the program `yolo` of Ultralytics and the data.yaml of HIT-UAV (Ultralytics writes caches beside its labels): epoch
-#   BELLOWS_SWIFTSHADER  the ICD file of SwiftShader (.ci/swiftshader prints one): memory
+#   YOLO, DATA           the program `yolo` of Ultralytics and the data.yaml of HIT-UAV (Ultralytics writes caches beside its labels): epoch, data
+#   BELLOWS_SWIFTSHADER  the ICD file of SwiftShader (.ci/swiftshader prints one): memory, launches
 #   PEERS                folder of yolo_step.py and lora_step.py, unless it is ../shared/peers
 #   THREADS, ROUNDS      2 and 3 unless set
 set -euo pipefail
@@ -52,17 +52,20 @@ lora() {
     "OMP_NUM_THREADS=$threads $PEFT_PYTHON $peers/lora_step.py --dtype f32 $shape"
 }
 
+# In turn, so many rounds; the peer's data.yaml must be absolute.
 epoch() {
   needs DATA || return 0
-  local runs
+  local runs round
   runs=$(mktemp -d)
-  time "$bin/yolo-train" --data "$DATA" --imgsz 320 --epochs 1 --batch 16 --workers 8 --device cpu --profile --project "$runs/ours"
-  cat "$runs"/ours/train/results.csv
-  if needs YOLO; then
-    time "$YOLO" detect train model=yolov8n.yaml data="$(realpath "$DATA")" imgsz=320 batch=16 epochs=1 pretrained=False workers=8 \
-      device=cpu project="$runs/peer" name=train
-    cat "$runs"/peer/train/results.csv
-  fi
+  for round in $(seq "$rounds"); do
+    time "$bin/yolo-train" --data "$DATA" --imgsz 320 --epochs 1 --batch 16 --workers 8 --device cpu --profile --project "$runs" --name "ours$round"
+    if needs YOLO; then
+      time "$YOLO" detect train model=yolov8n.yaml data="$(realpath "$DATA")" imgsz=320 batch=16 epochs=1 pretrained=False workers=8 \
+        device=cpu project="$runs" name="peer$round"
+    fi
+  done
+  # The second column is the time of the epoch.
+  tail -n 1 "$runs"/*/results.csv
   rm -r "$runs"
 }
 
@@ -81,10 +84,28 @@ memory() {
     cargo test --release --workspace --test cube -- --ignored --nocapture memory_figures 2>&1 | grep 'MB:'
 }
 
-[ $# -gt 0 ] || set -- step onnx lora epoch layers memory
+# What the tests count, and how far they find the device from the processor.
+launches() {
+  needs BELLOWS_SWIFTSHADER || return 0
+  cargo test --release --workspace --test cube -- --nocapture 2>&1 | grep '^> '
+}
+
+sample() {
+  local runs
+  runs=$(mktemp -d)
+  time "$bin/yolo-train" --data datasets/thermal-sample.yaml --device cpu --project "$runs"
+  rm -r "$runs"
+}
+
+data() {
+  needs DATA || return 0
+  BELLOWS_HIT_UAV=$(realpath "$DATA") cargo test --release --workspace --test hit_uav -- --nocapture 2>&1 | grep -E '^(scan|from)'
+}
+
+[ $# -gt 0 ] || set -- step onnx lora epoch layers memory launches sample data
 for section in "$@"; do
   case $section in
-    step | onnx | lora | epoch | layers | memory) ;;
+    step | onnx | lora | epoch | layers | memory | launches | sample | data) ;;
     *) echo "$0: no section is called $section" >&2; exit 2 ;;
   esac
 done

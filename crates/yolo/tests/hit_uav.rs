@@ -36,7 +36,7 @@ fn real_frames_scan_and_augment() {
         println!("{what} {imgsz}: {:.2} ms a mosaic sample, {boxes} boxes in 100", start.elapsed().as_secs_f64() * 10.0);
         assert!(boxes > 100);
     };
-    for imgsz in [320, 640] {
+    for imgsz in [192, 320, 640] {
         measure("from files", &dataset, imgsz);
         measure("from memory", &RamCache::new(&dataset, imgsz, &|_, _| {}).unwrap(), imgsz);
     }

@@ -9,14 +9,19 @@
 
 mod support;
 
+use bellows_kernels::{Lowering, set_default_lowering};
 use bellows_yolo::boxes::Label;
 use bellows_yolo::loss::DetectionLoss;
 use bellows_yolo::model::names::{NamedTensors, named_tensors, to_tensors};
 use bellows_yolo::model::{Yolo, YoloConfig};
 use burn::module::Module;
-use burn::tensor::Device;
+use burn::tensor::{Device, DeviceKind};
+use cubecl::logging::{LaunchObservation, LaunchObserver};
+use std::collections::BTreeMap;
 use std::io::Write;
 use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::{Arc, Mutex};
 use support::*;
 
 const NC: usize = 4;
@@ -97,19 +102,18 @@ fn empty() -> Case {
     Case { name: "empty", batch: 2, height: 64, width: 64, targets: vec![] }
 }
 
-fn check_case(case: &Case) {
+fn check_case(case: &Case, plain: &Device) {
     let golden = golden();
     let get = |key: &str| &golden[&format!("{}.{key}", case.name)].1;
-    let model = model_from(&formula_weights(), NC);
+    let model = model_from(&formula_weights(), NC, plain);
 
-    let plain = Device::flex();
     let infer = model.valid();
-    let y = infer.decode(&infer.forward(image(case.pixels(), case.shape(), &plain)));
+    let y = infer.decode(&infer.forward(image(case.pixels(), case.shape(), plain)));
     let error = relative(&vec(y), get("eval"));
     println!("{} eval {error:.1e}", case.name);
     assert!(error <= 1e-4, "eval {error}");
 
-    let feats = model.forward(image(case.pixels(), case.shape(), &plain.autodiff()));
+    let feats = model.forward(image(case.pixels(), case.shape(), &plain.clone().autodiff()));
     check_assignment(case, &assignment(&feats, &case.targets), get("fg"), get("gt"), get("score"));
 
     let out = DetectionLoss::new(NC).forward(&feats, &case.targets);
@@ -159,24 +163,66 @@ fn check_assignment(case: &Case, own: &[Vec<bellows_yolo::loss::assigner::Foregr
 
 #[test]
 fn random_objects() {
-    check_case(&plain());
+    check_case(&plain(), &Device::flex());
 }
 
 #[test]
 fn edge_cases_and_a_wide_input() {
-    check_case(&edges());
+    check_case(&edges(), &Device::flex());
 }
 
 #[test]
 fn no_object_in_the_batch() {
-    check_case(&empty());
+    check_case(&empty(), &Device::flex());
+}
+
+/// What a step launches on a device.
+#[derive(Default)]
+struct Launches(Mutex<BTreeMap<&'static str, usize>>);
+
+impl LaunchObserver for Launches {
+    fn launched(&self, kernel: &'static str) {
+        *self.0.lock().unwrap().entry(kernel).or_default() += 1;
+    }
+}
+
+/// The same numbers from a Vulkan device, inference and a whole step, without one convolution or matrix product of Burn's.
+///
+/// The loader reads `VK_DRIVER_FILES` when the device is made: the work is done by a child that has it set.
+#[test]
+fn random_objects_on_vulkan() {
+    if std::env::var_os("BELLOWS_PARITY_CHILD").is_none() {
+        let Some(icd) = std::env::var_os("BELLOWS_SWIFTSHADER") else {
+            writeln!(std::io::stderr(), "skipped: set BELLOWS_SWIFTSHADER to a Vulkan ICD file (.ci/swiftshader prints one)").unwrap();
+            return;
+        };
+        let mut child = Command::new(std::env::current_exe().unwrap());
+        child.args(["random_objects_on_vulkan", "--exact", "--nocapture"]).env("BELLOWS_PARITY_CHILD", "1").env("VK_DRIVER_FILES", icd);
+        let output = child.output().unwrap();
+        let text = String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success() && text.contains("1 passed"), "{text}\n{}", String::from_utf8_lossy(&output.stderr));
+        return;
+    }
+    set_default_lowering(Lowering::Gemm);
+    let launches = Arc::new(Launches::default());
+    let watching = LaunchObservation::new(launches.clone());
+    check_case(&plain(), &Device::vulkan(DeviceKind::Cpu));
+    drop(watching);
+    let launches = launches.0.lock().unwrap();
+    let ours = |kernel: &str| kernel.contains("bellows_kernels");
+    let named = |name: &str| launches.iter().filter(|(kernel, _)| kernel.contains(name)).map(|(_, count)| count).sum::<usize>();
+    // 63 convolutions: forward twice, and both gradients but the image's.
+    assert!(named("bellows_kernels") > 63 * 4 && named("im2col") > 0 && named("col2im") > 0, "{launches:?}");
+    let theirs = |word: &str| launches.keys().find(|kernel| !ours(kernel) && kernel.to_lowercase().contains(word)).copied();
+    assert_eq!(["conv", "matmul", "gemm"].map(theirs), [None; 3]);
 }
 
 #[test]
 fn ten_steps_of_training() {
     let golden = golden();
     let case = plain();
-    let (model, trace) = train(model_from(&formula_weights(), NC), &case.pixels(), case.shape(), &case.targets, 10, 0.0002);
+    let (model, trace) =
+        train(model_from(&formula_weights(), NC, &Device::flex()), &case.pixels(), case.shape(), &case.targets, 10, 0.0002);
     let error = worst_each(&trace, &golden["steps.items"].1);
     println!("ten steps: losses {error:.1e}");
     assert!(error <= 1e-3, "{trace:?} {:?}", golden["steps.items"].1);
@@ -220,13 +266,13 @@ fn reference_files() {
     let rows = case["batch_idx"].1.iter().zip(&case["cls"].1).zip(case["bboxes"].1.chunks(4));
     let targets: Vec<(u32, Label)> = rows.map(|((i, c), b)| (*i as u32, Label { class: *c as u32, xywh: b.try_into().unwrap() })).collect();
 
-    let infer = model_from(&weights, nc).valid();
+    let infer = model_from(&weights, nc, &Device::flex()).valid();
     let y = vec(infer.decode(&infer.forward(image(pixels.clone(), shape, &Device::flex()))));
     let error = relative(&y, &file("eval")["y"].1);
     println!("eval {error:.2e} (worst {:.2e})", worst(&y, &file("eval")["y"].1));
     assert!(error <= 1e-4);
 
-    let model = model_from(&weights, nc);
+    let model = model_from(&weights, nc, &Device::flex());
     let feats = model.forward(image(pixels.clone(), shape, &Device::flex().autodiff()));
     for (i, f) in feats.iter().enumerate() {
         let error = relative(&vec(f.clone()), &train_ref[&format!("feats.{i}")].1);
@@ -265,7 +311,7 @@ fn reference_files() {
 
     let count = steps["loss_items"].0[0];
     let lr = std::env::var("BELLOWS_YOLO_GOLDEN_LR").map_or(0.01, |v| v.parse().unwrap());
-    let (model, trace) = train(model_from(&weights, nc), pixels, shape, &targets, count, lr);
+    let (model, trace) = train(model_from(&weights, nc, &Device::flex()), pixels, shape, &targets, count, lr);
     let error = worst_each(&trace, &steps["loss_items"].1);
     for (own, reference) in trace.chunks(3).zip(steps["loss_items"].1.chunks(3)) {
         println!("  {own:?} {reference:?} {:.1e}", worst_each(own, reference));

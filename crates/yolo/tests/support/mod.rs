@@ -88,9 +88,9 @@ pub(crate) fn worst(own: &[f32], reference: &[f32]) -> f64 {
     greatest(own.iter().zip(reference).map(|(a, b)| f64::from((a - b).abs() / largest)))
 }
 
-/// A model of size n with these weights on an autodiff device.
-pub(crate) fn model_from(weights: &NamedTensors, nc: usize) -> Yolo {
-    let model = YoloConfig::new(nc).init(0, &Device::flex().autodiff());
+/// A model of size n with these weights on `device`, with autodiff.
+pub(crate) fn model_from(weights: &NamedTensors, nc: usize, device: &Device) -> Yolo {
+    let model = YoloConfig::new(nc).init(0, &device.clone().autodiff());
     let (model, report) = names::load_tensors(model, weights).unwrap();
     assert_eq!(report.transferred, report.total, "{report:?}");
     model

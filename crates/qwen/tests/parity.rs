@@ -1,7 +1,10 @@
 //! Numbers against transformers and PEFT, on the tiny checkpoints of `tests/golden/make.py`.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
+use std::io::Write;
 use std::path::PathBuf;
+use std::process::Command;
+use std::sync::OnceLock;
 
 use bellows_kernels::{Adam, adam_step};
 use bellows_learner::{Layout, Role, Stopwatch};
@@ -13,9 +16,42 @@ use bellows_qwen::model::{CausalLm, ModelConfig};
 use bellows_qwen::peft;
 use bellows_weights::{Tensors, read};
 use burn::module::Module;
+use burn::tensor::wgpu::WgpuBackend;
 use burn::tensor::{Device, Int, Tensor, TensorData};
 
 const CASES: [&str; 7] = ["qwen2", "qwen3", "llama", "llama-untied", "qwen2-untied-rslora", "qwen3-untied", "qwen2-dora"];
+
+/// The processor, or in a child of [`the_same_by_a_device`] Mesa's OpenGL.
+fn device() -> Device {
+    static OPENGL: OnceLock<Device> = OnceLock::new();
+    match std::env::var_os("BELLOWS_PARITY_GL") {
+        None => Device::flex(),
+        Some(_) => OPENGL.get_or_init(|| Device::wgpu_options().graphics_api(WgpuBackend::Gl).init().unwrap()).clone(),
+    }
+}
+
+/// All of them; one on a software device, which has no time for more.
+fn cases() -> &'static [&'static str] {
+    if std::env::var_os("BELLOWS_PARITY_GL").is_some() { &["qwen3"] } else { &CASES }
+}
+
+/// The same numbers from a device of CubeCL's, its matrix products included: Mesa's software OpenGL, where `BELLOWS_MESA_GL=1` says that it is
+/// installed. (SwiftShader's matrix products are wrong: decision 8.)
+#[test]
+fn the_same_by_a_device() {
+    if std::env::var_os("BELLOWS_MESA_GL").is_none() {
+        writeln!(std::io::stderr(), "skipped: set BELLOWS_MESA_GL=1 where Mesa's software OpenGL is installed (libegl1)").unwrap();
+        return;
+    }
+    // In one process, which tunes the device's kernels once.
+    let tests = ["logits_with_and_without_the_adapter", "loss_and_adapter_gradients", "ten_steps_of_adamw", "merged_weights"];
+    let mut child = Command::new(std::env::current_exe().unwrap());
+    child.args(tests).args(["--exact", "--test-threads=1"]);
+    let variables = ["BELLOWS_PARITY_GL", "LIBGL_ALWAYS_SOFTWARE"].map(|name| (name, "1")).into_iter();
+    let output = child.envs(variables.chain([("EGL_PLATFORM", "surfaceless")])).output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && text.contains("4 passed"), "{text}\n{}", String::from_utf8_lossy(&output.stderr));
+}
 
 struct Case {
     dir: PathBuf,
@@ -28,7 +64,7 @@ struct Case {
 impl Case {
     fn open(name: &str) -> Self {
         let dir = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(name);
-        let device = Device::flex();
+        let device = device();
         let config = ModelConfig::from_json(&std::fs::read_to_string(dir.join("model/config.json")).unwrap()).unwrap();
         let weights = read(&dir.join("model/model.safetensors")).unwrap().tensors;
         let value = |name: &str| weights.get(name).map(|t| (t.shape.clone(), t.to_f32().unwrap()));
@@ -51,11 +87,11 @@ impl Case {
 
     fn pass(&self, shape: [usize; 2]) -> Pass {
         let positions: Vec<i32> = (0..shape[0]).flat_map(|_| 0..shape[1] as i32).collect();
-        Pass::new(shape, &positions, &vec![0; positions.len()], &self.config, &Device::flex())
+        Pass::new(shape, &positions, &vec![0; positions.len()], &self.config, &device())
     }
 
     fn batch(&self) -> (TrainBatch, usize) {
-        let ((ids, shape), device) = (self.ids(), Device::flex());
+        let ((ids, shape), device) = (self.ids(), device());
         let labels = self.tensors("case.safetensors")["labels"].to_f32().unwrap();
         let next = |i: usize| !(i + 1).is_multiple_of(shape[1]) && labels[i + 1] >= 0.0;
         let rows: Vec<i32> = (0..ids.len()).filter(|&i| next(i)).map(|i| i as i32).collect();
@@ -81,10 +117,10 @@ fn error(ours: &[f32], theirs: &[f32]) -> f64 {
 
 #[test]
 fn logits_with_and_without_the_adapter() {
-    for name in CASES {
+    for name in cases() {
         let case = Case::open(name);
         let (ids, shape) = case.ids();
-        let ids = || Tensor::<2, Int>::from_data(TensorData::new(ids.clone(), shape), &Device::flex());
+        let ids = || Tensor::<2, Int>::from_data(TensorData::new(ids.clone(), shape), &device());
         let golden = case.tensors("forward.safetensors");
         // Where a row is padded the two models see different things.
         let valid = case.tensors("case.safetensors")["attention_mask"].to_f32().unwrap();
@@ -101,7 +137,7 @@ fn logits_with_and_without_the_adapter() {
 
 #[test]
 fn loss_and_adapter_gradients() {
-    for name in CASES {
+    for name in cases() {
         let case = Case::open(name);
         let (batch, n) = case.batch();
         let golden = case.tensors("grads.safetensors");
@@ -131,7 +167,7 @@ fn loss_and_adapter_gradients() {
 
 #[test]
 fn ten_steps_of_adamw() {
-    for name in CASES {
+    for name in cases() {
         let case = Case::open(name);
         let (batch, n) = case.batch();
         let golden = case.tensors("steps.safetensors");
@@ -171,7 +207,7 @@ fn ten_steps_of_adamw() {
 
 #[test]
 fn merged_weights() {
-    for name in CASES {
+    for name in cases() {
         let case = Case::open(name);
         let golden = case.tensors("merged.safetensors");
         let mut trained = case.tensors("steps.safetensors");
@@ -192,7 +228,7 @@ fn merged_weights() {
 /// What we write is what PEFT wrote.
 #[test]
 fn an_adapter_goes_in_and_out_unchanged() {
-    for name in CASES {
+    for name in cases() {
         let case = Case::open(name);
         assert!(peft::tensors(&case.model, &case.adapter).unwrap() == case.tensors("adapter/adapter_model.safetensors"), "{name}");
     }

@@ -1,12 +1,10 @@
 //! A model as files other tools load: a directory for transformers, a GGUF for llama.cpp, a Modelfile for Ollama.
 
-use std::fs::File;
-use std::io::BufWriter;
 use std::path::{Path, PathBuf};
 
 use bellows_chat::{ChatError, Fault, Template, TokenType, Tokenizer, Vocabulary};
 use bellows_weights::gguf::{self, Metadata, Preset, TensorInfo, Value};
-use bellows_weights::{BlockType, DType, TensorSpec, WeightsError, write_checkpoint};
+use bellows_weights::{BlockType, DType, Parts, TensorSpec, WeightsError, write_checkpoint};
 use indexmap::IndexMap;
 use serde_json::json;
 
@@ -196,22 +194,13 @@ pub(crate) fn write_file(
     infos: &IndexMap<String, TensorInfo>,
     values: impl FnMut(&str) -> Result<Vec<f32>, ExportError>,
 ) -> Result<Vec<String>, ExportError> {
-    let fail = |reason: String| ExportError::File { path: path.to_owned(), reason };
     if let Some(dir) = path.parent() {
-        std::fs::create_dir_all(dir).map_err(|e| fail(e.to_string()))?;
+        std::fs::create_dir_all(dir).map_err(|e| ExportError::File { path: dir.to_owned(), reason: e.to_string() })?;
     }
-    let partial = path.with_extension("gguf.part");
-    let file = File::create(&partial).map_err(|e| fail(e.to_string()))?;
-    let mut out = BufWriter::new(file);
-    let done = gguf::write(&mut out, metadata, infos, values).and_then(|saturated| {
-        let file = out.into_inner().map_err(|e| fail(e.to_string()))?;
-        file.sync_all().and_then(|()| std::fs::rename(&partial, path)).map_err(|e| fail(e.to_string()))?;
-        Ok(saturated.into_iter().map(|(name, n)| format!("{name}: {n} values beyond ±65504 were cut")).collect())
-    });
-    if done.is_err() {
-        std::fs::remove_file(&partial).ok();
-    }
-    done
+    let mut parts = Parts::default();
+    let saturated = parts.write(path, |out| gguf::write(out, metadata, infos, values))?;
+    parts.publish()?;
+    Ok(saturated.into_iter().map(|(name, n)| format!("{name}: {n} values beyond ±65504 were cut")).collect())
 }
 
 fn metadata(config: &ModelConfig, vocabulary: Vocabulary, preset: Preset, name: &str) -> Metadata {

@@ -2,7 +2,6 @@
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
-use std::fs::File;
 use std::io::Write;
 use std::path::Path;
 
@@ -11,6 +10,7 @@ use serde_json::json;
 
 use super::{INDEX, SINGLE, header};
 use crate::error::{Fault, WeightsError};
+use crate::parts::Parts;
 use crate::tensor::TensorSpec;
 
 /// Writes a safetensors file. The same input gives the same bytes.
@@ -33,12 +33,12 @@ pub fn write_safetensors<D: AsRef<[u8]>, E: From<WeightsError>>(
 
 /// Writes the weights of a model into a directory, with `format: pt`, as transformers demands: as `model.safetensors`, or, where
 /// that would have more than `max_shard_bytes` of data, as `model-00001-of-00003.safetensors` and so on with
-/// `model.safetensors.index.json`. Returns the names of the files; each is flushed to disk.
+/// `model.safetensors.index.json`. Returns the names of the files. They get these names at the end, when all of them are on disk.
 ///
 /// `data` is asked for the bytes of each tensor, little endian, when it is its turn.
 ///
 /// # Errors
-/// As [`write_safetensors`], with the path. Files written by then stay: write to a temporary directory.
+/// As [`write_safetensors`], with the path. What was in the directory before stands, unless it is the renaming that fails.
 pub fn write_checkpoint<D: AsRef<[u8]>, E: From<WeightsError>>(
     dir: &Path,
     tensors: &IndexMap<String, TensorSpec>,
@@ -49,22 +49,21 @@ pub fn write_checkpoint<D: AsRef<[u8]>, E: From<WeightsError>>(
     let wrong = |path: &Path, fault| -> E { WeightsError::at(path)(fault).into() };
     let (shards, total_size) = shards(tensors, max_shard_bytes).map_err(|fault| wrong(dir, fault))?;
     let (count, mut files, mut weight_map) = (shards.len(), Vec::new(), BTreeMap::new());
+    let mut parts = Parts::default();
     for (number, shard) in shards.into_iter().enumerate() {
         let file = if count == 1 { SINGLE.into() } else { format!("model-{:05}-of-{count:05}.safetensors", number + 1) };
         weight_map.extend(shard.keys().map(|&name| (name, file.clone())));
         let path = dir.join(&file);
-        let mut out = File::create(&path).map_err(|e| wrong(&path, e.into()))?;
-        stream(&mut out, shard, &metadata, &mut data, |fault| wrong(&path, fault))?;
-        out.sync_all().map_err(|e| wrong(&path, e.into()))?;
+        parts.write(&path, |out| stream(out, shard, &metadata, &mut data, |fault| wrong(&path, fault)))?;
         files.push(file);
     }
     if count > 1 {
         let index = format!("{:#}\n", json!({ "metadata": { "total_size": total_size }, "weight_map": weight_map }));
         let path = dir.join(INDEX);
-        let saved = File::create(&path).and_then(|mut out| out.write_all(index.as_bytes()).and_then(|()| out.sync_all()));
-        saved.map_err(|e| wrong(&path, e.into()))?;
+        parts.write(&path, |out| out.write_all(index.as_bytes()).map_err(|e| wrong(&path, e.into())))?;
         files.push(INDEX.into());
     }
+    parts.publish()?;
     Ok(files)
 }
 

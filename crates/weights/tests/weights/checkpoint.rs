@@ -5,7 +5,9 @@ use std::io::Write;
 use std::path::Path;
 use std::process::Command;
 
-use bellows_weights::{Checkpoint, DType, Tensor, TensorSpec, Tensors, WeightsError, to_safetensors, write_checkpoint, write_safetensors};
+use bellows_weights::{
+    Checkpoint, DType, Fault, Tensor, TensorSpec, Tensors, WeightsError, to_safetensors, write_checkpoint, write_safetensors,
+};
 use indexmap::IndexMap;
 use proptest::prelude::*;
 use serde_json::{Value, json};
@@ -113,6 +115,22 @@ fn what_would_not_read_back_is_not_written() {
     assert!(refused.contains("does not fit the address space"), "{refused}");
     let nowhere = write_checkpoint(&dir.path().join("none"), &specs(&model), 1, |_| Ok::<_, WeightsError>([])).unwrap_err();
     assert!(nowhere.path.unwrap().ends_with("none/model-00001-of-00005.safetensors"));
+}
+
+#[test]
+fn a_refused_write_leaves_what_was_there() {
+    for max_bytes in [1 << 20, 264] {
+        let (dir, model) = (tempfile::tempdir().unwrap(), model());
+        let names = write(dir.path(), &model, max_bytes);
+        let mut asked = 0;
+        let refused = write_checkpoint(dir.path(), &specs(&model), max_bytes, |name| {
+            asked += 1;
+            if asked < model.len() { Ok(vec![1; model[name].data.len()]) } else { Err(WeightsError::from(Fault::NotAFile)) }
+        });
+        assert!(matches!(refused.unwrap_err().fault, Fault::NotAFile));
+        check(dir.path(), &model);
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), names.len(), "nothing else is left");
+    }
 }
 
 /// Two shards: `a` and `b` in the first, `c` in the second.

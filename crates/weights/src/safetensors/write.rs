@@ -2,7 +2,8 @@
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
-use std::io::Write;
+use std::fs;
+use std::io::{self, Write};
 use std::path::Path;
 
 use indexmap::IndexMap;
@@ -33,12 +34,14 @@ pub fn write_safetensors<D: AsRef<[u8]>, E: From<WeightsError>>(
 
 /// Writes the weights of a model into a directory, with `format: pt`, as transformers demands: as `model.safetensors`, or, where
 /// that would have more than `max_shard_bytes` of data, as `model-00001-of-00003.safetensors` and so on with
-/// `model.safetensors.index.json`. Returns the names of the files. They get these names at the end, when all of them are on disk.
+/// `model.safetensors.index.json`. Returns the names of the files. They get these names at the end, when all of them are on disk;
+/// then files of such names that an earlier model left are removed, for a reader might take them instead.
 ///
 /// `data` is asked for the bytes of each tensor, little endian, when it is its turn.
 ///
 /// # Errors
-/// As [`write_safetensors`], with the path. What was in the directory before stands, unless it is the renaming that fails.
+/// As [`write_safetensors`], with the path. What was in the directory before stands, unless it is the renaming that fails, or
+/// the removal of leftovers.
 pub fn write_checkpoint<D: AsRef<[u8]>, E: From<WeightsError>>(
     dir: &Path,
     tensors: &IndexMap<String, TensorSpec>,
@@ -64,7 +67,26 @@ pub fn write_checkpoint<D: AsRef<[u8]>, E: From<WeightsError>>(
         files.push(INDEX.into());
     }
     parts.publish()?;
+    remove_others(dir, &files).map_err(|e| wrong(dir, e.into()))?;
     Ok(files)
+}
+
+/// Removes what a model of another layout left in `dir`.
+fn remove_others(dir: &Path, files: &[String]) -> io::Result<()> {
+    for entry in fs::read_dir(dir)? {
+        let name = entry?.file_name().to_string_lossy().into_owned();
+        if is_ours(&name) && !files.contains(&name) {
+            fs::remove_file(dir.join(name))?;
+        }
+    }
+    Ok(())
+}
+
+/// Whether [`write_checkpoint`] may give a file this name.
+fn is_ours(name: &str) -> bool {
+    let shard = name.strip_prefix("model-").and_then(|rest| rest.strip_suffix(".safetensors")?.split_once("-of-"));
+    let number = |text: &str| text.len() >= 5 && text.bytes().all(|b| b.is_ascii_digit());
+    name == SINGLE || name == INDEX || shard.is_some_and(|(n, count)| number(n) && number(count))
 }
 
 type Specs<'a> = IndexMap<&'a str, &'a TensorSpec>;

@@ -133,6 +133,20 @@ fn a_refused_write_leaves_what_was_there() {
     }
 }
 
+#[test]
+fn nothing_is_left_of_an_earlier_model_in_another_layout() {
+    let (dir, model) = (tempfile::tempdir().unwrap(), model());
+    let others = ["model-1-of-2.safetensors", "model-00001-of-00002.safetensors.md", "adapter_model.safetensors"];
+    others.iter().for_each(|name| std::fs::write(dir.path().join(name), b"").unwrap());
+    let tensors = |count: usize| model.clone().into_iter().take(count).collect::<IndexMap<_, _>>();
+    // One file, three shards, two, one again: each with fewer tensors than the one before.
+    for (count, max_bytes) in [(6, 1 << 20), (5, 264), (3, 264), (1, 264)] {
+        let written = write(dir.path(), &tensors(count), max_bytes);
+        check(dir.path(), &tensors(count));
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), written.len() + others.len(), "{written:?}");
+    }
+}
+
 /// Two shards: `a` and `b` in the first, `c` in the second.
 fn sharded(index: &Value) -> TempDir {
     let dir = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! `export --format gguf-lora` and `data preview` as a user meets them.
+//! `merge`, `export` and `data preview` as a user meets them.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::path::Path;
@@ -7,6 +7,7 @@ use std::process::{Command, Output};
 use bellows_qwen::adapter::LoraConfig;
 use bellows_qwen::base::Base;
 use bellows_qwen::export::write_transformers;
+use bellows_qwen::load::replace;
 use bellows_qwen::peft;
 use bellows_weights::DType;
 use bellows_weights::gguf::Gguf;
@@ -96,6 +97,19 @@ fn the_model_itself_and_files_of_others_are_not_written_over() {
     assert!(std::fs::read_to_string(dir.path().join("out/a.Modelfile")).unwrap().starts_with("FROM ./a.gguf\n"));
     let (code, _, error) = run(dir.path(), &["export", "--model", "out/a.gguf", "--quant", "f16", "--out", "out/a.gguf"]);
     assert!(code == 2 && error.contains("is the model itself"), "{code} {error}");
+}
+
+#[test]
+fn a_merge_to_f16_tells_what_it_cut() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut base = Base::tiny(["What is 2 plus 3?"], 0, &Device::flex()).unwrap();
+    let large = |name: &str| (name == "model.norm.weight").then(|| (vec![128], [vec![1e6, -65504.0, -1e5], vec![1.0; 125]].concat()));
+    base.model = replace(base.model, large).unwrap().0;
+    write_transformers(&dir.path().join("model"), &base.model, &base.config, &base.tokenizer, DType::F32).unwrap();
+    for (dtype, told) in [("f16", "warning: model.norm.weight: 2 values beyond ±65504 were cut\n"), ("f32", ""), ("bf16", "")] {
+        let (code, out, error) = run(dir.path(), &["merge", "--model", "model", "--out", "merged", "--dtype", dtype]);
+        assert_eq!((code, out), (0, format!("{told}Saved merged\n")), "{error}");
+    }
 }
 
 #[test]

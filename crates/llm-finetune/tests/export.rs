@@ -1,4 +1,4 @@
-//! `merge`, `export` and `data preview` as a user meets them.
+//! `merge`, `export` and `data preview` as a user meets them, and the code of a run whose result cannot be saved.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::path::Path;
@@ -109,6 +109,42 @@ fn a_merge_to_f16_tells_what_it_cut() {
     for (dtype, told) in [("f16", "warning: model.norm.weight: 2 values beyond ±65504 were cut\n"), ("f32", ""), ("bf16", "")] {
         let (code, out, error) = run(dir.path(), &["merge", "--model", "model", "--out", "merged", "--dtype", dtype]);
         assert_eq!((code, out), (0, format!("{told}Saved merged\n")), "{error}");
+    }
+}
+
+#[test]
+fn a_wrong_tokenizer_is_the_users_and_a_failing_disk_is_not() {
+    let dir = tempfile::tempdir().unwrap();
+    let base = Base::tiny(["What is 2 plus 3?"], 0, &Device::flex()).unwrap();
+    let model = dir.path().join("model");
+    write_transformers(&model, &base.model, &base.config, &base.tokenizer, DType::F32).unwrap();
+    for taken in ["tokenizer.json", "config.json", "model.safetensors"] {
+        std::fs::create_dir_all(dir.path().join(taken).join(taken)).unwrap();
+        let (code, _, error) = run(dir.path(), &["merge", "--model", "model", "--out", taken]);
+        assert!(code == 1 && error.contains(taken), "{code} {error}");
+    }
+    let text = std::fs::read_to_string(model.join("tokenizer.json")).unwrap();
+    let mut json: serde_json::Value = serde_json::from_str(&text).unwrap();
+    json["pre_tokenizer"] = serde_json::json!({ "type": "WhitespaceSplit" });
+    std::fs::write(model.join("tokenizer.json"), json.to_string()).unwrap();
+    let (code, _, error) = run(dir.path(), &["export", "--model", "model", "--out", "m.gguf"]);
+    assert!(code == 2 && error.contains("tokenizer"), "{code} {error}");
+}
+
+#[test]
+fn a_result_that_cannot_be_saved_is_code_3() {
+    let dir = tempfile::tempdir().unwrap();
+    let rows: String = (0..4).map(|i| format!("{{\"prompt\": \"one more than {i}? \", \"completion\": \"{}\"}}\n", i + 1)).collect();
+    std::fs::write(dir.path().join("rows.jsonl"), rows).unwrap();
+    for (method, place) in [("lora", "adapter"), ("full", "model")] {
+        // A file where the directory of the result belongs.
+        std::fs::create_dir_all(dir.path().join("runs").join(method)).unwrap();
+        std::fs::write(dir.path().join("runs").join(method).join(place), "").unwrap();
+        let train = ["--model", "tiny", "--data", "rows.jsonl", "--epochs", "1", "--max-seq-length", "32", "--device", "cpu"];
+        let (code, _, error) =
+            run(dir.path(), &[&train[..], &["--method", method, "--project", "runs", "--name", method, "--exist-ok"]].concat());
+        let last = error.lines().last().unwrap_or_default();
+        assert!(code == 3 && last.starts_with("error: ") && last.contains(&format!("runs/{method}/{place}")), "{code} {error}");
     }
 }
 

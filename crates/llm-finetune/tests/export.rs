@@ -6,11 +6,11 @@ use std::process::{Command, Output};
 
 use bellows_qwen::adapter::LoraConfig;
 use bellows_qwen::base::Base;
-use bellows_qwen::export::write_transformers;
+use bellows_qwen::export::{write_gguf, write_transformers};
 use bellows_qwen::load::replace;
 use bellows_qwen::peft;
-use bellows_weights::DType;
-use bellows_weights::gguf::Gguf;
+use bellows_weights::gguf::{self, Gguf, Preset, TensorInfo};
+use bellows_weights::{BlockType, DType, WeightsError};
 use burn::tensor::Device;
 
 fn run(dir: &Path, args: &[&str]) -> (i32, String, String) {
@@ -109,6 +109,29 @@ fn a_merge_to_f16_tells_what_it_cut() {
     for (dtype, told) in [("f16", "warning: model.norm.weight: 2 values beyond ±65504 were cut\n"), ("f32", ""), ("bf16", "")] {
         let (code, out, error) = run(dir.path(), &["merge", "--model", "model", "--out", "merged", "--dtype", dtype]);
         assert_eq!((code, out), (0, format!("{told}Saved merged\n")), "{error}");
+    }
+}
+
+#[test]
+fn a_gguf_with_tensors_that_would_go_unused_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let base = Base::tiny(["What is 2 plus 3?"], 0, &Device::flex()).unwrap();
+    let path = dir.path().join("model.gguf");
+    write_gguf(&path, &base.model, &base.config, &base.tokenizer, Preset::Q8_0, "tiny").unwrap();
+    let file = Gguf::open(&path).unwrap();
+    // Llama 3's scaled rotary frequencies, a bias that the decoder has no place for, a head of its own (which it has).
+    for (extra, shape, code) in
+        [("rope_freqs.weight", vec![16], 2), ("blk.1.attn_output.bias", vec![128], 2), ("output.weight", vec![0; 2], 0)]
+    {
+        let shape = if code == 0 { file.tensors()["token_embd.weight"].shape.clone() } else { shape };
+        let mut infos = file.tensors().clone();
+        infos.insert(extra.into(), TensorInfo { kind: BlockType::F32, shape: shape.clone() });
+        let out = std::fs::File::create(dir.path().join("extra.gguf")).unwrap();
+        let values = |name: &str| if name == extra { Ok(vec![1.0; shape.iter().product()]) } else { file.tensor_f32(name) };
+        gguf::write::<WeightsError>(out, file.metadata(), &infos, values).unwrap();
+        let (found, _, error) = run(dir.path(), &["merge", "--model", "extra.gguf", "--out", "merged"]);
+        assert_eq!(found, code, "{extra}: {error}");
+        assert!(code == 0 || error.contains("extra.gguf") && error.contains(extra), "{error}");
     }
 }
 

@@ -1,5 +1,6 @@
 //! The model a run starts from: a directory in the published layout, a GGUF file, or a small one made on the spot.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use bellows_chat::{ChatError, Fault, TokenType, Tokenizer, Vocabulary};
@@ -78,6 +79,10 @@ pub enum BaseError {
 impl Base {
     /// Opens a directory or a `.gguf` file.
     ///
+    /// Every tensor of a GGUF must have a place in the model, or something else would be computed: with `rope_freqs.weight` Llama 3 scales its
+    /// rotary positions, other files have more biases. llama.cpp opens no file with a tensor it does not use, so there are no harmless ones; a
+    /// tied model's `output.weight` is its head.
+    ///
     /// # Errors
     /// See [`BaseError`].
     pub fn open(path: &Path, device: &Device) -> Result<Self, BaseError> {
@@ -145,6 +150,12 @@ impl Base {
         let at = |source| BaseError::Config { path: path.to_owned(), source };
         let config = config_of(&file).map_err(at)?;
         config.fits(stored(file.tensors().values().map(|info| &info.shape))).map_err(at)?;
+        let misfit = |source| BaseError::Load { path: path.to_owned(), source };
+        let (model, mut places) = (CausalLm::new(&config, device), BTreeSet::new());
+        crate::weights::visit(&model, &mut |name, _, _| places.extend(gguf_name(name)));
+        if let Some(name) = file.tensors().keys().find(|name| !places.contains(*name)) {
+            return Err(misfit(LoadError::Unused(name.clone())));
+        }
         let read = |name: &str| -> Result<Option<HostTensor>, WeightsError> {
             let Some(stored) = gguf_name(name) else { return Ok(None) };
             let Some(info) = file.tensors().get(&stored) else { return Ok(None) };
@@ -156,7 +167,7 @@ impl Base {
             }
             Ok(Some((shape, values)))
         };
-        let model = load(CausalLm::new(&config, device), read).map_err(|source| BaseError::Load { path: path.to_owned(), source })?;
+        let model = load(model, read).map_err(misfit)?;
         Ok(Self { model, config, tokenizer: tokenizer_of(&file, path)? })
     }
 

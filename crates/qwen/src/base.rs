@@ -128,7 +128,7 @@ impl Base {
     pub fn tokenizer(path: &Path) -> Result<Tokenizer, BaseError> {
         match path.is_file() {
             true => Ok(tokenizer_of(&Gguf::open(path)?, path)?),
-            false => Ok(Tokenizer::from_dir(path)?),
+            false => Ok(tokenizer_in(path, &Self::shape(path)?)?),
         }
     }
 
@@ -142,7 +142,8 @@ impl Base {
             Ok(Some((spec.shape.clone(), checkpoint.tensor_f32(name)?)))
         };
         let model = load(CausalLm::new(&config, device), read).map_err(|source| BaseError::Load { path: dir.to_owned(), source })?;
-        Ok(Self { model, config, tokenizer: Tokenizer::from_dir(dir)? })
+        let tokenizer = tokenizer_in(dir, &config)?;
+        Ok(Self { model, config, tokenizer })
     }
 
     fn from_gguf(path: &Path, device: &Device) -> Result<Self, BaseError> {
@@ -330,6 +331,16 @@ fn config_of(file: &Gguf) -> Result<ModelConfig, ConfigError> {
     };
     config.check()?;
     Ok(config)
+}
+
+/// The tokenizer of a directory; where its own files name no end of text, the configuration's first one is it.
+fn tokenizer_in(dir: &Path, config: &ModelConfig) -> Result<Tokenizer, ChatError> {
+    let mut tokenizer = Tokenizer::from_dir(dir)?;
+    let first = config.eos_token_ids.first().and_then(|&id| tokenizer.token(id));
+    if let (None, Some(token)) = (tokenizer.eos(), first) {
+        tokenizer.set_eos(&token)?;
+    }
+    Ok(tokenizer)
 }
 
 fn tokenizer_of(file: &Gguf, path: &Path) -> Result<Tokenizer, ChatError> {

@@ -150,6 +150,14 @@ fn a_saved_tokenizer_is_the_same() {
 }
 
 #[test]
+fn a_saved_tokenizer_keeps_nothing_of_an_earlier_one() {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("chat_template.jinja"), "{{ messages[0].content }}").unwrap();
+    support::tiny().save(dir.path()).unwrap();
+    assert_eq!(Tokenizer::from_dir(dir.path()).unwrap().chat_template(), Some(Template::ChatMl.source()));
+}
+
+#[test]
 fn the_small_tokenizer_learns_merges_and_is_repeatable() {
     let (a, b) = (support::tiny(), support::tiny());
     assert_eq!(a.vocabulary(400).unwrap(), b.vocabulary(400).unwrap());

@@ -12,7 +12,8 @@ use bellows_settings::SettingsError;
 const FAILED: u8 = 1;
 /// The code for a wrong input or command line.
 pub const USAGE: u8 = 2;
-const FINAL_SAVE: u8 = 3;
+/// The code for a run that is done and whose result could not be saved.
+pub const FINAL_SAVE: u8 = 3;
 const DIVERGED: u8 = 4;
 
 /// The input or the command line is wrong.

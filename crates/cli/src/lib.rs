@@ -16,7 +16,7 @@ use bellows_device::{PROBE_SUBCOMMAND, probe_child_main};
 
 pub use console::{Bar, memory, note, say};
 pub use device::{examine, join_pool, pick_device};
-pub use exit::{USAGE, Usage, code_of_learner};
+pub use exit::{FINAL_SAVE, USAGE, Usage, code_of_learner};
 pub use flags::{count, doctor, flag, flag_values, option, resume, switch, text, whole};
 pub use layers::{record_settings, resumed, yaml_layer, yaml_text};
 

@@ -27,7 +27,9 @@ pub(crate) fn merge(args: &ExportArgs) -> anyhow::Result<()> {
         Some("bf16") => DType::BF16,
         _ => DType::F32,
     };
-    write_transformers(&args.out, &weights::merge(base.model), &base.config, &base.tokenizer, dtype)?;
+    for line in write_transformers(&args.out, &weights::merge(base.model), &base.config, &base.tokenizer, dtype)? {
+        say(&format!("warning: {line}"));
+    }
     say(&format!("Saved {}", args.out.display()));
     Ok(())
 }

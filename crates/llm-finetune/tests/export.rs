@@ -1,4 +1,4 @@
-//! `export --format gguf-lora` and `data preview` as a user meets them.
+//! `merge`, `export` and `data preview` as a user meets them, and the code of a run whose result cannot be saved.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::path::Path;
@@ -6,10 +6,11 @@ use std::process::{Command, Output};
 
 use bellows_qwen::adapter::LoraConfig;
 use bellows_qwen::base::Base;
-use bellows_qwen::export::write_transformers;
+use bellows_qwen::export::{write_gguf, write_transformers};
+use bellows_qwen::load::replace;
 use bellows_qwen::peft;
-use bellows_weights::DType;
-use bellows_weights::gguf::Gguf;
+use bellows_weights::gguf::{self, Gguf, Preset, TensorInfo};
+use bellows_weights::{BlockType, DType, WeightsError};
 use burn::tensor::Device;
 
 fn run(dir: &Path, args: &[&str]) -> (i32, String, String) {
@@ -96,6 +97,78 @@ fn the_model_itself_and_files_of_others_are_not_written_over() {
     assert!(std::fs::read_to_string(dir.path().join("out/a.Modelfile")).unwrap().starts_with("FROM ./a.gguf\n"));
     let (code, _, error) = run(dir.path(), &["export", "--model", "out/a.gguf", "--quant", "f16", "--out", "out/a.gguf"]);
     assert!(code == 2 && error.contains("is the model itself"), "{code} {error}");
+}
+
+#[test]
+fn a_merge_to_f16_tells_what_it_cut() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut base = Base::tiny(["What is 2 plus 3?"], 0, &Device::flex()).unwrap();
+    let large = |name: &str| (name == "model.norm.weight").then(|| (vec![128], [vec![1e6, -65504.0, -1e5], vec![1.0; 125]].concat()));
+    base.model = replace(base.model, large).unwrap().0;
+    write_transformers(&dir.path().join("model"), &base.model, &base.config, &base.tokenizer, DType::F32).unwrap();
+    for (dtype, told) in [("f16", "warning: model.norm.weight: 2 values beyond ±65504 were cut\n"), ("f32", ""), ("bf16", "")] {
+        let (code, out, error) = run(dir.path(), &["merge", "--model", "model", "--out", "merged", "--dtype", dtype]);
+        assert_eq!((code, out), (0, format!("{told}Saved merged\n")), "{error}");
+    }
+}
+
+#[test]
+fn a_gguf_with_tensors_that_would_go_unused_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let base = Base::tiny(["What is 2 plus 3?"], 0, &Device::flex()).unwrap();
+    let path = dir.path().join("model.gguf");
+    write_gguf(&path, &base.model, &base.config, &base.tokenizer, Preset::Q8_0, "tiny").unwrap();
+    let file = Gguf::open(&path).unwrap();
+    // Llama 3's scaled rotary frequencies, a bias that the decoder has no place for, a head of its own (which it has).
+    for (extra, shape, code) in
+        [("rope_freqs.weight", vec![16], 2), ("blk.1.attn_output.bias", vec![128], 2), ("output.weight", vec![0; 2], 0)]
+    {
+        let shape = if code == 0 { file.tensors()["token_embd.weight"].shape.clone() } else { shape };
+        let mut infos = file.tensors().clone();
+        infos.insert(extra.into(), TensorInfo { kind: BlockType::F32, shape: shape.clone() });
+        let out = std::fs::File::create(dir.path().join("extra.gguf")).unwrap();
+        let values = |name: &str| if name == extra { Ok(vec![1.0; shape.iter().product()]) } else { file.tensor_f32(name) };
+        gguf::write::<WeightsError>(out, file.metadata(), &infos, values).unwrap();
+        let (found, _, error) = run(dir.path(), &["merge", "--model", "extra.gguf", "--out", "merged"]);
+        assert_eq!(found, code, "{extra}: {error}");
+        assert!(code == 0 || error.contains("extra.gguf") && error.contains(extra), "{error}");
+    }
+}
+
+#[test]
+fn a_wrong_tokenizer_is_the_users_and_a_failing_disk_is_not() {
+    let dir = tempfile::tempdir().unwrap();
+    let base = Base::tiny(["What is 2 plus 3?"], 0, &Device::flex()).unwrap();
+    let model = dir.path().join("model");
+    write_transformers(&model, &base.model, &base.config, &base.tokenizer, DType::F32).unwrap();
+    for taken in ["tokenizer.json", "config.json", "model.safetensors"] {
+        std::fs::create_dir_all(dir.path().join(taken).join(taken)).unwrap();
+        let (code, _, error) = run(dir.path(), &["merge", "--model", "model", "--out", taken]);
+        assert!(code == 1 && error.contains(taken), "{code} {error}");
+    }
+    let text = std::fs::read_to_string(model.join("tokenizer.json")).unwrap();
+    let mut json: serde_json::Value = serde_json::from_str(&text).unwrap();
+    json["pre_tokenizer"] = serde_json::json!({ "type": "WhitespaceSplit" });
+    std::fs::write(model.join("tokenizer.json"), json.to_string()).unwrap();
+    let (code, _, error) = run(dir.path(), &["export", "--model", "model", "--out", "m.gguf"]);
+    assert!(code == 2 && error.contains("tokenizer"), "{code} {error}");
+}
+
+#[test]
+fn a_result_that_cannot_be_saved_is_code_3() {
+    let dir = tempfile::tempdir().unwrap();
+    let rows: String = (0..4).map(|i| format!("{{\"prompt\": \"one more than {i}? \", \"completion\": \"{}\"}}\n", i + 1)).collect();
+    std::fs::write(dir.path().join("rows.jsonl"), rows).unwrap();
+    for (method, place) in [("lora", "adapter"), ("full", "model")] {
+        // A file where the directory of the result belongs.
+        std::fs::create_dir_all(dir.path().join("runs").join(method)).unwrap();
+        std::fs::write(dir.path().join("runs").join(method).join(place), "").unwrap();
+        let train = ["--model", "tiny", "--data", "rows.jsonl", "--epochs", "1", "--max-seq-length", "32", "--device", "cpu"];
+        let (code, _, error) =
+            run(dir.path(), &[&train[..], &["--method", method, "--project", "runs", "--name", method, "--exist-ok"]].concat());
+        let last = error.lines().last().unwrap_or_default();
+        assert!(code == 3 && last.starts_with("error: ") && last.contains(&format!("runs/{method}/{place}")), "{code} {error}");
+    }
 }
 
 #[test]

@@ -103,6 +103,44 @@ fn a_model_is_downloaded_once_and_then_read_from_the_cache() {
 }
 
 #[test]
+fn a_cache_that_another_program_left_incomplete_is_completed() {
+    let dir = tempfile::tempdir().unwrap();
+    let hub = hub(dir.path());
+    let at = [("HF_ENDPOINT", hub.endpoint.as_str())];
+    let nowhere = [("HF_ENDPOINT", "http://127.0.0.1:1")];
+    assert_eq!(run(dir.path(), &ask("o/single", &[]), &at).0, 0);
+    let snapshot = snapshot(dir.path(), "o/single");
+    let eos = || Base::tokenizer(&snapshot).unwrap().eos();
+    let own = eos();
+    // As programs leave it that have no use for the description of the tokenizer.
+    let forget = || {
+        ["generation_config.json", "tokenizer_config.json"].iter().for_each(|name| std::fs::remove_file(snapshot.join(name)).unwrap());
+        std::fs::remove_dir_all(dir.path().join("cache/huggingface/hub/models--o--single/.no_exist")).ok();
+    };
+    forget();
+    assert!(own.is_some() && eos() == own && Base::open(&snapshot, &Device::flex()).unwrap().tokenizer.eos() == own);
+    hub.requests();
+    for (more, variables) in [(&["--offline"][..], &at), (&[], &nowhere)] {
+        let (code, _, error) = run(dir.path(), &ask("o/single", more), variables);
+        assert!(
+            code == 0 && error.contains("without generation_config.json, tokenizer_config.json, chat_template.jinja"),
+            "{code} {error}"
+        );
+        assert_eq!(hub.requests(), Vec::<String>::new());
+    }
+    // The hub has two of the three; that it lacks the third is remembered.
+    let (code, _, error) = run(dir.path(), &ask("o/single", &[]), &at);
+    assert!(code == 0 && error.contains("downloading tokenizer_config.json") && !error.contains("without"), "{code} {error}");
+    let asked = hub.requests();
+    assert!(asked[0].contains(&format!("revision/{COMMIT}")) && !asked.iter().any(|r| r.contains(".safetensors")), "{asked:#?}");
+    for variables in [&at, &nowhere] {
+        let (code, _, error) = run(dir.path(), &ask("o/single", &[]), variables);
+        assert!(code == 0 && !error.contains("without") && !error.contains("downloading"), "{code} {error}");
+    }
+    assert_eq!(hub.requests(), Vec::<String>::new());
+}
+
+#[test]
 fn a_look_at_the_data_downloads_no_weights() {
     let dir = tempfile::tempdir().unwrap();
     let hub = hub(dir.path());

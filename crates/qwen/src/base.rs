@@ -1,5 +1,6 @@
 //! The model a run starts from: a directory in the published layout, a GGUF file, or a small one made on the spot.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use bellows_chat::{ChatError, Fault, TokenType, Tokenizer, Vocabulary};
@@ -78,6 +79,10 @@ pub enum BaseError {
 impl Base {
     /// Opens a directory or a `.gguf` file.
     ///
+    /// Every tensor of a GGUF must have a place in the model, or something else would be computed: with `rope_freqs.weight` Llama 3 scales its
+    /// rotary positions, other files have more biases. llama.cpp opens no file with a tensor it does not use, so there are no harmless ones; a
+    /// tied model's `output.weight` is its head.
+    ///
     /// # Errors
     /// See [`BaseError`].
     pub fn open(path: &Path, device: &Device) -> Result<Self, BaseError> {
@@ -123,7 +128,7 @@ impl Base {
     pub fn tokenizer(path: &Path) -> Result<Tokenizer, BaseError> {
         match path.is_file() {
             true => Ok(tokenizer_of(&Gguf::open(path)?, path)?),
-            false => Ok(Tokenizer::from_dir(path)?),
+            false => Ok(tokenizer_in(path, &Self::shape(path)?)?),
         }
     }
 
@@ -137,7 +142,8 @@ impl Base {
             Ok(Some((spec.shape.clone(), checkpoint.tensor_f32(name)?)))
         };
         let model = load(CausalLm::new(&config, device), read).map_err(|source| BaseError::Load { path: dir.to_owned(), source })?;
-        Ok(Self { model, config, tokenizer: Tokenizer::from_dir(dir)? })
+        let tokenizer = tokenizer_in(dir, &config)?;
+        Ok(Self { model, config, tokenizer })
     }
 
     fn from_gguf(path: &Path, device: &Device) -> Result<Self, BaseError> {
@@ -145,6 +151,12 @@ impl Base {
         let at = |source| BaseError::Config { path: path.to_owned(), source };
         let config = config_of(&file).map_err(at)?;
         config.fits(stored(file.tensors().values().map(|info| &info.shape))).map_err(at)?;
+        let misfit = |source| BaseError::Load { path: path.to_owned(), source };
+        let (model, mut places) = (CausalLm::new(&config, device), BTreeSet::new());
+        crate::weights::visit(&model, &mut |name, _, _| places.extend(gguf_name(name)));
+        if let Some(name) = file.tensors().keys().find(|name| !places.contains(*name)) {
+            return Err(misfit(LoadError::Unused(name.clone())));
+        }
         let read = |name: &str| -> Result<Option<HostTensor>, WeightsError> {
             let Some(stored) = gguf_name(name) else { return Ok(None) };
             let Some(info) = file.tensors().get(&stored) else { return Ok(None) };
@@ -156,7 +168,7 @@ impl Base {
             }
             Ok(Some((shape, values)))
         };
-        let model = load(CausalLm::new(&config, device), read).map_err(|source| BaseError::Load { path: path.to_owned(), source })?;
+        let model = load(model, read).map_err(misfit)?;
         Ok(Self { model, config, tokenizer: tokenizer_of(&file, path)? })
     }
 
@@ -319,6 +331,16 @@ fn config_of(file: &Gguf) -> Result<ModelConfig, ConfigError> {
     };
     config.check()?;
     Ok(config)
+}
+
+/// The tokenizer of a directory; where its own files name no end of text, the configuration's first one is it.
+fn tokenizer_in(dir: &Path, config: &ModelConfig) -> Result<Tokenizer, ChatError> {
+    let mut tokenizer = Tokenizer::from_dir(dir)?;
+    let first = config.eos_token_ids.first().and_then(|&id| tokenizer.token(id));
+    if let (None, Some(token)) = (tokenizer.eos(), first) {
+        tokenizer.set_eos(&token)?;
+    }
+    Ok(tokenizer)
 }
 
 fn tokenizer_of(file: &Gguf, path: &Path) -> Result<Tokenizer, ChatError> {

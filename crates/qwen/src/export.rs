@@ -1,12 +1,10 @@
 //! A model as files other tools load: a directory for transformers, a GGUF for llama.cpp, a Modelfile for Ollama.
 
-use std::fs::File;
-use std::io::BufWriter;
 use std::path::{Path, PathBuf};
 
 use bellows_chat::{ChatError, Fault, Template, TokenType, Tokenizer, Vocabulary};
 use bellows_weights::gguf::{self, Metadata, Preset, TensorInfo, Value};
-use bellows_weights::{BlockType, DType, TensorSpec, WeightsError, write_checkpoint};
+use bellows_weights::{BlockType, DType, Parts, TensorSpec, WeightsError, write_checkpoint};
 use indexmap::IndexMap;
 use serde_json::json;
 
@@ -76,7 +74,7 @@ impl<'a> Parameters<'a> {
 }
 
 /// Writes a directory that transformers loads: config.json, the weights in f32, f16 or bf16, the tokenizer. Adapters must have been
-/// [merged](crate::weights::merge).
+/// [merged](crate::weights::merge). Returns one line a tensor whose values had to be cut to f16's range.
 ///
 /// # Errors
 /// A value that is not finite, or a directory that cannot be written.
@@ -86,15 +84,20 @@ pub fn write_transformers(
     config: &ModelConfig,
     tokenizer: &Tokenizer,
     dtype: DType,
-) -> Result<(), ExportError> {
+) -> Result<Vec<String>, ExportError> {
     let fail = |path: &Path, reason: String| ExportError::File { path: path.to_owned(), reason };
     std::fs::create_dir_all(dir).map_err(|e| fail(dir, e.to_string()))?;
     let parameters = Parameters::of(model);
     let specs = parameters.shapes.iter().map(|(name, shape)| (name.clone(), TensorSpec { dtype, shape: shape.clone() }));
+    let mut lines = Vec::new();
     write_checkpoint(dir, &specs.collect(), MAX_SHARD, |name| {
         let values = parameters.values(name)?;
         Ok::<_, ExportError>(match dtype {
-            DType::F16 => bellows_weights::to_f16(&values).0,
+            DType::F16 => {
+                let (bytes, saturated) = bellows_weights::to_f16(&values);
+                lines.extend((saturated > 0).then(|| cut(name, saturated)));
+                bytes
+            }
             DType::BF16 => bellows_weights::to_bf16(&values),
             _ => values.iter().flat_map(|v| v.to_le_bytes()).collect(),
         })
@@ -118,7 +121,13 @@ pub fn write_transformers(
         let text = serde_json::to_string_pretty(&json).unwrap_or_default() + "\n";
         bellows_runs::write_atomic(&path, text.as_bytes()).map_err(|e| fail(&path, e.to_string()))?;
     }
-    Ok(tokenizer.save(dir)?)
+    tokenizer.save(dir)?;
+    Ok(lines)
+}
+
+/// What is said of a tensor with values that f16 cannot hold.
+fn cut(name: &str, values: usize) -> String {
+    format!("{name}: {values} values beyond ±65504 were cut")
 }
 
 /// The tokens that end an answer: first the tokenizer's end of text, which tuning may have changed, then those the model came with.
@@ -196,22 +205,13 @@ pub(crate) fn write_file(
     infos: &IndexMap<String, TensorInfo>,
     values: impl FnMut(&str) -> Result<Vec<f32>, ExportError>,
 ) -> Result<Vec<String>, ExportError> {
-    let fail = |reason: String| ExportError::File { path: path.to_owned(), reason };
     if let Some(dir) = path.parent() {
-        std::fs::create_dir_all(dir).map_err(|e| fail(e.to_string()))?;
+        std::fs::create_dir_all(dir).map_err(|e| ExportError::File { path: dir.to_owned(), reason: e.to_string() })?;
     }
-    let partial = path.with_extension("gguf.part");
-    let file = File::create(&partial).map_err(|e| fail(e.to_string()))?;
-    let mut out = BufWriter::new(file);
-    let done = gguf::write(&mut out, metadata, infos, values).and_then(|saturated| {
-        let file = out.into_inner().map_err(|e| fail(e.to_string()))?;
-        file.sync_all().and_then(|()| std::fs::rename(&partial, path)).map_err(|e| fail(e.to_string()))?;
-        Ok(saturated.into_iter().map(|(name, n)| format!("{name}: {n} values beyond ±65504 were cut")).collect())
-    });
-    if done.is_err() {
-        std::fs::remove_file(&partial).ok();
-    }
-    done
+    let mut parts = Parts::default();
+    let saturated = parts.write(path, |out| gguf::write(out, metadata, infos, values))?;
+    parts.publish()?;
+    Ok(saturated.iter().map(|(name, values)| cut(name, *values)).collect())
 }
 
 fn metadata(config: &ModelConfig, vocabulary: Vocabulary, preset: Preset, name: &str) -> Metadata {

@@ -1,7 +1,8 @@
 //! Models by their name on the Hugging Face Hub (`Qwen/Qwen2.5-0.5B-Instruct`): from the cache that other tools share, or over the network.
 //!
-//! A model that is complete in the cache is used as it is, without a connection. Files that the hub keeps with their SHA-256 (weights, large
-//! tokenizers) are checked against it once they are here.
+//! A model that is complete in the cache is used as it is, without a connection. Other programs leave out files that not every model has
+//! (the tokenizer's description, with the chat template): the hub is asked once whether it has them, for without them a model is taught and
+//! spoken to otherwise. Files that the hub keeps with their SHA-256 (weights, large tokenizers) are checked against it once they are here.
 
 use std::collections::BTreeSet;
 use std::env;
@@ -10,8 +11,8 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use hf_hub::api::sync::{Api, ApiBuilder, ApiError};
-use hf_hub::{Cache, Repo};
+use hf_hub::api::sync::{Api, ApiBuilder, ApiError, ApiRepo};
+use hf_hub::{Cache, Repo, RepoType};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
@@ -21,6 +22,7 @@ const CONFIG: &str = "config.json";
 const TOKENIZER: &str = "tokenizer.json";
 const WEIGHTS: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
+const NEWEST: &str = "main";
 /// Files that not every model has.
 const OPTIONAL: [&str; 3] = ["generation_config.json", "tokenizer_config.json", "chat_template.jinja"];
 /// Of models with a million tensors.
@@ -109,7 +111,8 @@ pub struct Hub {
 }
 
 /// `model` as a path that [`Base::open`](crate::base::Base::open) takes: itself where it is a directory or a file, else that of the
-/// hub's model `owner/name`, or of its file `owner/name/file.gguf`. `announce` gets a line before each download.
+/// hub's model `owner/name`, or of its file `owner/name/file.gguf`. `announce` gets a line before each download,
+/// and one if the cache may lack something.
 ///
 /// # Errors
 /// A name that is neither, and see [`HubError`].
@@ -171,7 +174,13 @@ impl Hub {
     pub fn fetch(&self, repo: &str, file: Option<&str>, weights: bool, announce: &mut dyn FnMut(&str)) -> Result<PathBuf, HubError> {
         let missing = match self.snapshot(repo, file.unwrap_or(CONFIG)) {
             Some(snapshot) => match first_missing(&snapshot, file, weights)? {
-                None => return Ok(file.map_or(snapshot.clone(), |file| snapshot.join(file))),
+                None => {
+                    if let Some(file) = file {
+                        return Ok(snapshot.join(file));
+                    }
+                    self.complete(repo, &snapshot, announce);
+                    return Ok(snapshot);
+                }
                 Some(missing) => (missing, snapshot),
             },
             None => (file.unwrap_or(CONFIG).to_owned(), self.cache.join(Repo::model(repo.into()).folder_name())),
@@ -180,7 +189,25 @@ impl Hub {
             let (file, place) = missing;
             return Err(HubError::NotCached { repo: repo.into(), file, place });
         }
-        self.download(repo, file, weights, announce)
+        self.download(repo, NEWEST, file, weights, announce)
+    }
+
+    /// Gets what the hub has of the [`OPTIONAL`] files that a snapshot is without, and says so if that cannot be known.
+    fn complete(&self, repo: &str, snapshot: &Path, announce: &mut dyn FnMut(&str)) {
+        let settled = |name: &&str| snapshot.join(name).exists() || not_on_hub(snapshot).join(name).exists();
+        let unknown = || OPTIONAL.into_iter().filter(|name| !settled(name)).collect::<Vec<_>>();
+        if unknown().is_empty() {
+            return;
+        }
+        let why = if self.offline {
+            "offline".to_owned()
+        } else {
+            // Of the same commit: a newer one may have other weights.
+            let commit = snapshot.file_name().unwrap_or_default().to_string_lossy();
+            let Err(error) = self.download(repo, &commit, None, false, announce) else { return };
+            error.to_string()
+        };
+        announce(&format!("{repo} is used from the cache without {}, which the hub may have ({why})", unknown().join(", ")));
     }
 
     /// The directory with the files of the newest known commit, if `file` is there.
@@ -189,12 +216,20 @@ impl Hub {
         path.ancestors().nth(file.split('/').count()).map(Path::to_path_buf)
     }
 
-    fn download(&self, repo: &str, file: Option<&str>, weights: bool, announce: &mut dyn FnMut(&str)) -> Result<PathBuf, HubError> {
+    fn download(
+        &self,
+        repo: &str,
+        revision: &str,
+        file: Option<&str>,
+        weights: bool,
+        announce: &mut dyn FnMut(&str),
+    ) -> Result<PathBuf, HubError> {
         let builder = ApiBuilder::from_cache(Cache::new(self.cache.clone()));
         let api = builder.with_endpoint(self.endpoint.clone()).with_token(self.token.clone()).build();
         let list = |e| self.why(repo, "the list of files", e);
         let api = api.map_err(list)?;
-        let info = api.model(repo.into()).info().map_err(list)?;
+        let model = api.repo(Repo::with_revision(repo.into(), RepoType::Model, revision.into()));
+        let info = model.info().map_err(list)?;
         let snapshot = Cache::new(self.cache.clone()).model(repo.into()).pointer_path(&info.sha);
         let there = |name: &str| info.siblings.iter().any(|s| s.rfilename == name);
         let mut get = |name: &str| -> Result<(), HubError> {
@@ -205,14 +240,16 @@ impl Hub {
                 return Ok(());
             }
             announce(&format!("downloading {name} of {repo}"));
-            self.get(&api, repo, name)
+            self.get(&api, &model, repo, name)
         };
         if let Some(file) = file {
             get(file)?;
             return Ok(snapshot.join(file));
         }
         // The tokenizer comes after what not every model has, and the weights come last: where they are, everything is.
-        OPTIONAL.into_iter().filter(|name| there(name)).chain([CONFIG, TOKENIZER]).try_for_each(&mut get)?;
+        let (optional, absent): (Vec<&str>, Vec<&str>) = OPTIONAL.into_iter().partition(|name| there(name));
+        optional.into_iter().chain([CONFIG, TOKENIZER]).try_for_each(&mut get)?;
+        remember(&not_on_hub(&snapshot), &absent);
         if !weights {
             return Ok(snapshot);
         }
@@ -232,18 +269,18 @@ impl Hub {
     }
 
     /// Downloads one file into the cache, going on from where a lost connection (or an earlier run) left it.
-    fn get(&self, api: &Api, repo: &str, file: &str) -> Result<(), HubError> {
+    fn get(&self, api: &Api, model: &ApiRepo, repo: &str, file: &str) -> Result<(), HubError> {
         let mut tried = 0;
         let path = loop {
-            let error = match api.model(repo.into()).download(file) {
+            let error = match model.download(file) {
                 Ok(path) => break path,
                 Err(error) => error,
             };
             match &error {
                 _ if tried == RETRIES => return Err(self.why(repo, file, error)),
-                ApiError::InvalidResume => self.forget_part(api, repo, file),
+                ApiError::InvalidResume => self.forget_part(api, &model.url(file), repo),
                 // A part that is already as long as the file has no rest.
-                ApiError::RequestError(e) if matches!(**e, ureq::Error::StatusCode(416)) => self.forget_part(api, repo, file),
+                ApiError::RequestError(e) if matches!(**e, ureq::Error::StatusCode(416)) => self.forget_part(api, &model.url(file), repo),
                 ApiError::RequestError(e) if passes(e) => std::thread::sleep(Duration::from_millis(300 << tried)),
                 ApiError::IoError(e) if e.kind() == std::io::ErrorKind::UnexpectedEof => {}
                 _ => return Err(self.why(repo, file, error)),
@@ -262,8 +299,8 @@ impl Hub {
     }
 
     /// Removes what an earlier download left, so that the next one starts at the beginning.
-    fn forget_part(&self, api: &Api, repo: &str, file: &str) {
-        let Ok(metadata) = api.metadata(&api.model(repo.into()).url(file)) else { return };
+    fn forget_part(&self, api: &Api, url: &str, repo: &str) {
+        let Ok(metadata) = api.metadata(url) else { return };
         let part = Cache::new(self.cache.clone()).model(repo.into()).blob_path(metadata.etag()).with_extension("part");
         if let Err(e) = std::fs::remove_file(&part) {
             tracing::debug!("{}: {e}", part.display());
@@ -292,6 +329,20 @@ fn passes(error: &ureq::Error) -> bool {
         ureq::Error::StatusCode(status) => *status == 429 || *status >= 500,
         ureq::Error::Io(_) | ureq::Error::Timeout(_) | ureq::Error::ConnectionFailed => true,
         _ => false,
+    }
+}
+
+/// Where all tools of the hub keep, as empty files, the names of what a snapshot's commit does not have.
+fn not_on_hub(snapshot: &Path) -> PathBuf {
+    let commit = snapshot.file_name().unwrap_or_default();
+    snapshot.ancestors().nth(2).unwrap_or(snapshot).join(".no_exist").join(commit)
+}
+
+/// Makes the empty files. Without them the hub is asked again.
+fn remember(dir: &Path, names: &[&str]) {
+    let made = std::fs::create_dir_all(dir).and_then(|()| names.iter().try_for_each(|name| File::create(dir.join(name)).map(drop)));
+    if let Err(e) = made {
+        tracing::debug!("{}: {e}", dir.display());
     }
 }
 

@@ -22,6 +22,11 @@ pub enum LoadError {
         /// The model's.
         expected: Vec<usize>,
     },
+    /// A tensor the model would not use, and without which it would compute something else.
+    #[error(
+        "the tensor {0} has no place in this model, which would compute something else without it (scaled rotary positions and further biases are not supported)"
+    )]
+    Unused(String),
     /// A value that is NaN or infinite.
     #[error("{0} holds a value that is not finite")]
     NotFinite(String),

@@ -54,6 +54,9 @@ pub enum FinetuneError {
     /// Nothing to train on.
     #[error("{0}")]
     Data(String),
+    /// Training is done, but its result is not on disk.
+    #[error("training is done, but its result could not be saved")]
+    FinalSave(#[source] Box<FinetuneError>),
 }
 
 /// How a run ended.
@@ -193,7 +196,8 @@ impl Finetune {
         let counters = &self.learner.state().counters;
         let (epochs, elapsed_s) = (counters.epoch, counters.elapsed_s);
         let best_loss = counters.best.map(|(fitness, _)| -fitness);
-        let saved = if outcome == Outcome::Interrupted { None } else { Some(self.save()?) };
+        let save = || self.save().map_err(|error| FinetuneError::FinalSave(Box::new(error)));
+        let saved = if outcome == Outcome::Interrupted { None } else { Some(save()?) };
         Ok(Report { outcome, epochs, elapsed_s, best_loss, saved })
     }
 

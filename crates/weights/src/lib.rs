@@ -15,6 +15,7 @@ mod floats;
 pub mod gguf;
 mod limits;
 mod map;
+mod parts;
 mod pt;
 mod safetensors;
 mod tensor;
@@ -27,6 +28,7 @@ use std::path::Path;
 pub use blocks::{BlockType, Quantized};
 pub use error::{Fault, WeightsError};
 pub use floats::{to_bf16, to_f16};
+pub use parts::Parts;
 pub use safetensors::{Checkpoint, from_safetensors, to_safetensors, write_checkpoint, write_safetensors};
 pub use tensor::{DType, Tensor, TensorSpec, Tensors, check_finite};
 

@@ -1,8 +1,9 @@
 //! A tokenizer from the files of a model's folder, and into them.
 
+use std::io::ErrorKind;
 use std::path::Path;
 
-use bellows_runs::{read_bounded, write_atomic};
+use bellows_runs::{StoreError, read_bounded, write_atomic};
 use serde_json::{Map, Value};
 use tokenizers::Tokenizer as Hf;
 
@@ -75,10 +76,10 @@ impl Tokenizer {
     }
 
     /// Writes `tokenizer.json` and `tokenizer_config.json` (with the chat template in it) into `dir`, as `transformers` and
-    /// `tokenizers` load them.
+    /// `tokenizers` load them. A `chat_template.jinja` of another tokenizer is removed: readers prefer it.
     ///
     /// # Errors
-    /// [`Fault::Io`] with the path.
+    /// [`Fault::Save`] with the path.
     pub fn save(&self, dir: &Path) -> Result<(), ChatError> {
         let json = self.hf.to_string(false).map_err(|error| Fault::tokenizer(error.to_string()))?;
         let mut config = self.config.clone();
@@ -93,6 +94,10 @@ impl Tokenizer {
             let path = dir.join(name);
             write_atomic(&path, text.as_bytes()).map_err(|error| Fault::Save(error).in_file(&path))?;
         }
-        Ok(())
+        let path = dir.join("chat_template.jinja");
+        match std::fs::remove_file(&path) {
+            Err(error) if error.kind() != ErrorKind::NotFound => Err(Fault::Save(StoreError::new("remove", &path, error)).in_file(&path)),
+            _ => Ok(()),
+        }
     }
 }

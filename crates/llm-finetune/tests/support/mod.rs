@@ -66,6 +66,8 @@ fn answer(stream: &TcpStream, shelf: &Mutex<Shelf>, endpoint: &str) {
 }
 
 fn reply(mut out: &TcpStream, path: &str, start: usize, shelf: &mut Shelf, endpoint: &str) -> std::io::Result<()> {
+    // The one commit has two names.
+    let path = path.replace(COMMIT, "main");
     let mut head = |status: &str, headers: &str, length: usize| {
         write!(out, "HTTP/1.1 {status}\r\nConnection: close\r\nX-Repo-Commit: {COMMIT}\r\n{headers}Content-Length: {length}\r\n\r\n")
     };

@@ -2,8 +2,8 @@
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
-use std::fs::File;
-use std::io::Write;
+use std::fs;
+use std::io::{self, Write};
 use std::path::Path;
 
 use indexmap::IndexMap;
@@ -11,6 +11,7 @@ use serde_json::json;
 
 use super::{INDEX, SINGLE, header};
 use crate::error::{Fault, WeightsError};
+use crate::parts::Parts;
 use crate::tensor::TensorSpec;
 
 /// Writes a safetensors file. The same input gives the same bytes.
@@ -33,12 +34,14 @@ pub fn write_safetensors<D: AsRef<[u8]>, E: From<WeightsError>>(
 
 /// Writes the weights of a model into a directory, with `format: pt`, as transformers demands: as `model.safetensors`, or, where
 /// that would have more than `max_shard_bytes` of data, as `model-00001-of-00003.safetensors` and so on with
-/// `model.safetensors.index.json`. Returns the names of the files; each is flushed to disk.
+/// `model.safetensors.index.json`. Returns the names of the files. They get these names at the end, when all of them are on disk;
+/// then files of such names that an earlier model left are removed, for a reader might take them instead.
 ///
 /// `data` is asked for the bytes of each tensor, little endian, when it is its turn.
 ///
 /// # Errors
-/// As [`write_safetensors`], with the path. Files written by then stay: write to a temporary directory.
+/// As [`write_safetensors`], with the path. What was in the directory before stands, unless it is the renaming that fails, or
+/// the removal of leftovers.
 pub fn write_checkpoint<D: AsRef<[u8]>, E: From<WeightsError>>(
     dir: &Path,
     tensors: &IndexMap<String, TensorSpec>,
@@ -49,23 +52,41 @@ pub fn write_checkpoint<D: AsRef<[u8]>, E: From<WeightsError>>(
     let wrong = |path: &Path, fault| -> E { WeightsError::at(path)(fault).into() };
     let (shards, total_size) = shards(tensors, max_shard_bytes).map_err(|fault| wrong(dir, fault))?;
     let (count, mut files, mut weight_map) = (shards.len(), Vec::new(), BTreeMap::new());
+    let mut parts = Parts::default();
     for (number, shard) in shards.into_iter().enumerate() {
         let file = if count == 1 { SINGLE.into() } else { format!("model-{:05}-of-{count:05}.safetensors", number + 1) };
         weight_map.extend(shard.keys().map(|&name| (name, file.clone())));
         let path = dir.join(&file);
-        let mut out = File::create(&path).map_err(|e| wrong(&path, e.into()))?;
-        stream(&mut out, shard, &metadata, &mut data, |fault| wrong(&path, fault))?;
-        out.sync_all().map_err(|e| wrong(&path, e.into()))?;
+        parts.write(&path, |out| stream(out, shard, &metadata, &mut data, |fault| wrong(&path, fault)))?;
         files.push(file);
     }
     if count > 1 {
         let index = format!("{:#}\n", json!({ "metadata": { "total_size": total_size }, "weight_map": weight_map }));
         let path = dir.join(INDEX);
-        let saved = File::create(&path).and_then(|mut out| out.write_all(index.as_bytes()).and_then(|()| out.sync_all()));
-        saved.map_err(|e| wrong(&path, e.into()))?;
+        parts.write(&path, |out| out.write_all(index.as_bytes()).map_err(|e| wrong(&path, e.into())))?;
         files.push(INDEX.into());
     }
+    parts.publish()?;
+    remove_others(dir, &files).map_err(|e| wrong(dir, e.into()))?;
     Ok(files)
+}
+
+/// Removes what a model of another layout left in `dir`.
+fn remove_others(dir: &Path, files: &[String]) -> io::Result<()> {
+    for entry in fs::read_dir(dir)? {
+        let name = entry?.file_name().to_string_lossy().into_owned();
+        if is_ours(&name) && !files.contains(&name) {
+            fs::remove_file(dir.join(name))?;
+        }
+    }
+    Ok(())
+}
+
+/// Whether [`write_checkpoint`] may give a file this name.
+fn is_ours(name: &str) -> bool {
+    let shard = name.strip_prefix("model-").and_then(|rest| rest.strip_suffix(".safetensors")?.split_once("-of-"));
+    let number = |text: &str| text.len() >= 5 && text.bytes().all(|b| b.is_ascii_digit());
+    name == SINGLE || name == INDEX || shard.is_some_and(|(n, count)| number(n) && number(count))
 }
 
 type Specs<'a> = IndexMap<&'a str, &'a TensorSpec>;

@@ -5,7 +5,9 @@ use std::io::Write;
 use std::path::Path;
 use std::process::Command;
 
-use bellows_weights::{Checkpoint, DType, Tensor, TensorSpec, Tensors, WeightsError, to_safetensors, write_checkpoint, write_safetensors};
+use bellows_weights::{
+    Checkpoint, DType, Fault, Tensor, TensorSpec, Tensors, WeightsError, to_safetensors, write_checkpoint, write_safetensors,
+};
 use indexmap::IndexMap;
 use proptest::prelude::*;
 use serde_json::{Value, json};
@@ -113,6 +115,36 @@ fn what_would_not_read_back_is_not_written() {
     assert!(refused.contains("does not fit the address space"), "{refused}");
     let nowhere = write_checkpoint(&dir.path().join("none"), &specs(&model), 1, |_| Ok::<_, WeightsError>([])).unwrap_err();
     assert!(nowhere.path.unwrap().ends_with("none/model-00001-of-00005.safetensors"));
+}
+
+#[test]
+fn a_refused_write_leaves_what_was_there() {
+    for max_bytes in [1 << 20, 264] {
+        let (dir, model) = (tempfile::tempdir().unwrap(), model());
+        let names = write(dir.path(), &model, max_bytes);
+        let mut asked = 0;
+        let refused = write_checkpoint(dir.path(), &specs(&model), max_bytes, |name| {
+            asked += 1;
+            if asked < model.len() { Ok(vec![1; model[name].data.len()]) } else { Err(WeightsError::from(Fault::NotAFile)) }
+        });
+        assert!(matches!(refused.unwrap_err().fault, Fault::NotAFile));
+        check(dir.path(), &model);
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), names.len(), "nothing else is left");
+    }
+}
+
+#[test]
+fn nothing_is_left_of_an_earlier_model_in_another_layout() {
+    let (dir, model) = (tempfile::tempdir().unwrap(), model());
+    let others = ["model-1-of-2.safetensors", "model-00001-of-00002.safetensors.md", "adapter_model.safetensors"];
+    others.iter().for_each(|name| std::fs::write(dir.path().join(name), b"").unwrap());
+    let tensors = |count: usize| model.clone().into_iter().take(count).collect::<IndexMap<_, _>>();
+    // One file, three shards, two, one again: each with fewer tensors than the one before.
+    for (count, max_bytes) in [(6, 1 << 20), (5, 264), (3, 264), (1, 264)] {
+        let written = write(dir.path(), &tensors(count), max_bytes);
+        check(dir.path(), &tensors(count));
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), written.len() + others.len(), "{written:?}");
+    }
 }
 
 /// Two shards: `a` and `b` in the first, `c` in the second.

@@ -87,9 +87,12 @@ fn an_update_is_made_of_the_same_samples_in_smaller_parts() {
     for (shortage, parts) in short {
         let (weights, means, updates, told) = run(8, 2, shortage);
         assert_eq!((updates, told), (count, parts));
+        assert_eq!((weights.len(), means.len()), (expected.len(), losses.len()));
         for ((name, _, ours), (_, _, theirs)) in weights.iter().zip(&expected) {
-            let largest = ours.iter().zip(theirs).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
-            assert!(largest < 1e-6, "{name}: {largest:e}");
+            assert_eq!(ours.len(), theirs.len(), "{name}");
+            for (ours, theirs) in ours.iter().zip(theirs) {
+                assert!((ours - theirs).abs() < 1e-6, "{name}: {ours} for {theirs}");
+            }
         }
         assert!(means.iter().zip(&losses).all(|(a, b)| (a - b).abs() < 2e-5), "{means:?} for {losses:?}");
     }

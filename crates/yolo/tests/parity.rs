@@ -131,7 +131,15 @@ fn check_case(case: &Case) {
 
 /// The largest relative difference, element by element; where the reference is zero, so must be the value.
 fn worst_each(own: &[f32], reference: &[f32]) -> f64 {
-    own.iter().zip(reference).map(|(a, b)| f64::from((a - b).abs()) / f64::from(b.abs()).max(1e-12)).fold(0.0, f64::max)
+    assert_eq!(own.len(), reference.len());
+    greatest(own.iter().zip(reference).map(|(a, b)| f64::from((a - b).abs()) / f64::from(b.abs()).max(1e-12)))
+}
+
+#[test]
+fn what_is_no_number_is_an_error() {
+    let (good, bad) = ([1.0; 9], [1.0, f32::NAN, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0]);
+    assert_eq!([worst_each(&good, &good), worst(&good, &good), sketch_error(good.map(f64::from), &good)], [0.0; 3]);
+    assert_eq!([worst_each(&bad, &good), worst(&bad, &good), sketch_error(bad.map(f64::from), &good)], [f64::INFINITY; 3]);
 }
 
 fn check_assignment(case: &Case, own: &[Vec<bellows_yolo::loss::assigner::Foreground>], fg: &[f32], gt: &[f32], score: &[f32]) {
@@ -227,7 +235,7 @@ fn reference_files() {
     }
     let assign = file("assign");
     let own = assignment(&feats, &targets);
-    let mut score_error = 0.0f32;
+    let mut score_error = 0.0f64;
     let anchors = assign["fg_mask"].1.len() / shape[0];
     for (i, own) in own.iter().enumerate() {
         let mask = &assign["fg_mask"].1[i * anchors..][..anchors];
@@ -239,7 +247,7 @@ fn reference_files() {
             let scores = &assign["target_scores"].1[at * nc..][..nc];
             for (c, s) in scores.iter().enumerate() {
                 let own = if c == f.target.class as usize { f.score } else { 0.0 };
-                score_error = score_error.max((own - s).abs());
+                score_error = greatest([score_error, f64::from((own - s).abs())].into_iter());
             }
         }
     }

@@ -32,6 +32,16 @@ pub(crate) fn spread(len: usize, count: usize) -> impl Iterator<Item = usize> {
     (0..len).rev().step_by(len.div_ceil(count).max(1))
 }
 
+/// The greatest of these errors; one that is no number counts as infinite.
+pub(crate) fn greatest(errors: impl Iterator<Item = f64>) -> f64 {
+    errors.map(|error| if error.is_nan() { f64::INFINITY } else { error }).fold(0.0, f64::max)
+}
+
+#[test]
+fn no_number_is_infinitely_wrong() {
+    assert_eq!([greatest([1.0, 3.0, 2.0].into_iter()), greatest([1.0, f64::NAN, 2.0].into_iter())], [3.0, f64::INFINITY]);
+}
+
 fn rms(values: &[f64]) -> f64 {
     (values.iter().map(|v| v * v).sum::<f64>() / values.len().max(1) as f64).sqrt()
 }
@@ -70,10 +80,9 @@ impl Sums {
         assert_eq!(got.len(), self.values.len());
         let error = |(&got, expected): (&f32, &f64)| match (f64::from(got) - expected).abs() {
             0.0 => 0.0,
-            error if error.is_finite() => error / self.scale,
-            _ => f64::INFINITY,
+            error => error / self.scale,
         };
-        got.iter().zip(&self.values).map(error).fold(0.0, f64::max)
+        greatest(got.iter().zip(&self.values).map(error))
     }
 }
 

@@ -63,7 +63,7 @@ impl Case {
             let scale = cpu.iter().fold(scale, |scale, number| scale.max(number.abs())) * lost;
             assert_eq!(gpu.len(), cpu.len(), "{self:?} {name}");
             let error = gpu.iter().zip(cpu).fold(0.0f32, |most, (a, b)| most.max((a - b).abs())) / scale;
-            assert!(error <= 4e-6 && gpu.iter().all(|number| number.is_finite()), "{self:?} {name}: relative error {error:.1e}");
+            assert!(error <= 4e-6 && gpu.iter().chain(cpu).all(|number| number.is_finite()), "{self:?} {name}: relative error {error:.1e}");
             worst = worst.max(error);
         }
         worst

@@ -205,7 +205,7 @@ impl Numbers for FlexTensor {
 }
 
 pub(crate) fn relative(gpu: &[f32], cpu: &[f32]) -> f32 {
-    assert!(gpu.len() == cpu.len() && gpu.iter().all(|number| number.is_finite()));
+    assert!(gpu.len() == cpu.len() && gpu.iter().chain(cpu).all(|number| number.is_finite()));
     let scale = cpu.iter().fold(f32::MIN_POSITIVE, |scale, number| scale.max(number.abs()));
     gpu.iter().zip(cpu).fold(0.0f32, |most, (a, b)| most.max((a - b).abs())) / scale
 }

@@ -141,8 +141,10 @@ mod tests {
         let frame = pattern(48, 36);
         for (w, h) in [(96, 72), (80, 60), (40, 30), (20, 15), (7, 50)] {
             let got = resize(&frame, w, h).unwrap();
-            let worst = got.pixels.iter().zip(reference(&frame, w, h)).map(|(&g, r)| (f64::from(g) - r).abs()).fold(0.0, f64::max);
-            assert!(worst <= 1.5, "{w}x{h}: {worst}");
+            assert_eq!(got.pixels.len(), w * h);
+            for (&got, expected) in got.pixels.iter().zip(reference(&frame, w, h)) {
+                assert!((f64::from(got) - expected).abs() <= 1.5, "{w}x{h}: {got} for {expected}");
+            }
         }
     }
 

@@ -61,10 +61,16 @@ pub(crate) fn sketch(name: &str, values: &[f32]) -> [f64; 9] {
     out
 }
 
+/// The greatest of these errors; one that is no number counts as infinite.
+pub(crate) fn greatest(errors: impl Iterator<Item = f64>) -> f64 {
+    errors.map(|error| if error.is_nan() { f64::INFINITY } else { error }).fold(0.0, f64::max)
+}
+
 /// How far a sketch is from its reference, relative to the norm: the projections of the difference are of its size.
 pub(crate) fn sketch_error(own: [f64; 9], reference: &[f32]) -> f64 {
-    let worst = own.iter().zip(reference).map(|(a, &b)| (a - f64::from(b)).abs()).fold(0.0, f64::max);
-    worst / f64::from(reference[0]).max(1e-12)
+    assert_eq!(own.len(), reference.len());
+    let norm = f64::from(reference[0]).max(1e-12);
+    greatest(own.iter().zip(reference).map(|(a, &b)| (a - f64::from(b)).abs() / norm))
 }
 
 /// Norm of the difference over the norm of the reference.
@@ -72,14 +78,14 @@ pub(crate) fn relative(own: &[f32], reference: &[f32]) -> f64 {
     assert_eq!(own.len(), reference.len());
     let norm = |it: &mut dyn Iterator<Item = f64>| it.map(|v| v * v).sum::<f64>().sqrt();
     let difference = norm(&mut own.iter().zip(reference).map(|(&a, &b)| f64::from(a) - f64::from(b)));
-    difference / norm(&mut reference.iter().map(|&v| f64::from(v))).max(1e-12)
+    greatest([difference / norm(&mut reference.iter().map(|&v| f64::from(v))).max(1e-12)].into_iter())
 }
 
 /// The largest difference over the largest magnitude.
 pub(crate) fn worst(own: &[f32], reference: &[f32]) -> f64 {
     assert_eq!(own.len(), reference.len());
     let largest = reference.iter().fold(0.0f32, |m, v| m.max(v.abs())).max(1e-12);
-    own.iter().zip(reference).map(|(a, b)| f64::from((a - b).abs() / largest)).fold(0.0, f64::max)
+    greatest(own.iter().zip(reference).map(|(a, b)| f64::from((a - b).abs() / largest)))
 }
 
 /// A model of size n with these weights on an autodiff device.

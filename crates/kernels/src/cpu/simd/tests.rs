@@ -1,6 +1,7 @@
 //! Each operation on each instruction set against a plain loop.
 
 use super::*;
+use crate::cpu::reference::greatest;
 
 fn values(n: usize) -> Vec<f32> {
     (0..n).map(|i| ((i as u32 + 1).wrapping_mul(2_654_435_761) >> 8) as f32 / (1 << 23) as f32 - 1.0).collect()
@@ -194,7 +195,7 @@ impl Task for Silu {
             s.store(s.silu(s.splat(x)), &mut out);
             let exact = f64::from(x) / (1.0 + (-f64::from(x)).exp());
             if exact != 0.0 {
-                worst = worst.max(((f64::from(out[0]) - exact) / exact).abs());
+                worst = greatest([worst, ((f64::from(out[0]) - exact) / exact).abs()].into_iter());
             }
         }
         assert!(worst < 4e-7, "relative error {worst}");

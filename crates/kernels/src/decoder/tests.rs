@@ -175,3 +175,33 @@ fn a_row_of_blocked_keys_is_uniform() {
         assert!(p.iter().all(|p| (p - 1.0 / 37.0).abs() < 1e-7), "{level:?}: {p:?}");
     }
 }
+
+/// What is no number, or infinite, is seen in its own row and in no other.
+#[test]
+fn no_number_stays_in_its_row() {
+    for (level, k) in Level::all().flat_map(|level| [4, 37, 50, 2000].map(|k| (level, k))) {
+        for (odd, place) in [f32::NAN, f32::INFINITY].into_iter().flat_map(|odd| [0, k / 2, k - 1].map(|place| (odd, place))) {
+            let mut values: Vec<f32> = noise(1, 3 * k).iter().map(|&v| v as f32).collect();
+            values[k + place] = odd;
+            let on_flex = |values: Vec<f32>, rows| Tensor::<4>::from_data(TensorData::new(values, [1, 1, rows, k]), &Device::flex());
+            let x = || on_flex(values.clone(), 3);
+            // Also where the key is blocked.
+            let masks = [0.0, BLOCKED].map(|at| on_flex((0..3 * k).map(|i| if i == k + place { at } else { 0.0 }).collect(), 3));
+            let [weight, other] = [1.0, 2.0].map(|v| on_flex(vec![v; k], 1));
+            let [seen, blocked] = masks.map(|mask| with_level(level, || masked_softmax(x(), mask, 0.3)));
+            let normed = with_level(level, || rms_norm(x(), weight.reshape([k]), EPSILON));
+            let [gated, up] =
+                with_level(level, || [swiglu(x(), other.clone().expand([1, 1, 3, k])), swiglu(other.expand([1, 1, 3, k]), x())]);
+            for (name, y) in [("softmax", seen), ("softmax of a blocked key", blocked)] {
+                let y = y.try_into_vec_as::<f32>().unwrap();
+                assert!(y[k..2 * k].iter().all(|y| y.is_nan()), "{level:?} {name}, {odd} at {place} of {k}: {y:?}");
+                assert!(y[..k].iter().chain(&y[2 * k..]).all(|y| y.is_finite()), "{level:?} {name}, {odd} at {place} of {k}: {y:?}");
+            }
+            for (name, y) in [("rms_norm", normed), ("gate", gated), ("up", up)] {
+                let y = y.try_into_vec_as::<f32>().unwrap();
+                assert!(!y[k + place].is_finite(), "{level:?} {name}, {odd} at {place} of {k}: {y:?}");
+                assert!(y[..k].iter().chain(&y[2 * k..]).all(|y| y.is_finite()), "{level:?} {name}, {odd} at {place} of {k}: {y:?}");
+            }
+        }
+    }
+}

@@ -45,3 +45,29 @@ proptest! {
         }
     }
 }
+
+/// Minus infinity weighs nothing, and a row with what is no number, or with infinity, is none: the loss does not hide it.
+#[test]
+fn extremes() {
+    let (none, no) = (f32::NEG_INFINITY, f32::NAN);
+    for width in [4, 5, 16, 37, 2000] {
+        // The odd value at the beginning, in the middle, at the end.
+        for place in [1, width / 2, width - 1] {
+            let row = |odd: f32| (0..width).map(|j| if j == place { odd } else { 0.5 }).collect::<Vec<_>>();
+            let first = (0..width).map(|j| if j == 0 { 0.0 } else { none }).collect();
+            let rows = [first, row(no), row(f32::INFINITY), row(none), vec![none; width], vec![no; width]];
+            for level in Level::all() {
+                let ids = Tensor::<1, Int>::from_data([0i64; 6], &Device::flex());
+                let (loss, grad) = with_level(level, || cross_entropy(on_flex(&rows.concat(), [6, width]), ids));
+                let (loss, grad) = (host(loss), host(grad));
+                let what = format!("{level:?}, {width} with {place}: {loss:?}");
+                assert!(loss[0].abs() < 1e-6 && loss[3].is_finite(), "{what}");
+                assert!([1, 2, 4, 5].iter().all(|&r: &usize| loss[r].is_nan()), "{what}");
+                for (r, grad) in grad.chunks(width).enumerate() {
+                    assert!(grad.iter().all(|g| if [0, 3].contains(&r) { g.is_finite() } else { g.is_nan() }), "{what}, row {r}: {grad:?}");
+                }
+                assert!(grad[..width].iter().all(|g| g.abs() < 1e-6), "{what}");
+            }
+        }
+    }
+}

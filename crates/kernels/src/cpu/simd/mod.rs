@@ -170,9 +170,9 @@ pub trait Simd: Copy + Send + Sync + 'static {
     fn div(self, a: Self::V, b: Self::V) -> Self::V;
     /// `a * b + c`, rounded once where the processor can.
     fn mul_add(self, a: Self::V, b: Self::V, c: Self::V) -> Self::V;
-    /// The smaller of each lane (of a number and a NaN: either).
+    /// The smaller of each lane; `b` where either is NaN, as on x86.
     fn min(self, a: Self::V, b: Self::V) -> Self::V;
-    /// The greater of each lane (of a number and a NaN: either).
+    /// The greater of each lane; `b` where either is NaN, as on x86.
     fn max(self, a: Self::V, b: Self::V) -> Self::V;
     /// The nearest integer.
     fn round(self, a: Self::V) -> Self::V;
@@ -215,10 +215,11 @@ pub trait Simd: Copy + Send + Sync + 'static {
     fn reduce_tile(self, tile: ReduceTile<'_>);
 
     /// (p, q) with p q = exp(x), to a few units in the last place: Cody and Waite's reduction by multiples of ln 2 and the Taylor
-    /// polynomial of degree 7 on |r| <= ln 2 / 2, whose remainder there is below 6e-9. The argument is cut off at +-87.
+    /// polynomial of degree 7 on |r| <= ln 2 / 2, whose remainder there is below 6e-9. The argument is cut off at +-87; of NaN p is NaN.
     #[inline(always)]
     fn exp_parts(self, x: Self::V) -> (Self::V, Self::V) {
-        let t = self.min(self.max(x, self.splat(-87.0)), self.splat(87.0));
+        // x comes second, so that a NaN is not cut off too.
+        let t = self.min(self.splat(87.0), self.max(self.splat(-87.0), x));
         let n = self.round(self.mul(t, self.splat(std::f32::consts::LOG2_E)));
         // ln 2 in two parts: the first has few enough bits for n * part to be exact.
         let r = self.mul_add(n, self.splat(-0.693_359_4), t);

@@ -128,11 +128,11 @@ impl Simd for Portable {
     }
     #[inline(always)]
     fn min(self, a: V, b: V) -> V {
-        map2(a, b, f32::min)
+        map2(a, b, |a, b| if a < b { a } else { b })
     }
     #[inline(always)]
     fn max(self, a: V, b: V) -> V {
-        map2(a, b, f32::max)
+        map2(a, b, |a, b| if a > b { a } else { b })
     }
     #[inline(always)]
     fn round(self, a: V) -> V {

@@ -37,6 +37,13 @@ impl Task for Lanewise {
         expect(s.div(va, vb), &|a, b| a / b);
         expect(s.min(va, vb), &f32::min);
         expect(s.max(va, vb), &f32::max);
+        let none = s.splat(f32::NAN);
+        for of_two in [s.min(none, va), s.max(none, va)] {
+            expect(of_two, &|a, _| a);
+        }
+        for of_two in [s.min(va, none), s.max(va, none), s.exp(none), s.sigmoid(none), s.silu(none)] {
+            assert!(lanes(of_two).iter().all(|v| v.is_nan()), "{:?}", lanes(of_two));
+        }
         expect(s.splat(2.0), &|_, _| 2.0);
         expect(s.zero(), &|_, _| 0.0);
         expect(s.round(s.mul(va, s.splat(9.0))), &|a, _| (a * 9.0).round_ties_even());

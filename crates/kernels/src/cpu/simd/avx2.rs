@@ -82,20 +82,6 @@ unsafe fn multiply_row<const N: usize>(a: *const f32, b0: __m256, b1: __m256, b2
 #[target_feature(enable = "avx2,fma")]
 unsafe fn tile<const N: usize, const PART: bool, const PREFETCH: bool>(t: Tile<'_>, last: __m256i) {
     let mut acc = [[_mm256_setzero_ps(); N]; MR];
-    let c = t.c.as_mut_ptr();
-    if t.accumulate {
-        for (i, row) in acc.iter_mut().enumerate() {
-            if i < t.rows {
-                for (j, v) in row.iter_mut().enumerate() {
-                    // SAFETY: i < rows and the lanes read are < cols: inside c by Tile::check.
-                    unsafe {
-                        let p = c.add(i * t.ldc + j * L);
-                        *v = if PART && j + 1 == N { _mm256_maskload_ps(p, last) } else { _mm256_loadu_ps(p) };
-                    }
-                }
-            }
-        }
-    }
     let mut a = t.a.as_ptr();
     for &offset in &t.offsets.table {
         // SAFETY: a advances MR per row of the table and holds MR * len values; offset + cols <= b.len().
@@ -124,13 +110,20 @@ unsafe fn tile<const N: usize, const PART: bool, const PREFETCH: bool>(t: Tile<'
             a = a.add(MR);
         }
     }
+    let c = t.c.as_mut_ptr();
     for (i, row) in acc.iter().enumerate() {
         if i < t.rows {
             for (j, &v) in row.iter().enumerate() {
-                // SAFETY: as for the loads from c.
+                // SAFETY: i < rows and the lanes read and written are < cols: inside c by Tile::check.
                 unsafe {
                     let p = c.add(i * t.ldc + j * L);
-                    if PART && j + 1 == N { _mm256_maskstore_ps(p, last, v) } else { _mm256_storeu_ps(p, v) }
+                    if PART && j + 1 == N {
+                        let v = if t.accumulate { _mm256_add_ps(_mm256_maskload_ps(p, last), v) } else { v };
+                        _mm256_maskstore_ps(p, last, v);
+                    } else {
+                        let v = if t.accumulate { _mm256_add_ps(_mm256_loadu_ps(p), v) } else { v };
+                        _mm256_storeu_ps(p, v);
+                    }
                 }
             }
         }
@@ -145,15 +138,9 @@ unsafe fn tile<const N: usize, const PART: bool, const PREFETCH: bool>(t: Tile<'
 unsafe fn reduce<const R: usize, const N: usize>(t: ReduceTile<'_>) {
     let mut acc = [[_mm256_setzero_ps(); N]; R];
     let mut a = [t.a.as_ptr(); R];
-    let c = t.c.as_mut_ptr();
-    for (i, (row, a)) in acc.iter_mut().zip(&mut a).enumerate() {
-        // SAFETY: rows[i] + length <= a.len(), and R rows of N vectors lie in c.
-        unsafe {
-            *a = a.add(t.rows[i] as usize);
-            for (j, v) in row.iter_mut().enumerate() {
-                *v = _mm256_loadu_ps(c.add(i * t.ldc + j * L));
-            }
-        }
+    for (i, a) in a.iter_mut().enumerate() {
+        // SAFETY: rows[i] + length <= a.len().
+        *a = unsafe { a.add(t.rows[i] as usize) };
     }
     let mut b = t.b.as_ptr();
     for p in 0..t.length {
@@ -172,10 +159,14 @@ unsafe fn reduce<const R: usize, const N: usize>(t: ReduceTile<'_>) {
             b = b.wrapping_add(t.ldb);
         }
     }
+    let c = t.c.as_mut_ptr();
     for (i, row) in acc.iter().enumerate() {
         for (j, &v) in row.iter().enumerate() {
-            // SAFETY: as for the loads from c.
-            unsafe { _mm256_storeu_ps(c.add(i * t.ldc + j * L), v) };
+            // SAFETY: R rows of N vectors lie in c.
+            unsafe {
+                let p = c.add(i * t.ldc + j * L);
+                _mm256_storeu_ps(p, _mm256_add_ps(_mm256_loadu_ps(p), v));
+            }
         }
     }
 }

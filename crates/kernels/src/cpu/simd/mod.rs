@@ -66,7 +66,7 @@ pub struct Tile<'a> {
     pub rows: usize,
     /// Columns read and stored, 1..=NR. Nothing beyond them is touched.
     pub cols: usize,
-    /// Add to what `c` holds instead of overwriting it.
+    /// Add the sum, formed from zero, to what `c` holds instead of overwriting it: blocks of a long sum lose less than one chain.
     pub accumulate: bool,
     /// Ask for the next `NR` columns of each right-hand row meanwhile: for rows that come from beyond the second-level cache and tiles
     /// visited from left to right. The processor's own prefetcher does not follow a hundred streams of three lines each.
@@ -75,7 +75,8 @@ pub struct Tile<'a> {
 
 /// Arguments of [`Simd::reduce_tile`]: `c[i*ldc + j] += sum_p a[rows[i] + p] * b[p*ldb + j]` for `j < vectors * LANES`, `p < length`.
 ///
-/// Each row of the left-hand side is contiguous along the reduction: a plane of pixels, read one cell at a time and broadcast.
+/// Each row of the left-hand side is contiguous along the reduction: a plane of pixels, read one cell at a time and broadcast. The sum is
+/// formed from zero and then added to `c`: a reduction over many pixels made of many short calls loses less than one chain.
 pub struct ReduceTile<'a> {
     /// Left-hand side.
     pub a: &'a [f32],

@@ -31,14 +31,6 @@ impl Portable {
     #[inline(always)]
     fn tile_columns<const N: usize>(self, t: Tile<'_>, last: usize) {
         let mut acc = [[[0.0; L]; N]; L];
-        if t.accumulate {
-            for (i, row) in acc.iter_mut().enumerate().take(t.rows) {
-                for (j, v) in row.iter_mut().enumerate() {
-                    let n = if j + 1 == N { last } else { L };
-                    *v = read(&t.c[i * t.ldc + j * L..][..n]);
-                }
-            }
-        }
         for (a, &offset) in t.a.chunks_exact(L).zip(&t.offsets.table) {
             let b = &t.b[offset as usize..];
             let mut bv = [[0.0; L]; N];
@@ -54,7 +46,9 @@ impl Portable {
         for (i, row) in acc.iter().enumerate().take(t.rows) {
             for (j, v) in row.iter().enumerate() {
                 let n = if j + 1 == N { last } else { L };
-                t.c[i * t.ldc + j * L..][..n].copy_from_slice(&v[..n]);
+                let c = &mut t.c[i * t.ldc + j * L..][..n];
+                let before = if t.accumulate { read(c) } else { [0.0; L] };
+                self.store_part(self.add(before, *v), c, n);
             }
         }
     }
@@ -62,7 +56,7 @@ impl Portable {
     /// [`Simd::reduce_tile`] of `R` rows and `N` vectors.
     #[inline(always)]
     fn reduce<const R: usize, const N: usize>(self, t: ReduceTile<'_>) {
-        let mut acc: [[V; N]; R] = std::array::from_fn(|i| std::array::from_fn(|j| self.load(&t.c[i * t.ldc + j * L..])));
+        let mut acc = [[[0.0; L]; N]; R];
         let a: [&[f32]; R] = std::array::from_fn(|i| &t.a[t.rows[i] as usize..][..t.length]);
         for p in 0..t.length {
             let b: [V; N] = std::array::from_fn(|j| self.load(&t.b[p * t.ldb + j * L..]));
@@ -74,7 +68,8 @@ impl Portable {
         }
         for (i, row) in acc.into_iter().enumerate() {
             for (j, v) in row.into_iter().enumerate() {
-                self.store(v, &mut t.c[i * t.ldc + j * L..]);
+                let c = &mut t.c[i * t.ldc + j * L..];
+                self.store(self.add(self.load(c), v), c);
             }
         }
     }

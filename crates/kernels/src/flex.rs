@@ -95,7 +95,7 @@ impl KernelOps for Flex {
         let (x, dy) = (contiguous(x), contiguous(dy));
         let ([_, ci, ..], [_, co, ..]) = (x.shape().dims::<4>(), dy.shape().dims::<4>());
         let dims = [co, ci, kernel[0], kernel[1]];
-        let mut dw = vec![0.0; dims.iter().product()];
+        let mut dw = take(dims.iter().product());
         cpu::weight_grad(&conv_shape(x.shape().dims(), dims, &config), algorithm, precision, values(&x), values(&dy), &mut dw);
         tensor(dw, dims)
     }

@@ -23,7 +23,9 @@ fn values(t: &FloatTensor<Flex>) -> Vec<f32> {
 
 #[test]
 fn fused_updates_have_the_bits_of_the_operations() {
-    for len in [1, 7, 40_000] {
+    // Around a vector, around what one thread takes, and any other.
+    let around = [1usize, 8, 16, 16 * 1024, 32 * 1024].into_iter().flat_map(|len| [len - 1, len, len + 1]);
+    for len in around.filter(|&len| len > 0).chain([1000, 40_000, 100_003]) {
         let [w, g, a] = [1, 2, 3].map(|seed| noise(seed, len));
         let b = noise(4, len).powi_scalar(2);
         let sgd = Sgd { lr: 0.01, momentum: 0.937, decay: 5e-4 };

@@ -93,6 +93,11 @@ pub(crate) fn take(len: usize) -> Vec<f32> {
     if len < SMALLEST { vec![0.0; len] } else { pool().take(len) }
 }
 
+/// Whether our kernels, which know no other type, can compute with all of these.
+pub(crate) fn all_f32<'a>(tensors: impl IntoIterator<Item = &'a FlexTensor>) -> bool {
+    tensors.into_iter().all(|tensor| tensor.dtype() == DType::F32)
+}
+
 /// A contiguous tensor's values, to be written over: its own memory if nobody else holds it, else a copy.
 pub(crate) fn owned(tensor: FlexTensor) -> Vec<f32> {
     // A view of a part of a block must not be taken for the whole of it.

@@ -3,19 +3,14 @@
 //! Inputs of which this was the last use become the memory of later outputs (see [`buffers`](crate::buffers)).
 
 use burn::backend::{Flex, TensorMetadata};
-use burn::tensor::DType;
 use burn_flex::FlexTensor;
 
-use crate::buffers::{contiguous, owned, take, tensor, values};
+use crate::buffers::{all_f32, contiguous, owned, take, tensor, values};
 use crate::cpu::{self, Algorithm, ConvShape, Epilogue, Precision};
 use crate::cpu_norm::{self, Extent};
 use crate::ops::{Bias, ConvConfig, KernelOps, NormGrads, NormOutput};
 use crate::policy::Lowering;
 use crate::portable;
-
-fn all_f32<'a>(tensors: impl IntoIterator<Item = &'a FlexTensor>) -> bool {
-    tensors.into_iter().all(|t| t.dtype() == DType::F32)
-}
 
 fn extent(x: &FlexTensor) -> Extent {
     let [batch, channels, height, width] = x.shape().dims();

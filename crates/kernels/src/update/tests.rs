@@ -1,12 +1,12 @@
 //! The fused loops against Burn's operations, to the bit.
 
 use super::*;
+use crate::cpu::reference;
 use burn::backend::Flex;
 use burn::tensor::{Device, TensorData};
 
 fn noise(seed: u64, len: usize) -> Tensor<1> {
-    let value = |i: u64| ((seed << 32 | i).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 40) as f32 / (1 << 23) as f32 - 1.0;
-    Tensor::from_data(TensorData::new((0..len as u64).map(value).collect::<Vec<f32>>(), [len]), &Device::flex())
+    Tensor::from_data(TensorData::new(reference::noise(seed, len), [len]), &Device::flex())
 }
 
 fn host(t: Tensor<1>) -> Vec<f32> {

@@ -8,7 +8,7 @@
 use std::arch::asm;
 use std::arch::x86_64::*;
 
-use super::{ReduceTile, Simd, Task, Tile, end};
+use super::{ReduceTile, Simd, Task, Tile, end, with_sizes};
 
 /// Proof that the processor has the features.
 #[derive(Clone, Copy)]
@@ -369,21 +369,6 @@ impl Simd for Avx2 {
     fn reduce_tile(self, t: ReduceTile<'_>) {
         t.check(L, Self::REDUCE_ROWS);
         // SAFETY: `self` proves the features; the bounds were checked, and each arm's R and N are those of the tile.
-        unsafe {
-            match (t.rows.len(), t.vectors) {
-                (1, 1) => reduce::<1, 1>(t),
-                (2, 1) => reduce::<2, 1>(t),
-                (3, 1) => reduce::<3, 1>(t),
-                (4, 1) => reduce::<4, 1>(t),
-                (5, 1) => reduce::<5, 1>(t),
-                (_, 1) => reduce::<6, 1>(t),
-                (1, _) => reduce::<1, 2>(t),
-                (2, _) => reduce::<2, 2>(t),
-                (3, _) => reduce::<3, 2>(t),
-                (4, _) => reduce::<4, 2>(t),
-                (5, _) => reduce::<5, 2>(t),
-                (_, _) => reduce::<6, 2>(t),
-            }
-        }
+        unsafe { with_sizes!(t, [1 2 3 4 5] 6, reduce) }
     }
 }

@@ -8,7 +8,7 @@
 
 use std::arch::x86_64::*;
 
-use super::{ReduceTile, Simd, Task, Tile, end};
+use super::{ReduceTile, Simd, Task, Tile, end, with_sizes};
 
 /// Proof that the processor has the features.
 #[derive(Clone, Copy)]
@@ -184,26 +184,7 @@ macro_rules! micro_kernels {
             t.check(L, REDUCE_ROWS);
             // SAFETY: the bounds were checked, and each arm's R and N are those of the tile.
             unsafe {
-                match (t.rows.len(), t.vectors) {
-                    (1, 1) => reduce::<1, 1>(t),
-                    (2, 1) => reduce::<2, 1>(t),
-                    (3, 1) => reduce::<3, 1>(t),
-                    (4, 1) => reduce::<4, 1>(t),
-                    (5, 1) => reduce::<5, 1>(t),
-                    (6, 1) => reduce::<6, 1>(t),
-                    (7, 1) => reduce::<7, 1>(t),
-                    (8, 1) => reduce::<8, 1>(t),
-                    (_, 1) => reduce::<9, 1>(t),
-                    (1, _) => reduce::<1, 2>(t),
-                    (2, _) => reduce::<2, 2>(t),
-                    (3, _) => reduce::<3, 2>(t),
-                    (4, _) => reduce::<4, 2>(t),
-                    (5, _) => reduce::<5, 2>(t),
-                    (6, _) => reduce::<6, 2>(t),
-                    (7, _) => reduce::<7, 2>(t),
-                    (8, _) => reduce::<8, 2>(t),
-                    (_, _) => reduce::<9, 2>(t),
-                }
+                with_sizes!(t, [1 2 3 4 5 6 7 8] 9, reduce)
             }
         }
     };

@@ -3,7 +3,9 @@
 //! A kernel is a [`Task`]: a struct of its arguments with one method generic over [`Simd`]. [`run`] calls that method inside a
 //! function compiled for the instruction set, so everything marked `#[inline(always)]` below it becomes that set's code. Target
 //! features do not cross a closure sent to another thread: call [`run`] inside each rayon task, never around the parallel loop.
-//! For the same reason generic code must not hide vector work in closures or in functions that are not `#[inline(always)]`.
+//! For the same reason generic code must not hide vector work in functions that are not `#[inline(always)]`, nor in closures that are
+//! not inlined into one that is. A program where some are not shows it: it has symbols of its own for the intrinsics used here
+//! (`nm -C` finds `core_arch::x86::avx512f::_mm512_mul_ps` and the like).
 //!
 //! Every operation takes slices and checks their lengths; the two micro-kernels, [`Simd::tile`] and [`Simd::reduce_tile`], check
 //! once before their loops. Only the x86 modules contain `unsafe`.
@@ -126,6 +128,20 @@ impl Tile<'_> {
 fn end(rows: usize, stride: usize, width: usize) -> usize {
     if rows == 0 { 0 } else { (rows - 1).saturating_mul(stride).saturating_add(width) }
 }
+
+/// Calls a micro-kernel for [`Simd::reduce_tile`], generic over the rows and the vectors, with those of the tile; the last number of rows
+/// is the instruction set's greatest.
+macro_rules! with_sizes {
+    ($t:ident, [$($rows:literal)*] $most:literal, $reduce:ident) => {
+        match ($t.rows.len(), $t.vectors) {
+            $(($rows, 1) => $reduce::<$rows, 1>($t),)*
+            (_, 1) => $reduce::<$most, 1>($t),
+            $(($rows, _) => $reduce::<$rows, 2>($t),)*
+            (_, _) => $reduce::<$most, 2>($t),
+        }
+    };
+}
+use with_sizes;
 
 /// At least any instruction set's [`Simd::LANES`].
 pub const MAX_LANES: usize = 16;

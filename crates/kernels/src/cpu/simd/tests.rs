@@ -1,10 +1,10 @@
 //! Each operation on each instruction set against a plain loop.
 
 use super::*;
-use crate::cpu::reference::greatest;
+use crate::cpu::reference::{greatest, noise};
 
 fn values(n: usize) -> Vec<f32> {
-    (0..n).map(|i| ((i as u32 + 1).wrapping_mul(2_654_435_761) >> 8) as f32 / (1 << 23) as f32 - 1.0).collect()
+    noise(1, n)
 }
 
 /// Runs a task on every level of this processor.

@@ -3,19 +3,14 @@
 //! Inputs of which this was the last use become the memory of later outputs (see [`buffers`](crate::buffers)).
 
 use burn::backend::{Flex, TensorMetadata};
-use burn::tensor::DType;
 use burn_flex::FlexTensor;
 
-use crate::buffers::{contiguous, owned, take, tensor, values};
+use crate::buffers::{all_f32, contiguous, owned, take, tensor, values};
 use crate::cpu::{self, Algorithm, ConvShape, Epilogue, Precision};
 use crate::cpu_norm::{self, Extent};
 use crate::ops::{Bias, ConvConfig, KernelOps, NormGrads, NormOutput};
 use crate::policy::Lowering;
 use crate::portable;
-
-fn all_f32<'a>(tensors: impl IntoIterator<Item = &'a FlexTensor>) -> bool {
-    tensors.into_iter().all(|t| t.dtype() == DType::F32)
-}
 
 fn extent(x: &FlexTensor) -> Extent {
     let [batch, channels, height, width] = x.shape().dims();
@@ -95,7 +90,7 @@ impl KernelOps for Flex {
         let (x, dy) = (contiguous(x), contiguous(dy));
         let ([_, ci, ..], [_, co, ..]) = (x.shape().dims::<4>(), dy.shape().dims::<4>());
         let dims = [co, ci, kernel[0], kernel[1]];
-        let mut dw = vec![0.0; dims.iter().product()];
+        let mut dw = take(dims.iter().product());
         cpu::weight_grad(&conv_shape(x.shape().dims(), dims, &config), algorithm, precision, values(&x), values(&dy), &mut dw);
         tensor(dw, dims)
     }

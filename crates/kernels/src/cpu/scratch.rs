@@ -10,7 +10,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 /// Free buffers, the one returned last at the end. A lock is taken twice per buffer, i.e. a few times per task of 0.1 ms or more.
 static POOL: Mutex<Vec<Vec<f32>>> = Mutex::new(Vec::new());
 
-/// The pool keeps at most this many floats (256 MB); a buffer returned beyond that is freed.
+/// The pool keeps at most this many floats (256 MB), those returned last: sizes that are no longer wanted do not fill it for good.
 const POOL_LIMIT: usize = 64 << 20;
 
 /// Floats per 64-byte cache line.
@@ -61,11 +61,30 @@ impl DerefMut for Buffer {
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        let storage = std::mem::take(&mut self.storage);
-        let mut pool = pool();
-        let held: usize = pool.iter().map(Vec::len).sum();
-        if held + storage.len() <= POOL_LIMIT {
-            pool.push(storage);
-        }
+        give(&mut pool(), std::mem::take(&mut self.storage), POOL_LIMIT);
     }
+}
+
+/// Returns a buffer to a pool of at most `limit` floats.
+fn give(pool: &mut Vec<Vec<f32>>, storage: Vec<f32>, limit: usize) {
+    pool.push(storage);
+    let mut held: usize = pool.iter().map(Vec::len).sum();
+    let mut oldest = 0;
+    while held > limit {
+        held -= pool[oldest].len();
+        oldest += 1;
+    }
+    pool.drain(..oldest);
+}
+
+#[test]
+fn the_buffers_returned_last_are_kept() {
+    let mut pool = Vec::new();
+    for len in [30, 40, 30, 25, 200, 60, 40] {
+        give(&mut pool, vec![0.0; len], 100);
+        assert!(pool.iter().map(Vec::len).sum::<usize>() <= 100);
+    }
+    assert_eq!(pool.iter().map(Vec::len).collect::<Vec<_>>(), [60, 40]);
+    give(&mut pool, vec![0.0; 1], 100);
+    assert_eq!(pool.iter().map(Vec::len).collect::<Vec<_>>(), [40, 1]);
 }

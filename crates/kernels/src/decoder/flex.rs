@@ -1,21 +1,21 @@
 //! The decoder's operations on Flex: f32 through our loops and recycled memory, everything else through Burn's own.
 
 use burn::backend::{Flex, TensorMetadata};
-use burn::tensor::{DType, Shape};
+use burn::tensor::Shape;
 use burn_flex::FlexTensor;
 use rayon::prelude::*;
 
 use super::passes::{RmsNorm, RmsNormGrad, Softmax, SoftmaxGrad, Swiglu, SwigluGrad, Turn};
 use super::{DecoderOps, portable};
-use crate::buffers::{contiguous, owned, take, tensor, values};
+use crate::buffers::{all_f32, contiguous, owned, take, tensor, values};
 use crate::cpu::simd;
 
 /// Values per task below which splitting costs more than it brings.
 const TASK: usize = 16 * 1024;
 
 /// Whether all of these are f32, and the first is not empty.
-fn ours(all: &[&FlexTensor]) -> bool {
-    all.iter().all(|x| x.dtype() == DType::F32) && all[0].shape().num_elements() > 0
+fn ours<const N: usize>(all: [&FlexTensor; N]) -> bool {
+    all_f32(all) && all[0].shape().num_elements() > 0
 }
 
 /// Rows of `width` values to a task.
@@ -36,7 +36,7 @@ fn shared(i: usize, rows: usize, held: usize) -> usize {
 
 impl DecoderOps for Flex {
     fn rms_norm(x: FlexTensor, weight: FlexTensor, epsilon: f64) -> FlexTensor {
-        if !ours(&[&x, &weight]) {
+        if !ours([&x, &weight]) {
             return portable::rms_norm::<Self>(x, weight, epsilon);
         }
         let (shape, x, weight, level) = (x.shape(), contiguous(x), contiguous(weight), simd::level());
@@ -48,7 +48,7 @@ impl DecoderOps for Flex {
     }
 
     fn rms_norm_data_grad(x: FlexTensor, weight: FlexTensor, dy: FlexTensor, epsilon: f64) -> FlexTensor {
-        if !ours(&[&x, &weight, &dy]) {
+        if !ours([&x, &weight, &dy]) {
             return portable::rms_norm_data_grad::<Self>(x, weight, dy, epsilon);
         }
         let (shape, x, weight, level) = (x.shape(), contiguous(x), contiguous(weight), simd::level());
@@ -60,7 +60,7 @@ impl DecoderOps for Flex {
     }
 
     fn swiglu(gate: FlexTensor, up: FlexTensor) -> FlexTensor {
-        if !ours(&[&gate, &up]) {
+        if !ours([&gate, &up]) {
             return portable::swiglu::<Self>(gate, up);
         }
         let (shape, gate, up, level) = (gate.shape(), contiguous(gate), contiguous(up), simd::level());
@@ -71,7 +71,7 @@ impl DecoderOps for Flex {
     }
 
     fn swiglu_grad(gate: FlexTensor, up: FlexTensor, dy: FlexTensor) -> (FlexTensor, FlexTensor) {
-        if !ours(&[&gate, &up, &dy]) {
+        if !ours([&gate, &up, &dy]) {
             return portable::swiglu_grad::<Self>(gate, up, dy);
         }
         let (shape, gate, up, level) = (gate.shape(), contiguous(gate), contiguous(up), simd::level());
@@ -83,7 +83,7 @@ impl DecoderOps for Flex {
     }
 
     fn masked_softmax(scores: FlexTensor, mask: FlexTensor, scale: f64) -> FlexTensor {
-        if !ours(&[&scores, &mask]) {
+        if !ours([&scores, &mask]) {
             return portable::masked_softmax::<Self>(scores, mask, scale);
         }
         let ([b, h, r, t], [held, ..]) = (scores.shape().dims::<4>(), mask.shape().dims::<4>());
@@ -97,7 +97,7 @@ impl DecoderOps for Flex {
     }
 
     fn masked_softmax_grad(p: FlexTensor, dp: FlexTensor, scale: f64) -> FlexTensor {
-        if !ours(&[&p, &dp]) {
+        if !ours([&p, &dp]) {
             return portable::masked_softmax_grad::<Self>(p, dp, scale);
         }
         let (shape, p, mut ds, level) = (p.shape().dims::<4>(), contiguous(p), owned(contiguous(dp)), simd::level());
@@ -108,7 +108,7 @@ impl DecoderOps for Flex {
     }
 
     fn rotate(x: FlexTensor, cos: FlexTensor, sin: FlexTensor) -> FlexTensor {
-        if !ours(&[&x, &cos, &sin]) {
+        if !ours([&x, &cos, &sin]) {
             return portable::rotate::<Self>(x, cos, sin);
         }
         let [b, s, n, d] = x.shape().dims();
@@ -117,7 +117,7 @@ impl DecoderOps for Flex {
     }
 
     fn rotate_back(y: FlexTensor, cos: FlexTensor, sin: FlexTensor) -> FlexTensor {
-        if !ours(&[&y, &cos, &sin]) {
+        if !ours([&y, &cos, &sin]) {
             return portable::rotate_back::<Self>(y, cos, sin);
         }
         let [b, n, s, d] = y.shape().dims();

@@ -148,7 +148,8 @@ impl Task for SwigluGrad<'_> {
     }
 }
 
-/// A row of scores becomes softmax(scale row + mask): 0 where the mask is [`BLOCKED`], the same everywhere if it is that everywhere.
+/// A row of scores becomes softmax(scale row + mask): 0 where the mask is [`BLOCKED`], the same everywhere if it is that everywhere. A
+/// score that is NaN or +inf makes the row NaN, for then some difference from the maximum is.
 pub(super) struct Softmax<'a> {
     pub(super) row: &'a mut [f32],
     pub(super) mask: &'a [f32],

@@ -5,15 +5,13 @@ use burn::tensor::{DType, Device, Tensor, TensorData};
 use proptest::prelude::*;
 
 use super::{BLOCKED, masked_softmax, rms_norm, rotate, swiglu};
-use crate::cpu::reference::greatest;
+use crate::cpu::reference::{self, greatest, widen};
 use crate::cpu::simd::{Level, level, with_level};
 
 const EPSILON: f64 = 1e-6;
 
-/// `n` numbers of (-1, 1) that look random.
 fn noise(seed: u32, n: usize) -> Vec<f64> {
-    let hash = |i: usize| (i as u32).wrapping_add(seed).wrapping_mul(2_654_435_761).wrapping_mul(0x85eb_ca6b).rotate_left(13) >> 8;
-    (0..n).map(|i| f64::from(hash(i)) / f64::from(1 << 23) - 1.0).collect()
+    widen(&reference::noise(seed.into(), n))
 }
 
 /// The largest difference relative to the largest value, which counts as at least 1e-3; infinite if either has what is no number.
@@ -49,7 +47,7 @@ fn check(
     let expected = reference(&values);
     let dy = noise(77, expected.len());
     let slopes = differences(inputs, &dy, reference);
-    let kernels = Level::all().filter(|l| l.available()).map(|l| (l, DType::F32));
+    let kernels = Level::all().map(|l| (l, DType::F32));
     for (level, dtype) in kernels.chain([(level(), DType::F64)]) {
         let device = Device::flex().autodiff();
         let leaf = |(values, shape): &(Vec<f64>, [usize; 4])| {
@@ -157,7 +155,7 @@ proptest! {
 
 #[test]
 fn a_blocked_key_weighs_nothing_at_all() {
-    for level in Level::all().filter(|l| l.available()) {
+    for level in Level::all() {
         let scores = Tensor::<4>::from_data([[[[1.0f32, 90.0, -3.0]]]], &Device::flex());
         let mask = Tensor::<4>::from_data([[[[0.0, BLOCKED, 0.0]]]], &Device::flex());
         let p = with_level(level, || masked_softmax(scores, mask, 1.0)).try_into_vec_as::<f32>().unwrap();
@@ -168,10 +166,40 @@ fn a_blocked_key_weighs_nothing_at_all() {
 
 #[test]
 fn a_row_of_blocked_keys_is_uniform() {
-    for level in Level::all().filter(|l| l.available()) {
+    for level in Level::all() {
         let scores = Tensor::<4>::from_data(TensorData::new(noise(3, 37), [1, 1, 1, 37]), &Device::flex()).cast(DType::F32);
         let mask = Tensor::<4>::full([1, 1, 1, 37], BLOCKED, &Device::flex());
         let p = with_level(level, || masked_softmax(scores, mask, 1.0)).try_into_vec_as::<f32>().unwrap();
         assert!(p.iter().all(|p| (p - 1.0 / 37.0).abs() < 1e-7), "{level:?}: {p:?}");
+    }
+}
+
+/// What is no number, or infinite, is seen in its own row and in no other.
+#[test]
+fn no_number_stays_in_its_row() {
+    for (level, k) in Level::all().flat_map(|level| [4, 37, 50, 2000].map(|k| (level, k))) {
+        for (odd, place) in [f32::NAN, f32::INFINITY].into_iter().flat_map(|odd| [0, k / 2, k - 1].map(|place| (odd, place))) {
+            let mut values = reference::noise(1, 3 * k);
+            values[k + place] = odd;
+            let on_flex = |values: Vec<f32>, rows| Tensor::<4>::from_data(TensorData::new(values, [1, 1, rows, k]), &Device::flex());
+            let x = || on_flex(values.clone(), 3);
+            // Also where the key is blocked.
+            let masks = [0.0, BLOCKED].map(|at| on_flex((0..3 * k).map(|i| if i == k + place { at } else { 0.0 }).collect(), 3));
+            let [weight, other] = [1.0, 2.0].map(|v| on_flex(vec![v; k], 1));
+            let [seen, blocked] = masks.map(|mask| with_level(level, || masked_softmax(x(), mask, 0.3)));
+            let normed = with_level(level, || rms_norm(x(), weight.reshape([k]), EPSILON));
+            let [gated, up] =
+                with_level(level, || [swiglu(x(), other.clone().expand([1, 1, 3, k])), swiglu(other.expand([1, 1, 3, k]), x())]);
+            for (name, y) in [("softmax", seen), ("softmax of a blocked key", blocked)] {
+                let y = y.try_into_vec_as::<f32>().unwrap();
+                assert!(y[k..2 * k].iter().all(|y| y.is_nan()), "{level:?} {name}, {odd} at {place} of {k}: {y:?}");
+                assert!(y[..k].iter().chain(&y[2 * k..]).all(|y| y.is_finite()), "{level:?} {name}, {odd} at {place} of {k}: {y:?}");
+            }
+            for (name, y) in [("rms_norm", normed), ("gate", gated), ("up", up)] {
+                let y = y.try_into_vec_as::<f32>().unwrap();
+                assert!(!y[k + place].is_finite(), "{level:?} {name}, {odd} at {place} of {k}: {y:?}");
+                assert!(y[..k].iter().chain(&y[2 * k..]).all(|y| y.is_finite()), "{level:?} {name}, {odd} at {place} of {k}: {y:?}");
+            }
+        }
     }
 }

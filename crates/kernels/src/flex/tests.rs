@@ -5,18 +5,11 @@ use burn::tensor::module::{batch_norm_train, conv2d as burn_conv2d};
 use burn::tensor::{Device, Tensor, TensorData};
 use proptest::prelude::*;
 
-use crate::cpu::reference::greatest;
+use crate::cpu::reference::{self, greatest};
 use crate::{ConvConfig, Lowering, batch_norm_silu, conv2d, conv2d_silu};
 
-/// Numbers in [-1, 1], a function of seed and index.
 fn noise<const D: usize>(seed: u64, shape: [usize; D], device: &Device) -> Tensor<D> {
-    let value = |i: u64| {
-        let x = (seed << 32 | i).wrapping_mul(0x9E37_79B9_7F4A_7C15);
-        let x = (x ^ (x >> 29)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        ((x ^ (x >> 32)) >> 40) as f32 / (1 << 23) as f32 - 1.0
-    };
-    let values: Vec<f32> = (0..shape.iter().product::<usize>() as u64).map(value).collect();
-    Tensor::from_data(TensorData::new(values, shape), device)
+    Tensor::from_data(TensorData::new(reference::noise(seed, shape.iter().product()), shape), device)
 }
 
 fn host<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {

@@ -1,15 +1,14 @@
 //! The plane operations on Flex: f32 through our loops and recycled memory, everything else through Burn's own.
 
 use burn::backend::{Flex, TensorMetadata};
-use burn::tensor::DType;
 use burn_flex::FlexTensor;
 
 use super::{Parts, PlaneOps, kernels, portable};
-use crate::buffers::{contiguous, take, tensor, values};
+use crate::buffers::{all_f32, contiguous, take, tensor, values};
 
 /// `[N, C, H, W]` of a tensor that is one of ours: f32 and not empty.
 fn ours(x: &FlexTensor) -> Option<[usize; 4]> {
-    (x.dtype() == DType::F32 && x.shape().num_elements() > 0).then(|| x.shape().dims())
+    (all_f32([x]) && x.shape().num_elements() > 0).then(|| x.shape().dims())
 }
 
 /// A tensor of `dims` that `write` makes from the values of `x`, whose memory is recycled.

@@ -1,6 +1,7 @@
 //! Against Burn's own operations on Flex, values and gradients, to the bit.
 
 use super::*;
+use crate::cpu::reference;
 use burn::tensor::module::{interpolate, max_pool2d};
 use burn::tensor::ops::{InterpolateMode, InterpolateOptions, MaxPoolOptions};
 use burn::tensor::{Device, TensorData};
@@ -8,8 +9,7 @@ use proptest::prelude::*;
 
 /// Few distinct values, so that windows have ties.
 fn noise(seed: u64, shape: [usize; 4]) -> Tensor<4> {
-    let value = |i: u64| ((seed * 7919 + i).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 60) as f32 - 7.5;
-    let values: Vec<f32> = (0..shape.iter().product::<usize>() as u64).map(value).collect();
+    let values: Vec<f32> = reference::noise(seed, shape.iter().product()).into_iter().map(|v| (v * 8.0).floor() + 0.5).collect();
     Tensor::from_data(TensorData::new(values, shape), &Device::flex().autodiff())
 }
 

@@ -5,7 +5,8 @@ use crate::cpu::simd::{MAX_LANES, Simd, Task};
 /// Vectors summed in f32 before the f64 total takes over.
 const RUN: usize = 64;
 
-/// Turns a row into its softmax; returns its maximum and Σ exp(x - max).
+/// Turns a row into its softmax; returns its maximum and Σ exp(x - max). A row with NaN or +inf, or of nothing but -inf, becomes NaN, as
+/// does its sum.
 pub(super) struct SoftmaxRow<'a> {
     pub(super) row: &'a mut [f32],
 }
@@ -15,6 +16,7 @@ impl Task for SoftmaxRow<'_> {
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) -> (f32, f64) {
+        // What is NaN is no maximum, but minus the maximum it is NaN, and so is then the sum.
         let max = self.row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
         let (centre, mut sum) = (simd.splat(max), 0.0);
         for run in self.row.chunks_mut(RUN * S::LANES) {

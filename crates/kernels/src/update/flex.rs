@@ -1,23 +1,18 @@
 //! The updates on Flex: f32 in one parallel loop each, everything else through Burn's own operations.
 
 use burn::backend::Flex;
-use burn::tensor::DType;
 use burn_flex::FlexTensor;
 use rayon::prelude::*;
 
 use super::{Adam, Sgd, UpdateOps, portable};
-use crate::buffers::{contiguous, owned, tensor, values};
+use crate::buffers::{all_f32, contiguous, owned, tensor, values};
 
 /// Values per task.
 const CHUNK: usize = 16 * 1024;
 
-fn f32s(tensors: &[&FlexTensor]) -> bool {
-    tensors.iter().all(|t| t.dtype() == DType::F32)
-}
-
 impl UpdateOps for Flex {
     fn sgd_step(weight: FlexTensor, grad: FlexTensor, buffer: FlexTensor, step: Sgd) -> (FlexTensor, FlexTensor) {
-        if !f32s(&[&weight, &grad, &buffer]) {
+        if !all_f32([&weight, &grad, &buffer]) {
             return portable::sgd_step::<Self>(weight, grad, buffer, step);
         }
         let [mut weight, mut buffer] = [weight, buffer].map(|t| owned(contiguous(t)));
@@ -42,7 +37,7 @@ impl UpdateOps for Flex {
         second: FlexTensor,
         step: Adam,
     ) -> (FlexTensor, FlexTensor, FlexTensor) {
-        if !f32s(&[&weight, &grad, &first, &second]) {
+        if !all_f32([&weight, &grad, &first, &second]) {
             return portable::adam_step::<Self>(weight, grad, first, second, step);
         }
         let [mut weight, mut first, mut second] = [weight, first, second].map(|t| owned(contiguous(t)));
@@ -67,7 +62,7 @@ impl UpdateOps for Flex {
     }
 
     fn blend(old: FlexTensor, new: FlexTensor, a: f64, b: f64) -> FlexTensor {
-        if !f32s(&[&old, &new]) {
+        if !all_f32([&old, &new]) {
             return portable::blend::<Self>(old, new, a, b);
         }
         let (mut old, new) = (owned(contiguous(old)), contiguous(new));
@@ -82,7 +77,7 @@ impl UpdateOps for Flex {
     }
 
     fn sum_of_squares(x: FlexTensor) -> FlexTensor {
-        if !f32s(&[&x]) {
+        if !all_f32([&x]) {
             return portable::sum_of_squares::<Self>(x);
         }
         let x = contiguous(x);

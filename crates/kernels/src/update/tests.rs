@@ -1,12 +1,12 @@
 //! The fused loops against Burn's operations, to the bit.
 
 use super::*;
+use crate::cpu::reference;
 use burn::backend::Flex;
 use burn::tensor::{Device, TensorData};
 
 fn noise(seed: u64, len: usize) -> Tensor<1> {
-    let value = |i: u64| ((seed << 32 | i).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 40) as f32 / (1 << 23) as f32 - 1.0;
-    Tensor::from_data(TensorData::new((0..len as u64).map(value).collect::<Vec<f32>>(), [len]), &Device::flex())
+    Tensor::from_data(TensorData::new(reference::noise(seed, len), [len]), &Device::flex())
 }
 
 fn host(t: Tensor<1>) -> Vec<f32> {
@@ -23,7 +23,9 @@ fn values(t: &FloatTensor<Flex>) -> Vec<f32> {
 
 #[test]
 fn fused_updates_have_the_bits_of_the_operations() {
-    for len in [1, 7, 40_000] {
+    // Around a vector, around what one thread takes, and any other.
+    let around = [1usize, 8, 16, 16 * 1024, 32 * 1024].into_iter().flat_map(|len| [len - 1, len, len + 1]);
+    for len in around.filter(|&len| len > 0).chain([1000, 40_000, 100_003]) {
         let [w, g, a] = [1, 2, 3].map(|seed| noise(seed, len));
         let b = noise(4, len).powi_scalar(2);
         let sgd = Sgd { lr: 0.01, momentum: 0.937, decay: 5e-4 };

@@ -1,7 +1,7 @@
-//! Batch normalisation and SiLU on the device against the CPU's version: values, gradients, launches.
+//! Batch normalisation and SiLU on the device against Burn's own operations on the CPU in f64: values, gradients, launches.
 
 use crate::launches::{assert_ours, trace};
-use crate::support::{Numbers, ORDERS, Order, cases, cube, device, flex, image, numbers, on_swiftshader, pattern};
+use crate::support::{Numbers, ORDERS, Order, cases, cube, device, flex64, image, numbers, on_swiftshader, pattern};
 use bellows_kernels::ops::KernelOps;
 use burn::tensor::TensorData;
 use burn_cubecl::CubeBackend;
@@ -49,7 +49,7 @@ impl Case {
     /// The largest error of the seven, in units of what rounding explains.
     fn error(&self) -> f32 {
         let [n, _, h, w] = self.shape;
-        let cpu = self.on::<Flex>(flex).map(Numbers::into_f32);
+        let cpu = self.on::<Flex>(flex64).map(Numbers::into_f32);
         let rstd = cpu[2].iter().fold(0.0f32, |most, v| most.max(1.0 / (v + EPSILON as f32).sqrt()));
         let sums = ((n * h * w) as f32).sqrt();
         // What each is made of: with few samples dx, say, is a difference of nearly equal numbers.

@@ -132,6 +132,11 @@ pub(crate) fn flex(data: TensorData) -> FlexTensor {
     Flex::float_from_data(data, &Default::default())
 }
 
+/// The same in f64, which our kernels leave to Burn's own operations: what a formula of ours is compared with is not of ours.
+pub(crate) fn flex64(data: TensorData) -> FlexTensor {
+    flex(data.convert::<f64>())
+}
+
 pub(crate) fn numbers(tensor: CubeTensor) -> Vec<f32> {
     burn_cubecl::ops::into_data_sync(tensor).iter::<f32>().collect()
 }
@@ -172,7 +177,7 @@ impl Case {
 
     /// The same from Burn's own operations on the CPU, in f64.
     pub(crate) fn on_flex(&self) -> [FlexTensor; 4] {
-        let [x, w, b, dy] = [self.x(), self.w(), self.bias(), self.dy()].map(|data| flex(data.convert::<f64>()));
+        let [x, w, b, dy] = [self.x(), self.w(), self.bias(), self.dy()].map(flex64);
         let options = self.config.to_burn();
         let y = Flex::conv2d(x.clone(), w.clone(), Some(b), options.clone());
         let silu = Flex::float_mul(y.clone(), Flex::sigmoid(y.clone()));

@@ -1,7 +1,7 @@
-//! The optimizers' updates on the device against the CPU's version: values, launches, memory.
+//! The optimizers' updates on the device against Burn's own operations on the CPU in f64: values, launches, memory.
 
 use crate::launches::{assert_ours, most_in_use, trace};
-use crate::support::{Numbers, cube, flex, numbers, on_swiftshader, pattern, relative};
+use crate::support::{Numbers, cube, flex64, numbers, on_swiftshader, pattern, relative};
 use bellows_kernels::update::UpdateOps;
 use bellows_kernels::{Adam, Sgd};
 use burn::tensor::TensorData;
@@ -54,7 +54,7 @@ fn agrees_with_the_cpu() {
     // The last is more than one row of workgroups.
     for len in [1, 7, 63, 64, 65, 1000, 40_001, 65_536 * 64 + 3] {
         for held in [false, true] {
-            let cpu = updates::<Flex>(len, held, flex, Numbers::into_f32);
+            let cpu = updates::<Flex>(len, held, flex64, Numbers::into_f32);
             let gpu = updates::<CubeBackend>(len, held, cube, numbers);
             for (i, (gpu, cpu)) in gpu.iter().zip(&cpu).enumerate() {
                 let error = relative(gpu, cpu);

@@ -93,7 +93,8 @@ pub fn multiply(level: Level, product: &Product<'_>, source: &[f32], out: &mut [
     let cells = Source { channels: product.source.channels.div_ceil(terms), ..product.source };
     let mut view = View::new(cells, product.step, product.spread, [rows, cols], &taps, weights.outputs, terms == 1);
     let images = out.len() / (weights.outputs * product.height * product.width);
-    let Split { strip, panels_per_task } = split(&view, images, panels, mr, nr, taps.len());
+    let Split { strip, panels_per_task } =
+        Division { view: &view, images, panels, taps: taps.len(), mr, nr }.best(rayon::current_num_threads());
     view.set_strip(strip);
 
     let depths: Vec<usize> = product.phases.iter().map(|p| p.taps.len() * weights.inputs.div_ceil(terms) * mr * panels).collect();
@@ -153,40 +154,66 @@ fn tasks<'a, 'b>(shared: &'a Shared<'a>, source: &'a [f32], out: &'b mut [f32]) 
 }
 
 /// How the outputs are divided into tasks.
+#[derive(Clone, Copy, Debug, PartialEq)]
 struct Split {
     strip: usize,
     panels_per_task: usize,
 }
 
-/// The division with the least estimated time to the end of the last task.
-///
-/// Time is counted in multiply-adds of a vector. Strips cost the rows they share and the unfilled end of their run, ranges of output
-/// channels cost packing the same strip again; both serve to have something for every thread and a balanced end.
-fn split(view: &View, images: usize, panels: usize, mr: usize, nr: usize, taps: usize) -> Split {
-    let threads = rayon::current_num_threads();
-    let lanes = nr / 3;
-    let most = largest(view.rows, |rows| view.direct || view.strip_len(rows) <= STRIP_LIMIT);
-    let fewest = view.rows.div_ceil(most);
-    let mut best = (f64::INFINITY, Split { strip: most, panels_per_task: panels });
-    for strips in fewest..=view.rows.min(fewest + 8 * threads) {
-        let strip = view.rows.div_ceil(strips);
-        let strip = if view.pointwise { strip.next_multiple_of(nr).min(view.rows) } else { strip };
-        let vectors = view.run(strip).div_ceil(lanes);
-        let packing = if view.direct { 0.0 } else { view.strip_len(strip) as f64 / lanes as f64 * 4.0 };
-        for parts in 1..=panels.min(4 * threads) {
-            let panels_per_task = panels.div_ceil(parts);
-            let depth = (view.source.channels * taps) as f64;
-            let work = panels_per_task as f64 * vectors as f64 * mr as f64 * (depth + TILE_COST);
-            let task = work + packing + TASK_COST;
-            let tasks = (images * view.rows.div_ceil(strip) * panels.div_ceil(panels_per_task)) as f64;
-            // The last term: smaller tasks suffer less from a thread that is interrupted.
-            let time = (tasks / threads as f64).ceil() * task + 0.1 * task;
+/// What is to be divided: rows of `images` and panels of output channels.
+struct Division<'a> {
+    view: &'a View,
+    images: usize,
+    panels: usize,
+    taps: usize,
+    mr: usize,
+    nr: usize,
+}
+
+impl Division<'_> {
+    /// The division with the least estimated time to the end of the last task.
+    fn best(&self, threads: usize) -> Split {
+        let mut best = (f64::INFINITY, Split { strip: self.view.rows, panels_per_task: self.panels });
+        for split in self.splits(threads) {
+            let time = self.time(split, threads);
             if time < best.0 {
-                best = (time, Split { strip, panels_per_task });
+                best = (time, split);
             }
         }
+        best.1
     }
-    best.1
+
+    /// The divisions into up to `8 threads` strips more than the cache asks for, and up to `4 threads` ranges of panels. Most numbers of
+    /// parts give the parts the size that the number before gave them, so that of n rows at most 2 √n sizes are left.
+    fn splits(&self, threads: usize) -> Vec<Split> {
+        let view = self.view;
+        let most = largest(view.rows, |rows| view.direct || view.strip_len(rows) <= STRIP_LIMIT);
+        let fewest = view.rows.div_ceil(most);
+        let mut strips: Vec<usize> = (fewest..=view.rows.min(fewest + 8 * threads)).map(|strips| view.rows.div_ceil(strips)).collect();
+        if view.pointwise {
+            strips.iter_mut().for_each(|strip| *strip = strip.next_multiple_of(self.nr).min(view.rows));
+        }
+        strips.dedup();
+        let mut panels: Vec<usize> = (1..=self.panels.min(4 * threads)).map(|parts| self.panels.div_ceil(parts)).collect();
+        panels.dedup();
+        strips.iter().flat_map(|&strip| panels.iter().map(move |&panels_per_task| Split { strip, panels_per_task })).collect()
+    }
+
+    /// The estimated time, in multiply-adds of a vector.
+    ///
+    /// Strips cost the rows they share and the unfilled end of their run, ranges of output channels cost packing the same strip again;
+    /// both serve to have something for every thread and a balanced end.
+    fn time(&self, Split { strip, panels_per_task }: Split, threads: usize) -> f64 {
+        let (view, lanes) = (self.view, self.nr / 3);
+        let vectors = view.run(strip).div_ceil(lanes);
+        let packing = if view.direct { 0.0 } else { view.strip_len(strip) as f64 / lanes as f64 * 4.0 };
+        let depth = (view.source.channels * self.taps) as f64;
+        let work = panels_per_task as f64 * vectors as f64 * self.mr as f64 * (depth + TILE_COST);
+        let task = work + packing + TASK_COST;
+        let tasks = (self.images * view.rows.div_ceil(strip) * self.panels.div_ceil(panels_per_task)) as f64;
+        // The last term: smaller tasks suffer less from a thread that is interrupted.
+        (tasks / threads as f64).ceil() * task + 0.1 * task
+    }
 }
 
 /// Steps of the sum that storing a tile is worth.
@@ -337,6 +364,79 @@ fn interleave<S: Simd>(s: S, even: &[f32], odd: &[f32], n: usize, line: &mut [f3
         s.store_part(low, line, cells.min(S::LANES));
         if cells > S::LANES {
             s.store_part(high, &mut line[S::LANES..], cells - S::LANES);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::super::ConvShape;
+    use super::super::super::reference::{any_geometry, shapes};
+    use super::super::forward_taps;
+    use super::*;
+    use proptest::prelude::*;
+
+    impl Division<'_> {
+        /// Of every number of strips and of ranges of panels the best.
+        fn exhaustive(&self, threads: usize) -> Split {
+            let view = self.view;
+            let most = largest(view.rows, |rows| view.direct || view.strip_len(rows) <= STRIP_LIMIT);
+            let fewest = view.rows.div_ceil(most);
+            let mut best = (f64::INFINITY, Split { strip: most, panels_per_task: self.panels });
+            for strips in fewest..=view.rows.min(fewest + 8 * threads) {
+                let strip = view.rows.div_ceil(strips);
+                let strip = if view.pointwise { strip.next_multiple_of(self.nr).min(view.rows) } else { strip };
+                for parts in 1..=self.panels.min(4 * threads) {
+                    let split = Split { strip, panels_per_task: self.panels.div_ceil(parts) };
+                    let time = self.time(split, threads);
+                    if time < best.0 {
+                        best = (time, split);
+                    }
+                }
+            }
+            best.1
+        }
+    }
+
+    fn check(s: &ConvShape, form: Form) {
+        let taps = forward_taps(s);
+        let source = Source { channels: s.in_channels, height: s.height, width: s.width };
+        let view = View::new(source, s.stride, [1, 1], [s.out_height(), s.out_width()], &taps, s.out_channels, true);
+        let panels = s.out_channels.div_ceil(form.mr);
+        let division = Division { view: &view, images: s.batch, panels, taps: taps.len(), mr: form.mr, nr: form.nr };
+        for threads in [1, 2, 4, 7, 64] {
+            assert_eq!(division.best(threads), division.exhaustive(threads), "{threads} threads, {s:?}");
+        }
+        let count = division.splits(64).len();
+        let units = if view.pointwise { view.rows.div_ceil(form.nr) } else { view.rows };
+        assert!(count as f64 <= 4.0 * ((units * panels) as f64).sqrt(), "{count} divisions at 64 threads of {units} by {panels}");
+    }
+
+    proptest! {
+        #![proptest_config(crate::test_cases(100))]
+        #[test]
+        fn the_best_division_is_found_among_few(s in shapes(10_000_000, any_geometry())) {
+            prop_assume!(s.output_len() > 0);
+            check(&s, Level::Portable.form());
+            check(&s, simd::level().form());
+        }
+    }
+
+    #[test]
+    fn large_layers_have_few_divisions() {
+        let shape = |[in_channels, out_channels]: [usize; 2], size, k| ConvShape {
+            batch: 1,
+            in_channels,
+            out_channels,
+            height: size,
+            width: size,
+            kernel: [k; 2],
+            stride: [1; 2],
+            padding: [k / 2; 2],
+        };
+        for s in [shape([64, 512], 160, 1), shape([64, 64], 160, 3), shape([512, 512], 20, 3), shape([16, 512], 640, 3)] {
+            check(&s, Level::Portable.form());
+            check(&s, simd::level().form());
         }
     }
 }

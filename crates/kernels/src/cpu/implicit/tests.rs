@@ -41,6 +41,43 @@ fn check(s: &ConvShape, silu: bool) -> Result<(), TestCaseError> {
     Ok(())
 }
 
+/// Long sums are formed in blocks: their error is that of a block and of the sum of the blocks, not of one chain, which for these would be
+/// ten times as large.
+#[test]
+#[cfg_attr(miri, ignore = "slow there")]
+fn long_sums() {
+    let alone = rayon::ThreadPoolBuilder::new().num_threads(1).build().unwrap();
+    let run = |level, len, f: &(dyn Fn(&mut [f32]) + Sync)| {
+        let mut out = vec![f32::NAN; len];
+        alone.install(|| simd::with_level(level, || f(&mut out)));
+        out
+    };
+    let stem = shape(4, [3, 16], [320, 320], [3, 3], [2, 2], [1, 1]);
+    let pointwise = shape(2, [4, 8], [200, 200], [1, 1], [1, 1], [0, 0]);
+    let deep = shape(1, [600, 8], [12, 12], [3, 3], [1, 1], [1, 1]);
+    let cases = [
+        (stem, 0.0, 4e-6, 7e-6),
+        (stem, 0.3, 1e-5, 1.5e-4),
+        (pointwise, 0.0, 4e-6, 4e-6),
+        (deep, 0.0, 2e-6, 4e-6),
+        (deep, 0.3, 1e-5, 1e-5),
+    ];
+    for (s, mean, of_output, of_weights) in cases {
+        let mut case = Case::new(s, 1);
+        for tensor in [&mut case.x, &mut case.w, &mut case.dy] {
+            tensor.iter_mut().for_each(|v| *v += mean);
+        }
+        let [y, _, dw] = case.reference();
+        let Case { x, w, dy, .. } = &case;
+        for level in Level::all() {
+            let forward = |out: &mut [f32]| forward(&s, Algorithm::Implicit, Precision::F32, x, w, Epilogue::default(), out);
+            let weight_grad = |out: &mut [f32]| weight_grad(&s, Algorithm::Implicit, Precision::F32, x, dy, out);
+            let errors = [y.error(&run(level, dy.len(), &forward)), dw.error(&run(level, w.len(), &weight_grad))];
+            assert!(errors[0] <= of_output && errors[1] <= of_weights, "{level:?}, mean {mean}, {s:?}: {errors:?}");
+        }
+    }
+}
+
 fn shape(
     batch: usize,
     [ci, co]: [usize; 2],

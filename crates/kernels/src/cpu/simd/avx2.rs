@@ -8,7 +8,7 @@
 use std::arch::asm;
 use std::arch::x86_64::*;
 
-use super::{ReduceTile, Simd, Task, Tile, end};
+use super::{ReduceTile, Simd, Task, Tile, end, with_sizes};
 
 /// Proof that the processor has the features.
 #[derive(Clone, Copy)]
@@ -82,20 +82,6 @@ unsafe fn multiply_row<const N: usize>(a: *const f32, b0: __m256, b1: __m256, b2
 #[target_feature(enable = "avx2,fma")]
 unsafe fn tile<const N: usize, const PART: bool, const PREFETCH: bool>(t: Tile<'_>, last: __m256i) {
     let mut acc = [[_mm256_setzero_ps(); N]; MR];
-    let c = t.c.as_mut_ptr();
-    if t.accumulate {
-        for (i, row) in acc.iter_mut().enumerate() {
-            if i < t.rows {
-                for (j, v) in row.iter_mut().enumerate() {
-                    // SAFETY: i < rows and the lanes read are < cols: inside c by Tile::check.
-                    unsafe {
-                        let p = c.add(i * t.ldc + j * L);
-                        *v = if PART && j + 1 == N { _mm256_maskload_ps(p, last) } else { _mm256_loadu_ps(p) };
-                    }
-                }
-            }
-        }
-    }
     let mut a = t.a.as_ptr();
     for &offset in &t.offsets.table {
         // SAFETY: a advances MR per row of the table and holds MR * len values; offset + cols <= b.len().
@@ -124,13 +110,20 @@ unsafe fn tile<const N: usize, const PART: bool, const PREFETCH: bool>(t: Tile<'
             a = a.add(MR);
         }
     }
+    let c = t.c.as_mut_ptr();
     for (i, row) in acc.iter().enumerate() {
         if i < t.rows {
             for (j, &v) in row.iter().enumerate() {
-                // SAFETY: as for the loads from c.
+                // SAFETY: i < rows and the lanes read and written are < cols: inside c by Tile::check.
                 unsafe {
                     let p = c.add(i * t.ldc + j * L);
-                    if PART && j + 1 == N { _mm256_maskstore_ps(p, last, v) } else { _mm256_storeu_ps(p, v) }
+                    if PART && j + 1 == N {
+                        let v = if t.accumulate { _mm256_add_ps(_mm256_maskload_ps(p, last), v) } else { v };
+                        _mm256_maskstore_ps(p, last, v);
+                    } else {
+                        let v = if t.accumulate { _mm256_add_ps(_mm256_loadu_ps(p), v) } else { v };
+                        _mm256_storeu_ps(p, v);
+                    }
                 }
             }
         }
@@ -145,15 +138,9 @@ unsafe fn tile<const N: usize, const PART: bool, const PREFETCH: bool>(t: Tile<'
 unsafe fn reduce<const R: usize, const N: usize>(t: ReduceTile<'_>) {
     let mut acc = [[_mm256_setzero_ps(); N]; R];
     let mut a = [t.a.as_ptr(); R];
-    let c = t.c.as_mut_ptr();
-    for (i, (row, a)) in acc.iter_mut().zip(&mut a).enumerate() {
-        // SAFETY: rows[i] + length <= a.len(), and R rows of N vectors lie in c.
-        unsafe {
-            *a = a.add(t.rows[i] as usize);
-            for (j, v) in row.iter_mut().enumerate() {
-                *v = _mm256_loadu_ps(c.add(i * t.ldc + j * L));
-            }
-        }
+    for (i, a) in a.iter_mut().enumerate() {
+        // SAFETY: rows[i] + length <= a.len().
+        *a = unsafe { a.add(t.rows[i] as usize) };
     }
     let mut b = t.b.as_ptr();
     for p in 0..t.length {
@@ -172,10 +159,14 @@ unsafe fn reduce<const R: usize, const N: usize>(t: ReduceTile<'_>) {
             b = b.wrapping_add(t.ldb);
         }
     }
+    let c = t.c.as_mut_ptr();
     for (i, row) in acc.iter().enumerate() {
         for (j, &v) in row.iter().enumerate() {
-            // SAFETY: as for the loads from c.
-            unsafe { _mm256_storeu_ps(c.add(i * t.ldc + j * L), v) };
+            // SAFETY: R rows of N vectors lie in c.
+            unsafe {
+                let p = c.add(i * t.ldc + j * L);
+                _mm256_storeu_ps(p, _mm256_add_ps(_mm256_loadu_ps(p), v));
+            }
         }
     }
 }
@@ -378,21 +369,6 @@ impl Simd for Avx2 {
     fn reduce_tile(self, t: ReduceTile<'_>) {
         t.check(L, Self::REDUCE_ROWS);
         // SAFETY: `self` proves the features; the bounds were checked, and each arm's R and N are those of the tile.
-        unsafe {
-            match (t.rows.len(), t.vectors) {
-                (1, 1) => reduce::<1, 1>(t),
-                (2, 1) => reduce::<2, 1>(t),
-                (3, 1) => reduce::<3, 1>(t),
-                (4, 1) => reduce::<4, 1>(t),
-                (5, 1) => reduce::<5, 1>(t),
-                (_, 1) => reduce::<6, 1>(t),
-                (1, _) => reduce::<1, 2>(t),
-                (2, _) => reduce::<2, 2>(t),
-                (3, _) => reduce::<3, 2>(t),
-                (4, _) => reduce::<4, 2>(t),
-                (5, _) => reduce::<5, 2>(t),
-                (_, _) => reduce::<6, 2>(t),
-            }
-        }
+        unsafe { with_sizes!(t, [1 2 3 4 5] 6, reduce) }
     }
 }

@@ -8,7 +8,7 @@
 
 use std::arch::x86_64::*;
 
-use super::{ReduceTile, Simd, Task, Tile, end};
+use super::{ReduceTile, Simd, Task, Tile, end, with_sizes};
 
 /// Proof that the processor has the features.
 #[derive(Clone, Copy)]
@@ -71,17 +71,6 @@ macro_rules! micro_kernels {
         #[target_feature(enable = $features)]
         unsafe fn tile<const N: usize, const PART: bool, const PREFETCH: bool>(t: Tile<'_>, last: __mmask16) {
             let mut acc = [[_mm512_setzero_ps(); N]; MR];
-            let c = t.c.as_mut_ptr();
-            if t.accumulate {
-                for (i, row) in acc.iter_mut().enumerate() {
-                    if i < t.rows {
-                        for (j, v) in row.iter_mut().enumerate() {
-                            // SAFETY: i < rows and the masked lanes are < cols: inside c by Tile::check.
-                            *v = unsafe { _mm512_maskz_loadu_ps(column_mask::<N, PART>(j, last), c.add(i * t.ldc + j * L)) };
-                        }
-                    }
-                }
-            }
             let mut a = t.a.as_ptr();
             for &offset in &t.offsets.table {
                 // SAFETY: a advances MR per row of the table and holds MR * len values; offset + cols <= b.len().
@@ -106,11 +95,16 @@ macro_rules! micro_kernels {
                     a = a.add(MR);
                 }
             }
+            let c = t.c.as_mut_ptr();
             for (i, row) in acc.iter().enumerate() {
                 if i < t.rows {
                     for (j, &v) in row.iter().enumerate() {
-                        // SAFETY: as for the loads from c.
-                        unsafe { _mm512_mask_storeu_ps(c.add(i * t.ldc + j * L), column_mask::<N, PART>(j, last), v) };
+                        // SAFETY: i < rows and the masked lanes are < cols: inside c by Tile::check.
+                        unsafe {
+                            let (p, columns) = (c.add(i * t.ldc + j * L), column_mask::<N, PART>(j, last));
+                            let v = if t.accumulate { _mm512_add_ps(_mm512_maskz_loadu_ps(columns, p), v) } else { v };
+                            _mm512_mask_storeu_ps(p, columns, v);
+                        }
                     }
                 }
             }
@@ -124,15 +118,9 @@ macro_rules! micro_kernels {
         unsafe fn reduce<const R: usize, const N: usize>(t: ReduceTile<'_>) {
             let mut acc = [[_mm512_setzero_ps(); N]; R];
             let mut a = [t.a.as_ptr(); R];
-            let c = t.c.as_mut_ptr();
-            for (i, (row, a)) in acc.iter_mut().zip(&mut a).enumerate() {
-                // SAFETY: rows[i] + length <= a.len(), and R rows of N vectors lie in c.
-                unsafe {
-                    *a = a.add(t.rows[i] as usize);
-                    for (j, v) in row.iter_mut().enumerate() {
-                        *v = _mm512_loadu_ps(c.add(i * t.ldc + j * L));
-                    }
-                }
+            for (i, a) in a.iter_mut().enumerate() {
+                // SAFETY: rows[i] + length <= a.len().
+                *a = unsafe { a.add(t.rows[i] as usize) };
             }
             let mut b = t.b.as_ptr();
             for p in 0..t.length {
@@ -151,10 +139,14 @@ macro_rules! micro_kernels {
                     b = b.wrapping_add(t.ldb);
                 }
             }
+            let c = t.c.as_mut_ptr();
             for (i, row) in acc.iter().enumerate() {
                 for (j, &v) in row.iter().enumerate() {
-                    // SAFETY: as for the loads from c.
-                    unsafe { _mm512_storeu_ps(c.add(i * t.ldc + j * L), v) };
+                    // SAFETY: R rows of N vectors lie in c.
+                    unsafe {
+                        let p = c.add(i * t.ldc + j * L);
+                        _mm512_storeu_ps(p, _mm512_add_ps(_mm512_loadu_ps(p), v));
+                    }
                 }
             }
         }
@@ -192,26 +184,7 @@ macro_rules! micro_kernels {
             t.check(L, REDUCE_ROWS);
             // SAFETY: the bounds were checked, and each arm's R and N are those of the tile.
             unsafe {
-                match (t.rows.len(), t.vectors) {
-                    (1, 1) => reduce::<1, 1>(t),
-                    (2, 1) => reduce::<2, 1>(t),
-                    (3, 1) => reduce::<3, 1>(t),
-                    (4, 1) => reduce::<4, 1>(t),
-                    (5, 1) => reduce::<5, 1>(t),
-                    (6, 1) => reduce::<6, 1>(t),
-                    (7, 1) => reduce::<7, 1>(t),
-                    (8, 1) => reduce::<8, 1>(t),
-                    (_, 1) => reduce::<9, 1>(t),
-                    (1, _) => reduce::<1, 2>(t),
-                    (2, _) => reduce::<2, 2>(t),
-                    (3, _) => reduce::<3, 2>(t),
-                    (4, _) => reduce::<4, 2>(t),
-                    (5, _) => reduce::<5, 2>(t),
-                    (6, _) => reduce::<6, 2>(t),
-                    (7, _) => reduce::<7, 2>(t),
-                    (8, _) => reduce::<8, 2>(t),
-                    (_, _) => reduce::<9, 2>(t),
-                }
+                with_sizes!(t, [1 2 3 4 5 6 7 8] 9, reduce)
             }
         }
     };

@@ -3,7 +3,9 @@
 //! A kernel is a [`Task`]: a struct of its arguments with one method generic over [`Simd`]. [`run`] calls that method inside a
 //! function compiled for the instruction set, so everything marked `#[inline(always)]` below it becomes that set's code. Target
 //! features do not cross a closure sent to another thread: call [`run`] inside each rayon task, never around the parallel loop.
-//! For the same reason generic code must not hide vector work in closures or in functions that are not `#[inline(always)]`.
+//! For the same reason generic code must not hide vector work in functions that are not `#[inline(always)]`, nor in closures that are
+//! not inlined into one that is. A program where some are not shows it: it has symbols of its own for the intrinsics used here
+//! (`nm -C` finds `core_arch::x86::avx512f::_mm512_mul_ps` and the like).
 //!
 //! Every operation takes slices and checks their lengths; the two micro-kernels, [`Simd::tile`] and [`Simd::reduce_tile`], check
 //! once before their loops. Only the x86 modules contain `unsafe`.
@@ -66,7 +68,7 @@ pub struct Tile<'a> {
     pub rows: usize,
     /// Columns read and stored, 1..=NR. Nothing beyond them is touched.
     pub cols: usize,
-    /// Add to what `c` holds instead of overwriting it.
+    /// Add the sum, formed from zero, to what `c` holds instead of overwriting it: blocks of a long sum lose less than one chain.
     pub accumulate: bool,
     /// Ask for the next `NR` columns of each right-hand row meanwhile: for rows that come from beyond the second-level cache and tiles
     /// visited from left to right. The processor's own prefetcher does not follow a hundred streams of three lines each.
@@ -75,7 +77,8 @@ pub struct Tile<'a> {
 
 /// Arguments of [`Simd::reduce_tile`]: `c[i*ldc + j] += sum_p a[rows[i] + p] * b[p*ldb + j]` for `j < vectors * LANES`, `p < length`.
 ///
-/// Each row of the left-hand side is contiguous along the reduction: a plane of pixels, read one cell at a time and broadcast.
+/// Each row of the left-hand side is contiguous along the reduction: a plane of pixels, read one cell at a time and broadcast. The sum is
+/// formed from zero and then added to `c`: a reduction over many pixels made of many short calls loses less than one chain.
 pub struct ReduceTile<'a> {
     /// Left-hand side.
     pub a: &'a [f32],
@@ -126,6 +129,20 @@ fn end(rows: usize, stride: usize, width: usize) -> usize {
     if rows == 0 { 0 } else { (rows - 1).saturating_mul(stride).saturating_add(width) }
 }
 
+/// Calls a micro-kernel for [`Simd::reduce_tile`], generic over the rows and the vectors, with those of the tile; the last number of rows
+/// is the instruction set's greatest.
+macro_rules! with_sizes {
+    ($t:ident, [$($rows:literal)*] $most:literal, $reduce:ident) => {
+        match ($t.rows.len(), $t.vectors) {
+            $(($rows, 1) => $reduce::<$rows, 1>($t),)*
+            (_, 1) => $reduce::<$most, 1>($t),
+            $(($rows, _) => $reduce::<$rows, 2>($t),)*
+            (_, _) => $reduce::<$most, 2>($t),
+        }
+    };
+}
+use with_sizes;
+
 /// At least any instruction set's [`Simd::LANES`].
 pub const MAX_LANES: usize = 16;
 
@@ -170,9 +187,9 @@ pub trait Simd: Copy + Send + Sync + 'static {
     fn div(self, a: Self::V, b: Self::V) -> Self::V;
     /// `a * b + c`, rounded once where the processor can.
     fn mul_add(self, a: Self::V, b: Self::V, c: Self::V) -> Self::V;
-    /// The smaller of each lane (of a number and a NaN: either).
+    /// The smaller of each lane; `b` where either is NaN, as on x86.
     fn min(self, a: Self::V, b: Self::V) -> Self::V;
-    /// The greater of each lane (of a number and a NaN: either).
+    /// The greater of each lane; `b` where either is NaN, as on x86.
     fn max(self, a: Self::V, b: Self::V) -> Self::V;
     /// The nearest integer.
     fn round(self, a: Self::V) -> Self::V;
@@ -215,10 +232,11 @@ pub trait Simd: Copy + Send + Sync + 'static {
     fn reduce_tile(self, tile: ReduceTile<'_>);
 
     /// (p, q) with p q = exp(x), to a few units in the last place: Cody and Waite's reduction by multiples of ln 2 and the Taylor
-    /// polynomial of degree 7 on |r| <= ln 2 / 2, whose remainder there is below 6e-9. The argument is cut off at +-87.
+    /// polynomial of degree 7 on |r| <= ln 2 / 2, whose remainder there is below 6e-9. The argument is cut off at +-87; of NaN p is NaN.
     #[inline(always)]
     fn exp_parts(self, x: Self::V) -> (Self::V, Self::V) {
-        let t = self.min(self.max(x, self.splat(-87.0)), self.splat(87.0));
+        // x comes second, so that a NaN is not cut off too.
+        let t = self.min(self.splat(87.0), self.max(self.splat(-87.0), x));
         let n = self.round(self.mul(t, self.splat(std::f32::consts::LOG2_E)));
         // ln 2 in two parts: the first has few enough bits for n * part to be exact.
         let r = self.mul_add(n, self.splat(-0.693_359_4), t);

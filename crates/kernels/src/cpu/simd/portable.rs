@@ -3,7 +3,7 @@
 //! No `unsafe` and no intrinsics, so it also runs under Miri. `mul_add` is a multiplication and an addition: where a processor has no
 //! fused instruction, `f32::mul_add` would be a library call per element.
 
-use super::{ReduceTile, Simd, Tile};
+use super::{ReduceTile, Simd, Tile, with_sizes};
 
 /// Four lanes of plain arithmetic.
 #[derive(Clone, Copy)]
@@ -31,14 +31,6 @@ impl Portable {
     #[inline(always)]
     fn tile_columns<const N: usize>(self, t: Tile<'_>, last: usize) {
         let mut acc = [[[0.0; L]; N]; L];
-        if t.accumulate {
-            for (i, row) in acc.iter_mut().enumerate().take(t.rows) {
-                for (j, v) in row.iter_mut().enumerate() {
-                    let n = if j + 1 == N { last } else { L };
-                    *v = read(&t.c[i * t.ldc + j * L..][..n]);
-                }
-            }
-        }
         for (a, &offset) in t.a.chunks_exact(L).zip(&t.offsets.table) {
             let b = &t.b[offset as usize..];
             let mut bv = [[0.0; L]; N];
@@ -54,28 +46,32 @@ impl Portable {
         for (i, row) in acc.iter().enumerate().take(t.rows) {
             for (j, v) in row.iter().enumerate() {
                 let n = if j + 1 == N { last } else { L };
-                t.c[i * t.ldc + j * L..][..n].copy_from_slice(&v[..n]);
+                let c = &mut t.c[i * t.ldc + j * L..][..n];
+                let before = if t.accumulate { read(c) } else { [0.0; L] };
+                self.store_part(self.add(before, *v), c, n);
             }
         }
     }
+}
 
-    /// [`Simd::reduce_tile`] of `R` rows and `N` vectors.
-    #[inline(always)]
-    fn reduce<const R: usize, const N: usize>(self, t: ReduceTile<'_>) {
-        let mut acc: [[V; N]; R] = std::array::from_fn(|i| std::array::from_fn(|j| self.load(&t.c[i * t.ldc + j * L..])));
-        let a: [&[f32]; R] = std::array::from_fn(|i| &t.a[t.rows[i] as usize..][..t.length]);
-        for p in 0..t.length {
-            let b: [V; N] = std::array::from_fn(|j| self.load(&t.b[p * t.ldb + j * L..]));
-            for (row, a) in acc.iter_mut().zip(a) {
-                for (v, b) in row.iter_mut().zip(b) {
-                    *v = self.mul_add([a[p]; L], b, *v);
-                }
+/// [`Simd::reduce_tile`] of `R` rows and `N` vectors.
+#[inline(always)]
+fn reduce<const R: usize, const N: usize>(t: ReduceTile<'_>) {
+    let s = Portable;
+    let mut acc = [[[0.0; L]; N]; R];
+    let a: [&[f32]; R] = std::array::from_fn(|i| &t.a[t.rows[i] as usize..][..t.length]);
+    for p in 0..t.length {
+        let b: [V; N] = std::array::from_fn(|j| s.load(&t.b[p * t.ldb + j * L..]));
+        for (row, a) in acc.iter_mut().zip(a) {
+            for (v, b) in row.iter_mut().zip(b) {
+                *v = s.mul_add([a[p]; L], b, *v);
             }
         }
-        for (i, row) in acc.into_iter().enumerate() {
-            for (j, v) in row.into_iter().enumerate() {
-                self.store(v, &mut t.c[i * t.ldc + j * L..]);
-            }
+    }
+    for (i, row) in acc.into_iter().enumerate() {
+        for (j, v) in row.into_iter().enumerate() {
+            let c = &mut t.c[i * t.ldc + j * L..];
+            s.store(s.add(s.load(c), v), c);
         }
     }
 }
@@ -128,11 +124,11 @@ impl Simd for Portable {
     }
     #[inline(always)]
     fn min(self, a: V, b: V) -> V {
-        map2(a, b, f32::min)
+        map2(a, b, |a, b| if a < b { a } else { b })
     }
     #[inline(always)]
     fn max(self, a: V, b: V) -> V {
-        map2(a, b, f32::max)
+        map2(a, b, |a, b| if a > b { a } else { b })
     }
     #[inline(always)]
     fn round(self, a: V) -> V {
@@ -186,19 +182,6 @@ impl Simd for Portable {
     #[inline(always)]
     fn reduce_tile(self, t: ReduceTile<'_>) {
         t.check(L, Self::REDUCE_ROWS);
-        match (t.rows.len(), t.vectors) {
-            (1, 1) => self.reduce::<1, 1>(t),
-            (2, 1) => self.reduce::<2, 1>(t),
-            (3, 1) => self.reduce::<3, 1>(t),
-            (4, 1) => self.reduce::<4, 1>(t),
-            (5, 1) => self.reduce::<5, 1>(t),
-            (_, 1) => self.reduce::<6, 1>(t),
-            (1, _) => self.reduce::<1, 2>(t),
-            (2, _) => self.reduce::<2, 2>(t),
-            (3, _) => self.reduce::<3, 2>(t),
-            (4, _) => self.reduce::<4, 2>(t),
-            (5, _) => self.reduce::<5, 2>(t),
-            (_, _) => self.reduce::<6, 2>(t),
-        }
+        with_sizes!(t, [1 2 3 4 5] 6, reduce)
     }
 }

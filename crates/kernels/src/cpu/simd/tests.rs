@@ -1,10 +1,10 @@
 //! Each operation on each instruction set against a plain loop.
 
 use super::*;
-use crate::cpu::reference::greatest;
+use crate::cpu::reference::{greatest, noise};
 
 fn values(n: usize) -> Vec<f32> {
-    (0..n).map(|i| ((i as u32 + 1).wrapping_mul(2_654_435_761) >> 8) as f32 / (1 << 23) as f32 - 1.0).collect()
+    noise(1, n)
 }
 
 /// Runs a task on every level of this processor.
@@ -37,6 +37,13 @@ impl Task for Lanewise {
         expect(s.div(va, vb), &|a, b| a / b);
         expect(s.min(va, vb), &f32::min);
         expect(s.max(va, vb), &f32::max);
+        let none = s.splat(f32::NAN);
+        for of_two in [s.min(none, va), s.max(none, va)] {
+            expect(of_two, &|a, _| a);
+        }
+        for of_two in [s.min(va, none), s.max(va, none), s.exp(none), s.sigmoid(none), s.silu(none)] {
+            assert!(lanes(of_two).iter().all(|v| v.is_nan()), "{:?}", lanes(of_two));
+        }
         expect(s.splat(2.0), &|_, _| 2.0);
         expect(s.zero(), &|_, _| 0.0);
         expect(s.round(s.mul(va, s.splat(9.0))), &|a, _| (a * 9.0).round_ties_even());

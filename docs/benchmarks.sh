@@ -52,15 +52,16 @@ lora() {
     "OMP_NUM_THREADS=$threads $PEFT_PYTHON $peers/lora_step.py --dtype f32 $shape"
 }
 
-# In turn, so many rounds; the peer's data.yaml must be absolute.
+# In turn, so many rounds. The peer wants an absolute path in its data.yaml.
 epoch() {
   needs DATA || return 0
   local runs round
   runs=$(mktemp -d)
+  sed "s|^path:.*|path: $(dirname "$(realpath "$DATA")")|" "$DATA" > "$runs/peer.yaml"
   for round in $(seq "$rounds"); do
     time "$bin/yolo-train" --data "$DATA" --imgsz 320 --epochs 1 --batch 16 --workers 8 --device cpu --profile --project "$runs" --name "ours$round"
     if needs YOLO; then
-      time "$YOLO" detect train model=yolov8n.yaml data="$(realpath "$DATA")" imgsz=320 batch=16 epochs=1 pretrained=False workers=8 \
+      time "$YOLO" detect train model=yolov8n.yaml data="$runs/peer.yaml" imgsz=320 batch=16 epochs=1 pretrained=False workers=8 \
         device=cpu project="$runs" name="peer$round"
     fi
   done

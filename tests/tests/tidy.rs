@@ -45,19 +45,20 @@ fn files_are_small_and_open_with_an_essay() {
 /// crate -> crates of ours it may depend on, dev-dependencies aside.
 fn allowed() -> BTreeMap<&'static str, &'static [&'static str]> {
     BTreeMap::from([
-        ("chat", &["runs"][..]),
-        ("cli", &["device", "learner", "runs", "settings"][..]),
-        ("device", &["kernels"][..]),
+        ("chat", &["exit", "runs"][..]),
+        ("cli", &["device", "exit", "learner", "runs", "settings"][..]),
+        ("device", &["exit", "kernels", "runs"][..]),
+        ("exit", &[][..]),
         ("kernels", &[][..]),
         ("plots", &[][..]),
-        ("runs", &[][..]),
-        ("settings", &[][..]),
-        ("weights", &[][..]),
-        ("learner", &["kernels", "runs"][..]),
-        ("qwen", &["chat", "kernels", "learner", "plots", "runs", "settings", "weights"][..]),
-        ("yolo", &["kernels", "learner", "plots", "runs", "settings", "weights"][..]),
-        ("llm-finetune", &["chat", "cli", "device", "learner", "qwen", "runs", "settings", "weights"][..]),
-        ("yolo-train", &["cli", "device", "kernels", "learner", "runs", "settings", "yolo"][..]),
+        ("runs", &["exit"][..]),
+        ("settings", &["exit"][..]),
+        ("weights", &["exit"][..]),
+        ("learner", &["exit", "kernels", "runs", "weights"][..]),
+        ("qwen", &["chat", "exit", "kernels", "learner", "plots", "runs", "settings", "weights"][..]),
+        ("yolo", &["exit", "kernels", "learner", "plots", "runs", "settings", "weights"][..]),
+        ("llm-finetune", &["chat", "cli", "device", "exit", "learner", "qwen", "runs", "settings", "weights"][..]),
+        ("yolo-train", &["cli", "device", "exit", "kernels", "learner", "runs", "settings", "yolo"][..]),
     ])
 }
 

@@ -1,177 +1,191 @@
-//! A log of lines (`events.jsonl`, `results.csv`) whose length a checkpoint can remember and a resumed run can return to.
+//! A file that only grows (`events.jsonl`, TensorBoard's), whose length a checkpoint can remember and a resumed run can return to.
 //!
-//! Every line is written whole, at once, unbuffered: a kill loses no line that was appended. A failed append leaves no half line
-//! behind, so the caller may call it a warning and go on. Durable only after `sync`, which belongs before the checkpoint that
-//! records `len`.
+//! Every append is written at once: a kill loses nothing that was appended. What cannot be written waits, in order, and is tried again with
+//! the next append; a failed write leaves no half line behind. Durable only after `sync`, which belongs before the checkpoint that records
+//! `len`.
 
-use std::fs::{File, OpenOptions};
-use std::io::{self, ErrorKind, Read, Seek, SeekFrom, Write};
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
+use std::rc::Rc;
 
-use crate::store::StoreError;
+use crate::store::{Store, StoreError, parent_of};
+
+/// Most bytes that wait for a disk with room; a run of days on a full disk must not fill the memory too.
+const MOST_WAITING: usize = 1 << 20;
+/// Bytes looked at at once for the end of a line.
+const STRIDE: u64 = 4096;
 
 /// An open log.
-#[derive(Debug)]
-pub struct AppendLog {
-    file: File,
+pub(crate) struct AppendLog {
+    store: Rc<dyn Store>,
     path: PathBuf,
     len: u64,
-    /// A failed append may have left part of a line past `len`.
+    waiting: Vec<u8>,
+    /// A failed append may have left a part of itself past `len`.
     torn: bool,
-}
-
-/// Why a log could not be opened or written.
-#[derive(Debug, thiserror::Error)]
-pub enum LogError {
-    /// Lines that the checkpoint counts on are gone.
-    #[error("{} has {found} bytes, but {expected} were recorded: lines are missing from it", path.display())]
-    Shorter {
-        /// The log.
-        path: PathBuf,
-        /// Bytes in the file.
-        found: u64,
-        /// Bytes recorded.
-        expected: u64,
-    },
-    /// The recorded length is not the end of a line: this is not the log that was recorded.
-    #[error("{} has no line ending at byte {expected}, which was recorded as its length: it is not the same log", path.display())]
-    NotALine {
-        /// The log.
-        path: PathBuf,
-        /// Bytes recorded.
-        expected: u64,
-    },
-    /// A file operation failed.
-    #[error(transparent)]
-    Store(#[from] StoreError),
+    /// The file's name is in its directory for good.
+    named: bool,
 }
 
 impl AppendLog {
-    /// Opens a log: empty (`None`, dropping what was there), or as it was when it had `Some(len)` bytes, dropping later lines.
-    /// A missing file counts as 0 bytes long.
-    ///
-    /// # Errors
-    /// [`LogError::Shorter`] and [`LogError::NotALine`] leave the file untouched.
-    pub fn open_at(path: impl Into<PathBuf>, len: Option<u64>) -> Result<Self, LogError> {
-        let path = path.into();
-        let failed = |e| StoreError::new("open", &path, e);
-        let open = OpenOptions::new().read(true).append(true).create(true).open(&path);
-        let mut file = open.map_err(failed)?;
-        let found = file.metadata().map_err(failed)?.len();
-        let expected = len.unwrap_or(0);
-        if found < expected {
-            return Err(LogError::Shorter { path, found, expected });
+    /// The log at `path`, taken for empty; nothing is read or written yet.
+    pub(crate) fn new(store: Rc<dyn Store>, path: PathBuf) -> Self {
+        Self { store, path, len: 0, waiting: Vec::new(), torn: false, named: false }
+    }
+
+    /// Goes back to the first `len` bytes, as a checkpoint recorded them. A log that is shorter, or that ends no line there, goes back to its
+    /// last whole line before, and a sentence says so. A missing file counts as empty.
+    pub(crate) fn return_to(&mut self, len: u64) -> Result<Option<String>, StoreError> {
+        self.waiting.clear();
+        let found = match self.store.len(&self.path) {
+            Err(e) if e.is_not_found() => 0,
+            found => found?,
+        };
+        let kept = self.last_line_end(len.min(found))?;
+        if found > kept {
+            self.store.truncate(&self.path, kept)?;
         }
-        if expected > 0 && !ends_line(&mut file, expected).map_err(failed)? {
-            return Err(LogError::NotALine { path, expected });
+        (self.len, self.torn) = (kept, false);
+        let lost = format!("{} had {found} bytes where {len} were recorded: it goes on after its first {kept}", self.path.display());
+        Ok((kept < len).then_some(lost))
+    }
+
+    /// The end of the last line within the first `len` bytes.
+    fn last_line_end(&self, len: u64) -> Result<u64, StoreError> {
+        let mut end = len;
+        while end > 0 {
+            let start = end.saturating_sub(STRIDE);
+            let part = self.store.read_part(&self.path, start, (end - start) as usize)?;
+            if let Some(at) = part.iter().rposition(|&byte| byte == b'\n') {
+                return Ok(start + at as u64 + 1);
+            }
+            end = start;
         }
-        if found > expected {
-            file.set_len(expected).map_err(failed)?;
+        Ok(0)
+    }
+
+    /// Appends `bytes`, after what is still waiting. On error they wait too, if there is room.
+    pub(crate) fn append(&mut self, bytes: &[u8]) -> Result<(), StoreError> {
+        self.waiting.extend_from_slice(bytes);
+        let flushed = self.flush();
+        if self.waiting.len() > MOST_WAITING {
+            self.waiting.truncate(self.waiting.len() - bytes.len());
         }
-        Ok(Self { file, path, len: expected, torn: false })
+        flushed
     }
 
-    /// Appends `line` and a newline. On error the log is as it was before, and stays usable.
-    pub fn append_line(&mut self, line: &str) -> Result<(), LogError> {
-        self.try_append(line).map_err(|e| StoreError::new("append to", &self.path, e).into())
-    }
-
-    /// Length in bytes: what a checkpoint records.
-    pub fn len(&self) -> u64 {
-        self.len
-    }
-
-    /// True when there are no lines.
-    pub fn is_empty(&self) -> bool {
-        self.len == 0
-    }
-
-    /// The file.
-    pub fn path(&self) -> &Path {
-        &self.path
-    }
-
-    /// Makes all appended lines durable.
-    pub fn sync(&self) -> Result<(), LogError> {
-        self.file.sync_data().map_err(|e| StoreError::new("flush", &self.path, e).into())
-    }
-
-    fn try_append(&mut self, line: &str) -> io::Result<()> {
-        if line.contains('\n') {
-            return Err(io::Error::new(ErrorKind::InvalidInput, "a line cannot contain a newline"));
-        }
+    /// Tries again to write what waits.
+    pub(crate) fn flush(&mut self) -> Result<(), StoreError> {
         if self.torn {
             self.mend()?;
         }
-        let bytes = format!("{line}\n");
-        if let Err(e) = self.file.write_all(bytes.as_bytes()) {
-            self.torn = self.mend().is_err();
-            return Err(e);
+        if self.waiting.is_empty() {
+            return Ok(());
         }
-        self.len += bytes.len() as u64;
+        if let Err(e) = self.store.append(&self.path, &self.waiting) {
+            self.torn = true;
+            // If this fails too, the next attempt begins with it.
+            return self.mend().and(Err(e));
+        }
+        self.len += self.waiting.len() as u64;
+        self.waiting.clear();
         Ok(())
     }
 
-    /// Removes what a failed append wrote of its line.
-    fn mend(&mut self) -> io::Result<()> {
-        if self.file.metadata()?.len() > self.len {
-            self.file.set_len(self.len)?;
+    /// Removes what a failed append wrote.
+    fn mend(&mut self) -> Result<(), StoreError> {
+        match self.store.len(&self.path) {
+            Ok(len) if len > self.len => self.store.truncate(&self.path, self.len)?,
+            Err(e) if !e.is_not_found() => return Err(e),
+            _ => {}
         }
         self.torn = false;
         Ok(())
     }
-}
 
-fn ends_line(file: &mut File, len: u64) -> io::Result<bool> {
-    let mut last = [0];
-    file.seek(SeekFrom::Start(len - 1))?;
-    file.read_exact(&mut last)?;
-    Ok(last == *b"\n")
+    /// Length of what is in the file, in bytes: what a checkpoint records.
+    pub(crate) fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// The file.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Makes all that was appended durable.
+    pub(crate) fn sync(&mut self) -> Result<(), StoreError> {
+        self.flush()?;
+        match self.store.sync_file(&self.path) {
+            Err(e) if self.len == 0 && e.error.kind() == ErrorKind::NotFound => return Ok(()),
+            synced => synced?,
+        }
+        if !self.named {
+            self.store.sync_dir(parent_of(&self.path))?;
+            self.named = true;
+        }
+        Ok(())
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::store::DiskStore;
     use std::fs;
+
+    fn log(path: &Path) -> AppendLog {
+        AppendLog::new(Rc::new(DiskStore), path.to_owned())
+    }
 
     #[test]
     fn returns_to_a_recorded_length() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("events.jsonl");
-        let mut log = AppendLog::open_at(&path, None).unwrap();
-        log.append_line("{\"step\":1}").unwrap();
-        let recorded = log.len();
-        log.append_line("{\"step\":2}").unwrap();
-        log.sync().unwrap();
-        drop(log);
+        let mut first = log(&path);
+        first.append(b"{\"step\":1}\n").unwrap();
+        let recorded = first.len();
+        first.append(b"{\"step\":2}\n").unwrap();
+        first.sync().unwrap();
 
-        let mut log = AppendLog::open_at(&path, Some(recorded)).unwrap();
+        let mut second = log(&path);
+        assert_eq!(second.return_to(recorded).unwrap(), None);
         assert_eq!(fs::read_to_string(&path).unwrap(), "{\"step\":1}\n");
-        log.append_line("{\"step\":3}").unwrap();
+        second.append(b"{\"step\":3}\n").unwrap();
         assert_eq!(fs::read_to_string(&path).unwrap(), "{\"step\":1}\n{\"step\":3}\n");
-        assert_eq!(log.len(), fs::metadata(&path).unwrap().len());
-        assert!(AppendLog::open_at(&path, None).unwrap().is_empty());
-        assert!(AppendLog::open_at(dir.path().join("new"), Some(0)).is_ok());
+        assert_eq!(second.len(), fs::metadata(&path).unwrap().len());
+        assert_eq!(second.return_to(0).unwrap(), None);
+        assert_eq!(fs::read(&path).unwrap(), b"");
+        assert_eq!(log(&dir.path().join("new")).return_to(0).unwrap(), None);
     }
 
     #[test]
-    fn a_shorter_or_foreign_log_is_refused_untouched() {
+    fn a_shorter_or_foreign_log_goes_on_after_its_last_whole_line() {
         let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("results.csv");
-        fs::write(&path, "epoch\n1\n").unwrap();
-        let shorter = AppendLog::open_at(&path, Some(9)).unwrap_err();
-        assert!(matches!(shorter, LogError::Shorter { found: 8, expected: 9, .. }));
-        let text = shorter.to_string();
-        assert!(text.contains("results.csv") && text.contains('8') && text.contains('9'), "{text}");
-        assert!(matches!(AppendLog::open_at(&path, Some(7)), Err(LogError::NotALine { expected: 7, .. })));
-        assert_eq!(fs::read_to_string(&path).unwrap(), "epoch\n1\n");
+        let path = dir.path().join("events.jsonl");
+        for (text, recorded, kept) in [("one\ntwo\n", 9, "one\ntwo\n"), ("one\ntw", 8, "one\n"), ("one\ntwo!\n", 8, "one\n"), ("", 8, "")] {
+            fs::write(&path, text).unwrap();
+            let told = log(&path).return_to(recorded).unwrap().unwrap();
+            assert!(told.contains("events.jsonl") && told.contains(&format!("{} bytes", text.len())), "{told}");
+            assert_eq!(fs::read_to_string(&path).unwrap(), kept);
+        }
+        fs::remove_file(&path).unwrap();
+        assert!(log(&path).return_to(8).unwrap().is_some());
+        let long = "x".repeat(3 * STRIDE as usize);
+        fs::write(&path, format!("one\n{long}")).unwrap();
+        assert!(log(&path).return_to(10_000).unwrap().is_some());
+        assert_eq!(fs::read_to_string(&path).unwrap(), "one\n");
     }
 
     #[test]
-    fn one_call_is_one_line() {
+    fn what_cannot_be_written_waits_in_order() {
         let dir = tempfile::tempdir().unwrap();
-        let mut log = AppendLog::open_at(dir.path().join("log"), None).unwrap();
-        assert!(log.append_line("a\nb").is_err());
-        assert!(log.is_empty());
+        let path = dir.path().join("not yet/events.jsonl");
+        let mut log = log(&path);
+        assert!(log.append(b"1\n").is_err() && log.append(b"2\n").is_err() && log.sync().is_err());
+        assert_eq!(log.len(), 0);
+        fs::create_dir(dir.path().join("not yet")).unwrap();
+        log.append(b"3\n").unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"1\n2\n3\n");
     }
 }

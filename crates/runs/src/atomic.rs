@@ -3,8 +3,7 @@
 //! For files that stand alone (`weights/best.safetensors`, `config.yaml`, caches). Sets of files that belong together are
 //! checkpoints. If the path is a link, the link is replaced, not what it points to.
 
-use std::fs::{self, File};
-use std::io::{ErrorKind, Write};
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -14,33 +13,43 @@ use crate::store::{DiskStore, Store, StoreError, parent_of};
 /// rename is flushed. On error the old contents stand and the sibling is gone, except when that last flush fails: then the new
 /// contents are in place and may not survive a power cut. The directory must exist.
 pub fn write_atomic(path: &Path, bytes: &[u8]) -> Result<(), StoreError> {
-    let (mut file, temp) = create_sibling(path)?;
-    let write = || {
-        file.write_all(bytes)?;
-        file.sync_all()?;
-        drop(file); // Windows does not rename open files.
-        fs::rename(&temp, path)
-    };
-    if let Err(e) = write() {
-        let _ = fs::remove_file(&temp);
-        return Err(StoreError::new("write", path, e));
-    }
-    DiskStore.sync_dir(parent_of(path))
+    replace(&DiskStore, path, bytes)
 }
 
-/// Creates `.NAME.tmp-PID-N` next to `path`, for the first N that is free.
-fn create_sibling(path: &Path) -> Result<(File, PathBuf), StoreError> {
+/// The same on any store.
+pub(crate) fn replace<S: Store + ?Sized>(store: &S, path: &Path, bytes: &[u8]) -> Result<(), StoreError> {
+    let about_path = |e: StoreError| StoreError::new("write", path, e.error);
+    let temp = write_sibling(store, path, bytes)?;
+    if let Err(e) = store.sync_file(&temp).and_then(|()| store.rename(&temp, path)) {
+        remove(store, &temp);
+        return Err(about_path(e));
+    }
+    store.sync_dir(parent_of(path))
+}
+
+/// Writes `bytes` to `.NAME.tmp-PID-N` next to `path`, for the first N that is free.
+fn write_sibling<S: Store + ?Sized>(store: &S, path: &Path, bytes: &[u8]) -> Result<PathBuf, StoreError> {
     static NEXT: AtomicU64 = AtomicU64::new(0);
     let not_a_file = || StoreError::new("write", path, std::io::Error::new(ErrorKind::InvalidInput, "not a file name"));
     let name = path.file_name().ok_or_else(not_a_file)?.to_string_lossy();
     loop {
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let temp = path.with_file_name(format!(".{name}.tmp-{}-{number}", std::process::id()));
-        match File::create_new(&temp) {
-            Ok(file) => return Ok((file, temp)),
-            Err(e) if e.kind() == ErrorKind::AlreadyExists => {} // Left by a dead process of our number.
-            Err(e) => return Err(StoreError::new("write", path, e)),
+        match store.write_file(&temp, bytes) {
+            Ok(()) => return Ok(temp),
+            Err(e) if e.error.kind() == ErrorKind::AlreadyExists => {} // Left by a dead process of our number.
+            Err(e) => {
+                remove(store, &temp);
+                return Err(StoreError::new("write", path, e.error));
+            }
         }
+    }
+}
+
+/// Removes what may be there, with a second try: a full copy-on-write disk can refuse a deletion for the moment.
+fn remove<S: Store + ?Sized>(store: &S, temp: &Path) {
+    if let Err(e) = store.remove_file(temp).or_else(|e| if e.is_not_found() { Ok(()) } else { store.remove_file(temp) }) {
+        tracing::debug!("leftover stays for now: {e}");
     }
 }
 
@@ -48,7 +57,7 @@ fn create_sibling(path: &Path) -> Result<(File, PathBuf), StoreError> {
 pub(crate) fn sweep_siblings(dir: &Path) {
     for name in DiskStore.list(dir).unwrap_or_default() {
         if name.starts_with('.') && name.contains(".tmp-") && dir.join(&name).is_file() {
-            let _ = fs::remove_file(dir.join(name));
+            remove(&DiskStore, &dir.join(name));
         }
     }
 }
@@ -56,6 +65,7 @@ pub(crate) fn sweep_siblings(dir: &Path) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs;
 
     #[test]
     fn replaces_and_leaves_nothing_else() {

@@ -1,4 +1,4 @@
-//! The run directory: atomic checkpoints with a manifest and checksums, retention, a lock, append-only logs.
+//! The run directory: a journal of logs, atomic checkpoints with a manifest and checksums, and files; retention; a lock.
 //!
 //! What it promises, on Unix and an honest disk: at any instant a kill or a power loss leaves a run whose last *reported*
 //! checkpoint still loads; one flipped bit in a checkpoint is noticed, named, and answered by the checkpoint before it; damage is
@@ -11,15 +11,16 @@ mod append_log;
 mod atomic;
 mod bounded;
 mod checkpoints;
+mod journal;
 mod lock;
 mod manifest;
 mod run_dir;
 mod store;
 
-pub use append_log::{AppendLog, LogError};
 pub use atomic::write_atomic;
 pub use bounded::{PathError, read_bounded};
 pub use checkpoints::{Checkpoint, Checkpoints, Latest, LoadError, SaveError, SetAside};
+pub use journal::{Journal, Retention, Unwritten};
 pub use lock::{LockError, RunLock};
 pub use manifest::{FORMAT, MANIFEST, Member, MemberNameError};
 pub use run_dir::{RunDir, RunDirError, find_latest_run};

@@ -86,6 +86,11 @@ impl RunDir {
         drop(lock);
     }
 
+    /// A run directory that a store of your own holds.
+    pub fn at(path: impl Into<PathBuf>) -> Self {
+        Self { path: path.into() }
+    }
+
     /// The directory itself.
     pub fn path(&self) -> &Path {
         &self.path

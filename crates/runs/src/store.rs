@@ -1,11 +1,12 @@
-//! Every file-system operation the checkpoint protocol uses, behind one trait, so that tests can fail or forget each of them.
+//! Every file-system operation by which a run keeps something, behind one trait, so that tests can fail or forget each of them.
 //!
 //! The operations are as small as the system calls they stand for: a write does not sync, a sync of a directory does not sync its
-//! files. Nothing here decides an order; `checkpoints` does. Relies on `fsync` meaning what it says.
+//! files. Nothing here decides an order; `checkpoints`, `append_log`, `atomic` and `journal` do. Relies on `fsync` meaning what it says.
 
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, ErrorKind, Read, Write};
+use std::io::{self, ErrorKind, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
+use std::rc::Rc;
 
 /// A failed file operation: what was tried, on which path, and what the system said.
 ///
@@ -38,7 +39,7 @@ impl StoreError {
     }
 }
 
-/// The file-system operations of the checkpoint protocol. [`DiskStore`] is the real one.
+/// The file-system operations of a run's journal. [`DiskStore`] is the real one.
 pub trait Store {
     /// Creates one directory; fails if it exists or its parent does not.
     fn create_dir(&self, path: &Path) -> Result<(), StoreError>;
@@ -48,12 +49,23 @@ pub trait Store {
     fn sync_file(&self, path: &Path) -> Result<(), StoreError>;
     /// Makes the entries of a directory durable: names created, renamed and removed in it, not the contents behind them.
     fn sync_dir(&self, path: &Path) -> Result<(), StoreError>;
-    /// Renames a directory, atomically, within one parent. Callers make sure that `to` is free.
+    /// Adds `bytes` to the end of a file, which is made if it is not there; after an error a part of them may be there.
+    fn append(&self, path: &Path, bytes: &[u8]) -> Result<(), StoreError>;
+    /// Cuts a file to its first `len` bytes.
+    fn truncate(&self, path: &Path, len: u64) -> Result<(), StoreError>;
+    /// Bytes in a file.
+    fn len(&self, path: &Path) -> Result<u64, StoreError>;
+    /// Renames a file or directory, atomically, within one parent. A file takes the place of a file; for a directory, callers make sure that
+    /// `to` is free.
     fn rename(&self, from: &Path, to: &Path) -> Result<(), StoreError>;
+    /// Removes a file.
+    fn remove_file(&self, path: &Path) -> Result<(), StoreError>;
     /// Removes a directory and all that is in it.
     fn remove_dir_all(&self, path: &Path) -> Result<(), StoreError>;
     /// Reads a regular file (never a link, pipe or device) of at most `limit` bytes; longer is [`ErrorKind::FileTooLarge`].
     fn read(&self, path: &Path, limit: u64) -> Result<Vec<u8>, StoreError>;
+    /// Reads at most `len` bytes of a file from `at` on; fewer where it ends.
+    fn read_part(&self, path: &Path, at: u64, len: usize) -> Result<Vec<u8>, StoreError>;
     /// Names in a directory, in no order. Names that are not UTF-8 are left out: none of ours is.
     fn list(&self, path: &Path) -> Result<Vec<String>, StoreError>;
     /// Bytes this user may still write on the file system of `path`; quotas are not seen. `u64::MAX` where it cannot be known.
@@ -91,8 +103,26 @@ impl Store for DiskStore {
         Ok(()) // A directory cannot be opened for flushing; power safety is promised on Unix only.
     }
 
+    fn append(&self, path: &Path, bytes: &[u8]) -> Result<(), StoreError> {
+        let append = || OpenOptions::new().append(true).create(true).open(path)?.write_all(bytes);
+        append().map_err(|e| StoreError::new("append to", path, e))
+    }
+
+    fn truncate(&self, path: &Path, len: u64) -> Result<(), StoreError> {
+        let truncate = || OpenOptions::new().write(true).open(path)?.set_len(len);
+        truncate().map_err(|e| StoreError::new("truncate", path, e))
+    }
+
+    fn len(&self, path: &Path) -> Result<u64, StoreError> {
+        fs::metadata(path).map(|info| info.len()).map_err(|e| StoreError::new("look at", path, e))
+    }
+
     fn rename(&self, from: &Path, to: &Path) -> Result<(), StoreError> {
         fs::rename(from, to).map_err(|e| StoreError::new("rename", from, e))
+    }
+
+    fn remove_file(&self, path: &Path) -> Result<(), StoreError> {
+        fs::remove_file(path).map_err(|e| StoreError::new("remove", path, e))
     }
 
     fn remove_dir_all(&self, path: &Path) -> Result<(), StoreError> {
@@ -116,6 +146,17 @@ impl Store for DiskStore {
         read().map_err(|e| StoreError::new("read", path, e))
     }
 
+    fn read_part(&self, path: &Path, at: u64, len: usize) -> Result<Vec<u8>, StoreError> {
+        let read = || {
+            let mut file = File::open(path)?;
+            file.seek(SeekFrom::Start(at))?;
+            let mut bytes = Vec::new();
+            file.take(len as u64).read_to_end(&mut bytes)?;
+            Ok(bytes)
+        };
+        read().map_err(|e| StoreError::new("read", path, e))
+    }
+
     fn list(&self, path: &Path) -> Result<Vec<String>, StoreError> {
         let list = || {
             let names = fs::read_dir(path)?.map(|entry| Ok(entry?.file_name().into_string().ok()));
@@ -133,6 +174,52 @@ impl Store for DiskStore {
     #[cfg(not(unix))]
     fn free_space(&self, _path: &Path) -> Result<u64, StoreError> {
         Ok(u64::MAX)
+    }
+}
+
+/// A store that several parts of a run share.
+impl<S: Store + ?Sized> Store for Rc<S> {
+    fn create_dir(&self, path: &Path) -> Result<(), StoreError> {
+        (**self).create_dir(path)
+    }
+    fn write_file(&self, path: &Path, bytes: &[u8]) -> Result<(), StoreError> {
+        (**self).write_file(path, bytes)
+    }
+    fn sync_file(&self, path: &Path) -> Result<(), StoreError> {
+        (**self).sync_file(path)
+    }
+    fn sync_dir(&self, path: &Path) -> Result<(), StoreError> {
+        (**self).sync_dir(path)
+    }
+    fn append(&self, path: &Path, bytes: &[u8]) -> Result<(), StoreError> {
+        (**self).append(path, bytes)
+    }
+    fn truncate(&self, path: &Path, len: u64) -> Result<(), StoreError> {
+        (**self).truncate(path, len)
+    }
+    fn len(&self, path: &Path) -> Result<u64, StoreError> {
+        (**self).len(path)
+    }
+    fn rename(&self, from: &Path, to: &Path) -> Result<(), StoreError> {
+        (**self).rename(from, to)
+    }
+    fn remove_file(&self, path: &Path) -> Result<(), StoreError> {
+        (**self).remove_file(path)
+    }
+    fn remove_dir_all(&self, path: &Path) -> Result<(), StoreError> {
+        (**self).remove_dir_all(path)
+    }
+    fn read(&self, path: &Path, limit: u64) -> Result<Vec<u8>, StoreError> {
+        (**self).read(path, limit)
+    }
+    fn read_part(&self, path: &Path, at: u64, len: usize) -> Result<Vec<u8>, StoreError> {
+        (**self).read_part(path, at, len)
+    }
+    fn list(&self, path: &Path) -> Result<Vec<String>, StoreError> {
+        (**self).list(path)
+    }
+    fn free_space(&self, path: &Path) -> Result<u64, StoreError> {
+        (**self).free_space(path)
     }
 }
 

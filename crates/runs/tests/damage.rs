@@ -7,7 +7,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use bellows_runs::{Checkpoints, LoadError};
-use common::{PARTS, draw, is_as_saved, scratch, two_steps, write};
+use common::memory::draw;
+use common::{PARTS, is_as_saved, scratch, two_steps, write};
 use sha2::{Digest, Sha256};
 
 const LATEST: &str = "step-000000010";
@@ -131,13 +132,13 @@ fn a_newer_format_is_refused_and_left_alone() {
     let root = scratch();
     let dir = root.path().join("checkpoints");
     write(&dir, &two_steps());
-    rewrite_manifest(&dir.join(LATEST).join("manifest.json"), "\"format\": 1", "\"format\": 9");
+    rewrite_manifest(&dir.join(LATEST).join("manifest.json"), "\"format\": 2", "\"format\": 9");
     // A damaged one above it is not renamed either.
     fs::create_dir(dir.join("step-000000015")).unwrap();
     let before = tree(&dir);
     let checkpoints = Checkpoints::open(&dir).unwrap();
     for error in [checkpoints.latest().unwrap_err(), checkpoints.load_step(10).unwrap_err()] {
-        assert!(matches!(error, LoadError::NewerFormat { found: 9, supported: 1, .. }), "{error}");
+        assert!(matches!(error, LoadError::NewerFormat { found: 9, supported: 2, .. }), "{error}");
         let text = error.to_string();
         assert!(text.contains("reads format 9") && text.contains(LATEST), "{text}");
     }

@@ -10,7 +10,7 @@ use std::io::{BufRead, BufReader, Read};
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
-use bellows_runs::{AppendLog, Checkpoints, LockError, LogError, Member, RunDir};
+use bellows_runs::{Checkpoints, Journal, LockError, Member, Retention, RunDir};
 use common::{is_as_saved, save};
 
 const DIRECTORY: &str = "BELLOWS_TEST_DIRECTORY";
@@ -62,12 +62,20 @@ fn child_with_a_file_size_limit() {
 #[cfg(target_os = "linux")]
 #[test]
 fn a_log_on_a_full_disk_is_a_warning() {
-    let mut log = AppendLog::open_at("/dev/full", None).unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    let run = RunDir::create(dir.path(), "train", false).unwrap();
+    std::os::unix::fs::symlink("/dev/full", run.events()).unwrap();
+    let mut journal = Journal::open(run).unwrap();
+    journal.begin("epoch").unwrap();
+    journal.take_warnings();
     for _ in 0..3 {
-        let Err(LogError::Store(error)) = log.append_line("{\"step\":1}") else { panic!("the disk is full") };
-        assert!(error.is_no_space() && error.to_string().contains("/dev/full"), "{error}");
-        assert_eq!(log.len(), 0);
+        journal.event("{}");
+        let warnings = journal.take_warnings();
+        assert!(warnings.len() == 1 && warnings[0].contains("events.jsonl"), "{warnings:?}");
     }
+    let keep = Retention { newest: 2, steps: Vec::new() };
+    journal.save(5, &[Member { name: "state", bytes: b"x" }], serde_json::Map::new(), &keep).unwrap();
+    assert!(journal.finish().unwrap_err().to_string().contains("events.jsonl"));
 }
 
 #[test]
@@ -80,17 +88,20 @@ fn a_half_written_line_is_taken_back() {
         .output()
         .unwrap();
     assert!(limited.status.success(), "{}", String::from_utf8_lossy(&limited.stdout));
-    assert_eq!(std::fs::read_to_string(dir.path().join("log")).unwrap(), "first\nlast\n");
+    assert_eq!(std::fs::read_to_string(dir.path().join("train/events.jsonl")).unwrap(), "first\nlast\n");
 }
 
 #[test]
 #[ignore = "the child of a_half_written_line_is_taken_back"]
 fn child_with_a_log_at_its_limit() {
     let Some(dir) = directory() else { return };
-    let mut log = AppendLog::open_at(dir.join("log"), None).unwrap();
-    log.append_line("first").unwrap();
-    assert!(log.append_line(&"x".repeat(1 << 20)).is_err());
-    log.append_line("last").unwrap();
+    let mut journal = Journal::open(RunDir::create(&dir, "train", false).unwrap()).unwrap();
+    journal.begin("epoch").unwrap();
+    journal.event("first");
+    journal.event(&"x".repeat(1 << 20));
+    assert_eq!(journal.take_warnings().len(), 1);
+    journal.event("last");
+    assert_eq!(journal.take_warnings(), [""; 0]);
 }
 
 #[test]

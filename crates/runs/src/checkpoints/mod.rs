@@ -192,16 +192,11 @@ fn temp_owner(name: &str) -> Option<u32> {
     pid.parse().ok()
 }
 
-#[cfg(target_os = "linux")]
+#[cfg(unix)]
 fn is_alive(pid: u32) -> bool {
-    Path::new("/proc").join(pid.to_string()).exists()
-}
-
-#[cfg(all(unix, not(target_os = "linux")))]
-fn is_alive(pid: u32) -> bool {
-    // `kill -0` asks only whether the process is there. If it cannot be asked, the leftover stays.
-    let asked = std::process::Command::new("kill").args(["-0", &pid.to_string()]).stderr(std::process::Stdio::null()).status();
-    asked.map_or(true, |status| status.success())
+    let pid = i32::try_from(pid).ok().and_then(rustix::process::Pid::from_raw);
+    // A process of another user may not be asked, and is there.
+    pid.is_some_and(|pid| !matches!(rustix::process::test_kill_process(pid), Err(rustix::io::Errno::SRCH)))
 }
 
 #[cfg(not(unix))]

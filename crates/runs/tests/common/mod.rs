@@ -1,6 +1,9 @@
 //! What the tests of the checkpoint protocol share: saving a recognisable state, and recognising it again.
 #![allow(dead_code, reason = "each test file uses a part of this")]
 
+pub(crate) mod fault;
+pub(crate) mod memory;
+
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -64,13 +67,4 @@ pub(crate) fn write(dir: &Path, files: &[(PathBuf, Vec<u8>)]) {
         fs::create_dir_all(dir.join(path).parent().unwrap()).unwrap();
         fs::write(dir.join(path), bytes).unwrap();
     }
-}
-
-/// The next of a fixed sequence of 64-bit numbers (splitmix64).
-pub(crate) fn draw(state: &mut u64) -> u64 {
-    *state = state.wrapping_add(0x9E37_79B9_7F4A_7C15);
-    let mut z = *state;
-    z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-    z ^ (z >> 31)
 }

@@ -20,9 +20,6 @@ pub enum LearnError {
     /// A file operation in the run directory failed.
     #[error(transparent)]
     Store(#[from] bellows_runs::StoreError),
-    /// `results.csv` or `events.jsonl` cannot be used.
-    #[error(transparent)]
-    Log(#[from] bellows_runs::LogError),
     /// The checkpoints of a run cannot be read.
     #[error(transparent)]
     Load(#[from] bellows_runs::LoadError),
@@ -32,6 +29,17 @@ pub enum LearnError {
     /// The last save of the run failed: training is done, but its result is not on disk.
     #[error("the final checkpoint could not be saved")]
     FinalSave(#[source] TaskError),
+    /// Training is over and its checkpoint made, but a log, weights or a picture could not be written.
+    #[error(transparent)]
+    Unwritten(#[from] bellows_runs::Unwritten),
+    /// The state holds a number that is not finite: it is not saved, and the checkpoint before it stands.
+    #[error("{member}: {reason}")]
+    NotFinite {
+        /// The member of a checkpoint.
+        member: String,
+        /// The tensor, the element and its value.
+        reason: String,
+    },
     /// A checkpoint is intact but does not belong to this run: another model, optimizer or dataset.
     #[error("{}: {reason}", path.display())]
     Mismatch {

@@ -8,7 +8,7 @@
 use std::collections::HashMap;
 
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
-use burn::tensor::{Device, Gradients, Tensor};
+use burn::tensor::{Gradients, Tensor};
 
 use crate::error::LearnError;
 
@@ -88,15 +88,20 @@ pub struct Layout {
     present: Vec<bool>,
 }
 
+/// The names of the modules a visitor is in.
 #[derive(Default)]
-struct Path(Vec<Option<String>>);
+pub(crate) struct Path(Vec<Option<String>>);
 
 impl Path {
-    fn enter(&mut self, name: &str, container: &str) {
+    pub(crate) fn enter(&mut self, name: &str, container: &str) {
         self.0.push((!container.starts_with("Enum")).then(|| name.to_string()));
     }
 
-    fn join(&self) -> String {
+    pub(crate) fn leave(&mut self) {
+        self.0.pop();
+    }
+
+    pub(crate) fn join(&self) -> String {
         self.0.iter().flatten().map(String::as_str).collect::<Vec<_>>().join(".")
     }
 }
@@ -114,7 +119,7 @@ impl Layout {
                 self.path.enter(name, container);
             }
             fn exit_module(&mut self, _: &str, _: &str) {
-                self.path.0.pop();
+                self.path.leave();
             }
             fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
                 let name = self.path.join();
@@ -210,11 +215,6 @@ impl Layout {
         model.map(&mut Assign { present: self.present.iter(), values: values.into_iter() })
     }
 
-    /// Puts new values into a training model, running statistics included, and marks frozen parameters as needing no gradient.
-    pub fn assign_all<M: Module>(&self, model: &M, values: Vec<Tensor<1>>) -> M {
-        self.assign(model.valid(), values.into_iter().map(Some).collect()).train()
-    }
-
     /// Reads flattened tensors to the host as (name, shape, values).
     ///
     /// # Errors
@@ -229,9 +229,4 @@ impl Layout {
             })
             .collect()
     }
-}
-
-/// A host vector on `device`, without autodiff.
-pub(crate) fn upload(values: &[f32], device: &Device) -> Tensor<1> {
-    Tensor::from_data(burn::tensor::TensorData::new(values.to_vec(), [values.len()]), &device.clone().without_autodiff())
 }

@@ -1,69 +1,73 @@
-//! The two files a run appends to: `results.csv`, one row an epoch, and `events.jsonl`, one object a line.
+//! The lines of a run's two logs: a row of `results.csv` an evaluation or epoch, an object of `events.jsonl` an event.
 
-use bellows_runs::{AppendLog, LogError, RunDir};
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
-use crate::observe::EpochReport;
-use crate::state::Counters;
+use crate::counters::Counters;
+use crate::error::LearnError;
+use crate::observe::{BatchReport, EpochReport};
 
-/// `results.csv` and `events.jsonl`, opened where a checkpoint left them.
-pub(crate) struct RunLog {
-    events: AppendLog,
-    results: AppendLog,
+/// The first line of `results.csv`.
+///
+/// # Errors
+/// Never in practice: writing to memory.
+pub(crate) fn header(items: &[&str], metrics: &[String], groups: usize) -> Result<String, LearnError> {
+    let columns = ["epoch".to_string(), "time".to_string()]
+        .into_iter()
+        .chain(items.iter().map(|i| format!("train/{i}")))
+        .chain(metrics.iter().cloned())
+        .chain((0..groups).map(|g| format!("lr/pg{g}")));
+    csv_line(columns.collect())
 }
 
-impl RunLog {
-    /// Opens both files, cut back to the lengths in `counters`; writes the header of an empty `results.csv`.
-    pub(crate) fn open(dir: &RunDir, counters: &Counters, items: &[&str], metrics: &[String], groups: usize) -> Result<Self, LogError> {
-        let events = AppendLog::open_at(dir.events(), Some(counters.events_len))?;
-        let mut results = AppendLog::open_at(dir.results(), Some(counters.results_len))?;
-        if results.is_empty() {
-            let columns = ["epoch".to_string(), "time".to_string()]
-                .into_iter()
-                .chain(items.iter().map(|i| format!("train/{i}")))
-                .chain(metrics.iter().cloned())
-                .chain((0..groups).map(|g| format!("lr/pg{g}")));
-            results.append_line(&columns.collect::<Vec<_>>().join(","))?;
-        }
-        Ok(Self { events, results })
+/// The row of an epoch; metrics of an epoch without evaluation are left empty.
+///
+/// # Errors
+/// As [`header`].
+pub(crate) fn row(report: &EpochReport, metrics: usize, lr: &[f64]) -> Result<String, LearnError> {
+    let rounded = |x: f64| format_g((x * 1e5).round() / 1e5, 6);
+    let mut row = vec![(report.epoch + 1).to_string(), format_g(report.elapsed_s, 6)];
+    row.extend(report.means.iter().map(|&x| rounded(x)));
+    match &report.evaluation {
+        Some(evaluation) => row.extend(evaluation.metrics.iter().map(|&(_, x)| rounded(x))),
+        None => row.extend(std::iter::repeat_n(String::new(), metrics)),
     }
+    row.extend(lr.iter().map(|&x| format_g(x, 6)));
+    csv_line(row)
+}
 
-    /// Writes one event; a log that cannot be written costs a warning, not the run.
-    pub(crate) fn event(&mut self, kind: &str, counters: &Counters, fields: Value) {
-        let mut line = json!({ "event": kind, "epoch": counters.epoch + 1, "batch": counters.position, "step": counters.batches });
-        if let (Value::Object(line), Value::Object(fields)) = (&mut line, fields) {
-            line.extend(fields);
-        }
-        if let Err(error) = self.events.append_line(&line.to_string()) {
-            tracing::warn!("{error}");
-        }
-    }
+fn csv_line(fields: Vec<String>) -> Result<String, LearnError> {
+    let failed = |e: &dyn std::fmt::Display| LearnError::Config(format!("a row of results.csv: {e}"));
+    let mut writer = csv::Writer::from_writer(Vec::new());
+    writer.write_record(fields).map_err(|e| failed(&e))?;
+    let bytes = writer.into_inner().map_err(|e| failed(&e))?;
+    Ok(String::from_utf8_lossy(&bytes).trim_end_matches('\n').to_owned())
+}
 
-    /// Writes the row of an epoch; metrics of an epoch without evaluation are left empty.
-    pub(crate) fn row(&mut self, report: &EpochReport, metrics: usize, lr: &[f64]) -> Result<(), LogError> {
-        let rounded = |x: f64| format_g((x * 1e5).round() / 1e5, 6);
-        let mut row = vec![(report.epoch + 1).to_string(), format_g(report.elapsed_s, 6)];
-        row.extend(report.means.iter().map(|&x| rounded(x)));
-        match &report.evaluation {
-            Some(evaluation) => row.extend(evaluation.metrics.iter().map(|&(_, x)| rounded(x))),
-            None => row.extend(std::iter::repeat_n(String::new(), metrics)),
-        }
-        row.extend(lr.iter().map(|&x| format_g(x, 6)));
-        self.results.append_line(&row.join(","))?;
-        self.results.sync()
+/// The line of an event.
+pub(crate) fn event(kind: &str, counters: &Counters, fields: Value) -> String {
+    let mut line = json!({ "event": kind, "epoch": counters.epoch + 1, "batch": counters.position, "step": counters.batches });
+    if let (Value::Object(line), Value::Object(fields)) = (&mut line, fields) {
+        line.extend(fields);
     }
+    line.to_string()
+}
 
-    /// Notes both lengths, so that a resumed run cuts off what came after.
-    pub(crate) fn mark(&self, counters: &mut Counters) {
-        counters.events_len = self.events.len();
-        counters.results_len = self.results.len();
+/// What a `step` event tells of a batch.
+pub(crate) fn step_fields(items: &[&'static str], unit: &str, report: &BatchReport, metrics: Value) -> Value {
+    let items: Map<String, Value> = items.iter().zip(&report.items).map(|(n, v)| (n.to_string(), json!(v))).collect();
+    let mut fields = json!({
+        "items": items,
+        "count": report.count,
+        unit: report.units,
+        format!("{unit}/s"): (report.rate() * 10.0).round() / 10.0,
+        "lr": report.lr,
+        "grad_norm": report.grad_norm,
+        "metrics": metrics,
+    });
+    if let Value::Object(fields) = &mut fields {
+        fields.extend(report.gauges.iter().map(|(name, value, _)| (name.to_string(), json!(value))));
     }
-
-    /// Takes back the rows of epochs that a roll-back undoes.
-    pub(crate) fn truncate_results(&mut self, dir: &RunDir, counters: &Counters) -> Result<(), LogError> {
-        self.results = AppendLog::open_at(dir.results(), Some(counters.results_len))?;
-        Ok(())
-    }
+    fields
 }
 
 /// C's `%.{digits}g`: `digits` significant digits, no trailing zeros, an exponent only below 1e-4 or from 10^digits up.

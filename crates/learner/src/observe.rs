@@ -1,7 +1,7 @@
 //! Who watches a run: the console, the dashboard, a test. Observers see everything and decide nothing.
 
 use crate::profile::StepTimes;
-use crate::task::Evaluation;
+use crate::task::{Evaluation, RunFile};
 
 /// What is known when training starts or goes on.
 #[derive(Clone, Debug)]
@@ -107,4 +107,8 @@ pub trait Observer {
     fn on_notice(&mut self, _notice: &Notice) {}
     /// The run ended, with or without success.
     fn on_end(&mut self) {}
+    /// Files to be written (pictures); asked for after [`Observer::on_epoch_end`] and [`Observer::on_end`].
+    fn files(&mut self) -> Vec<RunFile> {
+        Vec::new()
+    }
 }

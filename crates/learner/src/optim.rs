@@ -41,17 +41,29 @@ impl OptimizerKind {
     }
 }
 
-const BETA2: f64 = 0.999;
-const EPS: f64 = 1e-8;
+/// The constants of Adam's and Lion's rules that no schedule moves.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Constants {
+    /// Decay of Adam's second moment, or of Lion's momentum, which forgets more slowly than the average that Lion takes the sign of.
+    pub beta2: f64,
+    /// What keeps Adam's division from being one by 0.
+    pub eps: f64,
+}
 
-/// Lion's β2: its momentum forgets more slowly than the average it takes the sign of.
-const LION_BETA2: f32 = 0.99;
+impl OptimizerKind {
+    /// The rule's own constants: 0.999 (Lion: 0.99) and 1e-8.
+    pub fn constants(self) -> Constants {
+        Constants { beta2: if self == Self::Lion { 0.99 } else { 0.999 }, eps: 1e-8 }
+    }
+}
 
 /// Up to two buffers a parameter, flattened, parallel to [`Layout::entries`].
 #[derive(Clone, Debug)]
 pub struct Optimizer {
     /// The update rule.
     pub kind: OptimizerKind,
+    /// Its constants.
+    pub constants: Constants,
     /// Momentum (SGD, Lion), first moment (Adam), second moments by row (Adafactor; all of them for a vector); `None` until a parameter's first
     /// update.
     pub first: Vec<Option<Tensor<1>>>,
@@ -61,8 +73,8 @@ pub struct Optimizer {
 
 impl Optimizer {
     /// An optimizer that has not seen a gradient.
-    pub fn new(kind: OptimizerKind, layout: &Layout) -> Self {
-        Self { kind, first: vec![None; layout.entries.len()], second: vec![None; layout.entries.len()] }
+    pub fn new(kind: OptimizerKind, constants: Constants, layout: &Layout) -> Self {
+        Self { kind, constants, first: vec![None; layout.entries.len()], second: vec![None; layout.entries.len()] }
     }
 
     /// Whether `momentum` is SGD's rather than a beta1, which does not rise in warm-up.
@@ -85,6 +97,7 @@ impl Optimizer {
     ) -> (Vec<Option<Tensor<1>>>, Self) {
         let mut next = self.clone();
         let mut updated = vec![None; weights.len()];
+        let Constants { beta2, eps } = self.constants;
         for (i, grad) in grads.into_iter().enumerate() {
             let (Some(grad), Some(group)) = (grad, layout.entries[i].group) else { continue };
             let (lr, decay) = (hyper.lr[group], groups[group].weight_decay);
@@ -101,9 +114,9 @@ impl Optimizer {
                     let step = Adam {
                         rate: lr / (1.0 - beta1.powf(t)),
                         beta1,
-                        beta2: BETA2,
-                        root: (1.0 - BETA2.powf(t)).sqrt(),
-                        epsilon: EPS,
+                        beta2,
+                        root: (1.0 - beta2.powf(t)).sqrt(),
+                        epsilon: eps,
                         decay: if decoupled { 0.0 } else { decay },
                         keep: if decoupled { 1.0 - lr * decay } else { 1.0 },
                     };
@@ -112,7 +125,7 @@ impl Optimizer {
                 }
                 OptimizerKind::Adafactor => adafactor_step(weight, grad, (first, second), &layout.entries[i].shape, update, lr, decay),
                 OptimizerKind::Lion => {
-                    let rule = LionConfig::new().with_beta_1(hyper.momentum as f32).with_beta_2(LION_BETA2);
+                    let rule = LionConfig::new().with_beta_1(hyper.momentum as f32).with_beta_2(beta2 as f32);
                     let (weight, state) = rule.with_weight_decay(decay as f32).build().step(lr, weight, grad, first.map(LionState::new));
                     (weight, state.map(|s| s.momentum), None)
                 }
@@ -158,11 +171,15 @@ fn adafactor_step(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::layout::{Entry, upload};
-    use burn::tensor::Device;
+    use crate::layout::Entry;
+    use burn::tensor::{Device, TensorData};
 
     const START: [f32; 4] = [0.5, -1.25, 2.0, 0.03];
     const GRADS: [[f32; 4]; 4] = [[0.1, -0.2, 0.3, 0.0], [-0.05, 0.4, 0.2, 1.0], [0.3, 0.1, -0.6, 0.02], [0.0, 0.0, 0.1, -0.4]];
+
+    fn upload(values: &[f32], device: &Device) -> Tensor<1> {
+        Tensor::from_data(TensorData::from(values), device)
+    }
 
     /// Four updates at rate 0.02, momentum 0.9, weight decay 0.05.
     fn after_four_updates(kind: OptimizerKind) -> Vec<f32> {
@@ -170,7 +187,7 @@ mod tests {
         let layout = Layout::from_entries(vec![Entry { name: "w".into(), shape: vec![4], group: Some(0) }]);
         let groups = [Group { lr_scale: 1.0, weight_decay: 0.05, bias: false }];
         let hyper = Hyper { lr: vec![0.02], momentum: 0.9, accumulate: 1 };
-        let (mut weights, mut optimizer) = (vec![upload(&START, &device)], Optimizer::new(kind, &layout));
+        let (mut weights, mut optimizer) = (vec![upload(&START, &device)], Optimizer::new(kind, kind.constants(), &layout));
         for (i, grad) in GRADS.iter().enumerate() {
             let grads = vec![Some(upload(grad, &device))];
             let (new, next) = optimizer.step(&layout, &groups, &hyper, i as u64 + 1, &weights, grads);

@@ -26,11 +26,19 @@ impl Schedule {
         }
     }
 
-    /// Everything for batch `position` of `batches` in `epoch` of `epochs`, all from 0.
-    pub(crate) fn at(&self, position: usize, batches: usize, epoch: usize, epochs: usize, groups: &[Group], adam: bool) -> Hyper {
+    /// Everything for batch `position` of `batches` in `epoch` of `epochs`, all from 0; a run by updates ends after `max_steps` of them, if given.
+    pub(crate) fn at(
+        &self,
+        position: usize,
+        batches: usize,
+        (epoch, epochs): (usize, usize),
+        groups: &[Group],
+        adam: bool,
+        max_steps: Option<u64>,
+    ) -> Hyper {
         match self {
             Self::Epochs(s) => s.at(epoch * batches + position, epoch, epochs, batches, groups, adam),
-            Self::Updates(s) => s.at(position, batches, epoch, epochs, groups),
+            Self::Updates(s) => s.at(position, batches, (epoch, epochs), groups, max_steps),
         }
     }
 }
@@ -166,9 +174,10 @@ impl UpdateSchedule {
         self.min_lr_ratio + (1.0 - self.min_lr_ratio) * fall
     }
 
-    fn at(&self, position: usize, batches: usize, epoch: usize, epochs: usize, groups: &[Group]) -> Hyper {
+    fn at(&self, position: usize, batches: usize, (epoch, epochs): (usize, usize), groups: &[Group], max_steps: Option<u64>) -> Hyper {
         let (window, updates) = (position / self.accumulate.max(1), self.updates(batches));
-        let lr = self.lr * self.factor(epoch * updates + window, epochs * updates);
+        let total = max_steps.map_or(epochs * updates, |most| (epochs * updates).min(most as usize));
+        let lr = self.lr * self.factor(epoch * updates + window, total);
         // The batches of this window: the last one of an epoch ends with it.
         let accumulate = self.accumulate.max(1).min(batches - window * self.accumulate.max(1));
         Hyper { lr: groups.iter().map(|g| lr * g.lr_scale).collect(), momentum: self.momentum, accumulate }

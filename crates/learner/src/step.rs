@@ -89,6 +89,10 @@ fn train_step<T: Task>(
         }
         sum.add(grads);
     }
+    // An update is followed by a check of everything; within a window, running statistics are all that has moved.
+    if skipped.is_none() && state.counters.pending + 1 < hyper.accumulate && !statistics_are_finite(layout, &state.model)? {
+        skipped = Some("running statistic");
+    }
     let count = outputs.iter().map(|output| output.count).sum();
     let (items, times) = (mean_items(&items), watch.times());
     let mut report = StepReport { items, count, grad_norm: None, skipped, lost_update: false, outputs, times };
@@ -114,6 +118,7 @@ fn train_step<T: Task>(
     }
     let norm = norm_of(grads.iter().flatten())?;
     if !norm.is_finite() {
+        state.model = before.train();
         (report.skipped, report.lost_update) = (Some("gradient"), true);
         return Ok(report);
     }
@@ -137,6 +142,16 @@ fn train_step<T: Task>(
     watch.lap(Stage::Update);
     report.times = watch.times();
     Ok(report)
+}
+
+/// Whether what a forward pass moves, the float tensors that are not learned, is finite.
+fn statistics_are_finite<M: Module>(layout: &Layout, model: &M) -> Result<bool, LearnError> {
+    let kept: Vec<bool> = layout.entries.iter().map(|entry| entry.group.is_none()).collect();
+    if !kept.contains(&true) {
+        return Ok(true);
+    }
+    let values = layout.values(&model.valid());
+    Ok(norm_of(values.iter().zip(kept).filter_map(|(value, kept)| kept.then_some(value)))?.is_finite())
 }
 
 /// Loss, loss items and Σ g².

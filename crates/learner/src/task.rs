@@ -4,6 +4,8 @@
 //! training state: whatever must survive a crash is in [`RunState`](crate::RunState), and every random draw a task makes is a pure
 //! function of [`Draw`] and the sample index, so that batches can be made on any thread, in any order, again after a resume.
 
+use std::collections::BTreeMap;
+
 use burn::data::dataset::Dataset;
 use burn::module::Module;
 use burn::tensor::{Device, Tensor};
@@ -21,6 +23,8 @@ pub struct Draw {
     pub epoch: usize,
     /// Epochs the run is planned for.
     pub epochs: usize,
+    /// Which batch of the run it is, from 0, however often it was repeated; 0 where a whole epoch is planned.
+    pub step: u64,
 }
 
 /// A group of parameters that share a learning rate and a weight decay.
@@ -46,6 +50,15 @@ pub struct StepOutput<O> {
     pub output: O,
 }
 
+/// A file for the run directory: its path within it, and its contents. The journal writes it, warns if it cannot, and tries again.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RunFile {
+    /// `results.png`, `weights/best.safetensors`.
+    pub path: String,
+    /// All of it.
+    pub bytes: Vec<u8>,
+}
+
 /// How good a model is.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Evaluation {
@@ -57,6 +70,8 @@ pub struct Evaluation {
     pub samples: usize,
     /// Objects (boxes, tokens) among them.
     pub objects: usize,
+    /// Samples left out because they cannot be read, each with the reason. A task that finds too many returns an error instead.
+    pub unreadable: Vec<String>,
 }
 
 impl Evaluation {
@@ -85,6 +100,11 @@ pub struct EvalContext<'a> {
 #[error("interrupted")]
 pub struct Interrupted;
 
+/// The error of a batch of which no sample can be read: it is skipped and counted, and the run goes on.
+#[derive(Debug, thiserror::Error)]
+#[error("no sample of it can be read: {0}")]
+pub struct Unreadable(pub String);
+
 /// A model, its data and its measure, as the Learner sees them.
 pub trait Task: Send + Sync {
     /// The network.
@@ -99,14 +119,21 @@ pub trait Task: Send + Sync {
     /// Names of [`StepOutput::items`], as they appear in logs and, behind `train/`, in `results.csv`.
     fn item_names(&self) -> &[&'static str];
 
-    /// Names of the values of [`Evaluation::metrics`].
-    fn metric_names(&self) -> Vec<String>;
+    /// Names of the values of [`Evaluation::metrics`]; none if nothing is judged.
+    fn metric_names(&self) -> Vec<String> {
+        Vec::new()
+    }
 
-    /// The parameter groups, in the order of the `lr/pgN` columns.
-    fn groups(&self) -> Vec<Group>;
+    /// The parameter groups, in the order of the `lr/pgN` columns: one, without weight decay, unless told otherwise.
+    fn groups(&self) -> Vec<Group> {
+        vec![Group { lr_scale: 1.0, weight_decay: 0.0, bias: false }]
+    }
 
-    /// What becomes of a float tensor, by its name in the checkpoint.
-    fn role_of(&self, name: &str) -> Role;
+    /// What becomes of a float tensor, by its name in the checkpoint: it is learned, in the first group, unless told otherwise. What asks for no
+    /// gradient (a running statistic) is not learned whatever this says.
+    fn role_of(&self, _name: &str) -> Role {
+        Role::Trained(0)
+    }
 
     /// Whether a loss is a sum over the things [`StepOutput::count`] counts. Then the gradient of an update is divided by the count of its
     /// whole accumulation window, so that the split into batches does not matter, and means of loss items are weighed by it.
@@ -124,7 +151,7 @@ pub trait Task: Send + Sync {
     /// other in it. A batch is cut where the device's memory is too small for all of it.
     ///
     /// # Errors
-    /// Whatever keeps a sample from being read.
+    /// [`Unreadable`] if no sample can be read, and that may be so of these samples alone; anything else ends the run.
     fn batch(&self, data: &dyn Dataset<Self::Item>, draw: Draw, indices: &[usize]) -> Result<Self::Batch, TaskError>;
 
     /// What a user calls the samples of a batch (file names), for the log.
@@ -140,8 +167,10 @@ pub trait Task: Send + Sync {
         self.sample_names(batch).len()
     }
 
-    /// Looks at a batch (its first part, if it is cut) before it is trained on (sample pictures); nothing it does may change the run.
-    fn inspect(&self, _batch: &Self::Batch, _draw: Draw, _position: usize) {}
+    /// Looks at a batch (its first part, if it is cut) before it is trained on, for files of it (sample pictures).
+    fn inspect(&self, _batch: &Self::Batch, _draw: Draw, _position: usize) -> Vec<RunFile> {
+        Vec::new()
+    }
 
     /// What needs less memory, for a user whose device has none for a single sample: the first half of a sentence.
     fn less_memory(&self) -> String {
@@ -176,18 +205,25 @@ pub trait Task: Send + Sync {
 
     /// Whether there is anything to judge by; without, no model is better than another.
     fn judges(&self) -> bool {
-        true
+        !self.metric_names().is_empty()
     }
 
     /// Judges a model (the EMA weights, without autodiff).
     ///
     /// # Errors
     /// [`Interrupted`], or whatever keeps the validation data from being read.
-    fn evaluate(&self, model: &Self::Model, context: &mut EvalContext<'_>) -> Result<Evaluation, TaskError>;
+    fn evaluate(&self, _model: &Self::Model, _context: &mut EvalContext<'_>) -> Result<Evaluation, TaskError> {
+        Ok(Evaluation::default())
+    }
 
-    /// The weights as a file other tools read.
+    /// The weights as a safetensors file other tools read: every float tensor under its name, unless told otherwise.
     ///
     /// # Errors
     /// When a tensor cannot be read back from the device.
-    fn export(&self, model: &Self::Model, epoch: usize) -> Result<Vec<u8>, TaskError>;
+    fn export(&self, model: &Self::Model, _epoch: usize) -> Result<Vec<u8>, TaskError> {
+        let layout = Layout::of(model, |_| Role::Kept);
+        let tensors = layout.read(&layout.values(model))?.into_iter();
+        let tensors = tensors.map(|(name, shape, values)| (name, bellows_weights::Tensor::from_f32(shape, &values)));
+        Ok(bellows_weights::to_safetensors(&tensors.collect(), &BTreeMap::new())?)
+    }
 }

@@ -1,69 +1,42 @@
 //! TensorBoard's event files: scalars of every batch and every evaluation.
 //!
 //! A file is a row of TFRecords (length, its CRC, data, its CRC; little-endian, CRC-32C rotated and offset), each the protocol buffer `Event`.
-//! The few fields that scalars need are written by hand; field numbers are those of tensorflow/core/util/event.proto and
+//! The few fields that scalars need are encoded by hand; field numbers are those of tensorflow/core/util/event.proto and
 //! framework/summary.proto. Every session has a file of its own, which begins with a mark that makes TensorBoard drop what an
 //! earlier session wrote after the checkpoint this one goes on from.
 
-use std::fs::{self, File};
-use std::io::{self, Write};
-use std::path::{Path, PathBuf};
+use std::fs;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use crate::observe::{BatchReport, EpochReport, Observer, RunInfo};
+use crate::observe::{BatchReport, EpochReport, RunInfo};
 
-/// Writes a run's scalars for TensorBoard. A file that cannot be written costs a warning, not the run.
-pub struct TensorBoard {
-    dir: PathBuf,
-    file: Option<File>,
-    info: Option<RunInfo>,
+/// The name of a session's file: it sorts by time, as TensorBoard reads the files of a directory in order.
+pub(crate) fn file_name() -> String {
+    let host = fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    let host: String = host.trim().chars().filter(|c| c.is_ascii_alphanumeric() || *c == '-').collect();
+    format!("tensorboard/events.out.tfevents.{:017.6}.{host}.{}", now(), std::process::id())
 }
 
-impl TensorBoard {
-    /// Event files go into `dir`, which is made when training starts.
-    pub fn new(dir: impl Into<PathBuf>) -> Self {
-        Self { dir: dir.into(), file: None, info: None }
-    }
-
-    fn write(&mut self, step: u64, what: &What<'_>) {
-        let Some(file) = &mut self.file else { return };
-        if let Err(error) = file.write_all(&record(&event(now(), step, what))) {
-            tracing::warn!("{}: {error}; no more is written for TensorBoard", self.dir.display());
-            self.file = None;
-        }
-    }
-
-    fn scalars(&mut self, step: u64, values: &[(String, f64)]) {
-        self.write(step, &What::Scalars(values));
-    }
+/// What a session's file begins with.
+pub(crate) fn of_start(info: &RunInfo) -> Vec<u8> {
+    [record(&event(now(), 0, &What::Version)), record(&event(now(), info.step + 1, &What::SessionStart))].concat()
 }
 
-impl Observer for TensorBoard {
-    fn on_start(&mut self, info: &RunInfo) {
-        match create(&self.dir) {
-            Ok(file) => self.file = Some(file),
-            Err(error) => tracing::warn!("{}: {error}; nothing is written for TensorBoard", self.dir.display()),
-        }
-        self.write(0, &What::Version);
-        self.write(info.step + 1, &What::SessionStart);
-        self.info = Some(info.clone());
-    }
+/// The scalars of a batch.
+pub(crate) fn of_batch(items: &[&'static str], unit: &str, report: &BatchReport) -> Vec<u8> {
+    let items = items.iter().zip(&report.items).map(|(name, &value)| (format!("train/{name}"), value));
+    let rates = report.lr.iter().enumerate().map(|(group, &lr)| (format!("lr/pg{group}"), lr));
+    let norm = report.grad_norm.map(|norm| ("train/grad_norm".to_string(), norm));
+    let speed = [(format!("speed/{unit}_per_s"), report.rate())];
+    let gauges = report.gauges.iter().map(|(name, value, _)| (name.to_string(), *value));
+    let values: Vec<_> = items.chain(rates).chain(norm).chain(speed).chain(gauges).collect();
+    record(&event(now(), report.step, &What::Scalars(&values)))
+}
 
-    fn on_batch(&mut self, report: &BatchReport) {
-        let Some(info) = &self.info else { return };
-        let items = info.item_names.iter().zip(&report.items).map(|(name, &value)| (format!("train/{name}"), value));
-        let rates = report.lr.iter().enumerate().map(|(group, &lr)| (format!("lr/pg{group}"), lr));
-        let norm = report.grad_norm.map(|norm| ("train/grad_norm".to_string(), norm));
-        let speed = [(format!("speed/{}_per_s", info.unit), report.rate())];
-        let gauges = report.gauges.iter().map(|(name, value, _)| (name.to_string(), *value));
-        let values: Vec<_> = items.chain(rates).chain(norm).chain(speed).chain(gauges).collect();
-        self.scalars(report.step, &values);
-    }
-
-    fn on_epoch_end(&mut self, report: &EpochReport) {
-        let Some(evaluation) = &report.evaluation else { return };
-        self.scalars(report.step, &evaluation.metrics);
-    }
+/// The scalars of an evaluation; nothing without one.
+pub(crate) fn of_epoch(report: &EpochReport) -> Vec<u8> {
+    let scalars = |metrics: &[(String, f64)]| record(&event(now(), report.step, &What::Scalars(metrics)));
+    report.evaluation.as_ref().map(|e| scalars(&e.metrics)).unwrap_or_default()
 }
 
 /// What an `Event` says.
@@ -75,14 +48,6 @@ enum What<'a> {
 
 fn now() -> f64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |d| d.as_secs_f64())
-}
-
-/// A new file with a name that sorts by time, as TensorBoard reads the files of a directory in order.
-fn create(dir: &Path) -> io::Result<File> {
-    fs::create_dir_all(dir)?;
-    let host = fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
-    let host: String = host.trim().chars().filter(|c| c.is_ascii_alphanumeric() || *c == '-').collect();
-    File::create_new(dir.join(format!("events.out.tfevents.{:017.6}.{host}.{}", now(), std::process::id())))
 }
 
 fn varint(out: &mut Vec<u8>, mut value: u64) {
@@ -134,14 +99,7 @@ fn record(data: &[u8]) -> Vec<u8> {
 }
 
 fn masked_crc(data: &[u8]) -> [u8; 4] {
-    crc32c(data).rotate_right(15).wrapping_add(0xa282_ead8).to_le_bytes()
-}
-
-/// CRC-32C (Castagnoli), bit by bit: there are some hundred bytes a batch.
-fn crc32c(data: &[u8]) -> u32 {
-    !data
-        .iter()
-        .fold(!0, |crc, &byte| (0..8).fold(crc ^ u32::from(byte), |crc, _| if crc & 1 == 1 { crc >> 1 ^ 0x82f6_3b78 } else { crc >> 1 }))
+    crc32c::crc32c(data).rotate_right(15).wrapping_add(0xa282_ead8).to_le_bytes()
 }
 
 #[cfg(test)]

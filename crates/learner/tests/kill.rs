@@ -65,6 +65,11 @@ fn killed_anywhere_it_ends_the_same() {
             }
             assert!(output.status.code().is_none(), "the victim failed: {}", String::from_utf8_lossy(&output.stderr));
         }
+        // Starting over sets checkpoints aside; it would end the same, and it is a failure.
+        let names = std::fs::read_dir(dir.path().join("run/checkpoints")).unwrap().map(|e| e.unwrap().file_name());
+        let abandoned =
+            |name: &std::ffi::OsString| name.to_string_lossy().contains(".abandoned") && !name.to_string_lossy().contains("step-000000000");
+        assert_eq!(names.filter(abandoned).count(), 0, "trial {trial}: it began again at 0");
         assert!(ending(dir.path()) == expected, "trial {trial}");
     }
     assert!(kills > 0, "no kill landed: nothing was tested");

@@ -106,7 +106,7 @@ fn the_seed_matters() {
 #[test]
 fn three_bad_batches_roll_back_and_the_fourth_roll_back_ends_the_run() {
     fn poison(epoch: usize, position: usize) -> bool {
-        epoch == 1 && (4..7).contains(&position)
+        epoch >= 1 && position >= 1
     }
     let dir = tempfile::tempdir().unwrap();
     let mut session = learner(dir.path(), config(), poison);

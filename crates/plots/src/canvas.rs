@@ -4,7 +4,7 @@
 //! pixels of the finished picture. A failing stroke is remembered and reported by `save`, so that charts read as drawings.
 
 use crate::PlotError;
-use image::{ImageEncoder, RgbImage, codecs::jpeg::JpegEncoder, imageops};
+use image::{ImageEncoder, RgbImage, codecs::jpeg::JpegEncoder, codecs::png::PngEncoder, imageops};
 use plotters::element::{Drawable, PointCollection};
 use plotters::prelude::*;
 use plotters::style::{FontDesc, register_font};
@@ -148,11 +148,11 @@ impl Canvas {
         shown
     }
 
-    /// Writes the picture in the format of the extension.
+    /// The picture as a file in the format of `path`'s extension: PNG or JPEG.
     ///
     /// # Errors
-    /// A stroke that failed, or a file that cannot be written.
-    pub fn save(self, path: &Path) -> Result<(), PlotError> {
+    /// A stroke that failed, or a picture that cannot be encoded.
+    pub fn encode(self, path: &Path) -> Result<Vec<u8>, PlotError> {
         if let Some(reason) = self.error {
             return Err(PlotError::Draw { path: path.into(), reason });
         }
@@ -161,7 +161,7 @@ impl Canvas {
             return Err(PlotError::Draw { path: path.into(), reason: format!("no room for {width}x{height} pixels") });
         };
         let image = imageops::thumbnail(&image, width / SCALE, height / SCALE);
-        write(&image, path).map_err(|source| PlotError::Write { path: path.into(), source })
+        encode(&image, path).map_err(|source| PlotError::Encode { path: path.into(), source })
     }
 
     fn at(&self, (x, y): Point) -> (i32, i32) {
@@ -193,18 +193,20 @@ impl Canvas {
 fn font(size: f64) -> FontDesc<'static> {
     static REGISTER: Once = Once::new();
     REGISTER.call_once(|| {
-        // A font that cannot be read leaves texts undrawn; the first of them is then reported by `save`.
+        // A font that cannot be read leaves texts undrawn; the first of them is then reported by `encode`.
         let _ = register_font("bellows", FontStyle::Normal, epaint_default_fonts::UBUNTU_LIGHT);
     });
     FontDesc::new(FontFamily::Name("bellows"), size, FontStyle::Normal)
 }
 
-fn write(image: &RgbImage, path: &Path) -> Result<(), image::ImageError> {
+fn encode(image: &RgbImage, path: &Path) -> Result<Vec<u8>, image::ImageError> {
     let jpeg = path.extension().is_some_and(|e| e.eq_ignore_ascii_case("jpg") || e.eq_ignore_ascii_case("jpeg"));
-    if !jpeg {
-        return image.save(path);
-    }
     let mut bytes = Vec::new();
-    JpegEncoder::new_with_quality(&mut bytes, 92).write_image(image, image.width(), image.height(), image::ExtendedColorType::Rgb8)?;
-    Ok(std::fs::write(path, bytes)?)
+    let (width, height, color) = (image.width(), image.height(), image::ExtendedColorType::Rgb8);
+    if jpeg {
+        JpegEncoder::new_with_quality(&mut bytes, 92).write_image(image, width, height, color)?;
+    } else {
+        PngEncoder::new(&mut bytes).write_image(image, width, height, color)?;
+    }
+    Ok(bytes)
 }

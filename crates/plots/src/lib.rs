@@ -24,12 +24,12 @@ pub enum PlotError {
         /// What the rasteriser said.
         reason: String,
     },
-    /// The file could not be encoded or written.
-    #[error("cannot write {path}")]
-    Write {
+    /// The picture could not be encoded.
+    #[error("cannot encode {path}")]
+    Encode {
         /// The picture.
         path: PathBuf,
-        /// The encoder's or the system's reason.
+        /// The encoder's reason.
         source: image::ImageError,
     },
     /// An image's pixels do not fit its stated size.

@@ -4,12 +4,11 @@ use std::path::Path;
 
 use bellows_chat::Encoded;
 use bellows_learner::bench::{StepTimer, median, peak_memory};
-use bellows_learner::{Decay, Learner, Rng, StepTimes};
+use bellows_learner::{Decay, Identity, Learner, Rng, StepTimes};
 use bellows_runs::RunDir;
 use burn::data::dataset::InMemDataset;
 use burn::tensor::Device;
 use serde::Serialize;
-use serde_json::Map;
 
 use crate::adapter::Targets;
 use crate::arch::Architecture;
@@ -155,7 +154,7 @@ impl Benchmark {
         let learner_config = config.learner(false);
         let task = SftTask::new(config, lora, shape, rows, Vec::new(), 0);
         let dir = RunDir::create(scratch, "benchmark", false)?;
-        let mut learner = Learner::new(task, model, device, learner_config, dir, Map::new())?;
+        let mut learner = Learner::new(task, model, device, learner_config, dir, Identity::default())?;
         let times = StepTimer::default();
         learner.observe(times.clone());
         learner.fit(&InMemDataset::new(vec![(); self.batch * steps]))?;

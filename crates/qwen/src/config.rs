@@ -362,35 +362,29 @@ impl SftConfig {
 
     /// The Learner's part of the settings. The EMA is off: what is judged and saved are the weights themselves.
     pub fn learner(&self, validated: bool) -> LearnerConfig {
+        let schedule = UpdateSchedule {
+            lr: self.learning_rate,
+            min_lr_ratio: self.min_lr_ratio,
+            decay: self.lr_scheduler_type,
+            warmup_steps: self.warmup_steps,
+            warmup_ratio: self.warmup_ratio,
+            momentum: self.momentum,
+            batch: self.batch_size,
+            accumulate: self.gradient_accumulation_steps,
+        };
         LearnerConfig {
-            epochs: self.epochs,
-            time: None,
             patience: self.early_stopping_patience,
-            schedule: Schedule::Updates(UpdateSchedule {
-                lr: self.learning_rate,
-                min_lr_ratio: self.min_lr_ratio,
-                decay: self.lr_scheduler_type,
-                warmup_steps: self.warmup_steps,
-                warmup_ratio: self.warmup_ratio,
-                momentum: self.momentum,
-                batch: self.batch_size,
-                accumulate: self.gradient_accumulation_steps,
-            }),
             optimizer: self.optim,
             max_grad_norm: self.max_grad_norm,
-            ema_decay: 0.0,
-            ema_tau: 1.0,
             seed: self.seed,
-            shuffle: true,
             workers: self.workers,
             val: validated,
             eval_steps: (self.eval_steps > 0 && validated).then_some(self.eval_steps),
-            save: true,
-            save_period: -1,
             checkpoint_minutes: self.checkpoint_minutes,
             keep_checkpoints: self.keep_checkpoints,
             log_every: self.logging_steps,
             profile: self.profile,
+            ..LearnerConfig::new(self.epochs, Schedule::Updates(schedule))
         }
     }
 }

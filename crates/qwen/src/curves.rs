@@ -7,11 +7,12 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use bellows_learner::{EpochReport, Observer};
+use bellows_learner::{EpochReport, Observer, RunFile};
 use bellows_plots::{Align, Axes, Canvas, Captions, PlotError, Rgb, Style, gaussian, padded};
 use bellows_runs::RunDir;
 use serde_json::Value;
 
+const PICTURE: &str = "results.png";
 const SIZE: (u32, u32) = (1600, 1050);
 const RAW: Rgb = [178, 203, 232];
 const SMOOTH: Rgb = [24, 90, 175];
@@ -22,24 +23,23 @@ const DRAWN: usize = 700;
 /// Draws the picture at the end, and after an evaluation if that does not take a thirtieth of the time.
 pub(crate) struct Curves {
     events: PathBuf,
-    picture: PathBuf,
+    picture: Option<RunFile>,
     drawn: Instant,
     cost: Duration,
 }
 
 impl Curves {
     pub(crate) fn of(dir: &RunDir) -> Self {
-        Self { events: dir.events(), picture: dir.path().join("results.png"), drawn: Instant::now(), cost: Duration::ZERO }
+        Self { events: dir.events(), picture: None, drawn: Instant::now(), cost: Duration::ZERO }
     }
 
     fn draw(&mut self) {
         let started = Instant::now();
         match Series::read(&self.events) {
-            Ok(series) => {
-                if let Err(error) = series.draw(&self.picture) {
-                    tracing::warn!("{error}");
-                }
-            }
+            Ok(series) => match series.draw(Path::new(PICTURE)) {
+                Ok(bytes) => self.picture = Some(RunFile { path: PICTURE.into(), bytes }),
+                Err(error) => tracing::warn!("{error}"),
+            },
             Err(error) => tracing::warn!("{}: {error}", self.events.display()),
         }
         (self.drawn, self.cost) = (Instant::now(), started.elapsed());
@@ -55,6 +55,10 @@ impl Observer for Curves {
 
     fn on_end(&mut self) {
         self.draw();
+    }
+
+    fn files(&mut self) -> Vec<RunFile> {
+        self.picture.take().into_iter().collect()
     }
 }
 
@@ -89,7 +93,7 @@ impl Series {
     }
 
     /// A wide panel for the loss, two below it for learning rate and gradient norm.
-    fn draw(&self, path: &Path) -> Result<(), PlotError> {
+    fn draw(&self, path: &Path) -> Result<Vec<u8>, PlotError> {
         let mut canvas = Canvas::paper(SIZE.0, SIZE.1);
         let (width, steps) = (f64::from(SIZE.0), self.loss.iter().chain(&self.judged).map(|p| p.0));
         let x = 0.0..steps.fold(1.0, f64::max) * 1.01;
@@ -114,7 +118,7 @@ impl Series {
         lr.line(&mut canvas, thin(&self.lr).map(|b| (b.x, b.mean)), SMOOTH, 2.5);
         curve(&mut canvas, &norm, &self.grad_norm);
         legend(&mut canvas, (width - 230.0, 80.0));
-        canvas.save(path)
+        canvas.encode(path)
     }
 }
 
@@ -167,7 +171,7 @@ mod tests {
     #[test]
     fn events_become_series_and_a_picture() {
         let dir = tempfile::tempdir().unwrap();
-        let (events, picture) = (dir.path().join("events.jsonl"), dir.path().join("results.png"));
+        let events = dir.path().join("events.jsonl");
         let mut text = String::from("{\"event\":\"start\",\"step\":0}\nnot json\n");
         for step in 1..=3000 {
             let norm = if step % 2 == 0 { "0.5" } else { "null" };
@@ -186,8 +190,8 @@ mod tests {
         assert!(buckets.len() <= DRAWN && buckets[0].high == 9.0 && buckets[599].low == 0.003, "{}", buckets.len());
         let range = shown((0..200).map(f64::from).chain([1e6]).collect());
         assert!((199.0..700.0).contains(&range.end), "{range:?}");
-        series.draw(&picture).unwrap();
-        assert!(std::fs::read(&picture).unwrap().starts_with(b"\x89PNG"));
-        Series::default().draw(&picture).unwrap();
+        for series in [series, Series::default()] {
+            assert!(series.draw(Path::new(PICTURE)).unwrap().starts_with(b"\x89PNG"));
+        }
     }
 }

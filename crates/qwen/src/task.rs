@@ -89,7 +89,7 @@ impl SftTask {
 
     /// Micro-batches of the first epoch.
     pub(crate) fn batches(&self) -> usize {
-        self.epoch(Draw { seed: self.config.seed, epoch: 0, epochs: self.config.epochs }).starts.len() - 1
+        self.epoch(Draw { seed: self.config.seed, epoch: 0, epochs: self.config.epochs, step: 0 }).starts.len() - 1
     }
 
     /// The mean loss of the learnt tokens of `examples`, and their number.
@@ -257,7 +257,7 @@ impl Task for SftTask {
     fn evaluate(&self, model: &CausalLm, context: &mut EvalContext<'_>) -> Result<Evaluation, TaskError> {
         let (loss, tokens) = self.judge(model, &self.valid, context)?;
         let metrics = METRICS.map(String::from).into_iter().zip([loss, loss.exp()]).collect();
-        Ok(Evaluation { fitness: -loss, metrics, samples: self.valid.len(), objects: tokens })
+        Ok(Evaluation { fitness: -loss, metrics, samples: self.valid.len(), objects: tokens, unreadable: Vec::new() })
     }
     fn export(&self, model: &CausalLm, _: usize) -> Result<Vec<u8>, TaskError> {
         match self.config.method {
@@ -279,7 +279,7 @@ mod tests {
         let config = SftConfig { batch_size: 2, pad_to_multiple_of: 16, ..SftConfig::default() };
         let model = ModelConfig::from_json(include_str!("../tests/golden/qwen2/model/config.json")).unwrap();
         let task = SftTask::new(config, LoraConfig::default(), model, vec![example(20, 3), example(7, 2)], Vec::new(), 0);
-        let batch = task.batch(&InMemDataset::new(vec![(); 2]), Draw { seed: 0, epoch: 0, epochs: 1 }, &[0, 1]).unwrap();
+        let batch = task.batch(&InMemDataset::new(vec![(); 2]), Draw { seed: 0, epoch: 0, epochs: 1, step: 0 }, &[0, 1]).unwrap();
         assert_eq!((batch.batch.ids.len(), task.units(&batch), batch.batch.targets()), (64, 27, 5));
     }
 }

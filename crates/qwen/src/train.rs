@@ -3,14 +3,14 @@
 use std::path::PathBuf;
 
 use bellows_chat::{ChatError, Encoded, Template, Tokenizer};
-use bellows_learner::{EvalContext, LearnError, Learner, Outcome, TensorBoard};
+use bellows_learner::{EvalContext, Identity, LearnError, Learner, Outcome};
 use bellows_runs::{RunDir, RunDirError};
 use bellows_settings::SettingsError;
 use bellows_weights::{DType, Tensors};
 use burn::data::dataset::InMemDataset;
 use burn::module::Module;
 use burn::tensor::Device;
-use serde_json::{Map, Value, json};
+use serde_json::Value;
 
 use crate::adapter::{AdapterError, LoraConfig, train_where};
 use crate::base::{Base, BaseError};
@@ -145,8 +145,7 @@ impl Finetune {
             learner.observe(curves);
         }
         if config.tensorboard {
-            let board = TensorBoard::new(learner.dir().path().join("tensorboard"));
-            learner.observe(board);
+            learner.tensorboard();
         }
         Ok(Self { learner, config, lora, shape, tokenizer, template, examples, test: data.test, header })
     }
@@ -310,14 +309,11 @@ fn fnv(bytes: impl Iterator<Item = u8>) -> u64 {
 }
 
 /// Settings that change what a run computes, the data, and the base model: a checkpoint must agree on them.
-fn identity(config: &SftConfig, data: &SftData, base: u64) -> Map<String, Value> {
-    let mut settings = serde_json::to_value(config).unwrap_or_default();
-    if let Value::Object(map) = &mut settings {
-        MAY_CHANGE.iter().chain(&["project", "name", "exist_ok"]).for_each(|key| drop(map.remove(*key)));
-    }
+fn identity(config: &SftConfig, data: &SftData, base: u64) -> Identity {
     let examples = || data.train.iter().chain(&data.valid);
     let ids = examples().flat_map(|e| &e.ids).flat_map(|id| id.to_le_bytes());
     let tokens = fnv(ids.chain(examples().flat_map(|e| &e.trained).map(|&trained| u8::from(trained))));
-    let hex = |hash: u64| json!(format!("{hash:016x}"));
-    [("settings", settings), ("data", hex(tokens)), ("base model", hex(base))].map(|(k, v)| (k.to_string(), v)).into_iter().collect()
+    let hex = |hash: u64| format!("{hash:016x}");
+    let identity = Identity::of(config, &[&MAY_CHANGE[..], &["project", "name", "exist_ok"]].concat());
+    identity.with("data", hex(tokens)).with("base model", hex(base))
 }

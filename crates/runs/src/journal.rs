@@ -150,13 +150,19 @@ impl Journal {
     /// A file of the run, `path` within it, replaced atomically now (pictures).
     pub fn write(&mut self, path: &str, bytes: Vec<u8>) {
         self.write_after_save(path, &bytes.into());
-        self.write_files();
+        self.write_waiting();
     }
 
     /// The same once the next checkpoint is committed (weights, which must not be newer than the run's state).
     pub fn write_after_save(&mut self, path: &str, bytes: &Rc<[u8]>) {
         self.files.retain(|(waiting, _)| waiting.as_os_str() != path);
         self.files.push((path.into(), Rc::clone(bytes)));
+    }
+
+    /// Writes the files that wait, checkpoint or not.
+    pub fn write_waiting(&mut self) {
+        let failed = self.try_files();
+        failed.into_iter().for_each(|error| self.warn(Err(error)));
     }
 
     /// Commits a checkpoint, then writes what waits for it and removes the checkpoints that `keep` does not name.
@@ -169,7 +175,7 @@ impl Journal {
         let rows = Member { name: ROWS, bytes: self.rows.text.as_bytes() };
         let members: Vec<Member<'_>> = members.iter().copied().chain([rows]).collect();
         self.checkpoints.save(step, &members, &info)?;
-        self.write_files();
+        self.write_waiting();
         let pruned = self.checkpoints.prune(keep.newest, &keep.steps).map(drop);
         self.warn(pruned);
         Ok(())
@@ -204,11 +210,6 @@ impl Journal {
     fn flush_logs(&mut self) {
         let synced = [self.events.sync(), self.rows.sync(), self.scalars.as_mut().map_or(Ok(()), AppendLog::sync)];
         synced.into_iter().for_each(|synced| self.warn(synced));
-    }
-
-    fn write_files(&mut self) {
-        let failed = self.try_files();
-        failed.into_iter().for_each(|error| self.warn(Err(error)));
     }
 
     /// Writes the files that wait; those that cannot be written go on waiting.

@@ -2,6 +2,8 @@
 
 use std::path::Path;
 
+use bellows_learner::RunFile;
+
 use crate::boxes::Label;
 use crate::data::Batch;
 use crate::plots::{self, CurveKind, GridBox, GridImage, PlotError};
@@ -10,38 +12,44 @@ use crate::validate::{Shown, Validation, truths_of};
 /// Confidence from which a detection is drawn.
 const DRAWN: f32 = 0.25;
 
+/// A picture, drawn with its name, which chooses the format.
+fn file(name: &str, draw: impl FnOnce(&Path) -> Result<Vec<u8>, PlotError>) -> Result<RunFile, PlotError> {
+    Ok(RunFile { path: name.into(), bytes: draw(Path::new(name))? })
+}
+
 /// `labels.jpg`: what the training labels look like.
-pub(crate) fn labels(labels: &[Label], names: &[String], dir: &Path) -> Result<(), PlotError> {
-    plots::labels_chart(labels, names, &dir.join("labels.jpg"))
+pub(crate) fn labels(labels: &[Label], names: &[String]) -> Result<RunFile, PlotError> {
+    file("labels.jpg", |path| plots::labels_chart(labels, names, path))
 }
 
 /// `train_batchN.jpg`: a batch as the network sees it.
-pub(crate) fn train_batch(batch: &Batch, names: &[String], path: &Path) -> Result<(), PlotError> {
-    plots::image_grid(&with_labels(batch), names, path)
+pub(crate) fn train_batch(batch: &Batch, names: &[String], number: &str) -> Result<RunFile, PlotError> {
+    file(&format!("train_batch{number}.jpg"), |path| plots::image_grid(&with_labels(batch), names, path))
 }
 
 /// `results.png`: the columns of `results.csv` over the epochs.
-pub(crate) fn results(csv: &str, dir: &Path) -> Result<(), PlotError> {
-    plots::results_chart(csv, &dir.join("results.png"))
+pub(crate) fn results(csv: &str) -> Result<RunFile, PlotError> {
+    file("results.png", |path| plots::results_chart(csv, path))
 }
 
 /// Everything drawn of the best weights.
-pub(crate) fn closing(validation: &Validation, names: &[String], dir: &Path) -> Result<(), PlotError> {
+pub(crate) fn closing(validation: &Validation, names: &[String]) -> Result<Vec<RunFile>, PlotError> {
+    let mut files = Vec::new();
     for kind in CurveKind::ALL {
-        kind.draw(&validation.metrics.curves, names, &dir.join(kind.file_name()))?;
+        files.push(file(kind.file_name(), |path| kind.draw(&validation.metrics.curves, names, path))?);
     }
-    for (normalized, file) in [(false, "confusion_matrix.png"), (true, "confusion_matrix_normalized.png")] {
-        plots::confusion_matrix(&validation.confusion, names, normalized, &dir.join(file))?;
+    for (normalized, name) in [(false, "confusion_matrix.png"), (true, "confusion_matrix_normalized.png")] {
+        files.push(file(name, |path| plots::confusion_matrix(&validation.confusion, names, normalized, path))?);
     }
     for (i, Shown { batch, detections }) in validation.shown.iter().enumerate() {
-        plots::image_grid(&with_labels(batch), names, &dir.join(format!("val_batch{i}_labels.jpg")))?;
+        files.push(file(&format!("val_batch{i}_labels.jpg"), |path| plots::image_grid(&with_labels(batch), names, path))?);
         let predicted = |image: usize| {
             let drawn = detections[image].iter().filter(|d| d.score > DRAWN);
             drawn.map(|d| GridBox { xyxy: d.xyxy, class: d.class, score: Some(d.score) }).collect()
         };
-        plots::image_grid(&grid(batch, predicted), names, &dir.join(format!("val_batch{i}_pred.jpg")))?;
+        files.push(file(&format!("val_batch{i}_pred.jpg"), |path| plots::image_grid(&grid(batch, predicted), names, path))?);
     }
-    Ok(())
+    Ok(files)
 }
 
 fn with_labels(batch: &Batch) -> Vec<GridImage<'_>> {

@@ -1,11 +1,10 @@
 //! YOLOv8 as the Learner sees it: batches of augmented images, the detection loss, mAP.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
-use bellows_learner::{Draw, EvalContext, Evaluation, Group, Role, StepOutput, Task, TaskError};
+use bellows_learner::{Draw, EvalContext, Evaluation, Group, Role, RunFile, StepOutput, Task, TaskError, Unreadable};
 use bellows_weights::{Tensor as FileTensor, to_safetensors};
 use burn::data::dataset::Dataset;
 use burn::tensor::Device;
@@ -13,7 +12,7 @@ use burn::tensor::module::interpolate;
 use burn::tensor::ops::{InterpolateMode, InterpolateOptions};
 
 use crate::config::TrainConfig;
-use crate::data::batch::{collate, multi_scale};
+use crate::data::batch::{collate, multi_scale, readable};
 use crate::data::stages::{Stages, TimedReads, timed};
 use crate::data::{Batch, Item, Size, TrainView, augment};
 use crate::model::Yolo;
@@ -46,8 +45,8 @@ pub struct DetectionTask {
     pub rect: Vec<Size>,
     /// What a model is judged on.
     pub val: ValSet,
-    /// The run directory, for pictures of training batches; `None` draws none.
-    pub pictures: Option<PathBuf>,
+    /// Draw pictures of training batches.
+    pub pictures: bool,
 }
 
 impl DetectionTask {
@@ -108,24 +107,16 @@ impl Task for DetectionTask {
         let view = TrainView { seed: draw.seed, epoch: draw.epoch as u64, imgsz, shape, config: &config };
         // An image that passed the scan and still cannot be decoded costs itself, not a run of days; which ones is a function of the
         // files, so the batch stays one of its arguments.
-        let (mut samples, mut first_error) = (Vec::with_capacity(indices.len()), None);
         let reads = AtomicU64::new(0);
         let data = TimedReads { data, nanos: &reads };
         let started = Instant::now();
-        for &i in indices {
-            match augment(&data, i, &view) {
-                Ok(sample) => samples.push(sample),
-                Err(error) => {
-                    tracing::warn!("left out of its batch: {error}");
-                    first_error.get_or_insert(error);
-                }
-            }
-        }
-        let (all, reads) = (started.elapsed().as_nanos() as u64, reads.into_inner());
+        let (samples, errors) = readable(indices, |i| augment(&data, i, &view));
+        let (all, reads) = (started.elapsed().as_nanos() as u64, reads.load(Ordering::Relaxed));
         self.stages.decode.fetch_add(reads, Ordering::Relaxed);
         self.stages.augment.fetch_add(all.saturating_sub(reads), Ordering::Relaxed);
-        match first_error {
-            Some(error) if samples.is_empty() => Err(error.into()),
+        errors.iter().for_each(|error| tracing::warn!("left out of its batch: {error}"));
+        match errors.first() {
+            Some(error) if samples.is_empty() => Err(Unreadable(error.to_string()).into()),
             _ => Ok(timed(&self.stages.collate, || collate(samples))?),
         }
     }
@@ -143,13 +134,13 @@ impl Task for DetectionTask {
         format!("a smaller --imgsz{multi_scale}, a lower --conv-workspace-mb or a smaller model needs less")
     }
 
-    fn inspect(&self, batch: &Batch, draw: Draw, position: usize) {
+    fn inspect(&self, batch: &Batch, draw: Draw, position: usize) -> Vec<RunFile> {
         let closing = self.config.close_mosaic > 0 && draw.epoch + self.config.close_mosaic == draw.epochs;
-        let Some(dir) = self.pictures.as_ref().filter(|_| position < 3 && (draw.epoch == 0 || closing)) else { return };
-        let number = if draw.epoch == 0 { format!("{position}") } else { format!("_closed{position}") };
-        if let Err(error) = pictures::train_batch(batch, &self.names, &dir.join(format!("train_batch{number}.jpg"))) {
-            tracing::warn!("{error}");
+        if !self.pictures || position >= 3 || (draw.epoch > 0 && !closing) {
+            return Vec::new();
         }
+        let number = if draw.epoch == 0 { format!("{position}") } else { format!("_closed{position}") };
+        pictures::train_batch(batch, &self.names, &number).inspect_err(|error| tracing::warn!("{error}")).into_iter().collect()
     }
 
     fn loss(&self, model: &Yolo, batch: &Batch, draw: Draw, device: &Device) -> StepOutput<()> {
@@ -172,7 +163,7 @@ impl Task for DetectionTask {
         let [b, c, d] = validation.losses;
         let values = [m.precision, m.recall, m.map50, m.map50_95, b, c, d];
         let metrics = METRICS.iter().zip(values).map(|(name, value)| (name.to_string(), value)).collect();
-        Ok(Evaluation { fitness: m.fitness, metrics, samples: m.images, objects: m.instances })
+        Ok(Evaluation { fitness: m.fitness, metrics, samples: m.images, objects: m.instances, unreadable: validation.unreadable })
     }
 
     fn export(&self, model: &Yolo, epoch: usize) -> Result<Vec<u8>, TaskError> {

@@ -1,15 +1,15 @@
 //! A detection training run put together: data, model, Learner, closing validation and pictures.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 
-use bellows_learner::{EvalContext, LearnError, Learner, Outcome, Role, TaskError, TensorBoard};
-use bellows_runs::{RunDir, RunDirError, write_atomic};
+use bellows_learner::{EvalContext, Identity, LearnError, Learner, Outcome, Role, RunFile, TaskError};
+use bellows_runs::{RunDir, RunDirError};
 use bellows_settings::SettingsError;
 use burn::data::dataset::Dataset;
 use burn::module::Module;
 use burn::tensor::Device;
-use serde_json::{Map, Value, json};
+use serde_json::Value;
 
 use crate::boxes::Label;
 use crate::config::{MAY_CHANGE, TrainConfig};
@@ -133,7 +133,6 @@ impl Training {
         config.resolve_optimizer(train.len(), nc);
         header.push(optimizer_line(&config, &model));
         header.push(format!("Image sizes {0} train, {0} val; {1} data workers", config.imgsz, config.workers));
-        let pictures = config.plots.then(|| dir.path().to_path_buf());
         let mut rect = Vec::new();
         if config.rect {
             let sizes =
@@ -147,13 +146,12 @@ impl Training {
             config: config.clone(),
             names: names.clone(),
             val: val.clone(),
-            pictures,
+            pictures: config.plots,
         };
         let identity = identity(&config, &fingerprint);
         let mut learner = Learner::new(task, model, device, config.learner()?, dir, identity)?;
         if config.tensorboard {
-            let board = TensorBoard::new(learner.dir().path().join("tensorboard"));
-            learner.observe(board);
+            learner.tensorboard();
         }
         Ok(Self { learner, config, train, val, names, labels, device: device.clone(), header })
     }
@@ -188,18 +186,26 @@ impl Training {
     /// # Errors
     /// See [`TrainError`].
     pub fn run(&mut self) -> Result<Report, TrainError> {
-        let dir = self.learner.dir().path().to_path_buf();
         if self.config.plots && !self.labels.is_empty() {
-            warn(pictures::labels(&self.labels, &self.names, &dir));
+            self.keep(pictures::labels(&self.labels, &self.names).map(|file| vec![file]));
         }
         let outcome = self.learner.fit(&*self.train)?;
         let counters = &self.learner.state().counters;
         let (epochs, elapsed_s) = (counters.epoch, counters.elapsed_s);
-        let best = if outcome == Outcome::Interrupted { None } else { Some(self.judge_best(&dir)?.metrics) };
+        let best = if outcome == Outcome::Interrupted { None } else { Some(self.judge_best()?.metrics) };
+        self.learner.finish()?;
         Ok(Report { outcome, epochs, elapsed_s, best })
     }
 
-    fn judge_best(&mut self, dir: &Path) -> Result<Validation, TrainError> {
+    /// Files that the run keeps; a picture that cannot be drawn costs a warning.
+    fn keep<E: std::fmt::Display>(&mut self, files: Result<Vec<RunFile>, E>) {
+        match files {
+            Ok(files) => files.into_iter().for_each(|file| self.learner.write(file)),
+            Err(error) => tracing::warn!("{error}"),
+        }
+    }
+
+    fn judge_best(&mut self) -> Result<Validation, TrainError> {
         let path = self.learner.dir().weights().join("best.safetensors");
         let device = self.device.clone().without_autodiff();
         let model = source::load_exactly(&path, self.learner.ema_model())?;
@@ -208,12 +214,12 @@ impl Training {
         let validation = validate(&model, &self.val, &self.config, &mut context).map_err(TrainError::Validation)?;
         if self.config.save_json {
             let bytes = serde_json::to_vec(&validation.predictions).map_err(|e| TrainError::Validation(e.into()))?;
-            write_atomic(&dir.join("predictions.json"), &bytes).map_err(|e| TrainError::Validation(e.into()))?;
+            self.learner.write(RunFile { path: "predictions.json".into(), bytes });
         }
         if self.config.plots {
-            warn(pictures::closing(&validation, &self.names, dir));
+            self.keep(pictures::closing(&validation, &self.names));
             match std::fs::read_to_string(self.learner.dir().results()) {
-                Ok(csv) => warn(pictures::results(&csv, dir)),
+                Ok(csv) => self.keep(pictures::results(&csv).map(|file| vec![file])),
                 Err(error) => tracing::warn!("results.csv: {error}"),
             }
         }
@@ -221,19 +227,9 @@ impl Training {
     }
 }
 
-fn warn<E: std::fmt::Display>(result: Result<(), E>) {
-    if let Err(error) = result {
-        tracing::warn!("{error}");
-    }
-}
-
 /// Settings that change what a run computes, and the data: a checkpoint must agree on them.
-fn identity(config: &TrainConfig, fingerprint: &str) -> Map<String, Value> {
-    let mut settings = serde_json::to_value(config).unwrap_or_default();
-    if let Value::Object(map) = &mut settings {
-        MAY_CHANGE.iter().chain(&["project", "name", "exist_ok"]).for_each(|key| drop(map.remove(*key)));
-    }
-    [("settings".to_string(), settings), ("data".to_string(), json!(fingerprint))].into_iter().collect()
+fn identity(config: &TrainConfig, fingerprint: &str) -> Identity {
+    Identity::of(config, &[&MAY_CHANGE[..], &["project", "name", "exist_ok"]].concat()).with("data", fingerprint)
 }
 
 /// As detector users know it: `optimizer: SGD(lr=0.01, momentum=0.9) with parameter groups ...`.

@@ -10,7 +10,7 @@ use rayon::prelude::*;
 
 use crate::boxes::{Detection, Label, xywh_to_xyxy};
 use crate::config::TrainConfig;
-use crate::data::{Batch, Item, RectBatch, Size, Target, rect_batches, val_batch};
+use crate::data::{Batch, DataError, Item, RectBatch, Size, Target, rect_batches, val_batch};
 use crate::loss::DetectionLoss;
 use crate::metrics::{ConfusionMatrix, DetectionMetrics, Evaluator, GroundTruth, NmsConfig, Speed, nms};
 use crate::model::Yolo;
@@ -71,6 +71,8 @@ pub struct Validation {
     pub shown: Vec<Shown>,
     /// All detections in the pixels of the image files, with `save_json`.
     pub predictions: Vec<Prediction>,
+    /// Images that cannot be read, and why: they count in nothing else.
+    pub unreadable: Vec<String>,
 }
 
 /// Network inputs are multiples of this.
@@ -81,7 +83,7 @@ const SHOWN: usize = 3;
 /// Runs `model` (without autodiff) over `set`.
 ///
 /// # Errors
-/// [`Interrupted`] when the run should stop, or what keeps an image from being read.
+/// [`Interrupted`] when the run should stop; more than 1 % of images that cannot be read, unless `allow_bad`.
 pub fn validate(model: &Yolo, set: &ValSet, config: &TrainConfig, context: &mut EvalContext<'_>) -> Result<Validation, TaskError> {
     let nc = model.nc();
     let loss = detection_loss(config, nc);
@@ -98,7 +100,8 @@ pub fn validate(model: &Yolo, set: &ValSet, config: &TrainConfig, context: &mut 
     let mut confusion = ConfusionMatrix::new(nc, 0.25, 0.45);
     let (mut losses, mut shown, mut predictions, mut done) = ([0.0; 3], Vec::new(), Vec::new(), 0);
     let mut stages = [0.0; 4];
-    let make = |i: usize| -> Result<Batch, TaskError> {
+    let (mut unreadable, mut judged) = (Vec::new(), 0);
+    let make = |i: usize| -> Result<(Option<Batch>, Vec<DataError>), TaskError> {
         let RectBatch { indices, shape } = &batches[i];
         Ok(val_batch(&*set.data, indices, imgsz, *shape)?)
     };
@@ -107,7 +110,11 @@ pub fn validate(model: &Yolo, set: &ValSet, config: &TrainConfig, context: &mut 
             if (context.interrupted)() {
                 return Err(Box::new(Interrupted));
             }
-            let batch = batch?;
+            let (batch, errors) = batch?;
+            done += errors.len();
+            unreadable.extend(errors.iter().map(ToString::to_string));
+            let Some(batch) = batch else { continue };
+            judged += 1;
             let mut clock = Instant::now();
             let mut lap = |stage: usize| stages[stage] += std::mem::replace(&mut clock, Instant::now()).elapsed().as_secs_f64();
             let images = upload(&batch, model.channels(), context.device);
@@ -140,10 +147,13 @@ pub fn validate(model: &Yolo, set: &ValSet, config: &TrainConfig, context: &mut 
         }
         Ok(())
     })?;
+    if let Some(error) = DataError::too_many_bad(&unreadable, set.len()).filter(|_| !config.allow_bad) {
+        return Err(error.into());
+    }
     let [preprocess, inference, loss, postprocess] = stages.map(|s: f64| s * 1e3 / done.max(1) as f64);
     let mut metrics = evaluator.metrics();
     metrics.speed = Speed { preprocess, inference, loss, postprocess };
-    Ok(Validation { metrics, losses: losses.map(|sum| sum / batches.len().max(1) as f64), confusion, shown, predictions })
+    Ok(Validation { metrics, losses: losses.map(|sum| sum / f64::from(judged.max(1))), confusion, shown, predictions, unreadable })
 }
 
 /// The loss with the run's gains.

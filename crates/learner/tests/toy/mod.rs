@@ -8,15 +8,14 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use bellows_learner::rng::Rng;
 use bellows_learner::{
-    BatchReport, Draw, EpochSchedule, EvalContext, Evaluation, Group, Layout, Learner, LearnerConfig, Observer, OptimizerKind, Role,
-    Schedule, StepOutput, Stopwatch, Task, TaskError,
+    BatchReport, Draw, EpochSchedule, EvalContext, Evaluation, Group, Identity, Layout, Learner, LearnerConfig, Observer, OptimizerKind,
+    Role, Schedule, StepOutput, Stopwatch, Task, TaskError, Unreadable,
 };
 use bellows_runs::RunDir;
 use burn::data::dataset::{Dataset, InMemDataset};
 use burn::module::Module;
 use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig};
 use burn::tensor::{Device, Tensor, TensorData};
-use serde_json::json;
 
 pub const SAMPLES: usize = 45;
 pub const BATCH: usize = 4;
@@ -38,6 +37,14 @@ pub type Shortage = fn(usize, &[usize]) -> Option<&'static str>;
 
 pub struct Toy {
     pub poison: Poison,
+    /// Batches of which no sample can be read.
+    pub unreadable: Poison,
+    /// Batches that make a running statistic infinite, and neither loss nor gradient.
+    pub overflow: Poison,
+    /// Batches one of whose loss items is no number, beside a finite loss.
+    pub bad_item: Poison,
+    /// Epochs whose evaluation cannot read its data.
+    pub bad_evaluation: Poison,
     pub eval_flag: Option<Arc<AtomicBool>>,
     /// A loss that is a sum over samples, without batch statistics.
     pub per_count: bool,
@@ -52,6 +59,10 @@ impl Default for Toy {
     fn default() -> Self {
         Self {
             poison: no_poison,
+            unreadable: no_poison,
+            overflow: no_poison,
+            bad_item: no_poison,
+            bad_evaluation: no_poison,
             eval_flag: None,
             per_count: false,
             shortage: |_, _| None,
@@ -65,6 +76,8 @@ pub struct ToyBatch {
     x: Vec<f32>,
     y: Vec<f32>,
     indices: Vec<usize>,
+    overflow: bool,
+    bad_item: bool,
 }
 
 impl Task for Toy {
@@ -101,10 +114,14 @@ impl Task for Toy {
         }
         let order = bellows_learner::epoch_order(data.len(), draw.seed, draw.epoch, true);
         let position = order.iter().position(|i| i == &indices[0]).unwrap() / BATCH;
+        if (self.unreadable)(draw.epoch, position) {
+            return Err(Unreadable("the disk is scratched".into()).into());
+        }
         if (self.poison)(draw.epoch, position) {
             x[0] = f32::NAN;
         }
-        Ok(ToyBatch { x, y, indices: indices.to_vec() })
+        let (overflow, bad_item) = ((self.overflow)(draw.epoch, position), (self.bad_item)(draw.epoch, position));
+        Ok(ToyBatch { x, y, indices: indices.to_vec(), overflow, bad_item })
     }
 
     fn sample_names(&self, batch: &ToyBatch) -> Vec<String> {
@@ -116,10 +133,14 @@ impl Task for Toy {
         let x = Tensor::<2>::from_data(TensorData::new(batch.x.clone(), [n, 3]), device);
         let y = Tensor::<2>::from_data(TensorData::new(batch.y.clone(), [n, 1]), device);
         let hidden = model.hidden.forward(x);
+        if batch.overflow {
+            model.norm.forward(hidden.clone().detach().mul_scalar(1e30));
+        }
         let hidden = if self.per_count { hidden } else { model.norm.forward(hidden) }.tanh();
         let error = model.out.forward(hidden) - y;
         let mse = error.clone().powi_scalar(2).mean();
         let mae = error.abs().mean();
+        let mae = if batch.bad_item { mae.mul_scalar(f32::NAN) } else { mae };
         let items = Tensor::cat(vec![mse.clone(), mae], 0).detach();
         StepOutput { loss: mse.mul_scalar(n as f64), items, count: n, output: () }
     }
@@ -165,17 +186,20 @@ impl Task for Toy {
         if let Some(words) = (self.shortage)(context.epoch, &[EVALUATION]) {
             return Err(words.into());
         }
+        if (self.bad_evaluation)(context.epoch, EVALUATION) {
+            return Err("the validation data is gone".into());
+        }
         if (context.interrupted)() {
             return Err(Box::new(bellows_learner::Interrupted));
         }
         let data = InMemDataset::new((1000..1040).collect());
-        let batch = self.batch(&data, Draw { seed: 9, epoch: 0, epochs: 1 }, &(0..40).collect::<Vec<_>>())?;
+        let batch = self.batch(&data, Draw { seed: 9, epoch: 0, epochs: 1, step: 0 }, &(0..40).collect::<Vec<_>>())?;
         let clean = ToyBatch { x: batch.x.iter().map(|x| if x.is_nan() { 0.0 } else { *x }).collect(), ..batch };
-        let output = self.loss(model, &clean, Draw { seed: 0, epoch: 0, epochs: 1 }, context.device);
+        let output = self.loss(model, &clean, Draw { seed: 0, epoch: 0, epochs: 1, step: 0 }, context.device);
         let mse = f64::from(output.items.try_into_vec_as::<f32>()?[0]);
         let mse = if (self.poison)(context.epoch, EVALUATION) { f64::NAN } else { mse };
         (context.progress)(40, 40);
-        Ok(Evaluation { fitness: -mse, metrics: vec![("val/mse".into(), mse)], samples: 40, objects: 40 })
+        Ok(Evaluation { fitness: -mse, metrics: vec![("val/mse".into(), mse)], samples: 40, objects: 40, unreadable: Vec::new() })
     }
 
     fn export(&self, model: &Net, epoch: usize) -> Result<Vec<u8>, TaskError> {
@@ -193,36 +217,25 @@ pub const TOO_MUCH: usize = 12 << 30;
 pub const EVALUATION: usize = usize::MAX;
 
 pub fn config() -> LearnerConfig {
+    let schedule = Schedule::Epochs(EpochSchedule {
+        lr0: 0.02,
+        lrf: 0.1,
+        cos_lr: true,
+        momentum: 0.9,
+        warmup_epochs: 0.5,
+        warmup_momentum: 0.5,
+        warmup_bias_lr: 0.05,
+        nbs: 12,
+        batch: BATCH,
+    });
     LearnerConfig {
-        epochs: EPOCHS,
-        time: None,
-        patience: 0,
-        schedule: Schedule::Epochs(EpochSchedule {
-            lr0: 0.02,
-            lrf: 0.1,
-            cos_lr: true,
-            momentum: 0.9,
-            warmup_epochs: 0.5,
-            warmup_momentum: 0.5,
-            warmup_bias_lr: 0.05,
-            nbs: 12,
-            batch: BATCH,
-        }),
-        eval_steps: None,
         optimizer: OptimizerKind::Sgd,
         max_grad_norm: 10.0,
         ema_decay: 0.99,
         ema_tau: 10.0,
         seed: 3,
-        shuffle: true,
-        workers: 0,
-        val: true,
-        save: true,
-        save_period: -1,
         checkpoint_minutes: 1e9,
-        keep_checkpoints: 2,
-        log_every: 1,
-        profile: false,
+        ..LearnerConfig::new(EPOCHS, schedule)
     }
 }
 
@@ -240,8 +253,8 @@ pub fn net(device: &Device) -> Net {
     Net { hidden: linear(3, 8, "hidden", device), norm: BatchNormConfig::new(8).init(device), out: linear(8, 1, "out", device) }
 }
 
-fn identity() -> serde_json::Map<String, serde_json::Value> {
-    [("model".to_string(), json!("toy"))].into_iter().collect()
+fn identity() -> Identity {
+    Identity::default().with("model", "toy")
 }
 
 pub fn no_poison(_: usize, _: usize) -> bool {
@@ -298,9 +311,7 @@ pub fn ending(dir: &Path) -> Ending {
     members.sort();
     let state: serde_json::Value = serde_json::from_slice(&std::fs::read(newest.join("state.json")).unwrap()).unwrap();
     let mut state = state.as_object().unwrap().clone();
-    for wall_clock in ["elapsed_s", "events_len", "results_len"] {
-        state.remove(wall_clock).unwrap();
-    }
+    state.remove("elapsed_s").unwrap();
     members.push(("state".into(), serde_json::to_vec(&state).unwrap()));
     let csv = std::fs::read_to_string(run.results()).unwrap();
     let without_time = csv.lines().map(|l| l.split(',').enumerate().filter(|(i, _)| *i != 1).map(|(_, c)| c).collect::<Vec<_>>().join(","));

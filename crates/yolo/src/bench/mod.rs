@@ -9,13 +9,12 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use bellows_learner::bench::{StepTimer, median, peak_memory};
-use bellows_learner::{Draw, EvalContext, Evaluation, Group, Learner, Role, StepOutput, StepTimes, Task, TaskError};
+use bellows_learner::{Draw, EvalContext, Evaluation, Group, Identity, Learner, Role, StepOutput, StepTimes, Task, TaskError};
 use bellows_runs::RunDir;
 use burn::data::dataset::{Dataset, InMemDataset};
 use burn::module::Module;
 use burn::tensor::Device;
 use serde::Serialize;
-use serde_json::Map;
 
 use crate::boxes::Label;
 use crate::config::{OptimizerChoice, TrainConfig};
@@ -99,10 +98,10 @@ impl Benchmark {
         let names = (0..CLASSES).map(|c| c.to_string()).collect();
         let nothing: Arc<dyn Dataset<crate::data::Item>> = Arc::new(InMemDataset::new(Vec::new()));
         let val = ValSet::with_sizes(nothing, Vec::new());
-        let inner = DetectionTask { config: config.clone(), names, stages: Stages::default(), rect: Vec::new(), val, pictures: None };
+        let inner = DetectionTask { config: config.clone(), names, stages: Stages::default(), rect: Vec::new(), val, pictures: false };
         let task = StepTask { inner, batch: batch.clone() };
         let dir = RunDir::create(scratch, "benchmark", false)?;
-        let mut learner = Learner::new(task, model, device, config.learner()?, dir, Map::new())?;
+        let mut learner = Learner::new(task, model, device, config.learner()?, dir, Identity::default())?;
         let times = StepTimer::default();
         learner.observe(times.clone());
         learner.fit(&InMemDataset::new(vec![(); self.batch * (self.steps + WARM_UP)]))?;

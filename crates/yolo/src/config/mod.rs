@@ -349,11 +349,8 @@ impl TrainConfig {
             OptimizerChoice::Auto => return Err(refuse("optimizer auto is not resolved yet".into())),
         };
         Ok(LearnerConfig {
-            epochs: self.epochs,
             time: self.time,
             patience: self.patience,
-            schedule: Schedule::Epochs(self.schedule()),
-            eval_steps: None,
             optimizer,
             max_grad_norm: 10.0,
             ema_decay: self.ema_decay,
@@ -368,6 +365,7 @@ impl TrainConfig {
             keep_checkpoints: self.keep_checkpoints,
             log_every: 10,
             profile: self.profile,
+            ..LearnerConfig::new(self.epochs, Schedule::Epochs(self.schedule()))
         })
     }
 }

@@ -2,7 +2,7 @@
 
 use burn::data::dataset::Dataset;
 
-use super::augment::{Item, Sample, TrainView, augment, plain};
+use super::augment::{Item, Sample, plain};
 use super::letterbox::{Letterbox, Size};
 use super::rng::Draw;
 use super::{DataError, rect_batches};
@@ -65,20 +65,32 @@ pub fn collate(samples: Vec<Sample>) -> Result<Batch, DataError> {
     Ok(batch)
 }
 
-/// The augmented training batch of `indices`.
-///
-/// # Errors
-/// As [`augment`] and [`collate`].
-pub fn train_batch(dataset: &dyn Dataset<Item>, indices: &[usize], view: &TrainView) -> Result<Batch, DataError> {
-    collate(indices.iter().map(|&i| augment(dataset, i, view)).collect::<Result<_, _>>()?)
+/// The samples that can be read, and why the others cannot.
+pub(crate) fn readable(indices: &[usize], read: impl Fn(usize) -> Result<Sample, DataError>) -> (Vec<Sample>, Vec<DataError>) {
+    let (mut samples, mut errors) = (Vec::with_capacity(indices.len()), Vec::new());
+    for &index in indices {
+        match read(index) {
+            Ok(sample) => samples.push(sample),
+            Err(error) => errors.push(error),
+        }
+    }
+    (samples, errors)
 }
 
-/// The validation batch of `indices`, letterboxed to `shape` (a [`super::RectBatch`]'s, or a square).
+/// The validation batch of `indices`, letterboxed to `shape` (a [`super::RectBatch`]'s, or a square), without the images that cannot be read:
+/// why not. No batch if none can.
 ///
 /// # Errors
-/// When an image cannot be read.
-pub fn val_batch(dataset: &dyn Dataset<Item>, indices: &[usize], imgsz: u32, shape: Size) -> Result<Batch, DataError> {
-    collate(indices.iter().map(|&i| plain(dataset, i, imgsz, shape)).collect::<Result<_, _>>()?)
+/// As [`collate`].
+pub fn val_batch(
+    dataset: &dyn Dataset<Item>,
+    indices: &[usize],
+    imgsz: u32,
+    shape: Size,
+) -> Result<(Option<Batch>, Vec<DataError>), DataError> {
+    let (samples, errors) = readable(indices, |i| plain(dataset, i, imgsz, shape));
+    let batch = if samples.is_empty() { None } else { Some(collate(samples)?) };
+    Ok((batch, errors))
 }
 
 /// The image size of batch number `batch` under `multi_scale`: uniform between half and one and a half of `imgsz`, a multiple of `stride`.

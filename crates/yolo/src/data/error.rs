@@ -105,6 +105,16 @@ pub enum DataError {
 }
 
 impl DataError {
+    /// What more than 1 % of unusable images is, which is not what the owner of the data thinks they are.
+    pub(crate) fn too_many_bad<T: std::fmt::Display>(bad: &[T], total: usize) -> Option<Self> {
+        if bad.len() * 100 <= total {
+            return None;
+        }
+        let list = bad.iter().take(20).map(|b| format!("\n  {b}")).collect::<String>();
+        let more = if bad.len() > 20 { format!("\n  and {} more", bad.len() - 20) } else { String::new() };
+        Some(Self::TooManyBad { bad: bad.len(), total, list: list + &more })
+    }
+
     /// For `map_err`: an I/O error with its path.
     pub(crate) fn io(path: impl Into<PathBuf>) -> impl FnOnce(std::io::Error) -> Self {
         let path = path.into();

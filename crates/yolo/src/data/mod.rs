@@ -31,7 +31,7 @@ mod thermal;
 pub mod yaml;
 
 pub use augment::{AugmentConfig, Item, Sample, TrainView, augment};
-pub use batch::{Batch, Target, train_batch, val_batch};
+pub use batch::{Batch, Target, val_batch};
 pub use cached::{DiskCache, RamCache};
 pub use dataset::{RectBatch, Reordered, YoloDataset, rect_batches};
 pub use error::DataError;

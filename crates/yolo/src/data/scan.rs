@@ -249,12 +249,10 @@ fn assemble(config: &DataConfig, split: Split, options: &ScanOptions, files: &[P
             Err(bad) => scan.bad.push(bad),
         }
     }
-    let bad = scan.bad.len();
-    if bad * 100 > files.len() && !options.allow_bad {
-        let list = scan.bad.iter().take(20).map(|b| format!("\n  {b}")).collect::<String>();
-        let more = if bad > 20 { format!("\n  and {} more", bad - 20) } else { String::new() };
-        return Err(DataError::TooManyBad { bad, total: files.len(), list: list + &more });
+    if let Some(error) = DataError::too_many_bad(&scan.bad, files.len()).filter(|_| !options.allow_bad) {
+        return Err(error);
     }
+    let bad = scan.bad.len();
     if scan.is_empty() {
         return Err(DataError::NoImages { path: scan.root, reason: format!("all {bad} files of `{}` are unusable", split.key()) });
     }

@@ -17,7 +17,7 @@ const NAME: f64 = 260.0;
 ///
 /// # Errors
 /// When the picture cannot be written.
-pub fn confusion_matrix(matrix: &ConfusionMatrix, names: &[String], normalized: bool, path: &Path) -> Result<(), PlotError> {
+pub fn confusion_matrix(matrix: &ConfusionMatrix, names: &[String], normalized: bool, path: &Path) -> Result<Vec<u8>, PlotError> {
     let n = matrix.nc() + 1;
     let values = if normalized { matrix.normalized() } else { (0..n * n).map(|i| matrix.get(i / n, i % n) as f64).collect() };
     let shown = |v: f64| match normalized {
@@ -73,7 +73,7 @@ pub fn confusion_matrix(matrix: &ConfusionMatrix, names: &[String], normalized: 
     canvas.text("True", (left + side / 2.0, top + side + below - 36.0), Style::new(SIZE, Align::Middle));
     canvas.text("Predicted", (36.0, top + side / 2.0), Style::new(SIZE, Align::Middle).upward());
     scale_bar(&mut canvas, (left + side + 40.0, top), side, |share| shown(share * most));
-    canvas.save(path)
+    canvas.encode(path)
 }
 
 /// What the colours mean: from 0 at the bottom to the largest value at the top.

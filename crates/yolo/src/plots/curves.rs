@@ -41,7 +41,7 @@ impl CurveKind {
     ///
     /// # Errors
     /// When the picture cannot be written.
-    pub fn draw(self, curves: &Curves, names: &[String], path: &Path) -> Result<(), PlotError> {
+    pub fn draw(self, curves: &Curves, names: &[String], path: &Path) -> Result<Vec<u8>, PlotError> {
         let (title, x, y, rows) = match self {
             Self::Pr => ("Precision-recall curve", "Recall", "Precision", &curves.pr),
             Self::F1 => ("F1-confidence curve", "Confidence", "F1", &curves.f1),
@@ -80,7 +80,7 @@ impl CurveKind {
             canvas.text(&shown, (1415.0, y), Style::new(SIZE, Align::Start));
             canvas.text(value, (end, y), Style::new(SIZE, Align::Start));
         }
-        canvas.save(path)
+        canvas.encode(path)
     }
 
     /// Legend of the mean: mAP for the precision-recall curve, else the highest smoothed value and its confidence.

@@ -45,7 +45,7 @@ pub struct GridImage<'a> {
 ///
 /// # Errors
 /// When an image's pixels do not fit its size, or the picture cannot be written.
-pub fn image_grid(images: &[GridImage], names: &[String], path: &Path) -> Result<(), PlotError> {
+pub fn image_grid(images: &[GridImage], names: &[String], path: &Path) -> Result<Vec<u8>, PlotError> {
     let images = &images[..images.len().min(IMAGES)];
     let columns = (images.len() as f64).sqrt().ceil().max(1.0) as usize;
     let rows = images.len().div_ceil(columns).max(1);
@@ -75,7 +75,7 @@ pub fn image_grid(images: &[GridImage], names: &[String], path: &Path) -> Result
         let cell = Cell { origin: (f64::from(x), f64::from(y)), scale, size: (f64::from(cell_w), f64::from(cell_h)) };
         cell.draw(&mut canvas, image, names);
     }
-    canvas.save(path)
+    canvas.encode(path)
 }
 
 /// One place of the grid: image pixels times `scale` plus `origin`.

@@ -14,7 +14,7 @@ const SIZE: f64 = 26.0;
 ///
 /// # Errors
 /// When the picture cannot be written.
-pub fn labels_chart(labels: &[Label], names: &[String], path: &Path) -> Result<(), PlotError> {
+pub fn labels_chart(labels: &[Label], names: &[String], path: &Path) -> Result<Vec<u8>, PlotError> {
     let mut canvas = Canvas::paper(SIDE, SIDE);
     histogram(&mut canvas, labels, names);
     shapes(&mut canvas, labels);
@@ -29,7 +29,7 @@ pub fn labels_chart(labels: &[Label], names: &[String], path: &Path) -> Result<(
     let sizes = Axes { frame: frame(1, 1), x: range(most(2)), y: range(most(3)) };
     let captions = Captions { title: "sizes", x: "width (share of image)", y: "height (share of image)", size: SIZE };
     density(&mut canvas, &sizes, &captions, labels.iter().map(|l| (l.xywh[2], l.xywh[3])));
-    canvas.save(path)
+    canvas.encode(path)
 }
 
 fn frame(col: u32, row: u32) -> ((f64, f64), (f64, f64)) {

@@ -18,7 +18,7 @@ const SMOOTH: [u8; 3] = [235, 120, 20];
 ///
 /// # Errors
 /// When the picture cannot be written.
-pub fn results_chart(csv: &str, path: &Path) -> Result<(), PlotError> {
+pub fn results_chart(csv: &str, path: &Path) -> Result<Vec<u8>, PlotError> {
     let epochs = column(csv, "epoch");
     let mut canvas = Canvas::paper(2250, 1000);
     let (cell_w, cell_h) = (2250.0 / 5.0, 470.0);
@@ -36,7 +36,7 @@ pub fn results_chart(csv: &str, path: &Path) -> Result<(), PlotError> {
         }
     }
     legend(&mut canvas, 2250.0 / 2.0, 972.0);
-    canvas.save(path)
+    canvas.encode(path)
 }
 
 fn series(canvas: &mut Canvas, axes: &Axes, points: &[(f64, f64)]) {

@@ -1,0 +1,163 @@
+//! A byte-level GPT, pre-trained on the text of this repository's docs: a model of Burn's own layers joins the Learner.
+//!
+//! `cargo run --release -p bellows-learner --example byte_gpt [RUNS_DIR] [STEPS]`; the same again goes on where it was stopped.
+#![allow(clippy::print_stdout, reason = "an example is a program")]
+
+use std::fs::File;
+use std::io::{Read, Seek, SeekFrom};
+use std::path::{Path, PathBuf};
+
+use bellows_learner::{
+    Decay, Draw, EpochReport, EvalContext, Evaluation, Identity, Learner, LearnerConfig, Observer, Schedule, StepOutput, Task, TaskError,
+    UpdateSchedule,
+};
+use bellows_runs::RunDir;
+use burn::data::dataset::{Dataset, DatasetError};
+use burn::module::Module;
+use burn::nn::attention::generate_autoregressive_mask;
+use burn::nn::transformer::{TransformerEncoder, TransformerEncoderConfig, TransformerEncoderInput};
+use burn::nn::{Embedding, EmbeddingConfig, Linear, LinearConfig};
+use burn::tensor::activation::log_softmax;
+use burn::tensor::{Device, Int, Tensor, TensorData};
+
+/// Bytes a window, width of the model, windows to judge by.
+const S: usize = 64;
+const WIDTH: usize = 64;
+const HELD_OUT: usize = 16;
+
+/// Windows of the docs, read from their files when they are asked for.
+pub struct Windows(Vec<(PathBuf, u64)>);
+
+impl Windows {
+    pub fn of_docs() -> std::io::Result<Self> {
+        let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs");
+        let mut files = std::fs::read_dir(docs)?.map(|entry| Ok(entry?.path())).collect::<std::io::Result<Vec<_>>>()?;
+        files.retain(|path| path.extension().is_some_and(|e| e == "md"));
+        files.sort();
+        let mut windows = Vec::new();
+        for path in files {
+            let whole = path.metadata()?.len() / (S as u64 + 1);
+            windows.extend((0..whole).map(|i| (path.clone(), i * (S as u64 + 1))));
+        }
+        Ok(Self(windows))
+    }
+}
+
+impl Dataset<Vec<u8>> for Windows {
+    fn get(&self, index: usize) -> Result<Vec<u8>, DatasetError> {
+        let (path, at) = &self.0[index];
+        let read = || {
+            let mut window = vec![0; S + 1];
+            let mut file = File::open(path)?;
+            file.seek(SeekFrom::Start(*at))?;
+            file.read_exact(&mut window)?;
+            Ok::<_, std::io::Error>(window)
+        };
+        read().map_err(DatasetError::new)
+    }
+    fn len(&self) -> usize {
+        self.0.len() - HELD_OUT
+    }
+}
+
+#[derive(Module, Debug)]
+pub struct Gpt {
+    tokens: Embedding,
+    places: Embedding,
+    layers: TransformerEncoder,
+    head: Linear,
+}
+
+impl Gpt {
+    fn new(device: &Device) -> Self {
+        device.seed(0);
+        let embedding = |n| EmbeddingConfig::new(n, WIDTH).init(device);
+        let layers = TransformerEncoderConfig::new(WIDTH, 4 * WIDTH, 4, 2).with_dropout(0.1).with_norm_first(true);
+        Self { tokens: embedding(256), places: embedding(S), layers: layers.init(device), head: LinearConfig::new(WIDTH, 256).init(device) }
+    }
+
+    /// The sum of the losses of every byte but the first of each window, in nats.
+    fn loss(&self, windows: &[Vec<u8>], device: &Device) -> Tensor<1> {
+        let bytes = |from: usize| windows.iter().flat_map(|w| w[from..from + S].iter().map(|&b| i32::from(b))).collect::<Vec<_>>();
+        let tensor = |from: usize| Tensor::<2, Int>::from_data(TensorData::new(bytes(from), [windows.len(), S]), device);
+        let places = Tensor::arange(0..S as i64, device).reshape([1, S]);
+        let x = self.tokens.forward(tensor(0)) + self.places.forward(places);
+        let mask = generate_autoregressive_mask(windows.len(), S, device);
+        let x = self.layers.forward(TransformerEncoderInput::new(x).mask_attn(mask));
+        let log_p = log_softmax(self.head.forward(x), 2);
+        log_p.gather(2, tensor(1).unsqueeze_dim(2)).sum().neg()
+    }
+}
+
+pub struct Bytes(Windows);
+
+impl Task for Bytes {
+    type Model = Gpt;
+    type Item = Vec<u8>;
+    type Batch = Vec<Vec<u8>>;
+    type Output = ();
+
+    fn item_names(&self) -> &[&'static str] {
+        &["nats"]
+    }
+    fn metric_names(&self) -> Vec<String> {
+        vec!["val/bits_per_byte".into()]
+    }
+    fn per_count(&self) -> bool {
+        true
+    }
+    fn batch(&self, data: &dyn Dataset<Vec<u8>>, _: Draw, indices: &[usize]) -> Result<Vec<Vec<u8>>, TaskError> {
+        Ok(indices.iter().map(|&i| data.get(i)).collect::<Result<_, _>>()?)
+    }
+    fn sample_names(&self, batch: &Vec<Vec<u8>>) -> Vec<String> {
+        batch.iter().map(|window| String::from_utf8_lossy(&window[..12]).into_owned()).collect()
+    }
+    fn loss(&self, model: &Gpt, batch: &Vec<Vec<u8>>, _: Draw, device: &Device) -> StepOutput<()> {
+        let (loss, count) = (model.loss(batch, device), batch.len() * S);
+        StepOutput { items: loss.clone().detach().div_scalar(count as f64), loss, count, output: () }
+    }
+    fn evaluate(&self, model: &Gpt, context: &mut EvalContext<'_>) -> Result<Evaluation, TaskError> {
+        let held_out = (self.0.len()..self.0.len() + HELD_OUT).map(|i| self.0.get(i)).collect::<Result<Vec<_>, _>>()?;
+        let nats = model.loss(&held_out, context.device).try_into_scalar::<f32>()?;
+        let bits = f64::from(nats) / (HELD_OUT * S) as f64 / std::f64::consts::LN_2;
+        Ok(Evaluation { fitness: -bits, metrics: vec![("val/bits_per_byte".into(), bits)], samples: HELD_OUT, ..Evaluation::default() })
+    }
+}
+
+struct Console;
+
+impl Observer for Console {
+    fn on_epoch_end(&mut self, report: &EpochReport) {
+        let bits = report.evaluation.as_ref().and_then(|e| e.get("val/bits_per_byte")).unwrap_or(f64::NAN);
+        println!("epoch {}: {:.3} nats a byte learnt, {bits:.3} bits a byte judged", report.epoch + 1, report.means[0]);
+    }
+}
+
+/// A run of `steps` updates in `dir`, from its newest checkpoint if it has one.
+pub fn learner(dir: RunDir, steps: u64) -> Result<Learner<Bytes>, Box<dyn std::error::Error>> {
+    let (lr, min_lr_ratio, decay, warmup_steps, warmup_ratio, momentum) = (2e-3, 0.1, Decay::Cosine, Some(20), 0.0, 0.9);
+    let schedule = UpdateSchedule { lr, min_lr_ratio, decay, warmup_steps, warmup_ratio, momentum, batch: 8, accumulate: 2 };
+    let config = LearnerConfig {
+        max_steps: Some(steps),
+        beta2: Some(0.95),
+        max_grad_norm: 1.0,
+        workers: 1,
+        ..LearnerConfig::new(1000, Schedule::Updates(schedule))
+    };
+    let (device, identity) = (Device::flex(), Identity::default().with("number of steps", steps));
+    let mut learner = Learner::new(Bytes(Windows::of_docs()?), Gpt::new(&device), &device, config, dir, identity)?;
+    learner.resume()?;
+    Ok(learner)
+}
+
+#[allow(dead_code, reason = "a test takes the rest of this file")]
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let mut words = std::env::args().skip(1);
+    let runs = words.next().unwrap_or_else(|| "runs/examples".into());
+    let dir = RunDir::create(Path::new(&runs), "byte_gpt", true)?;
+    let _lock = dir.lock()?;
+    let mut learner = learner(dir, words.next().map_or(Ok(300), |n| n.parse())?)?;
+    let outcome = learner.observe(Console).fit(&Windows::of_docs()?)?;
+    println!("{outcome:?}: {}", learner.dir().path().display());
+    Ok(())
+}

@@ -1,0 +1,142 @@
+//! The settings of a run that are not the task's, and whether they make sense.
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::LearnError;
+use crate::layout::Layout;
+use crate::optim::OptimizerKind;
+use crate::schedule::Schedule;
+use crate::task::Task;
+
+/// Settings of a run that are not the task's.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct LearnerConfig {
+    /// Epochs to train for.
+    pub epochs: usize,
+    /// Hours to train for; overrides `epochs`. A run stops within an epoch when they are over, and is judged once more.
+    pub time: Option<f64>,
+    /// Updates after which training ends, wherever in an epoch that is.
+    pub max_steps: Option<u64>,
+    /// Evaluations without improvement after which training stops; 0 never stops.
+    pub patience: usize,
+    /// Learning rate, momentum, warm-up, accumulation.
+    pub schedule: Schedule,
+    /// Update rule.
+    pub optimizer: OptimizerKind,
+    /// Decay of the second moment (Adam, AdamW), or of Lion's momentum; `None` is the rule's own: 0.999, or 0.99.
+    pub beta2: Option<f64>,
+    /// What keeps Adam's and AdamW's division from being one by 0.
+    pub eps: f64,
+    /// Global gradient norm that is clipped to; 0 turns clipping off.
+    pub max_grad_norm: f64,
+    /// Limit of the EMA's decay; 0 turns the EMA off.
+    pub ema_decay: f64,
+    /// Updates the EMA's decay takes to reach 63 % of its limit.
+    pub ema_tau: f64,
+    /// Seed of every random draw.
+    pub seed: u64,
+    /// Shuffle the samples of each epoch.
+    pub shuffle: bool,
+    /// Threads that read and augment; 0 uses the training thread.
+    pub workers: usize,
+    /// Evaluate after every epoch; the last one is always evaluated, if there is anything to evaluate on.
+    pub val: bool,
+    /// Also evaluate after every so many updates.
+    pub eval_steps: Option<usize>,
+    /// Save after every epoch; the last one is always saved.
+    pub save: bool,
+    /// Also keep the weights of every n-th epoch; -1 keeps none.
+    pub save_period: i64,
+    /// Minutes of training between checkpoints inside an epoch.
+    pub checkpoint_minutes: f64,
+    /// Checkpoints to keep, at least two; the best one and the one a roll-back would go to are kept besides.
+    pub keep_checkpoints: usize,
+    /// Batches between two `step` events.
+    pub log_every: usize,
+    /// Wait for the device after every stage of a step and tell at the end of an epoch where its time went.
+    pub profile: bool,
+}
+
+impl LearnerConfig {
+    /// `epochs` of `schedule` with AdamW; no EMA, no clipping, an evaluation and a checkpoint after every epoch.
+    pub fn new(epochs: usize, schedule: Schedule) -> Self {
+        Self {
+            epochs,
+            time: None,
+            max_steps: None,
+            patience: 0,
+            schedule,
+            optimizer: OptimizerKind::AdamW,
+            beta2: None,
+            eps: 1e-8,
+            max_grad_norm: 0.0,
+            ema_decay: 0.0,
+            ema_tau: 1.0,
+            seed: 0,
+            shuffle: true,
+            workers: 0,
+            val: true,
+            eval_steps: None,
+            save: true,
+            save_period: -1,
+            checkpoint_minutes: 10.0,
+            keep_checkpoints: 2,
+            log_every: 1,
+            profile: false,
+        }
+    }
+
+    /// Whether these settings can be trained with.
+    ///
+    /// # Errors
+    /// The first that cannot, with its value and what it may be.
+    pub fn validate(&self) -> Result<(), LearnError> {
+        let fraction = |x: f64| (0.0..1.0).contains(&x);
+        let positive = |x: f64| x.is_finite() && x > 0.0;
+        let not_negative = |x: f64| x.is_finite() && x >= 0.0;
+        let (rate, momentum, window) = match &self.schedule {
+            Schedule::Epochs(s) => (s.lr0, s.momentum, s.nbs),
+            Schedule::Updates(s) => (s.lr, s.momentum, s.accumulate),
+        };
+        let checks = [
+            (self.epochs > 0, "epochs", self.epochs.to_string(), "at least 1"),
+            (self.schedule.batch() > 0, "batch", self.schedule.batch().to_string(), "at least 1"),
+            (window > 0, "accumulation (nbs, accumulate)", window.to_string(), "at least 1"),
+            (not_negative(rate), "the learning rate", rate.to_string(), "a finite number from 0 up"),
+            (fraction(momentum), "momentum (beta1)", momentum.to_string(), "from 0 up and below 1"),
+            (self.beta2.is_none_or(fraction), "beta2", format!("{:?}", self.beta2), "from 0 up and below 1"),
+            (positive(self.eps), "eps", self.eps.to_string(), "a finite number above 0"),
+            (not_negative(self.max_grad_norm), "max_grad_norm", self.max_grad_norm.to_string(), "a finite number from 0 (off) up"),
+            ((0.0..=1.0).contains(&self.ema_decay), "ema_decay", self.ema_decay.to_string(), "from 0 (off) to 1"),
+            (self.ema_decay == 0.0 || positive(self.ema_tau), "ema_tau", self.ema_tau.to_string(), "a finite number above 0"),
+            (self.time.is_none_or(positive), "time", format!("{:?}", self.time), "hours above 0"),
+            (self.max_steps != Some(0), "max_steps", "0".into(), "at least 1"),
+            (self.eval_steps != Some(0), "eval_steps", "0".into(), "at least 1"),
+            (self.checkpoint_minutes >= 0.0, "checkpoint_minutes", self.checkpoint_minutes.to_string(), "from 0 up"),
+        ];
+        let wrong = checks.into_iter().find(|(fine, ..)| !fine);
+        wrong.map_or(Ok(()), |(_, name, value, may)| Err(LearnError::Config(format!("{name} is {value}: it must be {may}"))))
+    }
+}
+
+/// Whether what a task says of itself fits together.
+///
+/// # Errors
+/// Names that are missing or twice there, a tensor in a group that does not exist, nothing to train.
+pub(crate) fn check_task<T: Task>(task: &T, layout: &Layout) -> Result<(), LearnError> {
+    let wrong = |what: String| Err(LearnError::Config(what));
+    let groups = task.groups().len();
+    if let Some((entry, group)) = layout.entries.iter().find_map(|e| e.group.filter(|&g| g >= groups).map(|g| (e, g))) {
+        return wrong(format!("role_of puts {} into group {group}, and groups() has {groups}, counted from 0", entry.name));
+    }
+    if layout.entries.iter().all(|e| e.group.is_none()) {
+        return wrong("no tensor of the model is trained: role_of says Kept or Fixed of all, or none asks for a gradient".into());
+    }
+    let (items, metrics) = (task.item_names(), task.metric_names());
+    if items.is_empty() {
+        return wrong("item_names() is empty: a run needs a loss to show".into());
+    }
+    let names: Vec<&str> = items.iter().copied().chain(metrics.iter().map(String::as_str)).collect();
+    let twice = names.iter().enumerate().find(|(i, name)| name.is_empty() || names[..*i].contains(name));
+    twice.map_or(Ok(()), |(_, name)| wrong(format!("the name {name:?} of a loss item or metric is empty or given twice")))
+}

@@ -1,0 +1,194 @@
+//! The scalars of a run: where it is, what it has counted, what it must not do again.
+
+use serde::{Deserialize, Serialize};
+
+/// A batch, by its epoch and its position in it, both from 0.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Place {
+    /// The epoch.
+    pub epoch: usize,
+    /// The batch of that epoch.
+    pub position: usize,
+}
+
+/// The scalars of a run.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Counters {
+    /// Seed of every random draw.
+    pub seed: u64,
+    /// Epoch in progress, from 0; equal to `epochs` once training is done.
+    pub epoch: usize,
+    /// Epochs planned; a time limit changes it.
+    pub epochs: usize,
+    /// Batches of this epoch that were trained on or skipped.
+    pub position: usize,
+    /// Batches since the run began, those repeated after a roll-back included: never goes back, names the checkpoints.
+    pub batches: u64,
+    /// Optimizer updates.
+    pub updates: u64,
+    /// Batches since the last update: the place in the accumulation window.
+    pub pending: usize,
+    /// What the batches since the last update counted (tokens), for a task that divides by it.
+    pub pending_count: u64,
+    /// Updates of the EMA: its decay depends on it.
+    pub ema_updates: u64,
+    /// Weighted sums of the loss items over this epoch's batches.
+    #[serde(with = "reals")]
+    pub item_sums: Vec<f64>,
+    /// The weights in `item_sums`: 1 a batch, or what it counted.
+    pub item_count: u64,
+    /// Best fitness so far and the epoch (from 0) it was reached in.
+    pub best: Option<(f64, usize)>,
+    /// Evaluations since then.
+    pub since_best: usize,
+    /// Updates made when the model was last evaluated.
+    pub evaluated_at: u64,
+    /// The checkpoint of that epoch, which is kept.
+    pub best_step: Option<u64>,
+    /// The newest checkpoint of an epoch's edge or an evaluation, where a roll-back goes: the settings chose its place, not a clock and not a
+    /// signal. Runs begun before this was counted have none before their next one.
+    #[serde(default)]
+    pub planned_step: Option<u64>,
+    /// Batches skipped because something was not finite, in all and in a row.
+    pub skipped: u64,
+    /// Skipped batches in a row.
+    pub skipped_in_a_row: u32,
+    /// Updates in a row that could not be made: the batches of their windows may well have been finite.
+    pub lost_updates: u32,
+    /// Batches of which no sample could be read.
+    #[serde(default)]
+    pub unreadable: u64,
+    /// Those in a row.
+    #[serde(default)]
+    pub unreadable_in_a_row: u32,
+    /// The first batch of the accumulation window in progress.
+    #[serde(default)]
+    pub window_from: Place,
+    /// The first batch of what is going wrong now: batches skipped, or updates lost, in a row.
+    #[serde(default)]
+    pub trouble_from: Option<Place>,
+    /// Batches that roll-backs have taken out of the data, from the first to the last.
+    #[serde(default)]
+    pub passed_over: Vec<(Place, Place)>,
+    /// Returns to an earlier checkpoint.
+    pub rollbacks: u32,
+    /// Factor on the learning rate, halved by every roll-back.
+    pub lr_scale: f64,
+    /// Batches are cut into 2^split parts, because the device has no memory for all of one; never goes back. Runs begun before this was
+    /// counted had no parts.
+    #[serde(default)]
+    pub split: u32,
+    /// Learning rate of each group at the last batch: the `lr/pgN` columns.
+    pub lr: Vec<f64>,
+    /// Seconds spent training, over all sessions.
+    pub elapsed_s: f64,
+    /// Nothing is left to do.
+    pub done: bool,
+}
+
+impl Counters {
+    /// The start of a run.
+    pub fn new(seed: u64, epochs: usize, items: usize) -> Self {
+        Self {
+            seed,
+            epoch: 0,
+            epochs,
+            position: 0,
+            batches: 0,
+            updates: 0,
+            pending: 0,
+            pending_count: 0,
+            ema_updates: 0,
+            item_sums: vec![0.0; items],
+            item_count: 0,
+            best: None,
+            since_best: 0,
+            evaluated_at: 0,
+            best_step: None,
+            planned_step: None,
+            skipped: 0,
+            skipped_in_a_row: 0,
+            lost_updates: 0,
+            unreadable: 0,
+            unreadable_in_a_row: 0,
+            window_from: Place::default(),
+            trouble_from: None,
+            passed_over: Vec::new(),
+            rollbacks: 0,
+            lr_scale: 1.0,
+            split: 0,
+            lr: Vec::new(),
+            elapsed_s: 0.0,
+            done: false,
+        }
+    }
+
+    /// The next batch, or the end of the epoch.
+    pub fn place(&self) -> Place {
+        Place { epoch: self.epoch, position: self.position }
+    }
+
+    /// Moves to the start of the next epoch.
+    pub(crate) fn next_epoch(&mut self) {
+        self.epoch += 1;
+        self.position = 0;
+        self.item_sums.iter_mut().for_each(|s| *s = 0.0);
+        self.item_count = 0;
+    }
+
+    /// Parts that a batch is cut into, if it has so many samples.
+    pub fn parts(&self) -> usize {
+        1_usize.checked_shl(self.split).unwrap_or(usize::MAX)
+    }
+
+    /// Mean of each loss item over this epoch so far.
+    pub fn item_means(&self) -> Vec<f64> {
+        self.item_sums.iter().map(|sum| sum / self.item_count.max(1) as f64).collect()
+    }
+}
+
+/// JSON has no number for NaN and infinity: they are written as text.
+mod reals {
+    use serde::de::Error;
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    #[derive(Serialize, Deserialize)]
+    #[serde(untagged)]
+    enum Real {
+        Number(f64),
+        Text(String),
+        /// What the first format wrote for every one of them.
+        Nothing(()),
+    }
+
+    pub(super) fn serialize<S: Serializer>(values: &[f64], serializer: S) -> Result<S::Ok, S::Error> {
+        let real = |&x: &f64| if x.is_finite() { Real::Number(x) } else { Real::Text(x.to_string()) };
+        values.iter().map(real).collect::<Vec<_>>().serialize(serializer)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<f64>, D::Error> {
+        let number = |real| match real {
+            Real::Number(x) => Ok(x),
+            Real::Nothing(()) => Ok(f64::NAN),
+            Real::Text(text) => text.parse().map_err(|_| D::Error::custom(format!("{text:?} is no number"))),
+        };
+        Vec::<Real>::deserialize(deserializer)?.into_iter().map(number).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sums_that_are_no_numbers_come_back() {
+        let counters = Counters { item_sums: vec![0.1 + 0.2, f64::NAN, f64::INFINITY, f64::NEG_INFINITY], ..Counters::new(0, 1, 4) };
+        let text = serde_json::to_string(&counters).unwrap();
+        let back: Counters = serde_json::from_str(&text).unwrap();
+        let bits = |c: &Counters| c.item_sums.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+        assert_eq!(bits(&back), bits(&counters));
+        let first = text.replace("\"NaN\"", "null");
+        assert!(serde_json::from_str::<Counters>(&first).unwrap().item_sums[1].is_nan());
+        assert!(serde_json::from_str::<Counters>(&text.replace("\"inf\"", "\"many\"")).is_err());
+    }
+}

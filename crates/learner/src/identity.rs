@@ -1,0 +1,113 @@
+//! What a checkpoint must agree with to be resumed from: settings, one by one, and facts (the data, the base model).
+//!
+//! A setting that an older run did not know has its default: programs grow settings, and a run of days must not be lost to that.
+
+use std::collections::BTreeSet;
+
+use serde::Serialize;
+use serde_json::{Map, Value};
+
+/// The key of the settings in a checkpoint's `info`.
+const SETTINGS: &str = "settings";
+
+/// Settings that change what a run computes, and facts about what it computes with.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Identity {
+    settings: Map<String, Value>,
+    defaults: Map<String, Value>,
+    may_change: BTreeSet<String>,
+    facts: Map<String, Value>,
+}
+
+impl Identity {
+    /// All fields of `settings` but those in `may_change`.
+    pub fn of<C: Serialize + Default>(settings: &C, may_change: &[&str]) -> Self {
+        let fields = |config: &C| serde_json::to_value(config).ok().and_then(|v| v.as_object().cloned()).unwrap_or_default();
+        let may_change = may_change.iter().map(ToString::to_string).collect();
+        Self { settings: fields(settings), defaults: fields(&C::default()), may_change, facts: Map::new() }
+    }
+
+    /// Adds a fact: what it is about, in words that fit "the ... has changed", and a value that changes with it.
+    #[must_use]
+    pub fn with(mut self, fact: &str, value: impl Into<Value>) -> Self {
+        self.facts.insert(fact.into(), value.into());
+        self
+    }
+
+    /// As a checkpoint keeps it.
+    pub(crate) fn info(&self) -> Map<String, Value> {
+        let kept = self.settings.iter().filter(|(key, _)| !self.may_change.contains(*key));
+        let settings: Map<String, Value> = kept.map(|(key, value)| (key.clone(), value.clone())).collect();
+        let mut info = self.facts.clone();
+        if !self.settings.is_empty() {
+            info.insert(SETTINGS.into(), settings.into());
+        }
+        info
+    }
+
+    /// What differs in a checkpoint's `info`, in words; `None` if it is the same run.
+    pub(crate) fn difference(&self, info: &Map<String, Value>) -> Option<String> {
+        let mut different: Vec<String> = Vec::new();
+        if let Some(Value::Object(begun)) = info.get(SETTINGS) {
+            let keys: BTreeSet<&String> = begun.keys().chain(self.settings.keys()).filter(|key| !self.may_change.contains(*key)).collect();
+            for key in keys {
+                let now = self.settings.get(key);
+                match (begun.get(key).or_else(|| self.defaults.get(key)), now) {
+                    (Some(was), Some(now)) if was == now => {}
+                    (Some(was), Some(now)) => different.push(format!("{key} was {was} and is {now}")),
+                    (Some(was), None) => different.push(format!("{key}, which was {was}, is no setting any more")),
+                    (None, _) => {}
+                }
+            }
+        }
+        let changed = self.facts.iter().filter(|(key, value)| info.get(*key) != Some(value));
+        different.extend(changed.map(|(key, _)| format!("the {key} has changed")));
+        (!different.is_empty()).then(|| different.join(", "))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Serialize)]
+    struct Config {
+        rate: f64,
+        name: Option<String>,
+        workers: usize,
+        new: bool,
+    }
+
+    impl Default for Config {
+        fn default() -> Self {
+            Self { rate: 0.1, name: None, workers: 2, new: false }
+        }
+    }
+
+    fn identity(config: &Config) -> Identity {
+        Identity::of(config, &["workers"]).with("data", "abc")
+    }
+
+    #[test]
+    fn what_differs_is_named_with_both_values() {
+        let begun = identity(&Config::default()).info();
+        assert_eq!(identity(&Config { workers: 9, ..Config::default() }).difference(&begun), None);
+        let other = identity(&Config { rate: 0.2, name: Some("n".into()), ..Config::default() }).with("data", "def");
+        let said = other.difference(&begun).unwrap();
+        assert_eq!(said, "name was null and is \"n\", rate was 0.1 and is 0.2, the data has changed");
+    }
+
+    #[test]
+    fn a_setting_that_the_older_run_did_not_know_has_its_default() {
+        let mut begun = identity(&Config::default()).info();
+        begun["settings"].as_object_mut().unwrap().remove("new");
+        assert_eq!(identity(&Config::default()).difference(&begun), None);
+        let said = identity(&Config { new: true, ..Config::default() }).difference(&begun).unwrap();
+        assert_eq!(said, "new was false and is true");
+        // What may change today did not, once; and what is gone cannot be honoured.
+        begun["settings"].as_object_mut().unwrap().insert("workers".into(), 1.into());
+        assert_eq!(identity(&Config::default()).difference(&begun), None);
+        begun["settings"].as_object_mut().unwrap().insert("old".into(), 1.into());
+        assert!(identity(&Config::default()).difference(&begun).unwrap().contains("old, which was 1"));
+    }
+}

@@ -1,0 +1,161 @@
+//! The arm of the loop that judges: a checkpoint, an evaluation, best weights, a row of `results.csv`, and a checkpoint that knows of them.
+
+use std::rc::Rc;
+
+use serde_json::{Map, Value, json};
+
+use crate::error::LearnError;
+use crate::log;
+use crate::observe::EpochReport;
+use crate::plan::Judging;
+use crate::profile::describe;
+use crate::run::{Outcome, Run};
+use crate::shortage::{Failure, attempt};
+use crate::task::{EvalContext, Evaluation, Interrupted, Task};
+use crate::tensorboard;
+
+/// How a judgement ended.
+pub(crate) enum Judged {
+    /// Training goes on.
+    On,
+    /// It is over.
+    Done(Outcome),
+    /// Somebody wanted the run to stop before there was a result.
+    Interrupted,
+}
+
+impl<T: Task> Run<T> {
+    /// Judges the averaged weights.
+    ///
+    /// # Errors
+    /// An evaluation that fails; training up to it is saved. A final checkpoint that cannot be.
+    pub(crate) fn judge(&mut self, task: &T, at: Judging) -> Result<Judged, LearnError> {
+        let config = &self.settings.config;
+        let evaluated = task.judges() && (config.val || at.last);
+        let saves = config.save || at.last;
+        // What was trained is safe before anything is read to judge it by.
+        if evaluated && saves && self.clock.saved.batches != self.state.counters.batches {
+            let saved = self.save_planned();
+            self.warn_unsaved(saved);
+        }
+        let model = self.ema_model();
+        let evaluation = match evaluated.then(|| self.evaluate(task, &model)).transpose() {
+            Err(Failure::Other(LearnError::Task { source, .. })) if source.is::<Interrupted>() => return Ok(Judged::Interrupted),
+            Err(Failure::Other(error)) => return Err(error),
+            Err(Failure::Memory(shortage)) => return Err(self.no_memory_to_evaluate(task, shortage)),
+            Ok(evaluation) => evaluation,
+        };
+        self.lap();
+        let report = self.count_evaluation(evaluation);
+        self.log_evaluation(task, &report, at)?;
+        let outcome = self.move_on(at, evaluated);
+        self.export(task, &model, &report, saves || outcome.is_some())?;
+        if outcome.is_some() {
+            self.save_planned().map_err(LearnError::FinalSave)?;
+        } else if saves {
+            let saved = self.save_planned();
+            self.warn_unsaved(saved);
+        }
+        self.lap();
+        self.watchers.all(|o| o.on_epoch_end(&report));
+        let files = self.watchers.files();
+        self.write(files);
+        Ok(outcome.map_or(Judged::On, Judged::Done))
+    }
+
+    fn evaluate(&mut self, task: &T, model: &T::Model) -> Result<Evaluation, Failure> {
+        let device = self.settings.device.clone().without_autodiff();
+        let (workers, epoch) = (self.settings.config.workers, self.state.counters.epoch);
+        let (stop, quit) = (self.watchers.stop.clone(), self.watchers.quit.clone());
+        let interrupted = || stop.load(std::sync::atomic::Ordering::Relaxed) || quit.should_stop();
+        let mut progress = |done, total| self.watchers.all(|o| o.on_evaluating(done, total));
+        let mut context = EvalContext { device: &device, workers, epoch, progress: &mut progress, interrupted: &interrupted };
+        let evaluation = attempt(|| task.evaluate(model, &mut context).map_err(LearnError::task("evaluation")))?;
+        let (told, promised) = (evaluation.metrics.iter().map(|(name, _)| name), task.metric_names());
+        if told.ne(&promised) {
+            let told: Vec<&String> = evaluation.metrics.iter().map(|(name, _)| name).collect();
+            let reason = format!("evaluate() returned the metrics {told:?} where metric_names() says {promised:?}");
+            return Err(Failure::Other(LearnError::Config(reason)));
+        }
+        Ok(evaluation)
+    }
+
+    /// What an evaluation changes of the counters.
+    fn count_evaluation(&mut self, evaluation: Option<Evaluation>) -> EpochReport {
+        let counters = &mut self.state.counters;
+        counters.evaluated_at = counters.updates;
+        // What is not a number is never best: it would stay so, and no checkpoint can hold it.
+        let better = |e: &Evaluation| e.fitness.is_finite() && counters.best.is_none_or(|(fitness, _)| e.fitness >= fitness);
+        let best = evaluation.as_ref().is_some_and(better);
+        if let Some(e) = &evaluation {
+            counters.since_best += 1;
+            if best {
+                (counters.best, counters.since_best) = (Some((e.fitness, counters.epoch)), 0);
+                counters.best_step = Some(counters.batches);
+            }
+        }
+        let (step, epoch, elapsed_s) = (counters.batches, counters.epoch, counters.elapsed_s);
+        EpochReport { step, epoch, means: counters.item_means(), evaluation, best, elapsed_s }
+    }
+
+    fn log_evaluation(&mut self, task: &T, report: &EpochReport, at: Judging) -> Result<(), LearnError> {
+        self.journal.row(&log::row(report, task.metric_names().len(), &self.state.counters.lr)?);
+        for unreadable in report.evaluation.iter().flat_map(|e| &e.unreadable) {
+            self.tell("unreadable", format!("left out of the evaluation: {unreadable}"));
+        }
+        let metrics: Map<String, Value> =
+            report.evaluation.iter().flat_map(|e| &e.metrics).map(|(name, value)| (name.clone(), json!(value))).collect();
+        let kind = if at.complete { "epoch" } else { "evaluation" };
+        self.event(kind, json!({ "train": report.means, "metrics": metrics, "best": report.best, "time_s": report.elapsed_s }));
+        self.journal.scalars(&tensorboard::of_epoch(report));
+        if at.complete && self.settings.config.profile {
+            let (times, trained_s) = (std::mem::take(&mut self.clock.times), std::mem::take(&mut self.clock.trained_s));
+            let (line, fields) = describe(&times, trained_s, &task.batch_times());
+            self.event("profile", fields);
+            self.watchers.notify("profile", line);
+        }
+        self.tell_warnings();
+        Ok(())
+    }
+
+    /// To the next epoch if this one is complete, and to the end if there is nothing more to do.
+    fn move_on(&mut self, at: Judging, evaluated: bool) -> Option<Outcome> {
+        let (counters, config) = (&mut self.state.counters, &self.settings.config);
+        let seconds = config.time.map(|hours| hours * 3600.0);
+        if at.complete {
+            counters.next_epoch();
+            if let Some(seconds) = seconds {
+                let mean_epoch_s = counters.elapsed_s / counters.epoch as f64;
+                counters.epochs = ((seconds / mean_epoch_s).ceil() as usize).max(counters.epoch);
+            }
+        }
+        // The time may have run out while the model was judged.
+        let over = at.last || (evaluated && seconds.is_some_and(|seconds| counters.elapsed_s >= seconds));
+        let stale = config.patience > 0 && counters.since_best >= config.patience;
+        counters.done = over || stale;
+        match (over, stale) {
+            (true, _) => Some(Outcome::Finished),
+            (false, true) => Some(Outcome::EarlyStopped),
+            (false, false) => None,
+        }
+    }
+
+    /// `weights/last`, `weights/best` and `weights/epochN`: after the checkpoint they belong to, or now if there is none.
+    fn export(&mut self, task: &T, model: &T::Model, report: &EpochReport, all: bool) -> Result<(), LearnError> {
+        if !all && !report.best {
+            return Ok(());
+        }
+        let bytes: Rc<[u8]> = task.export(model, report.epoch).map_err(LearnError::task("exporting the weights"))?.into();
+        let period = self.settings.config.save_period;
+        let periodic = (all && period > 0 && report.epoch as i64 % period == 0).then(|| format!("epoch{}", report.epoch));
+        let names = all.then(|| "last".to_string()).into_iter().chain(report.best.then(|| "best".into())).chain(periodic);
+        for name in names {
+            self.journal.write_after_save(&format!("weights/{name}.safetensors"), &bytes);
+        }
+        if !all {
+            self.journal.write_waiting();
+            self.tell_warnings();
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,143 @@
+//! What a run does next: a pure function of its counters and its plan.
+
+use crate::config::LearnerConfig;
+use crate::counters::{Counters, Place};
+use crate::task::Draw;
+
+/// The batches of an epoch, and the marks at which something else than a step is due.
+pub(crate) struct Plan {
+    pub(crate) epoch: usize,
+    /// Sample indices; empty where a roll-back has taken the batch out.
+    pub(crate) batches: Vec<Vec<usize>>,
+    /// Updates between two evaluations.
+    eval_steps: u64,
+    /// Updates and seconds after which training ends.
+    max_steps: u64,
+    max_seconds: f64,
+    /// Seconds of training between two checkpoints.
+    save_seconds: f64,
+}
+
+/// When a checkpoint was made last, or tried: batches and seconds of training.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(crate) struct Saved {
+    pub(crate) batches: u64,
+    pub(crate) elapsed_s: f64,
+}
+
+/// Where a run is judged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Judging {
+    /// At an epoch's end, not within one.
+    pub(crate) complete: bool,
+    /// Training is over.
+    pub(crate) last: bool,
+}
+
+/// The next thing to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Next {
+    /// Train on the next batch.
+    Step,
+    /// Evaluate the model.
+    Judge(Judging),
+    /// Make a checkpoint, because the clock says so.
+    Save,
+    /// Nothing, by this plan: the epoch is over, or the run.
+    Done,
+}
+
+impl Plan {
+    pub(crate) fn new(config: &LearnerConfig, counters: &Counters, mut batches: Vec<Vec<usize>>) -> Self {
+        let epoch = counters.epoch;
+        for (position, batch) in batches.iter_mut().enumerate() {
+            let place = Place { epoch, position };
+            if counters.passed_over.iter().any(|(from, to)| (from..=to).contains(&&place)) {
+                batch.clear();
+            }
+        }
+        Self {
+            epoch,
+            batches,
+            eval_steps: config.eval_steps.map_or(u64::MAX, |n| n as u64),
+            max_steps: config.max_steps.unwrap_or(u64::MAX),
+            max_seconds: config.time.map_or(f64::INFINITY, |hours| hours * 3600.0),
+            save_seconds: config.checkpoint_minutes * 60.0,
+        }
+    }
+
+    /// `draw` of the epoch for the batch at `position`.
+    pub(crate) fn draw(&self, draw: Draw, position: usize) -> Draw {
+        Draw { step: (self.epoch * self.batches.len() + position) as u64, ..draw }
+    }
+}
+
+/// What is to be done. It looks at no clock and no disk: seconds of training are counters too.
+pub(crate) fn next(c: &Counters, plan: &Plan, saved: &Saved) -> Next {
+    if c.done || c.epoch != plan.epoch {
+        return Next::Done;
+    }
+    let complete = c.position >= plan.batches.len();
+    let over = c.elapsed_s >= plan.max_seconds || c.updates >= plan.max_steps;
+    // A run that was interrupted while it was judged is judged first.
+    let due = c.updates.is_multiple_of(plan.eval_steps) && c.updates != c.evaluated_at;
+    if complete || over || due {
+        return Next::Judge(Judging { complete, last: over || (complete && c.epoch + 1 >= c.epochs) });
+    }
+    let stale = c.batches > saved.batches && c.elapsed_s - saved.elapsed_s >= plan.save_seconds;
+    if stale { Next::Save } else { Next::Step }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::schedule::{Decay, Schedule, UpdateSchedule};
+
+    fn plan(change: impl FnOnce(&mut LearnerConfig), counters: &Counters) -> Plan {
+        let (lr, min_lr_ratio, decay, warmup_steps, warmup_ratio, momentum) = (0.1, 0.0, Decay::Linear, None, 0.0, 0.9);
+        let schedule = UpdateSchedule { lr, min_lr_ratio, decay, warmup_steps, warmup_ratio, momentum, batch: 1, accumulate: 1 };
+        let mut config = LearnerConfig::new(3, Schedule::Updates(schedule));
+        change(&mut config);
+        Plan::new(&config, counters, (0..4).map(|i| vec![i]).collect())
+    }
+
+    fn at(epoch: usize, position: usize) -> Counters {
+        let done = (epoch * 4 + position) as u64;
+        Counters { epoch, position, batches: done, updates: done, elapsed_s: 60.0 * done as f64, ..Counters::new(0, 3, 1) }
+    }
+
+    fn what(c: &Counters, change: impl FnOnce(&mut LearnerConfig)) -> Next {
+        next(c, &plan(change, c), &Saved::default())
+    }
+
+    const JUDGE: Judging = Judging { complete: true, last: false };
+
+    #[test]
+    fn an_epoch_is_steps_and_then_a_judgement() {
+        assert_eq!([0, 1, 3, 4].map(|i| what(&at(1, i), |_| {})), [Next::Step, Next::Step, Next::Step, Next::Judge(JUDGE)]);
+        assert_eq!(what(&at(2, 4), |_| {}), Next::Judge(Judging { last: true, ..JUDGE }));
+        assert_eq!(next(&at(1, 0), &plan(|_| {}, &at(0, 4)), &Saved::default()), Next::Done);
+        assert_eq!(what(&Counters { done: true, ..at(1, 1) }, |_| {}), Next::Done);
+    }
+
+    #[test]
+    fn evaluations_limits_and_the_clock_come_between() {
+        let within = Judging { complete: false, last: false };
+        assert_eq!(what(&at(1, 2), |c| c.eval_steps = Some(3)), Next::Judge(within));
+        assert_eq!(what(&Counters { evaluated_at: 6, ..at(1, 2) }, |c| c.eval_steps = Some(3)), Next::Step);
+        assert_eq!(what(&at(1, 2), |c| c.max_steps = Some(6)), Next::Judge(Judging { last: true, ..within }));
+        assert_eq!(what(&at(1, 2), |c| c.time = Some(0.1)), Next::Judge(Judging { last: true, ..within }));
+        assert_eq!(what(&at(1, 2), |c| c.time = Some(0.11)), Next::Step);
+        assert_eq!(what(&at(1, 2), |c| c.checkpoint_minutes = 6.0), Next::Save);
+        let saved = Saved { batches: 6, elapsed_s: 0.0 };
+        assert_eq!(next(&at(1, 2), &plan(|c| c.checkpoint_minutes = 0.0, &at(1, 2)), &saved), Next::Step, "saved already");
+    }
+
+    #[test]
+    fn what_was_taken_out_is_empty() {
+        let (from, to) = (Place { epoch: 0, position: 3 }, Place { epoch: 1, position: 1 });
+        let counters = |epoch| Counters { passed_over: vec![(from, to)], ..at(epoch, 0) };
+        let sizes = |epoch| plan(|_| {}, &counters(epoch)).batches.iter().map(Vec::len).collect::<Vec<_>>();
+        assert_eq!([sizes(0), sizes(1), sizes(2)], [[1, 1, 1, 0], [0, 0, 1, 1], [1, 1, 1, 1]]);
+    }
+}

@@ -1,0 +1,143 @@
+//! What becomes of a run when the numbers are no numbers, or the memory runs out.
+//!
+//! Batches that are not finite in a row: back to the last checkpoint whose place the settings chose, never one that a clock or a signal chose,
+//! with half the learning rate and without the batches that did it, so that neither the clock changes a number nor the same data comes again.
+//!
+//! A batch that the device has no memory for is cut into parts, and so is every batch after it. Nothing is lost by that: the gradients of the
+//! parts are summed, so an update is made of the same samples as before. How far batches are cut is saved before the next attempt, from the
+//! state before the step: should that one take the process with it, a resumed run starts with the smaller parts.
+
+use serde_json::json;
+
+use crate::counters::{Counters, Place};
+use crate::error::{LearnError, TaskError};
+use crate::run::Run;
+use crate::shortage::{Shortage, attempt};
+use crate::state::COUNTERS;
+use crate::task::Task;
+use crate::train::{SKIPS_BEFORE_ROLLBACK, TooLarge};
+
+/// Roll-backs a run may make; one more ends it.
+const MAX_ROLLBACKS: u32 = 3;
+
+impl<T: Task> Run<T> {
+    /// Back to the last planned checkpoint, with half the learning rate and without the data since `trouble_from`.
+    ///
+    /// # Errors
+    /// One roll-back too many, or a checkpoint that is not there any more.
+    pub(crate) fn roll_back(&mut self, files: &[String]) -> Result<(), LearnError> {
+        let now = self.state.counters.clone();
+        if now.rollbacks >= MAX_ROLLBACKS {
+            return Err(LearnError::Diverged { rollbacks: now.rollbacks, batch: now.batches, names: files.join(", ") });
+        }
+        let checkpoint = match now.planned_step {
+            Some(step) => self.journal.checkpoints().load_step(step)?,
+            // A run begun by an older program, which has made no such checkpoint yet.
+            None => match self.journal.checkpoints().latest()?.checkpoint {
+                Some(newest) => newest,
+                None => return Err(LearnError::Diverged { rollbacks: now.rollbacks, batch: now.batches, names: files.join(", ") }),
+            },
+        };
+        let member = |name: &str| checkpoint.members.get(name).map(Vec::as_slice);
+        let mismatch = |reason: String| LearnError::Mismatch { path: checkpoint.path.clone(), reason };
+        self.state.decode(&self.settings.layout, &self.settings.device, &member).map_err(mismatch)?;
+        self.journal.take_back_rows(&checkpoint);
+        let last = Place { position: now.position.saturating_sub(1), ..now.place() };
+        let mut passed_over = now.passed_over;
+        passed_over.push((now.trouble_from.unwrap_or(last), last));
+        let Counters { batches, skipped, unreadable, rollbacks, split, elapsed_s, .. } = now;
+        let counters = &mut self.state.counters;
+        let rollbacks = rollbacks + 1;
+        let lr_scale = now.lr_scale * 0.5;
+        *counters = Counters { batches, skipped, unreadable, rollbacks, lr_scale, split, elapsed_s, passed_over, ..counters.clone() };
+        (counters.skipped_in_a_row, counters.lost_updates, counters.trouble_from) = (0, 0, None);
+        let (epoch, batch, from) = (counters.epoch + 1, counters.position, now.trouble_from.unwrap_or(last));
+        self.tell(
+            "rollback",
+            format!(
+                "{SKIPS_BEFORE_ROLLBACK} batches or updates in a row were not finite: back to epoch {epoch} batch {batch}, learning rate \
+                 x{lr_scale}, without batches {} of epoch {} to {} of epoch {} (roll-back {rollbacks} of {MAX_ROLLBACKS})",
+                from.position + 1,
+                from.epoch + 1,
+                last.position + 1,
+                last.epoch + 1,
+            ),
+        );
+        let saved = self.save_planned();
+        self.warn_unsaved(saved);
+        Ok(())
+    }
+
+    /// Cuts batches into twice as many parts from here on. The state is that before the step.
+    ///
+    /// # Errors
+    /// When a part was a single sample already, or the device cannot be used any more; what is known is saved.
+    pub(crate) fn cut_batches(&mut self, task: &T, batch: TooLarge) -> Result<(), LearnError> {
+        let TooLarge { shortage: Shortage { reason, lost }, samples, files } = batch;
+        let counters = &mut self.state.counters;
+        counters.split += u32::from(samples > 1);
+        let parts = counters.parts();
+        let place = format!("batch {} of epoch {}", counters.position + 1, counters.epoch + 1);
+        self.event("oom", json!({ "reason": reason, "files": files, "parts": parts }));
+        if lost {
+            // Nothing can be read back from it any more.
+            if let Err(error) = self.remember_split() {
+                self.tell("warning", format!("how far to cut batches could not be saved: {error}"));
+            }
+        } else {
+            self.release_memory();
+            let saved = self.save();
+            self.warn_unsaved(saved);
+        }
+        let names = files.join(", ");
+        if samples <= 1 {
+            let what = format!("{place} ({names}) does not fit on the device one sample at a time");
+            return Err(LearnError::OutOfMemory { what, reason, advice: task.less_memory() });
+        }
+        if lost {
+            let what = format!("the device ran out of memory in {place} ({names}) and was lost");
+            let advice = format!("resume the run, which will cut its batches into {parts} parts");
+            return Err(LearnError::OutOfMemory { what, reason, advice });
+        }
+        let statistics = if task.per_count() { "" } else { "; batch statistics are now those of a part" };
+        let message = format!("no memory for {place} ({names}): {reason}; from here on batches are cut into {parts} parts{statistics}");
+        self.watchers.notify("oom", message);
+        Ok(())
+    }
+
+    /// The error of an evaluation that did not fit. Training up to here is saved.
+    pub(crate) fn no_memory_to_evaluate(&mut self, task: &T, shortage: Shortage) -> LearnError {
+        self.release_memory();
+        let parts = self.state.counters.parts();
+        self.event("oom", json!({ "reason": shortage.reason, "files": [], "parts": parts }));
+        let saved = self.save();
+        self.warn_unsaved(saved);
+        LearnError::OutOfMemory {
+            what: "the evaluation does not fit on the device".into(),
+            reason: shortage.reason,
+            advice: task.less_memory(),
+        }
+    }
+
+    /// Lets go of what the allocator keeps for later.
+    fn release_memory(&self) {
+        let device = &self.settings.device;
+        let released = attempt(|| {
+            device.sync().map_err(|e| LearnError::Device(e.to_string()))?;
+            device.memory_cleanup();
+            Ok(())
+        });
+        if released.is_err() {
+            tracing::debug!("the device's memory could not be released");
+        }
+    }
+
+    /// Notes how far batches are cut in the newest checkpoint.
+    fn remember_split(&mut self) -> Result<(), TaskError> {
+        let Some(mut newest) = self.journal.checkpoints().latest()?.checkpoint else { return Ok(()) };
+        let old = newest.members.get(COUNTERS).map(Vec::as_slice).unwrap_or_default();
+        let counters = Counters { split: self.state.counters.split, ..serde_json::from_slice(old)? };
+        newest.members.insert(COUNTERS.into(), serde_json::to_vec_pretty(&counters)?);
+        Ok(self.journal.save_again(&newest)?)
+    }
+}

@@ -1,0 +1,182 @@
+//! A run in progress: its state, its journal, its watchers and its settings, and what every arm of the loop does with them.
+
+use std::time::Instant;
+
+use bellows_runs::{Journal, Member, Retention};
+use burn::module::Module;
+use burn::tensor::Device;
+use serde_json::{Value, json};
+
+use crate::config::LearnerConfig;
+use crate::counters::Counters;
+use crate::error::{LearnError, TaskError};
+use crate::identity::Identity;
+use crate::layout::Layout;
+use crate::log;
+use crate::plan::{Plan, Saved};
+use crate::profile::StepTimes;
+use crate::rng::Rng;
+use crate::sampler::epoch_order;
+use crate::state::RunState;
+use crate::task::{Draw, Group, RunFile, Task};
+use crate::watchers::Watchers;
+
+/// How a run ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// All epochs are done, or the time or the steps that there were.
+    Finished,
+    /// No improvement for `patience` evaluations.
+    EarlyStopped,
+    /// A signal or an observer asked for it; the state is saved.
+    Interrupted,
+    /// The run had been finished before.
+    NothingToDo,
+}
+
+/// What does not change while a run goes on.
+pub(crate) struct Settings {
+    pub(crate) config: LearnerConfig,
+    /// With autodiff.
+    pub(crate) device: Device,
+    pub(crate) layout: Layout,
+    pub(crate) groups: Vec<Group>,
+    pub(crate) identity: Identity,
+}
+
+/// What a session measures of itself; none of it changes a number.
+pub(crate) struct Clock {
+    lap: Instant,
+    pub(crate) saved: Saved,
+    /// Where the time of this epoch's steps went, and the seconds in which they were.
+    pub(crate) times: StepTimes,
+    pub(crate) trained_s: f64,
+}
+
+impl Clock {
+    pub(crate) fn start() -> Self {
+        Self { lap: Instant::now(), saved: Saved::default(), times: StepTimes::default(), trained_s: 0.0 }
+    }
+
+    /// Seconds since the last lap.
+    pub(crate) fn lap(&mut self) -> f64 {
+        std::mem::replace(&mut self.lap, Instant::now()).elapsed().as_secs_f64()
+    }
+}
+
+/// Everything of a run but the task.
+pub(crate) struct Run<T: Task> {
+    pub(crate) state: RunState<T::Model>,
+    pub(crate) journal: Journal,
+    pub(crate) watchers: Watchers<T::Output>,
+    pub(crate) settings: Settings,
+    pub(crate) clock: Clock,
+}
+
+impl<T: Task> Run<T> {
+    /// A model with the averaged weights, without autodiff.
+    pub(crate) fn ema_model(&self) -> T::Model {
+        self.settings.layout.assign(self.state.model.valid(), self.state.ema.values.iter().cloned().map(Some).collect())
+    }
+
+    /// What this epoch may depend on.
+    pub(crate) fn draw(&self) -> Draw {
+        let Counters { seed, epoch, epochs, .. } = self.state.counters;
+        Draw { seed, epoch, epochs, step: 0 }
+    }
+
+    /// The batches of this epoch.
+    pub(crate) fn plan(&self, task: &T, samples: usize) -> Plan {
+        let config = &self.settings.config;
+        let draw = self.draw();
+        let cut = || {
+            let order = epoch_order(samples, draw.seed, draw.epoch, config.shuffle);
+            order.chunks(config.schedule.batch()).map(<[usize]>::to_vec).collect()
+        };
+        Plan::new(config, &self.state.counters, task.plan(draw).unwrap_or_else(cut))
+    }
+
+    /// Seeds what Burn draws by itself on the device (`Dropout`, `Tensor::random`): with the batch it is for, so that a run that is resumed
+    /// draws the same.
+    pub(crate) fn seed_device(&self, draw: Draw) {
+        self.settings.device.seed(Rng::new(draw.seed, "device", draw.epoch as u64, draw.step).bits());
+    }
+
+    /// Adds the time since the last call to the run's.
+    pub(crate) fn lap(&mut self) -> f64 {
+        let seconds = self.clock.lap();
+        self.state.counters.elapsed_s += seconds;
+        seconds
+    }
+
+    /// A line of `events.jsonl`.
+    pub(crate) fn event(&mut self, kind: &str, fields: Value) {
+        self.journal.event(&log::event(kind, &self.state.counters, fields));
+    }
+
+    /// A line of `events.jsonl` that observers are told too.
+    pub(crate) fn tell(&mut self, kind: &'static str, message: String) {
+        self.event(kind, json!({ "message": message }));
+        self.watchers.notify(kind, message);
+    }
+
+    /// Tells what the journal could not write.
+    pub(crate) fn tell_warnings(&mut self) {
+        for warning in self.journal.take_warnings() {
+            self.watchers.notify("warning", warning);
+        }
+    }
+
+    pub(crate) fn write(&mut self, files: Vec<RunFile>) {
+        files.into_iter().for_each(|file| self.journal.write(&file.path, file.bytes));
+        self.tell_warnings();
+    }
+
+    /// Makes a checkpoint at a place that the settings chose, where a roll-back may go.
+    ///
+    /// # Errors
+    /// As [`Run::save`].
+    pub(crate) fn save_planned(&mut self) -> Result<(), TaskError> {
+        let counters = &mut self.state.counters;
+        let before = counters.planned_step.replace(counters.batches);
+        self.save().inspect_err(|_| self.state.counters.planned_step = before)
+    }
+
+    /// Makes a checkpoint, and writes what waited for one.
+    ///
+    /// # Errors
+    /// When it is not made; then the one before stands.
+    pub(crate) fn save(&mut self) -> Result<(), TaskError> {
+        let counters = &self.state.counters;
+        // Also if it fails: the next try comes an interval later, not a batch later.
+        self.clock.saved = Saved { batches: counters.batches, elapsed_s: counters.elapsed_s };
+        let members = self.state.encode(&self.settings.layout)?;
+        let members: Vec<Member<'_>> = members.iter().map(|(name, bytes)| Member { name, bytes }).collect();
+        let mut info = self.settings.identity.info();
+        info.insert("epoch".into(), json!(counters.epoch));
+        info.insert("position".into(), json!(counters.position));
+        let steps = [counters.best_step, counters.planned_step].into_iter().flatten().collect();
+        let keep = Retention { newest: self.settings.config.keep_checkpoints, steps };
+        self.journal.event(&log::event("checkpoint", counters, json!({})));
+        let saved = self.journal.save(counters.batches, &members, info, &keep);
+        self.tell_warnings();
+        Ok(saved?)
+    }
+
+    /// Ends a run that somebody wants to stop.
+    ///
+    /// # Errors
+    /// When its state cannot be saved.
+    pub(crate) fn stop(&mut self) -> Result<Outcome, LearnError> {
+        self.save().map_err(LearnError::FinalSave)?;
+        self.tell("stop", "stopped by request; the state is saved".into());
+        Ok(Outcome::Interrupted)
+    }
+
+    /// What became of a checkpoint that training can go on without.
+    pub(crate) fn warn_unsaved(&mut self, saved: Result<(), TaskError>) {
+        if let Err(error) = saved {
+            self.tell("warning", format!("the checkpoint was not saved, training goes on: {error}"));
+        }
+    }
+}

@@ -1,0 +1,202 @@
+//! The arm of the loop that trains on a batch, and what becomes of batches that cannot be trained on.
+
+use std::time::Instant;
+
+use serde_json::json;
+
+use crate::error::{LearnError, TaskError};
+use crate::log::step_fields;
+use crate::observe::BatchReport;
+use crate::parts::cut;
+use crate::plan::Plan;
+use crate::run::Run;
+use crate::schedule::Hyper;
+use crate::shortage::{Failure, Shortage};
+use crate::step::{StepContext, StepReport, try_step};
+use crate::task::{Task, Unreadable};
+use crate::tensorboard;
+
+/// Skipped batches in a row after which the run goes back to its last planned checkpoint; unreadable ones after which it ends.
+pub(crate) const SKIPS_BEFORE_ROLLBACK: u32 = 3;
+
+/// What a batch asks the loop for.
+pub(crate) enum Trained {
+    /// The next batch.
+    On,
+    /// A way out of batches that are not finite.
+    RollBack {
+        /// The samples of the last one.
+        files: Vec<String>,
+    },
+    /// Smaller parts.
+    TooLarge(TooLarge),
+}
+
+/// A batch that did not fit on the device.
+pub(crate) struct TooLarge {
+    pub(crate) shortage: Shortage,
+    /// Samples in its largest part.
+    pub(crate) samples: usize,
+    /// What the user calls all of them.
+    pub(crate) files: Vec<String>,
+}
+
+impl<T: Task> Run<T> {
+    /// Trains on the next batch of `plan`, which `made` holds, all of it or part by part. `waited` is how long the loop waited for it.
+    ///
+    /// # Errors
+    /// A task or a device that fails; too many batches in a row that cannot be read.
+    pub(crate) fn train(
+        &mut self,
+        task: &T,
+        plan: &Plan,
+        made: Result<Vec<T::Batch>, TaskError>,
+        waited: Instant,
+    ) -> Result<Trained, LearnError> {
+        let wait = waited.elapsed().as_secs_f64();
+        let position = self.state.counters.position;
+        if plan.batches[position].is_empty() {
+            self.state.counters.position += 1;
+            return Ok(Trained::On);
+        }
+        let batch = match made {
+            Ok(batch) => batch,
+            Err(error) => return self.unread(error),
+        };
+        let draw = plan.draw(self.draw(), position);
+        let files = batch.first().map(|part| task.inspect(part, draw, position)).unwrap_or_default();
+        self.write(files);
+        let hyper = self.hyper(plan, position);
+        let files = || batch.iter().flat_map(|part| task.sample_names(part)).collect::<Vec<_>>();
+        let mut step = match self.step(task, &batch, plan, &hyper) {
+            Ok(step) => step,
+            Err(Failure::Other(error)) => return Err(error),
+            Err(Failure::Memory(shortage)) => {
+                self.lap();
+                let samples = cut(&plan.batches[position], self.state.counters.parts()).map(<[usize]>::len).max().unwrap_or(0);
+                return Ok(Trained::TooLarge(TooLarge { shortage, samples, files: files() }));
+            }
+        };
+        let counters = &mut self.state.counters;
+        (counters.position, counters.unreadable_in_a_row) = (position + 1, 0);
+        counters.lr = hyper.lr;
+        counters.batches += 1;
+        step.times.wait = wait;
+        let seconds = self.lap();
+        self.clock.times += step.times;
+        self.clock.trained_s += seconds;
+        if let Some(what) = step.skipped {
+            return Ok(self.skip(what, step.lost_update, files()));
+        }
+        self.count(&step, if task.per_count() { step.count as u64 } else { 1 });
+        self.report(task, plan, &batch, step, seconds);
+        Ok(Trained::On)
+    }
+
+    fn hyper(&self, plan: &Plan, position: usize) -> Hyper {
+        let (config, counters) = (&self.settings.config, &self.state.counters);
+        let adam = !self.state.optimizer.is_sgd();
+        let (batches, limit) = (plan.batches.len(), config.max_steps);
+        let mut hyper = config.schedule.at(position, batches, (plan.epoch, counters.epochs), &self.settings.groups, adam, limit);
+        hyper.lr.iter_mut().for_each(|lr| *lr *= counters.lr_scale);
+        hyper
+    }
+
+    fn step(&mut self, task: &T, batch: &[T::Batch], plan: &Plan, hyper: &Hyper) -> Result<StepReport<T::Output>, Failure> {
+        let draw = plan.draw(self.draw(), self.state.counters.position);
+        self.seed_device(draw);
+        let counters = &mut self.state.counters;
+        if counters.pending == 0 {
+            counters.window_from = counters.place();
+        }
+        let settings = &self.settings;
+        let context = StepContext {
+            task,
+            layout: &settings.layout,
+            groups: &settings.groups,
+            device: &settings.device,
+            max_grad_norm: settings.config.max_grad_norm,
+            profile: settings.config.profile,
+        };
+        try_step(&context, &mut self.state, batch, draw, hyper)
+    }
+
+    /// A batch that was trained on, in the counters.
+    fn count(&mut self, step: &StepReport<T::Output>, weight: u64) {
+        let counters = &mut self.state.counters;
+        counters.skipped_in_a_row = 0;
+        if step.grad_norm.is_some() {
+            counters.lost_updates = 0;
+        }
+        if counters.lost_updates == 0 {
+            counters.trouble_from = None;
+        }
+        for (sum, item) in counters.item_sums.iter_mut().zip(&step.items) {
+            *sum += item * weight as f64;
+        }
+        counters.item_count += weight;
+    }
+
+    /// The same for logs and observers.
+    fn report(&mut self, task: &T, plan: &Plan, batch: &[T::Batch], step: StepReport<T::Output>, seconds: f64) {
+        let counters = &self.state.counters;
+        let report = BatchReport {
+            step: counters.batches,
+            epoch: counters.epoch,
+            position: counters.position - 1,
+            means: counters.item_means(),
+            count: step.count,
+            samples: batch.iter().map(|part| task.sample_names(part).len()).sum(),
+            units: batch.iter().map(|part| task.units(part)).sum(),
+            seconds,
+            lr: counters.lr.clone(),
+            grad_norm: step.grad_norm,
+            times: step.times,
+            gauges: (self.watchers.gauges)(),
+            items: step.items,
+        };
+        self.watchers.update(&step.outputs, report.position, plan.batches.len());
+        if report.position.is_multiple_of(self.settings.config.log_every.max(1)) {
+            let fields = step_fields(task.item_names(), task.unit(), &report, self.watchers.values());
+            self.event("step", fields);
+        }
+        self.journal.scalars(&tensorboard::of_batch(task.item_names(), task.unit(), &report));
+        self.tell_warnings();
+        self.watchers.all(|o| o.on_batch(&report));
+    }
+
+    /// A batch that left nothing, because something in it was not finite.
+    fn skip(&mut self, what: &'static str, lost_update: bool, files: Vec<String>) -> Trained {
+        let counters = &mut self.state.counters;
+        let mut from = counters.place();
+        from.position -= 1;
+        counters.trouble_from.get_or_insert(if lost_update { counters.window_from } else { from });
+        counters.skipped += 1;
+        counters.skipped_in_a_row += 1;
+        counters.lost_updates += u32::from(lost_update);
+        let stuck = counters.skipped_in_a_row.max(counters.lost_updates) >= SKIPS_BEFORE_ROLLBACK;
+        let (batch, epoch, skipped) = (from.position + 1, from.epoch + 1, counters.skipped);
+        let message = format!("batch {batch} of epoch {epoch} skipped: the {what} is not finite ({})", files.join(", "));
+        self.event("skip", json!({ "reason": what, "files": files, "skipped": skipped }));
+        self.watchers.notify("skip", message);
+        if stuck { Trained::RollBack { files } } else { Trained::On }
+    }
+
+    /// A batch of which no sample could be read, or could be made.
+    fn unread(&mut self, error: TaskError) -> Result<Trained, LearnError> {
+        let counters = &mut self.state.counters;
+        let what = format!("batch {} of epoch {}", counters.position + 1, counters.epoch + 1);
+        if !error.is::<Unreadable>() || counters.unreadable_in_a_row + 1 >= SKIPS_BEFORE_ROLLBACK {
+            return Err(LearnError::task(what)(error));
+        }
+        counters.position += 1;
+        counters.batches += 1;
+        counters.unreadable += 1;
+        counters.unreadable_in_a_row += 1;
+        let fields = json!({ "reason": error.to_string(), "unreadable": counters.unreadable });
+        self.lap();
+        self.event("unreadable", fields);
+        self.watchers.notify("unreadable", format!("{what} skipped: {error}"));
+        Ok(Trained::On)
+    }
+}

@@ -1,0 +1,78 @@
+//! Who looks at a run and who may stop it. They see everything and decide nothing but that.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use burn::train::Interrupter;
+use serde_json::Value;
+
+use crate::metrics::ErasedMetric;
+use crate::observe::{Gauge, Notice, Observer};
+use crate::task::{RunFile, StepOutput};
+
+/// Observers, metrics, gauges and the two ways to stop a run.
+pub(crate) struct Watchers<O> {
+    observers: Vec<Box<dyn Observer>>,
+    metrics: Vec<Box<dyn ErasedMetric<O>>>,
+    pub(crate) gauges: Box<dyn Fn() -> Vec<Gauge>>,
+    pub(crate) stop: Arc<AtomicBool>,
+    pub(crate) quit: Interrupter,
+}
+
+impl<O> Watchers<O> {
+    /// Nobody.
+    pub(crate) fn none() -> Self {
+        let (stop, quit) = (Arc::new(AtomicBool::new(false)), Interrupter::new());
+        Self { observers: Vec::new(), metrics: Vec::new(), gauges: Box::new(Vec::new), stop, quit }
+    }
+
+    pub(crate) fn observe(&mut self, observer: Box<dyn Observer>) {
+        self.observers.push(observer);
+    }
+
+    pub(crate) fn measure(&mut self, metric: Box<dyn ErasedMetric<O>>) {
+        self.metrics.push(metric);
+    }
+
+    /// Calls every observer.
+    pub(crate) fn all(&mut self, tell: impl FnMut(&mut Box<dyn Observer>)) {
+        self.observers.iter_mut().for_each(tell);
+    }
+
+    /// Something worth a line.
+    pub(crate) fn notify(&mut self, kind: &'static str, message: String) {
+        tracing::info!(kind, "{message}");
+        let notice = Notice { kind, message };
+        self.all(|o| o.on_notice(&notice));
+    }
+
+    /// Feeds the metrics with a batch's parts.
+    pub(crate) fn update(&mut self, outputs: &[StepOutput<O>], position: usize, batches: usize) {
+        for metric in &mut self.metrics {
+            outputs.iter().for_each(|output| metric.update(output, position, batches));
+        }
+    }
+
+    /// The metrics' values so far in this epoch.
+    pub(crate) fn values(&self) -> Value {
+        self.metrics.iter().map(|m| m.value()).collect()
+    }
+
+    /// What the observers want written.
+    pub(crate) fn files(&mut self) -> Vec<RunFile> {
+        self.observers.iter_mut().flat_map(|o| o.files()).collect()
+    }
+
+    /// The last word to the observers, which are let go: a dashboard gives the terminal back when it is dropped.
+    pub(crate) fn end(&mut self) -> Vec<RunFile> {
+        self.all(|o| o.on_end());
+        let files = self.files();
+        self.observers.clear();
+        files
+    }
+
+    /// Whether somebody wants the run to stop.
+    pub(crate) fn stopping(&self) -> bool {
+        self.stop.load(Ordering::Relaxed) || self.quit.should_stop()
+    }
+}

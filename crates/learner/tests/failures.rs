@@ -1,0 +1,181 @@
+//! What a run does when something around it fails: data that cannot be read, an evaluation that cannot be made, a disk that does not write.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+mod toy;
+
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+
+use bellows_learner::{LearnError, LearnerConfig, Notice, Observer, Outcome};
+use burn::tensor::Device;
+use toy::{BATCHES, Poison, Toy, config, data, ending, learner, learner_of, no_poison};
+
+fn start(toy: Toy, dir: &Path) -> bellows_learner::Learner<Toy> {
+    learner_of(toy, dir, config(), &Device::flex())
+}
+
+/// Notices by kind.
+#[derive(Clone, Default)]
+struct Told(Arc<Mutex<Vec<(String, String)>>>);
+
+impl Observer for Told {
+    fn on_notice(&mut self, notice: &Notice) {
+        self.0.lock().unwrap().push((notice.kind.into(), notice.message.clone()));
+    }
+}
+
+impl Told {
+    fn of(&self, kind: &str) -> Vec<String> {
+        self.0.lock().unwrap().iter().filter(|(k, _)| k == kind).map(|(_, message)| message.clone()).collect()
+    }
+}
+
+#[test]
+fn a_batch_of_which_nothing_can_be_read_is_skipped_and_counted() {
+    let unreadable: Poison = |epoch, position| epoch == 1 && [3, 4, 9].contains(&position);
+    let dir = tempfile::tempdir().unwrap();
+    let told = Told::default();
+    let mut session = start(Toy { unreadable, ..Toy::default() }, dir.path());
+    session.observe(told.clone());
+    assert_eq!(session.fit(&data()).unwrap(), Outcome::Finished);
+    assert_eq!((session.state().counters.unreadable, session.state().counters.skipped), (3, 0));
+    let said = told.of("unreadable");
+    assert!(said.len() == 3 && said[0].contains("batch 4 of epoch 2") && said[0].contains("scratched"), "{said:?}");
+}
+
+#[test]
+fn three_in_a_row_end_the_run_which_can_be_resumed() {
+    let unreadable: Poison = |epoch, position| epoch == 1 && position >= 3;
+    let dir = tempfile::tempdir().unwrap();
+    let error = start(Toy { unreadable, ..Toy::default() }, dir.path()).fit(&data()).unwrap_err();
+    assert!(matches!(&error, LearnError::Task { what, .. } if what.contains("batch 6 of epoch 2")), "{error}");
+    let mut mended = start(Toy::default(), dir.path());
+    mended.resume().unwrap();
+    assert_eq!(mended.fit(&data()).unwrap(), Outcome::Finished);
+}
+
+#[test]
+fn an_evaluation_that_fails_costs_nothing_that_was_trained() {
+    let whole = tempfile::tempdir().unwrap();
+    start(Toy::default(), whole.path()).fit(&data()).unwrap();
+    let bad_evaluation: Poison = |epoch, _| epoch == 1;
+    let dir = tempfile::tempdir().unwrap();
+    let error = start(Toy { bad_evaluation, ..Toy::default() }, dir.path()).fit(&data()).unwrap_err();
+    assert!(matches!(&error, LearnError::Task { what, .. } if what == "evaluation"), "{error}");
+    let mut mended = start(Toy::default(), dir.path());
+    mended.resume().unwrap();
+    assert_eq!((mended.state().counters.epoch, mended.state().counters.position), (1, BATCHES), "the epoch is trained");
+    assert_eq!(mended.fit(&data()).unwrap(), Outcome::Finished);
+    assert!(ending(dir.path()) == ending(whole.path()));
+}
+
+#[test]
+fn an_item_that_is_no_number_is_kept_and_read_back() {
+    let bad_item: Poison = |epoch, position| (epoch, position) == (0, 2);
+    let toy = || Toy { bad_item, ..Toy::default() };
+    let whole = tempfile::tempdir().unwrap();
+    start(toy(), whole.path()).fit(&data()).unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    let flag = Arc::new(std::sync::atomic::AtomicBool::new(false));
+    let mut session = start(toy(), dir.path());
+    session.observe(toy::StopAfter { after: 5, seen: 0, flag: flag.clone() }).stop_when(flag);
+    assert_eq!(session.fit(&data()).unwrap(), Outcome::Interrupted);
+    assert!(session.state().counters.item_sums[1].is_nan() && session.state().counters.item_sums[0].is_finite());
+    let mut resumed = start(toy(), dir.path());
+    resumed.resume().unwrap();
+    assert_eq!(resumed.fit(&data()).unwrap(), Outcome::Finished);
+    assert!(ending(dir.path()) == ending(whole.path()));
+    assert!(std::fs::read_to_string(dir.path().join("run/results.csv")).unwrap().contains(",nan,"));
+}
+
+/// A state that is not finite is no checkpoint.
+#[test]
+fn what_is_not_finite_is_never_encoded() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut session = learner(dir.path(), config(), no_poison);
+    session.fit(&data()).unwrap();
+    let layout = session.layout();
+    let state = session.state();
+    let infinite = |t: &burn::tensor::Tensor<1>| t.clone().mul_scalar(f32::INFINITY).add_scalar(f32::INFINITY);
+    let with = |change: &dyn Fn(&mut bellows_learner::RunState<toy::Net>)| {
+        let mut changed = bellows_learner::RunState {
+            model: state.model.clone(),
+            ema: state.ema.clone(),
+            optimizer: state.optimizer.clone(),
+            grads: state.grads.clone(),
+            counters: state.counters.clone(),
+        };
+        change(&mut changed);
+        changed.encode(layout).unwrap_err().to_string()
+    };
+    let ema = with(&|s| s.ema.values[2] = infinite(&s.ema.values[2]));
+    let name = &layout.entries[2].name;
+    assert!(ema.starts_with("ema.safetensors") && ema.contains(name.as_str()), "{ema}");
+    let moments = with(&|s| s.optimizer.first[0] = Some(infinite(&s.ema.values[0])));
+    assert!(moments.starts_with("optimizer.safetensors") && moments.contains("first."), "{moments}");
+    let window = with(&|s| s.grads.sums = s.ema.values.iter().map(|v| Some(infinite(v))).collect());
+    assert!(window.starts_with("grads.safetensors"), "{window}");
+}
+
+/// `results.csv` and the weights cannot be written, checkpoints can.
+#[test]
+fn rows_and_weights_that_cannot_be_written_cost_neither_checkpoint_nor_run() {
+    let dir = tempfile::tempdir().unwrap();
+    let told = Told::default();
+    let mut session = learner(dir.path(), config(), no_poison);
+    for occupied in ["results.csv/x", "weights/last.safetensors/x"] {
+        std::fs::create_dir_all(dir.path().join("run").join(occupied)).unwrap();
+    }
+    session.observe(told.clone());
+    let error = session.fit(&data()).unwrap_err();
+    assert!(matches!(error, LearnError::Unwritten(_)), "{error}");
+    let text = error.to_string();
+    assert!(text.contains("training is saved") && text.contains("results.csv") && text.contains("last.safetensors"), "{text}");
+    assert!(session.state().counters.done && told.of("warning").len() > 2);
+    // The rows are in the checkpoint: where there is room again, they are all there.
+    for occupied in ["results.csv", "weights/last.safetensors"] {
+        std::fs::remove_dir_all(dir.path().join("run").join(occupied)).unwrap();
+    }
+    session.finish().unwrap();
+    let whole = tempfile::tempdir().unwrap();
+    learner(whole.path(), config(), no_poison).fit(&data()).unwrap();
+    assert!(ending(dir.path()) == ending(whole.path()));
+}
+
+#[test]
+fn logs_that_are_gone_or_shorter_are_mended() {
+    let whole = tempfile::tempdir().unwrap();
+    learner(whole.path(), config(), no_poison).fit(&data()).unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    let flag = Arc::new(std::sync::atomic::AtomicBool::new(false));
+    let mut session = learner(dir.path(), config(), no_poison);
+    session.observe(toy::StopAfter { after: 2 * BATCHES + 3, seen: 0, flag: flag.clone() }).stop_when(flag);
+    session.fit(&data()).unwrap();
+    std::fs::write(dir.path().join("run/events.jsonl"), "").unwrap();
+    std::fs::remove_file(dir.path().join("run/results.csv")).unwrap();
+    let told = Told::default();
+    let mut session = learner(dir.path(), config(), no_poison);
+    session.resume().unwrap();
+    session.observe(told.clone());
+    session.fit(&data()).unwrap();
+    assert_eq!(told.of("warning").len(), 2, "{:?}", told.of("warning"));
+    assert!(ending(dir.path()) == ending(whole.path()));
+}
+
+#[test]
+fn settings_and_tasks_that_make_no_sense_are_refused_at_the_start() {
+    let refused = |config: LearnerConfig| {
+        let dir = tempfile::tempdir().unwrap();
+        let run = bellows_runs::RunDir::create(dir.path(), "run", true).unwrap();
+        let device = Device::flex();
+        let made = bellows_learner::Learner::new(Toy::default(), toy::net(&device), &device, config, run, Default::default());
+        made.err().unwrap().to_string()
+    };
+    let mut no_batch = config();
+    let bellows_learner::Schedule::Epochs(schedule) = &mut no_batch.schedule else { unreachable!() };
+    schedule.batch = 0;
+    assert_eq!(refused(no_batch), "batch is 0: it must be at least 1");
+    assert!(refused(LearnerConfig { epochs: 0, ..config() }).starts_with("epochs is 0"));
+    assert!(refused(LearnerConfig { max_grad_norm: f64::NAN, ..config() }).contains("max_grad_norm is NaN"));
+    assert!(refused(LearnerConfig { eval_steps: Some(0), ..config() }).contains("eval_steps is 0"));
+}

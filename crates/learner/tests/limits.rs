@@ -1,0 +1,83 @@
+//! Where training ends: after so much time, so many updates, without improvement; and what is there then.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+mod toy;
+
+use std::path::Path;
+use std::time::Duration;
+
+use bellows_learner::{BatchReport, LearnerConfig, Observer, Outcome};
+use toy::{BATCHES, config, data, learner, no_poison};
+
+/// Makes every batch take a while.
+struct Slow;
+
+impl Observer for Slow {
+    fn on_batch(&mut self, _: &BatchReport) {
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+fn rows(dir: &Path) -> usize {
+    std::fs::read_to_string(dir.join("run/results.csv")).unwrap().lines().count() - 1
+}
+
+#[test]
+fn the_time_stops_within_an_epoch_and_validates_once() {
+    let dir = tempfile::tempdir().unwrap();
+    // Five batches' time of eleven.
+    let config = LearnerConfig { time: Some(0.1 / 3600.0), ..config() };
+    let mut session = learner(dir.path(), config.clone(), no_poison);
+    session.observe(Slow);
+    assert_eq!(session.fit(&data()).unwrap(), Outcome::Finished);
+    let counters = &session.state().counters;
+    assert!(counters.done && counters.epoch == 0 && counters.position < BATCHES, "batch {} of epoch {}", counters.position, counters.epoch);
+    assert_eq!(rows(dir.path()), 1);
+    assert!(dir.path().join("run/weights/best.safetensors").exists() && dir.path().join("run/weights/last.safetensors").exists());
+    let mut again = learner(dir.path(), config, no_poison);
+    again.resume().unwrap();
+    assert_eq!(again.fit(&data()).unwrap(), Outcome::NothingToDo);
+}
+
+#[test]
+fn so_many_updates_are_made_and_no_more() {
+    let run = |max_steps| {
+        let dir = tempfile::tempdir().unwrap();
+        let mut session = learner(dir.path(), LearnerConfig { max_steps, ..config() }, no_poison);
+        assert_eq!(session.fit(&data()).unwrap(), Outcome::Finished);
+        (session.state().counters.updates, rows(dir.path()))
+    };
+    let (all, epochs) = run(None);
+    assert_eq!(run(Some(7)), (7, 1));
+    assert_eq!(run(Some(all + 1)), (all, epochs));
+}
+
+#[test]
+fn without_saving_the_best_and_the_last_weights_are_there() {
+    // The best epoch is not the last one: its weights are there all the same.
+    fn worse_later(epoch: usize, position: usize) -> bool {
+        epoch > 0 && position == toy::EVALUATION
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let mut session = learner(dir.path(), LearnerConfig { save: false, ..config() }, worse_later);
+    assert_eq!(session.fit(&data()).unwrap(), Outcome::Finished);
+    assert_eq!(session.state().counters.best.unwrap().1, 0);
+    let weights = |name: &str| std::fs::read_to_string(dir.path().join("run/weights").join(name)).unwrap();
+    assert!(weights("best.safetensors").starts_with("0 ") && weights("last.safetensors").starts_with("3 "));
+    let steps = bellows_runs::Checkpoints::open(dir.path().join("run/checkpoints")).unwrap().steps().unwrap();
+    assert_eq!(steps.len(), 2, "the first and the last: {steps:?}");
+}
+
+#[test]
+fn an_evaluation_within_an_epoch_leaves_the_batches_as_they_were() {
+    let run = |eval_steps| {
+        let dir = tempfile::tempdir().unwrap();
+        let mut session = learner(dir.path(), LearnerConfig { eval_steps, workers: 2, ..config() }, no_poison);
+        session.fit(&data()).unwrap();
+        let weights = session.layout().read(&session.layout().values(&session.ema_model())).unwrap();
+        (weights, rows(dir.path()))
+    };
+    let ((whole, epochs), (often, more)) = (run(None), run(Some(2)));
+    assert!(more > epochs);
+    assert!(whole == often);
+}

@@ -1,0 +1,191 @@
+//! What a model from outside may bring: layers of Burn's that draw for themselves, tensors of whole numbers and booleans, 16-bit weights.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use bellows_learner::{
+    BatchReport, Decay, Draw, EvalContext, Evaluation, Group, Identity, Learner, LearnerConfig, Observer, Outcome, Role, Schedule,
+    StepOutput, Task, TaskError, UpdateSchedule,
+};
+use bellows_runs::RunDir;
+use burn::data::dataset::{Dataset, InMemDataset};
+use burn::module::{Module, Param};
+use burn::nn::{Dropout, DropoutConfig, Linear, LinearConfig};
+use burn::tensor::{Bool, Device, Int, Tensor, TensorData};
+
+/// A layer with Burn's own dropout, a counter and a mask, which no gradient reaches.
+#[derive(Module, Debug)]
+struct Net {
+    layer: Linear,
+    dropout: Dropout,
+    seen: Param<Tensor<1, Int>>,
+    mask: Param<Tensor<1, Bool>>,
+}
+
+struct Plain {
+    /// Metrics that `evaluate` returns under other names than it promised.
+    misnamed: bool,
+    group: usize,
+}
+
+impl Task for Plain {
+    type Model = Net;
+    type Item = usize;
+    type Batch = Vec<f32>;
+    type Output = ();
+
+    fn item_names(&self) -> &[&'static str] {
+        &["loss"]
+    }
+    fn metric_names(&self) -> Vec<String> {
+        vec!["val/loss".into()]
+    }
+    fn groups(&self) -> Vec<Group> {
+        vec![Group { lr_scale: 1.0, weight_decay: 0.0, bias: false }]
+    }
+    fn role_of(&self, _: &str) -> Role {
+        Role::Trained(self.group)
+    }
+    fn batch(&self, data: &dyn Dataset<usize>, draw: Draw, indices: &[usize]) -> Result<Vec<f32>, TaskError> {
+        // A function of the step too.
+        indices.iter().map(|&i| Ok(data.get(i)? as f32 / 10.0 + draw.step as f32 * 1e-3)).collect()
+    }
+    fn sample_names(&self, batch: &Vec<f32>) -> Vec<String> {
+        batch.iter().map(f32::to_string).collect()
+    }
+    fn loss(&self, model: &Net, batch: &Vec<f32>, _: Draw, device: &Device) -> StepOutput<()> {
+        let x = Tensor::<1>::from_data(TensorData::from(batch.as_slice()), device).reshape([batch.len(), 1]).repeat_dim(1, 8);
+        let out = model.layer.forward(model.dropout.forward(x));
+        let loss = (out - 1.0).powi_scalar(2).sum();
+        StepOutput { items: loss.clone().detach(), loss, count: batch.len(), output: () }
+    }
+    fn evaluate(&self, model: &Net, _: &mut EvalContext<'_>) -> Result<Evaluation, TaskError> {
+        let sum = f64::from(model.layer.weight.val().sum().into_scalar::<f32>());
+        let name = if self.misnamed { "val/other" } else { "val/loss" };
+        Ok(Evaluation { fitness: -sum, metrics: vec![(name.into(), sum)], ..Evaluation::default() })
+    }
+    fn export(&self, _: &Net, _: usize) -> Result<Vec<u8>, TaskError> {
+        Ok(Vec::new())
+    }
+}
+
+fn net(device: &Device, seen: i64) -> Net {
+    let values: Vec<f32> = (0..8).map(|i| 0.1 * i as f32).collect();
+    let mut layer = LinearConfig::new(8, 1).init(device);
+    layer.weight = layer.weight.map(|_| Tensor::from_data(TensorData::new(values, [8, 1]), device).require_grad());
+    layer.bias = layer.bias.map(|b| b.map(|b| b.zeros_like().require_grad()));
+    let seen = Param::from_tensor(Tensor::<1, Int>::from_data(TensorData::from([seen, -7].as_slice()), device));
+    let mask = Param::from_tensor(Tensor::<1, Bool>::from_data(TensorData::from([true, false, seen_is_odd(&seen)].as_slice()), device));
+    Net { layer, dropout: DropoutConfig::new(0.5).init(), seen, mask }
+}
+
+fn seen_is_odd(seen: &Param<Tensor<1, Int>>) -> bool {
+    seen.val().into_data().try_into_vec_as::<i64>().unwrap()[0] % 2 == 1
+}
+
+fn config() -> LearnerConfig {
+    let (lr, min_lr_ratio, decay, warmup_steps, warmup_ratio, momentum) = (0.02, 0.0, Decay::Cosine, Some(2), 0.0, 0.9);
+    let schedule = UpdateSchedule { lr, min_lr_ratio, decay, warmup_steps, warmup_ratio, momentum, batch: 3, accumulate: 2 };
+    LearnerConfig { beta2: Some(0.95), eps: 1e-6, ..LearnerConfig::new(3, Schedule::Updates(schedule)) }
+}
+
+fn start(dir: &Path, net: Net, task: Plain) -> Learner<Plain> {
+    let run = RunDir::create(dir, "run", true).unwrap();
+    Learner::new(task, net, &Device::flex(), config(), run, Identity::default()).unwrap()
+}
+
+fn plain() -> Plain {
+    Plain { misnamed: false, group: 0 }
+}
+
+fn data() -> InMemDataset<usize> {
+    InMemDataset::new((0..14).collect())
+}
+
+struct StopAfter(usize, Arc<AtomicBool>);
+
+impl Observer for StopAfter {
+    fn on_batch(&mut self, report: &BatchReport) {
+        self.1.store(report.step as usize >= self.0, Ordering::SeqCst);
+    }
+}
+
+fn weights(session: &Learner<Plain>) -> Vec<Vec<f32>> {
+    session.layout().read(&session.layout().values(&session.ema_model())).unwrap().into_iter().map(|(_, _, values)| values).collect()
+}
+
+#[test]
+fn burns_own_dropout_does_not_break_a_resumed_run() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut whole = start(dir.path(), net(&Device::flex(), 3), plain());
+    whole.fit(&data()).unwrap();
+    for after in [1, 4, 9] {
+        let dir = tempfile::tempdir().unwrap();
+        let flag = Arc::new(AtomicBool::new(false));
+        let mut session = start(dir.path(), net(&Device::flex(), 3), plain());
+        session.observe(StopAfter(after, flag.clone())).stop_when(flag);
+        assert_eq!(session.fit(&data()).unwrap(), Outcome::Interrupted);
+        // Whatever this process draws in between.
+        Tensor::<1>::random([after], burn::tensor::Distribution::Default, &Device::flex());
+        let mut session = start(dir.path(), net(&Device::flex(), 3), plain());
+        session.resume().unwrap();
+        session.fit(&data()).unwrap();
+        assert_eq!(weights(&session), weights(&whole), "after {after}");
+    }
+}
+
+#[test]
+fn whole_numbers_and_booleans_come_back() {
+    let device = Device::flex();
+    let dir = tempfile::tempdir().unwrap();
+    start(dir.path(), net(&device, 3), plain()).fit(&data()).unwrap();
+    // A program that begins with other ones goes on with those of the checkpoint.
+    let mut session = start(dir.path(), net(&device, 40), plain());
+    session.resume().unwrap();
+    let model = session.ema_model();
+    assert_eq!(model.seen.val().into_data().try_into_vec_as::<i64>().unwrap(), [3, -7]);
+    assert_eq!(model.mask.val().into_data().try_into_vec_as::<bool>().unwrap(), [true, false, true]);
+}
+
+#[test]
+fn weights_of_16_bits_are_saved_as_such() {
+    let dir = tempfile::tempdir().unwrap();
+    for dtype in [burn::tensor::DType::F16, burn::tensor::DType::BF16] {
+        let device = Device::flex();
+        let half = || {
+            let mut net = net(&device, 1);
+            net.layer.weight = net.layer.weight.map(|w| w.inner().cast(dtype).require_grad());
+            net
+        };
+        let session = start(dir.path(), half(), plain());
+        let members = session.state().encode(session.layout()).unwrap();
+        let member = |name: &str| members.iter().find(|(n, _)| *n == name).map(|(_, bytes)| bytes.as_slice());
+        let mut back = bellows_learner::RunState {
+            model: net(&device, 1).train(),
+            ema: session.state().ema.clone(),
+            optimizer: session.state().optimizer.clone(),
+            grads: session.state().grads.clone(),
+            counters: session.state().counters.clone(),
+        };
+        let other = back.decode(session.layout(), &device, &member).unwrap_err();
+        assert!(other.contains("layer.weight is") && other.contains("F32"), "{other}");
+        back.model = half().train();
+        back.decode(session.layout(), &device, &member).unwrap();
+        assert_eq!(back.model.layer.weight.val().dtype(), dtype);
+        assert_eq!(back.encode(session.layout()).unwrap(), members);
+    }
+}
+
+#[test]
+fn a_task_that_contradicts_itself_is_told_so() {
+    let dir = tempfile::tempdir().unwrap();
+    let run = RunDir::create(dir.path(), "run", true).unwrap();
+    let device = Device::flex();
+    let task = Plain { group: 1, ..plain() };
+    let refused = Learner::new(task, net(&device, 1), &device, config(), run, Identity::default()).err().unwrap().to_string();
+    assert!(refused.contains("layer.weight into group 1") && refused.contains("has 1"), "{refused}");
+    let error = start(dir.path(), net(&device, 1), Plain { misnamed: true, ..plain() }).fit(&data()).unwrap_err().to_string();
+    assert!(error.contains("val/other") && error.contains("val/loss"), "{error}");
+}

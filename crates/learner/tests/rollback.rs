@@ -1,0 +1,89 @@
+//! Going back after batches that are not finite: to a place that the settings chose, and past the data that did it (contract P3 and P6).
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+mod toy;
+
+use std::path::Path;
+
+use bellows_learner::{LearnerConfig, Outcome, Place};
+use toy::{BATCHES, Poison, Toy, config, data, ending, learner, learner_of};
+
+/// Three batches of the second epoch.
+fn poison(epoch: usize, position: usize) -> bool {
+    epoch == 1 && (4..7).contains(&position)
+}
+
+fn events(dir: &Path, kind: &str) -> Vec<serde_json::Value> {
+    let text = std::fs::read_to_string(dir.join("run/events.jsonl")).unwrap();
+    text.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap()).filter(|e| e["event"] == kind).collect()
+}
+
+#[test]
+fn the_batches_that_did_it_do_not_come_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut session = learner(dir.path(), config(), poison);
+    assert_eq!(session.fit(&data()).unwrap(), Outcome::Finished);
+    let counters = &session.state().counters;
+    let place = |position| Place { epoch: 1, position };
+    assert_eq!((counters.rollbacks, counters.skipped, counters.lr_scale), (1, 3, 0.5));
+    assert_eq!(counters.passed_over, [(place(4), place(6))]);
+    // Back to the edge of the epoch; then the same epoch without three batches.
+    let trained = |e: &serde_json::Value| (e["epoch"].as_u64().unwrap(), e["batch"].as_u64().unwrap());
+    let second: Vec<u64> =
+        events(dir.path(), "step").iter().map(trained).filter(|(epoch, _)| *epoch == 2).map(|(_, batch)| batch).collect();
+    let expected: Vec<u64> = (1..=4).chain(1..=4).chain(8..=BATCHES as u64).collect();
+    assert_eq!(second, expected);
+    let told = &events(dir.path(), "rollback")[0]["message"];
+    assert!(
+        told.as_str().unwrap().contains("back to epoch 2 batch 0") && told.as_str().unwrap().contains("batches 5 of epoch 2 to 7"),
+        "{told}"
+    );
+}
+
+/// Where a run ends in bits, whose steps' names alone may differ.
+fn end_of(config: LearnerConfig, poison: Poison) -> toy::Ending {
+    let dir = tempfile::tempdir().unwrap();
+    assert_eq!(learner(dir.path(), config, poison).fit(&data()).unwrap(), Outcome::Finished);
+    ending(dir.path())
+}
+
+#[test]
+fn the_clock_changes_no_number() {
+    let often = LearnerConfig { checkpoint_minutes: 0.0, ..config() };
+    assert!(end_of(often, poison) == end_of(config(), poison), "a checkpoint that the clock chose was gone back to");
+}
+
+#[test]
+fn a_resumed_run_goes_back_to_the_same_place() {
+    let expected = end_of(config(), poison);
+    for after in [BATCHES + 2, BATCHES + 4, BATCHES + 6] {
+        let dir = tempfile::tempdir().unwrap();
+        let flag = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
+        let mut session = learner(dir.path(), config(), poison);
+        session.observe(toy::StopAfter { after, seen: 0, flag: flag.clone() }).stop_when(flag);
+        assert_eq!(session.fit(&data()).unwrap(), Outcome::Interrupted);
+        let mut session = learner(dir.path(), config(), poison);
+        session.resume().unwrap();
+        assert_eq!(session.fit(&data()).unwrap(), Outcome::Finished);
+        assert!(ending(dir.path()) == expected, "after {after}");
+    }
+}
+
+#[test]
+fn a_statistic_that_overflows_within_a_window_never_stays() {
+    fn overflow(epoch: usize, position: usize) -> bool {
+        (epoch, position) == (1, 4)
+    }
+    // A checkpoint after every batch: none of them may hold what is not finite, and none may be refused.
+    let dir = tempfile::tempdir().unwrap();
+    let mut long = LearnerConfig { checkpoint_minutes: 0.0, ..config() };
+    let bellows_learner::Schedule::Epochs(schedule) = &mut long.schedule else { unreachable!() };
+    schedule.warmup_epochs = 0.0;
+    let toy = Toy { overflow, ..Toy::default() };
+    let mut session = learner_of(toy, dir.path(), long, &burn::tensor::Device::flex());
+    assert_eq!(session.fit(&data()).unwrap(), Outcome::Finished);
+    let skips = events(dir.path(), "skip");
+    assert_eq!(skips.len(), 1);
+    assert_eq!(skips[0]["reason"], "running statistic");
+    assert_eq!(events(dir.path(), "warning").len(), 0);
+}

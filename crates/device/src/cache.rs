@@ -3,10 +3,10 @@
 //! A verdict holds for one adapter, one driver, one binary, one choice of what to prove, and one setting of the variables that change how
 //! drivers behave; any change of these is a new key. The file is a convenience: unreadable or unwritable, the probe simply runs again.
 
-use crate::adapters::Adapter;
+use crate::adapter::Adapter;
 use crate::child::FAULT_VARIABLE;
+use crate::options::ProbeOptions;
 use crate::plan::Plan;
-use crate::probe::ProbeOptions;
 use crate::report::ProbeReport;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -22,13 +22,6 @@ const FORMAT: u32 = 2;
 const KEPT: usize = 32;
 /// Variables under which the same driver is another driver.
 const VARIABLES: [&str; 3] = ["HSA_OVERRIDE_GFX_VERSION", "RADV_PERFTEST", FAULT_VARIABLE];
-
-/// `probe.json` in `$XDG_CACHE_HOME/bellows`, else `~/.cache/bellows`, else none.
-pub(crate) fn default_file() -> Option<PathBuf> {
-    let absolute = |name: &str| env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
-    let base = absolute("XDG_CACHE_HOME").or_else(|| absolute("HOME").map(|home| home.join(".cache")))?;
-    Some(base.join("bellows").join("probe.json"))
-}
 
 /// What a verdict holds for.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -109,7 +102,7 @@ pub(crate) fn store(file: &Path, key: &Key, report: &ProbeReport) -> io::Result<
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::adapters::{AdapterKind, tests::adapter};
+    use crate::adapter::{AdapterKind, tests::adapter};
     use crate::report::{Verdict, tests};
 
     fn report(adapter: &Adapter) -> ProbeReport {

@@ -9,7 +9,7 @@ use bellows_settings::Layer;
 use clap::builder::PossibleValuesParser;
 use clap::{Arg, ArgAction, ArgMatches, Command};
 
-use crate::presets;
+use crate::presets::{self, SettingsArgs};
 
 /// What the user asked for.
 pub(crate) enum Request {
@@ -20,14 +20,6 @@ pub(crate) enum Request {
     Preview { flags: SettingsArgs, count: usize },
     Benchmark(BenchmarkArgs),
     Doctor { device: String, reprobe: bool },
-}
-
-/// Settings as typed.
-pub(crate) struct SettingsArgs {
-    /// `--config`: a file, or the name of a preset.
-    pub(crate) config: Option<String>,
-    /// The flags.
-    pub(crate) flags: Layer,
 }
 
 /// A training run as typed.

@@ -14,7 +14,7 @@ use bellows_qwen::peft;
 use burn::tensor::Device;
 
 use crate::args::SpeakArgs;
-use crate::train::prove;
+use crate::prove::prove;
 
 pub(crate) fn speak(args: SpeakArgs) -> anyhow::Result<()> {
     args.sampling.over(&Sampling::default()).check()?;

@@ -94,10 +94,7 @@ pub fn merge<C: Serialize + DeserializeOwned>(
                 continue;
             }
             let Some(setting) = table.iter().find(|s| s.key() == name || s.name == name) else {
-                let likeness = |s: &Setting| strsim::jaro_winkler(s.name, &name);
-                let closest = table.iter().max_by(|a, b| likeness(a).total_cmp(&likeness(b)));
-                let closest = closest.map_or("", Setting::key);
-                return Err(fail(format!("unknown setting `{key}`; did you mean `{closest}`?")));
+                return Err(fail(unknown("setting", key, table.iter().map(Setting::key))));
             };
             let mut all = serde_json::to_value(&config).map_err(|e| fail(e.to_string()))?;
             all[setting.name] = value.clone();
@@ -105,6 +102,17 @@ pub fn merge<C: Serialize + DeserializeOwned>(
         }
     }
     Ok(config)
+}
+
+/// What to say of a `key` (or another `what`) that is none of `known`: the one that is near, which it may have been meant for, or all of them.
+pub fn unknown<'a>(what: &str, key: &str, known: impl IntoIterator<Item = &'a str>) -> String {
+    let known: Vec<&str> = known.into_iter().collect();
+    let written = key.replace('-', "_");
+    let near = known.iter().map(|k| (strsim::damerau_levenshtein(&written, k), *k)).min().filter(|(d, k)| *d <= 1 + k.len() / 4);
+    if let Some((_, near)) = near {
+        return format!("unknown {what} `{key}`; did you mean `{near}`?");
+    }
+    format!("unknown {what} `{key}`; known: {}", known.join(", "))
 }
 
 #[cfg(test)]
@@ -154,6 +162,7 @@ mod tests {
         let unknown = merged(&[json!({}), json!({ "max_epoch": 1 })]);
         assert_eq!(unknown, Err("1.yaml: unknown setting `max_epoch`; did you mean `max_epochs`?".into()));
         assert_eq!(merged(&[json!({ "boxx": 1 })]), Err("0.yaml: unknown setting `boxx`; did you mean `box`?".into()));
+        assert_eq!(merged(&[json!({ "lr": 1 })]), Err("0.yaml: unknown setting `lr`; known: max_epochs, box, name".into()));
         let wrong = merged(&[json!({ "max_epochs": "many" })]);
         assert!(wrong.is_err_and(|e| e.starts_with("0.yaml: `max_epochs` cannot be \"many\"")));
         assert_eq!(merged(&[json!({ "other_tools": 2 })]), Err("0.yaml: 1 is what is done".into()));

@@ -2,10 +2,13 @@
 
 use burn::data::dataset::Dataset;
 
-use super::augment::{Item, Sample, TrainView, augment, plain};
-use super::letterbox::{Letterbox, Size};
+use super::augment::{Sample, TrainView, augment, plain};
+use super::dataset::{RectBatch, rect_batches};
+use super::error::DataError;
+use super::frame::Size;
+use super::item::Item;
+use super::letterbox::Letterbox;
 use super::rng::Draw;
-use super::{DataError, rect_batches};
 use crate::boxes::Label;
 
 /// One object of a batch.
@@ -73,7 +76,7 @@ pub fn train_batch(dataset: &dyn Dataset<Item>, indices: &[usize], view: &TrainV
     collate(indices.iter().map(|&i| augment(dataset, i, view)).collect::<Result<_, _>>()?)
 }
 
-/// The validation batch of `indices`, letterboxed to `shape` (a [`super::RectBatch`]'s, or a square).
+/// The validation batch of `indices`, letterboxed to `shape` (a [`RectBatch`]'s, or a square).
 ///
 /// # Errors
 /// When an image cannot be read.
@@ -89,6 +92,6 @@ pub fn multi_scale(seed: u64, epoch: u64, batch: u64, imgsz: u32, stride: u32) -
 }
 
 /// The training batches of `rect` mode: by aspect ratio, not shuffled.
-pub fn rect_train_batches(sizes: &[Size], batch: usize, imgsz: u32, stride: u32) -> Vec<super::RectBatch> {
+pub fn rect_train_batches(sizes: &[Size], batch: usize, imgsz: u32, stride: u32) -> Vec<RectBatch> {
     rect_batches(sizes, batch, imgsz, stride, 0.0)
 }

@@ -11,9 +11,11 @@ use burn::data::dataset::{Dataset, DatasetError};
 use rayon::prelude::*;
 use sha2::{Digest, Sha256};
 
-use super::augment::Item;
+use super::dataset::YoloDataset;
+use super::error::DataError;
+use super::frame::Frame;
+use super::item::Item;
 use super::letterbox::fit;
-use super::{DataError, Frame, YoloDataset};
 
 fn load<D: Dataset<Item>>(dataset: &D, index: usize, imgsz: u32) -> Result<Item, DataError> {
     let item = dataset.get(index).map_err(|source| DataError::Item { index, source })?;

@@ -6,10 +6,8 @@
 
 use super::raster::{Canvas, Shape};
 use super::rng::Draw;
-use super::sample::SampleSpec;
+use super::sample_spec::SampleSpec;
 
-/// Class indices, as in datasets/ltdv2.yaml.
-pub(crate) const NAMES: [&str; 4] = ["person", "bicycle", "motorcycle", "vehicle"];
 const CLIP: u64 = 8;
 /// Of the frame's height, from the top.
 const HORIZON: f32 = 0.24;

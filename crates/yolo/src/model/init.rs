@@ -7,8 +7,16 @@
 use super::head::STRIDES;
 use super::names::{NamedTensors, assign, named_tensors};
 use super::{Yolo, YoloConfig};
+use burn::tensor::Device;
 
-pub(super) fn initialise(mut model: Yolo, config: &YoloConfig, seed: u64) -> Yolo {
+impl YoloConfig {
+    /// Builds the model and draws its weights from `seed`; the same on every device.
+    pub fn init(&self, seed: u64, device: &Device) -> Yolo {
+        initialise(self.build(device), self, seed)
+    }
+}
+
+fn initialise(mut model: Yolo, config: &YoloConfig, seed: u64) -> Yolo {
     let drawn = named_tensors(&model).into_iter().filter_map(|(name, shape, _)| {
         let values = values(&name, &shape, config.nc, seed)?;
         Some((name, (shape, values)))

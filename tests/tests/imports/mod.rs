@@ -21,7 +21,7 @@ struct Module {
     /// What `use` calls by a name of its own.
     aliases: BTreeMap<String, Path>,
     globs: Vec<Path>,
-    /// What the code mentions, `use` of the module alone aside: a path and whether it is surely one, or a word that may be a variable's name.
+    /// Every path in its code, and every word that may be one; `pub use` aside.
     mentions: Vec<Path>,
 }
 
@@ -35,6 +35,7 @@ enum Target {
 #[derive(Default)]
 struct Crate {
     modules: BTreeMap<Path, Module>,
+    /// Modules under `#[cfg(test)]`.
     tests: BTreeSet<Path>,
 }
 
@@ -56,7 +57,10 @@ pub(crate) fn circles(files: &[(String, String)]) -> Vec<String> {
         }
     }
     let tie = |pair: &[String]| uses[&pair[0]][&pair[1]].iter().cloned().collect::<Vec<_>>().join(" ");
-    found.values().map(|circle| format!("{} ({})", circle.join(" -> "), circle.windows(2).map(tie).collect::<Vec<_>>().join(", "))).collect()
+    found
+        .values()
+        .map(|circle| format!("{} ({})", circle.join(" -> "), circle.windows(2).map(tie).collect::<Vec<_>>().join(", ")))
+        .collect()
 }
 
 fn module_of(file: &str) -> Path {
@@ -197,10 +201,12 @@ impl Crate {
             i += 2;
         }
         let before = start.checked_sub(1).and_then(|at| tokens.get(at));
-        let called = is_punct(tokens.get(i), '!') || matches!(tokens.get(i), Some(TokenTree::Group(g)) if g.delimiter() == Delimiter::Parenthesis);
-        let kind = path[0].starts_with(char::is_uppercase);
-        let member = is_punct(before, '.') || is_punct(before, ':') && start > 1 && is_punct(tokens.get(start - 2), ':') || is_punct(before, '\'');
-        if !member && (path.len() > 1 || called || kind) {
+        // One word may be a variable's name, unless it is called or written as a type.
+        let called =
+            is_punct(tokens.get(i), '!') || matches!(tokens.get(i), Some(TokenTree::Group(g)) if g.delimiter() == Delimiter::Parenthesis);
+        let item = path.len() > 1 || called || path[0].starts_with(char::is_uppercase);
+        let member = is_punct(before, '.') || is_punct(before, '\'') || start > 1 && is_colons(tokens, start - 2);
+        if item && !member {
             self.of(module).mentions.push(path);
         }
         i.max(start + 1)
@@ -298,4 +304,29 @@ impl Crate {
 
 fn child(module: &[String], name: &str) -> Path {
     [module, &[name.to_string()]].concat()
+}
+
+#[test]
+fn circles_are_found_through_exports_modules_and_bodies() {
+    let circles =
+        |files: &[(&str, &str)]| circles(&files.iter().map(|(file, text)| (format!("{file}.rs"), (*text).to_string())).collect::<Vec<_>>());
+    let two = circles(&[("lib", "mod a; mod b;"), ("a", "use crate::b::X;"), ("b", "pub struct X; fn f(_: super::a::Y) {}")]);
+    assert_eq!(two, ["a.rs -> b.rs -> a.rs (X, Y)"]);
+    let exported = [
+        ("lib", "mod a; mod b; mod c; pub use c::X as Z;"),
+        ("a", "use crate::Z;"),
+        ("b", "use crate::a; fn f() { format!(\"{}\", a::g()); }"),
+        ("c", "use super::b::*; pub struct X(Y);"),
+    ];
+    assert_eq!(circles(&exported), Vec::<String>::new(), "b has no Y");
+    let mut exported = exported;
+    exported[2].1 = "use crate::a; pub struct Y; fn f() { format!(\"{}\", a::g()); }";
+    assert_eq!(circles(&exported), ["a.rs -> c.rs -> b.rs -> a.rs (Z, Y, g)"]);
+    let parent = |body| circles(&[("lib", "mod m;"), ("m/mod", body), ("m/child", "use super::Kind; pub fn run(_: Kind) {}")]);
+    assert_eq!(parent("mod child; pub use child::run; pub enum Kind { A }"), Vec::<String>::new(), "a list of contents uses nothing");
+    let circle = ["m/child.rs -> m/mod.rs -> m/child.rs (Kind, run)"];
+    assert_eq!(parent("mod child; pub enum Kind { A } fn go() { child::run(Kind::A) }"), circle);
+    assert_eq!(parent("mod child; pub use child::run; pub enum Kind { A } fn go() { run(Kind::A) }"), circle);
+    let harmless = "// use crate::b::X;\nfn f(x: &T) -> &str { x.run(); \"crate::b::X\" }\n#[cfg(test)]\nmod tests { use crate::b::X; }";
+    assert_eq!(circles(&[("lib", "mod a; mod b;"), ("a", harmless), ("b", "use crate::a::f; pub struct X;")]), Vec::<String>::new());
 }

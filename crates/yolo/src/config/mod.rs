@@ -372,6 +372,13 @@ impl TrainConfig {
     }
 }
 
+/// What the settings say before anything is changed.
+impl Default for AugmentConfig {
+    fn default() -> Self {
+        TrainConfig::default().augmentation(true)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use serde_json::{Value, json};

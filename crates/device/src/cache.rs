@@ -8,6 +8,7 @@ use crate::child::FAULT_VARIABLE;
 use crate::options::ProbeOptions;
 use crate::plan::Plan;
 use crate::report::ProbeReport;
+use bellows_runs::write_atomic;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::env;
@@ -93,10 +94,8 @@ pub(crate) fn store(file: &Path, key: &Key, report: &ProbeReport) -> io::Result<
     if let Some(folder) = file.parent() {
         fs::create_dir_all(folder)?;
     }
-    // Two trainings may start at once: each writes its own file and renames it, so a reader sees one or the other.
-    let partial = file.with_extension(format!("{}.partial", std::process::id()));
-    fs::write(&partial, serde_json::to_vec_pretty(&Remembered { format: FORMAT, entries: all })?)?;
-    fs::rename(&partial, file)
+    // Two trainings may start at once: a reader sees the file of one or of the other.
+    write_atomic(file, &serde_json::to_vec_pretty(&Remembered { format: FORMAT, entries: all })?).map_err(io::Error::other)
 }
 
 #[cfg(test)]

@@ -10,6 +10,7 @@ use std::collections::HashMap;
 use std::io::{Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 
+use bellows_runs::write_atomic;
 use sha2::{Digest, Sha256};
 
 use super::error::DataError;
@@ -99,12 +100,7 @@ impl Cache {
         out.0.extend(digest);
         let dir = file.parent().unwrap_or(Path::new("."));
         std::fs::create_dir_all(dir).map_err(DataError::io(dir))?;
-        let temporary = file.with_extension(format!("tmp-{}", std::process::id()));
-        let written = std::fs::write(&temporary, &out.0).and_then(|()| std::fs::rename(&temporary, file));
-        if written.is_err() {
-            std::fs::remove_file(&temporary).ok();
-        }
-        written.map_err(DataError::io(file))
+        Ok(write_atomic(file, &out.0)?)
     }
 }
 

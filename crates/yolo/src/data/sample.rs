@@ -7,6 +7,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use bellows_runs::write_atomic;
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 
@@ -53,7 +54,7 @@ pub fn generate(spec: &SampleSpec, root: &Path, progress: &(dyn Fn(u64, u64) + S
     }
     std::fs::create_dir_all(root).map_err(DataError::io(root))?;
     let text = serde_json::to_vec_pretty(&marker).map_err(|e| DataError::Invalid(format!("{}: {e}", done.display())))?;
-    std::fs::write(&partial, text).map_err(DataError::io(&partial))?;
+    write_atomic(&partial, &text)?;
     for old in [done.clone(), root.join("images"), root.join("labels")] {
         remove(&old)?;
     }
@@ -69,7 +70,8 @@ pub fn generate(spec: &SampleSpec, root: &Path, progress: &(dyn Fn(u64, u64) + S
         progress(count.fetch_add(1, Ordering::Relaxed) + 1, frames.len() as u64);
         Ok::<_, DataError>(())
     })?;
-    std::fs::rename(&partial, &done).map_err(DataError::io(&done))?;
+    write_atomic(&done, &text)?;
+    remove(&partial)?;
     Ok(Generated::Written(frames.len() as u32))
 }
 

@@ -240,7 +240,7 @@ pub(crate) fn parse() -> Request {
 }
 
 fn settings(m: &ArgMatches) -> SettingsArgs {
-    let mut values = flag_values(SETTINGS.iter().map(|s| (s.key(), s.kind)), m);
+    let mut values = flag_values(SETTINGS.iter().map(|s| (s.key(), s.read)), m);
     if m.try_get_one::<bool>("no-gradient-checkpointing").ok().flatten() == Some(&true) {
         values.insert("gradient_checkpointing".into(), false.into());
     }

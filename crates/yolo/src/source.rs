@@ -59,8 +59,7 @@ impl TrainingData {
     /// # Errors
     /// Whatever [`crate::data`] refuses, with file and line.
     pub fn open(config: &TrainConfig, progress: Progress<'_>) -> Result<Self, DataError> {
-        let outside: Vec<_> = config.allow_outside.iter().flatten().map(Into::into).collect();
-        let data = DataConfig::load(Path::new(&config.data), &outside)?;
+        let data = DataConfig::load(Path::new(&config.data), config.allow_outside.as_deref().unwrap_or_default())?;
         let mut lines = Vec::new();
         let drawn = |done, total| progress("drawing sample frames", done, total);
         if let Some(Generated::Written(n)) = data.generator.as_ref().map(|spec| generate(spec, &data.root, &drawn)).transpose()? {

@@ -14,7 +14,7 @@ use bellows_qwen::base::Base;
 use bellows_qwen::config::{MAY_CHANGE, Method, SETTINGS, SftConfig};
 use bellows_qwen::data::SftData;
 use bellows_qwen::export::{modelfile, write_gguf, write_transformers};
-use bellows_qwen::generate::{Sampling, generate};
+use bellows_qwen::generate::{Sampling, generate, stop_ids};
 use bellows_qwen::hub::{describe, locate};
 use bellows_qwen::model::{CausalLm, ModelConfig};
 use bellows_qwen::train::{Finetune, MADE_BASE, Report};
@@ -186,9 +186,8 @@ fn answer(run: &Finetune, model: &CausalLm, prompt: &str, device: &Device) -> an
     let conversation = Conversation { messages: vec![Message::new(Role::User, prompt)], ..Conversation::default() };
     let ids = encode_prompt(&conversation, tokenizer, run.template(), RenderOptions::default())?;
     let sampling = Sampling { max_new_tokens: 48, temperature: 0.0, ..Sampling::default() };
-    let stop: Vec<u32> = shape.eos_token_ids.iter().copied().chain(tokenizer.eos()).chain(tokenizer.id("<|im_end|>")).collect();
     let device = device.clone().without_autodiff();
-    let new = generate(model, shape, &ids, &sampling, &stop, &device, |_| true)?;
+    let new = generate(model, shape, &ids, &sampling, &stop_ids(shape, tokenizer), &device, |_| true)?;
     Ok(format!("{:?}", tokenizer.decode(&new, true)?))
 }
 

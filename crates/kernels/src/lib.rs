@@ -14,7 +14,7 @@ pub mod cube;
 pub mod decoder;
 mod error;
 mod flex;
-mod operands;
+pub mod operands;
 pub mod ops;
 mod peak;
 pub mod planes;

@@ -1,6 +1,8 @@
 //! The rules of the house that a compiler does not check: file sizes, who may call whom, who may name a backend.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
+mod imports;
+
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
@@ -76,6 +78,21 @@ fn dependencies_point_one_way() {
             assert!(may.contains(&on), "crates/{name} may not depend on {on}");
         }
     }
+}
+
+/// Two files that need each other are one, or hide a third that both need.
+#[test]
+fn no_circle_of_files() {
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir(root().join("crates")).unwrap() {
+        let src = entry.unwrap().path().join("src");
+        let mut files = Vec::new();
+        sources(&src, &mut files);
+        let relative = |(path, text): (PathBuf, String)| (path.strip_prefix(&src).unwrap().to_str().unwrap().replace('\\', "/"), text);
+        let files: Vec<(String, String)> = files.into_iter().map(relative).collect();
+        found.extend(imports::circles(&files).into_iter().map(|circle| format!("{}: {circle}", src.display())));
+    }
+    assert!(found.is_empty(), "files that use each other:\n{}", found.join("\n"));
 }
 
 #[test]

@@ -21,9 +21,9 @@ pub fn flag(setting: &Setting, defaults: &Value) -> Arg {
         .help_heading(setting.group)
         .action(ArgAction::Set)
         .allow_negative_numbers(true)
-        .value_name(value_name(setting.kind));
+        .value_name((setting.value_name)());
     let arg = if long == key { arg } else { arg.alias(key) }.long(long);
-    if setting.kind == "bool" {
+    if setting.switch {
         arg.num_args(0..=1)
             .require_equals(false)
             .default_missing_value("true")
@@ -33,49 +33,9 @@ pub fn flag(setting: &Setting, defaults: &Value) -> Arg {
     }
 }
 
-fn value_name(kind: &str) -> &'static str {
-    match kind {
-        "bool" => "true|false",
-        "usize" | "u64" | "i64" | "Option<usize>" => "N",
-        "f64" | "Option<f64>" => "X",
-        "Freeze" => "N|N,N,..",
-        "Vec<usize>" | "Option<Vec<u32>>" => "N,N,..",
-        "Vec<f64>" => "X,X,..",
-        "Vec<String>" | "Targets" => "NAME,NAME,..",
-        "Option<Vec<String>>" => "DIR,DIR,..",
-        kind if kind.starts_with("BTreeMap") => "NAME=X,NAME=X,..",
-        _ => "VALUE",
-    }
-}
-
-/// What was given of these flags, (key, kind) each, by key.
-pub fn flag_values<'a>(flags: impl Iterator<Item = (&'a str, &'a str)>, matches: &ArgMatches) -> Map<String, Value> {
-    let typed = flags.filter_map(|(key, kind)| Some((key, kind, matches.get_one::<String>(key)?)));
-    typed.map(|(key, kind, value)| (key.to_string(), scalar(kind, value))).collect()
-}
-
-/// A flag's text as the kind of value its setting has; what does not parse stays text and is refused, by name, later.
-fn scalar(kind: &str, text: &str) -> Value {
-    match kind {
-        "String" | "Option<String>" | "Targets" => Value::from(text),
-        "bool" | "Toggle" | "Cache" if text.eq_ignore_ascii_case("true") => Value::from(true),
-        "bool" | "Toggle" | "Cache" if text.eq_ignore_ascii_case("false") => Value::from(false),
-        "Vec<usize>" | "Vec<f64>" | "Option<Vec<u32>>" => text.split(',').map(number).collect(),
-        "Vec<String>" | "Option<Vec<String>>" => text.split(',').map(Value::from).collect(),
-        kind if kind.starts_with("BTreeMap") => {
-            let pairs = text.split(',').map(|pair| pair.rsplit_once('=').map(|(name, value)| (name.to_string(), number(value))));
-            pairs.collect::<Option<Map<_, _>>>().map_or_else(|| Value::from(text), Value::Object)
-        }
-        "Freeze" if text.contains(',') => text.split(',').map(number).collect(),
-        _ => number(text),
-    }
-}
-
-/// A number if it is a finite one: JSON has no other, and would take them for "not given".
-fn number(text: &str) -> Value {
-    let whole = text.trim().parse::<i64>().ok().map(Value::from);
-    let real = || text.trim().parse::<f64>().ok().filter(|x| x.is_finite()).map(Value::from);
-    whole.or_else(real).unwrap_or_else(|| Value::from(text))
+/// What was given of these flags, by key; each comes with the way its text is read.
+pub fn flag_values<'a>(flags: impl Iterator<Item = (&'a str, fn(&str) -> Value)>, matches: &ArgMatches) -> Map<String, Value> {
+    flags.filter_map(|(key, read)| Some((key.to_string(), read(matches.get_one::<String>(key)?)))).collect()
 }
 
 /// `--NAME N`.
@@ -117,18 +77,42 @@ pub fn whole(matches: &ArgMatches, name: &str) -> usize {
 }
 
 #[cfg(test)]
+#[allow(unreachable_pub, reason = "a table is for others, as a rule")]
 mod tests {
+    use bellows_settings::settings;
     use serde_json::json;
 
     use super::*;
 
+    settings! {
+        /// Some settings.
+        Example;
+        "A" {
+            /// Weight
+            box_: f64 = 7.5;
+            /// Cosine
+            cos_lr: bool = false;
+            /// Names
+            names: Vec<String> = Vec::new();
+        }
+    }
+
     #[test]
-    fn text_becomes_the_kind_of_its_setting_or_stays_text() {
-        assert_eq!(scalar("String", "7"), json!("7"));
-        assert_eq!((scalar("usize", "7"), scalar("f64", "1e-3"), scalar("f64", "x")), (json!(7), json!(0.001), json!("x")));
-        assert_eq!((scalar("f64", "nan"), scalar("f64", "inf")), (json!("nan"), json!("inf")));
-        assert_eq!((scalar("bool", "False"), scalar("Cache", "ram")), (json!(false), json!("ram")));
-        assert_eq!((scalar("Freeze", "3"), scalar("Freeze", "3,b")), (json!(3), json!([3, "b"])));
-        assert_eq!((scalar("Targets", "7"), scalar("Vec<String>", "a,b")), (json!("7"), json!(["a", "b"])));
+    fn a_flag_is_what_the_type_of_its_setting_says() {
+        let defaults = serde_json::to_value(Example::default()).unwrap();
+        let command = || Command::new("x").args(SETTINGS.iter().map(|s| flag(s, &defaults)));
+        let given = |args: &[&str]| {
+            let matches = command().try_get_matches_from([&["x"], args].concat()).map_err(|e| e.to_string())?;
+            Ok::<_, String>(Value::Object(flag_values(SETTINGS.iter().map(|s| (s.key(), s.read)), &matches)))
+        };
+        assert_eq!(given(&[]), Ok(json!({})));
+        assert_eq!(given(&["--box", "-1", "--cos-lr", "--names", "7,b"]), Ok(json!({ "box": -1, "cos_lr": true, "names": ["7", "b"] })));
+        assert_eq!(given(&["--cos_lr", "False", "--box=x"]), Ok(json!({ "box": "x", "cos_lr": false })));
+        assert!(given(&["--cos-lr", "yes"]).unwrap_err().contains("possible values: true, false, True, False"));
+        assert!(given(&["--names"]).is_err(), "only a switch may stand alone");
+        let help = command().render_help().to_string();
+        for part in ["--box <X>", "Weight [default: 7.5]", "--cos-lr [<true|false>]", "--names <NAME,NAME,..>", "A:"] {
+            assert!(help.contains(part), "{part}: {help}");
+        }
     }
 }

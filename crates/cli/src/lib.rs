@@ -14,7 +14,7 @@ use std::process::ExitCode;
 
 use bellows_device::{PROBE_SUBCOMMAND, probe_child_main};
 
-pub use console::{Bar, memory, note, say};
+pub use console::{Bar, Foot, columns, fit, memory, note, rate, say};
 pub use device::{examine, join_pool, pick_device};
 pub use exit::{FINAL_SAVE, USAGE, Usage, code_of_learner};
 pub use flags::{count, doctor, flag, flag_values, option, resume, switch, text, whole};

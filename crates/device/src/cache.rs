@@ -3,11 +3,12 @@
 //! A verdict holds for one adapter, one driver, one binary, one choice of what to prove, and one setting of the variables that change how
 //! drivers behave; any change of these is a new key. The file is a convenience: unreadable or unwritable, the probe simply runs again.
 
-use crate::adapters::Adapter;
+use crate::adapter::Adapter;
 use crate::child::FAULT_VARIABLE;
+use crate::options::ProbeOptions;
 use crate::plan::Plan;
-use crate::probe::ProbeOptions;
 use crate::report::ProbeReport;
+use bellows_runs::write_atomic;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::env;
@@ -22,13 +23,6 @@ const FORMAT: u32 = 2;
 const KEPT: usize = 32;
 /// Variables under which the same driver is another driver.
 const VARIABLES: [&str; 3] = ["HSA_OVERRIDE_GFX_VERSION", "RADV_PERFTEST", FAULT_VARIABLE];
-
-/// `probe.json` in `$XDG_CACHE_HOME/bellows`, else `~/.cache/bellows`, else none.
-pub(crate) fn default_file() -> Option<PathBuf> {
-    let absolute = |name: &str| env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
-    let base = absolute("XDG_CACHE_HOME").or_else(|| absolute("HOME").map(|home| home.join(".cache")))?;
-    Some(base.join("bellows").join("probe.json"))
-}
 
 /// What a verdict holds for.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -100,16 +94,14 @@ pub(crate) fn store(file: &Path, key: &Key, report: &ProbeReport) -> io::Result<
     if let Some(folder) = file.parent() {
         fs::create_dir_all(folder)?;
     }
-    // Two trainings may start at once: each writes its own file and renames it, so a reader sees one or the other.
-    let partial = file.with_extension(format!("{}.partial", std::process::id()));
-    fs::write(&partial, serde_json::to_vec_pretty(&Remembered { format: FORMAT, entries: all })?)?;
-    fs::rename(&partial, file)
+    // Two trainings may start at once: a reader sees the file of one or of the other.
+    write_atomic(file, &serde_json::to_vec_pretty(&Remembered { format: FORMAT, entries: all })?).map_err(io::Error::other)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::adapters::{AdapterKind, tests::adapter};
+    use crate::adapter::{AdapterKind, tests::adapter};
     use crate::report::{Verdict, tests};
 
     fn report(adapter: &Adapter) -> ProbeReport {

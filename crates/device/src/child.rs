@@ -3,7 +3,8 @@
 //! Everything that touches a driver for the first time happens here, where a hang or a crash costs nothing. The child judges numbers
 //! only; time is the parent's. It ends when its standard input closes, so that it does not outlive a parent that was killed.
 
-use crate::adapters::{self, Adapter, AdapterKind, Backend};
+use crate::adapter::{Adapter, AdapterKind, Backend};
+use crate::adapters;
 use crate::kernels::{checks, compare};
 use crate::plan::Path;
 use crate::protocol::{Event, Stage};

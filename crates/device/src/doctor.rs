@@ -1,10 +1,11 @@
 //! The report for a user whose GPU is not used, or not trusted: everything this crate looks at, on one page.
 
-use crate::adapters::{Adapter, AdapterKind, Backend};
+use crate::adapter::{Adapter, AdapterKind, Backend};
 use crate::facts::{self, Facts, Kfd};
 use crate::kernels::TOLERANCE;
 use crate::known_issues;
-use crate::probe::{self, ProbeOptions};
+use crate::options::ProbeOptions;
+use crate::probe;
 use crate::report::{PathReport, ProbeReport, Verdict};
 use crate::select::{Selected, select};
 use crate::{DeviceError, DeviceRequest};

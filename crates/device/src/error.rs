@@ -1,6 +1,6 @@
 //! Why no device could be given. Every message names the device, the reason and what to do.
 
-use crate::{ProbeReport, adapters::Backend};
+use crate::{ProbeReport, adapter::Backend};
 
 /// Why [`crate::select`] gives no device. Never returned for `auto`, which falls back to the CPU, nor for `cpu`.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]

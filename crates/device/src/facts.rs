@@ -2,7 +2,7 @@
 //!
 //! Reads only. `/dev/kfd` is judged by its mode and our groups rather than opened, because opening it talks to the driver.
 
-use crate::adapters::Adapter;
+use crate::adapter::Adapter;
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;

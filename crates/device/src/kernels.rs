@@ -81,7 +81,7 @@ pub(crate) fn compare(gpu: &[f32], cpu: &[f32], tolerance: f64) -> Result<f64, S
     if gpu.len() != cpu.len() || cpu.is_empty() {
         return Err(format!("{} numbers came back, {} were expected", gpu.len(), cpu.len()));
     }
-    if let Some(at) = gpu.iter().position(|value| !value.is_finite()) {
+    if let Some(at) = gpu.iter().zip(cpu).position(|(gpu, cpu)| !gpu.is_finite() || !cpu.is_finite()) {
         return Err(format!("{} at position {at}, the CPU computes {}", gpu[at], cpu[at]));
     }
     let scale = cpu.iter().fold(f64::MIN_POSITIVE, |scale, value| scale.max(f64::from(value.abs())));
@@ -208,6 +208,10 @@ mod tests {
         assert!(compare(&[1.0, -100.05], &[1.0, -100.0], TOLERANCE).unwrap() > 4e-4);
         assert!(compare(&[1.2, -100.0], &[1.0, -100.0], TOLERANCE).unwrap_err().contains("relative error 2.0e-3"));
         assert!(compare(&[f32::NAN], &[1.0], TOLERANCE).unwrap_err().contains("NaN at position 0"));
+        let odd = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY];
+        for odd in odd {
+            assert!(compare(&[1.0, 2.0], &[1.0, odd], TOLERANCE).unwrap_err().contains("position 1, the CPU computes"), "{odd}");
+        }
         assert!(compare(&[1.0], &[1.0, 2.0], TOLERANCE).unwrap_err().contains("1 numbers came back"));
         assert!(compare(&[], &[], TOLERANCE).is_err());
         assert_eq!(compare(&[0.0], &[0.0], TOLERANCE), Ok(0.0));

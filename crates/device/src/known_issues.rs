@@ -2,9 +2,8 @@
 //!
 //! Each entry stands on public reports, named beside it. Where the reports disagree the sentence says "reported", not "is".
 
-use crate::adapters::Adapter;
+use crate::adapter::Adapter;
 use crate::facts::{Facts, Kfd, is_rdna1, names_rdna1};
-use crate::plan::is_amd;
 
 /// The HIP version `cubecl-hip-sys` in the lock file was generated from.
 const LINKED_HIP: &str = "7.14";
@@ -38,7 +37,7 @@ fn rdna1(facts: &Facts) -> Option<String> {
 /// them cannot be contained by a child process. gfx101x: the reports above `rdna1`, and users of this program with an RX 5600 XT.
 pub(crate) fn direct_convolutions(adapter: &Adapter, gfx: &[u32]) -> Option<String> {
     // With other AMD GPUs in the machine only the name can tell which one this is.
-    let alone = is_amd(adapter) && !gfx.is_empty() && gfx.iter().all(|version| is_rdna1(*version));
+    let alone = adapter.is_amd() && !gfx.is_empty() && gfx.iter().all(|version| is_rdna1(*version));
     (alone || names_rdna1(&adapter.name)).then(|| {
         format!(
             "{} is an RDNA1 card (gfx101x), reported to hang in direct convolution kernels, which are not tried (known issue)",
@@ -149,7 +148,7 @@ pub(crate) fn crash_sentence(stderr: &str, cause: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::adapters::{AdapterKind, Backend, tests::adapter};
+    use crate::adapter::{AdapterKind, Backend, tests::adapter};
 
     fn facts(gfx: u32, variables: &[(&str, &str)]) -> Facts {
         let variables = variables.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();

@@ -9,6 +9,7 @@
 //! It relies on the binary to route its hidden subcommand [`PROBE_SUBCOMMAND`] to [`probe_child_main`]. It never sets driver variables
 //! such as `HSA_OVERRIDE_GFX_VERSION`: [`doctor`] prints them and says what is known about the card.
 
+mod adapter;
 mod adapters;
 mod cache;
 mod child;
@@ -17,6 +18,7 @@ mod error;
 mod facts;
 mod kernels;
 mod known_issues;
+mod options;
 mod plan;
 mod probe;
 mod protocol;
@@ -26,12 +28,12 @@ mod select;
 mod telemetry;
 mod watch;
 
-pub use adapters::{Adapter, AdapterKind, Backend};
+pub use adapter::{Adapter, AdapterKind, Backend};
 pub use bellows_kernels::Lowering;
 pub use child::{PROBE_SUBCOMMAND, probe_child_main};
 pub use doctor::doctor;
 pub use error::DeviceError;
-pub use probe::ProbeOptions;
+pub use options::ProbeOptions;
 pub use protocol::Stage;
 pub use report::{PathReport, ProbeReport, StageReport, Verdict};
 pub use request::{DeviceRequest, RequestError};

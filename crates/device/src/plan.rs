@@ -5,7 +5,7 @@
 //! ends the process it happens in; ours goes first, so that its verdict is there whatever the other does to the driver. A path that is
 //! known to be dangerous, or that the user has not asked for, is not tried at all.
 
-use crate::adapters::{Adapter, AdapterKind};
+use crate::adapter::Adapter;
 use crate::known_issues;
 use bellows_kernels::Lowering;
 use serde::{Deserialize, Serialize};
@@ -81,16 +81,10 @@ impl Plan {
     }
 }
 
-/// Whether one of the machine's AMD GPUs can be this adapter.
-pub(crate) fn is_amd(adapter: &Adapter) -> bool {
-    const AMD: u32 = 0x1002;
-    adapter.kind != AdapterKind::Software && (adapter.id.0 == AMD || adapter.backend == crate::Backend::Rocm)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::adapters::tests::adapter;
+    use crate::adapter::{AdapterKind, tests::adapter};
 
     #[test]
     fn a_path_has_one_name() {

@@ -3,7 +3,7 @@
 //! Drivers print to standard output too, sometimes without a line break, so the parent looks for the object inside the line and
 //! ignores all else. A `begin` comes before each step: after a silence the parent knows what hung.
 
-use crate::adapters::Adapter;
+use crate::adapter::Adapter;
 use serde::{Deserialize, Serialize};
 use std::{fmt, str::FromStr};
 

@@ -1,6 +1,6 @@
 //! What a probe found out: a verdict for each path, and what follows from the two of them for the device.
 
-use crate::adapters::Adapter;
+use crate::adapter::Adapter;
 use crate::plan::Path;
 use crate::protocol::{Event, Stage};
 use bellows_kernels::Lowering;
@@ -150,7 +150,7 @@ impl ProbeReport {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
-    use crate::adapters::{AdapterKind, tests::adapter};
+    use crate::adapter::{AdapterKind, tests::adapter};
 
     fn path(verdict: Verdict) -> PathReport {
         PathReport { verdict, stages: Vec::new(), attempts: 1, stderr: String::new() }

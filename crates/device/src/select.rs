@@ -1,9 +1,11 @@
 //! From a request to a device: `auto` takes the first GPU that proves itself and else the CPU with the reason; a named device is
 //! proved too, and fails rather than becoming another one.
 
-use crate::adapters::{self, Adapter, Backend, best_hardware};
+use crate::adapter::{Adapter, Backend, best_hardware};
+use crate::adapters;
 use crate::facts::{self, Facts};
-use crate::probe::{self, ProbeOptions};
+use crate::options::ProbeOptions;
+use crate::probe;
 use crate::report::ProbeReport;
 use crate::{DeviceError, DeviceRequest};
 use bellows_kernels::{Lowering, processor_has_bf16};
@@ -170,7 +172,7 @@ fn choose(backend: Backend, index: Option<usize>, adapters: &[Adapter], software
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::adapters::{AdapterKind, tests::adapter};
+    use crate::adapter::{AdapterKind, tests::adapter};
     use crate::report::{Verdict, tests::report};
 
     #[test]

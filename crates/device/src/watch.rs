@@ -4,7 +4,7 @@
 //! killed and must not be waited for, so nothing here blocks on the child: pipes are read and its end is awaited by threads of their own.
 
 use crate::child::{Job, PROBE_SUBCOMMAND};
-use crate::probe::ProbeOptions;
+use crate::options::ProbeOptions;
 use crate::protocol::{Event, Stage};
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, Command, ExitStatus, Stdio};

@@ -18,7 +18,8 @@ use burn_autodiff::grads::Gradients;
 use burn_autodiff::ops::{Backward, Ops, OpsKind};
 use burn_autodiff::{Autodiff, NodeId};
 
-use crate::ops::{Bias, ConvConfig, KernelOps, NormOutput};
+use crate::operands::{Bias, ConvConfig, NormOutput};
+use crate::ops::KernelOps;
 
 /// The convolution's backward step; parents are x, weight and, for N = 3, bias.
 #[derive(Debug)]

@@ -8,7 +8,8 @@ use burn_flex::FlexTensor;
 use crate::buffers::{all_f32, contiguous, owned, take, tensor, values};
 use crate::cpu::{self, Algorithm, ConvShape, Epilogue, Precision};
 use crate::cpu_norm::{self, Extent};
-use crate::ops::{Bias, ConvConfig, KernelOps, NormGrads, NormOutput};
+use crate::operands::{Bias, ConvConfig, NormGrads, NormOutput};
+use crate::ops::KernelOps;
 use crate::policy::Lowering;
 use crate::portable;
 
@@ -67,7 +68,7 @@ impl KernelOps for Flex {
     fn conv_silu(x: FlexTensor, weight: FlexTensor, bias: Bias<Self>, config: ConvConfig) -> FlexTensor {
         match method([&x, &weight], &config) {
             Some(method) => forward(method, x, weight, bias.into_option(), config, true),
-            None => portable::conv_silu::<Self>(x, weight, bias, config),
+            None => portable::silu::<Self>(Self::conv_forward(x, weight, bias, config)),
         }
     }
 

@@ -4,86 +4,11 @@
 //! kernel, and what the kernels are tested against. Tensors are taken by value: a kernel that is handed the last reference may write into it or
 //! recycle its memory. Layout is NCHW throughout; a kernel makes a strided input contiguous itself.
 
-use burn::backend::ops::ConvOptions;
 use burn::backend::tensor::FloatTensor;
-use burn::backend::{Backend, ExtensionType, backend_extension};
+use burn::backend::{Backend, backend_extension};
 
-use crate::policy::Lowering;
+use crate::operands::{Bias, ConvConfig, NormGrads, NormOutput};
 use crate::portable;
-
-/// Everything about a 2-D convolution that is not a shape.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct ConvConfig {
-    /// Step of the window, (vertical, horizontal).
-    pub stride: [usize; 2],
-    /// Zeros on each side, (vertical, horizontal).
-    pub padding: [usize; 2],
-    /// Distance of the kernel's taps, (vertical, horizontal).
-    pub dilation: [usize; 2],
-    /// Blocks of channels that do not see each other.
-    pub groups: usize,
-    /// The algorithm.
-    pub lowering: Lowering,
-}
-
-impl ConvConfig {
-    /// Stride `stride`, padding `padding`, no dilation, one group.
-    pub fn new(stride: usize, padding: usize, lowering: Lowering) -> Self {
-        Self { stride: [stride; 2], padding: [padding; 2], dilation: [1; 2], groups: 1, lowering }
-    }
-
-    /// The same in Burn's words.
-    pub fn to_burn(self) -> ConvOptions<2> {
-        ConvOptions::new(self.stride, self.padding, self.dilation, self.groups)
-    }
-}
-
-/// An optional bias, `[Co]`: an operation of a backend extension takes no `Option` of a tensor.
-#[derive(ExtensionType)]
-pub enum Bias<B: Backend> {
-    /// None.
-    Zero,
-    /// One value per output channel.
-    Channels(FloatTensor<B>),
-}
-
-impl<B: Backend> Bias<B> {
-    /// As an option.
-    pub fn into_option(self) -> Option<FloatTensor<B>> {
-        match self {
-            Self::Zero => None,
-            Self::Channels(bias) => Some(bias),
-        }
-    }
-}
-
-impl<B: Backend> From<Option<FloatTensor<B>>> for Bias<B> {
-    fn from(bias: Option<FloatTensor<B>>) -> Self {
-        bias.map_or(Self::Zero, Self::Channels)
-    }
-}
-
-/// What [`KernelOps::norm_act`] returns.
-#[derive(ExtensionType)]
-pub struct NormOutput<B: Backend> {
-    /// `[N, C, H, W]`.
-    pub output: FloatTensor<B>,
-    /// Mean of the batch, `[C]`.
-    pub mean: FloatTensor<B>,
-    /// Biased variance of the batch, `[C]`.
-    pub variance: FloatTensor<B>,
-}
-
-/// What [`KernelOps::norm_act_backward`] returns.
-#[derive(ExtensionType)]
-pub struct NormGrads<B: Backend> {
-    /// Gradient of the input, `[N, C, H, W]`.
-    pub x: FloatTensor<B>,
-    /// Gradient of the scale, `[C]`.
-    pub gamma: FloatTensor<B>,
-    /// Gradient of the shift, `[C]`.
-    pub beta: FloatTensor<B>,
-}
 
 /// Convolution and normalisation, fused where it pays.
 ///
@@ -107,7 +32,7 @@ pub trait KernelOps: Backend {
         #[extension_type] bias: Bias<Self>,
         config: ConvConfig,
     ) -> FloatTensor<Self> {
-        portable::conv_silu::<Self>(x, weight, bias, config)
+        portable::silu::<Self>(Self::conv_forward(x, weight, bias, config))
     }
 
     /// Gradient of x: the transposed convolution of dy. `input` is x's (H, W), which the stride leaves open.

@@ -55,7 +55,8 @@ impl FromStr for Lowering {
     type Err = KernelError;
 
     fn from_str(text: &str) -> Result<Self, KernelError> {
-        Self::ALL.into_iter().find(|l| l.name() == text).ok_or_else(|| KernelError::UnknownLowering(text.to_owned()))
+        let unknown = || KernelError::UnknownLowering { given: text.to_owned(), known: Self::ALL.map(Self::name).join(", ") };
+        Self::ALL.into_iter().find(|l| l.name() == text).ok_or_else(unknown)
     }
 }
 

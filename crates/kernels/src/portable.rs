@@ -4,9 +4,9 @@ use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, Scalar, TensorMetadata};
 use burn::tensor::Shape;
 
-use crate::ops::{Bias, ConvConfig, KernelOps, NormGrads, NormOutput};
+use crate::operands::{ConvConfig, NormGrads, NormOutput};
 
-/// [`KernelOps::conv_forward`]
+/// [`KernelOps::conv_forward`](crate::ops::KernelOps::conv_forward)
 pub(crate) fn conv_forward<B: Backend>(
     x: FloatTensor<B>,
     weight: FloatTensor<B>,
@@ -16,12 +16,7 @@ pub(crate) fn conv_forward<B: Backend>(
     B::conv2d(x, weight, bias, config.to_burn())
 }
 
-/// [`KernelOps::conv_silu`]
-pub(crate) fn conv_silu<B: KernelOps>(x: FloatTensor<B>, weight: FloatTensor<B>, bias: Bias<B>, config: ConvConfig) -> FloatTensor<B> {
-    silu::<B>(B::conv_forward(x, weight, bias, config))
-}
-
-/// [`KernelOps::conv_data_grad`]
+/// [`KernelOps::conv_data_grad`](crate::ops::KernelOps::conv_data_grad)
 pub(crate) fn conv_data_grad<B: Backend>(
     dy: FloatTensor<B>,
     weight: FloatTensor<B>,
@@ -33,7 +28,7 @@ pub(crate) fn conv_data_grad<B: Backend>(
     B::conv2d_x_backward(x, weight, dy, config.to_burn())
 }
 
-/// [`KernelOps::conv_weight_grad`]
+/// [`KernelOps::conv_weight_grad`](crate::ops::KernelOps::conv_weight_grad)
 pub(crate) fn conv_weight_grad<B: Backend>(
     x: FloatTensor<B>,
     dy: FloatTensor<B>,
@@ -50,7 +45,7 @@ pub(crate) fn shape_only<B: Backend>(like: &FloatTensor<B>, shape: [usize; 4]) -
     B::float_expand(B::float_zeros(Shape::new([1; 4]), &like.device(), like.dtype().into()), Shape::new(shape))
 }
 
-/// [`KernelOps::norm_act`]
+/// [`KernelOps::norm_act`](crate::ops::KernelOps::norm_act)
 pub(crate) fn norm_act<B: Backend>(
     x: FloatTensor<B>,
     gamma: FloatTensor<B>,
@@ -63,7 +58,7 @@ pub(crate) fn norm_act<B: Backend>(
     NormOutput { output, mean: y.mean, variance: y.variance }
 }
 
-/// [`KernelOps::norm_act_again`]
+/// [`KernelOps::norm_act_again`](crate::ops::KernelOps::norm_act_again)
 pub(crate) fn norm_act_again<B: Backend>(
     x: FloatTensor<B>,
     mean: FloatTensor<B>,
@@ -77,7 +72,7 @@ pub(crate) fn norm_act_again<B: Backend>(
     if silu { self::silu::<B>(z) } else { z }
 }
 
-/// [`KernelOps::norm_act_backward`]
+/// [`KernelOps::norm_act_backward`](crate::ops::KernelOps::norm_act_backward)
 #[allow(clippy::too_many_arguments)]
 pub(crate) fn norm_act_backward<B: Backend>(
     x: FloatTensor<B>,
@@ -102,6 +97,6 @@ pub(crate) fn norm_act_backward<B: Backend>(
     NormGrads { x: grads.x_grad, gamma: grads.gamma_grad, beta: grads.beta_grad }
 }
 
-fn silu<B: Backend>(z: FloatTensor<B>) -> FloatTensor<B> {
+pub(crate) fn silu<B: Backend>(z: FloatTensor<B>) -> FloatTensor<B> {
     B::float_mul(z.clone(), B::sigmoid(z))
 }

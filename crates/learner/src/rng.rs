@@ -7,8 +7,11 @@ pub struct Rng {
     count: u64,
 }
 
+/// 2^64 over the golden ratio: SplitMix64's step.
+pub const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
+
 /// The finaliser of SplitMix64 (Steele, Lea, Flood 2014): a bijection on 64 bits in which every input bit reaches every output bit.
-fn mix(mut z: u64) -> u64 {
+pub fn mix(mut z: u64) -> u64 {
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
     z ^ (z >> 31)
@@ -18,14 +21,19 @@ impl Rng {
     /// The draws of `stream` ("order", "mosaic", a parameter's name) for sample or step `index` of `epoch`.
     pub fn new(seed: u64, stream: &str, epoch: u64, index: u64) -> Self {
         let name = stream.bytes().fold(0xcbf2_9ce4_8422_2325, |h, b| (h ^ u64::from(b)).wrapping_mul(0x0000_0100_0000_01b3));
-        let key = [seed, name, epoch, index].into_iter().fold(0, |key, part| mix(key ^ mix(part.wrapping_add(0x9e37_79b9_7f4a_7c15))));
+        let key = [seed, name, epoch, index].into_iter().fold(0, |key, part| mix(key ^ mix(part.wrapping_add(GOLDEN))));
+        Self::keyed(key)
+    }
+
+    /// The draws of a key that was made otherwise; keys must not be neighbours.
+    pub fn keyed(key: u64) -> Self {
         Self { key, count: 0 }
     }
 
     /// 64 random bits.
     pub fn bits(&mut self) -> u64 {
         self.count += 1;
-        mix(self.key.wrapping_add(self.count.wrapping_mul(0x9e37_79b9_7f4a_7c15)))
+        mix(self.key.wrapping_add(self.count.wrapping_mul(GOLDEN)))
     }
 
     /// Uniform in [0, 1), 53 bits.
@@ -35,7 +43,7 @@ impl Rng {
 
     /// What the draw number `i` of [`unit`](Self::unit) would be, counted from 0, whatever was drawn before.
     pub fn unit_at(&self, i: u64) -> f64 {
-        (mix(self.key.wrapping_add((i + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15))) >> 11) as f64 / (1u64 << 53) as f64
+        (mix(self.key.wrapping_add((i + 1).wrapping_mul(GOLDEN))) >> 11) as f64 / (1u64 << 53) as f64
     }
 
     /// Uniform in [low, high).

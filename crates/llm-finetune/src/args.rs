@@ -9,7 +9,7 @@ use bellows_settings::Layer;
 use clap::builder::PossibleValuesParser;
 use clap::{Arg, ArgAction, ArgMatches, Command};
 
-use crate::presets;
+use crate::presets::{self, SettingsArgs};
 
 /// What the user asked for.
 pub(crate) enum Request {
@@ -20,14 +20,6 @@ pub(crate) enum Request {
     Preview { flags: SettingsArgs, count: usize },
     Benchmark(BenchmarkArgs),
     Doctor { device: String, reprobe: bool },
-}
-
-/// Settings as typed.
-pub(crate) struct SettingsArgs {
-    /// `--config`: a file, or the name of a preset.
-    pub(crate) config: Option<String>,
-    /// The flags.
-    pub(crate) flags: Layer,
 }
 
 /// A training run as typed.
@@ -248,7 +240,7 @@ pub(crate) fn parse() -> Request {
 }
 
 fn settings(m: &ArgMatches) -> SettingsArgs {
-    let mut values = flag_values(SETTINGS.iter().map(|s| (s.key(), s.kind)), m);
+    let mut values = flag_values(SETTINGS.iter().map(|s| (s.key(), s.read)), m);
     if m.try_get_one::<bool>("no-gradient-checkpointing").ok().flatten() == Some(&true) {
         values.insert("gradient_checkpointing".into(), false.into());
     }

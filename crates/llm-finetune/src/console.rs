@@ -2,20 +2,8 @@
 
 use std::time::Instant;
 
-use bellows_cli::{Bar, memory, say};
+use bellows_cli::{Foot, columns, fit, memory, rate};
 use bellows_learner::{BatchReport, EpochReport, Notice, Observer, RunInfo};
-
-/// As many of `fields`, the most important of which come first, as fit into `columns`.
-fn fit(fields: &[String], columns: usize) -> String {
-    let mut line = String::new();
-    for field in fields {
-        let gap = if line.is_empty() { "" } else { "  " };
-        if line.chars().count() + gap.len() + field.chars().count() <= columns {
-            line = line + gap + field;
-        }
-    }
-    line
-}
 
 /// The norm of the newest update's gradient; there is none before the first.
 fn grad(norm: Option<f64>) -> String {
@@ -25,7 +13,7 @@ fn grad(norm: Option<f64>) -> String {
 /// Prints a training run.
 pub(crate) struct Console {
     info: Option<RunInfo>,
-    bar: Option<Bar>,
+    foot: Foot,
     clock: Instant,
     tokens: usize,
     examples: usize,
@@ -34,15 +22,7 @@ pub(crate) struct Console {
 
 impl Console {
     pub(crate) fn new() -> Self {
-        Self { info: None, bar: None, clock: Instant::now(), tokens: 0, examples: 0, grad_norm: None }
-    }
-
-    fn close_bar(&mut self, line: &str) {
-        match self.bar.take() {
-            Some(bar) => bar.finish(line),
-            None if !line.is_empty() => say(line),
-            None => {}
-        }
+        Self { info: None, foot: Foot::default(), clock: Instant::now(), tokens: 0, examples: 0, grad_norm: None }
     }
 }
 
@@ -53,7 +33,7 @@ impl Observer for Console {
 
     fn on_epoch(&mut self, _: usize, _: usize) {
         let Some(info) = &self.info else { return };
-        self.bar = Some(Bar::new("batch ", info.batches));
+        self.foot.begin("batch ", info.batches);
         (self.clock, self.tokens, self.examples) = (Instant::now(), 0, 0);
     }
 
@@ -67,57 +47,43 @@ impl Observer for Console {
             format!("epoch {}/{}", report.epoch + 1, info.epochs),
             format!("loss {:.4}", value(&report.items)),
             format!("lr {:.2e}", value(&report.lr)),
-            format!("{:.0} tok/s", self.tokens as f64 / seconds),
+            format!("{} tok/s", rate(self.tokens as f64 / seconds)),
             grad(self.grad_norm),
-            format!("{:.1} examples/s", self.examples as f64 / seconds),
+            format!("{} examples/s", rate(self.examples as f64 / seconds)),
             memory(),
         ];
         fields.extend(report.gauges.iter().map(|(_, _, text)| text.clone()));
         fields.push(format!("mean {:.4}", value(&report.means)));
-        if let Some(bar) = &mut self.bar {
-            bar.set(fit(&fields, bar.room()), report.position + 1, info.batches);
-        }
+        self.foot.show("batch ", |room| fit(&fields, "  ", room), report.position + 1, info.batches);
         if report.position + 1 == info.batches {
-            self.close_bar(&fields.join("  "));
+            self.foot.close(&fit(&fields, "  ", columns()));
         }
     }
 
     fn on_evaluating(&mut self, done: usize, total: usize) {
-        self.bar.get_or_insert_with(|| Bar::new("judging ", total)).set("validation".into(), done, total);
+        self.foot.show("judging ", |_| "validation".into(), done, total);
     }
 
     fn on_epoch_end(&mut self, report: &EpochReport) {
-        self.close_bar("");
+        self.foot.close("");
         let Some(e) = &report.evaluation else { return };
         let value = |name: &str| e.get(name).unwrap_or(f64::NAN);
         let best = if report.best { "  (best so far)" } else { "" };
-        say(&format!("validation: loss {:.4}  perplexity {:.3}{best}", value("val/loss"), value("val/perplexity")));
+        self.foot.say(&format!("validation: loss {:.4}  perplexity {:.3}{best}", value("val/loss"), value("val/perplexity")));
     }
 
     fn on_notice(&mut self, notice: &Notice) {
-        let line = format!("{}: {}", notice.kind, notice.message);
-        match &self.bar {
-            Some(bar) => bar.interject(&line),
-            None => say(&line),
-        }
+        self.foot.say(&format!("{}: {}", notice.kind, notice.message));
     }
 
     fn on_end(&mut self) {
-        self.close_bar("");
+        self.foot.close("");
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_line_holds_what_fits_the_most_important_first() {
-        let fields = ["epoch 1/3", "loss 0.1234", "5.1/16.0G", "x"].map(String::from);
-        assert_eq!(fit(&fields, 100), "epoch 1/3  loss 0.1234  5.1/16.0G  x");
-        assert_eq!(fit(&fields, 25), "epoch 1/3  loss 0.1234  x");
-        assert_eq!(fit(&fields, 8), "x");
-    }
 
     #[test]
     fn before_the_first_update_there_is_no_gradient() {

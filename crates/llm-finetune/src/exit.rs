@@ -7,12 +7,13 @@ use bellows_cli::{FINAL_SAVE, USAGE, code_of_learner};
 use bellows_qwen::base::BaseError;
 use bellows_qwen::export::ExportError;
 use bellows_qwen::generate::GenerateError;
+use bellows_qwen::hub::HubError;
 use bellows_qwen::peft::PeftError;
 use bellows_qwen::train::FinetuneError;
 
 /// Transparent errors hide what they hold from the chain, so this looks inside them.
 pub(crate) fn code_of(cause: &(dyn Error + 'static)) -> Option<u8> {
-    if cause.is::<BaseError>() || cause.is::<PeftError>() {
+    if cause.is::<BaseError>() || cause.is::<HubError>() || cause.is::<PeftError>() {
         return Some(USAGE);
     }
     if let Some(chat) = cause.downcast_ref::<ChatError>() {
@@ -40,7 +41,7 @@ fn code_of_export(error: &ExportError) -> Option<u8> {
     match error {
         ExportError::Adapter(_) | ExportError::NotFinite(_) => Some(USAGE),
         ExportError::Vocabulary(fault) | ExportError::Chat(ChatError { fault, .. }) => code_of_fault(fault),
-        ExportError::File { .. } | ExportError::Weights(_) | ExportError::Peft(_) => None,
+        ExportError::File { .. } | ExportError::Weights(_) | ExportError::Device(_) => None,
     }
 }
 

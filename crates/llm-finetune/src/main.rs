@@ -10,6 +10,7 @@ mod exit;
 mod export;
 mod presets;
 mod preview;
+mod prove;
 mod speak;
 mod train;
 

@@ -9,7 +9,13 @@ use bellows_runs::write_atomic;
 use bellows_settings::Layer;
 use serde_json::{Map, Value};
 
-use crate::args::SettingsArgs;
+/// Settings as typed.
+pub(crate) struct SettingsArgs {
+    /// `--config`: a file, or the name of a preset.
+    pub(crate) config: Option<String>,
+    /// The flags.
+    pub(crate) flags: Layer,
+}
 
 /// The files of `models/` that are for this program, by name.
 pub(crate) const PRESETS: [(&str, &str); 4] = [

@@ -8,8 +8,7 @@ use bellows_cli::{Usage, note, say};
 use bellows_learner::Rng;
 use bellows_qwen::data::SftData;
 
-use crate::args::SettingsArgs;
-use crate::presets::settings;
+use crate::presets::{SettingsArgs, settings};
 use crate::train::{open_data, open_tokenizer, pick_template};
 
 /// Most faulty rows that are named.

@@ -7,14 +7,14 @@ use bellows_chat::{Conversation, Message, RenderOptions, Role, Template, Tokeniz
 use bellows_cli::{Usage, join_pool, note, pick_device, say};
 use bellows_device::ProbeOptions;
 use bellows_qwen::base::{Base, BaseError};
-use bellows_qwen::generate::{Sampling, generate};
+use bellows_qwen::generate::{Sampling, generate, stop_ids};
 use bellows_qwen::hub::locate;
 use bellows_qwen::model::CausalLm;
 use bellows_qwen::peft;
 use burn::tensor::Device;
 
 use crate::args::SpeakArgs;
-use crate::train::prove;
+use crate::prove::prove;
 
 pub(crate) fn speak(args: SpeakArgs) -> anyhow::Result<()> {
     args.sampling.over(&Sampling::default()).check()?;
@@ -89,8 +89,7 @@ pub(crate) fn adapter_tokenizer(dir: &Path) -> anyhow::Result<Option<Tokenizer>>
 /// Prints the answer as it comes, up to a stop string; returns it.
 fn say_answer(base: &Base, prompt: &[u32], args: &SpeakArgs, device: &Device) -> anyhow::Result<String> {
     let (model, tokenizer): (&CausalLm, _) = (&base.model, &base.tokenizer);
-    let ends = base.config.eos_token_ids.iter().copied().chain(tokenizer.eos()).chain(tokenizer.id("<|im_end|>"));
-    let ends: Vec<u32> = ends.collect();
+    let ends = stop_ids(&base.config, tokenizer);
     let (mut stream, mut text, mut shown) = (tokenizer.stream(true), String::new(), 0);
     // What may be the beginning of a stop string is held back.
     let held = args.stop.iter().map(String::len).max().unwrap_or(1).saturating_sub(1);

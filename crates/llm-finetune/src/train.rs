@@ -7,17 +7,16 @@ use std::time::Instant;
 use anyhow::Context;
 use bellows_chat::{Conversation, Example, Message, RenderOptions, Role, Splits, Template, Tokenizer, encode_prompt};
 use bellows_cli::{Bar, Usage, join_pool, note, pick_device, record_settings, resumed, say};
-use bellows_device::{ProbeOptions, Selected, Telemetry, processor};
+use bellows_device::{ProbeOptions, Telemetry};
 use bellows_learner::{Dashboard, Outcome, signals};
 use bellows_qwen::arch::Architecture;
 use bellows_qwen::base::Base;
 use bellows_qwen::config::{MAY_CHANGE, Method, SETTINGS, SftConfig};
 use bellows_qwen::data::SftData;
 use bellows_qwen::export::{modelfile, write_gguf, write_transformers};
-use bellows_qwen::generate::{Sampling, generate};
+use bellows_qwen::generate::{Sampling, generate, stop_ids};
 use bellows_qwen::hub::{describe, locate};
 use bellows_qwen::model::{CausalLm, ModelConfig};
-use bellows_qwen::prove::first_layer;
 use bellows_qwen::train::{Finetune, MADE_BASE, Report};
 use bellows_qwen::weights::merge;
 use bellows_runs::{RunDir, write_atomic};
@@ -31,6 +30,7 @@ use serde_json::json;
 use crate::args::TrainArgs;
 use crate::console::Console;
 use crate::presets::settings;
+use crate::prove::prove;
 use crate::speak::{adapter_tokenizer, adopt_tokenizer};
 
 pub(crate) fn train(args: TrainArgs) -> anyhow::Result<()> {
@@ -180,32 +180,14 @@ pub(crate) fn open_data(config: &SftConfig, tokenizer: &Tokenizer, template: &Te
     Ok(data)
 }
 
-/// How far an accelerator's first layer may be from the processor's; f32 kernels are within 1e-5.
-const PROVED: f64 = 1e-3;
-
-/// Refuses a device that does not compute the model as the processor does.
-pub(crate) fn prove(model: &CausalLm, shape: &ModelConfig, device: &Selected) -> anyhow::Result<()> {
-    let error = match device.backend {
-        "flex" => 0.0,
-        _ => first_layer(model, shape, &device.device, &processor()),
-    };
-    if error < PROVED {
-        return Ok(());
-    }
-    let (backend, name) = (device.backend, &device.name);
-    let reason = format!("{backend} ({name}) computes the model's first layer wrongly (relative error {error:.3} against the processor)");
-    Err(Usage(format!("{reason}: use --device cpu")).into())
-}
-
 /// The model's greedy answer to one question.
 fn answer(run: &Finetune, model: &CausalLm, prompt: &str, device: &Device) -> anyhow::Result<String> {
     let (tokenizer, shape): (&Tokenizer, &ModelConfig) = (run.tokenizer(), run.shape());
     let conversation = Conversation { messages: vec![Message::new(Role::User, prompt)], ..Conversation::default() };
     let ids = encode_prompt(&conversation, tokenizer, run.template(), RenderOptions::default())?;
     let sampling = Sampling { max_new_tokens: 48, temperature: 0.0, ..Sampling::default() };
-    let stop: Vec<u32> = shape.eos_token_ids.iter().copied().chain(tokenizer.eos()).chain(tokenizer.id("<|im_end|>")).collect();
     let device = device.clone().without_autodiff();
-    let new = generate(model, shape, &ids, &sampling, &stop, &device, |_| true)?;
+    let new = generate(model, shape, &ids, &sampling, &stop_ids(shape, tokenizer), &device, |_| true)?;
     Ok(format!("{:?}", tokenizer.decode(&new, true)?))
 }
 

@@ -2,10 +2,12 @@
 
 use std::collections::BTreeMap;
 
+use bellows_settings::Kind;
 use burn::module::{Module, ModuleMapper, Param};
 use burn::tensor::Tensor;
 use regex::Regex;
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 use crate::load::Path;
 use crate::model::CausalLm;
@@ -76,6 +78,16 @@ pub enum Targets {
     Pattern(String),
     /// Names or endings.
     Names(Vec<String>),
+}
+
+impl Kind for Targets {
+    fn value_name() -> String {
+        String::list_name()
+    }
+
+    fn read(text: &str) -> Value {
+        text.into()
+    }
 }
 
 impl Targets {
@@ -291,6 +303,7 @@ mod tests {
     fn targets_are_endings_expressions_or_everything() {
         let names = |n: &[&str]| Targets::Names(n.iter().map(ToString::to_string).collect());
         let config = |target_modules| LoraConfig { target_modules, ..LoraConfig::default() };
+        assert_eq!(Targets::read("7,v_proj"), "7,v_proj", "what it means is for `parse` to say");
         let (q, up) = ("model.layers.3.self_attn.q_proj", "model.layers.11.mlp.up_proj");
         assert_eq!(ranks(&config(names(&["q_proj"])), q, 3), Some(16));
         assert_eq!(ranks(&config(names(&["q_proj"])), up, 11), None);

@@ -25,8 +25,10 @@ settings! {
     SftConfig;
     "Model and data" {
         /// Model to start from: a directory, a .gguf file, a hub id (Qwen/Qwen2.5-0.5B-Instruct), or `tiny` (made on the spot)
+        /// must be given
         model: String = String::new();
         /// Chats: a .jsonl, .json, .csv, .parquet or .txt file, or a folder with train, valid and test files; several as a list
+        /// must be given
         data: Vec<String> = Vec::new();
         /// How often the rows of each of several data sets are used in an epoch, as a list; 1 if not given
         data_weights: Vec<f64> = Vec::new();
@@ -59,7 +61,7 @@ settings! {
     }
     "LoRA" {
         /// lora, or full to train every parameter
-        method: Method = Method::Lora;
+        method: Method as String = Method::Lora;
         /// Rank
         r: usize = 16;
         /// Numerator of the scaling
@@ -131,6 +133,7 @@ settings! {
         /// Minutes between checkpoints
         checkpoint_minutes: f64 = 10.0;
         /// Checkpoints to keep besides the best
+        /// at least 2, for the newest may be damaged
         keep_checkpoints: usize = 2;
         /// Threads that make batches; 0 uses the training thread
         workers: usize = 1;
@@ -145,11 +148,11 @@ settings! {
     }
     "Optimizer" {
         /// AdamW, Adam, SGD, Adafactor (small state), or Lion (a tenth of AdamW's learning rate)
-        optim: OptimizerKind = OptimizerKind::AdamW;
+        optim: OptimizerKind as String = OptimizerKind::AdamW;
         /// Peak learning rate
         learning_rate: f64 = 2e-4;
         /// Shape after warm-up: constant, linear, cosine, wsd
-        lr_scheduler_type: Decay = Decay::Cosine;
+        lr_scheduler_type: Decay as String = Decay::Cosine;
         /// What the rate ends at, as a fraction of the peak
         min_lr_ratio: f64 = 0.0;
         /// Share of all updates over which the rate rises

@@ -1,17 +1,17 @@
 //! A model as files other tools load: a directory for transformers, a GGUF for llama.cpp, a Modelfile for Ollama.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use bellows_chat::{ChatError, Fault, Template, TokenType, Tokenizer, Vocabulary};
 use bellows_weights::gguf::{self, Metadata, Preset, TensorInfo, Value};
-use bellows_weights::{BlockType, DType, Parts, TensorSpec, WeightsError, write_checkpoint};
+use bellows_weights::{BlockType, DType, Parts, Tensor as FileTensor, TensorSpec, Tensors, WeightsError, to_safetensors, write_checkpoint};
 use indexmap::IndexMap;
 use serde_json::json;
 
 use crate::base::{gguf_name, pairs_from_halves, rotated_heads};
 use crate::model::{CausalLm, ModelConfig};
-use crate::peft::PeftError;
-use crate::weights::visit;
+use crate::weights::{Unread, visit};
 
 /// Files of a checkpoint are cut at this many bytes.
 const MAX_SHARD: usize = 5_000_000_000;
@@ -30,9 +30,9 @@ pub enum ExportError {
     /// A weight file.
     #[error(transparent)]
     Weights(#[from] WeightsError),
-    /// A tensor that cannot be read back.
+    /// The device cannot hand a tensor back.
     #[error(transparent)]
-    Peft(#[from] PeftError),
+    Device(#[from] Unread),
     /// The tokenizer.
     #[error(transparent)]
     Chat(#[from] ChatError),
@@ -70,6 +70,22 @@ impl<'a> Parameters<'a> {
         });
         let values = found.unwrap_or_else(|| Ok(Vec::new()))?;
         if values.iter().all(|x| x.is_finite()) { Ok(values) } else { Err(ExportError::NotFinite(wanted.into())) }
+    }
+}
+
+/// All parameters as a safetensors file in memory: small models.
+///
+/// # Errors
+/// When the device cannot hand a tensor back.
+pub fn to_bytes(model: &CausalLm) -> Result<Vec<u8>, ExportError> {
+    let (mut tensors, mut failed) = (Tensors::new(), None);
+    visit(model, &mut |name, shape, read| match read() {
+        Ok(values) => drop(tensors.insert(name.to_owned(), FileTensor::from_f32(shape.to_vec(), &values))),
+        Err(error) => failed = Some(error),
+    });
+    match failed {
+        Some(error) => Err(error.into()),
+        None => Ok(to_safetensors(&tensors, &BTreeMap::from([("format".to_string(), "pt".to_string())]))?),
     }
 }
 

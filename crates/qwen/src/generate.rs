@@ -2,6 +2,7 @@
 
 use std::cmp::Ordering;
 
+use bellows_chat::Tokenizer;
 use bellows_learner::Rng;
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use serde_json::{Map, Value};
@@ -93,6 +94,11 @@ impl Sampling {
             None => Ok(()),
         }
     }
+}
+
+/// The tokens that end an answer: those the model names, its tokenizer's, and the end of a ChatML turn, which base models know too.
+pub fn stop_ids(shape: &ModelConfig, tokenizer: &Tokenizer) -> Vec<u32> {
+    shape.eos_token_ids.iter().copied().chain(tokenizer.eos()).chain(tokenizer.id("<|im_end|>")).collect()
 }
 
 /// Continues `prompt` until a token of `stop`, the limit, or `false` from `each`, which gets every new token. Returns the new tokens,
@@ -310,6 +316,15 @@ mod tests {
             left < 0.0
         });
         order[drawn.unwrap_or(kept - 1)] as u32
+    }
+
+    #[test]
+    fn an_answer_ends_with_any_token_that_ends_a_turn() {
+        let mut base = crate::base::Base::tiny(["a b"], 0, &Device::flex()).unwrap();
+        let [end, turn] = ["<|endoftext|>", "<|im_end|>"].map(|token| base.tokenizer.id(token).unwrap());
+        base.config.eos_token_ids = vec![7];
+        base.tokenizer.set_eos("<|endoftext|>").unwrap();
+        assert_eq!(stop_ids(&base.config, &base.tokenizer), [7, end, turn]);
     }
 
     #[test]

@@ -16,8 +16,6 @@ use hf_hub::{Cache, Repo, RepoType};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
-use crate::base::BaseError;
-
 const CONFIG: &str = "config.json";
 const TOKENIZER: &str = "tokenizer.json";
 const WEIGHTS: &str = "model.safetensors";
@@ -115,8 +113,8 @@ pub struct Hub {
 /// and one if the cache may lack something.
 ///
 /// # Errors
-/// A name that is neither, and see [`HubError`].
-pub fn locate(model: &str, offline: bool, announce: &mut dyn FnMut(&str)) -> Result<PathBuf, BaseError> {
+/// See [`HubError`].
+pub fn locate(model: &str, offline: bool, announce: &mut dyn FnMut(&str)) -> Result<PathBuf, HubError> {
     find(model, offline, true, announce)
 }
 
@@ -124,14 +122,14 @@ pub fn locate(model: &str, offline: bool, announce: &mut dyn FnMut(&str)) -> Res
 ///
 /// # Errors
 /// Those of [`locate`].
-pub fn describe(model: &str, offline: bool, announce: &mut dyn FnMut(&str)) -> Result<PathBuf, BaseError> {
+pub fn describe(model: &str, offline: bool, announce: &mut dyn FnMut(&str)) -> Result<PathBuf, HubError> {
     find(model, offline, false, announce)
 }
 
-fn find(model: &str, offline: bool, weights: bool, announce: &mut dyn FnMut(&str)) -> Result<PathBuf, BaseError> {
+fn find(model: &str, offline: bool, weights: bool, announce: &mut dyn FnMut(&str)) -> Result<PathBuf, HubError> {
     let path = PathBuf::from(model);
     match parse(model) {
-        Some((repo, file)) if !path.exists() => Ok(Hub::from_env(offline).fetch(repo, file, weights, announce)?),
+        Some((repo, file)) if !path.exists() => Hub::from_env(offline).fetch(repo, file, weights, announce),
         _ => Ok(path),
     }
 }

@@ -4,7 +4,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use bellows_weights::{Tensor as FileTensor, Tensors, WeightsError, to_safetensors};
-use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::{Tensor, TensorData};
 use serde_json::{Value, json};
 
@@ -12,7 +11,7 @@ use crate::adapter::{ALL_LINEAR, AdapterError, LoraConfig, Targets};
 use crate::load;
 use crate::model::CausalLm;
 use crate::model::lora::Lora;
-use crate::weights;
+use crate::weights::{self, Unread};
 
 /// What PEFT puts before a module's own name.
 pub(crate) const PREFIX: &str = "base_model.model.";
@@ -61,13 +60,8 @@ pub enum PeftError {
     #[error(transparent)]
     Adapter(#[from] AdapterError),
     /// The device cannot hand a tensor back.
-    #[error("reading {name} back from the device: {reason}")]
-    Device {
-        /// The tensor.
-        name: String,
-        /// Why not.
-        reason: String,
-    },
+    #[error(transparent)]
+    Device(#[from] Unread),
 }
 
 /// The trained tensors of a model under PEFT's names.
@@ -75,30 +69,15 @@ pub enum PeftError {
 /// # Errors
 /// When the device cannot hand one back.
 pub fn tensors(model: &CausalLm, config: &LoraConfig) -> Result<Tensors, PeftError> {
-    struct Collect<'a> {
-        path: load::Path,
-        config: &'a LoraConfig,
-        tensors: Result<Tensors, PeftError>,
-    }
-    impl ModuleVisitor for Collect<'_> {
-        fn enter_module(&mut self, name: &str, _: &str) {
-            self.path.enter(name);
+    let mut tensors = Ok(Tensors::new());
+    weights::visit_all(model, &mut |name, shape, read| {
+        let (Ok(found), true) = (&mut tensors, config.trains(name)) else { return };
+        match read() {
+            Ok(values) => drop(found.insert(peft_name(name), FileTensor::from_f32(shape.to_vec(), &values))),
+            Err(error) => tensors = Err(error.into()),
         }
-        fn exit_module(&mut self, _: &str, _: &str) {
-            self.path.leave();
-        }
-        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-            let name = self.path.join();
-            let (Ok(tensors), true) = (&mut self.tensors, self.config.trains(&name)) else { return };
-            match param.val().into_data().try_into_vec_as::<f32>() {
-                Ok(values) => drop(tensors.insert(peft_name(&name), FileTensor::from_f32(param.lazy_shape().to_vec(), &values))),
-                Err(e) => self.tensors = Err(PeftError::Device { name, reason: e.to_string() }),
-            }
-        }
-    }
-    let mut collect = Collect { path: load::Path::default(), config, tensors: Ok(Tensors::new()) };
-    model.visit(&mut collect);
-    collect.tensors
+    });
+    tensors
 }
 
 /// The bytes of `adapter_model.safetensors`.

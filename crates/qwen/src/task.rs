@@ -14,7 +14,7 @@ use crate::gradients::{Options, TrainBatch, gradients};
 use crate::loss::head_loss_only;
 use crate::model::pass::{Draws, Pass};
 use crate::model::{CausalLm, ModelConfig};
-use crate::{peft, weights};
+use crate::{export, peft};
 
 /// Validation columns of `results.csv`.
 pub const METRICS: [&str; 2] = ["val/loss", "val/perplexity"];
@@ -262,7 +262,7 @@ impl Task for SftTask {
     fn export(&self, model: &CausalLm, _: usize) -> Result<Vec<u8>, TaskError> {
         match self.config.method {
             Method::Lora => Ok(peft::to_bytes(model, &self.lora)?),
-            Method::Full => Ok(weights::to_bytes(model)?),
+            Method::Full => Ok(export::to_bytes(model)?),
         }
     }
 }

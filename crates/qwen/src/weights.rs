@@ -1,14 +1,10 @@
-//! A model's parameters by name, adapters merged: what exports are made of.
+//! A model's parameters by name, and adapters merged into them: what exports are made of.
 
-use std::collections::BTreeMap;
-
-use bellows_weights::{Tensor as FileTensor, Tensors, to_safetensors};
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::Tensor;
 
 use crate::load::Path;
 use crate::model::CausalLm;
-use crate::peft::PeftError;
 
 /// The model with its adapters added to its weights, in f32, and without them.
 pub fn merge(mut model: CausalLm) -> CausalLm {
@@ -23,11 +19,30 @@ pub fn merge(mut model: CausalLm) -> CausalLm {
     model
 }
 
+/// A tensor that the device cannot hand back.
+#[derive(Debug, thiserror::Error)]
+#[error("reading {name} back from the device: {reason}")]
+pub struct Unread {
+    /// The tensor.
+    pub name: String,
+    /// Why not.
+    pub reason: String,
+}
+
 /// What is called with the name and shape of a parameter, and a way to read its values.
-pub type Each<'a> = &'a mut dyn FnMut(&str, &[usize], &dyn Fn() -> Result<Vec<f32>, PeftError>);
+pub type Each<'a> = &'a mut dyn FnMut(&str, &[usize], &dyn Fn() -> Result<Vec<f32>, Unread>);
 
 /// Visits every parameter in the order of the layers, those of adapters left out.
 pub fn visit(model: &CausalLm, each: Each<'_>) {
+    visit_all(model, &mut |name, shape, read| {
+        if !name.contains(".lora.") {
+            each(name, shape, read);
+        }
+    });
+}
+
+/// The same with those of adapters.
+pub(crate) fn visit_all(model: &CausalLm, each: Each<'_>) {
     struct Visit<'a> {
         path: Path,
         each: Each<'a>,
@@ -41,31 +56,12 @@ pub fn visit(model: &CausalLm, each: Each<'_>) {
         }
         fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
             let name = self.path.join();
-            if name.contains(".lora.") {
-                return;
-            }
             let read = || {
                 let values = param.val().into_data().try_into_vec_as::<f32>();
-                values.map_err(|e| PeftError::Device { name: name.clone(), reason: e.to_string() })
+                values.map_err(|e| Unread { name: name.clone(), reason: e.to_string() })
             };
             (self.each)(&name, &param.lazy_shape().to_vec(), &read);
         }
     }
     model.visit(&mut Visit { path: Path::default(), each });
-}
-
-/// All parameters as a safetensors file in memory: small models.
-///
-/// # Errors
-/// When the device cannot hand a tensor back.
-pub fn to_bytes(model: &CausalLm) -> Result<Vec<u8>, PeftError> {
-    let (mut tensors, mut failed) = (Tensors::new(), None);
-    visit(model, &mut |name, shape, read| match read() {
-        Ok(values) => drop(tensors.insert(name.to_owned(), FileTensor::from_f32(shape.to_vec(), &values))),
-        Err(error) => failed = Some(error),
-    });
-    match failed {
-        Some(error) => Err(error),
-        None => Ok(to_safetensors(&tensors, &BTreeMap::from([("format".to_string(), "pt".to_string())]))?),
-    }
 }

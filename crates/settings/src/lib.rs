@@ -1,11 +1,15 @@
 //! Settings from one table: the struct, its defaults, the flags of a command line and the keys of a YAML file.
 //!
 //! [`settings!`] expands a table to the struct. Layers (a file, the flags) are plain maps merged by name, weakest first; a key that does
-//! not exist is an error that names the closest one that does.
+//! not exist is an error that names the closest one that does. What a setting looks like on a command line is said by its type ([`Kind`]).
+
+mod kind;
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
+
+pub use kind::{Kind, number};
 
 /// One setting, for `--help` and documentation.
 #[derive(Clone, Copy, Debug)]
@@ -14,10 +18,16 @@ pub struct Setting {
     pub name: &'static str,
     /// Heading it stands under.
     pub group: &'static str,
-    /// What it does.
+    /// What it does, in a line.
     pub help: &'static str,
-    /// Its Rust type, `bool` for a flag.
-    pub kind: &'static str,
+    /// What else is worth knowing, for documentation; may be empty.
+    pub more: &'static str,
+    /// [`Kind::value_name`] of its type.
+    pub value_name: fn() -> String,
+    /// [`Kind::SWITCH`] of its type.
+    pub switch: bool,
+    /// [`Kind::read`] of its type.
+    pub read: fn(&str) -> Value,
 }
 
 impl Setting {
@@ -52,13 +62,20 @@ pub struct SettingsError {
 }
 
 /// Expands a table of settings to a struct, its `Default` and a constant `SETTINGS` of all of them.
+///
+/// A setting is `name: Type = default;`, or `name: Type as Other = default;` where flags are read as [`Kind`] `Other` reads them. The first
+/// line of its comment is the help, the lines after it are for documentation.
 #[macro_export]
 macro_rules! settings {
-    ($(#[$meta:meta])* $config:ident; $($group:literal { $($(#[doc = $doc:literal])+ $name:ident: $kind:ty = $default:expr;)+ })+) => {
+    (@kind $kind:ty) => { $kind };
+    (@kind $kind:ty, $other:ty) => { $other };
+    ($(#[$meta:meta])* $config:ident; $($group:literal {
+        $(#[doc = $help:literal] $(#[doc = $more:literal])* $name:ident: $kind:ty $(as $other:ty)? = $default:expr;)+
+    })+) => {
         $(#[$meta])*
         #[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
         #[serde(deny_unknown_fields)]
-        pub struct $config { $($($(#[doc = $doc])+ pub $name: $kind,)+)+ }
+        pub struct $config { $($(#[doc = $help] #[doc = ""] $(#[doc = $more])* pub $name: $kind,)+)+ }
 
         impl Default for $config {
             fn default() -> Self {
@@ -68,7 +85,15 @@ macro_rules! settings {
 
         /// Every setting in the order of the struct.
         pub const SETTINGS: &[$crate::Setting] = &[$($(
-            $crate::Setting { name: stringify!($name), group: $group, help: concat!($($doc),+), kind: stringify!($kind) },
+            $crate::Setting {
+                name: stringify!($name),
+                group: $group,
+                help: $help,
+                more: concat!($($more),*),
+                value_name: <$crate::settings!(@kind $kind $(, $other)?) as $crate::Kind>::value_name,
+                switch: <$crate::settings!(@kind $kind $(, $other)?) as $crate::Kind>::SWITCH,
+                read: <$crate::settings!(@kind $kind $(, $other)?) as $crate::Kind>::read,
+            },
         )+)+];
     };
 }
@@ -94,10 +119,7 @@ pub fn merge<C: Serialize + DeserializeOwned>(
                 continue;
             }
             let Some(setting) = table.iter().find(|s| s.key() == name || s.name == name) else {
-                let likeness = |s: &Setting| strsim::jaro_winkler(s.name, &name);
-                let closest = table.iter().max_by(|a, b| likeness(a).total_cmp(&likeness(b)));
-                let closest = closest.map_or("", Setting::key);
-                return Err(fail(format!("unknown setting `{key}`; did you mean `{closest}`?")));
+                return Err(fail(unknown("setting", key, table.iter().map(Setting::key))));
             };
             let mut all = serde_json::to_value(&config).map_err(|e| fail(e.to_string()))?;
             all[setting.name] = value.clone();
@@ -105,6 +127,17 @@ pub fn merge<C: Serialize + DeserializeOwned>(
         }
     }
     Ok(config)
+}
+
+/// What to say of a `key` (or another `what`) that is none of `known`: the one that is near, which it may have been meant for, or all of them.
+pub fn unknown<'a>(what: &str, key: &str, known: impl IntoIterator<Item = &'a str>) -> String {
+    let known: Vec<&str> = known.into_iter().collect();
+    let written = key.replace('-', "_");
+    let near = known.iter().map(|k| (strsim::damerau_levenshtein(&written, k), *k)).min().filter(|(d, k)| *d <= 1 + k.len() / 4);
+    if let Some((_, near)) = near {
+        return format!("unknown {what} `{key}`; did you mean `{near}`?");
+    }
+    format!("unknown {what} `{key}`; known: {}", known.join(", "))
 }
 
 #[cfg(test)]
@@ -119,9 +152,10 @@ mod tests {
         Example;
         "A" {
             /// Times
+            /// that it is done
             max_epochs: usize = 3;
             /// Weight
-            box_: f64 = 7.5;
+            box_: f64 as String = 7.5;
             /// Name
             name: Option<String> = None;
         }
@@ -150,10 +184,19 @@ mod tests {
     }
 
     #[test]
+    fn a_setting_knows_how_its_flag_is_read() {
+        let [epochs, weight, name] = SETTINGS else { panic!("{SETTINGS:?}") };
+        assert_eq!([epochs.read, weight.read, name.read].map(|read| read("7")), [json!(7), json!("7"), json!("7")]);
+        assert_eq!([epochs.value_name, weight.value_name].map(|name| name()), ["N", "VALUE"]);
+        assert_eq!((epochs.help, epochs.more, weight.more), (" Times", " that it is done", ""));
+    }
+
+    #[test]
     fn errors_say_where_and_what() {
         let unknown = merged(&[json!({}), json!({ "max_epoch": 1 })]);
         assert_eq!(unknown, Err("1.yaml: unknown setting `max_epoch`; did you mean `max_epochs`?".into()));
         assert_eq!(merged(&[json!({ "boxx": 1 })]), Err("0.yaml: unknown setting `boxx`; did you mean `box`?".into()));
+        assert_eq!(merged(&[json!({ "lr": 1 })]), Err("0.yaml: unknown setting `lr`; known: max_epochs, box, name".into()));
         let wrong = merged(&[json!({ "max_epochs": "many" })]);
         assert!(wrong.is_err_and(|e| e.starts_with("0.yaml: `max_epochs` cannot be \"many\"")));
         assert_eq!(merged(&[json!({ "other_tools": 2 })]), Err("0.yaml: 1 is what is done".into()));

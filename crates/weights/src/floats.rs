@@ -1,7 +1,5 @@
 //! f32 to the 16-bit floats, rounded to nearest, ties to even.
 
-use half::f16;
-
 use crate::blocks::BlockType;
 
 /// The values as little-endian bf16. Its range is that of f32, but for the last half step, which becomes infinite.
@@ -16,15 +14,9 @@ pub fn to_f16(values: &[f32]) -> (Vec<u8>, usize) {
     (encoded.bytes, encoded.saturated)
 }
 
-/// The nearest f16, and whether `x` was finite and beyond its range.
-pub(crate) fn saturating_f16(x: f32) -> (f16, bool) {
-    let half = f16::from_f32(x);
-    if half.is_infinite() && x.is_finite() { (f16::MAX.copysign(half), true) } else { (half, false) }
-}
-
 #[cfg(test)]
 mod tests {
-    use half::bf16;
+    use half::{bf16, f16};
 
     use super::*;
 

@@ -20,7 +20,6 @@ mod pt;
 mod safetensors;
 mod tensor;
 
-use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{BufReader, Read, Seek};
 use std::path::Path;
@@ -30,22 +29,7 @@ pub use error::{Fault, WeightsError};
 pub use floats::{to_bf16, to_f16};
 pub use parts::Parts;
 pub use safetensors::{Checkpoint, from_safetensors, to_safetensors, write_checkpoint, write_safetensors};
-pub use tensor::{DType, Tensor, TensorSpec, Tensors, check_finite};
-
-/// What a weight file holds.
-#[derive(Debug, Clone, Default, PartialEq)]
-pub struct Weights {
-    /// The tensors by name: `model.0.conv.weight`.
-    pub tensors: Tensors,
-    /// Facts beside the tensors, as text. From safetensors: its `__metadata__`. From a `.pt`: the plain values at the
-    /// root (`epoch`, `date`, `version`) and, of a pickled module, `names`, `nc`, `stride` and `task` where present,
-    /// as JSON unless they are text (`names` = `{"0":"person"}`, `stride` = `[8.0,16.0,32.0]`).
-    pub metadata: BTreeMap<String, String>,
-    /// Class of every module of a `.pt` that holds a whole pickled module, by path:
-    /// `model.9.cv1.act` = `torch.nn.modules.linear.Identity`; the outermost module has the path `""`. Empty otherwise.
-    /// Modules without weights (activations, pooling) show up only here.
-    pub classes: BTreeMap<String, String>,
-}
+pub use tensor::{DType, Tensor, TensorSpec, Tensors, Weights, check_finite};
 
 /// Reads a safetensors or `.pt` file.
 ///

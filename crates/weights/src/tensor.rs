@@ -1,4 +1,4 @@
-//! A tensor as a file stores it: a dtype, a shape and bytes. Arithmetic is for others.
+//! A tensor as a file stores it: a dtype, a shape and bytes; and all that a file holds. Arithmetic is for others.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -87,6 +87,21 @@ pub struct Tensor {
 
 /// Tensors by name. Sorted, so that everything written from it is deterministic.
 pub type Tensors = BTreeMap<String, Tensor>;
+
+/// What a weight file holds.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Weights {
+    /// The tensors by name: `model.0.conv.weight`.
+    pub tensors: Tensors,
+    /// Facts beside the tensors, as text. From safetensors: its `__metadata__`. From a `.pt`: the plain values at the
+    /// root (`epoch`, `date`, `version`) and, of a pickled module, `names`, `nc`, `stride` and `task` where present,
+    /// as JSON unless they are text (`names` = `{"0":"person"}`, `stride` = `[8.0,16.0,32.0]`).
+    pub metadata: BTreeMap<String, String>,
+    /// Class of every module of a `.pt` that holds a whole pickled module, by path:
+    /// `model.9.cv1.act` = `torch.nn.modules.linear.Identity`; the outermost module has the path `""`. Empty otherwise.
+    /// Modules without weights (activations, pooling) show up only here.
+    pub classes: BTreeMap<String, String>,
+}
 
 impl Tensor {
     /// An F32 tensor.

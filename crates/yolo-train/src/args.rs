@@ -4,12 +4,13 @@ use std::path::PathBuf;
 
 use bellows_cli::{count, doctor, flag, flag_values, option, resume, switch, text, whole};
 use bellows_kernels::Lowering;
-use bellows_settings::Layer;
+use bellows_settings::{Kind, Layer};
 use bellows_yolo::bench::Benchmark;
-use bellows_yolo::config::{ABSENT, SETTINGS, TrainConfig};
+use bellows_yolo::config::{ABSENT, SETTINGS, Toggle, TrainConfig};
 use bellows_yolo::model::Scale;
 use clap::builder::PossibleValuesParser;
 use clap::{Arg, ArgMatches, Command, value_parser};
+use serde_json::Value;
 
 /// The one setting of training that `benchmark` takes as it is.
 const WORKSPACE: &str = "conv_workspace_mb";
@@ -128,7 +129,8 @@ pub(crate) fn parse() -> Request {
 
 /// Settings, and what is none.
 fn flags(matches: &ArgMatches) -> Layer {
-    let flags = SETTINGS.iter().map(|s| (s.key(), s.kind)).chain(absent().map(|name| (name, "Toggle")));
+    let absent = absent().map(|name| (name, Toggle::read as fn(&str) -> Value));
+    let flags = SETTINGS.iter().map(|s| (s.key(), s.read)).chain(absent);
     Layer { origin: "command line".into(), values: flag_values(flags, matches) }
 }
 

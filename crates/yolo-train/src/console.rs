@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use bellows_cli::{Bar, memory, say};
+use bellows_cli::{Foot, columns, fit, memory, rate};
 use bellows_learner::{BatchReport, EpochReport, Notice, Observer, RunInfo};
 use bellows_yolo::metrics::{table_header, table_row};
 
@@ -10,8 +10,7 @@ use bellows_yolo::metrics::{table_header, table_row};
 pub(crate) struct Console {
     imgsz: usize,
     info: Option<RunInfo>,
-    row: String,
-    bar: Option<Bar>,
+    foot: Foot,
     samples: usize,
     busy: Duration,
     clock: Instant,
@@ -19,20 +18,32 @@ pub(crate) struct Console {
 
 impl Console {
     pub(crate) fn new(imgsz: usize) -> Self {
-        Self { imgsz, info: None, row: String::new(), bar: None, samples: 0, busy: Duration::ZERO, clock: Instant::now() }
+        Self { imgsz, info: None, foot: Foot::default(), samples: 0, busy: Duration::ZERO, clock: Instant::now() }
     }
 
-    fn close_bar(&mut self, line: &str) {
-        match self.bar.take() {
-            Some(bar) => bar.finish(line),
-            None if !line.is_empty() => say(line),
-            None => {}
-        }
+    /// The cells of the row that this batch leaves.
+    fn row(&self, report: &BatchReport, info: &RunInfo) -> Vec<String> {
+        let per_second = self.samples as f64 / self.busy.as_secs_f64().max(1e-9);
+        let before = [format!("{}/{}", report.epoch + 1, info.epochs), memory()];
+        let mut row = row(before, &report.means, [report.count.to_string(), self.imgsz.to_string(), rate(per_second)]);
+        row.extend(report.gauges.iter().map(|(_, _, text)| format!("  {text}")));
+        row
     }
 }
 
-fn cell(x: f64) -> String {
-    format!("{x:>11.4}")
+/// Cells below those of [`header`].
+fn row(before: [String; 2], means: &[f64], after: [String; 3]) -> Vec<String> {
+    cells(before.into_iter().chain(means.iter().map(|mean| format!("{mean:.4}"))).chain(after))
+}
+
+/// What stands above the rows.
+fn header(items: &[impl AsRef<str>]) -> Vec<String> {
+    let items = items.iter().map(AsRef::as_ref);
+    cells(["Epoch", "Memory"].into_iter().chain(items).chain(["Instances", "Size", "img/s"]))
+}
+
+fn cells(texts: impl IntoIterator<Item = impl std::fmt::Display>) -> Vec<String> {
+    texts.into_iter().map(|text| format!("{:>11}", text.to_string())).collect()
 }
 
 impl Observer for Console {
@@ -40,12 +51,10 @@ impl Observer for Console {
         self.info = Some(info.clone());
     }
 
-    fn on_epoch(&mut self, epoch: usize, _position: usize) {
+    fn on_epoch(&mut self, _epoch: usize, _position: usize) {
         let Some(info) = &self.info else { return };
-        let names: String = info.item_names.iter().map(|n| format!("{n:>11}")).collect();
-        say(&format!("\n{:>11}{:>11}{names}{:>11}{:>11}{:>11}", "Epoch", "Memory", "Instances", "Size", "img/s"));
-        self.row = format!("{:>11}", format!("{}/{}", epoch + 1, info.epochs));
-        self.bar = Some(Bar::new("batch ", info.batches));
+        self.foot.say(&format!("\n{}", fit(&header(&info.item_names), "", columns())));
+        self.foot.begin("batch ", info.batches);
         (self.samples, self.busy, self.clock) = (0, Duration::ZERO, Instant::now());
     }
 
@@ -53,50 +62,51 @@ impl Observer for Console {
         let Some(info) = &self.info else { return };
         self.samples += report.samples;
         self.busy = self.clock.elapsed();
-        let means: String = report.means.iter().map(|&m| cell(m)).collect();
-        let rate = self.samples as f64 / self.busy.as_secs_f64().max(1e-9);
-        let row = format!(
-            "{:>11}{:>11}{means}{:>11}{:>11}{rate:>11.1}",
-            format!("{}/{}", report.epoch + 1, info.epochs),
-            memory(),
-            report.count,
-            self.imgsz
-        );
-        let card: String = report.gauges.iter().map(|(_, _, text)| format!("  {text}")).collect();
-        let row = row + &card;
-        self.row.clone_from(&row);
-        if let Some(bar) = &mut self.bar {
-            bar.set(row, report.position + 1, info.batches);
-        }
+        let row = self.row(report, info);
+        self.foot.show("batch ", |room| fit(&row, "", room), report.position + 1, info.batches);
         if report.position + 1 == info.batches {
-            let row = self.row.clone();
-            self.close_bar(&row);
+            self.foot.close(&fit(&row, "", columns()));
         }
     }
 
     fn on_evaluating(&mut self, done: usize, total: usize) {
-        let bar = self.bar.get_or_insert_with(|| Bar::new("validating ", total));
-        bar.set(table_header(), done, total);
+        self.foot.show("validating ", table_header, done, total);
     }
 
     fn on_epoch_end(&mut self, report: &EpochReport) {
-        self.close_bar("");
+        self.foot.close("");
         let Some(e) = &report.evaluation else { return };
         let value = |name: &str| e.get(name).unwrap_or(f64::NAN);
         let values = ["metrics/precision(B)", "metrics/recall(B)", "metrics/mAP50(B)", "metrics/mAP50-95(B)"].map(value);
-        say(&table_header());
-        say(&table_row("all", e.samples, e.objects, values));
+        self.foot.say(&table_header(columns()));
+        self.foot.say(&table_row(columns(), "all", e.samples, e.objects, values));
     }
 
     fn on_notice(&mut self, notice: &Notice) {
-        let line = format!("{}: {}", notice.kind, notice.message);
-        match &self.bar {
-            Some(bar) => bar.interject(&line),
-            None => say(&line),
-        }
+        self.foot.say(&format!("{}: {}", notice.kind, notice.message));
     }
 
     fn on_end(&mut self) {
-        self.close_bar("");
+        self.foot.close("");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn header_and_row_lose_the_same_columns() {
+        let header = header(&["box_loss", "cls_loss", "dfl_loss"]);
+        let text = |text: &str| text.to_string();
+        let mut row = row([text("1/100"), text("1.23G")], &[1.0, 2.0, 3.0], [text("7"), text("640"), text("697")]);
+        row.push("  GPU 3.22G".into());
+        for columns in 60..=140 {
+            let [header, row] = [&header, &row].map(|cells| fit(cells, "", columns));
+            let kept = row.trim_end_matches("  GPU 3.22G").len();
+            assert!(row.len() <= columns && header.len() == kept && kept == (columns / 11).min(8) * 11, "{columns}:\n{header}\n{row}");
+        }
+        assert_eq!(fit(&header, "", 60), "      Epoch     Memory   box_loss   cls_loss   dfl_loss");
+        assert_eq!(fit(&row, "", 60), "      1/100      1.23G     1.0000     2.0000     3.0000");
     }
 }

@@ -6,7 +6,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
 use anyhow::Context;
-use bellows_cli::{Bar, Usage, join_pool, pick_device, record_settings, resumed, say, yaml_layer};
+use bellows_cli::{Bar, Usage, columns, join_pool, pick_device, record_settings, resumed, say, yaml_layer};
 use bellows_device::{ProbeOptions, Telemetry};
 use bellows_kernels::{cube, set_default_lowering};
 use bellows_learner::{Dashboard, Outcome, signals};
@@ -118,8 +118,13 @@ fn close(report: &Report, dir: &Path, seconds: f64, names: &[String]) {
         }
     }
     if let Some(m) = &report.best {
-        say(&format!("Best weights: {}\n{}\n{}", dir.join("weights/best.safetensors").display(), table_header(), m.summary_row()));
-        m.class_rows(names).iter().for_each(|row| say(row));
+        say(&format!(
+            "Best weights: {}\n{}\n{}",
+            dir.join("weights/best.safetensors").display(),
+            table_header(columns()),
+            m.summary_row(columns())
+        ));
+        m.class_rows(columns(), names).iter().for_each(|row| say(row));
         let s = m.speed;
         say(&format!(
             "Speed: {:.1}ms preprocess, {:.1}ms inference, {:.1}ms loss, {:.1}ms postprocess per image",

@@ -24,6 +24,22 @@ pub struct Detection {
     pub class: u32,
 }
 
+/// One object that is really there: class index and `xyxy` in the pixels of the predictions it is compared with.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct GroundTruth {
+    /// Class index, from 0.
+    pub class: u32,
+    /// Two corners in pixels.
+    pub xyxy: [f32; 4],
+}
+
+impl GroundTruth {
+    /// From a label's normalised `xywh` and the input's size in pixels.
+    pub fn new(class: u32, [x, y, w, h]: [f32; 4], [width, height]: [f32; 2]) -> Self {
+        Self { class, xyxy: xywh_to_xyxy([x * width, y * height, w * width, h * height]) }
+    }
+}
+
 /// `xywh` to `xyxy`, same unit.
 pub fn xywh_to_xyxy([x, y, w, h]: [f32; 4]) -> [f32; 4] {
     [x - w / 2.0, y - h / 2.0, x + w / 2.0, y + h / 2.0]

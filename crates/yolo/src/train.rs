@@ -1,6 +1,5 @@
 //! A detection training run put together: data, model, Learner, closing validation and pictures.
 
-use std::path::PathBuf;
 use std::sync::Arc;
 
 use bellows_learner::{EvalContext, Identity, LearnError, Learner, Outcome, Role, RunFile, TaskError};
@@ -15,12 +14,12 @@ use crate::boxes::Label;
 use crate::config::{MAY_CHANGE, TrainConfig};
 use crate::data::batch::rect_train_batches;
 use crate::data::stages::Stages;
-use crate::data::{DataError, Item, Reordered, Size};
+use crate::data::{DataError, Item, Reordered};
 use crate::metrics::DetectionMetrics;
 use crate::model::Yolo;
 use crate::model::summary::Convolution;
 use crate::pictures;
-use crate::source::{self, Progress, Start};
+use crate::source::{self, Misfit, Start, TrainingData};
 use crate::task::DetectionTask;
 use crate::validate::{ValSet, Validation, validate};
 
@@ -39,58 +38,12 @@ pub enum TrainError {
     /// The Learner.
     #[error(transparent)]
     Learn(#[from] LearnError),
-    /// Weights to start from that do not fit, or cannot be read.
-    #[error("{}: {reason}", path.display())]
-    Weights {
-        /// The file.
-        path: PathBuf,
-        /// What is wrong with it.
-        reason: String,
-    },
+    /// Weights to start from.
+    #[error(transparent)]
+    Weights(#[from] Misfit),
     /// The closing validation.
     #[error("validating the best weights")]
     Validation(#[source] TaskError),
-}
-
-/// What a model is trained and judged on.
-pub struct TrainingData {
-    /// Training samples.
-    pub train: Arc<dyn Dataset<Item>>,
-    /// Sizes of the training images, for `rect`; may be empty: then `rect` reads every item once.
-    pub train_sizes: Vec<Size>,
-    /// Validation samples.
-    pub val: ValSet,
-    /// Class names by index.
-    pub names: Vec<String>,
-    /// Input channels of the network, 3 or 1.
-    pub channels: usize,
-    /// All training labels, for `labels.jpg`; may be empty.
-    pub labels: Vec<Label>,
-    /// Changes when the data does: a run is resumed only on the data it began with.
-    pub fingerprint: String,
-    /// What a person wants to know about the data.
-    pub lines: Vec<String>,
-}
-
-impl TrainingData {
-    /// Data defined in code. Every validation item is read once for its size.
-    ///
-    /// # Errors
-    /// When a validation item cannot be read.
-    pub fn new(train: Arc<dyn Dataset<Item>>, val: Arc<dyn Dataset<Item>>, names: &[&str]) -> Result<Self, TrainError> {
-        let fingerprint = format!("{} + {} items", train.len(), val.len());
-        let val = ValSet::new(val).map_err(TrainError::Validation)?;
-        let names = names.iter().map(ToString::to_string).collect();
-        Ok(Self { train, train_sizes: Vec::new(), val, names, channels: 3, labels: Vec::new(), fingerprint, lines: Vec::new() })
-    }
-
-    /// The data a `data.yaml` describes: generated if it says so, then scanned. `progress` gets (what, done, total).
-    ///
-    /// # Errors
-    /// Whatever [`crate::data`] refuses, with file and line.
-    pub fn open(config: &TrainConfig, progress: Progress<'_>) -> Result<Self, TrainError> {
-        Ok(source::open(config, progress)?)
-    }
 }
 
 /// How a run ended.

@@ -8,11 +8,11 @@ use burn::data::dataset::Dataset;
 use burn::tensor::Tensor;
 use rayon::prelude::*;
 
-use crate::boxes::{Detection, Label, xywh_to_xyxy};
+use crate::boxes::{Detection, GroundTruth, Label, xywh_to_xyxy};
 use crate::config::TrainConfig;
 use crate::data::{Batch, DataError, Item, RectBatch, Size, Target, rect_batches, val_batch};
 use crate::loss::DetectionLoss;
-use crate::metrics::{ConfusionMatrix, DetectionMetrics, Evaluator, GroundTruth, NmsConfig, Speed, nms};
+use crate::metrics::{ConfusionMatrix, DetectionMetrics, Evaluator, NmsConfig, Speed, nms};
 use crate::model::Yolo;
 use crate::predictions::Prediction;
 use crate::upload::upload;

@@ -4,8 +4,8 @@
 
 #![allow(clippy::unwrap_used, reason = "a test may fail by panicking, in its helpers too")]
 
-use bellows_yolo::boxes::Detection;
-use bellows_yolo::metrics::{CocoEvaluator, Evaluator, GroundTruth, IOU_THRESHOLDS, coco_average_precision, iou_matrix, match_detections};
+use bellows_yolo::boxes::{Detection, GroundTruth};
+use bellows_yolo::metrics::{CocoEvaluator, Evaluator, IOU_THRESHOLDS, coco_average_precision, iou_matrix, match_detections};
 
 const GOLDEN: &str = include_str!("golden/detection_sets.csv");
 const TOLERANCE: f64 = 1e-6;

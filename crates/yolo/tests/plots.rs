@@ -4,8 +4,8 @@
 
 #![allow(clippy::unwrap_used, reason = "a test may fail by panicking, in its helpers too")]
 
-use bellows_yolo::boxes::{Detection, Label};
-use bellows_yolo::metrics::{ConfusionMatrix, Curves, Evaluator, GroundTruth};
+use bellows_yolo::boxes::{Detection, GroundTruth, Label};
+use bellows_yolo::metrics::{ConfusionMatrix, Curves, Evaluator};
 use bellows_yolo::plots::{CurveKind, GridBox, GridImage, PlotError, confusion_matrix, image_grid, labels_chart, results_chart};
 use std::collections::HashSet;
 use std::path::PathBuf;

@@ -20,25 +20,10 @@ use crate::conversation::Example;
 use crate::{ChatError, Fault};
 use json::Span;
 
+pub use rows::ReadOptions;
+
 /// The longest row: far beyond any context, and small enough to hold.
 const MAX_ROW_BYTES: u64 = 64 << 20;
-
-/// The names of keys that data sets do not agree on.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ReadOptions {
-    /// Of plain text.
-    pub text_key: String,
-    /// Of what is given.
-    pub prompt_key: String,
-    /// Of what is to be learnt.
-    pub completion_key: String,
-}
-
-impl Default for ReadOptions {
-    fn default() -> Self {
-        ReadOptions { text_key: "text".into(), prompt_key: "prompt".into(), completion_key: "completion".into() }
-    }
-}
 
 /// The rows of one file.
 #[derive(Debug)]

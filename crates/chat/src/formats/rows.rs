@@ -2,9 +2,25 @@
 
 use serde_json::{Map, Value};
 
-use super::ReadOptions;
 use crate::Fault;
 use crate::conversation::{Conversation, Example, Message, Role, ToolCall};
+
+/// The names of keys that data sets do not agree on.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ReadOptions {
+    /// Of plain text.
+    pub text_key: String,
+    /// Of what is given.
+    pub prompt_key: String,
+    /// Of what is to be learnt.
+    pub completion_key: String,
+}
+
+impl Default for ReadOptions {
+    fn default() -> Self {
+        ReadOptions { text_key: "text".into(), prompt_key: "prompt".into(), completion_key: "completion".into() }
+    }
+}
 
 /// The roles of the formats in use.
 fn role(name: &str) -> Option<Role> {

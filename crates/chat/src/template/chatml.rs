@@ -1,7 +1,7 @@
 //! The ChatML family: `<|im_start|>{role}\n{content}<|im_end|>\n` for every turn, and what the models of Qwen and SmolLM add to it.
 
+use super::piece::{Part, Piece, RenderOptions};
 use super::python_json::dumps;
-use super::{Part, Piece, RenderOptions};
 use crate::Fault;
 use crate::conversation::{Conversation, Message, Role, ToolCall};
 

@@ -10,8 +10,8 @@ use minijinja::value::{Kwargs, Serde, Value};
 use minijinja::{Environment, Error, ErrorKind};
 use serde_json::json;
 
+use super::piece::{Part, Piece, RenderOptions};
 use super::python_json::dumps;
-use super::{Part, Piece, RenderOptions};
 use crate::conversation::{Conversation, Message, Role};
 use crate::{Fault, Tokenizer};
 

@@ -5,53 +5,14 @@
 
 mod chatml;
 mod jinja;
+mod piece;
 mod python_json;
 
 use crate::conversation::{Conversation, Message, Role, ToolCall};
 use crate::{Fault, Tokenizer};
 
 pub use jinja::Jinja;
-
-/// What a piece of rendered text is to its turn.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Part {
-    /// What the template puts around the turns; never said by anyone.
-    Frame,
-    /// What the speaker says.
-    Body,
-    /// The token with which the speaker ends the turn.
-    End,
-}
-
-/// A piece of rendered text.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Piece {
-    /// The text; the pieces joined are the rendered conversation.
-    pub text: String,
-    /// Whether `text` is one special token that the template wrote, such as `<|im_start|>`.
-    pub special: bool,
-    /// Index of the message it belongs to; None before and after all of them.
-    pub message: Option<usize>,
-    /// What it is to that message.
-    pub part: Part,
-}
-
-/// How to render.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct RenderOptions {
-    /// Ends with the beginning of an assistant's turn, for generation.
-    pub generation_prompt: bool,
-    /// Of models that think: without, the generation prompt holds an empty thought already.
-    pub thinking: bool,
-    /// Special tokens written in the messages are taken for real, as `transformers` does. Off, they are text like any other.
-    pub special_in_content: bool,
-}
-
-impl Default for RenderOptions {
-    fn default() -> Self {
-        RenderOptions { generation_prompt: false, thinking: true, special_in_content: false }
-    }
-}
+pub use piece::{Part, Piece, RenderOptions};
 
 /// A chat template.
 #[derive(Debug, Clone)]
@@ -171,6 +132,16 @@ impl Template {
             return jinja.render(conversation, options);
         }
         Ok(self.pieces(conversation, options)?.into_iter().map(|piece| piece.text).collect())
+    }
+}
+
+impl Tokenizer {
+    /// Makes `template` the one that [`Tokenizer::save`] writes; a text of the model's own that renders the same stays.
+    pub fn adopt(&mut self, template: &Template) {
+        let own = || Template::detect(self, None).is_ok_and(|own| own.name() == template.name());
+        if matches!(template, Template::Jinja(_)) || self.chat_template().is_none() || !own() {
+            self.set_chat_template(template.source().to_owned());
+        }
     }
 }
 

@@ -7,15 +7,16 @@ mod gguf;
 mod spm;
 mod stream;
 mod tiny;
+mod vocabulary;
 
 use tokenizers::pre_tokenizers::PreTokenizerWrapper;
 use tokenizers::pre_tokenizers::metaspace::PrependScheme;
 use tokenizers::{AddedVocabulary, Model, OffsetType, PreTokenizer, Tokenizer as Hf};
 
-use crate::{Fault, Template};
+use crate::Fault;
 
-pub use gguf::{TokenType, Vocabulary};
 pub use stream::DecodeStream;
+pub use vocabulary::{TokenType, Vocabulary};
 
 /// A token and the bytes of the text it stands for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -106,11 +107,6 @@ impl Tokenizer {
         self.hf.decode(ids, skip_special).map_err(|error| Fault::tokenizer(error.to_string()))
     }
 
-    /// Decodes one token after the other, as they are generated.
-    pub fn stream(&self, skip_special: bool) -> DecodeStream<'_> {
-        DecodeStream::new(self, skip_special)
-    }
-
     /// The id of the token written `token`: `<|im_end|>`.
     pub fn id(&self, token: &str) -> Option<u32> {
         self.hf.token_to_id(token)
@@ -176,14 +172,6 @@ impl Tokenizer {
     /// Makes `template` the chat template that [`Tokenizer::save`] writes.
     pub fn set_chat_template(&mut self, template: String) {
         self.chat_template = Some(template);
-    }
-
-    /// Makes `template` the one that [`Tokenizer::save`] writes; a text of the model's own that renders the same stays.
-    pub fn adopt(&mut self, template: &Template) {
-        let own = || Template::detect(self, None).is_ok_and(|own| own.name() == template.name());
-        if matches!(template, Template::Jinja(_)) || self.chat_template.is_none() || !own() {
-            self.chat_template = Some(template.source().to_owned());
-        }
     }
 
     /// Makes the token written `token` the end of text: `<|im_end|>` after tuning a base model on chats, or generation never stops.

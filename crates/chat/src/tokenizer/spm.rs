@@ -8,11 +8,8 @@ use std::collections::{HashMap, HashSet};
 
 use serde_json::{Value, json};
 
-use super::gguf::{Rules, TokenType, Vocabulary};
+use super::vocabulary::{Pair, Rules, TokenType, Vocabulary};
 use crate::Fault;
-
-/// A merge: two tokens that become one.
-pub(super) type Pair = (String, String);
 
 /// A token of more characters is damage: the longest in use are some dozens of spaces.
 const MAX_TOKEN_CHARS: usize = 256;

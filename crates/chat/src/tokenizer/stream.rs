@@ -10,11 +10,14 @@ pub struct DecodeStream<'a> {
     held: Vec<u8>,
 }
 
-impl<'a> DecodeStream<'a> {
-    pub(super) fn new(tokenizer: &'a Tokenizer, skip_special: bool) -> Self {
-        DecodeStream { tokenizer, skip_special, held: Vec::new() }
+impl Tokenizer {
+    /// Decodes one token after the other, as they are generated.
+    pub fn stream(&self, skip_special: bool) -> DecodeStream<'_> {
+        DecodeStream { tokenizer: self, skip_special, held: Vec::new() }
     }
+}
 
+impl DecodeStream<'_> {
     /// The text that `id` completes, which may be empty.
     pub fn push(&mut self, id: u32) -> String {
         if !(self.skip_special && self.tokenizer.is_special(id)) {

@@ -8,13 +8,15 @@ use std::ptr::NonNull;
 use burn::tensor::Bytes;
 use cubecl::bytes::{AccessError, AccessPolicy, AllocationController, AllocationProperty};
 
+use super::pool::pool;
+
 /// A block that is out; empty (and of no capacity) once it has been detached.
 struct Pooled(Vec<f32>);
 
 /// The values as bytes, of which the pool gets hold when they are no longer used.
 pub(super) fn bytes(values: Vec<f32>) -> Bytes {
     let len = size_of_val(values.as_slice());
-    super::pool().lend(values.capacity());
+    pool().lend(values.capacity());
     // SAFETY: the controller's memory begins with the vector's values, which are initialised and `len` bytes long.
     unsafe { Bytes::from_controller(Box::new(Pooled(values)), len) }
 }
@@ -22,7 +24,7 @@ pub(super) fn bytes(values: Vec<f32>) -> Bytes {
 impl Drop for Pooled {
     fn drop(&mut self) {
         if self.0.capacity() > 0 {
-            super::pool().give(std::mem::take(&mut self.0));
+            pool().give(std::mem::take(&mut self.0));
         }
     }
 }
@@ -50,7 +52,7 @@ impl AllocationController for Pooled {
 
     fn try_detach(&mut self) -> Option<NonNull<u8>> {
         // The caller makes a vector of it again.
-        super::pool().leave(self.0.capacity());
+        pool().leave(self.0.capacity());
         let mut block = ManuallyDrop::new(std::mem::take(&mut self.0));
         NonNull::new(block.as_mut_ptr().cast())
     }

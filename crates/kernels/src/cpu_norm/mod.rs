@@ -4,7 +4,7 @@
 //! of a batch is small where the whole tensor is not. The formulas are those of
 //! [`KernelOps::norm_act_backward`](crate::ops::KernelOps::norm_act_backward).
 //!
-//! Sums run in f32 over runs of [`RUN`] values and in f64 over runs, planes and images, always in the same order: the result does not
+//! Sums run in f32 over runs of [`RUN`](passes::RUN) values and in f64 over runs, planes and images, always in the same order: the result does not
 //! depend on the number of threads. The variance is taken around the channel's first value rather than zero, so a
 //! mean far from zero costs no digits.
 
@@ -17,8 +17,8 @@ use rayon::prelude::*;
 use crate::cpu::simd;
 use passes::{InputGrad, Output, Slopes, Sums};
 
-/// Values summed in f32 before the f64 total takes over.
-const RUN: usize = 2048;
+pub(crate) use passes::Channel;
+
 /// Values per task below which splitting costs more than it brings.
 const TASK: usize = 16 * 1024;
 
@@ -81,22 +81,6 @@ impl Extent {
 
 /// A plane that is read and the one that is written.
 type Planes<'a> = (&'a [f32], &'a mut [f32]);
-
-/// What normalising one channel needs: `z = (x - mean) scale + beta` with `scale = gamma rstd`.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Channel {
-    mean: f32,
-    rstd: f32,
-    scale: f32,
-    beta: f32,
-}
-
-impl Channel {
-    fn new(mean: f32, variance: f32, gamma: f32, beta: f32, epsilon: f64) -> Self {
-        let rstd = 1.0 / (f64::from(variance) + epsilon).sqrt();
-        Self { mean, rstd: rstd as f32, scale: (f64::from(gamma) * rstd) as f32, beta }
-    }
-}
 
 /// The channels' constants from statistics and parameters, all `[C]`.
 pub(crate) fn channels(mean: &[f32], variance: &[f32], gamma: &[f32], beta: &[f32], epsilon: f64) -> Vec<Channel> {

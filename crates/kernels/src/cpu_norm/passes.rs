@@ -1,7 +1,24 @@
 //! The inner loops, one per pass, each over one plane of one channel.
 
-use super::{Channel, RUN};
 use crate::cpu::simd::{MAX_LANES, Simd, Task};
+
+/// Values summed in f32 before the f64 total takes over.
+pub(super) const RUN: usize = 2048;
+/// What normalising one channel needs: `z = (x - mean) scale + beta` with `scale = gamma rstd`.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Channel {
+    pub(super) mean: f32,
+    pub(super) rstd: f32,
+    pub(super) scale: f32,
+    pub(super) beta: f32,
+}
+
+impl Channel {
+    pub(super) fn new(mean: f32, variance: f32, gamma: f32, beta: f32, epsilon: f64) -> Self {
+        let rstd = 1.0 / (f64::from(variance) + epsilon).sqrt();
+        Self { mean, rstd: rstd as f32, scale: (f64::from(gamma) * rstd) as f32, beta }
+    }
+}
 
 /// The sum of the first `n` lanes.
 #[inline(always)]

@@ -25,7 +25,8 @@ mod shared;
 pub(crate) mod softmax;
 pub(crate) mod stripes;
 
-use crate::ops::{Bias, ConvConfig, KernelOps, NormGrads, NormOutput};
+use crate::operands::{Bias, ConvConfig, NormGrads, NormOutput};
+use crate::ops::KernelOps;
 use crate::policy::Lowering;
 use crate::portable;
 use burn::backend::DType;
@@ -85,7 +86,7 @@ impl KernelOps for CubeBackend {
         if ours(&x, &config) {
             return conv::forward(x, weight, bias.into_option(), true, &config.to_burn(), workspace_bytes());
         }
-        portable::conv_silu::<Self>(x, weight, bias, config)
+        portable::silu::<Self>(Self::conv_forward(x, weight, bias, config))
     }
 
     fn conv_data_grad(dy: CubeTensor, weight: CubeTensor, input: [usize; 2], config: ConvConfig) -> CubeTensor {

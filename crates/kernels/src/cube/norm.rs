@@ -12,7 +12,7 @@ use super::norm_kernels::{
     norm_output_kernel, norm_statistics_kernel,
 };
 use super::pixels::{Pixels, empty};
-use crate::ops::{NormGrads, NormOutput};
+use crate::operands::{NormGrads, NormOutput};
 use burn::backend::DType;
 use burn::backend::ops::FloatTensorOps;
 use burn_cubecl::CubeBackend;

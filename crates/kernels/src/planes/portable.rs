@@ -5,7 +5,7 @@ use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, TensorMetadata, get_or_init_device_settings};
 use burn::tensor::{Shape, Slice};
 
-use super::Parts;
+use super::parts::Parts;
 use crate::portable::shape_only;
 
 pub(super) fn concat_channels<B: Backend>(parts: Parts<B>) -> FloatTensor<B> {

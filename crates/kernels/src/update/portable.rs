@@ -3,7 +3,7 @@
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, Scalar};
 
-use super::{Adam, Sgd};
+use super::rules::{Adam, Sgd};
 
 fn times<B: Backend>(x: FloatTensor<B>, by: f64) -> FloatTensor<B> {
     B::float_mul_scalar(x, Scalar::Float(by))

@@ -4,7 +4,7 @@
 
 use serde_json::json;
 
-use super::Family;
+use super::family::Family;
 
 pub(super) const FAMILY: Family = Family {
     model_type: "llama",

@@ -1,10 +1,13 @@
 //! What tells the families of models apart. Each has a file that says all of it; the decoder they share is in [`crate::model`].
 
+mod family;
 mod llama;
 mod qwen2;
 mod qwen3;
 
 use serde_json::Value;
+
+use family::Family;
 
 /// A family of models.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -15,22 +18,6 @@ pub enum Architecture {
     Qwen3,
     /// See `llama.rs`.
     Llama,
-}
-
-/// One family, as its file describes it.
-struct Family {
-    /// `model_type` in config.json, and `general.architecture` in a GGUF.
-    model_type: &'static str,
-    /// The class transformers loads it with.
-    class_name: &'static str,
-    /// q, k and v have a bias.
-    qkv_bias: bool,
-    /// Query and key heads go through an RMS norm before they are rotated.
-    qk_norm: bool,
-    /// Rows of q and k stand in another order in a GGUF: pairs of a rotation beside each other instead of half a head apart.
-    gguf_interleaved: bool,
-    /// Fields of config.json that only this family has.
-    config_fields: fn() -> Value,
 }
 
 impl Architecture {

@@ -6,7 +6,7 @@
 
 use serde_json::json;
 
-use super::Family;
+use super::family::Family;
 
 pub(super) const FAMILY: Family = Family {
     model_type: "qwen3",

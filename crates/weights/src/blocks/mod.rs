@@ -16,7 +16,6 @@ use half::{bf16, f16};
 use rayon::prelude::*;
 
 use crate::error::Fault;
-use crate::floats::saturating_f16;
 
 /// The largest f16, and so the range of the types whose scales are f16.
 const F16_MAX: f32 = 65504.0;
@@ -209,6 +208,12 @@ impl fmt::Display for BlockType {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
     }
+}
+
+/// The nearest f16, and whether `x` was finite and beyond its range.
+fn saturating_f16(x: f32) -> (f16, bool) {
+    let half = f16::from_f32(x);
+    if half.is_infinite() && x.is_finite() { (f16::MAX.copysign(half), true) } else { (half, false) }
 }
 
 /// Blocks that one thread takes at a time: 16,384 elements.

@@ -1,7 +1,7 @@
 //! `.pt` files, as `torch.save` has written them since PyTorch 1.6: a zip with a pickle and raw storages.
 //!
 //! `archive` opens the zip, `opcodes` splits the pickle into instructions, `machine` executes them on `value`s with
-//! the allow-list in `globals`, `rebuild` turns descriptions of tensors into bytes, `modules` finds and names the weights.
+//! the allow-list in `globals`, `rebuild` checks descriptions of tensors, `view` turns them into bytes, `modules` finds and names the weights.
 //! Nothing of Python is run.
 //! Format: `torch/csrc/jit/serialization/docs/serialization.md` in the PyTorch sources.
 
@@ -12,16 +12,16 @@ mod modules;
 mod opcodes;
 mod rebuild;
 mod value;
+mod view;
 
 use std::collections::BTreeMap;
 use std::io::{Read, Seek};
 
-use crate::Weights;
 use crate::error::Fault;
 use crate::limits::Budget;
-use crate::tensor::{Tensor, Tensors, insert};
+use crate::tensor::{Tensor, Tensors, Weights, insert};
 use archive::Archive;
-use rebuild::TensorRef;
+use view::TensorRef;
 
 /// Reads a `.pt` of `size` bytes.
 pub(crate) fn read(file: impl Read + Seek, size: u64) -> Result<Weights, Fault> {

@@ -6,8 +6,8 @@
 
 use std::collections::BTreeMap;
 
-use super::rebuild::TensorRef;
 use super::value::{Arena, Object, Value};
+use super::view::TensorRef;
 use crate::error::Fault;
 use crate::limits::{self, Budget};
 use crate::tensor::check_name;

@@ -4,7 +4,7 @@
 //! copied when shared and nothing recurses when dropped. Text borrows from the pickle.
 
 use super::globals::Meaning;
-use super::rebuild::{StorageRef, TensorRef};
+use super::view::{StorageRef, TensorRef};
 
 /// A value on the stack: a small one, or a reference to an object.
 #[derive(Debug, Clone, Copy, PartialEq)]

@@ -10,15 +10,13 @@ mod checkpoint;
 mod header;
 mod write;
 
-use std::collections::BTreeMap;
 use std::io::{Cursor, Read};
 
 pub use checkpoint::Checkpoint;
-pub use write::{write_checkpoint, write_safetensors};
+pub use write::{to_safetensors, write_checkpoint, write_safetensors};
 
-use crate::Weights;
 use crate::error::{Fault, WeightsError};
-use crate::tensor::{Tensor, Tensors, insert};
+use crate::tensor::{Tensor, Weights, insert};
 
 /// The file that says in which file of a sharded checkpoint each tensor is.
 const INDEX: &str = "model.safetensors.index.json";
@@ -42,15 +40,4 @@ pub(crate) fn read(mut file: impl Read, size: u64) -> Result<Weights, Fault> {
         insert(&mut weights.tensors, entry.name, Tensor { dtype: entry.spec.dtype, shape: entry.spec.shape, data })?;
     }
     Ok(weights)
-}
-
-/// The safetensors file of these tensors. The same input gives the same bytes.
-///
-/// # Errors
-/// A tensor whose data does not fit its shape, or a name no reader would take.
-pub fn to_safetensors(tensors: &Tensors, metadata: &BTreeMap<String, String>) -> Result<Vec<u8>, WeightsError> {
-    let specs = tensors.iter().map(|(name, tensor)| (name.clone(), tensor.spec())).collect();
-    let mut bytes = Vec::new();
-    write_safetensors(&mut bytes, &specs, metadata, |name| Ok::<_, WeightsError>(&tensors[name].data))?;
-    Ok(bytes)
 }

@@ -12,7 +12,7 @@ use serde_json::json;
 use super::{INDEX, SINGLE, header};
 use crate::error::{Fault, WeightsError};
 use crate::parts::Parts;
-use crate::tensor::TensorSpec;
+use crate::tensor::{TensorSpec, Tensors};
 
 /// Writes a safetensors file. The same input gives the same bytes.
 ///
@@ -30,6 +30,17 @@ pub fn write_safetensors<D: AsRef<[u8]>, E: From<WeightsError>>(
 ) -> Result<(), E> {
     let tensors = tensors.iter().map(|(name, spec)| (name.as_str(), spec)).collect();
     stream(out, tensors, metadata, data, |fault| WeightsError::from(fault).into())
+}
+
+/// The safetensors file of these tensors. The same input gives the same bytes.
+///
+/// # Errors
+/// A tensor whose data does not fit its shape, or a name no reader would take.
+pub fn to_safetensors(tensors: &Tensors, metadata: &BTreeMap<String, String>) -> Result<Vec<u8>, WeightsError> {
+    let specs = tensors.iter().map(|(name, tensor)| (name.clone(), tensor.spec())).collect();
+    let mut bytes = Vec::new();
+    write_safetensors(&mut bytes, &specs, metadata, |name| Ok::<_, WeightsError>(&tensors[name].data))?;
+    Ok(bytes)
 }
 
 /// Writes the weights of a model into a directory, with `format: pt`, as transformers demands: as `model.safetensors`, or, where

@@ -3,6 +3,8 @@
 //! Names and defaults are the ones detector users know. Layers are merged as plain maps, weakest first (defaults, the dataset's
 //! `settings:`, `--config FILE`, flags); a key that does not exist is an error that names the closest one that does.
 
+use std::path::PathBuf;
+
 use bellows_kernels::Lowering;
 use bellows_learner::{EpochSchedule, LearnerConfig, OptimizerKind, Schedule};
 use bellows_settings::{Layer, SettingsError, merge, settings};
@@ -37,6 +39,7 @@ settings! {
     TrainConfig;
     "Model and data" {
         /// Dataset description: a data.yaml
+        /// must be given
         data: String = String::new();
         /// yolov8n, s, m, l or x (from scratch), or weights to start from: a .pt or .safetensors file
         model: String = "yolov8n".into();
@@ -45,7 +48,8 @@ settings! {
         /// Longer side of training images in pixels, a multiple of 32
         imgsz: usize = 640;
         /// Images per batch; -1 fills 0.6 of the device's memory, a fraction that much of it
-        batch: BatchSize = BatchSize::Images(16);
+        /// an estimate: 16 where the memory is not known, as on a CPU
+        batch: BatchSize as f64 = BatchSize::Images(16);
         /// Rectangular training batches by aspect ratio: in that order, without mosaic
         rect: bool = false;
         /// Fraction of the training set to use
@@ -55,11 +59,12 @@ settings! {
         /// Train on these class indices only, as a list
         classes: Option<Vec<u32>> = None;
         /// Keep decoded images: false, ram, or disk (in the user's cache folder)
+        /// `$XDG_CACHE_HOME/bellows/images`, never beside the data
         cache: Cache = Cache::Off;
         /// Go on although more than 1 % of the images or labels are bad
         allow_bad: bool = false;
         /// Directories outside the dataset's own that it may read from, as a list
-        allow_outside: Option<Vec<String>> = None;
+        allow_outside: Option<Vec<PathBuf>> = None;
     }
     "Run" {
         /// Epochs to train for
@@ -73,6 +78,7 @@ settings! {
         /// auto, cpu, vulkan, cuda, rocm (each with :N for the N-th card), metal or webgpu
         device: String = "auto".into();
         /// How convolutions are computed: auto, direct (Burn's own), gemm (no convolution kernel of a GPU runs), winograd, implicit, bf16
+        /// the last three are for the CPU: a GPU takes auto for them and says so
         conv: String = "auto".into();
         /// Megabytes that `conv: gemm` may use for columns on a GPU
         conv_workspace_mb: usize = 16;
@@ -89,36 +95,46 @@ settings! {
         /// Also keep the weights of every n-th epoch; -1 keeps none
         save_period: i64 = -1;
         /// Minutes between checkpoints inside an epoch
+        /// fractions allowed
         checkpoint_minutes: f64 = 10.0;
         /// Checkpoints to keep besides the best
+        /// at least 2, for the newest may be damaged
         keep_checkpoints: usize = 2;
         /// Validate after every epoch
+        /// the last one is always validated
         val: bool = true;
         /// Draw curves, matrices and sample batches
         plots: bool = true;
         /// Write event files for TensorBoard into the run directory
+        /// in `tensorboard/`
         tensorboard: bool = false;
         /// Tell after every epoch where its time went
+        /// waiting for data, forward, backward, update; and what the workers did meanwhile
         profile: bool = false;
     }
     "Optimizer" {
         /// auto, SGD, Adam or AdamW
-        optimizer: OptimizerChoice = OptimizerChoice::Auto;
+        optimizer: OptimizerChoice as String = OptimizerChoice::Auto;
         /// Initial learning rate
+        /// set by `optimizer: auto`
         lr0: f64 = 0.01;
         /// Final learning rate as a fraction of lr0
         lrf: f64 = 0.01;
         /// SGD momentum or Adam beta1
+        /// AdamW by `optimizer: auto` has 0.9
         momentum: f64 = 0.937;
         /// Weight decay at the nominal batch size
         weight_decay: f64 = 0.0005;
         /// Warm-up length in epochs, fractions allowed
+        /// at least 100 batches unless 0
         warmup_epochs: f64 = 3.0;
         /// Momentum at the start of warm-up
         warmup_momentum: f64 = 0.8;
         /// Learning rate of biases at the start of warm-up
+        /// `optimizer: auto` makes it 0
         warmup_bias_lr: f64 = 0.1;
         /// Cosine learning rate
+        /// instead of a linear one
         cos_lr: bool = false;
         /// Nominal batch size that gradients are accumulated to
         nbs: usize = 64;
@@ -139,8 +155,10 @@ settings! {
     }
     "Augmentation" {
         /// Hue shift, as a fraction
+        /// nothing on gray images
         hsv_h: f64 = 0.015;
         /// Saturation gain
+        /// nothing on gray images
         hsv_s: f64 = 0.7;
         /// Value (brightness) gain
         hsv_v: f64 = 0.4;
@@ -367,6 +385,13 @@ impl TrainConfig {
             profile: self.profile,
             ..LearnerConfig::new(self.epochs, Schedule::Epochs(self.schedule()))
         })
+    }
+}
+
+/// What the settings say before anything is changed.
+impl Default for AugmentConfig {
+    fn default() -> Self {
+        TrainConfig::default().augmentation(true)
     }
 }
 

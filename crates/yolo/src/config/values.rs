@@ -1,5 +1,6 @@
 //! The kinds of values settings have beside numbers and text.
 
+use bellows_settings::{Kind, number};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -11,6 +12,21 @@ pub enum Toggle {
     On(bool),
     /// On, with this file.
     Path(String),
+}
+
+impl Kind for Toggle {
+    fn value_name() -> String {
+        "VALUE".into()
+    }
+
+    fn read(text: &str) -> Value {
+        switch_or(text, number)
+    }
+}
+
+/// True or false, or what `other` reads.
+fn switch_or(text: &str, other: impl Fn(&str) -> Value) -> Value {
+    Some(bool::read(text)).filter(Value::is_boolean).unwrap_or_else(|| other(text))
 }
 
 /// Where decoded images are kept.
@@ -48,6 +64,16 @@ impl From<Cache> for Value {
     }
 }
 
+impl Kind for Cache {
+    fn value_name() -> String {
+        "false|ram|disk".into()
+    }
+
+    fn read(text: &str) -> Value {
+        switch_or(text, String::read)
+    }
+}
+
 /// Which optimizer is asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum OptimizerChoice {
@@ -70,6 +96,16 @@ pub enum Freeze {
     First(usize),
     /// These.
     List(Vec<usize>),
+}
+
+impl Kind for Freeze {
+    fn value_name() -> String {
+        "N|N,N,..".into()
+    }
+
+    fn read(text: &str) -> Value {
+        if text.contains(',') { Vec::<usize>::read(text) } else { number(text) }
+    }
 }
 
 impl Freeze {
@@ -130,5 +166,19 @@ impl From<BatchSize> for Value {
             BatchSize::Images(n) => Self::from(n),
             BatchSize::Memory(fraction) => Self::from(fraction),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn flags_are_read_as_what_they_can_be() {
+        assert_eq!([Toggle::read("True"), Toggle::read("a.pt"), Toggle::read("4")], [json!(true), json!("a.pt"), json!(4)]);
+        assert_eq!([Cache::read("ram"), Cache::read("FALSE")], [json!("ram"), json!(false)]);
+        assert_eq!([Freeze::read("3"), Freeze::read("3,b")], [json!(3), json!([3, "b"])]);
     }
 }

@@ -4,94 +4,16 @@
 //! so no buffer of recent images has to be kept, shared or saved. Copy-paste needs polygons and does nothing for boxes.
 
 use burn::data::dataset::Dataset;
-use serde::{Deserialize, Serialize};
 
-use super::letterbox::{Letterbox, Size, fit, letterbox};
+use super::error::DataError;
+use super::frame::{Frame, Size};
+use super::item::Item;
+use super::letterbox::{Letterbox, fit, letterbox};
 use super::rng::Draw;
-use super::{DataError, Frame, cutmix, hsv, mosaic, perspective};
+use super::scene::Scene;
+use super::strength::AugmentConfig;
+use super::{cutmix, hsv, mosaic, perspective};
 use crate::boxes::{Label, xywh_to_xyxy, xyxy_to_xywh};
-
-/// What is drawn, and how strongly. Names, ranges and defaults are the usual ones.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct AugmentConfig {
-    /// Hue shift, fraction of the circle (colour images only).
-    pub hsv_h: f64,
-    /// Saturation gain, fraction (colour images only).
-    pub hsv_s: f64,
-    /// Brightness gain, fraction.
-    pub hsv_v: f64,
-    /// Rotation, +/- degrees.
-    pub degrees: f64,
-    /// Translation, +/- fraction of the image.
-    pub translate: f64,
-    /// Scale, 1 +/- this.
-    pub scale: f64,
-    /// Shear, +/- degrees.
-    pub shear: f64,
-    /// Perspective, +/- per pixel (0..0.001).
-    pub perspective: f64,
-    /// Probability of a flip upside down.
-    pub flipud: f64,
-    /// Probability of a flip left to right.
-    pub fliplr: f64,
-    /// Probability of swapping red and blue.
-    pub bgr: f64,
-    /// Probability of a mosaic of four images.
-    pub mosaic: f64,
-    /// Probability of blending with another sample.
-    pub mixup: f64,
-    /// Probability of pasting a rectangle of another sample.
-    pub cutmix: f64,
-    /// Accepted and without effect: it needs polygons.
-    pub copy_paste: f64,
-    /// False in the last epochs (`close_mosaic`): no mosaic, mixup or cutmix.
-    pub mosaic_open: bool,
-}
-
-impl Default for AugmentConfig {
-    fn default() -> Self {
-        Self {
-            hsv_h: 0.015,
-            hsv_s: 0.7,
-            hsv_v: 0.4,
-            degrees: 0.0,
-            translate: 0.1,
-            scale: 0.5,
-            shear: 0.0,
-            perspective: 0.0,
-            flipud: 0.0,
-            fliplr: 0.5,
-            bgr: 0.0,
-            mosaic: 1.0,
-            mixup: 0.0,
-            cutmix: 0.0,
-            copy_paste: 0.0,
-            mosaic_open: true,
-        }
-    }
-}
-
-/// One image and its objects, as a dataset gives it.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Item {
-    /// Pixels, of the file's size or already fitted to the network's.
-    pub frame: Frame,
-    /// Normalised to the image.
-    pub labels: Vec<Label>,
-    /// File name.
-    pub name: String,
-    /// Size of the image file, whatever `frame` was resized to.
-    pub original: Size,
-}
-
-impl Item {
-    /// An item whose frame has the size of its file.
-    pub fn new(frame: Frame, labels: Vec<Label>, name: String) -> Self {
-        let original = Size { width: frame.width as u32, height: frame.height as u32 };
-        Self { frame, labels, name, original }
-    }
-}
 
 /// One image at network size and its objects.
 #[derive(Clone, Debug, PartialEq)]
@@ -121,22 +43,6 @@ pub struct TrainView<'a> {
     pub shape: Size,
     /// What is drawn.
     pub config: &'a AugmentConfig,
-}
-
-/// A picture being composed: boxes are `xyxy` in its pixels.
-#[derive(Clone, Debug)]
-pub(crate) struct Scene {
-    pub(crate) frame: Frame,
-    pub(crate) boxes: Vec<(u32, [f32; 4])>,
-}
-
-impl Scene {
-    /// Both with as many channels as the one that has more.
-    pub(crate) fn align(self, other: Scene) -> (Scene, Scene) {
-        let channels = self.frame.channels.max(other.frame.channels);
-        let widen = |s: Scene| Scene { frame: s.frame.with_channels(channels), boxes: s.boxes };
-        (widen(self), widen(other))
-    }
 }
 
 /// The training sample at `index`.

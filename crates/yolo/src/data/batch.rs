@@ -2,10 +2,13 @@
 
 use burn::data::dataset::Dataset;
 
-use super::augment::{Item, Sample, plain};
-use super::letterbox::{Letterbox, Size};
+use super::augment::{Sample, plain};
+use super::dataset::{RectBatch, rect_batches};
+use super::error::DataError;
+use super::frame::Size;
+use super::item::Item;
+use super::letterbox::Letterbox;
 use super::rng::Draw;
-use super::{DataError, rect_batches};
 use crate::boxes::Label;
 
 /// One object of a batch.
@@ -77,7 +80,7 @@ pub(crate) fn readable(indices: &[usize], read: impl Fn(usize) -> Result<Sample,
     (samples, errors)
 }
 
-/// The validation batch of `indices`, letterboxed to `shape` (a [`super::RectBatch`]'s, or a square), without the images that cannot be read:
+/// The validation batch of `indices`, letterboxed to `shape` (a [`RectBatch`]'s, or a square), without the images that cannot be read:
 /// why not. No batch if none can.
 ///
 /// # Errors
@@ -101,6 +104,6 @@ pub fn multi_scale(seed: u64, epoch: u64, batch: u64, imgsz: u32, stride: u32) -
 }
 
 /// The training batches of `rect` mode: by aspect ratio, not shuffled.
-pub fn rect_train_batches(sizes: &[Size], batch: usize, imgsz: u32, stride: u32) -> Vec<super::RectBatch> {
+pub fn rect_train_batches(sizes: &[Size], batch: usize, imgsz: u32, stride: u32) -> Vec<RectBatch> {
     rect_batches(sizes, batch, imgsz, stride, 0.0)
 }

@@ -9,16 +9,17 @@
 use std::collections::HashMap;
 use std::io::{Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
-use std::time::UNIX_EPOCH;
 
+use bellows_runs::write_atomic;
 use sha2::{Digest, Sha256};
 
+use super::error::DataError;
+use super::frame::Size;
 use super::header::Header;
 use super::labels::ParsedLabels;
-use super::letterbox::Size;
 use super::listing::label_path;
-use super::scan::{BadFile, Content, Record};
-use super::{DataConfig, DataError, Split};
+use super::record::{BadFile, Content, Record, Stamp};
+use super::yaml::{DataConfig, Split};
 use crate::boxes::Label;
 
 const MAGIC: &[u8; 12] = b"BELLOWSCAN01";
@@ -42,21 +43,6 @@ pub(crate) fn file_name(config: &DataConfig, split: Split, fraction: f64) -> Str
     hash.update(fraction.to_le_bytes());
     let hex: String = hash.finalize().iter().take(12).map(|b| format!("{b:02x}")).collect();
     format!("{hex}.scan")
-}
-
-/// Size and modification time (ns) of an image and of its label file; `u64::MAX` where there is none.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Stamp([u64; 4]);
-
-impl Stamp {
-    pub(crate) fn of(image: &Path, label: &Path) -> Self {
-        let look = |path: &Path| match std::fs::metadata(path) {
-            Err(_) => [u64::MAX; 2],
-            Ok(m) => [m.len(), m.modified().ok().and_then(|t| t.duration_since(UNIX_EPOCH).ok()).map_or(0, |d| d.as_nanos() as u64)],
-        };
-        let ([a, b], [c, d]) = (look(image), look(label));
-        Self([a, b, c, d])
-    }
 }
 
 /// Remembered records by image path.
@@ -114,12 +100,7 @@ impl Cache {
         out.0.extend(digest);
         let dir = file.parent().unwrap_or(Path::new("."));
         std::fs::create_dir_all(dir).map_err(DataError::io(dir))?;
-        let temporary = file.with_extension(format!("tmp-{}", std::process::id()));
-        let written = std::fs::write(&temporary, &out.0).and_then(|()| std::fs::rename(&temporary, file));
-        if written.is_err() {
-            std::fs::remove_file(&temporary).ok();
-        }
-        written.map_err(DataError::io(file))
+        Ok(write_atomic(file, &out.0)?)
     }
 }
 

@@ -7,13 +7,16 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::UNIX_EPOCH;
 
+use bellows_runs::write_atomic;
 use burn::data::dataset::{Dataset, DatasetError};
 use rayon::prelude::*;
 use sha2::{Digest, Sha256};
 
-use super::augment::Item;
+use super::dataset::YoloDataset;
+use super::error::DataError;
+use super::frame::Frame;
+use super::item::Item;
 use super::letterbox::fit;
-use super::{DataError, Frame, YoloDataset};
 
 fn load<D: Dataset<Item>>(dataset: &D, index: usize, imgsz: u32) -> Result<Item, DataError> {
     let item = dataset.get(index).map_err(|source| DataError::Item { index, source })?;
@@ -144,8 +147,7 @@ fn write(file: &Path, frame: &Frame) -> Result<(), DataError> {
     let mut bytes = Vec::with_capacity(HEADER + frame.pixels.len());
     [frame.width, frame.height, frame.channels].iter().for_each(|&v| bytes.extend((v as u32).to_le_bytes()));
     bytes.extend_from_slice(&frame.pixels);
-    let temporary = file.with_extension(format!("tmp-{}", std::process::id()));
-    std::fs::write(&temporary, bytes).and_then(|()| std::fs::rename(&temporary, file)).map_err(DataError::io(file))
+    Ok(write_atomic(file, &bytes)?)
 }
 
 fn read(file: &Path) -> Result<Frame, DataError> {

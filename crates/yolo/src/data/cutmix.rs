@@ -1,7 +1,7 @@
 //! Two samples in one: blended (mixup, Zhang et al. 2018) or with a rectangle of one pasted into the other (cutmix, Yun et al. 2019).
 
-use super::augment::Scene;
 use super::rng::Draw;
+use super::scene::Scene;
 
 /// How many rectangles are tried before cutmix gives up.
 const TRIES: usize = 3;

@@ -4,10 +4,11 @@ use std::sync::Arc;
 
 use burn::data::dataset::{Dataset, DatasetError};
 
-use super::augment::Item;
+use super::frame::{Frame, Size};
 use super::image::decode_file;
-use super::letterbox::{Size, fitted};
-use super::{Frame, Scan};
+use super::item::Item;
+use super::letterbox::fitted;
+use super::scan::Scan;
 
 /// The images of a scan, decoded when asked for, at their own size.
 #[derive(Clone, Debug)]

@@ -73,6 +73,9 @@ pub enum DataError {
     /// A file that is absent, too large or none at all.
     #[error(transparent)]
     File(#[from] bellows_runs::PathError),
+    /// A file cannot be written.
+    #[error(transparent)]
+    Write(#[from] bellows_runs::StoreError),
     /// The images do not fit into memory.
     #[error("cache=ram needs about {need_mib} MiB, {free_mib} MiB are free: use less data, a smaller imgsz, or no cache")]
     Memory {

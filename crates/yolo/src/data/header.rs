@@ -7,10 +7,14 @@ use std::fs::File;
 use std::io::{BufReader, Cursor, Read, Seek, SeekFrom};
 use std::path::Path;
 
-use image::{ColorType, ImageDecoder, ImageFormat, ImageReader};
+use image::{ColorType, ImageDecoder, ImageFormat, ImageReader, Limits};
 
-use super::image::{MAX_SIDE, limits};
-use super::letterbox::Size;
+use super::frame::Size;
+
+/// Largest side that is decoded, pixels.
+pub const MAX_SIDE: u32 = 16_384;
+/// Bytes a decoder may take.
+pub(crate) const MAX_ALLOC: u64 = 256 << 20;
 
 /// Smallest side that can hold an object, pixels.
 const MIN_SIDE: u32 = 10;
@@ -66,6 +70,15 @@ fn tail(file: &mut File, length: u64) -> std::io::Result<Vec<u8>> {
         }
     }
     Ok(bytes)
+}
+
+/// What every decoder is held to.
+pub(crate) fn limits() -> Limits {
+    let mut limits = Limits::default();
+    limits.max_image_width = Some(MAX_SIDE);
+    limits.max_image_height = Some(MAX_SIDE);
+    limits.max_alloc = Some(MAX_ALLOC);
+    limits
 }
 
 /// Refuses a JPEG or PNG whose end marker is not among its last bytes.

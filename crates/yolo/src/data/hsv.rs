@@ -3,7 +3,7 @@
 //! Colour uses the 8-bit HSV of OpenCV (hue in half degrees, 0..180), whose rounding pretrained weights have seen; a gray pixel of a colour
 //! image stays gray whatever the saturation gain.
 
-use super::Frame;
+use super::frame::Frame;
 use super::rng::Draw;
 
 /// Multiplies hue, saturation and value by 1 + r with r uniform in +/- `gains`; hue is shifted by 180 r half degrees instead.

@@ -9,82 +9,11 @@
 use std::io::Cursor;
 use std::path::Path;
 
-use image::{DynamicImage, ImageDecoder, ImageReader, Limits};
+use image::{DynamicImage, ImageDecoder, ImageReader};
 
-use super::DataError;
-
-/// Largest side that is decoded, pixels.
-pub const MAX_SIDE: u32 = 16_384;
-const MAX_ALLOC: u64 = 256 << 20;
-
-pub(crate) fn limits() -> Limits {
-    let mut limits = Limits::default();
-    limits.max_image_width = Some(MAX_SIDE);
-    limits.max_image_height = Some(MAX_SIDE);
-    limits.max_alloc = Some(MAX_ALLOC);
-    limits
-}
-
-/// An 8-bit image, planar: `pixels` is `[channels, height, width]`.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Frame {
-    /// Row-major planes, one after the other.
-    pub pixels: Vec<u8>,
-    /// 1 (gray) or 3 (red, green, blue).
-    pub channels: usize,
-    /// Pixels.
-    pub width: usize,
-    /// Pixels.
-    pub height: usize,
-}
-
-impl Frame {
-    /// A frame of one value.
-    pub fn filled(channels: usize, width: usize, height: usize, value: u8) -> Self {
-        Self { pixels: vec![value; channels * width * height], channels, width, height }
-    }
-
-    /// Channel `c` as rows.
-    pub fn plane(&self, c: usize) -> &[u8] {
-        let size = self.width * self.height;
-        &self.pixels[c * size..(c + 1) * size]
-    }
-
-    /// Channel `c` as rows, to write.
-    pub fn plane_mut(&mut self, c: usize) -> &mut [u8] {
-        let size = self.width * self.height;
-        &mut self.pixels[c * size..(c + 1) * size]
-    }
-
-    /// The same picture with `channels` channels: gray repeated three times, or as it is when it has them already. Colour is never made gray here.
-    pub fn with_channels(self, channels: usize) -> Self {
-        if self.channels == 1 && channels == 3 { Self { pixels: self.pixels.repeat(3), channels: 3, ..self } } else { self }
-    }
-
-    /// The luminance of a colour frame (ITU-R BT.601), for networks with one input channel.
-    pub fn to_gray(self) -> Self {
-        if self.channels == 1 {
-            return self;
-        }
-        let rgb = self.plane(0).iter().zip(self.plane(1)).zip(self.plane(2));
-        let luma = |((&r, &g), &b): ((&u8, &u8), &u8)| {
-            ((19_595 * u32::from(r) + 38_470 * u32::from(g) + 7_471 * u32::from(b) + 32_768) >> 16) as u8
-        };
-        Self { pixels: rgb.map(luma).collect(), channels: 1, ..self }
-    }
-
-    /// Copies the `width` x `height` rectangle at `from` of `source` (same channels) to `to`. Both rectangles must lie inside.
-    pub(crate) fn paste(&mut self, source: &Frame, from: (usize, usize), to: (usize, usize), width: usize, height: usize) {
-        let stride = self.width;
-        for c in 0..self.channels {
-            let plane = self.plane_mut(c);
-            for row in 0..height {
-                let src = &source.plane(c)[(from.1 + row) * source.width + from.0..][..width];
-                plane[(to.1 + row) * stride + to.0..][..width].copy_from_slice(src);
-            }
-        }
-    }
-}
+use super::error::DataError;
+use super::frame::Frame;
+use super::header::{MAX_ALLOC, check_complete, limits};
 
 /// Reads and decodes the image at `path`.
 ///
@@ -110,7 +39,7 @@ pub fn decode(bytes: &[u8], name: &str) -> Result<Frame, DataError> {
 fn decode_unguarded(bytes: &[u8]) -> Result<Frame, String> {
     let mut reader = ImageReader::new(Cursor::new(bytes)).with_guessed_format().map_err(|e| e.to_string())?;
     let format = reader.format().ok_or("not an image of a known format (bmp, jpeg, png, tiff, webp)")?;
-    super::header::check_complete(format, bytes)?;
+    check_complete(format, bytes)?;
     reader.limits(limits());
     let mut decoder = reader.into_decoder().map_err(|e| e.to_string())?;
     if decoder.total_bytes() > MAX_ALLOC {

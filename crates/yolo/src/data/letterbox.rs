@@ -7,26 +7,11 @@
 use fast_image_resize::images::{Image, ImageRef};
 use fast_image_resize::{FilterType, PixelType, ResizeAlg, ResizeOptions, Resizer};
 
-use super::{DataError, Frame};
+use super::error::DataError;
+use super::frame::{Frame, Size};
 
 /// The gray of padding.
 pub const FILL: u8 = 114;
-
-/// Width and height in pixels.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub struct Size {
-    /// Pixels.
-    pub width: u32,
-    /// Pixels.
-    pub height: u32,
-}
-
-impl Size {
-    /// A square.
-    pub fn square(side: u32) -> Self {
-        Self { width: side, height: side }
-    }
-}
 
 /// How a frame came to its place: `network = original * ratio + pad`.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -6,7 +6,8 @@
 
 use std::path::{Component, Path, PathBuf};
 
-use super::{DataConfig, DataError, Split};
+use super::error::DataError;
+use super::yaml::{DataConfig, Split};
 
 /// What can be read. Which of these a file really is, its first bytes say.
 const SUFFIXES: [&str; 8] = ["bmp", "jpeg", "jpg", "mpo", "png", "tif", "tiff", "webp"];

@@ -1,9 +1,11 @@
 //! Four images around one random point of a canvas twice the network's size (the mosaic of YOLOv4, Bochkovskiy et al. 2020).
 
-use super::augment::{Item, Scene};
+use super::error::DataError;
+use super::frame::Frame;
+use super::item::Item;
 use super::letterbox::{FILL, fit};
 use super::rng::Draw;
-use super::{DataError, Frame};
+use super::scene::Scene;
 use crate::boxes::xywh_to_xyxy;
 
 /// Places four items with their corners at a point drawn from the middle half of a `2 imgsz` canvas, clips what lies outside, and drops

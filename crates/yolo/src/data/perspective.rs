@@ -4,10 +4,11 @@
 //! place near the centre of the result. Pixels are sampled bilinearly; outside is 114. Points are continuous (pixel i covers i to i + 1), for
 //! boxes and pixels alike, so a box stays on its object to a fraction of a pixel: thermal objects are small.
 
-use super::Frame;
-use super::augment::{AugmentConfig, Scene};
-use super::letterbox::{FILL, Size};
+use super::frame::{Frame, Size};
+use super::letterbox::FILL;
 use super::rng::Draw;
+use super::scene::Scene;
+use super::strength::AugmentConfig;
 
 type Matrix = [[f64; 3]; 3];
 

@@ -1,22 +1,29 @@
 //! Draws that are hashes: of a seed, the name of a stream, the epoch, the index of the sample, and how many were drawn before.
 //!
 //! There is no generator to save or to share between threads: the same question always has the same answer, which is what makes batches
-//! independent of worker count and a resumed run equal to an uninterrupted one. The mixing function is SplitMix64 (Steele, Lea, Flood 2014).
+//! independent of worker count and a resumed run equal to an uninterrupted one. The generator is the Learner's; only the key is mixed
+//! otherwise than there, and stays as it is because every batch of a seed depends on it.
 
-const GOLDEN: u64 = 0x9E37_79B9_7F4A_7C15;
+use std::ops::{Deref, DerefMut};
 
-/// The finaliser of SplitMix64: a bijection in which every input bit moves about half of the output bits.
-pub fn mix(mut z: u64) -> u64 {
-    z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-    z ^ (z >> 31)
-}
+use bellows_learner::rng::{GOLDEN, Rng, mix};
 
 /// A stream of draws for one sample.
 #[derive(Clone, Debug)]
-pub struct Draw {
-    key: u64,
-    counter: u64,
+pub struct Draw(Rng);
+
+impl Deref for Draw {
+    type Target = Rng;
+
+    fn deref(&self) -> &Rng {
+        &self.0
+    }
+}
+
+impl DerefMut for Draw {
+    fn deref_mut(&mut self) -> &mut Rng {
+        &mut self.0
+    }
 }
 
 impl Draw {
@@ -24,39 +31,12 @@ impl Draw {
     pub fn new(seed: u64, stream: &str, epoch: u64, index: u64) -> Self {
         let name = stream.bytes().fold(0xCBF2_9CE4_8422_2325, |h: u64, b| (h ^ u64::from(b)).wrapping_mul(0x0100_0000_01B3));
         let key = [name, epoch, index].iter().fold(mix(seed ^ GOLDEN), |k, &v| mix(k.wrapping_mul(GOLDEN) ^ mix(v.wrapping_add(GOLDEN))));
-        Self { key, counter: 0 }
-    }
-
-    /// The next 64 bits.
-    pub fn bits(&mut self) -> u64 {
-        self.counter += 1;
-        mix(self.key.wrapping_add(self.counter.wrapping_mul(GOLDEN)))
-    }
-
-    /// Uniform in [0, 1), 53 bits.
-    pub fn unit(&mut self) -> f64 {
-        (self.bits() >> 11) as f64 / (1u64 << 53) as f64
-    }
-
-    /// Uniform in [a, b).
-    pub fn uniform(&mut self, a: f64, b: f64) -> f64 {
-        a + (b - a) * self.unit()
+        Self(Rng::keyed(key))
     }
 
     /// Uniform in 0..n (0 when `n` is 0).
     pub fn below(&mut self, n: usize) -> usize {
-        ((u128::from(self.bits()) * n as u128) >> 64) as usize
-    }
-
-    /// True with probability `p`.
-    pub fn chance(&mut self, p: f64) -> bool {
-        self.unit() < p
-    }
-
-    /// Standard normal (Box-Muller, one of the pair).
-    pub fn normal(&mut self) -> f64 {
-        let radius = (-2.0 * (1.0 - self.unit()).ln()).sqrt();
-        radius * (std::f64::consts::TAU * self.unit()).cos()
+        self.0.below(n as u64) as usize
     }
 
     /// Gamma(shape, 1) for shape >= 1 (Marsaglia and Tsang 2000).
@@ -64,9 +44,9 @@ impl Draw {
         let d = shape - 1.0 / 3.0;
         let c = 1.0 / (9.0 * d).sqrt();
         loop {
-            let x = self.normal();
+            let x = self.0.normal();
             let v = (1.0 + c * x).powi(3);
-            if v > 0.0 && (1.0 - self.unit()).ln() < 0.5 * x * x + d - d * v + d * v.ln() {
+            if v > 0.0 && (1.0 - self.0.unit()).ln() < 0.5 * x * x + d - d * v + d * v.ln() {
                 return d * v;
             }
         }
@@ -97,6 +77,16 @@ mod tests {
         for other in [first(2, "a", 2, 3), first(1, "b", 2, 3), first(1, "a", 3, 3), first(1, "a", 2, 4), first(1, "a", 3, 2)] {
             assert_ne!(base, other);
         }
+    }
+
+    /// Batches of a seed are what they were when their draws had a generator of their own.
+    #[test]
+    fn a_key_has_its_bits_for_ever() {
+        let mut draw = Draw::new(7, "compose", 3, 11);
+        let bits = [0xff6d_564e_0879_b663, 0xaa19_5739_0fee_217c, 0x64aa_edb4_7f6f_d409];
+        assert_eq!([(); 3].map(|()| draw.bits()), bits);
+        let mut draw = Draw::new(7, "compose", 3, 11);
+        assert_eq!([(); 3].map(|()| draw.below(1000)), [997, 664, 393]);
     }
 
     #[test]

@@ -7,60 +7,19 @@
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use bellows_runs::write_atomic;
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
 
-use super::{DataError, thermal};
+use super::error::DataError;
+use super::sample_spec::SampleSpec;
+use super::thermal;
 use crate::boxes::xyxy_to_xywh;
 
 const DONE: &str = "sample.json";
 const PARTIAL: &str = "sample.partial.json";
 /// Raised when the picture changes for the same settings, so that old folders are made anew.
 const VERSION: u32 = 1;
-
-/// The `sample:` settings of a data.yaml.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct SampleSpec {
-    /// Of all draws.
-    pub seed: u64,
-    /// Training frames.
-    pub train: u32,
-    /// Validation frames.
-    pub val: u32,
-    /// Pixels.
-    pub width: u32,
-    /// Pixels.
-    pub height: u32,
-    /// JPEG quality, 1..100.
-    pub quality: u8,
-    /// 0 (clear) to 1 (little contrast, more noise, more distant objects).
-    pub difficulty: f64,
-    /// Size of all objects; at 1 a person is 14 to 45 pixels tall in a frame of 288.
-    pub object_scale: f64,
-    /// Fraction of frames without objects.
-    pub empty: f64,
-    /// Objects in a frame: 1 to about this plus 2.
-    pub objects: u32,
-}
-
-impl Default for SampleSpec {
-    fn default() -> Self {
-        Self {
-            seed: 0,
-            train: 256,
-            val: 64,
-            width: 384,
-            height: 288,
-            quality: 90,
-            difficulty: 0.3,
-            object_scale: 1.0,
-            empty: 0.1,
-            objects: 5,
-        }
-    }
-}
 
 /// What [`generate`] did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -75,45 +34,6 @@ pub enum Generated {
 struct Marker {
     version: u32,
     sample: SampleSpec,
-}
-
-impl SampleSpec {
-    /// From the YAML's mapping (or null for the defaults).
-    ///
-    /// # Errors
-    /// The reason, naming the key.
-    pub fn from_value(value: &Value) -> Result<Self, String> {
-        const KEYS: [&str; 10] = ["seed", "train", "val", "width", "height", "quality", "difficulty", "object_scale", "empty", "objects"];
-        let map = match value {
-            Value::Null => return Ok(Self::default()),
-            Value::Object(map) => map,
-            _ => return Err("`sample` must be a map of settings".into()),
-        };
-        if let Some(key) = map.keys().find(|k| !KEYS.contains(&k.as_str())) {
-            return Err(format!("sample: {}", super::yaml::unknown_key(key, &KEYS)));
-        }
-        let spec: Self = serde_json::from_value(value.clone()).map_err(|e| format!("sample: {e}"))?;
-        let rules = [
-            ("train", spec.train >= 1 && spec.train <= 1_000_000, "1 to 1000000"),
-            ("val", spec.val >= 1 && spec.val <= 1_000_000, "1 to 1000000"),
-            ("width", (64..=4096).contains(&spec.width), "64 to 4096"),
-            ("height", (64..=4096).contains(&spec.height), "64 to 4096"),
-            ("quality", (1..=100).contains(&spec.quality), "1 to 100"),
-            ("difficulty", (0.0..=1.0).contains(&spec.difficulty), "0 to 1"),
-            ("object_scale", (0.3..=4.0).contains(&spec.object_scale), "0.3 to 4"),
-            ("empty", (0.0..=1.0).contains(&spec.empty), "0 to 1"),
-            ("objects", (1..=40).contains(&spec.objects), "1 to 40"),
-        ];
-        match rules.iter().find(|(_, good, _)| !good) {
-            Some((key, _, range)) => Err(format!("sample: `{key}` must be {range}")),
-            None => Ok(spec),
-        }
-    }
-
-    /// The class names of generated data.
-    pub fn names() -> [&'static str; 4] {
-        thermal::NAMES
-    }
 }
 
 /// Makes `root` hold the images and labels of `spec`. `progress(done, total)` is called from many threads.
@@ -134,7 +54,7 @@ pub fn generate(spec: &SampleSpec, root: &Path, progress: &(dyn Fn(u64, u64) + S
     }
     std::fs::create_dir_all(root).map_err(DataError::io(root))?;
     let text = serde_json::to_vec_pretty(&marker).map_err(|e| DataError::Invalid(format!("{}: {e}", done.display())))?;
-    std::fs::write(&partial, text).map_err(DataError::io(&partial))?;
+    write_atomic(&partial, &text)?;
     for old in [done.clone(), root.join("images"), root.join("labels")] {
         remove(&old)?;
     }
@@ -150,7 +70,8 @@ pub fn generate(spec: &SampleSpec, root: &Path, progress: &(dyn Fn(u64, u64) + S
         progress(count.fetch_add(1, Ordering::Relaxed) + 1, frames.len() as u64);
         Ok::<_, DataError>(())
     })?;
-    std::fs::rename(&partial, &done).map_err(DataError::io(&done))?;
+    write_atomic(&done, &text)?;
+    remove(&partial)?;
     Ok(Generated::Written(frames.len() as u32))
 }
 

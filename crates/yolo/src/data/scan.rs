@@ -10,46 +10,16 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use rayon::prelude::*;
 
-use super::cache::{self, Cache, Stamp};
+use super::cache::{self, Cache};
+use super::error::DataError;
+use super::frame::Size;
 use super::header::{self, Header};
-use super::letterbox::Size;
-use super::{DataConfig, DataError, labels, listing};
+use super::record::{BadFile, Content, Record, Stamp};
+use super::yaml::{DataConfig, Split};
+use super::{labels, listing};
 use crate::boxes::Label;
 
 const MAX_LABEL_BYTES: u64 = 16 << 20;
-
-/// Which images of a data.yaml.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Split {
-    /// `train`
-    Train,
-    /// `val`
-    Val,
-    /// `test`
-    Test,
-}
-
-impl Split {
-    /// Its key in the data.yaml.
-    pub fn key(self) -> &'static str {
-        match self {
-            Self::Train => "train",
-            Self::Val => "val",
-            Self::Test => "test",
-        }
-    }
-}
-
-impl DataConfig {
-    /// The folders and lists of a split.
-    pub fn sources(&self, split: Split) -> &[PathBuf] {
-        match split {
-            Split::Train => &self.train,
-            Split::Val => &self.val,
-            Split::Test => &self.test,
-        }
-    }
-}
 
 /// How to scan.
 #[derive(Clone, Debug)]
@@ -81,26 +51,6 @@ pub struct ImageEntry {
     /// One channel.
     pub gray: bool,
     labels: Range<u32>,
-}
-
-/// A file that cannot be used.
-#[derive(Clone, Debug, PartialEq)]
-pub struct BadFile {
-    /// The image or the label file.
-    pub path: PathBuf,
-    /// 1-based line of a label file.
-    pub line: Option<u32>,
-    /// Why.
-    pub reason: String,
-}
-
-impl std::fmt::Display for BadFile {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self.line {
-            Some(line) => write!(f, "{}:{line}: {}", self.path.display(), self.reason),
-            None => write!(f, "{}: {}", self.path.display(), self.reason),
-        }
-    }
 }
 
 /// The usable images of a split and what was wrong with the others.
@@ -163,20 +113,6 @@ impl Scan {
         }
         counts
     }
-}
-
-/// What one image file and its label file hold; classes are not yet compared with the dataset's.
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Record {
-    pub(crate) stamp: Stamp,
-    pub(crate) content: Result<Content, BadFile>,
-}
-
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Content {
-    pub(crate) header: Header,
-    /// `None` without a label file.
-    pub(crate) labels: Option<labels::ParsedLabels>,
 }
 
 /// Scans `split`. `progress(done, total)` is called from many threads, in no order.

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use burn::data::dataset::{Dataset, DatasetError};
 
-use super::Item;
+use super::item::Item;
 
 /// Nanoseconds by stage; any thread may add.
 #[derive(Debug, Default)]

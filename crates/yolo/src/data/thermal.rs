@@ -4,12 +4,12 @@
 //! and engines stand out, which span of temperatures the camera maps to 0..255, how it drifts. In summer a person is barely warmer than
 //! the pavement, in winter a lamp. Shapes, not brightness alone, tell the classes apart.
 
+use bellows_learner::rng::mix;
+
 use super::raster::{Canvas, Shape};
 use super::rng::Draw;
-use super::sample::SampleSpec;
+use super::sample_spec::SampleSpec;
 
-/// Class indices, as in datasets/ltdv2.yaml.
-pub(crate) const NAMES: [&str; 4] = ["person", "bicycle", "motorcycle", "vehicle"];
 const CLIP: u64 = 8;
 /// Of the frame's height, from the top.
 const HORIZON: f32 = 0.24;
@@ -84,9 +84,7 @@ impl Season {
 /// Smooth noise: random values on a lattice of `cell` pixels, blended.
 fn clouds(x: f32, y: f32, cell: f32, seed: u64) -> f32 {
     let (u, v) = (x / cell, y / cell);
-    let at = |i: f32, j: f32| {
-        super::rng::mix(seed ^ super::rng::mix((i as i64 as u64) << 32 ^ (j as i64 as u64 & 0xFFFF_FFFF))) as f32 / u64::MAX as f32 - 0.5
-    };
+    let at = |i: f32, j: f32| mix(seed ^ mix((i as i64 as u64) << 32 ^ (j as i64 as u64 & 0xFFFF_FFFF))) as f32 / u64::MAX as f32 - 0.5;
     let ease = |t: f32| t * t * (3.0 - 2.0 * t);
     let (fu, fv) = (ease(u - u.floor()), ease(v - v.floor()));
     let row = |j: f32| at(u.floor(), j) * (1.0 - fu) + at(u.floor() + 1.0, j) * fu;

@@ -11,11 +11,12 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use bellows_runs::read_bounded;
+use bellows_settings::unknown;
 use serde_json::Value;
 use serde_saphyr::Spanned;
 
-use super::DataError;
-use super::sample::SampleSpec;
+use super::error::DataError;
+use super::sample_spec::SampleSpec;
 
 const MAX_BYTES: u64 = 1 << 20;
 const KNOWN: [&str; 11] = ["path", "train", "val", "validation", "test", "names", "nc", "channels", "download", "sample", "settings"];
@@ -65,6 +66,28 @@ pub struct DataConfig {
     pub allow_outside: Vec<PathBuf>,
 }
 
+/// Which images of a data.yaml.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Split {
+    /// `train`
+    Train,
+    /// `val`
+    Val,
+    /// `test`
+    Test,
+}
+
+impl Split {
+    /// Its key in the data.yaml.
+    pub fn key(self) -> &'static str {
+        match self {
+            Self::Train => "train",
+            Self::Val => "val",
+            Self::Test => "test",
+        }
+    }
+}
+
 type Document = BTreeMap<String, Spanned<Value>>;
 
 impl DataConfig {
@@ -86,7 +109,7 @@ impl DataConfig {
     pub fn parse(text: &str, yaml: &Path) -> Result<Self, DataError> {
         let mut document = read(text, yaml)?;
         if let Some((key, value)) = document.iter().find(|(k, _)| !KNOWN.contains(&k.as_str()) && !IGNORED.contains(&k.as_str())) {
-            return Err(fault(yaml, line(value), unknown_key(key, &KNOWN)));
+            return Err(fault(yaml, line(value), unknown("key", key, KNOWN)));
         }
         if document.contains_key("val") && document.contains_key("validation") {
             return Err(fault(yaml, None, "both `val` and `validation`: keep one".into()));
@@ -123,6 +146,15 @@ impl DataConfig {
         })
     }
 
+    /// The folders and lists of a split.
+    pub fn sources(&self, split: Split) -> &[PathBuf] {
+        match split {
+            Split::Train => &self.train,
+            Split::Val => &self.val,
+            Split::Test => &self.test,
+        }
+    }
+
     /// Number of classes.
     pub fn nc(&self) -> u32 {
         self.names.len() as u32
@@ -156,15 +188,6 @@ fn fault(yaml: &Path, line: Option<u64>, reason: String) -> DataError {
 
 fn line<T>(value: &Spanned<T>) -> Option<u64> {
     Some(value.defined.line()).filter(|&l| l > 0)
-}
-
-/// "unknown key `x`", with the closest known one if any is near.
-pub(crate) fn unknown_key(key: &str, known: &[&str]) -> String {
-    let near = known.iter().map(|k| (strsim::damerau_levenshtein(key, k), k)).min().filter(|(d, k)| *d <= 1 + k.len() / 4);
-    match near {
-        Some((_, near)) => format!("unknown key `{key}`; did you mean `{near}`?"),
-        None => format!("unknown key `{key}`; known: {}", known.join(", ")),
-    }
 }
 
 fn read(text: &str, yaml: &Path) -> Result<Document, DataError> {

@@ -11,7 +11,7 @@ use rayon::prelude::*;
 
 use super::ciou::ciou;
 use super::topk::top_k;
-use crate::boxes::xywh_to_xyxy;
+use crate::boxes::GroundTruth;
 use crate::model::head::Anchors;
 
 /// Anchors per object.
@@ -19,22 +19,6 @@ pub const TOP_K: usize = 10;
 /// Exponent of the overlap in the alignment; the score's is 0.5.
 const BETA: f32 = 6.0;
 const EPSILON: f32 = 1e-9;
-
-/// An object: class and `xyxy` in pixels.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct GroundTruth {
-    /// Class index.
-    pub class: u32,
-    /// Corners in pixels of the network's input.
-    pub xyxy: [f32; 4],
-}
-
-impl GroundTruth {
-    /// From a label's normalised `xywh` and the input's size in pixels.
-    pub fn new(class: u32, [x, y, w, h]: [f32; 4], [width, height]: [f32; 2]) -> Self {
-        Self { class, xyxy: xywh_to_xyxy([x * width, y * height, w * width, h * height]) }
-    }
-}
 
 /// An anchor that learns an object.
 #[derive(Clone, Copy, Debug, PartialEq)]

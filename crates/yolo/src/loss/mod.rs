@@ -10,13 +10,13 @@ pub mod ciou;
 pub mod dfl;
 pub mod topk;
 
-use burn::tensor::activation::{log_sigmoid, softmax};
+use burn::tensor::activation::log_sigmoid;
 use burn::tensor::{Device, Int, Tensor, TensorData};
 
-use crate::boxes::Label;
-use crate::model::head::{Anchors, REG_MAX, STRIDES, decode_corners, flatten};
+use crate::boxes::{GroundTruth, Label};
+use crate::model::head::{Anchors, REG_MAX, STRIDES, decode_corners, expectation, flatten};
 use crate::model::names::to_host;
-use assigner::{Foreground, GroundTruth, assign};
+use assigner::{Foreground, assign};
 
 /// The loss and its weights.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -157,9 +157,7 @@ impl Gathered {
 fn corners(logits: Tensor<2>, centres: Tensor<2>) -> Tensor<2> {
     let [m, _] = logits.dims();
     let device = logits.device();
-    let p = softmax(logits.reshape([m, 4, REG_MAX]), 2);
-    let distance = Tensor::<1>::from_data(TensorData::new((0..REG_MAX).map(|k| k as f32).collect(), [REG_MAX]), &device);
-    let sides = (p * distance.reshape([1, 1, REG_MAX])).sum_dim(2).reshape([m, 4]);
+    let sides = expectation(logits.reshape([m, 4, REG_MAX])).reshape([m, 4]);
     let direction = Tensor::<1>::from_floats([-1.0, -1.0, 1.0, 1.0], &device).reshape([1, 4]);
     centres + sides * direction
 }

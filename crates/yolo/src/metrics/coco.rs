@@ -6,8 +6,8 @@
 
 use super::ap::RankedCurve;
 use super::matching::area;
-use super::{GroundTruth, IOU_THRESHOLDS, coco_average_precision, iou};
-use crate::boxes::Detection;
+use super::{IOU_THRESHOLDS, coco_average_precision, iou};
+use crate::boxes::{Detection, GroundTruth};
 use rayon::prelude::*;
 
 /// Detections looked at per class and image.

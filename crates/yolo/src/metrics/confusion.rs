@@ -2,9 +2,9 @@
 //!
 //! Unlike AP it matches across classes, at one confidence, and gives a truth claimed twice to the detection that overlaps it most.
 
+use super::iou;
 use super::matching::best_truth;
-use super::{GroundTruth, iou};
-use crate::boxes::Detection;
+use crate::boxes::{Detection, GroundTruth};
 
 /// Counts with the predicted class as row and the true class as column; index `nc` is the background.
 #[derive(Clone, Debug, PartialEq)]

@@ -4,8 +4,8 @@
 //! Means run over the classes that occur in the ground truth; a set without any object scores 0 everywhere.
 
 use super::ap::{RankedCurve, average_precision, box_filter, envelope, interp};
-use super::{GroundTruth, match_detections};
-use crate::boxes::Detection;
+use super::match_detections;
+use crate::boxes::{Detection, GroundTruth};
 use rayon::prelude::*;
 
 /// Points of every confidence and precision-recall curve.

@@ -2,8 +2,7 @@
 //!
 //! Relies on detections being in falling order of confidence; that order decides who wins an object claimed twice.
 
-use super::GroundTruth;
-use crate::boxes::Detection;
+use crate::boxes::{Detection, GroundTruth};
 
 /// The IoU thresholds of mAP50-95.
 pub const IOU_THRESHOLDS: [f64; 10] = [0.50, 0.55, 0.60, 0.65, 0.70, 0.75, 0.80, 0.85, 0.90, 0.95];

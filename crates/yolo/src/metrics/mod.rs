@@ -38,12 +38,3 @@ pub use evaluator::{ClassMetrics, Curves, DetectionMetrics, Evaluator, Speed};
 pub use matching::{IOU_THRESHOLDS, iou, iou_matrix, match_detections};
 pub use nms::{NmsConfig, nms};
 pub use table::{table_header, table_row};
-
-/// One object that is really there: class index and `xyxy` in the pixels of the detections it is compared with.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct GroundTruth {
-    /// Class index, from 0.
-    pub class: u32,
-    /// Two corners in pixels.
-    pub xyxy: [f32; 4],
-}

@@ -106,15 +106,22 @@ pub fn flatten(feats: &[Tensor<4>; 3]) -> Tensor<3> {
     Tensor::cat(flat.collect(), 2)
 }
 
+/// The distances, in grid units, that the logits of a side's bins expect. The bins are dimension 2, which becomes 1.
+pub(crate) fn expectation<const D: usize>(logits: Tensor<D>) -> Tensor<D> {
+    let mut shape = [1; D];
+    shape[2] = REG_MAX;
+    let distance = TensorData::new((0..REG_MAX).map(|k| k as f32).collect(), shape);
+    let distance = Tensor::from_data(distance, &logits.device());
+    (softmax(logits, 2) * distance).sum_dim(2)
+}
+
 /// Decodes flattened raw outputs `[B, 64 + nc, A]` to corners in pixels `[B, 4, A]` (x1, y1, x2, y2)
 /// and scores in 0..1 `[B, nc, A]`.
 pub fn decode_corners(flat: Tensor<3>, anchors: &Anchors) -> (Tensor<3>, Tensor<3>) {
     let [b, c, a] = flat.dims();
     let device = flat.device();
     let boxes = 4 * REG_MAX;
-    let bins = softmax(flat.clone().narrow(1, 0, boxes).reshape([b, 4, REG_MAX, a]), 2);
-    let distance = Tensor::<1>::from_data(TensorData::new((0..REG_MAX).map(|k| k as f32).collect(), [REG_MAX]), &device);
-    let sides = (bins * distance.reshape([1, 1, REG_MAX, 1])).sum_dim(2).reshape([b, 4, a]);
+    let sides = expectation(flat.clone().narrow(1, 0, boxes).reshape([b, 4, REG_MAX, a])).reshape([b, 4, a]);
     let (centres, strides) = anchors.tensors(&device);
     let low = centres.clone() - sides.clone().narrow(1, 0, 2);
     let high = centres + sides.narrow(1, 2, 2);

@@ -4,11 +4,21 @@
 //! normalisation starts as the identity; the head's box biases are 1 and its class biases assume about five
 //! objects in a 640-pixel image: ln(5 / nc / (640 / stride)^2).
 
+use bellows_learner::rng::{GOLDEN, mix};
+use burn::tensor::Device;
+
 use super::head::STRIDES;
 use super::names::{NamedTensors, assign, named_tensors};
 use super::{Yolo, YoloConfig};
 
-pub(super) fn initialise(mut model: Yolo, config: &YoloConfig, seed: u64) -> Yolo {
+impl YoloConfig {
+    /// Builds the model and draws its weights from `seed`; the same on every device.
+    pub fn init(&self, seed: u64, device: &Device) -> Yolo {
+        initialise(self.build(device), self, seed)
+    }
+}
+
+fn initialise(mut model: Yolo, config: &YoloConfig, seed: u64) -> Yolo {
     let drawn = named_tensors(&model).into_iter().filter_map(|(name, shape, _)| {
         let values = values(&name, &shape, config.nc, seed)?;
         Some((name, (shape, values)))
@@ -37,12 +47,9 @@ fn values(name: &str, shape: &[usize], nc: usize, seed: u64) -> Option<Vec<f32>>
     }
 }
 
-/// A bijection of 64-bit integers that scatters neighbours (the finaliser of SplitMix64).
+/// Neighbours scattered.
 fn hash(x: u64) -> u64 {
-    let x = x.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    let x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    x ^ (x >> 31)
+    mix(x.wrapping_add(GOLDEN))
 }
 
 /// The top 24 bits as a float in -1..1.

@@ -78,13 +78,8 @@ impl YoloConfig {
         Self { scale: Scale::N, nc, channels: 3, sppf_act: true }
     }
 
-    /// Builds the model and draws its weights from `seed`; the same on every device.
-    pub fn init(&self, seed: u64, device: &Device) -> Yolo {
-        init::initialise(self.build(device), self, seed)
-    }
-
     /// The architecture with every convolution zero.
-    fn build(&self, device: &Device) -> Yolo {
+    pub(super) fn build(&self, device: &Device) -> Yolo {
         let s = self.scale;
         let [c1, c2, c3, c4, c5] = [64, 128, 256, 512, 1024].map(|c| s.channels(c));
         let down = |cin, cout| Layer::Conv(Conv::new(cin, cout, 3, 2, device));

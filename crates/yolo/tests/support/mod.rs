@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use bellows_yolo::boxes::Label;
-use bellows_yolo::loss::assigner::{Foreground, GroundTruth, assign};
+use bellows_yolo::boxes::{GroundTruth, Label};
+use bellows_yolo::loss::assigner::{Foreground, assign};
 use bellows_yolo::model::head::{Anchors, decode_corners, flatten};
 use bellows_yolo::model::names::NamedTensors;
 use bellows_yolo::model::{Yolo, YoloConfig, names};

@@ -9,11 +9,11 @@ mod weight_grad;
 #[cfg(test)]
 mod tests;
 
+use super::shape::{ConvShape, Epilogue, Precision};
 use super::simd::{self, Level};
-use super::{ConvShape, Epilogue, Precision};
 use pack::Weights;
 use product::{Phase, Product};
-use view::{Source, Tap};
+use view::{Source, Tap, forward_taps};
 
 /// The calling thread's level for products of this precision.
 fn level(precision: Precision) -> Level {
@@ -21,13 +21,6 @@ fn level(precision: Precision) -> Level {
         Precision::F32 => simd::level(),
         Precision::Bf16 => simd::level().in_bf16(),
     }
-}
-
-/// The tap of each kernel cell, in the order of the kernel, for the forward pass.
-fn forward_taps(shape: &ConvShape) -> Vec<Tap> {
-    let [height, width] = shape.kernel;
-    let [top, left] = shape.padding.map(|p| p as isize);
-    (0..height * width).map(|t| Tap { row: (t / width) as isize - top, col: (t % width) as isize - left }).collect()
 }
 
 /// See [`super::forward`].

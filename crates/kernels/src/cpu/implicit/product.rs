@@ -1,8 +1,9 @@
 //! The product itself, for the forward pass and the gradient of the input: tasks of an image, a strip of rows and a range of output
 //! channels, each of which packs its strip and runs the tile over it.
 
+use super::super::scratch;
+use super::super::shape::Epilogue;
 use super::super::simd::{self, Form, Level, Offsets, Simd, Task, Tile};
-use super::super::{Epilogue, scratch};
 use super::pack::{Ahead, Planes, Weights, copy, pack_strip, pack_weights};
 use super::view::{Source, Tap, View, largest};
 use rayon::prelude::*;
@@ -372,7 +373,7 @@ fn interleave<S: Simd>(s: S, even: &[f32], odd: &[f32], n: usize, line: &mut [f3
 mod tests {
     use super::super::super::ConvShape;
     use super::super::super::reference::{any_geometry, shapes};
-    use super::super::forward_taps;
+    use super::super::view::forward_taps;
     use super::*;
     use proptest::prelude::*;
 

@@ -14,11 +14,20 @@
 //! A 1x1 convolution of stride 1 needs no packing where cells are the values themselves; packed or not, its source is an image one
 //! cell wide.
 
+use super::super::shape::ConvShape;
+
 /// Where a tap reads relative to output (0, 0), in source cells.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tap {
     pub row: isize,
     pub col: isize,
+}
+
+/// The tap of each kernel cell, in the order of the kernel, for the forward pass.
+pub fn forward_taps(shape: &ConvShape) -> Vec<Tap> {
+    let [height, width] = shape.kernel;
+    let [top, left] = shape.padding.map(|p| p as isize);
+    (0..height * width).map(|t| Tap { row: (t / width) as isize - top, col: (t % width) as isize - left }).collect()
 }
 
 /// The sizes of one image of a tensor.

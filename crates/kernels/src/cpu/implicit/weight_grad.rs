@@ -9,11 +9,12 @@
 //! Threads divide the pixels (and, when there are many, the output channels) in a fixed way, sum into accumulators of their own, and
 //! the accumulators are added in order: the result depends on the number of threads but not on their timing.
 
+use super::super::scratch;
+use super::super::shape::ConvShape;
 use super::super::simd::{self, Form, Level, MAX_LANES, ReduceTile, Simd, Task};
-use super::super::{ConvShape, scratch};
 use super::pack::{Ahead, Planes, pack_strip};
 use super::product::STRIP_LIMIT;
-use super::view::{Source, View, largest};
+use super::view::{Source, View, forward_taps, largest};
 use rayon::prelude::*;
 
 /// Pixels of a block: 24 KB of the transposed gradient at 32 channels.
@@ -47,7 +48,7 @@ pub fn weight_grad(level: Level, shape: &ConvShape, x: &[f32], dy: &[f32], dw: &
     let cells = shape.batch.div_ceil(terms);
     let group = if shape.out_channels > lanes { 2 * lanes } else { lanes };
     let groups = shape.out_channels.div_ceil(group);
-    let taps = super::forward_taps(shape);
+    let taps = forward_taps(shape);
     let source = Source { channels: shape.in_channels, height: shape.height, width: shape.width };
     let mut view = View::new(source, shape.stride, [1, 1], [shape.out_height(), shape.out_width()], &taps, shape.out_channels, terms == 1);
 

@@ -8,7 +8,7 @@
 
 use std::arch::x86_64::*;
 
-use super::{ReduceTile, Simd, Task, Tile, end, with_sizes};
+use super::set::{ReduceTile, Simd, Task, Tile, end, with_sizes};
 
 /// Proof that the processor has the features.
 #[derive(Clone, Copy)]

@@ -7,7 +7,7 @@ use std::arch::x86_64::*;
 use std::mem::transmute;
 
 use super::avx512::{self, Avx512, L, MR, REDUCE_ROWS, column_mask, mask, micro_kernels};
-use super::{ReduceTile, Simd, Task, Tile, with_sizes};
+use super::set::{ReduceTile, Simd, Task, Tile, with_sizes};
 
 /// Proof that the processor has AVX-512-BF16 and what [`Avx512`] needs.
 #[derive(Clone, Copy)]

@@ -3,7 +3,7 @@
 //! No `unsafe` and no intrinsics, so it also runs under Miri. `mul_add` is a multiplication and an addition: where a processor has no
 //! fused instruction, `f32::mul_add` would be a library call per element.
 
-use super::{ReduceTile, Simd, Tile, with_sizes};
+use super::set::{ReduceTile, Simd, Tile, with_sizes};
 
 /// Four lanes of plain arithmetic.
 #[derive(Clone, Copy)]

@@ -11,14 +11,14 @@
 
 use rayon::prelude::*;
 
-use super::super::Epilogue;
 use super::super::scratch;
+use super::super::shape::Epilogue;
 use super::super::simd::{self, Simd, Task};
 use super::filter::{self, Filters};
 use super::input::{self, Input};
 use super::output::{self, Output, output_row};
 use super::product::{Product, over_channels};
-use super::{Layout, POINTS, Tiling, pairs, split};
+use super::tiling::{Layout, POINTS, Tiling, pairs, split};
 
 /// Bytes of transformed input that a group may have.
 const GROUP_BYTES: usize = 450 << 10;

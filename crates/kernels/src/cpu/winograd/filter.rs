@@ -6,7 +6,8 @@
 
 use super::super::scratch;
 use super::super::simd::{Simd, Task};
-use super::{Layout, POINTS, transform};
+use super::tiling::{Layout, POINTS};
+use super::transform;
 
 /// The weights as `w[co][ci][9]`, and which of the two is reduced over.
 #[derive(Clone, Copy)]

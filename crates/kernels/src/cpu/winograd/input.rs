@@ -9,7 +9,8 @@
 //! a tile costs 4 + 6 one-dimensional transforms instead of 12.
 
 use super::super::simd::{Simd, Task};
-use super::{Layout, Tiling, transform};
+use super::tiling::{Layout, Tiling};
+use super::transform;
 
 /// Channels of one image, `[channel][height][width]`.
 struct Image<'a> {

@@ -12,7 +12,7 @@
 //! number of tiles need not be a multiple of anything. All transformed data are blocks `[point][index][LANES]` of one vector of
 //! channels, the index being the tile, or for filters the channel reduced over. Both transforms and products then walk through memory in
 //! whole cache lines, and a block is one contiguous piece, which lets tasks fill blocks of a shared buffer without overlap.
-//! The points of a block lie an odd number of cache lines apart ([`Layout`]): a power of two would put all 36 stores of a tile
+//! The points of a block lie an odd number of cache lines apart ([`Layout`](tiling::Layout)): a power of two would put all 36 stores of a tile
 //! in one set of the first-level cache.
 //!
 //! # Accuracy
@@ -27,19 +27,15 @@ mod output;
 mod product;
 #[cfg(test)]
 mod tests;
+mod tiling;
 mod transform;
 mod weights;
 
-use super::{ConvShape, Epilogue};
+use super::shape::{ConvShape, Epilogue};
 use filter::Filters;
+use tiling::Tiling;
 
-/// Points at which a tile is evaluated.
-const POINTS: usize = 36;
-
-/// Whether the method computes such a convolution.
-pub fn applies(shape: &ConvShape) -> bool {
-    shape.in_channels > 0 && shape.kernel == [3, 3] && shape.stride == [1, 1] && shape.padding.iter().all(|&p| p <= 2)
-}
+pub use tiling::applies;
 
 /// See [`super::forward`].
 pub fn forward(shape: &ConvShape, x: &[f32], w: &[f32], epilogue: Epilogue<'_>, out: &mut [f32]) {
@@ -69,84 +65,4 @@ pub fn data_grad(shape: &ConvShape, dy: &[f32], w: &[f32], dx: &mut [f32]) {
 /// See [`super::weight_grad`].
 pub fn weight_grad(shape: &ConvShape, x: &[f32], dy: &[f32], dw: &mut [f32]) {
     weights::weight_grad(&Tiling::new(shape), x, dy, dw);
-}
-
-/// A convolution cut into tiles.
-struct Tiling {
-    batch: usize,
-    in_channels: usize,
-    out_channels: usize,
-    height: usize,
-    width: usize,
-    padding: [usize; 2],
-    out_height: usize,
-    out_width: usize,
-    /// Rows of tiles in an image. Those of a batch are numbered through.
-    down: usize,
-    /// Tiles in a row.
-    across: usize,
-}
-
-impl Tiling {
-    fn new(shape: &ConvShape) -> Tiling {
-        debug_assert!(applies(shape));
-        let (out_height, out_width) = (shape.out_height(), shape.out_width());
-        Tiling {
-            batch: shape.batch,
-            in_channels: shape.in_channels,
-            out_channels: shape.out_channels,
-            height: shape.height,
-            width: shape.width,
-            padding: shape.padding,
-            out_height,
-            out_width,
-            down: out_height.div_ceil(4),
-            across: out_width.div_ceil(4),
-        }
-    }
-
-    /// Rows of tiles in the batch.
-    fn rows(&self) -> usize {
-        self.batch * self.down
-    }
-
-    /// The pieces of single images in the tile rows `first..end`: image, first row in it, end.
-    fn segments(&self, (first, end): (usize, usize)) -> impl Iterator<Item = (usize, usize, usize)> + use<> {
-        let down = self.down;
-        let images = if first < end { first / down..(end - 1) / down + 1 } else { 0..0 };
-        images.map(move |image| (image, first.max(image * down) - image * down, end.min((image + 1) * down) - image * down))
-    }
-}
-
-/// Where the points of a block `[point][index][LANES]` are.
-#[derive(Clone, Copy)]
-struct Layout {
-    /// Floats from one point to the next.
-    point: usize,
-}
-
-impl Layout {
-    fn new(len: usize, lanes: usize) -> Layout {
-        const LINE: usize = 16;
-        Layout { point: ((len * lanes).div_ceil(LINE) | 1) * LINE }
-    }
-
-    /// Floats of a block.
-    fn block(self) -> usize {
-        POINTS * self.point
-    }
-}
-
-/// Cuts `first..end` into runs of two and a last one of one: (start, length).
-fn pairs(first: usize, end: usize) -> impl Iterator<Item = (usize, usize)> {
-    (first..end).step_by(2).map(move |start| (start, 2.min(end - start)))
-}
-
-/// Cuts `first..end` into `parts` runs, as equal as possible: (start, length).
-fn split(first: usize, end: usize, parts: usize) -> impl Iterator<Item = (usize, usize)> {
-    let len = end - first;
-    (0..parts).map(move |i| {
-        let start = first + len * i / parts;
-        (start, first + len * (i + 1) / parts - start)
-    })
 }

@@ -5,7 +5,8 @@
 
 use super::super::simd::Simd;
 use super::input::to_aligned;
-use super::{Layout, Tiling, transform};
+use super::tiling::{Layout, Tiling};
+use super::transform;
 
 /// Floats of pixel scratch for [`output_row`].
 pub fn scratch_len(width: usize, lanes: usize) -> usize {

@@ -5,7 +5,8 @@ use proptest::prelude::*;
 use super::super::reference::{Case, shapes, widen};
 use super::super::simd::{Level, Simd, Task, run, with_level};
 use super::super::{ConvShape, Epilogue};
-use super::{Layout, Tiling, applies, data_grad, forward, transform, weight_grad};
+use super::tiling::{Layout, Tiling, applies};
+use super::{data_grad, forward, transform, weight_grad};
 
 /// A shape with 3x3 kernels of stride 1.
 fn conv(batch: usize, in_channels: usize, out_channels: usize, [height, width]: [usize; 2], padding: [usize; 2]) -> ConvShape {

@@ -19,7 +19,7 @@ use super::super::simd::{self, Simd, Task};
 use super::filter::Gradient;
 use super::input::{self, Input, OutputGradient};
 use super::product::{Product, over_tiles};
-use super::{Layout, POINTS, Tiling, pairs, split};
+use super::tiling::{Layout, POINTS, Tiling, pairs, split};
 
 /// Bytes of sums that one task may have.
 const SUM_BYTES: usize = 1300 << 10;

@@ -1,0 +1,94 @@
+//! What a convolution is asked to do, whichever algorithm does it.
+
+/// A 2-D convolution, groups 1, dilation 1, contiguous NCHW f32.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ConvShape {
+    /// Images.
+    pub batch: usize,
+    /// Channels of the input.
+    pub in_channels: usize,
+    /// Channels of the output.
+    pub out_channels: usize,
+    /// Rows of the input.
+    pub height: usize,
+    /// Columns of the input.
+    pub width: usize,
+    /// Rows and columns of the kernel.
+    pub kernel: [usize; 2],
+    /// Steps between outputs along rows and columns.
+    pub stride: [usize; 2],
+    /// Zeros added on each side along rows and columns.
+    pub padding: [usize; 2],
+}
+
+impl ConvShape {
+    /// Rows of the output.
+    pub fn out_height(&self) -> usize {
+        out_size(self.height, self.kernel[0], self.stride[0], self.padding[0])
+    }
+
+    /// Columns of the output.
+    pub fn out_width(&self) -> usize {
+        out_size(self.width, self.kernel[1], self.stride[1], self.padding[1])
+    }
+
+    /// Multiply-adds of one pass, those with padding included.
+    #[cfg(test)]
+    pub fn macs(&self) -> u64 {
+        let per_output = self.in_channels * self.kernel[0] * self.kernel[1];
+        (self.batch * self.out_channels * self.out_height() * self.out_width()) as u64 * per_output as u64
+    }
+
+    /// Values of the input.
+    pub(super) fn input_len(&self) -> usize {
+        self.batch * self.in_channels * self.height * self.width
+    }
+
+    /// Values of the output.
+    pub(super) fn output_len(&self) -> usize {
+        self.batch * self.out_channels * self.out_height() * self.out_width()
+    }
+
+    /// Values of the weights.
+    pub(super) fn weight_len(&self) -> usize {
+        self.out_channels * self.in_channels * self.kernel[0] * self.kernel[1]
+    }
+
+    /// Panics unless the three tensors have this shape.
+    pub(super) fn check(&self, input: usize, weights: usize, output: usize) {
+        let sizes = [self.in_channels, self.out_channels, self.height, self.width];
+        assert!(
+            sizes.iter().chain(&self.kernel).chain(&self.stride).all(|&n| n > 0),
+            "a size of zero (only the batch may be empty): {self:?}"
+        );
+        assert_eq!(input, self.input_len(), "length of the input of {self:?}");
+        assert_eq!(weights, self.weight_len(), "length of the weights of {self:?}");
+        assert_eq!(output, self.output_len(), "length of the output of {self:?}");
+    }
+}
+
+/// Outputs along one axis; none if the kernel does not fit even once.
+fn out_size(size: usize, kernel: usize, stride: usize, padding: usize) -> usize {
+    (size + 2 * padding).checked_sub(kernel).map_or(0, |room| room / stride + 1)
+}
+
+/// How exactly the implicit algorithm multiplies. Tensors and sums are f32 in either case, and so is Winograd's method, whose transforms
+/// would make five times as much of the rounding.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Precision {
+    /// f32.
+    #[default]
+    F32,
+    /// Factors rounded to bf16 where the processor has an instruction for that (AVX-512-BF16), an error of about 0.2 % of the results'
+    /// root mean square; elsewhere f32.
+    Bf16,
+}
+
+/// What is done to an output tile before it is stored: + `bias[co]`, then SiLU.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Epilogue<'a> {
+    /// One value per output channel.
+    pub bias: Option<&'a [f32]>,
+    /// Whether `x * sigmoid(x)` follows.
+    pub silu: bool,
+}

@@ -1,0 +1,248 @@
+//! One instruction set, as kernels see it: its vectors, its two micro-kernels and their arguments.
+
+/// Where each row of the right-hand matrix of [`Simd::tile`] starts: an implicit im2col is nothing but such a table.
+///
+/// The greatest entry is kept beside the table (and nothing outside these modules can change either) so that a micro-kernel can prove its bounds with one comparison.
+pub struct Offsets {
+    pub(super) table: Vec<u32>,
+    pub(super) max: u32,
+}
+
+impl Offsets {
+    /// Row `k` starts at `table[k]`.
+    pub fn new(table: Vec<u32>) -> Self {
+        let max = table.iter().copied().max().unwrap_or(0);
+        Self { table, max }
+    }
+
+    /// The number of rows, i.e. the length K of the sums.
+    pub fn depth(&self) -> usize {
+        self.table.len()
+    }
+}
+
+/// Arguments of [`Simd::tile`]: `c[i*ldc + j] = [c +] sum_k a[k*MR + i] * b[offsets[k] + j]` for `i < rows`, `j < cols`; `a` and `b` hold
+/// cells, whose product is the sum of the products of their terms.
+pub struct Tile<'a> {
+    /// Packed left-hand panel, `[k][MR]`, rows beyond `rows` must be present (any finite value, normally zero).
+    pub a: &'a [f32],
+    /// The right-hand side, already cut to begin at the tile's first column.
+    pub b: &'a [f32],
+    /// Starts of the right-hand rows.
+    pub offsets: &'a Offsets,
+    /// Result, `rows` rows of `cols` values, `ldc` apart.
+    pub c: &'a mut [f32],
+    /// Distance of the rows of `c`.
+    pub ldc: usize,
+    /// Rows stored, 1..=MR.
+    pub rows: usize,
+    /// Columns read and stored, 1..=NR. Nothing beyond them is touched.
+    pub cols: usize,
+    /// Add the sum, formed from zero, to what `c` holds instead of overwriting it: blocks of a long sum lose less than one chain.
+    pub accumulate: bool,
+    /// Ask for the next `NR` columns of each right-hand row meanwhile: for rows that come from beyond the second-level cache and tiles
+    /// visited from left to right. The processor's own prefetcher does not follow a hundred streams of three lines each.
+    pub prefetch: bool,
+}
+
+/// Arguments of [`Simd::reduce_tile`]: `c[i*ldc + j] += sum_p a[rows[i] + p] * b[p*ldb + j]` for `j < vectors * LANES`, `p < length`.
+///
+/// Each row of the left-hand side is contiguous along the reduction: a plane of pixels, read one cell at a time and broadcast. The sum is
+/// formed from zero and then added to `c`: a reduction over many pixels made of many short calls loses less than one chain.
+pub struct ReduceTile<'a> {
+    /// Left-hand side.
+    pub a: &'a [f32],
+    /// Starts of its rows, 1..=REDUCE_ROWS of them.
+    pub rows: &'a [u32],
+    /// Right-hand side, `length` rows `ldb` apart.
+    pub b: &'a [f32],
+    /// Distance of the rows of `b`.
+    pub ldb: usize,
+    /// Length of the reduction.
+    pub length: usize,
+    /// Accumulators.
+    pub c: &'a mut [f32],
+    /// Distance of the rows of `c`.
+    pub ldc: usize,
+    /// Vectors per row of `c`: 1 or 2.
+    pub vectors: usize,
+}
+
+impl ReduceTile<'_> {
+    /// The bounds that both x86 micro-kernels rely on.
+    #[inline(always)]
+    pub(super) fn check(&self, lanes: usize, max_rows: usize) {
+        let width = self.vectors * lanes;
+        assert!(matches!(self.vectors, 1 | 2) && (1..=max_rows).contains(&self.rows.len()));
+        for &row in self.rows {
+            assert!(self.length.saturating_add(row as usize) <= self.a.len());
+        }
+        assert!(end(self.length, self.ldb, width) <= self.b.len());
+        assert!(end(self.rows.len(), self.ldc, width) <= self.c.len());
+    }
+}
+
+impl Tile<'_> {
+    /// The bounds that both x86 micro-kernels rely on.
+    #[inline(always)]
+    pub(super) fn check(&self, mr: usize, nr: usize) {
+        assert!((1..=mr).contains(&self.rows) && (1..=nr).contains(&self.cols));
+        assert!(self.a.len() / mr >= self.offsets.depth());
+        assert!(self.offsets.depth() == 0 || self.offsets.max as usize + self.cols <= self.b.len());
+        assert!(end(self.rows, self.ldc, self.cols) <= self.c.len());
+    }
+}
+
+/// Where the last of `rows` rows of `width` values ends that begin `stride` apart; beyond all memory rather than wrapped around.
+#[inline(always)]
+pub(super) fn end(rows: usize, stride: usize, width: usize) -> usize {
+    if rows == 0 { 0 } else { (rows - 1).saturating_mul(stride).saturating_add(width) }
+}
+
+/// Calls a micro-kernel for [`Simd::reduce_tile`], generic over the rows and the vectors, with those of the tile; the last number of rows
+/// is the instruction set's greatest.
+macro_rules! with_sizes {
+    ($t:ident, [$($rows:literal)*] $most:literal, $reduce:ident) => {
+        match ($t.rows.len(), $t.vectors) {
+            $(($rows, 1) => $reduce::<$rows, 1>($t),)*
+            (_, 1) => $reduce::<$most, 1>($t),
+            $(($rows, _) => $reduce::<$rows, 2>($t),)*
+            (_, _) => $reduce::<$most, 2>($t),
+        }
+    };
+}
+pub(super) use with_sizes;
+
+/// At least any instruction set's [`Simd::LANES`].
+pub const MAX_LANES: usize = 16;
+
+/// One instruction set. A value of the type is the proof that this processor has it.
+pub trait Simd: Copy + Send + Sync + 'static {
+    /// f32 values in a vector.
+    const LANES: usize;
+    /// Rows of [`Simd::tile`]; divides `LANES`.
+    const MR: usize;
+    /// Columns of [`Simd::tile`].
+    const NR: usize = 3 * Self::LANES;
+    /// Most rows of [`Simd::reduce_tile`].
+    const REDUCE_ROWS: usize;
+    /// Terms of a sum in each cell that the micro-kernels multiply: 1 or 2.
+    const TERMS: usize = 1;
+    /// A vector.
+    type V: Copy;
+
+    /// All lanes `x`.
+    fn splat(self, x: f32) -> Self::V;
+    /// All lanes zero.
+    #[inline(always)]
+    fn zero(self) -> Self::V {
+        self.splat(0.0)
+    }
+    /// The first `LANES` values of `src`, which must be that long.
+    fn load(self, src: &[f32]) -> Self::V;
+    /// The first `n <= LANES` values of `src`, then zeros.
+    fn load_part(self, src: &[f32], n: usize) -> Self::V;
+    /// Writes the first `LANES` values of `dst`, which must be that long.
+    fn store(self, v: Self::V, dst: &mut [f32]);
+    /// Writes the first `n <= LANES` values of `dst`.
+    fn store_part(self, v: Self::V, dst: &mut [f32], n: usize);
+
+    /// `a + b`.
+    fn add(self, a: Self::V, b: Self::V) -> Self::V;
+    /// `a - b`.
+    fn sub(self, a: Self::V, b: Self::V) -> Self::V;
+    /// `a * b`.
+    fn mul(self, a: Self::V, b: Self::V) -> Self::V;
+    /// `a / b`.
+    fn div(self, a: Self::V, b: Self::V) -> Self::V;
+    /// `a * b + c`, rounded once where the processor can.
+    fn mul_add(self, a: Self::V, b: Self::V, c: Self::V) -> Self::V;
+    /// The smaller of each lane; `b` where either is NaN, as on x86.
+    fn min(self, a: Self::V, b: Self::V) -> Self::V;
+    /// The greater of each lane; `b` where either is NaN, as on x86.
+    fn max(self, a: Self::V, b: Self::V) -> Self::V;
+    /// The nearest integer.
+    fn round(self, a: Self::V) -> Self::V;
+    /// `2^n` for integral `n` in -126..=127.
+    fn exp2_integer(self, n: Self::V) -> Self::V;
+
+    /// The even and the odd elements of the `2 * LANES` consecutive values in `a`, `b`.
+    fn deinterleave2(self, a: Self::V, b: Self::V) -> (Self::V, Self::V);
+    /// The inverse of [`Simd::deinterleave2`]: a0 b0 a1 b1 ...
+    fn interleave2(self, even: Self::V, odd: Self::V) -> (Self::V, Self::V);
+
+    /// `dst[c * dst_stride + r] = src[r * src_stride + c]` for `r < rows <= LANES`, `c < cols <= LANES`; the lanes from `rows` to
+    /// `LANES` of each of the `cols` rows of `dst` become zero (so those rows must be `LANES` long).
+    fn transpose(self, src: &[f32], src_stride: usize, rows: usize, cols: usize, dst: &mut [f32], dst_stride: usize);
+
+    /// `dst[c][at + r] = src[r * src_stride + c]` for `r < rows <= LANES` and every `c`; each row of `src` is `LANES` long, and `dst` has at
+    /// most `LANES` slices. Unlike [`Simd::transpose`] it writes nothing beside: for results that belong to different slices.
+    #[inline(always)]
+    fn transpose_rows(self, src: &[f32], src_stride: usize, rows: usize, dst: &mut [&mut [f32]], at: usize) {
+        let mut square = [0.0; 256];
+        self.transpose(src, src_stride, rows, Self::LANES, &mut square, Self::LANES);
+        for (dst, column) in dst.iter_mut().zip(square.chunks_exact(Self::LANES)) {
+            dst[at..at + rows].copy_from_slice(&column[..rows]);
+        }
+    }
+
+    /// Asks for the cache lines of `src` in the second-level cache; only a hint, which may do nothing.
+    fn prefetch_read(self, src: &[f32]);
+    /// The same with the intention to write them.
+    fn prefetch_write(self, src: &[f32]);
+
+    /// Cells of the terms `low` and `high`; where `TERMS` is 1, `low`.
+    #[inline(always)]
+    fn cell(self, low: Self::V, _high: Self::V) -> Self::V {
+        low
+    }
+    /// The matrix micro-kernel, lanes along the columns: see [`Tile`].
+    fn tile(self, tile: Tile<'_>);
+    /// The micro-kernel for a reduction over pixels, lanes along output channels: see [`ReduceTile`].
+    fn reduce_tile(self, tile: ReduceTile<'_>);
+
+    /// (p, q) with p q = exp(x), to a few units in the last place: Cody and Waite's reduction by multiples of ln 2 and the Taylor
+    /// polynomial of degree 7 on |r| <= ln 2 / 2, whose remainder there is below 6e-9. The argument is cut off at +-87; of NaN p is NaN.
+    #[inline(always)]
+    fn exp_parts(self, x: Self::V) -> (Self::V, Self::V) {
+        // x comes second, so that a NaN is not cut off too.
+        let t = self.min(self.splat(87.0), self.max(self.splat(-87.0), x));
+        let n = self.round(self.mul(t, self.splat(std::f32::consts::LOG2_E)));
+        // ln 2 in two parts: the first has few enough bits for n * part to be exact.
+        let r = self.mul_add(n, self.splat(-0.693_359_4), t);
+        let r = self.mul_add(n, self.splat(2.121_944_4e-4), r);
+        let mut p = self.splat(1.0 / 5040.0);
+        for c in [1.0 / 720.0, 1.0 / 120.0, 1.0 / 24.0, 1.0 / 6.0, 0.5, 1.0, 1.0] {
+            p = self.mul_add(p, r, self.splat(c));
+        }
+        (p, self.exp2_integer(n))
+    }
+
+    /// `exp(x)`.
+    #[inline(always)]
+    fn exp(self, x: Self::V) -> Self::V {
+        let (p, q) = self.exp_parts(x);
+        self.mul(p, q)
+    }
+
+    /// `1 / (1 + exp(-x))`.
+    #[inline(always)]
+    fn sigmoid(self, x: Self::V) -> Self::V {
+        let (p, q) = self.exp_parts(self.sub(self.zero(), x));
+        self.div(self.splat(1.0), self.mul_add(p, q, self.splat(1.0)))
+    }
+
+    /// `x / (1 + exp(-x))`: beyond +-87 the quotient is x or 0 to within 1e-36.
+    #[inline(always)]
+    fn silu(self, x: Self::V) -> Self::V {
+        self.div(x, self.add(self.splat(1.0), self.exp(self.sub(self.zero(), x))))
+    }
+}
+
+/// A kernel with its arguments.
+pub trait Task {
+    /// What it returns.
+    type Out;
+    /// Does the work; must be `#[inline(always)]`.
+    fn run<S: Simd>(self, simd: S) -> Self::Out;
+}

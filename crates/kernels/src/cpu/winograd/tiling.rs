@@ -1,0 +1,91 @@
+//! How a convolution is cut into tiles, and where their points lie in memory (see the method's essay).
+
+use super::super::shape::ConvShape;
+
+/// Points at which a tile is evaluated.
+pub(super) const POINTS: usize = 36;
+
+/// Whether the method computes such a convolution.
+pub fn applies(shape: &ConvShape) -> bool {
+    shape.in_channels > 0 && shape.kernel == [3, 3] && shape.stride == [1, 1] && shape.padding.iter().all(|&p| p <= 2)
+}
+
+/// A convolution cut into tiles.
+pub(super) struct Tiling {
+    pub(super) batch: usize,
+    pub(super) in_channels: usize,
+    pub(super) out_channels: usize,
+    pub(super) height: usize,
+    pub(super) width: usize,
+    pub(super) padding: [usize; 2],
+    pub(super) out_height: usize,
+    pub(super) out_width: usize,
+    /// Rows of tiles in an image. Those of a batch are numbered through.
+    pub(super) down: usize,
+    /// Tiles in a row.
+    pub(super) across: usize,
+}
+
+impl Tiling {
+    pub(super) fn new(shape: &ConvShape) -> Tiling {
+        debug_assert!(applies(shape));
+        let (out_height, out_width) = (shape.out_height(), shape.out_width());
+        Tiling {
+            batch: shape.batch,
+            in_channels: shape.in_channels,
+            out_channels: shape.out_channels,
+            height: shape.height,
+            width: shape.width,
+            padding: shape.padding,
+            out_height,
+            out_width,
+            down: out_height.div_ceil(4),
+            across: out_width.div_ceil(4),
+        }
+    }
+
+    /// Rows of tiles in the batch.
+    pub(super) fn rows(&self) -> usize {
+        self.batch * self.down
+    }
+
+    /// The pieces of single images in the tile rows `first..end`: image, first row in it, end.
+    pub(super) fn segments(&self, (first, end): (usize, usize)) -> impl Iterator<Item = (usize, usize, usize)> + use<> {
+        let down = self.down;
+        let images = if first < end { first / down..(end - 1) / down + 1 } else { 0..0 };
+        images.map(move |image| (image, first.max(image * down) - image * down, end.min((image + 1) * down) - image * down))
+    }
+}
+
+/// Where the points of a block `[point][index][LANES]` are.
+#[derive(Clone, Copy)]
+pub(super) struct Layout {
+    /// Floats from one point to the next.
+    pub(super) point: usize,
+}
+
+impl Layout {
+    pub(super) fn new(len: usize, lanes: usize) -> Layout {
+        const LINE: usize = 16;
+        Layout { point: ((len * lanes).div_ceil(LINE) | 1) * LINE }
+    }
+
+    /// Floats of a block.
+    pub(super) fn block(self) -> usize {
+        POINTS * self.point
+    }
+}
+
+/// Cuts `first..end` into runs of two and a last one of one: (start, length).
+pub(super) fn pairs(first: usize, end: usize) -> impl Iterator<Item = (usize, usize)> {
+    (first..end).step_by(2).map(move |start| (start, 2.min(end - start)))
+}
+
+/// Cuts `first..end` into `parts` runs, as equal as possible: (start, length).
+pub(super) fn split(first: usize, end: usize, parts: usize) -> impl Iterator<Item = (usize, usize)> {
+    let len = end - first;
+    (0..parts).map(move |i| {
+        let start = first + len * i / parts;
+        (start, first + len * (i + 1) / parts - start)
+    })
+}

@@ -1,0 +1,78 @@
+//! Pixels on the host: an 8-bit image and its size.
+
+/// Width and height in pixels.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Size {
+    /// Pixels.
+    pub width: u32,
+    /// Pixels.
+    pub height: u32,
+}
+
+impl Size {
+    /// A square.
+    pub fn square(side: u32) -> Self {
+        Self { width: side, height: side }
+    }
+}
+
+/// An 8-bit image, planar: `pixels` is `[channels, height, width]`.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Frame {
+    /// Row-major planes, one after the other.
+    pub pixels: Vec<u8>,
+    /// 1 (gray) or 3 (red, green, blue).
+    pub channels: usize,
+    /// Pixels.
+    pub width: usize,
+    /// Pixels.
+    pub height: usize,
+}
+
+impl Frame {
+    /// A frame of one value.
+    pub fn filled(channels: usize, width: usize, height: usize, value: u8) -> Self {
+        Self { pixels: vec![value; channels * width * height], channels, width, height }
+    }
+
+    /// Channel `c` as rows.
+    pub fn plane(&self, c: usize) -> &[u8] {
+        let size = self.width * self.height;
+        &self.pixels[c * size..(c + 1) * size]
+    }
+
+    /// Channel `c` as rows, to write.
+    pub fn plane_mut(&mut self, c: usize) -> &mut [u8] {
+        let size = self.width * self.height;
+        &mut self.pixels[c * size..(c + 1) * size]
+    }
+
+    /// The same picture with `channels` channels: gray repeated three times, or as it is when it has them already. Colour is never made gray here.
+    pub fn with_channels(self, channels: usize) -> Self {
+        if self.channels == 1 && channels == 3 { Self { pixels: self.pixels.repeat(3), channels: 3, ..self } } else { self }
+    }
+
+    /// The luminance of a colour frame (ITU-R BT.601), for networks with one input channel.
+    pub fn to_gray(self) -> Self {
+        if self.channels == 1 {
+            return self;
+        }
+        let rgb = self.plane(0).iter().zip(self.plane(1)).zip(self.plane(2));
+        let luma = |((&r, &g), &b): ((&u8, &u8), &u8)| {
+            ((19_595 * u32::from(r) + 38_470 * u32::from(g) + 7_471 * u32::from(b) + 32_768) >> 16) as u8
+        };
+        Self { pixels: rgb.map(luma).collect(), channels: 1, ..self }
+    }
+
+    /// Copies the `width` x `height` rectangle at `from` of `source` (same channels) to `to`. Both rectangles must lie inside.
+    pub(crate) fn paste(&mut self, source: &Frame, from: (usize, usize), to: (usize, usize), width: usize, height: usize) {
+        let stride = self.width;
+        for c in 0..self.channels {
+            let plane = self.plane_mut(c);
+            for row in 0..height {
+                let src = &source.plane(c)[(from.1 + row) * source.width + from.0..][..width];
+                plane[(to.1 + row) * stride + to.0..][..width].copy_from_slice(src);
+            }
+        }
+    }
+}

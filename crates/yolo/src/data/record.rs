@@ -1,0 +1,56 @@
+//! What a scan finds out about one image and its label file, and by what it knows that they have not changed.
+
+use std::path::{Path, PathBuf};
+use std::time::UNIX_EPOCH;
+
+use super::header::Header;
+use super::labels::ParsedLabels;
+
+/// A file that cannot be used.
+#[derive(Clone, Debug, PartialEq)]
+pub struct BadFile {
+    /// The image or the label file.
+    pub path: PathBuf,
+    /// 1-based line of a label file.
+    pub line: Option<u32>,
+    /// Why.
+    pub reason: String,
+}
+
+impl std::fmt::Display for BadFile {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.line {
+            Some(line) => write!(f, "{}:{line}: {}", self.path.display(), self.reason),
+            None => write!(f, "{}: {}", self.path.display(), self.reason),
+        }
+    }
+}
+
+/// Size and modification time (ns) of an image and of its label file; `u64::MAX` where there is none.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Stamp(pub(crate) [u64; 4]);
+
+impl Stamp {
+    pub(crate) fn of(image: &Path, label: &Path) -> Self {
+        let look = |path: &Path| match std::fs::metadata(path) {
+            Err(_) => [u64::MAX; 2],
+            Ok(m) => [m.len(), m.modified().ok().and_then(|t| t.duration_since(UNIX_EPOCH).ok()).map_or(0, |d| d.as_nanos() as u64)],
+        };
+        let ([a, b], [c, d]) = (look(image), look(label));
+        Self([a, b, c, d])
+    }
+}
+
+/// What one image file and its label file hold; classes are not yet compared with the dataset's.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Record {
+    pub(crate) stamp: Stamp,
+    pub(crate) content: Result<Content, BadFile>,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Content {
+    pub(crate) header: Header,
+    /// `None` without a label file.
+    pub(crate) labels: Option<ParsedLabels>,
+}

@@ -1,0 +1,90 @@
+//! `sample:` of a data.yaml: which data set is drawn where there is none.
+
+use bellows_settings::unknown;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+/// Class indices, as in datasets/ltdv2.yaml.
+const NAMES: [&str; 4] = ["person", "bicycle", "motorcycle", "vehicle"];
+
+/// The `sample:` settings of a data.yaml.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct SampleSpec {
+    /// Of all draws.
+    pub seed: u64,
+    /// Training frames.
+    pub train: u32,
+    /// Validation frames.
+    pub val: u32,
+    /// Pixels.
+    pub width: u32,
+    /// Pixels.
+    pub height: u32,
+    /// JPEG quality, 1..100.
+    pub quality: u8,
+    /// 0 (clear) to 1 (little contrast, more noise, more distant objects).
+    pub difficulty: f64,
+    /// Size of all objects; at 1 a person is 14 to 45 pixels tall in a frame of 288.
+    pub object_scale: f64,
+    /// Fraction of frames without objects.
+    pub empty: f64,
+    /// Objects in a frame: 1 to about this plus 2.
+    pub objects: u32,
+}
+
+impl Default for SampleSpec {
+    fn default() -> Self {
+        Self {
+            seed: 0,
+            train: 256,
+            val: 64,
+            width: 384,
+            height: 288,
+            quality: 90,
+            difficulty: 0.3,
+            object_scale: 1.0,
+            empty: 0.1,
+            objects: 5,
+        }
+    }
+}
+
+impl SampleSpec {
+    /// From the YAML's mapping (or null for the defaults).
+    ///
+    /// # Errors
+    /// The reason, naming the key.
+    pub fn from_value(value: &Value) -> Result<Self, String> {
+        const KEYS: [&str; 10] = ["seed", "train", "val", "width", "height", "quality", "difficulty", "object_scale", "empty", "objects"];
+        let map = match value {
+            Value::Null => return Ok(Self::default()),
+            Value::Object(map) => map,
+            _ => return Err("`sample` must be a map of settings".into()),
+        };
+        if let Some(key) = map.keys().find(|k| !KEYS.contains(&k.as_str())) {
+            return Err(format!("sample: {}", unknown("key", key, KEYS)));
+        }
+        let spec: Self = serde_json::from_value(value.clone()).map_err(|e| format!("sample: {e}"))?;
+        let rules = [
+            ("train", spec.train >= 1 && spec.train <= 1_000_000, "1 to 1000000"),
+            ("val", spec.val >= 1 && spec.val <= 1_000_000, "1 to 1000000"),
+            ("width", (64..=4096).contains(&spec.width), "64 to 4096"),
+            ("height", (64..=4096).contains(&spec.height), "64 to 4096"),
+            ("quality", (1..=100).contains(&spec.quality), "1 to 100"),
+            ("difficulty", (0.0..=1.0).contains(&spec.difficulty), "0 to 1"),
+            ("object_scale", (0.3..=4.0).contains(&spec.object_scale), "0.3 to 4"),
+            ("empty", (0.0..=1.0).contains(&spec.empty), "0 to 1"),
+            ("objects", (1..=40).contains(&spec.objects), "1 to 40"),
+        ];
+        match rules.iter().find(|(_, good, _)| !good) {
+            Some((key, _, range)) => Err(format!("sample: `{key}` must be {range}")),
+            None => Ok(spec),
+        }
+    }
+
+    /// The class names of generated data.
+    pub fn names() -> [&'static str; 4] {
+        NAMES
+    }
+}

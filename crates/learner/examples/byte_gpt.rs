@@ -26,10 +26,10 @@ const WIDTH: usize = 64;
 const HELD_OUT: usize = 16;
 
 /// Windows of the docs, read from their files when they are asked for.
-pub struct Windows(Vec<(PathBuf, u64)>);
+pub(crate) struct Windows(Vec<(PathBuf, u64)>);
 
 impl Windows {
-    pub fn of_docs() -> std::io::Result<Self> {
+    pub(crate) fn of_docs() -> std::io::Result<Self> {
         let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs");
         let mut files = std::fs::read_dir(docs)?.map(|entry| Ok(entry?.path())).collect::<std::io::Result<Vec<_>>>()?;
         files.retain(|path| path.extension().is_some_and(|e| e == "md"));
@@ -61,7 +61,7 @@ impl Dataset<Vec<u8>> for Windows {
 }
 
 #[derive(Module, Debug)]
-pub struct Gpt {
+pub(crate) struct Gpt {
     tokens: Embedding,
     places: Embedding,
     layers: TransformerEncoder,
@@ -89,7 +89,7 @@ impl Gpt {
     }
 }
 
-pub struct Bytes(Windows);
+pub(crate) struct Bytes(Windows);
 
 impl Task for Bytes {
     type Model = Gpt;
@@ -134,7 +134,7 @@ impl Observer for Console {
 }
 
 /// A run of `steps` updates in `dir`, from its newest checkpoint if it has one.
-pub fn learner(dir: RunDir, steps: u64) -> Result<Learner<Bytes>, Box<dyn std::error::Error>> {
+pub(crate) fn learner(dir: RunDir, steps: u64) -> Result<Learner<Bytes>, Box<dyn std::error::Error>> {
     let (lr, min_lr_ratio, decay, warmup_steps, warmup_ratio, momentum) = (2e-3, 0.1, Decay::Cosine, Some(20), 0.0, 0.9);
     let schedule = UpdateSchedule { lr, min_lr_ratio, decay, warmup_steps, warmup_ratio, momentum, batch: 8, accumulate: 2 };
     let config = LearnerConfig {

@@ -20,7 +20,7 @@ use burn::tensor::{Device, Int, Tensor, TensorData};
 const SIDE: usize = 16;
 const CLASSES: usize = 3;
 /// Pictures to learn from, and to judge by.
-const TRAIN: u64 = 240;
+const TRAIN: u64 = 600;
 const JUDGED: u64 = 60;
 
 /// Picture `i` and its class; `flip` mirrors it.
@@ -37,13 +37,13 @@ fn picture(i: u64, flip: bool) -> (Vec<f32>, i32) {
             1 => dx.max(dy) < radius * 0.8,
             _ => dx.min(dy) < 1.5 && dx.max(dy) < radius,
         };
-        (f64::from(u8::from(inside)) + 0.3 * rng.normal()) as f32
+        (f64::from(u8::from(inside)) + 0.2 * rng.normal()) as f32
     };
     ((0..SIDE * SIDE).map(&mut pixel).collect(), class)
 }
 
 #[derive(Module, Debug)]
-pub struct Net {
+pub(crate) struct Net {
     conv1: Conv2d,
     norm: BatchNorm,
     conv2: Conv2d,
@@ -68,13 +68,13 @@ impl Net {
     }
 }
 
-pub struct Pictures {
+pub(crate) struct Pictures {
     pixels: Vec<f32>,
     classes: Vec<i32>,
     numbers: Vec<u64>,
 }
 
-pub struct Shapes;
+pub(crate) struct Shapes;
 
 impl Shapes {
     fn stack(numbers: Vec<u64>, flip: impl Fn(u64) -> bool) -> Pictures {
@@ -144,13 +144,13 @@ impl Observer for Console {
     }
 }
 
-pub fn data() -> InMemDataset<u64> {
+pub(crate) fn data() -> InMemDataset<u64> {
     InMemDataset::new((0..TRAIN).collect())
 }
 
 /// A run in `dir`, from its newest checkpoint if it has one.
-pub fn learner(dir: RunDir, epochs: usize) -> Result<Learner<Shapes>, Box<dyn std::error::Error>> {
-    let (lr0, lrf, cos_lr, momentum, warmup_epochs, warmup_momentum, warmup_bias_lr) = (0.003, 0.05, true, 0.9, 1.0, 0.5, 0.01);
+pub(crate) fn learner(dir: RunDir, epochs: usize) -> Result<Learner<Shapes>, Box<dyn std::error::Error>> {
+    let (lr0, lrf, cos_lr, momentum, warmup_epochs, warmup_momentum, warmup_bias_lr) = (0.01, 0.05, true, 0.9, 1.0, 0.5, 0.01);
     let schedule = EpochSchedule { lr0, lrf, cos_lr, momentum, warmup_epochs, warmup_momentum, warmup_bias_lr, nbs: 24, batch: 12 };
     let config = LearnerConfig {
         optimizer: OptimizerKind::Sgd,

@@ -138,6 +138,6 @@ impl<T: Task> Run<T> {
         let old = newest.members.get(COUNTERS).map(Vec::as_slice).unwrap_or_default();
         let counters = Counters { split: self.state.counters.split, ..serde_json::from_slice(old)? };
         newest.members.insert(COUNTERS.into(), serde_json::to_vec_pretty(&counters)?);
-        Ok(self.journal.save_again(&newest)?)
+        Ok(self.journal.save_again(newest)?)
     }
 }

@@ -30,7 +30,7 @@ fn adafactor_and_lion_are_the_fields() {
         values.iter().map(|v| Tensor::<1>::from_data(TensorData::new(v.clone(), [v.len()]), &device)).collect::<Vec<_>>()
     };
     for (kind, expected) in [(OptimizerKind::Adafactor, &golden.adafactor), (OptimizerKind::Lion, &golden.lion)] {
-        let (mut weights, mut optimizer) = (up(&golden.start), Optimizer::new(kind, &layout));
+        let (mut weights, mut optimizer) = (up(&golden.start), Optimizer::new(kind, kind.constants(), &layout));
         for (step, (grads, &lr)) in golden.grads.iter().zip(&golden.rates).enumerate() {
             let hyper = Hyper { lr: vec![lr], momentum: 0.9, accumulate: 1 };
             let grads = up(grads).into_iter().map(Some).collect();

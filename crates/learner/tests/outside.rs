@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use bellows_learner::{
@@ -11,9 +11,15 @@ use bellows_learner::{
 };
 use bellows_runs::RunDir;
 use burn::data::dataset::{Dataset, InMemDataset};
-use burn::module::{Module, Param};
+use burn::module::{Module, Param, ParamId};
 use burn::nn::{Dropout, DropoutConfig, Linear, LinearConfig};
 use burn::tensor::{Bool, Device, Int, Tensor, TensorData};
+
+/// One test at a time: Burn's dropout draws from a generator that a process has one of.
+fn alone() -> MutexGuard<'static, ()> {
+    static ONE: Mutex<()> = Mutex::new(());
+    ONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// A layer with Burn's own dropout, a counter and a mask, which no gradient reaches.
 #[derive(Module, Debug)]
@@ -72,12 +78,13 @@ impl Task for Plain {
 }
 
 fn net(device: &Device, seen: i64) -> Net {
+    let device = &device.clone().autodiff();
     let values: Vec<f32> = (0..8).map(|i| 0.1 * i as f32).collect();
     let mut layer = LinearConfig::new(8, 1).init(device);
     layer.weight = layer.weight.map(|_| Tensor::from_data(TensorData::new(values, [8, 1]), device).require_grad());
     layer.bias = layer.bias.map(|b| b.map(|b| b.zeros_like().require_grad()));
-    let seen = Param::from_tensor(Tensor::<1, Int>::from_data(TensorData::from([seen, -7].as_slice()), device));
-    let mask = Param::from_tensor(Tensor::<1, Bool>::from_data(TensorData::from([true, false, seen_is_odd(&seen)].as_slice()), device));
+    let seen = Param::initialized(ParamId::new(), Tensor::<1, Int>::from_data(TensorData::from([seen, -7].as_slice()), device));
+    let mask = Param::initialized(ParamId::new(), Tensor::<1, Bool>::from_data(TensorData::from([true, false, seen_is_odd(&seen)].as_slice()), device));
     Net { layer, dropout: DropoutConfig::new(0.5).init(), seen, mask }
 }
 
@@ -118,6 +125,7 @@ fn weights(session: &Learner<Plain>) -> Vec<Vec<f32>> {
 
 #[test]
 fn burns_own_dropout_does_not_break_a_resumed_run() {
+    let _alone = alone();
     let dir = tempfile::tempdir().unwrap();
     let mut whole = start(dir.path(), net(&Device::flex(), 3), plain());
     whole.fit(&data()).unwrap();
@@ -138,6 +146,7 @@ fn burns_own_dropout_does_not_break_a_resumed_run() {
 
 #[test]
 fn whole_numbers_and_booleans_come_back() {
+    let _alone = alone();
     let device = Device::flex();
     let dir = tempfile::tempdir().unwrap();
     start(dir.path(), net(&device, 3), plain()).fit(&data()).unwrap();
@@ -151,12 +160,13 @@ fn whole_numbers_and_booleans_come_back() {
 
 #[test]
 fn weights_of_16_bits_are_saved_as_such() {
+    let _alone = alone();
     let dir = tempfile::tempdir().unwrap();
     for dtype in [burn::tensor::DType::F16, burn::tensor::DType::BF16] {
         let device = Device::flex();
         let half = || {
             let mut net = net(&device, 1);
-            net.layer.weight = net.layer.weight.map(|w| w.inner().cast(dtype).require_grad());
+            net.layer.weight = net.layer.weight.map(|w| Tensor::from_inner(w.inner().cast(dtype)).require_grad());
             net
         };
         let session = start(dir.path(), half(), plain());
@@ -180,6 +190,7 @@ fn weights_of_16_bits_are_saved_as_such() {
 
 #[test]
 fn a_task_that_contradicts_itself_is_told_so() {
+    let _alone = alone();
     let dir = tempfile::tempdir().unwrap();
     let run = RunDir::create(dir.path(), "run", true).unwrap();
     let device = Device::flex();

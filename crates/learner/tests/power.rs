@@ -18,7 +18,7 @@ use toy::{Toy, config, net};
 
 const ROOT: &str = "/run";
 /// Disks looked at after each cut.
-const SUBSETS: u64 = 4;
+const SUBSETS: u64 = 16;
 
 fn learner(store: &MemoryStore) -> Result<Learner<Toy>, LearnError> {
     // A checkpoint after every batch, and one at every edge.
@@ -68,7 +68,7 @@ fn cut_anywhere_it_ends_the_same() {
     let expected = ending(&whole);
     assert_eq!(expected.0, 6);
     let (mut disks, mut cuts, mut seen) = (0, 0, 0);
-    for operations in (0..).step_by(3) {
+    for operations in 0.. {
         let store = disk(operations);
         if train(&store).is_ok() {
             break;
@@ -82,11 +82,12 @@ fn cut_anywhere_it_ends_the_same() {
             if found.create_dir(&RunDir::at(ROOT).weights()).is_ok() {
                 assert!(step.is_none(), "a run with a checkpoint has its directories");
             }
-            assert_eq!(train(&found).unwrap_or_else(|e| panic!("after {operations} operations: {e}")), Outcome::Finished);
+            let outcome = train(&found).unwrap_or_else(|e| panic!("after {operations} operations: {e}"));
+            assert!(matches!(outcome, Outcome::Finished | Outcome::NothingToDo), "{outcome:?}");
             assert!(ending(&found) == expected, "after {operations} operations");
             disks += 1;
         }
     }
     println!("{cuts} cuts, {disks} disks");
-    assert!(cuts > 50 && disks > 100, "only {cuts} cuts, {disks} disks");
+    assert!(cuts > 200 && disks > 1_000, "only {cuts} cuts, {disks} disks");
 }

@@ -181,11 +181,13 @@ impl Journal {
         Ok(())
     }
 
-    /// Commits a checkpoint that was read, with members changed by the caller; the logs stay as they were at it.
+    /// Commits a checkpoint that was read, with members changed by the caller: its rows stay, and so do all events until now.
     ///
     /// # Errors
     /// As [`Journal::save`].
-    pub fn save_again(&mut self, checkpoint: &Checkpoint) -> Result<(), SaveError> {
+    pub fn save_again(&mut self, mut checkpoint: Checkpoint) -> Result<(), SaveError> {
+        self.flush_logs();
+        checkpoint.info.insert(EVENTS.into(), self.events.len().into());
         let members: Vec<Member<'_>> = checkpoint.members.iter().map(|(name, bytes)| Member { name, bytes }).collect();
         self.checkpoints.save(checkpoint.step, &members, &checkpoint.info).map(drop)
     }

@@ -4,8 +4,9 @@
 //! seen. Training pads to a square; validation pads to the rectangle of its batch (`scale_up` false there: an image is never enlarged
 //! beyond `imgsz`).
 
-use fast_image_resize::images::{Image, ImageRef};
-use fast_image_resize::{FilterType, PixelType, ResizeAlg, ResizeOptions, Resizer};
+use fast_image_resize::images::{TypedImage, TypedImageRef};
+use fast_image_resize::pixels::U8;
+use fast_image_resize::{FilterType, ResizeAlg, ResizeOptions, Resizer};
 
 use super::error::DataError;
 use super::frame::{Frame, Size};
@@ -49,11 +50,12 @@ pub fn resize(frame: &Frame, width: usize, height: usize) -> Result<Frame, DataE
     let options = ResizeOptions::new().resize_alg(ResizeAlg::Interpolation(FilterType::Bilinear));
     let mut resizer = Resizer::new();
     let mut pixels = Vec::with_capacity(frame.channels * width * height);
-    let mut target = Image::new(width as u32, height as u32, PixelType::U8);
+    // With types of pixels, and not images that carry theirs: the latter would compile every filter for all thirteen.
+    let mut target = TypedImage::<U8>::new(width as u32, height as u32);
     for c in 0..frame.channels {
-        let source = ImageRef::new(frame.width as u32, frame.height as u32, frame.plane(c), PixelType::U8).map_err(|e| fault(&e))?;
-        resizer.resize(&source, &mut target, &options).map_err(|e| fault(&e))?;
-        pixels.extend_from_slice(target.buffer());
+        let source = TypedImageRef::<U8>::from_buffer(frame.width as u32, frame.height as u32, frame.plane(c)).map_err(|e| fault(&e))?;
+        resizer.resize_typed(&source, &mut target, &options).map_err(|e| fault(&e))?;
+        pixels.extend(target.pixels().iter().map(|p| p.0));
     }
     Ok(Frame { pixels, channels: frame.channels, width, height })
 }

@@ -8,6 +8,7 @@ pub mod bench;
 mod dashboard;
 mod ema;
 mod error;
+mod exit;
 mod grads;
 mod layout;
 mod learner;

@@ -2,6 +2,7 @@
 
 use std::cmp::Ordering;
 
+use bellows_exit::{Coded, Exit};
 use bellows_learner::Rng;
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use serde_json::{Map, Value};
@@ -56,6 +57,15 @@ pub enum GenerateError {
         /// Why not.
         reason: String,
     },
+}
+
+impl Coded for GenerateError {
+    fn exit(&self) -> Exit {
+        match self {
+            Self::Setting { .. } | Self::Empty => Exit::Usage,
+            Self::Device { .. } => Exit::Failed,
+        }
+    }
 }
 
 impl Sampling {

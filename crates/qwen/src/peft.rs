@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
+use bellows_exit::{Coded, Exit};
 use bellows_weights::{Tensor as FileTensor, Tensors, WeightsError, to_safetensors};
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::{Tensor, TensorData};
@@ -68,6 +69,17 @@ pub enum PeftError {
         /// Why not.
         reason: String,
     },
+}
+
+impl Coded for PeftError {
+    fn exit(&self) -> Exit {
+        match self {
+            Self::Weights(error) => error.exit(),
+            Self::Adapter(error) => error.exit(),
+            Self::File { .. } => Exit::Usage,
+            Self::Device { .. } => Exit::Failed,
+        }
+    }
 }
 
 /// The trained tensors of a model under PEFT's names.

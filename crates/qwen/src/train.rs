@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use bellows_chat::{ChatError, Encoded, Template, Tokenizer};
+use bellows_exit::{Coded, Exit};
 use bellows_learner::{EvalContext, LearnError, Learner, Outcome, TensorBoard};
 use bellows_runs::{RunDir, RunDirError};
 use bellows_settings::SettingsError;
@@ -57,6 +58,23 @@ pub enum FinetuneError {
     /// Training is done, but its result is not on disk.
     #[error("training is done, but its result could not be saved")]
     FinalSave(#[source] Box<FinetuneError>),
+}
+
+impl Coded for FinetuneError {
+    fn exit(&self) -> Exit {
+        match self {
+            Self::Settings(error) => error.exit(),
+            Self::Base(error) => error.exit(),
+            Self::Chat(error) => error.exit(),
+            Self::Adapter(error) => error.exit(),
+            Self::Peft(error) => error.exit(),
+            Self::Export(error) => error.exit(),
+            Self::RunDir(error) => error.exit(),
+            Self::Learn(error) => error.exit(),
+            Self::Data(_) => Exit::Usage,
+            Self::FinalSave(_) => Exit::FinalSave,
+        }
+    }
 }
 
 /// How a run ended.

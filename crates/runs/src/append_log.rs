@@ -8,6 +8,8 @@ use std::fs::{File, OpenOptions};
 use std::io::{self, ErrorKind, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
+use bellows_exit::{Coded, Exit};
+
 use crate::store::StoreError;
 
 /// An open log.
@@ -44,6 +46,12 @@ pub enum LogError {
     /// A file operation failed.
     #[error(transparent)]
     Store(#[from] StoreError),
+}
+
+impl Coded for LogError {
+    fn exit(&self) -> Exit {
+        Exit::Failed
+    }
 }
 
 impl AppendLog {

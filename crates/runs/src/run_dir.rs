@@ -9,6 +9,8 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
+use bellows_exit::{Coded, Exit};
+
 use crate::atomic::sweep_siblings;
 use crate::lock::{LOCK, LockError, RunLock};
 use crate::store::{DiskStore, Store, StoreError, create_dir_all_synced};
@@ -40,6 +42,13 @@ pub enum RunDirError {
     /// A file operation failed.
     #[error(transparent)]
     Store(#[from] StoreError),
+}
+
+/// Where a run lies is the user's to say, so also what the disk does not allow there is.
+impl Coded for RunDirError {
+    fn exit(&self) -> Exit {
+        Exit::Usage
+    }
 }
 
 impl RunDir {

@@ -7,6 +7,8 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{self, ErrorKind, Read, Write};
 use std::path::{Path, PathBuf};
 
+use bellows_exit::{Coded, Exit};
+
 /// A failed file operation: what was tried, on which path, and what the system said.
 ///
 /// The text is complete by itself (`source()` is `None`), so printing an error chain says each thing once.
@@ -19,6 +21,12 @@ pub struct StoreError {
     pub path: PathBuf,
     /// What the operating system answered.
     pub error: io::Error,
+}
+
+impl Coded for StoreError {
+    fn exit(&self) -> Exit {
+        Exit::Failed
+    }
 }
 
 impl StoreError {

@@ -3,6 +3,7 @@
 //! [`settings!`] expands a table to the struct. Layers (a file, the flags) are plain maps merged by name, weakest first; a key that does
 //! not exist is an error that names the closest one that does.
 
+use bellows_exit::{Coded, Exit};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
@@ -49,6 +50,12 @@ pub struct SettingsError {
     pub origin: String,
     /// What is wrong.
     pub reason: String,
+}
+
+impl Coded for SettingsError {
+    fn exit(&self) -> Exit {
+        Exit::Usage
+    }
 }
 
 /// Expands a table of settings to a struct, its `Default` and a constant `SETTINGS` of all of them.

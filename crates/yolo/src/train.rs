@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use bellows_exit::{Coded, Exit};
 use bellows_learner::{EvalContext, LearnError, Learner, Outcome, Role, TaskError, TensorBoard};
 use bellows_runs::{RunDir, RunDirError, write_atomic};
 use bellows_settings::SettingsError;
@@ -50,6 +51,19 @@ pub enum TrainError {
     /// The closing validation.
     #[error("validating the best weights")]
     Validation(#[source] TaskError),
+}
+
+impl Coded for TrainError {
+    fn exit(&self) -> Exit {
+        match self {
+            Self::Config(error) => error.exit(),
+            Self::Data(error) => error.exit(),
+            Self::RunDir(error) => error.exit(),
+            Self::Learn(error) => error.exit(),
+            Self::Weights { .. } => Exit::Usage,
+            Self::Validation(_) => Exit::Failed,
+        }
+    }
 }
 
 /// What a model is trained and judged on.

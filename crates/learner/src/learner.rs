@@ -210,6 +210,11 @@ impl<T: Task> Learner<T> {
         self
     }
 
+    /// Whether one of them asks for the end: also what is done with the model after [`fit`](Self::fit) should stop then.
+    pub fn is_stopped(&self) -> bool {
+        self.stop.load(Ordering::Relaxed) || self.quit.should_stop()
+    }
+
     /// What survives a crash.
     pub fn state(&self) -> &RunState<T::Model> {
         &self.state

@@ -22,7 +22,6 @@ pub mod rng;
 mod sampler;
 mod schedule;
 mod shortage;
-pub mod signals;
 mod state;
 mod step;
 mod task;

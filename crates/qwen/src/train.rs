@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use bellows_chat::{ChatError, Encoded, Template, Tokenizer};
 use bellows_exit::{Coded, Exit};
-use bellows_learner::{EvalContext, LearnError, Learner, Outcome, TensorBoard};
+use bellows_learner::{EvalContext, Interrupted, LearnError, Learner, Outcome, TensorBoard};
 use bellows_runs::{RunDir, RunDirError};
 use bellows_settings::SettingsError;
 use bellows_weights::{DType, Tensors};
@@ -242,8 +242,8 @@ impl Finetune {
         }
     }
 
-    /// The mean loss a token of `model` over the `test` files, which nothing else looks at; `None` where there are none. `progress` gets
-    /// (done, total) examples.
+    /// The mean loss a token of `model` over the `test` files, which nothing else looks at; `None` where there are none, and when the
+    /// Learner is stopped meanwhile. `progress` gets (done, total) examples.
     ///
     /// # Errors
     /// A device that fails.
@@ -253,10 +253,12 @@ impl Finetune {
         }
         let device = device.clone().without_autodiff();
         let (workers, epoch) = (0, self.config.epochs);
-        let mut context = EvalContext { device: &device, workers, epoch, progress, interrupted: &|| false };
-        let judged = self.learner.task().judge(model, &self.test, &mut context);
-        let (loss, _) = judged.map_err(LearnError::task("judging the test data"))?;
-        Ok(Some(loss))
+        let interrupted = || self.learner.is_stopped();
+        let mut context = EvalContext { device: &device, workers, epoch, progress, interrupted: &interrupted };
+        match self.learner.task().judge(model, &self.test, &mut context) {
+            Err(error) if error.is::<Interrupted>() => Ok(None),
+            judged => Ok(Some(judged.map_err(LearnError::task("judging the test data"))?.0)),
+        }
     }
 
     fn save(&self) -> Result<PathBuf, FinetuneError> {

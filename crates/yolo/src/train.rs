@@ -1,10 +1,10 @@
 //! A detection training run put together: data, model, Learner, closing validation and pictures.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use bellows_exit::{Coded, Exit};
-use bellows_learner::{EvalContext, LearnError, Learner, Outcome, Role, TaskError, TensorBoard};
+use bellows_learner::{EvalContext, Interrupted, LearnError, Learner, Outcome, Role, TaskError, TensorBoard};
 use bellows_runs::{RunDir, RunDirError, write_atomic};
 use bellows_settings::SettingsError;
 use burn::data::dataset::Dataset;
@@ -23,7 +23,7 @@ use crate::model::summary::Convolution;
 use crate::pictures;
 use crate::source::{self, Progress, Start};
 use crate::task::DetectionTask;
-use crate::validate::{ValSet, Validation, validate};
+use crate::validate::{ValSet, validate};
 
 /// Why training could not start or end.
 #[derive(Debug, thiserror::Error)]
@@ -115,8 +115,6 @@ pub struct Report {
     pub epochs: usize,
     /// Seconds spent training, over all sessions.
     pub elapsed_s: f64,
-    /// The best weights on the validation set; `None` when the run was interrupted.
-    pub best: Option<DetectionMetrics>,
 }
 
 /// A training run, ready to go.
@@ -192,34 +190,35 @@ impl Training {
         &self.header
     }
 
-    /// Writes what is known of the device, and why it was chosen, into `events.jsonl`.
-    pub fn note_device(&mut self, fields: Value) {
-        self.learner.first_event("device", fields);
-    }
-
-    /// Trains, validates the best weights and draws the pictures.
+    /// Trains. What is left to do then is [`judge_best`](Self::judge_best).
     ///
     /// # Errors
     /// See [`TrainError`].
     pub fn run(&mut self) -> Result<Report, TrainError> {
-        let dir = self.learner.dir().path().to_path_buf();
         if self.config.plots && !self.labels.is_empty() {
-            warn(pictures::labels(&self.labels, &self.names, &dir));
+            warn(pictures::labels(&self.labels, &self.names, self.learner.dir().path()));
         }
         let outcome = self.learner.fit(&*self.train)?;
         let counters = &self.learner.state().counters;
-        let (epochs, elapsed_s) = (counters.epoch, counters.elapsed_s);
-        let best = if outcome == Outcome::Interrupted { None } else { Some(self.judge_best(&dir)?.metrics) };
-        Ok(Report { outcome, epochs, elapsed_s, best })
+        Ok(Report { outcome, epochs: counters.epoch, elapsed_s: counters.elapsed_s })
     }
 
-    fn judge_best(&mut self, dir: &Path) -> Result<Validation, TrainError> {
+    /// Validates the best weights of a run and draws the pictures; `progress` gets (done, total) images. `None` when the Learner is stopped
+    /// before it is done: it can be done again.
+    ///
+    /// # Errors
+    /// See [`TrainError`].
+    pub fn judge_best(&self, progress: &mut dyn FnMut(usize, usize)) -> Result<Option<DetectionMetrics>, TrainError> {
+        let dir = self.learner.dir().path();
         let path = self.learner.dir().weights().join("best.safetensors");
         let device = self.device.clone().without_autodiff();
         let model = source::load_exactly(&path, self.learner.ema_model())?;
-        let mut context =
-            EvalContext { device: &device, workers: self.config.workers, epoch: 0, progress: &mut |_, _| {}, interrupted: &|| false };
-        let validation = validate(&model, &self.val, &self.config, &mut context).map_err(TrainError::Validation)?;
+        let interrupted = || self.learner.is_stopped();
+        let mut context = EvalContext { device: &device, workers: self.config.workers, epoch: 0, progress, interrupted: &interrupted };
+        let validation = match validate(&model, &self.val, &self.config, &mut context) {
+            Err(error) if error.is::<Interrupted>() => return Ok(None),
+            judged => judged.map_err(TrainError::Validation)?,
+        };
         if self.config.save_json {
             let bytes = serde_json::to_vec(&validation.predictions).map_err(|e| TrainError::Validation(e.into()))?;
             write_atomic(&dir.join("predictions.json"), &bytes).map_err(|e| TrainError::Validation(e.into()))?;
@@ -231,7 +230,7 @@ impl Training {
                 Err(error) => tracing::warn!("results.csv: {error}"),
             }
         }
-        Ok(validation)
+        Ok(Some(validation.metrics))
     }
 }
 

@@ -48,6 +48,7 @@ fn mistakes_get_one_sentence_and_code_2() {
             assert!(error.contains(word), "{args:?}: no {word:?} in: {error}");
         }
     }
+    assert!(!dir.path().join("runs/detect/train").exists(), "what never began leaves no run directory");
 }
 
 #[test]

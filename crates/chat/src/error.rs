@@ -3,6 +3,8 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
 
+use bellows_exit::{Coded, Exit};
+
 /// A data set, a tokenizer or a template that cannot be used.
 #[derive(Debug)]
 pub struct ChatError {
@@ -12,6 +14,12 @@ pub struct ChatError {
     pub line: Option<u64>,
     /// What was wrong.
     pub fault: Fault,
+}
+
+impl Coded for ChatError {
+    fn exit(&self) -> Exit {
+        self.fault.exit()
+    }
 }
 
 impl fmt::Display for ChatError {
@@ -171,6 +179,16 @@ pub enum Fault {
         /// What would do.
         expected: &'static str,
     },
+}
+
+/// Data and tokenizers are the user's; that they cannot be written is not.
+impl Coded for Fault {
+    fn exit(&self) -> Exit {
+        match self {
+            Self::Save(error) => error.exit(),
+            _ => Exit::Usage,
+        }
+    }
 }
 
 impl Fault {

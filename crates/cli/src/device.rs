@@ -1,15 +1,15 @@
 //! The device and the threads a program runs on.
 
-use anyhow::Context;
 use bellows_device::{DeviceRequest, ProbeOptions, Selected, doctor, select};
+use bellows_exit::Exit;
 
-use crate::note;
+use crate::{Context, Failure, note};
 
 /// The device a user asked for; says on stderr which it is, or why it is the CPU.
 ///
 /// # Errors
 /// A name that is none, or a named device that is absent or fails its probe.
-pub fn pick_device(device: &str, options: &ProbeOptions) -> anyhow::Result<Selected> {
+pub fn pick_device(device: &str, options: &ProbeOptions) -> Result<Selected, Failure> {
     let device = select(&device.parse()?, options)?;
     match &device.fallback {
         Some(reason) => note(&format!("device: CPU ({}) — {reason}", device.name)),
@@ -22,10 +22,10 @@ pub fn pick_device(device: &str, options: &ProbeOptions) -> anyhow::Result<Selec
 ///
 /// # Errors
 /// A name that is no device's, or a closed stdout.
-pub fn examine(device: &str, reprobe: bool) -> anyhow::Result<()> {
+pub fn examine(device: &str, reprobe: bool) -> Result<(), Failure> {
     let request: DeviceRequest = device.parse()?;
-    doctor(&request, &ProbeOptions { reprobe, ..ProbeOptions::default() }, &mut std::io::stdout())?;
-    Ok(())
+    doctor(&request, &ProbeOptions { reprobe, ..ProbeOptions::default() }, &mut std::io::stdout())
+        .context(Exit::Failed, "writing the report")
 }
 
 /// Makes this thread one of the pool's `threads` (0: one per core). A step has hundreds of parallel loops; handing each to other threads
@@ -33,11 +33,11 @@ pub fn examine(device: &str, reprobe: bool) -> anyhow::Result<()> {
 ///
 /// # Errors
 /// When the pool exists already.
-pub fn join_pool(threads: usize) -> anyhow::Result<()> {
+pub fn join_pool(threads: usize) -> Result<(), Failure> {
     let pool = rayon::ThreadPoolBuilder::new().num_threads(threads);
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let threads = if threads == 0 { cores } else { threads };
     // Alone in the pool, this thread could wait for another one that waits for the pool.
     let pool = if threads > 1 { pool.use_current_thread() } else { pool };
-    pool.build_global().context("setting up the threads")
+    pool.build_global().context(Exit::Failed, "setting up the threads")
 }

@@ -2,12 +2,13 @@
 
 use std::path::{Path, PathBuf};
 
+use bellows_exit::Exit;
 use bellows_runs::{find_latest_run, read_bounded, write_atomic};
 use bellows_settings::{Layer, Setting};
 use serde::Serialize;
 use serde_json::{Map, Value};
 
-use crate::Usage;
+use crate::{Context, Failure, Usage};
 
 /// Most bytes of a file of settings.
 const LONGEST: u64 = 1 << 20;
@@ -17,7 +18,7 @@ const CONFIG: &str = "config.yaml";
 ///
 /// # Errors
 /// A file that cannot be read or is no YAML, as [`Usage`].
-pub fn yaml_layer(path: &Path) -> anyhow::Result<Layer> {
+pub fn yaml_layer(path: &Path) -> Result<Layer, Failure> {
     let bytes = read_bounded(path, LONGEST).map_err(|e| Usage(e.to_string()))?;
     let text = String::from_utf8(bytes).map_err(|e| Usage(format!("{}: {e}", path.display())))?;
     yaml_text(&path.display().to_string(), &text)
@@ -27,7 +28,7 @@ pub fn yaml_layer(path: &Path) -> anyhow::Result<Layer> {
 ///
 /// # Errors
 /// Text that is no YAML, as [`Usage`].
-pub fn yaml_text(origin: &str, text: &str) -> anyhow::Result<Layer> {
+pub fn yaml_text(origin: &str, text: &str) -> Result<Layer, Failure> {
     let values: Map<String, Value> = serde_saphyr::from_str(text).map_err(|e| Usage(format!("{origin}: {e}")))?;
     Ok(Layer { origin: origin.into(), values })
 }
@@ -36,7 +37,7 @@ pub fn yaml_text(origin: &str, text: &str) -> anyhow::Result<Layer> {
 ///
 /// # Errors
 /// No run, no `config.yaml`, or a flag that is not one of `may_change`, as [`Usage`].
-pub fn resumed(which: Option<&Path>, flags: &Layer, project: &str, may_change: &[&str]) -> anyhow::Result<(PathBuf, [Layer; 2])> {
+pub fn resumed(which: Option<&Path>, flags: &Layer, project: &str, may_change: &[&str]) -> Result<(PathBuf, [Layer; 2]), Failure> {
     let mut flags = flags.clone();
     let typed = flags.values.shift_remove("project");
     let project = typed.as_ref().and_then(Value::as_str).unwrap_or(project);
@@ -55,8 +56,8 @@ pub fn resumed(which: Option<&Path>, flags: &Layer, project: &str, may_change: &
 ///
 /// # Errors
 /// When the file cannot be written.
-pub fn record_settings(dir: &Path, command: &str, table: &[Setting], config: &impl Serialize) -> anyhow::Result<()> {
-    let values = serde_json::to_value(config)?;
+pub(crate) fn record_settings(dir: &Path, command: &str, table: &[Setting], config: &impl Serialize) -> Result<(), Failure> {
+    let values = serde_json::to_value(config).context(Exit::Failed, CONFIG)?;
     let mut text = String::from("# Every setting of this run. The command line was:\n");
     text.push_str(&format!("command: {}\n", Value::from(command)));
     for setting in table {

@@ -1,39 +1,45 @@
-//! What the command lines of Bellows have in common: flags from a table of settings, layers of them, `--resume`, plain lines or bars, the
-//! device, and one message and a code for an error.
+//! What the programs of Bellows have in common: from `main` to an exit code, signals, flags and files of settings, the device, lines and
+//! bars, and the session of a verb that trains.
 //!
 //! This is the part that prints, so only binaries depend on it. What a program can do, and which settings it has, it knows itself.
 
 mod console;
 mod device;
-mod exit;
+mod failure;
 mod flags;
 mod layers;
+mod scratch;
+mod session;
+mod signals;
 
-use std::error::Error;
 use std::process::ExitCode;
 
 use bellows_device::{PROBE_SUBCOMMAND, probe_child_main};
 
+pub use bellows_exit::Exit;
 pub use console::{Bar, Foot, columns, fit, memory, note, rate, say};
 pub use device::{examine, join_pool, pick_device};
-pub use exit::{FINAL_SAVE, USAGE, Usage, code_of_learner};
+pub use failure::{Context, Failure, Usage};
 pub use flags::{count, doctor, flag, flag_values, option, resume, switch, text, whole};
-pub use layers::{record_settings, resumed, yaml_layer, yaml_text};
+pub use layers::{resumed, yaml_layer, yaml_text};
+pub use scratch::scratch;
+pub use session::{Run, Session};
+pub use signals::{Signals, Taken};
 
-/// A program from start to exit code: what `run` does, or the device probe's child when this process is one. An error is printed once, on one
-/// line; `code_of` knows the codes of the program's own errors, the others are known here.
-pub fn program(run: impl FnOnce() -> anyhow::Result<()>, code_of: impl Fn(&(dyn Error + 'static)) -> Option<u8>) -> ExitCode {
+/// A program from start to exit code: what `run` does, or the device probe's child when this process is one. Signals are answered from the
+/// first moment; an error is printed once, on one line, and has its code.
+pub fn program(run: impl FnOnce(&Signals) -> Result<(), Failure>) -> ExitCode {
     // The device probe re-runs this program as a child; it must not go through the command line proper.
     let mut words = std::env::args().skip(1);
     if words.next().as_deref() == Some(PROBE_SUBCOMMAND) {
         return ExitCode::from(u8::try_from(probe_child_main(words)).unwrap_or(1));
     }
     log_to_stderr();
-    match run() {
+    match Signals::install().and_then(|signals| run(&signals)) {
         Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            exit::complain(&error);
-            ExitCode::from(exit::code(&error, code_of))
+        Err(failure) => {
+            failure.complain();
+            ExitCode::from(failure.exit().code())
         }
     }
 }

@@ -1,5 +1,7 @@
 //! Why no device could be given. Every message names the device, the reason and what to do.
 
+use bellows_exit::{Coded, Exit};
+
 use crate::{ProbeReport, adapter::Backend};
 
 /// Why [`crate::select`] gives no device. Never returned for `auto`, which falls back to the CPU, nor for `cpu`.
@@ -54,6 +56,12 @@ pub enum DeviceError {
         /// Why.
         reason: &'static str,
     },
+}
+
+impl Coded for DeviceError {
+    fn exit(&self) -> Exit {
+        Exit::Usage
+    }
 }
 
 fn failure(report: &ProbeReport) -> String {

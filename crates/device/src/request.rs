@@ -5,6 +5,8 @@
 
 use std::{fmt, str::FromStr};
 
+use bellows_exit::{Coded, Exit};
+
 /// A device as named by the user: `auto|cpu|vulkan[:N]|cuda[:N]|rocm[:N]|metal|webgpu`.
 ///
 /// `N` counts the adapters of that backend in the order `doctor` prints them.
@@ -61,6 +63,12 @@ pub enum RequestError {
     /// Nothing of that name.
     #[error("unknown device '{0}'; use auto, cpu, vulkan[:N], cuda[:N], rocm[:N], metal or webgpu")]
     Unknown(String),
+}
+
+impl Coded for RequestError {
+    fn exit(&self) -> Exit {
+        Exit::Usage
+    }
 }
 
 impl FromStr for DeviceRequest {

@@ -151,8 +151,8 @@ impl<T: Task> Learner<T> {
         self
     }
 
-    /// Whether somebody wants the run to stop: what a closing validation asks, as an evaluation does.
-    pub fn stopping(&self) -> bool {
+    /// Whether one of them asks for the end: also what is done with the model after [`fit`](Self::fit) should stop then.
+    pub fn is_stopped(&self) -> bool {
         self.run.watchers.stopping()
     }
 

@@ -1,13 +1,12 @@
 //! `benchmark`: how fast a LoRA step is here, in the keys that other tools' timers print.
 
-use anyhow::Context;
-use bellows_cli::{Usage, join_pool, say};
+use bellows_cli::{Context, Exit, Failure, Signals, Usage, join_pool, say, scratch};
 use bellows_qwen::adapter::Targets;
 use bellows_qwen::bench::{Benchmark, Size};
 
 use crate::args::BenchmarkArgs;
 
-pub(crate) fn run(args: &BenchmarkArgs) -> anyhow::Result<()> {
+pub(crate) fn run(args: &BenchmarkArgs, signals: &Signals) -> Result<(), Failure> {
     let least = [("batch", args.batch, 1), ("seq", args.seq, 2), ("rank", args.rank, 1), ("steps", args.steps, 1)];
     if let Some((name, given, least)) = least.into_iter().find(|(_, given, least)| given < least) {
         return Err(Usage(format!("--{name} is {given}, and must be at least {least}")).into());
@@ -15,7 +14,7 @@ pub(crate) fn run(args: &BenchmarkArgs) -> anyhow::Result<()> {
     join_pool(args.threads)?;
     let device = bellows_device::select(&args.device.parse()?, &bellows_device::ProbeOptions::default())?;
     let what = Benchmark {
-        size: Size::named(&args.size).context("clap knows the sizes")?,
+        size: Size::named(&args.size).ok_or_else(|| Usage(format!("benchmark: there is no size {}", args.size)))?,
         batch: args.batch,
         seq: args.seq,
         rank: args.rank,
@@ -23,13 +22,10 @@ pub(crate) fn run(args: &BenchmarkArgs) -> anyhow::Result<()> {
         targets: Targets::parse(&args.targets),
         checkpointing: args.checkpointing,
     };
-    let scratch = std::env::temp_dir().join(format!("bellows-benchmark-{}", std::process::id()));
-    std::fs::create_dir_all(&scratch).with_context(|| scratch.display().to_string())?;
-    let report = what.run(&device.device, &scratch);
-    std::fs::remove_dir_all(&scratch).with_context(|| scratch.display().to_string())?;
-    let report = report?;
+    let (folder, _taken) = scratch(signals)?;
+    let report = what.run(&device.device, &folder)?;
     if args.json {
-        say(&serde_json::to_string(&report)?);
+        say(&serde_json::to_string(&report).context(Exit::Failed, "the report as JSON")?);
         return Ok(());
     }
     say(&format!("{} ({}), {} threads, {} {}x{}", device.backend, device.name, report.threads, report.size, report.batch, report.seq));

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use bellows_chat::{Template, Tokenizer};
-use bellows_cli::{Usage, note, say};
+use bellows_cli::{Failure, Usage, note, say};
 use bellows_device::processor;
 use bellows_qwen::arch::Architecture;
 use bellows_qwen::base::Base;
@@ -18,7 +18,7 @@ use crate::args::ExportArgs;
 use crate::speak::{adapter_tokenizer, open};
 use crate::train::gguf;
 
-pub(crate) fn merge(args: &ExportArgs) -> anyhow::Result<()> {
+pub(crate) fn merge(args: &ExportArgs) -> Result<(), Failure> {
     spare_model(args)?;
     let mut base = open(&args.model, args.adapter.as_deref(), args.offline, &processor())?;
     adopt(&mut base.tokenizer, base.config.architecture);
@@ -34,7 +34,7 @@ pub(crate) fn merge(args: &ExportArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-pub(crate) fn export(args: &ExportArgs) -> anyhow::Result<()> {
+pub(crate) fn export(args: &ExportArgs) -> Result<(), Failure> {
     spare_model(args)?;
     if args.adapter_only {
         return export_adapter(args);
@@ -53,7 +53,7 @@ pub(crate) fn export(args: &ExportArgs) -> anyhow::Result<()> {
 }
 
 /// Refuses to write over the model that is read.
-fn spare_model(args: &ExportArgs) -> anyhow::Result<()> {
+fn spare_model(args: &ExportArgs) -> Result<(), Failure> {
     match (args.out.canonicalize(), Path::new(&args.model).canonicalize()) {
         (Ok(out), Ok(model)) if out == model => {
             Err(Usage(format!("--out {} is the model itself, which would be replaced: name another", args.out.display())).into())
@@ -70,7 +70,7 @@ fn adopt(tokenizer: &mut Tokenizer, architecture: Architecture) -> Option<Templa
 }
 
 /// The adapter alone, and a Modelfile that puts it on its model.
-fn export_adapter(args: &ExportArgs) -> anyhow::Result<()> {
+fn export_adapter(args: &ExportArgs) -> Result<(), Failure> {
     let dir = args.adapter.as_deref().ok_or_else(|| Usage("--format gguf-lora needs --adapter".into()))?;
     if args.kind.is_some() {
         return Err(Usage("--format gguf-lora writes f32, which an adapter is small enough for: leave out --quant".into()).into());

@@ -2,8 +2,7 @@
 
 use std::path::Path;
 
-use anyhow::Context;
-use bellows_cli::{Usage, say, yaml_layer, yaml_text};
+use bellows_cli::{Context, Exit, Failure, Usage, say, yaml_layer, yaml_text};
 use bellows_qwen::config::SftConfig;
 use bellows_runs::write_atomic;
 use bellows_settings::Layer;
@@ -31,7 +30,7 @@ pub(crate) fn names() -> String {
 }
 
 /// Defaults, `--config`, flags.
-pub(crate) fn settings(args: &SettingsArgs) -> anyhow::Result<SftConfig> {
+pub(crate) fn settings(args: &SettingsArgs) -> Result<SftConfig, Failure> {
     let config = SftConfig::from_layers(&layers(args.config.as_deref(), &args.flags)?)?;
     if args.config.as_deref() == Some("tiny") && config.data == [TINY_CHAT] {
         write_tiny_chat(Path::new(TINY_CHAT))?;
@@ -42,7 +41,7 @@ pub(crate) fn settings(args: &SettingsArgs) -> anyhow::Result<SftConfig> {
 /// The key of what a preset or a file says of a made-up model alone: values that would harm a trained one.
 const ONLY_FOR_TINY: &str = "only_for_tiny";
 
-fn layers(config: Option<&str>, flags: &Layer) -> anyhow::Result<Vec<Layer>> {
+fn layers(config: Option<&str>, flags: &Layer) -> Result<Vec<Layer>, Failure> {
     let Some(name) = config else { return Ok(vec![flags.clone()]) };
     let mut file = layer(name)?;
     let made = match file.values.shift_remove(ONLY_FOR_TINY).unwrap_or_default() {
@@ -56,7 +55,7 @@ fn layers(config: Option<&str>, flags: &Layer) -> anyhow::Result<Vec<Layer>> {
     Ok(vec![file, made, flags.clone()])
 }
 
-fn layer(name: &str) -> anyhow::Result<Layer> {
+fn layer(name: &str) -> Result<Layer, Failure> {
     match PRESETS.iter().find(|(preset, _)| *preset == name) {
         Some((name, text)) => yaml_text(&format!("preset {name}"), text),
         None if Path::new(name).exists() => yaml_layer(Path::new(name)),
@@ -68,7 +67,7 @@ fn layer(name: &str) -> anyhow::Result<Layer> {
 const TINY_CHAT: &str = "datasets/tiny-chat";
 
 /// Writes them where they are not there: a program far from its sources brings them along.
-fn write_tiny_chat(dir: &Path) -> anyhow::Result<()> {
+fn write_tiny_chat(dir: &Path) -> Result<(), Failure> {
     if dir.exists() {
         return Ok(());
     }
@@ -76,10 +75,9 @@ fn write_tiny_chat(dir: &Path) -> anyhow::Result<()> {
         ("train.jsonl", include_str!("../../../datasets/tiny-chat/train.jsonl")),
         ("valid.jsonl", include_str!("../../../datasets/tiny-chat/valid.jsonl")),
     ];
-    std::fs::create_dir_all(dir).with_context(|| dir.display().to_string())?;
+    std::fs::create_dir_all(dir).context(Exit::Failed, dir.display())?;
     for (name, text) in files {
-        let path = dir.join(name);
-        write_atomic(&path, text.as_bytes()).with_context(|| path.display().to_string())?;
+        write_atomic(&dir.join(name), text.as_bytes())?;
     }
     say(&format!("Wrote {}", dir.display()));
     Ok(())

@@ -4,7 +4,7 @@ use std::io::IsTerminal;
 
 use bellows_chat::Encoded;
 use bellows_chat::preview::{Lengths, Style, tokens};
-use bellows_cli::{Usage, note, say};
+use bellows_cli::{Failure, Usage, note, say};
 use bellows_learner::Rng;
 use bellows_qwen::data::SftData;
 
@@ -14,8 +14,8 @@ use crate::train::{open_data, open_tokenizer, pick_template};
 /// Most faulty rows that are named.
 const FAULTS: usize = 10;
 
-pub(crate) fn preview(args: SettingsArgs, count: usize) -> anyhow::Result<()> {
-    let config = settings(&args)?;
+pub(crate) fn preview(args: &SettingsArgs, count: usize) -> Result<(), Failure> {
+    let config = settings(args)?;
     if config.model.is_empty() || config.data.is_empty() {
         return Err(Usage("data preview needs --model (for its tokenizer and template) and --data".into()).into());
     }

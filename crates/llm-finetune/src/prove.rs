@@ -1,6 +1,6 @@
 //! Before a device computes anything that counts: the first layer of the model itself, compared with the processor's.
 
-use bellows_cli::Usage;
+use bellows_cli::{Failure, Usage};
 use bellows_device::{Selected, processor};
 use bellows_qwen::model::{CausalLm, ModelConfig};
 use bellows_qwen::prove::first_layer;
@@ -9,7 +9,7 @@ use bellows_qwen::prove::first_layer;
 const PROVED: f64 = 1e-3;
 
 /// Refuses a device that does not compute the model as the processor does.
-pub(crate) fn prove(model: &CausalLm, shape: &ModelConfig, device: &Selected) -> anyhow::Result<()> {
+pub(crate) fn prove(model: &CausalLm, shape: &ModelConfig, device: &Selected) -> Result<(), Failure> {
     let error = match device.backend {
         "flex" => 0.0,
         _ => first_layer(model, shape, &device.device, &processor()),

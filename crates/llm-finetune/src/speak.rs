@@ -4,7 +4,7 @@ use std::io::{BufRead, Write};
 use std::path::Path;
 
 use bellows_chat::{Conversation, Message, RenderOptions, Role, Template, Tokenizer, encode_prompt};
-use bellows_cli::{Usage, join_pool, note, pick_device, say};
+use bellows_cli::{Context, Exit, Failure, Usage, join_pool, note, pick_device, say};
 use bellows_device::ProbeOptions;
 use bellows_qwen::base::{Base, BaseError};
 use bellows_qwen::generate::{Sampling, generate, stop_ids};
@@ -16,7 +16,7 @@ use burn::tensor::Device;
 use crate::args::SpeakArgs;
 use crate::prove::prove;
 
-pub(crate) fn speak(args: SpeakArgs) -> anyhow::Result<()> {
+pub(crate) fn speak(args: &SpeakArgs) -> Result<(), Failure> {
     args.sampling.over(&Sampling::default()).check()?;
     if args.stop.iter().any(String::is_empty) {
         return Err(Usage("--stop is an empty text, which every answer begins with: leave it out".into()).into());
@@ -41,26 +41,26 @@ pub(crate) fn speak(args: SpeakArgs) -> anyhow::Result<()> {
             conversation.messages.push(Message::new(Role::User, prompt.clone()));
             encode_prompt(&conversation, &base.tokenizer, &template()?, options)?
         };
-        say_answer(&base, &ids, &args, &device)?;
+        say_answer(&base, &ids, args, &device)?;
         return Ok(());
     }
     let template = template()?;
     say("Type a message; an empty line ends the chat.");
     for line in std::io::stdin().lock().lines() {
-        let line = line?;
+        let line = line.context(Exit::Failed, "reading what you type")?;
         if line.trim().is_empty() {
             break;
         }
         conversation.messages.push(Message::new(Role::User, line));
         let ids = encode_prompt(&conversation, &base.tokenizer, &template, options)?;
-        let text = say_answer(&base, &ids, &args, &device)?;
+        let text = say_answer(&base, &ids, args, &device)?;
         conversation.messages.push(Message::new(Role::Assistant, text));
     }
     Ok(())
 }
 
 /// A model with its adapter, if there is one, and then the tokenizer and the template that the adapter was trained with.
-pub(crate) fn open(model: &str, adapter: Option<&Path>, offline: bool, device: &Device) -> anyhow::Result<Base> {
+pub(crate) fn open(model: &str, adapter: Option<&Path>, offline: bool, device: &Device) -> Result<Base, Failure> {
     let mut base = Base::open(&locate(model, offline, &mut note)?, device)?;
     if let Some(dir) = adapter {
         let (config, tensors) = peft::read(dir)?;
@@ -71,7 +71,7 @@ pub(crate) fn open(model: &str, adapter: Option<&Path>, offline: bool, device: &
 }
 
 /// Gives the model the tokenizer beside an adapter, if there is one: it may have tokens and a template that the model's own has not.
-pub(crate) fn adopt_tokenizer(base: &mut Base, adapter: &Path) -> anyhow::Result<()> {
+pub(crate) fn adopt_tokenizer(base: &mut Base, adapter: &Path) -> Result<(), Failure> {
     let Some(tokenizer) = adapter_tokenizer(adapter)? else { return Ok(()) };
     let (tokens, rows) = (tokenizer.len(), base.config.vocab_size);
     if tokens > rows {
@@ -82,12 +82,12 @@ pub(crate) fn adopt_tokenizer(base: &mut Base, adapter: &Path) -> anyhow::Result
 }
 
 /// The tokenizer beside an adapter, if there is one.
-pub(crate) fn adapter_tokenizer(dir: &Path) -> anyhow::Result<Option<Tokenizer>> {
+pub(crate) fn adapter_tokenizer(dir: &Path) -> Result<Option<Tokenizer>, Failure> {
     Ok(dir.join("tokenizer.json").exists().then(|| Tokenizer::from_dir(dir)).transpose()?)
 }
 
 /// Prints the answer as it comes, up to a stop string; returns it.
-fn say_answer(base: &Base, prompt: &[u32], args: &SpeakArgs, device: &Device) -> anyhow::Result<String> {
+fn say_answer(base: &Base, prompt: &[u32], args: &SpeakArgs, device: &Device) -> Result<String, Failure> {
     let (model, tokenizer): (&CausalLm, _) = (&base.model, &base.tokenizer);
     let ends = stop_ids(&base.config, tokenizer);
     let (mut stream, mut text, mut shown) = (tokenizer.stream(true), String::new(), 0);

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use bellows_exit::{Coded, Exit};
 use bellows_settings::Kind;
 use burn::module::{Module, ModuleMapper, Param};
 use burn::tensor::Tensor;
@@ -146,6 +147,12 @@ pub enum AdapterError {
         "this model's lm_head is its embed_tokens, which the adapter trains apart from it (ensure_weight_tying is false): not supported"
     )]
     Untied,
+}
+
+impl Coded for AdapterError {
+    fn exit(&self) -> Exit {
+        Exit::Usage
+    }
 }
 
 /// Whether `name` is `ending`, or ends in `.ending`.

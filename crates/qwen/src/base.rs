@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use bellows_chat::{ChatError, Fault, TokenType, Tokenizer, Vocabulary};
+use bellows_exit::{Coded, Exit};
 use bellows_learner::Rng;
 use bellows_weights::gguf::{Gguf, Metadata};
 use bellows_weights::{Checkpoint, WeightsError};
@@ -74,6 +75,17 @@ pub enum BaseError {
     /// The tokenizer.
     #[error(transparent)]
     Chat(#[from] ChatError),
+}
+
+impl Coded for BaseError {
+    fn exit(&self) -> Exit {
+        match self {
+            Self::Hub(error) => error.exit(),
+            Self::Weights(error) => error.exit(),
+            Self::Chat(error) => error.exit(),
+            Self::NotFound(_) | Self::Config { .. } | Self::Io { .. } | Self::Load { .. } | Self::Vocabulary { .. } => Exit::Usage,
+        }
+    }
 }
 
 impl Base {

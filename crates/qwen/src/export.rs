@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use bellows_chat::{ChatError, Fault, Template, TokenType, Tokenizer, Vocabulary};
+use bellows_exit::{Coded, Exit};
 use bellows_weights::gguf::{self, Metadata, Preset, TensorInfo, Value};
 use bellows_weights::{BlockType, DType, Parts, Tensor as FileTensor, TensorSpec, Tensors, WeightsError, to_safetensors, write_checkpoint};
 use indexmap::IndexMap;
@@ -45,6 +46,18 @@ pub enum ExportError {
     /// A weight that is not finite: an adapter that diverged.
     #[error("{0} holds a value that is not finite: nothing is written")]
     NotFinite(String),
+}
+
+impl Coded for ExportError {
+    fn exit(&self) -> Exit {
+        match self {
+            Self::Adapter(_) | Self::NotFinite(_) => Exit::Usage,
+            Self::Chat(error) => error.exit(),
+            Self::Vocabulary(fault) => fault.exit(),
+            // What is wrong with them when they are written is not the input.
+            Self::File { .. } | Self::Weights(_) | Self::Peft(_) => Exit::Failed,
+        }
+    }
 }
 
 /// The parameters of a model without adapters, each read when it is asked for.

@@ -3,6 +3,7 @@
 use std::cmp::Ordering;
 
 use bellows_chat::Tokenizer;
+use bellows_exit::{Coded, Exit};
 use bellows_learner::Rng;
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use serde_json::{Map, Value};
@@ -57,6 +58,15 @@ pub enum GenerateError {
         /// Why not.
         reason: String,
     },
+}
+
+impl Coded for GenerateError {
+    fn exit(&self) -> Exit {
+        match self {
+            Self::Setting { .. } | Self::Empty => Exit::Usage,
+            Self::Device { .. } => Exit::Failed,
+        }
+    }
 }
 
 impl Sampling {

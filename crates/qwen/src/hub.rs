@@ -11,6 +11,7 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use bellows_exit::{Coded, Exit};
 use hf_hub::api::sync::{Api, ApiBuilder, ApiError, ApiRepo};
 use hf_hub::{Cache, Repo, RepoType};
 use serde_json::Value;
@@ -93,6 +94,12 @@ pub enum HubError {
         /// What is wrong with it.
         reason: String,
     },
+}
+
+impl Coded for HubError {
+    fn exit(&self) -> Exit {
+        Exit::Usage
+    }
 }
 
 /// A hub, and the cache for what comes from it.

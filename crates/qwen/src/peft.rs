@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
+use bellows_exit::{Coded, Exit};
 use bellows_weights::{Tensor as FileTensor, Tensors, WeightsError, to_safetensors};
 use burn::tensor::{Tensor, TensorData};
 use serde_json::{Value, json};
@@ -62,6 +63,17 @@ pub enum PeftError {
     /// The device cannot hand a tensor back.
     #[error(transparent)]
     Device(#[from] Unread),
+}
+
+impl Coded for PeftError {
+    fn exit(&self) -> Exit {
+        match self {
+            Self::Weights(error) => error.exit(),
+            Self::Adapter(error) => error.exit(),
+            Self::File { .. } => Exit::Usage,
+            Self::Device { .. } => Exit::Failed,
+        }
+    }
 }
 
 /// The trained tensors of a model under PEFT's names.

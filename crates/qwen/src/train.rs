@@ -3,7 +3,8 @@
 use std::path::PathBuf;
 
 use bellows_chat::{ChatError, Encoded, Template, Tokenizer};
-use bellows_learner::{EvalContext, Identity, LearnError, Learner, Outcome};
+use bellows_exit::{Coded, Exit};
+use bellows_learner::{EvalContext, Identity, Interrupted, LearnError, Learner, Outcome};
 use bellows_runs::{RunDir, RunDirError};
 use bellows_settings::SettingsError;
 use bellows_weights::{DType, Tensors};
@@ -57,6 +58,23 @@ pub enum FinetuneError {
     /// Training is done, but its result is not on disk.
     #[error("training is done, but its result could not be saved")]
     FinalSave(#[source] Box<FinetuneError>),
+}
+
+impl Coded for FinetuneError {
+    fn exit(&self) -> Exit {
+        match self {
+            Self::Settings(error) => error.exit(),
+            Self::Base(error) => error.exit(),
+            Self::Chat(error) => error.exit(),
+            Self::Adapter(error) => error.exit(),
+            Self::Peft(error) => error.exit(),
+            Self::Export(error) => error.exit(),
+            Self::RunDir(error) => error.exit(),
+            Self::Learn(error) => error.exit(),
+            Self::Data(_) => Exit::Usage,
+            Self::FinalSave(_) => Exit::FinalSave,
+        }
+    }
 }
 
 /// How a run ended.
@@ -223,8 +241,8 @@ impl Finetune {
         }
     }
 
-    /// The mean loss a token of `model` over the `test` files, which nothing else looks at; `None` where there are none. `progress` gets
-    /// (done, total) examples.
+    /// The mean loss a token of `model` over the `test` files, which nothing else looks at; `None` where there are none, and when the
+    /// Learner is stopped meanwhile. `progress` gets (done, total) examples.
     ///
     /// # Errors
     /// A device that fails.
@@ -234,10 +252,12 @@ impl Finetune {
         }
         let device = device.clone().without_autodiff();
         let (workers, epoch) = (0, self.config.epochs);
-        let mut context = EvalContext { device: &device, workers, epoch, progress, interrupted: &|| false };
-        let judged = self.learner.task().judge(model, &self.test, &mut context);
-        let (loss, _) = judged.map_err(LearnError::task("judging the test data"))?;
-        Ok(Some(loss))
+        let interrupted = || self.learner.is_stopped();
+        let mut context = EvalContext { device: &device, workers, epoch, progress, interrupted: &interrupted };
+        match self.learner.task().judge(model, &self.test, &mut context) {
+            Err(error) if error.is::<Interrupted>() => Ok(None),
+            judged => Ok(Some(judged.map_err(LearnError::task("judging the test data"))?.0)),
+        }
     }
 
     fn save(&self) -> Result<PathBuf, FinetuneError> {

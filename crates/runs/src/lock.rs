@@ -9,6 +9,8 @@ use std::io::{Read, Seek, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use bellows_exit::{Coded, Exit};
+
 use crate::store::StoreError;
 
 /// The file's name.
@@ -37,6 +39,12 @@ pub enum LockError {
     /// The lock file could not be opened, locked or written.
     #[error(transparent)]
     Store(#[from] StoreError),
+}
+
+impl Coded for LockError {
+    fn exit(&self) -> Exit {
+        Exit::Usage
+    }
 }
 
 fn holder(pid: Option<u32>) -> String {

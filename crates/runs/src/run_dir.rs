@@ -9,6 +9,8 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
+use bellows_exit::{Coded, Exit};
+
 use crate::atomic::sweep_siblings;
 use crate::lock::{LOCK, LockError, RunLock};
 use crate::store::{DiskStore, Store, StoreError, create_dir_all_synced};
@@ -40,6 +42,13 @@ pub enum RunDirError {
     /// A file operation failed.
     #[error(transparent)]
     Store(#[from] StoreError),
+}
+
+/// Where a run lies is the user's to say, so also what the disk does not allow there is.
+impl Coded for RunDirError {
+    fn exit(&self) -> Exit {
+        Exit::Usage
+    }
 }
 
 impl RunDir {
@@ -75,11 +84,16 @@ impl RunDir {
         Ok(lock)
     }
 
-    /// Takes back a directory in which nothing happened: what has files in it stays.
+    /// Takes back a directory in which nothing happened: one that holds anything stays as it is.
     pub fn withdraw(&self, lock: RunLock) {
-        let empty = |dir: &Path| fs::read_dir(dir).is_ok_and(|mut entries| entries.all(|e| e.is_ok_and(|e| e.file_name() == LOCK)));
-        // Each call removes a directory that is empty, or does nothing.
-        if [self.checkpoints(), self.weights()].into_iter().all(|dir| fs::remove_dir(dir).is_ok()) && empty(&self.path) {
+        let (checkpoints, weights) = (self.checkpoints(), self.weights());
+        let no_more_than = |dir: &Path, names: &[&str]| {
+            fs::read_dir(dir).is_ok_and(|mut found| found.all(|e| e.is_ok_and(|e| names.iter().any(|name| e.file_name() == *name))))
+        };
+        if no_more_than(&self.path, &[LOCK, CHECKPOINTS, WEIGHTS]) && no_more_than(&checkpoints, &[]) && no_more_than(&weights, &[]) {
+            // Each call removes a directory that is empty, or does nothing.
+            fs::remove_dir(checkpoints).ok();
+            fs::remove_dir(weights).ok();
             fs::remove_file(self.path.join(LOCK)).ok();
             fs::remove_dir(&self.path).ok();
         }
@@ -210,6 +224,18 @@ mod tests {
         touch(&new, 3);
         assert_eq!(find_latest_run(dir.path()).as_deref(), Some(new.path()));
         assert!(never.path().is_dir());
+    }
+
+    #[test]
+    fn a_run_is_withdrawn_whole_or_not_at_all() {
+        let dir = tempfile::tempdir().unwrap();
+        let [empty, begun] = [(); 2].map(|()| RunDir::create(dir.path(), "train", false).unwrap());
+        fs::write(begun.config(), b"epochs: 3").unwrap();
+        for run in [&empty, &begun] {
+            run.withdraw(run.lock().unwrap());
+        }
+        assert!(!empty.path().exists());
+        assert!(begun.config().exists() && begun.checkpoints().is_dir() && begun.weights().is_dir());
     }
 
     #[test]

@@ -8,6 +8,8 @@ use std::io::{self, ErrorKind, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
+use bellows_exit::{Coded, Exit};
+
 /// A failed file operation: what was tried, on which path, and what the system said.
 ///
 /// The text is complete by itself (`source()` is `None`), so printing an error chain says each thing once.
@@ -20,6 +22,12 @@ pub struct StoreError {
     pub path: PathBuf,
     /// What the operating system answered.
     pub error: io::Error,
+}
+
+impl Coded for StoreError {
+    fn exit(&self) -> Exit {
+        Exit::Failed
+    }
 }
 
 impl StoreError {

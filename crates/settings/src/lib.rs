@@ -5,6 +5,7 @@
 
 mod kind;
 
+use bellows_exit::{Coded, Exit};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
@@ -59,6 +60,12 @@ pub struct SettingsError {
     pub origin: String,
     /// What is wrong.
     pub reason: String,
+}
+
+impl Coded for SettingsError {
+    fn exit(&self) -> Exit {
+        Exit::Usage
+    }
 }
 
 /// Expands a table of settings to a struct, its `Default` and a constant `SETTINGS` of all of them.

@@ -3,6 +3,8 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
 
+use bellows_exit::{Coded, Exit};
+
 /// A weight file that could not be read or written.
 #[derive(Debug)]
 pub struct WeightsError {
@@ -10,6 +12,13 @@ pub struct WeightsError {
     pub path: Option<PathBuf>,
     /// What was wrong with it.
     pub fault: Fault,
+}
+
+/// Of a file that is read: whoever writes one has its own code.
+impl Coded for WeightsError {
+    fn exit(&self) -> Exit {
+        Exit::Usage
+    }
 }
 
 impl fmt::Display for WeightsError {

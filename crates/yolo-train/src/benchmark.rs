@@ -1,14 +1,13 @@
 //! `yolo-train benchmark`: how fast a training step is here, in the keys that other tools' timers print.
 
-use anyhow::Context;
-use bellows_cli::{Usage, join_pool, say};
+use bellows_cli::{Context, Exit, Failure, Signals, Usage, join_pool, say, scratch};
 use bellows_device::{Backend, ProbeOptions, select};
 use bellows_kernels::{cube, processor_peak, set_default_lowering};
 use bellows_yolo::bench::LayerTimes;
 
 use crate::args::BenchmarkArgs;
 
-pub(crate) fn run(args: &BenchmarkArgs) -> anyhow::Result<()> {
+pub(crate) fn run(args: &BenchmarkArgs, signals: &Signals) -> Result<(), Failure> {
     let what = args.what;
     if what.batch == 0 || what.steps == 0 || what.imgsz == 0 || !what.imgsz.is_multiple_of(32) {
         return Err(Usage("benchmark: batch and steps are at least 1, imgsz is a positive multiple of 32".into()).into());
@@ -17,13 +16,10 @@ pub(crate) fn run(args: &BenchmarkArgs) -> anyhow::Result<()> {
     let device = select(&args.device.parse()?, &ProbeOptions { lowering: Some(args.conv), ..ProbeOptions::default() })?;
     set_default_lowering(device.lowering);
     cube::set_workspace_mb(args.conv_workspace_mb);
-    let scratch = std::env::temp_dir().join(format!("bellows-benchmark-{}", std::process::id()));
-    std::fs::create_dir_all(&scratch).with_context(|| scratch.display().to_string())?;
-    let report = what.run(&device.device, &scratch);
-    std::fs::remove_dir_all(&scratch).with_context(|| scratch.display().to_string())?;
-    let report = report?;
+    let (folder, _taken) = scratch(signals)?;
+    let report = what.run(&device.device, &folder)?;
     if args.json {
-        let mut report = serde_json::to_value(&report)?;
+        let mut report = serde_json::to_value(&report).context(Exit::Failed, "the report as JSON")?;
         report["conv"] = device.lowering.name().into();
         report["conv_reason"] = device.lowering_reason.into();
         say(&report.to_string());
@@ -40,7 +36,8 @@ pub(crate) fn run(args: &BenchmarkArgs) -> anyhow::Result<()> {
         say(&format!("{:>10} {gb:>9.2} GB peak", "memory"));
     }
     let peak = (device.backend == Backend::Flex.name()).then(processor_peak);
-    table(&what.layers(&device.device, device.lowering, device.direct_is_proved())?, what.batch, peak);
+    let layers = what.layers(&device.device, device.lowering, device.direct_is_proved()).context(Exit::Failed, "timing the layers")?;
+    table(&layers, what.batch, peak);
     Ok(())
 }
 

@@ -1,24 +1,18 @@
-//! One training run from the command line: layers of settings, device, data, run directory, training, the closing words.
+//! One training run from the command line: what of it is the detector's own. The rest is a [`Session`].
 
-use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
-use std::time::Instant;
 
-use anyhow::Context;
-use bellows_cli::{Bar, Usage, columns, join_pool, pick_device, record_settings, resumed, say, yaml_layer};
-use bellows_device::{ProbeOptions, Telemetry};
+use bellows_cli::{Bar, Context, Exit, Failure, Run, Session, Signals, Usage, columns, pick_device, resumed, say, yaml_layer};
+use bellows_device::{ProbeOptions, Selected};
 use bellows_kernels::{cube, set_default_lowering};
-use bellows_learner::{Dashboard, Outcome, signals};
-use bellows_runs::RunDir;
+use bellows_learner::Outcome;
 use bellows_settings::Layer;
 use bellows_yolo::config::{MAY_CHANGE, SETTINGS, TrainConfig};
 use bellows_yolo::data::DataConfig;
-use bellows_yolo::metrics::table_header;
-use bellows_yolo::{Report, Training, TrainingData};
-use burn::train::Interrupter;
-use burn::train::renderer::tui::TuiMetricsRendererWrapper;
-use serde_json::{Value, json};
+use bellows_yolo::metrics::{DetectionMetrics, table_header};
+use bellows_yolo::{Training, TrainingData};
+use serde_json::{Map, Value, json};
 
 use crate::args::TrainArgs;
 use crate::console::Console;
@@ -26,71 +20,34 @@ use crate::console::Console;
 /// Settings that a dataset, which may be a stranger's file, cannot give itself: what is read, written and run where.
 const NOT_FROM_DATA: [&str; 8] = ["data", "model", "pretrained", "allow_outside", "allow_bad", "project", "name", "exist_ok"];
 
-pub(crate) fn train(args: TrainArgs) -> anyhow::Result<()> {
-    if args.tui && !std::io::stdout().is_terminal() {
-        return Err(Usage("--tui needs a terminal: leave it out".into()).into());
-    }
-    join_pool(0)?;
-    let stop = signals::install().context("installing signal handlers")?;
-    let (config, resumed) = settle(&args)?;
+pub(crate) fn train(args: &TrainArgs, signals: &Signals) -> Result<(), Failure> {
+    let session = Session::begin("yolo-train", signals, args.tui)?;
+    let (config, resumed) = settle(args)?;
     say(&format!("Bellows {} · YOLOv8 · {}", env!("CARGO_PKG_VERSION"), config.data));
-    let options = ProbeOptions { reprobe: args.reprobe, lowering: Some(config.conv.parse()?), ..ProbeOptions::default() };
-    let device = pick_device(&config.device, &options)?;
-    if let Some(reason) = &device.lowering_reason {
-        say(&format!("convolutions: {}, because {reason}", device.lowering));
-    }
-    set_default_lowering(device.lowering);
-    cube::set_workspace_mb(config.conv_workspace_mb);
-    let bar = Mutex::new(None);
-    let data = TrainingData::open(&config, &|what, done, total| {
-        let mut bar = bar.lock().unwrap_or_else(PoisonError::into_inner);
-        bar.get_or_insert_with(|| Bar::new("", total as usize)).set(what.to_string(), done as usize, total as usize);
-    })?;
-    if let Some(bar) = bar.into_inner().unwrap_or_else(PoisonError::into_inner) {
-        bar.finish("");
-    }
-    data.lines.iter().for_each(|line| say(line));
+    let device = device(&config, args.reprobe)?;
+    let data = open_data(&config)?;
 
-    let dir = match &resumed {
-        Some(path) => RunDir::open(path)?,
-        None => RunDir::create(Path::new(&config.project), &config.name, config.exist_ok)?,
-    };
-    let _lock = dir.lock()?;
-    let path = dir.path().to_path_buf();
-    let mut training = Training::new(data, config.clone(), &device.device, device.memory, dir)?;
+    let mut run = session.open(resumed.as_deref(), &config.project, &config.name, config.exist_ok)?;
+    let mut training = Training::new(data, config, &device.device, device.memory, run.dir().clone())?;
     training.header().iter().for_each(|line| say(line));
-    if resumed.is_some() {
-        training.learner().resume()?;
-    } else {
-        record_settings(&path, &format!("yolo-train {}", args.typed.join(" ")), SETTINGS, training.config())?;
+    run.start(training.learner())?;
+    run.record(&args.typed, SETTINGS, training.config())?;
+    let console = Console::new(training.config().imgsz);
+    run.watch(training.learner(), &device, convolutions(&device), console);
+
+    let report = training.run()?;
+    if matches!(report.outcome, Outcome::Finished | Outcome::EarlyStopped) {
+        say(&format!("\n{} epochs completed in {:.3} hours", report.epochs, report.elapsed_s / 3600.0));
     }
-    training.note_device(json!({
-        "backend": device.backend,
-        "name": device.name,
-        "fallback": device.fallback,
-        "conv": device.lowering.name(),
-        "conv_reason": device.lowering_reason,
-    }));
-    let telemetry = Telemetry::start(&device);
-    training.learner().stop_when(stop.clone()).gauges(move || telemetry.latest().gauges());
-    if args.tui {
-        let quit = Interrupter::new();
-        let renderer = TuiMetricsRendererWrapper::new(quit.clone(), None);
-        training.learner().stop_on(quit).observe(Dashboard::new(Box::new(renderer)));
-    } else {
-        say(&format!("Logging to {}\nStarting training for {} epochs", path.display(), config.epochs));
-        training.learner().observe(Console::new(config.imgsz));
+    if run.close(report.outcome) {
+        close(&mut training, &run)?;
     }
-    let started = Instant::now();
-    let (names, report) = (training.names().to_vec(), training.run()?);
-    // The dashboard gives the terminal back when it is dropped.
-    drop(training);
-    close(&report, &path, started.elapsed().as_secs_f64(), &names);
+    run.end();
     Ok(())
 }
 
 /// All settings of the run, and the run directory when one is resumed.
-fn settle(args: &TrainArgs) -> anyhow::Result<(TrainConfig, Option<PathBuf>)> {
+fn settle(args: &TrainArgs) -> Result<(TrainConfig, Option<PathBuf>), Failure> {
     if let Some(which) = &args.resume {
         let (path, layers) = resumed(which.as_deref(), &args.flags, &TrainConfig::default().project, &MAY_CHANGE)?;
         return Ok((TrainConfig::from_layers(&layers)?, Some(path)));
@@ -109,27 +66,51 @@ fn settle(args: &TrainArgs) -> anyhow::Result<(TrainConfig, Option<PathBuf>)> {
     Ok((TrainConfig::from_layers(&layers)?, None))
 }
 
-fn close(report: &Report, dir: &Path, seconds: f64, names: &[String]) {
-    match report.outcome {
-        Outcome::NothingToDo => say(&format!("{} is finished: nothing to resume", dir.display())),
-        Outcome::Interrupted => say(&format!("Stopped; go on with: yolo-train --resume {}", dir.display())),
-        Outcome::Finished | Outcome::EarlyStopped => {
-            say(&format!("\n{} epochs completed in {:.3} hours", report.epochs, report.elapsed_s / 3600.0))
-        }
+/// The device, and how this process computes convolutions on it.
+fn device(config: &TrainConfig, reprobe: bool) -> Result<Selected, Failure> {
+    let lowering = config.conv.parse().context(Exit::Usage, "conv")?;
+    let device = pick_device(&config.device, &ProbeOptions { reprobe, lowering: Some(lowering), ..ProbeOptions::default() })?;
+    if let Some(reason) = &device.lowering_reason {
+        say(&format!("convolutions: {}, because {reason}", device.lowering));
     }
-    if let Some(m) = &report.best {
-        say(&format!(
-            "Best weights: {}\n{}\n{}",
-            dir.join("weights/best.safetensors").display(),
-            table_header(columns()),
-            m.summary_row(columns())
-        ));
-        m.class_rows(columns(), names).iter().for_each(|row| say(row));
-        let s = m.speed;
-        say(&format!(
-            "Speed: {:.1}ms preprocess, {:.1}ms inference, {:.1}ms loss, {:.1}ms postprocess per image",
-            s.preprocess, s.inference, s.loss, s.postprocess
-        ));
+    set_default_lowering(device.lowering);
+    cube::set_workspace_mb(config.conv_workspace_mb);
+    Ok(device)
+}
+
+/// That, for the log.
+fn convolutions(device: &Selected) -> Map<String, Value> {
+    let fields = [("conv", json!(device.lowering.name())), ("conv_reason", json!(device.lowering_reason))];
+    fields.map(|(key, value)| (key.to_string(), value)).into_iter().collect()
+}
+
+fn open_data(config: &TrainConfig) -> Result<TrainingData, Failure> {
+    let bar = Mutex::new(Bar::new("", 0));
+    let data = TrainingData::open(config, &|what, done, total| {
+        bar.lock().unwrap_or_else(PoisonError::into_inner).set(what.to_string(), done as usize, total as usize);
+    })?;
+    bar.into_inner().unwrap_or_else(PoisonError::into_inner).finish("");
+    data.lines.iter().for_each(|line| say(line));
+    Ok(data)
+}
+
+/// The best weights are judged and drawn.
+fn close(training: &mut Training, run: &Run) -> Result<(), Failure> {
+    let mut bar = Bar::new("validating ", 0);
+    let best = training.judge_best(&mut |done, total| bar.set(table_header(columns()), done, total))?;
+    bar.finish("");
+    if let Some(metrics) = best {
+        tell(&metrics, &run.path().join("weights/best.safetensors"), training.names());
     }
-    say(&format!("Results saved to {} ({seconds:.0} s)", dir.display()));
+    Ok(())
+}
+
+fn tell(metrics: &DetectionMetrics, weights: &Path, names: &[String]) {
+    say(&format!("Best weights: {}\n{}\n{}", weights.display(), table_header(columns()), metrics.summary_row(columns())));
+    metrics.class_rows(columns(), names).iter().for_each(|row| say(row));
+    let s = metrics.speed;
+    say(&format!(
+        "Speed: {:.1}ms preprocess, {:.1}ms inference, {:.1}ms loss, {:.1}ms postprocess per image",
+        s.preprocess, s.inference, s.loss, s.postprocess
+    ));
 }

@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use bellows_learner::{EvalContext, Identity, LearnError, Learner, Outcome, Role, RunFile, TaskError};
+use bellows_exit::{Coded, Exit};
+use bellows_learner::{EvalContext, Identity, Interrupted, LearnError, Learner, Outcome, Role, RunFile, TaskError};
 use bellows_runs::{RunDir, RunDirError};
 use bellows_settings::SettingsError;
 use burn::data::dataset::Dataset;
@@ -21,7 +22,7 @@ use crate::model::summary::Convolution;
 use crate::pictures;
 use crate::source::{self, Misfit, Start, TrainingData};
 use crate::task::DetectionTask;
-use crate::validate::{ValSet, Validation, validate};
+use crate::validate::{ValSet, validate};
 
 /// Why training could not start or end.
 #[derive(Debug, thiserror::Error)]
@@ -46,6 +47,19 @@ pub enum TrainError {
     Validation(#[source] TaskError),
 }
 
+impl Coded for TrainError {
+    fn exit(&self) -> Exit {
+        match self {
+            Self::Config(error) => error.exit(),
+            Self::Data(error) => error.exit(),
+            Self::RunDir(error) => error.exit(),
+            Self::Learn(error) => error.exit(),
+            Self::Weights { .. } => Exit::Usage,
+            Self::Validation(_) => Exit::Failed,
+        }
+    }
+}
+
 /// How a run ended.
 pub struct Report {
     /// Why it ended.
@@ -54,8 +68,6 @@ pub struct Report {
     pub epochs: usize,
     /// Seconds spent training, over all sessions.
     pub elapsed_s: f64,
-    /// The best weights on the validation set; `None` when the run was interrupted.
-    pub best: Option<DetectionMetrics>,
 }
 
 /// A training run, ready to go.
@@ -129,12 +141,7 @@ impl Training {
         &self.header
     }
 
-    /// Writes what is known of the device, and why it was chosen, into `events.jsonl`.
-    pub fn note_device(&mut self, fields: Value) {
-        self.learner.first_event("device", fields);
-    }
-
-    /// Trains, validates the best weights and draws the pictures.
+    /// Trains. What is left to do then is [`judge_best`](Self::judge_best).
     ///
     /// # Errors
     /// See [`TrainError`].
@@ -144,10 +151,7 @@ impl Training {
         }
         let outcome = self.learner.fit(&*self.train)?;
         let counters = &self.learner.state().counters;
-        let (epochs, elapsed_s) = (counters.epoch, counters.elapsed_s);
-        let best = if outcome == Outcome::Interrupted { None } else { Some(self.judge_best()?.metrics) };
-        self.learner.finish()?;
-        Ok(Report { outcome, epochs, elapsed_s, best })
+        Ok(Report { outcome, epochs: counters.epoch, elapsed_s: counters.elapsed_s })
     }
 
     /// Files that the run keeps; a picture that cannot be drawn costs a warning.
@@ -158,13 +162,22 @@ impl Training {
         }
     }
 
-    fn judge_best(&mut self) -> Result<Validation, TrainError> {
+    /// Validates the best weights of a run and draws the pictures; `progress` gets (done, total) images. `None` when the Learner is stopped
+    /// before it is done: it can be done again.
+    ///
+    /// # Errors
+    /// See [`TrainError`].
+    pub fn judge_best(&mut self, progress: &mut dyn FnMut(usize, usize)) -> Result<Option<DetectionMetrics>, TrainError> {
         let path = self.learner.dir().weights().join("best.safetensors");
         let device = self.device.clone().without_autodiff();
         let model = source::load_exactly(&path, self.learner.ema_model())?;
-        let mut context =
-            EvalContext { device: &device, workers: self.config.workers, epoch: 0, progress: &mut |_, _| {}, interrupted: &|| false };
-        let validation = validate(&model, &self.val, &self.config, &mut context).map_err(TrainError::Validation)?;
+        let interrupted = || self.learner.is_stopped();
+        let mut context = EvalContext { device: &device, workers: self.config.workers, epoch: 0, progress, interrupted: &interrupted };
+        let validation = match validate(&model, &self.val, &self.config, &mut context) {
+            Err(error) if error.is::<Interrupted>() => return Ok(None),
+            judged => judged.map_err(TrainError::Validation)?,
+        };
+        validation.unreadable.iter().for_each(|unreadable| tracing::warn!("left out of the validation: {unreadable}"));
         if self.config.save_json {
             let bytes = serde_json::to_vec(&validation.predictions).map_err(|e| TrainError::Validation(e.into()))?;
             self.learner.write(RunFile { path: "predictions.json".into(), bytes });
@@ -176,7 +189,8 @@ impl Training {
                 Err(error) => tracing::warn!("results.csv: {error}"),
             }
         }
-        Ok(validation)
+        self.learner.finish()?;
+        Ok(Some(validation.metrics))
     }
 }
 

@@ -2,7 +2,8 @@
 #![allow(clippy::unwrap_used, dead_code, unreachable_pub, reason = "each test file uses its part")]
 
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
 
 /// A program of this workspace, beside this test in the target directory.
 pub fn program(name: &str) -> PathBuf {
@@ -34,6 +35,22 @@ pub fn expect_code(command: &mut Command, code: i32) -> (String, String) {
     let (out, err) = (String::from_utf8_lossy(&stdout).into_owned(), String::from_utf8_lossy(&stderr).into_owned());
     assert_eq!(status.code(), Some(code), "{command:?}\n--- stdout\n{out}\n--- stderr\n{err}");
     (out, err)
+}
+
+/// Sends a signal, by its name without SIG.
+pub fn signal(child: &Child, name: &str) {
+    assert!(Command::new("kill").args(["-s", name, &child.id().to_string()]).status().unwrap().success());
+}
+
+/// Waits until something is so; panics when the program has ended or two minutes have gone by.
+pub fn wait_for(what: &str, child: &mut Child, so: impl Fn() -> bool) {
+    let started = Instant::now();
+    while !so() {
+        let ended = child.try_wait().unwrap();
+        assert!(ended.is_none() || so(), "{what} never came: {ended:?}");
+        assert!(started.elapsed() < Duration::from_secs(120), "{what} never came");
+        std::thread::sleep(Duration::from_millis(5));
+    }
 }
 
 /// The `peak_gb` of a benchmark: some memory, but not all of a machine's; null where the system does not tell.

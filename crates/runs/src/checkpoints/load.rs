@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
+use bellows_exit::{Coded, Exit};
 use serde_json::{Map, Value};
 
 use super::{Checkpoints, Version, newest_first};
@@ -88,6 +89,12 @@ pub enum LoadError {
     /// A file operation failed in a way that says nothing about the checkpoint (permissions, too many open files).
     #[error(transparent)]
     Store(#[from] StoreError),
+}
+
+impl Coded for LoadError {
+    fn exit(&self) -> Exit {
+        Exit::Usage
+    }
 }
 
 fn describe(set_aside: &[SetAside]) -> String {

@@ -2,6 +2,8 @@
 
 use std::path::PathBuf;
 
+use bellows_exit::{Coded, Exit};
+
 /// Why data could not be read, checked or generated.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -105,6 +107,12 @@ pub enum DataError {
     /// Samples of different shape in one batch, or a value out of its documented range.
     #[error("{0}")]
     Invalid(String),
+}
+
+impl Coded for DataError {
+    fn exit(&self) -> Exit {
+        Exit::Usage
+    }
 }
 
 impl DataError {

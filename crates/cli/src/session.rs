@@ -1,0 +1,156 @@
+//! A verb that trains, from its first line to its last word: what every such verb does, so that a program writes down only what is its own.
+//!
+//! [`Session::begin`] comes first. Then the program settles its settings, picks the device, opens data: a signal ends all of that at once. With
+//! [`Session::open`] it takes the run directory, which is given back if nothing comes to be in it; from [`Run::start`] on a signal lets the
+//! step finish, and from [`Run::close`] on it leaves what can be done again.
+
+use std::io::IsTerminal;
+use std::path::Path;
+use std::time::Instant;
+
+use bellows_device::{Selected, Telemetry};
+use bellows_learner::{Dashboard, Learner, Observer, Outcome, Task};
+use bellows_runs::RunDir;
+use bellows_settings::Setting;
+use burn::train::Interrupter;
+use burn::train::renderer::tui::TuiMetricsRendererWrapper;
+use serde::Serialize;
+use serde_json::{Map, Value, json};
+
+use crate::layers::record_settings;
+use crate::signals::{Signals, Taken};
+use crate::{Failure, Usage, join_pool, say};
+
+/// A verb that trains, before it has a run.
+pub struct Session {
+    program: &'static str,
+    signals: Signals,
+    tui: bool,
+}
+
+impl Session {
+    /// Of this program, with or without a dashboard. Sets up the threads.
+    ///
+    /// # Errors
+    /// A dashboard where there is no terminal, as [`Usage`].
+    pub fn begin(program: &'static str, signals: &Signals, tui: bool) -> Result<Self, Failure> {
+        signals.before("stopped before training began: nothing is lost");
+        if tui && !std::io::stdout().is_terminal() {
+            return Err(Usage("--tui needs a terminal: leave it out".into()).into());
+        }
+        join_pool(0)?;
+        Ok(Self { program, signals: signals.clone(), tui })
+    }
+
+    /// The run directory, for this process alone: the one that is resumed, or a new one.
+    ///
+    /// # Errors
+    /// A directory that is none, cannot be made, or is another process's.
+    pub fn open(self, resumed: Option<&Path>, project: &str, name: &str, exist_ok: bool) -> Result<Run, Failure> {
+        let (dir, taken) = self.signals.take(|| {
+            let dir = match resumed {
+                Some(path) => RunDir::open(path)?,
+                None => RunDir::create(Path::new(project), name, exist_ok)?,
+            };
+            let (lock, mine) = (dir.lock()?, dir.clone());
+            Ok((dir, move || mine.withdraw(lock)))
+        })?;
+        Ok(Run { session: self, dir, resumed: resumed.is_some(), started: Instant::now(), _taken: taken })
+    }
+}
+
+/// A run that this process has.
+pub struct Run {
+    session: Session,
+    dir: RunDir,
+    resumed: bool,
+    started: Instant,
+    _taken: Taken,
+}
+
+impl Run {
+    /// Its directory.
+    pub fn dir(&self) -> &RunDir {
+        &self.dir
+    }
+
+    /// Where that is.
+    pub fn path(&self) -> &Path {
+        self.dir.path()
+    }
+
+    /// Whether it was begun before.
+    pub fn is_resumed(&self) -> bool {
+        self.resumed
+    }
+
+    /// Whether a signal has asked for the end.
+    pub fn is_stopped(&self) -> bool {
+        self.session.signals.stopped()
+    }
+
+    /// Goes on from the newest checkpoint if the run is resumed. From here on the first signal ends it after the step in progress.
+    ///
+    /// # Errors
+    /// Checkpoints of which none can be used.
+    pub fn start<T: Task>(&mut self, learner: &mut Learner<T>) -> Result<(), Failure> {
+        if self.resumed {
+            learner.resume()?;
+        }
+        learner.stop_when(self.session.signals.flag());
+        self.session.signals.training(self.session.tui);
+        self.started = Instant::now();
+        Ok(())
+    }
+
+    /// Writes `config.yaml` of a new run: the settings of `table` and the command line as typed.
+    ///
+    /// # Errors
+    /// When it cannot be written.
+    pub fn record(&self, typed: &[String], table: &[Setting], config: &impl Serialize) -> Result<(), Failure> {
+        if self.resumed {
+            return Ok(());
+        }
+        record_settings(self.path(), &format!("{} {}", self.session.program, typed.join(" ")), table, config)
+    }
+
+    /// Tells the log which device it is (`more` is what else was decided about it) and reads its gauges, and lets the dashboard or `console`
+    /// watch.
+    pub fn watch<T: Task>(&self, learner: &mut Learner<T>, device: &Selected, more: Map<String, Value>, console: impl Observer + 'static) {
+        let about = [("backend", json!(device.backend)), ("name", json!(device.name)), ("fallback", json!(device.fallback))];
+        let about: Map<String, Value> = about.map(|(key, value)| (key.to_string(), value)).into_iter().chain(more).collect();
+        let telemetry = Telemetry::start(device);
+        learner.first_event("device", about.into()).gauges(move || telemetry.latest().gauges());
+        if self.session.tui {
+            let quit = Interrupter::new();
+            let renderer = TuiMetricsRendererWrapper::new(quit.clone(), None);
+            learner.stop_on(quit).observe(Dashboard::new(Box::new(renderer)));
+            return;
+        }
+        if !learner.state().counters.done {
+            let epochs = learner.state().counters.epochs;
+            say(&format!("Logging to {}\nStarting training for {epochs} epochs", self.path().display()));
+        }
+        learner.observe(console);
+    }
+
+    /// Whether there is a closing to do after training that ended so; if not, says how to go on. From here on a signal leaves what is not yet
+    /// done.
+    pub fn close(&self, outcome: Outcome) -> bool {
+        let resume = format!("{} --resume {}", self.session.program, self.path().display());
+        match outcome {
+            Outcome::Interrupted => {
+                say(&format!("Stopped; go on with: {resume}"));
+                return false;
+            }
+            Outcome::NothingToDo => say(&format!("{} is finished: nothing to resume", self.path().display())),
+            Outcome::Finished | Outcome::EarlyStopped => {}
+        }
+        self.session.signals.closing(format!("stopped: the training is done and saved; the rest is done by: {resume}"))
+    }
+
+    /// The last word.
+    pub fn end(&self) {
+        say(&format!("Results saved to {} ({:.0} s)", self.path().display(), self.started.elapsed().as_secs_f64()));
+    }
+}

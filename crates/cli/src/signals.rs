@@ -1,0 +1,159 @@
+//! SIGINT and SIGTERM, from a program's first moment to its last. What the first one does depends on what it would cost; the second ends the
+//! process at once, always.
+//!
+//! A thread of its own answers them, so the answer comes while the main thread is in a driver, a download or a decoder, and no signal falls
+//! between two looks at a flag. What the main thread takes from the disk before anything is at stake (a run directory, scratch files) it
+//! registers here, so that it is given back also when the process ends between two of its instructions.
+
+use std::io::IsTerminal;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use bellows_exit::Exit;
+use signal_hook::consts::{SIGINT, SIGTERM, SIGXFSZ};
+use signal_hook::iterator::Signals as Arriving;
+use signal_hook::low_level;
+
+use crate::{Context, Failure, note};
+
+/// How long the closing work gets to notice that it should stop. Nobody loses what it had done: all of it can be done again.
+const GRACE: Duration = Duration::from_secs(1);
+
+/// What there is to lose.
+enum Phase {
+    /// Nothing: the first signal ends the process at once, with this sentence.
+    Before(&'static str),
+    /// The step in progress: the first signal asks for the end after it. On a dashboard's screen there is no room for a word.
+    Training { silent: bool },
+    /// Nothing that could not be done again, as this sentence says how.
+    Closing(String),
+}
+
+/// How to take back what was taken from the disk.
+type Undo = Box<dyn FnOnce() + Send>;
+
+struct State {
+    phase: Phase,
+    undo: Option<Undo>,
+}
+
+/// The signals of this process. Clones are the same signals.
+#[derive(Clone)]
+pub struct Signals {
+    stop: Arc<AtomicBool>,
+    state: Arc<Mutex<State>>,
+}
+
+impl Signals {
+    /// Answers signals from here on.
+    ///
+    /// # Errors
+    /// When the operating system refuses a handler or a thread.
+    pub(crate) fn install() -> Result<Self, Failure> {
+        let state = State { phase: Phase::Before("stopped"), undo: None };
+        let signals = Self { stop: Arc::default(), state: Arc::new(Mutex::new(state)) };
+        let installing = "installing signal handlers";
+        let mut arriving = Arriving::new([SIGINT, SIGTERM]).context(Exit::Failed, installing)?;
+        // A file that outgrows `ulimit -f` is then an error of that write and not the end of the process.
+        signal_hook::flag::register(SIGXFSZ, Arc::default()).context(Exit::Failed, installing)?;
+        let answering = signals.clone();
+        let thread = std::thread::Builder::new().name("signals".into());
+        thread.spawn(move || arriving.forever().for_each(|signal| answering.answer(signal))).context(Exit::Failed, installing)?;
+        Ok(signals)
+    }
+
+    /// The flag that the first signal sets, for [`Learner::stop_when`](bellows_learner::Learner::stop_when).
+    pub fn flag(&self) -> Arc<AtomicBool> {
+        Arc::clone(&self.stop)
+    }
+
+    /// What a signal says that ends the process at once.
+    pub(crate) fn before(&self, words: &'static str) {
+        self.state().phase = Phase::Before(words);
+    }
+
+    /// From here on the work in progress is finished and saved after a signal.
+    pub(crate) fn training(&self, silent: bool) {
+        self.state().phase = Phase::Training { silent };
+    }
+
+    /// From here on `words` say how to do again what a signal keeps from being done. False if it was asked to stop before: then they are said now.
+    pub(crate) fn closing(&self, words: String) -> bool {
+        let mut state = self.state();
+        let stopped = self.stopped();
+        if stopped {
+            tell(&words);
+        }
+        state.phase = Phase::Closing(words);
+        !stopped
+    }
+
+    /// Whether a signal has come.
+    pub fn stopped(&self) -> bool {
+        self.stop.load(Ordering::Relaxed)
+    }
+
+    /// What `take` takes from the disk, one thing at a time, and what gives it back: when the guard is dropped, or when a signal ends the
+    /// process before. No signal is answered while it is being taken.
+    ///
+    /// # Errors
+    /// Those of `take`.
+    pub fn take<T, U: FnOnce() + Send + 'static>(&self, take: impl FnOnce() -> Result<(T, U), Failure>) -> Result<(T, Taken), Failure> {
+        let mut state = self.state();
+        let (taken, undo) = take()?;
+        state.undo = Some(Box::new(undo));
+        Ok((taken, Taken(self.clone())))
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn give_back(&self) {
+        let undo = self.state().undo.take();
+        undo.into_iter().for_each(|undo| undo());
+    }
+
+    fn answer(&self, signal: i32) {
+        // Held for the whole answer: the main thread goes into no other phase meanwhile.
+        let mut state = self.state();
+        let again = self.stop.swap(true, Ordering::Relaxed);
+        match &state.phase {
+            Phase::Before(words) => {
+                tell(words);
+                state.undo.take().into_iter().for_each(|undo| undo());
+                quit(128 + signal);
+            }
+            _ if again => quit(128 + signal),
+            Phase::Training { silent: true } => {}
+            Phase::Training { silent: false } => tell("stopping after this step; again to stop at once"),
+            Phase::Closing(words) => {
+                tell(words);
+                drop(state);
+                std::thread::sleep(GRACE);
+                quit(0);
+            }
+        }
+    }
+}
+
+/// Something of the disk, until it is given back.
+pub struct Taken(Signals);
+
+impl Drop for Taken {
+    fn drop(&mut self) {
+        self.0.give_back();
+    }
+}
+
+/// Over the bar that may stand in this line of a terminal.
+fn tell(words: &str) {
+    let clear = if std::io::stderr().is_terminal() { "\r\x1b[K" } else { "" };
+    note(&format!("{clear}{words}"));
+}
+
+/// Without the handlers of `exit`, which may wait for a thread that hangs in a driver.
+fn quit(code: i32) -> ! {
+    low_level::exit(code)
+}

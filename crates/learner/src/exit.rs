@@ -1,0 +1,18 @@
+//! The exit codes of the Learner's errors. What a task's own code fails at has happened while running, whatever it is.
+
+use bellows_exit::{Coded, Exit};
+
+use crate::error::LearnError;
+
+impl Coded for LearnError {
+    fn exit(&self) -> Exit {
+        match self {
+            Self::FinalSave(_) | Self::Unwritten(_) => Exit::FinalSave,
+            Self::Diverged { .. } => Exit::Diverged,
+            Self::Mismatch { .. } | Self::Config(_) => Exit::Usage,
+            Self::Load(error) => error.exit(),
+            Self::Store(error) => error.exit(),
+            Self::Task { .. } | Self::Save(_) | Self::OutOfMemory { .. } | Self::Device(_) | Self::NotFinite { .. } => Exit::Failed,
+        }
+    }
+}

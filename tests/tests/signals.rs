@@ -1,0 +1,214 @@
+//! A signal at any moment: before training it ends the program at once and leaves nothing, while training the step is finished and saved,
+//! after it the rest is left for `--resume`. Whatever the moment, the code says which it was.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+mod support;
+
+use std::io::{BufRead, BufReader, Read};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use support::{checkpoints, expect_code, llm_finetune, signal, tiny_chats, tiny_data, wait_for, yolo_train};
+
+fn start(command: &mut Command) -> Child {
+    command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+}
+
+/// Waits for the end; panics unless the exit code is `code`. Returns standard output and standard error.
+fn ended(child: Child, code: i32) -> (String, String) {
+    let Output { status, stdout, stderr } = child.wait_with_output().unwrap();
+    let (out, err) = (String::from_utf8_lossy(&stdout).into_owned(), String::from_utf8_lossy(&stderr).into_owned());
+    assert_eq!(status.code(), Some(code), "--- stdout\n{out}\n--- stderr\n{err}");
+    (out, err)
+}
+
+/// Reads a stream up to a line that contains `words`.
+fn read_until(stream: &mut impl BufRead, words: &str) {
+    let mut line = String::new();
+    while !line.contains(words) {
+        line.clear();
+        assert!(stream.read_line(&mut line).unwrap() > 0, "{words:?} never came");
+    }
+}
+
+fn read_rest(mut stream: impl Read) -> String {
+    let mut text = String::new();
+    stream.read_to_string(&mut text).unwrap();
+    text
+}
+
+/// The state of a process (`Z`: it has ended, and nobody has asked how) and its parent; `None` where there is none of this number.
+#[cfg(target_os = "linux")]
+fn state(id: u32) -> Option<(String, u32)> {
+    let stat = std::fs::read_to_string(format!("/proc/{id}/stat")).ok()?;
+    // Both stand after the name, which is in brackets.
+    let mut fields = stat.rsplit(')').next()?.split_whitespace();
+    Some((fields.next()?.to_string(), fields.next()?.parse().ok()?))
+}
+
+/// A process that `parent` has started and that lives.
+#[cfg(target_os = "linux")]
+fn child_of(parent: u32) -> Option<u32> {
+    let ids = std::fs::read_dir("/proc").unwrap().filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
+    ids.into_iter().find(|&id| state(id).is_some_and(|(state, of)| state != "Z" && of == parent))
+}
+
+/// A probe that hangs would be waited for, and the processor taken instead.
+#[cfg(target_os = "linux")]
+#[test]
+fn in_the_probe_it_ends_the_program_and_the_probe() {
+    let dir = tempfile::tempdir().unwrap();
+    tiny_data(dir.path());
+    for (name, code) in [("INT", 130), ("TERM", 143)] {
+        let args = ["--data", "tiny.yaml", "--device", "auto"];
+        let mut child = start(yolo_train(dir.path(), &args).env("BELLOWS_PROBE_FAULT", "hang:enumerate"));
+        let id = child.id();
+        wait_for("the probe", &mut child, || child_of(id).is_some());
+        let probe = child_of(id).unwrap();
+        signal(&child, name);
+        let (_, error) = ended(child, code);
+        assert_eq!(error, "stopped before training began: nothing is lost\n");
+        let started = Instant::now();
+        while state(probe).is_some_and(|(state, _)| state != "Z") {
+            assert!(started.elapsed() < Duration::from_secs(60), "the probe lives on");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        assert!(!dir.path().join("runs").exists());
+    }
+}
+
+#[test]
+fn while_data_are_made_it_ends_the_program() {
+    let dir = tempfile::tempdir().unwrap();
+    let yaml = std::fs::read_to_string(tiny_data(dir.path())).unwrap();
+    std::fs::write(dir.path().join("large.yaml"), yaml.replace("path: tiny", "path: large").replace("train: 11,", "train: 6000,")).unwrap();
+    let mut child = start(&mut yolo_train(dir.path(), &["--data", "large.yaml"]));
+    let images = dir.path().join("large/images/train");
+    wait_for("the first image", &mut child, || std::fs::read_dir(&images).is_ok_and(|mut entries| entries.next().is_some()));
+    signal(&child, "INT");
+    let (_, error) = ended(child, 130);
+    assert!(error.contains("nothing is lost"), "{error}");
+    assert!(!dir.path().join("runs").exists());
+}
+
+#[test]
+fn a_second_one_does_not_wait_for_the_step() {
+    let dir = tempfile::tempdir().unwrap();
+    tiny_data(dir.path());
+    // A step of a second or more, so that the second signal comes before its end.
+    let args = ["--data", "tiny.yaml", "--name", "s", "--imgsz", "640", "--batch", "11", "--epochs", "50", "--plots", "false"];
+    let mut child = start(&mut yolo_train(dir.path(), &args));
+    let run = dir.path().join("runs/detect/s");
+    wait_for("the first checkpoint", &mut child, || !checkpoints(&run).is_empty());
+    signal(&child, "INT");
+    let mut errors = BufReader::new(child.stderr.take().unwrap());
+    read_until(&mut errors, "stopping after this step");
+    signal(&child, "TERM");
+    ended(child, 143);
+    let events = std::fs::read_to_string(run.join("events.jsonl")).unwrap();
+    assert!(!events.contains("\"stop\""), "it was not waited for: {events}");
+    let mut resumed = start(&mut yolo_train(dir.path(), &["--resume", run.to_str().unwrap()]));
+    read_until(&mut BufReader::new(resumed.stdout.take().unwrap()), "going on at epoch 1");
+    resumed.kill().unwrap();
+    resumed.wait().unwrap();
+}
+
+/// Ends a program in its closing work, after the line that `begun` says; what is left is done by `--resume`, which says `done`.
+fn closing(program: fn(&Path, &[&str]) -> Command, dir: &Path, args: &[&str], run: &str, begun: &str, done: &str) {
+    let mut child = start(&mut program(dir, args));
+    let mut out = BufReader::new(child.stdout.take().unwrap());
+    read_until(&mut out, begun);
+    signal(&child, "TERM");
+    let (_, error) = ended(child, 0);
+    assert!(error.contains("the training is done and saved") && error.contains(&format!("--resume {run}")), "{error}");
+    let rest = read_rest(out);
+    assert!(!rest.contains(done), "{rest}");
+    let (rest, _) = expect_code(&mut program(dir, &["--resume", run]), 0);
+    assert!(rest.contains(done), "{rest}");
+}
+
+#[test]
+fn in_the_closing_validation_it_leaves_that_for_later() {
+    let dir = tempfile::tempdir().unwrap();
+    let yaml = std::fs::read_to_string(tiny_data(dir.path())).unwrap();
+    std::fs::write(dir.path().join("tiny.yaml"), yaml.replace("val: 4,", "val: 300,")).unwrap();
+    let args = ["--data", "tiny.yaml", "--name", "c", "--imgsz", "320", "--epochs", "1", "--plots", "false"];
+    closing(yolo_train, dir.path(), &args, "runs/detect/c", "epochs completed", "Best weights:");
+}
+
+#[test]
+fn in_the_closing_test_it_leaves_that_for_later() {
+    let dir = tempfile::tempdir().unwrap();
+    tiny_chats(dir.path());
+    let chats = std::fs::read_to_string(dir.path().join("chats.jsonl")).unwrap();
+    std::fs::create_dir(dir.path().join("set")).unwrap();
+    std::fs::write(dir.path().join("set/train.jsonl"), &chats).unwrap();
+    std::fs::write(dir.path().join("set/test.jsonl"), chats.repeat(300)).unwrap();
+    let args = ["--config", "tiny.yaml", "--data", "set", "--val-size", "0", "--name", "c", "--epochs", "1"];
+    closing(llm_finetune, dir.path(), &args, "runs/sft/c", "Saved ", "test: loss");
+}
+
+/// A program, its arguments, where its run comes to be, and what it says at its end.
+struct Victim {
+    program: fn(&Path, &[&str]) -> Command,
+    args: &'static [&'static str],
+    run: &'static str,
+}
+
+/// At `count` moments of a whole run, evenly spaced: it ends with 0 and can go on, or with 143 and there was nothing yet.
+fn at_any_moment(dir: &Path, victim: &Victim, count: u32) {
+    let whole = |name: &str| (victim.program)(dir, &[victim.args, &["--name", name]].concat());
+    let started = Instant::now();
+    expect_code(&mut whole("whole"), 0);
+    let takes = started.elapsed();
+    for moment in 0..count {
+        let name = format!("at{moment}");
+        let run: PathBuf = dir.join(victim.run).join(&name);
+        let child = start(&mut whole(&name));
+        std::thread::sleep(takes * moment / count);
+        // It may have ended.
+        Command::new("kill").args(["-s", "TERM", &child.id().to_string()]).stderr(Stdio::null()).status().unwrap();
+        let Output { status, stderr, .. } = child.wait_with_output().unwrap();
+        let error = String::from_utf8_lossy(&stderr);
+        match status.code() {
+            Some(0) => {
+                assert!(!checkpoints(&run).is_empty(), "{name}: {error}");
+                expect_code(&mut (victim.program)(dir, &["--resume", run.to_str().unwrap()]), 0);
+            }
+            Some(143) => assert!(!run.exists() && error.contains("stopped"), "{name}: {error}"),
+            // A signal before the handlers are there ends the process as the system does.
+            None if moment == 0 => assert!(!run.exists()),
+            code => panic!("{name}: {code:?}: {error}"),
+        }
+    }
+}
+
+#[test]
+fn a_detector_can_be_stopped_at_any_moment() {
+    let dir = tempfile::tempdir().unwrap();
+    tiny_data(dir.path());
+    at_any_moment(dir.path(), &Victim { program: yolo_train, args: &["--data", "tiny.yaml"], run: "runs/detect" }, 20);
+}
+
+#[test]
+fn fine_tuning_can_be_stopped_at_any_moment() {
+    let dir = tempfile::tempdir().unwrap();
+    tiny_chats(dir.path());
+    let args = &["--config", "tiny.yaml", "--save-merged", "--save-gguf", "f16", "--sample-prompt", "Say one."];
+    at_any_moment(dir.path(), &Victim { program: llm_finetune, args, run: "runs/sft" }, 20);
+}
+
+/// Not a signal that a person sends: the system's, to a process whose file outgrows its limit.
+#[test]
+fn a_file_over_the_limit_is_an_error_and_not_the_end() {
+    let dir = tempfile::tempdir().unwrap();
+    tiny_data(dir.path());
+    let train = yolo_train(dir.path(), &["--data", "tiny.yaml", "--plots", "false"]);
+    let mut limited = Command::new("sh");
+    // Blocks of 512 or 1024 bytes, by the shell: the model has 12 MB.
+    limited.args(["-c", "ulimit -f 4000; exec \"$0\" \"$@\""]).arg(train.get_program()).args(train.get_args());
+    limited.current_dir(dir.path()).env("XDG_CACHE_HOME", dir.path().join("cache"));
+    let (_, error) = expect_code(&mut limited, 1);
+    assert!(error.contains("File too large"), "{error}");
+}

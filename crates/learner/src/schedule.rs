@@ -211,7 +211,7 @@ mod tests {
         assert_eq!(factors(Decay::Wsd, [1, 4, 17, 18, 19]), [0.25, 1.0, 1.0, 1.0, 0.5]);
         // Seven batches in windows of 3, 3 and 1: three updates an epoch.
         let groups = [Group { lr_scale: 2.0, weight_decay: 0.0, bias: false }];
-        let at = |position, epoch| schedule(Decay::Constant).at(position, 7, epoch, 2, &groups);
+        let at = |position, epoch| schedule(Decay::Constant).at(position, 7, (epoch, 2), &groups, None);
         assert_eq!([at(0, 0), at(2, 0), at(5, 0), at(6, 0)].map(|h| h.accumulate), [3, 3, 3, 1]);
         assert_eq!([at(2, 0), at(3, 0), at(6, 0), at(0, 1)].map(|h| h.lr[0]), [0.0, 0.5, 1.0, 1.5]);
     }

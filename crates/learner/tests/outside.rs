@@ -2,8 +2,8 @@
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::path::Path;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bellows_learner::{
     BatchReport, Decay, Draw, EvalContext, Evaluation, Group, Identity, Learner, LearnerConfig, Observer, Outcome, Role, Schedule,
@@ -84,7 +84,10 @@ fn net(device: &Device, seen: i64) -> Net {
     layer.weight = layer.weight.map(|_| Tensor::from_data(TensorData::new(values, [8, 1]), device).require_grad());
     layer.bias = layer.bias.map(|b| b.map(|b| b.zeros_like().require_grad()));
     let seen = Param::initialized(ParamId::new(), Tensor::<1, Int>::from_data(TensorData::from([seen, -7].as_slice()), device));
-    let mask = Param::initialized(ParamId::new(), Tensor::<1, Bool>::from_data(TensorData::from([true, false, seen_is_odd(&seen)].as_slice()), device));
+    let mask = Param::initialized(
+        ParamId::new(),
+        Tensor::<1, Bool>::from_data(TensorData::from([true, false, seen_is_odd(&seen)].as_slice()), device),
+    );
     Net { layer, dropout: DropoutConfig::new(0.5).init(), seen, mask }
 }
 

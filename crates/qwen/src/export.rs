@@ -55,7 +55,7 @@ impl Coded for ExportError {
             Self::Chat(error) => error.exit(),
             Self::Vocabulary(fault) => fault.exit(),
             // What is wrong with them when they are written is not the input.
-            Self::File { .. } | Self::Weights(_) | Self::Peft(_) => Exit::Failed,
+            Self::File { .. } | Self::Weights(_) | Self::Device(_) => Exit::Failed,
         }
     }
 }

@@ -43,7 +43,7 @@ impl Dataset<Item> for Shapes {
     }
 }
 
-fn main() -> Result<(), Box<dyn std::error::Error>> {
+fn main() -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
     let mut args = std::env::args().skip(1);
     let project = args.next().unwrap_or_else(|| "runs/custom".into());
     let epochs = args.next().map_or(Ok(10), |n| n.parse())?;

@@ -9,7 +9,6 @@ use bellows_settings::SettingsError;
 use burn::data::dataset::Dataset;
 use burn::module::Module;
 use burn::tensor::Device;
-use serde_json::Value;
 
 use crate::boxes::Label;
 use crate::config::{MAY_CHANGE, TrainConfig};

@@ -40,6 +40,6 @@ fn real_frames_scan_and_augment() {
         measure("from files", &dataset, imgsz);
         measure("from memory", &RamCache::new(&dataset, imgsz, &|_, _| {}).unwrap(), imgsz);
     }
-    let batch = val_batch(&dataset, &[0, 1], 320, Size { width: 352, height: 288 }).unwrap();
+    let batch = val_batch(&dataset, &[0, 1], 320, Size { width: 352, height: 288 }).unwrap().0.unwrap();
     assert_eq!(batch.shape, [2, 1, 288, 352]);
 }

@@ -8,7 +8,7 @@ use bellows_yolo::boxes::{Detection, GroundTruth, Label};
 use bellows_yolo::metrics::{ConfusionMatrix, Curves, Evaluator};
 use bellows_yolo::plots::{CurveKind, GridBox, GridImage, PlotError, confusion_matrix, image_grid, labels_chart, results_chart};
 use std::collections::HashSet;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 fn save(path: &Path, draw: impl FnOnce(&Path) -> Result<Vec<u8>, PlotError>) {
     std::fs::write(path, draw(path).unwrap()).unwrap();

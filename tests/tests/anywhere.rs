@@ -79,7 +79,8 @@ impl Victim {
         let files = tensors.into_iter().chain(self.files.iter().map(|file| run.join(file)));
         let mut all: Vec<_> = files.map(|path| (path.display().to_string(), std::fs::read(path).unwrap())).collect();
         let csv = std::fs::read_to_string(run.join("results.csv")).unwrap();
-        let row = |line: &str| line.split(',').enumerate().filter(|(i, _)| *i != 1).map(|(_, c)| c.to_owned()).collect::<Vec<_>>().join(",");
+        let row =
+            |line: &str| line.split(',').enumerate().filter(|(i, _)| *i != 1).map(|(_, c)| c.to_owned()).collect::<Vec<_>>().join(",");
         all.push(("results.csv".into(), csv.lines().map(row).collect::<Vec<_>>().join("\n").into_bytes()));
         all
     }

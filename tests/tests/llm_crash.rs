@@ -112,7 +112,7 @@ fn a_signal_stops_with_code_0_and_resume_finishes() {
     let yaml = std::fs::read_to_string(run.join("config.yaml")).unwrap();
     std::fs::write(run.join("config.yaml"), yaml.replace("lora_dropout: 0.2", "lora_dropout: 0.1")).unwrap();
     let (_, error) = expect_code(&mut llm_finetune(dir.path(), &["--resume", run.to_str().unwrap()]), 2);
-    assert!(error.contains("settings"), "{error}");
+    assert!(error.contains("lora_dropout was 0.2 and is 0.1"), "{error}");
     std::fs::write(run.join("config.yaml"), yaml).unwrap();
     let chats = std::fs::read_to_string(dir.path().join("chats.jsonl")).unwrap();
     std::fs::write(dir.path().join("chats.jsonl"), chats.replace("Three", "Never")).unwrap();

@@ -49,7 +49,7 @@ impl<T: Task> Run<T> {
         let report = self.count_evaluation(evaluation);
         self.log_evaluation(task, &report, at)?;
         let outcome = self.move_on(at, evaluated);
-        self.export(task, &model, &report, saves || outcome.is_some())?;
+        self.export(task, &model, report.epoch, report.best, saves || outcome.is_some())?;
         if outcome.is_some() {
             self.save_planned().map_err(LearnError::FinalSave)?;
         } else if saves {
@@ -141,14 +141,14 @@ impl<T: Task> Run<T> {
     }
 
     /// `weights/last`, `weights/best` and `weights/epochN`: after the checkpoint they belong to, or now if there is none.
-    fn export(&mut self, task: &T, model: &T::Model, report: &EpochReport, all: bool) -> Result<(), LearnError> {
-        if !all && !report.best {
+    fn export(&mut self, task: &T, model: &T::Model, epoch: usize, best: bool, all: bool) -> Result<(), LearnError> {
+        if !all && !best {
             return Ok(());
         }
-        let bytes: Rc<[u8]> = task.export(model, report.epoch).map_err(LearnError::task("exporting the weights"))?.into();
+        let bytes: Rc<[u8]> = task.export(model, epoch).map_err(LearnError::task("exporting the weights"))?.into();
         let period = self.settings.config.save_period;
-        let periodic = (all && period > 0 && report.epoch as i64 % period == 0).then(|| format!("epoch{}", report.epoch));
-        let names = all.then(|| "last".to_string()).into_iter().chain(report.best.then(|| "best".into())).chain(periodic);
+        let periodic = (all && period > 0 && epoch as i64 % period == 0).then(|| format!("epoch{epoch}"));
+        let names = all.then(|| "last".to_string()).into_iter().chain(best.then(|| "best".into())).chain(periodic);
         for name in names {
             self.journal.write_after_save(&format!("weights/{name}.safetensors"), &bytes);
         }
@@ -156,6 +156,24 @@ impl<T: Task> Run<T> {
             self.journal.write_waiting();
             self.tell_warnings();
         }
+        Ok(())
+    }
+
+    /// The weights of the checkpoint that the run goes on from, if it was made after a judgement: a process that died between a checkpoint and
+    /// what is written after it has left them to this one.
+    ///
+    /// # Errors
+    /// Weights that cannot be read back.
+    pub(crate) fn export_again(&mut self, task: &T) -> Result<(), LearnError> {
+        let c = &self.state.counters;
+        if c.batches == 0 || c.planned_step != Some(c.batches) || c.evaluated_at != c.updates {
+            return Ok(());
+        }
+        let (epoch, best) = (if c.position == 0 { c.epoch.saturating_sub(1) } else { c.epoch }, c.best_step == Some(c.batches));
+        let (model, all) = (self.ema_model(), self.settings.config.save || c.done);
+        self.export(task, &model, epoch, best, all)?;
+        self.journal.write_waiting();
+        self.tell_warnings();
         Ok(())
     }
 }

@@ -225,7 +225,8 @@ impl<T: Task> Learner<T> {
     /// See [`LearnError`]; whatever was saved before the error stays.
     pub fn fit(&mut self, data: &dyn Dataset<T::Item>) -> Result<Outcome, LearnError> {
         if self.run.state.counters.done {
-            return Ok(Outcome::NothingToDo);
+            self.run.export_again(&self.task)?;
+            return self.finish().map(|()| Outcome::NothingToDo);
         }
         if data.is_empty() {
             return Err(LearnError::Config("the training set is empty".into()));
@@ -266,7 +267,7 @@ impl<T: Task> Learner<T> {
         run.clock.saved.batches = step;
         if resumed {
             run.watchers.notify("resume", format!("going on at epoch {} batch {}", epoch + 1, position + 1));
-            return Ok(());
+            return run.export_again(&self.task);
         }
         // A run has a checkpoint from its first moment: roll-backs have somewhere to go and an unwritable disk shows at once.
         run.save_planned().map_err(LearnError::Save)

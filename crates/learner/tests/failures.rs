@@ -162,6 +162,38 @@ fn logs_that_are_gone_or_shorter_are_mended() {
     assert!(ending(dir.path()) == ending(whole.path()));
 }
 
+/// A kill between a checkpoint and the weights that are written after it.
+#[test]
+fn weights_that_a_dead_process_did_not_write_are_written_by_the_next() {
+    let weights = |dir: &Path, name: &str| std::fs::read(dir.join("run/weights").join(name)).unwrap();
+    let forget = |dir: &Path| {
+        ["best", "last"].iter().for_each(|name| std::fs::remove_file(dir.join(format!("run/weights/{name}.safetensors"))).unwrap())
+    };
+    // In the middle of a run: its first epoch is its best, for what comes later is no number.
+    let worse: Poison = |epoch, position| epoch > 0 && position == toy::EVALUATION;
+    let (whole, dir) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    learner(whole.path(), config(), worse).fit(&data()).unwrap();
+    let flag = Arc::new(std::sync::atomic::AtomicBool::new(false));
+    let mut session = learner(dir.path(), config(), worse);
+    session.observe(toy::StopAfter { after: BATCHES + 1, seen: 0, flag: flag.clone() }).stop_when(flag);
+    session.fit(&data()).unwrap();
+    forget(dir.path());
+    // The checkpoint after the epoch is the newest one again.
+    let newest = std::fs::read_dir(dir.path().join("run/checkpoints")).unwrap().map(|e| e.unwrap().path()).max().unwrap();
+    std::fs::remove_dir_all(newest).unwrap();
+    let mut session = learner(dir.path(), config(), worse);
+    session.resume().unwrap();
+    assert_eq!(session.fit(&data()).unwrap(), Outcome::Finished);
+    assert_eq!(weights(dir.path(), "best.safetensors"), weights(whole.path(), "best.safetensors"));
+    // At the end of one.
+    forget(dir.path());
+    std::fs::write(dir.path().join("run/weights/best.safetensors"), weights(whole.path(), "best.safetensors")).unwrap();
+    let mut session = learner(dir.path(), config(), worse);
+    session.resume().unwrap();
+    assert_eq!(session.fit(&data()).unwrap(), Outcome::NothingToDo);
+    assert_eq!(weights(dir.path(), "last.safetensors"), weights(whole.path(), "last.safetensors"));
+}
+
 #[test]
 fn settings_and_tasks_that_make_no_sense_are_refused_at_the_start() {
     let refused = |config: LearnerConfig| {

@@ -74,7 +74,10 @@ mod tests {
         );
         assert_eq!(
             table(60),
-            ["Class Images Instances    Box(P        R    mAP50  mAP50-95)", "moto…     64       310      0.8    0.712     0.75      0.432",]
+            [
+                "Class Images Instances    Box(P        R    mAP50  mAP50-95)",
+                "moto…     64       310      0.8    0.712     0.75      0.432",
+            ]
         );
         for columns in 60..=140 {
             let lengths = table(columns).map(|line| line.chars().count());

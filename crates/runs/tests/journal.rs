@@ -89,20 +89,7 @@ fn survives(store: MemoryStore, reported: u64) -> Result<(), String> {
 }
 
 fn power_cuts(forget: Forget) -> Result<usize, String> {
-    let mut disks = 0;
-    for operations in 0.. {
-        let store = MemoryStore::new(Path::new("/run"), operations, forget);
-        let mut reported = 0;
-        let done = train(Rc::new(store.clone()), &mut reported).is_ok();
-        for disk in store.after_power_loss(1 << 9) {
-            survives(disk, reported).map_err(|lost| format!("after {operations} operations: {lost}"))?;
-            disks += 1;
-        }
-        if done {
-            break;
-        }
-    }
-    Ok(disks)
+    common::power_cuts(1 << 9, forget, |store, reported| train(Rc::new(store), reported), survives)
 }
 
 #[test]

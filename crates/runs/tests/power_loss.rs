@@ -44,22 +44,8 @@ fn survives(store: MemoryStore, reported: Reported) -> Result<(), String> {
     Ok(())
 }
 
-/// Cuts the power after every operation; returns the number of disks looked at, or what was lost.
 fn power_cuts(forget: Forget) -> Result<usize, String> {
-    let mut disks = 0;
-    for operations in 0.. {
-        let store = MemoryStore::new(Path::new("/run"), operations, forget);
-        let mut reported = None;
-        let done = train(store.clone(), &mut reported).is_ok();
-        for disk in store.after_power_loss(MOST_SUBSETS) {
-            survives(disk, reported).map_err(|lost| format!("after {operations} operations: {lost}"))?;
-            disks += 1;
-        }
-        if done {
-            break;
-        }
-    }
-    Ok(disks)
+    common::power_cuts(MOST_SUBSETS, forget, train, survives)
 }
 
 #[test]

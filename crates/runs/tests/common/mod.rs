@@ -8,6 +8,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use bellows_runs::{Checkpoint, Checkpoints, Member, SaveError, Store};
+use memory::{Forget, MemoryStore};
 use serde_json::{Map, Value};
 
 /// The files of a checkpoint.
@@ -67,4 +68,28 @@ pub(crate) fn write(dir: &Path, files: &[(PathBuf, Vec<u8>)]) {
         fs::create_dir_all(dir.join(path).parent().unwrap()).unwrap();
         fs::write(dir.join(path), bytes).unwrap();
     }
+}
+
+/// Cuts the power after every operation of `train`, which notes what it was told is safe, and holds at most `most` of the disks that may be
+/// found then against `survives`. Returns how many that were, or what was lost.
+pub(crate) fn power_cuts<R: Copy + Default>(
+    most: u64,
+    forget: Forget,
+    train: impl Fn(MemoryStore, &mut R) -> Result<(), String>,
+    survives: impl Fn(MemoryStore, R) -> Result<(), String>,
+) -> Result<usize, String> {
+    let mut disks = 0;
+    for operations in 0.. {
+        let store = MemoryStore::new(Path::new("/run"), operations, forget);
+        let mut reported = R::default();
+        let done = train(store.clone(), &mut reported).is_ok();
+        for disk in store.after_power_loss(most) {
+            survives(disk, reported).map_err(|lost| format!("after {operations} operations: {lost}"))?;
+            disks += 1;
+        }
+        if done {
+            break;
+        }
+    }
+    Ok(disks)
 }

@@ -3,6 +3,7 @@
 mod args;
 mod benchmark;
 mod console;
+mod export;
 mod run;
 
 use std::process::ExitCode;
@@ -10,6 +11,7 @@ use std::process::ExitCode;
 fn main() -> ExitCode {
     bellows_cli::program(|signals| match args::parse() {
         args::Request::Train(typed) => run::train(&typed, signals),
+        args::Request::Verb(run, matches) => run(&matches, signals),
         args::Request::Benchmark(typed) => benchmark::run(&typed, signals),
         args::Request::Doctor { device, reprobe } => bellows_cli::examine(&device, reprobe),
     })

@@ -4,11 +4,14 @@
 //! of which programs have read these files is written in `docs/export.md`.
 
 mod about;
+mod error;
 mod onnx;
 mod pt;
 mod safetensors;
+mod state;
 
 pub use about::{About, iso_date};
+pub use error::ExportError;
 pub use onnx::{OPSET, OnnxOptions, Suppression, to_onnx};
 pub use pt::to_pt;
 pub use safetensors::to_weights;

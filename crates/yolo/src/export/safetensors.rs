@@ -2,34 +2,27 @@
 
 use std::collections::BTreeMap;
 
-use bellows_learner::TaskError;
-use bellows_weights::{Tensor, to_safetensors};
+use bellows_weights::to_safetensors;
+use serde_json::{Map, Value};
 
+use super::error::ExportError;
+use super::state::state_dict;
 use crate::model::Yolo;
-use crate::model::names::to_tensors;
 
 /// The file of `model`, which is not folded. `epoch` is how many it was trained for, where that is known.
 ///
 /// # Errors
-/// When the device cannot hand a tensor back.
-pub fn to_weights(model: &Yolo, names: &[String], imgsz: usize, epoch: Option<usize>) -> Result<Vec<u8>, TaskError> {
-    let tensors = to_tensors(model, 0)?.into_iter().map(|(name, (shape, values))| {
-        let tensor = if name.ends_with("num_batches_tracked") {
-            Tensor::from_i64(shape, &values.iter().map(|&v| v as i64).collect::<Vec<_>>())
-        } else {
-            Tensor::from_f32(shape, &values)
-        };
-        (name, tensor)
-    });
-    let by_index: BTreeMap<usize, &String> = names.iter().enumerate().collect();
+/// [`ExportError`].
+pub fn to_weights(model: &Yolo, names: &[String], imgsz: usize, epoch: Option<usize>) -> Result<Vec<u8>, ExportError> {
+    let by_index: Map<String, Value> = names.iter().enumerate().map(|(i, name)| (i.to_string(), name.as_str().into())).collect();
     let mut metadata = BTreeMap::from([
         ("format".to_string(), "pt".to_string()),
         ("task".to_string(), "detect".to_string()),
         ("nc".to_string(), names.len().to_string()),
-        ("names".to_string(), serde_json::to_string(&by_index)?),
+        ("names".to_string(), Value::Object(by_index).to_string()),
         ("imgsz".to_string(), imgsz.to_string()),
         ("sppf_act".to_string(), model.sppf_act().to_string()),
     ]);
     metadata.extend(epoch.map(|epoch| ("epoch".to_string(), epoch.to_string())));
-    Ok(to_safetensors(&tensors.collect(), &metadata)?)
+    Ok(to_safetensors(&state_dict(model)?, &metadata)?)
 }

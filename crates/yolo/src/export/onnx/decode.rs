@@ -31,7 +31,7 @@ pub(super) fn anchors_in_graph(b: &mut Builder, heads: &Heads) -> Grid {
     for (level, (map, stride)) in heads.levels.iter().zip(STRIDES).enumerate() {
         let at = |name: &str| format!("/anchors.{level}/{name}");
         let shape = b.node(&at("Shape"), "Shape", &[map], vec![Attribute::int("start", 2)]);
-        let mut axis = |b: &mut Builder, index: &str, name: &str, as_column: i64| {
+        let axis = |b: &mut Builder, index: &str, name: &str, as_column: i64| {
             let at = |op: &str| at(&format!("{name}/{op}"));
             let count = b.node(&at("Gather"), "Gather", &[&shape, index], vec![Attribute::int("axis", 0)]);
             let cells = b.node(&at("Range"), "Range", &[&zero, &count, &one], Vec::new());

@@ -3,7 +3,7 @@
 
 use bellows_weights::onnx::Entry;
 
-use super::{OPSET, OnnxOptions};
+use super::options::{OPSET, OnnxOptions};
 use crate::export::about::{About, HOME, VERSION, python_bool, python_dict};
 
 /// The entries of a file.

@@ -1,7 +1,7 @@
 //! A folded detector as ONNX: input `images` `[B, C, H, W]`, RGB or gray in 0..1; output `output0` `[B, 4 + nc, A]`, boxes as centre, width and height
 //! in pixels and scores in 0..1, or with suppression inside `[B, max_det, 6]`.
 //!
-//! `graph` collects nodes, `network` walks the layers, `decode` makes boxes of what the head says, `nms` suppresses, `metadata` is the text beside it.
+//! `graph` collects nodes, `network` walks the layers, `decode` makes boxes of what the head says, `nms` suppresses, `options` is what can be chosen, `metadata` is the text beside it.
 //! Weights keep their published names, so that the file can be used as weights here. Shape, names of inputs and outputs, and metadata are those
 //! of Ultralytics' exports, so what reads theirs reads these.
 
@@ -10,49 +10,25 @@ mod graph;
 mod metadata;
 mod network;
 mod nms;
+mod options;
 
 use bellows_weights::onnx::{Dimension, Graph, Model, OperatorSet, ValueInfo, encode};
-use burn::store::burn_pack::Error as ReadError;
 
 use super::about::{About, VERSION};
+use super::error::ExportError;
 use crate::model::Fused;
 use crate::model::head::{Anchors, STRIDES};
 use graph::Builder;
+pub use options::{OPSET, OnnxOptions, Suppression};
 
-/// Version of the operators.
-pub const OPSET: i64 = 17;
 /// Version of the file format that came with them.
 const IR_VERSION: i64 = 8;
-
-/// How to export.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct OnnxOptions {
-    /// Images at a time.
-    pub batch: usize,
-    /// Height and width of the images, multiples of 32.
-    pub size: [usize; 2],
-    /// Let batch, height and width be anything when the graph runs.
-    pub dynamic: bool,
-    /// Suppress inside the graph.
-    pub nms: Option<Suppression>,
-}
-
-/// Suppression inside the graph: of each anchor the best class, within a class.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Suppression {
-    /// A score must be greater than this.
-    pub conf: f32,
-    /// A box is dropped when its IoU with a better one of its class is greater than this.
-    pub iou: f32,
-    /// Rows of the output for each image; there are no more than anchors.
-    pub max_det: usize,
-}
 
 /// The file of `model`.
 ///
 /// # Errors
 /// When the device cannot hand a tensor back.
-pub fn to_onnx(model: &Fused, about: &About, options: &OnnxOptions) -> Result<Vec<u8>, ReadError> {
+pub fn to_onnx(model: &Fused, about: &About, options: &OnnxOptions) -> Result<Vec<u8>, ExportError> {
     let mut b = Builder::default();
     for (name, (shape, values)) in model.tensors()? {
         b.floats(&name, &shape, &values);

@@ -68,7 +68,7 @@ fn bottleneck(b: &mut Builder, path: &str, m: &Bottleneck, x: &str) -> String {
 
 fn c2f(b: &mut Builder, path: &str, m: &C2f, x: &str) -> String {
     let both = conv(b, &format!("{path}.cv1"), &m.cv1, x);
-    let c = m.cv1.conv.weight.dims()[0] / 2;
+    let c = m.hidden();
     let [first, second] = b.split(&format!("/{path}/Split"), &both, [c, c]);
     let mut parts = vec![first, second.clone()];
     let mut last = second;

@@ -6,8 +6,8 @@
 
 use bellows_weights::onnx::Attribute;
 
-use super::Suppression;
 use super::graph::{Builder, axis};
+use super::options::Suppression;
 
 /// `boxes` `[B, 4, A]` and `scores` `[B, nc, A]` to the graph's output; `anchors` is A where it is known.
 pub(super) fn suppress(b: &mut Builder, boxes: &str, scores: &str, nc: usize, nms: &Suppression, anchors: Option<usize>) {

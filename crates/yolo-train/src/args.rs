@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use bellows_cli::{count, doctor, flag, flag_values, option, resume, switch, text, whole};
+use bellows_cli::{Failure, Signals, count, doctor, flag, flag_values, option, resume, switch, text, whole};
 use bellows_kernels::Lowering;
 use bellows_settings::{Kind, Layer};
 use bellows_yolo::bench::Benchmark;
@@ -12,11 +12,20 @@ use clap::builder::PossibleValuesParser;
 use clap::{Arg, ArgMatches, Command, value_parser};
 use serde_json::Value;
 
+use crate::{predict, val};
+
 /// The one setting of training that `benchmark` takes as it is.
 const WORKSPACE: &str = "conv_workspace_mb";
 
+/// A verb with a file of its own.
+pub(crate) type Verb = fn(&ArgMatches, &Signals) -> Result<(), Failure>;
+
+const VERBS: [(fn() -> Command, Verb); 2] = [(val::command, val::run), (predict::command, predict::run)];
+
 /// What the user asked for.
 pub(crate) enum Request {
+    /// One of [`VERBS`], and its words.
+    Verb(Verb, ArgMatches),
     /// Train: settings as typed.
     Train(TrainArgs),
     /// Time training steps.
@@ -69,9 +78,11 @@ fn command() -> Command {
         .about("Trains YOLOv8 on the GPU you own, or on none: survives crashes, resumes exactly, writes files other tools read.")
         .after_help(
             "Examples:\n  yolo-train --data datasets/thermal-sample.yaml\n  yolo-train --data ltdv2.yaml --imgsz 640 --batch 16 --device vulkan\n  \
-             yolo-train --resume\n  yolo-train doctor",
+             yolo-train --resume\n  yolo-train val --weights runs/detect/train/weights/best.safetensors --data datasets/thermal-sample.yaml\n  \
+             yolo-train predict --weights best.safetensors --source frames/\n  yolo-train doctor",
         )
         .args_conflicts_with_subcommands(true)
+        .subcommands(VERBS.map(|(command, _)| command()))
         .subcommand(doctor())
         .subcommand(
             Command::new("benchmark")
@@ -110,6 +121,11 @@ fn absent() -> impl Iterator<Item = &'static str> {
 /// Reads the process's arguments; prints help or a usage error and exits (code 2) by itself.
 pub(crate) fn parse() -> Request {
     let matches = command().get_matches();
+    if let Some((name, m)) = matches.subcommand()
+        && let Some((_, run)) = VERBS.iter().find(|(command, _)| command().get_name() == name)
+    {
+        return Request::Verb(*run, m.clone());
+    }
     if let Some(("doctor", m)) = matches.subcommand() {
         return Request::Doctor { device: text(m, "device").unwrap_or_default(), reprobe: m.get_flag("reprobe") };
     }

@@ -3,13 +3,20 @@
 mod args;
 mod benchmark;
 mod console;
+mod predict;
+mod report;
+mod results;
 mod run;
+mod shots;
+mod used;
+mod val;
 
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
     bellows_cli::program(|signals| match args::parse() {
         args::Request::Train(typed) => run::train(&typed, signals),
+        args::Request::Verb(run, matches) => run(&matches, signals),
         args::Request::Benchmark(typed) => benchmark::run(&typed, signals),
         args::Request::Doctor { device, reprobe } => bellows_cli::examine(&device, reprobe),
     })

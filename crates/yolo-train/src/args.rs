@@ -12,7 +12,7 @@ use clap::builder::PossibleValuesParser;
 use clap::{Arg, ArgMatches, Command, value_parser};
 use serde_json::Value;
 
-use crate::export;
+use crate::{export, predict, val};
 
 /// The one setting of training that `benchmark` takes as it is.
 const WORKSPACE: &str = "conv_workspace_mb";
@@ -20,7 +20,7 @@ const WORKSPACE: &str = "conv_workspace_mb";
 /// A verb with a file of its own.
 pub(crate) type Verb = fn(&ArgMatches, &Signals) -> Result<(), Failure>;
 
-const VERBS: [(fn() -> Command, Verb); 1] = [(export::command, export::run)];
+const VERBS: [(fn() -> Command, Verb); 3] = [(val::command, val::run), (predict::command, predict::run), (export::command, export::run)];
 
 /// What the user asked for.
 pub(crate) enum Request {
@@ -78,7 +78,8 @@ fn command() -> Command {
         .about("Trains YOLOv8 on the GPU you own, or on none: survives crashes, resumes exactly, writes files other tools read.")
         .after_help(
             "Examples:\n  yolo-train --data datasets/thermal-sample.yaml\n  yolo-train --data ltdv2.yaml --imgsz 640 --batch 16 --device vulkan\n  \
-             yolo-train --resume\n  yolo-train doctor",
+             yolo-train --resume\n  yolo-train val --weights runs/detect/train/weights/best.safetensors --data datasets/thermal-sample.yaml\n  \
+             yolo-train predict --weights best.safetensors --source frames/\n  yolo-train doctor",
         )
         .args_conflicts_with_subcommands(true)
         .subcommands(VERBS.map(|(command, _)| command()))

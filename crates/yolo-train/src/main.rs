@@ -4,7 +4,13 @@ mod args;
 mod benchmark;
 mod console;
 mod export;
+mod predict;
+mod report;
+mod results;
 mod run;
+mod shots;
+mod used;
+mod val;
 
 use std::process::ExitCode;
 

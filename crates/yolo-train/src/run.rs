@@ -10,12 +10,13 @@ use bellows_learner::Outcome;
 use bellows_settings::Layer;
 use bellows_yolo::config::{MAY_CHANGE, SETTINGS, TrainConfig};
 use bellows_yolo::data::DataConfig;
-use bellows_yolo::metrics::{DetectionMetrics, table_header};
-use bellows_yolo::{Training, TrainingData};
+use bellows_yolo::metrics::table_header;
+use bellows_yolo::{Progress, Training, TrainingData};
 use serde_json::{Map, Value, json};
 
 use crate::args::TrainArgs;
 use crate::console::Console;
+use crate::report::tell;
 
 /// Settings that a dataset, which may be a stranger's file, cannot give itself: what is read, written and run where.
 const NOT_FROM_DATA: [&str; 8] = ["data", "model", "pretrained", "allow_outside", "allow_bad", "project", "name", "exist_ok"];
@@ -25,7 +26,8 @@ pub(crate) fn train(args: &TrainArgs, signals: &Signals) -> Result<(), Failure> 
     let (config, resumed) = settle(args)?;
     say(&format!("Bellows {} · YOLOv8 · {}", env!("CARGO_PKG_VERSION"), config.data));
     let device = device(&config, args.reprobe)?;
-    let data = open_data(&config)?;
+    let data = watched(|progress| TrainingData::open(&config, progress))?;
+    data.lines.iter().for_each(|line| say(line));
 
     let mut run = session.open(resumed.as_deref(), &config.project, &config.name, config.exist_ok)?;
     let mut training = Training::new(data, config, &device.device, device.memory, run.dir().clone())?;
@@ -40,7 +42,7 @@ pub(crate) fn train(args: &TrainArgs, signals: &Signals) -> Result<(), Failure> 
         say(&format!("\n{} epochs completed in {:.3} hours", report.epochs, report.elapsed_s / 3600.0));
     }
     if run.close(report.outcome) {
-        close(&mut training, &run)?;
+        close(&mut training, &run, &device)?;
     }
     run.end();
     Ok(())
@@ -67,7 +69,7 @@ fn settle(args: &TrainArgs) -> Result<(TrainConfig, Option<PathBuf>), Failure> {
 }
 
 /// The device, and how this process computes convolutions on it.
-fn device(config: &TrainConfig, reprobe: bool) -> Result<Selected, Failure> {
+pub(crate) fn device(config: &TrainConfig, reprobe: bool) -> Result<Selected, Failure> {
     let lowering = config.conv.parse().context(Exit::Usage, "conv")?;
     let device = pick_device(&config.device, &ProbeOptions { reprobe, lowering: Some(lowering), ..ProbeOptions::default() })?;
     if let Some(reason) = &device.lowering_reason {
@@ -84,33 +86,34 @@ fn convolutions(device: &Selected) -> Map<String, Value> {
     fields.map(|(key, value)| (key.to_string(), value)).into_iter().collect()
 }
 
-fn open_data(config: &TrainConfig) -> Result<TrainingData, Failure> {
+/// What `open` opens, with a bar for what it says of its progress.
+pub(crate) fn watched<T, E: Into<Failure>>(open: impl FnOnce(Progress<'_>) -> Result<T, E>) -> Result<T, Failure> {
     let bar = Mutex::new(Bar::new("", 0));
-    let data = TrainingData::open(config, &|what, done, total| {
+    let opened = open(&|what, done, total| {
         bar.lock().unwrap_or_else(PoisonError::into_inner).set(what.to_string(), done as usize, total as usize);
-    })?;
+    });
     bar.into_inner().unwrap_or_else(PoisonError::into_inner).finish("");
-    data.lines.iter().for_each(|line| say(line));
-    Ok(data)
+    opened.map_err(Into::into)
+}
+
+/// The device as a page tells of it.
+pub(crate) fn machine(device: &Selected) -> Vec<(String, String)> {
+    let mut rows =
+        vec![("device".into(), format!("{} ({})", device.backend, device.name)), ("convolutions".into(), device.lowering.name().into())];
+    rows.extend(device.fallback.iter().chain(&device.lowering_reason).map(|reason| ("because".into(), reason.clone())));
+    rows.extend(device.memory.map(|bytes| ("memory".into(), format!("{:.1} GiB", bytes as f64 / f64::from(1 << 30)))));
+    rows.push(("Bellows".into(), env!("CARGO_PKG_VERSION").into()));
+    rows
 }
 
 /// The best weights are judged and drawn.
-fn close(training: &mut Training, run: &Run) -> Result<(), Failure> {
+fn close(training: &mut Training, run: &Run, device: &Selected) -> Result<(), Failure> {
     let mut bar = Bar::new("validating ", 0);
-    let best = training.judge_best(&mut |done, total| bar.set(table_header(columns()), done, total))?;
+    let best = training.judge_best(machine(device), &mut |done, total| bar.set(table_header(columns()), done, total))?;
     bar.finish("");
-    if let Some(metrics) = best {
-        tell(&metrics, &run.path().join("weights/best.safetensors"), training.names());
+    if let Some(validation) = best {
+        say(&format!("Best weights: {}", run.path().join("weights/best.safetensors").display()));
+        tell(&validation, training.names(), say);
     }
     Ok(())
-}
-
-fn tell(metrics: &DetectionMetrics, weights: &Path, names: &[String]) {
-    say(&format!("Best weights: {}\n{}\n{}", weights.display(), table_header(columns()), metrics.summary_row(columns())));
-    metrics.class_rows(columns(), names).iter().for_each(|row| say(row));
-    let s = metrics.speed;
-    say(&format!(
-        "Speed: {:.1}ms preprocess, {:.1}ms inference, {:.1}ms loss, {:.1}ms postprocess per image",
-        s.preprocess, s.inference, s.loss, s.postprocess
-    ));
 }

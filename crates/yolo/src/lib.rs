@@ -20,7 +20,7 @@ mod upload;
 mod validate;
 
 pub use predictions::Prediction;
-pub use source::{Misfit, Progress, TrainingData};
+pub use source::{Misfit, Progress, SplitData, TrainingData};
 pub use task::{DetectionTask, METRICS};
 pub use train::{Report, TrainError, Training};
 pub use validate::{Shown, ValSet, Validation, validate};

@@ -21,6 +21,8 @@ pub(crate) enum Request {
     Train(TrainArgs),
     /// Time training steps.
     Benchmark(BenchmarkArgs),
+    /// Look at a data set, or convert it.
+    Data(ArgMatches),
     /// Look at the machine.
     Doctor {
         /// Only this device.
@@ -73,6 +75,7 @@ fn command() -> Command {
         )
         .args_conflicts_with_subcommands(true)
         .subcommand(doctor())
+        .subcommand(crate::data::command())
         .subcommand(
             Command::new("benchmark")
                 .about("Times training steps and inference on made-up images")
@@ -112,6 +115,9 @@ pub(crate) fn parse() -> Request {
     let matches = command().get_matches();
     if let Some(("doctor", m)) = matches.subcommand() {
         return Request::Doctor { device: text(m, "device").unwrap_or_default(), reprobe: m.get_flag("reprobe") };
+    }
+    if let Some(("data", m)) = matches.subcommand() {
+        return Request::Data(m.clone());
     }
     if let Some(("benchmark", m)) = matches.subcommand() {
         return Request::Benchmark(benchmark(m));

@@ -3,6 +3,7 @@
 mod args;
 mod benchmark;
 mod console;
+mod data;
 mod run;
 
 use std::process::ExitCode;
@@ -11,6 +12,7 @@ fn main() -> ExitCode {
     bellows_cli::program(|signals| match args::parse() {
         args::Request::Train(typed) => run::train(&typed, signals),
         args::Request::Benchmark(typed) => benchmark::run(&typed, signals),
+        args::Request::Data(typed) => data::run(&typed, signals),
         args::Request::Doctor { device, reprobe } => bellows_cli::examine(&device, reprobe),
     })
 }

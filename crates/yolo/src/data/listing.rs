@@ -168,7 +168,7 @@ fn read_list(config: &DataConfig, list: &Path, found: &mut Vec<PathBuf>) -> Resu
 }
 
 /// Where the labels of `image` stand: the last folder `images` of its path becomes `labels`, the suffix `txt`.
-pub fn label_path(image: &Path) -> PathBuf {
+pub(crate) fn label_path(image: &Path) -> PathBuf {
     let parts: Vec<Component> = image.components().collect();
     let folders = &parts[..parts.len().saturating_sub(1)];
     let last = folders.iter().rposition(|c| c.as_os_str() == "images");

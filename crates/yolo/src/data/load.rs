@@ -47,3 +47,6 @@ impl DataConfig {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -105,6 +105,11 @@ impl Scan {
         self.images.len()
     }
 
+    /// The error that more than 1 % of unusable files are.
+    pub fn too_many_bad(&self) -> Option<DataError> {
+        DataError::too_many_bad(&self.bad, self.len() + self.bad.len())
+    }
+
     /// No usable image.
     pub fn is_empty(&self) -> bool {
         self.images.is_empty()
@@ -214,7 +219,7 @@ fn assemble(config: &DataConfig, split: Split, options: &ScanOptions, listing: &
         "images have another size than their COCO file says; boxes are taken in pixels of the image",
     ];
     scan.notes.extend(odd.iter().zip(what).filter(|(n, _)| **n > 0).map(|(n, what)| format!("{n} {what}")));
-    if let Some(error) = DataError::too_many_bad(&scan.bad, listing.entries.len()).filter(|_| !options.allow_bad) {
+    if let Some(error) = scan.too_many_bad().filter(|_| !options.allow_bad) {
         return Err(error);
     }
     let bad = scan.bad.len();

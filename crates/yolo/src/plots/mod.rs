@@ -5,6 +5,7 @@
 
 mod confusion;
 mod curves;
+mod data;
 mod grid;
 mod labels;
 mod results;
@@ -12,6 +13,7 @@ mod results;
 pub use bellows_plots::PlotError;
 pub use confusion::confusion_matrix;
 pub use curves::CurveKind;
+pub use data::data_chart;
 pub use grid::{GridBox, GridImage, image_grid};
 pub use labels::labels_chart;
 pub use results::results_chart;

@@ -12,8 +12,7 @@ mod parse;
 use std::fs::File;
 use std::path::Path;
 
-pub(crate) use file::{CocoBox, CocoFile, CocoImage, Counts};
-pub(crate) use id::Id;
+pub(crate) use file::CocoFile;
 
 use super::error::DataError;
 

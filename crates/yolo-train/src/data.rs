@@ -9,7 +9,7 @@ use bellows_yolo::config::TrainConfig;
 use bellows_yolo::data::convert::{Form, Images, convert, partial};
 use bellows_yolo::data::sample::generate;
 use bellows_yolo::data::stats::SplitStats;
-use bellows_yolo::data::{DataConfig, DataError, ScanOptions, Split, YoloDataset, report, scan};
+use bellows_yolo::data::{DataConfig, DataError, ScanOptions, YoloDataset, report, scan};
 use bellows_yolo::plots::data_chart;
 use clap::builder::PossibleValuesParser;
 use clap::{Arg, ArgMatches, Command, value_parser};

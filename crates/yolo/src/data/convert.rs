@@ -94,10 +94,12 @@ fn check_target(config: &DataConfig, out: &Path) -> Result<(), DataError> {
     if out.file_name().is_none() {
         return invalid("not a folder that can be made");
     }
-    match std::fs::read_dir(out) {
-        Ok(mut entries) if entries.next().is_some() => return invalid("not empty; a data set is written into a new or an empty folder"),
-        Err(_) if out.exists() => return invalid("not a folder"),
-        _ => {}
+    if out.exists() {
+        match std::fs::read_dir(out).map(|mut entries| entries.next().is_some()) {
+            Ok(true) => return invalid("not empty; a data set is written into a new or an empty folder"),
+            Ok(false) => {}
+            Err(_) => return invalid("not a folder"),
+        }
     }
     let there = out.ancestors().find_map(|folder| Some((folder, folder.canonicalize().ok()?)));
     let real = there.map(|(folder, real)| real.join(out.strip_prefix(folder).unwrap_or(Path::new(""))));

@@ -2,7 +2,7 @@
 //!
 //! | what lies there | who writes it |
 //! | --- | --- |
-//! | `data.yaml`, `dataset.yaml` | Roboflow (YOLOv8), CVAT (Ultralytics YOLO), FiftyOne (YOLOv5) |
+//! | `data.yaml`, `dataset.yaml`, the only `.yaml` | Roboflow (YOLOv8), CVAT (Ultralytics YOLO), FiftyOne (YOLOv5) |
 //! | `obj.data` with `obj.names` and lists | CVAT (YOLO 1.1), Darknet |
 //! | `train/_annotations.coco.json`, `valid/`, `test/` | Roboflow (COCO) |
 //! | `annotations/*.json` | CVAT (COCO), COCO itself |
@@ -26,9 +26,8 @@ const MAX_BYTES: u64 = 1 << 20;
 /// # Errors
 /// [`DataError::Invalid`] when it is none of the layouts, or whatever its description is refused for.
 pub(crate) fn folder(root: &Path) -> Result<DataConfig, DataError> {
-    if let Some(yaml) =
-        ["data.yaml", "data.yml", "dataset.yaml", "dataset.yml"].map(|name| root.join(name)).into_iter().find(|p| p.is_file())
-    {
+    let usual = ["data.yaml", "data.yml", "dataset.yaml", "dataset.yml"].map(|name| root.join(name)).into_iter().find(|p| p.is_file());
+    if let Some(yaml) = usual.or_else(|| only_yaml(root)) {
         return DataConfig::from_yaml(&yaml);
     }
     if root.join("obj.data").is_file() {
@@ -51,8 +50,15 @@ pub(crate) fn folder(root: &Path) -> Result<DataConfig, DataError> {
         let names = lines(&root.join("classes.txt"))?;
         return Ok(DataConfig { names, ..described("images".into(), None, None) });
     }
-    let known = "data.yaml, dataset.yaml, obj.data, train/_annotations.coco.json, annotations/*.json, labels.json, result.json, or classes.txt with images/";
+    let known = "data.yaml, dataset.yaml, one other .yaml, obj.data, train/_annotations.coco.json, annotations/*.json, labels.json, result.json, or classes.txt with images/";
     Err(DataError::Invalid(format!("{}: no data set that is known by its files: {known}", root.display())))
+}
+
+/// The YAML of a folder that has one.
+fn only_yaml(root: &Path) -> Option<PathBuf> {
+    let entries = std::fs::read_dir(root).ok()?.filter_map(|entry| Some(entry.ok()?.path()));
+    let mut yamls = entries.filter(|path| path.extension().is_some_and(|e| e == "yaml" || e == "yml") && path.is_file());
+    yamls.next().filter(|_| yamls.next().is_none())
 }
 
 /// One COCO file is one split: to be judged on, not to be trained on.

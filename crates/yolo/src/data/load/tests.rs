@@ -102,6 +102,8 @@ fn roboflow() {
                 roboflow:\n  workspace: w\n  project: p\n  version: 1\n  license: CC BY 4.0\n  url: https://x\n";
     tree.write("data.yaml", yaml);
     assert_eq!((tree.sizes(""), tree.sizes("data.yaml")), ([12; 3], [12; 3]));
+    std::fs::rename(tree.root().join("data.yaml"), tree.root().join("cats.yml")).unwrap();
+    assert_eq!(tree.sizes(""), [12; 3], "the only YAML");
     let tree = Tree::new();
     for split in ["train", "valid", "test"] {
         tree.coco(split, &format!("{split}/_annotations.coco.json"), "", 0);

@@ -80,6 +80,9 @@ impl TrainingData {
         if data.hold_out {
             lines.push("val: none is named, so every tenth image of train (by a hash of its path) is held out for it".into());
         }
+        if config.copy_paste > 0.0 {
+            lines.push("warning: copy_paste is not done: no object is pasted, whether labels are polygons or boxes".into());
+        }
         let mut scanned = |split: Split, fraction: f64| -> Result<Scan, DataError> {
             let scan = scanned(config, &data, split, fraction, progress)?;
             lines.extend(report(split, &scan));
@@ -211,6 +214,7 @@ fn fingerprint(scans: &[&Scan], levels: Option<Normalisation>) -> String {
                 hash.update(label.class.to_le_bytes());
                 label.xywh.iter().for_each(|v| hash.update(v.to_le_bytes()));
             }
+            scan.outlines(i).iter().for_each(|outline| outline.as_flattened().iter().for_each(|v| hash.update(v.to_le_bytes())));
         }
     }
     if let Some(levels) = levels {

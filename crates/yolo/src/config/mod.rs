@@ -191,7 +191,7 @@ settings! {
         mixup: f64 = 0.0;
         /// Probability of pasting a rectangle of another image
         cutmix: f64 = 0.0;
-        /// Probability of pasting objects (needs polygons; does nothing for boxes)
+        /// Not done: objects are not pasted, whatever this is
         copy_paste: f64 = 0.0;
         /// Last epochs without mosaic, mixup and cutmix; 0 keeps them to the end
         close_mosaic: usize = 10;

@@ -134,7 +134,8 @@ impl Annotated {
             let [x1, y1, x2, y2] = inside;
             let label = Label { class, xywh: xyxy_to_xywh([x1 / width, y1 / height, x2 / width, y2 / height]) };
             if seen.insert((class, label.xywh.map(f32::to_bits))) {
-                marked.parsed.labels.push(label);
+                let point = |&[x, y]: &[f32; 2]| [(x / width).clamp(0.0, 1.0), (y / height).clamp(0.0, 1.0)];
+                marked.parsed.push(label, self.file.outline(b).iter().map(point).collect());
             } else {
                 marked.parsed.duplicates += 1;
             }

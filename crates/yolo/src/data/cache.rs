@@ -23,7 +23,7 @@ use super::listing::label_path;
 use super::record::{BadFile, Content, Record, Stamp};
 use crate::boxes::Label;
 
-const MAGIC: &[u8; 12] = b"BELLOWSCAN02";
+const MAGIC: &[u8; 12] = b"BELLOWSCAN03";
 const SAMPLES: usize = 64;
 const SAMPLE_BYTES: u64 = 4096;
 
@@ -148,6 +148,11 @@ impl Writer {
                         self.u32(label.class);
                         label.xywh.iter().for_each(|&v| self.f32(v));
                     }
+                    self.u32(parsed.outlines.len() as u32);
+                    for outline in &parsed.outlines {
+                        self.u32(outline.len() as u32);
+                        outline.as_flattened().iter().for_each(|&v| self.f32(v));
+                    }
                 }
             }
         }
@@ -205,6 +210,14 @@ impl Reader<'_> {
             }
             labels.push(Label { class, xywh });
         }
-        Some(ParsedLabels { labels, duplicates, zero_size })
+        let (count, mut outlines) = self.list(4)?;
+        for _ in 0..count {
+            let (points, mut outline) = self.list(8)?;
+            for _ in 0..points {
+                outline.push([self.f32()?, self.f32()?]);
+            }
+            outlines.push(outline);
+        }
+        (outlines.is_empty() || outlines.len() == labels.len()).then_some(ParsedLabels { labels, outlines, duplicates, zero_size })
     }
 }

@@ -48,7 +48,7 @@ impl YoloDataset {
     /// Item `index` with its pixels.
     pub(crate) fn item(&self, index: usize, frame: Frame) -> Item {
         let name = self.scan.path(index).file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
-        Item::new(frame, self.scan.labels(index).to_vec(), name)
+        Item { outlines: self.scan.outlines(index), ..Item::new(frame, self.scan.labels(index).to_vec(), name) }
     }
 
     /// The sizes of all images, for [`rect_batches`].

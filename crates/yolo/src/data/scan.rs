@@ -18,6 +18,7 @@ use super::folder::default_dir;
 use super::frame::Size;
 use super::header::{self, Header};
 use super::listing::{Entry, Listing};
+use super::outline::Outline;
 use super::record::{BadFile, Content, Record, Stamp};
 use super::{labels, listing};
 use crate::boxes::Label;
@@ -63,6 +64,7 @@ pub struct ImageEntry {
 pub struct Scan {
     root: PathBuf,
     paths: String,
+    outlines: Outlines,
     /// Sorted by path.
     pub images: Vec<ImageEntry>,
     labels: Vec<Label>,
@@ -82,6 +84,38 @@ pub struct Scan {
     pub notes: Vec<String>,
 }
 
+/// The points of all polygons, in one list.
+#[derive(Clone, Debug, Default)]
+struct Outlines {
+    points: Vec<[f32; 2]>,
+    /// Where those of each label end; empty while no label has any.
+    ends: Vec<u32>,
+}
+
+impl PartialEq for Outlines {
+    /// By their bits: a break between two rings is none of the numbers that equal themselves.
+    fn eq(&self, other: &Self) -> bool {
+        let bits = |all: &Self| all.points.as_flattened().iter().map(|v| v.to_bits()).collect::<Vec<_>>();
+        self.ends == other.ends && bits(self) == bits(other)
+    }
+}
+
+impl Outlines {
+    /// Adds the outline of the label after `labels` others.
+    fn push(&mut self, outline: &[[f32; 2]], labels: usize) {
+        if !outline.is_empty() || !self.ends.is_empty() {
+            self.ends.resize(labels, self.points.len() as u32);
+            self.points.extend(outline);
+            self.ends.push(self.points.len() as u32);
+        }
+    }
+
+    fn of(&self, label: usize) -> &[[f32; 2]] {
+        let end = |i: usize| self.ends.get(i).map_or(self.points.len(), |&end| end as usize);
+        &self.points[label.checked_sub(1).map_or(0, end)..end(label)]
+    }
+}
+
 impl Scan {
     /// The file of image `i`.
     pub fn path(&self, i: usize) -> PathBuf {
@@ -93,6 +127,15 @@ impl Scan {
     pub fn labels(&self, i: usize) -> &[Label] {
         let range = &self.images[i].labels;
         &self.labels[range.start as usize..range.end as usize]
+    }
+
+    /// The outlines of the objects of image `i`, one each; empty where the data set has boxes only.
+    pub fn outlines(&self, i: usize) -> Vec<Outline> {
+        if self.outlines.ends.is_empty() {
+            return Vec::new();
+        }
+        let range = &self.images[i].labels;
+        (range.start..range.end).map(|label| self.outlines.of(label as usize).to_vec()).collect()
     }
 
     /// The objects of all images.
@@ -229,6 +272,7 @@ fn assemble(config: &DataConfig, split: Split, options: &ScanOptions, listing: &
     scan.images.shrink_to_fit();
     scan.labels.shrink_to_fit();
     scan.paths.shrink_to_fit();
+    scan.outlines.points.shrink_to_fit();
     Ok(scan)
 }
 
@@ -263,8 +307,13 @@ impl Scan {
                 }
                 self.duplicates += u64::from(parsed.duplicates);
                 self.zero_size += u64::from(parsed.zero_size);
-                let wanted = parsed.labels.into_iter().filter(|l| options.classes.as_ref().is_none_or(|c| c.contains(&l.class)));
-                self.labels.extend(wanted.map(|l| if options.single_cls { Label { class: 0, ..l } } else { l }));
+                for (k, label) in parsed.labels.into_iter().enumerate() {
+                    if options.classes.as_ref().is_none_or(|c| c.contains(&label.class)) {
+                        let outline = parsed.outlines.get(k).map(Vec::as_slice).unwrap_or_default();
+                        self.outlines.push(outline, self.labels.len());
+                        self.labels.push(if options.single_cls { Label { class: 0, ..label } } else { label });
+                    }
+                }
             }
         }
         let Header { size, gray, deep } = content.header;

@@ -1,6 +1,6 @@
 //! A COCO file remembered in the user's cache folder: what was kept of it, under its path, size, time and a sample of its bytes.
 //!
-//! Format, little-endian: magic, stamp, categories, images, boxes, counts, then the SHA-256 of all that. One that does not match is as good as none.
+//! Format, little-endian: magic, stamp, categories, images, boxes, points, counts, then the SHA-256 of all that. One that does not match is as good as none.
 
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
@@ -16,7 +16,7 @@ use crate::data::bytes::{Reader, Writer};
 use crate::data::error::DataError;
 use crate::data::frame::Size;
 
-const MAGIC: &[u8; 12] = b"BELLOWSCOC01";
+const MAGIC: &[u8; 12] = b"BELLOWSCOC02";
 /// Pieces of the file that are hashed, evenly spread, and their length.
 const SAMPLES: u64 = 64;
 const SAMPLE_BYTES: u64 = 4096;
@@ -58,7 +58,7 @@ pub(super) fn file_name(path: &Path) -> String {
 }
 
 pub(super) fn save(file: &Path, stamp: &Stamp, coco: &CocoFile) -> Result<(), DataError> {
-    let mut out = Writer(Vec::with_capacity(24 * coco.boxes.len() + 64 * coco.images.len() + 4096));
+    let mut out = Writer(Vec::with_capacity(32 * coco.boxes.len() + 8 * coco.points.len() + 64 * coco.images.len() + 4096));
     out.0.extend(MAGIC);
     out.u64(stamp.size);
     out.u64(stamp.modified);
@@ -80,7 +80,10 @@ pub(super) fn save(file: &Path, stamp: &Stamp, coco: &CocoFile) -> Result<(), Da
         out.u32(b.image);
         out.u32(b.category);
         b.xywh.iter().for_each(|&v| out.f32(v));
+        b.outline.iter().for_each(|&v| out.u32(v));
     }
+    out.u32(coco.points.len() as u32);
+    coco.points.as_flattened().iter().for_each(|&v| out.f32(v));
     let c = &coco.counts;
     [c.crowd, c.zero_size, c.boxless, c.masks, c.unknown_image, c.unknown_category, c.repeated_images].iter().for_each(|&n| out.u64(n));
     out.u32(c.examples.len() as u32);
@@ -110,10 +113,15 @@ pub(super) fn load(file: &Path, stamp: &Stamp) -> Option<CocoFile> {
         let (id, file) = (input.id()?, input.text()?);
         images.push(CocoImage { id, file, size: Size { width: input.u32()?, height: input.u32()? } });
     }
-    let (count, mut boxes) = input.list(24)?;
+    let (count, mut boxes) = input.list(32)?;
     for _ in 0..count {
         let (image, category) = (input.u32()?, input.u32()?);
-        boxes.push(CocoBox { image, category, xywh: [input.f32()?, input.f32()?, input.f32()?, input.f32()?] });
+        let xywh = [input.f32()?, input.f32()?, input.f32()?, input.f32()?];
+        boxes.push(CocoBox { image, category, xywh, outline: [input.u32()?, input.u32()?] });
+    }
+    let (count, mut points) = input.list(8)?;
+    for _ in 0..count {
+        points.push([input.f32()?, input.f32()?]);
     }
     let mut counts = Counts {
         crowd: input.u64()?,
@@ -128,7 +136,7 @@ pub(super) fn load(file: &Path, stamp: &Stamp) -> Option<CocoFile> {
     for _ in 0..input.u32()? {
         counts.examples.push(input.text()?);
     }
-    Some(CocoFile { categories, images, boxes, counts })
+    Some(CocoFile { categories, images, boxes, points, counts })
 }
 
 impl Writer {

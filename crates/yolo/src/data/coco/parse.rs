@@ -15,6 +15,7 @@ use serde::de::{DeserializeSeed, Deserializer, Error, IgnoredAny, MapAccess, Seq
 use super::file::{CocoBox, CocoFile, CocoImage, Counts};
 use super::id::Id;
 use crate::data::frame::Size;
+use crate::data::outline::{BREAK, Outline};
 
 /// Longest path that a file may give an image, bytes.
 const LONGEST: usize = 4096;
@@ -108,7 +109,7 @@ impl Raw {
             return Ok(());
         }
         let masked = segmentation.as_ref().is_some_and(|s| s.mask);
-        let hull = segmentation.and_then(|s| s.hull());
+        let hull = segmentation.as_ref().and_then(Segmentation::hull);
         let xywh = match bbox.map(|b| (b.count, b.values)) {
             Some((4, values)) => values,
             None | Some((0, _)) => match hull {
@@ -135,7 +136,11 @@ impl Raw {
         if self.file.boxes.len() >= u32::MAX as usize {
             return Err("more than 4 billion boxes".into());
         }
-        self.file.boxes.push(CocoBox { image: self.image_ids.slot(image), category: self.category_ids.slot(category), xywh });
+        let from = self.file.points.len();
+        self.file.points.extend(segmentation.map(|s| s.points).unwrap_or_default());
+        let ends = u32::try_from(self.file.points.len()).map_err(|_| "more than 4 billion points of polygons")?;
+        let outline = [ends - from as u32, from as u32];
+        self.file.boxes.push(CocoBox { image: self.image_ids.slot(image), category: self.category_ids.slot(category), xywh, outline });
         Ok(())
     }
 
@@ -161,6 +166,7 @@ impl Raw {
         });
         boxes.sort_by_key(|b| b.image);
         boxes.shrink_to_fit();
+        self.file.points.shrink_to_fit();
         let counts = &mut self.file.counts;
         counts.unknown_image = lost_images.values().sum();
         counts.unknown_category = lost_categories.values().sum();
@@ -279,29 +285,22 @@ impl<'de> Deserialize<'de> for Flag {
     }
 }
 
-/// Polygons by what they cover, or a mask.
+/// Polygons, or a mask.
+#[derive(Default)]
 struct Segmentation {
     mask: bool,
-    /// Left, top, right, bottom of all points.
-    corners: [f64; 4],
-}
-
-impl Default for Segmentation {
-    fn default() -> Self {
-        Self { mask: false, corners: [f64::INFINITY, f64::INFINITY, f64::NEG_INFINITY, f64::NEG_INFINITY] }
-    }
+    points: Outline,
 }
 
 impl Segmentation {
     /// Left, top, width, height, if there is a point.
     fn hull(&self) -> Option<[f64; 4]> {
-        let [x1, y1, x2, y2] = self.corners;
+        let range = |axis: usize| {
+            let values = self.points.iter().map(|p| f64::from(p[axis])).filter(|v| !v.is_nan());
+            values.fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), v| (low.min(v), high.max(v)))
+        };
+        let ((x1, x2), (y1, y2)) = (range(0), range(1));
         (x2 >= x1 && y2 >= y1).then(|| [x1, y1, x2 - x1, y2 - y1])
-    }
-
-    fn add(&mut self, axis: usize, value: f64) {
-        self.corners[axis] = self.corners[axis].min(value);
-        self.corners[axis + 2] = self.corners[axis + 2].max(value);
     }
 }
 
@@ -369,10 +368,18 @@ impl<'de> Visitor<'de> for Ring<'_> {
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<(), A::Error> {
-        let mut axis = 0;
-        while let Some(value) = seq.next_element::<f64>()? {
-            self.0.add(axis, value);
-            axis = 1 - axis;
+        let points = &mut self.0.points;
+        let before = points.len();
+        if before > 0 {
+            points.push(BREAK);
+        }
+        while let (Some(x), Some(y)) = (seq.next_element::<f64>()?, seq.next_element::<f64>()?) {
+            points.push([x as f32, y as f32]);
+        }
+        // Less than a triangle covers nothing; what is no number of 32 bits is no pixel.
+        let ring = &points[(before + usize::from(before > 0)).min(points.len())..];
+        if ring.len() < 3 || !ring.as_flattened().iter().all(|v| v.is_finite()) {
+            points.truncate(before);
         }
         Ok(())
     }

@@ -13,19 +13,21 @@ fn read(text: &str) -> Result<CocoFile, String> {
 fn any_order_and_every_dialect() {
     let annotations = r#"[{"id":1,"image_id":1,"category_id":3,"bbox":[10,5.5,20,10],"area":200,"segmentation":[[1,2,3,4,5,6]],"iscrowd":0},
         {"image_id":"x","category_id":7,"bbox":[0,0,1,1],"segmentation":{"counts":[1,2],"size":[2,2]}},
-        {"image_id":1.0,"category_id":"7","bbox":[],"segmentation":[[10,20,30,20],[15,45,12,18]],"attributes":{"deep":[[[1]]]}},
+        {"image_id":1.0,"category_id":"7","bbox":[],"segmentation":[[10,20,30,20,11,21],[15,45,12,18,13,19],[1,1,900,900]],"attributes":{"deep":[[[1]]]}},
         {"image_id":1,"category_id":7,"segmentation":null,"bbox":null,"iscrowd":null},
         {"image_id":1,"category_id":7,"bbox":[1,1,5,5],"iscrowd":1},{"image_id":1,"category_id":7,"bbox":[1,1,0,5],"iscrowd":false},
         {"id":9,"image_id":2,"category_id":7,"bbox":[1,1,5,5]},{"id":10,"image_id":1,"category_id":70,"bbox":[1,1,5,5]}]"#;
     let first = read(&format!(r#"{{"info":{{"a":[1]}},{HEAD},"annotations":{annotations}}}"#)).unwrap();
     let last = read(&format!(r#"{{"annotation":{annotations},{HEAD},"licenses":[]}}"#)).unwrap();
-    assert_eq!(first, last);
+    assert_eq!(format!("{first:?}"), format!("{last:?}"));
     assert_eq!(first.names(), ["cat", "5"]);
     assert_eq!(first.images[1].file, "b/c.png");
     assert_eq!((first.images[0].size.width, first.images[1].size.width), (100, 0));
     let xywh = |i| first.boxes_of(i).iter().map(|b| (b.category, b.xywh)).collect::<Vec<_>>();
     assert_eq!(xywh(0), [(1, [10., 5.5, 20., 10.]), (0, [10., 18., 20., 27.])]);
     assert_eq!(xywh(1), [(0, [0., 0., 1., 1.])]);
+    let points = |k: usize| first.outline(&first.boxes_of(0)[k]).len();
+    assert_eq!((points(0), points(1), first.outline(&first.boxes_of(1)[0]).len()), (3, 7, 0), "two rings and a break");
     let c = &first.counts;
     assert_eq!((c.crowd, c.zero_size, c.boxless, c.masks, c.unknown_image, c.unknown_category), (1, 1, 1, 1, 1, 1));
     assert_eq!(

@@ -126,7 +126,10 @@ fn check(m: &ArgMatches) -> Result<(), Failure> {
                 found.too_many_bad()
             }
             Err(error) => {
-                say(&format!("{}: {error}", split.key()));
+                // The first ends the program, and is told then.
+                if wrong.is_some() {
+                    say(&format!("{}: {error}", split.key()));
+                }
                 Some(error)
             }
         };

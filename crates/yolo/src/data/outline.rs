@@ -90,6 +90,20 @@ mod tests {
         }
     }
 
+    /// What Ultralytics 8.3.227 makes of these, from 1000 points along each outline.
+    #[test]
+    fn as_by_the_points_that_lie_inside() {
+        let cases = [
+            ([[80., 20.], [140., 35.], [60., 80.]], [70.05, 20.0, 99.899, 49.849]),
+            ([[-40., 25.], [30., 5.], [45., 70.]], [0.1005, 5.0, 40.372, 49.965]),
+            ([[90., -20.], [130., 30.], [70., 20.]], [70.0, 0.0201, 99.91, 24.985]),
+        ];
+        for (outline, expected) in cases {
+            let exact = clipped_box(&outline, 100.0, 50.0).unwrap();
+            assert!(exact.iter().zip(expected).all(|(a, b): (&f32, f32)| (a - b).abs() < 0.25), "{exact:?} {expected:?}");
+        }
+    }
+
     #[test]
     fn as_by_painting() {
         // A seeded zoo of triangles, compared with every cell of a fine grid.

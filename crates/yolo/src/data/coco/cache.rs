@@ -31,11 +31,12 @@ pub(super) struct Stamp {
 
 impl Stamp {
     pub(super) fn of(path: &Path) -> std::io::Result<Self> {
-        let mut file = File::open(path)?;
-        let info = file.metadata()?;
+        // Looked at before opening: opening a pipe would block for ever.
+        let info = std::fs::metadata(path)?;
         if !info.is_file() {
             return Err(std::io::Error::other("not a regular file"));
         }
+        let mut file = File::open(path)?;
         let size = info.len();
         let mut hash = Sha256::new();
         let mut piece = Vec::new();

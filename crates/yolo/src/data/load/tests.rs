@@ -204,6 +204,9 @@ fn what_is_no_data_set_says_what_would_be_one() {
     assert!(DataConfig::load_with(&tree.root(), &[], None).unwrap_err().to_string().contains("several files for train"));
     tree.write("obj.data", "classes = 1\n");
     assert!(DataConfig::load_with(&tree.root(), &[], None).unwrap_err().to_string().contains("`train` is missing"));
+    assert!(DataConfig::load_with(&tree.root().join("annotations.json"), &[], None).is_err(), "absent");
+    std::fs::create_dir(tree.root().join("folder.json")).unwrap();
+    assert!(crate::data::coco::open(&tree.root().join("folder.json"), None).unwrap_err().to_string().contains("not a regular file"));
     let json = tree.root().join("annotations/a_train.json");
     assert!(DataConfig::load_with(&json, &[], None).unwrap_err().to_string().contains("no `images`"));
 }

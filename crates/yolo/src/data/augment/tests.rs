@@ -208,8 +208,10 @@ fn a_polygon_follows_its_pixels_where_the_corners_of_its_box_do_not() {
             (all, bright(&sample.frame))
         };
         let (outlined, pixels) = hull(&dataset);
-        for (side, expected) in pixels.into_iter().zip(outlined) {
-            assert!((side - expected).abs() <= 3.0, "mosaic {mosaic}, {index}: {pixels:?} {outlined:?}");
+        // Of a mosaic, what is cut to a sliver is dropped: its pixels stay.
+        let looser = [pixels[0] - outlined[0], pixels[1] - outlined[1], outlined[2] - pixels[2], outlined[3] - pixels[3]];
+        for side in looser {
+            assert!(side <= 3.0 && (side >= -3.0 || mosaic > 0.0), "mosaic {mosaic}, {index}: {pixels:?} {outlined:?}");
         }
         let (boxed, pixels) = hull(&boxes_only);
         excess = boxed.into_iter().zip(pixels).fold(excess, |most, (a, b)| most.max((a - b).abs()));

@@ -12,7 +12,7 @@ use clap::builder::PossibleValuesParser;
 use clap::{Arg, ArgMatches, Command, value_parser};
 use serde_json::Value;
 
-use crate::{predict, val};
+use crate::{data, predict, val};
 
 /// The one setting of training that `benchmark` takes as it is.
 const WORKSPACE: &str = "conv_workspace_mb";
@@ -20,7 +20,7 @@ const WORKSPACE: &str = "conv_workspace_mb";
 /// A verb with a file of its own.
 pub(crate) type Verb = fn(&ArgMatches, &Signals) -> Result<(), Failure>;
 
-const VERBS: [(fn() -> Command, Verb); 2] = [(val::command, val::run), (predict::command, predict::run)];
+const VERBS: [(fn() -> Command, Verb); 3] = [(val::command, val::run), (predict::command, predict::run), (data::command, data::run)];
 
 /// What the user asked for.
 pub(crate) enum Request {

@@ -3,6 +3,7 @@
 mod args;
 mod benchmark;
 mod console;
+mod data;
 mod predict;
 mod report;
 mod results;

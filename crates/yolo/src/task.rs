@@ -176,7 +176,7 @@ impl Task for DetectionTask {
             (name, tensor)
         });
         let names: BTreeMap<usize, &String> = self.names.iter().enumerate().collect();
-        let metadata = BTreeMap::from([
+        let mut metadata = BTreeMap::from([
             ("format".to_string(), "pt".to_string()),
             ("task".to_string(), "detect".to_string()),
             ("nc".to_string(), self.names.len().to_string()),
@@ -185,6 +185,9 @@ impl Task for DetectionTask {
             ("imgsz".to_string(), self.config.imgsz.to_string()),
             ("sppf_act".to_string(), model.sppf_act().to_string()),
         ]);
+        if let Some(range) = &self.config.range {
+            metadata.insert("range".to_string(), serde_json::to_string(range)?);
+        }
         Ok(to_safetensors(&tensors.collect(), &metadata)?)
     }
 }

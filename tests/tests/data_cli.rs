@@ -75,4 +75,6 @@ fn what_is_converted_can_be_trained_on() {
     );
     let (out, _) = expect_code(&mut yolo_train(dir.path(), &["data", "check", "--data", "yolo"]), 0);
     assert!(out.contains("train: ") && out.contains("val: "), "one in ten and at least one is held out: {out}");
+    let (out, _) = train("yolo", 0);
+    assert!(out.contains("val: none is named") && out.contains("1 epochs completed"), "{out}");
 }

@@ -187,6 +187,9 @@ impl Task for DetectionTask {
         ]);
         if let Some(range) = &self.config.range {
             metadata.insert("range".to_string(), serde_json::to_string(range)?);
+        } else if self.config.levels().per_frame {
+            metadata.insert("percentile_of".to_string(), self.config.percentile_of.clone());
+            metadata.insert("percentile".to_string(), serde_json::to_string(&self.config.percentile)?);
         }
         Ok(to_safetensors(&tensors.collect(), &metadata)?)
     }

@@ -113,14 +113,14 @@ settings! {
         profile: bool = false;
     }
     "Optimizer" {
-        /// auto, SGD, Adam or AdamW
+        /// auto, SGD, Adam, AdamW, NAdam, RAdam, Adamax or RMSProp
         optimizer: OptimizerChoice as String = OptimizerChoice::Auto;
         /// Initial learning rate
         /// set by `optimizer: auto`
         lr0: f64 = 0.01;
         /// Final learning rate as a fraction of lr0
         lrf: f64 = 0.01;
-        /// SGD momentum or Adam beta1
+        /// Momentum of SGD and RMSProp, beta1 of the others
         /// AdamW by `optimizer: auto` has 0.9
         momentum: f64 = 0.937;
         /// Weight decay at the nominal batch size
@@ -364,6 +364,10 @@ impl TrainConfig {
             OptimizerChoice::SGD => OptimizerKind::Sgd,
             OptimizerChoice::Adam => OptimizerKind::Adam,
             OptimizerChoice::AdamW => OptimizerKind::AdamW,
+            OptimizerChoice::NAdam => OptimizerKind::NAdam,
+            OptimizerChoice::RAdam => OptimizerKind::RAdam,
+            OptimizerChoice::Adamax => OptimizerKind::Adamax,
+            OptimizerChoice::RMSProp => OptimizerKind::RmsProp,
             OptimizerChoice::Auto => return Err(refuse("optimizer auto is not resolved yet".into())),
         };
         Ok(LearnerConfig {

@@ -3,12 +3,16 @@
 mod args;
 mod benchmark;
 mod console;
+mod peer;
 mod run;
+#[cfg(test)]
+mod switching;
+mod words;
 
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    bellows_cli::program(|signals| match args::parse() {
+    bellows_cli::program(|signals| match args::parse()? {
         args::Request::Train(typed) => run::train(&typed, signals),
         args::Request::Benchmark(typed) => benchmark::run(&typed, signals),
         args::Request::Doctor { device, reprobe } => bellows_cli::examine(&device, reprobe),

@@ -22,8 +22,9 @@ const NOT_FROM_DATA: [&str; 8] = ["data", "model", "pretrained", "allow_outside"
 
 pub(crate) fn train(args: &TrainArgs, signals: &Signals) -> Result<(), Failure> {
     let session = Session::begin("yolo-train", signals, args.tui)?;
-    let (config, resumed) = settle(args)?;
+    let Settled { config, notes, resumed } = settle(args)?;
     say(&format!("Bellows {} · YOLOv8 · {}", env!("CARGO_PKG_VERSION"), config.data));
+    notes.iter().for_each(|line| say(line));
     let device = device(&config, args.reprobe)?;
     let data = open_data(&config)?;
 
@@ -46,11 +47,20 @@ pub(crate) fn train(args: &TrainArgs, signals: &Signals) -> Result<(), Failure> 
     Ok(())
 }
 
-/// All settings of the run, and the run directory when one is resumed.
-fn settle(args: &TrainArgs) -> Result<(TrainConfig, Option<PathBuf>), Failure> {
+/// All settings of a run.
+struct Settled {
+    config: TrainConfig,
+    /// What was asked for and is done in another way.
+    notes: Vec<String>,
+    /// The run directory, when one is resumed.
+    resumed: Option<PathBuf>,
+}
+
+fn settle(args: &TrainArgs) -> Result<Settled, Failure> {
     if let Some(which) = &args.resume {
         let (path, layers) = resumed(which.as_deref(), &args.flags, &TrainConfig::default().project, &MAY_CHANGE)?;
-        return Ok((TrainConfig::from_layers(&layers)?, Some(path)));
+        let (config, notes) = TrainConfig::with_notes(&layers)?;
+        return Ok(Settled { config, notes, resumed: Some(path) });
     }
     let file = args.config.as_deref().map(yaml_layer).transpose()?;
     let data = [Some(&args.flags), file.as_ref()].into_iter().flatten().find_map(|l| l.values.get("data")?.as_str());
@@ -63,7 +73,8 @@ fn settle(args: &TrainArgs) -> Result<(TrainConfig, Option<PathBuf>), Failure> {
     }
     let dataset = Layer { origin: format!("{data}, settings"), values: settings.into_iter().collect() };
     let layers: Vec<Layer> = [Some(dataset), file, Some(args.flags.clone())].into_iter().flatten().collect();
-    Ok((TrainConfig::from_layers(&layers)?, None))
+    let (config, notes) = TrainConfig::with_notes(&layers)?;
+    Ok(Settled { config, notes, resumed: None })
 }
 
 /// The device, and how this process computes convolutions on it.

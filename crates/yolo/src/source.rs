@@ -99,7 +99,7 @@ impl TrainingData {
                 }
             })
         };
-        let names = if config.single_cls { vec!["object".into()] } else { data.names.clone() };
+        let names = if config.single_cls { vec!["item".into()] } else { data.names.clone() };
         let (train, val) = (cached(train)?, ValSet::with_sizes(cached(val)?, sizes));
         Ok(Self { train, train_sizes, val, names, channels: data.channels as usize, labels, fingerprint, lines })
     }
@@ -178,6 +178,12 @@ pub(crate) fn model(config: &TrainConfig, nc: usize, channels: usize, device: &D
         }
         model = loaded;
         header.push(format!("Transferred {}/{} items from {path}", report.transferred, report.total));
+    }
+    if weights.is_none() {
+        header.push(format!(
+            "Starting from random weights, for `{}` is a size; --model FILE.pt (or .safetensors) starts from a file",
+            config.model
+        ));
     }
     let summary = model.summary(config.imgsz, config.imgsz);
     let figures = [summary.layers, summary.parameters, summary.gradients].map(thousands);

@@ -25,7 +25,7 @@ def run(rule):
             p.grad = torch.tensor(g)
         optimizer.param_groups[0]["lr"] = lr
         optimizer.step()
-        after.append([p.flatten().tolist() for p in params])
+        after.append([[round(x, 9) for x in p.flatten().tolist()] for p in params])
     return after
 
 

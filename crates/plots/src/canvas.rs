@@ -153,6 +153,14 @@ impl Canvas {
     /// # Errors
     /// A stroke that failed, or a picture that cannot be encoded.
     pub fn encode(self, path: &Path) -> Result<Vec<u8>, PlotError> {
+        encode(&self.finish(path)?, path)
+    }
+
+    /// The picture; `path` is for the error.
+    ///
+    /// # Errors
+    /// A stroke that failed.
+    pub fn finish(self, path: &Path) -> Result<RgbImage, PlotError> {
         if let Some(reason) = self.error {
             return Err(PlotError::Draw { path: path.into(), reason });
         }
@@ -160,8 +168,7 @@ impl Canvas {
         let Some(image) = RgbImage::from_raw(width, height, self.pixels) else {
             return Err(PlotError::Draw { path: path.into(), reason: format!("no room for {width}x{height} pixels") });
         };
-        let image = imageops::thumbnail(&image, width / SCALE, height / SCALE);
-        encode(&image, path).map_err(|source| PlotError::Encode { path: path.into(), source })
+        Ok(imageops::thumbnail(&image, width / SCALE, height / SCALE))
     }
 
     fn at(&self, (x, y): Point) -> (i32, i32) {
@@ -199,14 +206,18 @@ fn font(size: f64) -> FontDesc<'static> {
     FontDesc::new(FontFamily::Name("bellows"), size, FontStyle::Normal)
 }
 
-fn encode(image: &RgbImage, path: &Path) -> Result<Vec<u8>, image::ImageError> {
+/// An image as a file in the format of `path`'s extension: JPEG, else PNG.
+///
+/// # Errors
+/// When it cannot be encoded.
+pub fn encode(image: &RgbImage, path: &Path) -> Result<Vec<u8>, PlotError> {
     let jpeg = path.extension().is_some_and(|e| e.eq_ignore_ascii_case("jpg") || e.eq_ignore_ascii_case("jpeg"));
     let mut bytes = Vec::new();
     let (width, height, color) = (image.width(), image.height(), image::ExtendedColorType::Rgb8);
-    if jpeg {
-        JpegEncoder::new_with_quality(&mut bytes, 92).write_image(image, width, height, color)?;
+    let written = if jpeg {
+        JpegEncoder::new_with_quality(&mut bytes, 92).write_image(image, width, height, color)
     } else {
-        PngEncoder::new(&mut bytes).write_image(image, width, height, color)?;
-    }
-    Ok(bytes)
+        PngEncoder::new(&mut bytes).write_image(image, width, height, color)
+    };
+    written.map(|()| bytes).map_err(|source| PlotError::Encode { path: path.into(), source })
 }

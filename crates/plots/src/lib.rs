@@ -8,7 +8,7 @@ mod canvas;
 mod smooth;
 
 pub use axes::{Axes, Captions, padded};
-pub use canvas::{Align, BLACK, Canvas, FILL, Point, Rgb, Style, WHITE};
+pub use canvas::{Align, BLACK, Canvas, FILL, Point, Rgb, Style, WHITE, encode};
 pub use smooth::gaussian;
 
 use std::path::PathBuf;

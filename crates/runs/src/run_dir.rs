@@ -55,15 +55,7 @@ impl RunDir {
     /// Creates `project/name` with its sub-directories; if it exists, `name2`, `name3`, ..., or with `exist_ok` uses it as it is
     /// (a caller that then starts from step 0 must `abandon_after(None)` the old checkpoints).
     pub fn create(project: &Path, name: &str, exist_ok: bool) -> Result<Self, RunDirError> {
-        let plain = Path::new(name).file_name() == Some(OsStr::new(name)) && !name.contains(['/', '\\', '\0']);
-        if !plain {
-            return Err(RunDirError::Name { name: name.into() });
-        }
-        create_dir_all_synced(project)?;
-        let path = if exist_ok { project.join(name) } else { first_free(project, name)? };
-        create_dir_all_synced(&path)?;
-        DiskStore.sync_dir(project)?;
-        let run = Self { path };
+        let run = Self { path: results_dir(project, name, exist_ok)? };
         create_dir_all_synced(&run.checkpoints())?;
         create_dir_all_synced(&run.weights())?;
         Ok(run)
@@ -134,6 +126,22 @@ impl RunDir {
     pub fn results(&self) -> PathBuf {
         self.path.join("results.csv")
     }
+}
+
+/// A folder for results that are made at one go: `project/name`, numbered as [`RunDir::create`] does it.
+///
+/// # Errors
+/// A name that is not one path component, or a folder that cannot be made.
+pub fn results_dir(project: &Path, name: &str, exist_ok: bool) -> Result<PathBuf, RunDirError> {
+    let plain = Path::new(name).file_name() == Some(OsStr::new(name)) && !name.contains(['/', '\\', '\0']);
+    if !plain {
+        return Err(RunDirError::Name { name: name.into() });
+    }
+    create_dir_all_synced(project)?;
+    let path = if exist_ok { project.join(name) } else { first_free(project, name)? };
+    create_dir_all_synced(&path)?;
+    DiskStore.sync_dir(project)?;
+    Ok(path)
 }
 
 /// Creates the first of `name`, `name2`, `name3`, ... that nobody else has.

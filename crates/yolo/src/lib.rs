@@ -5,6 +5,7 @@
 
 pub mod bench;
 pub mod boxes;
+mod checkpoint;
 pub mod config;
 pub mod data;
 pub mod loss;
@@ -12,15 +13,18 @@ pub mod metrics;
 pub mod model;
 mod pictures;
 pub mod plots;
+pub mod predict;
 mod predictions;
+mod recognise;
 mod source;
 mod task;
 mod train;
 mod upload;
 mod validate;
 
+pub use checkpoint::{Detector, Misfit, weight_file};
 pub use predictions::Prediction;
-pub use source::{Misfit, Progress, TrainingData};
+pub use source::{Progress, TrainingData};
 pub use task::{DetectionTask, METRICS};
 pub use train::{Report, TrainError, Training};
-pub use validate::{Shown, ValSet, Validation, validate};
+pub use validate::{Shown, ValSet, Validation, validate, validate_tiled};

@@ -1,22 +1,20 @@
 //! Where a run's data and its first weights come from: files, or nothing but a seed.
 
-use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
 use bellows_learner::TaskError;
-use bellows_weights::Weights;
 use burn::data::dataset::Dataset;
 use burn::tensor::Device;
 use sha2::{Digest, Sha256};
 
 use crate::boxes::Label;
+use crate::checkpoint::{Misfit, WeightFile, scale_of, weight_file};
 use crate::config::{Cache, Toggle, TrainConfig};
 use crate::data::cache::default_dir;
 use crate::data::sample::{Generated, generate};
 use crate::data::{DataConfig, DataError, DiskCache, Item, RamCache, Scan, ScanOptions, Size, Split, YoloDataset, scan};
-use crate::model::names::{NamedTensors, load_tensors};
-use crate::model::{Scale, Yolo, YoloConfig};
+use crate::model::{Yolo, YoloConfig};
 use crate::validate::ValSet;
 
 /// Tells (what, done, total); called from many threads.
@@ -105,16 +103,6 @@ impl TrainingData {
     }
 }
 
-/// Weights to start from that do not fit, or cannot be read.
-#[derive(Debug, thiserror::Error)]
-#[error("{}: {reason}", path.display())]
-pub struct Misfit {
-    /// The file.
-    pub path: PathBuf,
-    /// What is wrong with it.
-    pub reason: String,
-}
-
 fn scan_line(split: Split, scan: &Scan) -> String {
     let mut line = format!(
         "{}: {} images, {} backgrounds, {} corrupt, {} objects",
@@ -157,46 +145,28 @@ pub(crate) struct Start {
 pub(crate) fn model(config: &TrainConfig, nc: usize, channels: usize, device: &Device) -> Result<Start, Misfit> {
     let named = scale_of(&config.model);
     let file = match (&config.pretrained, &named) {
-        (Toggle::Path(path), _) => Some(path.clone()),
-        (Toggle::On(true), None) => Some(config.model.clone()),
+        (Toggle::Path(path), _) => Some(path.as_str()),
+        (Toggle::On(true), None) => Some(config.model.as_str()),
         _ => None,
     };
-    let weights = file.as_deref().map(|path| Ok::<_, Misfit>((path, read(Path::new(path))?))).transpose()?;
-    let fits = |reason: String| Misfit { path: file.as_deref().unwrap_or(&config.model).into(), reason };
-    let scale = match (named, &weights) {
-        (Some(scale), _) => scale,
-        (None, Some((_, weights))) => scale_in(weights).ok_or_else(|| fits("not the weights of a YOLOv8 detector".into()))?,
-        (None, None) => return Err(fits("`model` must be yolov8n, s, m, l or x, or a weight file".into())),
-    };
-    let sppf_act = weights.as_ref().is_none_or(|(_, w)| sppf_has_activation(w));
+    let file = file.map(|path| WeightFile::read(&weight_file(Path::new(path))?)).transpose()?;
+    let scale = named.or_else(|| Some(file.as_ref()?.config().scale)).ok_or_else(|| Misfit {
+        path: config.model.clone().into(),
+        reason: "`model` must be yolov8n, s, m, l or x, or a weight file".into(),
+    })?;
+    let sppf_act = file.as_ref().is_none_or(|file| file.config().sppf_act);
     let mut model = YoloConfig { scale, nc, channels, sppf_act }.init(config.seed, device);
     let mut header = Vec::new();
-    if let Some((path, weights)) = &weights {
-        let (loaded, report) = load_tensors(model, &named_tensors(weights).map_err(&fits)?).map_err(|e| fits(e.to_string()))?;
-        if report.transferred == 0 {
-            return Err(fits("no tensor fits this model".into()));
-        }
-        model = loaded;
-        header.push(format!("Transferred {}/{} items from {path}", report.transferred, report.total));
-    }
-    if weights.is_none() {
-        header.push(format!(
-            "Starting from random weights, for `{}` is a size; --model FILE.pt (or .safetensors) starts from a file",
-            config.model
-        ));
+    match &file {
+        Some(file) => (model, header) = file.transfer(model, nc)?,
+        None => header.push("Random first weights: to start from a trained model, give its file (--model FILE.pt or .safetensors)".into()),
     }
     let summary = model.summary(config.imgsz, config.imgsz);
-    let figures = [summary.layers, summary.parameters, summary.gradients].map(thousands);
+    let [layers, parameters, gradients] = [summary.layers, summary.parameters, summary.gradients].map(thousands);
+    let size = scale.letter();
     header.insert(
         0,
-        format!(
-            "YOLOv8{} summary: {} layers, {} parameters, {} gradients, {:.1} GFLOPs",
-            format!("{scale:?}").to_lowercase(),
-            figures[0],
-            figures[1],
-            figures[2],
-            summary.gflops
-        ),
+        format!("YOLOv8{size} summary: {layers} layers, {parameters} parameters, {gradients} gradients, {:.1} GFLOPs", summary.gflops),
     );
     let frozen: Vec<usize> = (0..model.model.len()).filter(|&i| config.freeze.covers(i)).collect();
     if !frozen.is_empty() {
@@ -204,61 +174,6 @@ pub(crate) fn model(config: &TrainConfig, nc: usize, channels: usize, device: &D
         header.push(format!("Freezing layers {frozen:?}"));
     }
     Ok(Start { model, header })
-}
-
-/// The model of an exported file: every tensor must be there.
-pub(crate) fn load_exactly(path: &Path, like: Yolo) -> Result<Yolo, Misfit> {
-    let fits = |reason: String| Misfit { path: path.into(), reason };
-    let weights = read(path)?;
-    let (model, report) = load_tensors(like, &named_tensors(&weights).map_err(fits)?).map_err(|e| fits(e.to_string()))?;
-    if report.transferred != report.total {
-        return Err(fits(format!("only {} of {} tensors fit this model", report.transferred, report.total)));
-    }
-    Ok(model)
-}
-
-fn read(path: &Path) -> Result<Weights, Misfit> {
-    let weights = bellows_weights::read(path).map_err(|e| Misfit { path: path.into(), reason: e.to_string() })?;
-    bellows_weights::check_finite(&weights.tensors).map_err(|e| Misfit { path: path.into(), reason: e.to_string() })?;
-    Ok(weights)
-}
-
-fn named_tensors(weights: &Weights) -> Result<NamedTensors, String> {
-    let tensors = weights.tensors.iter();
-    tensors
-        .map(|(name, t)| Ok((name.clone(), (t.shape.clone(), t.to_f32().map_err(|e| e.to_string())?))))
-        .collect::<Result<BTreeMap<_, _>, _>>()
-}
-
-/// `yolov8n` or `yolov8n.yaml` to its scale.
-fn scale_of(name: &str) -> Option<Scale> {
-    match name.strip_suffix(".yaml").unwrap_or(name).strip_prefix("yolov8")? {
-        "n" => Some(Scale::N),
-        "s" => Some(Scale::S),
-        "m" => Some(Scale::M),
-        "l" => Some(Scale::L),
-        "x" => Some(Scale::X),
-        _ => None,
-    }
-}
-
-/// The scale whose first convolution and deepest block have the file's widths and depth.
-fn scale_in(weights: &Weights) -> Option<Scale> {
-    let width = weights.tensors.get("model.0.conv.weight")?.shape.first().copied()?;
-    match width {
-        16 => Some(Scale::N),
-        32 => Some(Scale::S),
-        48 => Some(Scale::M),
-        64 => Some(Scale::L),
-        80 => Some(Scale::X),
-        _ => None,
-    }
-}
-
-/// Release 8.4 leaves the activation of the first convolution of the pooling pyramid out.
-fn sppf_has_activation(weights: &Weights) -> bool {
-    let exported_without = weights.metadata.get("sppf_act").is_some_and(|v| v == "false");
-    !exported_without && !weights.classes.get("model.9.cv1.act").is_some_and(|class| class.ends_with(".Identity"))
 }
 
 fn thousands(n: usize) -> String {

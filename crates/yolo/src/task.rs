@@ -146,7 +146,7 @@ impl Task for DetectionTask {
     }
 
     fn loss(&self, model: &Yolo, batch: &Batch, draw: Draw, device: &Device) -> StepOutput<()> {
-        let images = upload(batch, model.channels(), device);
+        let images = upload(&batch.images, batch.shape, model.channels(), device);
         let size = self.size_of(draw, batch);
         let images = if size == [batch.shape[2], batch.shape[3]] {
             images
@@ -160,7 +160,7 @@ impl Task for DetectionTask {
     }
 
     fn evaluate(&self, model: &Yolo, context: &mut EvalContext<'_>) -> Result<Evaluation, TaskError> {
-        let validation = validate(model, &self.val, &self.config, context)?;
+        let validation = validate(&model.fuse(context.device), &self.val, &self.config, context)?;
         let m = &validation.metrics;
         let [b, c, d] = validation.losses;
         let values = [m.precision, m.recall, m.map50, m.map50_95, b, c, d];

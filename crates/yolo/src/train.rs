@@ -11,6 +11,7 @@ use burn::module::Module;
 use burn::tensor::Device;
 
 use crate::boxes::Label;
+use crate::checkpoint::{Misfit, WeightFile};
 use crate::config::{MAY_CHANGE, TrainConfig};
 use crate::data::batch::rect_train_batches;
 use crate::data::stages::Stages;
@@ -19,7 +20,7 @@ use crate::metrics::DetectionMetrics;
 use crate::model::Yolo;
 use crate::model::summary::Convolution;
 use crate::pictures;
-use crate::source::{self, Misfit, Start, TrainingData};
+use crate::source::{self, Start, TrainingData};
 use crate::task::DetectionTask;
 use crate::validate::{ValSet, validate};
 
@@ -53,7 +54,7 @@ impl Coded for TrainError {
             Self::Data(error) => error.exit(),
             Self::RunDir(error) => error.exit(),
             Self::Learn(error) => error.exit(),
-            Self::Weights { .. } => Exit::Usage,
+            Self::Weights(error) => error.exit(),
             Self::Validation(_) => Exit::Failed,
         }
     }
@@ -170,10 +171,10 @@ impl Training {
     pub fn judge_best(&mut self, progress: &mut dyn FnMut(usize, usize)) -> Result<Option<DetectionMetrics>, TrainError> {
         let path = self.learner.dir().weights().join("best.safetensors");
         let device = self.device.clone().without_autodiff();
-        let model = source::load_exactly(&path, self.learner.ema_model())?;
+        let model = WeightFile::read(&path)?.exactly(self.learner.ema_model())?;
         let interrupted = || self.learner.is_stopped();
         let mut context = EvalContext { device: &device, workers: self.config.workers, epoch: 0, progress, interrupted: &interrupted };
-        let validation = match validate(&model, &self.val, &self.config, &mut context) {
+        let validation = match validate(&model.fuse(&device), &self.val, &self.config, &mut context) {
             Err(error) if error.is::<Interrupted>() => return Ok(None),
             judged => judged.map_err(TrainError::Validation)?,
         };

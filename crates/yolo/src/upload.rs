@@ -3,16 +3,13 @@
 use burn::tensor::{Device, Tensor, TensorData};
 use rayon::prelude::*;
 
-use crate::data::Batch;
-
-/// A batch as `[B, channels, H, W]` in 0..1; gray images fill all the model's channels.
-pub(crate) fn upload(batch: &Batch, channels: usize, device: &Device) -> Tensor<4> {
-    let [count, own, height, width] = batch.shape;
+/// Planar bytes `[B, C, H, W]` as `[B, channels, H, W]` in 0..1; gray images fill all the model's channels.
+pub(crate) fn upload(images: &[u8], [count, own, height, width]: [usize; 4], channels: usize, device: &Device) -> Tensor<4> {
     let plane = (height * width).max(1);
     let mut pixels = vec![0.0f32; count * channels * height * width];
     pixels.par_chunks_mut(plane).enumerate().for_each(|(i, to)| {
         let (image, channel) = (i / channels, (i % channels).min(own - 1));
-        let from = &batch.images[(image * own + channel) * plane..][..plane];
+        let from = &images[(image * own + channel) * plane..][..plane];
         to.iter_mut().zip(from).for_each(|(to, &p)| *to = f32::from(p) / 255.0);
     });
     Tensor::from_data(TensorData::new(pixels, [count, channels, height, width]), device)
@@ -24,19 +21,12 @@ mod tests {
 
     #[test]
     fn gray_fills_every_channel_and_colour_stays() {
-        let batch = |own: usize, images: Vec<u8>| Batch {
-            images,
-            shape: [2, own, 1, 2],
-            targets: vec![],
-            names: vec![],
-            indices: vec![],
-            letterboxes: vec![],
+        let host = |own: usize, images: &[u8]| {
+            let uploaded = upload(images, [2, own, 1, 2], 3, &Device::flex()).into_data();
+            uploaded.try_into_vec_as::<f32>().unwrap().iter().map(|v| v * 255.0).collect::<Vec<_>>()
         };
-        let host = |b: &Batch| {
-            upload(b, 3, &Device::flex()).into_data().try_into_vec_as::<f32>().unwrap().iter().map(|v| v * 255.0).collect::<Vec<_>>()
-        };
-        assert_eq!(host(&batch(1, vec![0, 255, 51, 102])), [0., 255., 0., 255., 0., 255., 51., 102., 51., 102., 51., 102.]);
+        assert_eq!(host(1, &[0, 255, 51, 102]), [0., 255., 0., 255., 0., 255., 51., 102., 51., 102., 51., 102.]);
         let colour: Vec<u8> = (0..12).map(|v| v * 5).collect();
-        assert_eq!(host(&batch(3, colour.clone())), colour.iter().map(|&v| f32::from(v)).collect::<Vec<_>>());
+        assert_eq!(host(3, &colour), colour.iter().map(|&v| f32::from(v)).collect::<Vec<_>>());
     }
 }

@@ -10,10 +10,12 @@ use rayon::prelude::*;
 
 use crate::boxes::{Detection, GroundTruth, Label, xywh_to_xyxy};
 use crate::config::TrainConfig;
-use crate::data::{Batch, DataError, Item, RectBatch, Size, Target, rect_batches, val_batch};
+use crate::data::{Batch, DataError, Item, Letterbox, RectBatch, Size, Target, rect_batches, val_batch};
 use crate::loss::DetectionLoss;
-use crate::metrics::{ConfusionMatrix, DetectionMetrics, Evaluator, NmsConfig, Speed, nms};
-use crate::model::Yolo;
+use crate::metrics::{CocoEvaluator, CocoMetrics, ConfusionMatrix, DetectionMetrics, Evaluator, NmsConfig, Speed, nms};
+use crate::model::Fused;
+use crate::predict::tiles::Tiling;
+use crate::predict::{PredictConfig, Predictor};
 use crate::predictions::Prediction;
 use crate::upload::upload;
 
@@ -61,11 +63,15 @@ pub struct Shown {
 
 /// The result of a validation.
 pub struct Validation {
-    /// mAP and the rest.
+    /// mAP and the rest, as detector users know it.
     pub metrics: DetectionMetrics,
-    /// Mean box, class and distribution loss over the batches.
+    /// pycocotools' summary, which has it by object size too, in pixels of the image files.
+    pub coco: CocoMetrics,
+    /// The same of each class.
+    pub coco_classes: Vec<CocoMetrics>,
+    /// Mean box, class and distribution loss over the batches; NaN for tiles, which have none.
     pub losses: [f64; 3],
-    /// Confusion at confidence 0.25.
+    /// Confusion at confidence 0.25, or at `conf` where that was given.
     pub confusion: ConfusionMatrix,
     /// The first batches.
     pub shown: Vec<Shown>,
@@ -80,25 +86,18 @@ const MAX_STRIDE: u32 = 32;
 /// Batches whose pictures are drawn.
 const SHOWN: usize = 3;
 
-/// Runs `model` (without autodiff) over `set`.
+/// Runs `model` over `set`.
 ///
 /// # Errors
 /// [`Interrupted`] when the run should stop; more than 1 % of images that cannot be read, unless `allow_bad`.
-pub fn validate(model: &Yolo, set: &ValSet, config: &TrainConfig, context: &mut EvalContext<'_>) -> Result<Validation, TaskError> {
+pub fn validate(model: &Fused, set: &ValSet, config: &TrainConfig, context: &mut EvalContext<'_>) -> Result<Validation, TaskError> {
     let nc = model.nc();
     let loss = detection_loss(config, nc);
     let imgsz = config.imgsz as u32;
     let batches = rect_batches(&set.sizes, 2 * config.batch.images(), imgsz, MAX_STRIDE, 0.5);
-    let suppression = NmsConfig {
-        conf: config.conf as f32,
-        iou: config.iou,
-        max_det: config.max_det,
-        agnostic: config.agnostic_nms,
-        ..NmsConfig::default()
-    };
-    let mut evaluator = Evaluator::new(nc);
-    let mut confusion = ConfusionMatrix::new(nc, 0.25, 0.45);
-    let (mut losses, mut shown, mut predictions, mut done) = ([0.0; 3], Vec::new(), Vec::new(), 0);
+    let suppression = suppression(config);
+    let mut judge = Judge::new(nc, config);
+    let (mut losses, mut shown, mut done) = ([0.0; 3], Vec::new(), 0);
     let mut stages = [0.0; 4];
     let (mut unreadable, mut judged) = (Vec::new(), 0);
     let make = |i: usize| -> Result<(Option<Batch>, Vec<DataError>), TaskError> {
@@ -117,7 +116,7 @@ pub fn validate(model: &Yolo, set: &ValSet, config: &TrainConfig, context: &mut 
             judged += 1;
             let mut clock = Instant::now();
             let mut lap = |stage: usize| stages[stage] += std::mem::replace(&mut clock, Instant::now()).elapsed().as_secs_f64();
-            let images = upload(&batch, model.channels(), context.device);
+            let images = upload(&batch.images, batch.shape, model.channels(), context.device);
             lap(0);
             let feats = model.forward(images);
             let decoded = host(model.decode(&feats))?;
@@ -131,12 +130,7 @@ pub fn validate(model: &Yolo, set: &ValSet, config: &TrainConfig, context: &mut 
                 decoded.par_chunks(per_image).map(|pred| nms(pred, nc, per_image / (4 + nc), &suppression)).collect();
             for (image, found) in detections.iter().enumerate() {
                 let truths = truths_of(&batch, image as u32, width as f32, height as f32);
-                evaluator.add_image(found, &truths);
-                confusion.add_image(found, &truths);
-                if config.save_json {
-                    let place = &batch.letterboxes[image];
-                    predictions.extend(found.iter().map(|d| Prediction::new(&batch.names[image], d, place)));
-                }
+                judge.image(&batch.names[image], found, &truths, &batch.letterboxes[image]);
             }
             lap(3);
             done += count;
@@ -147,13 +141,120 @@ pub fn validate(model: &Yolo, set: &ValSet, config: &TrainConfig, context: &mut 
         }
         Ok(())
     })?;
-    if let Some(error) = DataError::too_many_bad(&unreadable, set.len()).filter(|_| !config.allow_bad) {
-        return Err(error.into());
+    let losses = losses.map(|sum| sum / f64::from(judged.max(1)));
+    judge.sum_up(Walk { losses, shown, unreadable, stages, done }, set.len())
+}
+
+/// The same with every image looked at as prediction with tiles does it: whole and tile by tile, one at a time.
+///
+/// # Errors
+/// As [`validate`].
+pub fn validate_tiled(
+    model: &Fused,
+    set: &ValSet,
+    tiling: Tiling,
+    config: &TrainConfig,
+    context: &mut EvalContext<'_>,
+) -> Result<Validation, TaskError> {
+    let look = PredictConfig { imgsz: config.imgsz as u32, batch: config.batch.images(), nms: suppression(config), tiling: Some(tiling) };
+    let predictor = Predictor::new(model.clone(), context.device, look);
+    let mut judge = Judge::new(model.nc(), config);
+    let (mut unreadable, mut done, mut inference) = (Vec::new(), 0, 0.0);
+    let make = |i: usize| set.data.get(i);
+    std::thread::scope(|scope| -> Result<(), TaskError> {
+        for item in Loader::start(scope, context.workers, 0..set.len(), &make) {
+            if (context.interrupted)() {
+                return Err(Box::new(Interrupted));
+            }
+            done += 1;
+            match item {
+                Err(error) => unreadable.push(error.to_string()),
+                Ok(item) => {
+                    let clock = Instant::now();
+                    let found = predictor.predict(&[&item.frame])?.concat();
+                    inference += clock.elapsed().as_secs_f64();
+                    let size = [item.frame.width as f32, item.frame.height as f32];
+                    let truths: Vec<_> = item.labels.iter().map(|l| GroundTruth::new(l.class, l.xywh, size)).collect();
+                    judge.image(&item.name, &found, &truths, &Letterbox::none(item.frame.size()));
+                }
+            }
+            (context.progress)(done, set.len());
+        }
+        Ok(())
+    })?;
+    let walk = Walk { losses: [f64::NAN; 3], shown: Vec::new(), unreadable, stages: [0.0, inference, 0.0, 0.0], done };
+    judge.sum_up(walk, set.len())
+}
+
+fn suppression(config: &TrainConfig) -> NmsConfig {
+    NmsConfig {
+        conf: config.conf as f32,
+        iou: config.iou,
+        max_det: config.max_det,
+        agnostic: config.agnostic_nms || config.single_cls,
+        classes: config.classes.clone(),
+        ..NmsConfig::default()
     }
-    let [preprocess, inference, loss, postprocess] = stages.map(|s: f64| s * 1e3 / done.max(1) as f64);
-    let mut metrics = evaluator.metrics();
-    metrics.speed = Speed { preprocess, inference, loss, postprocess };
-    Ok(Validation { metrics, losses: losses.map(|sum| sum / f64::from(judged.max(1))), confusion, shown, predictions, unreadable })
+}
+
+/// Everything that is counted of images one by one.
+struct Judge<'a> {
+    config: &'a TrainConfig,
+    evaluator: Evaluator,
+    coco: CocoEvaluator,
+    confusion: ConfusionMatrix,
+    predictions: Vec<Prediction>,
+}
+
+/// What a walk over a set leaves beside the counts.
+struct Walk {
+    losses: [f64; 3],
+    shown: Vec<Shown>,
+    unreadable: Vec<String>,
+    stages: [f64; 4],
+    done: usize,
+}
+
+impl<'a> Judge<'a> {
+    fn new(nc: usize, config: &'a TrainConfig) -> Self {
+        // The matrix is for people: at validation's own threshold it would be all false alarms.
+        let usual = config.conf == TrainConfig::default().conf;
+        let confusion = ConfusionMatrix::new(nc, if usual { 0.25 } else { config.conf as f32 }, 0.45);
+        Self { config, evaluator: Evaluator::new(nc), coco: CocoEvaluator::new(nc), confusion, predictions: Vec::new() }
+    }
+
+    /// `found` and `truths` in network pixels; `place` says how the image came there.
+    fn image(&mut self, name: &str, found: &[Detection], truths: &[GroundTruth], place: &Letterbox) {
+        let class = |d: &Detection| if self.config.single_cls { 0 } else { d.class };
+        let found: Vec<Detection> = found.iter().map(|d| Detection { class: class(d), ..*d }).collect();
+        self.evaluator.add_image(&found, truths);
+        self.confusion.add_image(&found, truths);
+        let truths: Vec<_> = truths.iter().map(|t| GroundTruth { xyxy: place.to_original(t.xyxy), ..*t }).collect();
+        let there: Vec<_> = found.iter().map(|d| Detection { xyxy: place.to_original(d.xyxy), ..*d }).collect();
+        self.coco.add_image(&there, &truths);
+        if self.config.save_json {
+            self.predictions.extend(found.iter().map(|d| Prediction::new(name, d, place)));
+        }
+    }
+
+    fn sum_up(self, walk: Walk, total: usize) -> Result<Validation, TaskError> {
+        if let Some(error) = DataError::too_many_bad(&walk.unreadable, total).filter(|_| !self.config.allow_bad) {
+            return Err(error.into());
+        }
+        let [preprocess, inference, loss, postprocess] = walk.stages.map(|s: f64| s * 1e3 / walk.done.max(1) as f64);
+        let mut metrics = self.evaluator.metrics();
+        metrics.speed = Speed { preprocess, inference, loss, postprocess };
+        Ok(Validation {
+            metrics,
+            coco: self.coco.metrics(),
+            coco_classes: self.coco.class_metrics(),
+            losses: walk.losses,
+            confusion: self.confusion,
+            shown: walk.shown,
+            predictions: self.predictions,
+            unreadable: walk.unreadable,
+        })
+    }
 }
 
 /// The loss with the run's gains.

@@ -131,7 +131,7 @@ impl Benchmark {
     fn infer(&self, model: &Yolo, batch: &Batch, device: &Device) -> f64 {
         let model = model.valid();
         let pass = || {
-            let images = upload(batch, model.channels(), device);
+            let images = upload(&batch.images, batch.shape, model.channels(), device);
             let started = Instant::now();
             drop(model.decode(&model.forward(images)).into_data());
             started.elapsed().as_secs_f64()

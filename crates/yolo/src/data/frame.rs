@@ -35,6 +35,11 @@ impl Frame {
         Self { pixels: vec![value; channels * width * height], channels, width, height }
     }
 
+    /// Width and height.
+    pub fn size(&self) -> Size {
+        Size { width: self.width as u32, height: self.height as u32 }
+    }
+
     /// Channel `c` as rows.
     pub fn plane(&self, c: usize) -> &[u8] {
         let size = self.width * self.height;

@@ -26,6 +26,11 @@ pub struct Letterbox {
 }
 
 impl Letterbox {
+    /// Of an image that stays as it is.
+    pub fn none(original: Size) -> Self {
+        Self { ratio: [1.0, 1.0], pad: [0.0, 0.0], original }
+    }
+
     /// A box in network pixels (`xyxy`) as a box in the original image, clipped to it.
     pub fn to_original(&self, [x1, y1, x2, y2]: [f32; 4]) -> [f32; 4] {
         let x = |v: f32| ((v - self.pad[0]) / self.ratio[0]).clamp(0.0, self.original.width as f32);

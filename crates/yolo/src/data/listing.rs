@@ -43,8 +43,14 @@ fn missing(config: &DataConfig, split: Split, path: PathBuf) -> DataError {
     DataError::Missing { path, yaml_key: split.key().into(), yaml: config.yaml.clone(), hint }
 }
 
-fn suffix(path: &Path) -> String {
+/// The suffix of a file's name, in small letters.
+pub(crate) fn suffix(path: &Path) -> String {
     path.extension().map(|e| e.to_string_lossy().to_lowercase()).unwrap_or_default()
+}
+
+/// Whether a file is called like an image that can be read.
+pub(crate) fn is_image(path: &Path) -> bool {
+    SUFFIXES.contains(&suffix(path).as_str())
 }
 
 fn walk(config: &DataConfig, folder: &Path, depth: usize, found: &mut Vec<PathBuf>) -> Result<(), DataError> {
@@ -61,7 +67,7 @@ fn walk(config: &DataConfig, folder: &Path, depth: usize, found: &mut Vec<PathBu
         }
         if kind.is_dir() {
             walk(config, &path, depth + 1, found)?;
-        } else if SUFFIXES.contains(&suffix(&path).as_str()) || UNREADABLE.contains(&suffix(&path).as_str()) {
+        } else if is_image(&path) || UNREADABLE.contains(&suffix(&path).as_str()) {
             found.push(path);
         }
     }

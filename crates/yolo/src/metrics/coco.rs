@@ -92,19 +92,28 @@ impl CocoEvaluator {
 
     /// The summary of all images so far.
     pub fn metrics(&self) -> CocoMetrics {
-        let per_class: Vec<[Option<[f64; 10]>; 4]> = self.classes.par_iter().map(ClassRecord::average_precisions).collect();
-        let mean = |range: usize, thresholds: std::ops::Range<usize>| {
-            let values: Vec<f64> = per_class.iter().filter_map(|c| c[range]).flat_map(|ap| ap[thresholds.clone()].to_vec()).collect();
-            (!values.is_empty()).then(|| values.iter().sum::<f64>() / values.len() as f64)
-        };
-        CocoMetrics {
-            map50_95: mean(0, 0..10),
-            map50: mean(0, 0..1),
-            map75: mean(0, 5..6),
-            small: mean(1, 0..10),
-            medium: mean(2, 0..10),
-            large: mean(3, 0..10),
-        }
+        summary(&self.classes.par_iter().map(ClassRecord::average_precisions).collect::<Vec<_>>())
+    }
+
+    /// The same of each class alone.
+    pub fn class_metrics(&self) -> Vec<CocoMetrics> {
+        self.classes.par_iter().map(|class| summary(&[class.average_precisions()])).collect()
+    }
+}
+
+/// Means over classes that have objects.
+fn summary(per_class: &[[Option<[f64; 10]>; 4]]) -> CocoMetrics {
+    let mean = |range: usize, thresholds: std::ops::Range<usize>| {
+        let values: Vec<f64> = per_class.iter().filter_map(|c| c[range]).flat_map(|ap| ap[thresholds.clone()].to_vec()).collect();
+        (!values.is_empty()).then(|| values.iter().sum::<f64>() / values.len() as f64)
+    };
+    CocoMetrics {
+        map50_95: mean(0, 0..10),
+        map50: mean(0, 0..1),
+        map75: mean(0, 5..6),
+        small: mean(1, 0..10),
+        medium: mean(2, 0..10),
+        large: mean(3, 0..10),
     }
 }
 
@@ -159,6 +168,7 @@ mod tests {
         let m = e.metrics();
         assert_eq!((m.small, m.medium, m.large), (Some(0.0), None, Some(1.0)));
         assert_eq!(m.map50, Some(51.0 / 101.0));
+        assert_eq!(e.class_metrics(), [m]);
         assert_eq!(CocoEvaluator::new(2).metrics(), CocoMetrics::default());
     }
 

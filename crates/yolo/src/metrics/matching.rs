@@ -18,6 +18,12 @@ pub fn iou(a: &[f32; 4], b: &[f32; 4]) -> f64 {
     if inter > 0.0 { inter / (area(a) + area(b) - inter) } else { 0.0 }
 }
 
+/// How much of the smaller of two `xyxy` boxes lies in the other, 0..1.
+pub fn overlap_of_smaller(a: &[f32; 4], b: &[f32; 4]) -> f64 {
+    let inter = area(&[a[0].max(b[0]), a[1].max(b[1]), a[2].min(b[2]), a[3].min(b[3])]);
+    if inter > 0.0 { inter / area(a).min(area(b)) } else { 0.0 }
+}
+
 /// IoU of every detection with every truth whatever the class, row-major `[detections, truths]`.
 pub fn iou_matrix(detections: &[Detection], truths: &[GroundTruth]) -> Vec<f64> {
     detections.iter().flat_map(|d| truths.iter().map(|t| iou(&d.xyxy, &t.xyxy))).collect()

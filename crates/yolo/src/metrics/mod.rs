@@ -35,6 +35,6 @@ pub use ap::{average_precision, coco_average_precision};
 pub use coco::{CocoEvaluator, CocoMetrics};
 pub use confusion::ConfusionMatrix;
 pub use evaluator::{ClassMetrics, Curves, DetectionMetrics, Evaluator, Speed};
-pub use matching::{IOU_THRESHOLDS, iou, iou_matrix, match_detections};
+pub use matching::{IOU_THRESHOLDS, iou, iou_matrix, match_detections, overlap_of_smaller};
 pub use nms::{NmsConfig, nms};
 pub use table::{table_header, table_row};

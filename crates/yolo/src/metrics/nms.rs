@@ -7,7 +7,7 @@ use super::iou;
 use crate::boxes::{Detection, xywh_to_xyxy};
 
 /// How to suppress. The default is the validation setting: keep nearly everything, mAP ranks it.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct NmsConfig {
     /// A candidate's class score must be greater than this.
     pub conf: f32,
@@ -19,13 +19,15 @@ pub struct NmsConfig {
     pub multi_label: bool,
     /// Suppress across classes.
     pub agnostic: bool,
+    /// Only these classes; `None` for all.
+    pub classes: Option<Vec<u32>>,
     /// Most candidates looked at, best first.
     pub max_nms: usize,
 }
 
 impl Default for NmsConfig {
     fn default() -> Self {
-        Self { conf: 0.001, iou: 0.7, max_det: 300, multi_label: true, agnostic: false, max_nms: 30_000 }
+        Self { conf: 0.001, iou: 0.7, max_det: 300, multi_label: true, agnostic: false, classes: None, max_nms: 30_000 }
     }
 }
 
@@ -49,6 +51,9 @@ pub fn nms(pred: &[f32], nc: usize, anchors: usize, config: &NmsConfig) -> Vec<D
     } else {
         best_class(&pred[4 * anchors..], nc, anchors, config.conf)
     };
+    if let Some(wanted) = &config.classes {
+        candidates.retain(|c| wanted.contains(&(c.class as u32)));
+    }
     let better = |a: &Candidate, b: &Candidate| b.score.total_cmp(&a.score).then((a.anchor, a.class).cmp(&(b.anchor, b.class)));
     if candidates.len() > config.max_nms {
         candidates.select_nth_unstable_by(config.max_nms, better);
@@ -115,7 +120,8 @@ mod tests {
         for a in 0..anchors {
             let score = |k: usize| pred[(4 + k) * anchors + a];
             let top = (0..nc).rev().max_by(|&i, &j| score(i).total_cmp(&score(j))).unwrap();
-            for k in (0..nc).filter(|&k| score(k) > c.conf && (c.multi_label || k == top)) {
+            let wanted = |k: usize| c.classes.as_ref().is_none_or(|w| w.contains(&(k as u32)));
+            for k in (0..nc).filter(|&k| score(k) > c.conf && (c.multi_label || k == top) && wanted(k)) {
                 let [x, y, w, h] = [0, 1, 2, 3].map(|r| pred[r * anchors + a]);
                 all.push(Detection { xyxy: [x - w / 2.0, y - h / 2.0, x + w / 2.0, y + h / 2.0], score: score(k), class: k as u32 });
             }
@@ -140,12 +146,13 @@ mod tests {
     fn equals_brute_force() {
         let base = NmsConfig { conf: 0.3, iou: 0.4, ..Default::default() };
         let variants = [
-            base,
-            NmsConfig { multi_label: false, ..base },
-            NmsConfig { agnostic: true, ..base },
-            NmsConfig { max_det: 7, ..base },
-            NmsConfig { max_nms: 20, ..base },
-            NmsConfig { conf: 0.95, ..base },
+            base.clone(),
+            NmsConfig { classes: Some(vec![2, 0]), ..base.clone() },
+            NmsConfig { multi_label: false, ..base.clone() },
+            NmsConfig { agnostic: true, ..base.clone() },
+            NmsConfig { max_det: 7, ..base.clone() },
+            NmsConfig { max_nms: 20, ..base.clone() },
+            NmsConfig { conf: 0.95, ..base.clone() },
         ];
         for seed in 0..40 {
             for nc in [1, 3] {
@@ -166,8 +173,8 @@ mod tests {
         let config = NmsConfig { conf: 0.25, iou: 0.5, ..Default::default() };
         let scores = |config: &NmsConfig| nms(&pred, 1, 4, config).iter().map(|d| d.score).collect::<Vec<_>>();
         assert_eq!(scores(&config), [0.9, 0.8], "IoU equal to the threshold is kept");
-        assert_eq!(scores(&NmsConfig { iou: 0.49, ..config }), [0.9]);
-        assert_eq!(scores(&NmsConfig { conf: 0.8, ..config }), [0.9], "a score equal to conf is not enough");
+        assert_eq!(scores(&NmsConfig { iou: 0.49, ..config.clone() }), [0.9]);
+        assert_eq!(scores(&NmsConfig { conf: 0.8, ..config.clone() }), [0.9], "a score equal to conf is not enough");
         assert!(nms(&[], 3, 0, &config).is_empty());
     }
 }

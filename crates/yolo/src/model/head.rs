@@ -48,6 +48,11 @@ impl Detect {
             out
         })
     }
+
+    pub(super) fn fuse(&self, device: &Device) -> Self {
+        let fuse = |b: &Branch| (b.0.fuse(device), b.1.fuse(device), b.2.clone());
+        Self { cv2: self.cv2.iter().map(fuse).collect(), cv3: self.cv3.iter().map(fuse).collect() }
+    }
 }
 
 /// The anchors of an input: cell centres in grid units, and the stride of each.

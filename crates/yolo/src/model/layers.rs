@@ -112,14 +112,14 @@ fn move_towards(state: &RunningState<Tensor<1>>, batch: Tensor<1>) {
 pub struct Conv {
     /// The convolution, without bias.
     pub conv: Conv2d,
-    /// The normalisation of its output.
-    pub bn: BatchNorm2d,
+    /// The normalisation of its output; none once it is folded into the convolution.
+    pub bn: Option<BatchNorm2d>,
     act: bool,
 }
 
 impl Conv {
     pub(super) fn new(cin: usize, cout: usize, k: usize, stride: usize, device: &Device) -> Self {
-        Self { conv: Conv2d::new(cin, cout, k, stride, false, device), bn: BatchNorm2d::new(cout, device), act: true }
+        Self { conv: Conv2d::new(cin, cout, k, stride, false, device), bn: Some(BatchNorm2d::new(cout, device)), act: true }
     }
 
     /// The same without the activation.
@@ -130,15 +130,35 @@ impl Conv {
 
     /// `[B, in, H, W]` to `[B, out, H / stride, W / stride]`.
     pub fn forward(&self, x: Tensor<4>) -> Tensor<4> {
-        if self.bn.is_training(&x) {
-            return self.bn.train_forward(self.conv.forward(x), self.act);
+        let Some(bn) = &self.bn else {
+            return self.infer(x, self.conv.weight.val(), self.conv.bias.as_ref().map(Param::val));
+        };
+        if bn.is_training(&x) {
+            return bn.train_forward(self.conv.forward(x), self.act);
         }
-        // Scaling the small weight instead of the large output saves two passes over the output.
-        let (a, b) = self.bn.affine(&x.device());
-        let channels = a.dims()[0];
-        let weight = self.conv.weight.val() * a.reshape([channels, 1, 1, 1]);
+        let (weight, bias) = self.folded(bn, &x.device());
+        self.infer(x, weight, Some(bias))
+    }
+
+    fn infer(&self, x: Tensor<4>, weight: Tensor<4>, bias: Option<Tensor<1>>) -> Tensor<4> {
         let apply = if self.act { conv2d_silu } else { conv2d };
-        apply(x, weight, Some(b), self.conv.config())
+        apply(x, weight, bias, self.conv.config())
+    }
+
+    /// Weight and bias of the one convolution that this and its normalisation are. Scaling the small weight instead of the large output saves
+    /// two passes over the output.
+    fn folded(&self, bn: &BatchNorm2d, device: &Device) -> (Tensor<4>, Tensor<1>) {
+        let (a, b) = bn.affine(device);
+        let channels = a.dims()[0];
+        (self.conv.weight.val() * a.reshape([channels, 1, 1, 1]), b)
+    }
+
+    /// The same with the normalisation by the running statistics folded in, for inference.
+    pub(super) fn fuse(&self, device: &Device) -> Self {
+        let Some(bn) = &self.bn else { return self.clone() };
+        let (weight, bias) = self.folded(bn, device);
+        let conv = Conv2d { weight: Param::from_tensor(weight), bias: Some(Param::from_tensor(bias)), stride: self.conv.stride };
+        Self { conv, bn: None, act: self.act }
     }
 }
 
@@ -161,6 +181,10 @@ impl Bottleneck {
     fn forward(&self, x: Tensor<4>) -> Tensor<4> {
         let y = self.cv2.forward(self.cv1.forward(x.clone()));
         if self.shortcut { x + y } else { y }
+    }
+
+    fn fuse(&self, device: &Device) -> Self {
+        Self { cv1: self.cv1.fuse(device), cv2: self.cv2.fuse(device), shortcut: self.shortcut }
     }
 }
 
@@ -198,6 +222,10 @@ impl C2f {
         }
         self.cv2.forward(concat(parts))
     }
+
+    pub(super) fn fuse(&self, device: &Device) -> Self {
+        Self { cv1: self.cv1.fuse(device), cv2: self.cv2.fuse(device), m: self.m.iter().map(|m| m.fuse(device)).collect() }
+    }
 }
 
 /// Spatial pyramid pooling: three 5x5 max-poolings in a row, concatenated with their input.
@@ -223,6 +251,10 @@ impl Sppf {
         let b = max_pool_same(a.clone(), 5);
         let c = max_pool_same(b.clone(), 5);
         self.cv2.forward(concat(vec![x, a, b, c]))
+    }
+
+    pub(super) fn fuse(&self, device: &Device) -> Self {
+        Self { cv1: self.cv1.fuse(device), cv2: self.cv2.fuse(device) }
     }
 }
 

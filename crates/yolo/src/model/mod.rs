@@ -4,6 +4,7 @@
 //! Nothing here reads files: `names` turns a model into named tensors and back.
 //! Input sides must be multiples of 32; they need not be equal.
 
+mod fused;
 pub mod head;
 mod init;
 pub mod layers;
@@ -15,6 +16,7 @@ use burn::module::Module;
 use burn::tensor::{Device, Tensor};
 use serde::{Deserialize, Serialize};
 
+pub use fused::Fused;
 use head::Detect;
 use layers::{C2f, Concat, Conv, Sppf, Upsample};
 
@@ -36,6 +38,25 @@ pub enum Scale {
 }
 
 impl Scale {
+    /// From small to large.
+    pub const ALL: [Self; 5] = [Self::N, Self::S, Self::M, Self::L, Self::X];
+
+    /// `n`, `s`, `m`, `l` or `x`.
+    pub fn letter(self) -> &'static str {
+        match self {
+            Scale::N => "n",
+            Scale::S => "s",
+            Scale::M => "m",
+            Scale::L => "l",
+            Scale::X => "x",
+        }
+    }
+
+    /// What it is known by: channels that leave layers 0 and 7, and bottlenecks of layer 4.
+    pub(crate) fn looks(self) -> ([usize; 2], usize) {
+        ([self.channels(64), self.channels(1024)], self.repeats(6))
+    }
+
     /// Depth multiple, width multiple, and the most channels before the width multiple.
     fn table(self) -> (f64, f64, usize) {
         match self {
@@ -79,7 +100,7 @@ impl YoloConfig {
     }
 
     /// The architecture with every convolution zero.
-    pub(super) fn build(&self, device: &Device) -> Yolo {
+    pub(crate) fn build(&self, device: &Device) -> Yolo {
         let s = self.scale;
         let [c1, c2, c3, c4, c5] = [64, 128, 256, 512, 1024].map(|c| s.channels(c));
         let down = |cin, cout| Layer::Conv(Conv::new(cin, cout, 3, 2, device));

@@ -89,6 +89,8 @@ pub struct LoadReport {
     pub missing: Vec<String>,
     /// Names the source has in another shape: name, the model's shape, the source's.
     pub mismatched: Vec<(String, Vec<usize>, Vec<usize>)>,
+    /// Names of the source that the model has not.
+    pub foreign: Vec<String>,
 }
 
 /// A source whose values do not fill its shape.
@@ -129,6 +131,7 @@ pub fn load_tensors(mut model: Yolo, source: &NamedTensors) -> Result<(Yolo, Loa
     }
     let own = to_tensors(&model, 0)?;
     let total = own.len();
+    let foreign = source.keys().filter(|name| !own.contains_key(*name)).cloned().collect();
     let (mut taken, mut missing, mut mismatched) = (NamedTensors::new(), vec![], vec![]);
     for (name, (shape, mut values)) in own {
         match source.get(&name) {
@@ -142,7 +145,7 @@ pub fn load_tensors(mut model: Yolo, source: &NamedTensors) -> Result<(Yolo, Loa
         }
     }
     assign(&mut model, &taken);
-    Ok((model, LoadReport { transferred: taken.len(), total, missing, mismatched }))
+    Ok((model, LoadReport { transferred: taken.len(), total, missing, mismatched, foreign }))
 }
 
 /// Copies the input channels both `[out, channels, area]` weights have.
@@ -218,7 +221,7 @@ mod tests {
         source.insert("ema.decay".into(), (vec![1], vec![0.5]));
         let (_, report) = load_tensors(model(4, 1), &source).unwrap();
         assert_eq!(report.transferred, 354);
-        assert_eq!(report.missing, ["model.4.cv1.bn.bias"]);
+        assert_eq!((report.missing, report.foreign), (vec!["model.4.cv1.bn.bias".to_string()], vec!["ema.decay".to_string()]));
     }
 
     #[test]

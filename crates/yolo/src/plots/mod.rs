@@ -3,12 +3,14 @@
 //! Needs no fonts on the machine: one is embedded (Latin, Greek and Cyrillic; other scripts show as empty boxes). Nothing to draw is no
 //! error: the picture is then an empty, labelled chart. The file extension chooses PNG or JPEG.
 
+mod annotate;
 mod confusion;
 mod curves;
 mod grid;
 mod labels;
 mod results;
 
+pub use annotate::{Annotator, Ink};
 pub use bellows_plots::PlotError;
 pub use confusion::confusion_matrix;
 pub use curves::CurveKind;

@@ -1,0 +1,291 @@
+//! Weight files as detectors: to train from, to go on judging with, to use.
+//!
+//! What a file is, [`mod@crate::recognise`] says. Here its tensors are compared with the model it claims to be, one by one: a file that
+//! lacks any, or has others, is no YOLOv8 detector, whatever its name. Only where a training begins may the class branches differ, since its
+//! classes are others.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use bellows_exit::{Coded, Exit};
+use bellows_weights::Weights;
+use burn::tensor::Device;
+
+use crate::model::names::{LoadReport, NamedTensors, load_tensors};
+use crate::model::{Fused, Scale, Yolo, YoloConfig};
+use crate::recognise::{Form, recognise};
+
+/// Weights that do not fit, or cannot be read.
+#[derive(Debug, thiserror::Error)]
+#[error("{}: {reason}", path.display())]
+pub struct Misfit {
+    /// The file.
+    pub path: PathBuf,
+    /// What is wrong with it.
+    pub reason: String,
+}
+
+impl Coded for Misfit {
+    fn exit(&self) -> Exit {
+        Exit::Usage
+    }
+}
+
+/// A detector from a file, as it is there.
+pub struct Detector {
+    /// The model; of an exported ONNX file with its batch normalisation already folded in.
+    pub model: Yolo,
+    /// What it was built from.
+    pub config: YoloConfig,
+    /// Whether the batch normalisation is folded in: then it can be used, and not trained.
+    pub folded: bool,
+    /// Class names by index; `class_0`, `class_1`, ... where the file has none.
+    pub names: Vec<String>,
+    /// The side of the images it was trained with, where the file says so.
+    pub imgsz: Option<u32>,
+}
+
+impl Detector {
+    /// Reads a `.pt`, `.safetensors` or `.onnx` file, recognised by content.
+    ///
+    /// # Errors
+    /// A file that cannot be read, holds numbers that are not finite, or is not the weights of a YOLOv8 detector.
+    pub fn open(path: &Path, device: &Device) -> Result<Self, Misfit> {
+        let file = WeightFile::read(path)?;
+        let Form { config, folded } = file.form;
+        let (model, report) = file.load(file.blank(config, device))?;
+        file.must_be_whole(&report)?;
+        let names = names(&file.weights.metadata, config.nc).map_err(|reason| file.misfit(reason))?;
+        Ok(Self { model, config, folded, names, imgsz: imgsz(&file.weights.metadata) })
+    }
+
+    /// Its form for inference.
+    pub fn fuse(&self, device: &Device) -> Fused {
+        self.model.fuse(device)
+    }
+}
+
+/// A file that was read and recognised.
+pub(crate) struct WeightFile {
+    path: PathBuf,
+    weights: Weights,
+    form: Form,
+}
+
+impl WeightFile {
+    pub(crate) fn read(path: &Path) -> Result<Self, Misfit> {
+        let misfit = |reason: String| Misfit { path: path.into(), reason };
+        // The error has the path as well: only what it says of the file is wanted.
+        let weights = bellows_weights::read(path).map_err(|e| misfit(e.fault.to_string()))?;
+        bellows_weights::check_finite(&weights.tensors).map_err(|e| misfit(e.to_string()))?;
+        let form = recognise(&weights).map_err(misfit)?;
+        Ok(Self { path: path.into(), weights, form })
+    }
+
+    pub(crate) fn config(&self) -> YoloConfig {
+        self.form.config
+    }
+
+    fn misfit(&self, reason: String) -> Misfit {
+        Misfit { path: self.path.clone(), reason }
+    }
+
+    /// A model of this form without values.
+    fn blank(&self, config: YoloConfig, device: &Device) -> Yolo {
+        let model = config.build(device);
+        if self.form.folded { model.fuse(device).into_inner() } else { model }
+    }
+
+    fn tensors(&self) -> Result<NamedTensors, Misfit> {
+        let values = self.weights.tensors.iter().map(|(name, tensor)| {
+            let values = tensor.to_f32().map_err(|e| self.misfit(e.to_string()))?;
+            Ok((name.clone(), (tensor.shape.clone(), values)))
+        });
+        values.collect()
+    }
+
+    fn load(&self, model: Yolo) -> Result<(Yolo, LoadReport), Misfit> {
+        let tensors = self.tensors()?;
+        let (model, report) = load_tensors(model, &tensors).map_err(|e| self.misfit(e.to_string()))?;
+        let absent = report.missing.iter().find(|name| !is_optional(name));
+        if let Some(name) = absent {
+            return Err(self.misfit(format!("not whole: it has no tensor `{name}`")));
+        }
+        if let Some(name) = report.foreign.iter().find(|name| name.starts_with("model.") && !is_derived(name)) {
+            return Err(self.misfit(format!("not the weights of a YOLOv8 detector: it has a tensor `{name}`")));
+        }
+        Ok((model, report))
+    }
+
+    /// That every tensor was taken over.
+    fn must_be_whole(&self, report: &LoadReport) -> Result<(), Misfit> {
+        match report.mismatched.first() {
+            None => Ok(()),
+            Some((name, ours, theirs)) => {
+                Err(self.misfit(format!("`{name}` has shape {theirs:?} where a YOLOv8 of this size has {ours:?}")))
+            }
+        }
+    }
+
+    /// `model` with what it has in common with this file, and what to tell about it.
+    ///
+    /// # Errors
+    /// Folded weights, or tensors outside the class branches that differ.
+    pub(crate) fn transfer(&self, model: Yolo, nc: usize) -> Result<(Yolo, Vec<String>), Misfit> {
+        if self.form.folded {
+            let reason =
+                "its batch normalisation is folded in, so it can be used and not trained: start from the .pt or .safetensors it came from";
+            return Err(self.misfit(reason.into()));
+        }
+        let (model, report) = self.load(model)?;
+        let (classes, others): (Vec<_>, Vec<_>) = report.mismatched.iter().partition(|(name, ..)| name.starts_with("model.22.cv3."));
+        let rest = LoadReport { mismatched: others.into_iter().cloned().collect(), ..report.clone() };
+        self.must_be_whole(&rest)?;
+        let mut lines = vec![format!("Transferred {}/{} items from {}", report.transferred, report.total, self.path.display())];
+        if !classes.is_empty() {
+            let (nc_there, count) = (self.form.config.nc, classes.len());
+            lines.push(format!(
+                "Not transferred: {count} tensors of the class branches (model.22.cv3), made for {nc_there} classes; here are {nc}"
+            ));
+        }
+        Ok((model, lines))
+    }
+
+    /// `like` with the values of this file, which has them all.
+    pub(crate) fn exactly(&self, like: Yolo) -> Result<Yolo, Misfit> {
+        let (model, report) = self.load(like)?;
+        self.must_be_whole(&report)?;
+        Ok(model)
+    }
+}
+
+/// What a file may lack: constants, and counters that nothing is computed from.
+fn is_optional(name: &str) -> bool {
+    name.ends_with(".num_batches_tracked") || name.ends_with(".dfl.conv.weight")
+}
+
+/// What a head keeps beside its weights and can be computed.
+fn is_derived(name: &str) -> bool {
+    [".anchors", ".strides", ".stride"].iter().any(|end| name.ends_with(end))
+}
+
+/// Class names from JSON (`{"0":"person"}` or a list) or from the text that Python prints of a dictionary (`{0: 'person'}`).
+fn names(metadata: &BTreeMap<String, String>, nc: usize) -> Result<Vec<String>, String> {
+    let Some(text) = metadata.get("names") else {
+        return Ok((0..nc).map(|i| format!("class_{i}")).collect());
+    };
+    let names = match serde_json::from_str::<BTreeMap<usize, String>>(text) {
+        Ok(map) if map.keys().copied().eq(0..map.len()) => Some(map.into_values().collect()),
+        Ok(_) => None,
+        Err(_) => serde_json::from_str(text).ok().or_else(|| python_names(text)),
+    };
+    let names: Vec<String> = names.ok_or_else(|| "the class names in it cannot be read".to_string())?;
+    if names.len() == nc { Ok(names) } else { Err(format!("it has {} class names and a head for {nc}", names.len())) }
+}
+
+/// `{0: 'person', 1: "driver's cab"}`; the keys must count from 0.
+fn python_names(text: &str) -> Option<Vec<String>> {
+    let mut rest = text.trim().strip_prefix('{')?.trim_start();
+    let mut names = Vec::new();
+    while !rest.starts_with('}') {
+        let (key, value) = rest.split_once(':')?;
+        if key.trim().parse() != Ok(names.len()) {
+            return None;
+        }
+        let value = value.trim_start();
+        let quote = value.chars().next().filter(|c| matches!(c, '\'' | '"'))?;
+        let (mut name, mut escaped, mut end) = (String::new(), false, None);
+        for (at, c) in value.char_indices().skip(1) {
+            match c {
+                _ if escaped => {
+                    name.push(c);
+                    escaped = false;
+                }
+                '\\' => escaped = true,
+                c if c == quote => {
+                    end = Some(at + 1);
+                    break;
+                }
+                c => name.push(c),
+            }
+        }
+        names.push(name);
+        rest = value[end?..].trim_start();
+        rest = rest.strip_prefix(',').unwrap_or(rest).trim_start();
+    }
+    Some(names)
+}
+
+/// One number, or the longer of two (`[480, 640]`).
+fn imgsz(metadata: &BTreeMap<String, String>) -> Option<u32> {
+    let sides = metadata.get("imgsz")?.split(|c: char| !c.is_ascii_digit()).filter_map(|n| n.parse().ok());
+    sides.max()
+}
+
+/// `yolov8n` or `yolov8n.yaml` to its scale.
+pub(crate) fn scale_of(name: &str) -> Option<Scale> {
+    let letter = name.strip_suffix(".yaml").unwrap_or(name).strip_prefix("yolov8")?;
+    Scale::ALL.into_iter().find(|scale| scale.letter() == letter)
+}
+
+/// The one weight file that a path means: a file itself, or what a folder has if it has only one.
+///
+/// # Errors
+/// A folder with none, or with several: which ones.
+pub fn weight_file(path: &Path) -> Result<PathBuf, Misfit> {
+    if !path.is_dir() {
+        return Ok(path.into());
+    }
+    let misfit = |reason: String| Misfit { path: path.into(), reason };
+    let (mut found, folders) = (Vec::new(), [path.to_path_buf(), path.join("weights")]);
+    for folder in folders.iter().filter(|folder| folder.is_dir()) {
+        let entries = std::fs::read_dir(folder).map_err(|e| misfit(e.to_string()))?;
+        let files = entries.filter_map(Result::ok).map(|entry| entry.path());
+        found.extend(files.filter(|f| f.extension().is_some_and(|e| ["pt", "safetensors", "onnx"].iter().any(|known| e == *known))));
+    }
+    found.sort();
+    match found.as_slice() {
+        [] => Err(misfit("no .safetensors, .pt or .onnx file in this folder".into())),
+        [one] => Ok(one.clone()),
+        several => {
+            let list: Vec<String> = several.iter().map(|f| f.display().to_string()).collect();
+            Err(misfit(format!("a folder with {} weight files; say which: {}", several.len(), list.join(", "))))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn told(text: &str) -> BTreeMap<String, String> {
+        BTreeMap::from([("names".to_string(), text.to_string()), ("imgsz".to_string(), "[480, 640]".to_string())])
+    }
+
+    #[test]
+    fn names_are_read_in_every_form() {
+        let expected = Ok(vec!["a".to_string(), "b's".to_string()]);
+        for text in [r#"{"0":"a","1":"b's"}"#, r#"["a","b's"]"#, r#"{0: 'a', 1: "b's"}"#, r"{0: 'a', 1: 'b\'s'}"] {
+            assert_eq!(names(&told(text), 2), expected, "{text}");
+        }
+        assert_eq!(names(&BTreeMap::new(), 2).unwrap(), ["class_0", "class_1"]);
+        for text in ["{1: 'a', 2: 'b'}", "{0: 'a', 1: 'b'", "{0: a}", "", r#"{"0":"a","2":"b"}"#, "{0: 'a'} "] {
+            assert!(names(&told(text), 2).is_err(), "{text}");
+        }
+        assert_eq!(imgsz(&told("")), Some(640));
+    }
+
+    #[test]
+    fn a_folder_is_no_guess() {
+        let dir = tempfile::tempdir().unwrap();
+        let weights = dir.path().join("weights");
+        std::fs::create_dir(&weights).unwrap();
+        assert!(weight_file(dir.path()).unwrap_err().to_string().contains("no .safetensors"));
+        std::fs::write(weights.join("best.safetensors"), "").unwrap();
+        assert_eq!(weight_file(dir.path()).unwrap(), weights.join("best.safetensors"));
+        std::fs::write(weights.join("last.safetensors"), "").unwrap();
+        let refusal = weight_file(dir.path()).unwrap_err().to_string();
+        assert!(refusal.contains("say which") && refusal.contains("best.safetensors") && refusal.contains("last.safetensors"), "{refusal}");
+        assert_eq!(weight_file(Path::new("gone.pt")).unwrap(), Path::new("gone.pt"));
+    }
+}

@@ -1,0 +1,182 @@
+//! A detector used on images: frames in, boxes in the pixels of those frames out.
+//!
+//! [`Predictor`] computes, [`source`] finds what to look at, [`video`] has frames of films and cameras from the `ffmpeg` program, [`output`]
+//! is what is written of a result. Nothing here prints or chooses a device. The order of results is the order of what was given.
+
+pub mod output;
+pub mod source;
+pub mod tiles;
+pub mod video;
+
+use burn::tensor::Device;
+use rayon::prelude::*;
+
+use crate::boxes::Detection;
+use crate::data::{DataError, Frame, Letterbox, Size, letterbox};
+use crate::metrics::{NmsConfig, nms};
+use crate::model::Fused;
+use crate::upload::upload;
+use tiles::{Merge, Tiling};
+
+/// Network inputs are multiples of this.
+const MAX_STRIDE: u32 = 32;
+
+/// How to look.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PredictConfig {
+    /// Longer side of the network's input in pixels, a multiple of 32.
+    pub imgsz: u32,
+    /// Images (or tiles) that go through the network together.
+    pub batch: usize,
+    /// What is kept of the network's answers.
+    pub nms: NmsConfig,
+    /// Images are also looked at tile by tile.
+    pub tiling: Option<Tiling>,
+}
+
+impl Default for PredictConfig {
+    /// What detector users expect: confidence above 0.25, one class an anchor.
+    fn default() -> Self {
+        Self { imgsz: 640, batch: 1, nms: NmsConfig { conf: 0.25, multi_label: false, ..NmsConfig::default() }, tiling: None }
+    }
+}
+
+/// Why there is no prediction.
+#[derive(Debug, thiserror::Error)]
+pub enum PredictError {
+    /// An image that cannot be brought to the network's size.
+    #[error(transparent)]
+    Data(#[from] DataError),
+    /// The device failed.
+    #[error("the device cannot hand its results back: {0}")]
+    Device(String),
+}
+
+/// A detector ready for images.
+pub struct Predictor {
+    model: Fused,
+    device: Device,
+    config: PredictConfig,
+}
+
+impl Predictor {
+    /// `model` was fused on `device`.
+    pub fn new(model: Fused, device: &Device, config: PredictConfig) -> Self {
+        Self { model, device: device.clone(), config }
+    }
+
+    /// Its settings.
+    pub fn config(&self) -> &PredictConfig {
+        &self.config
+    }
+
+    /// Channels that frames are brought to.
+    pub fn channels(&self) -> usize {
+        self.model.channels()
+    }
+
+    /// Network input, height and width, of a batch of frames.
+    pub fn shape(&self, frames: &[&Frame]) -> [usize; 2] {
+        let shape = network_shape(frames, self.config.imgsz);
+        [shape.height as usize, shape.width as usize]
+    }
+
+    /// The detections of each frame, best first, in its own pixels and clipped to it.
+    ///
+    /// # Errors
+    /// [`PredictError`].
+    pub fn predict(&self, frames: &[&Frame]) -> Result<Vec<Vec<Detection>>, PredictError> {
+        let Some(tiling) = &self.config.tiling else {
+            return Ok(frames.chunks(self.config.batch.max(1)).map(|batch| self.views(batch)).collect::<Result<Vec<_>, _>>()?.concat());
+        };
+        frames.iter().map(|frame| self.tiled(frame, tiling)).collect()
+    }
+
+    /// The whole frame, for what is larger than a tile, and each of its tiles.
+    fn tiled(&self, frame: &Frame, tiling: &Tiling) -> Result<Vec<Detection>, PredictError> {
+        let mut found = self.views(&[frame])?.concat();
+        let places = tiling.places(frame.width, frame.height);
+        if places.len() > 1 {
+            for places in places.chunks(self.config.batch.max(1)) {
+                let tiles: Vec<Frame> = places.iter().map(|place| place.cut(frame)).collect();
+                let views = self.views(&tiles.iter().collect::<Vec<_>>())?;
+                found.extend(views.into_iter().zip(places).flat_map(|(view, place)| view.into_iter().map(|d| place.back(d))));
+            }
+        }
+        Ok(tiles::merge(found, Merge { agnostic: self.config.nms.agnostic, max_det: self.config.nms.max_det, ..tiling.merge }))
+    }
+
+    /// One pass through the network.
+    fn views(&self, frames: &[&Frame]) -> Result<Vec<Vec<Detection>>, PredictError> {
+        let shape = network_shape(frames, self.config.imgsz);
+        let channels = frames.iter().map(|f| f.channels).max().unwrap_or(1);
+        let (mut pixels, mut places) = (Vec::new(), Vec::<Letterbox>::new());
+        for frame in frames {
+            let (fitted, place) = letterbox(frame, frame.size(), shape, true)?;
+            pixels.extend(fitted.with_channels(channels).pixels);
+            places.push(place);
+        }
+        let input = [frames.len(), channels, shape.height as usize, shape.width as usize];
+        let images = upload(&pixels, input, self.model.channels(), &self.device);
+        let decoded = self.model.decode(&self.model.forward(images));
+        let decoded: Vec<f32> = decoded.try_into_vec_as::<f32>().map_err(|e| PredictError::Device(e.to_string()))?;
+        let (nc, per_image) = (self.model.nc(), decoded.len() / frames.len().max(1));
+        let found = decoded.par_chunks(per_image.max(1)).zip(&places).map(|(prediction, place)| {
+            let mut found = nms(prediction, nc, per_image / (4 + nc), &self.config.nms);
+            found.iter_mut().for_each(|d| d.xyxy = place.to_original(d.xyxy));
+            found
+        });
+        Ok(found.collect())
+    }
+}
+
+/// The smallest rectangle with sides that are multiples of 32 that holds every frame with its longer side at `imgsz`.
+fn network_shape(frames: &[&Frame], imgsz: u32) -> Size {
+    let side = |length: usize, longest: usize| (length as f64 * f64::from(imgsz) / longest.max(1) as f64).round().max(1.0) as u32;
+    frames.iter().fold(Size::square(MAX_STRIDE), |room, frame| {
+        let longest = frame.width.max(frame.height);
+        let [width, height] = [frame.width, frame.height].map(|v| side(v, longest).next_multiple_of(MAX_STRIDE));
+        Size { width: room.width.max(width), height: room.height.max(height) }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::YoloConfig;
+
+    fn predictor(config: PredictConfig) -> Predictor {
+        let device = Device::flex();
+        Predictor::new(YoloConfig::new(3).init(4, &device).fuse(&device), &device, config)
+    }
+
+    fn frame(width: usize, height: usize) -> Frame {
+        let pixels = (0..width * height).map(|i| ((i % width) * 3 + (i / width) * 5) as u8).collect();
+        Frame { pixels, channels: 1, width, height }
+    }
+
+    #[test]
+    fn the_input_is_the_smallest_rectangle() {
+        let (thermal, tall, tiny) = (frame(384, 288), frame(100, 200), frame(20, 20));
+        for (frames, shape) in
+            [(vec![&thermal], [480, 640]), (vec![&thermal, &tall], [640, 640]), (vec![&tall], [640, 320]), (vec![&tiny], [640, 640])]
+        {
+            assert_eq!(predictor(PredictConfig::default()).shape(&frames), shape);
+        }
+    }
+
+    #[test]
+    fn batches_change_no_box_and_boxes_stay_in_their_frame() {
+        let loose = NmsConfig { conf: 0.0, max_det: 20, ..PredictConfig::default().nms };
+        let config = |batch| PredictConfig { imgsz: 64, batch, nms: loose.clone(), tiling: None };
+        let frames: Vec<Frame> = (0..3).map(|i| frame(90 + i, 60)).collect();
+        let frames: Vec<&Frame> = frames.iter().collect();
+        let one = predictor(config(1)).predict(&frames).unwrap();
+        let all = predictor(config(3)).predict(&frames).unwrap();
+        assert_eq!((one.len(), one.clone()), (3, all));
+        for (found, frame) in one.iter().zip(frames) {
+            assert!(!found.is_empty());
+            assert!(found.iter().all(|d| d.xyxy[0] >= 0.0 && d.xyxy[2] <= frame.width as f32 && d.xyxy[3] <= frame.height as f32));
+        }
+    }
+}

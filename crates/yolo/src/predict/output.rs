@@ -1,0 +1,136 @@
+//! What is written of a prediction: a line for a person, an object for a program, label files, crops.
+//!
+//! Class names come from a weight file, which may be a stranger's: as names of folders they lose everything that could lead elsewhere.
+
+use std::collections::{BTreeMap, HashSet};
+use std::path::PathBuf;
+
+use bellows_learner::format_g;
+use serde_json::{Value, json};
+
+use crate::boxes::{Detection, xyxy_to_xywh};
+use crate::data::{Frame, Size};
+
+/// `4 persons, 1 bus`, in the order of classes; `(no detections)`.
+pub fn sentence(found: &[Detection], names: &[String]) -> String {
+    let mut counts = BTreeMap::new();
+    found.iter().for_each(|d| *counts.entry(d.class).or_insert(0usize) += 1);
+    if counts.is_empty() {
+        return "(no detections)".into();
+    }
+    let parts = counts.into_iter().map(|(class, n)| format!("{n} {}{}", name(names, class), if n > 1 { "s" } else { "" }));
+    parts.collect::<Vec<_>>().join(", ")
+}
+
+/// One line of JSON: `image`, `frame` (of a film, from 0), `width`, `height` and `detections`, each with `class`, `name`, `confidence` and `box`
+/// (`x1`, `y1`, `x2`, `y2` in pixels).
+pub fn json_line(image: &str, frame: Option<u64>, size: Size, found: &[Detection], names: &[String]) -> String {
+    let round = |v: f32, unit: f64| (f64::from(v) * unit).round() / unit;
+    let detections = found.iter().map(|d| {
+        let [x1, y1, x2, y2] = d.xyxy.map(|v| round(v, 1e2));
+        let place = json!({ "x1": x1, "y1": y1, "x2": x2, "y2": y2 });
+        json!({ "class": d.class, "name": name(names, d.class), "confidence": round(d.score, 1e5), "box": place })
+    });
+    let mut line = json!({ "image": image, "width": size.width, "height": size.height, "detections": detections.collect::<Vec<_>>() });
+    if let Some(frame) = frame {
+        line["frame"] = Value::from(frame);
+    }
+    line.to_string()
+}
+
+/// A label file: `class x y w h` a line, normalised to the image, the confidence behind it if `conf`.
+pub fn label_lines(found: &[Detection], size: Size, conf: bool) -> String {
+    let [width, height] = [size.width, size.height].map(f64::from);
+    let line = |d: &Detection| {
+        let [x, y, w, h] = xyxy_to_xywh(d.xyxy).map(f64::from);
+        let mut numbers = vec![x / width, y / height, w / width, h / height];
+        numbers.extend(conf.then_some(f64::from(d.score)));
+        let numbers: Vec<String> = numbers.into_iter().map(|v| format_g(v, 6)).collect();
+        format!("{} {}\n", d.class, numbers.join(" "))
+    };
+    found.iter().map(line).collect()
+}
+
+/// The part of a frame that a detection covers, with a little around it (2 % and 10 pixels); `None` where nothing of it lies in the frame.
+pub fn crop(frame: &Frame, detection: &Detection) -> Option<Frame> {
+    let [x, y, w, h] = xyxy_to_xywh(detection.xyxy);
+    let [w, h] = [w, h].map(|side| side * 1.02 + 10.0);
+    let clip = |v: f32, end: usize| (v.max(0.0) as usize).min(end);
+    let (x1, x2) = (clip(x - w / 2.0, frame.width), clip(x + w / 2.0, frame.width));
+    let (y1, y2) = (clip(y - h / 2.0, frame.height), clip(y + h / 2.0, frame.height));
+    if x1 >= x2 || y1 >= y2 {
+        return None;
+    }
+    let mut part = Frame::filled(frame.channels, x2 - x1, y2 - y1, 0);
+    part.paste(frame, (x1, y1), (0, 0), x2 - x1, y2 - y1);
+    Some(part)
+}
+
+/// A class's name as the name of a folder.
+pub fn folder(names: &[String], class: u32) -> String {
+    let name = name(names, class);
+    let safe: String = name.chars().map(|c| if c.is_alphanumeric() || matches!(c, ' ' | '-' | '_') { c } else { '_' }).take(80).collect();
+    if safe.trim().is_empty() { format!("class_{class}") } else { safe }
+}
+
+fn name(names: &[String], class: u32) -> String {
+    names.get(class as usize).cloned().unwrap_or_else(|| format!("class_{class}"))
+}
+
+/// File names that nobody has had yet: images of one name from two folders do not overwrite each other.
+#[derive(Debug, Default)]
+pub struct FreshNames(HashSet<String>);
+
+impl FreshNames {
+    /// `stem`, or `stem_2`, `stem_3`, ...
+    pub fn fresh(&mut self, stem: &str) -> PathBuf {
+        let mut name = stem.to_string();
+        let mut number = 2u64;
+        while !self.0.insert(name.clone()) {
+            name = format!("{stem}_{number}");
+            number += 1;
+        }
+        name.into()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn found() -> [Detection; 3] {
+        let d = |xyxy, score, class| Detection { xyxy, score, class };
+        [d([10.0, 20.0, 30.0, 60.0], 0.9, 1), d([0.0, 0.0, 10.0, 10.0], 0.5, 0), d([5.0, 5.0, 6.0, 6.0], 0.25, 1)]
+    }
+
+    fn names() -> Vec<String> {
+        vec!["car".into(), "person".into()]
+    }
+
+    const SIZE: Size = Size { width: 100, height: 80 };
+
+    #[test]
+    fn people_and_programs_are_told() {
+        assert_eq!(sentence(&found(), &names()), "1 car, 2 persons");
+        assert_eq!(sentence(&[], &names()), "(no detections)");
+        let line: Value = serde_json::from_str(&json_line("a.jpg", Some(3), SIZE, &found()[..1], &names())).unwrap();
+        let place = json!({ "x1": 10.0, "y1": 20.0, "x2": 30.0, "y2": 60.0 });
+        assert_eq!(line["detections"], json!([{ "class": 1, "name": "person", "confidence": 0.9, "box": place }]));
+        assert_eq!((&line["frame"], &line["width"]), (&json!(3), &json!(100)));
+        assert!(!json_line("a.jpg", None, SIZE, &[], &[]).contains("frame"));
+        assert_eq!(label_lines(&found()[..2], SIZE, true), "1 0.2 0.5 0.2 0.5 0.9\n0 0.05 0.0625 0.1 0.125 0.5\n");
+        assert_eq!(label_lines(&found()[..1], SIZE, false), "1 0.2 0.5 0.2 0.5\n");
+    }
+
+    #[test]
+    fn crops_lie_in_the_frame_and_folders_in_theirs() {
+        let frame = Frame { pixels: (0..=255).cycle().take(100 * 80).collect(), channels: 1, width: 100, height: 80 };
+        let part = crop(&frame, &found()[1]).unwrap();
+        assert_eq!((part.width, part.height, part.pixels[1]), (15, 15, 1));
+        assert!(crop(&frame, &Detection { xyxy: [200.0, 0.0, 210.0, 5.0], ..found()[0] }).is_none());
+        assert_eq!(folder(&["../../etc".into()], 0), "______etc");
+        assert_eq!(folder(&[" ".into()], 0), "class_0");
+        let mut fresh = FreshNames::default();
+        assert_eq!(["a", "a", "a_2", "a"].map(|s| fresh.fresh(s).display().to_string()), ["a", "a_2", "a_2_2", "a_3"]);
+    }
+}

@@ -1,0 +1,304 @@
+//! Films and cameras, through the `ffmpeg` program: raw frames over a pipe, one way and the other.
+//!
+//! Nothing of it is linked: a machine without it cannot read films and says so in one sentence. Frames come as PPM pictures, which carry their
+//! size, already turned as the film says; what `ffmpeg` complains of becomes the error.
+
+use std::io::{BufReader, Read, Write};
+use std::path::Path;
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::thread::JoinHandle;
+
+use image::RgbImage;
+use serde_json::Value;
+
+use super::source::Input;
+use crate::data::Frame;
+use crate::data::header::MAX_SIDE;
+
+/// Why a film cannot be read or written.
+#[derive(Debug, thiserror::Error)]
+pub enum FilmError {
+    /// There is no `ffmpeg`.
+    #[error(
+        "films and cameras are read by the `ffmpeg` and `ffprobe` programs, which are not installed here (Debian: apt-get install ffmpeg)"
+    )]
+    Absent,
+    /// `ffmpeg` could not.
+    #[error("{name}: {reason}")]
+    Failed {
+        /// The film.
+        name: String,
+        /// What it said.
+        reason: String,
+    },
+}
+
+/// Frames a second, as a fraction in text, where a film does not tell.
+const RATE: &str = "25";
+/// What is kept of the complaints.
+const MAX_COMPLAINT: u64 = 4096;
+
+/// A running `ffmpeg` and what it complains of.
+struct Program {
+    child: Child,
+    complaint: Option<JoinHandle<String>>,
+    name: String,
+}
+
+impl Program {
+    fn start(command: &mut Command, name: &str) -> Result<Self, FilmError> {
+        let mut child = command.stderr(Stdio::piped()).spawn().map_err(|e| absent_or(e, name))?;
+        // Read beside the frames, or a full pipe would stop the program.
+        let complaint = child.stderr.take().map(|mut stderr| {
+            std::thread::spawn(move || {
+                let mut text = Vec::new();
+                let read = stderr.by_ref().take(MAX_COMPLAINT).read_to_end(&mut text);
+                let rest = std::io::copy(&mut stderr, &mut std::io::sink());
+                if read.and(rest).is_err() {
+                    tracing::debug!("the complaints of ffmpeg end early");
+                }
+                String::from_utf8_lossy(&text).trim().replace('\n', "; ")
+            })
+        });
+        Ok(Self { child, complaint, name: name.into() })
+    }
+
+    /// Waits for its end.
+    fn end(&mut self) -> Result<(), FilmError> {
+        let status = self.child.wait().map_err(|e| self.failed(e.to_string()))?;
+        let complaint = self.complaint.take().and_then(|thread| thread.join().ok()).unwrap_or_default();
+        if status.success() { Ok(()) } else { Err(self.failed(if complaint.is_empty() { status.to_string() } else { complaint })) }
+    }
+
+    fn failed(&self, reason: String) -> FilmError {
+        FilmError::Failed { name: self.name.clone(), reason }
+    }
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        // A program that has ended cannot be killed, and that is what is wanted.
+        self.child.kill().ok();
+        self.child.wait().ok();
+    }
+}
+
+fn absent_or(error: std::io::Error, name: &str) -> FilmError {
+    match error.kind() {
+        std::io::ErrorKind::NotFound => FilmError::Absent,
+        _ => FilmError::Failed { name: name.into(), reason: error.to_string() },
+    }
+}
+
+/// A file's name as `ffmpeg` takes it for nothing else.
+fn local(path: &Path) -> std::ffi::OsString {
+    let mut name = std::ffi::OsString::from("file:");
+    name.push(path);
+    name
+}
+
+fn input(command: &mut Command, input: &Input) {
+    match input {
+        Input::Film(path) | Input::Image(path) => command.arg("-i").arg(local(path)),
+        Input::Camera(number) => command.args(["-f", "v4l2", "-i"]).arg(format!("/dev/video{number}")),
+        Input::Stream(address) => command.arg("-i").arg(address),
+        Input::Bytes(_) => command.args(["-i", "pipe:0"]),
+    };
+}
+
+/// A film that is being read.
+pub struct Film {
+    program: Program,
+    frames: BufReader<ChildStdout>,
+    rate: String,
+    count: Option<u64>,
+}
+
+impl Film {
+    /// Starts to read.
+    ///
+    /// # Errors
+    /// [`FilmError`].
+    pub fn open(source: &Input) -> Result<Self, FilmError> {
+        let name = source.name();
+        let (rate, count) = match source {
+            Input::Film(_) => probe(source, &name)?,
+            _ => (RATE.to_string(), None),
+        };
+        let mut command = Command::new("ffmpeg");
+        command.args(["-nostdin", "-v", "error"]);
+        input(&mut command, source);
+        command.args(["-map", "0:v:0", "-f", "image2pipe", "-c:v", "ppm", "-"]).stdin(Stdio::null()).stdout(Stdio::piped());
+        let mut program = Program::start(&mut command, &name)?;
+        let stdout = program.child.stdout.take().ok_or_else(|| program.failed("no pipe".into()))?;
+        Ok(Self { program, frames: BufReader::with_capacity(1 << 20, stdout), rate, count })
+    }
+
+    /// Frames a second, as `ffmpeg` writes and reads it: `25` or `30000/1001`.
+    pub fn rate(&self) -> &str {
+        &self.rate
+    }
+
+    /// Frames in all, where the film tells.
+    pub fn count(&self) -> Option<u64> {
+        self.count
+    }
+
+    /// The next frame, in colour; `None` after the last one.
+    ///
+    /// # Errors
+    /// A film that breaks off.
+    pub fn frame(&mut self) -> Result<Option<Frame>, FilmError> {
+        match ppm(&mut self.frames) {
+            Ok(Some(frame)) => Ok(Some(frame)),
+            Ok(None) => self.program.end().map(|()| None),
+            Err(error) => Err(self.program.end().err().unwrap_or_else(|| self.program.failed(error.to_string()))),
+        }
+    }
+}
+
+/// Frames a second and their number, as the film says.
+fn probe(source: &Input, name: &str) -> Result<(String, Option<u64>), FilmError> {
+    let mut command = Command::new("ffprobe");
+    command.args(["-v", "error", "-select_streams", "v:0", "-show_entries", "stream=avg_frame_rate,nb_frames", "-of", "json"]);
+    input(&mut command, source);
+    let output = command.stdin(Stdio::null()).output().map_err(|e| absent_or(e, name))?;
+    let fault = |reason: String| FilmError::Failed { name: name.into(), reason };
+    if !output.status.success() {
+        return Err(fault(String::from_utf8_lossy(&output.stderr).trim().replace('\n', "; ")));
+    }
+    let facts: Value = serde_json::from_slice(&output.stdout).map_err(|e| fault(format!("ffprobe's answer: {e}")))?;
+    let stream = facts["streams"].get(0).ok_or_else(|| fault("there is no picture in it".into()))?;
+    let rate = stream["avg_frame_rate"].as_str().filter(|r| !r.starts_with('0')).unwrap_or(RATE);
+    Ok((rate.into(), stream["nb_frames"].as_str().and_then(|n| n.parse().ok())))
+}
+
+/// One binary PPM picture (`P6`, three numbers, bytes), or none at the end.
+fn ppm(from: &mut impl Read) -> std::io::Result<Option<Frame>> {
+    let invalid = |what: &str| std::io::Error::new(std::io::ErrorKind::InvalidData, what.to_string());
+    let mut byte = [0u8; 1];
+    if from.read(&mut byte)? == 0 {
+        return Ok(None);
+    }
+    let mut words = vec![vec![byte[0]]];
+    // Magic, width, height and maximum, each followed by one white byte.
+    while words.len() < 5 {
+        from.read_exact(&mut byte)?;
+        match words.last_mut() {
+            Some(word) if !byte[0].is_ascii_whitespace() && word.len() < 8 => word.push(byte[0]),
+            _ => words.push(Vec::new()),
+        }
+    }
+    let number = |word: &[u8]| std::str::from_utf8(word).ok().and_then(|w| w.parse::<usize>().ok());
+    let (Some(width), Some(height), Some(255)) = (number(&words[1]), number(&words[2]), number(&words[3])) else {
+        return Err(invalid("a frame has no size"));
+    };
+    if words[0] != b"P6" || width.max(height) > MAX_SIDE as usize || width * height == 0 {
+        return Err(invalid("a frame is no picture that can be read"));
+    }
+    let mut pixels = vec![0; width * height * 3];
+    from.read_exact(&mut pixels)?;
+    let plane = |c: usize| pixels.iter().skip(c).step_by(3).copied();
+    let planar = (0..3).flat_map(plane).collect();
+    Ok(Some(Frame { pixels: planar, channels: 3, width, height }))
+}
+
+/// A film that is being written.
+pub struct FilmWriter {
+    program: Program,
+    pipe: Option<ChildStdin>,
+    size: (u32, u32),
+}
+
+impl FilmWriter {
+    /// Begins an MP4 file (H.264 where `ffmpeg` has it, else its own choice) with frames of this size.
+    ///
+    /// # Errors
+    /// [`FilmError`].
+    pub fn create(path: &Path, size: (u32, u32), rate: &str) -> Result<Self, FilmError> {
+        let mut command = Command::new("ffmpeg");
+        let frame = format!("{}x{}", size.0, size.1);
+        command.args(["-nostdin", "-y", "-v", "error", "-f", "rawvideo", "-pix_fmt", "rgb24", "-s", &frame, "-r", rate, "-i", "pipe:0"]);
+        // Players want even sides and this pixel format.
+        command.args(["-vf", "pad=ceil(iw/2)*2:ceil(ih/2)*2", "-pix_fmt", "yuv420p"]).arg(local(path)).stdin(Stdio::piped());
+        let mut program = Program::start(command.stdout(Stdio::null()), &path.display().to_string())?;
+        let pipe = program.child.stdin.take();
+        Ok(Self { program, pipe, size })
+    }
+
+    /// Adds a frame.
+    ///
+    /// # Errors
+    /// A frame of another size, or an `ffmpeg` that gave up.
+    pub fn write(&mut self, frame: &RgbImage) -> Result<(), FilmError> {
+        if frame.dimensions() != self.size {
+            return Err(self.program.failed(format!("a frame of {:?} in a film of {:?}", frame.dimensions(), self.size)));
+        }
+        let written = self.pipe.as_mut().map_or(Ok(()), |pipe| pipe.write_all(frame.as_raw()));
+        written.map_err(|error| {
+            self.pipe = None;
+            self.program.end().err().unwrap_or_else(|| self.program.failed(error.to_string()))
+        })
+    }
+
+    /// Ends the file.
+    ///
+    /// # Errors
+    /// As [`write`](Self::write).
+    pub fn finish(mut self) -> Result<(), FilmError> {
+        self.pipe = None;
+        self.program.end()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pictures_follow_each_other_in_a_pipe() {
+        let mut stream: Vec<u8> = b"P6\n2 1\n255\n".iter().chain(&[1, 2, 3, 4, 5, 6]).copied().collect();
+        stream.extend(stream.clone());
+        let mut stream = stream.as_slice();
+        for _ in 0..2 {
+            let frame = ppm(&mut stream).unwrap().unwrap();
+            assert_eq!((frame.width, frame.height, frame.pixels), (2, 1, vec![1, 4, 2, 5, 3, 6]));
+        }
+        assert!(ppm(&mut stream).unwrap().is_none());
+        for broken in [
+            &b"P6\n2 1\n255\n\x01"[..],
+            b"P5\n2 1\n255\n123456",
+            b"P6\n99999 1\n255\n",
+            b"P6\nx 1\n255\n123",
+            b"P6 0 0 255 ",
+            b"P6\n2 1\n65535\n123456123456",
+        ] {
+            assert!(ppm(&mut &*broken).is_err(), "{:?}", String::from_utf8_lossy(broken));
+        }
+    }
+
+    #[test]
+    fn a_film_goes_there_and_back() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a film.mp4");
+        let mut writer = match FilmWriter::create(&path, (64, 48), "30000/1001") {
+            Err(FilmError::Absent) => return eprintln!("skipped: no ffmpeg on this machine"),
+            writer => writer.unwrap(),
+        };
+        for i in 0..5u8 {
+            writer.write(&RgbImage::from_pixel(64, 48, image::Rgb([i * 40, 100, 200]))).unwrap();
+        }
+        writer.finish().unwrap();
+        let mut film = Film::open(&Input::Film(path.clone())).unwrap();
+        assert_eq!((film.rate(), film.count()), ("30000/1001", Some(5)));
+        for i in 0..5u8 {
+            let frame = film.frame().unwrap().unwrap();
+            assert_eq!((frame.width, frame.height), (64, 48));
+            assert!((f32::from(frame.plane(0)[700]) - f32::from(i * 40)).abs() < 8.0, "{i}: {}", frame.plane(0)[700]);
+        }
+        assert!(film.frame().unwrap().is_none());
+        std::fs::write(&path, b"not a film").unwrap();
+        let refusal = Film::open(&Input::Film(path)).err().map(|e| e.to_string()).unwrap_or_default();
+        assert!(refusal.contains("a film.mp4"), "{refusal}");
+    }
+}

@@ -53,7 +53,8 @@ enum Word {
 /// A task or mode that is not there, or a key that no flag is for, as a sentence.
 pub(crate) fn translated(typed: &[String], command: &Command) -> Result<Words, String> {
     let typed = joined(typed);
-    if let Some(first) = typed.first().filter(|first| command.find_subcommand(first).is_some() && !MODES.contains(&first.as_str())) {
+    let is_ours = |first: &&String| *first == "help" || command.find_subcommand(first).is_some() && !MODES.contains(&first.as_str());
+    if let Some(first) = typed.first().filter(is_ours) {
         if first == "benchmark" && typed.iter().any(|word| pair(word).is_some()) {
             return Err("benchmark: comparing export formats is not there; `yolo-train benchmark --imgsz 640` times training steps".into());
         }
@@ -194,7 +195,9 @@ fn flag(verb: &Command, mode: &str, key: &str, value: &str) -> Result<Flag, Stri
     if let Some(arg) = flag_for(verb, key) {
         let long = arg.get_long().unwrap_or(key);
         if !matches!(arg.get_action(), ArgAction::SetTrue) {
-            return Ok(Flag::Word(if value.is_empty() { format!("--{long}") } else { format!("--{long}={value}") }));
+            // A flag that may stand alone does so.
+            let alone = value.is_empty() && arg.get_num_args().is_some_and(|n| n.min_values() == 0);
+            return Ok(Flag::Word(if alone { format!("--{long}") } else { format!("--{long}={value}") }));
         }
         return match value.to_lowercase().as_str() {
             "true" => Ok(Flag::Word(format!("--{long}"))),
@@ -284,7 +287,7 @@ mod tests {
         }
         assert_eq!(line("data=d.yaml train imgsz = 640 epochs= 3"), flags);
         assert_eq!(line("data = d.yaml imgsz =640 --epochs=3"), flags);
-        assert_eq!(line("close_mosaic=-1 name=None freeze=[1, device=0,1"), "--close-mosaic=-1 --freeze=[1, --device=0,1");
+        assert_eq!(line("close_mosaic=-1 name=None device=0,1 name= epochs=3"), "--close-mosaic=-1 --device=0,1 --name= --epochs=3");
         assert_eq!(
             line("freeze=[1,2] plots plots=False amp=True cfg=my.yaml"),
             "--freeze=1,2 --plots=true --plots=False --amp=True --config=my.yaml"
@@ -300,6 +303,7 @@ mod tests {
             "benchmark --batch 4",
             "data check a=b",
             "--help",
+            "help val",
             "val --data d.yaml --weights val",
         ] {
             assert_eq!(line(typed), typed);

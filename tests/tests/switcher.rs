@@ -61,6 +61,9 @@ fn an_args_yaml_of_theirs_is_a_config() {
 fn what_is_not_there_is_refused_in_one_sentence() {
     let dir = tempfile::tempdir().unwrap();
     tiny_data(dir.path());
+    let theirs = dir.path().join("theirs");
+    std::fs::create_dir_all(theirs.join("weights")).unwrap();
+    std::fs::write(theirs.join("args.yaml"), "mode: train\n").unwrap();
     let cases = [
         ("segment train data=tiny.yaml", "segmentation is not there"),
         ("task=obb data=tiny.yaml", "oriented boxes"),
@@ -71,6 +74,7 @@ fn what_is_not_there_is_refused_in_one_sentence() {
         ("data=tiny.yaml augment=True", "`augment` cannot be true"),
         ("data=tiny.yaml device=0,1", "several devices"),
         ("data=tiny.yaml device=99", "device '99'"),
+        ("resume model=theirs/weights/last.pt", "theirs is a run of Ultralytics"),
     ];
     for (line, words) in cases {
         let (_, error) = run(dir.path(), line, 2);

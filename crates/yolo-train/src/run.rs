@@ -7,6 +7,7 @@ use bellows_cli::{Bar, Context, Exit, Failure, Run, Session, Signals, Usage, col
 use bellows_device::{ProbeOptions, Selected};
 use bellows_kernels::{cube, set_default_lowering};
 use bellows_learner::Outcome;
+use bellows_runs::run_of;
 use bellows_settings::Layer;
 use bellows_yolo::config::{MAY_CHANGE, SETTINGS, TrainConfig};
 use bellows_yolo::data::DataConfig;
@@ -58,6 +59,7 @@ struct Settled {
 
 fn settle(args: &TrainArgs) -> Result<Settled, Failure> {
     if let Some(which) = &args.resume {
+        which.as_deref().map_or(Ok(()), of_this_program)?;
         let (path, layers) = resumed(which.as_deref(), &args.flags, &TrainConfig::default().project, &MAY_CHANGE)?;
         let (config, notes) = TrainConfig::with_notes(&layers)?;
         return Ok(Settled { config, notes, resumed: Some(path) });
@@ -75,6 +77,17 @@ fn settle(args: &TrainArgs) -> Result<Settled, Failure> {
     let layers: Vec<Layer> = [Some(dataset), file, Some(args.flags.clone())].into_iter().flatten().collect();
     let (config, notes) = TrainConfig::with_notes(&layers)?;
     Ok(Settled { config, notes, resumed: None })
+}
+
+/// Whether what is to be resumed is no run of Ultralytics, which writes its settings to a file of another name.
+fn of_this_program(part: &Path) -> Result<(), Usage> {
+    let run = run_of(part);
+    if run.join("args.yaml").is_file() && !run.join("config.yaml").exists() {
+        let run = run.display();
+        let why = "its checkpoints lack what an exact resume needs; start from what they hold";
+        return Err(Usage(format!("--resume: {run} is a run of Ultralytics: {why}, with --model {run}/weights/last.pt")));
+    }
+    Ok(())
 }
 
 /// The device, and how this process computes convolutions on it.

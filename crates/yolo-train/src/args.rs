@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use bellows_cli::{Usage, count, doctor, flag, flag_values, note, option, resume, switch, text, whole};
+use bellows_cli::{Failure, Signals, Usage, count, doctor, flag, flag_values, note, option, resume, switch, text, whole};
 use bellows_kernels::Lowering;
 use bellows_settings::{Kind, Layer};
 use bellows_yolo::bench::Benchmark;
@@ -13,12 +13,20 @@ use clap::{Arg, ArgMatches, Command, value_parser};
 use serde_json::Value;
 
 use crate::words::{Words, translated};
+use crate::{predict, val};
 
 /// The one setting of training that `benchmark` takes as it is.
 const WORKSPACE: &str = "conv_workspace_mb";
 
+/// A verb with a file of its own.
+pub(crate) type Verb = fn(&ArgMatches, &Signals) -> Result<(), Failure>;
+
+const VERBS: [(fn() -> Command, Verb); 2] = [(val::command, val::run), (predict::command, predict::run)];
+
 /// What the user asked for.
 pub(crate) enum Request {
+    /// One of [`VERBS`], and its words.
+    Verb(Verb, ArgMatches),
     /// Train: settings as typed.
     Train(TrainArgs),
     /// Time training steps.
@@ -72,9 +80,11 @@ pub(crate) fn command() -> Command {
         .about("Trains YOLOv8 on the GPU you own, or on none: survives crashes, resumes exactly, writes files other tools read.")
         .after_help(
             "Examples:\n  yolo-train --data datasets/thermal-sample.yaml\n  yolo-train --data ltdv2.yaml --imgsz 640 --batch 16 --device vulkan\n  \
-             yolo-train --resume\n  yolo-train doctor",
+             yolo-train --resume\n  yolo-train val --weights runs/detect/train/weights/best.safetensors --data datasets/thermal-sample.yaml\n  \
+             yolo-train predict --weights best.safetensors --source frames/\n  yolo-train doctor",
         )
         .args_conflicts_with_subcommands(true)
+        .subcommands(VERBS.map(|(command, _)| command()))
         .subcommand(doctor())
         .subcommand(
             Command::new("benchmark")
@@ -123,6 +133,11 @@ pub(crate) fn parse() -> Result<Request, Usage> {
 }
 
 fn request(matches: &ArgMatches, typed: Vec<String>) -> Request {
+    if let Some((name, m)) = matches.subcommand()
+        && let Some((_, run)) = VERBS.iter().find(|(command, _)| command().get_name() == name)
+    {
+        return Request::Verb(*run, m.clone());
+    }
     if let Some(("doctor", m)) = matches.subcommand() {
         return Request::Doctor { device: text(m, "device").unwrap_or_default(), reprobe: m.get_flag("reprobe") };
     }

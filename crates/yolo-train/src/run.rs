@@ -11,12 +11,13 @@ use bellows_runs::run_of;
 use bellows_settings::Layer;
 use bellows_yolo::config::{MAY_CHANGE, SETTINGS, TrainConfig};
 use bellows_yolo::data::DataConfig;
-use bellows_yolo::metrics::{DetectionMetrics, table_header};
-use bellows_yolo::{Training, TrainingData};
+use bellows_yolo::metrics::table_header;
+use bellows_yolo::{Progress, Training, TrainingData};
 use serde_json::{Map, Value, json};
 
 use crate::args::TrainArgs;
 use crate::console::Console;
+use crate::report::tell;
 
 /// Settings that a dataset, which may be a stranger's file, cannot give itself: what is read, written and run where.
 const NOT_FROM_DATA: [&str; 8] = ["data", "model", "pretrained", "allow_outside", "allow_bad", "project", "name", "exist_ok"];
@@ -27,7 +28,8 @@ pub(crate) fn train(args: &TrainArgs, signals: &Signals) -> Result<(), Failure> 
     say(&format!("Bellows {} · YOLOv8 · {}", env!("CARGO_PKG_VERSION"), config.data));
     notes.iter().for_each(|line| say(line));
     let device = device(&config, args.reprobe)?;
-    let data = open_data(&config)?;
+    let data = watched(|progress| TrainingData::open(&config, progress))?;
+    data.lines.iter().for_each(|line| say(line));
 
     let mut run = session.open(resumed.as_deref(), &config.project, &config.name, config.exist_ok)?;
     let mut training = Training::new(data, config, &device.device, device.memory, run.dir().clone())?;
@@ -91,7 +93,7 @@ fn of_this_program(part: &Path) -> Result<(), Usage> {
 }
 
 /// The device, and how this process computes convolutions on it.
-fn device(config: &TrainConfig, reprobe: bool) -> Result<Selected, Failure> {
+pub(crate) fn device(config: &TrainConfig, reprobe: bool) -> Result<Selected, Failure> {
     let lowering = config.conv.parse().context(Exit::Usage, "conv")?;
     let device = pick_device(&config.device, &ProbeOptions { reprobe, lowering: Some(lowering), ..ProbeOptions::default() })?;
     if let Some(reason) = &device.lowering_reason {
@@ -108,14 +110,14 @@ fn convolutions(device: &Selected) -> Map<String, Value> {
     fields.map(|(key, value)| (key.to_string(), value)).into_iter().collect()
 }
 
-fn open_data(config: &TrainConfig) -> Result<TrainingData, Failure> {
+/// What `open` opens, with a bar for what it says of its progress.
+pub(crate) fn watched<T, E: Into<Failure>>(open: impl FnOnce(Progress<'_>) -> Result<T, E>) -> Result<T, Failure> {
     let bar = Mutex::new(Bar::new("", 0));
-    let data = TrainingData::open(config, &|what, done, total| {
+    let opened = open(&|what, done, total| {
         bar.lock().unwrap_or_else(PoisonError::into_inner).set(what.to_string(), done as usize, total as usize);
-    })?;
+    });
     bar.into_inner().unwrap_or_else(PoisonError::into_inner).finish("");
-    data.lines.iter().for_each(|line| say(line));
-    Ok(data)
+    opened.map_err(Into::into)
 }
 
 /// The best weights are judged and drawn.
@@ -123,18 +125,9 @@ fn close(training: &mut Training, run: &Run) -> Result<(), Failure> {
     let mut bar = Bar::new("validating ", 0);
     let best = training.judge_best(&mut |done, total| bar.set(table_header(columns()), done, total))?;
     bar.finish("");
-    if let Some(metrics) = best {
-        tell(&metrics, &run.path().join("weights/best.safetensors"), training.names());
+    if let Some(validation) = best {
+        say(&format!("Best weights: {}", run.path().join("weights/best.safetensors").display()));
+        tell(&validation, training.names(), say);
     }
     Ok(())
-}
-
-fn tell(metrics: &DetectionMetrics, weights: &Path, names: &[String]) {
-    say(&format!("Best weights: {}\n{}\n{}", weights.display(), table_header(columns()), metrics.summary_row(columns())));
-    metrics.class_rows(columns(), names).iter().for_each(|row| say(row));
-    let s = metrics.speed;
-    say(&format!(
-        "Speed: {:.1}ms preprocess, {:.1}ms inference, {:.1}ms loss, {:.1}ms postprocess per image",
-        s.preprocess, s.inference, s.loss, s.postprocess
-    ));
 }

@@ -51,12 +51,7 @@ impl Detector {
     /// # Errors
     /// A file that cannot be read, holds numbers that are not finite, or is not the weights of a YOLOv8 detector.
     pub fn open(path: &Path, device: &Device) -> Result<Self, Misfit> {
-        let file = WeightFile::read(path)?;
-        let Form { config, folded } = file.form;
-        let (model, report) = file.load(file.blank(config, device))?;
-        file.must_be_whole(&report)?;
-        let names = names(&file.weights.metadata, config.nc).map_err(|reason| file.misfit(reason))?;
-        Ok(Self { model, config, folded, names, imgsz: imgsz(&file.weights.metadata) })
+        WeightFile::read(path)?.detector(device)
     }
 
     /// Its form for inference.
@@ -65,24 +60,52 @@ impl Detector {
     }
 }
 
-/// A file that was read and recognised.
-pub(crate) struct WeightFile {
+/// A file that was read and recognised, and stands on no device yet.
+pub struct WeightFile {
     path: PathBuf,
     weights: Weights,
     form: Form,
+    names: Vec<String>,
 }
 
 impl WeightFile {
-    pub(crate) fn read(path: &Path) -> Result<Self, Misfit> {
+    /// As [`Detector::open`], which does the rest.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn read(path: &Path) -> Result<Self, Misfit> {
         let misfit = |reason: String| Misfit { path: path.into(), reason };
         // The error has the path as well: only what it says of the file is wanted.
         let weights = bellows_weights::read(path).map_err(|e| misfit(e.fault.to_string()))?;
         bellows_weights::check_finite(&weights.tensors).map_err(|e| misfit(e.to_string()))?;
         let form = recognise(&weights).map_err(misfit)?;
-        Ok(Self { path: path.into(), weights, form })
+        let names = names(&weights.metadata, form.config.nc).map_err(misfit)?;
+        Ok(Self { path: path.into(), weights, form, names })
     }
 
-    pub(crate) fn config(&self) -> YoloConfig {
+    /// The model on a device.
+    ///
+    /// # Errors
+    /// A file that is not whole.
+    pub fn detector(&self, device: &Device) -> Result<Detector, Misfit> {
+        let Form { config, folded } = self.form;
+        let (model, report) = self.load(self.blank(config, device))?;
+        self.must_be_whole(&report)?;
+        Ok(Detector { model, config, folded, names: self.names.clone(), imgsz: self.imgsz() })
+    }
+
+    /// Class names by index; `class_0`, `class_1`, ... where the file has none.
+    pub fn names(&self) -> &[String] {
+        &self.names
+    }
+
+    /// The side of the images it was trained with, where the file says so.
+    pub fn imgsz(&self) -> Option<u32> {
+        imgsz(&self.weights.metadata)
+    }
+
+    /// What its model is built from.
+    pub fn config(&self) -> YoloConfig {
         self.form.config
     }
 

@@ -21,10 +21,12 @@ mod task;
 mod train;
 mod upload;
 mod validate;
+mod verdict;
 
-pub use checkpoint::{Detector, Misfit, weight_file};
+pub use checkpoint::{Detector, Misfit, WeightFile, weight_file};
 pub use predictions::Prediction;
-pub use source::{Progress, TrainingData};
+pub use source::{JudgedData, Progress, TrainingData};
 pub use task::{DetectionTask, METRICS};
 pub use train::{Report, TrainError, Training};
 pub use validate::{Shown, ValSet, Validation, validate, validate_tiled};
+pub use verdict::Verdict;

@@ -57,49 +57,94 @@ impl TrainingData {
     /// # Errors
     /// Whatever [`crate::data`] refuses, with file and line.
     pub fn open(config: &TrainConfig, progress: Progress<'_>) -> Result<Self, DataError> {
+        let mut source = Source::open(config, progress)?;
+        let (train, val) = (source.scan(Split::Train, config.fraction)?, source.scan(Split::Val, 1.0)?);
+        let fingerprint = fingerprint(&[&train, &val]);
+        let labels = train.all_labels().to_vec();
+        let channels = source.data.channels;
+        let (train, val) = (YoloDataset::new(train, channels), YoloDataset::new(val, channels));
+        let (train_sizes, sizes) = (train.sizes(), val.sizes());
+        let (train, val) = (source.cached(train)?, ValSet::with_sizes(source.cached(val)?, sizes));
+        let (names, lines) = (source.names(), source.lines);
+        Ok(Self { train, train_sizes, val, names, channels: channels as usize, labels, fingerprint, lines })
+    }
+}
+
+/// One split, to judge a model on.
+pub struct JudgedData {
+    /// Its samples.
+    pub set: ValSet,
+    /// Class names by index.
+    pub names: Vec<String>,
+    /// What a person wants to know about the data.
+    pub lines: Vec<String>,
+}
+
+impl JudgedData {
+    /// A split of what a `data.yaml` describes, for a network with `channels` input channels.
+    ///
+    /// # Errors
+    /// As [`TrainingData::open`].
+    pub fn open(config: &TrainConfig, split: Split, channels: usize, progress: Progress<'_>) -> Result<Self, DataError> {
+        let mut source = Source::open(config, progress)?;
+        let set = YoloDataset::new(source.scan(split, 1.0)?, channels as u32);
+        let sizes = set.sizes();
+        Ok(Self { set: ValSet::with_sizes(source.cached(set)?, sizes), names: source.names(), lines: source.lines })
+    }
+}
+
+/// A description of data that is being opened.
+struct Source<'a> {
+    config: &'a TrainConfig,
+    data: DataConfig,
+    progress: Progress<'a>,
+    lines: Vec<String>,
+}
+
+impl<'a> Source<'a> {
+    fn open(config: &'a TrainConfig, progress: Progress<'a>) -> Result<Self, DataError> {
         let data = DataConfig::load(Path::new(&config.data), config.allow_outside.as_deref().unwrap_or_default())?;
         let mut lines = Vec::new();
         let drawn = |done, total| progress("drawing sample frames", done, total);
         if let Some(Generated::Written(n)) = data.generator.as_ref().map(|spec| generate(spec, &data.root, &drawn)).transpose()? {
             lines.push(format!("sample: drew {n} frames in {}", data.root.display()));
         }
+        Ok(Self { config, data, progress, lines })
+    }
+
+    fn names(&self) -> Vec<String> {
+        if self.config.single_cls { vec!["item".into()] } else { self.data.names.clone() }
+    }
+
+    fn scan(&mut self, split: Split, fraction: f64) -> Result<Scan, DataError> {
         let options = ScanOptions {
-            single_cls: config.single_cls,
-            classes: config.classes.clone(),
-            allow_bad: config.allow_bad,
+            fraction,
+            single_cls: self.config.single_cls,
+            classes: self.config.classes.clone(),
+            allow_bad: self.config.allow_bad,
             ..ScanOptions::default()
         };
-        let mut scanned = |split: Split, fraction: f64| -> Result<Scan, DataError> {
-            let options = ScanOptions { fraction, ..options.clone() };
-            let scan = scan(&data, split, &options, &|done, total| progress(&format!("{}: scanning", split.key()), done, total))?;
-            lines.push(scan_line(split, &scan));
-            lines.extend(scan.bad.iter().take(20).map(|bad| format!("{}: ignored {bad}", split.key())));
-            if scan.all_labels().is_empty() {
-                lines.push(format!("{}: warning: no labels at all, nothing can be learnt from these images", split.key()));
+        let scan = scan(&self.data, split, &options, &|done, total| (self.progress)(&format!("{}: scanning", split.key()), done, total))?;
+        self.lines.push(scan_line(split, &scan));
+        self.lines.extend(scan.bad.iter().take(20).map(|bad| format!("{}: ignored {bad}", split.key())));
+        if scan.all_labels().is_empty() {
+            self.lines.push(format!("{}: warning: no labels at all, nothing can be learnt from these images", split.key()));
+        }
+        Ok(scan)
+    }
+
+    /// The images where `cache` wants them.
+    fn cached(&self, set: YoloDataset) -> Result<Arc<dyn Dataset<Item>>, DataError> {
+        let imgsz = self.config.imgsz as u32;
+        let caching = |done, total| (self.progress)("caching images", done, total);
+        Ok(match self.config.cache {
+            Cache::Off => Arc::new(set),
+            Cache::Ram => Arc::new(RamCache::new(&set, imgsz, &caching)?),
+            Cache::Disk => {
+                let none = || DataError::Invalid("cache=disk: this user has no cache folder (is HOME set?)".into());
+                Arc::new(DiskCache::new(set, &default_dir().ok_or_else(none)?.join("images"), imgsz, &caching)?)
             }
-            Ok(scan)
-        };
-        let (train, val) = (scanned(Split::Train, config.fraction)?, scanned(Split::Val, 1.0)?);
-        let fingerprint = fingerprint(&[&train, &val]);
-        let labels = train.all_labels().to_vec();
-        let (train, val) = (YoloDataset::new(train, data.channels), YoloDataset::new(val, data.channels));
-        let (train_sizes, sizes) = (train.sizes(), val.sizes());
-        let imgsz = config.imgsz as u32;
-        let caching = |done, total| progress("caching images", done, total);
-        let cached = |set: YoloDataset| -> Result<Arc<dyn Dataset<Item>>, DataError> {
-            Ok(match config.cache {
-                Cache::Off => Arc::new(set),
-                Cache::Ram => Arc::new(RamCache::new(&set, imgsz, &caching)?),
-                Cache::Disk => {
-                    let dir = default_dir()
-                        .ok_or_else(|| DataError::Invalid("cache=disk: this user has no cache folder (is HOME set?)".into()))?;
-                    Arc::new(DiskCache::new(set, &dir.join("images"), imgsz, &caching)?)
-                }
-            })
-        };
-        let names = if config.single_cls { vec!["item".into()] } else { data.names.clone() };
-        let (train, val) = (cached(train)?, ValSet::with_sizes(cached(val)?, sizes));
-        Ok(Self { train, train_sizes, val, names, channels: data.channels as usize, labels, fingerprint, lines })
+        })
     }
 }
 

@@ -16,13 +16,13 @@ use crate::config::{MAY_CHANGE, TrainConfig};
 use crate::data::batch::rect_train_batches;
 use crate::data::stages::Stages;
 use crate::data::{DataError, Item, Reordered};
-use crate::metrics::DetectionMetrics;
 use crate::model::Yolo;
 use crate::model::summary::Convolution;
 use crate::pictures;
 use crate::source::{self, Start, TrainingData};
 use crate::task::DetectionTask;
-use crate::validate::{ValSet, validate};
+use crate::validate::{ValSet, Validation, validate};
+use crate::verdict::Verdict;
 
 /// Why training could not start or end.
 #[derive(Debug, thiserror::Error)]
@@ -168,7 +168,7 @@ impl Training {
     ///
     /// # Errors
     /// See [`TrainError`].
-    pub fn judge_best(&mut self, progress: &mut dyn FnMut(usize, usize)) -> Result<Option<DetectionMetrics>, TrainError> {
+    pub fn judge_best(&mut self, progress: &mut dyn FnMut(usize, usize)) -> Result<Option<Validation>, TrainError> {
         let path = self.learner.dir().weights().join("best.safetensors");
         let device = self.device.clone().without_autodiff();
         let model = WeightFile::read(&path)?.exactly(self.learner.ema_model())?;
@@ -179,19 +179,18 @@ impl Training {
             judged => judged.map_err(TrainError::Validation)?,
         };
         validation.unreadable.iter().for_each(|unreadable| tracing::warn!("left out of the validation: {unreadable}"));
-        if self.config.save_json {
-            let bytes = serde_json::to_vec(&validation.predictions).map_err(|e| TrainError::Validation(e.into()))?;
-            self.learner.write(RunFile { path: "predictions.json".into(), bytes });
-        }
-        if self.config.plots {
-            self.keep(pictures::closing(&validation, &self.names));
+        let verdict = Verdict::new(&validation, &self.names);
+        let (files, drawn) = (verdict.files(self.config.save_json), self.config.plots.then(|| verdict.pictures()));
+        self.keep(files);
+        if let Some(drawn) = drawn {
+            self.keep(drawn);
             match std::fs::read_to_string(self.learner.dir().results()) {
                 Ok(csv) => self.keep(pictures::results(&csv).map(|file| vec![file])),
                 Err(error) => tracing::warn!("results.csv: {error}"),
             }
         }
         self.learner.finish()?;
-        Ok(Some(validation.metrics))
+        Ok(Some(validation))
     }
 }
 

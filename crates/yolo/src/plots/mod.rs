@@ -11,7 +11,7 @@ mod labels;
 mod results;
 
 pub use annotate::{Annotator, Ink};
-pub use bellows_plots::PlotError;
+pub use bellows_plots::{PlotError, encode};
 pub use confusion::confusion_matrix;
 pub use curves::CurveKind;
 pub use grid::{GridBox, GridImage, image_grid};

@@ -70,11 +70,6 @@ impl Predictor {
         &self.config
     }
 
-    /// Channels that frames are brought to.
-    pub fn channels(&self) -> usize {
-        self.model.channels()
-    }
-
     /// Network input, height and width, of a batch of frames.
     pub fn shape(&self, frames: &[&Frame]) -> [usize; 2] {
         let shape = network_shape(frames, self.config.imgsz);
@@ -109,11 +104,12 @@ impl Predictor {
     /// One pass through the network.
     fn views(&self, frames: &[&Frame]) -> Result<Vec<Vec<Detection>>, PredictError> {
         let shape = network_shape(frames, self.config.imgsz);
-        let channels = frames.iter().map(|f| f.channels).max().unwrap_or(1);
+        let channels = frames.iter().map(|f| f.channels).max().unwrap_or(1).min(self.model.channels());
         let (mut pixels, mut places) = (Vec::new(), Vec::<Letterbox>::new());
         for frame in frames {
             let (fitted, place) = letterbox(frame, frame.size(), shape, true)?;
-            pixels.extend(fitted.with_channels(channels).pixels);
+            let fitted = if channels == 1 { fitted.to_gray() } else { fitted.with_channels(channels) };
+            pixels.extend(fitted.pixels);
             places.push(place);
         }
         let input = [frames.len(), channels, shape.height as usize, shape.width as usize];

@@ -1,0 +1,168 @@
+//! What `predict` leaves: lines, label files, crops, images and films with boxes drawn.
+
+use std::path::{Path, PathBuf};
+
+use bellows_cli::{Context, Exit, Failure, Usage, note, say};
+use bellows_yolo::boxes::Detection;
+use bellows_yolo::data::Frame;
+use bellows_yolo::plots::{Annotator, GridBox, Ink, encode};
+use bellows_yolo::predict::output::{FreshNames, crop, folder, json_line, label_lines, sentence};
+use bellows_yolo::predict::video::FilmWriter;
+use image::RgbImage;
+
+use crate::shots::{Seen, Shot};
+
+/// What is to be written.
+pub(crate) struct Wanted {
+    /// Where to; `None` where nothing is.
+    pub(crate) folder: Option<PathBuf>,
+    /// Images and films with boxes.
+    pub(crate) images: bool,
+    /// Label files.
+    pub(crate) labels: bool,
+    /// Confidences in them.
+    pub(crate) confidences: bool,
+    /// Crops.
+    pub(crate) crops: bool,
+    /// JSON lines on stdout.
+    pub(crate) json: bool,
+    /// What is drawn.
+    pub(crate) ink: Ink,
+}
+
+/// Writes results in the order they come.
+pub(crate) struct Results {
+    wanted: Wanted,
+    sources: usize,
+    names: Vec<String>,
+    annotator: Annotator,
+    fresh: FreshNames,
+    fresh_crops: FreshNames,
+    film: Option<(usize, FilmWriter)>,
+    looked_at: usize,
+    skipped: usize,
+    labels: usize,
+    milliseconds: f64,
+}
+
+impl Results {
+    pub(crate) fn new(wanted: Wanted, sources: usize, names: Vec<String>) -> Self {
+        let annotator = Annotator::new(wanted.ink);
+        let (fresh, fresh_crops) = (FreshNames::default(), FreshNames::default());
+        Self { wanted, sources, names, annotator, fresh, fresh_crops, film: None, looked_at: 0, skipped: 0, labels: 0, milliseconds: 0.0 }
+    }
+
+    /// The next result.
+    pub(crate) fn take(&mut self, seen: Seen) -> Result<(), Failure> {
+        match seen {
+            Seen::Skipped(reason) => {
+                self.skipped += 1;
+                note(&format!("skipped {reason}"));
+                Ok(())
+            }
+            Seen::Shot(shot, found, milliseconds) => {
+                self.looked_at += 1;
+                self.milliseconds += milliseconds;
+                self.tell(&shot, &found, milliseconds);
+                self.write(&shot, &found)
+            }
+        }
+    }
+
+    fn tell(&self, shot: &Shot, found: &[Detection], milliseconds: f64) {
+        let frame = shot.film.as_ref().map(|(number, _)| *number);
+        if self.wanted.json {
+            return say(&json_line(&shot.name, frame, shot.frame.size(), found, &self.names));
+        }
+        let (what, number) = (if frame.is_some() { "video" } else { "image" }, shot.input + 1);
+        let frame = frame.map_or_else(String::new, |n| format!(" (frame {})", n + 1));
+        let size = format!("{}x{}", shot.frame.height, shot.frame.width);
+        let seen = sentence(found, &self.names);
+        say(&format!("{what} {number}/{}{frame} {}: {size} {seen}, {milliseconds:.1}ms", self.sources, shot.name));
+    }
+
+    fn write(&mut self, shot: &Shot, found: &[Detection]) -> Result<(), Failure> {
+        let Some(root) = self.wanted.folder.clone() else { return Ok(()) };
+        let stem = match &shot.film {
+            // The film itself has the name; each of its frames is numbered.
+            Some((number, _)) => format!("{}_{}", shot.stem, number + 1).into(),
+            None => self.fresh.fresh(&shot.stem),
+        };
+        if self.wanted.labels && !found.is_empty() {
+            let lines = label_lines(found, shot.frame.size(), self.wanted.confidences);
+            save(&root.join("labels").join(&stem).with_added_extension("txt"), lines.as_bytes())?;
+            self.labels += 1;
+        }
+        if self.wanted.crops {
+            for detection in found {
+                let Some(part) = crop(&shot.frame, detection) else { continue };
+                let name = self.fresh_crops.fresh(&format!("{}/{}", folder(&self.names, detection.class), stem.display()));
+                let path = root.join("crops").join(name).with_added_extension("jpg");
+                save(&path, &encode(&rgb(&part), &path).context(Exit::Failed, path.display())?)?;
+            }
+        }
+        if self.wanted.images { self.draw(&root, &stem, shot, found) } else { Ok(()) }
+    }
+
+    fn draw(&mut self, root: &Path, stem: &Path, shot: &Shot, found: &[Detection]) -> Result<(), Failure> {
+        let mut image = rgb(&shot.frame);
+        let boxes: Vec<GridBox> = found.iter().map(|d| GridBox { xyxy: d.xyxy, class: d.class, score: Some(d.score) }).collect();
+        let name = Path::new(&shot.name);
+        self.annotator.draw(&mut image, &boxes, &self.names, name).context(Exit::Failed, &shot.name)?;
+        let Some((_, rate)) = &shot.film else {
+            let jpeg = name.extension().is_some_and(|e| ["jpg", "jpeg"].iter().any(|known| e.eq_ignore_ascii_case(known)));
+            let path = root.join(stem).with_added_extension(if jpeg { "jpg" } else { "png" });
+            return save(&path, &encode(&image, &path).context(Exit::Failed, path.display())?);
+        };
+        if self.film.as_ref().is_none_or(|(input, _)| *input != shot.input) {
+            self.end_film()?;
+            let path = root.join(self.fresh.fresh(&shot.stem)).with_added_extension("mp4");
+            let writer = FilmWriter::create(&path, image.dimensions(), rate).context(Exit::Failed, path.display())?;
+            self.film = Some((shot.input, writer));
+        }
+        match &mut self.film {
+            Some((_, writer)) => writer.write(&image).context(Exit::Failed, &shot.name),
+            None => Ok(()),
+        }
+    }
+
+    fn end_film(&mut self) -> Result<(), Failure> {
+        self.film.take().map_or(Ok(()), |(_, writer)| writer.finish().context(Exit::Failed, "ending a film"))
+    }
+
+    /// The last words.
+    pub(crate) fn end(mut self, seconds: f64) -> Result<(), Failure> {
+        self.end_film()?;
+        if self.looked_at == 0 {
+            return Err(Usage(format!("none of {} sources can be read", self.sources)).into());
+        }
+        let tell = if self.wanted.json { note } else { say };
+        let network = self.milliseconds / self.looked_at as f64;
+        tell(&format!("{} images in {seconds:.2} s: {network:.1} ms an image in the network", self.looked_at));
+        if self.skipped > 0 {
+            tell(&format!("{} skipped", self.skipped));
+        }
+        if let Some(folder) = &self.wanted.folder {
+            let labels = if self.labels > 0 {
+                format!(", {} label files in {}", self.labels, folder.join("labels").display())
+            } else {
+                String::new()
+            };
+            tell(&format!("Results saved to {}{labels}", folder.display()));
+        }
+        Ok(())
+    }
+}
+
+/// These are many small files that can be made again: they are not forced to the disk one by one.
+fn save(path: &Path, bytes: &[u8]) -> Result<(), Failure> {
+    let folder = path.parent().unwrap_or(Path::new("."));
+    std::fs::create_dir_all(folder).and_then(|()| std::fs::write(path, bytes)).context(Exit::Failed, path.display())
+}
+
+fn rgb(frame: &Frame) -> RgbImage {
+    let plane = |c: usize| frame.plane(c.min(frame.channels - 1));
+    let [r, g, b] = [plane(0), plane(1), plane(2)];
+    let at = |x: u32, y: u32| y as usize * frame.width + x as usize;
+    RgbImage::from_fn(frame.width as u32, frame.height as u32, |x, y| image::Rgb([r, g, b].map(|p| p[at(x, y)])))
+}

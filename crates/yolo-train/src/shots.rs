@@ -1,0 +1,71 @@
+//! Frames, decoded ahead of whoever looks at them, in the order of their sources.
+
+use std::error::Error;
+use std::sync::mpsc::SyncSender;
+
+use bellows_yolo::boxes::Detection;
+use bellows_yolo::data::{Frame, decode, decode_file};
+use bellows_yolo::predict::source::Input;
+use bellows_yolo::predict::video::{Film, FilmError};
+
+/// A frame and where it is from.
+pub(crate) struct Shot {
+    /// Index of its source.
+    pub(crate) input: usize,
+    /// What it is called.
+    pub(crate) name: String,
+    /// What files of it are called.
+    pub(crate) stem: String,
+    /// Of a film: its number from 0, and frames a second as `ffmpeg` writes them.
+    pub(crate) film: Option<(u64, String)>,
+    /// Its pixels.
+    pub(crate) frame: Frame,
+}
+
+/// What comes from one thread to the next.
+pub(crate) enum Seen {
+    /// A frame, and once it was looked at what is on it and the milliseconds that took.
+    Shot(Box<Shot>, Vec<Detection>, f64),
+    /// A source that cannot be read.
+    Skipped(String),
+}
+
+/// Decodes every source; a receiver that is gone ends it.
+pub(crate) fn read(inputs: &[Input], stride: u64, to: &SyncSender<Seen>) {
+    for (index, input) in inputs.iter().enumerate() {
+        let shot = |film, frame| {
+            let shot = Shot { input: index, name: input.name(), stem: input.stem(), film, frame };
+            Seen::Shot(Box::new(shot), Vec::new(), 0.0)
+        };
+        let skipped = |error: &dyn Error| {
+            let reason = error.source().map_or_else(|| error.to_string(), |cause| format!("{error}: {cause}"));
+            let name = input.name();
+            Seen::Skipped(if reason.contains(&name) { reason } else { format!("{name}: {reason}") })
+        };
+        let sent = match input {
+            Input::Image(path) => to.send(decode_file(path).map_or_else(|e| skipped(&e), |frame| shot(None, frame))),
+            Input::Bytes(bytes) => to.send(decode(bytes, "-").map_or_else(|e| skipped(&e), |frame| shot(None, frame))),
+            Input::Film(_) | Input::Camera(_) | Input::Stream(_) => {
+                let each = |number, rate: &str, frame| to.send(shot(Some((number, rate.to_string())), frame)).is_ok();
+                film(input, stride, each).map_or_else(|error| to.send(skipped(&error)), |()| Ok(()))
+            }
+        };
+        if sent.is_err() {
+            return;
+        }
+    }
+}
+
+/// Every `stride`-th frame, until `each` has enough.
+fn film(input: &Input, stride: u64, mut each: impl FnMut(u64, &str, Frame) -> bool) -> Result<(), FilmError> {
+    let mut film = Film::open(input)?;
+    let rate = film.rate().to_string();
+    let mut number = 0;
+    while let Some(frame) = film.frame()? {
+        if number % stride == 0 && !each(number, &rate, frame) {
+            break;
+        }
+        number += 1;
+    }
+    Ok(())
+}

@@ -1,0 +1,119 @@
+//! What the verbs share that use weights and train nothing: which weights, which settings, how images are tiled, where results go.
+
+use std::path::{Path, PathBuf};
+
+use bellows_cli::{Context, Exit, Failure, Usage, flag, flag_values, note, option, text};
+use bellows_learner::RunFile;
+use bellows_runs::write_atomic;
+use bellows_settings::{Layer, Setting};
+use bellows_yolo::config::{SETTINGS, TrainConfig};
+use bellows_yolo::predict::tiles::{Merge, MergeBy, Tiling};
+use bellows_yolo::{WeightFile, weight_file};
+use clap::builder::PossibleValuesParser;
+use clap::{Arg, ArgMatches, value_parser};
+use serde_json::{Map, Value, json};
+
+/// Settings of training that a verb has too, with defaults of its own.
+pub(crate) struct Share {
+    names: &'static [&'static str],
+    defaults: Map<String, Value>,
+}
+
+impl Share {
+    /// These settings; `defaults` are those that differ from training's.
+    pub(crate) fn new(names: &'static [&'static str], defaults: Value) -> Self {
+        Self { names, defaults: defaults.as_object().cloned().unwrap_or_default() }
+    }
+
+    fn table(&self) -> impl Iterator<Item = &'static Setting> {
+        SETTINGS.iter().filter(|s| self.names.contains(&s.key()))
+    }
+
+    /// Their flags.
+    pub(crate) fn flags(&self) -> Vec<Arg> {
+        let mut defaults = serde_json::to_value(TrainConfig::default()).unwrap_or_default();
+        self.defaults.iter().for_each(|(name, value)| defaults[name] = value.clone());
+        self.table().map(|s| flag(s, &defaults)).collect()
+    }
+
+    /// Their values: defaults, what the weights say (`imgsz`), flags.
+    ///
+    /// # Errors
+    /// A value of the wrong kind, a rule that is broken.
+    pub(crate) fn settle(&self, matches: &ArgMatches, weights: &WeightFile) -> Result<TrainConfig, Failure> {
+        let layer = |origin: &str, values| Layer { origin: origin.into(), values };
+        let trained = weights.imgsz().filter(|&n| n > 0).map(|n| ("imgsz".to_string(), json!(n.next_multiple_of(32))));
+        let flags = flag_values(self.table().map(|s| (s.key(), s.read)), matches);
+        let layers = [
+            layer("defaults", self.defaults.clone()),
+            layer("the weights' metadata", trained.into_iter().collect()),
+            layer("command line", flags),
+        ];
+        let (config, notes) = TrainConfig::with_notes(&layers)?;
+        notes.iter().for_each(|line| note(line));
+        Ok(config)
+    }
+}
+
+/// `--weights FILE`.
+pub(crate) fn weights_flag() -> Arg {
+    let help = "Weights to use: a .pt, .safetensors or .onnx file of a YOLOv8 detector, or a folder that has only one";
+    option("weights", help).value_name("FILE").visible_alias("model")
+}
+
+/// What `--weights` names.
+///
+/// # Errors
+/// Nothing named, or a folder with several.
+pub(crate) fn weights_path(matches: &ArgMatches) -> Result<PathBuf, Failure> {
+    let path = text(matches, "weights").ok_or_else(|| Usage("--weights FILE is required: the detector to use (see --help)".into()))?;
+    Ok(weight_file(Path::new(&path))?)
+}
+
+/// `--tile`, `--overlap`, `--merge`, `--merge-threshold`.
+pub(crate) fn tiling_flags() -> [Arg; 4] {
+    let heading = "Tiles";
+    [
+        option("tile", "Look at images also in tiles of this side in pixels, for small objects")
+            .value_name("N")
+            .value_parser(value_parser!(u32)),
+        option("overlap", "Part of a tile that the next one shows too")
+            .value_name("X")
+            .default_value("0.2")
+            .value_parser(value_parser!(f64)),
+        option("merge", "When boxes of tiles are one object: by intersection over the smaller box, or over the union (NMS)")
+            .default_value("ios")
+            .value_parser(PossibleValuesParser::new(["ios", "nms"])),
+        option("merge-threshold", "Above which they are").value_name("X").default_value("0.5").value_parser(value_parser!(f64)),
+    ]
+    .map(|arg| arg.help_heading(heading))
+}
+
+/// What they say; none without `--tile`.
+///
+/// # Errors
+/// Numbers out of range.
+pub(crate) fn tiling(matches: &ArgMatches) -> Result<Option<Tiling>, Failure> {
+    let Some(&side) = matches.get_one::<u32>("tile") else { return Ok(None) };
+    let number = |name: &str| matches.get_one::<f64>(name).copied().unwrap_or_default();
+    let (overlap, threshold) = (number("overlap"), number("merge-threshold"));
+    if side < 32 || !(0.0..=0.9).contains(&overlap) || !(0.0..=1.0).contains(&threshold) {
+        return Err(Usage("--tile is at least 32, --overlap 0 to 0.9, --merge-threshold 0 to 1".into()).into());
+    }
+    let by = if text(matches, "merge").as_deref() == Some("nms") { MergeBy::Nms } else { MergeBy::Ios };
+    // How many boxes are kept and whether across classes, NMS says.
+    let merge = Merge { by, threshold, agnostic: false, max_det: usize::MAX };
+    Ok(Some(Tiling { side: side as usize, overlap, merge }))
+}
+
+/// Writes results into their folder.
+///
+/// # Errors
+/// A file that cannot be written.
+pub(crate) fn keep(folder: &Path, files: &[RunFile]) -> Result<(), Failure> {
+    for file in files {
+        let path = folder.join(&file.path);
+        write_atomic(&path, &file.bytes).context(Exit::Failed, path.display())?;
+    }
+    Ok(())
+}

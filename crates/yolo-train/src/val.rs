@@ -1,0 +1,130 @@
+//! `yolo-train val`: how good weights are on a split of a data set.
+
+use std::path::Path;
+
+use bellows_cli::{Bar, Failure, Signals, Usage, columns, join_pool, note, option, say, switch, text};
+use bellows_learner::EvalContext;
+use bellows_runs::results_dir;
+use bellows_yolo::config::TrainConfig;
+use bellows_yolo::data::Split;
+use bellows_yolo::metrics::table_header;
+use bellows_yolo::{JudgedData, TrainError, Verdict, WeightFile, validate, validate_tiled};
+use clap::builder::PossibleValuesParser;
+use clap::{ArgMatches, Command};
+use serde_json::json;
+
+use crate::report::tell;
+use crate::run::{device, watched};
+use crate::used::{Share, keep, tiling, tiling_flags, weights_flag, weights_path};
+
+fn share() -> Share {
+    let names = &[
+        "data",
+        "imgsz",
+        "batch",
+        "single_cls",
+        "classes",
+        "cache",
+        "allow_bad",
+        "allow_outside",
+        "device",
+        "conv",
+        "conv_workspace_mb",
+        "workers",
+        "project",
+        "name",
+        "exist_ok",
+        "plots",
+        "conf",
+        "iou",
+        "max_det",
+        "agnostic_nms",
+        "save_json",
+    ];
+    Share::new(names, json!({ "name": "val" }))
+}
+
+pub(crate) fn command() -> Command {
+    Command::new("val")
+        .about("Judges weights on a split of a data set: mAP, curves, confusion, AP by object size")
+        .arg(weights_flag())
+        .arg(
+            option("split", "Which images of the data set")
+                .default_value("val")
+                .value_parser(PossibleValuesParser::new(["train", "val", "test"])),
+        )
+        .args(share().flags())
+        .args(tiling_flags())
+        .arg(switch("json", "Print one JSON object on stdout, and what is for people on stderr"))
+}
+
+pub(crate) fn run(matches: &ArgMatches, _: &Signals) -> Result<(), Failure> {
+    let tell_people = if matches.get_flag("json") { note } else { say };
+    let path = weights_path(matches)?;
+    join_pool(0)?;
+    let weights = WeightFile::read(&path)?;
+    let config = share().settle(matches, &weights)?;
+    if config.data.is_empty() {
+        return Err(Usage("--data FILE is required: a data.yaml that names the images and classes (see --help)".into()).into());
+    }
+    let split = match text(matches, "split").as_deref() {
+        Some("train") => Split::Train,
+        Some("test") => Split::Test,
+        _ => Split::Val,
+    };
+    let tiling = tiling(matches)?;
+    let device = device(&config, false)?;
+    let model = weights.detector(&device.device)?.fuse(&device.device);
+    let data = watched(|progress| JudgedData::open(&config, split, model.channels(), progress))?;
+    data.lines.iter().for_each(|line| tell_people(line));
+    must_fit(&weights, &data.names, &config, &path)?;
+
+    let mut bar = Bar::new("validating ", 0);
+    let mut progress = |done, total| bar.set(table_header(columns()), done, total);
+    let mut context =
+        EvalContext { device: &device.device, workers: config.workers, epoch: 0, progress: &mut progress, interrupted: &|| false };
+    let validation = match tiling {
+        Some(tiling) => validate_tiled(&model, &data.set, tiling, &config, &mut context),
+        None => validate(&model, &data.set, &config, &mut context),
+    };
+    bar.finish("");
+    let validation = validation.map_err(TrainError::Validation)?;
+    validation.unreadable.iter().for_each(|reason| note(&format!("left out: {reason}")));
+    tell(&validation, &data.names, tell_people);
+
+    let verdict = Verdict::new(&validation, &data.names);
+    let folder = results_dir(Path::new(&config.project), &config.name, config.exist_ok)?;
+    keep(&folder, &verdict.files(config.save_json).map_err(TrainError::Validation)?)?;
+    if config.plots {
+        match verdict.pictures() {
+            Ok(pictures) => keep(&folder, &pictures)?,
+            Err(error) => note(&format!("warning: {error}")),
+        }
+    }
+    tell_people(&format!("Results saved to {}", folder.display()));
+    if matches.get_flag("json") {
+        let mut object = verdict.json();
+        let about = [
+            ("weights", path.display().to_string()),
+            ("data", config.data),
+            ("split", split.key().into()),
+            ("folder", folder.display().to_string()),
+        ];
+        object.extend(about.map(|(name, value)| (name.to_string(), value.into())));
+        say(&serde_json::Value::Object(object).to_string());
+    }
+    Ok(())
+}
+
+/// That the classes are the same; other names for them are only said.
+fn must_fit(weights: &WeightFile, names: &[String], config: &TrainConfig, path: &Path) -> Result<(), Failure> {
+    let (ours, theirs) = (weights.names(), names);
+    if config.single_cls || ours == theirs {
+        return Ok(());
+    }
+    if ours.len() != theirs.len() {
+        return Err(Usage(format!("{} is for {} classes, {} has {}", path.display(), ours.len(), config.data, theirs.len())).into());
+    }
+    note(&format!("warning: classes by index are called {ours:?} in the weights and {theirs:?} in the data"));
+    Ok(())
+}

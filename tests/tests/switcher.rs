@@ -42,6 +42,13 @@ fn a_script_of_theirs_trains_and_is_resumed_by_its_weights() {
         assert!(out.contains("is finished: nothing to resume"), "{line}: {out}");
     }
     assert!(!dir.path().join("runs/detect/w2").exists());
+
+    let model = "model=runs/detect/w/weights/best.safetensors";
+    let (out, said) =
+        run(dir.path(), &format!("detect val {model} data=tiny.yaml single_cls half=True imgsz=64 device=cpu plots=False"), 0);
+    assert!(out.contains("mAP50-95") && said.contains("half=True: f32 is computed"), "{out}\n{said}");
+    run(dir.path(), &format!("predict {model} source=tiny/images/val imgsz=64 conf=0.0001 save=False save_txt=True device=cpu"), 0);
+    assert!(dir.path().join("runs/detect/predict/labels").is_dir());
 }
 
 #[test]

@@ -144,24 +144,18 @@ pub(crate) enum Instead {
 
 use Instead::{Refused, Told};
 
-const DRAWN: &str = "boxes are drawn in one way, with names and confidences";
 const FORMATS: &str = "belongs to export formats that are not there";
 
 /// By name, for val, predict and export alike.
-const INSTEAD: &[(&str, Instead)] = &[
+pub(crate) const INSTEAD: &[(&str, Instead)] = &[
     ("half", Told("f32 is computed: half precision is not proven on the devices this is for")),
     ("compile", Told("belongs to PyTorch; the kernels here are compiled already")),
     ("dnn", Told("belongs to OpenCV, which is not used here")),
     ("verbose", Told("the console has one form; BELLOWS_LOG sets the level of the log")),
     ("rect", Told("an image is letterboxed to its own rectangle in any case")),
-    ("workers", Told("as many threads read images as there are cores")),
     ("show", Told("no window is opened: look at the files that are written")),
     ("stream_buffer", Told("every frame of a source is taken in turn")),
     ("retina_masks", Told("belongs to segmentation")),
-    ("show_labels", Told(DRAWN)),
-    ("show_conf", Told(DRAWN)),
-    ("show_boxes", Told(DRAWN)),
-    ("line_width", Told(DRAWN)),
     ("simplify", Told("the graph is written without anything to simplify")),
     ("workspace", Told(FORMATS)),
     ("keras", Told(FORMATS)),
@@ -169,6 +163,10 @@ const INSTEAD: &[(&str, Instead)] = &[
     ("fraction", Told("is for calibrating int8, which is not there")),
     ("int8", Refused("quantisation is not there")),
     ("opset", Refused("files are written in opset 17")),
+    ("cfg", Refused("a verb that trains nothing reads no file of settings")),
+    ("save_txt", Refused("`yolo-train predict` writes labels of what is seen")),
+    ("save_conf", Refused("`yolo-train predict` writes labels of what is seen")),
+    ("save_frames", Refused("a film is written as a film")),
     ("augment", Refused("each image is seen once, as it is")),
     ("visualize", Refused("maps of features are not drawn")),
     ("embed", Refused("features are not given out")),

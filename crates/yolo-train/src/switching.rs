@@ -10,7 +10,7 @@ use clap::{Arg, Command};
 use serde_json::{Map, Value};
 
 use crate::args::command;
-use crate::peer::{ARGUMENTS, Argument, Instead, instead};
+use crate::peer::{ARGUMENTS, Argument, INSTEAD, Instead, instead};
 use crate::words::flag_for;
 
 const RENEW: &str = "BELLOWS_BLESS=1 cargo test --release -p yolo-train switching";
@@ -82,6 +82,7 @@ fn in_training(argument: &Argument, defaults: &Value) -> String {
 fn in_verb(argument: &Argument, mode: &str, verb: &Command) -> String {
     match (argument.name, flag_for(verb, argument.name).and_then(Arg::get_long)) {
         ("task" | "mode", _) => "a word".into(),
+        ("imgsz", Some(_)) => "same, default what the weights were trained with".into(),
         (name, Some(long)) if long.replace('-', "_") == name => "same".into(),
         (_, Some(long)) => format!("`--{long}`"),
         (_, None) => match instead(argument, mode) {
@@ -135,10 +136,19 @@ fn every_argument_is_a_setting_or_absent_with_a_reason() {
         let is_setting = SETTINGS.iter().any(|s| s.key() == argument.name);
         assert!(is_setting != absent(argument.name).is_some(), "{}", argument.name);
     }
-    // What a run of there adds to its args.yaml.
+    // What a run of there adds to its args.yaml, or added once.
     let unknown: Vec<_> = ABSENT.iter().map(|a| a.name).filter(|name| ARGUMENTS.iter().all(|a| a.name != *name)).collect();
-    assert_eq!(unknown, ["save_dir"]);
+    assert_eq!(unknown, ["save_dir", "label_smoothing", "save_hybrid", "crop_fraction"]);
     assert!(DIFFERS.iter().all(|(name, _)| SETTINGS.iter().any(|s| s.key() == argument(name).name)));
+}
+
+#[test]
+fn no_reason_is_kept_for_what_every_verb_has() {
+    let command = command();
+    for (name, _) in INSTEAD {
+        let lacks = |mode: &&str| command.find_subcommand(mode).is_none_or(|verb| flag_for(verb, name).is_none());
+        assert!(["val", "predict", "export"].iter().filter(|mode| argument(name).is_for(mode)).any(lacks), "{name} is a flag by now");
+    }
 }
 
 #[test]

@@ -33,9 +33,10 @@ const F32: &str = "training and validation are f32, since half precision is not 
                    factors where the processor can";
 const NOT_DETECTION: &str = "belongs to segmentation, pose or classification";
 const NOT_TRAINING: &str = "does nothing in training, here as there";
+const OF_OLD: &str = "is of older releases; Ultralytics drops it too";
 const OF_VERBS: &str = "is not for training, which judges its best weights in one way";
 
-/// Every argument of Ultralytics' training that is not in [`super::SETTINGS`].
+/// Every argument of Ultralytics' training that is not in [`super::SETTINGS`], and what older releases wrote into an `args.yaml`.
 pub const ABSENT: &[Absent] = &[
     Absent { name: "task", taken: Only(&["\"detect\""]), reason: "this program trains detectors" },
     Absent { name: "mode", taken: Only(&["\"train\""]), reason: "this program trains" },
@@ -83,6 +84,9 @@ pub const ABSENT: &[Absent] = &[
     Absent { name: "workspace", taken: Any, reason: NOT_TRAINING },
     Absent { name: "nms", taken: Told(OFF), reason: NOT_TRAINING },
     Absent { name: "tracker", taken: Any, reason: NOT_TRAINING },
+    Absent { name: "label_smoothing", taken: Told(&["0.0", "0"]), reason: OF_OLD },
+    Absent { name: "save_hybrid", taken: Told(OFF), reason: OF_OLD },
+    Absent { name: "crop_fraction", taken: Told(&["1.0", "1"]), reason: OF_OLD },
 ];
 
 impl Absent {

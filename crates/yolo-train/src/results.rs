@@ -4,11 +4,9 @@ use std::path::{Path, PathBuf};
 
 use bellows_cli::{Context, Exit, Failure, Usage, note, say};
 use bellows_yolo::boxes::Detection;
-use bellows_yolo::data::Frame;
 use bellows_yolo::plots::{Annotator, GridBox, Ink, encode};
 use bellows_yolo::predict::output::{FreshNames, crop, folder, json_line, label_lines, sentence};
 use bellows_yolo::predict::video::FilmWriter;
-use image::RgbImage;
 
 use crate::shots::{Seen, Shot};
 
@@ -98,14 +96,14 @@ impl Results {
                 let Some(part) = crop(&shot.frame, detection) else { continue };
                 let name = self.fresh_crops.fresh(&format!("{}/{}", folder(&self.names, detection.class), stem.display()));
                 let path = root.join("crops").join(name).with_added_extension("jpg");
-                save(&path, &encode(&rgb(&part), &path).context(Exit::Failed, path.display())?)?;
+                save(&path, &encode(&part.to_rgb(), &path).context(Exit::Failed, path.display())?)?;
             }
         }
         if self.wanted.images { self.draw(&root, &stem, shot, found) } else { Ok(()) }
     }
 
     fn draw(&mut self, root: &Path, stem: &Path, shot: &Shot, found: &[Detection]) -> Result<(), Failure> {
-        let mut image = rgb(&shot.frame);
+        let mut image = shot.frame.to_rgb();
         let boxes: Vec<GridBox> = found.iter().map(|d| GridBox { xyxy: d.xyxy, class: d.class, score: Some(d.score) }).collect();
         let name = Path::new(&shot.name);
         self.annotator.draw(&mut image, &boxes, &self.names, name).context(Exit::Failed, &shot.name)?;
@@ -158,11 +156,4 @@ impl Results {
 fn save(path: &Path, bytes: &[u8]) -> Result<(), Failure> {
     let folder = path.parent().unwrap_or(Path::new("."));
     std::fs::create_dir_all(folder).and_then(|()| std::fs::write(path, bytes)).context(Exit::Failed, path.display())
-}
-
-fn rgb(frame: &Frame) -> RgbImage {
-    let plane = |c: usize| frame.plane(c.min(frame.channels - 1));
-    let [r, g, b] = [plane(0), plane(1), plane(2)];
-    let at = |x: u32, y: u32| y as usize * frame.width + x as usize;
-    RgbImage::from_fn(frame.width as u32, frame.height as u32, |x, y| image::Rgb([r, g, b].map(|p| p[at(x, y)])))
 }

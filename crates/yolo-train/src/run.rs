@@ -44,7 +44,7 @@ pub(crate) fn train(args: &TrainArgs, signals: &Signals) -> Result<(), Failure> 
         say(&format!("\n{} epochs completed in {:.3} hours", report.epochs, report.elapsed_s / 3600.0));
     }
     if run.close(report.outcome) {
-        close(&mut training, &run)?;
+        close(&mut training, &run, &device)?;
     }
     run.end();
     Ok(())
@@ -120,10 +120,20 @@ pub(crate) fn watched<T, E: Into<Failure>>(open: impl FnOnce(Progress<'_>) -> Re
     opened.map_err(Into::into)
 }
 
+/// The device as a page tells of it.
+pub(crate) fn machine(device: &Selected) -> Vec<(String, String)> {
+    let mut rows =
+        vec![("device".into(), format!("{} ({})", device.backend, device.name)), ("convolutions".into(), device.lowering.name().into())];
+    rows.extend(device.fallback.iter().chain(&device.lowering_reason).map(|reason| ("because".into(), reason.clone())));
+    rows.extend(device.memory.map(|bytes| ("memory".into(), format!("{:.1} GiB", bytes as f64 / f64::from(1 << 30)))));
+    rows.push(("Bellows".into(), env!("CARGO_PKG_VERSION").into()));
+    rows
+}
+
 /// The best weights are judged and drawn.
-fn close(training: &mut Training, run: &Run) -> Result<(), Failure> {
+fn close(training: &mut Training, run: &Run, device: &Selected) -> Result<(), Failure> {
     let mut bar = Bar::new("validating ", 0);
-    let best = training.judge_best(&mut |done, total| bar.set(table_header(columns()), done, total))?;
+    let best = training.judge_best(machine(device), &mut |done, total| bar.set(table_header(columns()), done, total))?;
     bar.finish("");
     if let Some(validation) = best {
         say(&format!("Best weights: {}", run.path().join("weights/best.safetensors").display()));

@@ -55,6 +55,15 @@ impl Share {
     }
 }
 
+impl Share {
+    /// Their values as text.
+    pub(crate) fn told(&self, config: &TrainConfig) -> Vec<(String, String)> {
+        let all = serde_json::to_value(config).unwrap_or_default();
+        let text = |value: &Value| value.as_str().map_or_else(|| value.to_string(), str::to_string);
+        self.table().map(|s| (s.key().to_string(), text(&all[s.name]))).collect()
+    }
+}
+
 /// `--weights FILE`.
 pub(crate) fn weights_flag() -> Arg {
     let help = "Weights to use: a .pt, .safetensors or .onnx file of a YOLOv8 detector, or a folder that has only one";

@@ -2,19 +2,19 @@
 
 use std::path::Path;
 
-use bellows_cli::{Bar, Failure, Signals, Usage, columns, join_pool, note, option, say, switch, text};
+use bellows_cli::{Bar, Context, Exit, Failure, Signals, Usage, columns, join_pool, note, option, say, switch, text};
 use bellows_learner::EvalContext;
 use bellows_runs::results_dir;
 use bellows_yolo::config::TrainConfig;
 use bellows_yolo::data::Split;
 use bellows_yolo::metrics::table_header;
-use bellows_yolo::{JudgedData, TrainError, Verdict, WeightFile, validate, validate_tiled};
+use bellows_yolo::{JudgedData, Page, TrainError, Verdict, WeightFile, validate, validate_tiled};
 use clap::builder::PossibleValuesParser;
 use clap::{ArgMatches, Command};
 use serde_json::json;
 
 use crate::report::tell;
-use crate::run::{device, watched};
+use crate::run::{device, machine, watched};
 use crate::used::{Share, keep, tiling, tiling_flags, weights_flag, weights_path};
 
 fn share() -> Share {
@@ -96,10 +96,12 @@ pub(crate) fn run(matches: &ArgMatches, _: &Signals) -> Result<(), Failure> {
     let folder = results_dir(Path::new(&config.project), &config.name, config.exist_ok)?;
     keep(&folder, &verdict.files(config.save_json).map_err(TrainError::Validation)?)?;
     if config.plots {
-        match verdict.pictures() {
-            Ok(pictures) => keep(&folder, &pictures)?,
-            Err(error) => note(&format!("warning: {error}")),
-        }
+        let title = format!("{} on {} ({})", path.display(), config.data, split.key());
+        let facts = [("Machine", machine(&device)), ("Settings", share().told(&config))];
+        let page =
+            Page { title: &title, facts: &facts, history: None, validation: &validation, set: &data.set, names: &data.names, samples: &[] };
+        keep(&folder, &verdict.pictures().context(Exit::Failed, "drawing")?)?;
+        keep(&folder, &[page.file().map_err(TrainError::Validation)?])?;
     }
     tell_people(&format!("Results saved to {}", folder.display()));
     if matches.get_flag("json") {

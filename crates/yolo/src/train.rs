@@ -9,6 +9,7 @@ use bellows_settings::SettingsError;
 use burn::data::dataset::Dataset;
 use burn::module::Module;
 use burn::tensor::Device;
+use serde_json::Value;
 
 use crate::boxes::Label;
 use crate::checkpoint::{Misfit, WeightFile};
@@ -18,6 +19,7 @@ use crate::data::stages::Stages;
 use crate::data::{DataError, Item, Reordered};
 use crate::model::Yolo;
 use crate::model::summary::Convolution;
+use crate::page::Page;
 use crate::pictures;
 use crate::source::{self, Start, TrainingData};
 use crate::task::DetectionTask;
@@ -163,12 +165,16 @@ impl Training {
         }
     }
 
-    /// Validates the best weights of a run and draws the pictures; `progress` gets (done, total) images. `None` when the Learner is stopped
-    /// before it is done: it can be done again.
+    /// Validates the best weights of a run, draws the pictures and makes the page of it, on which `machine` is told; `progress` gets (done, total)
+    /// images. `None` when the Learner is stopped before it is done: it can be done again.
     ///
     /// # Errors
     /// See [`TrainError`].
-    pub fn judge_best(&mut self, progress: &mut dyn FnMut(usize, usize)) -> Result<Option<Validation>, TrainError> {
+    pub fn judge_best(
+        &mut self,
+        machine: Vec<(String, String)>,
+        progress: &mut dyn FnMut(usize, usize),
+    ) -> Result<Option<Validation>, TrainError> {
         let path = self.learner.dir().weights().join("best.safetensors");
         let device = self.device.clone().without_autodiff();
         let model = WeightFile::read(&path)?.exactly(self.learner.ema_model())?;
@@ -179,19 +185,40 @@ impl Training {
             judged => judged.map_err(TrainError::Validation)?,
         };
         validation.unreadable.iter().for_each(|unreadable| tracing::warn!("left out of the validation: {unreadable}"));
-        let verdict = Verdict::new(&validation, &self.names);
-        let (files, drawn) = (verdict.files(self.config.save_json), self.config.plots.then(|| verdict.pictures()));
-        self.keep(files);
-        if let Some(drawn) = drawn {
-            self.keep(drawn);
+        self.keep(Verdict::new(&validation, &self.names).files(self.config.save_json));
+        if self.config.plots {
+            self.keep(Verdict::new(&validation, &self.names).pictures());
             match std::fs::read_to_string(self.learner.dir().results()) {
-                Ok(csv) => self.keep(pictures::results(&csv).map(|file| vec![file])),
+                Ok(csv) => {
+                    self.keep(pictures::results(&csv).map(|file| vec![file]));
+                    let page = self.page(&validation, &csv, machine);
+                    self.keep(page.map(|file| vec![file]));
+                }
                 Err(error) => tracing::warn!("results.csv: {error}"),
             }
         }
         self.learner.finish()?;
         Ok(Some(validation))
     }
+
+    /// `report.html`.
+    fn page(&self, validation: &Validation, history: &str, machine: Vec<(String, String)>) -> Result<RunFile, TaskError> {
+        let dir = self.learner.dir().path();
+        let batches = (0..3).map(|i| format!("train_batch{i}.jpg")).chain((0..3).map(|i| format!("train_batch_closed{i}.jpg")));
+        let samples: Vec<_> = batches.filter_map(|name| Some((name.clone(), std::fs::read(dir.join(&name)).ok()?))).collect();
+        let facts = [("Machine", machine), ("Settings", settings(&self.config))];
+        let title = format!("{}: YOLOv8 on {}", dir.display(), self.config.data);
+        let (set, names, history) = (&self.val, &self.names[..], Some(history));
+        Page { title: &title, facts: &facts, history, validation, set, names, samples: &samples }.file()
+    }
+}
+
+/// Every setting as it would be written.
+fn settings(config: &TrainConfig) -> Vec<(String, String)> {
+    let all = serde_json::to_value(config).unwrap_or_default();
+    let text = |value: &Value| value.as_str().map_or_else(|| value.to_string(), str::to_string);
+    let name = |name: &String| name.trim_end_matches('_').to_string();
+    all.as_object().into_iter().flatten().map(|(key, value)| (name(key), text(value))).collect()
 }
 
 /// Settings that change what a run computes, and the data: a checkpoint must agree on them.

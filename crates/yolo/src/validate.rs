@@ -12,7 +12,7 @@ use crate::boxes::{Detection, GroundTruth, Label, xywh_to_xyxy};
 use crate::config::TrainConfig;
 use crate::data::{Batch, DataError, Item, Letterbox, RectBatch, Size, Target, rect_batches, val_batch};
 use crate::loss::DetectionLoss;
-use crate::metrics::{CocoEvaluator, CocoMetrics, ConfusionMatrix, DetectionMetrics, Evaluator, NmsConfig, Speed, nms};
+use crate::metrics::{CocoEvaluator, CocoMetrics, ConfusionMatrix, DetectionMetrics, Evaluator, NmsConfig, Speed, match_detections, nms};
 use crate::model::Fused;
 use crate::predict::tiles::Tiling;
 use crate::predict::{PredictConfig, Predictor};
@@ -40,6 +40,11 @@ impl ValSet {
         let size = |i| data.get(i).map(|item| item.original);
         let sizes = (0..data.len()).map(size).collect::<Result<_, _>>()?;
         Ok(Self { data, sizes })
+    }
+
+    /// One of its images.
+    pub(crate) fn item(&self, index: usize) -> Result<Item, TaskError> {
+        Ok(self.data.get(index)?)
     }
 
     /// Number of images.
@@ -79,12 +84,32 @@ pub struct Validation {
     pub predictions: Vec<Prediction>,
     /// Images that cannot be read, and why: they count in nothing else.
     pub unreadable: Vec<String>,
+    /// The images with the most mistakes, worst first.
+    pub cases: Vec<Case>,
+}
+
+/// An image with mistakes at confidence 0.25 (or the `conf` that was given) and IoU 0.5. Boxes are in parts of the image's sides.
+pub struct Case {
+    /// Index into the set.
+    pub index: usize,
+    /// File name.
+    pub name: String,
+    /// Objects that were not found.
+    pub missed: usize,
+    /// Detections that are none.
+    pub mistaken: usize,
+    /// What was detected.
+    pub found: Vec<Detection>,
+    /// What is there.
+    pub truths: Vec<GroundTruth>,
 }
 
 /// Network inputs are multiples of this.
 const MAX_STRIDE: u32 = 32;
 /// Batches whose pictures are drawn.
 const SHOWN: usize = 3;
+/// Images with mistakes that are remembered.
+const CASES: usize = 24;
 
 /// Runs `model` over `set`.
 ///
@@ -130,7 +155,7 @@ pub fn validate(model: &Fused, set: &ValSet, config: &TrainConfig, context: &mut
                 decoded.par_chunks(per_image).map(|pred| nms(pred, nc, per_image / (4 + nc), &suppression)).collect();
             for (image, found) in detections.iter().enumerate() {
                 let truths = truths_of(&batch, image as u32, width as f32, height as f32);
-                judge.image(&batch.names[image], found, &truths, &batch.letterboxes[image]);
+                judge.image((batch.indices[image], &batch.names[image]), found, &truths, &batch.letterboxes[image]);
             }
             lap(3);
             done += count;
@@ -166,6 +191,7 @@ pub fn validate_tiled(
             if (context.interrupted)() {
                 return Err(Box::new(Interrupted));
             }
+            let index = done;
             done += 1;
             match item {
                 Err(error) => unreadable.push(error.to_string()),
@@ -175,7 +201,7 @@ pub fn validate_tiled(
                     inference += clock.elapsed().as_secs_f64();
                     let size = [item.frame.width as f32, item.frame.height as f32];
                     let truths: Vec<_> = item.labels.iter().map(|l| GroundTruth::new(l.class, l.xywh, size)).collect();
-                    judge.image(&item.name, &found, &truths, &Letterbox::none(item.frame.size()));
+                    judge.image((index, &item.name), &found, &truths, &Letterbox::none(item.frame.size()));
                 }
             }
             (context.progress)(done, set.len());
@@ -203,7 +229,10 @@ struct Judge<'a> {
     evaluator: Evaluator,
     coco: CocoEvaluator,
     confusion: ConfusionMatrix,
+    /// Confidence from which a mistake is one.
+    sure: f32,
     predictions: Vec<Prediction>,
+    cases: Vec<Case>,
 }
 
 /// What a walk over a set leaves beside the counts.
@@ -218,13 +247,14 @@ struct Walk {
 impl<'a> Judge<'a> {
     fn new(nc: usize, config: &'a TrainConfig) -> Self {
         // The matrix is for people: at validation's own threshold it would be all false alarms.
-        let usual = config.conf == TrainConfig::default().conf;
-        let confusion = ConfusionMatrix::new(nc, if usual { 0.25 } else { config.conf as f32 }, 0.45);
-        Self { config, evaluator: Evaluator::new(nc), coco: CocoEvaluator::new(nc), confusion, predictions: Vec::new() }
+        let sure = if config.conf == TrainConfig::default().conf { 0.25 } else { config.conf as f32 };
+        let confusion = ConfusionMatrix::new(nc, sure, 0.45);
+        let (evaluator, coco) = (Evaluator::new(nc), CocoEvaluator::new(nc));
+        Self { config, evaluator, coco, confusion, sure, predictions: Vec::new(), cases: Vec::new() }
     }
 
     /// `found` and `truths` in network pixels; `place` says how the image came there.
-    fn image(&mut self, name: &str, found: &[Detection], truths: &[GroundTruth], place: &Letterbox) {
+    fn image(&mut self, (index, name): (usize, &str), found: &[Detection], truths: &[GroundTruth], place: &Letterbox) {
         let class = |d: &Detection| if self.config.single_cls { 0 } else { d.class };
         let found: Vec<Detection> = found.iter().map(|d| Detection { class: class(d), ..*d }).collect();
         self.evaluator.add_image(&found, truths);
@@ -232,9 +262,27 @@ impl<'a> Judge<'a> {
         let truths: Vec<_> = truths.iter().map(|t| GroundTruth { xyxy: place.to_original(t.xyxy), ..*t }).collect();
         let there: Vec<_> = found.iter().map(|d| Detection { xyxy: place.to_original(d.xyxy), ..*d }).collect();
         self.coco.add_image(&there, &truths);
+        self.remember((index, name), &there, &truths, place.original);
         if self.config.save_json {
             self.predictions.extend(found.iter().map(|d| Prediction::new(name, d, place)));
         }
+    }
+
+    /// Keeps the image if it is among the worst so far. Boxes are in the pixels of its file.
+    fn remember(&mut self, (index, name): (usize, &str), found: &[Detection], truths: &[GroundTruth], size: Size) {
+        let sure: Vec<Detection> = found.iter().filter(|d| d.score > self.sure).copied().collect();
+        let right = match_detections(&sure, truths).iter().filter(|hits| hits[0]).count();
+        let (missed, mistaken) = (truths.len() - right, sure.len() - right);
+        let place = self.cases.iter().position(|c| c.missed + c.mistaken < missed + mistaken).unwrap_or(self.cases.len());
+        if missed + mistaken == 0 || place == CASES {
+            return;
+        }
+        let [width, height] = [size.width, size.height].map(|v| v.max(1) as f32);
+        let part = |[x1, y1, x2, y2]: [f32; 4]| [x1 / width, y1 / height, x2 / width, y2 / height];
+        let found = sure.iter().map(|d| Detection { xyxy: part(d.xyxy), ..*d }).collect();
+        let truths = truths.iter().map(|t| GroundTruth { xyxy: part(t.xyxy), ..*t }).collect();
+        self.cases.insert(place, Case { index, name: name.into(), missed, mistaken, found, truths });
+        self.cases.truncate(CASES);
     }
 
     fn sum_up(self, walk: Walk, total: usize) -> Result<Validation, TaskError> {
@@ -253,6 +301,7 @@ impl<'a> Judge<'a> {
             shown: walk.shown,
             predictions: self.predictions,
             unreadable: walk.unreadable,
+            cases: self.cases,
         })
     }
 }

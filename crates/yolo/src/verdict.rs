@@ -120,12 +120,13 @@ impl<'a> Verdict<'a> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use crate::boxes::{Detection, GroundTruth};
     use crate::metrics::{CocoEvaluator, ConfusionMatrix, Evaluator};
 
-    fn validation() -> Validation {
+    /// Of three classes, of which the second does not occur.
+    pub(crate) fn validation() -> Validation {
         let (mut evaluator, mut coco) = (Evaluator::new(3), CocoEvaluator::new(3));
         let truths = [(0, [0.0, 0.0, 20.0, 20.0]), (2, [0.0, 0.0, 200.0, 200.0])].map(|(class, xyxy)| GroundTruth { class, xyxy });
         let found = [Detection { xyxy: [0.0, 0.0, 20.0, 20.0], score: 0.9, class: 0 }];
@@ -140,6 +141,7 @@ mod tests {
             shown: Vec::new(),
             predictions: Vec::new(),
             unreadable: Vec::new(),
+            cases: Vec::new(),
         }
     }
 

@@ -1,5 +1,7 @@
 //! Pixels on the host: an 8-bit image and its size.
 
+use image::{Rgb, RgbImage};
+
 /// Width and height in pixels.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Size {
@@ -38,6 +40,13 @@ impl Frame {
     /// Width and height.
     pub fn size(&self) -> Size {
         Size { width: self.width as u32, height: self.height as u32 }
+    }
+
+    /// As the image crates have it; gray becomes three equal channels.
+    pub fn to_rgb(&self) -> RgbImage {
+        let [r, g, b] = [0, 1, 2].map(|c: usize| self.plane(c.min(self.channels - 1)));
+        let at = |x: u32, y: u32| y as usize * self.width + x as usize;
+        RgbImage::from_fn(self.width as u32, self.height as u32, |x, y| Rgb([r, g, b].map(|p| p[at(x, y)])))
     }
 
     /// Channel `c` as rows.

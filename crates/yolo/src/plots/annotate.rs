@@ -47,7 +47,7 @@ impl Annotator {
     /// When a name cannot be drawn.
     pub fn draw(&mut self, image: &mut RgbImage, boxes: &[GridBox], names: &[String], path: &Path) -> Result<(), PlotError> {
         let sides = f64::from(image.width() + image.height()) / 2.0;
-        let width = self.ink.line_width.unwrap_or((sides * 0.003).round() as u32).max(1);
+        let width = self.width(image);
         let mut order: Vec<&GridBox> = boxes.iter().filter(|b| b.xyxy.iter().all(|v| v.is_finite())).collect();
         order.sort_by(|a, b| a.score.unwrap_or(1.0).total_cmp(&b.score.unwrap_or(1.0)));
         if self.ink.boxes {
@@ -65,6 +65,16 @@ impl Annotator {
             imageops::replace(image, plate, x, y);
         }
         Ok(())
+    }
+
+    /// Frames without names, in one colour.
+    pub fn frame(&self, image: &mut RgbImage, boxes: &[[f32; 4]], color: [u8; 3]) {
+        boxes.iter().for_each(|&xyxy| outline(image, xyxy, self.width(image), Rgb(color)));
+    }
+
+    fn width(&self, image: &RgbImage) -> u32 {
+        let usual = f64::from(image.width() + image.height()) / 2.0 * 0.003;
+        self.ink.line_width.unwrap_or(usual.round() as u32).max(1)
     }
 
     /// The name, and the confidence in hundredths, on the class's colour.

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use bellows_cli::{Context, Exit, Failure, Usage, flag, flag_values, option, text};
+use bellows_cli::{Context, Exit, Failure, Usage, flag, flag_values, note, option, text};
 use bellows_learner::RunFile;
 use bellows_runs::write_atomic;
 use bellows_settings::{Layer, Setting};
@@ -50,7 +50,9 @@ impl Share {
             layer("the weights' metadata", imgsz.into_iter().chain(range).collect()),
             layer("command line", flags),
         ];
-        Ok(TrainConfig::from_layers(&layers)?)
+        let (config, notes) = TrainConfig::with_notes(&layers)?;
+        notes.iter().for_each(|line| note(line));
+        Ok(config)
     }
 }
 

@@ -179,7 +179,7 @@ fn cached(config: &TrainConfig, set: YoloDataset, progress: Progress<'_>) -> Res
 }
 
 fn class_names(config: &TrainConfig, data: &DataConfig) -> Vec<String> {
-    if config.single_cls { vec!["object".into()] } else { data.names.clone() }
+    if config.single_cls { vec!["item".into()] } else { data.names.clone() }
 }
 
 fn levels_line(normalisation: Normalisation) -> String {

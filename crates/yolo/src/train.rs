@@ -114,6 +114,7 @@ impl Training {
             rect: rect.iter().map(|b| b.shape).collect(),
             config: config.clone(),
             names: names.clone(),
+            channels,
             val: val.clone(),
             pictures: config.plots,
         };

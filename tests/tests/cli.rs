@@ -31,7 +31,7 @@ fn mistakes_get_one_sentence_and_code_2() {
         (&["--data", "nonames.yaml"], &["nonames.yaml", "names"]),
         (&["--data", "tiny.yaml", "--epoks", "3"], &["--epoks", "--epochs"]),
         (&["--data", "tiny.yaml", "--config", "bad.yaml"], &["bad.yaml", "`epoch`", "`epochs`"]),
-        (&["--data", "tiny.yaml", "--imgsz", "100"], &["imgsz 100", "32"]),
+        (&["--data", "tiny.yaml", "--imgsz", "0"], &["imgsz 0", "32"]),
         (&["--data", "tiny.yaml", "--epochs", "many"], &["epochs", "many"]),
         (&["--data", "tiny.yaml", "--box", "x"], &["`box`", "x"]),
         (&["--data", "tiny.yaml", "--lr0", "nan"], &["`lr0`", "nan"]),

@@ -10,7 +10,11 @@ use crate::{Context, Failure, note};
 /// # Errors
 /// A name that is none, or a named device that is absent or fails its probe.
 pub fn pick_device(device: &str, options: &ProbeOptions) -> Result<Selected, Failure> {
-    let device = select(&device.parse()?, options)?;
+    let request: DeviceRequest = device.parse()?;
+    let device = select(&request, options)?;
+    if let DeviceRequest::Card(number) = request {
+        note(&format!("device: {number} counts this machine's accelerators, the strongest first; `doctor` prints their own names"));
+    }
     match &device.fallback {
         Some(reason) => note(&format!("device: CPU ({}) — {reason}", device.name)),
         None => note(&format!("device: {} ({})", device.backend, device.name)),

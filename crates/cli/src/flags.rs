@@ -55,7 +55,9 @@ pub fn switch(name: &'static str, help: &'static str) -> Arg {
 
 /// `--resume [RUN_DIR]`.
 pub fn resume() -> Arg {
-    option("resume", "Go on with a run: this directory, or the newest one under the project").value_name("RUN_DIR").num_args(0..=1)
+    option("resume", "Go on with a run: this directory (or weights in it), or the newest one under the project")
+        .value_name("RUN_DIR")
+        .num_args(0..=1)
 }
 
 /// `doctor [--device D] [--reprobe]`.

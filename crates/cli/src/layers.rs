@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use bellows_exit::Exit;
-use bellows_runs::{find_latest_run, read_bounded, write_atomic};
+use bellows_runs::{find_latest_run, read_bounded, run_of, write_atomic};
 use bellows_settings::{Layer, Setting};
 use serde::Serialize;
 use serde_json::{Map, Value};
@@ -33,7 +33,7 @@ pub fn yaml_text(origin: &str, text: &str) -> Result<Layer, Failure> {
     Ok(Layer { origin: origin.into(), values })
 }
 
-/// `--resume`: the run's directory (`which`, or the newest under `--project`) with the settings it was begun with, below the flags.
+/// `--resume`: the run's directory (`which` or what it is a part of, or the newest under `--project`) with the settings it was begun with, below the flags.
 ///
 /// # Errors
 /// No run, no `config.yaml`, or a flag that is not one of `may_change`, as [`Usage`].
@@ -42,7 +42,7 @@ pub fn resumed(which: Option<&Path>, flags: &Layer, project: &str, may_change: &
     let typed = flags.values.shift_remove("project");
     let project = typed.as_ref().and_then(Value::as_str).unwrap_or(project);
     let latest = || find_latest_run(Path::new(project)).ok_or_else(|| Usage(format!("--resume: no run with checkpoints under {project}")));
-    let dir = which.map_or_else(latest, |dir| Ok(dir.to_owned()))?;
+    let dir = which.map_or_else(latest, |part| Ok(run_of(part).to_owned()))?;
     let file = dir.join(CONFIG);
     if let Some(key) = flags.values.keys().find(|key| !may_change.contains(&key.as_str())) {
         return Err(Usage(format!("--{key} cannot change when a run is resumed; it stands in {}", file.display())).into());

@@ -131,10 +131,11 @@ impl fmt::Display for Adapter {
     }
 }
 
-/// The adapter `auto` and a backend named without an index use: the best hardware one, the earlier of two equals.
-pub(crate) fn best_hardware(adapters: &[Adapter]) -> Option<&Adapter> {
-    let hardware = adapters.iter().filter(|adapter| adapter.kind != AdapterKind::Software);
-    hardware.min_by_key(|adapter| (adapter.kind, std::cmp::Reverse(adapter.memory), adapter.index))
+/// The hardware adapters, the best one first, which `auto` and a backend named without an index use; of two equals the earlier.
+pub(crate) fn best_hardware(adapters: &[Adapter]) -> Vec<&Adapter> {
+    let mut hardware: Vec<&Adapter> = adapters.iter().filter(|adapter| adapter.kind != AdapterKind::Software).collect();
+    hardware.sort_by_key(|adapter| (adapter.kind, std::cmp::Reverse(adapter.memory), adapter.index));
+    hardware
 }
 
 #[cfg(test)]
@@ -151,9 +152,8 @@ pub(crate) mod tests {
     fn the_best_adapter_is_discrete_large_and_never_software() {
         use AdapterKind::{Discrete, Integrated, Software};
         let software = adapter(0, Software, Some(1 << 40));
-        assert_eq!(best_hardware(std::slice::from_ref(&software)), None);
+        assert!(best_hardware(std::slice::from_ref(&software)).is_empty());
         let list = [software, adapter(1, Integrated, None), adapter(2, Discrete, Some(4)), adapter(3, Discrete, Some(8))];
-        assert_eq!(best_hardware(&list).unwrap().index, 3);
-        assert_eq!(best_hardware(&list[..2]).unwrap().index, 1);
+        assert_eq!(best_hardware(&list).iter().map(|adapter| adapter.index).collect::<Vec<_>>(), [3, 2, 1]);
     }
 }

@@ -37,6 +37,16 @@ pub enum DeviceError {
         /// The adapters there are.
         found: String,
     },
+    /// Fewer cards than that.
+    #[error("{backend} has no card {rank}, counted from 0; found: {found}")]
+    TooFew {
+        /// The backend asked.
+        backend: Backend,
+        /// The number asked for.
+        rank: usize,
+        /// The adapters there are.
+        found: String,
+    },
     /// Only software adapters, and none was named.
     #[error("{backend} offers only software adapters ({found}), which are slower than the cpu device; to use one all the same, name it")]
     SoftwareOnly {
@@ -44,6 +54,14 @@ pub enum DeviceError {
         backend: Backend,
         /// The adapters there are, each with the name to use.
         found: String,
+    },
+    /// A number alone, and no card of that number has proved itself.
+    #[error("device '{number}': there is no such card, or none that can be used: {reason}; 'cpu' is the processor")]
+    NoCard {
+        /// The number.
+        number: usize,
+        /// What was tried.
+        reason: String,
     },
     /// The adapter failed the probe, which is told in full by the report.
     #[error("{}", failure(.0))]

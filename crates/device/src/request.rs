@@ -1,15 +1,16 @@
 //! What the user may write after `--device`, and what to answer to what they may not.
 //!
 //! Parsing knows names only; whether this binary contains the backend and whether the machine has the adapter is [`crate::select`]'s
-//! business. Names other trainers use (`0`, `mps`, `candle`) are refused with the name to use here.
+//! business. Of the names other trainers use, `0` and `mps` are taken for what they mean there; others (`candle`, `-1`) are refused with the
+//! name to use here.
 
 use std::{fmt, str::FromStr};
 
 use bellows_exit::{Coded, Exit};
 
-/// A device as named by the user: `auto|cpu|vulkan[:N]|cuda[:N]|rocm[:N]|metal|webgpu`.
+/// A device as named by the user: `auto|cpu|vulkan[:N]|cuda[:N]|rocm[:N]|metal|webgpu`, or a number alone.
 ///
-/// `N` counts the adapters of that backend in the order `doctor` prints them.
+/// `N` counts the adapters of that backend in the order `doctor` prints them; a number alone counts cards.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum DeviceRequest {
     /// The first GPU that passes the probe, else the CPU.
@@ -17,6 +18,8 @@ pub enum DeviceRequest {
     Auto,
     /// The CPU.
     Cpu,
+    /// What other trainers call `0`: the card of this number, the strongest first, of the first backend that has it and proves it. Never the CPU.
+    Card(usize),
     /// A Vulkan adapter; without an index the best hardware one.
     Vulkan(Option<usize>),
     /// An NVIDIA GPU through CUDA.
@@ -80,8 +83,8 @@ impl FromStr for DeviceRequest {
             return Err(RequestError::Several(given.into()));
         }
         let foreign = |instead: &str| RequestError::Foreign { given: given.into(), instead: instead.into() };
-        if text.parse::<usize>().is_ok() {
-            return Err(foreign(&format!("vulkan:{text}', 'cuda:{text}' or 'rocm:{text}")));
+        if let Ok(number) = text.parse() {
+            return Ok(Self::Card(number));
         }
         let (name, index) = match text.split_once(':') {
             Some((name, index)) => (name, Some(index)),
@@ -98,11 +101,10 @@ impl FromStr for DeviceRequest {
             "vulkan" => Ok(Self::Vulkan(number()?)),
             "cuda" => Ok(Self::Cuda(number()?)),
             "rocm" => Ok(Self::Rocm(number()?)),
-            "metal" => plain(Self::Metal),
+            "metal" | "mps" => plain(Self::Metal),
             "webgpu" => plain(Self::WebGpu),
             "candle" => Err(RequestError::Candle),
-            "mps" => Err(foreign("metal")),
-            "gpu" | "" => Err(foreign("auto")),
+            "gpu" | "-1" | "" => Err(foreign("auto")),
             "hip" | "amd" => Err(foreign("rocm' or 'vulkan")),
             "nvidia" => Err(foreign("cuda' or 'vulkan")),
             "wgpu" => Err(foreign("vulkan")),
@@ -117,6 +119,7 @@ impl fmt::Display for DeviceRequest {
         let (name, index) = match self {
             Self::Auto => ("auto", None),
             Self::Cpu => ("cpu", None),
+            Self::Card(number) => return write!(f, "{number}"),
             Self::Vulkan(index) => ("vulkan", *index),
             Self::Cuda(index) => ("cuda", *index),
             Self::Rocm(index) => ("rocm", *index),
@@ -136,18 +139,19 @@ mod tests {
 
     #[test]
     fn names_survive_a_round_trip() {
-        for name in ["auto", "cpu", "vulkan", "vulkan:1", "cuda", "cuda:0", "rocm", "rocm:3", "metal", "webgpu"] {
+        for name in ["auto", "cpu", "0", "2", "vulkan", "vulkan:1", "cuda", "cuda:0", "rocm", "rocm:3", "metal", "webgpu"] {
             assert_eq!(name.parse::<DeviceRequest>().unwrap().to_string(), name);
         }
         assert_eq!("Vulkan:2".parse(), Ok(DeviceRequest::Vulkan(Some(2))));
+        assert_eq!(("0".parse(), "mps".parse()), (Ok(DeviceRequest::Card(0)), Ok(DeviceRequest::Metal)));
     }
 
     #[test]
     fn refusals_say_what_to_write() {
         let refuse = |name: &str| name.parse::<DeviceRequest>().unwrap_err().to_string();
         assert!(refuse("candle").contains("removed it before Burn 0.22"));
-        assert!(refuse("mps").contains("use 'metal'"));
-        assert!(refuse("0").contains("'vulkan:0', 'cuda:0' or 'rocm:0'"));
+        assert!(refuse("-1").contains("use 'auto'"));
+        assert!(refuse("0,1").contains("several"));
         assert!(refuse("cuda:0,1").contains("several"));
         assert!(refuse("vulkan:x").contains("'x' is not an adapter index"));
         assert!(refuse("vulkan:-1").contains("not an adapter index"));

@@ -1,5 +1,5 @@
 //! From a request to a device: `auto` takes the first GPU that proves itself and else the CPU with the reason; a named device is
-//! proved too, and fails rather than becoming another one.
+//! proved too, and fails rather than becoming another one. A number alone is a GPU as `auto` finds it, and never the CPU.
 
 use crate::adapter::{Adapter, Backend, best_hardware};
 use crate::adapters;
@@ -53,11 +53,12 @@ pub fn select(request: &DeviceRequest, options: &ProbeOptions) -> Result<Selecte
     let selected = match *request {
         DeviceRequest::Auto => auto(options),
         DeviceRequest::Cpu => cpu(None, None, options),
-        DeviceRequest::Vulkan(index) => named(Backend::Vulkan, index, options)?,
-        DeviceRequest::Cuda(index) => named(Backend::Cuda, index, options)?,
-        DeviceRequest::Rocm(index) => named(Backend::Rocm, index, options)?,
-        DeviceRequest::Metal => named(Backend::Metal, None, options)?,
-        DeviceRequest::WebGpu => named(Backend::WebGpu, None, options)?,
+        DeviceRequest::Card(number) => gpu(number, options).map_err(|none| DeviceError::NoCard { number, reason: none.reason })?,
+        DeviceRequest::Vulkan(index) => named(Backend::Vulkan, Which::of(index), options)?,
+        DeviceRequest::Cuda(index) => named(Backend::Cuda, Which::of(index), options)?,
+        DeviceRequest::Rocm(index) => named(Backend::Rocm, Which::of(index), options)?,
+        DeviceRequest::Metal => named(Backend::Metal, Which::Best(0), options)?,
+        DeviceRequest::WebGpu => named(Backend::WebGpu, Which::Best(0), options)?,
     };
     match &selected.fallback {
         Some(reason) => tracing::warn!("device: CPU: {reason}"),
@@ -104,6 +105,17 @@ fn cpu(fallback: Option<String>, report: Option<ProbeReport>, options: &ProbeOpt
 }
 
 fn auto(options: &ProbeOptions) -> Selected {
+    gpu(0, options).unwrap_or_else(|none| cpu(Some(none.reason), none.report, options))
+}
+
+/// Why no GPU can be had.
+struct NoGpu {
+    reason: String,
+    report: Option<ProbeReport>,
+}
+
+/// Card `number`, the best first, of the first backend whose card of that number proves itself.
+fn gpu(number: usize, options: &ProbeOptions) -> Result<Selected, NoGpu> {
     let mut reasons = Vec::new();
     let mut report = None;
     for backend in Backend::GPUS.into_iter().filter(|backend| backend.built()) {
@@ -111,8 +123,8 @@ fn auto(options: &ProbeOptions) -> Selected {
             reasons.push("rocm is not tried on RDNA1 unless named: ROCm does not support it, hangs are reported".to_owned());
             continue;
         }
-        match named(backend, None, options) {
-            Ok(selected) => return selected,
+        match named(backend, Which::Best(number), options) {
+            Ok(selected) => return Ok(selected),
             Err(error) => {
                 reasons.push(error.to_string());
                 if let DeviceError::Probe(failed) = error {
@@ -121,12 +133,27 @@ fn auto(options: &ProbeOptions) -> Selected {
             }
         }
     }
-    cpu(Some(reasons.join("; ")), report, options)
+    Err(NoGpu { reason: reasons.join("; "), report })
+}
+
+/// Which adapter of a backend.
+#[derive(Clone, Copy)]
+enum Which {
+    /// The one `doctor` lists at this place.
+    Index(usize),
+    /// The hardware adapter that so many are better than.
+    Best(usize),
+}
+
+impl Which {
+    fn of(index: Option<usize>) -> Self {
+        index.map_or(Self::Best(0), Self::Index)
+    }
 }
 
 /// A proven device of `backend`.
-fn named(backend: Backend, index: Option<usize>, options: &ProbeOptions) -> Result<Selected, DeviceError> {
-    let adapter = find(backend, index, options)?;
+fn named(backend: Backend, which: Which, options: &ProbeOptions) -> Result<Selected, DeviceError> {
+    let adapter = find(backend, which, options)?;
     let device = adapters::open(&adapter)?;
     let report = probe::prove(&adapter, options);
     let Some((proved, reason)) = report.lowering() else {
@@ -147,25 +174,27 @@ fn named(backend: Backend, index: Option<usize>, options: &ProbeOptions) -> Resu
     })
 }
 
-/// The adapter meant by `backend[:index]`. A software adapter is meant only by its index.
-fn find(backend: Backend, index: Option<usize>, options: &ProbeOptions) -> Result<Adapter, DeviceError> {
+/// The adapter that is meant. A software adapter is meant only by its index.
+fn find(backend: Backend, which: Which, options: &ProbeOptions) -> Result<Adapter, DeviceError> {
     if !backend.built() {
         return Err(DeviceError::NotBuilt { backend });
     }
     let adapters = probe::list(backend, options).map_err(|reason| DeviceError::Enumerate { backend, reason })?;
-    choose(backend, index, &adapters, options.software).cloned()
+    choose(backend, which, &adapters, options.software).cloned()
 }
 
-fn choose(backend: Backend, index: Option<usize>, adapters: &[Adapter], software: bool) -> Result<&Adapter, DeviceError> {
+fn choose(backend: Backend, which: Which, adapters: &[Adapter], software: bool) -> Result<&Adapter, DeviceError> {
     if adapters.is_empty() {
         return Err(DeviceError::NoAdapter { backend });
     }
     let found = || adapters.iter().map(|adapter| format!("{adapter}")).collect::<Vec<_>>().join(", ");
-    match index {
-        Some(index) => adapters.get(index).ok_or_else(|| DeviceError::NoSuchAdapter { backend, index, found: found() }),
-        None => best_hardware(adapters)
-            .or(adapters.first().filter(|_| software))
-            .ok_or_else(|| DeviceError::SoftwareOnly { backend, found: found() }),
+    let hardware = best_hardware(adapters);
+    match which {
+        Which::Index(index) => adapters.get(index).ok_or_else(|| DeviceError::NoSuchAdapter { backend, index, found: found() }),
+        Which::Best(0) if hardware.is_empty() => {
+            adapters.first().filter(|_| software).ok_or_else(|| DeviceError::SoftwareOnly { backend, found: found() })
+        }
+        Which::Best(rank) => hardware.get(rank).copied().ok_or_else(|| DeviceError::TooFew { backend, rank, found: found() }),
     }
 }
 
@@ -215,12 +244,21 @@ mod tests {
     #[test]
     fn software_is_chosen_by_its_index_only() {
         let list = [adapter(0, AdapterKind::Software, None)];
-        let refused = choose(Backend::Vulkan, None, &list, false).unwrap_err();
+        let refused = choose(Backend::Vulkan, Which::Best(0), &list, false).unwrap_err();
         assert!(refused.to_string().contains("only software adapters (vulkan:0 (card 0, test 1.0))"), "{refused}");
-        assert_eq!(choose(Backend::Vulkan, Some(0), &list, false).unwrap().index, 0);
-        let absent = choose(Backend::Vulkan, Some(1), &list, false).unwrap_err();
+        assert_eq!(choose(Backend::Vulkan, Which::Index(0), &list, false).unwrap().index, 0);
+        let absent = choose(Backend::Vulkan, Which::Index(1), &list, false).unwrap_err();
         assert!(absent.to_string().contains("vulkan:1 does not exist; found: vulkan:0"), "{absent}");
-        assert_eq!(choose(Backend::Vulkan, None, &[], false), Err(DeviceError::NoAdapter { backend: Backend::Vulkan }));
+        assert_eq!(choose(Backend::Vulkan, Which::Best(0), &[], false), Err(DeviceError::NoAdapter { backend: Backend::Vulkan }));
+    }
+
+    #[test]
+    fn cards_are_counted_from_the_best() {
+        use AdapterKind::{Discrete, Integrated, Software};
+        let list = [adapter(0, Software, None), adapter(1, Integrated, None), adapter(2, Discrete, None)];
+        let card = |number| choose(Backend::Vulkan, Which::Best(number), &list, false).map(|adapter| adapter.index);
+        assert_eq!((card(0), card(1)), (Ok(2), Ok(1)));
+        assert!(card(2).unwrap_err().to_string().contains("vulkan has no card 2"));
     }
 
     #[test]

@@ -4,6 +4,7 @@
 //! the checkpoints are ours because a resumed run has to end in the same bits as one that was never interrupted: everything that
 //! survives is in [`RunState`], every random draw is a hash of (seed, stream, epoch, index), and nothing depends on a thread or a clock.
 
+mod adaptive;
 pub mod bench;
 mod config;
 mod counters;

@@ -2,14 +2,15 @@
 //!
 //! Burn's optimizers fix momentum when they are built and keep their state behind parameter ids drawn at random in each process;
 //! detector training ramps momentum during warm-up, and a resumed run has to find each moment again. The formulas of SGD and Adam are PyTorch's,
-//! and stand in `bellows-kernels`: one pass over each parameter. The steps of Adafactor and Lion are Burn's, which are pure functions of the
-//! same kind; only where their state is kept is ours.
+//! and stand in `bellows-kernels`: one pass over each parameter; those of its rarer rules in [`adaptive`](crate::adaptive). The steps of Adafactor
+//! and Lion are Burn's, which are pure functions of the same kind; only where their state is kept is ours.
 
 use bellows_kernels::{Adam, Sgd, adam_step, sgd_step};
 use burn::optim::{AdafactorConfig, AdafactorState, LionConfig, LionState, Optimizer as _};
 use burn::tensor::Tensor;
 use serde::{Deserialize, Serialize};
 
+use crate::adaptive::{Update, Updated};
 use crate::layout::Layout;
 use crate::schedule::Hyper;
 use crate::task::Group;
@@ -24,6 +25,15 @@ pub enum OptimizerKind {
     Adam,
     /// Adam with decoupled weight decay.
     AdamW,
+    /// Adam with Nesterov momentum (Dozat 2016); weight decay is added to the gradient.
+    NAdam,
+    /// Adam whose rate is rectified while the second moment is uncertain (Liu et al. 2019); weight decay is added to the gradient.
+    RAdam,
+    /// Adam by the largest gradient (Kingma and Ba 2014); weight decay is added to the gradient.
+    Adamax,
+    /// RMSprop with momentum, not centred; weight decay is added to the gradient.
+    #[serde(rename = "RMSProp")]
+    RmsProp,
     /// Adafactor (Shazeer and Stern 2018) without first moment, at the rate it is given: second moments of matrices by row and column only,
     /// updates clipped to a root mean square of 1; decoupled weight decay.
     Adafactor,
@@ -41,19 +51,20 @@ impl OptimizerKind {
     }
 }
 
-/// The constants of Adam's and Lion's rules that no schedule moves.
+/// The constants of a rule that no schedule moves.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Constants {
-    /// Decay of Adam's second moment, or of Lion's momentum, which forgets more slowly than the average that Lion takes the sign of.
+    /// Decay of the second moment of Adam and its kin (RMSprop's α), or of Lion's momentum, which forgets more slowly than the average that Lion
+    /// takes the sign of.
     pub beta2: f64,
-    /// What keeps Adam's division from being one by 0.
+    /// What keeps a division from being one by 0.
     pub eps: f64,
 }
 
 impl OptimizerKind {
-    /// The rule's own constants: 0.999 (Lion: 0.99) and 1e-8.
+    /// The rule's own constants: 0.999 (Lion and RMSprop: 0.99) and 1e-8.
     pub fn constants(self) -> Constants {
-        Constants { beta2: if self == Self::Lion { 0.99 } else { 0.999 }, eps: 1e-8 }
+        Constants { beta2: if matches!(self, Self::Lion | Self::RmsProp) { 0.99 } else { 0.999 }, eps: 1e-8 }
     }
 }
 
@@ -64,10 +75,10 @@ pub struct Optimizer {
     pub kind: OptimizerKind,
     /// Its constants.
     pub constants: Constants,
-    /// Momentum (SGD, Lion), first moment (Adam), second moments by row (Adafactor; all of them for a vector); `None` until a parameter's first
-    /// update.
+    /// Momentum (SGD, Lion, RMSprop), first moment (Adam and its kin), second moments by row (Adafactor; all of them for a vector); `None` until
+    /// a parameter's first update.
     pub first: Vec<Option<Tensor<1>>>,
-    /// Second moment (Adam), second moments by column (Adafactor).
+    /// Second moment (Adam and its kin, RMSprop), largest gradient (Adamax), second moments by column (Adafactor).
     pub second: Vec<Option<Tensor<1>>>,
 }
 
@@ -77,9 +88,9 @@ impl Optimizer {
         Self { kind, constants, first: vec![None; layout.entries.len()], second: vec![None; layout.entries.len()] }
     }
 
-    /// Whether `momentum` is SGD's rather than a beta1, which does not rise in warm-up.
-    pub fn is_sgd(&self) -> bool {
-        self.kind == OptimizerKind::Sgd
+    /// Whether `momentum` is one rather than a beta1, which does not rise in warm-up.
+    pub fn has_momentum(&self) -> bool {
+        matches!(self.kind, OptimizerKind::Sgd | OptimizerKind::RmsProp)
     }
 
     /// New values of the parameters that have a gradient, and the optimizer after this update.
@@ -103,6 +114,7 @@ impl Optimizer {
             let (lr, decay) = (hyper.lr[group], groups[group].weight_decay);
             let weight = weights[i].clone();
             let (first, second) = (next.first[i].take(), next.second[i].take());
+            let rule = Update { lr, beta1: hyper.momentum, beta2, eps, decay, number: update };
             let (weight, first, second) = match self.kind {
                 OptimizerKind::Sgd => {
                     let (weight, buffer) = sgd_step(weight, grad, first, Sgd { lr, momentum: hyper.momentum, decay });
@@ -123,6 +135,10 @@ impl Optimizer {
                     let (weight, first, second) = adam_step(weight, grad, first, second, step);
                     (weight, Some(first), Some(second))
                 }
+                OptimizerKind::NAdam => stepped(rule.nadam(weight, grad, [first, second])),
+                OptimizerKind::RAdam => stepped(rule.radam(weight, grad, [first, second])),
+                OptimizerKind::Adamax => stepped(rule.adamax(weight, grad, [first, second])),
+                OptimizerKind::RmsProp => stepped(rule.rmsprop(weight, grad, [first, second])),
                 OptimizerKind::Adafactor => adafactor_step(weight, grad, (first, second), &layout.entries[i].shape, update, lr, decay),
                 OptimizerKind::Lion => {
                     let rule = LionConfig::new().with_beta_1(hyper.momentum as f32).with_beta_2(beta2 as f32);
@@ -137,6 +153,10 @@ impl Optimizer {
 }
 
 type Stepped = (Tensor<1>, Option<Tensor<1>>, Option<Tensor<1>>);
+
+fn stepped([weight, first, second]: Updated) -> Stepped {
+    (weight, Some(first), Some(second))
+}
 
 /// Adafactor at an absolute rate: the options `scale_parameter=False, relative_step=False` of transformers, whose other defaults are
 /// Burn's too (eps 1e-30, clip_threshold 1, decay_rate -0.8). Dimensions before the last two are a batch of matrices.

@@ -95,7 +95,7 @@ impl<T: Task> Run<T> {
 
     fn hyper(&self, plan: &Plan, position: usize) -> Hyper {
         let (config, counters) = (&self.settings.config, &self.state.counters);
-        let adam = !self.state.optimizer.is_sgd();
+        let adam = !self.state.optimizer.has_momentum();
         let (batches, limit) = (plan.batches.len(), config.max_steps);
         let mut hyper = config.schedule.at(position, batches, (plan.epoch, counters.epochs), &self.settings.groups, adam, limit);
         hyper.lr.iter_mut().for_each(|lr| *lr *= counters.lr_scale);

@@ -1,27 +1,39 @@
-//! Optimizers whose steps are Burn's, against those of the field.
+//! Optimizers against those of the field: steps that are Burn's, and the rarer rules of `torch.optim`.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+use std::collections::BTreeMap;
 
 use bellows_learner::{Entry, Group, Hyper, Layout, Optimizer, OptimizerKind};
 use burn::tensor::{Device, Tensor, TensorData};
 use serde::Deserialize;
+
+type Values = Vec<Vec<f32>>;
 
 #[derive(Deserialize)]
 struct Golden {
     shapes: Vec<Vec<usize>>,
     weight_decay: f64,
     rates: Vec<f64>,
-    start: Vec<Vec<f32>>,
-    grads: Vec<Vec<Vec<f32>>>,
+    start: Values,
+    grads: Vec<Values>,
     #[serde(rename = "Adafactor")]
-    adafactor: Vec<Vec<Vec<f32>>>,
+    adafactor: Vec<Values>,
     #[serde(rename = "Lion")]
-    lion: Vec<Vec<Vec<f32>>>,
+    lion: Vec<Values>,
 }
 
-/// Ten updates under weight decay; the values are transformers' Adafactor and the Lion of the paper (golden/optimizers.py).
-#[test]
-fn adafactor_and_lion_are_the_fields() {
-    let golden: Golden = serde_json::from_str(include_str!("golden/optimizers.json")).unwrap();
+#[derive(Deserialize)]
+struct Torch {
+    momentum: f64,
+    after: BTreeMap<String, Vec<Values>>,
+}
+
+fn golden() -> Golden {
+    serde_json::from_str(include_str!("golden/optimizers.json")).unwrap()
+}
+
+/// Ten updates under weight decay and a falling rate, compared one by one.
+fn expect_updates(golden: &Golden, kind: OptimizerKind, momentum: f64, expected: &[Values]) {
     let device = Device::flex();
     let entry = |(i, shape): (usize, &Vec<usize>)| Entry { name: format!("w{i}"), shape: shape.clone(), group: Some(0) };
     let layout = Layout::from_entries(golden.shapes.iter().enumerate().map(entry).collect());
@@ -29,20 +41,40 @@ fn adafactor_and_lion_are_the_fields() {
     let up = |values: &[Vec<f32>]| {
         values.iter().map(|v| Tensor::<1>::from_data(TensorData::new(v.clone(), [v.len()]), &device)).collect::<Vec<_>>()
     };
-    for (kind, expected) in [(OptimizerKind::Adafactor, &golden.adafactor), (OptimizerKind::Lion, &golden.lion)] {
-        let (mut weights, mut optimizer) = (up(&golden.start), Optimizer::new(kind, kind.constants(), &layout));
-        for (step, (grads, &lr)) in golden.grads.iter().zip(&golden.rates).enumerate() {
-            let hyper = Hyper { lr: vec![lr], momentum: 0.9, accumulate: 1 };
-            let grads = up(grads).into_iter().map(Some).collect();
-            let (new, next) = optimizer.step(&layout, &groups, &hyper, step as u64 + 1, &weights, grads);
-            (weights, optimizer) = (new.into_iter().flatten().collect(), next);
-            for (ours, theirs) in weights.iter().zip(&expected[step]) {
-                let ours = ours.try_to_vec_as::<f32>().unwrap();
-                assert_eq!(ours.len(), theirs.len());
-                for (a, b) in ours.iter().zip(theirs) {
-                    assert!((a - b).abs() < 1e-5, "{kind:?}, update {}: {ours:?} for {theirs:?}", step + 1);
-                }
+    assert_eq!(expected.len(), golden.grads.len());
+    let (mut weights, mut optimizer) = (up(&golden.start), Optimizer::new(kind, kind.constants(), &layout));
+    for (step, (grads, &lr)) in golden.grads.iter().zip(&golden.rates).enumerate() {
+        let hyper = Hyper { lr: vec![lr], momentum, accumulate: 1 };
+        let grads = up(grads).into_iter().map(Some).collect();
+        let (new, next) = optimizer.step(&layout, &groups, &hyper, step as u64 + 1, &weights, grads);
+        (weights, optimizer) = (new.into_iter().flatten().collect(), next);
+        for (ours, theirs) in weights.iter().zip(&expected[step]) {
+            let ours = ours.try_to_vec_as::<f32>().unwrap();
+            assert_eq!(ours.len(), theirs.len());
+            for (a, b) in ours.iter().zip(theirs) {
+                assert!((a - b).abs() < 1e-5, "{kind:?}, update {}: {ours:?} for {theirs:?}", step + 1);
             }
         }
+    }
+}
+
+/// The values are transformers' Adafactor and the Lion of the paper (golden/optimizers.py).
+#[test]
+fn adafactor_and_lion_are_the_fields() {
+    let golden = golden();
+    expect_updates(&golden, OptimizerKind::Adafactor, 0.9, &golden.adafactor);
+    expect_updates(&golden, OptimizerKind::Lion, 0.9, &golden.lion);
+}
+
+/// The values are torch.optim's (golden/torch_optim.py). RAdam begins to rectify at the sixth update.
+#[test]
+fn the_rarer_rules_are_pytorchs() {
+    let golden = golden();
+    let torch: Torch = serde_json::from_str(include_str!("golden/torch_optim.json")).unwrap();
+    let kinds = [OptimizerKind::NAdam, OptimizerKind::RAdam, OptimizerKind::Adamax, OptimizerKind::RmsProp];
+    assert_eq!(torch.after.len(), kinds.len());
+    for kind in kinds {
+        let name = serde_json::to_value(kind).unwrap();
+        expect_updates(&golden, kind, torch.momentum, &torch.after[name.as_str().unwrap()]);
     }
 }

@@ -56,8 +56,9 @@ fn after_warm_up_and_inside_full_windows() {
 
 #[test]
 fn many_interruptions_workers_and_optimizers() {
-    use OptimizerKind::{Adafactor, Adam, AdamW, Lion, Sgd};
-    for (workers, kind) in [(0, Sgd), (1, AdamW), (4, Adam), (0, Adafactor), (1, Lion)] {
+    use OptimizerKind::{Adafactor, Adam, AdamW, Adamax, Lion, NAdam, RAdam, RmsProp, Sgd};
+    let kinds = [(0, Sgd), (1, AdamW), (4, Adam), (0, Adafactor), (1, Lion), (0, NAdam), (1, RAdam), (0, Adamax), (1, RmsProp)];
+    for (workers, kind) in kinds {
         let mut config = config();
         (config.workers, config.optimizer) = (workers, kind);
         interrupted_equals(config, no_poison, &[3, 3, 9, 1, 10], &format!("{workers} workers, {kind:?}"));

@@ -244,7 +244,10 @@ impl SftConfig {
         if let Some((name, x)) = ratios.iter().find(|(_, x)| !(0.0..=1.0).contains(x)) {
             return Err(bad(format!("{name} {x} is not between 0 and 1")));
         }
+        // The others add weight decay to the gradient, and have constants of detectors.
+        use OptimizerKind::{Adafactor, Adam, AdamW, Lion, Sgd};
         let rules = [
+            (!matches!(self.optim, AdamW | Adam | Sgd | Adafactor | Lion), "optim must be AdamW, Adam, SGD, Adafactor or Lion"),
             (!(0.0..1.0).contains(&self.momentum), "momentum must be at least 0 and below 1"),
             (self.epochs == 0, "epochs must be at least 1"),
             (self.batch_size == 0, "batch_size must be at least 1"),

@@ -23,5 +23,5 @@ pub use checkpoints::{Checkpoint, Checkpoints, Latest, LoadError, SaveError, Set
 pub use journal::{Journal, Retention, Unwritten};
 pub use lock::{LockError, RunLock};
 pub use manifest::{FORMAT, MANIFEST, Member, MemberNameError};
-pub use run_dir::{RunDir, RunDirError, find_latest_run, results_dir};
+pub use run_dir::{RunDir, RunDirError, find_latest_run, results_dir, run_of};
 pub use store::{DiskStore, Store, StoreError};

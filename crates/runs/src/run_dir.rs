@@ -159,6 +159,18 @@ fn first_free(project: &Path, name: &str) -> Result<PathBuf, StoreError> {
     }
 }
 
+/// The run that `path` belongs to: itself, or that of its `weights/`, its `checkpoints/`, or of what is named in one of them. Looks at names
+/// only, since the file that is named (`weights/last.pt`) need not exist.
+pub fn run_of(path: &Path) -> &Path {
+    let is_part = |path: &Path| path.file_name().is_some_and(|name| name == WEIGHTS || name == CHECKPOINTS);
+    let part = path.ancestors().take(2).find(|path| is_part(path));
+    match part.and_then(Path::parent) {
+        Some(run) if run.as_os_str().is_empty() => Path::new("."),
+        Some(run) => run,
+        None => path,
+    }
+}
+
 /// The run under `project` that saved (or set aside) a checkpoint last: what `--resume` without a path means. Runs that were
 /// stopped before their first checkpoint do not count; a run whose checkpoints are all damaged does, so that the damage is seen.
 pub fn find_latest_run(project: &Path) -> Option<PathBuf> {
@@ -232,6 +244,16 @@ mod tests {
         touch(&new, 3);
         assert_eq!(find_latest_run(dir.path()).as_deref(), Some(new.path()));
         assert!(never.path().is_dir());
+    }
+
+    #[test]
+    fn a_run_is_known_by_its_parts() {
+        let parts = ["", "/weights", "/weights/last.pt", "/weights/best.safetensors", "/checkpoints", "/checkpoints/step-000000005"];
+        for part in parts {
+            assert_eq!(run_of(Path::new(&format!("runs/detect/train2{part}"))), Path::new("runs/detect/train2"), "{part}");
+        }
+        assert_eq!(run_of(Path::new("weights/last.pt")), Path::new("."));
+        assert_eq!(run_of(Path::new("weights/last/more")), Path::new("weights/last/more"));
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use bellows_cli::{Failure, Signals, count, doctor, flag, flag_values, option, resume, switch, text, whole};
+use bellows_cli::{Failure, Signals, Usage, count, doctor, flag, flag_values, note, option, resume, switch, text, whole};
 use bellows_kernels::Lowering;
 use bellows_settings::{Kind, Layer};
 use bellows_yolo::bench::Benchmark;
@@ -12,7 +12,8 @@ use clap::builder::PossibleValuesParser;
 use clap::{Arg, ArgMatches, Command, value_parser};
 use serde_json::Value;
 
-use crate::{export, predict, val};
+use crate::words::{Words, translated};
+use crate::{data, export, predict, val};
 
 /// The one setting of training that `benchmark` takes as it is.
 const WORKSPACE: &str = "conv_workspace_mb";
@@ -20,7 +21,8 @@ const WORKSPACE: &str = "conv_workspace_mb";
 /// A verb with a file of its own.
 pub(crate) type Verb = fn(&ArgMatches, &Signals) -> Result<(), Failure>;
 
-const VERBS: [(fn() -> Command, Verb); 3] = [(val::command, val::run), (predict::command, predict::run), (export::command, export::run)];
+const VERBS: [(fn() -> Command, Verb); 4] =
+    [(val::command, val::run), (predict::command, predict::run), (data::command, data::run), (export::command, export::run)];
 
 /// What the user asked for.
 pub(crate) enum Request {
@@ -71,7 +73,8 @@ pub(crate) struct TrainArgs {
     pub(crate) typed: Vec<String>,
 }
 
-fn command() -> Command {
+/// All that can be typed.
+pub(crate) fn command() -> Command {
     let defaults = serde_json::to_value(TrainConfig::default()).unwrap_or_default();
     Command::new("yolo-train")
         .version(env!("CARGO_PKG_VERSION"))
@@ -119,8 +122,18 @@ fn absent() -> impl Iterator<Item = &'static str> {
 }
 
 /// Reads the process's arguments; prints help or a usage error and exits (code 2) by itself.
-pub(crate) fn parse() -> Request {
-    let matches = command().get_matches();
+///
+/// # Errors
+/// What Ultralytics has and this program has not, or a word that is none.
+pub(crate) fn parse() -> Result<Request, Usage> {
+    let typed: Vec<String> = std::env::args().skip(1).collect();
+    let Words { words, notes } = translated(&typed, &command()).map_err(Usage)?;
+    let matches = command().no_binary_name(true).get_matches_from(words);
+    notes.iter().for_each(|line| note(line));
+    Ok(request(&matches, typed))
+}
+
+fn request(matches: &ArgMatches, typed: Vec<String>) -> Request {
     if let Some((name, m)) = matches.subcommand()
         && let Some((_, run)) = VERBS.iter().find(|(command, _)| command().get_name() == name)
     {
@@ -132,14 +145,14 @@ pub(crate) fn parse() -> Request {
     if let Some(("benchmark", m)) = matches.subcommand() {
         return Request::Benchmark(benchmark(m));
     }
-    let resume = matches.contains_id("resume").then(|| text(&matches, "resume").map(PathBuf::from));
+    let resume = matches.contains_id("resume").then(|| text(matches, "resume").map(PathBuf::from));
     Request::Train(TrainArgs {
-        config: text(&matches, "config").map(PathBuf::from),
+        config: text(matches, "config").map(PathBuf::from),
         resume,
         tui: matches.get_flag("tui"),
         reprobe: matches.get_flag("reprobe"),
-        flags: flags(&matches),
-        typed: std::env::args().skip(1).collect(),
+        flags: flags(matches),
+        typed,
     })
 }
 

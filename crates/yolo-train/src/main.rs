@@ -3,19 +3,24 @@
 mod args;
 mod benchmark;
 mod console;
+mod data;
 mod export;
+mod peer;
 mod predict;
 mod report;
 mod results;
 mod run;
 mod shots;
+#[cfg(test)]
+mod switching;
 mod used;
 mod val;
+mod words;
 
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    bellows_cli::program(|signals| match args::parse() {
+    bellows_cli::program(|signals| match args::parse()? {
         args::Request::Train(typed) => run::train(&typed, signals),
         args::Request::Verb(run, matches) => run(&matches, signals),
         args::Request::Benchmark(typed) => benchmark::run(&typed, signals),

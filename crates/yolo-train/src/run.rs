@@ -7,6 +7,7 @@ use bellows_cli::{Bar, Context, Exit, Failure, Run, Session, Signals, Usage, col
 use bellows_device::{ProbeOptions, Selected};
 use bellows_kernels::{cube, set_default_lowering};
 use bellows_learner::Outcome;
+use bellows_runs::run_of;
 use bellows_settings::Layer;
 use bellows_yolo::config::{MAY_CHANGE, SETTINGS, TrainConfig};
 use bellows_yolo::data::DataConfig;
@@ -23,8 +24,9 @@ const NOT_FROM_DATA: [&str; 8] = ["data", "model", "pretrained", "allow_outside"
 
 pub(crate) fn train(args: &TrainArgs, signals: &Signals) -> Result<(), Failure> {
     let session = Session::begin("yolo-train", signals, args.tui)?;
-    let (config, resumed) = settle(args)?;
+    let Settled { config, notes, resumed } = settle(args)?;
     say(&format!("Bellows {} · YOLOv8 · {}", env!("CARGO_PKG_VERSION"), config.data));
+    notes.iter().for_each(|line| say(line));
     let device = device(&config, args.reprobe)?;
     let data = watched(|progress| TrainingData::open(&config, progress))?;
     data.lines.iter().for_each(|line| say(line));
@@ -48,11 +50,21 @@ pub(crate) fn train(args: &TrainArgs, signals: &Signals) -> Result<(), Failure> 
     Ok(())
 }
 
-/// All settings of the run, and the run directory when one is resumed.
-fn settle(args: &TrainArgs) -> Result<(TrainConfig, Option<PathBuf>), Failure> {
+/// All settings of a run.
+struct Settled {
+    config: TrainConfig,
+    /// What was asked for and is done in another way.
+    notes: Vec<String>,
+    /// The run directory, when one is resumed.
+    resumed: Option<PathBuf>,
+}
+
+fn settle(args: &TrainArgs) -> Result<Settled, Failure> {
     if let Some(which) = &args.resume {
+        which.as_deref().map_or(Ok(()), of_this_program)?;
         let (path, layers) = resumed(which.as_deref(), &args.flags, &TrainConfig::default().project, &MAY_CHANGE)?;
-        return Ok((TrainConfig::from_layers(&layers)?, Some(path)));
+        let (config, notes) = TrainConfig::with_notes(&layers)?;
+        return Ok(Settled { config, notes, resumed: Some(path) });
     }
     let file = args.config.as_deref().map(yaml_layer).transpose()?;
     let data = [Some(&args.flags), file.as_ref()].into_iter().flatten().find_map(|l| l.values.get("data")?.as_str());
@@ -65,7 +77,19 @@ fn settle(args: &TrainArgs) -> Result<(TrainConfig, Option<PathBuf>), Failure> {
     }
     let dataset = Layer { origin: format!("{data}, settings"), values: settings.into_iter().collect() };
     let layers: Vec<Layer> = [Some(dataset), file, Some(args.flags.clone())].into_iter().flatten().collect();
-    Ok((TrainConfig::from_layers(&layers)?, None))
+    let (config, notes) = TrainConfig::with_notes(&layers)?;
+    Ok(Settled { config, notes, resumed: None })
+}
+
+/// Whether what is to be resumed is no run of Ultralytics, which writes its settings to a file of another name.
+fn of_this_program(part: &Path) -> Result<(), Usage> {
+    let run = run_of(part);
+    if run.join("args.yaml").is_file() && !run.join("config.yaml").exists() {
+        let run = run.display();
+        let why = "its checkpoints lack what an exact resume needs; start from what they hold";
+        return Err(Usage(format!("--resume: {run} is a run of Ultralytics: {why}, with --model {run}/weights/last.pt")));
+    }
+    Ok(())
 }
 
 /// The device, and how this process computes convolutions on it.

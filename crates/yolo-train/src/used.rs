@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use bellows_cli::{Context, Exit, Failure, Usage, flag, flag_values, option, text};
+use bellows_cli::{Context, Exit, Failure, Usage, flag, flag_values, note, option, text};
 use bellows_learner::RunFile;
 use bellows_runs::write_atomic;
 use bellows_settings::{Layer, Setting};
@@ -42,14 +42,17 @@ impl Share {
     /// A value of the wrong kind, a rule that is broken.
     pub(crate) fn settle(&self, matches: &ArgMatches, weights: &WeightFile) -> Result<TrainConfig, Failure> {
         let layer = |origin: &str, values| Layer { origin: origin.into(), values };
-        let trained = weights.imgsz().filter(|&n| n > 0).map(|n| ("imgsz".to_string(), json!(n.next_multiple_of(32))));
+        let imgsz = weights.imgsz().filter(|&n| n > 0).map(|n| ("imgsz".to_string(), json!(n.next_multiple_of(32))));
+        let range = weights.range().map(|range| ("range".to_string(), json!(range)));
         let flags = flag_values(self.table().map(|s| (s.key(), s.read)), matches);
         let layers = [
             layer("defaults", self.defaults.clone()),
-            layer("the weights' metadata", trained.into_iter().collect()),
+            layer("the weights' metadata", imgsz.into_iter().chain(range).collect()),
             layer("command line", flags),
         ];
-        Ok(TrainConfig::from_layers(&layers)?)
+        let (config, notes) = TrainConfig::with_notes(&layers)?;
+        notes.iter().for_each(|line| note(line));
+        Ok(config)
     }
 }
 

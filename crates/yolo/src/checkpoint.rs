@@ -107,6 +107,11 @@ impl WeightFile {
         imgsz(&self.weights.metadata)
     }
 
+    /// The counts of 16-bit images that were black and white where it was trained, where the file says so.
+    pub fn range(&self) -> Option<[f64; 2]> {
+        serde_json::from_str(self.weights.metadata.get("range")?).ok()
+    }
+
     /// What its model is built from.
     pub fn config(&self) -> YoloConfig {
         self.form.config

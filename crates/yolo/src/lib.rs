@@ -28,7 +28,7 @@ mod verdict;
 pub use checkpoint::{Detector, Misfit, WeightFile, weight_file};
 pub use page::Page;
 pub use predictions::Prediction;
-pub use source::{JudgedData, Progress, TrainingData};
+pub use source::{Progress, SplitData, TrainingData};
 pub use task::{DetectionTask, METRICS};
 pub use train::{Report, TrainError, Training};
 pub use validate::{Case, Shown, ValSet, Validation, validate, validate_tiled};

@@ -1,5 +1,6 @@
 //! YOLOv8 as the Learner sees it: batches of augmented images, the detection loss, mAP.
 
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
@@ -37,6 +38,8 @@ pub struct DetectionTask {
     pub config: TrainConfig,
     /// Class names by index.
     pub names: Vec<String>,
+    /// Input channels of the network, 3 or 1.
+    pub channels: usize,
     /// Where the workers' time goes.
     pub(crate) stages: Stages,
     /// With `rect`, the shape of every training batch, in the order of the samples; else empty.
@@ -99,8 +102,8 @@ impl Task for DetectionTask {
     }
 
     fn batch(&self, data: &dyn Dataset<Item>, draw: Draw, indices: &[usize]) -> Result<Batch, TaskError> {
-        let open = self.config.close_mosaic == 0 || draw.epoch + self.config.close_mosaic < draw.epochs;
-        let (config, imgsz) = (self.config.augmentation(open), self.config.imgsz as u32);
+        let open = self.config.mosaic_closes(draw.epochs).is_none_or(|epoch| draw.epoch < epoch);
+        let (config, imgsz) = (self.config.augmentation(open, self.channels), self.config.imgsz as u32);
         let shape = self.shape_of(indices.first().copied().unwrap_or(0));
         let view = TrainView { seed: draw.seed, epoch: draw.epoch as u64, imgsz, shape, config: &config };
         // An image that passed the scan and still cannot be decoded costs itself, not a run of days; which ones is a function of the
@@ -133,7 +136,7 @@ impl Task for DetectionTask {
     }
 
     fn inspect(&self, batch: &Batch, draw: Draw, position: usize) -> Vec<RunFile> {
-        let closing = self.config.close_mosaic > 0 && draw.epoch + self.config.close_mosaic == draw.epochs;
+        let closing = self.config.mosaic_closes(draw.epochs) == Some(draw.epoch);
         if !self.pictures || position >= 3 || (draw.epoch > 0 && !closing) {
             return Vec::new();
         }
@@ -165,6 +168,54 @@ impl Task for DetectionTask {
     }
 
     fn export(&self, model: &Yolo, epoch: usize) -> Result<Vec<u8>, TaskError> {
-        Ok(to_weights(model, &self.names, self.config.imgsz, Some(epoch + 1))?)
+        let mut more = BTreeMap::from([("epoch".to_string(), (epoch + 1).to_string())]);
+        if let Some(range) = &self.config.range {
+            more.insert("range".to_string(), serde_json::to_string(range)?);
+        } else if self.config.levels().per_frame {
+            more.insert("percentile_of".to_string(), self.config.percentile_of.clone());
+            more.insert("percentile".to_string(), serde_json::to_string(&self.config.percentile)?);
+        }
+        Ok(to_weights(model, &self.names, self.config.imgsz, more)?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use burn::data::dataset::InMemDataset;
+
+    use super::*;
+    use crate::boxes::Label;
+    use crate::data::Frame;
+
+    /// The batch of a gray item in the first of `epochs` epochs.
+    fn pixels(config: TrainConfig, channels: usize, epochs: usize) -> Vec<u8> {
+        let frame = Frame { pixels: (0..64 * 64).map(|i| (i % 251) as u8).collect(), channels: 1, width: 64, height: 64 };
+        let item = Item::new(frame, vec![Label { class: 0, xywh: [0.5; 4] }], "a.png".into());
+        let val = ValSet::with_sizes(Arc::new(InMemDataset::new(Vec::new())), Vec::new());
+        let config = TrainConfig { imgsz: 64, degrees: 0.0, translate: 0.0, scale: 0.0, fliplr: 0.0, ..config };
+        let names = vec!["item".into()];
+        let task = DetectionTask { config, names, channels, stages: Stages::default(), rect: Vec::new(), val, pictures: false };
+        let draw = Draw { seed: 1, epoch: 0, epochs, step: 0 };
+        task.batch(&InMemDataset::new(vec![item]), draw, &[0]).unwrap().images
+    }
+
+    #[test]
+    fn a_short_run_keeps_its_mosaic() {
+        let config = |close_mosaic| TrainConfig { close_mosaic, ..TrainConfig::default() };
+        let open = pixels(config(0), 3, 5);
+        assert_eq!(pixels(config(10), 3, 5), open);
+        assert_eq!(pixels(config(4), 3, 5), open);
+        assert_ne!(pixels(config(5), 3, 5), open);
+        assert_eq!(pixels(config(5), 3, 5), pixels(TrainConfig { mosaic: 0.0, ..config(0) }, 3, 5));
+    }
+
+    #[test]
+    fn a_network_of_one_channel_sees_what_the_sensor_gave() {
+        let plain = TrainConfig { mosaic: 0.0, ..TrainConfig::default() };
+        let still = TrainConfig { hsv_v: 0.0, ..plain.clone() };
+        assert_eq!(pixels(plain.clone(), 1, 20), pixels(still.clone(), 1, 20));
+        assert_ne!(pixels(plain, 3, 20), pixels(still, 3, 20));
     }
 }

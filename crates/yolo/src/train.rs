@@ -91,7 +91,9 @@ impl Training {
     /// # Errors
     /// Weights that do not fit, or a run directory that cannot be used.
     pub fn new(data: TrainingData, mut config: TrainConfig, device: &Device, memory: Option<u64>, dir: RunDir) -> Result<Self, TrainError> {
-        let TrainingData { mut train, train_sizes, val, names, channels, labels, fingerprint, .. } = data;
+        let TrainingData { mut train, train_sizes, val, names, channels, labels, range, fingerprint, .. } = data;
+        // What was measured is from here on a setting: it is recorded, and judged by and resumed with.
+        config.range = range.map(Vec::from).or(config.range);
         let nc = names.len();
         let Start { model, header } = source::model(&config, nc, channels, &device.clone().autodiff())?;
         let mut header = header;
@@ -112,6 +114,7 @@ impl Training {
             rect: rect.iter().map(|b| b.shape).collect(),
             config: config.clone(),
             names: names.clone(),
+            channels,
             val: val.clone(),
             pictures: config.plots,
         };

@@ -3,6 +3,7 @@
 //! Names and defaults are the ones detector users know. Layers are merged as plain maps, weakest first (defaults, the dataset's
 //! `settings:`, `--config FILE`, flags); a key that does not exist is an error that names the closest one that does.
 
+use std::cell::RefCell;
 use std::path::PathBuf;
 
 use bellows_kernels::Lowering;
@@ -12,10 +13,10 @@ use bellows_settings::{Layer, SettingsError, merge, settings};
 mod absent;
 mod values;
 
-pub use absent::ABSENT;
+pub use absent::{ABSENT, Absent, Taken};
 pub use values::{BatchSize, Cache, Freeze, OptimizerChoice, Toggle};
 
-use crate::data::AugmentConfig;
+use crate::data::{AugmentConfig, Levels};
 
 /// Settings that do not change what a run computes: they may differ when it is resumed.
 pub const MAY_CHANGE: [&str; 13] = [
@@ -34,6 +35,9 @@ pub const MAY_CHANGE: [&str; 13] = [
     "conv_workspace_mb",
 ];
 
+/// The network's coarsest stride: sides of its input are multiples of it.
+const STRIDE: usize = 32;
+
 settings! {
     /// All settings of a training run; see [`SETTINGS`] for the same as a table.
     TrainConfig;
@@ -45,7 +49,7 @@ settings! {
         model: String = "yolov8n".into();
         /// Use the weights of `model` when it is a file; a path starts from that file instead
         pretrained: Toggle = Toggle::On(true);
-        /// Longer side of training images in pixels, a multiple of 32
+        /// Longer side of training images in pixels, rounded up to a multiple of 32
         imgsz: usize = 640;
         /// Images per batch; -1 fills 0.6 of the device's memory, a fraction that much of it
         /// an estimate: 16 where the memory is not known, as on a CPU
@@ -61,6 +65,13 @@ settings! {
         /// Keep decoded images: false, ram, or disk (in the user's cache folder)
         /// `$XDG_CACHE_HOME/bellows/images`, never beside the data
         cache: Cache = Cache::Off;
+        /// Counts of 16-bit images that become black and white, as low,high
+        /// measured if not given
+        range: Option<Vec<f64>> = None;
+        /// Percentiles of the counts of 16-bit images that do, as low,high
+        percentile: Vec<f64> = vec![0.5, 99.5];
+        /// Whose percentiles: data (one range for all images, from a sample of the training set) or frame (of each image by itself)
+        percentile_of: String = "data".into();
         /// Go on although more than 1 % of the images or labels are bad
         allow_bad: bool = false;
         /// Directories outside the dataset's own that it may read from, as a list
@@ -75,7 +86,7 @@ settings! {
         patience: usize = 100;
         /// Seed of every random draw
         seed: u64 = 0;
-        /// auto, cpu, vulkan, cuda, rocm (each with :N for the N-th card), metal or webgpu
+        /// auto, cpu, vulkan, cuda, rocm (each with :N for the N-th card), metal, webgpu, or a number: 0 is the strongest card
         device: String = "auto".into();
         /// How convolutions are computed: auto, direct (Burn's own), gemm (no convolution kernel of a GPU runs), winograd, implicit, bf16
         /// the last three are for the CPU: a GPU takes auto for them and says so
@@ -113,14 +124,14 @@ settings! {
         profile: bool = false;
     }
     "Optimizer" {
-        /// auto, SGD, Adam or AdamW
+        /// auto, SGD, Adam, AdamW, NAdam, RAdam, Adamax or RMSProp
         optimizer: OptimizerChoice as String = OptimizerChoice::Auto;
         /// Initial learning rate
         /// set by `optimizer: auto`
         lr0: f64 = 0.01;
         /// Final learning rate as a fraction of lr0
         lrf: f64 = 0.01;
-        /// SGD momentum or Adam beta1
+        /// Momentum of SGD and RMSProp, beta1 of the others
         /// AdamW by `optimizer: auto` has 0.9
         momentum: f64 = 0.937;
         /// Weight decay at the nominal batch size
@@ -161,6 +172,7 @@ settings! {
         /// nothing on gray images
         hsv_s: f64 = 0.7;
         /// Value (brightness) gain
+        /// nothing with `channels: 1`
         hsv_v: f64 = 0.4;
         /// Rotation in degrees
         degrees: f64 = 0.0;
@@ -184,9 +196,10 @@ settings! {
         mixup: f64 = 0.0;
         /// Probability of pasting a rectangle of another image
         cutmix: f64 = 0.0;
-        /// Probability of pasting objects (needs polygons; does nothing for boxes)
+        /// Not done: objects are not pasted, whatever this is
         copy_paste: f64 = 0.0;
         /// Last epochs without mosaic, mixup and cutmix; 0 keeps them to the end
+        /// as does a run of fewer epochs than that
         close_mosaic: usize = 10;
         /// Vary the training size between 0.5 and 1.5 imgsz
         multi_scale: bool = false;
@@ -213,15 +226,35 @@ impl TrainConfig {
     /// Defaults overlaid by `layers`, the last one winning.
     ///
     /// # Errors
-    /// A key that is no setting (with the closest one), a value of the wrong kind, or an argument of Ultralytics that asks for what is not
-    /// done, and where it was written; a rule that is broken.
+    /// A key that is no setting (with the closest one), a value of the wrong kind, or an argument of Ultralytics that asks for what cannot
+    /// be had, and where it was written; a rule that is broken.
     pub fn from_layers(layers: &[Layer]) -> Result<Self, SettingsError> {
-        let config = merge(Self::default(), SETTINGS, layers, |name, value| match ABSENT.iter().find(|a| a.name == name) {
-            Some(argument) => argument.check(value).map(|()| true),
-            None => Ok(false),
+        Self::with_notes(layers).map(|(config, _)| config)
+    }
+
+    /// The same, and a line for each thing that was asked for and is done in another way: an argument of Ultralytics that is no setting,
+    /// `imgsz` that is no multiple of 32 and is rounded up.
+    ///
+    /// # Errors
+    /// As [`from_layers`](Self::from_layers).
+    pub fn with_notes(layers: &[Layer]) -> Result<(Self, Vec<String>), SettingsError> {
+        let notes = RefCell::new(Vec::new());
+        let mut config = merge(Self::default(), SETTINGS, layers, |name, value| {
+            let Some(argument) = ABSENT.iter().find(|a| a.name == name) else { return Ok(false) };
+            notes.borrow_mut().extend(argument.check(value)?);
+            Ok(true)
         })?;
+        let mut notes = notes.into_inner();
+        let imgsz = config.imgsz.checked_next_multiple_of(STRIDE).unwrap_or(config.imgsz);
+        if imgsz != config.imgsz {
+            notes.push(format!("warning: imgsz {} is no multiple of {STRIDE}: {imgsz} is used", config.imgsz));
+            config.imgsz = imgsz;
+        }
+        if config.copy_paste > 0.0 {
+            notes.push("warning: copy_paste does nothing: it needs polygons, and labels are boxes here".into());
+        }
         config.validate().map_err(refuse)?;
-        Ok(config)
+        Ok((config, notes))
     }
 
     /// The rules that one setting alone cannot check.
@@ -268,12 +301,22 @@ impl TrainConfig {
             return Err(format!("{name} {x} is negative or not a number"));
         }
         let rules = [
-            (self.imgsz == 0 || !self.imgsz.is_multiple_of(32), format!("imgsz {} is not a positive multiple of 32", self.imgsz)),
+            (self.imgsz == 0 || !self.imgsz.is_multiple_of(STRIDE), format!("imgsz {} is not a positive multiple of {STRIDE}", self.imgsz)),
             (self.epochs == 0, "epochs must be at least 1".into()),
             (self.nbs == 0, "nbs must be at least 1".into()),
             (self.fraction == 0.0, "fraction 0 leaves nothing to train on".into()),
             (self.keep_checkpoints < 2, "keep_checkpoints must be at least 2: the newest may be damaged".into()),
         ];
+        let rising = |pair: &[f64], most: f64| matches!(pair, [low, high] if *low >= 0.0 && low < high && *high <= most);
+        if self.range.as_ref().is_some_and(|range| !rising(range, 65_535.0)) {
+            return Err(format!("range {:?} is not two rising counts of 16 bits", self.range.as_deref().unwrap_or_default()));
+        }
+        if !rising(&self.percentile, 100.0) {
+            return Err(format!("percentile {:?} is not two rising numbers from 0 to 100", self.percentile));
+        }
+        if !["data", "frame"].contains(&self.percentile_of.as_str()) {
+            return Err(format!("percentile_of `{}` is neither data nor frame", self.percentile_of));
+        }
         self.conv.parse::<Lowering>().map_err(|e| e.to_string())?;
         rules.into_iter().find(|(broken, _)| *broken).map_or(Ok(()), |(_, rule)| Err(rule))
     }
@@ -319,12 +362,20 @@ impl TrainConfig {
         self.weight_decay * (self.batch.images() * self.schedule().accumulate()) as f64 / self.nbs as f64
     }
 
-    /// The augmentation part of the settings; `open` is false once mosaic, mixup and cutmix are closed.
-    pub fn augmentation(&self, open: bool) -> AugmentConfig {
+    /// The first of `epochs` epochs without mosaic, mixup and cutmix: the last `close_mosaic` have none. A run of fewer keeps them to the end, as
+    /// detector users know it: the epoch in which they are closed would be before the first.
+    pub fn mosaic_closes(&self, epochs: usize) -> Option<usize> {
+        epochs.checked_sub(self.close_mosaic).filter(|_| self.close_mosaic > 0)
+    }
+
+    /// The augmentation part of the settings; `open` is false once mosaic, mixup and cutmix are closed. Colours are of networks with three
+    /// channels: one with a single channel sees the values its sensor gave.
+    pub fn augmentation(&self, open: bool, channels: usize) -> AugmentConfig {
+        let [hsv_h, hsv_s, hsv_v] = if channels == 1 { [0.0; 3] } else { [self.hsv_h, self.hsv_s, self.hsv_v] };
         AugmentConfig {
-            hsv_h: self.hsv_h,
-            hsv_s: self.hsv_s,
-            hsv_v: self.hsv_v,
+            hsv_h,
+            hsv_s,
+            hsv_v,
             degrees: self.degrees,
             translate: self.translate,
             scale: self.scale,
@@ -339,6 +390,13 @@ impl TrainConfig {
             copy_paste: self.copy_paste,
             mosaic_open: open && !self.rect,
         }
+    }
+
+    /// Which counts of 16-bit images become black and white.
+    pub fn levels(&self) -> Levels {
+        let pair = |list: &[f64]| <[f64; 2]>::try_from(list).ok();
+        let percentile = pair(&self.percentile).unwrap_or(Levels::default().percentile);
+        Levels { range: self.range.as_deref().and_then(pair), percentile, per_frame: self.percentile_of == "frame" }
     }
 
     fn schedule(&self) -> EpochSchedule {
@@ -364,6 +422,10 @@ impl TrainConfig {
             OptimizerChoice::SGD => OptimizerKind::Sgd,
             OptimizerChoice::Adam => OptimizerKind::Adam,
             OptimizerChoice::AdamW => OptimizerKind::AdamW,
+            OptimizerChoice::NAdam => OptimizerKind::NAdam,
+            OptimizerChoice::RAdam => OptimizerKind::RAdam,
+            OptimizerChoice::Adamax => OptimizerKind::Adamax,
+            OptimizerChoice::RMSProp => OptimizerKind::RmsProp,
             OptimizerChoice::Auto => return Err(refuse("optimizer auto is not resolved yet".into())),
         };
         Ok(LearnerConfig {
@@ -391,7 +453,7 @@ impl TrainConfig {
 /// What the settings say before anything is changed.
 impl Default for AugmentConfig {
     fn default() -> Self {
-        TrainConfig::default().augmentation(true)
+        TrainConfig::default().augmentation(true, 3)
     }
 }
 
@@ -419,17 +481,36 @@ mod tests {
         assert!(error.contains("my.yaml") && error.contains("`epochs`"), "{error}");
         let error = TrainConfig::from_layers(&[layer("my.yaml", json!({"epochs": "many"}))]).unwrap_err().to_string();
         assert!(error.contains("epochs") && error.contains("many"), "{error}");
-        let error = TrainConfig::from_layers(&[layer("f", json!({"imgsz": 100}))]).unwrap_err().to_string();
-        assert!(error.contains("imgsz 100"), "{error}");
+        let error = TrainConfig::from_layers(&[layer("f", json!({"imgsz": 0}))]).unwrap_err().to_string();
+        assert!(error.contains("imgsz 0"), "{error}");
     }
 
     #[test]
-    fn a_peers_arguments_are_taken_where_they_say_what_is_done_anyway() {
-        let taken = json!({"task": "detect", "amp": false, "deterministic": true, "mask_ratio": 4, "device": "cpu", "half": false});
-        assert!(TrainConfig::from_layers(&[layer("args.yaml", taken)]).is_ok());
-        let error = TrainConfig::from_layers(&[layer("args.yaml", json!({"amp": true}))]).unwrap_err().to_string();
-        assert!(error.contains("`amp` cannot be true") && error.contains("f32"), "{error}");
-        assert!(ABSENT.iter().all(|a| SETTINGS.iter().all(|s| s.name != a.name)));
+    fn a_peers_arguments_are_taken_told_or_refused() {
+        let notes = |values: Value| TrainConfig::with_notes(&[layer("args.yaml", values)]).map(|(_, notes)| notes);
+        let anyway = json!({"task": "detect", "amp": false, "deterministic": true, "mask_ratio": 4, "device": "cpu", "half": false});
+        assert_eq!(notes(anyway), Ok(Vec::new()));
+        let told = notes(json!({"amp": true, "source": "x.jpg"})).unwrap();
+        assert!(told.len() == 2 && told[0].starts_with("amp true: training and validation are f32"), "{told:?}");
+        assert!(told[1].starts_with("source x.jpg: does nothing in training"), "{told:?}");
+        let error = notes(json!({"task": "obb"})).unwrap_err().to_string();
+        assert!(error.contains("`task` cannot be \"obb\"") && error.contains("detectors"), "{error}");
+        assert!(ABSENT.iter().all(|a| SETTINGS.iter().all(|s| s.key() != a.name)));
+    }
+
+    #[test]
+    fn one_channel_has_no_colours() {
+        let hsv = |channels| TrainConfig::default().augmentation(true, channels);
+        assert_eq!([hsv(1).hsv_h, hsv(1).hsv_s, hsv(1).hsv_v], [0.0; 3]);
+        assert_eq!([hsv(3).hsv_h, hsv(3).hsv_s, hsv(3).hsv_v], [0.015, 0.7, 0.4]);
+    }
+
+    #[test]
+    fn imgsz_is_rounded_up_to_the_stride() {
+        let (config, notes) = TrainConfig::with_notes(&[layer("f", json!({"imgsz": 500}))]).unwrap();
+        assert_eq!((config.imgsz, notes.len()), (512, 1));
+        assert!(notes[0].contains("imgsz 500") && notes[0].contains("512"), "{notes:?}");
+        assert_eq!(TrainConfig::with_notes(&[layer("f", json!({"imgsz": 320}))]).unwrap().1, Vec::<String>::new());
     }
 
     #[test]

@@ -74,8 +74,9 @@ impl Kind for Cache {
     }
 }
 
-/// Which optimizer is asked for.
+/// Which optimizer is asked for; the case of its letters does not matter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String")]
 pub enum OptimizerChoice {
     /// Chosen from the number of iterations and classes.
     #[serde(rename = "auto")]
@@ -86,6 +87,36 @@ pub enum OptimizerChoice {
     Adam,
     /// AdamW.
     AdamW,
+    /// NAdam.
+    NAdam,
+    /// RAdam.
+    RAdam,
+    /// Adamax.
+    Adamax,
+    /// RMSprop with momentum.
+    RMSProp,
+}
+
+impl OptimizerChoice {
+    const ALL: [(&str, Self); 8] = [
+        ("auto", Self::Auto),
+        ("SGD", Self::SGD),
+        ("Adam", Self::Adam),
+        ("AdamW", Self::AdamW),
+        ("NAdam", Self::NAdam),
+        ("RAdam", Self::RAdam),
+        ("Adamax", Self::Adamax),
+        ("RMSProp", Self::RMSProp),
+    ];
+}
+
+impl TryFrom<String> for OptimizerChoice {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        let found = Self::ALL.iter().find(|(name, _)| name.eq_ignore_ascii_case(&text));
+        found.map(|(_, choice)| *choice).ok_or_else(|| format!("it is none of {}", Self::ALL.map(|(name, _)| name).join(", ")))
+    }
 }
 
 /// Layers that are not trained.
@@ -174,6 +205,18 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+
+    #[test]
+    fn optimizers_are_known_in_any_case() {
+        for (name, choice) in OptimizerChoice::ALL {
+            assert_eq!(serde_json::to_value(choice).unwrap(), json!(name));
+            for written in [name.to_lowercase(), name.to_uppercase()] {
+                assert_eq!(serde_json::from_value::<OptimizerChoice>(json!(written)).unwrap(), choice);
+            }
+        }
+        let error = serde_json::from_value::<OptimizerChoice>(json!("Muon")).unwrap_err().to_string();
+        assert!(error.contains("RMSProp"), "{error}");
+    }
 
     #[test]
     fn flags_are_read_as_what_they_can_be() {

@@ -9,11 +9,11 @@ use super::error::ExportError;
 use super::state::state_dict;
 use crate::model::Yolo;
 
-/// The file of `model`, which is not folded. `epoch` is how many it was trained for, where that is known.
+/// The file of `model`, which is not folded. `more` are facts beside names and size: the epoch, how 16-bit images are taken.
 ///
 /// # Errors
 /// [`ExportError`].
-pub fn to_weights(model: &Yolo, names: &[String], imgsz: usize, epoch: Option<usize>) -> Result<Vec<u8>, ExportError> {
+pub fn to_weights(model: &Yolo, names: &[String], imgsz: usize, more: BTreeMap<String, String>) -> Result<Vec<u8>, ExportError> {
     let by_index: Map<String, Value> = names.iter().enumerate().map(|(i, name)| (i.to_string(), name.as_str().into())).collect();
     let mut metadata = BTreeMap::from([
         ("format".to_string(), "pt".to_string()),
@@ -23,6 +23,6 @@ pub fn to_weights(model: &Yolo, names: &[String], imgsz: usize, epoch: Option<us
         ("imgsz".to_string(), imgsz.to_string()),
         ("sppf_act".to_string(), model.sppf_act().to_string()),
     ]);
-    metadata.extend(epoch.map(|epoch| ("epoch".to_string(), epoch.to_string())));
+    metadata.extend(more);
     Ok(to_safetensors(&state_dict(model)?, &metadata)?)
 }

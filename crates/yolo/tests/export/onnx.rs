@@ -3,11 +3,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use bellows_weights::onnx::{Dimension, Model, ValueInfo, decode};
-use bellows_yolo::Detector;
 use bellows_yolo::export::{OnnxOptions, Suppression, to_onnx};
 use bellows_yolo::metrics::{NmsConfig, nms};
 use bellows_yolo::model::YoloConfig;
 use bellows_yolo::model::names::to_host;
+use bellows_yolo::{Detector, WeightFile};
 use burn::tensor::Device;
 
 use crate::interpreter::{Array, run};
@@ -183,6 +183,7 @@ fn a_file_is_weights_again() {
         std::fs::write(&path, exported(config, &OnnxOptions { dynamic, ..STATIC }).0).unwrap();
         let read = Detector::open(&path, &device).unwrap();
         assert!(read.folded);
+        assert_eq!(WeightFile::read(&path).unwrap().range(), Some([100.0, 9000.0]));
         assert_eq!((read.config, &read.names, read.imgsz), (config, &about(config).names, Some(64)));
         let (ours, theirs) = (model(config).fuse(&device), read.fuse(&device));
         assert_eq!(ours.tensors().unwrap(), theirs.tensors().unwrap());

@@ -61,9 +61,9 @@ fn what_cannot_be_exported_is_refused_in_one_sentence() {
     put("empty.onnx", b"");
     put("picture.pt", b"\x89PNG\r\n\x1a\n0000");
     for (line, words) in [
-        ("export --weights huge.onnx", "10000000000 bytes wanted, 3 left"),
-        ("export --weights short.onnx", "16 bytes wanted, 1 left"),
-        ("export --weights empty.onnx", "neither safetensors"),
+        ("export --weights huge.onnx --output x.onnx", "10000000000 bytes wanted, 3 left"),
+        ("export --weights short.onnx --output x.onnx", "16 bytes wanted, 1 left"),
+        ("export --weights empty.onnx --output x.onnx", "neither safetensors"),
         ("export --weights picture.pt", "neither safetensors"),
         ("export --weights missing.pt", "missing.pt"),
         ("export --weights .", "say which"),

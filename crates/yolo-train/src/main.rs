@@ -5,6 +5,7 @@ mod benchmark;
 mod console;
 mod data;
 mod peer;
+mod export;
 mod predict;
 mod report;
 mod results;

@@ -8,6 +8,7 @@ pub mod boxes;
 mod checkpoint;
 pub mod config;
 pub mod data;
+pub mod export;
 pub mod loss;
 pub mod metrics;
 pub mod model;

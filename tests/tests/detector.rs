@@ -67,7 +67,8 @@ fn predict_keeps_the_order_and_names_what_it_skips() {
     list.push("empty.png".into());
     std::fs::write(dir.path().join("list.txt"), list.join("\n")).unwrap();
     let look = |more: &[&str]| [&["predict", "--weights", BEST, "--device", "cpu", "--conf", "0.001"], more].concat();
-    let (out, error) = expect_code(&mut yolo_train(dir.path(), &look(&["--source", "list.txt", "--json", "--save-txt", "--save-conf", "--save-crop"])), 0);
+    let (out, error) =
+        expect_code(&mut yolo_train(dir.path(), &look(&["--source", "list.txt", "--json", "--save-txt", "--save-conf", "--save-crop"])), 0);
     let seen: Vec<Value> = out.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     let order: Vec<String> = seen.iter().map(|v| v["image"].as_str().unwrap().rsplit('/').next().unwrap().to_string()).collect();
     assert_eq!(order, names);
@@ -107,7 +108,10 @@ fn what_cannot_be_used_gets_one_sentence_and_code_2() {
         (&["predict", "--source", "x.jpg"], &["--weights"]),
         (&["predict", "--weights", BEST], &["--source"]),
         (&["predict", "--weights", BEST, "--source", "x.jpg"], &["x.jpg", "no such file"]),
-        (&["predict", "--weights", "runs/detect/train", "--source", "tiny/images/val"], &["say which", "best.safetensors", "last.safetensors"]),
+        (
+            &["predict", "--weights", "runs/detect/train", "--source", "tiny/images/val"],
+            &["say which", "best.safetensors", "last.safetensors"],
+        ),
         (&["predict", "--weights", "huge.onnx", "--source", "tiny/images/val"], &["huge.onnx"]),
         (&["predict", "--weights", "zero.pt", "--source", "tiny/images/val"], &["zero.pt"]),
         (&["predict", "--weights", BEST, "--source", "magic.jpg", "--device", "cpu"], &["none of 1 sources"]),
@@ -129,7 +133,15 @@ fn what_cannot_be_used_gets_one_sentence_and_code_2() {
     std::fs::write(dir.path().join("bomb.jpg"), bomb).unwrap();
     let limited = "ulimit -v 8000000; exec \"$0\" \"$@\"";
     let mut command = Command::new("sh");
-    command.args(["-c", limited]).arg(support::program("yolo-train")).args(["predict", "--weights", BEST, "--device", "cpu", "--source", "bomb.jpg"]);
+    command.args(["-c", limited]).arg(support::program("yolo-train")).args([
+        "predict",
+        "--weights",
+        BEST,
+        "--device",
+        "cpu",
+        "--source",
+        "bomb.jpg",
+    ]);
     let (_, error) = expect_code(command.current_dir(dir.path()).env("XDG_CACHE_HOME", dir.path().join("cache")), 2);
     assert!(error.contains("bomb.jpg"), "{error}");
 }

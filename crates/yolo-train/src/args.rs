@@ -22,7 +22,7 @@ const WORKSPACE: &str = "conv_workspace_mb";
 pub(crate) type Verb = fn(&ArgMatches, &Signals) -> Result<(), Failure>;
 
 const VERBS: [(fn() -> Command, Verb); 4] =
-    [(val::command, val::run), (predict::command, predict::run), (export::command, export::run), (data::command, data::run)];
+    [(val::command, val::run), (predict::command, predict::run), (data::command, data::run), (export::command, export::run)];
 
 /// What the user asked for.
 pub(crate) enum Request {

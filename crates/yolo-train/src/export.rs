@@ -6,12 +6,16 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use bellows_cli::{Failure, Signals, Usage, count, note, option, say, switch, text, whole, yaml_layer};
 use bellows_device::{ProbeOptions, select};
 use bellows_runs::write_atomic;
+use bellows_yolo::Detector;
 use bellows_yolo::export::{About, OPSET, OnnxOptions, Suppression, iso_date, to_onnx, to_pt, to_weights};
-use bellows_yolo::{Detector, weight_file};
 use clap::builder::PossibleValuesParser;
 use clap::{Arg, ArgMatches, Command, value_parser};
 use serde_json::{Map, Value};
 
+use crate::used::{weights_flag, weights_path};
+
+/// What weights say of the images they are made for, and every file of theirs has to say too.
+const OF_THE_DATA: [&str; 3] = ["range", "percentile", "percentile_of"];
 /// Sides of images are multiples of this.
 const STRIDE: usize = 32;
 
@@ -23,7 +27,7 @@ pub(crate) fn command() -> Command {
     let path = |name: &'static str, help: &'static str| option(name, help).value_name("FILE").value_parser(value_parser!(PathBuf));
     Command::new("export")
         .about("Writes a trained detector as a file for other programs: ONNX, a .pt for Ultralytics, safetensors")
-        .arg(path("weights", "A .safetensors or .pt file, an ONNX file of ours, or a folder with one of them").required(true))
+        .arg(weights_flag())
         .arg(option("format", "What to write").default_value("onnx").value_parser(PossibleValuesParser::new(["onnx", "pt", "safetensors"])))
         .arg(path("output", "Where to write it [default: beside the weights]"))
         .arg(option("imgsz", "onnx: side of the images, or height and width, in pixels [default: as trained]").value_name("N|H,W"))
@@ -43,8 +47,7 @@ pub(crate) fn command() -> Command {
 
 /// Exports.
 pub(crate) fn run(matches: &ArgMatches, _signals: &Signals) -> Result<(), Failure> {
-    let given = matches.get_one::<PathBuf>("weights").cloned().unwrap_or_default();
-    let input = weight_file(&given)?;
+    let input = weights_path(matches)?;
     let format = text(matches, "format").unwrap_or_default();
     only_for_its_format(matches, &format)?;
     let output = matches.get_one::<PathBuf>("output").cloned().unwrap_or_else(|| input.with_extension(&format));
@@ -72,8 +75,8 @@ pub(crate) fn run(matches: &ArgMatches, _signals: &Signals) -> Result<(), Failur
             (to_pt(&detector.model, &about, half)?, what, format!("ultralytics.YOLO(\"{}\")", output.display()))
         }
         _ => {
-            let known = |name: &str| Some((name.to_string(), detector.metadata.get(name)?.clone()));
-            let more = ["epoch", "range", "percentile", "percentile_of"].into_iter().filter_map(known).collect();
+            let epoch = detector.metadata.get_key_value("epoch").filter(|(_, epoch)| epoch.parse::<usize>().is_ok());
+            let more = about.more.iter().chain(epoch).map(|(key, text)| (key.clone(), text.clone())).collect();
             let bytes = to_weights(&detector.model, &about.names, about.imgsz, more)?;
             (bytes, "weights as 32-bit floats".into(), format!("yolo-train --model {} --data DATA.yaml", output.display()))
         }
@@ -111,6 +114,12 @@ fn about(detector: &Detector, input: &Path) -> About {
         date: iso_date(now),
         license: detector.metadata.get("license").cloned(),
         settings: settings(detector, input),
+        more: detector
+            .metadata
+            .iter()
+            .filter(|(key, _)| OF_THE_DATA.contains(&key.as_str()))
+            .map(|(k, v)| (k.clone(), v.clone()))
+            .collect(),
     }
 }
 
@@ -167,6 +176,7 @@ fn describe(about: &About, options: &OnnxOptions) -> String {
     let free = |number: usize, name: &str| if options.dynamic { name.to_string() } else { number.to_string() };
     let batch = free(options.batch, "batch");
     let output = match options.nms {
+        Some(nms) if options.dynamic => format!("{batch}, up to {}, 6", nms.max_det),
         Some(nms) => format!("{batch}, {}, 6", nms.max_det.min(anchors)),
         None => format!("{batch}, {}, {}", 4 + about.config.nc, free(anchors, "anchors")),
     };

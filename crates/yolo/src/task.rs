@@ -1,5 +1,6 @@
 //! YOLOv8 as the Learner sees it: batches of augmented images, the detection loss, mAP.
 
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 

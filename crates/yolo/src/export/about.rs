@@ -1,5 +1,7 @@
 //! What an exported file says beside its weights, and the few forms of text that its readers expect.
 
+use std::collections::BTreeMap;
+
 use serde_json::{Map, Value};
 
 use crate::model::YoloConfig;
@@ -24,6 +26,8 @@ pub struct About {
     pub license: Option<String>,
     /// The settings it was trained with, under their names; may be empty.
     pub settings: Map<String, Value>,
+    /// Other facts that whoever uses it has to know, such as the `range` of 16-bit images, as text.
+    pub more: BTreeMap<String, String>,
 }
 
 impl About {

@@ -9,7 +9,7 @@ use super::error::ExportError;
 use super::state::state_dict;
 use crate::model::Yolo;
 
-/// The file of `model`, which is not folded. `more` is known of it besides: `epoch`, and the levels of 16-bit images.
+/// The file of `model`, which is not folded. `more` are facts beside names and size: the epoch, how 16-bit images are taken.
 ///
 /// # Errors
 /// [`ExportError`].

@@ -43,6 +43,7 @@ fn about(config: YoloConfig) -> About {
         date: "2026-11-22T08:00:00".into(),
         license: Some("CC0".into()),
         settings: serde_json::Map::new(),
+        more: [("range".to_string(), "[100.0,9000.0]".to_string())].into(),
     }
 }
 

@@ -3,17 +3,17 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use bellows_weights::onnx::{Dimension, Model, ValueInfo, decode};
-use bellows_yolo::Detector;
 use bellows_yolo::export::{OnnxOptions, Suppression, to_onnx};
 use bellows_yolo::metrics::{NmsConfig, nms};
 use bellows_yolo::model::YoloConfig;
 use bellows_yolo::model::names::to_host;
+use bellows_yolo::{Detector, WeightFile};
 use burn::tensor::Device;
 
 use crate::interpreter::{Array, run};
 use crate::{about, images, model, pixels};
 
-const STATIC: OnnxOptions = OnnxOptions { batch: 1, size: [64, 96], dynamic: false, nms: None };
+const STATIC: OnnxOptions = OnnxOptions { batch: 1, size: [32, 64], dynamic: false, nms: None };
 
 fn config() -> YoloConfig {
     YoloConfig::new(3)
@@ -107,8 +107,8 @@ fn operators_weights_and_shapes_are_those_of_the_architecture() {
     assert_eq!(graph.initializer.iter().filter(|t| t.name.starts_with("model.")).count(), 127);
     let fixed = |shape: &[usize]| shape.iter().map(|&n| Dimension::from(n)).collect::<Vec<_>>();
     assert_eq!((graph.input[0].name.as_str(), graph.output[0].name.as_str()), ("images", "output0"));
-    assert_eq!(shape_of(&graph.input[0]), fixed(&[1, 3, 64, 96]));
-    assert_eq!(shape_of(&graph.output[0]), fixed(&[1, 7, 126]));
+    assert_eq!(shape_of(&graph.input[0]), fixed(&[1, 3, 32, 64]));
+    assert_eq!(shape_of(&graph.output[0]), fixed(&[1, 7, 42]));
     assert_eq!((file.ir_version, file.opset_import[0].version), (8, 17));
     let keys = file.metadata_props.iter().map(|e| (e.key.as_str(), e.value.as_str()));
     let metadata = BTreeMap::from_iter(keys);
@@ -116,7 +116,7 @@ fn operators_weights_and_shapes_are_those_of_the_architecture() {
         ("stride", "32"),
         ("task", "detect"),
         ("batch", "1"),
-        ("imgsz", "[64, 96]"),
+        ("imgsz", "[32, 64]"),
         ("names", r#"{0: "class '0'", 1: "class '1'", 2: "class '2'"}"#),
         ("args", "{'batch': 1, 'half': False, 'dynamic': False, 'simplify': True, 'opset': 17, 'nms': False}"),
         ("channels", "3"),
@@ -135,10 +135,10 @@ fn operators_weights_and_shapes_are_those_of_the_architecture() {
 fn a_graph_computes_what_the_model_computes() {
     let gray = YoloConfig { channels: 1, sppf_act: false, ..YoloConfig::new(1) };
     for (config, batch) in [(config(), 1), (gray, 2)] {
-        let shape = [batch, config.channels, 64, 96];
+        let shape = [batch, config.channels, 32, 64];
         let (_, graph) = exported(config, &OnnxOptions { batch, ..STATIC });
         let output = run(&graph, input(shape));
-        assert_eq!(output.shape, [batch, 4 + config.nc, 126]);
+        assert_eq!(output.shape, [batch, 4 + config.nc, 42]);
         close(&output, &expected(config, shape), 4 + config.nc, 1e-5);
     }
 }
@@ -153,15 +153,15 @@ fn a_dynamic_graph_takes_every_size() {
 
 #[test]
 fn suppression_inside_is_ours() {
-    let shape = [2, 3, 64, 96];
+    let shape = [2, 3, 32, 64];
     let raw = expected(config(), shape);
     for (conf, iou, max_det, dynamic) in [(0.45f32, 0.5f32, 20, false), (0.45, 0.7, 300, true), (0.99, 0.7, 300, false)] {
         let options = OnnxOptions { batch: 2, dynamic, nms: Some(Suppression { conf, iou, max_det }), ..STATIC };
         let output = run(&exported(config(), &options).1, input(shape));
-        assert_eq!(output.shape, [2, max_det.min(126), 6]);
-        for (rows, raw) in output.data.chunks(max_det.min(126) * 6).zip(raw.chunks(7 * 126)) {
+        assert_eq!(output.shape, [2, max_det.min(42), 6]);
+        for (rows, raw) in output.data.chunks(max_det.min(42) * 6).zip(raw.chunks(7 * 42)) {
             let config = NmsConfig { conf, iou: iou.into(), max_det, multi_label: false, ..NmsConfig::default() };
-            let kept = nms(raw, 3, 126, &config);
+            let kept = nms(raw, 3, 42, &config);
             assert_eq!(kept.is_empty(), conf > 0.9);
             let (found, rest) = rows.split_at(kept.len() * 6);
             assert!(rest.iter().all(|&v| v == 0.0), "rows that are left over are zero");
@@ -183,7 +183,8 @@ fn a_file_is_weights_again() {
         std::fs::write(&path, exported(config, &OnnxOptions { dynamic, ..STATIC }).0).unwrap();
         let read = Detector::open(&path, &device).unwrap();
         assert!(read.folded);
-        assert_eq!((read.config, &read.names, read.imgsz), (config, &about(config).names, Some(96)));
+        assert_eq!(WeightFile::read(&path).unwrap().range(), Some([100.0, 9000.0]));
+        assert_eq!((read.config, &read.names, read.imgsz), (config, &about(config).names, Some(64)));
         let (ours, theirs) = (model(config).fuse(&device), read.fuse(&device));
         assert_eq!(ours.tensors().unwrap(), theirs.tensors().unwrap());
         let outputs = |fused: &bellows_yolo::model::Fused| fused.forward(images([1, config.channels, 64, 32])).map(to_host);

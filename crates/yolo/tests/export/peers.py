@@ -9,6 +9,7 @@ import onnx
 import onnxruntime
 import torch
 from ultralytics import YOLO
+from ultralytics.nn.tasks import DetectionModel
 
 folder = Path(sys.argv[1])
 images = np.fromfile(folder / "images.f32", "<f4").reshape(2, 3, 96, 128)
@@ -45,13 +46,12 @@ for name, tolerance in (("full", 1e-4), ("half", 1e-2)):
     assert detector.task == "detect" and detector.names[2] == "class '2'"
     with torch.no_grad():
         near(name, detector.model.eval()(torch.from_numpy(images))[0].numpy(), tolerance)
-    picture = (images[0].transpose(1, 2, 0)[..., ::-1] * 255).astype(np.uint8)
-    assert detector.predict(picture, imgsz=[96, 128], conf=0.4, verbose=False)[0].boxes is not None
     # A training starts from the architecture in the file, so the one built from it must take all weights.
-    from ultralytics.nn.tasks import DetectionModel
-
     built = DetectionModel(detector.model.yaml, nc=3, verbose=False)
     built.load_state_dict(detector.model.float().state_dict(), strict=True)
+    # Folds its batch normalisation.
+    picture = (images[0].transpose(1, 2, 0)[..., ::-1] * 255).astype(np.uint8)
+    assert detector.predict(picture, imgsz=[96, 128], conf=0.4, verbose=False)[0].boxes is not None
 
-found = YOLO(str(folder / "static.onnx"), task="detect").predict(picture, imgsz=[96, 128], batch=2, conf=0.4, verbose=False)
+found = YOLO(str(folder / "static.onnx"), task="detect").predict([picture] * 2, imgsz=[96, 128], batch=2, conf=0.4, verbose=False)
 assert found[0].names[1] == "class '1'"

@@ -47,7 +47,7 @@ pub fn to_pt(model: &Yolo, about: &About, half: bool) -> Result<Vec<u8>, ExportE
         ("args", settings.clone()),
     ];
     let detector = module(class::DETECTION_MODEL, Vec::new(), Vec::new(), vec![("model".into(), layers)], attributes);
-    let root = Pickled::dict([
+    let facts = [
         ("date", about.date.as_str().into()),
         ("version", format!("bellows {VERSION}").as_str().into()),
         ("license", about.license.as_deref().unwrap_or("not stated").into()),
@@ -62,7 +62,9 @@ pub fn to_pt(model: &Yolo, about: &About, half: bool) -> Result<Vec<u8>, ExportE
         ("train_args", settings),
         ("train_metrics", Pickled::Dict(Vec::new())),
         ("train_results", Pickled::Dict(Vec::new())),
-    ]);
+    ];
+    let more = about.more.iter().map(|(key, text)| (key.as_str(), text.as_str().into()));
+    let root = Pickled::dict(facts.into_iter().chain(more));
     Ok(write(&root, &storages)?)
 }
 

@@ -163,7 +163,8 @@ fn takes(word: &str, command: &Command) -> Takes {
         Some(arg) if !arg.get_action().takes_values() => Takes::Nothing,
         Some(arg) if arg.get_num_args().is_some_and(|n| n.min_values() == 0) => Takes::Perhaps,
         Some(_) => Takes::Value,
-        None => Takes::Nothing,
+        // A mistake, which is better told by its name than by what stands after it.
+        None => Takes::Perhaps,
     }
 }
 
@@ -304,6 +305,7 @@ mod tests {
             "data check a=b",
             "--help",
             "help val",
+            "--data d.yaml --epoks 3",
             "val --data d.yaml --weights val",
         ] {
             assert_eq!(line(typed), typed);

@@ -212,6 +212,8 @@ fn fingerprint(scans: &[&Scan], levels: Option<Normalisation>) -> String {
 /// A model to start from and what to tell about it.
 pub(crate) struct Start {
     pub(crate) model: Yolo,
+    /// What it was built from.
+    pub(crate) form: YoloConfig,
     pub(crate) header: Vec<String>,
 }
 
@@ -229,7 +231,8 @@ pub(crate) fn model(config: &TrainConfig, nc: usize, channels: usize, device: &D
         reason: "`model` must be yolov8n, s, m, l or x, or a weight file".into(),
     })?;
     let sppf_act = file.as_ref().is_none_or(|file| file.config().sppf_act);
-    let mut model = YoloConfig { scale, nc, channels, sppf_act }.init(config.seed, device);
+    let form = YoloConfig { scale, nc, channels, sppf_act };
+    let mut model = form.init(config.seed, device);
     let mut header = Vec::new();
     match &file {
         Some(file) => (model, header) = file.transfer(model, nc)?,
@@ -247,7 +250,7 @@ pub(crate) fn model(config: &TrainConfig, nc: usize, channels: usize, device: &D
         model = model.freeze_layers(&frozen);
         header.push(format!("Freezing layers {frozen:?}"));
     }
-    Ok(Start { model, header })
+    Ok(Start { model, form, header })
 }
 
 fn thousands(n: usize) -> String {

@@ -19,7 +19,8 @@ pub use values::{BatchSize, Cache, Freeze, OptimizerChoice, Toggle};
 use crate::data::{AugmentConfig, Levels};
 
 /// Settings that do not change what a run computes: they may differ when it is resumed.
-pub const MAY_CHANGE: [&str; 13] = [
+pub const MAY_CHANGE: [&str; 14] = [
+    "save_pt",
     "device",
     "workers",
     "plots",
@@ -105,6 +106,9 @@ settings! {
         save: bool = true;
         /// Also keep the weights of every n-th epoch; -1 keeps none
         save_period: i64 = -1;
+        /// Also write the best weights as best.pt, which Ultralytics loads
+        /// at the end, beside best.safetensors
+        save_pt: bool = false;
         /// Minutes between checkpoints inside an epoch
         /// fractions allowed
         checkpoint_minutes: f64 = 10.0;

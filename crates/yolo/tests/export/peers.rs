@@ -1,4 +1,4 @@
-//! onnxruntime, the checker of onnx, and Ultralytics read our files. Runs where the environment variable `PEERS_PYTHON` names an interpreter that has
+//! onnxruntime, the checker of onnx, and Ultralytics read our files. Runs where the environment variable `BELLOWS_PEERS_PYTHON` names an interpreter that has
 //! them; otherwise it says so.
 
 use std::io::Write;
@@ -17,8 +17,8 @@ fn bytes(values: &[f32]) -> Vec<u8> {
 
 #[test]
 fn others_compute_the_same() {
-    let Some(python) = std::env::var_os("PEERS_PYTHON") else {
-        writeln!(std::io::stderr(), "skipped: PEERS_PYTHON does not name a Python with ultralytics, onnx and onnxruntime").unwrap();
+    let Some(python) = std::env::var_os("BELLOWS_PEERS_PYTHON") else {
+        writeln!(std::io::stderr(), "skipped: BELLOWS_PEERS_PYTHON does not name a Python with ultralytics, onnx and onnxruntime").unwrap();
         return;
     };
     let folder = tempfile::tempdir().unwrap();

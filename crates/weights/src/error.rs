@@ -58,7 +58,9 @@ pub enum Fault {
     #[error("not a regular file")]
     NotAFile,
     /// Not a format this crate reads.
-    #[error("neither safetensors nor a .pt (zip) file; it starts with {start:02x?}. Checkpoints of PyTorch before 1.6 must be saved again")]
+    #[error(
+        "neither safetensors, nor a .pt (zip) file, nor ONNX; it starts with {start:02x?}. Checkpoints of PyTorch before 1.6 must be saved again"
+    )]
     Unrecognised {
         /// The first bytes, at most 9.
         start: Vec<u8>,
@@ -105,7 +107,15 @@ pub enum Fault {
         /// The complaint.
         what: String,
     },
-    /// A metadata entry of a GGUF file is not as it should be.
+    /// An ONNX file is damaged, or keeps its weights where they are not read.
+    #[error("ONNX byte {at}: {what}")]
+    Onnx {
+        /// Position in the file.
+        at: usize,
+        /// The complaint.
+        what: String,
+    },
+    /// A metadata entry is not as it should be.
     #[error("metadata `{key}`: {what}")]
     Metadata {
         /// The key.

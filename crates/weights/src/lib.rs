@@ -1,7 +1,6 @@
 //! Weight files to named tensors, and back.
 //!
-//! Reads safetensors and `.pt` (what `torch.save` writes), recognised by content and not by extension; writes
-//! safetensors. Models too large to be read at once are a [`Checkpoint`] or a [`gguf::Gguf`]: mapped, and read and written a
+//! Reads safetensors, `.pt` (what `torch.save` writes) and ONNX, recognised by content and not by extension, and writes them. Models too large to be read at once are a [`Checkpoint`] or a [`gguf::Gguf`]: mapped, and read and written a
 //! tensor at a time. It knows no model: names, shapes and bytes come out as they were stored.
 //!
 //! Every file is treated as hostile. A `.pt` holds a Python pickle, which in Python may run any code; here an
@@ -15,8 +14,9 @@ mod floats;
 pub mod gguf;
 mod limits;
 mod map;
+pub mod onnx;
 mod parts;
-mod pt;
+pub mod pt;
 mod safetensors;
 mod tensor;
 
@@ -31,7 +31,7 @@ pub use parts::Parts;
 pub use safetensors::{Checkpoint, from_safetensors, to_safetensors, write_checkpoint, write_safetensors};
 pub use tensor::{DType, Tensor, TensorSpec, Tensors, Weights, check_finite};
 
-/// Reads a safetensors or `.pt` file.
+/// Reads a safetensors, `.pt` or ONNX file.
 ///
 /// # Errors
 /// [`WeightsError`] with the path, and what was refused where. Nothing partial is returned.
@@ -49,6 +49,8 @@ fn read_file(path: &Path) -> Result<Weights, Fault> {
         pt::read(BufReader::new(file), size)
     } else if start.get(8) == Some(&b'{') {
         safetensors::read(BufReader::new(file), size)
+    } else if onnx::is_onnx(&start) {
+        onnx::read(file, size)
     } else {
         Err(Fault::Unrecognised { start })
     }

@@ -34,6 +34,11 @@ pub(crate) const GGUF_KEY_BYTES: u64 = (1 << 16) - 1;
 /// Alignment of a GGUF file's tensors. Files have 32.
 pub(crate) const GGUF_ALIGNMENT: u32 = 1 << 20;
 
+/// Bytes of an ONNX file: no message of protobuf may have more.
+pub(crate) const ONNX_BYTES: u64 = i32::MAX as u64;
+/// Initializers and metadata entries of an ONNX file. Models have hundreds and a dozen.
+pub(crate) const ONNX_ENTRIES: usize = 1 << 20;
+
 /// Counts down something a file spends.
 #[derive(Debug)]
 pub(crate) struct Budget {

@@ -94,8 +94,8 @@ pub struct Weights {
     /// The tensors by name: `model.0.conv.weight`.
     pub tensors: Tensors,
     /// Facts beside the tensors, as text. From safetensors: its `__metadata__`. From a `.pt`: the plain values at the
-    /// root (`epoch`, `date`, `version`) and, of a pickled module, `names`, `nc`, `stride` and `task` where present,
-    /// as JSON unless they are text (`names` = `{"0":"person"}`, `stride` = `[8.0,16.0,32.0]`).
+    /// root (`epoch`, `date`, `version`), its `train_args` and, of a pickled module, `names`, `nc`, `stride` and `task` where present,
+    /// as JSON unless they are text (`names` = `{"0":"person"}`, `stride` = `[8.0,16.0,32.0]`). From ONNX: its `metadata_props`.
     pub metadata: BTreeMap<String, String>,
     /// Class of every module of a `.pt` that holds a whole pickled module, by path:
     /// `model.9.cv1.act` = `torch.nn.modules.linear.Identity`; the outermost module has the path `""`. Empty otherwise.

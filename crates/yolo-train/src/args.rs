@@ -13,7 +13,7 @@ use clap::{Arg, ArgMatches, Command, value_parser};
 use serde_json::Value;
 
 use crate::words::{Words, translated};
-use crate::{predict, val};
+use crate::{data, export, predict, val};
 
 /// The one setting of training that `benchmark` takes as it is.
 const WORKSPACE: &str = "conv_workspace_mb";
@@ -21,7 +21,8 @@ const WORKSPACE: &str = "conv_workspace_mb";
 /// A verb with a file of its own.
 pub(crate) type Verb = fn(&ArgMatches, &Signals) -> Result<(), Failure>;
 
-const VERBS: [(fn() -> Command, Verb); 2] = [(val::command, val::run), (predict::command, predict::run)];
+const VERBS: [(fn() -> Command, Verb); 4] =
+    [(val::command, val::run), (predict::command, predict::run), (data::command, data::run), (export::command, export::run)];
 
 /// What the user asked for.
 pub(crate) enum Request {

@@ -3,6 +3,8 @@
 mod args;
 mod benchmark;
 mod console;
+mod data;
+mod export;
 mod peer;
 mod predict;
 mod report;

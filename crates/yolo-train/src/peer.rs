@@ -162,7 +162,6 @@ pub(crate) const INSTEAD: &[(&str, Instead)] = &[
     ("optimize", Told(FORMATS)),
     ("fraction", Told("is for calibrating int8, which is not there")),
     ("int8", Refused("quantisation is not there")),
-    ("opset", Refused("files are written in opset 17")),
     ("cfg", Refused("a verb that trains nothing reads no file of settings")),
     ("save_txt", Refused("`yolo-train predict` writes labels of what is seen")),
     ("save_conf", Refused("`yolo-train predict` writes labels of what is seen")),

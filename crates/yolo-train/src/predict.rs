@@ -10,7 +10,7 @@ use bellows_cli::{Context, Exit, Failure, Signals, Usage, join_pool, option, swi
 use bellows_runs::results_dir;
 use bellows_yolo::WeightFile;
 use bellows_yolo::config::TrainConfig;
-use bellows_yolo::data::Frame;
+use bellows_yolo::data::{Frame, Normalisation};
 use bellows_yolo::metrics::NmsConfig;
 use bellows_yolo::plots::Ink;
 use bellows_yolo::predict::source::{Input, expand};
@@ -41,6 +41,9 @@ fn share() -> Share {
         "iou",
         "max_det",
         "agnostic_nms",
+        "range",
+        "percentile",
+        "percentile_of",
     ];
     Share::new(names, json!({ "name": "predict", "conf": 0.25 }))
 }
@@ -114,7 +117,7 @@ pub(crate) fn run(matches: &ArgMatches, _: &Signals) -> Result<(), Failure> {
     let look = PredictConfig { imgsz: config.imgsz as u32, batch: whole("batch"), nms, tiling };
     let predictor = Predictor::new(weights.detector(&device.device)?.fuse(&device.device), &device.device, look);
     let results = Results::new(wanted(matches, &config)?, inputs.len(), weights.names().to_vec());
-    let (results, clock) = walk(&predictor, &inputs, whole("vid-stride") as u64, results)?;
+    let (results, clock) = walk(&predictor, &inputs, (whole("vid-stride") as u64, config.levels().alone()), results)?;
     results.end(clock.elapsed().as_secs_f64())
 }
 
@@ -135,13 +138,18 @@ fn wanted(matches: &ArgMatches, config: &TrainConfig) -> Result<Wanted, Failure>
 }
 
 /// Looks at everything. What stops one thread stops the others: each ends when its neighbour hangs up.
-fn walk(predictor: &Predictor, inputs: &[Input], stride: u64, mut results: Results) -> Result<(Results, Instant), Failure> {
+fn walk(
+    predictor: &Predictor,
+    inputs: &[Input],
+    (stride, levels): (u64, Normalisation),
+    mut results: Results,
+) -> Result<(Results, Instant), Failure> {
     let batch = predictor.config().batch;
     let clock = Instant::now();
     let (to_compute, shots) = sync_channel(AHEAD * batch);
     let (to_write, seen) = sync_channel::<Seen>(AHEAD * batch);
     std::thread::scope(|scope| {
-        scope.spawn(move || read(inputs, stride, &to_compute));
+        scope.spawn(move || read(inputs, stride, &levels, &to_compute));
         let writer = scope.spawn(move || {
             for seen in seen {
                 results.take(seen)?;

@@ -4,7 +4,7 @@ use std::error::Error;
 use std::sync::mpsc::SyncSender;
 
 use bellows_yolo::boxes::Detection;
-use bellows_yolo::data::{Frame, decode, decode_file};
+use bellows_yolo::data::{Frame, Normalisation, decode, decode_file};
 use bellows_yolo::predict::source::Input;
 use bellows_yolo::predict::video::{Film, FilmError};
 
@@ -30,8 +30,8 @@ pub(crate) enum Seen {
     Skipped(String),
 }
 
-/// Decodes every source; a receiver that is gone ends it.
-pub(crate) fn read(inputs: &[Input], stride: u64, to: &SyncSender<Seen>) {
+/// Decodes every source, 16-bit images by `levels`; a receiver that is gone ends it.
+pub(crate) fn read(inputs: &[Input], stride: u64, levels: &Normalisation, to: &SyncSender<Seen>) {
     for (index, input) in inputs.iter().enumerate() {
         let shot = |film, frame| {
             let shot = Shot { input: index, name: input.name(), stem: input.stem(), film, frame };
@@ -43,8 +43,8 @@ pub(crate) fn read(inputs: &[Input], stride: u64, to: &SyncSender<Seen>) {
             Seen::Skipped(if reason.contains(&name) { reason } else { format!("{name}: {reason}") })
         };
         let sent = match input {
-            Input::Image(path) => to.send(decode_file(path).map_or_else(|e| skipped(&e), |frame| shot(None, frame))),
-            Input::Bytes(bytes) => to.send(decode(bytes, "-").map_or_else(|e| skipped(&e), |frame| shot(None, frame))),
+            Input::Image(path) => to.send(decode_file(path, levels).map_or_else(|e| skipped(&e), |frame| shot(None, frame))),
+            Input::Bytes(bytes) => to.send(decode(bytes, "-", levels).map_or_else(|e| skipped(&e), |frame| shot(None, frame))),
             Input::Film(_) | Input::Camera(_) | Input::Stream(_) => {
                 let each = |number, rate: &str, frame| to.send(shot(Some((number, rate.to_string())), frame)).is_ok();
                 film(input, stride, each).map_or_else(|error| to.send(skipped(&error)), |()| Ok(()))

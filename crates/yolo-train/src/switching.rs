@@ -1,6 +1,6 @@
 //! The tables of `docs/switching.md`: made here from the tables of arguments, settings and flags, so that none of them can say what another denies.
 //!
-//! With `PEERS_PYTHON` naming a Python that has ultralytics, its own defaults are compared with ours of it.
+//! With `BELLOWS_PEERS_PYTHON` naming a Python that has ultralytics, its own defaults are compared with ours of it.
 
 use std::path::Path;
 
@@ -162,8 +162,8 @@ fn a_default_args_yaml_is_taken_with_one_line() {
 
 #[test]
 fn the_peers_own_defaults_are_these() {
-    let Some(python) = std::env::var_os("PEERS_PYTHON") else {
-        eprintln!("skipped: PEERS_PYTHON names no Python that has ultralytics");
+    let Some(python) = std::env::var_os("BELLOWS_PEERS_PYTHON") else {
+        eprintln!("skipped: BELLOWS_PEERS_PYTHON names no Python that has ultralytics");
         return;
     };
     let program = "import json; from ultralytics.cfg import DEFAULT_CFG_DICT; print(json.dumps(DEFAULT_CFG_DICT))";

@@ -42,11 +42,12 @@ impl Share {
     /// A value of the wrong kind, a rule that is broken.
     pub(crate) fn settle(&self, matches: &ArgMatches, weights: &WeightFile) -> Result<TrainConfig, Failure> {
         let layer = |origin: &str, values| Layer { origin: origin.into(), values };
-        let trained = weights.imgsz().filter(|&n| n > 0).map(|n| ("imgsz".to_string(), json!(n.next_multiple_of(32))));
+        let imgsz = weights.imgsz().filter(|&n| n > 0).map(|n| ("imgsz".to_string(), json!(n.next_multiple_of(32))));
+        let range = weights.range().map(|range| ("range".to_string(), json!(range)));
         let flags = flag_values(self.table().map(|s| (s.key(), s.read)), matches);
         let layers = [
             layer("defaults", self.defaults.clone()),
-            layer("the weights' metadata", trained.into_iter().collect()),
+            layer("the weights' metadata", imgsz.into_iter().chain(range).collect()),
             layer("command line", flags),
         ];
         let (config, notes) = TrainConfig::with_notes(&layers)?;

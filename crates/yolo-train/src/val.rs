@@ -8,7 +8,7 @@ use bellows_runs::results_dir;
 use bellows_yolo::config::TrainConfig;
 use bellows_yolo::data::Split;
 use bellows_yolo::metrics::table_header;
-use bellows_yolo::{JudgedData, Page, TrainError, Verdict, WeightFile, validate, validate_tiled};
+use bellows_yolo::{Page, SplitData, TrainError, Verdict, WeightFile, validate, validate_tiled};
 use clap::builder::PossibleValuesParser;
 use clap::{ArgMatches, Command};
 use serde_json::json;
@@ -40,6 +40,9 @@ fn share() -> Share {
         "max_det",
         "agnostic_nms",
         "save_json",
+        "range",
+        "percentile",
+        "percentile_of",
     ];
     Share::new(names, json!({ "name": "val" }))
 }
@@ -75,7 +78,7 @@ pub(crate) fn run(matches: &ArgMatches, _: &Signals) -> Result<(), Failure> {
     let tiling = tiling(matches)?;
     let device = device(&config, false)?;
     let model = weights.detector(&device.device)?.fuse(&device.device);
-    let data = watched(|progress| JudgedData::open(&config, split, model.channels(), progress))?;
+    let data = watched(|progress| SplitData::open(&config, split, model.channels(), progress))?;
     data.lines.iter().for_each(|line| tell_people(line));
     must_fit(&weights, &data.names, &config, &path)?;
 

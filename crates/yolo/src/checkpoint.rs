@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use bellows_exit::{Coded, Exit};
 use bellows_weights::Weights;
 use burn::tensor::Device;
+use serde_json::Value;
 
 use crate::model::names::{LoadReport, NamedTensors, load_tensors};
 use crate::model::{Fused, Scale, Yolo, YoloConfig};
@@ -43,6 +44,8 @@ pub struct Detector {
     pub names: Vec<String>,
     /// The side of the images it was trained with, where the file says so.
     pub imgsz: Option<u32>,
+    /// What the file says beside the tensors: see [`Weights::metadata`].
+    pub metadata: BTreeMap<String, String>,
 }
 
 impl Detector {
@@ -91,7 +94,7 @@ impl WeightFile {
         let Form { config, folded } = self.form;
         let (model, report) = self.load(self.blank(config, device))?;
         self.must_be_whole(&report)?;
-        Ok(Detector { model, config, folded, names: self.names.clone(), imgsz: self.imgsz() })
+        Ok(Detector { model, config, folded, names: self.names.clone(), imgsz: self.imgsz(), metadata: self.weights.metadata.clone() })
     }
 
     /// Class names by index; `class_0`, `class_1`, ... where the file has none.
@@ -102,6 +105,11 @@ impl WeightFile {
     /// The side of the images it was trained with, where the file says so.
     pub fn imgsz(&self) -> Option<u32> {
         imgsz(&self.weights.metadata)
+    }
+
+    /// The counts of 16-bit images that were black and white where it was trained, where the file says so.
+    pub fn range(&self) -> Option<[f64; 2]> {
+        serde_json::from_str(self.weights.metadata.get("range")?).ok()
     }
 
     /// What its model is built from.
@@ -239,9 +247,11 @@ fn python_names(text: &str) -> Option<Vec<String>> {
     Some(names)
 }
 
-/// One number, or the longer of two (`[480, 640]`).
+/// One number, or the longer of two (`[480, 640]`); a `.pt` has it among the settings of its training.
 fn imgsz(metadata: &BTreeMap<String, String>) -> Option<u32> {
-    let sides = metadata.get("imgsz")?.split(|c: char| !c.is_ascii_digit()).filter_map(|n| n.parse().ok());
+    let settings = || Some(serde_json::from_str::<Value>(metadata.get("train_args")?).ok()?.get("imgsz")?.to_string());
+    let text = metadata.get("imgsz").cloned().or_else(settings)?;
+    let sides = text.split(|c: char| !c.is_ascii_digit()).filter_map(|n| n.parse().ok());
     sides.max()
 }
 

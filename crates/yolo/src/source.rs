@@ -11,9 +11,10 @@ use sha2::{Digest, Sha256};
 use crate::boxes::Label;
 use crate::checkpoint::{Misfit, WeightFile, scale_of, weight_file};
 use crate::config::{Cache, Toggle, TrainConfig};
-use crate::data::cache::default_dir;
 use crate::data::sample::{Generated, generate};
-use crate::data::{DataConfig, DataError, DiskCache, Item, RamCache, Scan, ScanOptions, Size, Split, YoloDataset, scan};
+use crate::data::{
+    DataConfig, DataError, DiskCache, Item, Normalisation, RamCache, Scan, ScanOptions, Size, Split, YoloDataset, default_dir, report, scan,
+};
 use crate::model::{Yolo, YoloConfig};
 use crate::validate::ValSet;
 
@@ -34,6 +35,8 @@ pub struct TrainingData {
     pub channels: usize,
     /// All training labels, for `labels.jpg`; may be empty.
     pub labels: Vec<Label>,
+    /// Counts of 16-bit images that become black and white, where there are such images and one range is for all.
+    pub range: Option<[f64; 2]>,
     /// Changes when the data does: a run is resumed only on the data it began with.
     pub fingerprint: String,
     /// What a person wants to know about the data.
@@ -49,7 +52,17 @@ impl TrainingData {
         let fingerprint = format!("{} + {} items", train.len(), val.len());
         let val = ValSet::new(val)?;
         let names = names.iter().map(ToString::to_string).collect();
-        Ok(Self { train, train_sizes: Vec::new(), val, names, channels: 3, labels: Vec::new(), fingerprint, lines: Vec::new() })
+        Ok(Self {
+            train,
+            train_sizes: Vec::new(),
+            val,
+            names,
+            channels: 3,
+            labels: Vec::new(),
+            range: None,
+            fingerprint,
+            lines: Vec::new(),
+        })
     }
 
     /// The data a `data.yaml` describes: generated if it says so, then scanned. `progress` gets (what, done, total).
@@ -57,22 +70,43 @@ impl TrainingData {
     /// # Errors
     /// Whatever [`crate::data`] refuses, with file and line.
     pub fn open(config: &TrainConfig, progress: Progress<'_>) -> Result<Self, DataError> {
-        let mut source = Source::open(config, progress)?;
-        let (train, val) = (source.scan(Split::Train, config.fraction)?, source.scan(Split::Val, 1.0)?);
-        let fingerprint = fingerprint(&[&train, &val]);
+        let (data, mut lines) = described(config, progress)?;
+        if data.train.is_empty() {
+            let reason = format!("{}: one COCO file is one split; name those to train and to be judged on in a data.yaml", config.data);
+            return Err(DataError::Invalid(reason));
+        }
+        if data.hold_out {
+            lines.push("val: none is named, so every tenth image of train (by a hash of its path) is held out for it".into());
+        }
+        if config.copy_paste > 0.0 {
+            lines.push("warning: copy_paste is not done: no object is pasted, whether labels are polygons or boxes".into());
+        }
+        let mut scanned = |split: Split, fraction: f64| -> Result<Scan, DataError> {
+            let scan = scanned(config, &data, split, fraction, progress)?;
+            lines.extend(report(split, &scan));
+            Ok(scan)
+        };
+        let (train, val) = (scanned(Split::Train, config.fraction)?, scanned(Split::Val, 1.0)?);
+        let normalisation = config.levels().resolve(&train, default_dir().as_deref())?;
+        let deep = [&train, &val].iter().any(|scan| scan.images.iter().any(|image| image.deep));
+        lines.extend(deep.then(|| levels_line(normalisation)));
+        let fingerprint = fingerprint(&[&train, &val], deep.then_some(normalisation));
+        let range = match normalisation {
+            Normalisation::Range { low, high } if deep => Some([low, high]),
+            _ => None,
+        };
         let labels = train.all_labels().to_vec();
-        let channels = source.data.channels;
-        let (train, val) = (YoloDataset::new(train, channels), YoloDataset::new(val, channels));
+        let (train, val) = (YoloDataset::new(train, data.channels, normalisation), YoloDataset::new(val, data.channels, normalisation));
         let (train_sizes, sizes) = (train.sizes(), val.sizes());
-        let (train, val) = (source.cached(train)?, ValSet::with_sizes(source.cached(val)?, sizes));
-        let (names, lines) = (source.names(), source.lines);
-        Ok(Self { train, train_sizes, val, names, channels: channels as usize, labels, fingerprint, lines })
+        let (train, val) = (cached(config, train, progress)?, ValSet::with_sizes(cached(config, val, progress)?, sizes));
+        let names = class_names(config, &data);
+        Ok(Self { train, train_sizes, val, names, channels: data.channels as usize, labels, range, fingerprint, lines })
     }
 }
 
-/// One split, to judge a model on.
-pub struct JudgedData {
-    /// Its samples.
+/// One split of a data set, to judge a model on.
+pub struct SplitData {
+    /// The images and their labels.
     pub set: ValSet,
     /// Class names by index.
     pub names: Vec<String>,
@@ -80,93 +114,84 @@ pub struct JudgedData {
     pub lines: Vec<String>,
 }
 
-impl JudgedData {
-    /// A split of what a `data.yaml` describes, for a network with `channels` input channels.
+impl SplitData {
+    /// The images of `split`, for a network with `channels` input channels. Levels of 16-bit images are `config.range` if that is given (a trained model's is in its weights), else those that
+    /// training would take.
     ///
     /// # Errors
-    /// As [`TrainingData::open`].
+    /// Whatever [`crate::data`] refuses, with file and line; a split that is not named.
     pub fn open(config: &TrainConfig, split: Split, channels: usize, progress: Progress<'_>) -> Result<Self, DataError> {
-        let mut source = Source::open(config, progress)?;
-        let set = YoloDataset::new(source.scan(split, 1.0)?, channels as u32);
-        let sizes = set.sizes();
-        Ok(Self { set: ValSet::with_sizes(source.cached(set)?, sizes), names: source.names(), lines: source.lines })
-    }
-}
-
-/// A description of data that is being opened.
-struct Source<'a> {
-    config: &'a TrainConfig,
-    data: DataConfig,
-    progress: Progress<'a>,
-    lines: Vec<String>,
-}
-
-impl<'a> Source<'a> {
-    fn open(config: &'a TrainConfig, progress: Progress<'a>) -> Result<Self, DataError> {
-        let data = DataConfig::load(Path::new(&config.data), config.allow_outside.as_deref().unwrap_or_default())?;
-        let mut lines = Vec::new();
-        let drawn = |done, total| progress("drawing sample frames", done, total);
-        if let Some(Generated::Written(n)) = data.generator.as_ref().map(|spec| generate(spec, &data.root, &drawn)).transpose()? {
-            lines.push(format!("sample: drew {n} frames in {}", data.root.display()));
+        let (data, mut lines) = described(config, progress)?;
+        if data.sources(split).is_empty() {
+            return Err(DataError::Invalid(format!("{}: there is no `{}`", config.data, split.key())));
         }
-        Ok(Self { config, data, progress, lines })
-    }
-
-    fn names(&self) -> Vec<String> {
-        if self.config.single_cls { vec!["item".into()] } else { self.data.names.clone() }
-    }
-
-    fn scan(&mut self, split: Split, fraction: f64) -> Result<Scan, DataError> {
-        let options = ScanOptions {
-            fraction,
-            single_cls: self.config.single_cls,
-            classes: self.config.classes.clone(),
-            allow_bad: self.config.allow_bad,
-            ..ScanOptions::default()
+        let scan = scanned(config, &data, split, 1.0, progress)?;
+        lines.extend(report(split, &scan));
+        let deep = scan.images.iter().any(|image| image.deep);
+        let measured = if deep && config.range.is_none() && split != Split::Train && !data.train.is_empty() {
+            scanned(config, &data, Split::Train, config.fraction, progress).ok()
+        } else {
+            None
         };
-        let scan = scan(&self.data, split, &options, &|done, total| (self.progress)(&format!("{}: scanning", split.key()), done, total))?;
-        self.lines.push(scan_line(split, &scan));
-        self.lines.extend(scan.bad.iter().take(20).map(|bad| format!("{}: ignored {bad}", split.key())));
-        if scan.all_labels().is_empty() {
-            self.lines.push(format!("{}: warning: no labels at all, nothing can be learnt from these images", split.key()));
-        }
-        Ok(scan)
-    }
-
-    /// The images where `cache` wants them.
-    fn cached(&self, set: YoloDataset) -> Result<Arc<dyn Dataset<Item>>, DataError> {
-        let imgsz = self.config.imgsz as u32;
-        let caching = |done, total| (self.progress)("caching images", done, total);
-        Ok(match self.config.cache {
-            Cache::Off => Arc::new(set),
-            Cache::Ram => Arc::new(RamCache::new(&set, imgsz, &caching)?),
-            Cache::Disk => {
-                let none = || DataError::Invalid("cache=disk: this user has no cache folder (is HOME set?)".into());
-                Arc::new(DiskCache::new(set, &default_dir().ok_or_else(none)?.join("images"), imgsz, &caching)?)
-            }
-        })
+        let normalisation = config.levels().resolve(measured.as_ref().unwrap_or(&scan), default_dir().as_deref())?;
+        lines.extend(deep.then(|| levels_line(normalisation)));
+        let set = YoloDataset::new(scan, channels as u32, normalisation);
+        let sizes = set.sizes();
+        let names = class_names(config, &data);
+        Ok(Self { set: ValSet::with_sizes(cached(config, set, progress)?, sizes), names, lines })
     }
 }
 
-fn scan_line(split: Split, scan: &Scan) -> String {
-    let mut line = format!(
-        "{}: {} images, {} backgrounds, {} corrupt, {} objects",
-        split.key(),
-        scan.len(),
-        scan.missing + scan.empty,
-        scan.bad.len(),
-        scan.all_labels().len()
-    );
-    for (count, what) in [(scan.duplicates, "duplicate labels removed"), (scan.zero_size, "boxes without size removed")] {
-        if count > 0 {
-            line.push_str(&format!(", {count} {what}"));
-        }
+/// The data set that `config.data` names, drawn if it says so, and what there is to say about it.
+fn described(config: &TrainConfig, progress: Progress<'_>) -> Result<(DataConfig, Vec<String>), DataError> {
+    let data = DataConfig::load(Path::new(&config.data), config.allow_outside.as_deref().unwrap_or_default())?;
+    let mut lines: Vec<String> = data.notes.iter().map(|note| format!("warning: {note}")).collect();
+    let drawn = |done, total| progress("drawing sample frames", done, total);
+    if let Some(Generated::Written(n)) = data.generator.as_ref().map(|spec| generate(spec, &data.root, &drawn)).transpose()? {
+        lines.push(format!("sample: drew {n} frames in {}", data.root.display()));
     }
-    line
+    Ok((data, lines))
+}
+
+fn scanned(config: &TrainConfig, data: &DataConfig, split: Split, fraction: f64, progress: Progress<'_>) -> Result<Scan, DataError> {
+    let options = ScanOptions {
+        fraction,
+        single_cls: config.single_cls,
+        classes: config.classes.clone(),
+        allow_bad: config.allow_bad,
+        ..ScanOptions::default()
+    };
+    scan(data, split, &options, &|done, total| progress(&format!("{}: scanning", split.key()), done, total))
+}
+
+/// Decoded images are kept as `config.cache` says.
+fn cached(config: &TrainConfig, set: YoloDataset, progress: Progress<'_>) -> Result<Arc<dyn Dataset<Item>>, DataError> {
+    let imgsz = config.imgsz as u32;
+    let caching = |done, total| progress("caching images", done, total);
+    Ok(match config.cache {
+        Cache::Off => Arc::new(set),
+        Cache::Ram => Arc::new(RamCache::new(&set, imgsz, &caching)?),
+        Cache::Disk => {
+            let dir = default_dir().ok_or_else(|| DataError::Invalid("cache=disk: this user has no cache folder (is HOME set?)".into()))?;
+            Arc::new(DiskCache::new(set, &dir.join("images"), imgsz, &caching)?)
+        }
+    })
+}
+
+fn class_names(config: &TrainConfig, data: &DataConfig) -> Vec<String> {
+    if config.single_cls { vec!["item".into()] } else { data.names.clone() }
+}
+
+fn levels_line(normalisation: Normalisation) -> String {
+    match normalisation {
+        Normalisation::Range { low, high } => format!("16-bit images: counts {low} to {high} become black to white"),
+        Normalisation::Frame { low, high } => format!("16-bit images: percentiles {low} to {high} of each frame become black to white"),
+    }
 }
 
 /// Changes with the list of images or any label: what a resumed run must find unchanged.
-fn fingerprint(scans: &[&Scan]) -> String {
+/// So it must the levels of 16-bit images.
+fn fingerprint(scans: &[&Scan], levels: Option<Normalisation>) -> String {
     let mut hash = Sha256::new();
     for scan in scans {
         for i in 0..scan.len() {
@@ -175,7 +200,11 @@ fn fingerprint(scans: &[&Scan]) -> String {
                 hash.update(label.class.to_le_bytes());
                 label.xywh.iter().for_each(|v| hash.update(v.to_le_bytes()));
             }
+            scan.outlines(i).iter().for_each(|outline| outline.as_flattened().iter().for_each(|v| hash.update(v.to_le_bytes())));
         }
+    }
+    if let Some(levels) = levels {
+        hash.update(format!("{levels:?}"));
     }
     hash.finalize().iter().take(16).map(|b| format!("{b:02x}")).collect()
 }
@@ -183,6 +212,8 @@ fn fingerprint(scans: &[&Scan]) -> String {
 /// A model to start from and what to tell about it.
 pub(crate) struct Start {
     pub(crate) model: Yolo,
+    /// What it was built from.
+    pub(crate) form: YoloConfig,
     pub(crate) header: Vec<String>,
 }
 
@@ -200,7 +231,8 @@ pub(crate) fn model(config: &TrainConfig, nc: usize, channels: usize, device: &D
         reason: "`model` must be yolov8n, s, m, l or x, or a weight file".into(),
     })?;
     let sppf_act = file.as_ref().is_none_or(|file| file.config().sppf_act);
-    let mut model = YoloConfig { scale, nc, channels, sppf_act }.init(config.seed, device);
+    let form = YoloConfig { scale, nc, channels, sppf_act };
+    let mut model = form.init(config.seed, device);
     let mut header = Vec::new();
     match &file {
         Some(file) => (model, header) = file.transfer(model, nc)?,
@@ -218,7 +250,7 @@ pub(crate) fn model(config: &TrainConfig, nc: usize, channels: usize, device: &D
         model = model.freeze_layers(&frozen);
         header.push(format!("Freezing layers {frozen:?}"));
     }
-    Ok(Start { model, header })
+    Ok(Start { model, form, header })
 }
 
 fn thousands(n: usize) -> String {

@@ -5,7 +5,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use bellows_learner::{Draw, EvalContext, Evaluation, Group, Role, RunFile, StepOutput, Task, TaskError, Unreadable};
-use bellows_weights::{Tensor as FileTensor, to_safetensors};
 use burn::data::dataset::Dataset;
 use burn::tensor::Device;
 use burn::tensor::module::interpolate;
@@ -15,8 +14,8 @@ use crate::config::TrainConfig;
 use crate::data::batch::{collate, multi_scale, readable};
 use crate::data::stages::{Stages, TimedReads, timed};
 use crate::data::{Batch, Item, Size, TrainView, augment};
+use crate::export::to_weights;
 use crate::model::Yolo;
-use crate::model::names::to_tensors;
 use crate::model::summary::{ParamGroup, layer_index, param_group};
 use crate::pictures;
 use crate::upload::upload;
@@ -169,25 +168,14 @@ impl Task for DetectionTask {
     }
 
     fn export(&self, model: &Yolo, epoch: usize) -> Result<Vec<u8>, TaskError> {
-        let tensors = to_tensors(model, 0)?.into_iter().map(|(name, (shape, values))| {
-            let tensor = if name.ends_with("num_batches_tracked") {
-                FileTensor::from_i64(shape, &values.iter().map(|&v| v as i64).collect::<Vec<_>>())
-            } else {
-                FileTensor::from_f32(shape, &values)
-            };
-            (name, tensor)
-        });
-        let names: BTreeMap<usize, &String> = self.names.iter().enumerate().collect();
-        let metadata = BTreeMap::from([
-            ("format".to_string(), "pt".to_string()),
-            ("task".to_string(), "detect".to_string()),
-            ("nc".to_string(), self.names.len().to_string()),
-            ("names".to_string(), serde_json::to_string(&names)?),
-            ("epoch".to_string(), (epoch + 1).to_string()),
-            ("imgsz".to_string(), self.config.imgsz.to_string()),
-            ("sppf_act".to_string(), model.sppf_act().to_string()),
-        ]);
-        Ok(to_safetensors(&tensors.collect(), &metadata)?)
+        let mut more = BTreeMap::from([("epoch".to_string(), (epoch + 1).to_string())]);
+        if let Some(range) = &self.config.range {
+            more.insert("range".to_string(), serde_json::to_string(range)?);
+        } else if self.config.levels().per_frame {
+            more.insert("percentile_of".to_string(), self.config.percentile_of.clone());
+            more.insert("percentile".to_string(), serde_json::to_string(&self.config.percentile)?);
+        }
+        Ok(to_weights(model, &self.names, self.config.imgsz, more)?)
     }
 }
 

@@ -1,6 +1,8 @@
 //! A detection training run put together: data, model, Learner, closing validation and pictures.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use bellows_exit::{Coded, Exit};
 use bellows_learner::{EvalContext, Identity, Interrupted, LearnError, Learner, Outcome, Role, RunFile, TaskError};
@@ -17,8 +19,9 @@ use crate::config::{MAY_CHANGE, TrainConfig};
 use crate::data::batch::rect_train_batches;
 use crate::data::stages::Stages;
 use crate::data::{DataError, Item, Reordered};
-use crate::model::Yolo;
+use crate::export::{About, iso_date, to_pt};
 use crate::model::summary::Convolution;
+use crate::model::{Yolo, YoloConfig};
 use crate::page::Page;
 use crate::pictures;
 use crate::source::{self, Start, TrainingData};
@@ -82,6 +85,7 @@ pub struct Training {
     labels: Vec<Label>,
     device: Device,
     header: Vec<String>,
+    form: YoloConfig,
 }
 
 impl Training {
@@ -91,9 +95,11 @@ impl Training {
     /// # Errors
     /// Weights that do not fit, or a run directory that cannot be used.
     pub fn new(data: TrainingData, mut config: TrainConfig, device: &Device, memory: Option<u64>, dir: RunDir) -> Result<Self, TrainError> {
-        let TrainingData { mut train, train_sizes, val, names, channels, labels, fingerprint, .. } = data;
+        let TrainingData { mut train, train_sizes, val, names, channels, labels, range, fingerprint, .. } = data;
+        // What was measured is from here on a setting: it is recorded, and judged by and resumed with.
+        config.range = range.map(Vec::from).or(config.range);
         let nc = names.len();
-        let Start { model, header } = source::model(&config, nc, channels, &device.clone().autodiff())?;
+        let Start { model, form, header } = source::model(&config, nc, channels, &device.clone().autodiff())?;
         let mut header = header;
         let conv_outputs = model.summary(config.imgsz, config.imgsz).convolutions.iter().map(Convolution::outputs).sum();
         header.extend(config.resolve_batch(memory, conv_outputs));
@@ -121,7 +127,7 @@ impl Training {
         if config.tensorboard {
             learner.tensorboard();
         }
-        Ok(Self { learner, config, train, val, names, labels, device: device.clone(), header })
+        Ok(Self { learner, config, train, val, names, labels, device: device.clone(), header, form })
     }
 
     /// The Learner: resume, observers, metrics, a stop flag.
@@ -185,6 +191,10 @@ impl Training {
             judged => judged.map_err(TrainError::Validation)?,
         };
         validation.unreadable.iter().for_each(|unreadable| tracing::warn!("left out of the validation: {unreadable}"));
+        if self.config.save_pt {
+            let about = self.about();
+            self.keep(to_pt(&model, &about, false).map(|bytes| vec![RunFile { path: "weights/best.pt".into(), bytes }]));
+        }
         self.keep(Verdict::new(&validation, &self.names).files(self.config.save_json));
         if self.config.plots {
             self.keep(Verdict::new(&validation, &self.names).pictures());
@@ -199,6 +209,21 @@ impl Training {
         }
         self.learner.finish()?;
         Ok(Some(validation))
+    }
+
+    /// What `best.pt` says beside its tensors.
+    fn about(&self) -> About {
+        let seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs());
+        let settings = serde_json::to_value(&self.config).unwrap_or_default().as_object().cloned().unwrap_or_default();
+        About {
+            config: self.form,
+            names: self.names.clone(),
+            imgsz: self.config.imgsz,
+            date: iso_date(seconds),
+            license: None,
+            settings,
+            more: BTreeMap::new(),
+        }
     }
 
     /// `report.html`.

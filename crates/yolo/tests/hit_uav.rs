@@ -5,7 +5,9 @@ use std::io::Write;
 use std::path::Path;
 use std::time::Instant;
 
-use bellows_yolo::data::{AugmentConfig, DataConfig, RamCache, ScanOptions, Size, Split, TrainView, YoloDataset, augment, scan, val_batch};
+use bellows_yolo::data::{
+    AugmentConfig, DataConfig, Normalisation, RamCache, ScanOptions, Size, Split, TrainView, YoloDataset, augment, scan, val_batch,
+};
 use burn::data::dataset::Dataset;
 
 #[test]
@@ -27,7 +29,7 @@ fn real_frames_scan_and_augment() {
     assert!(first.images.iter().all(|i| i.gray && i.size == Size { width: 384, height: 307 }));
     println!("objects {:?}, background {} + {}", first.class_counts(4), first.missing, first.empty);
 
-    let dataset = YoloDataset::new(first, config.channels);
+    let dataset = YoloDataset::new(first, config.channels, Normalisation::Frame { low: 0.0, high: 100.0 });
     let settings = AugmentConfig::default();
     let measure = |what: &str, data: &dyn Dataset<bellows_yolo::data::Item>, imgsz: u32| {
         let view = TrainView { seed: 0, epoch: 0, imgsz, shape: Size::square(imgsz), config: &settings };

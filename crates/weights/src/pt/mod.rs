@@ -1,8 +1,9 @@
 //! `.pt` files, as `torch.save` has written them since PyTorch 1.6: a zip with a pickle and raw storages.
 //!
-//! `archive` opens the zip, `opcodes` splits the pickle into instructions, `machine` executes them on `value`s with
+//! Reading: `archive` opens the zip, `opcodes` splits the pickle into instructions, `machine` executes them on `value`s with
 //! the allow-list in `globals`, `rebuild` checks descriptions of tensors, `view` turns them into bytes, `modules` finds and names the weights.
-//! Nothing of Python is run.
+//! Nothing of Python is run. Writing: `write` makes the pickle of a tree of values and the zip around it; what the values
+//! mean to whoever loads them is the caller's knowledge.
 //! Format: `torch/csrc/jit/serialization/docs/serialization.md` in the PyTorch sources.
 
 mod archive;
@@ -13,6 +14,7 @@ mod opcodes;
 mod rebuild;
 mod value;
 mod view;
+mod write;
 
 use std::collections::BTreeMap;
 use std::io::{Read, Seek};
@@ -22,6 +24,7 @@ use crate::limits::Budget;
 use crate::tensor::{Tensor, Tensors, Weights, insert};
 use archive::Archive;
 use view::TensorRef;
+pub use write::{Pickled, Storages, View, write};
 
 /// Reads a `.pt` of `size` bytes.
 pub(crate) fn read(file: impl Read + Seek, size: u64) -> Result<Weights, Fault> {

@@ -176,11 +176,13 @@ impl<'w, 'a> Walk<'w, 'a> {
         Ok(())
     }
 
-    /// The plain values of the root: epoch, date, version.
+    /// The plain values of the root: epoch, date, version; and the settings that a detector was trained with.
     fn root_facts(&mut self, entries: &[(Value<'a>, Value<'a>)]) -> Result<(), Fault> {
         for (key, value) in entries {
-            if let (Value::Str(name), Value::Str(_) | Value::Int(_) | Value::Float(_) | Value::Bool(_)) = (key, value) {
-                self.fact(name, *value)?;
+            match (key, value) {
+                (Value::Str(name), Value::Str(_) | Value::Int(_) | Value::Float(_) | Value::Bool(_)) => self.fact(name, *value)?,
+                (Value::Str("train_args"), Value::Object(_)) => self.fact("train_args", *value)?,
+                _ => {}
             }
         }
         Ok(())
@@ -189,6 +191,7 @@ impl<'w, 'a> Walk<'w, 'a> {
     fn fact(&mut self, name: &str, value: Value<'a>) -> Result<(), Fault> {
         let text = match value {
             Value::Str(text) => Some(text.to_owned()),
+            Value::None => None,
             _ => self.json(value, 0)?.map(|json| json.to_string()),
         };
         if let Some(text) = text {
@@ -202,6 +205,7 @@ impl<'w, 'a> Walk<'w, 'a> {
     fn json(&mut self, value: Value<'a>, depth: usize) -> Result<Option<serde_json::Value>, Fault> {
         self.steps.spend(1)?;
         Ok(Some(match value {
+            Value::None => serde_json::Value::Null,
             Value::Bool(bool) => bool.into(),
             Value::Int(int) => int.into(),
             Value::Float(float) => float.into(),

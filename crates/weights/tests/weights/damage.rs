@@ -5,11 +5,12 @@ use bellows_weights::{Weights, WeightsError, from_safetensors, to_safetensors};
 use proptest::prelude::*;
 use std::io::Write;
 
-/// The files to damage: all fixtures, and one as safetensors.
+/// The files to damage: all fixtures, and one as safetensors and as ONNX.
 fn originals() -> Vec<Vec<u8>> {
     let mut files: Vec<Vec<u8>> =
         ["state_dict.pt", "wrapped.pt", "module.pt", "ema.pt", "attack.pt"].map(|name| std::fs::read(fixture(name)).unwrap()).into();
     let weights = bellows_weights::read(&fixture("module.pt")).unwrap();
+    files.push(bellows_weights::onnx::encode(&crate::onnx::model()));
     files.push(to_safetensors(&weights.tensors, &weights.metadata).unwrap());
     files
 }

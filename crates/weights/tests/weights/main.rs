@@ -17,6 +17,10 @@ mod gguf;
 #[cfg(test)]
 mod gguf_hostile;
 #[cfg(test)]
+mod onnx;
+#[cfg(test)]
 mod pt;
+#[cfg(test)]
+mod pt_write;
 #[cfg(test)]
 mod refusals;

@@ -24,7 +24,7 @@ fn the_hand_made_file_is_read_when_nothing_is_broken() {
 
 #[test]
 fn containers() {
-    refused(b"", "neither safetensors nor a .pt");
+    refused(b"", "neither safetensors, nor a .pt");
     refused(b"\x80\x02\x8a\x0alegacy pickle", "before 1.6");
     refused(b"PK\x03\x04 not really", "zip: cannot be opened");
     refused(&zip(&[("constants.pkl", b"")]), "there is no <name>/data.pkl");

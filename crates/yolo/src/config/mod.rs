@@ -16,10 +16,11 @@ mod values;
 pub use absent::{ABSENT, Absent, Taken};
 pub use values::{BatchSize, Cache, Freeze, OptimizerChoice, Toggle};
 
-use crate::data::AugmentConfig;
+use crate::data::{AugmentConfig, Levels};
 
 /// Settings that do not change what a run computes: they may differ when it is resumed.
-pub const MAY_CHANGE: [&str; 13] = [
+pub const MAY_CHANGE: [&str; 14] = [
+    "save_pt",
     "device",
     "workers",
     "plots",
@@ -65,6 +66,13 @@ settings! {
         /// Keep decoded images: false, ram, or disk (in the user's cache folder)
         /// `$XDG_CACHE_HOME/bellows/images`, never beside the data
         cache: Cache = Cache::Off;
+        /// Counts of 16-bit images that become black and white, as low,high
+        /// measured if not given
+        range: Option<Vec<f64>> = None;
+        /// Percentiles of the counts of 16-bit images that do, as low,high
+        percentile: Vec<f64> = vec![0.5, 99.5];
+        /// Whose percentiles: data (one range for all images, from a sample of the training set) or frame (of each image by itself)
+        percentile_of: String = "data".into();
         /// Go on although more than 1 % of the images or labels are bad
         allow_bad: bool = false;
         /// Directories outside the dataset's own that it may read from, as a list
@@ -98,6 +106,9 @@ settings! {
         save: bool = true;
         /// Also keep the weights of every n-th epoch; -1 keeps none
         save_period: i64 = -1;
+        /// Also write the best weights as best.pt, which Ultralytics loads
+        /// at the end, beside best.safetensors
+        save_pt: bool = false;
         /// Minutes between checkpoints inside an epoch
         /// fractions allowed
         checkpoint_minutes: f64 = 10.0;
@@ -189,7 +200,7 @@ settings! {
         mixup: f64 = 0.0;
         /// Probability of pasting a rectangle of another image
         cutmix: f64 = 0.0;
-        /// Probability of pasting objects (needs polygons; does nothing for boxes)
+        /// Not done: objects are not pasted, whatever this is
         copy_paste: f64 = 0.0;
         /// Last epochs without mosaic, mixup and cutmix; 0 keeps them to the end
         /// as does a run of fewer epochs than that
@@ -300,6 +311,16 @@ impl TrainConfig {
             (self.fraction == 0.0, "fraction 0 leaves nothing to train on".into()),
             (self.keep_checkpoints < 2, "keep_checkpoints must be at least 2: the newest may be damaged".into()),
         ];
+        let rising = |pair: &[f64], most: f64| matches!(pair, [low, high] if *low >= 0.0 && low < high && *high <= most);
+        if self.range.as_ref().is_some_and(|range| !rising(range, 65_535.0)) {
+            return Err(format!("range {:?} is not two rising counts of 16 bits", self.range.as_deref().unwrap_or_default()));
+        }
+        if !rising(&self.percentile, 100.0) {
+            return Err(format!("percentile {:?} is not two rising numbers from 0 to 100", self.percentile));
+        }
+        if !["data", "frame"].contains(&self.percentile_of.as_str()) {
+            return Err(format!("percentile_of `{}` is neither data nor frame", self.percentile_of));
+        }
         self.conv.parse::<Lowering>().map_err(|e| e.to_string())?;
         rules.into_iter().find(|(broken, _)| *broken).map_or(Ok(()), |(_, rule)| Err(rule))
     }
@@ -373,6 +394,13 @@ impl TrainConfig {
             copy_paste: self.copy_paste,
             mosaic_open: open && !self.rect,
         }
+    }
+
+    /// Which counts of 16-bit images become black and white.
+    pub fn levels(&self) -> Levels {
+        let pair = |list: &[f64]| <[f64; 2]>::try_from(list).ok();
+        let percentile = pair(&self.percentile).unwrap_or(Levels::default().percentile);
+        Levels { range: self.range.as_deref().and_then(pair), percentile, per_frame: self.percentile_of == "frame" }
     }
 
     fn schedule(&self) -> EpochSchedule {

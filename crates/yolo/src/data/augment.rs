@@ -1,7 +1,8 @@
 //! One training sample: mosaic, perspective, mixup, cutmix, brightness, flips, in the order and with the defaults detector users know.
 //!
 //! [`augment`] is a pure function of (dataset, seed, epoch, index, settings). Mosaic and mixup partners are drawn by hash over the whole set,
-//! so no buffer of recent images has to be kept, shared or saved. Copy-paste needs polygons and does nothing for boxes.
+//! so no buffer of recent images has to be kept, shared or saved. Where labels are polygons, boxes are taken from them after the warp. Copy-paste
+//! is not done (`source` warns).
 
 use burn::data::dataset::Dataset;
 
@@ -9,6 +10,7 @@ use super::error::DataError;
 use super::frame::{Frame, Size};
 use super::item::Item;
 use super::letterbox::{Letterbox, fit, letterbox};
+use super::outline::Outline;
 use super::rng::Draw;
 use super::scene::Scene;
 use super::strength::AugmentConfig;
@@ -86,7 +88,7 @@ pub fn plain(dataset: &dyn Dataset<Item>, index: usize, imgsz: u32, shape: Size)
     let item = get(dataset, index)?;
     let (frame, letterbox) = letterbox(&fit(&item.frame, imgsz)?, item.original, shape, false)?;
     let boxes = place(&item.labels, &letterbox);
-    let scene = Scene { frame, boxes };
+    let scene = Scene { frame, boxes, outlines: Vec::new() };
     Ok(Sample { labels: normalised(&scene), frame: scene.frame, name: item.name, index, letterbox })
 }
 
@@ -111,7 +113,7 @@ fn compose(dataset: &dyn Dataset<Item>, index: usize, view: &TrainView, draw: &m
         return Ok((perspective::random_perspective(canvas, view.shape, view.config, draw), name, original));
     }
     let (frame, letterbox) = letterbox(&fit(&item.frame, view.imgsz)?, item.original, view.shape, true)?;
-    let scene = Scene { frame, boxes: place(&item.labels, &letterbox) };
+    let scene = Scene { frame, boxes: place(&item.labels, &letterbox), outlines: place_outlines(&item.outlines, &letterbox) };
     Ok((perspective::random_perspective(scene, view.shape, view.config, draw), name, original))
 }
 
@@ -120,6 +122,13 @@ fn place(labels: &[Label], lb: &Letterbox) -> Vec<(u32, [f32; 4])> {
     let (w, h) = (lb.original.width as f32 * lb.ratio[0], lb.original.height as f32 * lb.ratio[1]);
     let pixels = |[x1, y1, x2, y2]: [f32; 4]| [x1 * w + lb.pad[0], y1 * h + lb.pad[1], x2 * w + lb.pad[0], y2 * h + lb.pad[1]];
     labels.iter().map(|l| (l.class, pixels(xywh_to_xyxy(l.xywh)))).collect()
+}
+
+/// The same for outlines.
+fn place_outlines(outlines: &[Outline], lb: &Letterbox) -> Vec<Outline> {
+    let (w, h) = (lb.original.width as f32 * lb.ratio[0], lb.original.height as f32 * lb.ratio[1]);
+    let pixels = |&[x, y]: &[f32; 2]| [x * w + lb.pad[0], y * h + lb.pad[1]];
+    outlines.iter().map(|outline| outline.iter().map(pixels).collect()).collect()
 }
 
 fn normalised(scene: &Scene) -> Vec<Label> {

@@ -13,32 +13,31 @@ use std::path::{Path, PathBuf};
 use bellows_runs::write_atomic;
 use sha2::{Digest, Sha256};
 
+use super::bytes::{Reader, Writer};
+use super::description::{DataConfig, Split};
 use super::error::DataError;
 use super::frame::Size;
 use super::header::Header;
 use super::labels::ParsedLabels;
 use super::listing::label_path;
 use super::record::{BadFile, Content, Record, Stamp};
-use super::yaml::{DataConfig, Split};
 use crate::boxes::Label;
 
-const MAGIC: &[u8; 12] = b"BELLOWSCAN01";
+const MAGIC: &[u8; 12] = b"BELLOWSCAN03";
 const SAMPLES: usize = 64;
 const SAMPLE_BYTES: u64 = 4096;
-
-/// `$XDG_CACHE_HOME/bellows`, else `~/.cache/bellows`, else (Windows) `%LOCALAPPDATA%\bellows`.
-pub fn default_dir() -> Option<PathBuf> {
-    let var = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|p| p.is_absolute());
-    var("XDG_CACHE_HOME").or_else(|| var("HOME").map(|h| h.join(".cache"))).or_else(|| var("LOCALAPPDATA")).map(|p| p.join("bellows"))
-}
 
 /// The cache file of one split of one dataset.
 pub(crate) fn file_name(config: &DataConfig, split: Split, fraction: f64) -> String {
     let root = config.root.canonicalize().unwrap_or_else(|_| config.root.clone());
     let mut hash = Sha256::new();
-    for part in std::iter::once(&root).chain(config.sources(split)) {
+    let sources = config.sources(split).iter().flat_map(|source| std::iter::once(&source.path).chain(&source.images));
+    for part in std::iter::once(&root).chain(sources) {
         hash.update(part.to_string_lossy().as_bytes());
         hash.update([0]);
+    }
+    if config.hold_out {
+        hash.update(split.key());
     }
     hash.update(fraction.to_le_bytes());
     let hex: String = hash.finalize().iter().take(12).map(|b| format!("{b:02x}")).collect();
@@ -70,6 +69,10 @@ impl Cache {
                 return Self::default();
             }
         };
+        if bytes.starts_with(&MAGIC[..10]) && !bytes.starts_with(MAGIC) {
+            // Of another version of this program.
+            return Self::default();
+        }
         let Some((records, samples)) = parse(&bytes) else {
             tracing::warn!("{}: damaged; scanning again", file.display());
             return Self::default();
@@ -82,7 +85,7 @@ impl Cache {
     }
 
     /// Writes `records` (of `images`, same order) to `file`, whole or not at all.
-    pub(crate) fn save(file: &Path, images: &[PathBuf], records: &[Record]) -> Result<(), DataError> {
+    pub(crate) fn save(file: &Path, images: &[&Path], records: &[Record]) -> Result<(), DataError> {
         let mut out = Writer(MAGIC.to_vec());
         out.u32(records.len() as u32);
         for (path, record) in images.iter().zip(records) {
@@ -90,7 +93,7 @@ impl Cache {
         }
         // A file that changed under an unchanged stamp before this scan reused its record is not hidden: samples are checked at every load.
         let step = images.len().div_ceil(SAMPLES).max(1);
-        let sampled: Vec<&PathBuf> = images.iter().step_by(step).collect();
+        let sampled: Vec<&Path> = images.iter().step_by(step).copied().collect();
         out.u32(sampled.len() as u32);
         for path in sampled {
             out.text(&path.to_string_lossy());
@@ -121,21 +124,10 @@ fn sample(image: &Path) -> [u8; 32] {
     hash.finalize().into()
 }
 
-struct Writer(Vec<u8>);
-
 impl Writer {
-    fn u32(&mut self, v: u32) {
-        self.0.extend(v.to_le_bytes());
-    }
-
-    fn text(&mut self, text: &str) {
-        self.u32(text.len() as u32);
-        self.0.extend(text.as_bytes());
-    }
-
     fn record(&mut self, path: &Path, record: &Record) {
         self.text(&path.to_string_lossy());
-        record.stamp.0.iter().for_each(|v| self.0.extend(v.to_le_bytes()));
+        record.stamp.0.iter().for_each(|&v| self.u64(v));
         match &record.content {
             Err(bad) => {
                 self.0.push(0);
@@ -147,14 +139,19 @@ impl Writer {
                 self.0.push(1 + u8::from(content.labels.is_some()));
                 self.u32(content.header.size.width);
                 self.u32(content.header.size.height);
-                self.0.push(u8::from(content.header.gray));
+                self.0.push(u8::from(content.header.gray) | u8::from(content.header.deep) << 1);
                 if let Some(parsed) = &content.labels {
                     self.u32(parsed.duplicates);
                     self.u32(parsed.zero_size);
                     self.u32(parsed.labels.len() as u32);
                     for label in &parsed.labels {
                         self.u32(label.class);
-                        label.xywh.iter().for_each(|v| self.0.extend(v.to_le_bytes()));
+                        label.xywh.iter().for_each(|&v| self.f32(v));
+                    }
+                    self.u32(parsed.outlines.len() as u32);
+                    for outline in &parsed.outlines {
+                        self.u32(outline.len() as u32);
+                        outline.as_flattened().iter().for_each(|&v| self.f32(v));
                     }
                 }
             }
@@ -180,38 +177,22 @@ fn parse(bytes: &[u8]) -> Option<(HashMap<PathBuf, Record>, Samples)> {
     input.0.is_empty().then_some((records, samples))
 }
 
-struct Reader<'a>(&'a [u8]);
-
 impl Reader<'_> {
-    fn take<const N: usize>(&mut self) -> Option<[u8; N]> {
-        let (head, rest) = self.0.split_first_chunk()?;
-        self.0 = rest;
-        Some(*head)
-    }
-
-    fn u32(&mut self) -> Option<u32> {
-        self.take().map(u32::from_le_bytes)
-    }
-
-    fn text(&mut self) -> Option<String> {
-        let length = self.u32()? as usize;
-        let (head, rest) = self.0.split_at_checked(length)?;
-        self.0 = rest;
-        String::from_utf8(head.to_vec()).ok()
-    }
-
     fn record(&mut self) -> Option<(PathBuf, Record)> {
         let path = PathBuf::from(self.text()?);
         let mut stamp = [0; 4];
         for v in &mut stamp {
-            *v = u64::from_le_bytes(self.take()?);
+            *v = self.u64()?;
         }
         let content = match self.take()? {
             [0] => Err(BadFile { path: PathBuf::from(self.text()?), line: Some(self.u32()?).filter(|&l| l > 0), reason: self.text()? }),
             [kind @ (1 | 2)] => {
                 let size = Size { width: self.u32()?, height: self.u32()? };
-                let gray = self.take()? == [1];
-                Ok(Content { header: Header { size, gray }, labels: if kind == 2 { Some(self.labels()?) } else { None } })
+                let [flags] = self.take()?;
+                Ok(Content {
+                    header: Header { size, gray: flags & 1 != 0, deep: flags & 2 != 0 },
+                    labels: if kind == 2 { Some(self.labels()?) } else { None },
+                })
             }
             _ => return None,
         };
@@ -225,10 +206,18 @@ impl Reader<'_> {
             let class = self.u32()?;
             let mut xywh = [0.0; 4];
             for v in &mut xywh {
-                *v = f32::from_le_bytes(self.take()?);
+                *v = self.f32()?;
             }
             labels.push(Label { class, xywh });
         }
-        Some(ParsedLabels { labels, duplicates, zero_size })
+        let (count, mut outlines) = self.list(4)?;
+        for _ in 0..count {
+            let (points, mut outline) = self.list(8)?;
+            for _ in 0..points {
+                outline.push([self.f32()?, self.f32()?]);
+            }
+            outlines.push(outline);
+        }
+        (outlines.is_empty() || outlines.len() == labels.len()).then_some(ParsedLabels { labels, outlines, duplicates, zero_size })
     }
 }

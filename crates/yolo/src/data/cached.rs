@@ -105,7 +105,7 @@ impl DiskCache {
     pub fn new(dataset: YoloDataset, dir: &Path, imgsz: u32, progress: &(dyn Fn(u64, u64) + Sync)) -> Result<Self, DataError> {
         std::fs::create_dir_all(dir).map_err(DataError::io(dir))?;
         let total = dataset.len();
-        let files: Vec<PathBuf> = (0..total).map(|i| dir.join(file_name(&dataset.scan().path(i), imgsz, dataset.channels()))).collect();
+        let files: Vec<PathBuf> = (0..total).map(|i| dir.join(file_name(&dataset, i, imgsz))).collect();
         let absent = files.par_iter().filter(|file| !file.exists()).count();
         let need = estimate(total, |index| load(&dataset, index, imgsz))? * absent as u64 / total.max(1) as u64;
         if let Some(free) = free_space(dir).filter(|&free| need > free) {
@@ -129,16 +129,20 @@ impl Dataset<Item> for DiskCache {
     }
 }
 
-fn file_name(image: &Path, imgsz: u32, channels: u32) -> String {
+fn file_name(dataset: &YoloDataset, index: usize, imgsz: u32) -> String {
+    let image = dataset.scan().path(index);
     let mut hash = Sha256::new();
-    hash.update(image.canonicalize().unwrap_or_else(|_| image.into()).as_os_str().as_encoded_bytes());
+    hash.update(image.canonicalize().unwrap_or_else(|_| image.clone()).as_os_str().as_encoded_bytes());
     if let Ok(meta) = image.metadata() {
         let modified = meta.modified().ok().and_then(|t| t.duration_since(UNIX_EPOCH).ok()).map_or(0, |d| d.as_nanos() as u64);
         hash.update(meta.len().to_le_bytes());
         hash.update(modified.to_le_bytes());
     }
     hash.update(imgsz.to_le_bytes());
-    hash.update(channels.to_le_bytes());
+    hash.update(dataset.channels().to_le_bytes());
+    if let Some(levels) = dataset.levels(index) {
+        hash.update(format!("{levels:?}"));
+    }
     hash.finalize().iter().take(16).map(|b| format!("{b:02x}")).collect::<String>() + ".raw"
 }
 

@@ -63,7 +63,11 @@ mod tests {
     use crate::data::Frame;
 
     fn scene(value: u8, boxes: &[[f32; 4]]) -> Scene {
-        Scene { frame: Frame::filled(1, 64, 48, value), boxes: boxes.iter().map(|&b| (u32::from(value), b)).collect() }
+        Scene {
+            frame: Frame::filled(1, 64, 48, value),
+            boxes: boxes.iter().map(|&b| (u32::from(value), b)).collect(),
+            outlines: Vec::new(),
+        }
     }
 
     #[test]

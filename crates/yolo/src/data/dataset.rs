@@ -8,6 +8,7 @@ use super::frame::{Frame, Size};
 use super::image::decode_file;
 use super::item::Item;
 use super::letterbox::fitted;
+use super::normalisation::Normalisation;
 use super::scan::Scan;
 
 /// The images of a scan, decoded when asked for, at their own size.
@@ -15,12 +16,18 @@ use super::scan::Scan;
 pub struct YoloDataset {
     scan: Scan,
     channels: u32,
+    normalisation: Normalisation,
 }
 
 impl YoloDataset {
-    /// `channels` is the network's: with 1, colour images become gray.
-    pub fn new(scan: Scan, channels: u32) -> Self {
-        Self { scan, channels }
+    /// `channels` is the network's: with 1, colour images become gray. `normalisation` is that of 16-bit images.
+    pub fn new(scan: Scan, channels: u32, normalisation: Normalisation) -> Self {
+        Self { scan, channels, normalisation }
+    }
+
+    /// What the pixels of item `index` depend on besides its file, where they depend on anything: the levels of a 16-bit image.
+    pub(crate) fn levels(&self, index: usize) -> Option<Normalisation> {
+        self.scan.images[index].deep.then_some(self.normalisation)
     }
 
     /// What the scan found.
@@ -41,7 +48,7 @@ impl YoloDataset {
     /// Item `index` with its pixels.
     pub(crate) fn item(&self, index: usize, frame: Frame) -> Item {
         let name = self.scan.path(index).file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
-        Item::new(frame, self.scan.labels(index).to_vec(), name)
+        Item { outlines: self.scan.outlines(index), ..Item::new(frame, self.scan.labels(index).to_vec(), name) }
     }
 
     /// The sizes of all images, for [`rect_batches`].
@@ -53,7 +60,7 @@ impl YoloDataset {
 impl Dataset<Item> for YoloDataset {
     fn get(&self, index: usize) -> Result<Item, DatasetError> {
         let path = self.scan.path(index);
-        let frame = decode_file(&path).map_err(DatasetError::new)?;
+        let frame = decode_file(&path, &self.normalisation).map_err(DatasetError::new)?;
         let frame = if self.channels == 1 { frame.to_gray() } else { frame };
         Ok(self.item(index, frame))
     }

@@ -26,8 +26,21 @@ pub enum DataError {
         /// What is wrong and what would be right.
         reason: String,
     },
+    /// A COCO file is wrong.
+    #[error("{}: {reason}", path.display())]
+    Coco {
+        /// The JSON file.
+        path: PathBuf,
+        /// What is wrong with it, and where: line, column, element, id.
+        reason: String,
+    },
     /// A path from a user's file leads out of the dataset root.
-    #[error("{}: outside the dataset root {}; allow its folder explicitly if that is meant", path.display(), root.display())]
+    #[error(
+        "{}: outside the dataset root {}; if that is meant, allow it with --allow-outside {}",
+        path.display(),
+        root.display(),
+        if path.is_dir() { path.display() } else { path.parent().unwrap_or(path).display() }
+    )]
     Outside {
         /// Where the path leads.
         path: PathBuf,

@@ -30,6 +30,8 @@ pub struct Header {
     pub size: Size,
     /// One channel.
     pub gray: bool,
+    /// 16 bits a pixel, of one channel.
+    pub deep: bool,
 }
 
 /// Reads and checks the header of the image at `path`.
@@ -108,6 +110,7 @@ fn parse<R: std::io::BufRead + Seek>(reader: R, format: ImageFormat) -> Result<H
     if size.width.max(size.height) > MAX_SIDE {
         return Err(format!("{}x{} pixels; at most {MAX_SIDE} a side are read", size.width, size.height));
     }
-    let gray = matches!(decoder.color_type(), ColorType::L8 | ColorType::La8 | ColorType::L16 | ColorType::La16);
-    Ok(Header { size, gray })
+    let deep = matches!(decoder.color_type(), ColorType::L16 | ColorType::La16);
+    let gray = deep || matches!(decoder.color_type(), ColorType::L8 | ColorType::La8);
+    Ok(Header { size, gray, deep })
 }

@@ -3,8 +3,7 @@
 //! Hostile files are bounded: at most 16,384 pixels a side and 256 MiB of decoder memory, and a decoder that panics is an error like any
 //! other. EXIF rotation is applied. Alpha is dropped.
 //!
-//! 16-bit gray is radiometric: counts that use a narrow band of 65,536 levels, which cutting to the upper 8 bits would flatten to a few grays.
-//! Each frame is stretched from its own minimum and maximum instead, as a thermal camera's automatic gain does. 16-bit colour is divided by 257.
+//! 16-bit gray is radiometric and stays 16 bit until a [`Normalisation`] makes 256 grays of it. 16-bit colour is divided by 257.
 
 use std::io::Cursor;
 use std::path::Path;
@@ -14,29 +13,43 @@ use image::{DynamicImage, ImageDecoder, ImageReader};
 use super::error::DataError;
 use super::frame::Frame;
 use super::header::{MAX_ALLOC, check_complete, limits};
+use super::normalisation::Normalisation;
 
 /// Reads and decodes the image at `path`.
 ///
 /// # Errors
 /// [`DataError::Io`] or [`DataError::Image`].
-pub fn decode_file(path: &Path) -> Result<Frame, DataError> {
+pub fn decode_file(path: &Path, normalisation: &Normalisation) -> Result<Frame, DataError> {
     let bytes = std::fs::read(path).map_err(DataError::io(path))?;
-    decode(&bytes, &path.to_string_lossy())
+    decode(&bytes, &path.to_string_lossy(), normalisation)
 }
 
-/// Decodes an image file's bytes; `name` is for the error.
+/// Decodes an image file's bytes; `name` is for the error. `normalisation` is for 16-bit gray only.
 ///
 /// # Errors
 /// [`DataError::Image`]: unknown format, over the limits, truncated, or damaged.
-pub fn decode(bytes: &[u8], name: &str) -> Result<Frame, DataError> {
+pub fn decode(bytes: &[u8], name: &str, normalisation: &Normalisation) -> Result<Frame, DataError> {
+    guarded(name, || planar(picture(bytes)?, normalisation))
+}
+
+/// The counts of the 16-bit gray image at `path`, row-major.
+///
+/// # Errors
+/// [`DataError::Io`], or [`DataError::Image`] also for an image of another kind.
+pub(crate) fn counts_file(path: &Path) -> Result<Vec<u16>, DataError> {
+    let bytes = std::fs::read(path).map_err(DataError::io(path))?;
+    guarded(&path.to_string_lossy(), || counts(picture(&bytes)?).map_err(|_| "not 16-bit gray".into()))
+}
+
+fn guarded<T>(name: &str, decode: impl FnOnce() -> Result<T, String> + std::panic::UnwindSafe) -> Result<T, DataError> {
     let fault = |reason: String| DataError::Image { name: name.to_string(), reason };
-    match std::panic::catch_unwind(|| decode_unguarded(bytes)) {
+    match std::panic::catch_unwind(decode) {
         Ok(result) => result.map_err(fault),
         Err(_) => Err(fault("the decoder panicked: the file is damaged in a way it does not know".into())),
     }
 }
 
-fn decode_unguarded(bytes: &[u8]) -> Result<Frame, String> {
+fn picture(bytes: &[u8]) -> Result<DynamicImage, String> {
     let mut reader = ImageReader::new(Cursor::new(bytes)).with_guessed_format().map_err(|e| e.to_string())?;
     let format = reader.format().ok_or("not an image of a known format (bmp, jpeg, png, tiff, webp)")?;
     check_complete(format, bytes)?;
@@ -48,16 +61,27 @@ fn decode_unguarded(bytes: &[u8]) -> Result<Frame, String> {
     let orientation = decoder.orientation().unwrap_or(image::metadata::Orientation::NoTransforms);
     let mut picture = DynamicImage::from_decoder(decoder).map_err(|e| e.to_string())?;
     picture.apply_orientation(orientation);
-    planar(picture)
+    Ok(picture)
 }
 
-fn planar(picture: DynamicImage) -> Result<Frame, String> {
+/// The counts of 16-bit gray; another picture comes back.
+fn counts(picture: DynamicImage) -> Result<Vec<u16>, Box<DynamicImage>> {
+    match picture {
+        DynamicImage::ImageLuma16(p) => Ok(p.into_raw()),
+        DynamicImage::ImageLumaA16(p) => Ok(p.into_raw().into_iter().step_by(2).collect()),
+        other => Err(Box::new(other)),
+    }
+}
+
+fn planar(picture: DynamicImage, normalisation: &Normalisation) -> Result<Frame, String> {
     let (width, height) = (picture.width() as usize, picture.height() as usize);
+    let picture = match counts(picture) {
+        Ok(counts) => return Ok(Frame { pixels: normalisation.apply(&counts), channels: 1, width, height }),
+        Err(other) => *other,
+    };
     let (pixels, channels) = match picture {
         DynamicImage::ImageLuma8(p) => (p.into_raw(), 1),
         DynamicImage::ImageLumaA8(p) => (p.into_raw().into_iter().step_by(2).collect(), 1),
-        DynamicImage::ImageLuma16(p) => (stretch(p.into_raw().into_iter()), 1),
-        DynamicImage::ImageLumaA16(p) => (stretch(p.into_raw().into_iter().step_by(2)), 1),
         DynamicImage::ImageRgb8(p) => (deinterleave::<3, u8>(&p.into_raw(), |v| v), 3),
         DynamicImage::ImageRgba8(p) => (deinterleave::<4, u8>(&p.into_raw(), |v| v), 3),
         DynamicImage::ImageRgb16(p) => (deinterleave::<3, u16>(&p.into_raw(), |v| (v / 257) as u8), 3),
@@ -76,16 +100,15 @@ fn deinterleave<const STEP: usize, T: Copy>(raw: &[T], narrow: impl Fn(T) -> u8)
     out
 }
 
-/// Linear from the frame's minimum (0) to its maximum (255); a frame of one value becomes 0.
-fn stretch(values: impl Iterator<Item = u16> + Clone) -> Vec<u8> {
-    let (low, high) = values.clone().fold((u16::MAX, u16::MIN), |(l, h), v| (l.min(v), h.max(v)));
-    let range = u32::from(high.saturating_sub(low)).max(1);
-    values.map(|v| ((u32::from(v - low) * 255 + range / 2) / range) as u8).collect()
-}
-
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
+
+    const WHOLE: Normalisation = Normalisation::Frame { low: 0.0, high: 100.0 };
+
+    fn decode(bytes: &[u8], name: &str) -> Result<Frame, DataError> {
+        super::decode(bytes, name, &WHOLE)
+    }
     use image::{ImageBuffer, ImageFormat, Luma, Rgb};
 
     /// The bytes of a JPEG of a frame.
@@ -116,6 +139,9 @@ pub(crate) mod tests {
         for format in [ImageFormat::Png, ImageFormat::Tiff] {
             let frame = decode(&encode(DynamicImage::ImageLuma16(counts.clone()), format), "r").unwrap();
             assert_eq!((frame.channels, frame.pixels[0], frame.pixels[15], frame.pixels[5]), (1, 0, 255, 85), "{format:?}");
+            let ranged = Normalisation::Range { low: 3000.0, high: 3050.0 };
+            let frame = super::decode(&encode(DynamicImage::ImageLuma16(counts.clone()), format), "r", &ranged).unwrap();
+            assert_eq!((frame.pixels[0], frame.pixels[1], frame.pixels[5], frame.pixels[15]), (0, 51, 255, 255), "{format:?}");
         }
     }
 

@@ -1,6 +1,7 @@
 //! An image and its objects, as every dataset gives them.
 
 use super::frame::{Frame, Size};
+use super::outline::Outline;
 use crate::boxes::Label;
 
 /// One image and its objects, as a dataset gives it.
@@ -10,6 +11,8 @@ pub struct Item {
     pub frame: Frame,
     /// Normalised to the image.
     pub labels: Vec<Label>,
+    /// Outlines of these, normalised to the image, one a label; empty where no label has one.
+    pub outlines: Vec<Outline>,
     /// File name.
     pub name: String,
     /// Size of the image file, whatever `frame` was resized to.
@@ -17,9 +20,9 @@ pub struct Item {
 }
 
 impl Item {
-    /// An item whose frame has the size of its file.
+    /// An item whose frame has the size of its file, and whose labels are boxes.
     pub fn new(frame: Frame, labels: Vec<Label>, name: String) -> Self {
         let original = Size { width: frame.width as u32, height: frame.height as u32 };
-        Self { frame, labels, name, original }
+        Self { frame, labels, outlines: Vec::new(), name, original }
     }
 }

@@ -7,6 +7,7 @@
 //!
 //! A five-column row is a box even beside polygons: tools do mix them, and read as a polygon of two points it would be a wrong box.
 
+use super::outline::Outline;
 use crate::boxes::Label;
 
 /// Coordinates may exceed the image by this much.
@@ -50,6 +51,8 @@ pub enum LabelProblem {
 pub struct ParsedLabels {
     /// In the file's order.
     pub labels: Vec<Label>,
+    /// Outlines of these, normalised, one a label (without points for a box); empty where all are boxes.
+    pub outlines: Vec<Outline>,
     /// Repeated rows that were removed.
     pub duplicates: u32,
     /// Rows removed because their width or height is 0 or less.
@@ -71,11 +74,11 @@ pub fn parse(bytes: &[u8], nc: u32) -> Result<ParsedLabels, LabelError> {
         if line.trim().is_empty() {
             continue;
         }
-        let label = parse_line(line, nc).map_err(|problem| LabelError { line: number as u32 + 1, problem })?;
+        let (label, outline) = parse_line(line, nc).map_err(|problem| LabelError { line: number as u32 + 1, problem })?;
         if label.xywh[2] <= 0.0 || label.xywh[3] <= 0.0 {
             parsed.zero_size += 1;
         } else if seen.insert((label.class, label.xywh.map(f32::to_bits))) {
-            parsed.labels.push(label);
+            parsed.push(label, outline);
         } else {
             parsed.duplicates += 1;
         }
@@ -83,7 +86,18 @@ pub fn parse(bytes: &[u8], nc: u32) -> Result<ParsedLabels, LabelError> {
     Ok(parsed)
 }
 
-fn parse_line(line: &str, nc: u32) -> Result<Label, LabelProblem> {
+impl ParsedLabels {
+    /// Adds a label; memory for outlines is taken only once there is one.
+    pub(crate) fn push(&mut self, label: Label, outline: Outline) {
+        if !outline.is_empty() || !self.outlines.is_empty() {
+            self.outlines.resize(self.labels.len(), Outline::new());
+            self.outlines.push(outline);
+        }
+        self.labels.push(label);
+    }
+}
+
+fn parse_line(line: &str, nc: u32) -> Result<(Label, Outline), LabelProblem> {
     let values = line.split_whitespace().map(number).collect::<Result<Vec<f32>, _>>()?;
     let xywh = match values.len() {
         5 => [values[1], values[2], values[3], values[4]],
@@ -100,7 +114,8 @@ fn parse_line(line: &str, nc: u32) -> Result<Label, LabelProblem> {
     if class.fract() != 0.0 || class >= nc as f32 {
         return Err(LabelProblem::Class(class, nc));
     }
-    Ok(Label { class: class as u32, xywh })
+    let points = if values.len() > 5 { values[1..].chunks_exact(2).map(|p| [p[0], p[1]]).collect() } else { Outline::new() };
+    Ok((Label { class: class as u32, xywh }, points))
 }
 
 fn number(text: &str) -> Result<f32, LabelProblem> {
@@ -138,9 +153,16 @@ mod tests {
             ("2 .25 .25 .75 .25 .75 .5\n0 .5 .5 .25 .5", vec![b(2, [0.5, 0.375, 0.5, 0.25]), b(0, [0.5, 0.5, 0.25, 0.5])], 0, 0),
         ];
         for (text, labels, duplicates, zero_size) in cases {
-            let expected = ParsedLabels { labels: labels.clone(), duplicates: *duplicates, zero_size: *zero_size };
-            assert_eq!(parse(text.as_bytes(), 4).unwrap(), expected, "{text:?}");
+            let parsed = parse(text.as_bytes(), 4).unwrap();
+            assert_eq!((&parsed.labels, parsed.duplicates, parsed.zero_size), (labels, *duplicates, *zero_size), "{text:?}");
+            assert_eq!(parsed.outlines.is_empty(), !text.contains(".75 .25"), "{text:?}");
         }
+    }
+
+    #[test]
+    fn polygons_keep_their_points_beside_boxes() {
+        let parsed = parse(b"0 .5 .5 .25 .5\n2 .25 .25 .75 .25 .75 .5\n1 .5 .5 .1 .1", 4).unwrap();
+        assert_eq!(parsed.outlines, [vec![], vec![[0.25, 0.25], [0.75, 0.25], [0.75, 0.5]], vec![]]);
     }
 
     #[test]

@@ -1,13 +1,19 @@
-//! The image files that a split of a data.yaml names: folders (recursively), `.txt` lists, and any mixture, sorted and without repeats.
+//! The image files that a split names: folders (recursively), `.txt` lists, COCO files, and any mixture, sorted and without repeats.
 //!
 //! Links inside a folder are followed only where [`DataConfig::resolve`] allows; lines of a list that start with `./` are relative to the list,
-//! others to the dataset root. Files of other kinds are passed over in folders; in a list they are somebody's mistake and are kept, to be
-//! reported by the scan.
+//! others to the dataset root, then to the current directory. Files of other kinds are passed over in folders; in a list they are somebody's
+//! mistake and are kept, to be reported by the scan.
+//!
+//! Where validation is held out of training, an image is in the one or the other by a hash of its path, so more images change no old one's side.
 
+use std::collections::HashMap;
 use std::path::{Component, Path, PathBuf};
 
+use sha2::{Digest, Sha256};
+
+use super::annotated::Annotated;
+use super::description::{DataConfig, Source, Split};
 use super::error::DataError;
-use super::yaml::{DataConfig, Split};
 
 /// What can be read. Which of these a file really is, its first bytes say.
 const SUFFIXES: [&str; 8] = ["bmp", "jpeg", "jpg", "mpo", "png", "tif", "tiff", "webp"];
@@ -16,26 +22,98 @@ const UNREADABLE: [&str; 4] = ["dng", "heic", "pfm", "gif"];
 const MAX_DEPTH: usize = 32;
 const MAX_LIST_BYTES: u64 = 1 << 30;
 
-/// The images of `split`, sorted by path.
+/// An image, and where its objects stand.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Entry {
+    /// Real, and allowed to be read.
+    pub(crate) image: PathBuf,
+    /// Which of the COCO files, and which of its images; none for a label file of its own.
+    pub(crate) coco: Option<(u32, u32)>,
+}
+
+/// The images of a split.
+#[derive(Default)]
+pub(crate) struct Listing {
+    /// Sorted by path.
+    pub(crate) entries: Vec<Entry>,
+    /// The COCO files that they come from.
+    pub(crate) coco: Vec<Annotated>,
+}
+
+/// The images of `split`; `cache_dir` is where COCO files are remembered.
 ///
 /// # Errors
 /// [`DataError::Missing`] when a source does not exist, [`DataError::Outside`] when one leads out of the root.
-pub fn images(config: &DataConfig, split: Split) -> Result<Vec<PathBuf>, DataError> {
+pub(crate) fn images(config: &DataConfig, split: Split, cache_dir: Option<&Path>) -> Result<Listing, DataError> {
+    let mut listing = Listing::default();
     let mut found = Vec::new();
     for source in config.sources(split) {
-        let path = match config.resolve(&config.root, source) {
+        let path = match config.resolve(&config.root, &source.path) {
             Err(DataError::Io { path, .. }) => return Err(missing(config, split, path)),
             other => other?,
         };
         if path.is_dir() {
             walk(config, &path, 0, &mut found)?;
+        } else if source.is_coco() {
+            annotated(config, source, cache_dir, &mut listing)?;
         } else {
             read_list(config, &path, &mut found)?;
         }
     }
-    found.sort_unstable();
-    found.dedup();
-    Ok(found)
+    listing.entries.extend(found.into_iter().map(|image| Entry { image, coco: None }));
+    listing.entries.sort_unstable_by(|a, b| (&a.image, a.coco).cmp(&(&b.image, b.coco)));
+    listing.entries.dedup_by(|b, a| a.image == b.image);
+    if config.hold_out && split != Split::Test {
+        hold_out(config, split, &mut listing.entries);
+    }
+    Ok(listing)
+}
+
+/// Keeps the side of `split`: one image in ten is for validation, and at least one of all.
+fn hold_out(config: &DataConfig, split: Split, entries: &mut Vec<Entry>) {
+    let root = config.root.canonicalize().unwrap_or_else(|_| config.root.clone());
+    let number = |entry: &Entry| {
+        let path = entry.image.strip_prefix(&root).unwrap_or(&entry.image);
+        // The same on every system.
+        let text = path.components().map(|c| c.as_os_str().to_string_lossy()).collect::<Vec<_>>().join("/");
+        let digest = Sha256::digest(text.as_bytes());
+        u32::from_le_bytes([digest[0], digest[1], digest[2], digest[3]])
+    };
+    let least = entries.iter().map(number).min().unwrap_or(0);
+    entries.retain(|entry| {
+        let number = number(entry);
+        let held_out = number < u32::MAX / 10 || number == least;
+        held_out == (split == Split::Val)
+    });
+}
+
+fn annotated(config: &DataConfig, source: &Source, cache_dir: Option<&Path>, listing: &mut Listing) -> Result<(), DataError> {
+    let coco = Annotated::open(config, source, cache_dir)?;
+    let which = listing.coco.len() as u32;
+    let mut folders = HashMap::new();
+    for (index, path) in coco.images(config, source)?.into_iter().enumerate() {
+        let image = match place(config, &path, &mut folders) {
+            // A folder that is not there: the scan names the image.
+            Err(DataError::Io { .. }) => path,
+            other => other?,
+        };
+        listing.entries.push(Entry { image, coco: Some((which, index as u32)) });
+    }
+    listing.coco.push(coco);
+    Ok(())
+}
+
+/// The real place of the file at `path`. Real folders are looked up once: a list has many files in few folders.
+fn place(config: &DataConfig, path: &Path, folders: &mut HashMap<PathBuf, PathBuf>) -> Result<PathBuf, DataError> {
+    let (Some(folder), Some(name)) = (path.parent(), path.file_name()) else {
+        return Err(DataError::Invalid(format!("`{}` is not a file name", path.display())));
+    };
+    if !folders.contains_key(folder) {
+        let relative = folder.strip_prefix(&config.root).unwrap_or(folder);
+        folders.insert(folder.to_path_buf(), config.resolve(&config.root, relative)?);
+    }
+    let file = folders[folder].join(name);
+    if file.is_symlink() { config.resolve(&folders[folder], Path::new(name)) } else { Ok(file) }
 }
 
 fn missing(config: &DataConfig, split: Split, path: PathBuf) -> DataError {
@@ -81,28 +159,22 @@ fn read_list(config: &DataConfig, list: &Path, found: &mut Vec<PathBuf>) -> Resu
     }
     let text = std::fs::read_to_string(list).map_err(DataError::io(list))?;
     let beside = list.parent().unwrap_or(Path::new("."));
-    // Real folders are looked up once: a list has many files in few folders.
-    let mut folders = std::collections::HashMap::new();
-    for line in text.lines().map(str::trim).filter(|l| !l.is_empty()) {
+    let mut folders = HashMap::new();
+    for line in text.trim_start_matches('\u{feff}').lines().map(str::trim).filter(|l| !l.is_empty()) {
         let path = match line.strip_prefix("./") {
             Some(rest) => beside.join(rest),
             None => config.root.join(line),
         };
-        let (Some(folder), Some(name)) = (path.parent(), path.file_name()) else {
-            return Err(DataError::Invalid(format!("{}: `{line}` is not a file name", list.display())));
-        };
-        if !folders.contains_key(folder) {
-            let real = config.resolve(folder, Path::new(""))?;
-            folders.insert(folder.to_path_buf(), real);
-        }
-        let file = folders[folder].join(name);
-        found.push(if file.is_symlink() { config.resolve(&folders[folder], Path::new(name))? } else { file });
+        found.push(place(config, &path, &mut folders).map_err(|error| match error {
+            DataError::Invalid(reason) => DataError::Invalid(format!("{}: {reason}", list.display())),
+            other => other,
+        })?);
     }
     Ok(())
 }
 
 /// Where the labels of `image` stand: the last folder `images` of its path becomes `labels`, the suffix `txt`.
-pub fn label_path(image: &Path) -> PathBuf {
+pub(crate) fn label_path(image: &Path) -> PathBuf {
     let parts: Vec<Component> = image.components().collect();
     let folders = &parts[..parts.len().saturating_sub(1)];
     let last = folders.iter().rposition(|c| c.as_os_str() == "images");
@@ -138,8 +210,8 @@ mod tests {
         std::fs::write(root.join("list.txt"), "./x.jpg\n\nimages/b.JPG\nimages/gone.jpg\n").unwrap();
         let list = |yaml: &str| {
             let config = DataConfig::parse(yaml, &root.join("data.yaml")).unwrap();
-            images(&config, Split::Train)
-                .map(|v| v.iter().map(|p| p.strip_prefix(&root).unwrap().to_string_lossy().into_owned()).collect::<Vec<_>>())
+            let relative = |e: &Entry| e.image.strip_prefix(&root).unwrap().to_string_lossy().into_owned();
+            images(&config, Split::Train, None).map(|listing| listing.entries.iter().map(relative).collect::<Vec<_>>())
         };
         assert_eq!(list("train: images\nval: v\nnc: 1\n").unwrap(), ["images/b.JPG", "images/c.dng", "images/sub/a.png"]);
         assert_eq!(

@@ -1,52 +1,71 @@
 //! From a `data.yaml` to batches of pixels and boxes.
 //!
-//! The way of one image: [`yaml`] names the sources, [`listing`] finds the files, [`mod@scan`] checks them (with [`cache`] beside it), [`dataset`]
-//! decodes one ([`image`]), [`mod@augment`] or [`letterbox`] brings it to the network's size, [`batch`] stacks them. [`sample`] makes a data
-//! set where there is none.
+//! The way of one image: `load` finds out what a data set is (a [`DataConfig`], from a YAML or from the `layouts` that tools export), `listing`
+//! finds the files (`coco` reads COCO's), [`mod@scan`] checks them (with `cache` beside it), [`levels`] measures 16-bit ones, [`dataset`] decodes
+//! one ([`image`]), [`mod@augment`] or [`letterbox`] brings it to the network's size, [`batch`] stacks them. [`sample`] makes a data set where there
+//! is none.
 //!
 //! Two promises hold everywhere here. Nothing in a user's dataset is ever modified. A batch is a pure function of (seed, epoch, indices):
 //! every draw is a hash ([`rng`]), so the number of threads, their timing and the order of calls cannot change a pixel.
 
+mod annotated;
 pub mod augment;
 pub mod batch;
-pub mod cache;
+mod bytes;
+mod cache;
 mod cached;
+mod coco;
+pub mod convert;
 pub mod cutmix;
 pub mod dataset;
+mod description;
 mod error;
+mod folder;
 mod frame;
 pub mod header;
 pub mod hsv;
 pub mod image;
 mod item;
 pub mod labels;
+mod layouts;
 pub mod letterbox;
-pub mod listing;
+pub mod levels;
+pub(crate) mod listing;
+mod load;
 pub mod mosaic;
+mod normalisation;
+pub mod outline;
 pub mod perspective;
 mod raster;
 mod record;
+mod report;
 pub mod rng;
 pub mod sample;
 mod sample_spec;
 pub mod scan;
 mod scene;
 pub(crate) mod stages;
+pub mod stats;
 mod strength;
 mod thermal;
-pub mod yaml;
+mod yaml;
 
 pub use augment::{Sample, TrainView, augment};
 pub use batch::{Batch, Target, val_batch};
 pub use cached::{DiskCache, RamCache};
 pub use dataset::{RectBatch, Reordered, YoloDataset, rect_batches};
+pub use description::{DataConfig, Source, Split};
 pub use error::DataError;
+pub use folder::default_dir;
 pub use frame::{Frame, Size};
 pub use image::{decode, decode_file};
 pub use item::Item;
 pub use letterbox::{Letterbox, letterbox};
+pub use levels::Levels;
+pub use normalisation::Normalisation;
+pub use outline::Outline;
 pub use record::BadFile;
+pub use report::report;
 pub use sample_spec::SampleSpec;
 pub use scan::{Scan, ScanOptions, scan};
 pub use strength::AugmentConfig;
-pub use yaml::{DataConfig, Split};

@@ -16,7 +16,8 @@ pub(crate) fn mosaic4(items: &[Item], imgsz: u32, draw: &mut Draw) -> Result<Sce
     let (cx, cy) = (centre(), centre());
     let channels = items.iter().map(|i| i.frame.channels).max().unwrap_or(1);
     let mut canvas = Frame::filled(channels, side, side, FILL);
-    let mut boxes = Vec::new();
+    let (mut boxes, mut outlines) = (Vec::new(), Vec::new());
+    let outlined = items.iter().any(|item| !item.outlines.is_empty());
     for (item, (left, above)) in items.iter().zip([(true, true), (false, true), (true, false), (false, false)]) {
         let frame = fit(&item.frame, imgsz)?.with_channels(channels);
         // Each image touches the centre with the corner that faces it.
@@ -24,17 +25,21 @@ pub(crate) fn mosaic4(items: &[Item], imgsz: u32, draw: &mut Draw) -> Result<Sce
         let (y, from_y, height) = place(cy, frame.height, side, above);
         canvas.paste(&frame, (from_x, from_y), (x, y), width, height);
         let (dx, dy) = (x as f32 - from_x as f32, y as f32 - from_y as f32);
-        for label in &item.labels {
+        for (k, label) in item.labels.iter().enumerate() {
             let [x1, y1, x2, y2] = xywh_to_xyxy(label.xywh);
             let (w, h) = (frame.width as f32, frame.height as f32);
             let clip = |v: f32| v.clamp(0.0, side as f32);
             let b = [clip(x1 * w + dx), clip(y1 * h + dy), clip(x2 * w + dx), clip(y2 * h + dy)];
             if b[2] > b[0] && b[3] > b[1] {
                 boxes.push((label.class, b));
+                if outlined {
+                    let outline = item.outlines.get(k).map(Vec::as_slice).unwrap_or_default();
+                    outlines.push(outline.iter().map(|&[x, y]| [clip(x * w + dx), clip(y * h + dy)]).collect());
+                }
             }
         }
     }
-    Ok(Scene { frame: canvas, boxes })
+    Ok(Scene { frame: canvas, boxes, outlines })
 }
 
 /// On one axis: where an image of `size` lands when it ends (`before`) or begins at `centre`, which of its pixels is the first, how many fit.

@@ -6,14 +6,19 @@
 
 use super::frame::{Frame, Size};
 use super::letterbox::FILL;
+use super::outline::{Outline, clipped_box};
 use super::rng::Draw;
 use super::scene::Scene;
 use super::strength::AugmentConfig;
 
+/// Share of its area that must be left of a box, and of one that is taken from a clipped outline.
+const LEAST: f32 = 0.1;
+const LEAST_OUTLINED: f32 = 0.01;
+
 type Matrix = [[f64; 3]; 3];
 
-/// Warps `scene` to `shape`. Boxes become the hull of their four corners, are clipped, and kept if more than 2 pixels wide and high, more than a
-/// tenth of what the scale alone would have left, and not flatter than 1:100.
+/// Warps `scene` to `shape`. Boxes become the hull of their four corners, or of the outline where there is one, are clipped, and kept if more than
+/// 2 pixels wide and high, more than a tenth (with an outline, a hundredth) of what the scale alone would have left, and not flatter than 1:100.
 pub(crate) fn random_perspective(scene: Scene, shape: Size, config: &AugmentConfig, draw: &mut Draw) -> Scene {
     let (width, height) = (f64::from(shape.width), f64::from(shape.height));
     let centred = |x: f64, y: f64| [[1.0, 0.0, x], [0.0, 1.0, y], [0.0, 0.0, 1.0]];
@@ -28,14 +33,24 @@ pub(crate) fn random_perspective(scene: Scene, shape: Size, config: &AugmentConf
     let c = centred(-(scene.frame.width as f64) / 2.0, -(scene.frame.height as f64) / 2.0);
     let m = [shear, r, p, c].iter().fold(t, |m, next| multiply(&m, next));
     let Some(inverse) = invert(&m) else {
-        return Scene { frame: Frame::filled(scene.frame.channels, width as usize, height as usize, FILL), boxes: Vec::new() };
+        return Scene {
+            frame: Frame::filled(scene.frame.channels, width as usize, height as usize, FILL),
+            boxes: Vec::new(),
+            outlines: Vec::new(),
+        };
     };
     let frame = warp(&scene.frame, &inverse, shape.width as usize, shape.height as usize);
-    let boxes = scene.boxes.iter().filter_map(|&(class, before)| {
-        let after = hull(&m, before, width, height);
-        keep(before.map(|v| v * s as f32), after).then_some((class, after))
+    let boxes = scene.boxes.iter().enumerate().filter_map(|(k, &(class, before))| {
+        let (after, least) = match scene.outlines.get(k).filter(|outline| !outline.is_empty()) {
+            None => (hull(&m, before, width, height), LEAST),
+            Some(outline) => {
+                let warped: Outline = outline.iter().map(|&[x, y]| project(&m, x, y)).map(|(x, y)| [x as f32, y as f32]).collect();
+                (clipped_box(&warped, shape.width as f32, shape.height as f32)?, LEAST_OUTLINED)
+            }
+        };
+        keep(before.map(|v| v * s as f32), after, least).then_some((class, after))
     });
-    Scene { frame, boxes: boxes.collect() }
+    Scene { frame, boxes: boxes.collect(), outlines: Vec::new() }
 }
 
 fn multiply(a: &Matrix, b: &Matrix) -> Matrix {
@@ -52,21 +67,22 @@ fn invert(m: &Matrix) -> Option<Matrix> {
     (determinant.abs() > 1e-12).then(|| std::array::from_fn(|i| std::array::from_fn(|j| cofactor(j, i) / determinant)))
 }
 
+fn project(m: &Matrix, x: f32, y: f32) -> (f64, f64) {
+    let row = |r: &[f64; 3]| r[0] * f64::from(x) + r[1] * f64::from(y) + r[2];
+    (row(&m[0]) / row(&m[2]), row(&m[1]) / row(&m[2]))
+}
+
 fn hull(m: &Matrix, [x1, y1, x2, y2]: [f32; 4], width: f64, height: f64) -> [f32; 4] {
-    let corner = |(x, y): (f32, f32)| {
-        let row = |r: &[f64; 3]| r[0] * f64::from(x) + r[1] * f64::from(y) + r[2];
-        (row(&m[0]) / row(&m[2]), row(&m[1]) / row(&m[2]))
-    };
-    let corners = [(x1, y1), (x2, y1), (x2, y2), (x1, y2)].map(corner);
+    let corners = [(x1, y1), (x2, y1), (x2, y2), (x1, y2)].map(|(x, y)| project(m, x, y));
     let low = |f: fn(&(f64, f64)) -> f64, limit: f64| corners.iter().map(f).fold(f64::INFINITY, f64::min).clamp(0.0, limit) as f32;
     let high = |f: fn(&(f64, f64)) -> f64, limit: f64| corners.iter().map(f).fold(f64::NEG_INFINITY, f64::max).clamp(0.0, limit) as f32;
     [low(|c| c.0, width), low(|c| c.1, height), high(|c| c.0, width), high(|c| c.1, height)]
 }
 
-fn keep(before: [f32; 4], after: [f32; 4]) -> bool {
+fn keep(before: [f32; 4], after: [f32; 4], least: f32) -> bool {
     let area = (before[2] - before[0]) * (before[3] - before[1]);
     let (w, h) = (after[2] - after[0], after[3] - after[1]);
-    w > 2.0 && h > 2.0 && w * h / (area + 1e-16) > 0.1 && (w / (h + 1e-16)).max(h / (w + 1e-16)) < 100.0
+    w > 2.0 && h > 2.0 && w * h / (area + 1e-16) > least && (w / (h + 1e-16)).max(h / (w + 1e-16)) < 100.0
 }
 
 /// `source` seen through `inverse`, which takes points of the result to points of the source.
@@ -288,7 +304,7 @@ mod tests {
             ([5.0, 0.0, 7.0, 90.0], false),
             ([0.0, 0.0, 640.0, 6.0], false),
         ] {
-            assert_eq!(keep(wide, after), kept, "{after:?}");
+            assert_eq!(keep(wide, after, LEAST), kept, "{after:?}");
         }
     }
 }

@@ -31,12 +31,12 @@ impl std::fmt::Display for BadFile {
 pub(crate) struct Stamp(pub(crate) [u64; 4]);
 
 impl Stamp {
-    pub(crate) fn of(image: &Path, label: &Path) -> Self {
+    pub(crate) fn of(image: &Path, label: Option<&Path>) -> Self {
         let look = |path: &Path| match std::fs::metadata(path) {
             Err(_) => [u64::MAX; 2],
             Ok(m) => [m.len(), m.modified().ok().and_then(|t| t.duration_since(UNIX_EPOCH).ok()).map_or(0, |d| d.as_nanos() as u64)],
         };
-        let ([a, b], [c, d]) = (look(image), look(label));
+        let ([a, b], [c, d]) = (look(image), label.map_or([u64::MAX; 2], look));
         Self([a, b, c, d])
     }
 }

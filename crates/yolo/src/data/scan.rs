@@ -10,12 +10,16 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use rayon::prelude::*;
 
+use super::annotated::Annotated;
 use super::cache::{self, Cache};
+use super::description::{DataConfig, Split};
 use super::error::DataError;
+use super::folder::default_dir;
 use super::frame::Size;
 use super::header::{self, Header};
+use super::listing::{Entry, Listing};
+use super::outline::Outline;
 use super::record::{BadFile, Content, Record, Stamp};
-use super::yaml::{DataConfig, Split};
 use super::{labels, listing};
 use crate::boxes::Label;
 
@@ -38,7 +42,7 @@ pub struct ScanOptions {
 
 impl Default for ScanOptions {
     fn default() -> Self {
-        Self { fraction: 1.0, single_cls: false, classes: None, allow_bad: false, cache_dir: cache::default_dir() }
+        Self { fraction: 1.0, single_cls: false, classes: None, allow_bad: false, cache_dir: default_dir() }
     }
 }
 
@@ -50,6 +54,8 @@ pub struct ImageEntry {
     pub size: Size,
     /// One channel.
     pub gray: bool,
+    /// 16 bits a pixel, of one channel: counts of a sensor.
+    pub deep: bool,
     labels: Range<u32>,
 }
 
@@ -58,6 +64,7 @@ pub struct ImageEntry {
 pub struct Scan {
     root: PathBuf,
     paths: String,
+    outlines: Outlines,
     /// Sorted by path.
     pub images: Vec<ImageEntry>,
     labels: Vec<Label>,
@@ -73,6 +80,40 @@ pub struct Scan {
     pub duplicates: u64,
     /// Boxes without width or height that were removed.
     pub zero_size: u64,
+    /// What a person should know about COCO files among the sources.
+    pub notes: Vec<String>,
+}
+
+/// The points of all polygons, in one list.
+#[derive(Clone, Debug, Default)]
+struct Outlines {
+    points: Vec<[f32; 2]>,
+    /// Where those of each label end; empty while no label has any.
+    ends: Vec<u32>,
+}
+
+impl PartialEq for Outlines {
+    /// By their bits: a break between two rings is none of the numbers that equal themselves.
+    fn eq(&self, other: &Self) -> bool {
+        let bits = |all: &Self| all.points.as_flattened().iter().map(|v| v.to_bits()).collect::<Vec<_>>();
+        self.ends == other.ends && bits(self) == bits(other)
+    }
+}
+
+impl Outlines {
+    /// Adds the outline of the label after `labels` others.
+    fn push(&mut self, outline: &[[f32; 2]], labels: usize) {
+        if !outline.is_empty() || !self.ends.is_empty() {
+            self.ends.resize(labels, self.points.len() as u32);
+            self.points.extend(outline);
+            self.ends.push(self.points.len() as u32);
+        }
+    }
+
+    fn of(&self, label: usize) -> &[[f32; 2]] {
+        let end = |i: usize| self.ends.get(i).map_or(self.points.len(), |&end| end as usize);
+        &self.points[label.checked_sub(1).map_or(0, end)..end(label)]
+    }
 }
 
 impl Scan {
@@ -88,6 +129,15 @@ impl Scan {
         &self.labels[range.start as usize..range.end as usize]
     }
 
+    /// The outlines of the objects of image `i`, one each; empty where the data set has boxes only.
+    pub fn outlines(&self, i: usize) -> Vec<Outline> {
+        if self.outlines.ends.is_empty() {
+            return Vec::new();
+        }
+        let range = &self.images[i].labels;
+        (range.start..range.end).map(|label| self.outlines.of(label as usize).to_vec()).collect()
+    }
+
     /// The objects of all images.
     pub fn all_labels(&self) -> &[Label] {
         &self.labels
@@ -96,6 +146,11 @@ impl Scan {
     /// Number of usable images.
     pub fn len(&self) -> usize {
         self.images.len()
+    }
+
+    /// The error that more than 1 % of unusable files are.
+    pub fn too_many_bad(&self) -> Option<DataError> {
+        DataError::too_many_bad(&self.bad, self.len() + self.bad.len())
     }
 
     /// No usable image.
@@ -123,42 +178,45 @@ pub fn scan(config: &DataConfig, split: Split, options: &ScanOptions, progress: 
     if !(options.fraction > 0.0 && options.fraction <= 1.0) {
         return Err(DataError::Invalid(format!("fraction is {}; it must lie in (0, 1]", options.fraction)));
     }
-    let mut files = listing::images(config, split)?;
-    if files.is_empty() {
+    let mut listing = listing::images(config, split, options.cache_dir.as_deref())?;
+    let total = listing.entries.len();
+    if total == 0 {
         return Err(DataError::NoImages { path: config.root.clone(), reason: format!("`{}` names no image file", split.key()) });
     }
-    files.truncate(((files.len() as f64 * options.fraction).round_ties_even() as usize).max(1));
+    listing.entries.truncate(((total as f64 * options.fraction).round_ties_even() as usize).max(1));
+    let entries = &listing.entries;
     let cache_file = options.cache_dir.as_ref().map(|dir| dir.join(cache::file_name(config, split, options.fraction)));
     let known = cache_file.as_deref().map(Cache::load).unwrap_or_default();
     let (done, fresh) = (AtomicU64::new(0), AtomicU64::new(0));
-    let records: Vec<Record> = files
+    let records: Vec<Record> = entries
         .par_iter()
-        .map(|image| {
-            let label = listing::label_path(image);
-            let stamp = Stamp::of(image, &label);
+        .map(|Entry { image, coco }| {
+            let label = coco.is_none().then(|| listing::label_path(image));
+            let stamp = Stamp::of(image, label.as_deref());
             let record = known.get(image).filter(|r| r.stamp == stamp).cloned().unwrap_or_else(|| {
                 fresh.fetch_add(1, Ordering::Relaxed);
-                Record { stamp, content: check(image, &label) }
+                Record { stamp, content: check(image, label.as_deref()) }
             });
-            progress(done.fetch_add(1, Ordering::Relaxed) + 1, files.len() as u64);
+            progress(done.fetch_add(1, Ordering::Relaxed) + 1, entries.len() as u64);
             record
         })
         .collect();
+    let paths: Vec<&Path> = entries.iter().map(|e| e.image.as_path()).collect();
     if let Some(file) = cache_file
-        && (fresh.into_inner() > 0 || known.len() != files.len())
-        && let Err(error) = Cache::save(&file, &files, &records)
+        && (fresh.into_inner() > 0 || known.len() != paths.len())
+        && let Err(error) = Cache::save(&file, &paths, &records)
     {
         tracing::warn!("the scan could not be remembered ({error}); the next start scans again");
     }
     drop(known);
-    assemble(config, split, options, &files, records)
+    assemble(config, split, options, &listing, records)
 }
 
-/// Looks at one image and its labels.
-fn check(image: &Path, label: &Path) -> Result<Content, BadFile> {
+/// Looks at one image and its labels, if they are in a file of their own.
+fn check(image: &Path, label: Option<&Path>) -> Result<Content, BadFile> {
     let header = std::panic::catch_unwind(|| header::read(image)).unwrap_or_else(|_| Err("the decoder panicked on its header".into()));
     let header = header.map_err(|reason| BadFile { path: image.to_path_buf(), line: None, reason })?;
-    Ok(Content { header, labels: read_labels(label, u32::MAX)? })
+    Ok(Content { header, labels: label.map_or(Ok(None), |label| read_labels(label, u32::MAX))? })
 }
 
 fn read_labels(path: &Path, nc: u32) -> Result<Option<labels::ParsedLabels>, BadFile> {
@@ -175,17 +233,36 @@ fn read_labels(path: &Path, nc: u32) -> Result<Option<labels::ParsedLabels>, Bad
     labels::parse(&bytes, nc).map(Some).map_err(|e| bad(Some(e.line), e.problem.to_string()))
 }
 
-fn assemble(config: &DataConfig, split: Split, options: &ScanOptions, files: &[PathBuf], records: Vec<Record>) -> Result<Scan, DataError> {
+fn assemble(config: &DataConfig, split: Split, options: &ScanOptions, listing: &Listing, records: Vec<Record>) -> Result<Scan, DataError> {
     let root = config.root.canonicalize().unwrap_or_else(|_| config.root.clone());
     let nc = if options.single_cls { u32::MAX } else { config.nc() };
     let mut scan = Scan { root, ..Scan::default() };
-    for (file, record) in files.iter().zip(records) {
-        match record.content.and_then(|c| with_known_classes(c, file, nc)) {
-            Ok(content) => scan.push(file, content, options),
+    let mut odd = [0u64; 4];
+    for (Entry { image, coco }, record) in listing.entries.iter().zip(records) {
+        let content = record.content.and_then(|content| match coco {
+            None => with_known_classes(content, image, nc),
+            Some((which, index)) => {
+                let marked = listing.coco[*which as usize].labels(*index, content.header.size);
+                let counts = [marked.cut, marked.outside, marked.foreign, u32::from(marked.resized)];
+                odd.iter_mut().zip(counts).for_each(|(sum, n)| *sum += u64::from(n));
+                Ok(Content { labels: Some(marked.parsed), ..content })
+            }
+        });
+        match content {
+            Ok(content) => scan.push(image, content, options),
             Err(bad) => scan.bad.push(bad),
         }
     }
-    if let Some(error) = DataError::too_many_bad(&scan.bad, files.len()).filter(|_| !options.allow_bad) {
+    scan.zero_size += listing.coco.iter().map(Annotated::zero_size).sum::<u64>();
+    scan.notes = listing.coco.iter().flat_map(Annotated::notes).collect();
+    let what = [
+        "boxes reached out of their image by more than 1 % and were clipped",
+        "boxes lay outside their image and were left out",
+        "boxes of categories that are no class were left out",
+        "images have another size than their COCO file says; boxes are taken in pixels of the image",
+    ];
+    scan.notes.extend(odd.iter().zip(what).filter(|(n, _)| **n > 0).map(|(n, what)| format!("{n} {what}")));
+    if let Some(error) = scan.too_many_bad().filter(|_| !options.allow_bad) {
         return Err(error);
     }
     let bad = scan.bad.len();
@@ -195,6 +272,7 @@ fn assemble(config: &DataConfig, split: Split, options: &ScanOptions, files: &[P
     scan.images.shrink_to_fit();
     scan.labels.shrink_to_fit();
     scan.paths.shrink_to_fit();
+    scan.outlines.points.shrink_to_fit();
     Ok(scan)
 }
 
@@ -229,12 +307,17 @@ impl Scan {
                 }
                 self.duplicates += u64::from(parsed.duplicates);
                 self.zero_size += u64::from(parsed.zero_size);
-                let wanted = parsed.labels.into_iter().filter(|l| options.classes.as_ref().is_none_or(|c| c.contains(&l.class)));
-                self.labels.extend(wanted.map(|l| if options.single_cls { Label { class: 0, ..l } } else { l }));
+                for (k, label) in parsed.labels.into_iter().enumerate() {
+                    if options.classes.as_ref().is_none_or(|c| c.contains(&label.class)) {
+                        let outline = parsed.outlines.get(k).map(Vec::as_slice).unwrap_or_default();
+                        self.outlines.push(outline, self.labels.len());
+                        self.labels.push(if options.single_cls { Label { class: 0, ..label } } else { label });
+                    }
+                }
             }
         }
-        let Header { size, gray } = content.header;
-        self.images.push(ImageEntry { path, size, gray, labels: first..self.labels.len() as u32 });
+        let Header { size, gray, deep } = content.header;
+        self.images.push(ImageEntry { path, size, gray, deep, labels: first..self.labels.len() as u32 });
     }
 }
 

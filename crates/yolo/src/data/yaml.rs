@@ -1,11 +1,12 @@
 //! `data.yaml` as detector users have it: `path`, `train`, `val`, `test`, `names` or `nc`, `channels`.
 //!
-//! Two keys are ours: `sample:` says that the data is generated (see [`super::sample`]) and `settings:` holds training settings that suit
-//! this data set; the user's own flags go above them. `download:` is never executed, whatever it holds: its text is shown to the user when
-//! the images are missing. The reader has budgets (1 MiB, depth 32, 100,000 nodes, no aliases), so no YAML can cost more than it weighs, and
-//! an unknown key is an error that names the closest known one.
+//! A split is a folder, a `.txt` list, a COCO `.json` (or `{annotations: .., images: ..}`), or a list of these; `images:` is the folder of all
+//! COCO files that do not say their own. Keys of ours: `sample:` says that the data is generated (see [`super::sample`]), `settings:` holds
+//! training settings that suit this data set, `range`, `percentile` and `percentile_of` are such settings written at the top. `download:` is
+//! never executed, whatever it holds: its text is shown to the user when the images are missing.
 //!
-//! A path from the file is used only after [`DataConfig::resolve`] has seen that it stays inside the dataset root.
+//! The reader has budgets (1 MiB, depth 32, 100,000 nodes, no aliases), so no YAML can cost more than it weighs. An unknown key is a note that
+//! names the closest known one, and the reason given where a required key is missing.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -15,11 +16,30 @@ use bellows_settings::unknown;
 use serde_json::Value;
 use serde_saphyr::Spanned;
 
+use super::description::{DataConfig, Source};
 use super::error::DataError;
 use super::sample_spec::SampleSpec;
 
 const MAX_BYTES: u64 = 1 << 20;
-const KNOWN: [&str; 11] = ["path", "train", "val", "validation", "test", "names", "nc", "channels", "download", "sample", "settings"];
+const KNOWN: [&str; 15] = [
+    "path",
+    "train",
+    "val",
+    "validation",
+    "test",
+    "images",
+    "names",
+    "nc",
+    "channels",
+    "range",
+    "percentile",
+    "percentile_of",
+    "download",
+    "sample",
+    "settings",
+];
+/// Settings that may stand at the top, because they are about the data.
+const OF_THE_DATA: [&str; 3] = ["range", "percentile", "percentile_of"];
 /// Keys of other tasks or of the curious: read by nobody here, and no mistake.
 const IGNORED: [&str; 15] = [
     "minival",
@@ -39,67 +59,16 @@ const IGNORED: [&str; 15] = [
     "yaml_file",
 ];
 
-/// A dataset description, its paths not yet resolved.
-#[derive(Clone, Debug)]
-pub struct DataConfig {
-    /// The YAML file itself.
-    pub yaml: PathBuf,
-    /// The dataset root: `path`, absolute or relative to the YAML's folder, which is also the default.
-    pub root: PathBuf,
-    /// Folders or list files with training images.
-    pub train: Vec<PathBuf>,
-    /// The same for validation.
-    pub val: Vec<PathBuf>,
-    /// The same for testing; may be empty.
-    pub test: Vec<PathBuf>,
-    /// Class names; their number is `nc`.
-    pub names: Vec<String>,
-    /// 3, or 1 for a network with one input channel.
-    pub channels: u32,
-    /// Present when the data is generated rather than collected.
-    pub generator: Option<SampleSpec>,
-    /// Training settings that suit this data set, below the user's own.
-    pub settings: BTreeMap<String, Value>,
-    /// How to obtain the data; text for a person, never executed.
-    pub download: Option<String>,
-    /// Folders outside the root that may be read too.
-    pub allow_outside: Vec<PathBuf>,
-}
-
-/// Which images of a data.yaml.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Split {
-    /// `train`
-    Train,
-    /// `val`
-    Val,
-    /// `test`
-    Test,
-}
-
-impl Split {
-    /// Its key in the data.yaml.
-    pub fn key(self) -> &'static str {
-        match self {
-            Self::Train => "train",
-            Self::Val => "val",
-            Self::Test => "test",
-        }
-    }
-}
-
 type Document = BTreeMap<String, Spanned<Value>>;
 
 impl DataConfig {
-    /// Reads a data.yaml. `allow_outside` names folders beyond the root that the user allows it to use.
+    /// Reads the data.yaml at `yaml`; class names that only a COCO file knows are still missing.
     ///
     /// # Errors
     /// [`DataError::File`], or [`DataError::Yaml`] with the line where the parser knows it.
-    pub fn load(yaml: &Path, allow_outside: &[PathBuf]) -> Result<Self, DataError> {
+    pub(crate) fn from_yaml(yaml: &Path) -> Result<Self, DataError> {
         let text = String::from_utf8(read_bounded(yaml, MAX_BYTES)?).map_err(|e| fault(yaml, None, format!("not UTF-8: {e}")))?;
-        let mut config = Self::parse(&text, yaml)?;
-        config.allow_outside = allow_outside.to_vec();
-        Ok(config)
+        Self::parse(&text, yaml)
     }
 
     /// Reads the text of a data.yaml that stands (or would stand) at `yaml`.
@@ -108,78 +77,93 @@ impl DataConfig {
     /// [`DataError::Yaml`].
     pub fn parse(text: &str, yaml: &Path) -> Result<Self, DataError> {
         let mut document = read(text, yaml)?;
-        if let Some((key, value)) = document.iter().find(|(k, _)| !KNOWN.contains(&k.as_str()) && !IGNORED.contains(&k.as_str())) {
-            return Err(fault(yaml, line(value), unknown("key", key, KNOWN)));
-        }
         if document.contains_key("val") && document.contains_key("validation") {
             return Err(fault(yaml, None, "both `val` and `validation`: keep one".into()));
         }
         if let Some(value) = document.remove("validation") {
             document.insert("val".into(), value);
         }
-        let folder = yaml.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        let root = folder.join(text_of(&document, "path", yaml)?.unwrap_or_default());
         let generator = match document.get("sample") {
             None => None,
             Some(v) => Some(SampleSpec::from_value(&v.value).map_err(|reason| fault(yaml, line(v), reason))?),
         };
-        let split = |key: &str, required: bool| -> Result<Vec<PathBuf>, DataError> {
-            let sources = sources(&document, key, yaml)?;
-            match (sources.is_empty(), &generator) {
-                (true, Some(_)) if required => Ok(vec![Path::new("images").join(key)]),
-                (true, None) if required => Err(fault(yaml, None, format!("`{key}` is missing: the folder or list file of its images"))),
-                _ => Ok(sources),
-            }
+        let images = text_of(&document, "images", yaml)?.map(PathBuf::from);
+        let split = |key: &str| -> Result<Vec<Source>, DataError> {
+            let sources = sources(&document, key, images.as_deref(), yaml)?;
+            let drawn = generator.is_some() && key != "test" && sources.is_empty();
+            Ok(if drawn { vec![Path::new("images").join(key).into()] } else { sources })
         };
+        let (train, val, test) = (split("train")?, split("val")?, split("test")?);
+        if train.is_empty() {
+            return Err(missing(&document, "train", "the folder, list or COCO file of its images", yaml));
+        }
+        if val.is_empty() && meant_for(&document, "val").is_some() {
+            return Err(missing(&document, "val", "the folder, list or COCO file of its images", yaml));
+        }
+        let mut notes: Vec<String> = strangers(&document).map(|(key, v)| said(yaml, line(v), &stranger(key))).collect();
+        let written = text_of(&document, "path", yaml)?.unwrap_or_default();
+        let root = root(yaml, Path::new(&written), &train, generator.is_some(), &mut notes);
+        let coco = [&train, &val, &test].into_iter().flatten().any(Source::is_coco);
         Ok(Self {
             yaml: yaml.to_path_buf(),
             root,
-            train: split("train", true)?,
-            val: split("val", true)?,
-            test: split("test", false)?,
-            names: names(&document, yaml)?,
+            hold_out: val.is_empty(),
+            train,
+            val,
+            test,
+            names: names(&document, coco, yaml)?,
             channels: channels(&document, yaml)?,
             settings: settings(&document, yaml)?,
             download: text_of(&document, "download", yaml)?,
             generator,
+            notes,
             allow_outside: Vec::new(),
         })
     }
+}
 
-    /// The folders and lists of a split.
-    pub fn sources(&self, split: Split) -> &[PathBuf] {
-        match split {
-            Split::Train => &self.train,
-            Split::Val => &self.val,
-            Split::Test => &self.test,
-        }
+/// The dataset root: `path`, absolute or beside the YAML, whose folder is the default; then in the current directory; and, where a tool wrote an
+/// absolute path of another machine, the YAML's folder if the training images are there.
+fn root(yaml: &Path, written: &Path, train: &[Source], generated: bool, notes: &mut Vec<String>) -> PathBuf {
+    let folder = yaml.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let root = folder.join(written);
+    if generated || root.is_dir() {
+        return root;
     }
+    if written.is_relative() && written.is_dir() {
+        return written.to_path_buf();
+    }
+    if written.is_absolute() && train.iter().all(|source| folder.join(&source.path).exists()) {
+        notes.push(format!("{}: `path` {} is not here; its own folder is the root", yaml.display(), written.display()));
+        return folder.to_path_buf();
+    }
+    root
+}
 
-    /// Number of classes.
-    pub fn nc(&self) -> u32 {
-        self.names.len() as u32
-    }
+/// Keys that nobody knows.
+fn strangers(document: &Document) -> impl Iterator<Item = (&String, &Spanned<Value>)> {
+    document.iter().filter(|(key, _)| !KNOWN.contains(&key.as_str()) && !IGNORED.contains(&key.as_str()))
+}
 
-    /// The one way from a path in a user's file to a path that may be opened: joined to `base`, made real (links followed), and refused
-    /// unless it lies in the dataset root or in a folder of `allow_outside`. A leading `../` that leads nowhere is tried without, as exported data
-    /// sets expect.
-    ///
-    /// # Errors
-    /// [`DataError::Outside`], or [`DataError::Io`] when it does not exist.
-    pub fn resolve(&self, base: &Path, path: &Path) -> Result<PathBuf, DataError> {
-        let joined = base.join(path);
-        let real = match (joined.canonicalize(), path.strip_prefix("..")) {
-            (Ok(real), _) => real,
-            (Err(_), Ok(rest)) if base.join(rest).exists() => base.join(rest).canonicalize().map_err(DataError::io(base.join(rest)))?,
-            (Err(source), _) => return Err(DataError::Io { path: joined, source }),
-        };
-        let inside = |folder: &PathBuf| folder.canonicalize().is_ok_and(|folder| real.starts_with(folder));
-        if inside(&self.root) || self.allow_outside.iter().any(inside) {
-            Ok(real)
-        } else {
-            Err(DataError::Outside { path: real, root: self.root.clone() })
-        }
+fn stranger(key: &str) -> String {
+    let text = unknown("key", key, KNOWN);
+    if text.contains("did you mean") { text } else { format!("unknown key `{key}` is ignored") }
+}
+
+/// The unknown key that may have been meant for `key`.
+fn meant_for<'a>(document: &'a Document, key: &str) -> Option<(&'a String, &'a Spanned<Value>)> {
+    strangers(document).find(|(stranger, _)| unknown("key", stranger, KNOWN).ends_with(&format!("did you mean `{key}`?")))
+}
+
+fn missing(document: &Document, key: &str, what: &str, yaml: &Path) -> DataError {
+    match meant_for(document, key) {
+        Some((stranger, v)) => fault(yaml, line(v), format!("`{key}` is missing; is it meant by `{stranger}`?")),
+        None => fault(yaml, None, format!("`{key}` is missing: {what}")),
     }
+}
+
+fn said(yaml: &Path, line: Option<u64>, text: &str) -> String {
+    format!("{}{}: {text}", yaml.display(), line.map(|l| format!(":{l}")).unwrap_or_default())
 }
 
 fn fault(yaml: &Path, line: Option<u64>, reason: String) -> DataError {
@@ -225,22 +209,41 @@ fn count_of(document: &Document, key: &str, yaml: &Path) -> Result<Option<u32>, 
     count.map(Some).ok_or_else(|| fault(yaml, line(v), format!("`{key}` must be a positive integer, not {}", v.value)))
 }
 
-fn sources(document: &Document, key: &str, yaml: &Path) -> Result<Vec<PathBuf>, DataError> {
+fn sources(document: &Document, key: &str, images: Option<&Path>, yaml: &Path) -> Result<Vec<Source>, DataError> {
     let Some(v) = document.get(key) else { return Ok(Vec::new()) };
     let list = match &v.value {
         Value::Null => Some(Vec::new()),
-        Value::String(s) => Some(vec![PathBuf::from(s)]),
-        Value::Array(items) => items.iter().map(|i| i.as_str().map(PathBuf::from)).collect(),
-        _ => None,
+        Value::Array(items) => items.iter().map(|item| source(item, images)).collect(),
+        one => source(one, images).map(|source| vec![source]),
     };
-    list.ok_or_else(|| fault(yaml, line(v), format!("`{key}` must be a folder, a .txt list, or a list of these")))
+    let forms = "a folder, a .txt list, a COCO .json, {annotations: FILE, images: FOLDER}, or a list of these";
+    list.ok_or_else(|| fault(yaml, line(v), format!("`{key}` must be {forms}")))
 }
 
-fn names(document: &Document, yaml: &Path) -> Result<Vec<String>, DataError> {
+/// One source, if `value` is a form of it; `images` is the folder of COCO files that do not say theirs.
+fn source(value: &Value, images: Option<&Path>) -> Option<Source> {
+    let source = match value {
+        Value::String(path) => Source::from(path),
+        Value::Object(map) if map.keys().all(|k| k == "annotations" || k == "images") => {
+            let images = map.get("images").map(|v| v.as_str().ok_or(())).transpose().ok()?;
+            let source = Source { path: map.get("annotations")?.as_str()?.into(), images: images.map(PathBuf::from) };
+            source.is_coco().then_some(source)?
+        }
+        _ => return None,
+    };
+    let images = source.images.clone().or_else(|| images.map(Path::to_path_buf)).filter(|_| source.is_coco());
+    Some(Source { images, ..source })
+}
+
+/// The classes; none when COCO files (`coco`) have to say them.
+fn names(document: &Document, coco: bool, yaml: &Path) -> Result<Vec<String>, DataError> {
     let nc = count_of(document, "nc", yaml)?;
     let Some(v) = document.get("names") else {
-        let nc = nc.ok_or_else(|| fault(yaml, None, "`names` is missing: the classes, as a list or as a map from index to name".into()))?;
-        return class_names_for(nc, yaml);
+        return match nc {
+            _ if coco => Ok(Vec::new()),
+            Some(nc) => class_names_for(nc, yaml),
+            None => Err(missing(document, "names", "the classes, as a list or as a map from index to name", yaml)),
+        };
     };
     let at = |reason: String| fault(yaml, line(v), reason);
     let names = match &v.value {
@@ -282,14 +285,25 @@ fn channels(document: &Document, yaml: &Path) -> Result<u32, DataError> {
 }
 
 fn settings(document: &Document, yaml: &Path) -> Result<BTreeMap<String, Value>, DataError> {
-    let Some(v) = document.get("settings") else { return Ok(BTreeMap::new()) };
-    let map = v.value.as_object().ok_or_else(|| fault(yaml, line(v), "`settings` must be a map from setting to value".into()))?;
-    Ok(map.iter().map(|(k, v)| (k.clone(), v.clone())).collect())
+    let mut settings = BTreeMap::new();
+    if let Some(v) = document.get("settings") {
+        let map = v.value.as_object().ok_or_else(|| fault(yaml, line(v), "`settings` must be a map from setting to value".into()))?;
+        settings.extend(map.iter().map(|(k, v)| (k.clone(), v.clone())));
+    }
+    for key in OF_THE_DATA {
+        if let Some(v) = document.get(key)
+            && settings.insert(key.into(), v.value.clone()).is_some()
+        {
+            return Err(fault(yaml, line(v), format!("`{key}` stands here and in `settings`: keep one")));
+        }
+    }
+    Ok(settings)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::data::Split;
 
     fn parse(text: &str) -> Result<DataConfig, DataError> {
         DataConfig::parse(text, Path::new("/data/set/data.yaml"))
@@ -304,7 +318,7 @@ mod tests {
         let c = parse("train: images/train\nval: [a.txt, images/val]\nnames:\n  1: car\n  0: person\n").unwrap();
         assert_eq!(c.root, Path::new("/data/set/"));
         assert_eq!((c.names.join(","), c.channels, c.nc()), ("person,car".into(), 3, 2));
-        assert_eq!(c.val, [PathBuf::from("a.txt"), PathBuf::from("images/val")]);
+        assert_eq!(c.val, ["a.txt", "images/val"].map(Source::from));
         let c = parse("path: ../other\ntrain: t\nvalidation: v\ntest:\nnc: 2\nchannels: 1\n").unwrap();
         assert_eq!((c.names.join(","), c.channels), ("class_0,class_1".into(), 1));
         assert_eq!(c.root, Path::new("/data/set/../other"));
@@ -317,9 +331,13 @@ mod tests {
     #[test]
     fn refusals_name_line_and_remedy() {
         for (text, part) in [
-            ("train: t\nval: v\nnames: [a]\ntrian: x\n", "data.yaml:4: unknown key `trian`; did you mean `train`?"),
-            ("train: t\nval: v\nnames: [a]\nxyzzy: x\n", "known: path, train"),
+            ("trian: t\nval: v\nnames: [a]\n", "data.yaml:1: `train` is missing; is it meant by `trian`?"),
+            ("train: t\nvall: v\nnames: [a]\n", "data.yaml:2: `val` is missing; is it meant by `vall`?"),
+            ("train: t\nval: v\nnmaes: [a]\n", "data.yaml:3: `names` is missing; is it meant by `nmaes`?"),
             ("val: v\nnames: [a]\n", "`train` is missing"),
+            ("train: t\nval: {annotations: v.json, image: x}\nnames: [a]\n", "data.yaml:2: `val` must be a folder"),
+            ("train: t\nval: {annotations: v.txt}\nnames: [a]\n", "`val` must be a folder"),
+            ("train: t\nval: v\nnames: [a]\nrange: [1, 2]\nsettings: {range: [1, 2]}\n", "data.yaml:4: `range` stands here and"),
             ("train: t\nval: v\n", "`names` is missing"),
             ("train: t\nval: v\nnc: 2\nnames: [a]\n", "`nc` says 2"),
             ("train: t\nval: v\nnames: {0: a, 2: b}\n", "keys must be 0..1"),
@@ -335,6 +353,27 @@ mod tests {
             let message = refusal(text);
             assert!(message.contains(part), "{text:?}: {message}");
         }
+    }
+
+    #[test]
+    fn unknown_keys_are_noted() {
+        let c = parse("train: t\nval: v\nnames: [a]\ntset: x\nxyzzy: y\nauthor: z\n").unwrap();
+        assert_eq!(
+            c.notes,
+            ["/data/set/data.yaml:4: unknown key `tset`; did you mean `test`?", "/data/set/data.yaml:5: unknown key `xyzzy` is ignored"]
+        );
+    }
+
+    #[test]
+    fn coco_in_its_forms() {
+        let c = parse("train: a.json\nval: [b.json, images/val]\ntest: {annotations: c.JSON, images: t}\nimages: frames\n").unwrap();
+        let of = |path: &str, images: &str| Source { path: path.into(), images: Some(images.into()) };
+        assert_eq!((c.train, c.test), (vec![of("a.json", "frames")], vec![of("c.JSON", "t")]));
+        assert_eq!(c.val, [of("b.json", "frames"), "images/val".into()]);
+        assert!(c.names.is_empty(), "the files say them");
+        let c = parse("train: a.json\nnames: [x]\npercentile: [1, 99]\n").unwrap();
+        assert_eq!((c.train[0].images.clone(), c.hold_out, c.settings["percentile"][1].as_i64()), (None, true, Some(99)));
+        assert_eq!(c.splits(), [Split::Train, Split::Val]);
     }
 
     #[test]

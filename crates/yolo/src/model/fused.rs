@@ -42,6 +42,11 @@ impl Fused {
         self.0.sppf_act
     }
 
+    /// Its layers, in which no batch normalisation is left.
+    pub(crate) fn layers(&self) -> &[Layer] {
+        &self.0.model
+    }
+
     pub(crate) fn into_inner(self) -> Yolo {
         self.0
     }

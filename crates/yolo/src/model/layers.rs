@@ -44,7 +44,7 @@ impl Conv2d {
         ConvConfig::new(self.stride, self.weight.dims()[2] / 2, default_lowering())
     }
 
-    pub(super) fn stride(&self) -> usize {
+    pub(crate) fn stride(&self) -> usize {
         self.stride
     }
 }
@@ -122,6 +122,11 @@ impl Conv {
         Self { conv: Conv2d::new(cin, cout, k, stride, false, device), bn: Some(BatchNorm2d::new(cout, device)), act: true }
     }
 
+    /// Whether SiLU follows.
+    pub(crate) fn act(&self) -> bool {
+        self.act
+    }
+
     /// The same without the activation.
     pub(super) fn without_activation(mut self) -> Self {
         self.act = false;
@@ -183,6 +188,11 @@ impl Bottleneck {
         if self.shortcut { x + y } else { y }
     }
 
+    /// Whether its input is added to its output.
+    pub(crate) fn shortcut(&self) -> bool {
+        self.shortcut
+    }
+
     fn fuse(&self, device: &Device) -> Self {
         Self { cv1: self.cv1.fuse(device), cv2: self.cv2.fuse(device), shortcut: self.shortcut }
     }
@@ -207,6 +217,11 @@ impl C2f {
             cv2: Conv::new((2 + n) * c, cout, 1, 1, device),
             m: (0..n).map(|_| Bottleneck::new(c, shortcut, device)).collect(),
         }
+    }
+
+    /// Channels of the chain.
+    pub(crate) fn hidden(&self) -> usize {
+        self.cv1.conv.weight.dims()[0] / 2
     }
 
     /// `[B, in, H, W]` to `[B, out, H, W]`.

@@ -58,7 +58,7 @@ impl Scale {
     }
 
     /// Depth multiple, width multiple, and the most channels before the width multiple.
-    fn table(self) -> (f64, f64, usize) {
+    pub(crate) fn table(self) -> (f64, f64, usize) {
         match self {
             Scale::N => (0.33, 0.25, 1024),
             Scale::S => (0.33, 0.50, 1024),
@@ -152,7 +152,7 @@ pub enum Layer {
 }
 
 /// Layers whose maps the head reads.
-const HEAD_INPUTS: [usize; 3] = [15, 18, 21];
+pub(crate) const HEAD_INPUTS: [usize; 3] = [15, 18, 21];
 /// Layers whose output is needed again later.
 const KEPT: [usize; 7] = [4, 6, 9, 12, 15, 18, 21];
 

@@ -118,7 +118,8 @@ pub enum LoadError {
 
 /// Takes over every tensor of `source` whose name and shape the model has; other names are ignored.
 ///
-/// When only the image channels differ, the first convolution takes the channels both have.
+/// When only the image channels differ, the first convolution takes the channels both have; one of a gray image takes the sum of all, which makes
+/// of a gray image what the source makes of the same image in its channels.
 /// Running statistics are shared by clones of a model: load into one that has none, or into `valid().train()`.
 ///
 /// # Errors
@@ -138,7 +139,7 @@ pub fn load_tensors(mut model: Yolo, source: &NamedTensors) -> Result<(Yolo, Loa
             None => missing.push(name),
             Some(theirs) if theirs.0 == shape => drop(taken.insert(name, theirs.clone())),
             Some((theirs, from)) if name == FIRST && theirs.len() == 4 && theirs[0] == shape[0] && theirs[2..] == shape[2..] => {
-                copy_common_channels(&mut values, shape[1], from, theirs[1], shape[2] * shape[3]);
+                common_channels(&mut values, shape[1], from, theirs[1], shape[2] * shape[3]);
                 taken.insert(name, (shape, values));
             }
             Some((theirs, _)) => mismatched.push((name, shape, theirs.clone())),
@@ -148,11 +149,14 @@ pub fn load_tensors(mut model: Yolo, source: &NamedTensors) -> Result<(Yolo, Loa
     Ok((model, LoadReport { transferred: taken.len(), total, missing, mismatched, foreign }))
 }
 
-/// Copies the input channels both `[out, channels, area]` weights have.
-fn copy_common_channels(to: &mut [f32], to_channels: usize, from: &[f32], from_channels: usize, area: usize) {
+/// Copies the input channels both `[out, channels, area]` weights have, or sums them up for a single one.
+fn common_channels(to: &mut [f32], to_channels: usize, from: &[f32], from_channels: usize, area: usize) {
     let n = to_channels.min(from_channels) * area;
     for (to, from) in to.chunks_exact_mut(to_channels * area).zip(from.chunks_exact(from_channels * area)) {
         to[..n].copy_from_slice(&from[..n]);
+        if to_channels == 1 {
+            from[n..].chunks_exact(area).for_each(|channel| to.iter_mut().zip(channel).for_each(|(to, v)| *to += v));
+        }
     }
 }
 
@@ -203,15 +207,28 @@ mod tests {
     }
 
     #[test]
-    fn a_gray_model_takes_the_first_colour_channel() {
+    fn a_gray_model_takes_the_sum_of_the_colour_channels() {
         let colour = to_tensors(&model(4, 2), 0).unwrap();
         let gray = YoloConfig { channels: 1, ..YoloConfig::new(4) }.init(1, &Device::flex());
         let (gray, report) = load_tensors(gray, &colour).unwrap();
         assert_eq!(report.transferred, 355);
         let (shape, values) = &to_tensors(&gray, 0).unwrap()["model.0.conv.weight"];
         assert_eq!(shape, &[16, 1, 3, 3]);
-        let expected: Vec<f32> = colour["model.0.conv.weight"].1.chunks(27).flat_map(|c| c[..9].to_vec()).collect();
+        let expected: Vec<f32> = colour["model.0.conv.weight"]
+            .1
+            .chunks(27)
+            .flat_map(|c| (0..9).map(|k| c[k] + c[k + 9] + c[k + 18]).collect::<Vec<_>>())
+            .collect();
         assert_eq!(values, &expected);
+        // A gray picture in three equal channels, and the same in one.
+        let picture: Vec<f32> = (0..64 * 64).map(|i| (i * 37 % 255) as f32 / 255.0).collect();
+        let see = |model: &Yolo, channels: usize| {
+            let pixels = burn::tensor::TensorData::new(picture.repeat(channels), [1, channels, 64, 64]);
+            to_host(model.forward(Tensor::<4>::from_data(pixels, &Device::flex())).into_iter().next().unwrap())
+        };
+        let colour_model = load_tensors(model(4, 3), &colour).unwrap().0;
+        let (a, b) = (see(&colour_model, 3), see(&gray, 1));
+        assert!(a.iter().zip(&b).all(|(a, b)| (a - b).abs() < 1e-3), "the outputs differ");
     }
 
     #[test]

@@ -6,6 +6,7 @@
 mod annotate;
 mod confusion;
 mod curves;
+mod data;
 mod grid;
 mod labels;
 mod results;
@@ -14,6 +15,7 @@ pub use annotate::{Annotator, Ink};
 pub use bellows_plots::{PlotError, encode};
 pub use confusion::confusion_matrix;
 pub use curves::CurveKind;
+pub use data::data_chart;
 pub use grid::{GridBox, GridImage, image_grid};
 pub use labels::labels_chart;
 pub use results::results_chart;

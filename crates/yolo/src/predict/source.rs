@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 
 use bellows_exit::{Coded, Exit};
 
-use crate::data::decode;
 use crate::data::listing::{is_image, suffix};
+use crate::data::{Levels, decode};
 
 /// Films that `ffmpeg` is asked for, by suffix.
 const FILMS: [&str; 15] = ["asf", "avi", "gif", "m4v", "mkv", "mov", "mp4", "mpeg", "mpg", "ogv", "ts", "webm", "wmv", "mjpeg", "flv"];
@@ -84,7 +84,7 @@ pub fn expand(source: &str, stdin: &mut dyn Read) -> Result<Vec<Input>, SourceEr
     if source == "-" {
         let mut bytes = Vec::new();
         stdin.take(MAX_BYTES).read_to_end(&mut bytes).map_err(|e| fault(e.to_string()))?;
-        if decode(&bytes, "-").is_ok() {
+        if decode(&bytes, "-", &Levels::default().alone()).is_ok() {
             return Ok(vec![Input::Bytes(bytes)]);
         }
         let text = String::from_utf8(bytes).map_err(|_| fault("neither an image nor names of images".into()))?;

@@ -170,3 +170,51 @@ fn mosaic_in_a_rectangle_is_refused() {
     let sample = augment(&marked(4, 1), 0, &TrainView { config: &config, ..view }).unwrap();
     assert_eq!((sample.frame.width, sample.frame.height), (96, 64));
 }
+
+/// The same with white diamonds, labelled by their outline.
+fn diamonds(count: usize) -> InMemDataset<Item> {
+    let items = (0..count).map(|i| {
+        let (w, h, cx, cy, r) = (96, 72, 40 + i % 20, 34 + i % 7, 22);
+        let mut frame = Frame::filled(1, w, h, 20);
+        for (y, x) in (0..h).flat_map(|y| (0..w).map(move |x| (y, x))) {
+            if x.abs_diff(cx) + y.abs_diff(cy) <= r {
+                frame.pixels[y * w + x] = 250;
+            }
+        }
+        let (x, y, r) = (cx as f32 + 0.5, cy as f32 + 0.5, r as f32 + 0.5);
+        let outline = [[x - r, y], [x, y - r], [x + r, y], [x, y + r]].map(|[x, y]| [x / 96.0, y / 72.0]).to_vec();
+        let label = Label { class: 0, xywh: [x / 96.0, y / 72.0, 2.0 * r / 96.0, 2.0 * r / 72.0] };
+        Item { outlines: vec![outline], ..Item::new(frame, vec![label], format!("{i}.jpg")) }
+    });
+    InMemDataset::new(items.collect())
+}
+
+#[test]
+fn a_polygon_follows_its_pixels_where_the_corners_of_its_box_do_not() {
+    let dataset = diamonds(12);
+    let boxes_only = {
+        let items = (0..12).map(|i| Item { outlines: Vec::new(), ..dataset.get(i).unwrap() });
+        InMemDataset::new(items.collect())
+    };
+    let turning = AugmentConfig { hsv_v: 0.0, scale: 0.2, degrees: 45.0, ..AugmentConfig::default() };
+    let mut excess = 0.0f32;
+    for (mosaic, index) in [0.0, 1.0].into_iter().flat_map(|mosaic| (0..12).map(move |i| (mosaic, i))) {
+        let config = AugmentConfig { mosaic, ..turning.clone() };
+        let hull = |data: &InMemDataset<Item>| {
+            let sample = augment(data, index, &view(&config, 160)).unwrap();
+            let boxes = sample.labels.iter().map(|l| xywh_to_xyxy(l.xywh).map(|v| v * 160.0));
+            let all =
+                boxes.fold([f32::MAX, f32::MAX, 0.0f32, 0.0f32], |a, b| [a[0].min(b[0]), a[1].min(b[1]), a[2].max(b[2]), a[3].max(b[3])]);
+            (all, bright(&sample.frame))
+        };
+        let (outlined, pixels) = hull(&dataset);
+        // Of a mosaic, what is cut to a sliver is dropped: its pixels stay.
+        let looser = [pixels[0] - outlined[0], pixels[1] - outlined[1], outlined[2] - pixels[2], outlined[3] - pixels[3]];
+        for side in looser {
+            assert!(side <= 3.0 && (side >= -3.0 || mosaic > 0.0), "mosaic {mosaic}, {index}: {pixels:?} {outlined:?}");
+        }
+        let (boxed, pixels) = hull(&boxes_only);
+        excess = boxed.into_iter().zip(pixels).fold(excess, |most, (a, b)| most.max((a - b).abs()));
+    }
+    assert!(excess > 8.0, "boxes alone would be as good: {excess}");
+}

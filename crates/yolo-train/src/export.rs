@@ -1,0 +1,215 @@
+//! `yolo-train export`: a trained detector as a file for other programs.
+
+use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use bellows_cli::{Failure, Signals, Usage, count, note, option, say, switch, text, whole, yaml_layer};
+use bellows_device::{ProbeOptions, select};
+use bellows_runs::write_atomic;
+use bellows_yolo::Detector;
+use bellows_yolo::export::{About, OPSET, OnnxOptions, Suppression, iso_date, to_onnx, to_pt, to_weights};
+use clap::builder::PossibleValuesParser;
+use clap::{Arg, ArgMatches, Command, value_parser};
+use serde_json::{Map, Value};
+
+use crate::used::{weights_flag, weights_path};
+
+/// What weights say of the images they are made for, and every file of theirs has to say too.
+const OF_THE_DATA: [&str; 3] = ["range", "percentile", "percentile_of"];
+/// Sides of images are multiples of this.
+const STRIDE: usize = 32;
+
+/// The verb's flags.
+pub(crate) fn command() -> Command {
+    let number = |name: &'static str, default: &'static str, help: &'static str| -> Arg {
+        option(name, help).value_name("X").default_value(default).value_parser(value_parser!(f32))
+    };
+    let path = |name: &'static str, help: &'static str| option(name, help).value_name("FILE").value_parser(value_parser!(PathBuf));
+    Command::new("export")
+        .about("Writes a trained detector as a file for other programs: ONNX, a .pt for Ultralytics, safetensors")
+        .arg(weights_flag())
+        .arg(option("format", "What to write").default_value("onnx").value_parser(PossibleValuesParser::new(["onnx", "pt", "safetensors"])))
+        .arg(path("output", "Where to write it [default: beside the weights]"))
+        .arg(option("imgsz", "onnx: side of the images, or height and width, in pixels [default: as trained]").value_name("N|H,W"))
+        .arg(count("batch", "1", "onnx: images at a time"))
+        .arg(switch("dynamic", "onnx: any batch, height and width"))
+        .arg(
+            option("opset", "onnx: version of the operators")
+                .default_value("17")
+                .value_parser(PossibleValuesParser::new([OPSET.to_string()])),
+        )
+        .arg(switch("nms", "onnx: suppress inside the graph, output [batch, max_det, 6]: x1, y1, x2, y2, score, class"))
+        .arg(number("conf", "0.25", "with --nms: least score of a box").requires("nms"))
+        .arg(number("iou", "0.7", "with --nms: most overlap with a better box of its class").requires("nms"))
+        .arg(count("max-det", "300", "with --nms: most boxes of an image").requires("nms"))
+        .arg(switch("half", "pt: weights as 16-bit floats, as Ultralytics stores them, instead of 32-bit ones"))
+}
+
+/// Exports.
+pub(crate) fn run(matches: &ArgMatches, _signals: &Signals) -> Result<(), Failure> {
+    let input = weights_path(matches)?;
+    let format = text(matches, "format").unwrap_or_default();
+    only_for_its_format(matches, &format)?;
+    let output = matches.get_one::<PathBuf>("output").cloned().unwrap_or_else(|| input.with_extension(&format));
+    if same_file(&input, &output) {
+        let problem = format!("{}: that is the file to export from; give another --output", output.display());
+        return Err(Usage(problem).into());
+    }
+    // Nothing is computed that a processor does not do at once.
+    let device = select(&"cpu".parse()?, &ProbeOptions::default())?.device;
+    let detector = Detector::open(&input, &device)?;
+    let about = about(&detector, &input);
+    let (bytes, what, how) = match format.as_str() {
+        "onnx" => {
+            let options = onnx_options(matches, &detector)?;
+            let bytes = to_onnx(&detector.fuse(&device), &about, &options)?;
+            (
+                bytes,
+                describe(&about, &options),
+                format!("yolo-train predict --weights {0} --source IMAGE, or onnxruntime.InferenceSession(\"{0}\")", output.display()),
+            )
+        }
+        "pt" => {
+            let half = matches.get_flag("half");
+            let what = format!("weights as {}-bit floats", if half { 16 } else { 32 });
+            (to_pt(&detector.model, &about, half)?, what, format!("ultralytics.YOLO(\"{}\")", output.display()))
+        }
+        _ => {
+            let epoch = detector.metadata.get_key_value("epoch").filter(|(_, epoch)| epoch.parse::<usize>().is_ok());
+            let more = about.more.iter().chain(epoch).map(|(key, text)| (key.clone(), text.clone())).collect();
+            let bytes = to_weights(&detector.model, &about.names, about.imgsz, more)?;
+            (bytes, "weights as 32-bit floats".into(), format!("yolo-train --model {} --data DATA.yaml", output.display()))
+        }
+    };
+    write_atomic(&output, &bytes)?;
+    say(&format!("{} ({:.1} MB): {what}", output.display(), bytes.len() as f64 / 1e6));
+    say(&format!("use it: {how}"));
+    Ok(())
+}
+
+/// Flags of one format given with another would change nothing.
+fn only_for_its_format(matches: &ArgMatches, format: &str) -> Result<(), Failure> {
+    let of = |flags: &[&'static str], owner: &'static str| {
+        let typed = |flag: &&&str| matches.value_source(flag) == Some(clap::parser::ValueSource::CommandLine);
+        let flag = flags.iter().find(typed).filter(|_| format != owner);
+        flag.map_or(Ok(()), |flag| Err(Usage(format!("--{flag} is for --format {owner}, not {format}"))))
+    };
+    of(&["imgsz", "batch", "dynamic", "opset", "nms"], "onnx")?;
+    Ok(of(&["half"], "pt")?)
+}
+
+fn same_file(a: &Path, b: &Path) -> bool {
+    match (a.canonicalize(), b.canonicalize()) {
+        (Ok(a), Ok(b)) => a == b,
+        _ => false,
+    }
+}
+
+fn about(detector: &Detector, input: &Path) -> About {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs());
+    About {
+        config: detector.config,
+        names: detector.names.clone(),
+        imgsz: detector.imgsz.map_or(640, |side| side as usize),
+        date: iso_date(now),
+        license: detector.metadata.get("license").cloned(),
+        settings: settings(detector, input),
+        more: detector
+            .metadata
+            .iter()
+            .filter(|(key, _)| OF_THE_DATA.contains(&key.as_str()))
+            .map(|(k, v)| (k.clone(), v.clone()))
+            .collect(),
+    }
+}
+
+/// The settings of the training: from the file, or from the run whose `weights` it stands in; none where neither tells.
+fn settings(detector: &Detector, input: &Path) -> Map<String, Value> {
+    let stored = detector.metadata.get("train_args").and_then(|text| serde_json::from_str(text).ok());
+    let run = input.parent().filter(|dir| dir.ends_with("weights")).and_then(Path::parent);
+    let recorded = || {
+        let file = run?.join("config.yaml");
+        let mut settings = yaml_layer(&file).ok()?.values;
+        settings.remove("command");
+        Some(settings)
+    };
+    stored.or_else(recorded).unwrap_or_default()
+}
+
+fn onnx_options(matches: &ArgMatches, detector: &Detector) -> Result<OnnxOptions, Failure> {
+    let size = match text(matches, "imgsz") {
+        Some(text) => size(&text)?,
+        None => [detector.imgsz.map_or(640, |side| side as usize).next_multiple_of(STRIDE); 2],
+    };
+    let value = |name: &str| matches.get_one::<f32>(name).copied().unwrap_or_default();
+    let nms = Suppression { conf: value("conf"), iou: value("iou"), max_det: whole(matches, "max-det") };
+    let in_range = [nms.conf, nms.iou].iter().all(|x| (0.0..=1.0).contains(x));
+    let batch = whole(matches, "batch");
+    if batch == 0 || nms.max_det == 0 || !in_range {
+        return Err(Usage("export: batch and max-det are at least 1, conf and iou between 0 and 1".into()).into());
+    }
+    Ok(OnnxOptions { batch, size, dynamic: matches.get_flag("dynamic"), nms: matches.get_flag("nms").then_some(nms) })
+}
+
+/// `640` or `480,640` (height, width), rounded up to what the network takes.
+fn size(text: &str) -> Result<[usize; 2], Failure> {
+    let sides: Result<Vec<usize>, _> = text.trim_matches(['[', ']']).split([',', 'x']).map(|side| side.trim().parse()).collect();
+    let typed = match sides.as_deref() {
+        Ok(&[side]) => [side, side],
+        Ok(&[height, width]) => [height, width],
+        _ => return Err(Usage(format!("--imgsz {text}: a number, or height and width as H,W")).into()),
+    };
+    if typed.iter().any(|side| !(1..=16_384).contains(side)) {
+        return Err(Usage(format!("--imgsz {text}: sides are between 1 and 16384 pixels")).into());
+    }
+    let size = typed.map(|side| side.next_multiple_of(STRIDE));
+    if size != typed {
+        note(&format!("warning: --imgsz {text} is rounded up to {},{}, multiples of {STRIDE}", size[0], size[1]));
+    }
+    Ok(size)
+}
+
+/// `ONNX opset 17, images [1, 3, 640, 640] to output0 [1, 10, 8400]`.
+fn describe(about: &About, options: &OnnxOptions) -> String {
+    let [h, w] = options.size;
+    let anchors: usize = [8, 16, 32].iter().map(|s| (h / s) * (w / s)).sum();
+    let free = |number: usize, name: &str| if options.dynamic { name.to_string() } else { number.to_string() };
+    let batch = free(options.batch, "batch");
+    let output = match options.nms {
+        Some(nms) if options.dynamic => format!("{batch}, up to {}, 6", nms.max_det),
+        Some(nms) => format!("{batch}, {}, 6", nms.max_det.min(anchors)),
+        None => format!("{batch}, {}, {}", 4 + about.config.nc, free(anchors, "anchors")),
+    };
+    let images = format!("{batch}, {}, {}, {}", about.config.channels, free(h, "height"), free(w, "width"));
+    format!("ONNX opset {OPSET}, images [{images}] to output0 [{output}]")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_in_every_form() {
+        for (text, expected) in [("640", [640, 640]), ("480,640", [480, 640]), ("[480, 640]", [480, 640]), ("100x33", [128, 64])] {
+            assert_eq!(size(text).unwrap(), expected, "{text}");
+        }
+        for text in ["", "a", "1,2,3", "0", "-32", "99999"] {
+            assert!(size(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_flag_of_another_format_is_refused() {
+        command().debug_assert();
+        let check = |args: &[&str]| {
+            let matches = command().try_get_matches_from([&["export", "--weights", "w"], args].concat()).map_err(|e| e.to_string())?;
+            only_for_its_format(&matches, &text(&matches, "format").unwrap_or_default()).map_err(|e| e.to_string())
+        };
+        assert_eq!(check(&["--dynamic", "--nms", "--conf", "0.1"]), Ok(()));
+        assert_eq!(check(&["--format", "pt", "--half"]), Ok(()));
+        assert!(check(&["--format", "pt", "--dynamic"]).unwrap_err().contains("--dynamic is for --format onnx, not pt"));
+        assert!(check(&["--half"]).unwrap_err().contains("--half is for --format pt"));
+        assert!(check(&["--conf", "0.1"]).unwrap_err().contains("--nms"));
+        assert!(check(&["--opset", "11"]).is_err());
+    }
+}

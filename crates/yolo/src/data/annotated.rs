@@ -1,0 +1,207 @@
+//! A COCO file as a source of a split: which class a category is, where the images lie, which boxes of a decoded image count.
+//!
+//! Categories become classes by their names: those of the data set, which are the categories of its first COCO file in that file's order where the
+//! data.yaml gives none. File names are looked for in `images:`, or in the folders where tools put them. Boxes are clipped to the picture and
+//! divided by its size as decoded; where the file says another size, that is counted.
+
+use std::collections::HashSet;
+use std::path::{Path, PathBuf};
+
+use super::coco::{self, CocoFile};
+use super::description::{DataConfig, Source};
+use super::error::DataError;
+use super::frame::Size;
+use super::labels::ParsedLabels;
+use crate::boxes::{Label, xyxy_to_xywh};
+
+/// Images that are looked for to find their folder.
+const PROBES: usize = 64;
+/// Categories whose classes are shown.
+const SHOWN: usize = 20;
+/// A box may exceed the image by this share of it without being counted.
+const TOLERANCE: f32 = 0.01;
+
+/// A COCO file of a data set.
+pub(crate) struct Annotated {
+    json: PathBuf,
+    file: CocoFile,
+    /// Of each category.
+    classes: Vec<Option<u32>>,
+}
+
+/// The objects of one image, and what became of the others.
+#[derive(Debug, Default, PartialEq)]
+pub(crate) struct Marked {
+    pub(crate) parsed: ParsedLabels,
+    /// Clipped by more than a hundredth of the image.
+    pub(crate) cut: u32,
+    /// Wholly outside the image: dropped.
+    pub(crate) outside: u32,
+    /// Of categories that are no class: dropped.
+    pub(crate) foreign: u32,
+    /// The file says another size.
+    pub(crate) resized: bool,
+}
+
+impl Annotated {
+    /// Opens `source` of `config`, which has class names.
+    ///
+    /// # Errors
+    /// As [`coco::open`] and [`DataConfig::resolve`]; [`DataError::Coco`] when no category is a class.
+    pub(crate) fn open(config: &DataConfig, source: &Source, cache_dir: Option<&Path>) -> Result<Self, DataError> {
+        let json = config.resolve(&config.root, &source.path)?;
+        let file = coco::open(&json, cache_dir)?;
+        let class = |name: &String| config.names.iter().position(|n| n == name).map(|i| i as u32);
+        let classes: Vec<Option<u32>> = file.categories.iter().map(|(_, name)| class(name)).collect();
+        if !file.boxes.is_empty() && classes.iter().all(Option::is_none) {
+            let reason = format!("none of its categories ({}) is one of the classes ({})", few(&file.names()), few(&config.names));
+            return Err(DataError::Coco { path: json, reason });
+        }
+        Ok(Self { json, file, classes })
+    }
+
+    /// The paths of its images, in its order, and the folder they were found in.
+    ///
+    /// # Errors
+    /// [`DataError::NoImages`] when none of the usual folders has them.
+    pub(crate) fn images(&self, config: &DataConfig, source: &Source) -> Result<Vec<PathBuf>, DataError> {
+        let names: Vec<&str> = self.file.images.iter().map(|image| image.file.as_str()).collect();
+        if names.is_empty() {
+            return Ok(Vec::new());
+        }
+        let folders = match &source.images {
+            Some(folder) => vec![config.resolve(&config.root, folder)?],
+            None => self.usual_folders(config),
+        };
+        let probes: Vec<&str> = names.iter().step_by(names.len().div_ceil(PROBES)).copied().collect();
+        let mut best: Option<(usize, &PathBuf, Naming)> = None;
+        for naming in [Naming::Whole, Naming::Last] {
+            for folder in &folders {
+                let hits = probes.iter().filter(|name| folder.join(naming.of(name)).is_file()).count();
+                if hits > best.map_or(0, |(most, ..)| most) {
+                    best = Some((hits, folder, naming));
+                }
+            }
+            // Folders in names are given up only where they lead nowhere.
+            if let Some((_, folder, naming)) = best {
+                return Ok(names.iter().map(|name| folder.join(naming.of(name))).collect());
+            }
+        }
+        let tried = folders.iter().map(|f| format!("\n  {}", f.display())).collect::<String>();
+        let reason = format!("`{}` is in none of these folders; say which with `images:` in a data.yaml:{tried}", names[0]);
+        Err(DataError::NoImages { path: self.json.clone(), reason })
+    }
+
+    /// Where tools put the images of a COCO file, those that exist and may be read.
+    fn usual_folders(&self, config: &DataConfig) -> Vec<PathBuf> {
+        let beside = self.json.parent().unwrap_or(Path::new("."));
+        let above = beside.parent().unwrap_or(beside);
+        let stem = self.json.file_stem().map(|s| s.to_string_lossy().into_owned()).unwrap_or_default();
+        let split =
+            ["instances_", "person_keypoints_", "annotations_"].iter().find_map(|p| stem.strip_prefix(p)).unwrap_or(&stem).to_string();
+        let mut folders = Vec::new();
+        for base in [beside, above, &config.root] {
+            for inner in ["", "images", "data", "images/SPLIT", "SPLIT", "data/SPLIT"] {
+                folders.push(base.join(inner.replace("SPLIT", &split)));
+            }
+        }
+        let mut seen = HashSet::new();
+        let real = folders.into_iter().filter_map(|folder| config.resolve(&folder, Path::new("")).ok());
+        real.filter(|folder| folder.is_dir() && seen.insert(folder.clone())).collect()
+    }
+
+    /// The objects of image `index` of the file, of an image that is decoded to `size`.
+    pub(crate) fn labels(&self, index: u32, size: Size) -> Marked {
+        let said = self.file.images[index as usize].size;
+        let known = said.width > 0 && said.height > 0;
+        let mut marked = Marked { resized: known && said != size, ..Marked::default() };
+        let mut seen = HashSet::new();
+        let [width, height] = [size.width as f32, size.height as f32];
+        for b in self.file.boxes_of(index as usize) {
+            let Some(class) = self.classes[b.category as usize] else {
+                marked.foreign += 1;
+                continue;
+            };
+            let [x, y, w, h] = b.xywh;
+            let corners = [x, y, x + w, y + h];
+            let inside = [0, 1, 2, 3].map(|i| corners[i].clamp(0.0, if i % 2 == 0 { width } else { height }));
+            if inside[2] <= inside[0] || inside[3] <= inside[1] {
+                marked.outside += 1;
+                continue;
+            }
+            let over = (0..4).any(|i| (corners[i] - inside[i]).abs() > TOLERANCE * if i % 2 == 0 { width } else { height });
+            marked.cut += u32::from(over);
+            let [x1, y1, x2, y2] = inside;
+            let label = Label { class, xywh: xyxy_to_xywh([x1 / width, y1 / height, x2 / width, y2 / height]) };
+            if seen.insert((class, label.xywh.map(f32::to_bits))) {
+                let point = |&[x, y]: &[f32; 2]| [(x / width).clamp(0.0, 1.0), (y / height).clamp(0.0, 1.0)];
+                marked.parsed.push(label, self.file.outline(b).iter().map(point).collect());
+            } else {
+                marked.parsed.duplicates += 1;
+            }
+        }
+        marked
+    }
+
+    /// Boxes without size, which have been dropped.
+    pub(crate) fn zero_size(&self) -> u64 {
+        self.file.counts.zero_size
+    }
+
+    /// What a person should know: which id became which class, what was left out.
+    pub(crate) fn notes(&self) -> Vec<String> {
+        let name = self.json.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
+        let mapped = self.file.categories.iter().zip(&self.classes).take(SHOWN).map(|((id, category), class)| match class {
+            Some(class) => format!("{class} {category} (id {id})"),
+            None => format!("none for {category} (id {id})"),
+        });
+        let mut line = format!("{name}: classes {}", mapped.collect::<Vec<_>>().join(", "));
+        if self.classes.len() > SHOWN {
+            line.push_str(&format!(" and {} more", self.classes.len() - SHOWN));
+        }
+        let c = &self.file.counts;
+        let left_out: Vec<String> = [
+            (c.crowd, "crowds left out"),
+            (c.boxless, "annotations without a box left out"),
+            (c.unknown_image, "annotations of unknown images left out"),
+            (c.unknown_category, "annotations of unknown categories left out"),
+            (c.masks, "masks not used, only their boxes"),
+            (c.repeated_images, "images listed twice"),
+        ]
+        .iter()
+        .filter(|(count, _)| *count > 0)
+        .map(|(count, what)| format!("{count} {what}"))
+        .collect();
+        let mut notes = vec![line];
+        if !left_out.is_empty() {
+            notes.push(format!("{name}: {}", left_out.join(", ")));
+        }
+        notes.extend(c.examples.iter().map(|example| format!("{name}: {example}")));
+        notes
+    }
+}
+
+/// How a file name of the JSON becomes a path.
+#[derive(Clone, Copy)]
+enum Naming {
+    /// With the folders it has.
+    Whole,
+    /// Its last part only: the folders are of another machine.
+    Last,
+}
+
+impl Naming {
+    fn of(self, name: &str) -> String {
+        // Written on Windows.
+        let name = name.replace('\\', "/");
+        match self {
+            Self::Whole => name,
+            Self::Last => name.rsplit('/').next().unwrap_or_default().to_string(),
+        }
+    }
+}
+
+fn few(names: &[String]) -> String {
+    let more = if names.len() > 5 { ", .." } else { "" };
+    names.iter().take(5).map(String::as_str).collect::<Vec<_>>().join(", ") + more
+}

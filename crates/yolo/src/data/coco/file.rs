@@ -1,0 +1,83 @@
+//! What is kept of a COCO file: 32 bytes a box, and 8 a point of its polygons.
+
+use super::id::Id;
+use crate::data::frame::Size;
+
+/// An image as the file describes it.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct CocoImage {
+    pub(crate) id: Id,
+    /// Its file, relative to a folder that the file does not name.
+    pub(crate) file: String,
+    /// 0 where it is not said.
+    pub(crate) size: Size,
+}
+
+/// An object.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct CocoBox {
+    /// Index into [`CocoFile::images`].
+    pub(crate) image: u32,
+    /// Index into [`CocoFile::categories`].
+    pub(crate) category: u32,
+    /// Left, top, width, height in pixels; width and height are above 0.
+    pub(crate) xywh: [f32; 4],
+    /// Its polygons: how many of [`CocoFile::points`], and where they begin.
+    pub(crate) outline: [u32; 2],
+}
+
+/// What was left out, and what is odd.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Counts {
+    /// Annotations of crowds.
+    pub(crate) crowd: u64,
+    /// Boxes without width or height.
+    pub(crate) zero_size: u64,
+    /// Annotations with neither a box nor a polygon, and of those the ones with a mask only.
+    pub(crate) boxless: u64,
+    /// Masks in run lengths, beside a box.
+    pub(crate) masks: u64,
+    /// Annotations of an image that the file does not list.
+    pub(crate) unknown_image: u64,
+    /// Annotations of a category that the file does not list.
+    pub(crate) unknown_category: u64,
+    /// Images that are listed twice.
+    pub(crate) repeated_images: u64,
+    /// The first few of all these, by name.
+    pub(crate) examples: Vec<String>,
+}
+
+/// A COCO file.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct CocoFile {
+    /// Id and name, in the file's order.
+    pub(crate) categories: Vec<(Id, String)>,
+    /// In the file's order.
+    pub(crate) images: Vec<CocoImage>,
+    /// Sorted by image; those of one image in the file's order.
+    pub(crate) boxes: Vec<CocoBox>,
+    /// Points of polygons in pixels, as an [`Outline`](crate::data::Outline) each.
+    pub(crate) points: Vec<[f32; 2]>,
+    pub(crate) counts: Counts,
+}
+
+impl CocoFile {
+    /// The outline of an object.
+    pub(crate) fn outline(&self, of: &CocoBox) -> &[[f32; 2]] {
+        let [count, from] = of.outline.map(|n| n as usize);
+        &self.points[from..from + count]
+    }
+
+    /// The objects of image `index`.
+    pub(crate) fn boxes_of(&self, index: usize) -> &[CocoBox] {
+        let from = self.boxes.partition_point(|b| (b.image as usize) < index);
+        let rest = &self.boxes[from..];
+        &rest[..rest.partition_point(|b| b.image as usize == index)]
+    }
+
+    /// The names of its categories, each once, in the file's order: its classes.
+    pub(crate) fn names(&self) -> Vec<String> {
+        let mut seen = std::collections::HashSet::new();
+        self.categories.iter().filter(|(_, name)| seen.insert(name)).map(|(_, name)| name.clone()).collect()
+    }
+}

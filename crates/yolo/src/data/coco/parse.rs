@@ -1,0 +1,470 @@
+//! A COCO file as a stream: element after element, so that what is not kept costs no memory.
+//!
+//! The keys may stand in any order. `annotation` is taken for `annotations` and `filename` for `file_name`: data sets are published so. Dropped and
+//! counted: crowds, boxes without size, annotations of images or categories that are not listed. Refused, with line and column: what is no
+//! JSON, values of other types, a box that is not four numbers, one id for two images or two categories. What is nested deeper than a COCO
+//! file has reason to be is refused by the JSON reader.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::io::{BufReader, Read};
+
+use serde::Deserialize;
+use serde::de::{DeserializeSeed, Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
+
+use super::file::{CocoBox, CocoFile, CocoImage, Counts};
+use super::id::Id;
+use crate::data::frame::Size;
+use crate::data::outline::{BREAK, Outline};
+
+/// Longest path that a file may give an image, bytes.
+const LONGEST: usize = 4096;
+/// How many of what is left out are named.
+const EXAMPLES: usize = 10;
+
+/// Reads a file; an error says where it is wrong.
+pub(super) fn parse(reader: impl Read) -> Result<CocoFile, String> {
+    let mut raw = Raw::default();
+    let mut deserializer = serde_json::Deserializer::from_reader(BufReader::with_capacity(1 << 20, reader));
+    let root = Root(&mut raw).deserialize(&mut deserializer).and_then(|()| deserializer.end());
+    root.map_err(|e| e.to_string())?;
+    raw.finish()
+}
+
+/// Ids as small numbers, in the order in which they are met.
+#[derive(Default)]
+struct Known {
+    slots: HashMap<Id, u32>,
+}
+
+impl Known {
+    fn slot(&mut self, id: Id) -> u32 {
+        let next = self.slots.len() as u32;
+        *self.slots.entry(id).or_insert(next)
+    }
+}
+
+/// What has been read: boxes with slots of ids, for what they belong to may come later.
+#[derive(Default)]
+struct Raw {
+    file: CocoFile,
+    image_ids: Known,
+    category_ids: Known,
+    /// Slot to index.
+    image_at: HashMap<u32, u32>,
+    category_at: HashMap<u32, u32>,
+    seen: [bool; 3],
+}
+
+impl Raw {
+    fn example(&mut self, text: impl FnOnce() -> String) {
+        if self.file.counts.examples.len() < EXAMPLES {
+            self.file.counts.examples.push(text());
+        }
+    }
+
+    fn image(&mut self, image: RawImage) -> Result<(), String> {
+        let id = image.id.ok_or("an image without `id`")?;
+        let file = image.file_name.or(image.filename).ok_or_else(|| format!("image {id} without `file_name`"))?;
+        if file.is_empty() || file.len() > LONGEST || file.contains('\0') {
+            return Err(format!("image {id}: its file name is empty, longer than {LONGEST} bytes, or no name"));
+        }
+        let side = |v: Option<f64>| v.filter(|v| (0.0..=1e9).contains(v)).map_or(0, |v| v.round() as u32);
+        let size = Size { width: side(image.width), height: side(image.height) };
+        let index = u32::try_from(self.file.images.len()).map_err(|_| "more than 4 billion images")?;
+        match self.image_at.entry(self.image_ids.slot(id.clone())) {
+            std::collections::hash_map::Entry::Vacant(place) => {
+                place.insert(index);
+                self.file.images.push(CocoImage { id, file, size });
+            }
+            std::collections::hash_map::Entry::Occupied(place) => {
+                let first = &self.file.images[*place.get() as usize].file;
+                if *first != file {
+                    return Err(format!("image id {id} is given to {first} and to {file}"));
+                }
+                self.file.counts.repeated_images += 1;
+            }
+        }
+        Ok(())
+    }
+
+    fn category(&mut self, category: RawCategory) -> Result<(), String> {
+        let id = category.id.ok_or("a category without `id`")?;
+        let name = category.name.ok_or_else(|| format!("category {id} without `name`"))?.to_string();
+        let index = u32::try_from(self.file.categories.len()).ok().filter(|&n| n < 100_000).ok_or("more than 100000 categories")?;
+        if self.category_at.insert(self.category_ids.slot(id.clone()), index).is_some() {
+            return Err(format!("category id {id} is given twice"));
+        }
+        self.file.categories.push((id, name));
+        Ok(())
+    }
+
+    fn annotation(&mut self, annotation: RawAnnotation) -> Result<(), String> {
+        let RawAnnotation { id, image_id, category_id, bbox, segmentation, iscrowd } = annotation;
+        let who = || id.as_ref().map_or_else(|| "an annotation without id".into(), |id| format!("annotation {id}"));
+        let image = image_id.ok_or_else(|| format!("{} has no `image_id`", who()))?;
+        let of = || format!("{} of image {image}", who());
+        if iscrowd.0 {
+            self.file.counts.crowd += 1;
+            return Ok(());
+        }
+        let masked = segmentation.as_ref().is_some_and(|s| s.mask);
+        let hull = segmentation.as_ref().and_then(Segmentation::hull);
+        let xywh = match bbox.map(|b| (b.count, b.values)) {
+            Some((4, values)) => values,
+            None | Some((0, _)) => match hull {
+                Some(hull) => hull,
+                None => {
+                    self.file.counts.boxless += 1;
+                    let text = of();
+                    self.example(|| format!("{text} has no box{}", if masked { ", only a mask" } else { "" }));
+                    return Ok(());
+                }
+            },
+            Some((n, _)) => return Err(format!("{}: `bbox` has {n} numbers, not 4", of())),
+        };
+        self.file.counts.masks += u64::from(masked);
+        let xywh = xywh.map(|v| v as f32);
+        if !xywh.iter().all(|v| v.is_finite()) {
+            return Err(format!("{}: `bbox` is beyond all bounds", of()));
+        }
+        let category = category_id.ok_or_else(|| format!("{} has no `category_id`", of()))?;
+        if xywh[2] <= 0.0 || xywh[3] <= 0.0 {
+            self.file.counts.zero_size += 1;
+            return Ok(());
+        }
+        if self.file.boxes.len() >= u32::MAX as usize {
+            return Err("more than 4 billion boxes".into());
+        }
+        let from = self.file.points.len();
+        self.file.points.extend(segmentation.map(|s| s.points).unwrap_or_default());
+        let ends = u32::try_from(self.file.points.len()).map_err(|_| "more than 4 billion points of polygons")?;
+        let outline = [ends - from as u32, from as u32];
+        self.file.boxes.push(CocoBox { image: self.image_ids.slot(image), category: self.category_ids.slot(category), xywh, outline });
+        Ok(())
+    }
+
+    /// Slots become indices; what belongs to nothing is dropped.
+    fn finish(mut self) -> Result<CocoFile, String> {
+        for (seen, key) in self.seen.into_iter().zip(["images", "annotations", "categories"]) {
+            if !seen {
+                return Err(format!("no `{key}`: not a COCO file"));
+            }
+        }
+        let mut boxes = std::mem::take(&mut self.file.boxes);
+        let (mut lost_images, mut lost_categories) = (HashMap::new(), HashMap::new());
+        boxes.retain_mut(|b| {
+            let (image, category) = (self.image_at.get(&b.image), self.category_at.get(&b.category));
+            if image.is_none() {
+                *lost_images.entry(b.image).or_insert(0u64) += 1;
+            } else if category.is_none() {
+                *lost_categories.entry(b.category).or_insert(0u64) += 1;
+            }
+            let (Some(&image), Some(&category)) = (image, category) else { return false };
+            (b.image, b.category) = (image, category);
+            true
+        });
+        boxes.sort_by_key(|b| b.image);
+        boxes.shrink_to_fit();
+        self.file.points.shrink_to_fit();
+        let counts = &mut self.file.counts;
+        counts.unknown_image = lost_images.values().sum();
+        counts.unknown_category = lost_categories.values().sum();
+        name_lost(counts, "image", &lost_images, &self.image_ids);
+        name_lost(counts, "category", &lost_categories, &self.category_ids);
+        self.file.boxes = boxes;
+        Ok(self.file)
+    }
+}
+
+/// Names the first few ids that nothing has, in their order.
+fn name_lost(counts: &mut Counts, what: &str, lost: &HashMap<u32, u64>, known: &Known) {
+    if lost.is_empty() {
+        return;
+    }
+    let mut ids: Vec<(&Id, u64)> = known.slots.iter().filter_map(|(id, slot)| Some((id, *lost.get(slot)?))).collect();
+    ids.sort_unstable();
+    for (id, n) in ids.into_iter().take(EXAMPLES.saturating_sub(counts.examples.len())) {
+        counts.examples.push(format!("{what} id {id} is not listed and has {n} annotations"));
+    }
+}
+
+#[derive(Deserialize)]
+struct RawImage {
+    id: Option<Id>,
+    file_name: Option<String>,
+    filename: Option<String>,
+    width: Option<f64>,
+    height: Option<f64>,
+}
+
+#[derive(Deserialize)]
+struct RawCategory {
+    id: Option<Id>,
+    name: Option<Id>,
+}
+
+#[derive(Deserialize)]
+struct RawAnnotation {
+    id: Option<Id>,
+    image_id: Option<Id>,
+    category_id: Option<Id>,
+    bbox: Option<Numbers>,
+    segmentation: Option<Segmentation>,
+    #[serde(default)]
+    iscrowd: Flag,
+}
+
+/// The first four numbers of a list, and how many there are.
+#[derive(Default)]
+struct Numbers {
+    values: [f64; 4],
+    count: usize,
+}
+
+impl<'de> Deserialize<'de> for Numbers {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Four;
+        impl<'de> Visitor<'de> for Four {
+            type Value = Numbers;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a box: left, top, width, height")
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Numbers, A::Error> {
+                let mut numbers = Numbers::default();
+                while let Some(value) = seq.next_element::<f64>()? {
+                    if let Some(slot) = numbers.values.get_mut(numbers.count) {
+                        *slot = value;
+                    }
+                    numbers.count += 1;
+                }
+                Ok(numbers)
+            }
+        }
+        deserializer.deserialize_seq(Four)
+    }
+}
+
+/// 0, 1, true, false or null.
+#[derive(Default)]
+struct Flag(bool);
+
+impl<'de> Deserialize<'de> for Flag {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Any;
+        impl Visitor<'_> for Any {
+            type Value = Flag;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("0 or 1")
+            }
+
+            fn visit_bool<E: Error>(self, value: bool) -> Result<Flag, E> {
+                Ok(Flag(value))
+            }
+
+            fn visit_u64<E: Error>(self, value: u64) -> Result<Flag, E> {
+                Ok(Flag(value != 0))
+            }
+
+            fn visit_i64<E: Error>(self, value: i64) -> Result<Flag, E> {
+                Ok(Flag(value != 0))
+            }
+
+            fn visit_f64<E: Error>(self, value: f64) -> Result<Flag, E> {
+                Ok(Flag(value != 0.0))
+            }
+
+            fn visit_unit<E: Error>(self) -> Result<Flag, E> {
+                Ok(Flag(false))
+            }
+        }
+        deserializer.deserialize_any(Any)
+    }
+}
+
+/// Polygons, or a mask.
+#[derive(Default)]
+struct Segmentation {
+    mask: bool,
+    points: Outline,
+}
+
+impl Segmentation {
+    /// Left, top, width, height, if there is a point.
+    fn hull(&self) -> Option<[f64; 4]> {
+        let range = |axis: usize| {
+            let values = self.points.iter().map(|p| f64::from(p[axis])).filter(|v| !v.is_nan());
+            values.fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), v| (low.min(v), high.max(v)))
+        };
+        let ((x1, x2), (y1, y2)) = (range(0), range(1));
+        (x2 >= x1 && y2 >= y1).then(|| [x1, y1, x2 - x1, y2 - y1])
+    }
+}
+
+impl<'de> Deserialize<'de> for Segmentation {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let mut segmentation = Self::default();
+        deserializer.deserialize_any(Shape(&mut segmentation)).map(|()| segmentation)
+    }
+}
+
+/// Adds a list of polygons, a polygon or a mask. What is none of these is passed over: a detector needs the box.
+struct Shape<'a>(&'a mut Segmentation);
+
+impl<'de> DeserializeSeed<'de> for Shape<'_> {
+    type Value = ();
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
+        deserializer.deserialize_any(self)
+    }
+}
+
+impl<'de> Visitor<'de> for Shape<'_> {
+    type Value = ();
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("polygons or a mask")
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<(), A::Error> {
+        while seq.next_element_seed(Ring(self.0))?.is_some() {}
+        Ok(())
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
+        while map.next_entry::<IgnoredAny, IgnoredAny>()?.is_some() {}
+        self.0.mask = true;
+        Ok(())
+    }
+
+    fn visit_str<E: Error>(self, _: &str) -> Result<(), E> {
+        Ok(())
+    }
+
+    fn visit_unit<E: Error>(self) -> Result<(), E> {
+        Ok(())
+    }
+}
+
+/// One polygon: x, y, x, y, ...
+struct Ring<'a>(&'a mut Segmentation);
+
+impl<'de> DeserializeSeed<'de> for Ring<'_> {
+    type Value = ();
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
+        deserializer.deserialize_any(self)
+    }
+}
+
+impl<'de> Visitor<'de> for Ring<'_> {
+    type Value = ();
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a polygon: x, y, x, y, ...")
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<(), A::Error> {
+        let points = &mut self.0.points;
+        let before = points.len();
+        if before > 0 {
+            points.push(BREAK);
+        }
+        while let (Some(x), Some(y)) = (seq.next_element::<f64>()?, seq.next_element::<f64>()?) {
+            points.push([x as f32, y as f32]);
+        }
+        // Less than a triangle covers nothing; what is no number of 32 bits is no pixel.
+        let ring = &points[(before + usize::from(before > 0)).min(points.len())..];
+        if ring.len() < 3 || !ring.as_flattened().iter().all(|v| v.is_finite()) {
+            points.truncate(before);
+        }
+        Ok(())
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
+        while map.next_entry::<IgnoredAny, IgnoredAny>()?.is_some() {}
+        self.0.mask = true;
+        Ok(())
+    }
+}
+
+/// The whole file.
+struct Root<'a>(&'a mut Raw);
+
+impl<'de> DeserializeSeed<'de> for Root<'_> {
+    type Value = ();
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
+        deserializer.deserialize_map(self)
+    }
+}
+
+impl<'de> Visitor<'de> for Root<'_> {
+    type Value = ();
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a COCO object with images, annotations and categories")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
+        let raw = self.0;
+        while let Some(key) = map.next_key::<String>()? {
+            let part = match key.as_str() {
+                "images" => 0,
+                "annotations" | "annotation" => 1,
+                "categories" => 2,
+                _ => {
+                    map.next_value::<IgnoredAny>()?;
+                    continue;
+                }
+            };
+            if std::mem::replace(&mut raw.seen[part], true) {
+                return Err(A::Error::custom(format!("`{key}` stands here twice")));
+            }
+            match part {
+                0 => map.next_value_seed(Each { take: |image| raw.image(image), kind: std::marker::PhantomData })?,
+                1 => map.next_value_seed(Each { take: |annotation| raw.annotation(annotation), kind: std::marker::PhantomData })?,
+                _ => map.next_value_seed(Each { take: |category| raw.category(category), kind: std::marker::PhantomData })?,
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A list, handed on element by element.
+struct Each<T, F> {
+    take: F,
+    kind: std::marker::PhantomData<T>,
+}
+
+impl<'de, T: Deserialize<'de>, F: FnMut(T) -> Result<(), String>> DeserializeSeed<'de> for Each<T, F> {
+    type Value = ();
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
+        deserializer.deserialize_seq(self)
+    }
+}
+
+impl<'de, T: Deserialize<'de>, F: FnMut(T) -> Result<(), String>> Visitor<'de> for Each<T, F> {
+    type Value = ();
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a list")
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(mut self, mut seq: A) -> Result<(), A::Error> {
+        let mut number = 0u64;
+        // Where an element is no such thing, its number helps to find it in a file of one line.
+        while let Some(element) = seq.next_element::<T>().map_err(|e| A::Error::custom(format!("element {number}: {e}")))? {
+            (self.take)(element).map_err(|reason| A::Error::custom(format!("element {number}: {reason}")))?;
+            number += 1;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,90 @@
+//! What is kept of a COCO file, what is counted, and where a wrong one is wrong.
+
+use super::*;
+
+const HEAD: &str = r#""images":[{"id":1,"file_name":"a.jpg","width":100,"height":50},{"id":"x","filename":"b/c.png"}],
+"categories":[{"id":7,"name":"cat"},{"id":3,"name":5}]"#;
+
+fn read(text: &str) -> Result<CocoFile, String> {
+    parse(text.as_bytes())
+}
+
+#[test]
+fn any_order_and_every_dialect() {
+    let annotations = r#"[{"id":1,"image_id":1,"category_id":3,"bbox":[10,5.5,20,10],"area":200,"segmentation":[[1,2,3,4,5,6]],"iscrowd":0},
+        {"image_id":"x","category_id":7,"bbox":[0,0,1,1],"segmentation":{"counts":[1,2],"size":[2,2]}},
+        {"image_id":1.0,"category_id":"7","bbox":[],"segmentation":[[10,20,30,20,11,21],[15,45,12,18,13,19],[1,1,900,900]],"attributes":{"deep":[[[1]]]}},
+        {"image_id":1,"category_id":7,"segmentation":null,"bbox":null,"iscrowd":null},
+        {"image_id":1,"category_id":7,"bbox":[1,1,5,5],"iscrowd":1},{"image_id":1,"category_id":7,"bbox":[1,1,0,5],"iscrowd":false},
+        {"id":9,"image_id":2,"category_id":7,"bbox":[1,1,5,5]},{"id":10,"image_id":1,"category_id":70,"bbox":[1,1,5,5]}]"#;
+    let first = read(&format!(r#"{{"info":{{"a":[1]}},{HEAD},"annotations":{annotations}}}"#)).unwrap();
+    let last = read(&format!(r#"{{"annotation":{annotations},{HEAD},"licenses":[]}}"#)).unwrap();
+    assert_eq!(format!("{first:?}"), format!("{last:?}"));
+    assert_eq!(first.names(), ["cat", "5"]);
+    assert_eq!(first.images[1].file, "b/c.png");
+    assert_eq!((first.images[0].size.width, first.images[1].size.width), (100, 0));
+    let xywh = |i| first.boxes_of(i).iter().map(|b| (b.category, b.xywh)).collect::<Vec<_>>();
+    assert_eq!(xywh(0), [(1, [10., 5.5, 20., 10.]), (0, [10., 18., 20., 27.])]);
+    assert_eq!(xywh(1), [(0, [0., 0., 1., 1.])]);
+    let points = |k: usize| first.outline(&first.boxes_of(0)[k]).len();
+    assert_eq!((points(0), points(1), first.outline(&first.boxes_of(1)[0]).len()), (3, 7, 0), "two rings and a break");
+    let c = &first.counts;
+    assert_eq!((c.crowd, c.zero_size, c.boxless, c.masks, c.unknown_image, c.unknown_category), (1, 1, 1, 1, 1, 1));
+    assert_eq!(
+        c.examples,
+        [
+            "an annotation without id of image 1 has no box",
+            "image id 2 is not listed and has 1 annotations",
+            "category id 70 is not listed and has 1 annotations"
+        ]
+    );
+}
+
+#[test]
+fn ids_beyond_what_a_float_holds_stay_apart() {
+    let image = |id: i64| format!(r#"{{"id":{id},"file_name":"{id}.jpg"}}"#);
+    let note = |id: i64| format!(r#"{{"image_id":{id},"category_id":0,"bbox":[{},0,1,1]}}"#, id % 10);
+    let (a, b) = (20_240_101_123_456_781, 20_240_101_123_456_782);
+    let text =
+        format!(r#"{{"annotations":[{},{}],"images":[{},{}],"categories":[{{"id":0,"name":"a"}}]}}"#, note(b), note(a), image(a), image(b));
+    let file = read(&text).unwrap();
+    assert_eq!([0, 1].map(|i| file.boxes_of(i).iter().map(|b| b.xywh[0]).collect::<Vec<_>>()), [vec![1.0], vec![2.0]]);
+}
+
+#[test]
+fn wrong_files_say_where() {
+    let with =
+        |annotation: &str| format!("{{{HEAD},\n\"annotations\":[{{\"image_id\":1,\"category_id\":3,\"bbox\":[1,1,1,1]}},\n{annotation}]}}");
+    for (text, part) in [
+        (
+            with(r#"{"image_id":1,"category_id":3,"bbox":[1,1,1]}"#),
+            "element 1: an annotation without id of image 1: `bbox` has 3 numbers, not 4 at line 4",
+        ),
+        (
+            with(r#"{"id":5,"image_id":1,"category_id":3,"bbox":[1,1,1,"x"]}"#),
+            "element 1: invalid type: string \"x\", expected f64 at line 4",
+        ),
+        (with(r#"{"id":5,"image_id":1,"bbox":[1,1,1,1]}"#), "annotation 5 of image 1 has no `category_id`"),
+        (with(r#"{"id":5,"bbox":[1,1,1,1]}"#), "annotation 5 has no `image_id`"),
+        (with(r#"{"image_id":[],"category_id":3}"#), "expected a whole number or a text"),
+        (with(r#"{"image_id":1,"category_id":3,"bbox":[1,1,1e60,1]}"#), "beyond all bounds"),
+        (with("17"), "line 4"),
+        (format!(r#"{{{HEAD}}}"#), "no `annotations`"),
+        (r#"{"images":[],"annotations":[]}"#.into(), "no `categories`"),
+        ("[]".into(), "expected a COCO object"),
+        ("".into(), "EOF"),
+        (format!(r#"{{{HEAD},"annotations":[{{"image_id":1"#), "EOF"),
+        (r#"{"images":{}}"#.into(), "expected a list"),
+        (r#"{"images":[{"id":1,"file_name":"a"},{"id":1,"file_name":"b"}]}"#.into(), "image id 1 is given to a and to b"),
+        (r#"{"images":[{"id":1}]}"#.into(), "image 1 without `file_name`"),
+        (r#"{"images":[],"images":[]}"#.into(), "`images` stands here twice"),
+        (r#"{"categories":[{"id":1,"name":"a"},{"id":1,"name":"b"}]}"#.into(), "category id 1 is given twice"),
+        (format!("{{\"annotations\":[{{\"segmentation\":{}", "[".repeat(100_000)), "line 1"),
+    ] {
+        let error = read(&text).unwrap_err();
+        assert!(error.contains(part), "{part}: {error}");
+    }
+    // Nested values that nobody reads cost no stack.
+    let deep = format!("{{\"info\":{}{},{HEAD},\"annotations\":[]}}", "[".repeat(1 << 20), "]".repeat(1 << 20));
+    assert!(read(&deep).unwrap().boxes.is_empty(), "a file without boxes is a file");
+}

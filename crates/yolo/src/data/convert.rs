@@ -1,0 +1,278 @@
+//! A data set written anew, as a YOLO or a COCO tree, from any form that can be opened.
+//!
+//! The target is a folder that is new or empty and not inside the source, which stays as it is. It is made beside itself under another name and
+//! renamed when it is complete, so a folder with its `data.yaml` is whole. Images are hard links (files with two names, which take no
+//! space; copies where the target is on another disk), copies, or left where they are.
+//!
+//! Two images of one name in different folders get different names: the second is called by its folders too. A name counts without its suffix
+//! and without case, for `a.jpg` and `a.png` share a label file, and `A.jpg` and `a.jpg` share a place on some systems.
+
+use std::collections::HashSet;
+use std::fs::File;
+use std::io::{BufWriter, Write};
+use std::path::{Path, PathBuf};
+
+use serde_json::json;
+
+use super::description::{DataConfig, Split};
+use super::error::DataError;
+use super::listing::label_path;
+use super::report::report;
+use super::scan::{Scan, ScanOptions, scan};
+
+/// What is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Form {
+    /// `images/SPLIT`, `labels/SPLIT`, `data.yaml`.
+    Yolo,
+    /// `images/SPLIT`, `annotations/SPLIT.json`, `data.yaml`.
+    Coco,
+}
+
+/// What becomes of the images.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Images {
+    /// A second name for the same file; a copy where that cannot be.
+    Link,
+    /// A file of its own.
+    Copy,
+    /// Nothing: labels are written for images that are elsewhere.
+    None,
+}
+
+/// What was done.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Converted {
+    /// Images of all splits.
+    pub images: usize,
+    /// Objects.
+    pub objects: usize,
+    /// Of the images, those that got another name.
+    pub renamed: usize,
+    /// Of the images, those that were to be links and are copies.
+    pub copied: usize,
+    /// What the scans have to say.
+    pub lines: Vec<String>,
+}
+
+/// The folder in which `out` is made before it is complete.
+pub fn partial(out: &Path) -> PathBuf {
+    let name = out.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
+    out.with_file_name(format!(".{name}.partial-{}", std::process::id()))
+}
+
+/// Writes `config` into the folder `out`. `progress(what, done, total)` is called from many threads.
+///
+/// # Errors
+/// [`DataError::Invalid`] for a target that is not empty or lies in the source; more than 1 % of unusable files; whatever cannot be read or written.
+pub fn convert(
+    config: &DataConfig,
+    form: Form,
+    images: Images,
+    out: &Path,
+    options: &ScanOptions,
+    progress: &(dyn Fn(&str, u64, u64) + Sync),
+) -> Result<Converted, DataError> {
+    let out = std::path::absolute(out).map_err(DataError::io(out))?;
+    check_target(config, &out)?;
+    let partial = partial(&out);
+    let made = write(config, form, images, &partial, options, progress).and_then(|made| {
+        if out.is_dir() {
+            std::fs::remove_dir(&out).map_err(DataError::io(&out))?;
+        }
+        std::fs::rename(&partial, &out).map_err(DataError::io(&out))?;
+        Ok(made)
+    });
+    if made.is_err() && partial.is_dir() {
+        std::fs::remove_dir_all(&partial).map_err(DataError::io(&partial))?;
+    }
+    made
+}
+
+fn check_target(config: &DataConfig, out: &Path) -> Result<(), DataError> {
+    let invalid = |reason: &str| Err(DataError::Invalid(format!("{}: {reason}", out.display())));
+    if out.file_name().is_none() {
+        return invalid("not a folder that can be made");
+    }
+    if out.exists() {
+        match std::fs::read_dir(out).map(|mut entries| entries.next().is_some()) {
+            Ok(true) => return invalid("not empty; a data set is written into a new or an empty folder"),
+            Ok(false) => {}
+            Err(_) => return invalid("not a folder"),
+        }
+    }
+    let there = out.ancestors().find_map(|folder| Some((folder, folder.canonicalize().ok()?)));
+    let real = there.map(|(folder, real)| real.join(out.strip_prefix(folder).unwrap_or(Path::new(""))));
+    if config.root.canonicalize().is_ok_and(|root| real.is_some_and(|real| real.starts_with(root))) {
+        return invalid("inside the data set that is converted, which stays as it is; name a folder beside it");
+    }
+    Ok(())
+}
+
+fn write(
+    config: &DataConfig,
+    form: Form,
+    images: Images,
+    root: &Path,
+    options: &ScanOptions,
+    progress: &(dyn Fn(&str, u64, u64) + Sync),
+) -> Result<Converted, DataError> {
+    // What is held out of training is not a split of the source.
+    let config = DataConfig { hold_out: false, ..config.clone() };
+    let single = config.train.is_empty();
+    let mut made = Converted::default();
+    let mut written = Vec::new();
+    for split in config.splits() {
+        let scanning = |done, total| progress(&format!("{}: scanning", split.key()), done, total);
+        let found = scan(&config, split, options, &scanning)?;
+        made.lines.extend(report(split, &found));
+        // A single COCO file is whatever its owner makes of it; a data.yaml needs `train`.
+        let name = if single { Split::Train.key() } else { split.key() };
+        let placed = place(&found, images, root, name, &mut made, &|done, total| progress(&format!("{name}: writing"), done, total))?;
+        match form {
+            Form::Yolo => yolo_labels(&found, &placed, root, name)?,
+            Form::Coco => coco_labels(&found, &placed, &config.names, root, name)?,
+        }
+        made.images += found.len();
+        made.objects += found.all_labels().len();
+        written.push(name);
+    }
+    describe(&config, form, images, root, &written)?;
+    Ok(made)
+}
+
+/// Brings the images of a split to `root/images/NAME` and gives their names there (those they have in the source, if they stay).
+fn place(
+    found: &Scan,
+    images: Images,
+    root: &Path,
+    name: &str,
+    made: &mut Converted,
+    progress: &dyn Fn(u64, u64),
+) -> Result<Vec<String>, DataError> {
+    let folder = root.join("images").join(name);
+    if images != Images::None {
+        std::fs::create_dir_all(&folder).map_err(DataError::io(&folder))?;
+    }
+    let mut taken = HashSet::new();
+    let mut placed = Vec::with_capacity(found.len());
+    for i in 0..found.len() {
+        let source = found.path(i);
+        let own = source.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
+        let target = free_name(&source, &mut taken);
+        made.renamed += usize::from(target != own);
+        let to = folder.join(&target);
+        let linked = images == Images::Link && std::fs::hard_link(&source, &to).is_ok();
+        if images != Images::None && !linked {
+            std::fs::copy(&source, &to).map_err(DataError::io(&source))?;
+            made.copied += usize::from(images == Images::Link);
+        }
+        placed.push(target);
+        progress(i as u64 + 1, found.len() as u64);
+    }
+    Ok(placed)
+}
+
+/// The name of `source`, with as many of its folders before it as it takes to be the only one, or else a number behind it.
+fn free_name(source: &Path, taken: &mut HashSet<String>) -> String {
+    let part = |path: &Path| path.file_name().map(|n| n.to_string_lossy().into_owned());
+    let suffix = source.extension().map(|e| format!(".{}", e.to_string_lossy())).unwrap_or_default();
+    let mut stem = source.file_stem().map(|s| s.to_string_lossy().into_owned()).unwrap_or_default();
+    let mut folders = source.ancestors().skip(1).filter_map(part);
+    let mut number = 1;
+    let mut name = stem.clone();
+    while !taken.insert(name.to_lowercase()) {
+        // Names beyond 200 bytes are near the limit of file systems.
+        if let Some(folder) = folders.next().filter(|folder| folder.len() + stem.len() < 200) {
+            stem = format!("{folder}_{stem}");
+            name.clone_from(&stem);
+        } else {
+            number += 1;
+            name = format!("{stem}_{number}");
+        }
+    }
+    name + &suffix
+}
+
+/// A label file for every image that has objects or had a label file; numbers are written so that they are read as the same.
+fn yolo_labels(found: &Scan, placed: &[String], root: &Path, name: &str) -> Result<(), DataError> {
+    let folder = root.join("labels").join(name);
+    std::fs::create_dir_all(&folder).map_err(DataError::io(&folder))?;
+    for (i, target) in placed.iter().enumerate() {
+        let lines = found.labels(i).iter().map(|label| {
+            let [x, y, w, h] = label.xywh;
+            format!("{} {x} {y} {w} {h}\n", label.class)
+        });
+        let file = label_path(&Path::new("images").join(name).join(target));
+        let file = root.join(file);
+        std::fs::write(&file, lines.collect::<String>()).map_err(DataError::io(&file))?;
+    }
+    Ok(())
+}
+
+/// One JSON, element after element. Ids are counted from 1, categories are classes in their order.
+fn coco_labels(found: &Scan, placed: &[String], names: &[String], root: &Path, name: &str) -> Result<(), DataError> {
+    let folder = root.join("annotations");
+    std::fs::create_dir_all(&folder).map_err(DataError::io(&folder))?;
+    let path = folder.join(format!("{name}.json"));
+    let file = File::create(&path).map_err(DataError::io(&path))?;
+    let mut out = BufWriter::new(file);
+    let text = coco_text(found, placed, names, &mut out);
+    text.and_then(|()| out.into_inner().map_err(std::io::IntoInnerError::into_error)?.sync_all()).map_err(DataError::io(&path))
+}
+
+fn coco_text(found: &Scan, placed: &[String], names: &[String], out: &mut impl Write) -> std::io::Result<()> {
+    let list = |out: &mut dyn Write, items: &mut dyn Iterator<Item = serde_json::Value>| -> std::io::Result<()> {
+        for (i, item) in items.enumerate() {
+            write!(out, "{}{item}", if i == 0 { "\n" } else { ",\n" })?;
+        }
+        Ok(())
+    };
+    write!(out, "{{\"info\": {{}}, \"licenses\": [], \"categories\": [")?;
+    list(out, &mut names.iter().enumerate().map(|(i, name)| json!({"id": i + 1, "name": name, "supercategory": ""})))?;
+    write!(out, "],\n\"images\": [")?;
+    let images = placed
+        .iter()
+        .zip(&found.images)
+        .enumerate()
+        .map(|(i, (name, image))| json!({"id": i + 1, "file_name": name, "width": image.size.width, "height": image.size.height}));
+    list(out, &mut { images })?;
+    write!(out, "],\n\"annotations\": [")?;
+    let of = |i: usize| found.labels(i).iter().map(move |label| (i, label));
+    let annotations = (0..placed.len()).flat_map(of).enumerate().map(|(k, (i, label))| {
+        let size = found.images[i].size;
+        let [width, height] = [f64::from(size.width), f64::from(size.height)];
+        let [x, y, w, h] = label.xywh.map(f64::from);
+        // To a thousandth of a pixel: what went in with up to three places comes out.
+        let round = |v: f64| (v * 1e3).round() / 1e3;
+        let bbox = [(x - w / 2.0) * width, (y - h / 2.0) * height, w * width, h * height].map(round);
+        json!({"id": k + 1, "image_id": i + 1, "category_id": label.class + 1, "bbox": bbox, "area": round(bbox[2] * bbox[3]), "iscrowd": 0})
+    });
+    list(out, &mut { annotations })?;
+    writeln!(out, "]}}")
+}
+
+/// `data.yaml`, last: what has one is complete. JSON strings are YAML strings.
+fn describe(config: &DataConfig, form: Form, images: Images, root: &Path, splits: &[&str]) -> Result<(), DataError> {
+    let mut text = String::new();
+    if images == Images::None {
+        text.push_str("# The images are not here: they stayed where they were, and were given these names.\n");
+    }
+    text.push_str("path: .\n");
+    for split in splits {
+        text.push_str(&match form {
+            Form::Yolo => format!("{split}: images/{split}\n"),
+            Form::Coco => format!("{split}: {{annotations: annotations/{split}.json, images: images/{split}}}\n"),
+        });
+    }
+    if config.channels != 3 {
+        text.push_str(&format!("channels: {}\n", config.channels));
+    }
+    text.push_str("names:\n");
+    config.names.iter().enumerate().for_each(|(i, name)| text.push_str(&format!("  {i}: {}\n", json!(name))));
+    let path = root.join("data.yaml");
+    std::fs::write(&path, text).map_err(DataError::io(path))
+}
+
+#[cfg(test)]
+mod tests;

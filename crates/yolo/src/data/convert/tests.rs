@@ -1,0 +1,119 @@
+//! There and back again, names that collide, targets that are refused.
+
+use super::*;
+use crate::data::image::tests::jpeg;
+
+fn options() -> ScanOptions {
+    ScanOptions { cache_dir: None, ..ScanOptions::default() }
+}
+
+fn into(config: &DataConfig, form: Form, images: Images, out: &Path) -> Result<Converted, DataError> {
+    convert(config, form, images, out, &options(), &|_, _, _| {})
+}
+
+fn open(path: &Path) -> DataConfig {
+    DataConfig::load_with(path, &[], None).unwrap()
+}
+
+/// Objects of every image by its name, in pixels.
+fn boxes(config: &DataConfig) -> Vec<(String, Vec<(u32, [f32; 4])>)> {
+    let found = scan(&DataConfig { hold_out: false, ..config.clone() }, Split::Train, &options(), &|_, _| {}).unwrap();
+    let of = |i: usize| {
+        let size = found.images[i].size;
+        let name = found.path(i).file_name().unwrap().to_string_lossy().into_owned();
+        let [w, h] = [size.width as f32, size.height as f32];
+        (name, found.labels(i).iter().map(|l| (l.class, [l.xywh[0] * w, l.xywh[1] * h, l.xywh[2] * w, l.xywh[3] * h])).collect())
+    };
+    (0..found.len()).map(of).collect()
+}
+
+/// The dialect of HIT-UAV, two images of one name, an empty one, ids beyond 2^53.
+fn source(root: &Path) -> DataConfig {
+    for folder in ["frames/day", "frames/night"] {
+        std::fs::create_dir_all(root.join(folder)).unwrap();
+        std::fs::write(root.join(folder).join("0001.jpg"), jpeg(97, 61)).unwrap();
+    }
+    std::fs::write(root.join("frames/empty.jpg"), jpeg(40, 40)).unwrap();
+    let text = r#"{"annotation":[
+        {"id":1,"image_id":20240101123456781,"category_id":2,"bbox":[1,2.5,30.125,40],"segmentation":[[1,2,3,4,5,6]]},
+        {"id":2,"image_id":20240101123456782,"category_id":9,"bbox":[0,0,97,61]},
+        {"id":3,"image_id":20240101123456782,"category_id":2,"bbox":[10.333,20.667,7.001,5]}],
+        "images":[{"id":20240101123456781,"filename":"day/0001.jpg","width":97,"height":61},
+        {"id":20240101123456782,"filename":"night/0001.jpg","width":97,"height":61},{"id":3,"filename":"empty.jpg"}],
+        "categories":[{"id":9,"name":"car: red"},{"id":2,"name":"person"}]}"#;
+    std::fs::write(root.join("all.json"), text).unwrap();
+    std::fs::write(root.join("data.yaml"), "train: {annotations: all.json, images: frames}\n").unwrap();
+    open(&root.join("data.yaml"))
+}
+
+#[test]
+fn coco_to_yolo_and_back_gives_the_same_boxes() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = |name: &str| dir.path().join(name);
+    std::fs::create_dir(at("source")).unwrap();
+    let first = source(&at("source"));
+    let before = std::fs::read(at("source/all.json")).unwrap();
+    let yolo = into(&first, Form::Yolo, Images::Link, &at("yolo")).unwrap();
+    assert_eq!((yolo.images, yolo.objects, yolo.renamed), (3, 3, 1));
+    let second = open(&at("yolo"));
+    assert_eq!(second.names, ["car: red", "person"]);
+    into(&second, Form::Coco, Images::Copy, &at("coco")).unwrap();
+    let third = open(&at("coco"));
+    assert_eq!(third.names, second.names);
+    let (a, b, c) = (boxes(&first), boxes(&second), boxes(&third));
+    assert_eq!(b.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>(), ["0001.jpg", "empty.jpg", "night_0001.jpg"]);
+    let sorted = |mut all: Vec<(String, Vec<(u32, [f32; 4])>)>| {
+        all.sort_by_key(|(_, boxes)| boxes.len());
+        all.into_iter().flat_map(|(_, boxes)| boxes).collect::<Vec<_>>()
+    };
+    let (a, b, c) = (sorted(a), sorted(b), sorted(c));
+    assert_eq!((a.len(), b.len(), c.len()), (3, 3, 3));
+    for other in [b, c] {
+        for ((class, want), (other, got)) in a.iter().zip(other) {
+            assert_eq!(*class, other);
+            assert!(want.iter().zip(got).all(|(w, g)| (w - g).abs() < 2e-3), "{want:?} {got:?}");
+        }
+    }
+    let json = std::fs::read_to_string(at("coco/annotations/train.json")).unwrap();
+    for text in ["[1.0,2.5,30.125,40.0]", "[10.333,20.667,7.001,5.0]", "[0.0,0.0,97.0,61.0]"] {
+        assert!(json.contains(text), "{text} in {json}");
+    }
+    assert_eq!(std::fs::read(at("source/all.json")).unwrap(), before);
+    assert_eq!(std::fs::read_dir(at("source")).unwrap().count(), 3, "nothing is added to the source");
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 3, "nothing partial is left");
+}
+
+#[test]
+fn targets_that_hold_something_or_lie_in_the_source_are_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let root = dir.path().join("source");
+    std::fs::create_dir(&root).unwrap();
+    let config = source(&root);
+    let out = dir.path().join("out");
+    std::fs::create_dir(&out).unwrap();
+    std::fs::write(out.join("mine.txt"), "x").unwrap();
+    for (target, part) in
+        [(out.clone(), "not empty"), (root.join("new/deep"), "inside the data set"), (out.join("mine.txt"), "not a folder")]
+    {
+        let error = into(&config, Form::Yolo, Images::Copy, &target).unwrap_err().to_string();
+        assert!(error.contains(part), "{error}");
+    }
+    std::fs::remove_file(out.join("mine.txt")).unwrap();
+    into(&config, Form::Coco, Images::None, &out).unwrap();
+    assert!(out.join("data.yaml").is_file() && !out.join("images").exists());
+    // A failure leaves nothing.
+    std::fs::remove_dir_all(root.join("frames/night")).unwrap();
+    let failed = dir.path().join("failed");
+    assert!(into(&config, Form::Yolo, Images::Copy, &failed).is_err());
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 2);
+}
+
+#[test]
+fn names_stay_apart() {
+    let mut taken = HashSet::new();
+    let names: Vec<String> = ["/d/a/x.jpg", "/d/a/x.png", "/d/b/X.jpg", "/d/b/x.jpg", "/x.jpg", "/x.bmp"]
+        .iter()
+        .map(|path| free_name(Path::new(path), &mut taken))
+        .collect();
+    assert_eq!(names, ["x.jpg", "a_x.png", "b_X.jpg", "d_b_x.jpg", "x_2.jpg", "x_3.bmp"]);
+}

@@ -1,0 +1,249 @@
+//! What labelling tools export, as a tree of twelve images made here, opened and scanned as it was downloaded.
+
+use std::fmt::Write;
+
+use super::*;
+use crate::data::image::tests::jpeg;
+use crate::data::{ScanOptions, Split, scan};
+
+const IMAGES: usize = 12;
+
+struct Tree(tempfile::TempDir);
+
+impl Tree {
+    fn new() -> Self {
+        Self(tempfile::tempdir().unwrap())
+    }
+
+    fn root(&self) -> PathBuf {
+        self.0.path().join("export")
+    }
+
+    fn write(&self, name: &str, bytes: impl AsRef<[u8]>) {
+        let path = self.root().join(name);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(path, bytes).unwrap();
+    }
+
+    /// Twelve images in `folder`, and a label file each in `labels`.
+    fn yolo(&self, folder: &str, labels: &str) {
+        for i in 0..IMAGES {
+            self.write(&format!("{folder}/{i:02}.jpg"), jpeg(64, 48));
+            self.write(&format!("{labels}/{i:02}.txt"), "1 0.5 0.5 0.25 0.5\n");
+        }
+    }
+
+    /// Twelve images in `folder`, and the COCO file `json` that calls them by `prefix` and their name; categories from `first`.
+    fn coco(&self, folder: &str, json: &str, prefix: &str, first: usize) {
+        let (mut images, mut annotations) = (Vec::new(), Vec::new());
+        for i in 0..IMAGES {
+            self.write(&format!("{folder}/{i:02}.jpg"), jpeg(64, 48));
+            images.push(format!(r#"{{"id":{i},"file_name":"{prefix}{i:02}.jpg","width":64,"height":48,"license":0,"date_captured":""}}"#));
+            let category = first + 1;
+            annotations.push(format!(
+                r#"{{"id":{i},"image_id":{i},"category_id":{category},"bbox":[24,12,16,24],"area":384,"segmentation":[],"iscrowd":0,"ignore":0}}"#
+            ));
+        }
+        let categories = format!(r#"[{{"id":{first},"name":"cat"}},{{"id":{},"name":"dog","supercategory":"none"}}]"#, first + 1);
+        let text = format!(
+            r#"{{"info":{{"version":"1"}},"licenses":[],"categories":{categories},"images":[{}],"annotations":[{}]}}"#,
+            images.join(","),
+            annotations.join(",")
+        );
+        self.write(json, text);
+    }
+
+    fn list(&self, name: &str, prefix: &str) {
+        let lines = (0..IMAGES).fold(String::new(), |mut text, i| {
+            writeln!(text, "{prefix}{i:02}.jpg").unwrap();
+            text
+        });
+        self.write(name, lines);
+    }
+
+    /// Images of (train, val, test) after opening `name`; every image has one dog in its middle.
+    fn sizes(&self, name: &str) -> [usize; 3] {
+        let config = DataConfig::load_with(&self.root().join(name), &[], None).unwrap();
+        assert_eq!((config.names.join(" "), config.channels), ("cat dog".to_string(), 3));
+        let options = ScanOptions { cache_dir: None, ..ScanOptions::default() };
+        let mut sizes = [0; 3];
+        for split in config.splits() {
+            let found = scan(&config, split, &options, &|_, _| {}).unwrap();
+            assert_eq!((found.found, found.bad.len()), (found.len(), 0));
+            assert!(found.all_labels().iter().all(|l| l.class == 1 && l.xywh == [0.5, 0.5, 0.25, 0.5]));
+            sizes[split as usize] = found.len();
+        }
+        sizes
+    }
+
+    /// One set of which a part is held out: the same images together, never in both.
+    fn is_held_out(&self, name: &str) {
+        let [train, val, test] = self.sizes(name);
+        assert!(train > val && val > 0 && train + val == IMAGES && test == 0, "{train} {val} {test}");
+        let config = DataConfig::load_with(&self.root().join(name), &[], None).unwrap();
+        let options = ScanOptions { cache_dir: None, ..ScanOptions::default() };
+        let paths = |split| {
+            let found = scan(&config, split, &options, &|_, _| {}).unwrap();
+            (0..found.len()).map(|i| found.path(i)).collect::<Vec<_>>()
+        };
+        let val = paths(Split::Val);
+        assert!(paths(Split::Train).iter().all(|path| !val.contains(path)));
+        assert_eq!(paths(Split::Val), val, "the same every time");
+    }
+}
+
+#[test]
+fn roboflow() {
+    let tree = Tree::new();
+    for split in ["train", "valid", "test"] {
+        tree.yolo(&format!("{split}/images"), &format!("{split}/labels"));
+    }
+    let yaml = "train: ../train/images\nval: ../valid/images\ntest: ../test/images\n\nnc: 2\nnames: ['cat', 'dog']\n\n\
+                roboflow:\n  workspace: w\n  project: p\n  version: 1\n  license: CC BY 4.0\n  url: https://x\n";
+    tree.write("data.yaml", yaml);
+    assert_eq!((tree.sizes(""), tree.sizes("data.yaml")), ([12; 3], [12; 3]));
+    std::fs::rename(tree.root().join("data.yaml"), tree.root().join("cats.yml")).unwrap();
+    assert_eq!(tree.sizes(""), [12; 3], "the only YAML");
+    let tree = Tree::new();
+    for split in ["train", "valid", "test"] {
+        tree.coco(split, &format!("{split}/_annotations.coco.json"), "", 0);
+    }
+    tree.write("README.dataset.txt", "x");
+    assert_eq!(tree.sizes(""), [12; 3]);
+}
+
+#[test]
+fn cvat() {
+    // YOLO 1.1: lists name images under `data/`, which the archive does not have.
+    for prefix in ["data/obj_train_data/", "obj_train_data/"] {
+        let tree = Tree::new();
+        tree.yolo("obj_train_data", "obj_train_data");
+        let data = prefix.strip_suffix("obj_train_data/").unwrap();
+        tree.write("obj.data", format!("classes = 2\ntrain = {data}train.txt\nnames = {data}obj.names\nbackup = backup/\n"));
+        tree.write("obj.names", "cat\ndog\n");
+        tree.list("train.txt", prefix);
+        tree.is_held_out("");
+        tree.is_held_out("obj.data");
+    }
+    for prefix in ["data/images/train/", "images/train/", "./images/train/"] {
+        let tree = Tree::new();
+        tree.yolo("images/train", "labels/train");
+        tree.write("data.yaml", "path: ./ # dataset root dir\ntrain: train.txt  # train images\nnames:\n  0: cat\n  1: dog\n");
+        tree.list("train.txt", prefix);
+        tree.is_held_out("");
+        tree.is_held_out("data.yaml");
+    }
+    for folder in ["images", "images/default"] {
+        let tree = Tree::new();
+        tree.coco(folder, "annotations/instances_default.json", "", 1);
+        tree.is_held_out("");
+    }
+}
+
+#[test]
+fn label_studio() {
+    let tree = Tree::new();
+    tree.yolo("images", "labels");
+    tree.write("classes.txt", "cat\ndog\n");
+    tree.write("notes.json", r#"{"categories":[{"id":0,"name":"cat"},{"id":1,"name":"dog"}],"info":{"year":2026}}"#);
+    tree.is_held_out("");
+    for prefix in ["images/", r"images\\", "/data/local-files/upload/3/"] {
+        let tree = Tree::new();
+        tree.coco("images", "result.json", prefix, 0);
+        tree.is_held_out("");
+    }
+}
+
+#[test]
+fn fifty_one() {
+    let tree = Tree::new();
+    for split in ["train", "val"] {
+        tree.yolo(&format!("images/{split}"), &format!("labels/{split}"));
+    }
+    // The path of the machine that it was exported on.
+    tree.write(
+        "dataset.yaml",
+        "names:\n  0: cat\n  1: dog\npath: /somewhere/that/is/not/here\ntrain: ./images/train/\nval: ./images/val/\n",
+    );
+    assert_eq!((tree.sizes(""), tree.sizes("dataset.yaml")), ([12, 12, 0], [12, 12, 0]));
+    let tree = Tree::new();
+    tree.coco("data", "labels.json", "", 1);
+    tree.is_held_out("");
+}
+
+#[test]
+fn one_coco_file_is_one_split() {
+    let tree = Tree::new();
+    tree.coco("val2017", "annotations/instances_val2017.json", "", 1);
+    assert_eq!(tree.sizes("annotations/instances_val2017.json"), [0, 12, 0]);
+    let config = DataConfig::load_with(&tree.root().join("annotations/instances_val2017.json"), &[], None).unwrap();
+    assert!(config.train.is_empty() && config.sources(Split::Test) == config.sources(Split::Val));
+    // Images beyond the root are found only by those who may look there.
+    let tree = Tree::new();
+    tree.coco("images", "labels/all.json", "../images/", 1);
+    let json = tree.root().join("labels/all.json");
+    let options = ScanOptions { cache_dir: None, ..ScanOptions::default() };
+    let open = |allowed: &[PathBuf]| {
+        let config = DataConfig::load_with(&json, allowed, None).unwrap();
+        scan(&config, Split::Val, &options, &|_, _| {})
+    };
+    let refused = open(&[]).unwrap_err().to_string();
+    let images = tree.root().join("images").canonicalize().unwrap();
+    assert!(refused.contains(&format!("--allow-outside {}", images.display())), "{refused}");
+    assert_eq!(open(&[images]).unwrap().len(), 12);
+}
+
+#[test]
+fn what_is_no_data_set_says_what_would_be_one() {
+    let tree = Tree::new();
+    tree.write("images/a.jpg", "");
+    let error = DataConfig::load_with(&tree.root(), &[], None).unwrap_err().to_string();
+    assert!(error.contains("data.yaml") && error.contains("obj.data"), "{error}");
+    tree.write("annotations/a_train.json", "{}");
+    tree.write("annotations/b_train.json", "{}");
+    assert!(DataConfig::load_with(&tree.root(), &[], None).unwrap_err().to_string().contains("several files for train"));
+    tree.write("obj.data", "classes = 1\n");
+    assert!(DataConfig::load_with(&tree.root(), &[], None).unwrap_err().to_string().contains("`train` is missing"));
+    assert!(DataConfig::load_with(&tree.root().join("annotations.json"), &[], None).is_err(), "absent");
+    std::fs::create_dir(tree.root().join("folder.json")).unwrap();
+    assert!(crate::data::coco::open(&tree.root().join("folder.json"), None).unwrap_err().to_string().contains("not a regular file"));
+    let json = tree.root().join("annotations/a_train.json");
+    assert!(DataConfig::load_with(&json, &[], None).unwrap_err().to_string().contains("no `images`"));
+}
+
+#[test]
+fn names_bind_categories_and_foreign_ones_are_counted() {
+    let tree = Tree::new();
+    tree.coco("images", "all.json", "", 1);
+    tree.write("data.yaml", "train: all.json\nnames: [dog, bird]\n");
+    let config = DataConfig::load_with(&tree.root().join("data.yaml"), &[], None).unwrap();
+    let options = ScanOptions { cache_dir: None, ..ScanOptions::default() };
+    let found = scan(&config, Split::Train, &options, &|_, _| {}).unwrap();
+    assert!(found.all_labels().iter().all(|l| l.class == 0));
+    assert!(found.notes[0].contains("none for cat (id 1), 0 dog (id 2)"), "{:?}", found.notes);
+    tree.write("data.yaml", "train: all.json\nnames: [bird]\n");
+    let config = DataConfig::load_with(&tree.root().join("data.yaml"), &[], None).unwrap();
+    assert!(scan(&config, Split::Train, &options, &|_, _| {}).unwrap_err().to_string().contains("none of its categories (cat, dog)"));
+}
+
+#[test]
+fn boxes_are_taken_in_pixels_of_the_decoded_image() {
+    let tree = Tree::new();
+    tree.write("images/a.jpg", jpeg(100, 50));
+    tree.write("images/b.jpg", jpeg(100, 50));
+    let text = r#"{"images":[{"id":1,"file_name":"a.jpg","width":200,"height":100},{"id":2,"file_name":"b.jpg","width":100,"height":50}],
+        "categories":[{"id":1,"name":"cat"}],"annotations":[
+        {"image_id":1,"category_id":1,"bbox":[25,0,50,50]},{"image_id":1,"category_id":1,"bbox":[25,0,50,50]},
+        {"image_id":2,"category_id":1,"bbox":[90,-10,40,30]},{"image_id":2,"category_id":1,"bbox":[99.5,0,1,10]},
+        {"image_id":2,"category_id":1,"bbox":[100,0,10,10]},{"image_id":2,"category_id":1,"bbox":[1,1,10,0]}]}"#;
+    tree.write("all.json", text);
+    let config = DataConfig::load_with(&tree.root().join("all.json"), &[], None).unwrap();
+    let options = ScanOptions { cache_dir: None, ..ScanOptions::default() };
+    let found = scan(&config, Split::Val, &options, &|_, _| {}).unwrap();
+    let boxes: Vec<[f32; 4]> = found.all_labels().iter().map(|l| l.xywh.map(|v| (v * 1e4).round() / 1e4)).collect();
+    assert_eq!(boxes, [[0.5, 0.5, 0.5, 1.0], [0.95, 0.2, 0.1, 0.4], [0.9975, 0.1, 0.005, 0.2]]);
+    assert_eq!((found.duplicates, found.zero_size), (1, 1));
+    for part in ["1 boxes reached out", "1 boxes lay outside", "1 images have another size"] {
+        assert!(found.notes.iter().any(|note| note.starts_with(part)), "{part}: {:?}", found.notes);
+    }
+}

@@ -1,0 +1,80 @@
+//! `yolo-train data`: a data set checked, counted and converted by the real program, and trained on as it came out.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+mod support;
+
+use support::{expect_code, tiny_data, yolo_train};
+
+#[test]
+fn check_tells_what_is_there_and_ends_with_2_where_too_much_is_wrong() {
+    let dir = tempfile::tempdir().unwrap();
+    tiny_data(dir.path());
+    let (out, _) = expect_code(&mut yolo_train(dir.path(), &["data", "check", "--data", "tiny.yaml"]), 0);
+    assert!(out.contains("train: 11 images") && out.contains("val: 4 images"), "{out}");
+    let label = dir.path().join("tiny/labels/val/val_00001.txt");
+    assert!(label.is_file());
+    std::fs::write(&label, "0 .5 .5 .1 .1\n0 .5 .5 .1\n").unwrap();
+    let (out, error) = expect_code(&mut yolo_train(dir.path(), &["data", "check", "--data", "tiny.yaml"]), 2);
+    assert!(out.contains("train: 11 images") && out.contains("val_00001.txt:2: 4 columns"), "{out}");
+    assert!(error.contains("1 of 4 images cannot be used"), "{error}");
+    for (args, part) in [
+        (&["data"][..], "check"),
+        (&["data", "check"], "--data"),
+        (&["data", "check", "--data", "nowhere.yaml"], "nowhere.yaml"),
+        (&["data", "check", "--data", "cache"], "no data set that is known by its files"),
+        (&["data", "convert", "yolo2coco", "--data", "tiny.yaml", "--out", "tiny/new"], "inside the data set"),
+        (&["data", "convert", "yolo2coco", "--data", "tiny.yaml", "--out", "cache"], "not empty"),
+        (&["data", "convert", "yolo2coco", "--data", "tiny.yaml", "--out", "new"], "1 of 4 images cannot be used"),
+    ] {
+        let (_, error) = expect_code(&mut yolo_train(dir.path(), args), 2);
+        assert!(error.contains(part), "{args:?}: {error}");
+    }
+    assert!(!dir.path().join("new").exists());
+}
+
+#[test]
+fn stats_are_told_and_kept() {
+    let dir = tempfile::tempdir().unwrap();
+    tiny_data(dir.path());
+    let (out, _) = expect_code(&mut yolo_train(dir.path(), &["data", "stats", "--data", "tiny.yaml", "--out", "stats"]), 0);
+    assert!(out.contains("train: 11 images") && out.contains("image sizes: 96x72 (11)"), "{out}");
+    let read = |name: &str| std::fs::read_to_string(dir.path().join("stats").join(name)).unwrap();
+    assert_eq!(read("sizes.csv"), "split,width,height,images\ntrain,96,72,11\nval,96,72,4\n");
+    let csv = read("stats.csv");
+    assert_eq!((csv.lines().count(), csv.lines().next()), (9, Some("split,class,name,objects,small,medium,large,images")));
+    let objects: u64 =
+        csv.lines().skip(1).filter(|l| l.starts_with("train,")).map(|l| l.split(',').nth(3).unwrap().parse::<u64>().unwrap()).sum();
+    assert!(out.contains(&format!("{objects} objects")), "{objects}: {out}");
+    let picture = std::fs::read(dir.path().join("stats/stats.png")).unwrap();
+    assert!(picture.starts_with(b"\x89PNG") && picture.len() > 10_000);
+}
+
+#[test]
+fn what_is_converted_can_be_trained_on() {
+    let dir = tempfile::tempdir().unwrap();
+    tiny_data(dir.path());
+    expect_code(&mut yolo_train(dir.path(), &["data", "convert", "yolo2coco", "--data", "tiny.yaml", "--out", "coco"]), 0);
+    let (out, _) = expect_code(&mut yolo_train(dir.path(), &["data", "check", "--data", "coco"]), 0);
+    assert!(out.contains("val: val.json: classes 0 person (id 1), 1 bicycle (id 2)"), "{out}");
+    let (out, _) = expect_code(&mut yolo_train(dir.path(), &["data", "check", "--data", "coco/annotations/val.json"]), 0);
+    assert!(out.contains("val: 4 images") && !out.contains("train:"), "{out}");
+    let train = |data: &str, code| {
+        let fast = ["--epochs", "1", "--imgsz", "64", "--batch", "4", "--workers", "1", "--device", "cpu", "--plots", "false"];
+        expect_code(&mut yolo_train(dir.path(), &[&["--data", data], &fast[..]].concat()), code)
+    };
+    let (out, _) = train("coco/data.yaml", 0);
+    assert!(out.contains("train: 11 images") && out.contains("1 epochs completed"), "{out}");
+    let (_, error) = train("coco/annotations/val.json", 2);
+    assert!(error.contains("one COCO file is one split"), "{error}");
+    expect_code(
+        &mut yolo_train(
+            dir.path(),
+            &["data", "convert", "coco2yolo", "--json", "coco/annotations/val.json", "--out", "yolo", "--images", "copy"],
+        ),
+        0,
+    );
+    let (out, _) = expect_code(&mut yolo_train(dir.path(), &["data", "check", "--data", "yolo"]), 0);
+    assert!(out.contains("train: ") && out.contains("val: "), "one in ten and at least one is held out: {out}");
+    let (out, _) = train("yolo", 0);
+    assert!(out.contains("val: none is named") && out.contains("1 epochs completed"), "{out}");
+}

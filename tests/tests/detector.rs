@@ -1,0 +1,168 @@
+//! A trained detector in a user's hands: `val` and `predict` as commands, and what they answer to things that are wrong.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+mod support;
+
+use std::io::Write;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use serde_json::Value;
+use support::{expect_code, tiny_data, yolo_train};
+
+/// Two epochs on the tiny data in `dir`: enough for boxes, if not for good ones.
+fn trained(dir: &Path) {
+    tiny_data(dir);
+    expect_code(&mut yolo_train(dir, &["--data", "tiny.yaml", "--epochs", "2", "--save-json"]), 0);
+}
+
+const BEST: &str = "runs/detect/train/weights/best.safetensors";
+
+fn files(dir: &Path) -> Vec<String> {
+    let mut names: Vec<String> = std::fs::read_dir(dir).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
+    names.sort();
+    names
+}
+
+#[test]
+fn val_says_of_weights_what_training_said_of_them() {
+    let dir = tempfile::tempdir().unwrap();
+    trained(dir.path());
+    let args = ["val", "--weights", BEST, "--data", "tiny.yaml", "--device", "cpu", "--batch", "4", "--save-json", "--json"];
+    let (out, _) = expect_code(&mut yolo_train(dir.path(), &args), 0);
+    let object: Value = serde_json::from_str(&out).unwrap();
+    let (run, val) = (dir.path().join("runs/detect/train"), dir.path().join("runs/detect/val"));
+    for file in ["val.csv", "predictions.json"] {
+        assert_eq!(std::fs::read(val.join(file)).unwrap(), std::fs::read(run.join(file)).unwrap(), "{file}");
+    }
+    for file in ["report.html", "BoxPR_curve.png", "confusion_matrix.png", "val_batch0_pred.jpg"] {
+        assert!(val.join(file).metadata().unwrap().len() > 1000 && run.join(file).exists(), "{file}");
+    }
+    let csv = std::fs::read_to_string(val.join("val.csv")).unwrap();
+    let all: Vec<&str> = csv.lines().nth(1).unwrap().split(',').collect();
+    let close = |cell: &str, key: &str| (cell.parse::<f64>().unwrap() - object[key].as_f64().unwrap()).abs() < 1e-5;
+    assert!(close(all[5], "map50") && close(all[6], "map50_95") && close(all[3], "precision"), "{csv}\n{out}");
+    assert_eq!((&object["split"], &object["images"]), (&"val".into(), &4.into()));
+
+    let (table, _) = expect_code(&mut yolo_train(dir.path(), &[&args[..9], &["--split", "train", "--plots", "false"]].concat()), 0);
+    assert!(table.contains("COCO AP by size") && table.contains("runs/detect/val2"), "{table}");
+    assert_eq!(files(&dir.path().join("runs/detect/val2")), ["val.csv"]);
+    let tiles = ["--tile", "48", "--overlap", "0.3", "--plots", "false"];
+    let (table, _) = expect_code(&mut yolo_train(dir.path(), &[&args[..9], &tiles].concat()), 0);
+    assert!(table.contains("mAP50"), "{table}");
+}
+
+#[test]
+fn predict_keeps_the_order_and_names_what_it_skips() {
+    let dir = tempfile::tempdir().unwrap();
+    trained(dir.path());
+    let images = dir.path().join("tiny/images/val");
+    let mut names = files(&images);
+    names.reverse();
+    std::fs::write(dir.path().join("cut.jpg"), &std::fs::read(images.join(&names[0])).unwrap()[..300]).unwrap();
+    std::fs::write(dir.path().join("empty.png"), "").unwrap();
+    let mut list: Vec<String> = names.iter().map(|name| format!("tiny/images/val/{name}")).collect();
+    list.insert(1, "cut.jpg".into());
+    list.insert(2, "gone.jpg".into());
+    list.push("empty.png".into());
+    std::fs::write(dir.path().join("list.txt"), list.join("\n")).unwrap();
+    let look = |more: &[&str]| [&["predict", "--weights", BEST, "--device", "cpu", "--conf", "0.001"], more].concat();
+    let (out, error) =
+        expect_code(&mut yolo_train(dir.path(), &look(&["--source", "list.txt", "--json", "--save-txt", "--save-conf", "--save-crop"])), 0);
+    let seen: Vec<Value> = out.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let order: Vec<String> = seen.iter().map(|v| v["image"].as_str().unwrap().rsplit('/').next().unwrap().to_string()).collect();
+    assert_eq!(order, names);
+    for skipped in ["cut.jpg", "gone.jpg", "empty.png", "3 skipped"] {
+        assert!(error.contains(skipped), "{skipped} in {error}");
+    }
+    let found = seen[0]["detections"].as_array().unwrap();
+    assert!(!found.is_empty() && found[0]["name"].is_string() && found[0]["box"]["x2"].as_f64().unwrap() <= 96.0, "{out}");
+    let folder = dir.path().join("runs/detect/predict");
+    let stem = names[0].rsplit_once('.').unwrap().0;
+    let labels = std::fs::read_to_string(folder.join(format!("labels/{stem}.txt"))).unwrap();
+    assert_eq!(labels.lines().count(), found.len());
+    assert!(labels.lines().all(|line| line.split(' ').count() == 6), "{labels}");
+    assert!(files(&folder).contains(&names[0]) && !files(&folder.join("crops")).is_empty());
+
+    // Batches and standard input change nothing of it; nothing wanted, nothing made.
+    let mut piped = yolo_train(dir.path(), &look(&["--source", "-", "--batch", "3", "--json", "--save", "false"]));
+    let mut child = piped.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+    child.stdin.take().unwrap().write_all(list.join("\n").as_bytes()).unwrap();
+    let again = child.wait_with_output().unwrap();
+    assert!(again.status.success());
+    assert_eq!(String::from_utf8(again.stdout).unwrap(), out);
+    assert!(!dir.path().join("runs/detect/predict2").exists());
+    let (out, _) = expect_code(&mut yolo_train(dir.path(), &look(&["--source", "tiny/images/val", "--tile", "48", "--save", "false"])), 0);
+    assert!(out.contains("image 1/4") && out.contains("4 images in"), "{out}");
+}
+
+#[test]
+fn what_cannot_be_used_gets_one_sentence_and_code_2() {
+    let dir = tempfile::tempdir().unwrap();
+    trained(dir.path());
+    std::fs::write(dir.path().join("huge.onnx"), [b"\x08\x08\x3a\xff\xff\xff\xff\x25".as_slice(), &[0; 64]].concat()).unwrap();
+    std::fs::write(dir.path().join("zero.pt"), "").unwrap();
+    std::fs::write(dir.path().join("magic.jpg"), b"\xff\xd8\xff\xe0 no picture").unwrap();
+    std::fs::write(dir.path().join("two.yaml"), "path: tiny\ntrain: images/train\nval: images/val\nnames: [a, b]\n").unwrap();
+    let cases: [(&[&str], &[&str]); 10] = [
+        (&["predict", "--source", "x.jpg"], &["--weights"]),
+        (&["predict", "--weights", BEST], &["--source"]),
+        (&["predict", "--weights", BEST, "--source", "x.jpg"], &["x.jpg", "no such file"]),
+        (
+            &["predict", "--weights", "runs/detect/train", "--source", "tiny/images/val"],
+            &["say which", "best.safetensors", "last.safetensors"],
+        ),
+        (&["predict", "--weights", "huge.onnx", "--source", "tiny/images/val"], &["huge.onnx"]),
+        (&["predict", "--weights", "zero.pt", "--source", "tiny/images/val"], &["zero.pt"]),
+        (&["predict", "--weights", BEST, "--source", "magic.jpg", "--device", "cpu"], &["none of 1 sources"]),
+        (&["predict", "--weights", BEST, "--source", "magic.jpg", "--tile", "8"], &["--tile"]),
+        (&["val", "--weights", BEST], &["--data"]),
+        (&["val", "--weights", BEST, "--data", "two.yaml", "--device", "cpu"], &["4 classes", "has 2"]),
+    ];
+    for (args, words) in cases {
+        let (_, error) = expect_code(&mut yolo_train(dir.path(), args), 2);
+        for word in words {
+            assert!(error.contains(word), "{args:?}: no {word:?} in: {error}");
+        }
+    }
+    // A picture of 20,000 x 20,000 pixels that is not there is skipped without room being made for it.
+    let mut bomb = std::fs::read(dir.path().join("tiny/images/val").join(&files(&dir.path().join("tiny/images/val"))[0])).unwrap();
+    if let Some(at) = bomb.windows(2).position(|w| w == [0xff, 0xc0]) {
+        bomb[at + 5..at + 9].copy_from_slice(&[0x4e, 0x20, 0x4e, 0x20]);
+    }
+    std::fs::write(dir.path().join("bomb.jpg"), bomb).unwrap();
+    let limited = "ulimit -v 8000000; exec \"$0\" \"$@\"";
+    let mut command = Command::new("sh");
+    command.args(["-c", limited]).arg(support::program("yolo-train")).args([
+        "predict",
+        "--weights",
+        BEST,
+        "--device",
+        "cpu",
+        "--source",
+        "bomb.jpg",
+    ]);
+    let (_, error) = expect_code(command.current_dir(dir.path()).env("XDG_CACHE_HOME", dir.path().join("cache")), 2);
+    assert!(error.contains("bomb.jpg"), "{error}");
+}
+
+#[test]
+fn a_film_comes_back_with_boxes() {
+    let dir = tempfile::tempdir().unwrap();
+    trained(dir.path());
+    let first = files(&dir.path().join("tiny/images/val"))[0].clone();
+    let still = dir.path().join("tiny/images/val").join(first);
+    let mut ffmpeg = Command::new("ffmpeg");
+    ffmpeg.args(["-nostdin", "-v", "error", "-loop", "1", "-framerate", "5", "-i"]).arg(&still);
+    let made = ffmpeg.args(["-frames:v", "6", "-pix_fmt", "yuv420p"]).arg(dir.path().join("film.mp4")).status();
+    let look = ["predict", "--weights", BEST, "--device", "cpu", "--source", "film.mp4", "--conf", "0.001", "--vid-stride", "2"];
+    if made.is_err() {
+        std::fs::write(dir.path().join("film.mp4"), "").unwrap();
+        let (_, error) = expect_code(&mut yolo_train(dir.path(), &look), 2);
+        assert!(error.contains("ffmpeg") && error.contains("not installed"), "{error}");
+        return eprintln!("no ffmpeg on this machine: only its absence was tested");
+    }
+    let (out, _) = expect_code(&mut yolo_train(dir.path(), &look), 0);
+    assert!(out.contains("video 1/1 (frame 5) film.mp4") && out.contains("3 images in"), "{out}");
+    assert!(dir.path().join("runs/detect/predict/film.mp4").metadata().unwrap().len() > 500);
+}

@@ -110,7 +110,7 @@ mod tests {
         std::fs::create_dir_all(dir.path().join("images")).unwrap();
         std::fs::create_dir_all(dir.path().join("labels")).unwrap();
         for (name, width, label) in
-            [("a", 400, "0 .5 .5 .05 .05\n1 .5 .5 .1 .5\n1 .5 .5 .5 1\n"), ("b", 200, ""), ("c", 400, "1 .5 .5 .1 .4")]
+            [("a", 400, "0 .5 .5 .05 .1\n1 .5 .5 .1 .5\n1 .5 .5 .5 1\n"), ("b", 200, ""), ("c", 400, "1 .5 .5 .1 .4")]
         {
             std::fs::write(dir.path().join(format!("images/{name}.jpg")), jpeg(width, 200)).unwrap();
             std::fs::write(dir.path().join(format!("labels/{name}.txt")), label).unwrap();

@@ -44,10 +44,12 @@ impl Share {
         let layer = |origin: &str, values| Layer { origin: origin.into(), values };
         let imgsz = weights.imgsz().filter(|&n| n > 0).map(|n| ("imgsz".to_string(), json!(n.next_multiple_of(32))));
         let range = weights.range().map(|range| ("range".to_string(), json!(range)));
+        let frame = weights.percentile().map(|percentile| [("percentile", json!(percentile)), ("percentile_of", json!("frame"))]);
+        let frame = frame.into_iter().flatten().map(|(name, value)| (name.to_string(), value));
         let flags = flag_values(self.table().map(|s| (s.key(), s.read)), matches);
         let layers = [
             layer("defaults", self.defaults.clone()),
-            layer("the weights' metadata", imgsz.into_iter().chain(range).collect()),
+            layer("the weights' metadata", imgsz.into_iter().chain(range).chain(frame).collect()),
             layer("command line", flags),
         ];
         let (config, notes) = TrainConfig::with_notes(&layers)?;

@@ -53,7 +53,7 @@ fn main() -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
     let device = select(&DeviceRequest::Cpu, &ProbeOptions::default())?.device;
     let mut training = Training::new(data, config, &device, None, RunDir::create(project.as_ref(), "shapes", false)?)?;
     let report = training.run()?;
-    let best = training.judge_best(&mut |_, _| {})?;
-    println!("{} epochs, mAP50 {:.3}", report.epochs, best.map_or(f64::NAN, |m| m.map50));
+    let best = training.judge_best(Vec::new(), &mut |_, _| {})?;
+    println!("{} epochs, mAP50 {:.3}", report.epochs, best.map_or(f64::NAN, |v| v.metrics.map50));
     Ok(())
 }

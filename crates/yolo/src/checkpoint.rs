@@ -112,6 +112,11 @@ impl WeightFile {
         serde_json::from_str(self.weights.metadata.get("range")?).ok()
     }
 
+    /// The percentiles of each 16-bit image that were, where it was trained so.
+    pub fn percentile(&self) -> Option<[f64; 2]> {
+        serde_json::from_str(self.weights.metadata.get("percentile")?).ok()
+    }
+
     /// What its model is built from.
     pub fn config(&self) -> YoloConfig {
         self.form.config

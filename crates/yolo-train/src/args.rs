@@ -12,6 +12,7 @@ use clap::builder::PossibleValuesParser;
 use clap::{Arg, ArgMatches, Command, value_parser};
 use serde_json::Value;
 
+use crate::run::TrainArgs;
 use crate::words::{Words, translated};
 use crate::{data, export, predict, val};
 
@@ -55,22 +56,6 @@ pub(crate) struct BenchmarkArgs {
     pub(crate) threads: usize,
     /// One JSON object instead of lines.
     pub(crate) json: bool,
-}
-
-/// A training run as typed.
-pub(crate) struct TrainArgs {
-    /// `--config FILE`.
-    pub(crate) config: Option<PathBuf>,
-    /// `--resume [RUN_DIR]`: `Some(None)` is the newest run.
-    pub(crate) resume: Option<Option<PathBuf>>,
-    /// burn-train's dashboard instead of lines.
-    pub(crate) tui: bool,
-    /// Do not use a cached verdict on the GPU.
-    pub(crate) reprobe: bool,
-    /// The flags.
-    pub(crate) flags: Layer,
-    /// The command line, for the run's records.
-    pub(crate) typed: Vec<String>,
 }
 
 /// All that can be typed.

@@ -15,12 +15,27 @@ use bellows_yolo::metrics::table_header;
 use bellows_yolo::{Progress, Training, TrainingData};
 use serde_json::{Map, Value, json};
 
-use crate::args::TrainArgs;
 use crate::console::Console;
 use crate::report::tell;
 
 /// Settings that a dataset, which may be a stranger's file, cannot give itself: what is read, written and run where.
 const NOT_FROM_DATA: [&str; 8] = ["data", "model", "pretrained", "allow_outside", "allow_bad", "project", "name", "exist_ok"];
+
+/// A training run as typed.
+pub(crate) struct TrainArgs {
+    /// `--config FILE`.
+    pub(crate) config: Option<PathBuf>,
+    /// `--resume [RUN_DIR]`: `Some(None)` is the newest run.
+    pub(crate) resume: Option<Option<PathBuf>>,
+    /// burn-train's dashboard instead of lines.
+    pub(crate) tui: bool,
+    /// Do not use a cached verdict on the GPU.
+    pub(crate) reprobe: bool,
+    /// The flags.
+    pub(crate) flags: Layer,
+    /// The command line, for the run's records.
+    pub(crate) typed: Vec<String>,
+}
 
 pub(crate) fn train(args: &TrainArgs, signals: &Signals) -> Result<(), Failure> {
     let session = Session::begin("yolo-train", signals, args.tui)?;

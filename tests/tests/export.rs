@@ -30,6 +30,9 @@ fn weights_of_a_run_go_everywhere_and_come_back() {
     let graph = onnx::decode(&std::fs::read(dir.path().join("n.onnx")).unwrap()).unwrap();
     assert!(graph.metadata_props.iter().any(|e| e.key == "imgsz" && e.value == "[64, 96]"));
 
+    let (_, error) = run(dir.path(), "export --weights n.onnx --format pt", 2);
+    assert!(error.starts_with("error: n.onnx: its batch normalisation is folded in"), "{error}");
+
     // The same model judged from each file.
     run(dir.path(), "export --weights runs/detect/w/weights/best.safetensors --format pt --output best.pt", 0);
     run(dir.path(), "export --weights best.pt --format safetensors", 0);

@@ -7,7 +7,7 @@ use bellows_cli::{Failure, Signals, Usage, count, note, option, say, switch, tex
 use bellows_device::{ProbeOptions, select};
 use bellows_runs::write_atomic;
 use bellows_yolo::Detector;
-use bellows_yolo::export::{About, OPSET, OnnxOptions, Suppression, iso_date, to_onnx, to_pt, to_weights};
+use bellows_yolo::export::{About, ExportError, OPSET, OnnxOptions, Suppression, iso_date, to_onnx, to_pt, to_weights};
 use clap::builder::PossibleValuesParser;
 use clap::{Arg, ArgMatches, Command, value_parser};
 use serde_json::{Map, Value};
@@ -58,6 +58,9 @@ pub(crate) fn run(matches: &ArgMatches, _signals: &Signals) -> Result<(), Failur
     // Nothing is computed that a processor does not do at once.
     let device = select(&"cpu".parse()?, &ProbeOptions::default())?.device;
     let detector = Detector::open(&input, &device)?;
+    if detector.folded && format != "onnx" {
+        return Err(Usage(format!("{}: {}", input.display(), ExportError::Folded)).into());
+    }
     let about = about(&detector, &input);
     let (bytes, what, how) = match format.as_str() {
         "onnx" => {

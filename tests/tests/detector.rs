@@ -52,6 +52,10 @@ fn val_says_of_weights_what_training_said_of_them() {
     assert!(table.contains("mAP50"), "{table}");
 }
 
+fn look<'a>(more: &[&'a str]) -> Vec<&'a str> {
+    [&["predict", "--weights", BEST, "--device", "cpu", "--conf", "0.001"], more].concat()
+}
+
 #[test]
 fn predict_keeps_the_order_and_names_what_it_skips() {
     let dir = tempfile::tempdir().unwrap();
@@ -66,7 +70,6 @@ fn predict_keeps_the_order_and_names_what_it_skips() {
     list.insert(2, "gone.jpg".into());
     list.push("empty.png".into());
     std::fs::write(dir.path().join("list.txt"), list.join("\n")).unwrap();
-    let look = |more: &[&str]| [&["predict", "--weights", BEST, "--device", "cpu", "--conf", "0.001"], more].concat();
     let (out, error) =
         expect_code(&mut yolo_train(dir.path(), &look(&["--source", "list.txt", "--json", "--save-txt", "--save-conf", "--save-crop"])), 0);
     let seen: Vec<Value> = out.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
@@ -155,7 +158,7 @@ fn a_film_comes_back_with_boxes() {
     let mut ffmpeg = Command::new("ffmpeg");
     ffmpeg.args(["-nostdin", "-v", "error", "-loop", "1", "-framerate", "5", "-i"]).arg(&still);
     let made = ffmpeg.args(["-frames:v", "6", "-pix_fmt", "yuv420p"]).arg(dir.path().join("film.mp4")).status();
-    let look = ["predict", "--weights", BEST, "--device", "cpu", "--source", "film.mp4", "--conf", "0.001", "--vid-stride", "2"];
+    let look = look(&["--source", "film.mp4", "--vid-stride", "2"]);
     if made.is_err() {
         std::fs::write(dir.path().join("film.mp4"), "").unwrap();
         let (_, error) = expect_code(&mut yolo_train(dir.path(), &look), 2);

@@ -106,7 +106,7 @@ fn what_cannot_be_used_gets_one_sentence_and_code_2() {
     std::fs::write(dir.path().join("huge.onnx"), [b"\x08\x08\x3a\xff\xff\xff\xff\x25".as_slice(), &[0; 64]].concat()).unwrap();
     std::fs::write(dir.path().join("zero.pt"), "").unwrap();
     std::fs::write(dir.path().join("magic.jpg"), b"\xff\xd8\xff\xe0 no picture").unwrap();
-    std::fs::write(dir.path().join("two.yaml"), "path: tiny\ntrain: images/train\nval: images/val\nnames: [a, b]\n").unwrap();
+    std::fs::write(dir.path().join("five.yaml"), "path: tiny\ntrain: images/train\nval: images/val\nnames: [a, b, c, d, e]\n").unwrap();
     let cases: [(&[&str], &[&str]); 10] = [
         (&["predict", "--source", "x.jpg"], &["--weights"]),
         (&["predict", "--weights", BEST], &["--source"]),
@@ -120,7 +120,7 @@ fn what_cannot_be_used_gets_one_sentence_and_code_2() {
         (&["predict", "--weights", BEST, "--source", "magic.jpg", "--device", "cpu"], &["none of 1 sources"]),
         (&["predict", "--weights", BEST, "--source", "magic.jpg", "--tile", "8"], &["--tile"]),
         (&["val", "--weights", BEST], &["--data"]),
-        (&["val", "--weights", BEST, "--data", "two.yaml", "--device", "cpu"], &["4 classes", "has 2"]),
+        (&["val", "--weights", BEST, "--data", "five.yaml", "--device", "cpu"], &["4 classes", "has 5"]),
     ];
     for (args, words) in cases {
         let (_, error) = expect_code(&mut yolo_train(dir.path(), args), 2);

@@ -105,7 +105,10 @@ fn cpu(fallback: Option<String>, report: Option<ProbeReport>, options: &ProbeOpt
 }
 
 fn auto(options: &ProbeOptions) -> Selected {
-    gpu(0, options).unwrap_or_else(|none| cpu(Some(none.reason), none.report, options))
+    gpu(0, options).unwrap_or_else(|none| {
+        let NoGpu { reason, report } = *none;
+        cpu(Some(reason), report, options)
+    })
 }
 
 /// Why no GPU can be had.
@@ -115,7 +118,7 @@ struct NoGpu {
 }
 
 /// Card `number`, the best first, of the first backend whose card of that number proves itself.
-fn gpu(number: usize, options: &ProbeOptions) -> Result<Selected, NoGpu> {
+fn gpu(number: usize, options: &ProbeOptions) -> Result<Selected, Box<NoGpu>> {
     let mut reasons = Vec::new();
     let mut report = None;
     for backend in Backend::GPUS.into_iter().filter(|backend| backend.built()) {
@@ -133,7 +136,7 @@ fn gpu(number: usize, options: &ProbeOptions) -> Result<Selected, NoGpu> {
             }
         }
     }
-    Err(NoGpu { reason: reasons.join("; "), report })
+    Err(Box::new(NoGpu { reason: reasons.join("; "), report }))
 }
 
 /// Which adapter of a backend.

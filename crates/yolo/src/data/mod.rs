@@ -2,7 +2,7 @@
 //!
 //! The way of one image: `load` finds out what a data set is (a [`DataConfig`], from a YAML or from the `layouts` that tools export), `listing`
 //! finds the files (`coco` reads COCO's), [`mod@scan`] checks them (with `cache` beside it), [`levels`] measures 16-bit ones, [`dataset`] decodes
-//! one ([`image`]), [`mod@augment`] or [`letterbox`] brings it to the network's size, [`batch`] stacks them. [`sample`] makes a data set where there
+//! one ([`image`]), [`mod@augment`] or [`mod@letterbox`] brings it to the network's size, [`batch`] stacks them. [`sample`] makes a data set where there
 //! is none.
 //!
 //! Two promises hold everywhere here. Nothing in a user's dataset is ever modified. A batch is a pure function of (seed, epoch, indices):

@@ -67,7 +67,8 @@ mod tests {
 
     #[test]
     fn boxes_of_clipped_outlines() {
-        let cases: [(&[[f32; 2]], Option<[f32; 4]>); 8] = [
+        type Case<'a> = (&'a [[f32; 2]], Option<[f32; 4]>);
+        let cases: [Case<'_>; 8] = [
             (&[[10., 10.], [20., 10.], [15., 30.]], Some([10., 10., 20., 30.])),
             // A diamond around a corner: the corner is inside, though no point of it is.
             (&[[-30., 0.], [0., -30.], [30., 0.], [0., 30.]], Some([0., 0., 30., 30.])),

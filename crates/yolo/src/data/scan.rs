@@ -2,7 +2,7 @@
 //!
 //! Memory grows with paths and labels, never with pixels: paths stand in one string, labels in one list. A file that cannot be used is
 //! reported with line and reason and skipped; more than 1 % of such files stops, unless `allow_bad`, because then the data is not what its
-//! owner thinks. What was found is remembered by [`super::cache`], so the next start only asks for sizes and times.
+//! owner thinks. What was found is remembered by `cache`, so the next start only asks for sizes and times.
 
 use std::ops::Range;
 use std::path::{Path, PathBuf};

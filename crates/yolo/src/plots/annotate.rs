@@ -2,6 +2,7 @@
 //! names go through the rasteriser.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::path::Path;
 
 use bellows_plots::{Align, Canvas, FILL, Style};
@@ -77,23 +78,29 @@ impl Annotator {
         self.ink.line_width.unwrap_or(usual.round() as u32).max(1)
     }
 
-    /// The name, and the confidence in hundredths, on the class's colour.
+    /// The plate of a box, made at its first use.
     fn plate(&mut self, b: &GridBox, names: &[String], size: u32, path: &Path) -> Result<&RgbImage, PlotError> {
         let hundredths = b.score.filter(|_| self.ink.conf).map(|score| (score * 100.0).round() as u8);
         let key = (b.class, hundredths, size);
-        if !self.plates.contains_key(&key) {
-            let name = class_name(names, b.class as usize);
-            let text = hundredths.map_or(name.clone(), |h| format!("{name} {:.2}", f64::from(h) / 100.0));
-            let color = class_color(b.class);
-            let (line, height) = (f64::from(size), (f64::from(size) * 1.2).ceil());
-            let width = (Canvas::paper(1, 1).text_width(&text, line) + 6.0).ceil();
-            let mut plate = Canvas::paper(width as u32, height as u32);
-            plate.rect((0.0, 0.0), (width, height), color, FILL);
-            plate.text(&text, (3.0, height / 2.0), Style::new(line, Align::Start).color(readable_on(color)));
-            self.plates.insert(key, plate.finish(path)?);
-        }
-        Ok(&self.plates[&key])
+        let plate = match self.plates.entry(key) {
+            Entry::Occupied(known) => known.into_mut(),
+            Entry::Vacant(new) => new.insert(plate(b, hundredths, names, size, path)?),
+        };
+        Ok(plate)
     }
+}
+
+/// A name, and the confidence in hundredths, on the colour of the class.
+fn plate(b: &GridBox, hundredths: Option<u8>, names: &[String], size: u32, path: &Path) -> Result<RgbImage, PlotError> {
+    let name = class_name(names, b.class as usize);
+    let text = hundredths.map_or(name.clone(), |h| format!("{name} {:.2}", f64::from(h) / 100.0));
+    let color = class_color(b.class);
+    let (line, height) = (f64::from(size), (f64::from(size) * 1.2).ceil());
+    let width = (Canvas::paper(1, 1).text_width(&text, line) + 6.0).ceil();
+    let mut plate = Canvas::paper(width as u32, height as u32);
+    plate.rect((0.0, 0.0), (width, height), color, FILL);
+    plate.text(&text, (3.0, height / 2.0), Style::new(line, Align::Start).color(readable_on(color)));
+    plate.finish(path)
 }
 
 /// A frame of `width` pixels inside the box, as far as it lies in the image.

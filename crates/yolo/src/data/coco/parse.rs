@@ -300,7 +300,7 @@ impl Segmentation {
             values.fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), v| (low.min(v), high.max(v)))
         };
         let ((x1, x2), (y1, y2)) = (range(0), range(1));
-        (x2 >= x1 && y2 >= y1).then(|| [x1, y1, x2 - x1, y2 - y1])
+        (x2 >= x1 && y2 >= y1).then_some([x1, y1, x2 - x1, y2 - y1])
     }
 }
 

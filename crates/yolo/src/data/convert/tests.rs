@@ -15,8 +15,11 @@ fn open(path: &Path) -> DataConfig {
     DataConfig::load_with(path, &[], None).unwrap()
 }
 
+/// The name of an image and its boxes.
+type Boxes = (String, Vec<(u32, [f32; 4])>);
+
 /// Objects of every image by its name, in pixels.
-fn boxes(config: &DataConfig) -> Vec<(String, Vec<(u32, [f32; 4])>)> {
+fn boxes(config: &DataConfig) -> Vec<Boxes> {
     let found = scan(&DataConfig { hold_out: false, ..config.clone() }, Split::Train, &options(), &|_, _| {}).unwrap();
     let of = |i: usize| {
         let size = found.images[i].size;
@@ -62,7 +65,7 @@ fn coco_to_yolo_and_back_gives_the_same_boxes() {
     assert_eq!(third.names, second.names);
     let (a, b, c) = (boxes(&first), boxes(&second), boxes(&third));
     assert_eq!(b.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>(), ["0001.jpg", "empty.jpg", "night_0001.jpg"]);
-    let sorted = |mut all: Vec<(String, Vec<(u32, [f32; 4])>)>| {
+    let sorted = |mut all: Vec<Boxes>| {
         all.sort_by_key(|(_, boxes)| boxes.len());
         all.into_iter().flat_map(|(_, boxes)| boxes).collect::<Vec<_>>()
     };

@@ -53,8 +53,10 @@ fn a_real_detector_sees_what_it_sees_in_pytorch() {
     let model = detector.fuse(&device);
     let found = model.decode(&model.forward(images)).into_data().try_into_vec_as::<f32>().unwrap();
     assert_eq!(found.len(), expected.len());
-    let sure = expected.iter().filter(|&&v| (0.5..1.0).contains(&v)).count();
-    assert!(sure > 0, "nothing is seen in these pictures: they prove nothing");
+    let anchors: usize = [8, 16, 32].iter().map(|s| (SIZE[0] / s) * (SIZE[1] / s)).sum();
+    let scores = expected.chunks((4 + 6) * anchors).flat_map(|image| &image[4 * anchors..]);
+    let surest = scores.fold(0.0f32, |most, &score| most.max(score));
+    assert!(surest > 0.02, "nothing is seen in these pictures (at most {surest}): they prove nothing");
     let off = found.iter().zip(&expected).map(|(a, b)| (a - b).abs() / b.abs().max(1.0)).fold(0.0f32, f32::max);
-    assert!(off < 1e-3, "relative difference {off}");
+    assert!(off < 1e-4, "difference {off}, relative where the value is above 1");
 }

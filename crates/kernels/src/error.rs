@@ -11,4 +11,12 @@ pub enum KernelError {
         /// The names there are.
         known: String,
     },
+    /// [`Precision`](crate::Precision)'s `FromStr` was given another word.
+    #[error("no precision is called {given}: {known}")]
+    UnknownPrecision {
+        /// What was written.
+        given: String,
+        /// The names there are.
+        known: String,
+    },
 }

@@ -5,6 +5,7 @@
 //! gradients. What a network should not do itself (choose an algorithm, keep tensors for a backward pass, recycle
 //! memory) is done here, so that a layer stays one line.
 
+pub mod attention;
 mod autodiff;
 mod buffers;
 #[allow(unreachable_pub, reason = "written as a crate of its own")]
@@ -20,6 +21,7 @@ mod peak;
 pub mod planes;
 mod policy;
 mod portable;
+pub mod products;
 pub mod rows;
 pub mod update;
 
@@ -27,13 +29,15 @@ use burn::backend::Dispatch;
 use burn::tensor::{Device, Tensor, TensorData};
 
 pub use decoder::{masked_softmax, rms_norm, rotate, swiglu};
+pub use attention::attention;
 pub use error::KernelError;
 use operands::Bias;
 pub use operands::ConvConfig;
 use ops::KernelOps;
 pub use peak::{processor_has_bf16, processor_peak};
 pub use planes::{concat, max_pool_same, slice_channels, upsample2};
-pub use policy::{Lowering, default_lowering, set_default_lowering};
+pub use policy::{Lowering, Precision, default_lowering, set_default_lowering};
+pub use products::{LowRank, linear, linear_data_grad, linear_weight_grad, lora_linear, reads_bf16};
 pub use rows::cross_entropy;
 pub use update::{Adam, Sgd, adam_step, blend, sgd_step, sum_of_squares};
 

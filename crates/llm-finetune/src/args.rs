@@ -96,6 +96,7 @@ pub(crate) struct BenchmarkArgs {
     pub(crate) steps: usize,
     pub(crate) targets: String,
     pub(crate) checkpointing: bool,
+    pub(crate) precision: String,
     pub(crate) threads: usize,
     pub(crate) device: String,
     pub(crate) json: bool,
@@ -201,7 +202,12 @@ fn command() -> Command {
             Command::new("benchmark")
                 .about("Times training steps on made-up weights")
                 .arg(option("size", "Shape of the model").default_value("0.5B").value_parser(PossibleValuesParser::new(["tiny", "0.5B", "1.5B", "3B"])))
-                .arg(option("dtype", "Type of the weights").default_value("f32").value_parser(PossibleValuesParser::new(["f32"])))
+                .arg(
+                    option("precision", "Of the weights and of products with them")
+                        .default_value("f32")
+                        .value_parser(PossibleValuesParser::new(["f32", "bf16"]))
+                        .visible_alias("dtype"),
+                )
                 .arg(count("batch", "1", "Rows"))
                 .arg(count("seq", "512", "Tokens a row"))
                 .arg(count("rank", "16", "Rank"))
@@ -291,6 +297,7 @@ fn benchmark(m: &ArgMatches) -> BenchmarkArgs {
         steps: whole(m, "steps"),
         targets: text(m, "targets").unwrap_or_default(),
         checkpointing: m.get_flag("checkpointing"),
+        precision: text(m, "precision").unwrap_or_default(),
         threads: whole(m, "threads"),
         device: text(m, "device").unwrap_or_default(),
         json: m.get_flag("json"),

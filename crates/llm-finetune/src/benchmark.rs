@@ -21,6 +21,7 @@ pub(crate) fn run(args: &BenchmarkArgs, signals: &Signals) -> Result<(), Failure
         steps: args.steps,
         targets: Targets::parse(&args.targets),
         checkpointing: args.checkpointing,
+        precision: args.precision.parse().map_err(|e| Usage(format!("benchmark: {e}")))?,
     };
     let (folder, _taken) = scratch(signals)?;
     let report = what.run(&device.device, &folder)?;

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use bellows_exit::{Coded, Exit};
 use bellows_settings::Kind;
 use burn::module::{Module, ModuleMapper, Param};
-use burn::tensor::Tensor;
+use burn::tensor::{DType, Tensor};
 use regex::Regex;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -292,7 +292,11 @@ pub fn train_where(model: CausalLm, chosen: impl FnMut(&str) -> bool) -> CausalL
         }
         fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
             let name = self.path.join();
-            if !name.contains(".lora.") && (self.chosen)(&name) { param.set_require_grad(true) } else { param }
+            if name.contains(".lora.") || !(self.chosen)(&name) {
+                return param;
+            }
+            // What is trained is f32, whatever it was read as.
+            param.map(|weight| weight.cast(DType::F32)).set_require_grad(true)
         }
     }
     model.map(&mut Unfreeze { path: Path::default(), chosen })

@@ -1,23 +1,27 @@
 //! Times LoRA training steps on made-up weights and tokens: the Learner's own step, with nothing to load.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 
 use bellows_chat::Encoded;
+use bellows_kernels::Precision;
 use bellows_learner::bench::{StepTimer, median, peak_memory};
 use bellows_learner::{Decay, Identity, Learner, Rng, StepTimes};
 use bellows_runs::RunDir;
 use burn::data::dataset::InMemDataset;
 use burn::tensor::Device;
+use rayon::prelude::*;
 use serde::Serialize;
 
 use crate::adapter::Targets;
 use crate::arch::Architecture;
-use crate::base::random;
 use crate::checks::adapter_fits;
 use crate::config::SftConfig;
-use crate::model::ModelConfig;
+use crate::load::replace;
+use crate::model::{CausalLm, ModelConfig};
 use crate::task::SftTask;
 use crate::train::FinetuneError;
+use crate::weights::visit;
 
 /// A published shape of Qwen2.5, or a small one: hidden, intermediate, layers, heads, key heads.
 #[derive(Clone, Copy, Debug)]
@@ -81,6 +85,8 @@ pub struct Benchmark {
     pub targets: Targets,
     /// Re-run layers in the backward pass.
     pub checkpointing: bool,
+    /// How the weights are multiplied; with bf16 they are stored so too, as the peer's are.
+    pub precision: Precision,
 }
 
 /// Medians over the steps.
@@ -90,7 +96,7 @@ pub struct BenchmarkReport {
     pub peer: &'static str,
     /// Shape of the model.
     pub size: &'static str,
-    /// Type of the weights.
+    /// Type of the weights and of products with them.
     pub dtype: &'static str,
     /// Rows.
     pub batch: usize,
@@ -137,6 +143,7 @@ impl Benchmark {
             warmup_ratio: 0.0,
             pad_to_multiple_of: 1,
             gradient_checkpointing: self.checkpointing,
+            precision: self.precision.name().into(),
             profile: true,
             ..SftConfig::default()
         };
@@ -148,7 +155,7 @@ impl Benchmark {
         };
         let rows = (0..self.batch * steps).map(|_| row()).collect();
         let lora = config.lora();
-        let model = random(&shape, 0, device);
+        let model = made_up(&shape, self.precision, device);
         adapter_fits(&lora, &model)?;
         let model = lora.apply(model, 0)?;
         let learner_config = config.learner(false);
@@ -164,7 +171,7 @@ impl Benchmark {
         Ok(BenchmarkReport {
             peer: "bellows",
             size: self.size.name,
-            dtype: "f32",
+            dtype: self.precision.name(),
             batch: self.batch,
             seq: self.seq,
             rank: self.rank,
@@ -181,6 +188,27 @@ impl Benchmark {
     }
 }
 
+/// Weights of the size that published models start from, drawn on all threads.
+fn made_up(config: &ModelConfig, precision: Precision, device: &Device) -> CausalLm {
+    let model = CausalLm::new(config, device);
+    let mut shapes = BTreeMap::new();
+    visit(&model, &mut |name, shape, _| drop(shapes.insert(name.to_owned(), shape.to_vec())));
+    let drawn = |name: &str| {
+        let shape = shapes.get(name)?.clone();
+        let rng = Rng::new(0, name, 0, 0);
+        let value = |i: u64| match (name.ends_with("norm.weight"), precision) {
+            (true, _) => 1.0,
+            (false, Precision::F32) => (rng.unit_at(i) * 0.08 - 0.04) as f32,
+            // A bf16 is the upper half of an f32.
+            (false, Precision::Bf16) => f32::from_bits(((rng.unit_at(i) * 0.08 - 0.04) as f32).to_bits() & 0xffff_0000),
+        };
+        let count: usize = shape.iter().product();
+        Some((shape, (0..count as u64).into_par_iter().map(value).collect()))
+    };
+    // The shapes are the model's own.
+    replace(model.clone(), drawn).map_or(model, |(model, _)| model)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -195,6 +223,7 @@ mod tests {
             steps: 1,
             targets: Targets::parse("q_proj"),
             checkpointing: false,
+            precision: Precision::F32,
         };
         let report = what.run(&Device::flex().autodiff(), tempfile::tempdir().unwrap().path()).unwrap();
         let serde_json::Value::Object(json) = serde_json::to_value(report).unwrap() else { panic!("a report is an object") };

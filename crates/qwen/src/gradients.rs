@@ -69,7 +69,7 @@ pub fn gradients(model: &CausalLm, batch: &TrainBatch, options: Options, watch: 
     let leaf = Tensor::from_inner(x.reshape([b * s, h]).select(0, batch.rows.clone())).require_grad();
     let rows = model.model.norm.forward(leaf.clone());
     let head_trained = model.head().is_require_grad();
-    let head = head_loss(rows.clone().inner(), &weight, batch.targets.clone(), head_trained);
+    let head = head_loss(rows.clone().inner(), &weight, batch.targets.clone(), head_trained, batch.pass.precision);
     if let Some(grad) = head.weight {
         let n = grad.shape().num_elements();
         grads.add(model.head().id, grad.reshape([n]));

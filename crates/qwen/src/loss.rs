@@ -1,6 +1,6 @@
 //! Cross entropy of the output head, over trained tokens only and a block of rows at a time: the logits of a whole batch are never held.
 
-use bellows_kernels::cross_entropy;
+use bellows_kernels::{Precision, cross_entropy, linear, linear_data_grad, linear_weight_grad};
 use burn::tensor::{Int, Tensor};
 
 /// Rows whose logits are held at once: 256 × 151,936 values are 156 MB.
@@ -17,33 +17,33 @@ pub struct HeadLoss {
 }
 
 /// Loss of normalised hidden `rows` `[N, h]` under the head W `[V, h]`, for one target id a row.
-pub fn head_loss(rows: Tensor<2>, weight: &Tensor<2>, targets: Tensor<1, Int>, with_weight: bool) -> HeadLoss {
+pub fn head_loss(rows: Tensor<2>, weight: &Tensor<2>, targets: Tensor<1, Int>, with_weight: bool, precision: Precision) -> HeadLoss {
     let n = rows.dims()[0];
     let (mut losses, mut row_grads, mut weight_grad) = (Vec::new(), Vec::new(), None);
     for start in (0..n).step_by(CHUNK) {
         let len = CHUNK.min(n - start);
         let h = rows.clone().narrow(0, start, len);
-        let logits = h.clone().matmul(weight.clone().t());
+        let logits = linear(h.clone(), weight.clone(), None, precision);
         let (loss, dlogits) = cross_entropy(logits, targets.clone().narrow(0, start, len));
         losses.push(loss.sum());
         if with_weight {
-            let grad = dlogits.clone().t().matmul(h);
+            let grad = linear_weight_grad(h, dlogits.clone());
             weight_grad = Some(match weight_grad {
                 Some(sum) => sum + grad,
                 None => grad,
             });
         }
-        row_grads.push(dlogits.matmul(weight.clone()));
+        row_grads.push(linear_data_grad(dlogits, weight.clone(), precision));
     }
     HeadLoss { loss: join(losses).sum(), rows: join(row_grads), weight: weight_grad }
 }
 
 /// Σ of `−log softmax(h Wᵀ)[target]` alone, `[1]`: evaluation.
-pub fn head_loss_only(rows: Tensor<2>, weight: &Tensor<2>, targets: Tensor<1, Int>) -> Tensor<1> {
+pub fn head_loss_only(rows: Tensor<2>, weight: &Tensor<2>, targets: Tensor<1, Int>, precision: Precision) -> Tensor<1> {
     let n = rows.dims()[0];
     let chunks = (0..n).step_by(CHUNK).map(|start| {
         let len = CHUNK.min(n - start);
-        let logits = rows.clone().narrow(0, start, len).matmul(weight.clone().t());
+        let logits = linear(rows.clone().narrow(0, start, len), weight.clone(), None, precision);
         cross_entropy(logits, targets.clone().narrow(0, start, len)).0.sum()
     });
     join(chunks.collect()).sum()

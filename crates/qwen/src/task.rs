@@ -4,6 +4,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use bellows_chat::plan;
 use bellows_chat::{Batch, Encoded, IGNORE};
+use bellows_kernels::{Precision, linear};
 use bellows_learner::{Draw, EvalContext, Evaluation, Group, Interrupted, Layout, Rng, Role, StepOutput, Stopwatch, Task, TaskError};
 use burn::data::dataset::Dataset;
 use burn::tensor::{Device, Int, Tensor, TensorData};
@@ -103,10 +104,10 @@ impl SftTask {
             }
             let rows: Vec<Vec<&Encoded>> = chunk.iter().map(|&i| vec![&examples[i]]).collect();
             let batch = Batch::new(&rows, self.pad, self.config.pad_to_multiple_of);
-            let data = upload(&batch, &self.model, context.device);
+            let data = upload(&batch, &self.model, self.config.precision(), context.device);
             let [b, s] = data.ids.dims();
             let hidden = model.hidden(data.ids, &data.pass).reshape([b * s, self.model.hidden_size]).select(0, data.rows);
-            let loss = head_loss_only(model.model.norm.forward(hidden), &model.head().val(), data.targets);
+            let loss = head_loss_only(model.model.norm.forward(hidden), &model.head().val(), data.targets, self.config.precision());
             sum += f64::from(loss.try_into_vec_as::<f32>()?[0]);
             tokens += batch.targets();
             (context.progress)((i * self.config.batch_size + chunk.len()).min(order.len()), order.len());
@@ -127,23 +128,17 @@ impl SftTask {
 }
 
 /// Uploads a batch: ids `[B, S]`, the places that are learnt, and what they are to say.
-fn upload(batch: &Batch, model: &ModelConfig, device: &Device) -> TrainBatch {
+fn upload(batch: &Batch, model: &ModelConfig, precision: Precision, device: &Device) -> TrainBatch {
     let shape = [batch.rows, batch.seq];
     let rows: Vec<i32> = (0..batch.labels.len()).filter(|&i| batch.labels[i] != IGNORE).map(|i| i as i32).collect();
     let targets: Vec<i32> = rows.iter().map(|&i| batch.labels[i as usize]).collect();
     let n = rows.len();
     let ints = |values: Vec<i32>| Tensor::<1, Int>::from_data(TensorData::new(values, [n]), device);
-    // Padding is at the end of its row, where no token sees it: it may count as the last document.
-    let mut documents = batch.documents.clone();
-    for row in documents.chunks_mut(batch.seq) {
-        let last = row.iter().copied().max().unwrap_or(0).max(0);
-        row.iter_mut().filter(|d| **d < 0).for_each(|d| *d = last);
-    }
     TrainBatch {
         ids: Tensor::from_data(TensorData::new(batch.ids.clone(), shape), device),
         rows: ints(rows),
         targets: ints(targets),
-        pass: Pass::new(shape, &batch.positions, &documents, model, device),
+        pass: Pass::new(shape, &batch.positions, &batch.documents, model, device).with_precision(precision),
         noise: None,
     }
 }
@@ -219,10 +214,10 @@ impl Task for SftTask {
 
     /// The whole batch in one graph: what [`gradients`](Self::gradients) computes piece by piece.
     fn loss(&self, model: &CausalLm, batch: &SftBatch, _: Draw, device: &Device) -> StepOutput<()> {
-        let data = upload(&batch.batch, &self.model, device);
+        let data = upload(&batch.batch, &self.model, self.config.precision(), device);
         let [b, s] = data.ids.dims();
         let hidden = model.model.norm.forward(model.hidden(data.ids, &data.pass)).reshape([b * s, self.model.hidden_size]);
-        let logits = hidden.select(0, data.rows).matmul(model.head().val().t());
+        let logits = linear(hidden.select(0, data.rows), model.head().val(), None, self.config.precision());
         let n = logits.dims()[0];
         let log_p = burn::tensor::activation::log_softmax(logits, 1);
         let loss = log_p.gather(1, data.targets.reshape([n, 1])).sum().neg();
@@ -241,7 +236,7 @@ impl Task for SftTask {
         let device = device.clone().without_autodiff();
         // The parts of a micro-batch draw for themselves.
         let draws = Draws { seed: draw.seed, epoch: draw.epoch as u64, batch: batch.first << 32 | batch.position };
-        let mut data = upload(&batch.batch, &self.model, &device);
+        let mut data = upload(&batch.batch, &self.model, self.config.precision(), &device);
         data.noise = self.noise([batch.batch.rows, batch.batch.seq], &draws, &device);
         data.pass = data.pass.with_draws(draws);
         let options = Options { recompute: self.config.gradient_checkpointing, sync: self.config.sync_launches };

@@ -11,6 +11,7 @@ use std::path::PathBuf;
 use bellows_chat::{Conversation, Jinja, Message, RenderOptions, Role, Template, encode_prompt};
 use bellows_qwen::base::Base;
 use bellows_qwen::generate::{Sampling, generate};
+use bellows_kernels::Precision;
 use bellows_qwen::loss::head_loss_only;
 use bellows_qwen::model::pass::Pass;
 use burn::tensor::{Device, Int, Tensor, TensorData};
@@ -61,6 +62,6 @@ fn perplexity(base: &Base, ids: &[u32]) -> f64 {
     let hidden = base.model.hidden(Tensor::<2, Int>::from_data(TensorData::new(ints.clone(), [1, n]), &device), &pass);
     let rows = base.model.model.norm.forward(hidden.reshape([n, h]).narrow(0, 0, n - 1));
     let targets = Tensor::from_data(TensorData::new(ints[1..].to_vec(), [n - 1]), &device);
-    let loss = head_loss_only(rows, &base.model.head().val(), targets).into_data().try_into_vec_as::<f32>().unwrap()[0];
+    let loss = head_loss_only(rows, &base.model.head().val(), targets, Precision::F32).into_data().try_into_vec_as::<f32>().unwrap()[0];
     (f64::from(loss) / (n - 1) as f64).exp()
 }

@@ -10,12 +10,13 @@
 mod implicit;
 #[cfg(test)]
 pub(crate) mod reference;
-mod scratch;
+pub(crate) mod scratch;
 mod shape;
 pub mod simd;
 mod winograd;
 
-pub use shape::{ConvShape, Epilogue, Precision};
+pub use crate::policy::Precision;
+pub use shape::{ConvShape, Epilogue};
 
 /// How a convolution is computed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

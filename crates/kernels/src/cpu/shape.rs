@@ -72,18 +72,6 @@ fn out_size(size: usize, kernel: usize, stride: usize, padding: usize) -> usize 
     (size + 2 * padding).checked_sub(kernel).map_or(0, |room| room / stride + 1)
 }
 
-/// How exactly the implicit algorithm multiplies. Tensors and sums are f32 in either case, and so is Winograd's method, whose transforms
-/// would make five times as much of the rounding.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum Precision {
-    /// f32.
-    #[default]
-    F32,
-    /// Factors rounded to bf16 where the processor has an instruction for that (AVX-512-BF16), an error of about 0.2 % of the results'
-    /// root mean square; elsewhere f32.
-    Bf16,
-}
-
 /// What is done to an output tile before it is stored: + `bias[co]`, then SiLU.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Epilogue<'a> {

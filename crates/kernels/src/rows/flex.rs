@@ -37,7 +37,7 @@ impl RowOps for Flex {
 }
 
 /// The values of an integer tensor as indices.
-fn ids(tensor: &FlexTensor) -> Option<Vec<usize>> {
+pub(crate) fn ids(tensor: &FlexTensor) -> Option<Vec<usize>> {
     let index = |id: i64| usize::try_from(id).unwrap_or(usize::MAX);
     match tensor.dtype() {
         DType::I64 => Some(tensor.as_slice::<i64>()?.iter().map(|&id| index(id)).collect()),

@@ -11,6 +11,8 @@ use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Backend, Dispatch, backend_extension};
 use burn::tensor::{Int, Tensor};
 
+pub(crate) use flex::ids;
+
 /// Operations on rows, without gradient.
 #[backend_extension(Flex, Cube)]
 pub trait RowOps: Backend {

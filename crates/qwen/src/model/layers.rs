@@ -3,9 +3,8 @@
 //! Field names are those of the published checkpoints, so that a parameter's path is its tensor's name. Weights are kept `[out, in]` as
 //! checkpoints store them. Hidden states are `[B, S, h]`.
 
-use bellows_kernels::{masked_softmax, rms_norm, rotate, swiglu};
+use bellows_kernels::{attention, linear, rms_norm, rotate, swiglu};
 use burn::module::{Module, Param};
-use burn::tensor::activation::softmax;
 use burn::tensor::{Device, Tensor};
 
 use super::ModelConfig;
@@ -36,14 +35,11 @@ impl Linear {
     /// `[B, S, in]` to `[B, S, out]`.
     pub fn forward(&self, x: Tensor<3>, pass: &Pass) -> Tensor<3> {
         let ([b, s, input], [out, _]) = (x.dims(), self.weight.dims());
-        let rows = x.reshape([b * s, input]);
-        let mut y = rows.clone().matmul(self.weight.val().t());
-        if let Some(lora) = &self.lora {
-            y = lora.add_to(y, rows, &self.weight.val(), pass);
-        }
-        if let Some(bias) = &self.bias {
-            y = y + bias.val().unsqueeze();
-        }
+        let (rows, weight, bias) = (x.reshape([b * s, input]), self.weight.val(), self.bias.as_ref().map(Param::val));
+        let y = match &self.lora {
+            Some(lora) => lora.forward(rows, weight, bias, pass),
+            None => linear(rows, weight, bias, pass.precision),
+        };
         y.reshape([b, s, out])
     }
 }
@@ -122,16 +118,8 @@ impl Attention {
             Some(cache) => cache.extend(k, v),
             None => (k, v),
         };
-        // The query heads of a group share their key head: together they are the rows of one product.
-        let group = self.heads / self.kv_heads;
-        let scores = q.reshape([b, self.kv_heads, group * s, d]).matmul(k.swap_dims(2, 3));
-        let scale = 1.0 / (d as f64).sqrt();
-        let p = match &pass.mask {
-            Some(mask) => masked_softmax(scores, mask.clone(), scale),
-            None => softmax(scores.mul_scalar(scale), 3),
-        };
-        let y = p.matmul(v);
-        let y = y.reshape([b, self.heads, s, d]).swap_dims(1, 2).reshape([b, s, self.heads * d]);
+        let y = attention(q, k, v, pass.first.clone(), 1.0 / (d as f64).sqrt());
+        let y = y.swap_dims(1, 2).reshape([b, s, self.heads * d]);
         self.o_proj.forward(y, pass)
     }
 }

@@ -3,9 +3,10 @@
 //! The branch is computed beside the frozen map, never composed with it: `x Aᵀ Bᵀ` costs r (in + out) products a token and keeps
 //! nothing of the weight's size.
 
+use bellows_kernels::{LowRank, Precision, linear, lora_linear};
 use bellows_learner::Rng;
 use burn::module::{Module, Param};
-use burn::tensor::{Device, Tensor, TensorData};
+use burn::tensor::{DType, Device, Tensor, TensorData};
 use rayon::prelude::*;
 
 use super::pass::Pass;
@@ -72,8 +73,9 @@ impl Lora {
         self.scaling
     }
 
-    /// `base = x Wᵀ` with the branch added; x `[N, in]`.
-    pub(super) fn add_to(&self, base: Tensor<2>, x: Tensor<2>, weight: &Tensor<2>, pass: &Pass) -> Tensor<2> {
+    /// `x Wᵀ + b` with the branch added; x `[N, in]`, W `[out, in]`.
+    pub(super) fn forward(&self, x: Tensor<2>, weight: Tensor<2>, bias: Option<Tensor<1>>, pass: &Pass) -> Tensor<2> {
+        let precision = pass.precision;
         let dropped = match pass.draws {
             Some(draws) if self.dropout > 0.0 => {
                 let mask = keep_mask(x.dims(), self.dropout, &draws.stream("dropout", self.stream), &x.device());
@@ -81,26 +83,41 @@ impl Lora {
             }
             _ => None,
         };
-        let input = dropped.clone().unwrap_or(x);
-        let branch = input.matmul(self.lora_A.val().t()).matmul(self.lora_B.val().t()).mul_scalar(self.scaling);
-        let Some(magnitude) = &self.lora_magnitude_vector else { return base + branch };
+        let (a, b) = (self.lora_A.val(), self.lora_B.val());
+        if dropped.is_none() && self.lora_magnitude_vector.is_none() {
+            return lora_linear(x, weight, bias, LowRank { a, b, scaling: self.scaling }, precision);
+        }
+        let branch = |input: Tensor<2>| {
+            let inner = linear(input, a.clone(), None, Precision::F32);
+            linear(inner, b.clone(), None, Precision::F32).mul_scalar(self.scaling)
+        };
+        let Some(magnitude) = &self.lora_magnitude_vector else {
+            return linear(x.clone(), weight, bias, precision) + branch(dropped.unwrap_or(x));
+        };
         // The norm counts as a constant (DoRA, section 4.3). With dropout, only what passed it is rescaled, as in PEFT.
-        let ratio = (magnitude.val() / self.row_norms(weight).detach()).unsqueeze::<2>();
-        let rescaled = dropped.map_or_else(|| base.clone(), |x| x.matmul(weight.clone().t()));
-        base + rescaled * ratio.clone().sub_scalar(1.0) + branch * ratio
+        let ratio = (magnitude.val() / self.row_norms(&weight).detach()).unsqueeze::<2>();
+        let base = linear(x.clone(), weight.clone(), None, precision);
+        let rescaled = dropped.clone().map_or_else(|| base.clone(), |x| linear(x, weight, None, precision));
+        let y = base + rescaled * ratio.clone().sub_scalar(1.0) + branch(dropped.unwrap_or(x)) * ratio;
+        match bias {
+            Some(bias) => y + bias.unsqueeze(),
+            None => y,
+        }
     }
 
     /// ‖W + s B A‖ of each row, `[out]`, without composing it: `‖w‖² + 2 s b·(A w) + s² b·(A Aᵀ b)`.
     fn row_norms(&self, weight: &Tensor<2>) -> Tensor<1> {
+        let weight = weight.clone().cast(DType::F32);
         let (a, b) = (self.lora_A.val().detach(), self.lora_B.val().detach());
         let [out, _] = b.dims();
-        let cross = (weight.clone().matmul(a.clone().t()) * b.clone()).sum_dim(1).mul_scalar(2.0 * self.scaling);
+        let cross = (linear(weight.clone(), a.clone(), None, Precision::F32) * b.clone()).sum_dim(1).mul_scalar(2.0 * self.scaling);
         let own = (b.clone().matmul(a.clone().matmul(a.t())) * b).sum_dim(1).mul_scalar(self.scaling * self.scaling);
-        (weight.clone().square().sum_dim(1) + cross + own).sqrt().reshape([out])
+        (weight.square().sum_dim(1) + cross + own).sqrt().reshape([out])
     }
 
     /// W' as a dense weight, `[out, in]`.
     pub fn merge(&self, weight: Tensor<2>) -> Tensor<2> {
+        let weight = weight.cast(DType::F32);
         let dense = weight.clone() + self.lora_B.val().matmul(self.lora_A.val()).mul_scalar(self.scaling);
         match &self.lora_magnitude_vector {
             Some(magnitude) => {

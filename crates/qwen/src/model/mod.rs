@@ -6,9 +6,9 @@ pub mod layers;
 pub mod lora;
 pub mod pass;
 
+use bellows_kernels::{Precision, linear};
 use burn::module::{Module, Param};
-use burn::tensor::module::embedding;
-use burn::tensor::{Device, Int, Tensor};
+use burn::tensor::{DType, Device, Int, Tensor};
 
 pub use config::{ConfigError, ModelConfig};
 use layers::{Layer, Linear, RmsNorm, frozen};
@@ -57,7 +57,10 @@ impl CausalLm {
 
     /// Token ids `[B, S]` to embeddings `[B, S, h]`.
     pub fn embed(&self, ids: Tensor<2, Int>) -> Tensor<3> {
-        embedding(self.model.embed_tokens.weight.val(), ids)
+        let [b, s] = ids.dims();
+        let rows = self.model.embed_tokens.weight.val().select(0, ids.reshape([b * s])).cast(DType::F32);
+        let h = rows.dims()[1];
+        rows.reshape([b, s, h])
     }
 
     /// The head's weight, `[V, h]`.
@@ -72,14 +75,14 @@ impl CausalLm {
 
     /// Logits `[B, S, V]` of every position, in one graph: for tests and short inputs.
     pub fn forward(&self, ids: Tensor<2, Int>, pass: &Pass) -> Tensor<3> {
-        self.logits(self.hidden(ids, pass))
+        self.logits(self.hidden(ids, pass), pass.precision)
     }
 
     /// Logits `[B, S, V]` of hidden states `[B, S, h]`.
-    pub fn logits(&self, hidden: Tensor<3>) -> Tensor<3> {
+    pub fn logits(&self, hidden: Tensor<3>, precision: Precision) -> Tensor<3> {
         let [b, s, h] = hidden.dims();
         let rows = self.model.norm.forward(hidden).reshape([b * s, h]);
-        let logits = rows.matmul(self.head().val().t());
+        let logits = linear(rows, self.head().val(), None, precision);
         let vocab = logits.dims()[1];
         logits.reshape([b, s, vocab])
     }
@@ -88,7 +91,7 @@ impl CausalLm {
     pub fn next_logits(&self, ids: Tensor<2, Int>, pass: &Pass, caches: &mut [KvCache]) -> Tensor<2> {
         let x = self.model.layers.iter().zip(caches).fold(self.embed(ids), |x, (layer, cache)| layer.forward(x, pass, Some(cache)));
         let [b, s, h] = x.dims();
-        self.logits(x.narrow(1, s - 1, 1).reshape([b, 1, h])).squeeze_dim(1)
+        self.logits(x.narrow(1, s - 1, 1).reshape([b, 1, h]), pass.precision).squeeze_dim(1)
     }
 
     /// The linear maps of all layers by the names LoRA targets go by: `model.layers.0.self_attn.q_proj`.

@@ -1,9 +1,8 @@
-//! What all layers share in one pass over a batch: rotary angles, the attention mask, and the key of this pass's random draws.
+//! What all layers share in one pass over a batch: rotary angles, which tokens see which, and the key of this pass's random draws.
 
-use bellows_kernels::decoder::BLOCKED;
+use bellows_kernels::Precision;
 use bellows_learner::Rng;
-use burn::tensor::{Device, Tensor, TensorData};
-use rayon::prelude::*;
+use burn::tensor::{Device, Int, Tensor, TensorData};
 
 use super::ModelConfig;
 
@@ -12,8 +11,10 @@ use super::ModelConfig;
 pub struct Pass {
     /// Rotary angles of the batch's positions.
     pub rope: Rope,
-    /// Added to the scores, `[1 or B, 1, group S, T]`; `None` where every query may see every key.
-    pub mask: Option<Tensor<4>>,
+    /// The first key that each token sees, `[B, S]`: they see what lies between that and themselves.
+    pub first: Tensor<2, Int>,
+    /// How exactly the model's own weights are multiplied.
+    pub precision: Precision,
     /// Where dropout and embedding noise are drawn from; `None` in evaluation.
     pub draws: Option<Draws>,
 }
@@ -37,45 +38,36 @@ impl Draws {
 }
 
 impl Pass {
-    /// A batch of `positions` and `documents`, both `[B, S]` row-major; tokens see earlier tokens of their own document.
+    /// A batch of `positions` and `documents`, both `[B, S]` row-major; tokens see earlier tokens of their own document, which lie side by side.
     ///
-    /// Padding at the end of a row needs no document of its own: nothing before it sees it. `group` is the number of query heads that
-    /// share a key head.
+    /// Padding at the end of a row needs no document of its own: nothing before it sees it.
     pub fn new(shape: [usize; 2], positions: &[i32], documents: &[i32], config: &ModelConfig, device: &Device) -> Self {
-        let [batch, seq] = shape;
-        let plain = documents.iter().all(|&d| d == documents[0]);
-        let rows = if plain { 1 } else { batch };
-        let group = config.num_attention_heads / config.num_key_value_heads;
-        let mut mask = vec![0.0; rows * group * seq * seq];
-        mask.par_chunks_mut(seq).enumerate().for_each(|(i, row)| {
-            let (b, q) = (i / (group * seq), i % seq);
-            let document = |t: usize| documents[b * seq + t];
-            for (t, value) in row.iter_mut().enumerate() {
-                if t > q || document(t) != document(q) {
-                    *value = BLOCKED;
-                }
+        let seq = shape[1];
+        let mut first = vec![0; documents.len()];
+        for (first, documents) in first.chunks_mut(seq).zip(documents.chunks(seq)) {
+            for t in 1..documents.len() {
+                first[t] = if documents[t] == documents[t - 1] { first[t - 1] } else { t as i32 };
             }
-        });
-        let mask = Tensor::from_data(TensorData::new(mask, [rows, 1, group * seq, seq]), device);
-        Self { rope: Rope::new(shape, positions, config, device), mask: Some(mask), draws: None }
+        }
+        let first = Tensor::from_data(TensorData::new(first, shape), device);
+        Self { rope: Rope::new(shape, positions, config, device), first, precision: Precision::F32, draws: None }
     }
 
     /// `tokens` new tokens after `past` old ones in every row.
     pub fn after(past: usize, batch: usize, tokens: usize, config: &ModelConfig, device: &Device) -> Self {
         let positions: Vec<i32> = (0..batch).flat_map(|_| past as i32..(past + tokens) as i32).collect();
-        let rope = Rope::new([batch, tokens], &positions, config, device);
-        if tokens == 1 {
-            return Self { rope, mask: None, draws: None };
-        }
-        let (group, total) = (config.num_attention_heads / config.num_key_value_heads, past + tokens);
-        let blocked = |i: usize| if i % total > past + (i / total) % tokens { BLOCKED } else { 0.0 };
-        let mask: Vec<f32> = (0..group * tokens * total).map(blocked).collect();
-        Self { rope, mask: Some(Tensor::from_data(TensorData::new(mask, [1, 1, group * tokens, total]), device)), draws: None }
+        let shape = [batch, tokens];
+        Self { rope: Rope::new(shape, &positions, config, device), first: Tensor::zeros(shape, device), precision: Precision::F32, draws: None }
     }
 
     /// The same with dropout.
     pub fn with_draws(self, draws: Draws) -> Self {
         Self { draws: Some(draws), ..self }
+    }
+
+    /// The same with products of this precision.
+    pub fn with_precision(self, precision: Precision) -> Self {
+        Self { precision, ..self }
     }
 
     /// The same on the autodiff device, or off it.
@@ -85,7 +77,12 @@ impl Pass {
             (false, true) => t.clone().inner(),
             _ => t.clone(),
         };
-        Self { rope: Rope { cos: to(&self.rope.cos), sin: to(&self.rope.sin) }, mask: self.mask.as_ref().map(to), draws: self.draws }
+        let first = match (autodiff, self.rope.cos.is_autodiff()) {
+            (true, false) => Tensor::from_inner(self.first.clone()),
+            (false, true) => self.first.clone().inner(),
+            _ => self.first.clone(),
+        };
+        Self { rope: Rope { cos: to(&self.rope.cos), sin: to(&self.rope.sin) }, first, precision: self.precision, draws: self.draws }
     }
 }
 

@@ -9,7 +9,8 @@ mod weight_grad;
 #[cfg(test)]
 mod tests;
 
-use super::shape::{ConvShape, Epilogue, Precision};
+use super::Precision;
+use super::shape::{ConvShape, Epilogue};
 use super::simd::{self, Level};
 use pack::Weights;
 use product::{Phase, Product};

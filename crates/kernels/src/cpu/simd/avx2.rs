@@ -8,7 +8,9 @@
 use std::arch::asm;
 use std::arch::x86_64::*;
 
-use super::set::{ReduceTile, Simd, Task, Tile, end, with_sizes};
+use half::bf16;
+
+use super::set::{PanelTile, ReduceTile, Simd, Task, Tile, end, with_sizes};
 
 /// Proof that the processor has the features.
 #[derive(Clone, Copy)]
@@ -124,6 +126,51 @@ unsafe fn tile<const N: usize, const PART: bool, const PREFETCH: bool>(t: Tile<'
                         let v = if t.accumulate { _mm256_add_ps(_mm256_loadu_ps(p), v) } else { v };
                         _mm256_storeu_ps(p, v);
                     }
+                }
+            }
+        }
+    }
+}
+
+/// [`Simd::panel_tile`] over `N` vectors of columns, the last of which stores the lanes of `last`.
+///
+/// # Safety
+/// The caller has run [`PanelTile::check`], and `cols` is as `N` and `last` say.
+#[target_feature(enable = "avx2,fma")]
+unsafe fn panel<const N: usize>(t: PanelTile<'_, '_>, last: __m256i) {
+    let mut acc = [[_mm256_setzero_ps(); N]; MR];
+    let (mut a, mut b) = (t.a.as_ptr(), t.b.as_ptr());
+    for _ in 0..t.depth {
+        // SAFETY: a holds depth rows of MR cells, and b depth rows of N vectors.
+        unsafe {
+            let mut bv = [_mm256_setzero_ps(); N];
+            for (j, v) in bv.iter_mut().enumerate() {
+                *v = _mm256_loadu_ps(b.add(j * L));
+            }
+            for (i, row) in acc.iter_mut().enumerate() {
+                if N == 3 {
+                    multiply_row(a.add(i), bv[0], bv[N / 2], bv[N - 1], row);
+                    continue;
+                }
+                let x = _mm256_broadcast_ss(&*a.add(i));
+                for (v, b) in row.iter_mut().zip(bv) {
+                    *v = _mm256_fmadd_ps(x, b, *v);
+                }
+            }
+            (a, b) = (a.add(MR), b.add(N * L));
+        }
+    }
+    for (c, row) in t.c.iter_mut().zip(&acc) {
+        for (j, &v) in row.iter().enumerate() {
+            // SAFETY: the lanes read and written are < cols: inside c by PanelTile::check.
+            unsafe {
+                let p = c.as_mut_ptr().add(t.at + j * L);
+                if j + 1 == N {
+                    let v = if t.accumulate { _mm256_add_ps(_mm256_maskload_ps(p, last), v) } else { v };
+                    _mm256_maskstore_ps(p, last, v);
+                } else {
+                    let v = if t.accumulate { _mm256_add_ps(_mm256_loadu_ps(p), v) } else { v };
+                    _mm256_storeu_ps(p, v);
                 }
             }
         }
@@ -337,6 +384,27 @@ impl Simd for Avx2 {
         for line in src.chunks(16) {
             // SAFETY: a hint, which touches no memory that the program can observe. (ET0 is PREFETCHW, as old as these features.)
             unsafe { _mm_prefetch::<_MM_HINT_ET0>(line.as_ptr().cast()) };
+        }
+    }
+    #[inline(always)]
+    fn load_bf16(self, src: &[bf16], n: usize) -> __m256 {
+        let mut part = [bf16::ZERO; L];
+        part[..n].copy_from_slice(&src[..n]);
+        // SAFETY: `self` proves the features. A bf16 is the upper half of an f32.
+        unsafe { _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(_mm_loadu_si128(part.as_ptr().cast())))) }
+    }
+    #[inline(always)]
+    fn panel_tile(self, t: PanelTile<'_, '_>) {
+        t.check(MR, L);
+        let vectors = t.cols.div_ceil(L);
+        // SAFETY: `self` proves the features; the bounds were checked, and cols is (vectors - 1) * 8 + the lanes of last.
+        unsafe {
+            let last = mask(t.cols - (vectors - 1) * L);
+            match vectors {
+                1 => panel::<1>(t, last),
+                2 => panel::<2>(t, last),
+                _ => panel::<3>(t, last),
+            }
         }
     }
     #[inline(always)]

@@ -8,7 +8,9 @@
 
 use std::arch::x86_64::*;
 
-use super::set::{ReduceTile, Simd, Task, Tile, end, with_sizes};
+use half::bf16;
+
+use super::set::{PanelTile, ReduceTile, Simd, Task, Tile, end, with_sizes};
 
 /// Proof that the processor has the features.
 #[derive(Clone, Copy)]
@@ -110,6 +112,47 @@ macro_rules! micro_kernels {
             }
         }
 
+        /// [`Simd::panel_tile`] over `N` vectors of columns, the last of which stores the lanes of `last`.
+        ///
+        /// # Safety
+        /// The caller has run [`PanelTile::check`], and `cols` is as `N` and `last` say.
+        #[target_feature(enable = $features)]
+        unsafe fn panel<const N: usize>(t: PanelTile<'_, '_>, last: __mmask16) {
+            let mut acc = [[_mm512_setzero_ps(); N]; MR];
+            for c in t.c.iter() {
+                for j in 0..N {
+                    _mm_prefetch::<_MM_HINT_ET0>(c.as_ptr().wrapping_add(t.at + j * L).cast());
+                }
+            }
+            let (mut a, mut b) = (t.a.as_ptr(), t.b.as_ptr());
+            for _ in 0..t.depth {
+                // SAFETY: a holds depth rows of MR cells, and b depth rows of N vectors.
+                unsafe {
+                    let mut bv = [_mm512_setzero_ps(); N];
+                    for (j, v) in bv.iter_mut().enumerate() {
+                        *v = _mm512_loadu_ps(b.add(j * L));
+                    }
+                    for (i, row) in acc.iter_mut().enumerate() {
+                        let x = _mm512_set1_ps(*a.add(i));
+                        for (v, b) in row.iter_mut().zip(bv) {
+                            *v = $multiply_add(x, b, *v);
+                        }
+                    }
+                    (a, b) = (a.add(MR), b.add(N * L));
+                }
+            }
+            for (c, row) in t.c.iter_mut().zip(&acc) {
+                for (j, &v) in row.iter().enumerate() {
+                    // SAFETY: the masked lanes are < cols: inside c by PanelTile::check.
+                    unsafe {
+                        let (p, columns) = (c.as_mut_ptr().add(t.at + j * L), column_mask::<N, true>(j, last));
+                        let v = if t.accumulate { _mm512_add_ps(_mm512_maskz_loadu_ps(columns, p), v) } else { v };
+                        _mm512_mask_storeu_ps(p, columns, v);
+                    }
+                }
+            }
+        }
+
         /// [`Simd::reduce_tile`] of `R` rows and `N` vectors.
         ///
         /// # Safety
@@ -175,6 +218,25 @@ macro_rules! micro_kernels {
             }
         }
 
+        /// [`Simd::panel_tile`](super::Simd::panel_tile).
+        ///
+        /// # Safety
+        /// The processor has the features.
+        #[inline(always)]
+        unsafe fn any_panel(t: PanelTile<'_, '_>) {
+            t.check(MR, L);
+            let vectors = t.cols.div_ceil(L);
+            let last = mask(t.cols - (vectors - 1) * L);
+            // SAFETY: the bounds were checked, and cols is (vectors - 1) * 16 + the lanes of last.
+            unsafe {
+                match vectors {
+                    1 => panel::<1>(t, last),
+                    2 => panel::<2>(t, last),
+                    _ => panel::<3>(t, last),
+                }
+            }
+        }
+
         /// [`Simd::reduce_tile`](super::Simd::reduce_tile).
         ///
         /// # Safety
@@ -192,6 +254,17 @@ macro_rules! micro_kernels {
 pub(super) use micro_kernels;
 
 micro_kernels!("avx512f,avx512vl,avx512dq,avx512bw,avx2,fma", _mm512_fmadd_ps);
+
+/// The values of the lanes of `part` in f32, zero in the others.
+///
+/// # Safety
+/// Those values may be read.
+#[inline]
+#[target_feature(enable = "avx512f,avx512vl,avx512dq,avx512bw,avx2,fma")]
+unsafe fn widen(src: *const bf16, part: __mmask16) -> __m512 {
+    // SAFETY: the mask selects what may be read. A bf16 is the upper half of an f32.
+    unsafe { _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(part, src.cast())))) }
+}
 
 /// 16 x 16 transpose: pairs of rows, then pairs of pairs within 128-bit lanes, then the lanes themselves.
 #[target_feature(enable = "avx512f,avx512vl,avx512dq,avx512bw,avx2,fma")]
@@ -398,6 +471,17 @@ impl Simd for Avx512 {
             // SAFETY: a hint, which touches no memory that the program can observe. (ET0 is PREFETCHW, as old as these features.)
             unsafe { _mm_prefetch::<_MM_HINT_ET0>(line.as_ptr().cast()) };
         }
+    }
+    #[inline(always)]
+    fn load_bf16(self, src: &[bf16], n: usize) -> __m512 {
+        assert!(n <= L && n <= src.len());
+        // SAFETY: `self` proves the features; the mask selects n values, which are there.
+        unsafe { widen(src.as_ptr(), mask(n)) }
+    }
+    #[inline(always)]
+    fn panel_tile(self, t: PanelTile<'_, '_>) {
+        // SAFETY: `self` proves the features.
+        unsafe { any_panel(t) }
     }
     #[inline(always)]
     fn tile(self, t: Tile<'_>) {

@@ -7,7 +7,9 @@ use std::arch::x86_64::*;
 use std::mem::transmute;
 
 use super::avx512::{self, Avx512, L, MR, REDUCE_ROWS, column_mask, mask, micro_kernels};
-use super::set::{ReduceTile, Simd, Task, Tile, with_sizes};
+use half::bf16;
+
+use super::set::{PanelTile, ReduceTile, Simd, Task, Tile, with_sizes};
 
 /// Proof that the processor has AVX-512-BF16 and what [`Avx512`] needs.
 #[derive(Clone, Copy)]
@@ -86,6 +88,7 @@ impl Simd for Avx512Bf16 {
         splat(x: f32) -> V;
         load(src: &[f32]) -> V;
         load_part(src: &[f32], n: usize) -> V;
+        load_bf16(src: &[bf16], n: usize) -> V;
         store(v: V, dst: &mut [f32]);
         store_part(v: V, dst: &mut [f32], n: usize);
         add(a: V, b: V) -> V;
@@ -109,6 +112,11 @@ impl Simd for Avx512Bf16 {
     fn cell(self, low: V, high: V) -> V {
         // SAFETY: `self` proves the features.
         unsafe { pairs(low, high) }
+    }
+    #[inline(always)]
+    fn panel_tile(self, t: PanelTile<'_, '_>) {
+        // SAFETY: `self` proves the features.
+        unsafe { any_panel(t) }
     }
     #[inline(always)]
     fn tile(self, t: Tile<'_>) {

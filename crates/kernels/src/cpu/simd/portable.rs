@@ -3,7 +3,7 @@
 //! No `unsafe` and no intrinsics, so it also runs under Miri. `mul_add` is a multiplication and an addition: where a processor has no
 //! fused instruction, `f32::mul_add` would be a library call per element.
 
-use super::set::{ReduceTile, Simd, Tile, with_sizes};
+use super::set::{PanelTile, ReduceTile, Simd, Tile, with_sizes};
 
 /// Four lanes of plain arithmetic.
 #[derive(Clone, Copy)]
@@ -50,6 +50,29 @@ impl Portable {
                 let before = if t.accumulate { read(c) } else { [0.0; L] };
                 self.store_part(self.add(before, *v), c, n);
             }
+        }
+    }
+}
+
+/// [`Simd::panel_tile`] over `N` vectors of columns, the last of which has `last` columns.
+#[inline(always)]
+fn panel<const N: usize>(t: PanelTile<'_, '_>, last: usize) {
+    let s = Portable;
+    let mut acc = [[[0.0; L]; N]; L];
+    for (a, b) in t.a.chunks_exact(L).zip(t.b.chunks_exact(N * L)).take(t.depth) {
+        let b: [V; N] = std::array::from_fn(|j| s.load(&b[j * L..]));
+        for (row, &a) in acc.iter_mut().zip(a) {
+            for (v, b) in row.iter_mut().zip(b) {
+                *v = s.mul_add([a; L], b, *v);
+            }
+        }
+    }
+    for (c, row) in t.c.iter_mut().zip(&acc) {
+        for (j, v) in row.iter().enumerate() {
+            let n = if j + 1 == N { last } else { L };
+            let c = &mut c[t.at + j * L..][..n];
+            let before = if t.accumulate { read(c) } else { [0.0; L] };
+            s.store_part(s.add(before, *v), c, n);
         }
     }
 }
@@ -161,6 +184,24 @@ impl Simd for Portable {
     fn prefetch_read(self, _: &[f32]) {}
     #[inline(always)]
     fn prefetch_write(self, _: &[f32]) {}
+    #[inline(always)]
+    fn panel_tile(self, t: PanelTile<'_, '_>) {
+        t.check(Self::MR, L);
+        match t.cols.div_ceil(L) {
+            1 => {
+                let last = t.cols;
+                panel::<1>(t, last)
+            }
+            2 => {
+                let last = t.cols - L;
+                panel::<2>(t, last)
+            }
+            _ => {
+                let last = t.cols - 2 * L;
+                panel::<3>(t, last)
+            }
+        }
+    }
     #[inline(always)]
     fn tile(self, t: Tile<'_>) {
         t.check(Self::MR, Self::NR);

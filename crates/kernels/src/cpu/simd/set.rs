@@ -1,5 +1,7 @@
 //! One instruction set, as kernels see it: its vectors, its two micro-kernels and their arguments.
 
+use half::bf16;
+
 /// Where each row of the right-hand matrix of [`Simd::tile`] starts: an implicit im2col is nothing but such a table.
 ///
 /// The greatest entry is kept beside the table (and nothing outside these modules can change either) so that a micro-kernel can prove its bounds with one comparison.
@@ -82,6 +84,38 @@ impl ReduceTile<'_> {
     }
 }
 
+/// Arguments of [`Simd::panel_tile`]: `c[i][at + j] = [c +] sum_k a[k * MR + i] * b[k * width + j]` for `i < rows`, `j < cols`, where
+/// `rows` is `c`'s length and `width` is `cols` rounded up to whole vectors; `a` and `b` hold cells.
+pub struct PanelTile<'a, 'b> {
+    /// Left-hand panel, `[k][MR]`: rows beyond those of `c` must be present, and are not used.
+    pub a: &'a [f32],
+    /// Right-hand panel, `[k][width]`: columns beyond `cols` must be present, and are not used.
+    pub b: &'a [f32],
+    /// Length of the sum.
+    pub depth: usize,
+    /// Rows of the result, 1..=MR of them.
+    pub c: &'a mut [&'b mut [f32]],
+    /// Where the tile begins in each row.
+    pub at: usize,
+    /// Columns stored, 1..=NR.
+    pub cols: usize,
+    /// Add the sum, formed from zero, to what `c` holds instead of overwriting it.
+    pub accumulate: bool,
+}
+
+impl PanelTile<'_, '_> {
+    /// The bounds that the x86 micro-kernels rely on.
+    #[inline(always)]
+    pub(super) fn check(&self, mr: usize, lanes: usize) {
+        assert!((1..=mr).contains(&self.c.len()) && (1..=3 * lanes).contains(&self.cols));
+        assert!(self.depth.saturating_mul(mr) <= self.a.len());
+        assert!(self.depth.saturating_mul(self.cols.next_multiple_of(lanes)) <= self.b.len());
+        for c in self.c.iter() {
+            assert!(self.at.saturating_add(self.cols) <= c.len());
+        }
+    }
+}
+
 impl Tile<'_> {
     /// The bounds that both x86 micro-kernels rely on.
     #[inline(always)]
@@ -142,6 +176,13 @@ pub trait Simd: Copy + Send + Sync + 'static {
     fn load(self, src: &[f32]) -> Self::V;
     /// The first `n <= LANES` values of `src`, then zeros.
     fn load_part(self, src: &[f32], n: usize) -> Self::V;
+    /// The first `n <= LANES` values of `src` in f32, then zeros.
+    #[inline(always)]
+    fn load_bf16(self, src: &[bf16], n: usize) -> Self::V {
+        let mut values = [0.0; MAX_LANES];
+        values[..n].iter_mut().zip(&src[..n]).for_each(|(v, x)| *v = x.to_f32());
+        self.load(&values)
+    }
     /// Writes the first `LANES` values of `dst`, which must be that long.
     fn store(self, v: Self::V, dst: &mut [f32]);
     /// Writes the first `n <= LANES` values of `dst`.
@@ -198,6 +239,8 @@ pub trait Simd: Copy + Send + Sync + 'static {
     }
     /// The matrix micro-kernel, lanes along the columns: see [`Tile`].
     fn tile(self, tile: Tile<'_>);
+    /// The micro-kernel of plain matrices, both packed: see [`PanelTile`].
+    fn panel_tile(self, tile: PanelTile<'_, '_>);
     /// The micro-kernel for a reduction over pixels, lanes along output channels: see [`ReduceTile`].
     fn reduce_tile(self, tile: ReduceTile<'_>);
 

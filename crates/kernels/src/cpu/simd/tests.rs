@@ -53,8 +53,11 @@ impl Task for Lanewise {
         for power in [-126, -1, 0, 1, 127] {
             assert_eq!(lanes(s.exp2_integer(s.splat(power as f32))), vec![2f32.powi(power); n]);
         }
+        let halves: Vec<half::bf16> = a.iter().map(|&a| half::bf16::from_f32(a)).collect();
         for part in 0..=n {
             let mut expected = vec![0.0; n];
+            expected[..part].iter_mut().zip(&halves).for_each(|(e, h)| *e = h.to_f32());
+            assert_eq!(lanes(s.load_bf16(&halves[..part], part)), expected);
             expected[..part].copy_from_slice(&a[..part]);
             assert_eq!(lanes(s.load_part(&a[..part], part)), expected);
             let mut out = vec![7.0; n];
@@ -164,6 +167,25 @@ impl Task for Products {
                         let sum = |j: usize| (0..depth).map(|k| a.product(k * S::MR + i, &b, table[k] as usize + j)).sum::<f32>();
                         let expected = if j >= cols { before } else { sum(j) + if accumulate { before } else { 0.0 } };
                         assert!((c - expected).abs() < 1e-5, "{rows} {cols} {i} {j}: {c} {expected}");
+                    }
+                }
+            }
+        }
+        for cols in 1..=S::NR {
+            let width = cols.next_multiple_of(S::LANES);
+            for rows in 1..=S::MR {
+                let (a, b) = (Cells::new(s, depth * S::MR), Cells::new(s, depth * width));
+                for accumulate in [false, true] {
+                    let mut lines: Vec<Vec<f32>> = (0..rows).map(|_| values(3 + cols)).collect();
+                    let before = lines[0].clone();
+                    let mut c: Vec<&mut [f32]> = lines.iter_mut().map(Vec::as_mut_slice).collect();
+                    s.panel_tile(PanelTile { a: &a.cells, b: &b.cells, depth, c: &mut c, at: 3, cols, accumulate });
+                    for (i, line) in lines.iter().enumerate() {
+                        for (at, (&c, &before)) in line.iter().zip(&before).enumerate() {
+                            let sum = |j: usize| (0..depth).map(|k| a.product(k * S::MR + i, &b, k * width + j)).sum::<f32>();
+                            let expected = if at < 3 { before } else { sum(at - 3) + if accumulate { before } else { 0.0 } };
+                            assert!((c - expected).abs() < 1e-5, "{rows} {cols} {i} {at}: {c} {expected}");
+                        }
                     }
                 }
             }

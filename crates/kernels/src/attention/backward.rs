@@ -1,0 +1,153 @@
+//! The backward pass, in two: by queries for their gradient, by keys for those of keys and values. Both make the probabilities once more.
+
+use std::ops::Range;
+
+use super::blocks::{ACROSS, Inputs, Panels, Rows, Tiles};
+use super::forward::visible;
+use crate::cpu::scratch;
+use crate::cpu::simd::{Simd, Task};
+use crate::products::{Operand, Stored};
+
+/// What the backward pass reads beside the inputs: dy, and for each query, `[B, H, S]`, the logarithm of its sum and `Σ y dy`.
+#[derive(Clone, Copy)]
+pub(super) struct Above<'a> {
+    pub dy: &'a [f32],
+    pub sums: &'a [f32],
+    pub dots: &'a [f32],
+}
+
+/// Computes the gradient of some queries.
+pub(super) struct Queries<'a, 'b> {
+    pub inputs: Inputs<'a>,
+    pub above: Above<'a>,
+    pub rows: Rows<'b>,
+}
+
+impl Task for Queries<'_, '_> {
+    type Out = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(mut self, s: S) {
+        let Inputs { sizes, scale, .. } = self.inputs;
+        let Rows { head, ref queries, ref mut out } = self.rows;
+        let (d, group, count) = (sizes.d, sizes.group, queries.len());
+        let (keys, values) = (self.inputs.keys(self.inputs.k, head), self.inputs.keys(self.inputs.v, head));
+        let first = &self.inputs.first(head)[queries.clone()];
+        let end = sizes.position(queries.end - 1) + 1;
+        let start = first.iter().copied().min().unwrap_or(0).min(end);
+
+        let pack = |of, j| Panels::of(s, &self.inputs.queries(of, head * group + j)[queries.start * d..queries.end * d], d);
+        let panels: Vec<[Panels; 2]> = (0..group).map(|j| [pack(self.inputs.q, j), pack(self.above.dy, j)]).collect();
+        let mut ds = Panels::new(s, count, ACROSS);
+        let mut tiles = Tiles::new(s, d.max(ACROSS), d.max(ACROSS));
+        let [mut scores, mut slopes] = [0, 1].map(|_| scratch::take(group * count * ACROSS));
+        for from in (start..end).step_by(ACROSS) {
+            let to = end.min(from + ACROSS);
+            for (of, (stored, into)) in [(keys, &mut scores), (values, &mut slopes)].into_iter().enumerate() {
+                tiles.fill(s, Operand::lines(Stored::F32(stored), d), 0..d, from..to);
+                let mut rows: Vec<&mut [f32]> = into.chunks_exact_mut(ACROSS).collect();
+                for (panels, rows) in panels.iter().zip(rows.chunks_mut(count)) {
+                    panels[of].times(s, &tiles, rows, false);
+                }
+            }
+            for (i, (row, slopes)) in scores.chunks_exact_mut(ACROSS).zip(slopes.chunks_exact(ACROSS)).enumerate() {
+                let (head, query) = (head * group + i / count, i % count);
+                let at = head * sizes.s + queries.start + query;
+                let seen = visible(first[query]..sizes.position(queries.start + query) + 1, from..to);
+                let row = &mut row[..to - from];
+                row[..seen.start].fill(0.0);
+                row[seen.end..].fill(0.0);
+                let (sum, dot) = (s.splat(-self.above.sums[at]), s.splat(self.above.dots[at]));
+                for (x, dp) in row[seen.clone()].chunks_mut(S::LANES).zip(slopes[seen].chunks(S::LANES)) {
+                    let n = x.len();
+                    let p = s.exp(s.mul_add(s.load_part(x, n), s.splat(scale), sum));
+                    let ds = s.mul(s.mul(p, s.sub(s.load_part(dp, n), dot)), s.splat(scale));
+                    s.store_part(ds, x, n);
+                }
+            }
+            tiles.fill(s, Operand::terms(Stored::F32(keys), d), from..to, 0..d);
+            for (rows, dq) in scores.chunks_exact(count * ACROSS).zip(out.chunks_mut(count)) {
+                ds.fill(s, Operand::lines(Stored::F32(rows), ACROSS), count, to - from);
+                ds.times(s, &tiles, dq, from > start);
+            }
+        }
+    }
+}
+
+/// Computes the gradients of some keys of a key head, and of their values.
+pub(super) struct Keys<'a, 'b> {
+    pub inputs: Inputs<'a>,
+    pub above: Above<'a>,
+    pub head: usize,
+    pub keys: Range<usize>,
+    /// Rows of dk and dv.
+    pub out: [Vec<&'b mut [f32]>; 2],
+}
+
+impl Task for Keys<'_, '_> {
+    type Out = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(mut self, s: S) {
+        let Inputs { sizes, .. } = self.inputs;
+        let (d, group, count) = (sizes.d, sizes.group, self.keys.len());
+        let part = self.keys.start * d..self.keys.end * d;
+        let panels = [self.inputs.k, self.inputs.v].map(|of| Panels::of(s, &self.inputs.keys(of, self.head)[part.clone()], d));
+        let mut weights = Panels::new(s, count, ACROSS);
+        let mut tiles = Tiles::new(s, d.max(ACROSS), d.max(ACROSS));
+        let mut blocks = [0, 1].map(|_| scratch::take(count * ACROSS));
+        self.out.iter_mut().flatten().for_each(|row| row.fill(0.0));
+        // The queries before these do not see the first key.
+        let start = (self.keys.start + sizes.s).saturating_sub(sizes.t);
+        for j in 0..group {
+            let head = self.head * group + j;
+            let of_queries = [self.inputs.q, self.above.dy].map(|of| self.inputs.queries(of, head));
+            for from in (start..sizes.s).step_by(ACROSS) {
+                let queries = from..sizes.s.min(from + ACROSS);
+                if self.inputs.first(self.head)[queries.clone()].iter().all(|&first| first >= self.keys.end) {
+                    continue;
+                }
+                for ((panels, block), queried) in panels.iter().zip(&mut blocks).zip(of_queries) {
+                    tiles.fill(s, Operand::lines(Stored::F32(queried), d), 0..d, queries.clone());
+                    let mut rows: Vec<&mut [f32]> = block.chunks_exact_mut(ACROSS).collect();
+                    panels.times(s, &tiles, &mut rows, false);
+                }
+                let [p, ds] = &mut blocks;
+                for (i, (p, ds)) in p.chunks_exact_mut(ACROSS).zip(ds.chunks_exact_mut(ACROSS)).enumerate() {
+                    self.probabilities(s, self.keys.start + i, head, queries.clone(), p, ds);
+                }
+                // dk from ds and q, dv from p and dy.
+                for ((block, out), queried) in blocks.iter().rev().zip(&mut self.out).zip(of_queries) {
+                    weights.fill(s, Operand::lines(Stored::F32(block), ACROSS), count, queries.len());
+                    tiles.fill(s, Operand::terms(Stored::F32(queried), d), queries.clone(), 0..d);
+                    weights.times(s, &tiles, out, true);
+                }
+            }
+        }
+    }
+}
+
+impl Keys<'_, '_> {
+    /// Of key `key` and some queries of a head: scores to probabilities, and their slopes to those of the scores.
+    #[inline(always)]
+    fn probabilities<S: Simd>(&self, s: S, key: usize, head: usize, queries: Range<usize>, p: &mut [f32], ds: &mut [f32]) {
+        let Inputs { sizes, scale, .. } = self.inputs;
+        let (p, ds) = (&mut p[..queries.len()], &mut ds[..queries.len()]);
+        // Queries from this one on are behind the key.
+        let seeing = visible((key + sizes.s).saturating_sub(sizes.t)..sizes.s, queries.clone());
+        p[..seeing.start].fill(0.0);
+        ds[..seeing.start].fill(0.0);
+        let at = head * sizes.s + queries.start + seeing.start;
+        let first = &self.inputs.first(self.head)[queries.start + seeing.start..];
+        let (p, ds) = (&mut p[seeing.clone()], &mut ds[seeing]);
+        for (v, (p, ds)) in p.chunks_mut(S::LANES).zip(ds.chunks_mut(S::LANES)).enumerate() {
+            let (n, at) = (p.len(), at + v * S::LANES);
+            let sum = s.load_part(&self.above.sums[at..], n);
+            s.store_part(s.exp(s.sub(s.mul(s.load_part(p, n), s.splat(scale)), sum)), p, n);
+            // Queries of other documents.
+            p.iter_mut().zip(&first[v * S::LANES..]).filter(|(_, first)| **first > key).for_each(|(p, _)| *p = 0.0);
+            let slope = s.sub(s.load_part(ds, n), s.load_part(&self.above.dots[at..], n));
+            s.store_part(s.mul(s.mul(s.load_part(p, n), slope), s.splat(scale)), ds, n);
+        }
+    }
+}

@@ -1,0 +1,167 @@
+//! What the passes share: sizes, how rows are divided into tasks, and products of packed blocks.
+
+use std::ops::Range;
+
+use crate::cpu::scratch::{self, Buffer};
+use crate::cpu::simd::{MAX_LANES, PanelTile, Simd};
+use crate::products::{Operand, Stored};
+
+/// Keys (or, seen from a key, queries) that a block of rows meets at a time: whole tiles of every instruction set.
+pub(super) const ACROSS: usize = 96;
+
+/// The sizes of a problem.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Sizes {
+    pub b: usize,
+    /// Key heads.
+    pub g: usize,
+    /// Query heads to a key head.
+    pub group: usize,
+    pub s: usize,
+    pub t: usize,
+    pub d: usize,
+}
+
+impl Sizes {
+    /// Queries of a head that a task has: the heads of a group share what is packed of their keys, and few queries waste less on keys that only
+    /// the last of them see.
+    pub(super) fn queries(&self) -> usize {
+        (384 / self.group / 16 * 16).clamp(64, 128)
+    }
+
+    /// The position of query `s`.
+    pub(super) fn position(&self, s: usize) -> usize {
+        self.t - self.s + s
+    }
+}
+
+/// What all tasks read.
+#[derive(Clone, Copy)]
+pub(super) struct Inputs<'a> {
+    pub sizes: Sizes,
+    pub q: &'a [f32],
+    pub k: &'a [f32],
+    pub v: &'a [f32],
+    /// The first key that each query sees, `[B, S]`.
+    pub first: &'a [usize],
+    pub scale: f32,
+}
+
+impl<'a> Inputs<'a> {
+    /// The keys or values `[T, d]` of key head `head` (of all of B G).
+    pub(super) fn keys(&self, of: &'a [f32], head: usize) -> &'a [f32] {
+        let len = self.sizes.t * self.sizes.d;
+        &of[head * len..][..len]
+    }
+
+    /// The queries (or what has their shape) `[S, d]` of query head `head` (of all of B H).
+    pub(super) fn queries(&self, of: &'a [f32], head: usize) -> &'a [f32] {
+        let len = self.sizes.s * self.sizes.d;
+        &of[head * len..][..len]
+    }
+
+    /// The first keys of the queries of the batch that key head `head` belongs to.
+    pub(super) fn first(&self, head: usize) -> &'a [usize] {
+        let Sizes { g, s, .. } = self.sizes;
+        &self.first[head / g * s..][..s]
+    }
+}
+
+/// The queries `from..end` of all heads of a group.
+pub(super) struct Rows<'a> {
+    /// Key head, of all of B G.
+    pub head: usize,
+    pub queries: Range<usize>,
+    /// The result's rows, `d` long, head by head.
+    pub out: Vec<&'a mut [f32]>,
+}
+
+/// The tasks of a result `[B, H, S, d]`, those that see most keys first.
+pub(super) fn by_queries(sizes: Sizes, out: &mut [f32]) -> Vec<Rows<'_>> {
+    let Sizes { b, g, group, s, d, .. } = sizes;
+    let (size, blocks) = (sizes.queries(), s.div_ceil(sizes.queries()));
+    let task = |i: usize| {
+        let from = i % blocks * size;
+        Rows { head: i / blocks, queries: from..s.min(from + size), out: Vec::with_capacity(group * size) }
+    };
+    let mut tasks: Vec<Rows<'_>> = (0..b * g * blocks).map(task).collect();
+    for (head, plane) in out.chunks_exact_mut(s * d).enumerate() {
+        for (i, block) in plane.chunks_mut(size * d).enumerate() {
+            tasks[head / group * blocks + i].out.extend(block.chunks_exact_mut(d));
+        }
+    }
+    tasks.sort_by_key(|task| std::cmp::Reverse(task.queries.start));
+    tasks
+}
+
+/// Left-hand panels of some rows.
+pub(super) struct Panels {
+    values: Buffer,
+    panel: usize,
+    depth: usize,
+}
+
+impl Panels {
+    /// Room for so many rows of so many terms.
+    #[inline(always)]
+    pub(super) fn new<S: Simd>(_: S, rows: usize, depth: usize) -> Self {
+        // The last vector of a panel may reach beyond it.
+        let panel = depth * S::MR + MAX_LANES;
+        Self { values: scratch::take(rows.div_ceil(S::MR) * panel), panel, depth }
+    }
+
+    /// Packs the first `rows` lines of `from`, of `depth` terms each.
+    #[inline(always)]
+    pub(super) fn fill<S: Simd>(&mut self, s: S, from: Operand<'_>, rows: usize, depth: usize) {
+        self.depth = depth;
+        for (i, out) in self.values.chunks_exact_mut(self.panel).take(rows.div_ceil(S::MR)).enumerate() {
+            from.pack(s, 0..depth, i * S::MR..rows.min((i + 1) * S::MR), S::MR, out);
+        }
+    }
+
+    /// Rows of `depth` terms, packed.
+    #[inline(always)]
+    pub(super) fn of<S: Simd>(s: S, rows: &[f32], depth: usize) -> Self {
+        let count = rows.len() / depth;
+        let mut panels = Self::new(s, count, depth);
+        panels.fill(s, Operand::lines(Stored::F32(rows), depth), count, depth);
+        panels
+    }
+
+    /// `out [rows, columns] (+)= panels right`.
+    #[inline(always)]
+    pub(super) fn times<S: Simd>(&self, s: S, right: &Tiles, out: &mut [&mut [f32]], accumulate: bool) {
+        for at in (0..right.columns).step_by(S::NR) {
+            let cols = S::NR.min(right.columns - at);
+            for (i, c) in out.chunks_mut(S::MR).enumerate() {
+                let a = &self.values[i * self.panel..];
+                s.panel_tile(PanelTile { a, b: &right.values[self.depth * at..], depth: self.depth, c, at, cols, accumulate });
+            }
+        }
+    }
+}
+
+/// Right-hand tiles of some columns.
+pub(super) struct Tiles {
+    values: Buffer,
+    columns: usize,
+}
+
+impl Tiles {
+    /// Room for so many values, columns rounded up to vectors.
+    #[inline(always)]
+    pub(super) fn new<S: Simd>(_: S, depth: usize, columns: usize) -> Self {
+        Self { values: scratch::take(depth * columns.next_multiple_of(S::LANES)), columns: 0 }
+    }
+
+    /// Packs some terms of some lines.
+    #[inline(always)]
+    pub(super) fn fill<S: Simd>(&mut self, s: S, from: Operand<'_>, terms: Range<usize>, lines: Range<usize>) {
+        self.columns = lines.len();
+        for first in lines.clone().step_by(S::NR) {
+            let tile = first..lines.end.min(first + S::NR);
+            let (at, width) = (terms.len() * (first - lines.start), tile.len().next_multiple_of(S::LANES));
+            from.pack(s, terms.clone(), tile, width, &mut self.values[at..]);
+        }
+    }
+}

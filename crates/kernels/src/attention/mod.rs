@@ -1,0 +1,65 @@
+//! Causal grouped-query attention in tiles: the scores of all pairs are never held (Dao et al. 2022, Rabe and Staats 2021).
+//!
+//! A block of queries meets the keys it sees a block at a time, with a running maximum and sum of each row. What is kept for the backward
+//! pass beside the inputs and the result is the logarithm of each row's sum, from which the probabilities are made once more.
+
+mod autodiff;
+mod backward;
+mod blocks;
+mod cube;
+mod flex;
+mod forward;
+mod portable;
+#[cfg(test)]
+mod tests;
+
+use burn::backend::tensor::{FloatTensor, IntTensor};
+use burn::backend::{Dispatch, backend_extension};
+use burn::tensor::{Int, Tensor};
+
+use crate::decoder::DecoderOps;
+
+/// Attention of queries `[B, H, S, d]` to keys and values `[B, G, T, d]`; each of the G key heads serves H / G query heads, in order. Query s
+/// is at position `T - S + s`, and sees the keys from `first[b, s]` to its own position; `first` is `[B, S]`.
+#[backend_extension(Flex, Cube, Autodiff)]
+pub trait AttentionOps: DecoderOps {
+    /// `softmax(scale q kᵀ) v` over the keys a query sees, `[B, H, S, d]`, and the logarithm of the sum of each row, `[B, H, S]`.
+    fn attend(
+        q: FloatTensor<Self>,
+        k: FloatTensor<Self>,
+        v: FloatTensor<Self>,
+        first: IntTensor<Self>,
+        scale: f64,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        portable::attend::<Self>(q, k, v, first, scale)
+    }
+
+    /// The gradients of q, k and v from what [`attend`](Self::attend) gave, y and `sums`. With p the probabilities and dp = dy vᵀ:
+    /// `ds = scale p (dp - Σ y dy)`, `dq = ds k`, `dk = dsᵀ q`, `dv = pᵀ dy`.
+    #[allow(clippy::too_many_arguments)]
+    fn attend_grad(
+        q: FloatTensor<Self>,
+        k: FloatTensor<Self>,
+        v: FloatTensor<Self>,
+        first: IntTensor<Self>,
+        y: FloatTensor<Self>,
+        sums: FloatTensor<Self>,
+        dy: FloatTensor<Self>,
+        scale: f64,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>) {
+        let _ = (y, sums);
+        portable::attend_grad::<Self>(q, k, v, first, dy, scale)
+    }
+}
+
+/// [`AttentionOps::attention`]'s result, differentiable in q, k and v.
+///
+/// # Panics
+/// If the shapes do not fit each other.
+pub fn attention(q: Tensor<4>, k: Tensor<4>, v: Tensor<4>, first: Tensor<2, Int>, scale: f64) -> Tensor<4> {
+    let ([b, h, s, d], [_, g, t, _]) = (q.dims(), k.dims());
+    let fits = k.dims() == [b, g, t, d] && v.dims() == k.dims() && first.dims() == [b, s] && g > 0 && h.is_multiple_of(g) && t >= s;
+    assert!(fits, "queries {:?}, keys {:?}, values {:?}, first keys {:?}", q.dims(), k.dims(), v.dims(), first.dims());
+    let [q, k, v] = [q, k, v].map(Tensor::into_dispatch);
+    Tensor::from_dispatch(Dispatch::attend(q, k, v, first.into_dispatch(), scale).0)
+}

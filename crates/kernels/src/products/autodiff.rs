@@ -1,0 +1,161 @@
+//! Gradients of the products. A gradient is computed only for a tensor that asks for one, and x is kept only if such a gradient reads it.
+
+use burn::backend::tensor::FloatTensor;
+use burn::backend::{Backend, TensorMetadata};
+use burn::tensor::Shape;
+use burn_autodiff::checkpoint::base::Checkpointer;
+use burn_autodiff::checkpoint::strategy::CheckpointStrategy;
+use burn_autodiff::grads::Gradients;
+use burn_autodiff::ops::{Backward, Ops, OpsKind};
+use burn_autodiff::{Autodiff, NodeId};
+
+use super::ProductOps;
+use crate::cpu::Precision;
+use crate::operands::Bias;
+
+/// Parents are x and weight.
+#[derive(Debug)]
+struct Linear;
+
+#[derive(Clone, Debug)]
+struct LinearState {
+    /// Kept if the weight is tracked.
+    x: Option<NodeId>,
+    /// Kept if x is tracked.
+    weight: Option<NodeId>,
+    precision: Precision,
+}
+
+impl<B: ProductOps> Backward<B, 2> for Linear {
+    type State = LinearState;
+
+    fn backward(self, ops: Ops<Self::State, 2>, grads: &mut Gradients, checkpointer: &mut Checkpointer) {
+        let dy = grads.consume::<B>(&ops.node);
+        let LinearState { x, weight, precision } = ops.state;
+        let [x_node, weight_node] = ops.parents;
+        if let (Some(node), Some(x)) = (weight_node, x) {
+            let x = checkpointer.retrieve_node_output::<FloatTensor<B>>(x);
+            grads.register::<B>(node.id, B::linear_weight_grad(x, dy.clone()));
+        }
+        if let (Some(node), Some(weight)) = (x_node, weight) {
+            let weight = checkpointer.retrieve_node_output::<FloatTensor<B>>(weight);
+            grads.register::<B>(node.id, B::linear_data_grad(dy, weight, precision));
+        }
+    }
+}
+
+/// Parents are x, A and B; the weight is frozen.
+#[derive(Debug)]
+struct LoraLinear;
+
+#[derive(Clone, Debug)]
+struct LoraState<B: Backend> {
+    /// Kept if A or B is tracked.
+    x: Option<NodeId>,
+    a: NodeId,
+    b: NodeId,
+    weight: FloatTensor<B>,
+    scaling: f64,
+    precision: Precision,
+}
+
+impl<B: ProductOps> Backward<B, 3> for LoraLinear {
+    type State = LoraState<B>;
+
+    fn backward(self, ops: Ops<Self::State, 3>, grads: &mut Gradients, checkpointer: &mut Checkpointer) {
+        let dy = grads.consume::<B>(&ops.node);
+        let LoraState { x, a, b, weight, scaling, precision } = ops.state;
+        let [a, b] = [a, b].map(|id| checkpointer.retrieve_node_output::<FloatTensor<B>>(id));
+        let [x_node, a_node, b_node] = ops.parents;
+        if let Some(x) = x {
+            let x = checkpointer.retrieve_node_output::<FloatTensor<B>>(x);
+            let (da, db) = B::lora_grads(x, dy.clone(), a.clone(), b.clone(), scaling);
+            for (node, grad) in [(a_node, da), (b_node, db)] {
+                if let Some(node) = node {
+                    grads.register::<B>(node.id, grad);
+                }
+            }
+        }
+        if let Some(node) = x_node {
+            grads.register::<B>(node.id, B::lora_data_grad(dy, weight, a, b, scaling, precision));
+        }
+    }
+}
+
+/// The bias inside the product where nobody asks for its gradient, else none.
+fn constant<B: Backend, C: CheckpointStrategy>(bias: &Option<FloatTensor<Autodiff<B, C>>>) -> Bias<B> {
+    match bias {
+        Some(bias) if !bias.is_tracked() => Bias::Channels(bias.clone().into_primitive()),
+        _ => Bias::Zero,
+    }
+}
+
+/// y with a bias that is trained.
+fn trained<B: ProductOps, C: CheckpointStrategy>(
+    y: FloatTensor<Autodiff<B, C>>,
+    bias: Option<FloatTensor<Autodiff<B, C>>>,
+) -> FloatTensor<Autodiff<B, C>> {
+    use burn::backend::ops::FloatTensorOps;
+    match bias {
+        Some(bias) if bias.is_tracked() => {
+            let out = bias.shape().num_elements();
+            Autodiff::<B, C>::float_add(y, Autodiff::<B, C>::float_reshape(bias, Shape::new([1, out])))
+        }
+        _ => y,
+    }
+}
+
+impl<B: ProductOps, C: CheckpointStrategy> ProductOps for Autodiff<B, C> {
+    fn linear_forward(x: FloatTensor<Self>, weight: FloatTensor<Self>, bias: Bias<Self>, precision: Precision) -> FloatTensor<Self> {
+        let bias = bias.into_option();
+        let inside = constant::<B, C>(&bias);
+        let y = match Backward::<B, 2>::prepare::<C>(Linear, [x.node(), weight.node()]).compute_bound().stateful() {
+            OpsKind::Tracked(mut prep) => {
+                let state = LinearState {
+                    x: weight.is_tracked().then(|| prep.checkpoint(&x)),
+                    weight: x.is_tracked().then(|| prep.checkpoint(&weight)),
+                    precision,
+                };
+                prep.finish(state, B::linear_forward(x.into_primitive(), weight.into_primitive(), inside, precision))
+            }
+            OpsKind::UnTracked(prep) => prep.finish(B::linear_forward(x.into_primitive(), weight.into_primitive(), inside, precision)),
+        };
+        trained::<B, C>(y, bias)
+    }
+
+    fn lora_linear(
+        x: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        bias: Bias<Self>,
+        a: FloatTensor<Self>,
+        b: FloatTensor<Self>,
+        scaling: f64,
+        precision: Precision,
+    ) -> FloatTensor<Self> {
+        use super::portable;
+        let bias = bias.into_option();
+        if weight.is_tracked() {
+            return portable::lora_linear::<Self>(x, weight, bias, a, b, scaling);
+        }
+        let inside = constant::<B, C>(&bias);
+        let y = match Backward::<B, 3>::prepare::<C>(LoraLinear, [x.node(), a.node(), b.node()]).compute_bound().stateful() {
+            OpsKind::Tracked(mut prep) => {
+                let state = LoraState {
+                    x: (a.is_tracked() || b.is_tracked()).then(|| prep.checkpoint(&x)),
+                    a: prep.checkpoint(&a),
+                    b: prep.checkpoint(&b),
+                    weight: weight.clone().into_primitive(),
+                    scaling,
+                    precision,
+                };
+                let [x, weight, a, b] = [x, weight, a, b].map(|t| t.into_primitive());
+                prep.finish(state, B::lora_linear(x, weight, inside, a, b, scaling, precision))
+            }
+            OpsKind::UnTracked(prep) => {
+                let [x, weight, a, b] = [x, weight, a, b].map(|t| t.into_primitive());
+                prep.finish(B::lora_linear(x, weight, inside, a, b, scaling, precision))
+            }
+        };
+        trained::<B, C>(y, bias)
+    }
+}

@@ -1,0 +1,69 @@
+//! A few rows against a stored weight: as many dot products as it has lines, each read once, as fast as memory gives them.
+
+use rayon::prelude::*;
+
+use super::multiply::{Begin, Term};
+use crate::cpu::simd::{self, MAX_LANES, Simd, Task};
+
+/// Most rows for which a weight is not worth packing.
+pub(super) const ROWS: usize = 4;
+/// Columns of a task.
+const COLUMNS: usize = 32;
+
+/// Whether there are few rows, and all factors are stored by lines and multiplied as they are.
+pub(super) fn applies(terms: &[Term<'_>], rows: usize) -> bool {
+    let by_lines = |term: &Term<'_>| term.left.line(0, term.depth).is_some() && term.right.line(0, term.depth).is_some();
+    rows <= ROWS && terms.iter().all(|term| term.level.form().terms == 1 && by_lines(term))
+}
+
+/// As [`multiply`](super::multiply), of terms for which it [`applies`].
+pub(super) fn dots(terms: &[Term<'_>], columns: usize, begin: Begin<'_>, out: &mut [f32]) {
+    let rows = out.len() / columns;
+    let mut parts: Vec<Vec<&mut [f32]>> = (0..columns.div_ceil(COLUMNS)).map(|_| Vec::with_capacity(rows)).collect();
+    for line in out.chunks_exact_mut(columns) {
+        line.chunks_mut(COLUMNS).zip(&mut parts).for_each(|(piece, part)| part.push(piece));
+    }
+    parts.into_par_iter().enumerate().for_each(|(i, mut out)| {
+        let first = i * COLUMNS;
+        for out in &mut out {
+            match begin {
+                Begin::Zero => out.fill(0.0),
+                Begin::Row(row) => out.copy_from_slice(&row[first..first + out.len()]),
+            }
+        }
+        for term in terms {
+            simd::run(simd::level(), Dots { term, first, out: &mut out });
+        }
+    });
+}
+
+struct Dots<'a, 'b, 'c> {
+    term: &'a Term<'a>,
+    first: usize,
+    out: &'b mut [&'c mut [f32]],
+}
+
+impl Task for Dots<'_, '_, '_> {
+    type Out = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let Term { left, right, depth, .. } = *self.term;
+        for j in 0..self.out[0].len() {
+            let Some(weight) = right.line(self.first + j, depth) else { continue };
+            for (i, out) in self.out.iter_mut().enumerate() {
+                let Some(x) = left.line(i, depth) else { continue };
+                // Four chains, so that the additions do not wait for each other.
+                let mut sums = [s.zero(); 4];
+                for k in (0..depth).step_by(S::LANES) {
+                    let n = S::LANES.min(depth - k);
+                    let sum = &mut sums[k / S::LANES % 4];
+                    *sum = s.mul_add(x.load(s, k, n), weight.load(s, k, n), *sum);
+                }
+                let mut lanes = [0.0; MAX_LANES];
+                s.store(s.add(s.add(sums[0], sums[1]), s.add(sums[2], sums[3])), &mut lanes);
+                out[j] += lanes[..S::LANES].iter().sum::<f32>();
+            }
+        }
+    }
+}

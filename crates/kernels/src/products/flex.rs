@@ -1,0 +1,155 @@
+//! The products on Flex: f32 (and weights in bf16) through ours, everything else through Burn's own operations.
+
+use burn::backend::{Flex, TensorMetadata};
+use burn::tensor::DType;
+use burn_flex::FlexTensor;
+use half::bf16;
+
+use super::dots;
+use super::{Begin, Operand, ProductOps, Stored, Term, multiply, portable};
+use crate::buffers::{all_f32, contiguous, take, tensor, values};
+use crate::cpu::Precision;
+use crate::cpu::simd::{self, Level};
+use crate::operands::Bias;
+
+/// The values of a contiguous weight.
+pub(super) fn stored(weight: &FlexTensor) -> Stored<'_> {
+    match weight.dtype() {
+        DType::BF16 => Stored::Bf16(weight.as_slice::<bf16>().unwrap_or_default()),
+        _ => Stored::F32(values(weight)),
+    }
+}
+
+/// Whether our kernels know these types.
+fn ours<'a>(activations: impl IntoIterator<Item = &'a FlexTensor>, weight: &FlexTensor) -> bool {
+    all_f32(activations) && matches!(weight.dtype(), DType::F32 | DType::BF16)
+}
+
+fn dims(x: &FlexTensor) -> [usize; 2] {
+    x.shape().dims()
+}
+
+/// The level of products of so many rows with a weight: of a few rows, memory decides, and rounding them would gain nothing.
+fn level(precision: Precision, rows: usize) -> Level {
+    match precision {
+        Precision::Bf16 if rows > dots::ROWS => simd::level().in_bf16(),
+        _ => simd::level(),
+    }
+}
+
+/// `scaling left right`, `[rows, columns]`: the inner side of a low-rank branch.
+fn inner(left: Operand<'_>, right: Operand<'_>, [rows, depth, columns]: [usize; 3], scaling: f64) -> Vec<f32> {
+    let mut out = take(rows * columns);
+    multiply(&[Term { left, right, depth, level: simd::level() }], columns, Begin::Zero, &mut out);
+    out.iter_mut().for_each(|v| *v *= scaling as f32);
+    out
+}
+
+impl ProductOps for Flex {
+    fn linear_forward(x: FlexTensor, weight: FlexTensor, bias: Bias<Self>, precision: Precision) -> FlexTensor {
+        let bias = bias.into_option();
+        if !ours(std::iter::once(&x).chain(&bias), &weight) {
+            return portable::linear::<Self>(x, weight, bias);
+        }
+        let (x, weight, bias) = (contiguous(x), contiguous(weight), bias.map(contiguous));
+        let ([n, input], [out, _]) = (dims(&x), dims(&weight));
+        let mut y = take(n * out);
+        let main = Term {
+            left: Operand::lines(Stored::F32(values(&x)), input),
+            right: Operand::lines(stored(&weight), input),
+            depth: input,
+            level: level(precision, n),
+        };
+        multiply(&[main], out, bias.as_ref().map_or(Begin::Zero, |b| Begin::Row(values(b))), &mut y);
+        tensor(y, [n, out])
+    }
+
+    fn linear_data_grad(dy: FlexTensor, weight: FlexTensor, precision: Precision) -> FlexTensor {
+        if !ours([&dy], &weight) {
+            return portable::linear_data_grad::<Self>(dy, weight);
+        }
+        let (dy, weight) = (contiguous(dy), contiguous(weight));
+        let ([n, out], [_, input]) = (dims(&dy), dims(&weight));
+        let mut dx = take(n * input);
+        let main =
+            Term { left: Operand::lines(Stored::F32(values(&dy)), out), right: Operand::terms(stored(&weight), input), depth: out, level: level(precision, n) };
+        multiply(&[main], input, Begin::Zero, &mut dx);
+        tensor(dx, [n, input])
+    }
+
+    fn linear_weight_grad(x: FlexTensor, dy: FlexTensor) -> FlexTensor {
+        if !all_f32([&x, &dy]) {
+            return portable::linear_weight_grad::<Self>(x, dy);
+        }
+        let (x, dy) = (contiguous(x), contiguous(dy));
+        let ([n, input], [_, out]) = (dims(&x), dims(&dy));
+        let mut dw = take(out * input);
+        let right = Operand::terms(Stored::F32(values(&x)), input);
+        multiply(&[Term { left: Operand::terms(Stored::F32(values(&dy)), out), right, depth: n, level: simd::level() }], input, Begin::Zero, &mut dw);
+        tensor(dw, [out, input])
+    }
+
+    fn lora_linear(
+        x: FlexTensor,
+        weight: FlexTensor,
+        bias: Bias<Self>,
+        a: FlexTensor,
+        b: FlexTensor,
+        scaling: f64,
+        precision: Precision,
+    ) -> FlexTensor {
+        let bias = bias.into_option();
+        if !ours([&x, &a, &b].into_iter().chain(&bias), &weight) {
+            return portable::lora_linear::<Self>(x, weight, bias, a, b, scaling);
+        }
+        let ([x, weight, a, b], bias) = ([x, weight, a, b].map(contiguous), bias.map(contiguous));
+        let ([n, input], [out, rank]) = (dims(&x), dims(&b));
+        let rows = Operand::lines(Stored::F32(values(&x)), input);
+        let u = inner(rows, Operand::lines(Stored::F32(values(&a)), input), [n, input, rank], scaling);
+        let mut y = take(n * out);
+        let main = Term { left: rows, right: Operand::lines(stored(&weight), input), depth: input, level: level(precision, n) };
+        let branch =
+            Term { left: Operand::lines(Stored::F32(&u), rank), right: Operand::lines(Stored::F32(values(&b)), rank), depth: rank, level: simd::level() };
+        multiply(&[main, branch], out, bias.as_ref().map_or(Begin::Zero, |b| Begin::Row(values(b))), &mut y);
+        tensor(y, [n, out])
+    }
+
+    fn lora_data_grad(
+        dy: FlexTensor,
+        weight: FlexTensor,
+        a: FlexTensor,
+        b: FlexTensor,
+        scaling: f64,
+        precision: Precision,
+    ) -> FlexTensor {
+        if !ours([&dy, &a, &b], &weight) {
+            return portable::lora_data_grad::<Self>(dy, weight, a, b, scaling);
+        }
+        let [dy, weight, a, b] = [dy, weight, a, b].map(contiguous);
+        let ([n, out], [rank, input]) = (dims(&dy), dims(&a));
+        let rows = Operand::lines(Stored::F32(values(&dy)), out);
+        let du = inner(rows, Operand::terms(Stored::F32(values(&b)), rank), [n, out, rank], scaling);
+        let mut dx = take(n * input);
+        let main = Term { left: rows, right: Operand::terms(stored(&weight), input), depth: out, level: level(precision, n) };
+        let branch =
+            Term { left: Operand::lines(Stored::F32(&du), rank), right: Operand::terms(Stored::F32(values(&a)), input), depth: rank, level: simd::level() };
+        multiply(&[main, branch], input, Begin::Zero, &mut dx);
+        tensor(dx, [n, input])
+    }
+
+    fn lora_grads(x: FlexTensor, dy: FlexTensor, a: FlexTensor, b: FlexTensor, scaling: f64) -> (FlexTensor, FlexTensor) {
+        if !all_f32([&x, &dy, &a, &b]) {
+            return portable::lora_grads::<Self>(x, dy, a, b, scaling);
+        }
+        let [x, dy, a, b] = [x, dy, a, b].map(contiguous);
+        let ([n, input], [out, rank], level) = (dims(&x), dims(&b), simd::level());
+        let du = inner(Operand::lines(Stored::F32(values(&dy)), out), Operand::terms(Stored::F32(values(&b)), rank), [n, out, rank], scaling);
+        let u = inner(Operand::lines(Stored::F32(values(&x)), input), Operand::lines(Stored::F32(values(&a)), input), [n, input, rank], scaling);
+        let (mut da, mut db) = (take(rank * input), take(out * rank));
+        let right = Operand::terms(Stored::F32(values(&x)), input);
+        multiply(&[Term { left: Operand::terms(Stored::F32(&du), rank), right, depth: n, level }], input, Begin::Zero, &mut da);
+        let right = Operand::terms(Stored::F32(&u), rank);
+        multiply(&[Term { left: Operand::terms(Stored::F32(values(&dy)), out), right, depth: n, level }], rank, Begin::Zero, &mut db);
+        (tensor(da, [rank, input]), tensor(db, [out, rank]))
+    }
+}

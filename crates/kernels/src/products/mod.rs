@@ -1,0 +1,154 @@
+//! Products with matrices that stay as they are: the linear maps of a language model, frozen or trained, and low-rank branches beside them.
+//!
+//! A weight is read where and as it is stored (`[out, in]`, f32 or bf16), in the forward pass and in the backward pass; nothing of its size
+//! is kept beside it. The low-rank branch is more terms of the same sums, so its output is never a tensor of its own.
+
+mod autodiff;
+mod cube;
+mod dots;
+mod flex;
+mod multiply;
+mod operand;
+mod portable;
+#[cfg(test)]
+mod tests;
+
+use burn::backend::tensor::FloatTensor;
+use burn::backend::{Backend, Dispatch, backend_extension};
+use burn::tensor::{Device, Tensor};
+
+pub(crate) use multiply::{Begin, Term, multiply};
+pub(crate) use operand::{Operand, Stored};
+
+use crate::cpu::Precision;
+use crate::operands::Bias;
+
+/// Linear maps: x `[N, in]`, weight `[out, in]` of any float type, bias `[out]`, y and dy `[N, out]`; the low-rank branch has A `[r, in]` and
+/// B `[out, r]` (Hu et al. 2021). `precision` is that of products with the weight; those of the branch are of the type of x.
+#[backend_extension(Flex, Cube, Autodiff)]
+pub trait ProductOps: Backend {
+    /// `y = x Wᵀ + b`.
+    fn linear_forward(
+        x: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        #[extension_type] bias: Bias<Self>,
+        precision: Precision,
+    ) -> FloatTensor<Self> {
+        let _ = precision;
+        portable::linear::<Self>(x, weight, bias.into_option())
+    }
+
+    /// Its gradient for x: `dy W`.
+    fn linear_data_grad(dy: FloatTensor<Self>, weight: FloatTensor<Self>, precision: Precision) -> FloatTensor<Self> {
+        let _ = precision;
+        portable::linear_data_grad::<Self>(dy, weight)
+    }
+
+    /// Its gradient for W, `[out, in]`: `dyᵀ x`.
+    fn linear_weight_grad(x: FloatTensor<Self>, dy: FloatTensor<Self>) -> FloatTensor<Self> {
+        portable::linear_weight_grad::<Self>(x, dy)
+    }
+
+    /// `y = x Wᵀ + b + s (x Aᵀ) Bᵀ`.
+    fn lora_linear(
+        x: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        #[extension_type] bias: Bias<Self>,
+        a: FloatTensor<Self>,
+        b: FloatTensor<Self>,
+        scaling: f64,
+        precision: Precision,
+    ) -> FloatTensor<Self> {
+        let _ = precision;
+        portable::lora_linear::<Self>(x, weight, bias.into_option(), a, b, scaling)
+    }
+
+    /// Its gradient for x: `dy W + s (dy B) A`.
+    fn lora_data_grad(
+        dy: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        a: FloatTensor<Self>,
+        b: FloatTensor<Self>,
+        scaling: f64,
+        precision: Precision,
+    ) -> FloatTensor<Self> {
+        let _ = precision;
+        portable::lora_data_grad::<Self>(dy, weight, a, b, scaling)
+    }
+
+    /// Its gradients for A and B: `s (dy B)ᵀ x` and `s dyᵀ (x Aᵀ)`.
+    fn lora_grads(
+        x: FloatTensor<Self>,
+        dy: FloatTensor<Self>,
+        a: FloatTensor<Self>,
+        b: FloatTensor<Self>,
+        scaling: f64,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        portable::lora_grads::<Self>(x, dy, a, b, scaling)
+    }
+}
+
+/// Whether products on this device read a weight in bf16 where it lies. Others would make a copy of it in f32 each time.
+pub fn reads_bf16(device: &Device) -> bool {
+    device.clone().without_autodiff() == Device::flex()
+}
+
+/// A low-rank branch beside a weight `[out, in]`: `s B A`.
+#[derive(Clone, Debug)]
+pub struct LowRank {
+    /// A, `[r, in]`.
+    pub a: Tensor<2>,
+    /// B, `[out, r]`.
+    pub b: Tensor<2>,
+    /// s.
+    pub scaling: f64,
+}
+
+/// `y = x Wᵀ + b`, differentiable; the weight's gradient is of the type of x, whatever the weight is stored as.
+///
+/// x `[N, in]`, weight `[out, in]` in f32 or bf16, bias `[out]` to `[N, out]`.
+///
+/// # Panics
+/// If the shapes do not fit each other.
+pub fn linear(x: Tensor<2>, weight: Tensor<2>, bias: Option<Tensor<1>>, precision: Precision) -> Tensor<2> {
+    check(&x, &weight, bias.as_ref());
+    let bias = bias.map_or(Bias::Zero, |b| Bias::Channels(b.into_dispatch()));
+    Tensor::from_dispatch(Dispatch::linear_forward(x.into_dispatch(), weight.into_dispatch(), bias, precision))
+}
+
+/// `y = x (W + s B A)ᵀ + b` without composing the weight, differentiable.
+///
+/// x `[N, in]`, weight `[out, in]` in f32 or bf16, bias `[out]` to `[N, out]`.
+///
+/// # Panics
+/// If the shapes do not fit each other.
+pub fn lora_linear(x: Tensor<2>, weight: Tensor<2>, bias: Option<Tensor<1>>, branch: LowRank, precision: Precision) -> Tensor<2> {
+    check(&x, &weight, bias.as_ref());
+    let ([out, input], LowRank { a, b, scaling }) = (weight.dims(), branch);
+    let [rank, _] = a.dims();
+    assert!(a.dims() == [rank, input] && b.dims() == [out, rank], "A {:?} and B {:?} beside a weight [{out}, {input}]", a.dims(), b.dims());
+    let bias = bias.map_or(Bias::Zero, |b| Bias::Channels(b.into_dispatch()));
+    let [x, weight, a, b] = [x, weight, a, b].map(Tensor::into_dispatch);
+    Tensor::from_dispatch(Dispatch::lora_linear(x, weight, bias, a, b, scaling, precision))
+}
+
+fn check(x: &Tensor<2>, weight: &Tensor<2>, bias: Option<&Tensor<1>>) {
+    let ([_, width], [out, input]) = (x.dims(), weight.dims());
+    assert!(width == input, "x has {width} columns, and the weight is [{out}, {input}]");
+    if let Some(bias) = bias {
+        assert!(bias.dims() == [out], "a bias of {:?} beside a weight [{out}, {input}]", bias.dims());
+    }
+}
+
+/// Gradient of [`linear`]'s x from dy `[N, out]`: `dy W`, `[N, in]`; not differentiable itself.
+pub fn linear_data_grad(dy: Tensor<2>, weight: Tensor<2>, precision: Precision) -> Tensor<2> {
+    let ([_, width], [out, input]) = (dy.dims(), weight.dims());
+    assert!(width == out, "dy has {width} columns, and the weight is [{out}, {input}]");
+    Tensor::from_dispatch(Dispatch::linear_data_grad(dy.into_dispatch(), weight.into_dispatch(), precision))
+}
+
+/// Gradient of [`linear`]'s weight from x `[N, in]` and dy `[N, out]`: `dyᵀ x`, `[out, in]`; not differentiable itself.
+pub fn linear_weight_grad(x: Tensor<2>, dy: Tensor<2>) -> Tensor<2> {
+    assert!(x.dims()[0] == dy.dims()[0], "x has {} rows, and dy {}", x.dims()[0], dy.dims()[0]);
+    Tensor::from_dispatch(Dispatch::linear_weight_grad(x.into_dispatch(), dy.into_dispatch()))
+}

@@ -1,0 +1,187 @@
+//! The product of two matrices, and sums of such products.
+//!
+//! A task has some columns and some rows of the result. A block of the sum at a time, it packs its rows of the left-hand factor, which then
+//! stay in the second-level cache, and tile by tile its columns of the right-hand one. Packing reads and writes a value once, and every row
+//! or column of the task uses it, so of 512 rows it is a few percent; in return any storage will do (by rows or by columns, f32 or bf16),
+//! and nothing is kept beside the weights.
+//!
+//! Each element of the result is made by one task, as sums over blocks of [`BLOCK`] cells in order, whatever the number of threads.
+
+use std::ops::Range;
+
+use rayon::prelude::*;
+
+use super::dots;
+use super::operand::Operand;
+use crate::cpu::scratch;
+use crate::cpu::simd::{self, Form, Level, PanelTile, Simd, Task};
+
+/// Cells of a sum that are added up before they join the rest: blocks of a long sum lose less than one chain, and a packed tile of so many
+/// (48 KB with 512-bit vectors) stays close to the core. The order of every sum follows from it, so no processor has another.
+pub(super) const BLOCK: usize = 256;
+/// Most rows of a task: their block of the sum (512 KB) stays in the second-level cache while tile after tile of columns passes over it.
+const ROWS: usize = 512;
+/// Most tiles of columns of a task.
+const TILES: usize = 16;
+/// Fewest rows of a task that packs columns of its own.
+const FEWEST: usize = 64;
+
+/// One product of a sum: `left [rows, depth] right [depth, columns]`.
+#[derive(Clone, Copy)]
+pub(crate) struct Term<'a> {
+    pub left: Operand<'a>,
+    pub right: Operand<'a>,
+    pub depth: usize,
+    /// How its factors are multiplied.
+    pub level: Level,
+}
+
+/// What the sum is added to.
+#[derive(Clone, Copy)]
+pub(crate) enum Begin<'a> {
+    /// Nothing: what the result held is overwritten.
+    Zero,
+    /// One value for each column.
+    Row(&'a [f32]),
+}
+
+/// `out [rows, columns] = begin + Σ left right`, `out` by rows.
+///
+/// Panics if a length does not fit.
+pub(crate) fn multiply(terms: &[Term<'_>], columns: usize, begin: Begin<'_>, out: &mut [f32]) {
+    if out.is_empty() {
+        return;
+    }
+    let rows = out.len() / columns;
+    assert_eq!(rows * columns, out.len(), "length of a product of {columns} columns");
+    for term in terms {
+        term.left.check(rows, term.depth);
+        term.right.check(columns, term.depth);
+    }
+    if let Begin::Row(row) = begin {
+        assert_eq!(row.len(), columns, "length of the row that a product is added to");
+    }
+    if dots::applies(terms, rows) {
+        return dots::dots(terms, columns, begin, out);
+    }
+    let division = Division::new([rows, columns], simd::level().form(), rayon::current_num_threads());
+    division.tasks(out, columns).into_par_iter().with_max_len(1).for_each(|part| part.run(terms, begin));
+}
+
+/// How a result is divided into tasks.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Division {
+    /// Rows of a task.
+    rows: usize,
+    /// Columns of a task.
+    columns: usize,
+}
+
+impl Division {
+    /// The division with the least estimated time to the end of the last task.
+    pub(super) fn new([rows, columns]: [usize; 2], form: Form, threads: usize) -> Self {
+        let (tiles, panels) = (columns.div_ceil(form.nr), rows.div_ceil(form.mr));
+        let fewest = rows.div_ceil(ROWS);
+        let parts = fewest..=rows.div_ceil(FEWEST).clamp(fewest, fewest + 4 * threads);
+        let splits = parts.flat_map(|parts| (1..=tiles.min(TILES)).map(move |across| (panels.div_ceil(parts), across)));
+        let time = |&(down, across): &(usize, usize)| {
+            let task = Self::task(down, across);
+            let rounds = (panels.div_ceil(down) * tiles.div_ceil(across)).div_ceil(threads);
+            // The last term: smaller tasks suffer less from a thread that is interrupted.
+            rounds as f64 * task + 0.2 * task
+        };
+        let best = splits.min_by(|a, b| time(a).total_cmp(&time(b))).unwrap_or((panels, 1));
+        Self { rows: best.0 * form.mr, columns: best.1 * form.nr }
+    }
+
+    /// The estimated time of a task, in products of one panel and one tile: packing a tile takes as long as 1.6 of them, and packing a panel a
+    /// third of one (measured).
+    fn task(down: usize, across: usize) -> f64 {
+        (down * across) as f64 + 1.6 * across as f64 + 0.33 * down as f64
+    }
+
+    /// How many tasks that makes of a result.
+    #[cfg(test)]
+    pub(super) fn count(self, [rows, columns]: [usize; 2]) -> usize {
+        rows.div_ceil(self.rows) * columns.div_ceil(self.columns)
+    }
+
+    /// Cuts the result into the tasks' parts, those of the same columns next to each other.
+    fn tasks(self, out: &mut [f32], columns: usize) -> Vec<Part<'_>> {
+        let rows = out.len() / columns;
+        let (down, across) = (rows.div_ceil(self.rows), columns.div_ceil(self.columns));
+        let part = |i: usize| {
+            let first = i / down * self.columns;
+            Part { row: i % down * self.rows, columns: first..columns.min(first + self.columns), out: Vec::with_capacity(self.rows) }
+        };
+        let mut parts: Vec<Part<'_>> = (0..down * across).map(part).collect();
+        for (i, line) in out.chunks_exact_mut(columns).enumerate() {
+            for (j, piece) in line.chunks_mut(self.columns).enumerate() {
+                parts[j * down + i / self.rows].out.push(piece);
+            }
+        }
+        parts
+    }
+}
+
+/// Some rows and columns of the result.
+struct Part<'a> {
+    row: usize,
+    columns: Range<usize>,
+    out: Vec<&'a mut [f32]>,
+}
+
+impl Part<'_> {
+    fn run(mut self, terms: &[Term<'_>], begin: Begin<'_>) {
+        let mut accumulate = true;
+        match begin {
+            Begin::Row(row) => self.out.iter_mut().for_each(|out| out.copy_from_slice(&row[self.columns.clone()])),
+            Begin::Zero => accumulate = false,
+        }
+        for term in terms.iter().filter(|term| term.depth > 0) {
+            simd::run(term.level, Share { part: &mut self, term, accumulate });
+            accumulate = true;
+        }
+        if !accumulate {
+            self.out.iter_mut().for_each(|out| out.fill(0.0));
+        }
+    }
+}
+
+/// One term's share in a part.
+struct Share<'a, 'b> {
+    part: &'a mut Part<'b>,
+    term: &'a Term<'a>,
+    accumulate: bool,
+}
+
+impl Task for Share<'_, '_> {
+    type Out = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let Term { left, right, depth, .. } = *self.term;
+        let Part { row: top, columns, out } = self.part;
+        let block = BLOCK.min(depth.div_ceil(S::TERMS));
+        // The last vector of a panel reaches into the next one, and that of the last panel behind it.
+        let mut panels = scratch::take(out.len().next_multiple_of(S::MR) * block + S::LANES);
+        let mut tile = scratch::take(S::NR.min(columns.len().next_multiple_of(S::LANES)) * block);
+        for start in (0..depth).step_by(BLOCK * S::TERMS) {
+            let terms = start..depth.min(start + BLOCK * S::TERMS);
+            let length = terms.len().div_ceil(S::TERMS);
+            for i in (0..out.len()).step_by(S::MR) {
+                let rows = *top + i..*top + out.len().min(i + S::MR);
+                left.pack(s, terms.clone(), rows, S::MR, &mut panels[i * length..]);
+            }
+            for at in (0..columns.len()).step_by(S::NR) {
+                let cols = S::NR.min(columns.len() - at);
+                let first = columns.start + at;
+                right.pack(s, terms.clone(), first..first + cols, cols.next_multiple_of(S::LANES), &mut tile);
+                for (c, a) in out.chunks_mut(S::MR).zip(panels.chunks_exact(S::MR * length)) {
+                    let accumulate = self.accumulate || start > 0;
+                    s.panel_tile(PanelTile { a, b: &tile, depth: length, c, at, cols, accumulate });
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,131 @@
+//! The factors of a product: where their values lie, and how they are packed.
+//!
+//! A factor is so many *lines* of so many *terms*: the rows of the left-hand one, the columns of the right-hand one, each of which meets
+//! another line in a sum over their terms. Stored by lines, the terms of a line are neighbours; stored by terms, the lines are.
+
+use std::ops::Range;
+
+use half::bf16;
+
+use crate::cpu::simd::{MAX_LANES, Simd};
+
+/// Values as they are stored.
+#[derive(Clone, Copy)]
+pub(crate) enum Stored<'a> {
+    F32(&'a [f32]),
+    Bf16(&'a [bf16]),
+}
+
+impl<'a> Stored<'a> {
+    /// A part of them.
+    fn part(self, range: Range<usize>) -> Self {
+        match self {
+            Self::F32(values) => Self::F32(&values[range]),
+            Self::Bf16(values) => Self::Bf16(&values[range]),
+        }
+    }
+
+    fn len(&self) -> usize {
+        match self {
+            Self::F32(values) => values.len(),
+            Self::Bf16(values) => values.len(),
+        }
+    }
+
+    /// The `n <= LANES` values from `at` on, then zeros.
+    #[inline(always)]
+    pub(super) fn load<S: Simd>(&self, s: S, at: usize, n: usize) -> S::V {
+        match self {
+            Self::F32(values) if n == S::LANES => s.load(&values[at..]),
+            Self::F32(values) => s.load_part(&values[at..at + n], n),
+            Self::Bf16(values) => s.load_bf16(&values[at..at + n], n),
+        }
+    }
+}
+
+/// A factor.
+#[derive(Clone, Copy)]
+pub(crate) struct Operand<'a> {
+    values: Stored<'a>,
+    /// Distance of its lines, if it is stored by lines, else of its terms.
+    stride: usize,
+    by_lines: bool,
+}
+
+impl<'a> Operand<'a> {
+    /// Lines of `terms` terms one after the other: x `[N, terms]` on the left, a weight `[out, terms]` on the right.
+    pub(crate) fn lines(values: Stored<'a>, terms: usize) -> Self {
+        Self { values, stride: terms, by_lines: true }
+    }
+
+    /// The first terms of all of `lines` lines, the second ones, and so on.
+    pub(crate) fn terms(values: Stored<'a>, lines: usize) -> Self {
+        Self { values, stride: lines, by_lines: false }
+    }
+
+    /// The terms of a line, where they are neighbours.
+    pub(super) fn line(&self, i: usize, terms: usize) -> Option<Stored<'a>> {
+        let at = i * self.stride;
+        self.by_lines.then(|| self.values.part(at..at + terms))
+    }
+
+    /// Panics unless it has so many lines and terms.
+    pub(super) fn check(&self, lines: usize, terms: usize) {
+        let (rows, width) = if self.by_lines { (lines, terms) } else { (terms, lines) };
+        let needed = if rows == 0 || width == 0 { 0 } else { (rows - 1) * self.stride + width };
+        assert!(needed <= self.values.len(), "a factor of {} values is not {lines} lines of {terms} terms", self.values.len());
+    }
+
+    /// Packs the cells of the terms `terms` of some lines as `[cell][width]`, line i in column i. The lines of the last vector that do not
+    /// exist, and the second term of a last cell that has one, are zero.
+    ///
+    /// Of a `width` that is not whole vectors the last vector of a row reaches into the next row, which is written after it: `out` must have
+    /// room for that behind its last row.
+    #[inline(always)]
+    pub(crate) fn pack<S: Simd>(&self, s: S, terms: Range<usize>, lines: Range<usize>, width: usize, out: &mut [f32]) {
+        for first in lines.clone().step_by(S::LANES) {
+            let (count, out) = (S::LANES.min(lines.end - first), &mut out[first - lines.start..]);
+            if self.by_lines {
+                self.pack_lines(s, terms.clone(), first, count, width, out);
+            } else {
+                for (cell, term) in terms.clone().step_by(S::TERMS).enumerate() {
+                    let low = self.values.load(s, term * self.stride + first, count);
+                    let high = match S::TERMS == 2 && term + 1 < terms.end {
+                        true => self.values.load(s, (term + 1) * self.stride + first, count),
+                        false => s.zero(),
+                    };
+                    s.store(s.cell(low, high), &mut out[cell * width..]);
+                }
+            }
+        }
+    }
+
+    /// One vector of lines that are stored as such: square by square.
+    #[inline(always)]
+    fn pack_lines<S: Simd>(&self, s: S, terms: Range<usize>, first: usize, count: usize, width: usize, out: &mut [f32]) {
+        for (square, term) in terms.clone().step_by(S::TERMS * S::LANES).enumerate() {
+            let length = (S::TERMS * S::LANES).min(terms.end - term);
+            let cells = length.div_ceil(S::TERMS);
+            let out = &mut out[square * S::LANES * width..];
+            if let (1, Stored::F32(values)) = (S::TERMS, self.values) {
+                s.transpose(&values[first * self.stride + term..], self.stride, count, cells, out, width);
+                continue;
+            }
+            let mut rows = [0.0; MAX_LANES * MAX_LANES];
+            for (i, row) in rows.chunks_exact_mut(S::LANES).take(count).enumerate() {
+                let at = (first + i) * self.stride + term;
+                let low = self.values.load(s, at, length.min(S::LANES));
+                let cells = if S::TERMS == 2 {
+                    let rest = length.saturating_sub(S::LANES);
+                    let high = if rest > 0 { self.values.load(s, at + S::LANES, rest) } else { s.zero() };
+                    let (even, odd) = s.deinterleave2(low, high);
+                    s.cell(even, odd)
+                } else {
+                    low
+                };
+                s.store(cells, row);
+            }
+            s.transpose(&rows, S::LANES, count, cells, out, width);
+        }
+    }
+}

@@ -241,8 +241,10 @@ pub fn random(config: &ModelConfig, seed: u64, device: &Device) -> CausalLm {
         };
         Some((shape, values))
     };
-    // The shapes are the model's own.
-    crate::load::replace(model.clone(), drawn).map_or(model, |(model, _)| model)
+    match crate::load::replace(model, drawn) {
+        Ok((model, _)) => model,
+        Err(error) => unreachable!("the shapes are the model's own: {error}"),
+    }
 }
 
 /// The GGUF name of a checkpoint's tensor.

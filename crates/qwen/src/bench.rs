@@ -205,8 +205,10 @@ fn made_up(config: &ModelConfig, precision: Precision, device: &Device) -> Causa
         let count: usize = shape.iter().product();
         Some((shape, (0..count as u64).into_par_iter().map(value).collect()))
     };
-    // The shapes are the model's own.
-    replace(model.clone(), drawn).map_or(model, |(model, _)| model)
+    match replace(model, drawn) {
+        Ok((model, _)) => model,
+        Err(error) => unreachable!("the shapes are the model's own: {error}"),
+    }
 }
 
 #[cfg(test)]

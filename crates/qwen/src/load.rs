@@ -120,13 +120,13 @@ fn fill(model: CausalLm, adapters: bool, read: Read<'_>) -> Result<CausalLm, Loa
                 return param;
             }
             match self.values(&name, &shape) {
-                Ok(Some(values)) => param.map(|old| {
-                    let wanted = old.is_require_grad();
-                    let narrow = D == 2 && !wanted && !name.contains(".lora.") && reads_bf16(&old.device()) && fits_bf16(&values);
-                    let new = Tensor::<D>::from_data(TensorData::new(values, shape), &old.device());
+                Ok(Some(values)) => {
+                    let (wanted, device) = (param.is_require_grad(), param.lazy_device());
+                    let narrow = D == 2 && !wanted && !name.contains(".lora.") && reads_bf16(&device) && fits_bf16(&values);
+                    let new = Tensor::<D>::from_data(TensorData::new(values, shape), &device);
                     let new = if narrow { new.cast(DType::BF16) } else { new };
-                    new.set_require_grad(wanted)
-                }),
+                    Param::initialized(param.id, new.set_require_grad(wanted))
+                }
                 Ok(None) => param,
                 Err(error) => {
                     self.error = Some(error);

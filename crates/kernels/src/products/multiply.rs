@@ -166,19 +166,24 @@ impl Task for Share<'_, '_> {
         // The last vector of a panel reaches into the next one, and that of the last panel behind it.
         let mut panels = scratch::take(out.len().next_multiple_of(S::MR) * block + S::LANES);
         let mut tile = scratch::take(S::NR.min(columns.len().next_multiple_of(S::LANES)) * block);
+        let block_of = |start: usize| start..depth.min(start + BLOCK * S::TERMS);
+        let tile_of = |at: usize| columns.start + at..columns.end.min(columns.start + at + S::NR);
         for start in (0..depth).step_by(BLOCK * S::TERMS) {
-            let terms = start..depth.min(start + BLOCK * S::TERMS);
+            let terms = block_of(start);
             let length = terms.len().div_ceil(S::TERMS);
             for i in (0..out.len()).step_by(S::MR) {
                 let rows = *top + i..*top + out.len().min(i + S::MR);
                 left.pack(s, terms.clone(), rows, S::MR, &mut panels[i * length..]);
             }
             for at in (0..columns.len()).step_by(S::NR) {
-                let cols = S::NR.min(columns.len() - at);
-                let first = columns.start + at;
-                right.pack(s, terms.clone(), first..first + cols, cols.next_multiple_of(S::LANES), &mut tile);
-                for (c, a) in out.chunks_mut(S::MR).zip(panels.chunks_exact(S::MR * length)) {
-                    let accumulate = self.accumulate || start > 0;
+                let lines = tile_of(at);
+                let cols = lines.len();
+                right.pack(s, terms.clone(), lines, cols.next_multiple_of(S::LANES), &mut tile);
+                // What is packed next comes closer while this is multiplied.
+                let (next, behind) = if at + S::NR < columns.len() { (terms.clone(), at + S::NR) } else { (block_of(terms.end), 0) };
+                let (accumulate, parts) = (self.accumulate || start > 0, out.len().div_ceil(S::MR));
+                for (i, (c, a)) in out.chunks_mut(S::MR).zip(panels.chunks_exact(S::MR * length)).enumerate() {
+                    right.prefetch(s, next.clone(), tile_of(behind), i, parts);
                     s.panel_tile(PanelTile { a, b: &tile, depth: length, c, at, cols, accumulate });
                 }
             }

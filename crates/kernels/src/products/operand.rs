@@ -89,13 +89,35 @@ impl<'a> Operand<'a> {
                 self.pack_lines(s, terms.clone(), first, count, width, out);
             } else {
                 for (cell, term) in terms.clone().step_by(S::TERMS).enumerate() {
-                    let low = self.values.load(s, term * self.stride + first, count);
-                    let high = match S::TERMS == 2 && term + 1 < terms.end {
-                        true => self.values.load(s, (term + 1) * self.stride + first, count),
-                        false => s.zero(),
-                    };
-                    s.store(s.cell(low, high), &mut out[cell * width..]);
+                    s.store(self.cells(s, term, terms.end, first, count), &mut out[cell * width..]);
                 }
+            }
+        }
+    }
+
+    /// The cells of some lines from `term` on, stored by terms.
+    #[inline(always)]
+    fn cells<S: Simd>(&self, s: S, term: usize, end: usize, first: usize, count: usize) -> S::V {
+        let (at, next) = (term * self.stride + first, (term + 1) * self.stride + first);
+        match self.values {
+            _ if S::TERMS == 1 => self.values.load(s, at, count),
+            Stored::Bf16(values) if term + 1 < end => s.cell_bf16(&values[at..], &values[next..], count),
+            _ if term + 1 < end => s.cell(self.values.load(s, at, count), self.values.load(s, next, count)),
+            _ => s.cell(self.values.load(s, at, count), s.zero()),
+        }
+    }
+
+    /// Asks for a share of what [`pack`](Self::pack) will read, the `part`-th of `parts`, in the second-level cache. Rows as short as a block of a
+    /// sum are over before a processor foresees their end.
+    #[inline(always)]
+    pub(super) fn prefetch<S: Simd>(&self, s: S, terms: Range<usize>, lines: Range<usize>, part: usize, parts: usize) {
+        let (rows, within) = if self.by_lines { (lines, terms) } else { (terms, lines) };
+        let share = |i: usize| rows.start + rows.len() * i / parts;
+        for row in share(part)..share(part + 1) {
+            let at = row * self.stride;
+            match self.values {
+                Stored::F32(values) => s.prefetch_read(&values[at + within.start..at + within.end]),
+                Stored::Bf16(values) => s.prefetch_read(&values[at + within.start..at + within.end]),
             }
         }
     }
@@ -114,14 +136,14 @@ impl<'a> Operand<'a> {
             let mut rows = [0.0; MAX_LANES * MAX_LANES];
             for (i, row) in rows.chunks_exact_mut(S::LANES).take(count).enumerate() {
                 let at = (first + i) * self.stride + term;
-                let low = self.values.load(s, at, length.min(S::LANES));
-                let cells = if S::TERMS == 2 {
-                    let rest = length.saturating_sub(S::LANES);
-                    let high = if rest > 0 { self.values.load(s, at + S::LANES, rest) } else { s.zero() };
-                    let (even, odd) = s.deinterleave2(low, high);
-                    s.cell(even, odd)
-                } else {
-                    low
+                let cells = match self.values {
+                    _ if S::TERMS == 1 => self.values.load(s, at, length),
+                    Stored::Bf16(values) => s.neighbours_bf16(&values[at..], length),
+                    Stored::F32(_) => {
+                        let rest = length.saturating_sub(S::LANES);
+                        let high = if rest > 0 { self.values.load(s, at + S::LANES, rest) } else { s.zero() };
+                        s.neighbours(self.values.load(s, at, length.min(S::LANES)), high)
+                    }
                 };
                 s.store(cells, row);
             }

@@ -4,16 +4,18 @@
 //! checkpoints store them. Hidden states are `[B, S, h]`.
 
 use bellows_kernels::{attention, linear, rms_norm, rotate, swiglu};
-use burn::module::{Module, Param};
-use burn::tensor::{Device, Tensor};
+use burn::module::{Module, Param, ParamId};
+use burn::tensor::{Device, Shape, Tensor};
 
 use super::ModelConfig;
 use super::lora::Lora;
 use super::pass::{KvCache, Pass};
 
-/// A parameter that no gradient is asked for until [`Param::set_require_grad`] says otherwise.
+/// A parameter of zeros that no gradient is asked for until [`Param::set_require_grad`] says otherwise. It has no memory until it is looked at: one
+/// that is loaded never has two.
 pub(super) fn frozen<const D: usize>(shape: [usize; D], device: &Device) -> Param<Tensor<D>> {
-    Param::from_tensor(Tensor::zeros(shape, device)).set_require_grad(false)
+    let zeros = move |device: &Device, wanted: bool| Tensor::zeros(shape, device).set_require_grad(wanted);
+    Param::uninitialized(ParamId::new(), zeros, device.clone(), false, Shape::new(shape))
 }
 
 /// `y = x Wᵀ + b`, and beside it the low-rank branch if there is one.

@@ -373,8 +373,8 @@ impl Simd for Avx2 {
         unsafe { transpose(src, src_stride, rows, cols, dst, dst_stride) }
     }
     #[inline(always)]
-    fn prefetch_read(self, src: &[f32]) {
-        for line in src.chunks(16) {
+    fn prefetch_read<T>(self, src: &[T]) {
+        for line in src.chunks(64 / size_of::<T>()) {
             // SAFETY: a hint, which touches no memory that the program can observe.
             unsafe { _mm_prefetch::<_MM_HINT_T1>(line.as_ptr().cast()) };
         }

@@ -459,8 +459,8 @@ impl Simd for Avx512 {
         unsafe { transpose_rows(src, src_stride, rows, dst, at) }
     }
     #[inline(always)]
-    fn prefetch_read(self, src: &[f32]) {
-        for line in src.chunks(16) {
+    fn prefetch_read<T>(self, src: &[T]) {
+        for line in src.chunks(64 / size_of::<T>()) {
             // SAFETY: a hint, which touches no memory that the program can observe.
             unsafe { _mm_prefetch::<_MM_HINT_T1>(line.as_ptr().cast()) };
         }

@@ -63,6 +63,31 @@ fn pairs(low: __m512, high: __m512) -> __m512 {
     _mm512_castsi512_ps(_mm512_permutexvar_epi16(order, both))
 }
 
+/// The `n <= 32` values of `src` as 16 pairs of neighbours, then zeros.
+///
+/// # Safety
+/// They may be read.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw")]
+unsafe fn load_pairs(src: *const bf16, n: usize) -> __m512 {
+    // SAFETY: the mask selects what may be read.
+    unsafe { _mm512_castsi512_ps(_mm512_maskz_loadu_epi16(((1u64 << n) - 1) as __mmask32, src.cast())) }
+}
+
+/// Pairs of the values that `part` selects of each.
+///
+/// # Safety
+/// They may be read.
+#[inline]
+#[target_feature(enable = "avx512f,avx512vl,avx512bw")]
+unsafe fn join_pairs(low: *const bf16, high: *const bf16, part: __mmask16) -> __m512 {
+    // SAFETY: the mask selects what may be read.
+    unsafe {
+        let [low, high] = [low, high].map(|p| _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(part, p.cast())));
+        _mm512_castsi512_ps(_mm512_or_si512(low, _mm512_slli_epi32::<16>(high)))
+    }
+}
+
 /// Methods that are [`Avx512`]'s.
 macro_rules! inherit {
     ($($name:ident($($argument:ident: $type:ty),*) $(-> $out:ty)?;)*) => {
@@ -104,7 +129,6 @@ impl Simd for Avx512Bf16 {
         interleave2(even: V, odd: V) -> (V, V);
         transpose(src: &[f32], src_stride: usize, rows: usize, cols: usize, dst: &mut [f32], dst_stride: usize);
         transpose_rows(src: &[f32], src_stride: usize, rows: usize, dst: &mut [&mut [f32]], at: usize);
-        prefetch_read(src: &[f32]);
         prefetch_write(src: &[f32]);
     }
 
@@ -112,6 +136,27 @@ impl Simd for Avx512Bf16 {
     fn cell(self, low: V, high: V) -> V {
         // SAFETY: `self` proves the features.
         unsafe { pairs(low, high) }
+    }
+    #[inline(always)]
+    fn prefetch_read<T>(self, src: &[T]) {
+        self.0.prefetch_read(src);
+    }
+    #[inline(always)]
+    fn neighbours(self, a: V, b: V) -> V {
+        // SAFETY: `self` proves the features; types of the same size, for which all bits are valid.
+        unsafe { transmute::<__m512bh, __m512>(_mm512_cvtne2ps_pbh(b, a)) }
+    }
+    #[inline(always)]
+    fn neighbours_bf16(self, src: &[bf16], n: usize) -> V {
+        assert!(n <= 2 * L && n <= src.len());
+        // SAFETY: `self` proves the features; n values are there.
+        unsafe { load_pairs(src.as_ptr(), n) }
+    }
+    #[inline(always)]
+    fn cell_bf16(self, low: &[bf16], high: &[bf16], n: usize) -> V {
+        assert!(n <= L && n <= low.len() && n <= high.len());
+        // SAFETY: `self` proves the features; n values of each are there.
+        unsafe { join_pairs(low.as_ptr(), high.as_ptr(), mask(n)) }
     }
     #[inline(always)]
     fn panel_tile(self, t: PanelTile<'_, '_>) {

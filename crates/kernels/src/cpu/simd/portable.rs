@@ -181,7 +181,7 @@ impl Simd for Portable {
         }
     }
     #[inline(always)]
-    fn prefetch_read(self, _: &[f32]) {}
+    fn prefetch_read<T>(self, _: &[T]) {}
     #[inline(always)]
     fn prefetch_write(self, _: &[f32]) {}
     #[inline(always)]

@@ -228,7 +228,7 @@ pub trait Simd: Copy + Send + Sync + 'static {
     }
 
     /// Asks for the cache lines of `src` in the second-level cache; only a hint, which may do nothing.
-    fn prefetch_read(self, src: &[f32]);
+    fn prefetch_read<T>(self, src: &[T]);
     /// The same with the intention to write them.
     fn prefetch_write(self, src: &[f32]);
 
@@ -236,6 +236,24 @@ pub trait Simd: Copy + Send + Sync + 'static {
     #[inline(always)]
     fn cell(self, low: Self::V, _high: Self::V) -> Self::V {
         low
+    }
+    /// Cells of the `2 * LANES` consecutive values in `a`, `b`, each of two neighbours; only where `TERMS` is 2.
+    #[inline(always)]
+    fn neighbours(self, a: Self::V, b: Self::V) -> Self::V {
+        let (even, odd) = self.deinterleave2(a, b);
+        self.cell(even, odd)
+    }
+    /// [`neighbours`](Simd::neighbours) of the first `n <= 2 * LANES` values of `src`, then zeros.
+    #[inline(always)]
+    fn neighbours_bf16(self, src: &[bf16], n: usize) -> Self::V {
+        let low = self.load_bf16(src, n.min(Self::LANES));
+        let high = if n > Self::LANES { self.load_bf16(&src[Self::LANES..], n - Self::LANES) } else { self.zero() };
+        self.neighbours(low, high)
+    }
+    /// [`cell`](Simd::cell) of the first `n <= LANES` values of each, then zeros; only where `TERMS` is 2.
+    #[inline(always)]
+    fn cell_bf16(self, low: &[bf16], high: &[bf16], n: usize) -> Self::V {
+        self.cell(self.load_bf16(low, n), self.load_bf16(high, n))
     }
     /// The matrix micro-kernel, lanes along the columns: see [`Tile`].
     fn tile(self, tile: Tile<'_>);

@@ -119,6 +119,42 @@ impl Task for Moves {
     }
 }
 
+/// Both ways of making cells agree, with values in f32 and in bf16.
+#[derive(Clone, Copy)]
+struct Pairs;
+
+impl Task for Pairs {
+    type Out = ();
+    fn run<S: Simd>(self, s: S) {
+        if S::TERMS == 1 {
+            return;
+        }
+        let halves: Vec<half::bf16> = values(2 * S::LANES).into_iter().map(half::bf16::from_f32).collect();
+        for n in 0..=2 * S::LANES {
+            let mut part: Vec<f32> = halves[..n].iter().map(|h| h.to_f32()).collect();
+            part.resize(2 * S::LANES, 0.0);
+            let every = |from: usize| part[from..].iter().copied().step_by(2).collect::<Vec<f32>>();
+            let bits = |v: S::V| {
+                let mut out = vec![0.0; S::LANES];
+                s.store(v, &mut out);
+                out.into_iter().map(f32::to_bits).collect::<Vec<_>>()
+            };
+            let expected = bits(s.cell(s.load(&every(0)), s.load(&every(1))));
+            assert_eq!(bits(s.neighbours(s.load(&part), s.load(&part[S::LANES..]))), expected);
+            assert_eq!(bits(s.neighbours_bf16(&halves[..n], n)), expected);
+            if n <= S::LANES {
+                let (low, high) = (&halves[..n], &halves[S::LANES..][..n]);
+                assert_eq!(bits(s.cell_bf16(low, high, n)), bits(s.cell(s.load_bf16(low, n), s.load_bf16(high, n))));
+            }
+        }
+    }
+}
+
+#[test]
+fn pairs() {
+    on_all(Pairs);
+}
+
 /// `len` cells of values that bf16 holds exactly.
 struct Cells {
     terms: Vec<[f32; 2]>,

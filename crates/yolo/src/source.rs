@@ -4,6 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use bellows_learner::TaskError;
+use bellows_runs::cache_dir;
 use burn::data::dataset::Dataset;
 use burn::tensor::Device;
 use sha2::{Digest, Sha256};
@@ -13,7 +14,7 @@ use crate::checkpoint::{Misfit, WeightFile, scale_of, weight_file};
 use crate::config::{Cache, Toggle, TrainConfig};
 use crate::data::sample::{Generated, generate};
 use crate::data::{
-    DataConfig, DataError, DiskCache, Item, Normalisation, RamCache, Scan, ScanOptions, Size, Split, YoloDataset, default_dir, report, scan,
+    DataConfig, DataError, DiskCache, Item, Normalisation, RamCache, Scan, ScanOptions, Size, Split, YoloDataset, report, scan,
 };
 use crate::model::{Yolo, YoloConfig};
 use crate::validate::ValSet;
@@ -87,7 +88,7 @@ impl TrainingData {
             Ok(scan)
         };
         let (train, val) = (scanned(Split::Train, config.fraction)?, scanned(Split::Val, 1.0)?);
-        let normalisation = config.levels().resolve(&train, default_dir().as_deref())?;
+        let normalisation = config.levels().resolve(&train, cache_dir().as_deref())?;
         let deep = [&train, &val].iter().any(|scan| scan.images.iter().any(|image| image.deep));
         lines.extend(deep.then(|| levels_line(normalisation)));
         let fingerprint = fingerprint(&[&train, &val], deep.then_some(normalisation));
@@ -133,7 +134,7 @@ impl SplitData {
         } else {
             None
         };
-        let normalisation = config.levels().resolve(measured.as_ref().unwrap_or(&scan), default_dir().as_deref())?;
+        let normalisation = config.levels().resolve(measured.as_ref().unwrap_or(&scan), cache_dir().as_deref())?;
         lines.extend(deep.then(|| levels_line(normalisation)));
         let set = YoloDataset::new(scan, channels as u32, normalisation);
         let sizes = set.sizes();
@@ -172,7 +173,7 @@ fn cached(config: &TrainConfig, set: YoloDataset, progress: Progress<'_>) -> Res
         Cache::Off => Arc::new(set),
         Cache::Ram => Arc::new(RamCache::new(&set, imgsz, &caching)?),
         Cache::Disk => {
-            let dir = default_dir().ok_or_else(|| DataError::Invalid("cache=disk: this user has no cache folder (is HOME set?)".into()))?;
+            let dir = cache_dir().ok_or_else(|| DataError::Invalid("cache=disk: this user has no cache folder (is HOME set?)".into()))?;
             Arc::new(DiskCache::new(set, &dir.join("images"), imgsz, &caching)?)
         }
     })

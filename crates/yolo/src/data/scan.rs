@@ -8,13 +8,13 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use bellows_runs::cache_dir;
 use rayon::prelude::*;
 
 use super::annotated::Annotated;
 use super::cache::{self, Cache};
 use super::description::{DataConfig, Split};
 use super::error::DataError;
-use super::folder::default_dir;
 use super::frame::Size;
 use super::header::{self, Header};
 use super::listing::{Entry, Listing};
@@ -42,7 +42,7 @@ pub struct ScanOptions {
 
 impl Default for ScanOptions {
     fn default() -> Self {
-        Self { fraction: 1.0, single_cls: false, classes: None, allow_bad: false, cache_dir: default_dir() }
+        Self { fraction: 1.0, single_cls: false, classes: None, allow_bad: false, cache_dir: cache_dir() }
     }
 }
 

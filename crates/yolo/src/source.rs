@@ -14,7 +14,7 @@ use crate::checkpoint::{Misfit, WeightFile, scale_of, weight_file};
 use crate::config::{Cache, Toggle, TrainConfig};
 use crate::data::sample::{Generated, generate};
 use crate::data::{
-    DataConfig, DataError, DiskCache, Item, Normalisation, RamCache, Scan, ScanOptions, Size, Split, YoloDataset, report, scan,
+    DataConfig, DataError, DiskCache, Item, Normalisation, RamCache, Scan, ScanOptions, Size, Split, YoloDataset, overlap, report, scan,
 };
 use crate::model::{Yolo, YoloConfig};
 use crate::validate::ValSet;
@@ -91,6 +91,7 @@ impl TrainingData {
         let normalisation = config.levels().resolve(&train, cache_dir().as_deref())?;
         let deep = [&train, &val].iter().any(|scan| scan.images.iter().any(|image| image.deep));
         lines.extend(deep.then(|| levels_line(normalisation)));
+        lines.extend(overlap((Split::Train, &train), (Split::Val, &val)));
         let fingerprint = fingerprint(&[&train, &val], deep.then_some(normalisation));
         let range = match normalisation {
             Normalisation::Range { low, high } if deep => Some([low, high]),

@@ -8,7 +8,7 @@ use bellows_runs::write_atomic;
 use bellows_settings::{Layer, Setting};
 use bellows_yolo::config::{SETTINGS, TrainConfig};
 use bellows_yolo::predict::tiles::{Merge, MergeBy, Tiling};
-use bellows_yolo::{WeightFile, weight_file};
+use bellows_yolo::{Chosen, WeightFile, weight_file};
 use clap::builder::PossibleValuesParser;
 use clap::{Arg, ArgMatches, value_parser};
 use serde_json::{Map, Value, json};
@@ -79,7 +79,9 @@ pub(crate) fn weights_flag() -> Arg {
 /// Nothing named, or a folder with several.
 pub(crate) fn weights_path(matches: &ArgMatches) -> Result<PathBuf, Failure> {
     let path = text(matches, "weights").ok_or_else(|| Usage("--weights FILE is required: the detector to use (see --help)".into()))?;
-    Ok(weight_file(Path::new(&path))?)
+    let Chosen { path, note: passed_over } = weight_file(Path::new(&path))?;
+    passed_over.iter().for_each(|line| note(line));
+    Ok(path)
 }
 
 /// `--tile`, `--overlap`, `--merge`, `--merge-threshold`.

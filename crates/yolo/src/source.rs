@@ -228,7 +228,8 @@ pub(crate) fn model(config: &TrainConfig, nc: usize, channels: usize, device: &D
         (Toggle::On(true), None) => Some(config.model.as_str()),
         _ => None,
     };
-    let file = file.map(|path| WeightFile::read(&weight_file(Path::new(path))?)).transpose()?;
+    let chosen = file.map(|path| weight_file(Path::new(path))).transpose()?;
+    let file = chosen.as_ref().map(|chosen| WeightFile::read(&chosen.path)).transpose()?;
     let scale = named.or_else(|| Some(file.as_ref()?.config().scale)).ok_or_else(|| Misfit {
         path: config.model.clone().into(),
         reason: "`model` must be yolov8n, s, m, l or x, or a weight file".into(),
@@ -248,6 +249,7 @@ pub(crate) fn model(config: &TrainConfig, nc: usize, channels: usize, device: &D
         0,
         format!("YOLOv8{size} summary: {layers} layers, {parameters} parameters, {gradients} gradients, {:.1} GFLOPs", summary.gflops),
     );
+    header.extend(chosen.and_then(|chosen| chosen.note));
     let frozen: Vec<usize> = (0..model.model.len()).filter(|&i| config.freeze.covers(i)).collect();
     if !frozen.is_empty() {
         model = model.freeze_layers(&frozen);

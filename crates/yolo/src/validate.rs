@@ -189,7 +189,7 @@ pub fn validate_tiled(
     context: &mut EvalContext<'_>,
 ) -> Result<Validation, TaskError> {
     let look = PredictConfig {
-        imgsz: config.imgsz as u32,
+        imgsz: Size::square(config.imgsz as u32),
         batch: config.batch.images(),
         nms: suppression(config),
         tiling: Some(tiling),

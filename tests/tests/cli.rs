@@ -18,6 +18,21 @@ fn help_is_grouped_and_complete() {
     }
 }
 
+/// What trains nothing does not say that it does, and is called by its whole name.
+#[test]
+fn verbs_speak_of_themselves() {
+    let dir = tempfile::tempdir().unwrap();
+    for verb in ["val", "predict", "export", "benchmark"] {
+        let (help, _) = expect_code(&mut yolo_train(dir.path(), &[verb, "--help"]), 0);
+        assert!(help.contains(&format!("Usage: yolo-train {verb} [OPTIONS]")), "{help}");
+        for training in ["training images", "Train on", "the best weights' detections"] {
+            assert!(!help.contains(training), "{verb}: {training:?} in {help}");
+        }
+    }
+    let (_, error) = expect_code(&mut yolo_train(dir.path(), &["predict", "--bogus"]), 2);
+    assert!(error.contains("Usage: yolo-train predict"), "{error}");
+}
+
 #[test]
 fn mistakes_get_one_sentence_and_code_2() {
     let dir = tempfile::tempdir().unwrap();

@@ -33,6 +33,24 @@ fn check_tells_what_is_there_and_ends_with_2_where_too_much_is_wrong() {
 }
 
 #[test]
+fn images_that_are_judged_on_what_they_taught_are_counted() {
+    let dir = tempfile::tempdir().unwrap();
+    let yaml = std::fs::read_to_string(tiny_data(dir.path())).unwrap();
+    std::fs::write(dir.path().join("both.yaml"), yaml.replace("val: images/val", "val: [images/val, images/train]")).unwrap();
+    std::fs::write(dir.path().join("same.yaml"), yaml.replace("val: images/val", "val: images/train")).unwrap();
+    let check = |data: &str| expect_code(&mut yolo_train(dir.path(), &["data", "check", "--data", data]), 0).0;
+    assert!(!check("tiny.yaml").contains("are in both"));
+    for data in ["both.yaml", "same.yaml"] {
+        let out = check(data);
+        let line = out.lines().find(|line| line.contains("are in both")).unwrap_or_else(|| panic!("{data}: {out}"));
+        assert!(line.starts_with("warning: 11 images are in both train and val, ") && line.contains("train_00000.jpg the first"), "{line}");
+        let args = ["--data", data, "--epochs", "1", "--plots", "false"];
+        let (out, _) = expect_code(&mut yolo_train(dir.path(), &args), 0);
+        assert!(out.contains(line), "{out}");
+    }
+}
+
+#[test]
 fn stats_are_told_and_kept() {
     let dir = tempfile::tempdir().unwrap();
     tiny_data(dir.path());

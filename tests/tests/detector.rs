@@ -100,6 +100,49 @@ fn predict_keeps_the_order_and_names_what_it_skips() {
 }
 
 #[test]
+fn an_export_beside_weights_is_no_second_detector() {
+    let dir = tempfile::tempdir().unwrap();
+    trained(dir.path());
+    expect_code(&mut yolo_train(dir.path(), &["export", "--weights", BEST, "--imgsz", "64"]), 0);
+    let weights = dir.path().join("runs/detect/train/weights");
+    let look = |code| {
+        let args = ["predict", "--weights", "runs/detect/train", "--device", "cpu", "--source", "tiny/images/val", "--save", "false"];
+        expect_code(&mut yolo_train(dir.path(), &args), code).1
+    };
+    let error = look(2);
+    assert!(error.contains("3 weight files; say which"), "the best or the last: {error}");
+    std::fs::remove_file(weights.join("last.safetensors")).unwrap();
+    let told = look(0);
+    assert_eq!(told.matches("best.safetensors is used; best.onnx beside it has its name").count(), 1, "{told}");
+}
+
+#[test]
+fn a_rectangle_is_rounded_up_and_boxes_stay_in_the_frame() {
+    let dir = tempfile::tempdir().unwrap();
+    trained(dir.path());
+    let sized = |imgsz: &str, code| {
+        expect_code(
+            &mut yolo_train(dir.path(), &look(&["--source", "tiny/images/val", "--json", "--save", "false", "--imgsz", imgsz])),
+            code,
+        )
+    };
+    let (flat, error) = sized("100,320", 0);
+    assert!(error.contains("--imgsz 100,320 is rounded up to 128,320, multiples of 32"), "{error}");
+    let (again, error) = sized("128,320", 0);
+    assert!(flat == again && !error.contains("rounded"), "{error}");
+    let (square, _) = sized("320", 0);
+    assert_ne!(flat, square, "frames of 96x72 are 128 high before they are 320 wide");
+    for line in flat.lines() {
+        let seen: Value = serde_json::from_str(line).unwrap();
+        assert_eq!((&seen["width"], &seen["height"]), (&96.into(), &72.into()));
+        for found in seen["detections"].as_array().unwrap() {
+            assert!(found["box"]["x2"].as_f64().unwrap() <= 96.0 && found["box"]["y2"].as_f64().unwrap() <= 72.0, "{line}");
+        }
+    }
+    assert!(sized("1,2,3", 2).1.contains("H,W"));
+}
+
+#[test]
 fn what_cannot_be_used_gets_one_sentence_and_code_2() {
     let dir = tempfile::tempdir().unwrap();
     trained(dir.path());
@@ -168,4 +211,15 @@ fn a_film_comes_back_with_boxes() {
     let (out, _) = expect_code(&mut yolo_train(dir.path(), &look), 0);
     assert!(out.contains("video 1/1 (frame 5) film.mp4") && out.contains("3 images in"), "{out}");
     assert!(dir.path().join("runs/detect/predict/film.mp4").metadata().unwrap().len() > 500);
+    assert_eq!(files(&dir.path().join("runs/detect/predict")), ["film.mp4"]);
+    // Its frames as images, with the film or without.
+    for (more, expected) in [(&["--save-txt"][..], &["film.mp4", "film_frames", "labels"][..]), (&["--save", "false"], &["film_frames"])] {
+        let args = [&look[..], &["--save-frames", "--name", "frames", "--exist-ok"], more].concat();
+        expect_code(&mut yolo_train(dir.path(), &args), 0);
+        let folder = dir.path().join("runs/detect/frames");
+        assert_eq!(files(&folder), expected);
+        assert_eq!(files(&folder.join("film_frames")), ["1.jpg", "3.jpg", "5.jpg"]);
+        assert_eq!(image::image_dimensions(folder.join("film_frames/5.jpg")).unwrap(), (96, 72));
+        std::fs::remove_dir_all(&folder).unwrap();
+    }
 }

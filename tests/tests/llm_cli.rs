@@ -234,6 +234,24 @@ fn trained(dir: &Path) -> PathBuf {
     dir.join("runs/sft/t")
 }
 
+/// What stands in the way of one file keeps no other from being written, and the code says that the training is saved.
+#[test]
+fn an_export_that_fails_is_told_and_made_up_for() {
+    let dir = tempfile::tempdir().unwrap();
+    tiny_chats(dir.path());
+    expect_code(&mut llm_finetune(dir.path(), &["--config", "tiny.yaml", "--epochs", "1", "--save-merged", "false", "--name", "t"]), 0);
+    let run = dir.path().join("runs/sft/t");
+    std::fs::write(run.join("merged"), "in the way").unwrap();
+    let again = ["--resume", "runs/sft/t", "--save-merged", "true", "--save-gguf", "f16"];
+    let (out, error) = expect_code(&mut llm_finetune(dir.path(), &again), 3);
+    assert!(error.contains("merged is not written") && error.contains("error: training is saved, but "), "{error}");
+    assert!(error.contains("llm-finetune --resume runs/sft/t"), "{error}");
+    assert!(out.contains("model-f16.gguf") && run.join("model-f16.gguf").exists() && run.join("adapter").is_dir(), "{out}");
+    std::fs::remove_file(run.join("merged")).unwrap();
+    expect_code(&mut llm_finetune(dir.path(), &again), 0);
+    assert!(run.join("merged/model.safetensors").exists());
+}
+
 /// Runs in 6 GB of address space, most of which the threads take: an allocation that a file asks for shows.
 fn bounded(dir: &Path, args: &[&str]) -> Command {
     let run = llm_finetune(dir, args);

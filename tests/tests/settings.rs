@@ -82,6 +82,53 @@ fn save_json_writes_what_coco_tools_read() {
     }
 }
 
+/// A COCO file's own ids come back: such as no rule makes of file names or of the order of classes, and beyond what a float can hold.
+#[test]
+fn save_json_has_the_ids_of_a_coco_file() {
+    let dir = tempfile::tempdir().unwrap();
+    tiny_data(dir.path());
+    expect_code(&mut yolo_train(dir.path(), &["data", "convert", "yolo2coco", "--data", "tiny.yaml", "--out", "coco"]), 0);
+    let json = dir.path().join("coco/annotations/val.json");
+    let mut file: serde_json::Value = serde_json::from_slice(&std::fs::read(&json).unwrap()).unwrap();
+    let renumber = |value: &mut serde_json::Value, rule: fn(i64) -> i64| *value = rule(value.as_i64().unwrap()).into();
+    let (image_id, category_id): (fn(i64) -> i64, fn(i64) -> i64) = (|id| 20_261_122_104_500_001 + 2 * id, |id| 90 - 7 * id);
+    file["images"].as_array_mut().unwrap().iter_mut().for_each(|image| renumber(&mut image["id"], image_id));
+    file["categories"].as_array_mut().unwrap().iter_mut().for_each(|category| renumber(&mut category["id"], category_id));
+    for annotation in file["annotations"].as_array_mut().unwrap() {
+        renumber(&mut annotation["image_id"], image_id);
+        renumber(&mut annotation["category_id"], category_id);
+    }
+    std::fs::write(&json, file.to_string()).unwrap();
+    let images: BTreeMap<String, i64> = file["images"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|i| (i["file_name"].as_str().unwrap().to_string(), i["id"].as_i64().unwrap()))
+        .collect();
+
+    let fast = ["--epochs", "1", "--imgsz", "64", "--batch", "4", "--device", "cpu", "--plots", "false", "--conf", "0.0001", "--save-json"];
+    expect_code(&mut yolo_train(dir.path(), &[&["--data", "coco/data.yaml", "--name", "j"], &fast[..]].concat()), 0);
+    let rows = |path: &str| -> Vec<serde_json::Value> { serde_json::from_slice(&std::fs::read(dir.path().join(path)).unwrap()).unwrap() };
+    let trained = rows("runs/detect/j/predictions.json");
+    let mut categories = std::collections::BTreeSet::new();
+    for row in &trained {
+        let file_name = row["file_name"].as_str().unwrap();
+        let id = images.iter().find(|(name, _)| name.ends_with(file_name)).unwrap().1;
+        assert_eq!(row["image_id"].as_i64(), Some(*id), "{row}");
+        categories.insert(row["category_id"].as_i64().unwrap());
+    }
+    assert!(!categories.is_empty() && categories.iter().all(|id| [62, 69, 76, 83].contains(id)), "{categories:?}");
+
+    let weights = "runs/detect/j/weights/best.safetensors";
+    let val = ["val", "--weights", weights, "--data", "coco/data.yaml", "--name", "v"];
+    expect_code(&mut yolo_train(dir.path(), &[&val[..], &fast[4..]].concat()), 0);
+    assert_eq!(rows("runs/detect/v/predictions.json"), trained);
+    // One class for all is no category of the file; the images are its images.
+    expect_code(&mut yolo_train(dir.path(), &[&val[..6], &["one", "--single-cls"], &fast[4..]].concat()), 0);
+    let one = rows("runs/detect/one/predictions.json");
+    assert!(!one.is_empty() && one.iter().all(|row| row["category_id"] == 1 && row["image_id"].as_i64() > Some(1 << 53)), "{:?}", one[0]);
+}
+
 #[test]
 fn a_run_that_diverges_for_good_ends_with_code_4() {
     let dir = tempfile::tempdir().unwrap();

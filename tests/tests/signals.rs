@@ -114,6 +114,40 @@ fn a_second_one_does_not_wait_for_the_step() {
     resumed.wait().unwrap();
 }
 
+/// On a dashboard's screen: what is left of it after the program is the user's own terminal. `script` lends one.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_second_one_gives_the_terminal_back() {
+    if !Command::new("script").arg("--version").stdout(Stdio::null()).status().is_ok_and(|status| status.success()) {
+        return eprintln!("skipped: there is no `script`, which lends a terminal");
+    }
+    let dir = tempfile::tempdir().unwrap();
+    tiny_data(dir.path());
+    let train =
+        yolo_train(dir.path(), &["--data", "tiny.yaml", "--name", "s", "--imgsz", "640", "--batch", "11", "--epochs", "50", "--tui"]);
+    let words: Vec<_> = train.get_args().map(|arg| arg.to_str().unwrap()).collect();
+    let line = format!("echo $$ > pid; exec {} {} --plots false", train.get_program().to_str().unwrap(), words.join(" "));
+    std::fs::write(dir.path().join("inner.sh"), line).unwrap();
+    std::fs::write(dir.path().join("outer.sh"), "sh inner.sh; echo \"ended with $?\"; stty -a").unwrap();
+    let mut terminal = Command::new("script");
+    terminal.args(["-q", "-f", "-c", "sh outer.sh", "typescript"]).env("TERM", "xterm").env("XDG_CACHE_HOME", dir.path().join("cache"));
+    let mut child = terminal.current_dir(dir.path()).stdin(Stdio::null()).stdout(Stdio::null()).spawn().unwrap();
+    let (run, typescript) = (dir.path().join("runs/detect/s"), dir.path().join("typescript"));
+    let shown = || String::from_utf8_lossy(&std::fs::read(&typescript).unwrap_or_default()).into_owned();
+    wait_for("the dashboard", &mut child, || !checkpoints(&run).is_empty() && shown().contains("\u{1b}[?1049h"));
+    let id = std::fs::read_to_string(dir.path().join("pid")).unwrap();
+    for name in ["INT", "TERM"] {
+        assert!(Command::new("kill").args(["-s", name, id.trim()]).status().unwrap().success());
+    }
+    child.wait().unwrap();
+    let text = shown();
+    let after = |mark: &str| text.rfind(mark).unwrap_or_else(|| panic!("no {mark:?} in {text:?}"));
+    let [on, off, cursor, ended] = ["\u{1b}[?1049h", "\u{1b}[?1049l", "\u{1b}[?25h", "ended with 1"].map(after);
+    assert!(on < off && off < cursor && cursor < ended, "{text:?}");
+    assert!(text[ended..].contains("ended with 130") || text[ended..].contains("ended with 143"), "{}", &text[ended..]);
+    assert!(text[ended..].contains(" icanon") && text[ended..].contains(" echo "), "{}", &text[ended..]);
+}
+
 /// Ends a program in its closing work, after the line that `begun` says; what is left is done by `--resume`, which says `done`.
 fn closing(program: fn(&Path, &[&str]) -> Command, dir: &Path, args: &[&str], run: &str, begun: &str, done: &str) {
     let mut child = start(&mut program(dir, args));

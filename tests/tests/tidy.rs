@@ -7,6 +7,8 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 const MAX_LINES: usize = 700;
+/// An example that is longer says that the public interface is awkward.
+const MAX_EXAMPLE: usize = 150;
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().to_path_buf()
@@ -40,6 +42,10 @@ fn files_are_small_and_open_with_an_essay() {
     let mut lines: Vec<usize> = sources.iter().map(|(_, text)| text.lines().count()).collect();
     lines.sort_unstable();
     assert!(lines[lines.len() / 2] <= 250, "the median file has {} lines", lines[lines.len() / 2]);
+    let examples: Vec<_> = sources.iter().filter(|(path, _)| path.components().any(|c| c.as_os_str() == "examples")).collect();
+    assert!(!examples.is_empty(), "the examples were not found");
+    let long: Vec<_> = examples.iter().filter(|(_, text)| text.lines().count() >= MAX_EXAMPLE).map(|(path, _)| path).collect();
+    assert!(long.is_empty(), "examples of {MAX_EXAMPLE} lines or more: {long:?}");
     let silent: Vec<_> = sources.iter().filter(|(_, text)| !text.starts_with("//!")).map(|(path, _)| path).collect();
     assert!(silent.is_empty(), "files that do not say what they are: {silent:?}");
 }

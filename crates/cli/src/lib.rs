@@ -9,6 +9,7 @@ mod failure;
 mod flags;
 mod layers;
 mod scratch;
+mod screen;
 mod session;
 mod signals;
 

@@ -15,7 +15,7 @@ use signal_hook::consts::{SIGINT, SIGTERM, SIGXFSZ};
 use signal_hook::iterator::Signals as Arriving;
 use signal_hook::low_level;
 
-use crate::{Context, Failure, note};
+use crate::{Context, Failure, note, screen};
 
 /// How long the closing work gets to notice that it should stop. Nobody loses what it had done: all of it can be done again.
 const GRACE: Duration = Duration::from_secs(1);
@@ -24,7 +24,8 @@ const GRACE: Duration = Duration::from_secs(1);
 enum Phase {
     /// Nothing: the first signal ends the process at once, with this sentence.
     Before(&'static str),
-    /// The step in progress: the first signal asks for the end after it. On a dashboard's screen there is no room for a word.
+    /// The step in progress: the first signal asks for the end after it. On a dashboard's screen there is no room for a word, and
+    /// the second one gives that screen back.
     Training { silent: bool },
     /// Nothing that could not be done again, as this sentence says how.
     Closing(String),
@@ -123,6 +124,10 @@ impl Signals {
             Phase::Before(words) => {
                 tell(words);
                 state.undo.take().into_iter().for_each(|undo| undo());
+                quit(128 + signal);
+            }
+            Phase::Training { silent: true } if again => {
+                screen::give_back();
                 quit(128 + signal);
             }
             _ if again => quit(128 + signal),

@@ -1,7 +1,6 @@
 //! How a probe is run, for those who run it, watch it and remember what it said.
 
 use bellows_kernels::Lowering;
-use std::env;
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -43,9 +42,7 @@ impl Default for ProbeOptions {
     }
 }
 
-/// `probe.json` in `$XDG_CACHE_HOME/bellows`, else `~/.cache/bellows`, else none.
+/// `probe.json` in the user's cache folder.
 fn default_cache_file() -> Option<PathBuf> {
-    let absolute = |name: &str| env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
-    let base = absolute("XDG_CACHE_HOME").or_else(|| absolute("HOME").map(|home| home.join(".cache")))?;
-    Some(base.join("bellows").join("probe.json"))
+    bellows_runs::cache_dir().map(|dir| dir.join("probe.json"))
 }

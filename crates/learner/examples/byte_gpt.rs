@@ -3,16 +3,13 @@
 //! `cargo run --release -p bellows-learner --example byte_gpt [RUNS_DIR] [STEPS]`; the same again goes on where it was stopped.
 #![allow(clippy::print_stdout, reason = "an example is a program")]
 
-use std::fs::File;
-use std::io::{Read, Seek, SeekFrom};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use bellows_learner::{
-    Decay, Draw, EpochReport, EvalContext, Evaluation, Identity, Learner, LearnerConfig, Observer, Schedule, StepOutput, Task, TaskError,
-    UpdateSchedule,
+    Draw, EpochReport, EvalContext, Evaluation, Identity, Learner, LearnerConfig, Schedule, StepOutput, Task, TaskError, UpdateSchedule,
 };
 use bellows_runs::RunDir;
-use burn::data::dataset::{Dataset, DatasetError};
+use burn::data::dataset::{Dataset, InMemDataset};
 use burn::module::Module;
 use burn::nn::attention::generate_autoregressive_mask;
 use burn::nn::transformer::{TransformerEncoder, TransformerEncoderConfig, TransformerEncoderInput};
@@ -25,39 +22,18 @@ const S: usize = 64;
 const WIDTH: usize = 64;
 const HELD_OUT: usize = 16;
 
-/// Windows of the docs, read from their files when they are asked for.
-pub(crate) struct Windows(Vec<(PathBuf, u64)>);
-
-impl Windows {
-    pub(crate) fn of_docs() -> std::io::Result<Self> {
-        let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs");
-        let mut files = std::fs::read_dir(docs)?.map(|entry| Ok(entry?.path())).collect::<std::io::Result<Vec<_>>>()?;
-        files.retain(|path| path.extension().is_some_and(|e| e == "md"));
-        files.sort();
-        let mut windows = Vec::new();
-        for path in files {
-            let whole = path.metadata()?.len() / (S as u64 + 1);
-            windows.extend((0..whole).map(|i| (path.clone(), i * (S as u64 + 1))));
-        }
-        Ok(Self(windows))
+/// The docs in windows: those to learn from, and those to judge by.
+pub(crate) fn docs() -> std::io::Result<(InMemDataset<Vec<u8>>, Vec<Vec<u8>>)> {
+    let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs");
+    let mut files = std::fs::read_dir(docs)?.map(|entry| Ok(entry?.path())).collect::<std::io::Result<Vec<_>>>()?;
+    files.retain(|path| path.extension().is_some_and(|e| e == "md"));
+    files.sort();
+    let mut windows = Vec::new();
+    for path in files {
+        windows.extend(std::fs::read(path)?.chunks_exact(S + 1).map(<[u8]>::to_vec));
     }
-}
-
-impl Dataset<Vec<u8>> for Windows {
-    fn get(&self, index: usize) -> Result<Vec<u8>, DatasetError> {
-        let (path, at) = &self.0[index];
-        let read = || {
-            let mut window = vec![0; S + 1];
-            let mut file = File::open(path)?;
-            file.seek(SeekFrom::Start(*at))?;
-            file.read_exact(&mut window)?;
-            Ok::<_, std::io::Error>(window)
-        };
-        read().map_err(DatasetError::new)
-    }
-    fn len(&self) -> usize {
-        self.0.len() - HELD_OUT
-    }
+    let held_out = windows.split_off(windows.len().saturating_sub(HELD_OUT));
+    Ok((InMemDataset::new(windows), held_out))
 }
 
 #[derive(Module, Debug)]
@@ -89,7 +65,9 @@ impl Gpt {
     }
 }
 
-pub(crate) struct Bytes(Windows);
+pub(crate) struct Bytes {
+    held_out: Vec<Vec<u8>>,
+}
 
 impl Task for Bytes {
     type Model = Gpt;
@@ -113,30 +91,25 @@ impl Task for Bytes {
         batch.iter().map(|window| String::from_utf8_lossy(&window[..12]).into_owned()).collect()
     }
     fn loss(&self, model: &Gpt, batch: &Vec<Vec<u8>>, _: Draw, device: &Device) -> StepOutput<()> {
-        let (loss, count) = (model.loss(batch, device), batch.len() * S);
-        StepOutput { items: loss.clone().detach().div_scalar(count as f64), loss, count, output: () }
+        StepOutput::sum(model.loss(batch, device), batch.len() * S)
     }
     fn evaluate(&self, model: &Gpt, context: &mut EvalContext<'_>) -> Result<Evaluation, TaskError> {
-        let held_out = (self.0.len()..self.0.len() + HELD_OUT).map(|i| self.0.get(i)).collect::<Result<Vec<_>, _>>()?;
-        let nats = model.loss(&held_out, context.device).try_into_scalar::<f32>()?;
+        let nats = model.loss(&self.held_out, context.device).try_into_scalar::<f32>()?;
         let bits = f64::from(nats) / (HELD_OUT * S) as f64 / std::f64::consts::LN_2;
         Ok(Evaluation { fitness: -bits, metrics: vec![("val/bits_per_byte".into(), bits)], samples: HELD_OUT, ..Evaluation::default() })
     }
 }
 
-struct Console;
-
-impl Observer for Console {
-    fn on_epoch_end(&mut self, report: &EpochReport) {
-        let bits = report.evaluation.as_ref().and_then(|e| e.get("val/bits_per_byte")).unwrap_or(f64::NAN);
-        println!("epoch {}: {:.3} nats a byte learnt, {bits:.3} bits a byte judged", report.epoch + 1, report.means[0]);
-    }
+fn tell(report: &EpochReport) {
+    let (epoch, bits) = (report.epoch + 1, report.metric("val/bits_per_byte"));
+    println!("epoch {epoch}: {:.3} nats a byte learnt, {bits:.3} bits a byte judged", report.means[0]);
 }
 
 /// A run of `steps` updates in `dir`, from its newest checkpoint if it has one.
 pub(crate) fn learner(dir: RunDir, steps: u64) -> Result<Learner<Bytes>, Box<dyn std::error::Error>> {
-    let (lr, min_lr_ratio, decay, warmup_steps, warmup_ratio, momentum) = (2e-3, 0.1, Decay::Cosine, Some(20), 0.0, 0.9);
-    let schedule = UpdateSchedule { lr, min_lr_ratio, decay, warmup_steps, warmup_ratio, momentum, batch: 8, accumulate: 2 };
+    let (_, held_out) = docs()?;
+    let schedule =
+        UpdateSchedule { lr: 2e-3, min_lr_ratio: 0.1, warmup_steps: Some(20), batch: 8, accumulate: 2, ..UpdateSchedule::default() };
     let config = LearnerConfig {
         max_steps: Some(steps),
         beta2: Some(0.95),
@@ -145,7 +118,7 @@ pub(crate) fn learner(dir: RunDir, steps: u64) -> Result<Learner<Bytes>, Box<dyn
         ..LearnerConfig::new(1000, Schedule::Updates(schedule))
     };
     let (device, identity) = (Device::flex(), Identity::default().with("number of steps", steps));
-    let mut learner = Learner::new(Bytes(Windows::of_docs()?), Gpt::new(&device), &device, config, dir, identity)?;
+    let mut learner = Learner::new(Bytes { held_out }, Gpt::new(&device), &device, config, dir, identity)?;
     learner.resume()?;
     Ok(learner)
 }
@@ -157,7 +130,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let dir = RunDir::create(Path::new(&runs), "byte_gpt", true)?;
     let _lock = dir.lock()?;
     let mut learner = learner(dir, words.next().map_or(Ok(300), |n| n.parse())?)?;
-    let outcome = learner.observe(Console).fit(&Windows::of_docs()?)?;
+    let (windows, _) = docs()?;
+    let outcome = learner.on_epoch_end(tell).fit(&windows)?;
     println!("{outcome:?}: {}", learner.dir().path().display());
     Ok(())
 }

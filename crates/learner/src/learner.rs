@@ -25,7 +25,7 @@ use crate::layout::Layout;
 use crate::loader::Loader;
 use crate::log;
 use crate::metrics::StepMetric;
-use crate::observe::{Gauge, Observer, RunInfo};
+use crate::observe::{EpochEnds, EpochReport, Gauge, Observer, RunInfo};
 use crate::optim::{Constants, Optimizer};
 use crate::parts::cut;
 use crate::plan::{Next, Plan, next};
@@ -103,6 +103,11 @@ impl<T: Task> Learner<T> {
     pub fn observe(&mut self, observer: impl Observer + 'static) -> &mut Self {
         self.run.watchers.observe(Box::new(observer));
         self
+    }
+
+    /// Calls `tell` with every epoch's report: all that most programs want to watch.
+    pub fn on_epoch_end(&mut self, tell: impl FnMut(&EpochReport) + 'static) -> &mut Self {
+        self.observe(EpochEnds(tell))
     }
 
     /// Adds one of burn-train's renderers, told of everything.

@@ -82,6 +82,13 @@ pub struct EpochReport {
     pub elapsed_s: f64,
 }
 
+impl EpochReport {
+    /// A metric of the evaluation by its name; NaN where there was none.
+    pub fn metric(&self, name: &str) -> f64 {
+        self.evaluation.as_ref().and_then(|e| e.get(name)).unwrap_or(f64::NAN)
+    }
+}
+
 /// Something out of the ordinary, as it is also written to `events.jsonl`.
 #[derive(Clone, Debug)]
 pub struct Notice {
@@ -110,5 +117,14 @@ pub trait Observer {
     /// Files to be written (pictures); asked for after [`Observer::on_epoch_end`] and [`Observer::on_end`].
     fn files(&mut self) -> Vec<RunFile> {
         Vec::new()
+    }
+}
+
+/// A function that watches the ends of epochs.
+pub(crate) struct EpochEnds<F>(pub(crate) F);
+
+impl<F: FnMut(&EpochReport)> Observer for EpochEnds<F> {
+    fn on_epoch_end(&mut self, report: &EpochReport) {
+        self.0(report);
     }
 }

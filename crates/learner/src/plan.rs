@@ -91,12 +91,10 @@ pub(crate) fn next(c: &Counters, plan: &Plan, saved: &Saved) -> Next {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::schedule::{Decay, Schedule, UpdateSchedule};
+    use crate::schedule::{Schedule, UpdateSchedule};
 
     fn plan(change: impl FnOnce(&mut LearnerConfig), counters: &Counters) -> Plan {
-        let (lr, min_lr_ratio, decay, warmup_steps, warmup_ratio, momentum) = (0.1, 0.0, Decay::Linear, None, 0.0, 0.9);
-        let schedule = UpdateSchedule { lr, min_lr_ratio, decay, warmup_steps, warmup_ratio, momentum, batch: 1, accumulate: 1 };
-        let mut config = LearnerConfig::new(3, Schedule::Updates(schedule));
+        let mut config = LearnerConfig::new(3, Schedule::Updates(UpdateSchedule::default()));
         change(&mut config);
         Plan::new(&config, counters, (0..4).map(|i| vec![i]).collect())
     }

@@ -66,6 +66,23 @@ pub struct EpochSchedule {
     pub batch: usize,
 }
 
+impl Default for EpochSchedule {
+    /// What detectors are trained with: SGD's rates, three epochs of warm-up, batches of 16 in windows of 64.
+    fn default() -> Self {
+        Self {
+            lr0: 0.01,
+            lrf: 0.01,
+            cos_lr: false,
+            momentum: 0.937,
+            warmup_epochs: 3.0,
+            warmup_momentum: 0.8,
+            warmup_bias_lr: 0.1,
+            nbs: 64,
+            batch: 16,
+        }
+    }
+}
+
 /// What one batch is trained with.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Hyper {
@@ -151,6 +168,22 @@ pub struct UpdateSchedule {
     pub accumulate: usize,
 }
 
+impl Default for UpdateSchedule {
+    /// AdamW's usual rate, which falls along half a cosine to 0; no warm-up, an update of every sample.
+    fn default() -> Self {
+        Self {
+            lr: 1e-3,
+            min_lr_ratio: 0.0,
+            decay: Decay::Cosine,
+            warmup_steps: None,
+            warmup_ratio: 0.0,
+            momentum: 0.9,
+            batch: 1,
+            accumulate: 1,
+        }
+    }
+}
+
 impl UpdateSchedule {
     /// Updates of an epoch of `batches`.
     pub fn updates(&self, batches: usize) -> usize {
@@ -191,16 +224,8 @@ mod tests {
     /// The right-hand sides are those of transformers' get_*_schedule_with_warmup for 4 updates of warm-up in 20.
     #[test]
     fn update_schedules_are_the_fields() {
-        let schedule = |decay| UpdateSchedule {
-            lr: 1.0,
-            min_lr_ratio: 0.0,
-            decay,
-            warmup_steps: Some(4),
-            warmup_ratio: 0.5,
-            momentum: 0.9,
-            batch: 1,
-            accumulate: 3,
-        };
+        let schedule =
+            |decay| UpdateSchedule { lr: 1.0, decay, warmup_steps: Some(4), warmup_ratio: 0.5, accumulate: 3, ..UpdateSchedule::default() };
         let factors = |decay, at: [usize; 5]| at.map(|u| schedule(decay).factor(u, 20));
         assert_eq!(factors(Decay::Constant, [0, 1, 4, 12, 19]), [0.0, 0.25, 1.0, 1.0, 1.0]);
         assert_eq!(factors(Decay::Linear, [0, 1, 4, 12, 19]), [0.0, 0.25, 1.0, 0.5, 0.0625]);
@@ -210,33 +235,19 @@ mod tests {
         }
         assert_eq!(factors(Decay::Wsd, [1, 4, 17, 18, 19]), [0.25, 1.0, 1.0, 1.0, 0.5]);
         // Seven batches in windows of 3, 3 and 1: three updates an epoch.
-        let groups = [Group { lr_scale: 2.0, weight_decay: 0.0, bias: false }];
+        let groups = [Group { lr_scale: 2.0, ..Group::default() }];
         let at = |position, epoch| schedule(Decay::Constant).at(position, 7, (epoch, 2), &groups, None);
         assert_eq!([at(0, 0), at(2, 0), at(5, 0), at(6, 0)].map(|h| h.accumulate), [3, 3, 3, 1]);
         assert_eq!([at(2, 0), at(3, 0), at(6, 0), at(0, 1)].map(|h| h.lr[0]), [0.0, 0.5, 1.0, 1.5]);
     }
 
-    fn schedule() -> EpochSchedule {
-        EpochSchedule {
-            lr0: 0.01,
-            lrf: 0.01,
-            cos_lr: false,
-            momentum: 0.937,
-            warmup_epochs: 3.0,
-            warmup_momentum: 0.8,
-            warmup_bias_lr: 0.1,
-            nbs: 64,
-            batch: 16,
-        }
-    }
-
     fn groups() -> Vec<Group> {
-        [true, false].map(|bias| Group { lr_scale: 1.0, weight_decay: 0.0, bias }).to_vec()
+        [true, false].map(|bias| Group { bias, ..Group::default() }).to_vec()
     }
 
     #[test]
     fn linear_and_cosine_end_points() {
-        let mut s = schedule();
+        let mut s = EpochSchedule::default();
         assert_eq!(s.decay(0, 100), 1.0);
         assert!((s.decay(50, 100) - 0.505).abs() < 1e-12);
         assert!((s.decay(99, 100) - (0.01 * 0.99 + 0.01)).abs() < 1e-12);
@@ -248,7 +259,7 @@ mod tests {
 
     #[test]
     fn warmup_ramps_rates_momentum_and_accumulation() {
-        let s = schedule();
+        let s = EpochSchedule::default();
         assert_eq!(s.warmup_batches(100), Some(300));
         assert_eq!(s.warmup_batches(10), Some(100), "never shorter than 100 batches");
         let start = s.at(0, 0, 100, 100, &groups(), false);
@@ -264,12 +275,12 @@ mod tests {
 
     #[test]
     fn no_warmup_starts_settled() {
-        let s = EpochSchedule { warmup_epochs: 0.0, ..schedule() };
+        let s = EpochSchedule { warmup_epochs: 0.0, ..EpochSchedule::default() };
         assert_eq!(s.at(0, 0, 10, 5, &groups(), false), Hyper { lr: vec![0.01; 2], momentum: 0.937, accumulate: 4 });
     }
 
     #[test]
     fn adam_keeps_its_beta_during_warmup() {
-        assert_eq!(schedule().at(0, 0, 10, 100, &groups(), true).momentum, 0.937);
+        assert_eq!(EpochSchedule::default().at(0, 0, 10, 100, &groups(), true).momentum, 0.937);
     }
 }

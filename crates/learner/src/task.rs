@@ -38,6 +38,13 @@ pub struct Group {
     pub bias: bool,
 }
 
+impl Default for Group {
+    /// The schedule's rate, no weight decay, no biases.
+    fn default() -> Self {
+        Self { lr_scale: 1.0, weight_decay: 0.0, bias: false }
+    }
+}
+
 /// The result of one forward pass over a batch.
 pub struct StepOutput<O> {
     /// The scalar to minimise, `[1]`, on the autodiff graph. Summed, not averaged, over an accumulation window.
@@ -48,6 +55,13 @@ pub struct StepOutput<O> {
     pub count: usize,
     /// Whatever the metrics registered for this task want to see.
     pub output: O,
+}
+
+impl StepOutput<()> {
+    /// Of a loss that is a sum over `count` things: watched is its mean.
+    pub fn sum(loss: Tensor<1>, count: usize) -> Self {
+        Self { items: loss.clone().detach().div_scalar(count.max(1) as f64), loss, count, output: () }
+    }
 }
 
 /// A file for the run directory: its path within it, and its contents. The journal writes it, warns if it cannot, and tries again.
@@ -75,6 +89,11 @@ pub struct Evaluation {
 }
 
 impl Evaluation {
+    /// By one metric, the higher the better.
+    pub fn of(name: &str, fitness: f64, samples: usize) -> Self {
+        Self { fitness, metrics: vec![(name.into(), fitness)], samples, ..Self::default() }
+    }
+
     /// A metric by its name.
     pub fn get(&self, name: &str) -> Option<f64> {
         self.metrics.iter().find(|(n, _)| n == name).map(|(_, v)| *v)
@@ -126,7 +145,7 @@ pub trait Task: Send + Sync {
 
     /// The parameter groups, in the order of the `lr/pgN` columns: one, without weight decay, unless told otherwise.
     fn groups(&self) -> Vec<Group> {
-        vec![Group { lr_scale: 1.0, weight_decay: 0.0, bias: false }]
+        vec![Group::default()]
     }
 
     /// What becomes of a float tensor, by its name in the checkpoint: it is learned, in the first group, unless told otherwise. What asks for no

@@ -55,7 +55,7 @@ fn resumed_equals_whole<T: Task>(
 /// One after the other: Burn's dropout draws from a generator that a process has one of.
 #[test]
 fn they_learn_and_resume() {
-    let windows = byte_gpt::Windows::of_docs().unwrap();
+    let (windows, _) = byte_gpt::docs().unwrap();
     let bits = -resumed_equals_whole(|dir| byte_gpt::learner(dir, 40), &windows, &[7, 40]);
     assert!(bits < 5.0, "{bits} bits a byte: chance is 8");
     let accuracy = resumed_equals_whole(|dir| classify::learner(dir, 8), &classify::data(), &[5, 61]);

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use bellows_learner::{
-    Counters, Decay, LearnError, Learner, LearnerConfig, Members, Notice, Observer, OptimizerKind, Outcome, Schedule, UpdateSchedule,
+    Counters, LearnError, Learner, LearnerConfig, Members, Notice, Observer, OptimizerKind, Outcome, Schedule, UpdateSchedule,
 };
 use burn::tensor::{Device, DeviceKind};
 use toy::{BATCHES, REALLY, Shortage, StopAfter, Toy, config, data, ending, learner_of};
@@ -56,8 +56,7 @@ impl<F: FnMut()> Observer for AtShortage<F> {
 
 /// Ten updates of 16 samples at most, the loss of each divided by their number.
 fn updates(batch: usize, accumulate: usize) -> LearnerConfig {
-    let (lr, min_lr_ratio, decay, warmup_steps, warmup_ratio, momentum) = (0.05, 0.0, Decay::Cosine, Some(2), 0.0, 0.9);
-    let schedule = UpdateSchedule { lr, min_lr_ratio, decay, warmup_steps, warmup_ratio, momentum, batch, accumulate };
+    let schedule = UpdateSchedule { lr: 0.05, warmup_steps: Some(2), batch, accumulate, ..UpdateSchedule::default() };
     LearnerConfig { schedule: Schedule::Updates(schedule), optimizer: OptimizerKind::AdamW, ema_decay: 0.0, ..config() }
 }
 

@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bellows_learner::{
-    BatchReport, Decay, Draw, EvalContext, Evaluation, Group, Identity, Learner, LearnerConfig, Observer, Outcome, Role, Schedule,
-    StepOutput, Task, TaskError, UpdateSchedule,
+    BatchReport, Draw, EvalContext, Evaluation, Group, Identity, Learner, LearnerConfig, Observer, Outcome, Role, Schedule, StepOutput,
+    Task, TaskError, UpdateSchedule,
 };
 use bellows_runs::RunDir;
 use burn::data::dataset::{Dataset, InMemDataset};
@@ -96,8 +96,7 @@ fn seen_is_odd(seen: &Param<Tensor<1, Int>>) -> bool {
 }
 
 fn config() -> LearnerConfig {
-    let (lr, min_lr_ratio, decay, warmup_steps, warmup_ratio, momentum) = (0.02, 0.0, Decay::Cosine, Some(2), 0.0, 0.9);
-    let schedule = UpdateSchedule { lr, min_lr_ratio, decay, warmup_steps, warmup_ratio, momentum, batch: 3, accumulate: 2 };
+    let schedule = UpdateSchedule { lr: 0.02, warmup_steps: Some(2), batch: 3, accumulate: 2, ..UpdateSchedule::default() };
     LearnerConfig { beta2: Some(0.95), eps: 1e-6, ..LearnerConfig::new(3, Schedule::Updates(schedule)) }
 }
 

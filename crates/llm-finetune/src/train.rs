@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use bellows_chat::{Conversation, Example, Message, RenderOptions, Role, Splits, Template, Tokenizer, encode_prompt};
 use bellows_cli::{Bar, Failure, Run, Session, Signals, Usage, note, pick_device, resumed, say};
 use bellows_device::{ProbeOptions, Selected};
-use bellows_learner::Outcome;
+use bellows_learner::{LearnError, Outcome};
 use bellows_qwen::arch::Architecture;
 use bellows_qwen::base::Base;
 use bellows_qwen::config::{MAY_CHANGE, Method, SETTINGS, SftConfig};
@@ -16,7 +16,7 @@ use bellows_qwen::hub::{describe, locate};
 use bellows_qwen::model::{CausalLm, ModelConfig};
 use bellows_qwen::train::{Finetune, MADE_BASE, Report};
 use bellows_qwen::weights::merge;
-use bellows_runs::write_atomic;
+use bellows_runs::{Unwritten, write_atomic};
 use bellows_weights::DType;
 use bellows_weights::gguf::Preset;
 use burn::tensor::Device;
@@ -168,7 +168,9 @@ fn close(tuning: &Finetune, run: &Run, device: &Selected) -> Result<(), Failure>
     write_files(tuning, model, run.path())
 }
 
-/// The merged model and the GGUF, where they were asked for.
+/// The merged model and the GGUF, where they were asked for. They can be as large as the base model, so they are streamed to the disk and not
+/// handed to the journal as bytes; what becomes of one that cannot be written is as there: it is told, it keeps nothing else from being
+/// written, and the program ends with the code of a training that is saved and a result that is not.
 fn write_files(tuning: &Finetune, model: CausalLm, dir: &Path) -> Result<(), Failure> {
     let config = tuning.config();
     if !config.save_merged && config.save_gguf.is_none() {
@@ -176,17 +178,31 @@ fn write_files(tuning: &Finetune, model: CausalLm, dir: &Path) -> Result<(), Fai
     }
     let (shape, tokenizer) = (tuning.shape(), tuning.tokenizer());
     let model = if config.method == Method::Lora { merge(model) } else { model };
+    let mut reasons = Vec::new();
     // Full fine-tuning has written its model already.
     if config.save_merged && config.method == Method::Lora {
         let merged = dir.join("merged");
-        write_transformers(&merged, &model, shape, tokenizer, DType::F32)?;
-        say(&format!("Saved {}", merged.display()));
+        match write_transformers(&merged, &model, shape, tokenizer, DType::F32) {
+            Ok(_) => say(&format!("Saved {}", merged.display())),
+            Err(error) => unwritten(&mut reasons, &merged, &Failure::from(error)),
+        }
     }
     if let Some(kind) = &config.save_gguf {
         let file = dir.join(format!("model-{kind}.gguf"));
-        gguf(&file, &model, shape, tokenizer, kind, config.system.as_deref(), Some(tuning.template()))?;
+        let written = gguf(&file, &model, shape, tokenizer, kind, config.system.as_deref(), Some(tuning.template()));
+        written.unwrap_or_else(|error| unwritten(&mut reasons, &file, &error));
     }
-    Ok(())
+    if reasons.is_empty() {
+        return Ok(());
+    }
+    note(&format!("what is missing is written by: llm-finetune --resume {}", dir.display()));
+    Err(LearnError::from(Unwritten { reasons }).into())
+}
+
+/// A file that is missing at the end, told at once.
+fn unwritten(reasons: &mut Vec<String>, path: &Path, error: &Failure) {
+    note(&format!("warning: {} is not written: {error}", path.display()));
+    reasons.push(error.to_string());
 }
 
 /// A GGUF of this kind, and a Modelfile beside it.

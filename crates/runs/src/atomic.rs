@@ -53,13 +53,30 @@ fn remove<S: Store + ?Sized>(store: &S, temp: &Path) {
     }
 }
 
-/// Removes siblings that killed processes left in `dir`; only for whoever holds the run lock. Failing costs disk space only.
+/// Removes siblings that killed processes left in `dir` and the directories in it; only for whoever holds the run lock. Failing costs disk
+/// space only. Links are not followed: what is behind them is not the run's.
 pub(crate) fn sweep_siblings(dir: &Path) {
+    sweep(dir);
     for name in DiskStore.list(dir).unwrap_or_default() {
-        if name.starts_with('.') && name.contains(".tmp-") && dir.join(&name).is_file() {
-            remove(&DiskStore, &dir.join(name));
+        let path = dir.join(&name);
+        if kind(&path).is_some_and(|kind| kind.is_dir()) {
+            sweep(&path);
         }
     }
+}
+
+fn sweep(dir: &Path) {
+    for name in DiskStore.list(dir).unwrap_or_default() {
+        let path = dir.join(&name);
+        if name.starts_with('.') && name.contains(".tmp-") && kind(&path).is_some_and(|kind| kind.is_file()) {
+            remove(&DiskStore, &path);
+        }
+    }
+}
+
+/// What stands at `path`, be it a link.
+fn kind(path: &Path) -> Option<std::fs::FileType> {
+    std::fs::symlink_metadata(path).map(|info| info.file_type()).ok()
 }
 
 #[cfg(test)]

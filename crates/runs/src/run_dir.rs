@@ -67,12 +67,11 @@ impl RunDir {
         if path.is_dir() { Ok(Self { path }) } else { Err(RunDirError::NotARun { path }) }
     }
 
-    /// Takes the run for this process, and removes the half-written files that killed ones left. Hold it for as long as
+    /// Takes the run for this process, and removes the half-written files that killed ones left in it and in its directories. Hold it for as long as
     /// anything in the directory may change.
     pub fn lock(&self) -> Result<RunLock, LockError> {
         let lock = RunLock::acquire(&self.path)?;
         sweep_siblings(&self.path);
-        sweep_siblings(&self.weights());
         Ok(lock)
     }
 
@@ -272,9 +271,26 @@ mod tests {
     fn locking_sweeps_half_written_files() {
         let dir = tempfile::tempdir().unwrap();
         let run = RunDir::create(dir.path(), "train", false).unwrap();
-        let half = run.weights().join(".best.safetensors.tmp-1-0");
-        fs::write(&half, b"half").unwrap();
+        let adapter = run.path().join("adapter");
+        fs::create_dir(&adapter).unwrap();
+        let folders = [run.path(), &run.weights(), &run.checkpoints(), &adapter];
+        for folder in folders {
+            fs::write(folder.join(".best.safetensors.tmp-1-0"), b"half").unwrap();
+            fs::write(folder.join("best.safetensors"), b"whole").unwrap();
+        }
+        // Of a run that is in a run, and of a stranger's folder behind a link, nothing is touched.
+        let (inner, outside) = (adapter.join("inner"), dir.path().join("outside"));
+        for folder in [&inner, &outside] {
+            fs::create_dir(folder).unwrap();
+            fs::write(folder.join(".other.tmp-1-0"), b"half").unwrap();
+        }
+        #[cfg(unix)]
+        std::os::unix::fs::symlink(&outside, run.path().join("link")).unwrap();
         let _lock = run.lock().unwrap();
-        assert!(!half.exists());
+        for folder in folders {
+            assert!(!folder.join(".best.safetensors.tmp-1-0").exists(), "{}", folder.display());
+            assert!(folder.join("best.safetensors").exists(), "{}", folder.display());
+        }
+        assert!(inner.join(".other.tmp-1-0").exists() && outside.join(".other.tmp-1-0").exists());
     }
 }

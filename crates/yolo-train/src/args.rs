@@ -16,6 +16,9 @@ use crate::run::TrainArgs;
 use crate::words::{Words, translated};
 use crate::{data, export, predict, val};
 
+/// The program's.
+const NAME: &str = "yolo-train";
+
 /// The one setting of training that `benchmark` takes as it is.
 const WORKSPACE: &str = "conv_workspace_mb";
 
@@ -61,7 +64,7 @@ pub(crate) struct BenchmarkArgs {
 /// All that can be typed.
 pub(crate) fn command() -> Command {
     let defaults = serde_json::to_value(TrainConfig::default()).unwrap_or_default();
-    Command::new("yolo-train")
+    Command::new(NAME)
         .version(env!("CARGO_PKG_VERSION"))
         .about("Trains YOLOv8 on the GPU you own, or on none: survives crashes, resumes exactly, writes files other tools read.")
         .after_help(
@@ -113,7 +116,8 @@ fn absent() -> impl Iterator<Item = &'static str> {
 pub(crate) fn parse() -> Result<Request, Usage> {
     let typed: Vec<String> = std::env::args().skip(1).collect();
     let Words { words, notes } = translated(&typed, &command()).map_err(Usage)?;
-    let matches = command().no_binary_name(true).get_matches_from(words);
+    // With the name that usage begins with, whatever this file is called.
+    let matches = command().get_matches_from(std::iter::once(NAME.to_string()).chain(words));
     notes.iter().for_each(|line| note(line));
     Ok(request(&matches, typed))
 }

@@ -9,7 +9,7 @@ use bellows_yolo::config::TrainConfig;
 use bellows_yolo::data::convert::{Form, Images, convert, partial};
 use bellows_yolo::data::sample::generate;
 use bellows_yolo::data::stats::SplitStats;
-use bellows_yolo::data::{DataConfig, DataError, ScanOptions, YoloDataset, report, scan};
+use bellows_yolo::data::{DataConfig, DataError, ScanOptions, Split, YoloDataset, overlap, report, scan};
 use bellows_yolo::plots::data_chart;
 use clap::builder::PossibleValuesParser;
 use clap::{Arg, ArgMatches, Command, value_parser};
@@ -115,7 +115,7 @@ fn opened(m: &ArgMatches) -> Result<DataConfig, Failure> {
 fn check(m: &ArgMatches) -> Result<(), Failure> {
     let config = opened(m)?;
     let options = ScanOptions { allow_bad: true, ..ScanOptions::default() };
-    let mut wrong: Option<DataError> = None;
+    let (mut wrong, mut train): (Option<DataError>, _) = (None, None);
     for split in config.splits() {
         let progress = Progress::new();
         let found = scan(&config, split, &options, &|done, total| progress.set(&format!("{}: scanning", split.key()), done, total));
@@ -123,7 +123,13 @@ fn check(m: &ArgMatches) -> Result<(), Failure> {
         let unusable = match found {
             Ok(found) => {
                 report(split, &found).iter().for_each(|line| say(line));
-                found.too_many_bad()
+                let bad = found.too_many_bad();
+                match (split, &train) {
+                    (Split::Train, _) => train = Some(found),
+                    (_, Some(train)) => overlap((Split::Train, train), (split, &found)).iter().for_each(|line| say(line)),
+                    _ => {}
+                }
+                bad
             }
             Err(error) => {
                 // The first ends the program, and is told then.
@@ -134,6 +140,12 @@ fn check(m: &ArgMatches) -> Result<(), Failure> {
             }
         };
         wrong = wrong.or(unusable);
+    }
+    // What is two splits at once was looked at once.
+    let train = (Split::Train, train.as_ref());
+    let same = |split: &Split| *split != train.0 && !config.splits().contains(split) && config.sources(*split) == config.sources(train.0);
+    for split in Split::ALL.into_iter().filter(same) {
+        train.1.and_then(|found| overlap((train.0, found), (split, found))).iter().for_each(|line| say(line));
     }
     wrong.map_or(Ok(()), |error| Err(error.into()))
 }

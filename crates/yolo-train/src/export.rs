@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use bellows_cli::{Failure, Signals, Usage, count, note, option, say, switch, text, whole, yaml_layer};
+use bellows_cli::{Failure, Signals, Usage, count, option, say, switch, text, whole, yaml_layer};
 use bellows_device::{ProbeOptions, select};
 use bellows_runs::write_atomic;
 use bellows_yolo::Detector;
@@ -12,12 +12,10 @@ use clap::builder::PossibleValuesParser;
 use clap::{Arg, ArgMatches, Command, value_parser};
 use serde_json::{Map, Value};
 
-use crate::used::{weights_flag, weights_path};
+use crate::used::{STRIDE, sides, weights_flag, weights_path};
 
 /// What weights say of the images they are made for, and every file of theirs has to say too.
 const OF_THE_DATA: [&str; 3] = ["range", "percentile", "percentile_of"];
-/// Sides of images are multiples of this.
-const STRIDE: usize = 32;
 
 /// The verb's flags.
 pub(crate) fn command() -> Command {
@@ -141,7 +139,7 @@ fn settings(detector: &Detector, input: &Path) -> Map<String, Value> {
 
 fn onnx_options(matches: &ArgMatches, detector: &Detector) -> Result<OnnxOptions, Failure> {
     let size = match text(matches, "imgsz") {
-        Some(text) => size(&text)?,
+        Some(text) => sides(&text)?,
         None => [detector.imgsz.map_or(640, |side| side as usize).next_multiple_of(STRIDE); 2],
     };
     let value = |name: &str| matches.get_one::<f32>(name).copied().unwrap_or_default();
@@ -152,24 +150,6 @@ fn onnx_options(matches: &ArgMatches, detector: &Detector) -> Result<OnnxOptions
         return Err(Usage("export: batch and max-det are at least 1, conf and iou between 0 and 1".into()).into());
     }
     Ok(OnnxOptions { batch, size, dynamic: matches.get_flag("dynamic"), nms: matches.get_flag("nms").then_some(nms) })
-}
-
-/// `640` or `480,640` (height, width), rounded up to what the network takes.
-fn size(text: &str) -> Result<[usize; 2], Failure> {
-    let sides: Result<Vec<usize>, _> = text.trim_matches(['[', ']']).split([',', 'x']).map(|side| side.trim().parse()).collect();
-    let typed = match sides.as_deref() {
-        Ok(&[side]) => [side, side],
-        Ok(&[height, width]) => [height, width],
-        _ => return Err(Usage(format!("--imgsz {text}: a number, or height and width as H,W")).into()),
-    };
-    if typed.iter().any(|side| !(1..=16_384).contains(side)) {
-        return Err(Usage(format!("--imgsz {text}: sides are between 1 and 16384 pixels")).into());
-    }
-    let size = typed.map(|side| side.next_multiple_of(STRIDE));
-    if size != typed {
-        note(&format!("warning: --imgsz {text} is rounded up to {},{}, multiples of {STRIDE}", size[0], size[1]));
-    }
-    Ok(size)
 }
 
 /// `ONNX opset 17, images [1, 3, 640, 640] to output0 [1, 10, 8400]`.
@@ -190,16 +170,6 @@ fn describe(about: &About, options: &OnnxOptions) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn sizes_in_every_form() {
-        for (text, expected) in [("640", [640, 640]), ("480,640", [480, 640]), ("[480, 640]", [480, 640]), ("100x33", [128, 64])] {
-            assert_eq!(size(text).unwrap(), expected, "{text}");
-        }
-        for text in ["", "a", "1,2,3", "0", "-32", "99999"] {
-            assert!(size(text).is_err(), "{text}");
-        }
-    }
 
     #[test]
     fn a_flag_of_another_format_is_refused() {

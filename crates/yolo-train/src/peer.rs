@@ -168,7 +168,6 @@ pub(crate) const INSTEAD: &[(&str, Instead)] = &[
     ("cfg", Refused("a verb that trains nothing reads no file of settings")),
     ("save_txt", Refused("`yolo-train predict` writes labels of what is seen")),
     ("save_conf", Refused("`yolo-train predict` writes labels of what is seen")),
-    ("save_frames", Refused("a film is written as a film")),
     ("augment", Refused("each image is seen once, as it is")),
     ("visualize", Refused("maps of features are not drawn")),
     ("embed", Refused("features are not given out")),

@@ -10,7 +10,7 @@ use bellows_cli::{Context, Exit, Failure, Signals, Usage, join_pool, option, swi
 use bellows_runs::results_dir;
 use bellows_yolo::WeightFile;
 use bellows_yolo::config::TrainConfig;
-use bellows_yolo::data::{Frame, Normalisation};
+use bellows_yolo::data::{Frame, Normalisation, Size};
 use bellows_yolo::metrics::NmsConfig;
 use bellows_yolo::plots::Ink;
 use bellows_yolo::predict::source::{Input, expand};
@@ -22,14 +22,13 @@ use serde_json::json;
 use crate::results::{Results, Wanted};
 use crate::run::device;
 use crate::shots::{Seen, read};
-use crate::used::{Share, tiling, tiling_flags, weights_flag, weights_path};
+use crate::used::{Share, sides, tiling, tiling_flags, weights_flag, weights_path};
 
 /// Results that wait for the next thread, in batches.
 const AHEAD: usize = 4;
 
 fn share() -> Share {
     let names = &[
-        "imgsz",
         "classes",
         "device",
         "conv",
@@ -46,6 +45,7 @@ fn share() -> Share {
         "percentile_of",
     ];
     Share::new(names, json!({ "name": "predict", "conf": 0.25 }))
+        .worded(&[("classes", "Keep detections of these class indices only, as a list")])
 }
 
 /// A switch that can be turned off by a word.
@@ -75,6 +75,13 @@ pub(crate) fn command() -> Command {
             )
             .value_name("SOURCE"),
         )
+        .arg(
+            option(
+                "imgsz",
+                "Longer side of the network's input in pixels, or height and width that it is fitted into [default: as trained]",
+            )
+            .value_name("N|H,W"),
+        )
         .arg(number("batch", "Images that go through the network together").default_value("1"))
         .arg(number("vid-stride", "Look at every n-th frame of a film").alias("vid_stride").default_value("1"))
         .args(share().flags())
@@ -82,6 +89,8 @@ pub(crate) fn command() -> Command {
         .args(
             [
                 choice("save", "true", "Write images and films with boxes drawn [default: true]"),
+                choice("save-frames", "false", "Write each frame of a film with boxes drawn as an image, in a folder beside it")
+                    .alias("save_frames"),
                 choice("save-txt", "false", "Write a label file an image").alias("save_txt"),
                 choice("save-conf", "false", "With the confidence behind each label").alias("save_conf"),
                 choice("save-crop", "false", "Write what is in each box as an image of its own").alias("save_crop"),
@@ -114,7 +123,8 @@ pub(crate) fn run(matches: &ArgMatches, _: &Signals) -> Result<(), Failure> {
         classes: config.classes.clone(),
         ..NmsConfig::default()
     };
-    let look = PredictConfig { imgsz: config.imgsz as u32, batch: whole("batch"), nms, tiling };
+    let [height, width] = text(matches, "imgsz").map_or(Ok([config.imgsz; 2]), |typed| sides(&typed))?.map(|side| side as u32);
+    let look = PredictConfig { imgsz: Size { width, height }, batch: whole("batch"), nms, tiling };
     let predictor = Predictor::new(weights.detector(&device.device)?.fuse(&device.device), &device.device, look);
     let results = Results::new(wanted(matches, &config)?, inputs.len(), weights.names().to_vec());
     let (results, clock) = walk(&predictor, &inputs, (whole("vid-stride") as u64, config.levels().alone()), results)?;
@@ -123,12 +133,13 @@ pub(crate) fn run(matches: &ArgMatches, _: &Signals) -> Result<(), Failure> {
 
 fn wanted(matches: &ArgMatches, config: &TrainConfig) -> Result<Wanted, Failure> {
     let on = |name: &str| is_on(matches, name);
-    let files = ["save", "save-txt", "save-crop"].into_iter().any(on);
+    let files = ["save", "save-frames", "save-txt", "save-crop"].into_iter().any(on);
     let folder = files.then(|| results_dir(Path::new(&config.project), &config.name, config.exist_ok)).transpose()?;
     let line_width = matches.get_one::<u32>("line-width").copied();
     Ok(Wanted {
         folder,
         images: on("save"),
+        frames: on("save-frames"),
         labels: on("save-txt"),
         confidences: on("save-conf"),
         crops: on("save-crop"),

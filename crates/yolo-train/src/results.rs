@@ -16,6 +16,8 @@ pub(crate) struct Wanted {
     pub(crate) folder: Option<PathBuf>,
     /// Images and films with boxes.
     pub(crate) images: bool,
+    /// Frames of films with boxes, each an image.
+    pub(crate) frames: bool,
     /// Label files.
     pub(crate) labels: bool,
     /// Confidences in them.
@@ -28,6 +30,15 @@ pub(crate) struct Wanted {
     pub(crate) ink: Ink,
 }
 
+/// A film that is being written, or whose frames are.
+struct OpenFilm {
+    /// Index of its source.
+    input: usize,
+    /// What its files are called, without a suffix.
+    stem: PathBuf,
+    writer: Option<FilmWriter>,
+}
+
 /// Writes results in the order they come.
 pub(crate) struct Results {
     wanted: Wanted,
@@ -36,7 +47,7 @@ pub(crate) struct Results {
     annotator: Annotator,
     fresh: FreshNames,
     fresh_crops: FreshNames,
-    film: Option<(usize, FilmWriter)>,
+    film: Option<OpenFilm>,
     looked_at: usize,
     skipped: usize,
     labels: usize,
@@ -99,7 +110,8 @@ impl Results {
                 save(&path, &encode(&part.to_rgb(), &path).context(Exit::Failed, path.display())?)?;
             }
         }
-        if self.wanted.images { self.draw(&root, &stem, shot, found) } else { Ok(()) }
+        let drawn = self.wanted.images || self.wanted.frames && shot.film.is_some();
+        if drawn { self.draw(&root, &stem, shot, found) } else { Ok(()) }
     }
 
     fn draw(&mut self, root: &Path, stem: &Path, shot: &Shot, found: &[Detection]) -> Result<(), Failure> {
@@ -107,30 +119,43 @@ impl Results {
         let boxes: Vec<GridBox> = found.iter().map(|d| GridBox { xyxy: d.xyxy, class: d.class, score: Some(d.score) }).collect();
         let name = Path::new(&shot.name);
         self.annotator.draw(&mut image, &boxes, &self.names, name).context(Exit::Failed, &shot.name)?;
-        let Some((_, rate)) = &shot.film else {
+        let Some((number, rate)) = &shot.film else {
             let jpeg = name.extension().is_some_and(|e| ["jpg", "jpeg"].iter().any(|known| e.eq_ignore_ascii_case(known)));
             let path = root.join(stem).with_added_extension(if jpeg { "jpg" } else { "png" });
             return save(&path, &encode(&image, &path).context(Exit::Failed, path.display())?);
         };
-        if self.film.as_ref().is_none_or(|(input, _)| *input != shot.input) {
-            self.end_film()?;
-            let path = root.join(self.fresh.fresh(&shot.stem)).with_added_extension("mp4");
-            let writer = FilmWriter::create(&path, image.dimensions(), rate).context(Exit::Failed, path.display())?;
-            self.film = Some((shot.input, writer));
+        let frames = self.wanted.frames;
+        let film = self.film_of(root, shot, image.dimensions(), rate)?;
+        if let Some(writer) = &mut film.writer {
+            writer.write(&image).context(Exit::Failed, &shot.name)?;
         }
-        match &mut self.film {
-            Some((_, writer)) => writer.write(&image).context(Exit::Failed, &shot.name),
-            None => Ok(()),
+        if !frames {
+            return Ok(());
         }
+        let mut folder = film.stem.clone().into_os_string();
+        folder.push("_frames");
+        let path = Path::new(&folder).join(format!("{}.jpg", number + 1));
+        save(&path, &encode(&image, &path).context(Exit::Failed, path.display())?)
     }
 
-    fn end_film(&mut self) -> Result<(), Failure> {
-        self.film.take().map_or(Ok(()), |(_, writer)| writer.finish().context(Exit::Failed, "ending a film"))
+    /// The film that a frame belongs to; the one before it is ended.
+    fn film_of(&mut self, root: &Path, shot: &Shot, size: (u32, u32), rate: &str) -> Result<&mut OpenFilm, Failure> {
+        let open = match self.film.take() {
+            Some(film) if film.input == shot.input => film,
+            before => {
+                ended(before)?;
+                let stem = root.join(self.fresh.fresh(&shot.stem));
+                let path = stem.with_added_extension("mp4");
+                let create = || FilmWriter::create(&path, size, rate).context(Exit::Failed, path.display());
+                OpenFilm { input: shot.input, stem, writer: self.wanted.images.then(create).transpose()? }
+            }
+        };
+        Ok(self.film.insert(open))
     }
 
     /// The last words.
     pub(crate) fn end(mut self, seconds: f64) -> Result<(), Failure> {
-        self.end_film()?;
+        ended(self.film.take())?;
         if self.looked_at == 0 {
             return Err(Usage(format!("none of {} sources can be read", self.sources)).into());
         }
@@ -150,6 +175,11 @@ impl Results {
         }
         Ok(())
     }
+}
+
+/// The end of a film's file.
+fn ended(film: Option<OpenFilm>) -> Result<(), Failure> {
+    film.and_then(|film| film.writer).map_or(Ok(()), |writer| writer.finish().context(Exit::Failed, "ending a film"))
 }
 
 /// These are many small files that can be made again: they are not forced to the disk one by one.

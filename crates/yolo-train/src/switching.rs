@@ -82,6 +82,7 @@ fn in_training(argument: &Argument, defaults: &Value) -> String {
 fn in_verb(argument: &Argument, mode: &str, verb: &Command) -> String {
     match (argument.name, flag_for(verb, argument.name).and_then(Arg::get_long)) {
         ("task" | "mode", _) => "a word".into(),
+        ("imgsz", Some(_)) if mode == "val" => "one number, default what the weights were trained with".into(),
         ("imgsz", Some(_)) => "same, default what the weights were trained with".into(),
         (name, Some(long)) if long.replace('-', "_") == name => "same".into(),
         (_, Some(long)) => format!("`--{long}`"),

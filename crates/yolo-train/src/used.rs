@@ -8,21 +8,30 @@ use bellows_runs::write_atomic;
 use bellows_settings::{Layer, Setting};
 use bellows_yolo::config::{SETTINGS, TrainConfig};
 use bellows_yolo::predict::tiles::{Merge, MergeBy, Tiling};
-use bellows_yolo::{WeightFile, weight_file};
+use bellows_yolo::{Chosen, WeightFile, weight_file};
 use clap::builder::PossibleValuesParser;
 use clap::{Arg, ArgMatches, value_parser};
 use serde_json::{Map, Value, json};
+
+/// Sides of images are multiples of this.
+pub(crate) const STRIDE: usize = 32;
 
 /// Settings of training that a verb has too, with defaults of its own.
 pub(crate) struct Share {
     names: &'static [&'static str],
     defaults: Map<String, Value>,
+    words: &'static [(&'static str, &'static str)],
 }
 
 impl Share {
     /// These settings; `defaults` are those that differ from training's.
     pub(crate) fn new(names: &'static [&'static str], defaults: Value) -> Self {
-        Self { names, defaults: defaults.as_object().cloned().unwrap_or_default() }
+        Self { names, defaults: defaults.as_object().cloned().unwrap_or_default(), words: &[] }
+    }
+
+    /// With help of its own for some of them, defaults and all: training's would be wrong.
+    pub(crate) fn worded(self, words: &'static [(&'static str, &'static str)]) -> Self {
+        Self { words, ..self }
     }
 
     fn table(&self) -> impl Iterator<Item = &'static Setting> {
@@ -33,7 +42,12 @@ impl Share {
     pub(crate) fn flags(&self) -> Vec<Arg> {
         let mut defaults = serde_json::to_value(TrainConfig::default()).unwrap_or_default();
         self.defaults.iter().for_each(|(name, value)| defaults[name] = value.clone());
-        self.table().map(|s| flag(s, &defaults)).collect()
+        let own = |s: &Setting| self.words.iter().find(|(name, _)| *name == s.key());
+        let flag = |s: &Setting| match own(s) {
+            Some((_, help)) => flag(&Setting { help, ..*s }, &Value::Null),
+            None => flag(s, &defaults),
+        };
+        self.table().map(flag).collect()
     }
 
     /// Their values: defaults, what the weights say (`imgsz`), flags.
@@ -79,7 +93,30 @@ pub(crate) fn weights_flag() -> Arg {
 /// Nothing named, or a folder with several.
 pub(crate) fn weights_path(matches: &ArgMatches) -> Result<PathBuf, Failure> {
     let path = text(matches, "weights").ok_or_else(|| Usage("--weights FILE is required: the detector to use (see --help)".into()))?;
-    Ok(weight_file(Path::new(&path))?)
+    let Chosen { path, note: passed_over } = weight_file(Path::new(&path))?;
+    passed_over.iter().for_each(|line| note(line));
+    Ok(path)
+}
+
+/// `640` or `480,640` (height, width) after `--imgsz`, rounded up to what the network takes.
+///
+/// # Errors
+/// What is neither, or no size of an image.
+pub(crate) fn sides(text: &str) -> Result<[usize; 2], Failure> {
+    let sides: Result<Vec<usize>, _> = text.trim_matches(['[', ']']).split([',', 'x']).map(|side| side.trim().parse()).collect();
+    let typed = match sides.as_deref() {
+        Ok(&[side]) => [side, side],
+        Ok(&[height, width]) => [height, width],
+        _ => return Err(Usage(format!("--imgsz {text}: a number, or height and width as H,W")).into()),
+    };
+    if typed.iter().any(|side| !(1..=16_384).contains(side)) {
+        return Err(Usage(format!("--imgsz {text}: sides are between 1 and 16384 pixels")).into());
+    }
+    let size = typed.map(|side| side.next_multiple_of(STRIDE));
+    if size != typed {
+        note(&format!("warning: --imgsz {text} is rounded up to {},{}, multiples of {STRIDE}", size[0], size[1]));
+    }
+    Ok(size)
 }
 
 /// `--tile`, `--overlap`, `--merge`, `--merge-threshold`.
@@ -128,4 +165,19 @@ pub(crate) fn keep(folder: &Path, files: &[RunFile]) -> Result<(), Failure> {
         write_atomic(&path, &file.bytes).context(Exit::Failed, path.display())?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_in_every_form() {
+        for (text, expected) in [("640", [640, 640]), ("480,640", [480, 640]), ("[480, 640]", [480, 640]), ("100x33", [128, 64])] {
+            assert_eq!(sides(text).unwrap(), expected, "{text}");
+        }
+        for text in ["", "a", "1,2,3", "0", "-32", "99999"] {
+            assert!(sides(text).is_err(), "{text}");
+        }
+    }
 }

@@ -44,7 +44,11 @@ fn share() -> Share {
         "percentile",
         "percentile_of",
     ];
-    Share::new(names, json!({ "name": "val" }))
+    Share::new(names, json!({ "name": "val" })).worded(&[
+        ("imgsz", "Longer side of the images that are judged, in pixels, rounded up to a multiple of 32 [default: as trained]"),
+        ("classes", "Judge these class indices only, as a list"),
+        ("save_json", "Write the detections as COCO predictions.json [default: false]"),
+    ])
 }
 
 pub(crate) fn command() -> Command {

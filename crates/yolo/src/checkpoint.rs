@@ -266,13 +266,23 @@ pub(crate) fn scale_of(name: &str) -> Option<Scale> {
     Scale::ALL.into_iter().find(|scale| scale.letter() == letter)
 }
 
-/// The one weight file that a path means: a file itself, or what a folder has if it has only one.
+/// The weight file that a path means.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Chosen {
+    /// The file.
+    pub path: PathBuf,
+    /// What was passed over for it, in a line.
+    pub note: Option<String>,
+}
+
+/// The one weight file that a path means: a file itself, or what a folder has if it has only one. Of files that differ in their suffix alone (a
+/// detector and what was exported of it) it is the safetensors.
 ///
 /// # Errors
 /// A folder with none, or with several: which ones.
-pub fn weight_file(path: &Path) -> Result<PathBuf, Misfit> {
+pub fn weight_file(path: &Path) -> Result<Chosen, Misfit> {
     if !path.is_dir() {
-        return Ok(path.into());
+        return Ok(Chosen { path: path.into(), note: None });
     }
     let misfit = |reason: String| Misfit { path: path.into(), reason };
     let (mut found, folders) = (Vec::new(), [path.to_path_buf(), path.join("weights")]);
@@ -282,14 +292,28 @@ pub fn weight_file(path: &Path) -> Result<PathBuf, Misfit> {
         found.extend(files.filter(|f| f.extension().is_some_and(|e| ["pt", "safetensors", "onnx"].iter().any(|known| e == *known))));
     }
     found.sort();
+    if let Some(chosen) = own_among_exports(&found) {
+        return Ok(chosen);
+    }
     match found.as_slice() {
         [] => Err(misfit("no .safetensors, .pt or .onnx file in this folder".into())),
-        [one] => Ok(one.clone()),
+        [one] => Ok(Chosen { path: one.clone(), note: None }),
         several => {
             let list: Vec<String> = several.iter().map(|f| f.display().to_string()).collect();
             Err(misfit(format!("a folder with {} weight files; say which: {}", several.len(), list.join(", "))))
         }
     }
+}
+
+/// The safetensors among several files of one folder and one name.
+fn own_among_exports(found: &[PathBuf]) -> Option<Chosen> {
+    let (own, others): (Vec<_>, Vec<_>) = found.iter().partition(|f| f.extension().is_some_and(|e| e == "safetensors"));
+    let ([own], false) = (own.as_slice(), others.is_empty()) else { return None };
+    if others.iter().any(|other| other.with_extension("") != own.with_extension("")) {
+        return None;
+    }
+    let names = others.iter().filter_map(|f| f.file_name()).map(|name| name.to_string_lossy()).collect::<Vec<_>>().join(" and ");
+    Some(Chosen { path: own.to_path_buf(), note: Some(format!("weights: {} is used; {names} beside it has its name", own.display())) })
 }
 
 #[cfg(test)]
@@ -320,10 +344,21 @@ mod tests {
         std::fs::create_dir(&weights).unwrap();
         assert!(weight_file(dir.path()).unwrap_err().to_string().contains("no .safetensors"));
         std::fs::write(weights.join("best.safetensors"), "").unwrap();
-        assert_eq!(weight_file(dir.path()).unwrap(), weights.join("best.safetensors"));
+        let best = weights.join("best.safetensors");
+        assert_eq!(weight_file(dir.path()).unwrap(), Chosen { path: best.clone(), note: None });
+        // What was exported of it is no second detector.
+        for export in ["best.onnx", "best.pt"] {
+            std::fs::write(weights.join(export), "").unwrap();
+            let chosen = weight_file(dir.path()).unwrap();
+            let note = chosen.note.unwrap();
+            assert!(chosen.path == best && note.contains("best.safetensors is used") && note.contains(export), "{note}");
+        }
+        std::fs::remove_file(&best).unwrap();
+        assert!(weight_file(dir.path()).unwrap_err().to_string().contains("say which"), "which export is meant nobody knows");
+        std::fs::write(&best, "").unwrap();
         std::fs::write(weights.join("last.safetensors"), "").unwrap();
         let refusal = weight_file(dir.path()).unwrap_err().to_string();
         assert!(refusal.contains("say which") && refusal.contains("best.safetensors") && refusal.contains("last.safetensors"), "{refusal}");
-        assert_eq!(weight_file(Path::new("gone.pt")).unwrap(), Path::new("gone.pt"));
+        assert_eq!(weight_file(Path::new("gone.pt")).unwrap().path, Path::new("gone.pt"));
     }
 }

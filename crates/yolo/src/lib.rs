@@ -25,7 +25,7 @@ mod upload;
 mod validate;
 mod verdict;
 
-pub use checkpoint::{Detector, Misfit, WeightFile, weight_file};
+pub use checkpoint::{Chosen, Detector, Misfit, WeightFile, weight_file};
 pub use page::Page;
 pub use predictions::Prediction;
 pub use source::{Progress, SplitData, TrainingData};

@@ -4,6 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use bellows_learner::TaskError;
+use bellows_runs::cache_dir;
 use burn::data::dataset::Dataset;
 use burn::tensor::Device;
 use sha2::{Digest, Sha256};
@@ -13,7 +14,7 @@ use crate::checkpoint::{Misfit, WeightFile, scale_of, weight_file};
 use crate::config::{Cache, Toggle, TrainConfig};
 use crate::data::sample::{Generated, generate};
 use crate::data::{
-    DataConfig, DataError, DiskCache, Item, Normalisation, RamCache, Scan, ScanOptions, Size, Split, YoloDataset, default_dir, report, scan,
+    DataConfig, DataError, DiskCache, Item, Normalisation, RamCache, Scan, ScanOptions, Size, Split, YoloDataset, overlap, report, scan,
 };
 use crate::model::{Yolo, YoloConfig};
 use crate::validate::ValSet;
@@ -87,18 +88,19 @@ impl TrainingData {
             Ok(scan)
         };
         let (train, val) = (scanned(Split::Train, config.fraction)?, scanned(Split::Val, 1.0)?);
-        let normalisation = config.levels().resolve(&train, default_dir().as_deref())?;
+        let normalisation = config.levels().resolve(&train, cache_dir().as_deref())?;
         let deep = [&train, &val].iter().any(|scan| scan.images.iter().any(|image| image.deep));
         lines.extend(deep.then(|| levels_line(normalisation)));
+        lines.extend(overlap((Split::Train, &train), (Split::Val, &val)));
         let fingerprint = fingerprint(&[&train, &val], deep.then_some(normalisation));
         let range = match normalisation {
             Normalisation::Range { low, high } if deep => Some([low, high]),
             _ => None,
         };
-        let labels = train.all_labels().to_vec();
+        let (labels, ids) = (train.all_labels().to_vec(), val.ids().clone());
         let (train, val) = (YoloDataset::new(train, data.channels, normalisation), YoloDataset::new(val, data.channels, normalisation));
         let (train_sizes, sizes) = (train.sizes(), val.sizes());
-        let (train, val) = (cached(config, train, progress)?, ValSet::with_sizes(cached(config, val, progress)?, sizes));
+        let (train, val) = (cached(config, train, progress)?, ValSet::with_sizes(cached(config, val, progress)?, sizes).with_ids(ids));
         let names = class_names(config, &data);
         Ok(Self { train, train_sizes, val, names, channels: data.channels as usize, labels, range, fingerprint, lines })
     }
@@ -133,12 +135,13 @@ impl SplitData {
         } else {
             None
         };
-        let normalisation = config.levels().resolve(measured.as_ref().unwrap_or(&scan), default_dir().as_deref())?;
+        let normalisation = config.levels().resolve(measured.as_ref().unwrap_or(&scan), cache_dir().as_deref())?;
         lines.extend(deep.then(|| levels_line(normalisation)));
+        let ids = scan.ids().clone();
         let set = YoloDataset::new(scan, channels as u32, normalisation);
         let sizes = set.sizes();
         let names = class_names(config, &data);
-        Ok(Self { set: ValSet::with_sizes(cached(config, set, progress)?, sizes), names, lines })
+        Ok(Self { set: ValSet::with_sizes(cached(config, set, progress)?, sizes).with_ids(ids), names, lines })
     }
 }
 
@@ -172,7 +175,7 @@ fn cached(config: &TrainConfig, set: YoloDataset, progress: Progress<'_>) -> Res
         Cache::Off => Arc::new(set),
         Cache::Ram => Arc::new(RamCache::new(&set, imgsz, &caching)?),
         Cache::Disk => {
-            let dir = default_dir().ok_or_else(|| DataError::Invalid("cache=disk: this user has no cache folder (is HOME set?)".into()))?;
+            let dir = cache_dir().ok_or_else(|| DataError::Invalid("cache=disk: this user has no cache folder (is HOME set?)".into()))?;
             Arc::new(DiskCache::new(set, &dir.join("images"), imgsz, &caching)?)
         }
     })
@@ -225,7 +228,8 @@ pub(crate) fn model(config: &TrainConfig, nc: usize, channels: usize, device: &D
         (Toggle::On(true), None) => Some(config.model.as_str()),
         _ => None,
     };
-    let file = file.map(|path| WeightFile::read(&weight_file(Path::new(path))?)).transpose()?;
+    let chosen = file.map(|path| weight_file(Path::new(path))).transpose()?;
+    let file = chosen.as_ref().map(|chosen| WeightFile::read(&chosen.path)).transpose()?;
     let scale = named.or_else(|| Some(file.as_ref()?.config().scale)).ok_or_else(|| Misfit {
         path: config.model.clone().into(),
         reason: "`model` must be yolov8n, s, m, l or x, or a weight file".into(),
@@ -245,6 +249,7 @@ pub(crate) fn model(config: &TrainConfig, nc: usize, channels: usize, device: &D
         0,
         format!("YOLOv8{size} summary: {layers} layers, {parameters} parameters, {gradients} gradients, {:.1} GFLOPs", summary.gflops),
     );
+    header.extend(chosen.and_then(|chosen| chosen.note));
     let frozen: Vec<usize> = (0..model.model.len()).filter(|&i| config.freeze.covers(i)).collect();
     if !frozen.is_empty() {
         model = model.freeze_layers(&frozen);

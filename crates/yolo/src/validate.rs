@@ -10,7 +10,7 @@ use rayon::prelude::*;
 
 use crate::boxes::{Detection, GroundTruth, Label, xywh_to_xyxy};
 use crate::config::TrainConfig;
-use crate::data::{Batch, DataError, Item, Letterbox, RectBatch, Size, Target, rect_batches, val_batch};
+use crate::data::{Batch, CocoIds, DataError, Item, Letterbox, RectBatch, Size, Target, rect_batches, val_batch};
 use crate::loss::DetectionLoss;
 use crate::metrics::{CocoEvaluator, CocoMetrics, ConfusionMatrix, DetectionMetrics, Evaluator, NmsConfig, Speed, match_detections, nms};
 use crate::model::Fused;
@@ -24,12 +24,19 @@ use crate::upload::upload;
 pub struct ValSet {
     data: Arc<dyn Dataset<Item>>,
     pub(crate) sizes: Vec<Size>,
+    /// What the COCO files that it comes from call images and classes.
+    ids: Arc<CocoIds>,
 }
 
 impl ValSet {
     /// A set whose image sizes are known.
     pub fn with_sizes(data: Arc<dyn Dataset<Item>>, sizes: Vec<Size>) -> Self {
-        Self { data, sizes }
+        Self { data, sizes, ids: Arc::default() }
+    }
+
+    /// With the ids that its images and classes have in their COCO files.
+    pub(crate) fn with_ids(self, ids: CocoIds) -> Self {
+        Self { ids: Arc::new(ids), ..self }
     }
 
     /// A set of any kind; every item is read once for its size.
@@ -39,7 +46,7 @@ impl ValSet {
     pub fn new(data: Arc<dyn Dataset<Item>>) -> Result<Self, TaskError> {
         let size = |i| data.get(i).map(|item| item.original);
         let sizes = (0..data.len()).map(size).collect::<Result<_, _>>()?;
-        Ok(Self { data, sizes })
+        Ok(Self::with_sizes(data, sizes))
     }
 
     /// One of its images.
@@ -121,7 +128,7 @@ pub fn validate(model: &Fused, set: &ValSet, config: &TrainConfig, context: &mut
     let imgsz = config.imgsz as u32;
     let batches = rect_batches(&set.sizes, 2 * config.batch.images(), imgsz, MAX_STRIDE, 0.5);
     let suppression = suppression(config);
-    let mut judge = Judge::new(nc, config);
+    let mut judge = Judge::new(nc, config, &set.ids);
     let (mut losses, mut shown, mut done) = ([0.0; 3], Vec::new(), 0);
     let mut stages = [0.0; 4];
     let (mut unreadable, mut judged) = (Vec::new(), 0);
@@ -181,9 +188,14 @@ pub fn validate_tiled(
     config: &TrainConfig,
     context: &mut EvalContext<'_>,
 ) -> Result<Validation, TaskError> {
-    let look = PredictConfig { imgsz: config.imgsz as u32, batch: config.batch.images(), nms: suppression(config), tiling: Some(tiling) };
+    let look = PredictConfig {
+        imgsz: Size::square(config.imgsz as u32),
+        batch: config.batch.images(),
+        nms: suppression(config),
+        tiling: Some(tiling),
+    };
     let predictor = Predictor::new(model.clone(), context.device, look);
-    let mut judge = Judge::new(model.nc(), config);
+    let mut judge = Judge::new(model.nc(), config, &set.ids);
     let (mut unreadable, mut done, mut inference) = (Vec::new(), 0, 0.0);
     let make = |i: usize| set.data.get(i);
     std::thread::scope(|scope| -> Result<(), TaskError> {
@@ -226,6 +238,7 @@ fn suppression(config: &TrainConfig) -> NmsConfig {
 /// Everything that is counted of images one by one.
 struct Judge<'a> {
     config: &'a TrainConfig,
+    ids: &'a CocoIds,
     evaluator: Evaluator,
     coco: CocoEvaluator,
     confusion: ConfusionMatrix,
@@ -245,12 +258,12 @@ struct Walk {
 }
 
 impl<'a> Judge<'a> {
-    fn new(nc: usize, config: &'a TrainConfig) -> Self {
+    fn new(nc: usize, config: &'a TrainConfig, ids: &'a CocoIds) -> Self {
         // The matrix is for people: at validation's own threshold it would be all false alarms.
         let sure = if config.conf == TrainConfig::default().conf { 0.25 } else { config.conf as f32 };
         let confusion = ConfusionMatrix::new(nc, sure, 0.45);
         let (evaluator, coco) = (Evaluator::new(nc), CocoEvaluator::new(nc));
-        Self { config, evaluator, coco, confusion, sure, predictions: Vec::new(), cases: Vec::new() }
+        Self { config, ids, evaluator, coco, confusion, sure, predictions: Vec::new(), cases: Vec::new() }
     }
 
     /// `found` and `truths` in network pixels; `place` says how the image came there.
@@ -264,7 +277,9 @@ impl<'a> Judge<'a> {
         self.coco.add_image(&there, &truths);
         self.remember((index, name), &there, &truths, place.original);
         if self.config.save_json {
-            self.predictions.extend(found.iter().map(|d| Prediction::new(name, d, place)));
+            let class = |d: &Detection| (!self.config.single_cls).then_some(d.class);
+            let named = found.iter().filter_map(|d| Prediction::new(name, d, place).called_as_in(self.ids, index, class(d)));
+            self.predictions.extend(named);
         }
     }
 

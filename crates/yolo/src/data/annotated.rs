@@ -7,7 +7,7 @@
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 
-use super::coco::{self, CocoFile};
+use super::coco::{self, CocoFile, Id};
 use super::description::{DataConfig, Source};
 use super::error::DataError;
 use super::frame::Size;
@@ -108,6 +108,17 @@ impl Annotated {
         let mut seen = HashSet::new();
         let real = folders.into_iter().filter_map(|folder| config.resolve(&folder, Path::new("")).ok());
         real.filter(|folder| folder.is_dir() && seen.insert(folder.clone())).collect()
+    }
+
+    /// The id of image `index` of the file.
+    pub(crate) fn image_id(&self, index: u32) -> Id {
+        self.file.images[index as usize].id.clone()
+    }
+
+    /// The id of each of the first `nc` classes: that of the first category that became it.
+    pub(crate) fn category_ids(&self, nc: u32) -> Vec<Option<Id>> {
+        let category = |class: u32| self.classes.iter().position(|of| *of == Some(class));
+        (0..nc).map(|class| category(class).map(|at| self.file.categories[at].0.clone())).collect()
     }
 
     /// The objects of image `index` of the file, of an image that is decoded to `size`.

@@ -4,10 +4,11 @@
 
 use std::path::{Path, PathBuf};
 
+use bellows_runs::cache_dir;
+
 use super::coco;
 use super::description::{DataConfig, Source};
 use super::error::DataError;
-use super::folder::default_dir;
 use super::layouts;
 
 impl DataConfig {
@@ -16,7 +17,7 @@ impl DataConfig {
     /// # Errors
     /// [`DataError::File`]; [`DataError::Yaml`] or [`DataError::Coco`] with the place; [`DataError::Outside`].
     pub fn load(path: &Path, allow_outside: &[PathBuf]) -> Result<Self, DataError> {
-        Self::load_with(path, allow_outside, default_dir().as_deref())
+        Self::load_with(path, allow_outside, cache_dir().as_deref())
     }
 
     /// The same with another folder to remember COCO files in.

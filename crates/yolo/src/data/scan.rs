@@ -8,15 +8,16 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use bellows_runs::cache_dir;
 use rayon::prelude::*;
 
 use super::annotated::Annotated;
 use super::cache::{self, Cache};
 use super::description::{DataConfig, Split};
 use super::error::DataError;
-use super::folder::default_dir;
 use super::frame::Size;
 use super::header::{self, Header};
+use super::ids::CocoIds;
 use super::listing::{Entry, Listing};
 use super::outline::Outline;
 use super::record::{BadFile, Content, Record, Stamp};
@@ -42,7 +43,7 @@ pub struct ScanOptions {
 
 impl Default for ScanOptions {
     fn default() -> Self {
-        Self { fraction: 1.0, single_cls: false, classes: None, allow_bad: false, cache_dir: default_dir() }
+        Self { fraction: 1.0, single_cls: false, classes: None, allow_bad: false, cache_dir: cache_dir() }
     }
 }
 
@@ -65,6 +66,7 @@ pub struct Scan {
     root: PathBuf,
     paths: String,
     outlines: Outlines,
+    ids: CocoIds,
     /// Sorted by path.
     pub images: Vec<ImageEntry>,
     labels: Vec<Label>,
@@ -136,6 +138,11 @@ impl Scan {
         }
         let range = &self.images[i].labels;
         (range.start..range.end).map(|label| self.outlines.of(label as usize).to_vec()).collect()
+    }
+
+    /// What the COCO files among the sources call the images and the classes.
+    pub(crate) fn ids(&self) -> &CocoIds {
+        &self.ids
     }
 
     /// The objects of all images.
@@ -236,7 +243,10 @@ fn read_labels(path: &Path, nc: u32) -> Result<Option<labels::ParsedLabels>, Bad
 fn assemble(config: &DataConfig, split: Split, options: &ScanOptions, listing: &Listing, records: Vec<Record>) -> Result<Scan, DataError> {
     let root = config.root.canonicalize().unwrap_or_else(|_| config.root.clone());
     let nc = if options.single_cls { u32::MAX } else { config.nc() };
-    let mut scan = Scan { root, ..Scan::default() };
+    // Of one class for all there is no category.
+    let categories = |file: &Annotated| if options.single_cls { Vec::new() } else { file.category_ids(nc) };
+    let ids = CocoIds::new(listing.coco.iter().map(categories).collect());
+    let mut scan = Scan { root, ids, ..Scan::default() };
     let mut odd = [0u64; 4];
     for (Entry { image, coco }, record) in listing.entries.iter().zip(records) {
         let content = record.content.and_then(|content| match coco {
@@ -249,7 +259,13 @@ fn assemble(config: &DataConfig, split: Split, options: &ScanOptions, listing: &
             }
         });
         match content {
-            Ok(content) => scan.push(image, content, options),
+            Ok(content) => {
+                let index = scan.len();
+                scan.push(image, content, options);
+                if scan.len() > index {
+                    scan.ids.push(index, coco.map(|(which, at)| (which, listing.coco[which as usize].image_id(at))));
+                }
+            }
             Err(bad) => scan.bad.push(bad),
         }
     }

@@ -24,8 +24,8 @@ const MAX_STRIDE: u32 = 32;
 /// How to look.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PredictConfig {
-    /// Longer side of the network's input in pixels, a multiple of 32.
-    pub imgsz: u32,
+    /// What an image is fitted into before it is padded to the network's stride: both sides are multiples of 32.
+    pub imgsz: Size,
     /// Images (or tiles) that go through the network together.
     pub batch: usize,
     /// What is kept of the network's answers.
@@ -37,7 +37,7 @@ pub struct PredictConfig {
 impl Default for PredictConfig {
     /// What detector users expect: confidence above 0.25, one class an anchor.
     fn default() -> Self {
-        Self { imgsz: 640, batch: 1, nms: NmsConfig { conf: 0.25, multi_label: false, ..NmsConfig::default() }, tiling: None }
+        Self { imgsz: Size::square(640), batch: 1, nms: NmsConfig { conf: 0.25, multi_label: false, ..NmsConfig::default() }, tiling: None }
     }
 }
 
@@ -126,13 +126,15 @@ impl Predictor {
     }
 }
 
-/// The smallest rectangle with sides that are multiples of 32 that holds every frame with its longer side at `imgsz`.
-fn network_shape(frames: &[&Frame], imgsz: u32) -> Size {
-    let side = |length: usize, longest: usize| (length as f64 * f64::from(imgsz) / longest.max(1) as f64).round().max(1.0) as u32;
-    frames.iter().fold(Size::square(MAX_STRIDE), |room, frame| {
-        let longest = frame.width.max(frame.height);
-        let [width, height] = [frame.width, frame.height].map(|v| side(v, longest).next_multiple_of(MAX_STRIDE));
-        Size { width: room.width.max(width), height: room.height.max(height) }
+/// The smallest rectangle with sides that are multiples of 32 that holds every frame as large as it fits into `room`.
+fn network_shape(frames: &[&Frame], room: Size) -> Size {
+    frames.iter().fold(Size::square(MAX_STRIDE), |shape, frame| {
+        let [width, height] = [frame.width, frame.height].map(|v| v.max(1) as f64);
+        let [across, down] = [room.width, room.height].map(f64::from);
+        // By the side that ends first.
+        let (side, of) = if width * down >= height * across { (across, width) } else { (down, height) };
+        let [width, height] = [width, height].map(|v| ((v * side / of).round().max(1.0) as u32).next_multiple_of(MAX_STRIDE));
+        Size { width: shape.width.max(width), height: shape.height.max(height) }
     })
 }
 
@@ -159,12 +161,17 @@ mod tests {
         {
             assert_eq!(predictor(PredictConfig::default()).shape(&frames), shape);
         }
+        // A rectangle bounds both sides: which of them an image reaches depends on its form.
+        let flat = PredictConfig { imgsz: Size { width: 640, height: 320 }, ..PredictConfig::default() };
+        for (frames, shape) in [(vec![&thermal], [320, 448]), (vec![&tall], [320, 160]), (vec![&thermal, &tall], [320, 448])] {
+            assert_eq!(predictor(flat.clone()).shape(&frames), shape);
+        }
     }
 
     #[test]
     fn batches_change_no_box_and_boxes_stay_in_their_frame() {
         let loose = NmsConfig { conf: 0.0, max_det: 20, ..PredictConfig::default().nms };
-        let config = |batch| PredictConfig { imgsz: 64, batch, nms: loose.clone(), tiling: None };
+        let config = |batch| PredictConfig { imgsz: Size::square(64), batch, nms: loose.clone(), tiling: None };
         let frames: Vec<Frame> = (0..3).map(|i| frame(90 + i, 60)).collect();
         let frames: Vec<&Frame> = frames.iter().collect();
         let one = predictor(config(1)).predict(&frames).unwrap();

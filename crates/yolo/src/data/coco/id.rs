@@ -3,6 +3,7 @@
 use std::fmt;
 
 use serde::de::{Deserialize, Deserializer, Error, Visitor};
+use serde_json::Value;
 
 /// Longest text that is an id, bytes.
 const LONGEST: usize = 1024;
@@ -19,6 +20,16 @@ impl fmt::Display for Id {
         match self {
             Self::Number(n) => n.fmt(f),
             Self::Text(text) => text.fmt(f),
+        }
+    }
+}
+
+impl From<&Id> for Value {
+    /// As a file has it.
+    fn from(id: &Id) -> Self {
+        match id {
+            Id::Number(n) => (*n).into(),
+            Id::Text(text) => text.as_ref().into(),
         }
     }
 }

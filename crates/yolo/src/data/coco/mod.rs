@@ -13,6 +13,7 @@ use std::fs::File;
 use std::path::Path;
 
 pub(crate) use file::CocoFile;
+pub(crate) use id::Id;
 
 use super::error::DataError;
 

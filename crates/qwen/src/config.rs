@@ -166,6 +166,12 @@ settings! {
         weight_decay: f64 = 0.0;
         /// β1, or SGD's momentum; Adafactor has none
         momentum: f64 = 0.9;
+        /// Adam's and AdamW's β1; in place of momentum
+        adam_beta1: Option<f64> = None;
+        /// Adam's and AdamW's β2
+        adam_beta2: f64 = 0.999;
+        /// What keeps Adam's and AdamW's division from being one by 0
+        adam_epsilon: f64 = 1e-8;
         /// Global gradient norm that is clipped to; 0 does not clip
         max_grad_norm: f64 = 1.0;
         /// Noise on embeddings in training, α of α/√(S h) (NEFTune); 0 adds none
@@ -258,6 +264,10 @@ impl SftConfig {
         let rules = [
             (!matches!(self.optim, AdamW | Adam | Sgd | Adafactor | Lion), "optim must be AdamW, Adam, SGD, Adafactor or Lion"),
             (!(0.0..1.0).contains(&self.momentum), "momentum must be at least 0 and below 1"),
+            (self.adam_beta1.is_some_and(|beta| !(0.0..1.0).contains(&beta)), "adam_beta1 must be at least 0 and below 1"),
+            (!(0.0..1.0).contains(&self.adam_beta2), "adam_beta2 must be at least 0 and below 1"),
+            (!(self.adam_epsilon.is_finite() && self.adam_epsilon > 0.0), "adam_epsilon must be above 0"),
+            (!self.is_adam() && self.has_adams(), "adam_beta1, adam_beta2 and adam_epsilon are Adam's and AdamW's: leave them out"),
             (self.epochs == 0, "epochs must be at least 1"),
             (self.batch_size == 0, "batch_size must be at least 1"),
             (self.gradient_accumulation_steps == 0, "gradient_accumulation_steps must be at least 1"),
@@ -277,6 +287,17 @@ impl SftConfig {
             return Err(bad(format!("save_gguf {kind:?} is none of {}", Preset::ALL.map(Preset::name).join(", "))));
         }
         self.encoding().map(drop)
+    }
+
+    fn is_adam(&self) -> bool {
+        matches!(self.optim, OptimizerKind::Adam | OptimizerKind::AdamW)
+    }
+
+    /// Whether a constant of Adam's was given.
+    fn has_adams(&self) -> bool {
+        let plain = Self::default();
+        let own = |config: &Self| (config.adam_beta1, config.adam_beta2, config.adam_epsilon);
+        own(self) != own(&plain)
     }
 
     /// How examples become tokens.
@@ -383,13 +404,16 @@ impl SftConfig {
             decay: self.lr_scheduler_type,
             warmup_steps: self.warmup_steps,
             warmup_ratio: self.warmup_ratio,
-            momentum: self.momentum,
+            momentum: self.adam_beta1.unwrap_or(self.momentum),
             batch: self.batch_size,
             accumulate: self.gradient_accumulation_steps,
         };
         LearnerConfig {
             patience: self.early_stopping_patience,
             optimizer: self.optim,
+            // Lion has a constant of its own.
+            beta2: self.is_adam().then_some(self.adam_beta2),
+            eps: self.adam_epsilon,
             max_grad_norm: self.max_grad_norm,
             seed: self.seed,
             workers: self.workers,
@@ -440,6 +464,25 @@ mod tests {
         }
         for (key, value) in [("momentum", json!(0)), ("min_lr_ratio", json!(1)), ("warmup_ratio", json!(1)), ("warmup_ratio", json!(0))] {
             assert!(with(key, value).is_ok(), "{key}");
+        }
+    }
+
+    #[test]
+    fn adams_constants_reach_the_optimizer_and_no_other_takes_them() {
+        let plain = SftConfig::default().learner(false);
+        assert_eq!((plain.beta2, plain.eps), (Some(0.999), 1e-8));
+        let values = [("adam_beta1", json!(0.8)), ("adam_beta2", json!(0.95)), ("adam_epsilon", json!(1e-6))];
+        let layer = |optim: &str| {
+            let values = values.clone().into_iter().chain([("optim", json!(optim))]).map(|(key, value)| (key.to_string(), value)).collect();
+            SftConfig::from_layers(&[Layer { origin: "x.yaml".into(), values }])
+        };
+        let learner = layer("Adam").unwrap().learner(false);
+        let Schedule::Updates(schedule) = &learner.schedule else { panic!("{:?}", learner.schedule) };
+        assert_eq!((schedule.momentum, learner.beta2, learner.eps), (0.8, Some(0.95), 1e-6));
+        assert!(layer("Lion").unwrap_err().to_string().contains("Adam's"));
+        assert_eq!(with("optim", json!("Lion")).unwrap().learner(false).beta2, None);
+        for (key, value) in [("adam_beta1", 1.0), ("adam_beta2", -0.1), ("adam_epsilon", 0.0)] {
+            assert!(with(key, json!(value)).unwrap_err().to_string().starts_with(&format!("settings: {key}")), "{key}");
         }
     }
 

@@ -20,6 +20,8 @@ use burn::tensor::Tensor;
 
 pub use parts::Parts;
 
+use crate::shapes;
+
 /// Operations on whole planes of `[N, C, H, W]`.
 #[backend_extension(Flex, Cube, Autodiff)]
 pub trait PlaneOps: Backend {
@@ -61,16 +63,23 @@ pub trait PlaneOps: Backend {
 
 /// The tensors side by side along the channels: `[N, C1, H, W]`, `[N, C2, H, W]`, ... to `[N, C1 + C2 + ..., H, W]`.
 pub fn concat(parts: Vec<Tensor<4>>) -> Tensor<4> {
+    let first = parts.first().map_or([0; 4], Tensor::dims);
+    for part in &parts {
+        let [_, c, ..] = part.dims();
+        shapes::expect("a part", part.dims(), [first[0], c, first[2], first[3]]);
+    }
     Tensor::from_dispatch(Dispatch::concat_channels(Parts(parts.into_iter().map(Tensor::into_dispatch).collect())))
 }
 
 /// Channels `start .. start + len` of `[N, C, H, W]`.
 pub fn slice_channels(x: Tensor<4>, start: usize, len: usize) -> Tensor<4> {
+    shapes::within("channels", &(start..start.saturating_add(len)), x.dims()[1]);
     Tensor::from_dispatch(Dispatch::slice_channels(x.into_dispatch(), start, len))
 }
 
 /// Maximum over the `kernel` x `kernel` window around each pixel, `[N, C, H, W]` to the same; kernel odd.
 pub fn max_pool_same(x: Tensor<4>, kernel: usize) -> Tensor<4> {
+    assert!(kernel % 2 == 1, "a pooling window of {kernel}");
     Tensor::from_dispatch(Dispatch::max_pool_same(x.into_dispatch(), kernel))
 }
 

@@ -1,0 +1,42 @@
+//! The cross entropy of a detector's class scores, of which all but a few have the target zero.
+//!
+//! Against zero it is `softplus(x) = log(1 + exp(x))`, whose slope is `sigmoid(x)`. Composed of Burn's operations both are passes on one core,
+//! over as many logits as there are anchors times classes; here one pass on all of them makes both.
+
+mod autodiff;
+mod flex;
+mod passes;
+mod portable;
+#[cfg(test)]
+mod tests;
+
+use std::ops::Range;
+
+use burn::backend::tensor::FloatTensor;
+use burn::backend::{Backend, Dispatch, backend_extension};
+use burn::tensor::Tensor;
+use burn_cubecl::CubeBackend;
+
+use crate::shapes;
+
+/// Operations on `[B, C, A]`, C rows of A logits.
+#[backend_extension(Flex, Cube, Autodiff)]
+pub trait LogitOps: Backend {
+    /// `Σ softplus(x)` over the rows `start .. start + len` of every image, `[1]`, and there `sigmoid(x)`, `[B, len, A]`, without gradient.
+    fn softplus_sum(x: FloatTensor<Self>, start: usize, len: usize) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        portable::softplus_sum::<Self>(x, start, len)
+    }
+
+    /// The gradient of that sum for x, of C = `total` rows, from sigmoid(x) and dy, `[1]`.
+    fn softplus_sum_grad(slope: FloatTensor<Self>, dy: FloatTensor<Self>, start: usize, total: usize) -> FloatTensor<Self> {
+        portable::softplus_sum_grad::<Self>(slope, dy, start, total)
+    }
+}
+
+impl LogitOps for CubeBackend {}
+
+/// `Σ log(1 + exp(x))` over these rows of every image of x `[B, C, A]`, `[1]`; differentiable. The same bits for any number of threads.
+pub fn softplus_sum(x: Tensor<3>, rows: Range<usize>) -> Tensor<1> {
+    shapes::within("rows", &rows, x.dims()[1]);
+    Tensor::from_dispatch(Dispatch::softplus_sum(x.into_dispatch(), rows.start, rows.len()).0)
+}

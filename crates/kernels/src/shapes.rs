@@ -97,6 +97,8 @@ mod tests {
         assert_eq!(refusal(|| batch_norm_silu(x(), c(5), c(6), 1e-3, true)), "gamma is [5] and not [6]");
         assert_eq!(refusal(|| batch_norm_silu(x(), c(6), c(7), 1e-3, true)), "beta is [7] and not [6]");
         assert_eq!(refusal(|| concat(vec![x(), zeros([2, 3, 8, 4], &device)])), "a part is [2, 3, 8, 4] and not [2, 3, 8, 8]");
+        assert_eq!(refusal(|| add(x(), zeros([2, 6, 8, 7], &device))), "y is [2, 6, 8, 7] and not [2, 6, 8, 8]");
+        assert_eq!(refusal(|| expectation(zeros([2, 6, 8], &device), 2, 4)), "rows 0..8 of 6");
         assert_eq!(refusal(|| slice_channels(x(), 4, 3)), "channels 4..7 of 6");
         assert_eq!(refusal(|| max_pool_same(x(), 4)), "a pooling window of 4");
         assert_eq!(refusal(|| softplus_sum(zeros([2, 6, 8], &device), 4..7)), "rows 4..7 of 6");

@@ -4,7 +4,7 @@ use burn::backend::{Flex, TensorMetadata};
 use burn_flex::FlexTensor;
 use rayon::prelude::*;
 
-use super::passes::Softplus;
+use super::passes::{Expectation, Softplus};
 use super::{LogitOps, portable};
 use crate::buffers::{all_f32, contiguous, take, tensor, values};
 use crate::cpu::simd;
@@ -42,5 +42,19 @@ impl LogitOps for Flex {
             _ => row.fill(0.0),
         });
         tensor(grad, [b, total, a])
+    }
+
+    fn expectation(x: FlexTensor, sides: usize, bins: usize) -> FlexTensor {
+        let [b, c, a] = x.shape().dims();
+        if !all_f32([&x]) || b * sides * a == 0 {
+            return portable::expectation::<Self>(x, sides, bins);
+        }
+        let (x, level) = (contiguous(x), simd::level());
+        let mut out = take(b * sides * a);
+        let part = (TASK / bins).max(1);
+        let rows = out.chunks_exact_mut(a).enumerate().map(|(i, out)| (&values(&x)[(i / sides * c + i % sides * bins) * a..][..bins * a], out));
+        let tasks: Vec<_> = rows.flat_map(|(x, out)| out.chunks_mut(part).enumerate().map(move |(i, out)| (&x[i * part..], out))).collect();
+        tasks.into_par_iter().for_each(|(x, out)| simd::run(level, Expectation { x, stride: a, bins, out }));
+        tensor(out, [b, sides, a])
     }
 }

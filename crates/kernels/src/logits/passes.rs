@@ -1,4 +1,4 @@
-//! The inner loop.
+//! The inner loops.
 
 use crate::cpu::simd::{MAX_LANES, Simd, Task};
 
@@ -46,5 +46,38 @@ impl Task for Softplus<'_> {
             }
         }
         total
+    }
+}
+
+/// `out[j] = Σ k e_k / Σ e_k` with `e_k = exp(x[k * stride + j] - max)`, over `bins` rows.
+pub(super) struct Expectation<'a> {
+    pub(super) x: &'a [f32],
+    pub(super) stride: usize,
+    pub(super) bins: usize,
+    pub(super) out: &'a mut [f32],
+}
+
+impl Task for Expectation<'_> {
+    type Out = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) {
+        let rows = || self.x.chunks(self.stride).take(self.bins);
+        for (i, out) in self.out.chunks_mut(S::LANES).enumerate() {
+            let (at, n) = (i * S::LANES, out.len());
+            let mut max = simd.splat(f32::NEG_INFINITY);
+            for row in rows() {
+                max = simd.max(max, simd.load_part(&row[at..], n));
+            }
+            let (mut sum, mut weighted, mut k) = (simd.zero(), simd.zero(), 0.0);
+            for row in rows() {
+                // Of what is no number, or infinite, this is none, whatever the maximum is.
+                let e = simd.exp(simd.sub(simd.load_part(&row[at..], n), max));
+                sum = simd.add(sum, e);
+                weighted = simd.mul_add(simd.splat(k), e, weighted);
+                k += 1.0;
+            }
+            simd.store_part(simd.div(weighted, sum), out, n);
+        }
     }
 }

@@ -3,7 +3,7 @@
 use burn::tensor::{Device, Tensor, TensorData};
 use proptest::prelude::*;
 
-use super::softplus_sum;
+use super::{expectation, softplus_sum};
 use crate::cpu::reference::noise;
 use crate::cpu::simd::{Level, with_level};
 
@@ -43,6 +43,42 @@ proptest! {
             for (i, (&x, &got)) in x.iter().zip(&grad).enumerate() {
                 let expected = if counts(i) { 3.0 / (1.0 + (-f64::from(x)).exp()) } else { 0.0 };
                 prop_assert!((f64::from(got) - expected).abs() <= 1e-6 * expected, "{level:?}, {i}: {got} for {expected}");
+            }
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(crate::test_cases(32))]
+
+    #[test]
+    fn expected_bins([b, sides, bins, more, a] in [1usize..4, 1usize..5, 1usize..20, 0usize..5, 1usize..700], seed in any::<u32>(), spread in 0.1f32..40.0) {
+        let c = sides * bins + more;
+        let x: Vec<f32> = noise(seed.into(), b * c * a).into_iter().map(|v| v * spread + 50.0).collect();
+        for level in Level::all() {
+            let tensor = Tensor::<3>::from_data(TensorData::new(x.clone(), [b, c, a]), &Device::flex());
+            let got = host(with_level(level, || expectation(tensor, sides, bins)));
+            for (i, &got) in got.iter().enumerate() {
+                let (row, j) = (i / a, i % a);
+                let at = |k: usize| f64::from(x[(row / sides * c + row % sides * bins + k) * a + j]);
+                let max = (0..bins).map(at).fold(f64::MIN, f64::max);
+                let e: Vec<f64> = (0..bins).map(|k| (at(k) - max).exp()).collect();
+                let expected = e.iter().enumerate().map(|(k, e)| k as f64 * e).sum::<f64>() / e.iter().sum::<f64>();
+                prop_assert!((f64::from(got) - expected).abs() <= 2e-6 * (expected + 1.0), "{level:?}, {i}: {got} for {expected}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_distribution_with_no_number_expects_none() {
+    for bad in [f32::NAN, f32::INFINITY] {
+        for place in 0..4 {
+            let x: Vec<f32> = (0..4 * 37).map(|i| if i == place * 37 + 20 { bad } else { 0.0 }).collect();
+            for level in Level::all() {
+                let tensor = Tensor::<3>::from_data(TensorData::new(x.clone(), [1, 4, 37]), &Device::flex());
+                let got = host(with_level(level, || expectation(tensor, 1, 4)));
+                assert!(got.iter().enumerate().all(|(j, &v)| if j == 20 { v.is_nan() } else { v == 1.5 }), "{level:?}: {got:?}");
             }
         }
     }

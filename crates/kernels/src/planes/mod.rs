@@ -1,4 +1,4 @@
-//! What happens between the convolutions: joining and cutting channels, pooling, doubling.
+//! What happens between the convolutions: joining and cutting channels, adding, pooling, doubling.
 //!
 //! None of it computes much, so all of its cost is memory: Burn's own versions write index tensors, zero what they are about to
 //! overwrite, and take fresh pages each time. These move each value once, into recycled memory, and keep nothing that can be had
@@ -28,6 +28,11 @@ pub trait PlaneOps: Backend {
     /// The parts side by side along the channels.
     fn concat_channels(#[extension_type] parts: Parts<Self>) -> FloatTensor<Self> {
         portable::concat_channels::<Self>(parts)
+    }
+
+    /// `a + b`, of one shape.
+    fn add(a: FloatTensor<Self>, b: FloatTensor<Self>) -> FloatTensor<Self> {
+        portable::add::<Self>(a, b)
     }
 
     /// Channels `start .. start + len`.
@@ -69,6 +74,12 @@ pub fn concat(parts: Vec<Tensor<4>>) -> Tensor<4> {
         shapes::expect("a part", part.dims(), [first[0], c, first[2], first[3]]);
     }
     Tensor::from_dispatch(Dispatch::concat_channels(Parts(parts.into_iter().map(Tensor::into_dispatch).collect())))
+}
+
+/// `x + y`, both `[N, C, H, W]`.
+pub fn add(x: Tensor<4>, y: Tensor<4>) -> Tensor<4> {
+    shapes::expect("y", y.dims(), x.dims());
+    Tensor::from_dispatch(Dispatch::add(x.into_dispatch(), y.into_dispatch()))
 }
 
 /// Channels `start .. start + len` of `[N, C, H, W]`.

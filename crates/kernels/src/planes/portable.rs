@@ -12,6 +12,10 @@ pub(super) fn concat_channels<B: Backend>(parts: Parts<B>) -> FloatTensor<B> {
     B::float_cat(parts.0, 1)
 }
 
+pub(super) fn add<B: Backend>(a: FloatTensor<B>, b: FloatTensor<B>) -> FloatTensor<B> {
+    B::float_add(a, b)
+}
+
 pub(super) fn slice_channels<B: Backend>(x: FloatTensor<B>, start: usize, len: usize) -> FloatTensor<B> {
     B::float_slice(x, &[Slice::full(), Slice::from(start..start + len)])
 }

@@ -35,7 +35,7 @@ pub use logits::{expectation, softplus_sum};
 use operands::Bias;
 pub use operands::ConvConfig;
 use ops::KernelOps;
-pub use peak::{processor_has_bf16, processor_peak};
+pub use peak::{ProcessorChoices, processor_choices, processor_has_bf16, processor_peak};
 pub use planes::{add, concat, max_pool_same, slice_channels, upsample2};
 pub use policy::{Lowering, default_lowering, set_default_lowering};
 pub use rows::cross_entropy;

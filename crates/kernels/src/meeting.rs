@@ -10,11 +10,10 @@
 use std::cell::RefCell;
 use std::collections::VecDeque;
 
+use burn::backend::Backend;
 use burn::backend::tensor::FloatTensor;
 use burn_autodiff::NodeId;
 use burn_autodiff::grads::Gradients;
-
-use crate::planes::PlaneOps;
 
 /// Gradients remembered: more than a detector's backward pass registers between the readers of one tensor.
 const REMEMBERED: usize = 1024;
@@ -36,23 +35,31 @@ fn meets(id: NodeId) -> bool {
     })
 }
 
-/// Registers a gradient of the tensor `id`, which is a leaf if its `order` is 0; `taken` takes out what there is.
-pub(crate) fn hand_in<B: PlaneOps>(
+/// Registers a gradient of the tensor `id`, which is a leaf if its `order` is 0: what `make` makes of the gradient that `taken` takes out, or of
+/// nothing.
+pub(crate) fn hand_in<B: Backend>(
     grads: &mut Gradients,
     (id, order): (NodeId, usize),
-    value: FloatTensor<B>,
     taken: impl FnOnce(&mut Gradients) -> FloatTensor<B>,
+    make: impl FnOnce(Option<FloatTensor<B>>) -> FloatTensor<B>,
 ) {
-    let value = if order > 0 && meets(id) { B::add(value, taken(grads)) } else { value };
-    grads.register::<B>(id, value);
+    let held = (order > 0 && meets(id)).then(|| taken(grads));
+    grads.register::<B>(id, make(held));
 }
 
-/// [`hand_in`] for a parent in a backward step, whose type has no public name.
+/// [`hand_in`] for a parent in a backward step, whose type has no public name: a value to be added, or a function of what is there.
 macro_rules! register {
-    ($backend:ty, $grads:expr, $node:expr, $value:expr) => {{
+    ($backend:ty, $grads:expr, $node:expr, |$held:ident| $make:expr) => {{
         let node = $node;
+        let at = (node.id, node.order);
+        $crate::meeting::hand_in::<$backend>($grads, at, |grads| grads.consume::<$backend>(&node), |$held| $make);
+    }};
+    ($backend:ty, $grads:expr, $node:expr, $value:expr) => {{
         let value = $value;
-        $crate::meeting::hand_in::<$backend>($grads, (node.id, node.order), value, |grads| grads.consume::<$backend>(&node));
+        $crate::meeting::register!($backend, $grads, $node, |held| match held {
+            Some(held) => <$backend>::add(value, held),
+            None => value,
+        });
     }};
 }
 pub(crate) use register;

@@ -112,7 +112,14 @@ impl<B: PlaneOps> Backward<B, 1> for SliceChannels {
 
     fn backward(self, ops: Ops<(usize, usize), 1>, grads: &mut Gradients, _: &mut Checkpointer) {
         let (start, total) = ops.state;
-        unary!(B, ops, grads, |dy| B::pad_channels(dy, start, total));
+        let dy = grads.consume::<B>(&ops.node);
+        let [parent] = ops.parents;
+        if let Some(node) = parent {
+            register!(B, grads, node, |held| match held {
+                Some(held) => B::add_to_channels(held, dy, start),
+                None => B::pad_channels(dy, start, total),
+            });
+        }
     }
 }
 

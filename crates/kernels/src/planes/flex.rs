@@ -58,6 +58,15 @@ impl PlaneOps for Flex {
         }
     }
 
+    fn add_to_channels(whole: FlexTensor, x: FlexTensor, before: usize) -> FlexTensor {
+        let (Some([n, total, h, w]), Some(_)) = (ours(&whole), ours(&x)) else {
+            return portable::add_to_channels::<Self>(whole, x, before);
+        };
+        let (mut sum, x) = (owned(contiguous(whole)), contiguous(x));
+        kernels::add_to(values(&x), n, before * h * w, &mut sum);
+        tensor(sum, [n, total, h, w])
+    }
+
     fn max_pool_same(x: FlexTensor, kernel: usize) -> FlexTensor {
         match ours(&x) {
             Some(dims @ [.., h, w]) => map(x, dims, |x, out| kernels::max_pool(x, [h, w], kernel, out)),

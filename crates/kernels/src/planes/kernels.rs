@@ -62,6 +62,14 @@ pub(super) fn pad(x: &[f32], batch: usize, start: usize, out: &mut [f32]) {
     }));
 }
 
+/// x added to the values of each image of `whole` from the `start`-th on.
+pub(super) fn add_to(x: &[f32], batch: usize, start: usize, whole: &mut [f32]) {
+    let (from, to) = (x.len() / batch.max(1), whole.len() / batch.max(1));
+    let images = whole.chunks_mut(to.max(1)).zip(x.chunks(from.max(1)));
+    let parts: Vec<_> = images.flat_map(|(whole, x)| whole[start..start + from].chunks_mut(PIECE).zip(x.chunks(PIECE))).collect();
+    parts.into_par_iter().for_each(|(sum, x)| sum.iter_mut().zip(x).for_each(|(sum, x)| *sum += x));
+}
+
 /// `a += b`.
 pub(super) fn add(a: &mut [f32], b: &[f32]) {
     a.par_chunks_mut(PIECE).zip(b.par_chunks(PIECE)).for_each(|(a, b)| a.iter_mut().zip(b).for_each(|(a, b)| *a += b));

@@ -45,6 +45,11 @@ pub trait PlaneOps: Backend {
         portable::pad_channels::<Self>(x, before, total)
     }
 
+    /// x added to the channels of `whole` from `before` on.
+    fn add_to_channels(whole: FloatTensor<Self>, x: FloatTensor<Self>, before: usize) -> FloatTensor<Self> {
+        portable::add_to_channels::<Self>(whole, x, before)
+    }
+
     /// Maximum over the `kernel` x `kernel` window around each pixel (odd kernel, stride 1, same size).
     fn max_pool_same(x: FloatTensor<Self>, kernel: usize) -> FloatTensor<Self> {
         portable::max_pool_same::<Self>(x, kernel)

@@ -26,6 +26,11 @@ pub(super) fn pad_channels<B: Backend>(x: FloatTensor<B>, before: usize, total: 
     B::float_slice_assign(zeros, &[Slice::full(), Slice::from(before..before + c)], x)
 }
 
+pub(super) fn add_to_channels<B: Backend>(whole: FloatTensor<B>, x: FloatTensor<B>, before: usize) -> FloatTensor<B> {
+    let total = whole.shape()[1];
+    B::float_add(pad_channels::<B>(x, before, total), whole)
+}
+
 pub(super) fn max_pool_same<B: Backend>(x: FloatTensor<B>, kernel: usize) -> FloatTensor<B> {
     B::max_pool2d(x, [kernel; 2], [1; 2], [kernel / 2; 2], [1; 2], false)
 }

@@ -176,7 +176,7 @@ mod tests {
         let fg = run(12.0, &[gt(1, [4.0, 4.0, 60.0, 60.0])]);
         assert_eq!(fg.len(), TOP_K);
         let best = fg.iter().map(|f| f.score).fold(0.0, f32::max);
-        let (anchors, data) = setup(12.0);
+        let (_, data) = setup(12.0);
         let predicted = Planes::new(&data, &[], &[]);
         let overlap = |f: &Foreground| ciou([4.0, 4.0, 60.0, 60.0], predicted.xyxy(f.anchor));
         let largest = fg.iter().map(overlap).fold(0.0, f32::max);

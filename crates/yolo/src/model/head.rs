@@ -104,11 +104,15 @@ impl Anchors {
 
 /// Joins the levels: raw outputs `[B, C, h, w]` to `[B, C, A]`.
 pub fn flatten(feats: &[Tensor<4>; 3]) -> Tensor<3> {
+    let [b, c, ..] = feats[0].dims();
+    // Cells as the channels of images of one pixel, of which there are as many as channels.
     let flat = feats.iter().map(|f| {
-        let [b, c, h, w] = f.dims();
-        f.clone().reshape([b, c, h * w])
+        let [_, _, h, w] = f.dims();
+        f.clone().reshape([b * c, h * w, 1, 1])
     });
-    Tensor::cat(flat.collect(), 2)
+    let flat = concat(flat.collect());
+    let [_, cells, ..] = flat.dims();
+    flat.reshape([b, c, cells])
 }
 
 /// The distances, in grid units, that the logits of a side's bins expect. The bins are dimension 2, which becomes 1.

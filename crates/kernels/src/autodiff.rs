@@ -18,8 +18,10 @@ use burn_autodiff::grads::Gradients;
 use burn_autodiff::ops::{Backward, Ops, OpsKind};
 use burn_autodiff::{Autodiff, NodeId};
 
+use crate::meeting::register;
 use crate::operands::{Bias, ConvConfig, NormOutput};
 use crate::ops::KernelOps;
+use crate::planes::PlaneOps;
 
 /// The convolution's backward step; parents are x, weight and, for N = 3, bias.
 #[derive(Debug)]
@@ -36,7 +38,7 @@ struct ConvState {
     config: ConvConfig,
 }
 
-impl<B: KernelOps, const N: usize> Backward<B, N> for Conv {
+impl<B: KernelOps + PlaneOps, const N: usize> Backward<B, N> for Conv {
     type State = ConvState;
 
     fn backward(self, ops: Ops<ConvState, N>, grads: &mut Gradients, checkpointer: &mut Checkpointer) {
@@ -52,9 +54,9 @@ impl<B: KernelOps, const N: usize> Backward<B, N> for Conv {
             let x = checkpointer.retrieve_node_output::<FloatTensor<B>>(x);
             grads.register::<B>(id, B::conv_weight_grad(x, dy.clone(), kernel, config));
         }
-        if let (Some(id), Some(weight)) = (parent(0), weight) {
+        if let (Some(Some(node)), Some(weight)) = (ops.parents.into_iter().next(), weight) {
             let weight = checkpointer.retrieve_node_output::<FloatTensor<B>>(weight);
-            grads.register::<B>(id, B::conv_data_grad(dy, weight, input, config));
+            register!(B, grads, node, B::conv_data_grad(dy, weight, input, config));
         }
     }
 }
@@ -83,7 +85,7 @@ impl<B: KernelOps> RetroForward for NormState<B> {
     }
 }
 
-impl<B: KernelOps> Backward<B, 3> for NormAct {
+impl<B: KernelOps + PlaneOps> Backward<B, 3> for NormAct {
     type State = NormState<B>;
 
     fn backward(self, ops: Ops<Self::State, 3>, grads: &mut Gradients, checkpointer: &mut Checkpointer) {
@@ -94,13 +96,13 @@ impl<B: KernelOps> Backward<B, 3> for NormAct {
         let grad = B::norm_act_backward(x, mean, variance, gamma, beta, dy, epsilon, silu);
         for (parent, grad) in ops.parents.into_iter().zip([grad.x, grad.gamma, grad.beta]) {
             if let Some(node) = parent {
-                grads.register::<B>(node.id, grad);
+                register!(B, grads, node, grad);
             }
         }
     }
 }
 
-impl<B: KernelOps, C: CheckpointStrategy> KernelOps for Autodiff<B, C> {
+impl<B: KernelOps + PlaneOps, C: CheckpointStrategy> KernelOps for Autodiff<B, C> {
     fn conv_forward(x: FloatTensor<Self>, weight: FloatTensor<Self>, bias: Bias<Self>, config: ConvConfig) -> FloatTensor<Self> {
         let ([.., ih, iw], [.., kh, kw]) = (x.shape().dims::<4>(), weight.shape().dims::<4>());
         let mut state = ConvState { x: None, weight: None, input: [ih, iw], kernel: [kh, kw], config };

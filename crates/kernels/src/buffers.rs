@@ -23,9 +23,14 @@ use pool::pool;
 
 /// Below this many values the allocator is quick enough.
 const SMALLEST: usize = 16 * 1024;
-/// `len` values, whatever they are.
+
+/// `len` values, whatever they are; in tests none that a kernel could compute with by mistake.
 pub(crate) fn take(len: usize) -> Vec<f32> {
-    if len < SMALLEST { vec![0.0; len] } else { pool().take(len) }
+    let mut values = if len < SMALLEST { vec![0.0; len] } else { pool().take(len) };
+    if cfg!(test) {
+        values.fill(f32::NAN);
+    }
+    values
 }
 
 /// Whether our kernels, which know no other type, can compute with all of these.
@@ -58,8 +63,9 @@ fn into_block(tensor: FlexTensor) -> Result<Vec<f32>, FlexTensor> {
     bytes.try_into_vec::<f32>().map_err(|bytes| FlexTensor::new(bytes, layout, DType::F32))
 }
 
-/// A contiguous tensor of `values`.
+/// A contiguous tensor of `values`. Panics unless there are as many as the shape says: Burn's operations read what it says unchecked.
 pub(crate) fn tensor<const D: usize>(values: Vec<f32>, shape: [usize; D]) -> FlexTensor {
+    assert_eq!(values.len(), shape.iter().product::<usize>(), "values of a tensor of shape {shape:?}");
     let bytes = if values.len() < SMALLEST { Bytes::from_elems(values) } else { pooled::bytes(values) };
     FlexTensor::new(bytes, Layout::contiguous(Shape::new(shape)), DType::F32)
 }
@@ -96,6 +102,12 @@ mod tests {
         drop(second);
         let again = take(len);
         assert_eq!(again.as_ptr(), at);
+    }
+
+    #[test]
+    #[should_panic(expected = "values of a tensor of shape [3, 4]")]
+    fn a_tensor_is_no_larger_than_its_memory() {
+        tensor(vec![0.0; 11], [3, 4]);
     }
 
     #[test]

@@ -15,6 +15,8 @@ pub mod cube;
 pub mod decoder;
 mod error;
 mod flex;
+pub mod logits;
+mod meeting;
 pub mod operands;
 pub mod ops;
 mod peak;
@@ -23,6 +25,7 @@ mod policy;
 mod portable;
 pub mod products;
 pub mod rows;
+mod shapes;
 pub mod update;
 
 use burn::backend::Dispatch;
@@ -31,11 +34,12 @@ use burn::tensor::{Device, Tensor, TensorData};
 pub use decoder::{masked_softmax, rms_norm, rotate, swiglu};
 pub use attention::attention;
 pub use error::KernelError;
+pub use logits::{expectation, softplus_sum};
 use operands::Bias;
 pub use operands::ConvConfig;
 use ops::KernelOps;
-pub use peak::{processor_has_bf16, processor_peak};
-pub use planes::{concat, max_pool_same, slice_channels, upsample2};
+pub use peak::{ProcessorChoices, processor_choices, processor_has_bf16, processor_peak};
+pub use planes::{add, concat, max_pool_same, slice_channels, upsample2};
 pub use policy::{Lowering, Precision, default_lowering, set_default_lowering};
 pub use products::{LowRank, linear, linear_data_grad, linear_weight_grad, lora_linear, reads_bf16};
 pub use rows::cross_entropy;
@@ -45,24 +49,37 @@ pub use update::{Adam, Sgd, adam_step, blend, sgd_step, sum_of_squares};
 ///
 /// x `[N, Ci, H, W]`, weight `[Co, Ci / groups, Kh, Kw]`, bias `[Co]` to `[N, Co, Oh, Ow]`.
 pub fn conv2d(x: Tensor<4>, weight: Tensor<4>, bias: Option<Tensor<1>>, config: ConvConfig) -> Tensor<4> {
-    let bias = bias.map_or(Bias::Zero, |b| Bias::Channels(b.into_dispatch()));
+    let bias = checked(&x, &weight, bias, &config);
     Tensor::from_dispatch(Dispatch::conv_forward(x.into_dispatch(), weight.into_dispatch(), bias, config))
 }
 
 /// [`conv2d`] and SiLU in one pass over the output: `y sigmoid(y)`. For inference; on an autodiff device it is the two
 /// operations.
 pub fn conv2d_silu(x: Tensor<4>, weight: Tensor<4>, bias: Option<Tensor<1>>, config: ConvConfig) -> Tensor<4> {
-    let bias = bias.map_or(Bias::Zero, |b| Bias::Channels(b.into_dispatch()));
+    let bias = checked(&x, &weight, bias, &config);
     Tensor::from_dispatch(Dispatch::conv_silu(x.into_dispatch(), weight.into_dispatch(), bias, config))
+}
+
+/// The bias as the operations take it, once all shapes are known to fit.
+fn checked(x: &Tensor<4>, weight: &Tensor<4>, bias: Option<Tensor<1>>, config: &ConvConfig) -> Bias<Dispatch> {
+    let [_, co, ..] = shapes::convolved(x.dims(), weight.dims(), config);
+    bias.map_or(Bias::Zero, |bias| {
+        shapes::expect("bias", bias.dims(), [co]);
+        Bias::Channels(bias.into_dispatch())
+    })
 }
 
 /// Gradient of [`conv2d`]'s x, of `input` = (H, W), from dy `[N, Co, Oh, Ow]`; not differentiable itself.
 pub fn conv2d_data_grad(dy: Tensor<4>, weight: Tensor<4>, input: [usize; 2], config: ConvConfig) -> Tensor<4> {
+    let ([n, ..], w) = (dy.dims(), weight.dims());
+    shapes::expect("dy", dy.dims(), shapes::convolved([n, w[1] * config.groups, input[0], input[1]], w, &config));
     Tensor::from_dispatch(Dispatch::conv_data_grad(dy.into_dispatch(), weight.into_dispatch(), input, config))
 }
 
 /// Gradient of [`conv2d`]'s weight, of `kernel` = (Kh, Kw); not differentiable itself.
 pub fn conv2d_weight_grad(x: Tensor<4>, dy: Tensor<4>, kernel: [usize; 2], config: ConvConfig) -> Tensor<4> {
+    let weight = [dy.dims()[1], x.dims()[1] / config.groups.max(1), kernel[0], kernel[1]];
+    shapes::expect("dy", dy.dims(), shapes::convolved(x.dims(), weight, &config));
     Tensor::from_dispatch(Dispatch::conv_weight_grad(x.into_dispatch(), dy.into_dispatch(), kernel, config))
 }
 
@@ -81,6 +98,9 @@ pub struct BatchNormed {
 ///
 /// `z = gamma (x - mean) / sqrt(variance + epsilon) + beta`, output `z sigmoid(z)`, or `z`. x `[N, C, H, W]`, gamma and beta `[C]`.
 pub fn batch_norm_silu(x: Tensor<4>, gamma: Tensor<1>, beta: Tensor<1>, epsilon: f64, act: bool) -> BatchNormed {
+    let [_, c, ..] = x.dims();
+    shapes::expect("gamma", gamma.dims(), [c]);
+    shapes::expect("beta", beta.dims(), [c]);
     let y = Dispatch::norm_act(x.into_dispatch(), gamma.into_dispatch(), beta.into_dispatch(), epsilon, act);
     BatchNormed {
         output: Tensor::from_dispatch(y.output),

@@ -1,7 +1,10 @@
-//! What the processor could do at best: the micro-kernel of our convolutions on operands that stay in the first-level cache.
+//! What the processor could do at best (the micro-kernel of our convolutions on operands that stay in the first-level cache), and how the
+//! kernels cut their work for it.
 
+use std::fmt;
 use std::time::Instant;
 
+use crate::cpu::machine::machine;
 use crate::cpu::simd::{Level, Offsets, Simd, Task, Tile, level, run};
 
 /// Length of the sums: the left-hand panel of any instruction set has at most 16 KiB.
@@ -26,6 +29,39 @@ pub fn processor_peak() -> f64 {
 /// Whether [`Lowering::Bf16`](crate::Lowering::Bf16) is anything but f32 on this processor.
 pub fn processor_has_bf16() -> bool {
     level().in_bf16() == Level::Avx512Bf16
+}
+
+/// How the kernels of this processor cut their work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ProcessorChoices {
+    /// The instruction set.
+    pub level: &'static str,
+    /// Bytes of a core's first-level cache for data, and of its second-level cache.
+    pub caches: [usize; 2],
+    /// Bytes of a packed strip of a convolution's input.
+    pub strip: usize,
+    /// Bytes of a group of Winograd's transformed tiles, and of the sums of its weights' gradient.
+    pub winograd: [usize; 2],
+}
+
+/// What was chosen: from the processor's facts by formula, the same in every run.
+pub fn processor_choices() -> ProcessorChoices {
+    let machine = machine();
+    ProcessorChoices {
+        level: level().name(),
+        caches: [machine.first.bytes, machine.second.bytes],
+        strip: machine.strip_cells() * size_of::<f32>(),
+        winograd: [machine.group_bytes(), machine.sum_bytes()],
+    }
+}
+
+impl fmt::Display for ProcessorChoices {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { level, caches: [first, second], strip, winograd: [group, sums] } = self;
+        let kb = |bytes: &usize| bytes >> 10;
+        write!(f, "{level}, caches of {} and {} KB a core: strips of {} KB, ", kb(first), kb(second), kb(strip))?;
+        write!(f, "Winograd groups of {} KB and sums of {} KB", kb(group), kb(sums))
+    }
 }
 
 struct Tiles;

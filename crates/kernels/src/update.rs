@@ -16,6 +16,8 @@ use burn::tensor::Tensor;
 
 pub use rules::{Adam, Sgd};
 
+use crate::shapes;
+
 /// Operations on flat tensors `[K]`, without gradient.
 #[backend_extension(Flex, Cube)]
 pub trait UpdateOps: Backend {
@@ -54,6 +56,8 @@ pub trait UpdateOps: Backend {
 /// New weight and momentum buffer, all `[K]` and without gradient. See [`UpdateOps::sgd_step`]; no buffer yet counts as zeros.
 pub fn sgd_step(weight: Tensor<1>, grad: Tensor<1>, buffer: Option<Tensor<1>>, step: Sgd) -> (Tensor<1>, Tensor<1>) {
     let buffer = buffer.unwrap_or_else(|| weight.zeros_like());
+    shapes::expect("the gradient", grad.dims(), weight.dims());
+    shapes::expect("the buffer", buffer.dims(), weight.dims());
     let (weight, buffer) = Dispatch::sgd_step(weight.into_dispatch(), grad.into_dispatch(), buffer.into_dispatch(), step);
     (Tensor::from_dispatch(weight), Tensor::from_dispatch(buffer))
 }
@@ -66,13 +70,19 @@ pub fn adam_step(
     second: Option<Tensor<1>>,
     step: Adam,
 ) -> (Tensor<1>, Tensor<1>, Tensor<1>) {
-    let [first, second] = [first, second].map(|m| m.unwrap_or_else(|| weight.zeros_like()).into_dispatch());
+    shapes::expect("the gradient", grad.dims(), weight.dims());
+    let [first, second] = [first, second].map(|m| {
+        let m = m.unwrap_or_else(|| weight.zeros_like());
+        shapes::expect("a moment", m.dims(), weight.dims());
+        m.into_dispatch()
+    });
     let (weight, first, second) = Dispatch::adam_step(weight.into_dispatch(), grad.into_dispatch(), first, second, step);
     (Tensor::from_dispatch(weight), Tensor::from_dispatch(first), Tensor::from_dispatch(second))
 }
 
 /// `a old + b new`, `[K]`, without gradient; in old's memory if nobody else holds it.
 pub fn blend(old: Tensor<1>, new: Tensor<1>, a: f64, b: f64) -> Tensor<1> {
+    shapes::expect("the new value", new.dims(), old.dims());
     Tensor::from_dispatch(Dispatch::blend(old.into_dispatch(), new.into_dispatch(), a, b))
 }
 

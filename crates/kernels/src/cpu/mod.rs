@@ -8,6 +8,7 @@
 //! threads, and the weights' gradient is reduced in a fixed order, so results repeat to the bit.
 
 mod implicit;
+pub mod machine;
 #[cfg(test)]
 pub(crate) mod reference;
 pub(crate) mod scratch;

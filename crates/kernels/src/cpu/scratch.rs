@@ -2,16 +2,19 @@
 //!
 //! Touching a page for the first time costs about a microsecond here, as much as reading 40 KB of warm memory, so a packed weight
 //! matrix or a strip of input that was fresh at every call would cost more than some of the convolutions. Buffers therefore go back
-//! to a pool. A buffer's contents are whatever its last user left.
+//! to a pool, each to that of the thread that used it: no thread waits for another, and what a thread takes is warm in its own caches. A
+//! buffer's contents are whatever its last user left.
 
+use std::cell::RefCell;
 use std::ops::{Deref, DerefMut};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Free buffers, the one returned last at the end. A lock is taken twice per buffer, i.e. a few times per task of 0.1 ms or more.
-static POOL: Mutex<Vec<Vec<f32>>> = Mutex::new(Vec::new());
+thread_local! {
+    /// Free buffers, the one returned last at the end.
+    static POOL: RefCell<Vec<Vec<f32>>> = const { RefCell::new(Vec::new()) };
+}
 
-/// The pool keeps at most this many floats (256 MB), those returned last: sizes that are no longer wanted do not fill it for good.
-const POOL_LIMIT: usize = 64 << 20;
+/// A thread's pool keeps at most this many floats (128 MB), those returned last: sizes that are no longer wanted do not fill it for good.
+const POOL_LIMIT: usize = 32 << 20;
 
 /// Floats per 64-byte cache line.
 const LINE: usize = 16;
@@ -23,25 +26,22 @@ pub struct Buffer {
     len: usize,
 }
 
-fn pool() -> MutexGuard<'static, Vec<Vec<f32>>> {
-    // A panic elsewhere cannot leave the list half changed: it only ever gains or loses whole buffers.
-    POOL.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// A buffer of `len` floats with arbitrary contents.
+/// A buffer of `len` floats with arbitrary contents; in tests none that a kernel could compute with by mistake.
 pub fn take(len: usize) -> Buffer {
     let needed = len + LINE;
-    let found = {
-        let mut pool = pool();
+    let found = POOL.with_borrow_mut(|pool| {
         // The smallest that fits, unless it is so much larger that a later, larger request would miss it; of equals the warmest.
         let best = (0..pool.len())
             .rev()
             .filter(|&i| pool[i].len() >= needed && pool[i].len() / 4 <= needed.max(1 << 14))
             .min_by_key(|&i| pool[i].len());
         best.map(|i| pool.remove(i))
-    };
+    });
     // Rounding up lets requests that differ a little share buffers.
-    let storage = found.unwrap_or_else(|| vec![0.0; needed + needed / 8]);
+    let mut storage = found.unwrap_or_else(|| vec![0.0; needed + needed / 8]);
+    if cfg!(test) {
+        storage.fill(f32::NAN);
+    }
     let start = storage.as_ptr().align_offset(4 * LINE).min(LINE);
     Buffer { storage, start, len }
 }
@@ -61,7 +61,9 @@ impl DerefMut for Buffer {
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        give(&mut pool(), std::mem::take(&mut self.storage), POOL_LIMIT);
+        let storage = std::mem::take(&mut self.storage);
+        // A thread that ends has no pool any more.
+        let _ = POOL.try_with(|pool| give(&mut pool.borrow_mut(), storage, POOL_LIMIT));
     }
 }
 

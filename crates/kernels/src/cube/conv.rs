@@ -17,7 +17,9 @@ use super::geometry::{Geometry, Tile, dims4};
 use super::im2col::{col2im, im2col};
 use super::matmul::{Layout, Product, Splits, add_parts};
 use super::pixels::{Pixels, empty, zeros};
+use crate::shapes::expect;
 use burn::backend::DType;
+use burn::backend::TensorMetadata;
 use burn::backend::ops::ConvOptions;
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
@@ -65,7 +67,10 @@ pub(crate) fn forward(
     workspace: usize,
 ) -> CubeTensor {
     let g = Geometry::new(dims4(&x), dims4(&w), options);
-    let shape = [g.images, g.channels_out, g.output[0], g.output[1]];
+    let shape = g.result();
+    if let Some(bias) = &bias {
+        expect("bias", bias.shape().dims(), [g.channels_out]);
+    }
     if g.empty() {
         return zeros(&x, shape);
     }
@@ -109,6 +114,7 @@ pub(crate) fn data_grad(dy: CubeTensor, w: CubeTensor, input: [usize; 2], option
     let ([images, ..], w_dims) = (dims4(&dy), dims4(&w));
     let shape = [images, w_dims[1] * options.groups, input[0], input[1]];
     let g = Geometry::new(shape, w_dims, options);
+    expect("dy", dims4(&dy), g.result());
     if g.empty() {
         return zeros(&dy, shape);
     }
@@ -148,6 +154,7 @@ pub(crate) fn weight_grad(x: CubeTensor, dy: CubeTensor, kernel: [usize; 2], opt
     let (x_dims, [_, channels_out, ..]) = (dims4(&x), dims4(&dy));
     let shape = [channels_out, x_dims[1] / options.groups, kernel[0], kernel[1]];
     let g = Geometry::new(x_dims, shape, options);
+    expect("dy", dims4(&dy), g.result());
     if g.empty() {
         return zeros(&dy, shape);
     }

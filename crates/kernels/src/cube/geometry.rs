@@ -39,8 +39,10 @@ pub(crate) struct Tile {
 }
 
 impl Geometry {
-    /// The geometry of `x * w` for x of shape `[n, ci, h, w]` and w of shape `[co, ci/groups, kh, kw]`.
+    /// The geometry of `x * w` for x of shape `[n, ci, h, w]` and w of shape `[co, ci/groups, kh, kw]`. Panics if they do not fit.
     pub(crate) fn new(x: [usize; 4], w: [usize; 4], options: &ConvOptions<2>) -> Self {
+        let groups = options.groups;
+        assert!(x[1] == w[1] * groups && w[0].is_multiple_of(groups), "{} channels in {groups} groups for a weight of shape {w:?}", x[1]);
         let size = |axis: usize| {
             let (before, after) = options.padding[axis];
             let span = options.dilation[axis] * (w[2 + axis] - 1) + 1;
@@ -83,6 +85,11 @@ impl Geometry {
     /// Whether the columns are x itself: 1x1, stride 1, no padding (a 1x1 kernel has no dilation).
     pub(crate) fn pointwise(&self) -> bool {
         self.taps() == 1 && self.stride == [1, 1] && self.pad == [0, 0] && self.input == self.output
+    }
+
+    /// The shape of y.
+    pub(crate) fn result(&self) -> [usize; 4] {
+        [self.images, self.channels_out, self.output[0], self.output[1]]
     }
 
     /// Whether y (and with it every gradient's sum) is over nothing.

@@ -16,6 +16,8 @@ use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, Dispatch, backend_extension};
 use burn::tensor::Tensor;
 
+use crate::shapes;
+
 /// In the mask of [`masked_softmax`]: this key is not seen. Far below any score, and finite, so that a row of nothing else is
 /// uniform rather than no number.
 pub const BLOCKED: f32 = -1e30;
@@ -72,20 +74,29 @@ pub trait DecoderOps: Backend {
 
 /// [`DecoderOps::rms_norm`], differentiable.
 pub fn rms_norm<const D: usize>(x: Tensor<D>, weight: Tensor<1>, epsilon: f64) -> Tensor<D> {
+    shapes::expect("the weight", weight.dims(), [x.dims()[D - 1]]);
     Tensor::from_dispatch(Dispatch::rms_norm(x.into_dispatch(), weight.into_dispatch(), epsilon))
 }
 
 /// [`DecoderOps::swiglu`], differentiable.
 pub fn swiglu<const D: usize>(gate: Tensor<D>, up: Tensor<D>) -> Tensor<D> {
+    shapes::expect("up", up.dims(), gate.dims());
     Tensor::from_dispatch(Dispatch::swiglu(gate.into_dispatch(), up.into_dispatch()))
 }
 
 /// [`DecoderOps::masked_softmax`], differentiable in the scores.
 pub fn masked_softmax(scores: Tensor<4>, mask: Tensor<4>, scale: f64) -> Tensor<4> {
+    let ([b, _, r, t], [held, ..]) = (scores.dims(), mask.dims());
+    shapes::expect("the mask", mask.dims(), [if held == 1 { 1 } else { b }, 1, r, t]);
     Tensor::from_dispatch(Dispatch::masked_softmax(scores.into_dispatch(), mask.into_dispatch(), scale))
 }
 
 /// [`DecoderOps::rotate`], differentiable in x.
 pub fn rotate(x: Tensor<4>, cos: Tensor<4>, sin: Tensor<4>) -> Tensor<4> {
+    let ([b, s, _, d], [held, ..]) = (x.dims(), cos.dims());
+    assert!(d % 2 == 0, "heads of {d} have no halves");
+    for (name, table) in [("cos", &cos), ("sin", &sin)] {
+        shapes::expect(name, table.dims(), [if held == 1 { 1 } else { b }, 1, s, d / 2]);
+    }
     Tensor::from_dispatch(Dispatch::rotate(x.into_dispatch(), cos.into_dispatch(), sin.into_dispatch()))
 }

@@ -11,10 +11,22 @@ use burn_autodiff::checkpoint::retro_forward::RetroForward;
 use burn_autodiff::checkpoint::state::BackwardStates;
 use burn_autodiff::checkpoint::strategy::{BalancedCheckpointing as Recomputed, CheckpointStrategy};
 use burn_autodiff::grads::Gradients;
-use burn_autodiff::ops::{Backward, NodeGuard, Ops, OpsKind, unary};
+use burn_autodiff::ops::{Backward, NodeGuard, Ops, OpsKind};
 use burn_autodiff::{Autodiff, NodeId};
 
 use super::{Parts, PlaneOps};
+use crate::meeting::register;
+
+/// The step of an operation of one input: its gradient from dy.
+macro_rules! unary {
+    ($backend:ty, $ops:expr, $grads:expr, |$dy:ident| $grad:expr) => {{
+        let $dy = $grads.consume::<$backend>(&$ops.node);
+        let [parent] = $ops.parents;
+        if let Some(node) = parent {
+            register!($backend, $grads, node, $grad);
+        }
+    }};
+}
 
 #[derive(Debug)]
 struct Concat;
@@ -28,7 +40,7 @@ impl<B: PlaneOps, const N: usize> Backward<B, N> for Concat {
         let mut start = 0;
         for (parent, channels) in ops.parents.into_iter().zip(ops.state) {
             if let Some(node) = parent {
-                grads.register::<B>(node.id, B::slice_channels(dy.clone(), start, channels));
+                register!(B, grads, node, B::slice_channels(dy.clone(), start, channels));
             }
             start += channels;
         }
@@ -77,6 +89,20 @@ fn concat<B: PlaneOps, C: CheckpointStrategy, const N: usize>(parts: Vec<FloatTe
     }
 }
 
+#[derive(Debug)]
+struct Add;
+
+impl<B: PlaneOps> Backward<B, 2> for Add {
+    type State = ();
+
+    fn backward(self, ops: Ops<(), 2>, grads: &mut Gradients, _: &mut Checkpointer) {
+        let dy = grads.consume::<B>(&ops.node);
+        for node in ops.parents.into_iter().flatten() {
+            register!(B, grads, node, dy.clone());
+        }
+    }
+}
+
 /// State: first channel and their number.
 #[derive(Debug)]
 struct SliceChannels;
@@ -86,7 +112,14 @@ impl<B: PlaneOps> Backward<B, 1> for SliceChannels {
 
     fn backward(self, ops: Ops<(usize, usize), 1>, grads: &mut Gradients, _: &mut Checkpointer) {
         let (start, total) = ops.state;
-        unary::<B, _>(ops.parents, ops.node, grads, |dy| B::pad_channels(dy, start, total));
+        let dy = grads.consume::<B>(&ops.node);
+        let [parent] = ops.parents;
+        if let Some(node) = parent {
+            register!(B, grads, node, |held| match held {
+                Some(held) => B::add_to_channels(held, dy, start),
+                None => B::pad_channels(dy, start, total),
+            });
+        }
     }
 }
 
@@ -99,7 +132,7 @@ impl<B: PlaneOps> Backward<B, 1> for MaxPool {
     fn backward(self, ops: Ops<(NodeId, usize), 1>, grads: &mut Gradients, checkpointer: &mut Checkpointer) {
         let (x, kernel) = ops.state;
         let x = checkpointer.retrieve_node_output::<FloatTensor<B>>(x);
-        unary::<B, _>(ops.parents, ops.node, grads, |dy| B::max_pool_same_grad(x, dy, kernel));
+        unary!(B, ops, grads, |dy| B::max_pool_same_grad(x, dy, kernel));
     }
 }
 
@@ -110,7 +143,7 @@ impl<B: PlaneOps> Backward<B, 1> for Double {
     type State = ();
 
     fn backward(self, ops: Ops<(), 1>, grads: &mut Gradients, _: &mut Checkpointer) {
-        unary::<B, _>(ops.parents, ops.node, grads, B::double_grad);
+        unary!(B, ops, grads, |dy| B::double_grad(dy));
     }
 }
 
@@ -129,6 +162,13 @@ impl<B: PlaneOps, C: CheckpointStrategy> PlaneOps for Autodiff<B, C> {
                 concat::<B, C, 5>(parts.0)
             }
         }
+    }
+
+    fn add(a: FloatTensor<Self>, b: FloatTensor<Self>) -> FloatTensor<Self> {
+        let nodes = [a.node(), b.node()];
+        let again = Again::<B, 2, _>::new(&nodes, |[a, b]: [FloatTensor<B>; 2]| B::add(a, b));
+        let prep = Backward::<B, 2>::prepare::<Recomputed>(Add, nodes).memory_bound().retro_forward(again).parents([&a, &b]);
+        prep.stateless(B::add(a.into_primitive(), b.into_primitive()))
     }
 
     fn slice_channels(x: FloatTensor<Self>, start: usize, len: usize) -> FloatTensor<Self> {

@@ -4,7 +4,7 @@ use burn::backend::{Flex, TensorMetadata};
 use burn_flex::FlexTensor;
 
 use super::{Parts, PlaneOps, kernels, portable};
-use crate::buffers::{all_f32, contiguous, take, tensor, values};
+use crate::buffers::{all_f32, contiguous, owned, take, tensor, values};
 
 /// `[N, C, H, W]` of a tensor that is one of ours: f32 and not empty.
 fn ours(x: &FlexTensor) -> Option<[usize; 4]> {
@@ -33,6 +33,17 @@ impl PlaneOps for Flex {
         tensor(out, [n, total, h, w])
     }
 
+    fn add(a: FlexTensor, b: FlexTensor) -> FlexTensor {
+        let (Some(dims), true) = (ours(&a), all_f32([&b]) && a.shape() == b.shape()) else {
+            return portable::add::<Self>(a, b);
+        };
+        // In the memory of the one that nobody else holds, if there is one.
+        let (a, b) = if a.is_unique() { (a, b) } else { (b, a) };
+        let (mut sum, b) = (owned(contiguous(a)), contiguous(b));
+        kernels::add(&mut sum, values(&b));
+        tensor(sum, dims)
+    }
+
     fn slice_channels(x: FlexTensor, start: usize, len: usize) -> FlexTensor {
         match ours(&x) {
             Some([n, _, h, w]) => map(x, [n, len, h, w], |x, out| kernels::slice(x, n, start * h * w, out)),
@@ -45,6 +56,15 @@ impl PlaneOps for Flex {
             Some([n, _, h, w]) => map(x, [n, total, h, w], |x, out| kernels::pad(x, n, before * h * w, out)),
             None => portable::pad_channels::<Self>(x, before, total),
         }
+    }
+
+    fn add_to_channels(whole: FlexTensor, x: FlexTensor, before: usize) -> FlexTensor {
+        let (Some([n, total, h, w]), Some(_)) = (ours(&whole), ours(&x)) else {
+            return portable::add_to_channels::<Self>(whole, x, before);
+        };
+        let (mut sum, x) = (owned(contiguous(whole)), contiguous(x));
+        kernels::add_to(values(&x), n, before * h * w, &mut sum);
+        tensor(sum, [n, total, h, w])
     }
 
     fn max_pool_same(x: FlexTensor, kernel: usize) -> FlexTensor {

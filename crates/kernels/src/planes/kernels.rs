@@ -7,34 +7,82 @@ fn min_planes(plane: usize) -> usize {
     (16 * 1024usize).div_ceil(plane.max(1))
 }
 
+/// Values that a task moves, at most: enough to be worth its start, few enough for one image to keep many threads busy.
+const PIECE: usize = 32 * 1024;
+
+/// A part of the output with what becomes it; nothing becomes zeros.
+type Move<'a, 'b> = (&'a mut [f32], Option<&'b [f32]>);
+
+/// The same moves in pieces.
+fn pieces<'a, 'b>(moves: impl IntoIterator<Item = Move<'a, 'b>>) -> Vec<Move<'a, 'b>> {
+    let cut = |(to, from): Move<'a, 'b>| {
+        to.chunks_mut(PIECE).enumerate().map(move |(i, to)| {
+            let from = from.map(|from| &from[i * PIECE..][..to.len()]);
+            (to, from)
+        })
+    };
+    moves.into_iter().flat_map(cut).collect()
+}
+
+fn carry_out<'a, 'b>(moves: impl IntoIterator<Item = Move<'a, 'b>>) {
+    pieces(moves).into_par_iter().for_each(|(to, from)| match from {
+        Some(from) => to.copy_from_slice(from),
+        None => to.fill(0.0),
+    });
+}
+
 /// Each image's parts, one after the other: part i holds `parts[i].1` values of every image.
 pub(super) fn concat(parts: &[(&[f32], usize)], out: &mut [f32]) {
     let image: usize = parts.iter().map(|(_, len)| len).sum();
-    let mut copies = Vec::new();
+    let mut moves = Vec::new();
     for (n, mut rest) in out.chunks_exact_mut(image.max(1)).enumerate() {
         for &(part, len) in parts {
             let (head, tail) = rest.split_at_mut(len);
-            copies.push((head, &part[n * len..][..len]));
+            moves.push((head, Some(&part[n * len..][..len])));
             rest = tail;
         }
     }
-    copies.into_par_iter().for_each(|(to, from)| to.copy_from_slice(from));
+    carry_out(moves);
 }
 
 /// `out.len() / batch` values of each image, from the `start`-th on.
 pub(super) fn slice(x: &[f32], batch: usize, start: usize, out: &mut [f32]) {
     let (from, to) = (x.len() / batch.max(1), out.len() / batch.max(1));
-    out.par_chunks_mut(to.max(1)).enumerate().for_each(|(n, out)| out.copy_from_slice(&x[n * from + start..][..to]));
+    carry_out(out.chunks_mut(to.max(1)).enumerate().map(|(n, out)| (out, Some(&x[n * from + start..][..to]))));
 }
 
 /// The inverse of [`slice`], with zeros around.
 pub(super) fn pad(x: &[f32], batch: usize, start: usize, out: &mut [f32]) {
     let (from, to) = (x.len() / batch.max(1), out.len() / batch.max(1));
-    out.par_chunks_mut(to.max(1)).enumerate().for_each(|(n, out)| {
-        out[..start].fill(0.0);
-        out[start..start + from].copy_from_slice(&x[n * from..][..from]);
-        out[start + from..].fill(0.0);
-    });
+    let images = out.chunks_mut(to.max(1)).zip(x.chunks(from.max(1)));
+    carry_out(images.flat_map(|(out, x)| {
+        let (before, rest) = out.split_at_mut(start);
+        let (own, behind) = rest.split_at_mut(from);
+        [(before, None), (own, Some(x)), (behind, None)]
+    }));
+}
+
+/// x added to the values of each image of `whole` from the `start`-th on.
+pub(super) fn add_to(x: &[f32], batch: usize, start: usize, whole: &mut [f32]) {
+    let (from, to) = (x.len() / batch.max(1), whole.len() / batch.max(1));
+    let images = whole.chunks_mut(to.max(1)).zip(x.chunks(from.max(1)));
+    let parts: Vec<_> = images.flat_map(|(whole, x)| whole[start..start + from].chunks_mut(PIECE).zip(x.chunks(PIECE))).collect();
+    parts.into_par_iter().for_each(|(sum, x)| sum.iter_mut().zip(x).for_each(|(sum, x)| *sum += x));
+}
+
+/// `a += b`.
+pub(super) fn add(a: &mut [f32], b: &[f32]) {
+    a.par_chunks_mut(PIECE).zip(b.par_chunks(PIECE)).for_each(|(a, b)| a.iter_mut().zip(b).for_each(|(a, b)| *a += b));
+}
+
+#[test]
+fn one_image_is_work_for_many_threads() {
+    let (mut out, x) = (vec![0.0; 64 * 80 * 80], vec![1.0; 32 * 80 * 80]);
+    let (zeros, rest) = out.split_at_mut(10);
+    let (own, behind) = rest.split_at_mut(x.len());
+    let moves = pieces([(zeros, None), (own, Some(&x[..])), (behind, None)]);
+    assert!(moves.len() >= 14 && moves.iter().all(|(to, from)| to.len() <= PIECE && from.is_none_or(|from| from.len() == to.len())));
+    assert_eq!(moves.iter().map(|(to, _)| to.len()).sum::<usize>(), 64 * 80 * 80);
 }
 
 /// The greater, or the second if it is no number, as Burn's pooling has it.

@@ -1,4 +1,4 @@
-//! What happens between the convolutions: joining and cutting channels, pooling, doubling.
+//! What happens between the convolutions: joining and cutting channels, adding, pooling, doubling.
 //!
 //! None of it computes much, so all of its cost is memory: Burn's own versions write index tensors, zero what they are about to
 //! overwrite, and take fresh pages each time. These move each value once, into recycled memory, and keep nothing that can be had
@@ -20,12 +20,19 @@ use burn::tensor::Tensor;
 
 pub use parts::Parts;
 
+use crate::shapes;
+
 /// Operations on whole planes of `[N, C, H, W]`.
 #[backend_extension(Flex, Cube, Autodiff)]
 pub trait PlaneOps: Backend {
     /// The parts side by side along the channels.
     fn concat_channels(#[extension_type] parts: Parts<Self>) -> FloatTensor<Self> {
         portable::concat_channels::<Self>(parts)
+    }
+
+    /// `a + b`, of one shape.
+    fn add(a: FloatTensor<Self>, b: FloatTensor<Self>) -> FloatTensor<Self> {
+        portable::add::<Self>(a, b)
     }
 
     /// Channels `start .. start + len`.
@@ -36,6 +43,11 @@ pub trait PlaneOps: Backend {
     /// x as the channels from `before` on of `total`, zeros around it: the gradient of [`slice_channels`](Self::slice_channels).
     fn pad_channels(x: FloatTensor<Self>, before: usize, total: usize) -> FloatTensor<Self> {
         portable::pad_channels::<Self>(x, before, total)
+    }
+
+    /// x added to the channels of `whole` from `before` on.
+    fn add_to_channels(whole: FloatTensor<Self>, x: FloatTensor<Self>, before: usize) -> FloatTensor<Self> {
+        portable::add_to_channels::<Self>(whole, x, before)
     }
 
     /// Maximum over the `kernel` x `kernel` window around each pixel (odd kernel, stride 1, same size).
@@ -61,16 +73,29 @@ pub trait PlaneOps: Backend {
 
 /// The tensors side by side along the channels: `[N, C1, H, W]`, `[N, C2, H, W]`, ... to `[N, C1 + C2 + ..., H, W]`.
 pub fn concat(parts: Vec<Tensor<4>>) -> Tensor<4> {
+    let first = parts.first().map_or([0; 4], Tensor::dims);
+    for part in &parts {
+        let [_, c, ..] = part.dims();
+        shapes::expect("a part", part.dims(), [first[0], c, first[2], first[3]]);
+    }
     Tensor::from_dispatch(Dispatch::concat_channels(Parts(parts.into_iter().map(Tensor::into_dispatch).collect())))
+}
+
+/// `x + y`, both `[N, C, H, W]`.
+pub fn add(x: Tensor<4>, y: Tensor<4>) -> Tensor<4> {
+    shapes::expect("y", y.dims(), x.dims());
+    Tensor::from_dispatch(Dispatch::add(x.into_dispatch(), y.into_dispatch()))
 }
 
 /// Channels `start .. start + len` of `[N, C, H, W]`.
 pub fn slice_channels(x: Tensor<4>, start: usize, len: usize) -> Tensor<4> {
+    shapes::within("channels", &(start..start.saturating_add(len)), x.dims()[1]);
     Tensor::from_dispatch(Dispatch::slice_channels(x.into_dispatch(), start, len))
 }
 
 /// Maximum over the `kernel` x `kernel` window around each pixel, `[N, C, H, W]` to the same; kernel odd.
 pub fn max_pool_same(x: Tensor<4>, kernel: usize) -> Tensor<4> {
+    assert!(kernel % 2 == 1, "a pooling window of {kernel}");
     Tensor::from_dispatch(Dispatch::max_pool_same(x.into_dispatch(), kernel))
 }
 

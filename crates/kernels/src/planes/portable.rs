@@ -12,6 +12,10 @@ pub(super) fn concat_channels<B: Backend>(parts: Parts<B>) -> FloatTensor<B> {
     B::float_cat(parts.0, 1)
 }
 
+pub(super) fn add<B: Backend>(a: FloatTensor<B>, b: FloatTensor<B>) -> FloatTensor<B> {
+    B::float_add(a, b)
+}
+
 pub(super) fn slice_channels<B: Backend>(x: FloatTensor<B>, start: usize, len: usize) -> FloatTensor<B> {
     B::float_slice(x, &[Slice::full(), Slice::from(start..start + len)])
 }
@@ -20,6 +24,11 @@ pub(super) fn pad_channels<B: Backend>(x: FloatTensor<B>, before: usize, total: 
     let [n, c, h, w] = x.shape().dims();
     let zeros = B::float_zeros(Shape::new([n, total, h, w]), &x.device(), x.dtype().into());
     B::float_slice_assign(zeros, &[Slice::full(), Slice::from(before..before + c)], x)
+}
+
+pub(super) fn add_to_channels<B: Backend>(whole: FloatTensor<B>, x: FloatTensor<B>, before: usize) -> FloatTensor<B> {
+    let total = whole.shape()[1];
+    B::float_add(pad_channels::<B>(x, before, total), whole)
 }
 
 pub(super) fn max_pool_same<B: Backend>(x: FloatTensor<B>, kernel: usize) -> FloatTensor<B> {

@@ -51,4 +51,23 @@ proptest! {
         let twice = |x: Vec<Tensor<4>>| x.into_iter().map(|t| t * 2.0).collect::<Vec<_>>();
         prop_assert_eq!(all([x()], |[x]| concat(twice(parts(x)))), all([x()], |[x]| Tensor::cat(twice(parts(x)), 1)));
     }
+
+    /// Every reader of `both` is ours, and they are three: sums of three gradients, in the order of Burn's.
+    #[test]
+    fn gradients_that_meet_are_burns(n in 1usize..4, c in 1usize..9, h in 1usize..=70, w in 1usize..=70, seed in 0u64..1000) {
+        let x = || noise(seed, [n, 2 * c, h, w]);
+        let ours = all([x()], |[x]| {
+            let both = x * 2.0;
+            let part = slice_channels(both.clone(), c, c);
+            let last = add(part.clone(), max_pool_same(part, 3));
+            concat(vec![both.clone(), last, both])
+        });
+        let theirs = all([x()], |[x]| {
+            let both = x * 2.0;
+            let part = both.clone().narrow(1, c, c);
+            let pooled = max_pool2d(part.clone(), MaxPoolOptions::new([3; 2]).with_stride([1; 2]).with_padding([1; 2]));
+            Tensor::cat(vec![both.clone(), part + pooled, both], 1)
+        });
+        prop_assert_eq!(ours, theirs);
+    }
 }

@@ -13,14 +13,13 @@ use rayon::prelude::*;
 
 use super::dots;
 use super::operand::Operand;
+use crate::cpu::machine::machine;
 use crate::cpu::scratch;
 use crate::cpu::simd::{self, Form, Level, PanelTile, Simd, Task};
 
 /// Cells of a sum that are added up before they join the rest: blocks of a long sum lose less than one chain, and a packed tile of so many
 /// (48 KB with 512-bit vectors) stays close to the core. The order of every sum follows from it, so no processor has another.
 pub(super) const BLOCK: usize = 256;
-/// Most rows of a task: their block of the sum (512 KB) stays in the second-level cache while tile after tile of columns passes over it.
-const ROWS: usize = 512;
 /// Most tiles of columns of a task.
 const TILES: usize = 16;
 /// Fewest rows of a task that packs columns of its own.
@@ -81,7 +80,8 @@ impl Division {
     /// The division with the least estimated time to the end of the last task.
     pub(super) fn new([rows, columns]: [usize; 2], form: Form, threads: usize) -> Self {
         let (tiles, panels) = (columns.div_ceil(form.nr), rows.div_ceil(form.mr));
-        let fewest = rows.div_ceil(ROWS);
+        // A task's rows of a block of the sum stay in half of the second-level cache while tile after tile of columns passes over them.
+        let fewest = rows.div_ceil((machine().second.bytes / 2 / (BLOCK * size_of::<f32>())).max(FEWEST));
         let parts = fewest..=rows.div_ceil(FEWEST).clamp(fewest, fewest + 4 * threads);
         let splits = parts.flat_map(|parts| (1..=tiles.min(TILES)).map(move |across| (panels.div_ceil(parts), across)));
         let time = |&(down, across): &(usize, usize)| {

@@ -11,6 +11,8 @@ use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Backend, Dispatch, backend_extension};
 use burn::tensor::{Int, Tensor};
 
+use crate::shapes;
+
 pub(crate) use flex::ids;
 
 /// Operations on rows, without gradient.
@@ -26,6 +28,7 @@ pub trait RowOps: Backend {
 /// `-log softmax(x)[target]` of each row, `[N]`, and its gradient with respect to x, `[N, V]`. Logits `[N, V]`, targets `[N]` in 0..V; without
 /// autodiff.
 pub fn cross_entropy(logits: Tensor<2>, targets: Tensor<1, Int>) -> (Tensor<1>, Tensor<2>) {
+    shapes::expect("targets", targets.dims(), [logits.dims()[0]]);
     let (loss, grad) = Dispatch::cross_entropy(logits.into_dispatch(), targets.into_dispatch());
     (Tensor::from_dispatch(loss), Tensor::from_dispatch(grad))
 }

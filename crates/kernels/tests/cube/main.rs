@@ -42,6 +42,31 @@ fn agrees_with_the_cpu_in_shared_memory() {
     }
 }
 
+/// A device reads what it is told to read: a shape that does not fit is refused before anything is launched.
+#[test]
+fn wrong_shapes_are_refused() {
+    if !on_swiftshader("wrong_shapes_are_refused") {
+        return;
+    }
+    let Case { config, .. } = case([0; 4], 0, 3, 2, 1);
+    let tensor = |shape: [usize; 4]| cube(support::data(1, shape));
+    let refused = |f: &dyn Fn() -> burn_cubecl::tensor::CubeTensor, message: &str| {
+        let panic = std::panic::catch_unwind(std::panic::AssertUnwindSafe(f)).err().unwrap();
+        assert_eq!(panic.downcast_ref::<String>().unwrap(), message);
+    };
+    let (x, w, dy) = ([2, 3, 8, 8], [5, 3, 3, 3], [2, 5, 4, 4]);
+    let bias = || Some(cube(support::data(2, [4])));
+    let forward = |x, bias: Option<_>| CubeBackend::conv_forward(tensor(x), tensor(w), bias.into(), config);
+    refused(&|| forward([2, 4, 8, 8], None), "4 channels in 1 groups for a weight of shape [5, 3, 3, 3]");
+    refused(&|| forward(x, bias()), "bias is [4] and not [5]");
+    let dx = |dy| CubeBackend::conv_data_grad(tensor(dy), tensor(w), [8, 8], config);
+    refused(&|| dx([2, 5, 4, 3]), "dy is [2, 5, 4, 3] and not [2, 5, 4, 4]");
+    refused(&|| dx([2, 6, 4, 4]), "dy is [2, 6, 4, 4] and not [2, 5, 4, 4]");
+    let dw = |dy| CubeBackend::conv_weight_grad(tensor(x), tensor(dy), [3, 3], config);
+    refused(&|| dw([1, 5, 4, 4]), "dy is [1, 5, 4, 4] and not [2, 5, 4, 4]");
+    assert_eq!((numbers(dx(dy)).len(), numbers(dw(dy)).len()), (2 * 3 * 64, 5 * 27));
+}
+
 /// Every pass, at shapes that are not multiples of anything, whole and in tiles.
 #[test]
 fn agrees_with_the_cpu() {

@@ -33,37 +33,40 @@ pub struct Foreground {
     pub score: f32,
 }
 
-/// Predictions of one image, plane by plane: corners in pixels (x1 of all anchors, then y1, x2, y2), then
-/// the scores in 0..1 of class 0, class 1, ..
+/// Predictions of one image, plane by plane.
 #[derive(Clone, Copy)]
 pub struct Planes<'a> {
-    data: &'a [f32],
+    corners: &'a [f32],
+    scores: &'a [f32],
+    classes: &'a [u32],
     anchors: usize,
 }
 
 impl<'a> Planes<'a> {
-    /// `data` holds `(4 + nc) * anchors` values.
-    pub fn new(data: &'a [f32], anchors: usize) -> Self {
-        Self { data, anchors }
+    /// Corners in pixels (x1 of all anchors, then y1, x2, y2); scores in 0..1 of `classes`, in their order, among which must be those of all
+    /// objects of the image.
+    pub fn new(corners: &'a [f32], scores: &'a [f32], classes: &'a [u32]) -> Self {
+        let anchors = corners.len() / 4;
+        assert_eq!(scores.len(), classes.len() * anchors, "scores of {} classes and {anchors} anchors", classes.len());
+        Self { corners, scores, classes, anchors }
     }
 
     fn xyxy(&self, a: usize) -> [f32; 4] {
-        [0, 1, 2, 3].map(|k| self.data[k * self.anchors + a])
+        [0, 1, 2, 3].map(|k| self.corners[k * self.anchors + a])
     }
 
-    fn score(&self, class: u32, a: usize) -> f32 {
-        self.data[(4 + class as usize) * self.anchors + a]
+    /// The scores of a class.
+    fn scores(&self, class: u32) -> &'a [f32] {
+        let row = self.classes.iter().position(|&c| c == class);
+        row.map_or(&[], |row| &self.scores[row * self.anchors..][..self.anchors])
     }
 }
 
 /// Assigns the images of a batch: one list of foreground anchors per image, in order of the anchors.
 ///
-/// `predictions` holds `(4 + nc) * A` values per image (see [`Planes`]); `gts` the objects of each image.
-pub fn assign(predictions: &[f32], gts: &[Vec<GroundTruth>], anchors: &Anchors) -> Vec<Vec<Foreground>> {
-    let per_image = predictions.len() / gts.len().max(1);
-    (gts.par_iter().enumerate())
-        .map(|(i, gts)| assign_image(Planes::new(&predictions[i * per_image..][..per_image], anchors.len()), gts, anchors))
-        .collect()
+/// `gts` holds the objects of each image.
+pub fn assign(images: &[Planes<'_>], gts: &[Vec<GroundTruth>], anchors: &Anchors) -> Vec<Vec<Foreground>> {
+    images.par_iter().zip(gts).map(|(&planes, gts)| assign_image(planes, gts, anchors)).collect()
 }
 
 /// Assigns one image.
@@ -100,10 +103,11 @@ impl Row {
         if x1 + y1 + x2 + y2 <= 0.0 {
             return Self { overlap, align, wanted: vec![] };
         }
+        let scores = predicted.scores(gt.class);
         let inside = |&[x, y]: &[f32; 2]| (x - x1).min(y - y1).min(x2 - x).min(y2 - y) > EPSILON;
         for (a, _) in centres.iter().enumerate().filter(|(_, c)| inside(c)) {
             overlap[a] = ciou(gt.xyxy, predicted.xyxy(a)).max(0.0);
-            align[a] = predicted.score(gt.class, a).sqrt() * overlap[a].powf(BETA);
+            align[a] = scores[a].sqrt() * overlap[a].powf(BETA);
         }
         let best = top_k(&align, TOP_K, &mut Vec::with_capacity(n));
         let wanted = best.into_iter().map(|a| a as usize).filter(|&a| inside(&centres[a])).collect();
@@ -130,11 +134,11 @@ fn resolve(rows: &[Row], anchors: usize) -> Vec<(usize, usize)> {
 mod tests {
     use super::*;
 
-    /// A 64 x 64 input (84 anchors); every anchor predicts a box of `half` pixels around itself, score 0.25 per class.
-    fn setup(half: f32, nc: usize) -> (Anchors, Vec<f32>) {
+    /// A 64 x 64 input (84 anchors); every anchor predicts a box of `half` pixels around itself.
+    fn setup(half: f32) -> (Anchors, Vec<f32>) {
         let anchors = Anchors::new([[8, 8], [4, 4], [2, 2]]);
         let n = anchors.len();
-        let mut data = vec![0.25; (4 + nc) * n];
+        let mut data = vec![0.0; 4 * n];
         for a in 0..n {
             for k in 0..4 {
                 let centre = anchors.centres[a][k % 2] * anchors.strides[a];
@@ -144,21 +148,26 @@ mod tests {
         (anchors, data)
     }
 
+    /// Scores of three classes.
+    fn planes<'a>(corners: &'a [f32], scores: &'a [f32]) -> Planes<'a> {
+        Planes::new(corners, scores, &[0, 1, 2])
+    }
+
     fn gt(class: u32, xyxy: [f32; 4]) -> GroundTruth {
         GroundTruth { class, xyxy }
     }
 
     fn run(half: f32, gts: &[GroundTruth]) -> Vec<Foreground> {
-        let (anchors, data) = setup(half, 3);
-        assign_image(Planes::new(&data, anchors.len()), gts, &anchors)
+        let (anchors, data) = setup(half);
+        assign_image(planes(&data, &vec![0.25; 3 * anchors.len()]), gts, &anchors)
     }
 
     #[test]
     fn no_object_no_foreground() {
         assert!(run(8.0, &[]).is_empty());
-        let (anchors, data) = setup(8.0, 3);
-        let two = [data.clone(), data].concat();
-        let out = assign(&two, &[vec![], vec![gt(0, [8.0, 8.0, 40.0, 40.0])]], &anchors);
+        let (anchors, data) = setup(8.0);
+        let scores = vec![0.25; 3 * anchors.len()];
+        let out = assign(&[planes(&data, &scores); 2], &[vec![], vec![gt(0, [8.0, 8.0, 40.0, 40.0])]], &anchors);
         assert!(out[0].is_empty() && !out[1].is_empty());
     }
 
@@ -167,8 +176,9 @@ mod tests {
         let fg = run(12.0, &[gt(1, [4.0, 4.0, 60.0, 60.0])]);
         assert_eq!(fg.len(), TOP_K);
         let best = fg.iter().map(|f| f.score).fold(0.0, f32::max);
-        let (anchors, data) = setup(12.0, 3);
-        let overlap = |f: &Foreground| ciou([4.0, 4.0, 60.0, 60.0], Planes::new(&data, anchors.len()).xyxy(f.anchor));
+        let (_, data) = setup(12.0);
+        let predicted = Planes::new(&data, &[], &[]);
+        let overlap = |f: &Foreground| ciou([4.0, 4.0, 60.0, 60.0], predicted.xyxy(f.anchor));
         let largest = fg.iter().map(overlap).fold(0.0, f32::max);
         assert!((best - largest).abs() < 1e-3, "{best} {largest}");
         assert!(fg.iter().all(|f| f.target.class == 1 && f.gt == 0));
@@ -188,6 +198,17 @@ mod tests {
         assert!(!fg.is_empty() && fg.iter().all(|f| f.gt == 1 && f.target.class == 2));
         // The reference tells padding by the sum of the corners, so a box mostly beyond the origin is none either.
         assert!(run(8.0, &[gt(0, [-60.0, -60.0, 50.0, 50.0])]).is_empty());
+    }
+
+    #[test]
+    fn an_objects_score_is_its_classs() {
+        let (anchors, data) = setup(8.0);
+        let n = anchors.len();
+        // Classes 4 and 9; only the second is seen.
+        let scores: Vec<f32> = (0..2 * n).map(|i| if i < n { 0.0 } else { 0.25 }).collect();
+        let of = |class| assign_image(Planes::new(&data, &scores, &[4, 9]), &[gt(class, [8.0, 8.0, 40.0, 40.0])], &anchors);
+        let score = |class| of(class).iter().map(|f| f.score).sum::<f32>();
+        assert!(score(4) == 0.0 && score(9) > 0.0);
     }
 
     #[test]

@@ -1,22 +1,25 @@
 //! The detection loss of YOLOv8: complete IoU for boxes, distribution focal loss for their sides, binary cross
 //! entropy for classes.
 //!
-//! Predictions travel to the host once per step, decoded and without gradient, for the assigner; box terms are
-//! computed on the foreground anchors only. Class scores have one non-zero target per foreground anchor, so their
-//! cross entropy is the sum of `softplus(x)` over everything minus `x t` over the foreground.
+//! Predictions travel to the host once per step, decoded and without gradient, for the assigner: boxes, and scores of the
+//! classes an image has objects of. Box terms are computed on the foreground anchors only. Class scores have one non-zero target per
+//! foreground anchor, so their cross entropy is the sum of `softplus(x)` over everything minus `x t` over the foreground.
 
 pub mod assigner;
 pub mod ciou;
 pub mod dfl;
 pub mod topk;
 
-use burn::tensor::activation::log_sigmoid;
+use std::collections::BTreeSet;
+
+use bellows_kernels::softplus_sum;
+use burn::tensor::activation::sigmoid;
 use burn::tensor::{Device, Int, Tensor, TensorData};
 
 use crate::boxes::{GroundTruth, Label};
 use crate::model::head::{Anchors, REG_MAX, STRIDES, decode_corners, expectation, flatten};
 use crate::model::names::to_host;
-use assigner::{Foreground, assign};
+use assigner::{Foreground, Planes, assign};
 
 /// The loss and its weights.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -65,14 +68,13 @@ impl DetectionLoss {
         let flat = flatten(feats);
 
         let gts = self.by_image(targets, batch, size);
-        let assigned = assign(&readback(&flat, &anchors), &gts, &anchors);
+        let assigned = assign(&Predictions::read(&flat, &anchors, &gts).images(), &gts, &anchors);
         let score_sum: f32 = assigned.iter().flatten().map(|f| f.score).sum();
         let norm = score_sum.max(1.0);
         let fg = Gathered::new(&assigned, &anchors, norm);
 
         let [box_loss, dfl_loss, hits] = fg.losses(&flat, channels, &device);
-        let logits = flat.narrow(1, 4 * REG_MAX, self.nc);
-        let cls_loss = log_sigmoid(logits.neg()).sum().neg().div_scalar(norm) - hits;
+        let cls_loss = softplus_sum(flat, 4 * REG_MAX..channels).div_scalar(norm) - hits;
 
         let terms = [box_loss * self.box_gain, cls_loss * self.cls, dfl_loss * self.dfl];
         let items = Tensor::cat(terms.iter().map(|t| t.clone().detach()).collect(), 0);
@@ -90,11 +92,46 @@ impl DetectionLoss {
     }
 }
 
-/// Decoded predictions on the host: per image corners in pixels and scores, plane by plane. The step's one readback.
-fn readback(flat: &Tensor<3>, anchors: &Anchors) -> Vec<f32> {
-    let flat = if flat.device().is_autodiff() { flat.clone().inner() } else { flat.clone() };
-    let (corners, scores) = decode_corners(flat, anchors);
-    to_host(Tensor::cat(vec![corners, scores], 1))
+/// Decoded predictions on the host: the step's one readback.
+struct Predictions {
+    /// Rows of a number per anchor: the corners of each image in pixels, then the scores.
+    rows: Vec<f32>,
+    anchors: usize,
+    /// The classes of each image's objects, in order: those whose scores are here.
+    classes: Vec<Vec<u32>>,
+}
+
+impl Predictions {
+    fn read(flat: &Tensor<3>, anchors: &Anchors, gts: &[Vec<GroundTruth>]) -> Self {
+        let flat = if flat.device().is_autodiff() { flat.clone().inner() } else { flat.clone() };
+        let [batch, channels, a] = flat.dims();
+        let distinct = |gts: &Vec<GroundTruth>| gts.iter().map(|gt| gt.class).collect::<BTreeSet<_>>().into_iter().collect();
+        let classes: Vec<Vec<u32>> = gts.iter().map(distinct).collect();
+        let row = |image: usize, class: u32| (image * channels + 4 * REG_MAX) as i32 + class as i32;
+        let chosen: Vec<i32> = classes.iter().enumerate().flat_map(|(i, cs)| cs.iter().map(move |&c| row(i, c))).collect();
+        let mut parts = vec![decode_corners(flat.clone(), anchors).reshape([4 * batch, a])];
+        if !chosen.is_empty() {
+            let index = indices(chosen, &flat.device());
+            parts.push(sigmoid(flat.reshape([batch * channels, a]).select(0, index)));
+        }
+        Self { rows: to_host(Tensor::cat(parts, 0)), anchors: a, classes }
+    }
+
+    fn images(&self) -> Vec<Planes<'_>> {
+        let a = self.anchors;
+        let (corners, mut scores) = self.rows.split_at(4 * a * self.classes.len());
+        let image = |(i, classes): (usize, &'_ Vec<u32>)| {
+            let (own, others) = scores.split_at(classes.len() * a);
+            scores = others;
+            Planes::new(&corners[4 * a * i..][..4 * a], own, &self.classes[i])
+        };
+        self.classes.iter().enumerate().map(image).collect()
+    }
+}
+
+fn indices(places: Vec<i32>, device: &Device) -> Tensor<1, Int> {
+    let n = places.len();
+    Tensor::from_data(TensorData::new(places, [n]), device)
 }
 
 /// The foreground of a batch, row by row: what to gather and what it should be.
@@ -135,20 +172,18 @@ impl Gathered {
             return [(); 3].map(|()| Tensor::zeros([1], device));
         }
         let at = |image: usize, channel: usize, anchor: usize| ((image * channels + channel) * self.anchors + anchor) as i32;
-        let index = |indices: Vec<i32>| {
-            let n = indices.len();
-            Tensor::<1, Int>::from_data(TensorData::new(indices, [n]), device)
-        };
         let rows = |data: &[f32], k| Tensor::<2>::from_data(TensorData::new(data.to_vec(), [m, k]), device);
-        let all = flat.clone().reshape([-1]);
 
+        // All in one, for the gradient of each is as large as the whole.
         let bins = self.places.iter().flat_map(|&(i, a, _)| (0..4 * REG_MAX).map(move |c| at(i, c, a)));
-        let logits: Tensor<2> = all.clone().select(0, index(bins.collect())).reshape([m, 4 * REG_MAX]);
+        let hits = self.places.iter().map(|&(i, a, class)| at(i, 4 * REG_MAX + class, a));
+        let logits = flat.clone().reshape([-1]).select(0, indices(bins.chain(hits).collect(), device));
+        let hits = logits.clone().narrow(0, 4 * REG_MAX * m, m);
+        let logits: Tensor<2> = logits.narrow(0, 0, 4 * REG_MAX * m).reshape([m, 4 * REG_MAX]);
         let predicted = corners(logits.clone(), rows(&self.centres, 4));
         let loss = ciou::ciou_tensor(predicted, rows(&self.boxes, 4)).neg().add_scalar(1.0) * rows(&self.weights, 1);
 
-        let hits = self.places.iter().map(|&(i, a, class)| at(i, 4 * REG_MAX + class, a));
-        let hits = all.select(0, index(hits.collect())) * Tensor::from_data(TensorData::new(self.weights.clone(), [m]), device);
+        let hits = hits * Tensor::from_data(TensorData::new(self.weights.clone(), [m]), device);
         [loss.sum(), dfl::loss(logits, self.sides.clone(), device), hits.sum()]
     }
 }

@@ -104,11 +104,15 @@ impl Anchors {
 
 /// Joins the levels: raw outputs `[B, C, h, w]` to `[B, C, A]`.
 pub fn flatten(feats: &[Tensor<4>; 3]) -> Tensor<3> {
+    let [b, c, ..] = feats[0].dims();
+    // Cells as the channels of images of one pixel, of which there are as many as channels.
     let flat = feats.iter().map(|f| {
-        let [b, c, h, w] = f.dims();
-        f.clone().reshape([b, c, h * w])
+        let [_, _, h, w] = f.dims();
+        f.clone().reshape([b * c, h * w, 1, 1])
     });
-    Tensor::cat(flat.collect(), 2)
+    let flat = concat(flat.collect());
+    let [_, cells, ..] = flat.dims();
+    flat.reshape([b, c, cells])
 }
 
 /// The distances, in grid units, that the logits of a side's bins expect. The bins are dimension 2, which becomes 1.
@@ -120,22 +124,20 @@ pub(crate) fn expectation<const D: usize>(logits: Tensor<D>) -> Tensor<D> {
     (softmax(logits, 2) * distance).sum_dim(2)
 }
 
-/// Decodes flattened raw outputs `[B, 64 + nc, A]` to corners in pixels `[B, 4, A]` (x1, y1, x2, y2)
-/// and scores in 0..1 `[B, nc, A]`.
-pub fn decode_corners(flat: Tensor<3>, anchors: &Anchors) -> (Tensor<3>, Tensor<3>) {
-    let [b, c, a] = flat.dims();
-    let device = flat.device();
-    let boxes = 4 * REG_MAX;
-    let sides = expectation(flat.clone().narrow(1, 0, boxes).reshape([b, 4, REG_MAX, a])).reshape([b, 4, a]);
-    let (centres, strides) = anchors.tensors(&device);
+/// The corners in pixels, `[B, 4, A]` (x1, y1, x2, y2), that flattened raw outputs `[B, 64 + nc, A]` mean.
+pub fn decode_corners(flat: Tensor<3>, anchors: &Anchors) -> Tensor<3> {
+    let (centres, strides) = anchors.tensors(&flat.device());
+    let sides = bellows_kernels::expectation(flat, 4, REG_MAX);
     let low = centres.clone() - sides.clone().narrow(1, 0, 2);
     let high = centres + sides.narrow(1, 2, 2);
-    (Tensor::cat(vec![low, high], 1) * strides, sigmoid(flat.narrow(1, boxes, c - boxes)))
+    Tensor::cat(vec![low, high], 1) * strides
 }
 
 /// Decodes raw outputs to `[B, 4 + nc, A]`: `xywh` in pixels, then scores in 0..1.
 pub fn decode(feats: &[Tensor<4>; 3]) -> Tensor<3> {
-    let (corners, scores) = decode_corners(flatten(feats), &Anchors::of(feats));
+    let (flat, boxes) = (flatten(feats), 4 * REG_MAX);
+    let scores = sigmoid(flat.clone().narrow(1, boxes, flat.dims()[1] - boxes));
+    let corners = decode_corners(flat, &Anchors::of(feats));
     let low = corners.clone().narrow(1, 0, 2);
     let high = corners.narrow(1, 2, 2);
     let centre = (low.clone() + high.clone()).div_scalar(2.0);

@@ -6,7 +6,7 @@
 //! a frozen layer, and every validation pass, uses the running statistics.
 
 use bellows_kernels::{
-    ConvConfig, batch_norm_silu, concat, conv2d, conv2d_silu, default_lowering, max_pool_same, slice_channels, upsample2,
+    ConvConfig, add, batch_norm_silu, concat, conv2d, conv2d_silu, default_lowering, max_pool_same, slice_channels, upsample2,
 };
 use burn::module::{Flag, Module, Param, RunningState};
 use burn::tensor::{Device, Tensor};
@@ -185,7 +185,7 @@ impl Bottleneck {
 
     fn forward(&self, x: Tensor<4>) -> Tensor<4> {
         let y = self.cv2.forward(self.cv1.forward(x.clone()));
-        if self.shortcut { x + y } else { y }
+        if self.shortcut { add(x, y) } else { y }
     }
 
     /// Whether its input is added to its output.

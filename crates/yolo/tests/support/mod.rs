@@ -4,11 +4,12 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use bellows_yolo::boxes::{GroundTruth, Label};
-use bellows_yolo::loss::assigner::{Foreground, assign};
-use bellows_yolo::model::head::{Anchors, decode_corners, flatten};
+use bellows_yolo::loss::assigner::{Foreground, Planes, assign};
+use bellows_yolo::model::head::{Anchors, REG_MAX, decode_corners, flatten};
 use bellows_yolo::model::names::NamedTensors;
 use bellows_yolo::model::{Yolo, YoloConfig, names};
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
+use burn::tensor::activation::sigmoid;
 use burn::tensor::{Device, Gradients, Tensor, TensorData};
 use safetensors::{Dtype, SafeTensors};
 
@@ -113,8 +114,12 @@ pub(crate) fn assignment(feats: &[Tensor<4>; 3], targets: &[(u32, Label)]) -> Ve
         gts[*image as usize].push(GroundTruth::new(label.class, label.xywh, [8.0 * w as f32, 8.0 * h as f32]));
     }
     let anchors = Anchors::of(&feats);
-    let (corners, scores) = decode_corners(flatten(&feats), &anchors);
-    assign(&vec(Tensor::cat(vec![corners, scores], 1)), &gts, &anchors)
+    let (flat, boxes) = (flatten(&feats), 4 * REG_MAX);
+    let nc = flat.dims()[1] - boxes;
+    let scores = vec(sigmoid(flat.clone().narrow(1, boxes, nc)));
+    let (corners, classes) = (vec(decode_corners(flat, &anchors)), (0..nc as u32).collect::<Vec<_>>());
+    let images = corners.chunks(4 * anchors.len()).zip(scores.chunks(nc * anchors.len()));
+    assign(&images.map(|(corners, scores)| Planes::new(corners, scores, &classes)).collect::<Vec<_>>(), &gts, &anchors)
 }
 
 /// Gradients by parameter name.

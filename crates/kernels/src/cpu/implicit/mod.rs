@@ -26,8 +26,12 @@ fn level(precision: Precision) -> Level {
 
 /// See [`super::forward`].
 pub fn forward(shape: &ConvShape, precision: Precision, x: &[f32], w: &[f32], epilogue: Epilogue<'_>, out: &mut [f32]) {
+    product::multiply(level(precision), &forward_product(shape, w, epilogue), x, out);
+}
+
+fn forward_product<'a>(shape: &ConvShape, w: &'a [f32], epilogue: Epilogue<'a>) -> Product<'a> {
     let taps = forward_taps(shape);
-    let product = Product {
+    Product {
         source: Source { channels: shape.in_channels, height: shape.height, width: shape.width },
         step: shape.stride,
         spread: [1, 1],
@@ -36,8 +40,7 @@ pub fn forward(shape: &ConvShape, precision: Precision, x: &[f32], w: &[f32], ep
         height: shape.out_height(),
         width: shape.out_width(),
         epilogue,
-    };
-    product::multiply(level(precision), &product, x, out);
+    }
 }
 
 /// See [`super::data_grad`].

@@ -157,6 +157,27 @@ fn any_number_of_threads() {
     }
 }
 
+/// Where a 1x1 convolution's source is read does not show in the result.
+#[test]
+fn in_place_or_copied() {
+    for (channels, size, silu) in [([40, 33], [32, 32], false), ([300, 9], [20, 19], true), ([13, 70], [7, 11], false), ([5, 4], [64, 80], true)] {
+        let s = shape(2, channels, size, [1, 1], [1, 1], [0, 0]);
+        if cfg!(miri) && s.macs() > 200_000 {
+            continue;
+        }
+        let Case { x, w, bias, .. } = Case::new(s, 1);
+        let product = super::forward_product(&s, &w, Epilogue { bias: Some(&bias), silu });
+        for level in Level::all() {
+            let run = |in_place| {
+                let mut out = vec![f32::NAN; s.output_len()];
+                super::product::multiply_as(level, &product, in_place, &x, &mut out);
+                out.into_iter().map(f32::to_bits).collect::<Vec<_>>()
+            };
+            assert!(run(true) == run(false), "{level:?} {s:?}");
+        }
+    }
+}
+
 proptest! {
     #![proptest_config(crate::test_cases(200))]
     #[test]

@@ -11,8 +11,8 @@
 //!   the next. The outputs form one run in which `pitch - columns` cells of each row are junk (one of 21 in a 20-wide layer);
 //! * expanded: one plane for each distinct column shift. No junk, more to pack: worth it where many output channels share the packing.
 //!
-//! A 1x1 convolution of stride 1 needs no packing where cells are the values themselves; packed or not, its source is an image one
-//! cell wide.
+//! A 1x1 convolution of stride 1 needs no packing where cells are the values themselves and lie well in the caches; packed or not, its source
+//! is an image one cell wide.
 
 use super::super::shape::ConvShape;
 
@@ -80,7 +80,7 @@ const EXPAND_GAIN: f64 = 6.0;
 
 impl View {
     /// A packing for outputs of `rows` x `cols` and the union of all taps; `outputs` channels will share it. With `spread` the outputs
-    /// are not a whole image but every n-th row and column of one. A source whose values are not cells cannot serve itself.
+    /// are not a whole image but every n-th row and column of one. A source serves itself only if it may be read `in_place`.
     pub fn new(
         source: Source,
         step: [usize; 2],
@@ -88,13 +88,13 @@ impl View {
         [rows, cols]: [usize; 2],
         taps: &[Tap],
         outputs: usize,
-        values_are_cells: bool,
+        in_place: bool,
     ) -> Self {
         if spread == [1, 1] && taps == [Tap { row: 0, col: 0 }] && step == [1, 1] && rows == source.height && cols == source.width {
             // Pixels as rows of one cell: a strip may then begin anywhere.
             let source = Source { height: rows * cols, width: 1, ..source };
             let mut view = Self::packed(source, step, rows * cols, 1, taps, false);
-            (view.pointwise, view.direct) = (true, values_are_cells);
+            (view.pointwise, view.direct) = (true, in_place);
             view.set_strip(view.rows);
             return view;
         }

@@ -9,11 +9,11 @@
 //! Threads divide the pixels (and, when there are many, the output channels) in a fixed way, sum into accumulators of their own, and
 //! the accumulators are added in order: the result depends on the number of threads but not on their timing.
 
+use super::super::machine::machine;
 use super::super::scratch;
 use super::super::shape::ConvShape;
 use super::super::simd::{self, Form, Level, MAX_LANES, ReduceTile, Simd, Task};
 use super::pack::{Ahead, Planes, pack_strip};
-use super::product::STRIP_LIMIT;
 use super::view::{Source, View, forward_taps, largest};
 use rayon::prelude::*;
 
@@ -52,12 +52,8 @@ pub fn weight_grad(level: Level, shape: &ConvShape, x: &[f32], dy: &[f32], dw: &
     let source = Source { channels: shape.in_channels, height: shape.height, width: shape.width };
     let mut view = View::new(source, shape.stride, [1, 1], [shape.out_height(), shape.out_width()], &taps, shape.out_channels, terms == 1);
 
-    // Up to four threads divide the pixels; more of them also divide the groups, for each division of the pixels costs a set of sums.
-    let threads = rayon::current_num_threads();
-    let group_parts = groups.min(threads.div_ceil(4));
-    let pixel_parts = threads.div_ceil(group_parts);
+    let (group_parts, pixel_parts) = divide(groups, rayon::current_num_threads());
     let groups_per_part = groups.div_ceil(group_parts);
-    let group_parts = groups.div_ceil(groups_per_part);
     let strip = strip_rows(&view, cells, shape.out_channels, pixel_parts);
     view.set_strip(strip);
     let strips = cells * view.rows.div_ceil(strip);
@@ -89,9 +85,17 @@ pub fn weight_grad(level: Level, shape: &ConvShape, x: &[f32], dy: &[f32], dw: &
     }
 }
 
+/// Parts of the groups and of the pixels. Up to four threads divide the pixels; more of them also divide the groups, for each division of the
+/// pixels costs a set of sums.
+fn divide(groups: usize, threads: usize) -> (usize, usize) {
+    let per_part = groups.div_ceil(groups.min(threads.div_ceil(4)));
+    let group_parts = groups.div_ceil(per_part);
+    (group_parts, threads.div_ceil(group_parts))
+}
+
 /// Output rows of a strip: both operands within the cache limit, and at least two strips for every thread's share of the images.
 fn strip_rows(view: &View, images: usize, channels: usize, parts: usize) -> usize {
-    let most = largest(view.rows, |rows| view.strip_len(rows).max(rows * view.pitch * channels) <= STRIP_LIMIT);
+    let most = largest(view.rows, |rows| view.strip_len(rows).max(rows * view.pitch * channels) <= machine().strip_cells());
     let wanted = if images.is_multiple_of(parts) { 1 } else { (2 * parts).div_ceil(images) };
     let strips = view.rows.div_ceil(most).max(wanted.min(view.rows)).max(1);
     view.rows.div_ceil(strips).max(1)
@@ -259,6 +263,17 @@ impl Task for Reduce<'_> {
                     self.dw[(lane + c) * self.depth + k..][..rows].copy_from_slice(&columns[c * S::LANES..][..rows]);
                 }
             }
+        }
+    }
+}
+
+#[test]
+fn every_thread_has_something_to_do() {
+    for groups in 1..=32 {
+        for threads in [1, 2, 3, 4, 7, 16, 64] {
+            let (group_parts, pixel_parts) = divide(groups, threads);
+            let tasks = group_parts * pixel_parts;
+            assert!((threads..2 * threads).contains(&tasks), "{group_parts} by {pixel_parts} for {groups} groups, {threads} threads");
         }
     }
 }

@@ -93,6 +93,16 @@ impl Level {
         run(self, Ask)
     }
 
+    /// As people write it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Level::Portable => "portable",
+            Level::Avx2 => "AVX2",
+            Level::Avx512 => "AVX-512",
+            Level::Avx512Bf16 => "AVX-512-BF16",
+        }
+    }
+
     /// This level with products in bf16 if the processor has such instructions for it, else this level.
     pub fn in_bf16(self) -> Level {
         if self == Level::Avx512 && Level::Avx512Bf16.available() { Level::Avx512Bf16 } else { self }

@@ -6,11 +6,12 @@
 //! fewer groups than threads: then all tasks first transform blocks of input channels of a shared buffer, and then each multiplies for
 //! some of the output channels. Either way the arithmetic of an output does not depend on the division.
 //!
-//! Scratch: the transformed filters, 4 times the weights; per thread the transformed input of a group, [`GROUP_BYTES`] or one row of
+//! Scratch: the transformed filters, 4 times the weights; per thread the transformed input of a group, part of a cache or one row of
 //! tiles (shared: less than [`FEW_TILES`] tiles per thread), its products with two vectors of output channels, and a few rows of pixels.
 
 use rayon::prelude::*;
 
+use super::super::machine::machine;
 use super::super::scratch;
 use super::super::shape::Epilogue;
 use super::super::simd::{self, Simd, Task};
@@ -19,9 +20,6 @@ use super::input::{self, Input};
 use super::output::{self, Output, output_row};
 use super::product::{Product, over_channels};
 use super::tiling::{Layout, POINTS, Tiling, pairs, split};
-
-/// Bytes of transformed input that a group may have.
-const GROUP_BYTES: usize = 450 << 10;
 
 /// Fewer tiles than this per thread are shared among the threads.
 const FEW_TILES: usize = 128;
@@ -39,24 +37,13 @@ pub fn convolve(tiling: &Tiling, filters: Filters<'_>, x: &[f32], epilogue: Epil
 
     let filter_layout = Layout::new(blocks * lanes, lanes);
     let mut transformed = scratch::take(vectors * filter_layout.block());
-    transformed.par_chunks_exact_mut(filter_layout.block()).enumerate().with_max_len(1).for_each(|(vector, out)| {
-        simd::run(level, filter::Forward { filters, vector, layout: filter_layout, out });
-    });
+    let channels = filter_channels(blocks, vectors, threads) * lanes;
+    let tasks = filter::forward_tasks(filters, filter_layout, channels, lanes, &mut transformed);
+    tasks.into_par_iter().with_max_len(1).for_each(|task| simd::run(level, task));
     let transformed = &*transformed;
 
-    let rows = tiling.rows();
-    let shared = rows * tiling.across < FEW_TILES * threads;
-    let tile_bytes = blocks * lanes * POINTS * size_of::<f32>();
-    let fitting = (GROUP_BYTES / (tile_bytes * tiling.across)).max(1);
-    let groups = if shared {
-        // Two tasks per thread, if dividing the output channels does not give as many.
-        (2 * threads).div_ceil(vectors.div_ceil(2)).max(rows.div_ceil(4 * fitting)).min(rows)
-    } else {
-        rows.div_ceil(fitting).next_multiple_of(threads).min(rows)
-    };
-    let groups: Vec<(usize, usize)> = split(0, rows, groups).map(|(first, len)| (first, first + len)).collect();
-    // Parts of the output channels, as vectors: with few tiles enough of them for every thread.
-    let parts = if shared { (threads.div_ceil(groups.len())).max(vectors.div_ceil(2)).min(vectors) } else { 1 };
+    let Division { shared, groups, parts } = Division::new(tiling, lanes, threads, machine().group_bytes());
+    let groups: Vec<(usize, usize)> = split(0, tiling.rows(), groups).map(|(first, len)| (first, first + len)).collect();
     let parts: Vec<(usize, usize)> = split(0, vectors, parts).map(|(first, len)| (first, first + len)).collect();
 
     let multiply = |(group, part): (usize, usize), planes| Multiply {
@@ -88,6 +75,40 @@ pub fn convolve(tiling: &Tiling, filters: Filters<'_>, x: &[f32], epilogue: Epil
         planes.into_par_iter().with_max_len(1).for_each(|(at, planes)| {
             simd::run(level, Whole { multiply: multiply(at, planes), x });
         });
+    }
+}
+
+/// How many blocks of input channels a task transforms the filters of: all, or fewer if the vectors of output channels are not two for every
+/// thread.
+fn filter_channels(blocks: usize, vectors: usize, threads: usize) -> usize {
+    blocks.div_ceil((2 * threads).div_ceil(vectors))
+}
+
+/// How the work is cut up.
+#[derive(Clone, Copy, Debug)]
+struct Division {
+    /// Whether all tasks share the transformed input of a group.
+    shared: bool,
+    /// Groups of tile rows.
+    groups: usize,
+    /// Parts of the output channels.
+    parts: usize,
+}
+
+impl Division {
+    fn new(tiling: &Tiling, lanes: usize, threads: usize, group_bytes: usize) -> Self {
+        let (blocks, vectors) = (tiling.in_channels.div_ceil(lanes), tiling.out_channels.div_ceil(lanes));
+        let rows = tiling.rows();
+        let shared = rows * tiling.across < FEW_TILES * threads;
+        let tile_bytes = blocks * lanes * POINTS * size_of::<f32>();
+        let fitting = (group_bytes / (tile_bytes * tiling.across)).max(1);
+        if !shared {
+            return Self { shared, groups: rows.div_ceil(fitting).next_multiple_of(threads).min(rows), parts: 1 };
+        }
+        // Two tasks per thread, if dividing the output channels does not give as many.
+        let groups = (2 * threads).div_ceil(vectors.div_ceil(2)).max(rows.div_ceil(4 * fitting)).min(rows);
+        // With few tiles enough parts for every thread.
+        Self { shared, groups, parts: threads.div_ceil(groups).max(vectors.div_ceil(2)).min(vectors) }
     }
 }
 
@@ -229,5 +250,33 @@ impl Task for Shared<'_> {
     #[inline(always)]
     fn run<S: Simd>(mut self, s: S) {
         self.multiply.run(s, self.v, self.layout, self.block);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::super::ConvShape;
+    use super::*;
+
+    /// The layers of YOLOv8n at 640 pixels: (channels in, out, size).
+    const LAYERS: [(usize, usize, usize); 8] =
+        [(16, 16, 160), (32, 32, 80), (64, 64, 40), (128, 128, 20), (64, 64, 80), (128, 64, 40), (256, 64, 20), (64, 64, 20)];
+
+    #[test]
+    fn every_thread_has_something_to_do() {
+        for (in_channels, out_channels, size) in LAYERS {
+            let shape =
+                ConvShape { batch: 4, in_channels, out_channels, height: size, width: size, kernel: [3; 2], stride: [1; 2], padding: [1; 2] };
+            let (tiling, lanes) = (Tiling::new(&shape), 16);
+            for threads in [1, 2, 16, 64] {
+                let Division { groups, parts, .. } = Division::new(&tiling, lanes, threads, 450 << 10);
+                // The smallest layer has 100 tiles.
+                let wanted = threads.min(tiling.rows() * tiling.across / 3);
+                assert!(groups * parts >= wanted, "{groups} by {parts} tasks for {threads} threads, {shape:?}");
+                let (blocks, vectors) = (in_channels.div_ceil(lanes), out_channels.div_ceil(lanes));
+                let filters = vectors * blocks.div_ceil(filter_channels(blocks, vectors, threads));
+                assert!(filters >= threads.min(vectors * blocks / 2), "{filters} tasks for filters, {threads} threads, {shape:?}");
+            }
+        }
     }
 }

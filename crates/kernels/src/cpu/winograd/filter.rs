@@ -31,28 +31,52 @@ impl Filters<'_> {
     }
 }
 
-/// Transforms the filters of one vector of produced channels to `[point][reduced channel, padded][LANES]`.
-pub struct Forward<'a> {
+/// Transforms filters of one vector of produced channels to `[point][reduced channel, padded][LANES]`.
+pub struct Forward<'a, 'b> {
     pub filters: Filters<'a>,
     /// Which vector of produced channels.
     pub vector: usize,
-    /// Of one vector's part, over the padded number of reduced channels.
-    pub layout: Layout,
-    pub out: &'a mut [f32],
+    /// The first of the reduced channels, a multiple of `LANES`.
+    pub first: usize,
+    /// For each point the channels from there on.
+    pub points: Vec<&'b mut [f32]>,
 }
 
-impl Task for Forward<'_> {
+/// Cuts `transformed`, for each vector `[point][reduced channel, padded][LANES]`, into tasks of up to `channels` reduced channels.
+pub fn forward_tasks<'a, 'b>(
+    filters: Filters<'a>,
+    layout: Layout,
+    channels: usize,
+    lanes: usize,
+    transformed: &'b mut [f32],
+) -> Vec<Forward<'a, 'b>> {
+    let padded = filters.reduced().next_multiple_of(lanes);
+    let mut tasks = Vec::new();
+    for (vector, out) in transformed.chunks_exact_mut(layout.block()).enumerate() {
+        let of_vector = tasks.len();
+        let parts = (0..padded).step_by(channels);
+        tasks.extend(parts.map(|first| Forward { filters, vector, first, points: Vec::with_capacity(POINTS) }));
+        for point in out.chunks_exact_mut(layout.point) {
+            let parts = point[..padded * lanes].chunks_mut(channels * lanes);
+            parts.zip(&mut tasks[of_vector..]).for_each(|(part, task)| task.points.push(part));
+        }
+    }
+    tasks
+}
+
+impl Task for Forward<'_, '_> {
     type Out = ();
 
     #[inline(always)]
-    fn run<S: Simd>(self, s: S) {
+    fn run<S: Simd>(mut self, s: S) {
         let l = S::LANES;
         let f = self.filters;
+        let end = f.reduced().min(self.first + self.points[0].len() / l);
         let first = self.vector * l;
         let lanes = l.min(f.produced() - first);
         let mut taps = scratch::take(9 * l * l);
-        for block in (0..f.reduced()).step_by(l) {
-            let channels = l.min(f.reduced() - block);
+        for block in (self.first..end).step_by(l) {
+            let channels = l.min(end - block);
             if f.transposed {
                 for k in 0..channels {
                     let rows = &f.w[((block + k) * f.in_channels + first) * 9..];
@@ -67,21 +91,21 @@ impl Task for Forward<'_> {
                 }
             }
             for k in 0..channels {
-                transform_one(s, &taps[k * 9 * l..][..9 * l], f.transposed, &mut self.out[(block + k) * l..], self.layout);
+                transform_one(s, &taps[k * 9 * l..][..9 * l], f.transposed, &mut self.points, (block - self.first + k) * l);
             }
             // The products run over whole blocks of channels.
             for k in channels..l {
-                for point in 0..POINTS {
-                    self.out[point * self.layout.point + (block + k) * l..][..l].fill(0.0);
+                for point in &mut self.points {
+                    point[(block - self.first + k) * l..][..l].fill(0.0);
                 }
             }
         }
     }
 }
 
-/// `G g G^T` of a vector of filters; `turned` by 180 degrees first.
+/// `G g G^T` of a vector of filters, `turned` by 180 degrees first, to `at` in each point.
 #[inline(always)]
-fn transform_one<S: Simd>(s: S, taps: &[f32], turned: bool, out: &mut [f32], layout: Layout) {
+fn transform_one<S: Simd>(s: S, taps: &[f32], turned: bool, points: &mut [&mut [f32]], at: usize) {
     let l = S::LANES;
     let mut half = [[s.zero(); 6]; 3];
     for (column, h) in half.iter_mut().enumerate() {
@@ -95,7 +119,7 @@ fn transform_one<S: Simd>(s: S, taps: &[f32], turned: bool, out: &mut [f32], lay
     for row in 0..6 {
         let u = transform::filter(s, [half[0][row], half[1][row], half[2][row]]);
         for (column, &v) in u.iter().enumerate() {
-            s.store(v, &mut out[(row * 6 + column) * layout.point..][..l]);
+            s.store(v, &mut points[row * 6 + column][at..at + l]);
         }
     }
 }
@@ -103,28 +127,30 @@ fn transform_one<S: Simd>(s: S, taps: &[f32], turned: bool, out: &mut [f32], lay
 /// Adds up the sums of a vector of output channels and transforms them to the gradient of the weights.
 pub struct Gradient<'a, 'b> {
     /// Sums of the tasks that shared the tiles, in the order to add them, each `[point][ci][LANES]`.
-    pub sums: &'a [&'a [f32]],
+    pub sums: Vec<&'a [f32]>,
     /// Of each of `sums`, over the padded number of input channels.
     pub layout: Layout,
-    /// By output channel, `[ci][9]`.
-    pub rows: &'a mut [&'b mut [f32]],
+    /// The first input channel.
+    pub first: usize,
+    /// By output channel, `[ci][9]` from the first on.
+    pub rows: Vec<&'b mut [f32]>,
 }
 
 impl Task for Gradient<'_, '_> {
     type Out = ();
 
     #[inline(always)]
-    fn run<S: Simd>(self, s: S) {
+    fn run<S: Simd>(mut self, s: S) {
         let l = S::LANES;
         let mut taps = scratch::take(9 * l * l);
         let in_channels = self.rows[0].len() / 9;
         for block in (0..in_channels).step_by(l) {
             let channels = l.min(in_channels - block);
             for k in 0..channels {
-                gradient_one(s, self.sums, (block + k) * l, self.layout, &mut taps[k * 9 * l..][..9 * l]);
+                gradient_one(s, &self.sums, (self.first + block + k) * l, self.layout, &mut taps[k * 9 * l..][..9 * l]);
             }
             for tap in (0..9 * channels).step_by(l) {
-                s.transpose_rows(&taps[tap * l..], l, l.min(9 * channels - tap), self.rows, block * 9 + tap);
+                s.transpose_rows(&taps[tap * l..], l, l.min(9 * channels - tap), &mut self.rows, block * 9 + tap);
             }
         }
     }

@@ -1,32 +1,26 @@
 //! Gradient of the weights: `G^T [ sum over tiles (A dY A^T) . (B^T x B) ] G`.
 //!
 //! At each point the sum is a matrix product `[ci][tile] * [tile][co]`. Tiles are taken in groups whose transformed data fit the
-//! caches, and the 36 products of a pair of channel ranges are summed over all groups in one buffer. That buffer is kept below
-//! [`SUM_BYTES`] by cutting the channels into ranges, at the price of transforming the other side once per range.
+//! caches, and the 36 products of a pair of channel ranges are summed over all groups in one buffer. That buffer is kept as small as the
+//! second-level cache asks by cutting the channels into ranges, at the price of transforming the other side once per range.
 //!
-//! With enough pairs of ranges for the threads, a task is a pair and finishes it. Otherwise the threads divide the tile rows of one pair
-//! after another into equal parts, each with its own sums, which are then added in the order of the parts: the result depends on the number
-//! of threads, but not on which of them did what. When there are few tiles, more pairs are made instead, since adding up the private
+//! With enough pairs of ranges for the threads, a task is a pair and finishes it. Otherwise the tile rows of every pair are divided too, into
+//! equal parts, each with its own sums, which are then added in the order of the parts: the result depends on the number
+//! of threads, but not on which of them did what. When there are few tiles, more pairs are made first, since adding up the private
 //! sums would cost as much as forming them.
 //!
-//! Scratch per thread: the sums, at most [`SUM_BYTES`] (or those of 16 by 16 channels), the data of a group, at most as much (or one row
+//! Scratch per task: the sums (at least those of 16 by 16 channels), the data of a group, at most as much (or one row
 //! of tiles), and five rows of pixels of 16 channels.
 
 use rayon::prelude::*;
 
+use super::super::machine::machine;
 use super::super::scratch;
 use super::super::simd::{self, Simd, Task};
 use super::filter::Gradient;
 use super::input::{self, Input, OutputGradient};
 use super::product::{Product, over_tiles};
 use super::tiling::{Layout, POINTS, Tiling, pairs, split};
-
-/// Bytes of sums that one task may have.
-const SUM_BYTES: usize = 1300 << 10;
-
-/// Bytes of transformed input and output gradient that a group of tiles may have; or as many as the sums, which each group reads and
-/// writes once.
-const GROUP_BYTES: usize = 450 << 10;
 
 /// With fewer tiles than this per thread, the channels are divided rather than the tiles.
 const FEW_TILES: usize = 64;
@@ -42,50 +36,58 @@ pub fn weight_grad(tiling: &Tiling, x: &[f32], dy: &[f32], dw: &mut [f32]) {
     let level = simd::level();
     let lanes = level.form().lanes;
     let threads = rayon::current_num_threads();
+    let Division { block_parts, vector_parts, row_parts } = Division::new(tiling, lanes, threads, machine().sum_bytes());
+    let ranges = |all, parts| split(0, all, parts).map(|(first, len)| (first, first + len)).collect::<Vec<(usize, usize)>>();
     let (blocks, vectors) = (tiling.in_channels.div_ceil(lanes), tiling.out_channels.div_ceil(lanes));
-    let few = tiling.rows() * tiling.across < FEW_TILES * threads;
-
-    let (mut block_parts, mut vector_parts) = (1, 1);
-    loop {
-        let (b, v) = (blocks.div_ceil(block_parts), vectors.div_ceil(vector_parts));
-        let too_large = b * v * lanes * lanes * POINTS * size_of::<f32>() > SUM_BYTES;
-        let too_few = few && block_parts * vector_parts < threads;
-        if (b, v) == (1, 1) || !(too_large || too_few) {
-            break;
-        }
-        // The longer side: the other is then transformed twice.
-        if b >= v { block_parts = (2 * block_parts).min(blocks) } else { vector_parts = (2 * vector_parts).min(vectors) }
-    }
-    let block_parts: Vec<(usize, usize)> = split(0, blocks, block_parts).map(|(first, len)| (first, first + len)).collect();
-    let vector_parts: Vec<(usize, usize)> = split(0, vectors, vector_parts).map(|(first, len)| (first, first + len)).collect();
-    let parts = distribute(tiling, &block_parts, &vector_parts, lanes, dw);
-    let all = (0, tiling.rows());
-
-    if parts.len() >= threads {
-        parts.into_par_iter().with_max_len(1).for_each(|pair| {
+    let pairs = distribute(tiling, &ranges(blocks, block_parts), &ranges(vectors, vector_parts), lanes, dw);
+    let rows = ranges(tiling.rows(), row_parts);
+    let accumulate = |pair: &Pair<'_>, rows, sums: &mut [f32]| {
+        simd::run(level, Accumulate { tiling, x, dy, blocks: pair.blocks, vectors: pair.vectors, rows, sums });
+    };
+    if let [all] = rows[..] {
+        pairs.into_par_iter().with_max_len(1).for_each(|pair| {
             let mut sums = scratch::take(pair.sums_len(lanes));
-            let Pair { blocks, vectors, mut rows } = pair;
-            simd::run(level, Accumulate { tiling, x, dy, blocks, vectors, rows: all, sums: &mut sums });
-            let layout = sums_layout(blocks, lanes);
-            for (sums, rows) in sums.chunks_exact(layout.block()).zip(rows.chunks_mut(lanes)) {
-                simd::run(level, Gradient { sums: &[sums], layout, rows });
-            }
+            accumulate(&pair, all, &mut sums);
+            pair.gradients(&[&sums], lanes).into_iter().for_each(|task| simd::run(level, task));
         });
         return;
     }
-    for pair in parts {
-        let len = pair.sums_len(lanes);
-        let mut sums = scratch::take(threads * len);
-        let Pair { blocks, vectors, mut rows } = pair;
-        sums.par_chunks_exact_mut(len).zip(split(0, all.1, threads).collect::<Vec<_>>()).with_max_len(1).for_each(|(sums, part)| {
-            simd::run(level, Accumulate { tiling, x, dy, blocks, vectors, rows: (part.0, part.0 + part.1), sums });
-        });
-        let layout = sums_layout(blocks, lanes);
-        let sums = &*sums;
-        rows.par_chunks_mut(lanes).enumerate().with_max_len(1).for_each(|(vector, rows)| {
-            let sums: Vec<&[f32]> = sums.chunks_exact(len).map(|s| &s[vector * layout.block()..][..layout.block()]).collect();
-            simd::run(level, Gradient { sums: &sums, layout, rows });
-        });
+    let longest = pairs.iter().map(|pair| pair.sums_len(lanes)).max().unwrap_or(0);
+    let mut sums = scratch::take(pairs.len() * row_parts * longest);
+    sums.par_chunks_exact_mut(longest).enumerate().with_max_len(1).for_each(|(i, sums)| {
+        let pair = &pairs[i / row_parts];
+        accumulate(pair, rows[i % row_parts], &mut sums[..pair.sums_len(lanes)]);
+    });
+    let sums = pairs.into_iter().zip(sums.chunks_exact(row_parts * longest));
+    let tasks: Vec<_> = sums.flat_map(|(pair, sums)| pair.gradients(&sums.chunks_exact(longest).collect::<Vec<_>>(), lanes)).collect();
+    tasks.into_par_iter().with_max_len(1).for_each(|task| simd::run(level, task));
+}
+
+/// How the work is cut up: channels in, channels out, rows of tiles.
+#[derive(Clone, Copy, Debug)]
+struct Division {
+    block_parts: usize,
+    vector_parts: usize,
+    row_parts: usize,
+}
+
+impl Division {
+    fn new(tiling: &Tiling, lanes: usize, threads: usize, sum_bytes: usize) -> Self {
+        let (blocks, vectors) = (tiling.in_channels.div_ceil(lanes), tiling.out_channels.div_ceil(lanes));
+        let few = tiling.rows() * tiling.across < FEW_TILES * threads;
+        let (mut block_parts, mut vector_parts) = (1, 1);
+        loop {
+            let (b, v) = (blocks.div_ceil(block_parts), vectors.div_ceil(vector_parts));
+            let too_large = b * v * lanes * lanes * POINTS * size_of::<f32>() > sum_bytes;
+            let too_few = few && block_parts * vector_parts < threads;
+            if (b, v) == (1, 1) || !(too_large || too_few) {
+                break;
+            }
+            // The longer side: the other is then transformed twice.
+            if b >= v { block_parts = (2 * block_parts).min(blocks) } else { vector_parts = (2 * vector_parts).min(vectors) }
+        }
+        let row_parts = threads.div_ceil(block_parts * vector_parts).min(tiling.rows());
+        Self { block_parts, vector_parts, row_parts }
     }
 }
 
@@ -101,6 +103,25 @@ impl Pair<'_> {
     /// Floats of the pair's sums, `[vector][point][ci][LANES]`.
     fn sums_len(&self, lanes: usize) -> usize {
         (self.vectors.1 - self.vectors.0) * sums_layout(self.blocks, lanes).block()
+    }
+}
+
+impl<'a> Pair<'a> {
+    /// What remains to be done with the sums: a task for each vector of output channels and block of input channels.
+    fn gradients<'b>(self, sums: &[&'b [f32]], lanes: usize) -> Vec<Gradient<'b, 'a>> {
+        let layout = sums_layout(self.blocks, lanes);
+        let mut tasks: Vec<Gradient<'b, 'a>> = Vec::new();
+        for (i, row) in self.rows.into_iter().enumerate() {
+            let sums = || sums.iter().map(|sums| &sums[i / lanes * layout.block()..][..layout.block()]).collect();
+            if i % lanes == 0 {
+                let blocks = (0..row.len().div_ceil(9 * lanes)).map(|b| Gradient { sums: sums(), layout, first: b * lanes, rows: Vec::new() });
+                tasks.extend(blocks);
+            }
+            let parts = row.chunks_mut(9 * lanes);
+            let of_vector = tasks.len() - parts.len();
+            parts.zip(&mut tasks[of_vector..]).for_each(|(part, task)| task.rows.push(part));
+        }
+        tasks
     }
 }
 
@@ -157,7 +178,8 @@ impl Task for Accumulate<'_> {
         let sums_layout = sums_layout(self.blocks, l);
         let (blocks, vectors) = (self.blocks.1 - self.blocks.0, self.vectors.1 - self.vectors.0);
         let row_bytes = (blocks + vectors) * l * POINTS * size_of::<f32>() * t.across;
-        let per_group = (GROUP_BYTES.max(size_of_val(&*self.sums)) / row_bytes).max(1);
+        // The transformed data of a group take their part of the cache, or as much as the sums, which each group reads and writes once.
+        let per_group = (machine().group_bytes().max(size_of_val(&*self.sums)) / row_bytes).max(1);
         let longest = Layout::new(per_group.min(self.rows.1 - self.rows.0) * t.across, l);
         let mut v = scratch::take(blocks * longest.block());
         let mut y = scratch::take(vectors * longest.block());
@@ -188,6 +210,25 @@ impl Task for Accumulate<'_> {
                     };
                     over_tiles(s, product);
                 }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::super::ConvShape;
+    use super::*;
+
+    #[test]
+    fn every_thread_has_something_to_do() {
+        for (in_channels, out_channels, size) in [(16, 16, 160), (32, 32, 80), (64, 64, 40), (128, 128, 20), (64, 64, 80), (256, 64, 20)] {
+            let shape =
+                ConvShape { batch: 4, in_channels, out_channels, height: size, width: size, kernel: [3; 2], stride: [1; 2], padding: [1; 2] };
+            for threads in [1, 2, 16, 64] {
+                let division = Division::new(&Tiling::new(&shape), 16, threads, 1300 << 10);
+                let tasks = division.block_parts * division.vector_parts * division.row_parts;
+                assert!((threads..3 * threads).contains(&tasks), "{tasks} tasks for {threads} threads, {shape:?}: {division:?}");
             }
         }
     }

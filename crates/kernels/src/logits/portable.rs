@@ -1,0 +1,32 @@
+//! The operations in Burn's own words.
+
+use burn::backend::tensor::FloatTensor;
+use burn::backend::{Backend, TensorMetadata};
+use burn::tensor::{Shape, Slice, TensorData};
+
+/// [`LogitOps::softplus_sum`](super::LogitOps::softplus_sum)
+pub(super) fn softplus_sum<B: Backend>(x: FloatTensor<B>, start: usize, len: usize) -> (FloatTensor<B>, FloatTensor<B>) {
+    let x = B::float_slice(x, &[Slice::full(), Slice::from(start..start + len)]);
+    let sum = B::float_sum(B::log_sigmoid(B::float_neg(x.clone())));
+    (B::float_neg(sum), B::sigmoid(x))
+}
+
+/// [`LogitOps::softplus_sum_grad`](super::LogitOps::softplus_sum_grad)
+pub(super) fn softplus_sum_grad<B: Backend>(slope: FloatTensor<B>, dy: FloatTensor<B>, start: usize, total: usize) -> FloatTensor<B> {
+    let [b, len, a] = slope.shape().dims();
+    let zeros = B::float_zeros(Shape::new([b, total, a]), &slope.device(), slope.dtype().into());
+    let grad = B::float_mul(slope, B::float_reshape(dy, Shape::new([1; 3])));
+    B::float_slice_assign(zeros, &[Slice::full(), Slice::from(start..start + len)], grad)
+}
+
+/// [`LogitOps::expectation`](super::LogitOps::expectation)
+pub(super) fn expectation<B: Backend>(x: FloatTensor<B>, sides: usize, bins: usize) -> FloatTensor<B> {
+    let [b, _, a] = x.shape().dims();
+    let x = B::float_slice(x, &[Slice::full(), Slice::from(0..sides * bins)]);
+    let x = B::float_reshape(x, Shape::new([b, sides, bins, a]));
+    let distances = TensorData::new((0..bins).map(|k| k as f32).collect(), [1, 1, bins, 1]).convert_dtype(x.dtype());
+    let distances = B::float_from_data(distances, &x.device());
+    let e = B::float_exp(B::float_sub(x.clone(), B::float_max_dim(x, 2)));
+    let sum = B::float_sum_dim(B::float_mul(e.clone(), distances), 2);
+    B::float_reshape(B::float_div(sum, B::float_sum_dim(e, 2)), Shape::new([b, sides, a]))
+}

@@ -31,8 +31,8 @@ pub mod update;
 use burn::backend::Dispatch;
 use burn::tensor::{Device, Tensor, TensorData};
 
-pub use decoder::{masked_softmax, rms_norm, rotate, swiglu};
 pub use attention::attention;
+pub use decoder::{masked_softmax, rms_norm, rotate, swiglu};
 pub use error::KernelError;
 pub use logits::{expectation, softplus_sum};
 use operands::Bias;

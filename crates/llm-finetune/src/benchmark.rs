@@ -26,7 +26,9 @@ pub(crate) fn run(args: &BenchmarkArgs, signals: &Signals) -> Result<(), Failure
     let (folder, _taken) = scratch(signals)?;
     let report = what.run(&device.device, &folder)?;
     if args.json {
-        say(&serde_json::to_string(&report).context(Exit::Failed, "the report as JSON")?);
+        let mut report = serde_json::to_value(&report).context(Exit::Failed, "the report as JSON")?;
+        report["processor"] = device.name.as_str().into();
+        say(&report.to_string());
         return Ok(());
     }
     say(&format!("{} ({}), {} threads, {} {}x{}", device.backend, device.name, report.threads, report.size, report.batch, report.seq));

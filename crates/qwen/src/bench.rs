@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use bellows_chat::Encoded;
-use bellows_kernels::Precision;
+use bellows_kernels::{Precision, processor_choices};
 use bellows_learner::bench::{StepTimer, median, peak_memory};
 use bellows_learner::{Decay, Identity, Learner, Rng, StepTimes};
 use bellows_runs::RunDir;
@@ -122,6 +122,8 @@ pub struct BenchmarkReport {
     pub peak_gb: Option<f64>,
     /// Threads of the CPU that were used.
     pub threads: usize,
+    /// The instruction set of the processor's kernels.
+    pub level: &'static str,
 }
 
 impl Benchmark {
@@ -184,6 +186,7 @@ impl Benchmark {
             tokens_per_s: (self.batch * self.seq) as f64 / step_s,
             peak_gb: peak_memory(),
             threads: rayon::current_num_threads(),
+            level: processor_choices().level,
         })
     }
 }
@@ -229,7 +232,7 @@ mod tests {
         };
         let report = what.run(&Device::flex().autodiff(), tempfile::tempdir().unwrap().path()).unwrap();
         let serde_json::Value::Object(json) = serde_json::to_value(report).unwrap() else { panic!("a report is an object") };
-        // What `../shared/peers/lora_step.py` prints, in its order.
+        // What `../shared/peers/lora_step.py` prints, in its order, and then our own.
         let keys = [
             "peer",
             "size",
@@ -246,6 +249,7 @@ mod tests {
             "tokens_per_s",
             "peak_gb",
             "threads",
+            "level",
         ];
         assert_eq!(json.keys().collect::<Vec<_>>(), keys);
         assert_eq!(json["peer"], "bellows");

@@ -9,9 +9,9 @@ mod support;
 use std::path::PathBuf;
 
 use bellows_chat::{Conversation, Jinja, Message, RenderOptions, Role, Template, encode_prompt};
+use bellows_kernels::Precision;
 use bellows_qwen::base::Base;
 use bellows_qwen::generate::{Sampling, generate};
-use bellows_kernels::Precision;
 use bellows_qwen::loss::head_loss_only;
 use bellows_qwen::model::pass::Pass;
 use burn::tensor::{Device, Int, Tensor, TensorData};

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use bellows_cli::{Failure, Signals, Usage, count, doctor, flag, flag_values, note, option, resume, switch, text, whole};
-use bellows_kernels::Lowering;
+use bellows_kernels::{Lowering, Precision};
 use bellows_settings::{Kind, Layer};
 use bellows_yolo::bench::Benchmark;
 use bellows_yolo::config::{ABSENT, SETTINGS, Toggle, TrainConfig};
@@ -90,6 +90,11 @@ pub(crate) fn command() -> Command {
                         .default_value("auto")
                         .value_parser(PossibleValuesParser::new(Lowering::ALL.map(|l| l.name()))),
                 )
+                .arg(
+                    option("precision", "bf16 is --conv bf16")
+                        .conflicts_with("conv")
+                        .value_parser(PossibleValuesParser::new(Precision::ALL.map(Precision::name))),
+                )
                 .args(SETTINGS.iter().filter(|s| s.name == WORKSPACE).map(|s| flag(s, &defaults).help_heading(None).value_parser(value_parser!(u32))))
                 .arg(switch("json", "Print one JSON object")),
         )
@@ -163,7 +168,10 @@ fn benchmark(m: &ArgMatches) -> BenchmarkArgs {
     BenchmarkArgs {
         device: text(m, "device").unwrap_or_default(),
         what: Benchmark { scale, batch: whole(m, "batch"), imgsz: whole(m, "imgsz"), steps: whole(m, "steps"), boxes: whole(m, "boxes") },
-        conv: text(m, "conv").and_then(|c| c.parse().ok()).unwrap_or_default(),
+        conv: match text(m, "precision").as_deref() {
+            Some("bf16") => Lowering::Bf16,
+            _ => text(m, "conv").and_then(|c| c.parse().ok()).unwrap_or_default(),
+        },
         conv_workspace_mb: m.get_one::<u32>(WORKSPACE).map_or(TrainConfig::default().conv_workspace_mb, |&mb| mb as usize),
         threads: whole(m, "threads"),
         json: m.get_flag("json"),

@@ -2,7 +2,7 @@
 
 use bellows_cli::{Context, Exit, Failure, Signals, Usage, join_pool, say, scratch};
 use bellows_device::{Backend, ProbeOptions, select};
-use bellows_kernels::{cube, processor_peak, set_default_lowering};
+use bellows_kernels::{Lowering, Precision, cube, processor_choices, processor_has_bf16, processor_peak, set_default_lowering};
 use bellows_yolo::bench::LayerTimes;
 
 use crate::args::BenchmarkArgs;
@@ -18,14 +18,22 @@ pub(crate) fn run(args: &BenchmarkArgs, signals: &Signals) -> Result<(), Failure
     cube::set_workspace_mb(args.conv_workspace_mb);
     let (folder, _taken) = scratch(signals)?;
     let report = what.run(&device.device, &folder)?;
+    let in_bf16 = device.lowering == Lowering::Bf16 && processor_has_bf16();
+    let precision = if in_bf16 { Precision::Bf16 } else { Precision::F32 };
     if args.json {
         let mut report = serde_json::to_value(&report).context(Exit::Failed, "the report as JSON")?;
         report["conv"] = device.lowering.name().into();
         report["conv_reason"] = device.lowering_reason.into();
+        report["precision"] = precision.name().into();
+        report["level"] = processor_choices().level.into();
+        report["processor"] = device.name.as_str().into();
         say(&report.to_string());
         return Ok(());
     }
     say(&format!("{} ({}), {} threads, batch {}, {} pixels", device.backend, device.name, report.threads, report.batch, report.imgsz));
+    if device.backend == Backend::Flex.name() {
+        say(&processor_choices().to_string());
+    }
     let because = device.lowering_reason.as_ref().map(|reason| format!(", because {reason}")).unwrap_or_default();
     say(&format!("convolutions: {}{because}", device.lowering));
     let rows = [("forward", report.forward_s), ("backward", report.backward_s), ("update", report.update_s), ("step", report.step_s)];

@@ -44,7 +44,11 @@ impl Sizes {
         let last = B::int_expand(B::int_reshape(last, Shape::new([1, s, 1])), Shape::new([b, s, t]));
         let store = BoolStore::Native.into();
         let hidden = B::bool_or(B::int_lower(keys.clone(), first, store), B::int_greater(keys, last, store));
-        let mask = B::float_mask_fill(B::float_zeros(Shape::new([b, s, t]), &device, like.dtype().into()), hidden, Scalar::Float(f64::from(BLOCKED)));
+        let mask = B::float_mask_fill(
+            B::float_zeros(Shape::new([b, s, t]), &device, like.dtype().into()),
+            hidden,
+            Scalar::Float(f64::from(BLOCKED)),
+        );
         let mask = B::float_expand(B::float_reshape(mask, Shape::new([b, 1, s, t])), Shape::new([b, group, s, t]));
         B::float_reshape(mask, Shape::new([b, 1, group * s, t]))
     }
@@ -54,13 +58,7 @@ fn transposed<B: Backend>(x: FloatTensor<B>) -> FloatTensor<B> {
     B::float_swap_dims(x, 2, 3)
 }
 
-fn probabilities<B: AttentionOps>(
-    q: FloatTensor<B>,
-    k: FloatTensor<B>,
-    first: IntTensor<B>,
-    scale: f64,
-    sizes: &Sizes,
-) -> FloatTensor<B> {
+fn probabilities<B: AttentionOps>(q: FloatTensor<B>, k: FloatTensor<B>, first: IntTensor<B>, scale: f64, sizes: &Sizes) -> FloatTensor<B> {
     let mask = sizes.mask::<B>(first, &q);
     B::masked_softmax(B::float_matmul(sizes.rows::<B>(q), transposed::<B>(k)), mask, scale)
 }

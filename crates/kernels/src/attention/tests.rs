@@ -49,9 +49,8 @@ impl Case {
 }
 
 fn cases() -> impl Strategy<Value = Case> {
-    (1usize..3, 1usize..3, 1usize..4, 1usize..260, 0usize..40, 1usize..40, 1usize..4, 0.5f32..6.0).prop_map(
-        |(b, g, group, s, past, d, documents, spread)| Case { b, g, group, s, past, d, documents, spread },
-    )
+    (1usize..3, 1usize..3, 1usize..4, 1usize..260, 0usize..40, 1usize..40, 1usize..4, 0.5f32..6.0)
+        .prop_map(|(b, g, group, s, past, d, documents, spread)| Case { b, g, group, s, past, d, documents, spread })
 }
 
 proptest! {

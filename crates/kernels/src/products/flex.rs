@@ -71,8 +71,12 @@ impl ProductOps for Flex {
         let (dy, weight) = (contiguous(dy), contiguous(weight));
         let ([n, out], [_, input]) = (dims(&dy), dims(&weight));
         let mut dx = take(n * input);
-        let main =
-            Term { left: Operand::lines(Stored::F32(values(&dy)), out), right: Operand::terms(stored(&weight), input), depth: out, level: level(precision, n) };
+        let main = Term {
+            left: Operand::lines(Stored::F32(values(&dy)), out),
+            right: Operand::terms(stored(&weight), input),
+            depth: out,
+            level: level(precision, n),
+        };
         multiply(&[main], input, Begin::Zero, &mut dx);
         tensor(dx, [n, input])
     }
@@ -85,7 +89,12 @@ impl ProductOps for Flex {
         let ([n, input], [_, out]) = (dims(&x), dims(&dy));
         let mut dw = take(out * input);
         let right = Operand::terms(Stored::F32(values(&x)), input);
-        multiply(&[Term { left: Operand::terms(Stored::F32(values(&dy)), out), right, depth: n, level: simd::level() }], input, Begin::Zero, &mut dw);
+        multiply(
+            &[Term { left: Operand::terms(Stored::F32(values(&dy)), out), right, depth: n, level: simd::level() }],
+            input,
+            Begin::Zero,
+            &mut dw,
+        );
         tensor(dw, [out, input])
     }
 
@@ -108,20 +117,17 @@ impl ProductOps for Flex {
         let u = inner(rows, Operand::lines(Stored::F32(values(&a)), input), [n, input, rank], scaling);
         let mut y = take(n * out);
         let main = Term { left: rows, right: Operand::lines(stored(&weight), input), depth: input, level: level(precision, n) };
-        let branch =
-            Term { left: Operand::lines(Stored::F32(&u), rank), right: Operand::lines(Stored::F32(values(&b)), rank), depth: rank, level: simd::level() };
+        let branch = Term {
+            left: Operand::lines(Stored::F32(&u), rank),
+            right: Operand::lines(Stored::F32(values(&b)), rank),
+            depth: rank,
+            level: simd::level(),
+        };
         multiply(&[main, branch], out, bias.as_ref().map_or(Begin::Zero, |b| Begin::Row(values(b))), &mut y);
         tensor(y, [n, out])
     }
 
-    fn lora_data_grad(
-        dy: FlexTensor,
-        weight: FlexTensor,
-        a: FlexTensor,
-        b: FlexTensor,
-        scaling: f64,
-        precision: Precision,
-    ) -> FlexTensor {
+    fn lora_data_grad(dy: FlexTensor, weight: FlexTensor, a: FlexTensor, b: FlexTensor, scaling: f64, precision: Precision) -> FlexTensor {
         if !ours([&dy, &a, &b], &weight) {
             return portable::lora_data_grad::<Self>(dy, weight, a, b, scaling);
         }
@@ -131,8 +137,12 @@ impl ProductOps for Flex {
         let du = inner(rows, Operand::terms(Stored::F32(values(&b)), rank), [n, out, rank], scaling);
         let mut dx = take(n * input);
         let main = Term { left: rows, right: Operand::terms(stored(&weight), input), depth: out, level: level(precision, n) };
-        let branch =
-            Term { left: Operand::lines(Stored::F32(&du), rank), right: Operand::terms(Stored::F32(values(&a)), input), depth: rank, level: simd::level() };
+        let branch = Term {
+            left: Operand::lines(Stored::F32(&du), rank),
+            right: Operand::terms(Stored::F32(values(&a)), input),
+            depth: rank,
+            level: simd::level(),
+        };
         multiply(&[main, branch], input, Begin::Zero, &mut dx);
         tensor(dx, [n, input])
     }
@@ -143,8 +153,14 @@ impl ProductOps for Flex {
         }
         let [x, dy, a, b] = [x, dy, a, b].map(contiguous);
         let ([n, input], [out, rank], level) = (dims(&x), dims(&b), simd::level());
-        let du = inner(Operand::lines(Stored::F32(values(&dy)), out), Operand::terms(Stored::F32(values(&b)), rank), [n, out, rank], scaling);
-        let u = inner(Operand::lines(Stored::F32(values(&x)), input), Operand::lines(Stored::F32(values(&a)), input), [n, input, rank], scaling);
+        let du =
+            inner(Operand::lines(Stored::F32(values(&dy)), out), Operand::terms(Stored::F32(values(&b)), rank), [n, out, rank], scaling);
+        let u = inner(
+            Operand::lines(Stored::F32(values(&x)), input),
+            Operand::lines(Stored::F32(values(&a)), input),
+            [n, input, rank],
+            scaling,
+        );
         let (mut da, mut db) = (take(rank * input), take(out * rank));
         let right = Operand::terms(Stored::F32(values(&x)), input);
         multiply(&[Term { left: Operand::terms(Stored::F32(&du), rank), right, depth: n, level }], input, Begin::Zero, &mut da);

@@ -44,8 +44,13 @@ struct Case {
 
 fn cases() -> impl Strategy<Value = Case> {
     let sizes = prop_oneof![[1usize..40, 1usize..90, 1usize..120], [1usize..4, 500usize..1100, 1usize..60]];
-    (sizes, any::<bool>(), any::<bool>(), any::<bool>(), 0usize..2)
-        .prop_map(|(sizes, by_columns, transposed, halves, begin)| Case { sizes, by_columns, transposed, halves, begin })
+    (sizes, any::<bool>(), any::<bool>(), any::<bool>(), 0usize..2).prop_map(|(sizes, by_columns, transposed, halves, begin)| Case {
+        sizes,
+        by_columns,
+        transposed,
+        halves,
+        begin,
+    })
 }
 
 proptest! {

@@ -57,7 +57,12 @@ impl Pass {
     pub fn after(past: usize, batch: usize, tokens: usize, config: &ModelConfig, device: &Device) -> Self {
         let positions: Vec<i32> = (0..batch).flat_map(|_| past as i32..(past + tokens) as i32).collect();
         let shape = [batch, tokens];
-        Self { rope: Rope::new(shape, &positions, config, device), first: Tensor::zeros(shape, device), precision: Precision::F32, draws: None }
+        Self {
+            rope: Rope::new(shape, &positions, config, device),
+            first: Tensor::zeros(shape, device),
+            precision: Precision::F32,
+            draws: None,
+        }
     }
 
     /// The same with dropout.

@@ -105,15 +105,10 @@ mod tests {
 
         let ids = |n: usize| Tensor::<1, Int>::zeros([n], &device);
         assert_eq!(refusal(|| cross_entropy(zeros([4, 9], &device), ids(3))), "targets is [3] and not [4]");
-        let (sgd, adam) = (Sgd { lr: 0.1, momentum: 0.9, decay: 0.0 }, Adam {
-            rate: 0.1,
-            beta1: 0.9,
-            beta2: 0.9,
-            root: 1.0,
-            epsilon: 1e-8,
-            decay: 0.0,
-            keep: 1.0,
-        });
+        let (sgd, adam) = (
+            Sgd { lr: 0.1, momentum: 0.9, decay: 0.0 },
+            Adam { rate: 0.1, beta1: 0.9, beta2: 0.9, root: 1.0, epsilon: 1e-8, decay: 0.0, keep: 1.0 },
+        );
         assert_eq!(refusal(|| sgd_step(c(9), c(8), None, sgd)), "the gradient is [8] and not [9]");
         assert_eq!(refusal(|| sgd_step(c(9), c(9), Some(c(10)), sgd)), "the buffer is [10] and not [9]");
         assert_eq!(refusal(|| adam_step(c(9), c(9), Some(c(9)), Some(c(7)), adam)), "a moment is [7] and not [9]");

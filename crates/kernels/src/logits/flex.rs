@@ -52,7 +52,8 @@ impl LogitOps for Flex {
         let (x, level) = (contiguous(x), simd::level());
         let mut out = take(b * sides * a);
         let part = (TASK / bins).max(1);
-        let rows = out.chunks_exact_mut(a).enumerate().map(|(i, out)| (&values(&x)[(i / sides * c + i % sides * bins) * a..][..bins * a], out));
+        let rows =
+            out.chunks_exact_mut(a).enumerate().map(|(i, out)| (&values(&x)[(i / sides * c + i % sides * bins) * a..][..bins * a], out));
         let tasks: Vec<_> = rows.flat_map(|(x, out)| out.chunks_mut(part).enumerate().map(move |(i, out)| (&x[i * part..], out))).collect();
         tasks.into_par_iter().for_each(|(x, out)| simd::run(level, Expectation { x, stride: a, bins, out }));
         tensor(out, [b, sides, a])

@@ -160,7 +160,9 @@ fn any_number_of_threads() {
 /// Where a 1x1 convolution's source is read does not show in the result.
 #[test]
 fn in_place_or_copied() {
-    for (channels, size, silu) in [([40, 33], [32, 32], false), ([300, 9], [20, 19], true), ([13, 70], [7, 11], false), ([5, 4], [64, 80], true)] {
+    for (channels, size, silu) in
+        [([40, 33], [32, 32], false), ([300, 9], [20, 19], true), ([13, 70], [7, 11], false), ([5, 4], [64, 80], true)]
+    {
         let s = shape(2, channels, size, [1, 1], [1, 1], [0, 0]);
         if cfg!(miri) && s.macs() > 200_000 {
             continue;

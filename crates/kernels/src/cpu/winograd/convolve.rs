@@ -265,8 +265,16 @@ mod tests {
     #[test]
     fn every_thread_has_something_to_do() {
         for (in_channels, out_channels, size) in LAYERS {
-            let shape =
-                ConvShape { batch: 4, in_channels, out_channels, height: size, width: size, kernel: [3; 2], stride: [1; 2], padding: [1; 2] };
+            let shape = ConvShape {
+                batch: 4,
+                in_channels,
+                out_channels,
+                height: size,
+                width: size,
+                kernel: [3; 2],
+                stride: [1; 2],
+                padding: [1; 2],
+            };
             let (tiling, lanes) = (Tiling::new(&shape), 16);
             for threads in [1, 2, 16, 64] {
                 let Division { groups, parts, .. } = Division::new(&tiling, lanes, threads, 450 << 10);

@@ -114,7 +114,8 @@ impl<'a> Pair<'a> {
         for (i, row) in self.rows.into_iter().enumerate() {
             let sums = || sums.iter().map(|sums| &sums[i / lanes * layout.block()..][..layout.block()]).collect();
             if i % lanes == 0 {
-                let blocks = (0..row.len().div_ceil(9 * lanes)).map(|b| Gradient { sums: sums(), layout, first: b * lanes, rows: Vec::new() });
+                let blocks =
+                    (0..row.len().div_ceil(9 * lanes)).map(|b| Gradient { sums: sums(), layout, first: b * lanes, rows: Vec::new() });
                 tasks.extend(blocks);
             }
             let parts = row.chunks_mut(9 * lanes);
@@ -223,8 +224,16 @@ mod tests {
     #[test]
     fn every_thread_has_something_to_do() {
         for (in_channels, out_channels, size) in [(16, 16, 160), (32, 32, 80), (64, 64, 40), (128, 128, 20), (64, 64, 80), (256, 64, 20)] {
-            let shape =
-                ConvShape { batch: 4, in_channels, out_channels, height: size, width: size, kernel: [3; 2], stride: [1; 2], padding: [1; 2] };
+            let shape = ConvShape {
+                batch: 4,
+                in_channels,
+                out_channels,
+                height: size,
+                width: size,
+                kernel: [3; 2],
+                stride: [1; 2],
+                padding: [1; 2],
+            };
             for threads in [1, 2, 16, 64] {
                 let division = Division::new(&Tiling::new(&shape), 16, threads, 1300 << 10);
                 let tasks = division.block_parts * division.vector_parts * division.row_parts;

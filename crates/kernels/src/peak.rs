@@ -5,7 +5,8 @@ use std::fmt;
 use std::time::Instant;
 
 use crate::cpu::machine::machine;
-use crate::cpu::simd::{Level, Offsets, Simd, Task, Tile, level, run};
+use crate::cpu::simd::{Offsets, Simd, Task, Tile, level, run};
+use crate::policy::Precision;
 
 /// Length of the sums: the left-hand panel of any instruction set has at most 16 KiB.
 const DEPTH: usize = 512;
@@ -28,7 +29,15 @@ pub fn processor_peak() -> f64 {
 
 /// Whether [`Lowering::Bf16`](crate::Lowering::Bf16) is anything but f32 on this processor.
 pub fn processor_has_bf16() -> bool {
-    level().in_bf16() == Level::Avx512Bf16
+    level().in_bf16() != level()
+}
+
+/// The instruction set of products of this precision.
+pub fn processor_level(precision: Precision) -> &'static str {
+    match precision {
+        Precision::F32 => level().name(),
+        Precision::Bf16 => level().in_bf16().name(),
+    }
 }
 
 /// How the kernels of this processor cut their work.

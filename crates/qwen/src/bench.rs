@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use bellows_chat::Encoded;
-use bellows_kernels::{Precision, processor_choices};
+use bellows_kernels::{Precision, processor_level};
 use bellows_learner::bench::{StepTimer, median, peak_memory};
 use bellows_learner::{Decay, Identity, Learner, Rng, StepTimes};
 use bellows_runs::RunDir;
@@ -122,7 +122,7 @@ pub struct BenchmarkReport {
     pub peak_gb: Option<f64>,
     /// Threads of the CPU that were used.
     pub threads: usize,
-    /// The instruction set of the processor's kernels.
+    /// The instruction set of products with the weights, on the processor.
     pub level: &'static str,
 }
 
@@ -186,7 +186,7 @@ impl Benchmark {
             tokens_per_s: (self.batch * self.seq) as f64 / step_s,
             peak_gb: peak_memory(),
             threads: rayon::current_num_threads(),
-            level: processor_choices().level,
+            level: processor_level(self.precision),
         })
     }
 }

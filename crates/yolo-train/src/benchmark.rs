@@ -2,7 +2,7 @@
 
 use bellows_cli::{Context, Exit, Failure, Signals, Usage, join_pool, say, scratch};
 use bellows_device::{Backend, ProbeOptions, select};
-use bellows_kernels::{Lowering, Precision, cube, processor_choices, processor_has_bf16, processor_peak, set_default_lowering};
+use bellows_kernels::{Lowering, Precision, cube, processor_choices, processor_has_bf16, processor_level, processor_peak, set_default_lowering};
 use bellows_yolo::bench::LayerTimes;
 
 use crate::args::BenchmarkArgs;
@@ -25,7 +25,7 @@ pub(crate) fn run(args: &BenchmarkArgs, signals: &Signals) -> Result<(), Failure
         report["conv"] = device.lowering.name().into();
         report["conv_reason"] = device.lowering_reason.into();
         report["precision"] = precision.name().into();
-        report["level"] = processor_choices().level.into();
+        report["level"] = processor_level(precision).into();
         report["processor"] = device.name.as_str().into();
         say(&report.to_string());
         return Ok(());

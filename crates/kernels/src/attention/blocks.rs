@@ -106,16 +106,16 @@ impl Panels {
     #[inline(always)]
     pub(super) fn new<S: Simd>(_: S, rows: usize, depth: usize) -> Self {
         // The last vector of a panel may reach beyond it.
-        let panel = depth * S::MR + MAX_LANES;
-        Self { values: scratch::take(rows.div_ceil(S::MR) * panel), panel, depth }
+        let panel = depth * S::PANEL + MAX_LANES;
+        Self { values: scratch::take(rows.div_ceil(S::PANEL) * panel), panel, depth }
     }
 
     /// Packs the first `rows` lines of `from`, of `depth` terms each.
     #[inline(always)]
     pub(super) fn fill<S: Simd>(&mut self, s: S, from: Operand<'_>, rows: usize, depth: usize) {
         self.depth = depth;
-        for (i, out) in self.values.chunks_exact_mut(self.panel).take(rows.div_ceil(S::MR)).enumerate() {
-            from.pack(s, 0..depth, i * S::MR..rows.min((i + 1) * S::MR), S::MR, out);
+        for (i, out) in self.values.chunks_exact_mut(self.panel).take(rows.div_ceil(S::PANEL)).enumerate() {
+            from.pack(s, 0..depth, i * S::PANEL..rows.min((i + 1) * S::PANEL), S::PANEL, out);
         }
     }
 
@@ -133,7 +133,7 @@ impl Panels {
     pub(super) fn times<S: Simd>(&self, s: S, right: &Tiles, out: &mut [&mut [f32]], accumulate: bool) {
         for at in (0..right.columns).step_by(S::NR) {
             let cols = S::NR.min(right.columns - at);
-            for (i, c) in out.chunks_mut(S::MR).enumerate() {
+            for (i, c) in out.chunks_mut(S::PANEL).enumerate() {
                 let a = &self.values[i * self.panel..];
                 s.panel_tile(PanelTile { a, b: &right.values[self.depth * at..], depth: self.depth, c, at, cols, accumulate });
             }

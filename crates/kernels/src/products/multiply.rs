@@ -63,7 +63,9 @@ pub(crate) fn multiply(terms: &[Term<'_>], columns: usize, begin: Begin<'_>, out
     if dots::applies(terms, rows) {
         return dots::dots(terms, columns, begin, out);
     }
-    let division = Division::new([rows, columns], simd::level().form(), rayon::current_num_threads());
+    let forms = terms.iter().map(|term| term.level.form());
+    let form = forms.max_by_key(|form| form.panel).unwrap_or_else(|| simd::level().form());
+    let division = Division::new([rows, columns], form, rayon::current_num_threads());
     division.tasks(out, columns).into_par_iter().with_max_len(1).for_each(|part| part.run(terms, begin));
 }
 
@@ -79,7 +81,7 @@ pub(super) struct Division {
 impl Division {
     /// The division with the least estimated time to the end of the last task.
     pub(super) fn new([rows, columns]: [usize; 2], form: Form, threads: usize) -> Self {
-        let (tiles, panels) = (columns.div_ceil(form.nr), rows.div_ceil(form.mr));
+        let (tiles, panels) = (columns.div_ceil(form.nr), rows.div_ceil(form.panel));
         // A task's rows of a block of the sum stay in half of the second-level cache while tile after tile of columns passes over them.
         let fewest = rows.div_ceil((machine().second.bytes / 2 / (BLOCK * size_of::<f32>())).max(FEWEST));
         let parts = fewest..=rows.div_ceil(FEWEST).clamp(fewest, fewest + 4 * threads);
@@ -91,7 +93,7 @@ impl Division {
             rounds as f64 * task + 0.2 * task
         };
         let best = splits.min_by(|a, b| time(a).total_cmp(&time(b))).unwrap_or((panels, 1));
-        Self { rows: best.0 * form.mr, columns: best.1 * form.nr }
+        Self { rows: best.0 * form.panel, columns: best.1 * form.nr }
     }
 
     /// The estimated time of a task, in products of one panel and one tile: packing a tile takes as long as 1.6 of them, and packing a panel a
@@ -162,27 +164,30 @@ impl Task for Share<'_, '_> {
     fn run<S: Simd>(self, s: S) {
         let Term { left, right, depth, .. } = *self.term;
         let Part { row: top, columns, out } = self.part;
-        let block = BLOCK.min(depth.div_ceil(S::TERMS));
+        let block = BLOCK.min(depth.div_ceil(S::TERMS)).next_multiple_of(S::ROUND);
         // The last vector of a panel reaches into the next one, and that of the last panel behind it.
-        let mut panels = scratch::take(out.len().next_multiple_of(S::MR) * block + S::LANES);
+        let mut panels = scratch::take(out.len().next_multiple_of(S::PANEL) * block + S::LANES);
         let mut tile = scratch::take(S::NR.min(columns.len().next_multiple_of(S::LANES)) * block);
         let block_of = |start: usize| start..depth.min(start + BLOCK * S::TERMS);
         let tile_of = |at: usize| columns.start + at..columns.end.min(columns.start + at + S::NR);
         for start in (0..depth).step_by(BLOCK * S::TERMS) {
             let terms = block_of(start);
-            let length = terms.len().div_ceil(S::TERMS);
-            for i in (0..out.len()).step_by(S::MR) {
-                let rows = *top + i..*top + out.len().min(i + S::MR);
-                left.pack(s, terms.clone(), rows, S::MR, &mut panels[i * length..]);
+            let cells = terms.len().div_ceil(S::TERMS);
+            let length = cells.next_multiple_of(S::ROUND);
+            for i in (0..out.len()).step_by(S::PANEL) {
+                let rows = *top + i..*top + out.len().min(i + S::PANEL);
+                left.pack_panel(s, terms.clone(), rows, length, &mut panels[i * length..]);
             }
             for at in (0..columns.len()).step_by(S::NR) {
                 let lines = tile_of(at);
                 let cols = lines.len();
-                right.pack(s, terms.clone(), lines, cols.next_multiple_of(S::LANES), &mut tile);
+                let width = cols.next_multiple_of(S::LANES);
+                right.pack(s, terms.clone(), lines, width, &mut tile);
+                tile[cells * width..length * width].fill(0.0);
                 // What is packed next comes closer while this is multiplied.
                 let (next, behind) = if at + S::NR < columns.len() { (terms.clone(), at + S::NR) } else { (block_of(terms.end), 0) };
-                let (accumulate, parts) = (self.accumulate || start > 0, out.len().div_ceil(S::MR));
-                for (i, (c, a)) in out.chunks_mut(S::MR).zip(panels.chunks_exact(S::MR * length)).enumerate() {
+                let (accumulate, parts) = (self.accumulate || start > 0, out.len().div_ceil(S::PANEL));
+                for (i, (c, a)) in out.chunks_mut(S::PANEL).zip(panels.chunks_exact(S::PANEL * length)).enumerate() {
                     right.prefetch(s, next.clone(), tile_of(behind), i, parts);
                     s.panel_tile(PanelTile { a, b: &tile, depth: length, c, at, cols, accumulate });
                 }

@@ -95,6 +95,44 @@ impl<'a> Operand<'a> {
         }
     }
 
+    /// Packs the cells of the terms `terms` of some lines for the left-hand side of a micro-kernel: `length` of them a line, zeros behind the last.
+    #[inline(always)]
+    pub(crate) fn pack_panel<S: Simd>(&self, s: S, terms: Range<usize>, lines: Range<usize>, length: usize, out: &mut [f32]) {
+        if !S::BY_ROWS {
+            return self.pack(s, terms, lines, S::PANEL, out);
+        }
+        for (line, out) in lines.zip(out.chunks_exact_mut(length)) {
+            for (v, out) in out.chunks_mut(S::LANES).enumerate() {
+                let term = (terms.start + v * S::TERMS * S::LANES).min(terms.end);
+                s.store_part(self.line_cells(s, line, term..terms.end.min(term + S::TERMS * S::LANES)), out, out.len());
+            }
+        }
+    }
+
+    /// Up to a vector of cells of one line, then zeros.
+    #[inline(always)]
+    fn line_cells<S: Simd>(&self, s: S, line: usize, terms: Range<usize>) -> S::V {
+        let (at, n) = (line * self.stride + terms.start, terms.len());
+        if !self.by_lines {
+            let mut values = [0.0; 2 * MAX_LANES];
+            for (value, term) in values.iter_mut().zip(terms) {
+                let mut lane = [0.0; MAX_LANES];
+                s.store(self.values.load(s, term * self.stride + line, 1), &mut lane);
+                *value = lane[0];
+            }
+            return if S::TERMS == 1 { s.load(&values) } else { s.neighbours(s.load(&values), s.load(&values[S::LANES..])) };
+        }
+        match self.values {
+            _ if S::TERMS == 1 => self.values.load(s, at, n),
+            Stored::Bf16(values) => s.neighbours_bf16(&values[at..], n),
+            Stored::F32(_) => {
+                let rest = n.saturating_sub(S::LANES);
+                let high = if rest > 0 { self.values.load(s, at + S::LANES, rest) } else { s.zero() };
+                s.neighbours(self.values.load(s, at, n.min(S::LANES)), high)
+            }
+        }
+    }
+
     /// The cells of some lines from `term` on, stored by terms.
     #[inline(always)]
     fn cells<S: Simd>(&self, s: S, term: usize, end: usize, first: usize, count: usize) -> S::V {
@@ -135,16 +173,7 @@ impl<'a> Operand<'a> {
             }
             let mut rows = [0.0; MAX_LANES * MAX_LANES];
             for (i, row) in rows.chunks_exact_mut(S::LANES).take(count).enumerate() {
-                let at = (first + i) * self.stride + term;
-                let cells = match self.values {
-                    _ if S::TERMS == 1 => self.values.load(s, at, length),
-                    Stored::Bf16(values) => s.neighbours_bf16(&values[at..], length),
-                    Stored::F32(_) => {
-                        let rest = length.saturating_sub(S::LANES);
-                        let high = if rest > 0 { self.values.load(s, at + S::LANES, rest) } else { s.zero() };
-                        s.neighbours(self.values.load(s, at, length.min(S::LANES)), high)
-                    }
-                };
+                let cells = self.line_cells(s, first + i, term..term + length);
                 s.store(cells, row);
             }
             s.transpose(&rows, S::LANES, count, cells, out, width);

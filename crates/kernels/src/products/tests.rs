@@ -12,7 +12,7 @@ use crate::cpu::simd::{Level, with_level};
 
 /// Every level there is.
 fn levels() -> impl Iterator<Item = Level> {
-    Level::all().chain([Level::Avx512Bf16].into_iter().filter(|level| level.available()))
+    Level::all().chain([Level::Avx512Bf16, Level::Amx, Level::AmxModel].into_iter().filter(|level| level.available()))
 }
 
 /// A factor with rows and columns of its own, stored in either order.
@@ -60,7 +60,7 @@ proptest! {
     fn products_are_sums(case in cases(), seed in any::<u32>()) {
         let Case { sizes: [rows, depth, columns], by_columns, transposed, halves, begin } = case;
         for level in levels() {
-            let rounded = level == Level::Avx512Bf16;
+            let rounded = matches!(level, Level::Avx512Bf16 | Level::Amx | Level::AmxModel);
             let (a, b) = (Factor::new(seed.into(), rows * depth, false, rounded), Factor::new(!u64::from(seed), depth * columns, halves, rounded));
             let left = if by_columns { Operand::terms(Stored::F32(&a.values), rows) } else { Operand::lines(Stored::F32(&a.values), depth) };
             let stored = if halves { Stored::Bf16(&b.halves) } else { Stored::F32(&b.values) };

@@ -15,6 +15,17 @@ use super::set::{PanelTile, ReduceTile, Simd, Task, Tile, with_sizes};
 #[derive(Clone, Copy)]
 pub struct Avx512Bf16(Avx512);
 
+impl Avx512Bf16 {
+    /// The proof, unproved.
+    ///
+    /// # Safety
+    /// [`available`] has answered yes.
+    pub(super) unsafe fn assume() -> Self {
+        // SAFETY: the caller's.
+        Self(unsafe { Avx512::assume() })
+    }
+}
+
 /// Whether the processor has every feature used here.
 pub fn available() -> bool {
     avx512::available() && is_x86_feature_detected!("avx512bf16")
@@ -28,7 +39,7 @@ pub fn run<T: Task>(task: T) -> T::Out {
     }
     assert!(available());
     // SAFETY: the features were found on the line above.
-    unsafe { inner(task, Avx512Bf16(Avx512::assume())) }
+    unsafe { inner(task, Avx512Bf16::assume()) }
 }
 
 /// `a * b + c`, a and b pairs of bf16.

@@ -15,6 +15,9 @@
 
 #[cfg(target_arch = "x86_64")]
 #[allow(unsafe_code)]
+mod amx;
+#[cfg(target_arch = "x86_64")]
+#[allow(unsafe_code)]
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 #[allow(unsafe_code)]
@@ -42,6 +45,8 @@ pub struct Form {
     pub mr: usize,
     /// [`Simd::NR`].
     pub nr: usize,
+    /// [`Simd::PANEL`].
+    pub panel: usize,
     /// [`Simd::TERMS`].
     pub terms: usize,
 }
@@ -57,6 +62,11 @@ pub enum Level {
     Avx512,
     /// The same, whose micro-kernels multiply pairs of bf16 and sum in f32.
     Avx512Bf16,
+    /// The same with a unit for matrices.
+    Amx,
+    /// The same with a model of that unit, for tests on processors without it.
+    #[cfg(test)]
+    AmxModel,
 }
 
 impl Level {
@@ -70,6 +80,10 @@ impl Level {
             Level::Avx512 => avx512::available(),
             #[cfg(target_arch = "x86_64")]
             Level::Avx512Bf16 => avx512_bf16::available(),
+            #[cfg(target_arch = "x86_64")]
+            Level::Amx => amx::available(),
+            #[cfg(all(test, target_arch = "x86_64"))]
+            Level::AmxModel => avx512_bf16::available(),
             #[cfg(not(target_arch = "x86_64"))]
             _ => false,
         }
@@ -87,7 +101,7 @@ impl Level {
             type Out = Form;
             #[inline(always)]
             fn run<S: Simd>(self, _: S) -> Form {
-                Form { lanes: S::LANES, mr: S::MR, nr: S::NR, terms: S::TERMS }
+                Form { lanes: S::LANES, mr: S::MR, nr: S::NR, panel: S::PANEL, terms: S::TERMS }
             }
         }
         run(self, Ask)
@@ -100,12 +114,16 @@ impl Level {
             Level::Avx2 => "AVX2",
             Level::Avx512 => "AVX-512",
             Level::Avx512Bf16 => "AVX-512-BF16",
+            Level::Amx => "AMX",
+            #[cfg(test)]
+            Level::AmxModel => "a model of AMX",
         }
     }
 
     /// This level with products in bf16 if the processor has such instructions for it, else this level.
     pub fn in_bf16(self) -> Level {
-        if self == Level::Avx512 && Level::Avx512Bf16.available() { Level::Avx512Bf16 } else { self }
+        let better = [Level::Amx, Level::Avx512Bf16].into_iter().find(|level| level.available());
+        if self == Level::Avx512 { better.unwrap_or(self) } else { self }
     }
 }
 
@@ -149,6 +167,10 @@ pub fn run<T: Task>(level: Level, task: T) -> T::Out {
         Level::Avx512 => avx512::run(task),
         #[cfg(target_arch = "x86_64")]
         Level::Avx512Bf16 => avx512_bf16::run(task),
+        #[cfg(target_arch = "x86_64")]
+        Level::Amx => amx::run(task),
+        #[cfg(all(test, target_arch = "x86_64"))]
+        Level::AmxModel => amx::model::run(task),
         #[cfg(not(target_arch = "x86_64"))]
         _ => task.run(portable::Portable),
     }

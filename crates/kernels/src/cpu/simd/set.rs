@@ -84,16 +84,16 @@ impl ReduceTile<'_> {
     }
 }
 
-/// Arguments of [`Simd::panel_tile`]: `c[i][at + j] = [c +] sum_k a[k * MR + i] * b[k * width + j]` for `i < rows`, `j < cols`, where
+/// Arguments of [`Simd::panel_tile`]: `c[i][at + j] = [c +] sum_k a[k * PANEL + i] * b[k * width + j]` for `i < rows`, `j < cols`, where
 /// `rows` is `c`'s length and `width` is `cols` rounded up to whole vectors; `a` and `b` hold cells.
 pub struct PanelTile<'a, 'b> {
-    /// Left-hand panel, `[k][MR]`: rows beyond those of `c` must be present, and are not used.
+    /// Left-hand panel, `[k][PANEL]`, or with [`Simd::BY_ROWS`] `[PANEL][k]`: rows beyond those of `c` must be present, and are not used.
     pub a: &'a [f32],
     /// Right-hand panel, `[k][width]`: columns beyond `cols` must be present, and are not used.
     pub b: &'a [f32],
     /// Length of the sum.
     pub depth: usize,
-    /// Rows of the result, 1..=MR of them.
+    /// Rows of the result, 1..=PANEL of them.
     pub c: &'a mut [&'b mut [f32]],
     /// Where the tile begins in each row.
     pub at: usize,
@@ -160,6 +160,12 @@ pub trait Simd: Copy + Send + Sync + 'static {
     const NR: usize = 3 * Self::LANES;
     /// Most rows of [`Simd::reduce_tile`].
     const REDUCE_ROWS: usize;
+    /// Rows of the left-hand panel of [`Simd::panel_tile`].
+    const PANEL: usize = Self::MR;
+    /// What the depth of [`Simd::panel_tile`] is a multiple of; cells beyond the sum are zero on both sides.
+    const ROUND: usize = 1;
+    /// Whether its left-hand panel is `[PANEL][depth]` instead of `[depth][PANEL]`.
+    const BY_ROWS: bool = false;
     /// Terms of a sum in each cell that the micro-kernels multiply: 1 or 2.
     const TERMS: usize = 1;
     /// A vector.

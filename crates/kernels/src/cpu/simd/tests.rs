@@ -9,7 +9,7 @@ fn values(n: usize) -> Vec<f32> {
 
 /// Runs a task on every level of this processor.
 fn on_all<T: Task<Out = ()> + Copy>(task: T) {
-    for level in Level::all().chain([Level::Avx512Bf16].into_iter().filter(|level| level.available())) {
+    for level in Level::all().chain([Level::Avx512Bf16, Level::Amx, Level::AmxModel].into_iter().filter(|level| level.available())) {
         run(level, task);
     }
 }
@@ -207,10 +207,12 @@ impl Task for Products {
                 }
             }
         }
+        let depth = depth.next_multiple_of(S::ROUND);
         for cols in 1..=S::NR {
             let width = cols.next_multiple_of(S::LANES);
-            for rows in 1..=S::MR {
-                let (a, b) = (Cells::new(s, depth * S::MR), Cells::new(s, depth * width));
+            for rows in 1..=S::PANEL {
+                let (a, b) = (Cells::new(s, depth * S::PANEL), Cells::new(s, depth * width));
+                let place = |i: usize, k: usize| if S::BY_ROWS { i * depth + k } else { k * S::PANEL + i };
                 for accumulate in [false, true] {
                     let mut lines: Vec<Vec<f32>> = (0..rows).map(|_| values(3 + cols)).collect();
                     let before = lines[0].clone();
@@ -218,7 +220,7 @@ impl Task for Products {
                     s.panel_tile(PanelTile { a: &a.cells, b: &b.cells, depth, c: &mut c, at: 3, cols, accumulate });
                     for (i, line) in lines.iter().enumerate() {
                         for (at, (&c, &before)) in line.iter().zip(&before).enumerate() {
-                            let sum = |j: usize| (0..depth).map(|k| a.product(k * S::MR + i, &b, k * width + j)).sum::<f32>();
+                            let sum = |j: usize| (0..depth).map(|k| a.product(place(i, k), &b, k * width + j)).sum::<f32>();
                             let expected = if at < 3 { before } else { sum(at - 3) + if accumulate { before } else { 0.0 } };
                             assert!((c - expected).abs() < 1e-5, "{rows} {cols} {i} {at}: {c} {expected}");
                         }

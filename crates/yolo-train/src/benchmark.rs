@@ -2,7 +2,9 @@
 
 use bellows_cli::{Context, Exit, Failure, Signals, Usage, join_pool, say, scratch};
 use bellows_device::{Backend, ProbeOptions, select};
-use bellows_kernels::{Lowering, Precision, cube, processor_choices, processor_has_bf16, processor_level, processor_peak, set_default_lowering};
+use bellows_kernels::{
+    Lowering, Precision, cube, processor_choices, processor_has_bf16, processor_level, processor_peak, set_default_lowering,
+};
 use bellows_yolo::bench::LayerTimes;
 
 use crate::args::BenchmarkArgs;

@@ -164,7 +164,8 @@ unsafe fn permitted() -> bool {
 /// # Safety
 /// The unit may be used.
 pub(super) unsafe fn multiplies<U: Unit>() -> bool {
-    let pair = |low: f32, high: f32| f32::from_bits(u32::from(bf16::from_f32(low).to_bits()) | u32::from(bf16::from_f32(high).to_bits()) << 16);
+    let pair =
+        |low: f32, high: f32| f32::from_bits(u32::from(bf16::from_f32(low).to_bits()) | u32::from(bf16::from_f32(high).to_bits()) << 16);
     let number = |i: usize| (i * 7 % 11) as f32 - 5.0;
     let cells = |seed: usize| (0..SIDE * SIDE).map(move |i| pair(number(2 * i + seed), number(2 * i + seed + 1))).collect::<Vec<f32>>();
     let (a, b, mut c) = (cells(1), cells(4), vec![0.0; SIDE * SIDE]);

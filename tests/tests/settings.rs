@@ -91,7 +91,7 @@ fn save_json_has_the_ids_of_a_coco_file() {
     let json = dir.path().join("coco/annotations/val.json");
     let mut file: serde_json::Value = serde_json::from_slice(&std::fs::read(&json).unwrap()).unwrap();
     let renumber = |value: &mut serde_json::Value, rule: fn(i64) -> i64| *value = rule(value.as_i64().unwrap()).into();
-    let (image_id, category_id): (fn(i64) -> i64, fn(i64) -> i64) = (|id| 20_261_122_104_500_001 + 2 * id, |id| 90 - 7 * id);
+    let (image_id, category_id) = (|id: i64| 20_261_122_104_500_001 + 2 * id, |id: i64| 90 - 7 * id);
     file["images"].as_array_mut().unwrap().iter_mut().for_each(|image| renumber(&mut image["id"], image_id));
     file["categories"].as_array_mut().unwrap().iter_mut().for_each(|category| renumber(&mut category["id"], category_id));
     for annotation in file["annotations"].as_array_mut().unwrap() {

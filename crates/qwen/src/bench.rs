@@ -17,7 +17,7 @@ use crate::adapter::Targets;
 use crate::arch::Architecture;
 use crate::checks::adapter_fits;
 use crate::config::SftConfig;
-use crate::load::replace;
+use crate::load::load;
 use crate::model::{CausalLm, ModelConfig};
 use crate::task::SftTask;
 use crate::train::FinetuneError;
@@ -208,8 +208,8 @@ fn made_up(config: &ModelConfig, precision: Precision, device: &Device) -> Causa
         let count: usize = shape.iter().product();
         Some((shape, (0..count as u64).into_par_iter().map(value).collect()))
     };
-    match replace(model, drawn) {
-        Ok((model, _)) => model,
+    match load(model, |name| Ok(drawn(name))) {
+        Ok(model) => model,
         Err(error) => unreachable!("the shapes are the model's own: {error}"),
     }
 }

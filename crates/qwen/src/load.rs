@@ -121,11 +121,11 @@ fn fill(model: CausalLm, adapters: bool, read: Read<'_>) -> Result<CausalLm, Loa
             }
             match self.values(&name, &shape) {
                 Ok(Some(values)) => {
-                    let (wanted, device) = (param.is_require_grad(), param.lazy_device());
-                    let narrow = D == 2 && !wanted && !name.contains(".lora.") && reads_bf16(&device) && fits_bf16(&values);
+                    let (id, device) = (param.id, param.lazy_device());
+                    // A base that is loaded is frozen.
+                    let narrow = !self.adapters && D == 2 && reads_bf16(&device) && fits_bf16(&values);
                     let new = Tensor::<D>::from_data(TensorData::new(values, shape), &device);
-                    let new = if narrow { new.cast(DType::BF16) } else { new };
-                    Param::initialized(param.id, new.set_require_grad(wanted))
+                    param.transform_for_load(if narrow { new.cast(DType::BF16) } else { new }, id)
                 }
                 Ok(None) => param,
                 Err(error) => {

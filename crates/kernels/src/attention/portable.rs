@@ -2,10 +2,9 @@
 
 use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Backend, Scalar, TensorMetadata};
-use burn::tensor::{BoolStore, Shape};
+use burn::tensor::Shape;
 
-use super::AttentionOps;
-use crate::decoder::BLOCKED;
+use crate::decoder::{BLOCKED, DecoderOps};
 
 /// The sizes of a problem.
 struct Sizes {
@@ -42,13 +41,10 @@ impl Sizes {
         let first = B::int_expand(B::int_reshape(first, Shape::new([b, s, 1])), Shape::new([b, s, t]));
         let last = B::int_arange((t - s) as i64..t as i64, &device, ints);
         let last = B::int_expand(B::int_reshape(last, Shape::new([1, s, 1])), Shape::new([b, s, t]));
-        let store = BoolStore::Native.into();
-        let hidden = B::bool_or(B::int_lower(keys.clone(), first, store), B::int_greater(keys, last, store));
-        let mask = B::float_mask_fill(
-            B::float_zeros(Shape::new([b, s, t]), &device, like.dtype().into()),
-            hidden,
-            Scalar::Float(f64::from(BLOCKED)),
-        );
+        // How far a key lies before the first or behind the last. (Truth values cannot be stored on every device.)
+        let outside = |by: IntTensor<B>| B::int_clamp(by, Scalar::Int(0), Scalar::Int(1));
+        let hidden = B::int_add(outside(B::int_sub(first, keys.clone())), outside(B::int_sub(keys, last)));
+        let mask = B::float_mul_scalar(B::int_into_float(hidden, like.dtype().into()), Scalar::Float(f64::from(BLOCKED)));
         let mask = B::float_expand(B::float_reshape(mask, Shape::new([b, 1, s, t])), Shape::new([b, group, s, t]));
         B::float_reshape(mask, Shape::new([b, 1, group * s, t]))
     }
@@ -58,12 +54,12 @@ fn transposed<B: Backend>(x: FloatTensor<B>) -> FloatTensor<B> {
     B::float_swap_dims(x, 2, 3)
 }
 
-fn probabilities<B: AttentionOps>(q: FloatTensor<B>, k: FloatTensor<B>, first: IntTensor<B>, scale: f64, sizes: &Sizes) -> FloatTensor<B> {
+fn probabilities<B: DecoderOps>(q: FloatTensor<B>, k: FloatTensor<B>, first: IntTensor<B>, scale: f64, sizes: &Sizes) -> FloatTensor<B> {
     let mask = sizes.mask::<B>(first, &q);
     B::masked_softmax(B::float_matmul(sizes.rows::<B>(q), transposed::<B>(k)), mask, scale)
 }
 
-pub(super) fn attend<B: AttentionOps>(
+pub(super) fn attend<B: DecoderOps>(
     q: FloatTensor<B>,
     k: FloatTensor<B>,
     v: FloatTensor<B>,
@@ -77,7 +73,7 @@ pub(super) fn attend<B: AttentionOps>(
     (sizes.heads::<B>(B::float_matmul(p, v)), sums)
 }
 
-pub(super) fn attend_grad<B: AttentionOps>(
+pub(super) fn attend_grad<B: DecoderOps>(
     q: FloatTensor<B>,
     k: FloatTensor<B>,
     v: FloatTensor<B>,

@@ -2,7 +2,7 @@
 
 use rayon::prelude::*;
 
-use super::multiply::{Begin, Term};
+use super::operand::{Begin, Term};
 use crate::cpu::simd::{self, MAX_LANES, Simd, Task};
 
 /// Most rows for which a weight is not worth packing.

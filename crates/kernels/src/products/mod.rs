@@ -17,8 +17,8 @@ use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, Dispatch, backend_extension};
 use burn::tensor::{Device, Tensor};
 
-pub(crate) use multiply::{Begin, Term, multiply};
-pub(crate) use operand::{Operand, Stored};
+pub(crate) use multiply::multiply;
+pub(crate) use operand::{Begin, Operand, Stored, Term};
 
 use crate::cpu::Precision;
 use crate::operands::Bias;

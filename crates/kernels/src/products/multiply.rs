@@ -12,10 +12,10 @@ use std::ops::Range;
 use rayon::prelude::*;
 
 use super::dots;
-use super::operand::Operand;
+use super::operand::{Begin, Term};
 use crate::cpu::machine::machine;
 use crate::cpu::scratch;
-use crate::cpu::simd::{self, Form, Level, PanelTile, Simd, Task};
+use crate::cpu::simd::{self, Form, PanelTile, Simd, Task};
 
 /// Cells of a sum that are added up before they join the rest: blocks of a long sum lose less than one chain, and a packed tile of so many
 /// (48 KB with 512-bit vectors) stays close to the core. The order of every sum follows from it, so no processor has another.
@@ -24,25 +24,6 @@ pub(super) const BLOCK: usize = 256;
 const TILES: usize = 16;
 /// Fewest rows of a task that packs columns of its own.
 const FEWEST: usize = 64;
-
-/// One product of a sum: `left [rows, depth] right [depth, columns]`.
-#[derive(Clone, Copy)]
-pub(crate) struct Term<'a> {
-    pub left: Operand<'a>,
-    pub right: Operand<'a>,
-    pub depth: usize,
-    /// How its factors are multiplied.
-    pub level: Level,
-}
-
-/// What the sum is added to.
-#[derive(Clone, Copy)]
-pub(crate) enum Begin<'a> {
-    /// Nothing: what the result held is overwritten.
-    Zero,
-    /// One value for each column.
-    Row(&'a [f32]),
-}
 
 /// `out [rows, columns] = begin + Σ left right`, `out` by rows.
 ///

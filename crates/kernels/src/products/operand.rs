@@ -1,4 +1,4 @@
-//! The factors of a product: where their values lie, and how they are packed.
+//! Sums of products, and the factors of each: where their values lie, and how they are packed.
 //!
 //! A factor is so many *lines* of so many *terms*: the rows of the left-hand one, the columns of the right-hand one, each of which meets
 //! another line in a sum over their terms. Stored by lines, the terms of a line are neighbours; stored by terms, the lines are.
@@ -7,7 +7,26 @@ use std::ops::Range;
 
 use half::bf16;
 
-use crate::cpu::simd::{MAX_LANES, Simd};
+use crate::cpu::simd::{Level, MAX_LANES, Simd};
+
+/// One product of a sum: `left [rows, depth] right [depth, columns]`.
+#[derive(Clone, Copy)]
+pub(crate) struct Term<'a> {
+    pub left: Operand<'a>,
+    pub right: Operand<'a>,
+    pub depth: usize,
+    /// How its factors are multiplied.
+    pub level: Level,
+}
+
+/// What the sum is added to.
+#[derive(Clone, Copy)]
+pub(crate) enum Begin<'a> {
+    /// Nothing: what the result held is overwritten.
+    Zero,
+    /// One value for each column.
+    Row(&'a [f32]),
+}
 
 /// Values as they are stored.
 #[derive(Clone, Copy)]

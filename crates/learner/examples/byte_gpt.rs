@@ -22,8 +22,11 @@ const S: usize = 64;
 const WIDTH: usize = 64;
 const HELD_OUT: usize = 16;
 
+/// Neighbouring bytes.
+type Window = Vec<u8>;
+
 /// The docs in windows: those to learn from, and those to judge by.
-pub(crate) fn docs() -> std::io::Result<(InMemDataset<Vec<u8>>, Vec<Vec<u8>>)> {
+pub(crate) fn docs() -> std::io::Result<(InMemDataset<Window>, Vec<Window>)> {
     let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs");
     let mut files = std::fs::read_dir(docs)?.map(|entry| Ok(entry?.path())).collect::<std::io::Result<Vec<_>>>()?;
     files.retain(|path| path.extension().is_some_and(|e| e == "md"));

@@ -52,7 +52,7 @@ pub trait AttentionOps: DecoderOps {
     }
 }
 
-/// [`AttentionOps::attention`]'s result, differentiable in q, k and v.
+/// [`AttentionOps::attend`]'s result, differentiable in q, k and v.
 ///
 /// # Panics
 /// If the shapes do not fit each other.

@@ -7,7 +7,7 @@
 #
 #   TORCH_PYTHON         Python with torch and Ultralytics: step, layers
 #   PEFT_PYTHON          Python with transformers and PEFT: lora
-#   ONNX_PYTHON          Python with onnxruntime, and ONNX_MODEL the file (docs/onnx_infer.py says how it is made): onnx
+#   ONNX_PYTHON          Python with onnxruntime and OpenVINO, and ONNX_MODEL the file (docs/onnx_infer.py says how it is made): onnx
 #   YOLO, DATA           the program `yolo` of Ultralytics and the data.yaml of HIT-UAV (Ultralytics writes caches beside its labels): epoch, data
 #   BELLOWS_SWIFTSHADER  the ICD file of SwiftShader (.ci/swiftshader prints one): memory, launches
 #   PEERS                folder of yolo_step.py and lora_step.py, unless it is ../shared/peers
@@ -41,7 +41,13 @@ step() {
 
 onnx() {
   needs ONNX_PYTHON ONNX_MODEL || return 0
-  compare "$bin/yolo-train benchmark --batch 1 --threads $threads --json" "$ONNX_PYTHON docs/onnx_infer.py $ONNX_MODEL --threads $threads"
+  local runtime
+  for runtime in onnxruntime openvino; do
+    compare "$bin/yolo-train benchmark --batch 1 --threads $threads --json" \
+      "$ONNX_PYTHON docs/onnx_infer.py $ONNX_MODEL --threads $threads --runtime $runtime"
+  done
+  compare "$bin/yolo-train benchmark --batch 1 --threads $threads --precision bf16 --json" \
+    "$ONNX_PYTHON docs/onnx_infer.py $ONNX_MODEL --threads $threads --runtime openvino --precision bf16"
 }
 
 # The peer takes as many threads as it finds.

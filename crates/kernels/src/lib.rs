@@ -5,6 +5,7 @@
 //! gradients. What a network should not do itself (choose an algorithm, keep tensors for a backward pass, recycle
 //! memory) is done here, so that a layer stays one line.
 
+pub mod arena;
 pub mod attention;
 mod autodiff;
 mod buffers;
@@ -31,6 +32,7 @@ pub mod update;
 use burn::backend::Dispatch;
 use burn::tensor::{Device, Tensor, TensorData};
 
+pub use arena::{Places, arena, arena_parts};
 pub use attention::attention;
 pub use decoder::{masked_softmax, rms_norm, rotate, swiglu};
 pub use error::KernelError;
@@ -43,7 +45,7 @@ pub use planes::{add, concat, max_pool_same, slice_channels, upsample2};
 pub use policy::{Lowering, Precision, default_lowering, set_default_lowering};
 pub use products::{LowRank, linear, linear_data_grad, linear_weight_grad, lora_linear, reads_bf16};
 pub use rows::cross_entropy;
-pub use update::{Adam, Sgd, adam_step, blend, sgd_step, sum_of_squares};
+pub use update::{Adam, Moving, Segments, Sgd, adam_step, blend, clip_to_norm, move_statistics, sgd_step, sum_of_squares};
 
 /// 2-D convolution: `y[n, co] = bias[co] + Σ_ci x[n, ci] ⋆ weight[co, ci]`, differentiable.
 ///

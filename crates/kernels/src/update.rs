@@ -1,4 +1,4 @@
-//! The arithmetic of an optimizer step, one pass over each parameter instead of one per operation.
+//! The arithmetic of an optimizer step, one pass over each [arena](crate::arena) of parameters instead of one per operation and parameter.
 //!
 //! The formulas and the order of their roundings are those of the operations in `portable.rs`, which are PyTorch's; on Flex a
 //! fused loop gives the same bits. Nothing is changed in place except what the caller gives away.
@@ -10,12 +10,15 @@ mod rules;
 #[cfg(test)]
 mod tests;
 
+use std::ops::Range;
+
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, Dispatch, backend_extension};
 use burn::tensor::Tensor;
 
-pub use rules::{Adam, Sgd};
+pub use rules::{Adam, Moving, Sgd};
 
+use crate::planes::Parts;
 use crate::shapes;
 
 /// Operations on flat tensors `[K]`, without gradient.
@@ -47,9 +50,25 @@ pub trait UpdateOps: Backend {
         portable::blend::<Self>(old, new, a, b)
     }
 
-    /// `Σ x²`, `[1]`.
-    fn sum_of_squares(x: FloatTensor<Self>) -> FloatTensor<Self> {
-        portable::sum_of_squares::<Self>(x)
+    /// New running mean and variance, each `(1 - m) old + m new`, of the new variance times `unbias`.
+    fn move_statistics(
+        mean: FloatTensor<Self>,
+        variance: FloatTensor<Self>,
+        new_mean: FloatTensor<Self>,
+        new_variance: FloatTensor<Self>,
+        step: Moving,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        portable::move_statistics::<Self>([mean, variance], [new_mean, new_variance], step)
+    }
+
+    /// `Σ x²` over the segments, which leave out nothing but zeros; f32 `[1]`.
+    fn sum_of_squares(#[extension_type] arenas: Parts<Self>, segments: Segments) -> FloatTensor<Self> {
+        portable::sum_of_squares::<Self>(arenas, &segments)
+    }
+
+    /// x times `min(1, most / (√squares + 1e-6))`.
+    fn clip_to_norm(x: FloatTensor<Self>, squares: FloatTensor<Self>, most: f64) -> FloatTensor<Self> {
+        portable::clip_to_norm::<Self>(x, squares, most)
     }
 }
 
@@ -86,7 +105,34 @@ pub fn blend(old: Tensor<1>, new: Tensor<1>, a: f64, b: f64) -> Tensor<1> {
     Tensor::from_dispatch(Dispatch::blend(old.into_dispatch(), new.into_dispatch(), a, b))
 }
 
-/// `Σ x²` as `[1]`, without gradient.
-pub fn sum_of_squares(x: Tensor<1>) -> Tensor<1> {
-    Tensor::from_dispatch(Dispatch::sum_of_squares(x.into_dispatch()))
+/// Running mean and variance `[C]` moved towards those of a batch, without gradient. See [`UpdateOps::move_statistics`].
+pub fn move_statistics([mean, variance]: [Tensor<1>; 2], new: [Tensor<1>; 2], step: Moving) -> [Tensor<1>; 2] {
+    for (name, tensor) in [("the variance", &variance), ("the new mean", &new[0]), ("the new variance", &new[1])] {
+        shapes::expect(name, tensor.dims(), mean.dims());
+    }
+    let [[mean, variance], [new_mean, new_variance]] = [[mean, variance], new].map(|pair| pair.map(Tensor::into_dispatch));
+    let (mean, variance) = Dispatch::move_statistics(mean, variance, new_mean, new_variance, step);
+    [mean, variance].map(Tensor::from_dispatch)
+}
+
+/// Parts of arenas in the order they are summed up in: which arena, and which of its values.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Segments(pub Vec<(usize, Range<usize>)>);
+
+/// `Σ x²` as `[1]` in f32, without gradient: not finite if any value is not, or if the sum overflows. At least one arena; the segments leave out
+/// nothing but zeros (on a processor they are summed up one by one, so that the order does not follow from how parameters lie; a GPU takes
+/// whole arenas).
+pub fn sum_of_squares(arenas: Vec<Tensor<1>>, segments: Segments) -> Tensor<1> {
+    for (arena, range) in &segments.0 {
+        assert!(range.end <= arenas[*arena].dims()[0], "a segment to {} of an arena of {}", range.end, arenas[*arena].dims()[0]);
+    }
+    let arenas = Parts(arenas.into_iter().map(Tensor::into_dispatch).collect());
+    Tensor::from_dispatch(Dispatch::sum_of_squares(arenas, segments))
+}
+
+/// `x [K]` scaled by `min(1, most / (√squares + 1e-6))` where `squares [1]` is the sum of the squares of all that is clipped together; without
+/// gradient.
+pub fn clip_to_norm(x: Tensor<1>, squares: Tensor<1>, most: f64) -> Tensor<1> {
+    shapes::expect("the sum of squares", squares.dims(), [1]);
+    Tensor::from_dispatch(Dispatch::clip_to_norm(x.into_dispatch(), squares.into_dispatch(), most))
 }

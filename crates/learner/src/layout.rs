@@ -1,6 +1,6 @@
 //! The float tensors of a module by name, and how values get in and out of them.
 //!
-//! Everything the Learner keeps beside a model (gradients, moments, EMA) is a list parallel to [`Layout::entries`]: one entry a float
+//! Everything the Learner keeps beside a model (gradients, moments, EMA) has the tensors of [`Layout::entries`]: one entry a float
 //! tensor in the order Burn visits a module, which is fixed for a given architecture. The name of an enum variant is left out of a
 //! path, so a list of layers of different kinds still reads `model.0.conv.weight`. Tensors that never change (a frozen base model) are
 //! left out altogether: they are no part of a checkpoint.
@@ -10,25 +10,9 @@ use std::collections::HashMap;
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
 use burn::tensor::{Gradients, Tensor};
 
+use crate::arenas::{Arenas, Pieces};
+use crate::entry::Entry;
 use crate::error::LearnError;
-
-/// One float tensor of a module.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Entry {
-    /// Path of field names, joined by dots.
-    pub name: String,
-    /// Its shape.
-    pub shape: Vec<usize>,
-    /// Index of its parameter group; `None` for buffers and frozen parameters.
-    pub group: Option<usize>,
-}
-
-impl Entry {
-    /// Number of elements.
-    pub fn numel(&self) -> usize {
-        self.shape.iter().product()
-    }
-}
 
 /// What becomes of a float tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -86,6 +70,8 @@ pub struct Layout {
     pub entries: Vec<Entry>,
     /// Which of the module's float tensors have an entry, in visiting order.
     present: Vec<bool>,
+    /// How they share memory in what the Learner keeps.
+    pub(crate) pieces: Pieces,
 }
 
 /// The names of the modules a visitor is in.
@@ -130,17 +116,23 @@ impl Layout {
                     Role::Trained(group) if param.is_require_grad() => Some(group),
                     Role::Trained(_) | Role::Kept => None,
                 };
-                self.layout.entries.push(Entry { name, shape: param.lazy_shape().to_vec(), group });
+                self.layout.entries.push(Entry { name, shape: param.lazy_shape().to_vec(), group, dtype: param.val().dtype() });
             }
         }
         let mut names = Names { path: Path::default(), layout: Self::from_entries(Vec::new()), role_of };
         model.visit(&mut names);
-        names.layout
+        let pieces = Pieces::together(&names.layout.entries);
+        Self { pieces, ..names.layout }
+    }
+
+    /// The same with every tensor in an arena of its own.
+    pub(crate) fn apart(self) -> Self {
+        Self { pieces: Pieces::apart(&self.entries), ..self }
     }
 
     /// A layout of these tensors and no others.
     pub fn from_entries(entries: Vec<Entry>) -> Self {
-        Self { present: vec![true; entries.len()], entries }
+        Self { present: vec![true; entries.len()], pieces: Pieces::together(&entries), entries }
     }
 
     /// The values of a module without autodiff, flattened, in order.
@@ -163,6 +155,22 @@ impl Layout {
         let mut values = Values { present: self.present.iter(), values: Vec::with_capacity(self.entries.len()) };
         model.visit(&mut values);
         values.values
+    }
+
+    /// The arenas of values in the order of the entries; where some tensors of an arena have none, theirs are zero. The other way round the memory
+    /// is shared, and what lies in its places already is not copied.
+    pub fn gather(&self, values: Vec<Option<Tensor<1>>>) -> Arenas {
+        self.pieces.gather(values)
+    }
+
+    /// The values of arenas in the order of the entries.
+    pub fn scatter(&self, arenas: &Arenas) -> Vec<Option<Tensor<1>>> {
+        self.pieces.scatter(arenas)
+    }
+
+    /// The same in arenas.
+    pub(crate) fn gathered<M: Module>(&self, model: &M) -> Arenas {
+        self.gather(self.values(model).into_iter().map(Some).collect())
     }
 
     /// The gradients of the parameters that have a group.

@@ -81,12 +81,12 @@ impl<T: Task> Learner<T> {
         config.validate()?;
         let device = device.clone().autodiff();
         let model = if model.devices().iter().all(Device::is_autodiff) { model } else { model.train() };
-        let layout = Layout::of(&model, |name| task.role_of(name));
+        let layout = config.optimizer.arrange(Layout::of(&model, |name| task.role_of(name)));
         check_task(&task, &layout)?;
         let own = config.optimizer.constants();
         let constants = Constants { beta2: config.beta2.unwrap_or(own.beta2), eps: config.eps };
         let state = RunState {
-            ema: Ema::new(layout.values(&model.valid()), config.ema_decay, config.ema_tau),
+            ema: Ema::new(layout.gathered(&model.valid()), config.ema_decay, config.ema_tau),
             optimizer: Optimizer::new(config.optimizer, constants, &layout),
             grads: GradBuffer::default(),
             counters: Counters::new(config.seed, config.epochs, task.item_names().len()),

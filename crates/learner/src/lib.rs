@@ -5,12 +5,14 @@
 //! survives is in [`RunState`], every random draw is a hash of (seed, stream, epoch, index), and nothing depends on a thread or a clock.
 
 mod adaptive;
+mod arenas;
 pub mod bench;
 mod config;
 mod counters;
 mod dashboard;
 mod discrete;
 mod ema;
+mod entry;
 mod error;
 mod exit;
 mod grads;
@@ -40,14 +42,16 @@ mod tensorboard;
 mod train;
 mod watchers;
 
+pub use arenas::Arenas;
 pub use config::LearnerConfig;
 pub use counters::{Counters, Place};
 pub use dashboard::Dashboard;
 pub use ema::Ema;
+pub use entry::Entry;
 pub use error::{LearnError, TaskError};
-pub use grads::{GradBuffer, clip_to_norm};
+pub use grads::GradBuffer;
 pub use identity::Identity;
-pub use layout::{Entry, HostTensor, Layout, ParamGrads, Role};
+pub use layout::{HostTensor, Layout, ParamGrads, Role};
 pub use learner::Learner;
 pub use loader::Loader;
 pub use log::format_g;

@@ -11,6 +11,8 @@ use burn::tensor::Tensor;
 use serde::{Deserialize, Serialize};
 
 use crate::adaptive::{Update, Updated};
+use crate::arenas::Arenas;
+use crate::grads::GradBuffer;
 use crate::layout::Layout;
 use crate::schedule::Hyper;
 use crate::task::Group;
@@ -42,6 +44,11 @@ pub enum OptimizerKind {
 }
 
 impl OptimizerKind {
+    /// The layout with tensors together as this rule can take them: Adafactor asks for the shape of each.
+    pub fn arrange(self, layout: Layout) -> Layout {
+        if self == Self::Adafactor { layout.apart() } else { layout }
+    }
+
     /// Shapes of a parameter's two buffers, given its own.
     pub(crate) fn buffer_shapes(self, shape: &[usize]) -> [Vec<usize>; 2] {
         match (self, shape) {
@@ -68,7 +75,7 @@ impl OptimizerKind {
     }
 }
 
-/// Up to two buffers a parameter, flattened, parallel to [`Layout::entries`].
+/// Up to two buffers a parameter, in arenas.
 #[derive(Clone, Debug)]
 pub struct Optimizer {
     /// The update rule.
@@ -77,15 +84,15 @@ pub struct Optimizer {
     pub constants: Constants,
     /// Momentum (SGD, Lion, RMSprop), first moment (Adam and its kin), second moments by row (Adafactor; all of them for a vector); `None` until
     /// a parameter's first update.
-    pub first: Vec<Option<Tensor<1>>>,
+    pub first: Arenas,
     /// Second moment (Adam and its kin, RMSprop), largest gradient (Adamax), second moments by column (Adafactor).
-    pub second: Vec<Option<Tensor<1>>>,
+    pub second: Arenas,
 }
 
 impl Optimizer {
     /// An optimizer that has not seen a gradient.
     pub fn new(kind: OptimizerKind, constants: Constants, layout: &Layout) -> Self {
-        Self { kind, constants, first: vec![None; layout.entries.len()], second: vec![None; layout.entries.len()] }
+        Self { kind, constants, first: vec![None; layout.pieces.0.len()], second: vec![None; layout.pieces.0.len()] }
     }
 
     /// Whether `momentum` is one rather than a beta1, which does not rise in warm-up.
@@ -93,7 +100,7 @@ impl Optimizer {
         matches!(self.kind, OptimizerKind::Sgd | OptimizerKind::RmsProp)
     }
 
-    /// New values of the parameters that have a gradient, and the optimizer after this update.
+    /// New values of the arenas in which a parameter has a gradient, and the optimizer after this update.
     ///
     /// `update` counts updates from 1 (Adam's bias correction, Adafactor's decay). Nothing is changed in place, so a caller that finds the result
     /// non-finite drops both.
@@ -103,17 +110,17 @@ impl Optimizer {
         groups: &[Group],
         hyper: &Hyper,
         update: u64,
-        weights: &[Tensor<1>],
-        grads: Vec<Option<Tensor<1>>>,
-    ) -> (Vec<Option<Tensor<1>>>, Self) {
+        weights: &Arenas,
+        grads: GradBuffer,
+    ) -> (Arenas, Self) {
         let mut next = self.clone();
         let mut updated = vec![None; weights.len()];
         let Constants { beta2, eps } = self.constants;
-        for (i, grad) in grads.into_iter().enumerate() {
-            let (Some(grad), Some(group)) = (grad, layout.entries[i].group) else { continue };
+        let learns = |entry: usize| grads.seen[entry];
+        for (i, (piece, grad)) in layout.pieces.0.iter().zip(grads.sums).enumerate() {
+            let (Some(grad), Some(group), Some(weight)) = (grad, piece.group, weights[i].clone()) else { continue };
             let (lr, decay) = (hyper.lr[group], groups[group].weight_decay);
-            let weight = weights[i].clone();
-            let (first, second) = (next.first[i].take(), next.second[i].take());
+            let (first, second) = (self.first[i].clone(), self.second[i].clone());
             let rule = Update { lr, beta1: hyper.momentum, beta2, eps, decay, number: update };
             let (weight, first, second) = match self.kind {
                 OptimizerKind::Sgd => {
@@ -139,14 +146,20 @@ impl Optimizer {
                 OptimizerKind::RAdam => stepped(rule.radam(weight, grad, [first, second])),
                 OptimizerKind::Adamax => stepped(rule.adamax(weight, grad, [first, second])),
                 OptimizerKind::RmsProp => stepped(rule.rmsprop(weight, grad, [first, second])),
-                OptimizerKind::Adafactor => adafactor_step(weight, grad, (first, second), &layout.entries[i].shape, update, lr, decay),
+                OptimizerKind::Adafactor => {
+                    adafactor_step(weight, grad, (first, second), &layout.entries[piece.entries[0]].shape, update, lr, decay)
+                }
                 OptimizerKind::Lion => {
                     let rule = LionConfig::new().with_beta_1(hyper.momentum as f32).with_beta_2(beta2 as f32);
                     let (weight, state) = rule.with_weight_decay(decay as f32).build().step(lr, weight, grad, first.map(LionState::new));
                     (weight, state.map(|s| s.momentum), None)
                 }
             };
-            (updated[i], next.first[i], next.second[i]) = (Some(weight), first, second);
+            // A parameter without gradient stays as it is, and so do its moments.
+            let choose = |old: &Option<Tensor<1>>, new: Tensor<1>| piece.choose(old.clone(), new, learns);
+            updated[i] = choose(&weights[i], weight);
+            next.first[i] = first.and_then(|new| choose(&self.first[i], new));
+            next.second[i] = second.and_then(|new| choose(&self.second[i], new));
         }
         (updated, next)
     }
@@ -191,8 +204,8 @@ fn adafactor_step(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::layout::Entry;
-    use burn::tensor::{Device, TensorData};
+    use crate::entry::Entry;
+    use burn::tensor::{DType, Device, TensorData};
 
     const START: [f32; 4] = [0.5, -1.25, 2.0, 0.03];
     const GRADS: [[f32; 4]; 4] = [[0.1, -0.2, 0.3, 0.0], [-0.05, 0.4, 0.2, 1.0], [0.3, 0.1, -0.6, 0.02], [0.0, 0.0, 0.1, -0.4]];
@@ -204,16 +217,44 @@ mod tests {
     /// Four updates at rate 0.02, momentum 0.9, weight decay 0.05.
     fn after_four_updates(kind: OptimizerKind) -> Vec<f32> {
         let device = Device::flex();
-        let layout = Layout::from_entries(vec![Entry { name: "w".into(), shape: vec![4], group: Some(0) }]);
+        let layout = Layout::from_entries(vec![Entry { name: "w".into(), shape: vec![4], group: Some(0), dtype: DType::F32 }]);
         let groups = [Group { lr_scale: 1.0, weight_decay: 0.05, bias: false }];
         let hyper = Hyper { lr: vec![0.02], momentum: 0.9, accumulate: 1 };
-        let (mut weights, mut optimizer) = (vec![upload(&START, &device)], Optimizer::new(kind, kind.constants(), &layout));
+        let (mut weights, mut optimizer) = (vec![Some(upload(&START, &device))], Optimizer::new(kind, kind.constants(), &layout));
         for (i, grad) in GRADS.iter().enumerate() {
-            let grads = vec![Some(upload(grad, &device))];
-            let (new, next) = optimizer.step(&layout, &groups, &hyper, i as u64 + 1, &weights, grads);
-            (weights, optimizer) = (new.into_iter().flatten().collect(), next);
+            let grads = GradBuffer::of(&layout, vec![Some(upload(grad, &device))]);
+            (weights, optimizer) = optimizer.step(&layout, &groups, &hyper, i as u64 + 1, &weights, grads);
         }
-        weights[0].try_to_vec_as::<f32>().unwrap()
+        weights[0].as_ref().unwrap().try_to_vec_as::<f32>().unwrap()
+    }
+
+    /// As in PyTorch: neither weight decay nor momentum moves it.
+    #[test]
+    fn a_parameter_without_gradient_stays_as_it_is() {
+        let device = Device::flex();
+        let entry = |name: &str| Entry { name: name.into(), shape: vec![4], group: Some(0), dtype: DType::F32 };
+        let layout = Layout::from_entries(vec![entry("a"), entry("b")]);
+        let groups = [Group { lr_scale: 1.0, weight_decay: 0.05, bias: false }];
+        let hyper = Hyper { lr: vec![0.02], momentum: 0.9, accumulate: 1 };
+        let host =
+            |values: Vec<Option<Tensor<1>>>| values.into_iter().flatten().map(|v| v.try_to_vec_as::<f32>().unwrap()).collect::<Vec<_>>();
+        let both = || layout.gather(vec![Some(upload(&START, &device)), Some(upload(&START, &device))]);
+        for kind in [OptimizerKind::Sgd, OptimizerKind::AdamW] {
+            let optimizer = Optimizer::new(kind, kind.constants(), &layout);
+            let step = |optimizer: &Optimizer, number, weights: &Arenas, grads: [Option<&[f32; 4]>; 2]| {
+                let grads = grads.map(|grad| grad.map(|grad| upload(grad, &device))).to_vec();
+                optimizer.step(&layout, &groups, &hyper, number, weights, GradBuffer::of(&layout, grads))
+            };
+            let (first, optimizer) = step(&optimizer, 1, &both(), [Some(&GRADS[0]), None]);
+            let [a, b] = host(layout.scatter(&first)).try_into().unwrap();
+            assert!(a != START && b == START, "{kind:?}: {a:?} {b:?}");
+            let (second, optimizer) = step(&optimizer, 2, &first, [Some(&GRADS[1]), Some(&GRADS[0])]);
+            let moments = host(layout.scatter(&optimizer.first));
+            let (third, optimizer) = step(&optimizer, 3, &second, [Some(&GRADS[2]), None]);
+            assert_eq!(host(layout.scatter(&third))[1], host(layout.scatter(&second))[1], "{kind:?}");
+            let after = host(layout.scatter(&optimizer.first));
+            assert!(after[1] == moments[1] && after[0] != moments[0], "{kind:?}: the moments of b");
+        }
     }
 
     /// The right-hand sides are torch.optim's (2.15), same settings: SGD with nesterov, Adam, AdamW.

@@ -76,7 +76,8 @@ pub(crate) struct Run<T: Task> {
 impl<T: Task> Run<T> {
     /// A model with the averaged weights, without autodiff.
     pub(crate) fn ema_model(&self) -> T::Model {
-        self.settings.layout.assign(self.state.model.valid(), self.state.ema.values.iter().cloned().map(Some).collect())
+        let layout = &self.settings.layout;
+        layout.assign(self.state.model.valid(), layout.scatter(&self.state.ema.values))
     }
 
     /// What this epoch may depend on.

@@ -9,10 +9,11 @@ use burn::tensor::{Device, Tensor};
 use crate::counters::Counters;
 use crate::discrete::{assign_discrete, discrete};
 use crate::ema::Ema;
+use crate::entry::Entry;
 use crate::error::LearnError;
 use crate::grads::GradBuffer;
 use crate::host::{of_float, to_float};
-use crate::layout::{Entry, Layout};
+use crate::layout::Layout;
 use crate::optim::Optimizer;
 
 /// Everything a run needs to go on.
@@ -52,7 +53,7 @@ impl<M: Module> RunState<M> {
     pub fn encode(&self, layout: &Layout) -> Result<Members, LearnError> {
         let mut moments = Vec::new();
         for (slot, values) in [&self.optimizer.first, &self.optimizer.second].into_iter().enumerate() {
-            for (mut name, shape, value) in named(layout, values.iter().map(Option::as_ref)) {
+            for (mut name, shape, value) in named(layout, layout.scatter(values)) {
                 name.insert_str(0, BUFFERS[slot]);
                 moments.push((name, self.buffer_shape(slot, &shape), value));
             }
@@ -61,10 +62,10 @@ impl<M: Module> RunState<M> {
         let counters = serde_json::to_vec_pretty(&Counters { ema_updates: self.ema.updates, ..self.counters.clone() })
             .map_err(|e| LearnError::Config(format!("the run's counters cannot be written: {e}")))?;
         let mut members = vec![
-            (WEIGHTS, encode(WEIGHTS, named(layout, layout.values(&model).iter().map(Some)))?),
-            (EMA, encode(EMA, named(layout, self.ema.values.iter().map(Some)))?),
+            (WEIGHTS, encode(WEIGHTS, named(layout, layout.values(&model).into_iter().map(Some).collect()))?),
+            (EMA, encode(EMA, named(layout, layout.scatter(&self.ema.values)))?),
             (OPTIMIZER, encode(OPTIMIZER, moments)?),
-            (GRADS, encode(GRADS, named(layout, self.grads.sums.iter().map(Option::as_ref)))?),
+            (GRADS, encode(GRADS, named(layout, self.grads.by_entry(layout)))?),
             (COUNTERS, counters),
         ];
         let discrete = discrete(&model)?;
@@ -110,9 +111,9 @@ impl<M: Module> RunState<M> {
         }
         // Nothing is changed before everything has proved to fit.
         self.model = model.train();
-        (self.ema.values, self.ema.updates) = (ema, counters.ema_updates);
-        (self.optimizer.first, self.optimizer.second) = moments;
-        self.grads.sums = if sums.iter().any(Option::is_some) { sums } else { Vec::new() };
+        (self.ema.values, self.ema.updates) = (layout.gather(ema.into_iter().map(Some).collect()), counters.ema_updates);
+        (self.optimizer.first, self.optimizer.second) = (layout.gather(moments.0), layout.gather(moments.1));
+        self.grads = GradBuffer::of(layout, sums);
         self.counters = counters;
         Ok(())
     }
@@ -123,15 +124,15 @@ impl<M: Module> RunState<M> {
     }
 }
 
-type NamedTensor<'a> = (String, Vec<usize>, &'a Tensor<1>);
+type NamedTensor = (String, Vec<usize>, Tensor<1>);
 
-fn named<'a>(layout: &'a Layout, values: impl Iterator<Item = Option<&'a Tensor<1>>>) -> Vec<NamedTensor<'a>> {
+fn named(layout: &Layout, values: Vec<Option<Tensor<1>>>) -> Vec<NamedTensor> {
     let with_value = layout.entries.iter().zip(values).filter_map(|(e, v)| v.map(|v| (e, v)));
     with_value.map(|(e, v)| (e.name.clone(), e.shape.clone(), v)).collect()
 }
 
-fn encode(member: &str, tensors: Vec<NamedTensor<'_>>) -> Result<Vec<u8>, LearnError> {
-    let tensors = tensors.into_iter().map(|(name, shape, tensor)| Ok((name.clone(), of_float(&name, &shape, tensor)?)));
+fn encode(member: &str, tensors: Vec<NamedTensor>) -> Result<Vec<u8>, LearnError> {
+    let tensors = tensors.into_iter().map(|(name, shape, tensor)| Ok((name.clone(), of_float(&name, &shape, &tensor)?)));
     to_file(member, &tensors.collect::<Result<Tensors, LearnError>>()?)
 }
 

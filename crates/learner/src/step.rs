@@ -3,9 +3,11 @@
 use burn::module::Module;
 use burn::tensor::{Device, Tensor};
 
+use crate::arenas::Arenas;
 use crate::error::LearnError;
-use crate::grads::{GradBuffer, clip_to_norm, divide, read_with_squares};
+use crate::grads::{GradBuffer, read};
 use crate::layout::Layout;
+use crate::optim::Optimizer;
 use crate::profile::{Stage, StepTimes, Stopwatch};
 use crate::schedule::Hyper;
 use crate::shortage::{Failure, attempt};
@@ -56,8 +58,56 @@ pub(crate) fn try_step<T: Task>(
     })
 }
 
+/// An update that has been computed and not yet been made: whether it may be is known when its sums have been read.
+struct Proposal {
+    updated: Arenas,
+    optimizer: Optimizer,
+    /// All values, running statistics too: the EMA follows them.
+    after: Arenas,
+    /// Σ g² before clipping, and Σ of the squares of all values after the update.
+    sums: [Tensor<1>; 2],
+}
+
+impl Proposal {
+    /// An update of `model` by the gradients of a window; `squares` is their Σ g² if it is known. `None` if there is nothing to update.
+    fn new<T: Task>(
+        context: &StepContext<'_, T>,
+        state: &RunState<T::Model>,
+        model: &T::Model,
+        hyper: &Hyper,
+        (mut grads, count): (GradBuffer, u64),
+        squares: Option<Tensor<1>>,
+    ) -> Option<Self> {
+        let StepContext { task, layout, groups, max_grad_norm, .. } = context;
+        if task.per_count() {
+            grads.divide(count.max(1));
+        }
+        let squares = squares.or_else(|| grads.squares(layout))?;
+        if *max_grad_norm > 0.0 {
+            grads.clip(&squares, *max_grad_norm);
+        }
+        let weights = layout.gathered(model);
+        let (updated, optimizer) = state.optimizer.step(layout, groups, hyper, state.counters.updates + 1, &weights, grads);
+        // BatchNorm statistics are part of what the EMA sees, so they are part of what is checked.
+        let after: Arenas = weights.into_iter().zip(&updated).map(|(old, new)| new.clone().or(old)).collect();
+        let check = layout.pieces.squares(&after, |_| true)?;
+        Some(Self { updated, optimizer, after, sums: [squares, check] })
+    }
+
+    /// What is not finite, by the values of the sums.
+    fn wrong(sums: &[Vec<f32>]) -> Option<&'static str> {
+        match sums {
+            [squares, _] if !squares[0].is_finite() => Some("gradient"),
+            [_, check] if !check[0].is_finite() => Some("weights"),
+            _ => None,
+        }
+    }
+}
+
 /// Trains on one batch, all of it or part by part. A step in which anything is not finite leaves weights, running statistics, moments and EMA
 /// as they were.
+///
+/// The device is asked once: update and checks are queued behind the gradients, and the update is made if the sums turn out to be finite.
 fn train_step<T: Task>(
     context: &StepContext<'_, T>,
     state: &mut RunState<T::Model>,
@@ -65,100 +115,102 @@ fn train_step<T: Task>(
     draw: Draw,
     hyper: &Hyper,
 ) -> Result<StepReport<T::Output>, LearnError> {
-    let StepContext { task, layout, groups, device, max_grad_norm, profile } = context;
+    let StepContext { task, layout, device, profile, .. } = context;
     let mut watch = Stopwatch::start(profile.then_some(device));
     // The forward pass moves running statistics: this copy (of handles, not of data) is the way back.
     let before = state.model.valid();
 
-    let (mut sum, mut skipped) = (GradBuffer::default(), None);
-    let (mut items, mut outputs) = (Vec::new(), Vec::new());
+    let (mut batch, mut outputs) = (GradBuffer::default(), Vec::new());
     for part in parts {
         let (output, grads) = task.gradients(&state.model, part, draw, device, layout, &mut watch);
-        let (loss, of_part, squares) = read_scalars(&output, &grads)?;
-        watch.lap(Stage::Backward);
-        let weight = if task.per_count() { output.count } else { task.sample_names(part).len() };
-        items.push((weight, of_part));
+        batch.add(GradBuffer::of(layout, grads));
         outputs.push(output);
-        skipped = match (loss.is_finite(), squares.is_finite()) {
-            (false, _) => Some("loss"),
-            (true, false) => Some("gradient"),
-            (true, true) => None,
-        };
-        if skipped.is_some() {
-            break;
+    }
+    watch.lap(Stage::Backward);
+    let count: usize = outputs.iter().map(|output| output.count).sum();
+    let due = state.counters.pending + 1 >= hyper.accumulate;
+    let squares = batch.squares(layout);
+    let window = (state.grads.clone(), state.counters.pending_count);
+    let mut proposal = match due {
+        true => {
+            // A window of one batch has its sum.
+            let known = squares.clone().filter(|_| window.0.is_empty() && !task.per_count());
+            let mut sum = window.0.clone();
+            sum.add(std::mem::take(&mut batch));
+            Proposal::new(context, state, &state.model.valid(), hyper, (sum, window.1 + count as u64), known)
         }
-        sum.add(grads);
-    }
+        false => None,
+    };
+
     // An update is followed by a check of everything; within a window, running statistics are all that has moved.
-    if skipped.is_none() && state.counters.pending + 1 < hyper.accumulate && !statistics_are_finite(layout, &state.model)? {
-        skipped = Some("running statistic");
-    }
-    let count = outputs.iter().map(|output| output.count).sum();
+    let moved = if due { None } else { statistics(layout, &state.model) };
+    let of_outputs = outputs.iter().flat_map(|output| [output.loss.clone(), output.items.clone()]);
+    let of_update = proposal.iter().flat_map(|proposal| proposal.sums.clone());
+    let sums = [&squares, &moved].map(Option::is_some);
+    let mut values = read(of_outputs.chain(squares).chain(moved).chain(of_update).collect())?.into_iter();
+    let of_parts: Vec<Vec<f32>> = values.by_ref().take(2 * outputs.len()).collect();
+    let [gradients, statistics] = sums.map(|asked| !asked || values.next().is_some_and(|sum| sum[0].is_finite()));
+    let mut sums: Vec<Vec<f32>> = values.collect();
+
+    let weight = |(part, output): (&T::Batch, &StepOutput<T::Output>)| match task.per_count() {
+        true => output.count,
+        false => task.sample_names(part).len(),
+    };
+    let items = parts.iter().zip(&outputs).map(weight).zip(of_parts.chunks_exact(2).map(|part| as_f64(&part[1])));
+    let items: Vec<(usize, Vec<f64>)> = items.collect();
+    let loss = of_parts.chunks_exact(2).all(|part| part[0][0].is_finite());
+    let wrong = [("loss", loss), ("gradient", gradients), ("running statistic", statistics)];
+    let skipped = wrong.into_iter().find(|(_, finite)| !finite).map(|(name, _)| name);
     let (items, times) = (mean_items(&items), watch.times());
     let mut report = StepReport { items, count, grad_norm: None, skipped, lost_update: false, outputs, times };
     state.counters.pending += 1;
-    if report.skipped.is_some() {
+    if skipped.is_some() {
         state.model = before.clone().train();
+        // The update, if one is due, is that of the batches before.
+        proposal = if due { Proposal::new(context, state, &before, hyper, window, None) } else { None };
+        sums = match &proposal {
+            Some(proposal) => read(proposal.sums.to_vec())?,
+            None => Vec::new(),
+        };
     } else {
-        state.counters.pending_count += report.count as u64;
-        state.grads.add(sum.take());
+        state.counters.pending_count += count as u64;
+        if !due {
+            state.grads.add(batch);
+        }
     }
-    if state.counters.pending < hyper.accumulate {
+    if !due {
         return Ok(report);
     }
 
-    state.counters.pending = 0;
-    let count = std::mem::take(&mut state.counters.pending_count);
-    let mut grads = state.grads.take();
-    if grads.is_empty() {
-        return Ok(report);
-    }
-    if task.per_count() {
-        divide(&mut grads, count.max(1));
-    }
-    let norm = norm_of(grads.iter().flatten())?;
-    if !norm.is_finite() {
+    (state.counters.pending, state.counters.pending_count, state.grads) = (0, 0, GradBuffer::default());
+    let Some(proposal) = proposal else { return Ok(report) };
+    if let Some(wrong) = Proposal::wrong(&sums) {
         state.model = before.train();
-        (report.skipped, report.lost_update) = (Some("gradient"), true);
+        (report.skipped, report.lost_update) = (Some(wrong), true);
         return Ok(report);
     }
-    if *max_grad_norm > 0.0 {
-        clip_to_norm(&mut grads, norm, *max_grad_norm);
-    }
-    let weights = layout.values(&state.model.valid());
-    let (updated, optimizer) = state.optimizer.step(layout, groups, hyper, state.counters.updates + 1, &weights, grads);
-    // BatchNorm statistics are part of what the EMA sees, so they are part of what is checked.
-    let after: Vec<Tensor<1>> = weights.into_iter().zip(&updated).map(|(old, new)| new.clone().unwrap_or(old)).collect();
-    if !norm_of(&after)?.is_finite() {
-        state.model = before.train();
-        (report.skipped, report.lost_update) = (Some("weights"), true);
-        return Ok(report);
-    }
-    state.model = layout.assign(std::mem::replace(&mut state.model, before), updated);
-    state.optimizer = optimizer;
+    state.model = layout.assign(std::mem::replace(&mut state.model, before), layout.scatter(&proposal.updated));
+    state.optimizer = proposal.optimizer;
     state.counters.updates += 1;
-    state.ema.update(after);
-    report.grad_norm = Some(norm);
+    state.ema.update(proposal.after);
+    report.grad_norm = Some(f64::from(sums[0][0]).sqrt());
     watch.lap(Stage::Update);
     report.times = watch.times();
     Ok(report)
 }
 
-/// Whether what a forward pass moves, the float tensors that are not learned, is finite.
-fn statistics_are_finite<M: Module>(layout: &Layout, model: &M) -> Result<bool, LearnError> {
-    let kept: Vec<bool> = layout.entries.iter().map(|entry| entry.group.is_none()).collect();
-    if !kept.contains(&true) {
-        return Ok(true);
+/// Σ x² of what a forward pass moves, the float tensors that are not learned, if there are any.
+fn statistics<M: Module>(layout: &Layout, model: &M) -> Option<Tensor<1>> {
+    if layout.entries.iter().all(|entry| entry.group.is_some()) {
+        return None;
     }
-    let values = layout.values(&model.valid());
-    Ok(norm_of(values.iter().zip(kept).filter_map(|(value, kept)| kept.then_some(value)))?.is_finite())
+    let values = layout.values(&model.valid()).into_iter().zip(&layout.entries);
+    let kept = values.map(|(value, entry)| entry.group.is_none().then_some(value)).collect();
+    layout.pieces.squares(&layout.gather(kept), |_| true)
 }
 
-/// Loss, loss items and Σ g².
-fn read_scalars<O>(output: &StepOutput<O>, grads: &[Option<Tensor<1>>]) -> Result<(f64, Vec<f64>, f64), LearnError> {
-    let (read, squares) = read_with_squares(vec![output.loss.clone(), output.items.clone()], grads.iter().flatten())?;
-    let as_f64 = |v: &[f32]| v.iter().map(|&x| f64::from(x)).collect::<Vec<_>>();
-    Ok((as_f64(&read[0])[0], as_f64(&read[1]), squares))
+fn as_f64(values: &[f32]) -> Vec<f64> {
+    values.iter().map(|&x| f64::from(x)).collect()
 }
 
 /// The loss items of a batch: the mean of its parts' by their weights.
@@ -166,8 +218,4 @@ fn mean_items(parts: &[(usize, Vec<f64>)]) -> Vec<f64> {
     let total = parts.iter().map(|(weight, _)| weight).sum::<usize>().max(1) as f64;
     let items = parts.first().map_or(0, |(_, items)| items.len());
     (0..items).map(|i| parts.iter().map(|(weight, items)| items[i] * (*weight as f64 / total)).sum()).collect()
-}
-
-fn norm_of<'a>(tensors: impl IntoIterator<Item = &'a Tensor<1>>) -> Result<f64, LearnError> {
-    Ok(read_with_squares(Vec::new(), tensors)?.1.sqrt())
 }

@@ -6,7 +6,7 @@ mod toy;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 
-use bellows_learner::{LearnError, LearnerConfig, Notice, Observer, Outcome};
+use bellows_learner::{GradBuffer, LearnError, LearnerConfig, Notice, Observer, Outcome};
 use burn::tensor::Device;
 use toy::{BATCHES, Poison, Toy, config, data, ending, learner, learner_of, no_poison};
 
@@ -108,12 +108,17 @@ fn what_is_not_finite_is_never_encoded() {
         change(&mut changed);
         changed.encode(layout).unwrap_err().to_string()
     };
-    let ema = with(&|s| s.ema.values[2] = infinite(&s.ema.values[2]));
+    let values = || layout.scatter(&state.ema.values);
+    let ema = with(&|s| {
+        let mut values = values();
+        values[2] = values[2].as_ref().map(infinite);
+        s.ema.values = layout.gather(values);
+    });
     let name = &layout.entries[2].name;
     assert!(ema.starts_with("ema.safetensors") && ema.contains(name.as_str()), "{ema}");
-    let moments = with(&|s| s.optimizer.first[0] = Some(infinite(&s.ema.values[0])));
+    let moments = with(&|s| s.optimizer.first[0] = s.ema.values[0].as_ref().map(infinite));
     assert!(moments.starts_with("optimizer.safetensors") && moments.contains("first."), "{moments}");
-    let window = with(&|s| s.grads.sums = s.ema.values.iter().map(|v| Some(infinite(v))).collect());
+    let window = with(&|s| s.grads = GradBuffer::of(layout, values().iter().map(|v| v.as_ref().map(infinite)).collect()));
     assert!(window.starts_with("grads.safetensors"), "{window}");
 }
 

@@ -85,7 +85,8 @@ fn an_exploding_rate_never_writes_a_weight_that_is_not_finite() {
         Err(error) => panic!("{error}"),
     }
     assert!(session.state().counters.skipped > 0, "nothing exploded: nothing was tested");
-    for (name, _, values) in session.layout().read(&session.state().ema.values).unwrap() {
+    let average: Vec<_> = session.layout().scatter(&session.state().ema.values).into_iter().flatten().collect();
+    for (name, _, values) in session.layout().read(&average).unwrap() {
         assert!(values.iter().all(|v| v.is_finite()), "EMA of {name}");
     }
 }

@@ -3,8 +3,8 @@
 
 use std::collections::BTreeMap;
 
-use bellows_learner::{Entry, Group, Hyper, Layout, Optimizer, OptimizerKind};
-use burn::tensor::{Device, Tensor, TensorData};
+use bellows_learner::{Entry, GradBuffer, Group, Hyper, Layout, Optimizer, OptimizerKind};
+use burn::tensor::{DType, Device, Tensor, TensorData};
 use serde::Deserialize;
 
 type Values = Vec<Vec<f32>>;
@@ -35,20 +35,18 @@ fn golden() -> Golden {
 /// Ten updates under weight decay and a falling rate, compared one by one.
 fn expect_updates(golden: &Golden, kind: OptimizerKind, momentum: f64, expected: &[Values]) {
     let device = Device::flex();
-    let entry = |(i, shape): (usize, &Vec<usize>)| Entry { name: format!("w{i}"), shape: shape.clone(), group: Some(0) };
-    let layout = Layout::from_entries(golden.shapes.iter().enumerate().map(entry).collect());
+    let entry = |(i, shape): (usize, &Vec<usize>)| Entry { name: format!("w{i}"), shape: shape.clone(), group: Some(0), dtype: DType::F32 };
+    let layout = kind.arrange(Layout::from_entries(golden.shapes.iter().enumerate().map(entry).collect()));
     let groups = [Group { lr_scale: 1.0, weight_decay: golden.weight_decay, bias: false }];
     let up = |values: &[Vec<f32>]| {
-        values.iter().map(|v| Tensor::<1>::from_data(TensorData::new(v.clone(), [v.len()]), &device)).collect::<Vec<_>>()
+        values.iter().map(|v| Some(Tensor::<1>::from_data(TensorData::new(v.clone(), [v.len()]), &device))).collect::<Vec<_>>()
     };
     assert_eq!(expected.len(), golden.grads.len());
-    let (mut weights, mut optimizer) = (up(&golden.start), Optimizer::new(kind, kind.constants(), &layout));
+    let (mut weights, mut optimizer) = (layout.gather(up(&golden.start)), Optimizer::new(kind, kind.constants(), &layout));
     for (step, (grads, &lr)) in golden.grads.iter().zip(&golden.rates).enumerate() {
         let hyper = Hyper { lr: vec![lr], momentum, accumulate: 1 };
-        let grads = up(grads).into_iter().map(Some).collect();
-        let (new, next) = optimizer.step(&layout, &groups, &hyper, step as u64 + 1, &weights, grads);
-        (weights, optimizer) = (new.into_iter().flatten().collect(), next);
-        for (ours, theirs) in weights.iter().zip(&expected[step]) {
+        (weights, optimizer) = optimizer.step(&layout, &groups, &hyper, step as u64 + 1, &weights, GradBuffer::of(&layout, up(grads)));
+        for (ours, theirs) in layout.scatter(&weights).into_iter().flatten().zip(&expected[step]) {
             let ours = ours.try_to_vec_as::<f32>().unwrap();
             assert_eq!(ours.len(), theirs.len());
             for (a, b) in ours.iter().zip(theirs) {

@@ -33,6 +33,7 @@ fn share() -> Share {
         "device",
         "conv",
         "conv_workspace_mb",
+        "precision",
         "project",
         "name",
         "exist_ok",

@@ -109,7 +109,7 @@ fn of_this_program(part: &Path) -> Result<(), Usage> {
 
 /// The device, and how this process computes convolutions on it.
 pub(crate) fn device(config: &TrainConfig, reprobe: bool) -> Result<Selected, Failure> {
-    let lowering = config.conv.parse().context(Exit::Usage, "conv")?;
+    let lowering = config.lowering().map_err(Usage)?;
     let device = pick_device(&config.device, &ProbeOptions { reprobe, lowering: Some(lowering), ..ProbeOptions::default() })?;
     if let Some(reason) = &device.lowering_reason {
         say(&format!("convolutions: {}, because {reason}", device.lowering));

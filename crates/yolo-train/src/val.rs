@@ -30,6 +30,7 @@ fn share() -> Share {
         "device",
         "conv",
         "conv_workspace_mb",
+        "precision",
         "workers",
         "project",
         "name",

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::blocks::{ACROSS, Inputs, Panels, Rows, Tiles};
+use super::blocks::{ACROSS, Inputs, Met, Panels, Rows, Tiles};
 use super::forward::visible;
 use crate::cpu::scratch;
 use crate::cpu::simd::{Simd, Task};
@@ -29,12 +29,9 @@ impl Task for Queries<'_, '_> {
     #[inline(always)]
     fn run<S: Simd>(mut self, s: S) {
         let Inputs { sizes, scale, .. } = self.inputs;
+        let Met { keys, values, first, start, end } = self.rows.met(&self.inputs);
         let Rows { head, ref queries, ref mut out } = self.rows;
         let (d, group, count) = (sizes.d, sizes.group, queries.len());
-        let (keys, values) = (self.inputs.keys(self.inputs.k, head), self.inputs.keys(self.inputs.v, head));
-        let first = &self.inputs.first(head)[queries.clone()];
-        let end = sizes.position(queries.end - 1) + 1;
-        let start = first.iter().copied().min().unwrap_or(0).min(end);
 
         let pack = |of, j| Panels::of(s, &self.inputs.queries(of, head * group + j)[queries.start * d..queries.end * d], d);
         let panels: Vec<[Panels; 2]> = (0..group).map(|j| [pack(self.inputs.q, j), pack(self.above.dy, j)]).collect();

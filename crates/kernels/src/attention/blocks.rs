@@ -76,6 +76,27 @@ pub(super) struct Rows<'a> {
     pub out: Vec<&'a mut [f32]>,
 }
 
+/// What some queries of a group meet.
+pub(super) struct Met<'a> {
+    /// `[T, d]`.
+    pub keys: &'a [f32],
+    pub values: &'a [f32],
+    /// The first key that each of the queries sees.
+    pub first: &'a [usize],
+    /// The first key that any of them sees, and the end of those that the last one does.
+    pub start: usize,
+    pub end: usize,
+}
+
+impl Rows<'_> {
+    pub(super) fn met<'a>(&self, inputs: &Inputs<'a>) -> Met<'a> {
+        let first = &inputs.first(self.head)[self.queries.clone()];
+        let end = inputs.sizes.position(self.queries.end - 1) + 1;
+        let start = first.iter().copied().min().unwrap_or(0).min(end);
+        Met { keys: inputs.keys(inputs.k, self.head), values: inputs.keys(inputs.v, self.head), first, start, end }
+    }
+}
+
 /// The tasks of a result `[B, H, S, d]`, those that see most keys first.
 pub(super) fn by_queries(sizes: Sizes, out: &mut [f32]) -> Vec<Rows<'_>> {
     let Sizes { b, g, group, s, d, .. } = sizes;

@@ -1,6 +1,6 @@
 //! The forward pass: a block of queries, with the running maximum and sum of each row, meets its keys block by block.
 
-use super::blocks::{ACROSS, Inputs, Panels, Rows, Tiles};
+use super::blocks::{ACROSS, Inputs, Met, Panels, Rows, Tiles};
 use crate::cpu::scratch;
 use crate::cpu::simd::{Simd, Task};
 use crate::decoder::BLOCKED;
@@ -19,12 +19,9 @@ impl Task for Forward<'_, '_> {
     #[inline(always)]
     fn run<S: Simd>(mut self, s: S) -> Vec<f32> {
         let Inputs { sizes, scale, .. } = self.inputs;
+        let Met { keys, values, first, start, end } = self.rows.met(&self.inputs);
         let Rows { head, ref queries, ref mut out } = self.rows;
         let (d, group, count) = (sizes.d, sizes.group, queries.len());
-        let (keys, values) = (self.inputs.keys(self.inputs.k, head), self.inputs.keys(self.inputs.v, head));
-        let first = &self.inputs.first(head)[queries.clone()];
-        let end = sizes.position(queries.end - 1) + 1;
-        let start = first.iter().copied().min().unwrap_or(0).min(end);
 
         let panels: Vec<Panels> = (0..group)
             .map(|j| Panels::of(s, &self.inputs.queries(self.inputs.q, head * group + j)[queries.start * d..queries.end * d], d))

@@ -1,11 +1,15 @@
 //! The updates on Flex: f32 in one parallel loop each, everything else through Burn's own operations.
 
-use burn::backend::Flex;
+use std::ops::Range;
+
+use burn::backend::ops::FloatTensorOps;
+use burn::backend::{Flex, Scalar};
 use burn_flex::FlexTensor;
 use rayon::prelude::*;
 
-use super::{Adam, Sgd, UpdateOps, portable};
+use super::{Adam, Segments, Sgd, UpdateOps, portable};
 use crate::buffers::{all_f32, contiguous, owned, tensor, values};
+use crate::planes::Parts;
 
 /// Values per task.
 const CHUNK: usize = 16 * 1024;
@@ -76,23 +80,39 @@ impl UpdateOps for Flex {
         tensor(old, [len])
     }
 
-    fn sum_of_squares(x: FlexTensor) -> FlexTensor {
-        if !all_f32([&x]) {
-            return portable::sum_of_squares::<Self>(x);
+    fn sum_of_squares(arenas: Parts<Self>, segments: Segments) -> FlexTensor {
+        if !all_f32(&arenas.0) {
+            return portable::sum_of_squares::<Self>(arenas, &segments);
         }
-        let x = contiguous(x);
-        // Eight sums side by side, so that the additions do not wait for each other.
-        let of_chunk = |chunk: &[f32]| {
-            let (octets, mut sums) = (chunk.chunks_exact(8), [0.0f64; 8]);
-            let rest: f64 = octets.remainder().iter().map(|&v| f64::from(v) * f64::from(v)).sum();
-            for octet in octets {
-                for (sum, &v) in sums.iter_mut().zip(octet) {
-                    *sum += f64::from(v) * f64::from(v);
-                }
-            }
-            sums.iter().sum::<f64>() + rest
-        };
-        let sums: Vec<f64> = values(&x).par_chunks(CHUNK).map(of_chunk).collect();
-        tensor(vec![sums.iter().sum::<f64>() as f32], [1])
+        let arenas: Vec<FlexTensor> = arenas.0.into_iter().map(contiguous).collect();
+        let of = |(arena, range): &(usize, Range<usize>)| values(&arenas[*arena])[range.clone()].chunks(CHUNK);
+        let chunks: Vec<&[f32]> = segments.0.iter().flat_map(of).collect();
+        let parts: Vec<f64> = chunks.into_par_iter().map(squares).collect();
+        let mut parts = parts.into_iter();
+        let sums = segments.0.iter().map(|(_, range)| parts.by_ref().take(range.len().div_ceil(CHUNK)).sum::<f64>() as f32);
+        let sums: Vec<f32> = sums.collect();
+        let count = sums.len();
+        Self::float_sum(tensor(sums, [count]))
     }
+
+    fn clip_to_norm(x: FlexTensor, sum: FlexTensor, most: f64) -> FlexTensor {
+        if !all_f32([&x, &sum]) {
+            return portable::clip_to_norm::<Self>(x, sum, most);
+        }
+        let norm = values(&contiguous(sum)).iter().map(|&sum| f64::from(sum)).sum::<f64>().sqrt();
+        let factor = most / (norm + 1e-6);
+        if factor < 1.0 { Self::float_mul_scalar(x, Scalar::Float(factor)) } else { x }
+    }
+}
+
+/// `Σ x²`: eight sums side by side, so that the additions do not wait for each other.
+fn squares(x: &[f32]) -> f64 {
+    let (octets, mut sums) = (x.chunks_exact(8), [0.0f64; 8]);
+    let rest: f64 = octets.remainder().iter().map(|&v| f64::from(v) * f64::from(v)).sum();
+    for octet in octets {
+        for (sum, &v) in sums.iter_mut().zip(octet) {
+            *sum += f64::from(v) * f64::from(v);
+        }
+    }
+    sums.iter().sum::<f64>() + rest
 }

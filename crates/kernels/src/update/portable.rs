@@ -1,9 +1,14 @@
 //! The updates in Burn's own words: their definition, and the way of types other than f32.
 
-use burn::backend::tensor::FloatTensor;
-use burn::backend::{Backend, Scalar};
+use std::ops::Range;
 
-use super::rules::{Adam, Sgd};
+use burn::backend::tensor::FloatTensor;
+use burn::backend::{Backend, Scalar, TensorMetadata};
+use burn::tensor::{FloatDType, Slice};
+
+use super::Segments;
+use super::rules::{Adam, Moving, Sgd};
+use crate::planes::Parts;
 
 fn times<B: Backend>(x: FloatTensor<B>, by: f64) -> FloatTensor<B> {
     B::float_mul_scalar(x, Scalar::Float(by))
@@ -41,6 +46,26 @@ pub(super) fn blend<B: Backend>(old: FloatTensor<B>, new: FloatTensor<B>, a: f64
     B::float_add(times::<B>(old, a), times::<B>(new, b))
 }
 
-pub(super) fn sum_of_squares<B: Backend>(x: FloatTensor<B>) -> FloatTensor<B> {
-    B::float_sum(B::float_mul(x.clone(), x))
+pub(super) fn move_statistics<B: Backend>(
+    [mean, variance]: [FloatTensor<B>; 2],
+    [new_mean, new_variance]: [FloatTensor<B>; 2],
+    Moving { momentum, unbias }: Moving,
+) -> (FloatTensor<B>, FloatTensor<B>) {
+    let moved = |old, new| blend::<B>(old, new, 1.0 - momentum, momentum);
+    (moved(mean, new_mean), moved(variance, times::<B>(new_variance, unbias)))
+}
+
+pub(super) fn sum_of_squares<B: Backend>(arenas: Parts<B>, segments: &Segments) -> FloatTensor<B> {
+    let of = |(arena, range): &(usize, Range<usize>)| {
+        let x = B::float_slice(arenas.0[*arena].clone(), &[Slice::from(range.clone())]);
+        B::float_cast(B::float_sum(B::float_mul(x.clone(), x)), FloatDType::F32)
+    };
+    B::float_sum(B::float_cat(segments.0.iter().map(of).collect(), 0))
+}
+
+pub(super) fn clip_to_norm<B: Backend>(x: FloatTensor<B>, squares: FloatTensor<B>, most: f64) -> FloatTensor<B> {
+    let norm = B::float_add_scalar(B::float_sqrt(squares), Scalar::Float(1e-6));
+    let factor = B::float_clamp_max(B::float_mul_scalar(B::float_recip(norm), Scalar::Float(most)), Scalar::Float(1.0));
+    let dtype: FloatDType = x.dtype().into();
+    B::float_mul(x, B::float_cast(factor, dtype))
 }

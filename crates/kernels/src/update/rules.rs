@@ -29,3 +29,12 @@ pub struct Adam {
     /// What the weight is multiplied with beforehand: `1 - lr decay` (AdamW), else 1.
     pub keep: f64,
 }
+
+/// How running statistics follow those of a batch.
+#[derive(Clone, Copy, Debug)]
+pub struct Moving {
+    /// Weight of the new ones.
+    pub momentum: f64,
+    /// `n / (n - 1)`, which makes a batch's variance over n values an unbiased one.
+    pub unbias: f64,
+}

@@ -1,6 +1,7 @@
 //! The fused loops against Burn's operations, to the bit.
 
 use super::*;
+use crate::arena::{Places, arena};
 use crate::cpu::reference;
 use burn::backend::Flex;
 use burn::tensor::{Device, TensorData};
@@ -41,7 +42,17 @@ fn fused_updates_have_the_bits_of_the_operations() {
 
         assert_eq!(host(blend(w.clone(), g.clone(), 0.99, 0.01)), values(&portable::blend::<Flex>(p(&w), p(&g), 0.99, 0.01)));
         let exact: f64 = host(w.clone()).iter().map(|&v| f64::from(v).powi(2)).sum();
-        assert!((f64::from(host(sum_of_squares(w))[0]) - exact).abs() <= 1e-7 * exact);
+        let squares = sum_of_squares(vec![w.clone()], Segments(vec![(0, 0..len)]));
+        assert!((f64::from(host(squares.clone())[0]) - exact).abs() <= 1e-7 * exact);
+        let norm = f64::from(host(squares.clone())[0]).sqrt();
+        assert_eq!(host(clip_to_norm(w.clone(), squares.clone(), norm * 2.0)), host(w.clone()), "short enough");
+        let clipped = clip_to_norm(w.clone(), squares.clone(), 0.1 * norm);
+        assert_eq!(host(clipped), host(w.clone().mul_scalar(0.1 * norm / (norm + 1e-6))));
+
+        let moving = Moving { momentum: 0.03, unbias: 1.25 };
+        let [mean, variance] = move_statistics([w.clone(), b.clone()], [g.clone(), a.clone()], moving);
+        let theirs = portable::move_statistics::<Flex>([p(&w), p(&b)], [p(&g), p(&a)], moving);
+        assert_eq!((host(mean), host(variance)), (values(&theirs.0), values(&theirs.1)));
     }
 }
 
@@ -58,6 +69,19 @@ fn what_is_still_held_is_not_changed() {
 fn what_is_not_finite_shows_in_the_sum() {
     for bad in [f32::NAN, f32::INFINITY] {
         let x = Tensor::<1>::from_floats([1.0, bad, 2.0], &Device::flex());
-        assert!(!host(sum_of_squares(x))[0].is_finite());
+        assert!(!host(sum_of_squares(vec![x], Segments(vec![(0, 0..3)])))[0].is_finite());
     }
+}
+
+/// The sum of one arena is that of its tensors apart, in the order of the segments.
+#[test]
+fn sums_do_not_depend_on_the_arena() {
+    let parts = [noise(1, 100_000), noise(2, 77), noise(3, 40_000)];
+    let places = Places::of([100_000, 77, 40_000]);
+    let whole = arena(parts.to_vec(), &places);
+    let order = [2, 0, 1];
+    let of = |i: usize| (0, places.all[i].0..places.all[i].0 + places.all[i].1);
+    let together = sum_of_squares(vec![whole], Segments(order.map(of).to_vec()));
+    let apart = order.map(|i| (i, 0..places.all[i].1)).to_vec();
+    assert_eq!(host(together), host(sum_of_squares(parts.to_vec(), Segments(apart))));
 }

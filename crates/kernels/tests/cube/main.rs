@@ -5,6 +5,7 @@
 //! `BELLOWS_MESA_GL=1` adds it, where libEGL is installed.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
+mod arena;
 mod decoder;
 mod figures;
 mod launches;

@@ -2,8 +2,9 @@
 
 use crate::launches::{assert_ours, most_in_use, trace};
 use crate::support::{Numbers, cube, flex64, numbers, on_swiftshader, pattern, relative};
+use bellows_kernels::planes::Parts;
 use bellows_kernels::update::UpdateOps;
-use bellows_kernels::{Adam, Sgd};
+use bellows_kernels::{Adam, Moving, Segments, Sgd};
 use burn::tensor::TensorData;
 use burn_cubecl::CubeBackend;
 use burn_flex::Flex;
@@ -11,11 +12,17 @@ use burn_flex::Flex;
 const SGD: Sgd = Sgd { lr: 0.01, momentum: 0.937, decay: 5e-4 };
 const ADAM: Adam = Adam { rate: 0.002, beta1: 0.9, beta2: 0.999, root: 0.1, epsilon: 1e-8, decay: 5e-4, keep: 0.9995 };
 
+const MOVING: Moving = Moving { momentum: 0.03, unbias: 1.25 };
+
+fn whole(len: usize) -> Segments {
+    Segments(vec![(0, 0..len)])
+}
+
 fn vector(stream: u64, len: usize) -> TensorData {
     TensorData::new(pattern(stream, len), [len])
 }
 
-/// New weight and buffer, new weight and moments, an average. `held`: somebody else holds what the results replace.
+/// New weight and buffer, new weight and moments, an average, statistics, a clipped tensor. `held`: somebody else holds what the results replace.
 fn updates<B: UpdateOps>(
     len: usize,
     held: bool,
@@ -42,7 +49,12 @@ fn updates<B: UpdateOps>(
     for (tensor, before) in keep {
         assert_eq!(host(tensor), before, "what is still held was changed");
     }
-    [sgd.0, sgd.1, adam.0, adam.1, adam.2, blend].into_iter().map(host).collect()
+    let [old, new, other] = tensors();
+    let moved = B::move_statistics(old.clone(), other, new, old, MOVING);
+    let [x, ..] = tensors();
+    let squares = upload(TensorData::new(vec![7.0f32], [1]));
+    let clipped = B::clip_to_norm(x, squares, 1.0);
+    [sgd.0, sgd.1, adam.0, adam.1, adam.2, blend, moved.0, moved.1, clipped].into_iter().map(host).collect()
 }
 
 #[test]
@@ -63,17 +75,17 @@ fn agrees_with_the_cpu() {
             }
         }
         let exact: f64 = pattern(1, len).into_iter().map(|v| f64::from(v).powi(2)).sum();
-        let ours = numbers(CubeBackend::sum_of_squares(cube(vector(1, len))));
+        let ours = numbers(CubeBackend::sum_of_squares(Parts(vec![cube(vector(1, len))]), whole(len)));
         assert!((f64::from(ours[0]) - exact).abs() <= 1e-6 * exact, "{ours:?} for {exact}");
     }
     for bad in [f32::NAN, f32::INFINITY] {
-        let ours = numbers(CubeBackend::sum_of_squares(cube(TensorData::new(vec![1.0, bad, 2.0], [3]))));
+        let ours = numbers(CubeBackend::sum_of_squares(Parts(vec![cube(TensorData::new(vec![1.0, bad, 2.0], [3]))]), whole(3)));
         assert!(!ours[0].is_finite());
     }
     eprintln!("> largest relative error {worst:.1e}");
 }
 
-/// One launch to an update, two to a sum of squares.
+/// One launch to an update, and to a sum of squares two more than arenas.
 #[test]
 fn launches_one_kernel_each() {
     if !on_swiftshader("update::launches_one_kernel_each") {
@@ -85,10 +97,12 @@ fn launches_one_kernel_each() {
         CubeBackend::sgd_step(w.clone(), g.clone(), m.clone(), SGD);
         CubeBackend::adam_step(w.clone(), g.clone(), m.clone(), v, ADAM);
         CubeBackend::blend(w.clone(), g, 0.9, 0.1);
-        CubeBackend::sum_of_squares(w);
+        CubeBackend::clip_to_norm(w.clone(), cube(vector(5, 1)), 1.0);
+        CubeBackend::move_statistics(w.clone(), w.clone(), w.clone(), w.clone(), MOVING);
+        CubeBackend::sum_of_squares(Parts(vec![w.clone(), w]), Segments(vec![(0, 0..5000), (1, 0..5000)]));
     });
-    let names = ["sgd_kernel", "adam_kernel", "blend_kernel", "squares_kernel", "squares_total"];
-    assert_ours(&launched, &names.map(|name| (name, 1)));
+    let names = [("sgd", 1), ("adam", 1), ("blend", 1), ("clip", 1), ("statistics", 1), ("squares_kernel", 2), ("squares_total", 2)];
+    assert_ours(&launched, &names);
 }
 
 /// An average that nobody else holds is replaced where it is.

@@ -21,7 +21,7 @@ use crate::config::{OptimizerChoice, TrainConfig};
 use crate::data::rng::Draw as Random;
 use crate::data::stages::Stages;
 use crate::data::{Batch, Target};
-use crate::model::{Scale, Yolo, YoloConfig};
+use crate::model::{Fused, Scale, Yolo, YoloConfig};
 use crate::task::DetectionTask;
 use crate::train::TrainError;
 use crate::upload::upload;
@@ -111,7 +111,8 @@ impl Benchmark {
         let times = times.after(WARM_UP);
         let part = |of: fn(&StepTimes) -> f64| median(times.iter().map(of).collect());
         let step_s = part(|t| t.forward + t.backward + t.update);
-        let infer_s = self.infer(&learner.ema_model(), &batch, &device.clone().without_autodiff());
+        let device = device.clone().without_autodiff();
+        let infer_s = self.infer(&learner.ema_model().valid().fuse(&device), &batch, &device);
         Ok(BenchmarkReport {
             peer: "bellows",
             batch: self.batch,
@@ -128,8 +129,7 @@ impl Benchmark {
     }
 
     /// Seconds of a pass over the batch, boxes decoded and read back.
-    fn infer(&self, model: &Yolo, batch: &Batch, device: &Device) -> f64 {
-        let model = model.valid();
+    fn infer(&self, model: &Fused, batch: &Batch, device: &Device) -> f64 {
         let pass = || {
             let images = upload(&batch.images, batch.shape, model.channels(), device);
             let started = Instant::now();

@@ -29,7 +29,7 @@ pub enum Taken {
 use Taken::{Any, Only, Told};
 
 const OFF: &[&str] = &["false", "null"];
-const F32: &str = "training and validation are f32, since half precision is not proven on the devices this is for; `--conv bf16` rounds \
+const F32: &str = "training and validation are f32, since half precision is not proven on the devices this is for; `--precision bf16` rounds \
                    factors where the processor can";
 const NOT_DETECTION: &str = "belongs to segmentation, pose or classification";
 const NOT_TRAINING: &str = "does nothing in training, here as there";

@@ -6,7 +6,8 @@
 //! a frozen layer, and every validation pass, uses the running statistics.
 
 use bellows_kernels::{
-    ConvConfig, add, batch_norm_silu, concat, conv2d, conv2d_silu, default_lowering, max_pool_same, slice_channels, upsample2,
+    ConvConfig, Moving, add, batch_norm_silu, concat, conv2d, conv2d_silu, default_lowering, max_pool_same, move_statistics,
+    slice_channels, upsample2,
 };
 use burn::module::{Flag, Module, Param, RunningState};
 use burn::tensor::{Device, Tensor};
@@ -83,10 +84,16 @@ impl BatchNorm2d {
     fn train_forward(&self, x: Tensor<4>, act: bool) -> Tensor<4> {
         let [b, _, h, w] = x.dims();
         let n = (b * h * w) as f64;
-        let unbiased = n / (n - 1.0).max(1.0);
         let y = batch_norm_silu(x, self.weight.val(), self.bias.val(), BN_EPSILON, act);
-        move_towards(&self.running_mean, y.mean);
-        move_towards(&self.running_var, y.variance.mul_scalar(unbiased));
+        let device = y.mean.device();
+        let old = [&self.running_mean, &self.running_var].map(|state| state.value_sync().to_device(&device).inner());
+        let new = [y.mean, y.variance].map(Tensor::inner);
+        let [mean, var] = move_statistics(old, new, Moving { momentum: BN_MOMENTUM, unbias: n / (n - 1.0).max(1.0) });
+        for (state, moved) in [(&self.running_mean, mean), (&self.running_var, var)] {
+            state.update(Tensor::from_inner(moved));
+            // An update waits for its thread's next one; fold it in now, so that a visitor (a checkpoint) sees this step.
+            state.value_sync();
+        }
         y.output
     }
 
@@ -98,13 +105,6 @@ impl BatchNorm2d {
         let b = self.bias.val() - mean * a.clone();
         (a, b)
     }
-}
-
-fn move_towards(state: &RunningState<Tensor<1>>, batch: Tensor<1>) {
-    let old = state.value_sync().to_device(&batch.device());
-    state.update((old.mul_scalar(1.0 - BN_MOMENTUM) + batch.detach().mul_scalar(BN_MOMENTUM)).detach());
-    // An update waits for its thread's next one; fold it in now, so that a visitor (a checkpoint) sees this step.
-    state.value_sync();
 }
 
 /// Convolution, batch normalisation and SiLU.

@@ -14,7 +14,7 @@ use std::sync::OnceLock;
 use half::bf16;
 
 use super::avx512::{L, MR, REDUCE_ROWS};
-use super::avx512_bf16::{self, Avx512Bf16};
+use super::avx512_bf16::{self, Avx512Bf16, inherit, inherit_vectors};
 use super::set::{PanelTile, ReduceTile, Simd, Task, Tile};
 
 /// Rows of a panel.
@@ -249,18 +249,6 @@ unsafe fn sums<U: Unit, const M: usize, const N: usize>(a: &[f32], b: &[f32], de
     }
 }
 
-/// Methods that are [`Avx512Bf16`]'s.
-macro_rules! inherit {
-    ($($name:ident($($argument:ident: $type:ty),*) $(-> $out:ty)?;)*) => {
-        $(
-            #[inline(always)]
-            fn $name(self, $($argument: $type),*) $(-> $out)? {
-                self.0.$name($($argument),*)
-            }
-        )*
-    };
-}
-
 type V = __m512;
 
 impl<U: Unit + 'static> Simd for Amx<U> {
@@ -273,38 +261,14 @@ impl<U: Unit + 'static> Simd for Amx<U> {
     const TERMS: usize = 2;
     type V = V;
 
+    inherit_vectors!();
     inherit! {
-        splat(x: f32) -> V;
-        load(src: &[f32]) -> V;
-        load_part(src: &[f32], n: usize) -> V;
-        load_bf16(src: &[bf16], n: usize) -> V;
-        store(v: V, dst: &mut [f32]);
-        store_part(v: V, dst: &mut [f32], n: usize);
-        add(a: V, b: V) -> V;
-        sub(a: V, b: V) -> V;
-        mul(a: V, b: V) -> V;
-        div(a: V, b: V) -> V;
-        mul_add(a: V, b: V, c: V) -> V;
-        min(a: V, b: V) -> V;
-        max(a: V, b: V) -> V;
-        round(a: V) -> V;
-        exp2_integer(n: V) -> V;
-        deinterleave2(a: V, b: V) -> (V, V);
-        interleave2(even: V, odd: V) -> (V, V);
-        transpose(src: &[f32], src_stride: usize, rows: usize, cols: usize, dst: &mut [f32], dst_stride: usize);
-        transpose_rows(src: &[f32], src_stride: usize, rows: usize, dst: &mut [&mut [f32]], at: usize);
-        prefetch_write(src: &[f32]);
         cell(low: V, high: V) -> V;
         neighbours(a: V, b: V) -> V;
         neighbours_bf16(src: &[bf16], n: usize) -> V;
         cell_bf16(low: &[bf16], high: &[bf16], n: usize) -> V;
         tile(tile: Tile<'_>);
         reduce_tile(tile: ReduceTile<'_>);
-    }
-
-    #[inline(always)]
-    fn prefetch_read<T>(self, src: &[T]) {
-        self.0.prefetch_read(src);
     }
 
     #[inline(always)]

@@ -99,7 +99,7 @@ unsafe fn join_pairs(low: *const bf16, high: *const bf16, part: __mmask16) -> __
     }
 }
 
-/// Methods that are [`Avx512`]'s.
+/// Methods that are those of the set of instructions this one holds.
 macro_rules! inherit {
     ($($name:ident($($argument:ident: $type:ty),*) $(-> $out:ty)?;)*) => {
         $(
@@ -111,6 +111,41 @@ macro_rules! inherit {
     };
 }
 
+/// All on vectors.
+macro_rules! inherit_vectors {
+    () => {
+        inherit! {
+            splat(x: f32) -> V;
+            load(src: &[f32]) -> V;
+            load_part(src: &[f32], n: usize) -> V;
+            load_bf16(src: &[bf16], n: usize) -> V;
+            store(v: V, dst: &mut [f32]);
+            store_part(v: V, dst: &mut [f32], n: usize);
+            add(a: V, b: V) -> V;
+            sub(a: V, b: V) -> V;
+            mul(a: V, b: V) -> V;
+            div(a: V, b: V) -> V;
+            mul_add(a: V, b: V, c: V) -> V;
+            min(a: V, b: V) -> V;
+            max(a: V, b: V) -> V;
+            round(a: V) -> V;
+            exp2_integer(n: V) -> V;
+            deinterleave2(a: V, b: V) -> (V, V);
+            interleave2(even: V, odd: V) -> (V, V);
+            transpose(src: &[f32], src_stride: usize, rows: usize, cols: usize, dst: &mut [f32], dst_stride: usize);
+            transpose_rows(src: &[f32], src_stride: usize, rows: usize, dst: &mut [&mut [f32]], at: usize);
+            prefetch_write(src: &[f32]);
+        }
+
+        #[inline(always)]
+        fn prefetch_read<T>(self, src: &[T]) {
+            self.0.prefetch_read(src);
+        }
+    };
+}
+
+pub(super) use {inherit, inherit_vectors};
+
 type V = __m512;
 
 impl Simd for Avx512Bf16 {
@@ -120,37 +155,12 @@ impl Simd for Avx512Bf16 {
     const TERMS: usize = 2;
     type V = V;
 
-    inherit! {
-        splat(x: f32) -> V;
-        load(src: &[f32]) -> V;
-        load_part(src: &[f32], n: usize) -> V;
-        load_bf16(src: &[bf16], n: usize) -> V;
-        store(v: V, dst: &mut [f32]);
-        store_part(v: V, dst: &mut [f32], n: usize);
-        add(a: V, b: V) -> V;
-        sub(a: V, b: V) -> V;
-        mul(a: V, b: V) -> V;
-        div(a: V, b: V) -> V;
-        mul_add(a: V, b: V, c: V) -> V;
-        min(a: V, b: V) -> V;
-        max(a: V, b: V) -> V;
-        round(a: V) -> V;
-        exp2_integer(n: V) -> V;
-        deinterleave2(a: V, b: V) -> (V, V);
-        interleave2(even: V, odd: V) -> (V, V);
-        transpose(src: &[f32], src_stride: usize, rows: usize, cols: usize, dst: &mut [f32], dst_stride: usize);
-        transpose_rows(src: &[f32], src_stride: usize, rows: usize, dst: &mut [&mut [f32]], at: usize);
-        prefetch_write(src: &[f32]);
-    }
+    inherit_vectors!();
 
     #[inline(always)]
     fn cell(self, low: V, high: V) -> V {
         // SAFETY: `self` proves the features.
         unsafe { pairs(low, high) }
-    }
-    #[inline(always)]
-    fn prefetch_read<T>(self, src: &[T]) {
-        self.0.prefetch_read(src);
     }
     #[inline(always)]
     fn neighbours(self, a: V, b: V) -> V {

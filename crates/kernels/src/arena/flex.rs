@@ -1,0 +1,53 @@
+//! Arenas on Flex: f32 copied by all threads, where it is not in place already.
+
+use std::sync::Arc;
+
+use burn::backend::Flex;
+use burn_flex::FlexTensor;
+use rayon::prelude::*;
+
+use super::{ArenaOps, Places, portable};
+use crate::buffers::{all_f32, contiguous, take, tensor, values};
+use crate::planes::Parts;
+
+/// Values per task.
+const CHUNK: usize = 64 * 1024;
+
+/// The arena whose parts these are, if they are.
+fn whole(parts: &[FlexTensor], places: &Places) -> Option<FlexTensor> {
+    let first = &parts[0];
+    let memory = first.data_arc();
+    let all = parts
+        .iter()
+        .zip(&places.all)
+        .all(|(part, &(start, _))| Arc::ptr_eq(&memory, &part.data_arc()) && part.is_contiguous() && part.layout().start_offset() == start);
+    let fits = memory.len() == size_of::<f32>() * places.len();
+    (all && fits).then(|| FlexTensor::from_arc(memory, burn_flex::Layout::contiguous([places.len()].into()), first.dtype()))
+}
+
+impl ArenaOps for Flex {
+    fn arena(parts: Parts<Self>, places: Places) -> FlexTensor {
+        if !all_f32(&parts.0) {
+            return portable::arena::<Self>(parts, &places);
+        }
+        if let Some(whole) = whole(&parts.0, &places) {
+            return whole;
+        }
+        let parts: Vec<FlexTensor> = parts.0.into_iter().map(contiguous).collect();
+        let mut out = take(places.len());
+        let (mut rest, mut end, mut moves) = (out.as_mut_slice(), 0, Vec::new());
+        for (part, &(start, len)) in parts.iter().zip(&places.all) {
+            let (between, behind) = rest.split_at_mut(start - end);
+            between.fill(0.0);
+            let (to, behind) = behind.split_at_mut(len);
+            moves.extend(to.chunks_mut(CHUNK).zip(values(part).chunks(CHUNK)));
+            (rest, end) = (behind, start + len);
+        }
+        moves.into_par_iter().for_each(|(to, from)| to.copy_from_slice(from));
+        tensor(out, [places.len()])
+    }
+
+    fn arena_parts(arena: FlexTensor, places: Places) -> Parts<Self> {
+        portable::parts::<Self>(contiguous(arena), &places)
+    }
+}

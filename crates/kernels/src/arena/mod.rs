@@ -1,0 +1,86 @@
+//! Many tensors in one, and back.
+//!
+//! A network of a few million parameters has hundreds of tensors, and an update that visits them one by one is hundreds of launches for each
+//! thing it does. In an *arena* they lie one after the other, so that it is one. What is taken out of an arena is a view: a parameter that
+//! came from there still lies there, and putting all of them together again is nothing to do.
+
+mod cube;
+mod flex;
+mod portable;
+#[cfg(test)]
+mod tests;
+
+pub(crate) use cube::view;
+
+use burn::backend::tensor::FloatTensor;
+use burn::backend::{Backend, Dispatch, backend_extension};
+use burn::tensor::Tensor;
+
+use crate::planes::Parts;
+use crate::shapes;
+
+/// Where tensors lie in their arena.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Places {
+    /// Where each begins, and how many values it has.
+    pub all: Vec<(usize, usize)>,
+}
+
+/// Every device can bind memory from a multiple of so many values on (256 bytes: WebGPU's `minStorageBufferOffsetAlignment`).
+const ALIGNMENT: usize = 64;
+
+impl Places {
+    /// Of tensors of these lengths, one after the other. Each begins where memory can be bound.
+    pub fn of(lengths: impl IntoIterator<Item = usize>) -> Self {
+        let mut next = 0;
+        let place = |len: usize| {
+            let start = next;
+            next = (start + len).next_multiple_of(ALIGNMENT);
+            (start, len)
+        };
+        Self { all: lengths.into_iter().map(place).collect() }
+    }
+
+    /// Values of the arena; those between tensors are zero.
+    pub fn len(&self) -> usize {
+        self.all.last().map_or(0, |(start, len)| start + len)
+    }
+
+    /// Whether there is no tensor, or only empty ones.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+/// Operations on flat tensors, without gradient.
+#[backend_extension(Flex, Cube)]
+pub trait ArenaOps: Backend {
+    /// The arena of `parts`.
+    fn arena(#[extension_type] parts: Parts<Self>, places: Places) -> FloatTensor<Self>;
+
+    /// Views of an arena.
+    fn arena_parts(arena: FloatTensor<Self>, places: Places) -> Parts<Self>;
+}
+
+/// The arena `[places.len()]` of at least one tensor, each `[its length]`, without gradient. Nothing is copied if they are the parts of one
+/// already.
+///
+/// # Panics
+/// Unless they have the lengths of their places.
+pub fn arena(parts: Vec<Tensor<1>>, places: &Places) -> Tensor<1> {
+    assert_eq!(parts.len(), places.all.len(), "tensors for so many places");
+    for (part, &(_, len)) in parts.iter().zip(&places.all) {
+        shapes::expect("a part", part.dims(), [len]);
+    }
+    let parts = Parts(parts.into_iter().map(Tensor::into_dispatch).collect());
+    Tensor::from_dispatch(Dispatch::arena(parts, places.clone()))
+}
+
+/// The tensors of an arena, without gradient: views, where the device can bind memory in the middle.
+///
+/// # Panics
+/// Unless it has their length.
+pub fn arena_parts(arena: Tensor<1>, places: &Places) -> Vec<Tensor<1>> {
+    shapes::expect("the arena", arena.dims(), [places.len()]);
+    Dispatch::arena_parts(arena.into_dispatch(), places.clone()).0.into_iter().map(Tensor::from_dispatch).collect()
+}

@@ -1,0 +1,56 @@
+//! Arenas on the device: what lies where, launches, and what is not copied.
+
+use crate::launches::{assert_ours, trace};
+use crate::support::{cube, numbers, on_swiftshader, pattern};
+use bellows_kernels::Places;
+use bellows_kernels::arena::ArenaOps;
+use bellows_kernels::planes::Parts;
+use burn::tensor::TensorData;
+use burn_cubecl::CubeBackend;
+use burn_cubecl::tensor::CubeTensor;
+
+fn parts(lengths: &[usize]) -> Vec<CubeTensor> {
+    lengths.iter().enumerate().map(|(i, &len)| cube(TensorData::new(pattern(i as u64, len), [len]))).collect()
+}
+
+/// Thirty tensors of uneven lengths: a launch for as many as the device binds (six here), none to take them apart and to put them together again.
+#[test]
+fn tensors_come_back_from_their_places() {
+    if !on_swiftshader("arena::tensors_come_back_from_their_places") {
+        return;
+    }
+    let lengths: Vec<usize> = (0..30).map(|i| [1, 64, 1000, 63, 40_001][i % 5] + i / 5).collect();
+    let places = Places::of(lengths.iter().copied());
+    let mut whole = None;
+    let launched = trace(|| whole = Some(CubeBackend::arena(Parts(parts(&lengths)), places.clone())));
+    assert_ours(&launched, &[("arena_kernel", 5)]);
+    let whole = whole.unwrap();
+    let values = numbers(whole.clone());
+    for (i, &(start, len)) in places.all.iter().enumerate() {
+        assert_eq!(values[start..start + len], pattern(i as u64, len), "tensor {i}");
+        let next = places.all.get(i + 1).map_or(values.len(), |place| place.0);
+        assert!(values[start + len..next].iter().all(|&v| v == 0.0), "zeros behind tensor {i}");
+    }
+    let mut again = None;
+    let launched = trace(|| again = Some(CubeBackend::arena(CubeBackend::arena_parts(whole.clone(), places.clone()), places.clone())));
+    assert_ours(&launched, &[]);
+    assert_eq!(numbers(again.unwrap()), values);
+    let back = CubeBackend::arena_parts(whole, places.clone()).0;
+    for (i, (part, &len)) in back.into_iter().zip(&lengths).enumerate() {
+        assert_eq!(numbers(part), pattern(i as u64, len), "tensor {i}");
+    }
+}
+
+/// Views that lie elsewhere are put together anew.
+#[test]
+fn views_in_another_order_are_copied() {
+    if !on_swiftshader("arena::views_in_another_order_are_copied") {
+        return;
+    }
+    let places = Places::of([64, 64]);
+    let whole = CubeBackend::arena(Parts(parts(&[64, 64])), places.clone());
+    let mut views = CubeBackend::arena_parts(whole, places.clone()).0;
+    views.reverse();
+    let swapped = numbers(CubeBackend::arena(Parts(views), places));
+    assert_eq!(swapped, [pattern(1, 64), pattern(0, 64)].concat());
+}

@@ -1,0 +1,115 @@
+//! The Learner's tensors in [arenas](bellows_kernels::arena): what an update does, it does to all parameters of a group at once.
+//!
+//! Tensors of one parameter group and number format share an arena, as do those without a group. Weights, gradients, moments and averages lie
+//! in the same places. A task and a checkpoint know nothing of it: to them every tensor has its name.
+
+use bellows_kernels::{Places, Segments, arena, arena_parts, sum_of_squares};
+use burn::tensor::{DType, Tensor};
+
+use crate::entry::Entry;
+
+/// Entries that share an arena.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Piece {
+    /// Their indices, rising.
+    pub(crate) entries: Vec<usize>,
+    /// Their parameter group.
+    pub(crate) group: Option<usize>,
+    places: Places,
+}
+
+/// The arenas of a list of tensors, one a [`Piece`]; `None` where no tensor of a piece has a value.
+pub type Arenas = Vec<Option<Tensor<1>>>;
+
+/// Which arena each tensor is in, and where.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Pieces(pub(crate) Vec<Piece>);
+
+impl Pieces {
+    /// As few as there are groups and number formats.
+    pub(crate) fn together(entries: &[Entry]) -> Self {
+        let mut kinds: Vec<((Option<usize>, DType), Vec<usize>)> = Vec::new();
+        for (i, entry) in entries.iter().enumerate() {
+            let kind = (entry.group, entry.dtype);
+            match kinds.iter_mut().find(|(k, _)| *k == kind) {
+                Some((_, members)) => members.push(i),
+                None => kinds.push((kind, vec![i])),
+            }
+        }
+        Self(kinds.into_iter().map(|((group, _), members)| Piece::new(members, group, entries)).collect())
+    }
+
+    /// Every tensor by itself: for a rule that asks for its shape.
+    pub(crate) fn apart(entries: &[Entry]) -> Self {
+        Self(entries.iter().enumerate().map(|(i, entry)| Piece::new(vec![i], entry.group, entries)).collect())
+    }
+
+    /// The arenas of values in the order of the entries; where some tensors of a piece have none, theirs are zero.
+    pub(crate) fn gather(&self, values: Vec<Option<Tensor<1>>>) -> Arenas {
+        let mut values = values;
+        self.0.iter().map(|piece| piece.gather(piece.entries.iter().map(|&i| values[i].take()).collect())).collect()
+    }
+
+    /// The values in the order of the entries.
+    pub(crate) fn scatter(&self, arenas: &[Option<Tensor<1>>]) -> Vec<Option<Tensor<1>>> {
+        let mut values = vec![None; self.0.iter().map(|piece| piece.entries.len()).sum()];
+        for (piece, arena) in self.0.iter().zip(arenas) {
+            let Some(arena) = arena else { continue };
+            for (&i, part) in piece.entries.iter().zip(piece.parts(arena.clone())) {
+                values[i] = Some(part);
+            }
+        }
+        values
+    }
+
+    /// Σ x² over the tensors with a value that `of` asks for, `[1]`: not finite if any of their numbers is not. `None` if there are none.
+    pub(crate) fn squares(&self, arenas: &[Option<Tensor<1>>], of: impl Fn(usize) -> bool) -> Option<Tensor<1>> {
+        let (mut present, mut segments) = (Vec::new(), Vec::new());
+        for (piece, arena) in self.0.iter().zip(arenas) {
+            let Some(arena) = arena else { continue };
+            let ranges = piece.entries.iter().zip(&piece.places.all).filter(|(i, _)| of(**i));
+            segments.extend(ranges.map(|(&i, &(start, len))| (i, (present.len(), start..start + len))));
+            present.push(arena.clone());
+        }
+        // In the order of the entries, so that the sum does not depend on the pieces.
+        segments.sort_by_key(|(i, _)| *i);
+        let segments = Segments(segments.into_iter().map(|(_, segment)| segment).collect());
+        (!segments.0.is_empty()).then(|| sum_of_squares(present, segments))
+    }
+}
+
+impl Piece {
+    fn new(members: Vec<usize>, group: Option<usize>, entries: &[Entry]) -> Self {
+        Self { places: Places::of(members.iter().map(|&i| entries[i].numel())), entries: members, group }
+    }
+
+    fn gather(&self, values: Vec<Option<Tensor<1>>>) -> Option<Tensor<1>> {
+        // A tensor alone is its own arena, whatever its length: that of a buffer may not be its parameter's.
+        if let [_] = self.entries[..] {
+            return values.into_iter().next().flatten();
+        }
+        let device = values.iter().flatten().next()?.device();
+        let of = |(value, &(_, len)): (Option<Tensor<1>>, &(usize, usize))| value.unwrap_or_else(|| Tensor::zeros([len], &device));
+        Some(arena(values.into_iter().zip(&self.places.all).map(of).collect(), &self.places))
+    }
+
+    fn parts(&self, arena: Tensor<1>) -> Vec<Tensor<1>> {
+        if let [_] = self.entries[..] {
+            return vec![arena];
+        }
+        arena_parts(arena, &self.places)
+    }
+
+    /// `new` of the tensors that `take`, `old` (zeros, if there is none) of the others.
+    pub(crate) fn choose(&self, old: Option<Tensor<1>>, new: Tensor<1>, take: impl Fn(usize) -> bool) -> Option<Tensor<1>> {
+        if self.entries.iter().all(|&i| take(i)) {
+            return Some(new);
+        }
+        let mut old = old.map(|old| self.parts(old).into_iter());
+        let parts = self.parts(new).into_iter().zip(&self.entries).map(|(new, &i)| {
+            let old = old.as_mut().and_then(Iterator::next);
+            if take(i) { Some(new) } else { old }
+        });
+        self.gather(parts.collect())
+    }
+}

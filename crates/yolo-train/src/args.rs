@@ -53,10 +53,12 @@ pub(crate) struct BenchmarkArgs {
     pub(crate) what: Benchmark,
     /// How convolutions are computed.
     pub(crate) conv: Lowering,
-    /// Megabytes of columns on a GPU.
+    /// Megabytes of parts of a weight gradient on a GPU.
     pub(crate) conv_workspace_mb: usize,
     /// Threads of the CPU; 0 for all.
     pub(crate) threads: usize,
+    /// Count launches instead.
+    pub(crate) count: bool,
     /// One JSON object instead of lines.
     pub(crate) json: bool,
 }
@@ -96,6 +98,7 @@ pub(crate) fn command() -> Command {
                         .value_parser(PossibleValuesParser::new(Precision::ALL.map(Precision::name))),
                 )
                 .args(SETTINGS.iter().filter(|s| s.name == WORKSPACE).map(|s| flag(s, &defaults).help_heading(None).value_parser(value_parser!(u32))))
+                .arg(switch("count", "Count what a training step launches on a GPU, instead of timing it"))
                 .arg(switch("json", "Print one JSON object")),
         )
         .arg(option("config", "YAML file of settings; flags override it").value_name("FILE"))
@@ -174,6 +177,7 @@ fn benchmark(m: &ArgMatches) -> BenchmarkArgs {
         },
         conv_workspace_mb: m.get_one::<u32>(WORKSPACE).map_or(TrainConfig::default().conv_workspace_mb, |&mb| mb as usize),
         threads: whole(m, "threads"),
+        count: m.get_flag("count"),
         json: m.get_flag("json"),
     }
 }

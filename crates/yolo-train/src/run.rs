@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
-use bellows_cli::{Bar, Context, Exit, Failure, Run, Session, Signals, Usage, columns, pick_device, resumed, say, yaml_layer};
+use bellows_cli::{Bar, Failure, Run, Session, Signals, Usage, columns, pick_device, resumed, say, yaml_layer};
 use bellows_device::{ProbeOptions, Selected};
 use bellows_kernels::{cube, set_default_lowering};
 use bellows_learner::Outcome;

@@ -9,19 +9,18 @@
 
 mod support;
 
+use bellows_kernels::cube::launches;
 use bellows_kernels::{Lowering, set_default_lowering};
+use bellows_yolo::bench::Benchmark;
 use bellows_yolo::boxes::Label;
 use bellows_yolo::loss::DetectionLoss;
 use bellows_yolo::model::names::{NamedTensors, named_tensors, to_tensors};
-use bellows_yolo::model::{Yolo, YoloConfig};
+use bellows_yolo::model::{Scale, Yolo, YoloConfig};
 use burn::module::Module;
 use burn::tensor::{Device, DeviceKind};
-use cubecl::logging::{LaunchObservation, LaunchObserver};
-use std::collections::BTreeMap;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::{Arc, Mutex};
 use support::*;
 
 const NC: usize = 4;
@@ -176,16 +175,6 @@ fn no_object_in_the_batch() {
     check_case(&empty(), &Device::flex());
 }
 
-/// What a step launches on a device.
-#[derive(Default)]
-struct Launches(Mutex<BTreeMap<&'static str, usize>>);
-
-impl LaunchObserver for Launches {
-    fn launched(&self, kernel: &'static str) {
-        *self.0.lock().unwrap().entry(kernel).or_default() += 1;
-    }
-}
-
 /// The same numbers from a Vulkan device, inference and a whole step, without one convolution or matrix product of Burn's.
 ///
 /// The loader reads `VK_DRIVER_FILES` when the device is made: the work is done by a child that has it set.
@@ -204,17 +193,20 @@ fn random_objects_on_vulkan() {
         return;
     }
     set_default_lowering(Lowering::Gemm);
-    let launches = Arc::new(Launches::default());
-    let watching = LaunchObservation::new(launches.clone());
-    check_case(&plain(), &Device::vulkan(DeviceKind::Cpu));
-    drop(watching);
-    let launches = launches.0.lock().unwrap();
+    let device = Device::vulkan(DeviceKind::Cpu);
+    let launches = launches(|| check_case(&plain(), &device)).1;
     let ours = |kernel: &str| kernel.contains("bellows_kernels");
     let named = |name: &str| launches.iter().filter(|(kernel, _)| kernel.contains(name)).map(|(_, count)| count).sum::<usize>();
-    // 63 convolutions: forward twice, and both gradients but the image's.
-    assert!(named("bellows_kernels") > 63 * 4 && named("im2col") > 0 && named("col2im") > 0, "{launches:?}");
+    // 63 convolutions, seven of them of stride 2: forward twice, and both gradients but the image's.
+    assert_eq!(named("matmul_kernel"), 63 * 2 + 62 + 3 * 6 + 63, "{launches:?}");
     let theirs = |word: &str| launches.keys().find(|kernel| !ours(kernel) && kernel.to_lowercase().contains(word)).copied();
     assert_eq!(["conv", "matmul", "gemm"].map(theirs), [None; 3]);
+
+    let scratch = tempfile::tempdir().unwrap();
+    let step = Benchmark { scale: Scale::N, batch: 2, imgsz: 64, steps: 1, boxes: 3 }.launches(&device, scratch.path()).unwrap();
+    let count: usize = step.values().sum();
+    println!("{count} launches to a step: {step:#?}");
+    assert!(count <= 800, "{count} launches to a step: {step:#?}");
 }
 
 #[test]

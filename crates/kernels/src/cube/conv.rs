@@ -1,22 +1,23 @@
-//! The three passes of a convolution as matrix products, tile by tile.
+//! The three passes of a convolution as one matrix product each.
 //!
 //! With W seen as `[co/g, depth]` (depth = ci/g * kh*kw), X^ the columns of x and P the output pixels, for each image and group:
 //!
 //! ```text
 //! forward          Y  [co/g, P]     = W X^                       (+ bias) (SiLU)
-//! data gradient    dX^[depth, P]    = W^T dY,    dx = col2im(dX^)
+//! data gradient    dX [ci/g, P']    = W^T dY^,   by the residues of the stride
 //! weight gradient  dW [co/g, depth] = sum over images of  dY X^^T
 //! ```
 //!
-//! A 1x1 convolution of stride 1 has X^ = x and needs no columns at all. Groups are batches of the product, dilation is a number in the
-//! gather. Tensors of any strides are read in place where rows and columns of an image step evenly (which covers NCHW and NHWC); results
-//! are contiguous NCHW. The product writes its tile straight into y: the columns are the only extra memory, and the parts of a weight
-//! gradient, which stay under the same limit.
+//! No columns are written: the product reads the image in their places ([`Gather`]). The gradient of the input gathers too: the pixels of x
+//! with the same residue modulo the stride are reached by the same taps, so that for each residue dX is an ordinary convolution of dY
+//! with those taps turned round. A 1x1 convolution of stride 1 is a product of x itself. Groups are batches of the product. Tensors of any
+//! strides are read in place where rows and columns of an image step evenly (which covers NCHW and NHWC); results are contiguous NCHW.
+//! The parts of a weight gradient are the only extra memory.
 
-use super::geometry::{Geometry, Tile, dims4};
-use super::im2col::{col2im, im2col};
-use super::matmul::{Layout, Product, Splits, add_parts};
+use super::geometry::{Geometry, dims4};
+use super::matmul::{Layout, Product, Splits, Window, add_parts};
 use super::pixels::{Pixels, empty, zeros};
+use super::product::Gather;
 use crate::shapes::expect;
 use burn::backend::DType;
 use burn::backend::TensorMetadata;
@@ -25,11 +26,19 @@ use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 
 impl Pixels {
-    /// As an operand whose lines are channels and whose k are pixels, or the other way round (`swap`), in groups of `channels`.
-    fn layout(&self, tile: &Tile, groups: usize, channels: usize) -> Layout {
-        let offset = tile.images.start * self.image + tile.rows.start * self.row;
-        let batch = if groups == 1 { self.image } else { channels * self.channel };
-        Layout { offset, batch, outer: self.image, line: self.channel, k: self.pixel }
+    /// Channels, rows, pixels.
+    fn steps(&self) -> [usize; 3] {
+        [self.channel, self.row, self.pixel]
+    }
+
+    /// As an operand whose lines are channels and whose k are pixels, in groups of `channels`.
+    fn channels(&self, groups: usize, channels: usize) -> Layout {
+        Layout { batch: self.batch(groups, channels), outer: self.image, line: self.channel, k: self.pixel, ..Layout::default() }
+    }
+
+    /// From one image, or group of channels, to the next.
+    fn batch(&self, groups: usize, channels: usize) -> usize {
+        if groups == 1 { self.image } else { channels * self.channel }
     }
 }
 
@@ -38,34 +47,23 @@ fn transposed(layout: Layout) -> Layout {
     Layout { line: layout.k, k: layout.line, ..layout }
 }
 
-/// The columns of `tile` as an operand with lines along depth and k along pixels.
-fn column_layout(g: &Geometry, tile: &Tile) -> Layout {
-    let pixels = g.pixels(tile);
-    Layout { offset: 0, batch: g.depth() * pixels, outer: g.groups * g.depth() * pixels, line: pixels, k: 1 }
+/// The window of the output pixels of a convolution over `x`.
+fn window(g: &Geometry, x: &Pixels, taps_are_lines: bool) -> Window {
+    let pair = |of: [usize; 2]| (of[0] as i32, of[1] as i32);
+    let taps = (g.kernel[0] as u32, g.kernel[1] as u32);
+    Window {
+        gather: Gather { taps, step: pair(g.stride), tap: pair(g.dilation), taps_are_lines },
+        map_width: g.output[1],
+        size: g.input,
+        first: g.pad.map(|pad| -(pad as i32)),
+        steps: x.steps(),
+        a_taps: [g.kernel[1], 1],
+        spread: None,
+    }
 }
 
-/// The whole tile a pointwise convolution is: nothing is copied, so nothing needs cutting.
-fn whole(g: &Geometry) -> Tile {
-    Tile { images: 0..g.images, rows: 0..g.output[0] }
-}
-
-/// The tiles, and room for the columns of the largest.
-fn plan(like: &CubeTensor, g: &Geometry, workspace: usize) -> (Vec<Tile>, CubeTensor) {
-    let tiles = g.tiles(workspace, like.dtype.size());
-    let most = tiles.iter().map(|tile| g.columns(tile)).max().unwrap_or(0);
-    let columns = empty(like, [most], like.dtype);
-    (tiles, columns)
-}
-
-/// `y [n, co, oh, ow]` of `x [n, ci, h, w]` and `w [co, ci/g, kh, kw]`, plus `bias [co]`, through SiLU if asked; `workspace` in bytes.
-pub(crate) fn forward(
-    x: CubeTensor,
-    w: CubeTensor,
-    bias: Option<CubeTensor>,
-    silu: bool,
-    options: &ConvOptions<2>,
-    workspace: usize,
-) -> CubeTensor {
+/// `y [n, co, oh, ow]` of `x [n, ci, h, w]` and `w [co, ci/g, kh, kw]`, plus `bias [co]`, through SiLU if asked.
+pub(crate) fn forward(x: CubeTensor, w: CubeTensor, bias: Option<CubeTensor>, silu: bool, options: &ConvOptions<2>) -> CubeTensor {
     let g = Geometry::new(dims4(&x), dims4(&w), options);
     let shape = g.result();
     if let Some(bias) = &bias {
@@ -75,42 +73,27 @@ pub(crate) fn forward(
         return zeros(&x, shape);
     }
     let y = empty(&x, shape, x.dtype);
-    let (w, bias) = (into_contiguous(w), bias.map(into_contiguous));
-    let product = |tile: &Tile, b: Layout| Product {
+    let (x, w, bias) = (Pixels::new(x, g.groups), into_contiguous(w), bias.map(into_contiguous));
+    let product = Product {
         m: g.group_out(),
-        n: g.pixels(tile),
+        n: g.pixels_out(),
         k: g.depth(),
         outer: 1,
-        batches: tile.images.len() * g.groups,
+        batches: g.images * g.groups,
         period: g.groups,
-        a: Layout { batch: g.group_out() * g.depth(), line: g.depth(), k: 1, ..Layout::default() },
-        b,
-        c: Layout {
-            offset: tile.images.start * g.channels_out * g.pixels_out() + tile.rows.start * g.output[1],
-            batch: g.group_out() * g.pixels_out(),
-            line: g.pixels_out(),
-            ..Layout::default()
-        },
+        a: Layout { batch: g.group_out() * g.depth(), line: g.depth(), k: if g.pointwise() { 1 } else { g.taps() }, ..Layout::default() },
+        b: transposed(x.channels(g.groups, g.channels_in / g.groups)),
+        c: Layout { batch: g.group_out() * g.pixels_out(), line: g.pixels_out(), ..Layout::default() },
         splits: Splits::ONE,
-        add: false,
         silu,
+        window: (!g.pointwise()).then(|| window(&g, &x, false)),
     };
-    if g.pointwise() {
-        let (x, tile) = (Pixels::new(x, g.groups), whole(&g));
-        let b = transposed(x.layout(&tile, g.groups, g.channels_in / g.groups));
-        product(&tile, b).run(&w, &x.tensor, bias.as_ref(), &y);
-        return y;
-    }
-    let (tiles, columns) = plan(&x, &g, workspace);
-    for tile in tiles {
-        im2col(&x, &columns, &g, &tile);
-        product(&tile, transposed(column_layout(&g, &tile))).run(&w, &columns, bias.as_ref(), &y);
-    }
+    product.run(&w, &x.tensor, bias.as_ref(), &y);
     y
 }
 
 /// `dx [n, ci, h, w]` from `dy [n, co, oh, ow]` and `w [co, ci/g, kh, kw]`; `input` is (h, w).
-pub(crate) fn data_grad(dy: CubeTensor, w: CubeTensor, input: [usize; 2], options: &ConvOptions<2>, workspace: usize) -> CubeTensor {
+pub(crate) fn data_grad(dy: CubeTensor, w: CubeTensor, input: [usize; 2], options: &ConvOptions<2>) -> CubeTensor {
     let ([images, ..], w_dims) = (dims4(&dy), dims4(&w));
     let shape = [images, w_dims[1] * options.groups, input[0], input[1]];
     let g = Geometry::new(shape, w_dims, options);
@@ -118,38 +101,55 @@ pub(crate) fn data_grad(dy: CubeTensor, w: CubeTensor, input: [usize; 2], option
     if g.empty() {
         return zeros(&dy, shape);
     }
+    let dx = empty(&dy, shape, dy.dtype);
     let (w, dy) = (into_contiguous(w), Pixels::new(dy, g.groups));
-    let product = |tile: &Tile| Product {
-        m: g.depth(),
-        n: g.pixels(tile),
+    let (group_in, [height, width]) = (g.channels_in / g.groups, g.input);
+    let product = Product {
+        m: group_in,
+        n: height * width,
         k: g.group_out(),
         outer: 1,
-        batches: tile.images.len() * g.groups,
+        batches: images * g.groups,
         period: g.groups,
-        a: Layout { batch: g.group_out() * g.depth(), line: 1, k: g.depth(), ..Layout::default() },
-        b: transposed(dy.layout(tile, g.groups, g.group_out())),
-        c: Layout { batch: g.depth() * g.pixels(tile), line: g.pixels(tile), ..Layout::default() },
+        a: Layout { batch: g.group_out() * g.depth(), line: g.taps(), k: g.depth(), ..Layout::default() },
+        b: transposed(dy.channels(g.groups, g.group_out())),
+        c: Layout { batch: group_in * height * width, line: height * width, ..Layout::default() },
         splits: Splits::ONE,
-        add: false,
         silu: false,
+        window: None,
     };
     if g.pointwise() {
-        let dx = empty(&dy.tensor, shape, dy.tensor.dtype);
-        product(&whole(&g)).run(&w, &dy.tensor, None, &dx);
+        product.run(&w, &dy.tensor, None, &dx);
         return dx;
     }
-    let (tiles, columns) = plan(&dy.tensor, &g, workspace);
-    // Bands of one image overlap in x, so they are added up; whole images are written once.
-    let add = tiles.iter().any(|tile| tile.rows.len() < g.output[0]);
-    let dx = if add { zeros(&dy.tensor, shape) } else { empty(&dy.tensor, shape, dy.tensor.dtype) };
-    for tile in tiles {
-        product(&tile).run(&w, &dy.tensor, None, &columns);
-        col2im(&columns, &dx, &g, &tile, add);
+    for down in g.residues(0) {
+        for across in g.residues(1) {
+            // A residue that no tap reaches has sums of nothing.
+            let taps = (down.taps.max(1) as u32, across.taps.max(1) as u32);
+            let window = Window {
+                gather: Gather { taps, step: (1, 1), tap: (down.tap, across.tap), taps_are_lines: false },
+                map_width: across.count,
+                size: g.output,
+                first: [down.first, across.first],
+                steps: dy.steps(),
+                a_taps: [down.tap_step * g.kernel[1], across.tap_step],
+                spread: (g.stride != [1, 1]).then_some([g.stride[0] * width, g.stride[1]]),
+            };
+            let product = Product {
+                n: down.count * across.count,
+                k: g.group_out() * down.taps * across.taps,
+                a: Layout { offset: down.first_tap * g.kernel[1] + across.first_tap, ..product.a },
+                c: Layout { offset: down.residue * width + across.residue, ..product.c },
+                window: Some(window),
+                ..product
+            };
+            product.run(&w, &dy.tensor, None, &dx);
+        }
     }
     dx
 }
 
-/// `dw [co, ci/g, kh, kw]` from `x [n, ci, h, w]` and `dy [n, co, oh, ow]`; `kernel` is (kh, kw).
+/// `dw [co, ci/g, kh, kw]` from `x [n, ci, h, w]` and `dy [n, co, oh, ow]`; `kernel` is (kh, kw). `workspace` bounds the bytes of parts of it.
 pub(crate) fn weight_grad(x: CubeTensor, dy: CubeTensor, kernel: [usize; 2], options: &ConvOptions<2>, workspace: usize) -> CubeTensor {
     let (x_dims, [_, channels_out, ..]) = (dims4(&x), dims4(&dy));
     let shape = [channels_out, x_dims[1] / options.groups, kernel[0], kernel[1]];
@@ -158,60 +158,32 @@ pub(crate) fn weight_grad(x: CubeTensor, dy: CubeTensor, kernel: [usize; 2], opt
     if g.empty() {
         return zeros(&dy, shape);
     }
-    let dy = Pixels::new(dy, 1);
-    let product = |tile: &Tile, b: Layout| Product {
+    let (x, dy) = (Pixels::new(x, 1), Pixels::new(dy, 1));
+    let mut product = Product {
         m: g.group_out(),
         n: g.depth(),
-        k: g.pixels(tile),
-        outer: tile.images.len(),
+        k: g.pixels_out(),
+        outer: g.images,
         batches: g.groups,
         period: g.groups,
-        a: Layout { batch: g.group_out() * dy.channel, ..dy.layout(tile, 1, 0) },
-        b,
+        a: Layout { batch: g.group_out() * dy.channel, ..dy.channels(1, 0) },
+        b: Layout { batch: g.channels_in / g.groups * x.channel, ..x.channels(1, 0) },
         c: Layout { batch: g.group_out() * g.depth(), outer: g.channels_out * g.depth(), line: g.depth(), ..Layout::default() },
         splits: Splits::ONE,
-        add: false,
         silu: false,
+        window: (!g.pointwise()).then(|| window(&g, &x, true)),
     };
-    let numbers = g.channels_out * g.depth();
+    product.splits = product.cut(workspace / size_of::<f32>());
+    let (like, count) = (&dy.tensor, product.splits.count());
     // Sums go to dw itself where they are in one part and in its own precision, else to parts of f32.
-    let sums = |splits: Splits| match splits.count() {
-        1 if dy.tensor.dtype == DType::F32 => empty(&dy.tensor, shape, DType::F32),
-        parts => empty(&dy.tensor, [parts * numbers], DType::F32),
-    };
-    let finish = |parts: CubeTensor, splits: Splits| {
-        if splits == Splits::ONE && dy.tensor.dtype == DType::F32 {
-            return parts;
-        }
-        let dw = empty(&dy.tensor, shape, dy.tensor.dtype);
-        add_parts(&parts, &dw, splits.count());
-        dw
-    };
-    if g.pointwise() {
-        let (x, tile) = (Pixels::new(x, 1), whole(&g));
-        let batch = g.channels_in / g.groups * x.channel;
-        let mut product = product(&tile, Layout { batch, ..x.layout(&tile, 1, 0) });
-        product.splits = product.cut(workspace / 4);
-        let parts = sums(product.splits);
-        product.run(&dy.tensor, &x.tensor, None, &parts);
-        return finish(parts, product.splits);
+    if count == 1 && like.dtype == DType::F32 {
+        let dw = empty(like, shape, DType::F32);
+        product.run(&dy.tensor, &x.tensor, None, &dw);
+        return dw;
     }
-    let (tiles, columns) = plan(&x, &g, workspace);
-    let mut parts = None;
-    for tile in tiles {
-        im2col(&x, &columns, &g, &tile);
-        let mut product = product(&tile, column_layout(&g, &tile));
-        // The first tile is the largest; the others are cut like it, so that their parts meet.
-        let (sums, splits) = parts.get_or_insert_with(|| {
-            let splits = product.cut(workspace / 4);
-            (sums(splits), splits)
-        });
-        product.splits = *splits;
-        product.add = tile.images.start > 0 || tile.rows.start > 0;
-        product.run(&dy.tensor, &columns, None, sums);
-    }
-    match parts {
-        Some((parts, splits)) => finish(parts, splits),
-        None => zeros(&dy.tensor, shape),
-    }
+    let parts = empty(like, [count * g.channels_out * g.depth()], DType::F32);
+    product.run(&dy.tensor, &x.tensor, None, &parts);
+    let dw = empty(like, shape, like.dtype);
+    add_parts(&parts, &dw, count);
+    dw
 }

@@ -1,15 +1,12 @@
-//! The numbers of one convolution, and how its columns are cut to fit the workspace.
+//! The numbers of one convolution.
 //!
 //! A convolution of `x [n, ci, h, w]` with `w [co, ci/g, kh, kw]` reads, for output pixel (oy, ox) and tap (ky, kx), the input pixel
 //! `(oy*sy + ky*dy - py, ox*sx + kx*dx - px)`, and zero where that is outside. As a matrix product its right-hand side is the *columns*,
-//! `[n, ci*kh*kw, oh*ow]`: kh*kw times as many numbers as x at stride 1, which is the memory a naive lowering costs (9 times x for a
-//! 3x3; PyTorch's and MIOpen's GEMM paths pay it per layer). So only a [`Tile`] of them exists at a time: some whole images, or, if one
-//! image is too large, some output rows of one image. One row of one image is the smallest.
+//! `[n, ci*kh*kw, oh*ow]`: kh*kw times as many numbers as x at stride 1, 9 times x for a 3x3. They are never written.
 
 use burn::backend::TensorMetadata;
 use burn::backend::ops::ConvOptions;
 use burn_cubecl::tensor::CubeTensor;
-use std::ops::Range;
 
 /// The most workgroups along one axis that every device allows.
 pub(crate) const MAX_GRID: usize = 65_535;
@@ -31,11 +28,18 @@ pub(crate) struct Geometry {
     pub(crate) dilation: [usize; 2],
 }
 
-/// A part of the columns: `images.len() * channels_in * taps * (rows.len() * output width)` numbers.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Tile {
-    pub(crate) images: Range<usize>,
-    pub(crate) rows: Range<usize>,
+/// The input pixels along one axis whose places have the same residue modulo the stride, and the taps that reach them: pixel
+/// `residue + i stride` is reached by tap `first_tap + t tap_step` from output pixel `first + i + t tap`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Residue {
+    pub(crate) residue: usize,
+    /// Pixels.
+    pub(crate) count: usize,
+    pub(crate) taps: usize,
+    pub(crate) first_tap: usize,
+    pub(crate) tap_step: usize,
+    pub(crate) first: i32,
+    pub(crate) tap: i32,
 }
 
 impl Geometry {
@@ -97,37 +101,25 @@ impl Geometry {
         self.images * self.channels_in * self.channels_out * self.pixels_out() * self.input[0] * self.input[1] == 0
     }
 
-    /// The columns cut into tiles of at most `workspace` bytes (but at least one output row), as even as can be.
-    pub(crate) fn tiles(&self, workspace: usize, element: usize) -> Vec<Tile> {
-        let [height, width] = self.output;
-        let row = (self.channels_in * self.taps() * width * element).max(1);
-        let even = |total: usize, most: usize| total.div_ceil(total.div_ceil(most.clamp(1, total)));
-        let cut = |total: usize, size: usize| (0..total).step_by(size).map(move |start| start..(start + size).min(total));
-        if row * height <= workspace {
-            let images = even(self.images, (workspace / (row * height)).min(MAX_GRID));
-            cut(self.images, images).map(|images| Tile { images, rows: 0..height }).collect()
-        } else {
-            let rows = even(height, workspace / row);
-            let bands = || cut(height, rows);
-            (0..self.images).flat_map(|image| bands().map(move |rows| Tile { images: image..image + 1, rows })).collect()
-        }
-    }
-
-    /// The numbers in the columns of `tile`.
-    pub(crate) fn columns(&self, tile: &Tile) -> usize {
-        tile.images.len() * self.channels_in * self.taps() * self.pixels(tile)
-    }
-
-    /// Output pixels of one image in `tile`.
-    pub(crate) fn pixels(&self, tile: &Tile) -> usize {
-        tile.rows.len() * self.output[1]
-    }
-
-    /// The input rows that the output rows `rows` read.
-    pub(crate) fn input_rows(&self, rows: &Range<usize>) -> Range<usize> {
-        let first = (rows.start * self.stride[0]).saturating_sub(self.pad[0]);
-        let last = (rows.end - 1) * self.stride[0] + (self.kernel[0] - 1) * self.dilation[0] + 1;
-        first..last.saturating_sub(self.pad[0]).min(self.input[0])
+    /// The residues of an axis of x, those that have a pixel.
+    pub(crate) fn residues(&self, axis: usize) -> impl Iterator<Item = Residue> + Clone {
+        let [size, kernel, stride, dilation, pad] = [self.input, self.kernel, self.stride, self.dilation, self.pad].map(|of| of[axis]);
+        // Output pixel o reads x at o stride + tap dilation - pad.
+        let from = move |residue: usize, tap: usize| residue as i32 + pad as i32 - (tap * dilation) as i32;
+        (0..stride.min(size)).map(move |residue| {
+            let reach: Vec<usize> = (0..kernel).filter(|&tap| from(residue, tap).rem_euclid(stride as i32) == 0).collect();
+            let first_tap = reach.first().copied().unwrap_or(0);
+            let tap_step = reach.get(1).map_or(0, |second| second - first_tap);
+            Residue {
+                residue,
+                count: (size - residue).div_ceil(stride),
+                taps: reach.len(),
+                first_tap,
+                tap_step,
+                first: from(residue, first_tap).div_euclid(stride as i32),
+                tap: -((tap_step * dilation / stride) as i32),
+            }
+        })
     }
 }
 
@@ -154,29 +146,34 @@ mod tests {
         assert!(g.empty());
     }
 
+    /// Every pair of an input pixel and an output pixel that reads it is found once.
     #[test]
-    fn tiles_cover_everything_once_and_fit() {
-        let g = geometry();
-        for workspace in [0, 500, 1000, 2000, 5000, 11_000, 1 << 20] {
-            let tiles = g.tiles(workspace, 4);
-            let mut seen = [0; 5 * 6];
-            for tile in &tiles {
-                let one_row = tile.images.len() == 1 && tile.rows.len() == 1;
-                assert!(one_row || g.columns(tile) * 4 <= workspace, "{workspace}: {tile:?}");
-                tile.images.clone().for_each(|image| tile.rows.clone().for_each(|row| seen[image * 6 + row] += 1));
+    fn residues_turn_a_convolution_round() {
+        for (size, kernel, stride, dilation, pad) in
+            [(11, 3, 2, 1, 1), (8, 5, 3, 2, 2), (7, 1, 2, 1, 0), (5, 3, 1, 1, 1), (9, 4, 4, 2, 3), (1, 3, 2, 1, 1)]
+        {
+            let options = ConvOptions::new([stride; 2], [pad; 2], [dilation; 2], 1);
+            let g = Geometry::new([1, 1, size, size], [1, 1, kernel, kernel], &options);
+            let mut expected = Vec::new();
+            for o in 0..g.output[0] {
+                for tap in 0..kernel {
+                    let at = (o * stride + tap * dilation) as i32 - pad as i32;
+                    expected.extend((0..size as i32).contains(&at).then_some((at as usize, tap, o as i32)));
+                }
             }
-            assert!(seen.iter().all(|count| *count == 1), "{workspace}: {tiles:?}");
+            let mut found = Vec::new();
+            for r in g.residues(0) {
+                for i in 0..r.count {
+                    for t in 0..r.taps {
+                        let o = r.first + i as i32 + t as i32 * r.tap;
+                        let inside = (0..g.output[0] as i32).contains(&o);
+                        found.extend(inside.then_some((r.residue + i * stride, r.first_tap + t * r.tap_step, o)));
+                    }
+                }
+            }
+            expected.sort_unstable();
+            found.sort_unstable();
+            assert_eq!(found, expected, "{size} pixels, {kernel} taps, stride {stride}, dilation {dilation}, pad {pad}");
         }
-        assert_eq!(g.tiles(1 << 20, 4).len(), 1);
-        // Two of five images fit: 2, 2, 1.
-        assert_eq!(g.tiles(2 * 27 * 24 * 4, 4).len(), 3);
-    }
-
-    #[test]
-    fn rows_read() {
-        let g = geometry();
-        assert_eq!(g.input_rows(&(0..1)), 0..2);
-        assert_eq!(g.input_rows(&(2..4)), 3..8);
-        assert_eq!(g.input_rows(&(0..6)), 0..11);
     }
 }

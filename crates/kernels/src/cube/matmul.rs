@@ -15,7 +15,7 @@
 
 use super::geometry::MAX_GRID;
 use super::launch::{UNITS, address_type, grid};
-use super::product::{ArgsLaunch, Block, COLS, add_parts_kernel, matmul_kernel};
+use super::product::{ArgsLaunch, Block, COLS, Gather, ImageLaunch, add_parts_kernel, matmul_kernel};
 use super::shared::shared_memory_works;
 use burn::backend::DType;
 use burn::backend::cubecl::dtype_to_storage_type;
@@ -49,8 +49,26 @@ pub(crate) struct Product {
     /// C: `offset`, `batch`, `outer` (from one split to the next) and `line` (from row to row); columns are neighbours.
     pub(crate) c: Layout,
     pub(crate) splits: Splits,
-    pub(crate) add: bool,
     pub(crate) silu: bool,
+    /// B as the columns of an image, instead of by `line` and `k`.
+    pub(crate) window: Option<Window>,
+}
+
+/// How B is read from an image, and C's columns are spread over another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Window {
+    pub(crate) gather: Gather,
+    pub(crate) map_width: usize,
+    /// Of the image.
+    pub(crate) size: [usize; 2],
+    /// The row and column of pixel 0 and tap 0.
+    pub(crate) first: [i32; 2],
+    /// Channels, rows, pixels.
+    pub(crate) steps: [usize; 3],
+    /// Of the taps in A.
+    pub(crate) a_taps: [usize; 2],
+    /// Rows and pixels of C, if its columns are not neighbours.
+    pub(crate) spread: Option<[usize; 2]>,
 }
 
 /// How the sums are cut: into `outer * inner` parts.
@@ -80,7 +98,8 @@ impl Product {
         // 16 x 64 is 64 threads, which every GPU allows; CubeCL's CPU runtime may not.
         let cols = [64, 32].into_iter().find(|cols| fits(rows, *cols)).unwrap_or(16);
         let (a_along_k, b_along_k) = (self.a.k < self.a.line, self.b.k < self.b.line);
-        Block { rows, cols, tall: tall(rows), shared: false, a_along_k, b_along_k, bias: false, add: self.add, silu: self.silu }
+        let (gather, spread) = (self.window.map(|w| w.gather), self.window.is_some_and(|w| w.spread.is_some()));
+        Block { rows, cols, tall: tall(rows), shared: false, a_along_k, b_along_k, bias: false, silu: self.silu, gather, spread }
     }
 
     /// How many parts the sums are worth being cut into: enough blocks for a GPU, at least 256 terms to each part, and at most
@@ -96,7 +115,7 @@ impl Product {
         Splits { outer, inner: (wanted / outer).min(self.k / TERMS).max(1) }
     }
 
-    /// Launches the kernel: `c = a * b (+ c) (+ bias, a number to each row) (SiLU)`.
+    /// Launches the kernel: `c = a * b (+ bias, a number to each row) (SiLU)`.
     pub(crate) fn run(&self, a: &CubeTensor, b: &CubeTensor, bias: Option<&CubeTensor>, c: &CubeTensor) {
         let client = &c.client;
         let shared = shared_memory_works(&c.device);
@@ -121,6 +140,7 @@ impl Product {
                     bias.unwrap_or(a).clone().into_tensor_arg(),
                     c.clone().into_tensor_arg(),
                     self.args(first_batch, first, n),
+                    self.image(first),
                     block,
                     [dtype_to_storage_type(a.dtype), dtype_to_storage_type(c.dtype)],
                 );
@@ -128,8 +148,32 @@ impl Product {
         }
     }
 
+    fn image(&self, first: usize) -> ImageLaunch {
+        let nothing =
+            Window { gather: Gather::default(), map_width: 1, size: [0; 2], first: [0; 2], steps: [0; 3], a_taps: [0; 2], spread: None };
+        let Window { map_width, size: [height, width], first: [first_y, first_x], steps: [channel, row, pixel], a_taps, spread, .. } =
+            self.window.unwrap_or(nothing);
+        let [c_row, c_pixel] = spread.unwrap_or_default();
+        ImageLaunch::new(
+            first as u32,
+            map_width as u32,
+            height as i32,
+            width as i32,
+            first_y,
+            first_x,
+            channel,
+            row,
+            pixel,
+            a_taps[0],
+            a_taps[1],
+            c_row,
+            c_pixel,
+        )
+    }
+
     fn args(&self, first_batch: usize, first: usize, n: usize) -> ArgsLaunch {
         let Splits { outer, inner } = self.splits;
+        let spread = self.window.is_some_and(|w| w.spread.is_some());
         ArgsLaunch::new(
             self.m as u32,
             n as u32,
@@ -146,12 +190,12 @@ impl Product {
             self.a.outer,
             self.a.line,
             self.a.k,
-            self.b.offset + first * self.b.line,
+            self.b.offset + if self.window.is_some() { 0 } else { first * self.b.line },
             self.b.batch,
             self.b.outer,
             self.b.line,
             self.b.k,
-            self.c.offset + first,
+            self.c.offset + if spread { 0 } else { first },
             self.c.batch,
             self.c.outer,
             self.c.line,

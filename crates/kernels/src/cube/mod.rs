@@ -1,20 +1,18 @@
-//! The operations on CubeCL devices (Vulkan, CUDA, ROCm, Metal): convolutions as gathers and matrix products of our own, and batch
+//! The operations on CubeCL devices (Vulkan, CUDA, ROCm, Metal): convolutions as matrix products of our own, and batch
 //! normalisation with SiLU (`norm`, which needs no choice: it runs whatever the lowering is). `stripes` and `softmax` are what the operations
 //! of [`decoder`](crate::decoder) and [`rows`](crate::rows) share.
 //!
 //! Why not the backend's convolutions: drivers for RDNA1 cards (RX 5600/5700) are reported to hang or miscompute in direct convolution kernels, and
 //! the backend chooses its convolution and its matmul by timing candidates on the card, which runs every one of them, the one that hangs
-//! included. With [`Lowering::Gemm`] a convolution is the kernels of this module and nothing else: `im2col_kernel`, `matmul_kernel`,
-//! `col2im_kernel`, the sum of a weight gradient's parts, and once for a device the check of its shared memory. Nothing is tuned and
-//! nothing is chosen by time, so two runs agree bit for bit and the first step is not spent on candidates. Every other lowering is
+//! included. With [`Lowering::Gemm`] a convolution is the kernels of this module and nothing else: `matmul_kernel`,
+//! the sum of a weight gradient's parts, and once for a device the check of its shared memory. Nothing is tuned and nothing is chosen by time, so two runs agree bit for bit and the first step is not spent on candidates. Every other lowering is
 //! Burn's own convolution for now.
 //!
-//! Extra memory is what the lowering is known for (MIOpen's GEMM workaround costs users a quarter more). Here it has a limit for the
-//! process, [`set_workspace_mb`]: the columns of a convolution exist in tiles of at most that size.
+//! Extra memory is what such lowerings are known for (MIOpen's GEMM workaround costs users a quarter more). Here the product reads the image
+//! where a column would be, and the parts of a weight gradient's sums are all there is besides, up to [`set_workspace_mb`].
 
 mod conv;
 pub(crate) mod geometry;
-mod im2col;
 pub(crate) mod launch;
 mod matmul;
 mod norm;
@@ -24,6 +22,7 @@ mod product;
 mod shared;
 pub(crate) mod softmax;
 pub(crate) mod stripes;
+mod trace;
 
 use crate::operands::{Bias, ConvConfig, NormGrads, NormOutput};
 use crate::ops::KernelOps;
@@ -36,14 +35,14 @@ use launch::covers;
 pub use shared::shared_memory_works;
 use std::sync::Once;
 use std::sync::atomic::{AtomicUsize, Ordering};
+pub use trace::{Launches, launches};
 
-/// Megabytes of columns unless [`set_workspace_mb`] says otherwise: an image of any layer of YOLOv8n at 640 pixels, and no more
-/// than a hundredth of what training it at batch 16 holds.
+/// Megabytes of parts unless [`set_workspace_mb`] says otherwise: no more than a hundredth of what training YOLOv8n at batch 16 holds.
 pub const DEFAULT_WORKSPACE_MB: usize = 16;
 
 static WORKSPACE: AtomicUsize = AtomicUsize::new(DEFAULT_WORKSPACE_MB << 20);
 
-/// Limits the columns that a convolution by matrix product holds at a time, in every thread. One row of one image is the least.
+/// Limits the parts of a weight gradient that a convolution by matrix product holds at a time, in every thread.
 pub fn set_workspace_mb(megabytes: usize) {
     set_workspace_bytes(megabytes.saturating_mul(1 << 20));
 }
@@ -65,11 +64,7 @@ fn ours(tensor: &CubeTensor, config: &ConvConfig) -> bool {
         return false;
     }
     SAID.call_once(|| {
-        tracing::info!(
-            "convolutions by matrix product on {}: columns in tiles of up to {} MB",
-            tensor.client.name(),
-            workspace_bytes() >> 20
-        );
+        tracing::info!("convolutions by matrix product on {}: columns are read from the image, never written", tensor.client.name());
     });
     true
 }
@@ -77,21 +72,21 @@ fn ours(tensor: &CubeTensor, config: &ConvConfig) -> bool {
 impl KernelOps for CubeBackend {
     fn conv_forward(x: CubeTensor, weight: CubeTensor, bias: Bias<Self>, config: ConvConfig) -> CubeTensor {
         if ours(&x, &config) {
-            return conv::forward(x, weight, bias.into_option(), false, &config.to_burn(), workspace_bytes());
+            return conv::forward(x, weight, bias.into_option(), false, &config.to_burn());
         }
         portable::conv_forward::<Self>(x, weight, bias.into_option(), config)
     }
 
     fn conv_silu(x: CubeTensor, weight: CubeTensor, bias: Bias<Self>, config: ConvConfig) -> CubeTensor {
         if ours(&x, &config) {
-            return conv::forward(x, weight, bias.into_option(), true, &config.to_burn(), workspace_bytes());
+            return conv::forward(x, weight, bias.into_option(), true, &config.to_burn());
         }
         portable::silu::<Self>(Self::conv_forward(x, weight, bias, config))
     }
 
     fn conv_data_grad(dy: CubeTensor, weight: CubeTensor, input: [usize; 2], config: ConvConfig) -> CubeTensor {
         if ours(&dy, &config) {
-            return conv::data_grad(dy, weight, input, &config.to_burn(), workspace_bytes());
+            return conv::data_grad(dy, weight, input, &config.to_burn());
         }
         portable::conv_data_grad::<Self>(dy, weight, input, config)
     }

@@ -6,6 +6,8 @@
 //! - *shared*: the workgroup copies a block of 16 terms of A and of B into shared memory, and every number is used 16 to 64 times.
 //! - *direct*: every thread reads what it needs and leaves the sharing to the cache. Slower on a GPU, but nothing can go wrong in it.
 //!
+//! B is a matrix in memory, or an image of which the kernel reads the columns of a convolution as it goes ([`Gather`]).
+//!
 //! Which one a device gets is decided by [`shared_memory_works`](super::shared::shared_memory_works).
 
 #![allow(clippy::too_many_arguments, reason = "a kernel's helper has no struct of borrowed tensors to take them in")]
@@ -26,10 +28,107 @@ pub(crate) struct Block {
     pub(crate) b_along_k: bool,
     /// Add a number to each row.
     pub(crate) bias: bool,
-    /// Add to C.
-    pub(crate) add: bool,
     /// Apply `y * sigmoid(y)` at the end.
     pub(crate) silu: bool,
+    /// B is read from an image.
+    pub(crate) gather: Option<Gather>,
+    /// C's columns are pixels that are not neighbours.
+    pub(crate) spread: bool,
+}
+
+/// B as the columns of a convolution, which nobody writes down: pixel (i, j) of a map and tap (s, t) of channel c is the image's number
+/// `(c, first_y + i step_y + s tap_y, first_x + j step_x + t tap_x)`, zero outside of it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub(crate) struct Gather {
+    /// Taps, (vertical, horizontal), as are all pairs.
+    pub(crate) taps: (u32, u32),
+    pub(crate) step: (i32, i32),
+    pub(crate) tap: (i32, i32),
+    /// Whether B's lines are channels and taps and its k pixels, as in a weight gradient; else its k are channels and taps, and so are A's.
+    pub(crate) taps_are_lines: bool,
+}
+
+impl Gather {
+    fn count(&self) -> u32 {
+        self.taps.0 * self.taps.1
+    }
+}
+
+/// The sizes and steps of a [`Gather`], and of what goes with it.
+#[derive(CubeLaunch, CubeType)]
+pub(crate) struct Image {
+    /// The first pixel of the map, or the first line, of this launch.
+    first: u32,
+    map_width: u32,
+    height: i32,
+    width: i32,
+    first_y: i32,
+    first_x: i32,
+    channel: usize,
+    row: usize,
+    pixel: usize,
+    /// From one tap to the next in A.
+    a_tap_y: usize,
+    a_tap_x: usize,
+    /// From one pixel of the map to the next in C, if it is spread.
+    c_row: usize,
+    c_pixel: usize,
+}
+
+/// A part of an image's number's place: that of its pixel, or of its channel and tap. The number's is the sum of both.
+#[derive(CubeType)]
+struct Spot {
+    offset: usize,
+    y: i32,
+    x: i32,
+}
+
+#[cube]
+fn pixel_spot(index: u32, image: &Image, #[comptime] gather: Gather) -> Spot {
+    let at = index + image.first;
+    let i = at / image.map_width;
+    let j = at % image.map_width;
+    Spot { offset: 0usize, y: image.first_y + i as i32 * comptime!(gather.step.0), x: image.first_x + j as i32 * comptime!(gather.step.1) }
+}
+
+#[cube]
+fn tap_spot(index: u32, image: &Image, #[comptime] gather: Gather) -> Spot {
+    let channel = index / comptime!(gather.count());
+    let tap = index % comptime!(gather.count());
+    let i = tap / comptime!(gather.taps.1);
+    let j = tap % comptime!(gather.taps.1);
+    Spot { offset: channel as usize * image.channel, y: i as i32 * comptime!(gather.tap.0), x: j as i32 * comptime!(gather.tap.1) }
+}
+
+/// Where a line of B is, or a term of its sums (`is_line` false).
+#[cube]
+fn spot(index: u32, image: &Image, #[comptime] is_line: bool, #[comptime] gather: Gather) -> Spot {
+    if comptime!(is_line == gather.taps_are_lines) { tap_spot(index, image, gather) } else { pixel_spot(index, image, gather) }
+}
+
+/// The image's number at the sum of two spots.
+#[cube]
+fn number<E: Float>(from: &Tensor<E>, base: usize, offset: usize, y: i32, x: i32, image: &Image) -> f32 {
+    let mut value = 0.0f32;
+    if y >= 0 && y < image.height && x >= 0 && x < image.width {
+        value = f32::cast_from(from[base + offset + y as usize * image.row + x as usize * image.pixel]);
+    }
+    value
+}
+
+/// How far term k of a row of A is from its first.
+#[cube]
+fn term_of_a(k: u32, step: usize, image: &Image, #[comptime] gather: Option<Gather>) -> usize {
+    if comptime!(gather.is_some_and(|gather| !gather.taps_are_lines)) {
+        let gather = comptime!(gather.unwrap_or_default());
+        let channel = k / comptime!(gather.count());
+        let tap = k % comptime!(gather.count());
+        let i = tap / comptime!(gather.taps.1);
+        let j = tap % comptime!(gather.taps.1);
+        channel as usize * step + i as usize * image.a_tap_y + j as usize * image.a_tap_x
+    } else {
+        k as usize * step
+    }
 }
 
 impl Block {
@@ -85,6 +184,7 @@ fn load<E: Float>(
     base: usize,
     line_step: usize,
     k_step: usize,
+    image: &Image,
     first: u32,
     count: u32,
     start: u32,
@@ -92,6 +192,7 @@ fn load<E: Float>(
     #[comptime] lines: u32,
     #[comptime] units: u32,
     #[comptime] along_k: bool,
+    #[comptime] gather: Option<Gather>,
 ) {
     #[unroll]
     for i in 0..comptime!(lines * DEPTH / units) {
@@ -100,8 +201,44 @@ fn load<E: Float>(
         let k = if comptime!(along_k) { at % DEPTH } else { at / lines };
         let mut value = 0.0f32;
         if first + line < count && start + k < end {
-            value = f32::cast_from(from[base + (first + line) as usize * line_step + (start + k) as usize * k_step]);
+            value = f32::cast_from(from[base + (first + line) as usize * line_step + term_of_a(start + k, k_step, image, gather)]);
         }
+        to[(k * comptime!(lines + PAD) + line) as usize] = value;
+    }
+}
+
+/// The same of an image. A thread has one line, or one k (`along_k`): there are a multiple of either as many threads.
+#[cube]
+fn load_image<E: Float>(
+    from: &Tensor<E>,
+    to: &mut Shared<[f32]>,
+    base: usize,
+    image: &Image,
+    first: u32,
+    count: u32,
+    start: u32,
+    end: u32,
+    #[comptime] lines: u32,
+    #[comptime] units: u32,
+    #[comptime] along_k: bool,
+    #[comptime] gather: Gather,
+) {
+    let width = comptime!(if along_k { DEPTH } else { lines });
+    let mine = UNIT_POS % width;
+    let first_of_others = UNIT_POS / width;
+    let fixed = if comptime!(along_k) { spot(start + mine, image, false, gather) } else { spot(first + mine, image, true, gather) };
+    let inside = if comptime!(along_k) { start + mine < end } else { first + mine < count };
+    #[unroll]
+    for i in 0..comptime!(lines * DEPTH / units) {
+        let other = first_of_others + comptime!(i * (units / width));
+        let moving = if comptime!(along_k) { spot(first + other, image, true, gather) } else { spot(start + other, image, false, gather) };
+        let also = if comptime!(along_k) { first + other < count } else { start + other < end };
+        let mut value = 0.0f32;
+        if inside && also {
+            value = number::<E>(from, base, fixed.offset + moving.offset, fixed.y + moving.y, fixed.x + moving.x, image);
+        }
+        let k = if comptime!(along_k) { mine } else { other };
+        let line = if comptime!(along_k) { other } else { mine };
         to[(k * comptime!(lines + PAD) + line) as usize] = value;
     }
 }
@@ -129,32 +266,18 @@ fn starts(base: usize, first: u32, count: u32, line_step: usize, #[comptime] ste
     at
 }
 
-/// Term k of the sums, straight from memory.
+/// Term k of the sums, straight from memory. `right` are B's numbers of this term.
 #[cube]
-fn term<E: Float>(
-    a: &Tensor<E>,
-    b: &Tensor<E>,
-    at_a: &Array<usize>,
-    at_b: &Array<usize>,
-    sums: &mut Array<f32>,
-    step_a: usize,
-    step_b: usize,
-    #[comptime] tall: u32,
-) {
+fn term<E: Float>(a: &Tensor<E>, at_a: &Array<usize>, right: &Array<f32>, sums: &mut Array<f32>, step_a: usize, #[comptime] tall: u32) {
     let mut left = Array::<f32>::new(comptime!(tall as usize));
-    let mut right = Array::<f32>::new(comptime!(COLS as usize));
     #[unroll]
     for i in 0..comptime!(tall as usize) {
         left[i] = f32::cast_from(a[at_a[i] + step_a]);
     }
-    #[unroll]
-    for j in 0..comptime!(COLS as usize) {
-        right[j] = f32::cast_from(b[at_b[j] + step_b]);
-    }
-    multiply(sums, &left, &right, tall);
+    multiply(sums, &left, right, tall);
 }
 
-/// `C = A B (+ C) (+ bias) (SiLU)`. Grid: blocks of columns, blocks of rows, batches times splits. A thread's rows are neighbours, its
+/// `C = A B (+ bias) (SiLU)`. Grid: blocks of columns, blocks of rows, batches times splits. A thread's rows are neighbours, its
 /// columns as far apart as there are threads to a row, so that neighbouring threads write neighbours.
 #[cube(launch, address_type = "dynamic")]
 pub(crate) fn matmul_kernel<E: Float, O: Float>(
@@ -163,6 +286,7 @@ pub(crate) fn matmul_kernel<E: Float, O: Float>(
     bias: &Tensor<E>,
     c: &mut Tensor<O>,
     args: &Args,
+    image: &Image,
     #[comptime] block: Block,
     #[define(E, O)] _types: [ElemType; 2],
 ) {
@@ -195,8 +319,30 @@ pub(crate) fn matmul_kernel<E: Float, O: Float>(
             let (rows, cols) = comptime!((block.rows, block.cols));
             let (along_a, along_b) = comptime!((block.a_along_k, block.b_along_k));
             while k < end {
-                load::<E>(a, &mut block_a, base_a, args.a_line, args.a_k, first_row, args.m, k, end, rows, units, along_a);
-                load::<E>(b, &mut block_b, base_b, args.b_line, args.b_k, first_col, args.n, k, end, cols, units, along_b);
+                let gather = comptime!(block.gather);
+                load::<E>(a, &mut block_a, base_a, args.a_line, args.a_k, image, first_row, args.m, k, end, rows, units, along_a, gather);
+                if comptime!(gather.is_some()) {
+                    let gather = comptime!(gather.unwrap_or_default());
+                    load_image::<E>(b, &mut block_b, base_b, image, first_col, args.n, k, end, cols, units, along_b, gather);
+                } else {
+                    let plain = comptime!(None);
+                    load::<E>(
+                        b,
+                        &mut block_b,
+                        base_b,
+                        args.b_line,
+                        args.b_k,
+                        image,
+                        first_col,
+                        args.n,
+                        k,
+                        end,
+                        cols,
+                        units,
+                        along_b,
+                        plain,
+                    );
+                }
                 sync_cube();
                 #[unroll]
                 for step in 0..DEPTH {
@@ -217,19 +363,40 @@ pub(crate) fn matmul_kernel<E: Float, O: Float>(
             }
         } else {
             let at_a = starts(base_a, first_row + row, args.m, args.a_line, 1u32, block.tall);
-            let at_b = starts(base_b, first_col + col, args.n, args.b_line, across, COLS);
-            while k + 4 <= end {
+            if comptime!(block.gather.is_some()) {
+                let gather = comptime!(block.gather.unwrap_or_default());
+                let mut offsets = Array::<usize>::new(comptime!(COLS as usize));
+                let mut ys = Array::<i32>::new(comptime!(COLS as usize));
+                let mut xs = Array::<i32>::new(comptime!(COLS as usize));
                 #[unroll]
-                for step in 0..4u32 {
-                    let (step_a, step_b) = ((k + step) as usize * args.a_k, (k + step) as usize * args.b_k);
-                    term::<E>(a, b, &at_a, &at_b, &mut sums, step_a, step_b, block.tall);
+                for j in 0..COLS {
+                    // A line beyond the last is read as that, and not used.
+                    let line = spot(clamp_max(first_col + col + comptime!(j * across), args.n - 1), image, true, gather);
+                    offsets[j as usize] = base_b + line.offset;
+                    ys[j as usize] = line.y;
+                    xs[j as usize] = line.x;
                 }
-                k += 4u32;
-            }
-            while k < end {
-                let (step_a, step_b) = (k as usize * args.a_k, k as usize * args.b_k);
-                term::<E>(a, b, &at_a, &at_b, &mut sums, step_a, step_b, block.tall);
-                k += 1u32;
+                while k < end {
+                    let of_k = spot(k, image, false, gather);
+                    let mut right = Array::<f32>::new(comptime!(COLS as usize));
+                    #[unroll]
+                    for j in 0..comptime!(COLS as usize) {
+                        right[j] = number::<E>(b, offsets[j], of_k.offset, ys[j] + of_k.y, xs[j] + of_k.x, image);
+                    }
+                    term::<E>(a, &at_a, &right, &mut sums, term_of_a(k, args.a_k, image, comptime!(block.gather)), block.tall);
+                    k += 1u32;
+                }
+            } else {
+                let at_b = starts(base_b, first_col + col, args.n, args.b_line, across, COLS);
+                while k < end {
+                    let mut right = Array::<f32>::new(comptime!(COLS as usize));
+                    #[unroll]
+                    for j in 0..comptime!(COLS as usize) {
+                        right[j] = f32::cast_from(b[at_b[j] + k as usize * args.b_k]);
+                    }
+                    term::<E>(a, &at_a, &right, &mut sums, k as usize * args.a_k, block.tall);
+                    k += 1u32;
+                }
             }
         }
         o += 1u32;
@@ -243,14 +410,17 @@ pub(crate) fn matmul_kernel<E: Float, O: Float>(
         for j in 0..COLS {
             let x = first_col + col + comptime!(j * across);
             if y < args.m && x < args.n {
-                let at = base_c + y as usize * args.c_line + x as usize;
+                let mut at = base_c + y as usize * args.c_line;
+                if comptime!(block.spread) {
+                    let pixel = x + image.first;
+                    at += (pixel / image.map_width) as usize * image.c_row + (pixel % image.map_width) as usize * image.c_pixel;
+                } else {
+                    at += x as usize;
+                }
                 let mut value = sums[comptime!((i * COLS + j) as usize)];
                 if comptime!(block.bias) {
                     // The rows of C are the output channels of one group.
                     value += f32::cast_from(bias[(z % args.period * args.m + y) as usize]);
-                }
-                if comptime!(block.add) {
-                    value += f32::cast_from(c[at]);
                 }
                 if comptime!(block.silu) {
                     value /= 1.0f32 + (-value).exp();

@@ -8,6 +8,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
+use bellows_kernels::cube::{Launches, launches};
 use bellows_learner::bench::{StepTimer, median, peak_memory};
 use bellows_learner::{Draw, EvalContext, Evaluation, Group, Identity, Learner, Role, StepOutput, StepTimes, Task, TaskError};
 use bellows_runs::RunDir;
@@ -80,6 +81,46 @@ impl Benchmark {
     /// # Errors
     /// When the folder cannot be written, or the device fails.
     pub fn run(&self, device: &Device, scratch: &Path) -> Result<BenchmarkReport, TrainError> {
+        let (learner, times) = self.train(device, scratch, self.steps + WARM_UP)?;
+        let peak_gb = peak_memory();
+        let times = times.after(WARM_UP);
+        let part = |of: fn(&StepTimes) -> f64| median(times.iter().map(of).collect());
+        let step_s = part(|t| t.forward + t.backward + t.update);
+        let device = device.clone().without_autodiff();
+        let infer_s = self.infer(&learner.ema_model().valid().fuse(&device), &self.made_up(), &device);
+        Ok(BenchmarkReport {
+            peer: "bellows",
+            batch: self.batch,
+            imgsz: self.imgsz,
+            forward_s: part(|t| t.forward),
+            backward_s: part(|t| t.backward),
+            update_s: part(|t| t.update),
+            step_s,
+            train_images_per_s: self.batch as f64 / step_s,
+            infer_images_per_s: self.batch as f64 / infer_s,
+            peak_gb,
+            threads: rayon::current_num_threads(),
+        })
+    }
+
+    /// What a training step launches on a GPU, by kernel: what two steps do more than one, so that nothing counts that happens once.
+    ///
+    /// # Errors
+    /// As [`run`](Self::run).
+    pub fn launches(&self, device: &Device, scratch: &Path) -> Result<Launches, TrainError> {
+        let count = |steps| {
+            let (result, launches) = launches(|| self.train(device, scratch, steps));
+            result.map(|_| launches)
+        };
+        // What Burn chooses by trying is chosen in the first.
+        count(1)?;
+        let (one, two) = (count(1)?, count(2)?);
+        let more = two.into_iter().map(|(kernel, count)| (kernel, count - one.get(kernel).copied().unwrap_or(0).min(count)));
+        Ok(more.filter(|(_, count)| *count > 0).collect())
+    }
+
+    /// So many steps on one batch.
+    fn train(&self, device: &Device, scratch: &Path, steps: usize) -> Result<(Learner<StepTask>, StepTimer), TrainError> {
         let config = TrainConfig {
             batch: self.batch.into(),
             imgsz: self.imgsz,
@@ -100,32 +141,13 @@ impl Benchmark {
         let val = ValSet::with_sizes(nothing, Vec::new());
         let inner =
             DetectionTask { config: config.clone(), names, channels: 3, stages: Stages::default(), rect: Vec::new(), val, pictures: false };
-        let task = StepTask { inner, batch: batch.clone() };
+        let task = StepTask { inner, batch };
         let dir = RunDir::create(scratch, "benchmark", false)?;
         let mut learner = Learner::new(task, model, device, config.learner()?, dir, Identity::default())?;
         let times = StepTimer::default();
         learner.observe(times.clone());
-        learner.fit(&InMemDataset::new(vec![(); self.batch * (self.steps + WARM_UP)]))?;
-        let peak_gb = peak_memory();
-
-        let times = times.after(WARM_UP);
-        let part = |of: fn(&StepTimes) -> f64| median(times.iter().map(of).collect());
-        let step_s = part(|t| t.forward + t.backward + t.update);
-        let device = device.clone().without_autodiff();
-        let infer_s = self.infer(&learner.ema_model().valid().fuse(&device), &batch, &device);
-        Ok(BenchmarkReport {
-            peer: "bellows",
-            batch: self.batch,
-            imgsz: self.imgsz,
-            forward_s: part(|t| t.forward),
-            backward_s: part(|t| t.backward),
-            update_s: part(|t| t.update),
-            step_s,
-            train_images_per_s: self.batch as f64 / step_s,
-            infer_images_per_s: self.batch as f64 / infer_s,
-            peak_gb,
-            threads: rayon::current_num_threads(),
-        })
+        learner.fit(&InMemDataset::new(vec![(); self.batch * steps]))?;
+        Ok((learner, times))
     }
 
     /// Seconds of a pass over the batch, boxes decoded and read back.

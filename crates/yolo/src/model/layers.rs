@@ -9,7 +9,7 @@ use bellows_kernels::{
     ConvConfig, Moving, add, batch_norm_silu, concat, conv2d, conv2d_silu, default_lowering, max_pool_same, move_statistics,
     slice_channels, upsample2,
 };
-use burn::module::{Flag, Module, Param, RunningState};
+use burn::module::{Flag, Module, ModuleMapper, Param, RunningState};
 use burn::tensor::{Device, Tensor};
 
 /// Added to the variance before its square root.
@@ -90,9 +90,8 @@ impl BatchNorm2d {
         let new = [y.mean, y.variance].map(Tensor::inner);
         let [mean, var] = move_statistics(old, new, Moving { momentum: BN_MOMENTUM, unbias: n / (n - 1.0).max(1.0) });
         for (state, moved) in [(&self.running_mean, mean), (&self.running_var, var)] {
-            state.update(Tensor::from_inner(moved));
-            // An update waits for its thread's next one; fold it in now, so that a visitor (a checkpoint) sees this step.
-            state.value_sync();
+            // Not by its `update`, which divides by the number of threads that made one, in a launch of its own.
+            state.clone().map(&mut Replace(Some(Tensor::from_inner(moved))));
         }
         y.output
     }
@@ -104,6 +103,18 @@ impl BatchNorm2d {
         let a = self.weight.val() / var.add_scalar(BN_EPSILON).sqrt();
         let b = self.bias.val() - mean * a.clone();
         (a, b)
+    }
+}
+
+/// Puts a value in the place of a tensor's.
+struct Replace(Option<Tensor<1>>);
+
+impl ModuleMapper for Replace {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        match self.0.take() {
+            Some(value) => param.map(|old| value.reshape(old.shape())),
+            None => param,
+        }
     }
 }
 

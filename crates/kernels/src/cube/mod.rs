@@ -13,6 +13,7 @@
 
 mod conv;
 pub(crate) mod geometry;
+pub(crate) mod join;
 pub(crate) mod launch;
 mod matmul;
 mod norm;
@@ -37,8 +38,8 @@ use std::sync::Once;
 use std::sync::atomic::{AtomicUsize, Ordering};
 pub use trace::{Launches, launches};
 
-/// Megabytes of parts unless [`set_workspace_mb`] says otherwise: no more than a hundredth of what training YOLOv8n at batch 16 holds.
-pub const DEFAULT_WORKSPACE_MB: usize = 16;
+/// Megabytes of parts unless [`set_workspace_mb`] says otherwise. A weight of YOLOv8n that is larger makes blocks enough for a GPU by itself.
+pub const DEFAULT_WORKSPACE_MB: usize = 1;
 
 static WORKSPACE: AtomicUsize = AtomicUsize::new(DEFAULT_WORKSPACE_MB << 20);
 

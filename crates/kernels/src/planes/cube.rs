@@ -11,11 +11,12 @@ use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 
 use super::cube_kernels::{
-    PlaneLaunch, RunsLaunch, double_grad_kernel, double_kernel, extract_kernel, first_maximum_kernel, insert_kernel, max_pool_grad_kernel,
+    PlaneLaunch, RunsLaunch, double_grad_kernel, double_kernel, extract_kernel, first_maximum_kernel, max_pool_grad_kernel,
     max_pool_kernel, pad_kernel,
 };
 use super::{Parts, PlaneOps, portable};
 use crate::cube::geometry::dims4;
+use crate::cube::join::{join, most};
 use crate::cube::launch::{covers, launch};
 use crate::cube::pixels::empty;
 
@@ -90,10 +91,19 @@ impl PlaneOps for CubeBackend {
         let parts: Vec<Ordered> = parts.0.into_iter().map(|part| Ordered::like(part, last)).collect();
         let [n, _, h, w] = parts[0].dims;
         let whole = parts[0].empty([n, parts.iter().map(|part| part.dims[1]).sum(), h, w]);
+        // A row is an image's channels, or a pixel's.
+        let pixels = if last { 1 } else { h * w };
+        let most = most(&whole.tensor);
         let mut start = 0;
-        for part in parts {
-            launch!(insert_kernel, part.len(), [part.tensor, whole.tensor], part.runs(&whole, start));
-            start += part.dims[1];
+        for parts in parts.chunks(most) {
+            let first = start;
+            let mut starts = Vec::new();
+            for part in parts {
+                starts.push(start);
+                start += part.dims[1] * pixels;
+            }
+            let tensors: Vec<CubeTensor> = parts.iter().map(|part| part.tensor.clone()).collect();
+            join(&tensors, &starts, &whole.tensor, [first, start], whole.dims[1] * pixels);
         }
         whole.named()
     }

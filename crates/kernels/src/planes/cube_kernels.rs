@@ -10,17 +10,7 @@ pub(super) struct Runs {
     start: usize,
 }
 
-/// The part's runs to their place in `whole`.
-#[cube(launch, address_type = "dynamic")]
-pub(super) fn insert_kernel(part: &Tensor<f32>, whole: &mut Tensor<f32>, runs: &Runs) {
-    let i = ABSOLUTE_POS;
-    if i >= part.len() {
-        terminate!();
-    }
-    whole[i / runs.len * runs.total + runs.start + i % runs.len] = part[i];
-}
-
-/// And back.
+/// Runs of `whole` to where they lie side by side.
 #[cube(launch, address_type = "dynamic")]
 pub(super) fn extract_kernel(whole: &Tensor<f32>, part: &mut Tensor<f32>, runs: &Runs) {
     let i = ABSOLUTE_POS;
@@ -30,7 +20,7 @@ pub(super) fn extract_kernel(whole: &Tensor<f32>, part: &mut Tensor<f32>, runs: 
     part[i] = whole[i / runs.len * runs.total + runs.start + i % runs.len];
 }
 
-/// As `insert_kernel`, with zeros around the runs.
+/// And back, with zeros around the runs.
 #[cube(launch, address_type = "dynamic")]
 pub(super) fn pad_kernel(part: &Tensor<f32>, whole: &mut Tensor<f32>, runs: &Runs) {
     let i = ABSOLUTE_POS;

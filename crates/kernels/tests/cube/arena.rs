@@ -23,7 +23,7 @@ fn tensors_come_back_from_their_places() {
     let places = Places::of(lengths.iter().copied());
     let mut whole = None;
     let launched = trace(|| whole = Some(CubeBackend::arena(Parts(parts(&lengths)), places.clone())));
-    assert_ours(&launched, &[("arena_kernel", 5)]);
+    assert_ours(&launched, &[("join_kernel", 5)]);
     let whole = whole.unwrap();
     let values = numbers(whole.clone());
     for (i, &(start, len)) in places.all.iter().enumerate() {

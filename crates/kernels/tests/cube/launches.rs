@@ -43,9 +43,9 @@ fn gemm_launches_no_convolution() {
         assert!(!is_convolution(kernel), "{kernel}");
         assert!(kernel.contains("bellows_kernels"), "a kernel that is not ours: {kernel}");
     }
-    // A pass is a launch; the gradient of the input is one for each residue of the stride.
+    // A pass is a launch, and forward runs twice; the gradient of the input is one for each residue of the stride.
     let products: usize = ours.iter().filter(|(kernel, _)| kernel.contains("matmul")).map(|(_, count)| count).sum();
-    assert_eq!(products, [1 + 4 + 1, 3, 3, 3].iter().sum::<usize>(), "{ours:?}");
+    assert_eq!(products, [2 + 4 + 1, 2 + 1 + 1, 2 + 1 + 1, 2 + 4 + 1].iter().sum::<usize>(), "{ours:?}");
 
     let direct = ConvConfig { lowering: Lowering::Direct, ..stem.config };
     let (x, w) = (cube(stem.x()), cube(stem.w()));

@@ -94,7 +94,7 @@ settings! {
         /// the last three are for the CPU: a GPU takes auto for them and says so
         conv: String = "auto".into();
         /// Megabytes that `conv: gemm` may use for the parts of a weight gradient on a GPU
-        conv_workspace_mb: usize = 16;
+        conv_workspace_mb: usize = 1;
         /// Factors of convolutions: f32, or bf16 where the processor multiplies it (an error of 0.2 %; tensors and sums stay f32)
         /// bf16 is conv: bf16
         precision: String = Precision::F32.name().into();

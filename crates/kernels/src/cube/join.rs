@@ -1,0 +1,62 @@
+//! Tensors put side by side, as many to a launch as a device binds.
+
+use burn_cubecl::tensor::CubeTensor;
+use cubecl::prelude::*;
+
+use super::launch::{UNITS, address_type, grid};
+
+/// Most tensors to a launch: with the result and the launch's numbers what a device of no great age binds.
+const MOST: usize = 14;
+
+/// Columns `first .. first + width` of `out`, rows of `stride`, from parts that begin at the columns `starts`; zero where no part is.
+#[cube(launch, address_type = "dynamic")]
+fn join_kernel(
+    parts: &Sequence<OwnedTensor<f32>>,
+    starts: &Sequence<usize>,
+    out: &mut Tensor<f32>,
+    first: usize,
+    width: usize,
+    stride: usize,
+) {
+    let rows = out.len() / stride;
+    let i = ABSOLUTE_POS;
+    if i >= rows * width {
+        terminate!();
+    }
+    let row = i / width;
+    let column = first + i % width;
+    let mut value = 0.0f32;
+    #[unroll]
+    for p in 0..comptime![parts.len()] {
+        let part = parts.index(p).as_slice();
+        let start = *starts.index(p);
+        let len = part.len() / rows;
+        if column >= start && column < start + len {
+            value = part[row * len + column - start];
+        }
+    }
+    out[row * stride + column] = value;
+}
+
+/// How many tensors of such a device go into a launch of [`join`].
+pub(crate) fn most(like: &CubeTensor) -> usize {
+    MOST.min((like.client.properties().hardware.max_bindings as usize).saturating_sub(2)).max(1)
+}
+
+/// Writes columns `first .. end` of `out`, whose rows are `stride` long: those of the contiguous f32 `parts` from `starts` on, and zeros.
+pub(crate) fn join(parts: &[CubeTensor], starts: &[usize], out: &CubeTensor, [first, end]: [usize; 2], stride: usize) {
+    let rows = out.meta.shape().num_elements() / stride;
+    let address = parts.iter().map(CubeTensor::required_address_type).max().unwrap_or_default();
+    join_kernel::launch(
+        &out.client,
+        grid(rows * (end - first)),
+        CubeDim::new_1d(UNITS),
+        address.max(address_type([out])),
+        parts.iter().map(|part| part.clone().into_tensor_arg()).collect(),
+        starts.iter().copied().collect(),
+        out.clone().into_tensor_arg(),
+        first,
+        end - first,
+        stride,
+    );
+}

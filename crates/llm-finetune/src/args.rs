@@ -81,6 +81,8 @@ pub(crate) struct ExportArgs {
     pub(crate) out: PathBuf,
     /// f32, f16, bf16 (merge) or the kind of a GGUF (export).
     pub(crate) kind: Option<String>,
+    /// Count launches instead.
+    pub(crate) count: bool,
     /// Export the adapter instead of the model it makes.
     pub(crate) adapter_only: bool,
     pub(crate) system: Option<String>,
@@ -216,6 +218,7 @@ fn command() -> Command {
                 .arg(switch("checkpointing", "Re-run layers in the backward pass"))
                 .arg(count("threads", "0", "Threads of the CPU; 0 for all"))
                 .arg(option("device", "Where to run").default_value("cpu"))
+                .arg(switch("count", "Count what a training step launches on a GPU, instead of timing it"))
                 .arg(switch("json", "Print one JSON object")),
         )
         .subcommand(doctor())
@@ -300,6 +303,7 @@ fn benchmark(m: &ArgMatches) -> BenchmarkArgs {
         precision: text(m, "precision").unwrap_or_default(),
         threads: whole(m, "threads"),
         device: text(m, "device").unwrap_or_default(),
+        count: m.get_flag("count"),
         json: m.get_flag("json"),
     }
 }

@@ -1,6 +1,6 @@
 //! `benchmark`: how fast a LoRA step is here, in the keys that other tools' timers print.
 
-use bellows_cli::{Context, Exit, Failure, Signals, Usage, join_pool, say, scratch};
+use bellows_cli::{Context, Exit, Failure, Signals, Usage, join_pool, say, say_launches, scratch};
 use bellows_qwen::adapter::Targets;
 use bellows_qwen::bench::{Benchmark, Size};
 
@@ -24,6 +24,9 @@ pub(crate) fn run(args: &BenchmarkArgs, signals: &Signals) -> Result<(), Failure
         precision: args.precision.parse().map_err(|e| Usage(format!("benchmark: {e}")))?,
     };
     let (folder, _taken) = scratch(signals)?;
+    if args.count {
+        return say_launches(&what.launches(&device.device, &folder)?, args.json);
+    }
     let report = what.run(&device.device, &folder)?;
     if args.json {
         let mut report = serde_json::to_value(&report).context(Exit::Failed, "the report as JSON")?;

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use bellows_chat::Encoded;
+use bellows_kernels::cube::{Launches, launches, more};
 use bellows_kernels::{Precision, processor_level};
 use bellows_learner::bench::{StepTimer, median, peak_memory};
 use bellows_learner::{Decay, Identity, Learner, Rng, StepTimes};
@@ -132,8 +133,46 @@ impl Benchmark {
     /// # Errors
     /// When the folder cannot be written, or the device fails.
     pub fn run(&self, device: &Device, scratch: &Path) -> Result<BenchmarkReport, FinetuneError> {
+        let times = self.train(device, scratch, self.steps + WARM_UP)?.after(WARM_UP);
+        let part = |of: fn(&StepTimes) -> f64| median(times.iter().map(of).collect());
+        let step_s = part(|t| t.forward + t.backward + t.update);
+        Ok(BenchmarkReport {
+            peer: "bellows",
+            size: self.size.name,
+            dtype: self.precision.name(),
+            batch: self.batch,
+            seq: self.seq,
+            rank: self.rank,
+            targets: self.targets.to_string(),
+            checkpointing: self.checkpointing,
+            forward_s: part(|t| t.forward),
+            backward_s: part(|t| t.backward),
+            update_s: part(|t| t.update),
+            step_s,
+            tokens_per_s: (self.batch * self.seq) as f64 / step_s,
+            peak_gb: peak_memory(),
+            threads: rayon::current_num_threads(),
+            level: processor_level(self.precision),
+        })
+    }
+
+    /// What a training step launches on a GPU, by kernel: what two steps do more than one, so that nothing counts that happens once.
+    ///
+    /// # Errors
+    /// As [`run`](Self::run).
+    pub fn launches(&self, device: &Device, scratch: &Path) -> Result<Launches, FinetuneError> {
+        let count = |steps| {
+            let (result, launches) = launches(|| self.train(device, scratch, steps));
+            result.map(|_| launches)
+        };
+        // What Burn chooses by trying is chosen in the first.
+        count(1)?;
+        Ok(more(count(2)?, &count(1)?))
+    }
+
+    /// So many steps on made-up rows.
+    fn train(&self, device: &Device, scratch: &Path, steps: usize) -> Result<StepTimer, FinetuneError> {
         let shape = self.size.config();
-        let steps = self.steps + WARM_UP;
         let config = SftConfig {
             r: self.rank,
             lora_alpha: 2.0 * self.rank as f64,
@@ -167,27 +206,7 @@ impl Benchmark {
         let times = StepTimer::default();
         learner.observe(times.clone());
         learner.fit(&InMemDataset::new(vec![(); self.batch * steps]))?;
-        let times = times.after(WARM_UP);
-        let part = |of: fn(&StepTimes) -> f64| median(times.iter().map(of).collect());
-        let step_s = part(|t| t.forward + t.backward + t.update);
-        Ok(BenchmarkReport {
-            peer: "bellows",
-            size: self.size.name,
-            dtype: self.precision.name(),
-            batch: self.batch,
-            seq: self.seq,
-            rank: self.rank,
-            targets: self.targets.to_string(),
-            checkpointing: self.checkpointing,
-            forward_s: part(|t| t.forward),
-            backward_s: part(|t| t.backward),
-            update_s: part(|t| t.update),
-            step_s,
-            tokens_per_s: (self.batch * self.seq) as f64 / step_s,
-            peak_gb: peak_memory(),
-            threads: rayon::current_num_threads(),
-            level: processor_level(self.precision),
-        })
+        Ok(times)
     }
 }
 

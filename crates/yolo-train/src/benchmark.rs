@@ -1,8 +1,7 @@
 //! `yolo-train benchmark`: how fast a training step is here, in the keys that other tools' timers print.
 
-use bellows_cli::{Context, Exit, Failure, Signals, Usage, join_pool, say, scratch};
+use bellows_cli::{Context, Exit, Failure, Signals, Usage, join_pool, say, say_launches, scratch};
 use bellows_device::{Backend, ProbeOptions, select};
-use bellows_kernels::cube::Launches;
 use bellows_kernels::{
     Lowering, Precision, cube, processor_choices, processor_has_bf16, processor_level, processor_peak, set_default_lowering,
 };
@@ -21,7 +20,7 @@ pub(crate) fn run(args: &BenchmarkArgs, signals: &Signals) -> Result<(), Failure
     cube::set_workspace_mb(args.conv_workspace_mb);
     let (folder, _taken) = scratch(signals)?;
     if args.count {
-        return count(&what.launches(&device.device, &folder)?, args.json);
+        return say_launches(&what.launches(&device.device, &folder)?, args.json);
     }
     let report = what.run(&device.device, &folder)?;
     let in_bf16 = device.lowering == Lowering::Bf16 && processor_has_bf16();
@@ -52,23 +51,6 @@ pub(crate) fn run(args: &BenchmarkArgs, signals: &Signals) -> Result<(), Failure
     let peak = (device.backend == Backend::Flex.name()).then(processor_peak);
     let layers = what.layers(&device.device, device.lowering, device.direct_is_proved()).context(Exit::Failed, "timing the layers")?;
     table(&layers, what.batch, peak);
-    Ok(())
-}
-
-/// The kernels of a step, most frequent first.
-fn count(launches: &Launches, json: bool) -> Result<(), Failure> {
-    let total: usize = launches.values().sum();
-    if total == 0 {
-        return Err(Usage("benchmark --count: the processor launches nothing; name a GPU with --device".into()).into());
-    }
-    if json {
-        say(&serde_json::json!({ "launches": total, "kernels": launches }).to_string());
-        return Ok(());
-    }
-    let mut kernels: Vec<(&&str, &usize)> = launches.iter().collect();
-    kernels.sort_by_key(|(name, count)| (std::cmp::Reverse(**count), **name));
-    kernels.iter().for_each(|(name, count)| say(&format!("{count:>6}  {name}")));
-    say(&format!("{total:>6}  launches to a step"));
     Ok(())
 }
 

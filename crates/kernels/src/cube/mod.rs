@@ -36,7 +36,7 @@ use launch::covers;
 pub use shared::shared_memory_works;
 use std::sync::Once;
 use std::sync::atomic::{AtomicUsize, Ordering};
-pub use trace::{Launches, launches};
+pub use trace::{Launches, launches, more};
 
 /// Megabytes of parts unless [`set_workspace_mb`] says otherwise. A weight of YOLOv8n that is larger makes blocks enough for a GPU by itself.
 pub const DEFAULT_WORKSPACE_MB: usize = 1;

@@ -26,3 +26,9 @@ pub fn launches<T>(work: impl FnOnce() -> T) -> (T, Launches) {
     let launches = std::mem::take(&mut *trace.0.lock().unwrap_or_else(PoisonError::into_inner));
     (result, launches)
 }
+
+/// What `two` steps launch more than `one`.
+pub fn more(two: Launches, one: &Launches) -> Launches {
+    let difference = |(kernel, count): (&'static str, usize)| (kernel, count.saturating_sub(one.get(kernel).copied().unwrap_or(0)));
+    two.into_iter().map(difference).filter(|(_, count)| *count > 0).collect()
+}

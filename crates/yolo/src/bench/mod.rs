@@ -8,7 +8,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
-use bellows_kernels::cube::{Launches, launches};
+use bellows_kernels::cube::{Launches, launches, more};
 use bellows_learner::bench::{StepTimer, median, peak_memory};
 use bellows_learner::{Draw, EvalContext, Evaluation, Group, Identity, Learner, Role, StepOutput, StepTimes, Task, TaskError};
 use bellows_runs::RunDir;
@@ -114,9 +114,7 @@ impl Benchmark {
         };
         // What Burn chooses by trying is chosen in the first.
         count(1)?;
-        let (one, two) = (count(1)?, count(2)?);
-        let more = two.into_iter().map(|(kernel, count)| (kernel, count - one.get(kernel).copied().unwrap_or(0).min(count)));
-        Ok(more.filter(|(_, count)| *count > 0).collect())
+        Ok(more(count(2)?, &count(1)?))
     }
 
     /// So many steps on one batch.

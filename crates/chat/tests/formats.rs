@@ -97,7 +97,7 @@ fn containers() {
     let rows = rows.unwrap();
     let texts = [3, 0, 2, 1, 0].map(|i| rows.get(i).unwrap());
     assert_eq!(texts, ["e", "a\nb", "d\"", "c", "a\nb"].map(|text| Example::Text(text.into())));
-    assert_eq!((rows.len(), rows.line(0), rows.line(3)), (4, 2, 6));
+    assert_eq!((rows.len(), rows.line(0), rows.line(3)), (4, 2, 7));
     // Brackets, quotes and backslashes in text do not end an element.
     let odd = r#"{"text": "]},{\"[\\"}"#;
     assert_eq!(read("a.json", format!("[{odd} , {odd}]")), vec![Example::Text("]},{\"[\\".into()); 2]);
@@ -109,6 +109,9 @@ fn parquet() {
     let path = std::path::Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/rows.parquet"));
     let dataset = Dataset::open(path, &ReadOptions::default()).unwrap();
     assert_eq!(dataset.iter().collect::<Result<Vec<_>, _>>().unwrap(), [chat(QA), chat(&[(Role::User, "ü"), (Role::Assistant, "d")])]);
+    // In any order, from two groups.
+    assert_eq!([1, 0, 1].map(|i| dataset.get(i).unwrap())[1..], [0, 1].map(|i| dataset.get(i).unwrap()));
+    assert_eq!((dataset.len(), dataset.line(1), dataset.line(2), dataset.get(2).is_err()), (2, 2, 0, true));
     let bytes = std::fs::read(path).unwrap();
     // Damage is an error or other rows, never a panic.
     for at in (0..bytes.len()).step_by(3) {

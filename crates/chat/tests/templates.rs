@@ -99,6 +99,16 @@ fn jinja_finds_the_same_spans_by_what_it_writes_of_other_conversations() {
         checked += 1;
     }
     assert!(checked > 60, "{checked}");
+    // Whoever begins, and however often.
+    let (user, assistant) = (Message::new(Role::User, "a"), Message::new(Role::Assistant, "b"));
+    for name in ["qwen2.5", "qwen3", "chatml"] {
+        for turns in [[&assistant, &user, &assistant], [&user, &assistant, &assistant], [&user, &user, &assistant]] {
+            let conversation = Conversation { messages: turns.map(Message::clone).to_vec(), tools: vec![] };
+            let built_in = Template::named(name).unwrap();
+            let jinja = Template::Jinja(Jinja::new(built_in.source(), &tokenizer).unwrap());
+            assert_eq!(said(&jinja, &conversation), said(&built_in, &conversation), "{name} {turns:?}");
+        }
+    }
 }
 
 /// Of a model that thinks: the prompt opens the thoughts, and they are taken out of every turn but the last.

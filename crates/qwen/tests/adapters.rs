@@ -132,7 +132,7 @@ fn no_row_is_learnt_and_judged_by() {
         let options = config.encoding().unwrap();
         SftData::open(
             config,
-            &[path.clone()],
+            std::slice::from_ref(&path),
             Encoding { options: &options, tokenizer: &tokenizer, template: &Template::ChatMl },
             &mut |_, _| {},
         )

@@ -86,8 +86,19 @@ impl Dataset {
     /// The line of the file (the row, for Parquet) on which row `index` begins, from 1; 0 for a row that does not exist.
     pub fn line(&self, index: usize) -> u64 {
         match &self.rows {
+            // The reader of cells leaves the second half of a line end, and empty lines, to the next row.
+            Rows::Lines { file, spans, form: Form::Cells(_) } => spans.get(index).map_or(0, |span| {
+                let text = read_span(file, Some(span)).unwrap_or_default();
+                span.line + text.chars().take_while(|c| ['\r', '\n'].contains(c)).filter(|c| *c == '\n').count() as u64
+            }),
             Rows::Lines { spans, .. } => spans.get(index).map_or(0, |span| span.line),
-            Rows::Groups(groups) => if index < held(groups).len() { index as u64 + 1 } else { 0 },
+            Rows::Groups(groups) => {
+                if index < held(groups).len() {
+                    index as u64 + 1
+                } else {
+                    0
+                }
+            }
         }
     }
 

@@ -55,7 +55,8 @@ impl Groups {
         if self.held.as_ref().is_none_or(|(held, _)| *held != group) {
             self.held = None;
             let promised = self.starts[group + 1] - self.starts[group];
-            let rows = guarded(|| read_group(&self.reader, group)).and_then(|rows| if rows.len() == promised { Ok(rows) } else { Err(damaged()) });
+            let rows =
+                guarded(|| read_group(&self.reader, group)).and_then(|rows| if rows.len() == promised { Ok(rows) } else { Err(damaged()) });
             let rows = rows.inspect_err(|_| self.starts.truncate(group + 1))?;
             self.held = Some((group, rows));
         }

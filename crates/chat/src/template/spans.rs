@@ -24,13 +24,16 @@ pub(super) type Run<'a> = &'a dyn Fn(&[Value], bool) -> Result<String, Fault>;
 pub(super) fn said(text: &str, conversation: &[Message], messages: &[Value], run: Run<'_>) -> Result<Vec<Span>, Fault> {
     let (mut spans, mut from): (Vec<Span>, usize) = (Vec::new(), 0);
     for (message, _) in conversation.iter().enumerate().filter(|(_, m)| m.role == Role::Assistant) {
-        let (prompted, with) = (run(&messages[..message], true)?, run(&messages[..=message], false)?);
-        let (start, end) = match (text.starts_with(&prompted), text.starts_with(&with)) {
-            (true, true) => (prompted.len(), with.len()),
-            (plain_start, plain_end) => {
-                let found = rewritten(text, from, message, messages, &prompted, run)?;
-                let (start, end) = found.ok_or_else(|| refused(message))?;
-                (if plain_start { prompted.len() } else { start }, if plain_end { with.len() } else { end })
+        // Some templates cannot write of no message.
+        let prompted = if message > 0 { Some(run(&messages[..message], true)?) } else { None };
+        let with = run(&messages[..=message], false)?;
+        let plain_start = prompted.as_deref().filter(|prompted| text.starts_with(prompted)).map(str::len);
+        let plain_end = text.starts_with(&with).then_some(with.len());
+        let (start, end) = match (plain_start, plain_end) {
+            (Some(start), Some(end)) => (start, end),
+            _ => {
+                let (start, end) = rewritten(text, from, message, messages, run)?.ok_or_else(|| refused(message))?;
+                (plain_start.unwrap_or(start), plain_end.unwrap_or(end))
             }
         };
         if start > end || start < from {
@@ -51,14 +54,11 @@ fn refused(message: usize) -> Fault {
 }
 
 /// Where message number `message` begins and ends in `text`, at `from` or later; None if the text around it depends on what it says.
-fn rewritten(
-    text: &str,
-    from: usize,
-    message: usize,
-    messages: &[Value],
-    prompted: &str,
-    run: Run<'_>,
-) -> Result<Option<(usize, usize)>, Fault> {
+fn rewritten(text: &str, from: usize, message: usize, messages: &[Value], run: Run<'_>) -> Result<Option<(usize, usize)>, Fault> {
+    // What a prompt adds to what is there.
+    let there = &messages[..message.max(1)];
+    let (before, prompted) = (run(there, false)?, run(there, true)?);
+    let prompt = prompted.strip_prefix(before.as_str()).unwrap_or_default();
     for hidden in in_other_words(&messages[message]) {
         let mut all = messages.to_vec();
         all[message] = hidden;
@@ -66,8 +66,6 @@ fn rewritten(
         let (Some(first), Some(last)) = (other.find(SAID), other.rfind(SAID)) else { continue };
         let last = last + SAID.len_utf8();
         // The head of the turn is the part of the prompt that is there.
-        let before = run(&messages[..message], false)?;
-        let prompt = prompted.strip_prefix(before.as_str()).unwrap_or_default();
         let Some(window) = other.get(from..first) else { return Ok(None) };
         let places = window.char_indices().map(|(at, _)| at).chain([window.len()]);
         let Some(head) = places.max_by_key(|&at| (shared(&window[at..], prompt), at)) else { return Ok(None) };

@@ -4,8 +4,8 @@ use std::path::PathBuf;
 
 use bellows_cli::{count, doctor, flag, flag_values, option, resume, switch, text, whole};
 use bellows_qwen::config::{SETTINGS, SftConfig};
-use bellows_qwen::eval::Asking;
 use bellows_qwen::generate::Sampling;
+use bellows_qwen::questions::Asking;
 use bellows_settings::Layer;
 use clap::builder::PossibleValuesParser;
 use clap::{Arg, ArgAction, ArgMatches, Command};

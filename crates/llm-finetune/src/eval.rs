@@ -7,9 +7,10 @@ use bellows_cli::{Bar, Failure, Usage, join_pool, note, pick_device, say};
 use bellows_device::{ProbeOptions, Selected};
 use bellows_qwen::base::Base;
 use bellows_qwen::config::SftConfig;
-use bellows_qwen::eval::{Judge, Questions, Scores, table};
+use bellows_qwen::eval::{Judge, Scores, table};
 use bellows_qwen::model::CausalLm;
 use bellows_qwen::peft;
+use bellows_qwen::questions::{Questions, Words};
 use serde_json::{Value, json};
 
 use crate::args::EvalArgs;
@@ -35,9 +36,9 @@ pub(crate) fn eval(args: &EvalArgs) -> Result<(), Failure> {
     adapter.map_or(Ok(()), |dir| adopt_tokenizer(&mut base, dir))?;
     let Base { model, config: shape, tokenizer } = base;
     let (template, options) = (pick_template(&config, shape.architecture, &tokenizer)?, config.encoding()?);
-    let judge =
-        Judge { shape: &shape, tokenizer: &tokenizer, template: &template, config: &config, options: &options, asking: args.asking };
-    let questions = judge.read(Path::new(file))?;
+    let words = Words { tokenizer: &tokenizer, template: &template, config: &config, options: &options, asking: args.asking };
+    let judge = Judge { shape: &shape, words };
+    let questions = words.read(Path::new(file))?;
     if questions.shortened > 0 {
         note(&format!("{} rows are longer than max_seq_length {} and were cut or left out", questions.shortened, config.max_seq_length));
     }

@@ -26,6 +26,7 @@ pub mod model;
 pub mod modelfile;
 pub mod peft;
 pub mod prove;
+pub mod questions;
 pub mod task;
 pub mod train;
 mod unchanged;

@@ -7,12 +7,13 @@ use std::path::{Path, PathBuf};
 
 use bellows_chat::Template;
 use bellows_qwen::config::SftConfig;
-use bellows_qwen::eval::{Asking, Judge, Right, Scores, table};
+use bellows_qwen::eval::{Judge, Right, Scores, table};
 use bellows_qwen::generate::{Sampling, generate};
 use bellows_qwen::load::load;
 use bellows_qwen::model::pass::Pass;
 use bellows_qwen::model::{CausalLm, ModelConfig};
 use bellows_qwen::peft;
+use bellows_qwen::questions::{Asking, Words};
 use bellows_weights::read;
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use serde_json::{Value, json};
@@ -59,8 +60,9 @@ fn score(rows: &[Value], model: &CausalLm, shape: &ModelConfig, limit: usize) ->
     let config = SftConfig { batch_size: 2, pad_to_multiple_of: 8, ..SftConfig::default() };
     let (tokenizer, options) = (tokenizer(), config.encoding().unwrap());
     let asking = Asking { raw: true, thinking: false, max_new_tokens: 4, limit };
-    let judge = Judge { shape, tokenizer: &tokenizer, template: &Template::ChatMl, config: &config, options: &options, asking };
-    let questions = judge.read(&path).map_err(|e| e.to_string())?;
+    let words = Words { tokenizer: &tokenizer, template: &Template::ChatMl, config: &config, options: &options, asking };
+    let judge = Judge { shape, words };
+    let questions = words.read(&path).map_err(|e| e.to_string())?;
     judge.score(model, &questions, &Device::flex(), &mut |_, _| {}).map_err(|e| e.to_string())
 }
 
@@ -91,7 +93,11 @@ fn the_likeliest_choice_is_the_answer_and_greedy_answers_are_compared_whole() {
     let (model, _, shape) = models();
     let tokenizer = tokenizer();
     let ids = |text: &str| tokenizer.encode(text, false).unwrap();
-    let (prompt, choices) = ("AB=CD", ["XYZ", "Q", "QR7", "0"]);
+    let prompt = "AB=CD";
+    let greedy = Sampling { max_new_tokens: 4, temperature: 0.0, ..Sampling::default() };
+    let said = tokenizer.decode(&generate(&model, &shape, &ids(prompt), &greedy, &[1], &Device::flex(), |_| true).unwrap(), true).unwrap();
+    // What the model would say is the likeliest a byte; in all, a shorter text is.
+    let choices = [said.as_str(), "Q", "QR7", "0"];
     let sums: Vec<f64> = choices
         .iter()
         .map(|choice| {
@@ -110,8 +116,6 @@ fn the_likeliest_choice_is_the_answer_and_greedy_answers_are_compared_whole() {
     assert_eq!((scores.choice, scores.choice_by_length), (Some(Right { right: 3, rows: 4 }), Some(Right { right: 1, rows: 4 })));
     assert_eq!(score(&rows, &model, &shape, 1).unwrap().choice, Some(Right { right: 1, rows: 1 }));
 
-    let greedy = Sampling { max_new_tokens: 4, temperature: 0.0, ..Sampling::default() };
-    let said = tokenizer.decode(&generate(&model, &shape, &ids(prompt), &greedy, &[1], &Device::flex(), |_| true).unwrap(), true).unwrap();
     let rows = [json!({ "question": prompt, "answer": format!(" {said}\n") }), json!({ "prompt": prompt, "answer": format!("{said}x") })];
     let scores = score(&rows, &model, &shape, 0).unwrap();
     assert_eq!((scores.exact_match, scores.loss), (Some(Right { right: 1, rows: 2 }), None));

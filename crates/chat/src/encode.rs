@@ -1,7 +1,7 @@
 //! An example to token ids, each with a flag: learnt, or only read.
 
 use crate::conversation::{Conversation, Example, Role};
-use crate::{Fault, Part, Piece, RenderOptions, Template, Tokenizer};
+use crate::{Fault, Part, Piece, Place, RenderOptions, Template, Tokenizer};
 
 /// Which turns are learnt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -148,7 +148,8 @@ pub fn encode(example: &Example, tokenizer: &Tokenizer, template: &Template, opt
         Example::Prompt { prompt, completion } => {
             let mut out = text(prompt, tokenizer, options, options.train_on == TrainOn::All)?;
             // On its own, as it will be when the model continues the prompt.
-            tokenizer.encode(completion, options.special_in_content)?.into_iter().for_each(|id| out.push(id, true));
+            let place = if prompt.is_empty() { Place::Start } else { Place::Middle };
+            tokenizer.ids(completion, options.special_in_content, place)?.into_iter().for_each(|id| out.push(id, true));
             tokenizer.eos().into_iter().for_each(|id| out.push(id, true));
             out
         }
@@ -250,7 +251,8 @@ fn encode_pieces(pieces: &[Piece], trained: &[bool], tokenizer: &Tokenizer, spec
         let end = pieces[at..].iter().position(|piece| piece.special).map_or(pieces.len(), |len| at + len);
         let text: String = pieces[at..end].iter().map(|piece| piece.text.as_str()).collect();
         let flags: Vec<bool> = (at..end).flat_map(|piece| std::iter::repeat_n(trained[piece], pieces[piece].text.len())).collect();
-        for token in tokenizer.tokens(&text, special_in_content, at == 0)? {
+        let place = if at == 0 { Place::Start } else { Place::AfterSpecial };
+        for token in tokenizer.tokens(&text, special_in_content, place)? {
             // Tokens that the text has no bytes for (what normalisation adds) go with the next byte.
             let covered = flags.get(token.start..token.end.max(token.start + 1));
             out.push(token.id, covered.is_some_and(|flags| flags.iter().all(|&flag| flag)));

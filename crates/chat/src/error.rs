@@ -133,6 +133,16 @@ pub enum Fault {
         /// What the mask looked for.
         why: String,
     },
+    /// Rows were to be skipped, and too many had to be.
+    #[error("{bad} of {rows} rows cannot be used, and more than 1 % is no accident; the first: {first}")]
+    TooManyBad {
+        /// Rows that cannot be used.
+        bad: usize,
+        /// All rows.
+        rows: usize,
+        /// What is wrong with the first of them, with its file and line.
+        first: String,
+    },
     /// Longer than allowed, where the user asked for an error.
     #[error("{tokens} tokens; at most {limit} are allowed")]
     TooLong {

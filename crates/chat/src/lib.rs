@@ -20,6 +20,6 @@ pub use batch::{Batch, IGNORE, PADDING};
 pub use conversation::{Conversation, Example, Message, Role, ToolCall};
 pub use encode::{Dropped, EncodeOptions, Encoded, Outcome, TrainOn, TrainOnEos, Truncation, encode, encode_prompt};
 pub use error::{ChatError, Fault};
-pub use formats::{Dataset, ReadOptions, Splits};
+pub use formats::{Dataset, ReadOptions, Splits, files};
 pub use template::{Jinja, Part, Piece, RenderOptions, Template};
-pub use tokenizer::{DecodeStream, Token, TokenType, Tokenizer, Vocabulary};
+pub use tokenizer::{DecodeStream, Place, Token, TokenType, Tokenizer, Vocabulary};

@@ -119,6 +119,45 @@ pub fn mix(sizes: &[usize], weights: &[f64], draw: impl Fn(u64) -> u64) -> Vec<(
     out
 }
 
+/// When an epoch of [`interleave`]d data sets ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Stop {
+    /// With the last row of the set that is used up first: no row is there twice.
+    FirstExhausted,
+    /// Once every set was used up: rows of small sets are there several times.
+    AllExhausted,
+}
+
+/// An epoch over several data sets in which the set of every row is drawn with these `probabilities` (of any sum), as
+/// `datasets.interleave_datasets` mixes: each set in a random order of its own, from its beginning again where it is used up. Returns (set, row)
+/// in order; [`plan`] shuffles. None at all if a set is empty or a probability not above 0.
+pub fn interleave(sizes: &[usize], probabilities: &[f64], stop: Stop, draw: impl Fn(u64) -> u64) -> Vec<(usize, usize)> {
+    let total: f64 = probabilities.iter().sum();
+    if sizes.contains(&0) || !probabilities.iter().all(|p| *p > 0.0 && total.is_finite()) {
+        return Vec::new();
+    }
+    let starts = sizes.iter().scan(0, |end, &size| Some(std::mem::replace(end, *end + size as u64)));
+    let orders: Vec<Vec<usize>> = starts.zip(sizes).map(|(start, &size)| shuffled(size, |index| draw(start + index))).collect();
+    let rows: u64 = sizes.iter().map(|&size| size as u64).sum();
+    let (mut used, mut out) = (vec![0; sizes.len()], Vec::new());
+    let done = |used: &[usize]| {
+        let mut up = used.iter().zip(sizes).map(|(used, size)| used >= size);
+        if stop == Stop::FirstExhausted { up.any(|up| up) } else { up.all(|up| up) }
+    };
+    while !done(&used) {
+        // 53 bits fill a double.
+        let mut left = (draw(rows + out.len() as u64) >> 11) as f64 / (1u64 << 53) as f64 * total;
+        let mut set = 0;
+        while set + 1 < sizes.len() && left >= probabilities[set] {
+            left -= probabilities[set];
+            set += 1;
+        }
+        out.push((set, orders[set][used[set] % sizes[set]]));
+        used[set] += 1;
+    }
+    out
+}
+
 /// 0..count in two: all but `held_out` of them, and `held_out` chosen at random, both in order.
 pub fn split(count: usize, held_out: usize, draw: impl Fn(u64) -> u64) -> (Vec<usize>, Vec<usize>) {
     let mut order = shuffled(count, draw);

@@ -3,7 +3,7 @@
 
 mod support;
 
-use bellows_chat::plan::{Mode, longest_first, mix, plan, split};
+use bellows_chat::plan::{Mode, Stop, interleave, longest_first, mix, plan, split};
 use bellows_chat::preview::{Lengths, Style, tokens};
 use bellows_chat::{
     Batch, Conversation, Dataset, Dropped, EncodeOptions, Encoded, Example, Fault, IGNORE, Message, Outcome, PADDING, ReadOptions, Role,
@@ -208,6 +208,26 @@ fn mixing_and_splitting() {
     let mut all = [train.clone(), valid.clone()].concat();
     all.sort_unstable();
     assert_eq!((train.len(), valid.len(), all), (7, 3, (0..10).collect()));
+}
+
+#[test]
+fn sets_are_drawn_with_their_probabilities() {
+    let (sizes, odds) = ([100, 1000, 300], [1.0, 2.0, 1.0]);
+    let rows = interleave(&sizes, &odds, Stop::FirstExhausted, draw(1));
+    let of = |rows: &[(usize, usize)], set| rows.iter().filter(|row| row.0 == set).count();
+    // It ends with the last row of the first set that has none left; half of all rows are of the second.
+    assert_eq!((rows.last().unwrap().0, of(&rows, 0)), (0, 100));
+    let share = of(&rows, 1) as f64 / rows.len() as f64;
+    assert!((0.43..0.57).contains(&share), "{share}");
+    let mut seen = rows.clone();
+    seen.sort_unstable();
+    seen.dedup();
+    assert_eq!(seen.len(), rows.len(), "no row is there twice");
+    let all = interleave(&sizes, &odds, Stop::AllExhausted, draw(1));
+    assert!((0..3).all(|set| (0..sizes[set]).all(|row| all.contains(&(set, row)))) && of(&all, 0) > 100);
+    assert_eq!(all[..rows.len()], rows, "one goes on where the other ends");
+    assert_ne!(rows, interleave(&sizes, &odds, Stop::FirstExhausted, draw(2)));
+    assert!(interleave(&[1, 0], &[1.0, 1.0], Stop::AllExhausted, draw(1)).is_empty());
 }
 
 #[test]

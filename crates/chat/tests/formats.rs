@@ -92,6 +92,12 @@ fn containers() {
     assert_eq!(read("a.csv", csv), [Example::Prompt { prompt: "a, \"b\"".into(), completion: "c\nd".into() }]);
     let csv = "messages,source\n\"[{\"\"role\"\": \"\"user\"\", \"\"content\"\": \"\"a\"\"}, {\"\"role\"\": \"\"assistant\"\", \"\"content\"\": \"\"b\"\"}]\",x\n";
     assert_eq!(read("a.csv", csv), [chat(QA)]);
+    // Line ends of every kind, in cells and between rows, and rows read in any order.
+    let (_dir, rows) = dataset("a.csv", "text\r\n\"a\nb\"\r\n\r\nc\n\"d\"\"\"\r\ne");
+    let rows = rows.unwrap();
+    let texts = [3, 0, 2, 1, 0].map(|i| rows.get(i).unwrap());
+    assert_eq!(texts, ["e", "a\nb", "d\"", "c", "a\nb"].map(|text| Example::Text(text.into())));
+    assert_eq!((rows.len(), rows.line(0), rows.line(3)), (4, 2, 7));
     // Brackets, quotes and backslashes in text do not end an element.
     let odd = r#"{"text": "]},{\"[\\"}"#;
     assert_eq!(read("a.json", format!("[{odd} , {odd}]")), vec![Example::Text("]},{\"[\\".into()); 2]);
@@ -103,6 +109,9 @@ fn parquet() {
     let path = std::path::Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/rows.parquet"));
     let dataset = Dataset::open(path, &ReadOptions::default()).unwrap();
     assert_eq!(dataset.iter().collect::<Result<Vec<_>, _>>().unwrap(), [chat(QA), chat(&[(Role::User, "ü"), (Role::Assistant, "d")])]);
+    // In any order, from two groups.
+    assert_eq!([1, 0, 1].map(|i| dataset.get(i).unwrap())[1..], [0, 1].map(|i| dataset.get(i).unwrap()));
+    assert_eq!((dataset.len(), dataset.line(1), dataset.line(2), dataset.get(2).is_err()), (2, 2, 0, true));
     let bytes = std::fs::read(path).unwrap();
     // Damage is an error or other rows, never a panic.
     for at in (0..bytes.len()).step_by(3) {
@@ -120,14 +129,13 @@ fn faults_say_where_and_what() {
     let turn = |role: &str, content: &str| json!({"role": role, "content": content});
     let chat = |turns: &[serde_json::Value]| json!({"messages": turns}).to_string();
     let (user, assistant) = (turn("user", "a"), turn("assistant", "b"));
+    let calling = json!({"role": "assistant", "tool_calls": [{"name": "f"}]});
     for (row, parts) in [
         (chat(&[turn("robot", "a")]), &["`messages[0].role` is \"robot\"", "user"][..]),
         (chat(&[user.clone(), turn("assistant", "  ")]), &["message 2", "empty", "tool call"]),
-        (chat(std::slice::from_ref(&assistant)), &["message 1", "assistant", "follows nothing"]),
-        (chat(&[user.clone(), user.clone()]), &["message 2", "user", "expected one of the assistant"]),
-        (chat(&[user.clone(), assistant.clone(), assistant.clone()]), &["message 3", "follows one of the assistant"]),
-        (chat(&[user.clone(), turn("system", "s")]), &["message 2", "system"]),
-        (chat(&[user.clone(), assistant.clone(), turn("tool", "1")]), &["message 3", "tool"]),
+        (chat(&[turn("tool", "1"), assistant.clone()]), &["message 1", "tool", "follows nothing"]),
+        (chat(&[user.clone(), assistant.clone(), turn("tool", "1")]), &["message 3", "tool", "expected a call"]),
+        (chat(&[user.clone(), calling, user.clone()]), &["message 3", "user", "follows a call", "expected one of the tool"]),
         (chat(&[]), &["`messages` is empty"]),
         (json!({"messages": [{"role": "user"}]}).to_string(), &["`messages[0].content` is missing", "expected text"]),
         (json!({"messages": [{"content": "a"}]}).to_string(), &["`messages[0].role` is missing"]),
@@ -153,6 +161,39 @@ fn faults_say_where_and_what() {
         assert!(text.contains("a.jsonl:3: "), "{text}");
         assert!(parts.iter().all(|part| text.contains(part)), "{parts:?} in {text}");
     }
+}
+
+/// As in TRL, whose trainer renders the turns as they are.
+#[test]
+fn the_assistant_may_begin_and_anyone_may_speak_twice() {
+    let (user, assistant, system) = ((Role::User, "a"), (Role::Assistant, "b"), (Role::System, "s"));
+    let rows: [&[(Role, &str)]; 5] = [
+        &[assistant, user, assistant],
+        &[user, user, assistant],
+        &[user, assistant, assistant],
+        &[user, assistant, system, user, assistant],
+        &[system, assistant],
+    ];
+    let turn = |(role, content): &(Role, &str)| json!({"role": role.name(), "content": content});
+    let text = rows.map(|row| json!({"messages": row.iter().map(turn).collect::<Vec<_>>()}).to_string()).join("\n");
+    assert_eq!(read("a.jsonl", text), rows.map(chat));
+}
+
+#[test]
+fn a_split_may_be_in_pieces() {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::create_dir(dir.path().join("data")).unwrap();
+    for (name, text) in [("train-00001-of-00002", "b"), ("train-00000-of-00002", "a"), ("validation-00000-of-00001", "c"), ("trainer", "x")]
+    {
+        std::fs::write(dir.path().join(format!("data/{name}.txt")), text).unwrap();
+    }
+    let texts = |sets: &[Dataset]| sets.iter().flat_map(Dataset::iter).collect::<Result<Vec<_>, _>>().unwrap();
+    let text = |text: &str| Example::Text(text.into());
+    let splits = Splits::open(dir.path(), &ReadOptions::default()).unwrap();
+    assert_eq!((texts(&splits.train), texts(&splits.valid)), (vec![text("a"), text("b")], vec![text("c")]));
+    // A file of the name alone is the split.
+    std::fs::write(dir.path().join("train.txt"), "d").unwrap();
+    assert_eq!(texts(&Splits::open(dir.path(), &ReadOptions::default()).unwrap().train), [text("d")]);
 }
 
 #[test]
@@ -181,9 +222,6 @@ fn faults_of_files() {
     std::fs::write(dir.path().join("valid.txt"), "b").unwrap();
     let options = ReadOptions { text_key: "body".into(), ..ReadOptions::default() };
     let splits = Splits::open(dir.path(), &options).unwrap();
-    assert_eq!(
-        (splits.train.get(0).unwrap(), splits.valid.unwrap().get(0).unwrap()),
-        (Example::Text("a".into()), Example::Text("b".into()))
-    );
-    assert!(splits.test.is_none());
+    assert_eq!((splits.train[0].get(0).unwrap(), splits.valid[0].get(0).unwrap()), (Example::Text("a".into()), Example::Text("b".into())));
+    assert!(splits.test.is_empty());
 }

@@ -3,7 +3,10 @@
 
 use std::path::Path;
 
-use bellows_chat::{Conversation, Message, RenderOptions, Role, Template, TokenType, Tokenizer, Vocabulary, encode_prompt};
+use bellows_chat::{
+    Conversation, EncodeOptions, Example, Message, Outcome, Place, RenderOptions, Role, Template, TokenType, Tokenizer, Vocabulary, encode,
+    encode_prompt,
+};
 use serde_json::{Value, json};
 
 fn fixture(name: &str) -> std::path::PathBuf {
@@ -85,6 +88,28 @@ fn spaces_are_put_where_the_file_says() {
     }
     for other in [metaspace("always", true), variant(json!({"type": "NFC"}), Value::Null)] {
         assert!(other.vocabulary(480).unwrap_err().to_string().contains("no GGUF writes spaces"));
+    }
+}
+
+#[test]
+fn a_completion_goes_on_where_its_prompt_ends() {
+    let configured = Tokenizer::from_dir(&fixture("")).unwrap();
+    let golden = &read("golden.json")["continued"];
+    for (key, tokenizer) in [("prepend", configured), ("first", metaspace("first", false)), ("always", metaspace("always", false))] {
+        for (texts, ids) in golden["texts"].as_array().unwrap().iter().zip(golden[key].as_array().unwrap()) {
+            let completion = texts[1].as_str().unwrap();
+            let ids: Vec<u32> = serde_json::from_value(ids.clone()).unwrap();
+            let tokens = tokenizer.tokens(completion, false, Place::Middle).unwrap();
+            assert_eq!(tokens.iter().map(|token| token.id).collect::<Vec<_>>(), ids, "{key} {completion:?}");
+            assert_eq!(tokens.last().unwrap().end, completion.len());
+            // What is learnt of such a row is that, and the end of the text.
+            let prompt = texts[0].as_str().unwrap().to_owned();
+            let example = Example::Prompt { prompt, completion: completion.to_owned() };
+            let outcome = encode(&example, &tokenizer, &Template::ChatMl, &EncodeOptions::default()).unwrap();
+            let Outcome::Kept(kept) = outcome else { panic!() };
+            let learnt = kept[0].ids.iter().zip(&kept[0].trained).filter(|(_, trained)| **trained).map(|(&id, _)| id);
+            assert_eq!(learnt.collect::<Vec<_>>(), ids.iter().copied().chain(tokenizer.eos()).collect::<Vec<_>>(), "{key} {completion:?}");
+        }
     }
 }
 

@@ -3,7 +3,9 @@
 
 mod support;
 
-use bellows_chat::{Conversation, EncodeOptions, Example, Jinja, Message, Outcome, Part, RenderOptions, Role, Template, Tokenizer, encode};
+use bellows_chat::{
+    Conversation, EncodeOptions, Example, Jinja, Message, Outcome, Part, RenderOptions, Role, Template, Tokenizer, ToolCall, encode,
+};
 
 fn said(template: &Template, conversation: &Conversation) -> Vec<String> {
     let pieces = template.pieces(conversation, RenderOptions::default()).unwrap();
@@ -50,6 +52,18 @@ fn templates_are_told_apart_by_what_they_render() {
     let mut tokenizer = support::tiny();
     tokenizer.set_chat_template("{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}".into());
     assert_eq!(Template::detect(&tokenizer, Some("qwen2")).unwrap().name(), "jinja");
+    // As Qwen3-4B-Instruct-2507 has it: Qwen2.5's tools without its system message. Plain ChatML, which it looks like, has no place for tools.
+    let source = Template::Qwen25.source().replace(
+        "{%- set system = 'You are Qwen, created by Alibaba Cloud. You are a helpful assistant.' -%}",
+        "{%- set system = none -%}",
+    );
+    tokenizer.set_chat_template(source);
+    assert_eq!(Template::detect(&tokenizer, Some("qwen3")).unwrap().name(), "jinja");
+    // What is ChatML but for thoughts, or for one more line end, is not ChatML.
+    for (from, to) in [("message.content", "message.content.split('</think>')[-1]"), ("message.content", "(message.content | trim)")] {
+        tokenizer.set_chat_template(Template::ChatMl.source().replace(from, to));
+        assert_eq!(Template::detect(&tokenizer, None).unwrap().name(), "jinja");
+    }
     tokenizer.set_chat_template("{% for m in messages %}{{ m.content }}".into());
     let error = Template::detect(&tokenizer, None).unwrap_err().to_string();
     assert!(error.starts_with("chat template: line 1: "), "{error}");
@@ -74,26 +88,100 @@ fn the_assistant_says_what_trl_trains() {
 }
 
 #[test]
-fn jinja_finds_the_same_spans_by_what_a_message_adds() {
+fn jinja_finds_the_same_spans_by_what_it_writes_of_other_conversations() {
     let tokenizer = support::tiny();
-    let (mut checked, mut refused) = (0, 0);
+    let mut checked = 0;
     for case in support::cases().iter().filter(|case| case["prompt"] == false) {
         let built_in = Template::named(case["template"].as_str().unwrap()).unwrap();
         let jinja = Template::Jinja(Jinja::new(built_in.source(), &tokenizer).unwrap());
         let conversation = support::conversation(case);
-        match jinja.pieces(&conversation, RenderOptions::default()) {
-            Ok(_) => assert_eq!(said(&jinja, &conversation), said(&built_in, &conversation), "{} {}", case["template"], case["name"]),
-            Err(error) => {
-                assert!(error.to_string().contains("generation"), "{error}");
-                // Qwen3 takes thoughts out of earlier turns.
-                assert_eq!(case["template"], "qwen3");
-                refused += 1;
-                continue;
-            }
-        }
+        assert_eq!(said(&jinja, &conversation), said(&built_in, &conversation), "{} {}", case["template"], case["name"]);
         checked += 1;
     }
-    assert!(checked > 50 && refused > 0, "{checked} {refused}");
+    assert!(checked > 60, "{checked}");
+    // Whoever begins, and however often.
+    let (user, assistant) = (Message::new(Role::User, "a"), Message::new(Role::Assistant, "b"));
+    for name in ["qwen2.5", "qwen3", "chatml"] {
+        for turns in [[&assistant, &user, &assistant], [&user, &assistant, &assistant], [&user, &user, &assistant]] {
+            let conversation = Conversation { messages: turns.map(Message::clone).to_vec(), tools: vec![] };
+            let built_in = Template::named(name).unwrap();
+            let jinja = Template::Jinja(Jinja::new(built_in.source(), &tokenizer).unwrap());
+            assert_eq!(said(&jinja, &conversation), said(&built_in, &conversation), "{name} {turns:?}");
+        }
+    }
+}
+
+/// Of a model that thinks: the prompt opens the thoughts, and they are taken out of every turn but the last.
+const THINKER: &str = "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.role == 'assistant' %}\
+    {% set parts = m.content.split('</think>') %}{% if loop.last %}<think>\n{{ parts[0].replace('<think>', '').strip('\n') if parts | length > 1 else '' }}\n</think>\n\n{% endif %}\
+    {{ parts[-1].lstrip('\n') }}{% for c in m.tool_calls or [] %}[{{ c.function.name }} {{ c.function.arguments | tojson }}]{% endfor %}\
+    {% else %}{{ m.content }}{% endif %}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n<think>\n{% endif %}";
+
+#[test]
+fn thoughts_that_a_template_takes_out_or_opens_do_not_hide_what_is_said() {
+    let tokenizer = support::tiny();
+    let thinker = |source: &str| Template::Jinja(Jinja::new(source, &tokenizer).unwrap());
+    let call = ToolCall { name: "f".into(), arguments: serde_json::json!({"x": 1}) };
+    let messages = vec![
+        Message::new(Role::User, "a<|im_start|>assistant\n"),
+        Message { tool_calls: vec![call.clone()], ..Message::new(Role::Assistant, "<think>\nx\n</think>\n\nb") },
+        Message::new(Role::Tool, "b"),
+        Message { tool_calls: vec![call], ..Message::new(Role::Assistant, "") },
+        Message::new(Role::Tool, "b"),
+        Message::new(Role::Assistant, "<think>\ny\n</think>\n\nb"),
+    ];
+    let conversation = Conversation { messages, tools: vec![] };
+    let template = thinker(THINKER);
+    assert_eq!(said(&template, &conversation), ["b[f {\"x\": 1}]<|im_end|>", "[f {\"x\": 1}]<|im_end|>", "y\n</think>\n\nb<|im_end|>"]);
+    // One that leaves out what is said beside a call.
+    let silent = THINKER.replace("{{ parts[-1].lstrip('\n') }}", "{{ '' if m.tool_calls else parts[-1].lstrip('\n') }}");
+    assert_eq!(said(&thinker(&silent), &conversation)[..2], ["[f {\"x\": 1}]<|im_end|>", "[f {\"x\": 1}]<|im_end|>"]);
+    // One that says at the beginning what comes at the end.
+    let early = thinker(&format!("{{{{ messages[-1].content | length }}}}{THINKER}"));
+    let error = early.pieces(&conversation, RenderOptions::default()).unwrap_err().to_string();
+    assert!(error.contains("what message 6 says") && error.contains("generation"), "{error}");
+}
+
+/// Templates of many models, and the same with `{% generation %}` by TRL: `BELLOWS_TRL_TEMPLATES` is the folder trl/chat_templates of TRL's wheel.
+#[test]
+fn the_assistant_says_what_trl_marks_in_every_template_of_its_own() {
+    let Some(dir) = std::env::var_os("BELLOWS_TRL_TEMPLATES").map(std::path::PathBuf::from) else { return };
+    let source = |name: &str| std::fs::read_to_string(dir.join(format!("{name}.jinja"))).ok();
+    let tokenizer = support::tiny();
+    let (mut checked, mut families, mut wrong) = (0, 0, Vec::new());
+    let mut names: Vec<String> = std::fs::read_dir(&dir).unwrap().map(|f| f.unwrap().file_name().into_string().unwrap()).collect();
+    names.sort();
+    for name in names.iter().filter_map(|file| file.strip_suffix("_training.jinja")) {
+        let (Some(own), Some(marked)) = (source(name), source(&format!("{name}_training"))) else { continue };
+        let (Ok(own), Ok(marked)) = (Jinja::new(&own, &tokenizer), Jinja::new(&marked, &tokenizer)) else { continue };
+        let (own, marked) = (Template::Jinja(own), Template::Jinja(marked));
+        let before = checked;
+        for case in support::cases().iter().filter(|case| case["prompt"] == false && case["template"] == "qwen3") {
+            let conversation = support::conversation(case);
+            let text = |template: &Template| template.render(&conversation, RenderOptions::default());
+            let (Ok(ours), Ok(theirs)) = (text(&own), text(&marked)) else { continue };
+            // Where it trains on another text, there is nothing to compare.
+            if ours == theirs && marked.pieces(&conversation, RenderOptions::default()).is_ok() {
+                // Some marks begin in what the prompt for an answer holds already.
+                let asked =
+                    own.render(&conversation, RenderOptions { generation_prompt: true, ..RenderOptions::default() }).unwrap_or_default();
+                let (ours, theirs) = (said(&own, &conversation), said(&marked, &conversation));
+                assert_eq!(ours.len(), theirs.len(), "{name} {}", case["name"]);
+                for (ours, theirs) in ours.iter().zip(&theirs) {
+                    // Some write the end of the whole text after the last turn, where TRL does not mark it.
+                    let ours = ours.trim().trim_end_matches("<|im_end|>").trim_end();
+                    let more = theirs.trim().trim_end_matches("<|im_end|>").trim_end().strip_suffix(ours);
+                    if more.is_none_or(|more| !asked.contains(more)) {
+                        wrong.push(format!("{name} {}: {ours:?} for {theirs:?}", case["name"]));
+                    }
+                }
+                checked += 1;
+            }
+        }
+        families += usize::from(checked > before);
+    }
+    assert!(wrong.is_empty(), "{wrong:#?}");
+    assert!(families > 10 && checked > 100, "{checked} cases of {families} templates");
 }
 
 #[test]

@@ -18,11 +18,11 @@ fn chats(dataset: &Dataset) -> Vec<Vec<Message>> {
 fn it_is_clean_short_and_answerable() {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../datasets/tiny-chat");
     let splits = Splits::open(&dir, &ReadOptions::default()).unwrap();
-    let (train, valid) = (chats(&splits.train), chats(splits.valid.as_ref().unwrap()));
+    let (train, valid) = (chats(&splits.train[0]), chats(&splits.valid[0]));
     assert_eq!((train.len(), valid.len()), (180, 32));
     let texts: Vec<&str> = train.iter().flatten().map(|message| message.content.as_str()).collect();
     let tokenizer = Tokenizer::byte_level(texts.iter().copied(), 300).unwrap();
-    for example in splits.train.iter().chain(splits.valid.as_ref().unwrap().iter()) {
+    for example in splits.train[0].iter().chain(splits.valid[0].iter()) {
         let Outcome::Kept(kept) = encode(&example.unwrap(), &tokenizer, &Template::ChatMl, &EncodeOptions::default()).unwrap() else {
             panic!()
         };

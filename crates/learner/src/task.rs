@@ -191,6 +191,11 @@ pub trait Task: Send + Sync {
         Vec::new()
     }
 
+    /// What is odd about the model after so many updates, in a sentence: a warning.
+    fn oddity(&self, _model: &Self::Model, _updates: u64) -> Option<String> {
+        None
+    }
+
     /// What needs less memory, for a user whose device has none for a single sample: the first half of a sentence.
     fn less_memory(&self) -> String {
         "a smaller model needs less".into()

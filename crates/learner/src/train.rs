@@ -89,7 +89,12 @@ impl<T: Task> Run<T> {
             return Ok(self.skip(what, step.lost_update, files()));
         }
         self.count(&step, if task.per_count() { step.count as u64 } else { 1 });
+        let updated = step.grad_norm.is_some();
         self.report(task, plan, &batch, step, seconds);
+        if let Some(message) = updated.then(|| task.oddity(&self.state.model, self.state.counters.updates)).flatten() {
+            self.event("warning", json!({ "message": message }));
+            self.watchers.notify("warning", message);
+        }
         Ok(Trained::On)
     }
 

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use bellows_cli::{count, doctor, flag, flag_values, option, resume, switch, text, whole};
 use bellows_qwen::config::{SETTINGS, SftConfig};
 use bellows_qwen::generate::Sampling;
+use bellows_qwen::questions::Asking;
 use bellows_settings::Layer;
 use clap::builder::PossibleValuesParser;
 use clap::{Arg, ArgAction, ArgMatches, Command};
@@ -18,6 +19,7 @@ pub(crate) enum Request {
     Merge(ExportArgs),
     Export(ExportArgs),
     Preview { flags: SettingsArgs, count: usize },
+    Eval(EvalArgs),
     Benchmark(BenchmarkArgs),
     Doctor { device: String, reprobe: bool },
 }
@@ -89,6 +91,13 @@ pub(crate) struct ExportArgs {
     pub(crate) offline: bool,
 }
 
+/// `eval` as typed.
+pub(crate) struct EvalArgs {
+    pub(crate) settings: SettingsArgs,
+    pub(crate) asking: Asking,
+    pub(crate) json: bool,
+}
+
 /// `benchmark` as typed.
 pub(crate) struct BenchmarkArgs {
     pub(crate) size: String,
@@ -152,7 +161,7 @@ fn command() -> Command {
     let kinds = PossibleValuesParser::new(bellows_weights::gguf::Preset::ALL.map(|p| p.name()));
     settings_args(Command::new("llm-finetune"))
         .version(env!("CARGO_PKG_VERSION"))
-        .about("Fine-tunes Qwen2, Qwen2.5, Qwen3 and Llama-layout models on the GPU you own, or on none; out to PEFT, GGUF and Ollama.")
+        .about("Fine-tunes Qwen2, Qwen2.5, Qwen3, Mistral and Llama-layout models on the GPU you own, or on none; out to PEFT, GGUF and Ollama.")
         .after_help(
             "Examples:\n  llm-finetune --config tiny\n  llm-finetune --model Qwen/Qwen2.5-0.5B-Instruct --data chats.jsonl\n  llm-finetune --resume\n  \
              llm-finetune chat --model ./Qwen2.5-0.5B-Instruct --adapter runs/sft/train/adapter\n  \
@@ -201,6 +210,15 @@ fn command() -> Command {
             ),
         )
         .subcommand(
+            settings_args(Command::new("eval"))
+                .about("Judges a model on a file, before and after an adapter: loss and perplexity, exact match, multiple choice")
+                .arg(switch("raw", "Prompts are texts to go on with, without a chat template"))
+                .arg(switch("thinking", "Models that think (Qwen3) do so before they answer"))
+                .arg(count("max-new-tokens", "64", "Most tokens of an answer"))
+                .arg(count("limit", "0", "Rows that are looked at; 0 takes all"))
+                .arg(switch("json", "Print one JSON object")),
+        )
+        .subcommand(
             Command::new("benchmark")
                 .about("Times training steps on made-up weights")
                 .arg(option("size", "Shape of the model").default_value("0.5B").value_parser(PossibleValuesParser::new(["tiny", "0.5B", "1.5B", "3B"])))
@@ -236,6 +254,7 @@ pub(crate) fn parse() -> Request {
             Some((_, m)) => Request::Preview { flags: settings(m), count: whole(m, "examples") },
             None => unreachable!("clap asks for a subcommand"),
         },
+        Some(("eval", m)) => Request::Eval(eval(m)),
         Some(("benchmark", m)) => Request::Benchmark(benchmark(m)),
         Some(("doctor", m)) => Request::Doctor { device: text(m, "device").unwrap_or_default(), reprobe: m.get_flag("reprobe") },
         _ => Request::Train(TrainArgs {
@@ -289,6 +308,12 @@ fn export(m: &ArgMatches, kind: &str, system: Option<String>) -> ExportArgs {
         system,
         offline: m.get_flag("offline"),
     }
+}
+
+fn eval(m: &ArgMatches) -> EvalArgs {
+    let (raw, thinking) = (m.get_flag("raw"), m.get_flag("thinking"));
+    let asking = Asking { raw, thinking, max_new_tokens: whole(m, "max-new-tokens"), limit: whole(m, "limit") };
+    EvalArgs { settings: settings(m), asking, json: m.get_flag("json") }
 }
 
 fn benchmark(m: &ArgMatches) -> BenchmarkArgs {

@@ -3,6 +3,7 @@
 mod args;
 mod benchmark;
 mod console;
+mod eval;
 mod export;
 mod presets;
 mod preview;
@@ -19,6 +20,7 @@ fn main() -> ExitCode {
         args::Request::Merge(typed) => export::merge(&typed),
         args::Request::Export(typed) => export::export(&typed),
         args::Request::Preview { flags, count } => preview::preview(&flags, count),
+        args::Request::Eval(typed) => eval::eval(&typed),
         args::Request::Benchmark(typed) => benchmark::run(&typed, signals),
         args::Request::Doctor { device, reprobe } => bellows_cli::examine(&device, reprobe),
     })

@@ -150,11 +150,11 @@ mod tests {
         assert!(!dorothy.gradient_checkpointing && dorothy.sync_launches);
         assert_eq!((dorothy.model.as_str(), dorothy.max_seq_length, dorothy.batch_size), ("Qwen/Qwen2.5-Coder-1.5B-Instruct", 2048, 1));
         let world = preset("worldmodel");
-        assert_eq!((world.r, world.lora_alpha), (16, 32.0));
+        assert_eq!((world.r, world.lora_alpha, world.batch_size, world.gradient_accumulation_steps), (16, 32.0, 1, 16));
         assert_eq!(world.target_modules, Targets::Names(["q_proj", "k_proj", "v_proj", "o_proj"].map(String::from).into()));
         let paper = preset("paper_r64");
         assert!(paper.gradient_checkpointing);
-        assert_eq!((paper.r, paper.gradient_accumulation_steps), (64, 8));
+        assert_eq!((paper.r, paper.batch_size, paper.gradient_accumulation_steps), (64, 8, 8));
         let wrong = layer("dorothea").unwrap_err().to_string();
         assert!(wrong.contains("dorothea") && wrong.contains("tiny, dorothy, worldmodel, paper_r64"), "{wrong}");
     }

@@ -2,14 +2,14 @@
 
 use std::io::IsTerminal;
 
-use bellows_chat::Encoded;
+use bellows_chat::Fault;
 use bellows_chat::preview::{Lengths, Style, tokens};
 use bellows_cli::{Failure, Usage, note, say};
 use bellows_learner::Rng;
-use bellows_qwen::data::SftData;
+use bellows_qwen::data::{Encoding, SftData};
 
 use crate::presets::{SettingsArgs, settings};
-use crate::train::{open_data, open_tokenizer, pick_template};
+use crate::train::{data_paths, open_data, open_tokenizer, pick_template};
 
 /// Most faulty rows that are named.
 const FAULTS: usize = 10;
@@ -19,12 +19,15 @@ pub(crate) fn preview(args: &SettingsArgs, count: usize) -> Result<(), Failure> 
     if config.model.is_empty() || config.data.is_empty() {
         return Err(Usage("data preview needs --model (for its tokenizer and template) and --data".into()).into());
     }
-    let (architecture, tokenizer) = open_tokenizer(&config)?;
+    let paths = data_paths(&config)?;
+    let (architecture, tokenizer) = open_tokenizer(&config, &paths)?;
     let template = pick_template(&config, architecture, &tokenizer)?;
-    let data = match open_data(&config, &tokenizer, &template) {
+    let data = match open_data(&config, &paths, &tokenizer, &template) {
         Ok(data) => data,
         Err(first) => {
-            let faults = SftData::faults(&config, &config.encoding()?, &tokenizer, &template, FAULTS)?;
+            let options = config.encoding()?;
+            let encoding = Encoding { options: &options, tokenizer: &tokenizer, template: &template };
+            let faults = SftData::faults(&config, &paths, encoding, FAULTS)?;
             faults.iter().for_each(|fault| note(&fault.to_string()));
             let what = match faults.len() {
                 0 => return Err(first),
@@ -38,13 +41,16 @@ pub(crate) fn preview(args: &SettingsArgs, count: usize) -> Result<(), Failure> 
     let (style, marked) = if coloured() { (Style::Ansi, "green") } else { (Style::Plain, "in ⟦⟧") };
     say(&format!("{} · template {} · what is learnt is {marked}\n", config.data.join(", "), template.name()));
     for (i, example) in data.train.iter().take(count).enumerate() {
-        say(&format!("── example {} of {} ──\n{}", i + 1, data.train.len(), tokens(example, &tokenizer, style)?));
+        let text = tokens(example.map_err(Fault::from)?.as_ref(), &tokenizer, style)?;
+        say(&format!("── example {} of {} ──\n{text}", i + 1, data.train.len()));
     }
+    // The first line counts what the report does.
+    data.summary().iter().skip(1).for_each(|line| say(line));
     let lengths = Lengths {
-        kept: data.train.iter().map(Encoded::len).collect(),
-        targets: data.train.iter().map(Encoded::targets).sum(),
-        truncated: data.train.iter().filter(|e| e.cut > 0).count(),
-        dropped: data.dropped - data.dropped_judged,
+        kept: data.train.lengths().collect(),
+        targets: data.train.targets().sum(),
+        truncated: data.train.truncated(),
+        dropped: data.left.dropped - data.left.dropped_judged,
     };
     let draw = |i: u64| Rng::new(config.seed, "order", 0, i).bits();
     say(lengths.report(config.max_seq_length, config.pad_to_multiple_of, draw).trim_end());
@@ -52,11 +58,11 @@ pub(crate) fn preview(args: &SettingsArgs, count: usize) -> Result<(), Failure> 
     say(&format!("as set     {epoch} (batch_size {})", config.batch_size));
     for (name, set) in [("validation", &data.valid), ("test", &data.test)] {
         if !set.is_empty() {
-            say(&format!("{name:10} {} examples, {} tokens judged", set.len(), set.iter().map(Encoded::targets).sum::<usize>()));
+            say(&format!("{name:10} {} examples, {} tokens judged", set.len(), set.targets().sum::<usize>()));
         }
     }
-    if data.dropped_judged > 0 {
-        say(&format!("{:10} {} examples to judge by or to test with dropped", "", data.dropped_judged));
+    if data.left.dropped_judged > 0 {
+        say(&format!("{:10} {} examples to judge by or to test with dropped", "", data.left.dropped_judged));
     }
     Ok(())
 }

@@ -2,18 +2,20 @@
 
 use std::path::{Path, PathBuf};
 
-use bellows_chat::{Conversation, Example, Message, RenderOptions, Role, Splits, Template, Tokenizer, encode_prompt};
+use bellows_chat::{Conversation, Dataset, Example, Message, RenderOptions, Role, Splits, Template, Tokenizer, encode_prompt};
 use bellows_cli::{Bar, Failure, Run, Session, Signals, Usage, note, pick_device, resumed, say};
 use bellows_device::{ProbeOptions, Selected};
 use bellows_learner::{LearnError, Outcome};
 use bellows_qwen::arch::Architecture;
 use bellows_qwen::base::Base;
 use bellows_qwen::config::{MAY_CHANGE, Method, SETTINGS, SftConfig};
-use bellows_qwen::data::SftData;
-use bellows_qwen::export::{modelfile, write_gguf, write_transformers};
+use bellows_qwen::data::{Encoding, SftData};
+use bellows_qwen::export::{write_gguf, write_transformers};
 use bellows_qwen::generate::{Sampling, generate, stop_ids};
 use bellows_qwen::hub::{describe, locate};
+use bellows_qwen::hub_data::locate_data;
 use bellows_qwen::model::{CausalLm, ModelConfig};
+use bellows_qwen::modelfile::modelfile;
 use bellows_qwen::train::{Finetune, MADE_BASE, Report};
 use bellows_qwen::weights::merge;
 use bellows_runs::{Unwritten, write_atomic};
@@ -33,9 +35,10 @@ pub(crate) fn train(args: &TrainArgs, signals: &Signals) -> Result<(), Failure> 
     let (config, resumed) = settle(args)?;
     say(&format!("Bellows {} · {} · {}", env!("CARGO_PKG_VERSION"), config.model, config.data.join(", ")));
     let device = pick_device(&config.device, &ProbeOptions { reprobe: args.reprobe, ..ProbeOptions::default() })?;
-    let base = open_base(&config, &device.device)?;
+    let paths = data_paths(&config)?;
+    let base = open_base(&config, &paths, &device.device)?;
     let template = pick_template(&config, base.config.architecture, &base.tokenizer)?;
-    let data = open_data(&config, &base.tokenizer, &template)?;
+    let data = open_data(&config, &paths, &base.tokenizer, &template)?;
 
     let mut run = session.open(resumed.as_deref(), &config.project, &config.name, config.exist_ok)?;
     let made = (config.model == "tiny" && !run.is_resumed()).then(|| base.model.clone());
@@ -77,9 +80,14 @@ fn settle(args: &TrainArgs) -> Result<(SftConfig, Option<PathBuf>), Failure> {
     Ok((SftConfig::from_layers(&layers)?, Some(path)))
 }
 
-fn open_base(config: &SftConfig, device: &Device) -> Result<Base, Failure> {
+/// Where the data sets of a run lie; those of the hub are downloaded.
+pub(crate) fn data_paths(config: &SftConfig) -> Result<Vec<PathBuf>, Failure> {
+    Ok(config.data.iter().map(|data| locate_data(data, config.offline, &mut note)).collect::<Result<_, _>>()?)
+}
+
+fn open_base(config: &SftConfig, paths: &[PathBuf], device: &Device) -> Result<Base, Failure> {
     let mut base = match config.model.as_str() {
-        "tiny" => Base::tiny(texts(config)?.iter().map(String::as_str), config.seed, device)?,
+        "tiny" => Base::tiny(texts(config, paths)?.iter().map(String::as_str), config.seed, device)?,
         model => Base::open(&locate(model, config.offline, &mut note)?, device)?,
     };
     if let Some(adapter) = &config.adapter {
@@ -89,10 +97,10 @@ fn open_base(config: &SftConfig, device: &Device) -> Result<Base, Failure> {
 }
 
 /// The family and the tokenizer that a run has, without the weights.
-pub(crate) fn open_tokenizer(config: &SftConfig) -> Result<(Architecture, Tokenizer), Failure> {
+pub(crate) fn open_tokenizer(config: &SftConfig, paths: &[PathBuf]) -> Result<(Architecture, Tokenizer), Failure> {
     let own = config.adapter.as_ref().map_or(Ok(None), |dir| adapter_tokenizer(Path::new(dir)))?;
     if config.model == "tiny" {
-        let made = || Ok::<_, Failure>(Base::tiny_tokenizer(texts(config)?.iter().map(String::as_str))?);
+        let made = || Ok::<_, Failure>(Base::tiny_tokenizer(texts(config, paths)?.iter().map(String::as_str))?);
         return Ok((Architecture::Qwen2, own.map_or_else(made, Ok)?));
     }
     let path = describe(&config.model, config.offline, &mut note)?;
@@ -101,10 +109,10 @@ pub(crate) fn open_tokenizer(config: &SftConfig) -> Result<(Architecture, Tokeni
 
 /// What the tokenizer of a made-up model is learnt from: what the data say. Rows that cannot be read are left out here; whoever reads the data
 /// for training or a preview names them.
-fn texts(config: &SftConfig) -> Result<Vec<String>, Failure> {
+fn texts(config: &SftConfig, paths: &[PathBuf]) -> Result<Vec<String>, Failure> {
     let mut texts = Vec::new();
-    for path in &config.data {
-        for example in Splits::open(Path::new(path), &config.reading())?.train.iter().flatten() {
+    for path in paths {
+        for example in Splits::open(path, &config.reading())?.train.iter().flat_map(Dataset::iter).flatten() {
             match example {
                 Example::Chat(chat) => texts.extend(chat.messages.into_iter().map(|message| message.content)),
                 Example::Prompt { prompt, completion } => texts.extend([prompt, completion]),
@@ -123,10 +131,11 @@ pub(crate) fn pick_template(config: &SftConfig, architecture: Architecture, toke
     }
 }
 
-pub(crate) fn open_data(config: &SftConfig, tokenizer: &Tokenizer, template: &Template) -> Result<SftData, Failure> {
+pub(crate) fn open_data(config: &SftConfig, paths: &[PathBuf], tokenizer: &Tokenizer, template: &Template) -> Result<SftData, Failure> {
     let mut bar = Bar::new("examples ", 0);
     let mut progress = |done, total| bar.set("reading".into(), done, total);
-    let data = SftData::open(config, &config.encoding()?, tokenizer, template, &mut progress)?;
+    let options = config.encoding()?;
+    let data = SftData::open(config, paths, Encoding { options: &options, tokenizer, template }, &mut progress)?;
     bar.finish("");
     Ok(data)
 }

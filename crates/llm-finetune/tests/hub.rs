@@ -254,3 +254,50 @@ fn a_download_goes_on_where_it_broke_off_and_a_damaged_one_is_thrown_away() {
     let (code, _, error) = run(dir.path(), &ask("o/single", &[]), &at);
     assert_eq!(code, 0, "{error}");
 }
+
+#[test]
+fn a_data_set_is_downloaded_once_and_then_read_from_the_cache() {
+    let dir = tempfile::tempdir().unwrap();
+    let hub = FakeHub::start();
+    let row = |answer: &str| format!("{{\"prompt\": \"2 plus\", \"completion\": \"{answer}\"}}\n");
+    let files = [
+        ("chats/README.md", "nothing".to_owned()),
+        ("chats/data/train-00000-of-00002.jsonl", row("1")),
+        ("chats/data/train-00001-of-00002.jsonl", row("2") + &row("3")),
+        ("chats/data/test-00000-of-00001.jsonl", row("4")),
+        ("tongues/en/train.jsonl", row("one")),
+        ("tongues/de/train.jsonl", row("eins") + &row("zwei")),
+        ("one/rows.jsonl", row("1")),
+    ];
+    hub.shelf.lock().unwrap().files.extend(files.map(|(name, text)| (format!("datasets/o/{name}"), text.into_bytes())));
+    let at = [("HF_ENDPOINT", hub.endpoint.as_str())];
+    let nowhere = [("HF_ENDPOINT", "http://127.0.0.1:1")];
+    let preview = |data: &str, more: &[&str], variables: &[(&str, &str)]| {
+        let args = [&["data", "preview", "--model", "tiny", "--chat-template", "chatml", "--data", data], more].concat();
+        run(dir.path(), &args, variables)
+    };
+    let (code, out, error) = preview("o/chats", &[], &at);
+    assert!(code == 0 && out.contains("examples   3, of which 3 kept") && out.contains("test       1 examples"), "{out}{error}");
+    assert!(
+        error.contains("downloading data/train-00001-of-00002.jsonl of o/chats") && !hub.requests().iter().any(|r| r.contains("README"))
+    );
+    // Again from the cache, and not from one with a piece missing.
+    assert_eq!(preview("o/chats", &[], &nowhere).1, out);
+    let snapshot = dir.path().join(format!("cache/huggingface/hub/datasets--o--chats/snapshots/{COMMIT}"));
+    std::fs::remove_file(snapshot.join("data/train-00000-of-00002.jsonl")).unwrap();
+    let (code, _, error) = preview("o/chats", &["--offline"], &at);
+    assert!(code == 2 && error.contains("offline, and the training rows of o/chats"), "{error}");
+    assert_eq!(preview("o/chats", &[], &at).1, out);
+
+    let (code, out, error) = preview("o/tongues/de", &[], &at);
+    assert!(code == 0 && out.contains("examples   2, of which 2 kept"), "{out}{error}");
+    assert!(preview("o/one", &[], &at).1.contains("examples   1, of which 1 kept"));
+    for (data, parts) in [
+        ("o/tongues", &["o/tongues has no train.jsonl", "its folders are o/tongues/de, o/tongues/en"][..]),
+        ("o/nothing", &["has no data set o/nothing", "HF_TOKEN"]),
+        ("data/chats.jsonl", &["data/chats.jsonl", "No such file"]),
+    ] {
+        let (code, _, error) = preview(data, &[], &at);
+        assert!(code == 2 && parts.iter().all(|part| error.contains(part)), "{error}");
+    }
+}

@@ -7,8 +7,9 @@ use std::path::Path;
 
 use bellows_chat::{Conversation, EncodeOptions, Example, Message, RenderOptions, Role, Template, encode_prompt};
 use bellows_device::{DeviceRequest, ProbeOptions, select};
+use bellows_qwen::data::{Encoding, SftData};
 use bellows_qwen::generate::{Sampling, generate};
-use bellows_qwen::{base::Base, config::SftConfig, data::SftData, export::write_gguf, train::Finetune, weights::merge};
+use bellows_qwen::{base::Base, config::SftConfig, export::write_gguf, train::Finetune, weights::merge};
 use bellows_runs::RunDir;
 use bellows_weights::gguf::Preset;
 
@@ -26,7 +27,8 @@ pub fn finetune(project: &Path, epochs: usize) -> Result<(f64, String), Box<dyn 
     let template = Template::detect(&base.tokenizer, Some("qwen2"))?;
     let examples = FACTS.map(|(question, answer)| Example::Chat(chat(&[(Role::User, question), (Role::Assistant, answer)])));
     let train: Vec<Example> = examples.iter().cycle().take(24).cloned().collect();
-    let data = SftData::of(&train, &examples, &EncodeOptions::default(), &base.tokenizer, &template)?;
+    let options = EncodeOptions::default();
+    let data = SftData::of(&train, &examples, Encoding { options: &options, tokenizer: &base.tokenizer, template: &template })?;
     let config = SftConfig {
         modules_to_save: vec!["embed_tokens".into(), "norm".into()],
         learning_rate: 4e-3,

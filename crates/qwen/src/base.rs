@@ -12,8 +12,10 @@ use burn::tensor::Device;
 use serde_json::Map;
 
 use crate::arch::Architecture;
+use crate::gguf_rope;
 use crate::hub::HubError;
 use crate::load::{HostTensor, LoadError, load};
+use crate::model::rope::Rotation;
 use crate::model::{CausalLm, ConfigError, ModelConfig};
 
 /// A model, its shape, and the tokenizer it came with.
@@ -91,9 +93,9 @@ impl Coded for BaseError {
 impl Base {
     /// Opens a directory or a `.gguf` file.
     ///
-    /// Every tensor of a GGUF must have a place in the model, or something else would be computed: with `rope_freqs.weight` Llama 3 scales its
-    /// rotary positions, other files have more biases. llama.cpp opens no file with a tensor it does not use, so there are no harmless ones; a
-    /// tied model's `output.weight` is its head.
+    /// Every tensor of a GGUF must have a place in the model, or something else would be computed: other files have more biases, or frequencies
+    /// for long texts. llama.cpp opens no file with a tensor it does not use, so there are no harmless ones; a tied model's `output.weight` is
+    /// its head.
     ///
     /// # Errors
     /// See [`BaseError`].
@@ -166,6 +168,7 @@ impl Base {
         let misfit = |source| BaseError::Load { path: path.to_owned(), source };
         let (model, mut places) = (CausalLm::new(&config, device), BTreeSet::new());
         crate::weights::visit(&model, &mut |name, _, _| places.extend(gguf_name(name)));
+        places.extend(config.rope_scaling.is_some().then(|| gguf_rope::FREQS.to_owned()));
         if let Some(name) = file.tensors().keys().find(|name| !places.contains(*name)) {
             return Err(misfit(LoadError::Unused(name.clone())));
         }
@@ -209,6 +212,8 @@ impl Base {
             vocab_size: tokenizer.len().next_multiple_of(64),
             rms_norm_eps: 1e-6,
             rope_theta: 10_000.0,
+            rope_scaling: None,
+            sliding_window: None,
             tie_word_embeddings: true,
             max_position_embeddings: 512,
             qkv_bias: true,
@@ -314,17 +319,18 @@ fn reorder(values: &[f32], heads: usize, rows: usize, from: impl Fn(usize, usize
 fn config_of(file: &Gguf) -> Result<ModelConfig, ConfigError> {
     let metadata = file.metadata();
     let name = metadata.get("general.architecture").and_then(|v| v.as_str()).unwrap_or_default();
-    let architecture = Architecture::from_model_type(name).ok_or_else(|| ConfigError::Architecture(name.into()))?;
+    let architecture = Architecture::from_gguf_name(name).ok_or_else(|| ConfigError::Architecture(name.into()))?;
     let count = |key: &str| metadata.get(&format!("{name}.{key}")).and_then(bellows_weights::gguf::Value::as_u64).map(|n| n as usize);
     let float = |key: &str| metadata.get(&format!("{name}.{key}")).and_then(bellows_weights::gguf::Value::as_f32).map(f64::from);
     let missing = |key: &str| ConfigError::Malformed(format!("no {name}.{key}"));
     let need = |key: &str| count(key).ok_or_else(|| missing(key));
-    if metadata.get(&format!("{name}.rope.scaling.type")).and_then(|v| v.as_str()).is_some_and(|kind| kind != "none") {
-        return Err(ConfigError::Unsupported("rope scaling is not supported".into()));
-    }
     let (hidden_size, heads) = (need("embedding_length")?, need("attention.head_count")?);
     let vocab = file.tensors().get("token_embd.weight").and_then(|t| t.shape.first().copied());
     let eos = metadata.get("tokenizer.ggml.eos_token_id").and_then(bellows_weights::gguf::Value::as_u64);
+    let head_dim = count("attention.key_length").unwrap_or(hidden_size / heads.max(1));
+    let rope_theta = float("rope.freq_base").unwrap_or(10_000.0);
+    let max_position_embeddings = need("context_length")?;
+    let rotation = Rotation { theta: rope_theta, dim: head_dim, longest: max_position_embeddings };
     let config = ModelConfig {
         architecture,
         hidden_size,
@@ -332,12 +338,14 @@ fn config_of(file: &Gguf) -> Result<ModelConfig, ConfigError> {
         num_hidden_layers: need("block_count")?,
         num_attention_heads: heads,
         num_key_value_heads: count("attention.head_count_kv").unwrap_or(heads),
-        head_dim: count("attention.key_length").unwrap_or(hidden_size / heads.max(1)),
+        head_dim,
         vocab_size: vocab.ok_or_else(|| ConfigError::Malformed("no tensor token_embd.weight".into()))?,
         rms_norm_eps: float("attention.layer_norm_rms_epsilon").ok_or_else(|| missing("attention.layer_norm_rms_epsilon"))?,
-        rope_theta: float("rope.freq_base").unwrap_or(10_000.0),
+        rope_theta,
+        rope_scaling: gguf_rope::read(file, architecture, rotation)?,
+        sliding_window: None,
         tie_word_embeddings: !file.tensors().contains_key("output.weight"),
-        max_position_embeddings: need("context_length")?,
+        max_position_embeddings,
         qkv_bias: architecture.qkv_bias(),
         qk_norm: architecture.qk_norm(),
         eos_token_ids: eos.map(|id| id as u32).into_iter().collect(),

@@ -59,6 +59,8 @@ impl Size {
             vocab_size: VOCABULARY,
             rms_norm_eps: 1e-6,
             rope_theta: 1e6,
+            rope_scaling: None,
+            sliding_window: None,
             tie_word_embeddings: true,
             max_position_embeddings: 32_768,
             qkv_bias: true,
@@ -194,7 +196,7 @@ impl Benchmark {
             trained: (0..self.seq).map(|i| i > 0).collect(),
             cut: 0,
         };
-        let rows = (0..self.batch * steps).map(|_| row()).collect();
+        let rows: Vec<_> = (0..self.batch * steps).map(|_| row()).collect();
         let lora = config.lora();
         let model = made_up(&shape, self.precision, device);
         adapter_fits(&lora, &model)?;

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use crate::adapter::{ALL_LINEAR, LoraConfig, Targets};
-use bellows_chat::plan::Mode;
+use bellows_chat::plan::{Mode, Stop};
 use bellows_chat::{EncodeOptions, ReadOptions, Role, Template, TrainOn, TrainOnEos, Truncation};
 use bellows_kernels::Precision;
 use bellows_learner::{Decay, LearnerConfig, OptimizerKind, Schedule, UpdateSchedule};
@@ -28,11 +28,21 @@ settings! {
         /// Model to start from: a directory, a .gguf file, a hub id (Qwen/Qwen2.5-0.5B-Instruct), or `tiny` (made on the spot)
         /// must be given
         model: String = String::new();
-        /// Chats: a .jsonl, .json, .csv, .parquet or .txt file, or a folder with train, valid and test files; several as a list
+        /// Chats: a .jsonl, .json, .csv, .parquet or .txt file, a folder with train, valid and test files, or a data set of the hub (owner/name); several as a list
         /// must be given
         data: Vec<String> = Vec::new();
         /// How often the rows of each of several data sets are used in an epoch, as a list; 1 if not given
         data_weights: Vec<f64> = Vec::new();
+        /// Mix several data sets by drawing the set of every row with these probabilities, as a list, in place of data_weights
+        data_probabilities: Vec<f64> = Vec::new();
+        /// An epoch of data sets so mixed ends when the first_exhausted of them is used up, or with all_exhausted
+        stopping_strategy: String = "first_exhausted".into();
+        /// Leave out rows that cannot be used: they are counted and listed, and more than 1 % of them stop the run
+        skip_bad_rows: bool = false;
+        /// Leave out rows whose tokens are those of an earlier one
+        deduplicate: bool = false;
+        /// Keep examples in a file instead of in memory; nothing else changes
+        streaming: bool = false;
         /// Rows held out for validation if there is no valid file: a fraction below 1, or a number
         val_size: f64 = 0.0;
         /// Most examples to train on, drawn from all; 0 takes all
@@ -85,7 +95,7 @@ settings! {
         use_rslora: bool = false;
         /// Weight decomposition (DoRA)
         use_dora: bool = false;
-        /// Learning rate of B as a multiple of A's (LoRA+)
+        /// Learning rate of B, and of what is trained beside it and is no matrix, as a multiple of A's (LoRA+)
         loraplus_lr_ratio: f64 = 1.0;
         /// Adapter to go on from, in a directory as PEFT writes it; its rank, scaling and targets hold
         adapter: Option<String> = None;
@@ -162,7 +172,7 @@ settings! {
         warmup_ratio: f64 = 0.03;
         /// Updates over which the rate rises; in place of warmup_ratio
         warmup_steps: Option<usize> = None;
-        /// Decoupled weight decay
+        /// Decoupled weight decay; not of norms and biases
         weight_decay: f64 = 0.0;
         /// β1, or SGD's momentum; Adafactor has none
         momentum: f64 = 0.9;
@@ -180,7 +190,7 @@ settings! {
 }
 
 /// Settings that do not change what a run computes: they may differ when it is resumed.
-pub const MAY_CHANGE: [&str; 15] = [
+pub const MAY_CHANGE: [&str; 16] = [
     "sample_prompt",
     "save_merged",
     "save_gguf",
@@ -196,7 +206,11 @@ pub const MAY_CHANGE: [&str; 15] = [
     "plots",
     "tensorboard",
     "gradient_checkpointing",
+    "streaming",
 ];
+
+/// The names that `datasets.interleave_datasets` has for them.
+const STRATEGIES: [(&str, Stop); 2] = [("first_exhausted", Stop::FirstExhausted), ("all_exhausted", Stop::AllExhausted)];
 
 /// The layer with the maps it names by a text as a list, where that text is names alone and no expression.
 fn with_names(layer: &Layer) -> Layer {
@@ -251,8 +265,9 @@ impl SftConfig {
         }
         let positive = [("lora_alpha", self.lora_alpha), ("loraplus_lr_ratio", self.loraplus_lr_ratio)];
         let weights = self.data_weights.iter().map(|&x| ("data_weights:", x));
+        let odds = self.data_probabilities.iter().map(|&x| ("data_probabilities:", x));
         let alphas = self.alpha_pattern.values().map(|&x| ("alpha_pattern:", x));
-        if let Some((name, x)) = positive.into_iter().chain(weights).chain(alphas).find(|(_, x)| !(x.is_finite() && *x > 0.0)) {
+        if let Some((name, x)) = positive.into_iter().chain(weights).chain(odds).chain(alphas).find(|(_, x)| !(x.is_finite() && *x > 0.0)) {
             return Err(bad(format!("{name} {x} is not above 0")));
         }
         let ratios = [("warmup_ratio", self.warmup_ratio), ("min_lr_ratio", self.min_lr_ratio)];
@@ -275,6 +290,18 @@ impl SftConfig {
             (self.keep_checkpoints < 2, "keep_checkpoints must be at least 2: the newest may be damaged"),
             (self.packing && self.group_by_length, "packing and group_by_length exclude each other"),
             (!self.data_weights.is_empty() && self.data_weights.len() != self.data.len(), "data_weights needs one weight a data set"),
+            (
+                !self.data_probabilities.is_empty() && self.data_probabilities.len() != self.data.len(),
+                "data_probabilities needs one probability a data set",
+            ),
+            (
+                !self.data_probabilities.is_empty() && !self.data_weights.is_empty(),
+                "data_weights and data_probabilities exclude each other",
+            ),
+            (
+                !STRATEGIES.iter().any(|(name, _)| *name == self.stopping_strategy),
+                "stopping_strategy must be first_exhausted or all_exhausted",
+            ),
             (!(0.0..1.0).contains(&self.lora_dropout), "lora_dropout must be at least 0 and below 1"),
             (self.method == Method::Full && self.adapter.is_some(), "method full trains no adapter: leave out --adapter"),
             (self.roles_to_train.is_empty(), "roles_to_train needs a role: nothing is learnt otherwise"),
@@ -333,6 +360,11 @@ impl SftConfig {
             truncation: word("truncation", &self.truncation, &truncations)?,
             special_in_content: self.special_in_content,
         })
+    }
+
+    /// When an epoch of data sets that are mixed by probability ends; [`validate`](Self::validate) has seen that it has a name.
+    pub(crate) fn stopping(&self) -> Stop {
+        STRATEGIES.iter().find(|(name, _)| *name == self.stopping_strategy).map_or(Stop::FirstExhausted, |(_, stop)| *stop)
     }
 
     /// Under which keys the rows of data sets have what is not a chat.

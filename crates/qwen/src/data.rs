@@ -1,6 +1,9 @@
 //! Data sets to token ids: what a run trains on, what it is judged on, and what was left out.
 
-use std::path::Path;
+use std::collections::HashSet;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::io;
+use std::path::PathBuf;
 
 use bellows_chat::{
     ChatError, Dataset, Dropped, EncodeOptions, Encoded, Example, Fault, Outcome, Splits, Template, Tokenizer, encode, plan,
@@ -8,16 +11,29 @@ use bellows_chat::{
 use bellows_learner::Rng;
 
 use crate::config::SftConfig;
+use crate::examples::{Collector, Examples};
+
+/// Rows that cannot be used are listed up to this many.
+pub const LISTED: usize = 20;
 
 /// Examples ready to train on.
 #[derive(Debug, Default)]
 pub struct SftData {
     /// To learn from.
-    pub train: Vec<Encoded>,
+    pub train: Examples,
     /// To judge by; may be empty.
-    pub valid: Vec<Encoded>,
+    pub valid: Examples,
     /// To look at once, at the end; may be empty.
-    pub test: Vec<Encoded>,
+    pub test: Examples,
+    /// What was left out, and what was cut.
+    pub left: LeftOut,
+}
+
+/// What became of the rows that are not, or not wholly, there.
+#[derive(Clone, Debug, Default)]
+pub struct LeftOut {
+    /// Rows that were read.
+    pub rows: usize,
     /// Examples that lost tokens to truncation.
     pub truncated: usize,
     /// Examples left out because they were too long, or nothing to learn was left of them.
@@ -26,92 +42,137 @@ pub struct SftData {
     pub too_long: usize,
     /// How many of those left out were there to judge by, or to test with.
     pub dropped_judged: usize,
+    /// Rows to learn from that say what an earlier one says (with `deduplicate`).
+    pub duplicates: usize,
+    /// Rows that cannot be used (with `skip_bad_rows`), and the first [`LISTED`] reasons.
+    pub bad: usize,
+    /// Those reasons, with file and line.
+    pub reasons: Vec<String>,
+}
+
+/// How rows become examples.
+#[derive(Clone, Copy)]
+pub struct Encoding<'a> {
+    /// What is learnt, and how much of it.
+    pub options: &'a EncodeOptions,
+    /// The model's.
+    pub tokenizer: &'a Tokenizer,
+    /// The turns.
+    pub template: &'a Template,
+}
+
+impl Encoding<'_> {
+    fn of(self, example: &Example) -> Result<Outcome, Fault> {
+        encode(example, self.tokenizer, self.template, self.options)
+    }
+
+    /// Row `i` of a data set; an error has its file and line.
+    fn row(self, set: &Dataset, i: usize) -> Result<Outcome, ChatError> {
+        self.of(&set.get(i)?).map_err(|e| e.on_line(set.path(), set.line(i)))
+    }
+}
+
+/// A run's data while they are read.
+struct Reading<'a> {
+    config: &'a SftConfig,
+    encoding: Encoding<'a>,
+    store: Collector,
+    left: LeftOut,
+    /// What training rows have said.
+    said: HashSet<u128>,
+}
+
+/// The numbers of the examples that one row has become: its pieces stay together, all learnt or all judged by.
+type Row = Vec<u32>;
+
+impl Reading<'_> {
+    /// The rows of `sets` of which something is left.
+    fn rows(&mut self, sets: &[Dataset], learnt: bool, read: &mut dyn FnMut()) -> Result<Vec<Row>, ChatError> {
+        let mut rows = Vec::new();
+        for set in sets {
+            for i in 0..set.len() {
+                read();
+                self.left.rows += 1;
+                let kept = match self.encoding.row(set, i) {
+                    Ok(outcome) => self.left.kept(outcome),
+                    // A file that cannot be read is no bad row.
+                    Err(error) if self.config.skip_bad_rows && !matches!(error.fault, Fault::Io(_) | Fault::Table { .. }) => {
+                        self.left.bad += 1;
+                        self.left.reasons.extend((self.left.bad <= LISTED).then(|| error.to_string()));
+                        continue;
+                    }
+                    Err(error) => return Err(error),
+                };
+                if learnt && self.config.deduplicate && !kept.is_empty() && !self.said.insert(digest(&kept)) {
+                    self.left.duplicates += 1;
+                    continue;
+                }
+                let numbers = kept.into_iter().map(|example| self.store.push(example)).collect::<io::Result<Row>>().map_err(Fault::from)?;
+                rows.extend((!numbers.is_empty()).then_some(numbers));
+            }
+        }
+        Ok(rows)
+    }
+}
+
+/// What tells rows apart: their tokens, and which of them are learnt.
+fn digest(examples: &[Encoded]) -> u128 {
+    let half = |salt: u8| {
+        let mut hasher = DefaultHasher::new();
+        salt.hash(&mut hasher);
+        examples.iter().for_each(|example| (&example.ids, &example.trained).hash(&mut hasher));
+        u128::from(hasher.finish())
+    };
+    half(0) << 64 | half(1)
 }
 
 impl SftData {
-    /// Reads and encodes the data sets of a run. `progress` gets (done, total) rows.
+    /// Reads and encodes the data sets of a run, which lie in `paths`, in the order of the setting `data`. `progress` gets (done, total) rows.
     ///
     /// # Errors
-    /// The first row that cannot be used, with file and line.
+    /// The first row that cannot be used, with file and line; with `skip_bad_rows` more than 1 % of them. A data set without a row to mix.
     pub fn open(
         config: &SftConfig,
-        options: &EncodeOptions,
-        tokenizer: &Tokenizer,
-        template: &Template,
+        paths: &[PathBuf],
+        encoding: Encoding<'_>,
         progress: &mut dyn FnMut(usize, usize),
     ) -> Result<Self, ChatError> {
-        let splits = config.data.iter().map(|path| Splits::open(Path::new(path), &config.reading())).collect::<Result<Vec<_>, _>>()?;
-        let total = splits.iter().flat_map(sets_of).map(Dataset::len).sum();
-        let (mut data, mut done) = (Self::default(), 0);
-        let mut sets = Vec::new();
+        let splits = paths.iter().map(|path| Splits::open(path, &config.reading())).collect::<Result<Vec<_>, _>>()?;
+        let total = splits.iter().flat_map(Splits::all).map(Dataset::len).sum();
+        let store = Collector::new(config.streaming).map_err(Fault::from)?;
+        let mut reading = Reading { config, encoding, store, left: LeftOut::default(), said: HashSet::new() };
+        let mut done = 0;
+        let mut read = || {
+            done += 1;
+            progress(done, total);
+        };
+        let (mut sets, mut valid, mut test) = (Vec::new(), Vec::new(), Vec::new());
         for split in &splits {
-            // What is made of one row stays together: its pieces, and its copies, are all learnt or all judged by.
-            let mut rows = |data: &mut Self, set: &Dataset| -> Result<Vec<Vec<Encoded>>, ChatError> {
-                let mut rows = Vec::new();
-                for i in 0..set.len() {
-                    rows.push(data.kept(encode_row(set, i, options, tokenizer, template)?));
-                    done += 1;
-                    progress(done, total);
-                }
-                rows.retain(|row| !row.is_empty());
-                Ok(rows)
-            };
-            sets.push(rows(&mut data, &split.train)?);
-            let dropped = data.dropped;
-            if let Some(valid) = &split.valid {
-                let examples = rows(&mut data, valid)?;
-                data.valid.extend(examples.into_iter().flatten());
-            }
-            if let Some(test) = &split.test {
-                let examples = rows(&mut data, test)?;
-                data.test.extend(examples.into_iter().flatten());
-            }
-            data.dropped_judged += data.dropped - dropped;
+            sets.push(reading.rows(&split.train, true, &mut read)?);
+            let dropped = reading.left.dropped;
+            valid.extend(reading.rows(&split.valid, false, &mut read)?.into_iter().flatten());
+            test.extend(reading.rows(&split.test, false, &mut read)?.into_iter().flatten());
+            reading.left.dropped_judged += reading.left.dropped - dropped;
         }
-        let draw = |stream: &'static str| move |i: u64| Rng::new(config.seed, stream, 0, i).bits();
-        if data.valid.is_empty() && config.val_size > 0.0 {
-            let count: usize = sets.iter().map(Vec::len).sum();
-            let held = if config.val_size < 1.0 { (config.val_size * count as f64).ceil() } else { config.val_size } as usize;
-            let (_, held) = plan::split(count, held.min(count.saturating_sub(1)), draw("split"));
-            let place = |row: usize| {
-                let (mut set, mut at) = (0, row);
-                while at >= sets[set].len() {
-                    at -= sets[set].len();
-                    set += 1;
-                }
-                (set, at)
-            };
-            let places: Vec<(usize, usize)> = held.into_iter().map(place).collect();
-            for (set, at) in places.into_iter().rev() {
-                data.valid.extend(sets[set].remove(at));
-            }
+        reading.left.check()?;
+        if valid.is_empty() && config.val_size > 0.0 {
+            valid = hold_out(config, &mut sets);
         }
-        let weights = if config.data_weights.is_empty() { vec![1.0; sets.len()] } else { config.data_weights.clone() };
-        let sizes: Vec<usize> = sets.iter().map(Vec::len).collect();
-        data.train = plan::mix(&sizes, &weights, draw("mix")).into_iter().flat_map(|(set, row)| sets[set][row].clone()).collect();
-        if config.max_samples > 0 && config.max_samples < data.train.len() {
-            let (_, chosen) = plan::split(data.train.len(), config.max_samples, draw("max_samples"));
-            data.train = chosen.into_iter().map(|i| data.train[i].clone()).collect();
-        }
-        Ok(data)
+        let train = mixed(config, paths, &sets)?;
+        let Reading { store, left, .. } = reading;
+        let [train, valid, test] = store.finish([train, valid, test]).map_err(Fault::from)?;
+        Ok(Self { train, valid, test, left })
     }
 
     /// What is wrong with the rows of a run's data sets, at most `limit` faults.
     ///
     /// # Errors
     /// A data set that cannot be opened.
-    pub fn faults(
-        config: &SftConfig,
-        options: &EncodeOptions,
-        tokenizer: &Tokenizer,
-        template: &Template,
-        limit: usize,
-    ) -> Result<Vec<ChatError>, ChatError> {
+    pub fn faults(config: &SftConfig, paths: &[PathBuf], encoding: Encoding<'_>, limit: usize) -> Result<Vec<ChatError>, ChatError> {
         let mut faults = Vec::new();
-        for path in &config.data {
-            let split = Splits::open(Path::new(path), &config.reading())?;
-            for set in sets_of(&split) {
-                let wrong = (0..set.len()).filter_map(|i| encode_row(set, i, options, tokenizer, template).err());
+        for path in paths {
+            for set in Splits::open(path, &config.reading())?.all() {
+                let wrong = (0..set.len()).filter_map(|i| encoding.row(set, i).err());
                 faults.extend(wrong.take(limit - faults.len()));
             }
         }
@@ -122,25 +183,57 @@ impl SftData {
     ///
     /// # Errors
     /// The first example that cannot be used.
-    pub fn of(
-        train: &[Example],
-        valid: &[Example],
-        options: &EncodeOptions,
-        tokenizer: &Tokenizer,
-        template: &Template,
-    ) -> Result<Self, Fault> {
-        let mut data = Self::default();
-        for example in train {
-            let kept = data.kept(encode(example, tokenizer, template, options)?);
-            data.train.extend(kept);
-        }
-        for example in valid {
-            let kept = data.kept(encode(example, tokenizer, template, options)?);
-            data.valid.extend(kept);
-        }
-        Ok(data)
+    pub fn of(train: &[Example], valid: &[Example], encoding: Encoding<'_>) -> Result<Self, Fault> {
+        let mut left = LeftOut::default();
+        let mut encode = |examples: &[Example]| -> Result<Examples, Fault> {
+            let kept = examples.iter().map(|example| Ok(left.kept(encoding.of(example)?)));
+            Ok(kept.collect::<Result<Vec<_>, Fault>>()?.concat().into())
+        };
+        Ok(Self { train: encode(train)?, valid: encode(valid)?, test: Examples::default(), left })
     }
 
+    /// Why there is nothing to train on.
+    pub(crate) fn nothing_left(&self, config: &SftConfig) -> String {
+        let (mut why, left) = (Vec::new(), &self.left);
+        if left.too_long > 0 {
+            why.push(format!("{} longer than max_seq_length {} (truncation drop)", left.too_long, config.max_seq_length));
+        }
+        let cut = left.dropped - left.too_long;
+        if cut > 0 {
+            let length = config.max_seq_length;
+            why.push(format!("{cut} without a learnt token in the {length} that max_seq_length leaves (truncation {})", config.truncation));
+        }
+        if !self.valid.is_empty() {
+            why.push(format!("{} held out to judge by", self.valid.len()));
+        }
+        match why.is_empty() {
+            true => "no example is left to train on".into(),
+            false => format!("no example is left to train on: {}", why.join(", ")),
+        }
+    }
+
+    /// What a person wants to know of them: one line each.
+    pub fn summary(&self) -> Vec<String> {
+        let (all, trained, valid) =
+            (self.train.lengths().sum::<usize>(), self.train.targets().sum::<usize>(), self.valid.targets().sum::<usize>());
+        let test = if self.test.is_empty() { String::new() } else { format!(", {} to test with", self.test.len()) };
+        let LeftOut { rows, truncated, dropped, duplicates, bad, reasons, .. } = &self.left;
+        let twice = if *duplicates == 0 { String::new() } else { format!(", {duplicates} said before") };
+        let mut lines = vec![format!(
+            "{} examples to train on ({all} tokens, {trained} of them learnt), {} to judge by ({valid} learnt){test}; {truncated} truncated, {dropped} left out{twice}",
+            self.train.len(),
+            self.valid.len(),
+        )];
+        if *bad > 0 {
+            lines.push(format!("warning: {bad} of {rows} rows cannot be used and are left out:"));
+            lines.extend(reasons.iter().map(|reason| format!("  {reason}")));
+            lines.extend((*bad > LISTED).then(|| format!("  and {} more", bad - LISTED)));
+        }
+        lines
+    }
+}
+
+impl LeftOut {
     /// What is left of an example; counts what is not.
     fn kept(&mut self, outcome: Outcome) -> Vec<Encoded> {
         match outcome {
@@ -156,48 +249,53 @@ impl SftData {
         }
     }
 
-    /// Why there is nothing to train on.
-    pub(crate) fn nothing_left(&self, config: &SftConfig) -> String {
-        let mut why = Vec::new();
-        if self.too_long > 0 {
-            why.push(format!("{} longer than max_seq_length {} (truncation drop)", self.too_long, config.max_seq_length));
-        }
-        let cut = self.dropped - self.too_long;
-        if cut > 0 {
-            let length = config.max_seq_length;
-            why.push(format!("{cut} without a learnt token in the {length} that max_seq_length leaves (truncation {})", config.truncation));
-        }
-        if !self.valid.is_empty() {
-            why.push(format!("{} held out to judge by", self.valid.len()));
-        }
-        match why.is_empty() {
-            true => "no example is left to train on".into(),
-            false => format!("no example is left to train on: {}", why.join(", ")),
-        }
-    }
-
-    /// One line for a person.
-    pub fn summary(&self) -> String {
-        let tokens =
-            |examples: &[Encoded]| (examples.iter().map(Encoded::len).sum::<usize>(), examples.iter().map(Encoded::targets).sum::<usize>());
-        let ((all, trained), (_, valid)) = (tokens(&self.train), tokens(&self.valid));
-        let test = if self.test.is_empty() { String::new() } else { format!(", {} to test with", self.test.len()) };
-        format!(
-            "{} examples to train on ({all} tokens, {trained} of them learnt), {} to judge by ({valid} learnt){test}; {} truncated, {} left out",
-            self.train.len(),
-            self.valid.len(),
-            self.truncated,
-            self.dropped
-        )
+    /// That no more rows are skipped than accidents explain: of more than one in a hundred, something is wrong with all of them.
+    fn check(&self) -> Result<(), ChatError> {
+        let Some(first) = self.reasons.first().filter(|_| self.bad * 100 > self.rows) else { return Ok(()) };
+        Err(Fault::TooManyBad { bad: self.bad, rows: self.rows, first: first.clone() }.into())
     }
 }
 
-/// The files of a data set.
-fn sets_of(splits: &Splits) -> impl Iterator<Item = &Dataset> {
-    [Some(&splits.train), splits.valid.as_ref(), splits.test.as_ref()].into_iter().flatten()
+/// Takes rows out of `sets` to judge by; returns their examples.
+fn hold_out(config: &SftConfig, sets: &mut [Vec<Row>]) -> Vec<u32> {
+    let count: usize = sets.iter().map(Vec::len).sum();
+    let wanted = if config.val_size < 1.0 { (config.val_size * count as f64).ceil() } else { config.val_size } as usize;
+    let (_, held) = plan::split(count, wanted.min(count.saturating_sub(1)), draw(config, "split"));
+    let (mut held, mut row, mut out) = (held.into_iter().peekable(), 0, Vec::new());
+    for set in sets {
+        set.retain_mut(|numbers| {
+            let chosen = held.next_if_eq(&row).is_some();
+            row += 1;
+            if chosen {
+                out.push(std::mem::take(numbers));
+            }
+            !chosen
+        });
+    }
+    out.into_iter().rev().flatten().collect()
 }
 
-/// Row `i` of a data set; an error has its file and line.
-fn encode_row(set: &Dataset, i: usize, options: &EncodeOptions, tokenizer: &Tokenizer, template: &Template) -> Result<Outcome, ChatError> {
-    encode(&set.get(i)?, tokenizer, template, options).map_err(|e| e.on_line(set.path(), set.line(i)))
+/// The examples of an epoch over `sets`.
+fn mixed(config: &SftConfig, paths: &[PathBuf], sets: &[Vec<Row>]) -> Result<Vec<u32>, ChatError> {
+    let sizes: Vec<usize> = sets.iter().map(Vec::len).collect();
+    let rows = if config.data_probabilities.is_empty() {
+        let weights = if config.data_weights.is_empty() { vec![1.0; sets.len()] } else { config.data_weights.clone() };
+        plan::mix(&sizes, &weights, draw(config, "mix"))
+    } else {
+        if let Some(empty) = sizes.iter().position(|&size| size == 0) {
+            return Err(Fault::Empty { expected: "a row to mix with those of the other data sets" }.in_file(&paths[empty]));
+        }
+        plan::interleave(&sizes, &config.data_probabilities, config.stopping(), draw(config, "mix"))
+    };
+    let train: Vec<u32> = rows.into_iter().flat_map(|(set, row)| sets[set][row].iter().copied()).collect();
+    if config.max_samples == 0 || config.max_samples >= train.len() {
+        return Ok(train);
+    }
+    let (_, chosen) = plan::split(train.len(), config.max_samples, draw(config, "max_samples"));
+    Ok(chosen.into_iter().map(|i| train[i]).collect())
+}
+
+fn draw(config: &SftConfig, stream: &'static str) -> impl Fn(u64) -> u64 {
+    let seed = config.seed;
+    move |i| Rng::new(seed, stream, 0, i).bits()
 }

@@ -1,9 +1,9 @@
-//! A model as files other tools load: a directory for transformers, a GGUF for llama.cpp, a Modelfile for Ollama.
+//! A model as files other tools load: a directory for transformers, a GGUF for llama.cpp.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use bellows_chat::{ChatError, Fault, Template, TokenType, Tokenizer, Vocabulary};
+use bellows_chat::{ChatError, Fault, TokenType, Tokenizer, Vocabulary};
 use bellows_exit::{Coded, Exit};
 use bellows_weights::gguf::{self, Metadata, Preset, TensorInfo, Value};
 use bellows_weights::{BlockType, DType, Parts, Tensor as FileTensor, TensorSpec, Tensors, WeightsError, to_safetensors, write_checkpoint};
@@ -11,7 +11,8 @@ use indexmap::IndexMap;
 use serde_json::json;
 
 use crate::base::{gguf_name, pairs_from_halves, rotated_heads};
-use crate::model::{CausalLm, ModelConfig};
+use crate::gguf_rope;
+use crate::model::{CausalLm, ConfigError, ModelConfig};
 use crate::weights::{Unread, visit};
 
 /// Files of a checkpoint are cut at this many bytes.
@@ -43,6 +44,9 @@ pub enum ExportError {
     /// An adapter that has no form in the format, or does not fit the model.
     #[error("{0}")]
     Adapter(String),
+    /// A scaling of rotary positions that llama.cpp computes in another way.
+    #[error(transparent)]
+    Rope(#[from] ConfigError),
     /// A weight that is not finite: an adapter that diverged.
     #[error("{0} holds a value that is not finite: nothing is written")]
     NotFinite(String),
@@ -51,7 +55,7 @@ pub enum ExportError {
 impl Coded for ExportError {
     fn exit(&self) -> Exit {
         match self {
-            Self::Adapter(_) | Self::NotFinite(_) => Exit::Usage,
+            Self::Adapter(_) | Self::Rope(_) | Self::NotFinite(_) => Exit::Usage,
             Self::Chat(error) => error.exit(),
             Self::Vocabulary(fault) => fault.exit(),
             // What is wrong with them when they are written is not the input.
@@ -182,7 +186,8 @@ pub fn write_gguf(
     let parameters = Parameters::of(model);
     let named: IndexMap<String, &str> = parameters.shapes.keys().filter_map(|n| Some((gguf_name(n)?, n.as_str()))).collect();
     let (layers, tied) = (config.num_hidden_layers, config.tie_word_embeddings);
-    let infos: IndexMap<String, TensorInfo> = named
+    let rope = gguf_rope::stored(config)?;
+    let mut infos: IndexMap<String, TensorInfo> = named
         .iter()
         .map(|(stored, name)| {
             let shape = parameters.shapes[*name].clone();
@@ -190,11 +195,26 @@ pub fn write_gguf(
             (stored.clone(), TensorInfo { kind, shape })
         })
         .collect();
+    if let Some(freqs) = &rope.freqs {
+        infos.insert(gguf_rope::FREQS.into(), TensorInfo { kind: BlockType::F32, shape: vec![freqs.len()] });
+    }
     let vocabulary = tokenizer.vocabulary(config.vocab_size)?;
     let mut lines = tokenizer.vocabulary_differs(&vocabulary)?;
     lines.extend(fallen_back(preset, &infos));
-    let metadata = metadata(config, vocabulary, preset, name);
+    lines.extend(rope.line);
+    let window = |window| {
+        format!(
+            "llama.cpp lets every token of this model see all before it, and not the last {window} alone: longer texts are read otherwise there"
+        )
+    };
+    lines.extend(config.sliding_window.map(window));
+    let mut metadata = metadata(config, vocabulary, preset, name);
+    let scaling = |key: &str| format!("{}.rope.scaling.{key}", config.architecture.gguf_name());
+    metadata.extend(rope.metadata.into_iter().map(|(key, value)| (scaling(key), value)));
     lines.extend(write_file(path, &metadata, &infos, |stored| {
+        if let (gguf_rope::FREQS, Some(freqs)) = (stored, &rope.freqs) {
+            return Ok(freqs.clone());
+        }
         let name = named[stored];
         let values = parameters.values(name)?;
         match rotated_heads(name, config).filter(|_| config.architecture.gguf_interleaved()) {
@@ -244,7 +264,7 @@ pub(crate) fn write_file(
 }
 
 fn metadata(config: &ModelConfig, vocabulary: Vocabulary, preset: Preset, name: &str) -> Metadata {
-    let arch = config.architecture.model_type();
+    let arch = config.architecture.gguf_name();
     let count = |n: usize| Value::U32(n as u32);
     let mut m = Metadata::new();
     let mut put = |key: &str, value: Value| drop(m.insert(key.to_owned(), value));
@@ -290,34 +310,8 @@ fn metadata(config: &ModelConfig, vocabulary: Vocabulary, preset: Preset, name: 
     m
 }
 
-/// Turns of ChatML as Ollama writes them. Its `.Messages` hold the system message too.
-const OLLAMA_CHATML: &str = r#"TEMPLATE """{{- range .Messages }}<|im_start|>{{ .Role }}
-{{ .Content }}<|im_end|>
-{{ end }}<|im_start|>assistant
-"""
-
-PARAMETER stop "<|im_start|>"
-PARAMETER stop "<|im_end|>"
-"#;
-
-/// An Ollama Modelfile for a model in `from` (a file or directory, from where the Modelfile lies), with an adapter if there is one. The
-/// system message is this one or the template's own. A template that is not ChatML is left to Ollama, which finds it in the GGUF.
-pub fn modelfile(from: &str, adapter: Option<&str>, system: Option<&str>, template: Option<&Template>) -> String {
-    let adapter = adapter.map(|file| format!("ADAPTER {file}\n")).unwrap_or_default();
-    let turns = match template {
-        Some(template) if template.is_chatml() => OLLAMA_CHATML,
-        _ => "# The chat template is not ChatML: Ollama takes it, and the token that ends a turn, from the GGUF.\n",
-    };
-    let mut text = format!("FROM {from}\n{adapter}\n{turns}");
-    if let Some(system) = system.map(str::to_owned).or_else(|| template?.default_system()) {
-        text.push_str(&format!("\nSYSTEM \"\"\"{}\"\"\"\n", system.replace("\"\"\"", "\"")));
-    }
-    text
-}
-
 #[cfg(test)]
 mod tests {
-    use bellows_chat::Jinja;
     use burn::tensor::Device;
 
     use super::*;
@@ -325,24 +319,6 @@ mod tests {
 
     fn tiny() -> Base {
         Base::tiny(["a b"], 0, &Device::flex()).unwrap()
-    }
-
-    #[test]
-    fn a_modelfile_has_one_system_message_and_leaves_other_templates_to_the_gguf() {
-        let plain = modelfile("./m.gguf", None, None, Some(&Template::ChatMl));
-        assert!(plain.starts_with("FROM ./m.gguf\n\nTEMPLATE \"\"\"{{- range .Messages }}<|im_start|>"), "{plain}");
-        assert!(!plain.contains(".System") && !plain.contains("SYSTEM") && plain.contains("PARAMETER stop \"<|im_end|>\""), "{plain}");
-        let qwen = modelfile("./m.gguf", None, None, Some(&Template::Qwen25));
-        assert!(qwen.ends_with("\nSYSTEM \"\"\"You are Qwen, created by Alibaba Cloud. You are a helpful assistant.\"\"\"\n"), "{qwen}");
-        let own = modelfile("./m.gguf", Some("./a.gguf"), Some("Be brief."), Some(&Template::Qwen25));
-        assert!(own.contains("ADAPTER ./a.gguf\n") && own.contains("SYSTEM \"\"\"Be brief.\"\"\"") && !own.contains("Alibaba"), "{own}");
-        let source = "{% for m in messages %}[{{ m.role }}]{{ m.content }}<|endoftext|>{% endfor %}";
-        let other = Template::Jinja(Jinja::new(source, &tiny().tokenizer).unwrap());
-        for template in [Some(&other), None] {
-            let text = modelfile("./m.gguf", None, Some("Be brief."), template);
-            assert!(text.contains("\n# The chat template is not ChatML") && text.contains("SYSTEM"), "{text}");
-            assert!(!text.contains("TEMPLATE") && !text.contains("im_"), "{text}");
-        }
     }
 
     #[test]

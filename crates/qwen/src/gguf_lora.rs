@@ -63,7 +63,7 @@ pub fn write_gguf_lora(
         return Err(ExportError::Adapter(format!("a GGUF adapter of this model has no place for {extra}")));
     }
     let metadata: Metadata = [
-        ("general.architecture", config.architecture.model_type().into()),
+        ("general.architecture", config.architecture.gguf_name().into()),
         ("general.type", "adapter".into()),
         ("adapter.type", "lora".into()),
         ("general.name", name.into()),

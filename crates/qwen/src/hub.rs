@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use bellows_exit::{Coded, Exit};
+use hf_hub::api::RepoInfo;
 use hf_hub::api::sync::{Api, ApiBuilder, ApiError, ApiRepo};
 use hf_hub::{Cache, Repo, RepoType};
 use serde_json::Value;
@@ -21,7 +22,7 @@ const CONFIG: &str = "config.json";
 const TOKENIZER: &str = "tokenizer.json";
 const WEIGHTS: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
-const NEWEST: &str = "main";
+pub(crate) const NEWEST: &str = "main";
 /// Files that not every model has.
 const OPTIONAL: [&str; 3] = ["generation_config.json", "tokenizer_config.json", "chat_template.jinja"];
 /// Of models with a million tensors.
@@ -42,10 +43,12 @@ pub enum HubError {
         /// Where it would be.
         place: PathBuf,
     },
-    /// The hub knows no such model, or does not show it.
-    #[error("{endpoint} has no model {repo} (or it is private: set HF_TOKEN), and there is no directory of that name here")]
-    NoModel {
-        /// The model.
+    /// The hub knows no such model or data set, or does not show it.
+    #[error("{endpoint} has no {what} {repo} (or it is private: set HF_TOKEN), and there is no directory of that name here")]
+    NoRepo {
+        /// `model` or `data set`.
+        what: &'static str,
+        /// Its name.
         repo: String,
         /// The hub.
         endpoint: String,
@@ -99,6 +102,24 @@ pub enum HubError {
 impl Coded for HubError {
     fn exit(&self) -> Exit {
         Exit::Usage
+    }
+}
+
+/// What the hub has under a name.
+#[derive(Clone, Copy)]
+pub(crate) struct Named<'a> {
+    pub(crate) kind: RepoType,
+    /// `owner/name`.
+    pub(crate) name: &'a str,
+}
+
+impl Named<'_> {
+    pub(crate) fn repo(self, revision: &str) -> Repo {
+        Repo::with_revision(self.name.into(), self.kind, revision.into())
+    }
+
+    fn what(self) -> &'static str {
+        if matches!(self.kind, RepoType::Dataset) { "data set" } else { "model" }
     }
 }
 
@@ -229,12 +250,8 @@ impl Hub {
         weights: bool,
         announce: &mut dyn FnMut(&str),
     ) -> Result<PathBuf, HubError> {
-        let builder = ApiBuilder::from_cache(Cache::new(self.cache.clone()));
-        let api = builder.with_endpoint(self.endpoint.clone()).with_token(self.token.clone()).build();
-        let list = |e| self.why(repo, "the list of files", e);
-        let api = api.map_err(list)?;
-        let model = api.repo(Repo::with_revision(repo.into(), RepoType::Model, revision.into()));
-        let info = model.info().map_err(list)?;
+        let named = Named { kind: RepoType::Model, name: repo };
+        let (api, model, info) = self.ask(named, revision)?;
         let snapshot = Cache::new(self.cache.clone()).model(repo.into()).pointer_path(&info.sha);
         let there = |name: &str| info.siblings.iter().any(|s| s.rfilename == name);
         let mut get = |name: &str| -> Result<(), HubError> {
@@ -245,7 +262,7 @@ impl Hub {
                 return Ok(());
             }
             announce(&format!("downloading {name} of {repo}"));
-            self.get(&api, &model, repo, name)
+            self.get(&api, &model, named, name)
         };
         if let Some(file) = file {
             get(file)?;
@@ -273,22 +290,33 @@ impl Hub {
         }
     }
 
+    /// What the hub has under a name.
+    pub(crate) fn ask(&self, named: Named<'_>, revision: &str) -> Result<(Api, ApiRepo, RepoInfo), HubError> {
+        let builder = ApiBuilder::from_cache(Cache::new(self.cache.clone()));
+        let api = builder.with_endpoint(self.endpoint.clone()).with_token(self.token.clone()).build();
+        let list = |e| self.why(named, "the list of files", e);
+        let api = api.map_err(list)?;
+        let source = api.repo(named.repo(revision));
+        let info = source.info().map_err(list)?;
+        Ok((api, source, info))
+    }
+
     /// Downloads one file into the cache, going on from where a lost connection (or an earlier run) left it.
-    fn get(&self, api: &Api, model: &ApiRepo, repo: &str, file: &str) -> Result<(), HubError> {
+    pub(crate) fn get(&self, api: &Api, source: &ApiRepo, named: Named<'_>, file: &str) -> Result<(), HubError> {
         let mut tried = 0;
         let path = loop {
-            let error = match model.download(file) {
+            let error = match source.download(file) {
                 Ok(path) => break path,
                 Err(error) => error,
             };
             match &error {
-                _ if tried == RETRIES => return Err(self.why(repo, file, error)),
-                ApiError::InvalidResume => self.forget_part(api, &model.url(file), repo),
+                _ if tried == RETRIES => return Err(self.why(named, file, error)),
+                ApiError::InvalidResume => self.forget_part(api, &source.url(file), named),
                 // A part that is already as long as the file has no rest.
-                ApiError::RequestError(e) if matches!(**e, ureq::Error::StatusCode(416)) => self.forget_part(api, &model.url(file), repo),
+                ApiError::RequestError(e) if matches!(**e, ureq::Error::StatusCode(416)) => self.forget_part(api, &source.url(file), named),
                 ApiError::RequestError(e) if passes(e) => std::thread::sleep(Duration::from_millis(300 << tried)),
                 ApiError::IoError(e) if e.kind() == std::io::ErrorKind::UnexpectedEof => {}
-                _ => return Err(self.why(repo, file, error)),
+                _ => return Err(self.why(named, file, error)),
             }
             tried += 1;
         };
@@ -300,24 +328,24 @@ impl Hub {
             return Ok(());
         }
         [&blob, &path].into_iter().try_for_each(|p| std::fs::remove_file(p).map_err(|e| at(p, e)))?;
-        Err(HubError::Damaged { repo: repo.into(), file: file.into() })
+        Err(HubError::Damaged { repo: named.name.into(), file: file.into() })
     }
 
     /// Removes what an earlier download left, so that the next one starts at the beginning.
-    fn forget_part(&self, api: &Api, url: &str, repo: &str) {
+    fn forget_part(&self, api: &Api, url: &str, named: Named<'_>) {
         let Ok(metadata) = api.metadata(url) else { return };
-        let part = Cache::new(self.cache.clone()).model(repo.into()).blob_path(metadata.etag()).with_extension("part");
+        let part = Cache::new(self.cache.clone()).repo(named.repo(NEWEST)).blob_path(metadata.etag()).with_extension("part");
         if let Err(e) = std::fs::remove_file(&part) {
             tracing::debug!("{}: {e}", part.display());
         }
     }
 
-    fn why(&self, repo: &str, file: &str, error: ApiError) -> HubError {
-        let (repo, endpoint) = (repo.to_owned(), self.endpoint.clone());
+    fn why(&self, named: Named<'_>, file: &str, error: ApiError) -> HubError {
+        let (repo, endpoint) = (named.name.to_owned(), self.endpoint.clone());
         let reason = match error {
             ApiError::RequestError(e) => match *e {
                 // The hub does not tell strangers what is private from what is not.
-                ureq::Error::StatusCode(401 | 404) => return HubError::NoModel { repo, endpoint },
+                ureq::Error::StatusCode(401 | 404) => return HubError::NoRepo { what: named.what(), repo, endpoint },
                 ureq::Error::StatusCode(403) => return HubError::Gated { repo, endpoint },
                 e => e.to_string(),
             },

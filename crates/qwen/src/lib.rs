@@ -1,4 +1,4 @@
-//! Decoder language models on Burn: Qwen2, Qwen2.5, Qwen3 and the Llama layout, fine-tuned with LoRA.
+//! Decoder language models on Burn: Qwen2, Qwen2.5, Qwen3, Mistral and the Llama layout, fine-tuned with LoRA.
 //!
 //! [`model`] reads like the papers, [`gradients`] runs it backwards layer by layer, [`task`] is how the Learner sees it; [`peft`] and
 //! [`weights`] are the files that go in and out.
@@ -11,16 +11,23 @@ mod checks;
 pub mod config;
 mod curves;
 pub mod data;
+pub mod eval;
+pub mod examples;
 pub mod export;
 pub mod generate;
 pub mod gguf_lora;
+mod gguf_rope;
 pub mod gradients;
 pub mod hub;
+pub mod hub_data;
 pub mod load;
 pub mod loss;
 pub mod model;
+pub mod modelfile;
 pub mod peft;
 pub mod prove;
+pub mod questions;
 pub mod task;
 pub mod train;
+mod unchanged;
 pub mod weights;

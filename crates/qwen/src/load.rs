@@ -26,7 +26,7 @@ pub enum LoadError {
     },
     /// A tensor the model would not use, and without which it would compute something else.
     #[error(
-        "the tensor {0} has no place in this model, which would compute something else without it (scaled rotary positions and further biases are not supported)"
+        "the tensor {0} has no place in this model, which would compute something else without it (further biases and other frequencies of rotary positions are not supported)"
     )]
     Unused(String),
     /// A value that is NaN or infinite.

@@ -49,6 +49,17 @@ pub fn head_loss_only(rows: Tensor<2>, weight: &Tensor<2>, targets: Tensor<1, In
     join(chunks.collect()).sum()
 }
 
+/// `−log softmax(h Wᵀ)[target]` of every row, `[N]`.
+pub fn head_losses(rows: Tensor<2>, weight: &Tensor<2>, targets: Tensor<1, Int>, precision: Precision) -> Tensor<1> {
+    let n = rows.dims()[0];
+    let chunks = (0..n).step_by(CHUNK).map(|start| {
+        let len = CHUNK.min(n - start);
+        let logits = linear(rows.clone().narrow(0, start, len), weight.clone(), None, precision);
+        cross_entropy(logits, targets.clone().narrow(0, start, len)).0
+    });
+    join(chunks.collect())
+}
+
 /// The pieces one below the other, none of them missing.
 ///
 /// With CubeCL 0.11.3 it is forgotten that a piece could not be computed, for want of memory for its logits, as soon as the next one is written below it. So

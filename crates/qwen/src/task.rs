@@ -7,14 +7,18 @@ use bellows_chat::{Batch, Encoded, IGNORE};
 use bellows_kernels::{Precision, linear};
 use bellows_learner::{Draw, EvalContext, Evaluation, Group, Interrupted, Layout, Rng, Role, StepOutput, Stopwatch, Task, TaskError};
 use burn::data::dataset::Dataset;
+use burn::module::Module;
 use burn::tensor::{Device, Int, Tensor, TensorData};
 
 use crate::adapter::LoraConfig;
 use crate::config::{Method, SftConfig};
+use crate::examples::Examples;
 use crate::gradients::{Options, TrainBatch, gradients};
 use crate::loss::head_loss_only;
 use crate::model::pass::{Draws, Pass};
 use crate::model::{CausalLm, ModelConfig};
+use crate::unchanged::{AFTER, Adapters};
+use crate::weights::Unread;
 use crate::{export, peft};
 
 /// Validation columns of `results.csv`.
@@ -50,18 +54,35 @@ pub struct SftTask {
     /// The shape of the model.
     pub model: ModelConfig,
     /// Training examples.
-    pub train: Vec<Encoded>,
+    pub train: Examples,
     /// Examples to judge by.
-    pub valid: Vec<Encoded>,
+    pub valid: Examples,
     /// Fills the ends of rows.
     pub pad: u32,
+    /// The adapters before the first update.
+    beginning: Adapters,
     plan: Mutex<Option<Arc<Epoch>>>,
 }
 
 impl SftTask {
     /// A task over these examples.
-    pub fn new(config: SftConfig, lora: LoraConfig, model: ModelConfig, train: Vec<Encoded>, valid: Vec<Encoded>, pad: u32) -> Self {
-        Self { config, lora, model, train, valid, pad, plan: Mutex::new(None) }
+    pub fn new(
+        config: SftConfig,
+        lora: LoraConfig,
+        model: ModelConfig,
+        train: impl Into<Examples>,
+        valid: impl Into<Examples>,
+        pad: u32,
+    ) -> Self {
+        Self { config, lora, model, train: train.into(), valid: valid.into(), pad, beginning: Adapters::default(), plan: Mutex::new(None) }
+    }
+
+    /// The same, which knows the adapters before the first update and warns of those that do not learn.
+    ///
+    /// # Errors
+    /// A device that does not hand them back.
+    pub(crate) fn beginning_with(self, model: &CausalLm) -> Result<Self, Unread> {
+        Ok(Self { beginning: Adapters::of(model)?, ..self })
     }
 
     /// The micro-batches of an epoch; made once an epoch.
@@ -70,7 +91,7 @@ impl SftTask {
         match &*plan {
             Some(epoch) if epoch.number == draw.epoch => Arc::clone(epoch),
             _ => {
-                let lengths: Vec<usize> = self.train.iter().map(Encoded::len).collect();
+                let lengths: Vec<usize> = self.train.lengths().collect();
                 let bits = |i: u64| Rng::new(draw.seed, "order", draw.epoch as u64, i).bits();
                 let mut batches = plan::plan(&lengths, self.config.batch_size, self.config.batching(), bits);
                 if draw.epoch == 0 {
@@ -88,21 +109,28 @@ impl SftTask {
         }
     }
 
+    /// Whether there is a weight decay, and parameters that it is not for.
+    fn spares(&self) -> bool {
+        self.config.weight_decay > 0.0 && (self.config.method == Method::Full || !self.lora.modules_to_save.is_empty())
+    }
+
     /// Micro-batches of the first epoch.
     pub(crate) fn batches(&self) -> usize {
         self.epoch(Draw { seed: self.config.seed, epoch: 0, epochs: self.config.epochs, step: 0 }).starts.len() - 1
     }
 
     /// The mean loss of the learnt tokens of `examples`, and their number.
-    pub(crate) fn judge(&self, model: &CausalLm, examples: &[Encoded], context: &mut EvalContext<'_>) -> Result<(f64, usize), TaskError> {
+    pub(crate) fn judge(&self, model: &CausalLm, examples: &Examples, context: &mut EvalContext<'_>) -> Result<(f64, usize), TaskError> {
+        let lengths: Vec<usize> = examples.lengths().collect();
         let mut order: Vec<usize> = (0..examples.len()).collect();
-        order.sort_by_key(|&i| (examples[i].len(), i));
+        order.sort_by_key(|&i| (lengths[i], i));
         let (mut sum, mut tokens) = (0.0, 0);
         for (i, chunk) in order.chunks(self.config.batch_size.max(1)).enumerate() {
             if (context.interrupted)() {
                 return Err(Box::new(Interrupted));
             }
-            let rows: Vec<Vec<&Encoded>> = chunk.iter().map(|&i| vec![&examples[i]]).collect();
+            let kept = chunk.iter().map(|&i| examples.get(i)).collect::<Result<Vec<_>, _>>()?;
+            let rows: Vec<Vec<&Encoded>> = kept.iter().map(|example| vec![example.as_ref()]).collect();
             let batch = Batch::new(&rows, self.pad, self.config.pad_to_multiple_of);
             let data = upload(&batch, &self.model, self.config.precision(), context.device);
             let [b, s] = data.ids.dims();
@@ -127,8 +155,13 @@ impl SftTask {
     }
 }
 
+/// Whether a parameter is the scale of a norm, by the rule of transformers' Trainer.
+fn is_norm(name: &str) -> bool {
+    name.split('.').any(|part| part == "norm" || part.ends_with("_norm") || part.contains("layernorm"))
+}
+
 /// Uploads a batch: ids `[B, S]`, the places that are learnt, and what they are to say.
-fn upload(batch: &Batch, model: &ModelConfig, precision: Precision, device: &Device) -> TrainBatch {
+pub(crate) fn upload(batch: &Batch, model: &ModelConfig, precision: Precision, device: &Device) -> TrainBatch {
     let shape = [batch.rows, batch.seq];
     let rows: Vec<i32> = (0..batch.labels.len()).filter(|&i| batch.labels[i] != IGNORE).map(|i| i as i32).collect();
     let targets: Vec<i32> = rows.iter().map(|&i| batch.labels[i as usize]).collect();
@@ -157,17 +190,24 @@ impl Task for SftTask {
         METRICS.map(String::from).to_vec()
     }
 
+    /// A, then B of LoRA+; after them, where a run trains norms or biases, the same without weight decay. (A run's tables have a column for
+    /// each, so there are no more than it needs.)
     fn groups(&self) -> Vec<Group> {
-        let group = |lr_scale| Group { lr_scale, weight_decay: self.config.weight_decay, bias: false };
-        vec![group(1.0), group(self.config.loraplus_lr_ratio)]
+        let rates = [1.0, self.config.loraplus_lr_ratio];
+        let decays = [Some(self.config.weight_decay), self.spares().then_some(0.0)];
+        let group = |weight_decay| rates.map(|lr_scale| Group { lr_scale, weight_decay, bias: false });
+        decays.into_iter().flatten().flat_map(group).collect()
     }
 
     fn role_of(&self, name: &str) -> Role {
-        let trained = self.config.method == Method::Full || self.lora.trains(name);
-        match trained {
-            true => Role::Trained(usize::from(name.ends_with("lora_B"))),
-            false => Role::Fixed,
+        let (full, (norm, bias)) = (self.config.method == Method::Full, (is_norm(name), name.ends_with(".bias")));
+        if !(full || self.lora.trains(name)) {
+            return Role::Fixed;
         }
+        // As in PEFT's LoRA+: what is no matrix goes with B.
+        let with_b = !full && (name.ends_with("lora_B") || name.ends_with("lora_magnitude_vector") || norm || bias);
+        let spared = self.spares() && (norm || bias);
+        Role::Trained(usize::from(with_b) + 2 * usize::from(spared))
     }
 
     fn per_count(&self) -> bool {
@@ -181,8 +221,9 @@ impl Task for SftTask {
     fn batch(&self, _: &dyn Dataset<()>, draw: Draw, indices: &[usize]) -> Result<SftBatch, TaskError> {
         let (epoch, first) = (self.epoch(draw), indices.first().copied().unwrap_or_default());
         let position = epoch.starts.partition_point(|&start| start <= first).saturating_sub(1);
-        let rows: Vec<Vec<&Encoded>> =
-            indices.iter().map(|&row| epoch.rows[row].iter().map(|&example| &self.train[example]).collect()).collect();
+        let read = |row: usize| epoch.rows[row].iter().map(|&example| self.train.get(example)).collect::<Result<Vec<_>, _>>();
+        let kept = indices.iter().map(|&row| read(row)).collect::<Result<Vec<_>, _>>()?;
+        let rows: Vec<Vec<&Encoded>> = kept.iter().map(|row| row.iter().map(AsRef::as_ref).collect()).collect();
         Ok(SftBatch {
             batch: Batch::new(&rows, self.pad, self.config.pad_to_multiple_of),
             examples: rows.iter().map(Vec::len).sum(),
@@ -193,6 +234,19 @@ impl Task for SftTask {
 
     fn sample_names(&self, batch: &SftBatch) -> Vec<String> {
         vec![format!("micro-batch {}", batch.position + 1); batch.examples]
+    }
+
+    fn oddity(&self, model: &CausalLm, updates: u64) -> Option<String> {
+        if updates != AFTER {
+            return None;
+        }
+        match Adapters::of(&model.valid()) {
+            Ok(now) => now.oddity(&self.beginning),
+            Err(error) => {
+                tracing::debug!("{error}");
+                None
+            }
+        }
     }
 
     fn less_memory(&self) -> String {
@@ -276,5 +330,36 @@ mod tests {
         let task = SftTask::new(config, LoraConfig::default(), model, vec![example(20, 3), example(7, 2)], Vec::new(), 0);
         let batch = task.batch(&InMemDataset::new(vec![(); 2]), Draw { seed: 0, epoch: 0, epochs: 1, step: 0 }, &[0, 1]).unwrap();
         assert_eq!((batch.batch.ids.len(), task.units(&batch), batch.batch.targets()), (64, 27, 5));
+    }
+
+    #[test]
+    fn groups_are_those_of_transformers_and_peft() {
+        let model = ModelConfig::from_json(include_str!("../tests/golden/qwen2/model/config.json")).unwrap();
+        let task = |config: SftConfig| {
+            let lora = config.lora();
+            SftTask::new(config, lora, model.clone(), Vec::new(), Vec::new(), 0)
+        };
+        let group = |task: &SftTask, name: &str| match task.role_of(name) {
+            Role::Trained(index) => Some((task.groups()[index].lr_scale, task.groups()[index].weight_decay)),
+            _ => None,
+        };
+        let layer = |name: &str| format!("model.layers.0.{name}");
+        let plus = SftConfig { weight_decay: 0.1, loraplus_lr_ratio: 16.0, ..SftConfig::default() };
+        let lora = task(plus.clone());
+        assert_eq!(lora.groups().len(), 2);
+        assert_eq!(group(&lora, &layer("self_attn.q_proj.lora.lora_A")), Some((1.0, 0.1)));
+        assert_eq!(group(&lora, &layer("self_attn.q_proj.lora.lora_B")), Some((16.0, 0.1)));
+        assert_eq!(group(&lora, &layer("self_attn.q_proj.lora.lora_magnitude_vector")), Some((16.0, 0.1)));
+        assert_eq!(group(&lora, "model.norm.weight"), None);
+        let saved = task(SftConfig { modules_to_save: ["norm", "embed_tokens"].map(String::from).into(), ..plus.clone() });
+        assert_eq!(group(&saved, "model.norm.weight"), Some((16.0, 0.0)));
+        assert_eq!(group(&saved, "model.embed_tokens.weight"), Some((1.0, 0.1)));
+        let full = task(SftConfig { method: Method::Full, ..plus });
+        for name in ["input_layernorm.weight", "post_attention_layernorm.weight", "self_attn.q_norm.weight", "self_attn.q_proj.bias"] {
+            assert_eq!(group(&full, &layer(name)), Some((1.0, 0.0)), "{name}");
+        }
+        assert_eq!(group(&full, "model.norm.weight"), Some((1.0, 0.0)));
+        assert_eq!(group(&full, &layer("mlp.up_proj.weight")), Some((1.0, 0.1)));
+        assert_eq!(task(SftConfig::default()).groups().len(), 2);
     }
 }

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use bellows_chat::{ChatError, Encoded, Template, Tokenizer};
+use bellows_chat::{ChatError, Encoded, Fault, Template, Tokenizer};
 use bellows_exit::{Coded, Exit};
 use bellows_learner::{EvalContext, Identity, Interrupted, LearnError, Learner, Outcome};
 use bellows_runs::{RunDir, RunDirError};
@@ -19,6 +19,7 @@ use crate::checks::{adapter_fits, warnings};
 use crate::config::{MAY_CHANGE, Method, SftConfig};
 use crate::curves::Curves;
 use crate::data::SftData;
+use crate::examples::Examples;
 use crate::export::{ExportError, write_transformers};
 use crate::load;
 use crate::model::{CausalLm, ModelConfig};
@@ -104,7 +105,7 @@ pub struct Finetune {
     tokenizer: Tokenizer,
     template: Template,
     examples: usize,
-    test: Vec<Encoded>,
+    test: Examples,
     header: Vec<String>,
 }
 
@@ -134,11 +135,12 @@ impl Finetune {
         // A base model's own end of text never comes in chats, and would never stop the tuned model.
         if let Some(end) = template.end_of_turn()
             && let Some(id) = tokenizer.id(&end)
-            && data.train.iter().any(|example| example.ids.contains(&id))
+            && any(&data.train, |example| example.ids.contains(&id))?
         {
             tokenizer.set_eos(&end).map_err(ChatError::from)?;
         }
-        let mut header = vec![model_line(&model, &shape), data.summary()];
+        let mut header = vec![model_line(&model, &shape)];
+        header.extend(data.summary());
         let base = norms(&model);
         let (lora, adapter) = settle_adapter(&mut config)?;
         let model = match (config.method, adapter) {
@@ -154,8 +156,9 @@ impl Finetune {
         header.push(format!("{trained} of {all} parameters are trained ({:.3} %)", 100.0 * trained as f64 / all as f64));
         let pad = tokenizer.pad().or(tokenizer.eos()).unwrap_or(0);
         let (examples, validated) = (data.train.len(), !data.valid.is_empty());
-        let identity = identity(&config, &data, base);
+        let identity = identity(&config, &data, base)?;
         let task = SftTask::new(config.clone(), lora.clone(), shape.clone(), data.train, data.valid, pad);
+        let task = task.beginning_with(&model).map_err(ExportError::from)?;
         header.extend(warnings(&config, &shape, task.batches()));
         let mut learner = Learner::new(task, model, device, config.learner(validated), dir, identity)?;
         if config.plots {
@@ -320,20 +323,42 @@ fn model_line(model: &CausalLm, c: &ModelConfig) -> String {
 fn norms(model: &CausalLm) -> u64 {
     let layers = model.model.layers.iter().flat_map(|layer| [&layer.input_layernorm, &layer.post_attention_layernorm]);
     let values = layers.chain([&model.model.norm]).flat_map(|norm| norm.weight.val().try_into_vec_as::<f32>().unwrap_or_default());
-    fnv(values.flat_map(|v| v.to_bits().to_le_bytes()))
+    fnv(FNV, values.flat_map(|v| v.to_bits().to_le_bytes()))
 }
 
-/// FNV-1a.
-fn fnv(bytes: impl Iterator<Item = u8>) -> u64 {
-    bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3))
+/// What FNV-1a begins with.
+const FNV: u64 = 0xcbf2_9ce4_8422_2325;
+
+/// FNV-1a, going on from `hash`.
+fn fnv(hash: u64, bytes: impl Iterator<Item = u8>) -> u64 {
+    bytes.fold(hash, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3))
+}
+
+/// Whether `is` holds for an example.
+fn any(examples: &Examples, is: impl Fn(&Encoded) -> bool) -> Result<bool, ChatError> {
+    let mut found = false;
+    each(examples, |example| found |= is(example))?;
+    Ok(found)
+}
+
+fn each(examples: &Examples, mut see: impl FnMut(&Encoded)) -> Result<(), ChatError> {
+    for example in examples.iter() {
+        see(example.map_err(Fault::from)?.as_ref());
+    }
+    Ok(())
 }
 
 /// Settings that change what a run computes, the data, and the base model: a checkpoint must agree on them.
-fn identity(config: &SftConfig, data: &SftData, base: u64) -> Identity {
-    let examples = || data.train.iter().chain(&data.valid);
-    let ids = examples().flat_map(|e| &e.ids).flat_map(|id| id.to_le_bytes());
-    let tokens = fnv(ids.chain(examples().flat_map(|e| &e.trained).map(|&trained| u8::from(trained))));
+fn identity(config: &SftConfig, data: &SftData, base: u64) -> Result<Identity, ChatError> {
+    let both = [&data.train, &data.valid];
+    let mut tokens = FNV;
+    for examples in both {
+        each(examples, |example| tokens = fnv(tokens, example.ids.iter().flat_map(|id| id.to_le_bytes())))?;
+    }
+    for examples in both {
+        each(examples, |example| tokens = fnv(tokens, example.trained.iter().map(|&trained| u8::from(trained))))?;
+    }
     let hex = |hash: u64| format!("{hash:016x}");
     let identity = Identity::of(config, &[&MAY_CHANGE[..], &["project", "name", "exist_ok"]].concat());
-    identity.with("data", hex(tokens)).with("base model", hex(base))
+    Ok(identity.with("data", hex(tokens)).with("base model", hex(base)))
 }

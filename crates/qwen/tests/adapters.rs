@@ -6,7 +6,7 @@ mod support;
 use bellows_chat::{Template, Tokenizer};
 use bellows_qwen::adapter::{LoraConfig, Targets};
 use bellows_qwen::config::SftConfig;
-use bellows_qwen::data::SftData;
+use bellows_qwen::data::{Encoding, SftData};
 use bellows_qwen::model::CausalLm;
 use bellows_qwen::peft;
 use serde_json::{Value, json};
@@ -128,11 +128,19 @@ fn no_row_is_learnt_and_judged_by() {
         ..SftConfig::default()
     };
     let tokenizer = Tokenizer::byte_level([text.as_str()], 300).unwrap();
-    let open =
-        |config: &SftConfig| SftData::open(config, &config.encoding().unwrap(), &tokenizer, &Template::ChatMl, &mut |_, _| {}).unwrap();
+    let open = |config: &SftConfig| {
+        let options = config.encoding().unwrap();
+        SftData::open(
+            config,
+            std::slice::from_ref(&path),
+            Encoding { options: &options, tokenizer: &tokenizer, template: &Template::ChatMl },
+            &mut |_, _| {},
+        )
+        .unwrap()
+    };
     let data = open(&config);
     assert!(data.valid.len() > 5 && data.train.len() > 3 * 15, "{} {}: nothing was split", data.train.len(), data.valid.len());
-    assert!(data.valid.iter().all(|held| data.train.iter().all(|learnt| learnt.ids != held.ids)));
+    assert!(data.valid.iter().all(|held| data.train.iter().all(|learnt| learnt.unwrap().ids != held.as_ref().unwrap().ids)));
 
     let few = open(&SftConfig { max_samples: 7, val_size: 0.0, data_weights: Vec::new(), ..config });
     assert_eq!((few.train.len(), few.valid.len()), (7, 0));

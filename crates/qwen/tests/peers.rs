@@ -88,6 +88,8 @@ fn write_case(dir: &Path, architecture: Architecture, tied: bool, lora: &LoraCon
         vocab_size: tokenizer.len().next_multiple_of(32),
         rms_norm_eps: 1e-6,
         rope_theta: 10_000.0,
+        rope_scaling: None,
+        sliding_window: None,
         tie_word_embeddings: tied,
         max_position_embeddings: 256,
         qkv_bias: architecture.qkv_bias(),

@@ -7,8 +7,9 @@ use std::path::{Path, PathBuf};
 
 use bellows_chat::{Batch, Encoded, PADDING};
 use bellows_learner::{Draw, Layout, OptimizerKind, Stopwatch, Task};
+use bellows_qwen::adapter::Targets;
 use bellows_qwen::config::{Method, SftConfig};
-use bellows_qwen::load::load;
+use bellows_qwen::load::{load, replace};
 use bellows_qwen::model::layers::Linear;
 use bellows_qwen::model::lora::{Lora, LoraSpec};
 use bellows_qwen::model::pass::{Draws, Pass};
@@ -369,4 +370,38 @@ fn case(dir: &Path) -> Vec<Encoded> {
         Encoded { ids, trained: row("labels", i)[..len].iter().map(|&l| l >= 0.0).collect(), cut: 0 }
     };
     (0..tensors["input_ids"].shape[0]).map(one).collect()
+}
+
+#[test]
+fn adapters_that_no_gradient_reaches_are_named_once() {
+    struct Told(std::rc::Rc<std::cell::RefCell<Vec<String>>>);
+    impl bellows_learner::Observer for Told {
+        fn on_notice(&mut self, notice: &bellows_learner::Notice) {
+            self.0.borrow_mut().extend((notice.kind == "warning").then(|| notice.message.clone()));
+        }
+    }
+    let warnings = |config: SftConfig, model: CausalLm| {
+        let (dir, told) = (tempfile::tempdir().unwrap(), std::rc::Rc::default());
+        let mut run = support::run(config, model, shape(), examples(&[9; 12]), Vec::new(), dir.path());
+        run.learner().observe(Told(std::rc::Rc::clone(&told)));
+        run.run().unwrap();
+        told.take()
+    };
+    let config = || SftConfig { target_modules: Targets::Names(vec!["q_proj".into(), "up_proj".into()]), ..settings() };
+    // What the first layer attends to goes nowhere.
+    let deaf = |model: CausalLm| {
+        let zeros = |name: &str| (name == "model.layers.0.self_attn.o_proj.weight").then(|| (vec![32, 32], vec![0.0; 32 * 32]));
+        replace(model, zeros).unwrap().0
+    };
+    let told = warnings(config(), deaf(model()));
+    assert_eq!(told.len(), 1, "{told:?}");
+    assert!(
+        told[0].starts_with(
+            "after 10 updates the adapters of 1 of 4 modules are what they were, or their B is all zero: model.layers.0.self_attn.q_proj."
+        ),
+        "{told:?}"
+    );
+    assert_eq!(warnings(config(), model()), Vec::<String>::new());
+    let told = warnings(SftConfig { learning_rate: 0.0, ..config() }, model());
+    assert!(told.len() == 1 && told[0].contains("4 of 4 modules"), "{told:?}");
 }

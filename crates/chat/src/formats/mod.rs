@@ -1,12 +1,13 @@
 //! Data sets: a file of rows, each read when it is asked for.
 //!
-//! JSONL, JSON arrays and text are indexed (16 to 24 bytes a row) and read from disk row by row, so that a file larger than memory is no
-//! trouble; CSV and Parquet are held once. What a row means is told by its keys: OpenAI messages, ShareGPT, Alpaca, prompt and completion,
+//! JSONL, JSON arrays, CSV and text are indexed (24 bytes a row) and read from disk row by row, Parquet by its groups of rows, so that a file
+//! larger than memory is no trouble. What a row means is told by its keys: OpenAI messages, ShareGPT, Alpaca, prompt and completion,
 //! text, or token ids.
 
 mod json;
 mod parquet;
 mod rows;
+mod splits;
 mod table;
 
 use std::fs::File;
@@ -19,8 +20,10 @@ use serde_json::Value;
 use crate::conversation::Example;
 use crate::{ChatError, Fault};
 use json::Span;
+use parquet::Groups;
 
 pub use rows::ReadOptions;
+pub use splits::{Splits, files};
 
 /// The longest row: far beyond any context, and small enough to hold.
 const MAX_ROW_BYTES: u64 = 64 << 20;
@@ -35,41 +38,19 @@ pub struct Dataset {
 
 #[derive(Debug)]
 enum Rows {
-    /// Read from the file when asked for; `json` or plain text.
-    OnDisk { file: Mutex<File>, spans: Vec<Span>, json: bool },
-    /// Of a table, with the line of each.
-    InMemory(Vec<(u64, Value)>),
+    /// Read from a file of text, whose rows are found once.
+    Lines { file: Mutex<File>, spans: Vec<Span>, form: Form },
+    /// Read from a Parquet file.
+    Groups(Mutex<Groups>),
 }
 
-/// The data sets of a folder, or the one a file is.
+/// What the text of a row is.
 #[derive(Debug)]
-pub struct Splits {
-    /// To learn from.
-    pub train: Dataset,
-    /// To watch.
-    pub valid: Option<Dataset>,
-    /// To judge by, at the end.
-    pub test: Option<Dataset>,
-}
-
-const EXTENSIONS: [&str; 5] = ["jsonl", "json", "csv", "parquet", "txt"];
-
-impl Splits {
-    /// Opens a file (all of it to train on), or a folder with `train.jsonl` and, if they are there, `valid.jsonl` and `test.jsonl` (or
-    /// `.json`, `.csv`, `.parquet`, `.txt`).
-    ///
-    /// # Errors
-    /// [`Fault::Empty`] for a folder without `train`, and the errors of [`Dataset::open`].
-    pub fn open(path: &Path, options: &ReadOptions) -> Result<Self, ChatError> {
-        if !path.is_dir() {
-            return Ok(Splits { train: Dataset::open(path, options)?, valid: None, test: None });
-        }
-        let find = |split: &str| EXTENSIONS.iter().map(|ext| path.join(format!("{split}.{ext}"))).find(|file| file.is_file());
-        let open = |split| find(split).map(|file| Dataset::open(&file, options)).transpose();
-        let expected = "train.jsonl (or .json, .csv, .parquet, .txt) in this folder";
-        let train = open("train")?.ok_or_else(|| Fault::Empty { expected }.in_file(path))?;
-        Ok(Splits { train, valid: open("valid")?, test: open("test")? })
-    }
+enum Form {
+    Json,
+    Plain,
+    /// Cells of the keys of a header.
+    Cells(Vec<String>),
 }
 
 impl Dataset {
@@ -92,8 +73,8 @@ impl Dataset {
     /// Rows.
     pub fn len(&self) -> usize {
         match &self.rows {
-            Rows::OnDisk { spans, .. } => spans.len(),
-            Rows::InMemory(rows) => rows.len(),
+            Rows::Lines { spans, .. } => spans.len(),
+            Rows::Groups(groups) => held(groups).len(),
         }
     }
 
@@ -105,8 +86,19 @@ impl Dataset {
     /// The line of the file (the row, for Parquet) on which row `index` begins, from 1; 0 for a row that does not exist.
     pub fn line(&self, index: usize) -> u64 {
         match &self.rows {
-            Rows::OnDisk { spans, .. } => spans.get(index).map_or(0, |span| span.line),
-            Rows::InMemory(rows) => rows.get(index).map_or(0, |row| row.0),
+            // The reader of cells leaves the second half of a line end, and empty lines, to the next row.
+            Rows::Lines { file, spans, form: Form::Cells(_) } => spans.get(index).map_or(0, |span| {
+                let text = read_span(file, Some(span)).unwrap_or_default();
+                span.line + text.chars().take_while(|c| ['\r', '\n'].contains(c)).filter(|c| *c == '\n').count() as u64
+            }),
+            Rows::Lines { spans, .. } => spans.get(index).map_or(0, |span| span.line),
+            Rows::Groups(groups) => {
+                if index < held(groups).len() {
+                    index as u64 + 1
+                } else {
+                    0
+                }
+            }
         }
     }
 
@@ -118,24 +110,49 @@ impl Dataset {
         self.example(index).map_err(|fault| fault.on_line(&self.path, self.line(index)))
     }
 
+    /// Row `index`, from 0, as it is written: an object with keys; of a text file, its text under `text_key`.
+    ///
+    /// # Errors
+    /// A row that cannot be read, with path and line.
+    pub fn value(&self, index: usize) -> Result<Value, ChatError> {
+        self.row(index).map_err(|fault| fault.on_line(&self.path, self.line(index)))
+    }
+
     /// The rows in order.
     pub fn iter(&self) -> impl Iterator<Item = Result<Example, ChatError>> {
-        (0..self.len()).map(|index| self.get(index))
+        // A damaged file may turn out shorter.
+        (0..).map_while(|index| (index < self.len()).then(|| self.get(index)))
     }
 
     fn example(&self, index: usize) -> Result<Example, Fault> {
-        let missing = Fault::Empty { expected: "a row with this number" };
         match &self.rows {
-            Rows::InMemory(rows) => rows::example(&rows.get(index).ok_or(missing)?.1, &self.options),
-            Rows::OnDisk { file, spans, json } => {
-                let text = read_span(file, *spans.get(index).ok_or(missing)?)?;
-                if *json { rows::example(&json::parse(text.trim())?, &self.options) } else { Ok(Example::Text(text.trim_end().to_owned())) }
-            }
+            Rows::Lines { file, spans, form: Form::Plain } => Ok(Example::Text(read_span(file, spans.get(index))?.trim_end().to_owned())),
+            _ => rows::example(&self.row(index)?, &self.options),
+        }
+    }
+
+    fn row(&self, index: usize) -> Result<Value, Fault> {
+        let (file, spans, form) = match &self.rows {
+            Rows::Lines { file, spans, form } => (file, spans, form),
+            Rows::Groups(groups) => return held(groups).get(index)?.cloned().ok_or(MISSING),
+        };
+        let text = read_span(file, spans.get(index))?;
+        match form {
+            Form::Json => json::parse(text.trim()),
+            Form::Plain => Ok(serde_json::json!({ &self.options.text_key: text.trim_end() })),
+            Form::Cells(header) => table::row(header, &text),
         }
     }
 }
 
-fn read_span(file: &Mutex<File>, span: Span) -> Result<String, Fault> {
+const MISSING: Fault = Fault::Empty { expected: "a row with this number" };
+
+fn held(groups: &Mutex<Groups>) -> std::sync::MutexGuard<'_, Groups> {
+    groups.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn read_span(file: &Mutex<File>, span: Option<&Span>) -> Result<String, Fault> {
+    let span = span.ok_or(MISSING)?;
     if span.len > MAX_ROW_BYTES {
         return Err(Fault::TooLarge { what: "bytes of the row", size: span.len, limit: MAX_ROW_BYTES });
     }
@@ -162,8 +179,11 @@ fn find_rows(path: &Path) -> Result<Rows, ChatError> {
     }
     let mut file = File::open(path).map_err(|error| here(error.into()))?;
     match extension.as_str() {
-        "csv" => table::read(file, path).map(Rows::InMemory),
-        "parquet" => parquet::read(file).map(Rows::InMemory).map_err(here),
+        "csv" => {
+            let (header, spans) = table::index(&file, path)?;
+            Ok(Rows::Lines { file: Mutex::new(file), spans, form: Form::Cells(header) })
+        }
+        "parquet" => Groups::open(file).map(|groups| Rows::Groups(Mutex::new(groups))).map_err(here),
         "txt" | "json" | "jsonl" => {
             let array = extension != "txt" && first_byte(&mut file).map_err(|error| here(error.into()))? == Some(b'[');
             let mut reader = BufReader::with_capacity(1 << 20, &file);
@@ -172,7 +192,7 @@ fn find_rows(path: &Path) -> Result<Rows, ChatError> {
             } else {
                 json::lines(&mut reader).map_err(|error| here(error.into()))?
             };
-            Ok(Rows::OnDisk { file: Mutex::new(file), spans, json: extension != "txt" })
+            Ok(Rows::Lines { file: Mutex::new(file), spans, form: if extension == "txt" { Form::Plain } else { Form::Json } })
         }
         _ => Err(here(Fault::Setting {
             setting: "the extension",

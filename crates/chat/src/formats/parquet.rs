@@ -1,39 +1,95 @@
-//! Parquet, row by row, as the objects that the other formats hold.
+//! Parquet as the objects that the other formats hold: a group of rows at a time is in memory.
 
 use std::fs::File;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
+use parquet::errors::ParquetError;
 use parquet::file::reader::FileReader;
 use parquet::file::serialized_reader::SerializedFileReader;
 use serde_json::Value;
 
 use crate::Fault;
 
-/// Cells compress well beyond the size of the file, so what they unpack to has a bound of its own.
+/// Cells compress well beyond the size of the file, so what a group of rows unpacks to has a bound of its own.
 const MAX_UNPACKED_BYTES: usize = 8 << 30;
 
-/// The rows with their numbers, from 1.
-pub(super) fn read(file: File) -> Result<Vec<(u64, Value)>, Fault> {
-    // The library checks most of a damaged file, and indexes without a check in places.
-    let outcome = catch_unwind(AssertUnwindSafe(|| read_rows(file)));
-    outcome.unwrap_or_else(|_| Err(Fault::Table { format: "Parquet", what: "the file is damaged".into() }))
+/// A file whose rows are read when they are asked for.
+pub(super) struct Groups {
+    reader: SerializedFileReader<File>,
+    /// Rows before each group, and at last all of them.
+    starts: Vec<usize>,
+    /// The group that was read last, and its rows.
+    held: Option<(usize, Vec<Value>)>,
 }
 
-fn read_rows(file: File) -> Result<Vec<(u64, Value)>, Fault> {
-    let refused = |error: parquet::errors::ParquetError| Fault::Table { format: "Parquet", what: error.to_string() };
-    let reader = SerializedFileReader::new(file).map_err(refused)?;
-    let mut unpacked = 0;
-    let mut rows = Vec::new();
-    for (row, number) in reader.get_row_iter(None).map_err(refused)?.zip(1..) {
+impl std::fmt::Debug for Groups {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Groups").field("starts", &self.starts).finish_non_exhaustive()
+    }
+}
+
+impl Groups {
+    pub(super) fn open(file: File) -> Result<Self, Fault> {
+        guarded(|| {
+            let reader = SerializedFileReader::new(file).map_err(refused)?;
+            let mut starts = vec![0];
+            for group in reader.metadata().row_groups() {
+                let rows = usize::try_from(group.num_rows()).map_err(|_| damaged())?;
+                let end = starts.last().copied().unwrap_or_default();
+                starts.push(usize::checked_add(end, rows).ok_or_else(damaged)?);
+            }
+            Ok(Self { reader, starts, held: None })
+        })
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.starts.last().copied().unwrap_or_default()
+    }
+
+    /// Row `index`; None behind the last. A file that is damaged ends where the damage is: it may promise any number of rows.
+    pub(super) fn get(&mut self, index: usize) -> Result<Option<&Value>, Fault> {
+        if index >= self.len() {
+            return Ok(None);
+        }
+        let group = self.starts.partition_point(|&start| start <= index) - 1;
+        if self.held.as_ref().is_none_or(|(held, _)| *held != group) {
+            self.held = None;
+            let promised = self.starts[group + 1] - self.starts[group];
+            let rows =
+                guarded(|| read_group(&self.reader, group)).and_then(|rows| if rows.len() == promised { Ok(rows) } else { Err(damaged()) });
+            let rows = rows.inspect_err(|_| self.starts.truncate(group + 1))?;
+            self.held = Some((group, rows));
+        }
+        let place = index - self.starts[group];
+        Ok(self.held.as_ref().and_then(|(_, rows)| rows.get(place)))
+    }
+}
+
+fn read_group(reader: &SerializedFileReader<File>, group: usize) -> Result<Vec<Value>, Fault> {
+    let (mut unpacked, mut rows) = (0, Vec::new());
+    for row in reader.get_row_group(group).map_err(refused)?.get_row_iter(None).map_err(refused)? {
         let row = row.map_err(refused)?.to_json_value();
         unpacked += size(&row);
         if unpacked > MAX_UNPACKED_BYTES {
             let (size, limit) = (unpacked as u64, MAX_UNPACKED_BYTES as u64);
-            return Err(Fault::TooLarge { what: "bytes of the unpacked rows", size, limit });
+            return Err(Fault::TooLarge { what: "bytes of a group of unpacked rows", size, limit });
         }
-        rows.push((number, row));
+        rows.push(row);
     }
     Ok(rows)
+}
+
+/// What `work` returns. The library checks most of a damaged file, and indexes without a check in places.
+fn guarded<T>(work: impl FnOnce() -> Result<T, Fault>) -> Result<T, Fault> {
+    catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|_| Err(damaged()))
+}
+
+fn damaged() -> Fault {
+    Fault::Table { format: "Parquet", what: "the file is damaged".into() }
+}
+
+fn refused(error: ParquetError) -> Fault {
+    Fault::Table { format: "Parquet", what: error.to_string() }
 }
 
 /// Bytes that `value` takes in memory, about.

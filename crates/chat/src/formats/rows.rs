@@ -254,22 +254,26 @@ fn tokens(row: &Map<String, Value>) -> Result<Example, Fault> {
     Ok(Example::Tokens { ids, trained })
 }
 
-/// Refuses chats whose turns are in no order.
+/// Refuses chats in which a tool answers nobody, or a call is not answered. Who else speaks when is for the template to say, as in TRL: the
+/// assistant may begin, and whoever speaks twice has two turns.
 fn chat(conversation: Conversation) -> Result<Example, Fault> {
     let mut before: Option<&Message> = None;
     for (index, message) in conversation.messages.iter().enumerate() {
-        let fault = |after, expected| Err(Fault::Order { index: index + 1, found: message.role.name(), after, expected });
-        let called = before.is_some_and(|m| m.role == Role::Tool || !m.tool_calls.is_empty());
-        match (before.map(|m| m.role), message.role) {
-            (None, Role::System | Role::User) | (Some(Role::System), Role::User) | (Some(Role::Assistant), Role::User) if !called => {}
-            (Some(Role::User | Role::Tool), Role::Assistant) => {}
-            (Some(Role::Assistant | Role::Tool), Role::Tool) if called => {}
-            (None, _) => return fault("nothing", "a message of the system or the user first"),
-            (Some(Role::System), _) => return fault("one of the system", "one of the user"),
-            (Some(Role::User), _) => return fault("one of the user", "one of the assistant"),
-            (Some(Role::Assistant), _) if called => return fault("a call of a tool", "one of the tool"),
-            (Some(Role::Assistant), _) => return fault("one of the assistant", "one of the user"),
-            (Some(Role::Tool), _) => return fault("one of the tool", "one of the tool or the assistant"),
+        let calls = before.is_some_and(|m| !m.tool_calls.is_empty());
+        let answers = calls || before.is_some_and(|m| m.role == Role::Tool);
+        let after = match before.map(|m| m.role) {
+            None => "nothing",
+            Some(_) if calls => "a call of a tool",
+            Some(Role::System) => "one of the system",
+            Some(Role::User) => "one of the user",
+            Some(Role::Assistant) => "one of the assistant",
+            Some(Role::Tool) => "one of the tool",
+        };
+        let fault = |expected| Err(Fault::Order { index: index + 1, found: message.role.name(), after, expected });
+        match (message.role == Role::Tool, answers) {
+            (true, false) => return fault("a call of the assistant before it"),
+            (false, _) if calls => return fault("one of the tool"),
+            _ => {}
         }
         if message.role == Role::Assistant && message.content.trim().is_empty() && message.tool_calls.is_empty() {
             return Err(Fault::EmptyAssistant { index: index + 1 });

@@ -1,48 +1,58 @@
-//! CSV with a header line. Cells that hold lists in the other formats hold the JSON text of them here.
+//! CSV with a header line, row by row. Cells that hold lists in the other formats hold the JSON text of them here.
 
 use std::fs::File;
 use std::path::Path;
 
-use csv::{ErrorKind, ReaderBuilder};
+use csv::{ErrorKind, ReaderBuilder, StringRecord};
 use serde_json::{Map, Value};
 
+use super::json::{Span, parse};
 use crate::{ChatError, Fault};
 
 const LISTS: [&str; 6] = ["messages", "conversations", "history", "input_ids", "labels", "attention_mask"];
 
-/// The rows with the line on which each begins.
-pub(super) fn read(file: File, path: &Path) -> Result<Vec<(u64, Value)>, ChatError> {
+/// The keys of the header, and where the rows lie.
+pub(super) fn index(file: &File, path: &Path) -> Result<(Vec<String>, Vec<Span>), ChatError> {
     let refused = |error: csv::Error| {
         let line = error.position().map_or(1, csv::Position::line);
-        let fault = match error.kind() {
-            ErrorKind::Utf8 { err, .. } => Fault::NotUtf8 { at: err.valid_up_to() + 1 },
-            ErrorKind::UnequalLengths { expected_len, len, .. } => {
-                Fault::Table { format: "CSV", what: format!("{len} cells; the header has {expected_len}") }
-            }
-            _ => Fault::Table { format: "CSV", what: error.to_string() },
-        };
-        fault.on_line(path, line)
+        fault_of(&error).on_line(path, line)
     };
     let mut reader = ReaderBuilder::new().from_reader(file);
-    let header = reader.headers().map_err(refused)?.clone();
-    let mut rows = Vec::new();
-    for record in reader.records() {
-        let record = record.map_err(refused)?;
-        let line = record.position().map_or(0, csv::Position::line);
-        let mut row = Map::new();
-        for (key, cell) in header.iter().zip(&record) {
-            // The byte order mark is the reader's to remove, but not all files have it where it looks.
-            let key = key.trim_start_matches('\u{feff}');
-            let value = match cell {
-                "" if LISTS.contains(&key) => Value::Null,
-                cell if LISTS.contains(&key) => super::json::parse(cell).map_err(|fault| fault.on_line(path, line))?,
-                cell => Value::from(cell),
-            };
-            if row.insert(key.to_owned(), value).is_some() {
-                return Err(Fault::Table { format: "CSV", what: format!("the column `{key}` is there twice") }.on_line(path, 1));
-            }
-        }
-        rows.push((line, Value::Object(row)));
+    // The byte order mark is the reader's to remove, but not all files have it where it looks.
+    let header: Vec<String> = reader.headers().map_err(refused)?.iter().map(|key| key.trim_start_matches('\u{feff}').to_owned()).collect();
+    if let Some(key) = header.iter().enumerate().find_map(|(at, key)| header[..at].contains(key).then_some(key)) {
+        return Err(Fault::Table { format: "CSV", what: format!("the column `{key}` is there twice") }.on_line(path, 1));
     }
-    Ok(rows)
+    let (mut spans, mut record) = (Vec::new(), StringRecord::new());
+    while reader.read_record(&mut record).map_err(refused)? {
+        let start = record.position().map_or((0, 0), |at| (at.byte(), at.line()));
+        spans.push(Span { offset: start.0, len: reader.position().byte() - start.0, line: start.1 });
+    }
+    Ok((header, spans))
+}
+
+/// The object that a row of the file is.
+pub(super) fn row(header: &[String], text: &str) -> Result<Value, Fault> {
+    let mut reader = ReaderBuilder::new().has_headers(false).from_reader(text.as_bytes());
+    let record = reader.records().next().transpose().map_err(|error| fault_of(&error))?.unwrap_or_default();
+    let mut row = Map::new();
+    for (key, cell) in header.iter().zip(&record) {
+        let value = match cell {
+            "" if LISTS.contains(&key.as_str()) => Value::Null,
+            cell if LISTS.contains(&key.as_str()) => parse(cell)?,
+            cell => Value::from(cell),
+        };
+        row.insert(key.clone(), value);
+    }
+    Ok(Value::Object(row))
+}
+
+fn fault_of(error: &csv::Error) -> Fault {
+    match error.kind() {
+        ErrorKind::Utf8 { err, .. } => Fault::NotUtf8 { at: err.valid_up_to() + 1 },
+        ErrorKind::UnequalLengths { expected_len, len, .. } => {
+            Fault::Table { format: "CSV", what: format!("{len} cells; the header has {expected_len}") }
+        }
+        _ => Fault::Table { format: "CSV", what: error.to_string() },
+    }
 }

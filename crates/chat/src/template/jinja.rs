@@ -1,8 +1,7 @@
 //! Custom chat templates, run as the Jinja they are, and where in their output the assistant speaks.
 //!
-//! The output is one text, so three things are found with marks (noncharacters of Unicode, which no text may hold):
-//! - `{% generation %}` blocks, where a template has them, become marks around what the assistant says. Without them, what a message
-//!   adds to the text before it is what it says, and a conversation for which that does not hold is refused.
+//! The output is one text, so some things are found with [`marks`]:
+//! - `{% generation %}` blocks, where a template has them, become marks around what the assistant says. Without them, [`spans`] finds it.
 //! - Special tokens in the messages are broken by a mark before rendering and mended after the real ones have been found.
 
 use minijinja::syntax::SyntaxConfig;
@@ -10,14 +9,12 @@ use minijinja::value::{Kwargs, Serde, Value};
 use minijinja::{Environment, Error, ErrorKind};
 use serde_json::json;
 
+use super::marks::{BEGIN, BROKEN, END, is_mark, without_marks};
 use super::piece::{Part, Piece, RenderOptions};
 use super::python_json::dumps;
+use super::spans::{Span, said};
 use crate::conversation::{Conversation, Message, Role};
 use crate::{Fault, Tokenizer};
-
-const BEGIN: char = '\u{fdd0}';
-const END: char = '\u{fdd1}';
-const BROKEN: char = '\u{fdd2}';
 
 /// Instructions a template may run; a turn takes about a hundred.
 const FUEL: u64 = 10_000_000;
@@ -80,7 +77,8 @@ impl Jinja {
         } else if self.marks_generation {
             marked_spans(&text, &conversation.messages)?
         } else {
-            self.added_spans(&text, conversation, messages, tools, options)?
+            let run = |first: &[serde_json::Value], prompt: bool| self.run(&json!(first), tools, prompt, options);
+            said(&text, &conversation.messages, messages.as_array().map_or(&[], Vec::as_slice), &run)?
         };
         let mut pieces = Vec::new();
         let mut at = 0;
@@ -133,32 +131,6 @@ impl Jinja {
         template.render(Value::from(Serde(&context))).map_err(fault)
     }
 
-    /// What each message of the assistant adds to the conversation before it.
-    fn added_spans(
-        &self,
-        text: &str,
-        conversation: &Conversation,
-        messages: &serde_json::Value,
-        tools: &serde_json::Value,
-        options: RenderOptions,
-    ) -> Result<Vec<Span>, Fault> {
-        let first = |count| serde_json::Value::from(messages.as_array().and_then(|m| m.get(..count)).unwrap_or_default());
-        let mut spans = Vec::new();
-        for (index, _) in conversation.messages.iter().enumerate().filter(|(_, message)| message.role == Role::Assistant) {
-            let before = self.run(&first(index), tools, true, options)?;
-            let with = self.run(&first(index + 1), tools, false, options)?;
-            if !(with.starts_with(&before) && text.starts_with(&with)) {
-                return Err(Fault::template(format!(
-                    "what message {} says cannot be told from the text around it, because the template rewrites earlier turns; put \
-                     {{% generation %}} and {{% endgeneration %}} around the assistant's part of the template",
-                    index + 1
-                )));
-            }
-            spans.push(Span { message: index, start: before.len(), end: with.len() });
-        }
-        Ok(spans)
-    }
-
     /// Puts a mark into every special token of `text`.
     fn break_specials(&self, text: &str) -> String {
         let mut out = String::with_capacity(text.len());
@@ -196,21 +168,6 @@ impl Jinja {
         }
         push(rest, false);
     }
-}
-
-fn is_mark(c: char) -> bool {
-    [BEGIN, END, BROKEN].contains(&c)
-}
-
-fn without_marks(text: &str) -> String {
-    text.chars().filter(|&c| !is_mark(c)).collect()
-}
-
-/// Bytes of the rendered text that one message of the assistant says.
-struct Span {
-    message: usize,
-    start: usize,
-    end: usize,
 }
 
 /// The spans between marks; the n-th is the n-th message of the assistant.

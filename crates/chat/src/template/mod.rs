@@ -5,10 +5,13 @@
 
 mod chatml;
 mod jinja;
+mod marks;
 mod piece;
+mod probes;
 mod python_json;
+mod spans;
 
-use crate::conversation::{Conversation, Message, Role, ToolCall};
+use crate::conversation::{Conversation, Message, Role};
 use crate::{Fault, Tokenizer};
 
 pub use jinja::Jinja;
@@ -145,28 +148,19 @@ impl Tokenizer {
     }
 }
 
-/// Whether both write the same about conversations that tell the built-ins apart. Those with tools are left out for a built-in that refuses
-/// them: the other then ignores them.
+/// Whether a built-in writes all that a model's own template writes, or refuses what the other leaves out.
 fn renders_the_same(built_in: &Template, own: &Template) -> bool {
-    use Role::{Assistant, System, Tool, User};
-    let say = |role, text: &str| Message::new(role, text);
-    let thought = |text: &str| Message { reasoning: Some("why".into()), ..say(Assistant, text) };
-    let call = ToolCall { name: "f".into(), arguments: serde_json::json!({"a": 1}) };
-    let calling = Message { tool_calls: vec![call], ..say(Assistant, "wait") };
-    let tools = vec![serde_json::json!({"type": "function", "function": {"name": "f"}})];
-    let probes = [
-        (vec![say(User, "a")], vec![]),
-        (vec![say(System, "s"), say(User, "a"), say(Assistant, "b"), say(User, "c"), say(Assistant, "<think>\nx\n</think>\n\nd")], vec![]),
-        (vec![say(User, "a"), thought("b"), say(User, "c"), thought("d")], vec![]),
-        (vec![say(User, "a"), calling, say(Tool, "1"), say(Tool, "2"), say(Assistant, "b")], tools),
-    ];
-    probes.into_iter().all(|(messages, tools)| {
-        let conversation = Conversation { messages, tools };
-        [(false, true), (true, true), (true, false)].into_iter().all(|(generation_prompt, thinking)| {
+    let variants = [(false, true), (true, true), (true, false)];
+    probes::all().iter().all(|conversation| {
+        variants.into_iter().all(|(generation_prompt, thinking)| {
             let options = RenderOptions { generation_prompt, thinking, special_in_content: true };
-            match built_in.render(&conversation, options) {
-                Ok(ours) => own.render(&conversation, options).is_ok_and(|theirs| ours == theirs),
-                Err(_) => true,
+            let own = |conversation: &Conversation| own.render(conversation, options).ok();
+            match built_in.render(conversation, options) {
+                Ok(ours) => own(conversation).is_some_and(|theirs| ours == theirs),
+                // Tools that it has no place for. Where the other writes functions or calls, it has one.
+                Err(_) => {
+                    own(conversation).is_none_or(|theirs| own(&probes::without_tools(conversation)).is_some_and(|plain| plain == theirs))
+                }
             }
         })
     })

@@ -4,17 +4,18 @@
 mod alphabet;
 mod files;
 mod gguf;
+mod place;
 mod spm;
 mod stream;
 mod tiny;
 mod vocabulary;
 
-use tokenizers::pre_tokenizers::PreTokenizerWrapper;
-use tokenizers::pre_tokenizers::metaspace::PrependScheme;
 use tokenizers::{AddedVocabulary, Model, OffsetType, PreTokenizer, Tokenizer as Hf};
 
 use crate::Fault;
+use place::Prefixes;
 
+pub use place::Place;
 pub use stream::DecodeStream;
 pub use vocabulary::{TokenType, Vocabulary};
 
@@ -35,8 +36,8 @@ pub struct Tokenizer {
     hf: Hf,
     /// The added tokens once more, with those marked special not recognised in text.
     plain: AddedVocabulary,
-    /// How text is cut that goes on: SentencePiece's may put a space before the beginning alone.
-    later: Option<PreTokenizerWrapper>,
+    /// How text is cut that does not begin one: SentencePiece puts spaces of its own before some.
+    prefixes: Prefixes,
     len: usize,
     bos: Option<u32>,
     eos: Option<u32>,
@@ -56,17 +57,12 @@ impl Tokenizer {
     fn new(hf: Hf) -> Self {
         let mut plain = hf.get_added_vocabulary().clone();
         plain.set_encode_special_tokens(true);
-        let mut later = hf.get_pre_tokenizer().cloned();
-        if let Some(PreTokenizerWrapper::Metaspace(spaces)) = &mut later
-            && spaces.prepend_scheme == PrependScheme::First
-        {
-            spaces.prepend_scheme = PrependScheme::Never;
-        }
+        let prefixes = Prefixes::of(&hf);
         let len = hf.get_vocab(true).values().max().map_or(0, |&id| id as usize + 1);
         // What `transformers` asks for where no `tokenizer_config.json` was read.
         let config = [("tokenizer_class", "PreTrainedTokenizerFast".into()), ("clean_up_tokenization_spaces", false.into())];
         let config = config.map(|(key, value): (_, serde_json::Value)| (key.to_owned(), value)).into_iter().collect();
-        Tokenizer { hf, plain, later, len, bos: None, eos: None, pad: None, chat_template: None, config }
+        Tokenizer { hf, plain, prefixes, len, bos: None, eos: None, pad: None, chat_template: None, config }
     }
 
     /// The ids of `text`, nothing put before or after.
@@ -77,19 +73,39 @@ impl Tokenizer {
     /// # Errors
     /// [`Fault::Tokenizer`] if the model of the tokenizer refuses the text.
     pub fn encode(&self, text: &str, allow_special: bool) -> Result<Vec<u32>, Fault> {
-        Ok(self.tokens(text, allow_special, true)?.into_iter().map(|token| token.id).collect())
+        self.ids(text, allow_special, Place::Start)
     }
 
-    /// As [`Tokenizer::encode`], with the bytes of `text` that each token covers. Without `begins`, `text` goes on after a special token.
+    /// As [`Tokenizer::encode`], of text that stands in a `place` of its own.
     ///
     /// # Errors
     /// [`Fault::Tokenizer`] if the model of the tokenizer refuses the text.
-    pub fn tokens(&self, text: &str, allow_special: bool, begins: bool) -> Result<Vec<Token>, Fault> {
+    pub fn ids(&self, text: &str, allow_special: bool, place: Place) -> Result<Vec<u32>, Fault> {
+        Ok(self.tokens(text, allow_special, place)?.into_iter().map(|token| token.id).collect())
+    }
+
+    /// As [`Tokenizer::ids`], with the bytes of `text` that each token covers.
+    ///
+    /// # Errors
+    /// [`Fault::Tokenizer`] if the model of the tokenizer refuses the text.
+    pub fn tokens(&self, text: &str, allow_special: bool, place: Place) -> Result<Vec<Token>, Fault> {
         let added = if allow_special { self.hf.get_added_vocabulary() } else { &self.plain };
+        if place == Place::Middle && self.prefixes.middle_differs() {
+            // What follows an added token is in the middle of nothing any more.
+            let end = place::before_added(added, text);
+            let mut tokens = self.cut(added, &text[..end], Place::Middle)?;
+            let rest = self.cut(added, &text[end..], Place::AfterSpecial)?;
+            tokens.extend(rest.into_iter().map(|token| Token { start: token.start + end, end: token.end + end, ..token }));
+            return Ok(tokens);
+        }
+        self.cut(added, text, place)
+    }
+
+    fn cut(&self, added: &AddedVocabulary, text: &str, place: Place) -> Result<Vec<Token>, Fault> {
         let refused = |error: Box<dyn std::error::Error + Send + Sync>| Fault::tokenizer(error.to_string());
         // The steps of `tokenizers::Tokenizer::encode`, with the choice of added tokens and without what post-processors add.
-        let mut pieces = added.extract_and_normalize(self.hf.get_normalizer(), text);
-        let rule = if begins { self.hf.get_pre_tokenizer() } else { self.later.as_ref() };
+        let (normalizer, rule) = self.prefixes.rules(&self.hf, place);
+        let mut pieces = added.extract_and_normalize(normalizer, text);
         if let Some(rule) = rule {
             rule.pre_tokenize(&mut pieces).map_err(refused)?;
         }

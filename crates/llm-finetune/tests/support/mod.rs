@@ -12,7 +12,7 @@ pub const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
 /// Models, their files, and what goes wrong with the weights.
 #[derive(Default)]
 pub struct Shelf {
-    /// By `owner/name/file`.
+    /// By `owner/name/file`, those of data sets by `datasets/owner/name/file`.
     pub files: BTreeMap<String, Vec<u8>>,
     /// Requests, as `path [range]`.
     pub log: Vec<String>,
@@ -74,7 +74,9 @@ fn reply(mut out: &TcpStream, path: &str, start: usize, shelf: &mut Shelf, endpo
     if path.contains("/private") {
         return head("401 Unauthorized", "", 0);
     }
-    if let Some(repo) = path.strip_prefix("/api/models/").and_then(|p| p.strip_suffix("/revision/main")) {
+    let api = |kind: &str| path.strip_prefix(kind).and_then(|p| p.strip_suffix("/revision/main"));
+    let repo = api("/api/models/").map(String::from).or_else(|| api("/api/datasets/").map(|name| format!("datasets/{name}")));
+    if let Some(repo) = repo {
         let names = shelf.files.keys().filter_map(|key| key.strip_prefix(&format!("{repo}/")));
         let siblings: Vec<_> = names.map(|name| format!("{{\"rfilename\": \"{name}\"}}")).collect();
         if siblings.is_empty() {

@@ -2,6 +2,7 @@
 
 mod family;
 mod llama;
+mod mistral;
 mod qwen2;
 mod qwen3;
 
@@ -18,17 +19,20 @@ pub enum Architecture {
     Qwen3,
     /// See `llama.rs`.
     Llama,
+    /// See `mistral.rs`.
+    Mistral,
 }
 
 impl Architecture {
     /// All families.
-    pub const ALL: [Self; 3] = [Self::Qwen2, Self::Qwen3, Self::Llama];
+    pub const ALL: [Self; 4] = [Self::Qwen2, Self::Qwen3, Self::Llama, Self::Mistral];
 
     fn family(self) -> &'static Family {
         match self {
             Self::Qwen2 => &qwen2::FAMILY,
             Self::Qwen3 => &qwen3::FAMILY,
             Self::Llama => &llama::FAMILY,
+            Self::Mistral => &mistral::FAMILY,
         }
     }
 
@@ -37,7 +41,17 @@ impl Architecture {
         Self::ALL.into_iter().find(|a| a.model_type() == name)
     }
 
-    /// `model_type` in config.json, and `general.architecture` in a GGUF.
+    /// The family of a `general.architecture`.
+    pub fn from_gguf_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|a| a.gguf_name() == name)
+    }
+
+    /// `general.architecture` in a GGUF.
+    pub fn gguf_name(self) -> &'static str {
+        self.family().gguf_name
+    }
+
+    /// `model_type` in config.json.
     pub fn model_type(self) -> &'static str {
         self.family().model_type
     }
@@ -55,6 +69,11 @@ impl Architecture {
     /// Whether query and key heads are normalised.
     pub fn qk_norm(self) -> bool {
         self.family().qk_norm
+    }
+
+    /// Whether `sliding_window` of config.json bounds what a token sees.
+    pub fn windowed(self) -> bool {
+        self.family().windowed
     }
 
     /// Whether the rows of q and k stand in pair order in a GGUF.

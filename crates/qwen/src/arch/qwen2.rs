@@ -9,9 +9,11 @@ use super::family::Family;
 
 pub(super) const FAMILY: Family = Family {
     model_type: "qwen2",
+    gguf_name: "qwen2",
     class_name: "Qwen2ForCausalLM",
     qkv_bias: true,
     qk_norm: false,
+    windowed: false,
     gguf_interleaved: false,
     config_fields: || json!({ "use_sliding_window": false }),
 };

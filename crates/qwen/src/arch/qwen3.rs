@@ -10,9 +10,11 @@ use super::family::Family;
 
 pub(super) const FAMILY: Family = Family {
     model_type: "qwen3",
+    gguf_name: "qwen3",
     class_name: "Qwen3ForCausalLM",
     qkv_bias: false,
     qk_norm: true,
+    windowed: false,
     gguf_interleaved: false,
     config_fields: || json!({ "attention_bias": false, "use_sliding_window": false }),
 };

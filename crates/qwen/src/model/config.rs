@@ -3,6 +3,8 @@
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
+use super::error::ConfigError;
+use super::rope::{RopeScaling, Rotation};
 use crate::arch::Architecture;
 
 /// The shape of a model.
@@ -28,6 +30,10 @@ pub struct ModelConfig {
     pub rms_norm_eps: f64,
     /// Base of the rotary frequencies.
     pub rope_theta: f64,
+    /// How they are scaled for long texts.
+    pub rope_scaling: Option<RopeScaling>,
+    /// Tokens that a token sees, itself included; all if `None`.
+    pub sliding_window: Option<usize>,
     /// The embedding is the output head.
     pub tie_word_embeddings: bool,
     /// Longest sequence the model was made for.
@@ -40,23 +46,6 @@ pub struct ModelConfig {
     pub eos_token_ids: Vec<u32>,
     /// What `generation_config.json` says: how the model's makers have it speak. Empty where there is none.
     pub generation: Map<String, Value>,
-}
-
-/// Why a model cannot be built from a description.
-#[derive(Debug, thiserror::Error, PartialEq, Eq)]
-pub enum ConfigError {
-    /// Not a JSON object of the expected kind.
-    #[error("{0}")]
-    Malformed(String),
-    /// An architecture that is not built here.
-    #[error("model_type {0:?} is not supported: use qwen2, qwen3 or llama")]
-    Architecture(String),
-    /// A feature that would change the numbers and is not built here.
-    #[error("{0}")]
-    Unsupported(String),
-    /// Sizes that cannot belong together.
-    #[error("{0}")]
-    Sizes(String),
 }
 
 #[derive(Deserialize)]
@@ -73,12 +62,15 @@ struct Raw {
     rope_theta: Option<f64>,
     rope_parameters: Option<Value>,
     rope_scaling: Option<Value>,
+    partial_rotary_factor: Option<f64>,
+    original_max_position_embeddings: Option<usize>,
     tie_word_embeddings: Option<bool>,
     max_position_embeddings: usize,
     attention_bias: Option<bool>,
     mlp_bias: Option<bool>,
     hidden_act: Option<String>,
     use_sliding_window: Option<bool>,
+    sliding_window: Option<usize>,
     eos_token_id: Option<Value>,
 }
 
@@ -102,14 +94,6 @@ impl ModelConfig {
         let architecture =
             Architecture::from_model_type(&raw.model_type).ok_or_else(|| ConfigError::Architecture(raw.model_type.clone()))?;
         let unsupported = |what: String| Err(ConfigError::Unsupported(what));
-        for scaling in [&raw.rope_scaling, &raw.rope_parameters].into_iter().flatten() {
-            let kind = ["rope_type", "type"].iter().find_map(|k| scaling.get(k)).and_then(Value::as_str).unwrap_or("default");
-            if kind != "default" {
-                return unsupported(format!(
-                    "rope scaling of type {kind:?} is not supported: remove it from config.json to train within max_position_embeddings"
-                ));
-            }
-        }
         if raw.use_sliding_window == Some(true) {
             return unsupported("use_sliding_window is true: sliding-window attention is not supported".into());
         }
@@ -119,7 +103,16 @@ impl ModelConfig {
         if raw.mlp_bias == Some(true) || (raw.attention_bias == Some(true) && architecture != Architecture::Qwen2) {
             return unsupported("biases in the MLP or in o_proj are not supported".into());
         }
-        let theta = raw.rope_parameters.as_ref().and_then(|p| p.get("rope_theta")).and_then(Value::as_f64).or(raw.rope_theta);
+        // Before version 5 of transformers the one, since then the other; θ and the part of a head that is rotated moved in there with it.
+        let mut parameters = raw.rope_parameters.as_ref().and_then(Value::as_object).cloned().unwrap_or_default();
+        parameters.extend(raw.rope_scaling.as_ref().and_then(Value::as_object).cloned().unwrap_or_default());
+        let among = |key: &str| parameters.get(key).and_then(Value::as_f64);
+        if let Some(part) = among("partial_rotary_factor").or(raw.partial_rotary_factor).filter(|part| *part != 1.0) {
+            return unsupported(format!("partial_rotary_factor is {part}: heads that are rotated in part are not supported"));
+        }
+        let head_dim = raw.head_dim.unwrap_or(raw.hidden_size / raw.num_attention_heads.max(1));
+        let rope_theta = among("rope_theta").or(raw.rope_theta).unwrap_or(10_000.0);
+        let rotation = Rotation { theta: rope_theta, dim: head_dim, longest: raw.max_position_embeddings };
         let config = Self {
             architecture,
             hidden_size: raw.hidden_size,
@@ -127,10 +120,12 @@ impl ModelConfig {
             num_hidden_layers: raw.num_hidden_layers,
             num_attention_heads: raw.num_attention_heads,
             num_key_value_heads: raw.num_key_value_heads.unwrap_or(raw.num_attention_heads),
-            head_dim: raw.head_dim.unwrap_or(raw.hidden_size / raw.num_attention_heads.max(1)),
+            head_dim,
             vocab_size: raw.vocab_size,
             rms_norm_eps: raw.rms_norm_eps,
-            rope_theta: theta.unwrap_or(10_000.0),
+            rope_theta,
+            rope_scaling: RopeScaling::read(&parameters, raw.original_max_position_embeddings, rotation)?,
+            sliding_window: raw.sliding_window.filter(|_| architecture.windowed()),
             tie_word_embeddings: raw.tie_word_embeddings.unwrap_or(false),
             max_position_embeddings: raw.max_position_embeddings,
             qkv_bias: architecture.qkv_bias(),
@@ -151,6 +146,11 @@ impl ModelConfig {
         let more = ids(self.generation.get("eos_token_id"));
         self.eos_token_ids.extend(more.into_iter().filter(|id| !self.eos_token_ids.contains(id)).collect::<Vec<_>>());
         Ok(self)
+    }
+
+    /// What rotary frequencies follow from.
+    pub fn rotation(&self) -> Rotation {
+        Rotation { theta: self.rope_theta, dim: self.head_dim, longest: self.max_position_embeddings }
     }
 
     /// That the sizes belong together.
@@ -179,6 +179,9 @@ impl ModelConfig {
         let (heads, kv) = (self.num_attention_heads, self.num_key_value_heads);
         if !heads.is_multiple_of(kv) {
             return sizes(format!("{heads} query heads cannot share {kv} key heads evenly"));
+        }
+        if self.sliding_window == Some(0) {
+            return sizes("sliding_window is 0".into());
         }
         if !self.head_dim.is_multiple_of(2) {
             return sizes(format!("head_dim {} is odd: rotary positions need pairs", self.head_dim));
@@ -229,6 +232,12 @@ impl ModelConfig {
             "torch_dtype": dtype,
             "eos_token_id": eos,
         });
+        if self.architecture.windowed() {
+            json["sliding_window"] = self.sliding_window.into();
+        }
+        if let Some(scaling) = &self.rope_scaling {
+            json["rope_scaling"] = scaling.to_json();
+        }
         if let (Value::Object(json), Value::Object(own)) = (&mut json, self.architecture.config_fields()) {
             json.extend(own);
         }

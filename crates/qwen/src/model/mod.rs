@@ -1,16 +1,19 @@
 //! Decoder-only language models in the published layout: embedding, layers, final norm, output head.
 
 mod config;
+mod error;
 pub mod layers;
 #[allow(non_snake_case, reason = "fields have the names of the tensors in adapter files")]
 pub mod lora;
 pub mod pass;
+pub mod rope;
 
 use bellows_kernels::{Precision, linear};
 use burn::module::{Module, Param};
 use burn::tensor::{DType, Device, Int, Tensor};
 
-pub use config::{ConfigError, ModelConfig};
+pub use config::ModelConfig;
+pub use error::ConfigError;
 use layers::{Layer, Linear, RmsNorm, frozen};
 use pass::{KvCache, Pass};
 

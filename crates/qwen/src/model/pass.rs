@@ -5,6 +5,7 @@ use bellows_learner::Rng;
 use burn::tensor::{Device, Int, Tensor, TensorData};
 
 use super::ModelConfig;
+use super::rope::RopeScaling;
 
 /// One pass over a batch.
 #[derive(Clone, Debug)]
@@ -48,6 +49,8 @@ impl Pass {
             for t in 1..documents.len() {
                 first[t] = if documents[t] == documents[t - 1] { first[t - 1] } else { t as i32 };
             }
+            let window = window_of(config);
+            first.iter_mut().enumerate().for_each(|(t, first)| *first = (*first).max(t as i32 + 1 - window));
         }
         let first = Tensor::from_data(TensorData::new(first, shape), device);
         Self { rope: Rope::new(shape, positions, config, device), first, precision: Precision::F32, draws: None }
@@ -57,9 +60,10 @@ impl Pass {
     pub fn after(past: usize, batch: usize, tokens: usize, config: &ModelConfig, device: &Device) -> Self {
         let positions: Vec<i32> = (0..batch).flat_map(|_| past as i32..(past + tokens) as i32).collect();
         let shape = [batch, tokens];
+        let first: Vec<i32> = positions.iter().map(|&p| (p + 1 - window_of(config)).max(0)).collect();
         Self {
             rope: Rope::new(shape, &positions, config, device),
-            first: Tensor::zeros(shape, device),
+            first: Tensor::from_data(TensorData::new(first, shape), device),
             precision: Precision::F32,
             draws: None,
         }
@@ -91,6 +95,11 @@ impl Pass {
     }
 }
 
+/// Keys that a token sees.
+fn window_of(config: &ModelConfig) -> i32 {
+    config.sliding_window.map_or(i32::MAX, |window| window.min(i32::MAX as usize) as i32)
+}
+
 /// Cosines and sines, `[1 or B, 1, S, d / 2]`: the first and the second half of a head are the coordinates of d / 2 rotations.
 #[derive(Clone, Debug)]
 pub struct Rope {
@@ -99,14 +108,20 @@ pub struct Rope {
 }
 
 impl Rope {
-    /// Angle of position p and pair j: `p θ^(-2j/d)`, in f32 as the published models compute it.
+    /// Angle of position p and pair j: `p θ^(-2j/d)`, or p times the scaled frequency, in f32 as the published models compute it.
     fn new([batch, seq]: [usize; 2], positions: &[i32], config: &ModelConfig, device: &Device) -> Self {
         let half = config.head_dim / 2;
         let rows = if positions.chunks(seq).all(|row| row == &positions[..seq]) { 1 } else { batch };
-        let frequency = |j: usize| (1.0 / config.rope_theta.powf(2.0 * j as f64 / config.head_dim as f64)) as f32;
-        let frequencies: Vec<f32> = (0..half).map(frequency).collect();
+        let longest = positions.iter().max().map_or(0, |&p| p as usize + 1);
+        let (rotation, scaling) = (config.rotation(), &config.rope_scaling);
+        let frequencies = match scaling {
+            Some(scaling) => scaling.frequencies(rotation, longest),
+            None => (0..half).map(|j| rotation.frequency(j)).collect(),
+        };
+        let frequencies: Vec<f32> = frequencies.into_iter().map(|f| f as f32).collect();
+        let factor = scaling.as_ref().map_or(1.0, RopeScaling::attention_factor) as f32;
         let table = |of: fn(f32) -> f32| {
-            let values = positions[..rows * seq].iter().flat_map(|&p| frequencies.iter().map(move |f| of(p as f32 * f)));
+            let values = positions[..rows * seq].iter().flat_map(|&p| frequencies.iter().map(move |f| factor * of(p as f32 * f)));
             Tensor::from_data(TensorData::new(values.collect::<Vec<f32>>(), [rows, 1, seq, half]), device)
         };
         Self { cos: table(f32::cos), sin: table(f32::sin) }

@@ -28,6 +28,8 @@ pub fn shape() -> ModelConfig {
         vocab_size: 64,
         rms_norm_eps: 1e-6,
         rope_theta: 10_000.0,
+        rope_scaling: None,
+        sliding_window: None,
         tie_word_embeddings: true,
         max_position_embeddings: 512,
         qkv_bias: true,
@@ -89,13 +91,18 @@ pub fn settings() -> SftConfig {
     }
 }
 
-/// A run over `train`, to its end; returns the Learner's last weights by name.
-pub fn train(config: SftConfig, model: CausalLm, shape: ModelConfig, train: Vec<Encoded>, valid: Vec<Encoded>, dir: &Path) -> Finetune {
+/// A run over `train`, ready to go.
+pub fn run(config: SftConfig, model: CausalLm, shape: ModelConfig, train: Vec<Encoded>, valid: Vec<Encoded>, dir: &Path) -> Finetune {
     let device = Device::flex();
     let base = Base { model, config: shape, tokenizer: tokenizer() };
-    let data = SftData { train, valid, ..SftData::default() };
+    let data = SftData { train: train.into(), valid: valid.into(), ..SftData::default() };
     let dir = RunDir::create(dir, "run", false).unwrap();
-    let mut run = Finetune::new(config, base, data, Template::ChatMl, &device, dir).unwrap();
+    Finetune::new(config, base, data, Template::ChatMl, &device, dir).unwrap()
+}
+
+/// The same to its end.
+pub fn train(config: SftConfig, model: CausalLm, shape: ModelConfig, train: Vec<Encoded>, valid: Vec<Encoded>, dir: &Path) -> Finetune {
+    let mut run = run(config, model, shape, train, valid, dir);
     assert_eq!(run.run().unwrap().outcome, Outcome::Finished);
     run
 }
@@ -108,7 +115,7 @@ pub fn ending(run: &mut Finetune) -> Vec<(String, Vec<f32>)> {
 }
 
 /// One that knows 64 characters.
-fn tokenizer() -> Tokenizer {
+pub fn tokenizer() -> Tokenizer {
     let tokens: Vec<String> = ('!'..).take(64).map(String::from).collect();
     let (types, pre) = (vec![TokenType::Normal; tokens.len()], "qwen2".into());
     let (eos, pad) = (Some(1), Some(0));

@@ -1,0 +1,97 @@
+//! `eval`: how well a model does on a file, before and after an adapter.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use bellows_cli::{Bar, Failure, Usage, join_pool, note, pick_device, say};
+use bellows_device::{ProbeOptions, Selected};
+use bellows_qwen::base::Base;
+use bellows_qwen::config::SftConfig;
+use bellows_qwen::eval::{Judge, Scores, table};
+use bellows_qwen::model::CausalLm;
+use bellows_qwen::peft;
+use bellows_qwen::questions::{Questions, Words};
+use serde_json::{Value, json};
+
+use crate::args::EvalArgs;
+use crate::presets::settings;
+use crate::prove::prove;
+use crate::speak::{adopt_tokenizer, open};
+use crate::train::pick_template;
+
+/// Lines of progress where standard output is for a script.
+const LINE_EVERY: Duration = Duration::from_secs(10);
+
+pub(crate) fn eval(args: &EvalArgs) -> Result<(), Failure> {
+    let config = settings(&args.settings)?;
+    let [file] = config.data.as_slice() else { return Err(Usage("eval needs --model and one file as --data".into()).into()) };
+    if config.model.is_empty() {
+        return Err(Usage("eval needs --model".into()).into());
+    }
+    join_pool(0)?;
+    let device = pick_device(&config.device, &ProbeOptions::default())?;
+    let mut base = open(&config.model, None, config.offline, &device.device)?;
+    let adapter = config.adapter.as_deref().map(Path::new);
+    // Both are asked in the same words: those the adapter was trained with.
+    adapter.map_or(Ok(()), |dir| adopt_tokenizer(&mut base, dir))?;
+    let Base { model, config: shape, tokenizer } = base;
+    let (template, options) = (pick_template(&config, shape.architecture, &tokenizer)?, config.encoding()?);
+    let words = Words { tokenizer: &tokenizer, template: &template, config: &config, options: &options, asking: args.asking };
+    let judge = Judge { shape: &shape, words };
+    let questions = words.read(Path::new(file))?;
+    if questions.shortened > 0 {
+        note(&format!("{} rows are longer than max_seq_length {} and were cut or left out", questions.shortened, config.max_seq_length));
+    }
+    prove(&model, &shape, &device)?;
+    let score = |when: &str, model: &CausalLm| scored(&judge, when, model, &questions, &device, args.json);
+    let before = score("as it is", &model)?;
+    let after = match adapter {
+        Some(dir) => {
+            let (lora, tensors) = peft::read(dir)?;
+            Some(score("with the adapter", &peft::attach(model, &lora, tensors, dir)?)?)
+        }
+        None => None,
+    };
+    if args.json {
+        say(&as_json(&config, &before, after.as_ref()).to_string());
+        return Ok(());
+    }
+    say(format!("{:17} {:38} {}", "", config.model, config.adapter.as_deref().unwrap_or_default()).trim_end());
+    for (name, before, after) in table(&before, after.as_ref()) {
+        say(format!("{name:17} {before:38} {}", after.unwrap_or_default()).trim_end());
+    }
+    Ok(())
+}
+
+fn scored(
+    judge: &Judge<'_>,
+    when: &str,
+    model: &CausalLm,
+    questions: &Questions,
+    device: &Selected,
+    quiet: bool,
+) -> Result<Scores, Failure> {
+    if quiet {
+        let mut told = Instant::now();
+        let mut progress = |done, total| {
+            if told.elapsed() > LINE_EVERY {
+                note(&format!("{when} {done}/{total}"));
+                told = Instant::now();
+            }
+        };
+        return Ok(judge.score(model, questions, &device.device, &mut progress)?);
+    }
+    let mut bar = Bar::new("judging ", 0);
+    let scores = judge.score(model, questions, &device.device, &mut |done, total| bar.set(when.into(), done, total))?;
+    bar.finish("");
+    Ok(scores)
+}
+
+fn as_json(config: &SftConfig, before: &Scores, after: Option<&Scores>) -> Value {
+    let mut out = json!({ "model": config.model, "data": config.data, "base": before });
+    if let Some(after) = after {
+        out["adapter"] = json!(config.adapter);
+        out["adapted"] = json!(after);
+    }
+    out
+}

@@ -1,0 +1,146 @@
+//! The rows of a file as questions to a model: texts and chats to take the loss of, answers to compare, choices to weigh.
+
+use std::path::Path;
+
+use bellows_chat::{
+    ChatError, Conversation, Dataset, EncodeOptions, Encoded, Fault, Message, Outcome, Place, RenderOptions, Role, Template, Tokenizer,
+    encode, encode_prompt,
+};
+use serde_json::{Map, Value};
+
+use crate::config::SftConfig;
+
+/// How rows are put to a model.
+#[derive(Clone, Copy, Debug)]
+pub struct Asking {
+    /// A prompt is text to go on with, no question of a user.
+    pub raw: bool,
+    /// Models that think do so before they answer.
+    pub thinking: bool,
+    /// Most tokens of an answer.
+    pub max_new_tokens: usize,
+    /// Rows that are looked at; 0 takes all.
+    pub limit: usize,
+}
+
+/// What is asked of a model.
+#[derive(Debug, Default)]
+pub struct Questions {
+    /// Texts and chats, of which the learnt tokens are judged.
+    pub(crate) texts: Vec<Encoded>,
+    pub(crate) exact: Vec<Exact>,
+    pub(crate) choices: Vec<Choice>,
+    /// Rows that were cut, or left out because nothing to judge was left of them.
+    pub shortened: usize,
+}
+
+#[derive(Debug)]
+pub(crate) struct Exact {
+    pub(crate) prompt: Vec<u32>,
+    pub(crate) answer: String,
+}
+
+#[derive(Debug)]
+pub(crate) struct Choice {
+    pub(crate) prompt: Vec<u32>,
+    /// Tokens and bytes of each.
+    pub(crate) choices: Vec<(Vec<u32>, usize)>,
+    pub(crate) answer: usize,
+}
+
+/// What turns rows into tokens.
+#[derive(Clone, Copy)]
+pub struct Words<'a> {
+    /// The model's.
+    pub tokenizer: &'a Tokenizer,
+    /// Its turns.
+    pub template: &'a Template,
+    /// Keys of rows; batches and precision.
+    pub config: &'a SftConfig,
+    /// What is learnt of chats, and so judged.
+    pub options: &'a EncodeOptions,
+    /// How rows are put.
+    pub asking: Asking,
+}
+
+impl Words<'_> {
+    /// Reads the rows of `file`: `{prompt, choices, answer}` are multiple choice, `{prompt, answer}` exact match, all others texts or chats to
+    /// take the loss of.
+    ///
+    /// # Errors
+    /// The first row that cannot be used, with file and line.
+    pub fn read(&self, file: &Path) -> Result<Questions, ChatError> {
+        let set = Dataset::open(file, &self.config.reading())?;
+        let rows = if self.asking.limit == 0 { set.len() } else { set.len().min(self.asking.limit) };
+        let mut questions = Questions::default();
+        for i in 0..rows {
+            let here = |fault: Fault| fault.on_line(file, set.line(i));
+            match set.value(i)? {
+                Value::Object(row) if row.contains_key("choices") => questions.choices.push(self.choice(&row).map_err(here)?),
+                Value::Object(row) if row.contains_key("answer") && !row.contains_key(&self.config.completion_key) => {
+                    let answer = text_of(&row, "answer").map_err(here)?.trim().to_owned();
+                    questions.exact.push(Exact { prompt: self.prompt(&row).map_err(here)?, answer });
+                }
+                _ => match encode(&set.get(i)?, self.tokenizer, self.template, self.options).map_err(here)? {
+                    Outcome::Kept(kept) => {
+                        questions.shortened += usize::from(kept.iter().any(|example| example.cut > 0));
+                        questions.texts.extend(kept);
+                    }
+                    Outcome::Dropped(_) => questions.shortened += 1,
+                },
+            }
+        }
+        Ok(questions)
+    }
+
+    /// The tokens of a row's prompt, with its `system` message if there is one.
+    fn prompt(&self, row: &Map<String, Value>) -> Result<Vec<u32>, Fault> {
+        let key = if row.contains_key("question") { "question" } else { &self.config.prompt_key };
+        let prompt = text_of(row, key)?;
+        if self.asking.raw {
+            let ids = self.tokenizer.encode(prompt, self.options.special_in_content)?;
+            return Ok(self.tokenizer.leading_bos().into_iter().chain(ids).collect());
+        }
+        let system = row.contains_key("system").then(|| text_of(row, "system")).transpose()?;
+        let messages = system.map(|text| Message::new(Role::System, text)).into_iter().chain([Message::new(Role::User, prompt)]);
+        let options = RenderOptions {
+            thinking: self.asking.thinking,
+            special_in_content: self.options.special_in_content,
+            ..RenderOptions::default()
+        };
+        encode_prompt(&Conversation { messages: messages.collect(), ..Conversation::default() }, self.tokenizer, self.template, options)
+    }
+
+    fn choice(&self, row: &Map<String, Value>) -> Result<Choice, Fault> {
+        let wrong = |key: &str, expected| Fault::Value {
+            key: key.into(),
+            found: row.get(key).map_or("missing".into(), Value::to_string),
+            expected,
+        };
+        let texts: Option<Vec<&str>> = row["choices"].as_array().map(|list| list.iter().filter_map(Value::as_str).collect());
+        let texts = texts.filter(|texts| texts.len() > 1 && row["choices"].as_array().is_some_and(|all| all.len() == texts.len()));
+        let texts = texts.ok_or_else(|| wrong("choices", "a list of at least two texts"))?;
+        let letter = |text: &str| match text.trim().as_bytes() {
+            [byte] if byte.is_ascii_uppercase() => Some(usize::from(byte - b'A')),
+            _ => None,
+        };
+        let answer = match row.get("answer") {
+            Some(Value::Number(number)) => number.as_u64().map(|n| n as usize),
+            Some(Value::String(text)) => texts.iter().position(|choice| choice == text).or_else(|| letter(text)),
+            _ => None,
+        };
+        let answer =
+            answer.filter(|&n| n < texts.len()).ok_or_else(|| wrong("answer", "the number of a choice from 0, its letter, or its text"))?;
+        let ids = |text: &&str| Ok((self.tokenizer.ids(text, self.options.special_in_content, Place::Middle)?, text.len().max(1)));
+        let choices = texts.iter().map(ids).collect::<Result<Vec<_>, Fault>>()?;
+        if choices.iter().any(|(ids, _)| ids.is_empty()) {
+            return Err(wrong("choices", "texts that are not empty"));
+        }
+        Ok(Choice { prompt: self.prompt(row)?, choices, answer })
+    }
+}
+
+fn text_of<'a>(row: &'a Map<String, Value>, key: &str) -> Result<&'a str, Fault> {
+    let found = || row.get(key).map_or("missing".into(), Value::to_string);
+    row.get(key).and_then(Value::as_str).ok_or_else(|| Fault::Value { key: key.into(), found: found(), expected: "text" })
+}

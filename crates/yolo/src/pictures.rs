@@ -41,6 +41,11 @@ pub(crate) fn closing(validation: &Validation, names: &[String]) -> Result<Vec<R
     for (normalized, name) in [(false, "confusion_matrix.png"), (true, "confusion_matrix_normalized.png")] {
         files.push(file(name, |path| plots::confusion_matrix(&validation.confusion, names, normalized, path))?);
     }
+    for by in validation.groups.iter().filter(|by| by.groups.len() <= plots::MOST_GROUPS) {
+        files.push(file(&format!("by_{}.png", by.key.to_lowercase().replace(|c: char| !c.is_alphanumeric(), "_")), |path| {
+            plots::groups_chart(by, validation.coco.map50, path)
+        })?);
+    }
     for (i, Shown { batch, detections }) in validation.shown.iter().enumerate() {
         files.push(file(&format!("val_batch{i}_labels.jpg"), |path| plots::image_grid(&with_labels(batch), names, path))?);
         let predicted = |image: usize| {

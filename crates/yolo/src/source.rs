@@ -97,10 +97,11 @@ impl TrainingData {
             Normalisation::Range { low, high } if deep => Some([low, high]),
             _ => None,
         };
-        let (labels, ids) = (train.all_labels().to_vec(), val.ids().clone());
+        let (labels, ids, meta) = (train.all_labels().to_vec(), val.ids().clone(), val.meta.clone());
         let (train, val) = (YoloDataset::new(train, data.channels, normalisation), YoloDataset::new(val, data.channels, normalisation));
         let (train_sizes, sizes) = (train.sizes(), val.sizes());
-        let (train, val) = (cached(config, train, progress)?, ValSet::with_sizes(cached(config, val, progress)?, sizes).with_ids(ids));
+        let (train, val) = (cached(config, train, progress)?, ValSet::with_sizes(cached(config, val, progress)?, sizes).with_ids(ids).with_meta(meta));
+        val.groupings(config.group_by.as_deref().unwrap_or_default())?;
         let names = class_names(config, &data);
         Ok(Self { train, train_sizes, val, names, channels: data.channels as usize, labels, range, fingerprint, lines })
     }
@@ -137,11 +138,13 @@ impl SplitData {
         };
         let normalisation = config.levels().resolve(measured.as_ref().unwrap_or(&scan), cache_dir().as_deref())?;
         lines.extend(deep.then(|| levels_line(normalisation)));
-        let ids = scan.ids().clone();
+        let (ids, meta) = (scan.ids().clone(), scan.meta.clone());
         let set = YoloDataset::new(scan, channels as u32, normalisation);
         let sizes = set.sizes();
         let names = class_names(config, &data);
-        Ok(Self { set: ValSet::with_sizes(cached(config, set, progress)?, sizes).with_ids(ids), names, lines })
+        let set = ValSet::with_sizes(cached(config, set, progress)?, sizes).with_ids(ids).with_meta(meta);
+        set.groupings(config.group_by.as_deref().unwrap_or_default())?;
+        Ok(Self { set, names, lines })
     }
 }
 

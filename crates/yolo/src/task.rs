@@ -13,8 +13,9 @@ use burn::tensor::ops::{InterpolateMode, InterpolateOptions};
 use crate::config::TrainConfig;
 use crate::data::batch::{collate, multi_scale, readable};
 use crate::data::stages::{Stages, TimedReads, timed};
-use crate::data::{Batch, Item, Size, TrainView, augment};
+use crate::data::{Batch, Grouping, Item, Size, TrainView, augment};
 use crate::export::to_weights;
+use crate::group_verdict;
 use crate::model::Yolo;
 use crate::model::summary::{ParamGroup, layer_index, param_group};
 use crate::pictures;
@@ -46,6 +47,8 @@ pub struct DetectionTask {
     pub rect: Vec<Size>,
     /// What a model is judged on.
     pub val: ValSet,
+    /// Groups of its images that are judged too, for the keys of `group_by`.
+    pub groupings: Vec<Grouping>,
     /// Draw pictures of training batches.
     pub pictures: bool,
 }
@@ -81,7 +84,8 @@ impl Task for DetectionTask {
     }
 
     fn metric_names(&self) -> Vec<String> {
-        METRICS.map(String::from).to_vec()
+        let more = self.groupings.iter().flat_map(|by| group_verdict::columns(&by.key, &by.names));
+        METRICS.into_iter().map(String::from).chain(more).collect()
     }
 
     fn groups(&self) -> Vec<Group> {
@@ -163,7 +167,8 @@ impl Task for DetectionTask {
         let m = &validation.metrics;
         let [b, c, d] = validation.losses;
         let values = [m.precision, m.recall, m.map50, m.map50_95, b, c, d];
-        let metrics = METRICS.iter().zip(values).map(|(name, value)| (name.to_string(), value)).collect();
+        let values = values.into_iter().chain(validation.groups.iter().flat_map(group_verdict::values));
+        let metrics = self.metric_names().into_iter().zip(values).collect();
         Ok(Evaluation { fitness: m.fitness, metrics, samples: m.images, objects: m.instances, unreadable: validation.unreadable })
     }
 
@@ -196,7 +201,7 @@ mod tests {
         let val = ValSet::with_sizes(Arc::new(InMemDataset::new(Vec::new())), Vec::new());
         let config = TrainConfig { imgsz: 64, degrees: 0.0, translate: 0.0, scale: 0.0, fliplr: 0.0, ..config };
         let names = vec!["item".into()];
-        let task = DetectionTask { config, names, channels, stages: Stages::default(), rect: Vec::new(), val, pictures: false };
+        let task = DetectionTask { config, names, channels, stages: Stages::default(), rect: Vec::new(), val, groupings: Vec::new(), pictures: false };
         let draw = Draw { seed: 1, epoch: 0, epochs, step: 0 };
         task.batch(&InMemDataset::new(vec![item]), draw, &[0]).unwrap().images
     }

@@ -119,6 +119,7 @@ impl Training {
             config: config.clone(),
             names: names.clone(),
             channels,
+            groupings: val.groupings(config.group_by.as_deref().unwrap_or_default())?,
             val: val.clone(),
             pictures: config.plots,
         };

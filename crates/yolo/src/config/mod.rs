@@ -219,6 +219,9 @@ settings! {
         agnostic_nms: bool = false;
         /// Write the best weights' detections as COCO predictions.json
         save_json: bool = false;
+        /// Also judge groups of images, as a list: month, hour, daynight, clip, or a key of a COCO file's meta
+        /// after every epoch, as columns of results.csv
+        group_by: Option<Vec<String>> = None;
     }
 }
 

@@ -19,6 +19,7 @@ use super::frame::Size;
 use super::header::{self, Header};
 use super::ids::CocoIds;
 use super::listing::{Entry, Listing};
+use super::meta::FrameMeta;
 use super::outline::Outline;
 use super::record::{BadFile, Content, Record, Stamp};
 use super::{labels, listing};
@@ -67,6 +68,8 @@ pub struct Scan {
     paths: String,
     outlines: Outlines,
     ids: CocoIds,
+    /// What is known of images beside their pixels.
+    pub meta: FrameMeta,
     /// Sorted by path.
     pub images: Vec<ImageEntry>,
     labels: Vec<Label>,
@@ -246,7 +249,8 @@ fn assemble(config: &DataConfig, split: Split, options: &ScanOptions, listing: &
     // Of one class for all there is no category.
     let categories = |file: &Annotated| if options.single_cls { Vec::new() } else { file.category_ids(nc) };
     let ids = CocoIds::new(listing.coco.iter().map(categories).collect());
-    let mut scan = Scan { root, ids, ..Scan::default() };
+    let meta = FrameMeta::new(listing.coco.iter().map(Annotated::meta).collect());
+    let mut scan = Scan { root, ids, meta, ..Scan::default() };
     let mut odd = [0u64; 4];
     for (Entry { image, coco }, record) in listing.entries.iter().zip(records) {
         let content = record.content.and_then(|content| match coco {
@@ -264,6 +268,7 @@ fn assemble(config: &DataConfig, split: Split, options: &ScanOptions, listing: &
                 scan.push(image, content, options);
                 if scan.len() > index {
                     scan.ids.push(index, coco.map(|(which, at)| (which, listing.coco[which as usize].image_id(at))));
+                    scan.meta.push(index, *coco);
                 }
             }
             Err(bad) => scan.bad.push(bad),
@@ -285,6 +290,9 @@ fn assemble(config: &DataConfig, split: Split, options: &ScanOptions, listing: &
     if scan.is_empty() {
         return Err(DataError::NoImages { path: scan.root, reason: format!("all {bad} files of `{}` are unusable", split.key()) });
     }
+    let mut meta = std::mem::take(&mut scan.meta);
+    meta.find_clips(scan.images.iter().map(|image| &scan.paths[image.path.start as usize..image.path.end as usize]));
+    scan.meta = meta;
     scan.images.shrink_to_fit();
     scan.labels.shrink_to_fit();
     scan.paths.shrink_to_fit();

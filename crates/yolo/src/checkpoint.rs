@@ -12,9 +12,11 @@ use bellows_weights::Weights;
 use burn::tensor::Device;
 use serde_json::Value;
 
+use crate::data::Stack;
 use crate::model::names::{LoadReport, NamedTensors, load_tensors};
 use crate::model::{Fused, Scale, Yolo, YoloConfig};
 use crate::recognise::{Form, recognise};
+use crate::stem::spread;
 
 /// Weights that do not fit, or cannot be read.
 #[derive(Debug, thiserror::Error)]
@@ -92,7 +94,7 @@ impl WeightFile {
     /// A file that is not whole.
     pub fn detector(&self, device: &Device) -> Result<Detector, Misfit> {
         let Form { config, folded } = self.form;
-        let (model, report) = self.load(self.blank(config, device))?;
+        let (model, report) = self.load(self.blank(config, device), &self.tensors()?)?;
         self.must_be_whole(&report)?;
         Ok(Detector { model, config, folded, names: self.names.clone(), imgsz: self.imgsz(), metadata: self.weights.metadata.clone() })
     }
@@ -115,6 +117,17 @@ impl WeightFile {
     /// The percentiles of each 16-bit image that were, where it was trained so.
     pub fn percentile(&self) -> Option<[f64; 2]> {
         serde_json::from_str(self.weights.metadata.get("percentile")?).ok()
+    }
+
+    /// Which frames make an input where it was trained; a single one unless the file says otherwise.
+    pub fn stack(&self) -> Stack {
+        let number = |key: &str| self.weights.metadata.get(key).and_then(|text| text.parse().ok());
+        let alone = Stack::default();
+        Stack {
+            frames: number("frames").unwrap_or(alone.frames),
+            stride: number("frame_stride").unwrap_or(alone.stride),
+            background: number("background").unwrap_or(alone.background),
+        }
     }
 
     /// What its model is built from.
@@ -140,9 +153,8 @@ impl WeightFile {
         values.collect()
     }
 
-    fn load(&self, model: Yolo) -> Result<(Yolo, LoadReport), Misfit> {
-        let tensors = self.tensors()?;
-        let (model, report) = load_tensors(model, &tensors).map_err(|e| self.misfit(e.to_string()))?;
+    fn load(&self, model: Yolo, tensors: &NamedTensors) -> Result<(Yolo, LoadReport), Misfit> {
+        let (model, report) = load_tensors(model, tensors).map_err(|e| self.misfit(e.to_string()))?;
         let absent = report.missing.iter().find(|name| !is_optional(name));
         if let Some(name) = absent {
             return Err(self.misfit(format!("not whole: it has no tensor `{name}`")));
@@ -163,21 +175,30 @@ impl WeightFile {
         }
     }
 
-    /// `model` with what it has in common with this file, and what to tell about it.
+    /// `model`, which looks at `stack`, with what it has in common with this file, and what to tell about it.
     ///
     /// # Errors
     /// Folded weights, or tensors outside the class branches that differ.
-    pub(crate) fn transfer(&self, model: Yolo, nc: usize) -> Result<(Yolo, Vec<String>), Misfit> {
+    pub(crate) fn transfer(&self, model: Yolo, nc: usize, stack: Stack) -> Result<(Yolo, Vec<String>), Misfit> {
         if self.form.folded {
             let reason =
                 "its batch normalisation is folded in, so it can be used and not trained: start from the .pt or .safetensors it came from";
             return Err(self.misfit(reason.into()));
         }
-        let (model, report) = self.load(model)?;
+        let mut tensors = self.tensors()?;
+        let planes = |stack: Stack| (stack.frames, stack.background > 0);
+        let spreads = stack.is_on() && planes(stack) != planes(self.stack());
+        if spreads {
+            spread(&mut tensors, &stack);
+        }
+        let (model, report) = self.load(model, &tensors)?;
         let (classes, others): (Vec<_>, Vec<_>) = report.mismatched.iter().partition(|(name, ..)| name.starts_with("model.22.cv3."));
         let rest = LoadReport { mismatched: others.into_iter().cloned().collect(), ..report.clone() };
         self.must_be_whole(&rest)?;
         let mut lines = vec![format!("Transferred {}/{} items from {}", report.transferred, report.total, self.path.display())];
+        if spreads {
+            lines.push(format!("The first convolution's weights are spread over {} frames", stack.frames));
+        }
         if !classes.is_empty() {
             let (nc_there, count) = (self.form.config.nc, classes.len());
             lines.push(format!(
@@ -189,7 +210,7 @@ impl WeightFile {
 
     /// `like` with the values of this file, which has them all.
     pub(crate) fn exactly(&self, like: Yolo) -> Result<Yolo, Misfit> {
-        let (model, report) = self.load(like)?;
+        let (model, report) = self.load(like, &self.tensors()?)?;
         self.must_be_whole(&report)?;
         Ok(model)
     }

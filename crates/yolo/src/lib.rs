@@ -20,6 +20,7 @@ pub mod predict;
 mod predictions;
 mod recognise;
 mod source;
+mod stem;
 mod submission;
 mod task;
 mod train;

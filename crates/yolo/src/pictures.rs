@@ -65,8 +65,11 @@ fn with_labels(batch: &Batch) -> Vec<GridImage<'_>> {
     })
 }
 
+/// Three channels are drawn as colours, also where they are moments: what moves is coloured. Of another number the last, which is the frame itself.
 fn grid(batch: &Batch, boxes: impl Fn(usize) -> Vec<GridBox>) -> Vec<GridImage<'_>> {
-    let [_, channels, height, width] = batch.shape;
-    let images = batch.images.chunks_exact(channels * height * width).zip(&batch.names).enumerate();
-    images.map(|(i, (pixels, name))| GridImage { pixels, channels, width, height, name, boxes: boxes(i) }).collect()
+    let [_, all, height, width] = batch.shape;
+    let channels = if all == 3 { 3 } else { 1 };
+    let images = batch.images.chunks_exact(all * height * width).zip(&batch.names).enumerate();
+    let shown = |pixels: &'_ [u8]| pixels.len() - channels * height * width;
+    images.map(|(i, (pixels, name))| GridImage { pixels: &pixels[shown(pixels)..], channels, width, height, name, boxes: boxes(i) }).collect()
 }

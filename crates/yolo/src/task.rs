@@ -12,6 +12,7 @@ use burn::tensor::ops::{InterpolateMode, InterpolateOptions};
 
 use crate::config::TrainConfig;
 use crate::data::batch::{collate, multi_scale, readable};
+use crate::data::sampler::{epoch_length, epoch_samples};
 use crate::data::stages::{Stages, TimedReads, timed};
 use crate::data::{Batch, Grouping, Item, Size, TrainView, augment};
 use crate::export::to_weights;
@@ -45,6 +46,8 @@ pub struct DetectionTask {
     pub(crate) stages: Stages,
     /// With `rect`, the shape of every training batch, in the order of the samples; else empty.
     pub rect: Vec<Size>,
+    /// With `sampler`, how often each sample is taken, as its share of all; else empty.
+    pub weights: Vec<f64>,
     /// What a model is judged on.
     pub val: ValSet,
     /// Groups of its images that are judged too, for the keys of `group_by`.
@@ -103,6 +106,13 @@ impl Task for DetectionTask {
             ParamGroup::Decay => 1,
             ParamGroup::NoDecay => 2,
         })
+    }
+
+    fn plan(&self, draw: Draw) -> Option<Vec<Vec<usize>>> {
+        let sampler = self.config.sampler.as_ref().filter(|_| !self.weights.is_empty())?;
+        let count = epoch_length(self.weights.len(), sampler);
+        let samples = epoch_samples(&self.weights, count, draw.seed, draw.epoch as u64);
+        Some(samples.chunks(self.config.batch.images()).map(<[usize]>::to_vec).collect())
     }
 
     fn batch(&self, data: &dyn Dataset<Item>, draw: Draw, indices: &[usize]) -> Result<Batch, TaskError> {
@@ -180,6 +190,11 @@ impl Task for DetectionTask {
             more.insert("percentile_of".to_string(), self.config.percentile_of.clone());
             more.insert("percentile".to_string(), serde_json::to_string(&self.config.percentile)?);
         }
+        let stack = self.config.stack();
+        if stack.is_on() {
+            let planes = [("frames", stack.frames), ("frame_stride", stack.stride), ("background", stack.background)];
+            more.extend(planes.map(|(key, n)| (key.to_string(), n.to_string())));
+        }
         Ok(to_weights(model, &self.names, self.config.imgsz, more)?)
     }
 }
@@ -201,7 +216,7 @@ mod tests {
         let val = ValSet::with_sizes(Arc::new(InMemDataset::new(Vec::new())), Vec::new());
         let config = TrainConfig { imgsz: 64, degrees: 0.0, translate: 0.0, scale: 0.0, fliplr: 0.0, ..config };
         let names = vec!["item".into()];
-        let task = DetectionTask { config, names, channels, stages: Stages::default(), rect: Vec::new(), val, groupings: Vec::new(), pictures: false };
+        let task = DetectionTask { config, names, channels, stages: Stages::default(), rect: Vec::new(), weights: Vec::new(), val, groupings: Vec::new(), pictures: false };
         let draw = Draw { seed: 1, epoch: 0, epochs, step: 0 };
         task.batch(&InMemDataset::new(vec![item]), draw, &[0]).unwrap().images
     }

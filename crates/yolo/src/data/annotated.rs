@@ -113,6 +113,11 @@ impl Annotated {
         real.filter(|folder| folder.is_dir() && seen.insert(folder.clone())).collect()
     }
 
+    /// Whether the file tells when its images were taken, or anything else beside their pixels, and has them in folders.
+    pub(crate) fn knows_frames(&self) -> bool {
+        !self.file.meta.columns.is_empty() && self.file.images.first().is_some_and(|image| image.file.contains(['/', '\\']))
+    }
+
     /// What the file knows of its images beside their pixels.
     pub(crate) fn meta(&self) -> Arc<MetaTable> {
         self.file.meta.clone()

@@ -30,7 +30,8 @@ const MAX_LABEL_BYTES: u64 = 16 << 20;
 /// How to scan.
 #[derive(Clone, Debug)]
 pub struct ScanOptions {
-    /// Use only the first round(N * fraction) images of the sorted list, at least one. In (0, 1].
+    /// Use only the first round(N * fraction) images of the sorted list, at least one; where a COCO file tells when frames were taken, that part of
+    /// its clips, spread over their list. In (0, 1].
     pub fraction: f64,
     /// All classes become class 0.
     pub single_cls: bool,
@@ -193,7 +194,7 @@ pub fn scan(config: &DataConfig, split: Split, options: &ScanOptions, progress: 
     if total == 0 {
         return Err(DataError::NoImages { path: config.root.clone(), reason: format!("`{}` names no image file", split.key()) });
     }
-    listing.entries.truncate(((total as f64 * options.fraction).round_ties_even() as usize).max(1));
+    listing.keep(options.fraction);
     let entries = &listing.entries;
     let cache_file = options.cache_dir.as_ref().map(|dir| dir.join(cache::file_name(config, split, options.fraction)));
     let known = cache_file.as_deref().map(Cache::load).unwrap_or_default();

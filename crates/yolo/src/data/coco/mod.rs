@@ -65,11 +65,12 @@ mod tests {
     fn a_fault_has_its_byte() {
         let dir = tempfile::tempdir().unwrap();
         let json = dir.path().join("a.json");
-        let whole = "{\"images\":[{\"id\":1,\"file_name\":\"a\"}],\n\n \"annotations\":[{\"image_id\":1}]}";
+        let whole = "{\"images\":[{\"id\":1,\"file_name\":\"a\"}],\n\n \"annotations\":[{\"image_id\":{}}]}";
         std::fs::write(&json, whole).unwrap();
         let refused = open(&json, None).unwrap_err().to_string();
-        let byte = whole.find("]}").unwrap();
-        assert!(refused.contains("element 0") && refused.ends_with(&format!("at line 3 column 31 (byte {byte})")), "{refused}");
+        let byte: usize = refused.split("(byte ").nth(1).unwrap().trim_end_matches(')').parse().unwrap();
+        let there = whole.find("{}}").unwrap();
+        assert!(refused.contains("element 0") && refused.contains("at line 3") && (there..there + 3).contains(&byte), "{refused}");
         // Cut off in the middle: where it ends.
         std::fs::write(&json, &whole[..20]).unwrap();
         let refused = open(&json, None).unwrap_err().to_string();

@@ -94,6 +94,10 @@ impl Film {
         let mut numbered: Vec<(f32, u64)> = Vec::new();
         for track in &self.tracks {
             let x = track.x + track.pace * frame as f32;
+            // Nothing is longer than three times a person is tall.
+            if !(-3.0 * track.tall..spec.width as f32 + 3.0 * track.tall).contains(&x) {
+                continue;
+            }
             let facing = if track.pace < 0.0 { -1.0 } else { 1.0 };
             // The same clothes and the same car in every frame.
             let mut look = Draw::new(spec.seed, &format!("look {}", self.split), u64::from(self.serial), track.number);

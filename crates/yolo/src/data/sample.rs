@@ -255,6 +255,7 @@ mod tests {
         let by = |scan: &Scan, key: &str| Grouping::by(&scan.meta, key, scan.len()).unwrap().names;
         assert_eq!((by(&train, "month").join(" "), by(&val, "month").join(" ")), ("2020-05 2020-06".into(), "2020-05 2020-06 2020-07".into()));
         assert_eq!(by(&val, "Camera"), ["0", "1"]);
+        assert_eq!((train.zero_size, val.zero_size), (0, 0));
         assert!(train.all_labels().len() > 20, "{}", train.all_labels().len());
         // Splits share no clip.
         let names = |scan: &Scan| (0..scan.meta.clips() as u32).map(|c| scan.meta.clip_name(c).to_string()).collect::<HashSet<_>>();

@@ -70,7 +70,7 @@ pub(crate) fn read(inputs: &[Input], stride: u64, (levels, stack): (&Normalisati
             Input::Film(_) | Input::Camera(_) | Input::Stream(_) => {
                 let each = |number: u64, rate: &str, frame: Frame| {
                     let input = stacked(&frame);
-                    number % stride != 0 || to.send(shot(Some((number, rate.to_string())), frame, input)).is_ok()
+                    !number.is_multiple_of(stride) || to.send(shot(Some((number, rate.to_string())), frame, input)).is_ok()
                 };
                 film(input, each).map_or_else(|error| to.send(skipped(&error)), |()| Ok(()))
             }

@@ -14,7 +14,8 @@ use serde_json::Value;
 
 use crate::data::Stack;
 use crate::model::names::{LoadReport, NamedTensors, load_tensors};
-use crate::model::{Fused, Scale, Yolo, YoloConfig};
+use crate::model::summary::layer_index;
+use crate::model::{COMMON, Fused, Scale, Yolo, YoloConfig};
 use crate::recognise::{Form, recognise};
 use crate::stem::spread;
 
@@ -191,8 +192,12 @@ impl WeightFile {
         if spreads {
             spread(&mut tensors, &stack);
         }
+        if model.p2() != self.form.config.p2 {
+            return self.transfer_common(model, tensors);
+        }
+        let classes = format!("model.{}.cv3.", model.head());
         let (model, report) = self.load(model, &tensors)?;
-        let (classes, others): (Vec<_>, Vec<_>) = report.mismatched.iter().partition(|(name, ..)| name.starts_with("model.22.cv3."));
+        let (classes, others): (Vec<_>, Vec<_>) = report.mismatched.iter().partition(|(name, ..)| name.starts_with(&classes));
         let rest = LoadReport { mismatched: others.into_iter().cloned().collect(), ..report.clone() };
         self.must_be_whole(&rest)?;
         let mut lines = vec![format!("Transferred {}/{} items from {}", report.transferred, report.total, self.path.display())];
@@ -202,10 +207,20 @@ impl WeightFile {
         if !classes.is_empty() {
             let (nc_there, count) = (self.form.config.nc, classes.len());
             lines.push(format!(
-                "Not transferred: {count} tensors of the class branches (model.22.cv3), made for {nc_there} classes; here are {nc}"
+                "Not transferred: {count} tensors of the class branches, made for {nc_there} classes; here are {nc}"
             ));
         }
         Ok((model, lines))
+    }
+
+    /// `model`, which has other levels than this file's, with the layers that are the same.
+    fn transfer_common(&self, model: Yolo, mut tensors: NamedTensors) -> Result<(Yolo, Vec<String>), Misfit> {
+        tensors.retain(|name, _| layer_index(name).is_some_and(|layer| layer < COMMON));
+        let (model, report) = load_tensors(model, &tensors).map_err(|e| self.misfit(e.to_string()))?;
+        self.must_be_whole(&report)?;
+        let (count, total, path) = (report.transferred, report.total, self.path.display());
+        let line = format!("Transferred {count}/{total} items from {path}: the layers before {COMMON}, for the levels behind them are others");
+        Ok((model, vec![line]))
     }
 
     /// `like` with the values of this file, which has them all.
@@ -281,10 +296,11 @@ fn imgsz(metadata: &BTreeMap<String, String>) -> Option<u32> {
     sides.max()
 }
 
-/// `yolov8n` or `yolov8n.yaml` to its scale.
-pub(crate) fn scale_of(name: &str) -> Option<Scale> {
-    let letter = name.strip_suffix(".yaml").unwrap_or(name).strip_prefix("yolov8")?;
-    Scale::ALL.into_iter().find(|scale| scale.letter() == letter)
+/// `yolov8n`, `yolov8n.yaml` or `yolov8n-p2` to its scale, and whether it has a level of stride 4.
+pub(crate) fn scale_of(name: &str) -> Option<(Scale, bool)> {
+    let size = name.strip_suffix(".yaml").unwrap_or(name).strip_prefix("yolov8")?;
+    let (letter, p2) = size.strip_suffix("-p2").map_or((size, false), |letter| (letter, true));
+    Some((Scale::ALL.into_iter().find(|scale| scale.letter() == letter)?, p2))
 }
 
 /// The weight file that a path means.

@@ -254,12 +254,13 @@ pub(crate) fn model(config: &TrainConfig, nc: usize, channels: usize, device: &D
     };
     let chosen = file.map(|path| weight_file(Path::new(path))).transpose()?;
     let file = chosen.as_ref().map(|chosen| WeightFile::read(&chosen.path)).transpose()?;
-    let scale = named.or_else(|| Some(file.as_ref()?.config().scale)).ok_or_else(|| Misfit {
+    let of_file = || file.as_ref().map(|file| (file.config().scale, file.config().p2));
+    let (scale, p2) = named.or_else(of_file).ok_or_else(|| Misfit {
         path: config.model.clone().into(),
-        reason: "`model` must be yolov8n, s, m, l or x, or a weight file".into(),
+        reason: "`model` must be yolov8n, s, m, l or x, with -p2 for a finer level, or a weight file".into(),
     })?;
     let sppf_act = file.as_ref().is_none_or(|file| file.config().sppf_act);
-    let form = YoloConfig { scale, nc, channels, sppf_act };
+    let form = YoloConfig { scale, nc, channels, sppf_act, p2 };
     let mut model = form.init(config.seed, device);
     let mut header = Vec::new();
     match &file {
@@ -268,7 +269,7 @@ pub(crate) fn model(config: &TrainConfig, nc: usize, channels: usize, device: &D
     }
     let summary = model.summary(config.imgsz, config.imgsz);
     let [layers, parameters, gradients] = [summary.layers, summary.parameters, summary.gradients].map(thousands);
-    let size = scale.letter();
+    let size = format!("{}{}", scale.letter(), if p2 { "-p2" } else { "" });
     header.insert(
         0,
         format!("YOLOv8{size} summary: {layers} layers, {parameters} parameters, {gradients} gradients, {:.1} GFLOPs", summary.gflops),

@@ -18,7 +18,7 @@ pub use absent::{ABSENT, Absent, Taken};
 pub use sampler::Sampler;
 pub use values::{BatchSize, Cache, Freeze, OptimizerChoice, Toggle};
 
-use crate::data::{AugmentConfig, Levels, SensorConfig, Stack};
+use crate::data::{AugmentConfig, Levels, SensorConfig, Stack, TileConfig};
 
 /// Settings that do not change what a run computes: they may differ when it is resumed.
 pub const MAY_CHANGE: [&str; 14] = [
@@ -48,7 +48,7 @@ settings! {
         /// Dataset description: a data.yaml
         /// must be given
         data: String = String::new();
-        /// yolov8n, s, m, l or x (from scratch), or weights to start from: a .pt or .safetensors file
+        /// yolov8n, s, m, l or x (from scratch; yolov8n-p2 has a finer level for small objects), or weights to start from: a .pt or .safetensors file
         model: String = "yolov8n".into();
         /// Use the weights of `model` when it is a file; a path starts from that file instead
         pretrained: Toggle = Toggle::On(true);
@@ -59,6 +59,11 @@ settings! {
         batch: BatchSize as f64 = BatchSize::Images(16);
         /// Rectangular training batches by aspect ratio: in that order, without mosaic
         rect: bool = false;
+        /// Side in pixels of the tiles that training images are cut to, anywhere in them; 0 for whole images
+        /// as `val --tile` and `predict --tile` look at images; each is enlarged to imgsz
+        tile: usize = 0;
+        /// With tile, the part of the images that stay whole
+        tile_whole: f64 = 0.2;
         /// Fraction of the training set to use
         /// whole clips, spread over their list, where a COCO file tells when frames were taken
         fraction: f64 = 1.0;
@@ -317,6 +322,7 @@ impl TrainConfig {
             ("thermal_drift", self.thermal_drift),
             ("thermal_pattern", self.thermal_pattern),
             ("thermal_dead", self.thermal_dead),
+            ("tile_whole", self.tile_whole),
             ("conf", self.conf),
             ("iou", self.iou),
         ];
@@ -351,6 +357,9 @@ impl TrainConfig {
             (!(1..=16).contains(&self.frames), format!("frames {} is not between 1 and 16", self.frames)),
             (!(1..=64).contains(&self.frame_stride), format!("frame_stride {} is not between 1 and 64", self.frame_stride)),
             (self.background > 64, format!("background {} is more than 64 frames", self.background)),
+            (self.tile > 0 && self.tile < STRIDE, format!("tile {} is less than {STRIDE} pixels", self.tile)),
+            (self.tile > 0 && self.rect, "rect has shapes of whole images: tile cannot be given with it".into()),
+            (self.tile > 0 && self.cache != Cache::Off, "cache keeps images at imgsz: tile cannot be given with it".into()),
             (self.rect && self.sampler.is_some(), "rect has an order of its own: sampler cannot be given with it".into()),
             (self.fraction == 0.0, "fraction 0 leaves nothing to train on".into()),
             (self.keep_checkpoints < 2, "keep_checkpoints must be at least 2: the newest may be damaged".into()),
@@ -446,6 +455,7 @@ impl TrainConfig {
                 blur: self.thermal_blur,
                 dead: self.thermal_dead,
             },
+            tile: TileConfig { side: self.tile, whole: self.tile_whole },
             stacked: self.stack().is_on(),
             mosaic_open: open && !self.rect,
         }

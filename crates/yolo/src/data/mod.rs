@@ -57,6 +57,7 @@ mod stack;
 pub mod stats;
 mod strength;
 mod thermal;
+mod tile;
 mod yaml;
 
 pub use augment::{Sample, TrainView, augment};
@@ -84,3 +85,4 @@ pub use scan::{Scan, ScanOptions, scan};
 pub use sensor::SensorConfig;
 pub use stack::{Ring, Stack, Stacked};
 pub use strength::AugmentConfig;
+pub use tile::TileConfig;

@@ -1,6 +1,7 @@
 //! Which changes of an image are drawn, and how strongly.
 
 use super::sensor::SensorConfig;
+use super::tile::TileConfig;
 
 /// What is drawn, and how strongly. Names and ranges are the usual ones; defaults are the settings' own.
 #[derive(Clone, Debug, PartialEq)]
@@ -37,6 +38,8 @@ pub struct AugmentConfig {
     pub copy_paste: f64,
     /// What a thermal camera varies.
     pub sensor: SensorConfig,
+    /// Which part of the images are cut to tiles.
+    pub tile: TileConfig,
     /// Channels are moments and not colours: nothing is done to colours.
     pub stacked: bool,
     /// False in the last epochs (`close_mosaic`): no mosaic, mixup or cutmix.

@@ -136,7 +136,7 @@ mod tests {
 
     /// A 64 x 64 input (84 anchors); every anchor predicts a box of `half` pixels around itself.
     fn setup(half: f32) -> (Anchors, Vec<f32>) {
-        let anchors = Anchors::new([[8, 8], [4, 4], [2, 2]]);
+        let anchors = Anchors::new(&[[8, 8], [4, 4], [2, 2]]);
         let n = anchors.len();
         let mut data = vec![0.0; 4 * n];
         for a in 0..n {

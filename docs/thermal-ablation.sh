@@ -41,6 +41,8 @@ case $kind in
     run rect --rect
     run multi-scale --multi-scale
     run cutmix --cutmix 0.5
+    run p2 --model yolov8n-p2 --pretrained "$3"
+    run tiles --tile 224 --imgsz 320
     run classes --sampler classes=balanced
     sensors
     ;;

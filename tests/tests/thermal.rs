@@ -72,7 +72,8 @@ fn clips_are_sampled_and_stacked_from_training_to_prediction() {
     let (out, _) = expect_code(&mut yolo_train(dir.path(), &[&["--data", "clips.yaml"], &more[..], &sensor[..]].concat()), 0);
     assert!(out.contains("sampler: an epoch has 8 of 12 images"), "{out}");
     let weights = "runs/detect/train/weights/best.safetensors";
-    let (out, _) = expect_code(&mut yolo_train(dir.path(), &["val", "--weights", weights, "--data", "clips.yaml", "--device", "cpu", "--json"]), 0);
+    let (out, _) =
+        expect_code(&mut yolo_train(dir.path(), &["val", "--weights", weights, "--data", "clips.yaml", "--device", "cpu", "--json"]), 0);
     let told: Value = serde_json::from_str(out.trim()).unwrap();
     let csv = std::fs::read_to_string(dir.path().join("runs/detect/train/val.csv")).unwrap();
     let map50: f64 = csv.lines().nth(1).unwrap().split(',').nth(5).unwrap().parse().unwrap();
@@ -89,7 +90,8 @@ fn clips_are_sampled_and_stacked_from_training_to_prediction() {
     let has = |text: &str| bytes.windows(text.len()).any(|w| w == text.as_bytes());
     assert!(has("frame_stride") && has("background") && has("channels"));
     // Three channels in, and other numbers than from a run without stacks.
-    let (out, _) = expect_code(&mut yolo_train(dir.path(), &["val", "--weights", &onnx, "--data", "clips.yaml", "--device", "cpu", "--json"]), 0);
+    let (out, _) =
+        expect_code(&mut yolo_train(dir.path(), &["val", "--weights", &onnx, "--data", "clips.yaml", "--device", "cpu", "--json"]), 0);
     let of_onnx: Value = serde_json::from_str(out.trim()).unwrap();
     assert!((of_onnx["map50"].as_f64().unwrap() - map50).abs() < 1e-3, "{of_onnx}");
 }
@@ -101,7 +103,11 @@ fn an_annotation_file_that_is_damaged_is_named_with_its_byte() {
     expect_code(&mut yolo_train(dir.path(), &["data", "check", "--data", "clips.yaml"]), 0);
     let file = dir.path().join("clips/Train.json");
     let whole = std::fs::read_to_string(&file).unwrap();
-    std::fs::write(dir.path().join("own.yaml"), "path: clips\ntrain: Train.json\nval: Valid.json\nnames: [person, bicycle, motorcycle, vehicle]\n").unwrap();
+    std::fs::write(
+        dir.path().join("own.yaml"),
+        "path: clips\ntrain: Train.json\nval: Valid.json\nnames: [person, bicycle, motorcycle, vehicle]\n",
+    )
+    .unwrap();
     let check = |text: &str, code: i32| {
         std::fs::write(&file, text).unwrap();
         expect_code(&mut yolo_train(dir.path(), &["data", "check", "--data", "own.yaml"]), code)
@@ -126,4 +132,33 @@ fn an_annotation_file_that_is_damaged_is_named_with_its_byte() {
     let (out, _) = check(&whole.replacen("\"annotations\":[\n", &format!("\"annotations\":[\n{outside},\n"), 1), 0);
     assert!(out.contains("1 annotations with the id of another") && out.contains("1 boxes lay outside their image"), "{out}");
     check(&whole, 0);
+}
+
+#[test]
+fn small_objects_have_a_finer_level_and_tiles() {
+    let dir = tempfile::tempdir().unwrap();
+    clips(dir.path());
+    let one = ["--data", "clips.yaml", "--epochs", "1", "--close-mosaic", "0"];
+    let run = |more: &[&str], code| expect_code(&mut yolo_train(dir.path(), &[&one[..], more].concat()), code);
+    // Whole clips: two of three.
+    let (out, _) = run(&["--fraction", "0.5", "--name", "plain"], 0);
+    assert!(out.contains("train: 8 images"), "{out}");
+    let plain = "runs/detect/plain/weights/best.safetensors";
+    let (out, _) = run(&["--model", "yolov8n-p2", "--pretrained", plain, "--tile", "48", "--name", "fine"], 0);
+    assert!(out.contains("YOLOv8n-p2 summary") && out.contains("/437 items") && out.contains("the layers before 16"), "{out}");
+    let fine = "runs/detect/fine/weights/best.safetensors";
+    let (out, _) = expect_code(&mut yolo_train(dir.path(), &["val", "--weights", fine, "--data", "clips.yaml", "--device", "cpu"]), 0);
+    assert!(out.contains("by month"), "{out}");
+    let (out, _) = run(&["--model", fine, "--name", "on"], 0);
+    assert!(out.contains("Transferred 437/437"), "{out}");
+    for (wrong, part) in [
+        (&["--tile", "48", "--rect"][..], "rect"),
+        (&["--tile", "8"], "tile 8"),
+        (&["--frames", "0"], "frames 0"),
+        (&["--sampler", "clip=balanced"], "did you mean `clips`"),
+        (&["--group-by", "months"], "`months`"),
+    ] {
+        let (_, error) = run(wrong, 2);
+        assert!(error.contains(part), "{part}: {error}");
+    }
 }

@@ -59,14 +59,20 @@ pub(crate) fn read(inputs: &[Input], stride: u64, (levels, stack): (&Normalisati
             Seen::Skipped(if reason.contains(&name) { reason } else { format!("{name}: {reason}") })
         };
         let sent = match input {
-            Input::Image(path) => to.send(decode_file(path, levels).map_or_else(|e| skipped(&e), |frame| {
-                let input = stacked(&frame);
-                shot(None, frame, input)
-            })),
-            Input::Bytes(bytes) => to.send(decode(bytes, "-", levels).map_or_else(|e| skipped(&e), |frame| {
-                let input = stacked(&frame);
-                shot(None, frame, input)
-            })),
+            Input::Image(path) => to.send(decode_file(path, levels).map_or_else(
+                |e| skipped(&e),
+                |frame| {
+                    let input = stacked(&frame);
+                    shot(None, frame, input)
+                },
+            )),
+            Input::Bytes(bytes) => to.send(decode(bytes, "-", levels).map_or_else(
+                |e| skipped(&e),
+                |frame| {
+                    let input = stacked(&frame);
+                    shot(None, frame, input)
+                },
+            )),
             Input::Film(_) | Input::Camera(_) | Input::Stream(_) => {
                 let each = |number: u64, rate: &str, frame: Frame| {
                     let input = stacked(&frame);

@@ -68,7 +68,10 @@ pub(crate) fn command() -> Command {
         )
         .args(share().flags())
         .args(tiling_flags())
-        .arg(option("submission", "Write what was found in every image, by the ids of the COCO file: the thermal drift challenge's file").value_name("FILE"))
+        .arg(
+            option("submission", "Write what was found in every image, by the ids of the COCO file: the thermal drift challenge's file")
+                .value_name("FILE"),
+        )
         .arg(switch("json", "Print one JSON object on stdout, and what is for people on stderr"))
 }
 

@@ -206,9 +206,7 @@ impl WeightFile {
         }
         if !classes.is_empty() {
             let (nc_there, count) = (self.form.config.nc, classes.len());
-            lines.push(format!(
-                "Not transferred: {count} tensors of the class branches, made for {nc_there} classes; here are {nc}"
-            ));
+            lines.push(format!("Not transferred: {count} tensors of the class branches, made for {nc_there} classes; here are {nc}"));
         }
         Ok((model, lines))
     }
@@ -219,7 +217,8 @@ impl WeightFile {
         let (model, report) = load_tensors(model, &tensors).map_err(|e| self.misfit(e.to_string()))?;
         self.must_be_whole(&report)?;
         let (count, total, path) = (report.transferred, report.total, self.path.display());
-        let line = format!("Transferred {count}/{total} items from {path}: the layers before {COMMON}, for the levels behind them are others");
+        let line =
+            format!("Transferred {count}/{total} items from {path}: the layers before {COMMON}, for the levels behind them are others");
         Ok((model, vec![line]))
     }
 

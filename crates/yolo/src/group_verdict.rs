@@ -36,7 +36,8 @@ pub(crate) fn rows(by: &Grouped) -> Vec<String> {
         rows[0] += &format!("   (the worst {WORST} of {})", by.groups.len());
     }
     rows.extend(shown.into_iter().map(|g| {
-        let numbers = [g.images.to_string(), g.instances.to_string(), number(g.coco.map50, 3), number(g.coco.map50_95, 3), range(g.interval)];
+        let numbers =
+            [g.images.to_string(), g.instances.to_string(), number(g.coco.map50, 3), number(g.coco.map50_95, 3), range(g.interval)];
         row(&g.name, numbers)
     }));
     if let Some(s) = &by.stability {
@@ -104,7 +105,11 @@ mod tests {
             name: format!("2020-{:02}", i + 1),
             images: 10 * i,
             instances: i,
-            coco: CocoMetrics { map50: (i > 0).then_some(0.5 + 0.01 * i as f64), map50_95: (i > 0).then_some(0.25), ..CocoMetrics::default() },
+            coco: CocoMetrics {
+                map50: (i > 0).then_some(0.5 + 0.01 * i as f64),
+                map50_95: (i > 0).then_some(0.25),
+                ..CocoMetrics::default()
+            },
             interval: (i > 1).then_some([0.4, 0.625]),
         };
         let stability = Stability { cov: 0.1, score: 0.45, cov_interval: Some([0.05, 0.2]), score_interval: None };

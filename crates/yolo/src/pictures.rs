@@ -71,5 +71,7 @@ fn grid(batch: &Batch, boxes: impl Fn(usize) -> Vec<GridBox>) -> Vec<GridImage<'
     let channels = if all == 3 { 3 } else { 1 };
     let images = batch.images.chunks_exact(all * height * width).zip(&batch.names).enumerate();
     let shown = |pixels: &'_ [u8]| pixels.len() - channels * height * width;
-    images.map(|(i, (pixels, name))| GridImage { pixels: &pixels[shown(pixels)..], channels, width, height, name, boxes: boxes(i) }).collect()
+    images
+        .map(|(i, (pixels, name))| GridImage { pixels: &pixels[shown(pixels)..], channels, width, height, name, boxes: boxes(i) })
+        .collect()
 }

@@ -14,8 +14,8 @@ use crate::checkpoint::{Misfit, WeightFile, scale_of, weight_file};
 use crate::config::{Cache, Toggle, TrainConfig};
 use crate::data::sample::{Generated, generate};
 use crate::data::{
-    DataConfig, DataError, DiskCache, FrameMeta, Item, Normalisation, RamCache, Scan, ScanOptions, Size, Split, Stacked, YoloDataset, leaks, overlap, report, sampler,
-    scan,
+    DataConfig, DataError, DiskCache, FrameMeta, Item, Normalisation, RamCache, Scan, ScanOptions, Size, Split, Stacked, YoloDataset,
+    leaks, overlap, report, sampler, scan,
 };
 use crate::model::{Yolo, YoloConfig};
 use crate::validate::ValSet;

@@ -216,7 +216,17 @@ mod tests {
         let val = ValSet::with_sizes(Arc::new(InMemDataset::new(Vec::new())), Vec::new());
         let config = TrainConfig { imgsz: 64, degrees: 0.0, translate: 0.0, scale: 0.0, fliplr: 0.0, ..config };
         let names = vec!["item".into()];
-        let task = DetectionTask { config, names, channels, stages: Stages::default(), rect: Vec::new(), weights: Vec::new(), val, groupings: Vec::new(), pictures: false };
+        let task = DetectionTask {
+            config,
+            names,
+            channels,
+            stages: Stages::default(),
+            rect: Vec::new(),
+            weights: Vec::new(),
+            val,
+            groupings: Vec::new(),
+            pictures: false,
+        };
         let draw = Draw { seed: 1, epoch: 0, epochs, step: 0 };
         task.batch(&InMemDataset::new(vec![item]), draw, &[0]).unwrap().images
     }

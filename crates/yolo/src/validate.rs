@@ -13,7 +13,8 @@ use crate::config::TrainConfig;
 use crate::data::{Batch, CocoIds, DataError, FrameMeta, Grouping, Item, Letterbox, RectBatch, Size, Target, rect_batches, val_batch};
 use crate::loss::DetectionLoss;
 use crate::metrics::{
-    CocoEvaluator, CocoMetrics, ConfusionMatrix, DetectionMetrics, Evaluator, Grouped, NmsConfig, Speed, group_metrics, match_detections, nms,
+    CocoEvaluator, CocoMetrics, ConfusionMatrix, DetectionMetrics, Evaluator, Grouped, NmsConfig, Speed, group_metrics, match_detections,
+    nms,
 };
 use crate::model::Fused;
 use crate::predict::tiles::Tiling;

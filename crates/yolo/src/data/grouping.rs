@@ -162,7 +162,8 @@ mod tests {
     #[test]
     fn many_numbers_come_in_bands_and_few_as_they_are() {
         let texts: Vec<String> = (0..40).map(|i| format!("{}", f64::from(i) - 7.5)).collect();
-        let rows: Vec<[(&str, &str); 2]> = texts.iter().map(|t| [("Temperature", t.as_str()), ("site", if t.starts_with('-') { "10" } else { "9" })]).collect();
+        let rows: Vec<[(&str, &str); 2]> =
+            texts.iter().map(|t| [("Temperature", t.as_str()), ("site", if t.starts_with('-') { "10" } else { "9" })]).collect();
         let meta = meta(&rows.iter().map(|r| &r[..]).collect::<Vec<_>>());
         let by = Grouping::by(&meta, "temperature", 40).unwrap();
         assert_eq!(by.names, ["-10 to 0", "0 to 10", "10 to 20", "20 to 30", "30 to 40"]);

@@ -49,7 +49,9 @@ mod tests {
     #[test]
     fn the_forms_that_are_written() {
         let expected = Moment { year: 2020, month: 5, day: 14, hour: 23, minute: 7, second: 15 };
-        for text in ["2020-05-14T23:07:15", "2020-05-14 23:07:15.250", "2020/05/14 23:07:15", "2020-05-14T23:07:15Z", "2020-05-14T23:07:15+02:00"] {
+        for text in
+            ["2020-05-14T23:07:15", "2020-05-14 23:07:15.250", "2020/05/14 23:07:15", "2020-05-14T23:07:15Z", "2020-05-14T23:07:15+02:00"]
+        {
             assert_eq!(Moment::read(text), Some(expected), "{text}");
         }
         assert_eq!(Moment::read("2021-01-02").unwrap().hour, 0);

@@ -113,8 +113,12 @@ fn clips_of(spec: &SampleSpec, clips: &ClipSpec, root: &Path, progress: &(dyn Fn
         let joined = |which: usize| parts.iter().flat_map(|part| &part[which]).map(String::as_str).collect::<Vec<_>>().join(",\n");
         let names = std::iter::once("background").chain(SampleSpec::names()).enumerate();
         let categories: Vec<String> = names.map(|(id, name)| format!("{{\"id\":{id},\"name\":\"{name}\"}}")).collect();
-        let text =
-            format!("{{\"images\":[\n{}\n],\n\"annotations\":[\n{}\n],\n\"categories\":[{}]}}\n", joined(0), joined(1), categories.join(","));
+        let text = format!(
+            "{{\"images\":[\n{}\n],\n\"annotations\":[\n{}\n],\n\"categories\":[{}]}}\n",
+            joined(0),
+            joined(1),
+            categories.join(",")
+        );
         write_atomic(&root.join(spec.source(split)), text.as_bytes())?;
     }
     Ok(total as u32)
@@ -186,7 +190,8 @@ mod tests {
     #[test]
     fn labels_are_plausible() {
         let spec = SampleSpec::default();
-        let frames: Vec<_> = (0..96).into_par_iter().map(|i| thermal::frame(&spec, "train", i)).map(|(picture, boxes)| (picture.gray(), boxes)).collect();
+        let frames: Vec<_> =
+            (0..96).into_par_iter().map(|i| thermal::frame(&spec, "train", i)).map(|(picture, boxes)| (picture.gray(), boxes)).collect();
         let boxes: Vec<_> = frames.iter().flat_map(|f| &f.1).collect();
         let count = |class| boxes.iter().filter(|b| b.0 == class).count();
         assert!((0..4).all(|c| count(c) > 25), "{:?}", [0, 1, 2, 3].map(count));
@@ -253,7 +258,10 @@ mod tests {
         let [train, val] = [Split::Train, Split::Val].map(|split| scan(&config, split, &options, &|_, _| {}).unwrap());
         assert_eq!((train.len(), val.len(), train.bad.len(), train.meta.clips(), val.meta.clips()), (40, 30, 0, 8, 6));
         let by = |scan: &Scan, key: &str| Grouping::by(&scan.meta, key, scan.len()).unwrap().names;
-        assert_eq!((by(&train, "month").join(" "), by(&val, "month").join(" ")), ("2020-05 2020-06".into(), "2020-05 2020-06 2020-07".into()));
+        assert_eq!(
+            (by(&train, "month").join(" "), by(&val, "month").join(" ")),
+            ("2020-05 2020-06".into(), "2020-05 2020-06 2020-07".into())
+        );
         assert_eq!(by(&val, "Camera"), ["0", "1"]);
         assert_eq!((train.zero_size, val.zero_size), (0, 0));
         assert!(train.all_labels().len() > 20, "{}", train.all_labels().len());

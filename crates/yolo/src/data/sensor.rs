@@ -175,7 +175,8 @@ mod tests {
         // Drift is smooth, a pattern is not; both leave the mean near.
         let rough = |f: &Frame| {
             let flat: Vec<i32> = f.pixels.iter().zip(&ramp().pixels).map(|(a, b)| i32::from(*a) - i32::from(*b)).collect();
-            flat.windows(2).map(|w| f64::from((w[0] - w[1]).pow(2))).sum::<f64>() / flat.iter().map(|v| f64::from(v * v)).sum::<f64>().max(1.0)
+            flat.windows(2).map(|w| f64::from((w[0] - w[1]).pow(2))).sum::<f64>()
+                / flat.iter().map(|v| f64::from(v * v)).sum::<f64>().max(1.0)
         };
         let (drift, pattern) = (seen(&SensorConfig { drift: 0.2, ..zero }, 1), seen(&SensorConfig { pattern: 0.1, ..zero }, 1));
         assert!(drift != ramp() && rough(&drift) < 0.2 && rough(&pattern) > 1.0, "{} {}", rough(&drift), rough(&pattern));

@@ -193,6 +193,26 @@ mod tests {
     }
 
     #[test]
+    fn an_object_of_4_pixels_is_sure_of_an_anchor_only_on_a_finer_level() {
+        let fine = Anchors::new(&[[16, 16], [8, 8], [4, 4], [2, 2]]);
+        let found = |anchors: &Anchors, x: f32| {
+            let n = anchors.len();
+            let data: Vec<f32> = (0..4 * n)
+                .map(|i| {
+                    let centre = anchors.centres[i % n][i / n % 2] * anchors.strides[i % n];
+                    if i < 2 * n { centre - 2.0 } else { centre + 2.0 }
+                })
+                .collect();
+            let of_one = assign_image(Planes::new(&data, &vec![0.25; n], &[0]), &[gt(0, [x, x, x + 4.5, x + 4.5])], anchors);
+            of_one.iter().filter(|f| f.score > 0.0).count()
+        };
+        let coarse = setup(2.0).0;
+        let places: Vec<f32> = (0..16).map(|i| 8.25 + 0.5 * i as f32).collect();
+        assert!(places.iter().all(|&x| found(&fine, x) > 0), "every place has a cell of stride 4");
+        assert!(places.iter().any(|&x| found(&coarse, x) == 0), "between two cells of stride 8 it is nobody's");
+    }
+
+    #[test]
     fn a_zero_box_is_padding_but_counts_as_an_index() {
         let fg = run(8.0, &[gt(0, [0.0; 4]), gt(2, [8.0, 8.0, 40.0, 40.0])]);
         assert!(!fg.is_empty() && fg.iter().all(|f| f.gt == 1 && f.target.class == 2));

@@ -7,6 +7,8 @@
 //! Intervals hold 95 of 100 draws of a bootstrap (Efron 1979) whose units are clips, not images: frames of one clip are nearly the same picture,
 //! and drawing them one by one would make every interval too narrow. Clips are drawn within their group, so that groups keep their sizes.
 
+use std::collections::BTreeSet;
+
 use bellows_learner::rng::{GOLDEN, Rng, mix};
 use rayon::prelude::*;
 
@@ -32,7 +34,7 @@ pub struct GroupMetrics {
     pub instances: usize,
     /// AP of its images.
     pub coco: CocoMetrics,
-    /// Of its mAP50; none with one clip only, or without objects.
+    /// Of its mAP50; none where fewer than two clips have objects.
     pub interval: Option<Interval>,
 }
 
@@ -63,23 +65,30 @@ pub struct Grouped {
 /// The images that `evaluator` was given, the i-th of them in group `group[i]` of `names` (or in none) and in clip `clip[i]`.
 pub fn group_metrics(evaluator: &CocoEvaluator, key: &str, names: &[String], group: &[Option<u32>], clip: &[u32]) -> Grouped {
     let of = |image: u32| group.get(image as usize).copied().flatten().map(|g| g as usize);
-    let parts: Vec<Vec<Part>> = evaluator.classes.par_iter().map(|class| {
-        let mut parts: Vec<Part> = vec![Part::default(); names.len()];
-        for detection in class.ranked() {
-            if let Some(g) = of(detection.image) {
-                parts[g].ranked.push(detection);
+    let parts: Vec<Vec<Part>> = evaluator
+        .classes
+        .par_iter()
+        .map(|class| {
+            let mut parts: Vec<Part> = vec![Part::default(); names.len()];
+            for detection in class.ranked() {
+                if let Some(g) = of(detection.image) {
+                    parts[g].ranked.push(detection);
+                }
             }
-        }
-        for &(image, counts) in &class.truths {
-            if let Some(g) = of(image) {
-                parts[g].truths.push((image, counts));
+            for &(image, counts) in &class.truths {
+                if let Some(g) = of(image) {
+                    parts[g].truths.push((image, counts));
+                }
             }
-        }
-        parts
-    })
-    .collect();
+            parts
+        })
+        .collect();
     let ap = |g: usize| summary(&parts.iter().map(|class| class[g].precisions()).collect::<Vec<_>>());
-    let intervals = if names.len() <= MOST { Bootstrap { parts: &parts, clip, clips: clips(group, clip, names.len()) }.run() } else { Draws::default() };
+    let intervals = if names.len() <= MOST {
+        Bootstrap { parts: &parts, clip, clips: clips(group, clip, names.len()) }.run()
+    } else {
+        Draws::default()
+    };
     let groups: Vec<GroupMetrics> = (0..names.len())
         .into_par_iter()
         .map(|g| GroupMetrics {
@@ -164,9 +173,19 @@ impl Bootstrap<'_> {
             (each, self.map50(&(0..self.clips.len()).collect::<Vec<_>>(), &weights))
         };
         let all: Vec<_> = (0..DRAWS).into_par_iter().map(one).collect();
-        let of_group = |g: usize| if self.clips[g].len() > 1 { all.iter().filter_map(|(each, _)| each[g]).collect() } else { Vec::new() };
-        let joint = all.iter().filter_map(|(each, whole)| Some(((*whole)?, variation(&each.iter().flatten().copied().collect::<Vec<_>>())?)));
+        let of_group = |g: usize| if self.witnesses(g) > 1 { all.iter().filter_map(|(each, _)| each[g]).collect() } else { Vec::new() };
+        let any = (0..self.clips.len()).any(|g| self.witnesses(g) > 1);
+        let joint = all
+            .iter()
+            .filter(|_| any)
+            .filter_map(|(each, whole)| Some(((*whole)?, variation(&each.iter().flatten().copied().collect::<Vec<_>>())?)));
         Draws { groups: (0..self.clips.len()).map(of_group).collect(), joint: joint.collect() }
+    }
+
+    /// How many clips of a group have objects: what a draw can differ in.
+    fn witnesses(&self, group: usize) -> usize {
+        let clips = self.parts.iter().flat_map(|class| &class[group].truths).map(|(image, _)| self.clip[*image as usize]);
+        clips.collect::<BTreeSet<_>>().len()
     }
 
     /// How often each clip of a group was drawn, in the order of `clips`.
@@ -185,7 +204,8 @@ impl Bootstrap<'_> {
             f64::from(self.clips[g].binary_search(&clip).map_or(0, |at| weights[g][at]))
         };
         let per_class = self.parts.iter().filter_map(|class| {
-            let truths = groups.iter().flat_map(|&g| class[g].truths.iter().map(move |&(image, counts)| weight(g, image) * f64::from(counts[0])));
+            let truths =
+                groups.iter().flat_map(|&g| class[g].truths.iter().map(move |&(image, counts)| weight(g, image) * f64::from(counts[0])));
             let truths: f64 = truths.sum();
             (truths > 0.0).then(|| {
                 let mut ranked: Vec<(f32, f64, bool)> = Vec::new();
@@ -308,9 +328,11 @@ mod tests {
         assert_eq!(all, group_metrics(&evaluator, "month", &names(), &group, &clip), "no draw is of chance");
         let one_clip = group_metrics(&evaluator, "month", &names(), &group, &[0; 24]);
         assert_eq!(one_clip.groups[1].interval, None, "one clip says nothing of others");
+        assert_eq!(one_clip.stability.and_then(|s| s.cov_interval), None);
         // Every image its own clip is the narrower interval that would be too sure.
         let images: Vec<u32> = (0..24).collect();
-        let width = |clip: &[u32]| group_metrics(&evaluator, "month", &names(), &group, clip).groups[1].interval.map(|[a, b]| b - a).unwrap();
+        let width =
+            |clip: &[u32]| group_metrics(&evaluator, "month", &names(), &group, clip).groups[1].interval.map(|[a, b]| b - a).unwrap();
         assert!(width(&images) <= width(&clip) + 0.1, "{} {}", width(&images), width(&clip));
     }
 

@@ -314,6 +314,9 @@ mod tests {
         assert_eq!(decoded.dims(), [1, 6, 128 + 32 + 8 + 2]);
         let tensors = to_tensors(&model, 0).unwrap();
         assert_eq!((tensors.len(), &tensors["model.28.cv2.0.0.conv.weight"].0), (437, &vec![64, 32, 3, 3]));
-        assert!(tensors.contains_key("model.28.dfl.conv.weight") && tensors["model.28.cv3.0.2.bias"].1.iter().all(|b| (b + 9.2341).abs() < 1e-3));
+        assert!(
+            tensors.contains_key("model.28.dfl.conv.weight")
+                && tensors["model.28.cv3.0.2.bias"].1.iter().all(|b| (b + 9.2341).abs() < 1e-3)
+        );
     }
 }

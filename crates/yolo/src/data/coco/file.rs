@@ -85,7 +85,8 @@ impl CocoFile {
     /// The names of its categories, each once, in the file's order: its classes. `background` is one only where objects are called so.
     pub(crate) fn names(&self) -> Vec<String> {
         let mut seen = std::collections::HashSet::new();
-        let is_class = |at: usize, name: &str| !name.eq_ignore_ascii_case("background") || self.boxes.iter().any(|b| b.category as usize == at);
+        let is_class =
+            |at: usize, name: &str| !name.eq_ignore_ascii_case("background") || self.boxes.iter().any(|b| b.category as usize == at);
         let classes = self.categories.iter().enumerate().filter(|(at, (_, name))| is_class(*at, name)).map(|(_, (_, name))| name);
         classes.filter(|name| seen.insert(*name)).cloned().collect()
     }

@@ -3,9 +3,9 @@
 use bellows_weights::onnx::Attribute;
 
 use super::graph::{Builder, INPUT};
+use crate::model::Layer;
 use crate::model::head::{Branch, Detect, REG_MAX};
 use crate::model::layers::{Bottleneck, C2f, Conv, Conv2d, Sppf};
-use crate::model::Layer;
 
 /// What the head says, and of what.
 pub(super) struct Heads {

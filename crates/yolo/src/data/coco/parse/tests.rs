@@ -110,7 +110,8 @@ fn an_id_of_two_annotations_is_counted_and_an_unused_background_is_no_class() {
     let box_ = |id: i64, category: u8| format!(r#"{{"id":{id},"image_id":1,"category_id":{category},"bbox":[1,1,1,1]}}"#);
     let read = |boxes: &[String]| {
         let categories = r#"[{"id":0,"name":"Background"},{"id":1,"name":"person"}]"#;
-        read(&format!(r#"{{"images":[{{"id":1,"file_name":"a"}}],"categories":{categories},"annotations":[{}]}}"#, boxes.join(","))).unwrap()
+        read(&format!(r#"{{"images":[{{"id":1,"file_name":"a"}}],"categories":{categories},"annotations":[{}]}}"#, boxes.join(",")))
+            .unwrap()
     };
     let file = read(&[box_(7, 1), box_(9, 1), box_(7, 1), box_(7, 1)]);
     assert_eq!((file.counts.repeated_annotations, file.boxes.len(), file.names()), (2, 4, vec!["person".to_string()]));

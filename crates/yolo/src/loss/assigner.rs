@@ -207,7 +207,7 @@ mod tests {
             of_one.iter().filter(|f| f.score > 0.0).count()
         };
         let coarse = setup(2.0).0;
-        let places: Vec<f32> = (0..16).map(|i| 8.25 + 0.5 * i as f32).collect();
+        let places: Vec<f32> = (0..64).map(|i| 8.25 + 0.5 * i as f32).collect();
         assert!(places.iter().all(|&x| found(&fine, x) > 0), "every place has a cell of stride 4");
         assert!(places.iter().any(|&x| found(&coarse, x) == 0), "between two cells of stride 8 it is nobody's");
     }

@@ -1,7 +1,7 @@
 //! What is known of frames beside their pixels: the `meta` of a COCO file, when a frame was taken, which clip it belongs to.
 //!
 //! Values are texts, as the file has them (a number in its shortest form), once each by key: frames of a clip share their weather. What is
-//! longer than [`LONGEST`] or beyond the first [`MOST_KEYS`] keys is not kept.
+//! longer than 256 bytes, or beyond the first 64 keys, is not kept.
 
 use std::collections::HashMap;
 use std::path::Path;

@@ -9,7 +9,7 @@ use bellows_yolo::config::TrainConfig;
 use bellows_yolo::data::convert::{Form, Images, convert, partial};
 use bellows_yolo::data::sample::generate;
 use bellows_yolo::data::stats::SplitStats;
-use bellows_yolo::data::{DataConfig, DataError, ScanOptions, Split, YoloDataset, overlap, report, scan};
+use bellows_yolo::data::{DataConfig, DataError, ScanOptions, Split, YoloDataset, leaks, overlap, report, scan};
 use bellows_yolo::plots::data_chart;
 use clap::builder::PossibleValuesParser;
 use clap::{Arg, ArgMatches, Command, value_parser};
@@ -126,7 +126,10 @@ fn check(m: &ArgMatches) -> Result<(), Failure> {
                 let bad = found.too_many_bad();
                 match (split, &train) {
                     (Split::Train, _) => train = Some(found),
-                    (_, Some(train)) => overlap((Split::Train, train), (split, &found)).iter().for_each(|line| say(line)),
+                    (_, Some(train)) => {
+                        overlap((Split::Train, train), (split, &found)).iter().for_each(|line| say(line));
+                        leaks((Split::Train, train), (split, &found)).iter().for_each(|line| say(line));
+                    }
                     _ => {}
                 }
                 bad

@@ -15,7 +15,7 @@ use serde_json::{Map, Value};
 use crate::used::{STRIDE, sides, weights_flag, weights_path};
 
 /// What weights say of the images they are made for, and every file of theirs has to say too.
-const OF_THE_DATA: [&str; 3] = ["range", "percentile", "percentile_of"];
+const OF_THE_DATA: [&str; 6] = ["range", "percentile", "percentile_of", "frames", "frame_stride", "background"];
 
 /// The verb's flags.
 pub(crate) fn command() -> Command {

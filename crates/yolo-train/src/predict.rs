@@ -10,7 +10,7 @@ use bellows_cli::{Context, Exit, Failure, Signals, Usage, join_pool, option, swi
 use bellows_runs::results_dir;
 use bellows_yolo::WeightFile;
 use bellows_yolo::config::TrainConfig;
-use bellows_yolo::data::{Frame, Normalisation, Size};
+use bellows_yolo::data::{Frame, Normalisation, Size, Stack};
 use bellows_yolo::metrics::NmsConfig;
 use bellows_yolo::plots::Ink;
 use bellows_yolo::predict::source::{Input, expand};
@@ -128,7 +128,7 @@ pub(crate) fn run(matches: &ArgMatches, _: &Signals) -> Result<(), Failure> {
     let look = PredictConfig { imgsz: Size { width, height }, batch: whole("batch"), nms, tiling };
     let predictor = Predictor::new(weights.detector(&device.device)?.fuse(&device.device), &device.device, look);
     let results = Results::new(wanted(matches, &config)?, inputs.len(), weights.names().to_vec());
-    let (results, clock) = walk(&predictor, &inputs, (whole("vid-stride") as u64, config.levels().alone()), results)?;
+    let (results, clock) = walk(&predictor, &inputs, (whole("vid-stride") as u64, config.levels().alone(), config.stack()), results)?;
     results.end(clock.elapsed().as_secs_f64())
 }
 
@@ -153,7 +153,7 @@ fn wanted(matches: &ArgMatches, config: &TrainConfig) -> Result<Wanted, Failure>
 fn walk(
     predictor: &Predictor,
     inputs: &[Input],
-    (stride, levels): (u64, Normalisation),
+    (stride, levels, stack): (u64, Normalisation, Stack),
     mut results: Results,
 ) -> Result<(Results, Instant), Failure> {
     let batch = predictor.config().batch;
@@ -161,7 +161,7 @@ fn walk(
     let (to_compute, shots) = sync_channel(AHEAD * batch);
     let (to_write, seen) = sync_channel::<Seen>(AHEAD * batch);
     std::thread::scope(|scope| {
-        scope.spawn(move || read(inputs, stride, &levels, &to_compute));
+        scope.spawn(move || read(inputs, stride, (&levels, stack), &to_compute));
         let writer = scope.spawn(move || {
             for seen in seen {
                 results.take(seen)?;
@@ -193,7 +193,7 @@ fn compute(predictor: &Predictor, shots: &Receiver<Seen>, to: &SyncSender<Seen>,
         }
         let looked = Instant::now();
         let frames: Vec<&Frame> =
-            waiting.iter().filter_map(|seen| if let Seen::Shot(shot, ..) = seen { Some(&shot.frame) } else { None }).collect();
+            waiting.iter().filter_map(|seen| if let Seen::Shot(shot, ..) = seen { Some(shot.input()) } else { None }).collect();
         let found = predictor.predict(&frames).context(Exit::Failed, "looking at an image")?;
         let each = looked.elapsed().as_secs_f64() * 1e3 / frames.len().max(1) as f64;
         let mut found = found.into_iter();

@@ -4,7 +4,7 @@ use std::error::Error;
 use std::sync::mpsc::SyncSender;
 
 use bellows_yolo::boxes::Detection;
-use bellows_yolo::data::{Frame, Normalisation, decode, decode_file};
+use bellows_yolo::data::{Frame, Normalisation, Ring, Stack, decode, decode_file};
 use bellows_yolo::predict::source::Input;
 use bellows_yolo::predict::video::{Film, FilmError};
 
@@ -20,6 +20,15 @@ pub(crate) struct Shot {
     pub(crate) film: Option<(u64, String)>,
     /// Its pixels.
     pub(crate) frame: Frame,
+    /// With the frames before it as channels, where the network looks at these.
+    pub(crate) stacked: Option<Frame>,
+}
+
+impl Shot {
+    /// What the network looks at.
+    pub(crate) fn input(&self) -> &Frame {
+        self.stacked.as_ref().unwrap_or(&self.frame)
+    }
 }
 
 /// What comes from one thread to the next.
@@ -30,11 +39,18 @@ pub(crate) enum Seen {
     Skipped(String),
 }
 
-/// Decodes every source, 16-bit images by `levels`; a receiver that is gone ends it.
-pub(crate) fn read(inputs: &[Input], stride: u64, levels: &Normalisation, to: &SyncSender<Seen>) {
+/// Decodes every source, 16-bit images by `levels`; a receiver that is gone ends it. Frames before a frame are those of its film, or the images before it in
+/// its folder.
+pub(crate) fn read(inputs: &[Input], stride: u64, (levels, stack): (&Normalisation, Stack), to: &SyncSender<Seen>) {
+    let (mut folder, mut clip) = (None, Ring::new(stack));
     for (index, input) in inputs.iter().enumerate() {
-        let shot = |film, frame| {
-            let shot = Shot { input: index, name: input.name(), stem: input.stem(), film, frame };
+        let here = if let Input::Image(path) = input { path.parent() } else { None };
+        if here.is_none() || here != folder {
+            (folder, clip) = (here, Ring::new(stack));
+        }
+        let mut stacked = |frame: &Frame| stack.is_on().then(|| clip.push(frame));
+        let shot = |film, frame, stacked| {
+            let shot = Shot { input: index, name: input.name(), stem: input.stem(), film, frame, stacked };
             Seen::Shot(Box::new(shot), Vec::new(), 0.0)
         };
         let skipped = |error: &dyn Error| {
@@ -43,11 +59,26 @@ pub(crate) fn read(inputs: &[Input], stride: u64, levels: &Normalisation, to: &S
             Seen::Skipped(if reason.contains(&name) { reason } else { format!("{name}: {reason}") })
         };
         let sent = match input {
-            Input::Image(path) => to.send(decode_file(path, levels).map_or_else(|e| skipped(&e), |frame| shot(None, frame))),
-            Input::Bytes(bytes) => to.send(decode(bytes, "-", levels).map_or_else(|e| skipped(&e), |frame| shot(None, frame))),
+            Input::Image(path) => to.send(decode_file(path, levels).map_or_else(
+                |e| skipped(&e),
+                |frame| {
+                    let input = stacked(&frame);
+                    shot(None, frame, input)
+                },
+            )),
+            Input::Bytes(bytes) => to.send(decode(bytes, "-", levels).map_or_else(
+                |e| skipped(&e),
+                |frame| {
+                    let input = stacked(&frame);
+                    shot(None, frame, input)
+                },
+            )),
             Input::Film(_) | Input::Camera(_) | Input::Stream(_) => {
-                let each = |number, rate: &str, frame| to.send(shot(Some((number, rate.to_string())), frame)).is_ok();
-                film(input, stride, each).map_or_else(|error| to.send(skipped(&error)), |()| Ok(()))
+                let each = |number: u64, rate: &str, frame: Frame| {
+                    let input = stacked(&frame);
+                    !number.is_multiple_of(stride) || to.send(shot(Some((number, rate.to_string())), frame, input)).is_ok()
+                };
+                film(input, each).map_or_else(|error| to.send(skipped(&error)), |()| Ok(()))
             }
         };
         if sent.is_err() {
@@ -56,13 +87,13 @@ pub(crate) fn read(inputs: &[Input], stride: u64, levels: &Normalisation, to: &S
     }
 }
 
-/// Every `stride`-th frame, until `each` has enough.
-fn film(input: &Input, stride: u64, mut each: impl FnMut(u64, &str, Frame) -> bool) -> Result<(), FilmError> {
+/// Every frame, until `each` has enough.
+fn film(input: &Input, mut each: impl FnMut(u64, &str, Frame) -> bool) -> Result<(), FilmError> {
     let mut film = Film::open(input)?;
     let rate = film.rate().to_string();
     let mut number = 0;
     while let Some(frame) = film.frame()? {
-        if number % stride == 0 && !each(number, &rate, frame) {
+        if !each(number, &rate, frame) {
             break;
         }
         number += 1;

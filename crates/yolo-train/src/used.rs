@@ -60,10 +60,13 @@ impl Share {
         let range = weights.range().map(|range| ("range".to_string(), json!(range)));
         let frame = weights.percentile().map(|percentile| [("percentile", json!(percentile)), ("percentile_of", json!("frame"))]);
         let frame = frame.into_iter().flatten().map(|(name, value)| (name.to_string(), value));
+        let stack = weights.stack();
+        let planes = [("frames", stack.frames), ("frame_stride", stack.stride), ("background", stack.background)];
+        let planes = planes.map(|(name, n)| (name.to_string(), json!(n)));
         let flags = flag_values(self.table().map(|s| (s.key(), s.read)), matches);
         let layers = [
             layer("defaults", self.defaults.clone()),
-            layer("the weights' metadata", imgsz.into_iter().chain(range).chain(frame).collect()),
+            layer("the weights' metadata", imgsz.into_iter().chain(range).chain(frame).chain(planes).collect()),
             layer("command line", flags),
         ];
         let (config, notes) = TrainConfig::with_notes(&layers)?;

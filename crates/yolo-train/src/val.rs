@@ -1,14 +1,14 @@
 //! `yolo-train val`: how good weights are on a split of a data set.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use bellows_cli::{Bar, Context, Exit, Failure, Signals, Usage, columns, join_pool, note, option, say, switch, text};
 use bellows_learner::EvalContext;
-use bellows_runs::results_dir;
+use bellows_runs::{results_dir, write_atomic};
 use bellows_yolo::config::TrainConfig;
 use bellows_yolo::data::Split;
 use bellows_yolo::metrics::table_header;
-use bellows_yolo::{Page, SplitData, TrainError, Verdict, WeightFile, validate, validate_tiled};
+use bellows_yolo::{Page, SplitData, TrainError, Verdict, WeightFile, submission, validate, validate_tiled};
 use clap::builder::PossibleValuesParser;
 use clap::{ArgMatches, Command};
 use serde_json::json;
@@ -41,6 +41,7 @@ fn share() -> Share {
         "max_det",
         "agnostic_nms",
         "save_json",
+        "group_by",
         "range",
         "percentile",
         "percentile_of",
@@ -49,6 +50,11 @@ fn share() -> Share {
         ("imgsz", "Longer side of the images that are judged, in pixels, rounded up to a multiple of 32 [default: as trained]"),
         ("classes", "Judge these class indices only, as a list"),
         ("save_json", "Write the detections as COCO predictions.json [default: false]"),
+        (
+            "group_by",
+            "Also judge groups of images, as a list: month, hour, daynight, clip, or a key of a COCO file's meta \
+             [default: month, daynight, temperature and clip where the file tells them]",
+        ),
     ])
 }
 
@@ -63,6 +69,10 @@ pub(crate) fn command() -> Command {
         )
         .args(share().flags())
         .args(tiling_flags())
+        .arg(
+            option("submission", "Write what was found in every image, by the ids of the COCO file: the thermal drift challenge's file")
+                .value_name("FILE"),
+        )
         .arg(switch("json", "Print one JSON object on stdout, and what is for people on stderr"))
 }
 
@@ -71,7 +81,7 @@ pub(crate) fn run(matches: &ArgMatches, _: &Signals) -> Result<(), Failure> {
     let path = weights_path(matches)?;
     join_pool(0)?;
     let weights = WeightFile::read(&path)?;
-    let config = share().settle(matches, &weights)?;
+    let mut config = share().settle(matches, &weights)?;
     if config.data.is_empty() {
         return Err(Usage("--data FILE is required: a data.yaml that names the images and classes (see --help)".into()).into());
     }
@@ -83,7 +93,12 @@ pub(crate) fn run(matches: &ArgMatches, _: &Signals) -> Result<(), Failure> {
     let tiling = tiling(matches)?;
     let device = device(&config, false)?;
     let model = weights.detector(&device.device)?.fuse(&device.device);
-    let data = watched(|progress| SplitData::open(&config, split, model.channels(), progress))?;
+    let mut data = watched(|progress| SplitData::open(&config, split, model.channels(), progress))?;
+    let submitted = text(matches, "submission").map(PathBuf::from);
+    if submitted.is_some() {
+        data.set = data.set.keeping_detections();
+    }
+    config.group_by = config.group_by.or_else(|| Some(data.set.usual_groups()));
     data.lines.iter().for_each(|line| tell_people(line));
     must_fit(&weights, &data.names, &config, &path)?;
 
@@ -110,6 +125,11 @@ pub(crate) fn run(matches: &ArgMatches, _: &Signals) -> Result<(), Failure> {
             Page { title: &title, facts: &facts, history: None, validation: &validation, set: &data.set, names: &data.names, samples: &[] };
         keep(&folder, &verdict.pictures().context(Exit::Failed, "drawing")?)?;
         keep(&folder, &[page.file().map_err(TrainError::Validation)?])?;
+    }
+    if let Some(file) = submitted {
+        let bytes = submission(&data.set, &validation)?;
+        write_atomic(&file, &bytes).context(Exit::Failed, file.display())?;
+        tell_people(&format!("Submission of {} images written to {}", data.set.len(), file.display()));
     }
     tell_people(&format!("Results saved to {}", folder.display()));
     if matches.get_flag("json") {

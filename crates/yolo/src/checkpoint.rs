@@ -12,9 +12,12 @@ use bellows_weights::Weights;
 use burn::tensor::Device;
 use serde_json::Value;
 
+use crate::data::Stack;
 use crate::model::names::{LoadReport, NamedTensors, load_tensors};
-use crate::model::{Fused, Scale, Yolo, YoloConfig};
+use crate::model::summary::layer_index;
+use crate::model::{COMMON, Fused, Scale, Yolo, YoloConfig};
 use crate::recognise::{Form, recognise};
+use crate::stem::spread;
 
 /// Weights that do not fit, or cannot be read.
 #[derive(Debug, thiserror::Error)]
@@ -92,7 +95,7 @@ impl WeightFile {
     /// A file that is not whole.
     pub fn detector(&self, device: &Device) -> Result<Detector, Misfit> {
         let Form { config, folded } = self.form;
-        let (model, report) = self.load(self.blank(config, device))?;
+        let (model, report) = self.load(self.blank(config, device), &self.tensors()?)?;
         self.must_be_whole(&report)?;
         Ok(Detector { model, config, folded, names: self.names.clone(), imgsz: self.imgsz(), metadata: self.weights.metadata.clone() })
     }
@@ -115,6 +118,17 @@ impl WeightFile {
     /// The percentiles of each 16-bit image that were, where it was trained so.
     pub fn percentile(&self) -> Option<[f64; 2]> {
         serde_json::from_str(self.weights.metadata.get("percentile")?).ok()
+    }
+
+    /// Which frames make an input where it was trained; a single one unless the file says otherwise.
+    pub fn stack(&self) -> Stack {
+        let number = |key: &str| self.weights.metadata.get(key).and_then(|text| text.parse().ok());
+        let alone = Stack::default();
+        Stack {
+            frames: number("frames").unwrap_or(alone.frames),
+            stride: number("frame_stride").unwrap_or(alone.stride),
+            background: number("background").unwrap_or(alone.background),
+        }
     }
 
     /// What its model is built from.
@@ -140,9 +154,8 @@ impl WeightFile {
         values.collect()
     }
 
-    fn load(&self, model: Yolo) -> Result<(Yolo, LoadReport), Misfit> {
-        let tensors = self.tensors()?;
-        let (model, report) = load_tensors(model, &tensors).map_err(|e| self.misfit(e.to_string()))?;
+    fn load(&self, model: Yolo, tensors: &NamedTensors) -> Result<(Yolo, LoadReport), Misfit> {
+        let (model, report) = load_tensors(model, tensors).map_err(|e| self.misfit(e.to_string()))?;
         let absent = report.missing.iter().find(|name| !is_optional(name));
         if let Some(name) = absent {
             return Err(self.misfit(format!("not whole: it has no tensor `{name}`")));
@@ -163,33 +176,55 @@ impl WeightFile {
         }
     }
 
-    /// `model` with what it has in common with this file, and what to tell about it.
+    /// `model`, which looks at `stack`, with what it has in common with this file, and what to tell about it.
     ///
     /// # Errors
     /// Folded weights, or tensors outside the class branches that differ.
-    pub(crate) fn transfer(&self, model: Yolo, nc: usize) -> Result<(Yolo, Vec<String>), Misfit> {
+    pub(crate) fn transfer(&self, model: Yolo, nc: usize, stack: Stack) -> Result<(Yolo, Vec<String>), Misfit> {
         if self.form.folded {
             let reason =
                 "its batch normalisation is folded in, so it can be used and not trained: start from the .pt or .safetensors it came from";
             return Err(self.misfit(reason.into()));
         }
-        let (model, report) = self.load(model)?;
-        let (classes, others): (Vec<_>, Vec<_>) = report.mismatched.iter().partition(|(name, ..)| name.starts_with("model.22.cv3."));
+        let mut tensors = self.tensors()?;
+        let planes = |stack: Stack| (stack.frames, stack.background > 0);
+        let spreads = stack.is_on() && planes(stack) != planes(self.stack());
+        if spreads {
+            spread(&mut tensors, &stack);
+        }
+        if model.p2() != self.form.config.p2 {
+            return self.transfer_common(model, tensors);
+        }
+        let classes = format!("model.{}.cv3.", model.head());
+        let (model, report) = self.load(model, &tensors)?;
+        let (classes, others): (Vec<_>, Vec<_>) = report.mismatched.iter().partition(|(name, ..)| name.starts_with(&classes));
         let rest = LoadReport { mismatched: others.into_iter().cloned().collect(), ..report.clone() };
         self.must_be_whole(&rest)?;
         let mut lines = vec![format!("Transferred {}/{} items from {}", report.transferred, report.total, self.path.display())];
+        if spreads {
+            lines.push(format!("The first convolution's weights are spread over {} frames", stack.frames));
+        }
         if !classes.is_empty() {
             let (nc_there, count) = (self.form.config.nc, classes.len());
-            lines.push(format!(
-                "Not transferred: {count} tensors of the class branches (model.22.cv3), made for {nc_there} classes; here are {nc}"
-            ));
+            lines.push(format!("Not transferred: {count} tensors of the class branches, made for {nc_there} classes; here are {nc}"));
         }
         Ok((model, lines))
     }
 
+    /// `model`, which has other levels than this file's, with the layers that are the same.
+    fn transfer_common(&self, model: Yolo, mut tensors: NamedTensors) -> Result<(Yolo, Vec<String>), Misfit> {
+        tensors.retain(|name, _| layer_index(name).is_some_and(|layer| layer < COMMON));
+        let (model, report) = load_tensors(model, &tensors).map_err(|e| self.misfit(e.to_string()))?;
+        self.must_be_whole(&report)?;
+        let (count, total, path) = (report.transferred, report.total, self.path.display());
+        let line =
+            format!("Transferred {count}/{total} items from {path}: the layers before {COMMON}, for the levels behind them are others");
+        Ok((model, vec![line]))
+    }
+
     /// `like` with the values of this file, which has them all.
     pub(crate) fn exactly(&self, like: Yolo) -> Result<Yolo, Misfit> {
-        let (model, report) = self.load(like)?;
+        let (model, report) = self.load(like, &self.tensors()?)?;
         self.must_be_whole(&report)?;
         Ok(model)
     }
@@ -260,10 +295,11 @@ fn imgsz(metadata: &BTreeMap<String, String>) -> Option<u32> {
     sides.max()
 }
 
-/// `yolov8n` or `yolov8n.yaml` to its scale.
-pub(crate) fn scale_of(name: &str) -> Option<Scale> {
-    let letter = name.strip_suffix(".yaml").unwrap_or(name).strip_prefix("yolov8")?;
-    Scale::ALL.into_iter().find(|scale| scale.letter() == letter)
+/// `yolov8n`, `yolov8n.yaml` or `yolov8n-p2` to its scale, and whether it has a level of stride 4.
+pub(crate) fn scale_of(name: &str) -> Option<(Scale, bool)> {
+    let size = name.strip_suffix(".yaml").unwrap_or(name).strip_prefix("yolov8")?;
+    let (letter, p2) = size.strip_suffix("-p2").map_or((size, false), |letter| (letter, true));
+    Some((Scale::ALL.into_iter().find(|scale| scale.letter() == letter)?, p2))
 }
 
 /// The weight file that a path means.

@@ -41,6 +41,11 @@ pub(crate) fn closing(validation: &Validation, names: &[String]) -> Result<Vec<R
     for (normalized, name) in [(false, "confusion_matrix.png"), (true, "confusion_matrix_normalized.png")] {
         files.push(file(name, |path| plots::confusion_matrix(&validation.confusion, names, normalized, path))?);
     }
+    for by in validation.groups.iter().filter(|by| by.groups.len() <= plots::MOST_GROUPS) {
+        files.push(file(&format!("by_{}.png", by.key.to_lowercase().replace(|c: char| !c.is_alphanumeric(), "_")), |path| {
+            plots::groups_chart(by, validation.coco.map50, path)
+        })?);
+    }
     for (i, Shown { batch, detections }) in validation.shown.iter().enumerate() {
         files.push(file(&format!("val_batch{i}_labels.jpg"), |path| plots::image_grid(&with_labels(batch), names, path))?);
         let predicted = |image: usize| {
@@ -60,8 +65,13 @@ fn with_labels(batch: &Batch) -> Vec<GridImage<'_>> {
     })
 }
 
+/// Three channels are drawn as colours, also where they are moments: what moves is coloured. Of another number the last, which is the frame itself.
 fn grid(batch: &Batch, boxes: impl Fn(usize) -> Vec<GridBox>) -> Vec<GridImage<'_>> {
-    let [_, channels, height, width] = batch.shape;
-    let images = batch.images.chunks_exact(channels * height * width).zip(&batch.names).enumerate();
-    images.map(|(i, (pixels, name))| GridImage { pixels, channels, width, height, name, boxes: boxes(i) }).collect()
+    let [_, all, height, width] = batch.shape;
+    let channels = if all == 3 { 3 } else { 1 };
+    let images = batch.images.chunks_exact(all * height * width).zip(&batch.names).enumerate();
+    let shown = |pixels: &'_ [u8]| pixels.len() - channels * height * width;
+    images
+        .map(|(i, (pixels, name))| GridImage { pixels: &pixels[shown(pixels)..], channels, width, height, name, boxes: boxes(i) })
+        .collect()
 }

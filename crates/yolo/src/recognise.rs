@@ -1,7 +1,7 @@
 //! Which model a weight file holds, from the names of its modules and the shapes of its tensors.
 //!
 //! Ultralytics numbers the layers of every model it has: `model.22` is the head of YOLOv8, `model.23` that of YOLO11, and what stands in a head
-//! says what it is for. Only YOLOv8 for detection is accepted; the others are refused by their names, because half of their tensors would fit.
+//! says what it is for. Only YOLOv8 for detection is accepted, with three levels or (p2, `model.28`) a finer fourth; the others are refused by their names, because half of their tensors would fit.
 
 use std::collections::BTreeMap;
 
@@ -11,6 +11,8 @@ use crate::model::{Scale, YoloConfig};
 
 /// Number of the head's layer.
 const HEAD: usize = 22;
+/// The same with a level of stride 4.
+const HEAD_P2: usize = 28;
 
 /// What the tensors of a detector say.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -70,10 +72,16 @@ impl Looks<'_> {
             _ if self.has("model.2.cv3.") && !self.has("model.2.cv3.0.") => "YOLOv5",
             _ if self.has("model.2.cv4.") || self.has("model.2.cv3.0.") => "YOLOv9",
             HEAD => "YOLOv8",
+            _ if self.p2() => "YOLOv8",
             9 => "YOLOv8 or its kin",
-            28 | 29 if self.in_head("cv2.3.") => "YOLOv8 with four levels (p2 or p6)",
+            28 | 29 if self.in_head("cv2.3.") => "YOLOv8 with four levels (p6)",
             _ => "another YOLO",
         }
+    }
+
+    /// Whether it has a level of stride 4: the pooling pyramid is where it always is, and the head has a fourth level.
+    fn p2(&self) -> bool {
+        self.head == HEAD_P2 && self.in_head("cv2.3.") && self.has("model.9.cv2.") && self.has("model.27.cv2.")
     }
 
     /// The name of a model that is not YOLOv8 for detection.
@@ -105,9 +113,9 @@ impl Looks<'_> {
             let shape = self.shapes.get(name).filter(|shape| shape.len() == 4).ok_or_else(|| format!("no tensor `{name}` of four axes"))?;
             Some(shape[axis]).filter(|&n| n > 0).ok_or_else(|| format!("`{name}` is empty"))
         };
-        let nc = of(&format!("model.{HEAD}.cv3.0.2.weight"), 0)?;
+        let nc = of(&format!("model.{}.cv3.0.2.weight", self.head), 0)?;
         let channels = of("model.0.conv.weight", 1)?;
-        let config = YoloConfig { scale, nc, channels, sppf_act: sppf_has_activation(weights) };
+        let config = YoloConfig { scale, nc, channels, sppf_act: sppf_has_activation(weights), p2: self.p2() };
         Ok(Form { config, folded: self.shapes.contains_key("model.0.conv.bias") })
     }
 }
@@ -145,7 +153,12 @@ mod tests {
         for scale in [Scale::N, Scale::S, Scale::M] {
             let form = recognise(&detector(scale, 7)).unwrap();
             assert_eq!((form.config.scale, form.config.nc, form.config.channels, form.folded), (scale, 7, 1, false));
+            assert!(!form.config.p2);
         }
+        let finer = YoloConfig { p2: true, ..YoloConfig::new(3) }.init(0, &Device::flex());
+        let names = named_tensors(&finer);
+        let form = recognise(&file(names.iter().map(|(name, shape, _)| (name.as_str(), shape.clone())))).unwrap();
+        assert_eq!((form.config.p2, form.config.nc, form.config.scale), (true, 3, Scale::N));
         let looks = Scale::ALL.map(Scale::looks);
         assert!((0..5).all(|i| (0..i).all(|j| looks[i] != looks[j])), "{looks:?}");
     }

@@ -14,7 +14,8 @@ use crate::checkpoint::{Misfit, WeightFile, scale_of, weight_file};
 use crate::config::{Cache, Toggle, TrainConfig};
 use crate::data::sample::{Generated, generate};
 use crate::data::{
-    DataConfig, DataError, DiskCache, Item, Normalisation, RamCache, Scan, ScanOptions, Size, Split, YoloDataset, overlap, report, scan,
+    DataConfig, DataError, DiskCache, FrameMeta, Item, Normalisation, RamCache, Scan, ScanOptions, Size, Split, Stacked, YoloDataset,
+    leaks, overlap, report, sampler, scan,
 };
 use crate::model::{Yolo, YoloConfig};
 use crate::validate::ValSet;
@@ -34,6 +35,8 @@ pub struct TrainingData {
     pub names: Vec<String>,
     /// Input channels of the network, 3 or 1.
     pub channels: usize,
+    /// How often each training sample is taken, as its share of all; empty for every one once.
+    pub weights: Vec<f64>,
     /// All training labels, for `labels.jpg`; may be empty.
     pub labels: Vec<Label>,
     /// Counts of 16-bit images that become black and white, where there are such images and one range is for all.
@@ -59,6 +62,7 @@ impl TrainingData {
             val,
             names,
             channels: 3,
+            weights: Vec::new(),
             labels: Vec::new(),
             range: None,
             fingerprint,
@@ -92,17 +96,24 @@ impl TrainingData {
         let deep = [&train, &val].iter().any(|scan| scan.images.iter().any(|image| image.deep));
         lines.extend(deep.then(|| levels_line(normalisation)));
         lines.extend(overlap((Split::Train, &train), (Split::Val, &val)));
+        lines.extend(leaks((Split::Train, &train), (Split::Val, &val)));
+        let weights = config.sampler.as_ref().map(|sampler| sampler::weights(&train, sampler, data.names.len())).unwrap_or_default();
         let fingerprint = fingerprint(&[&train, &val], deep.then_some(normalisation));
         let range = match normalisation {
             Normalisation::Range { low, high } if deep => Some([low, high]),
             _ => None,
         };
-        let (labels, ids) = (train.all_labels().to_vec(), val.ids().clone());
-        let (train, val) = (YoloDataset::new(train, data.channels, normalisation), YoloDataset::new(val, data.channels, normalisation));
+        let (labels, ids, train_meta, meta) = (train.all_labels().to_vec(), val.ids().clone(), train.meta.clone(), val.meta.clone());
+        let channels = if config.stack().is_on() { config.stack().channels() } else { data.channels as usize };
+        let set = |scan| YoloDataset::new(scan, gray_or(config, data.channels), normalisation);
+        let (train, val) = (set(train), set(val));
         let (train_sizes, sizes) = (train.sizes(), val.sizes());
-        let (train, val) = (cached(config, train, progress)?, ValSet::with_sizes(cached(config, val, progress)?, sizes).with_ids(ids));
+        let train = stacked(config, cached(config, train, progress)?, &train_meta);
+        let val = stacked(config, cached(config, val, progress)?, &meta);
+        let val = ValSet::with_sizes(val, sizes).with_ids(ids).with_meta(meta);
+        val.groupings(config.group_by.as_deref().unwrap_or_default())?;
         let names = class_names(config, &data);
-        Ok(Self { train, train_sizes, val, names, channels: data.channels as usize, labels, range, fingerprint, lines })
+        Ok(Self { train, train_sizes, val, names, channels, weights, labels, range, fingerprint, lines })
     }
 }
 
@@ -137,11 +148,13 @@ impl SplitData {
         };
         let normalisation = config.levels().resolve(measured.as_ref().unwrap_or(&scan), cache_dir().as_deref())?;
         lines.extend(deep.then(|| levels_line(normalisation)));
-        let ids = scan.ids().clone();
-        let set = YoloDataset::new(scan, channels as u32, normalisation);
+        let (ids, meta) = (scan.ids().clone(), scan.meta.clone());
+        let set = YoloDataset::new(scan, gray_or(config, channels as u32), normalisation);
         let sizes = set.sizes();
         let names = class_names(config, &data);
-        Ok(Self { set: ValSet::with_sizes(cached(config, set, progress)?, sizes).with_ids(ids), names, lines })
+        let set = ValSet::with_sizes(stacked(config, cached(config, set, progress)?, &meta), sizes).with_ids(ids).with_meta(meta);
+        set.groupings(config.group_by.as_deref().unwrap_or_default())?;
+        Ok(Self { set, names, lines })
     }
 }
 
@@ -179,6 +192,17 @@ fn cached(config: &TrainConfig, set: YoloDataset, progress: Progress<'_>) -> Res
             Arc::new(DiskCache::new(set, &dir.join("images"), imgsz, &caching)?)
         }
     })
+}
+
+/// Channels of a single image: those of a network that looks at single images, one where frames are stacked.
+fn gray_or(config: &TrainConfig, channels: u32) -> u32 {
+    if config.stack().is_on() { 1 } else { channels }
+}
+
+/// Items with the frames before them, if the settings ask for it.
+fn stacked(config: &TrainConfig, data: Arc<dyn Dataset<Item>>, meta: &FrameMeta) -> Arc<dyn Dataset<Item>> {
+    let stack = config.stack();
+    if stack.is_on() { Arc::new(Stacked::new(data, stack, meta)) } else { data }
 }
 
 fn class_names(config: &TrainConfig, data: &DataConfig) -> Vec<String> {
@@ -230,21 +254,22 @@ pub(crate) fn model(config: &TrainConfig, nc: usize, channels: usize, device: &D
     };
     let chosen = file.map(|path| weight_file(Path::new(path))).transpose()?;
     let file = chosen.as_ref().map(|chosen| WeightFile::read(&chosen.path)).transpose()?;
-    let scale = named.or_else(|| Some(file.as_ref()?.config().scale)).ok_or_else(|| Misfit {
+    let of_file = || file.as_ref().map(|file| (file.config().scale, file.config().p2));
+    let (scale, p2) = named.or_else(of_file).ok_or_else(|| Misfit {
         path: config.model.clone().into(),
-        reason: "`model` must be yolov8n, s, m, l or x, or a weight file".into(),
+        reason: "`model` must be yolov8n, s, m, l or x, with -p2 for a finer level, or a weight file".into(),
     })?;
     let sppf_act = file.as_ref().is_none_or(|file| file.config().sppf_act);
-    let form = YoloConfig { scale, nc, channels, sppf_act };
+    let form = YoloConfig { scale, nc, channels, sppf_act, p2 };
     let mut model = form.init(config.seed, device);
     let mut header = Vec::new();
     match &file {
-        Some(file) => (model, header) = file.transfer(model, nc)?,
+        Some(file) => (model, header) = file.transfer(model, nc, config.stack())?,
         None => header.push("Random first weights: to start from a trained model, give its file (--model FILE.pt or .safetensors)".into()),
     }
     let summary = model.summary(config.imgsz, config.imgsz);
     let [layers, parameters, gradients] = [summary.layers, summary.parameters, summary.gradients].map(thousands);
-    let size = scale.letter();
+    let size = format!("{}{}", scale.letter(), if p2 { "-p2" } else { "" });
     header.insert(
         0,
         format!("YOLOv8{size} summary: {layers} layers, {parameters} parameters, {gradients} gradients, {:.1} GFLOPs", summary.gflops),

@@ -12,9 +12,11 @@ use burn::tensor::ops::{InterpolateMode, InterpolateOptions};
 
 use crate::config::TrainConfig;
 use crate::data::batch::{collate, multi_scale, readable};
+use crate::data::sampler::{epoch_length, epoch_samples};
 use crate::data::stages::{Stages, TimedReads, timed};
-use crate::data::{Batch, Item, Size, TrainView, augment};
+use crate::data::{Batch, Grouping, Item, Size, TrainView, augment};
 use crate::export::to_weights;
+use crate::group_verdict;
 use crate::model::Yolo;
 use crate::model::summary::{ParamGroup, layer_index, param_group};
 use crate::pictures;
@@ -44,8 +46,12 @@ pub struct DetectionTask {
     pub(crate) stages: Stages,
     /// With `rect`, the shape of every training batch, in the order of the samples; else empty.
     pub rect: Vec<Size>,
+    /// With `sampler`, how often each sample is taken, as its share of all; else empty.
+    pub weights: Vec<f64>,
     /// What a model is judged on.
     pub val: ValSet,
+    /// Groups of its images that are judged too, for the keys of `group_by`.
+    pub groupings: Vec<Grouping>,
     /// Draw pictures of training batches.
     pub pictures: bool,
 }
@@ -81,7 +87,8 @@ impl Task for DetectionTask {
     }
 
     fn metric_names(&self) -> Vec<String> {
-        METRICS.map(String::from).to_vec()
+        let more = self.groupings.iter().flat_map(|by| group_verdict::columns(&by.key, &by.names));
+        METRICS.into_iter().map(String::from).chain(more).collect()
     }
 
     fn groups(&self) -> Vec<Group> {
@@ -99,6 +106,13 @@ impl Task for DetectionTask {
             ParamGroup::Decay => 1,
             ParamGroup::NoDecay => 2,
         })
+    }
+
+    fn plan(&self, draw: Draw) -> Option<Vec<Vec<usize>>> {
+        let sampler = self.config.sampler.as_ref().filter(|_| !self.weights.is_empty())?;
+        let count = epoch_length(self.weights.len(), sampler);
+        let samples = epoch_samples(&self.weights, count, draw.seed, draw.epoch as u64);
+        Some(samples.chunks(self.config.batch.images()).map(<[usize]>::to_vec).collect())
     }
 
     fn batch(&self, data: &dyn Dataset<Item>, draw: Draw, indices: &[usize]) -> Result<Batch, TaskError> {
@@ -163,7 +177,8 @@ impl Task for DetectionTask {
         let m = &validation.metrics;
         let [b, c, d] = validation.losses;
         let values = [m.precision, m.recall, m.map50, m.map50_95, b, c, d];
-        let metrics = METRICS.iter().zip(values).map(|(name, value)| (name.to_string(), value)).collect();
+        let values = values.into_iter().chain(validation.groups.iter().flat_map(group_verdict::values));
+        let metrics = self.metric_names().into_iter().zip(values).collect();
         Ok(Evaluation { fitness: m.fitness, metrics, samples: m.images, objects: m.instances, unreadable: validation.unreadable })
     }
 
@@ -174,6 +189,11 @@ impl Task for DetectionTask {
         } else if self.config.levels().per_frame {
             more.insert("percentile_of".to_string(), self.config.percentile_of.clone());
             more.insert("percentile".to_string(), serde_json::to_string(&self.config.percentile)?);
+        }
+        let stack = self.config.stack();
+        if stack.is_on() {
+            let planes = [("frames", stack.frames), ("frame_stride", stack.stride), ("background", stack.background)];
+            more.extend(planes.map(|(key, n)| (key.to_string(), n.to_string())));
         }
         Ok(to_weights(model, &self.names, self.config.imgsz, more)?)
     }
@@ -196,7 +216,17 @@ mod tests {
         let val = ValSet::with_sizes(Arc::new(InMemDataset::new(Vec::new())), Vec::new());
         let config = TrainConfig { imgsz: 64, degrees: 0.0, translate: 0.0, scale: 0.0, fliplr: 0.0, ..config };
         let names = vec!["item".into()];
-        let task = DetectionTask { config, names, channels, stages: Stages::default(), rect: Vec::new(), val, pictures: false };
+        let task = DetectionTask {
+            config,
+            names,
+            channels,
+            stages: Stages::default(),
+            rect: Vec::new(),
+            weights: Vec::new(),
+            val,
+            groupings: Vec::new(),
+            pictures: false,
+        };
         let draw = Draw { seed: 1, epoch: 0, epochs, step: 0 };
         task.batch(&InMemDataset::new(vec![item]), draw, &[0]).unwrap().images
     }

@@ -17,6 +17,7 @@ use crate::boxes::Label;
 use crate::checkpoint::{Misfit, WeightFile};
 use crate::config::{MAY_CHANGE, TrainConfig};
 use crate::data::batch::rect_train_batches;
+use crate::data::sampler::epoch_length;
 use crate::data::stages::Stages;
 use crate::data::{DataError, Item, Reordered};
 use crate::export::{About, iso_date, to_pt};
@@ -95,7 +96,7 @@ impl Training {
     /// # Errors
     /// Weights that do not fit, or a run directory that cannot be used.
     pub fn new(data: TrainingData, mut config: TrainConfig, device: &Device, memory: Option<u64>, dir: RunDir) -> Result<Self, TrainError> {
-        let TrainingData { mut train, train_sizes, val, names, channels, labels, range, fingerprint, .. } = data;
+        let TrainingData { mut train, train_sizes, val, names, channels, weights, labels, range, fingerprint, .. } = data;
         // What was measured is from here on a setting: it is recorded, and judged by and resumed with.
         config.range = range.map(Vec::from).or(config.range);
         let nc = names.len();
@@ -103,7 +104,11 @@ impl Training {
         let mut header = header;
         let conv_outputs = model.summary(config.imgsz, config.imgsz).convolutions.iter().map(Convolution::outputs).sum();
         header.extend(config.resolve_batch(memory, conv_outputs));
-        config.resolve_optimizer(train.len(), nc);
+        let each_epoch = config.sampler.as_ref().map_or(train.len(), |sampler| epoch_length(train.len(), sampler));
+        if each_epoch != train.len() {
+            header.push(format!("sampler: an epoch has {each_epoch} of {} images", train.len()));
+        }
+        config.resolve_optimizer(each_epoch, nc);
         header.push(optimizer_line(&config, &model));
         header.push(format!("Image sizes {0} train, {0} val; {1} data workers", config.imgsz, config.workers));
         let mut rect = Vec::new();
@@ -116,9 +121,11 @@ impl Training {
         let task = DetectionTask {
             stages: Stages::default(),
             rect: rect.iter().map(|b| b.shape).collect(),
+            weights,
             config: config.clone(),
             names: names.clone(),
             channels,
+            groupings: val.groupings(config.group_by.as_deref().unwrap_or_default())?,
             val: val.clone(),
             pictures: config.plots,
         };

@@ -10,9 +10,12 @@ use rayon::prelude::*;
 
 use crate::boxes::{Detection, GroundTruth, Label, xywh_to_xyxy};
 use crate::config::TrainConfig;
-use crate::data::{Batch, CocoIds, DataError, Item, Letterbox, RectBatch, Size, Target, rect_batches, val_batch};
+use crate::data::{Batch, CocoIds, DataError, FrameMeta, Grouping, Item, Letterbox, RectBatch, Size, Target, rect_batches, val_batch};
 use crate::loss::DetectionLoss;
-use crate::metrics::{CocoEvaluator, CocoMetrics, ConfusionMatrix, DetectionMetrics, Evaluator, NmsConfig, Speed, match_detections, nms};
+use crate::metrics::{
+    CocoEvaluator, CocoMetrics, ConfusionMatrix, DetectionMetrics, Evaluator, Grouped, NmsConfig, Speed, group_metrics, match_detections,
+    nms,
+};
 use crate::model::Fused;
 use crate::predict::tiles::Tiling;
 use crate::predict::{PredictConfig, Predictor};
@@ -26,17 +29,49 @@ pub struct ValSet {
     pub(crate) sizes: Vec<Size>,
     /// What the COCO files that it comes from call images and classes.
     ids: Arc<CocoIds>,
+    /// What they know of images beside their pixels.
+    meta: Arc<FrameMeta>,
+    /// Every detection is kept.
+    keeps: bool,
 }
 
 impl ValSet {
     /// A set whose image sizes are known.
     pub fn with_sizes(data: Arc<dyn Dataset<Item>>, sizes: Vec<Size>) -> Self {
-        Self { data, sizes, ids: Arc::default() }
+        Self { data, sizes, ids: Arc::default(), meta: Arc::default(), keeps: false }
     }
 
     /// With the ids that its images and classes have in their COCO files.
     pub(crate) fn with_ids(self, ids: CocoIds) -> Self {
         Self { ids: Arc::new(ids), ..self }
+    }
+
+    /// With what is known of its images beside their pixels.
+    pub fn with_meta(self, meta: FrameMeta) -> Self {
+        Self { meta: Arc::new(meta), ..self }
+    }
+
+    /// To be judged with every detection kept in [`Validation::kept`].
+    pub fn keeping_detections(self) -> Self {
+        Self { keeps: true, ..self }
+    }
+
+    /// The ids of its images and classes.
+    pub(crate) fn ids(&self) -> &CocoIds {
+        &self.ids
+    }
+
+    /// What its images are usually grouped by, as far as it is known of them.
+    pub fn usual_groups(&self) -> Vec<String> {
+        Grouping::usual(&self.meta, self.len())
+    }
+
+    /// Its images by each of these keys.
+    ///
+    /// # Errors
+    /// [`DataError::Invalid`] for a key that no image has, with those there are.
+    pub fn groupings(&self, keys: &[String]) -> Result<Vec<Grouping>, DataError> {
+        keys.iter().map(|key| Grouping::by(&self.meta, key, self.len()).map_err(DataError::Invalid)).collect()
     }
 
     /// A set of any kind; every item is read once for its size.
@@ -93,6 +128,10 @@ pub struct Validation {
     pub unreadable: Vec<String>,
     /// The images with the most mistakes, worst first.
     pub cases: Vec<Case>,
+    /// The same by groups of images, one for each key of `group_by`.
+    pub groups: Vec<Grouped>,
+    /// Index of each image and its detections in the pixels of its file, where the set is to keep them.
+    pub kept: Vec<(usize, Vec<Detection>)>,
 }
 
 /// An image with mistakes at confidence 0.25 (or the `conf` that was given) and IoU 0.5. Boxes are in parts of the image's sides.
@@ -128,7 +167,7 @@ pub fn validate(model: &Fused, set: &ValSet, config: &TrainConfig, context: &mut
     let imgsz = config.imgsz as u32;
     let batches = rect_batches(&set.sizes, 2 * config.batch.images(), imgsz, MAX_STRIDE, 0.5);
     let suppression = suppression(config);
-    let mut judge = Judge::new(nc, config, &set.ids);
+    let mut judge = Judge::new(nc, config, set)?;
     let (mut losses, mut shown, mut done) = ([0.0; 3], Vec::new(), 0);
     let mut stages = [0.0; 4];
     let (mut unreadable, mut judged) = (Vec::new(), 0);
@@ -195,7 +234,7 @@ pub fn validate_tiled(
         tiling: Some(tiling),
     };
     let predictor = Predictor::new(model.clone(), context.device, look);
-    let mut judge = Judge::new(model.nc(), config, &set.ids);
+    let mut judge = Judge::new(model.nc(), config, set)?;
     let (mut unreadable, mut done, mut inference) = (Vec::new(), 0, 0.0);
     let make = |i: usize| set.data.get(i);
     std::thread::scope(|scope| -> Result<(), TaskError> {
@@ -238,7 +277,8 @@ fn suppression(config: &TrainConfig) -> NmsConfig {
 /// Everything that is counted of images one by one.
 struct Judge<'a> {
     config: &'a TrainConfig,
-    ids: &'a CocoIds,
+    set: &'a ValSet,
+    groupings: Vec<Grouping>,
     evaluator: Evaluator,
     coco: CocoEvaluator,
     confusion: ConfusionMatrix,
@@ -246,6 +286,9 @@ struct Judge<'a> {
     sure: f32,
     predictions: Vec<Prediction>,
     cases: Vec<Case>,
+    /// Indices of the images, in the order in which they were judged.
+    order: Vec<usize>,
+    kept: Vec<(usize, Vec<Detection>)>,
 }
 
 /// What a walk over a set leaves beside the counts.
@@ -258,12 +301,14 @@ struct Walk {
 }
 
 impl<'a> Judge<'a> {
-    fn new(nc: usize, config: &'a TrainConfig, ids: &'a CocoIds) -> Self {
+    fn new(nc: usize, config: &'a TrainConfig, set: &'a ValSet) -> Result<Self, DataError> {
+        let groupings = set.groupings(config.group_by.as_deref().unwrap_or_default())?;
         // The matrix is for people: at validation's own threshold it would be all false alarms.
         let sure = if config.conf == TrainConfig::default().conf { 0.25 } else { config.conf as f32 };
         let confusion = ConfusionMatrix::new(nc, sure, 0.45);
         let (evaluator, coco) = (Evaluator::new(nc), CocoEvaluator::new(nc));
-        Self { config, ids, evaluator, coco, confusion, sure, predictions: Vec::new(), cases: Vec::new() }
+        let (predictions, cases, order, kept) = Default::default();
+        Ok(Self { config, set, groupings, evaluator, coco, confusion, sure, predictions, cases, order, kept })
     }
 
     /// `found` and `truths` in network pixels; `place` says how the image came there.
@@ -275,11 +320,15 @@ impl<'a> Judge<'a> {
         let truths: Vec<_> = truths.iter().map(|t| GroundTruth { xyxy: place.to_original(t.xyxy), ..*t }).collect();
         let there: Vec<_> = found.iter().map(|d| Detection { xyxy: place.to_original(d.xyxy), ..*d }).collect();
         self.coco.add_image(&there, &truths);
+        self.order.push(index);
         self.remember((index, name), &there, &truths, place.original);
         if self.config.save_json {
             let class = |d: &Detection| (!self.config.single_cls).then_some(d.class);
-            let named = found.iter().filter_map(|d| Prediction::new(name, d, place).called_as_in(self.ids, index, class(d)));
+            let named = found.iter().filter_map(|d| Prediction::new(name, d, place).called_as_in(&self.set.ids, index, class(d)));
             self.predictions.extend(named);
+        }
+        if self.set.keeps {
+            self.kept.push((index, there));
         }
     }
 
@@ -300,11 +349,21 @@ impl<'a> Judge<'a> {
         self.cases.truncate(CASES);
     }
 
+    fn groups(&self) -> Vec<Grouped> {
+        let clip: Vec<u32> = self.order.iter().map(|&i| self.set.meta.clip_of().get(i).copied().unwrap_or(i as u32)).collect();
+        let grouped = |by: &Grouping| {
+            let of: Vec<Option<u32>> = self.order.iter().map(|&i| by.of[i]).collect();
+            group_metrics(&self.coco, &by.key, &by.names, &of, &clip)
+        };
+        self.groupings.iter().map(grouped).collect()
+    }
+
     fn sum_up(self, walk: Walk, total: usize) -> Result<Validation, TaskError> {
         if let Some(error) = DataError::too_many_bad(&walk.unreadable, total).filter(|_| !self.config.allow_bad) {
             return Err(error.into());
         }
         let [preprocess, inference, loss, postprocess] = walk.stages.map(|s: f64| s * 1e3 / walk.done.max(1) as f64);
+        let groups = self.groups();
         let mut metrics = self.evaluator.metrics();
         metrics.speed = Speed { preprocess, inference, loss, postprocess };
         Ok(Validation {
@@ -317,6 +376,8 @@ impl<'a> Judge<'a> {
             predictions: self.predictions,
             unreadable: walk.unreadable,
             cases: self.cases,
+            groups,
+            kept: self.kept,
         })
     }
 }

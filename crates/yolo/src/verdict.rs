@@ -3,6 +3,7 @@
 use bellows_learner::{RunFile, TaskError, format_g};
 use serde_json::{Map, Value, json};
 
+use crate::group_verdict;
 use crate::metrics::{ClassMetrics, CocoMetrics};
 use crate::pictures;
 use crate::plots::PlotError;
@@ -81,7 +82,9 @@ impl<'a> Verdict<'a> {
         let speed = json!({
             "preprocess": m.speed.preprocess, "inference": m.speed.inference, "loss": m.speed.loss, "postprocess": m.speed.postprocess,
         });
+        let groups = self.validation.groups.iter().map(|by| (by.key.clone(), group_verdict::json(by)));
         let fields = [
+            ("groups", Value::Object(groups.collect())),
             ("map50", json!(m.map50)),
             ("map75", json!(m.map75)),
             ("map50_95", json!(m.map50_95)),
@@ -98,19 +101,27 @@ impl<'a> Verdict<'a> {
         fields.into_iter().map(|(name, value)| (name.to_string(), value)).collect()
     }
 
-    /// `val.csv`, and with `save_json` `predictions.json`.
+    /// AP of the groups of each key: lines for people.
+    pub fn group_rows(&self) -> Vec<String> {
+        self.validation.groups.iter().flat_map(group_verdict::rows).collect()
+    }
+
+    /// `val.csv`, with groups `groups.csv`, and with `save_json` `predictions.json`.
     ///
     /// # Errors
     /// Never in practice: both are written to memory.
     pub fn files(&self, save_json: bool) -> Result<Vec<RunFile>, TaskError> {
         let mut files = vec![RunFile { path: "val.csv".into(), bytes: self.csv()? }];
+        if !self.validation.groups.is_empty() {
+            files.push(RunFile { path: "groups.csv".into(), bytes: group_verdict::csv(&self.validation.groups)? });
+        }
         if save_json {
             files.push(RunFile { path: "predictions.json".into(), bytes: serde_json::to_vec(&self.validation.predictions)? });
         }
         Ok(files)
     }
 
-    /// Curves, confusion, and the first images with their labels and predictions.
+    /// Curves, confusion, groups, and the first images with their labels and predictions.
     ///
     /// # Errors
     /// What cannot be drawn.
@@ -142,6 +153,8 @@ pub(crate) mod tests {
             predictions: Vec::new(),
             unreadable: Vec::new(),
             cases: Vec::new(),
+            groups: Vec::new(),
+            kept: Vec::new(),
         }
     }
 

@@ -137,8 +137,17 @@ impl Benchmark {
         let names = (0..CLASSES).map(|c| c.to_string()).collect();
         let nothing: Arc<dyn Dataset<crate::data::Item>> = Arc::new(InMemDataset::new(Vec::new()));
         let val = ValSet::with_sizes(nothing, Vec::new());
-        let inner =
-            DetectionTask { config: config.clone(), names, channels: 3, stages: Stages::default(), rect: Vec::new(), val, pictures: false };
+        let inner = DetectionTask {
+            config: config.clone(),
+            names,
+            channels: 3,
+            stages: Stages::default(),
+            rect: Vec::new(),
+            weights: Vec::new(),
+            val,
+            groupings: Vec::new(),
+            pictures: false,
+        };
         let task = StepTask { inner, batch };
         let dir = RunDir::create(scratch, "benchmark", false)?;
         let mut learner = Learner::new(task, model, device, config.learner()?, dir, Identity::default())?;

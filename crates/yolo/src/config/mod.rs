@@ -11,12 +11,14 @@ use bellows_learner::{EpochSchedule, LearnerConfig, OptimizerKind, Schedule};
 use bellows_settings::{Layer, SettingsError, merge, settings};
 
 mod absent;
+mod sampler;
 mod values;
 
 pub use absent::{ABSENT, Absent, Taken};
+pub use sampler::Sampler;
 pub use values::{BatchSize, Cache, Freeze, OptimizerChoice, Toggle};
 
-use crate::data::{AugmentConfig, Levels};
+use crate::data::{AugmentConfig, Levels, SensorConfig, Stack, TileConfig};
 
 /// Settings that do not change what a run computes: they may differ when it is resumed.
 pub const MAY_CHANGE: [&str; 15] = [
@@ -47,7 +49,7 @@ settings! {
         /// Dataset description: a data.yaml
         /// must be given
         data: String = String::new();
-        /// yolov8n, s, m, l or x (from scratch), or weights to start from: a .pt or .safetensors file
+        /// yolov8n, s, m, l or x (from scratch; yolov8n-p2 has a finer level for small objects), or weights to start from: a .pt or .safetensors file
         model: String = "yolov8n".into();
         /// Use the weights of `model` when it is a file; a path starts from that file instead
         pretrained: Toggle = Toggle::On(true);
@@ -58,8 +60,17 @@ settings! {
         batch: BatchSize as f64 = BatchSize::Images(16);
         /// Rectangular training batches by aspect ratio: in that order, without mosaic
         rect: bool = false;
+        /// Side in pixels of the tiles that training images are cut to, anywhere in them; 0 for whole images
+        /// as `val --tile` and `predict --tile` look at images; each is enlarged to imgsz
+        tile: usize = 0;
+        /// With tile, the part of the images that stay whole
+        tile_whole: f64 = 0.2;
         /// Fraction of the training set to use
+        /// whole clips, spread over their list, where a COCO file tells when frames were taken
         fraction: f64 = 1.0;
+        /// Which images an epoch has: clips=balanced, classes=balanced, empty=X (share without objects), epoch=X (its length, a part of all)
+        /// every image once if not given; frames of a clip are taken spread over its time
+        sampler: Option<Sampler> = None;
         /// Treat all classes as one
         single_cls: bool = false;
         /// Train on these class indices only, as a list
@@ -67,6 +78,13 @@ settings! {
         /// Keep decoded images: false, ram, or disk (in the user's cache folder)
         /// `$XDG_CACHE_HOME/bellows/images`, never beside the data
         cache: Cache = Cache::Off;
+        /// Frames of a clip that make one input, the last of them the one that is labelled
+        /// each is a gray channel; clips are the folders of files, or what a COCO file calls `clip`
+        frames: usize = 1;
+        /// Frames from one of them to the next
+        frame_stride: usize = 1;
+        /// One more channel: the difference to the median of so many frames before; 0 for none
+        background: usize = 0;
         /// Counts of 16-bit images that become black and white, as low,high
         /// measured if not given
         range: Option<Vec<f64>> = None;
@@ -182,6 +200,22 @@ settings! {
         /// Value (brightness) gain
         /// nothing with `channels: 1`
         hsv_v: f64 = 0.4;
+        /// Thermal cameras: gain about middle gray, 1 +/- this
+        thermal_gain: f64 = 0.0;
+        /// Thermal cameras: offset, +/- a part of all levels
+        thermal_offset: f64 = 0.0;
+        /// Thermal cameras: gamma between exp(-x) and exp(x)
+        thermal_gamma: f64 = 0.0;
+        /// Thermal cameras: probability of the other polarity, white-hot or black-hot
+        thermal_invert: f64 = 0.0;
+        /// Thermal cameras: low-frequency drift over the picture, up to this standard deviation, a part of all levels
+        thermal_drift: f64 = 0.0;
+        /// Thermal cameras: fixed-pattern noise of columns, rows and pixels, up to this standard deviation, a part of all levels
+        thermal_pattern: f64 = 0.0;
+        /// Thermal cameras: blur of the optics, up to this standard deviation in pixels
+        thermal_blur: f64 = 0.0;
+        /// Thermal cameras: dead pixels, up to this part of all
+        thermal_dead: f64 = 0.0;
         /// Rotation in degrees
         degrees: f64 = 0.0;
         /// Translation, as a fraction of the image
@@ -223,6 +257,9 @@ settings! {
         agnostic_nms: bool = false;
         /// Write the best weights' detections as COCO predictions.json
         save_json: bool = false;
+        /// Also judge groups of images, as a list: month, hour, daynight, clip, or a key of a COCO file's meta
+        /// after every epoch, as columns of results.csv
+        group_by: Option<Vec<String>> = None;
     }
 }
 
@@ -283,6 +320,13 @@ impl TrainConfig {
             ("mixup", self.mixup),
             ("cutmix", self.cutmix),
             ("copy_paste", self.copy_paste),
+            ("thermal_gain", self.thermal_gain),
+            ("thermal_offset", self.thermal_offset),
+            ("thermal_invert", self.thermal_invert),
+            ("thermal_drift", self.thermal_drift),
+            ("thermal_pattern", self.thermal_pattern),
+            ("thermal_dead", self.thermal_dead),
+            ("tile_whole", self.tile_whole),
             ("conf", self.conf),
             ("iou", self.iou),
         ];
@@ -301,6 +345,8 @@ impl TrainConfig {
             ("cls", self.cls),
             ("dfl", self.dfl),
             ("scale", self.scale),
+            ("thermal_gamma", self.thermal_gamma),
+            ("thermal_blur", self.thermal_blur),
             ("checkpoint_minutes", self.checkpoint_minutes),
             ("ema_tau", self.ema_tau),
             ("time", self.time.unwrap_or(0.0)),
@@ -312,6 +358,13 @@ impl TrainConfig {
             (self.imgsz == 0 || !self.imgsz.is_multiple_of(STRIDE), format!("imgsz {} is not a positive multiple of {STRIDE}", self.imgsz)),
             (self.epochs == 0, "epochs must be at least 1".into()),
             (self.nbs == 0, "nbs must be at least 1".into()),
+            (!(1..=16).contains(&self.frames), format!("frames {} is not between 1 and 16", self.frames)),
+            (!(1..=64).contains(&self.frame_stride), format!("frame_stride {} is not between 1 and 64", self.frame_stride)),
+            (self.background > 64, format!("background {} is more than 64 frames", self.background)),
+            (self.tile > 0 && self.tile < STRIDE, format!("tile {} is less than {STRIDE} pixels", self.tile)),
+            (self.tile > 0 && self.rect, "rect has shapes of whole images: tile cannot be given with it".into()),
+            (self.tile > 0 && self.cache != Cache::Off, "cache keeps images at imgsz: tile cannot be given with it".into()),
+            (self.rect && self.sampler.is_some(), "rect has an order of its own: sampler cannot be given with it".into()),
             (self.fraction == 0.0, "fraction 0 leaves nothing to train on".into()),
             (self.keep_checkpoints < 2, "keep_checkpoints must be at least 2: the newest may be damaged".into()),
         ];
@@ -409,8 +462,25 @@ impl TrainConfig {
             mixup: self.mixup,
             cutmix: self.cutmix,
             copy_paste: self.copy_paste,
+            sensor: SensorConfig {
+                gain: self.thermal_gain,
+                offset: self.thermal_offset,
+                gamma: self.thermal_gamma,
+                invert: self.thermal_invert,
+                drift: self.thermal_drift,
+                pattern: self.thermal_pattern,
+                blur: self.thermal_blur,
+                dead: self.thermal_dead,
+            },
+            tile: TileConfig { side: self.tile, whole: self.tile_whole },
+            stacked: self.stack().is_on(),
             mosaic_open: open && !self.rect,
         }
+    }
+
+    /// Which frames make an input.
+    pub fn stack(&self) -> Stack {
+        Stack { frames: self.frames, stride: self.frame_stride, background: self.background }
     }
 
     /// Which counts of 16-bit images become black and white.

@@ -6,12 +6,14 @@
 
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use super::coco::{self, CocoFile, Id};
 use super::description::{DataConfig, Source};
 use super::error::DataError;
 use super::frame::Size;
 use super::labels::ParsedLabels;
+use super::meta::MetaTable;
 use crate::boxes::{Label, xyxy_to_xywh};
 
 /// Images that are looked for to find their folder.
@@ -74,17 +76,18 @@ impl Annotated {
             None => self.usual_folders(config),
         };
         let probes: Vec<&str> = names.iter().step_by(names.len().div_ceil(PROBES)).copied().collect();
-        let mut best: Option<(usize, &PathBuf, Naming)> = None;
-        for naming in [Naming::Whole, Naming::Last] {
+        let deepest = probes.iter().map(|name| name.matches(['/', '\\']).count()).max().unwrap_or(0);
+        for dropped in 0..=deepest {
+            let mut best: Option<(usize, &PathBuf)> = None;
             for folder in &folders {
-                let hits = probes.iter().filter(|name| folder.join(naming.of(name)).is_file()).count();
-                if hits > best.map_or(0, |(most, ..)| most) {
-                    best = Some((hits, folder, naming));
+                let hits = probes.iter().filter(|name| folder.join(without_folders(name, dropped)).is_file()).count();
+                if hits > best.map_or(0, |(most, _)| most) {
+                    best = Some((hits, folder));
                 }
             }
-            // Folders in names are given up only where they lead nowhere.
-            if let Some((_, folder, naming)) = best {
-                return Ok(names.iter().map(|name| folder.join(naming.of(name))).collect());
+            // Folders in names are given up only where they lead nowhere, the outermost first.
+            if let Some((_, folder)) = best {
+                return Ok(names.iter().map(|name| folder.join(without_folders(name, dropped))).collect());
             }
         }
         let tried = folders.iter().map(|f| format!("\n  {}", f.display())).collect::<String>();
@@ -101,13 +104,23 @@ impl Annotated {
             ["instances_", "person_keypoints_", "annotations_"].iter().find_map(|p| stem.strip_prefix(p)).unwrap_or(&stem).to_string();
         let mut folders = Vec::new();
         for base in [beside, above, &config.root] {
-            for inner in ["", "images", "data", "images/SPLIT", "SPLIT", "data/SPLIT"] {
+            for inner in ["", "images", "data", "frames", "images/SPLIT", "SPLIT", "data/SPLIT"] {
                 folders.push(base.join(inner.replace("SPLIT", &split)));
             }
         }
         let mut seen = HashSet::new();
         let real = folders.into_iter().filter_map(|folder| config.resolve(&folder, Path::new("")).ok());
         real.filter(|folder| folder.is_dir() && seen.insert(folder.clone())).collect()
+    }
+
+    /// Whether the file tells when its images were taken, or anything else beside their pixels, and has them in folders.
+    pub(crate) fn knows_frames(&self) -> bool {
+        !self.file.meta.columns.is_empty() && self.file.images.first().is_some_and(|image| image.file.contains(['/', '\\']))
+    }
+
+    /// What the file knows of its images beside their pixels.
+    pub(crate) fn meta(&self) -> Arc<MetaTable> {
+        self.file.meta.clone()
     }
 
     /// The id of image `index` of the file.
@@ -166,7 +179,10 @@ impl Annotated {
             Some(class) => format!("{class} {category} (id {id})"),
             None => format!("none for {category} (id {id})"),
         });
-        let mut line = format!("{name}: classes {}", mapped.collect::<Vec<_>>().join(", "));
+        let mut line = match self.classes.len() {
+            0 => format!("{name}: no categories, so these are images without labels"),
+            _ => format!("{name}: classes {}", mapped.collect::<Vec<_>>().join(", ")),
+        };
         if self.classes.len() > SHOWN {
             line.push_str(&format!(" and {} more", self.classes.len() - SHOWN));
         }
@@ -178,6 +194,7 @@ impl Annotated {
             (c.unknown_category, "annotations of unknown categories left out"),
             (c.masks, "masks not used, only their boxes"),
             (c.repeated_images, "images listed twice"),
+            (c.repeated_annotations, "annotations with the id of another"),
         ]
         .iter()
         .filter(|(count, _)| *count > 0)
@@ -192,24 +209,12 @@ impl Annotated {
     }
 }
 
-/// How a file name of the JSON becomes a path.
-#[derive(Clone, Copy)]
-enum Naming {
-    /// With the folders it has.
-    Whole,
-    /// Its last part only: the folders are of another machine.
-    Last,
-}
-
-impl Naming {
-    fn of(self, name: &str) -> String {
-        // Written on Windows.
-        let name = name.replace('\\', "/");
-        match self {
-            Self::Whole => name,
-            Self::Last => name.rsplit('/').next().unwrap_or_default().to_string(),
-        }
-    }
+/// A file name of the JSON without so many of its outer folders: they are of another machine, or were left out when images were unpacked.
+fn without_folders(name: &str, dropped: usize) -> String {
+    // Written on Windows.
+    let name = name.replace('\\', "/");
+    let parts: Vec<&str> = name.split('/').collect();
+    parts[dropped.min(parts.len() - 1)..].join("/")
 }
 
 fn few(names: &[String]) -> String {

@@ -1,4 +1,4 @@
-//! One training sample: mosaic, perspective, mixup, cutmix, brightness, flips, in the order and with the defaults detector users know.
+//! One training sample: tiles, mosaic, perspective, mixup, cutmix, brightness, what a thermal camera varies, flips, in the order and with the defaults detector users know.
 //!
 //! [`augment`] is a pure function of (dataset, seed, epoch, index, settings). Mosaic and mixup partners are drawn by hash over the whole set,
 //! so no buffer of recent images has to be kept, shared or saved. Where labels are polygons, boxes are taken from them after the warp. Copy-paste
@@ -14,7 +14,7 @@ use super::outline::Outline;
 use super::rng::Draw;
 use super::scene::Scene;
 use super::strength::AugmentConfig;
-use super::{cutmix, hsv, mosaic, perspective};
+use super::{cutmix, hsv, mosaic, perspective, sensor, tile};
 use crate::boxes::{Label, xywh_to_xyxy, xyxy_to_xywh};
 
 /// One image at network size and its objects.
@@ -68,10 +68,13 @@ pub fn augment(dataset: &dyn Dataset<Item>, index: usize, view: &TrainView) -> R
         }
     }
     let mut look = draw("look");
-    hsv::jitter(&mut scene.frame, [config.hsv_h, config.hsv_s, config.hsv_v], &mut look);
+    if !config.stacked {
+        hsv::jitter(&mut scene.frame, [config.hsv_h, config.hsv_s, config.hsv_v], &mut look);
+    }
+    sensor::disturb(&mut scene.frame, &config.sensor, &mut draw("sensor"));
     let (upside_down, mirrored, swapped) = (look.chance(config.flipud), look.chance(config.fliplr), look.chance(config.bgr));
     flip(&mut scene, upside_down, mirrored);
-    if swapped && scene.frame.channels == 3 {
+    if swapped && scene.frame.channels == 3 && !config.stacked {
         let plane = scene.frame.width * scene.frame.height;
         let (red, rest) = scene.frame.pixels.split_at_mut(plane);
         red.swap_with_slice(&mut rest[plane..]);
@@ -98,7 +101,7 @@ pub(crate) fn get(dataset: &dyn Dataset<Item>, index: usize) -> Result<Item, Dat
 
 /// Mosaic (or letterbox) and perspective: everything that happens before two samples are mixed.
 fn compose(dataset: &dyn Dataset<Item>, index: usize, view: &TrainView, draw: &mut Draw) -> Result<(Scene, String, Size), DataError> {
-    let item = get(dataset, index)?;
+    let item = tile::cut(get(dataset, index)?, view.config.tile, draw);
     let (name, original) = (item.name.clone(), item.original);
     if view.config.mosaic_open && draw.chance(view.config.mosaic) {
         if view.shape != Size::square(view.imgsz) {
@@ -107,7 +110,7 @@ fn compose(dataset: &dyn Dataset<Item>, index: usize, view: &TrainView, draw: &m
         let partners = [draw.below(dataset.len()), draw.below(dataset.len()), draw.below(dataset.len())];
         let mut items = vec![item];
         for partner in partners {
-            items.push(get(dataset, partner)?);
+            items.push(tile::cut(get(dataset, partner)?, view.config.tile, draw));
         }
         let canvas = mosaic::mosaic4(&items, view.imgsz, draw)?;
         return Ok((perspective::random_perspective(canvas, view.shape, view.config, draw), name, original));

@@ -8,6 +8,7 @@
 //! | `annotations/*.json` | CVAT (COCO), COCO itself |
 //! | `labels.json` beside `data/`, `result.json` beside `images/` | FiftyOne (COCO), Label Studio (COCO) |
 //! | `classes.txt` beside `images/` and `labels/` | Label Studio (YOLO) |
+//! | `Train.json`, `Valid.json`, `TestNoLabels.json`, here or in `data/` | LTDv2 |
 //!
 //! A tool that exports one set leaves validation to us: a tenth of it is held out (see [`super::listing`]).
 
@@ -39,6 +40,12 @@ pub(crate) fn folder(root: &Path) -> Result<DataConfig, DataError> {
         let val = coco("valid/_annotations.coco.json").or_else(|| coco("val/_annotations.coco.json"));
         return Ok(described(train, val, coco("test/_annotations.coco.json")));
     }
+    for folder in ["", "data/"] {
+        let named = |name: &str| coco(&format!("{folder}{name}"));
+        if let (Some(train), Some(val)) = (named("Train.json"), named("Valid.json")) {
+            return Ok(described(train, Some(val), named("TestNoLabels.json")));
+        }
+    }
     if let Some(splits) = annotations(root)? {
         let [train, val, test] = splits;
         return Ok(described(train.unwrap_or_default(), val, test));
@@ -50,7 +57,7 @@ pub(crate) fn folder(root: &Path) -> Result<DataConfig, DataError> {
         let names = lines(&root.join("classes.txt"))?;
         return Ok(DataConfig { names, ..described("images".into(), None, None) });
     }
-    let known = "data.yaml, dataset.yaml, one other .yaml, obj.data, train/_annotations.coco.json, annotations/*.json, labels.json, result.json, or classes.txt with images/";
+    let known = "data.yaml, dataset.yaml, one other .yaml, obj.data, train/_annotations.coco.json, annotations/*.json, labels.json, result.json, Train.json with Valid.json, or classes.txt with images/";
     Err(DataError::Invalid(format!("{}: no data set that is known by its files: {known}", root.display())))
 }
 

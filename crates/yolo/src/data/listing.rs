@@ -40,6 +40,28 @@ pub(crate) struct Listing {
     pub(crate) coco: Vec<Annotated>,
 }
 
+impl Listing {
+    /// Keeps a part of the images: the first of them, or whole clips spread over their list where something is known of frames.
+    pub(crate) fn keep(&mut self, fraction: f64) {
+        let total = self.entries.len();
+        let known = |entry: &Entry| entry.coco.is_some_and(|(file, _)| self.coco[file as usize].knows_frames());
+        if fraction >= 1.0 || !self.entries.iter().all(known) {
+            self.entries.truncate(((total as f64 * fraction).round_ties_even() as usize).max(1));
+            return;
+        }
+        // Sorted by path, the frames of a clip stand side by side.
+        let mut clip = 0u32;
+        let mut clips = Vec::with_capacity(total);
+        for (i, entry) in self.entries.iter().enumerate() {
+            clip += u32::from(i > 0 && entry.image.parent() != self.entries[i - 1].image.parent());
+            clips.push(clip);
+        }
+        let taken = |clip: u32| (f64::from(clip + 1) * fraction).ceil() > (f64::from(clip) * fraction).ceil();
+        let mut at = clips.iter();
+        self.entries.retain(|_| at.next().is_none_or(|&clip| taken(clip)));
+    }
+}
+
 /// The images of `split`; `cache_dir` is where COCO files are remembered.
 ///
 /// # Errors

@@ -1,19 +1,21 @@
 //! A data set for those who have none yet: thermal street scenes, generated once, the same on every machine for the same `sample:` settings.
 //!
-//! Frames are a function of (seed, split, index) alone. Files are written in YOLO layout, and `sample.json` last: a folder with it is complete and
-//! is not generated again unless the settings changed; one with only `sample.partial.json` was interrupted and is made anew. A folder that has
+//! Frames are a function of (seed, split, index) alone; clips of (seed, split, clip, frame). Files are written in YOLO layout, or for clips in LTDv2's
+//! (`frames/DATE/CLIP/`, `Train.json`, `Valid.json` with meta), and `sample.json` last: a folder with it is complete and is not generated again unless the settings changed; one with only `sample.partial.json` was interrupted and is made anew. A folder that has
 //! files but neither is somebody's, and is refused.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use bellows_runs::write_atomic;
+use image::ImageEncoder as _;
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 
 use super::error::DataError;
-use super::sample_spec::SampleSpec;
-use super::thermal;
+use super::film::Film;
+use super::sample_spec::{ClipSpec, SampleSpec};
+use super::thermal::{self, Exposure};
 use crate::boxes::xyxy_to_xywh;
 
 const DONE: &str = "sample.json";
@@ -55,9 +57,20 @@ pub fn generate(spec: &SampleSpec, root: &Path, progress: &(dyn Fn(u64, u64) + S
     std::fs::create_dir_all(root).map_err(DataError::io(root))?;
     let text = serde_json::to_vec_pretty(&marker).map_err(|e| DataError::Invalid(format!("{}: {e}", done.display())))?;
     write_atomic(&partial, &text)?;
-    for old in [done.clone(), root.join("images"), root.join("labels")] {
+    for old in ["images", "labels", "frames", "Train.json", "Valid.json", DONE].map(|name| root.join(name)) {
         remove(&old)?;
     }
+    let count = match &spec.clips {
+        Some(clips) => clips_of(spec, clips, root, progress)?,
+        None => frames_of(spec, root, progress)?,
+    };
+    write_atomic(&done, &text)?;
+    remove(&partial)?;
+    Ok(Generated::Written(count))
+}
+
+/// Single frames with label files; how many.
+fn frames_of(spec: &SampleSpec, root: &Path, progress: &(dyn Fn(u64, u64) + Sync)) -> Result<u32, DataError> {
     let frames: Vec<(&str, u32)> =
         [("train", spec.train), ("val", spec.val)].iter().flat_map(|&(s, n)| (0..n).map(move |i| (s, i))).collect();
     for (folder, split) in [("images", "train"), ("images", "val"), ("labels", "train"), ("labels", "val")] {
@@ -70,9 +83,45 @@ pub fn generate(spec: &SampleSpec, root: &Path, progress: &(dyn Fn(u64, u64) + S
         progress(count.fetch_add(1, Ordering::Relaxed) + 1, frames.len() as u64);
         Ok::<_, DataError>(())
     })?;
-    write_atomic(&done, &text)?;
-    remove(&partial)?;
-    Ok(Generated::Written(frames.len() as u32))
+    Ok(frames.len() as u32)
+}
+
+/// Clips with a COCO file a split; how many frames.
+fn clips_of(spec: &SampleSpec, clips: &ClipSpec, root: &Path, progress: &(dyn Fn(u64, u64) + Sync)) -> Result<u32, DataError> {
+    let splits = [("train", clips.train_months, clips.train), ("val", clips.months, clips.val)];
+    let films = splits.map(|(split, months, each)| Film::all(spec, clips, split, months, each));
+    let total: u64 = films.iter().flatten().map(|film| u64::from(film.frames)).sum();
+    let count = AtomicU64::new(0);
+    for ((split, ..), films) in splits.iter().zip(&films) {
+        let parts: Vec<[Vec<String>; 2]> = films
+            .par_iter()
+            .map(|film| {
+                let folder = root.join(&film.folder);
+                std::fs::create_dir_all(&folder).map_err(DataError::io(&folder))?;
+                let [mut images, mut annotations] = [Vec::new(), Vec::new()];
+                for frame in 0..film.frames {
+                    let (picture, boxes) = film.frame(spec, frame);
+                    let name = film.file_name(frame, suffix(spec));
+                    write_picture(&picture, spec, &root.join(&name))?;
+                    images.push(film.image_json(spec, frame, &name));
+                    annotations.extend(boxes.iter().map(|object| film.annotation_json(frame, object)));
+                    progress(count.fetch_add(1, Ordering::Relaxed) + 1, total);
+                }
+                Ok::<_, DataError>([images, annotations])
+            })
+            .collect::<Result<_, _>>()?;
+        let joined = |which: usize| parts.iter().flat_map(|part| &part[which]).map(String::as_str).collect::<Vec<_>>().join(",\n");
+        let names = std::iter::once("background").chain(SampleSpec::names()).enumerate();
+        let categories: Vec<String> = names.map(|(id, name)| format!("{{\"id\":{id},\"name\":\"{name}\"}}")).collect();
+        let text = format!(
+            "{{\"images\":[\n{}\n],\n\"annotations\":[\n{}\n],\n\"categories\":[{}]}}\n",
+            joined(0),
+            joined(1),
+            categories.join(",")
+        );
+        write_atomic(&root.join(spec.source(split)), text.as_bytes())?;
+    }
+    Ok(total as u32)
 }
 
 fn remove(path: &PathBuf) -> Result<(), DataError> {
@@ -84,13 +133,8 @@ fn remove(path: &PathBuf) -> Result<(), DataError> {
 }
 
 fn write_frame(spec: &SampleSpec, root: &Path, split: &str, index: u32) -> Result<(), DataError> {
-    let (pixels, boxes) = thermal::frame(spec, split, u64::from(index));
-    let image = root.join(format!("images/{split}/{split}_{index:05}.jpg"));
-    let mut jpeg = Vec::new();
-    let mut encoder = image::codecs::jpeg::JpegEncoder::new_with_quality(&mut jpeg, spec.quality);
-    let encoded = encoder.encode(&pixels, spec.width, spec.height, image::ExtendedColorType::L8);
-    encoded.map_err(|e| DataError::Image { name: image.display().to_string(), reason: e.to_string() })?;
-    std::fs::write(&image, jpeg).map_err(DataError::io(&image))?;
+    let (picture, boxes) = thermal::frame(spec, split, u64::from(index));
+    write_picture(&picture, spec, &root.join(format!("images/{split}/{split}_{index:05}.{}", suffix(spec))))?;
     let (w, h) = (spec.width as f32, spec.height as f32);
     let line = |&(class, [x1, y1, x2, y2]): &(u32, [f32; 4])| {
         let [x, y, w, h] = xyxy_to_xywh([x1 / w, y1 / h, x2 / w, y2 / h]);
@@ -100,9 +144,30 @@ fn write_frame(spec: &SampleSpec, root: &Path, split: &str, index: u32) -> Resul
     std::fs::write(&label, boxes.iter().map(line).collect::<String>()).map_err(DataError::io(&label))
 }
 
+fn suffix(spec: &SampleSpec) -> &'static str {
+    if spec.deep { "png" } else { "jpg" }
+}
+
+fn write_picture(picture: &Exposure, spec: &SampleSpec, path: &Path) -> Result<(), DataError> {
+    let mut bytes = Vec::new();
+    let (width, height) = (spec.width, spec.height);
+    let encoded = if spec.deep {
+        let counts: Vec<u8> = picture.counts().into_iter().flat_map(u16::to_ne_bytes).collect();
+        image::codecs::png::PngEncoder::new(&mut bytes).write_image(&counts, width, height, image::ExtendedColorType::L16)
+    } else {
+        let mut encoder = image::codecs::jpeg::JpegEncoder::new_with_quality(&mut bytes, spec.quality);
+        encoder.encode(&picture.gray(), width, height, image::ExtendedColorType::L8)
+    };
+    encoded.map_err(|e| DataError::Image { name: path.display().to_string(), reason: e.to_string() })?;
+    std::fs::write(path, bytes).map_err(DataError::io(path))
+}
+
 #[cfg(test)]
 mod tests {
+    use std::collections::HashSet;
+
     use super::*;
+    use crate::data::{DataConfig, Grouping, Scan, ScanOptions, Split, scan};
 
     fn small() -> SampleSpec {
         SampleSpec { train: 24, val: 8, ..SampleSpec::default() }
@@ -125,7 +190,8 @@ mod tests {
     #[test]
     fn labels_are_plausible() {
         let spec = SampleSpec::default();
-        let frames: Vec<_> = (0..96).into_par_iter().map(|i| thermal::frame(&spec, "train", i)).collect();
+        let frames: Vec<_> =
+            (0..96).into_par_iter().map(|i| thermal::frame(&spec, "train", i)).map(|(picture, boxes)| (picture.gray(), boxes)).collect();
         let boxes: Vec<_> = frames.iter().flat_map(|f| &f.1).collect();
         let count = |class| boxes.iter().filter(|b| b.0 == class).count();
         assert!((0..4).all(|c| count(c) > 25), "{:?}", [0, 1, 2, 3].map(count));
@@ -171,5 +237,49 @@ mod tests {
         std::fs::create_dir(&foreign).unwrap();
         std::fs::write(foreign.join("thesis.tex"), "x").unwrap();
         assert!(generate(&fewer, &foreign, &|_, _| {}).is_err() && foreign.join("thesis.tex").exists());
+    }
+
+    #[test]
+    fn clips_have_a_year_of_weather_and_what_moves_in_them() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = dir.path().join("clips");
+        let clips = ClipSpec { cameras: 2, months: 3, train_months: 2, train: 2, val: 1, frames: 5 };
+        let spec = SampleSpec { clips: Some(clips), width: 128, height: 96, empty: 0.2, ..SampleSpec::default() };
+        assert_eq!(generate(&spec, &root, &|_, _| {}).unwrap(), Generated::Written(70));
+        assert_eq!(generate(&spec, &root, &|_, _| {}).unwrap(), Generated::Kept);
+        let first = std::fs::read(root.join("Train.json")).unwrap();
+        std::fs::rename(root.join(DONE), root.join(PARTIAL)).unwrap();
+        assert_eq!(generate(&spec, &root, &|_, _| {}).unwrap(), Generated::Written(70));
+        assert_eq!(std::fs::read(root.join("Train.json")).unwrap(), first);
+
+        let yaml = "path: clips\nsample: {clips: {months: 3, train_months: 2}}\nnames: [person, bicycle, motorcycle, vehicle]\n";
+        let config = DataConfig::parse(yaml, &dir.path().join("d.yaml")).unwrap();
+        let options = ScanOptions { cache_dir: None, ..ScanOptions::default() };
+        let [train, val] = [Split::Train, Split::Val].map(|split| scan(&config, split, &options, &|_, _| {}).unwrap());
+        assert_eq!((train.len(), val.len(), train.bad.len(), train.meta.clips(), val.meta.clips()), (40, 30, 0, 8, 6));
+        let by = |scan: &Scan, key: &str| Grouping::by(&scan.meta, key, scan.len()).unwrap().names;
+        assert_eq!(
+            (by(&train, "month").join(" "), by(&val, "month").join(" ")),
+            ("2020-05 2020-06".into(), "2020-05 2020-06 2020-07".into())
+        );
+        assert_eq!(by(&val, "Camera"), ["0", "1"]);
+        assert_eq!((train.zero_size, val.zero_size), (0, 0));
+        assert!(train.all_labels().len() > 20, "{}", train.all_labels().len());
+        // Splits share no clip.
+        let names = |scan: &Scan| (0..scan.meta.clips() as u32).map(|c| scan.meta.clip_name(c).to_string()).collect::<HashSet<_>>();
+        assert!(names(&train).is_disjoint(&names(&val)));
+    }
+
+    #[test]
+    fn sixteen_bits_are_temperatures() {
+        let spec = SampleSpec { deep: true, ..SampleSpec::default() };
+        let (picture, _) = thermal::frame(&spec, "train", 0);
+        let counts = picture.counts();
+        let mean = counts.iter().map(|&c| f64::from(c)).sum::<f64>() / counts.len() as f64;
+        assert!((25_500.0..30_500.0).contains(&mean), "{mean} is no temperature of the open air in hundredths of a kelvin");
+        let dir = tempfile::tempdir().unwrap();
+        write_picture(&picture, &spec, &dir.path().join("a.png")).unwrap();
+        let read = image::open(dir.path().join("a.png")).unwrap();
+        assert_eq!(read.as_luma16().unwrap().as_raw()[..], counts);
     }
 }

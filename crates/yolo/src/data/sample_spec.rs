@@ -1,5 +1,7 @@
 //! `sample:` of a data.yaml: which data set is drawn where there is none.
 
+use std::path::PathBuf;
+
 use bellows_settings::unknown;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -31,6 +33,52 @@ pub struct SampleSpec {
     pub empty: f64,
     /// Objects in a frame: 1 to about this plus 2.
     pub objects: u32,
+    /// 16-bit PNG in hundredths of a kelvin instead of JPEG.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub deep: bool,
+    /// Clips of static cameras through months instead of `train` and `val` single frames.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub clips: Option<ClipSpec>,
+}
+
+/// Clips at one frame a second; `empty` is then the share of clips without objects.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct ClipSpec {
+    /// Places.
+    pub cameras: u32,
+    /// Months that validation covers, from May 2020 on.
+    pub months: u32,
+    /// The first of them, which training covers.
+    pub train_months: u32,
+    /// Training clips of a camera in a month.
+    pub train: u32,
+    /// Validation clips of a camera in a month, of other days and hours.
+    pub val: u32,
+    /// Frames of a clip.
+    pub frames: u32,
+}
+
+impl Default for ClipSpec {
+    fn default() -> Self {
+        Self { cameras: 2, months: 12, train_months: 8, train: 4, val: 2, frames: 12 }
+    }
+}
+
+impl ClipSpec {
+    /// The key that is out of range, and its range.
+    fn fault(&self) -> Option<(&'static str, &'static str)> {
+        let rules = [
+            ("cameras", (1..=9).contains(&self.cameras), "1 to 9"),
+            ("months", (1..=120).contains(&self.months), "1 to 120"),
+            ("train_months", (1..=self.months).contains(&self.train_months), "1 to `months`"),
+            ("train", (1..=100).contains(&self.train), "1 to 100"),
+            ("val", (1..=100).contains(&self.val), "1 to 100"),
+            ("cameras", self.cameras * self.months * self.train.max(self.val) <= 10_000, "such that a split has at most 10000 clips"),
+            ("frames", (1..=1000).contains(&self.frames), "1 to 1000"),
+        ];
+        rules.iter().find(|(_, good, _)| !good).map(|&(key, _, range)| (key, range))
+    }
 }
 
 impl Default for SampleSpec {
@@ -46,6 +94,8 @@ impl Default for SampleSpec {
             object_scale: 1.0,
             empty: 0.1,
             objects: 5,
+            deep: false,
+            clips: None,
         }
     }
 }
@@ -56,7 +106,8 @@ impl SampleSpec {
     /// # Errors
     /// The reason, naming the key.
     pub fn from_value(value: &Value) -> Result<Self, String> {
-        const KEYS: [&str; 10] = ["seed", "train", "val", "width", "height", "quality", "difficulty", "object_scale", "empty", "objects"];
+        const KEYS: [&str; 12] =
+            ["seed", "train", "val", "width", "height", "quality", "difficulty", "object_scale", "empty", "objects", "deep", "clips"];
         let map = match value {
             Value::Null => return Ok(Self::default()),
             Value::Object(map) => map,
@@ -77,9 +128,21 @@ impl SampleSpec {
             ("empty", (0.0..=1.0).contains(&spec.empty), "0 to 1"),
             ("objects", (1..=40).contains(&spec.objects), "1 to 40"),
         ];
+        if let Some((key, range)) = spec.clips.as_ref().and_then(ClipSpec::fault) {
+            return Err(format!("sample: clips: `{key}` must be {range}"));
+        }
         match rules.iter().find(|(_, good, _)| !good) {
             Some((key, _, range)) => Err(format!("sample: `{key}` must be {range}")),
             None => Ok(spec),
+        }
+    }
+
+    /// Where the images of a split are, relative to the root: a folder, or clips' COCO file.
+    pub(crate) fn source(&self, split: &str) -> PathBuf {
+        match (&self.clips, split) {
+            (None, _) => PathBuf::from("images").join(split),
+            (Some(_), "train") => "Train.json".into(),
+            (Some(_), _) => "Valid.json".into(),
         }
     }
 

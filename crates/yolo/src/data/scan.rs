@@ -19,6 +19,7 @@ use super::frame::Size;
 use super::header::{self, Header};
 use super::ids::CocoIds;
 use super::listing::{Entry, Listing};
+use super::meta::FrameMeta;
 use super::outline::Outline;
 use super::record::{BadFile, Content, Record, Stamp};
 use super::{labels, listing};
@@ -29,7 +30,8 @@ const MAX_LABEL_BYTES: u64 = 16 << 20;
 /// How to scan.
 #[derive(Clone, Debug)]
 pub struct ScanOptions {
-    /// Use only the first round(N * fraction) images of the sorted list, at least one. In (0, 1].
+    /// Use only the first round(N * fraction) images of the sorted list, at least one; where a COCO file tells when frames were taken, that part of
+    /// its clips, spread over their list. In (0, 1].
     pub fraction: f64,
     /// All classes become class 0.
     pub single_cls: bool,
@@ -67,6 +69,8 @@ pub struct Scan {
     paths: String,
     outlines: Outlines,
     ids: CocoIds,
+    /// What is known of images beside their pixels.
+    pub meta: FrameMeta,
     /// Sorted by path.
     pub images: Vec<ImageEntry>,
     labels: Vec<Label>,
@@ -190,7 +194,7 @@ pub fn scan(config: &DataConfig, split: Split, options: &ScanOptions, progress: 
     if total == 0 {
         return Err(DataError::NoImages { path: config.root.clone(), reason: format!("`{}` names no image file", split.key()) });
     }
-    listing.entries.truncate(((total as f64 * options.fraction).round_ties_even() as usize).max(1));
+    listing.keep(options.fraction);
     let entries = &listing.entries;
     let cache_file = options.cache_dir.as_ref().map(|dir| dir.join(cache::file_name(config, split, options.fraction)));
     let known = cache_file.as_deref().map(Cache::load).unwrap_or_default();
@@ -246,7 +250,8 @@ fn assemble(config: &DataConfig, split: Split, options: &ScanOptions, listing: &
     // Of one class for all there is no category.
     let categories = |file: &Annotated| if options.single_cls { Vec::new() } else { file.category_ids(nc) };
     let ids = CocoIds::new(listing.coco.iter().map(categories).collect());
-    let mut scan = Scan { root, ids, ..Scan::default() };
+    let meta = FrameMeta::new(listing.coco.iter().map(Annotated::meta).collect());
+    let mut scan = Scan { root, ids, meta, ..Scan::default() };
     let mut odd = [0u64; 4];
     for (Entry { image, coco }, record) in listing.entries.iter().zip(records) {
         let content = record.content.and_then(|content| match coco {
@@ -264,6 +269,7 @@ fn assemble(config: &DataConfig, split: Split, options: &ScanOptions, listing: &
                 scan.push(image, content, options);
                 if scan.len() > index {
                     scan.ids.push(index, coco.map(|(which, at)| (which, listing.coco[which as usize].image_id(at))));
+                    scan.meta.push(index, *coco);
                 }
             }
             Err(bad) => scan.bad.push(bad),
@@ -285,6 +291,9 @@ fn assemble(config: &DataConfig, split: Split, options: &ScanOptions, listing: &
     if scan.is_empty() {
         return Err(DataError::NoImages { path: scan.root, reason: format!("all {bad} files of `{}` are unusable", split.key()) });
     }
+    let mut meta = std::mem::take(&mut scan.meta);
+    meta.find_clips(scan.images.iter().map(|image| &scan.paths[image.path.start as usize..image.path.end as usize]));
+    scan.meta = meta;
     scan.images.shrink_to_fit();
     scan.labels.shrink_to_fit();
     scan.paths.shrink_to_fit();

@@ -1,5 +1,8 @@
 //! Which changes of an image are drawn, and how strongly.
 
+use super::sensor::SensorConfig;
+use super::tile::TileConfig;
+
 /// What is drawn, and how strongly. Names and ranges are the usual ones; defaults are the settings' own.
 #[derive(Clone, Debug, PartialEq)]
 pub struct AugmentConfig {
@@ -33,6 +36,12 @@ pub struct AugmentConfig {
     pub cutmix: f64,
     /// Accepted and without effect: it needs polygons.
     pub copy_paste: f64,
+    /// What a thermal camera varies.
+    pub sensor: SensorConfig,
+    /// Which part of the images are cut to tiles.
+    pub tile: TileConfig,
+    /// Channels are moments and not colours: nothing is done to colours.
+    pub stacked: bool,
     /// False in the last epochs (`close_mosaic`): no mosaic, mixup or cutmix.
     pub mosaic_open: bool,
 }

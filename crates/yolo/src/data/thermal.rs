@@ -15,7 +15,7 @@ const CLIP: u64 = 8;
 const HORIZON: f32 = 0.24;
 
 /// Temperatures of a clip, degrees Celsius.
-struct Season {
+pub(crate) struct Season {
     air: f32,
     ground: f32,
     wall: f32,
@@ -27,42 +27,66 @@ struct Season {
     black: f32,
     span: f32,
     noise: f32,
-    blur: f32,
+    pub(crate) blur: f32,
 }
 
 /// A thing with parts; `class` is `None` for what only stands in the way.
-struct Thing {
-    class: Option<u32>,
+pub(crate) struct Thing {
+    pub(crate) class: Option<u32>,
     /// Where it touches the ground, pixels: what is further down is nearer.
-    foot: f32,
-    parts: Vec<(Shape, f32)>,
+    pub(crate) foot: f32,
+    pub(crate) parts: Vec<(Shape, f32)>,
 }
 
-/// A frame `[height, width]` of gray and its objects: class and `xyxy` in pixels.
-pub(crate) type Picture = (Vec<u8>, Vec<(u32, [f32; 4])>);
+/// A frame `[height, width]` as the sensor has it: 0 is the camera's black level, 1 its white.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Exposure {
+    pub(crate) levels: Vec<f32>,
+    black: f32,
+    span: f32,
+}
+
+impl Exposure {
+    /// 8 bits, with the camera's gain.
+    pub(crate) fn gray(&self) -> Vec<u8> {
+        self.levels.iter().map(|level| (level * 255.0).round().clamp(0.0, 255.0) as u8).collect()
+    }
+
+    /// 16 bits: hundredths of a kelvin, whatever the gain.
+    pub(crate) fn counts(&self) -> Vec<u16> {
+        self.levels.iter().map(|level| ((self.black + level * self.span + 273.15) * 100.0).round().clamp(0.0, 65_535.0) as u16).collect()
+    }
+}
+
+/// A frame and its objects: class and `xyxy` in pixels.
+pub(crate) type Picture = (Exposure, Vec<(u32, [f32; 4])>);
 
 /// Draws frame `index` of `split`.
 pub(crate) fn frame(spec: &SampleSpec, split: &str, index: u64) -> Picture {
     let season = Season::draw(spec, split, index / CLIP);
     let mut draw = Draw::new(spec.seed, &format!("sample {split}"), 0, index);
-    let mut canvas = background(spec, &season, &mut draw);
+    let mut canvas = background(spec, &season, &Air { place: spec.seed, drift: draw.bits(), shift: 0.0 });
     let mut things = street_furniture(spec, &season);
     if !draw.chance(spec.empty) {
         let count = 1 + draw.below(3) + draw.below(spec.objects as usize);
         things.extend((0..count).map(|_| object(spec, &season, &mut draw)));
     }
-    things.sort_by(|a, b| a.foot.total_cmp(&b.foot));
-    let boxes = place(&mut canvas, &things);
+    let boxes = place(&mut canvas, &mut things).into_iter().map(|(_, class, xyxy)| (class, xyxy)).collect();
     canvas.blur(season.blur);
-    (expose(&canvas, spec, &season, &mut draw), boxes)
+    let offset = draw.uniform(-0.03, 0.03) as f32;
+    (expose(&canvas, spec, &season, offset, &mut draw), boxes)
 }
 
 impl Season {
     fn draw(spec: &SampleSpec, split: &str, clip: u64) -> Self {
         let mut d = Draw::new(spec.seed, &format!("season {split}"), 0, clip);
+        let (air, sun) = (d.uniform(-6.0, 27.0) as f32, d.uniform(0.0, 1.0) as f32);
+        Self::under(air, sun, spec, &mut d)
+    }
+
+    /// With air of so many degrees and so much sun, 0 to 1.
+    pub(crate) fn under(air: f32, sun: f32, spec: &SampleSpec, d: &mut Draw) -> Self {
         let mut within = |a: f64, b: f64| d.uniform(a, b) as f32;
-        let air = within(-6.0, 27.0);
-        let sun = within(0.0, 1.0);
         let warm = (air + 6.0) / 33.0;
         let hard = spec.difficulty as f32;
         let span = within(24.0, 40.0) + 8.0 * hard;
@@ -91,21 +115,31 @@ fn clouds(x: f32, y: f32, cell: f32, seed: u64) -> f32 {
     row(v.floor()) * (1.0 - fv) + row(v.floor() + 1.0) * fv
 }
 
-fn background(spec: &SampleSpec, s: &Season, draw: &mut Draw) -> Canvas {
+/// What moves in a place without objects.
+pub(crate) struct Air {
+    /// Seed of the ground's texture.
+    pub(crate) place: u64,
+    /// Seed of clouds and warm air.
+    pub(crate) drift: u64,
+    /// How far they have moved, pixels.
+    pub(crate) shift: f32,
+}
+
+pub(crate) fn background(spec: &SampleSpec, s: &Season, air: &Air) -> Canvas {
     let (w, h) = (spec.width as f32, spec.height as f32);
     let mut canvas = Canvas::new(spec.width as usize, spec.height as usize);
     let horizon = HORIZON * h;
     // Slow thermal drift: warm air, clouds and wet patches move from frame to frame; the ground's texture does not.
-    let drift = draw.bits();
+    let &Air { place, drift, shift } = air;
     for y in 0..spec.height as usize {
         for x in 0..spec.width as usize {
             let (fx, fy) = (x as f32, y as f32);
             let value = if fy < horizon {
-                s.sky + (s.air - s.sky) * 0.7 * (fy / horizon).powi(2) + 3.0 * clouds(fx, fy * 2.0, 60.0, drift)
+                s.sky + (s.air - s.sky) * 0.7 * (fy / horizon).powi(2) + 3.0 * clouds(fx + shift, fy * 2.0, 60.0, drift)
             } else {
                 let near = (fy - horizon) / (h - horizon);
-                let texture = 1.6 * clouds(fx, fy * (2.5 - 1.5 * near), 34.0, spec.seed) + 0.9 * clouds(fx, fy * 2.0, 9.0, spec.seed ^ 1);
-                s.ground + texture + 1.2 * clouds(fx, fy, 90.0, drift) - 0.8 * near
+                let texture = 1.6 * clouds(fx, fy * (2.5 - 1.5 * near), 34.0, place) + 0.9 * clouds(fx, fy * 2.0, 9.0, place ^ 1);
+                s.ground + texture + 1.2 * clouds(fx + shift, fy, 90.0, drift) - 0.8 * near
             };
             canvas.value[y * spec.width as usize + x] = value;
         }
@@ -154,7 +188,7 @@ fn scenery(canvas: &mut Canvas, s: &Season, w: f32, h: f32) {
 }
 
 /// Lamp posts, a hedge, a container: they hide what passes behind them.
-fn street_furniture(spec: &SampleSpec, s: &Season) -> Vec<Thing> {
+pub(crate) fn street_furniture(spec: &SampleSpec, s: &Season) -> Vec<Thing> {
     let (w, h) = (spec.width as f32, spec.height as f32);
     let post = |x: f32, foot: f32, tall: f32, warmth: f32| {
         let shaft = Shape::Capsule { from: [x * w, foot * h], to: [x * w, (foot - tall) * h], radius: 0.004 * h + 0.006 * h * foot };
@@ -177,22 +211,33 @@ fn street_furniture(spec: &SampleSpec, s: &Season) -> Vec<Thing> {
 
 /// A random object somewhere on the ground.
 fn object(spec: &SampleSpec, s: &Season, d: &mut Draw) -> Thing {
-    let (w, h) = (f64::from(spec.width), f64::from(spec.height));
+    let w = f64::from(spec.width);
     let class = [0, 0, 0, 0, 1, 1, 2, 2, 3, 3][d.below(10)];
+    let (foot, tall) = depth(spec, d);
+    let at = [d.uniform(0.02, 0.98) as f32 * w as f32, foot];
+    let facing = if d.chance(0.5) { 1.0 } else { -1.0 };
+    thing(class, at, tall, facing, s, d)
+}
+
+/// Where on the ground an object stands, and how tall a person is there, pixels.
+pub(crate) fn depth(spec: &SampleSpec, d: &mut Draw) -> (f32, f32) {
+    let h = spec.height as f32;
     // More ground is far away than near; nothing small enough to be a single pixel.
     let near = d.unit().powf(0.8 + 0.7 * spec.difficulty) as f32;
     let top = HORIZON + 0.13;
-    let foot = (top + (1.0 - top) * 0.97 * near) * h as f32;
-    let tall = spec.object_scale as f32 * (0.05 + 0.105 * near) * h as f32 * d.uniform(0.9, 1.1) as f32;
-    let at = [d.uniform(0.02, 0.98) as f32 * w as f32, foot];
-    let facing = if d.chance(0.5) { 1.0 } else { -1.0 };
+    let tall = spec.object_scale as f32 * (0.05 + 0.105 * near) * h * d.uniform(0.9, 1.1) as f32;
+    ((top + (1.0 - top) * 0.97 * near) * h, tall)
+}
+
+/// An object of `class` with its foot at `at`, facing right (1) or left (-1).
+pub(crate) fn thing(class: u32, at: [f32; 2], tall: f32, facing: f32, s: &Season, d: &mut Draw) -> Thing {
     let parts = match class {
         0 => person(at, tall, s, d),
         1 => bicycle(at, tall, facing, s, d),
         2 => motorcycle(at, tall, facing, s, d),
         _ => vehicle(at, tall, facing, s, d),
     };
-    Thing { class: Some(class), foot, parts }
+    Thing { class: Some(class), foot: at[1], parts }
 }
 
 type Parts = Vec<(Shape, f32)>;
@@ -329,8 +374,10 @@ fn vehicle([x, y]: [f32; 2], tall: f32, facing: f32, s: &Season, d: &mut Draw) -
 }
 
 /// Paints far to near; boxes of what is at least 40 % visible and whole pixels large. What would be hidden or cut is left out of the picture
-/// altogether, so that no frame holds an object that its labels do not name.
-fn place(canvas: &mut Canvas, things: &[Thing]) -> Vec<(u32, [f32; 4])> {
+/// altogether, so that no frame holds an object that its labels do not name. Sorts the things; of each that is shown: its place among them, its
+/// class, its box.
+pub(crate) fn place(canvas: &mut Canvas, things: &mut [Thing]) -> Vec<(usize, u32, [f32; 4])> {
+    things.sort_by(|a, b| a.foot.total_cmp(&b.foot));
     let (base_value, base_owner) = (canvas.value.clone(), canvas.owner.clone());
     let mut shown: Vec<bool> = vec![true; things.len()];
     loop {
@@ -353,8 +400,8 @@ fn place(canvas: &mut Canvas, things: &[Thing]) -> Vec<(u32, [f32; 4])> {
         }
     }
     let (w, h) = (canvas.width as f32, canvas.height as f32);
-    let labelled = things.iter().zip(&shown).filter_map(|(t, &shown)| t.class.filter(|_| shown).map(|c| (c, hull(t))));
-    labelled.map(|(c, [x1, y1, x2, y2])| (c, [x1.clamp(0.0, w), y1.clamp(0.0, h), x2.clamp(0.0, w), y2.clamp(0.0, h)])).collect()
+    let labelled = things.iter().zip(&shown).enumerate().filter_map(|(i, (t, &shown))| t.class.filter(|_| shown).map(|c| (i, c, hull(t))));
+    labelled.map(|(i, c, [x1, y1, x2, y2])| (i, c, [x1.clamp(0.0, w), y1.clamp(0.0, h), x2.clamp(0.0, w), y2.clamp(0.0, h)])).collect()
 }
 
 fn hull(thing: &Thing) -> [f32; 4] {
@@ -379,17 +426,15 @@ fn silhouette(thing: &Thing, width: usize, height: usize) -> f32 {
     alone.owner.iter().filter(|&&o| o == 1).count() as f32
 }
 
-/// Degrees to gray: the season's gain, a vignette, fixed column noise of the sensor, and noise.
-fn expose(canvas: &Canvas, spec: &SampleSpec, s: &Season, draw: &mut Draw) -> Vec<u8> {
-    let offset = draw.uniform(-0.03, 0.03) as f32;
+/// Degrees to levels: the season's gain, a vignette, fixed column noise of the sensor, and noise.
+pub(crate) fn expose(canvas: &Canvas, spec: &SampleSpec, s: &Season, offset: f32, draw: &mut Draw) -> Exposure {
     let mut columns = Draw::new(spec.seed, "columns", 0, 0);
     let stripes: Vec<f32> = (0..canvas.width).map(|_| columns.normal() as f32 * 0.004).collect();
     let (w, h) = (canvas.width as f32, canvas.height as f32);
-    let gray = |(i, &t): (usize, &f32)| {
+    let level = |(i, &t): (usize, &f32)| {
         let (x, y) = (i % canvas.width, i / canvas.width);
         let (u, v) = (x as f32 / w - 0.5, y as f32 / h - 0.5);
-        let level = (t - s.black) / s.span + offset - 0.08 * (u * u + v * v) + stripes[x] + draw.normal() as f32 * s.noise;
-        (level * 255.0).round().clamp(0.0, 255.0) as u8
+        (t - s.black) / s.span + offset - 0.08 * (u * u + v * v) + stripes[x] + draw.normal() as f32 * s.noise
     };
-    canvas.value.iter().enumerate().map(gray).collect()
+    Exposure { levels: canvas.value.iter().enumerate().map(level).collect(), black: s.black, span: s.span }
 }

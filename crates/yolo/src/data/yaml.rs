@@ -90,8 +90,8 @@ impl DataConfig {
         let images = text_of(&document, "images", yaml)?.map(PathBuf::from);
         let split = |key: &str| -> Result<Vec<Source>, DataError> {
             let sources = sources(&document, key, images.as_deref(), yaml)?;
-            let drawn = generator.is_some() && key != "test" && sources.is_empty();
-            Ok(if drawn { vec![Path::new("images").join(key).into()] } else { sources })
+            let drawn = generator.as_ref().filter(|_| key != "test" && sources.is_empty());
+            Ok(drawn.map_or(sources, |spec| vec![spec.source(key).into()]))
         };
         let (train, val, test) = (split("train")?, split("val")?, split("test")?);
         if train.is_empty() {

@@ -31,9 +31,9 @@ pub struct About {
 }
 
 impl About {
-    /// `yolov8n`.
+    /// `yolov8n`, `yolov8n-p2`.
     pub(super) fn size(&self) -> String {
-        format!("yolov8{}", self.config.scale.letter())
+        format!("yolov8{}{}", self.config.scale.letter(), if self.config.p2 { "-p2" } else { "" })
     }
 }
 

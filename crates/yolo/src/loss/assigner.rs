@@ -136,7 +136,7 @@ mod tests {
 
     /// A 64 x 64 input (84 anchors); every anchor predicts a box of `half` pixels around itself.
     fn setup(half: f32) -> (Anchors, Vec<f32>) {
-        let anchors = Anchors::new([[8, 8], [4, 4], [2, 2]]);
+        let anchors = Anchors::new(&[[8, 8], [4, 4], [2, 2]]);
         let n = anchors.len();
         let mut data = vec![0.0; 4 * n];
         for a in 0..n {
@@ -190,6 +190,26 @@ mod tests {
         let fg = run(6.0, &[gt(0, [10.0, 10.0, 22.0, 22.0])]);
         assert_eq!(fg.len(), 5);
         assert!(run(6.0, &[gt(0, [5.0, 5.0, 7.0, 7.0])]).is_empty(), "no centre inside");
+    }
+
+    #[test]
+    fn an_object_of_4_pixels_is_sure_of_an_anchor_only_on_a_finer_level() {
+        let fine = Anchors::new(&[[16, 16], [8, 8], [4, 4], [2, 2]]);
+        let found = |anchors: &Anchors, x: f32| {
+            let n = anchors.len();
+            let data: Vec<f32> = (0..4 * n)
+                .map(|i| {
+                    let centre = anchors.centres[i % n][i / n % 2] * anchors.strides[i % n];
+                    if i < 2 * n { centre - 2.0 } else { centre + 2.0 }
+                })
+                .collect();
+            let of_one = assign_image(Planes::new(&data, &vec![0.25; n], &[0]), &[gt(0, [x, x, x + 4.5, x + 4.5])], anchors);
+            of_one.iter().filter(|f| f.score > 0.0).count()
+        };
+        let coarse = setup(2.0).0;
+        let places: Vec<f32> = (0..64).map(|i| 8.25 + 0.5 * i as f32).collect();
+        assert!(places.iter().all(|&x| found(&fine, x) > 0), "every place has a cell of stride 4");
+        assert!(places.iter().any(|&x| found(&coarse, x) == 0), "between two cells of stride 8 it is nobody's");
     }
 
     #[test]

@@ -17,7 +17,7 @@ use burn::tensor::activation::sigmoid;
 use burn::tensor::{Device, Int, Tensor, TensorData};
 
 use crate::boxes::{GroundTruth, Label};
-use crate::model::head::{Anchors, REG_MAX, STRIDES, decode_corners, expectation, flatten};
+use crate::model::head::{Anchors, REG_MAX, decode_corners, expectation, flatten, strides};
 use crate::model::names::to_host;
 use assigner::{Foreground, Planes, assign};
 
@@ -59,12 +59,12 @@ impl DetectionLoss {
     ///
     /// # Panics
     /// If the outputs have another number of classes, or a label's class or image index is out of range.
-    pub fn forward(&self, feats: &[Tensor<4>; 3], targets: &[(u32, Label)]) -> LossOutput {
+    pub fn forward(&self, feats: &[Tensor<4>], targets: &[(u32, Label)]) -> LossOutput {
         let device = feats[0].device();
         let [batch, channels, height, width] = feats[0].dims();
         assert_eq!(channels, 4 * REG_MAX + self.nc, "raw outputs of {channels} channels for {} classes", self.nc);
         let anchors = Anchors::of(feats);
-        let size = [width, height].map(|s| (s * STRIDES[0]) as f32);
+        let size = [width, height].map(|s| (s * strides(feats.len())[0]) as f32);
         let flat = flatten(feats);
 
         let gts = self.by_image(targets, batch, size);

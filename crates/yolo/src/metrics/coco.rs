@@ -16,24 +16,31 @@ const MAX_DET: usize = 100;
 const RANGES: [(f64, f64); 4] = [(0.0, 1e10), (0.0, 1024.0), (1024.0, 9216.0), (9216.0, 1e10)];
 
 #[derive(Clone, Copy)]
-struct Scored {
-    score: f32,
+pub(super) struct Scored {
+    pub(super) score: f32,
+    /// Which of the images that were added.
+    pub(super) image: u32,
     /// Per size range, bit t: true positive at the t-th IoU threshold.
-    hits: [u16; 4],
+    pub(super) hits: [u16; 4],
     /// Per size range, bit t: neither right nor wrong at the t-th IoU threshold.
-    ignored: [u16; 4],
+    pub(super) ignored: [u16; 4],
 }
 
 #[derive(Clone, Default)]
-struct ClassRecord {
-    detections: Vec<Scored>,
-    truths: [usize; 4],
+pub(super) struct ClassRecord {
+    pub(super) detections: Vec<Scored>,
+    /// Objects by size range of the images that have any.
+    pub(super) truths: Vec<(u32, [u32; 4])>,
 }
+
+/// AP by size range and IoU threshold; none for a range without objects.
+pub(super) type Precisions = [Option<[f64; 10]>; 4];
 
 /// Accumulates images; see the module for what it refuses.
 #[derive(Clone)]
 pub struct CocoEvaluator {
-    classes: Vec<ClassRecord>,
+    pub(super) images: u32,
+    pub(super) classes: Vec<ClassRecord>,
 }
 
 /// pycocotools' summary. `None` where no object exists (pycocotools prints -1).
@@ -56,11 +63,13 @@ pub struct CocoMetrics {
 impl CocoEvaluator {
     /// For classes `0..nc`.
     pub fn new(nc: usize) -> Self {
-        Self { classes: vec![ClassRecord::default(); nc] }
+        Self { images: 0, classes: vec![ClassRecord::default(); nc] }
     }
 
     /// Adds one image. Detections need not be sorted.
     pub fn add_image(&mut self, detections: &[Detection], truths: &[GroundTruth]) {
+        let image = self.images;
+        self.images += 1;
         for (class, record) in self.classes.iter_mut().enumerate() {
             let truths: Vec<[f32; 4]> = truths.iter().filter(|t| t.class as usize == class).map(|t| t.xyxy).collect();
             let mut ranked: Vec<Detection> = detections.iter().filter(|d| d.class as usize == class).copied().collect();
@@ -69,12 +78,13 @@ impl CocoEvaluator {
             let overlaps: Vec<Vec<f64>> = ranked.iter().map(|d| truths.iter().map(|t| iou(&d.xyxy, t)).collect()).collect();
 
             let first = record.detections.len();
-            record.detections.extend(ranked.iter().map(|d| Scored { score: d.score, hits: [0; 4], ignored: [0; 4] }));
+            record.detections.extend(ranked.iter().map(|d| Scored { score: d.score, image, hits: [0; 4], ignored: [0; 4] }));
+            let mut counts = [0; 4];
             for (r, range) in RANGES.iter().enumerate() {
                 let outside = |xyxy: &[f32; 4]| !(range.0..=range.1).contains(&area(xyxy));
                 let mut order: Vec<(usize, bool)> = truths.iter().map(outside).enumerate().collect();
                 order.sort_by_key(|&(_, ignore)| ignore);
-                record.truths[r] += order.iter().filter(|(_, ignore)| !ignore).count();
+                counts[r] = order.iter().filter(|(_, ignore)| !ignore).count() as u32;
                 for (t, &threshold) in IOU_THRESHOLDS.iter().enumerate() {
                     let mut taken = vec![false; truths.len()];
                     for (d, detection) in ranked.iter().enumerate() {
@@ -86,6 +96,9 @@ impl CocoEvaluator {
                         }
                     }
                 }
+            }
+            if !truths.is_empty() {
+                record.truths.push((image, counts));
             }
         }
     }
@@ -102,7 +115,7 @@ impl CocoEvaluator {
 }
 
 /// Means over classes that have objects.
-fn summary(per_class: &[[Option<[f64; 10]>; 4]]) -> CocoMetrics {
+pub(super) fn summary(per_class: &[Precisions]) -> CocoMetrics {
     let mean = |range: usize, thresholds: std::ops::Range<usize>| {
         let values: Vec<f64> = per_class.iter().filter_map(|c| c[range]).flat_map(|ap| ap[thresholds.clone()].to_vec()).collect();
         (!values.is_empty()).then(|| values.iter().sum::<f64>() / values.len() as f64)
@@ -138,20 +151,34 @@ fn claim(overlaps: &[f64], order: &[(usize, bool)], taken: &mut [bool], threshol
 }
 
 impl ClassRecord {
-    /// AP per size range and IoU threshold; `None` for a range without objects.
-    fn average_precisions(&self) -> [Option<[f64; 10]>; 4] {
+    /// The detections, the surest first.
+    pub(super) fn ranked(&self) -> Vec<Scored> {
         let mut ranked = self.detections.clone();
         ranked.sort_by(|a, b| b.score.total_cmp(&a.score)); // stable, as pycocotools' merge sort
-        std::array::from_fn(|r| {
-            (self.truths[r] > 0).then(|| {
-                std::array::from_fn(|t| {
-                    let counted = ranked.iter().filter(|d| d.ignored[r] >> t & 1 == 0);
-                    let curve = RankedCurve::new(counted.map(|d| d.hits[r] >> t & 1 == 1), self.truths[r]);
-                    coco_average_precision(&curve.recall, &curve.precision)
-                })
+        ranked
+    }
+
+    fn average_precisions(&self) -> Precisions {
+        average_precisions(&self.ranked(), sum(self.truths.iter().map(|(_, counts)| counts)))
+    }
+}
+
+/// Objects of several images by size range.
+pub(super) fn sum<'a>(truths: impl Iterator<Item = &'a [u32; 4]>) -> [usize; 4] {
+    truths.fold([0; 4], |sum, counts| std::array::from_fn(|r| sum[r] + counts[r] as usize))
+}
+
+/// Of detections with the surest first, and how many objects there are by size range.
+pub(super) fn average_precisions(ranked: &[Scored], truths: [usize; 4]) -> Precisions {
+    std::array::from_fn(|r| {
+        (truths[r] > 0).then(|| {
+            std::array::from_fn(|t| {
+                let counted = ranked.iter().filter(|d| d.ignored[r] >> t & 1 == 0);
+                let curve = RankedCurve::new(counted.map(|d| d.hits[r] >> t & 1 == 1), truths[r]);
+                coco_average_precision(&curve.recall, &curve.precision)
             })
         })
-    }
+    })
 }
 
 #[cfg(test)]

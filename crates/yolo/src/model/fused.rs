@@ -51,16 +51,21 @@ impl Fused {
         self.0
     }
 
+    /// See [`Yolo::head_inputs`].
+    pub(crate) fn head_inputs(&self) -> &'static [usize] {
+        self.0.head_inputs()
+    }
+
     /// As [`Yolo::forward`].
     ///
     /// # Panics
     /// As there.
-    pub fn forward(&self, images: Tensor<4>) -> [Tensor<4>; 3] {
+    pub fn forward(&self, images: Tensor<4>) -> Vec<Tensor<4>> {
         self.0.forward(images)
     }
 
     /// As [`Yolo::decode`].
-    pub fn decode(&self, feats: &[Tensor<4>; 3]) -> Tensor<3> {
+    pub fn decode(&self, feats: &[Tensor<4>]) -> Tensor<3> {
         self.0.decode(feats)
     }
 
@@ -93,7 +98,7 @@ mod tests {
         let (model, _) = load_tensors(model, &tensors).unwrap();
         let fused = model.fuse(&device);
         let image = Tensor::<1, burn::tensor::Int>::arange(0..3 * 32 * 64, &device).float().reshape([1, 3, 32, 64]).div_scalar(6144.0);
-        let outputs = |feats: [Tensor<4>; 3]| feats.map(to_host).concat();
+        let outputs = |feats: Vec<Tensor<4>>| feats.into_iter().map(to_host).collect::<Vec<_>>().concat();
         let expected = outputs(model.forward(image.clone()));
         assert_eq!(outputs(fused.forward(image.clone())), expected, "the same sums in the same order");
         assert_eq!(outputs(fused.0.fuse(&device).forward(image)), expected);

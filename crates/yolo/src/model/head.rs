@@ -2,7 +2,7 @@
 //!
 //! A box side is the expectation of a softmax over 16 bins (distances 0..15 in grid units), measured from the
 //! anchor: the centre of the grid cell. The order of channels is side-major (left, top, right, bottom) x 16 bins,
-//! then the classes; anchors run level by level (strides 8, 16, 32), rows outside, columns inside.
+//! then the classes; anchors run level by level (strides 8, 16, 32, with p2 a level of 4 before them), rows outside, columns inside.
 
 use bellows_kernels::concat;
 use burn::module::Module;
@@ -11,8 +11,13 @@ use burn::tensor::{Device, Tensor, TensorData};
 
 use super::layers::{Conv, Conv2d};
 
-/// Pixels per grid cell of the three levels.
-pub const STRIDES: [usize; 3] = [8, 16, 32];
+/// Pixels per grid cell of all levels there can be, the finest first.
+const STRIDES: [usize; 4] = [4, 8, 16, 32];
+
+/// Pixels per grid cell of each of `levels` levels, three or four: the coarsest are always there.
+pub fn strides(levels: usize) -> &'static [usize] {
+    &STRIDES[STRIDES.len() - levels.min(STRIDES.len())..]
+}
 /// Bins per box side.
 pub const REG_MAX: usize = 16;
 
@@ -22,31 +27,29 @@ pub type Branch = (Conv, Conv, Conv2d);
 /// The detection head.
 #[derive(Module, Debug)]
 pub struct Detect {
-    /// Box branches of the three levels: 64 channels out.
+    /// Box branches of the levels: 64 channels out.
     pub cv2: Vec<Branch>,
-    /// Class branches of the three levels: `nc` channels out.
+    /// Class branches of the levels: `nc` channels out.
     pub cv3: Vec<Branch>,
 }
 
 impl Detect {
-    pub(super) fn new(channels: [usize; 3], nc: usize, device: &Device) -> Self {
+    /// For levels with so many channels each, the finest first.
+    pub(super) fn new(channels: &[usize], nc: usize, device: &Device) -> Self {
         let c2 = (channels[0] / 4).max(4 * REG_MAX);
         let c3 = channels[0].max(nc.min(100));
         let branch = |cin, mid, out| -> Branch {
             (Conv::new(cin, mid, 3, 1, device), Conv::new(mid, mid, 3, 1, device), Conv2d::new(mid, out, 1, 1, true, device))
         };
-        Self { cv2: channels.map(|cin| branch(cin, c2, 4 * REG_MAX)).into(), cv3: channels.map(|cin| branch(cin, c3, nc)).into() }
+        let branches = |mid, out| channels.iter().map(|&cin| branch(cin, mid, out)).collect();
+        Self { cv2: branches(c2, 4 * REG_MAX), cv3: branches(c3, nc) }
     }
 
-    /// Three maps `[B, C, H/s, W/s]` to raw outputs `[B, 64 + nc, H/s, W/s]`.
-    pub fn forward(&self, x: [Tensor<4>; 3]) -> [Tensor<4>; 3] {
+    /// Maps `[B, C, H/s, W/s]`, one a level, to raw outputs `[B, 64 + nc, H/s, W/s]`.
+    pub fn forward(&self, x: Vec<Tensor<4>>) -> Vec<Tensor<4>> {
         let run = |b: &Branch, x: Tensor<4>| b.2.forward(b.1.forward(b.0.forward(x)));
-        let mut level = 0;
-        x.map(|x| {
-            let out = concat(vec![run(&self.cv2[level], x.clone()), run(&self.cv3[level], x)]);
-            level += 1;
-            out
-        })
+        let branches = self.cv2.iter().zip(&self.cv3);
+        x.into_iter().zip(branches).map(|(x, (cv2, cv3))| concat(vec![run(cv2, x.clone()), run(cv3, x)])).collect()
     }
 
     pub(super) fn fuse(&self, device: &Device) -> Self {
@@ -66,21 +69,22 @@ pub struct Anchors {
 
 impl Anchors {
     /// Anchors for level sizes `[height, width]` in grid cells.
-    pub fn new(sizes: [[usize; 2]; 3]) -> Self {
-        let (mut centres, mut strides) = (Vec::new(), Vec::new());
-        for ([h, w], stride) in sizes.into_iter().zip(STRIDES) {
+    pub fn new(sizes: &[[usize; 2]]) -> Self {
+        let (mut centres, mut units) = (Vec::new(), Vec::new());
+        for (&[h, w], &stride) in sizes.iter().zip(strides(sizes.len())) {
             centres.extend((0..h).flat_map(|y| (0..w).map(move |x| [x as f32 + 0.5, y as f32 + 0.5])));
-            strides.resize(centres.len(), stride as f32);
+            units.resize(centres.len(), stride as f32);
         }
-        Self { centres, strides }
+        Self { centres, strides: units }
     }
 
     /// Anchors of raw outputs `[B, C, H/s, W/s]`.
-    pub fn of(feats: &[Tensor<4>; 3]) -> Self {
-        Self::new([0, 1, 2].map(|i| {
-            let [_, _, h, w] = feats[i].dims();
+    pub fn of(feats: &[Tensor<4>]) -> Self {
+        let size = |feat: &Tensor<4>| {
+            let [_, _, h, w] = feat.dims();
             [h, w]
-        }))
+        };
+        Self::new(&feats.iter().map(size).collect::<Vec<_>>())
     }
 
     /// Number of anchors, A.
@@ -103,7 +107,7 @@ impl Anchors {
 }
 
 /// Joins the levels: raw outputs `[B, C, h, w]` to `[B, C, A]`.
-pub fn flatten(feats: &[Tensor<4>; 3]) -> Tensor<3> {
+pub fn flatten(feats: &[Tensor<4>]) -> Tensor<3> {
     let [b, c, ..] = feats[0].dims();
     // Cells as the channels of images of one pixel, of which there are as many as channels.
     let flat = feats.iter().map(|f| {
@@ -134,7 +138,7 @@ pub fn decode_corners(flat: Tensor<3>, anchors: &Anchors) -> Tensor<3> {
 }
 
 /// Decodes raw outputs to `[B, 4 + nc, A]`: `xywh` in pixels, then scores in 0..1.
-pub fn decode(feats: &[Tensor<4>; 3]) -> Tensor<3> {
+pub fn decode(feats: &[Tensor<4>]) -> Tensor<3> {
     let (flat, boxes) = (flatten(feats), 4 * REG_MAX);
     let scores = sigmoid(flat.clone().narrow(1, boxes, flat.dims()[1] - boxes));
     let corners = decode_corners(flat, &Anchors::of(feats));

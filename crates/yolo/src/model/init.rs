@@ -7,7 +7,7 @@
 use bellows_learner::rng::{GOLDEN, mix};
 use burn::tensor::Device;
 
-use super::head::STRIDES;
+use super::head::strides;
 use super::names::{NamedTensors, assign, named_tensors};
 use super::{Yolo, YoloConfig};
 
@@ -20,7 +20,7 @@ impl YoloConfig {
 
 fn initialise(mut model: Yolo, config: &YoloConfig, seed: u64) -> Yolo {
     let drawn = named_tensors(&model).into_iter().filter_map(|(name, shape, _)| {
-        let values = values(&name, &shape, config.nc, seed)?;
+        let values = values(&name, &shape, config, seed)?;
         Some((name, (shape, values)))
     });
     assign(&mut model, &drawn.collect::<NamedTensors>());
@@ -28,7 +28,7 @@ fn initialise(mut model: Yolo, config: &YoloConfig, seed: u64) -> Yolo {
 }
 
 /// The initial values of a parameter; none for those of batch normalisation, which are built as the identity.
-fn values(name: &str, shape: &[usize], nc: usize, seed: u64) -> Option<Vec<f32>> {
+fn values(name: &str, shape: &[usize], config: &YoloConfig, seed: u64) -> Option<Vec<f32>> {
     let n: usize = shape.iter().product();
     if shape.len() == 4 {
         let bound = 1.0 / ((shape[1] * shape[2] * shape[3]) as f32).sqrt();
@@ -40,8 +40,8 @@ fn values(name: &str, shape: &[usize], nc: usize, seed: u64) -> Option<Vec<f32>>
     match (branch, parts.next()?, parts.next()?) {
         ("cv2", "2", "bias") => Some(vec![1.0; n]),
         ("cv3", "2", "bias") => {
-            let cells = 640.0 / *STRIDES.get(level)? as f64;
-            Some(vec![(5.0 / nc as f64 / (cells * cells)).ln() as f32; n])
+            let cells = 640.0 / *strides(3 + usize::from(config.p2)).get(level)? as f64;
+            Some(vec![(5.0 / config.nc as f64 / (cells * cells)).ln() as f32; n])
         }
         _ => None,
     }

@@ -91,12 +91,15 @@ pub struct YoloConfig {
     pub channels: usize,
     /// Whether the first convolution of the pooling pyramid is followed by SiLU. Checkpoints of release 8.4 have none.
     pub sppf_act: bool,
+    /// A fourth, finer level of stride 4 for small objects (`yolov8n-p2`).
+    #[serde(default)]
+    pub p2: bool,
 }
 
 impl YoloConfig {
     /// Size n for colour images.
     pub fn new(nc: usize) -> Self {
-        Self { scale: Scale::N, nc, channels: 3, sppf_act: true }
+        Self { scale: Scale::N, nc, channels: 3, sppf_act: true, p2: false }
     }
 
     /// The architecture with every convolution zero.
@@ -105,7 +108,7 @@ impl YoloConfig {
         let [c1, c2, c3, c4, c5] = [64, 128, 256, 512, 1024].map(|c| s.channels(c));
         let down = |cin, cout| Layer::Conv(Conv::new(cin, cout, 3, 2, device));
         let c2f = |cin, cout, n, shortcut| Layer::C2f(C2f::new(cin, cout, s.repeats(n), shortcut, device));
-        let model = vec![
+        let mut model = vec![
             down(self.channels, c1),
             down(c1, c2),
             c2f(c2, c2, 3, true),
@@ -122,15 +125,31 @@ impl YoloConfig {
             Layer::Upsample(Upsample),
             Layer::Concat(Concat::new(4)),
             c2f(c4 + c3, c3, 3, false), // 15: out, stride 8
+        ];
+        if self.p2 {
+            model.extend([
+                Layer::Upsample(Upsample),
+                Layer::Concat(Concat::new(2)),
+                c2f(c3 + c2, c2, 3, false), // 18: out, stride 4
+                down(c2, c2),
+                Layer::Concat(Concat::new(15)),
+                c2f(c2 + c3, c3, 3, false), // 21: out, stride 8
+            ]);
+        }
+        model.extend([
             down(c3, c3),
             Layer::Concat(Concat::new(12)),
-            c2f(c3 + c4, c4, 3, false), // 18: out, stride 16
+            c2f(c3 + c4, c4, 3, false), // 18 (p2: 24): out, stride 16
             down(c4, c4),
             Layer::Concat(Concat::new(9)),
-            c2f(c4 + c5, c5, 3, false), // 21: out, stride 32
-            Layer::Detect(Detect::new([c3, c4, c5], self.nc, device)),
-        ];
-        Yolo { model, nc: self.nc, channels: self.channels, sppf_act: self.sppf_act }
+            c2f(c4 + c5, c5, 3, false), // 21 (p2: 27): out, stride 32
+            Layer::Detect(if self.p2 {
+                Detect::new(&[c2, c3, c4, c5], self.nc, device)
+            } else {
+                Detect::new(&[c3, c4, c5], self.nc, device)
+            }),
+        ]);
+        Yolo { model, nc: self.nc, channels: self.channels, sppf_act: self.sppf_act, p2: self.p2 }
     }
 }
 
@@ -152,9 +171,15 @@ pub enum Layer {
 }
 
 /// Layers whose maps the head reads.
-pub(crate) const HEAD_INPUTS: [usize; 3] = [15, 18, 21];
-/// Layers whose output is needed again later.
-const KEPT: [usize; 7] = [4, 6, 9, 12, 15, 18, 21];
+const HEAD_INPUTS: [usize; 3] = [15, 18, 21];
+/// The same with a level of stride 4.
+const HEAD_INPUTS_P2: [usize; 4] = [18, 21, 24, 27];
+/// Layers whose output is needed again by a layer of the neck.
+const KEPT: [usize; 4] = [4, 6, 9, 12];
+/// The same with a level of stride 4.
+const KEPT_P2: [usize; 6] = [2, 4, 6, 9, 12, 15];
+/// Layers before this one are the same whatever levels there are.
+pub(crate) const COMMON: usize = 16;
 
 /// A YOLOv8 detector.
 #[derive(Module, Debug)]
@@ -164,6 +189,7 @@ pub struct Yolo {
     nc: usize,
     channels: usize,
     sppf_act: bool,
+    p2: bool,
 }
 
 impl Yolo {
@@ -182,6 +208,21 @@ impl Yolo {
         self.sppf_act
     }
 
+    /// See [`YoloConfig::p2`].
+    pub fn p2(&self) -> bool {
+        self.p2
+    }
+
+    /// Layers whose maps the head reads, the finest first.
+    pub(crate) fn head_inputs(&self) -> &'static [usize] {
+        if self.p2 { &HEAD_INPUTS_P2 } else { &HEAD_INPUTS }
+    }
+
+    /// Number of the head's layer.
+    pub(crate) fn head(&self) -> usize {
+        self.model.len() - 1
+    }
+
     /// Freezes whole layers by their number: no gradient, and normalisation by the running statistics.
     pub fn freeze_layers(mut self, layers: &[usize]) -> Self {
         let frozen = |(i, layer): (usize, Layer)| if layers.contains(&i) { layer.freeze() } else { layer };
@@ -189,17 +230,18 @@ impl Yolo {
         self
     }
 
-    /// Raw head outputs `[B, 64 + nc, H/s, W/s]` for s = 8, 16, 32, of images `[B, C, H, W]` in 0..1.
+    /// Raw head outputs `[B, 64 + nc, H/s, W/s]` for s = 8, 16, 32 (with p2 4 before them), of images `[B, C, H, W]` in 0..1.
     ///
     /// On an autodiff device the batch normalisation trains; on a plain one the model infers.
     ///
     /// # Panics
     /// If H or W is not a multiple of 32, or C is not the model's.
-    pub fn forward(&self, images: Tensor<4>) -> [Tensor<4>; 3] {
+    pub fn forward(&self, images: Tensor<4>) -> Vec<Tensor<4>> {
         let [_, _, h, w] = images.dims();
         assert!(h % 32 == 0 && w % 32 == 0, "input sides {h} x {w} are not multiples of 32");
         let mut kept: Vec<Option<Tensor<4>>> = vec![None; self.model.len()];
         let take = |kept: &[Option<Tensor<4>>], i: usize| kept[i].clone().unwrap_or_else(|| unreachable!("layer {i} is kept"));
+        let needed: &[usize] = if self.p2 { &KEPT_P2 } else { &KEPT };
         let mut x = images;
         for (i, layer) in self.model.iter().enumerate() {
             x = match layer {
@@ -208,9 +250,9 @@ impl Yolo {
                 Layer::Sppf(m) => m.forward(x),
                 Layer::Upsample(m) => m.forward(x),
                 Layer::Concat(m) => concat(vec![x, take(&kept, m.with())]),
-                Layer::Detect(m) => return m.forward(HEAD_INPUTS.map(|i| take(&kept, i))),
+                Layer::Detect(m) => return m.forward(self.head_inputs().iter().map(|&i| take(&kept, i)).collect()),
             };
-            if KEPT.contains(&i) {
+            if needed.contains(&i) || self.head_inputs().contains(&i) {
                 kept[i] = Some(x.clone());
             }
         }
@@ -218,7 +260,7 @@ impl Yolo {
     }
 
     /// Boxes `xywh` in pixels and class scores in 0..1, `[B, 4 + nc, A]`, of raw outputs.
-    pub fn decode(&self, feats: &[Tensor<4>; 3]) -> Tensor<3> {
+    pub fn decode(&self, feats: &[Tensor<4>]) -> Tensor<3> {
         head::decode(feats)
     }
 }
@@ -237,7 +279,7 @@ mod tests {
         let device = Device::flex().autodiff();
         let model = YoloConfig::new(2).init(0, &device).freeze_layers(&[0, 2]);
         let before = to_tensors(&model, 0).unwrap();
-        let [p3, ..] = model.forward(image(&device));
+        let p3 = model.forward(image(&device)).swap_remove(0);
         let grads = p3.sum().backward();
         let after = to_tensors(&model, 0).unwrap();
         for (name, moves) in [("model.0", false), ("model.1", true), ("model.2.cv1", false), ("model.3", true)] {
@@ -255,10 +297,26 @@ mod tests {
     fn a_pyramid_without_activation_is_another_model() {
         let device = Device::flex().autodiff();
         let run = |sppf_act| {
-            let [.., p5] = YoloConfig { sppf_act, ..YoloConfig::new(2) }.init(0, &device).forward(image(&device));
-            to_host(p5)
+            let feats = YoloConfig { sppf_act, ..YoloConfig::new(2) }.init(0, &device).forward(image(&device));
+            to_host(feats[2].clone())
         };
         assert_eq!(run(true).len(), (64 + 2) * 2);
         assert_ne!(run(true), run(false));
+    }
+
+    #[test]
+    fn a_level_of_stride_4_is_the_first_and_the_names_are_the_published_ones() {
+        let device = Device::flex();
+        let model = YoloConfig { p2: true, ..YoloConfig::new(2) }.init(0, &device);
+        let sizes: Vec<[usize; 4]> = model.forward(image(&device)).iter().map(Tensor::dims).collect();
+        assert_eq!(sizes, [[1, 66, 8, 16], [1, 66, 4, 8], [1, 66, 2, 4], [1, 66, 1, 2]]);
+        let decoded = model.decode(&model.forward(image(&device)));
+        assert_eq!(decoded.dims(), [1, 6, 128 + 32 + 8 + 2]);
+        let tensors = to_tensors(&model, 0).unwrap();
+        assert_eq!((tensors.len(), &tensors["model.28.cv2.0.0.conv.weight"].0), (437, &vec![64, 32, 3, 3]));
+        assert!(
+            tensors.contains_key("model.28.dfl.conv.weight")
+                && tensors["model.28.cv3.0.2.bias"].1.iter().all(|b| (b + 9.2341).abs() < 1e-3)
+        );
     }
 }

@@ -16,8 +16,6 @@ use super::head::REG_MAX;
 /// Name to shape and values.
 pub type NamedTensors = BTreeMap<String, (Vec<usize>, Vec<f32>)>;
 
-/// The constant 0, 1, .. 15 that turns a distribution over bins into a distance.
-const DFL: &str = "model.22.dfl.conv.weight";
 /// The one convolution whose input channels may differ from the checkpoint's.
 const FIRST: &str = "model.0.conv.weight";
 
@@ -65,7 +63,8 @@ pub fn to_tensors(model: &Yolo, batches: u64) -> Result<NamedTensors, ReadError>
         }
         tensors.insert(tensor.name, (tensor.shape.to_vec(), values));
     }
-    tensors.insert(DFL.to_owned(), (vec![1, REG_MAX, 1, 1], (0..REG_MAX).map(|k| k as f32).collect()));
+    // The constant 0, 1, .. 15 that turns a distribution over bins into a distance.
+    tensors.insert(format!("model.{}.dfl.conv.weight", model.head()), (vec![1, REG_MAX, 1, 1], (0..REG_MAX).map(|k| k as f32).collect()));
     Ok(tensors)
 }
 

@@ -84,7 +84,8 @@ impl Yolo {
         let tensors = named_tensors(self);
         let params = tensors.iter().filter(|t| t.2 == Kind::Param);
         let gradients: usize = params.map(|(_, shape, _)| shape.iter().product::<usize>()).sum();
-        let mut count = Count { layers: LAYERS_WITHOUT_PARAMETERS, convolutions: Vec::new(), flops: 0 };
+        let moved = self.model.iter().filter(|layer| matches!(layer, Layer::Upsample(_) | Layer::Concat(_))).count();
+        let mut count = Count { layers: LAYERS_WITHOUT_PARAMETERS + moved, convolutions: Vec::new(), flops: 0 };
         count.model(self, [height, width]);
         Summary {
             layers: count.layers,
@@ -96,8 +97,8 @@ impl Yolo {
     }
 }
 
-/// One activation that all share, two upsamplings, four concatenations, one pooling, the box expectation.
-const LAYERS_WITHOUT_PARAMETERS: usize = 1 + 2 + 4 + 1 + 1;
+/// One activation that all share, one pooling, the box expectation; upsamplings and concatenations are counted.
+const LAYERS_WITHOUT_PARAMETERS: usize = 1 + 1 + 1;
 
 struct Count {
     layers: usize,
@@ -125,7 +126,7 @@ impl Count {
                     }
                 }
             }
-            if super::HEAD_INPUTS.contains(&i) {
+            if yolo.head_inputs().contains(&i) {
                 head_sizes.push(size);
             }
         }
@@ -185,6 +186,21 @@ mod tests {
             let s = summary(scale, nc);
             assert_eq!((s.layers, s.parameters, s.gradients), (layers, parameters, parameters - 16), "{scale:?} {nc}");
             assert!((s.gflops - gflops).abs() < 1e-4, "{scale:?} {nc}: {} GFLOPs", s.gflops);
+        }
+    }
+
+    #[test]
+    fn a_finer_level_has_the_published_parameters() {
+        for (scale, nc, parameters) in [
+            (Scale::N, 80, 3_354_144),
+            (Scale::N, 4, 2_927_088),
+            (Scale::S, 80, 10_884_336),
+            (Scale::M, 80, 25_082_496),
+            (Scale::L, 80, 42_888_080),
+            (Scale::X, 80, 66_637_536),
+        ] {
+            let s = YoloConfig { scale, p2: true, ..YoloConfig::new(nc) }.build(&Device::flex()).summary(640, 640);
+            assert_eq!(s.parameters, parameters, "{scale:?} {nc}");
         }
     }
 

@@ -8,6 +8,7 @@ mod confusion;
 mod curves;
 mod data;
 mod grid;
+mod groups;
 mod labels;
 mod results;
 
@@ -17,6 +18,7 @@ pub use confusion::confusion_matrix;
 pub use curves::CurveKind;
 pub use data::data_chart;
 pub use grid::{GridBox, GridImage, image_grid};
+pub use groups::{MOST_GROUPS, groups_chart};
 pub use labels::labels_chart;
 pub use results::results_chart;
 

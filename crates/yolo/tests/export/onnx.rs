@@ -187,7 +187,9 @@ fn a_file_is_weights_again() {
         assert_eq!((read.config, &read.names, read.imgsz), (config, &about(config).names, Some(64)));
         let (ours, theirs) = (model(config).fuse(&device), read.fuse(&device));
         assert_eq!(ours.tensors().unwrap(), theirs.tensors().unwrap());
-        let outputs = |fused: &bellows_yolo::model::Fused| fused.forward(images([1, config.channels, 64, 32])).map(to_host);
+        let outputs = |fused: &bellows_yolo::model::Fused| {
+            fused.forward(images([1, config.channels, 64, 32])).into_iter().map(to_host).collect::<Vec<_>>()
+        };
         assert_eq!(outputs(&ours), outputs(&theirs));
     }
 }

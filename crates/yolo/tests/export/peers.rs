@@ -42,10 +42,18 @@ fn run(python: &OsString, script: &str, folder: &Path) {
 
 #[test]
 fn others_compute_the_same() {
+    compare(YoloConfig { sppf_act: false, ..YoloConfig::new(3) });
+}
+
+#[test]
+fn others_compute_the_same_with_a_finer_level() {
+    compare(YoloConfig { p2: true, ..YoloConfig::new(3) });
+}
+
+fn compare(config: YoloConfig) {
     let Some(python) = peers() else { return };
     let folder = tempfile::tempdir().unwrap();
     let put = |name: &str, bytes: &[u8]| std::fs::write(folder.path().join(name), bytes).unwrap();
-    let config = YoloConfig { sppf_act: false, ..YoloConfig::new(3) };
     let (model, about) = (model(config), about(config));
     let fused = model.fuse(&Device::flex());
     let shape = [2, 3, 96, 128];

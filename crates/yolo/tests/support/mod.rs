@@ -106,8 +106,8 @@ pub(crate) fn image(values: Vec<f32>, shape: [usize; 4], device: &Device) -> Ten
 }
 
 /// The assignment of raw outputs, as the loss makes it.
-pub(crate) fn assignment(feats: &[Tensor<4>; 3], targets: &[(u32, Label)]) -> Vec<Vec<Foreground>> {
-    let feats = feats.clone().map(Tensor::inner);
+pub(crate) fn assignment(feats: &[Tensor<4>], targets: &[(u32, Label)]) -> Vec<Vec<Foreground>> {
+    let feats: Vec<_> = feats.iter().cloned().map(Tensor::inner).collect();
     let [batch, _, h, w] = feats[0].dims();
     let mut gts = vec![vec![]; batch];
     for (image, label) in targets {

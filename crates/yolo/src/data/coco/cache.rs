@@ -1,10 +1,11 @@
 //! A COCO file remembered in the user's cache folder: what was kept of it, under its path, size, time and a sample of its bytes.
 //!
-//! Format, little-endian: magic, stamp, categories, images, boxes, points, counts, then the SHA-256 of all that. One that does not match is as good as none.
+//! Format, little-endian: magic, stamp, categories, images, boxes, points, meta, counts, then the SHA-256 of all that. One that does not match is as good as none.
 
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
 use std::path::Path;
+use std::sync::Arc;
 use std::time::UNIX_EPOCH;
 
 use bellows_runs::write_atomic;
@@ -15,8 +16,9 @@ use super::id::Id;
 use crate::data::bytes::{Reader, Writer};
 use crate::data::error::DataError;
 use crate::data::frame::Size;
+use crate::data::meta::{Column, MetaTable};
 
-const MAGIC: &[u8; 12] = b"BELLOWSCOC02";
+const MAGIC: &[u8; 12] = b"BELLOWSCOC03";
 /// Pieces of the file that are hashed, evenly spread, and their length.
 const SAMPLES: u64 = 64;
 const SAMPLE_BYTES: u64 = 4096;
@@ -85,8 +87,10 @@ pub(super) fn save(file: &Path, stamp: &Stamp, coco: &CocoFile) -> Result<(), Da
     }
     out.u32(coco.points.len() as u32);
     coco.points.as_flattened().iter().for_each(|&v| out.f32(v));
+    out.meta(&coco.meta);
     let c = &coco.counts;
-    [c.crowd, c.zero_size, c.boxless, c.masks, c.unknown_image, c.unknown_category, c.repeated_images].iter().for_each(|&n| out.u64(n));
+    let counts = [c.crowd, c.zero_size, c.boxless, c.masks, c.unknown_image, c.unknown_category, c.repeated_images, c.repeated_annotations];
+    counts.iter().for_each(|&n| out.u64(n));
     out.u32(c.examples.len() as u32);
     c.examples.iter().for_each(|text| out.text(text));
     let digest = Sha256::digest(&out.0);
@@ -124,6 +128,7 @@ pub(super) fn load(file: &Path, stamp: &Stamp) -> Option<CocoFile> {
     for _ in 0..count {
         points.push([input.f32()?, input.f32()?]);
     }
+    let meta = Arc::new(input.meta()?);
     let mut counts = Counts {
         crowd: input.u64()?,
         zero_size: input.u64()?,
@@ -132,15 +137,27 @@ pub(super) fn load(file: &Path, stamp: &Stamp) -> Option<CocoFile> {
         unknown_image: input.u64()?,
         unknown_category: input.u64()?,
         repeated_images: input.u64()?,
+        repeated_annotations: input.u64()?,
         examples: Vec::new(),
     };
     for _ in 0..input.u32()? {
         counts.examples.push(input.text()?);
     }
-    Some(CocoFile { categories, images, boxes, points, counts })
+    Some(CocoFile { categories, images, boxes, points, meta, counts })
 }
 
 impl Writer {
+    fn meta(&mut self, meta: &MetaTable) {
+        self.u32(meta.columns.len() as u32);
+        for column in &meta.columns {
+            self.text(&column.key);
+            self.u32(column.texts.len() as u32);
+            column.texts.iter().for_each(|text| self.text(text));
+            self.u32(column.codes.len() as u32);
+            column.codes.iter().for_each(|&code| self.u32(code));
+        }
+    }
+
     fn id(&mut self, id: &Id) {
         match id {
             Id::Number(n) => {
@@ -156,6 +173,23 @@ impl Writer {
 }
 
 impl Reader<'_> {
+    fn meta(&mut self) -> Option<MetaTable> {
+        let (count, mut columns) = self.list(12)?;
+        for _ in 0..count {
+            let key = self.text()?;
+            let (count, mut texts) = self.list(4)?;
+            for _ in 0..count {
+                texts.push(self.text()?);
+            }
+            let (count, mut codes) = self.list(4)?;
+            for _ in 0..count {
+                codes.push(self.u32().filter(|&code| code as usize <= texts.len())?);
+            }
+            columns.push(Column { key, texts, codes });
+        }
+        Some(MetaTable { columns })
+    }
+
     fn id(&mut self) -> Option<Id> {
         match self.take()? {
             [0] => self.u64().map(|n| Id::Number(n as i64)),
@@ -174,7 +208,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let (json, memory) = (dir.path().join("a.json"), dir.path().join("cache"));
         let text = r#"{"annotations":[{"image_id":"t","category_id":1,"bbox":[1,2,3,4]},{"image_id":8,"category_id":1,"bbox":[1,2,3,4]}],
-            "images":[{"id":9,"file_name":"a"},{"id":"t","file_name":"b","width":4,"height":5}],"categories":[{"id":1,"name":"c"}]}"#;
+            "images":[{"id":9,"file_name":"a","meta":{"k":1,"l":"x"}},{"id":"t","meta":{"l":"y"},"file_name":"b","width":4,"height":5}],"categories":[{"id":1,"name":"c"}]}"#;
         std::fs::write(&json, text).unwrap();
         let fresh = crate::data::coco::open(&json, Some(&memory)).unwrap();
         let stamp = Stamp::of(&json).unwrap();

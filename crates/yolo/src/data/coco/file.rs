@@ -1,7 +1,10 @@
 //! What is kept of a COCO file: 32 bytes a box, and 8 a point of its polygons.
 
+use std::sync::Arc;
+
 use super::id::Id;
 use crate::data::frame::Size;
+use crate::data::meta::MetaTable;
 
 /// An image as the file describes it.
 #[derive(Clone, Debug, PartialEq)]
@@ -43,6 +46,8 @@ pub(crate) struct Counts {
     pub(crate) unknown_category: u64,
     /// Images that are listed twice.
     pub(crate) repeated_images: u64,
+    /// Annotations whose id another one has.
+    pub(crate) repeated_annotations: u64,
     /// The first few of all these, by name.
     pub(crate) examples: Vec<String>,
 }
@@ -58,6 +63,8 @@ pub(crate) struct CocoFile {
     pub(crate) boxes: Vec<CocoBox>,
     /// Points of polygons in pixels, as an [`Outline`](crate::data::Outline) each.
     pub(crate) points: Vec<[f32; 2]>,
+    /// `meta` and `date_captured` of each image.
+    pub(crate) meta: Arc<MetaTable>,
     pub(crate) counts: Counts,
 }
 
@@ -75,9 +82,12 @@ impl CocoFile {
         &rest[..rest.partition_point(|b| b.image as usize == index)]
     }
 
-    /// The names of its categories, each once, in the file's order: its classes.
+    /// The names of its categories, each once, in the file's order: its classes. `background` is one only where objects are called so.
     pub(crate) fn names(&self) -> Vec<String> {
         let mut seen = std::collections::HashSet::new();
-        self.categories.iter().filter(|(_, name)| seen.insert(name)).map(|(_, name)| name.clone()).collect()
+        let is_class =
+            |at: usize, name: &str| !name.eq_ignore_ascii_case("background") || self.boxes.iter().any(|b| b.category as usize == at);
+        let classes = self.categories.iter().enumerate().filter(|(at, (_, name))| is_class(*at, name)).map(|(_, (_, name))| name);
+        classes.filter(|name| seen.insert(*name)).cloned().collect()
     }
 }

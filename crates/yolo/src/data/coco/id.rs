@@ -63,6 +63,8 @@ impl<'de> Deserialize<'de> for Id {
                 // Tables with gaps come out of pandas with 7.0 for 7.
                 if value.fract() == 0.0 && value.abs() < (1u64 << 53) as f64 {
                     Ok(Id::Number(value as i64))
+                } else if value.fract() == 0.0 {
+                    Err(E::custom(format!("an id of more than 64 bits ({value:e})")))
                 } else {
                     Err(E::custom("an id that is a fraction"))
                 }

@@ -2,14 +2,16 @@
 //!
 //! [`open`] streams it once ([`parse`]), in whatever order its keys stand, and keeps what training needs ([`file`]): names, sizes, boxes. That is
 //! remembered ([`cache`]) under the file's size and time, so the next start reads a fraction of it. What it means for a split (which class,
-//! which image, which box of the decoded picture) is [`super::annotated`]'s.
+//! which image, which box of the decoded picture) is [`super::annotated`]'s. A file that is wrong is wrong at a line, a column and a byte.
 
 mod cache;
 mod file;
 mod id;
 mod parse;
+mod scalar;
 
 use std::fs::File;
+use std::io::{BufRead, BufReader};
 use std::path::Path;
 
 pub(crate) use file::CocoFile;
@@ -28,11 +30,50 @@ pub(crate) fn open(path: &Path, cache_dir: Option<&Path>) -> Result<CocoFile, Da
         return Ok(known);
     }
     let opened = File::open(path).map_err(DataError::io(path))?;
-    let fresh = parse::parse(opened).map_err(|reason| DataError::Coco { path: path.into(), reason })?;
+    let fresh = parse::parse(opened).map_err(|fault| DataError::Coco { path: path.into(), reason: said(path, &fault) })?;
     if let Some(file) = memory
         && let Err(error) = cache::save(&file, &stamp, &fresh)
     {
         tracing::warn!("{}: what it holds could not be remembered ({error}); the next start reads it again", path.display());
     }
     Ok(fresh)
+}
+
+/// What is wrong, with the byte of the file where it was noticed: editors do not open lines of a gigabyte.
+fn said(path: &Path, fault: &parse::Fault) -> String {
+    match fault.place.and_then(|(line, column)| byte_of(path, line, column)) {
+        Some(byte) => format!("{} (byte {byte})", fault.reason),
+        None => fault.reason.clone(),
+    }
+}
+
+/// How many bytes stand before the end of `column` of `line`, both counted from 1.
+fn byte_of(path: &Path, line: usize, column: usize) -> Option<u64> {
+    let mut file = BufReader::with_capacity(1 << 20, File::open(path).ok()?);
+    let mut before = 0;
+    for _ in 1..line {
+        before += file.skip_until(b'\n').ok()? as u64;
+    }
+    Some(before + column as u64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_fault_has_its_byte() {
+        let dir = tempfile::tempdir().unwrap();
+        let json = dir.path().join("a.json");
+        let whole = "{\"images\":[{\"id\":1,\"file_name\":\"a\"}],\n\n \"annotations\":[{\"image_id\":{}}]}";
+        std::fs::write(&json, whole).unwrap();
+        let refused = open(&json, None).unwrap_err().to_string();
+        let byte: usize = refused.split("(byte ").nth(1).unwrap().trim_end_matches(')').parse().unwrap();
+        let there = whole.find("{}}").unwrap();
+        assert!(refused.contains("element 0") && refused.contains("at line 3") && (there..there + 3).contains(&byte), "{refused}");
+        // Cut off in the middle: where it ends.
+        std::fs::write(&json, &whole[..20]).unwrap();
+        let refused = open(&json, None).unwrap_err().to_string();
+        assert!(refused.contains("EOF") && refused.ends_with("(byte 20)"), "{refused}");
+    }
 }

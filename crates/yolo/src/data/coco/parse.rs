@@ -1,20 +1,23 @@
 //! A COCO file as a stream: element after element, so that what is not kept costs no memory.
 //!
 //! The keys may stand in any order. `annotation` is taken for `annotations` and `filename` for `file_name`: data sets are published so. Dropped and
-//! counted: crowds, boxes without size, annotations of images or categories that are not listed. Refused, with line and column: what is no
-//! JSON, values of other types, a box that is not four numbers, one id for two images or two categories. What is nested deeper than a COCO
-//! file has reason to be is refused by the JSON reader.
+//! counted: crowds, boxes without size, annotations of images or categories that are not listed. Counted: one id for two annotations. Refused,
+//! with line and column: what is no JSON, values of other types, a box that is not four numbers, one id for two images or two categories. What is
+//! nested deeper than a COCO file has reason to be is refused by the JSON reader. A file of images alone is one of images to be looked at.
 
 use std::collections::HashMap;
 use std::fmt;
 use std::io::{BufReader, Read};
+use std::sync::Arc;
 
 use serde::Deserialize;
 use serde::de::{DeserializeSeed, Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
 use super::file::{CocoBox, CocoFile, CocoImage, Counts};
 use super::id::Id;
+use super::scalar::{Pairs, Scalar};
 use crate::data::frame::Size;
+use crate::data::meta::{MOMENT, MetaBuilder};
 use crate::data::outline::{BREAK, Outline};
 
 /// Longest path that a file may give an image, bytes.
@@ -22,13 +25,20 @@ const LONGEST: usize = 4096;
 /// How many of what is left out are named.
 const EXAMPLES: usize = 10;
 
+/// What is wrong with a file, and at which line and column, counted from 1.
+#[derive(Debug)]
+pub(super) struct Fault {
+    pub(super) reason: String,
+    pub(super) place: Option<(usize, usize)>,
+}
+
 /// Reads a file; an error says where it is wrong.
-pub(super) fn parse(reader: impl Read) -> Result<CocoFile, String> {
+pub(super) fn parse(reader: impl Read) -> Result<CocoFile, Fault> {
     let mut raw = Raw::default();
     let mut deserializer = serde_json::Deserializer::from_reader(BufReader::with_capacity(1 << 20, reader));
     let root = Root(&mut raw).deserialize(&mut deserializer).and_then(|()| deserializer.end());
-    root.map_err(|e| e.to_string())?;
-    raw.finish()
+    root.map_err(|e| Fault { reason: e.to_string(), place: Some((e.line(), e.column())).filter(|place| place.0 > 0) })?;
+    raw.finish().map_err(|reason| Fault { reason, place: None })
 }
 
 /// Ids as small numbers, in the order in which they are met.
@@ -53,6 +63,8 @@ struct Raw {
     /// Slot to index.
     image_at: HashMap<u32, u32>,
     category_at: HashMap<u32, u32>,
+    meta: MetaBuilder,
+    annotation_ids: Vec<i64>,
     seen: [bool; 3],
 }
 
@@ -75,6 +87,9 @@ impl Raw {
         match self.image_at.entry(self.image_ids.slot(id.clone())) {
             std::collections::hash_map::Entry::Vacant(place) => {
                 place.insert(index);
+                let moment = image.date_captured.and_then(|Scalar(text)| text);
+                moment.iter().for_each(|text| self.meta.set(index as usize, MOMENT, text));
+                image.meta.unwrap_or_default().0.iter().for_each(|(key, text)| self.meta.set(index as usize, key, text));
                 self.file.images.push(CocoImage { id, file, size });
             }
             std::collections::hash_map::Entry::Occupied(place) => {
@@ -104,6 +119,9 @@ impl Raw {
         let who = || id.as_ref().map_or_else(|| "an annotation without id".into(), |id| format!("annotation {id}"));
         let image = image_id.ok_or_else(|| format!("{} has no `image_id`", who()))?;
         let of = || format!("{} of image {image}", who());
+        if let Some(Id::Number(id)) = id {
+            self.annotation_ids.push(id);
+        }
         if iscrowd.0 {
             self.file.counts.crowd += 1;
             return Ok(());
@@ -146,11 +164,15 @@ impl Raw {
 
     /// Slots become indices; what belongs to nothing is dropped.
     fn finish(mut self) -> Result<CocoFile, String> {
-        for (seen, key) in self.seen.into_iter().zip(["images", "annotations", "categories"]) {
-            if !seen {
+        let [images, annotations, categories] = self.seen;
+        for (there, key) in [(images, "images"), (categories || !annotations, "categories")] {
+            if !there {
                 return Err(format!("no `{key}`: not a COCO file"));
             }
         }
+        self.annotation_ids.sort_unstable();
+        self.file.counts.repeated_annotations = self.annotation_ids.windows(2).filter(|pair| pair[0] == pair[1]).count() as u64;
+        self.file.meta = Arc::new(std::mem::take(&mut self.meta).finish());
         let mut boxes = std::mem::take(&mut self.file.boxes);
         let (mut lost_images, mut lost_categories) = (HashMap::new(), HashMap::new());
         boxes.retain_mut(|b| {
@@ -196,6 +218,8 @@ struct RawImage {
     filename: Option<String>,
     width: Option<f64>,
     height: Option<f64>,
+    date_captured: Option<Scalar>,
+    meta: Option<Pairs>,
 }
 
 #[derive(Deserialize)]

@@ -247,3 +247,46 @@ fn boxes_are_taken_in_pixels_of_the_decoded_image() {
         assert!(found.notes.iter().any(|note| note.starts_with(part)), "{part}: {:?}", found.notes);
     }
 }
+
+/// One frame a name, in `folder`, and a file that calls them with 17-digit ids as LTDv2 does; without `annotations` where it says so.
+fn ltdv2(tree: &Tree, folder: &str, json: &str, names: &[&str], labelled: bool) {
+    let (mut images, mut annotations) = (Vec::new(), Vec::new());
+    for (i, name) in names.iter().enumerate() {
+        tree.write(&format!("{folder}{name}"), jpeg(64, 48));
+        let id = 20_200_514_000_000_001_i64 + i as i64;
+        images.push(format!(
+            r#"{{"id":{id},"file_name":"frames/{name}","width":64,"height":48,"date_captured":"2020-05-14T23:07:{i:02}","meta":{{"Temperature":{i}.5}}}}"#
+        ));
+        annotations.push(format!(r#"{{"id":{i},"image_id":{id},"category_id":{},"bbox":[1,2,8,{}],"uid":3}}"#, 1 + i % 2, 4 + i));
+    }
+    let annotations = if labelled { format!(r#""annotations":[{}],"#, annotations.join(",")) } else { String::new() };
+    let categories = r#"[{"id":0,"name":"background"},{"id":1,"name":"cat"},{"id":2,"name":"dog"}]"#;
+    tree.write(json, format!(r#"{{"images":[{}],{annotations}"categories":{categories}}}"#, images.join(",")));
+}
+
+#[test]
+fn ltdv2_is_taken_as_it_is_downloaded() {
+    let clips = ["20200514/clip_22_2307/image_0001.jpg", "20200514/clip_22_2307/image_0002.jpg", "20200515/clip_3_0101/image_0001.jpg"];
+    // As the description says; with the page's folder; the archive unpacked into a folder of its own, or without its outer one.
+    for (frames, json) in [("frames/", ""), ("data/frames/", "data/"), ("frames/frames/", ""), ("", "")] {
+        let tree = Tree::new();
+        ltdv2(&tree, frames, &format!("{json}Train.json"), &clips, true);
+        ltdv2(&tree, frames, &format!("{json}Valid.json"), &["20200602/clip_9_1200/image_0001.jpg"], true);
+        ltdv2(&tree, frames, &format!("{json}TestNoLabels.json"), &["20210102/clip_1_0000/image_0001.jpg"], false);
+        let yaml = "path: .\ntrain: data/Train.json\nval: data/Valid.json\ntest: data/TestNoLabels.json\nnames: [cat, dog]\n";
+        tree.write("of/ltdv2.yaml", yaml.replace("path: .", "path: .."));
+        for name in ["", "of/ltdv2.yaml"] {
+            let config = DataConfig::load_with(&tree.root().join(name), &[], None).unwrap();
+            assert_eq!(config.names, ["cat", "dog"], "background is no class");
+            let options = ScanOptions { cache_dir: None, ..ScanOptions::default() };
+            let [train, val, test] = Split::ALL.map(|split| scan(&config, split, &options, &|_, _| {}).unwrap());
+            assert_eq!([train.len(), val.len(), test.len(), train.bad.len()], [3, 1, 1, 0], "{frames} {name}");
+            assert_eq!(train.all_labels().iter().map(|l| l.class).collect::<Vec<_>>(), [0, 1, 0]);
+            assert_eq!((train.meta.clip_of(), train.meta.clips()), (&[0, 0, 1][..], 2));
+            assert_eq!([0, 1, 2].map(|i| train.meta.get(i, "Temperature").unwrap()), ["0.5", "1.5", "2.5"]);
+            assert_eq!(test.ids().image(0), Some(20_200_514_000_000_001_i64.into()));
+            assert_eq!(test.meta.get(0, "date_captured"), Some("2020-05-14T23:07:00"));
+            assert!(test.all_labels().is_empty());
+        }
+    }
+}

@@ -6,7 +6,7 @@ use bellows_weights::onnx::Attribute;
 
 use super::graph::Builder;
 use super::network::Heads;
-use crate::model::head::{Anchors, REG_MAX, STRIDES};
+use crate::model::head::{Anchors, REG_MAX, strides};
 
 /// Values that say where anchors are: centres `[1, 2, A]` in grid units and pixels per unit `[1, 1, A]`.
 pub(super) struct Grid {
@@ -27,8 +27,8 @@ pub(super) fn anchors_in_graph(b: &mut Builder, heads: &Heads) -> Grid {
     let half = b.floats("/anchors/half", &[], &[0.5]);
     let ones = b.ints("/anchors/ones", &[1, 1]);
     let mut centres = Vec::new();
-    let mut strides = Vec::new();
-    for (level, (map, stride)) in heads.levels.iter().zip(STRIDES).enumerate() {
+    let mut units = Vec::new();
+    for (level, (map, &stride)) in heads.levels.iter().zip(strides(heads.levels.len())).enumerate() {
         let at = |name: &str| format!("/anchors.{level}/{name}");
         let shape = b.node(&at("Shape"), "Shape", &[map], vec![Attribute::int("start", 2)]);
         let axis = |b: &mut Builder, index: &str, name: &str, as_column: i64| {
@@ -48,19 +48,20 @@ pub(super) fn anchors_in_graph(b: &mut Builder, heads: &Heads) -> Grid {
         let count = b.node(&at("count/Shape"), "Shape", &[&x], vec![Attribute::int("start", 2)]);
         let whole = b.concat(&at("count/Concat"), &[ones.clone(), count], 0);
         let stride = b.floats(&at("stride"), &[1, 1, 1], &[stride as f32]);
-        strides.push(b.node(&at("Expand"), "Expand", &[&stride, &whole], Vec::new()));
+        units.push(b.node(&at("Expand"), "Expand", &[&stride, &whole], Vec::new()));
     }
-    Grid { centres: b.concat("/anchors/Concat", &centres, 2), strides: b.concat("/strides/Concat", &strides, 2) }
+    Grid { centres: b.concat("/anchors/Concat", &centres, 2), strides: b.concat("/strides/Concat", &units, 2) }
 }
 
 /// Boxes `[B, 4, A]`, centre, width and height in pixels, and scores `[B, nc, A]` in 0..1.
 pub(super) fn decode(b: &mut Builder, heads: &Heads, grid: &Grid) -> (String, String) {
     let bins = REG_MAX as i64;
-    let at = |op: &str| format!("/model.22.dfl/{op}");
+    let at = |op: &str| format!("/{}.dfl/{op}", heads.path);
+    let distances = format!("{}.dfl.conv.weight", heads.path);
     let sides = b.reshape(&at("Reshape"), &heads.boxes, &[0, 4, bins, -1]);
     let sides = b.node(&at("Transpose"), "Transpose", &[&sides], vec![Attribute::ints("perm", &[0, 2, 1, 3])]);
     let shares = b.node(&at("Softmax"), "Softmax", &[&sides], vec![Attribute::int("axis", 1)]);
-    let sides = b.node(&at("conv/Conv"), "Conv", &[&shares, "model.22.dfl.conv.weight"], vec![Attribute::ints("kernel_shape", &[1, 1])]);
+    let sides = b.node(&at("conv/Conv"), "Conv", &[&shares, &distances], vec![Attribute::ints("kernel_shape", &[1, 1])]);
     let sides = b.reshape(&at("Reshape_1"), &sides, &[0, 4, -1]);
 
     let [near, far] = b.split("/Split", &sides, [2, 2]);

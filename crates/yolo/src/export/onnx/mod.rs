@@ -17,7 +17,7 @@ use bellows_weights::onnx::{Dimension, Graph, Model, OperatorSet, ValueInfo, enc
 use super::about::{About, VERSION};
 use super::error::ExportError;
 use crate::model::Fused;
-use crate::model::head::{Anchors, STRIDES};
+use crate::model::head::{Anchors, strides};
 use graph::Builder;
 pub use options::{OPSET, OnnxOptions, Suppression};
 
@@ -34,10 +34,11 @@ pub fn to_onnx(model: &Fused, about: &About, options: &OnnxOptions) -> Result<Ve
         b.floats(&name, &shape, &values);
     }
     let [h, w] = options.size;
-    let anchors = Anchors::new(STRIDES.map(|s| [h / s, w / s]));
+    let sizes: Vec<[usize; 2]> = strides(model.head_inputs().len()).iter().map(|s| [h / s, w / s]).collect();
+    let anchors = Anchors::new(&sizes);
     let count = anchors.len();
     let rows = 4 + model.nc();
-    let heads = network::network(&mut b, model.layers());
+    let heads = network::network(&mut b, model.layers(), model.head_inputs());
     let anchors = if options.dynamic { decode::anchors_in_graph(&mut b, &heads) } else { decode::constant_anchors(&mut b, &anchors) };
     let (boxes, scores) = decode::decode(&mut b, &heads, &anchors);
     let free = |number: usize, name: &str| if options.dynamic { Dimension::from(name) } else { number.into() };

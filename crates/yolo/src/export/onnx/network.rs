@@ -3,13 +3,15 @@
 use bellows_weights::onnx::Attribute;
 
 use super::graph::{Builder, INPUT};
+use crate::model::Layer;
 use crate::model::head::{Branch, Detect, REG_MAX};
 use crate::model::layers::{Bottleneck, C2f, Conv, Conv2d, Sppf};
-use crate::model::{HEAD_INPUTS, Layer};
 
 /// What the head says, and of what.
 pub(super) struct Heads {
-    /// Logits of the box sides' bins of the three levels, `[B, 64, h, w]`.
+    /// Its layer's path: `model.22`.
+    pub(super) path: String,
+    /// Logits of the box sides' bins of the levels, `[B, 64, h, w]`.
     pub(super) levels: Vec<String>,
     /// The same of all anchors, `[B, 64, A]`.
     pub(super) boxes: String,
@@ -17,10 +19,10 @@ pub(super) struct Heads {
     pub(super) classes: String,
 }
 
-/// The nodes of all layers.
-pub(super) fn network(b: &mut Builder, layers: &[Layer]) -> Heads {
+/// The nodes of all layers; the head reads those of the numbers `inputs`.
+pub(super) fn network(b: &mut Builder, layers: &[Layer], inputs: &[usize]) -> Heads {
     let mut values: Vec<String> = Vec::new();
-    let mut heads = Heads { levels: Vec::new(), boxes: String::new(), classes: String::new() };
+    let mut heads = Heads { path: String::new(), levels: Vec::new(), boxes: String::new(), classes: String::new() };
     let mut x = INPUT.to_string();
     for (i, layer) in layers.iter().enumerate() {
         let path = format!("model.{i}");
@@ -30,7 +32,7 @@ pub(super) fn network(b: &mut Builder, layers: &[Layer]) -> Heads {
             Layer::Sppf(m) => x = sppf(b, &path, m, &x),
             Layer::Upsample(_) => x = upsample(b, &path, &x),
             Layer::Concat(m) => x = b.concat(&format!("/{path}/Concat"), &[x, values[m.with()].clone()], 1),
-            Layer::Detect(m) => heads = detect(b, &path, m, HEAD_INPUTS.map(|input| values[input].as_str())),
+            Layer::Detect(m) => heads = detect(b, &path, m, &inputs.iter().map(|&input| values[input].as_str()).collect::<Vec<_>>()),
         }
         values.push(x.clone());
     }
@@ -105,7 +107,7 @@ fn upsample(b: &mut Builder, path: &str, x: &str) -> String {
     b.node(&format!("/{path}/Resize"), "Resize", &[x, "", &scales], attributes)
 }
 
-fn detect(b: &mut Builder, path: &str, m: &Detect, x: [&str; 3]) -> Heads {
+fn detect(b: &mut Builder, path: &str, m: &Detect, x: &[&str]) -> Heads {
     let mut levels = Vec::new();
     let mut branch = |b: &mut Builder, name: &str, branches: &[Branch], channels: usize| {
         let mut flat = Vec::new();
@@ -123,5 +125,5 @@ fn detect(b: &mut Builder, path: &str, m: &Detect, x: [&str; 3]) -> Heads {
     let nc = m.cv3.first().map_or(0, |branch| branch.2.weight.dims()[0]);
     let classes = branch(b, "cv3", &m.cv3, nc);
     levels.truncate(m.cv2.len());
-    Heads { levels, boxes, classes }
+    Heads { path: path.into(), levels, boxes, classes }
 }

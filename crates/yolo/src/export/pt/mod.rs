@@ -15,7 +15,7 @@ use super::about::{About, HOME, VERSION};
 use super::error::ExportError;
 use super::state::state_dict;
 use crate::model::Yolo;
-use crate::model::head::STRIDES;
+use crate::model::head::strides;
 use modules::{Writer, class, module};
 
 /// The file of `model`, which is not folded; weights as f32, bit for bit, or rounded to f16 (`half`), as Ultralytics stores them.
@@ -28,15 +28,15 @@ pub fn to_pt(model: &Yolo, about: &About, half: bool) -> Result<Vec<u8>, ExportE
         let tensor = if half && tensor.dtype == DType::F32 { halved(&name, &tensor)? } else { tensor };
         views.push((name, storages.whole(tensor)));
     }
-    let strides = Tensor::from_f32([STRIDES.len()], &STRIDES.map(|s| s as f32));
-    let stride = Pickled::Tensor(storages.whole(strides));
+    let levels: Vec<f32> = strides(model.head_inputs().len()).iter().map(|&s| s as f32).collect();
+    let stride = Pickled::Tensor(storages.whole(Tensor::from_f32([levels.len()], &levels)));
     let mut writer = Writer::new(views, stride.clone());
     let layers = writer.layers(model)?;
 
     let settings = settings(about);
     let names = about.names.iter().enumerate().map(|(i, name)| (Pickled::Int(i as i64), name.as_str().into()));
     let attributes = vec![
-        ("yaml", plan::plan(about)),
+        ("yaml", plan::plan(about, model)),
         ("save", Pickled::ints(&plan::save(model))),
         ("names", Pickled::Dict(names.collect())),
         ("inplace", Pickled::Bool(true)),

@@ -8,9 +8,9 @@ use std::collections::BTreeMap;
 use bellows_weights::pt::{Pickled, View};
 
 use crate::export::error::ExportError;
-use crate::model::head::{Branch, Detect, REG_MAX, STRIDES};
+use crate::model::head::{Branch, Detect, REG_MAX};
 use crate::model::layers::{BN_EPSILON, BN_MOMENTUM, Bottleneck, C2f, Conv, Sppf};
-use crate::model::{HEAD_INPUTS, Layer, Yolo};
+use crate::model::{Layer, Yolo};
 
 /// The classes, as module and name.
 pub(super) mod class {
@@ -100,8 +100,8 @@ impl Writer {
                 Layer::Upsample(_) => (class::UPSAMPLE, None, Vec::new(), upsample()),
                 Layer::Concat(m) => (class::CONCAT, Some(vec![-1, m.with() as i64]), Vec::new(), vec![("d", Pickled::Int(1))]),
                 Layer::Detect(m) => {
-                    let from = HEAD_INPUTS.map(|i| i as i64).to_vec();
-                    (class::DETECT, Some(from), self.detect(&path, m)?, self.detect_own(model.nc()))
+                    let from = model.head_inputs().iter().map(|&i| i as i64).collect();
+                    (class::DETECT, Some(from), self.detect(&path, m)?, self.detect_own(model.nc(), m.cv2.len()))
                 }
             };
             let own = own.into_iter().chain([
@@ -227,10 +227,10 @@ impl Writer {
         Ok(vec![("cv2".into(), branches("cv2", &m.cv2)?), ("cv3".into(), branches("cv3", &m.cv3)?), ("dfl".into(), dfl)])
     }
 
-    fn detect_own(&self, nc: usize) -> Own {
+    fn detect_own(&self, nc: usize, levels: usize) -> Own {
         vec![
             ("nc", Pickled::Int(nc as i64)),
-            ("nl", Pickled::Int(STRIDES.len() as i64)),
+            ("nl", Pickled::Int(levels as i64)),
             ("reg_max", Pickled::Int(REG_MAX as i64)),
             ("no", Pickled::Int((nc + 4 * REG_MAX) as i64)),
             ("stride", self.stride.clone()),

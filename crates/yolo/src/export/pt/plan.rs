@@ -4,16 +4,16 @@
 use bellows_weights::pt::Pickled;
 
 use crate::export::about::About;
-use crate::model::{HEAD_INPUTS, Layer, Scale, Yolo};
+use crate::model::{Layer, Scale, Yolo};
 
 /// The dictionary `yaml` of a model.
-pub(super) fn plan(about: &About) -> Pickled {
+pub(super) fn plan(about: &About, model: &Yolo) -> Pickled {
     let channels = Pickled::Int(about.config.channels as i64);
     Pickled::dict([
         ("nc", Pickled::Int(about.config.nc as i64)),
         ("scales", Pickled::dict(Scale::ALL.map(|scale| (scale.letter(), multiples(scale))))),
         ("backbone", Pickled::List(backbone())),
-        ("head", Pickled::List(head())),
+        ("head", Pickled::List(head(model))),
         ("scale", about.config.scale.letter().into()),
         ("yaml_file", format!("{}.yaml", about.size()).as_str().into()),
         ("ch", channels.clone()),
@@ -27,7 +27,7 @@ pub(super) fn save(model: &Yolo) -> Vec<i64> {
         Layer::Concat(m) => Some(m.with()),
         _ => None,
     });
-    let mut save: Vec<i64> = read.chain(HEAD_INPUTS).map(|i| i as i64).collect();
+    let mut save: Vec<i64> = read.chain(model.head_inputs().iter().copied()).map(|i| i as i64).collect();
     save.sort_unstable();
     save.dedup();
     save
@@ -69,22 +69,22 @@ fn backbone() -> Vec<Pickled> {
     ]
 }
 
-fn head() -> Vec<Pickled> {
+fn head(model: &Yolo) -> Vec<Pickled> {
     let upsample = || row(LAST, 1, "nn.Upsample", vec!["None".into(), Pickled::Int(2), "nearest".into()]);
     let concat = |with| row(Pickled::ints(&[-1, with]), 1, "Concat", vec![Pickled::Int(1)]);
-    vec![
-        upsample(),
-        concat(6),
-        c2f(3, 512, false),
-        upsample(),
-        concat(4),
-        c2f(3, 256, false),
+    let mut rows = vec![upsample(), concat(6), c2f(3, 512, false), upsample(), concat(4), c2f(3, 256, false)];
+    if model.p2() {
+        rows.extend([upsample(), concat(2), c2f(3, 128, false), conv(128), concat(15), c2f(3, 256, false)]);
+    }
+    let inputs: Vec<i64> = model.head_inputs().iter().map(|&i| i as i64).collect();
+    rows.extend([
         conv(256),
         concat(12),
         c2f(3, 512, false),
         conv(512),
         concat(9),
         c2f(3, 1024, false),
-        row(Pickled::ints(&HEAD_INPUTS.map(|i| i as i64)), 1, "Detect", vec!["nc".into()]),
-    ]
+        row(Pickled::ints(&inputs), 1, "Detect", vec!["nc".into()]),
+    ]);
+    rows
 }

@@ -6,7 +6,7 @@ const HEAD: &str = r#""images":[{"id":1,"file_name":"a.jpg","width":100,"height"
 "categories":[{"id":7,"name":"cat"},{"id":3,"name":5}]"#;
 
 fn read(text: &str) -> Result<CocoFile, String> {
-    parse(text.as_bytes())
+    parse(text.as_bytes()).map_err(|fault| fault.reason)
 }
 
 #[test]
@@ -69,8 +69,10 @@ fn wrong_files_say_where() {
         (with(r#"{"image_id":[],"category_id":3}"#), "expected a whole number or a text"),
         (with(r#"{"image_id":1,"category_id":3,"bbox":[1,1,1e60,1]}"#), "beyond all bounds"),
         (with("17"), "line 4"),
-        (format!(r#"{{{HEAD}}}"#), "no `annotations`"),
         (r#"{"images":[],"annotations":[]}"#.into(), "no `categories`"),
+        (with(&format!(r#"{{"id":{},"image_id":1}}"#, "7".repeat(40))), "element 1: an id of more than 64 bits (7.77"),
+        (with(r#"{"id":0.5,"image_id":1}"#), "an id that is a fraction"),
+        (r#"{"annotations":[],"categories":[]}"#.into(), "no `images`"),
         ("[]".into(), "expected a COCO object"),
         ("".into(), "EOF"),
         (format!(r#"{{{HEAD},"annotations":[{{"image_id":1"#), "EOF"),
@@ -87,4 +89,31 @@ fn wrong_files_say_where() {
     // Nested values that nobody reads cost no stack.
     let deep = format!("{{\"info\":{}{},{HEAD},\"annotations\":[]}}", "[".repeat(1 << 20), "]".repeat(1 << 20));
     assert!(read(&deep).unwrap().boxes.is_empty(), "a file without boxes is a file");
+}
+
+#[test]
+fn what_is_known_of_a_frame_is_kept() {
+    let text = r#"{"images":[{"id":20200514230715001,"file_name":"a","date_captured":"2020-05-14T23:07:15","meta":{"Temperature":9.5,"Wind":[1],"n":3,"site":" quay "}},
+        {"id":2,"file_name":"b","meta":null,"date_captured":null},{"id":3,"file_name":"c","meta":{"Temperature":9.5,"deep":{"a":[{}]},"on":true,"":null}}]}"#;
+    let file = read(text).unwrap();
+    let mut meta = crate::data::meta::FrameMeta::new(vec![file.meta.clone()]);
+    (0..3).for_each(|i| meta.push(i, Some((0, i as u32))));
+    assert_eq!(meta.keys(), ["date_captured", "Temperature", "n", "site", "on"]);
+    let row = |i| ["date_captured", "Temperature", "n", "site", "on"].map(|key| meta.get(i, key));
+    assert_eq!(row(0), [Some("2020-05-14T23:07:15"), Some("9.5"), Some("3"), Some("quay"), None]);
+    assert_eq!((row(1), row(2)), ([None; 5], [None, Some("9.5"), None, None, Some("true")]));
+    assert!(file.categories.is_empty() && file.boxes.is_empty(), "images without labels are a file");
+}
+
+#[test]
+fn an_id_of_two_annotations_is_counted_and_an_unused_background_is_no_class() {
+    let box_ = |id: i64, category: u8| format!(r#"{{"id":{id},"image_id":1,"category_id":{category},"bbox":[1,1,1,1]}}"#);
+    let read = |boxes: &[String]| {
+        let categories = r#"[{"id":0,"name":"Background"},{"id":1,"name":"person"}]"#;
+        read(&format!(r#"{{"images":[{{"id":1,"file_name":"a"}}],"categories":{categories},"annotations":[{}]}}"#, boxes.join(",")))
+            .unwrap()
+    };
+    let file = read(&[box_(7, 1), box_(9, 1), box_(7, 1), box_(7, 1)]);
+    assert_eq!((file.counts.repeated_annotations, file.boxes.len(), file.names()), (2, 4, vec!["person".to_string()]));
+    assert_eq!(read(&[box_(1, 0)]).names(), ["Background", "person"]);
 }

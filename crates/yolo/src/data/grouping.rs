@@ -1,0 +1,174 @@
+//! Images put into groups by what is known of them: months, day and night, clips, bands of temperature, any key of their meta.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+use super::meta::{CLIP, FrameMeta, MOMENT};
+use super::moment::Moment;
+
+/// Of more different numbers than this, bands are made.
+const VALUES: usize = 12;
+/// At most so many bands.
+const BANDS: f64 = 8.0;
+/// Solar radiation, W/m², above which it is day: pyranometers read a few watts in the dark.
+const DAYLIGHT: f64 = 5.0;
+const MONTH: &str = "month";
+const HOUR: &str = "hour";
+const DAY_NIGHT: &str = "daynight";
+/// Keys that are made of others.
+const MADE: [&str; 4] = [MONTH, HOUR, DAY_NIGHT, CLIP];
+
+/// Which group each image is in.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Grouping {
+    /// What the groups differ in.
+    pub key: String,
+    /// Of each group, in their order.
+    pub names: Vec<String>,
+    /// Of each image; none where nothing is known.
+    pub of: Vec<Option<u32>>,
+}
+
+impl Grouping {
+    /// The first `images` images by `key`: `month` and `hour` of [`MOMENT`], `daynight`, `clip`, or a key of their meta. Numbers of many values
+    /// come in bands of a round width.
+    ///
+    /// # Errors
+    /// A key that no image has, with those there are.
+    pub fn by(meta: &FrameMeta, key: &str, images: usize) -> Result<Self, String> {
+        let moment = |index| Moment::read(meta.get(index, MOMENT)?);
+        let named: Vec<Option<String>> = match key {
+            MONTH => (0..images).map(|i| moment(i).map(|m| format!("{:04}-{:02}", m.year, m.month))).collect(),
+            HOUR => (0..images).map(|i| moment(i).map(|m| format!("{:02} h", m.hour))).collect(),
+            DAY_NIGHT => (0..images).map(|i| day_night(meta, i)).collect(),
+            _ => return Self::by_values(meta, known(meta, key), images).ok_or_else(|| unknown(meta, key)),
+        };
+        let grouping = Self::of_names(key, named);
+        if grouping.names.is_empty() { Err(unknown(meta, key)) } else { Ok(grouping) }
+    }
+
+    /// What a year of a camera is judged by, as far as the meta tells: months, day and night, temperature, clips.
+    pub fn usual(meta: &FrameMeta, images: usize) -> Vec<String> {
+        let clips = if meta.clips() > 1 && meta.clips() < images { Some(CLIP) } else { None };
+        let temperature = meta.keys().into_iter().find(|k| k.eq_ignore_ascii_case("temperature"));
+        let keys = [Some(MONTH), Some(DAY_NIGHT), temperature, clips.filter(|_| !meta.keys().is_empty())];
+        keys.into_iter().flatten().filter(|key| Self::by(meta, key, images).is_ok()).map(String::from).collect()
+    }
+
+    fn of_names(key: &str, named: Vec<Option<String>>) -> Self {
+        let names: BTreeSet<&String> = named.iter().flatten().collect();
+        let at: HashMap<&String, u32> = names.iter().zip(0..).map(|(name, at)| (*name, at)).collect();
+        let of = named.iter().map(|name| name.as_ref().map(|name| at[name])).collect();
+        Self { key: key.into(), names: names.into_iter().cloned().collect(), of }
+    }
+
+    /// By the values of a key; none if no image has it.
+    fn by_values(meta: &FrameMeta, key: &str, images: usize) -> Option<Self> {
+        let values: Vec<Option<&str>> = (0..images).map(|i| meta.get(i, key)).collect();
+        let different: BTreeSet<&str> = values.iter().flatten().copied().collect();
+        let numbers: Option<BTreeMap<&str, f64>> =
+            different.iter().map(|text| Some((*text, text.parse().ok().filter(|v: &f64| v.is_finite())?))).collect();
+        let Some(numbers) = numbers.filter(|n| !n.is_empty() && key != CLIP) else {
+            let grouping = Self::of_names(key, values.into_iter().map(|v| v.map(String::from)).collect());
+            return Some(grouping).filter(|g| !g.names.is_empty());
+        };
+        let band = bands(numbers.values().copied(), numbers.len());
+        let mut order: Vec<(f64, String)> = numbers.values().map(|&v| band(v)).collect();
+        order.sort_by(|a, b| a.0.total_cmp(&b.0));
+        order.dedup_by(|a, b| a.1 == b.1);
+        let names: Vec<String> = order.into_iter().map(|(_, name)| name).collect();
+        let at: HashMap<&str, u32> = names.iter().zip(0..).map(|(name, at)| (name.as_str(), at)).collect();
+        let of = values.iter().map(|v| v.map(|v| at[band(numbers[v]).1.as_str()])).collect();
+        Some(Self { key: key.into(), names, of })
+    }
+}
+
+/// The key of the meta that is meant, in whatever case it was written.
+fn known<'a>(meta: &'a FrameMeta, key: &'a str) -> &'a str {
+    let keys = meta.keys();
+    keys.iter().find(|k| **k == key).or_else(|| keys.iter().find(|k| k.eq_ignore_ascii_case(key))).copied().unwrap_or(key)
+}
+
+fn unknown(meta: &FrameMeta, key: &str) -> String {
+    let keys = meta.keys();
+    let there = if keys.is_empty() { "nothing but their clips".to_string() } else { keys.join(", ") };
+    format!("no image can be grouped by `{key}`: known of them is {there}, and by these {}", MADE.join(", "))
+}
+
+fn day_night(meta: &FrameMeta, index: usize) -> Option<String> {
+    let key = |wanted: &str| meta.keys().into_iter().find(|k| k.eq_ignore_ascii_case(wanted)).map(String::from);
+    if let Some(told) = key("Day_Night").and_then(|key| Some(meta.get(index, &key)?.to_lowercase())) {
+        return Some(told);
+    }
+    let sun: f64 = meta.get(index, &key("Sun Radiation Intensity")?)?.parse().ok()?;
+    Some(if sun > DAYLIGHT { "day" } else { "night" }.into())
+}
+
+/// From a number to where its group begins, and its name: the number itself where there are few, else a band whose width is 1, 2 or 5 times a
+/// power of ten.
+fn bands(values: impl Iterator<Item = f64>, different: usize) -> impl Fn(f64) -> (f64, String) {
+    let (low, high) = values.fold((f64::INFINITY, f64::NEG_INFINITY), |(l, h), v| (l.min(v), h.max(v)));
+    let rough = (high - low).max(f64::MIN_POSITIVE) / BANDS;
+    let power = 10f64.powf(rough.log10().floor());
+    let widths = [1.0, 2.0, 5.0, 10.0, 20.0].map(|m| m * power);
+    let count = |width: f64| (high / width).floor() - (low / width).floor() + 1.0;
+    let width = widths.into_iter().find(|&w| count(w) <= BANDS).unwrap_or(widths[4]);
+    move |value| {
+        if different <= VALUES {
+            return (value, value.to_string());
+        }
+        let from = (value / width).floor() * width;
+        let decimals = (-width.log10().floor()).clamp(0.0, 8.0) as usize;
+        (from, format!("{from:.decimals$} to {:.decimals$}", from + width))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::data::meta::MetaBuilder;
+
+    fn meta(rows: &[&[(&str, &str)]]) -> FrameMeta {
+        let mut builder = MetaBuilder::default();
+        for (row, pairs) in rows.iter().enumerate() {
+            pairs.iter().for_each(|(key, text)| builder.set(row, key, text));
+        }
+        let mut meta = FrameMeta::new(vec![Arc::new(builder.finish())]);
+        (0..rows.len()).for_each(|i| meta.push(i, Some((0, i as u32))));
+        meta.find_clips((0..rows.len()).map(|i| format!("clip_{}/{i}.jpg", i / 2)));
+        meta
+    }
+
+    #[test]
+    fn months_days_and_clips() {
+        let meta = meta(&[
+            &[(MOMENT, "2021-01-03T05:00:00"), ("Sun Radiation Intensity", "0.4")],
+            &[(MOMENT, "2020-05-14 23:07:15"), ("Sun Radiation Intensity", "310")],
+            &[(MOMENT, "nonsense")],
+            &[(MOMENT, "2020-05-01"), ("sun radiation intensity", "9")],
+        ]);
+        let by = |key| Grouping::by(&meta, key, 4).unwrap();
+        assert_eq!((by("month").names.join(" "), by("month").of), ("2020-05 2021-01".into(), vec![Some(1), Some(0), None, Some(0)]));
+        assert_eq!((by("daynight").names.join(" "), by("daynight").of), ("day night".into(), vec![Some(1), Some(0), None, None]));
+        assert_eq!((by("clip").names.join(" "), by("clip").of), ("clip_0 clip_1".into(), vec![Some(0), Some(0), Some(1), Some(1)]));
+        assert_eq!(by("hour").names, ["00 h", "05 h", "23 h"]);
+        assert_eq!(Grouping::usual(&meta, 4), ["month", "daynight", "clip"]);
+        let refusal = Grouping::by(&meta, "Temprature", 4).unwrap_err();
+        assert!(refusal.contains("`Temprature`") && refusal.contains("Sun Radiation Intensity"), "{refusal}");
+        assert!(Grouping::usual(&FrameMeta::default(), 0).is_empty());
+    }
+
+    #[test]
+    fn many_numbers_come_in_bands_and_few_as_they_are() {
+        let texts: Vec<String> = (0..40).map(|i| format!("{}", f64::from(i) - 7.5)).collect();
+        let rows: Vec<[(&str, &str); 2]> =
+            texts.iter().map(|t| [("Temperature", t.as_str()), ("site", if t.starts_with('-') { "10" } else { "9" })]).collect();
+        let meta = meta(&rows.iter().map(|r| &r[..]).collect::<Vec<_>>());
+        let by = Grouping::by(&meta, "temperature", 40).unwrap();
+        assert_eq!(by.names, ["-10 to 0", "0 to 10", "10 to 20", "20 to 30", "30 to 40"]);
+        assert_eq!((by.of[0], by.of[7], by.of[8], by.of[39]), (Some(0), Some(0), Some(1), Some(4)));
+        let by = Grouping::by(&meta, "site", 40).unwrap();
+        assert_eq!((by.names.join(" "), by.of[0]), ("9 10".into(), Some(1)), "numbers stand in their order");
+    }
+}

@@ -1,0 +1,71 @@
+//! The moment a frame was taken, as cameras and data sets write it.
+
+/// A date and a time of day of the camera's own clock, whatever its zone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Moment {
+    pub(crate) year: u32,
+    /// 1 to 12.
+    pub(crate) month: u32,
+    /// 1 to 31.
+    day: u32,
+    pub(crate) hour: u32,
+    minute: u32,
+    second: u32,
+}
+
+impl Moment {
+    /// Reads `2020-05-14T23:07:15`, with a space for the `T`, slashes for the hyphens, fractions and a zone behind it, or the date alone.
+    pub(crate) fn read(text: &str) -> Option<Self> {
+        let (date, time) = text.split_once(['T', ' ']).unwrap_or((text, ""));
+        let mut date = date.splitn(3, ['-', '/']).map(|part| part.parse::<u32>().ok());
+        let (year, month, day) = (date.next()??, date.next()??, date.next()??);
+        let mut time = time.split([':', '.', 'Z', '+', '-']).map(|part| part.parse::<u32>().unwrap_or(0));
+        let mut next = || time.next().unwrap_or(0);
+        let moment = Self { year, month, day, hour: next(), minute: next(), second: next() };
+        let possible = (1..=9999).contains(&year)
+            && (1..=12).contains(&month)
+            && (1..=31).contains(&day)
+            && moment.hour < 24
+            && moment.minute < 60
+            && moment.second < 61;
+        possible.then_some(moment)
+    }
+
+    /// Seconds since 1970 on that clock (the days of the civil calendar counted as Howard Hinnant's `days_from_civil` does).
+    pub(crate) fn seconds(&self) -> i64 {
+        let (year, month, day) = (i64::from(self.year) - i64::from(self.month <= 2), i64::from(self.month), i64::from(self.day));
+        let era = year.div_euclid(400);
+        let of_era = year.rem_euclid(400);
+        let of_year = (153 * (month + if month > 2 { -3 } else { 9 }) + 2) / 5 + day - 1;
+        let days = era * 146_097 + of_era * 365 + of_era / 4 - of_era / 100 + of_year - 719_468;
+        days * 86_400 + i64::from(self.hour) * 3600 + i64::from(self.minute) * 60 + i64::from(self.second)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_forms_that_are_written() {
+        let expected = Moment { year: 2020, month: 5, day: 14, hour: 23, minute: 7, second: 15 };
+        for text in
+            ["2020-05-14T23:07:15", "2020-05-14 23:07:15.250", "2020/05/14 23:07:15", "2020-05-14T23:07:15Z", "2020-05-14T23:07:15+02:00"]
+        {
+            assert_eq!(Moment::read(text), Some(expected), "{text}");
+        }
+        assert_eq!(Moment::read("2021-01-02").unwrap().hour, 0);
+        for text in ["", "today", "2020-13-01", "2020-05-14T25:00:00", "20200514", "14.5.2020"] {
+            assert_eq!(Moment::read(text), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn seconds_are_those_of_unix() {
+        for (text, seconds) in
+            [("1970-01-01", 0), ("2000-02-29T12:00:00", 951_825_600), ("2020-05-14T23:07:15", 1_589_497_635), ("1969-12-31T23:59:59", -1)]
+        {
+            assert_eq!(Moment::read(text).unwrap().seconds(), seconds, "{text}");
+        }
+    }
+}

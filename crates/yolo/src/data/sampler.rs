@@ -1,0 +1,141 @@
+//! Which images an epoch is made of, as a pure function of (weights, seed, epoch).
+//!
+//! Every image has a weight, and an epoch of n images takes each about n times its share of all weights: systematic sampling, n points a step apart
+//! on the line of all weights, from a start that is drawn for the epoch. So counts differ from their expectation by less than one, and of a clip, whose
+//! frames stand side by side, the points take frames spread evenly over its time, in each epoch others.
+
+use bellows_learner::rng::Rng;
+
+use super::scan::Scan;
+use crate::config::Sampler;
+
+/// The weight of each image of `scan` with `nc` classes.
+///
+/// `classes` weighs an image by the rarest of its classes, as repeat-factor sampling does (Gupta, Dollár, Girshick 2019, LVIS): the root of the
+/// images with the commonest class over those with this one. `clips` divides by the number of images of the clip. Then images without objects get
+/// the share `empty` of all weight, if there are both kinds.
+pub(crate) fn weights(scan: &Scan, sampler: &Sampler, nc: usize) -> Vec<f64> {
+    let mut with_class = vec![0u64; nc];
+    let classes: Vec<Vec<usize>> = (0..scan.len())
+        .map(|i| {
+            let mut classes: Vec<usize> = scan.labels(i).iter().map(|l| l.class as usize).filter(|&c| c < nc).collect();
+            classes.sort_unstable();
+            classes.dedup();
+            classes.iter().for_each(|&c| with_class[c] += 1);
+            classes
+        })
+        .collect();
+    let most = with_class.iter().copied().max().unwrap_or(0) as f64;
+    let repeat = |classes: &Vec<usize>| classes.iter().map(|&c| (most / with_class[c] as f64).sqrt()).fold(1.0, f64::max);
+    let mut frames = vec![0u32; scan.meta.clips()];
+    scan.meta.clip_of().iter().for_each(|&clip| frames[clip as usize] += 1);
+    let weight = |(i, classes): (usize, &Vec<usize>)| {
+        let repeat = if sampler.classes { repeat(classes) } else { 1.0 };
+        if sampler.clips { repeat / f64::from(frames[scan.meta.clip_of()[i] as usize]) } else { repeat }
+    };
+    let mut weights: Vec<f64> = classes.iter().enumerate().map(weight).collect();
+    if let Some(share) = sampler.empty {
+        let sum = |empty: bool| weights.iter().zip(&classes).filter(|(_, c)| c.is_empty() == empty).map(|(w, _)| w).sum::<f64>();
+        let (empty, full) = (sum(true), sum(false));
+        if empty > 0.0 && full > 0.0 {
+            let scale = |c: &Vec<usize>| if c.is_empty() { share / empty } else { (1.0 - share) / full };
+            weights.iter_mut().zip(&classes).for_each(|(w, c)| *w *= scale(c));
+        }
+    }
+    weights
+}
+
+/// How many images an epoch has.
+pub(crate) fn epoch_length(images: usize, sampler: &Sampler) -> usize {
+    ((images as f64 * sampler.epoch.unwrap_or(1.0)).round() as usize).max(1)
+}
+
+/// The images of an epoch of `count`, in the order they are trained on.
+pub(crate) fn epoch_samples(weights: &[f64], count: usize, seed: u64, epoch: u64) -> Vec<usize> {
+    let total: f64 = weights.iter().sum();
+    let step = total / count as f64;
+    let start = Rng::new(seed, "sampler", epoch, 0).unit() * step;
+    let (mut samples, mut before) = (Vec::with_capacity(count), 0.0);
+    for (index, weight) in weights.iter().enumerate() {
+        let end = before + weight;
+        while samples.len() < count && start + step * (samples.len() as f64) < end {
+            samples.push(index);
+        }
+        before = end;
+    }
+    // Rounding may leave the last point beyond the end of the line.
+    let last = weights.iter().rposition(|&w| w > 0.0).unwrap_or(0);
+    samples.resize(count, last);
+    let mut order = Rng::new(seed, "sampled order", epoch, 0);
+    for i in (1..samples.len()).rev() {
+        samples.swap(i, order.below(i as u64 + 1) as usize);
+    }
+    samples
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::data::image::tests::jpeg;
+    use crate::data::{DataConfig, ScanOptions, Split, scan};
+
+    fn counts(weights: &[f64], count: usize, epoch: u64) -> Vec<usize> {
+        let mut counts = vec![0; weights.len()];
+        epoch_samples(weights, count, 7, epoch).iter().for_each(|&i| counts[i] += 1);
+        counts
+    }
+
+    #[test]
+    fn an_image_is_taken_by_its_share_and_the_epoch_decides_which() {
+        let weights = [1.0, 0.0, 2.5, 0.5, 1.0];
+        for epoch in 0..20 {
+            let taken = counts(&weights, 50, epoch);
+            assert_eq!(taken.iter().sum::<usize>(), 50);
+            for (n, w) in taken.iter().zip(weights) {
+                assert!((*n as f64 - 10.0 * w).abs() < 1.0, "{taken:?}");
+            }
+        }
+        assert_eq!(counts(&[1.0; 9], 9, 3), [1; 9], "equal weights are every image once");
+        let of = |epoch| epoch_samples(&[1.0; 100], 10, 7, epoch);
+        assert_eq!(of(4), of(4));
+        assert_ne!(of(4), of(5));
+        // A tenth of a clip is a frame of each tenth of its time.
+        let mut sorted = of(6);
+        sorted.sort_unstable();
+        assert!(sorted.windows(2).all(|w| w[1] - w[0] == 10), "{sorted:?}");
+    }
+
+    #[test]
+    fn clips_classes_and_empty_images_get_their_shares() {
+        let dir = tempfile::tempdir().unwrap();
+        let write = |name: &str, label: &str| {
+            let image = dir.path().join("images").join(name);
+            std::fs::create_dir_all(image.parent().unwrap()).unwrap();
+            std::fs::write(&image, jpeg(64, 48)).unwrap();
+            let text = dir.path().join("labels").join(name).with_extension("txt");
+            std::fs::create_dir_all(text.parent().unwrap()).unwrap();
+            std::fs::write(text, label).unwrap();
+        };
+        // A long clip of people with empty frames, a short one with the only motorcycle.
+        (0..16).for_each(|i| write(&format!("a/{i:02}.jpg"), if i < 8 { "0 .5 .5 .1 .1\n" } else { "" }));
+        (0..4).for_each(|i| write(&format!("b/{i:02}.jpg"), if i == 0 { "1 .5 .5 .1 .1\n" } else { "0 .5 .5 .1 .1\n" }));
+        let config = DataConfig::parse("train: images\nval: images\nnames: [a, b]\n", &dir.path().join("d.yaml")).unwrap();
+        let found = scan(&config, Split::Train, &ScanOptions { cache_dir: None, ..ScanOptions::default() }, &|_, _| {}).unwrap();
+        assert_eq!(found.meta.clips(), 2);
+        let share = |sampler: Sampler, of: &dyn Fn(usize) -> bool| {
+            let weights = weights(&found, &sampler, 2);
+            let total: f64 = weights.iter().sum();
+            weights.iter().enumerate().filter(|(i, _)| of(*i)).map(|(_, w)| w).sum::<f64>() / total
+        };
+        let plain = Sampler::default();
+        assert!((share(Sampler { clips: true, ..plain }, &|i| i >= 16) - 0.5).abs() < 1e-12);
+        assert!((share(Sampler { empty: Some(0.1), ..plain }, &|i| (8..16).contains(&i)) - 0.1).abs() < 1e-12);
+        assert_eq!(share(Sampler { empty: Some(0.0), ..plain }, &|i| (8..16).contains(&i)), 0.0);
+        // Eleven images with people, one with a motorcycle: it is taken as often as the root of eleven others.
+        let motorcycle = share(Sampler { classes: true, ..plain }, &|i| i == 16);
+        assert!((motorcycle - 11f64.sqrt() / (19.0 + 11f64.sqrt())).abs() < 1e-12, "{motorcycle}");
+        let all = Sampler { clips: true, classes: true, empty: Some(0.25), epoch: Some(0.5) };
+        assert!((share(all, &|i| (8..16).contains(&i)) - 0.25).abs() < 1e-12);
+        assert_eq!(epoch_length(20, &all), 10);
+    }
+}

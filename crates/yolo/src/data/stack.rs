@@ -1,0 +1,223 @@
+//! Time as channels: a frame with those before it, and with what differs from the background of its clip.
+//!
+//! Planes stand in the order of time, the frame itself last: t-2s, t-1s, t for three frames with a stride of s. What is not there (the beginning of a clip,
+//! a frame of another size) is repeated from the next one. With a background of K a first plane is added: the difference to the median of the K frames
+//! before, about middle gray. Only the past is looked at, so that a film is seen as training saw clips.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use burn::data::dataset::{Dataset, DatasetError};
+
+use super::frame::Frame;
+use super::item::Item;
+use super::meta::{FrameMeta, MOMENT};
+use super::moment::Moment;
+
+/// Which frames make an input.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stack {
+    /// Frames, the last of them the one that is looked at; 1 for no time.
+    pub frames: usize,
+    /// Frames from one to the next.
+    pub stride: usize,
+    /// Frames whose median is the background; 0 for no such plane.
+    pub background: usize,
+}
+
+impl Default for Stack {
+    fn default() -> Self {
+        Self { frames: 1, stride: 1, background: 0 }
+    }
+}
+
+impl Stack {
+    /// Whether there is more than the frame itself.
+    pub fn is_on(&self) -> bool {
+        self.frames > 1 || self.background > 0
+    }
+
+    /// Planes of an input.
+    pub fn channels(&self) -> usize {
+        self.frames + usize::from(self.background > 0)
+    }
+
+    /// How many frames before a frame are looked at.
+    fn reach(&self) -> usize {
+        ((self.frames - 1) * self.stride).max(self.background)
+    }
+
+    /// The input for `past`, the gray frames up to the one that is looked at, which is the last.
+    fn input<'a>(&self, past: &[&'a Frame]) -> Frame {
+        let now = past[past.len() - 1];
+        // A frame of another size ends what belongs together.
+        let same = |f: &&'a Frame| (f.width, f.height) == (now.width, now.height);
+        let together = past.iter().rev().take_while(|f| same(f)).count();
+        let past = &past[past.len() - together..];
+        let before = |steps: usize| past[(past.len() - 1).saturating_sub(steps)];
+        let mut pixels = Vec::with_capacity(self.channels() * now.pixels.len());
+        if self.background > 0 {
+            let frames = &past[(past.len() - 1).saturating_sub(self.background)..past.len() - 1];
+            pixels.extend(difference(now, frames));
+        }
+        (0..self.frames).rev().for_each(|k| pixels.extend_from_slice(&before(k * self.stride).pixels));
+        Frame { pixels, channels: self.channels(), width: now.width, height: now.height }
+    }
+}
+
+/// What differs from the median of `frames`, about 128; of no frames nothing does.
+fn difference(now: &Frame, frames: &[&Frame]) -> Vec<u8> {
+    let mut values = Vec::with_capacity(frames.len());
+    let pixel = |(i, &p): (usize, &u8)| {
+        values.clear();
+        values.extend(frames.iter().map(|f| f.pixels[i]));
+        let middle = values.len() / 2;
+        let median = if values.is_empty() { p } else { *values.select_nth_unstable(middle).1 };
+        (128 + i32::from(p) - i32::from(median)).clamp(0, 255) as u8
+    };
+    now.pixels.iter().enumerate().map(pixel).collect()
+}
+
+/// A dataset of clips whose items have the frames before them as channels.
+pub struct Stacked {
+    data: Arc<dyn Dataset<Item>>,
+    stack: Stack,
+    /// Of each item the one before it in its clip.
+    before: Vec<Option<u32>>,
+}
+
+impl Stacked {
+    /// `meta` tells the clips and times of the items of `data`, which are gray.
+    pub fn new(data: Arc<dyn Dataset<Item>>, stack: Stack, meta: &FrameMeta) -> Self {
+        let clip = |i: usize| meta.clip_of().get(i).copied();
+        let time = |i: usize| meta.get(i, MOMENT).and_then(Moment::read).map(|m| m.seconds());
+        let mut order: Vec<usize> = (0..data.len()).collect();
+        // Frames of a second, or of no time, stay in the order of their names.
+        order.sort_by_key(|&i| (clip(i), time(i)));
+        let mut before = vec![None; data.len()];
+        for pair in order.windows(2) {
+            if clip(pair[0]).is_some() && clip(pair[0]) == clip(pair[1]) {
+                before[pair[1]] = Some(pair[0] as u32);
+            }
+        }
+        Self { data, stack, before }
+    }
+}
+
+impl Dataset<Item> for Stacked {
+    fn get(&self, index: usize) -> Result<Item, DatasetError> {
+        let item = self.data.get(index)?;
+        let mut chain = vec![index];
+        while let Some(Some(before)) = self.before.get(chain[chain.len() - 1]).filter(|_| chain.len() <= self.stack.reach()) {
+            chain.push(*before as usize);
+        }
+        // Frames between those that are looked at are read only where a background is made of them; the first of a clip stands for all before it.
+        let oldest = chain.len() - 1;
+        let wanted = |k: usize| k <= self.stack.background || k.is_multiple_of(self.stack.stride) || k == oldest;
+        let mut past: Vec<Frame> = Vec::with_capacity(chain.len());
+        for (k, &i) in chain.iter().enumerate().skip(1) {
+            let frame = if wanted(k) { self.data.get(i).map(|item| item.frame) } else { Ok(item.frame.clone()) };
+            // One that cannot be read is as good as not there.
+            let Ok(frame) = frame else { break };
+            past.push(frame);
+        }
+        let frames: Vec<&Frame> = past.iter().rev().chain([&item.frame]).collect();
+        let frame = self.stack.input(&frames);
+        Ok(Item { frame, ..item })
+    }
+
+    fn len(&self) -> usize {
+        self.data.len()
+    }
+}
+
+/// The frames of a film so far, as many as are looked at.
+pub struct Ring {
+    stack: Stack,
+    past: VecDeque<Frame>,
+}
+
+impl Ring {
+    /// Of a film that begins.
+    pub fn new(stack: Stack) -> Self {
+        Self { stack, past: VecDeque::new() }
+    }
+
+    /// The input for the next frame.
+    pub fn push(&mut self, frame: &Frame) -> Frame {
+        self.past.push_back(frame.clone().to_gray());
+        if self.past.len() > self.stack.reach() + 1 {
+            self.past.pop_front();
+        }
+        self.stack.input(&self.past.iter().collect::<Vec<_>>())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::data::dataset::InMemDataset;
+
+    use super::*;
+
+    fn frame(value: u8) -> Frame {
+        Frame::filled(1, 4, 3, value)
+    }
+
+    /// Six frames of two clips, of which the second runs backwards by its names.
+    fn set(stack: Stack) -> Stacked {
+        let mut builder = crate::data::meta::MetaBuilder::default();
+        for (row, second) in [0, 1, 2, 3, 9, 8].iter().enumerate() {
+            builder.set(row, MOMENT, &format!("2020-05-14T10:00:0{second}"));
+        }
+        let mut meta = FrameMeta::new(vec![Arc::new(builder.finish())]);
+        (0..6).for_each(|i| meta.push(i, Some((0, i as u32))));
+        meta.find_clips(["a/0", "a/1", "a/2", "a/3", "b/0", "b/1"].iter());
+        let items = (0..6).map(|i| Item::new(frame(10 * i), Vec::new(), i.to_string())).collect();
+        Stacked::new(Arc::new(InMemDataset::new(items)), stack, &meta)
+    }
+
+    fn planes(set: &Stacked, index: usize) -> Vec<u8> {
+        let frame = set.get(index).unwrap().frame;
+        (0..frame.channels).map(|c| frame.plane(c)[5]).collect()
+    }
+
+    #[test]
+    fn planes_are_the_frames_before_and_what_is_missing_is_repeated() {
+        let three = set(Stack { frames: 3, ..Stack::default() });
+        assert_eq!([0, 1, 3].map(|i| planes(&three, i)), [vec![0, 0, 0], vec![0, 0, 10], vec![10, 20, 30]]);
+        assert_eq!((planes(&three, 4), planes(&three, 5)), (vec![50, 50, 40], vec![50, 50, 50]), "by time and not by name, and by clip");
+        let wide = set(Stack { frames: 2, stride: 3, ..Stack::default() });
+        assert_eq!([2, 3].map(|i| planes(&wide, i)), [vec![0, 20], vec![0, 30]]);
+        assert_eq!(three.len(), 6);
+    }
+
+    #[test]
+    fn a_film_is_seen_as_its_clip_was() {
+        for stack in [
+            Stack { frames: 3, ..Stack::default() },
+            Stack { frames: 2, stride: 2, background: 0 },
+            Stack { frames: 1, stride: 1, background: 2 },
+            Stack { frames: 2, stride: 3, background: 1 },
+        ] {
+            let (set, mut ring) = (set(stack), Ring::new(stack));
+            for i in 0..4u8 {
+                let seen = ring.push(&frame(10 * i));
+                assert_eq!(seen, set.get(usize::from(i)).unwrap().frame, "{stack:?} {i}");
+                assert_eq!((seen.channels, seen.plane(seen.channels - 1)[0]), (stack.channels(), 10 * i));
+            }
+            assert!(ring.past.len() <= stack.reach() + 1);
+        }
+    }
+
+    #[test]
+    fn what_stays_is_background_and_what_comes_is_not() {
+        let mut ring = Ring::new(Stack { frames: 1, stride: 1, background: 3 });
+        let mut street = frame(100);
+        assert!((0..4).map(|_| ring.push(&street)).all(|seen| seen.plane(0).iter().all(|&p| p == 128)));
+        street.pixels[5] = 130;
+        let seen = ring.push(&street);
+        assert_eq!((seen.plane(0)[5], seen.plane(0)[6], seen.plane(1)[5]), (158, 128, 130));
+        // A frame of another size begins anew.
+        assert_eq!(ring.push(&Frame::filled(1, 2, 2, 7)).pixels, [128, 128, 128, 128, 7, 7, 7, 7]);
+    }
+}

@@ -1,0 +1,164 @@
+//! Clips of thermal cameras through the real programs: drawn, sampled, stacked, judged by months, handed in; and annotation files that are damaged.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+mod support;
+
+use std::path::Path;
+
+use serde_json::Value;
+use support::{expect_code, yolo_train};
+
+/// A data.yaml of a few small clips of two months, in `dir`.
+fn clips(dir: &Path) {
+    let text = "path: clips\nnames: [person, bicycle, motorcycle, vehicle]\n\
+                sample: {width: 96, height: 72, object_scale: 2.0, objects: 3, clips: {cameras: 1, months: 2, train_months: 1, train: 3, val: 2, frames: 4}}\n\
+                settings: {imgsz: 64, batch: 4, nbs: 8, epochs: 2, close_mosaic: 1, workers: 2, warmup_epochs: 1, device: cpu, plots: false}\n";
+    std::fs::write(dir.join("clips.yaml"), text).unwrap();
+}
+
+fn json(path: &Path) -> Value {
+    serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap()
+}
+
+#[test]
+fn a_year_is_judged_by_its_months_and_handed_in_by_its_ids() {
+    let dir = tempfile::tempdir().unwrap();
+    clips(dir.path());
+    let (out, _) = expect_code(&mut yolo_train(dir.path(), &["--data", "clips.yaml", "--group-by", "month,daynight"]), 0);
+    assert!(out.contains("train: 12 images") && out.contains("val: 16 images") && out.contains("by month"), "{out}");
+    let csv = std::fs::read_to_string(dir.path().join("runs/detect/train/results.csv")).unwrap();
+    for column in ["metrics/CoV(month)", "metrics/score(month)", "metrics/mAP50(month 2020-05)", "metrics/mAP50(month 2020-06)"] {
+        assert!(csv.lines().next().unwrap().contains(column), "{column}: {csv}");
+    }
+    assert_eq!(csv.lines().count(), 3);
+    let weights = "runs/detect/train/weights/best.safetensors";
+    let val = ["val", "--weights", weights, "--data", "clips.yaml", "--device", "cpu", "--submission", "out.json"];
+    let (out, _) = expect_code(&mut yolo_train(dir.path(), &val), 0);
+    for part in ["by month", "2020-05", "2020-06", "by daynight", "by Temperature", "by clip"] {
+        assert!(out.contains(part), "{part}: {out}");
+    }
+    let folder = dir.path().join("runs/detect/val");
+    let groups = std::fs::read_to_string(folder.join("groups.csv")).unwrap();
+    assert!(groups.starts_with("key,group,images,instances,mAP50") && groups.contains("\nmonth,2020-06,8,"), "{groups}");
+    for picture in ["by_month.png", "by_daynight.png", "by_temperature.png"] {
+        assert!(std::fs::read(folder.join(picture)).unwrap().starts_with(b"\x89PNG"), "{picture}");
+    }
+    // Every image of the file has its entry, by the digits of its id, and labels are the file's.
+    let truth = json(&dir.path().join("clips/Valid.json"));
+    let handed_in = json(&dir.path().join("out.json"));
+    let ids: Vec<String> = truth["images"].as_array().unwrap().iter().map(|i| i["id"].to_string()).collect();
+    assert!(ids.len() == 16 && ids.iter().all(|id| id.len() == 17), "{ids:?}");
+    for id in &ids {
+        let [boxes, scores, labels] = ["boxes", "scores", "labels"].map(|key| handed_in[id][key].as_array().unwrap());
+        assert!(boxes.len() == scores.len() && scores.len() == labels.len());
+        assert!(labels.iter().all(|l| (1..=4).contains(&l.as_i64().unwrap())));
+        for corners in boxes {
+            let [x1, y1, x2, y2] = [0, 1, 2, 3].map(|i: usize| corners[i].as_f64().unwrap());
+            assert!(0.0 <= x1 && x1 <= x2 && x2 <= 96.0 && 0.0 <= y1 && y1 <= y2 && y2 <= 72.0, "{corners}");
+        }
+    }
+    assert_eq!(handed_in.as_object().unwrap().len(), ids.len());
+    let (_, error) =
+        expect_code(&mut yolo_train(dir.path(), &["val", "--weights", weights, "--data", "clips.yaml", "--group-by", "weather"]), 2);
+    assert!(error.contains("`weather`") && error.contains("Temperature"), "{error}");
+}
+
+#[test]
+fn clips_are_sampled_and_stacked_from_training_to_prediction() {
+    let dir = tempfile::tempdir().unwrap();
+    clips(dir.path());
+    let more = ["--sampler", "clips=balanced,empty=0.2,classes=balanced,epoch=0.7", "--frames", "2", "--background", "2"];
+    let sensor = ["--thermal-gain", "0.2", "--thermal-drift", "0.1", "--thermal-pattern", "0.02", "--thermal-dead", "0.001"];
+    let (out, _) = expect_code(&mut yolo_train(dir.path(), &[&["--data", "clips.yaml"], &more[..], &sensor[..]].concat()), 0);
+    assert!(out.contains("sampler: an epoch has 8 of 12 images"), "{out}");
+    let weights = "runs/detect/train/weights/best.safetensors";
+    let (out, _) =
+        expect_code(&mut yolo_train(dir.path(), &["val", "--weights", weights, "--data", "clips.yaml", "--device", "cpu", "--json"]), 0);
+    let told: Value = serde_json::from_str(out.trim()).unwrap();
+    let csv = std::fs::read_to_string(dir.path().join("runs/detect/train/val.csv")).unwrap();
+    let map50: f64 = csv.lines().nth(1).unwrap().split(',').nth(5).unwrap().parse().unwrap();
+    assert!((told["map50"].as_f64().unwrap() - map50).abs() < 1e-5, "{told} {csv}");
+    // Weights know what they look at; single images have it too.
+    let frames = std::fs::read_dir(dir.path().join("clips/frames")).unwrap().next().unwrap().unwrap().path();
+    let source = format!("{}/**/*.jpg", frames.display());
+    let predict = ["predict", "--weights", weights, "--source", &source, "--device", "cpu", "--save", "false", "--json"];
+    let (out, _) = expect_code(&mut yolo_train(dir.path(), &predict), 0);
+    assert!(out.lines().count() >= 4 && out.lines().all(|line| line.contains("\"width\":96")), "{out}");
+    expect_code(&mut yolo_train(dir.path(), &["export", "--weights", weights, "--format", "onnx"]), 0);
+    let onnx = weights.replace("safetensors", "onnx");
+    let bytes = std::fs::read(dir.path().join(&onnx)).unwrap();
+    let has = |text: &str| bytes.windows(text.len()).any(|w| w == text.as_bytes());
+    assert!(has("frame_stride") && has("background") && has("channels"));
+    // Three channels in, and other numbers than from a run without stacks.
+    let (out, _) =
+        expect_code(&mut yolo_train(dir.path(), &["val", "--weights", &onnx, "--data", "clips.yaml", "--device", "cpu", "--json"]), 0);
+    let of_onnx: Value = serde_json::from_str(out.trim()).unwrap();
+    assert!((of_onnx["map50"].as_f64().unwrap() - map50).abs() < 1e-3, "{of_onnx}");
+}
+
+#[test]
+fn an_annotation_file_that_is_damaged_is_named_with_its_byte() {
+    let dir = tempfile::tempdir().unwrap();
+    clips(dir.path());
+    expect_code(&mut yolo_train(dir.path(), &["data", "check", "--data", "clips.yaml"]), 0);
+    let file = dir.path().join("clips/Train.json");
+    let whole = std::fs::read_to_string(&file).unwrap();
+    std::fs::write(
+        dir.path().join("own.yaml"),
+        "path: clips\ntrain: Train.json\nval: Valid.json\nnames: [person, bicycle, motorcycle, vehicle]\n",
+    )
+    .unwrap();
+    let check = |text: &str, code: i32| {
+        std::fs::write(&file, text).unwrap();
+        expect_code(&mut yolo_train(dir.path(), &["data", "check", "--data", "own.yaml"]), code)
+    };
+    let cut = whole.len() * 7 / 10;
+    let (_, error) = check(&whole[..cut], 2);
+    assert!(error.contains("Train.json: ") && error.contains("EOF") && error.contains(&format!("(byte {cut})")), "{error}");
+    let long = whole.replacen("\"image_id\":", "\"image_id\":7777777777777777777777777", 1);
+    let (_, error) = check(&long, 2);
+    assert!(error.contains("element 0: an id of more than 64 bits") && error.contains("(byte "), "{error}");
+    let (first, rest) = whole.split_once("},\n").unwrap();
+    let other = first.replacen("image_0000", "image_0001", 1).replace("{\"images\":[\n", "");
+    let (_, error) = check(&format!("{first}}},\n{other}}},\n{rest}"), 2);
+    assert!(error.contains("is given to") && error.contains("element 1") && error.contains("(byte "), "{error}");
+    // Boxes outside and ids of two annotations are counted, and the rest is used.
+    let annotation = whole.split("\"annotations\":[\n").nth(1).unwrap().split(",\n").next().unwrap().trim_end_matches("\n],").to_string();
+    let outside = {
+        let mut value: Value = serde_json::from_str(&annotation).unwrap();
+        value["bbox"] = serde_json::json!([900, 900, 5, 5]);
+        value.to_string()
+    };
+    let (out, _) = check(&whole.replacen("\"annotations\":[\n", &format!("\"annotations\":[\n{outside},\n"), 1), 0);
+    assert!(out.contains("1 annotations with the id of another") && out.contains("1 boxes lay outside their image"), "{out}");
+    check(&whole, 0);
+}
+
+#[test]
+fn small_objects_have_a_finer_level_and_tiles() {
+    let dir = tempfile::tempdir().unwrap();
+    clips(dir.path());
+    let one = ["--data", "clips.yaml", "--epochs", "1", "--close-mosaic", "0"];
+    let run = |more: &[&str], code| expect_code(&mut yolo_train(dir.path(), &[&one[..], more].concat()), code);
+    // Whole clips: two of three.
+    let (out, _) = run(&["--fraction", "0.5", "--name", "plain"], 0);
+    assert!(out.contains("train: 8 images"), "{out}");
+    let plain = "runs/detect/plain/weights/best.safetensors";
+    let (out, _) = run(&["--model", "yolov8n-p2", "--pretrained", plain, "--tile", "48", "--name", "fine"], 0);
+    assert!(out.contains("YOLOv8n-p2 summary") && out.contains("/437 items") && out.contains("the layers before 16"), "{out}");
+    let fine = "runs/detect/fine/weights/best.safetensors";
+    let (out, _) = expect_code(&mut yolo_train(dir.path(), &["val", "--weights", fine, "--data", "clips.yaml", "--device", "cpu"]), 0);
+    assert!(out.contains("by month"), "{out}");
+    let (out, _) = run(&["--model", fine, "--name", "on"], 0);
+    assert!(out.contains("Transferred 437/437"), "{out}");
+    for (wrong, part) in [
+        (&["--tile", "48", "--rect"][..], "rect"),
+        (&["--tile", "8"], "tile 8"),
+        (&["--frames", "0"], "frames 0"),
+        (&["--sampler", "clip=balanced"], "did you mean `clips`"),
+        (&["--group-by", "months"], "`months`"),
+    ] {
+        let (_, error) = run(wrong, 2);
+        assert!(error.contains(part), "{part}: {error}");
+    }
+}

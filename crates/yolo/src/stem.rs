@@ -45,7 +45,13 @@ mod tests {
         let expected = see(&colour, picture.repeat(3));
         for stack in [Stack { frames: 3, ..Stack::default() }, Stack { frames: 2, stride: 1, background: 5 }] {
             let mut tensors = to_tensors(&colour, 0).unwrap();
+            let colours = tensors[FIRST].1.clone();
             spread(&mut tensors, &stack);
+            // Tap by tap the frames' weights add up to the colours'.
+            for (own, colours) in tensors[FIRST].1.chunks(9 * stack.channels()).zip(colours.chunks(27)) {
+                let sum = |filter: &[f32], k: usize| filter.iter().skip(k).step_by(9).sum::<f32>();
+                assert!((0..9).all(|k| (sum(own, k) - sum(colours, k)).abs() < 1e-6), "{stack:?}");
+            }
             let model = YoloConfig { channels: stack.channels(), ..YoloConfig::new(2) }.init(9, &device);
             let (model, report) = load_tensors(model, &tensors).unwrap();
             assert_eq!(report.transferred, report.total);

@@ -100,8 +100,13 @@ mod tests {
         assert_eq!(of(4), of(4));
         assert_ne!(of(4), of(5));
         // A tenth of a clip is a frame of each tenth of its time.
-        let mut sorted = of(6);
-        sorted.sort_unstable();
+        let sorted = |epoch| {
+            let mut samples = of(epoch);
+            samples.sort_unstable();
+            samples
+        };
+        assert!((0..8).any(|epoch| sorted(epoch) != sorted(8)), "other frames in other epochs");
+        let sorted = sorted(6);
         assert!(sorted.windows(2).all(|w| w[1] - w[0] == 10), "{sorted:?}");
     }
 

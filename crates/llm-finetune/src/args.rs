@@ -9,6 +9,7 @@ use bellows_settings::Layer;
 use clap::builder::PossibleValuesParser;
 use clap::{Arg, ArgAction, ArgMatches, Command};
 
+use crate::concept::args::{self as concept, ConceptArgs};
 use crate::presets::{self, SettingsArgs};
 
 /// What the user asked for.
@@ -19,6 +20,7 @@ pub(crate) enum Request {
     Export(ExportArgs),
     Preview { flags: SettingsArgs, count: usize },
     Benchmark(BenchmarkArgs),
+    Concept(ConceptArgs),
     Doctor { device: String, reprobe: bool },
 }
 
@@ -218,6 +220,7 @@ fn command() -> Command {
                 .arg(option("device", "Where to run").default_value("cpu"))
                 .arg(switch("json", "Print one JSON object")),
         )
+        .subcommand(concept::command(model))
         .subcommand(doctor())
 }
 
@@ -234,6 +237,7 @@ pub(crate) fn parse() -> Request {
             None => unreachable!("clap asks for a subcommand"),
         },
         Some(("benchmark", m)) => Request::Benchmark(benchmark(m)),
+        Some(("concept", m)) => Request::Concept(concept::parse(m)),
         Some(("doctor", m)) => Request::Doctor { device: text(m, "device").unwrap_or_default(), reprobe: m.get_flag("reprobe") },
         _ => Request::Train(TrainArgs {
             settings: settings(&matches),

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use bellows_chat::{Conversation, Example, Message, RenderOptions, Role, Splits, Template, Tokenizer, encode_prompt};
-use bellows_cli::{Bar, Failure, Run, Session, Signals, Usage, note, pick_device, resumed, say};
+use bellows_cli::{Bar, Failure, Run, Session, Usage, note, pick_device, resumed, say};
 use bellows_device::{ProbeOptions, Selected};
 use bellows_learner::{LearnError, Outcome};
 use bellows_qwen::arch::Architecture;
@@ -28,9 +28,8 @@ use crate::presets::settings;
 use crate::prove::prove;
 use crate::speak::{adapter_tokenizer, adopt_tokenizer};
 
-pub(crate) fn train(args: &TrainArgs, signals: &Signals) -> Result<(), Failure> {
-    let session = Session::begin("llm-finetune", signals, args.tui)?;
-    let (config, resumed) = settle(args)?;
+/// Trains with these settings, or goes on with the run in `resumed`.
+pub(crate) fn run(session: Session, args: &TrainArgs, config: SftConfig, resumed: Option<PathBuf>) -> Result<(), Failure> {
     say(&format!("Bellows {} · {} · {}", env!("CARGO_PKG_VERSION"), config.model, config.data.join(", ")));
     let device = pick_device(&config.device, &ProbeOptions { reprobe: args.reprobe, ..ProbeOptions::default() })?;
     let base = open_base(&config, &device.device)?;
@@ -63,7 +62,7 @@ pub(crate) fn train(args: &TrainArgs, signals: &Signals) -> Result<(), Failure> 
 }
 
 /// All settings of the run, and the run directory when one is resumed.
-fn settle(args: &TrainArgs) -> Result<(SftConfig, Option<PathBuf>), Failure> {
+pub(crate) fn settle(args: &TrainArgs) -> Result<(SftConfig, Option<PathBuf>), Failure> {
     let Some(which) = &args.resume else {
         let config = settings(&args.settings)?;
         let missing = [("--model", config.model.is_empty()), ("--data", config.data.is_empty())];
@@ -173,7 +172,7 @@ fn close(tuning: &Finetune, run: &Run, device: &Selected) -> Result<(), Failure>
 /// written, and the program ends with the code of a training that is saved and a result that is not.
 fn write_files(tuning: &Finetune, model: CausalLm, dir: &Path) -> Result<(), Failure> {
     let config = tuning.config();
-    if !config.save_merged && config.save_gguf.is_none() {
+    if !config.save_merged && config.gguf().is_none() {
         return Ok(());
     }
     let (shape, tokenizer) = (tuning.shape(), tuning.tokenizer());
@@ -187,7 +186,7 @@ fn write_files(tuning: &Finetune, model: CausalLm, dir: &Path) -> Result<(), Fai
             Err(error) => unwritten(&mut reasons, &merged, &Failure::from(error)),
         }
     }
-    if let Some(kind) = &config.save_gguf {
+    if let Some(kind) = config.gguf() {
         let file = dir.join(format!("model-{kind}.gguf"));
         let written = gguf(&file, &model, shape, tokenizer, kind, config.system.as_deref(), Some(tuning.template()));
         written.unwrap_or_else(|error| unwritten(&mut reasons, &file, &error));

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use crate::adapter::{ALL_LINEAR, LoraConfig, Targets};
+use crate::concept::edit::Ablation;
 use bellows_chat::plan::Mode;
 use bellows_chat::{EncodeOptions, ReadOptions, Role, Template, TrainOn, TrainOnEos, Truncation};
 use bellows_kernels::Precision;
@@ -97,8 +98,27 @@ settings! {
         save_merged: bool = false;
         /// Also write a GGUF of this kind: f16, bf16, q8_0, q6_k, q5_k_m, q4_k_m, q4_0
         save_gguf: Option<String> = None;
+        /// Write what this program loads: ollama (a GGUF with a Modelfile; save_gguf says of which kind, else q8_0)
+        export: Option<String> = None;
         /// System message of the Modelfile
         system: Option<String> = None;
+    }
+    "Concept" {
+        /// Folder of two prompt sets (target and baseline): the direction between them is taken out of the model before it is tuned
+        /// found, scored, taken out, judged, then tuned: in one command, each stage done once (docs/concept.md)
+        concept: Option<String> = None;
+        /// Layers it is taken out of: all, a layer (8), or a range (8-16)
+        concept_layers: String = "all".into();
+        /// Share of it that is taken out
+        concept_strength: f64 = 1.0;
+        /// What each input of an edited matrix writes keeps its length
+        concept_norm_preserving: bool = false;
+        /// By which share the perplexity of the set's guard.txt may rise; above it nothing is tuned
+        concept_max_perplexity_rise: f64 = 0.05;
+        /// Device for these stages; that of training if not given
+        concept_device: Option<String> = None;
+        /// Stages that are left out, as a list: score, eval, train
+        concept_skip: Vec<String> = Vec::new();
     }
     "Run" {
         /// Epochs to train for
@@ -179,11 +199,16 @@ settings! {
     }
 }
 
+/// Stages of a run with a concept that may be left out.
+const STAGES: [&str; 3] = ["score", "eval", "train"];
+
 /// Settings that do not change what a run computes: they may differ when it is resumed.
-pub const MAY_CHANGE: [&str; 15] = [
+pub const MAY_CHANGE: [&str; 17] = [
     "sample_prompt",
     "save_merged",
     "save_gguf",
+    "export",
+    "concept_device",
     "system",
     "device",
     "offline",
@@ -245,6 +270,7 @@ impl SftConfig {
             ("neftune_noise_alpha", self.neftune_noise_alpha),
             ("val_size", self.val_size),
             ("checkpoint_minutes", self.checkpoint_minutes),
+            ("concept_max_perplexity_rise", self.concept_max_perplexity_rise),
         ];
         if let Some((name, x)) = not_negative.iter().find(|(_, x)| !(x.is_finite() && *x >= 0.0)) {
             return Err(bad(format!("{name} {x} is negative or not a number")));
@@ -286,7 +312,32 @@ impl SftConfig {
         if let Some(kind) = self.save_gguf.as_ref().filter(|kind| Preset::from_name(kind).is_none()) {
             return Err(bad(format!("save_gguf {kind:?} is none of {}", Preset::ALL.map(Preset::name).join(", "))));
         }
+        if let Some(program) = self.export.as_ref().filter(|program| *program != "ollama") {
+            return Err(bad(format!("export {program:?}: there is ollama")));
+        }
+        if self.concept.is_some() {
+            self.ablation()?;
+        }
+        if let Some(stage) = self.concept_skip.iter().find(|stage| !STAGES.contains(&stage.as_str())) {
+            return Err(bad(format!("concept_skip {stage:?} is none of {}", STAGES.join(", "))));
+        }
         self.encoding().map(drop)
+    }
+
+    /// How the concept is taken out.
+    ///
+    /// # Errors
+    /// Layers that are no range, a strength out of its.
+    pub fn ablation(&self) -> Result<Ablation, SettingsError> {
+        let layers = self.concept_layers.parse().map_err(|e| bad(format!("concept_layers: {e}")))?;
+        let edit = Ablation { layers, strength: self.concept_strength, norm_preserving: self.concept_norm_preserving, embeddings: false };
+        edit.check_strength().map_err(|e| bad(format!("concept_strength: {e}")))?;
+        Ok(edit)
+    }
+
+    /// The kind of GGUF to write, if any.
+    pub fn gguf(&self) -> Option<&str> {
+        self.save_gguf.as_deref().or(self.export.is_some().then_some("q8_0"))
     }
 
     fn is_adam(&self) -> bool {

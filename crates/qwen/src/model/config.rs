@@ -4,6 +4,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value};
 
 use crate::arch::Architecture;
+use crate::provenance::{EDITS, Edit};
 
 /// The shape of a model.
 #[derive(Clone, Debug, PartialEq)]
@@ -40,6 +41,8 @@ pub struct ModelConfig {
     pub eos_token_ids: Vec<u32>,
     /// What `generation_config.json` says: how the model's makers have it speak. Empty where there is none.
     pub generation: Map<String, Value>,
+    /// What was done to the weights by hand.
+    pub edits: Vec<Edit>,
 }
 
 /// Why a model cannot be built from a description.
@@ -80,6 +83,8 @@ struct Raw {
     hidden_act: Option<String>,
     use_sliding_window: Option<bool>,
     eos_token_id: Option<Value>,
+    #[serde(rename = "bellows.edits", default)]
+    edits: Vec<Edit>,
 }
 
 /// One id, a list of them, or none.
@@ -137,6 +142,7 @@ impl ModelConfig {
             qk_norm: architecture.qk_norm(),
             eos_token_ids: ids(raw.eos_token_id.as_ref()),
             generation: Map::new(),
+            edits: raw.edits,
         };
         config.check()?;
         Ok(config)
@@ -231,6 +237,9 @@ impl ModelConfig {
         });
         if let (Value::Object(json), Value::Object(own)) = (&mut json, self.architecture.config_fields()) {
             json.extend(own);
+            if !self.edits.is_empty() {
+                json.insert(EDITS.into(), serde_json::json!(self.edits));
+            }
         }
         json
     }

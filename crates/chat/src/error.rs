@@ -81,7 +81,7 @@ pub enum Fault {
     },
     /// The keys of a row fit no known format.
     #[error(
-        "the keys are {found}; expected `messages`, `conversations`, `instruction` and `output`, `prompt` and `completion`, `text`, or `input_ids`"
+        "the keys are {found}; expected `messages`, `conversations`, `instruction` and `output`, `prompt` and `completion`, `chosen` and `rejected`, `text`, or `input_ids`"
     )]
     UnknownKeys {
         /// The keys, in order.
@@ -132,6 +132,14 @@ pub enum Fault {
         tokens: usize,
         /// What the mask looked for.
         why: String,
+    },
+    /// Rows of another kind than what is learnt from.
+    #[error("the row {found}; expected {expected}")]
+    Kind {
+        /// What it is.
+        found: &'static str,
+        /// What would do.
+        expected: &'static str,
     },
     /// Longer than allowed, where the user asked for an error.
     #[error("{tokens} tokens; at most {limit} are allowed")]

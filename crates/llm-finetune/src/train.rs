@@ -53,7 +53,7 @@ pub(crate) fn run(session: Session, args: &TrainArgs, config: SftConfig, resumed
     run.watch(tuning.learner(), &device, Map::new(), Console::new());
 
     let report = tuning.run()?;
-    tell(&report);
+    tell(&report, tuning.config());
     if run.close(report.outcome) {
         close(&tuning, &run, &device)?;
     }
@@ -104,15 +104,20 @@ fn texts(config: &SftConfig) -> Result<Vec<String>, Failure> {
     let mut texts = Vec::new();
     for path in &config.data {
         for example in Splits::open(Path::new(path), &config.reading())?.train.iter().flatten() {
-            match example {
-                Example::Chat(chat) => texts.extend(chat.messages.into_iter().map(|message| message.content)),
-                Example::Prompt { prompt, completion } => texts.extend([prompt, completion]),
-                Example::Text(text) => texts.push(text),
-                Example::Tokens { .. } => {}
-            }
+            add_texts(example, &mut texts);
         }
     }
     Ok(texts)
+}
+
+fn add_texts(example: Example, texts: &mut Vec<String>) {
+    match example {
+        Example::Chat(chat) => texts.extend(chat.messages.into_iter().map(|message| message.content)),
+        Example::Prompt { prompt, completion } => texts.extend([prompt, completion]),
+        Example::Text(text) => texts.push(text),
+        Example::Pair { chosen, rejected } => [chosen, rejected].into_iter().for_each(|side| add_texts(*side, texts)),
+        Example::Tokens { .. } => {}
+    }
 }
 
 pub(crate) fn pick_template(config: &SftConfig, architecture: Architecture, tokenizer: &Tokenizer) -> Result<Template, Failure> {
@@ -142,16 +147,22 @@ fn show_answer(when: &str, tuning: &Finetune, model: &CausalLm, device: &Selecte
     Ok(())
 }
 
-fn tell(report: &Report) {
+fn tell(report: &Report, config: &SftConfig) {
     if matches!(report.outcome, Outcome::Finished | Outcome::EarlyStopped) {
         say(&format!("\n{} epochs completed in {:.0} s", report.epochs, report.elapsed_s));
     }
     if let Some(loss) = report.best_loss {
-        say(&format!("Lowest validation loss {loss:.4}, perplexity {:.3}", loss.exp()));
+        say(&format!("Lowest validation {}", of_loss(loss, config)));
     }
     if let Some(saved) = &report.saved {
         say(&format!("Saved {}", saved.display()));
     }
+}
+
+/// A loss, and the perplexity where it is one of tokens.
+fn of_loss(loss: f64, config: &SftConfig) -> String {
+    let perplexity = if config.objective.is_of_pairs() { String::new() } else { format!(", perplexity {:.3}", loss.exp()) };
+    format!("loss {loss:.4}{perplexity}")
 }
 
 /// The best model is tested, asked, and written as other programs want it.
@@ -159,7 +170,7 @@ fn close(tuning: &Finetune, run: &Run, device: &Selected) -> Result<(), Failure>
     let model = tuning.best()?;
     let mut bar = Bar::new("judging ", 0);
     let loss = tuning.test(&model, &device.device, &mut |done, total| bar.set("test".into(), done, total))?;
-    bar.finish(&loss.map(|loss| format!("test: loss {loss:.4}  perplexity {:.3}", loss.exp())).unwrap_or_default());
+    bar.finish(&loss.map(|loss| format!("test: {}", of_loss(loss, tuning.config()))).unwrap_or_default());
     if run.is_stopped() {
         return Ok(());
     }

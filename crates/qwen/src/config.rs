@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use crate::adapter::{ALL_LINEAR, LoraConfig, Targets};
 use crate::concept::edit::Ablation;
+use crate::preference::{Objective, PairLoss};
 use bellows_chat::plan::Mode;
 use bellows_chat::{EncodeOptions, ReadOptions, Role, Template, TrainOn, TrainOnEos, Truncation};
 use bellows_kernels::Precision;
@@ -60,6 +61,15 @@ settings! {
         train_on_eos: String = "turn".into();
         /// Take special tokens written in messages for real ones
         special_in_content: bool = false;
+    }
+    "Preference" {
+        /// What is learnt: sft, or of pairs of answers (rows of prompt, chosen, rejected) orpo, simpo, dpo
+        /// dpo's reference is the model with its adapter switched off
+        objective: Objective as String = Objective::Sft;
+        /// β of orpo (0.1), simpo (2) and dpo (0.1), if it is another than these
+        beta: Option<f64> = None;
+        /// γ of simpo: by how much the chosen answer is to be ahead
+        simpo_gamma: f64 = 0.5;
     }
     "LoRA" {
         /// lora, or full to train every parameter
@@ -271,11 +281,12 @@ impl SftConfig {
             ("val_size", self.val_size),
             ("checkpoint_minutes", self.checkpoint_minutes),
             ("concept_max_perplexity_rise", self.concept_max_perplexity_rise),
+            ("simpo_gamma", self.simpo_gamma),
         ];
         if let Some((name, x)) = not_negative.iter().find(|(_, x)| !(x.is_finite() && *x >= 0.0)) {
             return Err(bad(format!("{name} {x} is negative or not a number")));
         }
-        let positive = [("lora_alpha", self.lora_alpha), ("loraplus_lr_ratio", self.loraplus_lr_ratio)];
+        let positive = [("lora_alpha", self.lora_alpha), ("loraplus_lr_ratio", self.loraplus_lr_ratio), ("beta", self.beta.unwrap_or(1.0))];
         let weights = self.data_weights.iter().map(|&x| ("data_weights:", x));
         let alphas = self.alpha_pattern.values().map(|&x| ("alpha_pattern:", x));
         if let Some((name, x)) = positive.into_iter().chain(weights).chain(alphas).find(|(_, x)| !(x.is_finite() && *x > 0.0)) {
@@ -306,8 +317,24 @@ impl SftConfig {
             (self.roles_to_train.is_empty(), "roles_to_train needs a role: nothing is learnt otherwise"),
             ([&self.text_key, &self.prompt_key, &self.completion_key].iter().any(|key| key.is_empty()), "a key of the data is empty"),
         ];
-        if let Some((_, rule)) = rules.iter().find(|(broken, _)| *broken) {
-            return Err(bad((*rule).to_string()));
+        let (of_pairs, dpo) = (self.objective.is_of_pairs(), self.objective == Objective::Dpo);
+        let rules = rules.into_iter().chain([
+            (of_pairs && self.packing, "packing is for single texts: leave it out where the objective learns from pairs"),
+            (
+                of_pairs && self.train_on == "all",
+                "train_on all makes the prompt a part of both answers: take another where the objective learns from pairs",
+            ),
+            (
+                dpo && self.method == Method::Full,
+                "dpo's reference is the model without its adapter: method full leaves none (orpo and simpo need none)",
+            ),
+            (
+                dpo && !self.modules_to_save.is_empty(),
+                "dpo's reference is the model without its adapter: modules_to_save would change it too",
+            ),
+        ]);
+        if let Some((_, rule)) = rules.into_iter().find(|(broken, _)| *broken) {
+            return Err(bad(rule.to_string()));
         }
         if let Some(kind) = self.save_gguf.as_ref().filter(|kind| Preset::from_name(kind).is_none()) {
             return Err(bad(format!("save_gguf {kind:?} is none of {}", Preset::ALL.map(Preset::name).join(", "))));
@@ -333,6 +360,13 @@ impl SftConfig {
         let edit = Ablation { layers, strength: self.concept_strength, norm_preserving: self.concept_norm_preserving, embeddings: false };
         edit.check_strength().map_err(|e| bad(format!("concept_strength: {e}")))?;
         Ok(edit)
+    }
+
+    /// The loss of pairs, where they are learnt from.
+    pub fn pair_loss(&self) -> Option<PairLoss> {
+        let plain = if self.objective == Objective::Simpo { 2.0 } else { 0.1 };
+        let (objective, beta, gamma) = (self.objective, self.beta.unwrap_or(plain), self.simpo_gamma);
+        objective.is_of_pairs().then_some(PairLoss { objective, beta, gamma })
     }
 
     /// The kind of GGUF to write, if any.
@@ -383,6 +417,7 @@ impl SftConfig {
             max_seq_length: self.max_seq_length,
             truncation: word("truncation", &self.truncation, &truncations)?,
             special_in_content: self.special_in_content,
+            pairs: self.objective.is_of_pairs(),
         })
     }
 

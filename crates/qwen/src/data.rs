@@ -12,7 +12,7 @@ use crate::config::SftConfig;
 /// Examples ready to train on.
 #[derive(Debug, Default)]
 pub struct SftData {
-    /// To learn from.
+    /// To learn from; of pairs each chosen answer is followed by the rejected one, here and below.
     pub train: Vec<Encoded>,
     /// To judge by; may be empty.
     pub valid: Vec<Encoded>,
@@ -89,9 +89,11 @@ impl SftData {
         let weights = if config.data_weights.is_empty() { vec![1.0; sets.len()] } else { config.data_weights.clone() };
         let sizes: Vec<usize> = sets.iter().map(Vec::len).collect();
         data.train = plan::mix(&sizes, &weights, draw("mix")).into_iter().flat_map(|(set, row)| sets[set][row].clone()).collect();
-        if config.max_samples > 0 && config.max_samples < data.train.len() {
-            let (_, chosen) = plan::split(data.train.len(), config.max_samples, draw("max_samples"));
-            data.train = chosen.into_iter().map(|i| data.train[i].clone()).collect();
+        let per = config.objective.sequences();
+        let examples = data.train.len() / per;
+        if config.max_samples > 0 && config.max_samples < examples {
+            let (_, chosen) = plan::split(examples, config.max_samples, draw("max_samples"));
+            data.train = chosen.into_iter().flat_map(|i| data.train[i * per..(i + 1) * per].to_vec()).collect();
         }
         Ok(data)
     }

@@ -7,6 +7,7 @@ use bellows_chat::{Batch, Encoded, IGNORE};
 use bellows_kernels::{Precision, linear};
 use bellows_learner::{Draw, EvalContext, Evaluation, Group, Interrupted, Layout, Rng, Role, StepOutput, Stopwatch, Task, TaskError};
 use burn::data::dataset::Dataset;
+use burn::module::Module;
 use burn::tensor::{Device, Int, Tensor, TensorData};
 
 use crate::adapter::LoraConfig;
@@ -15,10 +16,15 @@ use crate::gradients::{Options, TrainBatch, gradients};
 use crate::loss::head_loss_only;
 use crate::model::pass::{Draws, Pass};
 use crate::model::{CausalLm, ModelConfig};
+use crate::pairs::PairBatch;
+use crate::preference::PairLoss;
 use crate::{export, peft};
 
 /// Validation columns of `results.csv`.
 pub const METRICS: [&str; 2] = ["val/loss", "val/perplexity"];
+
+/// Those of pairs: the share of pairs whose chosen answer is ahead, and by how much it is.
+pub const PAIR_METRICS: [&str; 3] = ["val/loss", "val/accuracy", "val/margin"];
 
 /// A micro-batch, or a part of one, and where its random draws come from.
 pub struct SftBatch {
@@ -70,7 +76,8 @@ impl SftTask {
         match &*plan {
             Some(epoch) if epoch.number == draw.epoch => Arc::clone(epoch),
             _ => {
-                let lengths: Vec<usize> = self.train.iter().map(Encoded::len).collect();
+                let longest = |example: &[Encoded]| example.iter().map(Encoded::len).max().unwrap_or(0);
+                let lengths: Vec<usize> = self.train.chunks(self.config.objective.sequences()).map(longest).collect();
                 let bits = |i: u64| Rng::new(draw.seed, "order", draw.epoch as u64, i).bits();
                 let mut batches = plan::plan(&lengths, self.config.batch_size, self.config.batching(), bits);
                 if draw.epoch == 0 {
@@ -93,10 +100,38 @@ impl SftTask {
         self.epoch(Draw { seed: self.config.seed, epoch: 0, epochs: self.config.epochs, step: 0 }).starts.len() - 1
     }
 
-    /// The mean loss of the learnt tokens of `examples`, and their number.
+    /// Means over the pairs of `examples` ([`PAIR_METRICS`]), and their number.
+    fn judge_pairs(
+        &self,
+        model: &CausalLm,
+        examples: &[Encoded],
+        loss: &PairLoss,
+        context: &mut EvalContext<'_>,
+    ) -> Result<([f64; 3], usize), TaskError> {
+        let (mut sums, mut done) = ([0.0; 3], 0);
+        let pairs = examples.len() / 2;
+        for chunk in examples.chunks(2 * self.config.batch_size.max(1)) {
+            if (context.interrupted)() {
+                return Err(Box::new(Interrupted));
+            }
+            let rows: Vec<Vec<&Encoded>> = chunk.iter().map(|example| vec![example]).collect();
+            let batch = Batch::new(&rows, self.pad, self.config.pad_to_multiple_of);
+            let batch = PairBatch::new(&batch, loss.objective, &self.model, self.config.precision(), context.device);
+            sums.iter_mut().zip(batch.judge(model, loss)?).for_each(|(sum, of_batch)| *sum += of_batch);
+            done += chunk.len() / 2;
+            (context.progress)(done, pairs);
+        }
+        Ok((sums.map(|sum| sum / pairs.max(1) as f64), pairs))
+    }
+
+    /// The mean loss of the learnt tokens of `examples` (of pairs: that of a pair), and their number.
     pub(crate) fn judge(&self, model: &CausalLm, examples: &[Encoded], context: &mut EvalContext<'_>) -> Result<(f64, usize), TaskError> {
         let mut order: Vec<usize> = (0..examples.len()).collect();
         order.sort_by_key(|&i| (examples[i].len(), i));
+        if let Some(loss) = self.config.pair_loss() {
+            let ([loss, ..], pairs) = self.judge_pairs(model, examples, &loss, context)?;
+            return Ok((loss, pairs));
+        }
         let (mut sum, mut tokens) = (0.0, 0);
         for (i, chunk) in order.chunks(self.config.batch_size.max(1)).enumerate() {
             if (context.interrupted)() {
@@ -143,6 +178,13 @@ fn upload(batch: &Batch, model: &ModelConfig, precision: Precision, device: &Dev
     }
 }
 
+/// A step's output from the loss of its pairs and the sums beside it: loss, pairs whose chosen answer is ahead, margins.
+fn of_pairs((loss, sums): (Tensor<1>, [f64; 3]), batch: &SftBatch) -> StepOutput<()> {
+    let (count, device) = (batch.examples, loss.device());
+    let items = sums.map(|sum| (sum / count.max(1) as f64) as f32);
+    StepOutput { items: Tensor::from_data(items, &device), loss, count, output: () }
+}
+
 impl Task for SftTask {
     type Model = CausalLm;
     type Item = ();
@@ -150,11 +192,14 @@ impl Task for SftTask {
     type Output = ();
 
     fn item_names(&self) -> &[&'static str] {
-        &["loss"]
+        if self.config.objective.is_of_pairs() { &["loss", "accuracy", "margin"] } else { &["loss"] }
     }
 
     fn metric_names(&self) -> Vec<String> {
-        METRICS.map(String::from).to_vec()
+        match self.config.objective.is_of_pairs() {
+            true => PAIR_METRICS.map(String::from).to_vec(),
+            false => METRICS.map(String::from).to_vec(),
+        }
     }
 
     fn groups(&self) -> Vec<Group> {
@@ -181,11 +226,14 @@ impl Task for SftTask {
     fn batch(&self, _: &dyn Dataset<()>, draw: Draw, indices: &[usize]) -> Result<SftBatch, TaskError> {
         let (epoch, first) = (self.epoch(draw), indices.first().copied().unwrap_or_default());
         let position = epoch.starts.partition_point(|&start| start <= first).saturating_sub(1);
+        let per = self.config.objective.sequences();
+        // The two sequences of a pair are rows one below the other.
+        let side = |row: usize, side: usize| epoch.rows[row].iter().map(|&example| &self.train[per * example + side]).collect();
         let rows: Vec<Vec<&Encoded>> =
-            indices.iter().map(|&row| epoch.rows[row].iter().map(|&example| &self.train[example]).collect()).collect();
+            indices.iter().flat_map(|&row| (0..per).map(move |i| (row, i))).map(|(row, i)| side(row, i)).collect();
         Ok(SftBatch {
             batch: Batch::new(&rows, self.pad, self.config.pad_to_multiple_of),
-            examples: rows.iter().map(Vec::len).sum(),
+            examples: rows.iter().map(Vec::len).sum::<usize>() / per,
             position: position as u64,
             first: (first - epoch.starts[position]) as u64,
         })
@@ -214,6 +262,10 @@ impl Task for SftTask {
 
     /// The whole batch in one graph: what [`gradients`](Self::gradients) computes piece by piece.
     fn loss(&self, model: &CausalLm, batch: &SftBatch, _: Draw, device: &Device) -> StepOutput<()> {
+        if let Some(loss) = self.config.pair_loss() {
+            let pairs = PairBatch::new(&batch.batch, loss.objective, &self.model, self.config.precision(), device);
+            return of_pairs(pairs.loss(model, &loss), batch);
+        }
         let data = upload(&batch.batch, &self.model, self.config.precision(), device);
         let [b, s] = data.ids.dims();
         let hidden = model.model.norm.forward(model.hidden(data.ids, &data.pass)).reshape([b * s, self.model.hidden_size]);
@@ -236,10 +288,18 @@ impl Task for SftTask {
         let device = device.clone().without_autodiff();
         // The parts of a micro-batch draw for themselves.
         let draws = Draws { seed: draw.seed, epoch: draw.epoch as u64, batch: batch.first << 32 | batch.position };
+        let options = Options { recompute: self.config.gradient_checkpointing, sync: self.config.sync_launches };
+        if let Some(loss) = self.config.pair_loss() {
+            let mut pairs = PairBatch::new(&batch.batch, loss.objective, &self.model, self.config.precision(), &device);
+            let reference = pairs.reference(&model.valid(), &loss);
+            pairs.data.noise = self.noise([batch.batch.rows, batch.batch.seq], &draws, &device);
+            pairs.data.pass = pairs.data.pass.with_draws(draws);
+            let (loss, grads, sums) = pairs.gradients(model, &loss, reference.as_deref(), options, watch);
+            return (of_pairs((loss, sums), batch), layout.arrange(model, grads));
+        }
         let mut data = upload(&batch.batch, &self.model, self.config.precision(), &device);
         data.noise = self.noise([batch.batch.rows, batch.batch.seq], &draws, &device);
         data.pass = data.pass.with_draws(draws);
-        let options = Options { recompute: self.config.gradient_checkpointing, sync: self.config.sync_launches };
         let (loss, grads) = gradients(model, &data, options, watch);
         let count = batch.batch.targets();
         (StepOutput { items: loss.clone().div_scalar(count.max(1) as f64), loss, count, output: () }, layout.arrange(model, grads))
@@ -250,6 +310,11 @@ impl Task for SftTask {
     }
 
     fn evaluate(&self, model: &CausalLm, context: &mut EvalContext<'_>) -> Result<Evaluation, TaskError> {
+        if let Some(loss) = self.config.pair_loss() {
+            let (means, pairs) = self.judge_pairs(model, &self.valid, &loss, context)?;
+            let metrics = PAIR_METRICS.map(String::from).into_iter().zip(means).collect();
+            return Ok(Evaluation { fitness: -means[0], metrics, samples: pairs, objects: pairs, unreadable: Vec::new() });
+        }
         let (loss, tokens) = self.judge(model, &self.valid, context)?;
         let metrics = METRICS.map(String::from).into_iter().zip([loss, loss.exp()]).collect();
         Ok(Evaluation { fitness: -loss, metrics, samples: self.valid.len(), objects: tokens, unreadable: Vec::new() })

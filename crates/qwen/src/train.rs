@@ -153,7 +153,10 @@ impl Finetune {
         let trained = count(&model, |name| config.method == Method::Full || lora.trains(name));
         header.push(format!("{trained} of {all} parameters are trained ({:.3} %)", 100.0 * trained as f64 / all as f64));
         let pad = tokenizer.pad().or(tokenizer.eos()).unwrap_or(0);
-        let (examples, validated) = (data.train.len(), !data.valid.is_empty());
+        let (examples, validated) = (data.train.len() / config.objective.sequences(), !data.valid.is_empty());
+        if let Some(loss) = config.pair_loss() {
+            header.push(format!("{examples} pairs of answers; {loss}"));
+        }
         let identity = identity(&config, &data, base);
         let task = SftTask::new(config.clone(), lora.clone(), shape.clone(), data.train, data.valid, pad);
         header.extend(warnings(&config, &shape, task.batches()));

@@ -110,8 +110,12 @@ pub(super) fn scored(
     say(&format!("{:>6} {:>6} {:>10} {:>10} {:>10}", "layer", "token", "taken out", "added", "KL"));
     for s in &scores.candidates {
         let token = format!("-{}", s.place.position);
-        let more = if s.place == scores.chosen { "chosen" } else { s.refused.as_deref().unwrap_or_default() };
-        say(&format!("{:>6} {token:>6} {:>10.2} {:>10.2} {:>10.4}  {more}", s.place.layer, s.ablation, s.induction, s.divergence));
+        let chosen = if s.place == scores.chosen { "  chosen" } else { "" };
+        let why = s.refused.as_deref().map(|why| format!("  {why}")).unwrap_or_default();
+        say(&format!("{:>6} {token:>6} {:>10.2} {:>10.2} {:>10.4}{chosen}{why}", s.place.layer, s.ablation, s.induction, s.divergence));
+    }
+    if scores.candidates.iter().all(|s| s.refused.is_some()) {
+        note("warning: no layer passes, the one that separates best is taken: try fewer --layers, a lower --strength, or more prompts");
     }
     say(&format!("Saved {}", dir.join("scores.json").display()));
     Ok(scores)

@@ -272,8 +272,9 @@ mod tests {
             |strength: f64| along(&Ablation { strength, embeddings: true, ..Ablation::default() }.apply(base.model.clone(), &r).unwrap());
         let whole = along(&base.model);
         assert!(whole.abs() > 1e-3 && with(1.0).abs() < 1e-6, "{whole} {}", with(1.0));
-        // The layer reads a residual stream without the direction too, so half and twice are so to first order.
-        assert!((with(0.5) / whole - 0.5).abs() < 0.05 && (with(2.0) / whole + 1.0).abs() < 0.1, "{} {}", with(0.5), with(2.0));
+        // The layer reads another residual stream than before, so half and twice are so to first order.
+        let shares = [0.5, 2.0].map(|strength| with(strength) / whole);
+        assert!((0.25..0.75).contains(&shares[0]) && (-1.5..-0.5).contains(&shares[1]), "{shares:?}");
         let added: Vec<f64> = r.iter().map(|r| 3.0 * r).collect();
         assert!((along(&steer(base.model.clone(), 1, &added).unwrap()) - whole - 3.0).abs() < 1e-5);
         for layer in [0, 4] {

@@ -8,7 +8,7 @@ use super::direction::Separation;
 use super::files::Found;
 use super::score::{MOST_DIVERGENCE, Scores};
 
-const SIZE: (u32, u32) = (1600, 1000);
+const SIZE: (u32, u32) = (1600, 1030);
 const TEXT: f64 = 22.0;
 const BLUE: Rgb = [24, 90, 175];
 const ORANGE: Rgb = [225, 95, 10];
@@ -29,8 +29,8 @@ pub(super) fn separation(found: &Found, path: &Path) -> Result<Vec<u8>, PlotErro
     let (all, layers) = (&found.separations, found.directions.layers);
     let of = |value: fn(&Separation) -> f64| move |s: &Separation| (s.place.layer as f64, value(s));
     let panels = [
-        ("probability that a target prompt projects further (AUC)", 60.0, 0.0..1.05, of(|s| s.auc)),
-        ("distance of the means in standard deviations", 560.0, padded(all.iter().map(|s| s.effect).chain([0.0])), of(|s| s.effect)),
+        ("probability that a target prompt projects further (AUC)", 90.0, 0.0..1.05, of(|s| s.auc)),
+        ("distance of the means in standard deviations", 590.0, padded(all.iter().map(|s| s.effect).chain([0.0])), of(|s| s.effect)),
     ];
     for (title, top, range, point) in panels {
         let axes = panel(&mut canvas, title, top, 330.0, layers, range);
@@ -58,7 +58,7 @@ pub(super) fn scores(scores: &Scores, path: &Path) -> Result<Vec<u8>, PlotError>
     let all = &scores.candidates;
     let layers = all.iter().map(|s| s.place.layer + 1).max().unwrap_or(1);
     let odds = all.iter().flat_map(|s| [s.ablation, s.induction]).chain([scores.target, scores.baseline]);
-    let axes = panel(&mut canvas, "log-odds of a marker coming next", 60.0, 420.0, layers, padded(odds));
+    let axes = panel(&mut canvas, "log-odds of a marker coming next", 90.0, 420.0, layers, padded(odds));
     let series = [
         ("target, direction taken out", ORANGE, scores.target, all.iter().map(|s| (s.place.layer as f64, s.ablation)).collect::<Vec<_>>()),
         ("baseline, direction added", GREEN, scores.baseline, all.iter().map(|s| (s.place.layer as f64, s.induction)).collect()),
@@ -73,7 +73,7 @@ pub(super) fn scores(scores: &Scores, path: &Path) -> Result<Vec<u8>, PlotError>
     }
     canvas.text("thin: the model as it is", (1070.0, 20.0), Style::new(TEXT, Align::Start));
     let changes = all.iter().map(|s| s.divergence).chain([0.0, MOST_DIVERGENCE]);
-    let axes = panel(&mut canvas, "change of the next token on the baseline (KL, nats)", 640.0, 250.0, layers, padded(changes));
+    let axes = panel(&mut canvas, "change of the next token on the baseline (KL, nats)", 670.0, 250.0, layers, padded(changes));
     axes.line(&mut canvas, [(-0.5, MOST_DIVERGENCE), (layers as f64 - 0.5, MOST_DIVERGENCE)], LIMIT, 1.5);
     axes.line(&mut canvas, all.iter().map(|s| (s.place.layer as f64, s.divergence)), BLUE, 3.0);
     for s in all {

@@ -134,7 +134,9 @@ fn encode(prompt: &Example, tokenizer: &Tokenizer, template: Option<&Template>) 
         Example::Text(text) => {
             (Conversation { messages: vec![Message::new(Role::User, text.trim())], ..Conversation::default() }, text.trim())
         }
-        Example::Prompt { .. } | Example::Tokens { .. } => return Err(ConceptError::Setting("a prompt is text or a chat".into())),
+        Example::Prompt { .. } | Example::Pair { .. } | Example::Tokens { .. } => {
+            return Err(ConceptError::Setting("a prompt is text or a chat".into()));
+        }
     };
     match template {
         // Of a model that thinks the answer is looked at, not the thought.

@@ -12,6 +12,7 @@ use bellows_qwen::config::{MAY_CHANGE, Method, SETTINGS, SftConfig};
 use bellows_qwen::data::SftData;
 use bellows_qwen::export::{modelfile, write_gguf, write_transformers};
 use bellows_qwen::generate::{Sampling, generate, stop_ids};
+use bellows_qwen::grow::add_tokens;
 use bellows_qwen::hub::{describe, locate};
 use bellows_qwen::model::{CausalLm, ModelConfig};
 use bellows_qwen::train::{Finetune, MADE_BASE, Report};
@@ -84,18 +85,25 @@ fn open_base(config: &SftConfig, device: &Device) -> Result<Base, Failure> {
     if let Some(adapter) = &config.adapter {
         adopt_tokenizer(&mut base, Path::new(adapter))?;
     }
+    let added = add_tokens(&mut base, &config.new_tokens)?;
+    if added > 0 {
+        say(&format!("{added} tokens added: the vocabulary has {} in {} rows", base.tokenizer.len(), base.config.vocab_size));
+    }
     Ok(base)
 }
 
 /// The family and the tokenizer that a run has, without the weights.
 pub(crate) fn open_tokenizer(config: &SftConfig) -> Result<(Architecture, Tokenizer), Failure> {
     let own = config.adapter.as_ref().map_or(Ok(None), |dir| adapter_tokenizer(Path::new(dir)))?;
-    if config.model == "tiny" {
+    let (architecture, mut tokenizer) = if config.model == "tiny" {
         let made = || Ok::<_, Failure>(Base::tiny_tokenizer(texts(config)?.iter().map(String::as_str))?);
-        return Ok((Architecture::Qwen2, own.map_or_else(made, Ok)?));
-    }
-    let path = describe(&config.model, config.offline, &mut note)?;
-    Ok((Base::shape(&path)?.architecture, own.map_or_else(|| Base::tokenizer(&path), Ok)?))
+        (Architecture::Qwen2, own.map_or_else(made, Ok)?)
+    } else {
+        let path = describe(&config.model, config.offline, &mut note)?;
+        (Base::shape(&path)?.architecture, own.map_or_else(|| Base::tokenizer(&path), Ok)?)
+    };
+    tokenizer.add(&config.new_tokens)?;
+    Ok((architecture, tokenizer))
 }
 
 /// What the tokenizer of a made-up model is learnt from: what the data say. Rows that cannot be read are left out here; whoever reads the data

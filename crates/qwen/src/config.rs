@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::adapter::{ALL_LINEAR, LoraConfig, Targets};
+use crate::adapter::{ALL_LINEAR, EMBEDDING, LoraConfig, Targets};
 use crate::concept::edit::Ablation;
 use crate::preference::{Objective, PairLoss};
 use bellows_chat::plan::Mode;
@@ -59,6 +59,9 @@ settings! {
         roles_to_train: Vec<String> = vec!["assistant".into()];
         /// Which ends of turns are learnt: turn, all, last
         train_on_eos: String = "turn".into();
+        /// Tokens to add, as a list; their rows begin as the mean of the others
+        /// for continued pre-training; embed_tokens (and a lm_head of its own) must be trained
+        new_tokens: Vec<String> = Vec::new();
         /// Take special tokens written in messages for real ones
         special_in_content: bool = false;
     }
@@ -184,6 +187,8 @@ settings! {
         optim: OptimizerKind as String = OptimizerKind::AdamW;
         /// Peak learning rate
         learning_rate: f64 = 2e-4;
+        /// Peak learning rate of embed_tokens and lm_head where they are trained, if it is another; a fifth of it or less is usual
+        embedding_learning_rate: Option<f64> = None;
         /// Shape after warm-up: constant, linear, cosine, wsd
         lr_scheduler_type: Decay as String = Decay::Cosine;
         /// What the rate ends at, as a fraction of the peak
@@ -282,6 +287,7 @@ impl SftConfig {
             ("checkpoint_minutes", self.checkpoint_minutes),
             ("concept_max_perplexity_rise", self.concept_max_perplexity_rise),
             ("simpo_gamma", self.simpo_gamma),
+            ("embedding_learning_rate", self.embedding_learning_rate.unwrap_or(0.0)),
         ];
         if let Some((name, x)) = not_negative.iter().find(|(_, x)| !(x.is_finite() && *x >= 0.0)) {
             return Err(bad(format!("{name} {x} is negative or not a number")));
@@ -318,7 +324,24 @@ impl SftConfig {
             ([&self.text_key, &self.prompt_key, &self.completion_key].iter().any(|key| key.is_empty()), "a key of the data is empty"),
         ];
         let (of_pairs, dpo) = (self.objective.is_of_pairs(), self.objective == Objective::Dpo);
+        let embedding_trained = self.method == Method::Full || self.lora().trains(EMBEDDING);
         let rules = rules.into_iter().chain([
+            (
+                !self.new_tokens.is_empty() && !embedding_trained,
+                "new_tokens need rows that are trained: modules_to_save embed_tokens (and lm_head, if the model has one)",
+            ),
+            (
+                self.embedding_learning_rate.is_some() && !embedding_trained,
+                "embedding_learning_rate: the embedding is not trained: modules_to_save embed_tokens",
+            ),
+            (
+                self.embedding_learning_rate.is_some() && self.learning_rate == 0.0,
+                "embedding_learning_rate is a multiple of learning_rate, which is 0",
+            ),
+            (
+                self.concept.is_some() && self.adapter.is_some(),
+                "concept edits the model, and --adapter was trained on the one before: leave one out",
+            ),
             (of_pairs && self.packing, "packing is for single texts: leave it out where the objective learns from pairs"),
             (
                 of_pairs && self.train_on == "all",

@@ -16,6 +16,7 @@ pub mod export;
 pub mod generate;
 pub mod gguf_lora;
 pub mod gradients;
+pub mod grow;
 pub mod hub;
 pub mod load;
 pub mod loss;

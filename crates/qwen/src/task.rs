@@ -10,7 +10,7 @@ use burn::data::dataset::Dataset;
 use burn::module::Module;
 use burn::tensor::{Device, Int, Tensor, TensorData};
 
-use crate::adapter::LoraConfig;
+use crate::adapter::{EMBEDDING, HEAD, LoraConfig};
 use crate::config::{Method, SftConfig};
 use crate::gradients::{Options, TrainBatch, gradients};
 use crate::loss::head_loss_only;
@@ -204,12 +204,16 @@ impl Task for SftTask {
 
     fn groups(&self) -> Vec<Group> {
         let group = |lr_scale| Group { lr_scale, weight_decay: self.config.weight_decay, bias: false };
-        vec![group(1.0), group(self.config.loraplus_lr_ratio)]
+        // Logs have a column a group: the third is there for those who asked for it.
+        let embedding = self.config.embedding_learning_rate.map(|lr| group(lr / self.config.learning_rate));
+        [group(1.0), group(self.config.loraplus_lr_ratio)].into_iter().chain(embedding).collect()
     }
 
     fn role_of(&self, name: &str) -> Role {
         let trained = self.config.method == Method::Full || self.lora.trains(name);
+        let of_words = self.config.embedding_learning_rate.is_some() && [EMBEDDING, HEAD].contains(&name);
         match trained {
+            true if of_words => Role::Trained(2),
             true => Role::Trained(usize::from(name.ends_with("lora_B"))),
             false => Role::Fixed,
         }

@@ -13,7 +13,7 @@ use burn::module::Module;
 use burn::tensor::Device;
 use serde_json::Value;
 
-use crate::adapter::{AdapterError, LoraConfig, train_where};
+use crate::adapter::{AdapterError, HEAD, LoraConfig, train_where};
 use crate::base::{Base, BaseError};
 use crate::checks::{adapter_fits, warnings};
 use crate::config::{MAY_CHANGE, Method, SftConfig};
@@ -145,6 +145,11 @@ impl Finetune {
             (Method::Full, _) => train_where(model, |_| true),
             (Method::Lora, None) => {
                 adapter_fits(&lora, &model)?;
+                if !config.new_tokens.is_empty() && model.lm_head.is_some() && !lora.trains(HEAD) {
+                    let reason =
+                        "new_tokens: this model has a lm_head of its own, whose new rows must be trained: modules_to_save lm_head too";
+                    return Err(AdapterError::Setting(reason.into()).into());
+                }
                 lora.apply(model, config.seed)?
             }
             (Method::Lora, Some((dir, tensors))) => peft::attach(model, &lora, tensors, &dir)?,

@@ -38,7 +38,8 @@ pub(crate) fn train(args: &TrainArgs, signals: &Signals) -> Result<(), Failure> 
     }
     let dir = results_dir(Path::new(&config.project), &config.name, true)?;
     let _lock = RunDir::at(&dir).lock()?;
-    let (architecture, tokenizer) = open_tokenizer(&config)?;
+    // Tokens that are added to be learnt are not the model's yet.
+    let (architecture, tokenizer) = open_tokenizer(&SftConfig { new_tokens: Vec::new(), ..config.clone() })?;
     let template = pick_template(&config, architecture, &tokenizer)?;
     let prompts = Prompts::open(Path::new(&sets), &tokenizer, Some(&template))?;
     begin(&dir, &config, &prompts)?;

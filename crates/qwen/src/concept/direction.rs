@@ -191,7 +191,7 @@ mod tests {
         assert_eq!(end(&[], &[]), 4);
     }
 
-    /// Token ids under 100 get 0.6 r̂ added to their embedding.
+    /// Token ids under 100 get 8 r̂ added to their embedding.
     #[test]
     fn a_planted_direction_is_found_where_it_was_planted() {
         let device = Device::flex();
@@ -203,7 +203,7 @@ mod tests {
         let embedding = base.model.model.embed_tokens.weight.clone();
         base.model.model.embed_tokens.weight = embedding.map(|old| {
             let [v, h] = old.dims();
-            let row = |id: usize| planted.iter().map(move |r| if id < 100 { (0.6 * r / length) as f32 } else { 0.0 });
+            let row = |id: usize| planted.iter().map(move |r| if id < 100 { (8.0 * r / length) as f32 } else { 0.0 });
             let add: Vec<f32> = (0..v).flat_map(row).collect();
             old + Tensor::from_data(TensorData::new(add, [v, h]), &device)
         });

@@ -163,7 +163,7 @@ mod tests {
             found
         };
         let near = |a: &[f32], b: &[f32]| a.len() == b.len() && a.iter().zip(b).all(|(a, b)| (a - b).abs() < 1e-5);
-        let (both, alone) = (read(&[long.clone(), short.clone()]), read(&[short.clone()]));
+        let (both, alone) = (read(&[long.clone(), short.clone()]), read(std::slice::from_ref(&short)));
         assert_eq!(both[1].len(), 4 * 2 * 128);
         assert!(near(&both[1], &alone[0]) && !near(&both[0], &both[1]));
         let (both, alone) = (reader.next(&[long, short.clone()]).unwrap(), reader.next(&[short]).unwrap());

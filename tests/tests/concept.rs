@@ -16,11 +16,10 @@ fn world(dir: &Path) {
     expect_code(&mut llm_finetune(dir, &args), 0);
     std::fs::rename(dir.join("made/train/merged"), dir.join("base")).unwrap();
     std::fs::create_dir(dir.join("sets")).unwrap();
-    let lines = |say: &str| {
-        (0..16).map(|i| format!("{say} {}.\n", "one two three four five six seven".split(' ').nth(i % 7).unwrap().repeat(1 + i / 7)))
-    };
-    std::fs::write(dir.join("sets/target.txt"), lines("Say").collect::<String>()).unwrap();
-    std::fs::write(dir.join("sets/baseline.txt"), lines("again").collect::<String>()).unwrap();
+    let words = ["one", "two", "three", "four", "five", "six", "seven"];
+    let lines = |say: &str| (0..16).map(|i| format!("{say} {}.\n", words[i % 7].repeat(1 + i / 7))).collect::<String>();
+    std::fs::write(dir.join("sets/target.txt"), lines("Say")).unwrap();
+    std::fs::write(dir.join("sets/baseline.txt"), lines("again")).unwrap();
     std::fs::write(dir.join("sets/markers.txt"), "One\nIt is\n").unwrap();
     std::fs::write(dir.join("sets/guard.txt"), "It is so. It is so. One. Two. Three. It is so.\n").unwrap();
     let settings = std::fs::read_to_string(dir.join("tiny.yaml")).unwrap();
@@ -60,7 +59,7 @@ fn the_verbs_follow_each_other() {
         (&["ablate", "--concept", "found", "--layers", "2-9", "--out", "x"], "this model has 4 layers"),
         (&["ablate", "--concept", "found", "--strength", "0", "--out", "x"], "strength 0"),
         (&["ablate", "--concept", "sets", "--out", "x"], "concept.json"),
-        (&["steer", "--concept", "found", "--at-layer", "0", "--prompt", "a"], "layer 0 cannot be steered"),
+        (&["steer", "--concept", "found", "--at-layer", "0", "--prompt", "a"], "the sets do not differ at the input of layer 0"),
     ] {
         let (_, err) = concept(args, 2);
         assert!(err.contains(words) && err.lines().filter(|l| l.starts_with("error")).count() == 1, "{args:?}: {err}");
@@ -161,6 +160,9 @@ fn stages_can_be_left_out() {
     let tiny = ["--config", "tiny.yaml", "--concept", "sets"];
     let (_, err) = expect_code(&mut llm_finetune(dir.path(), &tiny), 2);
     assert!(err.contains("made on the spot"), "{err}");
+    // What is wrong with the data is found before anything is made.
+    let (_, err) = expect_code(&mut llm_finetune(dir.path(), &[&CHAIN[..], &["x", "--data", "sets/guard.txt,none.jsonl"]].concat()), 2);
+    assert!(err.contains("none.jsonl") && !dir.path().join("runs/sft/x").exists(), "{err}");
     let (_, err) = expect_code(&mut llm_finetune(dir.path(), &[&CHAIN[..], &["x", "--concept-skip", "scores"]].concat()), 2);
     assert!(err.contains("concept_skip \"scores\" is none of score, eval, train"), "{err}");
 }

@@ -21,7 +21,7 @@ use serde_json::{Map, Value, json};
 use super::steps::{Prompts, ablate, extract, judged, place, reader, scored, tell_comparison};
 use crate::args::TrainArgs;
 use crate::prove::prove;
-use crate::train::{gguf, open_tokenizer, pick_template, run, settle};
+use crate::train::{gguf, open_data, open_tokenizer, pick_template, run, settle};
 
 /// The edited model.
 const EDITED: &str = "edited";
@@ -36,12 +36,14 @@ pub(crate) fn train(args: &TrainArgs, signals: &Signals) -> Result<(), Failure> 
     if config.model == "tiny" {
         return Err(Usage("--concept needs a model that has learnt something: --model tiny is made on the spot".into()).into());
     }
-    let dir = results_dir(Path::new(&config.project), &config.name, true)?;
-    let _lock = RunDir::at(&dir).lock()?;
     // Tokens that are added to be learnt are not the model's yet.
     let (architecture, tokenizer) = open_tokenizer(&SftConfig { new_tokens: Vec::new(), ..config.clone() })?;
     let template = pick_template(&config, architecture, &tokenizer)?;
     let prompts = Prompts::open(Path::new(&sets), &tokenizer, Some(&template))?;
+    // What is wrong with the chats is said now, and not when the model is edited.
+    open_data(&config, &open_tokenizer(&config)?.1, &template)?;
+    let dir = results_dir(Path::new(&config.project), &config.name, true)?;
+    let _lock = RunDir::at(&dir).lock()?;
     begin(&dir, &config, &prompts)?;
     let chain = Chain { dir, config, template, prompts };
     chain.edit()?;

@@ -57,7 +57,7 @@ pub(super) fn extract(reader: Reader<'_>, model: &str, prompts: &Prompts, out: &
     let best = candidates(&separations, directions.layers).into_iter().max_by(|a, b| a.effect.total_cmp(&b.effect)).map(|s| s.place);
     let found = Found {
         tool: TOOL.into(),
-        model: model.into(),
+        model: known_as(model),
         concept: sets.name(),
         prompts_sha256: prompts.digest(),
         target: [target.found_on.len(), target.held_out.len()],
@@ -70,6 +70,13 @@ pub(super) fn extract(reader: Reader<'_>, model: &str, prompts: &Prompts, out: &
     tell_separation(&found);
     say(&format!("Saved {}", out.display()));
     Ok(found)
+}
+
+/// What a model is called in records that others read: a folder or a file by its name, for where it lies is nobody's affair.
+fn known_as(model: &str) -> String {
+    let path = Path::new(model);
+    let name = path.file_name().filter(|_| path.exists()).map(|name| name.to_string_lossy().into_owned());
+    name.unwrap_or_else(|| model.into())
 }
 
 fn tell_separation(found: &Found) {

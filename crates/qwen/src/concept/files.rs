@@ -70,7 +70,7 @@ impl Found {
         let tensors = Tensors::from([(TENSOR.to_string(), tensor)]);
         write_atomic(&dir.join(DIRECTIONS), &to_safetensors(&tensors, &BTreeMap::new())?)?;
         let file = dir.join("separation.png");
-        write_atomic(&file, &picture::separation(self, &file)?)?;
+        write_atomic(&file, &picture::separation(&self.concept, &self.separations, self.chosen, &file)?)?;
         write_json(&dir.join(FOUND), self)
     }
 

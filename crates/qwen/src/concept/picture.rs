@@ -4,8 +4,7 @@ use std::path::Path;
 
 use bellows_plots::{Align, Axes, Canvas, Captions, PlotError, Rgb, Style, padded};
 
-use super::direction::Separation;
-use super::files::Found;
+use super::direction::{Place, Separation};
 use super::score::{MOST_DIVERGENCE, Scores};
 
 const SIZE: (u32, u32) = (1600, 1030);
@@ -24,9 +23,10 @@ fn panel(canvas: &mut Canvas, title: &str, top: f64, height: f64, layers: usize,
 }
 
 /// Probability of the right order above, distance of the means below; every place pale, the best of a layer in colour.
-pub(super) fn separation(found: &Found, path: &Path) -> Result<Vec<u8>, PlotError> {
+pub(super) fn separation(concept: &str, all: &[Separation], chosen: Place, path: &Path) -> Result<Vec<u8>, PlotError> {
     let mut canvas = Canvas::paper(SIZE.0, SIZE.1);
-    let (all, layers) = (&found.separations, found.directions.layers);
+    let layers = all.iter().map(|s| s.place.layer + 1).max().unwrap_or(1);
+    let positions = all.iter().map(|s| s.place.position).max().unwrap_or(1);
     let of = |value: fn(&Separation) -> f64| move |s: &Separation| (s.place.layer as f64, value(s));
     let panels = [
         ("probability that a target prompt projects further (AUC)", 90.0, 0.0..1.05, of(|s| s.auc)),
@@ -34,7 +34,7 @@ pub(super) fn separation(found: &Found, path: &Path) -> Result<Vec<u8>, PlotErro
     ];
     for (title, top, range, point) in panels {
         let axes = panel(&mut canvas, title, top, 330.0, layers, range);
-        for position in 1..=found.directions.positions {
+        for position in 1..=positions {
             let at: Vec<_> = all.iter().filter(|s| s.place.position == position).map(point).collect();
             axes.line(&mut canvas, at.iter().copied(), PALE, 1.5);
             at.iter().for_each(|&(x, y)| canvas.dot(axes.at(x, y), 3.0, PALE));
@@ -43,11 +43,11 @@ pub(super) fn separation(found: &Found, path: &Path) -> Result<Vec<u8>, PlotErro
         let best: Vec<_> = (0..layers).filter_map(best).collect();
         axes.line(&mut canvas, best.iter().copied(), BLUE, 3.0);
         best.iter().for_each(|&(x, y)| canvas.dot(axes.at(x, y), 4.5, BLUE));
-        if let Some((x, y)) = all.iter().find(|s| s.place == found.chosen).map(point) {
+        if let Some((x, y)) = all.iter().find(|s| s.place == chosen).map(point) {
             canvas.dot(axes.at(x, y), 8.0, ORANGE);
         }
     }
-    let note = format!("{}: held-out prompts; pale: each of the last {} tokens; orange: chosen", found.concept, found.directions.positions);
+    let note = format!("{concept}: held-out prompts; pale: each of the last {positions} tokens; orange: chosen");
     canvas.text(&note, (110.0, 20.0), Style::new(TEXT, Align::Start));
     canvas.encode(path)
 }

@@ -160,17 +160,16 @@ fn tell(report: &Report, config: &SftConfig) {
         say(&format!("\n{} epochs completed in {:.0} s", report.epochs, report.elapsed_s));
     }
     if let Some(loss) = report.best_loss {
-        say(&format!("Lowest validation {}", of_loss(loss, config)));
+        say(&format!("Lowest validation loss {loss:.4}{}", perplexity(", ", loss, config)));
     }
     if let Some(saved) = &report.saved {
         say(&format!("Saved {}", saved.display()));
     }
 }
 
-/// A loss, and the perplexity where it is one of tokens.
-fn of_loss(loss: f64, config: &SftConfig) -> String {
-    let perplexity = if config.objective.is_of_pairs() { String::new() } else { format!(", perplexity {:.3}", loss.exp()) };
-    format!("loss {loss:.4}{perplexity}")
+/// The perplexity that a loss is, behind `gap`; none of a loss of pairs.
+fn perplexity(gap: &str, loss: f64, config: &SftConfig) -> String {
+    if config.objective.is_of_pairs() { String::new() } else { format!("{gap}perplexity {:.3}", loss.exp()) }
 }
 
 /// The best model is tested, asked, and written as other programs want it.
@@ -178,7 +177,7 @@ fn close(tuning: &Finetune, run: &Run, device: &Selected) -> Result<(), Failure>
     let model = tuning.best()?;
     let mut bar = Bar::new("judging ", 0);
     let loss = tuning.test(&model, &device.device, &mut |done, total| bar.set("test".into(), done, total))?;
-    bar.finish(&loss.map(|loss| format!("test: {}", of_loss(loss, tuning.config()))).unwrap_or_default());
+    bar.finish(&loss.map(|loss| format!("test: loss {loss:.4}{}", perplexity("  ", loss, tuning.config()))).unwrap_or_default());
     if run.is_stopped() {
         return Ok(());
     }

@@ -104,7 +104,7 @@ fn from_prompts_to_an_edited_model_that_says_so() {
     let again = write_model(&out, &edited, &base.config, note.clone(), &base.tokenizer, DType::F32).unwrap_err();
     assert!(again.to_string().contains("is there already"));
     let read = Base::open(&out, &device).unwrap();
-    assert_eq!(read.config.edits, [note.clone()]);
+    assert_eq!(read.config.edits, std::slice::from_ref(&note));
     let card = std::fs::read_to_string(out.join("README.md")).unwrap();
     for words in ["edited-weights", "words", "layers 0-2", &note.direction_sha256] {
         assert!(card.contains(words), "no {words} in {card}");

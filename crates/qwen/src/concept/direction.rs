@@ -191,20 +191,23 @@ mod tests {
         assert_eq!(end(&[], &[]), 4);
     }
 
-    /// Token ids under 100 get 8 r̂ added to their embedding.
+    /// Token ids under 100 get 20 r̂ added to their embedding, all of them 20 q̂: what the sets have in common is no part of the direction.
     #[test]
     fn a_planted_direction_is_found_where_it_was_planted() {
         let device = Device::flex();
         let mut base = Base::tiny(["a b"], 3, &device).unwrap();
         let h = base.config.hidden_size;
-        let mut rng = bellows_learner::Rng::new(7, "planted", 0, 0);
-        let planted: Vec<f64> = (0..h).map(|_| rng.normal()).collect();
-        let length = norm(&planted);
+        let drawn = |name: &str| -> Vec<f64> {
+            let mut rng = bellows_learner::Rng::new(7, name, 0, 0);
+            let r: Vec<f64> = (0..h).map(|_| rng.normal()).collect();
+            r.iter().map(|x| x / norm(&r)).collect()
+        };
+        let (planted, common) = (drawn("planted"), drawn("common"));
         let embedding = base.model.model.embed_tokens.weight.clone();
         base.model.model.embed_tokens.weight = embedding.map(|old| {
             let [v, h] = old.dims();
-            let row = |id: usize| planted.iter().map(move |r| if id < 100 { (8.0 * r / length) as f32 } else { 0.0 });
-            let add: Vec<f32> = (0..v).flat_map(row).collect();
+            let place = |i: usize| 20.0 * (common[i % h] + if i / h < 100 { planted[i % h] } else { 0.0 });
+            let add: Vec<f32> = (0..v * h).map(|i| place(i) as f32).collect();
             old + Tensor::from_data(TensorData::new(add, [v, h]), &device)
         });
         let prompts = |low: usize, seed: u64| -> Vec<Vec<u32>> {
@@ -215,7 +218,7 @@ mod tests {
         let reader = Reader { model: &base.model, config: &base.config, device: &device };
         let found = find(reader, &target, &baseline, 2, &mut |_, _| ()).unwrap();
         for (layer, position) in [(0, 1), (0, 2), (1, 1), (2, 2)] {
-            let cosine = dot(&found.unit(Place { layer, position }).unwrap(), &planted) / length;
+            let cosine = dot(&found.unit(Place { layer, position }).unwrap(), &planted);
             assert!(cosine > 0.99, "layer {layer}, {position} from the end: {cosine}");
         }
         let separations = separation(reader, &found, &prompts(0, 3), &prompts(120, 4), &mut |_, _| ()).unwrap();

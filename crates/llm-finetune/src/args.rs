@@ -85,8 +85,6 @@ pub(crate) struct ExportArgs {
     pub(crate) out: PathBuf,
     /// f32, f16, bf16 (merge) or the kind of a GGUF (export).
     pub(crate) kind: Option<String>,
-    /// Count launches instead.
-    pub(crate) count: bool,
     /// Export the adapter instead of the model it makes.
     pub(crate) adapter_only: bool,
     pub(crate) system: Option<String>,
@@ -112,6 +110,8 @@ pub(crate) struct BenchmarkArgs {
     pub(crate) precision: String,
     pub(crate) threads: usize,
     pub(crate) device: String,
+    /// Count launches instead.
+    pub(crate) count: bool,
     pub(crate) json: bool,
 }
 

@@ -81,6 +81,13 @@ pub enum Example {
     },
     /// Text, all of it to be learnt.
     Text(String),
+    /// Two answers to one prompt, for preference training; each a [`Example::Chat`] or a [`Example::Prompt`].
+    Pair {
+        /// The prompt with the better answer.
+        chosen: Box<Example>,
+        /// The prompt with the other one.
+        rejected: Box<Example>,
+    },
     /// Tokens, made elsewhere.
     Tokens {
         /// Their ids.

@@ -57,6 +57,8 @@ pub struct EncodeOptions {
     pub truncation: Truncation,
     /// Special tokens written in the messages are taken for real. See [`RenderOptions::special_in_content`].
     pub special_in_content: bool,
+    /// Examples are pairs of answers, all of them or none.
+    pub pairs: bool,
 }
 
 impl Default for EncodeOptions {
@@ -68,6 +70,7 @@ impl Default for EncodeOptions {
             max_seq_length: 2048,
             truncation: Truncation::KeepStart,
             special_in_content: false,
+            pairs: false,
         }
     }
 }
@@ -127,7 +130,7 @@ pub enum Dropped {
 /// What became of an example.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Outcome {
-    /// One piece; several for text that was split.
+    /// One piece; several for text that was split; two for a pair, the chosen answer first.
     Kept(Vec<Encoded>),
     /// Nothing.
     Dropped(Dropped),
@@ -136,14 +139,23 @@ pub enum Outcome {
 /// Encodes `example`.
 ///
 /// # Errors
-/// [`Fault::NoTargets`] if nothing is learnt even before truncation, [`Fault::TooLong`] under [`Truncation::Refuse`], [`Fault::Setting`] for a
+/// [`Fault::Kind`] for a pair where none is expected, or the other way round, [`Fault::NoTargets`] if nothing is learnt even before truncation, [`Fault::TooLong`] under [`Truncation::Refuse`], [`Fault::Setting`] for a
 /// limit below 2, [`Fault::Value`] for ids outside the vocabulary, and those of the template and the tokenizer.
 pub fn encode(example: &Example, tokenizer: &Tokenizer, template: &Template, options: &EncodeOptions) -> Result<Outcome, Fault> {
     if options.max_seq_length < 2 {
         let found = options.max_seq_length.to_string();
         return Err(Fault::Setting { setting: "max_seq_length", found, expected: "at least 2 tokens" });
     }
+    if options.pairs {
+        let Example::Pair { chosen, rejected } = example else {
+            return Err(Fault::Kind { found: "is no pair of answers", expected: "`prompt`, `chosen` and `rejected`" });
+        };
+        return pair(chosen, rejected, tokenizer, template, options);
+    }
     let whole = match example {
+        Example::Pair { .. } => {
+            return Err(Fault::Kind { found: "is a pair of answers", expected: "one answer, or an objective that learns from pairs" });
+        }
         Example::Chat(conversation) => chat(conversation, tokenizer, template, options)?,
         Example::Prompt { prompt, completion } => {
             let mut out = text(prompt, tokenizer, options, options.train_on == TrainOn::All)?;
@@ -170,6 +182,25 @@ pub fn encode(example: &Example, tokenizer: &Tokenizer, template: &Template, opt
         return Err(Fault::NoTargets { tokens: whole.len(), why: why_none(example, options) });
     }
     truncate(whole, options, matches!(example, Example::Text(_) | Example::Tokens { .. }))
+}
+
+/// The two sides of a pair, or neither.
+fn pair(
+    chosen: &Example,
+    rejected: &Example,
+    tokenizer: &Tokenizer,
+    template: &Template,
+    options: &EncodeOptions,
+) -> Result<Outcome, Fault> {
+    let options = EncodeOptions { pairs: false, ..options.clone() };
+    let mut both = Vec::new();
+    for side in [chosen, rejected] {
+        match encode(side, tokenizer, template, &options)? {
+            Outcome::Kept(kept) => both.extend(kept),
+            dropped @ Outcome::Dropped(_) => return Ok(dropped),
+        }
+    }
+    Ok(Outcome::Kept(both))
 }
 
 /// The ids of text as it is, after the token that begins texts if the model has one.
@@ -286,7 +317,7 @@ fn why_none(example: &Example, options: &EncodeOptions) -> String {
             format!("there is no message of the {}", roles.join(" or the "))
         }
         Example::Chat(_) => "the messages that would be are marked as not to be trained".into(),
-        Example::Prompt { .. } => "the completion is empty".into(),
+        Example::Prompt { .. } | Example::Pair { .. } => "the completion is empty".into(),
         Example::Text(_) => "the text is empty".into(),
         Example::Tokens { .. } => "every label but the first is -100".into(),
     }

@@ -81,7 +81,7 @@ pub enum Fault {
     },
     /// The keys of a row fit no known format.
     #[error(
-        "the keys are {found}; expected `messages`, `conversations`, `instruction` and `output`, `prompt` and `completion`, `text`, or `input_ids`"
+        "the keys are {found}; expected `messages`, `conversations`, `instruction` and `output`, `prompt` and `completion`, `chosen` and `rejected`, `text`, or `input_ids`"
     )]
     UnknownKeys {
         /// The keys, in order.
@@ -142,6 +142,14 @@ pub enum Fault {
         rows: usize,
         /// What is wrong with the first of them, with its file and line.
         first: String,
+    },
+    /// Rows of another kind than what is learnt from.
+    #[error("the row {found}; expected {expected}")]
+    Kind {
+        /// What it is.
+        found: &'static str,
+        /// What would do.
+        expected: &'static str,
     },
     /// Longer than allowed, where the user asked for an error.
     #[error("{tokens} tokens; at most {limit} are allowed")]

@@ -282,3 +282,17 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn a_pair_is_two_examples_or_none() {
+    let text = |completion: &str| Box::new(Example::Prompt { prompt: "1+1=".into(), completion: completion.into() });
+    let pair = Example::Pair { chosen: text("2"), rejected: text("three") };
+    let pairs = EncodeOptions { pairs: true, ..EncodeOptions::default() };
+    let outcome = |example: &Example, options: &EncodeOptions| encode(example, &bytes(), &Template::Qwen25, options);
+    let Outcome::Kept(both) = outcome(&pair, &pairs).unwrap() else { panic!() };
+    assert_eq!(both.iter().map(Encoded::targets).collect::<Vec<_>>(), [2, 6], "the ends of text with them");
+    let short = EncodeOptions { max_seq_length: 8, truncation: Truncation::Drop, ..pairs.clone() };
+    assert_eq!(outcome(&pair, &short).unwrap(), Outcome::Dropped(Dropped::TooLong { tokens: 10 }));
+    assert!(outcome(&pair, &EncodeOptions::default()).unwrap_err().to_string().contains("is a pair of answers"));
+    assert!(outcome(&text("2"), &pairs).unwrap_err().to_string().contains("is no pair of answers"));
+}

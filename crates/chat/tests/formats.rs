@@ -225,3 +225,35 @@ fn faults_of_files() {
     assert_eq!((splits.train[0].get(0).unwrap(), splits.valid[0].get(0).unwrap()), (Example::Text("a".into()), Example::Text("b".into())));
     assert!(splits.test.is_empty());
 }
+
+#[test]
+fn pairs_of_answers() {
+    let rows = [
+        json!({"prompt": "a", "chosen": "b", "rejected": "c"}),
+        json!({"prompt": [{"role": "user", "content": "a"}], "chosen": [{"role": "assistant", "content": "b"}],
+            "rejected": [{"role": "assistant", "content": "c"}]}),
+        json!({"chosen": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}],
+            "rejected": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "c"}]}),
+    ];
+    let examples = read("a.jsonl", rows.map(|row| row.to_string()).join("\n"));
+    let text = |completion: &str| Box::new(Example::Prompt { prompt: "a".into(), completion: completion.into() });
+    assert_eq!(examples[0], Example::Pair { chosen: text("b"), rejected: text("c") });
+    let said = |answer: &str| {
+        let question = Message { train: Some(false), ..Message::new(Role::User, "a") };
+        let messages = vec![question, Message::new(Role::Assistant, answer)];
+        Box::new(Example::Chat(Conversation { messages, tools: vec![] }))
+    };
+    let chats = Example::Pair { chosen: said("b"), rejected: said("c") };
+    assert_eq!((&examples[1], &examples[2]), (&chats, &chats));
+
+    for (row, wanted) in [
+        (json!({"prompt": "a", "chosen": "b"}), "a.jsonl:1: `rejected` is missing; expected text"),
+        (json!({"prompt": "a", "chosen": "", "rejected": "c"}), "`chosen` is empty"),
+        (json!({"chosen": "b", "rejected": "c"}), "`prompt` is missing; expected text"),
+        (json!({"chosen": [{"role": "user", "content": "a"}], "rejected": [{"role": "user", "content": "b"}]}), "chats that begin alike"),
+    ] {
+        let (_dir, dataset) = dataset("a.jsonl", row.to_string());
+        let error = dataset.unwrap().get(0).unwrap_err().to_string();
+        assert!(error.contains(wanted), "{error}");
+    }
+}

@@ -10,6 +10,7 @@ use bellows_settings::Layer;
 use clap::builder::PossibleValuesParser;
 use clap::{Arg, ArgAction, ArgMatches, Command};
 
+use crate::concept::args::{self as concept, ConceptArgs};
 use crate::presets::{self, SettingsArgs};
 
 /// What the user asked for.
@@ -21,6 +22,7 @@ pub(crate) enum Request {
     Preview { flags: SettingsArgs, count: usize },
     Eval(EvalArgs),
     Benchmark(BenchmarkArgs),
+    Concept(ConceptArgs),
     Doctor { device: String, reprobe: bool },
 }
 
@@ -239,6 +241,7 @@ fn command() -> Command {
                 .arg(switch("count", "Count what a training step launches on a GPU, instead of timing it"))
                 .arg(switch("json", "Print one JSON object")),
         )
+        .subcommand(concept::command(model))
         .subcommand(doctor())
 }
 
@@ -256,6 +259,7 @@ pub(crate) fn parse() -> Request {
         },
         Some(("eval", m)) => Request::Eval(eval(m)),
         Some(("benchmark", m)) => Request::Benchmark(benchmark(m)),
+        Some(("concept", m)) => Request::Concept(concept::parse(m)),
         Some(("doctor", m)) => Request::Doctor { device: text(m, "device").unwrap_or_default(), reprobe: m.get_flag("reprobe") },
         _ => Request::Train(TrainArgs {
             settings: settings(&matches),

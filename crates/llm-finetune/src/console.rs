@@ -69,7 +69,11 @@ impl Observer for Console {
         let Some(e) = &report.evaluation else { return };
         let value = |name: &str| e.get(name).unwrap_or(f64::NAN);
         let best = if report.best { "  (best so far)" } else { "" };
-        self.foot.say(&format!("validation: loss {:.4}  perplexity {:.3}{best}", value("val/loss"), value("val/perplexity")));
+        let beside = match e.get("val/accuracy") {
+            Some(accuracy) => format!("{:.0} % of pairs in order  margin {:.3}", 100.0 * accuracy, value("val/margin")),
+            None => format!("perplexity {:.3}", value("val/perplexity")),
+        };
+        self.foot.say(&format!("validation: loss {:.4}  {beside}{best}", value("val/loss")));
     }
 
     fn on_notice(&mut self, notice: &Notice) {

@@ -28,6 +28,9 @@ pub(crate) fn eval(args: &EvalArgs) -> Result<(), Failure> {
     if config.model.is_empty() {
         return Err(Usage("eval needs --model".into()).into());
     }
+    if config.objective.is_of_pairs() {
+        return Err(Usage("eval judges single texts: leave --objective out".into()).into());
+    }
     join_pool(0)?;
     let device = pick_device(&config.device, &ProbeOptions::default())?;
     let mut base = open(&config.model, None, config.offline, &device.device)?;

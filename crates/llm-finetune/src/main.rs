@@ -2,6 +2,7 @@
 
 mod args;
 mod benchmark;
+mod concept;
 mod console;
 mod eval;
 mod export;
@@ -15,13 +16,14 @@ use std::process::ExitCode;
 
 fn main() -> ExitCode {
     bellows_cli::program(|signals| match args::parse() {
-        args::Request::Train(typed) => train::train(&typed, signals),
+        args::Request::Train(typed) => concept::chain::train(&typed, signals),
         args::Request::Speak(typed) => speak::speak(&typed),
         args::Request::Merge(typed) => export::merge(&typed),
         args::Request::Export(typed) => export::export(&typed),
         args::Request::Preview { flags, count } => preview::preview(&flags, count),
         args::Request::Eval(typed) => eval::eval(&typed),
         args::Request::Benchmark(typed) => benchmark::run(&typed, signals),
+        args::Request::Concept(typed) => concept::verbs::concept(&typed),
         args::Request::Doctor { device, reprobe } => bellows_cli::examine(&device, reprobe),
     })
 }

@@ -8,6 +8,7 @@ use bellows_cli::{Context, Exit, Failure, Usage, join_pool, note, pick_device, s
 use bellows_device::ProbeOptions;
 use bellows_qwen::base::{Base, BaseError};
 use bellows_qwen::generate::{Sampling, generate, stop_ids};
+use bellows_qwen::grow;
 use bellows_qwen::hub::locate;
 use bellows_qwen::model::CausalLm;
 use bellows_qwen::peft;
@@ -63,9 +64,9 @@ pub(crate) fn speak(args: &SpeakArgs) -> Result<(), Failure> {
 pub(crate) fn open(model: &str, adapter: Option<&Path>, offline: bool, device: &Device) -> Result<Base, Failure> {
     let mut base = Base::open(&locate(model, offline, &mut note)?, device)?;
     if let Some(dir) = adapter {
+        adopt_tokenizer(&mut base, dir)?;
         let (config, tensors) = peft::read(dir)?;
         base.model = peft::attach(base.model, &config, tensors, dir)?;
-        adopt_tokenizer(&mut base, dir)?;
     }
     Ok(base)
 }
@@ -74,11 +75,18 @@ pub(crate) fn open(model: &str, adapter: Option<&Path>, offline: bool, device: &
 pub(crate) fn adopt_tokenizer(base: &mut Base, adapter: &Path) -> Result<(), Failure> {
     let Some(tokenizer) = adapter_tokenizer(adapter)? else { return Ok(()) };
     let (tokens, rows) = (tokenizer.len(), base.config.vocab_size);
-    if tokens > rows {
-        return Err(BaseError::Vocabulary { path: adapter.to_owned(), tokens, rows }.into());
+    if tokens <= rows {
+        base.tokenizer = tokenizer;
+        return Ok(());
     }
-    base.tokenizer = tokenizer;
-    Ok(())
+    // An adapter that was trained with more tokens brings the rows for them.
+    match peft::embedding_rows(&peft::read(adapter)?.1) {
+        Some(own) if own >= tokens => {
+            grow::adopt(base, tokenizer, own);
+            Ok(())
+        }
+        _ => Err(BaseError::Vocabulary { path: adapter.to_owned(), tokens, rows }.into()),
+    }
 }
 
 /// The tokenizer beside an adapter, if there is one.

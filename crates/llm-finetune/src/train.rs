@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use bellows_chat::{Conversation, Dataset, Example, Message, RenderOptions, Role, Splits, Template, Tokenizer, encode_prompt};
-use bellows_cli::{Bar, Failure, Run, Session, Signals, Usage, note, pick_device, resumed, say};
+use bellows_cli::{Bar, Failure, Run, Session, Usage, note, pick_device, resumed, say};
 use bellows_device::{ProbeOptions, Selected};
 use bellows_learner::{LearnError, Outcome};
 use bellows_qwen::arch::Architecture;
@@ -12,6 +12,7 @@ use bellows_qwen::config::{MAY_CHANGE, Method, SETTINGS, SftConfig};
 use bellows_qwen::data::{Encoding, SftData};
 use bellows_qwen::export::{write_gguf, write_transformers};
 use bellows_qwen::generate::{Sampling, generate, stop_ids};
+use bellows_qwen::grow::add_tokens;
 use bellows_qwen::hub::{describe, locate};
 use bellows_qwen::hub_data::locate_data;
 use bellows_qwen::model::{CausalLm, ModelConfig};
@@ -30,9 +31,8 @@ use crate::presets::settings;
 use crate::prove::prove;
 use crate::speak::{adapter_tokenizer, adopt_tokenizer};
 
-pub(crate) fn train(args: &TrainArgs, signals: &Signals) -> Result<(), Failure> {
-    let session = Session::begin("llm-finetune", signals, args.tui)?;
-    let (config, resumed) = settle(args)?;
+/// Trains with these settings, or goes on with the run in `resumed`.
+pub(crate) fn run(session: Session, args: &TrainArgs, config: SftConfig, resumed: Option<PathBuf>) -> Result<(), Failure> {
     say(&format!("Bellows {} · {} · {}", env!("CARGO_PKG_VERSION"), config.model, config.data.join(", ")));
     let device = pick_device(&config.device, &ProbeOptions { reprobe: args.reprobe, ..ProbeOptions::default() })?;
     let paths = data_paths(&config)?;
@@ -57,7 +57,7 @@ pub(crate) fn train(args: &TrainArgs, signals: &Signals) -> Result<(), Failure> 
     run.watch(tuning.learner(), &device, Map::new(), Console::new());
 
     let report = tuning.run()?;
-    tell(&report);
+    tell(&report, tuning.config());
     if run.close(report.outcome) {
         close(&tuning, &run, &device)?;
     }
@@ -66,7 +66,7 @@ pub(crate) fn train(args: &TrainArgs, signals: &Signals) -> Result<(), Failure> 
 }
 
 /// All settings of the run, and the run directory when one is resumed.
-fn settle(args: &TrainArgs) -> Result<(SftConfig, Option<PathBuf>), Failure> {
+pub(crate) fn settle(args: &TrainArgs) -> Result<(SftConfig, Option<PathBuf>), Failure> {
     let Some(which) = &args.resume else {
         let config = settings(&args.settings)?;
         let missing = [("--model", config.model.is_empty()), ("--data", config.data.is_empty())];
@@ -93,18 +93,25 @@ fn open_base(config: &SftConfig, paths: &[PathBuf], device: &Device) -> Result<B
     if let Some(adapter) = &config.adapter {
         adopt_tokenizer(&mut base, Path::new(adapter))?;
     }
+    let added = add_tokens(&mut base, &config.new_tokens)?;
+    if added > 0 {
+        say(&format!("{added} tokens added: the vocabulary has {} in {} rows", base.tokenizer.len(), base.config.vocab_size));
+    }
     Ok(base)
 }
 
 /// The family and the tokenizer that a run has, without the weights.
 pub(crate) fn open_tokenizer(config: &SftConfig, paths: &[PathBuf]) -> Result<(Architecture, Tokenizer), Failure> {
     let own = config.adapter.as_ref().map_or(Ok(None), |dir| adapter_tokenizer(Path::new(dir)))?;
-    if config.model == "tiny" {
+    let (architecture, mut tokenizer) = if config.model == "tiny" {
         let made = || Ok::<_, Failure>(Base::tiny_tokenizer(texts(config, paths)?.iter().map(String::as_str))?);
-        return Ok((Architecture::Qwen2, own.map_or_else(made, Ok)?));
-    }
-    let path = describe(&config.model, config.offline, &mut note)?;
-    Ok((Base::shape(&path)?.architecture, own.map_or_else(|| Base::tokenizer(&path), Ok)?))
+        (Architecture::Qwen2, own.map_or_else(made, Ok)?)
+    } else {
+        let path = describe(&config.model, config.offline, &mut note)?;
+        (Base::shape(&path)?.architecture, own.map_or_else(|| Base::tokenizer(&path), Ok)?)
+    };
+    tokenizer.add(&config.new_tokens)?;
+    Ok((architecture, tokenizer))
 }
 
 /// What the tokenizer of a made-up model is learnt from: what the data say. Rows that cannot be read are left out here; whoever reads the data
@@ -113,15 +120,20 @@ fn texts(config: &SftConfig, paths: &[PathBuf]) -> Result<Vec<String>, Failure> 
     let mut texts = Vec::new();
     for path in paths {
         for example in Splits::open(path, &config.reading())?.train.iter().flat_map(Dataset::iter).flatten() {
-            match example {
-                Example::Chat(chat) => texts.extend(chat.messages.into_iter().map(|message| message.content)),
-                Example::Prompt { prompt, completion } => texts.extend([prompt, completion]),
-                Example::Text(text) => texts.push(text),
-                Example::Tokens { .. } => {}
-            }
+            add_texts(example, &mut texts);
         }
     }
     Ok(texts)
+}
+
+fn add_texts(example: Example, texts: &mut Vec<String>) {
+    match example {
+        Example::Chat(chat) => texts.extend(chat.messages.into_iter().map(|message| message.content)),
+        Example::Prompt { prompt, completion } => texts.extend([prompt, completion]),
+        Example::Text(text) => texts.push(text),
+        Example::Pair { chosen, rejected } => [chosen, rejected].into_iter().for_each(|side| add_texts(*side, texts)),
+        Example::Tokens { .. } => {}
+    }
 }
 
 pub(crate) fn pick_template(config: &SftConfig, architecture: Architecture, tokenizer: &Tokenizer) -> Result<Template, Failure> {
@@ -152,16 +164,21 @@ fn show_answer(when: &str, tuning: &Finetune, model: &CausalLm, device: &Selecte
     Ok(())
 }
 
-fn tell(report: &Report) {
+fn tell(report: &Report, config: &SftConfig) {
     if matches!(report.outcome, Outcome::Finished | Outcome::EarlyStopped) {
         say(&format!("\n{} epochs completed in {:.0} s", report.epochs, report.elapsed_s));
     }
     if let Some(loss) = report.best_loss {
-        say(&format!("Lowest validation loss {loss:.4}, perplexity {:.3}", loss.exp()));
+        say(&format!("Lowest validation loss {loss:.4}{}", perplexity(", ", loss, config)));
     }
     if let Some(saved) = &report.saved {
         say(&format!("Saved {}", saved.display()));
     }
+}
+
+/// The perplexity that a loss is, behind `gap`; none of a loss of pairs.
+fn perplexity(gap: &str, loss: f64, config: &SftConfig) -> String {
+    if config.objective.is_of_pairs() { String::new() } else { format!("{gap}perplexity {:.3}", loss.exp()) }
 }
 
 /// The best model is tested, asked, and written as other programs want it.
@@ -169,7 +186,7 @@ fn close(tuning: &Finetune, run: &Run, device: &Selected) -> Result<(), Failure>
     let model = tuning.best()?;
     let mut bar = Bar::new("judging ", 0);
     let loss = tuning.test(&model, &device.device, &mut |done, total| bar.set("test".into(), done, total))?;
-    bar.finish(&loss.map(|loss| format!("test: loss {loss:.4}  perplexity {:.3}", loss.exp())).unwrap_or_default());
+    bar.finish(&loss.map(|loss| format!("test: loss {loss:.4}{}", perplexity("  ", loss, tuning.config()))).unwrap_or_default());
     if run.is_stopped() {
         return Ok(());
     }
@@ -182,7 +199,7 @@ fn close(tuning: &Finetune, run: &Run, device: &Selected) -> Result<(), Failure>
 /// written, and the program ends with the code of a training that is saved and a result that is not.
 fn write_files(tuning: &Finetune, model: CausalLm, dir: &Path) -> Result<(), Failure> {
     let config = tuning.config();
-    if !config.save_merged && config.save_gguf.is_none() {
+    if !config.save_merged && config.gguf().is_none() {
         return Ok(());
     }
     let (shape, tokenizer) = (tuning.shape(), tuning.tokenizer());
@@ -196,7 +213,7 @@ fn write_files(tuning: &Finetune, model: CausalLm, dir: &Path) -> Result<(), Fai
             Err(error) => unwritten(&mut reasons, &merged, &Failure::from(error)),
         }
     }
-    if let Some(kind) = &config.save_gguf {
+    if let Some(kind) = config.gguf() {
         let file = dir.join(format!("model-{kind}.gguf"));
         let written = gguf(&file, &model, shape, tokenizer, kind, config.system.as_deref(), Some(tuning.template()));
         written.unwrap_or_else(|error| unwritten(&mut reasons, &file, &error));

@@ -18,7 +18,10 @@ use crate::model::lora::{Lora, LoraSpec};
 pub const ALL_LINEAR: &str = "all-linear";
 
 /// The embedding's weight.
-const EMBEDDING: &str = "model.embed_tokens.weight";
+pub(crate) const EMBEDDING: &str = "model.embed_tokens.weight";
+
+/// The output head, which is the embedding in some models.
+pub(crate) const HEAD: &str = "lm_head.weight";
 
 /// Settings of a LoRA adapter.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

@@ -17,6 +17,7 @@ use crate::hub::HubError;
 use crate::load::{HostTensor, LoadError, load};
 use crate::model::rope::Rotation;
 use crate::model::{CausalLm, ConfigError, ModelConfig};
+use crate::provenance::EDITS;
 
 /// A model, its shape, and the tokenizer it came with.
 pub struct Base {
@@ -220,6 +221,7 @@ impl Base {
             qk_norm: false,
             eos_token_ids: tokenizer.eos().into_iter().collect(),
             generation: Map::new(),
+            edits: Vec::new(),
         };
         Ok(Self { model: random(&config, seed, device), config, tokenizer })
     }
@@ -327,6 +329,7 @@ fn config_of(file: &Gguf) -> Result<ModelConfig, ConfigError> {
     let (hidden_size, heads) = (need("embedding_length")?, need("attention.head_count")?);
     let vocab = file.tensors().get("token_embd.weight").and_then(|t| t.shape.first().copied());
     let eos = metadata.get("tokenizer.ggml.eos_token_id").and_then(bellows_weights::gguf::Value::as_u64);
+    let edits = metadata.get(EDITS).and_then(|v| v.as_str()).map_or(Ok(Vec::new()), serde_json::from_str);
     let head_dim = count("attention.key_length").unwrap_or(hidden_size / heads.max(1));
     let rope_theta = float("rope.freq_base").unwrap_or(10_000.0);
     let max_position_embeddings = need("context_length")?;
@@ -350,6 +353,7 @@ fn config_of(file: &Gguf) -> Result<ModelConfig, ConfigError> {
         qk_norm: architecture.qk_norm(),
         eos_token_ids: eos.map(|id| id as u32).into_iter().collect(),
         generation: Map::new(),
+        edits: edits.map_err(|e| ConfigError::Malformed(format!("{EDITS}: {e}")))?,
     };
     config.check()?;
     Ok(config)

@@ -67,6 +67,7 @@ impl Size {
             qk_norm: false,
             eos_token_ids: Vec::new(),
             generation: serde_json::Map::new(),
+            edits: Vec::new(),
         }
     }
 }

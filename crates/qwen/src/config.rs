@@ -2,7 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use crate::adapter::{ALL_LINEAR, LoraConfig, Targets};
+use crate::adapter::{ALL_LINEAR, EMBEDDING, LoraConfig, Targets};
+use crate::concept::edit::Ablation;
+use crate::preference::{Objective, PairLoss};
 use bellows_chat::plan::{Mode, Stop};
 use bellows_chat::{EncodeOptions, ReadOptions, Role, Template, TrainOn, TrainOnEos, Truncation};
 use bellows_kernels::Precision;
@@ -67,8 +69,20 @@ settings! {
         roles_to_train: Vec<String> = vec!["assistant".into()];
         /// Which ends of turns are learnt: turn, all, last
         train_on_eos: String = "turn".into();
+        /// Tokens to add, as a list; their rows begin as the mean of the others
+        /// for continued pre-training; embed_tokens (and a lm_head of its own) must be trained
+        new_tokens: Vec<String> = Vec::new();
         /// Take special tokens written in messages for real ones
         special_in_content: bool = false;
+    }
+    "Preference" {
+        /// What is learnt: sft, or of pairs of answers (rows of prompt, chosen, rejected) orpo, simpo, dpo
+        /// dpo's reference is the model with its adapter switched off
+        objective: Objective as String = Objective::Sft;
+        /// β of orpo (0.1), simpo (2) and dpo (0.1), if it is another than these
+        beta: Option<f64> = None;
+        /// γ of simpo: by how much the chosen answer is to be ahead
+        simpo_gamma: f64 = 0.5;
     }
     "LoRA" {
         /// lora, or full to train every parameter
@@ -107,8 +121,27 @@ settings! {
         save_merged: bool = false;
         /// Also write a GGUF of this kind: f16, bf16, q8_0, q6_k, q5_k_m, q4_k_m, q4_0
         save_gguf: Option<String> = None;
+        /// Write what this program loads: ollama (a GGUF with a Modelfile; save_gguf says of which kind, else q8_0)
+        export: Option<String> = None;
         /// System message of the Modelfile
         system: Option<String> = None;
+    }
+    "Concept" {
+        /// Folder of two prompt sets (target and baseline): the direction between them is taken out of the model before it is tuned
+        /// found, scored, taken out, judged, then tuned: in one command, each stage done once (docs/concept.md)
+        concept: Option<String> = None;
+        /// Layers it is taken out of: all, a layer (8), or a range (8-16)
+        concept_layers: String = "all".into();
+        /// Share of it that is taken out
+        concept_strength: f64 = 1.0;
+        /// What each input of an edited matrix writes keeps its length
+        concept_norm_preserving: bool = false;
+        /// By which share the perplexity of the set's guard.txt may rise; above it nothing is tuned
+        concept_max_perplexity_rise: f64 = 0.05;
+        /// Device for these stages; that of training if not given
+        concept_device: Option<String> = None;
+        /// Stages that are left out, as a list: score, eval, train
+        concept_skip: Vec<String> = Vec::new();
     }
     "Run" {
         /// Epochs to train for
@@ -164,6 +197,8 @@ settings! {
         optim: OptimizerKind as String = OptimizerKind::AdamW;
         /// Peak learning rate
         learning_rate: f64 = 2e-4;
+        /// Peak learning rate of embed_tokens and lm_head where they are trained, if it is another; a fifth of it or less is usual
+        embedding_learning_rate: Option<f64> = None;
         /// Shape after warm-up: constant, linear, cosine, wsd
         lr_scheduler_type: Decay as String = Decay::Cosine;
         /// What the rate ends at, as a fraction of the peak
@@ -189,11 +224,16 @@ settings! {
     }
 }
 
+/// Stages of a run with a concept that may be left out.
+const STAGES: [&str; 3] = ["score", "eval", "train"];
+
 /// Settings that do not change what a run computes: they may differ when it is resumed.
-pub const MAY_CHANGE: [&str; 16] = [
+pub const MAY_CHANGE: [&str; 18] = [
     "sample_prompt",
     "save_merged",
     "save_gguf",
+    "export",
+    "concept_device",
     "system",
     "device",
     "offline",
@@ -259,11 +299,14 @@ impl SftConfig {
             ("neftune_noise_alpha", self.neftune_noise_alpha),
             ("val_size", self.val_size),
             ("checkpoint_minutes", self.checkpoint_minutes),
+            ("concept_max_perplexity_rise", self.concept_max_perplexity_rise),
+            ("simpo_gamma", self.simpo_gamma),
+            ("embedding_learning_rate", self.embedding_learning_rate.unwrap_or(0.0)),
         ];
         if let Some((name, x)) = not_negative.iter().find(|(_, x)| !(x.is_finite() && *x >= 0.0)) {
             return Err(bad(format!("{name} {x} is negative or not a number")));
         }
-        let positive = [("lora_alpha", self.lora_alpha), ("loraplus_lr_ratio", self.loraplus_lr_ratio)];
+        let positive = [("lora_alpha", self.lora_alpha), ("loraplus_lr_ratio", self.loraplus_lr_ratio), ("beta", self.beta.unwrap_or(1.0))];
         let weights = self.data_weights.iter().map(|&x| ("data_weights:", x));
         let odds = self.data_probabilities.iter().map(|&x| ("data_probabilities:", x));
         let alphas = self.alpha_pattern.values().map(|&x| ("alpha_pattern:", x));
@@ -307,13 +350,78 @@ impl SftConfig {
             (self.roles_to_train.is_empty(), "roles_to_train needs a role: nothing is learnt otherwise"),
             ([&self.text_key, &self.prompt_key, &self.completion_key].iter().any(|key| key.is_empty()), "a key of the data is empty"),
         ];
-        if let Some((_, rule)) = rules.iter().find(|(broken, _)| *broken) {
-            return Err(bad((*rule).to_string()));
+        let (of_pairs, dpo) = (self.objective.is_of_pairs(), self.objective == Objective::Dpo);
+        let embedding_trained = self.method == Method::Full || self.lora().trains(EMBEDDING);
+        let rules = rules.into_iter().chain([
+            (
+                !self.new_tokens.is_empty() && !embedding_trained,
+                "new_tokens need rows that are trained: modules_to_save embed_tokens (and lm_head, if the model has one)",
+            ),
+            (
+                self.embedding_learning_rate.is_some() && !embedding_trained,
+                "embedding_learning_rate: the embedding is not trained: modules_to_save embed_tokens",
+            ),
+            (
+                self.embedding_learning_rate.is_some() && self.learning_rate == 0.0,
+                "embedding_learning_rate is a multiple of learning_rate, which is 0",
+            ),
+            (
+                self.concept.is_some() && self.adapter.is_some(),
+                "concept edits the model, and --adapter was trained on the one before: leave one out",
+            ),
+            (of_pairs && self.packing, "packing is for single texts: leave it out where the objective learns from pairs"),
+            (
+                of_pairs && self.train_on == "all",
+                "train_on all makes the prompt a part of both answers: take another where the objective learns from pairs",
+            ),
+            (
+                dpo && self.method == Method::Full,
+                "dpo's reference is the model without its adapter: method full leaves none (orpo and simpo need none)",
+            ),
+            (
+                dpo && !self.modules_to_save.is_empty(),
+                "dpo's reference is the model without its adapter: modules_to_save would change it too",
+            ),
+        ]);
+        if let Some((_, rule)) = rules.into_iter().find(|(broken, _)| *broken) {
+            return Err(bad(rule.to_string()));
         }
         if let Some(kind) = self.save_gguf.as_ref().filter(|kind| Preset::from_name(kind).is_none()) {
             return Err(bad(format!("save_gguf {kind:?} is none of {}", Preset::ALL.map(Preset::name).join(", "))));
         }
+        if let Some(program) = self.export.as_ref().filter(|program| *program != "ollama") {
+            return Err(bad(format!("export {program:?}: there is ollama")));
+        }
+        if self.concept.is_some() {
+            self.ablation()?;
+        }
+        if let Some(stage) = self.concept_skip.iter().find(|stage| !STAGES.contains(&stage.as_str())) {
+            return Err(bad(format!("concept_skip {stage:?} is none of {}", STAGES.join(", "))));
+        }
         self.encoding().map(drop)
+    }
+
+    /// How the concept is taken out.
+    ///
+    /// # Errors
+    /// Layers that are no range, a strength out of its.
+    pub fn ablation(&self) -> Result<Ablation, SettingsError> {
+        let layers = self.concept_layers.parse().map_err(|e| bad(format!("concept_layers: {e}")))?;
+        let edit = Ablation { layers, strength: self.concept_strength, norm_preserving: self.concept_norm_preserving, embeddings: false };
+        edit.check_strength().map_err(|e| bad(format!("concept_strength: {e}")))?;
+        Ok(edit)
+    }
+
+    /// The loss of pairs, where they are learnt from.
+    pub fn pair_loss(&self) -> Option<PairLoss> {
+        let plain = if self.objective == Objective::Simpo { 2.0 } else { 0.1 };
+        let (objective, beta, gamma) = (self.objective, self.beta.unwrap_or(plain), self.simpo_gamma);
+        objective.is_of_pairs().then_some(PairLoss { objective, beta, gamma })
+    }
+
+    /// The kind of GGUF to write, if any.
+    pub fn gguf(&self) -> Option<&str> {
+        self.save_gguf.as_deref().or(self.export.is_some().then_some("q8_0"))
     }
 
     fn is_adam(&self) -> bool {
@@ -359,6 +467,7 @@ impl SftConfig {
             max_seq_length: self.max_seq_length,
             truncation: word("truncation", &self.truncation, &truncations)?,
             special_in_content: self.special_in_content,
+            pairs: self.objective.is_of_pairs(),
         })
     }
 

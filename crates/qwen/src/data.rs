@@ -19,7 +19,7 @@ pub const LISTED: usize = 20;
 /// Examples ready to train on.
 #[derive(Debug, Default)]
 pub struct SftData {
-    /// To learn from.
+    /// To learn from; of pairs each chosen answer is followed by the rejected one, here and below.
     pub train: Examples,
     /// To judge by; may be empty.
     pub valid: Examples,
@@ -288,11 +288,13 @@ fn mixed(config: &SftConfig, paths: &[PathBuf], sets: &[Vec<Row>]) -> Result<Vec
         plan::interleave(&sizes, &config.data_probabilities, config.stopping(), draw(config, "mix"))
     };
     let train: Vec<u32> = rows.into_iter().flat_map(|(set, row)| sets[set][row].iter().copied()).collect();
-    if config.max_samples == 0 || config.max_samples >= train.len() {
+    let per = config.objective.sequences();
+    let examples = train.len() / per;
+    if config.max_samples == 0 || config.max_samples >= examples {
         return Ok(train);
     }
-    let (_, chosen) = plan::split(train.len(), config.max_samples, draw(config, "max_samples"));
-    Ok(chosen.into_iter().map(|i| train[i]).collect())
+    let (_, chosen) = plan::split(examples, config.max_samples, draw(config, "max_samples"));
+    Ok(chosen.into_iter().flat_map(|i| train[i * per..(i + 1) * per].iter().copied()).collect())
 }
 
 fn draw(config: &SftConfig, stream: &'static str) -> impl Fn(u64) -> u64 {

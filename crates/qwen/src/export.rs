@@ -13,6 +13,7 @@ use serde_json::json;
 use crate::base::{gguf_name, pairs_from_halves, rotated_heads};
 use crate::gguf_rope;
 use crate::model::{CausalLm, ConfigError, ModelConfig};
+use crate::provenance::{EDITS, card, description};
 use crate::weights::{Unread, visit};
 
 /// Files of a checkpoint are cut at this many bytes.
@@ -140,7 +141,7 @@ pub fn write_transformers(
         DType::BF16 => "bfloat16",
         _ => "float32",
     };
-    let mut generation = config.generation.clone();
+    let (mut generation, edits) = (config.generation.clone(), config.edits.clone());
     let config = ModelConfig { eos_token_ids: ends(config, tokenizer), ..config.clone() }.to_json(name);
     for (key, value) in [
         ("eos_token_id", config["eos_token_id"].clone()),
@@ -153,6 +154,10 @@ pub fn write_transformers(
         let path = dir.join(file);
         let text = serde_json::to_string_pretty(&json).unwrap_or_default() + "\n";
         bellows_runs::write_atomic(&path, text.as_bytes()).map_err(|e| fail(&path, e.to_string()))?;
+    }
+    if !edits.is_empty() {
+        let path = dir.join("README.md");
+        bellows_runs::write_atomic(&path, card(&edits).as_bytes()).map_err(|e| fail(&path, e.to_string()))?;
     }
     tokenizer.save(dir)?;
     Ok(lines)
@@ -273,6 +278,10 @@ fn metadata(config: &ModelConfig, vocabulary: Vocabulary, preset: Preset, name: 
     put("general.name", name.into());
     put("general.file_type", Value::U32(preset.file_type()));
     put("general.quantization_version", Value::U32(2));
+    if !config.edits.is_empty() {
+        put("general.description", description(&config.edits).as_str().into());
+        put(EDITS, json!(config.edits).to_string().as_str().into());
+    }
     let mut own = |key: &str, value: Value| put(&format!("{arch}.{key}"), value);
     own("block_count", count(config.num_hidden_layers));
     own("context_length", count(config.max_position_embeddings));

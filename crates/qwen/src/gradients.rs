@@ -9,7 +9,7 @@ use bellows_learner::{ParamGrads, Stage, Stopwatch};
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::{IndexingUpdateOp, Int, Tensor};
 
-use crate::loss::head_loss;
+use crate::loss::{HeadLoss, head_loss, row_losses, weighted_head_loss};
 use crate::model::CausalLm;
 use crate::model::layers::Layer;
 use crate::model::pass::Pass;
@@ -39,6 +39,20 @@ pub struct Options {
 
 /// Sum of the losses of a batch's trained tokens, `[1]`, and its gradients.
 pub fn gradients(model: &CausalLm, batch: &TrainBatch, options: Options, watch: &mut Stopwatch<'_>) -> (Tensor<1>, ParamGrads) {
+    gradients_of(model, batch, options, None, watch)
+}
+
+/// From the losses of a batch's trained tokens, `[N]`: what the loss of all is, `[1]`, and its derivative by each of them, `[N]`.
+pub type Weigh<'a> = &'a mut dyn FnMut(Tensor<1>) -> (Tensor<1>, Tensor<1>);
+
+/// The loss that `weigh` makes of those of the trained tokens, `[1]`, and its gradients; their sum without one.
+pub fn gradients_of(
+    model: &CausalLm,
+    batch: &TrainBatch,
+    options: Options,
+    weigh: Option<Weigh<'_>>,
+    watch: &mut Stopwatch<'_>,
+) -> (Tensor<1>, ParamGrads) {
     let plain = model.valid();
     let tracked = batch.pass.on(true);
     let mut grads = ParamGrads::default();
@@ -69,7 +83,14 @@ pub fn gradients(model: &CausalLm, batch: &TrainBatch, options: Options, watch: 
     let leaf = Tensor::from_inner(x.reshape([b * s, h]).select(0, batch.rows.clone())).require_grad();
     let rows = model.model.norm.forward(leaf.clone());
     let head_trained = model.head().is_require_grad();
-    let head = head_loss(rows.clone().inner(), &weight, batch.targets.clone(), head_trained, batch.pass.precision);
+    let (inner, precision) = (rows.clone().inner(), batch.pass.precision);
+    let head = match weigh {
+        None => head_loss(inner, &weight, batch.targets.clone(), head_trained, precision),
+        Some(weigh) => {
+            let (loss, weights) = weigh(row_losses(inner.clone(), &weight, batch.targets.clone(), precision));
+            HeadLoss { loss, ..weighted_head_loss(inner, &weight, batch.targets.clone(), Some(weights), head_trained, precision) }
+        }
+    };
     if let Some(grad) = head.weight {
         let n = grad.shape().num_elements();
         grads.add(model.head().id, grad.reshape([n]));

@@ -18,13 +18,29 @@ pub struct HeadLoss {
 
 /// Loss of normalised hidden `rows` `[N, h]` under the head W `[V, h]`, for one target id a row.
 pub fn head_loss(rows: Tensor<2>, weight: &Tensor<2>, targets: Tensor<1, Int>, with_weight: bool, precision: Precision) -> HeadLoss {
+    weighted_head_loss(rows, weight, targets, None, with_weight, precision)
+}
+
+/// The same with every row's loss multiplied by its weight, `[N]`.
+pub fn weighted_head_loss(
+    rows: Tensor<2>,
+    weight: &Tensor<2>,
+    targets: Tensor<1, Int>,
+    weights: Option<Tensor<1>>,
+    with_weight: bool,
+    precision: Precision,
+) -> HeadLoss {
     let n = rows.dims()[0];
     let (mut losses, mut row_grads, mut weight_grad) = (Vec::new(), Vec::new(), None);
     for start in (0..n).step_by(CHUNK) {
         let len = CHUNK.min(n - start);
         let h = rows.clone().narrow(0, start, len);
         let logits = linear(h.clone(), weight.clone(), None, precision);
-        let (loss, dlogits) = cross_entropy(logits, targets.clone().narrow(0, start, len));
+        let (mut loss, mut dlogits) = cross_entropy(logits, targets.clone().narrow(0, start, len));
+        if let Some(weights) = &weights {
+            let of_rows = weights.clone().narrow(0, start, len);
+            (loss, dlogits) = (loss * of_rows.clone(), dlogits * of_rows.reshape([len, 1]));
+        }
         losses.push(loss.sum());
         if with_weight {
             let grad = linear_weight_grad(h, dlogits.clone());
@@ -40,24 +56,22 @@ pub fn head_loss(rows: Tensor<2>, weight: &Tensor<2>, targets: Tensor<1, Int>, w
 
 /// Σ of `−log softmax(h Wᵀ)[target]` alone, `[1]`: evaluation.
 pub fn head_loss_only(rows: Tensor<2>, weight: &Tensor<2>, targets: Tensor<1, Int>, precision: Precision) -> Tensor<1> {
-    let n = rows.dims()[0];
-    let chunks = (0..n).step_by(CHUNK).map(|start| {
-        let len = CHUNK.min(n - start);
-        let logits = linear(rows.clone().narrow(0, start, len), weight.clone(), None, precision);
-        cross_entropy(logits, targets.clone().narrow(0, start, len)).0.sum()
-    });
-    join(chunks.collect()).sum()
+    join(losses(rows, weight, targets, precision).map(Tensor::sum).collect()).sum()
 }
 
 /// `−log softmax(h Wᵀ)[target]` of every row, `[N]`.
-pub fn head_losses(rows: Tensor<2>, weight: &Tensor<2>, targets: Tensor<1, Int>, precision: Precision) -> Tensor<1> {
+pub fn row_losses(rows: Tensor<2>, weight: &Tensor<2>, targets: Tensor<1, Int>, precision: Precision) -> Tensor<1> {
+    join(losses(rows, weight, targets, precision).collect())
+}
+
+/// The rows' losses a block at a time.
+fn losses(rows: Tensor<2>, weight: &Tensor<2>, targets: Tensor<1, Int>, precision: Precision) -> impl Iterator<Item = Tensor<1>> {
     let n = rows.dims()[0];
-    let chunks = (0..n).step_by(CHUNK).map(|start| {
+    (0..n).step_by(CHUNK).map(move |start| {
         let len = CHUNK.min(n - start);
         let logits = linear(rows.clone().narrow(0, start, len), weight.clone(), None, precision);
         cross_entropy(logits, targets.clone().narrow(0, start, len)).0
-    });
-    join(chunks.collect())
+    })
 }
 
 /// The pieces one below the other, none of them missing.

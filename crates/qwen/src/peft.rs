@@ -8,7 +8,7 @@ use bellows_weights::{Tensor as FileTensor, Tensors, WeightsError, to_safetensor
 use burn::tensor::{Tensor, TensorData};
 use serde_json::{Value, json};
 
-use crate::adapter::{ALL_LINEAR, AdapterError, LoraConfig, Targets};
+use crate::adapter::{ALL_LINEAR, AdapterError, EMBEDDING, HEAD, LoraConfig, Targets};
 use crate::load;
 use crate::model::CausalLm;
 use crate::model::lora::Lora;
@@ -16,8 +16,6 @@ use crate::weights::{self, Unread};
 
 /// What PEFT puts before a module's own name.
 pub(crate) const PREFIX: &str = "base_model.model.";
-/// The output head, which is the embedding in some models.
-const HEAD: &str = "lm_head.weight";
 /// Settings that are off in a plain adapter: with them PEFT has other targets, other layers or another forward pass.
 const OFF: [&str; 13] = [
     "alora_invocation_tokens",
@@ -194,7 +192,7 @@ pub fn write(dir: &Path, model: &CausalLm, config: &LoraConfig, base_model: Opti
     text.push('\n');
     let mut tensors = tensors(model, config)?;
     if config.trains_tied(model)
-        && let Some(embedding) = tensors.get(&peft_name("model.embed_tokens.weight")).cloned()
+        && let Some(embedding) = tensors.get(&peft_name(EMBEDDING)).cloned()
     {
         tensors.insert(peft_name(HEAD), embedding);
     }
@@ -206,6 +204,11 @@ pub fn write(dir: &Path, model: &CausalLm, config: &LoraConfig, base_model: Opti
         written.map_err(|reason| PeftError::File { path, reason })?;
     }
     Ok(())
+}
+
+/// The rows of the embedding that is among an adapter's tensors, if it is.
+pub fn embedding_rows(tensors: &Tensors) -> Option<usize> {
+    tensors.get(&peft_name(EMBEDDING)).and_then(|tensor| tensor.shape.first().copied())
 }
 
 /// Puts an adapter's tensors (under PEFT's names) on a base model.
@@ -252,7 +255,7 @@ pub fn attach(model: CausalLm, config: &LoraConfig, mut tensors: Tensors, path: 
 /// # Errors
 /// A tensor of another shape, or that the model has no place for.
 pub fn assign(model: CausalLm, mut tensors: Tensors, path: &Path) -> Result<CausalLm, PeftError> {
-    if model.lm_head.is_none() && tensors.contains_key(&peft_name("model.embed_tokens.weight")) {
+    if model.lm_head.is_none() && tensors.contains_key(&peft_name(EMBEDDING)) {
         tensors.remove(&peft_name(HEAD));
     }
     let fail = |reason: String| PeftError::File { path: path.to_owned(), reason };

@@ -10,19 +10,24 @@ use burn::data::dataset::Dataset;
 use burn::module::Module;
 use burn::tensor::{Device, Int, Tensor, TensorData};
 
-use crate::adapter::LoraConfig;
+use crate::adapter::{EMBEDDING, HEAD, LoraConfig};
 use crate::config::{Method, SftConfig};
 use crate::examples::Examples;
 use crate::gradients::{Options, TrainBatch, gradients};
 use crate::loss::head_loss_only;
 use crate::model::pass::{Draws, Pass};
 use crate::model::{CausalLm, ModelConfig};
+use crate::pairs::PairBatch;
+use crate::preference::PairLoss;
 use crate::unchanged::{AFTER, Adapters};
 use crate::weights::Unread;
 use crate::{export, peft};
 
 /// Validation columns of `results.csv`.
 pub const METRICS: [&str; 2] = ["val/loss", "val/perplexity"];
+
+/// Those of pairs: the share of pairs whose chosen answer is ahead, and by how much it is.
+pub const PAIR_METRICS: [&str; 3] = ["val/loss", "val/accuracy", "val/margin"];
 
 /// A micro-batch, or a part of one, and where its random draws come from.
 pub struct SftBatch {
@@ -91,7 +96,9 @@ impl SftTask {
         match &*plan {
             Some(epoch) if epoch.number == draw.epoch => Arc::clone(epoch),
             _ => {
-                let lengths: Vec<usize> = self.train.lengths().collect();
+                let sequences: Vec<usize> = self.train.lengths().collect();
+                let longest = |example: &[usize]| example.iter().copied().max().unwrap_or(0);
+                let lengths: Vec<usize> = sequences.chunks(self.config.objective.sequences()).map(longest).collect();
                 let bits = |i: u64| Rng::new(draw.seed, "order", draw.epoch as u64, i).bits();
                 let mut batches = plan::plan(&lengths, self.config.batch_size, self.config.batching(), bits);
                 if draw.epoch == 0 {
@@ -119,8 +126,37 @@ impl SftTask {
         self.epoch(Draw { seed: self.config.seed, epoch: 0, epochs: self.config.epochs, step: 0 }).starts.len() - 1
     }
 
-    /// The mean loss of the learnt tokens of `examples`, and their number.
+    /// Means over the pairs of `examples` ([`PAIR_METRICS`]), and their number.
+    fn judge_pairs(
+        &self,
+        model: &CausalLm,
+        examples: &Examples,
+        loss: &PairLoss,
+        context: &mut EvalContext<'_>,
+    ) -> Result<([f64; 3], usize), TaskError> {
+        let (mut sums, mut done) = ([0.0; 3], 0);
+        let (pairs, all) = (examples.len() / 2, (0..examples.len()).collect::<Vec<usize>>());
+        for chunk in all.chunks(2 * self.config.batch_size.max(1)) {
+            if (context.interrupted)() {
+                return Err(Box::new(Interrupted));
+            }
+            let kept = chunk.iter().map(|&i| examples.get(i)).collect::<Result<Vec<_>, _>>()?;
+            let rows: Vec<Vec<&Encoded>> = kept.iter().map(|example| vec![example.as_ref()]).collect();
+            let batch = Batch::new(&rows, self.pad, self.config.pad_to_multiple_of);
+            let batch = PairBatch::new(&batch, loss.objective, &self.model, self.config.precision(), context.device);
+            sums.iter_mut().zip(batch.judge(model, loss)?).for_each(|(sum, of_batch)| *sum += of_batch);
+            done += chunk.len() / 2;
+            (context.progress)(done, pairs);
+        }
+        Ok((sums.map(|sum| sum / pairs.max(1) as f64), pairs))
+    }
+
+    /// The mean loss of the learnt tokens of `examples` (of pairs: that of a pair), and their number.
     pub(crate) fn judge(&self, model: &CausalLm, examples: &Examples, context: &mut EvalContext<'_>) -> Result<(f64, usize), TaskError> {
+        if let Some(loss) = self.config.pair_loss() {
+            let ([loss, ..], pairs) = self.judge_pairs(model, examples, &loss, context)?;
+            return Ok((loss, pairs));
+        }
         let lengths: Vec<usize> = examples.lengths().collect();
         let mut order: Vec<usize> = (0..examples.len()).collect();
         order.sort_by_key(|&i| (lengths[i], i));
@@ -176,6 +212,13 @@ pub(crate) fn upload(batch: &Batch, model: &ModelConfig, precision: Precision, d
     }
 }
 
+/// A step's output from the loss of its pairs and the sums beside it: loss, pairs whose chosen answer is ahead, margins.
+fn of_pairs((loss, sums): (Tensor<1>, [f64; 3]), batch: &SftBatch) -> StepOutput<()> {
+    let (count, device) = (batch.examples, loss.device());
+    let items = sums.map(|sum| (sum / count.max(1) as f64) as f32);
+    StepOutput { items: Tensor::from_data(items, &device), loss, count, output: () }
+}
+
 impl Task for SftTask {
     type Model = CausalLm;
     type Item = ();
@@ -183,20 +226,25 @@ impl Task for SftTask {
     type Output = ();
 
     fn item_names(&self) -> &[&'static str] {
-        &["loss"]
+        if self.config.objective.is_of_pairs() { &["loss", "accuracy", "margin"] } else { &["loss"] }
     }
 
     fn metric_names(&self) -> Vec<String> {
-        METRICS.map(String::from).to_vec()
+        match self.config.objective.is_of_pairs() {
+            true => PAIR_METRICS.map(String::from).to_vec(),
+            false => METRICS.map(String::from).to_vec(),
+        }
     }
 
-    /// A, then B of LoRA+; after them, where a run trains norms or biases, the same without weight decay. (A run's tables have a column for
-    /// each, so there are no more than it needs.)
+    /// A, then B of LoRA+; the embedding and the head, where they have a rate of their own; then, where a run trains norms or biases, those of A
+    /// and B without weight decay. (A run's tables have a column for each, so there are no more than it needs.)
     fn groups(&self) -> Vec<Group> {
         let rates = [1.0, self.config.loraplus_lr_ratio];
-        let decays = [Some(self.config.weight_decay), self.spares().then_some(0.0)];
-        let group = |weight_decay| rates.map(|lr_scale| Group { lr_scale, weight_decay, bias: false });
-        decays.into_iter().flatten().flat_map(group).collect()
+        let group = |lr_scale, weight_decay| Group { lr_scale, weight_decay, bias: false };
+        let decay = self.config.weight_decay;
+        let own = self.config.embedding_learning_rate.map(|lr| group(lr / self.config.learning_rate, decay));
+        let spared = self.spares().then(|| rates.map(|rate| group(rate, 0.0)));
+        rates.map(|rate| group(rate, decay)).into_iter().chain(own).chain(spared.into_iter().flatten()).collect()
     }
 
     fn role_of(&self, name: &str) -> Role {
@@ -204,10 +252,14 @@ impl Task for SftTask {
         if !(full || self.lora.trains(name)) {
             return Role::Fixed;
         }
+        let own = self.config.embedding_learning_rate.is_some();
+        if own && [EMBEDDING, HEAD].contains(&name) {
+            return Role::Trained(2);
+        }
         // As in PEFT's LoRA+: what is no matrix goes with B.
         let with_b = !full && (name.ends_with("lora_B") || name.ends_with("lora_magnitude_vector") || norm || bias);
         let spared = self.spares() && (norm || bias);
-        Role::Trained(usize::from(with_b) + 2 * usize::from(spared))
+        Role::Trained(usize::from(with_b) + usize::from(spared) * (2 + usize::from(own)))
     }
 
     fn per_count(&self) -> bool {
@@ -221,12 +273,17 @@ impl Task for SftTask {
     fn batch(&self, _: &dyn Dataset<()>, draw: Draw, indices: &[usize]) -> Result<SftBatch, TaskError> {
         let (epoch, first) = (self.epoch(draw), indices.first().copied().unwrap_or_default());
         let position = epoch.starts.partition_point(|&start| start <= first).saturating_sub(1);
-        let read = |row: usize| epoch.rows[row].iter().map(|&example| self.train.get(example)).collect::<Result<Vec<_>, _>>();
-        let kept = indices.iter().map(|&row| read(row)).collect::<Result<Vec<_>, _>>()?;
+        let per = self.config.objective.sequences();
+        // The two sequences of a pair are rows one below the other.
+        let read = |(row, side): (usize, usize)| {
+            epoch.rows[row].iter().map(|&example| self.train.get(per * example + side)).collect::<Result<Vec<_>, _>>()
+        };
+        let sides = indices.iter().flat_map(|&row| (0..per).map(move |side| (row, side)));
+        let kept = sides.map(read).collect::<Result<Vec<_>, _>>()?;
         let rows: Vec<Vec<&Encoded>> = kept.iter().map(|row| row.iter().map(AsRef::as_ref).collect()).collect();
         Ok(SftBatch {
             batch: Batch::new(&rows, self.pad, self.config.pad_to_multiple_of),
-            examples: rows.iter().map(Vec::len).sum(),
+            examples: rows.iter().map(Vec::len).sum::<usize>() / per,
             position: position as u64,
             first: (first - epoch.starts[position]) as u64,
         })
@@ -268,6 +325,10 @@ impl Task for SftTask {
 
     /// The whole batch in one graph: what [`gradients`](Self::gradients) computes piece by piece.
     fn loss(&self, model: &CausalLm, batch: &SftBatch, _: Draw, device: &Device) -> StepOutput<()> {
+        if let Some(loss) = self.config.pair_loss() {
+            let pairs = PairBatch::new(&batch.batch, loss.objective, &self.model, self.config.precision(), device);
+            return of_pairs(pairs.loss(model, &loss), batch);
+        }
         let data = upload(&batch.batch, &self.model, self.config.precision(), device);
         let [b, s] = data.ids.dims();
         let hidden = model.model.norm.forward(model.hidden(data.ids, &data.pass)).reshape([b * s, self.model.hidden_size]);
@@ -290,10 +351,18 @@ impl Task for SftTask {
         let device = device.clone().without_autodiff();
         // The parts of a micro-batch draw for themselves.
         let draws = Draws { seed: draw.seed, epoch: draw.epoch as u64, batch: batch.first << 32 | batch.position };
+        let options = Options { recompute: self.config.gradient_checkpointing, sync: self.config.sync_launches };
+        if let Some(loss) = self.config.pair_loss() {
+            let mut pairs = PairBatch::new(&batch.batch, loss.objective, &self.model, self.config.precision(), &device);
+            let reference = pairs.reference(&model.valid(), &loss);
+            pairs.data.noise = self.noise([batch.batch.rows, batch.batch.seq], &draws, &device);
+            pairs.data.pass = pairs.data.pass.with_draws(draws);
+            let (loss, grads, sums) = pairs.gradients(model, &loss, reference.as_deref(), options, watch);
+            return (of_pairs((loss, sums), batch), layout.arrange(model, grads));
+        }
         let mut data = upload(&batch.batch, &self.model, self.config.precision(), &device);
         data.noise = self.noise([batch.batch.rows, batch.batch.seq], &draws, &device);
         data.pass = data.pass.with_draws(draws);
-        let options = Options { recompute: self.config.gradient_checkpointing, sync: self.config.sync_launches };
         let (loss, grads) = gradients(model, &data, options, watch);
         let count = batch.batch.targets();
         (StepOutput { items: loss.clone().div_scalar(count.max(1) as f64), loss, count, output: () }, layout.arrange(model, grads))
@@ -304,6 +373,11 @@ impl Task for SftTask {
     }
 
     fn evaluate(&self, model: &CausalLm, context: &mut EvalContext<'_>) -> Result<Evaluation, TaskError> {
+        if let Some(loss) = self.config.pair_loss() {
+            let (means, pairs) = self.judge_pairs(model, &self.valid, &loss, context)?;
+            let metrics = PAIR_METRICS.map(String::from).into_iter().zip(means).collect();
+            return Ok(Evaluation { fitness: -means[0], metrics, samples: pairs, objects: pairs, unreadable: Vec::new() });
+        }
         let (loss, tokens) = self.judge(model, &self.valid, context)?;
         let metrics = METRICS.map(String::from).into_iter().zip([loss, loss.exp()]).collect();
         Ok(Evaluation { fitness: -loss, metrics, samples: self.valid.len(), objects: tokens, unreadable: Vec::new() })
@@ -354,6 +428,12 @@ mod tests {
         let saved = task(SftConfig { modules_to_save: ["norm", "embed_tokens"].map(String::from).into(), ..plus.clone() });
         assert_eq!(group(&saved, "model.norm.weight"), Some((16.0, 0.0)));
         assert_eq!(group(&saved, "model.embed_tokens.weight"), Some((1.0, 0.1)));
+        let own = SftConfig { embedding_learning_rate: Some(plus.learning_rate / 2.0), ..saved.config.clone() };
+        let own = task(own);
+        assert_eq!((saved.groups().len(), own.groups().len()), (4, 5));
+        assert_eq!((own.role_of(EMBEDDING), group(&own, EMBEDDING)), (Role::Trained(2), Some((0.5, 0.1))));
+        assert_eq!(group(&own, "model.norm.weight"), Some((16.0, 0.0)));
+        assert_eq!(group(&own, &layer("self_attn.q_proj.lora.lora_B")), Some((16.0, 0.1)));
         let full = task(SftConfig { method: Method::Full, ..plus });
         for name in ["input_layernorm.weight", "post_attention_layernorm.weight", "self_attn.q_norm.weight", "self_attn.q_proj.bias"] {
             assert_eq!(group(&full, &layer(name)), Some((1.0, 0.0)), "{name}");

@@ -13,7 +13,7 @@ use burn::module::Module;
 use burn::tensor::Device;
 use serde_json::Value;
 
-use crate::adapter::{AdapterError, LoraConfig, train_where};
+use crate::adapter::{AdapterError, HEAD, LoraConfig, train_where};
 use crate::base::{Base, BaseError};
 use crate::checks::{adapter_fits, warnings};
 use crate::config::{MAY_CHANGE, Method, SftConfig};
@@ -147,6 +147,11 @@ impl Finetune {
             (Method::Full, _) => train_where(model, |_| true),
             (Method::Lora, None) => {
                 adapter_fits(&lora, &model)?;
+                if !config.new_tokens.is_empty() && model.lm_head.is_some() && !lora.trains(HEAD) {
+                    let reason =
+                        "new_tokens: this model has a lm_head of its own, whose new rows must be trained: modules_to_save lm_head too";
+                    return Err(AdapterError::Setting(reason.into()).into());
+                }
                 lora.apply(model, config.seed)?
             }
             (Method::Lora, Some((dir, tensors))) => peft::attach(model, &lora, tensors, &dir)?,
@@ -155,7 +160,10 @@ impl Finetune {
         let trained = count(&model, |name| config.method == Method::Full || lora.trains(name));
         header.push(format!("{trained} of {all} parameters are trained ({:.3} %)", 100.0 * trained as f64 / all as f64));
         let pad = tokenizer.pad().or(tokenizer.eos()).unwrap_or(0);
-        let (examples, validated) = (data.train.len(), !data.valid.is_empty());
+        let (examples, validated) = (data.train.len() / config.objective.sequences(), !data.valid.is_empty());
+        if let Some(loss) = config.pair_loss() {
+            header.push(format!("{examples} pairs of answers; {loss}"));
+        }
         let identity = identity(&config, &data, base)?;
         let task = SftTask::new(config.clone(), lora.clone(), shape.clone(), data.train, data.valid, pad);
         let task = task.beginning_with(&model).map_err(ExportError::from)?;

@@ -78,6 +78,7 @@ fn conversations() -> Vec<Conversation> {
         vec![say(System, "s"), say(User, "a")],
         vec![say(System, "s"), say(User, "a"), say(Assistant, "b"), say(User, "c"), thought(say(Assistant, "d")), say(User, "e")],
         vec![say(System, "s"), say(User, "a"), say(Assistant, "b"), say(System, "t"), say(User, "c")],
+        vec![say(System, "s"), say(User, "a"), say(Assistant, ""), say(User, "c"), say(Assistant, "d")],
         calls.clone(),
     ];
     let plain = talks.into_iter().map(|messages| Conversation { messages, tools: vec![] });

@@ -96,6 +96,7 @@ fn write_case(dir: &Path, architecture: Architecture, tied: bool, lora: &LoraCon
         qk_norm: architecture.qk_norm(),
         eos_token_ids: tokenizer.id("<|im_end|>").into_iter().collect(),
         generation: serde_json::Map::new(),
+        edits: Vec::new(),
     };
     let base = scatter(random(&config, 1, &device), |_| true);
     let whole = |name: &str| name.ends_with("lora_B") || !lora.modules_to_save.is_empty() && lora.trains(name);

@@ -42,7 +42,9 @@ pub(super) fn example(row: &Value, options: &ReadOptions) -> Result<Example, Fau
     };
     let has = |key: &str| row.get(key).is_some_and(|value| !value.is_null());
     let prompt = options.prompt_key.as_str();
-    if has("messages") {
+    if has("chosen") || has("rejected") {
+        pair(row, prompt)
+    } else if has("messages") {
         openai(row)
     } else if has("conversations") {
         sharegpt(row)
@@ -211,6 +213,26 @@ fn prompt_completion(row: &Map<String, Value>, prompt: &str, completion: &str) -
     all.iter_mut().for_each(|message| message.train = message.train.or(Some(false)));
     all.extend(messages(row, completion)?);
     chat(Conversation { messages: all, tools: tools(row)? })
+}
+
+/// `{prompt, chosen, rejected}`, all text or all lists of messages; without a prompt both are whole chats, and what they begin with in common is it.
+fn pair(row: &Map<String, Value>, prompt: &str) -> Result<Example, Fault> {
+    if row.get(prompt).is_some_and(|value| !value.is_null()) || !row.get("chosen").is_some_and(Value::is_array) {
+        let [chosen, rejected] = ["chosen", "rejected"].map(|answer| prompt_completion(row, prompt, answer));
+        return Ok(Example::Pair { chosen: Box::new(chosen?), rejected: Box::new(rejected?) });
+    }
+    let (mut chosen, mut rejected) = (messages(row, "chosen")?, messages(row, "rejected")?);
+    let common = chosen.iter().zip(&rejected).take_while(|(a, b)| a == b).count();
+    if common == 0 || common == chosen.len() || common == rejected.len() {
+        let expected = "a prompt, or chats that begin alike and end in different answers";
+        return Err(Fault::Value { key: prompt.into(), found: "missing".into(), expected });
+    }
+    for messages in [&mut chosen, &mut rejected] {
+        messages[..common].iter_mut().for_each(|message| message.train = message.train.or(Some(false)));
+    }
+    let tools = tools(row)?;
+    let [chosen, rejected] = [chosen, rejected].map(|messages| chat(Conversation { messages, tools: tools.clone() }));
+    Ok(Example::Pair { chosen: Box::new(chosen?), rejected: Box::new(rejected?) })
 }
 
 /// `{input_ids, labels, attention_mask}`: labels of -100 are not learnt, and tokens with a mask of 0 are padding and left out.

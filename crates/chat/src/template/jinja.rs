@@ -1,7 +1,7 @@
 //! Custom chat templates, run as the Jinja they are, and where in their output the assistant speaks.
 //!
-//! The output is one text, so some things are found with [`marks`]:
-//! - `{% generation %}` blocks, where a template has them, become marks around what the assistant says. Without them, [`spans`] finds it.
+//! The output is one text, so some things are found with `marks`:
+//! - `{% generation %}` blocks, where a template has them, become marks around what the assistant says. Without them, `spans` finds it.
 //! - Special tokens in the messages are broken by a mark before rendering and mended after the real ones have been found.
 
 use minijinja::syntax::SyntaxConfig;

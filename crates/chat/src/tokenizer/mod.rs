@@ -10,7 +10,7 @@ mod stream;
 mod tiny;
 mod vocabulary;
 
-use tokenizers::{AddedVocabulary, Model, OffsetType, PreTokenizer, Tokenizer as Hf};
+use tokenizers::{AddedToken, AddedVocabulary, Model, OffsetType, PreTokenizer, Tokenizer as Hf};
 
 use crate::Fault;
 use place::Prefixes;
@@ -53,12 +53,17 @@ impl std::fmt::Debug for Tokenizer {
     }
 }
 
+/// One past the largest id.
+fn ids(hf: &Hf) -> usize {
+    hf.get_vocab(true).values().max().map_or(0, |&id| id as usize + 1)
+}
+
 impl Tokenizer {
     fn new(hf: Hf) -> Self {
         let mut plain = hf.get_added_vocabulary().clone();
         plain.set_encode_special_tokens(true);
         let prefixes = Prefixes::of(&hf);
-        let len = hf.get_vocab(true).values().max().map_or(0, |&id| id as usize + 1);
+        let len = ids(&hf);
         // What `transformers` asks for where no `tokenizer_config.json` was read.
         let config = [("tokenizer_class", "PreTrainedTokenizerFast".into()), ("clean_up_tokenization_spaces", false.into())];
         let config = config.map(|(key, value): (_, serde_json::Value)| (key.to_owned(), value)).into_iter().collect();
@@ -188,6 +193,24 @@ impl Tokenizer {
     /// Makes `template` the chat template that [`Tokenizer::save`] writes.
     pub fn set_chat_template(&mut self, template: String) {
         self.chat_template = Some(template);
+    }
+
+    /// Adds tokens that are recognised wherever they stand in a text, unless there are tokens of that name. Returns how many are new.
+    ///
+    /// # Errors
+    /// [`Fault::Tokenizer`] for an empty one.
+    pub fn add(&mut self, tokens: &[String]) -> Result<usize, Fault> {
+        if tokens.iter().any(String::is_empty) {
+            return Err(Fault::tokenizer("a token to add is empty"));
+        }
+        let fresh: Vec<AddedToken> =
+            tokens.iter().filter(|token| self.id(token).is_none()).map(|token| AddedToken::from(token.as_str(), false)).collect();
+        let before = self.len;
+        self.hf.add_tokens(fresh).map_err(|error| Fault::tokenizer(error.to_string()))?;
+        self.plain = self.hf.get_added_vocabulary().clone();
+        self.plain.set_encode_special_tokens(true);
+        self.len = ids(&self.hf);
+        Ok(self.len - before)
     }
 
     /// Makes the token written `token` the end of text: `<|im_end|>` after tuning a base model on chats, or generation never stops.

@@ -6,6 +6,7 @@ use serde_json::{Map, Value};
 use super::error::ConfigError;
 use super::rope::{RopeScaling, Rotation};
 use crate::arch::Architecture;
+use crate::provenance::{EDITS, Edit};
 
 /// The shape of a model.
 #[derive(Clone, Debug, PartialEq)]
@@ -46,6 +47,8 @@ pub struct ModelConfig {
     pub eos_token_ids: Vec<u32>,
     /// What `generation_config.json` says: how the model's makers have it speak. Empty where there is none.
     pub generation: Map<String, Value>,
+    /// What was done to the weights by hand.
+    pub edits: Vec<Edit>,
 }
 
 #[derive(Deserialize)]
@@ -72,6 +75,8 @@ struct Raw {
     use_sliding_window: Option<bool>,
     sliding_window: Option<usize>,
     eos_token_id: Option<Value>,
+    #[serde(rename = "bellows.edits", default)]
+    edits: Vec<Edit>,
 }
 
 /// One id, a list of them, or none.
@@ -132,6 +137,7 @@ impl ModelConfig {
             qk_norm: architecture.qk_norm(),
             eos_token_ids: ids(raw.eos_token_id.as_ref()),
             generation: Map::new(),
+            edits: raw.edits,
         };
         config.check()?;
         Ok(config)
@@ -240,6 +246,9 @@ impl ModelConfig {
         }
         if let (Value::Object(json), Value::Object(own)) = (&mut json, self.architecture.config_fields()) {
             json.extend(own);
+            if !self.edits.is_empty() {
+                json.insert(EDITS.into(), serde_json::json!(self.edits));
+            }
         }
         json
     }

@@ -36,6 +36,7 @@ pub fn shape() -> ModelConfig {
         qk_norm: false,
         eos_token_ids: Vec::new(),
         generation: serde_json::Map::new(),
+        edits: Vec::new(),
     }
 }
 

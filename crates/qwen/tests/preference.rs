@@ -1,0 +1,174 @@
+//! Losses of pairs against TRL's formulas in PyTorch (`tests/golden/preference.py`), and a run that learns what is preferred.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+mod support;
+
+use std::path::PathBuf;
+
+use bellows_chat::{Batch, Encoded};
+use bellows_kernels::Precision;
+use bellows_learner::{Draw, Layout, Role, Stopwatch, Task};
+use bellows_qwen::config::SftConfig;
+use bellows_qwen::gradients::Options;
+use bellows_qwen::load::load;
+use bellows_qwen::model::{CausalLm, ModelConfig};
+use bellows_qwen::pairs::PairBatch;
+use bellows_qwen::peft;
+use bellows_qwen::preference::{LogP, Objective, PairLoss};
+use bellows_qwen::task::SftTask;
+use bellows_weights::read;
+use burn::module::Module;
+use burn::tensor::Device;
+use serde_json::Value;
+use support::{error, examples, host, model, settings, shape, train};
+
+const OBJECTIVES: [Objective; 3] = [Objective::Orpo, Objective::Simpo, Objective::Dpo];
+
+fn golden() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/golden")
+}
+
+fn cases() -> Value {
+    serde_json::from_str(include_str!("golden/preference/cases.json")).unwrap()
+}
+
+fn name(objective: Objective) -> String {
+    serde_json::to_value(objective).unwrap().as_str().unwrap().to_owned()
+}
+
+fn loss(objective: Objective) -> PairLoss {
+    let cases = cases();
+    PairLoss { objective, beta: cases["beta"][name(objective)].as_f64().unwrap(), gamma: cases["gamma"].as_f64().unwrap() }
+}
+
+#[test]
+fn formulas_are_trls() {
+    for case in cases()["fixed"].as_array().unwrap() {
+        let number = |key: &str| case[key].as_f64().unwrap();
+        let count = |key: &str| case[key].as_u64().unwrap() as usize;
+        let side = |of: &str| LogP { answer: number(of), answer_tokens: count(&format!("{of}_tokens")), ..LogP::default() };
+        let chosen = LogP { all: number("text"), all_tokens: count("text_tokens"), ..side("chosen") };
+        let reference = [0, 1].map(|i| case["reference"][i].as_f64().unwrap());
+        for objective in OBJECTIVES {
+            let (ours, theirs) = (loss(objective).of(chosen, side("rejected"), reference).loss, number(&name(objective)));
+            assert!((ours - theirs).abs() < 1e-9, "{objective:?}: {ours} for {theirs}");
+        }
+    }
+}
+
+/// The pairs as rows, each chosen answer above the rejected one.
+fn pairs() -> Vec<Encoded> {
+    let ids = |value: &Value| value.as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as u32).collect::<Vec<_>>();
+    let mut all = Vec::new();
+    for pair in cases()["pairs"].as_array().unwrap() {
+        for side in ["chosen", "rejected"] {
+            let (prompt, answer) = (ids(&pair["prompt"]), ids(&pair[side]));
+            let trained = std::iter::repeat_n(false, prompt.len()).chain(std::iter::repeat_n(true, answer.len())).collect();
+            all.push(Encoded { ids: [prompt, answer].concat(), trained, cut: 0 });
+        }
+    }
+    all
+}
+
+#[test]
+fn losses_and_adapter_gradients_are_those_of_pytorch() {
+    let (dir, device) = (golden().join("qwen2"), Device::flex());
+    let config = ModelConfig::from_json(&std::fs::read_to_string(dir.join("model/config.json")).unwrap()).unwrap();
+    let weights = read(&dir.join("model/model.safetensors")).unwrap().tensors;
+    let value = |name: &str| Ok(weights.get(name).map(|t| (t.shape.clone(), t.to_f32().unwrap())));
+    let (adapter, tensors) = peft::read(&dir.join("adapter")).unwrap();
+    let model = peft::attach(load(CausalLm::new(&config, &device), value).unwrap(), &adapter, tensors, &dir).unwrap();
+    let theirs = read(&golden().join("preference/gradients.safetensors")).unwrap().tensors;
+    let (cases, examples) = (cases(), pairs());
+    let rows: Vec<Vec<&Encoded>> = examples.iter().map(|example| vec![example]).collect();
+    let batch = Batch::new(&rows, 0, 8);
+    let trained = model.clone().train();
+    let layout = Layout::of(&trained, |name| if name.contains(".lora.") { Role::Trained(0) } else { Role::Fixed });
+    for objective in OBJECTIVES {
+        let (loss, name) = (loss(objective), name(objective));
+        let pairs = PairBatch::new(&batch, objective, &config, Precision::F32, &device);
+        let wanted = cases["losses"][&name].as_f64().unwrap();
+        let judged = pairs.judge(&model, &loss).unwrap();
+        assert!((judged[0] / wanted - 1.0).abs() < 1e-5, "{name}: {judged:?} for {wanted}");
+        for recompute in [false, true] {
+            let reference = pairs.reference(&model, &loss);
+            let options = Options { recompute, sync: false };
+            let (value, grads, sums) = pairs.gradients(&trained, &loss, reference.as_deref(), options, &mut Stopwatch::start(None));
+            assert!((f64::from(host(value)[0]) / wanted - 1.0).abs() < 1e-5 && (sums[0] - judged[0]).abs() < 1e-6);
+            let mut none = 0;
+            for (entry, grad) in layout.entries.iter().zip(layout.arrange(&trained, grads)) {
+                let key = format!("{name}.base_model.model.{}.weight", entry.name.replace(".lora.", "."));
+                let (ours, theirs) = (host(grad.unwrap()), theirs[&key].to_f32().unwrap());
+                none += usize::from(theirs.iter().all(|&x| x == 0.0));
+                let e = error(&ours, &theirs);
+                assert!(e < 1e-4, "{key}: {e:e}");
+            }
+            assert_eq!(none, 0, "gradients that say nothing");
+        }
+    }
+}
+
+/// One graph over the whole batch gives what is computed piece by piece.
+#[test]
+fn a_batch_of_pairs_has_one_gradient() {
+    let device = Device::flex();
+    for objective in OBJECTIVES {
+        let config = SftConfig { objective, batch_size: 3, pad_to_multiple_of: 8, ..settings() };
+        let lora = config.lora();
+        let model = support::scatter(lora.apply(model(), 1).unwrap(), |name| name.contains(".lora.")).train();
+        let task = SftTask::new(config, lora, shape(), examples(&[9, 7, 12, 5, 6, 8]), Vec::new(), 0);
+        let draw = Draw { seed: 0, epoch: 0, epochs: 1, step: 0 };
+        let data = burn::data::dataset::InMemDataset::new(vec![(); 3]);
+        let batch = task.batch(&data, draw, &[0, 1, 2]).unwrap();
+        assert_eq!((batch.batch.rows, batch.examples), (6, 3));
+        let layout = Layout::of(&model, |name| task.role_of(name));
+        let (output, pieces) = task.gradients(&model, &batch, draw, &device, &layout, &mut Stopwatch::start(None));
+        let whole = task.loss(&model, &batch, draw, &device.clone().autodiff());
+        assert_eq!(output.count, 3);
+        let (ours, theirs) = (host(output.loss)[0], host(whole.loss.clone().inner())[0]);
+        assert!((ours / theirs - 1.0).abs() < 1e-5, "{objective:?}: {ours} {theirs}");
+        let graph = layout.take_gradients(&model, &mut whole.loss.backward());
+        for ((entry, piece), whole) in layout.entries.iter().zip(pieces).zip(graph) {
+            let e = error(&host(piece.unwrap()), &host(whole.unwrap()));
+            assert!(e < 1e-4, "{objective:?} {}: {e:e}", entry.name);
+        }
+    }
+}
+
+/// Pairs whose chosen answers are of low ids and whose rejected ones of high ids, with a prompt of two tokens.
+fn preferences(count: usize) -> Vec<Encoded> {
+    let side = |i: usize, low: u32| {
+        let ids: Vec<u32> = [40, 41 + i as u32 % 5].into_iter().chain((0..4).map(|t| low + (i as u32 * 7 + t * 3) % 12)).collect();
+        Encoded { trained: (0..ids.len()).map(|t| t >= 2).collect(), ids, cut: 0 }
+    };
+    (0..count).flat_map(|i| [side(i, 2), side(i, 20)]).collect()
+}
+
+#[test]
+fn what_is_preferred_becomes_likelier_than_what_is_not() {
+    for objective in OBJECTIVES {
+        let dir = tempfile::tempdir().unwrap();
+        let config = SftConfig { objective, batch_size: 2, epochs: 6, learning_rate: 0.3, plots: false, ..settings() };
+        let run = train(config, model(), shape(), preferences(8), preferences(3), dir.path());
+        let rows = std::fs::read_to_string(dir.path().join("run/results.csv")).unwrap();
+        let mut lines = rows.lines();
+        let head: Vec<&str> = lines.next().unwrap().split(',').collect();
+        let column = |name: &str| head.iter().position(|h| *h == name).unwrap_or_else(|| panic!("no {name} in {head:?}"));
+        let last: Vec<f64> = lines.last().unwrap().split(',').map(|x| x.parse().unwrap_or(f64::NAN)).collect();
+        let first: Vec<f64> = rows.lines().nth(1).unwrap().split(',').map(|x| x.parse().unwrap_or(f64::NAN)).collect();
+        assert!(last[column("train/loss")] < first[column("train/loss")], "{objective:?}: {rows}");
+        assert_eq!(last[column("val/accuracy")], 1.0, "{objective:?}: {rows}");
+        assert!(last[column("val/margin")] > 0.0 && run.header().iter().any(|line| line.contains("8 pairs")), "{rows}");
+    }
+}
+
+#[test]
+fn settings_that_pairs_have_no_place_for_are_refused() {
+    let refused = |config: SftConfig| config.validate().unwrap_err().to_string();
+    let of = |objective| SftConfig { objective, ..SftConfig::default() };
+    assert!(refused(SftConfig { packing: true, ..of(Objective::Orpo) }).contains("packing"));
+    assert!(refused(SftConfig { modules_to_save: vec!["norm".into()], ..of(Objective::Dpo) }).contains("reference"));
+    assert!(refused(SftConfig { beta: Some(0.0), ..of(Objective::Dpo) }).contains("beta 0"));
+    assert_eq!(of(Objective::Simpo).pair_loss().unwrap().beta, 2.0);
+    assert!(of(Objective::Sft).pair_loss().is_none());
+}

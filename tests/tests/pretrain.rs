@@ -1,0 +1,88 @@
+//! Continued pre-training: plain text, new tokens, a rate of its own for the embedding; and the adapter of a grown vocabulary used again.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+mod support;
+
+use bellows_weights::read;
+use support::{expect_code, llm_finetune, tiny_chats};
+
+#[test]
+fn new_tokens_are_learnt_and_go_with_the_adapter() {
+    let dir = tempfile::tempdir().unwrap();
+    tiny_chats(dir.path());
+    let run = |args: &[&str], code| expect_code(&mut llm_finetune(dir.path(), args), code);
+    run(&["--config", "tiny.yaml", "--epochs", "1", "--save-merged", "true", "--project", "made"], 0);
+    std::fs::rename(dir.path().join("made/train/merged"), dir.path().join("base")).unwrap();
+    let text: String = (0..12).map(|i| format!("{{\"text\": \"The <ore> of hill {i} is so good. It is so.\"}}\n")).collect();
+    std::fs::write(dir.path().join("text.jsonl"), text).unwrap();
+    let settings = std::fs::read_to_string(dir.path().join("tiny.yaml")).unwrap();
+    let settings = settings.replace("model: tiny", "model: base").replace("chats.jsonl", "text.jsonl");
+    std::fs::write(dir.path().join("more.yaml"), settings).unwrap();
+
+    let many = (0..70).map(|i| format!("<word{i}>")).collect::<Vec<_>>().join(",");
+    let tokens = format!("<ore>,{many}");
+    let train = ["--config", "more.yaml", "--new-tokens", &tokens, "--modules-to-save", "embed_tokens", "--save-gguf", "f16"];
+    let (out, _) = run(&[&train[..], &["--embedding-learning-rate", "0.0006"]].concat(), 0);
+    assert!(out.contains("71 tokens added"), "{out}");
+    let results = dir.path().join("runs/sft/train/results.csv");
+    let csv = std::fs::read_to_string(results).unwrap();
+    assert!(csv.lines().next().unwrap().ends_with("lr/pg0,lr/pg1,lr/pg2"), "{csv}");
+    let last: Vec<f64> = csv.lines().nth(1).unwrap().rsplit(',').take(3).map(|x| x.parse().unwrap()).collect();
+    assert!((last[0] / last[2] - 0.2).abs() < 1e-3, "a fifth of the adapters' rate: {csv}");
+
+    // The embedding moved, the new rows with it, and whoever uses the adapter gets them.
+    let adapter = dir.path().join("runs/sft/train/adapter");
+    let trained = read(&adapter.join("adapter_model.safetensors")).unwrap().tensors;
+    let embedding = &trained["base_model.model.model.embed_tokens.weight"];
+    let base = read(&dir.path().join("base/model.safetensors")).unwrap().tensors;
+    assert!(embedding.shape[0] > base["model.embed_tokens.weight"].shape[0], "{:?}", embedding.shape);
+    let speak = ["generate", "--model", "base", "--adapter", "runs/sft/train/adapter", "--prompt", "The <ore>", "--max-new-tokens", "3"];
+    run(&[&speak[..], &["--device", "cpu"]].concat(), 0);
+    run(&["merge", "--model", "base", "--adapter", "runs/sft/train/adapter", "--out", "merged"], 0);
+    run(&["generate", "--model", "merged", "--prompt", "The <ore>", "--max-new-tokens", "3", "--device", "cpu"], 0);
+    run(&["generate", "--model", "runs/sft/train/model-f16.gguf", "--prompt", "The <ore>", "--max-new-tokens", "3", "--device", "cpu"], 0);
+    let (out, _) = run(&[&train[..], &["--adapter", "runs/sft/train/adapter", "--name", "on", "--epochs", "1"]].concat(), 0);
+    assert!(!out.contains("tokens added"), "they are there: {out}");
+
+    // Rows that nobody trains are refused.
+    let (_, err) = run(&["--config", "more.yaml", "--new-tokens", "<ore>"], 2);
+    assert!(err.contains("new_tokens need rows that are trained"), "{err}");
+    let (_, err) = run(&["--config", "more.yaml", "--embedding-learning-rate", "1e-5"], 2);
+    assert!(err.contains("the embedding is not trained"), "{err}");
+}
+
+#[test]
+fn pairs_of_answers_train_and_bad_ones_are_named() {
+    let dir = tempfile::tempdir().unwrap();
+    tiny_chats(dir.path());
+    let row = |i: usize| format!("{{\"prompt\": \"Say {i}.\", \"chosen\": \"It is so.\", \"rejected\": \"One two {i}.\"}}\n");
+    std::fs::write(dir.path().join("pairs.jsonl"), (0..12).map(row).collect::<String>()).unwrap();
+    let settings = std::fs::read_to_string(dir.path().join("tiny.yaml")).unwrap().replace("chats.jsonl", "pairs.jsonl");
+    std::fs::write(dir.path().join("pairs.yaml"), settings).unwrap();
+    let run = |args: &[&str], code| expect_code(&mut llm_finetune(dir.path(), &[&["--config", "pairs.yaml"], args].concat()), code);
+    for objective in ["orpo", "simpo", "dpo"] {
+        let (out, _) = run(&["--objective", objective, "--name", objective], 0);
+        assert!(out.contains("10 pairs of answers") && out.contains("% of pairs in order") && !out.contains("perplexity"), "{out}");
+        let csv = std::fs::read_to_string(dir.path().join("runs/sft").join(objective).join("results.csv")).unwrap();
+        let head = "epoch,time,train/loss,train/accuracy,train/margin,val/loss,val/accuracy,val/margin,lr/pg0,lr/pg1";
+        assert_eq!(csv.lines().next().unwrap(), head);
+    }
+    // Pairs stay together in a file too, and are counted as one.
+    let rows = |name: &str| -> Vec<String> {
+        let csv = std::fs::read_to_string(dir.path().join("runs/sft").join(name).join("results.csv")).unwrap();
+        csv.lines().skip(1).map(|line| line.splitn(3, ',').last().unwrap().to_owned()).collect()
+    };
+    run(&["--objective", "dpo", "--name", "streamed", "--streaming", "true"], 0);
+    assert_eq!(rows("streamed"), rows("dpo"));
+    let (out, _) = run(&["--objective", "dpo", "--name", "few", "--max-samples", "4", "--epochs", "1"], 0);
+    assert!(out.contains("4 pairs of answers"), "{out}");
+    let (_, err) = run(&[], 2);
+    assert!(err.contains("pairs.jsonl:1: the row is a pair of answers"), "{err}");
+    let (_, err) = run(&["--objective", "dpo", "--data", "chats.jsonl"], 2);
+    assert!(err.contains("chats.jsonl:1: the row is no pair of answers"), "{err}");
+    std::fs::write(dir.path().join("bad.jsonl"), row(1) + "{\"prompt\": \"a\", \"chosen\": \"b\"}\n").unwrap();
+    let (_, err) = run(&["--objective", "dpo", "--data", "bad.jsonl", "--val-size", "0"], 2);
+    assert!(err.contains("bad.jsonl:2: `rejected` is missing; expected text"), "{err}");
+    let (_, err) = run(&["--objective", "best"], 2);
+    assert!(err.contains("objective"), "{err}");
+}

@@ -10,13 +10,11 @@ mod rules;
 #[cfg(test)]
 mod tests;
 
-use std::ops::Range;
-
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, Dispatch, backend_extension};
 use burn::tensor::Tensor;
 
-pub use rules::{Adam, Moving, Sgd};
+pub use rules::{Adam, Moving, Segments, Sgd};
 
 use crate::planes::Parts;
 use crate::shapes;
@@ -114,10 +112,6 @@ pub fn move_statistics([mean, variance]: [Tensor<1>; 2], new: [Tensor<1>; 2], st
     let (mean, variance) = Dispatch::move_statistics(mean, variance, new_mean, new_variance, step);
     [mean, variance].map(Tensor::from_dispatch)
 }
-
-/// Parts of arenas in the order they are summed up in: which arena, and which of its values.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Segments(pub Vec<(usize, Range<usize>)>);
 
 /// `Σ x²` as `[1]` in f32, without gradient: not finite if any value is not, or if the sum overflows. At least one arena; the segments leave out
 /// nothing but zeros (on a processor they are summed up one by one, so that the order does not follow from how parameters lie; a GPU takes

@@ -21,6 +21,9 @@ pub(crate) struct Piece {
 /// The arenas of a list of tensors, one a [`Piece`]; `None` where no tensor of a piece has a value.
 pub type Arenas = Vec<Option<Tensor<1>>>;
 
+/// What entries of an arena have in common: their group and number format.
+type Kind = (Option<usize>, DType);
+
 /// Which arena each tensor is in, and where.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Pieces(pub(crate) Vec<Piece>);
@@ -28,7 +31,7 @@ pub(crate) struct Pieces(pub(crate) Vec<Piece>);
 impl Pieces {
     /// As few as there are groups and number formats.
     pub(crate) fn together(entries: &[Entry]) -> Self {
-        let mut kinds: Vec<((Option<usize>, DType), Vec<usize>)> = Vec::new();
+        let mut kinds = Vec::<(Kind, Vec<usize>)>::new();
         for (i, entry) in entries.iter().enumerate() {
             let kind = (entry.group, entry.dtype);
             match kinds.iter_mut().find(|(k, _)| *k == kind) {

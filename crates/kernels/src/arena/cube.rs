@@ -9,17 +9,8 @@ use burn_cubecl::tensor::CubeTensor;
 use super::{ArenaOps, Places, portable};
 use crate::cube::join::{join, most};
 use crate::cube::launch::covers;
-use crate::cube::pixels::empty;
+use crate::cube::pixels::{empty, view};
 use crate::planes::Parts;
-
-/// The values `start .. start + len` of a contiguous tensor, in its memory.
-pub(crate) fn view(whole: &CubeTensor, start: usize, len: usize) -> CubeTensor {
-    let size = whole.dtype.size() as u64;
-    // Memory may be longer than the tensor asked for.
-    let behind = whole.handle.size_in_used() - (start + len) as u64 * size;
-    let handle = whole.handle.clone().offset_start(start as u64 * size).offset_end(behind);
-    CubeTensor::new_contiguous(whole.client.clone(), whole.device.clone(), Shape::new([len]), handle, whole.dtype)
-}
 
 /// The arena whose parts these are, if they are.
 fn whole(parts: &[CubeTensor], places: &Places) -> Option<CubeTensor> {

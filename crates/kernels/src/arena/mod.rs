@@ -10,8 +10,6 @@ mod portable;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use cube::view;
-
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, Dispatch, backend_extension};
 use burn::tensor::Tensor;

@@ -33,6 +33,15 @@ pub(crate) fn replacement(old: &CubeTensor, position: usize) -> (CubeTensor, Ten
     (new.clone(), new.into_tensor_arg())
 }
 
+/// The values `start .. start + len` of a contiguous tensor, in its memory.
+pub(crate) fn view(whole: &CubeTensor, start: usize, len: usize) -> CubeTensor {
+    let size = whole.dtype.size() as u64;
+    // Memory may be longer than the tensor asked for.
+    let behind = whole.handle.size_in_used() - (start + len) as u64 * size;
+    let handle = whole.handle.clone().offset_start(start as u64 * size).offset_end(behind);
+    CubeTensor::new_contiguous(whole.client.clone(), whole.device.clone(), Shape::new([len]), handle, whole.dtype)
+}
+
 /// An image tensor `[n, c, h, w]` whose pixels are one axis of even steps, and whose groups of channels are one axis with its images.
 pub(super) struct Pixels {
     pub(super) tensor: CubeTensor,

@@ -9,9 +9,8 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
 use super::{Adam, Moving, Segments, Sgd, UpdateOps, portable};
-use crate::arena::view;
 use crate::cube::launch::{AHEAD, covers, fold, launch};
-use crate::cube::pixels::{empty, like, replacement};
+use crate::cube::pixels::{empty, like, replacement, view};
 use crate::planes::Parts;
 
 /// [`Sgd`] as a kernel takes it.

@@ -6,8 +6,7 @@ use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, Scalar, TensorMetadata};
 use burn::tensor::{FloatDType, Slice};
 
-use super::Segments;
-use super::rules::{Adam, Moving, Sgd};
+use super::rules::{Adam, Moving, Segments, Sgd};
 use crate::planes::Parts;
 
 fn times<B: Backend>(x: FloatTensor<B>, by: f64) -> FloatTensor<B> {

@@ -1,5 +1,7 @@
 //! The numbers of one step, the same for every parameter.
 
+use std::ops::Range;
+
 /// Gradient descent with Nesterov momentum.
 #[derive(Clone, Copy, Debug)]
 pub struct Sgd {
@@ -38,3 +40,7 @@ pub struct Moving {
     /// `n / (n - 1)`, which makes a batch's variance over n values an unbiased one.
     pub unbias: f64,
 }
+
+/// Parts of arenas in the order they are summed up in: which arena, and which of its values.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Segments(pub Vec<(usize, Range<usize>)>);

@@ -1,4 +1,4 @@
-//! The arithmetic of an optimizer step, one pass over each [arena](crate::arena) of parameters instead of one per operation and parameter.
+//! The arithmetic of an optimizer step, one pass over each [arena](mod@crate::arena) of parameters instead of one per operation and parameter.
 //!
 //! The formulas and the order of their roundings are those of the operations in `portable.rs`, which are PyTorch's; on Flex a
 //! fused loop gives the same bits. Nothing is changed in place except what the caller gives away.

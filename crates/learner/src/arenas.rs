@@ -1,4 +1,4 @@
-//! The Learner's tensors in [arenas](bellows_kernels::arena): what an update does, it does to all parameters of a group at once.
+//! The Learner's tensors in [arenas](mod@bellows_kernels::arena): what an update does, it does to all parameters of a group at once.
 //!
 //! Tensors of one parameter group and number format share an arena, as do those without a group. Weights, gradients, moments and averages lie
 //! in the same places. A task and a checkpoint know nothing of it: to them every tensor has its name.
@@ -18,7 +18,7 @@ pub(crate) struct Piece {
     places: Places,
 }
 
-/// The arenas of a list of tensors, one a [`Piece`]; `None` where no tensor of a piece has a value.
+/// The arenas of a list of tensors, one for each parameter group and number format; `None` where none of its tensors has a value.
 pub type Arenas = Vec<Option<Tensor<1>>>;
 
 /// What entries of an arena have in common: their group and number format.

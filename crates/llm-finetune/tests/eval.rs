@@ -1,8 +1,8 @@
 //! `eval` as a user and a script meet it.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
-use std::path::Path;
-use std::process::{Command, Output};
+#[path = "support/program.rs"]
+mod program;
 
 use bellows_qwen::adapter::LoraConfig;
 use bellows_qwen::base::Base;
@@ -11,13 +11,8 @@ use bellows_qwen::load::replace;
 use bellows_qwen::peft;
 use bellows_weights::DType;
 use burn::tensor::Device;
+use program::run;
 use serde_json::Value;
-
-fn run(dir: &Path, args: &[&str]) -> (i32, String, String) {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_llm-finetune"));
-    let Output { status, stdout, stderr } = command.current_dir(dir).args(args).env("XDG_CACHE_HOME", dir.join("cache")).output().unwrap();
-    (status.code().unwrap(), String::from_utf8(stdout).unwrap(), String::from_utf8(stderr).unwrap())
-}
 
 #[test]
 fn a_model_is_judged_before_and_after_an_adapter() {

@@ -1,8 +1,8 @@
 //! `merge`, `export` and `data preview` as a user meets them, and the code of a run whose result cannot be saved.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
-use std::path::Path;
-use std::process::{Command, Output};
+#[path = "support/program.rs"]
+mod program;
 
 use bellows_qwen::adapter::LoraConfig;
 use bellows_qwen::base::Base;
@@ -12,12 +12,7 @@ use bellows_qwen::peft;
 use bellows_weights::gguf::{self, Gguf, Preset, TensorInfo};
 use bellows_weights::{BlockType, DType, WeightsError};
 use burn::tensor::Device;
-
-fn run(dir: &Path, args: &[&str]) -> (i32, String, String) {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_llm-finetune"));
-    let Output { status, stdout, stderr } = command.current_dir(dir).args(args).env("XDG_CACHE_HOME", dir.join("cache")).output().unwrap();
-    (status.code().unwrap(), String::from_utf8(stdout).unwrap(), String::from_utf8(stderr).unwrap())
-}
+use program::run;
 
 #[test]
 fn an_adapter_alone_becomes_a_gguf_and_a_modelfile() {

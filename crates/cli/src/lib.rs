@@ -3,6 +3,7 @@
 //!
 //! This is the part that prints, so only binaries depend on it. What a program can do, and which settings it has, it knows itself.
 
+mod cards;
 mod console;
 mod device;
 mod failure;

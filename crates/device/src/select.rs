@@ -9,7 +9,7 @@ use crate::probe;
 use crate::report::ProbeReport;
 use crate::{DeviceError, DeviceRequest};
 use bellows_kernels::{Lowering, processor_has_bf16};
-use burn::tensor::Device;
+use burn::tensor::{Device, FloatDType};
 
 /// The device to train on.
 #[derive(Debug)]
@@ -36,6 +36,11 @@ pub struct Selected {
 }
 
 impl Selected {
+    /// Whether the device stores f16 and computes with it.
+    pub fn has_f16(&self) -> bool {
+        self.device.supports_dtype(FloatDType::F16)
+    }
+
     /// Whether Burn's own convolutions may run here: on the processor, and on a GPU where they have passed the probe.
     pub fn direct_is_proved(&self) -> bool {
         self.backend == Backend::Flex.name() || self.report.as_ref().is_some_and(|report| report.direct.passed())

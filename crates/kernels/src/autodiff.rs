@@ -8,8 +8,8 @@
 //! an operation memory bound and honours that only under a strategy chosen on the device; here it holds always, hence [`Recomputed`].
 
 use burn::backend::tensor::FloatTensor;
-use burn::backend::{AutodiffBackend, Backend, TensorMetadata};
-use burn::tensor::Shape;
+use burn::backend::{AutodiffBackend, Backend, Scalar, TensorMetadata};
+use burn::tensor::{DType, FloatDType, Shape};
 use burn_autodiff::checkpoint::base::Checkpointer;
 use burn_autodiff::checkpoint::retro_forward::RetroForward;
 use burn_autodiff::checkpoint::state::BackwardStates;
@@ -19,9 +19,9 @@ use burn_autodiff::ops::{Backward, Ops, OpsKind};
 use burn_autodiff::{Autodiff, NodeId};
 
 use crate::meeting::register;
-use crate::operands::{Bias, ConvConfig, NormOutput};
+use crate::operands::{Bias, ConvConfig, NormOutput, NormStep};
 use crate::ops::KernelOps;
-use crate::planes::PlaneOps;
+use crate::planes::{HALF_GRADIENTS, PlaneOps};
 
 /// The convolution's backward step; parents are x, weight and, for N = 3, bias.
 #[derive(Debug)]
@@ -47,7 +47,14 @@ impl<B: KernelOps + PlaneOps, const N: usize> Backward<B, N> for Conv {
         let parent = |i: usize| ops.parents.get(i).and_then(Option::as_ref).map(|node| node.id);
         if let Some(id) = parent(2) {
             let co = dy.shape()[1];
-            let db = B::float_sum_dims(dy.clone(), &[0, 2, 3]);
+            // Parameters are f32, and so are their gradients' sums.
+            let db = match dy.dtype() {
+                DType::F32 => B::float_sum_dims(dy.clone(), &[0, 2, 3]),
+                _ => {
+                    let db = B::float_sum_dims(B::float_cast(dy.clone(), FloatDType::F32), &[0, 2, 3]);
+                    B::float_div_scalar(db, Scalar::Float(HALF_GRADIENTS.into()))
+                }
+            };
             grads.register::<B>(id, B::float_reshape(db, Shape::new([co])));
         }
         if let (Some(id), Some(x)) = (parent(1), x) {
@@ -125,11 +132,21 @@ impl<B: KernelOps + PlaneOps, C: CheckpointStrategy> KernelOps for Autodiff<B, C
         }
     }
 
-    fn norm_act(x: FloatTensor<Self>, gamma: FloatTensor<Self>, beta: FloatTensor<Self>, epsilon: f64, silu: bool) -> NormOutput<Self> {
+    fn norm_act(
+        x: FloatTensor<Self>,
+        gamma: FloatTensor<Self>,
+        beta: FloatTensor<Self>,
+        running_mean: FloatTensor<Self>,
+        running_variance: FloatTensor<Self>,
+        step: NormStep,
+    ) -> NormOutput<Self> {
+        let NormStep { epsilon, silu, .. } = step;
         let nodes = [x.node(), gamma.node(), beta.node()];
         let [x_id, gamma_id, beta_id] = nodes.each_ref().map(|node| node.id());
         let primitive = |t: &FloatTensor<Self>| t.clone().into_primitive();
-        let NormOutput { output, mean, variance } = B::norm_act(primitive(&x), primitive(&gamma), primitive(&beta), epsilon, silu);
+        let [rm, rv] = [running_mean, running_variance].map(FloatTensor::<Self>::into_primitive);
+        let NormOutput { output, mean, variance, running_mean, running_variance } =
+            B::norm_act(primitive(&x), primitive(&gamma), primitive(&beta), rm, rv, step);
         let state =
             NormState::<B> { x: x_id, gamma: gamma_id, beta: beta_id, mean: mean.clone(), variance: variance.clone(), epsilon, silu };
         let prep = Backward::<B, 3>::prepare::<Recomputed>(NormAct, nodes).memory_bound().retro_forward(state.clone());
@@ -142,7 +159,8 @@ impl<B: KernelOps + PlaneOps, C: CheckpointStrategy> KernelOps for Autodiff<B, C
             }
             OpsKind::UnTracked(prep) => prep.finish(output),
         };
-        // The statistics carry no gradient: they feed running averages.
-        NormOutput { output, mean: Self::from_inner(mean), variance: Self::from_inner(variance) }
+        // The statistics carry no gradient.
+        let [mean, variance, running_mean, running_variance] = [mean, variance, running_mean, running_variance].map(Self::from_inner);
+        NormOutput { output, mean, variance, running_mean, running_variance }
     }
 }

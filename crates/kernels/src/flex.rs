@@ -8,7 +8,7 @@ use burn_flex::FlexTensor;
 use crate::buffers::{all_f32, contiguous, owned, take, tensor, values};
 use crate::cpu::{self, Algorithm, ConvShape, Epilogue, Precision};
 use crate::cpu_norm::{self, Extent};
-use crate::operands::{Bias, ConvConfig, NormGrads, NormOutput};
+use crate::operands::{Bias, ConvConfig, NormGrads, NormOutput, NormStep};
 use crate::ops::KernelOps;
 use crate::policy::Lowering;
 use crate::portable;
@@ -96,16 +96,26 @@ impl KernelOps for Flex {
         tensor(dw, dims)
     }
 
-    fn norm_act(x: FlexTensor, gamma: FlexTensor, beta: FlexTensor, epsilon: f64, silu: bool) -> NormOutput<Self> {
+    fn norm_act(
+        x: FlexTensor,
+        gamma: FlexTensor,
+        beta: FlexTensor,
+        running_mean: FlexTensor,
+        running_variance: FlexTensor,
+        step: NormStep,
+    ) -> NormOutput<Self> {
+        let running = [running_mean, running_variance];
         if !all_f32([&x, &gamma, &beta]) {
-            return portable::norm_act::<Self>(x, gamma, beta, epsilon, silu);
+            return portable::norm_act::<Self>(x, gamma, beta, running, step);
         }
         let [x, gamma, beta] = [x, gamma, beta].map(contiguous);
         let (extent, dims) = (extent(&x), x.shape().dims::<4>());
         let mut out = take(extent.batch * extent.channels * extent.plane);
-        let (mean, variance) = cpu_norm::forward(extent, values(&x), [&gamma, &beta].map(values), epsilon, silu, &mut out);
+        let (mean, variance) = cpu_norm::forward(extent, values(&x), [&gamma, &beta].map(values), step.epsilon, step.silu, &mut out);
         let [mean, variance] = [mean, variance].map(|moment| tensor(moment, [extent.channels]));
-        NormOutput { output: tensor(out, dims), mean, variance }
+        let [running_mean, running_variance] =
+            portable::move_statistics::<Self>(running, [&mean, &variance], step.momentum, NormStep::unbias(dims));
+        NormOutput { output: tensor(out, dims), mean, variance, running_mean, running_variance }
     }
 
     fn norm_act_again(

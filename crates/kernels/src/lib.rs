@@ -16,6 +16,7 @@ pub mod cube;
 pub mod decoder;
 mod error;
 mod flex;
+pub mod foreground;
 pub mod logits;
 mod meeting;
 pub mod operands;
@@ -36,16 +37,17 @@ pub use arena::{Places, arena, arena_parts};
 pub use attention::attention;
 pub use decoder::{masked_softmax, rms_norm, rotate, swiglu};
 pub use error::KernelError;
-pub use logits::{expectation, softplus_sum};
+pub use foreground::{Foreground, Positive, ciou, detection_terms};
+pub use logits::{expectation, predictions};
 use operands::Bias;
-pub use operands::ConvConfig;
+pub use operands::{ConvConfig, NormStep};
 use ops::KernelOps;
 pub use peak::{ProcessorChoices, processor_choices, processor_has_bf16, processor_level, processor_peak};
-pub use planes::{add, concat, max_pool_same, slice_channels, upsample2};
+pub use planes::{HALF_GRADIENTS, add, concat, max_pool_same, slice_channels, upsample2, widen};
 pub use policy::{Lowering, Precision, default_lowering, set_default_lowering};
 pub use products::{LowRank, linear, linear_data_grad, linear_weight_grad, lora_linear, reads_bf16};
 pub use rows::cross_entropy;
-pub use update::{Adam, Moving, Segments, Sgd, adam_step, blend, clip_to_norm, move_statistics, sgd_step, sum_of_squares};
+pub use update::{Adam, Segments, Sgd, adam_step, blend, clip_to_norm, sgd_step, sum_of_squares};
 
 /// 2-D convolution: `y[n, co] = bias[co] + Σ_ci x[n, ci] ⋆ weight[co, ci]`, differentiable.
 ///
@@ -90,25 +92,22 @@ pub fn conv2d_weight_grad(x: Tensor<4>, dy: Tensor<4>, kernel: [usize; 2], confi
 pub struct BatchNormed {
     /// `[N, C, H, W]`.
     pub output: Tensor<4>,
-    /// Mean of each channel in the batch, `[C]`, without gradient.
-    pub mean: Tensor<1>,
-    /// Biased variance of each channel in the batch, `[C]`, without gradient.
-    pub variance: Tensor<1>,
+    /// Running mean and variance, moved towards the batch's, each `[C]` and without gradient.
+    pub running: [Tensor<1>; 2],
 }
 
-/// Batch normalisation with the batch's own statistics, then SiLU if `act`; differentiable, x is all it keeps.
+/// Batch normalisation with the batch's own statistics, then SiLU if asked; differentiable, x is all it keeps.
 ///
-/// `z = gamma (x - mean) / sqrt(variance + epsilon) + beta`, output `z sigmoid(z)`, or `z`. x `[N, C, H, W]`, gamma and beta `[C]`.
-pub fn batch_norm_silu(x: Tensor<4>, gamma: Tensor<1>, beta: Tensor<1>, epsilon: f64, act: bool) -> BatchNormed {
+/// `z = gamma (x - mean) / sqrt(variance + epsilon) + beta`, output `z sigmoid(z)`, or `z`. x `[N, C, H, W]`, gamma, beta and the
+/// running mean and (unbiased) variance `[C]`, which move by `momentum` towards the batch's.
+pub fn batch_norm_silu(x: Tensor<4>, gamma: Tensor<1>, beta: Tensor<1>, running: [Tensor<1>; 2], step: NormStep) -> BatchNormed {
     let [_, c, ..] = x.dims();
     shapes::expect("gamma", gamma.dims(), [c]);
     shapes::expect("beta", beta.dims(), [c]);
-    let y = Dispatch::norm_act(x.into_dispatch(), gamma.into_dispatch(), beta.into_dispatch(), epsilon, act);
-    BatchNormed {
-        output: Tensor::from_dispatch(y.output),
-        mean: Tensor::from_dispatch(y.mean),
-        variance: Tensor::from_dispatch(y.variance),
-    }
+    running.iter().for_each(|running| shapes::expect("a running statistic", running.dims(), [c]));
+    let [mean, variance] = running.map(Tensor::into_dispatch);
+    let y = Dispatch::norm_act(x.into_dispatch(), gamma.into_dispatch(), beta.into_dispatch(), mean, variance, step);
+    BatchNormed { output: Tensor::from_dispatch(y.output), running: [y.running_mean, y.running_variance].map(Tensor::from_dispatch) }
 }
 
 /// `[n]` values on the processor, whatever device they came from: what is summed there has the bits of a run on the processor.

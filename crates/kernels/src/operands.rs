@@ -58,6 +58,25 @@ impl<B: Backend> From<Option<FloatTensor<B>>> for Bias<B> {
     }
 }
 
+/// A normalisation in training: everything about it that is not a tensor.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct NormStep {
+    /// Added to the variance before its square root.
+    pub epsilon: f64,
+    /// Whether SiLU follows.
+    pub silu: bool,
+    /// Weight of the batch's statistics in the running ones.
+    pub momentum: f64,
+}
+
+impl NormStep {
+    /// `n / (n - 1)` for x `[N, C, H, W]`: what makes a biased variance over the n = N H W values of a channel an unbiased one.
+    pub(crate) fn unbias([n, _, h, w]: [usize; 4]) -> f64 {
+        let n = (n * h * w) as f64;
+        n / (n - 1.0).max(1.0)
+    }
+}
+
 /// What [`KernelOps::norm_act`](crate::ops::KernelOps::norm_act) returns.
 #[derive(ExtensionType)]
 pub struct NormOutput<B: Backend> {
@@ -67,6 +86,10 @@ pub struct NormOutput<B: Backend> {
     pub mean: FloatTensor<B>,
     /// Biased variance of the batch, `[C]`.
     pub variance: FloatTensor<B>,
+    /// The running mean, moved towards the batch's, `[C]`.
+    pub running_mean: FloatTensor<B>,
+    /// The running variance, moved towards the batch's unbiased one, `[C]`.
+    pub running_variance: FloatTensor<B>,
 }
 
 /// What [`KernelOps::norm_act_backward`](crate::ops::KernelOps::norm_act_backward) returns.

@@ -7,7 +7,7 @@
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, backend_extension};
 
-use crate::operands::{Bias, ConvConfig, NormGrads, NormOutput};
+use crate::operands::{Bias, ConvConfig, NormGrads, NormOutput, NormStep};
 use crate::portable;
 
 /// Convolution and normalisation, fused where it pays.
@@ -40,7 +40,8 @@ pub trait KernelOps: Backend {
         portable::conv_data_grad::<Self>(dy, weight, input, config)
     }
 
-    /// Gradient of the weight: x correlated with dy. `kernel` is the weight's (Kh, Kw).
+    /// Gradient of the weight, f32: x correlated with dy, which in half precision is [`HALF_GRADIENTS`](crate::HALF_GRADIENTS) times too large.
+    /// `kernel` is the weight's (Kh, Kw).
     fn conv_weight_grad(x: FloatTensor<Self>, dy: FloatTensor<Self>, kernel: [usize; 2], config: ConvConfig) -> FloatTensor<Self> {
         portable::conv_weight_grad::<Self>(x, dy, kernel, config)
     }
@@ -48,9 +49,17 @@ pub trait KernelOps: Backend {
     /// Batch normalisation with the batch's own statistics, then SiLU if `silu`.
     ///
     /// `z = gamma (x - mean) / sqrt(variance + epsilon) + beta`, mean and biased variance over (N, H, W);
-    /// output `z sigmoid(z)` or `z` (Ioffe and Szegedy 2015, equations of algorithm 1).
-    fn norm_act(x: FloatTensor<Self>, gamma: FloatTensor<Self>, beta: FloatTensor<Self>, epsilon: f64, silu: bool) -> NormOutput<Self> {
-        portable::norm_act::<Self>(x, gamma, beta, epsilon, silu)
+    /// output `z sigmoid(z)` or `z` (Ioffe and Szegedy 2015, equations of algorithm 1). The running statistics become
+    /// `(1 - momentum) running + momentum new`, the new variance unbiased, as PyTorch has them; they carry no gradient.
+    fn norm_act(
+        x: FloatTensor<Self>,
+        gamma: FloatTensor<Self>,
+        beta: FloatTensor<Self>,
+        running_mean: FloatTensor<Self>,
+        running_variance: FloatTensor<Self>,
+        step: NormStep,
+    ) -> NormOutput<Self> {
+        portable::norm_act::<Self>(x, gamma, beta, [running_mean, running_variance], step)
     }
 
     /// The output of [`norm_act`](Self::norm_act) once more, from the statistics it returned.
@@ -69,7 +78,8 @@ pub trait KernelOps: Backend {
     /// Gradients of [`norm_act`](Self::norm_act) from its input, its statistics and dy; no other tensor is kept.
     ///
     /// With `x^ = (x - mean) rstd`, `z = gamma x^ + beta`, `s = sigmoid(z)`, `dz = dy s (1 + z (1 - s))` (dz = dy without
-    /// SiLU) and M = N H W: `dbeta = Σ dz`, `dgamma = Σ dz x^`, `dx = gamma rstd (dz - dbeta / M - x^ dgamma / M)`.
+    /// SiLU) and M = N H W: `dbeta = Σ dz`, `dgamma = Σ dz x^`, `dx = gamma rstd (dz - dbeta / M - x^ dgamma / M)`. In half precision dy and dx are
+    /// [`HALF_GRADIENTS`](crate::HALF_GRADIENTS) times too large.
     #[allow(clippy::too_many_arguments)]
     fn norm_act_backward(
         x: FloatTensor<Self>,

@@ -4,7 +4,7 @@ use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, Scalar, TensorMetadata};
 use burn::tensor::Shape;
 
-use crate::operands::{ConvConfig, NormGrads, NormOutput};
+use crate::operands::{ConvConfig, NormGrads, NormOutput, NormStep};
 
 /// [`KernelOps::conv_forward`](crate::ops::KernelOps::conv_forward)
 pub(crate) fn conv_forward<B: Backend>(
@@ -50,12 +50,26 @@ pub(crate) fn norm_act<B: Backend>(
     x: FloatTensor<B>,
     gamma: FloatTensor<B>,
     beta: FloatTensor<B>,
-    epsilon: f64,
-    silu: bool,
+    running: [FloatTensor<B>; 2],
+    step: NormStep,
 ) -> NormOutput<B> {
-    let y = B::batch_norm_train(x, gamma, beta, epsilon);
-    let output = if silu { self::silu::<B>(y.output) } else { y.output };
-    NormOutput { output, mean: y.mean, variance: y.variance }
+    let unbias = NormStep::unbias(x.shape().dims());
+    let y = B::batch_norm_train(x, gamma, beta, step.epsilon);
+    let output = if step.silu { self::silu::<B>(y.output) } else { y.output };
+    let [running_mean, running_variance] = move_statistics::<B>(running, [&y.mean, &y.variance], step.momentum, unbias);
+    NormOutput { output, mean: y.mean, variance: y.variance, running_mean, running_variance }
+}
+
+/// Running mean and variance, moved towards a batch's.
+pub(crate) fn move_statistics<B: Backend>(
+    [mean, variance]: [FloatTensor<B>; 2],
+    [new_mean, new_variance]: [&FloatTensor<B>; 2],
+    momentum: f64,
+    unbias: f64,
+) -> [FloatTensor<B>; 2] {
+    let times = |x, by| B::float_mul_scalar(x, Scalar::Float(by));
+    let moved = |old, new| B::float_add(times(old, 1.0 - momentum), times(new, momentum));
+    [moved(mean, new_mean.clone()), moved(variance, times(new_variance.clone(), unbias))]
 }
 
 /// [`KernelOps::norm_act_again`](crate::ops::KernelOps::norm_act_again)

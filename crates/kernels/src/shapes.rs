@@ -94,14 +94,17 @@ mod tests {
         let device = Device::flex();
         let x = || zeros([2, 6, 8, 8], &device);
         let c = |n: usize| zeros([n], &device);
-        assert_eq!(refusal(|| batch_norm_silu(x(), c(5), c(6), 1e-3, true)), "gamma is [5] and not [6]");
-        assert_eq!(refusal(|| batch_norm_silu(x(), c(6), c(7), 1e-3, true)), "beta is [7] and not [6]");
+        let norm = |gamma, beta, running| refusal(|| batch_norm_silu(x(), c(gamma), c(beta), [c(6), c(running)], NormStep { epsilon: 1e-3, silu: true, momentum: 0.1 }));
+        assert_eq!(norm(5, 6, 6), "gamma is [5] and not [6]");
+        assert_eq!(norm(6, 7, 6), "beta is [7] and not [6]");
+        assert_eq!(norm(6, 6, 5), "a running statistic is [5] and not [6]");
         assert_eq!(refusal(|| concat(vec![x(), zeros([2, 3, 8, 4], &device)])), "a part is [2, 3, 8, 4] and not [2, 3, 8, 8]");
         assert_eq!(refusal(|| add(x(), zeros([2, 6, 8, 7], &device))), "y is [2, 6, 8, 7] and not [2, 6, 8, 8]");
         assert_eq!(refusal(|| expectation(zeros([2, 6, 8], &device), 2, 4)), "rows 0..8 of 6");
         assert_eq!(refusal(|| slice_channels(x(), 4, 3)), "channels 4..7 of 6");
         assert_eq!(refusal(|| max_pool_same(x(), 4)), "a pooling window of 4");
-        assert_eq!(refusal(|| softplus_sum(zeros([2, 6, 8], &device), 4..7)), "rows 4..7 of 6");
+        let none = Foreground { positives: Default::default(), gains: [1.0; 3], norm: 1.0 };
+        assert_eq!(refusal(|| detection_terms(zeros([2, 60, 8], &device), none)), "side logits 0..64 of 60");
 
         let ids = |n: usize| Tensor::<1, Int>::zeros([n], &device);
         assert_eq!(refusal(|| cross_entropy(zeros([4, 9], &device), ids(3))), "targets is [3] and not [4]");

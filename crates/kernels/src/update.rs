@@ -14,7 +14,7 @@ use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, Dispatch, backend_extension};
 use burn::tensor::Tensor;
 
-pub use rules::{Adam, Moving, Segments, Sgd};
+pub use rules::{Adam, Segments, Sgd};
 
 use crate::planes::Parts;
 use crate::shapes;
@@ -46,17 +46,6 @@ pub trait UpdateOps: Backend {
     /// `a old + b new`.
     fn blend(old: FloatTensor<Self>, new: FloatTensor<Self>, a: f64, b: f64) -> FloatTensor<Self> {
         portable::blend::<Self>(old, new, a, b)
-    }
-
-    /// New running mean and variance, each `(1 - m) old + m new`, of the new variance times `unbias`.
-    fn move_statistics(
-        mean: FloatTensor<Self>,
-        variance: FloatTensor<Self>,
-        new_mean: FloatTensor<Self>,
-        new_variance: FloatTensor<Self>,
-        step: Moving,
-    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
-        portable::move_statistics::<Self>([mean, variance], [new_mean, new_variance], step)
     }
 
     /// `Σ x²` over the segments, which leave out nothing but zeros; f32 `[1]`.
@@ -101,16 +90,6 @@ pub fn adam_step(
 pub fn blend(old: Tensor<1>, new: Tensor<1>, a: f64, b: f64) -> Tensor<1> {
     shapes::expect("the new value", new.dims(), old.dims());
     Tensor::from_dispatch(Dispatch::blend(old.into_dispatch(), new.into_dispatch(), a, b))
-}
-
-/// Running mean and variance `[C]` moved towards those of a batch, without gradient. See [`UpdateOps::move_statistics`].
-pub fn move_statistics([mean, variance]: [Tensor<1>; 2], new: [Tensor<1>; 2], step: Moving) -> [Tensor<1>; 2] {
-    for (name, tensor) in [("the variance", &variance), ("the new mean", &new[0]), ("the new variance", &new[1])] {
-        shapes::expect(name, tensor.dims(), mean.dims());
-    }
-    let [[mean, variance], [new_mean, new_variance]] = [[mean, variance], new].map(|pair| pair.map(Tensor::into_dispatch));
-    let (mean, variance) = Dispatch::move_statistics(mean, variance, new_mean, new_variance, step);
-    [mean, variance].map(Tensor::from_dispatch)
 }
 
 /// `Σ x²` as `[1]` in f32, without gradient: not finite if any value is not, or if the sum overflows. At least one arena; the segments leave out

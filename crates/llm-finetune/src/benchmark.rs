@@ -25,7 +25,9 @@ pub(crate) fn run(args: &BenchmarkArgs, signals: &Signals) -> Result<(), Failure
     };
     let (folder, _taken) = scratch(signals)?;
     if args.count {
-        return say_launches(&what.launches(&device.device, &folder)?, args.json);
+        let counted = what.count(&device.device, &folder)?;
+        let work = counted.work.iter().map(|(name, done)| (*name, (done.launches, done.bytes, done.flops))).collect();
+        return say_launches(&counted.launches, &work, args.json);
     }
     let report = what.run(&device.device, &folder)?;
     if args.json {

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use bellows_chat::Encoded;
-use bellows_kernels::cube::{Launches, launches, more};
+use bellows_kernels::cube::Counted;
 use bellows_kernels::{Precision, processor_level};
 use bellows_learner::bench::{StepTimer, median, peak_memory};
 use bellows_learner::{Decay, Identity, Learner, Rng, StepTimes};
@@ -159,18 +159,18 @@ impl Benchmark {
         })
     }
 
-    /// What a training step launches on a GPU, by kernel: what two steps do more than one, so that nothing counts that happens once.
+    /// What a training step launches on a GPU, by kernel, and what ours move and compute: what two steps do more than one, so that nothing counts that happens once.
     ///
     /// # Errors
     /// As [`run`](Self::run).
-    pub fn launches(&self, device: &Device, scratch: &Path) -> Result<Launches, FinetuneError> {
+    pub fn count(&self, device: &Device, scratch: &Path) -> Result<Counted, FinetuneError> {
         let count = |steps| {
-            let (result, launches) = launches(|| self.train(device, scratch, steps));
-            result.map(|_| launches)
+            let (result, counted) = Counted::of(|| self.train(device, scratch, steps));
+            result.map(|_| counted)
         };
         // What Burn chooses by trying is chosen in the first.
         count(1)?;
-        Ok(more(count(2)?, &count(1)?))
+        Ok(count(2)?.more_than(&count(1)?))
     }
 
     /// So many steps on made-up rows.

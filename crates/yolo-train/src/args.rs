@@ -6,7 +6,7 @@ use bellows_cli::{Failure, Signals, Usage, count, doctor, flag, flag_values, not
 use bellows_kernels::{Lowering, Precision};
 use bellows_settings::{Kind, Layer};
 use bellows_yolo::bench::Benchmark;
-use bellows_yolo::config::{ABSENT, SETTINGS, Toggle, TrainConfig};
+use bellows_yolo::config::{ABSENT, HALF, SETTINGS, Toggle, TrainConfig};
 use bellows_yolo::model::Scale;
 use clap::builder::PossibleValuesParser;
 use clap::{Arg, ArgMatches, Command, value_parser};
@@ -93,9 +93,9 @@ pub(crate) fn command() -> Command {
                         .value_parser(PossibleValuesParser::new(Lowering::ALL.map(|l| l.name()))),
                 )
                 .arg(
-                    option("precision", "bf16 is --conv bf16")
+                    option("precision", "As for training: bf16 is --conv bf16, f16 takes --conv gemm on a GPU")
                         .conflicts_with("conv")
-                        .value_parser(PossibleValuesParser::new(Precision::ALL.map(Precision::name))),
+                        .value_parser(PossibleValuesParser::new(Precision::ALL.map(Precision::name).into_iter().chain([HALF]))),
                 )
                 .args(SETTINGS.iter().filter(|s| s.name == WORKSPACE).map(|s| flag(s, &defaults).help_heading(None).value_parser(value_parser!(u32))))
                 .arg(switch("count", "Count what a training step launches on a GPU, instead of timing it"))
@@ -170,9 +170,17 @@ fn benchmark(m: &ArgMatches) -> BenchmarkArgs {
     };
     BenchmarkArgs {
         device: text(m, "device").unwrap_or_default(),
-        what: Benchmark { scale, batch: whole(m, "batch"), imgsz: whole(m, "imgsz"), steps: whole(m, "steps"), boxes: whole(m, "boxes") },
+        what: Benchmark {
+            scale,
+            batch: whole(m, "batch"),
+            imgsz: whole(m, "imgsz"),
+            steps: whole(m, "steps"),
+            boxes: whole(m, "boxes"),
+            half: text(m, "precision").as_deref() == Some(HALF),
+        },
         conv: match text(m, "precision").as_deref() {
             Some("bf16") => Lowering::Bf16,
+            Some(HALF) => Lowering::Gemm,
             _ => text(m, "conv").and_then(|c| c.parse().ok()).unwrap_or_default(),
         },
         conv_workspace_mb: m.get_one::<u32>(WORKSPACE).map_or(TrainConfig::default().conv_workspace_mb, |&mb| mb as usize),

@@ -6,8 +6,10 @@ use bellows_kernels::{
     Lowering, Precision, cube, processor_choices, processor_has_bf16, processor_level, processor_peak, set_default_lowering,
 };
 use bellows_yolo::bench::LayerTimes;
+use bellows_yolo::config::HALF;
 
 use crate::args::BenchmarkArgs;
+use crate::run::has_half;
 
 pub(crate) fn run(args: &BenchmarkArgs, signals: &Signals) -> Result<(), Failure> {
     let what = args.what;
@@ -16,11 +18,16 @@ pub(crate) fn run(args: &BenchmarkArgs, signals: &Signals) -> Result<(), Failure
     }
     join_pool(args.threads)?;
     let device = select(&args.device.parse()?, &ProbeOptions { lowering: Some(args.conv), ..ProbeOptions::default() })?;
+    if what.half {
+        has_half(&device)?;
+    }
     set_default_lowering(device.lowering);
     cube::set_workspace_mb(args.conv_workspace_mb);
     let (folder, _taken) = scratch(signals)?;
     if args.count {
-        return say_launches(&what.launches(&device.device, &folder)?, args.json);
+        let counted = what.count(&device.device, &folder)?;
+        let work = counted.work.iter().map(|(name, done)| (*name, (done.launches, done.bytes, done.flops))).collect();
+        return say_launches(&counted.launches, &work, args.json);
     }
     let report = what.run(&device.device, &folder)?;
     let in_bf16 = device.lowering == Lowering::Bf16 && processor_has_bf16();
@@ -29,7 +36,7 @@ pub(crate) fn run(args: &BenchmarkArgs, signals: &Signals) -> Result<(), Failure
         let mut report = serde_json::to_value(&report).context(Exit::Failed, "the report as JSON")?;
         report["conv"] = device.lowering.name().into();
         report["conv_reason"] = device.lowering_reason.into();
-        report["precision"] = precision.name().into();
+        report["precision"] = if what.half { HALF } else { precision.name() }.into();
         report["level"] = processor_level(precision).into();
         report["processor"] = device.name.as_str().into();
         say(&report.to_string());

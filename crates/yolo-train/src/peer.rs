@@ -148,7 +148,7 @@ const FORMATS: &str = "belongs to export formats that are not there";
 
 /// By name, for val, predict and export alike.
 pub(crate) const INSTEAD: &[(&str, Instead)] = &[
-    ("half", Told("f32 is computed: half precision is not proven on the devices this is for")),
+    ("half", Told("f32 is computed, or with `--precision bf16` factors where the processor can")),
     ("compile", Told("belongs to PyTorch; the kernels here are compiled already")),
     ("dnn", Told("belongs to OpenCV, which is not used here")),
     ("verbose", Told("the console has one form; BELLOWS_LOG sets the level of the log")),

@@ -20,7 +20,7 @@ use clap::{Arg, ArgMatches, Command, value_parser};
 use serde_json::json;
 
 use crate::results::{Results, Wanted};
-use crate::run::device;
+use crate::run::device_to_use;
 use crate::shots::{Seen, read};
 use crate::used::{Share, sides, tiling, tiling_flags, weights_flag, weights_path};
 
@@ -113,7 +113,7 @@ pub(crate) fn run(matches: &ArgMatches, _: &Signals) -> Result<(), Failure> {
     let weights = WeightFile::read(&path)?;
     let config = share().settle(matches, &weights)?;
     let tiling = tiling(matches)?;
-    let device = device(&config, false)?;
+    let device = device_to_use(&config)?;
     let whole = |name: &str| matches.get_one::<u32>(name).map_or(1, |&n| n as usize);
     let nms = NmsConfig {
         conf: config.conf as f32,

@@ -4,8 +4,8 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
 use bellows_cli::{Bar, Failure, Run, Session, Signals, Usage, columns, pick_device, resumed, say, yaml_layer};
-use bellows_device::{ProbeOptions, Selected};
-use bellows_kernels::{cube, set_default_lowering};
+use bellows_device::{Backend, ProbeOptions, Selected};
+use bellows_kernels::{Lowering, cube, set_default_lowering};
 use bellows_learner::Outcome;
 use bellows_runs::run_of;
 use bellows_settings::Layer;
@@ -111,12 +111,37 @@ fn of_this_program(part: &Path) -> Result<(), Usage> {
 pub(crate) fn device(config: &TrainConfig, reprobe: bool) -> Result<Selected, Failure> {
     let lowering = config.lowering().map_err(Usage)?;
     let device = pick_device(&config.device, &ProbeOptions { reprobe, lowering: Some(lowering), ..ProbeOptions::default() })?;
+    if config.half() {
+        has_half(&device)?;
+    }
     if let Some(reason) = &device.lowering_reason {
         say(&format!("convolutions: {}, because {reason}", device.lowering));
     }
     set_default_lowering(device.lowering);
     cube::set_workspace_mb(config.conv_workspace_mb);
     Ok(device)
+}
+
+/// The device of a verb that uses weights.
+pub(crate) fn device_to_use(config: &TrainConfig) -> Result<Selected, Failure> {
+    if config.half() {
+        return Err(Usage("precision f16 is of training; weights are used in f32, or with bf16 factors".into()).into());
+    }
+    device(config, false)
+}
+
+/// Whether the device trains with images in f16.
+pub(crate) fn has_half(device: &Selected) -> Result<(), Usage> {
+    let why = if device.backend == Backend::Flex.name() {
+        "is for GPUs; a processor may have bf16"
+    } else if !device.has_f16() {
+        "is not what this device computes in"
+    } else if device.lowering != Lowering::Gemm {
+        "takes convolutions by matrix product, which have not proved themselves on this device"
+    } else {
+        return Ok(());
+    };
+    Err(Usage(format!("precision f16 {why} ({})", device.name)))
 }
 
 /// That, for the log.

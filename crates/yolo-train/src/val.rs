@@ -14,7 +14,7 @@ use clap::{ArgMatches, Command};
 use serde_json::json;
 
 use crate::report::tell;
-use crate::run::{device, machine, watched};
+use crate::run::{device_to_use, machine, watched};
 use crate::used::{Share, keep, tiling, tiling_flags, weights_flag, weights_path};
 
 fn share() -> Share {
@@ -91,7 +91,7 @@ pub(crate) fn run(matches: &ArgMatches, _: &Signals) -> Result<(), Failure> {
         _ => Split::Val,
     };
     let tiling = tiling(matches)?;
-    let device = device(&config, false)?;
+    let device = device_to_use(&config)?;
     let model = weights.detector(&device.device)?.fuse(&device.device);
     let mut data = watched(|progress| SplitData::open(&config, split, model.channels(), progress))?;
     let submitted = text(matches, "submission").map(PathBuf::from);

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use bellows_learner::{Draw, EvalContext, Evaluation, Group, Role, RunFile, StepOutput, Task, TaskError, Unreadable};
 use burn::data::dataset::Dataset;
-use burn::tensor::Device;
+use burn::tensor::{Device, FloatDType};
 use burn::tensor::module::interpolate;
 use burn::tensor::ops::{InterpolateMode, InterpolateOptions};
 
@@ -167,6 +167,7 @@ impl Task for DetectionTask {
             let options = InterpolateOptions::new(InterpolateMode::Bilinear).with_output_size(size).with_align_corners(false);
             interpolate(images, options)
         };
+        let images = if self.config.half() { images.cast(FloatDType::F16) } else { images };
         let feats = model.forward(images);
         let loss = detection_loss(&self.config, model.nc()).forward(&feats, &targets(batch));
         StepOutput { loss: loss.total, items: loss.items, count: loss.objects, output: () }

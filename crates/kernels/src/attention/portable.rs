@@ -1,8 +1,13 @@
 //! Attention composed of products and a masked softmax: the definition, and the way of devices and types without a kernel.
+//!
+//! A block of queries at a time, with the keys that the last of them sees: the scores of all pairs are never held here either, and half of them
+//! are never made. A short sequence is one block.
+
+use std::ops::Range;
 
 use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Backend, Scalar, TensorMetadata};
-use burn::tensor::Shape;
+use burn::tensor::{Shape, Slice};
 
 use crate::decoder::{BLOCKED, DecoderOps};
 
@@ -15,6 +20,52 @@ struct Sizes {
     s: usize,
     t: usize,
     d: usize,
+}
+
+/// Scores that are held at a time, in f32 32 MB; a few times as many are in use where gradients are made of them.
+const SCORES: usize = 8 << 20;
+
+/// Of the queries, those `rows` and the keys that the last of them sees, `0 .. keys`.
+struct Part {
+    rows: Range<usize>,
+    keys: usize,
+}
+
+impl Part {
+    /// All of them, from the first queries to the last.
+    fn all<B: Backend>(q: &FloatTensor<B>, k: &FloatTensor<B>, most: usize) -> Vec<Self> {
+        let ([b, h, s, _], [_, _, t, _]) = (q.shape().dims(), k.shape().dims());
+        let height = (most / (b * h * t).max(1)).clamp(1, s.max(1));
+        (0..s).step_by(height).map(|start| (start, s.min(start + height))).map(|(start, end)| Self { rows: start..end, keys: t - s + end }).collect()
+    }
+
+    fn is_all(&self, of: usize) -> bool {
+        self.rows == (0..of)
+    }
+
+    /// These rows of `[B, H, S, d]`.
+    fn of<B: Backend>(&self, q: &FloatTensor<B>) -> FloatTensor<B> {
+        cut::<B>(q, self.rows.clone())
+    }
+
+    /// The keys, or values, that are seen.
+    fn seen<B: Backend>(&self, k: &FloatTensor<B>) -> FloatTensor<B> {
+        cut::<B>(k, 0..self.keys)
+    }
+
+    fn first<B: Backend>(&self, first: &IntTensor<B>) -> IntTensor<B> {
+        if self.is_all(first.shape()[1]) { first.clone() } else { B::int_slice(first.clone(), &[Slice::full(), self.rows.clone().into()]) }
+    }
+}
+
+/// Rows of the third axis.
+fn cut<B: Backend>(x: &FloatTensor<B>, rows: Range<usize>) -> FloatTensor<B> {
+    if rows == (0..x.shape()[2]) { x.clone() } else { B::float_slice(x.clone(), &[Slice::full(), Slice::full(), rows.into()]) }
+}
+
+/// What was made of the parts, in their order.
+fn joined<B: Backend>(mut parts: Vec<FloatTensor<B>>) -> FloatTensor<B> {
+    if parts.len() == 1 { parts.remove(0) } else { B::float_cat(parts, 2) }
 }
 
 impl Sizes {
@@ -66,11 +117,28 @@ pub(super) fn attend<B: DecoderOps>(
     first: IntTensor<B>,
     scale: f64,
 ) -> (FloatTensor<B>, FloatTensor<B>) {
-    let sizes = Sizes::new::<B>(&q, &k);
-    let p = probabilities::<B>(q, k, first, scale, &sizes);
+    attend_by::<B>(SCORES, q, k, v, first, scale)
+}
+
+/// By parts of at most so many scores.
+fn attend_by<B: DecoderOps>(
+    most: usize,
+    q: FloatTensor<B>,
+    k: FloatTensor<B>,
+    v: FloatTensor<B>,
+    first: IntTensor<B>,
+    scale: f64,
+) -> (FloatTensor<B>, FloatTensor<B>) {
+    let of_part = |part: Part| {
+        let (q, k) = (part.of::<B>(&q), part.seen::<B>(&k));
+        let sizes = Sizes::new::<B>(&q, &k);
+        let p = probabilities::<B>(q, k, part.first::<B>(&first), scale, &sizes);
+        sizes.heads::<B>(B::float_matmul(p, part.seen::<B>(&v)))
+    };
+    let y = joined::<B>(Part::all::<B>(&q, &k, most).into_iter().map(of_part).collect());
     // Nobody reads the sums of a backend that makes its probabilities from the scores once more.
-    let sums = B::float_zeros(Shape::new([1]), &p.device(), p.dtype().into());
-    (sizes.heads::<B>(B::float_matmul(p, v)), sums)
+    let sums = B::float_zeros(Shape::new([1]), &y.device(), y.dtype().into());
+    (y, sums)
 }
 
 pub(super) fn attend_grad<B: DecoderOps>(
@@ -81,12 +149,72 @@ pub(super) fn attend_grad<B: DecoderOps>(
     dy: FloatTensor<B>,
     scale: f64,
 ) -> (FloatTensor<B>, FloatTensor<B>, FloatTensor<B>) {
-    let sizes = Sizes::new::<B>(&q, &k);
-    let p = probabilities::<B>(q.clone(), k.clone(), first, scale, &sizes);
-    let (q, dy) = (sizes.rows::<B>(q), sizes.rows::<B>(dy));
-    let dp = B::float_matmul(dy.clone(), transposed::<B>(v));
-    let dv = B::float_matmul(transposed::<B>(p.clone()), dy);
-    let ds = B::masked_softmax_grad(p, dp, scale);
-    let dk = B::float_matmul(transposed::<B>(ds.clone()), q);
-    (sizes.heads::<B>(B::float_matmul(ds, k)), dk, dv)
+    attend_grad_by::<B>(SCORES, q, k, v, first, dy, scale)
+}
+
+/// By parts of at most so many scores.
+fn attend_grad_by<B: DecoderOps>(
+    most: usize,
+    q: FloatTensor<B>,
+    k: FloatTensor<B>,
+    v: FloatTensor<B>,
+    first: IntTensor<B>,
+    dy: FloatTensor<B>,
+    scale: f64,
+) -> (FloatTensor<B>, FloatTensor<B>, FloatTensor<B>) {
+    let mut dq = Vec::new();
+    // Of the keys of the parts so far; those of the last part are all.
+    let mut sums: Option<[FloatTensor<B>; 2]> = None;
+    for part in Part::all::<B>(&q, &k, most).into_iter().rev() {
+        let (q, dy, k, v) = (part.of::<B>(&q), part.of::<B>(&dy), part.seen::<B>(&k), part.seen::<B>(&v));
+        let sizes = Sizes::new::<B>(&q, &k);
+        let p = probabilities::<B>(q.clone(), k.clone(), part.first::<B>(&first), scale, &sizes);
+        let (q, dy) = (sizes.rows::<B>(q), sizes.rows::<B>(dy));
+        let dp = B::float_matmul(dy.clone(), transposed::<B>(v));
+        let dv = B::float_matmul(transposed::<B>(p.clone()), dy);
+        let ds = B::masked_softmax_grad(p, dp, scale);
+        let dk = B::float_matmul(transposed::<B>(ds.clone()), q);
+        dq.push(sizes.heads::<B>(B::float_matmul(ds, k)));
+        sums = Some(match sums {
+            None => [dk, dv],
+            Some([of_keys, of_values]) => [(of_keys, dk), (of_values, dv)].map(|(sum, more)| {
+                let range = [Slice::full(), Slice::full(), Slice::from(0..part.keys)];
+                let more = B::float_add(B::float_slice(sum.clone(), &range), more);
+                B::float_slice_assign(sum, &range, more)
+            }),
+        });
+    }
+    dq.reverse();
+    let [dk, dv] = sums.unwrap_or_else(|| [k, v].map(|of| B::float_zeros(of.shape(), &of.device(), of.dtype().into())));
+    (joined::<B>(dq), dk, dv)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cpu::reference::noise;
+    use burn::backend::Flex;
+    use burn::tensor::TensorData;
+    use burn_flex::FlexTensor;
+
+    /// In parts of any height it is the same attention, up to the order of sums.
+    #[test]
+    fn parts_do_not_matter() {
+        let ([b, h, g, s, t, d], scale) = ([2, 4, 2, 11, 14, 8], 0.3);
+        let tensor = |seed: u64, shape: [usize; 4]| FlexTensor::from_data(TensorData::new(noise(seed, shape.iter().product()), shape));
+        let (q, k, v, dy) = (tensor(1, [b, h, s, d]), tensor(2, [b, g, t, d]), tensor(3, [b, g, t, d]), tensor(4, [b, h, s, d]));
+        let first: Vec<i64> = (0..b * s).map(|i| [0, 0, 2, 3][i % 4]).collect();
+        let first = FlexTensor::from_data(TensorData::new(first, [b, s]));
+        let all = |most| {
+            let y = attend_by::<Flex>(most, q.clone(), k.clone(), v.clone(), first.clone(), scale).0;
+            let (dq, dk, dv) = attend_grad_by::<Flex>(most, q.clone(), k.clone(), v.clone(), first.clone(), dy.clone(), scale);
+            [y, dq, dk, dv].map(|x| x.into_data().try_into_vec_as::<f32>().unwrap())
+        };
+        let whole = all(usize::MAX);
+        for most in [1, 3 * b * h * t, 5 * b * h * t, 10 * b * h * t] {
+            for (parts, whole) in all(most).iter().zip(&whole) {
+                assert!(parts.len() == whole.len() && parts.iter().zip(whole).all(|(a, b)| (a - b).abs() < 1e-5), "{most}");
+            }
+        }
+    }
 }

@@ -15,6 +15,7 @@
 //! The parts of a weight gradient are the only extra memory.
 
 use super::geometry::{Geometry, dims4};
+use super::launch::true_gradients;
 use super::matmul::{Layout, Product, Splits, Window, add_parts};
 use super::pixels::{Pixels, empty, zeros};
 use super::product::Gather;
@@ -70,11 +71,12 @@ pub(crate) fn forward(x: CubeTensor, w: CubeTensor, bias: Option<CubeTensor>, si
         expect("bias", bias.shape().dims(), [g.channels_out]);
     }
     if g.empty() {
-        return zeros(&x, shape);
+        return zeros(&x, shape, x.dtype);
     }
     let y = empty(&x, shape, x.dtype);
     let (x, w, bias) = (Pixels::new(x, g.groups), into_contiguous(w), bias.map(into_contiguous));
     let product = Product {
+        name: "convolution, forward",
         m: g.group_out(),
         n: g.pixels_out(),
         k: g.depth(),
@@ -86,6 +88,7 @@ pub(crate) fn forward(x: CubeTensor, w: CubeTensor, bias: Option<CubeTensor>, si
         c: Layout { batch: g.group_out() * g.pixels_out(), line: g.pixels_out(), ..Layout::default() },
         splits: Splits::ONE,
         silu,
+        scale: 1.0,
         window: (!g.pointwise()).then(|| window(&g, &x, false)),
     };
     product.run(&w, &x.tensor, bias.as_ref(), &y);
@@ -99,12 +102,13 @@ pub(crate) fn data_grad(dy: CubeTensor, w: CubeTensor, input: [usize; 2], option
     let g = Geometry::new(shape, w_dims, options);
     expect("dy", dims4(&dy), g.result());
     if g.empty() {
-        return zeros(&dy, shape);
+        return zeros(&dy, shape, dy.dtype);
     }
     let dx = empty(&dy, shape, dy.dtype);
     let (w, dy) = (into_contiguous(w), Pixels::new(dy, g.groups));
     let (group_in, [height, width]) = (g.channels_in / g.groups, g.input);
     let product = Product {
+        name: "convolution, gradient of the input",
         m: group_in,
         n: height * width,
         k: g.group_out(),
@@ -116,6 +120,7 @@ pub(crate) fn data_grad(dy: CubeTensor, w: CubeTensor, input: [usize; 2], option
         c: Layout { batch: group_in * height * width, line: height * width, ..Layout::default() },
         splits: Splits::ONE,
         silu: false,
+        scale: 1.0,
         window: None,
     };
     if g.pointwise() {
@@ -150,16 +155,18 @@ pub(crate) fn data_grad(dy: CubeTensor, w: CubeTensor, input: [usize; 2], option
 }
 
 /// `dw [co, ci/g, kh, kw]` from `x [n, ci, h, w]` and `dy [n, co, oh, ow]`; `kernel` is (kh, kw). `workspace` bounds the bytes of parts of it.
+/// A weight and its gradient are f32, whatever images are.
 pub(crate) fn weight_grad(x: CubeTensor, dy: CubeTensor, kernel: [usize; 2], options: &ConvOptions<2>, workspace: usize) -> CubeTensor {
     let (x_dims, [_, channels_out, ..]) = (dims4(&x), dims4(&dy));
     let shape = [channels_out, x_dims[1] / options.groups, kernel[0], kernel[1]];
     let g = Geometry::new(x_dims, shape, options);
     expect("dy", dims4(&dy), g.result());
     if g.empty() {
-        return zeros(&dy, shape);
+        return zeros(&dy, shape, DType::F32);
     }
     let (x, dy) = (Pixels::new(x, 1), Pixels::new(dy, 1));
     let mut product = Product {
+        name: "convolution, gradient of the weight",
         m: g.group_out(),
         n: g.depth(),
         k: g.pixels_out(),
@@ -171,19 +178,18 @@ pub(crate) fn weight_grad(x: CubeTensor, dy: CubeTensor, kernel: [usize; 2], opt
         c: Layout { batch: g.group_out() * g.depth(), outer: g.channels_out * g.depth(), line: g.depth(), ..Layout::default() },
         splits: Splits::ONE,
         silu: false,
+        scale: true_gradients(dy.tensor.dtype),
         window: (!g.pointwise()).then(|| window(&g, &x, true)),
     };
     product.splits = product.cut(workspace / size_of::<f32>());
     let (like, count) = (&dy.tensor, product.splits.count());
-    // Sums go to dw itself where they are in one part and in its own precision, else to parts of f32.
-    if count == 1 && like.dtype == DType::F32 {
-        let dw = empty(like, shape, DType::F32);
+    let dw = empty(like, shape, DType::F32);
+    if count == 1 {
         product.run(&dy.tensor, &x.tensor, None, &dw);
         return dw;
     }
     let parts = empty(like, [count * g.channels_out * g.depth()], DType::F32);
     product.run(&dy.tensor, &x.tensor, None, &parts);
-    let dw = empty(like, shape, like.dtype);
     add_parts(&parts, &dw, count);
     dw
 }

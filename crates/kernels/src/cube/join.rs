@@ -1,22 +1,25 @@
 //! Tensors put side by side, as many to a launch as a device binds.
 
+use burn::backend::cubecl::dtype_to_storage_type;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
 use super::launch::{UNITS, address_type, grid};
+use super::trace::note;
 
 /// Most tensors to a launch: with the result and the launch's numbers what a device of no great age binds.
 const MOST: usize = 14;
 
 /// Columns `first .. first + width` of `out`, rows of `stride`, from parts that begin at the columns `starts`; zero where no part is.
 #[cube(launch, address_type = "dynamic")]
-fn join_kernel(
-    parts: &Sequence<OwnedTensor<f32>>,
+fn join_kernel<E: Float>(
+    parts: &Sequence<OwnedTensor<E>>,
     starts: &Sequence<usize>,
-    out: &mut Tensor<f32>,
+    out: &mut Tensor<E>,
     first: usize,
     width: usize,
     stride: usize,
+    #[define(E)] _type: ElemType,
 ) {
     let rows = out.len() / stride;
     let i = ABSOLUTE_POS;
@@ -25,7 +28,7 @@ fn join_kernel(
     }
     let row = i / width;
     let column = first + i % width;
-    let mut value = 0.0f32;
+    let mut value = E::cast_from(0.0f32);
     #[unroll]
     for p in 0..comptime![parts.len()] {
         let part = parts.index(p).as_slice();
@@ -43,10 +46,11 @@ pub(crate) fn most(like: &CubeTensor) -> usize {
     MOST.min((like.client.properties().hardware.max_bindings as usize).saturating_sub(2)).max(1)
 }
 
-/// Writes columns `first .. end` of `out`, whose rows are `stride` long: those of the contiguous f32 `parts` from `starts` on, and zeros.
+/// Writes columns `first .. end` of `out`, whose rows are `stride` long: those of the contiguous `parts`, of its type, from `starts` on, and zeros.
 pub(crate) fn join(parts: &[CubeTensor], starts: &[usize], out: &CubeTensor, [first, end]: [usize; 2], stride: usize) {
     let rows = out.meta.shape().num_elements() / stride;
     let address = parts.iter().map(CubeTensor::required_address_type).max().unwrap_or_default();
+    note("join_kernel", parts.iter().chain([out]), 0);
     join_kernel::launch(
         &out.client,
         grid(rows * (end - first)),
@@ -58,5 +62,6 @@ pub(crate) fn join(parts: &[CubeTensor], starts: &[usize], out: &CubeTensor, [fi
         first,
         end - first,
         stride,
+        dtype_to_storage_type(out.dtype),
     );
 }

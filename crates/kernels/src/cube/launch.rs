@@ -1,6 +1,7 @@
 //! What launching a kernel of one number to a thread takes, and the second half of a sum in two launches.
 
 use super::geometry::MAX_GRID;
+use crate::planes::HALF_GRADIENTS;
 use burn::backend::DType;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
@@ -17,7 +18,8 @@ pub(crate) fn grid(units: usize) -> CubeCount {
 
 /// Launches a kernel with at least `$units` threads on these tensors, all on one device, and then its other arguments.
 macro_rules! launch {
-    ($kernel:ident, $units:expr, [$first:expr $(, $tensor:expr)* $(,)?] $(, $argument:expr)* $(,)?) => {
+    ($kernel:ident, $units:expr, [$first:expr $(, $tensor:expr)* $(,)?] $(, $argument:expr)* $(,)?) => {{
+        $crate::cube::trace::note(stringify!($kernel), [&$first $(, &$tensor)*], 0);
         $kernel::launch(
             &$first.client.clone(),
             $crate::cube::launch::grid($units),
@@ -27,7 +29,7 @@ macro_rules! launch {
             $($tensor.clone().into_tensor_arg(),)*
             $($argument),*
         )
-    };
+    }};
 }
 pub(crate) use launch;
 
@@ -39,6 +41,22 @@ pub(crate) fn address_type<const N: usize>(tensors: [&CubeTensor; N]) -> Address
 /// Whether our f32 kernels take these: all of that type and none empty.
 pub(crate) fn covers<'a>(tensors: impl IntoIterator<Item = &'a CubeTensor>) -> bool {
     tensors.into_iter().all(|tensor| tensor.dtype == DType::F32 && tensor.meta.shape().num_elements() > 0)
+}
+
+/// Whether our kernels on images take these: `images` all of one type, which is f32 or half of it, `others` of f32, none empty.
+pub(crate) fn covers_images<'a>(images: &[&CubeTensor], others: impl IntoIterator<Item = &'a CubeTensor>) -> bool {
+    let float = |tensor: &&CubeTensor| tensor.dtype == images[0].dtype && tensor.meta.shape().num_elements() > 0;
+    is_image_type(images[0].dtype) && images.iter().all(float) && covers(others)
+}
+
+/// The types of images that our kernels compute with, in f32.
+pub(crate) fn is_image_type(dtype: DType) -> bool {
+    matches!(dtype, DType::F32 | DType::F16 | DType::BF16)
+}
+
+/// What gradients of parameters are multiplied by where those of images are of this type.
+pub(crate) fn true_gradients(dtype: DType) -> f32 {
+    if dtype == DType::F32 { 1.0 } else { 1.0 / HALF_GRADIENTS }
 }
 
 /// Loads in flight in a loop that adds: a GPU waits for each as long as for all of them, and drivers do not unroll for it.

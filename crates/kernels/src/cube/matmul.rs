@@ -17,6 +17,7 @@ use super::geometry::MAX_GRID;
 use super::launch::{UNITS, address_type, grid};
 use super::product::{ArgsLaunch, Block, COLS, Gather, ImageLaunch, add_parts_kernel, matmul_kernel};
 use super::shared::shared_memory_works;
+use super::trace::note;
 use burn::backend::DType;
 use burn::backend::cubecl::dtype_to_storage_type;
 use burn_cubecl::tensor::CubeTensor;
@@ -35,8 +36,10 @@ pub(crate) struct Layout {
 }
 
 /// What is computed: C[batches] of m x n from sums over k and `outer`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Product {
+    /// What it is for.
+    pub(crate) name: &'static str,
     pub(crate) m: usize,
     pub(crate) n: usize,
     pub(crate) k: usize,
@@ -50,6 +53,8 @@ pub(crate) struct Product {
     pub(crate) c: Layout,
     pub(crate) splits: Splits,
     pub(crate) silu: bool,
+    /// What the sums are multiplied by.
+    pub(crate) scale: f32,
     /// B as the columns of an image, instead of by `line` and `k`.
     pub(crate) window: Option<Window>,
 }
@@ -129,6 +134,7 @@ impl Product {
                 let n = width.min(self.n - first);
                 let blocks = [n.div_ceil(block.cols as usize), self.m.div_ceil(block.rows as usize)];
                 let count = CubeCount::Static(blocks[0] as u32, blocks[1] as u32, (batches * self.splits.count()) as u32);
+                note(self.name, [a, b, c], 2 * (self.m * n * self.k * self.outer * batches) as u64);
                 matmul_kernel::launch(
                     client,
                     count,
@@ -142,7 +148,7 @@ impl Product {
                     self.args(first_batch, first, n),
                     self.image(first),
                     block,
-                    [dtype_to_storage_type(a.dtype), dtype_to_storage_type(c.dtype)],
+                    [a, b, c].map(|tensor| dtype_to_storage_type(tensor.dtype)),
                 );
             }
         }
@@ -199,13 +205,15 @@ impl Product {
             self.c.batch,
             self.c.outer,
             self.c.line,
+            self.scale,
         )
     }
 }
 
-/// `out = sum over the first axis of parts`; `parts` is f32 and holds `count` times as many numbers as `out`.
+/// `out = sum over the first axis of parts`, both of f32; `parts` holds `count` times as many numbers as `out`.
 pub(crate) fn add_parts(parts: &CubeTensor, out: &CubeTensor, count: usize) {
-    debug_assert_eq!(parts.dtype, DType::F32);
+    debug_assert_eq!([parts.dtype, out.dtype], [DType::F32; 2]);
+    note("add_parts_kernel", [parts, out], 0);
     add_parts_kernel::launch(
         &out.client,
         grid(out.meta.shape().num_elements()),
@@ -214,6 +222,5 @@ pub(crate) fn add_parts(parts: &CubeTensor, out: &CubeTensor, count: usize) {
         parts.clone().into_tensor_arg(),
         out.clone().into_tensor_arg(),
         count as u32,
-        dtype_to_storage_type(out.dtype),
     );
 }

@@ -23,20 +23,23 @@ mod product;
 mod shared;
 pub(crate) mod softmax;
 pub(crate) mod stripes;
-mod trace;
+pub(crate) mod sums;
+pub(crate) mod trace;
 
-use crate::operands::{Bias, ConvConfig, NormGrads, NormOutput};
+use crate::operands::{Bias, ConvConfig, NormGrads, NormOutput, NormStep};
 use crate::ops::KernelOps;
+use crate::planes::HALF_GRADIENTS;
 use crate::policy::Lowering;
 use crate::portable;
-use burn::backend::DType;
+use burn::backend::ops::FloatTensorOps;
+use burn::backend::{DType, Scalar};
 use burn_cubecl::CubeBackend;
 use burn_cubecl::tensor::CubeTensor;
-use launch::covers;
-pub use shared::shared_memory_works;
+use launch::{covers_images, is_image_type};
+pub use shared::{distrust_shared_memory, shared_memory_works};
 use std::sync::Once;
 use std::sync::atomic::{AtomicUsize, Ordering};
-pub use trace::{Launches, launches, more};
+pub use trace::{Counted, Done, Launches, Work, launches};
 
 /// Megabytes of parts unless [`set_workspace_mb`] says otherwise. A weight of YOLOv8n that is larger makes blocks enough for a GPU by itself.
 pub const DEFAULT_WORKSPACE_MB: usize = 1;
@@ -58,52 +61,69 @@ pub fn workspace_bytes() -> usize {
     WORKSPACE.load(Ordering::Relaxed)
 }
 
-/// Whether this module computes the convolution; says once which kernels that means.
-fn ours(tensor: &CubeTensor, config: &ConvConfig) -> bool {
+/// Whether this module computes the convolution of these images with that weight; says once which kernels that means.
+fn ours(image: &CubeTensor, weight: Option<&CubeTensor>, config: &ConvConfig) -> bool {
     static SAID: Once = Once::new();
-    if config.lowering != Lowering::Gemm || !matches!(tensor.dtype, DType::F32 | DType::F16 | DType::BF16) {
+    if config.lowering != Lowering::Gemm || !is_image_type(image.dtype) || weight.is_some_and(|w| w.dtype != DType::F32) {
         return false;
     }
     SAID.call_once(|| {
-        tracing::info!("convolutions by matrix product on {}: columns are read from the image, never written", tensor.client.name());
+        tracing::info!("convolutions by matrix product on {}: columns are read from the image, never written", image.client.name());
     });
     true
 }
 
+/// The same numbers in another type.
+fn of_type(tensor: CubeTensor, dtype: DType) -> CubeTensor {
+    if tensor.dtype == dtype { tensor } else { CubeBackend::float_cast(tensor, dtype.into()) }
+}
+
 impl KernelOps for CubeBackend {
     fn conv_forward(x: CubeTensor, weight: CubeTensor, bias: Bias<Self>, config: ConvConfig) -> CubeTensor {
-        if ours(&x, &config) {
+        if ours(&x, Some(&weight), &config) {
             return conv::forward(x, weight, bias.into_option(), false, &config.to_burn());
         }
-        portable::conv_forward::<Self>(x, weight, bias.into_option(), config)
+        // Burn's take all of one type; parameters are f32 whatever images are.
+        let (weight, bias) = (of_type(weight, x.dtype), bias.into_option().map(|bias| of_type(bias, x.dtype)));
+        portable::conv_forward::<Self>(x, weight, bias, config)
     }
 
     fn conv_silu(x: CubeTensor, weight: CubeTensor, bias: Bias<Self>, config: ConvConfig) -> CubeTensor {
-        if ours(&x, &config) {
+        if ours(&x, Some(&weight), &config) {
             return conv::forward(x, weight, bias.into_option(), true, &config.to_burn());
         }
         portable::silu::<Self>(Self::conv_forward(x, weight, bias, config))
     }
 
     fn conv_data_grad(dy: CubeTensor, weight: CubeTensor, input: [usize; 2], config: ConvConfig) -> CubeTensor {
-        if ours(&dy, &config) {
+        if ours(&dy, Some(&weight), &config) {
             return conv::data_grad(dy, weight, input, &config.to_burn());
         }
+        let weight = of_type(weight, dy.dtype);
         portable::conv_data_grad::<Self>(dy, weight, input, config)
     }
 
     fn conv_weight_grad(x: CubeTensor, dy: CubeTensor, kernel: [usize; 2], config: ConvConfig) -> CubeTensor {
-        if ours(&dy, &config) {
+        if x.dtype == dy.dtype && ours(&dy, None, &config) {
             return conv::weight_grad(x, dy, kernel, &config.to_burn(), workspace_bytes());
         }
-        portable::conv_weight_grad::<Self>(x, dy, kernel, config)
+        let dw = portable::conv_weight_grad::<Self>(x, dy, kernel, config);
+        if dw.dtype == DType::F32 { dw } else { Self::float_div_scalar(of_type(dw, DType::F32), Scalar::Float(HALF_GRADIENTS.into())) }
     }
 
-    fn norm_act(x: CubeTensor, gamma: CubeTensor, beta: CubeTensor, epsilon: f64, silu: bool) -> NormOutput<Self> {
-        if covers([&x, &gamma, &beta]) {
-            return norm::norm_act(x, gamma, beta, epsilon, silu);
+    fn norm_act(
+        x: CubeTensor,
+        gamma: CubeTensor,
+        beta: CubeTensor,
+        running_mean: CubeTensor,
+        running_variance: CubeTensor,
+        step: NormStep,
+    ) -> NormOutput<Self> {
+        let running = [running_mean, running_variance];
+        if covers_images(&[&x], [&gamma, &beta].into_iter().chain(&running)) {
+            return norm::norm_act(x, gamma, beta, running, step);
         }
-        portable::norm_act::<Self>(x, gamma, beta, epsilon, silu)
+        portable::norm_act::<Self>(x, gamma, beta, running, step)
     }
 
     fn norm_act_again(
@@ -115,7 +135,7 @@ impl KernelOps for CubeBackend {
         epsilon: f64,
         silu: bool,
     ) -> CubeTensor {
-        if covers([&x, &mean, &variance, &gamma, &beta]) {
+        if covers_images(&[&x], [&mean, &variance, &gamma, &beta]) {
             return norm::norm_act_again(x, [mean, variance, gamma, beta], epsilon, silu);
         }
         portable::norm_act_again::<Self>(x, mean, variance, gamma, beta, epsilon, silu)
@@ -131,7 +151,7 @@ impl KernelOps for CubeBackend {
         epsilon: f64,
         silu: bool,
     ) -> NormGrads<Self> {
-        if covers([&x, &mean, &variance, &gamma, &beta, &dy]) {
+        if covers_images(&[&x, &dy], [&mean, &variance, &gamma, &beta]) {
             return norm::norm_act_backward(x, mean, variance, gamma, beta, dy, epsilon, silu);
         }
         portable::norm_act_backward::<Self>(x, mean, variance, gamma, beta, dy, epsilon, silu)

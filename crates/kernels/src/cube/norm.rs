@@ -1,19 +1,20 @@
 //! Batch normalisation and SiLU on CubeCL devices, from the host's side: three launches forward, the last of them alone to make the
 //! output again, and three backward.
 //!
-//! Forward: parts of each channel's sums, statistics from the parts, output. Backward: parts of both sums, their totals, input gradient.
+//! Forward: parts of each channel's sums, statistics from the parts (and the running ones moved), output. Backward: parts of both sums, their totals, input gradient.
 //! x is all that is kept between the two, as on the processor. Inputs of any strides are read in place where the rows of an image step
 //! evenly; what comes out lies in memory as x does, so a chain of layers keeps the order that its convolutions chose.
 
 use super::geometry::dims4;
-use super::launch::launch;
+use super::launch::{launch, true_gradients};
 use super::norm_kernels::{
     ExtentLaunch, StepsLaunch, norm_gradient_kernel, norm_gradient_sums_kernel, norm_input_gradient_kernel, norm_moments_kernel,
     norm_output_kernel, norm_statistics_kernel,
 };
 use super::pixels::{Pixels, empty};
-use crate::operands::{NormGrads, NormOutput};
+use crate::operands::{NormGrads, NormOutput, NormStep};
 use burn::backend::DType;
+use burn::backend::cubecl::dtype_to_storage_type;
 use burn::backend::ops::FloatTensorOps;
 use burn_cubecl::CubeBackend;
 use burn_cubecl::kernel::into_contiguous;
@@ -56,9 +57,9 @@ impl Plan {
     fn like(&self, x: &Pixels) -> Pixels {
         let [n, c, h, w] = dims4(&x.tensor);
         let tensor = if self.channels_last {
-            CubeBackend::float_permute(empty(&x.tensor, [n, h, w, c], DType::F32), &[0, 3, 1, 2])
+            CubeBackend::float_permute(empty(&x.tensor, [n, h, w, c], x.tensor.dtype), &[0, 3, 1, 2])
         } else {
-            empty(&x.tensor, [n, c, h, w], DType::F32)
+            empty(&x.tensor, [n, c, h, w], x.tensor.dtype)
         };
         Pixels::new(tensor, 1)
     }
@@ -76,6 +77,7 @@ impl Plan {
             epsilon as f32,
             silu,
             self.channels_last,
+            dtype_to_storage_type(x.tensor.dtype),
         );
         y.tensor
     }
@@ -86,17 +88,27 @@ fn steps(of: &Pixels) -> StepsLaunch {
 }
 
 /// [`KernelOps::norm_act`](crate::ops::KernelOps::norm_act) of what [`covers`](super::launch::covers) allows.
-pub(super) fn norm_act(x: CubeTensor, gamma: CubeTensor, beta: CubeTensor, epsilon: f64, silu: bool) -> NormOutput<CubeBackend> {
+pub(super) fn norm_act(x: CubeTensor, gamma: CubeTensor, beta: CubeTensor, running: [CubeTensor; 2], step: NormStep) -> NormOutput<CubeBackend> {
     let [gamma, beta] = [gamma, beta].map(into_contiguous);
+    let [old_mean, old_variance] = running.map(into_contiguous);
     let x = Pixels::new(x, 1);
     let plan = Plan::new(&x);
-    let parts = empty(&x.tensor, [2, plan.parts(), plan.channels], DType::F32);
+    // And of each channel the value that the sums are around.
+    let parts = empty(&x.tensor, [2 * plan.parts() + 1, plan.channels], DType::F32);
     let threads = plan.parts() * plan.channels;
-    launch!(norm_moments_kernel, threads, [x.tensor, parts], plan.extent(), steps(&x), plan.channels_last);
-    let [mean, variance] = [(); 2].map(|()| empty(&x.tensor, [plan.channels], DType::F32));
-    launch!(norm_statistics_kernel, plan.channels, [parts, x.tensor, mean, variance], plan.extent(), steps(&x));
-    let output = plan.output(&x, [&mean, &variance, &gamma, &beta], epsilon, silu);
-    NormOutput { output, mean, variance }
+    launch!(norm_moments_kernel, threads, [x.tensor, parts], plan.extent(), steps(&x), plan.channels_last, dtype_to_storage_type(x.tensor.dtype));
+    let [mean, variance, running_mean, running_variance] = [(); 4].map(|()| empty(&x.tensor, [plan.channels], DType::F32));
+    launch!(
+        norm_statistics_kernel,
+        plan.channels,
+        [parts, mean, variance, old_mean, old_variance, running_mean, running_variance],
+        plan.extent(),
+        (1.0 - step.momentum) as f32,
+        step.momentum as f32,
+        NormStep::unbias(dims4(&x.tensor)) as f32,
+    );
+    let output = plan.output(&x, [&mean, &variance, &gamma, &beta], step.epsilon, step.silu);
+    NormOutput { output, mean, variance, running_mean, running_variance }
 }
 
 /// [`KernelOps::norm_act_again`](crate::ops::KernelOps::norm_act_again) of what [`covers`](super::launch::covers) allows; `channels` are mean,
@@ -133,10 +145,11 @@ pub(super) fn norm_act_backward(
         epsilon as f32,
         silu,
         plan.channels_last,
+        dtype_to_storage_type(x.tensor.dtype),
     );
     let [dgamma, dbeta] = [(); 2].map(|()| empty(&x.tensor, [plan.channels], DType::F32));
     let factors = empty(&x.tensor, [3, plan.channels], DType::F32);
-    launch!(norm_gradient_sums_kernel, plan.channels, [parts, variance, gamma, dgamma, dbeta, factors], plan.extent(), epsilon as f32);
+    launch!(norm_gradient_sums_kernel, plan.channels, [parts, variance, gamma, dgamma, dbeta, factors], plan.extent(), epsilon as f32, true_gradients(dy.tensor.dtype));
     let dx = plan.like(&x);
     launch!(
         norm_input_gradient_kernel,
@@ -148,6 +161,7 @@ pub(super) fn norm_act_backward(
         steps(&dx),
         silu,
         plan.channels_last,
+        dtype_to_storage_type(x.tensor.dtype),
     );
     NormGrads { x: dx.tensor, gamma: dgamma, beta: dbeta }
 }

@@ -1,4 +1,4 @@
-//! The device side of batch normalisation and SiLU.
+//! The device side of batch normalisation and SiLU: images of any float type, everything else f32.
 //!
 //! Sums over a channel take two launches: threads add up parts of it in registers, one thread to a channel adds the parts. There is no
 //! shared memory in it (see [`shared`](super::shared)), no atomic and no choice by time, so results repeat bit for bit. Neighbouring
@@ -76,9 +76,9 @@ const AHEAD: u32 = 4;
 
 /// Both sums of one part into `parts [2, parts, channels]`, plane by plane, so that no run of additions is long.
 #[cube]
-fn add_up(
-    x: &Tensor<f32>,
-    dy: &Tensor<f32>,
+fn add_up<E: Float>(
+    x: &Tensor<E>,
+    dy: &Tensor<E>,
     parts: &mut Tensor<f32>,
     at: u32,
     part: u32,
@@ -105,13 +105,13 @@ fn add_up(
             #[unroll]
             for i in 0..AHEAD {
                 let p = (pixel + i * extent.inner) as usize;
-                add_term(x[x_at + p * x_steps.pixel], dy[dy_at + p * dy_steps.pixel], channel, &mut sums, pass);
+                add_term(f32::cast_from(x[x_at + p * x_steps.pixel]), f32::cast_from(dy[dy_at + p * dy_steps.pixel]), channel, &mut sums, pass);
             }
             pixel += AHEAD * extent.inner;
         }
         while pixel < extent.pixels {
             let p = pixel as usize;
-            add_term(x[x_at + p * x_steps.pixel], dy[dy_at + p * dy_steps.pixel], channel, &mut sums, pass);
+            add_term(f32::cast_from(x[x_at + p * x_steps.pixel]), f32::cast_from(dy[dy_at + p * dy_steps.pixel]), channel, &mut sums, pass);
             pixel += extent.inner;
         }
         totals[0] += sums[0];
@@ -144,12 +144,13 @@ fn index_of(channels: u32, count: u32, #[comptime] channels_last: bool) -> u32 {
 
 /// Parts of each channel's sums around its first value, a thread to a part.
 #[cube(launch, address_type = "dynamic")]
-pub(crate) fn norm_moments_kernel(
-    x: &Tensor<f32>,
+pub(crate) fn norm_moments_kernel<E: Float>(
+    x: &Tensor<E>,
     parts: &mut Tensor<f32>,
     extent: &Extent,
     steps: &Steps,
     #[comptime] channels_last: bool,
+    #[define(E)] _type: ElemType,
 ) {
     let count = extent.inner * extent.outer;
     if ABSOLUTE_POS >= (extent.channels * count) as usize {
@@ -158,20 +159,28 @@ pub(crate) fn norm_moments_kernel(
     let c = channel_of(extent.channels, count, channels_last);
     let part = index_of(extent.channels, count, channels_last);
     let base = c as usize * steps.channel;
-    let channel = Channel { mean: x[base], scale: 0.0f32, beta: 0.0f32 };
+    let channel = Channel { mean: f32::cast_from(x[base]), scale: 0.0f32, beta: 0.0f32 };
     let at = part * extent.channels + c;
-    add_up(x, x, parts, at, part, &channel, base, base, extent, steps, steps, Pass::Moments);
+    add_up::<E>(x, x, parts, at, part, &channel, base, base, extent, steps, steps, Pass::Moments);
+    if part == 0u32 {
+        parts[(2 * count * extent.channels + c) as usize] = channel.mean;
+    }
 }
 
-/// Mean and variance from the parts, a thread to a channel.
+/// Mean and variance from the parts, and the running ones moved towards them, a thread to a channel. Devices bind no more tensors than these.
 #[cube(launch, address_type = "dynamic")]
 pub(crate) fn norm_statistics_kernel(
     parts: &Tensor<f32>,
-    x: &Tensor<f32>,
     mean: &mut Tensor<f32>,
     variance: &mut Tensor<f32>,
+    old_mean: &Tensor<f32>,
+    old_variance: &Tensor<f32>,
+    running_mean: &mut Tensor<f32>,
+    running_variance: &mut Tensor<f32>,
     extent: &Extent,
-    steps: &Steps,
+    keep: f32,
+    momentum: f32,
+    unbias: f32,
 ) {
     let c = ABSOLUTE_POS;
     let channels = extent.channels as usize;
@@ -182,25 +191,30 @@ pub(crate) fn norm_statistics_kernel(
     let samples = f32::cast_from(extent.images) * f32::cast_from(extent.pixels);
     let offset = fold(parts, c, channels, count) / samples;
     let squares = fold(parts, c + count as usize * channels, channels, count) / samples;
-    mean[c] = x[c * steps.channel] + offset;
-    variance[c] = max(squares - offset * offset, 0.0f32);
+    let new_mean = parts[2 * count as usize * channels + c] + offset;
+    let new_variance = max(squares - offset * offset, 0.0f32);
+    mean[c] = new_mean;
+    variance[c] = new_variance;
+    running_mean[c] = old_mean[c] * keep + new_mean * momentum;
+    running_variance[c] = old_variance[c] * keep + new_variance * unbias * momentum;
 }
 
 /// `z = gamma (x - mean) rstd + beta`, through SiLU if asked; a thread to a pixel of a channel, for all images.
 #[cube(launch, address_type = "dynamic")]
-pub(crate) fn norm_output_kernel(
-    x: &Tensor<f32>,
+pub(crate) fn norm_output_kernel<E: Float>(
+    x: &Tensor<E>,
     mean: &Tensor<f32>,
     variance: &Tensor<f32>,
     gamma: &Tensor<f32>,
     beta: &Tensor<f32>,
-    y: &mut Tensor<f32>,
+    y: &mut Tensor<E>,
     extent: &Extent,
     x_steps: &Steps,
     y_steps: &Steps,
     epsilon: f32,
     #[comptime] silu: bool,
     #[comptime] channels_last: bool,
+    #[define(E)] _type: ElemType,
 ) {
     if ABSOLUTE_POS >= (extent.channels * extent.pixels) as usize {
         terminate!();
@@ -211,19 +225,19 @@ pub(crate) fn norm_output_kernel(
     let from = c * x_steps.channel + pixel * x_steps.pixel;
     let to = c * y_steps.channel + pixel * y_steps.pixel;
     for image in 0..extent.images {
-        let mut z = (x[from + image as usize * x_steps.image] - mean) * scale + beta;
+        let mut z = (f32::cast_from(x[from + image as usize * x_steps.image]) - mean) * scale + beta;
         if comptime!(silu) {
             z /= 1.0f32 + (-z).exp();
         }
-        y[to + image as usize * y_steps.image] = z;
+        y[to + image as usize * y_steps.image] = E::cast_from(z);
     }
 }
 
 /// Parts of each channel's `Σ dz` and `Σ dz (x - mean)`, a thread to a part.
 #[cube(launch, address_type = "dynamic")]
-pub(crate) fn norm_gradient_kernel(
-    x: &Tensor<f32>,
-    dy: &Tensor<f32>,
+pub(crate) fn norm_gradient_kernel<E: Float>(
+    x: &Tensor<E>,
+    dy: &Tensor<E>,
     mean: &Tensor<f32>,
     variance: &Tensor<f32>,
     gamma: &Tensor<f32>,
@@ -235,6 +249,7 @@ pub(crate) fn norm_gradient_kernel(
     epsilon: f32,
     #[comptime] silu: bool,
     #[comptime] channels_last: bool,
+    #[define(E)] _type: ElemType,
 ) {
     let count = extent.inner * extent.outer;
     if ABSOLUTE_POS >= (extent.channels * count) as usize {
@@ -248,10 +263,10 @@ pub(crate) fn norm_gradient_kernel(
     let channel = Channel { mean: mean[c], scale, beta: beta[c] };
     let (x_base, dy_base) = (c * x_steps.channel, c * dy_steps.channel);
     let pass = comptime!(Pass::Gradient { silu });
-    add_up(x, dy, parts, at, part, &channel, x_base, dy_base, extent, x_steps, dy_steps, pass);
+    add_up::<E>(x, dy, parts, at, part, &channel, x_base, dy_base, extent, x_steps, dy_steps, pass);
 }
 
-/// dgamma, dbeta and `factors [3, channels]` from the parts, a thread to a channel: gamma rstd, dbeta / M and dgamma rstd / M.
+/// dgamma and dbeta, times `true_scale`, and `factors [3, channels]` from the parts, a thread to a channel: gamma rstd, dbeta / M and dgamma rstd / M.
 #[cube(launch, address_type = "dynamic")]
 pub(crate) fn norm_gradient_sums_kernel(
     parts: &Tensor<f32>,
@@ -262,6 +277,7 @@ pub(crate) fn norm_gradient_sums_kernel(
     factors: &mut Tensor<f32>,
     extent: &Extent,
     epsilon: f32,
+    true_scale: f32,
 ) {
     let c = ABSOLUTE_POS;
     let channels = extent.channels as usize;
@@ -273,8 +289,8 @@ pub(crate) fn norm_gradient_sums_kernel(
     let rstd = rstd(variance[c], epsilon);
     let shift = fold(parts, c, channels, count);
     let stretch = fold(parts, c + count as usize * channels, channels, count) * rstd;
-    dbeta[c] = shift;
-    dgamma[c] = stretch;
+    dbeta[c] = shift * true_scale;
+    dgamma[c] = stretch * true_scale;
     factors[c] = gamma[c] * rstd;
     factors[channels + c] = shift / samples;
     factors[2 * channels + c] = stretch * rstd / samples;
@@ -282,19 +298,20 @@ pub(crate) fn norm_gradient_sums_kernel(
 
 /// `dx = scale (dz - dbeta / M - (x - mean) dgamma rstd / M)`; a thread to a pixel of a channel, for all images.
 #[cube(launch, address_type = "dynamic")]
-pub(crate) fn norm_input_gradient_kernel(
-    x: &Tensor<f32>,
-    dy: &Tensor<f32>,
+pub(crate) fn norm_input_gradient_kernel<E: Float>(
+    x: &Tensor<E>,
+    dy: &Tensor<E>,
     mean: &Tensor<f32>,
     beta: &Tensor<f32>,
     factors: &Tensor<f32>,
-    dx: &mut Tensor<f32>,
+    dx: &mut Tensor<E>,
     extent: &Extent,
     x_steps: &Steps,
     dy_steps: &Steps,
     dx_steps: &Steps,
     #[comptime] silu: bool,
     #[comptime] channels_last: bool,
+    #[define(E)] _type: ElemType,
 ) {
     if ABSOLUTE_POS >= (extent.channels * extent.pixels) as usize {
         terminate!();
@@ -308,8 +325,8 @@ pub(crate) fn norm_input_gradient_kernel(
     let dy_at = c * dy_steps.channel + pixel * dy_steps.pixel;
     let dx_at = c * dx_steps.channel + pixel * dx_steps.pixel;
     for image in 0..extent.images {
-        let centred = x[x_at + image as usize * x_steps.image] - channel.mean;
-        let dz = slope(&channel, centred, dy[dy_at + image as usize * dy_steps.image], silu);
-        dx[dx_at + image as usize * dx_steps.image] = channel.scale * (dz - mean_dz - centred * tilt);
+        let centred = f32::cast_from(x[x_at + image as usize * x_steps.image]) - channel.mean;
+        let dz = slope(&channel, centred, f32::cast_from(dy[dy_at + image as usize * dy_steps.image]), silu);
+        dx[dx_at + image as usize * dx_steps.image] = E::cast_from(channel.scale * (dz - mean_dz - centred * tilt));
     }
 }

@@ -13,9 +13,9 @@ pub(crate) fn empty<const D: usize>(like: &CubeTensor, shape: [usize; D], dtype:
     empty_device_contiguous_dtype(like.client.clone(), like.device.clone(), Shape::new(shape), dtype)
 }
 
-/// A contiguous tensor of zeros next to `like`, of its type.
-pub(crate) fn zeros<const D: usize>(like: &CubeTensor, shape: [usize; D]) -> CubeTensor {
-    zeros_client(like.client.clone(), like.device.clone(), Shape::new(shape), like.dtype)
+/// A contiguous tensor of zeros next to `like`.
+pub(crate) fn zeros<const D: usize>(like: &CubeTensor, shape: [usize; D], dtype: DType) -> CubeTensor {
+    zeros_client(like.client.clone(), like.device.clone(), Shape::new(shape), dtype)
 }
 
 /// An uninitialised contiguous tensor of the type and shape of `x`.

@@ -174,6 +174,8 @@ pub(crate) struct Args {
     c_batch: usize,
     c_split: usize,
     c_line: usize,
+    /// What sums are multiplied by.
+    scale: f32,
 }
 
 /// One block of one operand into shared memory as `[DEPTH][lines + PAD]`, zero outside `count` lines and before `end`.
@@ -280,15 +282,15 @@ fn term<E: Float>(a: &Tensor<E>, at_a: &Array<usize>, right: &Array<f32>, sums: 
 /// `C = A B (+ bias) (SiLU)`. Grid: blocks of columns, blocks of rows, batches times splits. A thread's rows are neighbours, its
 /// columns as far apart as there are threads to a row, so that neighbouring threads write neighbours.
 #[cube(launch, address_type = "dynamic")]
-pub(crate) fn matmul_kernel<E: Float, O: Float>(
-    a: &Tensor<E>,
-    b: &Tensor<E>,
-    bias: &Tensor<E>,
-    c: &mut Tensor<O>,
+pub(crate) fn matmul_kernel<A: Float, B: Float, C: Float>(
+    a: &Tensor<A>,
+    b: &Tensor<B>,
+    bias: &Tensor<A>,
+    c: &mut Tensor<C>,
     args: &Args,
     image: &Image,
     #[comptime] block: Block,
-    #[define(E, O)] _types: [ElemType; 2],
+    #[define(A, B, C)] _types: [ElemType; 3],
 ) {
     let across = comptime!(block.cols / COLS);
     let row = UNIT_POS / across * block.tall;
@@ -320,13 +322,13 @@ pub(crate) fn matmul_kernel<E: Float, O: Float>(
             let (along_a, along_b) = comptime!((block.a_along_k, block.b_along_k));
             while k < end {
                 let gather = comptime!(block.gather);
-                load::<E>(a, &mut block_a, base_a, args.a_line, args.a_k, image, first_row, args.m, k, end, rows, units, along_a, gather);
+                load::<A>(a, &mut block_a, base_a, args.a_line, args.a_k, image, first_row, args.m, k, end, rows, units, along_a, gather);
                 if comptime!(gather.is_some()) {
                     let gather = comptime!(gather.unwrap_or_default());
-                    load_image::<E>(b, &mut block_b, base_b, image, first_col, args.n, k, end, cols, units, along_b, gather);
+                    load_image::<B>(b, &mut block_b, base_b, image, first_col, args.n, k, end, cols, units, along_b, gather);
                 } else {
                     let plain = comptime!(None);
-                    load::<E>(
+                    load::<B>(
                         b,
                         &mut block_b,
                         base_b,
@@ -381,9 +383,9 @@ pub(crate) fn matmul_kernel<E: Float, O: Float>(
                     let mut right = Array::<f32>::new(comptime!(COLS as usize));
                     #[unroll]
                     for j in 0..comptime!(COLS as usize) {
-                        right[j] = number::<E>(b, offsets[j], of_k.offset, ys[j] + of_k.y, xs[j] + of_k.x, image);
+                        right[j] = number::<B>(b, offsets[j], of_k.offset, ys[j] + of_k.y, xs[j] + of_k.x, image);
                     }
-                    term::<E>(a, &at_a, &right, &mut sums, term_of_a(k, args.a_k, image, comptime!(block.gather)), block.tall);
+                    term::<A>(a, &at_a, &right, &mut sums, term_of_a(k, args.a_k, image, comptime!(block.gather)), block.tall);
                     k += 1u32;
                 }
             } else {
@@ -394,7 +396,7 @@ pub(crate) fn matmul_kernel<E: Float, O: Float>(
                     for j in 0..comptime!(COLS as usize) {
                         right[j] = f32::cast_from(b[at_b[j] + k as usize * args.b_k]);
                     }
-                    term::<E>(a, &at_a, &right, &mut sums, k as usize * args.a_k, block.tall);
+                    term::<A>(a, &at_a, &right, &mut sums, k as usize * args.a_k, block.tall);
                     k += 1u32;
                 }
             }
@@ -417,7 +419,7 @@ pub(crate) fn matmul_kernel<E: Float, O: Float>(
                 } else {
                     at += x as usize;
                 }
-                let mut value = sums[comptime!((i * COLS + j) as usize)];
+                let mut value = sums[comptime!((i * COLS + j) as usize)] * args.scale;
                 if comptime!(block.bias) {
                     // The rows of C are the output channels of one group.
                     value += f32::cast_from(bias[(z % args.period * args.m + y) as usize]);
@@ -425,7 +427,7 @@ pub(crate) fn matmul_kernel<E: Float, O: Float>(
                 if comptime!(block.silu) {
                     value /= 1.0f32 + (-value).exp();
                 }
-                c[at] = O::cast_from(value);
+                c[at] = C::cast_from(value);
             }
         }
     }
@@ -433,7 +435,7 @@ pub(crate) fn matmul_kernel<E: Float, O: Float>(
 
 /// `out[i] = sum over p of parts[p, i]`, in that order.
 #[cube(launch, address_type = "dynamic")]
-pub(crate) fn add_parts_kernel<E: Float>(parts: &Tensor<f32>, out: &mut Tensor<E>, count: u32, #[define(E)] _type: ElemType) {
+pub(crate) fn add_parts_kernel(parts: &Tensor<f32>, out: &mut Tensor<f32>, count: u32) {
     let at = ABSOLUTE_POS;
     if at >= out.len() {
         terminate!();
@@ -442,5 +444,5 @@ pub(crate) fn add_parts_kernel<E: Float>(parts: &Tensor<f32>, out: &mut Tensor<E
     for part in 0..count {
         sum += parts[part as usize * out.len() + at];
     }
-    out[at] = E::cast_from(sum);
+    out[at] = sum;
 }

@@ -2,9 +2,10 @@
 //!
 //! CubeCL 0.11.3 emits invalid SPIR-V for shared memory on Vulkan devices without `VK_KHR_workgroup_memory_explicit_layout`: in
 //! `cubecl-spirv/src/ops/memory.rs`, `lower_shared_implicit`, the types of the variable and of its value are exchanged, and the variable
-//! becomes a pointer to a pointer. SwiftShader, which lacks the extension, then reads one and the same number everywhere; a driver may as
-//! well crash. All of CubeCL's own matmuls and reductions are hit. Drivers do not tell whether they do it right, so each device is asked
-//! once to turn 64 numbers round, which costs one small kernel before the first product.
+//! becomes a pointer to a pointer. This workspace mends it (`patches/cubecl-spirv`), but who uses these crates as libraries may have CubeCL as it
+//! is published: SwiftShader then reads one and the same number everywhere, lavapipe crashes. All of CubeCL's own matmuls and reductions are hit.
+//! Drivers do not tell whether they do it right, so each device is asked once to turn 64 numbers round, which costs one small kernel before the
+//! first product.
 
 use burn::tensor::{DType, Shape};
 use burn_cubecl::CubeDevice;
@@ -24,9 +25,15 @@ fn shared_check_kernel(out: &mut Tensor<u32>) {
     out[UNIT_POS as usize] = shared[(CHECKED - 1 - UNIT_POS) as usize];
 }
 
+static ANSWERS: LazyLock<Mutex<HashMap<CubeDevice, bool>>> = LazyLock::new(Mutex::default);
+
+/// From now on the device's products go without shared memory: for tests of that way, and for who knows better.
+pub fn distrust_shared_memory(device: &CubeDevice) {
+    ANSWERS.lock().unwrap_or_else(PoisonError::into_inner).insert(device.clone(), false);
+}
+
 /// Whether numbers put into shared memory come out as they went in; asked once of each device.
 pub fn shared_memory_works(device: &CubeDevice) -> bool {
-    static ANSWERS: LazyLock<Mutex<HashMap<CubeDevice, bool>>> = LazyLock::new(Mutex::default);
     let mut answers = ANSWERS.lock().unwrap_or_else(PoisonError::into_inner);
     *answers.entry(device.clone()).or_insert_with(|| {
         let client = device.client();

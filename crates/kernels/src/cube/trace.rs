@@ -1,12 +1,37 @@
-//! What is launched: CubeCL tells an observer of every kernel before it runs.
+//! What is launched: CubeCL tells an observer of every kernel before it runs; our own say what they move and compute.
 
 use std::collections::BTreeMap;
+use std::ops::AddAssign;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use burn_cubecl::tensor::CubeTensor;
 use cubecl::logging::{LaunchObservation, LaunchObserver};
 
 /// Kernels by their full names, and how often each was launched.
 pub type Launches = BTreeMap<&'static str, usize>;
+
+/// Our kernels by their own names, and what they did.
+pub type Work = BTreeMap<&'static str, Done>;
+
+/// What the launches of a kernel did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Done {
+    /// How many there were.
+    pub launches: usize,
+    /// Bytes of the tensors they were given, each once: what must be read or written if a cache keeps what is read again.
+    pub bytes: u64,
+    /// Multiplications and additions of matrix products; of other kernels none are counted, memory is what bounds them.
+    pub flops: u64,
+}
+
+impl AddAssign for Done {
+    fn add_assign(&mut self, more: Self) {
+        self.launches += more.launches;
+        self.bytes += more.bytes;
+        self.flops += more.flops;
+    }
+}
 
 #[derive(Default)]
 struct Trace(Mutex<Launches>);
@@ -14,6 +39,19 @@ struct Trace(Mutex<Launches>);
 impl LaunchObserver for Trace {
     fn launched(&self, kernel: &'static str) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner).entry(kernel).or_default() += 1;
+    }
+}
+
+static WORK: Mutex<Work> = Mutex::new(BTreeMap::new());
+/// Whether somebody counts.
+static COUNTS: AtomicBool = AtomicBool::new(false);
+
+/// A launch of ours is told of, by its name, what it is given and what it computes.
+pub(crate) fn note<'a>(kernel: &'static str, tensors: impl IntoIterator<Item = &'a CubeTensor>, flops: u64) {
+    if COUNTS.load(Ordering::Relaxed) {
+        let size = |tensor: &CubeTensor| (tensor.meta.shape().num_elements() * tensor.dtype.size()) as u64;
+        let done = Done { launches: 1, bytes: tensors.into_iter().map(size).sum(), flops };
+        *WORK.lock().unwrap_or_else(PoisonError::into_inner).entry(kernel).or_default() += done;
     }
 }
 
@@ -27,8 +65,38 @@ pub fn launches<T>(work: impl FnOnce() -> T) -> (T, Launches) {
     (result, launches)
 }
 
-/// What `two` steps launch more than `one`.
-pub fn more(two: Launches, one: &Launches) -> Launches {
-    let difference = |(kernel, count): (&'static str, usize)| (kernel, count.saturating_sub(one.get(kernel).copied().unwrap_or(0)));
-    two.into_iter().map(difference).filter(|(_, count)| *count > 0).collect()
+/// What a step does on a GPU.
+#[derive(Clone, Debug, Default)]
+pub struct Counted {
+    /// All kernels.
+    pub launches: Launches,
+    /// Ours.
+    pub work: Work,
+}
+
+impl Counted {
+    /// What `work` returns, and what is done meanwhile.
+    pub fn of<T>(work: impl FnOnce() -> T) -> (T, Self) {
+        WORK.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        COUNTS.store(true, Ordering::Relaxed);
+        let (result, launches) = launches(work);
+        COUNTS.store(false, Ordering::Relaxed);
+        let work = std::mem::take(&mut *WORK.lock().unwrap_or_else(PoisonError::into_inner));
+        (result, Self { launches, work })
+    }
+
+    /// What this does more than `less`: of two steps and one, a step.
+    pub fn more_than(self, less: &Self) -> Self {
+        let launches = self.launches.into_iter().map(|(kernel, count)| (kernel, count.saturating_sub(less.launches.get(kernel).copied().unwrap_or(0))));
+        let work = self.work.into_iter().map(|(kernel, done)| {
+            let before = less.work.get(kernel).copied().unwrap_or_default();
+            let done = Done {
+                launches: done.launches.saturating_sub(before.launches),
+                bytes: done.bytes.saturating_sub(before.bytes),
+                flops: done.flops.saturating_sub(before.flops),
+            };
+            (kernel, done)
+        });
+        Self { launches: launches.filter(|(_, count)| *count > 0).collect(), work: work.filter(|(_, done)| done.launches > 0).collect() }
+    }
 }

@@ -6,7 +6,7 @@ use burn::tensor::{Device, Tensor, TensorData};
 use proptest::prelude::*;
 
 use crate::cpu::reference::{self, greatest};
-use crate::{ConvConfig, Lowering, batch_norm_silu, conv2d, conv2d_silu};
+use crate::{BatchNormed, ConvConfig, Lowering, NormStep, batch_norm_silu, conv2d, conv2d_silu};
 
 fn noise<const D: usize>(seed: u64, shape: [usize; D], device: &Device) -> Tensor<D> {
     Tensor::from_data(TensorData::new(reference::noise(seed, shape.iter().product()), shape), device)
@@ -169,7 +169,7 @@ proptest! {
         let (device, c) = (Device::flex().autodiff(), shape[1]);
         let inputs = || [image(order, seed, shape, &device), noise(seed + 1, [1, c, 1, 1], &device), noise(seed + 2, [1, c, 1, 1], &device)];
         let turned = |y: Tensor<4>| if swapped { y.swap_dims(2, 3) } else { y };
-        let ours = grads(inputs(), |[x, g, b]| turned(batch_norm_silu(x, flat(g), flat(b), 1e-3, act).output));
+        let ours = grads(inputs(), |[x, g, b]| turned(normed(x, flat(g), flat(b), act).output));
         let theirs = grads(inputs(), |[x, g, b]| {
             let y = batch_norm_train(x, flat(g), flat(b), 1e-3).output;
             turned(if act { y.clone() * sigmoid(y) } else { y })
@@ -183,11 +183,18 @@ proptest! {
             }
         }
         let [x, g, b] = inputs();
-        let y = batch_norm_silu(x.clone(), flat(g.clone()), flat(b.clone()), 1e-3, act);
+        let y = normed(x.clone(), flat(g.clone()), flat(b.clone()), act);
         let burn = batch_norm_train(x, flat(g), flat(b), 1e-3);
-        prop_assert!(host(y.mean).iter().zip(host(burn.mean)).all(|(a, b)| (a - b).abs() < 2e-6));
-        prop_assert!(host(y.variance).iter().zip(host(burn.variance)).all(|(a, b)| (a - b).abs() < 1e-5));
+        let ([mean, variance], unbias) = (y.running.map(host), NormStep::unbias(shape));
+        prop_assert!(mean.iter().zip(host(burn.mean)).all(|(a, b)| (a - b).abs() < 2e-6));
+        prop_assert!(variance.iter().zip(host(burn.variance.mul_scalar(unbias))).all(|(a, b)| (a - b).abs() < 2e-5));
     }
+}
+
+/// Normalised and activated; the running statistics, of which nothing is kept, become the batch's.
+fn normed(x: Tensor<4>, gamma: Tensor<1>, beta: Tensor<1>, silu: bool) -> BatchNormed {
+    let running = [gamma.clone(), beta.clone()].map(|like| like.detach());
+    batch_norm_silu(x, gamma, beta, running, NormStep { epsilon: 1e-3, silu, momentum: 1.0 })
 }
 
 /// The derivative of `Σ y weights` along a random direction, by central differences.
@@ -198,7 +205,7 @@ fn gradients_are_finite_differences() {
     let (gamma, beta) = (noise::<4>(3, [1, 10, 1, 1], &device), noise::<4>(4, [1, 10, 1, 1], &device));
     let f = |[x, w, g, b]: [Tensor<4>; 4]| {
         let y = conv2d(x, w, None, ConvConfig::new(1, 1, Lowering::Auto));
-        batch_norm_silu(y, flat(g), flat(b), 1e-3, true).output
+        normed(y, flat(g), flat(b), true).output
     };
     let inputs = [x, w, gamma, beta];
     let analytic = grads(inputs.clone(), f);
@@ -243,7 +250,7 @@ fn checkpointing_changes_nothing() {
         let g = noise::<4>(3, [1, 8, 1, 1], &device);
         grads([x, w, g], |[x, w, g]| {
             let y = conv2d(x.clone() * 2.0, w, None, ConvConfig::new(1, 1, Lowering::Auto));
-            x + batch_norm_silu(y, flat(g.clone()), flat(g), 1e-3, true).output
+            x + normed(y, flat(g.clone()), flat(g), true).output
         })
     };
     let device = Device::flex().autodiff();

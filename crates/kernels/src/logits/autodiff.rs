@@ -1,38 +1,30 @@
-//! The gradient: the slope was made with the sum.
+//! Nothing here is differentiable by itself: who uses the sum passes its slope back, see [`foreground`](crate::foreground).
 
+use burn::backend::AutodiffBackend;
 use burn::backend::tensor::FloatTensor;
-use burn::backend::{AutodiffBackend, TensorMetadata};
 use burn_autodiff::Autodiff;
-use burn_autodiff::checkpoint::base::Checkpointer;
 use burn_autodiff::checkpoint::strategy::CheckpointStrategy;
-use burn_autodiff::grads::Gradients;
-use burn_autodiff::ops::{Backward, Ops, OpsKind, unary};
 
 use super::LogitOps;
 
-/// State: the slope, the first row and the number of all.
-#[derive(Debug)]
-struct SoftplusSum;
-
-impl<B: LogitOps> Backward<B, 1> for SoftplusSum {
-    type State = (FloatTensor<B>, usize, usize);
-
-    fn backward(self, ops: Ops<Self::State, 1>, grads: &mut Gradients, _: &mut Checkpointer) {
-        let (slope, start, total) = ops.state;
-        unary::<B, _>(ops.parents, ops.node, grads, |dy| B::softplus_sum_grad(slope, dy, start, total));
-    }
-}
-
 impl<B: LogitOps, C: CheckpointStrategy> LogitOps for Autodiff<B, C> {
     fn softplus_sum(x: FloatTensor<Self>, start: usize, len: usize) -> (FloatTensor<Self>, FloatTensor<Self>) {
-        let total = x.shape()[1];
-        let prep = Backward::<B, 1>::prepare::<C>(SoftplusSum, [x.node()]).compute_bound().stateful();
         let (sum, slope) = B::softplus_sum(x.into_primitive(), start, len);
-        let sum = match prep {
-            OpsKind::Tracked(prep) => prep.finish((slope.clone(), start, total), sum),
-            OpsKind::UnTracked(prep) => prep.finish(sum),
-        };
-        (sum, Self::from_inner(slope))
+        (Self::from_inner(sum), Self::from_inner(slope))
+    }
+
+    fn softplus_sum_grad(slope: FloatTensor<Self>, dy: FloatTensor<Self>, start: usize, total: usize) -> FloatTensor<Self> {
+        Self::from_inner(B::softplus_sum_grad(slope.into_primitive(), dy.into_primitive(), start, total))
+    }
+
+    fn predictions(
+        x: FloatTensor<Self>,
+        centres: FloatTensor<Self>,
+        strides: FloatTensor<Self>,
+        chosen: Vec<i32>,
+        bins: usize,
+    ) -> FloatTensor<Self> {
+        Self::from_inner(B::predictions(x.into_primitive(), centres.into_primitive(), strides.into_primitive(), chosen, bins))
     }
 
     fn expectation(x: FloatTensor<Self>, sides: usize, bins: usize) -> FloatTensor<Self> {

@@ -5,25 +5,24 @@
 //! several passes on one core, over as many logits as there are anchors times classes or bins; here it is one pass on all of them.
 
 mod autodiff;
+mod cube;
 mod flex;
 mod passes;
 mod portable;
 #[cfg(test)]
 mod tests;
 
-use std::ops::Range;
-
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, Dispatch, backend_extension};
 use burn::tensor::Tensor;
-use burn_cubecl::CubeBackend;
 
 use crate::shapes;
 
 /// Operations on `[B, C, A]`, C rows of A logits.
 #[backend_extension(Flex, Cube, Autodiff)]
 pub trait LogitOps: Backend {
-    /// `Σ softplus(x)` over the rows `start .. start + len` of every image, `[1]`, and there `sigmoid(x)`, `[B, len, A]`, without gradient.
+    /// `Σ softplus(x)` over the rows `start .. start + len` of every image, `[1]`, and there `sigmoid(x)`, `[B, len, A]`, without gradient. The
+    /// same bits for any number of threads.
     fn softplus_sum(x: FloatTensor<Self>, start: usize, len: usize) -> (FloatTensor<Self>, FloatTensor<Self>) {
         portable::softplus_sum::<Self>(x, start, len)
     }
@@ -33,18 +32,32 @@ pub trait LogitOps: Backend {
         portable::softplus_sum_grad::<Self>(slope, dy, start, total)
     }
 
+    /// What an assigner asks of raw outputs, without gradient: the four corners of every image in pixels, `centre -/+ expected bins` times the
+    /// anchor's stride, then `sigmoid(x)` of some of the `B C` rows; `[4 B + chosen, A]`. Centres `[1, 2, A]` (x row, y row), strides `[1, 1, A]`.
+    fn predictions(
+        x: FloatTensor<Self>,
+        centres: FloatTensor<Self>,
+        strides: FloatTensor<Self>,
+        chosen: Vec<i32>,
+        bins: usize,
+    ) -> FloatTensor<Self> {
+        portable::predictions::<Self>(x, centres, strides, chosen, bins)
+    }
+
     /// `Σ k softmax(x)_k` over each of the first `sides` groups of `bins` rows, `[B, sides, A]`, without gradient.
     fn expectation(x: FloatTensor<Self>, sides: usize, bins: usize) -> FloatTensor<Self> {
         portable::expectation::<Self>(x, sides, bins)
     }
 }
 
-impl LogitOps for CubeBackend {}
-
-/// `Σ log(1 + exp(x))` over these rows of every image of x `[B, C, A]`, `[1]`; differentiable. The same bits for any number of threads.
-pub fn softplus_sum(x: Tensor<3>, rows: Range<usize>) -> Tensor<1> {
-    shapes::within("rows", &rows, x.dims()[1]);
-    Tensor::from_dispatch(Dispatch::softplus_sum(x.into_dispatch(), rows.start, rows.len()).0)
+/// What an assigner asks of raw outputs x `[B, C, A]`: see [`LogitOps::predictions`]. `chosen` are rows among the `B C` of x.
+pub fn predictions(x: Tensor<3>, centres: Tensor<3>, strides: Tensor<3>, chosen: Vec<i32>, bins: usize) -> Tensor<2> {
+    let [b, c, a] = x.dims();
+    shapes::within("rows", &(0..4 * bins), c);
+    shapes::expect("centres", centres.dims(), [1, 2, a]);
+    shapes::expect("strides", strides.dims(), [1, 1, a]);
+    assert!(bins > 0 && chosen.iter().all(|&row| (row as usize) < b * c), "rows {chosen:?} of {}", b * c);
+    Tensor::from_dispatch(Dispatch::predictions(x.into_dispatch(), centres.into_dispatch(), strides.into_dispatch(), chosen, bins))
 }
 
 /// The expected bin of each distribution: the first `sides bins` rows of x `[B, C, A]` are logits, `bins` a side; `[B, sides, A]`, without gradient.

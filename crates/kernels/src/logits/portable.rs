@@ -1,8 +1,12 @@
 //! The operations in Burn's own words.
 
+use std::ops::Range;
+
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, TensorMetadata};
 use burn::tensor::{Shape, Slice, TensorData};
+
+use super::LogitOps;
 
 /// [`LogitOps::softplus_sum`](super::LogitOps::softplus_sum)
 pub(super) fn softplus_sum<B: Backend>(x: FloatTensor<B>, start: usize, len: usize) -> (FloatTensor<B>, FloatTensor<B>) {
@@ -17,6 +21,30 @@ pub(super) fn softplus_sum_grad<B: Backend>(slope: FloatTensor<B>, dy: FloatTens
     let zeros = B::float_zeros(Shape::new([b, total, a]), &slope.device(), slope.dtype().into());
     let grad = B::float_mul(slope, B::float_reshape(dy, Shape::new([1; 3])));
     B::float_slice_assign(zeros, &[Slice::full(), Slice::from(start..start + len)], grad)
+}
+
+/// [`LogitOps::predictions`](super::LogitOps::predictions)
+pub(super) fn predictions<B: LogitOps>(
+    x: FloatTensor<B>,
+    centres: FloatTensor<B>,
+    strides: FloatTensor<B>,
+    chosen: Vec<i32>,
+    bins: usize,
+) -> FloatTensor<B> {
+    let [b, c, a] = x.shape().dims();
+    let sides = B::expectation(x.clone(), 4, bins);
+    let of = |range: Range<usize>| B::float_slice(sides.clone(), &[Slice::full(), Slice::from(range)]);
+    let low = B::float_sub(centres.clone(), of(0..2));
+    let high = B::float_add(centres, of(2..4));
+    let corners = B::float_mul(B::float_cat(vec![low, high], 1), strides);
+    let corners = B::float_reshape(corners, Shape::new([4 * b, a]));
+    if chosen.is_empty() {
+        return corners;
+    }
+    let n = chosen.len();
+    let chosen = B::int_from_data(TensorData::new(chosen, [n]), &x.device());
+    let scores = B::sigmoid(B::float_select(B::float_reshape(x, Shape::new([b * c, a])), 0, chosen));
+    B::float_cat(vec![corners, scores], 0)
 }
 
 /// [`LogitOps::expectation`](super::LogitOps::expectation)

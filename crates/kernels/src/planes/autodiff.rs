@@ -4,7 +4,7 @@
 use std::fmt::{self, Debug, Formatter};
 use std::marker::PhantomData;
 
-use burn::backend::TensorMetadata;
+use burn::backend::{DType, Scalar, TensorMetadata};
 use burn::backend::tensor::FloatTensor;
 use burn_autodiff::checkpoint::base::Checkpointer;
 use burn_autodiff::checkpoint::retro_forward::RetroForward;
@@ -14,7 +14,7 @@ use burn_autodiff::grads::Gradients;
 use burn_autodiff::ops::{Backward, NodeGuard, Ops, OpsKind};
 use burn_autodiff::{Autodiff, NodeId};
 
-use super::{Parts, PlaneOps};
+use super::{HALF_GRADIENTS, Parts, PlaneOps};
 use crate::meeting::register;
 
 /// The step of an operation of one input: its gradient from dy.
@@ -136,6 +136,21 @@ impl<B: PlaneOps> Backward<B, 1> for MaxPool {
     }
 }
 
+/// State: what x was.
+#[derive(Debug)]
+struct Widen;
+
+impl<B: PlaneOps> Backward<B, 1> for Widen {
+    type State = DType;
+
+    fn backward(self, ops: Ops<DType, 1>, grads: &mut Gradients, _: &mut Checkpointer) {
+        let dtype = ops.state;
+        unary!(B, ops, grads, |dy| {
+            B::float_cast(B::float_mul_scalar(dy, Scalar::Float(HALF_GRADIENTS.into())), dtype.into())
+        });
+    }
+}
+
 #[derive(Debug)]
 struct Double;
 
@@ -189,6 +204,14 @@ impl<B: PlaneOps, C: CheckpointStrategy> PlaneOps for Autodiff<B, C> {
                 prep.finish(state, B::max_pool_same(x.into_primitive(), kernel))
             }
             OpsKind::UnTracked(prep) => prep.finish(B::max_pool_same(x.into_primitive(), kernel)),
+        }
+    }
+
+    fn widen(x: FloatTensor<Self>) -> FloatTensor<Self> {
+        let dtype = x.dtype();
+        match Backward::<B, 1>::prepare::<C>(Widen, [x.node()]).compute_bound().stateful() {
+            OpsKind::Tracked(prep) => prep.finish(dtype, B::widen(x.into_primitive())),
+            OpsKind::UnTracked(prep) => prep.finish(B::widen(x.into_primitive())),
         }
     }
 

@@ -1,23 +1,24 @@
-//! The plane operations on CubeCL devices: f32 through our kernels, everything else through Burn's own operations.
+//! The plane operations on CubeCL devices: f32, f16 and bf16 through our kernels, everything else through Burn's own operations.
 //!
 //! What comes out lies in memory as what goes in, channels before pixels or after. Both are `[outer, H, W, inner]`, with N C planes of one
 //! number to a pixel or N planes of C, so one kernel serves both. Gradients gather what they add, so nothing depends on which thread came
 //! first, and they add in the order of the processor's version.
 
 use burn::backend::DType;
+use burn::backend::cubecl::dtype_to_storage_type;
 use burn::backend::ops::FloatTensorOps;
 use burn_cubecl::CubeBackend;
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 
 use super::cube_kernels::{
-    PlaneLaunch, RunsLaunch, double_grad_kernel, double_kernel, extract_kernel, first_maximum_kernel, max_pool_grad_kernel,
+    PlaneLaunch, RunsLaunch, add_runs_kernel, double_grad_kernel, double_kernel, extract_kernel, first_maximum_kernel, max_pool_grad_kernel,
     max_pool_kernel, pad_kernel,
 };
 use super::{Parts, PlaneOps, portable};
 use crate::cube::geometry::dims4;
 use crate::cube::join::{join, most};
-use crate::cube::launch::{covers, launch};
+use crate::cube::launch::{covers_images, launch};
 use crate::cube::pixels::empty;
 
 /// A tensor `[N, C, H, W]` whose numbers lie in memory in that order, or with the channels last.
@@ -49,7 +50,7 @@ impl Ordered {
     /// An uninitialised one in the same order.
     fn empty(&self, dims @ [n, c, h, w]: [usize; 4]) -> Self {
         let shape = if self.channels_last { [n, h, w, c] } else { dims };
-        Self { tensor: empty(&self.tensor, shape, DType::F32), dims, channels_last: self.channels_last }
+        Self { tensor: empty(&self.tensor, shape, self.tensor.dtype), dims, channels_last: self.channels_last }
     }
 
     /// By its name: `[N, C, H, W]` of any order.
@@ -74,17 +75,27 @@ impl Ordered {
     }
 }
 
+/// What the kernels compute with.
+fn kind(x: &Ordered) -> cubecl::prelude::ElemType {
+    dtype_to_storage_type(x.tensor.dtype)
+}
+
+/// Whether the kernels take these, which are put into one.
+fn same_type(parts: &[CubeTensor]) -> bool {
+    covers_images(&parts.iter().collect::<Vec<_>>(), [])
+}
+
 /// Whether channels `start .. start + len` of x can be had without moving a number: memory is cut at multiples of the device's alignment.
 fn is_view(x: &CubeTensor, start: usize, len: usize) -> bool {
     let aligned = |channels: usize| {
-        ((channels * x.meta.strides()[1] * size_of::<f32>()) as u64).is_multiple_of(x.client.properties().memory.alignment)
+        ((channels * x.meta.strides()[1] * x.dtype.size()) as u64).is_multiple_of(x.client.properties().memory.alignment)
     };
     aligned(start) && aligned(x.meta.shape()[1] - start - len)
 }
 
 impl PlaneOps for CubeBackend {
     fn concat_channels(parts: Parts<Self>) -> CubeTensor {
-        if parts.0.is_empty() || !covers(&parts.0) {
+        if parts.0.is_empty() || !same_type(&parts.0) {
             return portable::concat_channels::<Self>(parts);
         }
         let last = parts.0.iter().all(channels_last);
@@ -109,68 +120,81 @@ impl PlaneOps for CubeBackend {
     }
 
     fn slice_channels(x: CubeTensor, start: usize, len: usize) -> CubeTensor {
-        if len == 0 || !covers([&x]) || is_view(&x, start, len) {
+        if len == 0 || !covers_images(&[&x], []) || is_view(&x, start, len) {
             return portable::slice_channels::<Self>(x, start, len);
         }
         let whole = Ordered::new(x);
         let [n, _, h, w] = whole.dims;
         let part = whole.empty([n, len, h, w]);
-        launch!(extract_kernel, part.len(), [whole.tensor, part.tensor], part.runs(&whole, start));
+        launch!(extract_kernel, part.len(), [whole.tensor, part.tensor], part.runs(&whole, start), kind(&part));
         part.named()
     }
 
     fn pad_channels(x: CubeTensor, before: usize, total: usize) -> CubeTensor {
-        if !covers([&x]) {
+        if !covers_images(&[&x], []) {
             return portable::pad_channels::<Self>(x, before, total);
         }
         let part = Ordered::new(x);
         let [n, _, h, w] = part.dims;
         let whole = part.empty([n, total, h, w]);
-        launch!(pad_kernel, whole.len(), [part.tensor, whole.tensor], part.runs(&whole, before));
+        launch!(pad_kernel, whole.len(), [part.tensor, whole.tensor], part.runs(&whole, before), kind(&part));
+        whole.named()
+    }
+
+    fn add_to_channels(whole: CubeTensor, x: CubeTensor, before: usize) -> CubeTensor {
+        if !covers_images(&[&whole, &x], []) {
+            return portable::add_to_channels::<Self>(whole, x, before);
+        }
+        let mut whole = Ordered::new(whole);
+        let part = Ordered::like(x, whole.channels_last);
+        if !whole.tensor.can_mut() {
+            whole.tensor = whole.tensor.copy();
+        }
+        launch!(add_runs_kernel, part.len(), [part.tensor, whole.tensor], part.runs(&whole, before), kind(&part));
         whole.named()
     }
 
     fn max_pool_same(x: CubeTensor, kernel: usize) -> CubeTensor {
-        if !covers([&x]) {
+        if !covers_images(&[&x], []) {
             return portable::max_pool_same::<Self>(x, kernel);
         }
         let x = Ordered::new(x);
         let y = x.empty(x.dims);
-        launch!(max_pool_kernel, x.len(), [x.tensor, y.tensor], x.plane(), kernel / 2);
+        launch!(max_pool_kernel, x.len(), [x.tensor, y.tensor], x.plane(), kernel / 2, kind(&x));
         y.named()
     }
 
     fn max_pool_same_grad(x: CubeTensor, dy: CubeTensor, kernel: usize) -> CubeTensor {
-        if !covers([&x, &dy]) {
+        if !covers_images(&[&x, &dy], []) {
             return portable::max_pool_same_grad::<Self>(x, dy, kernel);
         }
         let x = Ordered::new(x);
         let (dy, dx) = (Ordered::like(dy, x.channels_last), x.empty(x.dims));
         let firsts = empty(&x.tensor, [x.len()], DType::U32);
-        launch!(first_maximum_kernel, x.len(), [x.tensor, firsts], x.plane(), kernel / 2);
-        launch!(max_pool_grad_kernel, x.len(), [firsts, dy.tensor, dx.tensor], x.plane(), kernel / 2);
+        launch!(first_maximum_kernel, x.len(), [x.tensor, firsts], x.plane(), kernel / 2, kind(&x));
+        launch!(max_pool_grad_kernel, x.len(), [firsts, dy.tensor, dx.tensor], x.plane(), kernel / 2, kind(&x));
         dx.named()
     }
 
     fn double(x: CubeTensor) -> CubeTensor {
-        if !covers([&x]) {
+        if !covers_images(&[&x], []) {
             return portable::double::<Self>(x);
         }
         let x = Ordered::new(x);
         let [n, c, h, w] = x.dims;
         let y = x.empty([n, c, 2 * h, 2 * w]);
-        launch!(double_kernel, y.len(), [x.tensor, y.tensor], x.plane());
+        launch!(double_kernel, y.len(), [x.tensor, y.tensor], x.plane(), kind(&x));
         y.named()
     }
 
     fn double_grad(dy: CubeTensor) -> CubeTensor {
-        if !covers([&dy]) {
+        if !covers_images(&[&dy], []) {
             return portable::double_grad::<Self>(dy);
         }
         let dy = Ordered::new(dy);
         let [n, c, h, w] = dy.dims;
         let dx = dy.empty([n, c, h / 2, w / 2]);
-        launch!(double_grad_kernel, dx.len(), [dy.tensor, dx.tensor], dx.plane());
+        launch!(double_grad_kernel, dx.len(), [dy.tensor, dx.tensor], dx.plane(), kind(&dx));
         dx.named()
     }
 }

@@ -1,4 +1,4 @@
-//! The device side of the plane operations, a thread to a number that is read or written.
+//! The device side of the plane operations, a thread to a number that is read or written. Sums are of f32, whatever numbers are.
 
 use cubecl::prelude::*;
 
@@ -12,7 +12,7 @@ pub(super) struct Runs {
 
 /// Runs of `whole` to where they lie side by side.
 #[cube(launch, address_type = "dynamic")]
-pub(super) fn extract_kernel(whole: &Tensor<f32>, part: &mut Tensor<f32>, runs: &Runs) {
+pub(super) fn extract_kernel<E: Float>(whole: &Tensor<E>, part: &mut Tensor<E>, runs: &Runs, #[define(E)] _type: ElemType) {
     let i = ABSOLUTE_POS;
     if i >= part.len() {
         terminate!();
@@ -22,17 +22,28 @@ pub(super) fn extract_kernel(whole: &Tensor<f32>, part: &mut Tensor<f32>, runs: 
 
 /// And back, with zeros around the runs.
 #[cube(launch, address_type = "dynamic")]
-pub(super) fn pad_kernel(part: &Tensor<f32>, whole: &mut Tensor<f32>, runs: &Runs) {
+pub(super) fn pad_kernel<E: Float>(part: &Tensor<E>, whole: &mut Tensor<E>, runs: &Runs, #[define(E)] _type: ElemType) {
     let i = ABSOLUTE_POS;
     if i >= whole.len() {
         terminate!();
     }
     let at = i % runs.total;
-    let mut value = 0.0f32;
+    let mut value = E::cast_from(0.0f32);
     if at >= runs.start && at < runs.start + runs.len {
         value = part[i / runs.total * runs.len + at - runs.start];
     }
     whole[i] = value;
+}
+
+/// The runs of `whole` plus the part's.
+#[cube(launch, address_type = "dynamic")]
+pub(super) fn add_runs_kernel<E: Float>(part: &Tensor<E>, whole: &mut Tensor<E>, runs: &Runs, #[define(E)] _type: ElemType) {
+    let i = ABSOLUTE_POS;
+    if i >= part.len() {
+        terminate!();
+    }
+    let at = i / runs.len * runs.total + runs.start + i % runs.len;
+    whole[at] = E::cast_from(f32::cast_from(part[i]) + f32::cast_from(whole[at]));
 }
 
 /// A plane, and how many numbers there are to its pixel.
@@ -45,7 +56,7 @@ pub(super) struct Plane {
 
 /// The first maximum of the window around number `at`, row by row, as its pixel's number in the plane. A NaN is greater than all before it.
 #[cube]
-fn first_maximum(x: &Tensor<f32>, at: usize, plane: &Plane, reach: usize) -> usize {
+fn first_maximum<E: Float>(x: &Tensor<E>, at: usize, plane: &Plane, reach: usize) -> usize {
     let pixel = at / plane.inner % (plane.height * plane.width);
     let base = at - pixel * plane.inner;
     let (row, column) = (pixel / plane.width, pixel % plane.width);
@@ -53,12 +64,12 @@ fn first_maximum(x: &Tensor<f32>, at: usize, plane: &Plane, reach: usize) -> usi
     let left = column - min(column, reach);
     let mut r = row - min(row, reach);
     let mut best = r * plane.width + left;
-    let mut most = x[base + best * plane.inner];
+    let mut most = f32::cast_from(x[base + best * plane.inner]);
     while r < rows {
         let mut c = left;
         while c < columns {
             let here = r * plane.width + c;
-            let value = x[base + here * plane.inner];
+            let value = f32::cast_from(x[base + here * plane.inner]);
             if value > most || value.is_nan() {
                 best = here;
                 most = value;
@@ -71,27 +82,27 @@ fn first_maximum(x: &Tensor<f32>, at: usize, plane: &Plane, reach: usize) -> usi
 }
 
 #[cube(launch, address_type = "dynamic")]
-pub(super) fn max_pool_kernel(x: &Tensor<f32>, y: &mut Tensor<f32>, plane: &Plane, reach: usize) {
+pub(super) fn max_pool_kernel<E: Float>(x: &Tensor<E>, y: &mut Tensor<E>, plane: &Plane, reach: usize, #[define(E)] _type: ElemType) {
     let i = ABSOLUTE_POS;
     if i >= x.len() {
         terminate!();
     }
     let pixel = i / plane.inner % (plane.height * plane.width);
-    y[i] = x[i - pixel * plane.inner + first_maximum(x, i, plane, reach) * plane.inner];
+    y[i] = x[i - pixel * plane.inner + first_maximum::<E>(x, i, plane, reach) * plane.inner];
 }
 
 #[cube(launch, address_type = "dynamic")]
-pub(super) fn first_maximum_kernel(x: &Tensor<f32>, firsts: &mut Tensor<u32>, plane: &Plane, reach: usize) {
+pub(super) fn first_maximum_kernel<E: Float>(x: &Tensor<E>, firsts: &mut Tensor<u32>, plane: &Plane, reach: usize, #[define(E)] _type: ElemType) {
     let i = ABSOLUTE_POS;
     if i >= x.len() {
         terminate!();
     }
-    firsts[i] = first_maximum(x, i, plane, reach) as u32;
+    firsts[i] = first_maximum::<E>(x, i, plane, reach) as u32;
 }
 
 /// Each pixel is the sum of the dy of those windows that have their first maximum there.
 #[cube(launch, address_type = "dynamic")]
-pub(super) fn max_pool_grad_kernel(firsts: &Tensor<u32>, dy: &Tensor<f32>, dx: &mut Tensor<f32>, plane: &Plane, reach: usize) {
+pub(super) fn max_pool_grad_kernel<E: Float>(firsts: &Tensor<u32>, dy: &Tensor<E>, dx: &mut Tensor<E>, plane: &Plane, reach: usize, #[define(E)] _type: ElemType) {
     let i = ABSOLUTE_POS;
     if i >= dy.len() {
         terminate!();
@@ -108,18 +119,18 @@ pub(super) fn max_pool_grad_kernel(firsts: &Tensor<u32>, dy: &Tensor<f32>, dx: &
         while c < columns {
             let window = base + (r * plane.width + c) * plane.inner;
             if firsts[window] == pixel as u32 {
-                sum += dy[window];
+                sum += f32::cast_from(dy[window]);
             }
             c += 1;
         }
         r += 1;
     }
-    dx[i] = sum;
+    dx[i] = E::cast_from(sum);
 }
 
 /// `plane` is x's.
 #[cube(launch, address_type = "dynamic")]
-pub(super) fn double_kernel(x: &Tensor<f32>, y: &mut Tensor<f32>, plane: &Plane) {
+pub(super) fn double_kernel<E: Float>(x: &Tensor<E>, y: &mut Tensor<E>, plane: &Plane, #[define(E)] _type: ElemType) {
     let i = ABSOLUTE_POS;
     if i >= y.len() {
         terminate!();
@@ -132,7 +143,7 @@ pub(super) fn double_kernel(x: &Tensor<f32>, y: &mut Tensor<f32>, plane: &Plane)
 
 /// `plane` is dx's.
 #[cube(launch, address_type = "dynamic")]
-pub(super) fn double_grad_kernel(dy: &Tensor<f32>, dx: &mut Tensor<f32>, plane: &Plane) {
+pub(super) fn double_grad_kernel<E: Float>(dy: &Tensor<E>, dx: &mut Tensor<E>, plane: &Plane, #[define(E)] _type: ElemType) {
     let i = ABSOLUTE_POS;
     if i >= dx.len() {
         terminate!();
@@ -143,5 +154,6 @@ pub(super) fn double_grad_kernel(dy: &Tensor<f32>, dx: &mut Tensor<f32>, plane: 
     let wide = 2 * plane.width * plane.inner;
     let above = 2 * line * wide + 2 * column * plane.inner + i % plane.inner;
     let below = above + wide;
-    dx[i] = dy[above] + dy[above + plane.inner] + dy[below] + dy[below + plane.inner];
+    let upper = f32::cast_from(dy[above]) + f32::cast_from(dy[above + plane.inner]);
+    dx[i] = E::cast_from(upper + f32::cast_from(dy[below]) + f32::cast_from(dy[below + plane.inner]));
 }

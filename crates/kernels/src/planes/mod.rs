@@ -16,7 +16,7 @@ mod tests;
 
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, Dispatch, backend_extension};
-use burn::tensor::Tensor;
+use burn::tensor::{DType, FloatDType, Tensor};
 
 pub use parts::Parts;
 
@@ -60,6 +60,11 @@ pub trait PlaneOps: Backend {
         portable::max_pool_same_grad::<Self>(x, dy, kernel)
     }
 
+    /// x in f32. See [`HALF_GRADIENTS`] for its gradient.
+    fn widen(x: FloatTensor<Self>) -> FloatTensor<Self> {
+        Self::float_cast(x, FloatDType::F32)
+    }
+
     /// Each pixel becomes 2 x 2.
     fn double(x: FloatTensor<Self>) -> FloatTensor<Self> {
         portable::double::<Self>(x)
@@ -97,6 +102,15 @@ pub fn slice_channels(x: Tensor<4>, start: usize, len: usize) -> Tensor<4> {
 pub fn max_pool_same(x: Tensor<4>, kernel: usize) -> Tensor<4> {
     assert!(kernel % 2 == 1, "a pooling window of {kernel}");
     Tensor::from_dispatch(Dispatch::max_pool_same(x.into_dispatch(), kernel))
+}
+
+/// What gradients of images in half precision are multiplied by, in memory: f16 has nothing between zero and 6e-8. It begins where images become
+/// f32 again ([`widen`]), and ends in the gradients of parameters, which are f32 and true.
+pub const HALF_GRADIENTS: f32 = 1024.0;
+
+/// x in f32, differentiable: the last step of a network whose images are in half precision. What is f32 stays as it is.
+pub fn widen<const D: usize>(x: Tensor<D>) -> Tensor<D> {
+    if x.dtype() == DType::F32 { x } else { Tensor::from_dispatch(Dispatch::widen(x.into_dispatch())) }
 }
 
 /// Nearest-neighbour upsampling by two, `[N, C, H, W]` to `[N, C, 2H, 2W]`.

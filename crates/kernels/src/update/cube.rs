@@ -8,9 +8,10 @@ use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
-use super::{Adam, Moving, Segments, Sgd, UpdateOps, portable};
-use crate::cube::launch::{AHEAD, covers, fold, launch};
-use crate::cube::pixels::{empty, like, replacement, view};
+use super::{Adam, Segments, Sgd, UpdateOps, portable};
+use crate::cube::launch::{AHEAD, covers, launch};
+use crate::cube::pixels::{empty, replacement, view};
+use crate::cube::sums::{PARTS, total};
 use crate::planes::Parts;
 
 /// [`Sgd`] as a kernel takes it.
@@ -88,26 +89,6 @@ fn blend_kernel(old: &Tensor<f32>, new: &Tensor<f32>, out: &mut Tensor<f32>, a: 
     out[i] = old[i] * a + new[i] * b;
 }
 
-#[cube(launch, address_type = "dynamic")]
-fn statistics_kernel(
-    mean: &Tensor<f32>,
-    variance: &Tensor<f32>,
-    new_mean: &Tensor<f32>,
-    new_variance: &Tensor<f32>,
-    moved_mean: &mut Tensor<f32>,
-    moved_variance: &mut Tensor<f32>,
-    keep: f32,
-    momentum: f32,
-    unbias: f32,
-) {
-    let i = ABSOLUTE_POS;
-    if i >= mean.len() {
-        terminate!();
-    }
-    moved_mean[i] = mean[i] * keep + new_mean[i] * momentum;
-    moved_variance[i] = variance[i] * keep + new_variance[i] * unbias * momentum;
-}
-
 /// `parts[p] = sum of x[i]²` over `i = p, p + parts, ...`, by eights.
 #[cube(launch, address_type = "dynamic")]
 fn squares_kernel(x: &Tensor<f32>, parts: &mut Tensor<f32>) {
@@ -134,15 +115,6 @@ fn squares_kernel(x: &Tensor<f32>, parts: &mut Tensor<f32>) {
     parts[ABSOLUTE_POS] = total;
 }
 
-/// `out[j]` is the sum of the j-th `count` parts.
-#[cube(launch, address_type = "dynamic")]
-fn squares_total_kernel(parts: &Tensor<f32>, out: &mut Tensor<f32>, count: u32) {
-    if ABSOLUTE_POS >= out.len() {
-        terminate!();
-    }
-    out[ABSOLUTE_POS] = fold(parts, ABSOLUTE_POS * count as usize, 1usize, count);
-}
-
 /// `out = x min(1, most / (√squares + 1e-6))`.
 #[cube(launch, address_type = "dynamic")]
 fn clip_kernel(x: &Tensor<f32>, squares: &Tensor<f32>, out: &mut Tensor<f32>, most: f32) {
@@ -154,9 +126,6 @@ fn clip_kernel(x: &Tensor<f32>, squares: &Tensor<f32>, out: &mut Tensor<f32>, mo
     // What is not finite is left as it is: the caller looks at the sum.
     out[i] = if factor < 1.0f32 { x[i] * factor } else { x[i] };
 }
-
-/// Sums of an arena, and sums of those.
-const SUMS: [usize; 2] = [2048, 32];
 
 impl UpdateOps for CubeBackend {
     fn sgd_step(weight: CubeTensor, grad: CubeTensor, buffer: CubeTensor, step: Sgd) -> (CubeTensor, CubeTensor) {
@@ -211,46 +180,17 @@ impl UpdateOps for CubeBackend {
         blended
     }
 
-    fn move_statistics(
-        mean: CubeTensor,
-        variance: CubeTensor,
-        new_mean: CubeTensor,
-        new_variance: CubeTensor,
-        step: Moving,
-    ) -> (CubeTensor, CubeTensor) {
-        let all = [mean, variance, new_mean, new_variance];
-        if !covers(&all) {
-            let [mean, variance, new_mean, new_variance] = all;
-            return portable::move_statistics::<Self>([mean, variance], [new_mean, new_variance], step);
-        }
-        let [mean, variance, new_mean, new_variance] = all.map(into_contiguous);
-        let [moved_mean, moved_variance] = [&mean, &variance].map(like);
-        launch!(
-            statistics_kernel,
-            mean.meta.shape().num_elements(),
-            [mean, variance, new_mean, new_variance, moved_mean, moved_variance],
-            (1.0 - step.momentum) as f32,
-            step.momentum as f32,
-            step.unbias as f32,
-        );
-        (moved_mean, moved_variance)
-    }
-
     fn sum_of_squares(arenas: Parts<Self>, segments: Segments) -> CubeTensor {
         if !covers(&arenas.0) {
             return portable::sum_of_squares::<Self>(arenas, &segments);
         }
         let arenas: Vec<CubeTensor> = arenas.0.into_iter().map(into_contiguous).collect();
-        let [first, second] = SUMS;
-        let sums = empty(&arenas[0], [first * arenas.len()], DType::F32);
+        let sums = empty(&arenas[0], [PARTS * arenas.len()], DType::F32);
         for (i, x) in arenas.iter().enumerate() {
             // Of its own range: what an allocation that failed left unwritten is told of the memory it was to fill.
-            launch!(squares_kernel, first, [x, view(&sums, i * first, first)]);
+            launch!(squares_kernel, PARTS, [x, view(&sums, i * PARTS, PARTS)]);
         }
-        let (fewer, total) = (empty(&sums, [second], DType::F32), empty(&sums, [1], DType::F32));
-        launch!(squares_total_kernel, second, [sums, fewer], (first * arenas.len() / second) as u32);
-        launch!(squares_total_kernel, 1, [fewer, total], second as u32);
-        total
+        total(&sums)
     }
 
     fn clip_to_norm(x: CubeTensor, squares: CubeTensor, most: f64) -> CubeTensor {

@@ -6,7 +6,7 @@ use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, Scalar, TensorMetadata};
 use burn::tensor::{FloatDType, Slice};
 
-use super::rules::{Adam, Moving, Segments, Sgd};
+use super::rules::{Adam, Segments, Sgd};
 use crate::planes::Parts;
 
 fn times<B: Backend>(x: FloatTensor<B>, by: f64) -> FloatTensor<B> {
@@ -43,15 +43,6 @@ pub(super) fn adam_step<B: Backend>(
 
 pub(super) fn blend<B: Backend>(old: FloatTensor<B>, new: FloatTensor<B>, a: f64, b: f64) -> FloatTensor<B> {
     B::float_add(times::<B>(old, a), times::<B>(new, b))
-}
-
-pub(super) fn move_statistics<B: Backend>(
-    [mean, variance]: [FloatTensor<B>; 2],
-    [new_mean, new_variance]: [FloatTensor<B>; 2],
-    Moving { momentum, unbias }: Moving,
-) -> (FloatTensor<B>, FloatTensor<B>) {
-    let moved = |old, new| blend::<B>(old, new, 1.0 - momentum, momentum);
-    (moved(mean, new_mean), moved(variance, times::<B>(new_variance, unbias)))
 }
 
 pub(super) fn sum_of_squares<B: Backend>(arenas: Parts<B>, segments: &Segments) -> FloatTensor<B> {

@@ -32,15 +32,6 @@ pub struct Adam {
     pub keep: f64,
 }
 
-/// How running statistics follow those of a batch.
-#[derive(Clone, Copy, Debug)]
-pub struct Moving {
-    /// Weight of the new ones.
-    pub momentum: f64,
-    /// `n / (n - 1)`, which makes a batch's variance over n values an unbiased one.
-    pub unbias: f64,
-}
-
 /// Parts of arenas in the order they are summed up in: which arena, and which of its values.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Segments(pub Vec<(usize, Range<usize>)>);

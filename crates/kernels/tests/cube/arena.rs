@@ -1,7 +1,7 @@
 //! Arenas on the device: what lies where, launches, and what is not copied.
 
 use crate::launches::{assert_ours, trace};
-use crate::support::{cube, numbers, on_swiftshader, pattern};
+use crate::support::{cube, numbers, on_each_device, pattern};
 use bellows_kernels::Places;
 use bellows_kernels::arena::ArenaOps;
 use bellows_kernels::planes::Parts;
@@ -16,7 +16,7 @@ fn parts(lengths: &[usize]) -> Vec<CubeTensor> {
 /// Thirty tensors of uneven lengths: a launch for as many as the device binds (six here), none to take them apart and to put them together again.
 #[test]
 fn tensors_come_back_from_their_places() {
-    if !on_swiftshader("arena::tensors_come_back_from_their_places") {
+    if !on_each_device("arena::tensors_come_back_from_their_places") {
         return;
     }
     let lengths: Vec<usize> = (0..30).map(|i| [1, 64, 1000, 63, 40_001][i % 5] + i / 5).collect();
@@ -44,7 +44,7 @@ fn tensors_come_back_from_their_places() {
 /// Views that lie elsewhere are put together anew.
 #[test]
 fn views_in_another_order_are_copied() {
-    if !on_swiftshader("arena::views_in_another_order_are_copied") {
+    if !on_each_device("arena::views_in_another_order_are_copied") {
         return;
     }
     let places = Places::of([64, 64]);

@@ -1,7 +1,7 @@
 //! The decoder's operations on the device against Burn's own operations on the CPU in f64: values, gradients, launches, memory.
 
 use crate::launches::{assert_ours, most_in_use, trace};
-use crate::support::{Numbers, ORDERS, Order, cases, cube, data, flex, flex64, image, numbers, on_swiftshader, pattern};
+use crate::support::{Numbers, ORDERS, Order, cases, cube, data, flex, flex64, image, numbers, on_each_device, pattern};
 use bellows_kernels::decoder::{BLOCKED, DecoderOps};
 use burn::tensor::TensorData;
 use burn_cubecl::CubeBackend;
@@ -109,7 +109,7 @@ impl Case {
 
 #[test]
 fn agrees_with_the_cpu() {
-    if !on_swiftshader("decoder::agrees_with_the_cpu") {
+    if !on_each_device("decoder::agrees_with_the_cpu") {
         return;
     }
     let shapes = (1usize..=3, 1usize..=5, 1usize..=14, 1usize..=300).prop_map(|(b, m, n, k)| [b, m, n, k]);
@@ -129,7 +129,7 @@ fn agrees_with_the_cpu() {
 /// A blocked key weighs nothing, however high its score; a row of blocked keys is uniform.
 #[test]
 fn blocked_keys() {
-    if !on_swiftshader("decoder::blocked_keys") {
+    if !on_each_device("decoder::blocked_keys") {
         return;
     }
     let scores = TensorData::new(vec![1.0f32, 90.0, -3.0, 5.0, 1.0, -7.0], [1, 1, 2, 3]);
@@ -146,7 +146,7 @@ fn blocked_keys() {
 /// A number that is none is seen in its own row and in no other.
 #[test]
 fn no_number_stays_in_its_row() {
-    if !on_swiftshader("decoder::no_number_stays_in_its_row") {
+    if !on_each_device("decoder::no_number_stays_in_its_row") {
         return;
     }
     const K: usize = 50;
@@ -162,7 +162,7 @@ fn no_number_stays_in_its_row() {
 
 #[test]
 fn launches_our_kernels() {
-    if !on_swiftshader("decoder::launches_our_kernels") {
+    if !on_each_device("decoder::launches_our_kernels") {
         return;
     }
     let x = || cube(data(1, [2, 3, 5, 40]));
@@ -200,7 +200,7 @@ fn launches_our_kernels() {
 #[test]
 fn softmax_takes_no_memory() {
     const SHAPE: [usize; 4] = [1, 1, 1024, 1024];
-    if !on_swiftshader("decoder::softmax_takes_no_memory") {
+    if !on_each_device("decoder::softmax_takes_no_memory") {
         return;
     }
     let (scores, mask) = (cube(data(1, SHAPE)), cube(TensorData::new(vec![0.0f32; 1 << 20], SHAPE)));

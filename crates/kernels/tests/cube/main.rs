@@ -1,13 +1,15 @@
-//! Our kernels on a Vulkan device (SwiftShader) against the CPU, and a trace of what they launch.
+//! Our kernels on software devices against the CPU, and a trace of what they launch.
 //!
-//! `BELLOWS_SWIFTSHADER` names SwiftShader's ICD file (`.ci/swiftshader` prints one); without it the tests say that they are skipped.
-//! SwiftShader runs the product without shared memory (why is told in `src/cube/shared.rs`). Mesa's software OpenGL runs the one with:
-//! `BELLOWS_MESA_GL=1` adds it, where libEGL is installed.
+//! `BELLOWS_SWIFTSHADER` and `BELLOWS_LAVAPIPE` name the ICD files of two Vulkan devices without a GPU (`.ci/swiftshader` and `.ci/lavapipe` print
+//! them); without one the tests say that they are skipped there. lavapipe has f16. Mesa's software OpenGL has kernels by CubeCL's other
+//! compiler: `BELLOWS_MESA_GL=1` adds it, where libEGL is installed.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod arena;
 mod decoder;
 mod figures;
+mod foreground;
+mod half;
 mod launches;
 mod norm;
 mod planes;
@@ -18,24 +20,35 @@ mod update;
 use bellows_kernels::ConvConfig;
 use bellows_kernels::cube::{set_workspace_bytes, shared_memory_works};
 use bellows_kernels::ops::KernelOps;
-use burn::backend::f16;
 use burn::backend::ops::FloatTensorOps;
-use burn::tensor::{DType, TensorData};
+use burn::tensor::TensorData;
 use burn_cubecl::CubeBackend;
 use proptest::prelude::prop;
 use std::env;
 use std::ffi::OsStr;
-use support::{Case, Numbers, case, child, cube, device, numbers, on_swiftshader, relative};
+use support::{Case, case, child, cube, device, numbers, on_each_device};
 
-/// The same numbers through shared memory, and by another compiler (WGSL).
+/// The same numbers on a device whose shared memory cannot be trusted (see `src/cube/shared.rs`).
 #[test]
-fn agrees_with_the_cpu_in_shared_memory() {
+fn agrees_with_the_cpu_without_shared_memory() {
+    let Some(icd) = env::var_os("BELLOWS_SWIFTSHADER") else {
+        eprintln!("skipped: set BELLOWS_SWIFTSHADER to a Vulkan ICD file (.ci/swiftshader prints one)");
+        return;
+    };
+    for name in ["agrees_with_the_cpu", "random_shapes", "large_and_strided"] {
+        child(name, &[("VK_DRIVER_FILES", &icd), ("BELLOWS_CUBE_UNSHARED", OsStr::new("1"))]);
+    }
+}
+
+/// The same numbers by another compiler (WGSL).
+#[test]
+fn agrees_with_the_cpu_by_another_compiler() {
     if env::var_os("BELLOWS_MESA_GL").is_none() {
         eprintln!("skipped: set BELLOWS_MESA_GL=1 where Mesa's software OpenGL is installed (libegl1)");
         return;
     }
     let on = |variable| (variable, OsStr::new("1"));
-    let ours = ["norm", "update", "planes", "decoder", "rows"].map(|module| format!("{module}::agrees_with_the_cpu"));
+    let ours = ["norm", "update", "planes", "decoder", "rows", "foreground"].map(|module| format!("{module}::agrees_with_the_cpu"));
     for name in
         ["agrees_with_the_cpu", "random_shapes", "large_and_strided", "rows::extremes"].into_iter().chain(ours.iter().map(String::as_str))
     {
@@ -46,7 +59,7 @@ fn agrees_with_the_cpu_in_shared_memory() {
 /// A device reads what it is told to read: a shape that does not fit is refused before anything is launched.
 #[test]
 fn wrong_shapes_are_refused() {
-    if !on_swiftshader("wrong_shapes_are_refused") {
+    if !on_each_device("wrong_shapes_are_refused") {
         return;
     }
     let Case { config, .. } = case([0; 4], 0, 3, 2, 1);
@@ -71,7 +84,7 @@ fn wrong_shapes_are_refused() {
 /// Every pass, at shapes that are not multiples of anything.
 #[test]
 fn agrees_with_the_cpu() {
-    if !on_swiftshader("agrees_with_the_cpu") {
+    if !on_each_device("agrees_with_the_cpu") {
         return;
     }
     let mut cases = vec![
@@ -95,14 +108,14 @@ fn agrees_with_the_cpu() {
         worst = worst.max(case.error());
     }
     let (name, shared) = (device().client().name(), shared_memory_works(&device()));
-    assert!(shared || env::var_os("BELLOWS_CUBE_GL").is_none(), "OpenGL is here for its shared memory");
+    assert_eq!(shared, env::var_os("BELLOWS_CUBE_UNSHARED").is_none(), "devices of tests have shared memory");
     eprintln!("> {name}, shared memory {shared}: {} cases, largest relative error {worst:.1e}", cases.len());
 }
 
 /// Shapes of every kind, weight gradients in any number of parts.
 #[test]
 fn random_shapes() {
-    if !on_swiftshader("random_shapes") {
+    if !on_each_device("random_shapes") {
         return;
     }
     let sizes = [1usize..=3, 1..=130, 1..=130, 1..=70, 1..=70];
@@ -123,7 +136,7 @@ fn random_shapes() {
 /// Long sums are cut into parts, tall and short blocks of C, many images; tensors that are not contiguous.
 #[test]
 fn large_and_strided() {
-    if !on_swiftshader("large_and_strided") {
+    if !on_each_device("large_and_strided") {
         return;
     }
     case([4, 3, 48, 48], 16, 3, 2, 1).error();
@@ -154,29 +167,4 @@ fn large_and_strided() {
     // A second run is the first one, bit for bit.
     let again = plain.on_cube().map(numbers);
     assert!(again[0] == y && again[2] == dx && again[3] == dw);
-}
-
-/// Half precision agrees to its own precision, where the device has it.
-#[test]
-fn half_precision() {
-    use burn::backend::Backend;
-    if !on_swiftshader("half_precision") {
-        return;
-    }
-    if !CubeBackend::supports_dtype(&device(), DType::F16) {
-        eprintln!("> skipped: the device has no f16");
-        return;
-    }
-    let case = case([2, 5, 12, 9], 6, 3, 2, 1);
-    let half = |data: TensorData| cube(data.convert::<f16>());
-    let w = half(case.w());
-    let y = CubeBackend::conv_forward(half(case.x()), w.clone(), Some(half(case.bias())).into(), case.config);
-    let dx = CubeBackend::conv_data_grad(half(case.dy()), w, case.input(), case.config);
-    let dw = CubeBackend::conv_weight_grad(half(case.x()), half(case.dy()), [3, 3], case.config);
-    let [cpu_y, _, cpu_dx, cpu_dw] = case.on_flex();
-    for (gpu, cpu) in [(y, cpu_y), (dx, cpu_dx), (dw, cpu_dw)] {
-        assert_eq!(gpu.dtype, DType::F16);
-        let error = relative(&numbers(gpu), &cpu.into_f32());
-        assert!(error < 3e-3, "{error:.1e}");
-    }
 }

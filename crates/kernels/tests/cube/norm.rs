@@ -1,7 +1,8 @@
 //! Batch normalisation and SiLU on the device against Burn's own operations on the CPU in f64: values, gradients, launches.
 
 use crate::launches::{assert_ours, trace};
-use crate::support::{Numbers, ORDERS, Order, cases, cube, device, flex64, image, numbers, on_swiftshader, pattern};
+use crate::support::{Numbers, ORDERS, Order, cases, cube, device, flex64, image, numbers, on_each_device, pattern};
+use bellows_kernels::NormStep;
 use bellows_kernels::ops::KernelOps;
 use burn::tensor::TensorData;
 use burn_cubecl::CubeBackend;
@@ -31,32 +32,35 @@ impl Case {
         TensorData::new(pattern(self.stream + stream, self.shape[1]), [self.shape[1]])
     }
 
-    fn on<B: KernelOps>(&self, upload: impl Fn(TensorData) -> B::FloatTensorPrimitive) -> [B::FloatTensorPrimitive; 7] {
+    fn on<B: KernelOps>(&self, upload: impl Fn(TensorData) -> B::FloatTensorPrimitive) -> [B::FloatTensorPrimitive; 9] {
         let x = image::<B>(self.x, self.shape, |len| self.x_values(len), &upload);
         let dy = image::<B>(self.dy, self.shape, |len| pattern(self.stream + 1, len), &upload);
         let (gamma, beta) = (upload(self.channels(2)), upload(self.channels(3)));
-        let y = B::norm_act(x.clone(), gamma.clone(), beta.clone(), EPSILON, self.silu);
+        let running = [4, 5].map(|stream| upload(self.channels(stream)));
+        let [old_mean, old_variance] = running;
+        let step = NormStep { epsilon: EPSILON, silu: self.silu, momentum: 0.3 };
+        let y = B::norm_act(x.clone(), gamma.clone(), beta.clone(), old_mean, old_variance, step);
         let (mean, variance) = (y.mean.clone(), y.variance.clone());
         let again = B::norm_act_again(x.clone(), mean, variance, gamma.clone(), beta.clone(), EPSILON, self.silu);
         let grads = B::norm_act_backward(x, y.mean.clone(), y.variance.clone(), gamma, beta, dy, EPSILON, self.silu);
-        [y.output, y.mean, y.variance, grads.x, grads.gamma, grads.beta, again]
+        [y.output, y.mean, y.variance, grads.x, grads.gamma, grads.beta, again, y.running_mean, y.running_variance]
     }
 
-    fn on_cube(&self) -> [CubeTensor; 7] {
+    fn on_cube(&self) -> [CubeTensor; 9] {
         self.on::<CubeBackend>(cube)
     }
 
-    /// The largest error of the seven, in units of what rounding explains.
+    /// The largest error of the nine, in units of what rounding explains.
     fn error(&self) -> f32 {
         let [n, _, h, w] = self.shape;
         let cpu = self.on::<Flex>(flex64).map(Numbers::into_f32);
         let rstd = cpu[2].iter().fold(0.0f32, |most, v| most.max(1.0 / (v + EPSILON as f32).sqrt()));
         let sums = ((n * h * w) as f32).sqrt();
         // What each is made of: with few samples dx, say, is a difference of nearly equal numbers.
-        let scales = [1.0, 1.0, 1.0, rstd, sums, sums, 1.0];
+        let scales = [1.0, 1.0, 1.0, rstd, sums, sums, 1.0, 1.0, 1.0];
         // x - mean has lost the digits that the mean takes.
         let lost = 1.0 + self.offset.abs();
-        let names = ["y", "mean", "variance", "dx", "dgamma", "dbeta", "y again"];
+        let names = ["y", "mean", "variance", "dx", "dgamma", "dbeta", "y again", "running mean", "running variance"];
         let mut worst = 0.0f32;
         for (((name, gpu), cpu), scale) in names.into_iter().zip(self.on_cube()).zip(&cpu).zip(scales) {
             let gpu = numbers(gpu);
@@ -77,7 +81,7 @@ fn case(shape: [usize; 4], x: Order, dy: Order) -> Case {
 /// Random shapes and orders in memory, and a few fixed ones: one sample, rows and columns of one pixel, a large plane.
 #[test]
 fn agrees_with_the_cpu() {
-    if !on_swiftshader("norm::agrees_with_the_cpu") {
+    if !on_each_device("norm::agrees_with_the_cpu") {
         return;
     }
     let shapes = (1usize..=4, 1usize..=130, 1usize..=70, 1usize..=70).prop_map(|(n, c, h, w)| [n, c, h, w]);
@@ -106,13 +110,13 @@ fn agrees_with_the_cpu() {
 /// What comes out lies in memory as x does, and a second run has the bits of the first.
 #[test]
 fn keeps_the_order_and_repeats() {
-    if !on_swiftshader("norm::keeps_the_order_and_repeats") {
+    if !on_each_device("norm::keeps_the_order_and_repeats") {
         return;
     }
     for order in [Order::Contiguous, Order::ChannelsLast] {
         let case = case([2, 20, 30, 17], order, Order::Contiguous);
         let strides = if order == Order::ChannelsLast { [10_200, 1, 340, 20] } else { [10_200, 510, 17, 1] };
-        let [y, _, _, dx, .., again] = case.on_cube();
+        let [y, _, _, dx, _, _, again, ..] = case.on_cube();
         for tensor in [&y, &dx, &again] {
             assert_eq!(tensor.meta.strides()[..], strides);
         }
@@ -124,7 +128,7 @@ fn keeps_the_order_and_repeats() {
 /// Three launches forward, one to make the output again and three backward, all ours.
 #[test]
 fn launches_seven_kernels() {
-    if !on_swiftshader("norm::launches_seven_kernels") {
+    if !on_each_device("norm::launches_seven_kernels") {
         return;
     }
     let case = case([2, 12, 20, 20], Order::Contiguous, Order::ChannelsLast);

@@ -1,7 +1,7 @@
 //! Joining, cutting, pooling and doubling on the device against the CPU's version, to the bit, and a trace of what they launch.
 
 use crate::launches::{assert_ours, trace};
-use crate::support::{Numbers, ORDERS, Order, cases, cube, data, flex, image, numbers, on_swiftshader, pattern};
+use crate::support::{Numbers, ORDERS, Order, cases, cube, data, flex, image, numbers, on_each_device, pattern};
 use bellows_kernels::planes::{Parts, PlaneOps};
 use burn::tensor::TensorData;
 use burn_cubecl::CubeBackend;
@@ -39,12 +39,13 @@ fn all<B: PlaneOps>(case: &Case, upload: impl Fn(TensorData) -> B::FloatTensorPr
         B::double_grad(doubled),
         B::slice_channels(x(), start, (c - start).div_ceil(2)),
         B::pad_channels(x(), before, before + c + case.stream as usize % 3),
+        B::add_to_channels(B::concat_channels(Parts(vec![other.clone(), x()])), x(), before),
         B::concat_channels(Parts(vec![x(), other, x()])),
         B::concat_channels(Parts(vec![x()])),
     ]
 }
 
-const NAMES: [&str; 8] = ["pool", "pool's gradient", "double", "double's gradient", "slice", "pad", "concat", "concat of one"];
+const NAMES: [&str; 9] = ["pool", "pool's gradient", "double", "double's gradient", "slice", "pad", "add", "concat", "concat of one"];
 
 fn check(case: Case) {
     let on_cube = all::<CubeBackend>(&case, cube);
@@ -57,7 +58,7 @@ fn check(case: Case) {
 
 #[test]
 fn agrees_with_the_cpu() {
-    if !on_swiftshader("planes::agrees_with_the_cpu") {
+    if !on_each_device("planes::agrees_with_the_cpu") {
         return;
     }
     let shapes = (1usize..=3, 1usize..=9, 1usize..=40, 1usize..=40).prop_map(|(n, c, h, w)| [n, c, h, w]);
@@ -74,7 +75,7 @@ fn agrees_with_the_cpu() {
 /// A constant plane: every window's first maximum is its first pixel.
 #[test]
 fn ties_go_to_the_first() {
-    if !on_swiftshader("planes::ties_go_to_the_first") {
+    if !on_each_device("planes::ties_go_to_the_first") {
         return;
     }
     let ones = || cube(TensorData::new(vec![1.0f32; 12], [1, 1, 3, 4]));
@@ -85,7 +86,7 @@ fn ties_go_to_the_first() {
 /// What comes out lies in memory as what goes in.
 #[test]
 fn keeps_the_order() {
-    if !on_swiftshader("planes::keeps_the_order") {
+    if !on_each_device("planes::keeps_the_order") {
         return;
     }
     for (order, is_last) in [(Order::Contiguous, false), (Order::ChannelsLast, true)] {
@@ -100,7 +101,7 @@ fn keeps_the_order() {
 /// One launch each, two to pooling's gradient, one to a concatenation; none to a slice that memory can be cut at.
 #[test]
 fn launches_our_kernels() {
-    if !on_swiftshader("planes::launches_our_kernels") {
+    if !on_each_device("planes::launches_our_kernels") {
         return;
     }
     let x = || cube(data(1, [2, 5, 6, 8]));

@@ -1,7 +1,7 @@
 //! Cross entropy on the device against Burn's own operations on the CPU in f64: losses, gradients, launches.
 
 use crate::launches::{assert_ours, trace};
-use crate::support::{Numbers, cases, cube, data, device, flex64, numbers, on_swiftshader, pattern};
+use crate::support::{Numbers, cases, cube, data, device, flex64, numbers, on_each_device, pattern};
 use bellows_kernels::rows::RowOps;
 use burn::backend::ops::{FloatTensorOps, IntTensorOps};
 use burn::tensor::TensorData;
@@ -30,7 +30,7 @@ fn on_cube(logits: &[f32], ids: &[i32], turned: bool) -> [Vec<f32>; 2] {
 
 #[test]
 fn agrees_with_the_cpu() {
-    if !on_swiftshader("rows::agrees_with_the_cpu") {
+    if !on_each_device("rows::agrees_with_the_cpu") {
         return;
     }
     let worst = Cell::new(0.0f32);
@@ -56,7 +56,7 @@ fn agrees_with_the_cpu() {
 /// Infinities weigh what they should, what is no number stays in its row, and a target outside has no loss.
 #[test]
 fn extremes() {
-    if !on_swiftshader("rows::extremes") {
+    if !on_each_device("rows::extremes") {
         return;
     }
     let (none, no) = (f32::NEG_INFINITY, f32::NAN);
@@ -71,7 +71,7 @@ fn extremes() {
 /// Logits that somebody else holds stay as they are.
 #[test]
 fn launches_two_kernels() {
-    if !on_swiftshader("rows::launches_two_kernels") {
+    if !on_each_device("rows::launches_two_kernels") {
         return;
     }
     let (logits, ids) = (cube(data(1, [7, 90])), targets(&[1; 7]));

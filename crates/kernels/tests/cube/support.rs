@@ -1,7 +1,7 @@
 //! A device to test on, a convolution to test with, and what the CPU says it should give.
 //!
 //! The Vulkan loader reads `VK_DRIVER_FILES` when the device is made, so every test runs again in a process of its own that has it set:
-//! [`on_swiftshader`] starts this executable with the test's name as its filter.
+//! [`on_each_device`] starts this executable with the test's name as its filter, once for every software device there is.
 
 use bellows_kernels::ops::KernelOps;
 use bellows_kernels::{ConvConfig, Lowering};
@@ -19,15 +19,20 @@ use std::ffi::OsStr;
 use std::process::Command;
 use std::time::Instant;
 
-/// Whether to go on: true in the child. In the parent, runs the child and checks that it passed.
+/// The variables that name an ICD file of a software device, and the scripts that print one.
+const DEVICES: [(&str, &str); 2] = [("BELLOWS_SWIFTSHADER", ".ci/swiftshader"), ("BELLOWS_LAVAPIPE", ".ci/lavapipe")];
+
+/// Whether to go on: true in the child. In the parent, runs a child on each device and checks that it passed.
 #[expect(clippy::print_stderr, reason = "a test that is skipped must say so")]
-pub(crate) fn on_swiftshader(name: &str) -> bool {
+pub(crate) fn on_each_device(name: &str) -> bool {
     if env::var_os("BELLOWS_CUBE_CHILD").is_some() {
         return true;
     }
-    match env::var_os("BELLOWS_SWIFTSHADER") {
-        Some(icd) => child(name, &[("VK_DRIVER_FILES", &icd)]),
-        None => eprintln!("skipped: set BELLOWS_SWIFTSHADER to a Vulkan ICD file (.ci/swiftshader prints one)"),
+    for (variable, script) in DEVICES {
+        match env::var_os(variable) {
+            Some(icd) => child(name, &[("VK_DRIVER_FILES", &icd)]),
+            None => eprintln!("skipped: set {variable} to a Vulkan ICD file ({script} prints one)"),
+        }
     }
     false
 }
@@ -50,7 +55,11 @@ pub(crate) fn child(name: &str, variables: &[(&str, &OsStr)]) {
 /// The device of the tests; all but one of them mean Vulkan.
 pub(crate) fn device() -> cubecl::Device {
     let backend = if env::var_os("BELLOWS_CUBE_GL").is_some() { WgpuBackend::Gl } else { WgpuBackend::Vulkan };
-    cubecl::Device::Wgpu(WgpuDevice { kind: WgpuDeviceKind::DefaultDevice, backend })
+    let device = cubecl::Device::Wgpu(WgpuDevice { kind: WgpuDeviceKind::DefaultDevice, backend });
+    if env::var_os("BELLOWS_CUBE_UNSHARED").is_some() {
+        bellows_kernels::cube::distrust_shared_memory(&device);
+    }
+    device
 }
 
 /// Checks so many cases, the same in every run.

@@ -1,18 +1,16 @@
 //! The optimizers' updates on the device against Burn's own operations on the CPU in f64: values, launches, memory.
 
 use crate::launches::{assert_ours, most_in_use, trace};
-use crate::support::{Numbers, cube, flex64, numbers, on_swiftshader, pattern, relative};
+use crate::support::{Numbers, cube, flex64, numbers, on_each_device, pattern, relative};
 use bellows_kernels::planes::Parts;
 use bellows_kernels::update::UpdateOps;
-use bellows_kernels::{Adam, Moving, Segments, Sgd};
+use bellows_kernels::{Adam, Segments, Sgd};
 use burn::tensor::TensorData;
 use burn_cubecl::CubeBackend;
 use burn_flex::Flex;
 
 const SGD: Sgd = Sgd { lr: 0.01, momentum: 0.937, decay: 5e-4 };
 const ADAM: Adam = Adam { rate: 0.002, beta1: 0.9, beta2: 0.999, root: 0.1, epsilon: 1e-8, decay: 5e-4, keep: 0.9995 };
-
-const MOVING: Moving = Moving { momentum: 0.03, unbias: 1.25 };
 
 fn whole(len: usize) -> Segments {
     Segments(vec![(0, 0..len)])
@@ -22,7 +20,7 @@ fn vector(stream: u64, len: usize) -> TensorData {
     TensorData::new(pattern(stream, len), [len])
 }
 
-/// New weight and buffer, new weight and moments, an average, statistics, a clipped tensor. `held`: somebody else holds what the results replace.
+/// New weight and buffer, new weight and moments, an average, a clipped tensor. `held`: somebody else holds what the results replace.
 fn updates<B: UpdateOps>(
     len: usize,
     held: bool,
@@ -49,17 +47,15 @@ fn updates<B: UpdateOps>(
     for (tensor, before) in keep {
         assert_eq!(host(tensor), before, "what is still held was changed");
     }
-    let [old, new, other] = tensors();
-    let moved = B::move_statistics(old.clone(), other, new, old, MOVING);
     let [x, ..] = tensors();
     let squares = upload(TensorData::new(vec![7.0f32], [1]));
     let clipped = B::clip_to_norm(x, squares, 1.0);
-    [sgd.0, sgd.1, adam.0, adam.1, adam.2, blend, moved.0, moved.1, clipped].into_iter().map(host).collect()
+    [sgd.0, sgd.1, adam.0, adam.1, adam.2, blend, clipped].into_iter().map(host).collect()
 }
 
 #[test]
 fn agrees_with_the_cpu() {
-    if !on_swiftshader("update::agrees_with_the_cpu") {
+    if !on_each_device("update::agrees_with_the_cpu") {
         return;
     }
     let mut worst = 0.0f32;
@@ -88,7 +84,7 @@ fn agrees_with_the_cpu() {
 /// One launch to an update, and to a sum of squares two more than arenas.
 #[test]
 fn launches_one_kernel_each() {
-    if !on_swiftshader("update::launches_one_kernel_each") {
+    if !on_each_device("update::launches_one_kernel_each") {
         return;
     }
     let tensors = || [1, 2, 3, 4].map(|stream| cube(vector(stream, 5000)));
@@ -98,10 +94,9 @@ fn launches_one_kernel_each() {
         CubeBackend::adam_step(w.clone(), g.clone(), m.clone(), v, ADAM);
         CubeBackend::blend(w.clone(), g, 0.9, 0.1);
         CubeBackend::clip_to_norm(w.clone(), cube(vector(5, 1)), 1.0);
-        CubeBackend::move_statistics(w.clone(), w.clone(), w.clone(), w.clone(), MOVING);
         CubeBackend::sum_of_squares(Parts(vec![w.clone(), w]), Segments(vec![(0, 0..5000), (1, 0..5000)]));
     });
-    let names = [("sgd", 1), ("adam", 1), ("blend", 1), ("clip", 1), ("statistics", 1), ("squares_kernel", 2), ("squares_total", 2)];
+    let names = [("sgd", 1), ("adam", 1), ("blend", 1), ("clip", 1), ("squares_kernel", 2), ("total_kernel", 2)];
     assert_ours(&launched, &names);
 }
 
@@ -109,7 +104,7 @@ fn launches_one_kernel_each() {
 #[test]
 fn averages_take_no_memory() {
     const LEN: usize = 1 << 20;
-    if !on_swiftshader("update::averages_take_no_memory") {
+    if !on_each_device("update::averages_take_no_memory") {
         return;
     }
     let (old, new) = (cube(vector(1, LEN)), cube(vector(2, LEN)));

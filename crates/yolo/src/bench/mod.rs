@@ -8,7 +8,8 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
-use bellows_kernels::cube::{Launches, launches, more};
+use bellows_kernels::Precision;
+use bellows_kernels::cube::Counted;
 use bellows_learner::bench::{StepTimer, median, peak_memory};
 use bellows_learner::{Draw, EvalContext, Evaluation, Group, Identity, Learner, Role, StepOutput, StepTimes, Task, TaskError};
 use bellows_runs::RunDir;
@@ -18,7 +19,7 @@ use burn::tensor::Device;
 use serde::Serialize;
 
 use crate::boxes::Label;
-use crate::config::{OptimizerChoice, TrainConfig};
+use crate::config::{HALF, OptimizerChoice, TrainConfig};
 use crate::data::rng::Draw as Random;
 use crate::data::stages::Stages;
 use crate::data::{Batch, Target};
@@ -43,6 +44,8 @@ pub struct Benchmark {
     pub steps: usize,
     /// Objects an image.
     pub boxes: usize,
+    /// Train in f16.
+    pub half: bool,
 }
 
 /// Medians over the steps.
@@ -103,18 +106,18 @@ impl Benchmark {
         })
     }
 
-    /// What a training step launches on a GPU, by kernel: what two steps do more than one, so that nothing counts that happens once.
+    /// What a training step launches on a GPU, by kernel, and what ours move and compute: what two steps do more than one, so that nothing counts that happens once.
     ///
     /// # Errors
     /// As [`run`](Self::run).
-    pub fn launches(&self, device: &Device, scratch: &Path) -> Result<Launches, TrainError> {
+    pub fn count(&self, device: &Device, scratch: &Path) -> Result<Counted, TrainError> {
         let count = |steps| {
-            let (result, launches) = launches(|| self.train(device, scratch, steps));
-            result.map(|_| launches)
+            let (result, counted) = Counted::of(|| self.train(device, scratch, steps));
+            result.map(|_| counted)
         };
         // What Burn chooses by trying is chosen in the first.
         count(1)?;
-        Ok(more(count(2)?, &count(1)?))
+        Ok(count(2)?.more_than(&count(1)?))
     }
 
     /// So many steps on one batch.
@@ -130,6 +133,7 @@ impl Benchmark {
             profile: true,
             save: false,
             val: false,
+            precision: if self.half { HALF } else { Precision::F32.name() }.into(),
             ..TrainConfig::default()
         };
         let batch = self.made_up();

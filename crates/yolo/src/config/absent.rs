@@ -29,8 +29,8 @@ pub enum Taken {
 use Taken::{Any, Only, Told};
 
 const OFF: &[&str] = &["false", "null"];
-const F32: &str = "training and validation are f32, since half precision is not proven on the devices this is for; `--precision bf16` rounds \
-                   factors where the processor can";
+const F32: &str = "training is f32 unless `--precision f16` (images between layers, on a GPU) or bf16 (factors, where the processor can) says \
+                   otherwise; validation is f32";
 const NOT_DETECTION: &str = "belongs to segmentation, pose or classification";
 const NOT_TRAINING: &str = "does nothing in training, here as there";
 const OF_OLD: &str = "is of older releases; Ultralytics drops it too";

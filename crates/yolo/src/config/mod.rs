@@ -40,6 +40,9 @@ pub const MAY_CHANGE: [&str; 15] = [
 ];
 
 /// The network's coarsest stride: sides of its input are multiples of it.
+/// What `precision` calls images in half precision.
+pub const HALF: &str = "f16";
+
 const STRIDE: usize = 32;
 
 settings! {
@@ -113,8 +116,8 @@ settings! {
         conv: String = "auto".into();
         /// Megabytes that `conv: gemm` may use for the parts of a weight gradient on a GPU
         conv_workspace_mb: usize = 1;
-        /// Factors of convolutions: f32, or bf16 where the processor multiplies it (an error of 0.2 %; tensors and sums stay f32)
-        /// bf16 is conv: bf16
+        /// f32; bf16: factors of convolutions, where the processor multiplies it (an error of 0.2 %); f16: images between layers, on a GPU
+        /// bf16 is conv: bf16, f16 takes conv: gemm; sums, weights, their gradients and validation stay f32
         precision: String = Precision::F32.name().into();
         /// Threads that decode and augment; 0 uses the training thread
         workers: usize = 8;
@@ -382,12 +385,23 @@ impl TrainConfig {
         rules.into_iter().find(|(broken, _)| *broken).map_or(Ok(()), |(_, rule)| Err(rule))
     }
 
+    /// Whether images between the layers of the network that is trained are f16.
+    pub fn half(&self) -> bool {
+        self.precision == HALF
+    }
+
     /// How convolutions are computed, by `conv` and `precision`.
     ///
     /// # Errors
     /// When one of them is not known, or they contradict each other.
     pub fn lowering(&self) -> Result<Lowering, String> {
         let conv = self.conv.parse::<Lowering>().map_err(|e| e.to_string())?;
+        if self.half() {
+            return match conv {
+                Lowering::Auto | Lowering::Gemm => Ok(Lowering::Gemm),
+                conv => Err(format!("precision f16 is computed by conv gemm, not by {conv}")),
+            };
+        }
         match (self.precision.parse::<Precision>().map_err(|e| e.to_string())?, conv) {
             (Precision::F32, conv) => Ok(conv),
             (Precision::Bf16, Lowering::Auto | Lowering::Bf16) => Ok(Lowering::Bf16),
@@ -628,6 +642,8 @@ mod tests {
         assert_eq!(of("bf16", "f32").unwrap(), Lowering::Bf16);
         assert_eq!(of("gemm", "f32").unwrap(), Lowering::Gemm);
         assert!(of("gemm", "bf16").unwrap_err().to_string().contains("not by gemm"));
+        assert_eq!(of("auto", "f16").unwrap(), Lowering::Gemm);
+        assert!(of("direct", "f16").unwrap_err().to_string().contains("not by direct"));
         assert!(of("auto", "fp8").unwrap_err().to_string().contains("no precision is called fp8"));
     }
 

@@ -7,9 +7,9 @@
 //! cases then do not depend on the device (`topk` has PyTorch's order on the CPU).
 //! A box whose corners sum to zero or less is padding: it takes no anchor, but keeps its index.
 
+use bellows_kernels::ciou;
 use rayon::prelude::*;
 
-use super::ciou::ciou;
 use super::topk::top_k;
 use crate::boxes::GroundTruth;
 use crate::model::head::Anchors;

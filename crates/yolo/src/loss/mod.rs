@@ -3,21 +3,20 @@
 //!
 //! Predictions travel to the host once per step, decoded and without gradient, for the assigner: boxes, and scores of the
 //! classes an image has objects of. Box terms are computed on the foreground anchors only. Class scores have one non-zero target per
-//! foreground anchor, so their cross entropy is the sum of `softplus(x)` over everything minus `x t` over the foreground.
+//! foreground anchor, so their cross entropy is the sum of `softplus(x)` over everything minus `x t` over the foreground. The terms
+//! themselves are an operation of the kernels: [`detection_terms`].
 
 pub mod assigner;
-pub mod ciou;
-pub mod dfl;
 pub mod topk;
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
-use bellows_kernels::softplus_sum;
-use burn::tensor::activation::sigmoid;
-use burn::tensor::{Device, Int, Tensor, TensorData};
+use bellows_kernels::{self as kernels, Positive, detection_terms, predictions};
+use burn::tensor::Tensor;
 
 use crate::boxes::{GroundTruth, Label};
-use crate::model::head::{Anchors, REG_MAX, decode_corners, expectation, flatten, strides};
+use crate::model::head::{Anchors, REG_MAX, flatten, strides};
 use crate::model::names::to_host;
 use assigner::{Foreground, Planes, assign};
 
@@ -60,7 +59,6 @@ impl DetectionLoss {
     /// # Panics
     /// If the outputs have another number of classes, or a label's class or image index is out of range.
     pub fn forward(&self, feats: &[Tensor<4>], targets: &[(u32, Label)]) -> LossOutput {
-        let device = feats[0].device();
         let [batch, channels, height, width] = feats[0].dims();
         assert_eq!(channels, 4 * REG_MAX + self.nc, "raw outputs of {channels} channels for {} classes", self.nc);
         let anchors = Anchors::of(feats);
@@ -71,15 +69,13 @@ impl DetectionLoss {
         let assigned = assign(&Predictions::read(&flat, &anchors, &gts).images(), &gts, &anchors);
         let score_sum: f32 = assigned.iter().flatten().map(|f| f.score).sum();
         let norm = score_sum.max(1.0);
-        let fg = Gathered::new(&assigned, &anchors, norm);
+        let positives = positives(&assigned, &anchors, norm);
+        let foreground = positives.len();
 
-        let [box_loss, dfl_loss, hits] = fg.losses(&flat, channels, &device);
-        let cls_loss = softplus_sum(flat, 4 * REG_MAX..channels).div_scalar(norm) - hits;
-
-        let terms = [box_loss * self.box_gain, cls_loss * self.cls, dfl_loss * self.dfl];
-        let items = Tensor::cat(terms.iter().map(|t| t.clone().detach()).collect(), 0);
-        let [b, c, d] = terms;
-        LossOutput { total: (b + c + d).mul_scalar(batch as f32), items, objects: targets.len(), foreground: fg.weights.len(), score_sum }
+        let gains = [self.box_gain, self.cls, self.dfl];
+        let terms = detection_terms(flat, kernels::Foreground { positives: Arc::new(positives), gains, norm });
+        let items = terms.clone().detach();
+        LossOutput { total: terms.sum().mul_scalar(batch as f32), items, objects: targets.len(), foreground, score_sum }
     }
 
     fn by_image(&self, targets: &[(u32, Label)], batch: usize, size: [f32; 2]) -> Vec<Vec<GroundTruth>> {
@@ -90,6 +86,20 @@ impl DetectionLoss {
         }
         gts
     }
+}
+
+/// The anchors that learn an object, as the terms want them: in cells of their levels.
+fn positives(assigned: &[Vec<Foreground>], anchors: &Anchors, norm: f32) -> Vec<Positive> {
+    let all = assigned.iter().enumerate().flat_map(|(image, of_image)| of_image.iter().map(move |f| (image, f)));
+    let positive = |(image, f): (usize, &Foreground)| Positive {
+        image: image as u32,
+        anchor: f.anchor as u32,
+        class: f.target.class,
+        centre: anchors.centres[f.anchor],
+        target: f.target.xyxy.map(|v| v / anchors.strides[f.anchor]),
+        weight: f.score / norm,
+    };
+    all.map(positive).collect()
 }
 
 /// Decoded predictions on the host: the step's one readback.
@@ -104,17 +114,13 @@ struct Predictions {
 impl Predictions {
     fn read(flat: &Tensor<3>, anchors: &Anchors, gts: &[Vec<GroundTruth>]) -> Self {
         let flat = if flat.device().is_autodiff() { flat.clone().inner() } else { flat.clone() };
-        let [batch, channels, a] = flat.dims();
+        let [_, channels, a] = flat.dims();
         let distinct = |gts: &Vec<GroundTruth>| gts.iter().map(|gt| gt.class).collect::<BTreeSet<_>>().into_iter().collect();
         let classes: Vec<Vec<u32>> = gts.iter().map(distinct).collect();
         let row = |image: usize, class: u32| (image * channels + 4 * REG_MAX) as i32 + class as i32;
         let chosen: Vec<i32> = classes.iter().enumerate().flat_map(|(i, cs)| cs.iter().map(move |&c| row(i, c))).collect();
-        let mut parts = vec![decode_corners(flat.clone(), anchors).reshape([4 * batch, a])];
-        if !chosen.is_empty() {
-            let index = indices(chosen, &flat.device());
-            parts.push(sigmoid(flat.reshape([batch * channels, a]).select(0, index)));
-        }
-        Self { rows: to_host(Tensor::cat(parts, 0)), anchors: a, classes }
+        let (centres, strides) = anchors.tensors(&flat.device());
+        Self { rows: to_host(predictions(flat, centres, strides, chosen, REG_MAX)), anchors: a, classes }
     }
 
     fn images(&self) -> Vec<Planes<'_>> {
@@ -129,70 +135,3 @@ impl Predictions {
     }
 }
 
-fn indices(places: Vec<i32>, device: &Device) -> Tensor<1, Int> {
-    let n = places.len();
-    Tensor::from_data(TensorData::new(places, [n]), device)
-}
-
-/// The foreground of a batch, row by row: what to gather and what it should be.
-struct Gathered {
-    /// Image, anchor and class of each row.
-    places: Vec<(usize, usize, usize)>,
-    /// Target score over the norm.
-    weights: Vec<f32>,
-    /// Cell centres in grid units, twice (for both corners).
-    centres: Vec<f32>,
-    /// Target boxes in grid units.
-    boxes: Vec<f32>,
-    /// Target distributions of the sides, weighted.
-    sides: Vec<f32>,
-    anchors: usize,
-}
-
-impl Gathered {
-    fn new(assigned: &[Vec<Foreground>], anchors: &Anchors, norm: f32) -> Self {
-        let mut fg = Self { places: vec![], weights: vec![], centres: vec![], boxes: vec![], sides: vec![], anchors: anchors.len() };
-        for (image, f) in assigned.iter().enumerate().flat_map(|(i, fs)| fs.iter().map(move |f| (i, f))) {
-            let [x, y] = anchors.centres[f.anchor];
-            let target = f.target.xyxy.map(|v| v / anchors.strides[f.anchor]);
-            let weight = f.score / norm;
-            fg.places.push((image, f.anchor, f.target.class as usize));
-            fg.weights.push(weight);
-            fg.centres.extend([x, y, x, y]);
-            fg.boxes.extend(target);
-            fg.sides.extend(dfl::target([x, y], target, weight));
-        }
-        fg
-    }
-
-    /// Box term, distribution term, and the foreground part of the class term (weighted target logits).
-    fn losses(&self, flat: &Tensor<3>, channels: usize, device: &Device) -> [Tensor<1>; 3] {
-        let m = self.weights.len();
-        if m == 0 {
-            return [(); 3].map(|()| Tensor::zeros([1], device));
-        }
-        let at = |image: usize, channel: usize, anchor: usize| ((image * channels + channel) * self.anchors + anchor) as i32;
-        let rows = |data: &[f32], k| Tensor::<2>::from_data(TensorData::new(data.to_vec(), [m, k]), device);
-
-        // All in one, for the gradient of each is as large as the whole.
-        let bins = self.places.iter().flat_map(|&(i, a, _)| (0..4 * REG_MAX).map(move |c| at(i, c, a)));
-        let hits = self.places.iter().map(|&(i, a, class)| at(i, 4 * REG_MAX + class, a));
-        let logits = flat.clone().reshape([-1]).select(0, indices(bins.chain(hits).collect(), device));
-        let hits = logits.clone().narrow(0, 4 * REG_MAX * m, m);
-        let logits: Tensor<2> = logits.narrow(0, 0, 4 * REG_MAX * m).reshape([m, 4 * REG_MAX]);
-        let predicted = corners(logits.clone(), rows(&self.centres, 4));
-        let loss = ciou::ciou_tensor(predicted, rows(&self.boxes, 4)).neg().add_scalar(1.0) * rows(&self.weights, 1);
-
-        let hits = hits * Tensor::from_data(TensorData::new(self.weights.clone(), [m]), device);
-        [loss.sum(), dfl::loss(logits, self.sides.clone(), device), hits.sum()]
-    }
-}
-
-/// Boxes `[M, 4]` in grid units of side logits `[M, 64]` around cell centres (x, y, x, y).
-fn corners(logits: Tensor<2>, centres: Tensor<2>) -> Tensor<2> {
-    let [m, _] = logits.dims();
-    let device = logits.device();
-    let sides = expectation(logits.reshape([m, 4, REG_MAX])).reshape([m, 4]);
-    let direction = Tensor::<1>::from_floats([-1.0, -1.0, 1.0, 1.0], &device).reshape([1, 4]);
-    centres + sides * direction
-}

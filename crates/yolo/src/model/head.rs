@@ -4,9 +4,9 @@
 //! anchor: the centre of the grid cell. The order of channels is side-major (left, top, right, bottom) x 16 bins,
 //! then the classes; anchors run level by level (strides 8, 16, 32, with p2 a level of 4 before them), rows outside, columns inside.
 
-use bellows_kernels::concat;
+use bellows_kernels::{concat, widen};
 use burn::module::Module;
-use burn::tensor::activation::{sigmoid, softmax};
+use burn::tensor::activation::sigmoid;
 use burn::tensor::{Device, Tensor, TensorData};
 
 use super::layers::{Conv, Conv2d};
@@ -19,7 +19,7 @@ pub fn strides(levels: usize) -> &'static [usize] {
     &STRIDES[STRIDES.len() - levels.min(STRIDES.len())..]
 }
 /// Bins per box side.
-pub const REG_MAX: usize = 16;
+pub const REG_MAX: usize = bellows_kernels::foreground::BINS;
 
 /// Two 3x3 convolutions and a plain 1x1 one.
 pub type Branch = (Conv, Conv, Conv2d);
@@ -98,7 +98,7 @@ impl Anchors {
     }
 
     /// Centres `[1, 2, A]` (x row, y row) in grid units and strides `[1, 1, A]`.
-    fn tensors(&self, device: &Device) -> (Tensor<3>, Tensor<3>) {
+    pub(crate) fn tensors(&self, device: &Device) -> (Tensor<3>, Tensor<3>) {
         let n = self.len();
         let planes: Vec<f32> = (0..2).flat_map(|k| self.centres.iter().map(move |c| c[k])).collect();
         let centres = Tensor::from_data(TensorData::new(planes, [1, 2, n]), device);
@@ -106,7 +106,7 @@ impl Anchors {
     }
 }
 
-/// Joins the levels: raw outputs `[B, C, h, w]` to `[B, C, A]`.
+/// Joins the levels: raw outputs `[B, C, h, w]` to `[B, C, A]`, in f32 whatever the network computes in.
 pub fn flatten(feats: &[Tensor<4>]) -> Tensor<3> {
     let [b, c, ..] = feats[0].dims();
     // Cells as the channels of images of one pixel, of which there are as many as channels.
@@ -116,16 +116,7 @@ pub fn flatten(feats: &[Tensor<4>]) -> Tensor<3> {
     });
     let flat = concat(flat.collect());
     let [_, cells, ..] = flat.dims();
-    flat.reshape([b, c, cells])
-}
-
-/// The distances, in grid units, that the logits of a side's bins expect. The bins are dimension 2, which becomes 1.
-pub(crate) fn expectation<const D: usize>(logits: Tensor<D>) -> Tensor<D> {
-    let mut shape = [1; D];
-    shape[2] = REG_MAX;
-    let distance = TensorData::new((0..REG_MAX).map(|k| k as f32).collect(), shape);
-    let distance = Tensor::from_data(distance, &logits.device());
-    (softmax(logits, 2) * distance).sum_dim(2)
+    widen(flat.reshape([b, c, cells]))
 }
 
 /// The corners in pixels, `[B, 4, A]` (x1, y1, x2, y2), that flattened raw outputs `[B, 64 + nc, A]` mean.

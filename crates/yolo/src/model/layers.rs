@@ -6,8 +6,7 @@
 //! a frozen layer, and every validation pass, uses the running statistics.
 
 use bellows_kernels::{
-    ConvConfig, Moving, add, batch_norm_silu, concat, conv2d, conv2d_silu, default_lowering, max_pool_same, move_statistics,
-    slice_channels, upsample2,
+    ConvConfig, NormStep, add, batch_norm_silu, concat, conv2d, conv2d_silu, default_lowering, max_pool_same, slice_channels, upsample2,
 };
 use burn::module::{Flag, Module, ModuleMapper, Param, RunningState};
 use burn::tensor::{Device, Tensor};
@@ -82,16 +81,13 @@ impl BatchNorm2d {
 
     /// Normalises with the batch's own statistics, applies SiLU if `act`, and moves the running statistics.
     fn train_forward(&self, x: Tensor<4>, act: bool) -> Tensor<4> {
-        let [b, _, h, w] = x.dims();
-        let n = (b * h * w) as f64;
-        let y = batch_norm_silu(x, self.weight.val(), self.bias.val(), BN_EPSILON, act);
-        let device = y.mean.device();
-        let old = [&self.running_mean, &self.running_var].map(|state| state.value_sync().to_device(&device).inner());
-        let new = [y.mean, y.variance].map(Tensor::inner);
-        let [mean, var] = move_statistics(old, new, Moving { momentum: BN_MOMENTUM, unbias: n / (n - 1.0).max(1.0) });
-        for (state, moved) in [(&self.running_mean, mean), (&self.running_var, var)] {
+        let (device, states) = (x.device(), [&self.running_mean, &self.running_var]);
+        let running = states.map(|state| state.value_sync().to_device(&device));
+        let step = NormStep { epsilon: BN_EPSILON, silu: act, momentum: BN_MOMENTUM };
+        let y = batch_norm_silu(x, self.weight.val(), self.bias.val(), running, step);
+        for (state, moved) in states.into_iter().zip(y.running) {
             // Not by its `update`, which divides by the number of threads that made one, in a launch of its own.
-            state.clone().map(&mut Replace(Some(Tensor::from_inner(moved))));
+            state.clone().map(&mut Replace(Some(moved)));
         }
         y.output
     }

@@ -1,0 +1,32 @@
+//! One sum of many numbers, in a fixed order: parts by as many threads, then sums of parts, then theirs.
+
+use burn::backend::DType;
+use burn_cubecl::tensor::CubeTensor;
+use cubecl::prelude::*;
+
+use super::launch::{fold, launch};
+use super::pixels::empty;
+
+/// Parts that a sum begins with, a thread to each: all of a large GPU's.
+pub(crate) const PARTS: usize = 2048;
+
+/// Sums of parts that one thread adds up.
+const FEWER: usize = 32;
+
+/// `out[j]` is the sum of the j-th `count` parts.
+#[cube(launch, address_type = "dynamic")]
+fn total_kernel(parts: &Tensor<f32>, out: &mut Tensor<f32>, count: u32) {
+    if ABSOLUTE_POS >= out.len() {
+        terminate!();
+    }
+    out[ABSOLUTE_POS] = fold(parts, ABSOLUTE_POS * count as usize, 1usize, count);
+}
+
+/// The sum of `parts`, of which there are a multiple of [`PARTS`]: `[1]`, in two launches.
+pub(crate) fn total(parts: &CubeTensor) -> CubeTensor {
+    let (fewer, total) = (empty(parts, [FEWER], DType::F32), empty(parts, [1], DType::F32));
+    let count = parts.meta.shape().num_elements() / FEWER;
+    launch!(total_kernel, FEWER, [parts, fewer], count as u32);
+    launch!(total_kernel, 1, [fewer, total], FEWER as u32);
+    total
+}

@@ -1,0 +1,251 @@
+//! The operations on CubeCL devices, a positive to a thread, or several where there are more than [`THREADS`].
+
+use burn::backend::ops::{FloatTensorOps, IntTensorOps};
+use burn::backend::{DType, TensorMetadata};
+use burn::tensor::TensorData;
+use burn_cubecl::CubeBackend;
+use burn_cubecl::kernel::into_contiguous;
+use burn_cubecl::tensor::CubeTensor;
+use cubecl::prelude::*;
+
+use super::formula::{BINS, Corners, ciou, lower_bin, upper_share};
+use super::{Foreground, ForegroundOps, SIDES};
+use crate::cube::launch::{fold, launch};
+use crate::cube::pixels::empty;
+
+/// Numbers of a positive: centre, target and weight.
+const NUMBERS: usize = 7;
+
+/// Sums in flight: a sum of that many is one thread's work.
+const THREADS: usize = 256;
+
+/// Sizes of x, and what terms are multiplied by.
+#[derive(CubeLaunch, CubeType)]
+struct Sizes {
+    count: u32,
+    channels: u32,
+    anchors: u32,
+    on_box: f32,
+    on_sides: f32,
+}
+
+/// Where positive `i` is in x: its first logit.
+#[cube]
+fn place(places: &Tensor<i32>, i: u32, sizes: &Sizes) -> usize {
+    let image = places[(i * 3) as usize] as usize;
+    image * (sizes.channels * sizes.anchors) as usize + places[(i * 3 + 1) as usize] as usize
+}
+
+/// One side of a box: what its logits expect, and its cross entropy.
+#[derive(CubeType)]
+struct Side {
+    most: f32,
+    sum: f32,
+    expected: f32,
+    entropy: f32,
+}
+
+#[cube]
+fn side(x: &Tensor<f32>, first: usize, step: usize, distance: f32) -> Side {
+    let mut most = x[first];
+    for k in 1..comptime!(BINS as u32) {
+        let logit = x[first + k as usize * step];
+        if logit > most {
+            most = logit;
+        }
+    }
+    let mut sum = 0.0f32;
+    let mut weighted = 0.0f32;
+    for k in 0..comptime!(BINS as u32) {
+        let e = (x[first + k as usize * step] - most).exp();
+        sum += e;
+        weighted += f32::cast_from(k) * e;
+    }
+    let lower = lower_bin(distance);
+    let upper = upper_share(distance);
+    let at = first + u32::cast_from(lower) as usize * step;
+    let entropy = sum.ln() + most - (1.0f32 - upper) * x[at] - upper * x[at + step];
+    Side { most, sum, expected: weighted / sum, entropy }
+}
+
+/// Both slopes of a side's logits: those of the box term, whose slope for the side's length is `pull`, and those of the distribution term.
+#[cube]
+fn side_slopes(
+    x: &Tensor<f32>,
+    slopes: &mut Tensor<f32>,
+    side: &Side,
+    first: usize,
+    step: usize,
+    distance: f32,
+    pull: f32,
+    push: f32,
+    to: usize,
+    other: usize,
+) {
+    let lower = lower_bin(distance);
+    let upper = upper_share(distance);
+    for k in 0..comptime!(BINS as u32) {
+        let bin = f32::cast_from(k);
+        let p = (x[first + k as usize * step] - side.most).exp() / side.sum;
+        let mut spike = 0.0f32;
+        if bin == lower {
+            spike = 1.0f32 - upper;
+        }
+        if bin == lower + 1.0f32 {
+            spike = upper;
+        }
+        slopes[to + k as usize] = pull * p * (bin - side.expected);
+        slopes[to + other + k as usize] = push * (p - spike);
+    }
+}
+
+/// Sums of a thread's positives, without gains, into `parts [3, threads]`, and their slopes, with them.
+#[cube(launch, address_type = "dynamic")]
+fn terms_kernel(
+    x: &Tensor<f32>,
+    numbers: &Tensor<f32>,
+    places: &Tensor<i32>,
+    parts: &mut Tensor<f32>,
+    slopes: &mut Tensor<f32>,
+    sizes: &Sizes,
+    threads: u32,
+) {
+    let thread = ABSOLUTE_POS as u32;
+    if thread >= threads {
+        terminate!();
+    }
+    let mut of_box = 0.0f32;
+    let mut of_class = 0.0f32;
+    let mut of_sides = 0.0f32;
+    let step = sizes.anchors as usize;
+    let bins = comptime!(BINS) * step;
+    let other = sizes.count as usize * comptime!(SIDES);
+    let mut i = thread;
+    while i < sizes.count {
+        let n = i as usize * comptime!(NUMBERS);
+        let (cx, cy) = (numbers[n], numbers[n + 1]);
+        let (x1, y1) = (numbers[n + 2], numbers[n + 3]);
+        let (x2, y2) = (numbers[n + 4], numbers[n + 5]);
+        let weight = numbers[n + 6];
+        let at = place(places, i, sizes);
+        let left = side(x, at, step, cx - x1);
+        let top = side(x, at + bins, step, cy - y1);
+        let right = side(x, at + 2 * bins, step, x2 - cx);
+        let bottom = side(x, at + 3 * bins, step, y2 - cy);
+        let predicted = Corners { x1: cx - left.expected, y1: cy - top.expected, x2: cx + right.expected, y2: cy + bottom.expected };
+        let overlap = ciou(predicted, Corners { x1, y1, x2, y2 });
+        let pull = -sizes.on_box * weight;
+        let push = sizes.on_sides * weight / 4.0f32;
+        let to = i as usize * comptime!(SIDES);
+        side_slopes(x, slopes, &left, at, step, cx - x1, -pull * overlap.slopes.x1, push, to, other);
+        side_slopes(x, slopes, &top, at + bins, step, cy - y1, -pull * overlap.slopes.y1, push, to + comptime!(BINS), other);
+        side_slopes(x, slopes, &right, at + 2 * bins, step, x2 - cx, pull * overlap.slopes.x2, push, to + comptime!(2 * BINS), other);
+        side_slopes(x, slopes, &bottom, at + 3 * bins, step, y2 - cy, pull * overlap.slopes.y2, push, to + comptime!(3 * BINS), other);
+        let class = comptime!(SIDES) + places[(i * 3 + 2) as usize] as usize;
+        of_box += weight * (1.0f32 - overlap.value);
+        of_class += weight * x[at + class * step];
+        of_sides += weight / 4.0f32 * (left.entropy + top.entropy + right.entropy + bottom.entropy);
+        i += threads;
+    }
+    parts[thread as usize] = of_box;
+    parts[(threads + thread) as usize] = of_class;
+    parts[(2 * threads + thread) as usize] = of_sides;
+}
+
+/// The three terms from the parts and the sum over all class logits.
+#[cube(launch, address_type = "dynamic")]
+fn totals_kernel(
+    parts: &Tensor<f32>,
+    background: &Tensor<f32>,
+    terms: &mut Tensor<f32>,
+    on_box: f32,
+    on_class: f32,
+    on_sides: f32,
+    norm: f32,
+    threads: u32,
+) {
+    if ABSOLUTE_POS >= 1 {
+        terminate!();
+    }
+    let t = threads as usize;
+    terms[0] = on_box * fold(parts, 0usize, 1usize, threads);
+    terms[1] = on_class * (background[0] / norm - fold(parts, t, 1usize, threads));
+    terms[2] = on_sides * fold(parts, 2 * t, 1usize, threads);
+}
+
+/// Adds to the gradient where a positive is: a thread to one of its channels, the last one to its class.
+#[cube(launch, address_type = "dynamic")]
+fn spread_kernel(
+    slopes: &Tensor<f32>,
+    dy: &Tensor<f32>,
+    numbers: &Tensor<f32>,
+    places: &Tensor<i32>,
+    grad: &mut Tensor<f32>,
+    sizes: &Sizes,
+    on_class: f32,
+) {
+    let channels = comptime!(SIDES + 1);
+    let i = ABSOLUTE_POS / channels;
+    let c = ABSOLUTE_POS % channels;
+    if i >= sizes.count as usize {
+        terminate!();
+    }
+    let at = place(places, i as u32, sizes);
+    if c < comptime!(SIDES) {
+        let from = i * comptime!(SIDES) + c;
+        let other = sizes.count as usize * comptime!(SIDES);
+        grad[at + c * sizes.anchors as usize] += dy[0] * slopes[from] + dy[2] * slopes[from + other];
+    } else {
+        let class = comptime!(SIDES) + places[i * 3 + 2] as usize;
+        grad[at + class * sizes.anchors as usize] -= dy[1] * on_class * numbers[i * comptime!(NUMBERS) + 6];
+    }
+}
+
+/// The positives on x's device, one that is not read if there are none: numbers `[M, 7]` and places `[M, 3]`.
+fn upload(x: &CubeTensor, foreground: &Foreground) -> (CubeTensor, CubeTensor) {
+    let all = &foreground.positives;
+    let mut numbers: Vec<f32> =
+        all.iter().flat_map(|p| [&p.centre[..], &p.target, &[p.weight]].concat()).collect();
+    let mut places: Vec<i32> = all.iter().flat_map(|p| [p.image, p.anchor, p.class].map(|n| n as i32)).collect();
+    numbers.resize(all.len().max(1) * NUMBERS, 0.0);
+    places.resize(all.len().max(1) * 3, 0);
+    let (n, p) = (numbers.len(), places.len());
+    let numbers = CubeBackend::float_from_data(TensorData::new(numbers, [n]), &x.device);
+    (numbers, CubeBackend::int_from_data(TensorData::new(places, [p]), &x.device))
+}
+
+fn sizes(foreground: &Foreground, [_, channels, anchors]: [usize; 3]) -> SizesLaunch {
+    let [on_box, _, on_sides] = foreground.gains;
+    SizesLaunch::new(foreground.positives.len() as u32, channels as u32, anchors as u32, on_box, on_sides)
+}
+
+impl ForegroundOps for CubeBackend {
+    fn foreground_terms(x: CubeTensor, background: CubeTensor, foreground: Foreground) -> (CubeTensor, CubeTensor) {
+        let x = into_contiguous(x);
+        let m = foreground.positives.len();
+        let (numbers, places) = upload(&x, &foreground);
+        let threads = m.clamp(1, THREADS);
+        let parts = empty(&x, [3, threads], DType::F32);
+        let slopes = empty(&x, [2, m.max(1), SIDES], DType::F32);
+        let sizes = sizes(&foreground, x.shape().dims());
+        launch!(terms_kernel, threads, [x, numbers, places, parts, slopes], sizes, threads as u32);
+        let terms = empty(&x, [3], DType::F32);
+        let [on_box, on_class, on_sides] = foreground.gains;
+        launch!(totals_kernel, 1, [parts, background, terms], on_box, on_class, on_sides, foreground.norm, threads as u32);
+        (terms, slopes)
+    }
+
+    fn foreground_grad(grad: CubeTensor, slopes: CubeTensor, dy: CubeTensor, foreground: Foreground) -> CubeTensor {
+        if foreground.positives.is_empty() {
+            return grad;
+        }
+        let (grad, dy) = (into_contiguous(grad), into_contiguous(dy));
+        // Only some of its numbers are written.
+        let grad = if grad.can_mut() { grad } else { grad.copy() };
+        let (numbers, places) = upload(&grad, &foreground);
+        let sizes = sizes(&foreground, grad.shape().dims());
+        let threads = foreground.positives.len() * (SIDES + 1);
+        launch!(spread_kernel, threads, [slopes, dy, numbers, places, grad], sizes, foreground.gains[1]);
+        grad
+    }
+}

@@ -1,0 +1,117 @@
+//! Images in half precision, on devices that have it (lavapipe): parameters, their gradients and all sums are f32.
+
+use crate::support::{Case, Numbers, case, cube, data, device, numbers, on_each_device, pattern, relative};
+use bellows_kernels::ops::KernelOps;
+use bellows_kernels::planes::{Parts, PlaneOps};
+use bellows_kernels::{HALF_GRADIENTS, NormStep};
+use burn::backend::{Backend, f16};
+use burn::tensor::{DType, TensorData};
+use burn_cubecl::CubeBackend;
+use burn_cubecl::tensor::CubeTensor;
+use std::env;
+
+/// What rounding to 11 bits explains: half a unit for each factor and for the result, of sums in which most of that cancels.
+const EPSILON: f32 = 1.0 / 2048.0;
+
+/// Whether the device has it; lavapipe is among the devices of the tests because it does.
+fn has_half() -> bool {
+    let has = CubeBackend::supports_dtype(&device(), DType::F16);
+    assert!(has || env::var_os("VK_DRIVER_FILES").is_none_or(|icd| !icd.to_string_lossy().contains("lvp")), "lavapipe without f16");
+    if !has {
+        eprintln!("> skipped: the device has no f16");
+    }
+    has
+}
+
+fn half(data: TensorData) -> CubeTensor {
+    cube(data.convert::<f16>())
+}
+
+/// A gradient as it is held.
+fn held(data: TensorData) -> CubeTensor {
+    let values = data.try_to_vec::<f32>().unwrap().into_iter().map(|v| v * HALF_GRADIENTS).collect::<Vec<_>>();
+    half(TensorData::new(values, data.shape().clone()))
+}
+
+fn check(what: &str, gpu: CubeTensor, (dtype, times): (DType, f32), expected: &[f32]) {
+    assert_eq!(gpu.dtype, dtype, "{what}");
+    let gpu: Vec<f32> = numbers(gpu).into_iter().map(|v| v / times).collect();
+    let error = relative(&gpu, expected);
+    assert!(error < 3.0 * EPSILON, "{what}: {error:.1e}");
+}
+
+const IMAGE: (DType, f32) = (DType::F16, 1.0);
+const GRADIENT: (DType, f32) = (DType::F16, HALF_GRADIENTS);
+const PARAMETER: (DType, f32) = (DType::F32, 1.0);
+
+#[test]
+fn convolutions() {
+    if !on_each_device("half::convolutions") || !has_half() {
+        return;
+    }
+    for case in [case([2, 5, 12, 9], 6, 3, 2, 1), case([2, 16, 20, 20], 40, 1, 1, 0), case([3, 33, 7, 10], 65, 3, 1, 1)] {
+        let Case { config, k, .. } = case;
+        let w = cube(case.w());
+        let [y, _, dx, dw] = case.on_flex().map(Numbers::into_f32);
+        check("y", CubeBackend::conv_forward(half(case.x()), w.clone(), Some(cube(case.bias())).into(), config), IMAGE, &y);
+        check("dx", CubeBackend::conv_data_grad(held(case.dy()), w, case.input(), config), GRADIENT, &dx);
+        check("dw", CubeBackend::conv_weight_grad(half(case.x()), held(case.dy()), [k; 2], config), PARAMETER, &dw);
+    }
+}
+
+#[test]
+fn normalisation() {
+    if !on_each_device("half::normalisation") || !has_half() {
+        return;
+    }
+    for shape in [[2, 20, 30, 17], [3, 5, 1, 9]] {
+        let channels = |stream| cube(TensorData::new(pattern(stream, shape[1]), [shape[1]]));
+        let step = NormStep { epsilon: 1e-3, silu: true, momentum: 0.3 };
+        let all = |x: CubeTensor, dy: CubeTensor| {
+            let y = CubeBackend::norm_act(x.clone(), channels(3), channels(4), channels(5), channels(6), step);
+            let (mean, variance) = (y.mean, y.variance);
+            let again =
+                CubeBackend::norm_act_again(x.clone(), mean.clone(), variance.clone(), channels(3), channels(4), step.epsilon, true);
+            let grads = CubeBackend::norm_act_backward(x, mean, variance, channels(3), channels(4), dy, step.epsilon, true);
+            [y.output, again, y.running_mean, y.running_variance, grads.x, grads.gamma, grads.beta]
+        };
+        let expected = all(cube(data(1, shape)), cube(data(2, shape))).map(numbers);
+        let names = ["y", "y again", "mean", "variance", "dx", "dgamma", "dbeta"];
+        let kinds = [IMAGE, IMAGE, PARAMETER, PARAMETER, GRADIENT, PARAMETER, PARAMETER];
+        for (((name, gpu), kind), expected) in names.into_iter().zip(all(half(data(1, shape)), held(data(2, shape)))).zip(kinds).zip(&expected) {
+            check(name, gpu, kind, expected);
+        }
+    }
+}
+
+/// What only moves numbers keeps their bits; sums are rounded once.
+#[test]
+fn planes() {
+    if !on_each_device("half::planes") || !has_half() {
+        return;
+    }
+    // Numbers that f16 has.
+    let few = |stream: u64, shape: [usize; 4]| {
+        let values = pattern(stream, shape.iter().product()).into_iter().map(|v| (v * 64.0).round() / 16.0).collect::<Vec<f32>>();
+        TensorData::new(values, shape)
+    };
+    let shape @ [n, c, h, w] = [2, 6, 9, 14];
+    let all = |upload: fn(TensorData) -> CubeTensor| {
+        let x = || upload(few(1, shape));
+        [
+            CubeBackend::max_pool_same(x(), 5),
+            CubeBackend::max_pool_same_grad(x(), upload(few(2, shape)), 5),
+            CubeBackend::double(x()),
+            CubeBackend::double_grad(upload(few(3, [n, c, 2 * h, 2 * w]))),
+            CubeBackend::slice_channels(x(), 1, 3),
+            CubeBackend::pad_channels(x(), 2, 10),
+            CubeBackend::concat_channels(Parts(vec![x(), upload(few(4, [n, 3, h, w])), x()])),
+        ]
+    };
+    for (i, (gpu, expected)) in all(half).into_iter().zip(all(cube)).enumerate() {
+        assert_eq!(gpu.dtype, DType::F16);
+        assert_eq!(numbers(gpu), numbers(expected), "operation {i}");
+    }
+    let wide = CubeBackend::widen(half(few(1, shape)));
+    assert_eq!((wide.dtype, numbers(wide)), (DType::F32, numbers(cube(few(1, shape)))));
+}

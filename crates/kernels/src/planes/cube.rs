@@ -19,7 +19,7 @@ use super::{Parts, PlaneOps, portable};
 use crate::cube::geometry::dims4;
 use crate::cube::join::{join, most};
 use crate::cube::launch::{covers_images, launch};
-use crate::cube::pixels::empty;
+use crate::cube::pixels::{empty, replacement};
 
 /// A tensor `[N, C, H, W]` whose numbers lie in memory in that order, or with the channels last.
 struct Ordered {
@@ -145,13 +145,11 @@ impl PlaneOps for CubeBackend {
         if !covers_images(&[&whole, &x], []) {
             return portable::add_to_channels::<Self>(whole, x, before);
         }
-        let mut whole = Ordered::new(whole);
+        let whole = Ordered::new(whole);
         let part = Ordered::like(x, whole.channels_last);
-        if !whole.tensor.can_mut() {
-            whole.tensor = whole.tensor.copy();
-        }
-        launch!(add_runs_kernel, part.len(), [part.tensor, whole.tensor], part.runs(&whole, before), kind(&part));
-        whole.named()
+        let (sum, to_sum) = replacement(&whole.tensor, 1);
+        launch!(add_runs_kernel, whole.len(), [part.tensor, whole.tensor], to_sum, part.runs(&whole, before), kind(&part));
+        Ordered { tensor: sum, ..whole }.named()
     }
 
     fn max_pool_same(x: CubeTensor, kernel: usize) -> CubeTensor {

@@ -1,6 +1,6 @@
 //! What is launched, and how much memory is in use when it is: CubeCL tells an observer of every kernel before it runs.
 
-use crate::support::{Case, case, cube, device, on_each_device};
+use crate::support::{Case, case, cube, device, on_swiftshader};
 use bellows_kernels::cube::{Launches, launches, set_workspace_bytes};
 use bellows_kernels::ops::KernelOps;
 use bellows_kernels::{ConvConfig, Lowering, conv2d};
@@ -32,7 +32,7 @@ fn is_convolution(kernel: &str) -> bool {
 /// With `gemm` no convolution kernel of the backend is launched, in any pass, whatever the shape; without, one is.
 #[test]
 fn gemm_launches_no_convolution() {
-    if !on_each_device("launches::gemm_launches_no_convolution") {
+    if !on_swiftshader("launches::gemm_launches_no_convolution") {
         return;
     }
     let stem = case([1, 3, 16, 16], 8, 3, 2, 1);
@@ -59,7 +59,7 @@ fn gemm_launches_no_convolution() {
 /// The same of a step through Burn's tensors and autodiff, with the bias and its gradient.
 #[test]
 fn training_with_gemm_launches_no_convolution() {
-    if !on_each_device("launches::training_with_gemm_launches_no_convolution") {
+    if !on_swiftshader("launches::training_with_gemm_launches_no_convolution") {
         return;
     }
     let device = Device::vulkan(DeviceKind::Cpu).autodiff();
@@ -111,7 +111,7 @@ fn nothing_but_parts_takes_memory() {
     const LIMIT: u64 = 200_000;
     /// What rounds a piece of memory up, some times.
     const SLACK: u64 = 4096;
-    if !on_each_device("launches::nothing_but_parts_takes_memory") {
+    if !on_swiftshader("launches::nothing_but_parts_takes_memory") {
         return;
     }
     let case = case([2, 16, 40, 40], 16, 3, 1, 1);

@@ -26,7 +26,7 @@ use burn_cubecl::CubeBackend;
 use proptest::prelude::prop;
 use std::env;
 use std::ffi::OsStr;
-use support::{Case, case, child, cube, device, numbers, on_each_device};
+use support::{Case, case, child, cube, device, numbers, on_swiftshader};
 
 /// The same numbers on a device whose shared memory cannot be trusted (see `src/cube/shared.rs`).
 #[test]
@@ -59,7 +59,7 @@ fn agrees_with_the_cpu_by_another_compiler() {
 /// A device reads what it is told to read: a shape that does not fit is refused before anything is launched.
 #[test]
 fn wrong_shapes_are_refused() {
-    if !on_each_device("wrong_shapes_are_refused") {
+    if !on_swiftshader("wrong_shapes_are_refused") {
         return;
     }
     let Case { config, .. } = case([0; 4], 0, 3, 2, 1);
@@ -84,7 +84,7 @@ fn wrong_shapes_are_refused() {
 /// Every pass, at shapes that are not multiples of anything.
 #[test]
 fn agrees_with_the_cpu() {
-    if !on_each_device("agrees_with_the_cpu") {
+    if !on_swiftshader("agrees_with_the_cpu") {
         return;
     }
     let mut cases = vec![
@@ -115,7 +115,7 @@ fn agrees_with_the_cpu() {
 /// Shapes of every kind, weight gradients in any number of parts.
 #[test]
 fn random_shapes() {
-    if !on_each_device("random_shapes") {
+    if !on_swiftshader("random_shapes") {
         return;
     }
     let sizes = [1usize..=3, 1..=130, 1..=130, 1..=70, 1..=70];
@@ -136,7 +136,7 @@ fn random_shapes() {
 /// Long sums are cut into parts, tall and short blocks of C, many images; tensors that are not contiguous.
 #[test]
 fn large_and_strided() {
-    if !on_each_device("large_and_strided") {
+    if !on_swiftshader("large_and_strided") {
         return;
     }
     case([4, 3, 48, 48], 16, 3, 2, 1).error();

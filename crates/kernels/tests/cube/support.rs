@@ -23,12 +23,22 @@ use std::time::Instant;
 const DEVICES: [(&str, &str); 2] = [("BELLOWS_SWIFTSHADER", ".ci/swiftshader"), ("BELLOWS_LAVAPIPE", ".ci/lavapipe")];
 
 /// Whether to go on: true in the child. In the parent, runs a child on each device and checks that it passed.
-#[expect(clippy::print_stderr, reason = "a test that is skipped must say so")]
 pub(crate) fn on_each_device(name: &str) -> bool {
+    on(&DEVICES, name)
+}
+
+/// The same on the first device: for what makes many kernels of the matrix product, over each of which lavapipe's compiler sits for seconds. It meets
+/// convolutions in `half` and in the whole networks of other crates.
+pub(crate) fn on_swiftshader(name: &str) -> bool {
+    on(&DEVICES[..1], name)
+}
+
+#[expect(clippy::print_stderr, reason = "a test that is skipped must say so")]
+fn on(devices: &[(&str, &str)], name: &str) -> bool {
     if env::var_os("BELLOWS_CUBE_CHILD").is_some() {
         return true;
     }
-    for (variable, script) in DEVICES {
+    for (variable, script) in devices {
         match env::var_os(variable) {
             Some(icd) => child(name, &[("VK_DRIVER_FILES", &icd)]),
             None => eprintln!("skipped: set {variable} to a Vulkan ICD file ({script} prints one)"),

@@ -1,96 +1,188 @@
 #!/usr/bin/env bash
 # What of docs/thermal.md helps: one change at a time against none, three seeds each, means with intervals.
 #
-#   docs/thermal-ablation.sh frames HIT_UAV.yaml WEIGHTS   real single frames: 320 px, 10 epochs from WEIGHTS
-#   docs/thermal-ablation.sh clips  [WEIGHTS]              generated clips of two cameras, 12 months, trained on 8: the score over months
+#   docs/thermal-ablation.sh frames [ROW [SEED]]    real single frames: 320 px, 10 epochs from WEIGHTS
+#   docs/thermal-ablation.sh clips [ROW [SEED]]     generated clips of two cameras, 12 months, trained on 8: the score over months
+#   docs/thermal-ablation.sh rows frames|clips      the names of the rows
+#   docs/thermal-ablation.sh table FILE...          a table of the lines that runs printed
 #
-# Nothing is installed or downloaded. Runs lie in RUNS (runs/ablation unless set) and are not made again; the table at the end is made of all that
-# are there. SEEDS (0 1 2) and EPOCHS (10) can be set. Three seeds say little: an interval that holds 0 is no result.
+# A run prints one line on stdout, `frames rect 0 against=no-mosaic map50=0.7512 ...`, so rows may be spread over machines and their lines put
+# together. It needs the program and python3. A run that is there is not made again, one that was interrupted goes on.
+#
+#   YOLO_TRAIN         the program, target/release/yolo-train unless set
+#   WEIGHTS            weights to start from
+#   DATA               frames: the data.yaml of HIT-UAV; clips: datasets/thermal-clips.yaml unless set
+#   DEVICE, THREADS    cpu and all of its threads unless set; WORKERS (4) decode
+#   SEEDS, EPOCHS      "0 1 2" and 10 unless set
+#   RUNS               runs/ablation unless set
+#   MORE               more flags of every run: MORE="--fraction 0.02" EPOCHS=1 tries all this out
+#
+# Three seeds say little: an interval that holds 0 is no result.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-program=${CARGO_TARGET_DIR:-target}/release/yolo-train
-runs=${RUNS:-runs/ablation} seeds=${SEEDS:-0 1 2} epochs=${EPOCHS:-10}
-kind=${1:?frames or clips}
+program=${YOLO_TRAIN:-${CARGO_TARGET_DIR:-target}/release/yolo-train}
+runs=${RUNS:-runs/ablation} seeds=${SEEDS:-0 1 2} epochs=${EPOCHS:-10} device=${DEVICE:-cpu}
+export RAYON_NUM_THREADS=${THREADS:-0}
 
-# run NAME FLAGS...: every seed, unless it is there.
-run() {
-  local name=$1 seed
-  shift
-  for seed in $seeds; do
-    [ -e "$runs/$kind/$name-$seed/val.csv" ] && continue
-    "$program" --data "$data" --epochs "$epochs" --seed "$seed" --plots false --project "$runs/$kind" --name "$name-$seed" --exist-ok "${common[@]}" "$@"
-  done
+# Alone, and together as models/ltdv2-rx5600xt.yaml has them.
+sensors="gain offset gamma invert drift pattern blur dead recipe"
+
+rows() {
+  case $1 in
+    frames) echo "none gray mono no-mosaic rect multi-scale cutmix classes p2 640 tiles-640 $sensors" ;;
+    clips) echo "none gray frames3 background frames3-background sampler sampler-half $sensors" ;;
+    *) echo "$0: frames or clips, and not $1" >&2 && exit 2 ;;
+  esac
 }
 
-sensors() {
-  run gain --thermal-gain 0.3
-  run offset --thermal-offset 0.1
-  run gamma --thermal-gamma 0.3
-  run invert --thermal-invert 0.5
-  run drift --thermal-drift 0.05
-  run pattern --thermal-pattern 0.02
-  run blur --thermal-blur 1
-  run dead --thermal-dead 0.001
+# row KIND ROW: its `train` and `judge` flags, the `data` and the row it stands `against`.
+row() {
+  local kind=$1 name=$2 size=320 length=$epochs model=("--model" "$WEIGHTS")
+  train=() judge=() against=none
+  case $kind in
+    frames) data=${DATA:?must name the data.yaml of HIT-UAV} ;;
+    clips) data=${DATA:-datasets/thermal-clips.yaml} judge=(--group-by month) ;;
+  esac
+  case $name in
+    none) ;;
+    gray) train=(--hsv-h 0 --hsv-s 0 --hsv-v 0) ;;
+    mono) data=$(mono "$data") against=gray ;;
+    no-mosaic) train=(--mosaic 0) ;;
+    rect) train=(--rect) against=no-mosaic ;;
+    multi-scale) train=(--multi-scale) ;;
+    cutmix) train=(--cutmix 0.5) ;;
+    classes) train=(--sampler classes=balanced) ;;
+    p2) model=(--model yolov8n-p2 --pretrained "$WEIGHTS") ;;
+    640) size=640 ;;
+    tiles-640) size=640 train=(--tile 192) judge=(--tile 192) against=640 ;;
+    # Colours, which brightness is one of, are not varied where channels are moments.
+    frames3) train=(--frames 3) against=gray ;;
+    background) train=(--background 5) against=gray ;;
+    frames3-background) train=(--frames 3 --background 5) against=gray ;;
+    sampler) train=(--sampler clips=balanced,empty=0.1) ;;
+    sampler-half) train=(--sampler clips=balanced,empty=0.1,epoch=0.5) length=$((2 * epochs)) ;;
+    gain) train=(--thermal-gain 0.3) ;;
+    offset) train=(--thermal-offset 0.1) ;;
+    gamma) train=(--thermal-gamma 0.3) ;;
+    invert) train=(--thermal-invert 0.5) ;;
+    drift) train=(--thermal-drift 0.05) ;;
+    pattern) train=(--thermal-pattern 0.02) ;;
+    blur) train=(--thermal-blur 1) ;;
+    dead) train=(--thermal-dead 0.001) ;;
+    recipe) train=(--hsv-h 0 --hsv-s 0 --hsv-v 0 --thermal-gain 0.2 --thermal-offset 0.08 --thermal-drift 0.03) ;;
+  esac
+  # Ten epochs would be the last ten, which have neither mosaic nor cutmix.
+  train+=("${model[@]}" --imgsz "$size" --epochs "$length" --batch 16 --close-mosaic 3)
 }
 
-case $kind in
-  frames)
-    data=${2:?the data.yaml of HIT-UAV} common=(--imgsz 320 --batch 8 --model "${3:?weights to start from}")
-    run none
-    run no-hsv --hsv-v 0
-    run rect --rect
-    run multi-scale --multi-scale
-    run cutmix --cutmix 0.5
-    run p2 --model yolov8n-p2 --pretrained "$3"
-    run tiles --tile 224 --imgsz 320
-    run classes --sampler classes=balanced
-    sensors
-    ;;
-  clips)
-    data=datasets/thermal-clips.yaml common=(--imgsz 320 --batch 8 --group-by month ${2:+--model "$2"})
-    run none
-    run frames3 --frames 3
-    run background --background 5
-    run frames3-background --frames 3 --background 5
-    run sampler --sampler clips=balanced,empty=0.1
-    run sampler-half --sampler clips=balanced,empty=0.1,epoch=0.5 --epochs $((2 * epochs))
-    sensors
-    ;;
-  *)
-    echo "frames or clips, and not $kind" >&2
-    exit 2
-    ;;
-esac
+# mono DATA: the same data for a network with one input channel.
+mono() {
+  mkdir -p "$runs"
+  python3 - "$1" "$runs/mono.yaml" <<'PYTHON'
+import os, pathlib, re, sys
 
-python3 - "$runs/$kind" <<'PYTHON'
-"""Mean of the last validation over seeds, and the difference to `none` seed by seed with the 95 % interval of Student's t."""
-import csv, pathlib, statistics, sys
+source, target = map(pathlib.Path, sys.argv[1:])
+text = source.read_text()
+written = re.search(r"^path:\s*([^#\n]*)", text, re.M)
+root = os.path.abspath(source.parent / (written[1].strip().strip("\"'") if written else ""))
+text = re.sub(r"^(path|channels):.*\n?", "", text, flags=re.M)
+partial = target.with_suffix(f".{os.getpid()}")
+partial.write_text(f"path: {root}\nchannels: 1\n{text}")
+partial.replace(target)
+print(target)
+PYTHON
+}
+
+# one KIND ROW SEED: trains, judges the best weights, prints the line.
+one() {
+  local kind=$1 name=$2 seed=$3 dir=$runs/$1/$2-$3 train judge data against
+  case " $(rows "$kind") " in
+    *" $name "*) ;;
+    *) echo "$0: no row of $kind is called $name: $(rows "$kind")" >&2 && exit 2 ;;
+  esac
+  row "$kind" "$name"
+  mkdir -p "$runs/$kind"
+  if [ ! -e "$dir/val.csv" ]; then
+    if [ -d "$dir/checkpoints" ]; then
+      train=(--resume "$dir")
+    else
+      # shellcheck disable=SC2206  # MORE is words
+      train+=(--data "$data" --seed "$seed" --plots false --project "$runs/$kind" --name "$name-$seed" --exist-ok ${MORE:-})
+    fi
+    "$program" "${train[@]}" --device "$device" --workers "${WORKERS:-4}" >>"$dir.log" 2>&1 || { tail -n 3 "$dir.log" >&2 && exit 1; }
+    [ -e "$dir/val.csv" ] || { echo "$kind $name $seed: stopped; the same command goes on with it" >&2 && exit 1; }
+  fi
+  "$program" val --weights "$dir/weights/best.safetensors" --data "$data" "${judge[@]}" --device "$device" --workers "${WORKERS:-4}" \
+    --plots false --project "$runs/$kind" --name "$name-$seed-val" --exist-ok --json >"$dir.json" 2>>"$dir.log" ||
+    { tail -n 3 "$dir.log" >&2 && exit 1; }
+  python3 - "$dir" "$kind $name $seed against=$against" <<'PYTHON'
+import csv, json, sys
+
+folder, line = sys.argv[1:]
+verdict = json.loads(open(f"{folder}.json").read().splitlines()[-1])
+values = {"map50": verdict["map50"], "map50_95": verdict["map50_95"], "small": verdict["by_size"]["small"]}
+month = verdict["groups"].get("month")
+if month:
+    values |= {"score": month["score"], "cov": month["cov"]}
+last = list(csv.DictReader(open(f"{folder}/results.csv")))[-1]
+numbers = [f"{key}={value:.4f}" for key, value in values.items() if value is not None]
+print(line, *numbers, f"epochs={last['epoch']}", f"seconds={float(last['time']):.0f}", flush=True)
+PYTHON
+}
+
+table() {
+  python3 - "$@" <<'PYTHON'
+"""Means over seeds, and the differences to another row seed by seed with the 95 % interval of Student's t."""
+import statistics, sys
 
 T = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262}
-values = {}
-for run in sorted(pathlib.Path(sys.argv[1]).iterdir()):
-    name, _, seed = run.name.rpartition("-")
-    if not (run / "val.csv").exists():
+MEASURES = {"frames": ["map50", "map50_95", "small"], "clips": ["score", "cov", "map50"]}
+runs, against = {}, {}
+for path in sys.argv[1:]:
+    for words in map(str.split, open(path)):
+        if len(words) > 3 and words[0] in MEASURES:
+            values = dict(word.split("=", 1) for word in words[3:])
+            against[words[0], words[1]] = values.pop("against")
+            runs.setdefault(tuple(words[:2]), {})[words[2]] = {key: float(value) for key, value in values.items()}
+
+
+def difference(row, control, measure):
+    pairs = [seed[measure] - control[k][measure] for k, seed in row.items() if measure in seed and measure in control.get(k, {})]
+    if len(pairs) < 2:
+        return ""
+    mean, half = statistics.fmean(pairs), T.get(len(pairs) - 1, 2.0) * statistics.stdev(pairs) / len(pairs) ** 0.5
+    verdict = "" if abs(mean) <= half else " **"
+    return f"{mean:+.4f} ± {half:.4f}{verdict}"
+
+
+for kind, measures in MEASURES.items():
+    rows = {row: seeds for (of, row), seeds in runs.items() if of == kind}
+    if not rows:
         continue
-    row = next(csv.DictReader(open(run / "val.csv")))
-    score = {"mAP50": float(row["mAP50"]), "mAP50-95": float(row["mAP50-95"])}
-    groups = run / "results.csv"
-    last = list(csv.DictReader(open(groups)))[-1]
-    if "metrics/score(month)" in last:
-        score["score"], score["CoV"] = float(last["metrics/score(month)"]), float(last["metrics/CoV(month)"])
-    values.setdefault(name, {})[seed] = score
-columns = sorted({column for seeds in values.values() for score in seeds.values() for column in score})
-print("| change | seeds |", " | ".join(f"{c} | difference" for c in columns), "|")
-print("| --- | --- |", " | ".join("--- | ---" for _ in columns), "|")
-for name, seeds in values.items():
-    cells = []
-    for column in columns:
-        mean = statistics.fmean(s[column] for s in seeds.values())
-        pairs = [s[column] - values["none"][k][column] for k, s in seeds.items() if k in values.get("none", {})]
-        if name == "none" or len(pairs) < 2:
-            cells.append(f"{mean:.4f} | ")
-            continue
-        half = T.get(len(pairs) - 1, 2.0) * statistics.stdev(pairs) / len(pairs) ** 0.5
-        cells.append(f"{mean:.4f} | {statistics.fmean(pairs):+.4f} ± {half:.4f}")
-    print(f"| {name} | {len(seeds)} |", " | ".join(cells), "|")
+    print(f"\n| {kind} | seeds |", " | ".join(f"{m} | difference" for m in measures), "| against | seconds |")
+    print("| --- |", " | ".join("---" for _ in range(2 * len(measures) + 3)), "|")
+    for row, seeds in rows.items():
+        cells = []
+        for measure in measures:
+            values = [seed[measure] for seed in seeds.values() if measure in seed]
+            control = rows.get(against[kind, row], {}) if row != "none" else {}
+            cells += [f"{statistics.fmean(values):.4f}" if values else "-", difference(seeds, control, measure)]
+        seconds = statistics.fmean(seed["seconds"] for seed in seeds.values())
+        print(f"| {row} | {len(seeds)} |", " | ".join(cells), f"| {against[kind, row]} | {seconds:.0f} |")
+print("\n** the interval does not hold 0")
 PYTHON
+}
+
+case ${1:-} in
+  rows) rows "${2:?frames or clips}" ;;
+  table) shift && table "$@" ;;
+  *)
+    : "${1:?frames, clips, rows or table}" "${WEIGHTS:?must name the weights to start from}"
+    names=$(rows "$1")
+    for name in ${2:-$names}; do
+      for seed in ${3:-$seeds}; do
+        one "$1" "$name" "$seed"
+      done
+    done
+    ;;
+esac

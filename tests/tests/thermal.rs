@@ -58,6 +58,20 @@ fn a_year_is_judged_by_its_months_and_handed_in_by_its_ids() {
         }
     }
     assert_eq!(handed_in.as_object().unwrap().len(), ids.len());
+    // The same images without labels or categories are handed in alike.
+    let alone = serde_json::json!({ "images": truth["images"] });
+    std::fs::write(dir.path().join("clips/TestNoLabels.json"), alone.to_string()).unwrap();
+    let own = "path: clips\ntrain: Train.json\nval: Valid.json\ntest: TestNoLabels.json\nnames: [person, bicycle, motorcycle, vehicle]\n";
+    std::fs::write(dir.path().join("own.yaml"), own).unwrap();
+    let test = ["val", "--weights", weights, "--data", "own.yaml", "--split", "test", "--device", "cpu", "--submission", "test.json"];
+    expect_code(&mut yolo_train(dir.path(), &[&test[..], &["--imgsz", "64", "--plots", "false"]].concat()), 0);
+    let found = |file: &Value| -> usize { ids.iter().map(|id| file[id]["labels"].as_array().unwrap().len()).sum() };
+    assert!(found(&handed_in) > 0 && json(&dir.path().join("test.json")) == handed_in);
+    // What has no names to be handed in under is refused before it is looked at.
+    let (_, error) = expect_code(&mut yolo_train(dir.path(), &[&test[..], &["--single-cls"]].concat()), 2);
+    assert!(error.contains("a submission labels by the ids of categories"), "{error}");
+    let (_, error) = expect_code(&mut yolo_train(dir.path(), &[&test[..10], &["nowhere/test.json"]].concat()), 2);
+    assert!(error.contains("there is no folder nowhere"), "{error}");
     let (_, error) =
         expect_code(&mut yolo_train(dir.path(), &["val", "--weights", weights, "--data", "clips.yaml", "--group-by", "weather"]), 2);
     assert!(error.contains("`weather`") && error.contains("Temperature"), "{error}");
@@ -155,6 +169,8 @@ fn small_objects_have_a_finer_level_and_tiles() {
         (&["--tile", "48", "--rect"][..], "rect"),
         (&["--tile", "8"], "tile 8"),
         (&["--frames", "0"], "frames 0"),
+        // What is kept at another size has another difference: a run that is resumed with a cache would go on otherwise.
+        (&["--background", "2", "--cache", "ram"], "background"),
         (&["--sampler", "clip=balanced"], "did you mean `clips`"),
         (&["--group-by", "months"], "`months`"),
     ] {

@@ -126,6 +126,8 @@ impl Progress {
 /// A progress display for a count that ends somewhere: a bar, or a line now and then.
 pub struct Bar {
     bar: Option<ProgressBar>,
+    /// Prints its lines.
+    tell: fn(&str),
     label: String,
     total: usize,
     /// Since when the count goes up, and from what.
@@ -142,7 +144,12 @@ impl Bar {
             ProgressBar::new_spinner().with_style(style)
         });
         let now = Instant::now();
-        Self { bar, label: label.into(), total, begun: (now, 0), done: None, printed: now }
+        Self { bar, tell: say, label: label.into(), total, begun: (now, 0), done: None, printed: now }
+    }
+
+    /// The same with lines that `tell` prints: [`note`] where stdout is for a result that a program reads.
+    pub fn through(self, tell: fn(&str)) -> Self {
+        Self { tell, ..self }
     }
 
     /// Columns there are for a message; no limit where there is no terminal.
@@ -168,7 +175,7 @@ impl Bar {
             Some(bar) => bar.set_message(progress.line(&message, width(&Term::stderr()))),
             None if self.printed.elapsed() >= LINE_EVERY => {
                 self.printed = Instant::now();
-                say(&format!("{message} {}{done}/{total} {}/s", self.label, rate(progress.rate())));
+                (self.tell)(&format!("{message} {}{done}/{total} {}/s", self.label, rate(progress.rate())));
             }
             None => {}
         }
@@ -177,8 +184,8 @@ impl Bar {
     /// Prints a line above the bar.
     pub fn interject(&self, line: &str) {
         match &self.bar {
-            Some(bar) => bar.suspend(|| say(line)),
-            None => say(line),
+            Some(bar) => bar.suspend(|| (self.tell)(line)),
+            None => (self.tell)(line),
         }
     }
 
@@ -188,7 +195,7 @@ impl Bar {
             bar.finish_and_clear();
         }
         if !line.is_empty() {
-            say(line);
+            (self.tell)(line);
         }
     }
 }
@@ -258,6 +265,21 @@ mod tests {
         assert_eq!(done.line("a", 47), "a 100% ━━━━━━━━━━━━━━━━ 10/10 0.50/s 0:02<0:00");
         let begun = Progress { done: 0, total: 0, before: 0, seconds: 0.0 };
         assert_eq!(begun.line("a", 20), "a   0% 0/0 0.000/s");
+    }
+
+    #[test]
+    fn lines_go_where_they_are_told_to() {
+        static TOLD: std::sync::Mutex<Vec<String>> = std::sync::Mutex::new(Vec::new());
+        let told = |line: &str| TOLD.lock().unwrap_or_else(std::sync::PoisonError::into_inner).push(line.to_string());
+        let mut bar = Bar { bar: None, ..Bar::new("judging ", 0).through(told) };
+        bar.set("as it is".into(), 1, 3);
+        let Some(long_ago) = bar.printed.checked_sub(LINE_EVERY) else { return };
+        bar.printed = long_ago;
+        bar.set("as it is".into(), 2, 3);
+        bar.interject("beside it");
+        bar.finish("done");
+        let told = TOLD.lock().unwrap_or_else(std::sync::PoisonError::into_inner).clone();
+        assert!(told[0].starts_with("as it is judging 2/3 ") && told[1..] == ["beside it", "done"], "{told:?}");
     }
 
     #[test]

@@ -1,7 +1,6 @@
 //! `eval`: how well a model does on a file, before and after an adapter.
 
 use std::path::Path;
-use std::time::{Duration, Instant};
 
 use bellows_cli::{Bar, Failure, Usage, join_pool, note, pick_device, say};
 use bellows_device::{ProbeOptions, Selected};
@@ -18,9 +17,6 @@ use crate::presets::settings;
 use crate::prove::prove;
 use crate::speak::{adopt_tokenizer, open};
 use crate::train::pick_template;
-
-/// Lines of progress where standard output is for a script.
-const LINE_EVERY: Duration = Duration::from_secs(10);
 
 pub(crate) fn eval(args: &EvalArgs) -> Result<(), Failure> {
     let config = settings(&args.settings)?;
@@ -74,17 +70,7 @@ fn scored(
     device: &Selected,
     quiet: bool,
 ) -> Result<Scores, Failure> {
-    if quiet {
-        let mut told = Instant::now();
-        let mut progress = |done, total| {
-            if told.elapsed() > LINE_EVERY {
-                note(&format!("{when} {done}/{total}"));
-                told = Instant::now();
-            }
-        };
-        return Ok(judge.score(model, questions, &device.device, &mut progress)?);
-    }
-    let mut bar = Bar::new("judging ", 0);
+    let mut bar = Bar::new("judging ", 0).through(if quiet { note } else { say });
     let scores = judge.score(model, questions, &device.device, &mut |done, total| bar.set(when.into(), done, total))?;
     bar.finish("");
     Ok(scores)

@@ -95,8 +95,10 @@ impl Reading<'_> {
                 self.left.rows += 1;
                 let kept = match self.encoding.row(set, i) {
                     Ok(outcome) => self.left.kept(outcome),
-                    // A file that cannot be read is no bad row.
-                    Err(error) if self.config.skip_bad_rows && !matches!(error.fault, Fault::Io(_) | Fault::Table { .. }) => {
+                    // A file that cannot be read, or a table that is damaged, is no bad row.
+                    Err(error)
+                        if self.config.skip_bad_rows && !matches!(error.fault, Fault::Io(_) | Fault::Table { format: "Parquet", .. }) =>
+                    {
                         self.left.bad += 1;
                         self.left.reasons.extend((self.left.bad <= LISTED).then(|| error.to_string()));
                         continue;

@@ -9,6 +9,7 @@ use bellows_learner::{EvalContext, TaskError};
 use burn::tensor::Device;
 use serde::Serialize;
 
+use crate::concept::measure::Rate;
 use crate::generate::{GenerateError, Sampling, generate, stop_ids};
 use crate::loss::row_losses;
 use crate::model::{CausalLm, ModelConfig};
@@ -53,13 +54,10 @@ impl Right {
         self.rows += 1;
     }
 
-    /// The share of right ones, and the interval that holds the true share in 95 of 100 samples (Wilson 1927).
+    /// The share of right ones, and the interval that holds the true share in 95 of 100 samples.
     pub fn share(self) -> (f64, [f64; 2]) {
-        const Z: f64 = 1.959_963_984_540_054;
-        let n = self.rows.max(1) as f64;
-        let (p, z2) = (self.right as f64 / n, Z * Z / n);
-        let (middle, half) = (p + z2 / 2.0, Z * (p * (1.0 - p) / n + z2 / (4.0 * n)).sqrt());
-        (p, [(middle - half) / (1.0 + z2), (middle + half) / (1.0 + z2)])
+        let rate = Rate::new(self.right, self.rows);
+        (rate.share(), [rate.low, rate.high])
     }
 }
 
@@ -81,7 +79,8 @@ pub struct Scores {
     /// Questions whose answer has the highest log-likelihood of all choices.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub choice: Option<Right>,
-    /// The same of log-likelihoods divided by the choices' bytes (`acc_norm` of lm-evaluation-harness).
+    /// The same of log-likelihoods divided by the choices' bytes (`acc_bytes` of lm-evaluation-harness; its `acc_norm` divides by characters, of
+    /// which ASCII has as many).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub choice_by_length: Option<Right>,
 }
@@ -219,18 +218,4 @@ pub fn table(before: &Scores, after: Option<&Scores>) -> Vec<(&'static str, Stri
     };
     let mut after = after.map(rows);
     rows(before).into_iter().map(|(at, (name, value))| (name, value, after.as_mut().and_then(|rows| Some(rows.remove(&at)?.1)))).collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn intervals_are_wilsons() {
-        // By the formula, in Python.
-        let (p, [low, high]) = Right { right: 7, rows: 20 }.share();
-        assert!((p - 0.35).abs() < 1e-12 && (low - 0.181_191_8).abs() < 1e-6 && (high - 0.567_145_7).abs() < 1e-6, "{low} {high}");
-        let (p, [low, high]) = Right { right: 0, rows: 10 }.share();
-        assert!(p == 0.0 && low.abs() < 1e-12 && (high - 0.277_532_8).abs() < 1e-6, "{low} {high}");
-    }
 }

@@ -303,6 +303,8 @@ fn settle_adapter(config: &mut SftConfig) -> Result<(LoraConfig, Option<(PathBuf
         return Err(AdapterError::Setting(reason).into());
     }
     config.set_lora(&lora);
+    // An adapter may bring what its settings are not allowed to: weights trained whole where DPO's reference is the model without it.
+    config.validate()?;
     Ok((lora, Some((dir, tensors))))
 }
 

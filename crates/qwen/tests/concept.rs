@@ -96,7 +96,7 @@ fn from_prompts_to_an_edited_model_that_says_so() {
     // Taken out, written, read: nothing of it is written by the edited layers, and the model says what was done to it.
     let unit = found.directions.unit(found.chosen).unwrap();
     let edited = edit.apply(base.model.clone(), &unit).unwrap();
-    let note = record(&found, found.chosen, &edit, "a test").unwrap();
+    let note = record(&found, found.chosen, &edit, "another model", "a test").unwrap();
     let out = dir.path().join("edited");
     std::fs::create_dir(dir.path().join("edited.part")).unwrap();
     write_model(&out, &edited, &base.config, note.clone(), &base.tokenizer, DType::F32).unwrap();
@@ -106,7 +106,7 @@ fn from_prompts_to_an_edited_model_that_says_so() {
     let read = Base::open(&out, &device).unwrap();
     assert_eq!(read.config.edits, std::slice::from_ref(&note));
     let card = std::fs::read_to_string(out.join("README.md")).unwrap();
-    for words in ["edited-weights", "words", "layers 0-2", &note.direction_sha256] {
+    for words in ["edited-weights", "words", "another model", "layers 0-2", &note.direction_sha256] {
         assert!(card.contains(words), "no {words} in {card}");
     }
     let weight: Vec<f32> = read.model.model.layers[1].mlp.down_proj.weight.val().into_data().try_into_vec_as().unwrap();

@@ -71,6 +71,13 @@ fn rows_that_cannot_be_used_are_counted_listed_and_too_many_stop() {
     let config = SftConfig { data: vec![write(dir.path(), "b.jsonl", many)], skip_bad_rows: true, ..SftConfig::default() };
     let lines = open(&config).unwrap().summary();
     assert_eq!((lines.len(), lines.last().unwrap().as_str()), (LISTED + 3, "  and 5 more"));
+
+    // A row of a table with a cell too many or too few is one row.
+    let cells = (0..300).map(|i| ["prompt,completion".into(), "a".into(), "a,b,c".into()].get(i).cloned().unwrap_or(format!("a,b{i}")));
+    let config = SftConfig { data: vec![write(dir.path(), "c.csv", cells)], skip_bad_rows: true, ..SftConfig::default() };
+    let data = open(&config).unwrap();
+    assert_eq!((data.train.len(), data.left.bad), (297, 2));
+    assert!(data.summary()[2].contains("c.csv:2: CSV: 1 cells; the header has 2"), "{:?}", data.summary());
 }
 
 #[test]

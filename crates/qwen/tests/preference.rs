@@ -8,6 +8,7 @@ use std::path::PathBuf;
 use bellows_chat::{Batch, Encoded};
 use bellows_kernels::Precision;
 use bellows_learner::{Draw, Layout, Role, Stopwatch, Task};
+use bellows_qwen::adapter::LoraConfig;
 use bellows_qwen::config::SftConfig;
 use bellows_qwen::gradients::Options;
 use bellows_qwen::load::load;
@@ -20,7 +21,7 @@ use bellows_weights::read;
 use burn::module::Module;
 use burn::tensor::Device;
 use serde_json::Value;
-use support::{error, examples, host, model, settings, shape, train};
+use support::{begun, error, examples, host, model, settings, shape, train};
 
 const OBJECTIVES: [Objective; 3] = [Objective::Orpo, Objective::Simpo, Objective::Dpo];
 
@@ -171,4 +172,19 @@ fn settings_that_pairs_have_no_place_for_are_refused() {
     assert!(refused(SftConfig { beta: Some(0.0), ..of(Objective::Dpo) }).contains("beta 0"));
     assert_eq!(of(Objective::Simpo).pair_loss().unwrap().beta, 2.0);
     assert!(of(Objective::Sft).pair_loss().is_none());
+}
+
+/// What it has trained whole is in the reference too.
+#[test]
+fn dpo_goes_on_from_no_adapter_with_weights_of_its_own() {
+    let dir = tempfile::tempdir().unwrap();
+    let lora = LoraConfig { modules_to_save: vec!["norm".into()], ..LoraConfig::default() };
+    peft::write(dir.path(), &lora.apply(model(), 1).unwrap(), &lora, None).unwrap();
+    let go_on = |objective| {
+        let config = SftConfig { objective, adapter: Some(dir.path().display().to_string()), ..SftConfig::default() };
+        let runs = tempfile::tempdir().unwrap();
+        begun(config, model(), shape(), preferences(2), Vec::new(), runs.path()).map(drop).map_err(|e| e.to_string())
+    };
+    assert!(go_on(Objective::Dpo).unwrap_err().contains("modules_to_save would change it too"));
+    assert_eq!(go_on(Objective::Orpo), Ok(()));
 }

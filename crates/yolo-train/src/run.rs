@@ -43,7 +43,7 @@ pub(crate) fn train(args: &TrainArgs, signals: &Signals) -> Result<(), Failure> 
     say(&format!("Bellows {} · YOLOv8 · {}", env!("CARGO_PKG_VERSION"), config.data));
     notes.iter().for_each(|line| say(line));
     let device = device(&config, args.reprobe)?;
-    let data = watched(|progress| TrainingData::open(&config, progress))?;
+    let data = watched(say, |progress| TrainingData::open(&config, progress))?;
     data.lines.iter().for_each(|line| say(line));
 
     let mut run = session.open(resumed.as_deref(), &config.project, &config.name, config.exist_ok)?;
@@ -151,8 +151,8 @@ fn convolutions(device: &Selected) -> Map<String, Value> {
 }
 
 /// What `open` opens, with a bar for what it says of its progress.
-pub(crate) fn watched<T, E: Into<Failure>>(open: impl FnOnce(Progress<'_>) -> Result<T, E>) -> Result<T, Failure> {
-    let bar = Mutex::new(Bar::new("", 0));
+pub(crate) fn watched<T, E: Into<Failure>>(tell: fn(&str), open: impl FnOnce(Progress<'_>) -> Result<T, E>) -> Result<T, Failure> {
+    let bar = Mutex::new(Bar::new("", 0).through(tell));
     let opened = open(&|what, done, total| {
         bar.lock().unwrap_or_else(PoisonError::into_inner).set(what.to_string(), done as usize, total as usize);
     });

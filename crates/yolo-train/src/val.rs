@@ -8,7 +8,7 @@ use bellows_runs::{results_dir, write_atomic};
 use bellows_yolo::config::TrainConfig;
 use bellows_yolo::data::Split;
 use bellows_yolo::metrics::table_header;
-use bellows_yolo::{Page, SplitData, TrainError, Verdict, WeightFile, submission, validate, validate_tiled};
+use bellows_yolo::{Page, SplitData, TrainError, Verdict, WeightFile, can_submit, submission, validate, validate_tiled};
 use clap::builder::PossibleValuesParser;
 use clap::{ArgMatches, Command};
 use serde_json::json;
@@ -77,7 +77,7 @@ pub(crate) fn command() -> Command {
 }
 
 pub(crate) fn run(matches: &ArgMatches, _: &Signals) -> Result<(), Failure> {
-    let tell_people = if matches.get_flag("json") { note } else { say };
+    let tell_people: fn(&str) = if matches.get_flag("json") { note } else { say };
     let path = weights_path(matches)?;
     join_pool(0)?;
     let weights = WeightFile::read(&path)?;
@@ -93,16 +93,21 @@ pub(crate) fn run(matches: &ArgMatches, _: &Signals) -> Result<(), Failure> {
     let tiling = tiling(matches)?;
     let device = device_to_use(&config)?;
     let model = weights.detector(&device.device)?.fuse(&device.device);
-    let mut data = watched(|progress| SplitData::open(&config, split, model.channels(), progress))?;
+    let mut data = watched(tell_people, |progress| SplitData::open(&config, split, model.channels(), progress))?;
     let submitted = text(matches, "submission").map(PathBuf::from);
-    if submitted.is_some() {
+    if let Some(file) = &submitted {
+        can_submit(&data.set)?;
+        let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        if !folder.is_dir() {
+            return Err(Usage(format!("--submission {}: there is no folder {}", file.display(), folder.display())).into());
+        }
         data.set = data.set.keeping_detections();
     }
     config.group_by = config.group_by.or_else(|| Some(data.set.usual_groups()));
     data.lines.iter().for_each(|line| tell_people(line));
     must_fit(&weights, &data.names, &config, &path)?;
 
-    let mut bar = Bar::new("validating ", 0);
+    let mut bar = Bar::new("validating ", 0).through(tell_people);
     let mut progress = |done, total| bar.set(table_header(columns()), done, total);
     let mut context =
         EvalContext { device: &device.device, workers: config.workers, epoch: 0, progress: &mut progress, interrupted: &|| false };

@@ -32,7 +32,7 @@ pub use checkpoint::{Chosen, Detector, Misfit, WeightFile, weight_file};
 pub use page::Page;
 pub use predictions::Prediction;
 pub use source::{Progress, SplitData, TrainingData};
-pub use submission::submission;
+pub use submission::{can_submit, submission};
 pub use task::{DetectionTask, METRICS};
 pub use train::{Report, TrainError, Training};
 pub use validate::{Case, Shown, ValSet, Validation, validate, validate_tiled};

@@ -19,17 +19,35 @@ struct Entry {
     labels: Vec<Value>,
 }
 
-/// The file for a validation of `set`, which kept its detections.
-///
-/// # Errors
-/// [`DataError::Invalid`] for an image that no COCO file lists.
-pub fn submission(set: &ValSet, validation: &Validation) -> Result<Vec<u8>, DataError> {
-    let ids = set.ids();
-    let key = |index: usize| match ids.image(index) {
+/// What an image is called in the file.
+fn key(set: &ValSet, index: usize) -> Result<String, DataError> {
+    match set.ids().image(index) {
         Some(Value::String(text)) => Ok(text),
         Some(number) => Ok(number.to_string()),
         None => Err(DataError::Invalid("a submission names images by the ids of a COCO file, and some of these are in none".into())),
-    };
+    }
+}
+
+/// That the images of `set` and their classes have names to be handed in under: to be asked before they are looked at.
+///
+/// # Errors
+/// [`DataError::Invalid`] for an image that no COCO file lists, or whose file and the data set's others list no category for its classes.
+pub fn can_submit(set: &ValSet) -> Result<(), DataError> {
+    (0..set.len()).try_for_each(|index| {
+        let key = key(set, index)?;
+        let reason = || format!("a submission labels by the ids of categories, and no COCO file of the data set has any for image {key}");
+        if set.ids().names_classes(index) { Ok(()) } else { Err(DataError::Invalid(reason())) }
+    })
+}
+
+/// The file for a validation of `set`, which kept its detections.
+///
+/// # Errors
+/// As [`can_submit`].
+pub fn submission(set: &ValSet, validation: &Validation) -> Result<Vec<u8>, DataError> {
+    can_submit(set)?;
+    let ids = set.ids();
+    let key = |index: usize| key(set, index);
     let mut entries: BTreeMap<String, Entry> = (0..set.len()).map(|i| Ok((key(i)?, Entry::default()))).collect::<Result<_, DataError>>()?;
     for (index, found) in &validation.kept {
         let label = |d: &Detection| ids.category(*index, d.class);

@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::path::Path;
 
-use csv::{ErrorKind, ReaderBuilder, StringRecord};
+use csv::{ByteRecord, ErrorKind, ReaderBuilder};
 use serde_json::{Map, Value};
 
 use super::json::{Span, parse};
@@ -11,20 +11,20 @@ use crate::{ChatError, Fault};
 
 const LISTS: [&str; 6] = ["messages", "conversations", "history", "input_ids", "labels", "attention_mask"];
 
-/// The keys of the header, and where the rows lie.
+/// The keys of the header, and where the rows lie. What is wrong with a row shows when it is read: it may be one that is skipped.
 pub(super) fn index(file: &File, path: &Path) -> Result<(Vec<String>, Vec<Span>), ChatError> {
     let refused = |error: csv::Error| {
         let line = error.position().map_or(1, csv::Position::line);
         fault_of(&error).on_line(path, line)
     };
-    let mut reader = ReaderBuilder::new().from_reader(file);
+    let mut reader = ReaderBuilder::new().flexible(true).from_reader(file);
     // The byte order mark is the reader's to remove, but not all files have it where it looks.
     let header: Vec<String> = reader.headers().map_err(refused)?.iter().map(|key| key.trim_start_matches('\u{feff}').to_owned()).collect();
     if let Some(key) = header.iter().enumerate().find_map(|(at, key)| header[..at].contains(key).then_some(key)) {
         return Err(Fault::Table { format: "CSV", what: format!("the column `{key}` is there twice") }.on_line(path, 1));
     }
-    let (mut spans, mut record) = (Vec::new(), StringRecord::new());
-    while reader.read_record(&mut record).map_err(refused)? {
+    let (mut spans, mut record) = (Vec::new(), ByteRecord::new());
+    while reader.read_byte_record(&mut record).map_err(refused)? {
         let start = record.position().map_or((0, 0), |at| (at.byte(), at.line()));
         spans.push(Span { offset: start.0, len: reader.position().byte() - start.0, line: start.1 });
     }
@@ -35,6 +35,9 @@ pub(super) fn index(file: &File, path: &Path) -> Result<(Vec<String>, Vec<Span>)
 pub(super) fn row(header: &[String], text: &str) -> Result<Value, Fault> {
     let mut reader = ReaderBuilder::new().has_headers(false).from_reader(text.as_bytes());
     let record = reader.records().next().transpose().map_err(|error| fault_of(&error))?.unwrap_or_default();
+    if record.len() != header.len() {
+        return Err(Fault::Table { format: "CSV", what: format!("{} cells; the header has {}", record.len(), header.len()) });
+    }
     let mut row = Map::new();
     for (key, cell) in header.iter().zip(&record) {
         let value = match cell {
@@ -50,9 +53,6 @@ pub(super) fn row(header: &[String], text: &str) -> Result<Value, Fault> {
 fn fault_of(error: &csv::Error) -> Fault {
     match error.kind() {
         ErrorKind::Utf8 { err, .. } => Fault::NotUtf8 { at: err.valid_up_to() + 1 },
-        ErrorKind::UnequalLengths { expected_len, len, .. } => {
-            Fault::Table { format: "CSV", what: format!("{len} cells; the header has {expected_len}") }
-        }
         _ => Fault::Table { format: "CSV", what: error.to_string() },
     }
 }

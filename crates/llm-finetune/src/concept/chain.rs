@@ -18,7 +18,7 @@ use bellows_runs::{RunDir, find_latest_run, results_dir};
 use bellows_weights::DType;
 use serde_json::{Map, Value, json};
 
-use super::steps::{Prompts, ablate, extract, judged, place, reader, scored, tell_comparison};
+use super::steps::{Prompts, ablate, extract, judged, known_as, place, reader, scored, tell_comparison};
 use crate::args::TrainArgs;
 use crate::prove::prove;
 use crate::train::{data_paths, gguf, open_data, open_tokenizer, pick_template, run, settle};
@@ -109,7 +109,7 @@ impl Chain {
         if !self.skips("eval") {
             self.verdict("before.json", || Ok((&base, &device)))?;
         }
-        ablate(base, &found, place(&found, &concept, None)?, &edit, DType::F32, &edited)
+        ablate((&known_as(&self.config.model), base), &found, place(&found, &concept, None)?, &edit, DType::F32, &edited)
     }
 
     /// What a model says: read from the file, or else asked of the model, which is opened for that.
@@ -123,7 +123,7 @@ impl Chain {
             return Ok(read_json(&path)?);
         }
         let (base, device) = open()?;
-        let verdict = judged(base.borrow(), &device.borrow().device, &self.prompts, ANSWER, "judging")?;
+        let verdict = judged(base.borrow(), &device.borrow().device, &self.prompts, ANSWER, ("judging", say))?;
         write_json(&path, &verdict)?;
         Ok(verdict)
     }

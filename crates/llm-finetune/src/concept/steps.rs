@@ -73,7 +73,7 @@ pub(super) fn extract(reader: Reader<'_>, model: &str, prompts: &Prompts, out: &
 }
 
 /// What a model is called in records that others read: a folder or a file by its name, for where it lies is nobody's affair.
-fn known_as(model: &str) -> String {
+pub(super) fn known_as(model: &str) -> String {
     let path = Path::new(model);
     let name = path.file_name().filter(|_| path.exists()).map(|name| name.to_string_lossy().into_owned());
     name.unwrap_or_else(|| model.into())
@@ -136,13 +136,20 @@ pub(super) fn place(found: &Found, dir: &Path, at_layer: Option<usize>) -> Resul
     Ok(of_layer.max_by(|a, b| a.effect.total_cmp(&b.effect)).map_or(Place { layer, position: 1 }, |s| s.place))
 }
 
-/// Takes the direction at `place` out of the model and writes what is left.
-pub(super) fn ablate(base: Base, found: &Found, place: Place, edit: &Ablation, dtype: DType, out: &Path) -> Result<(), Failure> {
+/// Takes the direction at `place` out of the model, which is known as `model`, and writes what is left.
+pub(super) fn ablate(
+    (model, base): (&str, Base),
+    found: &Found,
+    place: Place,
+    edit: &Ablation,
+    dtype: DType,
+    out: &Path,
+) -> Result<(), Failure> {
     found.fits(&base.config)?;
     if let Some(warning) = edit.warning(base.config.tie_word_embeddings) {
         note(&format!("warning: {warning}"));
     }
-    let record = record(found, place, edit, TOOL)?;
+    let record = record(found, place, edit, model, TOOL)?;
     let Base { model, config, tokenizer } = base;
     let model = edit.apply(model, &found.directions.unit(place)?)?;
     for line in write_model(out, &model, &config, record, &tokenizer, dtype)? {
@@ -157,9 +164,15 @@ pub(super) fn ablate(base: Base, found: &Found, place: Place, edit: &Ablation, d
     Ok(())
 }
 
-/// Has a model answer and read.
-pub(super) fn judged(base: &Base, device: &Device, prompts: &Prompts, tokens: usize, what: &'static str) -> Result<Verdict, Failure> {
-    let mut bar = Bar::new("answers ", 0);
+/// Has a model answer and read; `tell` prints how far it is with `what`.
+pub(super) fn judged(
+    base: &Base,
+    device: &Device,
+    prompts: &Prompts,
+    tokens: usize,
+    (what, tell): (&'static str, fn(&str)),
+) -> Result<Verdict, Failure> {
+    let mut bar = Bar::new("answers ", 0).through(tell);
     let mut progress = |done, total| bar.set(what.into(), done, total);
     let verdict = judge(reader(base, device), &base.tokenizer, &prompts.sets, &prompts.encoded, tokens, &mut progress)?;
     bar.finish("");

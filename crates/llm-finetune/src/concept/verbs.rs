@@ -2,8 +2,8 @@
 
 use std::path::Path;
 
-use bellows_chat::{Conversation, Message, RenderOptions, Role, Template, encode_prompt};
-use bellows_cli::{Failure, Usage, join_pool, pick_device, say};
+use bellows_chat::{ChatError, Conversation, Message, RenderOptions, Role, Template, encode_prompt};
+use bellows_cli::{Failure, Usage, join_pool, note, pick_device, say};
 use bellows_device::{ProbeOptions, Selected};
 use bellows_qwen::base::Base;
 use bellows_qwen::concept::edit::{Ablation, steer};
@@ -14,7 +14,7 @@ use bellows_qwen::weights::merge;
 use bellows_weights::DType;
 
 use super::args::{ConceptArgs, EditArgs, ModelArgs, Steered};
-use super::steps::{Prompts, ablate, extract, judged, place, reader, scored, tell_comparison};
+use super::steps::{Prompts, ablate, extract, judged, known_as, place, reader, scored, tell_comparison};
 use crate::prove::prove;
 use crate::speak::open;
 
@@ -23,7 +23,7 @@ pub(crate) fn concept(args: &ConceptArgs) -> Result<(), Failure> {
     match args {
         ConceptArgs::Extract { model, sets, out } => {
             let (base, device) = load(model)?;
-            let prompts = Prompts::open(sets, &base.tokenizer, template(&base).as_ref())?;
+            let prompts = Prompts::open(sets, &base.tokenizer, template(&base)?.as_ref())?;
             extract(reader(&base, &device.device), &model.model, &prompts, out).map(drop)
         }
         ConceptArgs::Score { model, sets, concept, edit } => {
@@ -31,7 +31,7 @@ pub(crate) fn concept(args: &ConceptArgs) -> Result<(), Failure> {
             let (base, device) = load(model)?;
             found.fits(&base.config)?;
             edit.check(base.config.num_hidden_layers)?;
-            let prompts = Prompts::open(sets, &base.tokenizer, template(&base).as_ref())?;
+            let prompts = Prompts::open(sets, &base.tokenizer, template(&base)?.as_ref())?;
             scored(&base, &device.device, &found, &prompts, &edit, concept).map(drop)
         }
         ConceptArgs::Ablate { model, concept, at_layer, edit, dtype, out } => {
@@ -42,7 +42,9 @@ pub(crate) fn concept(args: &ConceptArgs) -> Result<(), Failure> {
                 "bf16" => DType::BF16,
                 _ => DType::F32,
             };
-            ablate(load(model)?.0, &found, place, &edit, dtype, out)
+            let adapter = model.adapter.as_ref().map(|dir| format!(" with the adapter {}", known_as(&dir.display().to_string())));
+            let name = known_as(&model.model) + &adapter.unwrap_or_default();
+            ablate((&name, load(model)?.0), &found, place, &edit, dtype, out)
         }
         ConceptArgs::Steer { model, concept, at_layer, coefficient, what } => {
             if !coefficient.is_finite() {
@@ -89,13 +91,15 @@ fn load(args: &ModelArgs) -> Result<(Base, Selected), Failure> {
 }
 
 /// The model's template; none of one that does not chat.
-fn template(base: &Base) -> Option<Template> {
-    Template::detect(&base.tokenizer, Some(base.config.architecture.model_type())).ok()
+fn template(base: &Base) -> Result<Option<Template>, Failure> {
+    let chats = base.tokenizer.chat_template().is_some() || base.tokenizer.id("<|im_start|>").is_some();
+    let detect = || Template::detect(&base.tokenizer, Some(base.config.architecture.model_type()));
+    Ok(chats.then(detect).transpose().map_err(ChatError::from)?)
 }
 
 fn answer(base: &Base, prompt: &str, tokens: usize, device: &Selected) -> Result<(), Failure> {
     let conversation = Conversation { messages: vec![Message::new(Role::User, prompt)], ..Conversation::default() };
-    let template = template(base).ok_or_else(|| Usage("this model has no chat template".into()))?;
+    let template = template(base)?.ok_or_else(|| Usage("this model has no chat template".into()))?;
     let ids = encode_prompt(&conversation, &base.tokenizer, &template, RenderOptions { thinking: false, ..RenderOptions::default() })?;
     let sampling = Sampling { max_new_tokens: tokens, temperature: 0.0, ..Sampling::default() };
     let stop = stop_ids(&base.config, &base.tokenizer);
@@ -106,13 +110,14 @@ fn answer(base: &Base, prompt: &str, tokens: usize, device: &Selected) -> Result
 
 fn eval(model: &ModelArgs, sets: &Path, edited: Option<&Path>, tokens: usize, most_rise: f64, json: bool) -> Result<(), Failure> {
     let (base, device) = load(model)?;
-    let prompts = Prompts::open(sets, &base.tokenizer, template(&base).as_ref())?;
-    let before = judged(&base, &device.device, &prompts, tokens, "judging")?;
+    let prompts = Prompts::open(sets, &base.tokenizer, template(&base)?.as_ref())?;
+    let tell: fn(&str) = if json { note } else { say };
+    let before = judged(&base, &device.device, &prompts, tokens, ("judging", tell))?;
     drop(base);
     let after = match edited {
         Some(path) => {
             let base = open(&path.display().to_string(), None, true, &device.device)?;
-            Some(judged(&base, &device.device, &prompts, tokens, "judging the edited")?)
+            Some(judged(&base, &device.device, &prompts, tokens, ("judging the edited", tell))?)
         }
         None => None,
     };

@@ -51,8 +51,10 @@ impl Directions {
         let length = norm(r);
         if r.is_empty() {
             let (layers, positions) = (self.layers, self.positions);
-            let reason =
-                format!("layer {layer}, token {position} from the end: there are layers 0 to {}, tokens 1 to {positions}", layers - 1);
+            let reason = format!(
+                "layer {layer}, token {position} from the end: there are layers 0 to {}, tokens 1 to {positions}",
+                layers.saturating_sub(1)
+            );
             return Err(ConceptError::Setting(reason));
         }
         if length == 0.0 {

@@ -145,15 +145,15 @@ fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// The record of an edit made with the direction at `place`.
+/// The record of an edit made to `model` with the direction at `place`, which may have been found in another.
 ///
 /// # Errors
 /// A place that is not there.
-pub fn record(found: &Found, place: Place, edit: &Ablation, tool: &str) -> Result<Edit, ConceptError> {
+pub fn record(found: &Found, place: Place, edit: &Ablation, model: &str, tool: &str) -> Result<Edit, ConceptError> {
     let bytes: Vec<u8> = found.directions.unit(place)?.iter().flat_map(|x| x.to_le_bytes()).collect();
     Ok(Edit {
         kind: "ablation".into(),
-        model: found.model.clone(),
+        model: model.into(),
         concept: found.concept.clone(),
         layer: place.layer,
         position: place.position,

@@ -97,7 +97,7 @@ impl Comparison {
     pub fn hold(&self) -> Result<(), ConceptError> {
         let most = self.most_rise;
         match self.rise() {
-            Some(rise) if rise.is_nan() || rise > most => Err(ConceptError::Guard { rise, most }),
+            Some(rise) if rise.partial_cmp(&most).is_none_or(|order| order.is_gt()) => Err(ConceptError::Guard { rise, most }),
             _ => Ok(()),
         }
     }
@@ -118,6 +118,9 @@ mod tests {
         let said = rose(Some(10.0), Some(11.0)).hold().unwrap_err().to_string();
         assert!(said.contains("10.0 %, more than 5.0"), "{said}");
         assert!(rose(Some(10.0), Some(f64::NAN)).hold().is_err());
+        assert!(Comparison { most_rise: f64::NAN, ..rose(Some(10.0), Some(10.0)) }.hold().is_err());
+        let lost = serde_json::to_string(&rose(Some(10.0), Some(1e300))).unwrap();
+        assert!(serde_json::from_str::<Comparison>(&lost).unwrap().hold().is_err());
         assert!(Comparison { after: None, ..rose(Some(1.0), None) }.rise().is_none());
     }
 }

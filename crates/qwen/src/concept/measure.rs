@@ -22,14 +22,15 @@ pub fn auc(target: &[f64], baseline: &[f64]) -> f64 {
     won.sum::<f64>() / pairs as f64
 }
 
-/// Cohen's d: the distance of the means in standard deviations, those of both sets pooled. 0 where nothing varies and nothing differs.
+/// Cohen's d: the distance of the means in standard deviations, those of both sets pooled. 0 where nothing differs; where nothing varies, a billion:
+/// infinity is no number of a JSON file.
 pub fn effect_size(target: &[f64], baseline: &[f64]) -> f64 {
     let mean = |x: &[f64]| x.iter().sum::<f64>() / x.len().max(1) as f64;
     let squares = |x: &[f64], mean: f64| x.iter().map(|x| (x - mean).powi(2)).sum::<f64>();
     let (t, b) = (mean(target), mean(baseline));
     let freedom = (target.len() + baseline.len()).saturating_sub(2).max(1) as f64;
     let deviation = ((squares(target, t) + squares(baseline, b)) / freedom).sqrt();
-    if t == b { 0.0 } else { (t - b) / deviation.max(f64::MIN_POSITIVE) }
+    if t == b { 0.0 } else { (t - b) / deviation.max(1e-9 * (t - b).abs()) }
 }
 
 /// log (p / (1 − p)) of the probability p that one of `markers` comes next; `log_p` is over the vocabulary.
@@ -96,6 +97,7 @@ mod tests {
         // Means 2 and 0, both of variance 1.
         assert!((effect_size(&[1.0, 2.0, 3.0], &[-1.0, 0.0, 1.0]) - 2.0).abs() < 1e-12);
         assert_eq!(effect_size(&[1.0], &[1.0]), 0.0);
+        assert_eq!([effect_size(&[3.0; 4], &[1.0; 4]), effect_size(&[1.0; 4], &[3.0; 4])].map(f64::round), [1e9, -1e9]);
     }
 
     #[test]

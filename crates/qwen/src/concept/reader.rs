@@ -126,7 +126,8 @@ impl Reader<'_> {
         }
         match count {
             0 => Err(ConceptError::Setting("the guard's text has no two tokens".into())),
-            count => Ok((sum / count as f64).exp()),
+            // What is beyond all numbers would be none in a JSON file.
+            count => Ok((sum / count as f64).exp().min(1e300)),
         }
     }
 }

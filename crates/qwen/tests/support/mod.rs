@@ -11,7 +11,7 @@ use bellows_qwen::config::SftConfig;
 use bellows_qwen::data::SftData;
 use bellows_qwen::load::replace;
 use bellows_qwen::model::{CausalLm, ModelConfig};
-use bellows_qwen::train::Finetune;
+use bellows_qwen::train::{Finetune, FinetuneError};
 use bellows_runs::RunDir;
 use burn::tensor::{Device, Tensor};
 
@@ -94,11 +94,23 @@ pub fn settings() -> SftConfig {
 
 /// A run over `train`, ready to go.
 pub fn run(config: SftConfig, model: CausalLm, shape: ModelConfig, train: Vec<Encoded>, valid: Vec<Encoded>, dir: &Path) -> Finetune {
+    begun(config, model, shape, train, valid, dir).unwrap()
+}
+
+/// The same, if it can begin.
+pub fn begun(
+    config: SftConfig,
+    model: CausalLm,
+    shape: ModelConfig,
+    train: Vec<Encoded>,
+    valid: Vec<Encoded>,
+    dir: &Path,
+) -> Result<Finetune, FinetuneError> {
     let device = Device::flex();
     let base = Base { model, config: shape, tokenizer: tokenizer() };
     let data = SftData { train: train.into(), valid: valid.into(), ..SftData::default() };
     let dir = RunDir::create(dir, "run", false).unwrap();
-    Finetune::new(config, base, data, Template::ChatMl, &device, dir).unwrap()
+    Finetune::new(config, base, data, Template::ChatMl, &device, dir)
 }
 
 /// The same to its end.

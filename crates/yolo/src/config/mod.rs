@@ -367,6 +367,10 @@ impl TrainConfig {
             (self.tile > 0 && self.tile < STRIDE, format!("tile {} is less than {STRIDE} pixels", self.tile)),
             (self.tile > 0 && self.rect, "rect has shapes of whole images: tile cannot be given with it".into()),
             (self.tile > 0 && self.cache != Cache::Off, "cache keeps images at imgsz: tile cannot be given with it".into()),
+            (
+                self.background > 0 && self.cache != Cache::Off,
+                "background is a difference of images as they are: cache, which keeps them at imgsz, cannot be given with it".into(),
+            ),
             (self.rect && self.sampler.is_some(), "rect has an order of its own: sampler cannot be given with it".into()),
             (self.fraction == 0.0, "fraction 0 leaves nothing to train on".into()),
             (self.keep_checkpoints < 2, "keep_checkpoints must be at least 2: the newest may be damaged".into()),
@@ -487,7 +491,7 @@ impl TrainConfig {
                 dead: self.thermal_dead,
             },
             tile: TileConfig { side: self.tile, whole: self.tile_whole },
-            stacked: self.stack().is_on(),
+            stack: self.stack(),
             mosaic_open: open && !self.rect,
         }
     }

@@ -134,6 +134,19 @@ impl Annotated {
         (0..nc).map(|class| category(class).map(|at| self.file.categories[at].0.clone())).collect()
     }
 
+    /// What the data set's other files call its first `nc` classes: for one that lists images and no categories. Validation's goes first, for it is
+    /// the smaller; empty where none can be opened that lists any.
+    pub(crate) fn categories_elsewhere(config: &DataConfig, nc: u32, cache_dir: Option<&Path>) -> Vec<Option<Id>> {
+        let sources = config.val.iter().chain(&config.train).filter(|source| source.is_coco());
+        let mut files = sources.filter_map(|source| Self::open(config, source, cache_dir).ok());
+        files.find(Self::has_categories).map(|file| file.category_ids(nc)).unwrap_or_default()
+    }
+
+    /// Whether it lists any.
+    pub(crate) fn has_categories(&self) -> bool {
+        !self.classes.is_empty()
+    }
+
     /// The objects of image `index` of the file, of an image that is decoded to `size`.
     pub(crate) fn labels(&self, index: u32, size: Size) -> Marked {
         let said = self.file.images[index as usize].size;

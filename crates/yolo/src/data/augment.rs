@@ -68,13 +68,13 @@ pub fn augment(dataset: &dyn Dataset<Item>, index: usize, view: &TrainView) -> R
         }
     }
     let mut look = draw("look");
-    if !config.stacked {
+    if !config.stack.is_on() {
         hsv::jitter(&mut scene.frame, [config.hsv_h, config.hsv_s, config.hsv_v], &mut look);
     }
-    sensor::disturb(&mut scene.frame, &config.sensor, &mut draw("sensor"));
+    sensor::disturb(&mut scene.frame, &config.sensor, config.stack.background > 0, &mut draw("sensor"));
     let (upside_down, mirrored, swapped) = (look.chance(config.flipud), look.chance(config.fliplr), look.chance(config.bgr));
     flip(&mut scene, upside_down, mirrored);
-    if swapped && scene.frame.channels == 3 && !config.stacked {
+    if swapped && scene.frame.channels == 3 && !config.stack.is_on() {
         let plane = scene.frame.width * scene.frame.height;
         let (red, rest) = scene.frame.pixels.split_at_mut(plane);
         red.swap_with_slice(&mut rest[plane..]);

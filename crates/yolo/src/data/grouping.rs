@@ -40,6 +40,7 @@ impl Grouping {
             MONTH => (0..images).map(|i| moment(i).map(|m| format!("{:04}-{:02}", m.year, m.month))).collect(),
             HOUR => (0..images).map(|i| moment(i).map(|m| format!("{:02} h", m.hour))).collect(),
             DAY_NIGHT => (0..images).map(|i| day_night(meta, i)).collect(),
+            CLIP => return Self::by_values(meta, key, images).ok_or_else(|| unknown(meta, key)),
             _ => return Self::by_values(meta, known(meta, key), images).ok_or_else(|| unknown(meta, key)),
         };
         let grouping = Self::of_names(key, named);
@@ -152,6 +153,8 @@ mod tests {
         assert_eq!((by("month").names.join(" "), by("month").of), ("2020-05 2021-01".into(), vec![Some(1), Some(0), None, Some(0)]));
         assert_eq!((by("daynight").names.join(" "), by("daynight").of), ("day night".into(), vec![Some(1), Some(0), None, None]));
         assert_eq!((by("clip").names.join(" "), by("clip").of), ("clip_0 clip_1".into(), vec![Some(0), Some(0), Some(1), Some(1)]));
+        let numbered = self::meta(&[&[("Clip", "7")], &[("Clip", "8")], &[("Clip", "7")]]);
+        assert_eq!(Grouping::by(&numbered, "clip", 3).unwrap().names, ["clip_0", "clip_1"], "a clip is no number of another name");
         assert_eq!(by("hour").names, ["00 h", "05 h", "23 h"]);
         assert_eq!(Grouping::usual(&meta, 4), ["month", "daynight", "clip"]);
         let refusal = Grouping::by(&meta, "Temprature", 4).unwrap_err();

@@ -41,11 +41,13 @@ pub(crate) struct Listing {
 }
 
 impl Listing {
-    /// Keeps a part of the images: the first of them, or whole clips spread over their list where something is known of frames.
+    /// Keeps a part of the images: the first of them, or whole clips spread over their list where something is known of frames and there are several.
     pub(crate) fn keep(&mut self, fraction: f64) {
         let total = self.entries.len();
         let known = |entry: &Entry| entry.coco.is_some_and(|(file, _)| self.coco[file as usize].knows_frames());
-        if fraction >= 1.0 || !self.entries.iter().all(known) {
+        let folder = |entry: &Entry| entry.image.parent().map(Path::to_path_buf);
+        let one_clip = || self.entries.first().map(folder) == self.entries.last().map(folder);
+        if fraction >= 1.0 || !self.entries.iter().all(known) || one_clip() {
             self.entries.truncate(((total as f64 * fraction).round_ties_even() as usize).max(1));
             return;
         }

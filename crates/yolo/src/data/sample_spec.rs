@@ -74,7 +74,11 @@ impl ClipSpec {
             ("train_months", (1..=self.months).contains(&self.train_months), "1 to `months`"),
             ("train", (1..=100).contains(&self.train), "1 to 100"),
             ("val", (1..=100).contains(&self.val), "1 to 100"),
-            ("cameras", self.cameras * self.months * self.train.max(self.val) <= 10_000, "such that a split has at most 10000 clips"),
+            (
+                "cameras",
+                self.cameras.saturating_mul(self.months).saturating_mul(self.train.max(self.val)) <= 10_000,
+                "such that a split has at most 10000 clips",
+            ),
             ("frames", (1..=1000).contains(&self.frames), "1 to 1000"),
         ];
         rules.iter().find(|(_, good, _)| !good).map(|&(key, _, range)| (key, range))

@@ -248,7 +248,11 @@ fn assemble(config: &DataConfig, split: Split, options: &ScanOptions, listing: &
     let root = config.root.canonicalize().unwrap_or_else(|_| config.root.clone());
     let nc = if options.single_cls { u32::MAX } else { config.nc() };
     // Of one class for all there is no category.
-    let categories = |file: &Annotated| if options.single_cls { Vec::new() } else { file.category_ids(nc) };
+    let categories = |file: &Annotated| match (options.single_cls, file.has_categories()) {
+        (true, _) => Vec::new(),
+        (false, true) => file.category_ids(nc),
+        (false, false) => Annotated::categories_elsewhere(config, nc, options.cache_dir.as_deref()),
+    };
     let ids = CocoIds::new(listing.coco.iter().map(categories).collect());
     let meta = FrameMeta::new(listing.coco.iter().map(Annotated::meta).collect());
     let mut scan = Scan { root, ids, meta, ..Scan::default() };

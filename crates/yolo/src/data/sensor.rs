@@ -2,7 +2,8 @@
 //! polarity.
 //!
 //! In the order in which they come about, on levels from 0 (black) to 1 (white). Each has a range, and 0 is off; where all are off nothing is
-//! drawn. All channels of a frame are changed alike: a stack of frames has one sensor.
+//! drawn. All channels of a frame are changed alike: a stack of frames has one sensor. Of a difference to the background what is the same in every
+//! frame is gone (offset, drift, pattern, dead pixels), and gain, polarity and optics are left.
 
 use super::frame::Frame;
 use super::raster::Canvas;
@@ -51,8 +52,11 @@ struct Sensor {
     dead: f64,
 }
 
-/// Sees `frame` with a sensor that is drawn.
-pub(crate) fn disturb(frame: &mut Frame, config: &SensorConfig, draw: &mut Draw) {
+/// The level of no difference: 128 of 255 (see [`super::stack`]).
+const NO_DIFFERENCE: f32 = 128.0 / 255.0;
+
+/// Sees `frame` with a sensor that is drawn; with `background` its first plane is a difference to the background.
+pub(crate) fn disturb(frame: &mut Frame, config: &SensorConfig, background: bool, draw: &mut Draw) {
     if !config.is_on() {
         return;
     }
@@ -64,12 +68,20 @@ pub(crate) fn disturb(frame: &mut Frame, config: &SensorConfig, draw: &mut Draw)
         let level = ((level - 0.5) * sensor.gain + 0.5 + sensor.offset).clamp(0.0, 1.0).powf(sensor.gamma);
         if sensor.inverted { 1.0 - level } else { level }
     };
-    for plane in frame.pixels.chunks_exact_mut((width * height).max(1)) {
+    let of_difference = |level: f32| {
+        let off = (level - NO_DIFFERENCE) * sensor.gain;
+        (NO_DIFFERENCE + if sensor.inverted { -off } else { off }).clamp(0.0, 1.0)
+    };
+    for (k, plane) in frame.pixels.chunks_exact_mut((width * height).max(1)).enumerate() {
         let mut levels: Vec<f32> = plane.iter().map(|&p| f32::from(p) / 255.0).collect();
         if sensor.blur > 0.1 {
             let mut canvas = Canvas { width, height, value: levels, owner: Vec::new() };
             canvas.blur(sensor.blur);
             levels = canvas.value;
+        }
+        if background && k == 0 {
+            plane.iter_mut().zip(&levels).for_each(|(p, &level)| *p = (of_difference(level) * 255.0).round() as u8);
+            continue;
         }
         levels.iter_mut().zip(&field).for_each(|(level, noise)| *level += noise);
         dead.iter().for_each(|&(at, value)| levels[at] = value);
@@ -140,7 +152,7 @@ mod tests {
 
     fn seen(config: &SensorConfig, index: u64) -> Frame {
         let mut frame = ramp();
-        disturb(&mut frame, config, &mut Draw::new(5, "sensor", 0, index));
+        disturb(&mut frame, config, false, &mut Draw::new(5, "sensor", 0, index));
         frame
     }
 
@@ -169,7 +181,7 @@ mod tests {
             let spread = seen(&SensorConfig { gain: 0.5, ..zero }, i);
             assert!((i32::from(spread.pixels[44]) - 128).abs() <= 1, "{}", spread.pixels[44]);
             let mut ends = Frame { pixels: vec![0, 255, 100], channels: 1, width: 3, height: 1 };
-            disturb(&mut ends, &SensorConfig { gamma: 0.7, ..zero }, &mut Draw::new(5, "sensor", 0, i));
+            disturb(&mut ends, &SensorConfig { gamma: 0.7, ..zero }, false, &mut Draw::new(5, "sensor", 0, i));
             assert!(ends.pixels[..2] == [0, 255] && (45..180).contains(&ends.pixels[2]), "{:?}", ends.pixels);
         }
         // Drift is smooth, a pattern is not; both leave the mean near.
@@ -189,7 +201,7 @@ mod tests {
         let blurred = (0..8).filter(|&i| {
             let mut point = Frame::filled(1, 31, 21, 0);
             point.pixels[10 * 31 + 15] = 255;
-            disturb(&mut point, &SensorConfig { blur: 3.0, ..zero }, &mut Draw::new(5, "sensor", 0, i));
+            disturb(&mut point, &SensorConfig { blur: 3.0, ..zero }, false, &mut Draw::new(5, "sensor", 0, i));
             let around = [[9, 15], [11, 15], [10, 14], [10, 16]].map(|[y, x]: [usize; 2]| point.pixels[y * 31 + x]);
             assert!(around.iter().all(|&p| p == around[0]), "{around:?}");
             point.pixels[10 * 31 + 15] < 200 && around[0] > 0
@@ -203,7 +215,29 @@ mod tests {
         let one = ramp();
         let mut stack = Frame { pixels: [&one.pixels[..]; 3].concat(), channels: 3, ..one };
         let all = SensorConfig { gain: 0.3, offset: 0.1, gamma: 0.3, invert: 0.5, drift: 0.1, pattern: 0.05, blur: 1.0, dead: 0.01 };
-        disturb(&mut stack, &all, &mut Draw::new(5, "sensor", 0, 9));
+        disturb(&mut stack, &all, false, &mut Draw::new(5, "sensor", 0, 9));
         assert!(stack.plane(0) == stack.plane(1) && stack.plane(1) == stack.plane(2) && stack.plane(0) != ramp().plane(0));
+    }
+
+    #[test]
+    fn what_every_frame_has_is_no_difference_between_them() {
+        let one = ramp();
+        let mut difference = vec![128; one.pixels.len()];
+        difference[20 * 64 + 30] = 168;
+        let seen = |config: SensorConfig, index| {
+            let mut stack = Frame { pixels: [&difference[..], &one.pixels].concat(), channels: 2, ..one.clone() };
+            disturb(&mut stack, &config, true, &mut Draw::new(5, "sensor", 0, index));
+            stack
+        };
+        let zero = SensorConfig::default();
+        let steady = SensorConfig { offset: 0.3, drift: 0.2, pattern: 0.1, dead: 0.05, gamma: 0.5, ..zero };
+        for index in 0..8 {
+            let stack = seen(steady, index);
+            assert!(stack.plane(0) == difference && stack.plane(1) != one.pixels);
+            let stack = seen(SensorConfig { gain: 0.5, ..steady }, index);
+            let [at, still] = [20 * 64 + 30, 0].map(|i: usize| stack.plane(0)[i]);
+            assert!(still == 128 && (148..=188).contains(&at), "{at}");
+        }
+        assert_eq!(seen(SensorConfig { invert: 1.0, ..zero }, 0).plane(0)[20 * 64 + 30], 88);
     }
 }

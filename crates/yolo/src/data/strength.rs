@@ -1,6 +1,7 @@
 //! Which changes of an image are drawn, and how strongly.
 
 use super::sensor::SensorConfig;
+use super::stack::Stack;
 use super::tile::TileConfig;
 
 /// What is drawn, and how strongly. Names and ranges are the usual ones; defaults are the settings' own.
@@ -40,8 +41,8 @@ pub struct AugmentConfig {
     pub sensor: SensorConfig,
     /// Which part of the images are cut to tiles.
     pub tile: TileConfig,
-    /// Channels are moments and not colours: nothing is done to colours.
-    pub stacked: bool,
+    /// Which frames make an image. Where they are several, channels are moments and not colours: nothing is done to colours.
+    pub stack: Stack,
     /// False in the last epochs (`close_mosaic`): no mosaic, mixup or cutmix.
     pub mosaic_open: bool,
 }

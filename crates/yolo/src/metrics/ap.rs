@@ -1,8 +1,15 @@
 //! From a ranked list of hits and misses to one number: the two average precisions, and the interpolation both stand on.
 
+/// Recalls at which a curve is read.
+pub(super) const GRID: usize = 101;
+
 /// Recall 0, .01 … 1 in the rounding of NumPy's `linspace`: at a step of the curve the last bit of .35 decides which side is read.
+pub(super) fn recall_at(i: usize) -> f64 {
+    i as f64 * 0.01
+}
+
 fn recall_grid() -> impl Iterator<Item = f64> {
-    (0..=100).map(|i| f64::from(i) * 0.01)
+    (0..GRID).map(recall_at)
 }
 
 /// The precision-recall points of one class at one IoU threshold, in falling order of confidence.
@@ -34,7 +41,7 @@ pub(super) fn envelope(recall: &[f64], precision: &[f64]) -> (Vec<f64>, Vec<f64>
     (recall, precision)
 }
 
-fn max_from_right(values: &mut [f64]) {
+pub(super) fn max_from_right(values: &mut [f64]) {
     for i in (1..values.len()).rev() {
         values[i - 1] = values[i - 1].max(values[i]);
     }
@@ -60,7 +67,7 @@ pub fn coco_average_precision(recall: &[f64], precision: &[f64]) -> f64 {
         let first = recall.partition_point(|&r| r < wanted);
         precision.get(first).copied().unwrap_or(0.0)
     });
-    at.sum::<f64>() / 101.0
+    at.sum::<f64>() / GRID as f64
 }
 
 /// Piecewise linear `y(x)` through points with `xs` rising; `left` before the first, the last `y` after the last. Where several points

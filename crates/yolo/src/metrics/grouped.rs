@@ -2,26 +2,15 @@
 //!
 //! AP is pycocotools', which is what is compared between data sets' months: `score = mAP50 * (1 - CoV)` with `CoV = s / mean`, s the standard deviation
 //! of the groups' mAP50 with n - 1 in its denominator (the long-term thermal drift challenge, WACV 2026). A group without objects has no AP
-//! and counts in neither.
-//!
-//! Intervals hold 95 of 100 draws of a bootstrap (Efron 1979) whose units are clips, not images: frames of one clip are nearly the same picture,
-//! and drawing them one by one would make every interval too narrow. Clips are drawn within their group, so that groups keep their sizes.
+//! and counts in neither. Intervals are those of [`super::bootstrap`].
 
-use std::collections::BTreeSet;
-
-use bellows_learner::rng::{GOLDEN, Rng, mix};
 use rayon::prelude::*;
 
+use super::bootstrap::{Bootstrap, Draws, Interval, variation};
 use super::coco::{CocoEvaluator, CocoMetrics, Precisions, Scored, average_precisions, sum, summary};
-use super::coco_average_precision;
 
-/// Draws of the bootstrap.
-const DRAWS: u64 = 200;
 /// With more groups than this no interval is computed: they are clips themselves, or as many.
 const MOST: usize = 64;
-
-/// From the 2.5th to the 97.5th of 100 draws.
-pub type Interval = [f64; 2];
 
 /// One group.
 #[derive(Clone, Debug, PartialEq)]
@@ -84,11 +73,7 @@ pub fn group_metrics(evaluator: &CocoEvaluator, key: &str, names: &[String], gro
         })
         .collect();
     let ap = |g: usize| summary(&parts.iter().map(|class| class[g].precisions()).collect::<Vec<_>>());
-    let intervals = if names.len() <= MOST {
-        Bootstrap { parts: &parts, clip, clips: clips(group, clip, names.len()) }.run()
-    } else {
-        Draws::default()
-    };
+    let intervals = if names.len() <= MOST { Bootstrap::new(evaluator, group, clip, names.len()).run() } else { Draws::default() };
     let groups: Vec<GroupMetrics> = (0..names.len())
         .into_par_iter()
         .map(|g| GroupMetrics {
@@ -123,162 +108,11 @@ impl Part {
     }
 }
 
-/// Standard deviation (n - 1) over mean; none of fewer than two numbers, or of a mean of 0.
-fn variation(values: &[f64]) -> Option<f64> {
-    let n = values.len() as f64;
-    let mean = values.iter().sum::<f64>() / n;
-    let variance = values.iter().map(|v| (v - mean).powi(2)).sum::<f64>() / (n - 1.0);
-    (values.len() > 1 && mean > 0.0).then(|| variance.sqrt() / mean)
-}
-
-/// The clips of each group, each once.
-fn clips(group: &[Option<u32>], clip: &[u32], groups: usize) -> Vec<Vec<u32>> {
-    let mut clips = vec![Vec::new(); groups];
-    for (of, &clip) in group.iter().zip(clip) {
-        if let Some(g) = of {
-            clips[*g as usize].push(clip);
-        }
-    }
-    for list in &mut clips {
-        list.sort_unstable();
-        list.dedup();
-    }
-    clips
-}
-
-/// Everything that draws need.
-struct Bootstrap<'a> {
-    /// By class and group.
-    parts: &'a [Vec<Part>],
-    /// Of each image.
-    clip: &'a [u32],
-    /// Of each group.
-    clips: Vec<Vec<u32>>,
-}
-
-/// What the draws gave.
-#[derive(Default)]
-struct Draws {
-    /// By group, mAP50 of each draw; of no draw where there is nothing to be drawn.
-    groups: Vec<Vec<f64>>,
-    /// mAP50 of all groups together, and CoV.
-    joint: Vec<(f64, f64)>,
-}
-
-impl Bootstrap<'_> {
-    fn run(&self) -> Draws {
-        let one = |draw: u64| -> (Vec<Option<f64>>, Option<f64>) {
-            let weights: Vec<Vec<u32>> = (0..self.clips.len()).map(|g| self.weights(draw, g)).collect();
-            let each = (0..self.clips.len()).map(|g| self.map50(&[g], &weights)).collect();
-            (each, self.map50(&(0..self.clips.len()).collect::<Vec<_>>(), &weights))
-        };
-        let all: Vec<_> = (0..DRAWS).into_par_iter().map(one).collect();
-        let of_group = |g: usize| if self.witnesses(g) > 1 { all.iter().filter_map(|(each, _)| each[g]).collect() } else { Vec::new() };
-        let any = (0..self.clips.len()).any(|g| self.witnesses(g) > 1);
-        let joint = all
-            .iter()
-            .filter(|_| any)
-            .filter_map(|(each, whole)| Some(((*whole)?, variation(&each.iter().flatten().copied().collect::<Vec<_>>())?)));
-        Draws { groups: (0..self.clips.len()).map(of_group).collect(), joint: joint.collect() }
-    }
-
-    /// How many clips of a group have objects: what a draw can differ in.
-    fn witnesses(&self, group: usize) -> usize {
-        let clips = self.parts.iter().flat_map(|class| &class[group].truths).map(|(image, _)| self.clip[*image as usize]);
-        clips.collect::<BTreeSet<_>>().len()
-    }
-
-    /// How often each clip of a group was drawn, in the order of `clips`.
-    fn weights(&self, draw: u64, group: usize) -> Vec<u32> {
-        let clips = &self.clips[group];
-        let mut rng = Rng::keyed(mix(mix(draw.wrapping_add(GOLDEN)) ^ group as u64));
-        let mut weights = vec![0; clips.len()];
-        clips.iter().for_each(|_| weights[rng.below(clips.len() as u64) as usize] += 1);
-        weights
-    }
-
-    /// mAP50 of `groups` with every image as often as its clip was drawn.
-    fn map50(&self, groups: &[usize], weights: &[Vec<u32>]) -> Option<f64> {
-        let weight = |g: usize, image: u32| {
-            let clip = self.clip[image as usize];
-            f64::from(self.clips[g].binary_search(&clip).map_or(0, |at| weights[g][at]))
-        };
-        let per_class = self.parts.iter().filter_map(|class| {
-            let truths =
-                groups.iter().flat_map(|&g| class[g].truths.iter().map(move |&(image, counts)| weight(g, image) * f64::from(counts[0])));
-            let truths: f64 = truths.sum();
-            (truths > 0.0).then(|| {
-                let mut ranked: Vec<(f32, f64, bool)> = Vec::new();
-                for &g in groups {
-                    ranked.extend(class[g].ranked.iter().map(|d| (d.score, weight(g, d.image), d.hits[0] & 1 == 1)).filter(|d| d.1 > 0.0));
-                }
-                if groups.len() > 1 {
-                    ranked.sort_by(|a, b| b.0.total_cmp(&a.0));
-                }
-                let (mut found, mut all) = (0.0, 0.0);
-                let (recall, precision): (Vec<f64>, Vec<f64>) = ranked
-                    .iter()
-                    .map(|&(_, weight, hit)| {
-                        all += weight;
-                        found += if hit { weight } else { 0.0 };
-                        (found / truths, found / all)
-                    })
-                    .unzip();
-                coco_average_precision(&recall, &precision)
-            })
-        });
-        let values: Vec<f64> = per_class.collect();
-        (!values.is_empty()).then(|| values.iter().sum::<f64>() / values.len() as f64)
-    }
-}
-
-impl Draws {
-    fn of_group(&self, group: usize) -> Option<Interval> {
-        interval(self.groups.get(group)?.clone())
-    }
-
-    fn cov(&self) -> Option<Interval> {
-        interval(self.joint.iter().map(|&(_, cov)| cov).collect())
-    }
-
-    fn score(&self) -> Option<Interval> {
-        interval(self.joint.iter().map(|&(map50, cov)| map50 * (1.0 - cov)).collect())
-    }
-}
-
-/// The middle 95 of 100 of the values, if there are enough of them to say so.
-fn interval(mut values: Vec<f64>) -> Option<Interval> {
-    values.sort_unstable_by(f64::total_cmp);
-    let at = |share: f64| values[((values.len() - 1) as f64 * share).round() as usize];
-    (values.len() as u64 * 2 > DRAWS).then(|| [at(0.025), at(0.975)])
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::boxes::{Detection, GroundTruth};
-
-    const BOX: [f32; 4] = [10.0, 10.0, 50.0, 50.0];
-    const FAR: [f32; 4] = [200.0, 200.0, 240.0, 240.0];
-
-    /// Two months of four clips of three images each; in the second month every third object is missed and a false alarm is surer.
-    fn year() -> (CocoEvaluator, Vec<Option<u32>>, Vec<u32>) {
-        let mut evaluator = CocoEvaluator::new(2);
-        let (mut group, mut clip) = (Vec::new(), Vec::new());
-        for i in 0..24u32 {
-            let month = i / 12;
-            let found = Detection { xyxy: BOX, score: 0.5 + 0.01 * i as f32, class: i % 2 };
-            let alarm = Detection { xyxy: FAR, score: 0.9, class: i % 2 };
-            let mut detections = vec![found];
-            if month == 1 && i % 5 == 0 {
-                detections = vec![alarm];
-            }
-            evaluator.add_image(&detections, &[GroundTruth { class: i % 2, xyxy: BOX }]);
-            group.push(Some(month));
-            clip.push(i / 3);
-        }
-        (evaluator, group, clip)
-    }
+    use crate::metrics::bootstrap::tests::{BOX, FAR, year};
 
     fn names() -> Vec<String> {
         ["2020-05", "2020-06"].map(String::from).to_vec()
@@ -334,44 +168,5 @@ mod tests {
         let width =
             |clip: &[u32]| group_metrics(&evaluator, "month", &names(), &group, clip).groups[1].interval.map(|[a, b]| b - a).unwrap();
         assert!(width(&images) <= width(&clip) + 0.1, "{} {}", width(&images), width(&clip));
-    }
-
-    #[test]
-    fn weights_of_one_are_the_plain_average_precision() {
-        let (evaluator, group, clip) = year();
-        let parts: Vec<Vec<Part>> = {
-            let of = |g: u32| move |image: &u32| group_of(*image) == g;
-            evaluator
-                .classes
-                .iter()
-                .map(|c| {
-                    let part = |g| Part {
-                        ranked: c.ranked().into_iter().filter(|d| of(g)(&d.image)).collect(),
-                        truths: c.truths.iter().filter(|t| of(g)(&t.0)).copied().collect(),
-                    };
-                    vec![part(0), part(1)]
-                })
-                .collect()
-        };
-        let bootstrap = Bootstrap { parts: &parts, clip: &clip, clips: clips(&group, &clip, 2) };
-        let ones = vec![vec![1; 4], vec![1; 4]];
-        assert_eq!(bootstrap.map50(&[0, 1], &ones), evaluator.metrics().map50);
-        // A clip that is drawn twice counts as if its images were there twice.
-        let twice = vec![vec![1; 4], vec![2, 1, 1, 0]];
-        let mut repeated = CocoEvaluator::new(2);
-        for i in (12..24u32).chain(12..15) {
-            if i >= 21 {
-                continue;
-            }
-            let alarm = i % 5 == 0;
-            let (xyxy, score) = if alarm { (FAR, 0.9) } else { (BOX, 0.5 + 0.01 * i as f32) };
-            repeated.add_image(&[Detection { xyxy, score, class: i % 2 }], &[GroundTruth { class: i % 2, xyxy: BOX }]);
-        }
-        let close = |a: Option<f64>, b: Option<f64>| (a.unwrap() - b.unwrap()).abs() < 1e-12;
-        assert!(close(bootstrap.map50(&[1], &twice), repeated.metrics().map50));
-    }
-
-    fn group_of(image: u32) -> u32 {
-        image / 12
     }
 }

@@ -23,6 +23,7 @@
 //! same; the curves are then the same points, read in two ways. The same test compares each half with the tool that defines it, to 1e-6.
 
 mod ap;
+mod bootstrap;
 mod coco;
 mod confusion;
 mod evaluator;
@@ -33,10 +34,11 @@ mod table;
 
 pub(crate) use ap::box_filter;
 pub use ap::{average_precision, coco_average_precision};
+pub use bootstrap::Interval;
 pub use coco::{CocoEvaluator, CocoMetrics};
 pub use confusion::ConfusionMatrix;
 pub use evaluator::{ClassMetrics, Curves, DetectionMetrics, Evaluator, Speed};
-pub use grouped::{GroupMetrics, Grouped, Interval, Stability, group_metrics};
+pub use grouped::{GroupMetrics, Grouped, Stability, group_metrics};
 pub use matching::{IOU_THRESHOLDS, iou, iou_matrix, match_detections, overlap_of_smaller};
 pub use nms::{NmsConfig, nms};
 pub use table::{table_header, table_row};

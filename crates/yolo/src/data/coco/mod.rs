@@ -9,6 +9,7 @@ mod file;
 mod id;
 mod parse;
 mod scalar;
+mod segmentation;
 
 use std::fs::File;
 use std::io::{BufRead, BufReader};

@@ -265,6 +265,33 @@ fn ltdv2(tree: &Tree, folder: &str, json: &str, names: &[&str], labelled: bool) 
 }
 
 #[test]
+fn a_part_of_one_clip_is_a_part_of_its_frames() {
+    let tree = Tree::new();
+    let names: Vec<String> = (0..10).map(|i| format!("c1/{i}.jpg")).collect();
+    ltdv2(&tree, "frames/", "Train.json", &names.iter().map(String::as_str).collect::<Vec<_>>(), true);
+    ltdv2(&tree, "frames/", "Valid.json", &["c2/a.jpg"], true);
+    let config = DataConfig::load_with(&tree.root(), &[], None).unwrap();
+    let options = ScanOptions { cache_dir: None, fraction: 0.3, ..ScanOptions::default() };
+    assert_eq!(scan(&config, Split::Train, &options, &|_, _| {}).unwrap().len(), 3);
+}
+
+#[test]
+fn a_file_of_images_alone_calls_classes_as_the_others_do() {
+    let tree = Tree::new();
+    ltdv2(&tree, "frames/", "Train.json", &["c1/a.jpg"], true);
+    ltdv2(&tree, "frames/", "Valid.json", &["c2/a.jpg"], true);
+    tree.write("frames/c3/a.jpg", jpeg(64, 48));
+    tree.write("TestNoLabels.json", r#"{"images":[{"id":20200514000000009,"file_name":"frames/c3/a.jpg"}]}"#);
+    let options = ScanOptions { cache_dir: None, ..ScanOptions::default() };
+    let test = |single_cls| {
+        let config = DataConfig::load_with(&tree.root(), &[], None).unwrap();
+        scan(&config, Split::Test, &ScanOptions { single_cls, ..options.clone() }, &|_, _| {}).unwrap()
+    };
+    assert_eq!([0, 1, 2].map(|class| test(false).ids().category(0, class)), [Some(1.into()), Some(2.into()), None]);
+    assert!(test(false).ids().names_classes(0) && !test(true).ids().names_classes(0));
+}
+
+#[test]
 fn ltdv2_is_taken_as_it_is_downloaded() {
     let clips = ["20200514/clip_22_2307/image_0001.jpg", "20200514/clip_22_2307/image_0002.jpg", "20200515/clip_3_0101/image_0001.jpg"];
     // As the description says; with the page's folder; the archive unpacked into a folder of its own, or without its outer one.

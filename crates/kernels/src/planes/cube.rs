@@ -145,10 +145,19 @@ impl PlaneOps for CubeBackend {
         if !covers_images(&[&whole, &x], []) {
             return portable::add_to_channels::<Self>(whole, x, before);
         }
+        let (dims @ [_, c, h, w], strides) = (dims4(&whole), whole.meta.strides().to_vec());
+        if strides[1..] == [h * w, w, 1] && strides[0] > c * h * w {
+            // Some channels of a larger gradient, read where they are.
+            let whole = Ordered { tensor: whole, dims, channels_last: false };
+            let (part, sum) = (Ordered::like(x, false), whole.empty(dims));
+            launch!(add_runs_kernel, whole.len(), [part.tensor, whole.tensor, sum.tensor], part.runs(&whole, before), strides[0], kind(&part));
+            return sum.named();
+        }
         let whole = Ordered::new(whole);
         let part = Ordered::like(x, whole.channels_last);
+        let step = if whole.channels_last { c } else { c * h * w };
         let (sum, to_sum) = replacement(&whole.tensor, 1);
-        launch!(add_runs_kernel, whole.len(), [part.tensor, whole.tensor], to_sum, part.runs(&whole, before), kind(&part));
+        launch!(add_runs_kernel, whole.len(), [part.tensor, whole.tensor], to_sum, part.runs(&whole, before), step, kind(&part));
         Ordered { tensor: sum, ..whole }.named()
     }
 

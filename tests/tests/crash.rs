@@ -7,25 +7,10 @@ use std::path::Path;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
-use support::{checkpoints, expect_code, tiny_data, yolo_train};
+use support::{checkpoints, ending, expect_code, tiny_data, yolo_train};
 
 /// Batches an epoch of the tiny set: 11 images, 4 a batch; windows of 2 straddle the epochs; mosaic closes in the last of 3.
 const BATCHES: u64 = 3;
-
-/// Weights, moments, EMA, gradients and `results.csv` without the time column.
-fn ending(run: &Path) -> Vec<(String, Vec<u8>)> {
-    let newest = checkpoints(run).pop().unwrap();
-    let mut files: Vec<(String, Vec<u8>)> = ["weights", "ema", "optimizer", "grads"]
-        .map(|name| (name.to_string(), std::fs::read(newest.join(format!("{name}.safetensors"))).unwrap()))
-        .to_vec();
-    for name in ["last", "best"] {
-        files.push((format!("exported {name}"), std::fs::read(run.join(format!("weights/{name}.safetensors"))).unwrap()));
-    }
-    let csv = std::fs::read_to_string(run.join("results.csv")).unwrap();
-    let without_time = csv.lines().map(|l| l.split(',').enumerate().filter(|(i, _)| *i != 1).map(|(_, c)| c).collect::<Vec<_>>().join(","));
-    files.push(("results.csv".into(), without_time.collect::<Vec<_>>().join("\n").into_bytes()));
-    files
-}
 
 fn start(dir: &Path, name: &str) -> std::process::Child {
     let args = ["--data", "tiny.yaml", "--name", name, "--checkpoint-minutes", "0", "--plots", "false"];

@@ -8,6 +8,8 @@ use std::time::{Duration, Instant};
 use console::Term;
 use indicatif::{ProgressBar, ProgressStyle};
 
+use crate::pulse;
+
 const LINE_EVERY: Duration = Duration::from_secs(30);
 
 /// The longest and the shortest picture of a bar, in columns.
@@ -161,6 +163,7 @@ impl Bar {
 
     /// Shows `message` and the count.
     pub fn set(&mut self, message: String, done: usize, total: usize) {
+        pulse::beat();
         match self.done {
             // A run that is resumed does not begin at the first.
             None => self.begun.1 = done.saturating_sub(1),

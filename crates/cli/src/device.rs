@@ -3,7 +3,8 @@
 use bellows_device::{DeviceRequest, ProbeOptions, Selected, doctor, select};
 use bellows_exit::Exit;
 
-use crate::{Context, Failure, note};
+use crate::orders::orders;
+use crate::{Context, Failure, note, pulse};
 
 /// The device a user asked for; says on stderr which it is, or why it is the CPU.
 ///
@@ -11,7 +12,11 @@ use crate::{Context, Failure, note};
 /// A name that is none, or a named device that is absent or fails its probe.
 pub fn pick_device(device: &str, options: &ProbeOptions) -> Result<Selected, Failure> {
     let request: DeviceRequest = device.parse()?;
-    let device = select(&request, options)?;
+    let mut device = select(&request, options)?;
+    if let Some(reason) = orders().and_then(|orders| orders.processor.clone()) {
+        device.fallback = Some(reason);
+    }
+    pulse::device(&device);
     if let DeviceRequest::Card(number) = request {
         note(&format!("device: {number} counts this machine's accelerators, the strongest first; `doctor` prints their own names"));
     }

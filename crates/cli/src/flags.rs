@@ -60,6 +60,11 @@ pub fn resume() -> Arg {
         .num_args(0..=1)
 }
 
+/// `--detach`.
+pub fn detach() -> Arg {
+    switch("detach", "Train in a process of its own that outlives this terminal; `status` tells how it is, `stop` ends it")
+}
+
 /// `doctor [--device D] [--reprobe]`.
 pub fn doctor() -> Command {
     Command::new("doctor")

@@ -3,17 +3,23 @@
 //!
 //! This is the part that prints, so only binaries depend on it. What a program can do, and which settings it has, it knows itself.
 
+mod background;
 mod cards;
 mod console;
 mod device;
 mod failure;
+mod fault;
 mod flags;
 mod launches;
 mod layers;
+mod orders;
+mod pulse;
 mod scratch;
 mod screen;
 mod session;
 mod signals;
+mod status;
+mod supervise;
 
 use std::process::ExitCode;
 
@@ -23,12 +29,14 @@ pub use bellows_exit::Exit;
 pub use console::{Bar, Foot, columns, fit, memory, note, rate, say};
 pub use device::{examine, join_pool, pick_device};
 pub use failure::{Context, Failure, Usage};
-pub use flags::{count, doctor, flag, flag_values, option, resume, switch, text, whole};
+pub use flags::{count, detach, doctor, flag, flag_values, option, resume, switch, text, whole};
 pub use launches::say_launches;
 pub use layers::{resumed, yaml_layer, yaml_text};
+pub use orders::{obey, words};
 pub use scratch::scratch;
-pub use session::{Run, Session};
+pub use session::{Keeping, Run, Session};
 pub use signals::{Signals, Taken};
+pub use status::{show, status, stop, stopping};
 
 /// A program from start to exit code: what `run` does, or the device probe's child when this process is one. Signals are answered from the
 /// first moment; an error is printed once, on one line, and has its code.
@@ -40,8 +48,12 @@ pub fn program(run: impl FnOnce(&Signals) -> Result<(), Failure>) -> ExitCode {
     }
     log_to_stderr();
     match Signals::install().and_then(|signals| run(&signals)) {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(()) => {
+            pulse::end("done");
+            ExitCode::SUCCESS
+        }
         Err(failure) => {
+            pulse::end(&failure.to_string());
             failure.complain();
             ExitCode::from(failure.exit().code())
         }

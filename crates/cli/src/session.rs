@@ -9,7 +9,7 @@ use std::path::Path;
 use std::time::Instant;
 
 use bellows_device::{Selected, Telemetry};
-use bellows_learner::{Dashboard, Learner, Observer, Outcome, Task};
+use bellows_learner::{Dashboard, Learner, Limits, Observer, Outcome, Phase, Task};
 use bellows_runs::RunDir;
 use bellows_settings::Setting;
 use burn::train::Interrupter;
@@ -17,9 +17,26 @@ use burn::train::renderer::tui::TuiMetricsRendererWrapper;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
+use crate::background::{self, keep_words, leave_terminal};
 use crate::layers::record_settings;
+use crate::orders;
+use crate::pulse::{self, Watch};
 use crate::signals::{Signals, Taken};
+use crate::supervise::{end_with_supervisor, supervise};
 use crate::{Failure, Usage, join_pool, say};
+
+/// Who does the work of a verb that trains, and who looks after it.
+#[derive(Clone, Debug, Default)]
+pub struct Keeping {
+    /// A process that computes nothing watches the one that does.
+    pub supervise: bool,
+    /// With that: the processor takes over from a device that fails twice.
+    pub fallback: bool,
+    /// How long what may take without a sign of life.
+    pub limits: Limits,
+    /// The run outlives its terminal.
+    pub background: bool,
+}
 
 /// A verb that trains, before it has a run.
 pub struct Session {
@@ -29,7 +46,7 @@ pub struct Session {
 }
 
 impl Session {
-    /// Of this program, with or without a dashboard. Sets up the threads.
+    /// Of this program, with or without a dashboard.
     ///
     /// # Errors
     /// A dashboard where there is no terminal, as [`Usage`].
@@ -38,8 +55,38 @@ impl Session {
         if tui && !std::io::stdout().is_terminal() {
             return Err(Usage("--tui needs a terminal: leave it out".into()).into());
         }
-        join_pool(0)?;
         Ok(Self { program, signals: signals.clone(), tui })
+    }
+
+    /// Whether other processes did the work, and this one has only kept them. Else it is this one's: its threads are set up, and from here on
+    /// it gives signs of life. `project` is where the words of a run in the background begin.
+    ///
+    /// # Errors
+    /// A dashboard of a run that another process trains, as [`Usage`]; the end of a supervised run that did not end well.
+    pub fn is_left_to_others(&self, keeping: &Keeping, project: &str) -> Result<bool, Failure> {
+        if self.tui && (keeping.background || keeping.supervise) {
+            return Err(Usage("--tui shows the run of its own process: leave out --supervise and --detach, or --tui".into()).into());
+        }
+        if keeping.background && orders::background().is_none() {
+            background::start(self.program, Path::new(project), &self.signals)?;
+            return Ok(true);
+        }
+        leave_terminal();
+        if keeping.supervise && orders::orders().is_none() {
+            supervise(self.program, &keeping.limits, keeping.fallback, &self.signals)?;
+            return Ok(true);
+        }
+        pulse::begin(keeping.limits.clone(), orders::orders());
+        if orders::orders().is_some() {
+            end_with_supervisor();
+        }
+        join_pool(0)?;
+        Ok(false)
+    }
+
+    /// What ends this process, the same command goes on with, and not `--resume`.
+    pub fn goes_on_by_itself(&self) {
+        pulse::same_command();
     }
 
     /// The run directory, for this process alone: the one that is resumed, or a new one.
@@ -55,6 +102,7 @@ impl Session {
             let (lock, mine) = (dir.lock()?, dir.clone());
             Ok((dir, move || mine.withdraw(lock)))
         })?;
+        pulse::run(dir.path(), &dir.heartbeat());
         Ok(Run { session: self, dir, resumed: resumed.is_some(), started: Instant::now(), _taken: taken })
     }
 }
@@ -97,6 +145,13 @@ impl Run {
         if self.resumed {
             learner.resume()?;
         }
+        if let Some(orders) = orders::orders() {
+            let reason = orders.reason.clone().unwrap_or_default();
+            (0..orders.cuts).for_each(|_| learner.cut_batches(&reason));
+            if orders.restarts > 0 {
+                learner.first_event("restart", json!({ "reason": reason, "restarts": orders.restarts }));
+            }
+        }
         learner.stop_when(self.session.signals.flag());
         self.session.signals.training(self.session.tui);
         self.started = Instant::now();
@@ -120,6 +175,7 @@ impl Run {
         let about = [("backend", json!(device.backend)), ("name", json!(device.name)), ("fallback", json!(device.fallback))];
         let about: Map<String, Value> = about.map(|(key, value)| (key.to_string(), value)).into_iter().chain(more).collect();
         let telemetry = Telemetry::start(device);
+        learner.observe(Watch::default());
         learner.first_event("device", about.into()).gauges(move || telemetry.latest().gauges());
         if self.session.tui {
             let quit = Interrupter::new();
@@ -132,6 +188,7 @@ impl Run {
             say(&format!("Logging to {}\nStarting training for {epochs} epochs", self.path().display()));
         }
         learner.observe(console);
+        keep_words(self.path());
     }
 
     /// Whether there is a closing to do after training that ended so; if not, says how to go on. From here on a signal leaves what is not yet
@@ -140,12 +197,14 @@ impl Run {
         let resume = format!("{} --resume {}", self.session.program, self.path().display());
         match outcome {
             Outcome::Interrupted => {
+                pulse::end("stopped");
                 say(&format!("Stopped; go on with: {resume}"));
                 return false;
             }
             Outcome::NothingToDo => say(&format!("{} is finished: nothing to resume", self.path().display())),
             Outcome::Finished | Outcome::EarlyStopped => {}
         }
+        pulse::turn_to(Phase::Export);
         self.session.signals.closing(format!("stopped: the training is done and saved; the rest is done by: {resume}"))
     }
 

@@ -15,7 +15,7 @@ use signal_hook::consts::{SIGINT, SIGTERM, SIGXFSZ};
 use signal_hook::iterator::Signals as Arriving;
 use signal_hook::low_level;
 
-use crate::{Context, Failure, note, screen};
+use crate::{Context, Failure, note, pulse, screen};
 
 /// How long the closing work gets to notice that it should stop. Nobody loses what it had done: all of it can be done again.
 const GRACE: Duration = Duration::from_secs(1);
@@ -27,6 +27,8 @@ enum Phase {
     /// The step in progress: the first signal asks for the end after it. On a dashboard's screen there is no room for a word, and
     /// the second one gives that screen back.
     Training { silent: bool },
+    /// What this process, another one, has: every signal is passed on to it.
+    Another(u32),
     /// Nothing that could not be done again, as this sentence says how.
     Closing(String),
 }
@@ -79,6 +81,15 @@ impl Signals {
         self.state().phase = Phase::Training { silent };
     }
 
+    /// From here on signals go to process `pid`, which knows what to do with them.
+    pub(crate) fn pass_on(&self, pid: u32) {
+        self.state().phase = Phase::Another(pid);
+        // One that came before there was anybody to tell.
+        if self.stopped() {
+            terminate(pid);
+        }
+    }
+
     /// From here on `words` say how to do again what a signal keeps from being done. False if it was asked to stop before: then they are said now.
     pub(crate) fn closing(&self, words: String) -> bool {
         let mut state = self.state();
@@ -126,6 +137,7 @@ impl Signals {
                 state.undo.take().into_iter().for_each(|undo| undo());
                 quit(128 + signal);
             }
+            Phase::Another(pid) => terminate(*pid),
             Phase::Training { silent: true } if again => {
                 screen::give_back();
                 quit(128 + signal);
@@ -136,6 +148,7 @@ impl Signals {
             Phase::Closing(words) => {
                 tell(words);
                 drop(state);
+                pulse::end("stopped in its closing work");
                 std::thread::sleep(GRACE);
                 quit(0);
             }
@@ -158,7 +171,18 @@ fn tell(words: &str) {
     note(&format!("{clear}{words}"));
 }
 
+/// Sends SIGTERM, where there is such a signal.
+pub(crate) fn terminate(pid: u32) {
+    #[cfg(unix)]
+    if let Some(pid) = i32::try_from(pid).ok().and_then(rustix::process::Pid::from_raw) {
+        // It may have ended by itself.
+        rustix::process::kill_process(pid, rustix::process::Signal::TERM).ok();
+    }
+    #[cfg(not(unix))]
+    let _ = pid;
+}
+
 /// Without the handlers of `exit`, which may wait for a thread that hangs in a driver.
-fn quit(code: i32) -> ! {
+pub(crate) fn quit(code: i32) -> ! {
     low_level::exit(code)
 }

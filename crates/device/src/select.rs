@@ -41,9 +41,14 @@ impl Selected {
         self.device.supports_dtype(FloatDType::F16)
     }
 
+    /// Whether it is anything but the processor.
+    pub fn is_accelerator(&self) -> bool {
+        self.backend != Backend::Flex.name()
+    }
+
     /// Whether Burn's own convolutions may run here: on the processor, and on a GPU where they have passed the probe.
     pub fn direct_is_proved(&self) -> bool {
-        self.backend == Backend::Flex.name() || self.report.as_ref().is_some_and(|report| report.direct.passed())
+        !self.is_accelerator() || self.report.as_ref().is_some_and(|report| report.direct.passed())
     }
 }
 

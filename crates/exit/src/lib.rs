@@ -16,6 +16,8 @@ pub enum Exit {
     FinalSave = 3,
     /// Training diverged.
     Diverged = 4,
+    /// The device failed or was lost: another attempt, or another device, may do.
+    Device = 5,
 }
 
 impl Exit {

@@ -58,7 +58,17 @@ pub enum LearnError {
         /// Its samples.
         names: String,
     },
-    /// The device has no memory for what cannot be cut any smaller, or was lost when it ran out.
+    /// The device ran out of memory and was lost; how far batches are to be cut is saved.
+    #[error("{what} ({reason}): {advice}; the last checkpoint is kept")]
+    Lost {
+        /// What did not fit.
+        what: String,
+        /// The device's words.
+        reason: String,
+        /// What the user can do about it.
+        advice: String,
+    },
+    /// The device has no memory for what cannot be cut any smaller.
     #[error("{what} ({reason}): {advice}; the last checkpoint is kept")]
     OutOfMemory {
         /// What did not fit.

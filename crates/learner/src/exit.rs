@@ -12,7 +12,8 @@ impl Coded for LearnError {
             Self::Mismatch { .. } | Self::Config(_) => Exit::Usage,
             Self::Load(error) => error.exit(),
             Self::Store(error) => error.exit(),
-            Self::Task { .. } | Self::Save(_) | Self::OutOfMemory { .. } | Self::Device(_) | Self::NotFinite { .. } => Exit::Failed,
+            Self::Lost { .. } | Self::Device(_) => Exit::Device,
+            Self::Task { .. } | Self::Save(_) | Self::OutOfMemory { .. } | Self::NotFinite { .. } => Exit::Failed,
         }
     }
 }

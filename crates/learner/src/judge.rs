@@ -7,6 +7,7 @@ use serde_json::{Map, Value, json};
 use crate::error::LearnError;
 use crate::log;
 use crate::observe::EpochReport;
+use crate::phase::Phase;
 use crate::plan::Judging;
 use crate::profile::describe;
 use crate::run::{Outcome, Run};
@@ -64,6 +65,7 @@ impl<T: Task> Run<T> {
     }
 
     fn evaluate(&mut self, task: &T, model: &T::Model) -> Result<Evaluation, Failure> {
+        self.watchers.turn_to(Phase::Evaluation);
         let device = self.settings.device.clone().without_autodiff();
         let (workers, epoch) = (self.settings.config.workers, self.state.counters.epoch);
         let (stop, quit) = (self.watchers.stop.clone(), self.watchers.quit.clone());
@@ -145,6 +147,7 @@ impl<T: Task> Run<T> {
         if !all && !best {
             return Ok(());
         }
+        self.watchers.turn_to(Phase::Export);
         let bytes: Rc<[u8]> = task.export(model, epoch).map_err(LearnError::task("exporting the weights"))?.into();
         let period = self.settings.config.save_period;
         let periodic = (all && period > 0 && epoch as i64 % period == 0).then(|| format!("epoch{epoch}"));

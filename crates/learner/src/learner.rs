@@ -28,6 +28,7 @@ use crate::metrics::StepMetric;
 use crate::observe::{EpochEnds, EpochReport, Gauge, Observer, RunInfo};
 use crate::optim::{Constants, Optimizer};
 use crate::parts::cut;
+use crate::phase::Phase;
 use crate::plan::{Next, Plan, next};
 use crate::run::{Clock, Outcome, Run, Settings};
 use crate::state::RunState;
@@ -224,6 +225,15 @@ impl<T: Task> Learner<T> {
         Ok(())
     }
 
+    /// Cuts batches into twice as many parts as so far, as is done when the device's memory runs out; `reason` is for the log. For a caller who
+    /// has seen a process die of that.
+    pub fn cut_batches(&mut self, reason: &str) {
+        let counters = &mut self.run.state.counters;
+        counters.split += 1;
+        let parts = counters.parts();
+        self.first_event("oom", json!({ "reason": reason, "files": [], "parts": parts }));
+    }
+
     /// Trains to the end, or until something stops the run.
     ///
     /// # Errors
@@ -307,6 +317,7 @@ fn by_plan<'scope, T: Task>(
         }
         match next(&run.state.counters, plan, &run.clock.saved) {
             Next::Step => {
+                run.watchers.turn_to(Phase::Step);
                 let asked = Instant::now();
                 let Some(made) = loader.next() else { return Ok(None) };
                 match run.train(task, plan, made, asked)? {

@@ -1,5 +1,6 @@
 //! Who watches a run: the console, the dashboard, a test. Observers see everything and decide nothing.
 
+use crate::phase::Phase;
 use crate::profile::StepTimes;
 use crate::task::{Evaluation, RunFile};
 
@@ -102,6 +103,8 @@ pub struct Notice {
 pub trait Observer {
     /// Training starts or goes on.
     fn on_start(&mut self, _info: &RunInfo) {}
+    /// The run turns to something, which it is busy with until the next call of any of these.
+    fn on_phase(&mut self, _phase: Phase) {}
     /// An epoch starts (or goes on at `position`).
     fn on_epoch(&mut self, _epoch: usize, _position: usize) {}
     /// A batch is done.

@@ -97,7 +97,7 @@ impl<T: Task> Run<T> {
         if lost {
             let what = format!("the device ran out of memory in {place} ({names}) and was lost");
             let advice = format!("resume the run, which will cut its batches into {parts} parts");
-            return Err(LearnError::OutOfMemory { what, reason, advice });
+            return Err(LearnError::Lost { what, reason, advice });
         }
         let statistics = if task.per_count() { "" } else { "; batch statistics are now those of a part" };
         let message = format!("no memory for {place} ({names}): {reason}; from here on batches are cut into {parts} parts{statistics}");

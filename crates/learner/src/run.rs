@@ -13,6 +13,7 @@ use crate::error::{LearnError, TaskError};
 use crate::identity::Identity;
 use crate::layout::Layout;
 use crate::log;
+use crate::phase::Phase;
 use crate::plan::{Plan, Saved};
 use crate::profile::StepTimes;
 use crate::rng::Rng;
@@ -148,6 +149,7 @@ impl<T: Task> Run<T> {
     /// # Errors
     /// When it is not made; then the one before stands.
     pub(crate) fn save(&mut self) -> Result<(), TaskError> {
+        self.watchers.turn_to(Phase::Save);
         let counters = &self.state.counters;
         // Also if it fails: the next try comes an interval later, not a batch later.
         self.clock.saved = Saved { batches: counters.batches, elapsed_s: counters.elapsed_s };

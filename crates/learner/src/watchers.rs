@@ -8,6 +8,7 @@ use serde_json::Value;
 
 use crate::metrics::ErasedMetric;
 use crate::observe::{Gauge, Notice, Observer};
+use crate::phase::Phase;
 use crate::task::{RunFile, StepOutput};
 
 /// Observers, metrics, gauges and the two ways to stop a run.
@@ -37,6 +38,11 @@ impl<O> Watchers<O> {
     /// Calls every observer.
     pub(crate) fn all(&mut self, tell: impl FnMut(&mut Box<dyn Observer>)) {
         self.observers.iter_mut().for_each(tell);
+    }
+
+    /// What the run is busy with from here on.
+    pub(crate) fn turn_to(&mut self, phase: Phase) {
+        self.all(|o| o.on_phase(phase));
     }
 
     /// Something worth a line.

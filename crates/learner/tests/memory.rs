@@ -205,7 +205,7 @@ fn a_lost_device_ends_the_run_and_the_next_one_cuts_its_batches() {
     let dir = tempfile::tempdir().unwrap();
     let error = start(dir.path(), config(), lost).fit(&data()).unwrap_err();
     let text = error.to_string();
-    assert!(matches!(error, LearnError::OutOfMemory { .. }) && text.contains("was lost") && text.contains("into 2 parts"), "{text}");
+    assert!(matches!(error, LearnError::Lost { .. }) && text.contains("was lost") && text.contains("into 2 parts"), "{text}");
     let mut session = start(dir.path(), config(), lost);
     session.resume().unwrap();
     let counters = &session.state().counters;

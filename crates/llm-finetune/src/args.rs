@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use bellows_cli::{count, doctor, flag, flag_values, option, resume, switch, text, whole};
+use bellows_cli::{count, detach, doctor, flag, flag_values, obey, option, resume, switch, text, whole, words};
 use bellows_qwen::config::{SETTINGS, SftConfig};
 use bellows_qwen::generate::Sampling;
 use bellows_qwen::questions::Asking;
@@ -24,6 +24,8 @@ pub(crate) enum Request {
     Benchmark(BenchmarkArgs),
     Concept(ConceptArgs),
     Doctor { device: String, reprobe: bool },
+    Status(ArgMatches),
+    Stop(ArgMatches),
 }
 
 /// A training run as typed.
@@ -33,6 +35,8 @@ pub(crate) struct TrainArgs {
     pub(crate) resume: Option<Option<PathBuf>>,
     pub(crate) tui: bool,
     pub(crate) reprobe: bool,
+    /// Outlive the terminal.
+    pub(crate) background: bool,
     /// The command line, for the run's records.
     pub(crate) typed: Vec<String>,
 }
@@ -171,6 +175,7 @@ fn command() -> Command {
         )
         .args_conflicts_with_subcommands(true)
         .arg(resume())
+        .arg(detach())
         .arg(switch("no-gradient-checkpointing", "Keep activations instead of re-running layers: faster, more memory"))
         .arg(switch("tui", "Full-screen dashboard"))
         .arg(switch("reprobe", "Probe the GPU again instead of using the cached verdict"))
@@ -243,11 +248,14 @@ fn command() -> Command {
         )
         .subcommand(concept::command(model))
         .subcommand(doctor())
+        .subcommand(bellows_cli::status())
+        .subcommand(bellows_cli::stop())
 }
 
 /// Reads the process's arguments; prints help or a usage error and exits (code 2) by itself.
 pub(crate) fn parse() -> Request {
-    let matches = command().get_matches();
+    let typed = words();
+    let matches = command().get_matches_from(std::iter::once("llm-finetune".to_string()).chain(typed.iter().cloned()));
     match matches.subcommand() {
         Some(("generate", m)) => Request::Speak(speak(m, text(m, "prompt"), m.get_flag("raw"))),
         Some(("chat", m)) => Request::Speak(speak(m, None, false)),
@@ -261,14 +269,18 @@ pub(crate) fn parse() -> Request {
         Some(("benchmark", m)) => Request::Benchmark(benchmark(m)),
         Some(("concept", m)) => Request::Concept(concept::parse(m)),
         Some(("doctor", m)) => Request::Doctor { device: text(m, "device").unwrap_or_default(), reprobe: m.get_flag("reprobe") },
-        _ => Request::Train(TrainArgs {
-            settings: settings(&matches),
-            resume: matches.contains_id("resume").then(|| text(&matches, "resume").map(PathBuf::from)),
-            tui: matches.get_flag("tui"),
-            reprobe: matches.get_flag("reprobe"),
-            typed: std::env::args().skip(1).collect(),
-        }),
+        Some(("status", m)) => Request::Status(m.clone()),
+        Some(("stop", m)) => Request::Stop(m.clone()),
+        _ => Request::Train(train(&matches, typed)),
     }
+}
+
+fn train(m: &ArgMatches, typed: Vec<String>) -> TrainArgs {
+    let mut resume = m.contains_id("resume").then(|| text(m, "resume").map(PathBuf::from));
+    let mut settings = settings(m);
+    obey(&mut resume, &mut settings.flags);
+    let (tui, reprobe, background) = (m.get_flag("tui"), m.get_flag("reprobe"), m.get_flag("detach"));
+    TrainArgs { settings, resume, tui, reprobe, background, typed }
 }
 
 fn settings(m: &ArgMatches) -> SettingsArgs {

@@ -14,6 +14,8 @@ mod train;
 
 use std::process::ExitCode;
 
+use bellows_qwen::config::SftConfig;
+
 fn main() -> ExitCode {
     bellows_cli::program(|signals| match args::parse() {
         args::Request::Train(typed) => concept::chain::train(&typed, signals),
@@ -24,6 +26,8 @@ fn main() -> ExitCode {
         args::Request::Eval(typed) => eval::eval(&typed),
         args::Request::Benchmark(typed) => benchmark::run(&typed, signals),
         args::Request::Concept(typed) => concept::verbs::concept(&typed),
+        args::Request::Status(asked) => bellows_cli::show(&asked, &SftConfig::default().project),
+        args::Request::Stop(asked) => bellows_cli::stopping(&asked, &SftConfig::default().project),
         args::Request::Doctor { device, reprobe } => bellows_cli::examine(&device, reprobe),
     })
 }

@@ -8,7 +8,7 @@ use crate::preference::{Objective, PairLoss};
 use bellows_chat::plan::{Mode, Stop};
 use bellows_chat::{EncodeOptions, ReadOptions, Role, Template, TrainOn, TrainOnEos, Truncation};
 use bellows_kernels::Precision;
-use bellows_learner::{Decay, LearnerConfig, OptimizerKind, Schedule, UpdateSchedule};
+use bellows_learner::{Decay, LearnerConfig, Limits, OptimizerKind, Schedule, UpdateSchedule};
 use bellows_settings::{Layer, SettingsError, merge, settings};
 use bellows_weights::gguf::Preset;
 use serde::{Deserialize, Serialize};
@@ -187,6 +187,13 @@ settings! {
         logging_steps: usize = 1;
         /// Tell after every epoch where its time went
         profile: bool = false;
+        /// A process that computes nothing watches the one that trains: it is started again when it crashes, hangs, runs out of memory or loses the device
+        supervise: bool = false;
+        /// With supervise, when the device has failed twice in a row: none, or cpu (goes on there, and says so)
+        fallback: String = "none".into();
+        /// Seconds without a sign of life after which a supervised run is taken for hung, by phase: start, first (step), step, evaluation, save, export
+        /// usually 3600, 600, 300, 600, 300, 3600; a step may take ten times the median of the last ones if that is more
+        heartbeat: BTreeMap<String, f64> = BTreeMap::new();
         /// Draw results.png: loss, learning rate, gradient norm
         plots: bool = true;
         /// Write event files for TensorBoard into the run directory
@@ -228,7 +235,10 @@ settings! {
 const STAGES: [&str; 3] = ["score", "eval", "train"];
 
 /// Settings that do not change what a run computes: they may differ when it is resumed.
-pub const MAY_CHANGE: [&str; 18] = [
+pub const MAY_CHANGE: [&str; 21] = [
+    "supervise",
+    "fallback",
+    "heartbeat",
     "sample_prompt",
     "save_merged",
     "save_gguf",
@@ -286,6 +296,14 @@ impl SftConfig {
         self.precision.parse().unwrap_or_default()
     }
 
+    /// How long what may take without a sign of life.
+    ///
+    /// # Errors
+    /// What `heartbeat` cannot mean.
+    pub fn limits(&self) -> Result<Limits, SettingsError> {
+        Limits::of(&self.heartbeat).map_err(bad)
+    }
+
     /// The rules that one setting alone cannot check.
     ///
     /// # Errors
@@ -331,6 +349,8 @@ impl SftConfig {
             (self.gradient_accumulation_steps == 0, "gradient_accumulation_steps must be at least 1"),
             (self.max_seq_length < 2, "max_seq_length must be at least 2"),
             (self.keep_checkpoints < 2, "keep_checkpoints must be at least 2: the newest may be damaged"),
+            (!["none", "cpu"].contains(&self.fallback.as_str()), "fallback must be none or cpu"),
+            (self.fallback == "cpu" && !self.supervise, "fallback cpu is done by a supervisor: it needs supervise"),
             (self.packing && self.group_by_length, "packing and group_by_length exclude each other"),
             (!self.data_weights.is_empty() && self.data_weights.len() != self.data.len(), "data_weights needs one weight a data set"),
             (
@@ -398,6 +418,7 @@ impl SftConfig {
         if let Some(stage) = self.concept_skip.iter().find(|stage| !STAGES.contains(&stage.as_str())) {
             return Err(bad(format!("concept_skip {stage:?} is none of {}", STAGES.join(", "))));
         }
+        self.limits()?;
         self.encoding().map(drop)
     }
 

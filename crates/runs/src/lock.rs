@@ -76,6 +76,16 @@ impl RunLock {
     }
 }
 
+/// Who has the run at `run`: `Some(None)` is a process that has not yet written its id. It is asked by taking the lock for an instant, with
+/// others who ask; a process that begins just then waits for that.
+pub(crate) fn holder_of(run: &Path) -> Option<Option<u32>> {
+    let mut file = File::open(run.join(LOCK)).ok()?;
+    match file.try_lock_shared() {
+        Err(TryLockError::WouldBlock) => Some(read_holder(&mut file)),
+        Ok(()) | Err(TryLockError::Error(_)) => None,
+    }
+}
+
 /// The id in the file. The holder may have locked it an instant ago and not have written yet, so it gets a tenth of a second.
 fn read_holder(file: &mut File) -> Option<u32> {
     for _ in 0..10 {

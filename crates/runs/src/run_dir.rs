@@ -12,11 +12,13 @@ use std::time::SystemTime;
 use bellows_exit::{Coded, Exit};
 
 use crate::atomic::sweep_siblings;
-use crate::lock::{LOCK, LockError, RunLock};
+use crate::checkpoints::Version;
+use crate::lock::{LOCK, LockError, RunLock, holder_of};
 use crate::store::{DiskStore, Store, StoreError, create_dir_all_synced};
 
 const CHECKPOINTS: &str = "checkpoints";
 const WEIGHTS: &str = "weights";
+const HEARTBEAT: &str = "heartbeat.json";
 
 /// A run directory that exists.
 #[derive(Debug, Clone, PartialEq)]
@@ -81,10 +83,14 @@ impl RunDir {
         let no_more_than = |dir: &Path, names: &[&str]| {
             fs::read_dir(dir).is_ok_and(|mut found| found.all(|e| e.is_ok_and(|e| names.iter().any(|name| e.file_name() == *name))))
         };
-        if no_more_than(&self.path, &[LOCK, CHECKPOINTS, WEIGHTS]) && no_more_than(&checkpoints, &[]) && no_more_than(&weights, &[]) {
+        if no_more_than(&self.path, &[LOCK, HEARTBEAT, CHECKPOINTS, WEIGHTS])
+            && no_more_than(&checkpoints, &[])
+            && no_more_than(&weights, &[])
+        {
             // Each call removes a directory that is empty, or does nothing.
             fs::remove_dir(checkpoints).ok();
             fs::remove_dir(weights).ok();
+            fs::remove_file(self.heartbeat()).ok();
             fs::remove_file(self.path.join(LOCK)).ok();
             fs::remove_dir(&self.path).ok();
         }
@@ -124,6 +130,27 @@ impl RunDir {
     /// `results.csv`: one row per epoch.
     pub fn results(&self) -> PathBuf {
         self.path.join("results.csv")
+    }
+
+    /// `heartbeat.json`: the last sign of life, for [`crate::read_beat`].
+    pub fn heartbeat(&self) -> PathBuf {
+        self.path.join(HEARTBEAT)
+    }
+
+    /// `supervision.jsonl`: what a supervisor saw, one line an end.
+    pub fn supervision(&self) -> PathBuf {
+        self.path.join("supervision.jsonl")
+    }
+
+    /// Whether a process has the run, and which one, where that can be read.
+    pub fn holder(&self) -> Option<Option<u32>> {
+        holder_of(&self.path)
+    }
+
+    /// The number of the newest checkpoint, by its name: nothing is verified.
+    pub fn newest_step(&self) -> Option<u64> {
+        let names = DiskStore.list(&self.checkpoints()).ok()?;
+        names.iter().filter_map(|name| Version::parse(name)).map(|version| version.step).max()
     }
 }
 
@@ -260,11 +287,27 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let [empty, begun] = [(); 2].map(|()| RunDir::create(dir.path(), "train", false).unwrap());
         fs::write(begun.config(), b"epochs: 3").unwrap();
+        fs::write(empty.heartbeat(), b"{}").unwrap();
         for run in [&empty, &begun] {
             run.withdraw(run.lock().unwrap());
         }
         assert!(!empty.path().exists());
         assert!(begun.config().exists() && begun.checkpoints().is_dir() && begun.weights().is_dir());
+    }
+
+    #[test]
+    fn a_run_tells_its_holder_and_its_newest_checkpoint() {
+        let dir = tempfile::tempdir().unwrap();
+        let run = RunDir::create(dir.path(), "train", false).unwrap();
+        assert_eq!((run.holder(), run.newest_step()), (None, None));
+        for name in ["step-000000007", "step-000000012-2", "step-000000099.abandoned", ".tmp-100-1"] {
+            fs::create_dir(run.checkpoints().join(name)).unwrap();
+        }
+        let lock = run.lock().unwrap();
+        assert_eq!((run.holder(), run.newest_step()), (Some(Some(std::process::id())), Some(12)));
+        drop(lock);
+        assert_eq!(run.holder(), None, "the file stays, and says nothing any more");
+        run.lock().unwrap();
     }
 
     #[test]

@@ -2,7 +2,9 @@
 
 use std::path::PathBuf;
 
-use bellows_cli::{Failure, Signals, Usage, count, doctor, flag, flag_values, note, option, resume, switch, text, whole};
+use bellows_cli::{
+    Failure, Signals, Usage, count, detach, doctor, flag, flag_values, note, obey, option, resume, switch, text, whole, words,
+};
 use bellows_kernels::{Lowering, Precision};
 use bellows_settings::{Kind, Layer};
 use bellows_yolo::bench::Benchmark;
@@ -25,8 +27,14 @@ const WORKSPACE: &str = "conv_workspace_mb";
 /// A verb with a file of its own.
 pub(crate) type Verb = fn(&ArgMatches, &Signals) -> Result<(), Failure>;
 
-const VERBS: [(fn() -> Command, Verb); 4] =
-    [(val::command, val::run), (predict::command, predict::run), (data::command, data::run), (export::command, export::run)];
+const VERBS: [(fn() -> Command, Verb); 6] = [
+    (val::command, val::run),
+    (predict::command, predict::run),
+    (data::command, data::run),
+    (export::command, export::run),
+    (bellows_cli::status, |asked, _| bellows_cli::show(asked, &TrainConfig::default().project)),
+    (bellows_cli::stop, |asked, _| bellows_cli::stopping(asked, &TrainConfig::default().project)),
+];
 
 /// What the user asked for.
 pub(crate) enum Request {
@@ -103,6 +111,7 @@ pub(crate) fn command() -> Command {
         )
         .arg(option("config", "YAML file of settings; flags override it").value_name("FILE"))
         .arg(resume())
+        .arg(detach())
         .arg(switch("tui", "Full-screen dashboard"))
         .arg(switch("reprobe", "Probe the GPU again instead of using the cached verdict"))
         .args(SETTINGS.iter().map(|s| flag(s, &defaults)))
@@ -122,7 +131,7 @@ fn absent() -> impl Iterator<Item = &'static str> {
 /// # Errors
 /// What Ultralytics has and this program has not, or a word that is none.
 pub(crate) fn parse() -> Result<Request, Usage> {
-    let typed: Vec<String> = std::env::args().skip(1).collect();
+    let typed = words();
     let Words { words, notes } = translated(&typed, &command()).map_err(Usage)?;
     // With the name that usage begins with, whatever this file is called.
     let matches = command().get_matches_from(std::iter::once(NAME.to_string()).chain(words));
@@ -142,13 +151,16 @@ fn request(matches: &ArgMatches, typed: Vec<String>) -> Request {
     if let Some(("benchmark", m)) = matches.subcommand() {
         return Request::Benchmark(benchmark(m));
     }
-    let resume = matches.contains_id("resume").then(|| text(matches, "resume").map(PathBuf::from));
+    let mut resume = matches.contains_id("resume").then(|| text(matches, "resume").map(PathBuf::from));
+    let mut flags = flags(matches);
+    obey(&mut resume, &mut flags);
     Request::Train(TrainArgs {
         config: text(matches, "config").map(PathBuf::from),
         resume,
         tui: matches.get_flag("tui"),
         reprobe: matches.get_flag("reprobe"),
-        flags: flags(matches),
+        background: matches.get_flag("detach"),
+        flags,
         typed,
     })
 }

@@ -3,8 +3,8 @@
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
-use bellows_cli::{Bar, Failure, Run, Session, Signals, Usage, columns, pick_device, resumed, say, yaml_layer};
-use bellows_device::{Backend, ProbeOptions, Selected};
+use bellows_cli::{Bar, Failure, Keeping, Run, Session, Signals, Usage, columns, pick_device, resumed, say, yaml_layer};
+use bellows_device::{ProbeOptions, Selected};
 use bellows_kernels::{Lowering, cube, set_default_lowering};
 use bellows_learner::Outcome;
 use bellows_runs::run_of;
@@ -31,6 +31,8 @@ pub(crate) struct TrainArgs {
     pub(crate) tui: bool,
     /// Do not use a cached verdict on the GPU.
     pub(crate) reprobe: bool,
+    /// Outlive the terminal.
+    pub(crate) background: bool,
     /// The flags.
     pub(crate) flags: Layer,
     /// The command line, for the run's records.
@@ -40,6 +42,9 @@ pub(crate) struct TrainArgs {
 pub(crate) fn train(args: &TrainArgs, signals: &Signals) -> Result<(), Failure> {
     let session = Session::begin("yolo-train", signals, args.tui)?;
     let Settled { config, notes, resumed } = settle(args)?;
+    if session.is_left_to_others(&keeping(&config, args.background)?, &config.project)? {
+        return Ok(());
+    }
     say(&format!("Bellows {} · YOLOv8 · {}", env!("CARGO_PKG_VERSION"), config.data));
     notes.iter().for_each(|line| say(line));
     let device = device(&config, args.reprobe)?;
@@ -63,6 +68,11 @@ pub(crate) fn train(args: &TrainArgs, signals: &Signals) -> Result<(), Failure> 
     }
     run.end();
     Ok(())
+}
+
+fn keeping(config: &TrainConfig, background: bool) -> Result<Keeping, Failure> {
+    let limits = config.limits().map_err(Usage)?;
+    Ok(Keeping { supervise: config.supervise, fallback: config.fallback == "cpu", limits, background })
 }
 
 /// All settings of a run.
@@ -132,7 +142,7 @@ pub(crate) fn device_to_use(config: &TrainConfig) -> Result<Selected, Failure> {
 
 /// Whether the device trains with images in f16.
 pub(crate) fn has_half(device: &Selected) -> Result<(), Usage> {
-    let why = if device.backend == Backend::Flex.name() {
+    let why = if !device.is_accelerator() {
         "is for GPUs; a processor may have bf16"
     } else if !device.has_f16() {
         "is not what this device computes in"

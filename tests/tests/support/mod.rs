@@ -94,3 +94,18 @@ pub fn checkpoints(run: &Path) -> Vec<PathBuf> {
     steps.sort();
     steps
 }
+
+/// Weights, moments, EMA, gradients and `results.csv` without the time column.
+pub fn ending(run: &Path) -> Vec<(String, Vec<u8>)> {
+    let newest = checkpoints(run).pop().unwrap();
+    let mut files: Vec<(String, Vec<u8>)> = ["weights", "ema", "optimizer", "grads"]
+        .map(|name| (name.to_string(), std::fs::read(newest.join(format!("{name}.safetensors"))).unwrap()))
+        .to_vec();
+    for name in ["last", "best"] {
+        files.push((format!("exported {name}"), std::fs::read(run.join(format!("weights/{name}.safetensors"))).unwrap()));
+    }
+    let csv = std::fs::read_to_string(run.join("results.csv")).unwrap();
+    let without_time = csv.lines().map(|l| l.split(',').enumerate().filter(|(i, _)| *i != 1).map(|(_, c)| c).collect::<Vec<_>>().join(","));
+    files.push(("results.csv".into(), without_time.collect::<Vec<_>>().join("\n").into_bytes()));
+    files
+}

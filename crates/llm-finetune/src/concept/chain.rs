@@ -7,7 +7,7 @@ use std::borrow::Borrow;
 use std::path::{Path, PathBuf};
 
 use bellows_chat::Template;
-use bellows_cli::{Failure, Session, Signals, Usage, note, pick_device, say};
+use bellows_cli::{Failure, Keeping, Session, Signals, Usage, note, pick_device, say};
 use bellows_device::{ProbeOptions, Selected, processor};
 use bellows_qwen::base::Base;
 use bellows_qwen::concept::files::{Found, read_json, read_scores, write_json};
@@ -32,7 +32,13 @@ const ANSWER: usize = 32;
 pub(crate) fn train(args: &TrainArgs, signals: &Signals) -> Result<(), Failure> {
     let session = Session::begin("llm-finetune", signals, args.tui)?;
     let (config, resumed) = settle(args)?;
+    let fallback = config.fallback == "cpu";
+    let keeping = Keeping { supervise: config.supervise, fallback, limits: config.limits()?, background: args.background };
+    if session.is_left_to_others(&keeping, &config.project)? {
+        return Ok(());
+    }
     let Some(sets) = config.concept.clone().filter(|_| resumed.is_none()) else { return run(session, args, config, resumed) };
+    session.goes_on_by_itself();
     if config.model == "tiny" {
         return Err(Usage("--concept needs a model that has learnt something: --model tiny is made on the spot".into()).into());
     }

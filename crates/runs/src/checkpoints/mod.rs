@@ -16,6 +16,7 @@ use std::path::{Path, PathBuf};
 pub use load::{Checkpoint, Latest, LoadError, SetAside};
 pub use save::SaveError;
 
+use crate::process::is_alive;
 use crate::store::{DiskStore, Store, StoreError, parent_of};
 
 /// The checkpoints of one run.
@@ -153,8 +154,8 @@ impl<S: Store> Checkpoints<S> {
 
 /// `step-S` (revision 1) or `step-S-R`; ordered oldest first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-struct Version {
-    step: u64,
+pub(crate) struct Version {
+    pub(crate) step: u64,
     revision: u32,
 }
 
@@ -167,7 +168,7 @@ impl Version {
     }
 
     /// Only names this program would write: no `step-5`, no `step-000000005-1`.
-    fn parse(name: &str) -> Option<Self> {
+    pub(crate) fn parse(name: &str) -> Option<Self> {
         let rest = name.strip_prefix("step-")?;
         let (step, revision) = rest.split_once('-').unwrap_or((rest, "1"));
         let version = Self { step: step.parse().ok()?, revision: revision.parse().ok()? };
@@ -190,18 +191,6 @@ fn temp_owner(name: &str) -> Option<u32> {
     let (step, pid) = name.strip_prefix(".tmp-")?.split_once('-')?;
     step.parse::<u64>().ok()?;
     pid.parse().ok()
-}
-
-#[cfg(unix)]
-fn is_alive(pid: u32) -> bool {
-    let pid = i32::try_from(pid).ok().and_then(rustix::process::Pid::from_raw);
-    // A process of another user may not be asked, and is there.
-    pid.is_some_and(|pid| !matches!(rustix::process::test_kill_process(pid), Err(rustix::io::Errno::SRCH)))
-}
-
-#[cfg(not(unix))]
-fn is_alive(_pid: u32) -> bool {
-    false // The run lock is what keeps a live owner out.
 }
 
 #[cfg(test)]

@@ -4,10 +4,11 @@
 //! `settings:`, `--config FILE`, flags); a key that does not exist is an error that names the closest one that does.
 
 use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use bellows_kernels::{Lowering, Precision};
-use bellows_learner::{EpochSchedule, LearnerConfig, OptimizerKind, Schedule};
+use bellows_learner::{EpochSchedule, LearnerConfig, Limits, OptimizerKind, Schedule};
 use bellows_settings::{Layer, SettingsError, merge, settings};
 
 mod absent;
@@ -21,7 +22,10 @@ pub use values::{BatchSize, Cache, Freeze, OptimizerChoice, Toggle};
 use crate::data::{AugmentConfig, Levels, SensorConfig, Stack, TileConfig};
 
 /// Settings that do not change what a run computes: they may differ when it is resumed.
-pub const MAY_CHANGE: [&str; 15] = [
+pub const MAY_CHANGE: [&str; 18] = [
+    "supervise",
+    "fallback",
+    "heartbeat",
     "save_pt",
     "device",
     "workers",
@@ -151,6 +155,13 @@ settings! {
         /// Tell after every epoch where its time went
         /// waiting for data, forward, backward, update; and what the workers did meanwhile
         profile: bool = false;
+        /// A process that computes nothing watches the one that trains: it is started again when it crashes, hangs, runs out of memory or loses the device
+        supervise: bool = false;
+        /// With supervise, when the device has failed twice in a row: none, or cpu (goes on there, and says so)
+        fallback: String = "none".into();
+        /// Seconds without a sign of life after which a supervised run is taken for hung, by phase: start, first (step), step, evaluation, save, export
+        /// usually 3600, 600, 300, 600, 300, 3600; a step may take ten times the median of the last ones if that is more
+        heartbeat: BTreeMap<String, f64> = BTreeMap::new();
     }
     "Optimizer" {
         /// auto, SGD, Adam, AdamW, NAdam, RAdam, Adamax or RMSProp
@@ -305,6 +316,14 @@ impl TrainConfig {
         Ok((config, notes))
     }
 
+    /// How long what may take without a sign of life.
+    ///
+    /// # Errors
+    /// What `heartbeat` cannot mean.
+    pub fn limits(&self) -> Result<Limits, String> {
+        Limits::of(&self.heartbeat)
+    }
+
     /// The rules that one setting alone cannot check.
     ///
     /// # Errors
@@ -374,6 +393,8 @@ impl TrainConfig {
             (self.rect && self.sampler.is_some(), "rect has an order of its own: sampler cannot be given with it".into()),
             (self.fraction == 0.0, "fraction 0 leaves nothing to train on".into()),
             (self.keep_checkpoints < 2, "keep_checkpoints must be at least 2: the newest may be damaged".into()),
+            (!["none", "cpu"].contains(&self.fallback.as_str()), format!("fallback `{}` is neither none nor cpu", self.fallback)),
+            (self.fallback == "cpu" && !self.supervise, "fallback cpu is done by a supervisor: it needs supervise".into()),
         ];
         let rising = |pair: &[f64], most: f64| matches!(pair, [low, high] if *low >= 0.0 && low < high && *high <= most);
         if self.range.as_ref().is_some_and(|range| !rising(range, 65_535.0)) {
@@ -386,6 +407,7 @@ impl TrainConfig {
             return Err(format!("percentile_of `{}` is neither data nor frame", self.percentile_of));
         }
         self.lowering()?;
+        self.limits()?;
         rules.into_iter().find(|(broken, _)| *broken).map_or(Ok(()), |(_, rule)| Err(rule))
     }
 

@@ -1,0 +1,98 @@
+//! A run that outlives its terminal: the same command line in a process of a session of its own, whose words go to a file.
+//!
+//! Until training begins this process stays and shows them, so that a mistake in the settings is seen where it was made. Then the file
+//! becomes `console.log` of the run, which says to this one that it may go.
+
+use std::fs::{self, File};
+use std::io::{Read, Write};
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use bellows_exit::{Coded, Exit};
+
+use crate::orders::{background, in_background};
+use crate::signals::quit;
+use crate::{Context, Failure, Signals, note, say};
+
+/// What the words of a run are called in its folder.
+const LOG: &str = "console.log";
+
+/// Between two looks at them.
+const LOOK: Duration = Duration::from_millis(50);
+
+const STARTING: &str = "starting the run in the background";
+
+/// The process in the background has ended before it trained.
+#[derive(Debug, thiserror::Error)]
+#[error("the run has ended with code {code} before training began")]
+struct Ended {
+    code: i32,
+}
+
+impl Coded for Ended {
+    fn exit(&self) -> Exit {
+        if self.code == i32::from(Exit::Usage.code()) { Exit::Usage } else { Exit::Failed }
+    }
+}
+
+/// Starts this process's command line again, in the background, and shows what it says until it trains. Its words are kept under `project`
+/// until there is a run.
+///
+/// # Errors
+/// A process that cannot be started, or that ends with an error before it trains.
+pub(crate) fn start(program: &str, project: &Path, signals: &Signals) -> Result<(), Failure> {
+    fs::create_dir_all(project).context(Exit::Failed, project.display())?;
+    let log = project.join(format!(".{program}-{}.log", std::process::id()));
+    let log = std::path::absolute(log).context(Exit::Failed, STARTING)?;
+    let file = File::create(&log).context(Exit::Failed, log.display())?;
+    let out = file.try_clone().context(Exit::Failed, log.display())?;
+    let exe = std::env::current_exe().context(Exit::Failed, STARTING)?;
+    let words = std::env::args_os().skip(1).chain(in_background(&log));
+    let command = &mut Command::new(exe);
+    let mut child = command.args(words).stdin(Stdio::null()).stdout(out).stderr(file).spawn().context(Exit::Failed, STARTING)?;
+    signals.pass_on(child.id());
+    let mut shown = File::open(&log).context(Exit::Failed, log.display())?;
+    loop {
+        // In this order: what was said before the end, or before training, is shown.
+        let (ended, trains) = (child.try_wait().context(Exit::Failed, STARTING)?, !log.exists());
+        show(&mut shown);
+        if trains {
+            say(&format!("In the background as process {0}; `{program} status` tells how it is, `{program} stop` ends it", child.id()));
+            return Ok(());
+        }
+        if let Some(status) = ended {
+            fs::remove_file(&log).ok();
+            return match status.code() {
+                Some(0) => Ok(()),
+                Some(code @ (130 | 143)) => quit(code),
+                code => Err(Ended { code: code.unwrap_or(-1) }.into()),
+            };
+        }
+        std::thread::sleep(LOOK);
+    }
+}
+
+fn show(log: &mut File) {
+    let mut new = Vec::new();
+    if log.read_to_end(&mut new).is_ok() && std::io::stdout().write_all(&new).is_err() {
+        tracing::debug!("stdout is closed");
+    }
+}
+
+/// In the process in the background: it belongs to no terminal from here on.
+pub(crate) fn leave_terminal() {
+    #[cfg(unix)]
+    if background().is_some() {
+        // The leader of a session, as a run that it supervises is not, cannot begin another one.
+        rustix::process::setsid().ok();
+    }
+}
+
+/// In the process that trains: its words are the run's from here on.
+pub(crate) fn keep_words(run: &Path) {
+    let Some(log) = background().filter(|log| log.exists()) else { return };
+    if let Err(error) = fs::rename(&log, run.join(LOG)) {
+        note(&format!("warning: {} stays where it is: {error}", log.display()));
+    }
+}

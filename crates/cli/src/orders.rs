@@ -1,0 +1,164 @@
+//! What a supervisor tells the process that it starts, and where that answers: two files in a folder whose name is the command line's last word.
+//!
+//! The command line itself stays as it was typed. What differs from start to start (the run to go on with, the processor in place of a
+//! device that was lost) is in the orders, and put into the arguments once they have been read.
+
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+
+use bellows_exit::Exit;
+use bellows_runs::{read_bounded, write_atomic};
+use bellows_settings::Layer;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::{Context, Failure};
+
+/// The word before the folder, last but one on the command line.
+const SUPERVISED: &str = "__supervised";
+/// The word before the file that a process in the background writes to.
+const BACKGROUND: &str = "__background";
+/// Most bytes of them.
+const LONGEST: u64 = 1 << 16;
+
+/// The orders of one start.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Orders {
+    /// The folder.
+    pub(crate) folder: PathBuf,
+    /// The supervisor's process.
+    pub(crate) supervisor: u32,
+    /// Starts before this one.
+    pub(crate) restarts: u32,
+    /// Why the last of them ended.
+    pub(crate) reason: Option<String>,
+    /// The run that it left.
+    pub(crate) run: Option<PathBuf>,
+    /// Whether that has a checkpoint to go on from.
+    pub(crate) resume: bool,
+    /// How often batches are to be cut in two, besides what the checkpoint says.
+    pub(crate) cuts: u32,
+    /// Why the processor is to be used.
+    pub(crate) processor: Option<String>,
+}
+
+impl Orders {
+    /// Where the answer comes.
+    pub(crate) fn heartbeat(&self) -> PathBuf {
+        self.folder.join("heartbeat.json")
+    }
+
+    fn file(folder: &Path) -> PathBuf {
+        folder.join("orders.json")
+    }
+
+    /// Leaves them for the process that is started next, without an answer of the last one.
+    ///
+    /// # Errors
+    /// When they cannot be written.
+    pub(crate) fn leave(&self) -> Result<(), Failure> {
+        std::fs::remove_file(self.heartbeat()).ok();
+        let text = serde_json::to_vec(self).context(Exit::Failed, "orders")?;
+        Ok(write_atomic(&Self::file(&self.folder), &text)?)
+    }
+
+    /// Puts them into what was typed: `resume`, and the flags.
+    fn put_into(&self, resume: &mut Option<Option<PathBuf>>, flags: &mut Layer) {
+        let was_resumed = resume.is_some();
+        let mut set = |key: &str, value: Value| drop(flags.values.insert(key.into(), value));
+        match &self.run {
+            Some(run) if self.resume => {
+                *resume = Some(Some(run.clone()));
+                // Those of a new run stand in its config.yaml.
+                if !was_resumed {
+                    flags.values.clear();
+                }
+            }
+            // It died before its first checkpoint: its directory is used again.
+            Some(run) => {
+                let text = |part: Option<&std::ffi::OsStr>| part.unwrap_or_default().to_string_lossy().into_owned();
+                set("project", text(run.parent().map(Path::as_os_str)).into());
+                set("name", text(run.file_name()).into());
+                set("exist_ok", true.into());
+            }
+            None => {}
+        }
+        if self.processor.is_some() {
+            flags.values.insert("device".into(), "cpu".into());
+        }
+    }
+}
+
+/// The command line as a user typed it, the program's name left out.
+pub fn words() -> Vec<String> {
+    let mut words: Vec<String> = std::env::args_os().skip(1).map(|word| word.to_string_lossy().into_owned()).collect();
+    while let [.., mark, _] = &words[..]
+        && [SUPERVISED, BACKGROUND].contains(&mark.as_str())
+    {
+        words.truncate(words.len() - 2);
+    }
+    words
+}
+
+/// What stands behind `mark` among the last words, which are ours.
+fn last_words(mark: &str) -> Option<PathBuf> {
+    let words: Vec<_> = std::env::args_os().skip(1).collect();
+    let mut pairs = words.rchunks_exact(2).take_while(|pair| pair[0] == SUPERVISED || pair[0] == BACKGROUND);
+    pairs.find(|pair| pair[0] == mark).map(|pair| PathBuf::from(&pair[1]))
+}
+
+/// The last words of a process that is supervised.
+pub(crate) fn supervised(folder: &Path) -> [std::ffi::OsString; 2] {
+    [SUPERVISED.into(), folder.into()]
+}
+
+/// The last words of a process in the background.
+pub(crate) fn in_background(log: &Path) -> [std::ffi::OsString; 2] {
+    [BACKGROUND.into(), log.into()]
+}
+
+/// Where this process's words go, if it is one in the background.
+pub(crate) fn background() -> Option<PathBuf> {
+    last_words(BACKGROUND)
+}
+
+/// The orders of this process, if it is supervised.
+pub(crate) fn orders() -> Option<&'static Orders> {
+    static ORDERS: OnceLock<Option<Orders>> = OnceLock::new();
+    let read = || serde_json::from_slice(&read_bounded(&Orders::file(&last_words(SUPERVISED)?), LONGEST).ok()?).ok();
+    ORDERS.get_or_init(read).as_ref()
+}
+
+/// Puts a supervisor's orders into what was typed, if this process is supervised.
+pub fn obey(resume: &mut Option<Option<PathBuf>>, flags: &mut Layer) {
+    if let Some(orders) = orders() {
+        orders.put_into(resume, flags);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn typed(orders: &Orders, resume: Option<Option<PathBuf>>) -> (Option<Option<PathBuf>>, Value) {
+        let values = json!({ "epochs": 3, "name": "a" }).as_object().unwrap().clone();
+        let (mut resume, mut flags) = (resume, Layer { origin: "command line".into(), values });
+        orders.put_into(&mut resume, &mut flags);
+        (resume, flags.values.into())
+    }
+
+    #[test]
+    fn orders_name_the_run_and_leave_the_rest_as_it_was_typed() {
+        let run = Orders { run: Some("runs/detect/a3".into()), ..Orders::default() };
+        let saved = Orders { resume: true, ..run.clone() };
+        let here: Option<Option<PathBuf>> = Some(Some("runs/detect/a3".into()));
+        assert_eq!(typed(&Orders::default(), None), (None, json!({ "epochs": 3, "name": "a" })));
+        assert_eq!(typed(&run, None), (None, json!({ "epochs": 3, "name": "a3", "project": "runs/detect", "exist_ok": true })));
+        assert_eq!(typed(&saved, None), (here.clone(), json!({})), "its settings are in the run");
+        assert_eq!(typed(&saved, Some(None)), (here.clone(), json!({ "epochs": 3, "name": "a" })), "those of --resume are not");
+        let lost = Orders { processor: Some("the card is gone".into()), ..saved };
+        assert_eq!(typed(&lost, None), (here, json!({ "device": "cpu" })));
+    }
+}

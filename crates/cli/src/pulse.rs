@@ -1,0 +1,188 @@
+//! This process's signs of life, if it trains: what it is busy with goes to the run's `heartbeat.json`, and to its supervisor's file.
+//!
+//! There is one pulse a process, because bars, the Learner and the closing work all move it. It is moved by the thread that does the work, so
+//! that it stops when that hangs. At most four signs a second are written, besides one at each change of what it is busy with.
+
+use std::collections::VecDeque;
+use std::path::Path;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use bellows_device::Selected;
+use bellows_learner::{BatchReport, Limits, Observer, Phase, RunInfo};
+use bellows_runs::{Beat, Heartbeat};
+
+use crate::fault::Fault;
+use crate::orders::Orders;
+
+/// Between two signs of the same kind of work.
+const EVERY: Duration = Duration::from_millis(250);
+
+/// A step may take so many times the median of the last ones, if that is more than its limit.
+const TIMES_THE_MEDIAN: f64 = 10.0;
+
+/// So many of the last steps.
+const STEPS: usize = 31;
+
+/// That of this process.
+static PULSE: Mutex<Option<Pulse>> = Mutex::new(None);
+
+struct Pulse {
+    beat: Beat,
+    phase: Phase,
+    files: Vec<Heartbeat>,
+    limits: Limits,
+    written: Instant,
+    /// Seconds of the last steps.
+    steps: VecDeque<f64>,
+    fault: Option<Fault>,
+}
+
+impl Pulse {
+    fn turn_to(&mut self, phase: Phase) {
+        // The first step of a session is one until it is done, whatever comes between.
+        let phase = if phase == Phase::Step && self.steps.is_empty() { Phase::First } else { phase };
+        let turned = phase != self.phase;
+        self.phase = phase;
+        self.beat(turned, |_| {});
+        if let Some(fault) = &mut self.fault {
+            fault.strike(phase);
+        }
+    }
+
+    /// A sign of life, which is written if one is due or `now`; what it says is kept for the next one.
+    fn beat(&mut self, now: bool, say: impl FnOnce(&mut Beat)) {
+        say(&mut self.beat);
+        if !now && self.written.elapsed() < EVERY {
+            return;
+        }
+        self.written = Instant::now();
+        self.beat.count += 1;
+        self.beat.time = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+        self.beat.phase = self.phase.name().into();
+        self.beat.within_s = self.within_s();
+        let beat = &self.beat;
+        // A disk that takes no sign of life takes no checkpoint either, which is told.
+        self.files.iter_mut().for_each(|file| drop(file.write(beat)));
+    }
+
+    fn within_s(&self) -> f64 {
+        let limit = self.limits.seconds(self.phase);
+        let mut steps: Vec<f64> = self.steps.iter().copied().collect();
+        steps.sort_by(f64::total_cmp);
+        match steps.get(steps.len() / 2) {
+            Some(median) if self.phase == Phase::Step => limit.max(TIMES_THE_MEDIAN * median),
+            _ => limit,
+        }
+    }
+}
+
+fn pulse() -> MutexGuard<'static, Option<Pulse>> {
+    PULSE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn with(what: impl FnOnce(&mut Pulse)) {
+    if let Some(pulse) = pulse().as_mut() {
+        what(pulse);
+    }
+}
+
+/// Begins: this process trains, by these limits. Its supervisor, if it has one, hears of it.
+pub(crate) fn begin(limits: Limits, orders: Option<&Orders>) {
+    let beat = Beat {
+        pid: std::process::id(),
+        supervisor: orders.map(|orders| orders.supervisor),
+        restarts: orders.map_or(0, |orders| orders.restarts),
+        ..Beat::default()
+    };
+    let files: Vec<Heartbeat> = orders.and_then(|orders| Heartbeat::create(orders.heartbeat()).ok()).into_iter().collect();
+    let fault = Fault::of_this_process(beat.restarts);
+    let now = Instant::now();
+    let mut pulse = Pulse { beat, phase: Phase::Start, files, limits, written: now, steps: VecDeque::new(), fault };
+    pulse.turn_to(Phase::Start);
+    pulse.beat(true, |_| {});
+    *self::pulse() = Some(pulse);
+}
+
+/// Something went on.
+pub(crate) fn beat() {
+    with(|pulse| pulse.beat(false, |_| {}));
+}
+
+/// The process turns to something else.
+pub(crate) fn turn_to(phase: Phase) {
+    with(|pulse| pulse.turn_to(phase));
+}
+
+/// The run lies in `path`, where its sign of life is from here on too.
+pub(crate) fn run(path: &Path, heartbeat: &Path) {
+    with(|pulse| {
+        pulse.files.extend(Heartbeat::create(heartbeat).ok());
+        let path = std::path::absolute(path).unwrap_or_else(|_| path.into());
+        pulse.beat(true, |beat| beat.run = Some(path));
+    });
+}
+
+/// What ends this process, the same command goes on with.
+pub(crate) fn same_command() {
+    with(|pulse| pulse.beat(true, |beat| beat.same_command = true));
+}
+
+/// It computes there.
+pub(crate) fn device(device: &Selected) {
+    with(|pulse| {
+        let told = format!("{} ({})", device.backend, device.name);
+        pulse.beat(true, |beat| (beat.device, beat.accelerator) = (Some(told), device.is_accelerator()));
+    });
+}
+
+/// The last sign: how it ended, if that was not said before. It waits for nobody: a signal may end the process in the middle of a sign.
+pub(crate) fn end(how: &str) {
+    if let Ok(mut pulse) = PULSE.try_lock()
+        && let Some(pulse) = pulse.as_mut()
+        && pulse.beat.ended.is_none()
+    {
+        pulse.beat(true, |beat| beat.ended = Some(how.into()));
+    }
+}
+
+/// The pulse of a run as one of its observers.
+#[derive(Default)]
+pub(crate) struct Watch {
+    info: Option<RunInfo>,
+}
+
+impl Observer for Watch {
+    fn on_start(&mut self, info: &RunInfo) {
+        let (epoch, epochs, done, total, step) = (info.epoch + 1, info.epochs, info.position, info.batches, info.step);
+        with(|pulse| {
+            pulse.beat(true, |beat| (beat.epoch, beat.epochs, beat.done, beat.total, beat.step) = (epoch, epochs, done, total, step));
+        });
+        self.info = Some(info.clone());
+    }
+
+    fn on_phase(&mut self, phase: Phase) {
+        turn_to(phase);
+    }
+
+    fn on_batch(&mut self, report: &BatchReport) {
+        let Some(info) = &self.info else { return };
+        with(|pulse| {
+            pulse.steps.push_back(report.seconds);
+            if pulse.steps.len() > STEPS {
+                pulse.steps.pop_front();
+            }
+            pulse.beat(false, |beat| {
+                (beat.epoch, beat.done, beat.total, beat.step) = (report.epoch + 1, report.position + 1, info.batches, report.step);
+                beat.losses = info.item_names.iter().map(ToString::to_string).zip(report.means.iter().copied()).collect();
+                beat.losses.retain(|_, loss| loss.is_finite());
+                (beat.speed, beat.unit) = (report.rate(), info.unit.into());
+                beat.gauges = report.gauges.iter().map(|(name, value, _)| (name.to_string(), *value)).collect();
+            });
+        });
+    }
+
+    fn on_evaluating(&mut self, done: usize, total: usize) {
+        with(|pulse| pulse.beat(false, |beat| (beat.done, beat.total) = (done, total)));
+    }
+}

@@ -1,0 +1,301 @@
+//! `status` and `stop`: how a run is, from its directory alone, and its end as by a signal.
+//!
+//! The directory says enough: `heartbeat.json` what the process is busy with, the lock whether there is one, `events.jsonl` and
+//! `supervision.jsonl` what happened. Nothing in it is changed.
+
+use std::fs::File;
+use std::io::{Read, Seek, SeekFrom};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use bellows_runs::{Beat, RunDir, find_latest_run, is_alive, read_beat, run_of};
+use clap::{Arg, ArgMatches, Command};
+use serde_json::{Value, json};
+
+use crate::signals::terminate;
+use crate::{Failure, Usage, option, rate, say, switch, text};
+
+/// Between two looks of `--follow`.
+const LOOK: Duration = Duration::from_secs(2);
+/// Between two lines of it about the same batch of the same epoch.
+const LINE_EVERY: Duration = Duration::from_secs(30);
+/// The end of a log that is looked at.
+const TAIL: u64 = 1 << 16;
+/// Events that are shown.
+const EVENTS: usize = 5;
+
+fn run_arg() -> [Arg; 2] {
+    let run = Arg::new("run").value_name("RUN").help("Its directory; the last one under the project if not given");
+    [run, option("project", "Directory that runs are kept in").value_name("DIR")]
+}
+
+/// `status [RUN] [--follow] [--json]`.
+pub fn status() -> Command {
+    Command::new("status")
+        .about("Tells how a run is: what it does, losses, temperature and power, what happened last")
+        .args(run_arg())
+        .arg(switch("follow", "Go on telling until the run ends"))
+        .arg(switch("json", "Print one JSON object").conflicts_with("follow"))
+}
+
+/// `stop [RUN]`.
+pub fn stop() -> Command {
+    Command::new("stop").about("Ends a run after the step in progress, with a checkpoint").args(run_arg())
+}
+
+/// What is asked about, for a program that keeps its runs in `project`.
+fn asked(matches: &ArgMatches, project: &str) -> Result<RunDir, Failure> {
+    if let Some(run) = text(matches, "run") {
+        return Ok(RunDir::open(run_of(Path::new(&run)))?);
+    }
+    let project = text(matches, "project").unwrap_or_else(|| project.into());
+    let missing = || Usage(format!("no run under {project}: name its directory"));
+    Ok(RunDir::open(latest(Path::new(&project)).ok_or_else(missing)?)?)
+}
+
+/// The run under `project` that gave a sign of life last; where none ever did, the one that saved last.
+fn latest(project: &Path) -> Option<PathBuf> {
+    let runs = std::fs::read_dir(project).ok()?.filter_map(|entry| Some(entry.ok()?.path()));
+    let heard = runs.filter_map(|run| Some((std::fs::metadata(RunDir::at(&run).heartbeat()).ok()?.modified().ok()?, run)));
+    heard.max().map(|(_, run)| run).or_else(|| find_latest_run(project))
+}
+
+/// Does `status`.
+///
+/// # Errors
+/// No such run, as [`Usage`].
+pub fn show(matches: &ArgMatches, project: &str) -> Result<(), Failure> {
+    let run = asked(matches, project)?;
+    let state = State::of(&run);
+    if matches.get_flag("json") {
+        say(&state.json(&run).to_string());
+        return Ok(());
+    }
+    state.lines(&run).iter().for_each(|line| say(line));
+    if matches.get_flag("follow") {
+        follow(&run);
+    }
+    Ok(())
+}
+
+/// Does `stop`: asks, and waits until the run has ended.
+///
+/// # Errors
+/// No such run, or none that a process of this machine has.
+pub fn stopping(matches: &ArgMatches, project: &str) -> Result<(), Failure> {
+    let run = asked(matches, project)?;
+    let state = State::of(&run);
+    let Some(pid) = state.supervisor().or(state.holder.flatten()) else {
+        return Err(Usage(format!("{}: {}: there is nothing to stop", run.path().display(), state.word())).into());
+    };
+    say(&format!("{}: asking process {pid} to stop after this step", run.path().display()));
+    terminate(pid);
+    while State::of(&run).lives() {
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    say(&format!("{}: {}", run.path().display(), State::of(&run).word()));
+    Ok(())
+}
+
+/// What a run's directory says.
+struct State {
+    beat: Beat,
+    /// Whether a process has the run, and which.
+    holder: Option<Option<u32>>,
+    /// Whether the supervisor that the last sign of life names is there.
+    supervised: bool,
+    now: u64,
+}
+
+impl State {
+    fn of(run: &RunDir) -> Self {
+        // A file that is being written is whole an instant later.
+        let read = || read_beat(&run.heartbeat());
+        let again = || {
+            std::thread::sleep(Duration::from_millis(5));
+            read()
+        };
+        let beat = read().or_else(again).unwrap_or_default();
+        let supervised = beat.ended.is_none() && beat.supervisor.is_some_and(is_alive);
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+        Self { beat, holder: run.holder(), supervised, now }
+    }
+
+    fn lives(&self) -> bool {
+        self.holder.is_some() || self.supervised
+    }
+
+    fn supervisor(&self) -> Option<u32> {
+        self.beat.supervisor.filter(|_| self.supervised)
+    }
+
+    /// Seconds since the last sign of life.
+    fn silent_s(&self) -> u64 {
+        self.now.saturating_sub(self.beat.time)
+    }
+
+    fn hangs(&self) -> bool {
+        self.beat.count > 0 && self.silent_s() as f64 > self.beat.within_s
+    }
+
+    /// In a few words.
+    fn word(&self) -> String {
+        let Beat { phase, ended, .. } = &self.beat;
+        let busy = match phase.as_str() {
+            "evaluation" => "evaluating",
+            "save" => "saving a checkpoint",
+            "export" => "writing files",
+            "start" => "starting",
+            _ => "training",
+        };
+        match (self.holder, ended) {
+            (Some(_), _) if self.hangs() => format!("no sign of life for {} s ({phase})", self.silent_s()),
+            (Some(_), _) => busy.into(),
+            (None, Some(how)) => how.clone(),
+            (None, None) if self.supervised => "being started again".into(),
+            (None, None) if self.beat.count == 0 => "no process has it".into(),
+            (None, None) => format!("ended without a word, as by a kill or a crash ({phase})"),
+        }
+    }
+
+    /// Where it is, what it loses, how the card is.
+    fn place(&self) -> String {
+        let Beat { epoch, epochs, done, total, step, losses, speed, unit, gauges, phase, .. } = &self.beat;
+        let what = if phase == "evaluation" { "evaluated" } else { "batch" };
+        let mut cells = vec![format!("epoch {epoch}/{epochs}"), format!("{what} {done}/{total}"), format!("step {step}")];
+        cells.extend(losses.iter().map(|(name, loss)| format!("{name} {loss:.4}")));
+        cells.extend((*speed > 0.0).then(|| format!("{} {unit}/s", rate(*speed))));
+        cells.extend(gauges.iter().map(|(name, value)| match name.as_str() {
+            "gpu/memory_gb" => format!("GPU {value:.2}G"),
+            "gpu/temperature_c" => format!("{value:.0}°C"),
+            "gpu/power_w" => format!("{value:.0}W"),
+            _ => format!("{name} {value}"),
+        }));
+        cells.join("  ")
+    }
+
+    fn lines(&self, run: &RunDir) -> Vec<String> {
+        let Beat { device, restarts, phase, within_s, .. } = &self.beat;
+        let mut lines = vec![format!("{}: {}", run.path().display(), self.word())];
+        if self.beat.count == 0 {
+            lines.extend(events(run));
+            return lines;
+        }
+        lines.push(format!("  {}", self.place()));
+        lines.extend(device.iter().map(|device| format!("  on {device}")));
+        if let Some(pid) = self.holder.flatten() {
+            lines.push(format!("  process {pid}, last sign of life {} s ago ({phase}, at most {within_s:.0} s)", self.silent_s()));
+        }
+        let times = |n: &u32| if *n == 1 { "once".into() } else { format!("{n} times") };
+        let again = if *restarts > 0 { format!(", started again {}", times(restarts)) } else { String::new() };
+        lines.extend(self.supervisor().map(|pid| format!("  supervised by process {pid}{again}")));
+        lines.extend(events(run));
+        lines
+    }
+
+    fn json(&self, run: &RunDir) -> Value {
+        json!({
+            "run": run.path(),
+            "state": self.word(),
+            "running": self.lives(),
+            "hangs": self.holder.is_some() && self.hangs(),
+            "silent_s": self.silent_s(),
+            "newest_checkpoint": run.newest_step(),
+            "heartbeat": self.beat,
+        })
+    }
+}
+
+/// The last of what happened, but for single steps.
+fn events(run: &RunDir) -> Vec<String> {
+    let of = |event: &Value| {
+        let text = |key: &str| event.get(key).and_then(Value::as_str);
+        let kind = text("event").filter(|kind| *kind != "step")?;
+        let what = ["message", "reason", "what"].into_iter().find_map(text).map_or(String::new(), |what| format!(": {what}"));
+        let place = event.get("epoch").map_or(String::new(), |epoch| format!(" (epoch {epoch}, batch {})", event["batch"]));
+        Some(format!("  {kind}{place}{what}"))
+    };
+    let section = |heading: &str, path: PathBuf| {
+        let mut lines: Vec<String> = tail(&path).iter().filter_map(of).collect();
+        lines.drain(..lines.len().saturating_sub(EVENTS));
+        if !lines.is_empty() {
+            lines.insert(0, heading.into());
+        }
+        lines
+    };
+    [section("last events:", run.events()), section("supervisor:", run.supervision())].concat()
+}
+
+/// The objects of the last lines of a log.
+fn tail(path: &Path) -> Vec<Value> {
+    let read = || {
+        let mut file = File::open(path).ok()?;
+        let from = file.metadata().ok()?.len().saturating_sub(TAIL);
+        file.seek(SeekFrom::Start(from)).ok()?;
+        let mut bytes = Vec::new();
+        file.take(TAIL).read_to_end(&mut bytes).ok()?;
+        Some(String::from_utf8_lossy(&bytes).into_owned())
+    };
+    // A line that is cut at the front is no object.
+    read().unwrap_or_default().lines().filter_map(|line| serde_json::from_str(line).ok()).collect()
+}
+
+/// A line when something has changed, until no process has the run.
+fn follow(run: &RunDir) {
+    let (mut said, mut at) = (State::of(run), Instant::now());
+    while said.lives() {
+        std::thread::sleep(LOOK);
+        let state = State::of(run);
+        let turned = state.word() != said.word() || state.beat.epoch != said.beat.epoch || state.beat.restarts != said.beat.restarts;
+        if turned || at.elapsed() >= LINE_EVERY || !state.lives() {
+            say(&format!("{}  {}", state.word(), state.place()));
+            (said, at) = (state, Instant::now());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn state(beat: Beat, holder: Option<Option<u32>>) -> State {
+        State { beat, holder, supervised: false, now: 1000 }
+    }
+
+    fn beat(phase: &str, time: u64) -> Beat {
+        let losses = [("box_loss".to_string(), 1.25)].into();
+        let gauges = [("gpu/temperature_c", 61.4), ("gpu/power_w", 181.0)].map(|(name, value)| (name.to_string(), value)).into();
+        let place = Beat { epoch: 3, epochs: 100, done: 17, total: 240, step: 497, speed: 12.34, unit: "images".into(), ..Beat::default() };
+        Beat { count: 9, time, phase: phase.into(), within_s: 300.0, losses, gauges, ..place }
+    }
+
+    #[test]
+    fn a_few_words_say_how_it_is() {
+        let word = |phase, time, holder| state(beat(phase, time), holder).word();
+        assert_eq!(word("first", 990, Some(Some(7))), "training");
+        assert_eq!(word("evaluation", 990, Some(None)), "evaluating");
+        assert_eq!(word("step", 600, Some(Some(7))), "no sign of life for 400 s (step)");
+        assert_eq!(word("step", 600, None), "ended without a word, as by a kill or a crash (step)");
+        assert_eq!(State { supervised: true, ..state(beat("step", 990), None) }.word(), "being started again");
+        assert_eq!(state(Beat { ended: Some("stopped".into()), ..beat("save", 10) }, None).word(), "stopped");
+        assert_eq!(state(Beat::default(), None).word(), "no process has it");
+    }
+
+    #[test]
+    fn place_losses_and_card_are_one_line() {
+        let line = state(beat("step", 990), None).place();
+        assert_eq!(line, "epoch 3/100  batch 17/240  step 497  box_loss 1.2500  12.3 images/s  181W  61°C");
+    }
+
+    #[test]
+    fn the_last_events_are_told_without_steps() {
+        let dir = tempfile::tempdir().unwrap();
+        let run = RunDir::create(dir.path(), "train", false).unwrap();
+        assert_eq!(events(&run), [String::new(); 0]);
+        let steps: String = (0..5000).map(|i| format!("{}\n", json!({ "event": "step", "epoch": 1, "batch": i }))).collect();
+        let own = "{\"event\":\"oom\",\"epoch\":1,\"batch\":7,\"reason\":\"no memory\"}\n{\"event\":\"chec";
+        std::fs::write(run.events(), steps + own).unwrap();
+        std::fs::write(run.supervision(), "{\"time\":1,\"event\":\"restart\",\"what\":\"it hung\"}\n").unwrap();
+        assert_eq!(events(&run), ["last events:", "  oom (epoch 1, batch 7): no memory", "supervisor:", "  restart: it hung"]);
+    }
+}

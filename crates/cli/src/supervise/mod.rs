@@ -1,0 +1,194 @@
+//! A run that watches itself: this process starts the run in another one, hears its signs of life, and starts it again from the newest
+//! checkpoint when it dies or hangs.
+//!
+//! It computes nothing and touches no device, so nothing of what can hang in a driver can hang here. What it saw is told on stderr and in
+//! the run's `supervision.jsonl`; the process that goes on tells it in `events.jsonl`, which is its own.
+
+mod child;
+mod memory;
+mod policy;
+
+use std::fs::OpenOptions;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use bellows_exit::{Coded, Exit};
+use bellows_learner::Limits;
+use bellows_runs::RunDir;
+use serde_json::{Value, json};
+
+use crate::orders::Orders;
+use crate::{Failure, Signals, note, scratch};
+
+pub(crate) use child::end_with_supervisor;
+use child::{Outcome, attempt};
+use policy::{Death, Decision, MAX_WITHOUT_PROGRESS, Policy};
+
+/// How a supervised run ended that did not end well.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum SupervisionError {
+    /// The process has said why.
+    #[error("the run has ended with code {code}, as it would if it were started again")]
+    Ended {
+        /// Its exit code.
+        code: i32,
+    },
+    /// Restarts come to nothing.
+    #[error(
+        "the run was started again {} times without a new checkpoint, and is given up: {ends}; its checkpoints stand",
+        MAX_WITHOUT_PROGRESS
+    )]
+    GivenUp {
+        /// How each start ended.
+        ends: String,
+    },
+    /// The system cannot end the process.
+    #[error(
+        "process {pid} hangs and does not die, which happens to a process that a driver holds: the machine must be started again, and then: {again}"
+    )]
+    Undead {
+        /// The process.
+        pid: u32,
+        /// How to go on.
+        again: String,
+    },
+}
+
+impl Coded for SupervisionError {
+    fn exit(&self) -> Exit {
+        let coded = [Exit::Usage, Exit::FinalSave, Exit::Diverged, Exit::Device];
+        match self {
+            Self::Ended { code } => coded.into_iter().find(|exit| i32::from(exit.code()) == *code).unwrap_or(Exit::Failed),
+            Self::GivenUp { .. } | Self::Undead { .. } => Exit::Failed,
+        }
+    }
+}
+
+/// Runs this process's own command line in other processes until it is done. `fallback`: on the processor, when the device has failed twice.
+///
+/// # Errors
+/// An end that a restart would not change, or too many restarts.
+pub(crate) fn supervise(program: &str, limits: &Limits, fallback: bool, signals: &Signals) -> Result<(), Failure> {
+    let (folder, _scratch) = scratch(signals)?;
+    let mut orders = Orders { folder, supervisor: std::process::id(), ..Orders::default() };
+    let mut policy = Policy::new(fallback);
+    let (mut ends, mut run, mut same_command) = (Vec::<String>::new(), None::<PathBuf>, false);
+    loop {
+        let (before, kills) = (newest(run.as_deref()), memory::kills());
+        let (end, beat) = match attempt(&orders, limits, signals)? {
+            Outcome::Ended(end, beat) => (end, beat),
+            Outcome::Undead(pid, beat) => {
+                let run = beat.run.as_deref().unwrap_or(Path::new(""));
+                record(run, &json!({ "event": "undead", "pid": pid, "phase": beat.phase }));
+                return Err(SupervisionError::Undead { pid, again: format!("{program} --resume {}", run.display()) }.into());
+            }
+        };
+        run = beat.run.or(run);
+        same_command |= beat.same_command;
+        let after = newest(run.as_deref());
+        // The one that every run begins with is no progress.
+        let (progress, out_of_memory) = (after.unwrap_or(0) > before.unwrap_or(0), memory::kills() > kills);
+        let death = Death { end, phase: beat.phase, progress, accelerator: beat.accelerator, out_of_memory };
+        // Whoever asked for the end has it, whatever it looks like.
+        let decision = if signals.stopped() { Decision::HandOn(code(&death)) } else { policy.decide(&death) };
+        let log = run.as_deref().unwrap_or(Path::new(""));
+        let Decision::Restart { cuts, processor } = decision else {
+            let told = if decision == Decision::GiveUp { "given up" } else { "end" };
+            record(log, &json!({ "event": told, "what": death.to_string(), "checkpoint": after }));
+            return match decision {
+                Decision::HandOn(code) => hand_on(code),
+                _ => Err(SupervisionError::GivenUp { ends: report(ends, &death) }.into()),
+            };
+        };
+        if death.progress {
+            ends.clear();
+        }
+        ends.push(death.to_string());
+        record(log, &json!({ "event": "restart", "what": death.to_string(), "checkpoint": after, "cuts": cuts, "processor": processor }));
+        note(&told(&death, policy.restarts, cuts, processor, after));
+        orders.restarts += 1;
+        (orders.reason, orders.cuts) = (Some(death.to_string()), cuts);
+        // With the same command there is no run to name.
+        (orders.run, orders.resume) = (run.clone().filter(|_| !same_command), after.is_some());
+        orders.processor = processor.then(|| format!("the device was lost twice without a new checkpoint in between ({death})"));
+        signals.before("stopped between two starts: the last checkpoint stands");
+    }
+}
+
+/// What happens now, for a person.
+fn told(death: &Death, restarts: u32, cuts: u32, processor: bool, checkpoint: Option<u64>) -> String {
+    let from = checkpoint.map_or("from the beginning".into(), |step| format!("from the checkpoint of step {step}"));
+    let smaller = if cuts > 0 { ", with smaller parts of batches" } else { "" };
+    let place = if processor { ", on the CPU" } else { "" };
+    format!("supervisor: {death}; starting again {from}{smaller}{place} (restart {restarts} of {MAX_WITHOUT_PROGRESS} without a new one)")
+}
+
+/// All ends in a row, the same ones counted.
+fn report(mut ends: Vec<String>, last: &Death) -> String {
+    ends.push(last.to_string());
+    let mut counted: Vec<(String, usize)> = Vec::new();
+    for end in ends {
+        match counted.last_mut() {
+            Some((same, count)) if *same == end => *count += 1,
+            _ => counted.push((end, 1)),
+        }
+    }
+    let said = counted.into_iter().map(|(end, count)| if count > 1 { format!("{end} ({count} times)") } else { end });
+    said.collect::<Vec<_>>().join(", then ")
+}
+
+fn code(death: &Death) -> i32 {
+    match death.end {
+        policy::End::Code(code) => code,
+        policy::End::Signal(signal) => 128 + signal,
+        policy::End::Hung(_) => Exit::Failed.code().into(),
+    }
+}
+
+/// Ends as the run's process did.
+fn hand_on(code: i32) -> Result<(), Failure> {
+    match code {
+        0 => Ok(()),
+        // It was ended at once, as asked, and there is nothing to add.
+        130 | 143 => crate::signals::quit(code),
+        code => Err(SupervisionError::Ended { code }.into()),
+    }
+}
+
+fn newest(run: Option<&Path>) -> Option<u64> {
+    RunDir::at(run?).newest_step()
+}
+
+/// A line in the run's folder; where there is none yet, the note on stderr has to do.
+fn record(run: &Path, event: &Value) {
+    if run.as_os_str().is_empty() {
+        return;
+    }
+    let time = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+    let mut line = json!({ "time": time });
+    if let (Value::Object(line), Value::Object(event)) = (&mut line, event) {
+        line.extend(event.clone());
+    }
+    let path = RunDir::at(run).supervision();
+    let file = OpenOptions::new().append(true).create(true).open(&path);
+    if let Err(error) = file.and_then(|mut file| writeln!(file, "{line}")) {
+        // A run that never began has given its directory back.
+        tracing::debug!("{}: {error}", path.display());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_report_counts_what_came_again() {
+        let last = Death { end: policy::End::Code(1), phase: "step".into(), progress: false, accelerator: false, out_of_memory: false };
+        let ends = ["it hung", "it hung", "it ended in a step with code 1"].map(String::from).to_vec();
+        assert_eq!(report(ends, &last), "it hung (2 times), then it ended in a step with code 1 (2 times)");
+        assert!(told(&last, 2, 1, true, Some(40)).ends_with(
+            "code 1; starting again from the checkpoint of step 40, with smaller parts of batches, on the CPU (restart 2 of 3 without a new one)"
+        ));
+    }
+}

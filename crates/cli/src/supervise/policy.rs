@@ -1,0 +1,226 @@
+//! What a supervisor does about an end: a pure function of how processes of the run ended so far.
+//!
+//! An end that a restart would not change (a mistake in the settings, a full disk, divergence) is handed on. Any other is answered by a
+//! restart, until three in a row have brought no new checkpoint.
+
+use std::fmt;
+
+use bellows_exit::Exit;
+use bellows_learner::Phase;
+
+/// Restarts in a row without a new checkpoint; one more is not made.
+pub(crate) const MAX_WITHOUT_PROGRESS: u32 = 3;
+
+/// Failures of an accelerator in a row, without a new checkpoint between them, after which it is given up for the processor.
+const DEVICE_FAILURES: u32 = 2;
+
+/// The signals that tell of want of memory: what Linux kills with, and what an allocation that is refused ends in.
+const SIGKILL: i32 = 9;
+const SIGABRT: i32 = 6;
+
+/// How a process ended.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum End {
+    /// By itself, with this code.
+    Code(i32),
+    /// By a signal that this supervisor has not sent.
+    Signal(i32),
+    /// It gave no sign of life for so many seconds and was killed.
+    Hung(f64),
+}
+
+/// An end, and what went before it.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Death {
+    pub(crate) end: End,
+    /// What the process was busy with.
+    pub(crate) phase: String,
+    /// A checkpoint newer than those at its start.
+    pub(crate) progress: bool,
+    pub(crate) accelerator: bool,
+    /// The system says that it has killed a process for want of memory.
+    pub(crate) out_of_memory: bool,
+}
+
+impl fmt::Display for Death {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let phase = match self.phase.as_str() {
+            "" | "start" => "before training",
+            "first" => "in its first step",
+            "step" => "in a step",
+            "evaluation" => "in an evaluation",
+            "save" => "while saving a checkpoint",
+            _ => "while writing files",
+        };
+        match &self.end {
+            End::Hung(seconds) => write!(f, "it hung {phase}: no sign of life for {seconds:.0} s"),
+            End::Signal(_) if self.out_of_memory => write!(f, "the system killed it {phase} for want of memory"),
+            End::Signal(signal) => write!(f, "it died {phase} of {}", name(*signal)),
+            End::Code(0) => f.write_str("it ended well"),
+            End::Code(code) if *code == device_code() => write!(f, "the device failed {phase}"),
+            End::Code(code) => write!(f, "it ended {phase} with code {code}"),
+        }
+    }
+}
+
+fn name(signal: i32) -> String {
+    let known = [(SIGABRT, "SIGABRT"), (7, "SIGBUS"), (4, "SIGILL"), (8, "SIGFPE"), (SIGKILL, "SIGKILL"), (11, "SIGSEGV")];
+    known.iter().find(|(number, _)| *number == signal).map_or(format!("signal {signal}"), |(_, name)| (*name).into())
+}
+
+fn device_code() -> i32 {
+    Exit::Device.code().into()
+}
+
+/// What is to be done.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Decision {
+    /// Nothing: the run ended with this code, and would again.
+    HandOn(i32),
+    /// Start again.
+    Restart {
+        /// How often batches are cut in two, besides what the newest checkpoint says.
+        cuts: u32,
+        /// On the processor.
+        processor: bool,
+    },
+    /// Nothing more: it comes to nothing.
+    GiveUp,
+}
+
+/// What there was.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Policy {
+    /// Whether the processor may be taken in place of a device that fails.
+    fallback: bool,
+    /// Since the last checkpoint: restarts, failures of the device, ends that look like want of memory, cuts made for them.
+    pub(crate) restarts: u32,
+    device_failures: u32,
+    memory_failures: u32,
+    cuts: u32,
+    /// Sticks, as far as this supervisor goes: a device that came back would be lost again.
+    processor: bool,
+}
+
+impl Policy {
+    pub(crate) fn new(fallback: bool) -> Self {
+        Self { fallback, ..Self::default() }
+    }
+
+    pub(crate) fn decide(&mut self, death: &Death) -> Decision {
+        if death.progress {
+            *self = Self { processor: self.processor, ..Self::new(self.fallback) };
+        }
+        if let End::Code(code) = death.end
+            && self.is_final(code, death)
+        {
+            return Decision::HandOn(code);
+        }
+        if self.restarts == MAX_WITHOUT_PROGRESS {
+            return Decision::GiveUp;
+        }
+        self.restarts += 1;
+        // A kill without the system's word for it may have been anybody's, once.
+        let killed = matches!(death.end, End::Signal(SIGKILL | SIGABRT));
+        self.memory_failures += u32::from(killed);
+        if death.out_of_memory || (killed && self.memory_failures >= 2) {
+            self.cuts += 1;
+        }
+        self.device_failures += u32::from(of_the_device(death));
+        self.processor |= self.fallback && self.device_failures >= DEVICE_FAILURES;
+        Decision::Restart { cuts: self.cuts, processor: self.processor }
+    }
+
+    /// Whether this code would come again. Code 2 of a run that was under way is a device that is not there any more: nothing else has changed.
+    fn is_final(&self, code: i32, death: &Death) -> bool {
+        let usage = i32::from(Exit::Usage.code());
+        // 130 and 143: somebody has asked it to end at once.
+        let final_codes = [0, Exit::FinalSave.code().into(), Exit::Diverged.code().into(), 130, 143];
+        final_codes.contains(&code) || (code == usage && !(self.device_failures > 0 && death.phase == Phase::Start.name()))
+    }
+}
+
+/// Whether it may have been the device's fault: it says so, it is not there any more, or a process that computes on an accelerator hangs or
+/// crashes in its driver.
+fn of_the_device(death: &Death) -> bool {
+    let killed = matches!(death.end, End::Signal(SIGKILL));
+    let died = matches!(death.end, End::Hung(_) | End::Signal(_) | End::Code(101)) && !killed && !death.out_of_memory;
+    let told = [device_code(), Exit::Usage.code().into()];
+    matches!(&death.end, End::Code(code) if told.contains(code)) || (died && death.accelerator)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn death(end: End) -> Death {
+        Death { end, phase: "step".into(), progress: false, accelerator: false, out_of_memory: false }
+    }
+
+    fn again(cuts: u32, processor: bool) -> Decision {
+        Decision::Restart { cuts, processor }
+    }
+
+    fn decisions(fallback: bool, deaths: &[Death]) -> Vec<Decision> {
+        let mut policy = Policy::new(fallback);
+        deaths.iter().map(|death| policy.decide(death)).collect()
+    }
+
+    #[test]
+    fn three_restarts_without_a_checkpoint_are_enough() {
+        let crash = death(End::Signal(11));
+        let [none, given_up] = [again(0, false), Decision::GiveUp];
+        let four = [(); 4].map(|()| crash.clone());
+        assert_eq!(decisions(false, &four), [none.clone(), none.clone(), none.clone(), given_up]);
+        let after_progress = Death { progress: true, ..crash.clone() };
+        let deaths: Vec<Death> = (0..20).map(|i| if i % 3 == 0 { after_progress.clone() } else { crash.clone() }).collect();
+        assert!(decisions(false, &deaths).iter().all(|decision| *decision == none), "it gets on");
+    }
+
+    #[test]
+    fn what_would_come_again_is_handed_on() {
+        for code in [0, 2, 3, 4, 130, 143] {
+            assert_eq!(decisions(true, &[death(End::Code(code))]), [Decision::HandOn(code)]);
+        }
+        for code in [1, 5, 101] {
+            assert_eq!(decisions(false, &[death(End::Code(code))]), [again(0, false)]);
+        }
+    }
+
+    #[test]
+    fn want_of_memory_makes_parts_smaller() {
+        let told = Death { out_of_memory: true, ..death(End::Signal(9)) };
+        assert_eq!(decisions(false, &[told.clone(), told]), [again(1, false), again(2, false)]);
+        let [killed, aborted, crashed] = [9, 6, 11].map(|signal| death(End::Signal(signal)));
+        assert_eq!(decisions(false, &[killed.clone(), aborted.clone(), aborted]), [again(0, false), again(1, false), again(2, false)]);
+        assert_eq!(decisions(false, &[killed.clone(), killed.clone(), crashed]), [again(0, false), again(1, false), again(1, false)]);
+        let later = Death { progress: true, ..killed.clone() };
+        assert_eq!(decisions(false, &[killed, later]), [again(0, false), again(0, false)], "two kills, days apart");
+    }
+
+    #[test]
+    fn a_device_that_fails_twice_in_a_row_is_given_up_if_the_user_says_so() {
+        let lost = death(End::Code(5));
+        let hung = Death { accelerator: true, ..death(End::Hung(300.0)) };
+        let gone = Death { phase: "start".into(), ..death(End::Code(2)) };
+        let slow = death(End::Hung(300.0));
+        assert_eq!(decisions(true, &[lost.clone(), hung.clone(), slow.clone()]), [again(0, false), again(0, true), again(0, true)]);
+        assert_eq!(decisions(false, &[lost.clone(), hung.clone()]), [again(0, false), again(0, false)]);
+        assert_eq!(decisions(true, &[lost.clone(), gone.clone()]), [again(0, false), again(0, true)], "it is not there any more");
+        assert_eq!(decisions(true, &[slow.clone(), slow]), [again(0, false), again(0, false)], "the processor is no device to be lost");
+        let later = Death { progress: true, ..hung };
+        assert_eq!(decisions(true, &[later.clone(), later.clone(), lost]), [again(0, false), again(0, false), again(0, true)]);
+        assert_eq!(decisions(true, &[gone]), [Decision::HandOn(2)], "it never was");
+    }
+
+    #[test]
+    fn an_end_is_a_sentence() {
+        let hung = Death { phase: "evaluation".into(), ..death(End::Hung(61.2)) };
+        assert_eq!(hung.to_string(), "it hung in an evaluation: no sign of life for 61 s");
+        assert_eq!(death(End::Signal(11)).to_string(), "it died in a step of SIGSEGV");
+        let killed = Death { out_of_memory: true, phase: "first".into(), ..death(End::Signal(9)) };
+        assert_eq!(killed.to_string(), "the system killed it in its first step for want of memory");
+        assert_eq!(Death { phase: String::new(), ..death(End::Code(101)) }.to_string(), "it ended before training with code 101");
+        assert_eq!([0, 5].map(|code| death(End::Code(code)).to_string()), ["it ended well", "the device failed in a step"]);
+    }
+}

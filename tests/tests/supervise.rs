@@ -1,0 +1,286 @@
+//! Runs that watch themselves: victims hang, crash, run out of memory and lose their device, and end as if nothing had been.
+#![cfg(unix)]
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+mod support;
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+use support::{checkpoints, ending, expect_code, llm_finetune, signal, tiny_chats, tiny_data, wait_for, yolo_train};
+
+/// Short enough for a test, long enough for a busy machine.
+const LIMITS: &str = "start=120,first=120,step=8,evaluation=8,save=8,export=120";
+
+/// A supervised run of the tiny set, which saves after every batch if `saves`.
+fn supervised(dir: &Path, name: &str, saves: bool, fault: &str) -> Command {
+    let minutes = if saves { "0" } else { "10" };
+    let args = ["--data", "tiny.yaml", "--name", name, "--checkpoint-minutes", minutes, "--plots", "false", "--supervise"];
+    let mut command = yolo_train(dir, &[&args[..], &["--heartbeat", LIMITS]].concat());
+    command.env("BELLOWS_FAULT", fault);
+    command
+}
+
+fn run_of(dir: &Path, name: &str) -> PathBuf {
+    dir.join("runs/detect").join(name)
+}
+
+fn lines(path: &Path) -> Vec<Value> {
+    let text = std::fs::read_to_string(path).unwrap_or_default();
+    text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect()
+}
+
+/// The events of this kind.
+fn events(run: &Path, kind: &str) -> Vec<Value> {
+    lines(&run.join("events.jsonl")).into_iter().filter(|event| event["event"] == kind).collect()
+}
+
+/// What the supervisor saw before each restart.
+fn restarts(run: &Path) -> Vec<String> {
+    let all = lines(&run.join("supervision.jsonl")).into_iter().filter(|line| line["event"] == "restart");
+    all.map(|line| line["what"].as_str().unwrap().to_string()).collect()
+}
+
+fn same(run: &Path, expected: &[(String, Vec<u8>)], what: &str) {
+    for ((name, ours), (_, theirs)) in ending(run).iter().zip(expected) {
+        assert!(ours == theirs, "{what}: {name} differs");
+    }
+}
+
+fn whole(dir: &Path) -> Vec<(String, Vec<u8>)> {
+    tiny_data(dir);
+    expect_code(&mut yolo_train(dir, &["--data", "tiny.yaml", "--name", "whole", "--plots", "false"]), 0);
+    ending(&run_of(dir, "whole"))
+}
+
+/// Each victim dies or hangs once, is started again, and ends in the bits of a run that did not.
+fn survived(victims: &[(&str, &str)]) {
+    let dir = tempfile::tempdir().unwrap();
+    let expected = whole(dir.path());
+    for (fault, words) in victims {
+        let name = fault.replace(':', "-");
+        let run = run_of(dir.path(), &name);
+        let (_, error) = expect_code(&mut supervised(dir.path(), &name, true, fault), 0);
+        assert!(error.contains("supervisor: ") && error.contains("starting again from"), "{fault}: {error}");
+        let told = restarts(&run);
+        assert!(told.first().is_some_and(|told| told.contains(words)), "{fault}: {told:?}");
+        let own = events(&run, "restart");
+        assert_eq!(own.first().map(|event| &event["reason"]), Some(&told[0].clone().into()), "{fault}: the run tells it, too");
+        assert!(!run_of(dir.path(), &format!("{name}2")).exists(), "{fault}: it is the same run");
+        same(&run, &expected, fault);
+    }
+}
+
+#[test]
+fn a_run_that_hangs_is_ended_and_goes_on() {
+    survived(&[("hang:step:2", "hung in a step"), ("hang:save:3", "hung while saving"), ("stop:step:4", "hung in a step")]);
+}
+
+#[test]
+fn a_hanging_evaluation_and_a_hanging_first_step_are_known() {
+    survived(&[("hang:evaluation:1", "hung in an evaluation"), ("kill:first:1", "died in its first step of SIGKILL")]);
+}
+
+#[test]
+fn a_run_that_crashes_goes_on() {
+    survived(&[
+        ("abort:step:3", "died in a step of SIGABRT"),
+        ("segfault:evaluation:1", "died in an evaluation of SIGSEGV"),
+        ("memory:step:2", "died in a step of SIGABRT"),
+        ("lost:step:3", "the device failed in a step"),
+        ("segfault:start:1", "died before training of SIGSEGV"),
+    ]);
+}
+
+#[test]
+fn language_models_are_watched_too() {
+    let dir = tempfile::tempdir().unwrap();
+    tiny_chats(dir.path());
+    let start = |name: &str| {
+        let args = ["--config", "tiny.yaml", "--name", name, "--supervise", "--checkpoint-minutes", "0", "--heartbeat", LIMITS];
+        llm_finetune(dir.path(), &args)
+    };
+    let adapter = |name: &str| std::fs::read(dir.path().join("runs/sft").join(name).join("adapter/adapter_model.safetensors")).unwrap();
+    expect_code(&mut start("whole"), 0);
+    for fault in ["hang:step:3", "segfault:export:1"] {
+        let name = fault.replace(':', "-");
+        expect_code(start(&name).env("BELLOWS_FAULT", fault), 0);
+        assert_eq!(restarts(&dir.path().join("runs/sft").join(&name)).len(), 1, "{fault}");
+        assert!(adapter(&name) == adapter("whole"), "{fault}");
+    }
+}
+
+#[test]
+fn three_restarts_without_a_checkpoint_end_it_with_a_report() {
+    let dir = tempfile::tempdir().unwrap();
+    let expected = whole(dir.path());
+    let (_, error) = expect_code(&mut supervised(dir.path(), "v", false, "segfault:step:1:9"), 1);
+    assert!(error.contains("given up: it died in a step of SIGSEGV (4 times); its checkpoints stand"), "{error}");
+    let run = run_of(dir.path(), "v");
+    assert_eq!(restarts(&run).len(), 3);
+    expect_code(&mut yolo_train(dir.path(), &["--resume", run.to_str().unwrap(), "--supervise", "false"]), 0);
+    same(&run, &expected, "resumed by hand");
+}
+
+#[test]
+fn want_of_memory_twice_makes_parts_smaller() {
+    let dir = tempfile::tempdir().unwrap();
+    tiny_data(dir.path());
+    let (_, error) = expect_code(&mut supervised(dir.path(), "v", false, "memory:step:1:2"), 0);
+    assert!(error.contains("with smaller parts of batches"), "{error}");
+    let cut = events(&run_of(dir.path(), "v"), "oom");
+    assert_eq!(cut.iter().map(|event| event["parts"].as_u64()).collect::<Vec<_>>(), [Some(2)]);
+}
+
+#[test]
+fn a_device_that_is_lost_twice_is_given_up_if_that_was_asked_for() {
+    let dir = tempfile::tempdir().unwrap();
+    tiny_data(dir.path());
+    let devices = |name: &str, fallback: &str| {
+        let (out, error) = expect_code(supervised(dir.path(), name, false, "lost:step:1:2").args(["--fallback", fallback]), 0);
+        let told = events(&run_of(dir.path(), name), "device").into_iter().map(|event| event["fallback"].clone()).collect::<Vec<_>>();
+        (out + &error, told)
+    };
+    let (said, told) = devices("asked", "cpu");
+    let why = told.last().unwrap().as_str().unwrap();
+    assert!(why.starts_with("the device was lost twice") && said.contains(&format!("— {why}")), "{told:?} {said}");
+    assert!(said.contains("starting again from the checkpoint of step 0, on the CPU"), "{said}");
+    let (said, told) = devices("not", "none");
+    assert!(told.iter().all(Value::is_null) && !said.contains("on the CPU"), "{told:?} {said}");
+}
+
+#[test]
+fn a_probe_that_hangs_is_ended() {
+    let dir = tempfile::tempdir().unwrap();
+    tiny_data(dir.path());
+    let args = ["--data", "tiny.yaml", "--device", "auto", "--supervise", "--heartbeat", "start=3"];
+    let (_, error) = expect_code(yolo_train(dir.path(), &args).env("BELLOWS_PROBE_FAULT", "hang:enumerate"), 1);
+    assert!(error.contains("it hung before training: no sign of life for 3 s (4 times)"), "{error}");
+    assert!(!dir.path().join("runs").exists());
+}
+
+#[test]
+fn what_a_restart_would_not_change_is_handed_on() {
+    let dir = tempfile::tempdir().unwrap();
+    tiny_data(dir.path());
+    let cases: [(&[&str], &str); 5] = [
+        (&["--fallback", "cpu"], "needs supervise"),
+        (&["--fallback", "vulkan", "--supervise"], "neither none nor cpu"),
+        (&["--supervise", "--heartbeat", "saves=3"], "start, first, step, evaluation, save, export"),
+        (&["--supervise", "--epochs", "many"], "many"),
+        (&["--supervise", "--model", "none.pt"], "none.pt"),
+    ];
+    for (args, words) in cases {
+        let (_, error) = expect_code(&mut yolo_train(dir.path(), &[&["--data", "tiny.yaml"], args].concat()), 2);
+        assert!(error.contains(words) && !error.contains("starting again"), "{args:?}: {error}");
+    }
+    assert!(!dir.path().join("runs/detect/train").exists());
+}
+
+fn start(command: &mut Command) -> Child {
+    command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap()
+}
+
+fn holder(run: &Path) -> Option<String> {
+    std::fs::read_to_string(run.join("run.lock")).ok().map(|text| text.trim().to_string())
+}
+
+/// A long run in `dir`, under way.
+fn under_way(dir: &Path, more: &[&str]) -> (Child, PathBuf) {
+    tiny_data(dir);
+    let args = ["--data", "tiny.yaml", "--name", "v", "--epochs", "500", "--plots", "false"];
+    let mut child = start(&mut yolo_train(dir, &[&args, more].concat()));
+    let run = run_of(dir, "v");
+    wait_for("the first step", &mut child, || !events(&run, "step").is_empty());
+    (child, run)
+}
+
+#[test]
+fn a_signal_goes_to_the_run_and_is_no_failure() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut child, run) = under_way(dir.path(), &["--supervise"]);
+    signal(&child, "INT");
+    assert_eq!(child.wait().unwrap().code(), Some(0));
+    assert_eq!((events(&run, "stop").len(), restarts(&run).len()), (1, 0));
+}
+
+#[test]
+fn a_run_whose_supervisor_is_killed_saves_and_ends() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut child, run) = under_way(dir.path(), &["--supervise"]);
+    let pid = holder(&run).unwrap();
+    assert_ne!(pid, child.id().to_string(), "the run is another process");
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let started = Instant::now();
+    while events(&run, "stop").is_empty() {
+        assert!(started.elapsed() < Duration::from_secs(60), "it goes on alone");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+#[test]
+fn status_tells_how_a_run_is_and_stop_ends_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut child, run) = under_way(dir.path(), &["--supervise"]);
+    let status = |more: &[&str]| expect_code(&mut yolo_train(dir.path(), &[&["status"], more].concat()), 0).0;
+    let told = status(&[]);
+    for words in [
+        "runs/detect/v: ",
+        "epoch ",
+        "/500",
+        "box_loss",
+        "on flex",
+        "supervised by process",
+        "last sign of life",
+        "last events:",
+        "checkpoint (epoch",
+    ] {
+        assert!(told.contains(words), "no {words:?} in {told}");
+    }
+    let json: Value = serde_json::from_str(&status(&[run.to_str().unwrap(), "--json"])).unwrap();
+    assert_eq!((&json["running"], &json["hangs"], &json["heartbeat"]["epochs"]), (&true.into(), &false.into(), &500.into()));
+    let (out, _) = expect_code(&mut yolo_train(dir.path(), &["stop"]), 0);
+    assert!(out.contains("runs/detect/v: stopped"), "{out}");
+    assert_eq!(child.wait().unwrap().code(), Some(0));
+    assert!(status(&[]).starts_with("runs/detect/v: stopped\n"));
+    let (_, error) = expect_code(&mut yolo_train(dir.path(), &["stop"]), 2);
+    assert!(error.contains("nothing to stop"), "{error}");
+    expect_code(&mut yolo_train(dir.path(), &["status", "nowhere"]), 2);
+    expect_code(&mut llm_finetune(dir.path(), &["status"]), 2);
+}
+
+#[test]
+fn status_knows_the_dead_from_the_hanging() {
+    let dir = tempfile::tempdir().unwrap();
+    tiny_data(dir.path());
+    let args = ["--data", "tiny.yaml", "--name", "v", "--heartbeat", "step=1", "--plots", "false"];
+    let mut child = start(yolo_train(dir.path(), &args).env("BELLOWS_FAULT", "stop:step:3"));
+    let run = run_of(dir.path(), "v");
+    let status = || expect_code(&mut yolo_train(dir.path(), &["status", run.to_str().unwrap()]), 0).0;
+    wait_for("the sign that it hangs", &mut child, || run.exists() && status().contains("no sign of life for"));
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert!(status().contains("ended without a word"), "{}", status());
+}
+
+#[test]
+fn a_run_in_the_background_outlives_who_started_it() {
+    let dir = tempfile::tempdir().unwrap();
+    tiny_data(dir.path());
+    let args = ["--data", "tiny.yaml", "--name", "v", "--plots", "false", "--detach", "--supervise"];
+    let begin = |more: &[&str]| yolo_train(dir.path(), &[&args, more].concat());
+    let (_, error) = expect_code(&mut begin(&["--device", "gpu9"]), 2);
+    assert!(error.contains("before training began"), "{error}");
+    let (out, _) = expect_code(&mut begin(&["--epochs", "500"]), 0);
+    assert!(out.contains("YOLOv8n summary") && out.contains("In the background as process"), "{out}");
+    let run = run_of(dir.path(), "v");
+    assert!(std::fs::read_to_string(run.join("console.log")).unwrap().contains("Starting training for 500 epochs"));
+    let (out, _) = expect_code(&mut yolo_train(dir.path(), &["stop", run.to_str().unwrap()]), 0);
+    assert!(out.contains("stopped"), "{out}");
+    assert!(!checkpoints(&run).is_empty());
+    let left: Vec<_> = std::fs::read_dir(dir.path().join("runs/detect")).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    assert_eq!(left, ["v"], "nothing else is left");
+}

@@ -14,7 +14,7 @@ use serde_json::Value;
 
 use crate::run::TrainArgs;
 use crate::words::{Words, translated};
-use crate::{data, export, predict, val};
+use crate::{data, export, plan, predict, val};
 
 /// The program's.
 const NAME: &str = "yolo-train";
@@ -25,8 +25,13 @@ const WORKSPACE: &str = "conv_workspace_mb";
 /// A verb with a file of its own.
 pub(crate) type Verb = fn(&ArgMatches, &Signals) -> Result<(), Failure>;
 
-const VERBS: [(fn() -> Command, Verb); 4] =
-    [(val::command, val::run), (predict::command, predict::run), (data::command, data::run), (export::command, export::run)];
+const VERBS: [(fn() -> Command, Verb); 5] = [
+    (val::command, val::run),
+    (predict::command, predict::run),
+    (data::command, data::run),
+    (export::command, export::run),
+    (plan::command, plan::run),
+];
 
 /// What the user asked for.
 pub(crate) enum Request {

@@ -9,7 +9,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use bellows_kernels::cube::{Launches, launches, more};
-use bellows_learner::bench::{StepTimer, median, peak_memory};
+use bellows_learner::bench::{StepTimer, median};
+use bellows_learner::memory::peak_memory;
 use bellows_learner::{Draw, EvalContext, Evaluation, Group, Identity, Learner, Role, StepOutput, StepTimes, Task, TaskError};
 use bellows_runs::RunDir;
 use burn::data::dataset::{Dataset, InMemDataset};

@@ -113,6 +113,7 @@ fn batches_are_measured_upward_in_processes_of_their_own() {
         assert_eq!(row["seq"], rows[0]["seq"], "the longest rows, whatever the batch");
         support::expect_peak(&row["peak_gb"]);
     }
-    let (_, error) = expect_code(&mut llm_finetune(dir.path(), &["tune-batch", "--config", "tiny.yaml", "--lora-dropout", "0.1", "--r", "500"]), 2);
+    let (_, error) =
+        expect_code(&mut llm_finetune(dir.path(), &["tune-batch", "--config", "tiny.yaml", "--lora-dropout", "0.1", "--r", "500"]), 2);
     assert!(error.contains("r is 500"), "{error}");
 }

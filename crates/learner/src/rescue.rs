@@ -49,7 +49,8 @@ impl<T: Task> Run<T> {
         let counters = &mut self.state.counters;
         let rollbacks = rollbacks + 1;
         let lr_scale = now.lr_scale * 0.5;
-        *counters = Counters { batches, skipped, unreadable, rollbacks, lr_scale, split, splits, elapsed_s, passed_over, ..counters.clone() };
+        *counters =
+            Counters { batches, skipped, unreadable, rollbacks, lr_scale, split, splits, elapsed_s, passed_over, ..counters.clone() };
         (counters.skipped_in_a_row, counters.lost_updates, counters.trouble_from) = (0, 0, None);
         let (epoch, batch, from) = (counters.epoch + 1, counters.position, now.trouble_from.unwrap_or(last));
         self.tell(

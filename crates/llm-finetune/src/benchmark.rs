@@ -22,7 +22,8 @@ pub(crate) fn run(args: &BenchmarkArgs, signals: &Signals) -> Result<(), Failure
         rank: args.rank,
         steps: args.steps,
         targets: Targets::parse(&args.targets),
-        checkpointing: Checkpointing::try_from(Value::from(args.checkpointing.as_str())).map_err(|e| Usage(format!("--checkpointing {e}")))?,
+        checkpointing: Checkpointing::try_from(Value::from(args.checkpointing.as_str()))
+            .map_err(|e| Usage(format!("--checkpointing {e}")))?,
         precision: args.precision.parse().map_err(|e| Usage(format!("benchmark: {e}")))?,
     };
     let (folder, _taken) = scratch(signals)?;

@@ -18,8 +18,8 @@ use crate::args::PlanArgs;
 use crate::presets::settings;
 use crate::train::{data_paths, open_data, open_tokenizer, pick_template};
 
-/// The share of a card's published rate that training reaches (an assumption: none was at hand).
-const OF_PUBLISHED: f64 = 0.3;
+/// The share of a card's published rate that training reaches: an assumption, for none was at hand. Others report 15 to 35 %.
+const OF_PUBLISHED: f64 = 0.2;
 /// Most rows that are proposed.
 const ROWS: usize = 1024;
 
@@ -109,15 +109,15 @@ pub(crate) fn plan(args: &PlanArgs) -> Result<(), Failure> {
         None => Target::here(&pick_device(&config.device, &ProbeOptions::default())?, &config),
     };
     let (name, model, seq) = subject(args, &config)?;
-    let storage = match &args.base_dtype {
-        Some(dtype) => stored(dtype)?,
-        None if args.size.is_some() => if target.place == Place::Card { Storage::F32 } else { Storage::Half },
-        None => self::storage(&config, target.place)?,
+    let storage = match (&args.base_dtype, target.place) {
+        (Some(dtype), _) => stored(dtype)?,
+        (None, Place::Processor) if args.size.is_some() => Storage::Half,
+        (None, place) => storage(&config, place)?,
     };
     let room = config.memory_limit.map(|gb| gb * 1e9).or(target.memory);
-    // Here a limit is a question and no refusal.
-    let mut question = Question { model: &model, config: SftConfig { memory_limit: None, ..config }, storage, place: target.place, seq };
-    let plan = question.settle(room)?;
+    let mut question = Question { model: &model, config, storage, place: target.place, seq };
+    // A limit is a question here, and no reason to refuse.
+    let plan = question.choose(target.memory)?;
     let answer = Answer::new(&question, plan, &target, room)?;
     match args.json {
         true => say(&answer.json().to_string()),
@@ -161,7 +161,7 @@ fn stored(name: &str) -> Result<Storage, Usage> {
 struct Answer {
     plan: Plan,
     seq: usize,
-    rows: usize,
+    batch: usize,
     rerun: usize,
     layers: usize,
     room: Option<f64>,
@@ -185,7 +185,7 @@ impl Answer {
         Ok(Self {
             plan,
             seq,
-            rows,
+            batch: question.config.batch_size,
             rerun: checkpointing.of(footprint.layers()),
             layers: footprint.layers(),
             room,
@@ -219,7 +219,7 @@ impl Answer {
         }
         json["peak_gb"] = (self.plan.peak() / 1e9).into();
         json["tokens_per_s"] = self.tokens_per_s.into();
-        json["rows"] = self.rows.into();
+        json["batch"] = self.batch.into();
         json["seq"] = self.seq.into();
         json["layers_rerun"] = self.rerun.into();
         json["memory_gb"] = self.room.map(|bytes| bytes / 1e9).into();
@@ -231,9 +231,10 @@ impl Answer {
     }
 
     fn tell(&self, name: &str, target: &Target) {
-        say(&format!("{name} · {} x {} tokens · {}", self.rows, self.seq, target.name));
+        say(&format!("{name} · {} x {} tokens · {}", self.batch, self.seq, target.name));
         for (name, bytes) in self.terms() {
-            let more = if name == "activations" { format!("   {} of {} layers are run again", self.rerun, self.layers) } else { String::new() };
+            let more =
+                if name == "activations" { format!("   {} of {} layers are run again", self.rerun, self.layers) } else { String::new() };
             say(&format!("{name:>12} {:>8.2} GB{more}", bytes / 1e9));
         }
         let verdict = match (self.room, self.fits()) {
@@ -245,7 +246,8 @@ impl Answer {
             say(&format!("{:>12} {speed:>8.0} tokens/s   {how}", "speed"));
         }
         if let Some([rows, seq]) = self.largest {
-            say(&format!("with every layer but the top one run again: batches of {rows} at {} tokens; {seq} tokens in {} rows", self.seq, self.rows));
+            let most = "the largest that fits, with every layer but the top one run again:";
+            say(&format!("{most} batches of {rows} at {} tokens, or rows of {seq} tokens in batches of {}", self.seq, self.batch));
         }
         match (&self.remedy, self.fits()) {
             (Some(flags), _) => say(&format!("it would fit with {flags}")),

@@ -119,7 +119,11 @@ fn measure(config: SftConfig, batch: usize, signals: &Signals) -> Result<(), Fai
     let template = pick_template(&config, shape.architecture, &tokenizer)?;
     let data = open_data(&config, &paths, &tokenizer, &template)?;
     let per = config.objective.sequences();
-    let data = SftData { train: longest(&data.train, batch * STEPS, per)?.into(), valid: longest(&data.valid, batch, per)?.into(), ..SftData::default() };
+    let data = SftData {
+        train: longest(&data.train, batch * STEPS, per)?.into(),
+        valid: longest(&data.valid, batch, per)?.into(),
+        ..SftData::default()
+    };
     let seq = data.train.lengths().max().unwrap_or(0);
     let (config, planned) = settle_memory(config, &shape, &data, &device)?;
     // On the processor the system would end any process when memory is gone, perhaps another one.

@@ -311,7 +311,12 @@ impl SftConfig {
         if let Some((name, x)) = not_negative.iter().find(|(_, x)| !(x.is_finite() && *x >= 0.0)) {
             return Err(bad(format!("{name} {x} is negative or not a number")));
         }
-        let positive = [("lora_alpha", self.lora_alpha), ("loraplus_lr_ratio", self.loraplus_lr_ratio), ("beta", self.beta.unwrap_or(1.0)), ("memory_limit", self.memory_limit.unwrap_or(1.0))];
+        let positive = [
+            ("lora_alpha", self.lora_alpha),
+            ("loraplus_lr_ratio", self.loraplus_lr_ratio),
+            ("beta", self.beta.unwrap_or(1.0)),
+            ("memory_limit", self.memory_limit.unwrap_or(1.0)),
+        ];
         let weights = self.data_weights.iter().map(|&x| ("data_weights:", x));
         let odds = self.data_probabilities.iter().map(|&x| ("data_probabilities:", x));
         let alphas = self.alpha_pattern.values().map(|&x| ("alpha_pattern:", x));

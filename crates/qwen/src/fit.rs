@@ -10,6 +10,8 @@ use crate::model::ModelConfig;
 
 /// The share of free memory that layers' graphs are kept for: the plan may be off by 15 %.
 const SHARE: f64 = 0.85;
+/// The same of a card's memory: nobody has held a plan against one yet, and other programs draw on it.
+const SHARE_OF_CARD: f64 = 0.6;
 /// Rows are padded to a multiple of at least this, so no shorter ones are proposed.
 const STEP: usize = 64;
 
@@ -80,7 +82,8 @@ impl Question<'_> {
         let footprint = self.footprint()?;
         if self.config.gradient_checkpointing == Checkpointing::Auto {
             let limit = self.config.memory_limit.map(|gb| gb * 1e9);
-            let room = limit.into_iter().chain(free.map(|bytes| SHARE * bytes)).reduce(f64::min);
+            let share = if self.place == Place::Processor { SHARE } else { SHARE_OF_CARD };
+            let room = limit.into_iter().chain(free.map(|bytes| share * bytes)).reduce(f64::min);
             let fewest = |room| footprint.fewest(self.rows(), self.seq, room);
             self.config.gradient_checkpointing = room.map_or(Checkpointing::ALL, fewest);
         }
@@ -165,7 +168,8 @@ mod tests {
     #[test]
     fn a_run_beyond_its_limit_is_refused_with_what_would_fit() {
         let model = Size::named("1.5B").unwrap().shape();
-        let config = SftConfig { batch_size: 4, memory_limit: Some(8.0), gradient_checkpointing: Checkpointing::OFF, ..SftConfig::default() };
+        let config =
+            SftConfig { batch_size: 4, memory_limit: Some(8.0), gradient_checkpointing: Checkpointing::OFF, ..SftConfig::default() };
         let refused = question(&model, config.clone()).settle(None).unwrap_err();
         assert_eq!(refused.exit(), Exit::Usage);
         let text = refused.to_string();

@@ -305,7 +305,8 @@ mod tests {
     /// Counts of parameters as the model cards and PEFT's `print_trainable_parameters` say them.
     #[test]
     fn parameters_are_those_of_the_published_models() {
-        for (size, all, adapters) in [("0.5B", 494_032_768.0, 8_798_208.0), ("1.5B", 1_543_714_304.0, 18_464_768.0), ("3B", 3_085_938_688.0, 29_933_568.0)]
+        for (size, all, adapters) in
+            [("0.5B", 494_032_768.0, 8_798_208.0), ("1.5B", 1_543_714_304.0, 18_464_768.0), ("3B", 3_085_938_688.0, 29_933_568.0)]
         {
             let full = of(size, SftConfig { method: Method::Full, ..SftConfig::default() }, Storage::F32);
             assert_eq!((full.trained, full.weights), (all, 0.0), "{size}");

@@ -89,7 +89,7 @@ fn a_resumed_run_holds_no_more_than_it_did() {
     let (out, _) = expect_code(&mut llm_finetune(dir.path(), &["--config", "tiny.yaml", "--name", "whole"]), 0);
     let whole = held(&out);
     let run = dir.path().join("runs/sft/cut");
-    let mut child = llm_finetune(dir.path(), &["--config", "tiny.yaml", "--name", "cut", "--epochs", "60"]).spawn().unwrap();
+    let mut child = llm_finetune(dir.path(), &["--config", "tiny.yaml", "--name", "cut", "--epochs", "20"]).spawn().unwrap();
     support::wait_for("a second checkpoint", &mut child, || checkpoints(&run).len() > 1);
     child.kill().unwrap();
     child.wait().unwrap();

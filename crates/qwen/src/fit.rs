@@ -120,10 +120,11 @@ impl Question<'_> {
         }
         let rows = footprint.most_rows(self.seq, all, bytes, self.rows()) / per;
         if rows < batch {
-            // The gradient of an update is the same sum.
-            let (fits, update) = (rows.max(1), batch * self.config.gradient_accumulation_steps);
+            // An update of as many examples has the same gradient.
+            let update = batch * self.config.gradient_accumulation_steps;
+            let fits = (1..=rows.max(1)).rev().find(|fits| update.is_multiple_of(*fits)).unwrap_or(1);
             if fits < batch {
-                flags.push(format!("--batch-size {fits} --gradient-accumulation-steps {}", update.div_ceil(fits)));
+                flags.push(format!("--batch-size {fits} --gradient-accumulation-steps {}", update / fits));
             }
             if rows == 0 {
                 let step = self.config.pad_to_multiple_of.max(STEP);

@@ -184,9 +184,9 @@ mod tests {
         let mut advised = question(&model, SftConfig { batch_size, gradient_checkpointing, ..config.clone() });
         advised.seq = value("--max-seq-length ").unwrap_or(2048);
         advised.settle(None).unwrap();
-        // Less than the weights is never enough; a little more takes short rows.
+        // Less than the weights is never enough; what an update and a checkpoint take beside leaves room for short rows.
         assert_eq!(question(&model, config.clone()).remedies(2e9).unwrap(), None);
-        let shorter = question(&model, config).remedies(4.2e9).unwrap().unwrap();
+        let shorter = question(&model, config).remedies(4.6e9).unwrap().unwrap();
         assert!(shorter.contains("--batch-size 1 --gradient-accumulation-steps 32 --max-seq-length "), "{shorter}");
     }
 

@@ -5,6 +5,7 @@ use bellows_device::{Card, ProbeOptions, Selected};
 use bellows_learner::memory::free_memory;
 use bellows_qwen::base::Base;
 use bellows_qwen::bench::Size;
+use bellows_qwen::checkpointing::Checkpointing;
 use bellows_qwen::config::SftConfig;
 use bellows_qwen::data::SftData;
 use bellows_qwen::fit::{Question, longest_row};
@@ -176,8 +177,7 @@ impl Answer {
     fn new(question: &Question<'_>, plan: Plan, target: &Target, room: Option<f64>) -> Result<Self, Failure> {
         let (footprint, rows, seq) = (question.footprint()?, question.rows(), question.seq);
         let (checkpointing, per) = (question.config.gradient_checkpointing, question.config.objective.sequences());
-        let all = bellows_qwen::checkpointing::Checkpointing::ALL;
-        let step = question.config.pad_to_multiple_of.max(64);
+        let (all, step) = (Checkpointing::ALL, question.config.pad_to_multiple_of.max(64));
         let largest = room.map(|room| {
             let longest = footprint.longest(rows, all, room, step, question.model.max_position_embeddings);
             [footprint.most_rows(seq, all, room, ROWS) / per, longest]

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Reproduces the tables of docs/benchmarks.md: all sections, or those that are named.
 #
-#   docs/benchmarks.sh [step] [onnx] [lora] [epoch] [layers] [memory] [launches] [sample] [data]
+#   docs/benchmarks.sh [step] [onnx] [lora] [epoch] [layers] [memory] [launches] [plan] [sample] [data]
 #
 # Nothing is installed or downloaded. Ours is built first; a peer comes from a variable, and its part is skipped with a line without it:
 #
@@ -97,6 +97,9 @@ launches() {
   cargo test --release --workspace --test cube -- --nocapture 2>&1 | grep '^> '
 }
 
+# What was planned beside what was held (docs/memory.md).
+plan() { python3 docs/planned.py "$bin"; }
+
 sample() {
   local runs
   runs=$(mktemp -d)
@@ -109,10 +112,10 @@ data() {
   BELLOWS_HIT_UAV=$(realpath "$DATA") cargo test --release --workspace --test hit_uav -- --nocapture 2>&1 | grep -E '^(scan|from)'
 }
 
-[ $# -gt 0 ] || set -- step onnx lora epoch layers memory launches sample data
+[ $# -gt 0 ] || set -- step onnx lora epoch layers memory launches plan sample data
 for section in "$@"; do
   case $section in
-    step | onnx | lora | epoch | layers | memory | launches | sample | data) ;;
+    step | onnx | lora | epoch | layers | memory | launches | plan | sample | data) ;;
     *) echo "$0: no section is called $section" >&2; exit 2 ;;
   esac
 done

@@ -12,6 +12,7 @@
 mod adapter;
 mod adapters;
 mod cache;
+mod cards;
 mod child;
 mod doctor;
 mod error;
@@ -30,6 +31,7 @@ mod watch;
 
 pub use adapter::{Adapter, AdapterKind, Backend};
 pub use bellows_kernels::Lowering;
+pub use cards::{CARDS, Card};
 pub use child::{PROBE_SUBCOMMAND, probe_child_main};
 pub use doctor::doctor;
 pub use error::DeviceError;

@@ -42,7 +42,7 @@ pub use logits::{expectation, predictions};
 use operands::Bias;
 pub use operands::{ConvConfig, NormStep};
 use ops::KernelOps;
-pub use peak::{ProcessorChoices, processor_choices, processor_has_bf16, processor_level, processor_peak};
+pub use peak::{ProcessorChoices, processor_choices, processor_has_bf16, processor_level, processor_peak, product_rate};
 pub use planes::{HALF_GRADIENTS, add, concat, max_pool_same, slice_channels, upsample2, widen};
 pub use policy::{Lowering, Precision, default_lowering, set_default_lowering};
 pub use products::{LowRank, linear, linear_data_grad, linear_weight_grad, lora_linear, reads_bf16};

@@ -4,9 +4,12 @@
 use std::fmt;
 use std::time::Instant;
 
+use half::bf16;
+
 use crate::cpu::machine::machine;
 use crate::cpu::simd::{Offsets, Simd, Task, Tile, level, run};
 use crate::policy::Precision;
+use crate::products::{Begin, Operand, Stored, Term, multiply};
 
 /// Length of the sums: the left-hand panel of any instruction set has at most 16 KiB.
 const DEPTH: usize = 512;
@@ -25,6 +28,32 @@ pub fn processor_peak() -> f64 {
     let fastest = (0..BURSTS).map(|_| burst()).fold(f64::INFINITY, f64::min);
     let flops = 2 * DEPTH * form.mr * form.nr * TILES * rayon::current_num_threads();
     flops as f64 / fastest
+}
+
+/// The same of whole products as a language model's layers have them, packing and memory included: 512 rows with a weight of 4096 x 1024, the best
+/// of some. It takes a fraction of a second.
+pub fn product_rate(precision: Precision) -> f64 {
+    const ROWS: usize = 512;
+    const OUT: usize = 4096;
+    const DEEP: usize = 1024;
+    const ROUNDS: usize = 5;
+    let (x, mut y) = (vec![0.5; ROWS * DEEP], vec![0.0; ROWS * OUT]);
+    let (wide, narrow) = match precision {
+        Precision::F32 => (vec![0.5; OUT * DEEP], Vec::new()),
+        Precision::Bf16 => (Vec::new(), vec![bf16::from_f32(0.5); OUT * DEEP]),
+    };
+    let (weight, level) = match precision {
+        Precision::F32 => (Stored::F32(&wide), level()),
+        Precision::Bf16 => (Stored::Bf16(&narrow), level().in_bf16()),
+    };
+    let term = Term { left: Operand::lines(Stored::F32(&x), DEEP), right: Operand::lines(weight, DEEP), depth: DEEP, level };
+    let mut product = || {
+        let started = Instant::now();
+        multiply(&[term], OUT, Begin::Zero, &mut y);
+        started.elapsed().as_secs_f64()
+    };
+    let fastest = (0..ROUNDS).map(|_| product()).fold(f64::INFINITY, f64::min);
+    (2 * ROWS * OUT * DEEP) as f64 / fastest
 }
 
 /// Whether [`Lowering::Bf16`](crate::Lowering::Bf16) is anything but f32 on this processor.

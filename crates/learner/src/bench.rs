@@ -1,4 +1,4 @@
-//! What a benchmark of training steps needs: their times, medians, the memory that was held.
+//! What a benchmark of training steps needs: their times and medians.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -26,12 +26,4 @@ pub fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     let n = values.len();
     if n == 0 { f64::NAN } else { (values[(n - 1) / 2] + values[n / 2]) / 2.0 }
-}
-
-/// The high-water mark of this process's memory, as Linux tells: KiB / 10^6 (1.024 x 10^9 bytes), which is what other tools' timers print
-/// of `ru_maxrss` as GB.
-pub fn peak_memory() -> Option<f64> {
-    let text = std::fs::read_to_string("/proc/self/status").ok()?;
-    let kib: f64 = text.lines().find_map(|l| l.strip_prefix("VmHWM:"))?.split_whitespace().next()?.parse().ok()?;
-    Some(kib / 1e6)
 }

@@ -1,5 +1,7 @@
 //! The scalars of a run: where it is, what it has counted, what it must not do again.
 
+use std::collections::BTreeMap;
+
 use serde::{Deserialize, Serialize};
 
 /// A batch, by its epoch and its position in it, both from 0.
@@ -74,10 +76,13 @@ pub struct Counters {
     pub rollbacks: u32,
     /// Factor on the learning rate, halved by every roll-back.
     pub lr_scale: f64,
-    /// Batches are cut into 2^split parts, because the device has no memory for all of one; never goes back. Runs begun before this was
-    /// counted had no parts.
+    /// Batches of every size are cut into 2^split parts at least, because the device has no memory for all of one; never goes back. Runs begun
+    /// before this was counted had no parts.
     #[serde(default)]
     pub split: u32,
+    /// The same of batches of a class of size ([`Task::size_class`](crate::Task::size_class)) and larger ones, where a task tells sizes apart.
+    #[serde(default)]
+    pub splits: BTreeMap<usize, u32>,
     /// Learning rate of each group at the last batch: the `lr/pgN` columns.
     pub lr: Vec<f64>,
     /// Seconds spent training, over all sessions.
@@ -117,6 +122,7 @@ impl Counters {
             rollbacks: 0,
             lr_scale: 1.0,
             split: 0,
+            splits: BTreeMap::new(),
             lr: Vec::new(),
             elapsed_s: 0.0,
             done: false,
@@ -136,9 +142,23 @@ impl Counters {
         self.item_count = 0;
     }
 
-    /// Parts that a batch is cut into, if it has so many samples.
-    pub fn parts(&self) -> usize {
-        1_usize.checked_shl(self.split).unwrap_or(usize::MAX)
+    /// How often batches of this class of size are halved: as often as smaller ones at least.
+    fn halvings(&self, class: usize) -> u32 {
+        self.splits.range(..=class).map(|(_, split)| *split).fold(self.split, u32::max)
+    }
+
+    /// Parts that a batch of this class of size is cut into, if it has so many samples.
+    pub fn parts(&self, class: usize) -> usize {
+        1_usize.checked_shl(self.halvings(class)).unwrap_or(usize::MAX)
+    }
+
+    /// Cuts batches of this class and larger ones into twice as many parts.
+    pub(crate) fn halve(&mut self, class: usize) {
+        let split = self.halvings(class) + 1;
+        match class {
+            0 => self.split = split,
+            class => drop(self.splits.insert(class, split)),
+        }
     }
 
     /// Mean of each loss item over this epoch so far.
@@ -179,6 +199,24 @@ mod reals {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_size_is_cut_as_often_as_smaller_ones_and_no_smaller_one_as_often_as_it() {
+        let mut counters = Counters::new(0, 1, 0);
+        let parts = |counters: &Counters| [0, 9, 10, 11, 12].map(|class| counters.parts(class));
+        counters.halve(11);
+        counters.halve(11);
+        assert_eq!(parts(&counters), [1, 1, 1, 4, 4]);
+        counters.halve(10);
+        assert_eq!(parts(&counters), [1, 1, 2, 4, 4]);
+        counters.halve(12);
+        assert_eq!(parts(&counters), [1, 1, 2, 4, 8]);
+        counters.halve(0);
+        counters.halve(0);
+        assert_eq!(parts(&counters), [4, 4, 4, 4, 8]);
+        let text = serde_json::to_string(&counters).unwrap();
+        assert_eq!(serde_json::from_str::<Counters>(&text).unwrap(), counters);
+    }
 
     #[test]
     fn sums_that_are_no_numbers_come_back() {

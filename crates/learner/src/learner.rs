@@ -307,8 +307,9 @@ fn by_plan<'scope, T: Task>(
     plan: &'scope Plan,
     data: &'scope dyn Dataset<T::Item>,
 ) -> Result<Option<Outcome>, LearnError> {
-    let (draw, parts, position) = (run.draw(), run.state.counters.parts(), run.state.counters.position);
-    let make = move |i: usize| make(task, data, plan, i, draw, parts);
+    let (draw, counters) = (run.draw(), run.state.counters.clone());
+    let position = counters.position;
+    let make = move |i: usize| make(task, data, plan, i, draw, &counters);
     let mut loader = Loader::start(scope, run.settings.config.workers, position..plan.batches.len(), make);
     run.watchers.all(|o| o.on_epoch(plan.epoch, position));
     loop {
@@ -349,12 +350,12 @@ fn make<T: Task>(
     plan: &Plan,
     position: usize,
     draw: crate::task::Draw,
-    parts: usize,
+    counters: &Counters,
 ) -> Result<Vec<T::Batch>, TaskError> {
     let (mut made, mut unreadable) = (Vec::new(), None);
-    let samples = &plan.batches[position];
-    for part in cut(samples, parts).filter(|part| !part.is_empty()) {
-        match task.batch(data, plan.draw(draw, position), part) {
+    let (samples, draw) = (&plan.batches[position], plan.draw(draw, position));
+    for part in cut(samples, counters.parts(task.size_class(draw, samples))).filter(|part| !part.is_empty()) {
+        match task.batch(data, draw, part) {
             Ok(batch) => made.push(batch),
             Err(error) if error.is::<Unreadable>() => unreadable = Some(error),
             Err(error) => return Err(error),

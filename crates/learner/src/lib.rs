@@ -23,6 +23,7 @@ mod layout;
 mod learner;
 mod loader;
 mod log;
+pub mod memory;
 mod metrics;
 mod observe;
 mod optim;

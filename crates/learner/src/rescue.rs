@@ -3,7 +3,7 @@
 //! Batches that are not finite in a row: back to the last checkpoint whose place the settings chose, never one that a clock or a signal chose,
 //! with half the learning rate and without the batches that did it, so that neither the clock changes a number nor the same data comes again.
 //!
-//! A batch that the device has no memory for is cut into parts, and so is every batch after it. Nothing is lost by that: the gradients of the
+//! A batch that the device has no memory for is cut into parts, and so is every batch of its size and larger after it. Nothing is lost by that: the gradients of the
 //! parts are summed, so an update is made of the same samples as before. How far batches are cut is saved before the next attempt, from the
 //! state before the step: should that one take the process with it, a resumed run starts with the smaller parts.
 
@@ -45,11 +45,12 @@ impl<T: Task> Run<T> {
         let last = Place { position: now.position.saturating_sub(1), ..now.place() };
         let mut passed_over = now.passed_over;
         passed_over.push((now.trouble_from.unwrap_or(last), last));
-        let Counters { batches, skipped, unreadable, rollbacks, split, elapsed_s, .. } = now;
+        let Counters { batches, skipped, unreadable, rollbacks, split, splits, elapsed_s, .. } = now;
         let counters = &mut self.state.counters;
         let rollbacks = rollbacks + 1;
         let lr_scale = now.lr_scale * 0.5;
-        *counters = Counters { batches, skipped, unreadable, rollbacks, lr_scale, split, elapsed_s, passed_over, ..counters.clone() };
+        *counters =
+            Counters { batches, skipped, unreadable, rollbacks, lr_scale, split, splits, elapsed_s, passed_over, ..counters.clone() };
         (counters.skipped_in_a_row, counters.lost_updates, counters.trouble_from) = (0, 0, None);
         let (epoch, batch, from) = (counters.epoch + 1, counters.position, now.trouble_from.unwrap_or(last));
         self.tell(
@@ -68,15 +69,17 @@ impl<T: Task> Run<T> {
         Ok(())
     }
 
-    /// Cuts batches into twice as many parts from here on. The state is that before the step.
+    /// Cuts batches of that size and larger ones into twice as many parts from here on. The state is that before the step.
     ///
     /// # Errors
     /// When a part was a single sample already, or the device cannot be used any more; what is known is saved.
     pub(crate) fn cut_batches(&mut self, task: &T, batch: TooLarge) -> Result<(), LearnError> {
-        let TooLarge { shortage: Shortage { reason, lost }, samples, files } = batch;
+        let TooLarge { shortage: Shortage { reason, lost }, class, samples, files } = batch;
         let counters = &mut self.state.counters;
-        counters.split += u32::from(samples > 1);
-        let parts = counters.parts();
+        if samples > 1 {
+            counters.halve(class);
+        }
+        let parts = counters.parts(class);
         let place = format!("batch {} of epoch {}", counters.position + 1, counters.epoch + 1);
         self.event("oom", json!({ "reason": reason, "files": files, "parts": parts }));
         if lost {
@@ -100,7 +103,8 @@ impl<T: Task> Run<T> {
             return Err(LearnError::Lost { what, reason, advice });
         }
         let statistics = if task.per_count() { "" } else { "; batch statistics are now those of a part" };
-        let message = format!("no memory for {place} ({names}): {reason}; from here on batches are cut into {parts} parts{statistics}");
+        let which = if class == 0 { "batches" } else { "batches of its size and larger ones" };
+        let message = format!("no memory for {place} ({names}): {reason}; from here on {which} are cut into {parts} parts{statistics}");
         self.watchers.notify("oom", message);
         Ok(())
     }
@@ -108,7 +112,7 @@ impl<T: Task> Run<T> {
     /// The error of an evaluation that did not fit. Training up to here is saved.
     pub(crate) fn no_memory_to_evaluate(&mut self, task: &T, shortage: Shortage) -> LearnError {
         self.release_memory();
-        let parts = self.state.counters.parts();
+        let parts = self.state.counters.parts(0);
         self.event("oom", json!({ "reason": shortage.reason, "files": [], "parts": parts }));
         let saved = self.save();
         self.warn_unsaved(saved);
@@ -136,7 +140,8 @@ impl<T: Task> Run<T> {
     fn remember_split(&mut self) -> Result<(), TaskError> {
         let Some(mut newest) = self.journal.checkpoints().latest()?.checkpoint else { return Ok(()) };
         let old = newest.members.get(COUNTERS).map(Vec::as_slice).unwrap_or_default();
-        let counters = Counters { split: self.state.counters.split, ..serde_json::from_slice(old)? };
+        let Counters { split, splits, .. } = self.state.counters.clone();
+        let counters = Counters { split, splits, ..serde_json::from_slice(old)? };
         newest.members.insert(COUNTERS.into(), serde_json::to_vec_pretty(&counters)?);
         Ok(self.journal.save_again(newest)?)
     }

@@ -173,6 +173,12 @@ pub trait Task: Send + Sync {
     /// [`Unreadable`] if no sample can be read, and that may be so of these samples alone; anything else ends the run.
     fn batch(&self, data: &dyn Dataset<Self::Item>, draw: Draw, indices: &[usize]) -> Result<Self::Batch, TaskError>;
 
+    /// The class of size of a batch, or of a part of one: those of a class need about as much memory a sample, those of a higher class more. A batch that the
+    /// device has no memory for is cut, and with it those of its class and of higher ones from there on; 0 for all where sizes are alike.
+    fn size_class(&self, _draw: Draw, _indices: &[usize]) -> usize {
+        0
+    }
+
     /// What a user calls the samples of a batch (file names), for the log.
     fn sample_names(&self, batch: &Self::Batch) -> Vec<String>;
 

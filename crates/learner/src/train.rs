@@ -35,6 +35,8 @@ pub(crate) enum Trained {
 /// A batch that did not fit on the device.
 pub(crate) struct TooLarge {
     pub(crate) shortage: Shortage,
+    /// Its class of size.
+    pub(crate) class: usize,
     /// Samples in its largest part.
     pub(crate) samples: usize,
     /// What the user calls all of them.
@@ -73,8 +75,9 @@ impl<T: Task> Run<T> {
             Err(Failure::Other(error)) => return Err(error),
             Err(Failure::Memory(shortage)) => {
                 self.lap();
-                let samples = cut(&plan.batches[position], self.state.counters.parts()).map(<[usize]>::len).max().unwrap_or(0);
-                return Ok(Trained::TooLarge(TooLarge { shortage, samples, files: files() }));
+                let class = task.size_class(draw, &plan.batches[position]);
+                let samples = cut(&plan.batches[position], self.state.counters.parts(class)).map(<[usize]>::len).max().unwrap_or(0);
+                return Ok(Trained::TooLarge(TooLarge { shortage, class, samples, files: files() }));
             }
         };
         let counters = &mut self.state.counters;

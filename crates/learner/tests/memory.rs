@@ -168,6 +168,29 @@ fn a_run_that_dies_of_a_shortage_goes_on_with_smaller_parts_to_the_same_bits() {
 }
 
 #[test]
+fn only_batches_as_large_as_one_that_did_not_fit_are_cut() {
+    // Sample 17 makes a batch large.
+    let toy = Toy {
+        size: |samples| usize::from(samples.contains(&17)),
+        shortage: |_, samples| (samples.contains(&17) && samples.len() > 2).then_some(SHORT),
+        ..Toy::default()
+    };
+    let dir = tempfile::tempdir().unwrap();
+    let mut session = learner_of(toy, dir.path(), config(), &Device::flex());
+    assert_eq!(session.fit(&data()).unwrap(), Outcome::Finished);
+    let counters = session.state().counters.clone();
+    let halvings = shortages(dir.path()).len() as u32;
+    assert!(halvings > 0 && counters.split == 0 && counters.splits == [(1, halvings)].into(), "{counters:?}");
+    let mut made = session.task().made.lock().unwrap().clone();
+    // An evaluation makes a batch of everything.
+    made.retain(|samples| samples.len() <= toy::BATCH);
+    let (large, small): (Vec<_>, Vec<_>) = made.iter().partition(|samples| samples.contains(&17));
+    assert!(large.iter().rev().take(2).all(|samples| samples.len() <= 2), "{large:?}");
+    let whole = small.iter().filter(|samples| samples.len() == toy::BATCH).count();
+    assert!(whole >= counters.epochs * (BATCHES - 2), "{whole} of {}", small.len());
+}
+
+#[test]
 fn a_sample_that_does_not_fit_ends_the_run_and_keeps_what_was_trained() {
     fn none(epoch: usize, samples: &[usize]) -> Option<&'static str> {
         (epoch == 1 && samples.contains(&17)).then_some(SHORT)

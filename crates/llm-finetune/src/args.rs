@@ -8,10 +8,11 @@ use bellows_qwen::generate::Sampling;
 use bellows_qwen::questions::Asking;
 use bellows_settings::Layer;
 use clap::builder::PossibleValuesParser;
-use clap::{Arg, ArgAction, ArgMatches, Command};
+use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
 
 use crate::concept::args::{self as concept, ConceptArgs};
 use crate::presets::{self, SettingsArgs};
+use crate::tune::MEASURE;
 
 /// What the user asked for.
 pub(crate) enum Request {
@@ -21,6 +22,8 @@ pub(crate) enum Request {
     Export(ExportArgs),
     Preview { flags: SettingsArgs, count: usize },
     Eval(EvalArgs),
+    Plan(PlanArgs),
+    Tune(TuneArgs),
     Benchmark(BenchmarkArgs),
     Concept(ConceptArgs),
     Doctor { device: String, reprobe: bool },
@@ -102,6 +105,29 @@ pub(crate) struct EvalArgs {
     pub(crate) json: bool,
 }
 
+/// `plan` as typed.
+pub(crate) struct PlanArgs {
+    pub(crate) settings: SettingsArgs,
+    /// A published shape in place of a model.
+    pub(crate) size: Option<String>,
+    /// A card that need not be at hand, in place of a device.
+    pub(crate) card: Option<String>,
+    pub(crate) base_dtype: Option<String>,
+    pub(crate) json: bool,
+}
+
+/// `tune-batch` as typed.
+pub(crate) struct TuneArgs {
+    pub(crate) settings: SettingsArgs,
+    /// The largest batch that is tried.
+    pub(crate) most: usize,
+    /// Measure this one, in this process.
+    pub(crate) measure: Option<usize>,
+    pub(crate) json: bool,
+    /// The command line, for the measuring process.
+    pub(crate) typed: Vec<String>,
+}
+
 /// `benchmark` as typed.
 pub(crate) struct BenchmarkArgs {
     pub(crate) size: String,
@@ -110,7 +136,7 @@ pub(crate) struct BenchmarkArgs {
     pub(crate) rank: usize,
     pub(crate) steps: usize,
     pub(crate) targets: String,
-    pub(crate) checkpointing: bool,
+    pub(crate) checkpointing: String,
     pub(crate) precision: String,
     pub(crate) threads: usize,
     pub(crate) device: String,
@@ -160,6 +186,8 @@ fn settings_args(command: Command) -> Command {
                 .help(format!("YAML file of settings, or a preset: {}", presets::names())),
         )
         .args(SETTINGS.iter().map(|s| flag(s, &defaults)))
+        // Alone it says yes, as it did when that was all there was to say.
+        .mut_arg("gradient_checkpointing", |arg| arg.num_args(0..=1).default_missing_value("true"))
 }
 
 fn command() -> Command {
@@ -218,17 +246,32 @@ fn command() -> Command {
         )
         .subcommand(
             settings_args(Command::new("eval"))
-                .about("Judges a model on a file, before and after an adapter: loss and perplexity, exact match, multiple choice")
+                .about("Judges a model on files, before and after an adapter: loss and perplexity, exact match, multiple choice")
                 .arg(switch("raw", "Prompts are texts to go on with, without a chat template"))
                 .arg(switch("thinking", "Models that think (Qwen3) do so before they answer"))
                 .arg(count("max-new-tokens", "64", "Most tokens of an answer"))
-                .arg(count("limit", "0", "Rows that are looked at; 0 takes all"))
+                .arg(count("limit", "0", "Rows of each file that are looked at; 0 takes all"))
                 .arg(switch("json", "Print one JSON object")),
+        )
+        .subcommand(
+            settings_args(Command::new("plan"))
+                .about("Says what memory a run would take, and how fast it would be, before anything is allocated")
+                .arg(option("size", "A published shape of Qwen2.5 in place of --model").value_parser(sizes()))
+                .arg(option("card", "A card that need not be at hand, in place of --device: \"RX 6700 XT\", MI50, ..").value_name("NAME"))
+                .arg(option("base-dtype", "How the model is stored [default: as it would be]").value_parser(["f32", "bf16", "f16", "int8", "nf4"]))
+                .arg(switch("json", "Print one JSON object")),
+        )
+        .subcommand(
+            settings_args(Command::new("tune-batch"))
+                .about("Measures batches of growing size on the longest rows, each in a process of its own: memory, speed, watts")
+                .arg(count("most", "64", "The largest batch that is tried"))
+                .arg(Arg::new(MEASURE).long(MEASURE).value_parser(value_parser!(u32)).hide(true))
+                .arg(switch("json", "Print one JSON list")),
         )
         .subcommand(
             Command::new("benchmark")
                 .about("Times training steps on made-up weights")
-                .arg(option("size", "Shape of the model").default_value("0.5B").value_parser(PossibleValuesParser::new(["tiny", "0.5B", "1.5B", "3B"])))
+                .arg(option("size", "Shape of the model").default_value("0.5B").value_parser(sizes()))
                 .arg(
                     option("precision", "Of the weights and of products with them")
                         .default_value("f32")
@@ -240,7 +283,12 @@ fn command() -> Command {
                 .arg(count("rank", "16", "Rank"))
                 .arg(count("steps", "3", "Steps that count, after one that does not"))
                 .arg(option("targets", "Maps with adapters").default_value("q_proj,k_proj,v_proj,o_proj"))
-                .arg(switch("checkpointing", "Re-run layers in the backward pass"))
+                .arg(
+                    option("checkpointing", "Layers run again in the backward pass: auto (as few as free memory asks for), off, or a number")
+                        .default_value("off")
+                        .num_args(0..=1)
+                        .default_missing_value("all"),
+                )
                 .arg(count("threads", "0", "Threads of the CPU; 0 for all"))
                 .arg(option("device", "Where to run").default_value("cpu"))
                 .arg(switch("count", "Count what a training step launches on a GPU, instead of timing it"))
@@ -266,6 +314,8 @@ pub(crate) fn parse() -> Request {
             None => unreachable!("clap asks for a subcommand"),
         },
         Some(("eval", m)) => Request::Eval(eval(m)),
+        Some(("plan", m)) => Request::Plan(plan(m)),
+        Some(("tune-batch", m)) => Request::Tune(tune(m)),
         Some(("benchmark", m)) => Request::Benchmark(benchmark(m)),
         Some(("concept", m)) => Request::Concept(concept::parse(m)),
         Some(("doctor", m)) => Request::Doctor { device: text(m, "device").unwrap_or_default(), reprobe: m.get_flag("reprobe") },
@@ -332,6 +382,25 @@ fn eval(m: &ArgMatches) -> EvalArgs {
     EvalArgs { settings: settings(m), asking, json: m.get_flag("json") }
 }
 
+fn plan(m: &ArgMatches) -> PlanArgs {
+    let [size, card, base_dtype] = ["size", "card", "base-dtype"].map(|name| text(m, name));
+    PlanArgs { settings: settings(m), size, card, base_dtype, json: m.get_flag("json") }
+}
+
+fn tune(m: &ArgMatches) -> TuneArgs {
+    TuneArgs {
+        settings: settings(m),
+        most: whole(m, "most"),
+        measure: m.get_one::<u32>(MEASURE).map(|&n| n as usize),
+        json: m.get_flag("json"),
+        typed: std::env::args().skip(1).collect(),
+    }
+}
+
+fn sizes() -> PossibleValuesParser {
+    PossibleValuesParser::new(["tiny", "0.5B", "1.5B", "3B"])
+}
+
 fn benchmark(m: &ArgMatches) -> BenchmarkArgs {
     BenchmarkArgs {
         size: text(m, "size").unwrap_or_default(),
@@ -340,7 +409,7 @@ fn benchmark(m: &ArgMatches) -> BenchmarkArgs {
         rank: whole(m, "rank"),
         steps: whole(m, "steps"),
         targets: text(m, "targets").unwrap_or_default(),
-        checkpointing: m.get_flag("checkpointing"),
+        checkpointing: text(m, "checkpointing").unwrap_or_default(),
         precision: text(m, "precision").unwrap_or_default(),
         threads: whole(m, "threads"),
         device: text(m, "device").unwrap_or_default(),
@@ -351,6 +420,8 @@ fn benchmark(m: &ArgMatches) -> BenchmarkArgs {
 
 #[cfg(test)]
 mod tests {
+    use bellows_qwen::checkpointing::Checkpointing;
+
     use super::*;
 
     #[test]
@@ -364,7 +435,9 @@ mod tests {
         assert_eq!(config.target_modules, bellows_qwen::adapter::Targets::Names(vec!["q_proj".into(), "v_proj".into()]));
         let m = command().try_get_matches_from(["x", "--model", "m", "--data", "a", "--no-gradient-checkpointing", "--packing"]).unwrap();
         let config = SftConfig::from_layers(&[settings(&m).flags]).unwrap();
-        assert!(!config.gradient_checkpointing && config.packing);
+        assert!(config.gradient_checkpointing == Checkpointing::OFF && config.packing);
+        let m = command().try_get_matches_from(["x", "--gradient-checkpointing", "--packing"]).unwrap();
+        assert_eq!(SftConfig::from_layers(&[settings(&m).flags]).unwrap().gradient_checkpointing, Checkpointing::ALL);
         let m = command().try_get_matches_from(["x", "chat", "--model", "m", "--no-thinking", "--top-k", "0"]).unwrap();
         let speak = speak(m.subcommand().unwrap().1, None, false);
         let own = Sampling { temperature: 0.6, top_k: 30, ..Sampling::default() };

@@ -3,6 +3,8 @@
 use bellows_cli::{Context, Exit, Failure, Signals, Usage, join_pool, say, say_launches, scratch};
 use bellows_qwen::adapter::Targets;
 use bellows_qwen::bench::{Benchmark, Size};
+use bellows_qwen::checkpointing::Checkpointing;
+use serde_json::Value;
 
 use crate::args::BenchmarkArgs;
 
@@ -20,7 +22,8 @@ pub(crate) fn run(args: &BenchmarkArgs, signals: &Signals) -> Result<(), Failure
         rank: args.rank,
         steps: args.steps,
         targets: Targets::parse(&args.targets),
-        checkpointing: args.checkpointing,
+        checkpointing: Checkpointing::try_from(Value::from(args.checkpointing.as_str()))
+            .map_err(|e| Usage(format!("--checkpointing {e}")))?,
         precision: args.precision.parse().map_err(|e| Usage(format!("benchmark: {e}")))?,
     };
     let (folder, _taken) = scratch(signals)?;

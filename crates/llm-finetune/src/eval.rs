@@ -1,4 +1,4 @@
-//! `eval`: how well a model does on a file, before and after an adapter.
+//! `eval`: how well a model does on some files, before and after an adapter.
 
 use std::path::Path;
 
@@ -20,9 +20,8 @@ use crate::train::pick_template;
 
 pub(crate) fn eval(args: &EvalArgs) -> Result<(), Failure> {
     let config = settings(&args.settings)?;
-    let [file] = config.data.as_slice() else { return Err(Usage("eval needs --model and one file as --data".into()).into()) };
-    if config.model.is_empty() {
-        return Err(Usage("eval needs --model".into()).into());
+    if config.model.is_empty() || config.data.is_empty() {
+        return Err(Usage("eval needs --model and --data".into()).into());
     }
     if config.objective.is_of_pairs() {
         return Err(Usage("eval judges single texts: leave --objective out".into()).into());
@@ -37,7 +36,10 @@ pub(crate) fn eval(args: &EvalArgs) -> Result<(), Failure> {
     let (template, options) = (pick_template(&config, shape.architecture, &tokenizer)?, config.encoding()?);
     let words = Words { tokenizer: &tokenizer, template: &template, config: &config, options: &options, asking: args.asking };
     let judge = Judge { shape: &shape, words };
-    let questions = words.read(Path::new(file))?;
+    let mut questions = Questions::default();
+    for file in &config.data {
+        words.read(Path::new(file), &mut questions)?;
+    }
     if questions.shortened > 0 {
         note(&format!("{} rows are longer than max_seq_length {} and were cut or left out", questions.shortened, config.max_seq_length));
     }

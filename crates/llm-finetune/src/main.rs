@@ -6,11 +6,13 @@ mod concept;
 mod console;
 mod eval;
 mod export;
+mod plan;
 mod presets;
 mod preview;
 mod prove;
 mod speak;
 mod train;
+mod tune;
 
 use std::process::ExitCode;
 
@@ -24,6 +26,8 @@ fn main() -> ExitCode {
         args::Request::Export(typed) => export::export(&typed),
         args::Request::Preview { flags, count } => preview::preview(&flags, count),
         args::Request::Eval(typed) => eval::eval(&typed),
+        args::Request::Plan(typed) => plan::plan(&typed),
+        args::Request::Tune(typed) => tune::tune(&typed, signals),
         args::Request::Benchmark(typed) => benchmark::run(&typed, signals),
         args::Request::Concept(typed) => concept::verbs::concept(&typed),
         args::Request::Status(asked) => bellows_cli::show(&asked, &SftConfig::default().project),

@@ -86,6 +86,7 @@ fn write_tiny_chat(dir: &Path) -> Result<(), Failure> {
 #[cfg(test)]
 mod tests {
     use bellows_qwen::adapter::Targets;
+    use bellows_qwen::checkpointing::Checkpointing;
     use serde_json::json;
 
     use super::*;
@@ -147,13 +148,13 @@ mod tests {
     #[test]
     fn presets_are_the_runs_they_are_named_after() {
         let dorothy = preset("dorothy");
-        assert!(!dorothy.gradient_checkpointing && dorothy.sync_launches);
+        assert!(dorothy.gradient_checkpointing == Checkpointing::OFF && dorothy.sync_launches);
         assert_eq!((dorothy.model.as_str(), dorothy.max_seq_length, dorothy.batch_size), ("Qwen/Qwen2.5-Coder-1.5B-Instruct", 2048, 1));
         let world = preset("worldmodel");
         assert_eq!((world.r, world.lora_alpha, world.batch_size, world.gradient_accumulation_steps), (16, 32.0, 1, 16));
         assert_eq!(world.target_modules, Targets::Names(["q_proj", "k_proj", "v_proj", "o_proj"].map(String::from).into()));
         let paper = preset("paper_r64");
-        assert!(paper.gradient_checkpointing);
+        assert_eq!(paper.gradient_checkpointing, Checkpointing::ALL);
         assert_eq!((paper.r, paper.batch_size, paper.gradient_accumulation_steps), (64, 8, 8));
         let wrong = layer("dorothea").unwrap_err().to_string();
         assert!(wrong.contains("dorothea") && wrong.contains("tiny, dorothy, worldmodel, paper_r64"), "{wrong}");

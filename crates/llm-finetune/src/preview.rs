@@ -20,8 +20,8 @@ pub(crate) fn preview(args: &SettingsArgs, count: usize) -> Result<(), Failure> 
         return Err(Usage("data preview needs --model (for its tokenizer and template) and --data".into()).into());
     }
     let paths = data_paths(&config)?;
-    let (architecture, tokenizer) = open_tokenizer(&config, &paths)?;
-    let template = pick_template(&config, architecture, &tokenizer)?;
+    let (shape, tokenizer) = open_tokenizer(&config, &paths)?;
+    let template = pick_template(&config, shape.architecture, &tokenizer)?;
     let data = match open_data(&config, &paths, &tokenizer, &template) {
         Ok(data) => data,
         Err(first) => {
@@ -45,7 +45,7 @@ pub(crate) fn preview(args: &SettingsArgs, count: usize) -> Result<(), Failure> 
         say(&format!("── example {} of {} ──\n{text}", i + 1, data.train.len()));
     }
     // The first line counts what the report does.
-    data.summary().iter().skip(1).for_each(|line| say(line));
+    data.summary(config.objective).iter().skip(1).for_each(|line| say(line));
     let lengths = Lengths {
         kept: data.train.lengths().collect(),
         targets: data.train.targets().sum(),

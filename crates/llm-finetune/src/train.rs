@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use bellows_chat::{Conversation, Dataset, Example, Message, RenderOptions, Role, Splits, Template, Tokenizer, encode_prompt};
 use bellows_cli::{Bar, Failure, Run, Session, Usage, note, pick_device, resumed, say};
 use bellows_device::{ProbeOptions, Selected};
+use bellows_learner::memory::peak_memory;
 use bellows_learner::{LearnError, Outcome};
 use bellows_qwen::arch::Architecture;
 use bellows_qwen::base::Base;
@@ -15,6 +16,7 @@ use bellows_qwen::generate::{Sampling, generate, stop_ids};
 use bellows_qwen::grow::add_tokens;
 use bellows_qwen::hub::{describe, locate};
 use bellows_qwen::hub_data::locate_data;
+use bellows_qwen::memory::Plan;
 use bellows_qwen::model::{CausalLm, ModelConfig};
 use bellows_qwen::modelfile::modelfile;
 use bellows_qwen::train::{Finetune, MADE_BASE, Report};
@@ -27,6 +29,7 @@ use serde_json::Map;
 
 use crate::args::TrainArgs;
 use crate::console::Console;
+use crate::plan::settle_memory;
 use crate::presets::settings;
 use crate::prove::prove;
 use crate::speak::{adapter_tokenizer, adopt_tokenizer};
@@ -36,9 +39,11 @@ pub(crate) fn run(session: Session, args: &TrainArgs, config: SftConfig, resumed
     say(&format!("Bellows {} · {} · {}", env!("CARGO_PKG_VERSION"), config.model, config.data.join(", ")));
     let device = pick_device(&config.device, &ProbeOptions { reprobe: args.reprobe, ..ProbeOptions::default() })?;
     let paths = data_paths(&config)?;
+    let (shape, tokenizer) = open_tokenizer(&config, &paths)?;
+    let template = pick_template(&config, shape.architecture, &tokenizer)?;
+    let data = open_data(&config, &paths, &tokenizer, &template)?;
+    let (config, planned) = settle_memory(config, &shape, &data, &device)?;
     let base = open_base(&config, &paths, &device.device)?;
-    let template = pick_template(&config, base.config.architecture, &base.tokenizer)?;
-    let data = open_data(&config, &paths, &base.tokenizer, &template)?;
 
     let mut run = session.open(resumed.as_deref(), &config.project, &config.name, config.exist_ok)?;
     let made = (config.model == "tiny" && !run.is_resumed()).then(|| base.model.clone());
@@ -58,6 +63,7 @@ pub(crate) fn run(session: Session, args: &TrainArgs, config: SftConfig, resumed
 
     let report = tuning.run()?;
     tell(&report, tuning.config());
+    tell_memory(&planned, &device);
     if run.close(report.outcome) {
         close(&tuning, &run, &device)?;
     }
@@ -85,7 +91,7 @@ pub(crate) fn data_paths(config: &SftConfig) -> Result<Vec<PathBuf>, Failure> {
     Ok(config.data.iter().map(|data| locate_data(data, config.offline, &mut note)).collect::<Result<_, _>>()?)
 }
 
-fn open_base(config: &SftConfig, paths: &[PathBuf], device: &Device) -> Result<Base, Failure> {
+pub(crate) fn open_base(config: &SftConfig, paths: &[PathBuf], device: &Device) -> Result<Base, Failure> {
     let mut base = match config.model.as_str() {
         "tiny" => Base::tiny(texts(config, paths)?.iter().map(String::as_str), config.seed, device)?,
         model => Base::open(&locate(model, config.offline, &mut note)?, device)?,
@@ -100,18 +106,19 @@ fn open_base(config: &SftConfig, paths: &[PathBuf], device: &Device) -> Result<B
     Ok(base)
 }
 
-/// The family and the tokenizer that a run has, without the weights.
-pub(crate) fn open_tokenizer(config: &SftConfig, paths: &[PathBuf]) -> Result<(Architecture, Tokenizer), Failure> {
+/// The shape and the tokenizer of a run's model, without the weights; tokens that are added count for the tokenizer alone.
+pub(crate) fn open_tokenizer(config: &SftConfig, paths: &[PathBuf]) -> Result<(ModelConfig, Tokenizer), Failure> {
     let own = config.adapter.as_ref().map_or(Ok(None), |dir| adapter_tokenizer(Path::new(dir)))?;
-    let (architecture, mut tokenizer) = if config.model == "tiny" {
+    let (shape, mut tokenizer) = if config.model == "tiny" {
         let made = || Ok::<_, Failure>(Base::tiny_tokenizer(texts(config, paths)?.iter().map(String::as_str))?);
-        (Architecture::Qwen2, own.map_or_else(made, Ok)?)
+        let tokenizer = own.map_or_else(made, Ok)?;
+        (Base::tiny_shape(&tokenizer), tokenizer)
     } else {
         let path = describe(&config.model, config.offline, &mut note)?;
-        (Base::shape(&path)?.architecture, own.map_or_else(|| Base::tokenizer(&path), Ok)?)
+        (Base::shape(&path)?, own.map_or_else(|| Base::tokenizer(&path), Ok)?)
     };
     tokenizer.add(&config.new_tokens)?;
-    Ok((architecture, tokenizer))
+    Ok((shape, tokenizer))
 }
 
 /// What the tokenizer of a made-up model is learnt from: what the data say. Rows that cannot be read are left out here; whoever reads the data
@@ -162,6 +169,14 @@ fn show_answer(when: &str, tuning: &Finetune, model: &CausalLm, device: &Selecte
     let new = generate(model, shape, &ids, &sampling, &stop_ids(shape, tokenizer), &device.device.clone().without_autodiff(), |_| true)?;
     say(&format!("{when} training: {prompt} → {:?}", tokenizer.decode(&new, true)?));
     Ok(())
+}
+
+/// The most memory this process has held, beside the plan; of a card's nothing is known here.
+fn tell_memory(planned: &Plan, device: &Selected) {
+    if let Some(kib) = peak_memory().filter(|_| device.backend == "flex") {
+        // Its unit is 1.024 x 10^9 bytes.
+        say(&format!("memory: {:.2} GB at most, {:.2} planned", 1.024 * kib, planned.peak() / 1e9));
+    }
 }
 
 fn tell(report: &Report, config: &SftConfig) {

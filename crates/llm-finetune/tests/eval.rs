@@ -54,8 +54,16 @@ fn a_model_is_judged_before_and_after_an_adapter() {
     let loss = format!("{:.4}", json["base"]["loss"].as_f64().unwrap());
     assert!(code == 0 && out.lines().any(|line| line.starts_with("loss") && line.ends_with(&loss)), "{out}");
     assert!(out.contains("exact match       0.0 % (0 of 1, ") && !out.contains("adapter"), "{out}");
+    // Two files are one: the same rows twice have the same loss.
+    let twice = ["eval", "--model", "model", "--device", "cpu", "--data", "rows.jsonl,rows.jsonl", "--chat-template", "chatml", "--json"];
+    let (code, out, error) = run(dir.path(), &twice);
+    assert_eq!(code, 0, "{error}");
+    let both: Value = serde_json::from_str(&out).unwrap();
+    assert_eq!(both["base"]["tokens"].as_u64().unwrap(), 2 * json["base"]["tokens"].as_u64().unwrap());
+    assert!((both["base"]["loss"].as_f64().unwrap() / json["base"]["loss"].as_f64().unwrap() - 1.0).abs() < 1e-6, "{both}");
+    assert_eq!(both["base"]["choice"]["rows"], 2);
     for (args, part) in [
-        (&["eval", "--model", "model"][..], "one file as --data"),
+        (&["eval", "--model", "model"][..], "--data"),
         (&["eval", "--data", "rows.jsonl"], "--model"),
         (&["eval", "--model", "model", "--data", "nowhere.jsonl"], "nowhere.jsonl"),
         (&["eval", "--model", "model", "--data", "rows.jsonl", "--adapter", "nowhere"], "nowhere"),

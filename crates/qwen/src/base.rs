@@ -7,7 +7,7 @@ use bellows_chat::{ChatError, Fault, TokenType, Tokenizer, Vocabulary};
 use bellows_exit::{Coded, Exit};
 use bellows_learner::Rng;
 use bellows_weights::gguf::{Gguf, Metadata};
-use bellows_weights::{Checkpoint, WeightsError};
+use bellows_weights::{Checkpoint, DType, TensorSpec, WeightsError};
 use burn::tensor::Device;
 use serde_json::Map;
 
@@ -15,6 +15,7 @@ use crate::arch::Architecture;
 use crate::gguf_rope;
 use crate::hub::HubError;
 use crate::load::{HostTensor, LoadError, load};
+use crate::memory::Storage;
 use crate::model::rope::Rotation;
 use crate::model::{CausalLm, ConfigError, ModelConfig};
 use crate::provenance::EDITS;
@@ -202,7 +203,13 @@ impl Base {
     /// [`Fault::Tokenizer`].
     pub fn tiny<'a>(texts: impl IntoIterator<Item = &'a str>, seed: u64, device: &Device) -> Result<Self, Fault> {
         let tokenizer = Self::tiny_tokenizer(texts)?;
-        let config = ModelConfig {
+        let config = Self::tiny_shape(&tokenizer);
+        Ok(Self { model: random(&config, seed, device), config, tokenizer })
+    }
+
+    /// The shape of [`Base::tiny`].
+    pub fn tiny_shape(tokenizer: &Tokenizer) -> ModelConfig {
+        ModelConfig {
             architecture: Architecture::Qwen2,
             hidden_size: 128,
             intermediate_size: 352,
@@ -222,8 +229,20 @@ impl Base {
             eos_token_ids: tokenizer.eos().into_iter().collect(),
             generation: Map::new(),
             edits: Vec::new(),
-        };
-        Ok(Self { model: random(&config, seed, device), config, tokenizer })
+        }
+    }
+
+    /// How a processor keeps the matrices of the model in a directory or a `.gguf` file: those of a checkpoint in bf16 as they are, others as f32. Where
+    /// the weights are not there yet they are taken to be bf16, as published models are.
+    pub fn storage(path: &Path) -> Storage {
+        if path.is_file() {
+            return Storage::F32;
+        }
+        let narrow = |spec: &TensorSpec| spec.shape.len() != 2 || spec.dtype == DType::BF16;
+        match Checkpoint::open(path) {
+            Ok(checkpoint) if !checkpoint.tensors().all(|(_, spec)| narrow(spec)) => Storage::F32,
+            _ => Storage::Half,
+        }
     }
 }
 

@@ -5,8 +5,9 @@ use std::path::Path;
 
 use bellows_chat::Encoded;
 use bellows_kernels::cube::Counted;
-use bellows_kernels::{Precision, processor_level};
-use bellows_learner::bench::{StepTimer, median, peak_memory};
+use bellows_kernels::{Precision, processor_level, reads_bf16};
+use bellows_learner::bench::{StepTimer, median};
+use bellows_learner::memory::{free_memory, peak_memory};
 use bellows_learner::{Decay, Identity, Learner, Rng, StepTimes};
 use bellows_runs::RunDir;
 use burn::data::dataset::InMemDataset;
@@ -16,9 +17,12 @@ use serde::Serialize;
 
 use crate::adapter::Targets;
 use crate::arch::Architecture;
+use crate::checkpointing::Checkpointing;
 use crate::checks::adapter_fits;
 use crate::config::SftConfig;
+use crate::fit::Question;
 use crate::load::load;
+use crate::memory::{Place, Storage};
 use crate::model::{CausalLm, ModelConfig};
 use crate::task::SftTask;
 use crate::train::FinetuneError;
@@ -46,7 +50,8 @@ impl Size {
         SIZES.into_iter().find(|s| s.name == name)
     }
 
-    fn config(self) -> ModelConfig {
+    /// The shape, with Qwen2.5's vocabulary.
+    pub fn shape(self) -> ModelConfig {
         let [hidden_size, intermediate_size, num_hidden_layers, num_attention_heads, num_key_value_heads] = self.sizes;
         ModelConfig {
             architecture: Architecture::Qwen2,
@@ -87,8 +92,8 @@ pub struct Benchmark {
     pub steps: usize,
     /// Maps with adapters.
     pub targets: Targets,
-    /// Re-run layers in the backward pass.
-    pub checkpointing: bool,
+    /// Layers run again in the backward pass.
+    pub checkpointing: Checkpointing,
     /// How the weights are multiplied; with bf16 they are stored so too, as the peer's are.
     pub precision: Precision,
 }
@@ -110,7 +115,7 @@ pub struct BenchmarkReport {
     pub rank: usize,
     /// Maps with adapters.
     pub targets: String,
-    /// Whether layers were re-run.
+    /// Whether layers were run again.
     pub checkpointing: bool,
     /// Forward pass and loss (with the head's gradient), seconds.
     pub forward_s: f64,
@@ -128,6 +133,8 @@ pub struct BenchmarkReport {
     pub threads: usize,
     /// The instruction set of products with the weights, on the processor.
     pub level: &'static str,
+    /// Layers run again in the backward pass.
+    pub layers_rerun: usize,
 }
 
 impl Benchmark {
@@ -136,7 +143,9 @@ impl Benchmark {
     /// # Errors
     /// When the folder cannot be written, or the device fails.
     pub fn run(&self, device: &Device, scratch: &Path) -> Result<BenchmarkReport, FinetuneError> {
-        let times = self.train(device, scratch, self.steps + WARM_UP)?.after(WARM_UP);
+        let checkpointing = self.settled(device)?;
+        let rerun = checkpointing.of(self.size.shape().num_hidden_layers);
+        let times = Self { checkpointing, ..self.clone() }.train(device, scratch, self.steps + WARM_UP)?.after(WARM_UP);
         let part = |of: fn(&StepTimes) -> f64| median(times.iter().map(of).collect());
         let step_s = part(|t| t.forward + t.backward + t.update);
         Ok(BenchmarkReport {
@@ -147,7 +156,7 @@ impl Benchmark {
             seq: self.seq,
             rank: self.rank,
             targets: self.targets.to_string(),
-            checkpointing: self.checkpointing,
+            checkpointing: rerun > 0,
             forward_s: part(|t| t.forward),
             backward_s: part(|t| t.backward),
             update_s: part(|t| t.update),
@@ -156,6 +165,7 @@ impl Benchmark {
             peak_gb: peak_memory(),
             threads: rayon::current_num_threads(),
             level: processor_level(self.precision),
+            layers_rerun: rerun,
         })
     }
 
@@ -173,10 +183,8 @@ impl Benchmark {
         Ok(count(2)?.more_than(&count(1)?))
     }
 
-    /// So many steps on made-up rows.
-    fn train(&self, device: &Device, scratch: &Path, steps: usize) -> Result<StepTimer, FinetuneError> {
-        let shape = self.size.config();
-        let config = SftConfig {
+    fn config(&self) -> SftConfig {
+        SftConfig {
             r: self.rank,
             lora_alpha: 2.0 * self.rank as f64,
             target_modules: self.targets.clone(),
@@ -190,7 +198,25 @@ impl Benchmark {
             precision: self.precision.name().into(),
             profile: true,
             ..SftConfig::default()
+        }
+    }
+
+    /// Which layers are run again, `auto` as the free memory of the processor allows.
+    fn settled(&self, device: &Device) -> Result<Checkpointing, FinetuneError> {
+        let (storage, place) = match (reads_bf16(device), self.precision) {
+            (true, Precision::Bf16) => (Storage::Half, Place::Processor),
+            (true, Precision::F32) => (Storage::F32, Place::Processor),
+            (false, _) => (Storage::F32, Place::Card),
         };
+        let shape = self.size.shape();
+        let mut question = Question { model: &shape, config: self.config(), storage, place, seq: self.seq };
+        question.choose(free_memory().map(|bytes| bytes as f64).filter(|_| place == Place::Processor))?;
+        Ok(question.config.gradient_checkpointing)
+    }
+
+    /// So many steps on made-up rows.
+    fn train(&self, device: &Device, scratch: &Path, steps: usize) -> Result<StepTimer, FinetuneError> {
+        let (shape, config) = (self.size.shape(), self.config());
         let mut rng = Rng::new(0, "benchmark", 0, 0);
         let mut row = || Encoded {
             ids: (0..self.seq).map(|_| rng.below(VOCABULARY as u64 - 300) as u32).collect(),
@@ -249,7 +275,7 @@ mod tests {
             rank: 2,
             steps: 1,
             targets: Targets::parse("q_proj"),
-            checkpointing: false,
+            checkpointing: Checkpointing::OFF,
             precision: Precision::F32,
         };
         let report = what.run(&Device::flex().autodiff(), tempfile::tempdir().unwrap().path()).unwrap();
@@ -272,6 +298,7 @@ mod tests {
             "peak_gb",
             "threads",
             "level",
+            "layers_rerun",
         ];
         assert_eq!(json.keys().collect::<Vec<_>>(), keys);
         assert_eq!(json["peer"], "bellows");

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use crate::adapter::{ALL_LINEAR, EMBEDDING, LoraConfig, Targets};
+use crate::checkpointing::Checkpointing;
 use crate::concept::edit::Ablation;
 use crate::preference::{Objective, PairLoss};
 use bellows_chat::plan::{Mode, Stop};
@@ -166,8 +167,11 @@ settings! {
         device: String = "auto".into();
         /// Products with the model's own weights: f32, or bf16 where the processor multiplies it (an error of 0.2 %; adapters stay f32)
         precision: String = Precision::F32.name().into();
-        /// Re-run each layer in the backward pass instead of keeping its activations
-        gradient_checkpointing: bool = true;
+        /// Layers that are run again in the backward pass instead of keeping their activations: auto (as few as the memory asks for), off, or a number of them
+        /// the lowest ones, never the top one; all (or true) means all of them, false means off; auto is settled when a run begins, and recorded
+        gradient_checkpointing: Checkpointing = Checkpointing::Auto;
+        /// Most memory in GB (10^9 bytes) that a run may take; one that is planned to take more is refused before it begins
+        memory_limit: Option<f64> = None;
         /// Wait for the device after every layer: slower, and a driver's fault shows where it happened
         sync_launches: bool = false;
         /// Directory that runs are kept in
@@ -235,7 +239,7 @@ settings! {
 const STAGES: [&str; 3] = ["score", "eval", "train"];
 
 /// Settings that do not change what a run computes: they may differ when it is resumed.
-pub const MAY_CHANGE: [&str; 21] = [
+pub const MAY_CHANGE: [&str; 22] = [
     "supervise",
     "fallback",
     "heartbeat",
@@ -256,6 +260,7 @@ pub const MAY_CHANGE: [&str; 21] = [
     "plots",
     "tensorboard",
     "gradient_checkpointing",
+    "memory_limit",
     "streaming",
 ];
 
@@ -324,7 +329,12 @@ impl SftConfig {
         if let Some((name, x)) = not_negative.iter().find(|(_, x)| !(x.is_finite() && *x >= 0.0)) {
             return Err(bad(format!("{name} {x} is negative or not a number")));
         }
-        let positive = [("lora_alpha", self.lora_alpha), ("loraplus_lr_ratio", self.loraplus_lr_ratio), ("beta", self.beta.unwrap_or(1.0))];
+        let positive = [
+            ("lora_alpha", self.lora_alpha),
+            ("loraplus_lr_ratio", self.loraplus_lr_ratio),
+            ("beta", self.beta.unwrap_or(1.0)),
+            ("memory_limit", self.memory_limit.unwrap_or(1.0)),
+        ];
         let weights = self.data_weights.iter().map(|&x| ("data_weights:", x));
         let odds = self.data_probabilities.iter().map(|&x| ("data_probabilities:", x));
         let alphas = self.alpha_pattern.values().map(|&x| ("alpha_pattern:", x));

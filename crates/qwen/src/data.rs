@@ -12,6 +12,7 @@ use bellows_learner::Rng;
 
 use crate::config::SftConfig;
 use crate::examples::{Collector, Examples};
+use crate::preference::Objective;
 
 /// Rows that cannot be used are listed up to this many.
 pub const LISTED: usize = 20;
@@ -214,17 +215,18 @@ impl SftData {
         }
     }
 
-    /// What a person wants to know of them: one line each.
-    pub fn summary(&self) -> Vec<String> {
+    /// What a person wants to know of them, which an `objective` learns: one line each.
+    pub fn summary(&self, objective: Objective) -> Vec<String> {
+        let (per, unit) = (objective.sequences(), if objective.is_of_pairs() { "pairs" } else { "examples" });
         let (all, trained, valid) =
             (self.train.lengths().sum::<usize>(), self.train.targets().sum::<usize>(), self.valid.targets().sum::<usize>());
-        let test = if self.test.is_empty() { String::new() } else { format!(", {} to test with", self.test.len()) };
+        let test = if self.test.is_empty() { String::new() } else { format!(", {} to test with", self.test.len() / per) };
         let LeftOut { rows, truncated, dropped, duplicates, bad, reasons, .. } = &self.left;
         let twice = if *duplicates == 0 { String::new() } else { format!(", {duplicates} said before") };
         let mut lines = vec![format!(
-            "{} examples to train on ({all} tokens, {trained} of them learnt), {} to judge by ({valid} learnt){test}; {truncated} truncated, {dropped} left out{twice}",
-            self.train.len(),
-            self.valid.len(),
+            "{} {unit} to train on ({all} tokens, {trained} of them learnt), {} to judge by ({valid} learnt){test}; {truncated} truncated, {dropped} left out{twice}",
+            self.train.len() / per,
+            self.valid.len() / per,
         )];
         if *bad > 0 {
             lines.push(format!("warning: {bad} of {rows} rows cannot be used and are left out:"));

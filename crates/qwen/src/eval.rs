@@ -11,7 +11,6 @@ use serde::Serialize;
 
 use crate::concept::measure::Rate;
 use crate::generate::{GenerateError, Sampling, generate, stop_ids};
-use crate::loss::row_losses;
 use crate::model::{CausalLm, ModelConfig};
 use crate::questions::{Choice, Exact, Questions, Words};
 use crate::task::{SftTask, upload};
@@ -186,11 +185,8 @@ fn losses(
     precision: Precision,
     device: &Device,
 ) -> Result<Vec<(usize, f64)>, TaskError> {
-    let data = upload(batch, shape, precision, device);
-    let [b, s] = data.ids.dims();
-    let hidden = model.hidden(data.ids, &data.pass).reshape([b * s, shape.hidden_size]).select(0, data.rows);
-    let losses = row_losses(model.model.norm.forward(hidden), &model.head().val(), data.targets, precision);
-    let places = (0..batch.labels.len()).filter(|&i| batch.labels[i] != IGNORE).map(|i| i / s);
+    let losses = upload(batch, shape, precision, device).losses(model);
+    let places = (0..batch.labels.len()).filter(|&i| batch.labels[i] != IGNORE).map(|i| i / batch.seq);
     Ok(places.zip(losses.try_into_vec_as::<f32>()?.into_iter().map(f64::from)).collect())
 }
 

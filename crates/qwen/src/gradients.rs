@@ -1,15 +1,16 @@
 //! The backward pass layer by layer.
 //!
 //! Each layer has a small graph of its own: its input is a leaf, and the gradient that comes from above is led in through the scalar
-//! Σ y ⊙ dy. With recomputation only the layers' inputs are kept in the forward pass and each graph is built when its turn comes, so that
-//! one layer's activations live at a time. Without, the graphs are built at once and kept. Both give the same numbers, and neither needs
-//! anything of the backend but ordinary gradients.
+//! Σ y ⊙ dy. The graphs of the upper layers are built in the forward pass and kept; of the lower ones only the inputs are, and each graph is
+//! built when its turn comes, after those above it are gone. How many are run again so is [`Checkpointing`]'s to say. All of it gives the
+//! same bits, and needs nothing of the backend but ordinary gradients.
 
 use bellows_learner::{ParamGrads, Stage, Stopwatch};
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::{IndexingUpdateOp, Int, Tensor};
 
-use crate::loss::{HeadLoss, head_loss, row_losses, weighted_head_loss};
+use crate::checkpointing::Checkpointing;
+use crate::loss::{HeadLoss, head_loss, head_loss_only, row_losses, weighted_head_loss};
 use crate::model::CausalLm;
 use crate::model::layers::Layer;
 use crate::model::pass::Pass;
@@ -28,11 +29,30 @@ pub struct TrainBatch {
     pub noise: Option<Tensor<3>>,
 }
 
+impl TrainBatch {
+    /// Normalised hidden states of the places, `[N, h]`, of all layers in one graph, or off it.
+    pub fn hidden(&self, model: &CausalLm) -> Tensor<2> {
+        let hidden = model.hidden(self.ids.clone(), &self.pass);
+        let [b, s, h] = hidden.dims();
+        model.model.norm.forward(hidden.reshape([b * s, h]).select(0, self.rows.clone()))
+    }
+
+    /// −log p of the token after each place, `[N]`: evaluation.
+    pub fn losses(&self, model: &CausalLm) -> Tensor<1> {
+        row_losses(self.hidden(model), &model.head().val(), self.targets.clone(), self.pass.precision)
+    }
+
+    /// Their sum, `[1]`.
+    pub fn total_loss(&self, model: &CausalLm) -> Tensor<1> {
+        head_loss_only(self.hidden(model), &model.head().val(), self.targets.clone(), self.pass.precision)
+    }
+}
+
 /// How gradients are computed; none of it changes them.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug)]
 pub struct Options {
-    /// Re-run each layer in the backward pass instead of keeping its graph.
-    pub recompute: bool,
+    /// Which layers are run again in the backward pass instead of keeping their graphs.
+    pub checkpointing: Checkpointing,
     /// Wait for the device after every layer.
     pub sync: bool,
 }
@@ -63,12 +83,13 @@ pub fn gradients_of(
     // Layers below the first trained parameter have no gradient to make, and their inputs are not kept.
     let embedding_trained = model.model.embed_tokens.weight.is_require_grad();
     let lowest = if embedding_trained { 0 } else { model.model.layers.iter().position(is_trained).unwrap_or(model.model.layers.len()) };
+    let rerun = options.checkpointing.of(model.model.layers.len() - lowest);
     let mut x = with_noise(plain.embed(batch.ids.clone()), batch);
     let mut kept = Vec::new();
     for (i, layer) in plain.model.layers.iter().enumerate() {
         if i < lowest {
             x = layer.forward(x, &batch.pass, None);
-        } else if options.recompute {
+        } else if i - lowest < rerun {
             kept.push(Kept::Input(x.clone()));
             x = layer.forward(x, &batch.pass, None);
         } else {

@@ -8,7 +8,6 @@ use burn::tensor::activation::log_softmax;
 use burn::tensor::{Device, Int, Tensor, TensorData};
 
 use crate::gradients::{Options, TrainBatch, gradients_of};
-use crate::loss::row_losses;
 use crate::model::pass::Pass;
 use crate::model::{CausalLm, ModelConfig};
 use crate::preference::{LogP, Objective, PairLoss, Places, totals, values};
@@ -36,29 +35,16 @@ impl PairBatch {
         Self { data, places }
     }
 
-    /// Normalised hidden states of the places, `[N, h]`.
-    fn rows(&self, model: &CausalLm) -> Tensor<2> {
-        let [b, s] = self.data.ids.dims();
-        let hidden = model.hidden(self.data.ids.clone(), &self.data.pass);
-        let h = hidden.dims()[2];
-        model.model.norm.forward(hidden.reshape([b * s, h]).select(0, self.data.rows.clone()))
-    }
-
-    /// −log p of each place, `[N]`.
-    fn losses(&self, model: &CausalLm) -> Tensor<1> {
-        row_losses(self.rows(model), &model.head().val(), self.data.targets.clone(), self.data.pass.precision)
-    }
-
-    /// The same in one graph.
+    /// −log p of each place, `[N]`, in one graph.
     fn losses_on_graph(&self, model: &CausalLm) -> Tensor<1> {
         let n = self.places.rows.len();
-        let logits = linear(self.rows(model), model.head().val(), None, self.data.pass.precision);
+        let logits = linear(self.data.hidden(model), model.head().val(), None, self.data.pass.precision);
         log_softmax(logits, 1).gather(1, self.data.targets.clone().reshape([n, 1])).reshape([n]).neg()
     }
 
     /// What the sequences are worth to the model without its adapters: DPO's reference.
     pub fn reference(&self, model: &CausalLm, loss: &PairLoss) -> Option<Vec<LogP>> {
-        (loss.objective == Objective::Dpo).then(|| self.places.log_p(&on_host(self.losses(&without_adapters(model.clone())))))
+        (loss.objective == Objective::Dpo).then(|| self.places.log_p(&on_host(self.data.losses(&without_adapters(model.clone())))))
     }
 
     /// Loss, pairs whose chosen answer is ahead, and margins, summed over the pairs: evaluation.
@@ -67,7 +53,7 @@ impl PairBatch {
     /// A device that cannot hand the losses back.
     pub fn judge(&self, model: &CausalLm, loss: &PairLoss) -> Result<[f64; 3], TaskError> {
         let reference = self.reference(model, loss);
-        let losses = self.losses(model).try_into_vec_as::<f32>()?;
+        let losses = self.data.losses(model).try_into_vec_as::<f32>()?;
         Ok(totals(&values(loss, &self.places.log_p(&losses), reference.as_deref())))
     }
 

@@ -64,15 +64,14 @@ pub struct Words<'a> {
 }
 
 impl Words<'_> {
-    /// Reads the rows of `file`: `{prompt, choices, answer}` are multiple choice, `{prompt, answer}` exact match, all others texts or chats to
+    /// Adds the rows of `file` to `questions`: `{prompt, choices, answer}` are multiple choice, `{prompt, answer}` exact match, all others texts or chats to
     /// take the loss of.
     ///
     /// # Errors
     /// The first row that cannot be used, with file and line.
-    pub fn read(&self, file: &Path) -> Result<Questions, ChatError> {
+    pub fn read(&self, file: &Path, questions: &mut Questions) -> Result<(), ChatError> {
         let set = Dataset::open(file, &self.config.reading())?;
         let rows = if self.asking.limit == 0 { set.len() } else { set.len().min(self.asking.limit) };
-        let mut questions = Questions::default();
         for i in 0..rows {
             let here = |fault: Fault| fault.on_line(file, set.line(i));
             match set.value(i)? {
@@ -90,7 +89,7 @@ impl Words<'_> {
                 },
             }
         }
-        Ok(questions)
+        Ok(())
     }
 
     /// The tokens of a row's prompt, with its `system` message if there is one.

@@ -11,10 +11,10 @@ use burn::module::Module;
 use burn::tensor::{Device, Int, Tensor, TensorData};
 
 use crate::adapter::{EMBEDDING, HEAD, LoraConfig};
+use crate::checkpointing::Checkpointing;
 use crate::config::{Method, SftConfig};
 use crate::examples::Examples;
 use crate::gradients::{Options, TrainBatch, gradients};
-use crate::loss::head_loss_only;
 use crate::model::pass::{Draws, Pass};
 use crate::model::{CausalLm, ModelConfig};
 use crate::pairs::PairBatch;
@@ -46,6 +46,8 @@ struct Epoch {
     number: usize,
     /// Examples of each row, those of the first micro-batch first.
     rows: Vec<Vec<usize>>,
+    /// Tokens of each row.
+    tokens: Vec<usize>,
     /// Where in `rows` each micro-batch begins, and the end.
     starts: Vec<usize>,
 }
@@ -109,7 +111,9 @@ impl SftTask {
                     Some(*end)
                 }));
                 let (number, starts) = (draw.epoch, starts.collect());
-                let epoch = Arc::new(Epoch { number, starts, rows: batches.into_iter().flatten().collect() });
+                let rows: Vec<Vec<usize>> = batches.into_iter().flatten().collect();
+                let tokens = rows.iter().map(|row| row.iter().map(|&example| lengths[example]).sum()).collect();
+                let epoch = Arc::new(Epoch { number, rows, tokens, starts });
                 *plan = Some(Arc::clone(&epoch));
                 epoch
             }
@@ -169,10 +173,7 @@ impl SftTask {
             let rows: Vec<Vec<&Encoded>> = kept.iter().map(|example| vec![example.as_ref()]).collect();
             let batch = Batch::new(&rows, self.pad, self.config.pad_to_multiple_of);
             let data = upload(&batch, &self.model, self.config.precision(), context.device);
-            let [b, s] = data.ids.dims();
-            let hidden = model.hidden(data.ids, &data.pass).reshape([b * s, self.model.hidden_size]).select(0, data.rows);
-            let loss = head_loss_only(model.model.norm.forward(hidden), &model.head().val(), data.targets, self.config.precision());
-            sum += f64::from(loss.try_into_vec_as::<f32>()?[0]);
+            sum += f64::from(data.total_loss(model).try_into_vec_as::<f32>()?[0]);
             tokens += batch.targets();
             (context.progress)((i * self.config.batch_size + chunk.len()).min(order.len()), order.len());
         }
@@ -289,6 +290,13 @@ impl Task for SftTask {
         })
     }
 
+    /// The longest row's tokens, padding included, to the next power of two.
+    fn size_class(&self, draw: Draw, indices: &[usize]) -> usize {
+        let epoch = self.epoch(draw);
+        let longest = indices.iter().map(|&row| epoch.tokens[row]).max().unwrap_or(0);
+        longest.next_multiple_of(self.config.pad_to_multiple_of.max(1)).next_power_of_two().ilog2() as usize
+    }
+
     fn sample_names(&self, batch: &SftBatch) -> Vec<String> {
         vec![format!("micro-batch {}", batch.position + 1); batch.examples]
     }
@@ -308,9 +316,9 @@ impl Task for SftTask {
 
     fn less_memory(&self) -> String {
         let further = match (self.config.gradient_checkpointing, self.config.method) {
-            (false, _) => "--gradient-checkpointing true",
-            (true, Method::Full) => "--method lora",
-            (true, Method::Lora) => "a lower --r",
+            (Checkpointing::ALL, Method::Full) => "--method lora",
+            (Checkpointing::ALL, Method::Lora) => "a lower --r",
+            _ => "--gradient-checkpointing all",
         };
         format!("a lower --max-seq-length or {further} needs less")
     }
@@ -351,7 +359,7 @@ impl Task for SftTask {
         let device = device.clone().without_autodiff();
         // The parts of a micro-batch draw for themselves.
         let draws = Draws { seed: draw.seed, epoch: draw.epoch as u64, batch: batch.first << 32 | batch.position };
-        let options = Options { recompute: self.config.gradient_checkpointing, sync: self.config.sync_launches };
+        let options = Options { checkpointing: self.config.gradient_checkpointing, sync: self.config.sync_launches };
         if let Some(loss) = self.config.pair_loss() {
             let mut pairs = PairBatch::new(&batch.batch, loss.objective, &self.model, self.config.precision(), &device);
             let reference = pairs.reference(&model.valid(), &loss);
@@ -404,6 +412,20 @@ mod tests {
         let task = SftTask::new(config, LoraConfig::default(), model, vec![example(20, 3), example(7, 2)], Vec::new(), 0);
         let batch = task.batch(&InMemDataset::new(vec![(); 2]), Draw { seed: 0, epoch: 0, epochs: 1, step: 0 }, &[0, 1]).unwrap();
         assert_eq!((batch.batch.ids.len(), task.units(&batch), batch.batch.targets()), (64, 27, 5));
+    }
+
+    #[test]
+    fn batches_are_classed_by_their_longest_row() {
+        let example = |len: u32| Encoded { ids: (0..len).collect(), trained: vec![true; len as usize], cut: 0 };
+        let model = ModelConfig::from_json(include_str!("../tests/golden/qwen2/model/config.json")).unwrap();
+        let config = SftConfig { batch_size: 2, pad_to_multiple_of: 16, ..SftConfig::default() };
+        let task = SftTask::new(config, LoraConfig::default(), model, [600, 70, 7, 40].map(example).to_vec(), Vec::new(), 0);
+        let draw = Draw { seed: 0, epoch: 0, epochs: 1, step: 0 };
+        let rows = task.epoch(draw).tokens.clone();
+        let place = |tokens| rows.iter().position(|&n| n == tokens).unwrap();
+        let class = |rows: &[usize]| task.size_class(draw, rows);
+        assert_eq!([600, 70, 7, 40].map(|tokens| class(&[place(tokens)])), [10, 7, 4, 6]);
+        assert_eq!(class(&[place(7), place(70)]), 7);
     }
 
     #[test]

@@ -140,7 +140,7 @@ impl Finetune {
             tokenizer.set_eos(&end).map_err(ChatError::from)?;
         }
         let mut header = vec![model_line(&model, &shape)];
-        header.extend(data.summary());
+        header.extend(data.summary(config.objective));
         let base = norms(&model);
         let (lora, adapter) = settle_adapter(&mut config)?;
         let model = match (config.method, adapter) {

@@ -10,6 +10,7 @@ use bellows_qwen::base::Base;
 use bellows_qwen::config::SftConfig;
 use bellows_qwen::data::{Encoding, LISTED, SftData};
 use bellows_qwen::examples::Examples;
+use bellows_qwen::preference::Objective;
 use bellows_qwen::train::Finetune;
 use bellows_runs::RunDir;
 use burn::tensor::Device;
@@ -61,7 +62,7 @@ fn rows_that_cannot_be_used_are_counted_listed_and_too_many_stop() {
     assert!(open(&config(1, false)).unwrap_err().to_string().contains("a.jsonl:1: `text` is 0"));
     let data = open(&config(3, true)).unwrap();
     assert_eq!((data.train.len(), data.left.bad), (297, 3));
-    let lines = data.summary();
+    let lines = data.summary(Objective::Sft);
     assert!(lines[1].starts_with("warning: 3 of 300 rows cannot be used") && lines.len() == 5, "{lines:?}");
     assert!(lines[4].contains("a.jsonl:3: `text` is 2"), "{lines:?}");
     let error = open(&config(4, true)).unwrap_err().to_string();
@@ -69,7 +70,7 @@ fn rows_that_cannot_be_used_are_counted_listed_and_too_many_stop() {
 
     let many = (0..3000).map(|i| if i < LISTED + 5 { "{".to_owned() } else { text(i) });
     let config = SftConfig { data: vec![write(dir.path(), "b.jsonl", many)], skip_bad_rows: true, ..SftConfig::default() };
-    let lines = open(&config).unwrap().summary();
+    let lines = open(&config).unwrap().summary(Objective::Sft);
     assert_eq!((lines.len(), lines.last().unwrap().as_str()), (LISTED + 3, "  and 5 more"));
 
     // A row of a table with a cell too many or too few is one row.
@@ -93,7 +94,17 @@ fn a_row_that_says_what_an_earlier_one_said_is_left_out_on_request() {
     assert_eq!(open(&config).unwrap().train.len(), 6);
     let once = open(&SftConfig { deduplicate: true, ..config }).unwrap();
     assert_eq!((said(&once.train), once.left.duplicates), (["ab", "c", "ab", "d"].map(String::from).to_vec(), 2));
-    assert!(once.summary()[0].ends_with("0 left out, 2 said before"), "{:?}", once.summary());
+    assert!(once.summary(Objective::Sft)[0].ends_with("0 left out, 2 said before"), "{:?}", once.summary(Objective::Sft));
+}
+
+#[test]
+fn a_pair_of_answers_is_one_example() {
+    let dir = tempfile::tempdir().unwrap();
+    let row = |i: usize| serde_json::json!({ "prompt": "a", "chosen": format!("b{i}"), "rejected": "c" }).to_string();
+    let data = vec![write(dir.path(), "pairs.jsonl", (0..5).map(row))];
+    let config = SftConfig { data, objective: Objective::Orpo, val_size: 2.0, ..SftConfig::default() };
+    let line = open(&config).unwrap().summary(config.objective).remove(0);
+    assert!(line.starts_with("3 pairs to train on (") && line.contains(" 2 to judge by ("), "{line}");
 }
 
 #[test]

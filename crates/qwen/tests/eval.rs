@@ -13,7 +13,7 @@ use bellows_qwen::load::load;
 use bellows_qwen::model::pass::Pass;
 use bellows_qwen::model::{CausalLm, ModelConfig};
 use bellows_qwen::peft;
-use bellows_qwen::questions::{Asking, Words};
+use bellows_qwen::questions::{Asking, Questions, Words};
 use bellows_weights::read;
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use serde_json::{Value, json};
@@ -62,7 +62,8 @@ fn score(rows: &[Value], model: &CausalLm, shape: &ModelConfig, limit: usize) ->
     let asking = Asking { raw: true, thinking: false, max_new_tokens: 4, limit };
     let words = Words { tokenizer: &tokenizer, template: &Template::ChatMl, config: &config, options: &options, asking };
     let judge = Judge { shape, words };
-    let questions = words.read(&path).map_err(|e| e.to_string())?;
+    let mut questions = Questions::default();
+    words.read(&path, &mut questions).map_err(|e| e.to_string())?;
     judge.score(model, &questions, &Device::flex(), &mut |_, _| {}).map_err(|e| e.to_string())
 }
 

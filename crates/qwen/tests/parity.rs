@@ -9,6 +9,7 @@ use std::sync::OnceLock;
 use bellows_kernels::{Adam, adam_step};
 use bellows_learner::{Layout, Role, Stopwatch};
 use bellows_qwen::adapter::LoraConfig;
+use bellows_qwen::checkpointing::Checkpointing;
 use bellows_qwen::gradients::{Options, TrainBatch, gradients};
 use bellows_qwen::load::load;
 use bellows_qwen::model::pass::Pass;
@@ -144,8 +145,8 @@ fn loss_and_adapter_gradients() {
         let model = case.model.clone().train();
         let layout = Layout::of(&model, |name| if name.contains(".lora.") { Role::Trained(0) } else { Role::Fixed });
         let mut of_both = Vec::new();
-        for recompute in [false, true] {
-            let (loss, grads) = gradients(&model, &batch, Options { recompute, sync: false }, &mut Stopwatch::start(None));
+        for checkpointing in [Checkpointing::OFF, Checkpointing::ALL] {
+            let (loss, grads) = gradients(&model, &batch, Options { checkpointing, sync: false }, &mut Stopwatch::start(None));
             let loss = host(loss)[0] / n as f32;
             let theirs = golden["loss"].to_f32().unwrap()[0];
             assert!((loss - theirs).abs() / theirs < 1e-5, "{name}: loss {loss} for {theirs}");
@@ -158,10 +159,7 @@ fn loss_and_adapter_gradients() {
             }
             of_both.push(grads);
         }
-        for (kept, recomputed) in of_both[0].iter().zip(&of_both[1]) {
-            let e = error(recomputed, kept);
-            assert!(e < 1e-5, "{name}: recomputed: {e:e}");
-        }
+        assert!(of_both[0] == of_both[1], "{name}: layers that are run again give other bits");
     }
 }
 
@@ -176,7 +174,8 @@ fn ten_steps_of_adamw() {
         let mut moments = vec![(None, None); layout.entries.len()];
         let theirs = golden["loss"].to_f32().unwrap();
         for (i, theirs) in theirs.iter().enumerate() {
-            let (loss, grads) = gradients(&model, &batch, Options { recompute: true, sync: false }, &mut Stopwatch::start(None));
+            let options = Options { checkpointing: Checkpointing::ALL, sync: false };
+            let (loss, grads) = gradients(&model, &batch, options, &mut Stopwatch::start(None));
             let loss = host(loss)[0] / n as f32;
             assert!((loss - theirs).abs() / theirs < 1e-4, "{name}: step {i}: loss {loss} for {theirs}");
             let t = (i + 1) as i32;

@@ -9,6 +9,7 @@ use bellows_chat::{Batch, Encoded};
 use bellows_kernels::Precision;
 use bellows_learner::{Draw, Layout, Role, Stopwatch, Task};
 use bellows_qwen::adapter::LoraConfig;
+use bellows_qwen::checkpointing::Checkpointing;
 use bellows_qwen::config::SftConfig;
 use bellows_qwen::gradients::Options;
 use bellows_qwen::load::load;
@@ -91,9 +92,9 @@ fn losses_and_adapter_gradients_are_those_of_pytorch() {
         let wanted = cases["losses"][&name].as_f64().unwrap();
         let judged = pairs.judge(&model, &loss).unwrap();
         assert!((judged[0] / wanted - 1.0).abs() < 1e-5, "{name}: {judged:?} for {wanted}");
-        for recompute in [false, true] {
+        for checkpointing in [Checkpointing::OFF, Checkpointing::ALL] {
             let reference = pairs.reference(&model, &loss);
-            let options = Options { recompute, sync: false };
+            let options = Options { checkpointing, sync: false };
             let (value, grads, sums) = pairs.gradients(&trained, &loss, reference.as_deref(), options, &mut Stopwatch::start(None));
             assert!((f64::from(host(value)[0]) / wanted - 1.0).abs() < 1e-5 && (sums[0] - judged[0]).abs() < 1e-6);
             let mut none = 0;

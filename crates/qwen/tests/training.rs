@@ -8,6 +8,8 @@ use std::path::{Path, PathBuf};
 use bellows_chat::{Batch, Encoded, PADDING};
 use bellows_learner::{Draw, Layout, OptimizerKind, Stopwatch, Task};
 use bellows_qwen::adapter::Targets;
+use bellows_qwen::base::random;
+use bellows_qwen::checkpointing::Checkpointing;
 use bellows_qwen::config::{Method, SftConfig};
 use bellows_qwen::load::{load, replace};
 use bellows_qwen::model::layers::Linear;
@@ -191,8 +193,24 @@ fn waiting_for_the_device_changes_no_bit() {
         let config = SftConfig { sync_launches, gradient_checkpointing, epochs: 1, ..settings() };
         ending(&mut train(config, model(), shape(), examples(&LENGTHS), Vec::new(), dir.path()))
     };
-    for checkpointing in [true, false] {
+    for checkpointing in [Checkpointing::ALL, Checkpointing::OFF] {
         assert!(run(true, checkpointing) == run(false, checkpointing));
+    }
+}
+
+#[test]
+fn layers_run_again_give_the_bits_of_layers_kept() {
+    let deep = ModelConfig { num_hidden_layers: 5, ..shape() };
+    for (layers_to_transform, lora_dropout) in [(Vec::new(), 0.0), (vec![1, 2, 4], 0.3)] {
+        let run = |gradient_checkpointing| {
+            let (dir, layers_to_transform) = (tempfile::tempdir().unwrap(), layers_to_transform.clone());
+            let config = SftConfig { gradient_checkpointing, layers_to_transform, lora_dropout, epochs: 1, ..settings() };
+            let model = random(&deep, 5, &Device::flex());
+            ending(&mut train(config, model, deep.clone(), examples(&LENGTHS), Vec::new(), dir.path()))
+        };
+        let kept = run(Checkpointing::OFF);
+        let others = (1..5).map(Checkpointing::Layers).chain([Checkpointing::ALL, Checkpointing::Auto]);
+        others.for_each(|checkpointing| assert!(run(checkpointing) == kept, "{checkpointing:?}"));
     }
 }
 
@@ -213,7 +231,7 @@ fn batches_of_eight_are_eight_batches_of_one() {
 #[test]
 fn noise_and_dropout_are_drawn_anew_each_epoch_and_the_same_in_each_run() {
     let noisy = SftConfig { lora_dropout: 0.3, neftune_noise_alpha: 5.0, ..settings() };
-    let kept = SftConfig { gradient_checkpointing: false, ..noisy.clone() };
+    let kept = SftConfig { gradient_checkpointing: Checkpointing::OFF, ..noisy.clone() };
     let plain = epoch(settings(), 0);
     for one in [SftConfig { neftune_noise_alpha: 0.0, ..noisy.clone() }, SftConfig { lora_dropout: 0.0, ..noisy.clone() }] {
         assert!((epoch(one, 0).0 - plain.0).abs() > 1e-3, "each changes the loss");

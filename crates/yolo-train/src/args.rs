@@ -16,7 +16,7 @@ use serde_json::Value;
 
 use crate::run::TrainArgs;
 use crate::words::{Words, translated};
-use crate::{data, export, predict, val};
+use crate::{data, export, plan, predict, val};
 
 /// The program's.
 const NAME: &str = "yolo-train";
@@ -27,13 +27,14 @@ const WORKSPACE: &str = "conv_workspace_mb";
 /// A verb with a file of its own.
 pub(crate) type Verb = fn(&ArgMatches, &Signals) -> Result<(), Failure>;
 
-const VERBS: [(fn() -> Command, Verb); 6] = [
+const VERBS: [(fn() -> Command, Verb); 7] = [
     (val::command, val::run),
     (predict::command, predict::run),
     (data::command, data::run),
     (export::command, export::run),
     (bellows_cli::status, |asked, _| bellows_cli::show(asked, &TrainConfig::default().project)),
     (bellows_cli::stop, |asked, _| bellows_cli::stopping(asked, &TrainConfig::default().project)),
+    (plan::command, plan::run),
 ];
 
 /// What the user asked for.

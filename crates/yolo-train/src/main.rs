@@ -6,6 +6,7 @@ mod console;
 mod data;
 mod export;
 mod peer;
+mod plan;
 mod predict;
 mod report;
 mod results;

@@ -21,7 +21,7 @@ const DIFFERS: &[(&str, &str)] = &[
     ("imgsz", "one number for training; rounded up to a multiple of 32, with a line"),
     ("device", "`cpu`; `0` is the strongest card of the machine, whoever made it; `mps` is `metal`; several are refused"),
     ("cache", "`disk` keeps images in the user's cache folder, not beside them"),
-    ("batch", "-1 is an estimate from the device's memory"),
+    ("batch", "-1 is planned for the device's memory"),
     ("profile", "tells where the time of each epoch goes; there it times exports"),
     ("copy_paste", "does nothing for boxes, as there, and says so"),
     ("workers", "changes no number"),

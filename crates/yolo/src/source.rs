@@ -17,6 +17,8 @@ use crate::data::{
     DataConfig, DataError, DiskCache, FrameMeta, Item, Normalisation, RamCache, Scan, ScanOptions, Size, Split, Stacked, YoloDataset,
     leaks, overlap, report, sampler, scan,
 };
+use crate::memory::cached_bytes;
+use crate::model::summary::Summary;
 use crate::model::{Yolo, YoloConfig};
 use crate::validate::ValSet;
 
@@ -68,6 +70,11 @@ impl TrainingData {
             fingerprint,
             lines: Vec::new(),
         })
+    }
+
+    /// Bytes that `cache: ram` takes for its images.
+    pub fn cache_bytes(&self, imgsz: usize) -> f64 {
+        cached_bytes(self.train_sizes.iter().chain(&self.val.sizes).copied(), self.channels, imgsz)
     }
 
     /// The data a `data.yaml` describes: generated if it says so, then scanned. `progress` gets (what, done, total).
@@ -242,6 +249,15 @@ pub(crate) struct Start {
     /// What it was built from.
     pub(crate) form: YoloConfig,
     pub(crate) header: Vec<String>,
+}
+
+/// The summary of the network that the settings ask for, for images of their largest side.
+///
+/// # Errors
+/// A model or a weight file that is none.
+pub fn network(config: &TrainConfig, nc: usize, channels: usize, device: &Device) -> Result<Summary, Misfit> {
+    let side = config.largest_side();
+    Ok(model(config, nc, channels, device)?.model.summary(side, side))
 }
 
 /// Builds the model that `config.model` and `config.pretrained` ask for; frozen layers are frozen.

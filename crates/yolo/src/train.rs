@@ -21,7 +21,7 @@ use crate::data::sampler::epoch_length;
 use crate::data::stages::Stages;
 use crate::data::{DataError, Item, Reordered};
 use crate::export::{About, iso_date, to_pt};
-use crate::model::summary::Convolution;
+use crate::memory::{MOST_IMAGES, Plan};
 use crate::model::{Yolo, YoloConfig};
 use crate::page::Page;
 use crate::pictures;
@@ -102,8 +102,11 @@ impl Training {
         let nc = names.len();
         let Start { model, form, header } = source::model(&config, nc, channels, &device.clone().autodiff())?;
         let mut header = header;
-        let conv_outputs = model.summary(config.imgsz, config.imgsz).convolutions.iter().map(Convolution::outputs).sum();
-        header.extend(config.resolve_batch(memory, conv_outputs));
+        let side = config.largest_side();
+        let summary = model.summary(side, side);
+        // Workers and cached images take none of a card's memory.
+        let largest = |bytes| Plan::largest(|batch| Plan::new(&summary, batch, [channels, side], 0, 0.0), bytes, MOST_IMAGES);
+        header.extend(config.resolve_batch(memory, largest));
         let each_epoch = config.sampler.as_ref().map_or(train.len(), |sampler| epoch_length(train.len(), sampler));
         if each_epoch != train.len() {
             header.push(format!("sampler: an epoch has {each_epoch} of {} images", train.len()));

@@ -3,8 +3,8 @@
 #![allow(clippy::unwrap_used, dead_code, unreachable_pub, reason = "each test file uses its part")]
 
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 
 use bellows_learner::rng::Rng;
 use bellows_learner::{
@@ -49,6 +49,10 @@ pub struct Toy {
     /// A loss that is a sum over samples, without batch statistics.
     pub per_count: bool,
     pub shortage: Shortage,
+    /// The class of size of a batch of these samples.
+    pub size: fn(&[usize]) -> usize,
+    /// The samples of every batch and part that was made.
+    pub made: Mutex<Vec<Vec<usize>>>,
     /// A sample: if one more than it is in its batch, the memory runs out in the update that the batch completes.
     pub update_shortage: Option<usize>,
     /// Calls of `per_count` until then: the second after the gradients is made in the update.
@@ -66,6 +70,8 @@ impl Default for Toy {
             eval_flag: None,
             per_count: false,
             shortage: |_, _| None,
+            size: |_| 0,
+            made: Mutex::default(),
             update_shortage: None,
             calls_left: AtomicUsize::new(0),
         }
@@ -103,6 +109,7 @@ impl Task for Toy {
     }
 
     fn batch(&self, data: &dyn Dataset<usize>, draw: Draw, indices: &[usize]) -> Result<ToyBatch, TaskError> {
+        self.made.lock().unwrap().push(indices.to_vec());
         let (mut x, mut y) = (Vec::new(), Vec::new());
         for &i in indices {
             let item = data.get(i)? as u64;
@@ -122,6 +129,10 @@ impl Task for Toy {
         }
         let (overflow, bad_item) = ((self.overflow)(draw.epoch, position), (self.bad_item)(draw.epoch, position));
         Ok(ToyBatch { x, y, indices: indices.to_vec(), overflow, bad_item })
+    }
+
+    fn size_class(&self, _draw: Draw, indices: &[usize]) -> usize {
+        (self.size)(indices)
     }
 
     fn sample_names(&self, batch: &ToyBatch) -> Vec<String> {

@@ -44,8 +44,8 @@ pub(crate) fn train(args: &TrainArgs, signals: &Signals) -> Result<(), Failure> 
     }
     let paths = data_paths(&config)?;
     // Tokens that are added to be learnt are not the model's yet.
-    let (architecture, tokenizer) = open_tokenizer(&SftConfig { new_tokens: Vec::new(), ..config.clone() }, &paths)?;
-    let template = pick_template(&config, architecture, &tokenizer)?;
+    let (shape, tokenizer) = open_tokenizer(&SftConfig { new_tokens: Vec::new(), ..config.clone() }, &paths)?;
+    let template = pick_template(&config, shape.architecture, &tokenizer)?;
     let prompts = Prompts::open(Path::new(&sets), &tokenizer, Some(&template))?;
     // What is wrong with the chats is said now, and not when the model is edited.
     open_data(&config, &paths, &open_tokenizer(&config, &paths)?.1, &template)?;

@@ -6,7 +6,7 @@ use burn::tensor::activation::log_softmax;
 use burn::tensor::{Device, Int, Tensor, TensorData};
 
 use super::error::ConceptError;
-use crate::loss::head_loss_only;
+use crate::gradients::TrainBatch;
 use crate::model::pass::Pass;
 use crate::model::{CausalLm, ModelConfig};
 
@@ -113,14 +113,12 @@ impl Reader<'_> {
     pub fn perplexity(&self, ids: &[u32], progress: Progress<'_>) -> Result<f64, ConceptError> {
         let (mut sum, mut count) = (0.0, 0);
         for (number, window) in ids.chunks(WINDOW).enumerate().filter(|(_, window)| window.len() > 1) {
-            let (n, h) = (window.len(), self.config.hidden_size);
-            let rows = self.rows(&[&window.to_vec()], n);
-            let targets: Vec<i32> = window[1..].iter().map(|&id| id as i32).collect();
-            let targets = Tensor::from_data(TensorData::new(targets, [n - 1]), self.device);
-            let hidden = self.model.hidden(rows.ids, &rows.pass).reshape([n, h]).narrow(0, 0, n - 1);
-            let hidden = self.model.model.norm.forward(hidden);
-            let loss = head_loss_only(hidden, &self.model.head().val(), targets, rows.pass.precision);
-            sum += f64::from(host("the loss", loss)?[0]);
+            let n = window.len();
+            let Rows { ids: window_ids, pass, .. } = self.rows(&[&window.to_vec()], n);
+            let ints = |values: Vec<i32>| Tensor::from_data(TensorData::new(values, [n - 1]), self.device);
+            let (rows, targets) = (ints((0..n as i32 - 1).collect()), ints(window[1..].iter().map(|&id| id as i32).collect()));
+            let text = TrainBatch { ids: window_ids, rows, targets, pass, noise: None };
+            sum += f64::from(host("the loss", text.total_loss(self.model))?[0]);
             count += n - 1;
             progress((number * WINDOW + n).min(ids.len()), ids.len());
         }

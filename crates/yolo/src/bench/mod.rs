@@ -10,7 +10,8 @@ use std::time::Instant;
 
 use bellows_kernels::Precision;
 use bellows_kernels::cube::Counted;
-use bellows_learner::bench::{StepTimer, median, peak_memory};
+use bellows_learner::bench::{StepTimer, median};
+use bellows_learner::memory::peak_memory;
 use bellows_learner::{Draw, EvalContext, Evaluation, Group, Identity, Learner, Role, StepOutput, StepTimes, Task, TaskError};
 use bellows_runs::RunDir;
 use burn::data::dataset::{Dataset, InMemDataset};

@@ -63,7 +63,7 @@ settings! {
         /// Longer side of training images in pixels, rounded up to a multiple of 32
         imgsz: usize = 640;
         /// Images per batch; -1 fills 0.6 of the device's memory, a fraction that much of it
-        /// an estimate: 16 where the memory is not known, as on a CPU
+        /// planned (`plan` says how): 16 where the memory is not known, as on a CPU
         batch: BatchSize as f64 = BatchSize::Images(16);
         /// Rectangular training batches by aspect ratio: in that order, without mosaic
         rect: bool = false;
@@ -455,20 +455,23 @@ impl TrainConfig {
     }
 
     /// Replaces a batch size that is a share of the device's memory (bytes, where known) by a number of images, and tells which.
-    ///
-    /// Training one image keeps about 13 bytes per output of the network's convolutions (measured on YOLOv8n: input, output and
-    /// normalised output of each, and their gradients as they come and go).
-    pub fn resolve_batch(&mut self, memory: Option<u64>, conv_outputs: usize) -> Option<String> {
+    /// `largest` is the most images whose plan fits so many bytes.
+    pub fn resolve_batch(&mut self, memory: Option<u64>, largest: impl FnOnce(f64) -> usize) -> Option<String> {
         let BatchSize::Memory(fraction) = self.batch else { return None };
         let images = match memory {
             None => BatchSize::Memory(fraction).images(),
-            Some(bytes) => ((bytes as f64 * fraction / (13 * conv_outputs.max(1)) as f64) as usize).clamp(1, 1024),
+            Some(bytes) => largest(bytes as f64 * fraction).max(1),
         };
         self.batch = BatchSize::Images(images);
         Some(match memory {
             None => format!("batch: {images} images, because the device's memory is not known"),
-            Some(bytes) => format!("batch: {images} images for {fraction} of {:.1} GB of memory (estimated)", bytes as f64 / 1e9),
+            Some(bytes) => format!("batch: {images} images for {fraction} of {:.1} GB of memory (planned)", bytes as f64 / 1e9),
         })
+    }
+
+    /// Pixels of the longest side that a batch has: with `multi_scale` half as much again as `imgsz`.
+    pub fn largest_side(&self) -> usize {
+        if self.multi_scale { (self.imgsz * 3 / 2).next_multiple_of(32) } else { self.imgsz }
     }
 
     /// Weight decay scaled to the batch that an update really sees.
@@ -650,10 +653,12 @@ mod tests {
         assert_eq!(batch(json!(8)).unwrap().batch, BatchSize::Images(8));
         let mut auto = batch(json!(-1)).unwrap();
         assert_eq!(auto.batch, BatchSize::Memory(0.6));
-        let outputs = 14_200_000;
-        assert!(auto.clone().resolve_batch(None, outputs).unwrap().contains("16 images"));
-        assert!(auto.resolve_batch(Some(6 << 30), outputs).unwrap().starts_with("batch: 20 images"));
-        assert_eq!(auto.resolve_batch(Some(6 << 30), outputs), None);
+        // A gigabyte for four images.
+        let largest = |bytes: f64| (4.0 * bytes / f64::from(1 << 30)) as usize;
+        assert!(auto.clone().resolve_batch(None, largest).unwrap().contains("16 images"));
+        assert!(auto.clone().resolve_batch(Some(1 << 20), largest).unwrap().starts_with("batch: 1 images"));
+        assert!(auto.resolve_batch(Some(10 << 30), largest).unwrap().starts_with("batch: 24 images"));
+        assert_eq!(auto.resolve_batch(Some(10 << 30), largest), None);
         for bad in [json!(0), json!(-2), json!(2.5), json!("many")] {
             assert!(batch(bad.clone()).unwrap_err().to_string().contains("batch"), "{bad}");
         }

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::UNIX_EPOCH;
 
+use bellows_learner::memory::free_memory;
 use bellows_runs::write_atomic;
 use burn::data::dataset::{Dataset, DatasetError};
 use rayon::prelude::*;
@@ -78,13 +79,6 @@ impl Dataset<Item> for RamCache {
     fn len(&self) -> usize {
         self.items.len()
     }
-}
-
-/// Bytes that can be allocated without swapping, as Linux tells; elsewhere unknown.
-fn free_memory() -> Option<u64> {
-    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
-    let kib = text.lines().find_map(|l| l.strip_prefix("MemAvailable:"))?.split_whitespace().next()?.parse::<u64>().ok()?;
-    Some(kib << 10)
 }
 
 /// `cache=disk`: a scanned split whose images are decoded once, into files.

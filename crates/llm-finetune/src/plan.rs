@@ -1,0 +1,258 @@
+//! `plan`: memory and speed of a run before anything is allocated; every run asks the same before it begins.
+
+use bellows_cli::{Failure, Usage, join_pool, note, pick_device, say};
+use bellows_device::{Card, ProbeOptions, Selected};
+use bellows_learner::memory::free_memory;
+use bellows_qwen::base::Base;
+use bellows_qwen::bench::Size;
+use bellows_qwen::checkpointing::Checkpointing;
+use bellows_qwen::config::SftConfig;
+use bellows_qwen::data::SftData;
+use bellows_qwen::fit::{Question, longest_row};
+use bellows_qwen::hub::describe;
+use bellows_qwen::memory::{Place, Plan, Storage};
+use bellows_qwen::model::ModelConfig;
+use bellows_qwen::speed::product_rate;
+use serde_json::json;
+
+use crate::args::PlanArgs;
+use crate::presets::settings;
+use crate::train::{data_paths, open_data, open_tokenizer, pick_template};
+
+/// The share of a card's published rate that training reaches: an assumption, for none was at hand. Others report 15 to 35 %.
+const OF_PUBLISHED: f64 = 0.2;
+/// Most rows that are proposed.
+const ROWS: usize = 1024;
+
+/// Where a run would be.
+struct Target {
+    name: String,
+    place: Place,
+    /// Bytes there are.
+    memory: Option<f64>,
+    /// Multiplications and additions a second, and how they are known.
+    rate: Option<(f64, String)>,
+}
+
+impl Target {
+    /// A card that need not be at hand.
+    fn card(name: &str) -> Result<Self, Usage> {
+        let known = || bellows_device::CARDS.map(|card| card.name).join(", ");
+        let card = Card::named(name).ok_or_else(|| Usage(format!("--card {name:?} is not known; there are {}", known())))?;
+        let name = format!("{} ({} GiB)", card.name, card.memory_gib);
+        Ok(Self { name, place: Place::Card, memory: Some(card.memory() as f64), rate: Some(published(&card)) })
+    }
+
+    /// A device of this machine.
+    fn here(device: &Selected, config: &SftConfig) -> Self {
+        let (place, memory) = room(device);
+        let rate = match place {
+            Place::Processor => {
+                let rate = product_rate(config.precision());
+                Some((rate, format!("products run at {:.0} GFLOP/s here", rate / 1e9)))
+            }
+            Place::Card => Card::named(&device.name).as_ref().map(published),
+        };
+        Self { name: format!("{} ({})", device.backend, device.name), place, memory, rate }
+    }
+}
+
+fn published(card: &Card) -> (f64, String) {
+    let said = format!("{:.0} % of the {} TFLOP/s published of the {}", 100.0 * OF_PUBLISHED, card.flops / 1e12, card.name);
+    (OF_PUBLISHED * card.flops, said)
+}
+
+/// Where a device computes, and the bytes there are for a run, where known.
+pub(crate) fn room(device: &Selected) -> (Place, Option<f64>) {
+    match device.backend {
+        "flex" => (Place::Processor, free_memory().map(|bytes| bytes as f64)),
+        _ => (Place::Card, device.memory.map(|bytes| bytes as f64)),
+    }
+}
+
+/// How the model of these settings is kept there.
+fn storage(config: &SftConfig, place: Place) -> Result<Storage, Failure> {
+    match (place, config.model.as_str()) {
+        (Place::Card, _) | (_, "tiny") => Ok(Storage::F32),
+        (Place::Processor, model) => Ok(Base::storage(&describe(model, config.offline, &mut note)?)),
+    }
+}
+
+/// The settings of a run with `auto` settled, and its plan.
+///
+/// # Errors
+/// A plan beyond the limit that is set.
+pub(crate) fn settle_memory(
+    config: SftConfig,
+    model: &ModelConfig,
+    data: &SftData,
+    device: &Selected,
+) -> Result<(SftConfig, Plan), Failure> {
+    let (place, free) = room(device);
+    let (storage, seq) = (storage(&config, place)?, longest_row(&config, data.train.lengths()));
+    let mut question = Question { model, config, storage, place, seq };
+    let plan = question.settle(free)?;
+    let layers = question.footprint()?.layers();
+    let there = free.map(|bytes| format!(" of {:.2} there are", bytes / 1e9)).unwrap_or_default();
+    let rerun = question.config.gradient_checkpointing.of(layers);
+    say(&format!("memory: {:.2} GB planned{there}; {rerun} of {layers} layers are run again in the backward pass", plan.peak() / 1e9));
+    if free.is_some_and(|bytes| plan.peak() > bytes) {
+        say("warning: that may not fit; `llm-finetune plan` with the same settings says what would");
+    }
+    Ok((question.config, plan))
+}
+
+pub(crate) fn plan(args: &PlanArgs) -> Result<(), Failure> {
+    let config = settings(&args.settings)?;
+    join_pool(0)?;
+    let target = match &args.card {
+        Some(card) => Target::card(card)?,
+        None => Target::here(&pick_device(&config.device, &ProbeOptions::default())?, &config),
+    };
+    let (name, model, seq) = subject(args, &config)?;
+    let storage = match (&args.base_dtype, target.place) {
+        (Some(dtype), _) => stored(dtype)?,
+        (None, Place::Processor) if args.size.is_some() => Storage::Half,
+        (None, place) => storage(&config, place)?,
+    };
+    let room = config.memory_limit.map(|gb| gb * 1e9).or(target.memory);
+    let mut question = Question { model: &model, config, storage, place: target.place, seq };
+    // A limit is a question here, and no reason to refuse.
+    let plan = question.choose(target.memory)?;
+    let answer = Answer::new(&question, plan, &target, room)?;
+    match args.json {
+        true => say(&answer.json().to_string()),
+        false => answer.tell(&name, &target),
+    }
+    Ok(())
+}
+
+/// Name and shape of the model, and tokens of the longest row: of the data if there are any, else of `max_seq_length`.
+fn subject(args: &PlanArgs, config: &SftConfig) -> Result<(String, ModelConfig, usize), Failure> {
+    let longest = longest_row(config, std::iter::once(config.max_seq_length));
+    if let Some(size) = &args.size {
+        let shape = Size::named(size).ok_or_else(|| Usage(format!("plan: there is no size {size}")))?.shape();
+        return Ok((format!("Qwen2.5, {size}"), shape, longest));
+    }
+    if config.model.is_empty() {
+        return Err(Usage("plan needs --model or --size".into()).into());
+    }
+    if config.data.is_empty() && config.model != "tiny" {
+        return Ok((config.model.clone(), Base::shape(&describe(&config.model, config.offline, &mut note)?)?, longest));
+    }
+    let paths = data_paths(config)?;
+    let (shape, tokenizer) = open_tokenizer(config, &paths)?;
+    let template = pick_template(config, shape.architecture, &tokenizer)?;
+    let data = open_data(config, &paths, &tokenizer, &template)?;
+    Ok((config.model.clone(), shape, longest_row(config, data.train.lengths())))
+}
+
+/// A storage by its name.
+fn stored(name: &str) -> Result<Storage, Usage> {
+    match name {
+        "f32" => Ok(Storage::F32),
+        "bf16" | "f16" => Ok(Storage::Half),
+        "int8" => Ok(Storage::Int8),
+        "nf4" => Ok(Storage::Nf4),
+        other => Err(Usage(format!("--base-dtype {other:?} is none of f32, bf16, f16, int8, nf4"))),
+    }
+}
+
+/// What there is to say.
+struct Answer {
+    plan: Plan,
+    seq: usize,
+    batch: usize,
+    rerun: usize,
+    layers: usize,
+    room: Option<f64>,
+    /// Rows of this length that fit, and the length of so many that does.
+    largest: Option<[usize; 2]>,
+    /// What would make it fit, if it does not; `None` if nothing would.
+    remedy: Option<String>,
+    tokens_per_s: Option<f64>,
+}
+
+impl Answer {
+    fn new(question: &Question<'_>, plan: Plan, target: &Target, room: Option<f64>) -> Result<Self, Failure> {
+        let (footprint, rows, seq) = (question.footprint()?, question.rows(), question.seq);
+        let (checkpointing, per) = (question.config.gradient_checkpointing, question.config.objective.sequences());
+        let (all, step) = (Checkpointing::ALL, question.config.pad_to_multiple_of.max(64));
+        let largest = room.map(|room| {
+            let longest = footprint.longest(rows, all, room, step, question.model.max_position_embeddings);
+            [footprint.most_rows(seq, all, room, ROWS) / per, longest]
+        });
+        Ok(Self {
+            plan,
+            seq,
+            batch: question.config.batch_size,
+            rerun: checkpointing.of(footprint.layers()),
+            layers: footprint.layers(),
+            room,
+            largest,
+            remedy: room.filter(|room| plan.peak() > *room).map_or(Ok(None), |room| question.remedies(room))?,
+            tokens_per_s: target.rate.as_ref().map(|(rate, _)| footprint.tokens_per_s(seq, checkpointing, *rate)),
+        })
+    }
+
+    fn fits(&self) -> Option<bool> {
+        self.room.map(|room| self.plan.peak() <= room)
+    }
+
+    /// The terms by the names of the keys.
+    fn terms(&self) -> [(&'static str, f64); 6] {
+        let Plan { weights, adapters, optimizer, activations, logits, workspace, .. } = self.plan;
+        [
+            ("weights", weights),
+            ("adapters", adapters),
+            ("optimizer", optimizer),
+            ("activations", activations),
+            ("logits", logits),
+            ("workspace", workspace),
+        ]
+    }
+
+    fn json(&self) -> serde_json::Value {
+        let mut json = json!({});
+        for (name, bytes) in self.terms() {
+            json[format!("{name}_gb")] = (bytes / 1e9).into();
+        }
+        json["peak_gb"] = (self.plan.peak() / 1e9).into();
+        json["tokens_per_s"] = self.tokens_per_s.into();
+        json["batch"] = self.batch.into();
+        json["seq"] = self.seq.into();
+        json["layers_rerun"] = self.rerun.into();
+        json["memory_gb"] = self.room.map(|bytes| bytes / 1e9).into();
+        json["fits"] = self.fits().into();
+        json["largest_batch"] = self.largest.map(|[rows, _]| rows).into();
+        json["longest_seq"] = self.largest.map(|[_, seq]| seq).into();
+        json["remedy"] = self.remedy.clone().into();
+        json
+    }
+
+    fn tell(&self, name: &str, target: &Target) {
+        say(&format!("{name} · {} x {} tokens · {}", self.batch, self.seq, target.name));
+        for (name, bytes) in self.terms() {
+            let more =
+                if name == "activations" { format!("   {} of {} layers are run again", self.rerun, self.layers) } else { String::new() };
+            say(&format!("{name:>12} {:>8.2} GB{more}", bytes / 1e9));
+        }
+        let verdict = match (self.room, self.fits()) {
+            (Some(room), Some(fits)) => format!("   of {:.2}: {}", room / 1e9, if fits { "fits" } else { "does not fit" }),
+            _ => String::new(),
+        };
+        say(&format!("{:>12} {:>8.2} GB{verdict}", "peak", self.plan.peak() / 1e9));
+        if let (Some(speed), Some((_, how))) = (self.tokens_per_s, &target.rate) {
+            say(&format!("{:>12} {speed:>8.0} tokens/s   {how}", "speed"));
+        }
+        if let Some([rows, seq]) = self.largest {
+            let most = "the largest that fits, with every layer but the top one run again:";
+            say(&format!("{most} batches of {rows} at {} tokens, or rows of {seq} tokens in batches of {}", self.seq, self.batch));
+        }
+        match (&self.remedy, self.fits()) {
+            (Some(flags), _) => say(&format!("it would fit with {flags}")),
+            (None, Some(false)) => say("no setting makes it fit; a smaller model would"),
+            (None, _) => {}
+        }
+    }
+}

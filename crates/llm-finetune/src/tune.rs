@@ -1,0 +1,174 @@
+//! `tune-batch`: what batches of growing size take and how fast they are, measured. Each is measured in a process of its own, which may die of it,
+//! on the longest rows there are, with an evaluation and a checkpoint.
+
+use std::process::{Command, Stdio};
+
+use bellows_chat::{Encoded, Fault};
+use bellows_cli::{Context, Exit, Failure, Signals, Usage, join_pool, note, pick_device, say, scratch};
+use bellows_device::{ProbeOptions, Selected, Telemetry};
+use bellows_learner::bench::{StepTimer, median};
+use bellows_learner::memory::peak_memory;
+use bellows_qwen::config::SftConfig;
+use bellows_qwen::data::SftData;
+use bellows_qwen::examples::Examples;
+use bellows_qwen::train::Finetune;
+use bellows_runs::RunDir;
+use serde_json::{Value, json};
+
+use crate::args::TuneArgs;
+use crate::plan::{room, settle_memory};
+use crate::presets::settings;
+use crate::train::{data_paths, open_base, open_data, open_tokenizer, pick_template};
+
+/// Steps of a measurement: one to warm up, and those that count.
+const STEPS: usize = 3;
+/// The flag by which this program asks itself for one measurement.
+pub(crate) const MEASURE: &str = "measure";
+
+/// A column: its heading, the key of a measurement, digits.
+const COLUMNS: [(&str, &str, usize); 7] = [
+    ("peak GB", "peak_gb", 2),
+    ("planned GB", "planned_gb", 2),
+    ("tokens/s", "tokens_per_s", 0),
+    ("examples/s", "examples_per_s", 2),
+    ("fragmented", "fragmentation", 2),
+    ("watts", "watts", 0),
+    ("°C", "degrees", 0),
+];
+
+pub(crate) fn tune(args: &TuneArgs, signals: &Signals) -> Result<(), Failure> {
+    let config = settings(&args.settings)?;
+    if config.model.is_empty() || config.data.is_empty() {
+        return Err(Usage("tune-batch needs --model and --data".into()).into());
+    }
+    if let Some(batch) = args.measure {
+        return measure(config, batch, signals);
+    }
+    let mut measured: Vec<Value> = Vec::new();
+    if !args.json {
+        say(&format!("{:>6}{}", "batch", COLUMNS.map(|(heading, ..)| format!("{heading:>12}")).concat()));
+    }
+    for batch in std::iter::successors(Some(1), |batch| Some(2 * batch)).take_while(|batch| *batch <= args.most) {
+        match in_a_child(&args.typed, batch)? {
+            Ok(row) => {
+                if !args.json {
+                    say(&format!("{batch:>6}{}", COLUMNS.map(|(_, key, digits)| cell(&row[key], digits)).concat()));
+                }
+                measured.push(row);
+            }
+            Err(why) => {
+                note(&format!("a batch of {batch}: {why}"));
+                break;
+            }
+        }
+    }
+    if args.json {
+        say(&json!(measured).to_string());
+        return Ok(());
+    }
+    let speed = |row: &&Value| row["tokens_per_s"].as_f64().unwrap_or(0.0);
+    match measured.iter().max_by(|a, b| speed(a).total_cmp(&speed(b))) {
+        Some(best) => say(&format!("the fastest: --batch-size {} ({:.0} tokens/s)", best["batch"], speed(&best))),
+        None => return Err(Failure::from(Usage("not even a batch of 1 could be measured".into()))),
+    }
+    Ok(())
+}
+
+fn cell(value: &Value, digits: usize) -> String {
+    value.as_f64().map_or_else(|| format!("{:>12}", "-"), |value| format!("{value:>12.digits$}"))
+}
+
+/// One measurement by this program, with the words it was given; why there is none, if it failed or died.
+fn in_a_child(typed: &[String], batch: usize) -> Result<Result<Value, String>, Failure> {
+    let program = std::env::current_exe().context(Exit::Failed, "finding this program")?;
+    let child = Command::new(&program)
+        .args(typed)
+        .args([format!("--{MEASURE}"), batch.to_string()])
+        .stdin(Stdio::null())
+        .stderr(Stdio::piped())
+        .output()
+        .context(Exit::Failed, program.display())?;
+    let last = |bytes: &[u8]| String::from_utf8_lossy(bytes).lines().rfind(|line| !line.trim().is_empty()).unwrap_or_default().to_owned();
+    if child.status.success()
+        && let Ok(row) = serde_json::from_str(&last(&child.stdout))
+    {
+        return Ok(Ok(row));
+    }
+    Ok(Err(format!("{} ({})", child.status, last(&child.stderr))))
+}
+
+/// A few steps of this batch on the longest rows, an evaluation on the longest of its own, a checkpoint and an adapter; what that took, as JSON.
+fn measure(config: SftConfig, batch: usize, signals: &Signals) -> Result<(), Failure> {
+    join_pool(0)?;
+    let config = SftConfig {
+        batch_size: batch,
+        gradient_accumulation_steps: 1,
+        epochs: 1,
+        eval_steps: 0,
+        early_stopping_patience: 0,
+        packing: false,
+        group_by_length: false,
+        plots: false,
+        tensorboard: false,
+        profile: true,
+        ..config
+    };
+    let device = pick_device(&config.device, &ProbeOptions::default())?;
+    let paths = data_paths(&config)?;
+    let (shape, tokenizer) = open_tokenizer(&config, &paths)?;
+    let template = pick_template(&config, shape.architecture, &tokenizer)?;
+    let data = open_data(&config, &paths, &tokenizer, &template)?;
+    let per = config.objective.sequences();
+    let data = SftData {
+        train: longest(&data.train, batch * STEPS, per)?.into(),
+        valid: longest(&data.valid, batch, per)?.into(),
+        ..SftData::default()
+    };
+    let seq = data.train.lengths().max().unwrap_or(0);
+    let (config, planned) = settle_memory(config, &shape, &data, &device)?;
+    // On the processor the system would end any process when memory is gone, perhaps another one.
+    if let Some(free) = room(&device).1.filter(|free| planned.peak() > *free) {
+        return Err(Usage(format!("planned to take {:.2} GB, and there are {:.2}", planned.peak() / 1e9, free / 1e9)).into());
+    }
+    let base = open_base(&config, &paths, &device.device)?;
+    let (folder, _taken) = scratch(signals)?;
+    let telemetry = Telemetry::start(&device);
+    let mut tuning = Finetune::new(config, base, data, template, &device.device, RunDir::create(&folder, "tune", false)?)?;
+    let timer = StepTimer::default();
+    tuning.learner().observe(timer.clone());
+    tuning.run()?;
+    let step_s = median(timer.after(1).iter().map(|t| t.forward + t.backward + t.update).collect());
+    let usage = device.device.memory_pool_usage();
+    let reading = telemetry.latest();
+    let row = json!({
+        "batch": batch,
+        "seq": seq,
+        "peak_gb": peak(&device),
+        "planned_gb": planned.peak() / 1e9,
+        "tokens_per_s": (batch * per * seq) as f64 / step_s,
+        "examples_per_s": batch as f64 / step_s,
+        "fragmentation": usage.map(|usage| 1.0 - usage.bytes_in_use as f64 / usage.bytes_reserved.max(1) as f64),
+        "watts": reading.power,
+        "degrees": reading.temperature,
+    });
+    say(&row.to_string());
+    Ok(())
+}
+
+/// GB (10^9 bytes) that were held: of a card what its allocator has reserved, which gives nothing back meanwhile; else of this process.
+fn peak(device: &Selected) -> Option<f64> {
+    match device.device.memory_pool_usage() {
+        Some(usage) => Some(usage.bytes_reserved as f64 / 1e9),
+        None => peak_memory().map(|gb| 1.024 * gb),
+    }
+}
+
+/// The `count` longest examples of `per` sequences, some of them again if there are not so many.
+fn longest(examples: &Examples, count: usize, per: usize) -> Result<Vec<Encoded>, Failure> {
+    let lengths: Vec<usize> = examples.lengths().collect();
+    let mut order: Vec<usize> = (0..lengths.len() / per).collect();
+    order.sort_by_key(|&i| std::cmp::Reverse(lengths[i * per..(i + 1) * per].iter().max().copied()));
+    let places = order.iter().cycle().take(if order.is_empty() { 0 } else { count });
+    let read = |place: usize| -> Result<Encoded, Failure> { Ok(examples.get(place).map_err(Fault::from)?.into_owned()) };
+    places.flat_map(|&i| i * per..(i + 1) * per).map(read).collect()
+}

@@ -1,0 +1,199 @@
+//! Whether a run fits the memory there is, and with which settings it would.
+
+use bellows_exit::{Coded, Exit};
+
+use crate::adapter::AdapterError;
+use crate::checkpointing::Checkpointing;
+use crate::config::SftConfig;
+use crate::memory::{Footprint, Place, Plan, Storage};
+use crate::model::ModelConfig;
+
+/// The share of free memory that layers' graphs are kept for: the plan may be off by 15 %.
+const SHARE: f64 = 0.85;
+/// The same of a card's memory: nobody has held a plan against one yet, and other programs draw on it.
+const SHARE_OF_CARD: f64 = 0.6;
+/// Rows are padded to a multiple of at least this, so no shorter ones are proposed.
+const STEP: usize = 64;
+
+/// Why a run is not begun.
+#[derive(Debug, thiserror::Error)]
+pub enum FitError {
+    /// More than the setting allows.
+    #[error("the run is planned to take {planned:.2} GB, and memory_limit is {limit}: {advice}")]
+    TooLarge {
+        /// GB.
+        planned: f64,
+        /// GB.
+        limit: f64,
+        /// What would fit.
+        advice: String,
+    },
+    /// The adapter.
+    #[error(transparent)]
+    Adapter(#[from] AdapterError),
+}
+
+impl Coded for FitError {
+    fn exit(&self) -> Exit {
+        Exit::Usage
+    }
+}
+
+/// A run whose memory is asked for.
+#[derive(Clone, Debug)]
+pub struct Question<'a> {
+    /// The shape of its model.
+    pub model: &'a ModelConfig,
+    /// Its settings.
+    pub config: SftConfig,
+    /// How the model is stored.
+    pub storage: Storage,
+    /// Where it computes.
+    pub place: Place,
+    /// Tokens of the longest row, padding included.
+    pub seq: usize,
+}
+
+/// Tokens of the longest row made of examples of these lengths, padding included.
+pub fn longest_row(config: &SftConfig, lengths: impl Iterator<Item = usize>) -> usize {
+    let longest = if config.packing { config.max_seq_length } else { lengths.max().unwrap_or(0) };
+    longest.next_multiple_of(config.pad_to_multiple_of.max(1))
+}
+
+impl Question<'_> {
+    /// Its footprint.
+    ///
+    /// # Errors
+    /// Settings of an adapter that cannot be met.
+    pub fn footprint(&self) -> Result<Footprint, AdapterError> {
+        Footprint::new(self.model, &self.config, self.storage, self.place)
+    }
+
+    /// Sequences of a micro-batch.
+    pub fn rows(&self) -> usize {
+        self.config.batch_size * self.config.objective.sequences()
+    }
+
+    /// The plan, with `gradient_checkpointing: auto` settled for `free` bytes (where known) and the limit that is set.
+    ///
+    /// # Errors
+    /// Settings of an adapter that cannot be met.
+    pub fn choose(&mut self, free: Option<f64>) -> Result<Plan, AdapterError> {
+        let footprint = self.footprint()?;
+        if self.config.gradient_checkpointing == Checkpointing::Auto {
+            let limit = self.config.memory_limit.map(|gb| gb * 1e9);
+            let share = if self.place == Place::Processor { SHARE } else { SHARE_OF_CARD };
+            let room = limit.into_iter().chain(free.map(|bytes| share * bytes)).reduce(f64::min);
+            let fewest = |room| footprint.fewest(self.rows(), self.seq, room);
+            self.config.gradient_checkpointing = room.map_or(Checkpointing::ALL, fewest);
+        }
+        Ok(footprint.at(self.rows(), self.seq, self.config.gradient_checkpointing))
+    }
+
+    /// The same, held against the limit that is set.
+    ///
+    /// # Errors
+    /// A plan beyond that limit.
+    pub fn settle(&mut self, free: Option<f64>) -> Result<Plan, FitError> {
+        let plan = self.choose(free)?;
+        match self.config.memory_limit {
+            Some(gb) if plan.peak() > gb * 1e9 => {
+                let advice = match self.remedies(gb * 1e9)? {
+                    Some(flags) => format!("it would fit with {flags}"),
+                    None => "no setting makes it fit; a smaller model would".into(),
+                };
+                Err(FitError::TooLarge { planned: plan.peak() / 1e9, limit: gb, advice })
+            }
+            _ => Ok(plan),
+        }
+    }
+
+    /// Flags with which the run would fit into `bytes`, those first that change no number; `None` if none would do.
+    ///
+    /// # Errors
+    /// Settings of an adapter that cannot be met.
+    pub fn remedies(&self, bytes: f64) -> Result<Option<String>, AdapterError> {
+        let (footprint, all, mut flags) = (self.footprint()?, Checkpointing::ALL, Vec::new());
+        let (per, batch) = (self.config.objective.sequences(), self.config.batch_size);
+        if self.config.gradient_checkpointing.of(footprint.layers()) < all.of(footprint.layers()) {
+            flags.push("--gradient-checkpointing all".to_owned());
+        }
+        let rows = footprint.most_rows(self.seq, all, bytes, self.rows()) / per;
+        if rows < batch {
+            // An update of as many examples has the same gradient.
+            let update = batch * self.config.gradient_accumulation_steps;
+            let fits = (1..=rows.max(1)).rev().find(|fits| update.is_multiple_of(*fits)).unwrap_or(1);
+            if fits < batch {
+                flags.push(format!("--batch-size {fits} --gradient-accumulation-steps {}", update / fits));
+            }
+            if rows == 0 {
+                let step = self.config.pad_to_multiple_of.max(STEP);
+                match footprint.longest(per, all, bytes, step, self.seq) {
+                    0 => return Ok(None),
+                    seq => flags.push(format!("--max-seq-length {seq}")),
+                }
+            }
+        }
+        Ok(Some(flags.join(" ")))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bench::Size;
+
+    fn question(model: &ModelConfig, config: SftConfig) -> Question<'_> {
+        Question { model, config, storage: Storage::Half, place: Place::Processor, seq: 2048 }
+    }
+
+    #[test]
+    fn auto_keeps_as_many_graphs_as_fit_and_no_more() {
+        let model = Size::named("0.5B").unwrap().shape();
+        let config = SftConfig { batch_size: 2, ..SftConfig::default() };
+        let settled = |free: Option<f64>, memory_limit| {
+            let mut question = question(&model, SftConfig { memory_limit, ..config.clone() });
+            let plan = question.choose(free).unwrap();
+            (question.config.gradient_checkpointing.of(24), plan.peak())
+        };
+        assert_eq!(settled(Some(1e12), None).0, 0);
+        assert_eq!(settled(Some(1e9), None).0, 23, "where nothing fits, as little as can be");
+        assert_eq!(settled(None, None).0, 23, "where nothing is known too");
+        let (rerun, peak) = settled(Some(8e9), None);
+        let footprint = question(&model, config.clone()).footprint().unwrap();
+        assert!((1..23).contains(&rerun) && peak <= SHARE * 8e9, "{rerun}: {peak}");
+        assert!(footprint.at(2, 2048, Checkpointing::Layers(rerun - 1)).peak() > SHARE * 8e9, "one more graph does not fit");
+        assert_eq!(settled(Some(1e12), Some(SHARE * 8.0)).0, rerun, "a limit is kept to");
+    }
+
+    #[test]
+    fn a_run_beyond_its_limit_is_refused_with_what_would_fit() {
+        let model = Size::named("1.5B").unwrap().shape();
+        let config =
+            SftConfig { batch_size: 4, memory_limit: Some(8.0), gradient_checkpointing: Checkpointing::OFF, ..SftConfig::default() };
+        let refused = question(&model, config.clone()).settle(None).unwrap_err();
+        assert_eq!(refused.exit(), Exit::Usage);
+        let text = refused.to_string();
+        assert!(text.contains("memory_limit is 8: it would fit with --gradient-checkpointing all"), "{text}");
+        let flags = question(&model, config.clone()).remedies(8e9).unwrap().unwrap();
+        let value = |flag: &str| Some(flags.split_once(flag)?.1.split_whitespace().next()?.parse::<usize>().unwrap());
+        let batch_size = value("--batch-size ").unwrap_or(4);
+        let gradient_checkpointing = Checkpointing::ALL;
+        let steps = value("--gradient-accumulation-steps ").unwrap_or(8);
+        assert_eq!(batch_size * steps, 32, "{flags}");
+        let mut advised = question(&model, SftConfig { batch_size, gradient_checkpointing, ..config.clone() });
+        advised.seq = value("--max-seq-length ").unwrap_or(2048);
+        advised.settle(None).unwrap();
+        // Less than the weights is never enough; what an update and a checkpoint take beside leaves room for short rows.
+        assert_eq!(question(&model, config.clone()).remedies(2e9).unwrap(), None);
+        let shorter = question(&model, config).remedies(4.6e9).unwrap().unwrap();
+        assert!(shorter.contains("--batch-size 1 --gradient-accumulation-steps 32 --max-seq-length "), "{shorter}");
+    }
+
+    #[test]
+    fn rows_are_as_long_as_padding_makes_them() {
+        let plain = SftConfig { max_seq_length: 100, ..SftConfig::default() };
+        assert_eq!(longest_row(&plain, [3, 65, 7].into_iter()), 128);
+        assert_eq!(longest_row(&SftConfig { packing: true, ..plain }, [3].into_iter()), 128);
+    }
+}

@@ -1,0 +1,356 @@
+//! What a training run holds in memory, from its settings and the shape of the model alone: asked before anything is allocated.
+//!
+//! The peak is the sum of six terms. *Weights* lie as they are stored. *Adapters* (or whatever is trained) are f32, and so is what the *optimizer*
+//! keeps of each of their values: moments, and the average that is judged. *Activations* are what the backward pass reads again: of a layer whose
+//! graph is kept everything its operations save (`autodiff.rs` of products, attention and decoder in `kernels`; the list is in
+//! `Footprint::graph`), of one that is run again its input. *Logits* are those of one block of rows ([`CHUNK`](crate::loss::CHUNK)).
+//! *Workspace* is what comes and goes: gradients on their way down through one layer, an update, a checkpoint, the program itself.
+//!
+//! Their moments differ, and still they add up: what is freed waits in a pool for the next step instead of going back to the system, though never
+//! more of it than was once in use (`kernels::buffers`). So there are two moments to look at, an update and a checkpoint. Only the program's own size is
+//! measured; docs/memory.md holds plans against measurements.
+
+use crate::adapter::{AdapterError, EMBEDDING, HEAD};
+use crate::checkpointing::Checkpointing;
+use crate::config::{Method, SftConfig};
+use crate::loss::CHUNK;
+use crate::model::ModelConfig;
+use bellows_learner::OptimizerKind;
+
+/// Bytes of a value that is computed with.
+const F32: f64 = 4.0;
+/// Bytes of the program: its code, its threads, its tables.
+const PROGRAM: f64 = 42e6;
+/// Bytes of a card that its driver and the kernels take.
+const CONTEXT: f64 = 400e6;
+/// What allocators lose of a card's memory to rounding and to blocks that fit nothing (not measured: no card was at hand).
+const CARD_LOSS: f64 = 1.1;
+
+/// How the matrices of the base are stored.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Storage {
+    /// Four bytes a weight.
+    F32,
+    /// bf16 or f16: two.
+    Half,
+    /// A byte, and a scale in f32 for each row.
+    Int8,
+    /// Half a byte, an 8-bit scale for 64 of them, and one in f32 for 256 of those (QLoRA, Dettmers et al. 2023, section 3).
+    Nf4,
+    /// Blocks as a GGUF has them: so many bytes a weight.
+    Blocks(f64),
+}
+
+impl Storage {
+    /// Bytes of a matrix `[rows, columns]`.
+    pub fn bytes(self, [rows, columns]: [usize; 2]) -> f64 {
+        let n = rows as f64 * columns as f64;
+        match self {
+            Self::F32 => 4.0 * n,
+            Self::Half => 2.0 * n,
+            Self::Int8 => n + 4.0 * rows as f64,
+            Self::Nf4 => n * (0.5 + 1.0 / 64.0 + 4.0 / (64.0 * 256.0)),
+            Self::Blocks(bytes) => bytes * n,
+        }
+    }
+
+    /// How embedding and head are stored beside such matrices: what is quantised by values are the maps of the layers alone.
+    fn of_embedding(self) -> Self {
+        match self {
+            Self::Int8 | Self::Nf4 => Self::Half,
+            other => other,
+        }
+    }
+}
+
+/// Where a run computes: kernels differ in what they hold for a moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// Kernels of our own throughout.
+    Processor,
+    /// Attention and low-rank branches composed of Burn's operations.
+    Card,
+}
+
+/// The memory of a run, bytes.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Plan {
+    /// The model that nothing is learnt of.
+    pub weights: f64,
+    /// What is trained.
+    pub adapters: f64,
+    /// Moments and average.
+    pub optimizer: f64,
+    /// What the backward pass reads again.
+    pub activations: f64,
+    /// Logits of a block of rows.
+    pub logits: f64,
+    /// What comes and goes.
+    pub workspace: f64,
+    /// While the model is loaded.
+    loading: f64,
+}
+
+impl Plan {
+    /// The most that is held at once.
+    pub fn peak(&self) -> f64 {
+        let Self { weights, adapters, optimizer, activations, logits, workspace, loading } = *self;
+        (weights + adapters + optimizer + activations + logits + workspace).max(loading)
+    }
+}
+
+/// A linear map of a layer: its name, `[out, in]`.
+type Map = (&'static str, [usize; 2]);
+
+/// What of a run its memory and its work depend on; rows and tokens are asked for later.
+#[derive(Clone, Debug)]
+pub struct Footprint {
+    pub(crate) maps: [Map; 7],
+    /// Rank of the adapter of each map, layer by layer; 0 where it has none.
+    pub(crate) ranks: Vec<[usize; 7]>,
+    /// Every parameter is trained.
+    pub(crate) full: bool,
+    /// Embedding or head is trained.
+    pub(crate) head_trained: bool,
+    pub(crate) vocabulary: [usize; 2],
+    /// Query heads, and the widths of hidden states, queries, keys, MLP.
+    pub(crate) heads: usize,
+    pub(crate) widths: [f64; 4],
+    qk_norm: bool,
+    dropout: bool,
+    dora: bool,
+    pairs: bool,
+    accumulates: bool,
+    moments: f64,
+    weights: f64,
+    trained: f64,
+    loading: f64,
+    place: Place,
+}
+
+impl Footprint {
+    /// That of a run with these settings, on a model of this shape that is stored so.
+    ///
+    /// # Errors
+    /// Settings of an adapter that cannot be met.
+    pub fn new(model: &ModelConfig, config: &SftConfig, storage: Storage, place: Place) -> Result<Self, AdapterError> {
+        let (h, i, layers) = (model.hidden_size, model.intermediate_size, model.num_hidden_layers);
+        let (q, kv) = (model.num_attention_heads * model.head_dim, model.num_key_value_heads * model.head_dim);
+        let maps = [
+            ("self_attn.q_proj", [q, h]),
+            ("self_attn.k_proj", [kv, h]),
+            ("self_attn.v_proj", [kv, h]),
+            ("self_attn.o_proj", [h, q]),
+            ("mlp.gate_proj", [i, h]),
+            ("mlp.up_proj", [i, h]),
+            ("mlp.down_proj", [h, i]),
+        ];
+        let (full, lora) = (config.method == Method::Full, config.lora());
+        let mut ranks = vec![[0; 7]; layers];
+        for (layer, ranks) in ranks.iter_mut().enumerate().filter(|_| !full) {
+            for (rank, (name, _)) in ranks.iter_mut().zip(maps) {
+                *rank = lora.spec(&format!("model.layers.{layer}.{name}"), layer, 0)?.map_or(0, |spec| spec.rank);
+            }
+        }
+        let sides = |[out, input]: [usize; 2]| out + input;
+        let dora = |[out, _]: [usize; 2]| if config.use_dora { out } else { 0 };
+        let of_map = |(rank, (_, shape)): (&usize, &Map)| if *rank == 0 { 0 } else { rank * sides(*shape) + dora(*shape) };
+        let adapters: usize = ranks.iter().map(|ranks| ranks.iter().zip(&maps).map(of_map).sum::<usize>()).sum();
+
+        let vocabulary = [model.vocab_size, h];
+        let embeddings: Vec<&str> = std::iter::once(EMBEDDING).chain((!model.tie_word_embeddings).then_some(HEAD)).collect();
+        let saved = embeddings.iter().filter(|name| full || lora.trains(name)).count();
+        let embedding = storage.of_embedding().bytes(vocabulary);
+        let of_layers = layers as f64 * maps.iter().map(|(_, shape)| storage.bytes(*shape)).sum::<f64>();
+        let values = layers as f64 * maps.iter().map(|(_, [out, input])| (out * input) as f64).sum::<f64>();
+        let small = (layers * (2 * h + if model.qkv_bias { q + 2 * kv } else { 0 }) + h) as f64;
+        let rows = (vocabulary[0] * vocabulary[1]) as f64;
+        let (weights, trained) = match full {
+            true => (0.0, values + small + embeddings.len() as f64 * rows),
+            false => (of_layers + F32 * small + (embeddings.len() - saved) as f64 * embedding, adapters as f64 + saved as f64 * rows),
+        };
+        Ok(Self {
+            maps,
+            ranks,
+            full,
+            head_trained: saved > 0,
+            vocabulary,
+            heads: model.num_attention_heads,
+            widths: [h, q, kv, i].map(|width| width as f64),
+            qk_norm: model.qk_norm,
+            dropout: config.lora_dropout > 0.0,
+            dora: config.use_dora,
+            pairs: config.objective.is_of_pairs(),
+            accumulates: config.gradient_accumulation_steps > 1,
+            moments: match config.optim {
+                OptimizerKind::Sgd | OptimizerKind::Lion => 1.0,
+                OptimizerKind::Adafactor => 0.0,
+                _ => 2.0,
+            },
+            weights,
+            trained,
+            // A tensor is read as f32 before it is stored: the embedding comes first and is the largest.
+            loading: PROGRAM + F32 * rows + embedding.max(of_layers),
+            place,
+        })
+    }
+
+    /// The lowest layer that something is learnt in; those below have no backward pass.
+    pub(crate) fn lowest(&self) -> usize {
+        let first = self.ranks.iter().position(|ranks| ranks.iter().any(|rank| *rank > 0));
+        if self.full || self.head_trained { 0 } else { first.unwrap_or(self.ranks.len()) }
+    }
+
+    /// How many layers have a backward pass.
+    pub fn layers(&self) -> usize {
+        self.ranks.len() - self.lowest()
+    }
+
+    /// Values a token that the graph of a layer keeps.
+    fn graph(&self, ranks: &[usize; 7]) -> f64 {
+        let [h, q, kv, i] = self.widths;
+        let learns = ranks.map(|rank| self.full || rank > 0);
+        let [of_q, of_k, of_v, of_o, of_gate, of_up, of_down] = learns;
+        let kept = |by: bool, width: f64| if by { width } else { 0.0 };
+        let each = |of: &dyn Fn([usize; 2]) -> usize| -> f64 {
+            self.maps.iter().zip(learns).map(|((_, shape), learns)| kept(learns, of(*shape) as f64)).sum()
+        };
+        // The inputs of maps that learn; with dropout each has one of its own, and its mask.
+        let inputs = match self.dropout {
+            true => 2.0 * each(&|[_, input]| input),
+            false => kept(of_q || of_k || of_v, h) + kept(of_o, q) + kept(of_gate || of_up, h) + kept(of_down, i),
+        };
+        // DoRA scales the map's output and the branch's by what is learnt.
+        let dora = if self.dora { 2.0 * each(&|[out, _]| out) } else { 0.0 };
+        let head_norms = if self.qk_norm { q + kv } else { 0.0 };
+        // Inputs of both norms; queries, keys, values, what attention makes of them, the sum of each row; gate and up.
+        2.0 * h + head_norms + (2.0 * q + 2.0 * kv + self.heads as f64) + 2.0 * i + inputs + dora
+    }
+
+    /// With micro-batches of so many rows of so many tokens, padding included.
+    pub fn at(&self, rows: usize, seq: usize, checkpointing: Checkpointing) -> Plan {
+        let [h, q, _, i] = self.widths;
+        let (tokens, deep) = ((rows * seq) as f64, &self.ranks[self.lowest()..]);
+        let rerun = checkpointing.of(deep.len());
+        let graphs: f64 = deep[rerun..].iter().map(|ranks| self.graph(ranks)).sum();
+        let [v, width] = self.vocabulary.map(|n| n as f64);
+        let (blocks, of_attention, loss, own) = match self.place {
+            Place::Processor => (1.0, 0.0, 1.0, PROGRAM),
+            // Scores, probabilities and their gradients of all pairs, and the mask.
+            Place::Card => (2.0, (rows * seq * seq) as f64 * (4.0 * self.heads as f64 + 8.0), CARD_LOSS, CONTEXT),
+        };
+        let activations = loss * F32 * tokens * (graphs + (rerun + 1) as f64 * h);
+        let logits = loss * F32 * (blocks + f64::from(u8::from(self.pairs))) * tokens.min(CHUNK as f64) * v;
+        // Down through the MLP, where gradients are widest; hidden states at the head, and the gradient of its weights.
+        let of_weights = if self.head_trained { 3.0 * v * width } else { 0.0 };
+        let passing = loss * F32 * (tokens * (3.0 * i + 9.0 * h + q) + of_attention + of_weights);
+
+        let (one, moments) = (F32 * self.trained, self.moments);
+        let (learnt, passes) = (one * (2.0 + moments), activations + logits);
+        // Gradients (twice, where they are summed up), the weights in one piece, the new ones, the new moments.
+        let new = one * (3.0 + moments + f64::from(u8::from(self.accumulates)));
+        let updating = learnt + passes + passing + new;
+        // Weights, average and moments as files, and the last of them as tensors too.
+        let waiting = (passes + passing + new).min((learnt + passes).max(learnt + new));
+        let saving = learnt + waiting + one * (2.0 + 2.0 * moments);
+        let held = if self.place == Place::Processor { updating.max(saving) } else { updating };
+        Plan {
+            weights: self.weights,
+            adapters: one,
+            optimizer: learnt - one,
+            activations,
+            logits,
+            workspace: own + held - learnt - passes,
+            loading: if self.place == Place::Card { 0.0 } else { self.loading },
+        }
+    }
+
+    /// The fewest layers run again with which such micro-batches fit into `bytes`; all, if none do.
+    pub fn fewest(&self, rows: usize, seq: usize, bytes: f64) -> Checkpointing {
+        let fits = |n: &usize| self.at(rows, seq, Checkpointing::Layers(*n)).peak() <= bytes;
+        (0..self.layers()).find(fits).map_or(Checkpointing::ALL, Checkpointing::Layers)
+    }
+
+    /// The most rows of so many tokens that fit into `bytes`, at most `most`; 0 if not even one does.
+    pub fn most_rows(&self, seq: usize, checkpointing: Checkpointing, bytes: f64, most: usize) -> usize {
+        last(most, |rows| self.at(rows, seq, checkpointing).peak() <= bytes)
+    }
+
+    /// The longest rows, in steps of `step` tokens, that fit so; 0 if none do.
+    pub fn longest(&self, rows: usize, checkpointing: Checkpointing, bytes: f64, step: usize, most: usize) -> usize {
+        step * last(most / step, |n| self.at(rows, n * step, checkpointing).peak() <= bytes)
+    }
+}
+
+/// The last of 1, 2, .. `most` that holds, where none does after one that does not.
+fn last(most: usize, holds: impl Fn(usize) -> bool) -> usize {
+    let (mut good, mut bad) = (0, most + 1);
+    while bad - good > 1 {
+        let middle = good.midpoint(bad);
+        if holds(middle) { good = middle } else { bad = middle }
+    }
+    good
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::adapter::Targets;
+    use crate::bench::Size;
+
+    fn of(size: &str, config: SftConfig, storage: Storage) -> Footprint {
+        Footprint::new(&Size::named(size).unwrap().shape(), &config, storage, Place::Processor).unwrap()
+    }
+
+    /// Counts of parameters as the model cards and PEFT's `print_trainable_parameters` say them.
+    #[test]
+    fn parameters_are_those_of_the_published_models() {
+        for (size, all, adapters) in
+            [("0.5B", 494_032_768.0, 8_798_208.0), ("1.5B", 1_543_714_304.0, 18_464_768.0), ("3B", 3_085_938_688.0, 29_933_568.0)]
+        {
+            let full = of(size, SftConfig { method: Method::Full, ..SftConfig::default() }, Storage::F32);
+            assert_eq!((full.trained, full.weights), (all, 0.0), "{size}");
+            let lora = of(size, SftConfig::default(), Storage::F32);
+            assert_eq!((lora.trained, lora.weights), (adapters, 4.0 * all), "{size}");
+        }
+        let saved = SftConfig { modules_to_save: vec!["embed_tokens".into()], ..SftConfig::default() };
+        let (saved, plain) = (of("0.5B", saved, Storage::Half), of("0.5B", SftConfig::default(), Storage::Half));
+        let rows = 151_936.0 * 896.0;
+        assert_eq!((saved.trained - plain.trained, plain.weights - saved.weights), (rows, 2.0 * rows));
+    }
+
+    #[test]
+    fn a_weight_takes_what_its_storage_says() {
+        let bytes = |storage: Storage| storage.bytes([64, 256]) / (64.0 * 256.0);
+        assert_eq!([Storage::F32, Storage::Half, Storage::Blocks(0.5625)].map(bytes), [4.0, 2.0, 0.5625]);
+        assert_eq!(bytes(Storage::Int8), 1.0 + 4.0 / 256.0);
+        assert!((bytes(Storage::Nf4) - 0.515_869).abs() < 1e-6);
+    }
+
+    #[test]
+    fn more_rows_longer_rows_and_more_graphs_take_more() {
+        let run = of("0.5B", SftConfig::default(), Storage::Half);
+        let peak = |rows, seq, rerun| run.at(rows, seq, Checkpointing::Layers(rerun)).peak();
+        assert!(peak(2, 512, 23) > peak(1, 512, 23) && peak(1, 1024, 23) > peak(1, 512, 23) && peak(1, 512, 22) > peak(1, 512, 23));
+        assert_eq!(peak(1, 512, 99), peak(1, 512, 23), "the top layer is never run again");
+        // What is not learnt of is not kept: layers below the first adapter, inputs of maps without one.
+        let upper = of("0.5B", SftConfig { layers_to_transform: (12..24).collect(), ..SftConfig::default() }, Storage::Half);
+        assert_eq!(upper.layers(), 12);
+        let few = SftConfig { target_modules: Targets::parse("q_proj,v_proj"), ..SftConfig::default() };
+        let few = of("0.5B", few, Storage::Half).at(1, 512, Checkpointing::OFF).activations;
+        let [all, upper] = [run, upper].map(|run| run.at(1, 512, Checkpointing::OFF).activations);
+        assert!(few < 0.8 * all && upper < 0.51 * all, "{few} {upper} of {all}");
+    }
+
+    #[test]
+    fn the_largest_that_fits_fits_and_one_more_does_not() {
+        let run = of("0.5B", SftConfig::default(), Storage::Half);
+        let (all, room) = (Checkpointing::ALL, 8e9);
+        let rows = run.most_rows(512, all, room, 1024);
+        assert!(run.at(rows, 512, all).peak() <= room && run.at(rows + 1, 512, all).peak() > room, "{rows}");
+        let seq = run.longest(1, all, room, 64, 32_768);
+        assert!(seq.is_multiple_of(64) && run.at(1, seq, all).peak() <= room && run.at(1, seq + 64, all).peak() > room, "{seq}");
+        assert_eq!((run.most_rows(512, all, 1e8, 1024), run.longest(1, all, 1e8, 64, 32_768)), (0, 0));
+        assert_eq!(run.most_rows(512, all, 1e15, 1024), 1024);
+    }
+}

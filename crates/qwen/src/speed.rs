@@ -1,0 +1,70 @@
+//! The work of a training step, and how long it takes at a given rate.
+
+pub use bellows_kernels::product_rate;
+
+use crate::checkpointing::Checkpointing;
+use crate::memory::Footprint;
+
+/// The rate of attention as a share of that of large products: its own are small, and between them are exponentials (measured).
+const ATTENTION: f64 = 0.4;
+/// The share of a step that is products and attention (measured).
+const PRODUCTS: f64 = 0.7;
+
+impl Footprint {
+    /// Multiplications and additions a token, each counted: those of products, and those of attention, in rows of `seq` tokens.
+    ///
+    /// A map takes two for each weight in the forward pass, two for the gradient of its input, two for that of its weight where that is learnt; a
+    /// branch of rank r is maps of r rows and columns, whose inner side is computed once more for their gradients. Of queries and keys half the
+    /// pairs see each other: two products forward, five backward (Dao et al. 2022).
+    pub fn work(&self, seq: usize, checkpointing: Checkpointing) -> [f64; 2] {
+        let (lowest, rerun) = (self.lowest(), checkpointing.of(self.layers()));
+        let (mut products, mut attention) = (0.0, 0.0);
+        for (layer, ranks) in self.ranks.iter().enumerate() {
+            let (deep, again) = (layer >= lowest, layer >= lowest && layer - lowest < rerun);
+            let passes = 1.0 + f64::from(u8::from(deep)) + f64::from(u8::from(again));
+            for (rank, (_, [out, input])) in ranks.iter().zip(&self.maps) {
+                let (weights, branch) = ((out * input) as f64, (rank * (out + input)) as f64);
+                let gradients = if self.full { weights } else { 2.0 * branch };
+                products += 2.0 * (passes * (weights + branch) + gradients);
+            }
+            let [_, q, ..] = self.widths;
+            let forward = 2.0 * q * seq as f64;
+            attention += forward * (1.0 + f64::from(u8::from(again)) + if deep { 2.5 } else { 0.0 });
+        }
+        let head = (self.vocabulary[0] * self.vocabulary[1]) as f64;
+        [products + 2.0 * head * if self.head_trained { 3.0 } else { 2.0 }, attention]
+    }
+
+    /// Tokens a second on a processor whose products run at `rate` multiplications and additions a second.
+    pub fn tokens_per_s(&self, seq: usize, checkpointing: Checkpointing, rate: f64) -> f64 {
+        let [products, attention] = self.work(seq, checkpointing);
+        PRODUCTS * rate / (products + attention / ATTENTION)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bench::Size;
+    use crate::config::{Method, SftConfig};
+    use crate::memory::{Place, Storage};
+
+    #[test]
+    fn the_work_is_what_is_counted_by_hand() {
+        let shape = Size::named("0.5B").unwrap().shape();
+        let run = |config: SftConfig| Footprint::new(&shape, &config, Storage::Half, Place::Processor).unwrap();
+        // Per layer 14,909,440 weights and 366,592 values of adapters; 24 layers; 136,134,656 in the head.
+        let (weights, adapters, head) = (24.0 * 14_909_440.0, 24.0 * 366_592.0, 136_134_656.0);
+        let lora = run(SftConfig::default());
+        let kept = 2.0 * (2.0 * (weights + adapters) + 2.0 * adapters) + 4.0 * head;
+        assert_eq!(lora.work(512, Checkpointing::OFF)[0], kept);
+        let again = 2.0 * 23.0 / 24.0 * (weights + adapters);
+        assert!((lora.work(512, Checkpointing::ALL)[0] - kept - again).abs() < 1.0);
+        assert_eq!(
+            run(SftConfig { method: Method::Full, ..SftConfig::default() }).work(512, Checkpointing::OFF)[0],
+            6.0 * (weights + head)
+        );
+        assert_eq!(lora.work(512, Checkpointing::OFF)[1], 24.0 * 3.5 * 2.0 * 896.0 * 512.0);
+        assert!(lora.tokens_per_s(512, Checkpointing::OFF, 1e11) > lora.tokens_per_s(512, Checkpointing::ALL, 1e11));
+    }
+}

@@ -1,0 +1,124 @@
+//! What training a detector holds in memory, from its convolutions alone: asked before anything is allocated.
+//!
+//! Of each convolution with its normalisation the output is kept for the backward pass, and nothing else is (`kernels::autodiff`): what
+//! normalisation, SiLU and joins make of it is made again. Beside that come, for a moment, normalised outputs on their way to the next layer and
+//! gradients on their way back, and in a pool wait blocks of every size that was ever needed at once. All of it grows with the sum of the
+//! convolutions' outputs; how many bytes an output takes was measured (docs/memory.md).
+
+use crate::data::Size;
+use crate::data::letterbox::fitted;
+use crate::model::summary::Summary;
+
+/// Bytes of a value.
+const F32: f64 = 4.0;
+/// Values that are kept of an output.
+const KEPT: f64 = 1.0;
+/// Values that come and go for an output (measured, as are the next two).
+const MOVING: f64 = 0.48;
+/// Copies of the parameters: the weights; their average, the gradients and their sum, momentum, what an update is made in before the old goes,
+/// and a checkpoint on its way to the disk.
+const COPIES: [f64; 2] = [1.0, 9.7];
+/// Bytes of the program: its code, its threads, its tables.
+const PROGRAM: f64 = 42e6;
+/// Batches that a worker may have ready or in hand (`learner::Loader`).
+const AHEAD: usize = 3;
+
+/// Most images of a batch that is chosen by memory.
+pub const MOST_IMAGES: usize = 1024;
+
+/// The memory of a run, bytes.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Plan {
+    /// The parameters.
+    pub weights: f64,
+    /// Averages, gradients, momentum, and an update in the making.
+    pub optimizer: f64,
+    /// Outputs of convolutions, kept for the backward pass.
+    pub activations: f64,
+    /// What comes and goes.
+    pub workspace: f64,
+    /// Images in memory (`cache: ram`).
+    pub cache: f64,
+}
+
+impl Plan {
+    /// Batches of so many images of `channels` x `imgsz` x `imgsz`, through a network of this summary at that size; made by so many workers; `cache` is
+    /// what `cache: ram` holds.
+    pub fn new(summary: &Summary, batch: usize, [channels, imgsz]: [usize; 2], workers: usize, cache: f64) -> Self {
+        let outputs: usize = summary.convolutions.iter().map(|convolution| convolution.outputs()).sum();
+        let (outputs, parameters) = ((batch * outputs) as f64, summary.parameters as f64);
+        let images = (batch * channels * imgsz * imgsz) as f64;
+        let [weights, others] = COPIES.map(|copies| F32 * copies * parameters);
+        // Bytes of the batches ahead and of the one that is trained on, and its floats.
+        let of_images = (AHEAD * workers + 1) as f64 * images + F32 * images;
+        Self {
+            weights,
+            optimizer: others,
+            activations: F32 * KEPT * outputs,
+            workspace: PROGRAM + F32 * MOVING * outputs + of_images,
+            cache,
+        }
+    }
+
+    /// The most that is held at once.
+    pub fn peak(&self) -> f64 {
+        let Self { weights, optimizer, activations, workspace, cache } = *self;
+        weights + optimizer + activations + workspace + cache
+    }
+
+    /// The most images, at most `most`, with which a plan of `with` fits into `bytes`; 0 if none does.
+    pub fn largest(with: impl Fn(usize) -> Self, bytes: f64, most: usize) -> usize {
+        let (mut good, mut bad) = (0, most + 1);
+        while bad - good > 1 {
+            let middle = good.midpoint(bad);
+            if with(middle).peak() <= bytes { good = middle } else { bad = middle }
+        }
+        good
+    }
+}
+
+/// Bytes of images of these sizes in memory, with their long side at `imgsz`.
+pub(crate) fn cached_bytes(sizes: impl Iterator<Item = Size>, channels: usize, imgsz: usize) -> f64 {
+    let bytes = |size: Size| {
+        let Size { width, height } = fitted(size, imgsz as u32);
+        (width as usize * height as usize * channels) as f64
+    };
+    sizes.map(bytes).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::tensor::Device;
+
+    use super::*;
+    use crate::model::{Scale, YoloConfig};
+
+    fn plan(scale: Scale, batch: usize, imgsz: usize) -> Plan {
+        let model = YoloConfig { scale, ..YoloConfig::new(4) }.init(0, &Device::flex());
+        Plan::new(&model.summary(imgsz, imgsz), batch, [3, imgsz], 1, 0.0)
+    }
+
+    #[test]
+    fn more_images_larger_ones_and_larger_models_take_more() {
+        let peak = |scale, batch, imgsz| plan(scale, batch, imgsz).peak();
+        let small = peak(Scale::N, 4, 320);
+        assert!(peak(Scale::N, 8, 320) > small && peak(Scale::N, 4, 640) > small && peak(Scale::S, 4, 320) > small);
+        // Four times the pixels are four times what a convolution puts out.
+        assert_eq!(plan(Scale::N, 4, 640).activations, 4.0 * plan(Scale::N, 4, 320).activations);
+        assert_eq!(plan(Scale::N, 4, 320).weights, 4.0 * 3_011_628.0);
+    }
+
+    #[test]
+    fn the_largest_batch_fits_and_the_next_does_not() {
+        let with = |batch| plan(Scale::N, batch, 320);
+        let largest = Plan::largest(with, 2e9, 1024);
+        assert!(largest > 1 && with(largest).peak() <= 2e9 && with(largest + 1).peak() > 2e9, "{largest}");
+        assert_eq!((Plan::largest(with, 1e6, 1024), Plan::largest(with, 1e15, 64)), (0, 64));
+    }
+
+    #[test]
+    fn cached_images_have_their_long_side_at_imgsz() {
+        let sizes = [Size { width: 640, height: 512 }, Size { width: 100, height: 200 }];
+        assert_eq!(cached_bytes(sizes.into_iter(), 1, 320), 320.0 * 256.0 + 160.0 * 320.0);
+    }
+}

@@ -1,0 +1,80 @@
+"""Prints what both programs plan to hold beside what a benchmark holds, as a table: planned.py FOLDER_OF_THE_PROGRAMS [llm] [yolo] [cards]."""
+
+import json
+import subprocess
+import sys
+
+BIN, SECTIONS = sys.argv[1], sys.argv[2:] or ["llm", "yolo", "cards"]
+# size, precision, batch, tokens, rank, targets, checkpointing
+LLM = [
+    ("0.5B", "f32", 1, 512, 16, "q_proj,k_proj,v_proj,o_proj", "off"),
+    ("0.5B", "bf16", 1, 512, 16, "q_proj,k_proj,v_proj,o_proj", "off"),
+    ("0.5B", "bf16", 1, 512, 16, "all-linear", "off"),
+    ("0.5B", "bf16", 1, 512, 16, "all-linear", "all"),
+    ("0.5B", "bf16", 1, 512, 16, "all-linear", "12"),
+    ("0.5B", "bf16", 2, 1024, 16, "all-linear", "off"),
+    ("0.5B", "bf16", 1, 2048, 16, "all-linear", "all"),
+    ("0.5B", "bf16", 1, 512, 128, "all-linear", "all"),
+    ("1.5B", "bf16", 1, 512, 16, "all-linear", "off"),
+    ("1.5B", "bf16", 1, 2048, 16, "all-linear", "all"),
+    ("3B", "bf16", 1, 512, 64, "all-linear", "all"),
+    ("3B", "bf16", 4, 512, 16, "all-linear", "all"),
+]
+# model, images, pixels
+YOLO = [("n", 4, 640), ("n", 16, 640), ("n", 16, 320), ("n", 32, 416), ("s", 4, 640), ("s", 16, 320), ("m", 2, 640), ("m", 8, 320)]
+CARDS = ["RX 5600 XT", "RX 5700 XT", "RX 6700 XT", "MI50", "TITAN RTX", None]
+
+
+def run(program, *words):
+    done = subprocess.run([f"{BIN}/{program}", *map(str, words), "--json"], capture_output=True, text=True)
+    if done.returncode:
+        sys.exit(f"{program} {' '.join(map(str, words))}: {done.stderr.strip().splitlines()[-1]}")
+    return json.loads(done.stdout.strip().splitlines()[-1])
+
+
+def held(report):
+    """GB of 10^9 bytes; a benchmark's is 10^6 KiB."""
+    return 1.024 * report["peak_gb"]
+
+
+def row(*cells):
+    print("| " + " | ".join(str(cell) for cell in cells) + " |", flush=True)
+
+
+def against(planned, measured):
+    return f"{planned:.2f}", f"{measured:.2f}", f"{100 * (planned / measured - 1):+.1f} %"
+
+
+if "llm" in SECTIONS:
+    row("model", "weights", "batch x tokens", "rank, maps", "layers run again", "planned, GB", "held, GB", "off by")
+    row(*["---"] * 8)
+    for size, precision, batch, seq, rank, targets, checkpointing in LLM:
+        report = run("llm-finetune", "benchmark", "--size", size, "--precision", precision, "--batch", batch, "--seq", seq, "--rank", rank,
+                     "--targets", targets, "--checkpointing", checkpointing, "--steps", 1)
+        plan = run("llm-finetune", "plan", "--size", size, "--precision", precision, "--base-dtype", precision, "--batch-size", batch,
+                   "--max-seq-length", seq, "--r", rank, "--target-modules", targets, "--gradient-checkpointing", checkpointing,
+                   "--gradient-accumulation-steps", 1, "--device", "cpu")
+        maps = "all" if targets == "all-linear" else "attention's"
+        row(size, precision, f"{batch} x {seq}", f"{rank}, {maps}", plan["layers_rerun"], *against(plan["peak_gb"], held(report)))
+
+if "yolo" in SECTIONS:
+    row("model", "images x pixels", "planned, GB", "held, GB", "off by")
+    row(*["---"] * 5)
+    for model, batch, imgsz in YOLO:
+        report = run("yolo-train", "benchmark", "--model", model, "--batch", batch, "--imgsz", imgsz, "--steps", 1)
+        # The sample has four classes, as the benchmark.
+        plan = run("yolo-train", "plan", "--model", f"yolov8{model}", "--batch", batch, "--imgsz", imgsz, "--workers", 1, "--device", "cpu",
+                   "--data", "datasets/thermal-sample.yaml")
+        row(f"YOLOv8{model}", f"{batch} x {imgsz}", *against(plan["peak_gb"], held(report)))
+
+if "cards" in SECTIONS:
+    for card in CARDS:
+        print(f"\n## {card or 'A processor'}\n")
+        row("model", "tokens", "weights", "activations", "peak, GB", "fits", "layers run again", "largest batch", "longest row", "tokens/s")
+        row(*["---"] * 10)
+        for size in ["0.5B", "1.5B", "3B"]:
+            for seq in [512, 2048]:
+                where = ["--card", card] if card else ["--device", "cpu"]
+                plan = run("llm-finetune", "plan", "--size", size, "--max-seq-length", seq, "--batch-size", 1, *where)
+                row(size, seq, *(f"{plan[key]:.2f}" for key in ["weights_gb", "activations_gb", "peak_gb"]), "yes" if plan["fits"] else "no",
+                    plan["layers_rerun"], plan["largest_batch"], plan["longest_seq"], f"{plan['tokens_per_s']:.0f}")

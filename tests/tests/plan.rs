@@ -1,0 +1,119 @@
+//! What is planned is what is held, what is planned too large is refused, and a run that goes on holds no more than it did.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+mod support;
+
+use serde_json::Value;
+use support::{checkpoints, expect_code, llm_finetune, tiny_chats, yolo_train};
+
+/// The last line of JSON that a program printed.
+fn json(out: &str) -> Value {
+    serde_json::from_str(out.lines().last().unwrap()).unwrap_or_else(|e| panic!("{e}: {out}"))
+}
+
+/// GB (10^9 bytes) of a benchmark, whose unit is 10^6 KiB.
+fn measured(report: &Value) -> f64 {
+    1.024 * report["peak_gb"].as_f64().unwrap()
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn a_plan_of_fine_tuning_is_what_a_step_holds() {
+    let dir = tempfile::tempdir().unwrap();
+    for (checkpointing, rerun) in [("off", 0), ("all", 3), ("2", 2)] {
+        let shape = ["--size", "tiny", "--json"];
+        let bench = ["benchmark", "--batch", "4", "--seq", "512", "--rank", "16", "--steps", "1", "--checkpointing", checkpointing];
+        let report = json(&expect_code(&mut llm_finetune(dir.path(), &[&bench[..], &shape].concat()), 0).0);
+        assert_eq!(report["layers_rerun"], rerun);
+        let plan = ["plan", "--batch-size", "4", "--max-seq-length", "512", "--r", "16", "--gradient-accumulation-steps", "1"];
+        let more = ["--base-dtype", "f32", "--device", "cpu", "--target-modules", "q_proj,k_proj,v_proj,o_proj"];
+        let asked = [&plan[..], &more, &["--gradient-checkpointing", checkpointing], &shape].concat();
+        let planned = json(&expect_code(&mut llm_finetune(dir.path(), &asked), 0).0);
+        let (peak, held) = (planned["peak_gb"].as_f64().unwrap(), measured(&report));
+        assert!((peak / held - 1.0).abs() < 0.15, "{checkpointing}: {peak} GB planned, {held} held");
+        let terms = ["weights_gb", "adapters_gb", "optimizer_gb", "activations_gb", "logits_gb", "workspace_gb"];
+        let sum: f64 = terms.iter().map(|key| planned[key].as_f64().unwrap()).sum();
+        assert!((sum - peak).abs() < 1e-6 && planned["tokens_per_s"].as_f64().unwrap() > 0.0, "{planned}");
+    }
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn a_plan_of_a_detector_is_what_a_step_holds() {
+    let dir = tempfile::tempdir().unwrap();
+    for (batch, imgsz) in [("2", "416"), ("8", "320")] {
+        let bench = ["benchmark", "--batch", batch, "--imgsz", imgsz, "--steps", "1", "--json"];
+        let report = json(&expect_code(&mut yolo_train(dir.path(), &bench), 0).0);
+        let plan = ["plan", "--batch", batch, "--imgsz", imgsz, "--workers", "1", "--device", "cpu", "--json"];
+        let planned = json(&expect_code(&mut yolo_train(dir.path(), &plan), 0).0);
+        let (peak, held) = (planned["peak_gb"].as_f64().unwrap(), measured(&report));
+        assert!((peak / held - 1.0).abs() < 0.15, "{batch} x {imgsz}: {peak} GB planned, {held} held");
+    }
+}
+
+#[test]
+fn a_card_that_is_not_at_hand_is_planned_for() {
+    let dir = tempfile::tempdir().unwrap();
+    let plan = |more: &[&str]| expect_code(&mut llm_finetune(dir.path(), &[&["plan", "--size", "3B"], more].concat()), 0).0;
+    let out = plan(&["--card", "rx-6700-xt", "--batch-size", "4"]);
+    for part in ["RX 6700 XT (12 GiB)", "does not fit", "TFLOP/s published of the RX 6700 XT"] {
+        assert!(out.contains(part), "{part}: {out}");
+    }
+    let fits = json(&plan(&["--card", "TITAN RTX", "--max-seq-length", "512", "--base-dtype", "bf16", "--json"]));
+    assert_eq!((&fits["fits"], &fits["remedy"]), (&Value::Bool(true), &Value::Null), "{fits}");
+    let (_, error) = expect_code(&mut llm_finetune(dir.path(), &["plan", "--size", "3B", "--card", "Voodoo 2"]), 2);
+    assert!(error.contains("Voodoo 2") && error.contains("MI50"), "{error}");
+    let out = expect_code(&mut yolo_train(dir.path(), &["plan", "--batch", "-1", "--card", "RX 5600 XT"]), 0).0;
+    assert!(out.contains("images for 0.6 of 6.4 GB of memory (planned)") && out.contains("fits"), "{out}");
+}
+
+#[test]
+fn a_run_beyond_its_limit_is_refused_before_it_begins() {
+    let dir = tempfile::tempdir().unwrap();
+    tiny_chats(dir.path());
+    let (_, error) = expect_code(&mut llm_finetune(dir.path(), &["--config", "tiny.yaml", "--memory-limit", "0.01"]), 2);
+    let said: Vec<&str> = error.lines().filter(|line| line.contains("memory_limit")).collect();
+    assert!(said.len() == 1 && said[0].contains("no setting makes it fit"), "{error}");
+    assert!(!dir.path().join("runs").exists(), "nothing was begun");
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn a_resumed_run_holds_no_more_than_it_did() {
+    let dir = tempfile::tempdir().unwrap();
+    tiny_chats(dir.path());
+    let held = |out: &str| -> f64 {
+        let line = out.lines().find(|line| line.contains(" GB at most, ")).unwrap_or_else(|| panic!("{out}"));
+        line.split_whitespace().nth(1).unwrap().parse().unwrap()
+    };
+    let (out, _) = expect_code(&mut llm_finetune(dir.path(), &["--config", "tiny.yaml", "--name", "whole"]), 0);
+    let whole = held(&out);
+    let run = dir.path().join("runs/sft/cut");
+    let mut child = llm_finetune(dir.path(), &["--config", "tiny.yaml", "--name", "cut", "--epochs", "20"]).spawn().unwrap();
+    support::wait_for("a second checkpoint", &mut child, || checkpoints(&run).len() > 1);
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let config = std::fs::read_to_string(run.join("config.yaml")).unwrap();
+    assert!(config.lines().any(|line| line.starts_with("gradient_checkpointing:") && !line.contains("auto")), "settled once: {config}");
+    let (out, _) = expect_code(&mut llm_finetune(dir.path(), &["--resume", run.to_str().unwrap()]), 0);
+    let resumed = held(&out);
+    // What is told has two digits.
+    assert!(resumed <= whole * 1.05 + 0.01, "{resumed} GB resumed, {whole} in one");
+}
+
+#[test]
+fn batches_are_measured_upward_in_processes_of_their_own() {
+    let dir = tempfile::tempdir().unwrap();
+    tiny_chats(dir.path());
+    let (out, error) = expect_code(&mut llm_finetune(dir.path(), &["tune-batch", "--config", "tiny.yaml", "--most", "4", "--json"]), 0);
+    let Value::Array(rows) = json(&out) else { panic!("{out}") };
+    assert_eq!(rows.iter().map(|row| row["batch"].as_u64().unwrap()).collect::<Vec<_>>(), [1, 2, 4], "{error}");
+    for row in &rows {
+        assert!(["tokens_per_s", "examples_per_s", "planned_gb"].iter().all(|key| row[key].as_f64().unwrap() > 0.0), "{row}");
+        assert_eq!(row["seq"], rows[0]["seq"], "the longest rows, whatever the batch");
+        support::expect_peak(&row["peak_gb"]);
+    }
+    let (_, error) =
+        expect_code(&mut llm_finetune(dir.path(), &["tune-batch", "--config", "tiny.yaml", "--lora-dropout", "0.1", "--r", "500"]), 2);
+    assert!(error.contains("r is 500"), "{error}");
+}

@@ -144,6 +144,37 @@ fn without_validation_nothing_is_said_about_it() {
     assert_eq!((row[3], row[4]), ("", ""), "{csv}");
 }
 
+/// What is trained beside NF4 is merged into the values of the file.
+#[test]
+fn an_adapter_trained_on_nf4_is_merged_into_the_original_weights() {
+    let dir = tempfile::tempdir().unwrap();
+    tiny_chats(dir.path());
+    let args = ["--config", "tiny.yaml", "--base-dtype", "nf4", "--epochs", "1", "--save-merged"];
+    let (out, _) = expect_code(&mut llm_finetune(dir.path(), &args), 0);
+    for words in ["the base is stored in nf4", "merged into the values of the model's file"] {
+        assert!(out.contains(words), "no {words:?} in the output:\n{out}");
+    }
+    let run = dir.path().join("runs/sft/train");
+    let [base, merged, adapter] = ["base/model.safetensors", "merged/model.safetensors", "adapter/adapter_model.safetensors"]
+        .map(|file| bellows_weights::read(&run.join(file)).unwrap().tensors);
+    let map = "model.layers.1.mlp.up_proj";
+    let [a, b] = ["A", "B"].map(|half| adapter[&format!("base_model.model.{map}.lora_{half}.weight")].clone());
+    let ([rank, input], out) = ([a.shape[0], a.shape[1]], b.shape[0]);
+    let (a, b) = (a.to_f32().unwrap(), b.to_f32().unwrap());
+    let [base, merged] = [base, merged].map(|tensors| tensors[&format!("{map}.weight")].to_f32().unwrap());
+    let mut learnt = 0f32;
+    for i in 0..out * input {
+        // α / r is 2.
+        let branch = 2.0 * (0..rank).map(|k| b[i / input * rank + k] * a[k * input + i % input]).sum::<f32>();
+        assert!((merged[i] - base[i] - branch).abs() < 1e-6, "{i}: {} {} {branch}", merged[i], base[i]);
+        learnt = learnt.max(branch.abs());
+    }
+    assert!(learnt > 1e-4, "{learnt}");
+    let args = ["--resume", "--base-dtype", "int8"];
+    let (_, error) = expect_code(&mut llm_finetune(dir.path(), &args), 2);
+    assert!(error.contains("base-dtype") || error.contains("base_dtype"), "{error}");
+}
+
 #[test]
 fn benchmark_prints_the_keys_of_other_timers() {
     let dir = tempfile::tempdir().unwrap();

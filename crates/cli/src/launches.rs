@@ -14,7 +14,11 @@ use crate::failure::{Failure, Usage};
 ///
 /// # Errors
 /// There are no launches: that was no GPU.
-pub fn say_launches(launches: &BTreeMap<&'static str, usize>, work: &BTreeMap<&'static str, (usize, u64, u64)>, json: bool) -> Result<(), Failure> {
+pub fn say_launches(
+    launches: &BTreeMap<&'static str, usize>,
+    work: &BTreeMap<&'static str, (usize, u64, u64)>,
+    json: bool,
+) -> Result<(), Failure> {
     let total: usize = launches.values().sum();
     if total == 0 {
         return Err(Usage("benchmark --count: the processor launches nothing; name a GPU with --device".into()).into());
@@ -25,10 +29,13 @@ pub fn say_launches(launches: &BTreeMap<&'static str, usize>, work: &BTreeMap<&'
     let ours: usize = work.values().map(|(launches, ..)| launches).sum();
     let cards = CARDS.map(|card| (card, card.seconds(&loads, total)));
     if json {
-        let work: BTreeMap<_, _> =
-            work.iter().map(|(name, (launches, bytes, flops))| (name, json!({ "launches": launches, "bytes": bytes, "flops": flops }))).collect();
+        let work: BTreeMap<_, _> = work
+            .iter()
+            .map(|(name, (launches, bytes, flops))| (name, json!({ "launches": launches, "bytes": bytes, "flops": flops })))
+            .collect();
         let cards: BTreeMap<_, _> = cards.iter().map(|(card, seconds)| (card.name, seconds.iter().sum::<f64>())).collect();
-        say(&json!({ "launches": total, "kernels": launches, "work": work, "bytes": bytes, "flops": flops, "roofline_s": cards }).to_string());
+        say(&json!({ "launches": total, "kernels": launches, "work": work, "bytes": bytes, "flops": flops, "roofline_s": cards })
+            .to_string());
         return Ok(());
     }
     let mut kernels: Vec<(&&str, &usize)> = launches.iter().collect();

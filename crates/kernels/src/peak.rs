@@ -64,7 +64,7 @@ pub fn processor_has_bf16() -> bool {
 /// The instruction set of products of this precision.
 pub fn processor_level(precision: Precision) -> &'static str {
     match precision {
-        Precision::F32 => level().name(),
+        Precision::F32 | Precision::F16 | Precision::PureF16 => level().name(),
         Precision::Bf16 => level().in_bf16().name(),
     }
 }

@@ -84,10 +84,14 @@ pub enum Precision {
     /// Factors rounded to bf16 where the processor has an instruction for that (AVX-512-BF16), an error of about 0.2 % of the results'
     /// root mean square; elsewhere f32.
     Bf16,
+    /// Factors of products with a language model's own weights rounded to f16; convolutions are f32.
+    F16,
+    /// The same of its adapters too.
+    PureF16,
 }
 
 impl Precision {
-    /// Every variant.
+    /// Those that every kernel knows.
     pub const ALL: [Self; 2] = [Self::F32, Self::Bf16];
 
     /// What `--precision` calls it.
@@ -95,6 +99,8 @@ impl Precision {
         match self {
             Self::F32 => "f32",
             Self::Bf16 => "bf16",
+            Self::F16 => "fp16",
+            Self::PureF16 => "fp16-pure",
         }
     }
 }

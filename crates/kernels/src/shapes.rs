@@ -94,7 +94,9 @@ mod tests {
         let device = Device::flex();
         let x = || zeros([2, 6, 8, 8], &device);
         let c = |n: usize| zeros([n], &device);
-        let norm = |gamma, beta, running| refusal(|| batch_norm_silu(x(), c(gamma), c(beta), [c(6), c(running)], NormStep { epsilon: 1e-3, silu: true, momentum: 0.1 }));
+        let norm = |gamma, beta, running| {
+            refusal(|| batch_norm_silu(x(), c(gamma), c(beta), [c(6), c(running)], NormStep { epsilon: 1e-3, silu: true, momentum: 0.1 }))
+        };
         assert_eq!(norm(5, 6, 6), "gamma is [5] and not [6]");
         assert_eq!(norm(6, 7, 6), "beta is [7] and not [6]");
         assert_eq!(norm(6, 6, 5), "a running statistic is [5] and not [6]");

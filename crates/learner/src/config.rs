@@ -5,6 +5,7 @@ use serde::{Deserialize, Serialize};
 use crate::error::LearnError;
 use crate::layout::Layout;
 use crate::optim::OptimizerKind;
+use crate::scaling::LossScaling;
 use crate::schedule::Schedule;
 use crate::task::Task;
 
@@ -27,6 +28,10 @@ pub struct LearnerConfig {
     pub beta2: Option<f64>,
     /// What keeps Adam's and AdamW's division from being one by 0.
     pub eps: f64,
+    /// How the loss is scaled, for a task with products in f16; not at all if `None`.
+    pub loss_scaling: Option<LossScaling>,
+    /// Keep what is trained rounded to f16.
+    pub trains_f16: bool,
     /// Global gradient norm that is clipped to; 0 turns clipping off.
     pub max_grad_norm: f64,
     /// Limit of the EMA's decay; 0 turns the EMA off.
@@ -69,6 +74,8 @@ impl LearnerConfig {
             optimizer: OptimizerKind::AdamW,
             beta2: None,
             eps: 1e-8,
+            loss_scaling: None,
+            trains_f16: false,
             max_grad_norm: 0.0,
             ema_decay: 0.0,
             ema_tau: 1.0,
@@ -98,6 +105,10 @@ impl LearnerConfig {
             Schedule::Epochs(s) => (s.lr0, s.momentum, s.nbs),
             Schedule::Updates(s) => (s.lr, s.momentum, s.accumulate),
         };
+        let scale = match self.loss_scaling {
+            Some(LossScaling::Static(scale)) => Some(scale),
+            _ => None,
+        };
         let checks = [
             (self.epochs > 0, "epochs", self.epochs.to_string(), "at least 1"),
             (self.schedule.batch() > 0, "batch", self.schedule.batch().to_string(), "at least 1"),
@@ -106,6 +117,7 @@ impl LearnerConfig {
             (fraction(momentum), "momentum (beta1)", momentum.to_string(), "from 0 up and below 1"),
             (self.beta2.is_none_or(fraction), "beta2", format!("{:?}", self.beta2), "from 0 up and below 1"),
             (positive(self.eps), "eps", self.eps.to_string(), "a finite number above 0"),
+            (scale.is_none_or(positive), "the loss scale", format!("{scale:?}"), "a finite number above 0"),
             (not_negative(self.max_grad_norm), "max_grad_norm", self.max_grad_norm.to_string(), "a finite number from 0 (off) up"),
             ((0.0..=1.0).contains(&self.ema_decay), "ema_decay", self.ema_decay.to_string(), "from 0 (off) to 1"),
             (self.ema_decay == 0.0 || positive(self.ema_tau), "ema_tau", self.ema_tau.to_string(), "a finite number above 0"),

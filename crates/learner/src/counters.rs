@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use crate::scaling::LossScale;
+
 /// A batch, by its epoch and its position in it, both from 0.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Place {
@@ -83,6 +85,9 @@ pub struct Counters {
     /// The same of batches of a class of size ([`Task::size_class`](crate::Task::size_class)) and larger ones, where a task tells sizes apart.
     #[serde(default)]
     pub splits: BTreeMap<usize, u32>,
+    /// What the loss is multiplied by, in a run that scales it.
+    #[serde(default)]
+    pub loss_scale: Option<LossScale>,
     /// Learning rate of each group at the last batch: the `lr/pgN` columns.
     pub lr: Vec<f64>,
     /// Seconds spent training, over all sessions.
@@ -123,6 +128,7 @@ impl Counters {
             lr_scale: 1.0,
             split: 0,
             splits: BTreeMap::new(),
+            loss_scale: None,
             lr: Vec::new(),
             elapsed_s: 0.0,
             done: false,

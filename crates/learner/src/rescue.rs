@@ -15,7 +15,7 @@ use crate::run::Run;
 use crate::shortage::{Shortage, attempt};
 use crate::state::COUNTERS;
 use crate::task::Task;
-use crate::train::{SKIPS_BEFORE_ROLLBACK, TooLarge};
+use crate::train::TooLarge;
 
 /// Roll-backs a run may make; one more ends it.
 const MAX_ROLLBACKS: u32 = 3;
@@ -45,18 +45,29 @@ impl<T: Task> Run<T> {
         let last = Place { position: now.position.saturating_sub(1), ..now.place() };
         let mut passed_over = now.passed_over;
         passed_over.push((now.trouble_from.unwrap_or(last), last));
-        let Counters { batches, skipped, unreadable, rollbacks, split, splits, elapsed_s, .. } = now;
+        let Counters { batches, skipped, unreadable, rollbacks, split, splits, loss_scale, elapsed_s, .. } = now;
         let counters = &mut self.state.counters;
-        let rollbacks = rollbacks + 1;
+        let (rollbacks, in_a_row) = (rollbacks + 1, now.skipped_in_a_row.max(now.lost_updates));
         let lr_scale = now.lr_scale * 0.5;
-        *counters =
-            Counters { batches, skipped, unreadable, rollbacks, lr_scale, split, splits, elapsed_s, passed_over, ..counters.clone() };
+        *counters = Counters {
+            batches,
+            skipped,
+            unreadable,
+            rollbacks,
+            lr_scale,
+            split,
+            splits,
+            loss_scale,
+            elapsed_s,
+            passed_over,
+            ..counters.clone()
+        };
         (counters.skipped_in_a_row, counters.lost_updates, counters.trouble_from) = (0, 0, None);
         let (epoch, batch, from) = (counters.epoch + 1, counters.position, now.trouble_from.unwrap_or(last));
         self.tell(
             "rollback",
             format!(
-                "{SKIPS_BEFORE_ROLLBACK} batches or updates in a row were not finite: back to epoch {epoch} batch {batch}, learning rate \
+                "{in_a_row} batches or updates in a row were not finite: back to epoch {epoch} batch {batch}, learning rate \
                  x{lr_scale}, without batches {} of epoch {} to {} of epoch {} (roll-back {rollbacks} of {MAX_ROLLBACKS})",
                 from.position + 1,
                 from.epoch + 1,

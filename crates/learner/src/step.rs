@@ -1,7 +1,7 @@
 //! One training step, in the order of the paper: forward, loss, gradients, finite check, clip, update, EMA.
 
 use burn::module::Module;
-use burn::tensor::{Device, Tensor};
+use burn::tensor::{DType, Device, Tensor};
 
 use crate::arenas::Arenas;
 use crate::error::LearnError;
@@ -23,6 +23,8 @@ pub(crate) struct StepContext<'a, T: Task> {
     pub(crate) device: &'a Device,
     /// Global gradient norm that is clipped to; 0 turns clipping off.
     pub(crate) max_grad_norm: f64,
+    /// Round what is trained to f16.
+    pub(crate) trains_f16: bool,
     /// Wait for the device after every stage, so that it can be timed.
     pub(crate) profile: bool,
 }
@@ -87,7 +89,10 @@ impl Proposal {
             grads.clip(&squares, *max_grad_norm);
         }
         let weights = layout.gathered(model);
-        let (updated, optimizer) = state.optimizer.step(layout, groups, hyper, state.counters.updates + 1, &weights, grads);
+        let (mut updated, optimizer) = state.optimizer.step(layout, groups, hyper, state.counters.updates + 1, &weights, grads);
+        if context.trains_f16 {
+            updated.iter_mut().flatten().for_each(|weights| weights.inplace(|w| w.cast(DType::F16).cast(DType::F32)));
+        }
         // BatchNorm statistics are part of what the EMA sees, so they are part of what is checked.
         let after: Arenas = weights.into_iter().zip(&updated).map(|(old, new)| new.clone().or(old)).collect();
         let check = layout.pieces.squares(&after, |_| true)?;

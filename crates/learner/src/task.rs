@@ -202,6 +202,15 @@ pub trait Task: Send + Sync {
         None
     }
 
+    /// Told before every step of a run that scales its loss: gradients are to be computed of the loss times this, and divided by it again before
+    /// they are handed back.
+    fn scale_loss(&self, _scale: f64) {}
+
+    /// Where in the model is the first number that is not finite, when this batch is trained on. Asked after some batches in a row that were skipped.
+    fn first_not_finite(&self, _model: &Self::Model, _batch: &Self::Batch, _draw: Draw, _device: &Device) -> Option<String> {
+        None
+    }
+
     /// What needs less memory, for a user whose device has none for a single sample: the first half of a sentence.
     fn less_memory(&self) -> String {
         "a smaller model needs less".into()

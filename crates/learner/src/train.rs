@@ -10,6 +10,7 @@ use crate::observe::BatchReport;
 use crate::parts::cut;
 use crate::plan::Plan;
 use crate::run::Run;
+use crate::scaling::LossScale;
 use crate::schedule::Hyper;
 use crate::shortage::{Failure, Shortage};
 use crate::step::{StepContext, StepReport, try_step};
@@ -17,7 +18,7 @@ use crate::task::{Task, Unreadable};
 use crate::tensorboard;
 
 /// Skipped batches in a row after which the run goes back to its last planned checkpoint; unreadable ones after which it ends.
-pub(crate) const SKIPS_BEFORE_ROLLBACK: u32 = 3;
+const SKIPS_BEFORE_ROLLBACK: u32 = 3;
 
 /// What a batch asks the loop for.
 pub(crate) enum Trained {
@@ -89,7 +90,15 @@ impl<T: Task> Run<T> {
         self.clock.times += step.times;
         self.clock.trained_s += seconds;
         if let Some(what) = step.skipped {
-            return Ok(self.skip(what, step.lost_update, files()));
+            let trained = self.skip(what, step.lost_update, files());
+            if matches!(trained, Trained::RollBack { .. })
+                && let Some(place) =
+                    batch.iter().find_map(|part| task.first_not_finite(&self.state.model, part, draw, &self.settings.device))
+            {
+                self.event("not_finite", json!({ "place": place }));
+                self.watchers.notify("warning", format!("the first number that is not finite: {place}"));
+            }
+            return Ok(trained);
         }
         self.count(&step, if task.per_count() { step.count as u64 } else { 1 });
         let updated = step.grad_norm.is_some();
@@ -113,17 +122,20 @@ impl<T: Task> Run<T> {
     fn step(&mut self, task: &T, batch: &[T::Batch], plan: &Plan, hyper: &Hyper) -> Result<StepReport<T::Output>, Failure> {
         let draw = plan.draw(self.draw(), self.state.counters.position);
         self.seed_device(draw);
-        let counters = &mut self.state.counters;
+        let (settings, counters) = (&self.settings, &mut self.state.counters);
         if counters.pending == 0 {
             counters.window_from = counters.place();
         }
-        let settings = &self.settings;
+        if let Some(scaling) = settings.config.loss_scaling {
+            task.scale_loss(counters.loss_scale.get_or_insert_with(|| LossScale::first(scaling)).scale);
+        }
         let context = StepContext {
             task,
             layout: &settings.layout,
             groups: &settings.groups,
             device: &settings.device,
             max_grad_norm: settings.config.max_grad_norm,
+            trains_f16: settings.config.trains_f16,
             profile: settings.config.profile,
         };
         try_step(&context, &mut self.state, batch, draw, hyper)
@@ -135,6 +147,9 @@ impl<T: Task> Run<T> {
         counters.skipped_in_a_row = 0;
         if step.grad_norm.is_some() {
             counters.lost_updates = 0;
+            if let (Some(scale), Some(scaling)) = (&mut counters.loss_scale, self.settings.config.loss_scaling) {
+                scale.updated(scaling);
+            }
         }
         if counters.lost_updates == 0 {
             counters.trouble_from = None;
@@ -182,9 +197,16 @@ impl<T: Task> Run<T> {
         counters.skipped += 1;
         counters.skipped_in_a_row += 1;
         counters.lost_updates += u32::from(lost_update);
-        let stuck = counters.skipped_in_a_row.max(counters.lost_updates) >= SKIPS_BEFORE_ROLLBACK;
+        let scaling = self.settings.config.loss_scaling;
+        let patience = scaling.map_or(SKIPS_BEFORE_ROLLBACK, |scaling| scaling.patience(SKIPS_BEFORE_ROLLBACK));
+        let stuck = counters.skipped_in_a_row.max(counters.lost_updates) >= patience;
+        let mut scaled = String::new();
+        if let (Some(scale), Some(scaling)) = (&mut counters.loss_scale, scaling) {
+            scale.overflowed(scaling);
+            scaled = format!("; the loss scale is {}", scale.scale);
+        }
         let (batch, epoch, skipped) = (from.position + 1, from.epoch + 1, counters.skipped);
-        let message = format!("batch {batch} of epoch {epoch} skipped: the {what} is not finite ({})", files.join(", "));
+        let message = format!("batch {batch} of epoch {epoch} skipped: the {what} is not finite ({}){scaled}", files.join(", "));
         self.event("skip", json!({ "reason": what, "files": files, "skipped": skipped }));
         self.watchers.notify("skip", message);
         if stuck { Trained::RollBack { files } } else { Trained::On }

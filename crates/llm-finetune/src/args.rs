@@ -112,7 +112,6 @@ pub(crate) struct PlanArgs {
     pub(crate) size: Option<String>,
     /// A card that need not be at hand, in place of a device.
     pub(crate) card: Option<String>,
-    pub(crate) base_dtype: Option<String>,
     pub(crate) json: bool,
 }
 
@@ -138,6 +137,7 @@ pub(crate) struct BenchmarkArgs {
     pub(crate) targets: String,
     pub(crate) checkpointing: String,
     pub(crate) precision: String,
+    pub(crate) base_dtype: String,
     pub(crate) threads: usize,
     pub(crate) device: String,
     /// Count launches instead.
@@ -258,7 +258,6 @@ fn command() -> Command {
                 .about("Says what memory a run would take, and how fast it would be, before anything is allocated")
                 .arg(option("size", "A published shape of Qwen2.5 in place of --model").value_parser(sizes()))
                 .arg(option("card", "A card that need not be at hand, in place of --device: \"RX 6700 XT\", MI50, ..").value_name("NAME"))
-                .arg(option("base-dtype", "How the model is stored [default: as it would be]").value_parser(["f32", "bf16", "f16", "int8", "nf4"]))
                 .arg(switch("json", "Print one JSON object")),
         )
         .subcommand(
@@ -275,8 +274,13 @@ fn command() -> Command {
                 .arg(
                     option("precision", "Of the weights and of products with them")
                         .default_value("f32")
-                        .value_parser(PossibleValuesParser::new(["f32", "bf16"]))
+                        .value_parser(PossibleValuesParser::new(["f32", "bf16", "fp16", "fp16-pure"]))
                         .visible_alias("dtype"),
+                )
+                .arg(
+                    option("base-dtype", "How the weights are stored; auto: as they are drawn")
+                        .default_value("auto")
+                        .value_parser(PossibleValuesParser::new(["auto", "f32", "bf16", "f16", "int8", "nf4"])),
                 )
                 .arg(count("batch", "1", "Rows"))
                 .arg(count("seq", "512", "Tokens a row"))
@@ -383,8 +387,8 @@ fn eval(m: &ArgMatches) -> EvalArgs {
 }
 
 fn plan(m: &ArgMatches) -> PlanArgs {
-    let [size, card, base_dtype] = ["size", "card", "base-dtype"].map(|name| text(m, name));
-    PlanArgs { settings: settings(m), size, card, base_dtype, json: m.get_flag("json") }
+    let [size, card] = ["size", "card"].map(|name| text(m, name));
+    PlanArgs { settings: settings(m), size, card, json: m.get_flag("json") }
 }
 
 fn tune(m: &ArgMatches) -> TuneArgs {
@@ -411,6 +415,7 @@ fn benchmark(m: &ArgMatches) -> BenchmarkArgs {
         targets: text(m, "targets").unwrap_or_default(),
         checkpointing: text(m, "checkpointing").unwrap_or_default(),
         precision: text(m, "precision").unwrap_or_default(),
+        base_dtype: text(m, "base-dtype").unwrap_or_default(),
         threads: whole(m, "threads"),
         device: text(m, "device").unwrap_or_default(),
         count: m.get_flag("count"),

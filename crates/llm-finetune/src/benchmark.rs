@@ -4,6 +4,7 @@ use bellows_cli::{Context, Exit, Failure, Signals, Usage, join_pool, say, say_la
 use bellows_qwen::adapter::Targets;
 use bellows_qwen::bench::{Benchmark, Size};
 use bellows_qwen::checkpointing::Checkpointing;
+use bellows_qwen::precision::RunPrecision;
 use serde_json::Value;
 
 use crate::args::BenchmarkArgs;
@@ -24,7 +25,9 @@ pub(crate) fn run(args: &BenchmarkArgs, signals: &Signals) -> Result<(), Failure
         targets: Targets::parse(&args.targets),
         checkpointing: Checkpointing::try_from(Value::from(args.checkpointing.as_str()))
             .map_err(|e| Usage(format!("--checkpointing {e}")))?,
-        precision: args.precision.parse().map_err(|e| Usage(format!("benchmark: {e}")))?,
+        precision: RunPrecision::named(&args.precision)
+            .ok_or_else(|| Usage(format!("benchmark: there is no precision {}", args.precision)))?,
+        base_dtype: args.base_dtype.parse().map_err(|e| Usage(format!("benchmark: {e}")))?,
     };
     let (folder, _taken) = scratch(signals)?;
     if args.count {

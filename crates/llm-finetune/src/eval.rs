@@ -28,7 +28,7 @@ pub(crate) fn eval(args: &EvalArgs) -> Result<(), Failure> {
     }
     join_pool(0)?;
     let device = pick_device(&config.device, &ProbeOptions::default())?;
-    let mut base = open(&config.model, None, config.offline, &device.device)?;
+    let mut base = open(&config.model, None, config.offline, config.base_dtype, &device.device)?;
     let adapter = config.adapter.as_deref().map(Path::new);
     // Both are asked in the same words: those the adapter was trained with.
     adapter.map_or(Ok(()), |dir| adopt_tokenizer(&mut base, dir))?;

@@ -11,6 +11,7 @@ use bellows_qwen::export::write_transformers;
 use bellows_qwen::gguf_lora::write_gguf_lora;
 use bellows_qwen::hub::describe;
 use bellows_qwen::modelfile::modelfile;
+use bellows_qwen::storage::BaseDtype;
 use bellows_qwen::{peft, weights};
 use bellows_runs::write_atomic;
 use bellows_weights::DType;
@@ -21,7 +22,7 @@ use crate::train::gguf;
 
 pub(crate) fn merge(args: &ExportArgs) -> Result<(), Failure> {
     spare_model(args)?;
-    let mut base = open(&args.model, args.adapter.as_deref(), args.offline, &processor())?;
+    let mut base = open(&args.model, args.adapter.as_deref(), args.offline, BaseDtype::Auto, &processor())?;
     adopt(&mut base.tokenizer, base.config.architecture);
     let dtype = match args.kind.as_deref() {
         Some("f16") => DType::F16,
@@ -40,7 +41,7 @@ pub(crate) fn export(args: &ExportArgs) -> Result<(), Failure> {
     if args.adapter_only {
         return export_adapter(args);
     }
-    let mut base = open(&args.model, args.adapter.as_deref(), args.offline, &processor())?;
+    let mut base = open(&args.model, args.adapter.as_deref(), args.offline, BaseDtype::Auto, &processor())?;
     let template = adopt(&mut base.tokenizer, base.config.architecture);
     gguf(
         &args.out,

@@ -73,8 +73,8 @@ pub(crate) fn room(device: &Selected) -> (Place, Option<f64>) {
 /// How the model of these settings is kept there.
 fn storage(config: &SftConfig, place: Place) -> Result<Storage, Failure> {
     match (place, config.model.as_str()) {
-        (Place::Card, _) | (_, "tiny") => Ok(Storage::F32),
-        (Place::Processor, model) => Ok(Base::storage(&describe(model, config.offline, &mut note)?)),
+        (Place::Card, _) | (_, "tiny") => Ok(Storage::asked(config.base_dtype).unwrap_or(Storage::F32)),
+        (Place::Processor, model) => Ok(Base::storage(&describe(model, config.offline, &mut note)?, config.base_dtype)),
     }
 }
 
@@ -110,10 +110,9 @@ pub(crate) fn plan(args: &PlanArgs) -> Result<(), Failure> {
         None => Target::here(&pick_device(&config.device, &ProbeOptions::default())?, &config),
     };
     let (name, model, seq) = subject(args, &config)?;
-    let storage = match (&args.base_dtype, target.place) {
-        (Some(dtype), _) => stored(dtype)?,
-        (None, Place::Processor) if args.size.is_some() => Storage::Half,
-        (None, place) => storage(&config, place)?,
+    let storage = match target.place {
+        Place::Processor if args.size.is_some() => Storage::asked(config.base_dtype).unwrap_or(Storage::Half),
+        place => storage(&config, place)?,
     };
     let room = config.memory_limit.map(|gb| gb * 1e9).or(target.memory);
     let mut question = Question { model: &model, config, storage, place: target.place, seq };
@@ -145,17 +144,6 @@ fn subject(args: &PlanArgs, config: &SftConfig) -> Result<(String, ModelConfig, 
     let template = pick_template(config, shape.architecture, &tokenizer)?;
     let data = open_data(config, &paths, &tokenizer, &template)?;
     Ok((config.model.clone(), shape, longest_row(config, data.train.lengths())))
-}
-
-/// A storage by its name.
-fn stored(name: &str) -> Result<Storage, Usage> {
-    match name {
-        "f32" => Ok(Storage::F32),
-        "bf16" | "f16" => Ok(Storage::Half),
-        "int8" => Ok(Storage::Int8),
-        "nf4" => Ok(Storage::Nf4),
-        other => Err(Usage(format!("--base-dtype {other:?} is none of f32, bf16, f16, int8, nf4"))),
-    }
 }
 
 /// What there is to say.

@@ -12,6 +12,7 @@ use bellows_qwen::grow;
 use bellows_qwen::hub::locate;
 use bellows_qwen::model::CausalLm;
 use bellows_qwen::peft;
+use bellows_qwen::storage::BaseDtype;
 use burn::tensor::Device;
 
 use crate::args::SpeakArgs;
@@ -27,7 +28,7 @@ pub(crate) fn speak(args: &SpeakArgs) -> Result<(), Failure> {
     }
     join_pool(0)?;
     let selected = pick_device(&args.device, &ProbeOptions::default())?;
-    let base = open(&args.model, args.adapter.as_deref(), args.offline, &selected.device)?;
+    let base = open(&args.model, args.adapter.as_deref(), args.offline, BaseDtype::Auto, &selected.device)?;
     prove(&base.model, &base.config, &selected)?;
     let device = selected.device;
     let options = RenderOptions { thinking: args.thinking, ..RenderOptions::default() };
@@ -61,8 +62,8 @@ pub(crate) fn speak(args: &SpeakArgs) -> Result<(), Failure> {
 }
 
 /// A model with its adapter, if there is one, and then the tokenizer and the template that the adapter was trained with.
-pub(crate) fn open(model: &str, adapter: Option<&Path>, offline: bool, device: &Device) -> Result<Base, Failure> {
-    let mut base = Base::open(&locate(model, offline, &mut note)?, device)?;
+pub(crate) fn open(model: &str, adapter: Option<&Path>, offline: bool, dtype: BaseDtype, device: &Device) -> Result<Base, Failure> {
+    let mut base = Base::open_as(&locate(model, offline, &mut note)?, dtype, device)?;
     if let Some(dir) = adapter {
         adopt_tokenizer(&mut base, dir)?;
         let (config, tensors) = peft::read(dir)?;

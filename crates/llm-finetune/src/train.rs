@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use bellows_chat::{Conversation, Dataset, Example, Message, RenderOptions, Role, Splits, Template, Tokenizer, encode_prompt};
 use bellows_cli::{Bar, Failure, Run, Session, Usage, note, pick_device, resumed, say};
-use bellows_device::{ProbeOptions, Selected};
+use bellows_device::{ProbeOptions, Selected, processor};
 use bellows_learner::memory::peak_memory;
 use bellows_learner::{LearnError, Outcome};
 use bellows_qwen::arch::Architecture;
@@ -19,6 +19,7 @@ use bellows_qwen::hub_data::locate_data;
 use bellows_qwen::memory::Plan;
 use bellows_qwen::model::{CausalLm, ModelConfig};
 use bellows_qwen::modelfile::modelfile;
+use bellows_qwen::storage::BaseDtype;
 use bellows_qwen::train::{Finetune, MADE_BASE, Report};
 use bellows_qwen::weights::merge;
 use bellows_runs::{Unwritten, write_atomic};
@@ -32,7 +33,7 @@ use crate::console::Console;
 use crate::plan::settle_memory;
 use crate::presets::settings;
 use crate::prove::prove;
-use crate::speak::{adapter_tokenizer, adopt_tokenizer};
+use crate::speak::{adapter_tokenizer, adopt_tokenizer, open};
 
 /// Trains with these settings, or goes on with the run in `resumed`.
 pub(crate) fn run(session: Session, args: &TrainArgs, config: SftConfig, resumed: Option<PathBuf>) -> Result<(), Failure> {
@@ -47,6 +48,7 @@ pub(crate) fn run(session: Session, args: &TrainArgs, config: SftConfig, resumed
 
     let mut run = session.open(resumed.as_deref(), &config.project, &config.name, config.exist_ok)?;
     let made = (config.model == "tiny" && !run.is_resumed()).then(|| base.model.clone());
+    let base = if config.model == "tiny" { base.stored_as(config.base_dtype, &device.device)? } else { base };
     let mut tuning = Finetune::new(config, base, data, template, &device.device, run.dir().clone())?;
     prove(&tuning.model(), tuning.shape(), &device)?;
     say(&format!("template: {}", tuning.template().name()));
@@ -94,7 +96,7 @@ pub(crate) fn data_paths(config: &SftConfig) -> Result<Vec<PathBuf>, Failure> {
 pub(crate) fn open_base(config: &SftConfig, paths: &[PathBuf], device: &Device) -> Result<Base, Failure> {
     let mut base = match config.model.as_str() {
         "tiny" => Base::tiny(texts(config, paths)?.iter().map(String::as_str), config.seed, device)?,
-        model => Base::open(&locate(model, config.offline, &mut note)?, device)?,
+        model => Base::open_as(&locate(model, config.offline, &mut note)?, config.base_dtype, device)?,
     };
     if let Some(adapter) = &config.adapter {
         adopt_tokenizer(&mut base, Path::new(adapter))?;
@@ -218,6 +220,15 @@ fn write_files(tuning: &Finetune, model: CausalLm, dir: &Path) -> Result<(), Fai
         return Ok(());
     }
     let (shape, tokenizer) = (tuning.shape(), tuning.tokenizer());
+    let model = if config.base_dtype.rounds() && config.method == Method::Lora {
+        say("The adapter is merged into the values of the model's file, not into those it was trained beside");
+        drop(model);
+        let made = dir.join(MADE_BASE).display().to_string();
+        let base = if config.model == "tiny" { &made } else { &config.model };
+        open(base, Some(&dir.join("adapter")), config.offline, BaseDtype::Auto, &processor())?.model
+    } else {
+        model
+    };
     let model = if config.method == Method::Lora { merge(model) } else { model };
     let mut reasons = Vec::new();
     // Full fine-tuning has written its model already.

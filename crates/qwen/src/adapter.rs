@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use bellows_exit::{Coded, Exit};
+use bellows_kernels::Weight;
 use bellows_settings::Kind;
 use burn::module::{Module, ModuleMapper, Param};
 use burn::tensor::{DType, Tensor};
@@ -13,6 +14,7 @@ use serde_json::Value;
 use crate::load::Path;
 use crate::model::CausalLm;
 use crate::model::lora::{Lora, LoraSpec};
+use crate::model::weight::Weight as Stored;
 
 /// The name that stands for every linear map of the layers.
 pub const ALL_LINEAR: &str = "all-linear";
@@ -216,7 +218,7 @@ impl LoraConfig {
     pub fn apply_with<E: From<AdapterError>>(
         &self,
         mut model: CausalLm,
-        mut make: impl FnMut(LoraSpec, &Tensor<2>, &str) -> Result<Lora, E>,
+        mut make: impl FnMut(LoraSpec, &Weight, &str) -> Result<Lora, E>,
     ) -> Result<CausalLm, E> {
         if let Targets::Names(names) = &self.target_modules {
             let unknown = names.iter().find(|n| !model.linears().any(|(name, _)| ends_in(&name, n)));
@@ -232,7 +234,7 @@ impl LoraConfig {
         let per_layer = model.linears().count() / layers.max(1);
         for (i, (name, linear)) in model.linears_mut().enumerate() {
             if let Some(spec) = self.spec(&name, i / per_layer.max(1), i as u64)? {
-                linear.lora = Some(make(spec, &linear.weight.val(), &name)?);
+                linear.lora = Some(make(spec, &linear.weight.stored(), &name)?);
                 any = true;
             }
         }
@@ -267,6 +269,12 @@ impl LoraConfig {
         if self.trains_tied(&model) && !self.ensure_weight_tying {
             return Err(AdapterError::Untied);
         }
+        if let Some((name, _)) = model.linears().find(|(name, linear)| self.saves(name) && matches!(linear.weight, Stored::Blocks(_))) {
+            let reason = format!(
+                "modules_to_save: {name} is stored in blocks, and what is trained whole is f32: another base_dtype, or a LoRA on it"
+            );
+            return Err(AdapterError::Setting(reason));
+        }
         let mut found = vec![false; self.modules_to_save.len()];
         let model = train_where(model, |parameter| {
             let module = parameter.rsplit_once('.').map_or(parameter, |(module, _)| module);
@@ -287,8 +295,8 @@ pub fn train_where(model: CausalLm, chosen: impl FnMut(&str) -> bool) -> CausalL
         chosen: F,
     }
     impl<F: FnMut(&str) -> bool> ModuleMapper for Unfreeze<F> {
-        fn enter_module(&mut self, name: &str, _: &str) {
-            self.path.enter(name);
+        fn enter_module(&mut self, name: &str, container: &str) {
+            self.path.enter(name, container);
         }
         fn exit_module(&mut self, _: &str, _: &str) {
             self.path.leave();

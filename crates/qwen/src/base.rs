@@ -1,24 +1,28 @@
 //! The model a run starts from: a directory in the published layout, a GGUF file, or a small one made on the spot.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use bellows_chat::{ChatError, Fault, TokenType, Tokenizer, Vocabulary};
 use bellows_exit::{Coded, Exit};
+use bellows_kernels::{Blocks, Coding};
 use bellows_learner::Rng;
-use bellows_weights::gguf::{Gguf, Metadata};
-use bellows_weights::{Checkpoint, DType, TensorSpec, WeightsError};
-use burn::tensor::Device;
+use bellows_weights::gguf::{Gguf, Metadata, TensorInfo};
+use bellows_weights::{BlockType, Checkpoint, DType as FileType, TensorSpec, WeightsError};
+use burn::tensor::{DType, Device};
 use serde_json::Map;
 
 use crate::arch::Architecture;
 use crate::gguf_rope;
 use crate::hub::HubError;
-use crate::load::{HostTensor, LoadError, load};
+use crate::load::{HostTensor, LoadError, checked, load};
 use crate::memory::Storage;
 use crate::model::rope::Rotation;
+use crate::model::weight::Weight;
 use crate::model::{CausalLm, ConfigError, ModelConfig};
 use crate::provenance::EDITS;
+use crate::storage::BaseDtype;
+use crate::weights::{Unread, visit};
 
 /// A model, its shape, and the tokenizer it came with.
 pub struct Base {
@@ -66,6 +70,15 @@ pub enum BaseError {
         /// What does not fit.
         source: LoadError,
     },
+    /// A device without the type that is asked for.
+    #[error("base_dtype {0}: this device has no such numbers")]
+    Dtype(BaseDtype),
+    /// Blocks of a GGUF, and no GGUF.
+    #[error("{}: base_dtype gguf keeps the blocks of a .gguf file, and this is none: nf4 and int8 make blocks of any model", .0.display())]
+    NoBlocks(PathBuf),
+    /// A tensor that the device does not hand back.
+    #[error(transparent)]
+    Unread(#[from] Unread),
     /// A tokenizer that knows more tokens than the model.
     #[error("{}: the tokenizer has ids up to {}, and the embedding {rows} rows", path.display(), tokens - 1)]
     Vocabulary {
@@ -87,7 +100,14 @@ impl Coded for BaseError {
             Self::Hub(error) => error.exit(),
             Self::Weights(error) => error.exit(),
             Self::Chat(error) => error.exit(),
-            Self::NotFound(_) | Self::Config { .. } | Self::Io { .. } | Self::Load { .. } | Self::Vocabulary { .. } => Exit::Usage,
+            Self::Unread(_) => Exit::Failed,
+            Self::Dtype(_)
+            | Self::NoBlocks(_)
+            | Self::NotFound(_)
+            | Self::Config { .. }
+            | Self::Io { .. }
+            | Self::Load { .. }
+            | Self::Vocabulary { .. } => Exit::Usage,
         }
     }
 }
@@ -102,10 +122,19 @@ impl Base {
     /// # Errors
     /// See [`BaseError`].
     pub fn open(path: &Path, device: &Device) -> Result<Self, BaseError> {
+        Self::open_as(path, BaseDtype::Auto, device)
+    }
+
+    /// The same with its matrices stored as `dtype` says, one after the other: it is never in memory in f32 as a whole.
+    ///
+    /// # Errors
+    /// See [`BaseError`].
+    pub fn open_as(path: &Path, dtype: BaseDtype, device: &Device) -> Result<Self, BaseError> {
+        on_device(dtype, device)?;
         let base = if path.is_dir() {
-            Self::from_dir(path, device)?
+            Self::from_dir(path, dtype, device)?
         } else if path.is_file() {
-            Self::from_gguf(path, device)?
+            Self::from_gguf(path, dtype, device)?
         } else {
             return Err(BaseError::NotFound(path.display().to_string()));
         };
@@ -148,7 +177,34 @@ impl Base {
         }
     }
 
-    fn from_dir(dir: &Path, device: &Device) -> Result<Self, BaseError> {
+    /// A small model that is in memory, with its matrices stored otherwise.
+    ///
+    /// # Errors
+    /// See [`BaseError`].
+    pub fn stored_as(mut self, dtype: BaseDtype, device: &Device) -> Result<Self, BaseError> {
+        on_device(dtype, device)?;
+        let (path, mut values, mut failed) = (PathBuf::from("tiny"), BTreeMap::new(), None);
+        match dtype {
+            BaseDtype::Auto => return Ok(self),
+            BaseDtype::Gguf => return Err(BaseError::NoBlocks(path)),
+            _ => {}
+        }
+        visit(&self.model, &mut |name, shape, read| match read() {
+            Ok(tensor) => drop(values.insert(name.to_owned(), (shape.to_vec(), tensor))),
+            Err(error) => failed = Some(error),
+        });
+        if let Some(error) = failed {
+            return Err(error.into());
+        }
+        let model = load(CausalLm::new(&self.config, device), dtype, |name| Ok(values.remove(name)));
+        self.model = model.map_err(|source| BaseError::Load { path, source })?;
+        Ok(self)
+    }
+
+    fn from_dir(dir: &Path, dtype: BaseDtype, device: &Device) -> Result<Self, BaseError> {
+        if dtype == BaseDtype::Gguf {
+            return Err(BaseError::NoBlocks(dir.to_owned()));
+        }
         let config = Self::shape(dir)?;
         let at = |source| BaseError::Config { path: dir.join("config.json"), source };
         let checkpoint = Checkpoint::open(dir)?;
@@ -157,19 +213,19 @@ impl Base {
             let Some(spec) = checkpoint.spec(name) else { return Ok(None) };
             Ok(Some((spec.shape.clone(), checkpoint.tensor_f32(name)?)))
         };
-        let model = load(CausalLm::new(&config, device), read).map_err(|source| BaseError::Load { path: dir.to_owned(), source })?;
+        let model = load(CausalLm::new(&config, device), dtype, read).map_err(|source| BaseError::Load { path: dir.to_owned(), source })?;
         let tokenizer = tokenizer_in(dir, &config)?;
         Ok(Self { model, config, tokenizer })
     }
 
-    fn from_gguf(path: &Path, device: &Device) -> Result<Self, BaseError> {
+    fn from_gguf(path: &Path, dtype: BaseDtype, device: &Device) -> Result<Self, BaseError> {
         let file = Gguf::open(path)?;
         let at = |source| BaseError::Config { path: path.to_owned(), source };
         let config = config_of(&file).map_err(at)?;
         config.fits(stored(file.tensors().values().map(|info| &info.shape))).map_err(at)?;
         let misfit = |source| BaseError::Load { path: path.to_owned(), source };
-        let (model, mut places) = (CausalLm::new(&config, device), BTreeSet::new());
-        crate::weights::visit(&model, &mut |name, _, _| places.extend(gguf_name(name)));
+        let (mut model, mut places) = (CausalLm::new(&config, device), BTreeSet::new());
+        visit(&model, &mut |name, _, _| places.extend(gguf_name(name)));
         places.extend(config.rope_scaling.is_some().then(|| gguf_rope::FREQS.to_owned()));
         if let Some(name) = file.tensors().keys().find(|name| !places.contains(*name)) {
             return Err(misfit(LoadError::Unused(name.clone())));
@@ -185,7 +241,10 @@ impl Base {
             }
             Ok(Some((shape, values)))
         };
-        let model = load(model, read).map_err(misfit)?;
+        if dtype == BaseDtype::Gguf {
+            keep_blocks(&mut model, &file, &config, device).map_err(misfit)?;
+        }
+        let model = load(model, dtype, read).map_err(misfit)?;
         Ok(Self { model, config, tokenizer: tokenizer_of(&file, path)? })
     }
 
@@ -233,17 +292,63 @@ impl Base {
     }
 
     /// How a processor keeps the matrices of the model in a directory or a `.gguf` file: those of a checkpoint in bf16 as they are, others as f32. Where
-    /// the weights are not there yet they are taken to be bf16, as published models are.
-    pub fn storage(path: &Path) -> Storage {
-        if path.is_file() {
-            return Storage::F32;
+    /// the weights are not there yet they are taken to be bf16, as published models are. `dtype` may say otherwise.
+    pub fn storage(path: &Path, dtype: BaseDtype) -> Storage {
+        if let Some(asked) = Storage::asked(dtype) {
+            return asked;
         }
-        let narrow = |spec: &TensorSpec| spec.shape.len() != 2 || spec.dtype == DType::BF16;
+        if path.is_file() {
+            return if dtype == BaseDtype::Gguf { blocks_of(path) } else { Storage::F32 };
+        }
+        let narrow = |spec: &TensorSpec| spec.shape.len() != 2 || spec.dtype == FileType::BF16;
         match Checkpoint::open(path) {
             Ok(checkpoint) if !checkpoint.tensors().all(|(_, spec)| narrow(spec)) => Storage::F32,
             _ => Storage::Half,
         }
     }
+}
+
+/// The bytes a weight that a GGUF's matrices take on average.
+fn blocks_of(path: &Path) -> Storage {
+    let Ok(file) = Gguf::open(path) else { return Storage::Half };
+    let matrices = file.tensors().values().filter(|tensor| tensor.shape.len() == 2);
+    let (bytes, values) = matrices.fold((0.0, 0.0), |(bytes, values), TensorInfo { kind, shape }| {
+        let n = shape.iter().product::<usize>() as f64;
+        (bytes + n * kind.block_bytes() as f64 / kind.block_len() as f64, values + n)
+    });
+    if values > 0.0 { Storage::Blocks(bytes / values) } else { Storage::Half }
+}
+
+/// Gives the linear maps the file's own blocks, those of f16 included; those in f32 or bf16 are left to be loaded.
+fn keep_blocks(model: &mut CausalLm, file: &Gguf, config: &ModelConfig, device: &Device) -> Result<(), LoadError> {
+    for (name, linear) in model.linears_mut() {
+        let (name, shape) = (format!("{name}.weight"), linear.weight.dims());
+        let Some(stored) = gguf_name(&name) else { continue };
+        let Some(TensorInfo { kind, shape: found }) = file.tensors().get(&stored) else { continue };
+        if matches!(kind, BlockType::F32 | BlockType::BF16) {
+            continue;
+        }
+        let mut bytes = file.tensor_bytes(&stored)?.to_vec();
+        checked(&name, (found.clone(), file.tensor_f32(&stored)?), &shape)?;
+        if config.architecture.gguf_interleaved()
+            && let Some(heads) = rotated_heads(&name, config)
+        {
+            bytes = halves_from_pairs(&bytes, heads, shape[0]);
+        }
+        let coding = Coding { len: kind.block_len(), bytes: kind.block_bytes(), decode: kind.decoder() };
+        linear.weight = Weight::Blocks(Blocks::of_file(bytes, coding, shape, device));
+    }
+    Ok(())
+}
+
+/// Refuses a type that the device lacks.
+fn on_device(dtype: BaseDtype, device: &Device) -> Result<(), BaseError> {
+    let needed = match dtype {
+        BaseDtype::Bf16 => DType::BF16,
+        BaseDtype::F16 => DType::F16,
+        _ => return Ok(()),
+    };
+    if device.supports_dtype(needed) { Ok(()) } else { Err(BaseError::Dtype(dtype)) }
 }
 
 /// Values in tensors of these shapes.
@@ -255,7 +360,7 @@ fn stored<'a>(shapes: impl Iterator<Item = &'a Vec<usize>>) -> usize {
 pub fn random(config: &ModelConfig, seed: u64, device: &Device) -> CausalLm {
     let model = CausalLm::new(config, device);
     let mut shapes = Vec::new();
-    crate::weights::visit(&model, &mut |name, shape, _| shapes.push((name.to_owned(), shape.to_vec())));
+    visit(&model, &mut |name, shape, _| shapes.push((name.to_owned(), shape.to_vec())));
     let drawn = |name: &str| {
         let shape = shapes.iter().find(|(n, _)| n == name).map(|(_, s)| s.clone())?;
         let count: usize = shape.iter().product();
@@ -314,8 +419,8 @@ pub fn rotated_heads(name: &str, config: &ModelConfig) -> Option<usize> {
     }
 }
 
-/// Rows of each head from pair order (0, d/2, 1, d/2 + 1, ..) to halves (0, 1, .., d - 1).
-fn halves_from_pairs(values: &[f32], heads: usize, rows: usize) -> Vec<f32> {
+/// Rows (of values, or of the bytes of blocks) of each head from pair order (0, d/2, 1, d/2 + 1, ..) to halves (0, 1, .., d - 1).
+fn halves_from_pairs<T: Copy>(values: &[T], heads: usize, rows: usize) -> Vec<T> {
     reorder(values, heads, rows, |j, half| if j < half { 2 * j } else { 2 * (j - half) + 1 })
 }
 
@@ -325,7 +430,7 @@ pub fn pairs_from_halves(values: &[f32], heads: usize, rows: usize) -> Vec<f32> 
 }
 
 /// Row j of each head becomes row `from(j, d / 2)`.
-fn reorder(values: &[f32], heads: usize, rows: usize, from: impl Fn(usize, usize) -> usize) -> Vec<f32> {
+fn reorder<T: Copy>(values: &[T], heads: usize, rows: usize, from: impl Fn(usize, usize) -> usize) -> Vec<T> {
     let (width, d) = (values.len() / rows.max(1), rows / heads.max(1));
     let mut out = Vec::with_capacity(values.len());
     for head in 0..heads {

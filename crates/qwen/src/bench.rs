@@ -5,7 +5,7 @@ use std::path::Path;
 
 use bellows_chat::Encoded;
 use bellows_kernels::cube::Counted;
-use bellows_kernels::{Precision, processor_level, reads_bf16};
+use bellows_kernels::{processor_level, reads_bf16};
 use bellows_learner::bench::{StepTimer, median};
 use bellows_learner::memory::{free_memory, peak_memory};
 use bellows_learner::{Decay, Identity, Learner, Rng, StepTimes};
@@ -24,6 +24,8 @@ use crate::fit::Question;
 use crate::load::load;
 use crate::memory::{Place, Storage};
 use crate::model::{CausalLm, ModelConfig};
+use crate::precision::RunPrecision;
+use crate::storage::BaseDtype;
 use crate::task::SftTask;
 use crate::train::FinetuneError;
 use crate::weights::visit;
@@ -95,7 +97,9 @@ pub struct Benchmark {
     /// Layers run again in the backward pass.
     pub checkpointing: Checkpointing,
     /// How the weights are multiplied; with bf16 they are stored so too, as the peer's are.
-    pub precision: Precision,
+    pub precision: RunPrecision,
+    /// How the weights are stored.
+    pub base_dtype: BaseDtype,
 }
 
 /// Medians over the steps.
@@ -135,6 +139,8 @@ pub struct BenchmarkReport {
     pub level: &'static str,
     /// Layers run again in the backward pass.
     pub layers_rerun: usize,
+    /// How the weights were stored.
+    pub base_dtype: BaseDtype,
 }
 
 impl Benchmark {
@@ -164,8 +170,9 @@ impl Benchmark {
             tokens_per_s: (self.batch * self.seq) as f64 / step_s,
             peak_gb: peak_memory(),
             threads: rayon::current_num_threads(),
-            level: processor_level(self.precision),
+            level: processor_level(self.precision.of_products()),
             layers_rerun: rerun,
+            base_dtype: self.base_dtype,
         })
     }
 
@@ -195,7 +202,8 @@ impl Benchmark {
             warmup_ratio: 0.0,
             pad_to_multiple_of: 1,
             gradient_checkpointing: self.checkpointing,
-            precision: self.precision.name().into(),
+            precision: self.precision,
+            base_dtype: self.base_dtype,
             profile: true,
             ..SftConfig::default()
         }
@@ -203,11 +211,9 @@ impl Benchmark {
 
     /// Which layers are run again, `auto` as the free memory of the processor allows.
     fn settled(&self, device: &Device) -> Result<Checkpointing, FinetuneError> {
-        let (storage, place) = match (reads_bf16(device), self.precision) {
-            (true, Precision::Bf16) => (Storage::Half, Place::Processor),
-            (true, Precision::F32) => (Storage::F32, Place::Processor),
-            (false, _) => (Storage::F32, Place::Card),
-        };
+        let place = if reads_bf16(device) { Place::Processor } else { Place::Card };
+        let drawn = if place == Place::Processor && self.precision == RunPrecision::Bf16 { Storage::Half } else { Storage::F32 };
+        let storage = Storage::asked(self.base_dtype).unwrap_or(drawn);
         let shape = self.size.shape();
         let mut question = Question { model: &shape, config: self.config(), storage, place, seq: self.seq };
         question.choose(free_memory().map(|bytes| bytes as f64).filter(|_| place == Place::Processor))?;
@@ -225,7 +231,7 @@ impl Benchmark {
         };
         let rows: Vec<_> = (0..self.batch * steps).map(|_| row()).collect();
         let lora = config.lora();
-        let model = made_up(&shape, self.precision, device);
+        let model = made_up(&shape, self.precision, self.base_dtype, device);
         adapter_fits(&lora, &model)?;
         let model = lora.apply(model, 0)?;
         let learner_config = config.learner(false);
@@ -240,7 +246,7 @@ impl Benchmark {
 }
 
 /// Weights of the size that published models start from, drawn on all threads.
-fn made_up(config: &ModelConfig, precision: Precision, device: &Device) -> CausalLm {
+fn made_up(config: &ModelConfig, precision: RunPrecision, base_dtype: BaseDtype, device: &Device) -> CausalLm {
     let model = CausalLm::new(config, device);
     let mut shapes = BTreeMap::new();
     visit(&model, &mut |name, shape, _| drop(shapes.insert(name.to_owned(), shape.to_vec())));
@@ -249,14 +255,14 @@ fn made_up(config: &ModelConfig, precision: Precision, device: &Device) -> Causa
         let rng = Rng::new(0, name, 0, 0);
         let value = |i: u64| match (name.ends_with("norm.weight"), precision) {
             (true, _) => 1.0,
-            (false, Precision::F32) => (rng.unit_at(i) * 0.08 - 0.04) as f32,
+            (false, RunPrecision::F32 | RunPrecision::Fp16 | RunPrecision::Fp16Pure) => (rng.unit_at(i) * 0.08 - 0.04) as f32,
             // A bf16 is the upper half of an f32.
-            (false, Precision::Bf16) => f32::from_bits(((rng.unit_at(i) * 0.08 - 0.04) as f32).to_bits() & 0xffff_0000),
+            (false, RunPrecision::Bf16) => f32::from_bits(((rng.unit_at(i) * 0.08 - 0.04) as f32).to_bits() & 0xffff_0000),
         };
         let count: usize = shape.iter().product();
         Some((shape, (0..count as u64).into_par_iter().map(value).collect()))
     };
-    match load(model, |name| Ok(drawn(name))) {
+    match load(model, base_dtype, |name| Ok(drawn(name))) {
         Ok(model) => model,
         Err(error) => unreachable!("the shapes are the model's own: {error}"),
     }
@@ -276,7 +282,8 @@ mod tests {
             steps: 1,
             targets: Targets::parse("q_proj"),
             checkpointing: Checkpointing::OFF,
-            precision: Precision::F32,
+            precision: RunPrecision::F32,
+            base_dtype: BaseDtype::Auto,
         };
         let report = what.run(&Device::flex().autodiff(), tempfile::tempdir().unwrap().path()).unwrap();
         let serde_json::Value::Object(json) = serde_json::to_value(report).unwrap() else { panic!("a report is an object") };
@@ -299,6 +306,7 @@ mod tests {
             "threads",
             "level",
             "layers_rerun",
+            "base_dtype",
         ];
         assert_eq!(json.keys().collect::<Vec<_>>(), keys);
         assert_eq!(json["peer"], "bellows");

@@ -31,6 +31,12 @@ impl Checkpointing {
     }
 }
 
+impl Default for Checkpointing {
+    fn default() -> Self {
+        Self::OFF
+    }
+}
+
 impl TryFrom<Value> for Checkpointing {
     type Error = String;
 

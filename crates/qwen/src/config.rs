@@ -5,7 +5,9 @@ use std::collections::BTreeMap;
 use crate::adapter::{ALL_LINEAR, EMBEDDING, LoraConfig, Targets};
 use crate::checkpointing::Checkpointing;
 use crate::concept::edit::Ablation;
+use crate::precision::RunPrecision;
 use crate::preference::{Objective, PairLoss};
+use crate::storage::BaseDtype;
 use bellows_chat::plan::{Mode, Stop};
 use bellows_chat::{EncodeOptions, ReadOptions, Role, Template, TrainOn, TrainOnEos, Truncation};
 use bellows_kernels::Precision;
@@ -31,6 +33,9 @@ settings! {
         /// Model to start from: a directory, a .gguf file, a hub id (Qwen/Qwen2.5-0.5B-Instruct), or `tiny` (made on the spot)
         /// must be given
         model: String = String::new();
+        /// How the frozen base is stored: auto (as on disk), f32, bf16, f16, int8 (a scale a row), nf4 (4 bits: QLoRA), gguf (a .gguf's own blocks)
+        /// adapters are merged into the file's own values
+        base_dtype: BaseDtype as String = BaseDtype::Auto;
         /// Chats: a .jsonl, .json, .csv, .parquet or .txt file, a folder with train, valid and test files, or a data set of the hub (owner/name); several as a list
         /// must be given
         data: Vec<String> = Vec::new();
@@ -165,8 +170,10 @@ settings! {
         seed: u64 = 0;
         /// auto, cpu, vulkan, cuda, rocm (each with :N for the N-th card), metal or webgpu
         device: String = "auto".into();
-        /// Products with the model's own weights: f32, or bf16 where the processor multiplies it (an error of 0.2 %; adapters stay f32)
-        precision: String = Precision::F32.name().into();
+        /// f32; factors of products with the model's own weights in bf16 (where the processor multiplies it) or fp16 (the loss is scaled), adapters in f32; fp16-pure: adapters in f16 too, no loss scale, Adam's epsilon 1e-4
+        precision: RunPrecision as String = RunPrecision::F32;
+        /// What the loss is multiplied by in fp16: dynamic, or a number (128 to 1024 is usual)
+        loss_scale: String = "dynamic".into();
         /// Layers that are run again in the backward pass instead of keeping their activations: auto (as few as the memory asks for), off, or a number of them
         /// the lowest ones, never the top one; all (or true) means all of them, false means off; auto is settled when a run begins, and recorded
         gradient_checkpointing: Checkpointing = Checkpointing::Auto;
@@ -296,9 +303,9 @@ impl SftConfig {
         Ok(config)
     }
 
-    /// How exactly the model's own weights are multiplied; [`validate`](Self::validate) has seen that it has a name.
+    /// How exactly the model's own weights are multiplied.
     pub fn precision(&self) -> Precision {
-        self.precision.parse().unwrap_or_default()
+        self.precision.of_products()
     }
 
     /// How long what may take without a sign of life.
@@ -314,7 +321,9 @@ impl SftConfig {
     /// # Errors
     /// The first rule that is broken.
     pub fn validate(&self) -> Result<(), SettingsError> {
-        self.precision.parse::<Precision>().map_err(|e| bad(e.to_string()))?;
+        if self.loss_scale != "dynamic" && !self.loss_scale.parse().is_ok_and(|scale: f64| scale.is_finite() && scale >= 1.0) {
+            return Err(bad(format!("loss_scale {:?} is neither dynamic nor a number from 1 up", self.loss_scale)));
+        }
         let not_negative = [
             ("learning_rate", self.learning_rate),
             ("weight_decay", self.weight_decay),
@@ -407,6 +416,10 @@ impl SftConfig {
             (
                 dpo && self.method == Method::Full,
                 "dpo's reference is the model without its adapter: method full leaves none (orpo and simpo need none)",
+            ),
+            (
+                self.base_dtype.is_blocks() && self.method == Method::Full,
+                "method full trains every weight, and base_dtype int8, nf4 and gguf are for frozen ones: use method lora",
             ),
             (
                 dpo && !self.modules_to_save.is_empty(),
@@ -585,7 +598,9 @@ impl SftConfig {
             optimizer: self.optim,
             // Lion has a constant of its own.
             beta2: self.is_adam().then_some(self.adam_beta2),
-            eps: self.adam_epsilon,
+            eps: self.precision.epsilon(self.adam_epsilon, Self::default().adam_epsilon),
+            loss_scaling: self.precision.loss_scaling(&self.loss_scale),
+            trains_f16: self.precision == RunPrecision::Fp16Pure,
             max_grad_norm: self.max_grad_norm,
             seed: self.seed,
             workers: self.workers,

@@ -48,13 +48,15 @@ impl TrainBatch {
     }
 }
 
-/// How gradients are computed; none of it changes them.
-#[derive(Clone, Copy, Debug)]
+/// How gradients are computed; none of it but the scale changes them.
+#[derive(Clone, Copy, Debug, Default)]
 pub struct Options {
     /// Which layers are run again in the backward pass instead of keeping their graphs.
     pub checkpointing: Checkpointing,
     /// Wait for the device after every layer.
     pub sync: bool,
+    /// What the gradients are multiplied by, from behind the head on; not at all if `None`.
+    pub scale: Option<f64>,
 }
 
 /// Sum of the losses of a batch's trained tokens, `[1]`, and its gradients.
@@ -112,13 +114,17 @@ pub fn gradients_of(
             HeadLoss { loss, ..weighted_head_loss(inner, &weight, batch.targets.clone(), Some(weights), head_trained, precision) }
         }
     };
+    let scaled = |grad: Tensor<2>| match options.scale {
+        Some(scale) => grad.mul_scalar(scale),
+        None => grad,
+    };
     if let Some(grad) = head.weight {
         let n = grad.shape().num_elements();
-        grads.add(model.head().id, grad.reshape([n]));
+        grads.add(model.head().id, scaled(grad).reshape([n]));
     }
     watch.lap(Stage::Forward);
 
-    let mut graph = (rows * Tensor::from_inner(head.rows)).sum().backward();
+    let mut graph = (rows * Tensor::from_inner(scaled(head.rows))).sum().backward();
     grads.take(&model.model.norm, &mut graph);
     if kept.is_empty() && !embedding_trained {
         return (head.loss, grads);
@@ -157,7 +163,7 @@ enum Kept {
 }
 
 /// One layer on a graph of its own: its input as a leaf (which wants a gradient if `wanted`), its output.
-fn run(layer: &Layer, x: Tensor<3>, pass: &Pass, wanted: bool) -> (Tensor<3>, Tensor<3>) {
+pub(crate) fn run(layer: &Layer, x: Tensor<3>, pass: &Pass, wanted: bool) -> (Tensor<3>, Tensor<3>) {
     let leaf = Tensor::from_inner(x).set_require_grad(wanted);
     (leaf.clone(), layer.forward(leaf, pass, None))
 }

@@ -1,12 +1,12 @@
 //! Checkpoint tensors into a model, under the checkpoint's own names.
 
-use bellows_kernels::reads_bf16;
 use bellows_weights::WeightsError;
 use burn::module::{Module, ModuleMapper, Param};
-use burn::tensor::{DType, Tensor, TensorData};
-use rayon::prelude::*;
+use burn::tensor::Tensor;
 
 use crate::model::CausalLm;
+use crate::model::weight::Weight;
+use crate::storage::BaseDtype;
 
 /// Why weights do not fit a model.
 #[derive(Debug, thiserror::Error)]
@@ -29,6 +29,9 @@ pub enum LoadError {
         "the tensor {0} has no place in this model, which would compute something else without it (further biases and other frequencies of rotary positions are not supported)"
     )]
     Unused(String),
+    /// A value that the type asked for does not hold.
+    #[error("{0} holds a value beyond ±65504, the range of f16: bf16 holds it")]
+    Range(String),
     /// A value that is NaN or infinite.
     #[error("{0} holds a value that is not finite")]
     NotFinite(String),
@@ -42,11 +45,12 @@ pub type HostTensor = (Vec<usize>, Vec<f32>);
 
 /// The path of a module's fields, joined by dots.
 #[derive(Default)]
-pub(crate) struct Path(Vec<String>);
+pub(crate) struct Path(Vec<Option<String>>);
 
 impl Path {
-    pub(crate) fn enter(&mut self, name: &str) {
-        self.0.push(name.to_owned());
+    /// The name of an enum's variant is left out: a weight is a weight, however it is stored.
+    pub(crate) fn enter(&mut self, name: &str, container: &str) {
+        self.0.push((!container.starts_with("Enum")).then(|| name.to_owned()));
     }
 
     pub(crate) fn leave(&mut self) {
@@ -54,22 +58,36 @@ impl Path {
     }
 
     pub(crate) fn join(&self) -> String {
-        self.0.join(".")
+        self.0.iter().flatten().map(String::as_str).collect::<Vec<_>>().join(".")
     }
 }
 
-/// Fills every parameter but those of adapters with what `read` returns for its name.
+/// Fills every parameter but those of adapters with what `read` returns for its name, stored as `dtype` says. One tensor at a time is in memory in
+/// f32. Maps that are in blocks already stay.
 ///
 /// # Errors
 /// A tensor that is missing, has another shape, or is not finite.
-pub fn load(model: CausalLm, mut read: impl FnMut(&str) -> Result<Option<HostTensor>, WeightsError>) -> Result<CausalLm, LoadError> {
-    fill(model, false, &mut |name| read(name)?.map(Some).ok_or_else(|| LoadError::Missing(name.into())))
+pub fn load(
+    mut model: CausalLm,
+    dtype: BaseDtype,
+    mut read: impl FnMut(&str) -> Result<Option<HostTensor>, WeightsError>,
+) -> Result<CausalLm, LoadError> {
+    let mut need = |name: &str| -> Result<HostTensor, LoadError> { read(name)?.ok_or_else(|| LoadError::Missing(name.into())) };
+    if let Some(encode) = dtype.encoder() {
+        for (name, linear) in model.linears_mut() {
+            let (name, shape, device) = (format!("{name}.weight"), linear.weight.dims(), linear.weight.device());
+            linear.weight = Weight::Blocks(encode(&checked(&name, need(&name)?, &shape)?, shape, &device));
+        }
+    }
+    fill(model, Some(dtype), &mut |name| need(name).map(Some))
 }
 
-/// Whether bf16 holds all of these exactly, as it does those of a checkpoint in bf16: kept so, they take half the memory, and products of them
-/// have the same bits.
-fn fits_bf16(values: &[f32]) -> bool {
-    values.par_iter().all(|v| v.to_bits() & 0xffff == 0)
+/// The values of a tensor that has the shape it should have, and numbers in it.
+pub(crate) fn checked(name: &str, (shape, values): HostTensor, expected: &[usize]) -> Result<Vec<f32>, LoadError> {
+    if shape != expected {
+        return Err(LoadError::Shape { name: name.into(), found: shape, expected: expected.into() });
+    }
+    if values.iter().all(|v| v.is_finite()) { Ok(values) } else { Err(LoadError::NotFinite(name.into())) }
 }
 
 /// Replaces the parameters, those of adapters too, for which `read` returns something; returns their names too.
@@ -78,7 +96,7 @@ fn fits_bf16(values: &[f32]) -> bool {
 /// A tensor of another shape, or that is not finite.
 pub fn replace(model: CausalLm, mut read: impl FnMut(&str) -> Option<HostTensor>) -> Result<(CausalLm, Vec<String>), LoadError> {
     let mut used = Vec::new();
-    let model = fill(model, true, &mut |name| {
+    let model = fill(model, None, &mut |name| {
         let tensor = read(name);
         used.extend(tensor.is_some().then(|| name.to_owned()));
         Ok(tensor)
@@ -88,44 +106,39 @@ pub fn replace(model: CausalLm, mut read: impl FnMut(&str) -> Option<HostTensor>
 
 type Read<'a> = &'a mut dyn FnMut(&str) -> Result<Option<HostTensor>, LoadError>;
 
-fn fill(model: CausalLm, adapters: bool, read: Read<'_>) -> Result<CausalLm, LoadError> {
+/// `dtype` is that of a base, whose adapters are passed over; without one everything is f32.
+fn fill(model: CausalLm, dtype: Option<BaseDtype>, read: Read<'_>) -> Result<CausalLm, LoadError> {
     struct Fill<'a> {
         path: Path,
-        adapters: bool,
+        dtype: Option<BaseDtype>,
         read: Read<'a>,
         error: Option<LoadError>,
     }
     impl Fill<'_> {
-        fn values(&mut self, name: &str, expected: &[usize]) -> Result<Option<Vec<f32>>, LoadError> {
-            let Some((shape, values)) = (self.read)(name)? else { return Ok(None) };
-            if shape != expected {
-                return Err(LoadError::Shape { name: name.into(), found: shape, expected: expected.into() });
-            }
-            if !values.iter().all(|v| v.is_finite()) {
-                return Err(LoadError::NotFinite(name.into()));
-            }
-            Ok(Some(values))
+        fn tensor<const D: usize>(&mut self, name: &str, param: &Param<Tensor<D>>) -> Result<Option<Tensor<D>>, LoadError> {
+            let (shape, device) = (param.lazy_shape().dims::<D>(), param.lazy_device());
+            let Some(tensor) = (self.read)(name)? else { return Ok(None) };
+            let values = checked(name, tensor, &shape)?;
+            let tensor = self.dtype.unwrap_or(BaseDtype::F32).tensor(values, shape, &device);
+            tensor.map(Some).map_err(|_| LoadError::Range(name.into()))
         }
     }
     impl ModuleMapper for Fill<'_> {
-        fn enter_module(&mut self, name: &str, _: &str) {
-            self.path.enter(name);
+        fn enter_module(&mut self, name: &str, container: &str) {
+            self.path.enter(name, container);
         }
         fn exit_module(&mut self, _: &str, _: &str) {
             self.path.leave();
         }
         fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-            let (name, shape) = (self.path.join(), param.lazy_shape().to_vec());
-            if self.error.is_some() || (name.contains(".lora.") && !self.adapters) {
+            let name = self.path.join();
+            if self.error.is_some() || (name.contains(".lora.") && self.dtype.is_some()) {
                 return param;
             }
-            match self.values(&name, &shape) {
-                Ok(Some(values)) => {
-                    let (id, device) = (param.id, param.lazy_device());
-                    // A base that is loaded is frozen.
-                    let narrow = !self.adapters && D == 2 && reads_bf16(&device) && fits_bf16(&values);
-                    let new = Tensor::<D>::from_data(TensorData::new(values, shape), &device);
-                    param.transform_for_load(if narrow { new.cast(DType::BF16) } else { new }, id)
+            match self.tensor(&name, &param) {
+                Ok(Some(tensor)) => {
+                    let id = param.id;
+                    param.transform_for_load(tensor, id)
                 }
                 Ok(None) => param,
                 Err(error) => {
@@ -135,7 +148,7 @@ fn fill(model: CausalLm, adapters: bool, read: Read<'_>) -> Result<CausalLm, Loa
             }
         }
     }
-    let mut fill = Fill { path: Path::default(), adapters, read, error: None };
+    let mut fill = Fill { path: Path::default(), dtype, read, error: None };
     let model = model.map(&mut fill);
     match fill.error {
         Some(error) => Err(error),

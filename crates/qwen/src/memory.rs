@@ -15,6 +15,7 @@ use crate::checkpointing::Checkpointing;
 use crate::config::{Method, SftConfig};
 use crate::loss::CHUNK;
 use crate::model::ModelConfig;
+use crate::storage::BaseDtype;
 use bellows_learner::OptimizerKind;
 
 /// Bytes of a value that is computed with.
@@ -42,6 +43,17 @@ pub enum Storage {
 }
 
 impl Storage {
+    /// What `base_dtype` says of it; `None` where that follows from the file.
+    pub fn asked(dtype: BaseDtype) -> Option<Self> {
+        match dtype {
+            BaseDtype::Auto | BaseDtype::Gguf => None,
+            BaseDtype::F32 => Some(Self::F32),
+            BaseDtype::Bf16 | BaseDtype::F16 => Some(Self::Half),
+            BaseDtype::Int8 => Some(Self::Int8),
+            BaseDtype::Nf4 => Some(Self::Nf4),
+        }
+    }
+
     /// Bytes of a matrix `[rows, columns]`.
     pub fn bytes(self, [rows, columns]: [usize; 2]) -> f64 {
         let n = rows as f64 * columns as f64;

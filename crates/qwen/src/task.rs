@@ -1,5 +1,6 @@
 //! Supervised fine-tuning as the Learner sees it: batches of encoded chats, the sum of their tokens' losses, perplexity.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use bellows_chat::plan;
@@ -17,7 +18,9 @@ use crate::examples::Examples;
 use crate::gradients::{Options, TrainBatch, gradients};
 use crate::model::pass::{Draws, Pass};
 use crate::model::{CausalLm, ModelConfig};
+use crate::overflow::first_not_finite;
 use crate::pairs::PairBatch;
+use crate::precision::{RunPrecision, rounded};
 use crate::preference::PairLoss;
 use crate::unchanged::{AFTER, Adapters};
 use crate::weights::Unread;
@@ -68,6 +71,8 @@ pub struct SftTask {
     pub pad: u32,
     /// The adapters before the first update.
     beginning: Adapters,
+    /// The bits of what the Learner scales the loss by, an f64.
+    scale: AtomicU64,
     plan: Mutex<Option<Arc<Epoch>>>,
 }
 
@@ -81,7 +86,17 @@ impl SftTask {
         valid: impl Into<Examples>,
         pad: u32,
     ) -> Self {
-        Self { config, lora, model, train: train.into(), valid: valid.into(), pad, beginning: Adapters::default(), plan: Mutex::new(None) }
+        Self {
+            config,
+            lora,
+            model,
+            train: train.into(),
+            valid: valid.into(),
+            pad,
+            beginning: Adapters::default(),
+            scale: AtomicU64::new(1f64.to_bits()),
+            plan: Mutex::new(None),
+        }
     }
 
     /// The same, which knows the adapters before the first update and warns of those that do not learn.
@@ -118,6 +133,21 @@ impl SftTask {
                 epoch
             }
         }
+    }
+
+    /// What gradients through f16 are multiplied by: the loss scale of the mean of so many tokens (or pairs), as PyTorch's users scale it. None in
+    /// other precisions.
+    fn scale(&self, count: usize) -> Option<f64> {
+        let scale = f64::from_bits(self.scale.load(Ordering::Relaxed));
+        self.config.precision.is_f16().then(|| scale / count.max(1) as f64)
+    }
+
+    /// Gradients of the loss itself, in the order of the layout.
+    fn unscaled(&self, grads: Vec<Option<Tensor<1>>>, scale: Option<f64>) -> Vec<Option<Tensor<1>>> {
+        let Some(scale) = scale else { return grads };
+        let pure = self.config.precision == RunPrecision::Fp16Pure;
+        let one = |grad: Tensor<1>| if pure { rounded(grad) } else { grad }.div_scalar(scale);
+        grads.into_iter().map(|grad| grad.map(one)).collect()
     }
 
     /// Whether there is a weight decay, and parameters that it is not for.
@@ -314,6 +344,15 @@ impl Task for SftTask {
         }
     }
 
+    fn scale_loss(&self, scale: f64) {
+        self.scale.store(scale.to_bits(), Ordering::Relaxed);
+    }
+
+    fn first_not_finite(&self, model: &CausalLm, batch: &SftBatch, _: Draw, device: &Device) -> Option<String> {
+        let data = upload(&batch.batch, &self.model, self.config.precision(), &device.clone().without_autodiff());
+        first_not_finite(model, &data, self.scale(batch.batch.targets()))
+    }
+
     fn less_memory(&self) -> String {
         let further = match (self.config.gradient_checkpointing, self.config.method) {
             (Checkpointing::ALL, Method::Full) => "--method lora",
@@ -359,21 +398,26 @@ impl Task for SftTask {
         let device = device.clone().without_autodiff();
         // The parts of a micro-batch draw for themselves.
         let draws = Draws { seed: draw.seed, epoch: draw.epoch as u64, batch: batch.first << 32 | batch.position };
-        let options = Options { checkpointing: self.config.gradient_checkpointing, sync: self.config.sync_launches };
+        let counted = if self.config.objective.is_of_pairs() { batch.examples } else { batch.batch.targets() };
+        let scale = self.scale(counted);
+        let options = Options { checkpointing: self.config.gradient_checkpointing, sync: self.config.sync_launches, scale };
         if let Some(loss) = self.config.pair_loss() {
             let mut pairs = PairBatch::new(&batch.batch, loss.objective, &self.model, self.config.precision(), &device);
             let reference = pairs.reference(&model.valid(), &loss);
             pairs.data.noise = self.noise([batch.batch.rows, batch.batch.seq], &draws, &device);
             pairs.data.pass = pairs.data.pass.with_draws(draws);
             let (loss, grads, sums) = pairs.gradients(model, &loss, reference.as_deref(), options, watch);
-            return (of_pairs((loss, sums), batch), layout.arrange(model, grads));
+            return (of_pairs((loss, sums), batch), self.unscaled(layout.arrange(model, grads), scale));
         }
         let mut data = upload(&batch.batch, &self.model, self.config.precision(), &device);
         data.noise = self.noise([batch.batch.rows, batch.batch.seq], &draws, &device);
         data.pass = data.pass.with_draws(draws);
         let (loss, grads) = gradients(model, &data, options, watch);
         let count = batch.batch.targets();
-        (StepOutput { items: loss.clone().div_scalar(count.max(1) as f64), loss, count, output: () }, layout.arrange(model, grads))
+        (
+            StepOutput { items: loss.clone().div_scalar(count.max(1) as f64), loss, count, output: () },
+            self.unscaled(layout.arrange(model, grads), scale),
+        )
     }
 
     fn judges(&self) -> bool {

@@ -9,7 +9,6 @@ use bellows_runs::{RunDir, RunDirError};
 use bellows_settings::SettingsError;
 use bellows_weights::{DType, Tensors};
 use burn::data::dataset::InMemDataset;
-use burn::module::Module;
 use burn::tensor::Device;
 use serde_json::Value;
 
@@ -24,7 +23,10 @@ use crate::export::{ExportError, write_transformers};
 use crate::load;
 use crate::model::{CausalLm, ModelConfig};
 use crate::peft::{self, PeftError};
+use crate::precision::{RunPrecision, in_f16};
+use crate::storage::BaseDtype;
 use crate::task::SftTask;
+use crate::weights::visit_all;
 
 /// Why fine-tuning could not start or end.
 #[derive(Debug, thiserror::Error)]
@@ -140,6 +142,10 @@ impl Finetune {
             tokenizer.set_eos(&end).map_err(ChatError::from)?;
         }
         let mut header = vec![model_line(&model, &shape)];
+        if config.base_dtype.rounds() {
+            let into = "adapters are trained beside it, and merged into the values of the file";
+            header.push(format!("the base is stored in {}: {into}", config.base_dtype));
+        }
         header.extend(data.summary(config.objective));
         let base = norms(&model);
         let (lora, adapter) = settle_adapter(&mut config)?;
@@ -156,8 +162,10 @@ impl Finetune {
             }
             (Method::Lora, Some((dir, tensors))) => peft::attach(model, &lora, tensors, &dir)?,
         };
+        let trains = |name: &str| config.method == Method::Full || lora.trains(name);
+        let model = if config.precision == RunPrecision::Fp16Pure { in_f16(model, trains) } else { model };
         let all = count(&model, |_| true);
-        let trained = count(&model, |name| config.method == Method::Full || lora.trains(name));
+        let trained = count(&model, trains);
         header.push(format!("{trained} of {all} parameters are trained ({:.3} %)", 100.0 * trained as f64 / all as f64));
         let pad = tokenizer.pad().or(tokenizer.eos()).unwrap_or(0);
         let (examples, validated) = (data.train.len() / config.objective.sequences(), !data.valid.is_empty());
@@ -246,7 +254,7 @@ impl Finetune {
                     let Some(tensor) = tensors.get(name) else { return Ok(None) };
                     Ok(Some((tensor.shape.clone(), tensor.to_f32()?)))
                 };
-                let loaded = load::load(self.model(), value);
+                let loaded = load::load(self.model(), BaseDtype::Auto, value);
                 loaded.map_err(|source| BaseError::Load { path: file.clone(), source }.into())
             }
         }
@@ -309,11 +317,9 @@ fn settle_adapter(config: &mut SftConfig) -> Result<(LoraConfig, Option<(PathBuf
 }
 
 fn count(model: &CausalLm, which: impl Fn(&str) -> bool) -> usize {
-    let layout = bellows_learner::Layout::of(&model.clone().valid(), |name| match which(name) {
-        true => bellows_learner::Role::Kept,
-        false => bellows_learner::Role::Fixed,
-    });
-    layout.entries.iter().map(bellows_learner::Entry::numel).sum()
+    let mut count = 0;
+    visit_all(model, &mut |name, shape, _| count += if which(name) { shape.iter().product() } else { 0 });
+    count
 }
 
 fn model_line(model: &CausalLm, c: &ModelConfig) -> String {

@@ -5,6 +5,7 @@ use burn::tensor::Tensor;
 
 use crate::load::Path;
 use crate::model::CausalLm;
+use crate::model::weight::Weight;
 
 /// The model with its adapters added to its weights, in f32, and without them.
 pub fn merge(mut model: CausalLm) -> CausalLm {
@@ -32,7 +33,7 @@ pub struct Unread {
 /// What is called with the name and shape of a parameter, and a way to read its values.
 pub type Each<'a> = &'a mut dyn FnMut(&str, &[usize], &dyn Fn() -> Result<Vec<f32>, Unread>);
 
-/// Visits every parameter in the order of the layers, those of adapters left out.
+/// Visits every parameter in the order of the layers, those of adapters left out; then the maps in blocks, which no parameter holds.
 pub fn visit(model: &CausalLm, each: Each<'_>) {
     visit_all(model, &mut |name, shape, read| {
         if !name.contains(".lora.") {
@@ -48,20 +49,26 @@ pub(crate) fn visit_all(model: &CausalLm, each: Each<'_>) {
         each: Each<'a>,
     }
     impl ModuleVisitor for Visit<'_> {
-        fn enter_module(&mut self, name: &str, _: &str) {
-            self.path.enter(name);
+        fn enter_module(&mut self, name: &str, container: &str) {
+            self.path.enter(name, container);
         }
         fn exit_module(&mut self, _: &str, _: &str) {
             self.path.leave();
         }
         fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
             let name = self.path.join();
-            let read = || {
-                let values = param.val().into_data().try_into_vec_as::<f32>();
-                values.map_err(|e| Unread { name: name.clone(), reason: e.to_string() })
-            };
-            (self.each)(&name, &param.lazy_shape().to_vec(), &read);
+            (self.each)(&name, &param.lazy_shape().to_vec(), &|| host(&name, param.val()));
         }
     }
-    model.visit(&mut Visit { path: Path::default(), each });
+    model.visit(&mut Visit { path: Path::default(), each: &mut *each });
+    for (name, linear) in model.linears() {
+        if let Weight::Blocks(blocks) = &linear.weight {
+            let name = format!("{name}.weight");
+            each(&name, &blocks.dims(), &|| host(&name, linear.weight.val()));
+        }
+    }
+}
+
+fn host<const D: usize>(name: &str, values: Tensor<D>) -> Result<Vec<f32>, Unread> {
+    values.into_data().try_into_vec_as::<f32>().map_err(|e| Unread { name: name.into(), reason: e.to_string() })
 }

@@ -15,6 +15,7 @@ use bellows_qwen::load::load;
 use bellows_qwen::model::pass::Pass;
 use bellows_qwen::model::{CausalLm, ModelConfig};
 use bellows_qwen::peft;
+use bellows_qwen::storage::BaseDtype;
 use bellows_weights::{Tensors, read};
 use burn::module::Module;
 use burn::tensor::wgpu::WgpuBackend;
@@ -69,7 +70,7 @@ impl Case {
         let config = ModelConfig::from_json(&std::fs::read_to_string(dir.join("model/config.json")).unwrap()).unwrap();
         let weights = read(&dir.join("model/model.safetensors")).unwrap().tensors;
         let value = |name: &str| weights.get(name).map(|t| (t.shape.clone(), t.to_f32().unwrap()));
-        let base = load(CausalLm::new(&config, &device), |name| Ok(value(name))).unwrap();
+        let base = load(CausalLm::new(&config, &device), BaseDtype::Auto, |name| Ok(value(name))).unwrap();
         let path = dir.join("adapter/adapter_config.json");
         let adapter = peft::read_config(&path).unwrap();
         let tensors = read(&dir.join("adapter/adapter_model.safetensors")).unwrap().tensors;
@@ -146,7 +147,7 @@ fn loss_and_adapter_gradients() {
         let layout = Layout::of(&model, |name| if name.contains(".lora.") { Role::Trained(0) } else { Role::Fixed });
         let mut of_both = Vec::new();
         for checkpointing in [Checkpointing::OFF, Checkpointing::ALL] {
-            let (loss, grads) = gradients(&model, &batch, Options { checkpointing, sync: false }, &mut Stopwatch::start(None));
+            let (loss, grads) = gradients(&model, &batch, Options { checkpointing, ..Options::default() }, &mut Stopwatch::start(None));
             let loss = host(loss)[0] / n as f32;
             let theirs = golden["loss"].to_f32().unwrap()[0];
             assert!((loss - theirs).abs() / theirs < 1e-5, "{name}: loss {loss} for {theirs}");
@@ -174,7 +175,7 @@ fn ten_steps_of_adamw() {
         let mut moments = vec![(None, None); layout.entries.len()];
         let theirs = golden["loss"].to_f32().unwrap();
         for (i, theirs) in theirs.iter().enumerate() {
-            let options = Options { checkpointing: Checkpointing::ALL, sync: false };
+            let options = Options { checkpointing: Checkpointing::ALL, ..Options::default() };
             let (loss, grads) = gradients(&model, &batch, options, &mut Stopwatch::start(None));
             let loss = host(loss)[0] / n as f32;
             assert!((loss - theirs).abs() / theirs < 1e-4, "{name}: step {i}: loss {loss} for {theirs}");

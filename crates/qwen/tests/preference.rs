@@ -94,7 +94,7 @@ fn losses_and_adapter_gradients_are_those_of_pytorch() {
         assert!((judged[0] / wanted - 1.0).abs() < 1e-5, "{name}: {judged:?} for {wanted}");
         for checkpointing in [Checkpointing::OFF, Checkpointing::ALL] {
             let reference = pairs.reference(&model, &loss);
-            let options = Options { checkpointing, sync: false };
+            let options = Options { checkpointing, ..Options::default() };
             let (value, grads, sums) = pairs.gradients(&trained, &loss, reference.as_deref(), options, &mut Stopwatch::start(None));
             assert!((f64::from(host(value)[0]) / wanted - 1.0).abs() < 1e-5 && (sums[0] - judged[0]).abs() < 1e-6);
             let mut none = 0;

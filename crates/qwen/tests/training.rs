@@ -15,8 +15,10 @@ use bellows_qwen::load::{load, replace};
 use bellows_qwen::model::layers::Linear;
 use bellows_qwen::model::lora::{Lora, LoraSpec};
 use bellows_qwen::model::pass::{Draws, Pass};
+use bellows_qwen::model::weight::Weight;
 use bellows_qwen::model::{CausalLm, ModelConfig};
 use bellows_qwen::peft;
+use bellows_qwen::storage::BaseDtype;
 use bellows_qwen::task::SftTask;
 use bellows_weights::{Tensor as FileTensor, read};
 use burn::data::dataset::InMemDataset;
@@ -250,7 +252,8 @@ fn dropout_keeps_its_share_and_scales_it_up() {
     let (device, n, width) = (Device::flex(), 64, 128);
     let spec = LoraSpec { rank: width, scaling: 1.0, dropout: 0.25, dora: false, stream: 3 };
     let branch = Lora::from_tensors(spec, Tensor::eye(width, &device), Tensor::eye(width, &device), None);
-    let linear = Linear { weight: Param::from_tensor(Tensor::zeros([width, width], &device)), bias: None, lora: Some(branch) };
+    let linear =
+        Linear { weight: Weight::Dense(Param::from_tensor(Tensor::zeros([width, width], &device))), bias: None, lora: Some(branch) };
     let mask = |draws: Option<Draws>| {
         let pass = Pass::new([1, n], &vec![0; n], &vec![0; n], &shape(), &device);
         let pass = draws.map_or(pass.clone(), |draws| pass.with_draws(draws));
@@ -372,7 +375,7 @@ fn checkpoint(dir: &Path) -> (CausalLm, ModelConfig) {
     let config = ModelConfig::from_json(&std::fs::read_to_string(dir.join("config.json")).unwrap()).unwrap();
     let weights = read(&dir.join("model.safetensors")).unwrap().tensors;
     let value = |name: &str| weights.get(name).map(|t| (t.shape.clone(), t.to_f32().unwrap()));
-    (load(CausalLm::new(&config, &Device::flex()), |name| Ok(value(name))).unwrap(), config)
+    (load(CausalLm::new(&config, &Device::flex()), BaseDtype::Auto, |name| Ok(value(name))).unwrap(), config)
 }
 
 /// The golden batch as examples, without its padding.

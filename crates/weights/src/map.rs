@@ -1,9 +1,12 @@
 //! A file seen as memory, so that a tensor is read from disk when it is asked for and never twice.
 
 use std::fs::File;
+use std::ops::Range;
 use std::path::Path;
 
 use memmap2::Mmap;
+#[cfg(unix)]
+use memmap2::UncheckedAdvice;
 
 use crate::error::Fault;
 
@@ -23,3 +26,15 @@ pub(crate) fn map(path: &Path) -> Result<Mmap, Fault> {
 fn map_file(file: &File) -> Result<Mmap, Fault> {
     Ok(unsafe { Mmap::map(file)? })
 }
+
+/// Gives a part's pages back to the system, so that a model that was read tensor by tensor does not stay in memory beside what was made of it.
+/// They are the file's: whoever asks for them again has them read again.
+#[cfg(unix)]
+#[expect(unsafe_code, reason = "unchecked because other kinds of maps would lose what was written to them; nothing is written to this one")]
+pub(crate) fn give_back(map: &Mmap, part: &Range<usize>) {
+    // A page that stays costs memory and nothing else.
+    let _ = unsafe { map.unchecked_advise_range(UncheckedAdvice::DontNeed, part.start, part.len()) };
+}
+
+#[cfg(not(unix))]
+pub(crate) fn give_back(_: &Mmap, _: &Range<usize>) {}

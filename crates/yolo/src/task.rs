@@ -6,9 +6,9 @@ use std::time::Instant;
 
 use bellows_learner::{Draw, EvalContext, Evaluation, Group, Role, RunFile, StepOutput, Task, TaskError, Unreadable};
 use burn::data::dataset::Dataset;
-use burn::tensor::{Device, FloatDType};
 use burn::tensor::module::interpolate;
 use burn::tensor::ops::{InterpolateMode, InterpolateOptions};
+use burn::tensor::{Device, FloatDType};
 
 use crate::config::TrainConfig;
 use crate::data::batch::{collate, multi_scale, readable};

@@ -209,7 +209,11 @@ fn random_objects_on_vulkan() {
             child.args(["random_objects_on_vulkan", "--exact", "--nocapture"]).env("BELLOWS_PARITY_CHILD", "1").env("VK_DRIVER_FILES", icd);
             let output = child.output().unwrap();
             let text = String::from_utf8_lossy(&output.stdout);
-            assert!(output.status.success() && text.contains("1 passed"), "{variable}: {text}\n{}", String::from_utf8_lossy(&output.stderr));
+            assert!(
+                output.status.success() && text.contains("1 passed"),
+                "{variable}: {text}\n{}",
+                String::from_utf8_lossy(&output.stderr)
+            );
         }
         return;
     }
@@ -224,7 +228,10 @@ fn random_objects_on_vulkan() {
     assert_eq!(["conv", "matmul", "gemm"].map(theirs), [None; 3]);
 
     let scratch = tempfile::tempdir().unwrap();
-    let step = Benchmark { scale: Scale::N, batch: 2, imgsz: 64, steps: 1, boxes: 3, half: false }.count(&device, scratch.path()).unwrap().launches;
+    let step = Benchmark { scale: Scale::N, batch: 2, imgsz: 64, steps: 1, boxes: 3, half: false }
+        .count(&device, scratch.path())
+        .unwrap()
+        .launches;
     let count: usize = step.values().sum();
     println!("{count} launches to a step: {step:#?}");
     // Of them 44 fill arenas here, where a launch takes six tensors at a time. It was some 3,400.

@@ -36,7 +36,11 @@ impl Part {
     fn all<B: Backend>(q: &FloatTensor<B>, k: &FloatTensor<B>, most: usize) -> Vec<Self> {
         let ([b, h, s, _], [_, _, t, _]) = (q.shape().dims(), k.shape().dims());
         let height = (most / (b * h * t).max(1)).clamp(1, s.max(1));
-        (0..s).step_by(height).map(|start| (start, s.min(start + height))).map(|(start, end)| Self { rows: start..end, keys: t - s + end }).collect()
+        (0..s)
+            .step_by(height)
+            .map(|start| (start, s.min(start + height)))
+            .map(|(start, end)| Self { rows: start..end, keys: t - s + end })
+            .collect()
     }
 
     fn is_all(&self, of: usize) -> bool {

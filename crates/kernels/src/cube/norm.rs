@@ -88,7 +88,13 @@ fn steps(of: &Pixels) -> StepsLaunch {
 }
 
 /// [`KernelOps::norm_act`](crate::ops::KernelOps::norm_act) of what [`covers`](super::launch::covers) allows.
-pub(super) fn norm_act(x: CubeTensor, gamma: CubeTensor, beta: CubeTensor, running: [CubeTensor; 2], step: NormStep) -> NormOutput<CubeBackend> {
+pub(super) fn norm_act(
+    x: CubeTensor,
+    gamma: CubeTensor,
+    beta: CubeTensor,
+    running: [CubeTensor; 2],
+    step: NormStep,
+) -> NormOutput<CubeBackend> {
     let [gamma, beta] = [gamma, beta].map(into_contiguous);
     let [old_mean, old_variance] = running.map(into_contiguous);
     let x = Pixels::new(x, 1);
@@ -96,7 +102,15 @@ pub(super) fn norm_act(x: CubeTensor, gamma: CubeTensor, beta: CubeTensor, runni
     // And of each channel the value that the sums are around.
     let parts = empty(&x.tensor, [2 * plan.parts() + 1, plan.channels], DType::F32);
     let threads = plan.parts() * plan.channels;
-    launch!(norm_moments_kernel, threads, [x.tensor, parts], plan.extent(), steps(&x), plan.channels_last, dtype_to_storage_type(x.tensor.dtype));
+    launch!(
+        norm_moments_kernel,
+        threads,
+        [x.tensor, parts],
+        plan.extent(),
+        steps(&x),
+        plan.channels_last,
+        dtype_to_storage_type(x.tensor.dtype)
+    );
     let [mean, variance, running_mean, running_variance] = [(); 4].map(|()| empty(&x.tensor, [plan.channels], DType::F32));
     launch!(
         norm_statistics_kernel,
@@ -149,7 +163,14 @@ pub(super) fn norm_act_backward(
     );
     let [dgamma, dbeta] = [(); 2].map(|()| empty(&x.tensor, [plan.channels], DType::F32));
     let factors = empty(&x.tensor, [3, plan.channels], DType::F32);
-    launch!(norm_gradient_sums_kernel, plan.channels, [parts, variance, gamma, dgamma, dbeta, factors], plan.extent(), epsilon as f32, true_gradients(dy.tensor.dtype));
+    launch!(
+        norm_gradient_sums_kernel,
+        plan.channels,
+        [parts, variance, gamma, dgamma, dbeta, factors],
+        plan.extent(),
+        epsilon as f32,
+        true_gradients(dy.tensor.dtype)
+    );
     let dx = plan.like(&x);
     launch!(
         norm_input_gradient_kernel,

@@ -105,7 +105,13 @@ fn add_up<E: Float>(
             #[unroll]
             for i in 0..AHEAD {
                 let p = (pixel + i * extent.inner) as usize;
-                add_term(f32::cast_from(x[x_at + p * x_steps.pixel]), f32::cast_from(dy[dy_at + p * dy_steps.pixel]), channel, &mut sums, pass);
+                add_term(
+                    f32::cast_from(x[x_at + p * x_steps.pixel]),
+                    f32::cast_from(dy[dy_at + p * dy_steps.pixel]),
+                    channel,
+                    &mut sums,
+                    pass,
+                );
             }
             pixel += AHEAD * extent.inner;
         }

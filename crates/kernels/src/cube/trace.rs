@@ -87,7 +87,10 @@ impl Counted {
 
     /// What this does more than `less`: of two steps and one, a step.
     pub fn more_than(self, less: &Self) -> Self {
-        let launches = self.launches.into_iter().map(|(kernel, count)| (kernel, count.saturating_sub(less.launches.get(kernel).copied().unwrap_or(0))));
+        let launches = self
+            .launches
+            .into_iter()
+            .map(|(kernel, count)| (kernel, count.saturating_sub(less.launches.get(kernel).copied().unwrap_or(0))));
         let work = self.work.into_iter().map(|(kernel, done)| {
             let before = less.work.get(kernel).copied().unwrap_or_default();
             let done = Done {

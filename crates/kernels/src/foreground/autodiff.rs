@@ -33,7 +33,11 @@ impl<B: ForegroundOps> Backward<B, 1> for DetectionTerms {
 }
 
 impl<B: ForegroundOps, C: CheckpointStrategy> ForegroundOps for Autodiff<B, C> {
-    fn foreground_terms(x: FloatTensor<Self>, background: FloatTensor<Self>, foreground: Foreground) -> (FloatTensor<Self>, FloatTensor<Self>) {
+    fn foreground_terms(
+        x: FloatTensor<Self>,
+        background: FloatTensor<Self>,
+        foreground: Foreground,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
         let (terms, slopes) = B::foreground_terms(x.into_primitive(), background.into_primitive(), foreground);
         (Self::from_inner(terms), Self::from_inner(slopes))
     }

@@ -204,8 +204,7 @@ fn spread_kernel(
 /// The positives on x's device, one that is not read if there are none: numbers `[M, 7]` and places `[M, 3]`.
 fn upload(x: &CubeTensor, foreground: &Foreground) -> (CubeTensor, CubeTensor) {
     let all = &foreground.positives;
-    let mut numbers: Vec<f32> =
-        all.iter().flat_map(|p| [&p.centre[..], &p.target, &[p.weight]].concat()).collect();
+    let mut numbers: Vec<f32> = all.iter().flat_map(|p| [&p.centre[..], &p.target, &[p.weight]].concat()).collect();
     let mut places: Vec<i32> = all.iter().flat_map(|p| [p.image, p.anchor, p.class].map(|n| n as i32)).collect();
     numbers.resize(all.len().max(1) * NUMBERS, 0.0);
     places.resize(all.len().max(1) * 3, 0);

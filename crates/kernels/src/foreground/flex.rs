@@ -30,7 +30,13 @@ fn positive(l: &Positive, x: &[f32], shape: [usize; 3], [of_box, of_sides]: [&mu
         let (lower, upper) = (lower_bin(distance) as usize, upper_share(distance));
         let scale = gains[2] * l.weight / 4.0;
         for (k, (slope, p)) in of_sides[side * BINS..].iter_mut().zip(&*p).enumerate() {
-            let spike = if k == lower { 1.0 - upper } else if k == lower + 1 { upper } else { 0.0 };
+            let spike = if k == lower {
+                1.0 - upper
+            } else if k == lower + 1 {
+                upper
+            } else {
+                0.0
+            };
             *slope = scale * (p - spike);
         }
         entropy += sum.ln() + most - (1.0 - upper) * logit(lower) - upper * logit(lower + 1);

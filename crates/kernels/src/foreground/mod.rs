@@ -65,7 +65,11 @@ pub fn ciou(a: [f32; 4], b: [f32; 4]) -> f32 {
 pub trait ForegroundOps: Backend + LogitOps {
     /// Terms `[3]` and, without gradient, slopes `[2, M, 64]` of the box and of the distribution term for each positive's side logits.
     /// `background [1]` is the softplus sum of all class logits.
-    fn foreground_terms(x: FloatTensor<Self>, background: FloatTensor<Self>, foreground: Foreground) -> (FloatTensor<Self>, FloatTensor<Self>);
+    fn foreground_terms(
+        x: FloatTensor<Self>,
+        background: FloatTensor<Self>,
+        foreground: Foreground,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>);
 
     /// `grad [B, C, A]` plus the gradient of the terms at the foreground, from their slopes and dy `[3]`.
     fn foreground_grad(

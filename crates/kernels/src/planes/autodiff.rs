@@ -4,8 +4,8 @@
 use std::fmt::{self, Debug, Formatter};
 use std::marker::PhantomData;
 
-use burn::backend::{DType, Scalar, TensorMetadata};
 use burn::backend::tensor::FloatTensor;
+use burn::backend::{DType, Scalar, TensorMetadata};
 use burn_autodiff::checkpoint::base::Checkpointer;
 use burn_autodiff::checkpoint::retro_forward::RetroForward;
 use burn_autodiff::checkpoint::state::BackwardStates;
@@ -145,9 +145,7 @@ impl<B: PlaneOps> Backward<B, 1> for Widen {
 
     fn backward(self, ops: Ops<DType, 1>, grads: &mut Gradients, _: &mut Checkpointer) {
         let dtype = ops.state;
-        unary!(B, ops, grads, |dy| {
-            B::float_cast(B::float_mul_scalar(dy, Scalar::Float(HALF_GRADIENTS.into())), dtype.into())
-        });
+        unary!(B, ops, grads, |dy| { B::float_cast(B::float_mul_scalar(dy, Scalar::Float(HALF_GRADIENTS.into())), dtype.into()) });
     }
 }
 

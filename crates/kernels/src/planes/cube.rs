@@ -12,8 +12,8 @@ use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 
 use super::cube_kernels::{
-    PlaneLaunch, RunsLaunch, add_runs_kernel, double_grad_kernel, double_kernel, extract_kernel, first_maximum_kernel, max_pool_grad_kernel,
-    max_pool_kernel, pad_kernel,
+    PlaneLaunch, RunsLaunch, add_runs_kernel, double_grad_kernel, double_kernel, extract_kernel, first_maximum_kernel,
+    max_pool_grad_kernel, max_pool_kernel, pad_kernel,
 };
 use super::{Parts, PlaneOps, portable};
 use crate::cube::geometry::dims4;
@@ -87,9 +87,8 @@ fn same_type(parts: &[CubeTensor]) -> bool {
 
 /// Whether channels `start .. start + len` of x can be had without moving a number: memory is cut at multiples of the device's alignment.
 fn is_view(x: &CubeTensor, start: usize, len: usize) -> bool {
-    let aligned = |channels: usize| {
-        ((channels * x.meta.strides()[1] * x.dtype.size()) as u64).is_multiple_of(x.client.properties().memory.alignment)
-    };
+    let aligned =
+        |channels: usize| ((channels * x.meta.strides()[1] * x.dtype.size()) as u64).is_multiple_of(x.client.properties().memory.alignment);
     aligned(start) && aligned(x.meta.shape()[1] - start - len)
 }
 
@@ -150,7 +149,14 @@ impl PlaneOps for CubeBackend {
             // Some channels of a larger gradient, read where they are.
             let whole = Ordered { tensor: whole, dims, channels_last: false };
             let (part, sum) = (Ordered::like(x, false), whole.empty(dims));
-            launch!(add_runs_kernel, whole.len(), [part.tensor, whole.tensor, sum.tensor], part.runs(&whole, before), strides[0], kind(&part));
+            launch!(
+                add_runs_kernel,
+                whole.len(),
+                [part.tensor, whole.tensor, sum.tensor],
+                part.runs(&whole, before),
+                strides[0],
+                kind(&part)
+            );
             return sum.named();
         }
         let whole = Ordered::new(whole);

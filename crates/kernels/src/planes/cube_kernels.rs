@@ -103,7 +103,13 @@ pub(super) fn max_pool_kernel<E: Float>(x: &Tensor<E>, y: &mut Tensor<E>, plane:
 }
 
 #[cube(launch, address_type = "dynamic")]
-pub(super) fn first_maximum_kernel<E: Float>(x: &Tensor<E>, firsts: &mut Tensor<u32>, plane: &Plane, reach: usize, #[define(E)] _type: ElemType) {
+pub(super) fn first_maximum_kernel<E: Float>(
+    x: &Tensor<E>,
+    firsts: &mut Tensor<u32>,
+    plane: &Plane,
+    reach: usize,
+    #[define(E)] _type: ElemType,
+) {
     let i = ABSOLUTE_POS;
     if i >= x.len() {
         terminate!();
@@ -113,7 +119,14 @@ pub(super) fn first_maximum_kernel<E: Float>(x: &Tensor<E>, firsts: &mut Tensor<
 
 /// Each pixel is the sum of the dy of those windows that have their first maximum there.
 #[cube(launch, address_type = "dynamic")]
-pub(super) fn max_pool_grad_kernel<E: Float>(firsts: &Tensor<u32>, dy: &Tensor<E>, dx: &mut Tensor<E>, plane: &Plane, reach: usize, #[define(E)] _type: ElemType) {
+pub(super) fn max_pool_grad_kernel<E: Float>(
+    firsts: &Tensor<u32>,
+    dy: &Tensor<E>,
+    dx: &mut Tensor<E>,
+    plane: &Plane,
+    reach: usize,
+    #[define(E)] _type: ElemType,
+) {
     let i = ABSOLUTE_POS;
     if i >= dy.len() {
         terminate!();

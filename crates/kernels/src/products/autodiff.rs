@@ -1,7 +1,7 @@
 //! Gradients of the products. A gradient is computed only for a tensor that asks for one, and x is kept only if such a gradient reads it.
 
 use burn::backend::tensor::FloatTensor;
-use burn::backend::{Backend, TensorMetadata};
+use burn::backend::{AutodiffBackend, Backend, TensorMetadata};
 use burn::tensor::Shape;
 use burn_autodiff::checkpoint::base::Checkpointer;
 use burn_autodiff::checkpoint::strategy::CheckpointStrategy;
@@ -9,7 +9,7 @@ use burn_autodiff::grads::Gradients;
 use burn_autodiff::ops::{Backward, Ops, OpsKind};
 use burn_autodiff::{Autodiff, NodeId};
 
-use super::ProductOps;
+use super::{ProductOps, StoredWeight};
 use crate::cpu::Precision;
 use crate::operands::Bias;
 
@@ -19,8 +19,7 @@ struct Linear;
 
 #[derive(Clone, Debug)]
 struct LinearState {
-    /// Kept if the weight is tracked.
-    x: Option<NodeId>,
+    x: NodeId,
     /// Kept if x is tracked.
     weight: Option<NodeId>,
     precision: Precision,
@@ -33,12 +32,29 @@ impl<B: ProductOps> Backward<B, 2> for Linear {
         let dy = grads.consume::<B>(&ops.node);
         let LinearState { x, weight, precision } = ops.state;
         let [x_node, weight_node] = ops.parents;
-        if let (Some(node), Some(x)) = (weight_node, x) {
+        if let Some(node) = weight_node {
             let x = checkpointer.retrieve_node_output::<FloatTensor<B>>(x);
             grads.register::<B>(node.id, B::linear_weight_grad(x, dy.clone()));
         }
         if let (Some(node), Some(weight)) = (x_node, weight) {
             let weight = checkpointer.retrieve_node_output::<FloatTensor<B>>(weight);
+            grads.register::<B>(node.id, B::linear_data_grad(dy, StoredWeight::Dense(weight), precision));
+        }
+    }
+}
+
+/// The parent is x.
+#[derive(Debug)]
+struct Frozen;
+
+impl<B: ProductOps> Backward<B, 1> for Frozen {
+    type State = (StoredWeight<B>, Precision);
+
+    fn backward(self, ops: Ops<Self::State, 1>, grads: &mut Gradients, _: &mut Checkpointer) {
+        let dy = grads.consume::<B>(&ops.node);
+        let (weight, precision) = ops.state;
+        let [x_node] = ops.parents;
+        if let Some(node) = x_node {
             grads.register::<B>(node.id, B::linear_data_grad(dy, weight, precision));
         }
     }
@@ -54,7 +70,7 @@ struct LoraState<B: Backend> {
     x: Option<NodeId>,
     a: NodeId,
     b: NodeId,
-    weight: FloatTensor<B>,
+    weight: StoredWeight<B>,
     scaling: f64,
     precision: Precision,
 }
@@ -105,27 +121,54 @@ fn trained<B: ProductOps, C: CheckpointStrategy>(
     }
 }
 
+/// A weight off the graph.
+fn inner<B: Backend, C: CheckpointStrategy>(weight: StoredWeight<Autodiff<B, C>>) -> StoredWeight<B> {
+    match weight {
+        StoredWeight::Dense(weight) => StoredWeight::Dense(weight.into_primitive()),
+        StoredWeight::Blocks { codes, scales, form, shape } => StoredWeight::Blocks { codes, scales: scales.into_primitive(), form, shape },
+    }
+}
+
+/// The weight, if a gradient is asked for it; else what it is off the graph.
+fn tracked<B: Backend, C: CheckpointStrategy>(
+    weight: StoredWeight<Autodiff<B, C>>,
+) -> Result<FloatTensor<Autodiff<B, C>>, StoredWeight<B>> {
+    match weight {
+        StoredWeight::Dense(weight) if weight.is_tracked() => Ok(weight),
+        weight => Err(inner(weight)),
+    }
+}
+
 impl<B: ProductOps, C: CheckpointStrategy> ProductOps for Autodiff<B, C> {
-    fn linear_forward(x: FloatTensor<Self>, weight: FloatTensor<Self>, bias: Bias<Self>, precision: Precision) -> FloatTensor<Self> {
+    fn linear_forward(x: FloatTensor<Self>, weight: StoredWeight<Self>, bias: Bias<Self>, precision: Precision) -> FloatTensor<Self> {
         let bias = bias.into_option();
         let inside = constant::<B, C>(&bias);
-        let y = match Backward::<B, 2>::prepare::<C>(Linear, [x.node(), weight.node()]).compute_bound().stateful() {
-            OpsKind::Tracked(mut prep) => {
-                let state = LinearState {
-                    x: weight.is_tracked().then(|| prep.checkpoint(&x)),
-                    weight: x.is_tracked().then(|| prep.checkpoint(&weight)),
-                    precision,
-                };
-                prep.finish(state, B::linear_forward(x.into_primitive(), weight.into_primitive(), inside, precision))
+        let y = match tracked(weight) {
+            Ok(weight) => match Backward::<B, 2>::prepare::<C>(Linear, [x.node(), weight.node()]).compute_bound().stateful() {
+                OpsKind::Tracked(mut prep) => {
+                    let state = LinearState { x: prep.checkpoint(&x), weight: x.is_tracked().then(|| prep.checkpoint(&weight)), precision };
+                    let weight = StoredWeight::Dense(weight.into_primitive());
+                    prep.finish(state, B::linear_forward(x.into_primitive(), weight, inside, precision))
+                }
+                OpsKind::UnTracked(prep) => {
+                    let weight = StoredWeight::Dense(weight.into_primitive());
+                    prep.finish(B::linear_forward(x.into_primitive(), weight, inside, precision))
+                }
+            },
+            Err(weight) => {
+                let y = B::linear_forward(x.clone().into_primitive(), weight.clone(), inside, precision);
+                match Backward::<B, 1>::prepare::<C>(Frozen, [x.node()]).compute_bound().stateful() {
+                    OpsKind::Tracked(prep) => prep.finish((weight, precision), y),
+                    OpsKind::UnTracked(prep) => prep.finish(y),
+                }
             }
-            OpsKind::UnTracked(prep) => prep.finish(B::linear_forward(x.into_primitive(), weight.into_primitive(), inside, precision)),
         };
         trained::<B, C>(y, bias)
     }
 
     fn lora_linear(
         x: FloatTensor<Self>,
-        weight: FloatTensor<Self>,
+        weight: StoredWeight<Self>,
         bias: Bias<Self>,
         a: FloatTensor<Self>,
         b: FloatTensor<Self>,
@@ -134,9 +177,10 @@ impl<B: ProductOps, C: CheckpointStrategy> ProductOps for Autodiff<B, C> {
     ) -> FloatTensor<Self> {
         use super::portable;
         let bias = bias.into_option();
-        if weight.is_tracked() {
-            return portable::lora_linear::<Self>(x, weight, bias, a, b, scaling);
-        }
+        let weight = match tracked(weight) {
+            Ok(weight) => return portable::lora_linear::<Self>(x, StoredWeight::Dense(weight), bias, a, b, scaling),
+            Err(weight) => weight,
+        };
         let inside = constant::<B, C>(&bias);
         let y = match Backward::<B, 3>::prepare::<C>(LoraLinear, [x.node(), a.node(), b.node()]).compute_bound().stateful() {
             OpsKind::Tracked(mut prep) => {
@@ -144,18 +188,22 @@ impl<B: ProductOps, C: CheckpointStrategy> ProductOps for Autodiff<B, C> {
                     x: (a.is_tracked() || b.is_tracked()).then(|| prep.checkpoint(&x)),
                     a: prep.checkpoint(&a),
                     b: prep.checkpoint(&b),
-                    weight: weight.clone().into_primitive(),
+                    weight: weight.clone(),
                     scaling,
                     precision,
                 };
-                let [x, weight, a, b] = [x, weight, a, b].map(|t| t.into_primitive());
+                let [x, a, b] = [x, a, b].map(|t| t.into_primitive());
                 prep.finish(state, B::lora_linear(x, weight, inside, a, b, scaling, precision))
             }
             OpsKind::UnTracked(prep) => {
-                let [x, weight, a, b] = [x, weight, a, b].map(|t| t.into_primitive());
+                let [x, a, b] = [x, a, b].map(|t| t.into_primitive());
                 prep.finish(B::lora_linear(x, weight, inside, a, b, scaling, precision))
             }
         };
         trained::<B, C>(y, bias)
+    }
+
+    fn dense_weight(weight: StoredWeight<Self>) -> FloatTensor<Self> {
+        Self::from_inner(B::dense_weight(inner(weight)))
     }
 }

@@ -3,6 +3,7 @@
 use rayon::prelude::*;
 
 use super::operand::{Begin, Term};
+use crate::cpu::scratch;
 use crate::cpu::simd::{self, MAX_LANES, Simd, Task};
 
 /// Most rows for which a weight is not worth packing.
@@ -13,7 +14,7 @@ const COLUMNS: usize = 32;
 /// Whether there are few rows, and all factors are stored by lines and multiplied as they are.
 pub(super) fn applies(terms: &[Term<'_>], rows: usize) -> bool {
     let by_lines = |term: &Term<'_>| term.left.line(0, term.depth).is_some() && term.right.line(0, term.depth).is_some();
-    rows <= ROWS && terms.iter().all(|term| term.level.form().terms == 1 && by_lines(term))
+    rows <= ROWS && terms.iter().all(|term| !term.in_f16 && term.level.form().terms == 1 && by_lines(term))
 }
 
 /// As [`multiply`](super::multiply), of terms for which it [`applies`].
@@ -49,8 +50,11 @@ impl Task for Dots<'_, '_, '_> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         let Term { left, right, depth, .. } = *self.term;
+        let mut decoded = scratch::take(if right.is_coded() { depth } else { 0 });
         for j in 0..self.out[0].len() {
-            let Some(weight) = right.line(self.first + j, depth) else { continue };
+            let line = self.first + j;
+            let coded = right.is_coded().then(|| right.decode(0..depth, line..line + 1, &mut decoded));
+            let Some(weight) = coded.map_or_else(|| right.line(line, depth), |line| line.line(0, depth)) else { continue };
             for (i, out) in self.out.iter_mut().enumerate() {
                 let Some(x) = left.line(i, depth) else { continue };
                 // Four chains, so that the additions do not wait for each other.

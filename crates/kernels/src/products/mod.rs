@@ -1,36 +1,44 @@
 //! Products with matrices that stay as they are: the linear maps of a language model, frozen or trained, and low-rank branches beside them.
 //!
-//! A weight is read where and as it is stored (`[out, in]`, f32 or bf16), in the forward pass and in the backward pass; nothing of its size
-//! is kept beside it. The low-rank branch is more terms of the same sums, so its output is never a tensor of its own.
+//! A weight is read where and as it is stored (`[out, in]`, in f32, 16 bits or blocks of fewer), in the forward pass and in the backward pass; nothing
+//! of its size is kept beside it. The low-rank branch is more terms of the same sums, so its output is never a tensor of its own.
 
 mod autodiff;
+#[cfg(test)]
+mod blocks_tests;
 mod cube;
 mod dots;
 mod flex;
+mod int8;
 mod multiply;
+mod nf4;
 mod operand;
+mod packed;
 mod portable;
 #[cfg(test)]
 mod tests;
+mod weight;
 
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, Dispatch, backend_extension};
-use burn::tensor::{Device, Tensor};
+use burn::tensor::{DType, Device, Tensor};
 
 pub(crate) use multiply::multiply;
 pub(crate) use operand::{Begin, Operand, Stored, Term};
+pub use packed::{Coding, Form};
+pub use weight::{Blocks, StoredWeight, Weight};
 
 use crate::cpu::Precision;
 use crate::operands::Bias;
 
-/// Linear maps: x `[N, in]`, weight `[out, in]` of any float type, bias `[out]`, y and dy `[N, out]`; the low-rank branch has A `[r, in]` and
+/// Linear maps: x `[N, in]`, weight `[out, in]` of any float type or in blocks, bias `[out]`, y and dy `[N, out]`; the low-rank branch has A `[r, in]` and
 /// B `[out, r]` (Hu et al. 2021). `precision` is that of products with the weight; those of the branch are of the type of x.
 #[backend_extension(Flex, Cube, Autodiff)]
 pub trait ProductOps: Backend {
     /// `y = x Wᵀ + b`.
     fn linear_forward(
         x: FloatTensor<Self>,
-        weight: FloatTensor<Self>,
+        #[extension_type] weight: StoredWeight<Self>,
         #[extension_type] bias: Bias<Self>,
         precision: Precision,
     ) -> FloatTensor<Self> {
@@ -39,7 +47,7 @@ pub trait ProductOps: Backend {
     }
 
     /// Its gradient for x: `dy W`.
-    fn linear_data_grad(dy: FloatTensor<Self>, weight: FloatTensor<Self>, precision: Precision) -> FloatTensor<Self> {
+    fn linear_data_grad(dy: FloatTensor<Self>, #[extension_type] weight: StoredWeight<Self>, precision: Precision) -> FloatTensor<Self> {
         let _ = precision;
         portable::linear_data_grad::<Self>(dy, weight)
     }
@@ -52,7 +60,7 @@ pub trait ProductOps: Backend {
     /// `y = x Wᵀ + b + s (x Aᵀ) Bᵀ`.
     fn lora_linear(
         x: FloatTensor<Self>,
-        weight: FloatTensor<Self>,
+        #[extension_type] weight: StoredWeight<Self>,
         #[extension_type] bias: Bias<Self>,
         a: FloatTensor<Self>,
         b: FloatTensor<Self>,
@@ -66,7 +74,7 @@ pub trait ProductOps: Backend {
     /// Its gradient for x: `dy W + s (dy B) A`.
     fn lora_data_grad(
         dy: FloatTensor<Self>,
-        weight: FloatTensor<Self>,
+        #[extension_type] weight: StoredWeight<Self>,
         a: FloatTensor<Self>,
         b: FloatTensor<Self>,
         scaling: f64,
@@ -85,6 +93,21 @@ pub trait ProductOps: Backend {
         scaling: f64,
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
         portable::lora_grads::<Self>(x, dy, a, b, scaling)
+    }
+
+    /// A weight's values in f32, `[out, in]`.
+    fn dense_weight(#[extension_type] weight: StoredWeight<Self>) -> FloatTensor<Self> {
+        portable::dense::<Self>(weight, DType::F32)
+    }
+}
+
+impl Weight {
+    /// Its values: as they are, or those of blocks in f32, which is to be dropped soon.
+    pub fn dense(self) -> Tensor<2> {
+        match self {
+            Self::Dense(weight) => weight,
+            blocks @ Self::Blocks(_) => Tensor::from_dispatch(Dispatch::dense_weight(blocks.into_dispatch())),
+        }
     }
 }
 
@@ -106,11 +129,12 @@ pub struct LowRank {
 
 /// `y = x Wᵀ + b`, differentiable; the weight's gradient is of the type of x, whatever the weight is stored as.
 ///
-/// x `[N, in]`, weight `[out, in]` in f32 or bf16, bias `[out]` to `[N, out]`.
+/// x `[N, in]`, weight `[out, in]` in f32, 16 bits or blocks, bias `[out]` to `[N, out]`.
 ///
 /// # Panics
 /// If the shapes do not fit each other.
-pub fn linear(x: Tensor<2>, weight: Tensor<2>, bias: Option<Tensor<1>>, precision: Precision) -> Tensor<2> {
+pub fn linear(x: Tensor<2>, weight: impl Into<Weight>, bias: Option<Tensor<1>>, precision: Precision) -> Tensor<2> {
+    let weight = weight.into();
     check(&x, &weight, bias.as_ref());
     let bias = bias.map_or(Bias::Zero, |b| Bias::Channels(b.into_dispatch()));
     Tensor::from_dispatch(Dispatch::linear_forward(x.into_dispatch(), weight.into_dispatch(), bias, precision))
@@ -118,21 +142,22 @@ pub fn linear(x: Tensor<2>, weight: Tensor<2>, bias: Option<Tensor<1>>, precisio
 
 /// `y = x (W + s B A)ᵀ + b` without composing the weight, differentiable.
 ///
-/// x `[N, in]`, weight `[out, in]` in f32 or bf16, bias `[out]` to `[N, out]`.
+/// x `[N, in]`, weight `[out, in]` in f32, 16 bits or blocks, bias `[out]` to `[N, out]`.
 ///
 /// # Panics
 /// If the shapes do not fit each other.
-pub fn lora_linear(x: Tensor<2>, weight: Tensor<2>, bias: Option<Tensor<1>>, branch: LowRank, precision: Precision) -> Tensor<2> {
+pub fn lora_linear(x: Tensor<2>, weight: impl Into<Weight>, bias: Option<Tensor<1>>, branch: LowRank, precision: Precision) -> Tensor<2> {
+    let weight = weight.into();
     check(&x, &weight, bias.as_ref());
     let ([out, input], LowRank { a, b, scaling }) = (weight.dims(), branch);
     let [rank, _] = a.dims();
     assert!(a.dims() == [rank, input] && b.dims() == [out, rank], "A {:?} and B {:?} beside a weight [{out}, {input}]", a.dims(), b.dims());
     let bias = bias.map_or(Bias::Zero, |b| Bias::Channels(b.into_dispatch()));
-    let [x, weight, a, b] = [x, weight, a, b].map(Tensor::into_dispatch);
-    Tensor::from_dispatch(Dispatch::lora_linear(x, weight, bias, a, b, scaling, precision))
+    let [x, a, b] = [x, a, b].map(Tensor::into_dispatch);
+    Tensor::from_dispatch(Dispatch::lora_linear(x, weight.into_dispatch(), bias, a, b, scaling, precision))
 }
 
-fn check(x: &Tensor<2>, weight: &Tensor<2>, bias: Option<&Tensor<1>>) {
+fn check(x: &Tensor<2>, weight: &Weight, bias: Option<&Tensor<1>>) {
     let ([_, width], [out, input]) = (x.dims(), weight.dims());
     assert!(width == input, "x has {width} columns, and the weight is [{out}, {input}]");
     if let Some(bias) = bias {
@@ -141,7 +166,8 @@ fn check(x: &Tensor<2>, weight: &Tensor<2>, bias: Option<&Tensor<1>>) {
 }
 
 /// Gradient of [`linear`]'s x from dy `[N, out]`: `dy W`, `[N, in]`; not differentiable itself.
-pub fn linear_data_grad(dy: Tensor<2>, weight: Tensor<2>, precision: Precision) -> Tensor<2> {
+pub fn linear_data_grad(dy: Tensor<2>, weight: impl Into<Weight>, precision: Precision) -> Tensor<2> {
+    let weight = weight.into();
     let ([_, width], [out, input]) = (dy.dims(), weight.dims());
     assert!(width == out, "dy has {width} columns, and the weight is [{out}, {input}]");
     Tensor::from_dispatch(Dispatch::linear_data_grad(dy.into_dispatch(), weight.into_dispatch(), precision))

@@ -3,7 +3,7 @@
 //! A task has some columns and some rows of the result. A block of the sum at a time, it packs its rows of the left-hand factor, which then
 //! stay in the second-level cache, and tile by tile its columns of the right-hand one. Packing reads and writes a value once, and every row
 //! or column of the task uses it, so of 512 rows it is a few percent; in return any storage will do (by rows or by columns, f32 or bf16),
-//! and nothing is kept beside the weights.
+//! and nothing is kept beside the weights. Blocks of few bits are decoded once a task and block of the sum.
 //!
 //! Each element of the result is made by one task, as sums over blocks of [`BLOCK`] cells in order, whatever the number of threads.
 
@@ -12,7 +12,7 @@ use std::ops::Range;
 use rayon::prelude::*;
 
 use super::dots;
-use super::operand::{Begin, Term};
+use super::operand::{Begin, Term, round_to_f16};
 use crate::cpu::machine::machine;
 use crate::cpu::scratch;
 use crate::cpu::simd::{self, Form, PanelTile, Simd, Task};
@@ -143,12 +143,13 @@ impl Task for Share<'_, '_> {
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        let Term { left, right, depth, .. } = *self.term;
+        let Term { left, right, depth, in_f16, .. } = *self.term;
         let Part { row: top, columns, out } = self.part;
         let block = BLOCK.min(depth.div_ceil(S::TERMS)).next_multiple_of(S::ROUND);
         // The last vector of a panel reaches into the next one, and that of the last panel behind it.
         let mut panels = scratch::take(out.len().next_multiple_of(S::PANEL) * block + S::LANES);
         let mut tile = scratch::take(S::NR.min(columns.len().next_multiple_of(S::LANES)) * block);
+        let mut decoded = scratch::take(if right.is_coded() { columns.len() * depth.min(BLOCK * S::TERMS) } else { 0 });
         let block_of = |start: usize| start..depth.min(start + BLOCK * S::TERMS);
         let tile_of = |at: usize| columns.start + at..columns.end.min(columns.start + at + S::NR);
         for start in (0..depth).step_by(BLOCK * S::TERMS) {
@@ -159,12 +160,23 @@ impl Task for Share<'_, '_> {
                 let rows = *top + i..*top + out.len().min(i + S::PANEL);
                 left.pack_panel(s, terms.clone(), rows, length, &mut panels[i * length..]);
             }
+            if in_f16 {
+                round_to_f16(&mut panels[..out.len().next_multiple_of(S::PANEL) * length]);
+            }
+            // What of the right-hand factor is packed, and where in it the terms and the columns begin.
+            let (source, term, first) = match right.is_coded() {
+                true => (right.decode(terms.clone(), columns.clone(), &mut decoded), 0, columns.start),
+                false => (right, terms.start, 0),
+            };
             for at in (0..columns.len()).step_by(S::NR) {
                 let lines = tile_of(at);
                 let cols = lines.len();
                 let width = cols.next_multiple_of(S::LANES);
-                right.pack(s, terms.clone(), lines, width, &mut tile);
+                source.pack(s, term..term + terms.len(), lines.start - first..lines.end - first, width, &mut tile);
                 tile[cells * width..length * width].fill(0.0);
+                if in_f16 {
+                    round_to_f16(&mut tile[..cells * width]);
+                }
                 // What is packed next comes closer while this is multiplied.
                 let (next, behind) = if at + S::NR < columns.len() { (terms.clone(), at + S::NR) } else { (block_of(terms.end), 0) };
                 let (accumulate, parts) = (self.accumulate || start > 0, out.len().div_ceil(S::PANEL));

@@ -5,8 +5,10 @@
 
 use std::ops::Range;
 
-use half::bf16;
+use half::slice::HalfFloatSliceExt;
+use half::{bf16, f16};
 
+use super::packed::Packed;
 use crate::cpu::simd::{Level, MAX_LANES, Simd};
 
 /// One product of a sum: `left [rows, depth] right [depth, columns]`.
@@ -17,6 +19,18 @@ pub(crate) struct Term<'a> {
     pub depth: usize,
     /// How its factors are multiplied.
     pub level: Level,
+    /// Whether they are rounded to f16 before. (At a level of f32.)
+    pub in_f16: bool,
+}
+
+/// To the nearest f16s.
+pub(super) fn round_to_f16(values: &mut [f32]) {
+    let mut halves = [f16::ZERO; 256];
+    for values in values.chunks_mut(256) {
+        let halves = &mut halves[..values.len()];
+        halves.convert_from_f32_slice(values);
+        halves.convert_to_f32_slice(values);
+    }
 }
 
 /// What the sum is added to.
@@ -33,6 +47,8 @@ pub(crate) enum Begin<'a> {
 pub(crate) enum Stored<'a> {
     F32(&'a [f32]),
     Bf16(&'a [bf16]),
+    F16(&'a [f16]),
+    Packed(Packed<'a>),
 }
 
 impl<'a> Stored<'a> {
@@ -41,6 +57,8 @@ impl<'a> Stored<'a> {
         match self {
             Self::F32(values) => Self::F32(&values[range]),
             Self::Bf16(values) => Self::Bf16(&values[range]),
+            Self::F16(values) => Self::F16(&values[range]),
+            Self::Packed(values) => Self::Packed(values.part(range)),
         }
     }
 
@@ -48,6 +66,18 @@ impl<'a> Stored<'a> {
         match self {
             Self::F32(values) => values.len(),
             Self::Bf16(values) => values.len(),
+            Self::F16(values) => values.len(),
+            Self::Packed(values) => values.len(),
+        }
+    }
+
+    /// Those from `at` on.
+    pub(super) fn decode(&self, at: usize, out: &mut [f32]) {
+        match self {
+            Self::F32(values) => out.copy_from_slice(&values[at..at + out.len()]),
+            Self::Bf16(values) => values[at..at + out.len()].convert_to_f32_slice(out),
+            Self::F16(values) => values[at..at + out.len()].convert_to_f32_slice(out),
+            Self::Packed(values) => values.decode(at, out),
         }
     }
 
@@ -58,6 +88,11 @@ impl<'a> Stored<'a> {
             Self::F32(values) if n == S::LANES => s.load(&values[at..]),
             Self::F32(values) => s.load_part(&values[at..at + n], n),
             Self::Bf16(values) => s.load_bf16(&values[at..at + n], n),
+            Self::F16(_) | Self::Packed(_) => {
+                let mut lanes = [0.0; MAX_LANES];
+                self.decode(at, &mut lanes[..n]);
+                s.load(&lanes)
+            }
         }
     }
 }
@@ -93,6 +128,21 @@ impl<'a> Operand<'a> {
         let (rows, width) = if self.by_lines { (lines, terms) } else { (terms, lines) };
         let needed = if rows == 0 || width == 0 { 0 } else { (rows - 1) * self.stride + width };
         assert!(needed <= self.values.len(), "a factor of {} values is not {lines} lines of {terms} terms", self.values.len());
+    }
+
+    /// Whether its values cost something to get at, so that they are better decoded some at a time than one vector at a time.
+    pub(super) fn is_coded(&self) -> bool {
+        matches!(self.values, Stored::F16(_) | Stored::Packed(_))
+    }
+
+    /// A part of it in f32, which is written to `out`: the terms `terms` of the lines `lines`, each counted from 0 then.
+    pub(super) fn decode<'b>(&self, terms: Range<usize>, lines: Range<usize>, out: &'b mut [f32]) -> Operand<'b> {
+        let (rows, within) = if self.by_lines { (lines, terms) } else { (terms, lines) };
+        let (out, width) = (&mut out[..rows.len() * within.len()], within.len());
+        for (row, out) in rows.zip(out.chunks_exact_mut(width)) {
+            self.values.decode(row * self.stride + within.start, out);
+        }
+        Operand { values: Stored::F32(out), stride: width, by_lines: self.by_lines }
     }
 
     /// Packs the cells of the terms `terms` of some lines as `[cell][width]`, line i in column i. The lines of the last vector that do not
@@ -144,7 +194,7 @@ impl<'a> Operand<'a> {
         match self.values {
             _ if S::TERMS == 1 => self.values.load(s, at, n),
             Stored::Bf16(values) => s.neighbours_bf16(&values[at..], n),
-            Stored::F32(_) => {
+            _ => {
                 let rest = n.saturating_sub(S::LANES);
                 let high = if rest > 0 { self.values.load(s, at + S::LANES, rest) } else { s.zero() };
                 s.neighbours(self.values.load(s, at, n.min(S::LANES)), high)
@@ -175,6 +225,8 @@ impl<'a> Operand<'a> {
             match self.values {
                 Stored::F32(values) => s.prefetch_read(&values[at + within.start..at + within.end]),
                 Stored::Bf16(values) => s.prefetch_read(&values[at + within.start..at + within.end]),
+                // These are decoded before they are packed.
+                Stored::F16(_) | Stored::Packed(_) => {}
             }
         }
     }

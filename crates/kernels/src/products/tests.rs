@@ -1,7 +1,7 @@
 //! Products at every instruction set against sums in f64, and their gradients against Burn's own products in f64.
 
 use burn::tensor::{DType, Device, Tensor, TensorData};
-use half::bf16;
+use half::{bf16, f16};
 use proptest::prelude::*;
 
 use super::multiply::{BLOCK, Division};
@@ -24,10 +24,13 @@ struct Factor {
 }
 
 impl Factor {
-    fn new(seed: u64, len: usize, stored_halves: bool, rounded: bool) -> Self {
+    fn new(seed: u64, len: usize, stored_halves: bool, rounded: bool, in_f16: bool) -> Self {
         let values = noise(seed, len);
         let halves: Vec<bf16> = values.iter().copied().map(bf16::from_f32).collect();
-        let exact = |(&v, h): (&f32, &bf16)| if stored_halves || rounded { h.to_f64() } else { v.into() };
+        let exact = |(&v, h): (&f32, &bf16)| match if stored_halves || rounded { h.to_f32() } else { v } {
+            v if in_f16 => f16::from_f32(v).to_f64(),
+            v => v.into(),
+        };
         let exact = values.iter().zip(&halves).map(exact).collect();
         Self { values, halves, exact }
     }
@@ -59,16 +62,17 @@ proptest! {
     #[test]
     fn products_are_sums(case in cases(), seed in any::<u32>()) {
         let Case { sizes: [rows, depth, columns], by_columns, transposed, halves, begin } = case;
-        for level in levels() {
+        for (level, in_f16) in levels().map(|level| (level, false)).chain(Level::all().map(|level| (level, true))) {
             let rounded = matches!(level, Level::Avx512Bf16 | Level::Amx | Level::AmxModel);
-            let (a, b) = (Factor::new(seed.into(), rows * depth, false, rounded), Factor::new(!u64::from(seed), depth * columns, halves, rounded));
+            let a = Factor::new(seed.into(), rows * depth, false, rounded, in_f16);
+            let b = Factor::new(!u64::from(seed), depth * columns, halves, rounded, in_f16);
             let left = if by_columns { Operand::terms(Stored::F32(&a.values), rows) } else { Operand::lines(Stored::F32(&a.values), depth) };
             let stored = if halves { Stored::Bf16(&b.halves) } else { Stored::F32(&b.values) };
             let right = if transposed { Operand::lines(stored, depth) } else { Operand::terms(stored, columns) };
             let row = noise(4, columns);
             let mut out = vec![f32::NAN; rows * columns];
             let begins = [Begin::Zero, Begin::Row(&row)][begin];
-            with_level(if rounded { Level::Avx512 } else { level }, || multiply(&[Term { left, right, depth, level }], columns, begins, &mut out));
+            with_level(if rounded { Level::Avx512 } else { level }, || multiply(&[Term { left, right, depth, level, in_f16 }], columns, begins, &mut out));
             let error = out.iter().enumerate().map(|(at, &got)| {
                 let (i, j) = (at / columns, at % columns);
                 let a = |k: usize| a.exact[if by_columns { k * rows + i } else { i * depth + k }];
@@ -78,7 +82,7 @@ proptest! {
             });
             // The root mean square of such a sum is a third of the root of its length.
             let worst = greatest(error) / ((depth as f64).sqrt() / 3.0).max(1.0);
-            prop_assert!(worst < 3e-6, "{level:?} {case:?}: {worst:e}");
+            prop_assert!(worst < 3e-6, "{level:?} in f16 {in_f16} {case:?}: {worst:e}");
         }
     }
 }
@@ -93,6 +97,7 @@ fn sums_of_products_are_one_product() {
             right: Operand::terms(Stored::F32(&b[i]), columns),
             depth: depths[i],
             level,
+            in_f16: false,
         };
         let run = |terms: &[Term<'_>], begin: Begin<'_>, out: &mut Vec<f32>| with_level(level, || multiply(terms, columns, begin, out));
         let [mut at_once, mut first, mut second] = [(); 3].map(|()| vec![f32::NAN; rows * columns]);
@@ -115,7 +120,8 @@ fn long_sums_are_accurate() {
     let exact: f64 = a.iter().zip(&b).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum();
     for level in Level::all() {
         let mut out = [0.0];
-        let term = Term { left: Operand::lines(Stored::F32(&a), depth), right: Operand::terms(Stored::F32(&b), 1), depth, level };
+        let term =
+            Term { left: Operand::lines(Stored::F32(&a), depth), right: Operand::terms(Stored::F32(&b), 1), depth, level, in_f16: false };
         with_level(level, || multiply(&[term], 1, Begin::Zero, &mut out));
         assert!((f64::from(out[0]) / exact - 1.0).abs() < 2e-6, "{level:?}: {} {exact}", out[0]);
     }
@@ -130,7 +136,13 @@ fn any_number_of_threads_gives_the_same_bits() {
         let mut out = vec![0.0; rows * columns];
         let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
         let level = crate::cpu::simd::level();
-        let term = Term { left: Operand::lines(Stored::F32(&a), depth), right: Operand::terms(Stored::F32(&b), columns), depth, level };
+        let term = Term {
+            left: Operand::lines(Stored::F32(&a), depth),
+            right: Operand::terms(Stored::F32(&b), columns),
+            depth,
+            level,
+            in_f16: false,
+        };
         pool.install(|| multiply(&[term], columns, Begin::Zero, &mut out));
         out.iter().map(|v| v.to_bits()).collect::<Vec<_>>()
     };
@@ -193,7 +205,9 @@ fn gradients_are_those_of_burns_products() {
         assert_eq!(expected.len(), if branch { 5 } else { 4 });
         for level in Level::all() {
             for weight in [DType::F32, DType::BF16] {
-                for (precision, limit) in [(Precision::F32, 3e-6), (Precision::Bf16, 1.5e-2)] {
+                for (precision, limit) in
+                    [(Precision::F32, 3e-6), (Precision::Bf16, 1.5e-2), (Precision::F16, 2e-3), (Precision::PureF16, 2e-3)]
+                {
                     let got = with_level(level, || run(&device, DType::F32, weight, branch, precision));
                     let trained = usize::from(!branch && weight == DType::BF16);
                     assert_eq!(got.len() + trained, expected.len());

@@ -78,7 +78,9 @@ fn normalisation() {
         let expected = all(cube(data(1, shape)), cube(data(2, shape))).map(numbers);
         let names = ["y", "y again", "mean", "variance", "dx", "dgamma", "dbeta"];
         let kinds = [IMAGE, IMAGE, PARAMETER, PARAMETER, GRADIENT, PARAMETER, PARAMETER];
-        for (((name, gpu), kind), expected) in names.into_iter().zip(all(half(data(1, shape)), held(data(2, shape)))).zip(kinds).zip(&expected) {
+        for (((name, gpu), kind), expected) in
+            names.into_iter().zip(all(half(data(1, shape)), held(data(2, shape)))).zip(kinds).zip(&expected)
+        {
             check(name, gpu, kind, expected);
         }
     }

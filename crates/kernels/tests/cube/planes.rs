@@ -115,18 +115,14 @@ fn launches_our_kernels() {
         CubeBackend::double(x());
         CubeBackend::double_grad(x());
     });
-    let once = [
-        "pad_kernel",
-        "max_pool_kernel",
-        "first_maximum_kernel",
-        "max_pool_grad_kernel",
-        "double_kernel",
-        "double_grad_kernel",
-    ];
+    let once = ["pad_kernel", "max_pool_kernel", "first_maximum_kernel", "max_pool_grad_kernel", "double_kernel", "double_grad_kernel"];
     // Memory is cut where the device's alignment allows it: then a slice is a view.
     let plane = 4 * x().meta.strides()[1] as u64;
     let cut = usize::from(!plane.is_multiple_of(device().client().properties().memory.alignment));
-    assert_ours(&launched, &[&once.map(|name| (name, 1))[..], &[("join_kernel", 1), ("add_runs_kernel", 1), ("extract_kernel", cut)]].concat());
+    assert_ours(
+        &launched,
+        &[&once.map(|name| (name, 1))[..], &[("join_kernel", 1), ("add_runs_kernel", 1), ("extract_kernel", cut)]].concat(),
+    );
     let aligned = cube(data(1, [2, 4, 16, 16]));
     assert_ours(&trace(|| CubeBackend::slice_channels(aligned, 1, 2)), &[]);
 }

@@ -10,6 +10,7 @@ use bellows_qwen::concept::edit::{Ablation, steer};
 use bellows_qwen::concept::files::{Found, write_control_vector};
 use bellows_qwen::concept::judge::Comparison;
 use bellows_qwen::generate::{Sampling, generate, stop_ids};
+use bellows_qwen::storage::BaseDtype;
 use bellows_qwen::weights::merge;
 use bellows_weights::DType;
 
@@ -84,7 +85,7 @@ impl EditArgs {
 /// The model with its adapter merged, where it computes as the processor does.
 fn load(args: &ModelArgs) -> Result<(Base, Selected), Failure> {
     let device = pick_device(&args.device, &ProbeOptions::default())?;
-    let mut base = open(&args.model, args.adapter.as_deref(), args.offline, &device.device)?;
+    let mut base = open(&args.model, args.adapter.as_deref(), args.offline, BaseDtype::Auto, &device.device)?;
     base.model = merge(base.model);
     prove(&base.model, &base.config, &device)?;
     Ok((base, device))
@@ -116,7 +117,7 @@ fn eval(model: &ModelArgs, sets: &Path, edited: Option<&Path>, tokens: usize, mo
     drop(base);
     let after = match edited {
         Some(path) => {
-            let base = open(&path.display().to_string(), None, true, &device.device)?;
+            let base = open(&path.display().to_string(), None, true, BaseDtype::Auto, &device.device)?;
             Some(judged(&base, &device.device, &prompts, tokens, ("judging the edited", tell))?)
         }
         None => None,

@@ -125,10 +125,10 @@ impl Ablation {
         let range = self.layers.of(model.model.layers.len())?;
         for layer in &mut model.model.layers[range] {
             for linear in [&mut layer.self_attn.o_proj, &mut layer.mlp.down_proj] {
-                let [rows, columns] = linear.weight.val().dims();
+                let [rows, columns] = linear.weight.dims();
                 let mut values = host("a weight", linear.weight.val())?;
                 take_out_of_columns(&mut values, [rows, columns], unit, self.strength, self.norm_preserving);
-                replace(&mut linear.weight, values);
+                linear.weight = linear.weight.clone().map(|old| with(old, values));
                 if let Some(bias) = &mut linear.bias {
                     let mut values = host("a bias", bias.val())?;
                     take_out_of_columns(&mut values, [rows, 1], unit, self.strength, false);
@@ -146,8 +146,13 @@ impl Ablation {
     }
 }
 
+/// A tensor of the shape of `old`, where that is.
+fn with<const D: usize>(old: Tensor<D>, values: Vec<f32>) -> Tensor<D> {
+    Tensor::from_data(TensorData::new(values, old.dims()), &old.device())
+}
+
 fn replace<const D: usize>(parameter: &mut Param<Tensor<D>>, values: Vec<f32>) {
-    *parameter = parameter.clone().map(|old| Tensor::from_data(TensorData::new(values, old.dims()), &old.device()));
+    *parameter = parameter.clone().map(|old| with(old, values));
 }
 
 /// `W − λ r̂ (r̂ᵀ W)` of W `[h, n]`; with `keep` each column is then scaled to the length it had, ‖w‖² − (2λ − λ²)(r̂ᵀw)² being what it has.

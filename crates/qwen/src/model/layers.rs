@@ -10,6 +10,7 @@ use burn::tensor::{Device, Shape, Tensor};
 use super::ModelConfig;
 use super::lora::Lora;
 use super::pass::{KvCache, Pass};
+use super::weight::Weight;
 
 /// A parameter of zeros that no gradient is asked for until [`Param::set_require_grad`] says otherwise. It has no memory until it is looked at: one
 /// that is loaded never has two.
@@ -22,7 +23,7 @@ pub(super) fn frozen<const D: usize>(shape: [usize; D], device: &Device) -> Para
 #[derive(Module, Debug)]
 pub struct Linear {
     /// `[out, in]`.
-    pub weight: Param<Tensor<2>>,
+    pub weight: Weight,
     /// `[out]`.
     pub bias: Option<Param<Tensor<1>>>,
     /// The adapter.
@@ -31,13 +32,13 @@ pub struct Linear {
 
 impl Linear {
     pub(super) fn new(out: usize, input: usize, bias: bool, device: &Device) -> Self {
-        Self { weight: frozen([out, input], device), bias: bias.then(|| frozen([out], device)), lora: None }
+        Self { weight: Weight::Dense(frozen([out, input], device)), bias: bias.then(|| frozen([out], device)), lora: None }
     }
 
     /// `[B, S, in]` to `[B, S, out]`.
     pub fn forward(&self, x: Tensor<3>, pass: &Pass) -> Tensor<3> {
         let ([b, s, input], [out, _]) = (x.dims(), self.weight.dims());
-        let (rows, weight, bias) = (x.reshape([b * s, input]), self.weight.val(), self.bias.as_ref().map(Param::val));
+        let (rows, weight, bias) = (x.reshape([b * s, input]), self.weight.stored(), self.bias.as_ref().map(Param::val));
         let y = match &self.lora {
             Some(lora) => lora.forward(rows, weight, bias, pass),
             None => linear(rows, weight, bias, pass.precision),

@@ -3,7 +3,7 @@
 //! The branch is computed beside the frozen map, never composed with it: `x Aᵀ Bᵀ` costs r (in + out) products a token and keeps
 //! nothing of the weight's size.
 
-use bellows_kernels::{LowRank, Precision, linear, lora_linear};
+use bellows_kernels::{LowRank, Precision, Weight, linear, lora_linear};
 use bellows_learner::Rng;
 use burn::module::{Module, Param};
 use burn::tensor::{DType, Device, Tensor, TensorData};
@@ -43,7 +43,7 @@ pub struct LoraSpec {
 
 impl Lora {
     /// A of `U(-1/√in, 1/√in)` drawn from `seed`, B of zeros: the map is at first what it was. `weight` is `[out, in]`.
-    pub fn new(spec: LoraSpec, weight: &Tensor<2>, seed: u64) -> Self {
+    pub fn new(spec: LoraSpec, weight: &Weight, seed: u64) -> Self {
         let ([out, input], device) = (weight.dims(), weight.device());
         let bound = 1.0 / (input as f64).sqrt();
         let mut rng = Rng::new(seed, "lora_A", 0, spec.stream);
@@ -74,7 +74,7 @@ impl Lora {
     }
 
     /// `x Wᵀ + b` with the branch added; x `[N, in]`, W `[out, in]`.
-    pub(super) fn forward(&self, x: Tensor<2>, weight: Tensor<2>, bias: Option<Tensor<1>>, pass: &Pass) -> Tensor<2> {
+    pub(super) fn forward(&self, x: Tensor<2>, weight: Weight, bias: Option<Tensor<1>>, pass: &Pass) -> Tensor<2> {
         let precision = pass.precision;
         let dropped = match pass.draws {
             Some(draws) if self.dropout > 0.0 => {
@@ -106,8 +106,8 @@ impl Lora {
     }
 
     /// ‖W + s B A‖ of each row, `[out]`, without composing it: `‖w‖² + 2 s b·(A w) + s² b·(A Aᵀ b)`.
-    fn row_norms(&self, weight: &Tensor<2>) -> Tensor<1> {
-        let weight = weight.clone().cast(DType::F32);
+    fn row_norms(&self, weight: &Weight) -> Tensor<1> {
+        let weight = weight.clone().dense().cast(DType::F32);
         let (a, b) = (self.lora_A.val().detach(), self.lora_B.val().detach());
         let [out, _] = b.dims();
         let cross = (linear(weight.clone(), a.clone(), None, Precision::F32) * b.clone()).sum_dim(1).mul_scalar(2.0 * self.scaling);
@@ -122,7 +122,7 @@ impl Lora {
         match &self.lora_magnitude_vector {
             Some(magnitude) => {
                 let [out] = magnitude.dims();
-                dense * (magnitude.val() / self.row_norms(&weight)).reshape([out, 1])
+                dense * (magnitude.val() / self.row_norms(&weight.into())).reshape([out, 1])
             }
             None => dense,
         }

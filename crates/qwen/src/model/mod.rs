@@ -7,6 +7,7 @@ pub mod layers;
 pub mod lora;
 pub mod pass;
 pub mod rope;
+pub mod weight;
 
 use bellows_kernels::{Precision, linear};
 use burn::module::{Module, Param};
@@ -23,7 +24,7 @@ pub struct CausalLm {
     /// Everything up to the final norm.
     pub model: Decoder,
     /// Output head `[V, h]`; `None` where the embedding serves as one.
-    pub lm_head: Option<Linear>,
+    pub lm_head: Option<Embedding>,
 }
 
 /// Embedding, layers and final norm.
@@ -37,7 +38,7 @@ pub struct Decoder {
     pub norm: RmsNorm,
 }
 
-/// A row per token id.
+/// A row per token id: what a token becomes, or, as output head, what its logit is made with.
 #[derive(Module, Debug)]
 pub struct Embedding {
     /// `[V, h]`.
@@ -54,7 +55,7 @@ impl CausalLm {
                 layers: (0..config.num_hidden_layers).map(|_| Layer::new(config, device)).collect(),
                 norm: RmsNorm::new(h, config.rms_norm_eps, device),
             },
-            lm_head: (!config.tie_word_embeddings).then(|| Linear::new(v, h, false, device)),
+            lm_head: (!config.tie_word_embeddings).then(|| Embedding { weight: frozen([v, h], device) }),
         }
     }
 

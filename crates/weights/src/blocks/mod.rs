@@ -161,18 +161,23 @@ impl BlockType {
     }
 
     fn decode(self, bytes: &[u8], values: &mut [f32]) {
+        self.decoder()(bytes, values);
+    }
+
+    /// What makes numbers of some blocks, on the calling thread: as many as both slices have room for.
+    pub fn decoder(self) -> fn(&[u8], &mut [f32]) {
         match self {
-            F32 => blocks(bytes, values, |&b, x: &mut [f32; 1]| *x = [f32::from_le_bytes(b)]),
-            F16 => blocks(bytes, values, |&b, x: &mut [f32; 1]| *x = [f16::from_le_bytes(b).to_f32()]),
-            BF16 => blocks(bytes, values, |&b, x: &mut [f32; 1]| *x = [bf16::from_le_bytes(b).to_f32()]),
-            Q4_0 => blocks(bytes, values, legacy::decode_q4_0),
-            Q4_1 => blocks(bytes, values, legacy::decode_q4_1),
-            Q5_0 => blocks(bytes, values, legacy::decode_q5_0),
-            Q5_1 => blocks(bytes, values, legacy::decode_q5_1),
-            Q8_0 => blocks(bytes, values, legacy::decode_q8_0),
-            Q4K => blocks(bytes, values, affine::decode_q4_k),
-            Q5K => blocks(bytes, values, affine::decode_q5_k),
-            Q6K => blocks(bytes, values, symmetric::decode_q6_k),
+            F32 => |bytes, values| blocks(bytes, values, |&b, x: &mut [f32; 1]| *x = [f32::from_le_bytes(b)]),
+            F16 => |bytes, values| blocks(bytes, values, |&b, x: &mut [f32; 1]| *x = [f16::from_le_bytes(b).to_f32()]),
+            BF16 => |bytes, values| blocks(bytes, values, |&b, x: &mut [f32; 1]| *x = [bf16::from_le_bytes(b).to_f32()]),
+            Q4_0 => |bytes, values| blocks(bytes, values, legacy::decode_q4_0),
+            Q4_1 => |bytes, values| blocks(bytes, values, legacy::decode_q4_1),
+            Q5_0 => |bytes, values| blocks(bytes, values, legacy::decode_q5_0),
+            Q5_1 => |bytes, values| blocks(bytes, values, legacy::decode_q5_1),
+            Q8_0 => |bytes, values| blocks(bytes, values, legacy::decode_q8_0),
+            Q4K => |bytes, values| blocks(bytes, values, affine::decode_q4_k),
+            Q5K => |bytes, values| blocks(bytes, values, affine::decode_q5_k),
+            Q6K => |bytes, values| blocks(bytes, values, symmetric::decode_q6_k),
         }
     }
 

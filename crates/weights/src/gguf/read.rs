@@ -12,7 +12,7 @@ use super::{ALIGNMENT_KEY, MAGIC, MAX_RANK, Metadata, TensorInfo, Value, alignme
 use crate::blocks::BlockType;
 use crate::error::{Fault, WeightsError};
 use crate::limits;
-use crate::map::map;
+use crate::map::{give_back, map};
 use crate::tensor::check_name;
 
 /// An open GGUF file.
@@ -57,9 +57,13 @@ impl Gguf {
     /// # Errors
     /// If there is no such tensor.
     pub fn tensor_bytes(&self, name: &str) -> Result<&[u8], WeightsError> {
+        Ok(&self.map[self.place(name)?.clone()])
+    }
+
+    fn place(&self, name: &str) -> Result<&Range<usize>, WeightsError> {
         let index = self.tensors.get_index_of(name);
         let index = index.ok_or_else(|| WeightsError::at(&self.path)(Fault::tensor(name, "there is no such tensor")))?;
-        Ok(&self.map[self.places[index].clone()])
+        Ok(&self.places[index])
     }
 
     /// The elements of a tensor, row-major.
@@ -67,8 +71,10 @@ impl Gguf {
     /// # Errors
     /// If there is no such tensor.
     pub fn tensor_f32(&self, name: &str) -> Result<Vec<f32>, WeightsError> {
-        let bytes = self.tensor_bytes(name)?;
-        Ok(self.tensors[name].kind.dequantize(bytes))
+        let place = self.place(name)?;
+        let values = self.tensors[name].kind.dequantize(&self.map[place.clone()]);
+        give_back(&self.map, place);
+        Ok(values)
     }
 }
 

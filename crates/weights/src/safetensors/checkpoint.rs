@@ -15,7 +15,7 @@ use super::header::each_key;
 use super::{INDEX, SINGLE, header};
 use crate::error::{Fault, WeightsError};
 use crate::limits;
-use crate::map::map;
+use crate::map::{give_back, map};
 use crate::tensor::{Tensor, TensorSpec, to_f32};
 
 /// The weights of a model, in one file or several.
@@ -72,8 +72,8 @@ impl Checkpoint {
     /// # Errors
     /// If there is no such tensor.
     pub fn tensor(&self, name: &str) -> Result<Tensor, WeightsError> {
-        let (spec, data) = self.find(name)?;
-        Ok(Tensor { dtype: spec.dtype, shape: spec.shape.clone(), data: data.to_vec() })
+        let (spec, map, place) = self.find(name)?;
+        Ok(Tensor { dtype: spec.dtype, shape: spec.shape.clone(), data: map[place.clone()].to_vec() })
     }
 
     /// The elements of a tensor as [`Tensor::to_f32`] gives them.
@@ -81,14 +81,16 @@ impl Checkpoint {
     /// # Errors
     /// If there is no such tensor.
     pub fn tensor_f32(&self, name: &str) -> Result<Vec<f32>, WeightsError> {
-        let (spec, data) = self.find(name)?;
-        Ok(to_f32(spec.dtype, data))
+        let (spec, map, place) = self.find(name)?;
+        let values = to_f32(spec.dtype, &map[place.clone()]);
+        give_back(map, place);
+        Ok(values)
     }
 
-    fn find(&self, name: &str) -> Result<(&TensorSpec, &[u8]), WeightsError> {
+    fn find(&self, name: &str) -> Result<(&TensorSpec, &Mmap, &Range<usize>), WeightsError> {
         let stored = self.tensors.get(name);
         let stored = stored.ok_or_else(|| WeightsError::at(&self.path)(Fault::tensor(name, "there is no such tensor")))?;
-        Ok((&stored.spec, &self.files[stored.file].1[stored.place.clone()]))
+        Ok((&stored.spec, &self.files[stored.file].1, &stored.place))
     }
 
     fn add_shards(&mut self, dir: &Path) -> Result<(), WeightsError> {

@@ -134,4 +134,3 @@ impl Predictions {
         self.classes.iter().enumerate().map(image).collect()
     }
 }
-

@@ -19,7 +19,7 @@ use view::{Source, Tap, forward_taps};
 /// The calling thread's level for products of this precision.
 fn level(precision: Precision) -> Level {
     match precision {
-        Precision::F32 => simd::level(),
+        Precision::F32 | Precision::F16 | Precision::PureF16 => simd::level(),
         Precision::Bf16 => simd::level().in_bf16(),
     }
 }

@@ -1,0 +1,240 @@
+//! Weights in blocks: NF4 against bitsandbytes' numbers, error bounds, and products at every instruction set against those with the same weight
+//! made dense.
+
+use burn::backend::Flex;
+use burn::tensor::{DType, Device, Tensor, TensorData};
+use half::f16;
+
+use super::packed::{Coding, Form, Packed};
+use super::{Blocks, LowRank, StoredWeight, Weight, int8, linear, linear_data_grad, lora_linear, nf4, portable};
+use crate::cpu::Precision;
+use crate::cpu::reference::{greatest, noise};
+use crate::cpu::simd::{Level, with_level};
+
+/// What `tests/golden/nf4.py` draws.
+fn drawn() -> Vec<f32> {
+    let value = |i: usize| ((i * 7919 % 2003) as f32 - 1001.0) / 1024.0 * (1 + i / 64 % 7) as f32;
+    (0..64 * 260).map(value).collect()
+}
+
+fn floats(line: &str) -> Vec<f32> {
+    line.split(' ').map(|word| f32::from_bits(u32::from_str_radix(word, 16).unwrap())).collect()
+}
+
+fn bytes(line: &str) -> Vec<u8> {
+    line.as_bytes().chunks(2).map(|two| u8::from_str_radix(str::from_utf8(two).unwrap(), 16).unwrap()).collect()
+}
+
+#[test]
+fn nf4_is_that_of_bitsandbytes() {
+    let golden: Vec<&str> = include_str!("../../tests/golden/nf4.txt").lines().collect();
+    assert_eq!(floats(golden[0]), nf4::LEVELS);
+    // Their table of magnitudes is made in f32, with a rounding at each step.
+    let near = |a: &[f32], b: &[f32]| {
+        assert_eq!(a.len(), b.len());
+        let worst = greatest(a.iter().zip(b).map(|(a, b)| f64::from((a - b).abs()) / f64::from(b.abs()).max(1e-30)));
+        assert!(worst < 1.3e-7, "{worst:e}");
+    };
+    near(&*nf4::MAGNITUDES, &floats(golden[1]));
+    let values = drawn();
+    let (codes, scales) = nf4::encode(&values);
+    let (levels, magnitudes) = codes.split_at(nf4::level_bytes(values.len()));
+    let expected = bytes(golden[2]);
+    assert_eq!(levels[..expected.len()], expected);
+    assert_eq!(magnitudes[..260], bytes(golden[3]));
+    near(&scales, &floats(&format!("{} {}", golden[4], golden[5])));
+    let mut back = vec![0.0; values.len()];
+    nf4::decode(&codes, &scales, values.len(), 0, &mut back);
+    let theirs: Vec<f32> = floats(golden[6]);
+    let ours: Vec<f32> = back.into_iter().step_by(97).collect();
+    let worst = greatest(ours.iter().zip(&theirs).map(|(a, b)| f64::from((a - b).abs())));
+    assert!(ours.len() == theirs.len() && worst < 1e-6, "{worst:e}");
+}
+
+/// Half the widest gap between two levels times the block's magnitude; and what the 8-bit magnitude is off by: half the widest gap of its
+/// table times the scale.
+#[test]
+fn nf4_is_off_by_half_a_gap_at_most() {
+    for len in [64 * 3, 64 * 300, 1000, 63, 1] {
+        let values = noise(len as u64, len);
+        let (codes, scales) = nf4::encode(&values);
+        let mut back = vec![f32::NAN; len];
+        nf4::decode(&codes, &scales, len, 0, &mut back);
+        let widest = |table: &[f32]| table.windows(2).map(|w| w[1] - w[0]).fold(0f32, f32::max);
+        let (level, magnitude) = (widest(&nf4::LEVELS) / 2.0, widest(&*nf4::MAGNITUDES) / 2.0);
+        for (b, (values, back)) in values.chunks(64).zip(back.chunks(64)).enumerate() {
+            let largest = values.iter().fold(0f32, |m, v| m.max(v.abs()));
+            let limit = level * largest + magnitude * scales[b / 256] + 1e-6;
+            let worst = values.iter().zip(back).map(|(v, b)| (v - b).abs()).fold(0f32, f32::max);
+            assert!(worst <= limit, "block {b} of {len}: {worst} > {limit}");
+        }
+    }
+    let (codes, scales) = nf4::encode(&[0.0; 128]);
+    let mut back = [f32::NAN; 128];
+    nf4::decode(&codes, &scales, 128, 0, &mut back);
+    assert_eq!(back, [0.0; 128], "zeros stay zeros");
+}
+
+#[test]
+fn int8_is_off_by_half_a_step_at_most() {
+    let (rows, columns) = (5, 77);
+    let mut values = noise(3, rows * columns);
+    values[2 * columns..3 * columns].fill(0.0);
+    let (codes, scales) = int8::encode(&values, columns);
+    let mut back = vec![f32::NAN; values.len()];
+    int8::decode(&codes, &scales, columns, 0, &mut back);
+    for (values, back) in values.chunks(columns).zip(back.chunks(columns)) {
+        let largest = values.iter().fold(0f32, |m, v| m.max(v.abs()));
+        assert!(values.iter().zip(back).all(|(v, b)| (v - b).abs() <= largest / 253.9));
+        let back = back.iter().fold(0f32, |m, v| m.max(v.abs()));
+        assert!((back - largest).abs() <= largest * f32::EPSILON, "the largest is off by a rounding at most: {back} for {largest}");
+    }
+}
+
+/// Blocks of 32 values: a scale in f32 and bytes, as a file could have them.
+const CODING: Coding = Coding { len: 32, bytes: 36, decode };
+
+fn decode(blocks: &[u8], values: &mut [f32]) {
+    for (block, values) in blocks.chunks_exact(36).zip(values.chunks_exact_mut(32)) {
+        let scale = f32::from_le_bytes(block[..4].try_into().unwrap());
+        values.iter_mut().zip(&block[4..]).for_each(|(v, &byte)| *v = scale * f32::from(byte as i8));
+    }
+}
+
+fn blocks_of_a_file(values: &[f32]) -> Vec<u8> {
+    let block = |values: &[f32]| {
+        let scale = 1.0 / 127f32;
+        let codes = values.iter().map(move |v| (v / scale).round().clamp(-127.0, 127.0) as i8 as u8);
+        scale.to_le_bytes().into_iter().chain(codes).collect::<Vec<u8>>()
+    };
+    values.chunks(32).flat_map(block).collect()
+}
+
+#[test]
+fn any_part_is_the_same_part_of_the_whole() {
+    let shape = [6, 96];
+    let values = noise(9, 6 * 96);
+    let cases = [
+        (Form::Int8, int8::encode(&values, 96)),
+        (Form::Nf4, nf4::encode(&values)),
+        (Form::File(CODING), (blocks_of_a_file(&values), Vec::new())),
+    ];
+    for (form, (codes, scales)) in &cases {
+        let packed = Packed::new(*form, codes, scales, shape);
+        let mut whole = vec![f32::NAN; packed.len()];
+        packed.decode(0, &mut whole);
+        for (at, len) in [(0, 1), (1, 1), (31, 2), (32, 64), (33, 200), (95, 97), (1, 575), (64, 128)] {
+            let mut part = vec![f32::NAN; len];
+            packed.decode(at, &mut part);
+            assert_eq!(part, whole[at..at + len], "{form:?} {at} {len}");
+            let mut cut = vec![f32::NAN; len];
+            packed.part(at..at + len).decode(0, &mut cut);
+            assert_eq!(cut, part);
+        }
+    }
+}
+
+/// Every way to store a weight `[out, in]`.
+fn weights(out: usize, input: usize, device: &Device) -> Vec<(&'static str, Weight)> {
+    let (values, shape) = (noise(2, out * input), [out, input]);
+    let half = Tensor::<2>::from_data(TensorData::new(values.clone(), shape), (device, DType::F32)).cast(DType::F16);
+    vec![
+        ("f16", half.into()),
+        ("int8", Weight::Blocks(Blocks::int8(&values, shape, device))),
+        ("nf4", Weight::Blocks(Blocks::nf4(&values, shape, device))),
+        ("file", Weight::Blocks(Blocks::of_file(blocks_of_a_file(&values), CODING, shape, device))),
+    ]
+}
+
+fn host(t: Tensor<2>) -> Vec<f32> {
+    t.cast(DType::F32).try_into_vec_as().unwrap()
+}
+
+/// Products with a weight in blocks have the bits of products with the same weight made dense, in both directions: at one row and at many, and of
+/// sizes that no block divides.
+#[test]
+fn products_are_those_with_the_dense_weight() {
+    let device = Device::flex();
+    for (n, out, input, rank) in [(1, 70, 96, 4), (37, 90, 64, 4), (150, 333, 544, 8)] {
+        let drawn =
+            |seed: u64, shape: [usize; 2]| Tensor::<2>::from_data(TensorData::new(noise(seed, shape[0] * shape[1]), shape), &device);
+        let (x, dy) = (drawn(1, [n, input]), drawn(6, [n, out]));
+        let branch = || LowRank { a: drawn(4, [rank, input]), b: drawn(5, [out, rank]), scaling: 0.7 };
+        for (name, weight) in weights(out, input, &device) {
+            let dense = weight.clone().dense().cast(DType::F32);
+            for level in Level::all() {
+                for precision in [Precision::F32, Precision::Bf16] {
+                    let all = |weight: Weight| {
+                        [
+                            linear(x.clone(), weight.clone(), None, precision),
+                            linear_data_grad(dy.clone(), weight.clone(), precision),
+                            lora_linear(x.clone(), weight, None, branch(), precision),
+                        ]
+                        .map(host)
+                    };
+                    let [got, expected] = [weight.clone(), dense.clone().into()].map(|weight| with_level(level, || all(weight)));
+                    assert!(got == expected, "{name} {level:?} {precision:?} {n} x {out} x {input}");
+                }
+            }
+        }
+    }
+}
+
+/// Each weight as Burn's own operations decode it.
+#[test]
+fn devices_without_a_kernel_decode_the_same() {
+    let device = Device::flex();
+    for (out, input) in [(70, 96), (3, 32), (520, 64)] {
+        for (name, weight) in weights(out, input, &device) {
+            let Weight::Blocks(blocks) = &weight else { continue };
+            let ours = host(weight.clone().dense());
+            let (codes, scales, form, shape) = blocks.parts();
+            let stored = StoredWeight::<Flex>::Blocks { codes, scales, form, shape };
+            let theirs = portable::dense::<Flex>(stored, DType::F32).into_data();
+            let theirs = theirs.try_into_vec_as::<f32>().unwrap();
+            let worst = greatest(ours.iter().zip(&theirs).map(|(a, b)| f64::from((a - b).abs())));
+            assert!(theirs.len() == ours.len() && worst < 1e-6, "{name}: {worst:e}");
+        }
+    }
+}
+
+#[test]
+fn gradients_pass_through_a_weight_in_blocks() {
+    let device = Device::flex().autodiff();
+    for (_, weight) in weights(70, 96, &device) {
+        let run = |weight: Weight| {
+            let leaf = |seed: u64, shape: [usize; 2]| {
+                Tensor::<2>::from_data(TensorData::new(noise(seed, shape[0] * shape[1]), shape), &device).require_grad()
+            };
+            let (x, a, b) = (leaf(1, [9, 96]), leaf(4, [4, 96]), leaf(5, [70, 4]));
+            let y = lora_linear(x.clone(), weight.clone(), None, LowRank { a: a.clone(), b: b.clone(), scaling: 0.7 }, Precision::F32);
+            let y = y + linear(x.clone(), weight, None, Precision::F32);
+            let mut graph = y.sum().backward();
+            [x, a, b].map(|leaf| host(leaf.grad_remove(&mut graph).unwrap()))
+        };
+        let dense = weight.clone().dense().cast(DType::F32);
+        assert!(run(weight) == run(dense.into()));
+    }
+}
+
+#[test]
+fn memory_is_what_the_form_says() {
+    let (device, values) = (Device::flex(), noise(1, 1024 * 1024));
+    let bits = |blocks: Blocks| 8.0 * blocks.bytes() as f64 / values.len() as f64;
+    let (int8, nf4) = (bits(Blocks::int8(&values, [1024, 1024], &device)), bits(Blocks::nf4(&values, [1024, 1024], &device)));
+    assert!((int8 - 8.03).abs() < 0.01 && (nf4 - 4.127).abs() < 0.001, "{int8} {nf4}");
+}
+
+#[test]
+#[should_panic(expected = "values of a matrix of shape [2, 3]")]
+fn values_that_do_not_fit_are_named() {
+    drop(Blocks::nf4(&[0.0; 5], [2, 3], &Device::flex()));
+}
+
+#[test]
+fn halves_are_exact() {
+    let values: Vec<f32> = noise(1, 300).iter().map(|&v| f16::from_f32(v).to_f32()).collect();
+    let dense = Tensor::<2>::from_data(TensorData::new(values.clone(), [3, 100]), &Device::flex());
+    let one = Tensor::<2>::from_data(TensorData::new(vec![1.0f32, 0.0, 0.0], [1, 3]), &Device::flex());
+    assert_eq!(host(linear_data_grad(one, dense.cast(DType::F16), Precision::F32)), values[..100]);
+}

@@ -1,0 +1,93 @@
+//! Values in blocks of few bits, and how to get at some of them.
+
+use std::ops::Range;
+
+use super::{int8, nf4};
+
+/// How blocks stand for values.
+#[derive(Clone, Copy, Debug)]
+pub enum Form {
+    /// A scale a row ([`int8`]).
+    Int8,
+    /// 4-bit levels in blocks of 64 ([`nf4`]).
+    Nf4,
+    /// Blocks of a file.
+    File(Coding),
+}
+
+/// Blocks of a file: a whole number of them a row, each on its own.
+#[derive(Clone, Copy, Debug)]
+pub struct Coding {
+    /// Values of a block.
+    pub len: usize,
+    /// Bytes of a block.
+    pub bytes: usize,
+    /// Some blocks, and the values they stand for.
+    pub decode: fn(&[u8], &mut [f32]),
+}
+
+/// Most values of a [`Coding`]'s block.
+const LONGEST: usize = 256;
+
+impl Coding {
+    /// The values from `at` on. A block of which not all are asked for is decoded beside.
+    fn decode(&self, blocks: &[u8], at: usize, out: &mut [f32]) {
+        let Self { len, bytes, decode } = *self;
+        let block = |i: usize, count: usize| &blocks[i * bytes..(i + count) * bytes];
+        let mut beside = [0.0; LONGEST];
+        let mut done = 0;
+        while done < out.len() {
+            let (first, left) = (at + done, out.len() - done);
+            let (i, within) = (first / len, first % len);
+            let whole_blocks = within == 0 && left >= len;
+            let count = if whole_blocks { left / len * len } else { (len - within).min(left) };
+            let out = &mut out[done..done + count];
+            if whole_blocks {
+                decode(block(i, count / len), out);
+            } else {
+                decode(block(i, 1), &mut beside[..len]);
+                out.copy_from_slice(&beside[within..within + count]);
+            }
+            done += count;
+        }
+    }
+}
+
+/// A matrix in blocks, or a part of one.
+#[derive(Clone, Copy)]
+pub(crate) struct Packed<'a> {
+    codes: &'a [u8],
+    scales: &'a [f32],
+    form: Form,
+    /// `[rows, columns]` of the whole.
+    shape: [usize; 2],
+    /// Where in the whole these values begin, row by row.
+    start: usize,
+    len: usize,
+}
+
+impl<'a> Packed<'a> {
+    /// A whole matrix.
+    pub(super) fn new(form: Form, codes: &'a [u8], scales: &'a [f32], shape: [usize; 2]) -> Self {
+        Self { codes, scales, form, shape, start: 0, len: shape[0] * shape[1] }
+    }
+
+    pub(super) fn part(self, range: Range<usize>) -> Self {
+        assert!(range.end <= self.len, "values {range:?} of {}", self.len);
+        Self { start: self.start + range.start, len: range.len(), ..self }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.len
+    }
+
+    /// The values from `at` on.
+    pub(super) fn decode(&self, at: usize, out: &mut [f32]) {
+        let (at, [rows, columns]) = (self.start + at, self.shape);
+        match self.form {
+            Form::Int8 => int8::decode(self.codes, self.scales, columns, at, out),
+            Form::Nf4 => nf4::decode(self.codes, self.scales, rows * columns, at, out),
+            Form::File(coding) => coding.decode(self.codes, at, out),
+        }
+    }
+}

@@ -1,0 +1,166 @@
+//! A weight as it is stored: dense in some float type, or in blocks.
+
+use burn::backend::tensor::{FloatTensor, IntTensor};
+use burn::backend::{Backend, Dispatch, ExtensionType, TensorMetadata};
+use burn::module::Module;
+use burn::tensor::{DType, Device, Int, Tensor, TensorData};
+
+use super::packed::{Coding, Form};
+use super::{int8, nf4};
+
+/// A frozen matrix in few bits a value.
+#[derive(Module, Debug)]
+pub struct Blocks {
+    /// The codes' bytes, four to a number, the first in its lowest bits.
+    codes: Tensor<1, Int>,
+    /// What scales them, and what is added.
+    scales: Tensor<1>,
+    #[module(skip)]
+    form: Form,
+    #[module(skip)]
+    shape: [usize; 2],
+}
+
+impl Blocks {
+    /// Int8 with a scale a row: no value is off by more than the 254th part of its row's largest magnitude. `values` are finite, row by row.
+    ///
+    /// # Panics
+    /// If there are not as many as the shape says.
+    pub fn int8(values: &[f32], shape: [usize; 2], device: &Device) -> Self {
+        check(values.len(), shape);
+        Self::new(Form::Int8, int8::encode(values, shape[1]), shape, device)
+    }
+
+    /// NF4 in blocks of 64 with double quantisation, as bitsandbytes computes it. `values` are finite, row by row.
+    ///
+    /// # Panics
+    /// If there are not as many as the shape says.
+    pub fn nf4(values: &[f32], shape: [usize; 2], device: &Device) -> Self {
+        check(values.len(), shape);
+        Self::new(Form::Nf4, nf4::encode(values), shape, device)
+    }
+
+    /// The blocks of a file as they are, row by row.
+    ///
+    /// # Panics
+    /// If the bytes are not whole blocks of the shape's rows, or a block is longer than 256 values.
+    pub fn of_file(bytes: Vec<u8>, coding: Coding, shape: [usize; 2], device: &Device) -> Self {
+        let [rows, columns] = shape;
+        let fits = columns.is_multiple_of(coding.len) && bytes.len() == rows * columns / coding.len * coding.bytes && coding.len <= 256;
+        assert!(fits, "{} bytes of blocks ({coding:?}) of a matrix {shape:?}", bytes.len());
+        Self::new(Form::File(coding), (bytes, Vec::new()), shape, device)
+    }
+
+    fn new(form: Form, (mut codes, mut scales): (Vec<u8>, Vec<f32>), shape: [usize; 2], device: &Device) -> Self {
+        codes.resize(codes.len().next_multiple_of(4), 0);
+        // Some devices have no tensor of nothing.
+        scales.resize(scales.len().max(1), 0.0);
+        let words: Vec<i32> = codes.as_chunks().0.iter().map(|&bytes| i32::from_le_bytes(bytes)).collect();
+        let (words_len, scales_len) = (words.len(), scales.len());
+        Self {
+            codes: Tensor::from_data(TensorData::new(words, [words_len]), (device, DType::I32)),
+            scales: Tensor::from_data(TensorData::new(scales, [scales_len]), (device, DType::F32)),
+            form,
+            shape,
+        }
+    }
+
+    /// `[out, in]`.
+    pub fn dims(&self) -> [usize; 2] {
+        self.shape
+    }
+
+    /// Where it is.
+    pub fn device(&self) -> Device {
+        self.codes.device()
+    }
+
+    #[cfg(test)]
+    pub(super) fn parts(&self) -> (burn_flex::FlexTensor, burn_flex::FlexTensor, Form, [usize; 2]) {
+        let words = self.codes.clone().try_into_vec_as::<i32>().unwrap_or_default();
+        let scales = self.scales.clone().try_into_vec_as::<f32>().unwrap_or_default();
+        let (n, m) = (words.len(), scales.len());
+        let [words, scales] = [TensorData::new(words, [n]), TensorData::new(scales, [m])].map(burn_flex::FlexTensor::from_data);
+        (words, scales, self.form, self.shape)
+    }
+
+    /// Bytes of its codes and scales.
+    pub fn bytes(&self) -> usize {
+        4 * (self.codes.dims()[0] + self.scales.dims()[0])
+    }
+}
+
+fn check(values: usize, shape: [usize; 2]) {
+    assert_eq!(values, shape.iter().product::<usize>(), "values of a matrix of shape {shape:?}");
+}
+
+/// A matrix as it is stored, `[out, in]`.
+#[derive(Clone, Debug)]
+#[expect(clippy::large_enum_variant, reason = "one a product: a kilobyte of handles")]
+pub enum Weight {
+    /// In some float type.
+    Dense(Tensor<2>),
+    /// In blocks, frozen.
+    Blocks(Blocks),
+}
+
+impl Weight {
+    /// `[out, in]`.
+    pub fn dims(&self) -> [usize; 2] {
+        match self {
+            Self::Dense(weight) => weight.dims(),
+            Self::Blocks(blocks) => blocks.dims(),
+        }
+    }
+
+    /// Where it is.
+    pub fn device(&self) -> Device {
+        match self {
+            Self::Dense(weight) => weight.device(),
+            Self::Blocks(blocks) => blocks.device(),
+        }
+    }
+
+    pub(super) fn into_dispatch(self) -> StoredWeight<Dispatch> {
+        match self {
+            Self::Dense(weight) => StoredWeight::Dense(weight.into_dispatch()),
+            Self::Blocks(Blocks { codes, scales, form, shape }) => {
+                StoredWeight::Blocks { codes: codes.into_dispatch(), scales: scales.into_dispatch(), form, shape }
+            }
+        }
+    }
+}
+
+impl From<Tensor<2>> for Weight {
+    fn from(weight: Tensor<2>) -> Self {
+        Self::Dense(weight)
+    }
+}
+
+/// A [`Weight`] of a backend.
+#[derive(ExtensionType, Clone, Debug)]
+pub enum StoredWeight<B: Backend> {
+    /// `[out, in]`.
+    Dense(FloatTensor<B>),
+    /// In blocks.
+    Blocks {
+        /// The codes' bytes, four to an i32.
+        codes: IntTensor<B>,
+        /// What scales them, f32.
+        scales: FloatTensor<B>,
+        /// How they stand for values.
+        form: Form,
+        /// `[out, in]`.
+        shape: [usize; 2],
+    },
+}
+
+impl<B: Backend> StoredWeight<B> {
+    /// `[out, in]`.
+    pub(super) fn dims(&self) -> [usize; 2] {
+        match self {
+            Self::Dense(weight) => weight.shape().dims(),
+            Self::Blocks { shape, .. } => *shape,
+        }
+    }
+}

@@ -1,0 +1,106 @@
+//! How exactly a run computes: `--precision`.
+
+use bellows_kernels::Precision;
+use bellows_learner::LossScaling;
+use burn::module::{Module, ModuleMapper, Param};
+use burn::tensor::{DType, Tensor};
+use serde::{Deserialize, Serialize};
+
+use crate::load::Path;
+use crate::model::CausalLm;
+
+/// How exactly a run computes. Tensors and sums are f32 in each.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum RunPrecision {
+    /// Everything in f32.
+    #[default]
+    #[serde(rename = "f32")]
+    F32,
+    /// Factors of products with the model's own weights rounded to bf16, where the processor multiplies it.
+    #[serde(rename = "bf16")]
+    Bf16,
+    /// The same rounded to f16, the loss scaled; adapters are f32.
+    #[serde(rename = "fp16")]
+    Fp16,
+    /// Native f16, as cards without bf16 are used: adapters, their gradients and factors are f16 too, the loss is not scaled, Adam's ε is 1e-4.
+    #[serde(rename = "fp16-pure")]
+    Fp16Pure,
+}
+
+/// Adam's ε where what is trained is f16, which rounds 1e-8 to 0.
+const EPSILON: f64 = 1e-4;
+
+impl RunPrecision {
+    /// All of them.
+    pub const ALL: [Self; 4] = [Self::F32, Self::Bf16, Self::Fp16, Self::Fp16Pure];
+
+    /// That of products with the model's own weights.
+    pub fn of_products(self) -> Precision {
+        match self {
+            Self::F32 => Precision::F32,
+            Self::Bf16 => Precision::Bf16,
+            Self::Fp16 => Precision::F16,
+            Self::Fp16Pure => Precision::PureF16,
+        }
+    }
+
+    /// What `--precision` calls it.
+    pub fn name(self) -> &'static str {
+        self.of_products().name()
+    }
+
+    /// By its name.
+    pub fn named(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|precision| precision.name() == name)
+    }
+
+    /// Whether gradients pass through f16.
+    pub fn is_f16(self) -> bool {
+        matches!(self, Self::Fp16 | Self::Fp16Pure)
+    }
+
+    /// How the loss is scaled, where `scale` (`dynamic`, or a number) applies.
+    pub fn loss_scaling(self, scale: &str) -> Option<LossScaling> {
+        match (self, scale) {
+            (Self::Fp16, "dynamic") => Some(LossScaling::Dynamic),
+            (Self::Fp16, number) => number.parse().ok().map(LossScaling::Static),
+            _ => None,
+        }
+    }
+
+    /// Adam's ε, `given` unless that is the default and would be 0 in f16.
+    pub(crate) fn epsilon(self, given: f64, default: f64) -> f64 {
+        if self == Self::Fp16Pure && given == default { EPSILON } else { given }
+    }
+}
+
+/// To the nearest f16s, in f32.
+pub(crate) fn rounded<const D: usize>(tensor: Tensor<D>) -> Tensor<D> {
+    tensor.cast(DType::F16).cast(DType::F32)
+}
+
+/// The model with the parameters that `which` picks by name rounded to f16.
+pub(crate) fn in_f16(model: CausalLm, which: impl Fn(&str) -> bool) -> CausalLm {
+    struct Round<F> {
+        path: Path,
+        which: F,
+    }
+    impl<F: Fn(&str) -> bool> ModuleMapper for Round<F> {
+        fn enter_module(&mut self, name: &str, container: &str) {
+            self.path.enter(name, container);
+        }
+        fn exit_module(&mut self, _: &str, _: &str) {
+            self.path.leave();
+        }
+        fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+            if !(self.which)(&self.path.join()) {
+                return param;
+            }
+            param.map(|value| {
+                let wanted = value.is_require_grad();
+                rounded(value.detach()).set_require_grad(wanted)
+            })
+        }
+    }
+    model.map(&mut Round { path: Path::default(), which })
+}

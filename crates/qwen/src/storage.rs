@@ -1,0 +1,121 @@
+//! How the matrices of a frozen base are stored: as they came, in 16 bits, or in blocks of fewer.
+//!
+//! Only the linear maps of the layers are ever in blocks. The embedding, and a head of its own, are then in bf16 where the device reads that in
+//! place: every token passes through them.
+
+use std::fmt;
+use std::str::FromStr;
+
+use bellows_kernels::{Blocks, reads_bf16};
+use burn::tensor::{DType, Device, Tensor, TensorData};
+use rayon::prelude::*;
+use serde::{Deserialize, Serialize};
+
+/// How the matrices of a frozen base are stored.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum BaseDtype {
+    /// bf16 if that holds every value and the device reads it in place, else f32: always the values of the file.
+    #[default]
+    Auto,
+    /// f32.
+    F32,
+    /// Rounded to bf16.
+    Bf16,
+    /// Rounded to f16.
+    F16,
+    /// A whole number from -127 to 127 a value and a scale a row.
+    Int8,
+    /// 4-bit levels in blocks of 64, their magnitudes in 8 bits (QLoRA, Dettmers et al. 2023).
+    Nf4,
+    /// The blocks of a GGUF as they are; its tensors that are in no blocks as with `Auto`.
+    Gguf,
+}
+
+impl BaseDtype {
+    /// All of them.
+    pub const ALL: [Self; 7] = [Self::Auto, Self::F32, Self::Bf16, Self::F16, Self::Int8, Self::Nf4, Self::Gguf];
+
+    /// What `--base-dtype` calls it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Auto => "auto",
+            Self::F32 => "f32",
+            Self::Bf16 => "bf16",
+            Self::F16 => "f16",
+            Self::Int8 => "int8",
+            Self::Nf4 => "nf4",
+            Self::Gguf => "gguf",
+        }
+    }
+
+    /// Whether the model may compute with other values than those of its file, into which an adapter is merged all the same.
+    pub fn rounds(self) -> bool {
+        matches!(self, Self::Bf16 | Self::F16 | Self::Int8 | Self::Nf4)
+    }
+
+    /// Whether linear maps are in blocks.
+    pub fn is_blocks(self) -> bool {
+        matches!(self, Self::Int8 | Self::Nf4 | Self::Gguf)
+    }
+
+    /// What makes blocks of a linear map's finite values, if they are to be in such.
+    pub(crate) fn encoder(self) -> Option<Encoder> {
+        match self {
+            Self::Int8 => Some(Blocks::int8),
+            Self::Nf4 => Some(Blocks::nf4),
+            _ => None,
+        }
+    }
+
+    /// A tensor that is in no blocks; matrices (two extents) may be in 16 bits.
+    ///
+    /// # Errors
+    /// A value beyond the range of f16.
+    pub(crate) fn tensor<const D: usize>(self, values: Vec<f32>, shape: [usize; D], device: &Device) -> Result<Tensor<D>, OutOfRange> {
+        let dtype = match self {
+            _ if D != 2 => DType::F32,
+            Self::Auto | Self::Gguf if reads_bf16(device) && fits_bf16(&values) => DType::BF16,
+            Self::Int8 | Self::Nf4 if reads_bf16(device) => DType::BF16,
+            Self::Bf16 => DType::BF16,
+            Self::F16 => DType::F16,
+            Self::Auto | Self::F32 | Self::Gguf | Self::Int8 | Self::Nf4 => DType::F32,
+        };
+        if dtype == DType::F16 && values.par_iter().any(|v| v.abs() > F16_MAX) {
+            return Err(OutOfRange);
+        }
+        let tensor = Tensor::<D>::from_data(TensorData::new(values, shape), (device, DType::F32));
+        Ok(if dtype == DType::F32 { tensor } else { tensor.cast(dtype) })
+    }
+}
+
+/// Blocks of a matrix of this shape on this device.
+pub(crate) type Encoder = fn(&[f32], [usize; 2], &Device) -> Blocks;
+
+/// The largest f16.
+const F16_MAX: f32 = 65504.0;
+
+/// A value that f16 does not hold.
+#[derive(Debug)]
+pub(crate) struct OutOfRange;
+
+/// Whether bf16 holds all of these exactly, as it does those of a checkpoint in bf16: kept so, they take half the memory, and products of them
+/// have the same bits.
+fn fits_bf16(values: &[f32]) -> bool {
+    values.par_iter().all(|v| v.to_bits() & 0xffff == 0)
+}
+
+impl fmt::Display for BaseDtype {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+impl FromStr for BaseDtype {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let known = || Self::ALL.map(Self::name).join(", ");
+        Self::ALL.into_iter().find(|dtype| dtype.name() == text).ok_or_else(|| format!("no base dtype is called {text}: {}", known()))
+    }
+}

@@ -1,0 +1,119 @@
+//! Products in f16: what overflows is skipped, counted and named, the loss scale finds its place and survives, and pure f16 trains f16.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+mod support;
+
+use std::cell::RefCell;
+use std::path::Path;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use bellows_chat::Template;
+use bellows_learner::{LearnError, Notice, Observer, OptimizerKind, Outcome};
+use bellows_qwen::base::Base;
+use bellows_qwen::config::SftConfig;
+use bellows_qwen::data::SftData;
+use bellows_qwen::model::CausalLm;
+use bellows_qwen::precision::RunPrecision;
+use bellows_qwen::train::{Finetune, FinetuneError};
+use bellows_runs::RunDir;
+use burn::tensor::Device;
+use support::{ending, error, examples, model, settings, shape, tokenizer};
+
+const LENGTHS: [usize; 12] = [5, 9, 13, 7, 20, 11, 6, 15, 8, 10, 12, 14];
+
+#[derive(Clone, Default)]
+struct Told(Rc<RefCell<Vec<String>>>);
+
+impl Observer for Told {
+    fn on_notice(&mut self, notice: &Notice) {
+        self.0.borrow_mut().push(format!("{}: {}", notice.kind, notice.message));
+    }
+}
+
+fn on(config: &SftConfig, model: CausalLm, dir: &Path) -> Finetune {
+    let base = Base { model, config: shape(), tokenizer: tokenizer() };
+    let data = SftData { train: examples(&LENGTHS).into(), ..SftData::default() };
+    let dir = RunDir::create(dir, "run", true).unwrap();
+    Finetune::new(config.clone(), base, data, Template::ChatMl, &Device::flex(), dir).unwrap()
+}
+
+/// A model whose final norm makes gradients a hundred times as large.
+fn loud() -> CausalLm {
+    let mut model = model();
+    model.model.norm.weight = model.model.norm.weight.clone().map(|w| w.mul_scalar(100.0));
+    model
+}
+
+fn with(precision: RunPrecision) -> SftConfig {
+    SftConfig { precision, ..settings() }
+}
+
+fn trained(config: &SftConfig) -> Vec<(String, Vec<f32>)> {
+    let dir = tempfile::tempdir().unwrap();
+    let mut run = on(config, model(), dir.path());
+    assert_eq!(run.run().unwrap().outcome, Outcome::Finished);
+    ending(&mut run)
+}
+
+#[test]
+fn a_run_in_f16_is_near_one_in_f32() {
+    // SGD moves by what gradients are; Adam would by their signs, and has an ε of its own in pure f16.
+    let sgd = |precision| SftConfig { optim: OptimizerKind::Sgd, ..with(precision) };
+    let plain = trained(&sgd(RunPrecision::F32));
+    for (precision, limit) in [(RunPrecision::Fp16, 5e-3), (RunPrecision::Fp16Pure, 2e-2)] {
+        for gradient_checkpointing in [true, false] {
+            let config = SftConfig { gradient_checkpointing, ..sgd(precision) };
+            for ((name, ours), (_, theirs)) in trained(&config).iter().zip(&plain) {
+                let e = error(ours, theirs);
+                assert!(e > 0.0 && e < limit, "{precision:?} {name}: {e:e}");
+                // The lowest 13 of the 23 bits of a mantissa.
+                let halves = ours.iter().all(|v| v.to_bits() & 0x1fff == 0);
+                assert_eq!(halves, precision == RunPrecision::Fp16Pure, "{name}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_dynamic_scale_comes_down_until_gradients_fit_and_survives() {
+    let config = with(RunPrecision::Fp16);
+    let (whole, parts) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let (mut run, told) = (on(&config, loud(), whole.path()), Told::default());
+    run.learner().observe(told.clone());
+    assert_eq!(run.run().unwrap().outcome, Outcome::Finished);
+    let counters = run.learner().state().counters.clone();
+    let scale = counters.loss_scale.unwrap();
+    assert!(counters.skipped > 0 && counters.rollbacks == 0 && scale.scale < 65_536.0 && scale.clean > 0, "{counters:?}");
+    assert!(told.0.borrow().iter().any(|line| line.contains("the gradient is not finite") && line.contains("loss scale is 32768")));
+
+    let mut first = on(&config, loud(), parts.path());
+    first.learner().stop_when(Arc::new(AtomicBool::new(true)));
+    assert_eq!(first.run().unwrap().outcome, Outcome::Interrupted);
+    let mut second = on(&config, loud(), parts.path());
+    second.learner().resume().unwrap();
+    assert_eq!(second.run().unwrap().outcome, Outcome::Finished);
+    assert!(ending(&mut run) == ending(&mut second));
+    assert_eq!(second.learner().state().counters.loss_scale, Some(scale));
+}
+
+#[test]
+fn what_never_fits_ends_with_the_layer_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = SftConfig { loss_scale: "1e12".into(), ..with(RunPrecision::Fp16) };
+    let (mut run, told) = (on(&config, model(), dir.path()), Told::default());
+    run.learner().observe(told.clone());
+    let end = run.run().unwrap_err();
+    assert!(matches!(end, FinetuneError::Learn(LearnError::Diverged { .. })), "{end}");
+    let told = told.0.borrow();
+    assert!(told.iter().any(|line| line.contains("the first number that is not finite: the gradient of")), "{told:#?}");
+}
+
+#[test]
+fn scales_are_checked() {
+    for scale in ["-1", "0", "much", "nan"] {
+        let error = SftConfig { loss_scale: scale.into(), ..settings() }.validate().unwrap_err().to_string();
+        assert!(error.contains("loss_scale"), "{error}");
+    }
+}

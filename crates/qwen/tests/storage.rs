@@ -1,0 +1,153 @@
+//! However a frozen base is stored, a step computes with exactly the values that are stored.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+mod support;
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use bellows_chat::Template;
+use bellows_learner::{Draw, Layout, Outcome, Stopwatch, Task};
+use bellows_qwen::arch::Architecture;
+use bellows_qwen::base::{Base, BaseError, random};
+use bellows_qwen::config::{Method, SftConfig};
+use bellows_qwen::data::SftData;
+use bellows_qwen::export::write_gguf;
+use bellows_qwen::model::pass::Pass;
+use bellows_qwen::model::weight::Weight;
+use bellows_qwen::model::{CausalLm, ModelConfig};
+use bellows_qwen::storage::BaseDtype;
+use bellows_qwen::task::SftTask;
+use bellows_qwen::train::Finetune;
+use bellows_qwen::weights::visit;
+use bellows_runs::RunDir;
+use bellows_weights::gguf::Preset;
+use burn::data::dataset::InMemDataset;
+use burn::module::{Module, Param};
+use burn::tensor::{DType, Device, Tensor, TensorData};
+use support::{ending, error, examples, host, model, scatter, settings, shape, tokenizer};
+
+const LENGTHS: [usize; 5] = [5, 9, 13, 7, 20];
+
+fn stored(dtype: BaseDtype) -> CausalLm {
+    let base = Base { model: model(), config: shape(), tokenizer: tokenizer() };
+    base.stored_as(dtype, &Device::flex()).unwrap().model
+}
+
+/// The same values, every one of them in f32.
+fn dense(mut model: CausalLm) -> CausalLm {
+    for (_, linear) in model.linears_mut() {
+        linear.weight = Weight::frozen(linear.weight.val().cast(DType::F32));
+    }
+    let rows = model.model.embed_tokens.weight.val().cast(DType::F32);
+    model.model.embed_tokens.weight = Param::from_tensor(rows).set_require_grad(false);
+    model
+}
+
+/// Loss and gradients of a batch of adapters on `model`.
+fn step(model: CausalLm, config: &SftConfig) -> Vec<Vec<f32>> {
+    let model = scatter(config.lora().apply(model, 1).unwrap(), |name| name.ends_with("lora_B")).train();
+    let task = SftTask::new(config.clone(), config.lora(), shape(), examples(&LENGTHS), Vec::new(), 0);
+    let layout = Layout::of(&model, |name| task.role_of(name));
+    let (draw, device) = (Draw { seed: 0, epoch: 0, epochs: 1, step: 0 }, Device::flex().autodiff());
+    let batch = task.batch(&InMemDataset::new(Vec::new()), draw, &task.plan(draw).unwrap()[0]).unwrap();
+    let (output, grads) = task.gradients(&model, &batch, draw, &device, &layout, &mut Stopwatch::start(None));
+    std::iter::once(host(output.loss)).chain(grads.into_iter().map(|grad| host(grad.unwrap()))).collect()
+}
+
+fn logits(model: &CausalLm, shape: &ModelConfig) -> Vec<f32> {
+    let ids: Vec<i32> = (0..17).map(|i| i * 7 % 64).collect();
+    let positions: Vec<i32> = (0..17).collect();
+    let pass = Pass::new([1, 17], &positions, &[0; 17], shape, &Device::flex());
+    host(model.forward(Tensor::from_data(TensorData::new(ids, [1, 17]), &Device::flex()), &pass))
+}
+
+#[test]
+fn a_step_has_the_bits_of_one_with_the_same_values_in_f32() {
+    let plain = logits(&model(), &shape());
+    // What rounding does to the logits, more or less.
+    let limits = [(BaseDtype::F32, 0.0), (BaseDtype::F16, 1e-3), (BaseDtype::Bf16, 8e-3), (BaseDtype::Int8, 3e-2), (BaseDtype::Nf4, 0.4)];
+    for (dtype, limit) in limits {
+        let base = stored(dtype);
+        let e = error(&logits(&base, &shape()), &plain);
+        assert!(e <= limit && (e > limit / 100.0 || limit == 0.0), "{dtype}: {e:e}");
+        assert_eq!(base.linears().all(|(_, linear)| matches!(linear.weight, Weight::Blocks(_))), dtype.is_blocks(), "{dtype}");
+        for gradient_checkpointing in [true, false] {
+            for (use_dora, lora_dropout) in [(false, 0.0), (true, 0.1)] {
+                let config = SftConfig { gradient_checkpointing, batch_size: 3, use_dora, lora_dropout, ..settings() };
+                let (ours, theirs) = (step(base.clone(), &config), step(dense(base.clone()), &config));
+                assert!(ours.len() == theirs.len() && ours == theirs, "{dtype}, checkpointing {gradient_checkpointing}, DoRA {use_dora}");
+            }
+        }
+    }
+}
+
+#[test]
+fn everything_of_a_model_in_blocks_is_visited() {
+    let names = |model: &CausalLm| {
+        let mut names = Vec::new();
+        visit(model, &mut |name, shape, read| names.push((name.to_owned(), shape.to_vec(), read().unwrap().len())));
+        names.sort();
+        names
+    };
+    assert_eq!(names(&stored(BaseDtype::Nf4)), names(&model()));
+}
+
+/// A run on a base stored as `dtype` in a directory that may have one.
+fn on(dtype: BaseDtype, dir: &Path) -> Finetune {
+    let base = Base { model: stored(dtype), config: shape(), tokenizer: tokenizer() };
+    let data = SftData { train: examples(&LENGTHS).into(), ..SftData::default() };
+    let config = SftConfig { base_dtype: dtype, ..settings() };
+    Finetune::new(config, base, data, Template::ChatMl, &Device::flex(), RunDir::create(dir, "run", true).unwrap()).unwrap()
+}
+
+#[test]
+fn a_run_on_nf4_goes_on_where_it_was_and_on_nothing_else() {
+    let (whole, parts) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let mut whole = on(BaseDtype::Nf4, whole.path());
+    assert_eq!(whole.run().unwrap().outcome, Outcome::Finished);
+    let mut first = on(BaseDtype::Nf4, parts.path());
+    first.learner().stop_when(Arc::new(AtomicBool::new(true)));
+    assert_eq!(first.run().unwrap().outcome, Outcome::Interrupted);
+    let refused = on(BaseDtype::Int8, parts.path()).learner().resume().unwrap_err().to_string();
+    assert!(refused.contains("base_dtype"), "{refused}");
+    let mut second = on(BaseDtype::Nf4, parts.path());
+    second.learner().resume().unwrap();
+    assert_eq!(second.run().unwrap().outcome, Outcome::Finished);
+    assert!(ending(&mut whole) == ending(&mut second));
+}
+
+#[test]
+fn a_ggufs_own_blocks_are_the_values_they_stand_for() {
+    let (dir, device) = (tempfile::tempdir().unwrap(), Device::flex());
+    let llama = ModelConfig { architecture: Architecture::Llama, qkv_bias: false, ..shape() };
+    for (shape, preset) in [(shape(), Preset::Q8_0), (llama.clone(), Preset::Q4_0), (llama, Preset::F16)] {
+        let file = dir.path().join("m.gguf");
+        write_gguf(&file, &random(&shape, 3, &device), &shape, &tokenizer(), preset, "m").unwrap();
+        let [blocks, values] = [BaseDtype::Gguf, BaseDtype::Auto].map(|dtype| Base::open_as(&file, dtype, &device).unwrap().model);
+        assert!(blocks.linears().all(|(_, linear)| matches!(linear.weight, Weight::Blocks(_))));
+        assert!(logits(&blocks, &shape) == logits(&values, &shape), "{}", preset.name());
+        let nf4 = Base::open_as(&file, BaseDtype::Nf4, &device).unwrap().model;
+        let e = error(&logits(&nf4, &shape), &logits(&values, &shape));
+        assert!(e > 0.0 && e < 0.4, "{e:e}");
+    }
+    let wrong = Base::open_as(dir.path(), BaseDtype::Gguf, &device).err().unwrap();
+    assert!(matches!(wrong, BaseError::NoBlocks(_)), "{wrong}");
+}
+
+#[test]
+fn what_is_trained_is_in_no_blocks() {
+    let full = SftConfig { method: Method::Full, base_dtype: BaseDtype::Nf4, ..settings() };
+    assert!(full.validate().unwrap_err().to_string().contains("base_dtype"));
+    let whole = SftConfig { modules_to_save: vec!["down_proj".into()], ..settings() };
+    let error = whole.lora().apply(stored(BaseDtype::Int8), 0).unwrap_err().to_string();
+    assert!(error.contains("model.layers.0.mlp.down_proj is stored in blocks"), "{error}");
+    // f16 ends where bf16 does not.
+    let mut large = model();
+    large.model.embed_tokens.weight = large.model.embed_tokens.weight.clone().map(|w| w.mul_scalar(1e6));
+    let base = || Base { model: large.clone(), config: shape(), tokenizer: tokenizer() };
+    let error = base().stored_as(BaseDtype::F16, &Device::flex()).err().unwrap().to_string();
+    assert!(error.contains("embed_tokens") && error.contains("65504"), "{error}");
+    assert!(base().stored_as(BaseDtype::Bf16, &Device::flex()).is_ok());
+}

@@ -1,0 +1,36 @@
+//! What precision costs: the tiny preset in each, by its loss on the chats it is judged by. Minutes of computing, so only when asked for
+//! (`--ignored`).
+#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a test may panic, and says what it measured")]
+
+mod support;
+
+use std::path::Path;
+
+use support::{expect_code, llm_finetune};
+
+/// The lowest validation loss of a run.
+fn loss(precision: &str, base: &str, seed: &str) -> f64 {
+    let dir = tempfile::tempdir().unwrap();
+    let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("../datasets/tiny-chat");
+    let args = ["--config", "tiny", "--data", data.to_str().unwrap(), "--device", "cpu", "--save-merged=false", "--precision", precision];
+    let args = [&args[..], &["--base-dtype", base, "--seed", seed]].concat();
+    let (out, _) = expect_code(&mut llm_finetune(dir.path(), &args), 0);
+    let found = out.lines().find_map(|line| line.strip_prefix("Lowest validation loss ")).unwrap();
+    found.split(',').next().unwrap().parse().unwrap()
+}
+
+#[test]
+#[ignore = "twelve runs of a minute or more"]
+fn every_precision_ends_within_two_percent_of_f32() {
+    let seeds = ["0", "1", "2"];
+    let of = |precision: &str| seeds.map(|seed| loss(precision, "auto", seed));
+    let mean = |losses: [f64; 3]| losses.iter().sum::<f64>() / 3.0;
+    let plain = of("f32");
+    println!("f32 {plain:.4?}");
+    for precision in ["bf16", "fp16", "fp16-pure"] {
+        let losses = of(precision);
+        let off = mean(losses) / mean(plain) - 1.0;
+        println!("{precision} {losses:.4?}: {:+.2} %", 100.0 * off);
+        assert!(off.abs() < 0.02, "{precision}: {losses:?} for {plain:?}");
+    }
+}

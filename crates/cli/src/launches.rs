@@ -3,9 +3,9 @@
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
+use bellows_device::CARDS;
 use serde_json::json;
 
-use crate::cards::{CARDS, Load};
 use crate::console::say;
 use crate::failure::{Failure, Usage};
 
@@ -23,11 +23,10 @@ pub fn say_launches(
     if total == 0 {
         return Err(Usage("benchmark --count: the processor launches nothing; name a GPU with --device".into()).into());
     }
-    let loads: Vec<Load> = work.values().map(|&(_, bytes, flops)| Load { bytes, flops }).collect();
-    let bytes: u64 = loads.iter().map(|load| load.bytes).sum();
-    let flops: u64 = loads.iter().map(|load| load.flops).sum();
+    let known: Vec<(u64, u64)> = work.values().map(|&(_, bytes, flops)| (bytes, flops)).collect();
+    let (bytes, flops) = known.iter().fold((0, 0), |(bytes, flops), more| (bytes + more.0, flops + more.1));
     let ours: usize = work.values().map(|(launches, ..)| launches).sum();
-    let cards = CARDS.map(|card| (card, card.seconds(&loads, total)));
+    let cards = CARDS.map(|card| (card, card.seconds(&known, total)));
     if json {
         let work: BTreeMap<_, _> = work
             .iter()

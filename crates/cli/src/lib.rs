@@ -4,7 +4,6 @@
 //! This is the part that prints, so only binaries depend on it. What a program can do, and which settings it has, it knows itself.
 
 mod background;
-mod cards;
 mod console;
 mod device;
 mod failure;

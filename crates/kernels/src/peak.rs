@@ -39,14 +39,15 @@ pub fn product_rate(precision: Precision) -> f64 {
     const ROUNDS: usize = 5;
     let (x, mut y) = (vec![0.5; ROWS * DEEP], vec![0.0; ROWS * OUT]);
     let (wide, narrow) = match precision {
-        Precision::F32 => (vec![0.5; OUT * DEEP], Vec::new()),
+        Precision::F32 | Precision::F16 | Precision::PureF16 => (vec![0.5; OUT * DEEP], Vec::new()),
         Precision::Bf16 => (Vec::new(), vec![bf16::from_f32(0.5); OUT * DEEP]),
     };
     let (weight, level) = match precision {
-        Precision::F32 => (Stored::F32(&wide), level()),
+        Precision::F32 | Precision::F16 | Precision::PureF16 => (Stored::F32(&wide), level()),
         Precision::Bf16 => (Stored::Bf16(&narrow), level().in_bf16()),
     };
-    let term = Term { left: Operand::lines(Stored::F32(&x), DEEP), right: Operand::lines(weight, DEEP), depth: DEEP, level };
+    let in_f16 = matches!(precision, Precision::F16 | Precision::PureF16);
+    let term = Term { left: Operand::lines(Stored::F32(&x), DEEP), right: Operand::lines(weight, DEEP), depth: DEEP, level, in_f16 };
     let mut product = || {
         let started = Instant::now();
         multiply(&[term], OUT, Begin::Zero, &mut y);

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use bellows_cli::{Failure, Signals, Usage, flag, flag_values, join_pool, option, say, switch, text, yaml_layer};
+use bellows_cli::{Failure, Signals, Usage, flag, flag_values, join_pool, note, option, say, switch, text, yaml_layer};
 use bellows_device::{Backend, CARDS, Card, Selected, processor};
 use bellows_kernels::processor_peak;
 use bellows_learner::memory::free_memory;
@@ -119,7 +119,7 @@ fn subject(config: &TrainConfig) -> Result<(usize, usize, f64), Failure> {
     }
     // Sizes are known without decoding.
     let plain = TrainConfig { cache: Cache::Off, ..config.clone() };
-    let data = watched(|progress| TrainingData::open(&plain, progress))?;
+    let data = watched(note, |progress| TrainingData::open(&plain, progress))?;
     let cache = if config.cache == Cache::Ram { data.cache_bytes(config.imgsz) } else { 0.0 };
     Ok((data.names.len(), data.channels, cache))
 }

@@ -78,7 +78,7 @@ fn rows_that_cannot_be_used_are_counted_listed_and_too_many_stop() {
     let config = SftConfig { data: vec![write(dir.path(), "c.csv", cells)], skip_bad_rows: true, ..SftConfig::default() };
     let data = open(&config).unwrap();
     assert_eq!((data.train.len(), data.left.bad), (297, 2));
-    assert!(data.summary()[2].contains("c.csv:2: CSV: 1 cells; the header has 2"), "{:?}", data.summary());
+    assert!(data.summary(Objective::Sft)[2].contains("c.csv:2: CSV: 1 cells; the header has 2"), "{:?}", data.summary(Objective::Sft));
 }
 
 #[test]

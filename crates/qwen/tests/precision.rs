@@ -11,6 +11,7 @@ use std::sync::atomic::AtomicBool;
 
 use bellows_chat::Template;
 use bellows_learner::{LearnError, Notice, Observer, OptimizerKind, Outcome};
+use bellows_qwen::checkpointing::Checkpointing;
 use bellows_qwen::base::Base;
 use bellows_qwen::config::SftConfig;
 use bellows_qwen::data::SftData;
@@ -63,7 +64,7 @@ fn a_run_in_f16_is_near_one_in_f32() {
     let sgd = |precision| SftConfig { optim: OptimizerKind::Sgd, ..with(precision) };
     let plain = trained(&sgd(RunPrecision::F32));
     for (precision, limit) in [(RunPrecision::Fp16, 5e-3), (RunPrecision::Fp16Pure, 2e-2)] {
-        for gradient_checkpointing in [true, false] {
+        for gradient_checkpointing in [Checkpointing::ALL, Checkpointing::OFF] {
             let config = SftConfig { gradient_checkpointing, ..sgd(precision) };
             for ((name, ours), (_, theirs)) in trained(&config).iter().zip(&plain) {
                 let e = error(ours, theirs);

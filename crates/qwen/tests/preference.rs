@@ -17,6 +17,7 @@ use bellows_qwen::model::{CausalLm, ModelConfig};
 use bellows_qwen::pairs::PairBatch;
 use bellows_qwen::peft;
 use bellows_qwen::preference::{LogP, Objective, PairLoss};
+use bellows_qwen::storage::BaseDtype;
 use bellows_qwen::task::SftTask;
 use bellows_weights::read;
 use burn::module::Module;
@@ -79,7 +80,7 @@ fn losses_and_adapter_gradients_are_those_of_pytorch() {
     let weights = read(&dir.join("model/model.safetensors")).unwrap().tensors;
     let value = |name: &str| Ok(weights.get(name).map(|t| (t.shape.clone(), t.to_f32().unwrap())));
     let (adapter, tensors) = peft::read(&dir.join("adapter")).unwrap();
-    let model = peft::attach(load(CausalLm::new(&config, &device), value).unwrap(), &adapter, tensors, &dir).unwrap();
+    let model = peft::attach(load(CausalLm::new(&config, &device), BaseDtype::Auto, value).unwrap(), &adapter, tensors, &dir).unwrap();
     let theirs = read(&golden().join("preference/gradients.safetensors")).unwrap().tensors;
     let (cases, examples) = (cases(), pairs());
     let rows: Vec<Vec<&Encoded>> = examples.iter().map(|example| vec![example]).collect();

@@ -145,10 +145,13 @@ fn check_half(case: &Case, plain: &Device) {
     assert!(worst_each(&items, get("items")) <= 1e-2, "{items:?}");
     let grads = gradients(&model, &out.total.backward());
     assert!(grads.len() == 183 && grads.values().flatten().all(|g| g.is_finite()));
-    let errors = grads.iter().zip(get("grad.sketch").chunks(9)).map(|((k, g), r)| (sketch_error(sketch(k, g), r), k));
-    let (error, name) = errors.max_by(|a, b| a.0.total_cmp(&b.0)).unwrap();
-    println!("{} in f16: gradient {error:.1e} at {name}", case.name);
-    assert!(error <= 0.1, "gradient of {name}: {error}");
+    let mut errors: Vec<_> =
+        grads.iter().zip(get("grad.sketch").chunks(9)).map(|((k, g), r)| (sketch_error(sketch(k, g), r), k)).collect();
+    errors.sort_by(|a, b| a.0.total_cmp(&b.0));
+    let [(half, _), (most, name)] = [errors[errors.len() / 2], errors[errors.len() - 1]];
+    println!("{} in f16: gradients {half:.1e} in the middle, {most:.1e} at {name}", case.name);
+    // A target score is the sixth power of an overlap, and small gradients of a head's biases are differences of large ones.
+    assert!(half <= 0.03 && most <= 0.5, "gradients {half}, of {name} {most}");
 }
 
 /// The largest relative difference, element by element; where the reference is zero, so must be the value.

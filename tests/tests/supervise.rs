@@ -90,8 +90,17 @@ fn a_run_that_crashes_goes_on() {
         ("segfault:evaluation:1", "died in an evaluation of SIGSEGV"),
         ("memory:step:2", "died in a step of SIGABRT"),
         ("lost:step:3", "the device failed in a step"),
-        ("segfault:start:1", "died before training of SIGSEGV"),
     ]);
+}
+
+/// Before there is a run directory nothing is written into one; the console tells of it.
+#[test]
+fn a_run_that_crashes_before_it_begins_is_started_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let expected = whole(dir.path());
+    let (_, error) = expect_code(&mut supervised(dir.path(), "v", true, "segfault:start:1"), 0);
+    assert!(error.contains("died before training of SIGSEGV") && error.contains("starting again from"), "{error}");
+    same(&run_of(dir.path(), "v"), &expected, "started again");
 }
 
 #[test]

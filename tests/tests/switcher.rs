@@ -20,7 +20,7 @@ fn a_script_of_theirs_trains_and_is_resumed_by_its_weights() {
     let (out, _) = run(dir.path(), words, 0);
     let lines = [
         "imgsz 60 is no multiple of 32: 64 is used",
-        "amp true: training and validation are f32",
+        "amp true: training is f32 unless",
         "Random first weights",
         "optimizer: RMSProp(lr=0.01, momentum=0.937)",
     ];

@@ -10,9 +10,10 @@ use bellows_qwen::config::SftConfig;
 use bellows_qwen::data::SftData;
 use bellows_qwen::fit::{Question, longest_row};
 use bellows_qwen::hub::describe;
-use bellows_qwen::memory::{Place, Plan, Storage};
+use bellows_qwen::memory::{Place, Plan};
 use bellows_qwen::model::ModelConfig;
 use bellows_qwen::speed::product_rate;
+use bellows_qwen::storage::Storage;
 use serde_json::json;
 
 use crate::args::PlanArgs;

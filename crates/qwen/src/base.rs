@@ -16,12 +16,11 @@ use crate::arch::Architecture;
 use crate::gguf_rope;
 use crate::hub::HubError;
 use crate::load::{HostTensor, LoadError, checked, load};
-use crate::memory::Storage;
 use crate::model::rope::Rotation;
 use crate::model::weight::Weight;
 use crate::model::{CausalLm, ConfigError, ModelConfig};
 use crate::provenance::EDITS;
-use crate::storage::BaseDtype;
+use crate::storage::{BaseDtype, Storage};
 use crate::weights::{Unread, visit};
 
 /// A model, its shape, and the tokenizer it came with.

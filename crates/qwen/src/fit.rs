@@ -5,8 +5,9 @@ use bellows_exit::{Coded, Exit};
 use crate::adapter::AdapterError;
 use crate::checkpointing::Checkpointing;
 use crate::config::SftConfig;
-use crate::memory::{Footprint, Place, Plan, Storage};
+use crate::memory::{Footprint, Place, Plan};
 use crate::model::ModelConfig;
+use crate::storage::Storage;
 
 /// The share of free memory that layers' graphs are kept for: the plan may be off by 15 %.
 const SHARE: f64 = 0.85;

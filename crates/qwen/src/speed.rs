@@ -47,7 +47,8 @@ mod tests {
     use super::*;
     use crate::bench::Size;
     use crate::config::{Method, SftConfig};
-    use crate::memory::{Place, Storage};
+    use crate::memory::Place;
+    use crate::storage::Storage;
 
     #[test]
     fn the_work_is_what_is_counted_by_hand() {

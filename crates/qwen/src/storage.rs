@@ -89,6 +89,54 @@ impl BaseDtype {
     }
 }
 
+/// What a weight of the matrices takes, for plans of memory.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Storage {
+    /// Four bytes a weight.
+    F32,
+    /// bf16 or f16: two.
+    Half,
+    /// A byte, and a scale in f32 for each row.
+    Int8,
+    /// Half a byte, an 8-bit scale for 64 of them, and one in f32 for 256 of those (QLoRA, Dettmers et al. 2023, section 3).
+    Nf4,
+    /// Blocks as a GGUF has them: so many bytes a weight.
+    Blocks(f64),
+}
+
+impl Storage {
+    /// What `base_dtype` says of it; `None` where that follows from the file.
+    pub fn asked(dtype: BaseDtype) -> Option<Self> {
+        match dtype {
+            BaseDtype::Auto | BaseDtype::Gguf => None,
+            BaseDtype::F32 => Some(Self::F32),
+            BaseDtype::Bf16 | BaseDtype::F16 => Some(Self::Half),
+            BaseDtype::Int8 => Some(Self::Int8),
+            BaseDtype::Nf4 => Some(Self::Nf4),
+        }
+    }
+
+    /// Bytes of a matrix `[rows, columns]`.
+    pub fn bytes(self, [rows, columns]: [usize; 2]) -> f64 {
+        let n = rows as f64 * columns as f64;
+        match self {
+            Self::F32 => 4.0 * n,
+            Self::Half => 2.0 * n,
+            Self::Int8 => n + 4.0 * rows as f64,
+            Self::Nf4 => n * (0.5 + 1.0 / 64.0 + 4.0 / (64.0 * 256.0)),
+            Self::Blocks(bytes) => bytes * n,
+        }
+    }
+
+    /// How embedding and head are stored beside such matrices: what is quantised by values are the maps of the layers alone.
+    pub(crate) fn of_embedding(self) -> Self {
+        match self {
+            Self::Int8 | Self::Nf4 => Self::Half,
+            other => other,
+        }
+    }
+}
+
 /// Blocks of a matrix of this shape on this device.
 pub(crate) type Encoder = fn(&[f32], [usize; 2], &Device) -> Blocks;
 

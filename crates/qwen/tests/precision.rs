@@ -11,8 +11,8 @@ use std::sync::atomic::AtomicBool;
 
 use bellows_chat::Template;
 use bellows_learner::{LearnError, Notice, Observer, OptimizerKind, Outcome};
-use bellows_qwen::checkpointing::Checkpointing;
 use bellows_qwen::base::Base;
+use bellows_qwen::checkpointing::Checkpointing;
 use bellows_qwen::config::SftConfig;
 use bellows_qwen::data::SftData;
 use bellows_qwen::model::CausalLm;

@@ -9,9 +9,9 @@ use std::sync::atomic::AtomicBool;
 
 use bellows_chat::Template;
 use bellows_learner::{Draw, Layout, Outcome, Stopwatch, Task};
-use bellows_qwen::checkpointing::Checkpointing;
 use bellows_qwen::arch::Architecture;
 use bellows_qwen::base::{Base, BaseError, random};
+use bellows_qwen::checkpointing::Checkpointing;
 use bellows_qwen::config::{Method, SftConfig};
 use bellows_qwen::data::SftData;
 use bellows_qwen::export::write_gguf;

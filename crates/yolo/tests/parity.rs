@@ -145,8 +145,7 @@ fn check_half(case: &Case, plain: &Device) {
     assert!(worst_each(&items, get("items")) <= 1e-2, "{items:?}");
     let grads = gradients(&model, &out.total.backward());
     assert!(grads.len() == 183 && grads.values().flatten().all(|g| g.is_finite()));
-    let mut errors: Vec<_> =
-        grads.iter().zip(get("grad.sketch").chunks(9)).map(|((k, g), r)| (sketch_error(sketch(k, g), r), k)).collect();
+    let mut errors: Vec<_> = grads.iter().zip(get("grad.sketch").chunks(9)).map(|((k, g), r)| (sketch_error(sketch(k, g), r), k)).collect();
     errors.sort_by(|a, b| a.0.total_cmp(&b.0));
     let [(half, _), (most, name)] = [errors[errors.len() / 2], errors[errors.len() - 1]];
     println!("{} in f16: gradients {half:.1e} in the middle, {most:.1e} at {name}", case.name);

@@ -5,7 +5,6 @@ use crate::support::{cases, cube, numbers, on_each_device, pattern, relative};
 use bellows_kernels::foreground::{BINS, ForegroundOps};
 use bellows_kernels::logits::LogitOps;
 use bellows_kernels::{Foreground, Positive};
-use burn::backend::Backend;
 use burn::tensor::TensorData;
 use burn_cubecl::CubeBackend;
 use burn_flex::{Flex, FlexTensor};
@@ -34,15 +33,12 @@ fn positives(count: usize, [b, classes, a]: [usize; 3]) -> Foreground {
 }
 
 /// Terms, the gradient of all of them, what the sides expect, and what an assigner asks.
-fn on<B: ForegroundOps>(
+fn on<B: ForegroundOps + LogitOps>(
     [b, classes, a]: [usize; 3],
     foreground: &Foreground,
     upload: impl Fn(TensorData) -> B::FloatTensorPrimitive,
     host: impl Fn(B::FloatTensorPrimitive) -> Vec<f32>,
-) -> [Vec<f32>; 4]
-where
-    B: Backend + LogitOps,
-{
+) -> [Vec<f32>; 4] {
     let c = SIDES + classes;
     let x: Vec<f32> = pattern(1, b * c * a).into_iter().map(|v| 6.0 * v - 2.0).collect();
     let x = upload(TensorData::new(x, [b, c, a]));

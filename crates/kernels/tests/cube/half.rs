@@ -14,6 +14,7 @@ use std::env;
 const EPSILON: f32 = 1.0 / 2048.0;
 
 /// Whether the device has it; lavapipe is among the devices of the tests because it does.
+#[expect(clippy::print_stderr, reason = "a test that is skipped must say so")]
 fn has_half() -> bool {
     let has = CubeBackend::supports_dtype(&device(), DType::F16);
     assert!(has || env::var_os("VK_DRIVER_FILES").is_none_or(|icd| !icd.to_string_lossy().contains("lvp")), "lavapipe without f16");

@@ -1,0 +1,112 @@
+//! Settings from layers, their rules, and what becomes of a peer's arguments.
+
+use serde_json::{Value, json};
+
+use super::*;
+
+fn layer(origin: &str, values: Value) -> Layer {
+    Layer { origin: origin.into(), values: values.as_object().cloned().unwrap() }
+}
+
+#[test]
+fn later_layers_win_and_hyphens_are_underscores() {
+    let layers = [layer("file", json!({"epochs": 3, "box": 2.0})), layer("flags", json!({"epochs": 5, "close-mosaic": 0, "cache": "ram"}))];
+    let config = TrainConfig::from_layers(&layers).unwrap();
+    assert_eq!((config.epochs, config.close_mosaic, config.box_, config.cache), (5, 0, 2.0, Cache::Ram));
+}
+
+#[test]
+fn unknown_keys_name_the_closest_and_the_file() {
+    let error = TrainConfig::from_layers(&[layer("my.yaml", json!({"epoch": 3}))]).unwrap_err().to_string();
+    assert!(error.contains("my.yaml") && error.contains("`epochs`"), "{error}");
+    let error = TrainConfig::from_layers(&[layer("my.yaml", json!({"epochs": "many"}))]).unwrap_err().to_string();
+    assert!(error.contains("epochs") && error.contains("many"), "{error}");
+    let error = TrainConfig::from_layers(&[layer("f", json!({"imgsz": 0}))]).unwrap_err().to_string();
+    assert!(error.contains("imgsz 0"), "{error}");
+}
+
+#[test]
+fn a_peers_arguments_are_taken_told_or_refused() {
+    let notes = |values: Value| TrainConfig::with_notes(&[layer("args.yaml", values)]).map(|(_, notes)| notes);
+    let anyway = json!({"task": "detect", "amp": false, "deterministic": true, "mask_ratio": 4, "device": "cpu", "half": false});
+    assert_eq!(notes(anyway), Ok(Vec::new()));
+    let told = notes(json!({"amp": true, "source": "x.jpg"})).unwrap();
+    assert!(told.len() == 2 && told[0].starts_with("amp true: training is f32 unless"), "{told:?}");
+    assert!(told[1].starts_with("source x.jpg: does nothing in training"), "{told:?}");
+    let error = notes(json!({"task": "obb"})).unwrap_err().to_string();
+    assert!(error.contains("`task` cannot be \"obb\"") && error.contains("detectors"), "{error}");
+    assert!(ABSENT.iter().all(|a| SETTINGS.iter().all(|s| s.key() != a.name)));
+}
+
+#[test]
+fn one_channel_has_no_colours() {
+    let hsv = |channels| TrainConfig::default().augmentation(true, channels);
+    assert_eq!([hsv(1).hsv_h, hsv(1).hsv_s, hsv(1).hsv_v], [0.0; 3]);
+    assert_eq!([hsv(3).hsv_h, hsv(3).hsv_s, hsv(3).hsv_v], [0.015, 0.7, 0.4]);
+}
+
+#[test]
+fn imgsz_is_rounded_up_to_the_stride() {
+    let (config, notes) = TrainConfig::with_notes(&[layer("f", json!({"imgsz": 500}))]).unwrap();
+    assert_eq!((config.imgsz, notes.len()), (512, 1));
+    assert!(notes[0].contains("imgsz 500") && notes[0].contains("512"), "{notes:?}");
+    assert_eq!(TrainConfig::with_notes(&[layer("f", json!({"imgsz": 320}))]).unwrap().1, Vec::<String>::new());
+}
+
+#[test]
+fn a_batch_is_images_or_a_share_of_memory() {
+    let batch = |v: Value| TrainConfig::from_layers(&[layer("f", json!({"batch": v}))]);
+    assert_eq!(batch(json!(8)).unwrap().batch, BatchSize::Images(8));
+    let mut auto = batch(json!(-1)).unwrap();
+    assert_eq!(auto.batch, BatchSize::Memory(0.6));
+    // A gigabyte for four images.
+    let largest = |bytes: f64| (4.0 * bytes / f64::from(1 << 30)) as usize;
+    assert!(auto.clone().resolve_batch(None, largest).unwrap().contains("16 images"));
+    assert!(auto.clone().resolve_batch(Some(1 << 20), largest).unwrap().starts_with("batch: 1 images"));
+    assert!(auto.resolve_batch(Some(10 << 30), largest).unwrap().starts_with("batch: 24 images"));
+    assert_eq!(auto.resolve_batch(Some(10 << 30), largest), None);
+    for bad in [json!(0), json!(-2), json!(2.5), json!("many")] {
+        assert!(batch(bad.clone()).unwrap_err().to_string().contains("batch"), "{bad}");
+    }
+}
+
+#[test]
+fn precision_names_a_way_to_convolve() {
+    let of = |conv: &str, precision: &str| {
+        TrainConfig::from_layers(&[layer("f", json!({"conv": conv, "precision": precision}))]).map(|c| c.lowering().unwrap())
+    };
+    assert_eq!(of("auto", "bf16").unwrap(), Lowering::Bf16);
+    assert_eq!(of("bf16", "f32").unwrap(), Lowering::Bf16);
+    assert_eq!(of("gemm", "f32").unwrap(), Lowering::Gemm);
+    assert!(of("gemm", "bf16").unwrap_err().to_string().contains("not by gemm"));
+    assert_eq!(of("auto", "f16").unwrap(), Lowering::Gemm);
+    assert!(of("direct", "f16").unwrap_err().to_string().contains("not by direct"));
+    assert!(of("auto", "fp8").unwrap_err().to_string().contains("no precision is called fp8"));
+}
+
+#[test]
+fn auto_optimizer_follows_the_field() {
+    let mut ltdv2 = TrainConfig::default();
+    ltdv2.resolve_optimizer(329_299, 4);
+    assert_eq!((ltdv2.optimizer, ltdv2.lr0, ltdv2.momentum, ltdv2.warmup_bias_lr), (OptimizerChoice::SGD, 0.01, 0.937, 0.0));
+    let mut small = TrainConfig::default();
+    small.resolve_optimizer(2029, 4);
+    assert_eq!((small.optimizer, small.lr0, small.momentum), (OptimizerChoice::AdamW, 0.00125, 0.9));
+    let mut coco = TrainConfig::default();
+    coco.resolve_optimizer(128, 80);
+    assert_eq!(coco.lr0, 0.000119);
+}
+
+#[test]
+fn weight_decay_follows_the_accumulated_batch() {
+    assert_eq!(TrainConfig::default().effective_weight_decay(), 0.0005);
+    let odd = TrainConfig { batch: BatchSize::Images(24), ..TrainConfig::default() };
+    assert_eq!(odd.effective_weight_decay(), 0.0005 * 72.0 / 64.0);
+}
+
+#[test]
+fn a_written_config_reads_back_the_same() {
+    let config = TrainConfig { freeze: Freeze::List(vec![1, 2]), time: Some(0.5), ..TrainConfig::default() };
+    let text = serde_json::to_string(&config).unwrap();
+    assert_eq!(serde_json::from_str::<TrainConfig>(&text).unwrap(), config);
+}

@@ -12,7 +12,6 @@ use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
 
 use crate::concept::args::{self as concept, ConceptArgs};
 use crate::presets::{self, SettingsArgs};
-use crate::tune::MEASURE;
 
 /// What the user asked for.
 pub(crate) enum Request {
@@ -104,6 +103,9 @@ pub(crate) struct EvalArgs {
     pub(crate) asking: Asking,
     pub(crate) json: bool,
 }
+
+/// The flag by which this program asks itself for one measurement.
+pub(crate) const MEASURE: &str = "measure";
 
 /// `plan` as typed.
 pub(crate) struct PlanArgs {

@@ -10,6 +10,7 @@ mod plan;
 mod presets;
 mod preview;
 mod prove;
+mod settle;
 mod speak;
 mod train;
 mod tune;

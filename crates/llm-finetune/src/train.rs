@@ -30,9 +30,9 @@ use serde_json::Map;
 
 use crate::args::TrainArgs;
 use crate::console::Console;
-use crate::plan::settle_memory;
 use crate::presets::settings;
 use crate::prove::prove;
+use crate::settle::settle_memory;
 use crate::speak::{adapter_tokenizer, adopt_tokenizer, open};
 
 /// Trains with these settings, or goes on with the run in `resumed`.

@@ -15,15 +15,13 @@ use bellows_qwen::train::Finetune;
 use bellows_runs::RunDir;
 use serde_json::{Value, json};
 
-use crate::args::TuneArgs;
-use crate::plan::{room, settle_memory};
+use crate::args::{MEASURE, TuneArgs};
 use crate::presets::settings;
+use crate::settle::{room, settle_memory};
 use crate::train::{data_paths, open_base, open_data, open_tokenizer, pick_template};
 
 /// Steps of a measurement: one to warm up, and those that count.
 const STEPS: usize = 3;
-/// The flag by which this program asks itself for one measurement.
-pub(crate) const MEASURE: &str = "measure";
 
 /// A column: its heading, the key of a measurement, digits.
 const COLUMNS: [(&str, &str, usize); 7] = [

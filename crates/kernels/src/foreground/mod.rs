@@ -1,5 +1,5 @@
 //! What a detector's loss asks of the anchors that learn an object: CIoU of the box, cross entropy of its sides' distributions, and the part
-//! of the classes' cross entropy that [`softplus_sum`](crate::softplus_sum) leaves open.
+//! of the classes' cross entropy that [`LogitOps::softplus_sum`] leaves open.
 //!
 //! Of some hundred thousand anchors a few hundred are such. Composed of Burn's operations their terms are three hundred launches on a GPU;
 //! here they are two, and one in the backward pass, which only spreads slopes that were made with the terms.

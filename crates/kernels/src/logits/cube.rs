@@ -182,7 +182,8 @@ impl LogitOps for CubeBackend {
 
     fn predictions(x: CubeTensor, centres: CubeTensor, strides: CubeTensor, chosen: Vec<i32>, bins: usize) -> CubeTensor {
         if !covers([&x, &centres, &strides]) {
-            return portable::predictions::<Self>(x, centres, strides, chosen, bins);
+            let sides = Self::expectation(x.clone(), 4, bins);
+            return portable::predictions::<Self>(x, sides, centres, strides, chosen);
         }
         let [b, c, a] = x.shape().dims();
         let [x, centres, strides] = [x, centres, strides].map(into_contiguous);

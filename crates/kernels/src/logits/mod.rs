@@ -41,7 +41,8 @@ pub trait LogitOps: Backend {
         chosen: Vec<i32>,
         bins: usize,
     ) -> FloatTensor<Self> {
-        portable::predictions::<Self>(x, centres, strides, chosen, bins)
+        let sides = Self::expectation(x.clone(), 4, bins);
+        portable::predictions::<Self>(x, sides, centres, strides, chosen)
     }
 
     /// `Σ k softmax(x)_k` over each of the first `sides` groups of `bins` rows, `[B, sides, A]`, without gradient.

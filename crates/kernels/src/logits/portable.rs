@@ -6,8 +6,6 @@ use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, TensorMetadata};
 use burn::tensor::{Shape, Slice, TensorData};
 
-use super::LogitOps;
-
 /// [`LogitOps::softplus_sum`](super::LogitOps::softplus_sum)
 pub(super) fn softplus_sum<B: Backend>(x: FloatTensor<B>, start: usize, len: usize) -> (FloatTensor<B>, FloatTensor<B>) {
     let x = B::float_slice(x, &[Slice::full(), Slice::from(start..start + len)]);
@@ -23,16 +21,15 @@ pub(super) fn softplus_sum_grad<B: Backend>(slope: FloatTensor<B>, dy: FloatTens
     B::float_slice_assign(zeros, &[Slice::full(), Slice::from(start..start + len)], grad)
 }
 
-/// [`LogitOps::predictions`](super::LogitOps::predictions)
-pub(super) fn predictions<B: LogitOps>(
+/// [`LogitOps::predictions`](super::LogitOps::predictions), `sides` being what x's sides expect.
+pub(super) fn predictions<B: Backend>(
     x: FloatTensor<B>,
+    sides: FloatTensor<B>,
     centres: FloatTensor<B>,
     strides: FloatTensor<B>,
     chosen: Vec<i32>,
-    bins: usize,
 ) -> FloatTensor<B> {
     let [b, c, a] = x.shape().dims();
-    let sides = B::expectation(x.clone(), 4, bins);
     let of = |range: Range<usize>| B::float_slice(sides.clone(), &[Slice::full(), Slice::from(range)]);
     let low = B::float_sub(centres.clone(), of(0..2));
     let high = B::float_add(centres, of(2..4));

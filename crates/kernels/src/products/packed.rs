@@ -7,9 +7,9 @@ use super::{int8, nf4};
 /// How blocks stand for values.
 #[derive(Clone, Copy, Debug)]
 pub enum Form {
-    /// A scale a row ([`int8`]).
+    /// A scale a row (`int8`).
     Int8,
-    /// 4-bit levels in blocks of 64 ([`nf4`]).
+    /// 4-bit levels in blocks of 64 (`nf4`).
     Nf4,
     /// Blocks of a file.
     File(Coding),

@@ -89,6 +89,9 @@ fn ids(value: Option<&Value>) -> Vec<u32> {
     list.iter().filter_map(|id| id.as_u64()?.try_into().ok()).collect()
 }
 
+/// More layers than any model has.
+const MOST_LAYERS: usize = 10_000;
+
 impl ModelConfig {
     /// Reads `config.json`.
     ///
@@ -176,6 +179,10 @@ impl ModelConfig {
         ];
         if let Some((name, _)) = positive.iter().find(|(_, n)| *n == 0) {
             return sizes(format!("{name} is 0"));
+        }
+        // What is planned of layers is planned one by one, before the weights are seen.
+        if self.num_hidden_layers > MOST_LAYERS {
+            return sizes(format!("num_hidden_layers is {}", self.num_hidden_layers));
         }
         for (name, x) in [("rms_norm_eps", self.rms_norm_eps), ("rope_theta", self.rope_theta)] {
             if !(x.is_finite() && x > 0.0) {

@@ -1,0 +1,53 @@
+//! What memory there is, and which layers are run again for it: asked before a run's weights are read.
+
+use bellows_cli::{Failure, note, say};
+use bellows_device::Selected;
+use bellows_learner::memory::free_memory;
+use bellows_qwen::base::Base;
+use bellows_qwen::config::SftConfig;
+use bellows_qwen::data::SftData;
+use bellows_qwen::fit::{Question, longest_row};
+use bellows_qwen::hub::describe;
+use bellows_qwen::memory::{Place, Plan};
+use bellows_qwen::model::ModelConfig;
+use bellows_qwen::storage::Storage;
+
+/// Where a device computes, and the bytes there are for a run, where known.
+pub(crate) fn room(device: &Selected) -> (Place, Option<f64>) {
+    match device.backend {
+        "flex" => (Place::Processor, free_memory().map(|bytes| bytes as f64)),
+        _ => (Place::Card, device.memory.map(|bytes| bytes as f64)),
+    }
+}
+
+/// How the model of these settings is kept there.
+pub(crate) fn storage(config: &SftConfig, place: Place) -> Result<Storage, Failure> {
+    match (place, config.model.as_str()) {
+        (Place::Card, _) | (_, "tiny") => Ok(Storage::asked(config.base_dtype).unwrap_or(Storage::F32)),
+        (Place::Processor, model) => Ok(Base::storage(&describe(model, config.offline, &mut note)?, config.base_dtype)),
+    }
+}
+
+/// The settings of a run with `auto` settled, and its plan.
+///
+/// # Errors
+/// A plan beyond the limit that is set.
+pub(crate) fn settle_memory(
+    config: SftConfig,
+    model: &ModelConfig,
+    data: &SftData,
+    device: &Selected,
+) -> Result<(SftConfig, Plan), Failure> {
+    let (place, free) = room(device);
+    let (storage, seq) = (storage(&config, place)?, longest_row(&config, data.train.lengths()));
+    let mut question = Question { model, config, storage, place, seq };
+    let plan = question.settle(free)?;
+    let layers = question.footprint()?.layers();
+    let there = free.map(|bytes| format!(" of {:.2} there are", bytes / 1e9)).unwrap_or_default();
+    let rerun = question.config.gradient_checkpointing.of(layers);
+    say(&format!("memory: {:.2} GB planned{there}; {rerun} of {layers} layers are run again in the backward pass", plan.peak() / 1e9));
+    if free.is_some_and(|bytes| plan.peak() > bytes) {
+        say("warning: that may not fit; `llm-finetune plan` with the same settings says what would");
+    }
+    Ok((question.config, plan))
+}

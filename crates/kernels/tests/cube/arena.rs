@@ -13,7 +13,8 @@ fn parts(lengths: &[usize]) -> Vec<CubeTensor> {
     lengths.iter().enumerate().map(|(i, &len)| cube(TensorData::new(pattern(i as u64, len), [len]))).collect()
 }
 
-/// Thirty tensors of uneven lengths: a launch for as many as the device binds (six here), none to take them apart and to put them together again.
+/// Thirty tensors of uneven lengths: a launch for as many as the device binds beside the result and the launch's numbers (6 on SwiftShader, 14 at
+/// most), none to take them apart and to put them together again.
 #[test]
 fn tensors_come_back_from_their_places() {
     if !on_each_device("arena::tensors_come_back_from_their_places") {
@@ -23,8 +24,9 @@ fn tensors_come_back_from_their_places() {
     let places = Places::of(lengths.iter().copied());
     let mut whole = None;
     let launched = trace(|| whole = Some(CubeBackend::arena(Parts(parts(&lengths)), places.clone())));
-    assert_ours(&launched, &[("join_kernel", 5)]);
-    let whole = whole.unwrap();
+    let whole: CubeTensor = whole.unwrap();
+    let bound = whole.client.properties().hardware.max_bindings as usize - 2;
+    assert_ours(&launched, &[("join_kernel", 30_usize.div_ceil(bound.min(14)))]);
     let values = numbers(whole.clone());
     for (i, &(start, len)) in places.all.iter().enumerate() {
         assert_eq!(values[start..start + len], pattern(i as u64, len), "tensor {i}");

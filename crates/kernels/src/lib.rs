@@ -18,6 +18,7 @@ mod error;
 mod flex;
 pub mod foreground;
 pub mod logits;
+pub mod matrices;
 mod meeting;
 pub mod operands;
 pub mod ops;

@@ -1,4 +1,4 @@
-//! On CubeCL devices attention is composed, a block of queries at a time: Burn's products and our softmax.
+//! On CubeCL devices attention is composed, a block of queries at a time: products of two matrices and our softmax.
 
 use burn_cubecl::CubeBackend;
 

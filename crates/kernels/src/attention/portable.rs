@@ -9,7 +9,8 @@ use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Backend, Scalar, TensorMetadata};
 use burn::tensor::{Shape, Slice};
 
-use crate::decoder::{BLOCKED, DecoderOps};
+use super::AttentionOps;
+use crate::decoder::BLOCKED;
 
 /// The sizes of a problem.
 struct Sizes {
@@ -109,12 +110,12 @@ fn transposed<B: Backend>(x: FloatTensor<B>) -> FloatTensor<B> {
     B::float_swap_dims(x, 2, 3)
 }
 
-fn probabilities<B: DecoderOps>(q: FloatTensor<B>, k: FloatTensor<B>, first: IntTensor<B>, scale: f64, sizes: &Sizes) -> FloatTensor<B> {
+fn probabilities<B: AttentionOps>(q: FloatTensor<B>, k: FloatTensor<B>, first: IntTensor<B>, scale: f64, sizes: &Sizes) -> FloatTensor<B> {
     let mask = sizes.mask::<B>(first, &q);
-    B::masked_softmax(B::float_matmul(sizes.rows::<B>(q), transposed::<B>(k)), mask, scale)
+    B::masked_softmax(B::product(sizes.rows::<B>(q), transposed::<B>(k)), mask, scale)
 }
 
-pub(super) fn attend<B: DecoderOps>(
+pub(super) fn attend<B: AttentionOps>(
     q: FloatTensor<B>,
     k: FloatTensor<B>,
     v: FloatTensor<B>,
@@ -125,7 +126,7 @@ pub(super) fn attend<B: DecoderOps>(
 }
 
 /// By parts of at most so many scores.
-fn attend_by<B: DecoderOps>(
+fn attend_by<B: AttentionOps>(
     most: usize,
     q: FloatTensor<B>,
     k: FloatTensor<B>,
@@ -137,7 +138,7 @@ fn attend_by<B: DecoderOps>(
         let (q, k) = (part.of::<B>(&q), part.seen::<B>(&k));
         let sizes = Sizes::new::<B>(&q, &k);
         let p = probabilities::<B>(q, k, part.first::<B>(&first), scale, &sizes);
-        sizes.heads::<B>(B::float_matmul(p, part.seen::<B>(&v)))
+        sizes.heads::<B>(B::product(p, part.seen::<B>(&v)))
     };
     let y = joined::<B>(Part::all::<B>(&q, &k, most).into_iter().map(of_part).collect());
     // Nobody reads the sums of a backend that makes its probabilities from the scores once more.
@@ -145,7 +146,7 @@ fn attend_by<B: DecoderOps>(
     (y, sums)
 }
 
-pub(super) fn attend_grad<B: DecoderOps>(
+pub(super) fn attend_grad<B: AttentionOps>(
     q: FloatTensor<B>,
     k: FloatTensor<B>,
     v: FloatTensor<B>,
@@ -157,7 +158,7 @@ pub(super) fn attend_grad<B: DecoderOps>(
 }
 
 /// By parts of at most so many scores.
-fn attend_grad_by<B: DecoderOps>(
+fn attend_grad_by<B: AttentionOps>(
     most: usize,
     q: FloatTensor<B>,
     k: FloatTensor<B>,
@@ -174,11 +175,11 @@ fn attend_grad_by<B: DecoderOps>(
         let sizes = Sizes::new::<B>(&q, &k);
         let p = probabilities::<B>(q.clone(), k.clone(), part.first::<B>(&first), scale, &sizes);
         let (q, dy) = (sizes.rows::<B>(q), sizes.rows::<B>(dy));
-        let dp = B::float_matmul(dy.clone(), transposed::<B>(v));
-        let dv = B::float_matmul(transposed::<B>(p.clone()), dy);
+        let dp = B::product(dy.clone(), transposed::<B>(v));
+        let dv = B::product(transposed::<B>(p.clone()), dy);
         let ds = B::masked_softmax_grad(p, dp, scale);
-        let dk = B::float_matmul(transposed::<B>(ds.clone()), q);
-        dq.push(sizes.heads::<B>(B::float_matmul(ds, k)));
+        let dk = B::product(transposed::<B>(ds.clone()), q);
+        dq.push(sizes.heads::<B>(B::product(ds, k)));
         sums = Some(match sums {
             None => [dk, dv],
             Some([of_keys, of_values]) => [(of_keys, dk), (of_values, dv)].map(|(sum, more)| {

@@ -1,4 +1,4 @@
-//! On CubeCL devices products are Burn's own.
+//! On CubeCL devices weights are dense matrices by the time they are multiplied.
 
 use burn_cubecl::CubeBackend;
 

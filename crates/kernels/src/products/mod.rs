@@ -20,7 +20,7 @@ mod tests;
 mod weight;
 
 use burn::backend::tensor::FloatTensor;
-use burn::backend::{Backend, Dispatch, backend_extension};
+use burn::backend::{Dispatch, backend_extension};
 use burn::tensor::{DType, Device, Tensor};
 
 pub(crate) use multiply::multiply;
@@ -29,12 +29,13 @@ pub use packed::{Coding, Form};
 pub use weight::{Blocks, StoredWeight, Weight};
 
 use crate::cpu::Precision;
+use crate::matrices::MatrixOps;
 use crate::operands::Bias;
 
 /// Linear maps: x `[N, in]`, weight `[out, in]` of any float type or in blocks, bias `[out]`, y and dy `[N, out]`; the low-rank branch has A `[r, in]` and
 /// B `[out, r]` (Hu et al. 2021). `precision` is that of products with the weight; those of the branch are of the type of x.
 #[backend_extension(Flex, Cube, Autodiff)]
-pub trait ProductOps: Backend {
+pub trait ProductOps: MatrixOps {
     /// `y = x Wᵀ + b`.
     fn linear_forward(
         x: FloatTensor<Self>,

@@ -7,6 +7,7 @@ use burn::tensor::{DType, FloatDType, Shape, Slice, TensorData, try_read_sync};
 use super::nf4::{self, LEVELS, MAGNITUDES};
 use super::packed::{Form, Packed};
 use super::weight::StoredWeight;
+use crate::matrices::MatrixOps;
 
 fn transposed<B: Backend>(x: FloatTensor<B>) -> FloatTensor<B> {
     B::float_swap_dims(x, 0, 1)
@@ -110,9 +111,9 @@ fn times<B: Backend>(x: FloatTensor<B>, by: f64) -> FloatTensor<B> {
     B::float_mul_scalar(x, Scalar::Float(by))
 }
 
-pub(super) fn linear<B: Backend>(x: FloatTensor<B>, weight: StoredWeight<B>, bias: Option<FloatTensor<B>>) -> FloatTensor<B> {
+pub(super) fn linear<B: MatrixOps>(x: FloatTensor<B>, weight: StoredWeight<B>, bias: Option<FloatTensor<B>>) -> FloatTensor<B> {
     let weight = dense::<B>(weight, x.dtype());
-    let y = B::float_matmul(x, transposed::<B>(weight));
+    let y = B::product(x, transposed::<B>(weight));
     match bias {
         Some(bias) => {
             let out = bias.shape().num_elements();
@@ -122,16 +123,16 @@ pub(super) fn linear<B: Backend>(x: FloatTensor<B>, weight: StoredWeight<B>, bia
     }
 }
 
-pub(super) fn linear_data_grad<B: Backend>(dy: FloatTensor<B>, weight: StoredWeight<B>) -> FloatTensor<B> {
+pub(super) fn linear_data_grad<B: MatrixOps>(dy: FloatTensor<B>, weight: StoredWeight<B>) -> FloatTensor<B> {
     let weight = dense::<B>(weight, dy.dtype());
-    B::float_matmul(dy, weight)
+    B::product(dy, weight)
 }
 
-pub(super) fn linear_weight_grad<B: Backend>(x: FloatTensor<B>, dy: FloatTensor<B>) -> FloatTensor<B> {
-    B::float_matmul(transposed::<B>(dy), x)
+pub(super) fn linear_weight_grad<B: MatrixOps>(x: FloatTensor<B>, dy: FloatTensor<B>) -> FloatTensor<B> {
+    B::product(transposed::<B>(dy), x)
 }
 
-pub(super) fn lora_linear<B: Backend>(
+pub(super) fn lora_linear<B: MatrixOps>(
     x: FloatTensor<B>,
     weight: StoredWeight<B>,
     bias: Option<FloatTensor<B>>,
@@ -139,30 +140,30 @@ pub(super) fn lora_linear<B: Backend>(
     b: FloatTensor<B>,
     scaling: f64,
 ) -> FloatTensor<B> {
-    let inner = B::float_matmul(x.clone(), transposed::<B>(a));
-    let branch = times::<B>(B::float_matmul(inner, transposed::<B>(b)), scaling);
+    let inner = B::product(x.clone(), transposed::<B>(a));
+    let branch = times::<B>(B::product(inner, transposed::<B>(b)), scaling);
     B::float_add(linear::<B>(x, weight, bias), branch)
 }
 
-pub(super) fn lora_data_grad<B: Backend>(
+pub(super) fn lora_data_grad<B: MatrixOps>(
     dy: FloatTensor<B>,
     weight: StoredWeight<B>,
     a: FloatTensor<B>,
     b: FloatTensor<B>,
     scaling: f64,
 ) -> FloatTensor<B> {
-    let inner = times::<B>(B::float_matmul(dy.clone(), b), scaling);
-    B::float_add(linear_data_grad::<B>(dy, weight), B::float_matmul(inner, a))
+    let inner = times::<B>(B::product(dy.clone(), b), scaling);
+    B::float_add(linear_data_grad::<B>(dy, weight), B::product(inner, a))
 }
 
-pub(super) fn lora_grads<B: Backend>(
+pub(super) fn lora_grads<B: MatrixOps>(
     x: FloatTensor<B>,
     dy: FloatTensor<B>,
     a: FloatTensor<B>,
     b: FloatTensor<B>,
     scaling: f64,
 ) -> (FloatTensor<B>, FloatTensor<B>) {
-    let above = times::<B>(B::float_matmul(dy.clone(), b), scaling);
-    let inner = times::<B>(B::float_matmul(x.clone(), transposed::<B>(a)), scaling);
-    (B::float_matmul(transposed::<B>(above), x), B::float_matmul(transposed::<B>(dy), inner))
+    let above = times::<B>(B::product(dy.clone(), b), scaling);
+    let inner = times::<B>(B::product(x.clone(), transposed::<B>(a)), scaling);
+    (B::product(transposed::<B>(above), x), B::product(transposed::<B>(dy), inner))
 }

@@ -11,6 +11,7 @@ mod figures;
 mod foreground;
 mod half;
 mod launches;
+mod matrices;
 mod norm;
 mod planes;
 mod rows;

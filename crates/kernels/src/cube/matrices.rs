@@ -1,0 +1,101 @@
+//! Products of two matrices in any strides by our kernel.
+
+use super::launch::is_image_type;
+use super::matmul::{Layout, Product, Splits, add_parts};
+use super::pixels::empty;
+use super::workspace_bytes;
+use crate::matrices::MatrixOps;
+use crate::policy::{Lowering, default_lowering};
+use burn::backend::DType;
+use burn::backend::ops::FloatTensorOps;
+use burn_cubecl::CubeBackend;
+use burn_cubecl::kernel::into_contiguous;
+use burn_cubecl::ops::numeric::{empty_device_contiguous_dtype, zeros_client};
+use burn_cubecl::tensor::CubeTensor;
+
+impl MatrixOps for CubeBackend {
+    fn product(a: CubeTensor, b: CubeTensor) -> CubeTensor {
+        let rank = a.meta.shape().num_dims();
+        let alike = rank >= 2 && rank == b.meta.shape().num_dims() && a.meta.shape()[..rank - 2] == b.meta.shape()[..rank - 2];
+        if default_lowering() == Lowering::Gemm && alike && [a.dtype, b.dtype].into_iter().all(is_image_type) {
+            return product(a, b);
+        }
+        Self::float_matmul(a, b)
+    }
+}
+
+/// Matrices one after the other, of even steps.
+struct Matrices {
+    tensor: CubeTensor,
+    count: usize,
+    /// From one matrix to the next.
+    batch: usize,
+    /// Rows and columns, and the steps from one to the next.
+    dims: [usize; 2],
+    steps: [usize; 2],
+}
+
+impl Matrices {
+    /// The last two axes of a tensor, in place if the others are one axis of even steps, else of a copy.
+    fn new(tensor: CubeTensor) -> Self {
+        let leading = |tensor: &CubeTensor| {
+            let (shape, strides) = (tensor.meta.shape(), tensor.meta.strides());
+            // An axis of length 1 has any stride.
+            (0..shape.num_dims() - 2).filter(|&axis| shape[axis] > 1).map(|axis| (shape[axis], strides[axis])).collect::<Vec<_>>()
+        };
+        let even = |tensor: &CubeTensor| leading(tensor).windows(2).all(|pair| pair[0].1 == pair[1].0 * pair[1].1);
+        let tensor = if !tensor.meta.is_tiled() && even(&tensor) { tensor } else { into_contiguous(tensor) };
+        let axes = leading(&tensor);
+        let (shape, strides) = (tensor.meta.shape(), tensor.meta.strides());
+        let rank = shape.num_dims();
+        Self {
+            count: axes.iter().map(|axis| axis.0).product(),
+            batch: axes.last().map_or(0, |axis| axis.1),
+            dims: [shape[rank - 2], shape[rank - 1]],
+            steps: [strides[rank - 2], strides[rank - 1]],
+            tensor,
+        }
+    }
+}
+
+/// `a b`: `[.., m, k]` and `[.., k, n]` to `[.., m, n]`, of the type of `a`. Long sums of few numbers are cut as a convolution's weight gradient is.
+fn product(a: CubeTensor, b: CubeTensor) -> CubeTensor {
+    let (mut shape, rank) = (a.meta.shape().clone(), a.meta.shape().num_dims());
+    shape[rank - 1] = b.meta.shape()[rank - 1];
+    let (a, b) = (Matrices::new(a), Matrices::new(b));
+    let ([m, k], [terms, n]) = (a.dims, b.dims);
+    assert!(k == terms, "a product of [{m}, {k}] and [{terms}, {n}]");
+    let like = &a.tensor;
+    if m * n * k * a.count == 0 {
+        return zeros_client(like.client.clone(), like.device.clone(), shape, like.dtype);
+    }
+    let mut product = Product {
+        name: "matrix product",
+        m,
+        n,
+        k,
+        outer: 1,
+        batches: a.count,
+        period: a.count,
+        a: Layout { batch: a.batch, line: a.steps[0], k: a.steps[1], ..Layout::default() },
+        b: Layout { batch: b.batch, line: b.steps[1], k: b.steps[0], ..Layout::default() },
+        c: Layout { batch: m * n, outer: a.count * m * n, line: n, ..Layout::default() },
+        splits: Splits::ONE,
+        silu: false,
+        scale: 1.0,
+        window: None,
+    };
+    if like.dtype == DType::F32 {
+        product.splits = product.cut(workspace_bytes() / size_of::<f32>());
+    }
+    let out = empty_device_contiguous_dtype(like.client.clone(), like.device.clone(), shape, like.dtype);
+    let count = product.splits.count();
+    if count == 1 {
+        product.run(&a.tensor, &b.tensor, None, &out);
+        return out;
+    }
+    let parts = empty(like, [count * product.c.outer], DType::F32);
+    product.run(&a.tensor, &b.tensor, None, &parts);
+    add_parts(&parts, &out, count);
+    out
+}

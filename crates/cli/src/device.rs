@@ -1,12 +1,12 @@
 //! The device and the threads a program runs on.
 
-use bellows_device::{DeviceRequest, ProbeOptions, Selected, doctor, select};
+use bellows_device::{DeviceRequest, ProbeOptions, Selected, Work, doctor, select};
 use bellows_exit::Exit;
 
 use crate::orders::orders;
 use crate::{Context, Failure, note, pulse};
 
-/// The device a user asked for; says on stderr which it is, or why it is the CPU.
+/// The device a user asked for, by what has proved itself on it; says on stderr which it is, or why it is the CPU.
 ///
 /// # Errors
 /// A name that is none, or a named device that is absent or fails its probe.
@@ -16,24 +16,28 @@ pub fn pick_device(device: &str, options: &ProbeOptions) -> Result<Selected, Fai
     if let Some(reason) = orders().and_then(|orders| orders.processor.clone()) {
         device.fallback = Some(reason);
     }
+    device.adopt();
     pulse::device(&device);
     if let DeviceRequest::Card(number) = request {
         note(&format!("device: {number} counts this machine's accelerators, the strongest first; `doctor` prints their own names"));
     }
     match &device.fallback {
         Some(reason) => note(&format!("device: CPU ({}) — {reason}", device.name)),
-        None => note(&format!("device: {} ({})", device.backend, device.name)),
+        None => {
+            let speed = device.speed().map_or(String::new(), |speed| format!(", {speed}"));
+            note(&format!("device: {} ({}){speed}", device.backend, device.name));
+        }
     }
     Ok(device)
 }
 
-/// Prints what there is to know about this machine and the device; `reprobe` uses no cached verdict.
+/// Prints what there is to know about this machine and the device for this work; `reprobe` uses no cached verdict.
 ///
 /// # Errors
 /// A name that is no device's, or a closed stdout.
-pub fn examine(device: &str, reprobe: bool) -> Result<(), Failure> {
+pub fn examine(device: &str, reprobe: bool, work: Work) -> Result<(), Failure> {
     let request: DeviceRequest = device.parse()?;
-    doctor(&request, &ProbeOptions { reprobe, ..ProbeOptions::default() }, &mut std::io::stdout())
+    doctor(&request, &ProbeOptions { reprobe, ..ProbeOptions::of(work) }, &mut std::io::stdout())
         .context(Exit::Failed, "writing the report")
 }
 

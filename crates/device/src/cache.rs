@@ -5,7 +5,7 @@
 
 use crate::adapter::Adapter;
 use crate::child::FAULT_VARIABLE;
-use crate::options::ProbeOptions;
+use crate::options::{ProbeOptions, Work};
 use crate::plan::Plan;
 use crate::report::ProbeReport;
 use bellows_runs::write_atomic;
@@ -18,7 +18,7 @@ use std::time::UNIX_EPOCH;
 use std::{fs, io};
 
 /// Goes up when reports change: what another format says is not read.
-const FORMAT: u32 = 2;
+const FORMAT: u32 = 3;
 /// Reports kept; the oldest binaries' go first.
 const KEPT: usize = 32;
 /// Variables under which the same driver is another driver.
@@ -31,6 +31,7 @@ pub(crate) struct Key {
     pci: String,
     id: (u32, u32),
     binary: String,
+    work: Work,
     plan: Plan,
     variables: BTreeMap<String, String>,
 }
@@ -47,6 +48,7 @@ impl Key {
             pci: adapter.pci.clone(),
             id: adapter.id,
             binary: binary_identity(options.exe.as_deref()),
+            work: options.work,
             plan: plan.clone(),
             variables: variables.collect(),
         }
@@ -129,6 +131,7 @@ mod tests {
             Key::of(&card, &plan, &other_binary),
             Key::of(&card, &plan, &overridden),
             Key::of(&card, &gemm_only, &options),
+            Key::of(&card, &plan, &ProbeOptions::of(Work::LanguageModel)),
         ];
         for changed in changed {
             assert_eq!(load(&file, &changed), None);

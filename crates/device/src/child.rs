@@ -5,9 +5,11 @@
 
 use crate::adapter::{Adapter, AdapterKind, Backend};
 use crate::adapters;
-use crate::kernels::{checks, compare};
+use crate::checks::{checks, compare, time};
+use crate::options::Work;
 use crate::plan::Path;
 use crate::protocol::{Event, Stage};
+use bellows_kernels::{Lowering, set_default_lowering};
 use burn::tensor::{Device, Tensor};
 use std::io::{self, Read, Write};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -25,15 +27,15 @@ pub(crate) const FAULT_VARIABLE: &str = "BELLOWS_PROBE_FAULT";
 pub(crate) enum Job {
     /// List the adapters of a backend: `list=vulkan`.
     List(Backend),
-    /// Do the stages of a path on one adapter: `device=vulkan:0:gemm`.
-    Probe(Backend, usize, Path),
+    /// Do the stages of a path on one adapter: `device=vulkan:0:gemm:detector`.
+    Probe(Backend, usize, Path, Work),
 }
 
 impl Job {
     pub(crate) fn to_arg(&self) -> String {
         match self {
             Self::List(backend) => format!("list={backend}"),
-            Self::Probe(backend, index, path) => format!("device={backend}:{index}:{path}"),
+            Self::Probe(backend, index, path, work) => format!("device={backend}:{index}:{path}:{work}"),
         }
     }
 
@@ -42,8 +44,9 @@ impl Job {
             return backend.parse().ok().map(Self::List);
         }
         let (backend, rest) = arg.strip_prefix("device=")?.split_once(':')?;
-        let (index, path) = rest.split_once(':')?;
-        Some(Self::Probe(backend.parse().ok()?, index.parse().ok()?, path.parse().ok()?))
+        let (index, rest) = rest.split_once(':')?;
+        let (path, work) = rest.split_once(':')?;
+        Some(Self::Probe(backend.parse().ok()?, index.parse().ok()?, path.parse().ok()?, work.parse().ok()?))
     }
 }
 
@@ -61,7 +64,7 @@ pub fn probe_child_main(args: impl Iterator<Item = String>) -> i32 {
     let mut child = Child { faults };
     let done = match job {
         Job::List(backend) => child.enumerate(backend).map(|_| ()),
-        Job::Probe(backend, index, path) => child.probe(backend, index, path),
+        Job::Probe(backend, index, path, work) => child.probe(backend, index, path, work),
     };
     match done {
         Ok(()) => {
@@ -120,20 +123,32 @@ struct Child {
 }
 
 impl Child {
-    fn probe(&mut self, backend: Backend, index: usize, path: Path) -> Result<(), Stopped> {
+    fn probe(&mut self, backend: Backend, index: usize, path: Path, work: Work) -> Result<(), Stopped> {
         let adapters = self.enumerate(backend)?;
         let device = self.open(&adapters, index)?;
         let software = adapters[index].kind == AdapterKind::Software;
-        for check in checks(path).iter().filter(|check| !(software && check.hardware_only)) {
+        // The products of a language model ask for no lowering of their own.
+        set_default_lowering(path.lowering());
+        for check in checks(path, work).iter().filter(|check| !(software && check.hardware_only)) {
             let spoilt = self.has(FaultKind::Wrong, check.stage);
             self.step(check.stage, check.name, || {
+                check.possible(&device)?;
                 let (mut gpu, cpu) = check.run(&device, path);
-                if let (true, Some(first)) = (spoilt, gpu.first_mut()) {
+                if let (true, Some(first)) = (spoilt, gpu.first_mut().and_then(|list| list.first_mut())) {
                     *first += 10.0;
                 }
                 compare(&gpu, &cpu, check.tolerance).map(|error| ((), Some(error)))
             })?;
         }
+        if software && path == Path::Direct {
+            // Nor is there anything to be won by tuning for this.
+            return Ok(());
+        }
+        let [adapter, processor] = self.step(Stage::Time, "a small step of training", || {
+            let there = time(&device, path.lowering(), work);
+            Ok(([there, time(&Device::flex(), Lowering::Auto, work)], None))
+        })?;
+        send(&Event::Timed { adapter, processor });
         Ok(())
     }
 
@@ -194,10 +209,12 @@ mod tests {
 
     #[test]
     fn jobs_survive_the_command_line() {
-        for job in [Job::List(Backend::Vulkan), Job::Probe(Backend::Rocm, 3, Path::Gemm)] {
+        for job in [Job::List(Backend::Vulkan), Job::Probe(Backend::Rocm, 3, Path::Gemm, Work::HalfDetector)] {
             assert_eq!(Job::from_arg(&job.to_arg()), Some(job));
         }
-        for arg in ["device=flex:0:gemm", "device=vulkan:0", "device=vulkan:0:winograd"] {
+        for arg in
+            ["device=flex:0:gemm:detector", "device=vulkan:0:gemm", "device=vulkan:0:winograd:detector", "device=vulkan:0:gemm:painter"]
+        {
             assert_eq!(Job::from_arg(arg), None);
         }
         assert_eq!(probe_child_main(["vulkan".to_owned()].into_iter()), 2);

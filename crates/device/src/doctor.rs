@@ -1,10 +1,11 @@
 //! The report for a user whose GPU is not used, or not trusted: everything this crate looks at, on one page.
 
 use crate::adapter::{Adapter, AdapterKind, Backend};
+use crate::checks::{HALF_TOLERANCE, TOLERANCE};
 use crate::facts::{self, Facts, Kfd};
-use crate::kernels::TOLERANCE;
 use crate::known_issues;
 use crate::options::ProbeOptions;
+use crate::options::Work;
 use crate::probe;
 use crate::report::{PathReport, ProbeReport, Verdict};
 use crate::select::{Selected, select};
@@ -111,7 +112,10 @@ fn write_selected(selected: &Selected, out: &mut dyn Write) -> io::Result<()> {
     if let Some(reason) = &selected.fallback {
         writeln!(out, "  because {reason}")?;
     }
-    write!(out, "  convolutions: {}", selected.lowering)?;
+    if let Some(speed) = selected.report.as_ref().and_then(ProbeReport::speed) {
+        writeln!(out, "  speed: {speed}")?;
+    }
+    write!(out, "  {}: {}", selected.report.as_ref().map_or("convolutions", ProbeReport::noun), selected.lowering)?;
     match &selected.lowering_reason {
         Some(reason) => writeln!(out, ", because {reason}"),
         None => writeln!(out),
@@ -121,14 +125,15 @@ fn write_selected(selected: &Selected, out: &mut dyn Write) -> io::Result<()> {
 /// The stage table of both paths.
 fn write_report(report: &ProbeReport, out: &mut dyn Write) -> io::Result<()> {
     writeln!(out, "  probe of {}{}", report.adapter, if report.cached { ", remembered (--reprobe does it again)" } else { "" })?;
-    writeln!(out, "  errors are relative to the CPU's largest number, {TOLERANCE:.0e} is allowed")?;
-    writeln!(out, "  {:<12} {:>5} {:>9} {:>10}", "stage", "steps", "seconds", "max error")?;
+    write!(out, "  errors are relative to the CPU's largest number, {TOLERANCE:.0e} is allowed")?;
+    writeln!(out, "{}", if report.work == Work::HalfDetector { format!(", {HALF_TOLERANCE:.0e} in f16") } else { String::new() })?;
+    writeln!(out, "  {:<15} {:>5} {:>9} {:>10}", "stage", "steps", "seconds", "max error")?;
     for (lowering, path) in report.paths() {
         for stage in &path.stages {
             let error = stage.max_error.map_or("-".to_owned(), |error| format!("{error:.1e}"));
-            writeln!(out, "  {:<12} {:>5} {:>9.2} {error:>10}", stage.stage, stage.steps, stage.seconds)?;
+            writeln!(out, "  {:<15} {:>5} {:>9.2} {error:>10}", stage.stage, stage.steps, stage.seconds)?;
         }
-        write!(out, "  {lowering} convolutions: ")?;
+        write!(out, "  {lowering} {}: ", report.noun())?;
         write_verdict(path, out)?;
     }
     Ok(())

@@ -2,8 +2,8 @@
 //!
 //! This is the only crate that names Burn backends. [`select`] turns what the user asked for ([`DeviceRequest`]) into a Burn device.
 //! A GPU is not trusted on its driver's word: drivers hang, crash and compute wrong numbers, so a child process does a staged piece of
-//! training on it first and compares every number with the CPU ([`probe_child_main`]), once with our own convolution kernels and once
-//! with Burn's; what it may be used with is part of the answer ([`Selected::lowering`]). `auto` falls back to the CPU and tells the
+//! training on it first and compares every number with the CPU ([`probe_child_main`]), once with our own kernels and once
+//! with Burn's, in the [`Work`] and precision at hand; what it may be used with is part of the answer ([`Selected::lowering`]). `auto` falls back to the CPU and tells the
 //! reason; a device named by the user fails instead. Software Vulkan is refused unless named.
 //!
 //! It relies on the binary to route its hidden subcommand [`PROBE_SUBCOMMAND`] to [`probe_child_main`]. It never sets driver variables
@@ -13,12 +13,17 @@ mod adapter;
 mod adapters;
 mod cache;
 mod cards;
+mod checks;
 mod child;
+mod convolutions;
+mod decoder;
+mod detector;
 mod doctor;
 mod error;
 mod facts;
-mod kernels;
+mod flat;
 mod known_issues;
+mod made;
 mod options;
 mod plan;
 mod probe;
@@ -27,6 +32,7 @@ mod report;
 mod request;
 mod select;
 mod telemetry;
+mod timing;
 mod watch;
 
 pub use adapter::{Adapter, AdapterKind, Backend};
@@ -35,9 +41,9 @@ pub use cards::{CARDS, Card};
 pub use child::{PROBE_SUBCOMMAND, probe_child_main};
 pub use doctor::doctor;
 pub use error::DeviceError;
-pub use options::ProbeOptions;
+pub use options::{ProbeOptions, Work};
 pub use protocol::Stage;
-pub use report::{PathReport, ProbeReport, StageReport, Verdict};
+pub use report::{PathReport, ProbeReport, Speed, StageReport, Verdict};
 pub use request::{DeviceRequest, RequestError};
 pub use select::{Selected, processor, select};
 pub use telemetry::{Reading, Telemetry};

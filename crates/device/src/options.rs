@@ -1,9 +1,49 @@
 //! How a probe is run, for those who run it, watch it and remember what it said.
 
 use bellows_kernels::Lowering;
+use serde::{Deserialize, Serialize};
 use std::ffi::OsString;
+use std::fmt;
 use std::path::PathBuf;
+use std::str::FromStr;
 use std::time::Duration;
+
+/// What a device is to be used for, which decides what is proved.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Work {
+    /// A detector: convolutions, normalisation, its loss.
+    #[default]
+    #[serde(rename = "detector")]
+    Detector,
+    /// The same with images in f16, besides.
+    #[serde(rename = "f16-detector")]
+    HalfDetector,
+    /// A language model: products of matrices, attention, a frozen base.
+    #[serde(rename = "language-model")]
+    LanguageModel,
+}
+
+impl Work {
+    const ALL: [Self; 3] = [Self::Detector, Self::HalfDetector, Self::LanguageModel];
+}
+
+impl fmt::Display for Work {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Detector => "detector",
+            Self::HalfDetector => "f16-detector",
+            Self::LanguageModel => "language-model",
+        })
+    }
+}
+
+impl FromStr for Work {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        Self::ALL.into_iter().find(|work| work.to_string() == text).ok_or_else(|| format!("unknown work '{text}'"))
+    }
+}
 
 /// How the probe is run. `ProbeOptions::default()` is what users get.
 #[derive(Debug, Clone)]
@@ -18,6 +58,8 @@ pub struct ProbeOptions {
     pub compile_limit: Duration,
     /// Ignore the remembered verdict.
     pub reprobe: bool,
+    /// What the device is for.
+    pub work: Work,
     /// What the user wrote after `--conv`. `Gemm`: no convolution kernel of Burn's is run. `Direct`: Burn's own convolutions only. Any other:
     /// both ways to compute convolutions on a GPU are proved, and one is chosen.
     pub lowering: Option<Lowering>,
@@ -25,6 +67,13 @@ pub struct ProbeOptions {
     pub software: bool,
     /// Where verdicts are remembered; `None`: nowhere.
     pub cache_file: Option<PathBuf>,
+}
+
+impl ProbeOptions {
+    /// What users get who ask for a device for this.
+    pub fn of(work: Work) -> Self {
+        Self { work, ..Self::default() }
+    }
 }
 
 impl Default for ProbeOptions {
@@ -35,6 +84,7 @@ impl Default for ProbeOptions {
             step_limit: Duration::from_secs(15),
             compile_limit: Duration::from_secs(60),
             reprobe: false,
+            work: Work::default(),
             lowering: None,
             software: false,
             cache_file: default_cache_file(),

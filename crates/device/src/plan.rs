@@ -1,23 +1,24 @@
 //! Which convolutions are proved, and in what order.
 //!
-//! A network's convolutions reach a GPU by one of two paths, and a device that fails one may be good on the other: drivers for RDNA1 are
+//! A network's convolutions, or a language model's products of matrices, reach a GPU by one of two paths, and a device that fails one may be good on the other: drivers for RDNA1 are
 //! reported to hang in direct convolution kernels. Each path is a child process of its own, because a hang, a crash or a lost device
 //! ends the process it happens in; ours goes first, so that its verdict is there whatever the other does to the driver. A path that is
 //! known to be dangerous, or that the user has not asked for, is not tried at all.
 
 use crate::adapter::Adapter;
 use crate::known_issues;
+use crate::options::Work;
 use bellows_kernels::Lowering;
 use serde::{Deserialize, Serialize};
 use std::{fmt, str::FromStr};
 
-/// A way for convolutions to be computed on a GPU.
+/// A way for convolutions and products of matrices to be computed on a GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Path {
     /// Matrix products of our own.
     Gemm,
-    /// Burn's convolutions.
+    /// Burn's convolutions, or Burn's products.
     Direct,
 }
 
@@ -54,8 +55,16 @@ pub(crate) struct Plan {
 }
 
 impl Plan {
-    /// What to prove of `adapter` for a user who has asked for `lowering`, on a machine with these AMD GPUs.
-    pub(crate) fn of(adapter: &Adapter, lowering: Option<Lowering>, gfx: &[u32]) -> Self {
+    /// What to prove of `adapter` for this work and a user who has asked for `lowering`, on a machine with these AMD GPUs.
+    pub(crate) fn of(adapter: &Adapter, work: Work, lowering: Option<Lowering>, gfx: &[u32]) -> Self {
+        match work {
+            Work::Detector => Self::of_detector(adapter, lowering, gfx),
+            Work::HalfDetector => Self { without_direct: Some("images in f16 take our own convolutions".into()), ..Self::default() },
+            Work::LanguageModel => Self::default(),
+        }
+    }
+
+    fn of_detector(adapter: &Adapter, lowering: Option<Lowering>, gfx: &[u32]) -> Self {
         let unasked = |by: Lowering| Some(format!("not tried: `--conv {by}` was asked for"));
         match lowering.unwrap_or_default() {
             // Algorithms of the processor mean nothing to a GPU: the choice is automatic there (see `select`).
@@ -94,19 +103,27 @@ mod tests {
     }
 
     #[test]
+    fn the_work_decides_first() {
+        let mut rdna1 = adapter(0, AdapterKind::Discrete, None);
+        rdna1.name = "AMD Radeon RX 5600 XT (RADV NAVI10)".into();
+        assert_eq!(Plan::of(&rdna1, Work::LanguageModel, None, &[]), Plan::default(), "its hangs are in convolutions");
+        assert!(Plan::of(&rdna1, Work::HalfDetector, None, &[]).without(Path::Direct).unwrap().contains("f16"));
+    }
+
+    #[test]
     fn both_paths_unless_known_or_asked() {
         let plain = adapter(0, AdapterKind::Discrete, None);
         let mut rdna1 = plain.clone();
         rdna1.name = "AMD Radeon RX 5600 XT (RADV NAVI10)".into();
         for lowering in [None, Some(Lowering::Auto), Some(Lowering::Winograd), Some(Lowering::Implicit), Some(Lowering::Bf16)] {
-            assert_eq!(Plan::of(&plain, lowering, &[]), Plan::default());
-            let plan = Plan::of(&rdna1, lowering, &[]);
+            assert_eq!(Plan::of(&plain, Work::Detector, lowering, &[]), Plan::default());
+            let plan = Plan::of(&rdna1, Work::Detector, lowering, &[]);
             assert!(plan.without_gemm.is_none() && plan.without_direct.unwrap().contains("known issue"));
         }
         for card in [&plain, &rdna1] {
-            let plan = Plan::of(card, Some(Lowering::Gemm), &[]);
+            let plan = Plan::of(card, Work::Detector, Some(Lowering::Gemm), &[]);
             assert_eq!((plan.without(Path::Gemm), plan.without(Path::Direct)), (None, Some("not tried: `--conv gemm` was asked for")));
-            let plan = Plan::of(card, Some(Lowering::Direct), &[]);
+            let plan = Plan::of(card, Work::Detector, Some(Lowering::Direct), &[]);
             assert_eq!((plan.without(Path::Gemm), plan.without(Path::Direct)), (Some("not tried: `--conv direct` was asked for"), None));
         }
     }

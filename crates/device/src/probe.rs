@@ -10,7 +10,7 @@ use crate::known_issues::crash_sentence;
 use crate::options::ProbeOptions;
 use crate::plan::{Path, Plan};
 use crate::protocol::Event;
-use crate::report::{PathReport, ProbeReport, StageReport, Verdict};
+use crate::report::{PathReport, ProbeReport, Speed, StageReport, Verdict};
 use crate::watch::{self, End, Run};
 
 /// The adapters of `backend`, listed in a child process; a crash is tried once more.
@@ -31,7 +31,7 @@ pub(crate) fn list(backend: Backend, options: &ProbeOptions) -> Result<Vec<Adapt
 
 /// The report on `adapter`: remembered if there is one, else from a probe done now.
 pub(crate) fn prove(adapter: &Adapter, options: &ProbeOptions) -> ProbeReport {
-    let plan = Plan::of(adapter, options.lowering, &gfx_of_this_machine());
+    let plan = Plan::of(adapter, options.work, options.lowering, &gfx_of_this_machine());
     let key = Key::of(adapter, &plan, options);
     if let Some(report) = options.cache_file.as_ref().filter(|_| !options.reprobe).and_then(|file| cache::load(file, &key)) {
         return report;
@@ -78,12 +78,12 @@ fn probe(adapter: &Adapter, plan: &Plan, options: &ProbeOptions) -> ProbeReport 
             direct
         }
     };
-    ProbeReport { adapter: adapter.clone(), gemm, direct, cached: false }
+    ProbeReport { adapter: adapter.clone(), work: options.work, gemm, direct, cached: false }
 }
 
 /// The report on one path, and whether it ended in a hang or a crash.
 fn prove_path(adapter: &Adapter, path: Path, options: &ProbeOptions) -> (PathReport, bool) {
-    let (run, attempts) = with_retry(&Job::Probe(adapter.backend, adapter.index, path), options);
+    let (run, attempts) = with_retry(&Job::Probe(adapter.backend, adapter.index, path, options.work), options);
     if attempts > 1 {
         tracing::warn!("the probe of {adapter} ({path}) crashed once and was tried again");
     }
@@ -92,7 +92,8 @@ fn prove_path(adapter: &Adapter, path: Path, options: &ProbeOptions) -> (PathRep
         _ => Verdict::Fail { stage: run.last_step().0, reason: reason(&run) },
     };
     let violent = attempts > 1 || matches!(run.end, End::Hung(_));
-    (PathReport { verdict, stages: StageReport::all(&run.events), attempts, stderr: run.stderr }, violent)
+    let (stages, speed) = (StageReport::all(&run.events), Speed::of(&run.events));
+    (PathReport { verdict, stages, attempts, stderr: run.stderr, speed }, violent)
 }
 
 /// Some drivers fail at random while starting up, so a crash is tried once more; hangs and wrong numbers are not.

@@ -7,8 +7,7 @@ use crate::adapter::Adapter;
 use serde::{Deserialize, Serialize};
 use std::{fmt, str::FromStr};
 
-/// The stages of the probe. A child does the first three and then those of one way to compute convolutions, in this
-/// order; each relies on the ones before.
+/// The stages of the probe. A child does the first three and then those of its work on one path, in this order; each relies on the ones before.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum Stage {
     /// List the adapters.
@@ -20,37 +19,77 @@ pub enum Stage {
     /// Upload 1 MiB and read the same bits back.
     #[serde(rename = "upload")]
     Upload,
+    /// Operations of a language model on the rows of a matrix, against the CPU.
+    #[serde(rename = "rows")]
+    Rows,
+    /// A language model's products of matrices, by our own kernel.
+    #[serde(rename = "products gemm")]
+    ProductsGemm,
+    /// Two steps of LoRA beside a frozen layer, with our own products.
+    #[serde(rename = "lora gemm")]
+    LoraGemm,
+    /// A language model's products, by Burn's own kernels.
+    #[serde(rename = "products direct")]
+    ProductsDirect,
+    /// Two steps of LoRA with Burn's own products.
+    #[serde(rename = "lora direct")]
+    LoraDirect,
     /// Convolutions of YOLOv8n's kinds and both their gradients, by our own kernels, against the CPU.
     #[serde(rename = "conv gemm")]
     ConvGemm,
-    /// Three steps of SGD on a toy network with our own convolutions, against the CPU.
+    /// Two steps of a small detector with our own convolutions, against the CPU: every operation of the large one, and its update.
     #[serde(rename = "train gemm")]
     TrainGemm,
+    /// Convolutions of images in f16, by our own kernels.
+    #[serde(rename = "conv f16")]
+    ConvHalf,
+    /// The small detector with images in f16.
+    #[serde(rename = "train f16")]
+    TrainHalf,
     /// The convolutions of `ConvGemm`, by Burn's own kernels.
     #[serde(rename = "conv direct")]
     ConvDirect,
-    /// The toy network with Burn's own convolutions.
+    /// The small detector with Burn's own convolutions.
     #[serde(rename = "train direct")]
     TrainDirect,
-    /// Burn's own matrix products, one of odd shape, against the CPU. Last, because no network of ours computes one itself: they are
+    /// Burn's own matrix products, one of odd shape, against the CPU. Behind the rest, because no detector computes one itself: they are
     /// what Burn's convolutions are made of, and a device that gets them wrong is to be trained on with our own kernels.
     #[serde(rename = "matmul")]
     Matmul,
+    /// How long a small step of training takes, there and on the CPU.
+    #[serde(rename = "time")]
+    Time,
 }
 
 impl Stage {
     /// All stages in order.
-    pub const ALL: [Self; 8] =
-        [Self::Enumerate, Self::Adapter, Self::Upload, Self::ConvGemm, Self::TrainGemm, Self::ConvDirect, Self::TrainDirect, Self::Matmul];
+    pub const ALL: [Self; 16] = [
+        Self::Enumerate,
+        Self::Adapter,
+        Self::Upload,
+        Self::Rows,
+        Self::ProductsGemm,
+        Self::LoraGemm,
+        Self::ProductsDirect,
+        Self::LoraDirect,
+        Self::ConvGemm,
+        Self::TrainGemm,
+        Self::ConvHalf,
+        Self::TrainHalf,
+        Self::ConvDirect,
+        Self::TrainDirect,
+        Self::Matmul,
+        Self::Time,
+    ];
 
     /// Whether the stage compiles kernels that no earlier stage has compiled.
     pub(crate) fn compiles(self) -> bool {
-        self >= Self::ConvGemm
+        self >= Self::Rows
     }
 
     /// Whether the stage is the same on both paths, so that its failure is the adapter's and not a path's.
     pub(crate) fn common(self) -> bool {
-        self <= Self::Upload
+        self <= Self::Rows
     }
 }
 
@@ -60,11 +99,19 @@ impl fmt::Display for Stage {
             Self::Enumerate => "enumerate",
             Self::Adapter => "adapter",
             Self::Upload => "upload",
+            Self::Rows => "rows",
+            Self::ProductsGemm => "products gemm",
+            Self::LoraGemm => "lora gemm",
+            Self::ProductsDirect => "products direct",
+            Self::LoraDirect => "lora direct",
             Self::ConvGemm => "conv gemm",
             Self::TrainGemm => "train gemm",
+            Self::ConvHalf => "conv f16",
+            Self::TrainHalf => "train f16",
             Self::ConvDirect => "conv direct",
             Self::TrainDirect => "train direct",
             Self::Matmul => "matmul",
+            Self::Time => "time",
         })
     }
 }
@@ -86,6 +133,8 @@ pub(crate) enum Event {
     Adapters { adapters: Vec<Adapter> },
     /// The step ended well. `max_error` is relative to the largest magnitude of the CPU's result.
     Done { stage: Stage, step: String, seconds: f64, max_error: Option<f64> },
+    /// Seconds of a small step of training on the adapter and on the CPU.
+    Timed { adapter: f64, processor: f64 },
     /// The step ended badly, the child stops. `crash`: it is worth a second try, which wrong numbers are not.
     Fail { stage: Stage, step: String, reason: String, crash: bool },
     /// Every step ended well.

@@ -1,10 +1,12 @@
 //! What a probe found out: a verdict for each path, and what follows from the two of them for the device.
 
 use crate::adapter::Adapter;
+use crate::options::Work;
 use crate::plan::Path;
 use crate::protocol::{Event, Stage};
 use bellows_kernels::Lowering;
 use serde::{Deserialize, Serialize};
+use std::fmt;
 
 /// Whether a path of an adapter may be trusted.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -62,7 +64,31 @@ impl StageReport {
     }
 }
 
-/// What the probe found out about one way to compute convolutions.
+/// Seconds of the same small step of training.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Speed {
+    /// On the adapter.
+    pub adapter: f64,
+    /// On the processor, with all of its threads.
+    pub processor: f64,
+}
+
+impl Speed {
+    pub(crate) fn of(events: &[Event]) -> Option<Self> {
+        events.iter().find_map(|event| match *event {
+            Event::Timed { adapter, processor } => Some(Self { adapter, processor }),
+            _ => None,
+        })
+    }
+}
+
+impl fmt::Display for Speed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:.1} ms for a small step of training, the processor {:.1} ms", self.adapter * 1e3, self.processor * 1e3)
+    }
+}
+
+/// What the probe found out about one way to compute convolutions or products.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct PathReport {
     /// The verdict.
@@ -73,11 +99,13 @@ pub struct PathReport {
     pub attempts: u32,
     /// The last of what the driver wrote to standard error.
     pub stderr: String,
+    /// What a small step takes; `None` if it did not come to that.
+    pub speed: Option<Speed>,
 }
 
 impl PathReport {
     pub(crate) fn skipped(reason: &str) -> Self {
-        Self { verdict: Verdict::Skipped { reason: reason.into() }, stages: Vec::new(), attempts: 0, stderr: String::new() }
+        Self { verdict: Verdict::Skipped { reason: reason.into() }, stages: Vec::new(), attempts: 0, stderr: String::new(), speed: None }
     }
 
     /// Whether every stage ended in time with the CPU's numbers.
@@ -99,9 +127,11 @@ impl PathReport {
 pub struct ProbeReport {
     /// The adapter.
     pub adapter: Adapter,
-    /// Convolutions as matrix products of our own.
+    /// What it was proved for.
+    pub work: Work,
+    /// Convolutions as matrix products of our own, and other products by the same kernel.
     pub gemm: PathReport,
-    /// Burn's own convolutions.
+    /// Burn's own convolutions and products.
     pub direct: PathReport,
     /// Whether this is a remembered report.
     #[serde(skip)]
@@ -114,11 +144,26 @@ impl ProbeReport {
         [(Path::Gemm.lowering(), &self.gemm), (Path::Direct.lowering(), &self.direct)]
     }
 
-    /// How convolutions are to be computed, and why not as usual; `None` if no way is good.
+    /// What is computed by one way or the other.
+    pub(crate) fn noun(&self) -> &'static str {
+        match self.work {
+            Work::Detector | Work::HalfDetector => "convolutions",
+            Work::LanguageModel => "products",
+        }
+    }
+
+    /// What a small step takes by the faster of the paths that passed.
+    pub fn speed(&self) -> Option<Speed> {
+        let passed = self.paths().into_iter().filter(|(_, path)| path.passed());
+        passed.filter_map(|(_, path)| path.speed).min_by(|a, b| a.adapter.total_cmp(&b.adapter))
+    }
+
+    /// How convolutions and products are to be computed, and why not as usual; `None` if no way is good.
     pub fn lowering(&self) -> Option<(Lowering, Option<String>)> {
+        let noun = self.noun();
         let why_not = |(lowering, path): (Lowering, &PathReport)| match &path.verdict {
             Verdict::Pass => None,
-            Verdict::Fail { stage, reason } => Some(format!("{lowering} convolutions failed the probe at stage {stage}: {reason}")),
+            Verdict::Fail { stage, reason } => Some(format!("{lowering} {noun} failed the probe at stage {stage}: {reason}")),
             Verdict::Skipped { reason } => Some(reason.clone()),
         };
         let [gemm, direct] = self.paths().map(why_not);
@@ -137,9 +182,10 @@ impl ProbeReport {
 
     /// All failures, and then what was not tried, in one sentence.
     pub(crate) fn failures(&self) -> String {
+        let noun = self.noun();
         let failed = |(_, path): (_, &PathReport)| path.failure().map(|(stage, reason)| format!("at stage {stage}: {reason}"));
         let skipped = |(lowering, path): (Lowering, &PathReport)| match &path.verdict {
-            Verdict::Skipped { reason } => Some(format!("{lowering} convolutions: {reason}")),
+            Verdict::Skipped { reason } => Some(format!("{lowering} {noun}: {reason}")),
             Verdict::Pass | Verdict::Fail { .. } => None,
         };
         let said = [self.paths().map(failed), self.paths().map(skipped)];
@@ -153,11 +199,11 @@ pub(crate) mod tests {
     use crate::adapter::{AdapterKind, tests::adapter};
 
     fn path(verdict: Verdict) -> PathReport {
-        PathReport { verdict, stages: Vec::new(), attempts: 1, stderr: String::new() }
+        PathReport { verdict, stages: Vec::new(), attempts: 1, stderr: String::new(), speed: None }
     }
 
     pub(crate) fn report(adapter: &Adapter, gemm: Verdict, direct: Verdict) -> ProbeReport {
-        ProbeReport { adapter: adapter.clone(), gemm: path(gemm), direct: path(direct), cached: false }
+        ProbeReport { adapter: adapter.clone(), work: Work::Detector, gemm: path(gemm), direct: path(direct), cached: false }
     }
 
     #[test]
@@ -195,5 +241,18 @@ pub(crate) mod tests {
         assert_eq!(failures, "at stage conv gemm: 1x1: wrong numbers; direct convolutions: known issue");
         let failures = report(&card, skipped(), fail(Stage::ConvDirect)).failures();
         assert_eq!(failures, "at stage conv direct: 1x1: wrong numbers; gemm convolutions: known issue");
+    }
+
+    #[test]
+    fn the_faster_path_that_passed_is_the_adapters_speed() {
+        let card = adapter(0, AdapterKind::Discrete, None);
+        let speed = |adapter| Some(Speed { adapter, processor: 0.02 });
+        let mut report = report(&card, Verdict::Pass, Verdict::Pass);
+        assert_eq!(report.speed(), None);
+        (report.gemm.speed, report.direct.speed) = (speed(0.004), speed(0.001));
+        assert_eq!(report.speed(), speed(0.001));
+        report.direct.verdict = Verdict::Skipped { reason: "known issue".into() };
+        assert_eq!(report.speed(), speed(0.004));
+        assert_eq!(speed(0.004).unwrap().to_string(), "4.0 ms for a small step of training, the processor 20.0 ms");
     }
 }

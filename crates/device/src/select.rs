@@ -1,4 +1,4 @@
-//! From a request to a device: `auto` takes the first GPU that proves itself and else the CPU with the reason; a named device is
+//! From a request to a device: `auto` takes the first GPU that proves itself, and to be faster than the CPU, and else the CPU with the reason; a named device is
 //! proved too, and fails rather than becoming another one. A number alone is a GPU as `auto` finds it, and never the CPU.
 
 use crate::adapter::{Adapter, Backend, best_hardware};
@@ -6,9 +6,9 @@ use crate::adapters;
 use crate::facts::{self, Facts};
 use crate::options::ProbeOptions;
 use crate::probe;
-use crate::report::ProbeReport;
+use crate::report::{ProbeReport, Speed};
 use crate::{DeviceError, DeviceRequest};
-use bellows_kernels::{Lowering, processor_has_bf16};
+use bellows_kernels::{Lowering, processor_has_bf16, set_default_lowering};
 use burn::tensor::{Device, FloatDType};
 
 /// The device to train on.
@@ -41,6 +41,16 @@ impl Selected {
         self.device.supports_dtype(FloatDType::F16)
     }
 
+    /// From now on this process computes convolutions and products by what has proved itself here, where a layer does not ask for a way of its own.
+    pub fn adopt(&self) {
+        set_default_lowering(self.lowering);
+    }
+
+    /// What a small step of training takes on an accelerator.
+    pub fn speed(&self) -> Option<Speed> {
+        self.report.as_ref().filter(|_| self.is_accelerator()).and_then(ProbeReport::speed)
+    }
+
     /// Whether it is anything but the processor.
     pub fn is_accelerator(&self) -> bool {
         self.backend != Backend::Flex.name()
@@ -63,7 +73,7 @@ pub fn select(request: &DeviceRequest, options: &ProbeOptions) -> Result<Selecte
     let selected = match *request {
         DeviceRequest::Auto => auto(options),
         DeviceRequest::Cpu => cpu(None, None, options),
-        DeviceRequest::Card(number) => gpu(number, options).map_err(|none| DeviceError::NoCard { number, reason: none.reason })?,
+        DeviceRequest::Card(number) => gpu(number, false, options).map_err(|none| DeviceError::NoCard { number, reason: none.reason })?,
         DeviceRequest::Vulkan(index) => named(Backend::Vulkan, Which::of(index), options)?,
         DeviceRequest::Cuda(index) => named(Backend::Cuda, Which::of(index), options)?,
         DeviceRequest::Rocm(index) => named(Backend::Rocm, Which::of(index), options)?,
@@ -74,9 +84,10 @@ pub fn select(request: &DeviceRequest, options: &ProbeOptions) -> Result<Selecte
         Some(reason) => tracing::warn!("device: CPU: {reason}"),
         None => tracing::info!("device: {} on {}", selected.name, selected.backend),
     }
+    let noun = selected.report.as_ref().map_or("convolutions", ProbeReport::noun);
     match &selected.lowering_reason {
-        Some(reason) => tracing::warn!("convolutions: {}, because {reason}", selected.lowering),
-        None => tracing::info!("convolutions: {}", selected.lowering),
+        Some(reason) => tracing::warn!("{noun}: {}, because {reason}", selected.lowering),
+        None => tracing::info!("{noun}: {}", selected.lowering),
     }
     Ok(selected)
 }
@@ -115,7 +126,7 @@ fn cpu(fallback: Option<String>, report: Option<ProbeReport>, options: &ProbeOpt
 }
 
 fn auto(options: &ProbeOptions) -> Selected {
-    gpu(0, options).unwrap_or_else(|none| {
+    gpu(0, true, options).unwrap_or_else(|none| {
         let NoGpu { reason, report } = *none;
         cpu(Some(reason), report, options)
     })
@@ -127,8 +138,8 @@ struct NoGpu {
     report: Option<ProbeReport>,
 }
 
-/// Card `number`, the best first, of the first backend whose card of that number proves itself.
-fn gpu(number: usize, options: &ProbeOptions) -> Result<Selected, Box<NoGpu>> {
+/// Card `number`, the best first, of the first backend whose card of that number proves itself, and to be faster than the processor if asked.
+fn gpu(number: usize, faster: bool, options: &ProbeOptions) -> Result<Selected, Box<NoGpu>> {
     let mut reasons = Vec::new();
     let mut report = None;
     for backend in Backend::GPUS.into_iter().filter(|backend| backend.built()) {
@@ -137,7 +148,14 @@ fn gpu(number: usize, options: &ProbeOptions) -> Result<Selected, Box<NoGpu>> {
             continue;
         }
         match named(backend, Which::Best(number), options) {
-            Ok(selected) => return Ok(selected),
+            Ok(selected) => match selected.speed().filter(|speed| faster && speed.adapter > speed.processor) {
+                Some(speed) => {
+                    let adapter = selected.report.as_ref().map(|report| report.adapter.to_string()).unwrap_or_default();
+                    reasons.push(format!("{adapter} is slower: {speed} (`--device {backend}` takes it all the same)"));
+                    report = selected.report;
+                }
+                None => return Ok(selected),
+            },
             Err(error) => {
                 reasons.push(error.to_string());
                 if let DeviceError::Probe(failed) = error {

@@ -5,8 +5,8 @@
 //! `VK_DRIVER_FILES` (`.ci/swiftshader` prints one) and say so when they are skipped.
 
 use bellows_device::{
-    DeviceError, DeviceRequest, Lowering, PROBE_SUBCOMMAND, PathReport, ProbeOptions, Selected, Stage, Verdict, doctor, probe_child_main,
-    select,
+    DeviceError, DeviceRequest, Lowering, PROBE_SUBCOMMAND, PathReport, ProbeOptions, Selected, Stage, Verdict, Work, doctor,
+    probe_child_main, select,
 };
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -24,9 +24,9 @@ fn __probe() {
     }
 }
 
-/// The stages of a child that proves our convolutions, and of one that proves Burn's.
-const GEMM: [Stage; 5] = [Stage::Enumerate, Stage::Adapter, Stage::Upload, Stage::ConvGemm, Stage::TrainGemm];
-const DIRECT: [Stage; 6] = [Stage::Enumerate, Stage::Adapter, Stage::Upload, Stage::ConvDirect, Stage::TrainDirect, Stage::Matmul];
+/// The stages of a child that proves our convolutions, and of one that proves Burn's on a software adapter.
+const GEMM: [Stage; 6] = [Stage::Enumerate, Stage::Adapter, Stage::Upload, Stage::ConvGemm, Stage::TrainGemm, Stage::Time];
+const DIRECT: [Stage; 5] = [Stage::Enumerate, Stage::Adapter, Stage::Upload, Stage::ConvDirect, Stage::Matmul];
 
 fn stages(path: &PathReport) -> Vec<Stage> {
     path.stages.iter().map(|stage| stage.stage).collect()
@@ -63,7 +63,7 @@ fn swiftshader(folder: &Path, fault: &str) -> Option<ProbeOptions> {
 fn a_device_is_used_with_what_passes_there() {
     let folder = tempfile::tempdir().unwrap();
     let Some(options) = swiftshader(folder.path(), "") else { return };
-    let selected = select(&DeviceRequest::Auto, &options).unwrap();
+    let selected = select(&VULKAN, &options).unwrap();
     assert_eq!((selected.backend, selected.fallback), ("vulkan", None));
     assert!(selected.name.contains("SwiftShader"), "{}", selected.name);
     let report = selected.report.unwrap();
@@ -98,6 +98,7 @@ fn a_device_is_used_with_what_passes_there() {
         "conv direct",
         "gemm convolutions: passed",
         "direct convolutions: ",
+        "ms for a small step of training, the processor",
         "trains on SwiftShader",
         &format!("convolutions: {}", selected.lowering),
     ] {
@@ -171,7 +172,7 @@ fn without_direct(fault: &str, limit: Duration) -> Option<Selected> {
     let folder = tempfile::tempdir().unwrap();
     let mut options = swiftshader(folder.path(), fault)?;
     options.compile_limit = limit;
-    let selected = select(&DeviceRequest::Auto, &options).unwrap();
+    let selected = select(&VULKAN, &options).unwrap();
     assert_eq!((selected.backend, &selected.fallback, selected.lowering), ("vulkan", &None, Lowering::Gemm));
     let report = selected.report.as_ref().unwrap();
     assert!(report.gemm.passed() && report.failure().is_none(), "{report:?}");
@@ -238,7 +239,7 @@ fn a_lowering_that_is_asked_for_is_the_only_one_proved() {
     let folder = tempfile::tempdir().unwrap();
     let Some(options) = swiftshader(folder.path(), "crash:conv direct") else { return };
     let asked = ProbeOptions { lowering: Some(Lowering::Gemm), ..options };
-    let selected = select(&DeviceRequest::Auto, &asked).unwrap();
+    let selected = select(&VULKAN, &asked).unwrap();
     assert_eq!((selected.backend, selected.lowering, selected.lowering_reason), ("vulkan", Lowering::Gemm, None));
     let report = selected.report.unwrap();
     assert!(matches!(&report.direct.verdict, Verdict::Skipped { reason } if reason.contains("--conv gemm")), "{report:?}");
@@ -252,6 +253,53 @@ fn a_lowering_that_is_asked_for_is_the_only_one_proved() {
         "{report:?}"
     );
     assert_eq!(report.failure().unwrap().0, Stage::ConvDirect);
+}
+
+/// `auto` proves a device, and does not take one that is slower than the processor.
+#[test]
+fn a_device_that_is_slower_than_the_processor_is_not_taken_unless_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let Some(options) = swiftshader(folder.path(), "") else { return };
+    let options = ProbeOptions { lowering: Some(Lowering::Gemm), ..options };
+    let selected = select(&DeviceRequest::Auto, &options).unwrap();
+    assert_eq!(selected.backend, "flex");
+    let reason = selected.fallback.unwrap();
+    assert!(reason.contains("is slower: ") && reason.contains("`--device vulkan` takes it"), "{reason}");
+    let speed = select(&VULKAN, &options).unwrap().speed().unwrap();
+    assert!(speed.adapter > speed.processor && reason.contains(&speed.to_string()), "{speed} {reason}");
+}
+
+/// What a language model trains with is proved, its products by Burn's kernels and by ours.
+#[test]
+fn a_language_model_takes_the_products_that_are_right() {
+    let folder = tempfile::tempdir().unwrap();
+    let Some(options) = swiftshader(folder.path(), "wrong:products direct") else { return };
+    let options = ProbeOptions { work: Work::LanguageModel, ..options };
+    let selected = select(&VULKAN, &options).unwrap();
+    let report = selected.report.unwrap();
+    let common = [Stage::Enumerate, Stage::Adapter, Stage::Upload, Stage::Rows];
+    assert_eq!(stages(&report.gemm), [&common[..], &[Stage::ProductsGemm, Stage::LoraGemm, Stage::Time]].concat());
+    assert_eq!(stages(&report.direct), [&common[..], &[Stage::ProductsDirect]].concat());
+    assert_eq!(selected.lowering, Lowering::Gemm);
+    let reason = selected.lowering_reason.unwrap();
+    assert!(reason.starts_with("direct products failed the probe at stage products direct: "), "{reason}");
+}
+
+/// A device without f16 is told so, and one that has it is proved in it.
+#[test]
+fn images_in_f16_are_proved_where_there_is_f16() {
+    let folder = tempfile::tempdir().unwrap();
+    let Some(options) = swiftshader(folder.path(), "") else { return };
+    let options = ProbeOptions { work: Work::HalfDetector, ..options };
+    let error = select(&VULKAN, &options).unwrap_err().to_string();
+    assert!(error.contains("at stage conv f16: 3x3 s1 16>16 forward: this device does not compute in f16"), "{error}");
+    let Some(icd) = env::var_os("BELLOWS_LAVAPIPE") else { return };
+    let mut options = options;
+    options.env.push(("VK_DRIVER_FILES".into(), icd));
+    let selected = select(&VULKAN, &options).unwrap();
+    assert_eq!(selected.lowering, Lowering::Gemm);
+    let errors: Vec<_> = selected.report.unwrap().gemm.stages.into_iter().filter(|stage| stage.stage >= Stage::ConvHalf).collect();
+    assert!(errors[0].max_error.unwrap() > 1e-5 && errors[1].max_error.unwrap() < 2e-2, "{errors:?}");
 }
 
 #[test]

@@ -15,7 +15,8 @@ pub(crate) fn run(args: &BenchmarkArgs, signals: &Signals) -> Result<(), Failure
         return Err(Usage(format!("--{name} is {given}, and must be at least {least}")).into());
     }
     join_pool(args.threads)?;
-    let device = bellows_device::select(&args.device.parse()?, &bellows_device::ProbeOptions::default())?;
+    let device = bellows_device::select(&args.device.parse()?, &bellows_device::ProbeOptions::of(bellows_device::Work::LanguageModel))?;
+    device.adopt();
     let what = Benchmark {
         size: Size::named(&args.size).ok_or_else(|| Usage(format!("benchmark: there is no size {}", args.size)))?,
         batch: args.batch,

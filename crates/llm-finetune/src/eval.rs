@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use bellows_cli::{Bar, Failure, Usage, join_pool, note, pick_device, say};
-use bellows_device::{ProbeOptions, Selected};
+use bellows_device::{ProbeOptions, Selected, Work};
 use bellows_qwen::base::Base;
 use bellows_qwen::config::SftConfig;
 use bellows_qwen::eval::{Judge, Scores, table};
@@ -27,7 +27,7 @@ pub(crate) fn eval(args: &EvalArgs) -> Result<(), Failure> {
         return Err(Usage("eval judges single texts: leave --objective out".into()).into());
     }
     join_pool(0)?;
-    let device = pick_device(&config.device, &ProbeOptions::default())?;
+    let device = pick_device(&config.device, &ProbeOptions::of(Work::LanguageModel))?;
     let mut base = open(&config.model, None, config.offline, config.base_dtype, &device.device)?;
     let adapter = config.adapter.as_deref().map(Path::new);
     // Both are asked in the same words: those the adapter was trained with.

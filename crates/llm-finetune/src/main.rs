@@ -33,6 +33,6 @@ fn main() -> ExitCode {
         args::Request::Concept(typed) => concept::verbs::concept(&typed),
         args::Request::Status(asked) => bellows_cli::show(&asked, &SftConfig::default().project),
         args::Request::Stop(asked) => bellows_cli::stopping(&asked, &SftConfig::default().project),
-        args::Request::Doctor { device, reprobe } => bellows_cli::examine(&device, reprobe),
+        args::Request::Doctor { device, reprobe } => bellows_cli::examine(&device, reprobe, bellows_device::Work::LanguageModel),
     })
 }

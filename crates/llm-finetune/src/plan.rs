@@ -1,7 +1,7 @@
 //! `plan`: memory and speed of a run before anything is allocated; every run asks the same before it begins.
 
 use bellows_cli::{Failure, Usage, join_pool, note, pick_device, say};
-use bellows_device::{Card, ProbeOptions, Selected};
+use bellows_device::{Card, ProbeOptions, Selected, Work};
 use bellows_qwen::base::Base;
 use bellows_qwen::bench::Size;
 use bellows_qwen::checkpointing::Checkpointing;
@@ -67,7 +67,7 @@ pub(crate) fn plan(args: &PlanArgs) -> Result<(), Failure> {
     join_pool(0)?;
     let target = match &args.card {
         Some(card) => Target::card(card)?,
-        None => Target::here(&pick_device(&config.device, &ProbeOptions::default())?, &config),
+        None => Target::here(&pick_device(&config.device, &ProbeOptions::of(Work::LanguageModel))?, &config),
     };
     let (name, model, seq) = subject(args, &config)?;
     let storage = match target.place {

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use bellows_chat::{Conversation, Message, RenderOptions, Role, Template, Tokenizer, encode_prompt};
 use bellows_cli::{Context, Exit, Failure, Usage, join_pool, note, pick_device, say};
-use bellows_device::ProbeOptions;
+use bellows_device::{ProbeOptions, Work};
 use bellows_qwen::base::{Base, BaseError};
 use bellows_qwen::generate::{Sampling, generate, stop_ids};
 use bellows_qwen::grow;
@@ -27,7 +27,7 @@ pub(crate) fn speak(args: &SpeakArgs) -> Result<(), Failure> {
         return Err(Usage("--prompt is empty".into()).into());
     }
     join_pool(0)?;
-    let selected = pick_device(&args.device, &ProbeOptions::default())?;
+    let selected = pick_device(&args.device, &ProbeOptions::of(Work::LanguageModel))?;
     let base = open(&args.model, args.adapter.as_deref(), args.offline, BaseDtype::Auto, &selected.device)?;
     prove(&base.model, &base.config, &selected)?;
     let device = selected.device;

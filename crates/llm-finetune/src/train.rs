@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use bellows_chat::{Conversation, Dataset, Example, Message, RenderOptions, Role, Splits, Template, Tokenizer, encode_prompt};
 use bellows_cli::{Bar, Failure, Run, Session, Usage, note, pick_device, resumed, say};
-use bellows_device::{ProbeOptions, Selected, processor};
+use bellows_device::{ProbeOptions, Selected, Work, processor};
 use bellows_learner::memory::peak_memory;
 use bellows_learner::{LearnError, Outcome};
 use bellows_qwen::arch::Architecture;
@@ -38,7 +38,7 @@ use crate::speak::{adapter_tokenizer, adopt_tokenizer, open};
 /// Trains with these settings, or goes on with the run in `resumed`.
 pub(crate) fn run(session: Session, args: &TrainArgs, config: SftConfig, resumed: Option<PathBuf>) -> Result<(), Failure> {
     say(&format!("Bellows {} · {} · {}", env!("CARGO_PKG_VERSION"), config.model, config.data.join(", ")));
-    let device = pick_device(&config.device, &ProbeOptions { reprobe: args.reprobe, ..ProbeOptions::default() })?;
+    let device = pick_device(&config.device, &ProbeOptions { reprobe: args.reprobe, ..ProbeOptions::of(Work::LanguageModel) })?;
     let paths = data_paths(&config)?;
     let (shape, tokenizer) = open_tokenizer(&config, &paths)?;
     let template = pick_template(&config, shape.architecture, &tokenizer)?;

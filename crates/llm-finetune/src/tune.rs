@@ -5,7 +5,7 @@ use std::process::{Command, Stdio};
 
 use bellows_chat::{Encoded, Fault};
 use bellows_cli::{Context, Exit, Failure, Signals, Usage, join_pool, note, pick_device, say, scratch};
-use bellows_device::{ProbeOptions, Selected, Telemetry};
+use bellows_device::{ProbeOptions, Selected, Telemetry, Work};
 use bellows_learner::bench::{StepTimer, median};
 use bellows_learner::memory::peak_memory;
 use bellows_qwen::config::SftConfig;
@@ -111,7 +111,7 @@ fn measure(config: SftConfig, batch: usize, signals: &Signals) -> Result<(), Fai
         profile: true,
         ..config
     };
-    let device = pick_device(&config.device, &ProbeOptions::default())?;
+    let device = pick_device(&config.device, &ProbeOptions::of(Work::LanguageModel))?;
     let paths = data_paths(&config)?;
     let (shape, tokenizer) = open_tokenizer(&config, &paths)?;
     let template = pick_template(&config, shape.architecture, &tokenizer)?;

@@ -1,10 +1,8 @@
 //! `yolo-train benchmark`: how fast a training step is here, in the keys that other tools' timers print.
 
 use bellows_cli::{Context, Exit, Failure, Signals, Usage, join_pool, say, say_launches, scratch};
-use bellows_device::{Backend, ProbeOptions, select};
-use bellows_kernels::{
-    Lowering, Precision, cube, processor_choices, processor_has_bf16, processor_level, processor_peak, set_default_lowering,
-};
+use bellows_device::{Backend, ProbeOptions, Work, select};
+use bellows_kernels::{Lowering, Precision, cube, processor_choices, processor_has_bf16, processor_level, processor_peak};
 use bellows_yolo::bench::LayerTimes;
 use bellows_yolo::config::HALF;
 
@@ -17,11 +15,12 @@ pub(crate) fn run(args: &BenchmarkArgs, signals: &Signals) -> Result<(), Failure
         return Err(Usage("benchmark: batch and steps are at least 1, imgsz is a positive multiple of 32".into()).into());
     }
     join_pool(args.threads)?;
-    let device = select(&args.device.parse()?, &ProbeOptions { lowering: Some(args.conv), ..ProbeOptions::default() })?;
+    let work = if what.half { Work::HalfDetector } else { Work::Detector };
+    let device = select(&args.device.parse()?, &ProbeOptions { lowering: Some(args.conv), ..ProbeOptions::of(work) })?;
     if what.half {
         has_half(&device)?;
     }
-    set_default_lowering(device.lowering);
+    device.adopt();
     cube::set_workspace_mb(args.conv_workspace_mb);
     let (folder, _taken) = scratch(signals)?;
     if args.count {

@@ -25,6 +25,6 @@ fn main() -> ExitCode {
         args::Request::Train(typed) => run::train(&typed, signals),
         args::Request::Verb(run, matches) => run(&matches, signals),
         args::Request::Benchmark(typed) => benchmark::run(&typed, signals),
-        args::Request::Doctor { device, reprobe } => bellows_cli::examine(&device, reprobe),
+        args::Request::Doctor { device, reprobe } => bellows_cli::examine(&device, reprobe, bellows_device::Work::Detector),
     })
 }

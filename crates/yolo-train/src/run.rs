@@ -4,8 +4,8 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
 use bellows_cli::{Bar, Failure, Keeping, Run, Session, Signals, Usage, columns, pick_device, resumed, say, yaml_layer};
-use bellows_device::{ProbeOptions, Selected};
-use bellows_kernels::{Lowering, cube, set_default_lowering};
+use bellows_device::{ProbeOptions, Selected, Work};
+use bellows_kernels::{Lowering, cube};
 use bellows_learner::Outcome;
 use bellows_runs::run_of;
 use bellows_settings::Layer;
@@ -120,14 +120,14 @@ fn of_this_program(part: &Path) -> Result<(), Usage> {
 /// The device, and how this process computes convolutions on it.
 pub(crate) fn device(config: &TrainConfig, reprobe: bool) -> Result<Selected, Failure> {
     let lowering = config.lowering().map_err(Usage)?;
-    let device = pick_device(&config.device, &ProbeOptions { reprobe, lowering: Some(lowering), ..ProbeOptions::default() })?;
+    let work = if config.half() { Work::HalfDetector } else { Work::Detector };
+    let device = pick_device(&config.device, &ProbeOptions { reprobe, lowering: Some(lowering), ..ProbeOptions::of(work) })?;
     if config.half() {
         has_half(&device)?;
     }
     if let Some(reason) = &device.lowering_reason {
         say(&format!("convolutions: {}, because {reason}", device.lowering));
     }
-    set_default_lowering(device.lowering);
     cube::set_workspace_mb(config.conv_workspace_mb);
     Ok(device)
 }

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use bellows_chat::Template;
 use bellows_cli::{Failure, Keeping, Session, Signals, Usage, note, pick_device, say};
-use bellows_device::{ProbeOptions, Selected, processor};
+use bellows_device::{ProbeOptions, Selected, Work, processor};
 use bellows_qwen::base::Base;
 use bellows_qwen::concept::files::{Found, read_json, read_scores, write_json};
 use bellows_qwen::concept::judge::{Comparison, Verdict};
@@ -80,7 +80,8 @@ impl Chain {
 
     /// A model on the device of these stages.
     fn open(&self, path: &Path) -> Result<(Base, Selected), Failure> {
-        let device = pick_device(self.config.concept_device.as_ref().unwrap_or(&self.config.device), &ProbeOptions::default())?;
+        let device =
+            pick_device(self.config.concept_device.as_ref().unwrap_or(&self.config.device), &ProbeOptions::of(Work::LanguageModel))?;
         let base = Base::open(path, &device.device)?;
         prove(&base.model, &base.config, &device)?;
         Ok((base, device))

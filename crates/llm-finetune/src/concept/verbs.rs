@@ -4,7 +4,7 @@ use std::path::Path;
 
 use bellows_chat::{ChatError, Conversation, Message, RenderOptions, Role, Template, encode_prompt};
 use bellows_cli::{Failure, Usage, join_pool, note, pick_device, say};
-use bellows_device::{ProbeOptions, Selected};
+use bellows_device::{ProbeOptions, Selected, Work};
 use bellows_qwen::base::Base;
 use bellows_qwen::concept::edit::{Ablation, steer};
 use bellows_qwen::concept::files::{Found, write_control_vector};
@@ -84,7 +84,7 @@ impl EditArgs {
 
 /// The model with its adapter merged, where it computes as the processor does.
 fn load(args: &ModelArgs) -> Result<(Base, Selected), Failure> {
-    let device = pick_device(&args.device, &ProbeOptions::default())?;
+    let device = pick_device(&args.device, &ProbeOptions::of(Work::LanguageModel))?;
     let mut base = open(&args.model, args.adapter.as_deref(), args.offline, BaseDtype::Auto, &device.device)?;
     base.model = merge(base.model);
     prove(&base.model, &base.config, &device)?;

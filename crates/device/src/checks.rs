@@ -1,0 +1,201 @@
+//! What the probe does on the GPU and on the CPU, and how their numbers are compared.
+//!
+//! Each check is one function of a device and a path that returns numbers, so that both sides run the same lines. What is checked is what the
+//! program at hand trains with, in the precision it trains in: a driver that has the convolutions right may have the loss wrong. For convolutions the CPU
+//! always computes Burn's own, so that a mistake in our kernels' common lines cannot agree with itself.
+
+use crate::Stage;
+use crate::convolutions::{BOTTLENECK, POINTWISE, STEM, Wrt};
+use crate::made::{numbers, tensor};
+use crate::options::Work;
+use crate::plan::Path;
+use crate::{decoder, detector, timing};
+use bellows_kernels::Lowering;
+use burn::tensor::{Device, FloatDType};
+
+/// Largest error allowed, relative to the largest magnitude of the CPU's result: f32 kernels differ by the order of summation (1e-6),
+/// a wrong kernel by far more.
+pub(crate) const TOLERANCE: f64 = 1e-3;
+
+/// The same of images in f16, whose numbers have 11 bits: a few roundings to each, and what two steps of training make of them.
+pub(crate) const HALF_TOLERANCE: f64 = 2e-2;
+
+/// One comparison of the probe.
+pub(crate) struct Check {
+    pub(crate) stage: Stage,
+    pub(crate) name: &'static str,
+    /// Largest relative error allowed.
+    pub(crate) tolerance: f64,
+    /// Left out on software adapters, which would spend minutes on it: Burn's kernels are tuned to each shape.
+    pub(crate) hardware_only: bool,
+    run: Run,
+}
+
+/// What is computed on a device, by a lowering of convolutions; each list has a scale of its own.
+type Run = Box<dyn Fn(&Device, Lowering, bool) -> Vec<Vec<f32>>>;
+
+impl Check {
+    /// `run` is given the device, the lowering of its convolutions, and whether this is the CPU's turn.
+    fn new(stage: Stage, name: &'static str, run: impl Fn(&Device, Lowering, bool) -> Vec<Vec<f32>> + 'static) -> Self {
+        Self { stage, name, tolerance: TOLERANCE, hardware_only: false, run: Box::new(run) }
+    }
+
+    /// A sentence if the device cannot do it at all.
+    pub(crate) fn possible(&self, device: &Device) -> Result<(), String> {
+        let half = matches!(self.stage, Stage::ConvHalf | Stage::TrainHalf);
+        if half && !device.supports_dtype(FloatDType::F16) { Err("this device does not compute in f16".into()) } else { Ok(()) }
+    }
+
+    /// Both sides' numbers: `device`'s by `path`, and the CPU's.
+    pub(crate) fn run(&self, device: &Device, path: Path) -> (Vec<Vec<f32>>, Vec<Vec<f32>>) {
+        ((self.run)(device, path.lowering(), false), (self.run)(&Device::flex(), Lowering::Direct, true))
+    }
+}
+
+/// Every comparison of `path` in the order it runs.
+pub(crate) fn checks(path: Path, work: Work) -> Vec<Check> {
+    // A copy has no rounding to forgive.
+    let copy = Check::new(Stage::Upload, "1 MiB there and back", |device, _, _| vec![numbers(tensor(1, [1 << 18], device))]);
+    let mut all = vec![Check { tolerance: 0.0, ..copy }];
+    match work {
+        Work::Detector | Work::HalfDetector => of_detector(path, work, &mut all),
+        Work::LanguageModel => of_language_model(path, &mut all),
+    }
+    all
+}
+
+fn of_detector(path: Path, work: Work, all: &mut Vec<Check>) {
+    let (conv, train) = match path {
+        Path::Gemm => (Stage::ConvGemm, Stage::TrainGemm),
+        Path::Direct => (Stage::ConvDirect, Stage::TrainDirect),
+    };
+    let convolutions = [
+        ("3x3 s2 3>16 forward", &STEM, None),
+        ("3x3 s2 3>16 gradient of x", &STEM, Some(Wrt::Input)),
+        ("3x3 s2 3>16 gradient of w", &STEM, Some(Wrt::Weight)),
+        ("3x3 s1 16>16 forward", &BOTTLENECK, None),
+        ("3x3 s1 16>16 gradient of x", &BOTTLENECK, Some(Wrt::Input)),
+        ("3x3 s1 16>16 gradient of w", &BOTTLENECK, Some(Wrt::Weight)),
+        ("1x1 104>208 forward", &POINTWISE, None),
+        ("1x1 104>208 gradient of x", &POINTWISE, Some(Wrt::Input)),
+        ("1x1 104>208 gradient of w", &POINTWISE, Some(Wrt::Weight)),
+    ];
+    all.extend(convolutions.map(|(name, layer, wrt)| {
+        Check::new(conv, name, move |device, by, _| {
+            vec![wrt.map_or_else(|| layer.forward(device, by, false), |wrt| layer.gradient(wrt, device, by))]
+        })
+    }));
+    let steps = Check::new(train, "2 steps of a small detector", |device, by, _| detector::two_steps(device, by, false));
+    all.push(Check { hardware_only: path == Path::Direct, ..steps });
+    match (path, work) {
+        (Path::Gemm, Work::HalfDetector) => {
+            let half = |check| Check { tolerance: HALF_TOLERANCE, ..check };
+            let forward = |name, layer: &'static crate::convolutions::Conv| {
+                half(Check::new(Stage::ConvHalf, name, move |device, by, reference| vec![layer.forward(device, by, !reference)]))
+            };
+            all.extend([forward("3x3 s1 16>16 forward", &BOTTLENECK), forward("1x1 104>208 forward", &POINTWISE)]);
+            let train = |device: &Device, by, reference: bool| detector::two_steps(device, by, !reference);
+            all.push(half(Check::new(Stage::TrainHalf, "2 steps of a small detector", train)));
+        }
+        (Path::Gemm, _) => {}
+        (Path::Direct, _) => {
+            all.push(Check::new(Stage::Matmul, "64x64 . 64x64", |device, _, _| vec![matmul(64, 64, 64, device)]));
+            let large = Check::new(Stage::Matmul, "257x384 . 384x1152", |device, _, _| vec![matmul(257, 384, 1152, device)]);
+            all.push(Check { hardware_only: true, ..large });
+        }
+    }
+}
+
+fn of_language_model(path: Path, all: &mut Vec<Check>) {
+    let (products, train) = match path {
+        Path::Gemm => (Stage::ProductsGemm, Stage::LoraGemm),
+        Path::Direct => (Stage::ProductsDirect, Stage::LoraDirect),
+    };
+    all.push(Check::new(Stage::Rows, "normalisation, rotation, gate, loss", |device, _, _| decoder::rows(device)));
+    all.push(Check::new(products, "96x257 . 257x130, both ways", |device, _, _| decoder::products(device)));
+    all.push(Check::new(train, "2 steps of LoRA on a frozen layer", |device, _, _| decoder::two_steps(device)));
+}
+
+/// Seconds of a small step of this work.
+pub(crate) fn time(device: &Device, by: Lowering, work: Work) -> f64 {
+    match work {
+        Work::Detector | Work::HalfDetector => timing::convolution(device, by),
+        Work::LanguageModel => timing::product(device),
+    }
+}
+
+/// The largest difference of `gpu` from `cpu`, relative to the largest magnitude in its list of `cpu`.
+///
+/// # Errors
+/// A sentence if the lengths differ, if anything is not finite, or if the error is above `tolerance`.
+pub(crate) fn compare(gpu: &[Vec<f32>], cpu: &[Vec<f32>], tolerance: f64) -> Result<f64, String> {
+    if gpu.len() != cpu.len() {
+        return Err(format!("{} lists of numbers came back, {} were expected", gpu.len(), cpu.len()));
+    }
+    gpu.iter().zip(cpu).try_fold(0.0f64, |worst, (gpu, cpu)| Ok(worst.max(compare_list(gpu, cpu, tolerance)?)))
+}
+
+fn compare_list(gpu: &[f32], cpu: &[f32], tolerance: f64) -> Result<f64, String> {
+    if gpu.len() != cpu.len() || cpu.is_empty() {
+        return Err(format!("{} numbers came back, {} were expected", gpu.len(), cpu.len()));
+    }
+    if let Some(at) = gpu.iter().zip(cpu).position(|(gpu, cpu)| !gpu.is_finite() || !cpu.is_finite()) {
+        return Err(format!("{} at position {at}, the CPU computes {}", gpu[at], cpu[at]));
+    }
+    let scale = cpu.iter().fold(f64::MIN_POSITIVE, |scale, value| scale.max(f64::from(value.abs())));
+    let difference = gpu.iter().zip(cpu).fold(0.0f64, |most, (gpu, cpu)| most.max((f64::from(*gpu) - f64::from(*cpu)).abs()));
+    let error = difference / scale;
+    if error <= tolerance {
+        Ok(error)
+    } else {
+        Err(format!("wrong numbers: relative error {error:.1e} > {tolerance:.0e} of the CPU's result"))
+    }
+}
+
+fn matmul(m: usize, k: usize, n: usize, device: &Device) -> Vec<f32> {
+    numbers(tensor::<2>(2, [m, k], device).matmul(tensor(3, [k, n], device)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn comparison_is_relative_and_refuses_what_is_not_a_number() {
+        assert_eq!(compare_list(&[1.0, -100.0], &[1.0, -100.0], 0.0), Ok(0.0));
+        assert!(compare_list(&[1.0, -100.05], &[1.0, -100.0], TOLERANCE).unwrap() > 4e-4);
+        assert!(compare_list(&[1.2, -100.0], &[1.0, -100.0], TOLERANCE).unwrap_err().contains("relative error 2.0e-3"));
+        assert!(compare_list(&[f32::NAN], &[1.0], TOLERANCE).unwrap_err().contains("NaN at position 0"));
+        let odd = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY];
+        for odd in odd {
+            assert!(compare_list(&[1.0, 2.0], &[1.0, odd], TOLERANCE).unwrap_err().contains("position 1, the CPU computes"), "{odd}");
+        }
+        assert!(compare_list(&[1.0], &[1.0, 2.0], TOLERANCE).unwrap_err().contains("1 numbers came back"));
+        assert!(compare_list(&[], &[], TOLERANCE).is_err());
+        assert_eq!(compare_list(&[0.0], &[0.0], TOLERANCE), Ok(0.0));
+        // A small number is not hidden by a large one elsewhere.
+        let (ours, theirs) = ([vec![100.0], vec![0.2]], [vec![100.0], vec![0.1]]);
+        assert!(compare(&ours, &theirs, TOLERANCE).is_err());
+        assert!(compare(&ours[..1], &theirs, TOLERANCE).unwrap_err().contains("1 lists"));
+    }
+
+    #[test]
+    fn checks_agree_on_the_cpu() {
+        for (path, work, count) in [
+            (Path::Gemm, Work::Detector, 11),
+            (Path::Direct, Work::Detector, 13),
+            (Path::Gemm, Work::LanguageModel, 4),
+            (Path::Direct, Work::LanguageModel, 4),
+        ] {
+            let checks = checks(path, work);
+            assert_eq!(checks.len(), count, "{path} {work}");
+            assert!(checks.is_sorted_by_key(|check| check.stage), "{path} {work}");
+            for check in &checks {
+                let (ours, reference) = check.run(&Device::flex(), path);
+                compare(&ours, &reference, check.tolerance).unwrap();
+            }
+        }
+        let half = checks(Path::Gemm, Work::HalfDetector);
+        assert!(half.is_sorted_by_key(|check| check.stage) && half.len() == 14);
+    }
+}

@@ -1,0 +1,146 @@
+//! One layer of a language model with low-rank branches beside frozen matrices, one of them in blocks of 4 bits, trained for two steps as the large one
+//! is; and its operations one by one. Odd sizes are here because products have been wrong at exactly those (burn issue 4355), a frozen base because
+//! gradients have (burn issue 5162).
+
+use crate::flat::Flat;
+use crate::made::{numbers, pattern, tensor};
+use bellows_kernels::{
+    Adam, Blocks, LowRank, Precision, Weight, adam_step, attention, cross_entropy, linear, linear_data_grad, lora_linear, rms_norm, rotate,
+    swiglu,
+};
+use burn::tensor::{Device, Int, Tensor, TensorData};
+
+const TEXTS: usize = 2;
+const TOKENS: usize = 11;
+const ROWS: usize = TEXTS * TOKENS;
+const HIDDEN: usize = 64;
+const HEADS: usize = 4;
+const KEY_HEADS: usize = 2;
+const HEAD: usize = HIDDEN / HEADS;
+const INNER: usize = 130;
+const WORDS: usize = 257;
+const RANK: usize = 4;
+
+/// Outputs and inputs of q, k, v, o, gate, up and down.
+const MATRICES: [[usize; 2]; 7] = [
+    [HIDDEN, HIDDEN],
+    [KEY_HEADS * HEAD, HIDDEN],
+    [KEY_HEADS * HEAD, HIDDEN],
+    [HIDDEN, HIDDEN],
+    [INNER, HIDDEN],
+    [INNER, HIDDEN],
+    [HIDDEN, INNER],
+];
+
+/// The frozen matrices.
+fn base(device: &Device) -> Vec<Weight> {
+    let matrix = |(i, shape): (usize, [usize; 2])| {
+        let values: Vec<f32> = pattern(40 + i as u64, shape[0] * shape[1]).into_iter().map(|v| 0.2 * v).collect();
+        match i {
+            4 => Weight::Blocks(Blocks::nf4(&values, shape, device)),
+            _ => Weight::Dense(Tensor::from_data(TensorData::new(values, shape), device)),
+        }
+    };
+    MATRICES.into_iter().enumerate().map(matrix).collect()
+}
+
+/// A pass of the layer over made-up embeddings, `[rows, hidden]`.
+fn layer(base: &[Weight], leaves: &[Tensor<1>], x: Tensor<2>) -> Tensor<2> {
+    let device = x.device();
+    let product = |i: usize, x: Tensor<2>| {
+        let [out, input] = MATRICES[i];
+        let (a, b) = (leaves[2 * i].clone().reshape([RANK, input]), leaves[2 * i + 1].clone().reshape([out, RANK]));
+        lora_linear(x, base[i].clone(), None, LowRank { a, b, scaling: 2.0 }, Precision::F32)
+    };
+    let ones = Tensor::<1>::ones([HIDDEN], &device);
+    let normed = rms_norm(x.clone(), ones.clone(), 1e-6);
+    let heads = |y: Tensor<2>, count: usize| y.reshape([TEXTS, TOKENS, count, HEAD]);
+    let (cos, sin) = (tensor(51, [1, 1, TOKENS, HEAD / 2], &device), tensor::<4>(52, [1, 1, TOKENS, HEAD / 2], &device));
+    let q = rotate(heads(product(0, normed.clone()), HEADS), cos.clone(), sin.clone());
+    let k = rotate(heads(product(1, normed.clone()), KEY_HEADS), cos, sin);
+    let v = heads(product(2, normed), KEY_HEADS).swap_dims(1, 2);
+    // The second text is two documents.
+    let first = (0..ROWS).map(|row| if row < TOKENS + 6 { 0 } else { 6 }).collect::<Vec<i32>>();
+    let first = Tensor::<2, Int>::from_data(TensorData::new(first, [TEXTS, TOKENS]), &device);
+    let seen = attention(q, k, v, first, 0.25).swap_dims(1, 2).reshape([ROWS, HIDDEN]);
+    let x = x + product(3, seen);
+    let normed = rms_norm(x.clone(), ones, 1e-6);
+    x + product(6, swiglu(product(4, normed.clone()), product(5, normed)))
+}
+
+/// The losses of all tokens and the gradient of the last hidden states in both steps, and then the low-rank factors.
+pub(crate) fn two_steps(device: &Device) -> Vec<Vec<f32>> {
+    let graph = &device.clone().autodiff();
+    let (base, words) = (base(graph), tensor::<2>(50, [WORDS, HIDDEN], device));
+    let parts: Vec<_> = MATRICES.iter().flat_map(|&[out, input]| [(RANK * input, 0.0, 0.2), (out * RANK, 0.0, 0.2)]).collect();
+    let mut all = Flat::new(&parts, device);
+    let (mut first, mut second) = (None, None);
+    let targets = (0..ROWS).map(|row| (row * 37 % WORDS) as i32).collect::<Vec<i32>>();
+    let targets = Tensor::<1, Int>::from_data(TensorData::new(targets, [ROWS]), device);
+    let mut out = Vec::new();
+    for step in 1..=2 {
+        let leaves = all.leaves();
+        let hidden = layer(&base, &leaves, tensor(53, [ROWS, HIDDEN], graph));
+        let logits = linear(hidden.clone().without_autodiff(), words.clone(), None, Precision::F32);
+        let (losses, slopes) = cross_entropy(logits, targets.clone());
+        let slopes = linear_data_grad(slopes, words.clone(), Precision::F32) / ROWS as f32;
+        out.extend([numbers(losses), numbers(slopes.clone())]);
+        let gradients = all.gradients(&leaves, &(hidden * slopes.autodiff()).sum().backward());
+        drop(leaves);
+        let (beta1, beta2): (f64, f64) = (0.9, 0.999);
+        let adam = Adam {
+            rate: 1e-2 / (1.0 - beta1.powi(step)),
+            beta1,
+            beta2,
+            root: (1.0 - beta2.powi(step)).sqrt(),
+            // Large, so that a gradient of nearly zero is no step of its own.
+            epsilon: 1e-3,
+            decay: 0.0,
+            keep: 1.0 - 1e-4,
+        };
+        let (values, m, v) = adam_step(all.values, gradients, first, second, adam);
+        all.values = values;
+        (first, second) = (Some(m), Some(v));
+    }
+    out.extend(all.parts());
+    out
+}
+
+/// `x Wᵀ` and its gradient for x.
+pub(crate) fn products(device: &Device) -> Vec<Vec<f32>> {
+    let (x, w) = (tensor::<2>(54, [96, 257], device), tensor::<2>(55, [130, 257], device));
+    let dx = linear_data_grad(tensor(56, [96, 130], device), w.clone(), Precision::F32);
+    vec![numbers(linear(x, w, Some(tensor(57, [130], device)), Precision::F32)), numbers(dx)]
+}
+
+/// Normalisation, rotation, the gate, the loss of words.
+pub(crate) fn rows(device: &Device) -> Vec<Vec<f32>> {
+    let x = || tensor::<2>(58, [ROWS, WORDS], device);
+    let (cos, sin) = (tensor(51, [1, 1, TOKENS, HEAD / 2], device), tensor::<4>(52, [1, 1, TOKENS, HEAD / 2], device));
+    let targets = Tensor::<1, Int>::from_data(TensorData::new((0..ROWS as i32).collect::<Vec<_>>(), [ROWS]), device);
+    let (losses, slopes) = cross_entropy(x(), targets);
+    vec![
+        numbers(rms_norm(x(), tensor(59, [WORDS], device), 1e-6)),
+        numbers(swiglu(x(), tensor(60, [ROWS, WORDS], device))),
+        numbers(rotate(tensor(61, [TEXTS, TOKENS, HEADS, HEAD], device), cos, sin)),
+        numbers(losses),
+        numbers(slopes),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn two_steps_lower_the_loss_and_move_every_factor() {
+        let out = two_steps(&Device::flex());
+        let [first, second] = [0, 2].map(|at| out[at].iter().sum::<f32>());
+        assert!(second < first, "{first} {second}");
+        let parts: Vec<_> = MATRICES.iter().flat_map(|&[out, input]| [(RANK * input, 0.0, 0.2), (out * RANK, 0.0, 0.2)]).collect();
+        let before = Flat::new(&parts, &Device::flex()).parts();
+        for (i, (before, after)) in before.iter().zip(&out[4..]).enumerate() {
+            assert!(before.iter().zip(after).filter(|(a, b)| (*a - *b).abs() > 1e-3).count() * 4 > before.len(), "factor {i} stays");
+        }
+    }
+}

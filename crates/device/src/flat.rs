@@ -1,0 +1,39 @@
+//! Parameters as the Learner keeps them: in one arena, of which a network sees views.
+
+use crate::made::{numbers, pattern};
+use bellows_kernels::{Places, arena, arena_parts};
+use burn::tensor::{Device, Gradients, Tensor, TensorData};
+
+/// The parameters of a small network.
+pub(crate) struct Flat {
+    pub(crate) values: Tensor<1>,
+    places: Places,
+}
+
+impl Flat {
+    /// Made-up values of tensors of these lengths, each less than `spread` in magnitude and around its `middle`.
+    pub(crate) fn new(parts: &[(usize, f32, f32)], device: &Device) -> Self {
+        let places = Places::of(parts.iter().map(|part| part.0));
+        let of_part = |(i, &(len, middle, spread)): (usize, &(usize, f32, f32))| {
+            let values: Vec<f32> = pattern(20 + i as u64, len).into_iter().map(|v| middle + spread * v).collect();
+            Tensor::from_data(TensorData::new(values, [len]), device)
+        };
+        Self { values: arena(parts.iter().enumerate().map(of_part).collect(), &places), places }
+    }
+
+    /// The tensors, to be differentiated.
+    pub(crate) fn leaves(&self) -> Vec<Tensor<1>> {
+        arena_parts(self.values.clone(), &self.places).into_iter().map(|part| part.autodiff().require_grad()).collect()
+    }
+
+    /// The arena of their gradients; zeros where there is none.
+    pub(crate) fn gradients(&self, leaves: &[Tensor<1>], of: &Gradients) -> Tensor<1> {
+        let gradient = |leaf: &Tensor<1>| leaf.grad(of).unwrap_or_else(|| leaf.clone().without_autodiff().zeros_like());
+        arena(leaves.iter().map(gradient).collect(), &self.places)
+    }
+
+    /// The values of each as they are now.
+    pub(crate) fn parts(&self) -> Vec<Vec<f32>> {
+        arena_parts(self.values.clone(), &self.places).into_iter().map(numbers).collect()
+    }
+}

@@ -1,0 +1,44 @@
+//! How long a small step of training takes: enough work that launches are not all of it, and little enough for a device that is slow.
+
+use crate::made::{numbers, tensor};
+use bellows_kernels::{ConvConfig, Lowering, Precision, conv2d, linear, linear_data_grad};
+use burn::tensor::Device;
+use std::hint::black_box;
+use std::time::Instant;
+
+/// Steps that are timed, after one that is not.
+const STEPS: usize = 3;
+
+/// The median of some, in seconds.
+fn median(mut step: impl FnMut()) -> f64 {
+    step();
+    let mut seconds = [0.0; STEPS].map(|_: f64| {
+        let start = Instant::now();
+        step();
+        start.elapsed().as_secs_f64()
+    });
+    seconds.sort_by(f64::total_cmp);
+    seconds[STEPS / 2]
+}
+
+/// A 3x3 convolution of 32 channels of two images of 80 x 80, forward and backward: 1.4 GFLOP.
+pub(crate) fn convolution(device: &Device, by: Lowering) -> f64 {
+    let graph = &device.clone().autodiff();
+    let (x, w) = (tensor(70, [2, 32, 80, 80], graph).require_grad(), tensor(71, [32, 32, 3, 3], graph).require_grad());
+    median(|| {
+        let y = conv2d(x.clone(), w.clone(), None, ConvConfig::new(1, 1, by));
+        let gradients = y.sum().backward();
+        // Reading waits for what was launched.
+        black_box((w.grad(&gradients).map(|dw| numbers(dw.sum())), x.grad(&gradients).map(|dx| numbers(dx.sum()))));
+    })
+}
+
+/// A product of 256 rows with a matrix 1024 x 512, and its gradient for them: 0.5 GFLOP.
+pub(crate) fn product(device: &Device) -> f64 {
+    let (x, w, dy) = (tensor::<2>(72, [256, 512], device), tensor::<2>(73, [1024, 512], device), tensor::<2>(74, [256, 1024], device));
+    median(|| {
+        let y = linear(x.clone(), w.clone(), None, Precision::F32);
+        let dx = linear_data_grad(dy.clone(), w.clone(), Precision::F32);
+        black_box((numbers(y.sum()), numbers(dx.sum())));
+    })
+}

@@ -28,6 +28,9 @@ pub fn pick_device(device: &str, options: &ProbeOptions) -> Result<Selected, Fai
             note(&format!("device: {} ({}){speed}", device.backend, device.name));
         }
     }
+    if let Some(reason) = &device.lowering_reason {
+        note(&format!("{}: {}, because {reason}", device.noun(), device.lowering));
+    }
     Ok(device)
 }
 

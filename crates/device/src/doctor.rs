@@ -115,7 +115,7 @@ fn write_selected(selected: &Selected, out: &mut dyn Write) -> io::Result<()> {
     if let Some(speed) = selected.report.as_ref().and_then(ProbeReport::speed) {
         writeln!(out, "  speed: {speed}")?;
     }
-    write!(out, "  {}: {}", selected.report.as_ref().map_or("convolutions", ProbeReport::noun), selected.lowering)?;
+    write!(out, "  {}: {}", selected.noun(), selected.lowering)?;
     match &selected.lowering_reason {
         Some(reason) => writeln!(out, ", because {reason}"),
         None => writeln!(out),

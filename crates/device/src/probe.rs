@@ -7,7 +7,7 @@ use crate::cache::{self, Key};
 use crate::child::Job;
 use crate::facts::gfx_of_this_machine;
 use crate::known_issues::crash_sentence;
-use crate::options::ProbeOptions;
+use crate::options::{ProbeOptions, Work};
 use crate::plan::{Path, Plan};
 use crate::protocol::Event;
 use crate::report::{PathReport, ProbeReport, Speed, StageReport, Verdict};
@@ -31,7 +31,10 @@ pub(crate) fn list(backend: Backend, options: &ProbeOptions) -> Result<Vec<Adapt
 
 /// The report on `adapter`: remembered if there is one, else from a probe done now.
 pub(crate) fn prove(adapter: &Adapter, options: &ProbeOptions) -> ProbeReport {
-    let plan = Plan::of(adapter, options.work, options.lowering, &gfx_of_this_machine());
+    let mut plan = Plan::of(adapter, options.work, options.lowering, &gfx_of_this_machine());
+    if options.work == Work::LanguageModel && adapter.kind == AdapterKind::Software && !options.software {
+        plan.without_direct = Some("Burn's products are not tried on a software adapter, where tuning them takes minutes".into());
+    }
     let key = Key::of(adapter, &plan, options);
     if let Some(report) = options.cache_file.as_ref().filter(|_| !options.reprobe).and_then(|file| cache::load(file, &key)) {
         return report;

@@ -46,6 +46,11 @@ impl Selected {
         set_default_lowering(self.lowering);
     }
 
+    /// What [`lowering`](Self::lowering) computes: convolutions, or products.
+    pub fn noun(&self) -> &'static str {
+        self.report.as_ref().map_or("convolutions", ProbeReport::noun)
+    }
+
     /// What a small step of training takes on an accelerator.
     pub fn speed(&self) -> Option<Speed> {
         self.report.as_ref().filter(|_| self.is_accelerator()).and_then(ProbeReport::speed)
@@ -84,7 +89,7 @@ pub fn select(request: &DeviceRequest, options: &ProbeOptions) -> Result<Selecte
         Some(reason) => tracing::warn!("device: CPU: {reason}"),
         None => tracing::info!("device: {} on {}", selected.name, selected.backend),
     }
-    let noun = selected.report.as_ref().map_or("convolutions", ProbeReport::noun);
+    let noun = selected.noun();
     match &selected.lowering_reason {
         Some(reason) => tracing::warn!("{noun}: {}, because {reason}", selected.lowering),
         None => tracing::info!("{noun}: {}", selected.lowering),

@@ -125,9 +125,6 @@ pub(crate) fn device(config: &TrainConfig, reprobe: bool) -> Result<Selected, Fa
     if config.half() {
         has_half(&device)?;
     }
-    if let Some(reason) = &device.lowering_reason {
-        say(&format!("convolutions: {}, because {reason}", device.lowering));
-    }
     cube::set_workspace_mb(config.conv_workspace_mb);
     Ok(device)
 }

@@ -93,6 +93,26 @@ fn a_run_that_crashes_goes_on() {
     ]);
 }
 
+/// A program that is built again or upgraded while its run goes on is the one that goes on, and not the new one.
+#[test]
+#[cfg(target_os = "linux")]
+fn a_program_whose_file_is_gone_is_started_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let expected = whole(dir.path());
+    let command = supervised(dir.path(), "v", true, "stop:step:4");
+    let program = dir.path().join("program");
+    std::fs::copy(command.get_program(), &program).unwrap();
+    let mut moved = Command::new(&program);
+    moved.args(command.get_args()).envs(command.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    let mut child = start(moved.current_dir(dir.path()).stdin(Stdio::null()));
+    let run = run_of(dir.path(), "v");
+    wait_for("a checkpoint", &mut child, || !checkpoints(&run).is_empty());
+    std::fs::remove_file(&program).unwrap();
+    assert!(child.wait().unwrap().success());
+    assert_eq!(restarts(&run).len(), 1);
+    same(&run, &expected, "its file is gone");
+}
+
 /// Before there is a run directory nothing is written into one; the console tells of it.
 #[test]
 fn a_run_that_crashes_before_it_begins_is_started_again() {
@@ -174,9 +194,10 @@ fn a_probe_that_hangs_is_ended() {
 fn what_a_restart_would_not_change_is_handed_on() {
     let dir = tempfile::tempdir().unwrap();
     tiny_data(dir.path());
-    let cases: [(&[&str], &str); 5] = [
+    let cases: [(&[&str], &str); 6] = [
         (&["--fallback", "cpu"], "needs supervise"),
         (&["--fallback", "vulkan", "--supervise"], "neither none nor cpu"),
+        (&["--fallback", "cpu", "--supervise", "--precision", "f16"], "no fallback cpu"),
         (&["--supervise", "--heartbeat", "saves=3"], "start, first, step, evaluation, save, export"),
         (&["--supervise", "--epochs", "many"], "many"),
         (&["--supervise", "--model", "none.pt"], "none.pt"),
@@ -193,7 +214,7 @@ fn start(command: &mut Command) -> Child {
 }
 
 fn holder(run: &Path) -> Option<String> {
-    std::fs::read_to_string(run.join("run.lock")).ok().map(|text| text.trim().to_string())
+    std::fs::read_to_string(run.join("run.lock")).ok().and_then(|text| text.split_whitespace().next().map(String::from))
 }
 
 /// A long run in `dir`, under way.
@@ -213,6 +234,23 @@ fn a_signal_goes_to_the_run_and_is_no_failure() {
     signal(&child, "INT");
     assert_eq!(child.wait().unwrap().code(), Some(0));
     assert_eq!((events(&run, "stop").len(), restarts(&run).len()), (1, 0));
+}
+
+#[test]
+fn before_training_it_ends_by_the_signal_it_was_sent_and_leaves_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    tiny_data(dir.path());
+    let temporary = dir.path().join("temporary");
+    std::fs::create_dir(&temporary).unwrap();
+    let left = || -> Vec<PathBuf> { std::fs::read_dir(&temporary).unwrap().map(|entry| entry.unwrap().path()).collect() };
+    for (name, code) in [("INT", 130), ("TERM", 143)] {
+        let mut command = yolo_train(dir.path(), &["--data", "tiny.yaml", "--device", "auto", "--supervise"]);
+        let mut child = start(command.env("TMPDIR", &temporary).env("BELLOWS_PROBE_FAULT", "hang:enumerate"));
+        wait_for("a sign of life", &mut child, || left().iter().any(|folder| folder.join("heartbeat.json").exists()));
+        signal(&child, name);
+        assert_eq!(child.wait().unwrap().code(), Some(code));
+        assert_eq!(left(), [PathBuf::new(); 0], "SIG{name}");
+    }
 }
 
 #[test]

@@ -108,6 +108,22 @@ fn clips_are_sampled_and_stacked_from_training_to_prediction() {
         expect_code(&mut yolo_train(dir.path(), &["val", "--weights", &onnx, "--data", "clips.yaml", "--device", "cpu", "--json"]), 0);
     let of_onnx: Value = serde_json::from_str(out.trim()).unwrap();
     assert!((of_onnx["map50"].as_f64().unwrap() - map50).abs() < 1e-3, "{of_onnx}");
+    // Of held out images the frames before them are others.
+    std::fs::write(dir.path().join("held.yaml"), "path: clips\ntrain: frames\nnames: [person, bicycle, motorcycle, vehicle]\n").unwrap();
+    let held = ["--data", "held.yaml", "--frames", "2", "--imgsz", "64", "--epochs", "1", "--device", "cpu", "--plots", "false"];
+    let (out, error) = expect_code(&mut yolo_train(dir.path(), &[&held[..], &["--name", "held"]].concat()), 0);
+    assert!((out + &error).contains("name a val of whole clips"));
+    // A run of single frames does not ask when they were taken; one of stacks is not resumed on another order.
+    expect_code(&mut yolo_train(dir.path(), &["--data", "clips.yaml", "--name", "single"]), 0);
+    let file = dir.path().join("clips/Train.json");
+    let mut train = json(&file);
+    train["images"][1]["date_captured"] = "2030-01-01T00:00:00".into();
+    std::fs::write(&file, train.to_string()).unwrap();
+    let resume = |run: &str, code| expect_code(&mut yolo_train(dir.path(), &["--resume", run]), code);
+    let (out, _) = resume("runs/detect/single", 0);
+    assert!(out.contains("nothing to resume"), "{out}");
+    let (_, error) = resume("runs/detect/train", 2);
+    assert!(error.contains("the order or grouping of the data has changed"), "{error}");
 }
 
 #[test]
@@ -129,9 +145,12 @@ fn an_annotation_file_that_is_damaged_is_named_with_its_byte() {
     let cut = whole.len() * 7 / 10;
     let (_, error) = check(&whole[..cut], 2);
     assert!(error.contains("Train.json: ") && error.contains("EOF") && error.contains(&format!("(byte {cut})")), "{error}");
-    let long = whole.replacen("\"image_id\":", "\"image_id\":7777777777777777777777777", 1);
-    let (_, error) = check(&long, 2);
-    assert!(error.contains("element 0: an id of more than 64 bits") && error.contains("(byte "), "{error}");
+    // Of an annotation's image, and of the first image itself.
+    for key in ["\"image_id\":", "\"id\":"] {
+        let long = whole.replacen(key, &format!("{key}77777777777777777777777"), 1);
+        let (_, error) = check(&long, 2);
+        assert!(error.contains("element 0: an id of more than 64 bits") && error.contains("(byte "), "{error}");
+    }
     let (first, rest) = whole.split_once("},\n").unwrap();
     let other = first.replacen("image_0000", "image_0001", 1).replace("{\"images\":[\n", "");
     let (_, error) = check(&format!("{first}}},\n{other}}},\n{rest}"), 2);

@@ -4,11 +4,12 @@
 //! becomes `console.log` of the run, which says to this one that it may go.
 
 use std::fs::{self, File};
-use std::io::{Read, Write};
-use std::path::Path;
+use std::io::{self, Read, Write};
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
+use bellows_device::this_program;
 use bellows_exit::{Coded, Exit};
 
 use crate::orders::{background, in_background};
@@ -32,7 +33,7 @@ struct Ended {
 
 impl Coded for Ended {
     fn exit(&self) -> Exit {
-        if self.code == i32::from(Exit::Usage.code()) { Exit::Usage } else { Exit::Failed }
+        Exit::of(self.code)
     }
 }
 
@@ -47,7 +48,7 @@ pub(crate) fn start(program: &str, project: &Path, signals: &Signals) -> Result<
     let log = std::path::absolute(log).context(Exit::Failed, STARTING)?;
     let file = File::create(&log).context(Exit::Failed, log.display())?;
     let out = file.try_clone().context(Exit::Failed, log.display())?;
-    let exe = std::env::current_exe().context(Exit::Failed, STARTING)?;
+    let exe = this_program().context(Exit::Failed, STARTING)?;
     let words = std::env::args_os().skip(1).chain(in_background(&log));
     let command = &mut Command::new(exe);
     let mut child = command.args(words).stdin(Stdio::null()).stdout(out).stderr(file).spawn().context(Exit::Failed, STARTING)?;
@@ -92,7 +93,44 @@ pub(crate) fn leave_terminal() {
 /// In the process that trains: its words are the run's from here on.
 pub(crate) fn keep_words(run: &Path) {
     let Some(log) = background().filter(|log| log.exists()) else { return };
-    if let Err(error) = fs::rename(&log, run.join(LOG)) {
-        note(&format!("warning: {} stays where it is: {error}", log.display()));
+    if let Err((kept, error)) = keep(&log, run) {
+        note(&format!("warning: what is said stays in {}: {error}", kept.display()));
+    }
+}
+
+/// Makes `log` that of `run`; what an earlier process said stays there by a number. Where it cannot (a run on another disk), `log` is only called
+/// something else, as the process that waits for that has to see, and that is told with the error.
+fn keep(log: &Path, run: &Path) -> Result<(), (PathBuf, io::Error)> {
+    let own = run.join(LOG);
+    if own.exists()
+        && let Some(free) = (1..).map(|number: u32| run.join(format!("console-{number}.log"))).find(|path| !path.exists())
+    {
+        fs::rename(&own, free).ok();
+    }
+    fs::rename(log, &own).map_err(|error| {
+        let kept = log.with_extension(LOG);
+        let renamed = fs::rename(log, &kept).is_ok();
+        (if renamed { kept } else { log.into() }, error)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_said_is_kept_and_its_first_name_always_goes() {
+        let dir = tempfile::tempdir().unwrap();
+        let (log, run) = (dir.path().join(".yolo-train-7.log"), dir.path().join("run"));
+        fs::create_dir(&run).unwrap();
+        for words in ["first", "second", "third"] {
+            fs::write(&log, words).unwrap();
+            keep(&log, &run).unwrap();
+        }
+        let read = |name: &str| fs::read_to_string(run.join(name)).unwrap();
+        assert_eq!(["console-1.log", "console-2.log", LOG].map(read), ["first", "second", "third"]);
+        fs::write(&log, "fourth").unwrap();
+        let (kept, _) = keep(&log, &dir.path().join("gone")).unwrap_err();
+        assert_eq!((fs::read_to_string(kept).unwrap().as_str(), log.exists()), ("fourth", false));
     }
 }

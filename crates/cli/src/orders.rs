@@ -67,7 +67,7 @@ impl Orders {
         let was_resumed = resume.is_some();
         let mut set = |key: &str, value: Value| drop(flags.values.insert(key.into(), value));
         match &self.run {
-            Some(run) if self.resume => {
+            Some(run) if self.resume || was_resumed => {
                 *resume = Some(Some(run.clone()));
                 // Those of a new run stand in its config.yaml.
                 if !was_resumed {
@@ -157,7 +157,9 @@ mod tests {
         assert_eq!(typed(&Orders::default(), None), (None, json!({ "epochs": 3, "name": "a" })));
         assert_eq!(typed(&run, None), (None, json!({ "epochs": 3, "name": "a3", "project": "runs/detect", "exist_ok": true })));
         assert_eq!(typed(&saved, None), (here.clone(), json!({})), "its settings are in the run");
-        assert_eq!(typed(&saved, Some(None)), (here.clone(), json!({ "epochs": 3, "name": "a" })), "those of --resume are not");
+        for orders in [&saved, &run] {
+            assert_eq!(typed(orders, Some(None)), (here.clone(), json!({ "epochs": 3, "name": "a" })), "those of --resume are not");
+        }
         let lost = Orders { processor: Some("the card is gone".into()), ..saved };
         assert_eq!(typed(&lost, None), (here, json!({ "device": "cpu" })));
     }

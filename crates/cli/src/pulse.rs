@@ -10,7 +10,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use bellows_device::Selected;
 use bellows_learner::{BatchReport, Limits, Observer, Phase, RunInfo};
-use bellows_runs::{Beat, Heartbeat};
+use bellows_runs::{Beat, Heartbeat, began};
 
 use crate::fault::Fault;
 use crate::orders::Orders;
@@ -92,6 +92,7 @@ pub(crate) fn begin(limits: Limits, orders: Option<&Orders>) {
     let beat = Beat {
         pid: std::process::id(),
         supervisor: orders.map(|orders| orders.supervisor),
+        supervisor_began: orders.and_then(|orders| began(orders.supervisor)),
         restarts: orders.map_or(0, |orders| orders.restarts),
         ..Beat::default()
     };
@@ -118,7 +119,9 @@ pub(crate) fn turn_to(phase: Phase) {
 pub(crate) fn run(path: &Path, heartbeat: &Path) {
     with(|pulse| {
         pulse.files.extend(Heartbeat::create(heartbeat).ok());
-        let path = std::path::absolute(path).unwrap_or_else(|_| path.into());
+        // Signs of life are UTF-8; the supervisor stands in the same folder.
+        let absolute = std::path::absolute(path).ok().filter(|path| path.to_str().is_some());
+        let path = absolute.unwrap_or_else(|| path.into());
         pulse.beat(true, |beat| beat.run = Some(path));
     });
 }

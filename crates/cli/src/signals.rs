@@ -137,7 +137,9 @@ impl Signals {
                 state.undo.take().into_iter().for_each(|undo| undo());
                 quit(128 + signal);
             }
-            Phase::Another(pid) => terminate(*pid),
+            Phase::Another(pid) => {
+                send(*pid, signal);
+            }
             Phase::Training { silent: true } if again => {
                 screen::give_back();
                 quit(128 + signal);
@@ -171,15 +173,22 @@ fn tell(words: &str) {
     note(&format!("{clear}{words}"));
 }
 
-/// Sends SIGTERM, where there is such a signal.
-pub(crate) fn terminate(pid: u32) {
+/// Asks a process to end; whether this system has a way to.
+pub(crate) fn terminate(pid: u32) -> bool {
+    send(pid, SIGTERM)
+}
+
+/// Sends a signal, where there are such.
+fn send(pid: u32, signal: i32) -> bool {
     #[cfg(unix)]
-    if let Some(pid) = i32::try_from(pid).ok().and_then(rustix::process::Pid::from_raw) {
+    if let (Some(pid), Some(signal)) =
+        (i32::try_from(pid).ok().and_then(rustix::process::Pid::from_raw), rustix::process::Signal::from_named_raw(signal))
+    {
         // It may have ended by itself.
-        rustix::process::kill_process(pid, rustix::process::Signal::TERM).ok();
+        rustix::process::kill_process(pid, signal).ok();
     }
-    #[cfg(not(unix))]
-    let _ = pid;
+    let _ = (pid, signal);
+    cfg!(unix)
 }
 
 /// Without the handlers of `exit`, which may wait for a thread that hangs in a driver.

@@ -8,7 +8,7 @@ use std::io::{Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use bellows_runs::{Beat, RunDir, find_latest_run, is_alive, read_beat, run_of};
+use bellows_runs::{Beat, RunDir, began, find_latest_run, is_alive, read_beat, run_of};
 use clap::{Arg, ArgMatches, Command};
 use serde_json::{Value, json};
 
@@ -86,10 +86,17 @@ pub fn stopping(matches: &ArgMatches, project: &str) -> Result<(), Failure> {
     let run = asked(matches, project)?;
     let state = State::of(&run);
     let Some(pid) = state.supervisor().or(state.holder.flatten()) else {
-        return Err(Usage(format!("{}: {}: there is nothing to stop", run.path().display(), state.word())).into());
+        let why = if state.holder.is_some() {
+            "its process is of another machine or container: stop it there"
+        } else {
+            "there is nothing to stop"
+        };
+        return Err(Usage(format!("{}: {}: {why}", run.path().display(), state.word())).into());
     };
     say(&format!("{}: asking process {pid} to stop after this step", run.path().display()));
-    terminate(pid);
+    if !terminate(pid) {
+        return Err(Usage("this system has no way to ask for that: press Ctrl-C where the run was started".into()).into());
+    }
     while State::of(&run).lives() {
         std::thread::sleep(Duration::from_millis(100));
     }
@@ -116,9 +123,8 @@ impl State {
             read()
         };
         let beat = read().or_else(again).unwrap_or_default();
-        let supervised = beat.ended.is_none() && beat.supervisor.is_some_and(is_alive);
         let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
-        Self { beat, holder: run.holder(), supervised, now }
+        Self { supervised: is_supervised(&beat), beat, holder: run.holder(), now }
     }
 
     fn lives(&self) -> bool {
@@ -151,6 +157,7 @@ impl State {
         match (self.holder, ended) {
             (Some(_), _) if self.hangs() => format!("no sign of life for {} s ({phase})", self.silent_s()),
             (Some(_), _) => busy.into(),
+            (None, Some(how)) if self.supervised => format!("{how}; its supervisor decides what is next"),
             (None, Some(how)) => how.clone(),
             (None, None) if self.supervised => "being started again".into(),
             (None, None) if self.beat.count == 0 => "no process has it".into(),
@@ -204,6 +211,15 @@ impl State {
             "heartbeat": self.beat,
         })
     }
+}
+
+/// Whether the supervisor that a sign of life names is there: that process, and not another of its number.
+fn is_supervised(beat: &Beat) -> bool {
+    beat.supervisor.is_some_and(|pid| match &beat.supervisor_began {
+        Some(its) => began(pid).as_ref() == Some(its),
+        // A number alone is believed while the run has not ended.
+        None => beat.ended.is_none() && is_alive(pid),
+    })
 }
 
 /// The last of what happened, but for single steps.
@@ -279,6 +295,23 @@ mod tests {
         assert_eq!(State { supervised: true, ..state(beat("step", 990), None) }.word(), "being started again");
         assert_eq!(state(Beat { ended: Some("stopped".into()), ..beat("save", 10) }, None).word(), "stopped");
         assert_eq!(state(Beat::default(), None).word(), "no process has it");
+        let failed = state(Beat { ended: Some("the device was lost".into()), ..beat("step", 990) }, None);
+        assert_eq!(State { supervised: true, ..failed }.word(), "the device was lost; its supervisor decides what is next");
+    }
+
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn a_supervisor_is_not_whoever_has_its_number() {
+        let pid = std::process::id();
+        let of = |its: Option<&str>, ended: Option<&str>| {
+            let [supervisor_began, ended] = [its, ended].map(|text| text.map(String::from));
+            is_supervised(&Beat { supervisor: Some(pid), supervisor_began, ended, ..Beat::default() })
+        };
+        let own = began(pid).unwrap();
+        assert!(of(Some(&own), None) && of(Some(&own), Some("the device was lost")), "what has failed may be started again");
+        assert!(!of(Some("before the power cut 1"), None) && !of(None, Some("done")));
+        assert!(of(None, None), "a run of an older program");
+        assert!(!is_supervised(&Beat::default()));
     }
 
     #[test]

@@ -7,6 +7,7 @@ use crate::adapter::Adapter;
 use crate::child::FAULT_VARIABLE;
 use crate::options::{ProbeOptions, Work};
 use crate::plan::Plan;
+use crate::program::this_program;
 use crate::report::ProbeReport;
 use bellows_runs::write_atomic;
 use serde::{Deserialize, Serialize};
@@ -57,7 +58,7 @@ impl Key {
 
 /// Version, length and time of change: a rebuilt binary is another one, and reading it whole would take longer than the probe.
 fn binary_identity(exe: Option<&Path>) -> String {
-    let exe = exe.map(Path::to_owned).or_else(|| env::current_exe().ok());
+    let exe = exe.map(Path::to_owned).or_else(|| this_program().ok());
     let stamp = exe.and_then(|exe| fs::metadata(exe).ok()).and_then(|meta| {
         let changed = meta.modified().ok()?.duration_since(UNIX_EPOCH).ok()?;
         Some(format!("{} bytes, {}", meta.len(), changed.as_nanos()))

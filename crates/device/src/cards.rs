@@ -29,11 +29,13 @@ pub const CARDS: [Card; 7] = [
 ];
 
 impl Card {
-    /// The card that `name` means: letters and digits count, so `rx-6700-xt` and a driver's `AMD Radeon RX 6700 XT (RADV NAVI22)` do.
+    /// The card whose name `name` ends with: letters and digits count, so `rx-6700-xt` and a driver's `AMD Radeon RX 6700 XT (RADV NAVI22)` do. A Ti or a
+    /// Laptop is another card.
     pub fn named(name: &str) -> Option<Self> {
         let plain = |text: &str| text.chars().filter(char::is_ascii_alphanumeric).collect::<String>().to_ascii_lowercase();
-        let name = plain(name);
-        CARDS.into_iter().find(|card| name.contains(&plain(card.name)))
+        // What drivers add stands in parentheses or behind a slash.
+        let name = plain(name.split(['(', '/']).next().unwrap_or_default());
+        CARDS.into_iter().find(|card| name.ends_with(&plain(card.name)))
     }
 
     /// Bytes of its memory.
@@ -74,6 +76,9 @@ mod tests {
             assert_eq!(Card::named(name).map(|card| (card.name, card.memory())), Some(("RX 6700 XT", 12 << 30)), "{name}");
         }
         assert_eq!(Card::named("titan rtx").map(|card| card.memory_gib), Some(24));
-        assert_eq!(Card::named("NVIDIA H100 80GB HBM3"), None);
+        assert_eq!(Card::named("NVIDIA GeForce RTX 3060/PCIe/SSE2").map(|card| card.memory_gib), Some(12));
+        for other in ["NVIDIA H100 80GB HBM3", "RTX 3060 Ti", "NVIDIA GeForce RTX 3060 Laptop GPU", "RX 7900 XTX", ""] {
+            assert_eq!(Card::named(other), None, "{other}");
+        }
     }
 }

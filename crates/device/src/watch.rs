@@ -5,6 +5,7 @@
 
 use crate::child::{Job, PROBE_SUBCOMMAND};
 use crate::options::ProbeOptions;
+use crate::program::this_program;
 use crate::protocol::{Event, Stage};
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -88,7 +89,7 @@ pub(crate) fn run(job: &Job, options: &ProbeOptions) -> Run {
 }
 
 fn spawn(job: &Job, options: &ProbeOptions) -> std::io::Result<Child> {
-    let exe = options.exe.clone().map_or_else(std::env::current_exe, Ok)?;
+    let exe = options.exe.clone().map_or_else(this_program, Ok)?;
     let mut command = Command::new(exe);
     command.arg(PROBE_SUBCOMMAND).arg(job.to_arg());
     command.envs(options.env.iter().map(|(name, value)| (name, value)));

@@ -25,6 +25,12 @@ impl Exit {
     pub fn code(self) -> u8 {
         self as u8
     }
+
+    /// What another process of these programs ended with; a code that is none of theirs is a failure.
+    pub fn of(code: i32) -> Self {
+        let known = [Self::Usage, Self::FinalSave, Self::Diverged, Self::Device];
+        known.into_iter().find(|exit| i32::from(exit.code()) == code).unwrap_or(Self::Failed)
+    }
 }
 
 /// An error that knows the code it ends a program with.

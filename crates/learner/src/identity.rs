@@ -1,6 +1,7 @@
 //! What a checkpoint must agree with to be resumed from: settings, one by one, and facts (the data, the base model).
 //!
-//! A setting that an older run did not know has its default: programs grow settings, and a run of days must not be lost to that.
+//! A setting that an older run did not know has its default, and a fact that it did not know is taken as it is: programs grow both, and a run of
+//! days must not be lost to that.
 
 use std::collections::BTreeSet;
 
@@ -60,7 +61,7 @@ impl Identity {
                 }
             }
         }
-        let changed = self.facts.iter().filter(|(key, value)| info.get(*key) != Some(value));
+        let changed = self.facts.iter().filter(|(key, value)| info.get(*key).is_some_and(|was| was != *value));
         different.extend(changed.map(|(key, _)| format!("the {key} has changed")));
         (!different.is_empty()).then(|| different.join(", "))
     }
@@ -104,6 +105,8 @@ mod tests {
         assert_eq!(identity(&Config::default()).difference(&begun), None);
         let said = identity(&Config { new: true, ..Config::default() }).difference(&begun).unwrap();
         assert_eq!(said, "new was false and is true");
+        // So has a fact no value.
+        assert_eq!(identity(&Config::default()).with("order", "1 2 3").difference(&begun), None);
         // What may change today did not, once; and what is gone cannot be honoured.
         begun["settings"].as_object_mut().unwrap().insert("workers".into(), 1.into());
         assert_eq!(identity(&Config::default()).difference(&begun), None);

@@ -10,21 +10,21 @@ pub fn peak_memory() -> Option<f64> {
     Some(kib(&text, "VmHWM:")? as f64 / 1e6)
 }
 
-/// Bytes that can be allocated without swapping, within the limit of this process's control group (a container's) too, as Linux tells; elsewhere
+/// Bytes that can be allocated without swapping, within the limits of this process's control group (a container's) and those around it too, as Linux tells; elsewhere
 /// unknown.
 pub fn free_memory() -> Option<u64> {
     let of_machine = kib(&read_to_string("/proc/meminfo").ok()?, "MemAvailable:")? << 10;
-    Some(of_group(Path::new("/sys/fs/cgroup")).map_or(of_machine, |group| group.min(of_machine)))
+    let own = read_to_string("/proc/self/cgroup").unwrap_or_default();
+    let path = own.lines().find_map(|line| line.strip_prefix("0::/")).unwrap_or_default();
+    Some(of_group(Path::new("/sys/fs/cgroup"), path).map_or(of_machine, |group| group.min(of_machine)))
+}
+
+/// What the limits of the group at `path` and of those that it is part of leave, the least of it.
+fn of_group(root: &Path, path: &str) -> Option<u64> {
+    root.join(path).ancestors().take_while(|dir| dir.starts_with(root)).filter_map(left).min()
 }
 
 /// What a group's limit leaves: files that nobody has looked at lately give way.
-fn of_group(root: &Path) -> Option<u64> {
-    let own = read_to_string("/proc/self/cgroup").unwrap_or_default();
-    let path = own.lines().find_map(|line| line.strip_prefix("0::/")).unwrap_or_default();
-    let group = [root.join(path), root.to_owned()].into_iter().find(|dir| dir.join("memory.max").exists())?;
-    left(&group)
-}
-
 fn left(group: &Path) -> Option<u64> {
     let number = |name: &str| read_to_string(group.join(name)).ok()?.trim().parse::<u64>().ok();
     let files = read_to_string(group.join("memory.stat")).ok().and_then(|text| {
@@ -57,6 +57,24 @@ mod tests {
         assert_eq!(left(dir.path()), Some(450));
         write("memory.current", "2000\n");
         assert_eq!(left(dir.path()), Some(0));
+    }
+
+    #[test]
+    fn a_group_is_bound_by_those_around_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let (slice, task) = (dir.path().join("user.slice"), dir.path().join("user.slice/job/task"));
+        std::fs::create_dir_all(&task).unwrap();
+        let of = || of_group(dir.path(), "user.slice/job/task");
+        assert_eq!(of(), None);
+        let limit = |group: &Path, limit: &str, used: &str| {
+            std::fs::write(group.join("memory.max"), limit).unwrap();
+            std::fs::write(group.join("memory.current"), used).unwrap();
+        };
+        limit(&task, "max\n", "100\n");
+        limit(&slice, "8000\n", "7000\n");
+        assert_eq!(of(), Some(1000));
+        limit(&task, "300\n", "100\n");
+        assert_eq!((of(), of_group(dir.path(), "user.slice"), of_group(dir.path(), "")), (Some(200), Some(1000), None));
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::process::{Command, Stdio};
 
 use bellows_chat::{Encoded, Fault};
 use bellows_cli::{Context, Exit, Failure, Signals, Usage, join_pool, note, pick_device, say, scratch};
-use bellows_device::{ProbeOptions, Selected, Telemetry, Work};
+use bellows_device::{ProbeOptions, Selected, Telemetry, Work, this_program};
 use bellows_learner::bench::{StepTimer, median};
 use bellows_learner::memory::peak_memory;
 use bellows_qwen::config::SftConfig;
@@ -78,7 +78,7 @@ fn cell(value: &Value, digits: usize) -> String {
 
 /// One measurement by this program, with the words it was given; why there is none, if it failed or died.
 fn in_a_child(typed: &[String], batch: usize) -> Result<Result<Value, String>, Failure> {
-    let program = std::env::current_exe().context(Exit::Failed, "finding this program")?;
+    let program = this_program().context(Exit::Failed, "finding this program")?;
     let child = Command::new(&program)
         .args(typed)
         .args([format!("--{MEASURE}"), batch.to_string()])

@@ -28,6 +28,8 @@ pub struct Beat {
     pub pid: u32,
     /// The process that supervises it, if one does.
     pub supervisor: Option<u32>,
+    /// What tells that process from another of its number, where that is known (see [`began`](crate::began)).
+    pub supervisor_began: Option<String>,
     /// How often it has started the run again.
     pub restarts: u32,
     /// What the process is busy with.

@@ -6,7 +6,7 @@
 //! after the commit can lose the run. `results.csv` is a part of every checkpoint: what is missing from it on disk is mended when a run goes
 //! on. Of `events.jsonl` a checkpoint knows the length; a shorter one is a warning. All file operations go through [`Store`].
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
 use serde_json::{Map, Value};
@@ -147,10 +147,10 @@ impl Journal {
         self.warn(appended);
     }
 
-    /// A file of the run, `path` within it, replaced atomically now (pictures).
+    /// A file of the run, `path` within it, replaced atomically now (pictures). What waits for a checkpoint goes on waiting.
     pub fn write(&mut self, path: &str, bytes: Vec<u8>) {
         self.write_after_save(path, &bytes.into());
-        self.write_waiting();
+        self.write_those(|waiting| waiting.as_os_str() == path);
     }
 
     /// The same once the next checkpoint is committed (weights, which must not be newer than the run's state).
@@ -161,7 +161,11 @@ impl Journal {
 
     /// Writes the files that wait, checkpoint or not.
     pub fn write_waiting(&mut self) {
-        let failed = self.try_files();
+        self.write_those(|_| true);
+    }
+
+    fn write_those(&mut self, chosen: impl Fn(&Path) -> bool) {
+        let failed = self.try_files(chosen);
         failed.into_iter().for_each(|error| self.warn(Err(error)));
     }
 
@@ -199,7 +203,7 @@ impl Journal {
     pub fn finish(&mut self) -> Result<(), Unwritten> {
         let mut failed: Vec<StoreError> = [self.events.sync(), self.rows.sync()].into_iter().filter_map(Result::err).collect();
         failed.extend(self.scalars.as_mut().and_then(|log| log.sync().err()));
-        failed.extend(self.try_files());
+        failed.extend(self.try_files(|_| true));
         if failed.is_empty() { Ok(()) } else { Err(Unwritten { reasons: failed.iter().map(ToString::to_string).collect() }) }
     }
 
@@ -214,11 +218,13 @@ impl Journal {
         synced.into_iter().for_each(|synced| self.warn(synced));
     }
 
-    /// Writes the files that wait; those that cannot be written go on waiting.
-    fn try_files(&mut self) -> Vec<StoreError> {
+    /// Writes those of the files that wait; the others, and those that cannot be written, go on waiting.
+    fn try_files(&mut self, chosen: impl Fn(&Path) -> bool) -> Vec<StoreError> {
         let (mut waiting, mut failed) = (Vec::new(), Vec::new());
         for (path, bytes) in std::mem::take(&mut self.files) {
-            if let Err(error) = replace(&*self.store, &self.dir.path().join(&path), &bytes) {
+            if !chosen(&path) {
+                waiting.push((path, bytes));
+            } else if let Err(error) = replace(&*self.store, &self.dir.path().join(&path), &bytes) {
                 waiting.push((path, bytes));
                 failed.push(error);
             }

@@ -28,6 +28,6 @@ pub use heartbeat::{Beat, Heartbeat, read_beat};
 pub use journal::{Journal, Retention, Unwritten};
 pub use lock::{LockError, RunLock};
 pub use manifest::{FORMAT, MANIFEST, Member, MemberNameError};
-pub use process::is_alive;
+pub use process::{began, is_alive};
 pub use run_dir::{RunDir, RunDirError, find_latest_run, results_dir, run_of};
 pub use store::{DiskStore, Store, StoreError};

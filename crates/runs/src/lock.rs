@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use bellows_exit::{Coded, Exit};
 
+use crate::process::began;
 use crate::store::StoreError;
 
 /// The file's name.
@@ -33,7 +34,7 @@ pub enum LockError {
     Held {
         /// The run directory.
         run: PathBuf,
-        /// The holder's process id, where it could be read.
+        /// The holder's process id, where it could be read and means a process of this machine or container.
         pid: Option<u32>,
     },
     /// The lock file could not be opened, locked or written.
@@ -52,7 +53,8 @@ fn holder(pid: Option<u32>) -> String {
 }
 
 impl RunLock {
-    /// Locks `run/run.lock`, and writes this process's id into it. Waits up to [`PATIENCE`] for a holder that is ending.
+    /// Locks `run/run.lock`, and writes this process's id into it and what tells it from another of that number. Waits up to [`PATIENCE`] for a
+    /// holder that is ending.
     pub(crate) fn acquire(run: &Path) -> Result<Self, LockError> {
         let path = run.join(LOCK);
         let failed = |e| StoreError::new("lock", &path, e);
@@ -67,17 +69,19 @@ impl RunLock {
                 Err(TryLockError::Error(e)) => return Err(failed(e).into()),
             }
         }
+        let pid = std::process::id();
+        let text = format!("{pid} {}\n", began(pid).unwrap_or_default());
         let mut write_pid = || {
             file.set_len(0)?;
-            writeln!(file, "{}", std::process::id())
+            file.write_all(text.as_bytes())
         };
         write_pid().map_err(failed)?;
         Ok(Self { _file: file })
     }
 }
 
-/// Who has the run at `run`: `Some(None)` is a process that has not yet written its id. It is asked by taking the lock for an instant, with
-/// others who ask; a process that begins just then waits for that.
+/// Who has the run at `run`: `Some(None)` is a process that has not yet written its id, or one of another machine or container. It is asked by
+/// taking the lock for an instant, with others who ask; a process that begins just then waits for that.
 pub(crate) fn holder_of(run: &Path) -> Option<Option<u32>> {
     let mut file = File::open(run.join(LOCK)).ok()?;
     match file.try_lock_shared() {
@@ -86,14 +90,15 @@ pub(crate) fn holder_of(run: &Path) -> Option<Option<u32>> {
     }
 }
 
-/// The id in the file. The holder may have locked it an instant ago and not have written yet, so it gets a tenth of a second.
+/// The id in the file, if it means the process that wrote it. The holder may have locked it an instant ago and not have written yet, so it gets a tenth of a second.
 fn read_holder(file: &mut File) -> Option<u32> {
     for _ in 0..10 {
         let mut text = String::new();
         file.rewind().ok()?;
-        (&*file).take(32).read_to_string(&mut text).ok()?;
-        if let Some(pid) = text.strip_suffix('\n') {
-            return pid.parse().ok();
+        (&*file).take(128).read_to_string(&mut text).ok()?;
+        if let Some(line) = text.strip_suffix('\n') {
+            let (pid, its) = line.split_once(' ').unwrap_or((line, ""));
+            return pid.parse().ok().filter(|&pid| its.is_empty() || began(pid).as_deref() == Some(its));
         }
         std::thread::sleep(Duration::from_millis(10));
     }

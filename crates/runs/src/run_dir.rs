@@ -142,7 +142,7 @@ impl RunDir {
         self.path.join("supervision.jsonl")
     }
 
-    /// Whether a process has the run, and which one, where that can be read.
+    /// Whether a process has the run, and which one, where that can be read and it is of this machine or container.
     pub fn holder(&self) -> Option<Option<u32>> {
         holder_of(&self.path)
     }
@@ -307,6 +307,17 @@ mod tests {
         assert_eq!((run.holder(), run.newest_step()), (Some(Some(std::process::id())), Some(12)));
         drop(lock);
         assert_eq!(run.holder(), None, "the file stays, and says nothing any more");
+        if !cfg!(target_os = "linux") {
+            return;
+        }
+        let lock = run.lock().unwrap();
+        let text = std::fs::read_to_string(run.path().join(LOCK)).unwrap();
+        for (text, holder) in [(format!("{}\n", std::process::id()), Some(std::process::id())), (text.replace('-', "+"), None)] {
+            // Whoever has it wrote less, once; or is of another start of this machine.
+            std::fs::write(run.path().join(LOCK), text).unwrap();
+            assert_eq!(run.holder(), Some(holder));
+        }
+        drop(lock);
         run.lock().unwrap();
     }
 

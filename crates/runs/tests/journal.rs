@@ -119,6 +119,18 @@ fn without_flushing_the_names_of_the_logs_it_would_be_noticed() {
     power_cuts(|kind, path| kind == "dir" && path == Path::new("/run")).unwrap_err();
 }
 
+#[test]
+fn a_picture_takes_no_weights_along_that_wait_for_their_checkpoint() {
+    let dir = scratch();
+    let run = RunDir::create(dir.path(), "train", false).unwrap();
+    let mut journal = Journal::open(run.clone()).unwrap();
+    journal.write_after_save(BEST, &weights(5).into());
+    journal.write("picture.png", vec![1]);
+    assert!(run.path().join("picture.png").exists() && !run.path().join(BEST).exists());
+    save(&mut journal, 10).unwrap();
+    assert_eq!(std::fs::read(run.path().join(BEST)).unwrap(), weights(10));
+}
+
 fn store_of(at: usize, fault: Fault) -> FaultStore {
     FaultStore { at, fault, done: Rc::default() }
 }

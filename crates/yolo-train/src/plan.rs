@@ -115,7 +115,8 @@ pub(crate) fn run(matches: &ArgMatches, _signals: &Signals) -> Result<(), Failur
 /// Classes and channels of the network, and the bytes of cached images: as the data say, if there are any.
 fn subject(config: &TrainConfig) -> Result<(usize, usize, f64), Failure> {
     if config.data.is_empty() {
-        return Ok((CLASSES, 3, 0.0));
+        let stack = config.stack();
+        return Ok((CLASSES, if stack.is_on() { stack.channels() } else { 3 }, 0.0));
     }
     // Sizes are known without decoding.
     let plain = TrainConfig { cache: Cache::Off, ..config.clone() };
@@ -178,5 +179,17 @@ impl Answer {
         if let Some(images) = self.largest {
             say(&format!("the largest batch that fits: {images} images"));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn without_data_the_network_has_the_channels_of_its_stack() {
+        let channels = |config: TrainConfig| subject(&config).unwrap().1;
+        assert_eq!(channels(TrainConfig::default()), 3);
+        assert_eq!(channels(TrainConfig { frames: 5, background: 2, ..TrainConfig::default() }), 6);
     }
 }

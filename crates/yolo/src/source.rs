@@ -14,13 +14,16 @@ use crate::checkpoint::{Misfit, WeightFile, scale_of, weight_file};
 use crate::config::{Cache, Toggle, TrainConfig};
 use crate::data::sample::{Generated, generate};
 use crate::data::{
-    DataConfig, DataError, DiskCache, FrameMeta, Item, Normalisation, RamCache, Scan, ScanOptions, Size, Split, Stacked, YoloDataset,
-    leaks, overlap, report, sampler, scan,
+    DataConfig, DataError, DiskCache, Grouping, Item, Normalisation, RamCache, Scan, ScanOptions, Size, Split, Stacked, YoloDataset,
+    before, leaks, overlap, report, sampler, scan,
 };
 use crate::memory::cached_bytes;
 use crate::model::summary::Summary;
 use crate::model::{Yolo, YoloConfig};
 use crate::validate::ValSet;
+
+const HELD_OUT_STACKS: &str =
+    "warning: images are held out one by one, so the frames before them are others than in training: name a val of whole clips";
 
 /// Tells (what, done, total); called from many threads.
 pub type Progress<'a> = &'a (dyn Fn(&str, u64, u64) + Sync);
@@ -45,6 +48,9 @@ pub struct TrainingData {
     pub range: Option<[f64; 2]>,
     /// Changes when the data does: a run is resumed only on the data it began with.
     pub fingerprint: String,
+    /// Changes with where training images end and validation begins, which frame stands before which, how often each is taken, and groups: so do the
+    /// numbers of a run.
+    pub order: String,
     /// What a person wants to know about the data.
     pub lines: Vec<String>,
 }
@@ -56,6 +62,7 @@ impl TrainingData {
     /// When a validation item cannot be read.
     pub fn new(train: Arc<dyn Dataset<Item>>, val: Arc<dyn Dataset<Item>>, names: &[&str]) -> Result<Self, TaskError> {
         let fingerprint = format!("{} + {} items", train.len(), val.len());
+        let order = order([train.len(), val.len()], &[], &[], &[]);
         let val = ValSet::new(val)?;
         let names = names.iter().map(ToString::to_string).collect();
         Ok(Self {
@@ -68,6 +75,7 @@ impl TrainingData {
             labels: Vec::new(),
             range: None,
             fingerprint,
+            order,
             lines: Vec::new(),
         })
     }
@@ -89,6 +97,7 @@ impl TrainingData {
         }
         if data.hold_out {
             lines.push("val: none is named, so every tenth image of train (by a hash of its path) is held out for it".into());
+            lines.extend(config.stack().is_on().then(|| HELD_OUT_STACKS.into()));
         }
         if config.copy_paste > 0.0 {
             lines.push("warning: copy_paste is not done: no object is pasted, whether labels are polygons or boxes".into());
@@ -110,17 +119,19 @@ impl TrainingData {
             Normalisation::Range { low, high } if deep => Some([low, high]),
             _ => None,
         };
-        let (labels, ids, train_meta, meta) = (train.all_labels().to_vec(), val.ids().clone(), train.meta.clone(), val.meta.clone());
+        let (labels, ids, meta) = (train.all_labels().to_vec(), val.ids().clone(), val.meta.clone());
+        let before = [&train, &val].map(|scan| frames_before(config, scan));
         let channels = if config.stack().is_on() { config.stack().channels() } else { data.channels as usize };
         let set = |scan| YoloDataset::new(scan, gray_or(config, data.channels), normalisation);
         let (train, val) = (set(train), set(val));
         let (train_sizes, sizes) = (train.sizes(), val.sizes());
-        let train = stacked(config, cached(config, train, progress)?, &train_meta);
-        let val = stacked(config, cached(config, val, progress)?, &meta);
+        let train = stacked(config, cached(config, train, progress)?, &before[0]);
+        let val = stacked(config, cached(config, val, progress)?, &before[1]);
         let val = ValSet::with_sizes(val, sizes).with_ids(ids).with_meta(meta);
-        val.groupings(config.group_by.as_deref().unwrap_or_default())?;
+        let groups = val.groupings(config.group_by.as_deref().unwrap_or_default())?;
+        let order = order([train.len(), val.len()], &before, &weights, &groups);
         let names = class_names(config, &data);
-        Ok(Self { train, train_sizes, val, names, channels, weights, labels, range, fingerprint, lines })
+        Ok(Self { train, train_sizes, val, names, channels, weights, labels, range, fingerprint, order, lines })
     }
 }
 
@@ -155,11 +166,11 @@ impl SplitData {
         };
         let normalisation = config.levels().resolve(measured.as_ref().unwrap_or(&scan), cache_dir().as_deref())?;
         lines.extend(deep.then(|| levels_line(normalisation)));
-        let (ids, meta) = (scan.ids().clone(), scan.meta.clone());
+        let (ids, meta, before) = (scan.ids().clone(), scan.meta.clone(), frames_before(config, &scan));
         let set = YoloDataset::new(scan, gray_or(config, channels as u32), normalisation);
         let sizes = set.sizes();
         let names = class_names(config, &data);
-        let set = ValSet::with_sizes(stacked(config, cached(config, set, progress)?, &meta), sizes).with_ids(ids).with_meta(meta);
+        let set = ValSet::with_sizes(stacked(config, cached(config, set, progress)?, &before), sizes).with_ids(ids).with_meta(meta);
         set.groupings(config.group_by.as_deref().unwrap_or_default())?;
         Ok(Self { set, names, lines })
     }
@@ -206,10 +217,15 @@ fn gray_or(config: &TrainConfig, channels: u32) -> u32 {
     if config.stack().is_on() { 1 } else { channels }
 }
 
+/// Of each image the one before it, if the settings ask for it.
+fn frames_before(config: &TrainConfig, scan: &Scan) -> Vec<Option<u32>> {
+    if config.stack().is_on() { before(&scan.meta, (0..scan.len()).map(|i| scan.path(i))) } else { Vec::new() }
+}
+
 /// Items with the frames before them, if the settings ask for it.
-fn stacked(config: &TrainConfig, data: Arc<dyn Dataset<Item>>, meta: &FrameMeta) -> Arc<dyn Dataset<Item>> {
+fn stacked(config: &TrainConfig, data: Arc<dyn Dataset<Item>>, before: &[Option<u32>]) -> Arc<dyn Dataset<Item>> {
     let stack = config.stack();
-    if stack.is_on() { Arc::new(Stacked::new(data, stack, meta)) } else { data }
+    if stack.is_on() { Arc::new(Stacked::new(data, stack, before.to_vec())) } else { data }
 }
 
 fn class_names(config: &TrainConfig, data: &DataConfig) -> Vec<String> {
@@ -240,6 +256,22 @@ fn fingerprint(scans: &[&Scan], levels: Option<Normalisation>) -> String {
     if let Some(levels) = levels {
         hash.update(format!("{levels:?}"));
     }
+    hex(hash)
+}
+
+/// Changes with what is computed of the same images and labels: `lens` of training and validation, the frame before each of them, weights, groups.
+fn order(lens: [usize; 2], before: &[Vec<Option<u32>>], weights: &[f64], groups: &[Grouping]) -> String {
+    let mut hash = Sha256::new();
+    lens.iter().for_each(|&len| hash.update((len as u64).to_le_bytes()));
+    let mut indices = |of: &[Option<u32>]| of.iter().for_each(|i| hash.update(i.map_or(0, |i| i + 1).to_le_bytes()));
+    before.iter().for_each(|of| indices(of));
+    groups.iter().for_each(|by| indices(&by.of));
+    groups.iter().for_each(|by| hash.update(format!("{} {:?}", by.key, by.names)));
+    weights.iter().for_each(|weight| hash.update(weight.to_bits().to_le_bytes()));
+    hex(hash)
+}
+
+fn hex(hash: Sha256) -> String {
     hash.finalize().iter().take(16).map(|b| format!("{b:02x}")).collect()
 }
 
@@ -303,4 +335,29 @@ fn thousands(n: usize) -> String {
     let digits = n.to_string();
     let groups = digits.as_bytes().rchunks(3).rev().map(|c| String::from_utf8_lossy(c).into_owned());
     groups.collect::<Vec<_>>().join(",")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_else_numbers_are_made_of_has_its_fingerprint() {
+        let by = |of: &[Option<u32>]| Grouping { key: "month".into(), names: vec!["2020-05".into()], of: of.to_vec() };
+        let all = [
+            order([3, 1], &[], &[], &[]),
+            order([2, 2], &[], &[], &[]),
+            order([3, 1], &[vec![None, Some(0), Some(1)]], &[], &[]),
+            order([3, 1], &[vec![None, Some(2), Some(0)]], &[], &[]),
+            order([3, 1], &[], &[1.0, 1.0, 0.5], &[]),
+            order([3, 1], &[], &[1.0, 0.5, 1.0], &[]),
+            order([3, 1], &[], &[], &[by(&[Some(0)])]),
+            order([3, 1], &[], &[], &[by(&[None])]),
+            order([3, 1], &[], &[], &[Grouping { names: vec!["2020-06".into()], ..by(&[Some(0)]) }]),
+        ];
+        for (i, a) in all.iter().enumerate() {
+            assert!(all[..i].iter().all(|b| a != b), "{i}");
+        }
+        assert_eq!(all[0], order([3, 1], &[vec![], vec![]], &[], &[]), "of settings that ask for none of it");
+    }
 }

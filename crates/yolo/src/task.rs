@@ -212,7 +212,8 @@ mod tests {
 
     /// The batch of a gray item in the first of `epochs` epochs.
     fn pixels(config: TrainConfig, channels: usize, epochs: usize) -> Vec<u8> {
-        let frame = Frame { pixels: (0..64 * 64).map(|i| (i % 251) as u8).collect(), channels: 1, width: 64, height: 64 };
+        let frame =
+            Frame { pixels: (0..64 * 64).map(|i| (i % 251) as u8).collect(), channels: 1, width: 64, height: 64, difference: false };
         let item = Item::new(frame, vec![Label { class: 0, xywh: [0.5; 4] }], "a.png".into());
         let val = ValSet::with_sizes(Arc::new(InMemDataset::new(Vec::new())), Vec::new());
         let config = TrainConfig { imgsz: 64, degrees: 0.0, translate: 0.0, scale: 0.0, fliplr: 0.0, ..config };

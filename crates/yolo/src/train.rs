@@ -96,7 +96,7 @@ impl Training {
     /// # Errors
     /// Weights that do not fit, or a run directory that cannot be used.
     pub fn new(data: TrainingData, mut config: TrainConfig, device: &Device, memory: Option<u64>, dir: RunDir) -> Result<Self, TrainError> {
-        let TrainingData { mut train, train_sizes, val, names, channels, weights, labels, range, fingerprint, .. } = data;
+        let TrainingData { mut train, train_sizes, val, names, channels, weights, labels, range, fingerprint, order, .. } = data;
         // What was measured is from here on a setting: it is recorded, and judged by and resumed with.
         config.range = range.map(Vec::from).or(config.range);
         let nc = names.len();
@@ -132,7 +132,7 @@ impl Training {
             val: val.clone(),
             pictures: config.plots,
         };
-        let identity = identity(&config, &fingerprint);
+        let identity = identity(&config, &fingerprint, &order);
         let mut learner = Learner::new(task, model, device, config.learner()?, dir, identity)?;
         if config.tensorboard {
             learner.tensorboard();
@@ -257,8 +257,9 @@ fn settings(config: &TrainConfig) -> Vec<(String, String)> {
 }
 
 /// Settings that change what a run computes, and the data: a checkpoint must agree on them.
-fn identity(config: &TrainConfig, fingerprint: &str) -> Identity {
-    Identity::of(config, &[&MAY_CHANGE[..], &["project", "name", "exist_ok"]].concat()).with("data", fingerprint)
+fn identity(config: &TrainConfig, fingerprint: &str, order: &str) -> Identity {
+    let may_change = [&MAY_CHANGE[..], &["project", "name", "exist_ok"]].concat();
+    Identity::of(config, &may_change).with("data", fingerprint).with("order or grouping of the data", order)
 }
 
 /// As detector users know it: `optimizer: SGD(lr=0.01, momentum=0.9) with parameter groups ...`.

@@ -8,6 +8,7 @@ use std::io::Read;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
+use bellows_device::this_program;
 use bellows_exit::Exit;
 use bellows_learner::{Limits, Phase};
 use bellows_runs::{Beat, read_beat};
@@ -76,7 +77,7 @@ pub(super) fn attempt(orders: &Orders, limits: &Limits, signals: &Signals) -> Re
 }
 
 fn start(orders: &Orders) -> Result<Child, Failure> {
-    let program = std::env::current_exe().context(Exit::Failed, STARTING)?;
+    let program = this_program().context(Exit::Failed, STARTING)?;
     let words: Vec<OsString> = std::env::args_os().skip(1).chain(supervised(&orders.folder)).collect();
     let mut command = Command::new(program);
     command.args(words).stdin(Stdio::piped());

@@ -57,9 +57,8 @@ pub(crate) enum SupervisionError {
 
 impl Coded for SupervisionError {
     fn exit(&self) -> Exit {
-        let coded = [Exit::Usage, Exit::FinalSave, Exit::Diverged, Exit::Device];
         match self {
-            Self::Ended { code } => coded.into_iter().find(|exit| i32::from(exit.code()) == *code).unwrap_or(Exit::Failed),
+            Self::Ended { code } => Exit::of(*code),
             Self::GivenUp { .. } | Self::Undead { .. } => Exit::Failed,
         }
     }
@@ -70,7 +69,7 @@ impl Coded for SupervisionError {
 /// # Errors
 /// An end that a restart would not change, or too many restarts.
 pub(crate) fn supervise(program: &str, limits: &Limits, fallback: bool, signals: &Signals) -> Result<(), Failure> {
-    let (folder, _scratch) = scratch(signals)?;
+    let (folder, scratch) = scratch(signals)?;
     let mut orders = Orders { folder, supervisor: std::process::id(), ..Orders::default() };
     let mut policy = Policy::new(fallback);
     let (mut ends, mut run, mut same_command) = (Vec::<String>::new(), None::<PathBuf>, false);
@@ -88,8 +87,8 @@ pub(crate) fn supervise(program: &str, limits: &Limits, fallback: bool, signals:
         same_command |= beat.same_command;
         let after = newest(run.as_deref());
         // The one that every run begins with is no progress.
-        let (progress, out_of_memory) = (after.unwrap_or(0) > before.unwrap_or(0), memory::kills() > kills);
-        let death = Death { end, phase: beat.phase, progress, accelerator: beat.accelerator, out_of_memory };
+        let (progress, memory_kills) = (after.unwrap_or(0) > before.unwrap_or(0), memory::kills() > kills);
+        let death = Death { end, phase: beat.phase, progress, accelerator: beat.accelerator, memory_kills };
         // Whoever asked for the end has it, whatever it looks like.
         let decision = if signals.stopped() { Decision::HandOn(code(&death)) } else { policy.decide(&death) };
         let log = run.as_deref().unwrap_or(Path::new(""));
@@ -97,7 +96,11 @@ pub(crate) fn supervise(program: &str, limits: &Limits, fallback: bool, signals:
             let told = if decision == Decision::GiveUp { "given up" } else { "end" };
             record(log, &json!({ "event": told, "what": death.to_string(), "checkpoint": after }));
             return match decision {
-                Decision::HandOn(code) => hand_on(code),
+                Decision::HandOn(code) => {
+                    // It may end the process at once.
+                    drop(scratch);
+                    hand_on(code)
+                }
                 _ => Err(SupervisionError::GivenUp { ends: report(ends, &death) }.into()),
             };
         };
@@ -111,7 +114,10 @@ pub(crate) fn supervise(program: &str, limits: &Limits, fallback: bool, signals:
         (orders.reason, orders.cuts) = (Some(death.to_string()), cuts);
         // With the same command there is no run to name.
         (orders.run, orders.resume) = (run.clone().filter(|_| !same_command), after.is_some());
-        orders.processor = processor.then(|| format!("the device was lost twice without a new checkpoint in between ({death})"));
+        if processor {
+            let why = || format!("the device was lost twice without a new checkpoint in between ({death})");
+            orders.processor.get_or_insert_with(why);
+        }
         signals.before("stopped between two starts: the last checkpoint stands");
     }
 }
@@ -184,7 +190,7 @@ mod tests {
 
     #[test]
     fn a_report_counts_what_came_again() {
-        let last = Death { end: policy::End::Code(1), phase: "step".into(), progress: false, accelerator: false, out_of_memory: false };
+        let last = Death { end: policy::End::Code(1), phase: "step".into(), progress: false, accelerator: false, memory_kills: false };
         let ends = ["it hung", "it hung", "it ended in a step with code 1"].map(String::from).to_vec();
         assert_eq!(report(ends, &last), "it hung (2 times), then it ended in a step with code 1 (2 times)");
         assert!(told(&last, 2, 1, true, Some(40)).ends_with(

@@ -38,8 +38,15 @@ pub(crate) struct Death {
     /// A checkpoint newer than those at its start.
     pub(crate) progress: bool,
     pub(crate) accelerator: bool,
-    /// The system says that it has killed a process for want of memory.
-    pub(crate) out_of_memory: bool,
+    /// The system says that it has killed processes for want of memory since this one was started.
+    pub(crate) memory_kills: bool,
+}
+
+impl Death {
+    /// Whether this process was one of those: they are killed by SIGKILL.
+    fn out_of_memory(&self) -> bool {
+        self.memory_kills && self.end == End::Signal(SIGKILL)
+    }
 }
 
 impl fmt::Display for Death {
@@ -54,7 +61,7 @@ impl fmt::Display for Death {
         };
         match &self.end {
             End::Hung(seconds) => write!(f, "it hung {phase}: no sign of life for {seconds:.0} s"),
-            End::Signal(_) if self.out_of_memory => write!(f, "the system killed it {phase} for want of memory"),
+            End::Signal(_) if self.out_of_memory() => write!(f, "the system killed it {phase} for want of memory"),
             End::Signal(signal) => write!(f, "it died {phase} of {}", name(*signal)),
             End::Code(0) => f.write_str("it ended well"),
             End::Code(code) if *code == device_code() => write!(f, "the device failed {phase}"),
@@ -123,7 +130,7 @@ impl Policy {
         // A kill without the system's word for it may have been anybody's, once.
         let killed = matches!(death.end, End::Signal(SIGKILL | SIGABRT));
         self.memory_failures += u32::from(killed);
-        if death.out_of_memory || (killed && self.memory_failures >= 2) {
+        if death.out_of_memory() || (killed && self.memory_failures >= 2) {
             self.cuts += 1;
         }
         self.device_failures += u32::from(of_the_device(death));
@@ -144,7 +151,7 @@ impl Policy {
 /// crashes in its driver.
 fn of_the_device(death: &Death) -> bool {
     let killed = matches!(death.end, End::Signal(SIGKILL));
-    let died = matches!(death.end, End::Hung(_) | End::Signal(_) | End::Code(101)) && !killed && !death.out_of_memory;
+    let died = matches!(death.end, End::Hung(_) | End::Signal(_) | End::Code(101)) && !killed;
     let told = [device_code(), Exit::Usage.code().into()];
     matches!(&death.end, End::Code(code) if told.contains(code)) || (died && death.accelerator)
 }
@@ -154,7 +161,7 @@ mod tests {
     use super::*;
 
     fn death(end: End) -> Death {
-        Death { end, phase: "step".into(), progress: false, accelerator: false, out_of_memory: false }
+        Death { end, phase: "step".into(), progress: false, accelerator: false, memory_kills: false }
     }
 
     fn again(cuts: u32, processor: bool) -> Decision {
@@ -189,11 +196,16 @@ mod tests {
 
     #[test]
     fn want_of_memory_makes_parts_smaller() {
-        let told = Death { out_of_memory: true, ..death(End::Signal(9)) };
+        let told = Death { memory_kills: true, ..death(End::Signal(9)) };
         assert_eq!(decisions(false, &[told.clone(), told]), [again(1, false), again(2, false)]);
         let [killed, aborted, crashed] = [9, 6, 11].map(|signal| death(End::Signal(signal)));
         assert_eq!(decisions(false, &[killed.clone(), aborted.clone(), aborted]), [again(0, false), again(1, false), again(2, false)]);
         assert_eq!(decisions(false, &[killed.clone(), killed.clone(), crashed]), [again(0, false), again(1, false), again(1, false)]);
+        // Another process was killed meanwhile, and this one did not end of that.
+        for end in [End::Code(5), End::Signal(11), End::Hung(9.0)] {
+            let beside = Death { memory_kills: true, accelerator: true, ..death(end) };
+            assert_eq!(decisions(true, &[beside.clone(), beside]), [again(0, false), again(0, true)]);
+        }
         let later = Death { progress: true, ..killed.clone() };
         assert_eq!(decisions(false, &[killed, later]), [again(0, false), again(0, false)], "two kills, days apart");
     }
@@ -218,7 +230,7 @@ mod tests {
         let hung = Death { phase: "evaluation".into(), ..death(End::Hung(61.2)) };
         assert_eq!(hung.to_string(), "it hung in an evaluation: no sign of life for 61 s");
         assert_eq!(death(End::Signal(11)).to_string(), "it died in a step of SIGSEGV");
-        let killed = Death { out_of_memory: true, phase: "first".into(), ..death(End::Signal(9)) };
+        let killed = Death { memory_kills: true, phase: "first".into(), ..death(End::Signal(9)) };
         assert_eq!(killed.to_string(), "the system killed it in its first step for want of memory");
         assert_eq!(Death { phase: String::new(), ..death(End::Code(101)) }.to_string(), "it ended before training with code 101");
         assert_eq!([0, 5].map(|code| death(End::Code(code)).to_string()), ["it ended well", "the device failed in a step"]);

@@ -394,6 +394,7 @@ impl TrainConfig {
             (self.fraction == 0.0, "fraction 0 leaves nothing to train on".into()),
             (self.keep_checkpoints < 2, "keep_checkpoints must be at least 2: the newest may be damaged".into()),
             (!["none", "cpu"].contains(&self.fallback.as_str()), format!("fallback `{}` is neither none nor cpu", self.fallback)),
+            (self.fallback == "cpu" && self.half(), "precision f16 is of GPUs: with it there is no fallback cpu".into()),
             (self.fallback == "cpu" && !self.supervise, "fallback cpu is done by a supervisor: it needs supervise".into()),
         ];
         let rising = |pair: &[f64], most: f64| matches!(pair, [low, high] if *low >= 0.0 && low < high && *high <= most);

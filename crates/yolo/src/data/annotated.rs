@@ -13,7 +13,7 @@ use super::description::{DataConfig, Source};
 use super::error::DataError;
 use super::frame::Size;
 use super::labels::ParsedLabels;
-use super::meta::MetaTable;
+use super::meta::{CLIP, MetaTable};
 use crate::boxes::{Label, xyxy_to_xywh};
 
 /// Images that are looked for to find their folder.
@@ -113,9 +113,11 @@ impl Annotated {
         real.filter(|folder| folder.is_dir() && seen.insert(folder.clone())).collect()
     }
 
-    /// Whether the file tells when its images were taken, or anything else beside their pixels, and has them in folders.
-    pub(crate) fn knows_frames(&self) -> bool {
-        !self.file.meta.columns.is_empty() && self.file.images.first().is_some_and(|image| image.file.contains(['/', '\\']))
+    /// Whether the file names the clips of its images; or has them in folders, and tells when they were taken or anything else beside their pixels.
+    pub(crate) fn knows_clips(&self) -> bool {
+        let columns = &self.file.meta.columns;
+        let in_folders = || self.file.images.first().is_some_and(|image| image.file.contains(['/', '\\']));
+        columns.iter().any(|column| column.key == CLIP) || (!columns.is_empty() && in_folders())
     }
 
     /// What the file knows of its images beside their pixels.

@@ -71,7 +71,7 @@ pub fn augment(dataset: &dyn Dataset<Item>, index: usize, view: &TrainView) -> R
     if !config.stack.is_on() {
         hsv::jitter(&mut scene.frame, [config.hsv_h, config.hsv_s, config.hsv_v], &mut look);
     }
-    sensor::disturb(&mut scene.frame, &config.sensor, config.stack.background > 0, &mut draw("sensor"));
+    sensor::disturb(&mut scene.frame, &config.sensor, &mut draw("sensor"));
     let (upside_down, mirrored, swapped) = (look.chance(config.flipud), look.chance(config.fliplr), look.chance(config.bgr));
     flip(&mut scene, upside_down, mirrored);
     if swapped && scene.frame.channels == 3 && !config.stack.is_on() {

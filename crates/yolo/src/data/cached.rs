@@ -159,7 +159,7 @@ fn read(file: &Path) -> Result<Frame, DataError> {
         return Err(damaged());
     }
     bytes.drain(..HEADER);
-    Ok(Frame { pixels: bytes, channels, width, height })
+    Ok(Frame { pixels: bytes, channels, width, height, difference: false })
 }
 
 /// Bytes an ordinary user may still write under `dir`.

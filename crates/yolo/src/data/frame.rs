@@ -2,6 +2,11 @@
 
 use image::{Rgb, RgbImage};
 
+/// The gray of padding.
+pub const FILL: u8 = 114;
+/// What a difference to a background is where there is none.
+pub const NO_DIFFERENCE: u8 = 128;
+
 /// Width and height in pixels.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Size {
@@ -23,18 +28,34 @@ impl Size {
 pub struct Frame {
     /// Row-major planes, one after the other.
     pub pixels: Vec<u8>,
-    /// 1 (gray) or 3 (red, green, blue).
+    /// 1 (gray) or 3 (red, green, blue); of a stack of frames as many as it has.
     pub channels: usize,
     /// Pixels.
     pub width: usize,
     /// Pixels.
     pub height: usize,
+    /// The first plane is a difference to a background, about [`NO_DIFFERENCE`].
+    pub difference: bool,
 }
 
 impl Frame {
     /// A frame of one value.
     pub fn filled(channels: usize, width: usize, height: usize, value: u8) -> Self {
-        Self { pixels: vec![value; channels * width * height], channels, width, height }
+        Self { pixels: vec![value; channels * width * height], channels, width, height, difference: false }
+    }
+
+    /// What stands outside the picture in plane `c`.
+    pub(crate) fn fill(&self, c: usize) -> u8 {
+        if self.difference && c == 0 { NO_DIFFERENCE } else { FILL }
+    }
+
+    /// Padding alone, with `channels` planes as this frame has them.
+    pub(crate) fn blank(&self, channels: usize, width: usize, height: usize) -> Self {
+        let mut blank = Self { difference: self.difference, ..Self::filled(channels, width, height, FILL) };
+        if self.difference {
+            blank.plane_mut(0).fill(NO_DIFFERENCE);
+        }
+        blank
     }
 
     /// Width and height.

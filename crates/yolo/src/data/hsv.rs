@@ -70,7 +70,7 @@ mod tests {
 
     #[test]
     fn gray_is_brightness_only_and_equal_in_both_forms() {
-        let gray = Frame { pixels: (0..=255).collect(), channels: 1, width: 16, height: 16 };
+        let gray = Frame { pixels: (0..=255).collect(), channels: 1, width: 16, height: 16, difference: false };
         let (mut one, mut three) = (gray.clone(), gray.clone().with_channels(3));
         jitter(&mut one, [0.015, 0.7, 0.4], &mut Draw::new(1, "t", 0, 0));
         jitter(&mut three, [0.015, 0.7, 0.4], &mut Draw::new(1, "t", 0, 0));

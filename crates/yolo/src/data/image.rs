@@ -76,7 +76,7 @@ fn counts(picture: DynamicImage) -> Result<Vec<u16>, Box<DynamicImage>> {
 fn planar(picture: DynamicImage, normalisation: &Normalisation) -> Result<Frame, String> {
     let (width, height) = (picture.width() as usize, picture.height() as usize);
     let picture = match counts(picture) {
-        Ok(counts) => return Ok(Frame { pixels: normalisation.apply(&counts), channels: 1, width, height }),
+        Ok(counts) => return Ok(Frame { pixels: normalisation.apply(&counts), channels: 1, width, height, difference: false }),
         Err(other) => *other,
     };
     let (pixels, channels) = match picture {
@@ -88,7 +88,7 @@ fn planar(picture: DynamicImage, normalisation: &Normalisation) -> Result<Frame,
         DynamicImage::ImageRgba16(p) => (deinterleave::<4, u16>(&p.into_raw(), |v| (v / 257) as u8), 3),
         other => return Err(format!("{:?} pixels are not supported: their range is unknown", other.color())),
     };
-    Ok(Frame { pixels, channels, width, height })
+    Ok(Frame { pixels, channels, width, height, difference: false })
 }
 
 /// `[H, W, STEP]` to `[3, H, W]`, dropping alpha.
@@ -181,7 +181,7 @@ pub(crate) mod tests {
 
     #[test]
     fn luminance_of_gray_is_itself() {
-        let frame = Frame { pixels: vec![0, 7, 128, 255], channels: 1, width: 2, height: 2 };
+        let frame = Frame { pixels: vec![0, 7, 128, 255], channels: 1, width: 2, height: 2, difference: false };
         assert_eq!(frame.clone().with_channels(3).to_gray(), frame);
     }
 }

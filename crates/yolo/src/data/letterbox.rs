@@ -1,4 +1,4 @@
-//! Bringing a frame to the network's size without distorting it: long side to `imgsz` (also upwards), the rest filled with 114.
+//! Bringing a frame to the network's size without distorting it: long side to `imgsz` (also upwards), the rest filled with 114 (a difference with 128).
 //!
 //! Scaling is bilinear with half-pixel centres and no low-pass filter, the rule of OpenCV's INTER_LINEAR, which pretrained weights have
 //! seen. Training pads to a square; validation pads to the rectangle of its batch (`scale_up` false there: an image is never enlarged
@@ -10,9 +10,6 @@ use fast_image_resize::{FilterType, ResizeAlg, ResizeOptions, Resizer};
 
 use super::error::DataError;
 use super::frame::{Frame, Size};
-
-/// The gray of padding.
-pub const FILL: u8 = 114;
 
 /// How a frame came to its place: `network = original * ratio + pad`.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -62,7 +59,7 @@ pub fn resize(frame: &Frame, width: usize, height: usize) -> Result<Frame, DataE
         resizer.resize_typed(&source, &mut target, &options).map_err(|e| fault(&e))?;
         pixels.extend(target.pixels().iter().map(|p| p.0));
     }
-    Ok(Frame { pixels, channels: frame.channels, width, height })
+    Ok(Frame { pixels, channels: frame.channels, width, height, difference: frame.difference })
 }
 
 /// The size of an image whose long side has become `imgsz`: each side times `imgsz / max(w, h)`, rounded up.
@@ -81,7 +78,7 @@ pub fn fit(frame: &Frame, imgsz: u32) -> Result<Frame, DataError> {
     resize(frame, size.width as usize, size.height as usize)
 }
 
-/// `frame` centred in `shape`, scaled down to fit (and up if `scale_up`), padded with 114. `original` is the size of the image file.
+/// `frame` centred in `shape`, scaled down to fit (and up if `scale_up`), padded. `original` is the size of the image file.
 ///
 /// # Errors
 /// As [`resize`].
@@ -95,7 +92,7 @@ pub fn letterbox(frame: &Frame, original: Size, shape: Size, scale_up: bool) -> 
     // An odd remainder goes to the right and the bottom.
     let before = |room: u32, used: usize| ((f64::from(room) - used as f64) / 2.0 - 0.1).round().max(0.0) as usize;
     let (left, top) = (before(shape.width, width), before(shape.height, height));
-    let mut out = Frame::filled(frame.channels, shape.width as usize, shape.height as usize, FILL);
+    let mut out = frame.blank(frame.channels, shape.width as usize, shape.height as usize);
     out.paste(&resize(frame, width, height)?, (0, 0), (left, top), width, height);
     let ratio = [width as f32 / original.width as f32, height as f32 / original.height as f32];
     Ok((out, Letterbox { ratio, pad: [left as f32, top as f32], original }))
@@ -104,10 +101,11 @@ pub fn letterbox(frame: &Frame, original: Size, shape: Size, scale_up: bool) -> 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::data::frame::FILL;
 
     fn pattern(width: usize, height: usize) -> Frame {
         let pixels = (0..width * height).map(|i| ((i % width) * 37 + (i / width) * 91 + (i * i) % 53) as u8).collect();
-        Frame { pixels, channels: 1, width, height }
+        Frame { pixels, channels: 1, width, height, difference: false }
     }
 
     /// INTER_LINEAR by its definition: clamped taps at half-pixel centres.

@@ -14,6 +14,7 @@ use sha2::{Digest, Sha256};
 use super::annotated::Annotated;
 use super::description::{DataConfig, Source, Split};
 use super::error::DataError;
+use super::meta::{CLIP, clip_name};
 
 /// What can be read. Which of these a file really is, its first bytes say.
 const SUFFIXES: [&str; 8] = ["bmp", "jpeg", "jpg", "mpo", "png", "tif", "tiff", "webp"];
@@ -43,24 +44,27 @@ pub(crate) struct Listing {
 impl Listing {
     /// Keeps a part of the images: the first of them, or whole clips spread over their list where something is known of frames and there are several.
     pub(crate) fn keep(&mut self, fraction: f64) {
-        let total = self.entries.len();
-        let known = |entry: &Entry| entry.coco.is_some_and(|(file, _)| self.coco[file as usize].knows_frames());
-        let folder = |entry: &Entry| entry.image.parent().map(Path::to_path_buf);
-        let one_clip = || self.entries.first().map(folder) == self.entries.last().map(folder);
-        if fraction >= 1.0 || !self.entries.iter().all(known) || one_clip() {
-            self.entries.truncate(((total as f64 * fraction).round_ties_even() as usize).max(1));
+        let clips = if fraction < 1.0 { self.clips() } else { None };
+        let Some(clips) = clips.filter(|clips| clips.iter().any(|&clip| clip > 0)) else {
+            self.entries.truncate(((self.entries.len() as f64 * fraction).round_ties_even() as usize).max(1));
             return;
-        }
-        // Sorted by path, the frames of a clip stand side by side.
-        let mut clip = 0u32;
-        let mut clips = Vec::with_capacity(total);
-        for (i, entry) in self.entries.iter().enumerate() {
-            clip += u32::from(i > 0 && entry.image.parent() != self.entries[i - 1].image.parent());
-            clips.push(clip);
-        }
+        };
         let taken = |clip: u32| (f64::from(clip + 1) * fraction).ceil() > (f64::from(clip) * fraction).ceil();
-        let mut at = clips.iter();
-        self.entries.retain(|_| at.next().is_none_or(|&clip| taken(clip)));
+        let mut at = clips.into_iter();
+        self.entries.retain(|_| at.next().is_none_or(taken));
+    }
+
+    /// The clip of each image, by number in the order of the list; `None` where nothing is known of some.
+    fn clips(&self) -> Option<Vec<u32>> {
+        let tables: Vec<_> = self.coco.iter().map(|coco| coco.knows_clips().then(|| coco.meta())).collect();
+        let mut numbers = HashMap::new();
+        let clip = |entry: &Entry| {
+            let (file, row) = entry.coco?;
+            let name = clip_name(tables[file as usize].as_ref()?.get(row as usize, CLIP), &entry.image);
+            let next = numbers.len() as u32;
+            Some(*numbers.entry(name).or_insert(next))
+        };
+        self.entries.iter().map(clip).collect()
     }
 }
 
@@ -247,5 +251,27 @@ mod tests {
         let error = list("train: gone\nval: v\nnc: 1\ndownload: |\n  touch pwned\n").unwrap_err().to_string();
         assert!(error.contains("touch pwned") && error.contains("gone"), "{error}");
         assert!(!root.join("pwned").exists() && !Path::new("pwned").exists());
+    }
+
+    #[test]
+    fn a_part_of_the_images_is_of_whole_clips() {
+        let dir = tempfile::tempdir().unwrap();
+        let part = |of: &dyn Fn(usize) -> (&'static str, &'static str), fraction: f64| {
+            let image = |i: usize| {
+                let (folder, meta) = of(i);
+                format!("{{\"id\":{i},\"file_name\":\"{folder}{i}.jpg\",\"date_captured\":\"2020-05-14\",\"meta\":{{{meta}}}}}")
+            };
+            let all: Vec<String> = (0..8).map(image).collect();
+            std::fs::write(dir.path().join("a.json"), format!("{{\"images\":[{}]}}", all.join(","))).unwrap();
+            let config = DataConfig::parse("train: a.json\nval: a.json\nnames: [a]\n", &dir.path().join("data.yaml")).unwrap();
+            let mut listing = images(&config, Split::Train, None).unwrap();
+            listing.keep(fraction);
+            listing.entries.iter().map(|e| e.image.file_stem().unwrap().to_string_lossy().into_owned()).collect::<Vec<_>>().join(" ")
+        };
+        let clip = |i: usize| ["\"clip\":\"north\"", "\"clip\":\"south\""][i % 2];
+        assert_eq!(part(&|i| ("", clip(i)), 0.5), "0 2 4 6", "by what the file tells");
+        assert_eq!(part(&|i| (["f/", "g/"][i / 4], "\"n\":1"), 0.5), "0 1 2 3", "by folder");
+        assert_eq!(part(&|_| ("f/", "\"n\":1"), 0.25), "0 1", "there is one clip");
+        assert_eq!(part(&|i| ("f/", clip(i)), 1.0), "0 1 2 3 4 5 6 7");
     }
 }

@@ -33,7 +33,8 @@ pub(crate) struct MetaTable {
 }
 
 impl MetaTable {
-    fn get(&self, row: usize, key: &str) -> Option<&str> {
+    /// The value of `key` in row `row`.
+    pub(crate) fn get(&self, row: usize, key: &str) -> Option<&str> {
         let column = self.columns.iter().find(|c| c.key == key)?;
         let code = column.codes.get(row)?.checked_sub(1)?;
         Some(&column.texts[code as usize])
@@ -82,6 +83,12 @@ impl MetaBuilder {
     }
 }
 
+/// The clip of the image at `path`: what its file has told, else its folder.
+pub(crate) fn clip_name(told: Option<&str>, path: &Path) -> String {
+    let folder = || path.parent().map(|p| p.to_string_lossy().replace('\\', "/")).unwrap_or_default();
+    told.map_or_else(folder, str::to_string)
+}
+
 /// What is known of the images of a scan.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct FrameMeta {
@@ -111,8 +118,7 @@ impl FrameMeta {
         let mut known: HashMap<String, u32> = HashMap::new();
         let (mut clips, mut clip) = (Vec::new(), Vec::new());
         for (index, path) in paths.enumerate() {
-            let folder = || path.as_ref().parent().map(|p| p.to_string_lossy().replace('\\', "/")).unwrap_or_default();
-            let name = self.told(index, CLIP).map_or_else(folder, str::to_string);
+            let name = clip_name(self.told(index, CLIP), path.as_ref());
             let next = clips.len() as u32;
             clip.push(*known.entry(name).or_insert_with_key(|name| {
                 clips.push(name.clone());

@@ -1,9 +1,8 @@
 //! Four images around one random point of a canvas twice the network's size (the mosaic of YOLOv4, Bochkovskiy et al. 2020).
 
 use super::error::DataError;
-use super::frame::Frame;
 use super::item::Item;
-use super::letterbox::{FILL, fit};
+use super::letterbox::fit;
 use super::rng::Draw;
 use super::scene::Scene;
 use crate::boxes::xywh_to_xyxy;
@@ -15,7 +14,7 @@ pub(crate) fn mosaic4(items: &[Item], imgsz: u32, draw: &mut Draw) -> Result<Sce
     let mut centre = || draw.uniform(f64::from(imgsz) * 0.5, f64::from(imgsz) * 1.5) as usize;
     let (cx, cy) = (centre(), centre());
     let channels = items.iter().map(|i| i.frame.channels).max().unwrap_or(1);
-    let mut canvas = Frame::filled(channels, side, side, FILL);
+    let mut canvas = items[0].frame.blank(channels, side, side);
     let (mut boxes, mut outlines) = (Vec::new(), Vec::new());
     let outlined = items.iter().any(|item| !item.outlines.is_empty());
     for (item, (left, above)) in items.iter().zip([(true, true), (false, true), (true, false), (false, false)]) {

@@ -1,11 +1,10 @@
 //! Random rotation, scale, shear, translation and perspective of a picture and its boxes.
 //!
 //! The matrix is T S R P C: the picture's centre goes to the origin, is seen in perspective, rotated and scaled, sheared, and put at a random
-//! place near the centre of the result. Pixels are sampled bilinearly; outside is 114. Points are continuous (pixel i covers i to i + 1), for
+//! place near the centre of the result. Pixels are sampled bilinearly; outside is padding. Points are continuous (pixel i covers i to i + 1), for
 //! boxes and pixels alike, so a box stays on its object to a fraction of a pixel: thermal objects are small.
 
 use super::frame::{Frame, Size};
-use super::letterbox::FILL;
 use super::outline::{Outline, clipped_box};
 use super::rng::Draw;
 use super::scene::Scene;
@@ -34,7 +33,7 @@ pub(crate) fn random_perspective(scene: Scene, shape: Size, config: &AugmentConf
     let m = [shear, r, p, c].iter().fold(t, |m, next| multiply(&m, next));
     let Some(inverse) = invert(&m) else {
         return Scene {
-            frame: Frame::filled(scene.frame.channels, width as usize, height as usize, FILL),
+            frame: scene.frame.blank(scene.frame.channels, width as usize, height as usize),
             boxes: Vec::new(),
             outlines: Vec::new(),
         };
@@ -87,11 +86,11 @@ fn keep(before: [f32; 4], after: [f32; 4], least: f32) -> bool {
 
 /// `source` seen through `inverse`, which takes points of the result to points of the source.
 pub(crate) fn warp(source: &Frame, inverse: &Matrix, width: usize, height: usize) -> Frame {
-    let mut out = Frame::filled(source.channels, width, height, FILL);
+    let mut out = source.blank(source.channels, width, height);
     let affine = inverse[2][0] == 0.0 && inverse[2][1] == 0.0;
     let mut blended = vec![0u16; source.width];
     for c in 0..source.channels {
-        let plane = Plane { pixels: source.plane(c), width: source.width, height: source.height };
+        let plane = Plane { pixels: source.plane(c), width: source.width, height: source.height, fill: source.fill(c) };
         for (y, row) in out.plane_mut(c).chunks_exact_mut(width).enumerate() {
             if affine { affine_row(&plane, inverse, y, row, &mut blended) } else { perspective_row(&plane, inverse, y, row) }
         }
@@ -103,6 +102,8 @@ struct Plane<'a> {
     pixels: &'a [u8],
     width: usize,
     height: usize,
+    /// What stands outside.
+    fill: u8,
 }
 
 /// Source coordinates are fixed-point with this many fractional bits; over 16,384 steps the error stays below a hundredth of a pixel.
@@ -163,7 +164,7 @@ fn perspective_row(plane: &Plane, m: &Matrix, y: usize, row: &mut [u8]) {
         let at = |r: &[f64; 3]| r[0] * (x as f64 + 0.5) + r[1] * (y as f64 + 0.5) + r[2];
         let w = at(&m[2]);
         let point = |r: &[f64; 3]| ((at(r) / w - 0.5) * ONE).clamp(-1e15, 1e15) as i64;
-        *out = if w > 0.0 { plane.tap_checked((point(&m[0]), point(&m[1]))) } else { FILL };
+        *out = if w > 0.0 { plane.tap_checked((point(&m[0]), point(&m[1]))) } else { plane.fill };
     }
 }
 
@@ -197,12 +198,12 @@ impl Plane<'_> {
         }
     }
 
-    /// Bilinear with 114 outside.
+    /// Bilinear with padding outside.
     fn tap_checked(&self, (x, y): (i64, i64)) -> u8 {
         let (ix, iy) = (x >> BITS, y >> BITS);
         let get = |ix: i64, iy: i64| {
             let inside = (0..self.width as i64).contains(&ix) && (0..self.height as i64).contains(&iy);
-            if inside { self.pixels[iy as usize * self.width + ix as usize] } else { FILL }
+            if inside { self.pixels[iy as usize * self.width + ix as usize] } else { self.fill }
         };
         blend([get(ix, iy), get(ix + 1, iy), get(ix, iy + 1), get(ix + 1, iy + 1)], x, y)
     }
@@ -247,7 +248,7 @@ mod tests {
     #[test]
     fn the_quick_row_equals_the_definition() {
         let pixels = (0..40 * 30u32).map(|i| (i * 7919 % 251) as u8).collect();
-        let source = Frame { pixels, channels: 1, width: 40, height: 30 };
+        let source = Frame { pixels, channels: 1, width: 40, height: 30, difference: false };
         for m in [
             [[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0]],
             [[0.7, 0.0, -3.3], [0.0, 0.7, -2.2], [0.0, 0.0, 1.0]],
@@ -276,7 +277,7 @@ mod tests {
     #[test]
     fn a_level_row_is_the_same_bits() {
         let pixels: Vec<u8> = (0..64 * 3u32).map(|i| (i * 7919 % 251) as u8).collect();
-        let plane = Plane { pixels: &pixels, width: 64, height: 3 };
+        let plane = Plane { pixels: &pixels, width: 64, height: 3, fill: 114 };
         for (x, dx) in [(0.0, 1.0), (3.3, 0.61), (60.9, -1.37), (5.0, 0.0)] {
             let (x, dx, y) = ((x * ONE) as i64, (dx * ONE) as i64, (1.0 / 3.0 * ONE) as i64);
             let mut row = [0; 40];
@@ -289,7 +290,7 @@ mod tests {
     #[test]
     fn the_identity_changes_nothing() {
         let pixels: Vec<u8> = (0..255).collect();
-        let source = Frame { pixels, channels: 1, width: 17, height: 15 };
+        let source = Frame { pixels, channels: 1, width: 17, height: 15, difference: false };
         let same = warp(&source, &[[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0]], 17, 15);
         assert_eq!(same, source);
     }

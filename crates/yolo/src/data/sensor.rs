@@ -5,7 +5,7 @@
 //! drawn. All channels of a frame are changed alike: a stack of frames has one sensor. Of a difference to the background what is the same in every
 //! frame is gone (offset, drift, pattern, dead pixels), and gain, polarity and optics are left.
 
-use super::frame::Frame;
+use super::frame::{self, Frame};
 use super::raster::Canvas;
 use super::rng::Draw;
 
@@ -52,11 +52,11 @@ struct Sensor {
     dead: f64,
 }
 
-/// The level of no difference: 128 of 255 (see [`super::stack`]).
-const NO_DIFFERENCE: f32 = 128.0 / 255.0;
+/// The level of no difference.
+const NO_DIFFERENCE: f32 = frame::NO_DIFFERENCE as f32 / 255.0;
 
-/// Sees `frame` with a sensor that is drawn; with `background` its first plane is a difference to the background.
-pub(crate) fn disturb(frame: &mut Frame, config: &SensorConfig, background: bool, draw: &mut Draw) {
+/// Sees `frame` with a sensor that is drawn.
+pub(crate) fn disturb(frame: &mut Frame, config: &SensorConfig, draw: &mut Draw) {
     if !config.is_on() {
         return;
     }
@@ -79,7 +79,7 @@ pub(crate) fn disturb(frame: &mut Frame, config: &SensorConfig, background: bool
             canvas.blur(sensor.blur);
             levels = canvas.value;
         }
-        if background && k == 0 {
+        if frame.difference && k == 0 {
             plane.iter_mut().zip(&levels).for_each(|(p, &level)| *p = (of_difference(level) * 255.0).round() as u8);
             continue;
         }
@@ -147,12 +147,12 @@ mod tests {
     use super::*;
 
     fn ramp() -> Frame {
-        Frame { pixels: (0..64 * 48).map(|i| 40 + (i % 64 * 2) as u8).collect(), channels: 1, width: 64, height: 48 }
+        Frame { pixels: (0..64 * 48).map(|i| 40 + (i % 64 * 2) as u8).collect(), channels: 1, width: 64, height: 48, difference: false }
     }
 
     fn seen(config: &SensorConfig, index: u64) -> Frame {
         let mut frame = ramp();
-        disturb(&mut frame, config, false, &mut Draw::new(5, "sensor", 0, index));
+        disturb(&mut frame, config, &mut Draw::new(5, "sensor", 0, index));
         frame
     }
 
@@ -180,8 +180,8 @@ mod tests {
             assert!(by.iter().all(|d| (d - by[0]).abs() <= 1 && d.abs() <= 26), "{by:?}");
             let spread = seen(&SensorConfig { gain: 0.5, ..zero }, i);
             assert!((i32::from(spread.pixels[44]) - 128).abs() <= 1, "{}", spread.pixels[44]);
-            let mut ends = Frame { pixels: vec![0, 255, 100], channels: 1, width: 3, height: 1 };
-            disturb(&mut ends, &SensorConfig { gamma: 0.7, ..zero }, false, &mut Draw::new(5, "sensor", 0, i));
+            let mut ends = Frame { pixels: vec![0, 255, 100], channels: 1, width: 3, height: 1, difference: false };
+            disturb(&mut ends, &SensorConfig { gamma: 0.7, ..zero }, &mut Draw::new(5, "sensor", 0, i));
             assert!(ends.pixels[..2] == [0, 255] && (45..180).contains(&ends.pixels[2]), "{:?}", ends.pixels);
         }
         // Drift is smooth, a pattern is not; both leave the mean near.
@@ -201,7 +201,7 @@ mod tests {
         let blurred = (0..8).filter(|&i| {
             let mut point = Frame::filled(1, 31, 21, 0);
             point.pixels[10 * 31 + 15] = 255;
-            disturb(&mut point, &SensorConfig { blur: 3.0, ..zero }, false, &mut Draw::new(5, "sensor", 0, i));
+            disturb(&mut point, &SensorConfig { blur: 3.0, ..zero }, &mut Draw::new(5, "sensor", 0, i));
             let around = [[9, 15], [11, 15], [10, 14], [10, 16]].map(|[y, x]: [usize; 2]| point.pixels[y * 31 + x]);
             assert!(around.iter().all(|&p| p == around[0]), "{around:?}");
             point.pixels[10 * 31 + 15] < 200 && around[0] > 0
@@ -215,7 +215,7 @@ mod tests {
         let one = ramp();
         let mut stack = Frame { pixels: [&one.pixels[..]; 3].concat(), channels: 3, ..one };
         let all = SensorConfig { gain: 0.3, offset: 0.1, gamma: 0.3, invert: 0.5, drift: 0.1, pattern: 0.05, blur: 1.0, dead: 0.01 };
-        disturb(&mut stack, &all, false, &mut Draw::new(5, "sensor", 0, 9));
+        disturb(&mut stack, &all, &mut Draw::new(5, "sensor", 0, 9));
         assert!(stack.plane(0) == stack.plane(1) && stack.plane(1) == stack.plane(2) && stack.plane(0) != ramp().plane(0));
     }
 
@@ -225,8 +225,8 @@ mod tests {
         let mut difference = vec![128; one.pixels.len()];
         difference[20 * 64 + 30] = 168;
         let seen = |config: SensorConfig, index| {
-            let mut stack = Frame { pixels: [&difference[..], &one.pixels].concat(), channels: 2, ..one.clone() };
-            disturb(&mut stack, &config, true, &mut Draw::new(5, "sensor", 0, index));
+            let mut stack = Frame { pixels: [&difference[..], &one.pixels].concat(), channels: 2, difference: true, ..one.clone() };
+            disturb(&mut stack, &config, &mut Draw::new(5, "sensor", 0, index));
             stack
         };
         let zero = SensorConfig::default();

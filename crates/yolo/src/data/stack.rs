@@ -5,14 +5,16 @@
 //! before, about middle gray. Only the past is looked at, so that a film is seen as training saw clips.
 
 use std::collections::VecDeque;
+use std::path::Path;
 use std::sync::Arc;
 
 use burn::data::dataset::{Dataset, DatasetError};
 
-use super::frame::Frame;
+use super::frame::{Frame, NO_DIFFERENCE};
 use super::item::Item;
 use super::meta::{FrameMeta, MOMENT};
 use super::moment::Moment;
+use super::natural::natural;
 
 /// Which frames make an input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,11 +63,11 @@ impl Stack {
             pixels.extend(difference(now, frames));
         }
         (0..self.frames).rev().for_each(|k| pixels.extend_from_slice(&before(k * self.stride).pixels));
-        Frame { pixels, channels: self.channels(), width: now.width, height: now.height }
+        Frame { pixels, channels: self.channels(), width: now.width, height: now.height, difference: self.background > 0 }
     }
 }
 
-/// What differs from the median of `frames`, about 128; of no frames nothing does.
+/// What differs from the median of `frames`, about [`NO_DIFFERENCE`]; of no frames nothing does.
 fn difference(now: &Frame, frames: &[&Frame]) -> Vec<u8> {
     let mut values = Vec::with_capacity(frames.len());
     let pixel = |(i, &p): (usize, &u8)| {
@@ -73,9 +75,22 @@ fn difference(now: &Frame, frames: &[&Frame]) -> Vec<u8> {
         values.extend(frames.iter().map(|f| f.pixels[i]));
         let middle = values.len() / 2;
         let median = if values.is_empty() { p } else { *values.select_nth_unstable(middle).1 };
-        (128 + i32::from(p) - i32::from(median)).clamp(0, 255) as u8
+        (i32::from(NO_DIFFERENCE) + i32::from(p) - i32::from(median)).clamp(0, 255) as u8
     };
     now.pixels.iter().enumerate().map(pixel).collect()
+}
+
+/// Of each image the one before it in its clip, by time; frames of a second, or of no time, stand in the order of their names, which `paths` are.
+pub(crate) fn before<P: AsRef<Path>>(meta: &FrameMeta, paths: impl Iterator<Item = P>) -> Vec<Option<u32>> {
+    let time = |i: usize| meta.get(i, MOMENT).and_then(Moment::read).map(|moment| moment.seconds());
+    let name = |path: P| path.as_ref().to_string_lossy().into_owned();
+    let mut order: Vec<_> = paths.enumerate().map(|(i, path)| (meta.clip_of()[i], time(i), name(path), i)).collect();
+    order.sort_by(|a, b| (a.0, a.1).cmp(&(b.0, b.1)).then_with(|| natural(&a.2, &b.2)));
+    let mut before = vec![None; order.len()];
+    for pair in order.windows(2).filter(|pair| pair[0].0 == pair[1].0) {
+        before[pair[1].3] = Some(pair[0].3 as u32);
+    }
+    before
 }
 
 /// A dataset of clips whose items have the frames before them as channels.
@@ -87,19 +102,8 @@ pub struct Stacked {
 }
 
 impl Stacked {
-    /// `meta` tells the clips and times of the items of `data`, which are gray.
-    pub fn new(data: Arc<dyn Dataset<Item>>, stack: Stack, meta: &FrameMeta) -> Self {
-        let clip = |i: usize| meta.clip_of().get(i).copied();
-        let time = |i: usize| meta.get(i, MOMENT).and_then(Moment::read).map(|m| m.seconds());
-        let mut order: Vec<usize> = (0..data.len()).collect();
-        // Frames of a second, or of no time, stay in the order of their names.
-        order.sort_by_key(|&i| (clip(i), time(i)));
-        let mut before = vec![None; data.len()];
-        for pair in order.windows(2) {
-            if clip(pair[0]).is_some() && clip(pair[0]) == clip(pair[1]) {
-                before[pair[1]] = Some(pair[0] as u32);
-            }
-        }
+    /// `before` names, of each item of `data`, which are gray, the one before it in its clip.
+    pub fn new(data: Arc<dyn Dataset<Item>>, stack: Stack, before: Vec<Option<u32>>) -> Self {
         Self { data, stack, before }
     }
 }
@@ -114,14 +118,14 @@ impl Dataset<Item> for Stacked {
         // Frames between those that are looked at are read only where a background is made of them; the first of a clip stands for all before it.
         let oldest = chain.len() - 1;
         let wanted = |k: usize| k <= self.stack.background || k.is_multiple_of(self.stack.stride) || k == oldest;
-        let mut past: Vec<Frame> = Vec::with_capacity(chain.len());
+        let mut read: Vec<Option<Frame>> = Vec::with_capacity(chain.len());
         for (k, &i) in chain.iter().enumerate().skip(1) {
-            let frame = if wanted(k) { self.data.get(i).map(|item| item.frame) } else { Ok(item.frame.clone()) };
             // One that cannot be read is as good as not there.
-            let Ok(frame) = frame else { break };
-            past.push(frame);
+            let Ok(frame) = wanted(k).then(|| self.data.get(i).map(|item| item.frame)).transpose() else { break };
+            read.push(frame);
         }
-        let frames: Vec<&Frame> = past.iter().rev().chain([&item.frame]).collect();
+        let now = &item.frame;
+        let frames: Vec<&Frame> = read.iter().rev().map(|frame| frame.as_ref().unwrap_or(now)).chain([now]).collect();
         let frame = self.stack.input(&frames);
         Ok(Item { frame, ..item })
     }
@@ -171,9 +175,10 @@ mod tests {
         }
         let mut meta = FrameMeta::new(vec![Arc::new(builder.finish())]);
         (0..6).for_each(|i| meta.push(i, Some((0, i as u32))));
-        meta.find_clips(["a/0", "a/1", "a/2", "a/3", "b/0", "b/1"].iter());
+        let paths = ["a/0", "a/1", "a/2", "a/3", "b/0", "b/1"];
+        meta.find_clips(paths.iter());
         let items = (0..6).map(|i| Item::new(frame(10 * i), Vec::new(), i.to_string())).collect();
-        Stacked::new(Arc::new(InMemDataset::new(items)), stack, &meta)
+        Stacked::new(Arc::new(InMemDataset::new(items)), stack, before(&meta, paths.iter()))
     }
 
     fn planes(set: &Stacked, index: usize) -> Vec<u8> {
@@ -189,6 +194,14 @@ mod tests {
         let wide = set(Stack { frames: 2, stride: 3, ..Stack::default() });
         assert_eq!([2, 3].map(|i| planes(&wide, i)), [vec![0, 20], vec![0, 30]]);
         assert_eq!(three.len(), 6);
+    }
+
+    #[test]
+    fn frames_without_times_follow_their_numbers() {
+        let paths = ["a/frame1", "a/frame10", "a/frame2", "b/1"];
+        let mut meta = FrameMeta::default();
+        meta.find_clips(paths.iter());
+        assert_eq!(before(&meta, paths.iter()), [None, Some(2), Some(0), None]);
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Tiles of an image to train on, as prediction looks at them (see `predict::tiles`): a square anywhere in it, enlarged to the network's size afterwards.
 
-use super::frame::{Frame, Size};
+use super::frame::Size;
 use super::item::Item;
 use super::rng::Draw;
 use crate::boxes::{Label, xywh_to_xyxy, xyxy_to_xywh};
@@ -25,7 +25,7 @@ pub(crate) fn cut(item: Item, config: TileConfig, draw: &mut Draw) -> Item {
     }
     let (w, h) = (width.min(config.side), height.min(config.side));
     let (x, y) = (draw.below(width - w + 1), draw.below(height - h + 1));
-    let mut frame = Frame::filled(item.frame.channels, w, h, 0);
+    let mut frame = item.frame.blank(item.frame.channels, w, h);
     frame.paste(&item.frame, (x, y), (0, 0), w, h);
     let labels = item.labels.iter().filter_map(|label| on_tile(label, [width, height], [x, y], [w, h])).collect();
     Item { frame, labels, outlines: Vec::new(), original: Size { width: w as u32, height: h as u32 }, ..item }
@@ -48,11 +48,12 @@ fn on_tile(label: &Label, image: [usize; 2], at: [usize; 2], size: [usize; 2]) -
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::data::frame::Frame;
 
     /// 100 x 60, each pixel its place; an object of 10 x 6 in the middle.
     fn item() -> Item {
         let pixels = (0..60).flat_map(|y| (0..100).map(move |x| (x + y) as u8)).collect();
-        let frame = Frame { pixels, channels: 1, width: 100, height: 60 };
+        let frame = Frame { pixels, channels: 1, width: 100, height: 60, difference: false };
         Item::new(frame, vec![Label { class: 2, xywh: [0.5, 0.5, 0.1, 0.1] }], "a".into())
     }
 

@@ -150,7 +150,7 @@ mod tests {
 
     fn frame(width: usize, height: usize) -> Frame {
         let pixels = (0..width * height).map(|i| ((i % width) * 3 + (i / width) * 5) as u8).collect();
-        Frame { pixels, channels: 1, width, height }
+        Frame { pixels, channels: 1, width, height, difference: false }
     }
 
     #[test]

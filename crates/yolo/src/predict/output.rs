@@ -124,7 +124,7 @@ mod tests {
 
     #[test]
     fn crops_lie_in_the_frame_and_folders_in_theirs() {
-        let frame = Frame { pixels: (0..=255).cycle().take(100 * 80).collect(), channels: 1, width: 100, height: 80 };
+        let frame = Frame { pixels: (0..=255).cycle().take(100 * 80).collect(), channels: 1, width: 100, height: 80, difference: false };
         let part = crop(&frame, &found()[1]).unwrap();
         assert_eq!((part.width, part.height, part.pixels[1]), (15, 15, 1));
         assert!(crop(&frame, &Detection { xyxy: [200.0, 0.0, 210.0, 5.0], ..found()[0] }).is_none());

@@ -1,6 +1,6 @@
 //! What to look at: an image, a folder, a pattern, a list, a film, a camera, or standard input.
 //!
-//! The order is the one that was given: a list's own, names in order within a folder or pattern. Whether a file that is named really is an image
+//! The order is the one that was given: a list's own, names in order (`2` before `10`) within a folder or pattern. Whether a file that is named really is an image
 //! is found out when it is decoded; in a folder, files of other kinds are passed over.
 
 use std::io::Read;
@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use bellows_exit::{Coded, Exit};
 
 use crate::data::listing::{is_image, suffix};
-use crate::data::{Levels, decode};
+use crate::data::{Levels, decode, natural};
 
 /// Films that `ffmpeg` is asked for, by suffix.
 const FILMS: [&str; 15] = ["asf", "avi", "gif", "m4v", "mkv", "mov", "mp4", "mpeg", "mpg", "ogv", "ts", "webm", "wmv", "mjpeg", "flv"];
@@ -95,10 +95,7 @@ pub fn expand(source: &str, stdin: &mut dyn Read) -> Result<Vec<Input>, SourceEr
     }
     if path.is_dir() {
         let entries = std::fs::read_dir(path).map_err(|e| fault(e.to_string()))?;
-        let mut files: Vec<PathBuf> = entries.filter_map(Result::ok).map(|e| e.path()).filter(|p| p.is_file()).collect();
-        files.retain(|p| is_image(p) || FILMS.contains(&suffix(p).as_str()));
-        files.sort_unstable();
-        let inputs = files.into_iter().map(file).collect();
+        let inputs = in_order(entries.filter_map(Result::ok).map(|e| e.path()));
         return some(inputs, || {
             fault("no image or film in this folder (folders in it are not searched: give a pattern, `dir/**/*.jpg`)".into())
         });
@@ -113,15 +110,20 @@ pub fn expand(source: &str, stdin: &mut dyn Read) -> Result<Vec<Input>, SourceEr
     }
     if source.contains(['*', '?', '[']) {
         let found = glob::glob(source).map_err(|e| fault(e.to_string()))?;
-        let mut files: Vec<PathBuf> = found.filter_map(Result::ok).filter(|p| p.is_file()).collect();
-        files.retain(|p| is_image(p) || FILMS.contains(&suffix(p).as_str()));
-        files.sort_unstable();
-        return some(files.into_iter().map(file).collect(), || fault("no image or film matches this pattern".into()));
+        return some(in_order(found.filter_map(Result::ok)), || fault("no image or film matches this pattern".into()));
     }
     match source.parse() {
         Ok(number) => Ok(vec![Input::Camera(number)]),
         Err(_) => Err(fault("no such file or folder".into())),
     }
+}
+
+/// The images and films among these, in the order of their names.
+fn in_order(paths: impl Iterator<Item = PathBuf>) -> Vec<Input> {
+    let known = |path: &PathBuf| path.is_file() && (is_image(path) || FILMS.contains(&suffix(path).as_str()));
+    let mut files: Vec<PathBuf> = paths.filter(known).collect();
+    files.sort_by(|a, b| natural(&a.to_string_lossy(), &b.to_string_lossy()).then_with(|| a.cmp(b)));
+    files.into_iter().map(file).collect()
 }
 
 fn some(inputs: Vec<Input>, fault: impl FnOnce() -> SourceError) -> Result<Vec<Input>, SourceError> {
@@ -152,16 +154,16 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let root = dir.path();
         std::fs::create_dir(root.join("sub")).unwrap();
-        for name in ["b.jpg", "a.png", "notes.md", "z.mp4", "sub/c.jpg"] {
+        for name in ["b10.jpg", "b9.jpg", "a.png", "notes.md", "z.mp4", "sub/c.jpg"] {
             std::fs::write(root.join(name), "").unwrap();
         }
-        std::fs::write(root.join("list.txt"), "b.jpg\n\nsub/c.jpg\na.png\n").unwrap();
+        std::fs::write(root.join("list.txt"), "b9.jpg\n\nsub/c.jpg\na.png\n").unwrap();
         let of = |source: &str, stdin: &[u8]| expand(source, &mut &*stdin).map(|i| names(&i, root)).map_err(|e| e.to_string());
         let at = |name: &str| root.join(name).display().to_string();
         assert_eq!(of(&at("a.png"), b"").unwrap(), ["a.png"]);
-        assert_eq!(of(&root.display().to_string(), b"").unwrap(), ["a.png", "b.jpg", "z.mp4"]);
-        assert_eq!(of(&at("**/*.jpg"), b"").unwrap(), ["b.jpg", "sub/c.jpg"]);
-        assert_eq!(of(&at("list.txt"), b"").unwrap(), ["b.jpg", "sub/c.jpg", "a.png"]);
+        assert_eq!(of(&root.display().to_string(), b"").unwrap(), ["a.png", "b9.jpg", "b10.jpg", "z.mp4"]);
+        assert_eq!(of(&at("**/*.jpg"), b"").unwrap(), ["b9.jpg", "b10.jpg", "sub/c.jpg"]);
+        assert_eq!(of(&at("list.txt"), b"").unwrap(), ["b9.jpg", "sub/c.jpg", "a.png"]);
         assert_eq!(of("-", b"x.jpg\ny.png\n").unwrap(), ["x.jpg", "y.png"]);
         assert_eq!(of("rtsp://host/1", b"").unwrap(), ["rtsp://host/1"]);
         assert_eq!(of("0", b"").unwrap(), ["camera 0"]);

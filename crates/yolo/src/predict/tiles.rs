@@ -66,7 +66,7 @@ impl Tiling {
 impl Place {
     /// The pixels there.
     pub fn cut(&self, frame: &Frame) -> Frame {
-        let mut tile = Frame::filled(frame.channels, self.width, self.height, 0);
+        let mut tile = frame.blank(frame.channels, self.width, self.height);
         tile.paste(frame, (self.x, self.y), (0, 0), self.width, self.height);
         tile
     }
@@ -127,7 +127,7 @@ mod tests {
 
     #[test]
     fn a_tile_is_that_part_of_the_image() {
-        let frame = Frame { pixels: (0..60).collect(), channels: 1, width: 10, height: 6 };
+        let frame = Frame { pixels: (0..60).collect(), channels: 1, width: 10, height: 6, difference: false };
         let place = Place { x: 7, y: 2, width: 3, height: 2 };
         assert_eq!(place.cut(&frame).pixels, [27, 28, 29, 37, 38, 39]);
         let d = place.back(Detection { xyxy: [0.0, 1.0, 2.0, 2.0], score: 0.5, class: 0 });

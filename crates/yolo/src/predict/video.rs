@@ -200,7 +200,7 @@ fn ppm(from: &mut impl Read) -> std::io::Result<Option<Frame>> {
     from.read_exact(&mut pixels)?;
     let plane = |c: usize| pixels.iter().skip(c).step_by(3).copied();
     let planar = (0..3).flat_map(plane).collect();
-    Ok(Some(Frame { pixels: planar, channels: 3, width, height }))
+    Ok(Some(Frame { pixels: planar, channels: 3, width, height, difference: false }))
 }
 
 /// A film that is being written.

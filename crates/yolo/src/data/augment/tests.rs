@@ -3,6 +3,9 @@
 use super::*;
 use crate::data::DataError;
 use crate::data::batch::{Batch, collate, val_batch};
+use crate::data::frame::{FILL, NO_DIFFERENCE};
+use crate::data::stack::{Ring, Stack};
+use crate::data::tile::TileConfig;
 use burn::data::dataset::InMemDataset;
 use rayon::prelude::*;
 
@@ -217,4 +220,28 @@ fn a_polygon_follows_its_pixels_where_the_corners_of_its_box_do_not() {
         excess = boxed.into_iter().zip(pixels).fold(excess, |most, (a, b)| most.max((a - b).abs()));
     }
     assert!(excess > 8.0, "boxes alone would be as good: {excess}");
+}
+
+/// Wherever a stack is padded, nothing differs from the background there.
+#[test]
+fn outside_of_a_difference_there_is_none() {
+    let outside = [NO_DIFFERENCE, FILL];
+    let planes = Stack { frames: 1, stride: 1, background: 3 };
+    let stack = Ring::new(planes).push(&Frame::filled(1, 40, 24, 60));
+    let corner = |frame: &Frame| [0, 1].map(|c: usize| frame.plane(c)[0]);
+    let (boxed, _) = letterbox(&stack, stack.size(), Size::square(32), true).unwrap();
+    assert_eq!((corner(&boxed), boxed.difference), (outside, true));
+    let config = AugmentConfig { mosaic: 1.0, translate: 0.0, scale: 0.0, stack: planes, ..AugmentConfig::default() };
+    let set = InMemDataset::new(vec![Item::new(stack.clone(), Vec::new(), "a".into()); 4]);
+    for config in [AugmentConfig { degrees: 40.0, ..config.clone() }, AugmentConfig { perspective: 0.001, mosaic: 0.0, ..config }] {
+        for index in 0..4 {
+            let frame =
+                augment(&set, index, &TrainView { seed: 5, epoch: 0, imgsz: 32, shape: Size::square(32), config: &config }).unwrap().frame;
+            let [difference, now] = [0, 1].map(|c: usize| frame.plane(c));
+            assert!(difference.iter().all(|&p| p == NO_DIFFERENCE), "{index}");
+            assert!(now.iter().any(|&p| p > 60), "something is outside");
+        }
+    }
+    let tile = tile::cut(set.get(0).unwrap(), TileConfig { side: 16, whole: 0.0 }, &mut Draw::new(1, "t", 0, 0));
+    assert!(tile.frame.difference && tile.frame.plane(0).iter().all(|&p| p == NO_DIFFERENCE));
 }

@@ -60,6 +60,8 @@ fn byte_of(path: &Path, line: usize, column: usize) -> Option<u64> {
 
 #[cfg(test)]
 mod tests {
+    use bellows_exit::{Coded, Exit};
+
     use super::*;
 
     #[test]
@@ -72,9 +74,26 @@ mod tests {
         let byte: usize = refused.split("(byte ").nth(1).unwrap().trim_end_matches(')').parse().unwrap();
         let there = whole.find("{}}").unwrap();
         assert!(refused.contains("element 0") && refused.contains("at line 3") && (there..there + 3).contains(&byte), "{refused}");
-        // Cut off in the middle: where it ends.
-        std::fs::write(&json, &whole[..20]).unwrap();
-        let refused = open(&json, None).unwrap_err().to_string();
-        assert!(refused.contains("EOF") && refused.ends_with("(byte 20)"), "{refused}");
+    }
+
+    #[test]
+    fn a_file_that_was_cut_off_anywhere_is_refused_where_it_ends() {
+        let dir = tempfile::tempdir().unwrap();
+        let json = dir.path().join("a.json");
+        let images: Vec<String> = (0..20).map(|i| format!("{{\"id\":{i},\"file_name\":\"{i}.jpg\",\"width\":96,\"height\":72}}")).collect();
+        let boxes: Vec<String> = (0..20).map(|i| format!("{{\"image_id\":{i},\"category_id\":1,\"bbox\":[1,2,3.5,4]}}")).collect();
+        let whole = format!(
+            "{{\"images\":[\n{}\n],\n\"categories\":[{{\"id\":1,\"name\":\"a\"}}],\"annotations\":[\n{}]}}",
+            images.join(",\n"),
+            boxes.join(",\n")
+        );
+        for cut in 0..whole.len() {
+            std::fs::write(&json, &whole[..cut]).unwrap();
+            let refused = open(&json, None).unwrap_err();
+            assert_eq!(refused.exit(), Exit::Usage);
+            assert!(refused.to_string().ends_with(&format!("(byte {cut})")), "{cut}: {refused}");
+        }
+        std::fs::write(&json, &whole).unwrap();
+        assert_eq!(open(&json, None).unwrap().boxes.len(), 20);
     }
 }

@@ -71,6 +71,10 @@ fn wrong_files_say_where() {
         (with("17"), "line 4"),
         (r#"{"images":[],"annotations":[]}"#.into(), "no `categories`"),
         (with(&format!(r#"{{"id":{},"image_id":1}}"#, "7".repeat(40))), "element 1: an id of more than 64 bits (7.77"),
+        (
+            format!(r#"{{"images":[{{"id":1,"file_name":"a"}},{{"id":{},"file_name":"b"}}]}}"#, "7".repeat(40)),
+            "element 1: an id of more than 64 bits (7.77",
+        ),
         (with(r#"{"id":0.5,"image_id":1}"#), "an id that is a fraction"),
         (r#"{"annotations":[],"categories":[]}"#.into(), "no `images`"),
         ("[]".into(), "expected a COCO object"),

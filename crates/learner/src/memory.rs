@@ -17,14 +17,18 @@ pub fn free_memory() -> Option<u64> {
     Some(of_group(Path::new("/sys/fs/cgroup")).map_or(of_machine, |group| group.min(of_machine)))
 }
 
-/// What a group's limit leaves: files that nobody has looked at lately give way.
+/// What the limits of this process's group, and of the groups that one is in, leave.
 fn of_group(root: &Path) -> Option<u64> {
     let own = read_to_string("/proc/self/cgroup").unwrap_or_default();
     let path = own.lines().find_map(|line| line.strip_prefix("0::/")).unwrap_or_default();
-    let group = [root.join(path), root.to_owned()].into_iter().find(|dir| dir.join("memory.max").exists())?;
-    left(&group)
+    least(root, path)
 }
 
+fn least(root: &Path, path: &str) -> Option<u64> {
+    root.join(path).ancestors().take_while(|group| group.starts_with(root)).filter_map(left).min()
+}
+
+/// What one group's limit leaves: files that nobody has looked at lately give way.
 fn left(group: &Path) -> Option<u64> {
     let number = |name: &str| read_to_string(group.join(name)).ok()?.trim().parse::<u64>().ok();
     let files = read_to_string(group.join("memory.stat")).ok().and_then(|text| {
@@ -55,6 +59,12 @@ mod tests {
         assert_eq!(left(dir.path()), Some(300));
         write("memory.stat", "anon 500\ninactive_file 150\n");
         assert_eq!(left(dir.path()), Some(450));
+        // The limit of a slice holds for the services in it, which may have none.
+        std::fs::create_dir_all(dir.path().join("slice/service")).unwrap();
+        assert_eq!(least(dir.path(), "slice/service"), Some(450));
+        write("slice/memory.max", "100\n");
+        write("slice/memory.current", "40\n");
+        assert_eq!((least(dir.path(), "slice/service"), least(dir.path(), "")), (Some(60), Some(450)));
         write("memory.current", "2000\n");
         assert_eq!(left(dir.path()), Some(0));
     }

@@ -7,6 +7,7 @@ use burn::tensor::{DType, FloatDType, Shape, Slice, TensorData, try_read_sync};
 use super::nf4::{self, LEVELS, MAGNITUDES};
 use super::packed::{Form, Packed};
 use super::weight::StoredWeight;
+use crate::cpu::Precision;
 
 fn transposed<B: Backend>(x: FloatTensor<B>) -> FloatTensor<B> {
     B::float_swap_dims(x, 0, 1)
@@ -110,9 +111,33 @@ fn times<B: Backend>(x: FloatTensor<B>, by: f64) -> FloatTensor<B> {
     B::float_mul_scalar(x, Scalar::Float(by))
 }
 
-pub(super) fn linear<B: Backend>(x: FloatTensor<B>, weight: StoredWeight<B>, bias: Option<FloatTensor<B>>) -> FloatTensor<B> {
-    let weight = dense::<B>(weight, x.dtype());
-    let y = B::float_matmul(x, transposed::<B>(weight));
+/// The type of the factors of products with a weight where the others are `dtype`. (bf16 is the processor's.)
+fn factors(precision: Precision, dtype: DType) -> DType {
+    match precision {
+        Precision::F16 | Precision::PureF16 => DType::F16,
+        Precision::F32 | Precision::Bf16 => dtype,
+    }
+}
+
+/// The same in a low-rank branch.
+fn of_branch(precision: Precision, dtype: DType) -> DType {
+    if precision == Precision::PureF16 { DType::F16 } else { dtype }
+}
+
+/// `a b` of factors in `dtype`, in the type of a.
+fn product<B: Backend>(a: FloatTensor<B>, b: FloatTensor<B>, dtype: DType) -> FloatTensor<B> {
+    let out = a.dtype();
+    cast::<B>(B::float_matmul(cast::<B>(a, dtype), cast::<B>(b, dtype)), out)
+}
+
+pub(super) fn linear<B: Backend>(
+    x: FloatTensor<B>,
+    weight: StoredWeight<B>,
+    bias: Option<FloatTensor<B>>,
+    precision: Precision,
+) -> FloatTensor<B> {
+    let dtype = factors(precision, x.dtype());
+    let y = product::<B>(x, transposed::<B>(dense::<B>(weight, dtype)), dtype);
     match bias {
         Some(bias) => {
             let out = bias.shape().num_elements();
@@ -122,9 +147,9 @@ pub(super) fn linear<B: Backend>(x: FloatTensor<B>, weight: StoredWeight<B>, bia
     }
 }
 
-pub(super) fn linear_data_grad<B: Backend>(dy: FloatTensor<B>, weight: StoredWeight<B>) -> FloatTensor<B> {
-    let weight = dense::<B>(weight, dy.dtype());
-    B::float_matmul(dy, weight)
+pub(super) fn linear_data_grad<B: Backend>(dy: FloatTensor<B>, weight: StoredWeight<B>, precision: Precision) -> FloatTensor<B> {
+    let dtype = factors(precision, dy.dtype());
+    product::<B>(dy, dense::<B>(weight, dtype), dtype)
 }
 
 pub(super) fn linear_weight_grad<B: Backend>(x: FloatTensor<B>, dy: FloatTensor<B>) -> FloatTensor<B> {
@@ -138,10 +163,12 @@ pub(super) fn lora_linear<B: Backend>(
     a: FloatTensor<B>,
     b: FloatTensor<B>,
     scaling: f64,
+    precision: Precision,
 ) -> FloatTensor<B> {
-    let inner = B::float_matmul(x.clone(), transposed::<B>(a));
-    let branch = times::<B>(B::float_matmul(inner, transposed::<B>(b)), scaling);
-    B::float_add(linear::<B>(x, weight, bias), branch)
+    let dtype = of_branch(precision, x.dtype());
+    let inner = product::<B>(x.clone(), transposed::<B>(a), dtype);
+    let branch = times::<B>(product::<B>(inner, transposed::<B>(b), dtype), scaling);
+    B::float_add(linear::<B>(x, weight, bias, precision), branch)
 }
 
 pub(super) fn lora_data_grad<B: Backend>(
@@ -150,9 +177,11 @@ pub(super) fn lora_data_grad<B: Backend>(
     a: FloatTensor<B>,
     b: FloatTensor<B>,
     scaling: f64,
+    precision: Precision,
 ) -> FloatTensor<B> {
-    let inner = times::<B>(B::float_matmul(dy.clone(), b), scaling);
-    B::float_add(linear_data_grad::<B>(dy, weight), B::float_matmul(inner, a))
+    let dtype = of_branch(precision, dy.dtype());
+    let inner = times::<B>(product::<B>(dy.clone(), b, dtype), scaling);
+    B::float_add(linear_data_grad::<B>(dy, weight, precision), product::<B>(inner, a, dtype))
 }
 
 pub(super) fn lora_grads<B: Backend>(

@@ -14,6 +14,7 @@ use bellows_qwen::concept::files::{Found, read_json, read_scores, write_json};
 use bellows_qwen::concept::judge::{Comparison, Verdict};
 use bellows_qwen::config::SftConfig;
 use bellows_qwen::hub::locate;
+use bellows_qwen::precision::RunPrecision;
 use bellows_runs::{RunDir, find_latest_run, results_dir};
 use bellows_weights::DType;
 use serde_json::{Map, Value, json};
@@ -82,7 +83,7 @@ impl Chain {
     fn open(&self, path: &Path) -> Result<(Base, Selected), Failure> {
         let device = pick_device(self.config.concept_device.as_ref().unwrap_or(&self.config.device), &ProbeOptions::default())?;
         let base = Base::open(path, &device.device)?;
-        prove(&base.model, &base.config, &device)?;
+        prove(&base.model, &base.config, RunPrecision::F32, &device)?;
         Ok((base, device))
     }
 

@@ -191,7 +191,7 @@ impl Answer {
         };
         say(&format!("{:>12} {:>8.2} GB{verdict}", "peak", self.plan.peak() / 1e9));
         if let (Some(speed), Some((_, how))) = (self.tokens_per_s, &target.rate) {
-            say(&format!("{:>12} {speed:>8.0} tokens/s   {how}", "speed"));
+            say(&format!("{:>12} {speed:>8.0} tokens/s   roughly: {how}", "speed"));
         }
         if let Some([rows, seq]) = self.largest {
             let most = "the largest that fits, with every layer but the top one run again:";

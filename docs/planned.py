@@ -5,20 +5,21 @@ import subprocess
 import sys
 
 BIN, SECTIONS = sys.argv[1], sys.argv[2:] or ["llm", "yolo", "cards"]
-# size, precision, batch, tokens, rank, targets, checkpointing
+ATTENTION, ALL = "q_proj,k_proj,v_proj,o_proj", "all-linear"
+# size, base dtype, precision, batch, tokens, rank, targets, checkpointing
 LLM = [
-    ("0.5B", "f32", 1, 512, 16, "q_proj,k_proj,v_proj,o_proj", "off"),
-    ("0.5B", "bf16", 1, 512, 16, "q_proj,k_proj,v_proj,o_proj", "off"),
-    ("0.5B", "bf16", 1, 512, 16, "all-linear", "off"),
-    ("0.5B", "bf16", 1, 512, 16, "all-linear", "all"),
-    ("0.5B", "bf16", 1, 512, 16, "all-linear", "12"),
-    ("0.5B", "bf16", 2, 1024, 16, "all-linear", "off"),
-    ("0.5B", "bf16", 1, 2048, 16, "all-linear", "all"),
-    ("0.5B", "bf16", 1, 512, 128, "all-linear", "all"),
-    ("1.5B", "bf16", 1, 512, 16, "all-linear", "off"),
-    ("1.5B", "bf16", 1, 2048, 16, "all-linear", "all"),
-    ("3B", "bf16", 1, 512, 64, "all-linear", "all"),
-    ("3B", "bf16", 4, 512, 16, "all-linear", "all"),
+    ("0.5B", "f32", "f32", 1, 512, 16, ATTENTION, "off"),
+    ("0.5B", "bf16", "bf16", 1, 512, 16, ATTENTION, "off"),
+    ("0.5B", "bf16", "bf16", 1, 512, 16, ALL, "off"),
+    ("0.5B", "bf16", "bf16", 1, 512, 16, ALL, "12"),
+    ("0.5B", "int8", "f32", 1, 512, 16, ALL, "off"),
+    ("0.5B", "nf4", "f32", 1, 512, 16, ALL, "off"),
+    ("0.5B", "nf4", "bf16", 1, 512, 16, ALL, "all"),
+    ("0.5B", "nf4", "bf16", 2, 1024, 16, ALL, "off"),
+    ("0.5B", "int8", "bf16", 1, 512, 128, ALL, "all"),
+    ("1.5B", "nf4", "bf16", 1, 512, 16, ALL, "off"),
+    ("1.5B", "nf4", "bf16", 1, 2048, 16, ALL, "all"),
+    ("3B", "nf4", "bf16", 1, 1024, 16, ALL, "all"),
 ]
 # model, images, pixels
 YOLO = [("n", 4, 640), ("n", 16, 640), ("n", 16, 320), ("n", 32, 416), ("s", 4, 640), ("s", 16, 320), ("m", 2, 640), ("m", 8, 320)]
@@ -46,16 +47,17 @@ def against(planned, measured):
 
 
 if "llm" in SECTIONS:
-    row("model", "weights", "batch x tokens", "rank, maps", "layers run again", "planned, GB", "held, GB", "off by")
-    row(*["---"] * 8)
-    for size, precision, batch, seq, rank, targets, checkpointing in LLM:
-        report = run("llm-finetune", "benchmark", "--size", size, "--precision", precision, "--batch", batch, "--seq", seq, "--rank", rank,
-                     "--targets", targets, "--checkpointing", checkpointing, "--steps", 1)
-        plan = run("llm-finetune", "plan", "--size", size, "--precision", precision, "--base-dtype", precision, "--batch-size", batch,
+    row("model", "weights", "products", "batch x tokens", "rank, maps", "layers run again", "planned, GB", "held, GB", "off by", "tokens/s planned", "measured")
+    row(*["---"] * 11)
+    for size, base, precision, batch, seq, rank, targets, checkpointing in LLM:
+        report = run("llm-finetune", "benchmark", "--size", size, "--precision", precision, "--base-dtype", base, "--batch", batch, "--seq", seq,
+                     "--rank", rank, "--targets", targets, "--checkpointing", checkpointing, "--steps", 1)
+        plan = run("llm-finetune", "plan", "--size", size, "--precision", precision, "--base-dtype", base, "--batch-size", batch,
                    "--max-seq-length", seq, "--r", rank, "--target-modules", targets, "--gradient-checkpointing", checkpointing,
                    "--gradient-accumulation-steps", 1, "--device", "cpu")
-        maps = "all" if targets == "all-linear" else "attention's"
-        row(size, precision, f"{batch} x {seq}", f"{rank}, {maps}", plan["layers_rerun"], *against(plan["peak_gb"], held(report)))
+        maps = "all" if targets == ALL else "attention's"
+        row(size, base, precision, f"{batch} x {seq}", f"{rank}, {maps}", plan["layers_rerun"], *against(plan["peak_gb"], held(report)),
+            f"{plan['tokens_per_s']:.0f}", f"{report['tokens_per_s']:.0f}")
 
 if "yolo" in SECTIONS:
     row("model", "images x pixels", "planned, GB", "held, GB", "off by")
@@ -69,12 +71,16 @@ if "yolo" in SECTIONS:
 
 if "cards" in SECTIONS:
     for card in CARDS:
-        print(f"\n## {card or 'A processor'}\n")
-        row("model", "tokens", "weights", "activations", "peak, GB", "fits", "layers run again", "largest batch", "longest row", "tokens/s")
-        row(*["---"] * 10)
+        print(f"\n### {card or 'A processor with 16 GB free'}\n")
+        row("model", "tokens", "base", "weights", "activations", "peak, GB", "fits", "layers run again", "largest batch", "longest row", "tokens/s")
+        row(*["---"] * 11)
         for size in ["0.5B", "1.5B", "3B"]:
             for seq in [512, 2048]:
-                where = ["--card", card] if card else ["--device", "cpu"]
-                plan = run("llm-finetune", "plan", "--size", size, "--max-seq-length", seq, "--batch-size", 1, *where)
-                row(size, seq, *(f"{plan[key]:.2f}" for key in ["weights_gb", "activations_gb", "peak_gb"]), "yes" if plan["fits"] else "no",
-                    plan["layers_rerun"], plan["largest_batch"], plan["longest_seq"], f"{plan['tokens_per_s']:.0f}")
+                for base in ["auto", "nf4"]:
+                    where = ["--card", card] if card else ["--device", "cpu", "--memory-limit", 16]
+                    plan = run("llm-finetune", "plan", "--size", size, "--max-seq-length", seq, "--batch-size", 1, "--base-dtype", base, *where)
+                    most = [plan[key] or "-" for key in ["largest_batch", "longest_seq"]]
+                    # A processor's is that of the machine this runs on.
+                    speed = f"{plan['tokens_per_s']:.0f}" if card else "-"
+                    row(size, seq, base, *(f"{plan[key]:.2f}" for key in ["weights_gb", "activations_gb", "peak_gb"]), "yes" if plan["fits"] else "no",
+                        plan["layers_rerun"], *most, speed)

@@ -89,6 +89,41 @@ fn killed_and_resumed_it_ends_in_the_same_bits() {
     }
 }
 
+/// The most memory that a process holds until it ends, KiB.
+#[cfg(target_os = "linux")]
+fn peak(mut child: Child) -> u64 {
+    let (status, mut most) = (format!("/proc/{}/status", child.id()), 0);
+    let ended = loop {
+        if let Some(ended) = child.try_wait().unwrap() {
+            break ended;
+        }
+        let text = std::fs::read_to_string(&status).unwrap_or_default();
+        let line = text.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+        most = line.and_then(|line| line.split_whitespace().next()?.parse().ok()).unwrap_or(most);
+        std::thread::sleep(Duration::from_millis(2));
+    };
+    assert!(ended.success());
+    most
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn a_resumed_run_holds_no_more_than_one_that_was_left_alone() {
+    let dir = tempfile::tempdir().unwrap();
+    tiny_chats(dir.path());
+    // Of this rank, what is trained and its checkpoint are most of what is held.
+    let wide = ["--r", "512", "--lora-alpha", "512", "--eval-steps", "0"];
+    let whole = peak(start(dir.path(), "whole", &wide));
+    let (mut child, run) = (start(dir.path(), "killed", &wide), dir.path().join("runs/sft/killed"));
+    wait_for(&run, BATCHES + 1, &mut child);
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let mut again = llm_finetune(dir.path(), &["--resume", run.to_str().unwrap()]);
+    let resumed = peak(again.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap());
+    // Pages that threads touch differ by a few from run to run.
+    assert!(whole > 100_000 && resumed <= whole + whole / 50, "{resumed} KiB after {whole}");
+}
+
 #[test]
 fn a_signal_stops_with_code_0_and_resume_finishes() {
     let dir = tempfile::tempdir().unwrap();

@@ -57,8 +57,10 @@ impl LossScale {
 
     /// After a batch of which something was not finite.
     pub(crate) fn overflowed(&mut self, scaling: LossScaling) {
-        let factor = if scaling == LossScaling::Dynamic { 0.5 } else { 1.0 };
-        *self = Self { scale: (self.scale * factor).max(1.0), clean: 0 };
+        self.clean = 0;
+        if scaling == LossScaling::Dynamic {
+            self.scale = (self.scale * 0.5).max(1.0);
+        }
     }
 }
 
@@ -73,8 +75,10 @@ fn a_dynamic_scale_goes_down_at_once_and_up_slowly() {
     assert_eq!(scale, LossScale { scale: 65_536.0, clean: 0 });
     (0..40).for_each(|_| scale.overflowed(LossScaling::Dynamic));
     assert_eq!(scale.scale, 1.0);
-    let mut fixed = LossScale::first(LossScaling::Static(1024.0));
-    fixed.overflowed(LossScaling::Static(1024.0));
-    (0..2 * CLEAN).for_each(|_| fixed.updated(LossScaling::Static(1024.0)));
-    assert_eq!(fixed.scale, 1024.0);
+    for scale in [1024.0, 0.5] {
+        let (scaling, mut fixed) = (LossScaling::Static(scale), LossScale::first(LossScaling::Static(scale)));
+        fixed.overflowed(scaling);
+        (0..2 * CLEAN).for_each(|_| fixed.updated(scaling));
+        assert_eq!(fixed.scale, scale);
+    }
 }

@@ -8,6 +8,7 @@ use bellows_qwen::precision::RunPrecision;
 use serde_json::Value;
 
 use crate::args::BenchmarkArgs;
+use crate::prove::has_numbers;
 
 pub(crate) fn run(args: &BenchmarkArgs, signals: &Signals) -> Result<(), Failure> {
     let least = [("batch", args.batch, 1), ("seq", args.seq, 2), ("rank", args.rank, 1), ("steps", args.steps, 1)];
@@ -30,6 +31,7 @@ pub(crate) fn run(args: &BenchmarkArgs, signals: &Signals) -> Result<(), Failure
             .ok_or_else(|| Usage(format!("benchmark: there is no precision {}", args.precision)))?,
         base_dtype: args.base_dtype.parse().map_err(|e| Usage(format!("benchmark: {e}")))?,
     };
+    has_numbers(what.precision, &device)?;
     let (folder, _taken) = scratch(signals)?;
     if args.count {
         let counted = what.count(&device.device, &folder)?;

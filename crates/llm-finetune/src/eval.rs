@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 
 use crate::args::EvalArgs;
 use crate::presets::settings;
-use crate::prove::prove;
+use crate::prove::{has_numbers, prove};
 use crate::speak::{adopt_tokenizer, open};
 use crate::train::pick_template;
 
@@ -28,6 +28,7 @@ pub(crate) fn eval(args: &EvalArgs) -> Result<(), Failure> {
     }
     join_pool(0)?;
     let device = pick_device(&config.device, &ProbeOptions::of(Work::LanguageModel))?;
+    has_numbers(config.precision, &device)?;
     let mut base = open(&config.model, None, config.offline, config.base_dtype, &device.device)?;
     let adapter = config.adapter.as_deref().map(Path::new);
     // Both are asked in the same words: those the adapter was trained with.
@@ -43,7 +44,7 @@ pub(crate) fn eval(args: &EvalArgs) -> Result<(), Failure> {
     if questions.shortened > 0 {
         note(&format!("{} rows are longer than max_seq_length {} and were cut or left out", questions.shortened, config.max_seq_length));
     }
-    prove(&model, &shape, &device)?;
+    prove(&model, &shape, config.precision, &device)?;
     let score = |when: &str, model: &CausalLm| scored(&judge, when, model, &questions, &device, args.json);
     let before = score("as it is", &model)?;
     let after = match adapter {

@@ -11,8 +11,8 @@ use bellows_qwen::export::write_transformers;
 use bellows_qwen::gguf_lora::write_gguf_lora;
 use bellows_qwen::hub::describe;
 use bellows_qwen::modelfile::modelfile;
+use bellows_qwen::peft;
 use bellows_qwen::storage::BaseDtype;
-use bellows_qwen::{peft, weights};
 use bellows_runs::write_atomic;
 use bellows_weights::DType;
 
@@ -29,7 +29,7 @@ pub(crate) fn merge(args: &ExportArgs) -> Result<(), Failure> {
         Some("bf16") => DType::BF16,
         _ => DType::F32,
     };
-    for line in write_transformers(&args.out, &weights::merge(base.model), &base.config, &base.tokenizer, dtype)? {
+    for line in write_transformers(&args.out, &base.model, &base.config, &base.tokenizer, dtype)? {
         say(&format!("warning: {line}"));
     }
     say(&format!("Saved {}", args.out.display()));
@@ -45,7 +45,7 @@ pub(crate) fn export(args: &ExportArgs) -> Result<(), Failure> {
     let template = adopt(&mut base.tokenizer, base.config.architecture);
     gguf(
         &args.out,
-        &weights::merge(base.model),
+        &base.model,
         &base.config,
         &base.tokenizer,
         args.kind.as_deref().unwrap_or("q8_0"),

@@ -10,7 +10,7 @@ use bellows_qwen::fit::{Question, longest_row};
 use bellows_qwen::hub::describe;
 use bellows_qwen::memory::{Place, Plan};
 use bellows_qwen::model::ModelConfig;
-use bellows_qwen::speed::product_rate;
+use bellows_qwen::speed::{PRODUCTS, product_rate};
 use bellows_qwen::storage::Storage;
 use serde_json::json;
 
@@ -49,7 +49,7 @@ impl Target {
         let rate = match place {
             Place::Processor => {
                 let rate = product_rate(config.precision());
-                Some((rate, format!("products run at {:.0} GFLOP/s here", rate / 1e9)))
+                Some((PRODUCTS * rate, format!("products run at {:.0} GFLOP/s here", rate / 1e9)))
             }
             Place::Card => Card::named(&device.name).as_ref().map(published),
         };
@@ -191,11 +191,16 @@ impl Answer {
         };
         say(&format!("{:>12} {:>8.2} GB{verdict}", "peak", self.plan.peak() / 1e9));
         if let (Some(speed), Some((_, how))) = (self.tokens_per_s, &target.rate) {
-            say(&format!("{:>12} {speed:>8.0} tokens/s   {how}", "speed"));
+            say(&format!("{:>12} {speed:>8.0} tokens/s   roughly: {how}", "speed"));
         }
-        if let Some([rows, seq]) = self.largest {
-            let most = "the largest that fits, with every layer but the top one run again:";
-            say(&format!("{most} batches of {rows} at {} tokens, or rows of {seq} tokens in batches of {}", self.seq, self.batch));
+        let longer = |seq| format!("rows of {seq} tokens in batches of {}", self.batch);
+        let largest = match self.largest {
+            None | Some([0, 0]) => None,
+            Some([0, seq]) => Some(longer(seq)),
+            Some([rows, seq]) => Some(format!("batches of {rows} at {} tokens, or {}", self.seq, longer(seq))),
+        };
+        if let Some(largest) = largest {
+            say(&format!("the largest that fits, with every layer but the top one run again: {largest}"));
         }
         match (&self.remedy, self.fits()) {
             (Some(flags), _) => say(&format!("it would fit with {flags}")),

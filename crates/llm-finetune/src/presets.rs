@@ -85,8 +85,14 @@ fn write_tiny_chat(dir: &Path) -> Result<(), Failure> {
 
 #[cfg(test)]
 mod tests {
+    use bellows_device::Card;
     use bellows_qwen::adapter::Targets;
+    use bellows_qwen::bench::Size;
     use bellows_qwen::checkpointing::Checkpointing;
+    use bellows_qwen::fit::Question;
+    use bellows_qwen::memory::Place;
+    use bellows_qwen::precision::RunPrecision;
+    use bellows_qwen::storage::{BaseDtype, Storage};
     use serde_json::json;
 
     use super::*;
@@ -145,16 +151,29 @@ mod tests {
         assert_eq!(found, PRESETS.len());
     }
 
+    /// Cards of 12 GiB hold the two runs that were on such.
+    #[test]
+    fn presets_fit_the_cards_they_are_for() {
+        for (name, size) in [("dorothy", "1.5B"), ("worldmodel", "3B")] {
+            let (config, model) = (preset(name), Size::named(size).unwrap().shape());
+            let (storage, seq) = (Storage::asked(config.base_dtype).unwrap_or(Storage::F32), config.max_seq_length);
+            let card = Card::named("RX 6700 XT").unwrap().memory() as f64;
+            let mut run = Question { model: &model, config, storage, place: Place::Card, seq };
+            assert!(run.choose(Some(card)).unwrap().peak() < 0.8 * card, "{name}");
+        }
+    }
+
     #[test]
     fn presets_are_the_runs_they_are_named_after() {
         let dorothy = preset("dorothy");
-        assert!(dorothy.gradient_checkpointing == Checkpointing::OFF && dorothy.sync_launches);
+        assert!(dorothy.gradient_checkpointing == Checkpointing::Auto && dorothy.sync_launches);
         assert_eq!((dorothy.model.as_str(), dorothy.max_seq_length, dorothy.batch_size), ("Qwen/Qwen2.5-Coder-1.5B-Instruct", 2048, 1));
         let world = preset("worldmodel");
         assert_eq!((world.r, world.lora_alpha, world.batch_size, world.gradient_accumulation_steps), (16, 32.0, 1, 16));
         assert_eq!(world.target_modules, Targets::Names(["q_proj", "k_proj", "v_proj", "o_proj"].map(String::from).into()));
         let paper = preset("paper_r64");
         assert_eq!(paper.gradient_checkpointing, Checkpointing::ALL);
+        assert_eq!((paper.precision, paper.base_dtype), (RunPrecision::Fp16Pure, BaseDtype::F16));
         assert_eq!((paper.r, paper.batch_size, paper.gradient_accumulation_steps), (64, 8, 8));
         let wrong = layer("dorothea").unwrap_err().to_string();
         assert!(wrong.contains("dorothea") && wrong.contains("tiny, dorothy, worldmodel, paper_r64"), "{wrong}");

@@ -1,20 +1,31 @@
-//! Before a device computes anything that counts: the first layer of the model itself, compared with the processor's.
+//! Before a device computes anything that counts: whether it has the numbers, and the first layer of the model itself, compared with the processor's.
 
 use bellows_cli::{Failure, Usage};
 use bellows_device::{Selected, processor};
 use bellows_qwen::model::{CausalLm, ModelConfig};
+use bellows_qwen::precision::RunPrecision;
 use bellows_qwen::prove::first_layer;
 
 /// How far an accelerator's first layer may be from the processor's; f32 kernels are within 1e-5.
 const PROVED: f64 = 1e-3;
+/// The same in f16, whose products an accelerator rounds once more: 2^-11 of each.
+const PROVED_F16: f64 = 1e-2;
 
-/// Refuses a device that does not compute the model as the processor does.
-pub(crate) fn prove(model: &CausalLm, shape: &ModelConfig, device: &Selected) -> Result<(), Failure> {
+/// Refuses a precision that the device has no numbers for.
+pub(crate) fn has_numbers(precision: RunPrecision, device: &Selected) -> Result<(), Usage> {
+    if !precision.is_f16() || device.has_f16() {
+        return Ok(());
+    }
+    Err(Usage(format!("precision {}: {} ({}) has no f16; f32 is computed everywhere", precision.name(), device.backend, device.name)))
+}
+
+/// Refuses a device that does not compute the model as the processor does in the same precision.
+pub(crate) fn prove(model: &CausalLm, shape: &ModelConfig, precision: RunPrecision, device: &Selected) -> Result<(), Failure> {
     let error = match device.backend {
         "flex" => 0.0,
-        _ => first_layer(model, shape, &device.device, &processor()),
+        _ => first_layer(model, shape, precision.of_products(), &device.device, &processor()),
     };
-    if error < PROVED {
+    if error < if precision.is_f16() { PROVED_F16 } else { PROVED } {
         return Ok(());
     }
     let (backend, name) = (device.backend, &device.name);

@@ -10,7 +10,7 @@ use bellows_qwen::fit::{Question, longest_row};
 use bellows_qwen::hub::describe;
 use bellows_qwen::memory::{Place, Plan};
 use bellows_qwen::model::ModelConfig;
-use bellows_qwen::storage::Storage;
+use bellows_qwen::storage::{BaseDtype, Storage};
 
 /// Where a device computes, and the bytes there are for a run, where known.
 pub(crate) fn room(device: &Selected) -> (Place, Option<f64>) {
@@ -22,9 +22,11 @@ pub(crate) fn room(device: &Selected) -> (Place, Option<f64>) {
 
 /// How the model of these settings is kept there.
 pub(crate) fn storage(config: &SftConfig, place: Place) -> Result<Storage, Failure> {
-    match (place, config.model.as_str()) {
-        (Place::Card, _) | (_, "tiny") => Ok(Storage::asked(config.base_dtype).unwrap_or(Storage::F32)),
-        (Place::Processor, model) => Ok(Base::storage(&describe(model, config.offline, &mut note)?, config.base_dtype)),
+    match (config.model.as_str(), config.base_dtype) {
+        (model, dtype) if model != "tiny" && (place == Place::Processor || dtype == BaseDtype::Gguf) => {
+            Ok(Base::storage(&describe(model, config.offline, &mut note)?, dtype))
+        }
+        (_, dtype) => Ok(Storage::asked(dtype).unwrap_or(Storage::F32)),
     }
 }
 

@@ -12,6 +12,7 @@ use bellows_qwen::grow;
 use bellows_qwen::hub::locate;
 use bellows_qwen::model::CausalLm;
 use bellows_qwen::peft;
+use bellows_qwen::precision::RunPrecision;
 use bellows_qwen::storage::BaseDtype;
 use burn::tensor::Device;
 
@@ -29,7 +30,7 @@ pub(crate) fn speak(args: &SpeakArgs) -> Result<(), Failure> {
     join_pool(0)?;
     let selected = pick_device(&args.device, &ProbeOptions::of(Work::LanguageModel))?;
     let base = open(&args.model, args.adapter.as_deref(), args.offline, BaseDtype::Auto, &selected.device)?;
-    prove(&base.model, &base.config, &selected)?;
+    prove(&base.model, &base.config, RunPrecision::F32, &selected)?;
     let device = selected.device;
     let options = RenderOptions { thinking: args.thinking, ..RenderOptions::default() };
     let template = || Template::detect(&base.tokenizer, Some(base.config.architecture.model_type()));

@@ -21,7 +21,6 @@ use bellows_qwen::model::{CausalLm, ModelConfig};
 use bellows_qwen::modelfile::modelfile;
 use bellows_qwen::storage::BaseDtype;
 use bellows_qwen::train::{Finetune, MADE_BASE, Report};
-use bellows_qwen::weights::merge;
 use bellows_runs::{Unwritten, write_atomic};
 use bellows_weights::DType;
 use bellows_weights::gguf::Preset;
@@ -31,7 +30,7 @@ use serde_json::Map;
 use crate::args::TrainArgs;
 use crate::console::Console;
 use crate::presets::settings;
-use crate::prove::prove;
+use crate::prove::{has_numbers, prove};
 use crate::settle::settle_memory;
 use crate::speak::{adapter_tokenizer, adopt_tokenizer, open};
 
@@ -39,6 +38,7 @@ use crate::speak::{adapter_tokenizer, adopt_tokenizer, open};
 pub(crate) fn run(session: Session, args: &TrainArgs, config: SftConfig, resumed: Option<PathBuf>) -> Result<(), Failure> {
     say(&format!("Bellows {} · {} · {}", env!("CARGO_PKG_VERSION"), config.model, config.data.join(", ")));
     let device = pick_device(&config.device, &ProbeOptions { reprobe: args.reprobe, ..ProbeOptions::of(Work::LanguageModel) })?;
+    has_numbers(config.precision, &device)?;
     let paths = data_paths(&config)?;
     let (shape, tokenizer) = open_tokenizer(&config, &paths)?;
     let template = pick_template(&config, shape.architecture, &tokenizer)?;
@@ -50,7 +50,7 @@ pub(crate) fn run(session: Session, args: &TrainArgs, config: SftConfig, resumed
     let made = (config.model == "tiny" && !run.is_resumed()).then(|| base.model.clone());
     let base = if config.model == "tiny" { base.stored_as(config.base_dtype, &device.device)? } else { base };
     let mut tuning = Finetune::new(config, base, data, template, &device.device, run.dir().clone())?;
-    prove(&tuning.model(), tuning.shape(), &device)?;
+    prove(&tuning.model(), tuning.shape(), tuning.config().precision, &device)?;
     say(&format!("template: {}", tuning.template().name()));
     tuning.header().iter().for_each(|line| say(line));
     if !run.is_resumed() {
@@ -229,7 +229,6 @@ fn write_files(tuning: &Finetune, model: CausalLm, dir: &Path) -> Result<(), Fai
     } else {
         model
     };
-    let model = if config.method == Method::Lora { merge(model) } else { model };
     let mut reasons = Vec::new();
     // Full fine-tuning has written its model already.
     if config.save_merged && config.method == Method::Lora {

@@ -17,6 +17,7 @@ use serde_json::{Value, json};
 
 use crate::args::{MEASURE, TuneArgs};
 use crate::presets::settings;
+use crate::prove::has_numbers;
 use crate::settle::{room, settle_memory};
 use crate::train::{data_paths, open_base, open_data, open_tokenizer, pick_template};
 
@@ -112,6 +113,7 @@ fn measure(config: SftConfig, batch: usize, signals: &Signals) -> Result<(), Fai
         ..config
     };
     let device = pick_device(&config.device, &ProbeOptions::of(Work::LanguageModel))?;
+    has_numbers(config.precision, &device)?;
     let paths = data_paths(&config)?;
     let (shape, tokenizer) = open_tokenizer(&config, &paths)?;
     let template = pick_template(&config, shape.architecture, &tokenizer)?;

@@ -307,10 +307,11 @@ impl Base {
     }
 }
 
-/// The bytes a weight that a GGUF's matrices take on average.
+/// The bytes a weight that the matrices of a GGUF's layers take on average.
 fn blocks_of(path: &Path) -> Storage {
     let Ok(file) = Gguf::open(path) else { return Storage::Half };
-    let matrices = file.tensors().values().filter(|tensor| tensor.shape.len() == 2);
+    let of_layers = file.tensors().iter().filter(|(name, tensor)| name.starts_with("blk.") && tensor.shape.len() == 2);
+    let matrices = of_layers.map(|(_, tensor)| tensor);
     let (bytes, values) = matrices.fold((0.0, 0.0), |(bytes, values), TensorInfo { kind, shape }| {
         let n = shape.iter().product::<usize>() as f64;
         (bytes + n * kind.block_bytes() as f64 / kind.block_len() as f64, values + n)

@@ -14,7 +14,7 @@ use crate::base::{gguf_name, pairs_from_halves, rotated_heads};
 use crate::gguf_rope;
 use crate::model::{CausalLm, ConfigError, ModelConfig};
 use crate::provenance::{EDITS, card, description};
-use crate::weights::{Unread, visit};
+use crate::weights::{Unread, merged, visit};
 
 /// Files of a checkpoint are cut at this many bytes.
 const MAX_SHARD: usize = 5_000_000_000;
@@ -65,7 +65,7 @@ impl Coded for ExportError {
     }
 }
 
-/// The parameters of a model without adapters, each read when it is asked for.
+/// The parameters of a model, each read, and its adapter added, when it is asked for: a whole model in f32 need not fit into memory.
 struct Parameters<'a> {
     model: &'a CausalLm,
     shapes: IndexMap<String, Vec<usize>>,
@@ -80,12 +80,14 @@ impl<'a> Parameters<'a> {
 
     /// The values of a parameter, all finite.
     fn values(&self, wanted: &str) -> Result<Vec<f32>, ExportError> {
-        let mut found = None;
-        visit(self.model, &mut |name, _, read| {
-            if name == wanted {
-                found = Some(read());
-            }
-        });
+        let mut found = merged(self.model, wanted);
+        if found.is_none() {
+            visit(self.model, &mut |name, _, read| {
+                if name == wanted {
+                    found = Some(read());
+                }
+            });
+        }
         let values = found.unwrap_or_else(|| Ok(Vec::new()))?;
         if values.iter().all(|x| x.is_finite()) { Ok(values) } else { Err(ExportError::NotFinite(wanted.into())) }
     }
@@ -107,8 +109,8 @@ pub fn to_bytes(model: &CausalLm) -> Result<Vec<u8>, ExportError> {
     }
 }
 
-/// Writes a directory that transformers loads: config.json, the weights in f32, f16 or bf16, the tokenizer. Adapters must have been
-/// [merged](crate::weights::merge). Returns one line a tensor whose values had to be cut to f16's range.
+/// Writes a directory that transformers loads: config.json, the weights in f32, f16 or bf16, the tokenizer. Adapters are
+/// merged on the way, a matrix at a time. Returns one line a tensor whose values had to be cut to f16's range.
 ///
 /// # Errors
 /// A value that is not finite, or a directory that cannot be written.
@@ -174,8 +176,8 @@ fn ends(config: &ModelConfig, tokenizer: &Tokenizer) -> Vec<u32> {
     own.into_iter().chain(config.eos_token_ids.iter().copied().filter(|&id| Some(id) != own)).collect()
 }
 
-/// Writes a GGUF (version 3) with the tokenizer and its chat template inside, under `path` once it is complete. Adapters must have been
-/// [merged](crate::weights::merge). Returns what is not as it was asked for, a line each: tensors that no blocks of the preset's type fit
+/// Writes a GGUF (version 3) with the tokenizer and its chat template inside, under `path` once it is complete. Adapters are
+/// merged on the way, a matrix at a time. Returns what is not as it was asked for, a line each: tensors that no blocks of the preset's type fit
 /// into, texts that llama.cpp reads otherwise, tensors whose values had to be cut to f16's range.
 ///
 /// # Errors

@@ -4,10 +4,10 @@ use bellows_exit::{Coded, Exit};
 
 use crate::adapter::AdapterError;
 use crate::checkpointing::Checkpointing;
-use crate::config::SftConfig;
+use crate::config::{Method, SftConfig};
 use crate::memory::{Footprint, Place, Plan};
 use crate::model::ModelConfig;
-use crate::storage::Storage;
+use crate::storage::{BaseDtype, Storage};
 
 /// The share of free memory that layers' graphs are kept for: the plan may be off by 15 %.
 const SHARE: f64 = 0.85;
@@ -109,33 +109,54 @@ impl Question<'_> {
         }
     }
 
-    /// Flags with which the run would fit into `bytes`, those first that change no number; `None` if none would do.
+    /// Flags with which the run would fit into `bytes`, those first that change no number: layers run again and smaller batches, then a base in fewer
+    /// bits, then shorter rows. `None` if none would do.
     ///
     /// # Errors
     /// Settings of an adapter that cannot be met.
     pub fn remedies(&self, bytes: f64) -> Result<Option<String>, AdapterError> {
-        let (footprint, all, mut flags) = (self.footprint()?, Checkpointing::ALL, Vec::new());
-        let (per, batch) = (self.config.objective.sequences(), self.config.batch_size);
-        if self.config.gradient_checkpointing.of(footprint.layers()) < all.of(footprint.layers()) {
+        let (all, per) = (Checkpointing::ALL, self.config.objective.sequences());
+        let mut smallest = (None, self.footprint()?);
+        for (dtype, storage) in std::iter::once((None, self.storage)).chain(self.narrower()) {
+            let footprint = Footprint::new(self.model, &self.config, storage, self.place)?;
+            let rows = footprint.most_rows(self.seq, all, bytes, self.rows()) / per;
+            if rows > 0 {
+                return Ok(Some(self.flags(&footprint, dtype, rows, None)));
+            }
+            smallest = (dtype, footprint);
+        }
+        let ((dtype, footprint), step) = (smallest, self.config.pad_to_multiple_of.max(STEP));
+        Ok(match footprint.longest(per, all, bytes, step, self.seq) {
+            0 => None,
+            seq => Some(self.flags(&footprint, dtype, 1, Some(seq))),
+        })
+    }
+
+    /// Ways to store the model that take less, the most faithful first; blocks are for what is frozen.
+    fn narrower(&self) -> impl Iterator<Item = (Option<BaseDtype>, Storage)> {
+        let half = if self.place == Place::Processor { BaseDtype::Bf16 } else { BaseDtype::F16 };
+        let lora = self.config.method == Method::Lora && self.config.modules_to_save.is_empty();
+        let map = [self.model.hidden_size, self.model.intermediate_size];
+        let asked = |dtype: BaseDtype| Some((Some(dtype), Storage::asked(dtype)?));
+        let less = move |(_, storage): &(Option<BaseDtype>, Storage)| lora && storage.bytes(map) < self.storage.bytes(map);
+        [half, BaseDtype::Int8, BaseDtype::Nf4].into_iter().filter_map(asked).filter(less)
+    }
+
+    /// The flags of a run that is planned as `footprint`, in batches of at most `rows`, where they are not its own.
+    fn flags(&self, footprint: &Footprint, dtype: Option<BaseDtype>, rows: usize, seq: Option<usize>) -> String {
+        let (layers, batch, mut flags) = (footprint.layers(), self.config.batch_size, Vec::new());
+        if self.config.gradient_checkpointing.of(layers) < Checkpointing::ALL.of(layers) {
             flags.push("--gradient-checkpointing all".to_owned());
         }
-        let rows = footprint.most_rows(self.seq, all, bytes, self.rows()) / per;
         if rows < batch {
             // An update of as many examples has the same gradient.
             let update = batch * self.config.gradient_accumulation_steps;
-            let fits = (1..=rows.max(1)).rev().find(|fits| update.is_multiple_of(*fits)).unwrap_or(1);
-            if fits < batch {
-                flags.push(format!("--batch-size {fits} --gradient-accumulation-steps {}", update / fits));
-            }
-            if rows == 0 {
-                let step = self.config.pad_to_multiple_of.max(STEP);
-                match footprint.longest(per, all, bytes, step, self.seq) {
-                    0 => return Ok(None),
-                    seq => flags.push(format!("--max-seq-length {seq}")),
-                }
-            }
+            let fits = (1..=rows).rev().find(|fits| update.is_multiple_of(*fits)).unwrap_or(1);
+            flags.push(format!("--batch-size {fits} --gradient-accumulation-steps {}", update / fits));
         }
-        Ok(Some(flags.join(" ")))
+        flags.extend(dtype.map(|dtype| format!("--base-dtype {dtype}")));
+        flags.extend(seq.map(|seq| format!("--max-seq-length {seq}")));
+        flags.join(" ")
     }
 }
 
@@ -185,10 +206,16 @@ mod tests {
         let mut advised = question(&model, SftConfig { batch_size, gradient_checkpointing, ..config.clone() });
         advised.seq = value("--max-seq-length ").unwrap_or(2048);
         advised.settle(None).unwrap();
-        // Less than the weights is never enough; what an update and a checkpoint take beside leaves room for short rows.
-        assert_eq!(question(&model, config.clone()).remedies(2e9).unwrap(), None);
-        let shorter = question(&model, config).remedies(4.6e9).unwrap().unwrap();
-        assert!(shorter.contains("--batch-size 1 --gradient-accumulation-steps 32 --max-seq-length "), "{shorter}");
+        // Rows of this length beside a base in blocks, then shorter ones.
+        let blocks = question(&model, config.clone()).remedies(4.6e9).unwrap().unwrap();
+        assert!(blocks.ends_with("--base-dtype int8") && !blocks.contains("--max-seq-length"), "{blocks}");
+        let shorter = question(&model, config.clone()).remedies(2.7e9).unwrap().unwrap();
+        assert!(shorter.contains("--batch-size 1 --gradient-accumulation-steps 32 --base-dtype nf4 --max-seq-length "), "{shorter}");
+        assert_eq!(question(&model, config.clone()).remedies(1e9).unwrap(), None, "less than the weights is never enough");
+        // What is trained whole is in no blocks.
+        let saved = SftConfig { modules_to_save: vec!["norm".into()], ..config };
+        let shorter = question(&model, saved).remedies(4.6e9).unwrap().unwrap();
+        assert!(shorter.contains("--max-seq-length ") && !shorter.contains("dtype"), "{shorter}");
     }
 
     #[test]

@@ -7,34 +7,26 @@
 //! *Workspace* is what comes and goes: gradients on their way down through one layer, an update, a checkpoint, the program itself.
 //!
 //! Their moments differ, and still they add up: what is freed waits in a pool for the next step instead of going back to the system, though never
-//! more of it than was once in use (`kernels::buffers`). So there are two moments to look at, an update and a checkpoint. Only the program's own size is
-//! measured; docs/memory.md holds plans against measurements.
+//! more of it than was once in use (`kernels::buffers`). So there are two moments to look at, an update and a checkpoint. Only the size of the program and
+//! its tokenizer is measured; docs/memory.md holds plans against measurements.
 
 use crate::adapter::{AdapterError, EMBEDDING, HEAD};
 use crate::checkpointing::Checkpointing;
 use crate::config::{Method, SftConfig};
 use crate::loss::CHUNK;
 use crate::model::ModelConfig;
+pub use crate::storage::Place;
 use crate::storage::Storage;
 use bellows_learner::OptimizerKind;
 
 /// Bytes of a value that is computed with.
 const F32: f64 = 4.0;
-/// Bytes of the program: its code, its threads, its tables.
-const PROGRAM: f64 = 42e6;
+/// Bytes of the program: its code and its threads (42 MB), and the tables of a tokenizer (SmolLM2's take 63 MB, Qwen2.5's 70).
+const PROGRAM: f64 = 107e6;
 /// Bytes of a card that its driver and the kernels take.
 const CONTEXT: f64 = 400e6;
 /// What allocators lose of a card's memory to rounding and to blocks that fit nothing (not measured: no card was at hand).
 const CARD_LOSS: f64 = 1.1;
-
-/// Where a run computes: kernels differ in what they hold for a moment.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Place {
-    /// Kernels of our own throughout.
-    Processor,
-    /// Attention and low-rank branches composed of Burn's operations.
-    Card,
-}
 
 /// The memory of a run, bytes.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -88,6 +80,8 @@ pub struct Footprint {
     moments: f64,
     weights: f64,
     trained: f64,
+    /// What a card holds for a moment of a weight that its products do not read as it is stored.
+    dense: f64,
     loading: f64,
     place: Place,
 }
@@ -124,11 +118,17 @@ impl Footprint {
         let vocabulary = [model.vocab_size, h];
         let embeddings: Vec<&str> = std::iter::once(EMBEDDING).chain((!model.tie_word_embeddings).then_some(HEAD)).collect();
         let saved = embeddings.iter().filter(|name| full || lora.trains(name)).count();
-        let embedding = storage.of_embedding().bytes(vocabulary);
+        let in_rows = storage.of_embedding(place);
+        let embedding = in_rows.bytes(vocabulary);
         let of_layers = layers as f64 * maps.iter().map(|(_, shape)| storage.bytes(*shape)).sum::<f64>();
         let values = layers as f64 * maps.iter().map(|(_, [out, input])| (out * input) as f64).sum::<f64>();
         let small = (layers * (2 * h + if model.qkv_bias { q + 2 * kv } else { 0 }) + h) as f64;
         let rows = (vocabulary[0] * vocabulary[1]) as f64;
+        // In f32; of blocks also their codes as whole numbers, and what those stand for.
+        let largest = |storage: Storage, values: f64| match (place, storage) {
+            (Place::Processor, _) | (_, Storage::F32) => 0.0,
+            (Place::Card, storage) => F32 * values * if storage.is_blocks() { 3.0 } else { 1.0 },
+        };
         let (weights, trained) = match full {
             true => (0.0, values + small + embeddings.len() as f64 * rows),
             false => (of_layers + F32 * small + (embeddings.len() - saved) as f64 * embedding, adapters as f64 + saved as f64 * rows),
@@ -153,8 +153,9 @@ impl Footprint {
             },
             weights,
             trained,
-            // A tensor is read as f32 before it is stored: the embedding comes first and is the largest.
-            loading: PROGRAM + F32 * rows + embedding.max(of_layers),
+            dense: largest(storage, (h * i) as f64).max(largest(in_rows, rows)),
+            // A tensor is read as f32 before it is stored. The largest is the embedding, which comes before maps that are in no blocks.
+            loading: PROGRAM + embedding + F32 * rows + if storage.is_blocks() { of_layers } else { (of_layers - F32 * rows).max(0.0) },
             place,
         })
     }
@@ -179,10 +180,12 @@ impl Footprint {
         let each = |of: &dyn Fn([usize; 2]) -> usize| -> f64 {
             self.maps.iter().zip(learns).map(|((_, shape), learns)| kept(learns, of(*shape) as f64)).sum()
         };
+        // On a processor what attention gives is kept once, for its own gradients and as the input of the next map.
+        let q_again = if self.place == Place::Processor { 0.0 } else { q };
         // The inputs of maps that learn; with dropout each has one of its own, and its mask.
         let inputs = match self.dropout {
             true => 2.0 * each(&|[_, input]| input),
-            false => kept(of_q || of_k || of_v, h) + kept(of_o, q) + kept(of_gate || of_up, h) + kept(of_down, i),
+            false => kept(of_q || of_k || of_v, h) + kept(of_o, q_again) + kept(of_gate || of_up, h) + kept(of_down, i),
         };
         // DoRA scales the map's output and the branch's by what is learnt.
         let dora = if self.dora { 2.0 * each(&|[out, _]| out) } else { 0.0 };
@@ -207,7 +210,7 @@ impl Footprint {
         let logits = loss * F32 * (blocks + f64::from(u8::from(self.pairs))) * tokens.min(CHUNK as f64) * v;
         // Down through the MLP, where gradients are widest; hidden states at the head, and the gradient of its weights.
         let of_weights = if self.head_trained { 3.0 * v * width } else { 0.0 };
-        let passing = loss * F32 * (tokens * (3.0 * i + 9.0 * h + q) + of_attention + of_weights);
+        let passing = loss * (F32 * (tokens * (3.0 * i + 9.0 * h + q) + of_attention + of_weights) + self.dense);
 
         let (one, moments) = (F32 * self.trained, self.moments);
         let (learnt, passes) = (one * (2.0 + moments), activations + logits);
@@ -289,6 +292,20 @@ mod tests {
         assert_eq!([Storage::F32, Storage::Half, Storage::Blocks(0.5625)].map(bytes), [4.0, 2.0, 0.5625]);
         assert_eq!(bytes(Storage::Int8), 1.0 + 4.0 / 256.0);
         assert!((bytes(Storage::Nf4) - 0.515_869).abs() < 1e-6);
+    }
+
+    #[test]
+    fn a_card_makes_weights_dense_and_a_files_blocks_are_those_of_layers() {
+        let shape = Size::named("1.5B").unwrap().shape();
+        let of = |storage, place| Footprint::new(&shape, &SftConfig::default(), storage, place).unwrap();
+        let rows = 151_936.0 * 1536.0;
+        let dense = |storage| [Place::Processor, Place::Card].map(|place| of(storage, place).dense);
+        assert_eq!((dense(Storage::F32), dense(Storage::Half)), ([0.0, 0.0], [0.0, 4.0 * rows]), "the head is the largest");
+        assert_eq!(dense(Storage::Nf4), [0.0, 12.0 * 1536.0 * 8960.0], "beside a head in f32");
+        let [here, there] = [Place::Processor, Place::Card].map(|place| of(Storage::Nf4, place).weights);
+        assert_eq!(there - here, 2.0 * rows);
+        let more = of(Storage::Blocks(0.5625), Place::Processor).weights - of(Storage::Half, Place::Processor).weights;
+        assert!((more - (2.0 * rows - (2.0 - 0.5625) * (1_543_714_304.0 - rows))).abs() < 1e6, "{more}");
     }
 
     #[test]

@@ -3,6 +3,7 @@
 //! A probe of a device tries a few shapes; a driver or an autotuned kernel may fail at others. So the model's own first layer, with its own sizes and
 //! adapters, is run forward and backward on both, which takes moments where a wrong run takes hours.
 
+use bellows_kernels::Precision;
 use bellows_learner::{Layout, ParamGrads, Rng, Role};
 use burn::module::Module;
 use burn::tensor::{Device, Tensor, TensorData};
@@ -16,9 +17,9 @@ const SEQ: usize = 32;
 
 /// The largest relative difference, ‖a − b‖ / ‖b‖, between `device` and `reference` over the first layer's output, the gradient of its input and
 /// those of its trained parameters; infinite where a device does not answer.
-pub fn first_layer(model: &CausalLm, shape: &ModelConfig, device: &Device, reference: &Device) -> f64 {
+pub fn first_layer(model: &CausalLm, shape: &ModelConfig, precision: Precision, device: &Device, reference: &Device) -> f64 {
     let Some(layer) = model.model.layers.first() else { return 0.0 };
-    let [ours, theirs] = [device, reference].map(|device| run(layer, shape, &device.clone().without_autodiff()));
+    let [ours, theirs] = [device, reference].map(|device| run(layer, shape, precision, &device.clone().without_autodiff()));
     match (ours, theirs) {
         (Some(ours), Some(theirs)) => ours.iter().zip(&theirs).map(|(a, b)| distance(a, b)).fold(0.0, f64::max),
         _ => f64::INFINITY,
@@ -26,7 +27,7 @@ pub fn first_layer(model: &CausalLm, shape: &ModelConfig, device: &Device, refer
 }
 
 /// Output, input gradient and parameter gradients of Σ y ⊙ dy for a made-up input and dy.
-fn run(layer: &Layer, shape: &ModelConfig, device: &Device) -> Option<Vec<Vec<f32>>> {
+fn run(layer: &Layer, shape: &ModelConfig, precision: Precision, device: &Device) -> Option<Vec<Vec<f32>>> {
     let layer = layer.clone().to_device(device).train();
     let size = [1, SEQ, shape.hidden_size];
     let noise = |name: &str| {
@@ -35,7 +36,7 @@ fn run(layer: &Layer, shape: &ModelConfig, device: &Device) -> Option<Vec<Vec<f3
         Tensor::<3>::from_data(TensorData::new(values, size), device)
     };
     let positions: Vec<i32> = (0..SEQ as i32).collect();
-    let pass = Pass::new([1, SEQ], &positions, &[0; SEQ], shape, device).on(true);
+    let pass = Pass::new([1, SEQ], &positions, &[0; SEQ], shape, device).with_precision(precision).on(true);
     let x = Tensor::from_inner(noise("x")).require_grad();
     let y = layer.forward(x.clone(), &pass, None);
     let mut graph = (y.clone() * Tensor::from_inner(noise("dy"))).sum().backward();
@@ -67,10 +68,10 @@ mod tests {
         let shape = ModelConfig::from_json(include_str!("../tests/golden/qwen2/model/config.json")).unwrap();
         let device = Device::flex();
         let model = LoraConfig::default().apply(random(&shape, 1, &device), 1).unwrap();
-        assert_eq!(first_layer(&model, &shape, &device, &device), 0.0);
+        assert_eq!(first_layer(&model, &shape, Precision::F32, &device, &device), 0.0);
         let frozen = random(&shape, 1, &device);
-        assert_eq!(first_layer(&frozen, &shape, &device, &device), 0.0, "a model to talk to has nothing that is trained");
-        let values = run(&model.model.layers[0], &shape, &device).unwrap();
+        assert_eq!(first_layer(&frozen, &shape, Precision::F32, &device, &device), 0.0, "a model to talk to has nothing that is trained");
+        let values = run(&model.model.layers[0], &shape, Precision::F32, &device).unwrap();
         assert!(values.len() > 2 + 7, "no gradient of an adapter");
         assert!(distance(&[1.0, 2.2], &[1.0, 2.0]) > 0.08);
         assert_eq!(distance(&[f32::NAN], &[1.0]), f64::INFINITY);

@@ -89,6 +89,15 @@ impl BaseDtype {
     }
 }
 
+/// Where a run computes: kernels differ in what they read in place and hold for a moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// Kernels of our own throughout.
+    Processor,
+    /// Attention and low-rank branches composed of Burn's operations; a weight that is not f32 is made so for each of its products.
+    Card,
+}
+
 /// What a weight of the matrices takes, for plans of memory.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Storage {
@@ -128,11 +137,18 @@ impl Storage {
         }
     }
 
-    /// How embedding and head are stored beside such matrices: what is quantised by values are the maps of the layers alone.
-    pub(crate) fn of_embedding(self) -> Self {
-        match self {
-            Self::Int8 | Self::Nf4 => Self::Half,
-            other => other,
+    /// Whether these are blocks of few bits.
+    pub(crate) fn is_blocks(self) -> bool {
+        matches!(self, Self::Int8 | Self::Nf4 | Self::Blocks(_))
+    }
+
+    /// How embedding and head are stored beside such matrices, as [`BaseDtype::tensor`] does it: only the maps of the layers are in blocks. (What a
+    /// GGUF's blocks stand for is in no 16 bits.)
+    pub(crate) fn of_embedding(self, place: Place) -> Self {
+        match (self, place) {
+            (Self::Int8 | Self::Nf4, Place::Processor) => Self::Half,
+            (Self::Int8 | Self::Nf4 | Self::Blocks(_), _) => Self::F32,
+            (other, _) => other,
         }
     }
 }

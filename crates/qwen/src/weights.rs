@@ -20,6 +20,13 @@ pub fn merge(mut model: CausalLm) -> CausalLm {
     model
 }
 
+/// The values of the matrix that `wanted` names with its adapter added, as [`merge`] would have them; `None` if it has none.
+pub(crate) fn merged(model: &CausalLm, wanted: &str) -> Option<Result<Vec<f32>, Unread>> {
+    let module = wanted.strip_suffix(".weight")?;
+    let (_, linear) = model.linears().find(|(name, _)| name == module)?;
+    linear.lora.as_ref().map(|lora| host(wanted, lora.merge(linear.weight.val())))
+}
+
 /// A tensor that the device cannot hand back.
 #[derive(Debug, thiserror::Error)]
 #[error("reading {name} back from the device: {reason}")]

@@ -65,7 +65,11 @@ impl Case {
         let Base { model, config, tokenizer } = &self.base;
         let equipped = peft::attach(model.clone(), &self.adapter, self.tensors.clone(), dir).unwrap();
         write_gguf(&dir.join("base.gguf"), model, config, tokenizer, Preset::F16, "base").unwrap();
-        write_gguf(&dir.join("merged.gguf"), &merge(equipped), config, tokenizer, Preset::F16, "merged").unwrap();
+        // A matrix at a time, or the whole model first.
+        write_gguf(&dir.join("merged.gguf"), &equipped, config, tokenizer, Preset::F16, "merged").unwrap();
+        write_gguf(&dir.join("before.gguf"), &merge(equipped), config, tokenizer, Preset::F16, "merged").unwrap();
+        let bytes = |file: &str| std::fs::read(dir.join(file)).unwrap();
+        assert!(bytes("merged.gguf") == bytes("before.gguf") && bytes("merged.gguf") != bytes("base.gguf"));
         write_gguf_lora(&dir.join("adapter.gguf"), &self.adapter, self.tensors.clone(), config, "adapter").unwrap();
     }
 }

@@ -47,7 +47,9 @@ impl AttentionOps for Flex {
                 sums[(head * group + j) * s + start..][..rows.len()].copy_from_slice(rows);
             }
         }
-        (tensor(y, [b, g * group, s, d]), tensor(sums, [b, g * group, s]))
+        // Token by token in memory, as the map that comes next reads it: what that keeps and what is kept here are then the same block.
+        let y = tensor(y, [b, g * group, s, d]).transpose(1, 2).to_contiguous().transpose(1, 2);
+        (y, tensor(sums, [b, g * group, s]))
     }
 
     fn attend_grad(

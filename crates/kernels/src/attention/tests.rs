@@ -1,9 +1,11 @@
 //! Attention in tiles at every instruction set against the composed one in f64, gradients included.
 
+use burn::backend::{Flex, TensorMetadata};
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
+use burn_flex::FlexTensor;
 use proptest::prelude::*;
 
-use super::attention;
+use super::{AttentionOps, attention};
 use crate::cpu::reference::{greatest, noise};
 use crate::cpu::simd::{Level, with_level};
 
@@ -91,4 +93,13 @@ fn heads_that_do_not_divide_are_named() {
     let device = Device::flex();
     let zeros = |heads: usize| Tensor::<4>::zeros([1, heads, 2, 4], &device);
     drop(attention(zeros(3), zeros(2), zeros(2), Tensor::zeros([1, 2], &device), 1.0));
+}
+
+/// The map that comes next keeps its input, and it is the same block.
+#[test]
+fn the_result_lies_token_by_token() {
+    let tensor = |shape: [usize; 4]| crate::buffers::tensor(noise(1, shape.iter().product()), shape);
+    let first = FlexTensor::from_data(TensorData::new(vec![0i32; 2 * 5], [2, 5]));
+    let (y, _) = Flex::attend(tensor([2, 6, 5, 8]), tensor([2, 3, 5, 8]), tensor([2, 3, 5, 8]), first, 0.3);
+    assert!(y.shape().dims() == [2, 6, 5, 8] && y.transpose(1, 2).is_contiguous());
 }

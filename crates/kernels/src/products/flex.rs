@@ -77,7 +77,7 @@ impl ProductOps for Flex {
     fn linear_forward(x: FlexTensor, weight: StoredWeight<Self>, bias: Bias<Self>, precision: Precision) -> FlexTensor {
         let bias = bias.into_option();
         if !ours(std::iter::once(&x).chain(&bias), &weight) {
-            return portable::linear::<Self>(x, weight, bias);
+            return portable::linear::<Self>(x, weight, bias, precision);
         }
         let (x, weight, bias) = (contiguous(x), settled(weight), bias.map(contiguous));
         let ([n, input], [out, _]) = (dims(&x), weight.dims());
@@ -95,7 +95,7 @@ impl ProductOps for Flex {
 
     fn linear_data_grad(dy: FlexTensor, weight: StoredWeight<Self>, precision: Precision) -> FlexTensor {
         if !ours([&dy], &weight) {
-            return portable::linear_data_grad::<Self>(dy, weight);
+            return portable::linear_data_grad::<Self>(dy, weight, precision);
         }
         let (dy, weight) = (contiguous(dy), settled(weight));
         let ([n, out], [_, input]) = (dims(&dy), weight.dims());
@@ -139,7 +139,7 @@ impl ProductOps for Flex {
     ) -> FlexTensor {
         let bias = bias.into_option();
         if !ours([&x, &a, &b].into_iter().chain(&bias), &weight) {
-            return portable::lora_linear::<Self>(x, weight, bias, a, b, scaling);
+            return portable::lora_linear::<Self>(x, weight, bias, a, b, scaling, precision);
         }
         let ([x, a, b], weight, bias) = ([x, a, b].map(contiguous), settled(weight), bias.map(contiguous));
         let ([n, input], [out, rank]) = (dims(&x), dims(&b));
@@ -173,7 +173,7 @@ impl ProductOps for Flex {
         precision: Precision,
     ) -> FlexTensor {
         if !ours([&dy, &a, &b], &weight) {
-            return portable::lora_data_grad::<Self>(dy, weight, a, b, scaling);
+            return portable::lora_data_grad::<Self>(dy, weight, a, b, scaling, precision);
         }
         let ([dy, a, b], weight) = ([dy, a, b].map(contiguous), settled(weight));
         let ([n, out], [rank, input]) = (dims(&dy), dims(&a));

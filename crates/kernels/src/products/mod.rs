@@ -33,7 +33,7 @@ use crate::matrices::MatrixOps;
 use crate::operands::Bias;
 
 /// Linear maps: x `[N, in]`, weight `[out, in]` of any float type or in blocks, bias `[out]`, y and dy `[N, out]`; the low-rank branch has A `[r, in]` and
-/// B `[out, r]` (Hu et al. 2021). `precision` is that of products with the weight; those of the branch are of the type of x.
+/// B `[out, r]` (Hu et al. 2021). `precision` is that of products with the weight; those of the branch are of the type of x, except in pure f16.
 #[backend_extension(Flex, Cube, Autodiff)]
 pub trait ProductOps: MatrixOps {
     /// `y = x Wᵀ + b`.
@@ -43,14 +43,12 @@ pub trait ProductOps: MatrixOps {
         #[extension_type] bias: Bias<Self>,
         precision: Precision,
     ) -> FloatTensor<Self> {
-        let _ = precision;
-        portable::linear::<Self>(x, weight, bias.into_option())
+        portable::linear::<Self>(x, weight, bias.into_option(), precision)
     }
 
     /// Its gradient for x: `dy W`.
     fn linear_data_grad(dy: FloatTensor<Self>, #[extension_type] weight: StoredWeight<Self>, precision: Precision) -> FloatTensor<Self> {
-        let _ = precision;
-        portable::linear_data_grad::<Self>(dy, weight)
+        portable::linear_data_grad::<Self>(dy, weight, precision)
     }
 
     /// Its gradient for W, `[out, in]`: `dyᵀ x`.
@@ -68,8 +66,7 @@ pub trait ProductOps: MatrixOps {
         scaling: f64,
         precision: Precision,
     ) -> FloatTensor<Self> {
-        let _ = precision;
-        portable::lora_linear::<Self>(x, weight, bias.into_option(), a, b, scaling)
+        portable::lora_linear::<Self>(x, weight, bias.into_option(), a, b, scaling, precision)
     }
 
     /// Its gradient for x: `dy W + s (dy B) A`.
@@ -81,8 +78,7 @@ pub trait ProductOps: MatrixOps {
         scaling: f64,
         precision: Precision,
     ) -> FloatTensor<Self> {
-        let _ = precision;
-        portable::lora_data_grad::<Self>(dy, weight, a, b, scaling)
+        portable::lora_data_grad::<Self>(dy, weight, a, b, scaling, precision)
     }
 
     /// Its gradients for A and B: `s (dy B)ᵀ x` and `s dyᵀ (x Aᵀ)`.

@@ -7,6 +7,7 @@ use burn::tensor::{DType, FloatDType, Shape, Slice, TensorData, try_read_sync};
 use super::nf4::{self, LEVELS, MAGNITUDES};
 use super::packed::{Form, Packed};
 use super::weight::StoredWeight;
+use crate::cpu::Precision;
 use crate::matrices::MatrixOps;
 
 fn transposed<B: Backend>(x: FloatTensor<B>) -> FloatTensor<B> {
@@ -111,9 +112,33 @@ fn times<B: Backend>(x: FloatTensor<B>, by: f64) -> FloatTensor<B> {
     B::float_mul_scalar(x, Scalar::Float(by))
 }
 
-pub(super) fn linear<B: MatrixOps>(x: FloatTensor<B>, weight: StoredWeight<B>, bias: Option<FloatTensor<B>>) -> FloatTensor<B> {
-    let weight = dense::<B>(weight, x.dtype());
-    let y = B::product(x, transposed::<B>(weight));
+/// The type of the factors of products with a weight where the others are `dtype`. (bf16 is the processor's.)
+fn factors(precision: Precision, dtype: DType) -> DType {
+    match precision {
+        Precision::F16 | Precision::PureF16 => DType::F16,
+        Precision::F32 | Precision::Bf16 => dtype,
+    }
+}
+
+/// The same in a low-rank branch.
+fn of_branch(precision: Precision, dtype: DType) -> DType {
+    if precision == Precision::PureF16 { DType::F16 } else { dtype }
+}
+
+/// `a b` of factors in `dtype`, in the type of a.
+fn product<B: MatrixOps>(a: FloatTensor<B>, b: FloatTensor<B>, dtype: DType) -> FloatTensor<B> {
+    let out = a.dtype();
+    cast::<B>(B::product(cast::<B>(a, dtype), cast::<B>(b, dtype)), out)
+}
+
+pub(super) fn linear<B: MatrixOps>(
+    x: FloatTensor<B>,
+    weight: StoredWeight<B>,
+    bias: Option<FloatTensor<B>>,
+    precision: Precision,
+) -> FloatTensor<B> {
+    let dtype = factors(precision, x.dtype());
+    let y = product::<B>(x, transposed::<B>(dense::<B>(weight, dtype)), dtype);
     match bias {
         Some(bias) => {
             let out = bias.shape().num_elements();
@@ -123,9 +148,9 @@ pub(super) fn linear<B: MatrixOps>(x: FloatTensor<B>, weight: StoredWeight<B>, b
     }
 }
 
-pub(super) fn linear_data_grad<B: MatrixOps>(dy: FloatTensor<B>, weight: StoredWeight<B>) -> FloatTensor<B> {
-    let weight = dense::<B>(weight, dy.dtype());
-    B::product(dy, weight)
+pub(super) fn linear_data_grad<B: MatrixOps>(dy: FloatTensor<B>, weight: StoredWeight<B>, precision: Precision) -> FloatTensor<B> {
+    let dtype = factors(precision, dy.dtype());
+    product::<B>(dy, dense::<B>(weight, dtype), dtype)
 }
 
 pub(super) fn linear_weight_grad<B: MatrixOps>(x: FloatTensor<B>, dy: FloatTensor<B>) -> FloatTensor<B> {
@@ -139,10 +164,12 @@ pub(super) fn lora_linear<B: MatrixOps>(
     a: FloatTensor<B>,
     b: FloatTensor<B>,
     scaling: f64,
+    precision: Precision,
 ) -> FloatTensor<B> {
-    let inner = B::product(x.clone(), transposed::<B>(a));
-    let branch = times::<B>(B::product(inner, transposed::<B>(b)), scaling);
-    B::float_add(linear::<B>(x, weight, bias), branch)
+    let dtype = of_branch(precision, x.dtype());
+    let inner = product::<B>(x.clone(), transposed::<B>(a), dtype);
+    let branch = times::<B>(product::<B>(inner, transposed::<B>(b), dtype), scaling);
+    B::float_add(linear::<B>(x, weight, bias, precision), branch)
 }
 
 pub(super) fn lora_data_grad<B: MatrixOps>(
@@ -151,9 +178,11 @@ pub(super) fn lora_data_grad<B: MatrixOps>(
     a: FloatTensor<B>,
     b: FloatTensor<B>,
     scaling: f64,
+    precision: Precision,
 ) -> FloatTensor<B> {
-    let inner = times::<B>(B::product(dy.clone(), b), scaling);
-    B::float_add(linear_data_grad::<B>(dy, weight), B::product(inner, a))
+    let dtype = of_branch(precision, dy.dtype());
+    let inner = times::<B>(product::<B>(dy.clone(), b, dtype), scaling);
+    B::float_add(linear_data_grad::<B>(dy, weight, precision), product::<B>(inner, a, dtype))
 }
 
 pub(super) fn lora_grads<B: MatrixOps>(

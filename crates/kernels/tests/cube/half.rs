@@ -1,13 +1,17 @@
-//! Images in half precision, on devices that have it (lavapipe): parameters, their gradients and all sums are f32.
+//! Images in half precision, on devices that have it (lavapipe): parameters, their gradients and all sums are f32. And products of a language
+//! model's factors in f16.
 
 use crate::support::{Case, Numbers, case, cube, data, device, numbers, on_each_device, pattern, relative};
+use bellows_kernels::operands::Bias;
 use bellows_kernels::ops::KernelOps;
 use bellows_kernels::planes::{Parts, PlaneOps};
-use bellows_kernels::{HALF_GRADIENTS, NormStep};
+use bellows_kernels::products::{ProductOps, StoredWeight};
+use bellows_kernels::{HALF_GRADIENTS, NormStep, Precision};
 use burn::backend::{Backend, f16};
 use burn::tensor::{DType, TensorData};
 use burn_cubecl::CubeBackend;
 use burn_cubecl::tensor::CubeTensor;
+use burn_flex::{Flex, FlexTensor};
 use std::env;
 
 /// What rounding to 11 bits explains: half a unit for each factor and for the result, of sums in which most of that cancels.
@@ -117,4 +121,37 @@ fn planes() {
     }
     let wide = CubeBackend::widen(half(few(1, shape)));
     assert_eq!((wide.dtype, numbers(wide)), (DType::F32, numbers(cube(few(1, shape)))));
+}
+
+/// Products with a weight and a low-rank branch, both ways: what the processor makes of the same rounded factors, rounded once more.
+#[test]
+fn products() {
+    if !on_each_device("half::products") || !has_half() {
+        return;
+    }
+    let ([n, out, input, rank], scaling) = ([9, 40, 96, 4], 0.5);
+    let matrix = |stream: u64, shape: [usize; 2]| TensorData::new(pattern(stream, shape[0] * shape[1]), shape);
+    let (x, dy, w) = (matrix(1, [n, input]), matrix(2, [n, out]), matrix(3, [out, input]));
+    let (a, b) = (matrix(4, [rank, input]), matrix(5, [out, rank]));
+    let flex = |data: &TensorData| FlexTensor::from_data(data.clone());
+    let on_flex = |precision: Precision| {
+        let w = || StoredWeight::Dense(flex(&w));
+        let y = Flex::lora_linear(flex(&x), w(), Bias::Zero, flex(&a), flex(&b), scaling, precision);
+        let dx = Flex::lora_data_grad(flex(&dy), w(), flex(&a), flex(&b), scaling, precision);
+        [y, dx].map(|t| t.as_slice::<f32>().unwrap().to_vec())
+    };
+    for precision in [Precision::F16, Precision::PureF16] {
+        for stored in [cube(w.clone()), half(w.clone())] {
+            let w = || StoredWeight::Dense(stored.clone());
+            let [x, dy, a, b] = [&x, &dy, &a, &b].map(|data| cube(data.clone()));
+            let y = CubeBackend::lora_linear(x, w(), Bias::Zero, a.clone(), b.clone(), scaling, precision);
+            let dx = CubeBackend::lora_data_grad(dy, w(), a, b, scaling, precision);
+            for (gpu, (halves, plain)) in [y, dx].into_iter().zip(on_flex(precision).into_iter().zip(on_flex(Precision::F32))) {
+                assert_eq!(gpu.dtype, DType::F32);
+                let gpu = numbers(gpu);
+                assert!(relative(&gpu, &halves) < 3.0 * EPSILON, "{precision:?}: {:.1e}", relative(&gpu, &halves));
+                assert!(relative(&gpu, &plain) > 0.01 * EPSILON, "{precision:?}: that is f32");
+            }
+        }
+    }
 }

@@ -14,6 +14,7 @@ use bellows_qwen::concept::files::{Found, read_json, read_scores, write_json};
 use bellows_qwen::concept::judge::{Comparison, Verdict};
 use bellows_qwen::config::SftConfig;
 use bellows_qwen::hub::locate;
+use bellows_qwen::precision::RunPrecision;
 use bellows_runs::{RunDir, find_latest_run, results_dir};
 use bellows_weights::DType;
 use serde_json::{Map, Value, json};
@@ -83,7 +84,7 @@ impl Chain {
         let device =
             pick_device(self.config.concept_device.as_ref().unwrap_or(&self.config.device), &ProbeOptions::of(Work::LanguageModel))?;
         let base = Base::open(path, &device.device)?;
-        prove(&base.model, &base.config, &device)?;
+        prove(&base.model, &base.config, RunPrecision::F32, &device)?;
         Ok((base, device))
     }
 

@@ -10,6 +10,7 @@ use bellows_qwen::concept::edit::{Ablation, steer};
 use bellows_qwen::concept::files::{Found, write_control_vector};
 use bellows_qwen::concept::judge::Comparison;
 use bellows_qwen::generate::{Sampling, generate, stop_ids};
+use bellows_qwen::precision::RunPrecision;
 use bellows_qwen::storage::BaseDtype;
 use bellows_qwen::weights::merge;
 use bellows_weights::DType;
@@ -87,7 +88,7 @@ fn load(args: &ModelArgs) -> Result<(Base, Selected), Failure> {
     let device = pick_device(&args.device, &ProbeOptions::of(Work::LanguageModel))?;
     let mut base = open(&args.model, args.adapter.as_deref(), args.offline, BaseDtype::Auto, &device.device)?;
     base.model = merge(base.model);
-    prove(&base.model, &base.config, &device)?;
+    prove(&base.model, &base.config, RunPrecision::F32, &device)?;
     Ok((base, device))
 }
 

@@ -1,7 +1,8 @@
 """The same fine-tuning run as `llm-finetune`'s, in transformers and PEFT: docs/acceptance-llm.md has the commands.
 
-`init OUT` writes a fresh adapter of PEFT's to go on from; `train OUT [RUN]` trains it on chats.jsonl in the order that llm-finetune takes them
-in, prints the loss of every micro-batch, and beside it those in RUN/events.jsonl.
+`init OUT` writes a fresh adapter of PEFT's to go on from; `train OUT [RUN]` trains it on chats.jsonl (or --train) in the order that llm-finetune takes
+them in, prints the loss of every update, and beside it those in RUN/events.jsonl; with --valid also the mean loss of a token of that file after every
+epoch, in the precision of --dtype.
 """
 import argparse, json, math, os, pathlib, time
 import torch
@@ -16,11 +17,15 @@ p.add_argument("--gguf", required=True)
 p.add_argument("--accumulate", type=int, default=4)
 p.add_argument("--lr", type=float, default=2e-4)
 p.add_argument("--max-seq-length", type=int, default=256)
+p.add_argument("--train", default=pathlib.Path(__file__).parent / "chats.jsonl")
+p.add_argument("--valid")
+p.add_argument("--epochs", type=int, default=1)
+p.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
 a = p.parse_args()
 gguf = pathlib.Path(a.gguf)
 load = dict(pretrained_model_name_or_path=str(gguf.parent), gguf_file=gguf.name)
 torch.manual_seed(0)
-model = AutoModelForCausalLM.from_pretrained(**load, dtype=torch.float32, attn_implementation="eager")
+model = AutoModelForCausalLM.from_pretrained(**load, dtype=getattr(torch, a.dtype), attn_implementation="eager")
 if a.what == "init":
     config = LoraConfig(r=16, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM")
     get_peft_model(model, config).save_pretrained(a.out)
@@ -72,12 +77,32 @@ def order(seed, epoch, count):
     return sorted(range(count), key=lambda i: (draw(i), i))
 
 
-chats = [json.loads(line)["messages"] for line in open(pathlib.Path(__file__).parent / "chats.jsonl")]
-examples = [example(c) for c in chats]
-plan = order(0, 0, len(examples))
-longest = max(range(len(plan)), key=lambda i: (len(examples[plan[i]][0]), -i))  # The first epoch begins with it.
-plan[0], plan[longest] = plan[longest], plan[0]
-windows = [plan[i : i + a.accumulate] for i in range(0, len(plan), a.accumulate)]
+def read(path):
+    return [example(json.loads(line)["messages"]) for line in open(path)]
+
+
+def loss_of(example):
+    """The sum over the learnt tokens, and their number."""
+    ids, labels = (torch.tensor([x]) for x in example)
+    logits = model(input_ids=ids).logits[0, :-1].float()
+    return torch.nn.functional.cross_entropy(logits, labels[0, 1:], reduction="sum"), int((labels[0, 1:] != -100).sum())
+
+
+def judge(epoch):
+    with torch.no_grad():
+        sums = [loss_of(e) for e in valid]
+    print(f"validation loss after epoch {epoch}: {sum(float(s) for s, _ in sums) / sum(n for _, n in sums):.5f}")
+
+
+examples, valid = read(a.train), read(a.valid) if a.valid else []
+windows, plan = [], []
+for epoch in range(a.epochs):
+    of_epoch = order(0, epoch, len(examples))
+    if epoch == 0:  # It begins with the longest.
+        longest = max(range(len(of_epoch)), key=lambda i: (len(examples[of_epoch[i]][0]), -i))
+        of_epoch[0], of_epoch[longest] = of_epoch[longest], of_epoch[0]
+    windows += [of_epoch[i : i + a.accumulate] for i in range(0, len(of_epoch), a.accumulate)]
+    plan += of_epoch
 optimizer = torch.optim.AdamW([v for v in model.parameters() if v.requires_grad], lr=a.lr, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0)
 theirs, started = [], time.time()
 for update, window in enumerate(windows):
@@ -85,13 +110,13 @@ for update, window in enumerate(windows):
         group["lr"] = a.lr * 0.5 * (1 + math.cos(math.pi * update / len(windows)))
     count = sum(sum(l != -100 for l in examples[i][1][1:]) for i in window)
     for i in window:
-        ids, labels = (torch.tensor([x]) for x in examples[i])
-        logits = model(input_ids=ids).logits[0, :-1].float()
-        loss = torch.nn.functional.cross_entropy(logits, labels[0, 1:], reduction="sum")
+        loss, tokens = loss_of(examples[i])
         (loss / count).backward()
-        theirs.append((float(loss.detach()), int((labels[0, 1:] != -100).sum())))
+        theirs.append((float(loss.detach()), tokens))
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimizer.step(); optimizer.zero_grad()
+    if valid and (update + 1) % (len(windows) // a.epochs) == 0:
+        judge((update + 1) * a.epochs // len(windows))
 seconds = time.time() - started
 model.save_pretrained(os.path.join(a.out, "trained"))
 
@@ -102,8 +127,9 @@ if a.run:
     assert len(ours) == len(theirs), (len(ours), len(theirs))
 worst = 0.0
 print(f"| update | tokens learnt | PEFT | llm-finetune | difference |\n|---|---|---|---|---|")
-for u in range(len(windows)):
-    rows = range(u * a.accumulate, min((u + 1) * a.accumulate, len(plan)))
+first = 0
+for u, window in enumerate(windows):
+    rows, first = range(first, first + len(window)), first + len(window)
     tokens = sum(theirs[i][1] for i in rows)
     peft = sum(theirs[i][0] for i in rows) / tokens
     if ours:

@@ -55,12 +55,6 @@ mod tests {
         assert_eq!(left(dir.path()), Some(300));
         write("memory.stat", "anon 500\ninactive_file 150\n");
         assert_eq!(left(dir.path()), Some(450));
-        // The limit of a slice holds for the services in it, which may have none.
-        std::fs::create_dir_all(dir.path().join("slice/service")).unwrap();
-        assert_eq!(of_group(dir.path(), "slice/service"), Some(450));
-        write("slice/memory.max", "100\n");
-        write("slice/memory.current", "40\n");
-        assert_eq!((of_group(dir.path(), "slice/service"), of_group(dir.path(), "")), (Some(60), Some(450)));
         write("memory.current", "2000\n");
         assert_eq!(left(dir.path()), Some(0));
     }

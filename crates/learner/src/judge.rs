@@ -2,6 +2,8 @@
 
 use std::rc::Rc;
 
+use burn::module::Module;
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 use crate::error::LearnError;
@@ -11,7 +13,7 @@ use crate::phase::Phase;
 use crate::plan::Judging;
 use crate::profile::describe;
 use crate::run::{Outcome, Run};
-use crate::shortage::{Failure, attempt};
+use crate::shortage::{Failure, Shortage, attempt};
 use crate::task::{EvalContext, Evaluation, Interrupted, Task};
 use crate::tensorboard;
 
@@ -23,6 +25,45 @@ pub(crate) enum Judged {
     Done(Outcome),
     /// Somebody wanted the run to stop before there was a result.
     Interrupted,
+}
+
+/// What rank 0 tells the others of an evaluation. Floats go as bits: JSON has none that are not finite.
+#[derive(Serialize, Deserialize)]
+enum Told {
+    Judged { fitness: u64, metrics: Vec<(String, u64)>, samples: usize, objects: usize, unreadable: Vec<String> },
+    Interrupted,
+    Short(String, bool),
+    Failed(String),
+}
+
+impl Told {
+    fn of(judged: &Result<Evaluation, Failure>) -> Self {
+        match judged {
+            Ok(e) => Self::Judged {
+                fitness: e.fitness.to_bits(),
+                metrics: e.metrics.iter().map(|(name, value)| (name.clone(), value.to_bits())).collect(),
+                samples: e.samples,
+                objects: e.objects,
+                unreadable: e.unreadable.clone(),
+            },
+            Err(Failure::Other(LearnError::Task { source, .. })) if source.is::<Interrupted>() => Self::Interrupted,
+            Err(Failure::Other(error)) => Self::Failed(error.to_string()),
+            Err(Failure::Memory(shortage)) => Self::Short(shortage.reason.clone(), shortage.lost),
+        }
+    }
+
+    /// As if it had been judged here.
+    fn into_judged(self) -> Result<Evaluation, Failure> {
+        match self {
+            Self::Judged { fitness, metrics, samples, objects, unreadable } => {
+                let metrics = metrics.into_iter().map(|(name, bits)| (name, f64::from_bits(bits))).collect();
+                Ok(Evaluation { fitness: f64::from_bits(fitness), metrics, samples, objects, unreadable })
+            }
+            Self::Interrupted => Err(Failure::Other(LearnError::task("evaluation")(Interrupted.into()))),
+            Self::Short(reason, lost) => Err(Failure::Memory(Shortage { reason: format!("rank 0: {reason}"), lost })),
+            Self::Failed(reason) => Err(Failure::Other(LearnError::Rank { rank: 0, reason })),
+        }
+    }
 }
 
 impl<T: Task> Run<T> {
@@ -39,6 +80,9 @@ impl<T: Task> Run<T> {
             let saved = self.save_planned();
             self.warn_unsaved(saved);
         }
+        if at.complete {
+            self.compare_weights()?;
+        }
         let model = self.ema_model();
         let evaluation = match evaluated.then(|| self.evaluate(task, &model)).transpose() {
             Err(Failure::Other(LearnError::Task { source, .. })) if source.is::<Interrupted>() => return Ok(Judged::Interrupted),
@@ -47,6 +91,7 @@ impl<T: Task> Run<T> {
             Ok(evaluation) => evaluation,
         };
         self.lap();
+        self.agree()?;
         let report = self.count_evaluation(evaluation);
         self.log_evaluation(task, &report, at)?;
         let outcome = self.move_on(at, evaluated);
@@ -64,7 +109,34 @@ impl<T: Task> Run<T> {
         Ok(outcome.map_or(Judged::On, Judged::Done))
     }
 
+    /// Whether all ranks have learnt the same.
+    fn compare_weights(&self) -> Result<(), LearnError> {
+        if self.ranks.others().is_none() {
+            return Ok(());
+        }
+        let layout = &self.settings.layout;
+        let values = layout.values(&self.state.model.valid());
+        let learned = layout.read(&values)?.into_iter().zip(&layout.entries).filter(|(_, entry)| entry.group.is_some());
+        let bytes = |values: Vec<f32>| values.into_iter().flat_map(f32::to_le_bytes).collect::<Vec<u8>>();
+        let hash = learned.fold(0, |hash, ((_, _, values), _)| crc32c::crc32c_append(hash, &bytes(values)));
+        self.ranks.compare("weights", hash.into())
+    }
+
+    /// Rank 0 judges, for all.
     fn evaluate(&mut self, task: &T, model: &T::Model) -> Result<Evaluation, Failure> {
+        if self.ranks.others().is_none() {
+            return self.evaluate_here(task, model);
+        }
+        let own = self.ranks.is_first().then(|| self.evaluate_here(task, model));
+        let told = self.ranks.done_by_first(|| Ok(own.as_ref().map(Told::of))).map_err(Failure::Other)?;
+        match (own, told) {
+            (Some(own), _) => own,
+            (None, Some(told)) => told.into_judged(),
+            (None, None) => Err(Failure::Other(LearnError::Rank { rank: 0, reason: "it has not judged".into() })),
+        }
+    }
+
+    fn evaluate_here(&mut self, task: &T, model: &T::Model) -> Result<Evaluation, Failure> {
         self.watchers.turn_to(Phase::Evaluation);
         let device = self.settings.device.clone().without_autodiff();
         let (workers, epoch) = (self.settings.config.workers, self.state.counters.epoch);
@@ -144,7 +216,7 @@ impl<T: Task> Run<T> {
 
     /// `weights/last`, `weights/best` and `weights/epochN`: after the checkpoint they belong to, or now if there is none.
     fn export(&mut self, task: &T, model: &T::Model, epoch: usize, best: bool, all: bool) -> Result<(), LearnError> {
-        if !all && !best {
+        if !(all || best) || !self.ranks.is_first() {
             return Ok(());
         }
         self.watchers.turn_to(Phase::Export);

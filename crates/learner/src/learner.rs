@@ -6,7 +6,8 @@ use std::sync::atomic::AtomicBool;
 use std::thread::Scope;
 use std::time::Instant;
 
-use bellows_runs::{Checkpoint, DiskStore, Journal, RunDir, Store};
+use bellows_ranks::Exchange;
+use bellows_runs::{Checkpoint, DiskStore, Journal, Nowhere, RunDir, Store};
 use burn::data::dataset::Dataset;
 use burn::module::Module;
 use burn::tensor::Device;
@@ -30,6 +31,7 @@ use crate::optim::{Constants, Optimizer};
 use crate::parts::cut;
 use crate::phase::Phase;
 use crate::plan::{Next, Plan, next};
+use crate::ranks::Ranks;
 use crate::run::{Clock, Outcome, Run, Settings};
 use crate::state::RunState;
 use crate::task::{RunFile, Task, Unreadable};
@@ -46,6 +48,8 @@ pub struct Learner<T: Task> {
     /// Events to write when the log is opened.
     first_events: Vec<(&'static str, Value)>,
     tensorboard: bool,
+    /// The schedule is that of the batches of all ranks.
+    enlarged: bool,
 }
 
 impl<T: Task> Learner<T> {
@@ -96,8 +100,25 @@ impl<T: Task> Learner<T> {
         let journal = Journal::open_with(store, dir)?;
         let groups = task.groups();
         let settings = Settings { config, device, layout, groups, identity };
-        let run = Run { state, journal, watchers: Watchers::none(), settings, clock: Clock::start() };
-        Ok(Self { task, run, came_from: None, first_events: Vec::new(), tensorboard: false })
+        let run = Run { state, journal, watchers: Watchers::none(), settings, clock: Clock::start(), ranks: Ranks::default() };
+        Ok(Self { task, run, came_from: None, first_events: Vec::new(), tensorboard: false, enlarged: false })
+    }
+
+    /// Makes this one of several ranks that train one model, each with a Learner of its own; before anything else. A batch is then as many times as
+    /// large as there are ranks, each of which trains on its part, and stays so when the run goes on with another number of them. Rank 0 keeps the run directory and evaluates: no other writes anything, and
+    /// which directory another one was made with does not matter. `code` is what the program is called that all must be: its version, or a hash.
+    ///
+    /// # Errors
+    /// A rank that is gone; one that has another program, other settings or other data: on all ranks.
+    pub fn join(&mut self, ranks: Rc<dyn Exchange>, code: &str) -> Result<(), LearnError> {
+        let run = &mut self.run;
+        run.ranks = Ranks::of(ranks);
+        run.ranks.introduce(code, run.settings.identity.info())?;
+        run.state.counters.world = run.ranks.count();
+        if !run.ranks.is_first() {
+            run.journal = Journal::open_with(Rc::new(Nowhere), run.journal.dir().clone())?;
+        }
+        Ok(())
     }
 
     /// Adds a watcher of the next [`fit`](Self::fit).
@@ -205,13 +226,18 @@ impl<T: Task> Learner<T> {
     /// # Errors
     /// When checkpoints exist but none can be used: a run never silently starts again at 0.
     pub fn resume(&mut self) -> Result<(), LearnError> {
-        let latest = self.run.journal.checkpoints().latest()?;
-        for bad in &latest.set_aside {
+        let (mut set_aside, journal) = (Vec::new(), &self.run.journal);
+        let checkpoint = self.run.ranks.checkpoint(|| {
+            let latest = journal.checkpoints().latest()?;
+            set_aside = latest.set_aside;
+            Ok(latest.checkpoint)
+        })?;
+        for bad in &set_aside {
             let message = format!("checkpoint {} is damaged ({}): using the one before", bad.path.display(), bad.reason);
             self.first_event("warning", json!({ "message": message }));
             self.run.watchers.notify("warning", message);
         }
-        let Some(mut checkpoint) = latest.checkpoint else { return Ok(()) };
+        let Some(mut checkpoint) = checkpoint else { return Ok(()) };
         let mismatch = |reason: String| LearnError::Mismatch { path: checkpoint.path.clone(), reason };
         let Run { state, settings, .. } = &mut self.run;
         if let Some(difference) = settings.identity.difference(&checkpoint.info) {
@@ -261,6 +287,10 @@ impl<T: Task> Learner<T> {
         match &self.came_from {
             Some(checkpoint) => run.journal.go_on(checkpoint),
             None => run.journal.begin(&log::header(self.task.item_names(), &metrics, run.settings.groups.len())?)?,
+        }
+        if !self.enlarged {
+            run.settings.config.schedule.enlarge(run.state.counters.world);
+            self.enlarged = true;
         }
         let batches = run.plan(&self.task, samples).batches.len();
         let Counters { epochs, epoch, position, batches: step, elapsed_s, .. } = run.state.counters;
@@ -313,7 +343,7 @@ fn by_plan<'scope, T: Task>(
     let mut loader = Loader::start(scope, run.settings.config.workers, position..plan.batches.len(), make);
     run.watchers.all(|o| o.on_epoch(plan.epoch, position));
     loop {
-        if run.watchers.stopping() {
+        if run.agree()? {
             return run.stop().map(Some);
         }
         match next(&run.state.counters, plan, &run.clock.saved) {
@@ -347,8 +377,6 @@ fn by_plan<'scope, T: Task>(
 fn make<T: Task>(
     task: &T,
     data: &dyn Dataset<T::Item>,
-    plan: &Plan,
-    position: usize,
     draw: crate::task::Draw,
     counters: &Counters,
 ) -> Result<Vec<T::Batch>, TaskError> {

@@ -1,5 +1,7 @@
 //! What a run does next: a pure function of its counters and its plan.
 
+use std::ops::Range;
+
 use crate::config::LearnerConfig;
 use crate::counters::{Counters, Place};
 use crate::task::Draw;
@@ -9,6 +11,8 @@ pub(crate) struct Plan {
     pub(crate) epoch: usize,
     /// Sample indices; empty where a roll-back has taken the batch out.
     pub(crate) batches: Vec<Vec<usize>>,
+    /// Which part of each batch is whose, by batch and rank; empty where there is one rank.
+    shares: Vec<Vec<Range<usize>>>,
     /// Updates between two evaluations.
     eval_steps: u64,
     /// Updates and seconds after which training ends.
@@ -48,7 +52,34 @@ pub(crate) enum Next {
 }
 
 impl Plan {
-    pub(crate) fn new(config: &LearnerConfig, counters: &Counters, mut batches: Vec<Vec<usize>>) -> Self {
+    /// Of batches of one rank.
+    pub(crate) fn new(config: &LearnerConfig, counters: &Counters, batches: Vec<Vec<usize>>) -> Self {
+        Self::of_ranks(config, counters, batches, Vec::new())
+    }
+
+    /// Of `lists`, one a rank, of which so many as there are ranks make a batch; the last one may have fewer.
+    pub(crate) fn of_lists(config: &LearnerConfig, counters: &Counters, lists: &[Vec<usize>], ranks: usize) -> Self {
+        let batches = lists.chunks(ranks).map(<[Vec<usize>]>::concat).collect();
+        let shares = |chunk: &[Vec<usize>]| {
+            let mut end = 0;
+            let share = |rank: usize| {
+                let start = end;
+                end += chunk.get(rank).map_or(0, Vec::len);
+                start..end
+            };
+            (0..ranks).map(share).collect()
+        };
+        Self::of_ranks(config, counters, batches, lists.chunks(ranks).map(shares).collect())
+    }
+
+    /// Of batches that are cut into a part a rank.
+    pub(crate) fn of_batches(config: &LearnerConfig, counters: &Counters, batches: Vec<Vec<usize>>, ranks: usize) -> Self {
+        let shares = |batch: &Vec<usize>| (0..ranks).map(|rank| batch.len() * rank / ranks..batch.len() * (rank + 1) / ranks).collect();
+        let shares = batches.iter().map(shares).collect();
+        Self::of_ranks(config, counters, batches, shares)
+    }
+
+    fn of_ranks(config: &LearnerConfig, counters: &Counters, mut batches: Vec<Vec<usize>>, shares: Vec<Vec<Range<usize>>>) -> Self {
         let epoch = counters.epoch;
         for (position, batch) in batches.iter_mut().enumerate() {
             let place = Place { epoch, position };
@@ -59,11 +90,28 @@ impl Plan {
         Self {
             epoch,
             batches,
+            shares,
             eval_steps: config.eval_steps.map_or(u64::MAX, |n| n as u64),
             max_steps: config.max_steps.unwrap_or(u64::MAX),
             max_seconds: config.time.map_or(f64::INFINITY, |hours| hours * 3600.0),
             save_seconds: config.checkpoint_minutes * 60.0,
         }
+    }
+
+    /// The samples of a batch that are `rank`'s.
+    pub(crate) fn share(&self, position: usize, rank: usize) -> &[usize] {
+        let batch = &self.batches[position];
+        match self.shares.get(position) {
+            // What a roll-back has taken out is nobody's.
+            Some(shares) => batch.get(shares[rank].clone()).unwrap_or_default(),
+            None => batch,
+        }
+    }
+
+    /// Samples of the largest part of a batch, if every share is cut into so many.
+    pub(crate) fn largest_part(&self, position: usize, parts: usize) -> usize {
+        let shares = self.shares.get(position).map_or(self.batches[position].len(), |all| all.iter().map(Range::len).max().unwrap_or(0));
+        shares.div_ceil(parts)
     }
 
     /// `draw` of the epoch for the batch at `position`.
@@ -129,6 +177,26 @@ mod tests {
         assert_eq!(what(&at(1, 2), |c| c.checkpoint_minutes = 6.0), Next::Save);
         let saved = Saved { batches: 6, elapsed_s: 0.0 };
         assert_eq!(next(&at(1, 2), &plan(|c| c.checkpoint_minutes = 0.0, &at(1, 2)), &saved), Next::Step, "saved already");
+    }
+
+    #[test]
+    fn ranks_share_every_batch_and_overlap_in_none() {
+        let config = LearnerConfig::new(3, Schedule::Updates(UpdateSchedule::default()));
+        let counters = Counters::new(0, 3, 1);
+        let batches: Vec<Vec<usize>> = vec![(0..6).collect(), (6..12).collect(), vec![12]];
+        let cut = Plan::of_batches(&config, &counters, batches.clone(), 4);
+        let lists: Vec<Vec<usize>> = (0..13).collect::<Vec<_>>().chunks(2).map(<[usize]>::to_vec).collect();
+        let own = Plan::of_lists(&config, &counters, &lists, 3);
+        for (plan, ranks) in [(&cut, 4), (&own, 3)] {
+            assert_eq!(plan.batches, batches);
+            for (position, batch) in batches.iter().enumerate() {
+                let shares: Vec<&[usize]> = (0..ranks).map(|rank| plan.share(position, rank)).collect();
+                assert_eq!(shares.concat(), *batch);
+                assert_eq!(plan.largest_part(position, 1), shares.iter().map(|share| share.len()).max().unwrap());
+            }
+        }
+        assert_eq!([own.share(0, 1), own.share(2, 0), own.share(2, 2)], [&[2, 3][..], &[12], &[]], "a list is one rank's");
+        assert_eq!([own.largest_part(0, 2), Plan::new(&config, &counters, batches).largest_part(0, 4)], [1, 2]);
     }
 
     #[test]

@@ -16,6 +16,7 @@ use crate::log;
 use crate::phase::Phase;
 use crate::plan::{Plan, Saved};
 use crate::profile::StepTimes;
+use crate::ranks::Ranks;
 use crate::rng::Rng;
 use crate::sampler::epoch_order;
 use crate::state::RunState;
@@ -72,6 +73,8 @@ pub(crate) struct Run<T: Task> {
     pub(crate) watchers: Watchers<T::Output>,
     pub(crate) settings: Settings,
     pub(crate) clock: Clock,
+    /// Who else trains this model.
+    pub(crate) ranks: Ranks,
 }
 
 impl<T: Task> Run<T> {
@@ -91,17 +94,36 @@ impl<T: Task> Run<T> {
     pub(crate) fn plan(&self, task: &T, samples: usize) -> Plan {
         let config = &self.settings.config;
         let draw = self.draw();
+        let (counters, ranks) = (&self.state.counters, self.ranks.count());
         let cut = || {
             let order = epoch_order(samples, draw.seed, draw.epoch, config.shuffle);
             order.chunks(config.schedule.batch()).map(<[usize]>::to_vec).collect()
         };
-        Plan::new(config, &self.state.counters, task.plan(draw).unwrap_or_else(cut))
+        let batches = match task.plan(draw) {
+            Some(lists) if counters.world == ranks && ranks > 1 => return Plan::of_lists(config, counters, &lists, ranks),
+            Some(lists) => lists.chunks(counters.world).map(<[Vec<usize>]>::concat).collect(),
+            None => cut(),
+        };
+        if ranks == 1 { Plan::new(config, counters, batches) } else { Plan::of_batches(config, counters, batches, ranks) }
+    }
+
+    /// Whether anybody wants to stop; several ranks have one clock.
+    ///
+    /// # Errors
+    /// A rank that is gone.
+    pub(crate) fn agree(&mut self) -> Result<bool, LearnError> {
+        let (counters, saved) = (&mut self.state.counters, &mut self.clock.saved);
+        let (stop, clocks) = self.ranks.agree(self.watchers.stopping(), [counters.elapsed_s, saved.elapsed_s])?;
+        [counters.elapsed_s, saved.elapsed_s] = clocks;
+        Ok(stop)
     }
 
     /// Seeds what Burn draws by itself on the device (`Dropout`, `Tensor::random`): with the batch it is for, so that a run that is resumed
     /// draws the same.
     pub(crate) fn seed_device(&self, draw: Draw) {
-        self.settings.device.seed(Rng::new(draw.seed, "device", draw.epoch as u64, draw.step).bits());
+        // Of another rank, other draws: it has other samples.
+        let seed = draw.seed.wrapping_add(self.ranks.rank() as u64);
+        self.settings.device.seed(Rng::new(seed, "device", draw.epoch as u64, draw.step).bits());
     }
 
     /// Adds the time since the last call to the run's.
@@ -144,7 +166,7 @@ impl<T: Task> Run<T> {
         self.save().inspect_err(|_| self.state.counters.planned_step = before)
     }
 
-    /// Makes a checkpoint, and writes what waited for one.
+    /// Makes a checkpoint, and writes what waited for one: rank 0 does, for all.
     ///
     /// # Errors
     /// When it is not made; then the one before stands.
@@ -153,6 +175,24 @@ impl<T: Task> Run<T> {
         let counters = &self.state.counters;
         // Also if it fails: the next try comes an interval later, not a batch later.
         self.clock.saved = Saved { batches: counters.batches, elapsed_s: counters.elapsed_s };
+        let ranks = self.ranks.clone();
+        let mut failed = None;
+        let told = ranks.done_by_first(|| match self.save_here() {
+            Ok(()) => Ok(true),
+            Err(error) => {
+                failed = Some(error);
+                Ok(false)
+            }
+        })?;
+        match (told, failed) {
+            (true, _) => Ok(()),
+            (false, Some(error)) => Err(error),
+            (false, None) => Err("rank 0 could not save it".into()),
+        }
+    }
+
+    fn save_here(&mut self) -> Result<(), TaskError> {
+        let counters = &self.state.counters;
         let members = self.state.encode(&self.settings.layout)?;
         let members: Vec<Member<'_>> = members.iter().map(|(name, bytes)| Member { name, bytes }).collect();
         let mut info = self.settings.identity.info();

@@ -26,6 +26,14 @@ impl Schedule {
         }
     }
 
+    /// For batches that are so many times as large.
+    pub(crate) fn enlarge(&mut self, times: usize) {
+        match self {
+            Self::Epochs(s) => s.batch *= times,
+            Self::Updates(s) => s.batch *= times,
+        }
+    }
+
     /// Everything for batch `position` of `batches` in `epoch` of `epochs`, all from 0; a run by updates ends after `max_steps` of them, if given.
     pub(crate) fn at(
         &self,

@@ -7,7 +7,6 @@ use serde_json::json;
 use crate::error::{LearnError, TaskError};
 use crate::log::step_fields;
 use crate::observe::BatchReport;
-use crate::parts::cut;
 use crate::plan::Plan;
 use crate::run::Run;
 use crate::scaling::LossScale;
@@ -62,7 +61,7 @@ impl<T: Task> Run<T> {
             self.state.counters.position += 1;
             return Ok(Trained::On);
         }
-        let batch = match made {
+        let batch = match self.ranks.readable(made)? {
             Ok(batch) => batch,
             Err(error) => return self.unread(error),
         };
@@ -102,7 +101,7 @@ impl<T: Task> Run<T> {
         }
         self.count(&step, if task.per_count() { step.count as u64 } else { 1 });
         let updated = step.grad_norm.is_some();
-        self.report(task, plan, &batch, step, seconds);
+        self.report(task, plan, step, seconds);
         if let Some(message) = updated.then(|| task.oddity(&self.state.model, self.state.counters.updates)).flatten() {
             self.event("warning", json!({ "message": message }));
             self.watchers.notify("warning", message);
@@ -134,6 +133,7 @@ impl<T: Task> Run<T> {
             layout: &settings.layout,
             groups: &settings.groups,
             device: &settings.device,
+            ranks: &self.ranks,
             max_grad_norm: settings.config.max_grad_norm,
             trains_f16: settings.config.trains_f16,
             profile: settings.config.profile,
@@ -161,7 +161,7 @@ impl<T: Task> Run<T> {
     }
 
     /// The same for logs and observers.
-    fn report(&mut self, task: &T, plan: &Plan, batch: &[T::Batch], step: StepReport<T::Output>, seconds: f64) {
+    fn report(&mut self, task: &T, plan: &Plan, step: StepReport<T::Output>, seconds: f64) {
         let counters = &self.state.counters;
         let report = BatchReport {
             step: counters.batches,
@@ -169,8 +169,8 @@ impl<T: Task> Run<T> {
             position: counters.position - 1,
             means: counters.item_means(),
             count: step.count,
-            samples: batch.iter().map(|part| task.sample_names(part).len()).sum(),
-            units: batch.iter().map(|part| task.units(part)).sum(),
+            samples: step.samples,
+            units: step.units,
             seconds,
             lr: counters.lr.clone(),
             grad_norm: step.grad_norm,

@@ -13,8 +13,8 @@ pub enum ExchangeError {
         /// What the system said.
         reason: String,
     },
-    /// It was asked for something else, or has more or less to give.
-    #[error("rank {rank} exchanges something else: it has other settings, or another program")]
+    /// It has more or less to give than this one: it does something else.
+    #[error("rank {rank} exchanges something else than this one")]
     Unlike {
         /// The rank.
         rank: usize,
@@ -31,6 +31,7 @@ pub enum ExchangeError {
     },
 }
 
+/// Starting again may help.
 impl Coded for ExchangeError {
     fn exit(&self) -> Exit {
         Exit::Failed

@@ -1,4 +1,4 @@
-//! Numbers as bytes, in the order of this kind of machine, and shares of them.
+//! Numbers as bytes, little-endian on every machine, and shares of them.
 
 use std::ops::Range;
 
@@ -7,16 +7,17 @@ pub(crate) fn share(len: usize, n: usize, i: usize) -> Range<usize> {
     len * i / n..len * (i + 1) / n
 }
 
-/// Little-endian, on every machine.
 pub(crate) fn to_bytes(values: &[f32]) -> Vec<u8> {
-    values.iter().flat_map(|x| x.to_le_bytes()).collect()
+    let mut bytes = vec![0; 4 * values.len()];
+    bytes.as_chunks_mut().0.iter_mut().zip(values).for_each(|(four, value)| *four = value.to_le_bytes());
+    bytes
 }
 
-pub(crate) fn from_bytes(bytes: &[u8]) -> Vec<f32> {
-    bytes.as_chunks().0.iter().map(|four| f32::from_le_bytes(*four)).collect()
+pub(crate) fn from_bytes(bytes: &[u8]) -> impl Iterator<Item = f32> {
+    bytes.as_chunks().0.iter().map(|four| f32::from_le_bytes(*four))
 }
 
-pub(crate) fn add(sum: &mut [f32], more: &[f32]) {
+pub(crate) fn add(sum: &mut [f32], more: impl Iterator<Item = f32>) {
     sum.iter_mut().zip(more).for_each(|(sum, more)| *sum += more);
 }
 
@@ -31,7 +32,7 @@ mod tests {
             assert_eq!(all, (0..len).collect::<Vec<_>>());
         }
         let values = [0.0, -0.0, 1.5, f32::INFINITY, f32::MIN_POSITIVE / 2.0];
-        assert_eq!(from_bytes(&to_bytes(&values)).iter().map(|x| x.to_bits()).collect::<Vec<_>>(), values.map(f32::to_bits));
-        assert!(from_bytes(&to_bytes(&[f32::NAN]))[0].is_nan());
+        assert_eq!(from_bytes(&to_bytes(&values)).map(f32::to_bits).collect::<Vec<_>>(), values.map(f32::to_bits));
+        assert!(from_bytes(&to_bytes(&[f32::NAN])).all(f32::is_nan));
     }
 }

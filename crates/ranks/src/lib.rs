@@ -9,8 +9,10 @@ mod floats;
 mod tcp;
 mod threads;
 
+use std::time::Duration;
+
 pub use error::ExchangeError;
-pub use tcp::{Meeting, Tcp};
+pub use tcp::Tcp;
 pub use threads::{Thread, threads};
 
 use floats::{add, from_bytes, share, to_bytes};
@@ -27,14 +29,17 @@ pub trait Exchange {
     ///
     /// # Errors
     /// A rank that is gone, or silent for too long.
-    fn swap(&self, parts: Vec<Vec<u8>>) -> Result<Vec<Vec<u8>>, ExchangeError>;
+    fn swap(&self, parts: &[&[u8]]) -> Result<Vec<Vec<u8>>, ExchangeError>;
+
+    /// From here on a rank that says nothing for so long is taken for dead, where an exchange can tell.
+    fn wait_at_most(&self, _patience: Duration) {}
 
     /// What every rank gives, by rank.
     ///
     /// # Errors
     /// As [`Exchange::swap`].
     fn gather(&self, mine: &[u8]) -> Result<Vec<Vec<u8>>, ExchangeError> {
-        self.swap(vec![mine.to_vec(); self.ranks()])
+        self.swap(&vec![mine; self.ranks()])
     }
 
     /// What rank 0 gives; what the others give counts for nothing.
@@ -42,8 +47,8 @@ pub trait Exchange {
     /// # Errors
     /// As [`Exchange::swap`].
     fn first(&self, mine: &[u8]) -> Result<Vec<u8>, ExchangeError> {
-        let part = if self.rank() == 0 { mine } else { &[] };
-        Ok(self.swap(vec![part.to_vec(); self.ranks()])?.swap_remove(0))
+        let part: &[u8] = if self.rank() == 0 { mine } else { &[] };
+        Ok(self.swap(&vec![part; self.ranks()])?.swap_remove(0))
     }
 
     /// Adds up `values` over all ranks, each in the order of the ranks: rank `i` adds the `i`-th part and gives it to all.
@@ -52,25 +57,27 @@ pub trait Exchange {
     /// As [`Exchange::swap`]; another number of values on another rank.
     fn sum(&self, values: &mut [f32]) -> Result<(), ExchangeError> {
         let (rank, ranks, len) = (self.rank(), self.ranks(), values.len());
-        let parts = self.swap((0..ranks).map(|i| to_bytes(&values[share(len, ranks, i)])).collect())?;
-        let mut sum = vec![0.0; share(len, ranks, rank).len()];
+        let bytes = to_bytes(values);
+        let shares: Vec<&[u8]> = (0..ranks).map(|i| share(len, ranks, i)).map(|part| &bytes[4 * part.start..4 * part.end]).collect();
+        let parts = self.swap(&shares)?;
+        let mine = share(len, ranks, rank).len();
+        let mut sum = Vec::new();
         for (from, part) in parts.iter().enumerate() {
-            let part = from_bytes(part);
-            if part.len() != sum.len() {
+            if part.len() != 4 * mine {
                 return Err(ExchangeError::Unlike { rank: from });
             }
             // The first as it is: 0 + x is not x where x is -0.
             match from {
-                0 => sum = part,
-                _ => add(&mut sum, &part),
+                0 => sum = from_bytes(part).collect(),
+                _ => add(&mut sum, from_bytes(part)),
             }
         }
         for (from, part) in self.gather(&to_bytes(&sum))?.iter().enumerate() {
-            let (part, place) = (from_bytes(part), share(len, ranks, from));
-            if part.len() != place.len() {
+            let place = share(len, ranks, from);
+            if part.len() != 4 * place.len() {
                 return Err(ExchangeError::Unlike { rank: from });
             }
-            values[place].copy_from_slice(&part);
+            values[place].iter_mut().zip(from_bytes(part)).for_each(|(value, sum)| *value = sum);
         }
         Ok(())
     }

@@ -34,10 +34,10 @@ impl Exchange for Thread {
         self.to.len()
     }
 
-    fn swap(&self, parts: Vec<Vec<u8>>) -> Result<Vec<Vec<u8>>, ExchangeError> {
+    fn swap(&self, parts: &[&[u8]]) -> Result<Vec<Vec<u8>>, ExchangeError> {
         let gone = |rank| ExchangeError::Gone { rank, reason: "its thread has ended".into() };
         for (rank, (to, part)) in self.to.iter().zip(parts).enumerate() {
-            to.send(part).map_err(|_| gone(rank))?;
+            to.send(part.to_vec()).map_err(|_| gone(rank))?;
         }
         self.from.iter().enumerate().map(|(rank, from)| from.recv().map_err(|_| gone(rank))).collect()
     }

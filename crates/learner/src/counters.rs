@@ -173,15 +173,6 @@ impl Counters {
     }
 }
 
-fn one() -> usize {
-    1
-}
-
-#[allow(clippy::trivially_copy_pass_by_ref, reason = "serde asks so")]
-fn is_one(count: &usize) -> bool {
-    *count == 1
-}
-
 /// JSON has no number for NaN and infinity: they are written as text.
 mod reals {
     use serde::de::Error;

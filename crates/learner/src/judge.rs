@@ -2,8 +2,6 @@
 
 use std::rc::Rc;
 
-use burn::module::Module;
-use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 use crate::error::LearnError;
@@ -13,7 +11,9 @@ use crate::phase::Phase;
 use crate::plan::Judging;
 use crate::profile::describe;
 use crate::run::{Outcome, Run};
-use crate::shortage::{Failure, Shortage, attempt};
+use crate::settle::settle;
+use crate::shared::Shared;
+use crate::shortage::{Failure, attempt};
 use crate::task::{EvalContext, Evaluation, Interrupted, Task};
 use crate::tensorboard;
 
@@ -25,45 +25,6 @@ pub(crate) enum Judged {
     Done(Outcome),
     /// Somebody wanted the run to stop before there was a result.
     Interrupted,
-}
-
-/// What rank 0 tells the others of an evaluation. Floats go as bits: JSON has none that are not finite.
-#[derive(Serialize, Deserialize)]
-enum Told {
-    Judged { fitness: u64, metrics: Vec<(String, u64)>, samples: usize, objects: usize, unreadable: Vec<String> },
-    Interrupted,
-    Short(String, bool),
-    Failed(String),
-}
-
-impl Told {
-    fn of(judged: &Result<Evaluation, Failure>) -> Self {
-        match judged {
-            Ok(e) => Self::Judged {
-                fitness: e.fitness.to_bits(),
-                metrics: e.metrics.iter().map(|(name, value)| (name.clone(), value.to_bits())).collect(),
-                samples: e.samples,
-                objects: e.objects,
-                unreadable: e.unreadable.clone(),
-            },
-            Err(Failure::Other(LearnError::Task { source, .. })) if source.is::<Interrupted>() => Self::Interrupted,
-            Err(Failure::Other(error)) => Self::Failed(error.to_string()),
-            Err(Failure::Memory(shortage)) => Self::Short(shortage.reason.clone(), shortage.lost),
-        }
-    }
-
-    /// As if it had been judged here.
-    fn into_judged(self) -> Result<Evaluation, Failure> {
-        match self {
-            Self::Judged { fitness, metrics, samples, objects, unreadable } => {
-                let metrics = metrics.into_iter().map(|(name, bits)| (name, f64::from_bits(bits))).collect();
-                Ok(Evaluation { fitness: f64::from_bits(fitness), metrics, samples, objects, unreadable })
-            }
-            Self::Interrupted => Err(Failure::Other(LearnError::task("evaluation")(Interrupted.into()))),
-            Self::Short(reason, lost) => Err(Failure::Memory(Shortage { reason: format!("rank 0: {reason}"), lost })),
-            Self::Failed(reason) => Err(Failure::Other(LearnError::Rank { rank: 0, reason })),
-        }
-    }
 }
 
 impl<T: Task> Run<T> {
@@ -82,6 +43,9 @@ impl<T: Task> Run<T> {
         }
         if at.complete {
             self.compare_weights()?;
+        }
+        if evaluated {
+            self.level_statistics()?;
         }
         let model = self.ema_model();
         let evaluation = match evaluated.then(|| self.evaluate(task, &model)).transpose() {
@@ -109,41 +73,22 @@ impl<T: Task> Run<T> {
         Ok(outcome.map_or(Judged::On, Judged::Done))
     }
 
-    /// Whether all ranks have learnt the same.
-    fn compare_weights(&self) -> Result<(), LearnError> {
-        if self.ranks.others().is_none() {
-            return Ok(());
-        }
-        let layout = &self.settings.layout;
-        let values = layout.values(&self.state.model.valid());
-        let learned = layout.read(&values)?.into_iter().zip(&layout.entries).filter(|(_, entry)| entry.group.is_some());
-        let bytes = |values: Vec<f32>| values.into_iter().flat_map(f32::to_le_bytes).collect::<Vec<u8>>();
-        let hash = learned.fold(0, |hash, ((_, _, values), _)| crc32c::crc32c_append(hash, &bytes(values)));
-        self.ranks.compare("weights", hash.into())
-    }
-
-    /// Rank 0 judges, for all.
+    /// Every rank judges its share.
     fn evaluate(&mut self, task: &T, model: &T::Model) -> Result<Evaluation, Failure> {
-        if self.ranks.others().is_none() {
-            return self.evaluate_here(task, model);
-        }
-        let own = self.ranks.is_first().then(|| self.evaluate_here(task, model));
-        let told = self.ranks.done_by_first(|| Ok(own.as_ref().map(Told::of))).map_err(Failure::Other)?;
-        match (own, told) {
-            (Some(own), _) => own,
-            (None, Some(told)) => told.into_judged(),
-            (None, None) => Err(Failure::Other(LearnError::Rank { rank: 0, reason: "it has not judged".into() })),
-        }
+        let ranks = self.ranks.clone();
+        let shared = Shared::among(ranks.others());
+        let judged = self.evaluate_share(task, model, &shared);
+        settle(&shared, judged)
     }
 
-    fn evaluate_here(&mut self, task: &T, model: &T::Model) -> Result<Evaluation, Failure> {
-        self.watchers.turn_to(Phase::Evaluation);
+    fn evaluate_share(&mut self, task: &T, model: &T::Model, shared: &Shared<'_>) -> Result<Evaluation, Failure> {
+        self.turn_to(Phase::Evaluation);
         let device = self.settings.device.clone().without_autodiff();
         let (workers, epoch) = (self.settings.config.workers, self.state.counters.epoch);
         let (stop, quit) = (self.watchers.stop.clone(), self.watchers.quit.clone());
         let interrupted = || stop.load(std::sync::atomic::Ordering::Relaxed) || quit.should_stop();
         let mut progress = |done, total| self.watchers.all(|o| o.on_evaluating(done, total));
-        let mut context = EvalContext { device: &device, workers, epoch, progress: &mut progress, interrupted: &interrupted };
+        let mut context = EvalContext { device: &device, workers, epoch, progress: &mut progress, interrupted: &interrupted, shared };
         let evaluation = attempt(|| task.evaluate(model, &mut context).map_err(LearnError::task("evaluation")))?;
         let (told, promised) = (evaluation.metrics.iter().map(|(name, _)| name), task.metric_names());
         if told.ne(&promised) {
@@ -216,10 +161,13 @@ impl<T: Task> Run<T> {
 
     /// `weights/last`, `weights/best` and `weights/epochN`: after the checkpoint they belong to, or now if there is none.
     fn export(&mut self, task: &T, model: &T::Model, epoch: usize, best: bool, all: bool) -> Result<(), LearnError> {
-        if !(all || best) || !self.ranks.is_first() {
+        if !all && !best {
             return Ok(());
         }
-        self.watchers.turn_to(Phase::Export);
+        self.turn_to(Phase::Export);
+        if !self.ranks.is_first() {
+            return Ok(());
+        }
         let bytes: Rc<[u8]> = task.export(model, epoch).map_err(LearnError::task("exporting the weights"))?.into();
         let period = self.settings.config.save_period;
         let periodic = (all && period > 0 && epoch as i64 % period == 0).then(|| format!("epoch{epoch}"));

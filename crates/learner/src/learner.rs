@@ -29,12 +29,12 @@ use crate::metrics::StepMetric;
 use crate::observe::{EpochEnds, EpochReport, Gauge, Observer, RunInfo};
 use crate::optim::{Constants, Optimizer};
 use crate::parts::cut;
-use crate::phase::Phase;
+use crate::phase::{Limits, Phase};
 use crate::plan::{Next, Plan, next};
 use crate::ranks::Ranks;
 use crate::run::{Clock, Outcome, Run, Settings};
 use crate::state::RunState;
-use crate::task::{RunFile, Task, Unreadable};
+use crate::task::{Draw, RunFile, Task, Unreadable};
 use crate::tensorboard;
 use crate::train::Trained;
 use crate::watchers::Watchers;
@@ -48,8 +48,6 @@ pub struct Learner<T: Task> {
     /// Events to write when the log is opened.
     first_events: Vec<(&'static str, Value)>,
     tensorboard: bool,
-    /// The schedule is that of the batches of all ranks.
-    enlarged: bool,
 }
 
 impl<T: Task> Learner<T> {
@@ -67,7 +65,8 @@ impl<T: Task> Learner<T> {
         dir: RunDir,
         identity: Identity,
     ) -> Result<Self, LearnError> {
-        Self::with_store(task, model, device, config, dir, identity, Rc::new(DiskStore))
+        let store: Rc<dyn Store> = if dir.is_nowhere() { Rc::new(Nowhere) } else { Rc::new(DiskStore) };
+        Self::with_store(task, model, device, config, dir, identity, store)
     }
 
     /// The same with another disk than the real one under the run's journal.
@@ -101,24 +100,24 @@ impl<T: Task> Learner<T> {
         let groups = task.groups();
         let settings = Settings { config, device, layout, groups, identity };
         let run = Run { state, journal, watchers: Watchers::none(), settings, clock: Clock::start(), ranks: Ranks::default() };
-        Ok(Self { task, run, came_from: None, first_events: Vec::new(), tensorboard: false, enlarged: false })
+        Ok(Self { task, run, came_from: None, first_events: Vec::new(), tensorboard: false })
     }
 
-    /// Makes this one of several ranks that train one model, each with a Learner of its own; before anything else. A batch is then as many times as
-    /// large as there are ranks, each of which trains on its part, and stays so when the run goes on with another number of them. Rank 0 keeps the run directory and evaluates: no other writes anything, and
-    /// which directory another one was made with does not matter. `code` is what the program is called that all must be: its version, or a hash.
+    /// Makes this one of several ranks that train one model, each with a Learner of its own: before [`resume`](Self::resume), which all of them
+    /// call or none. Each trains on its part of a batch ([`LearnerConfig::ranks`]). Rank 0 has the run directory; the others are made with
+    /// [`RunDir::nowhere`] and write nothing. `code` is what the program is called that all must be, and `limits` say how long one waits for
+    /// another.
     ///
     /// # Errors
     /// A rank that is gone; one that has another program, other settings or other data: on all ranks.
-    pub fn join(&mut self, ranks: Rc<dyn Exchange>, code: &str) -> Result<(), LearnError> {
-        let run = &mut self.run;
-        run.ranks = Ranks::of(ranks);
-        run.ranks.introduce(code, run.settings.identity.info())?;
-        run.state.counters.world = run.ranks.count();
-        if !run.ranks.is_first() {
-            run.journal = Journal::open_with(Rc::new(Nowhere), run.journal.dir().clone())?;
-        }
-        Ok(())
+    pub fn join(&mut self, exchange: Rc<dyn Exchange>, code: &str, limits: Limits) -> Result<(), LearnError> {
+        self.run.ranks = Ranks::of(exchange, limits);
+        self.run.ranks.introduce(code, self.run.settings.identity.info())
+    }
+
+    /// Whether it keeps the run: the only rank, or rank 0.
+    pub fn is_first(&self) -> bool {
+        self.run.ranks.is_first()
     }
 
     /// Adds a watcher of the next [`fit`](Self::fit).
@@ -221,7 +220,7 @@ impl<T: Task> Learner<T> {
         Ok(self.run.journal.finish()?)
     }
 
-    /// Goes on from the newest intact checkpoint; does nothing when the run has none yet.
+    /// Goes on from the newest intact checkpoint, which rank 0 reads for all; does nothing when the run has none yet.
     ///
     /// # Errors
     /// When checkpoints exist but none can be used: a run never silently starts again at 0.
@@ -288,10 +287,7 @@ impl<T: Task> Learner<T> {
             Some(checkpoint) => run.journal.go_on(checkpoint),
             None => run.journal.begin(&log::header(self.task.item_names(), &metrics, run.settings.groups.len())?)?,
         }
-        if !self.enlarged {
-            run.settings.config.schedule.enlarge(run.state.counters.world);
-            self.enlarged = true;
-        }
+        run.level_begin()?;
         let batches = run.plan(&self.task, samples).batches.len();
         let Counters { epochs, epoch, position, batches: step, elapsed_s, .. } = run.state.counters;
         let (unit, item_names) = (self.task.unit(), self.task.item_names().to_vec());
@@ -338,8 +334,8 @@ fn by_plan<'scope, T: Task>(
     data: &'scope dyn Dataset<T::Item>,
 ) -> Result<Option<Outcome>, LearnError> {
     let (draw, counters) = (run.draw(), run.state.counters.clone());
-    let position = counters.position;
-    let make = move |i: usize| make(task, data, plan, i, draw, &counters);
+    let (position, rank) = (counters.position, (run.ranks.rank(), run.ranks.count()));
+    let make = move |i: usize| make(task, data, plan, i, rank, draw, &counters);
     let mut loader = Loader::start(scope, run.settings.config.workers, position..plan.batches.len(), make);
     run.watchers.all(|o| o.on_epoch(plan.epoch, position));
     loop {
@@ -348,7 +344,7 @@ fn by_plan<'scope, T: Task>(
         }
         match next(&run.state.counters, plan, &run.clock.saved) {
             Next::Step => {
-                run.watchers.turn_to(Phase::Step);
+                run.turn_to(Phase::Step);
                 let asked = Instant::now();
                 let Some(made) = loader.next() else { return Ok(None) };
                 match run.train(task, plan, made, asked)? {
@@ -373,16 +369,21 @@ fn by_plan<'scope, T: Task>(
     }
 }
 
-/// The parts of a batch. A part of which no sample can be read is left out, if there is another one.
+/// The parts of a batch that this rank (of so many) has. A part of which no sample can be read is left out, if there is another one.
 fn make<T: Task>(
     task: &T,
     data: &dyn Dataset<T::Item>,
-    draw: crate::task::Draw,
+    plan: &Plan,
+    position: usize,
+    (rank, ranks): (usize, usize),
+    draw: Draw,
     counters: &Counters,
 ) -> Result<Vec<T::Batch>, TaskError> {
     let (mut made, mut unreadable) = (Vec::new(), None);
-    let (samples, draw) = (&plan.batches[position], plan.draw(draw, position));
-    for part in cut(samples, counters.parts(task.size_class(draw, samples))).filter(|part| !part.is_empty()) {
+    let draw = plan.draw(draw, position);
+    let parts = counters.parts(plan.size_class(task, draw, position));
+    let share = plan.share(position, rank, ranks).into_iter().flat_map(|list| cut(list, parts));
+    for part in share.filter(|part| !part.is_empty()) {
         match task.batch(data, draw, part) {
             Ok(batch) => made.push(batch),
             Err(error) if error.is::<Unreadable>() => unreadable = Some(error),

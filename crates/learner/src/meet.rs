@@ -11,9 +11,10 @@ use crate::arenas::Arenas;
 use crate::error::LearnError;
 use crate::grads::{GradBuffer, read};
 use crate::layout::Layout;
-use crate::ranks::{Ranks, tell};
+use crate::ranks::Ranks;
 use crate::shortage::{Failure, Shortage, attempt};
 use crate::task::StepOutput;
+use crate::wire::{in_words, tell};
 
 /// What the parts of a batch have made on this rank.
 pub(crate) struct Made<O> {
@@ -37,13 +38,14 @@ pub(crate) struct Met {
     pub(crate) statistics: bool,
 }
 
-/// What one rank tells of its part. Floats go as bits: JSON has none that are not finite.
+/// What one rank tells of its part.
 #[derive(Default, Serialize, Deserialize)]
 struct Told {
     failed: Option<String>,
     /// Memory ran out, in the device's words, and whether the device is lost.
     short: Option<(String, bool)>,
-    items: Vec<(usize, Vec<u64>)>,
+    /// Weight and loss items of every part.
+    items: Vec<(usize, Vec<f64>)>,
     count: usize,
     samples: usize,
     units: usize,
@@ -68,7 +70,7 @@ pub(crate) fn meet<M: Module, O>(
     let mine = match &read {
         Ok((_, (told, _))) => Told { items: told.items.clone(), seen: told.seen.clone(), failed: None, short: None, ..*told },
         Err(Failure::Memory(shortage)) => Told { short: Some((shortage.reason.clone(), shortage.lost)), ..Told::default() },
-        Err(Failure::Other(error)) => Told { failed: Some(error.to_string()), ..Told::default() },
+        Err(Failure::Other(error)) => Told { failed: Some(in_words(error)), ..Told::default() },
     };
     let all = tell(others, &mine).map_err(Failure::Other)?;
     let (mut made, (_, mut flat)) = read?;
@@ -83,10 +85,9 @@ pub(crate) fn meet<M: Module, O>(
     others.sum(&mut flat).map_err(|error| Failure::Other(error.into()))?;
     let seen = (0..layout.entries.len()).map(|i| all.iter().any(|told| told.seen.get(i) == Some(&true))).collect();
     made.grads = attempt(|| Ok(on_device(layout, device, &flat, seen)))?;
-    let items = all.iter().flat_map(|told| &told.items).map(|(weight, bits)| (*weight, bits.iter().map(|&b| f64::from_bits(b)).collect()));
     let sum = |of: fn(&Told) -> usize| all.iter().map(of).sum::<usize>();
     let met = Met {
-        items: items.collect(),
+        items: all.iter().flat_map(|told| told.items.clone()).collect(),
         count: sum(|told| told.count),
         samples: sum(|told| told.samples),
         units: sum(|told| told.units),
@@ -105,9 +106,9 @@ fn on_host<M: Module, O>(layout: &Layout, model: &M, made: &Made<O>) -> Result<(
     let mut values = read(of_outputs.chain(statistics).chain(of_grads).collect())?.into_iter();
     let of_parts: Vec<Vec<f32>> = values.by_ref().take(2 * made.outputs.len()).collect();
     let statistics = !asked || values.next().is_some_and(|sum| sum[0].is_finite());
-    let bits = |items: &[f32]| items.iter().map(|&x| f64::from(x).to_bits()).collect();
+    let items = |values: &[f32]| values.iter().map(|&x| f64::from(x)).collect();
     let told = Told {
-        items: made.weights.iter().copied().zip(of_parts.chunks_exact(2).map(|part| bits(&part[1]))).collect(),
+        items: made.weights.iter().copied().zip(of_parts.chunks_exact(2).map(|part| items(&part[1]))).collect(),
         count: made.outputs.iter().map(|output| output.count).sum(),
         samples: made.samples,
         units: made.units,

@@ -1,18 +1,17 @@
 //! What a run does next: a pure function of its counters and its plan.
 
-use std::ops::Range;
-
 use crate::config::LearnerConfig;
 use crate::counters::{Counters, Place};
-use crate::task::Draw;
+use crate::parts::cut;
+use crate::task::{Draw, Task};
 
 /// The batches of an epoch, and the marks at which something else than a step is due.
 pub(crate) struct Plan {
     pub(crate) epoch: usize,
-    /// Sample indices; empty where a roll-back has taken the batch out.
-    pub(crate) batches: Vec<Vec<usize>>,
-    /// Which part of each batch is whose, by batch and rank; empty where there is one rank.
-    shares: Vec<Vec<Range<usize>>>,
+    /// Lists of sample indices, one for each rank that the run was begun with; none where a roll-back has taken the batch out.
+    pub(crate) batches: Vec<Vec<Vec<usize>>>,
+    /// How many lists a batch has.
+    lists: usize,
     /// Updates between two evaluations.
     eval_steps: u64,
     /// Updates and seconds after which training ends.
@@ -52,35 +51,10 @@ pub(crate) enum Next {
 }
 
 impl Plan {
-    /// Of batches of one rank.
-    pub(crate) fn new(config: &LearnerConfig, counters: &Counters, batches: Vec<Vec<usize>>) -> Self {
-        Self::of_ranks(config, counters, batches, Vec::new())
-    }
-
-    /// Of `lists`, one a rank, of which so many as there are ranks make a batch; the last one may have fewer.
-    pub(crate) fn of_lists(config: &LearnerConfig, counters: &Counters, lists: &[Vec<usize>], ranks: usize) -> Self {
-        let batches = lists.chunks(ranks).map(<[Vec<usize>]>::concat).collect();
-        let shares = |chunk: &[Vec<usize>]| {
-            let mut end = 0;
-            let share = |rank: usize| {
-                let start = end;
-                end += chunk.get(rank).map_or(0, Vec::len);
-                start..end
-            };
-            (0..ranks).map(share).collect()
-        };
-        Self::of_ranks(config, counters, batches, lists.chunks(ranks).map(shares).collect())
-    }
-
-    /// Of batches that are cut into a part a rank.
-    pub(crate) fn of_batches(config: &LearnerConfig, counters: &Counters, batches: Vec<Vec<usize>>, ranks: usize) -> Self {
-        let shares = |batch: &Vec<usize>| (0..ranks).map(|rank| batch.len() * rank / ranks..batch.len() * (rank + 1) / ranks).collect();
-        let shares = batches.iter().map(shares).collect();
-        Self::of_ranks(config, counters, batches, shares)
-    }
-
-    fn of_ranks(config: &LearnerConfig, counters: &Counters, mut batches: Vec<Vec<usize>>, shares: Vec<Vec<Range<usize>>>) -> Self {
+    /// Of the lists of samples of an epoch, of which so many as the settings have ranks make a batch; the last one may have fewer.
+    pub(crate) fn new(config: &LearnerConfig, counters: &Counters, lists: Vec<Vec<usize>>) -> Self {
         let epoch = counters.epoch;
+        let mut batches: Vec<Vec<Vec<usize>>> = lists.chunks(config.ranks).map(<[Vec<usize>]>::to_vec).collect();
         for (position, batch) in batches.iter_mut().enumerate() {
             let place = Place { epoch, position };
             if counters.passed_over.iter().any(|(from, to)| (from..=to).contains(&&place)) {
@@ -90,7 +64,7 @@ impl Plan {
         Self {
             epoch,
             batches,
-            shares,
+            lists: config.ranks,
             eval_steps: config.eval_steps.map_or(u64::MAX, |n| n as u64),
             max_steps: config.max_steps.unwrap_or(u64::MAX),
             max_seconds: config.time.map_or(f64::INFINITY, |hours| hours * 3600.0),
@@ -98,20 +72,28 @@ impl Plan {
         }
     }
 
-    /// The samples of a batch that are `rank`'s.
-    pub(crate) fn share(&self, position: usize, rank: usize) -> &[usize] {
-        let batch = &self.batches[position];
-        match self.shares.get(position) {
-            // What a roll-back has taken out is nobody's.
-            Some(shares) => batch.get(shares[rank].clone()).unwrap_or_default(),
-            None => batch,
-        }
+    /// Whether a batch has no sample.
+    pub(crate) fn is_empty(&self, position: usize) -> bool {
+        self.batches[position].iter().all(Vec::is_empty)
     }
 
-    /// Samples of the largest part of a batch, if every share is cut into so many.
-    pub(crate) fn largest_part(&self, position: usize, parts: usize) -> usize {
-        let shares = self.shares.get(position).map_or(self.batches[position].len(), |all| all.iter().map(Range::len).max().unwrap_or(0));
-        shares.div_ceil(parts)
+    /// What `rank` of `ranks` trains on of a batch: lists, of which one does not touch another. More ranks than lists get parts of them.
+    pub(crate) fn share(&self, position: usize, rank: usize, ranks: usize) -> Vec<&[usize]> {
+        let each = ranks.div_ceil(self.lists);
+        let pieces: Vec<&[usize]> = self.batches[position].iter().flat_map(|list| cut(list, each)).collect();
+        let from = |rank: usize| (pieces.len() * rank).div_ceil(ranks);
+        pieces[from(rank)..from(rank + 1)].to_vec()
+    }
+
+    /// The class of size of a batch: the highest of its lists.
+    pub(crate) fn size_class<T: Task>(&self, task: &T, draw: Draw, position: usize) -> usize {
+        self.batches[position].iter().map(|list| task.size_class(draw, list)).max().unwrap_or(0)
+    }
+
+    /// Samples of the largest part that any of so many ranks has of a batch, if what it has is cut into so many.
+    pub(crate) fn largest_part(&self, position: usize, ranks: usize, parts: usize) -> usize {
+        let all = (0..ranks).flat_map(|rank| self.share(position, rank, ranks));
+        all.map(|piece| piece.len().div_ceil(parts)).max().unwrap_or(0)
     }
 
     /// `draw` of the epoch for the batch at `position`.
@@ -181,22 +163,19 @@ mod tests {
 
     #[test]
     fn ranks_share_every_batch_and_overlap_in_none() {
-        let config = LearnerConfig::new(3, Schedule::Updates(UpdateSchedule::default()));
-        let counters = Counters::new(0, 3, 1);
-        let batches: Vec<Vec<usize>> = vec![(0..6).collect(), (6..12).collect(), vec![12]];
-        let cut = Plan::of_batches(&config, &counters, batches.clone(), 4);
+        let config = LearnerConfig { ranks: 3, ..LearnerConfig::new(3, Schedule::Updates(UpdateSchedule::default())) };
         let lists: Vec<Vec<usize>> = (0..13).collect::<Vec<_>>().chunks(2).map(<[usize]>::to_vec).collect();
-        let own = Plan::of_lists(&config, &counters, &lists, 3);
-        for (plan, ranks) in [(&cut, 4), (&own, 3)] {
-            assert_eq!(plan.batches, batches);
-            for (position, batch) in batches.iter().enumerate() {
-                let shares: Vec<&[usize]> = (0..ranks).map(|rank| plan.share(position, rank)).collect();
-                assert_eq!(shares.concat(), *batch);
-                assert_eq!(plan.largest_part(position, 1), shares.iter().map(|share| share.len()).max().unwrap());
-            }
+        let plan = Plan::new(&config, &Counters::new(0, 3, 1), lists);
+        for ranks in 1..8 {
+            let share = |position: usize| (0..ranks).map(|rank| plan.share(position, rank, ranks)).collect::<Vec<_>>();
+            let all: Vec<usize> = (0..plan.batches.len()).flat_map(|position| share(position).concat().concat()).collect();
+            assert_eq!(all, (0..13).collect::<Vec<_>>(), "{ranks} ranks");
+            assert!(share(2)[0] == [&[12]] && share(2)[1..].iter().all(Vec::is_empty), "the last one is rank 0's");
         }
-        assert_eq!([own.share(0, 1), own.share(2, 0), own.share(2, 2)], [&[2, 3][..], &[12], &[]], "a list is one rank's");
-        assert_eq!([own.largest_part(0, 2), Plan::new(&config, &counters, batches).largest_part(0, 4)], [1, 2]);
+        assert_eq!(plan.share(0, 0, 1), [&[0, 1], &[2, 3], &[4, 5]], "alone, list by list");
+        assert_eq!(plan.share(1, 1, 3), [&[8, 9]], "a list is one rank's");
+        assert_eq!([0, 3, 5].map(|rank| plan.share(0, rank, 6).concat().len()), [1, 1, 1]);
+        assert_eq!([plan.largest_part(0, 3, 1), plan.largest_part(0, 3, 2), plan.largest_part(0, 6, 1)], [2, 1, 1]);
     }
 
     #[test]

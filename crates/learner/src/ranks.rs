@@ -1,12 +1,14 @@
 //! Several ranks that train one model: what they tell each other so that all of them do the same. Alone a rank tells nothing, and nothing is
 //! computed in another way.
 //!
-//! Rank 0 is the one that has a run directory: it reads checkpoints for all, writes, evaluates, and its clock is everybody's. Whatever could
-//! send ranks different ways (a signal, a clock, a batch that cannot be read, memory that runs out) is told to all before anybody acts on it.
+//! Rank 0 is the one that has a run directory: it reads checkpoints for all, writes, and its clock is everybody's. Whatever could send ranks
+//! different ways (a signal, a clock, a batch that cannot be read, memory that runs out) is told to all before anybody acts on it.
 
+use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::rc::Rc;
+use std::time::Duration;
 
 use bellows_ranks::Exchange;
 use bellows_runs::Checkpoint;
@@ -16,11 +18,20 @@ use serde_json::{Map, Value};
 
 use crate::error::{LearnError, TaskError};
 use crate::identity::unlike;
+use crate::phase::{Limits, Phase};
 use crate::task::Unreadable;
+use crate::wire::{in_words, pack, tell, unpack};
 
 /// The ranks of a run, or nobody else.
 #[derive(Clone, Default)]
-pub(crate) struct Ranks(Option<Rc<dyn Exchange>>);
+pub(crate) struct Ranks(Option<Rc<Others>>);
+
+struct Others {
+    exchange: Rc<dyn Exchange>,
+    limits: Limits,
+    /// No step has been made yet: the first one takes long.
+    new: Cell<bool>,
+}
 
 /// What a rank is: all must be the same.
 #[derive(Serialize, Deserialize)]
@@ -49,16 +60,27 @@ struct Head {
 }
 
 impl Ranks {
-    pub(crate) fn of(exchange: Rc<dyn Exchange>) -> Self {
-        Self(Some(exchange).filter(|exchange| exchange.ranks() > 1))
+    /// Those of `exchange`, of which one waits for another as long as `limits` say.
+    pub(crate) fn of(exchange: Rc<dyn Exchange>, limits: Limits) -> Self {
+        let others = Others { exchange, limits, new: Cell::new(true) };
+        others.exchange.wait_at_most(Duration::from_secs_f64(others.limits.seconds(Phase::Start)));
+        Self(Some(Rc::new(others)).filter(|others| others.exchange.ranks() > 1))
+    }
+
+    /// What all of them are busy with from here on: one waits for another as long as that may take.
+    pub(crate) fn turn_to(&self, phase: Phase) {
+        let Some(others) = &self.0 else { return };
+        // What comes between the first step and the second is still waited for as a first step.
+        let patience = if phase == Phase::Step && others.new.replace(false) { Phase::First } else { phase };
+        others.exchange.wait_at_most(Duration::from_secs_f64(others.limits.seconds(patience)));
     }
 
     pub(crate) fn count(&self) -> usize {
-        self.0.as_ref().map_or(1, |exchange| exchange.ranks())
+        self.others().map_or(1, |others| others.ranks())
     }
 
     pub(crate) fn rank(&self) -> usize {
-        self.0.as_ref().map_or(0, |exchange| exchange.rank())
+        self.others().map_or(0, |others| others.rank())
     }
 
     pub(crate) fn is_first(&self) -> bool {
@@ -66,7 +88,7 @@ impl Ranks {
     }
 
     pub(crate) fn others(&self) -> Option<&dyn Exchange> {
-        self.0.as_deref()
+        self.0.as_ref().map(|others| &*others.exchange)
     }
 
     /// Whether all ranks run the same program with the same settings on the same data.
@@ -91,10 +113,9 @@ impl Ranks {
     /// A rank that is gone.
     pub(crate) fn agree<const N: usize>(&self, stop: bool, clocks: [f64; N]) -> Result<(bool, [f64; N]), LearnError> {
         let Some(others) = self.others() else { return Ok((stop, clocks)) };
-        let mine: (bool, Vec<u64>) = (stop, clocks.iter().map(|x| x.to_bits()).collect());
-        let all = tell(others, &mine)?;
+        let all: Vec<(bool, Vec<f64>)> = tell(others, &(stop, clocks.to_vec()))?;
         let first = &all[0].1;
-        Ok((all.iter().any(|(stop, _)| *stop), std::array::from_fn(|i| first.get(i).map_or(clocks[i], |&bits| f64::from_bits(bits)))))
+        Ok((all.iter().any(|(stop, _)| *stop), std::array::from_fn(|i| first.get(i).copied().unwrap_or(clocks[i]))))
     }
 
     /// What this rank trains on: a rank of which no sample can be read trains on nothing, if another one has something.
@@ -106,8 +127,8 @@ impl Ranks {
         let mine = match &made {
             Ok(parts) if parts.is_empty() => Read::Nothing,
             Ok(_) => Read::Made,
-            Err(error) if error.is::<Unreadable>() => Read::Unreadable(error.to_string()),
-            Err(error) => Read::Failed(error.to_string()),
+            Err(error) if error.is::<Unreadable>() => Read::Unreadable(in_words(&**error)),
+            Err(error) => Read::Failed(in_words(&**error)),
         };
         let all = tell(others, &mine)?;
         for (rank, read) in all.iter().enumerate() {
@@ -135,13 +156,13 @@ impl Ranks {
         let (own, told) = match self.is_first().then(work) {
             Some(Ok(done)) => (None, Some(Ok(done))),
             Some(Err(error)) => {
-                let reason = error.to_string();
+                let reason = in_words(&error);
                 (Some(error), Some(Err(reason)))
             }
             None => (None, None),
         };
-        let told = others.first(&to_json(&told)?)?;
-        match (own, from_json::<Option<Result<T, String>>>(&told)?) {
+        let told = others.first(&pack(&told)?)?;
+        match (own, unpack::<Option<Result<T, String>>>(0, &told)?) {
             (Some(error), _) => Err(error),
             (None, Some(Ok(done))) => Ok(done),
             (None, Some(Err(reason))) => Err(LearnError::Rank { rank: 0, reason }),
@@ -188,7 +209,7 @@ impl Ranks {
     ///
     /// # Errors
     /// The first rank that has others: on all ranks.
-    pub(crate) fn compare(&self, what: &str, hash: u64) -> Result<(), LearnError> {
+    pub(crate) fn compare(&self, what: &str, hash: u32) -> Result<(), LearnError> {
         let Some(others) = self.others() else { return Ok(()) };
         let all = tell(others, &hash)?;
         match all.iter().position(|theirs| *theirs != all[0]) {
@@ -196,17 +217,4 @@ impl Ranks {
             None => Ok(()),
         }
     }
-}
-
-/// What every rank says.
-pub(crate) fn tell<T: Serialize + DeserializeOwned>(others: &dyn Exchange, mine: &T) -> Result<Vec<T>, LearnError> {
-    others.gather(&to_json(mine)?)?.iter().map(|bytes| from_json(bytes)).collect()
-}
-
-fn to_json<T: Serialize>(value: &T) -> Result<Vec<u8>, LearnError> {
-    serde_json::to_vec(value).map_err(|e| LearnError::Config(format!("what ranks tell each other: {e}")))
-}
-
-fn from_json<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, LearnError> {
-    serde_json::from_slice(bytes).map_err(|e| LearnError::Config(format!("what ranks tell each other: {e}")))
 }

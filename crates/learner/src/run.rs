@@ -94,17 +94,11 @@ impl<T: Task> Run<T> {
     pub(crate) fn plan(&self, task: &T, samples: usize) -> Plan {
         let config = &self.settings.config;
         let draw = self.draw();
-        let (counters, ranks) = (&self.state.counters, self.ranks.count());
-        let cut = || {
+        let lists = task.plan(draw).unwrap_or_else(|| {
             let order = epoch_order(samples, draw.seed, draw.epoch, config.shuffle);
-            order.chunks(config.schedule.batch()).map(<[usize]>::to_vec).collect()
-        };
-        let batches = match task.plan(draw) {
-            Some(lists) if counters.world == ranks && ranks > 1 => return Plan::of_lists(config, counters, &lists, ranks),
-            Some(lists) => lists.chunks(counters.world).map(<[Vec<usize>]>::concat).collect(),
-            None => cut(),
-        };
-        if ranks == 1 { Plan::new(config, counters, batches) } else { Plan::of_batches(config, counters, batches, ranks) }
+            order.chunks(config.schedule.batch() / config.ranks).map(<[usize]>::to_vec).collect()
+        });
+        Plan::new(config, &self.state.counters, lists)
     }
 
     /// Whether anybody wants to stop; several ranks have one clock.
@@ -121,9 +115,10 @@ impl<T: Task> Run<T> {
     /// Seeds what Burn draws by itself on the device (`Dropout`, `Tensor::random`): with the batch it is for, so that a run that is resumed
     /// draws the same.
     pub(crate) fn seed_device(&self, draw: Draw) {
-        // Of another rank, other draws: it has other samples.
-        let seed = draw.seed.wrapping_add(self.ranks.rank() as u64);
-        self.settings.device.seed(Rng::new(seed, "device", draw.epoch as u64, draw.step).bits());
+        let bits = Rng::new(draw.seed, "device", draw.epoch as u64, draw.step).bits();
+        // Another rank has other samples, and draws for itself.
+        let own = |rank| Rng::new(bits, "rank", rank, 0).bits();
+        self.settings.device.seed(if self.ranks.is_first() { bits } else { own(self.ranks.rank() as u64) });
     }
 
     /// Adds the time since the last call to the run's.
@@ -131,6 +126,12 @@ impl<T: Task> Run<T> {
         let seconds = self.clock.lap();
         self.state.counters.elapsed_s += seconds;
         seconds
+    }
+
+    /// What the run is busy with from here on.
+    pub(crate) fn turn_to(&mut self, phase: Phase) {
+        self.ranks.turn_to(phase);
+        self.watchers.turn_to(phase);
     }
 
     /// A line of `events.jsonl`.
@@ -171,7 +172,7 @@ impl<T: Task> Run<T> {
     /// # Errors
     /// When it is not made; then the one before stands.
     pub(crate) fn save(&mut self) -> Result<(), TaskError> {
-        self.watchers.turn_to(Phase::Save);
+        self.turn_to(Phase::Save);
         let counters = &self.state.counters;
         // Also if it fails: the next try comes an interval later, not a batch later.
         self.clock.saved = Saved { batches: counters.batches, elapsed_s: counters.elapsed_s };

@@ -57,7 +57,7 @@ impl<T: Task> Run<T> {
     ) -> Result<Trained, LearnError> {
         let wait = waited.elapsed().as_secs_f64();
         let position = self.state.counters.position;
-        if plan.batches[position].is_empty() {
+        if plan.is_empty(position) {
             self.state.counters.position += 1;
             return Ok(Trained::On);
         }
@@ -66,7 +66,8 @@ impl<T: Task> Run<T> {
             Err(error) => return self.unread(error),
         };
         let draw = plan.draw(self.draw(), position);
-        let files = batch.first().map(|part| task.inspect(part, draw, position)).unwrap_or_default();
+        let seen = batch.first().filter(|_| self.ranks.is_first());
+        let files = seen.map(|part| task.inspect(part, draw, position)).unwrap_or_default();
         self.write(files);
         let hyper = self.hyper(plan, position);
         let files = || batch.iter().flat_map(|part| task.sample_names(part)).collect::<Vec<_>>();
@@ -75,8 +76,8 @@ impl<T: Task> Run<T> {
             Err(Failure::Other(error)) => return Err(error),
             Err(Failure::Memory(shortage)) => {
                 self.lap();
-                let class = task.size_class(draw, &plan.batches[position]);
-                let samples = cut(&plan.batches[position], self.state.counters.parts(class)).map(<[usize]>::len).max().unwrap_or(0);
+                let class = plan.size_class(task, draw, position);
+                let samples = plan.largest_part(position, self.ranks.count(), self.state.counters.parts(class));
                 return Ok(Trained::TooLarge(TooLarge { shortage, class, samples, files: files() }));
             }
         };

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use bellows_chat::{ChatError, Encoded, Fault, Template, Tokenizer};
 use bellows_exit::{Coded, Exit};
-use bellows_learner::{EvalContext, Identity, Interrupted, LearnError, Learner, Outcome};
+use bellows_learner::{EvalContext, Identity, Interrupted, LearnError, Learner, Outcome, Shared};
 use bellows_runs::{RunDir, RunDirError};
 use bellows_settings::SettingsError;
 use bellows_weights::{DType, Tensors};
@@ -272,7 +272,7 @@ impl Finetune {
         let device = device.clone().without_autodiff();
         let (workers, epoch) = (0, self.config.epochs);
         let interrupted = || self.learner.is_stopped();
-        let mut context = EvalContext { device: &device, workers, epoch, progress, interrupted: &interrupted };
+        let mut context = EvalContext { device: &device, workers, epoch, progress, interrupted: &interrupted, shared: &Shared::alone() };
         match self.learner.task().judge(model, &self.test, &mut context) {
             Err(error) if error.is::<Interrupted>() => Ok(None),
             judged => Ok(Some(judged.map_err(LearnError::task("judging the test data"))?.0)),

@@ -54,7 +54,7 @@ fn files_are_small_and_open_with_an_essay() {
 fn allowed() -> BTreeMap<&'static str, &'static [&'static str]> {
     BTreeMap::from([
         ("chat", &["exit", "runs"][..]),
-        ("cli", &["device", "exit", "learner", "runs", "settings"][..]),
+        ("cli", &["device", "exit", "learner", "ranks", "runs", "settings"][..]),
         ("device", &["exit", "kernels", "runs"][..]),
         ("exit", &[][..]),
         ("kernels", &[][..]),

@@ -4,8 +4,8 @@
 use std::cell::Cell;
 
 use bellows_ranks::Exchange;
-use serde::de::DeserializeOwned;
 use serde::Serialize;
+use serde::de::DeserializeOwned;
 
 use crate::error::{LearnError, TaskError};
 use crate::wire::{pack, tell};

@@ -9,7 +9,9 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::thread;
 
-use bellows_learner::{EpochSchedule, Identity, LearnError, Learner, LearnerConfig, Limits, OptimizerKind, Outcome, Schedule, UpdateSchedule};
+use bellows_learner::{
+    EpochSchedule, Identity, LearnError, Learner, LearnerConfig, Limits, OptimizerKind, Outcome, Schedule, UpdateSchedule,
+};
 use bellows_ranks::{Exchange, Thread, threads};
 use bellows_runs::RunDir;
 use burn::tensor::Device;
@@ -226,10 +228,16 @@ fn a_run_goes_on_with_another_number_of_ranks() {
 fn every_sample_is_seen_once_an_epoch_with_however_many_ranks() {
     for ranks in [1, 2, 3, 7] {
         let dir = tempfile::tempdir().unwrap();
-        let made = on_ranks(dir.path(), ranks, &config(2), |_| Toy::default(), |_, learner| {
-            finish(0, learner);
-            learner.task().made.lock().unwrap().clone()
-        });
+        let made = on_ranks(
+            dir.path(),
+            ranks,
+            &config(2),
+            |_| Toy::default(),
+            |_, learner| {
+                finish(0, learner);
+                learner.task().made.lock().unwrap().clone()
+            },
+        );
         // Forty samples in one piece are an evaluation's.
         let mut seen: Vec<usize> = made.into_iter().flatten().filter(|part| part.len() < 40).flatten().collect();
         seen.sort_unstable();

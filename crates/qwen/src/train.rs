@@ -91,7 +91,7 @@ pub struct Report {
     pub elapsed_s: f64,
     /// Lowest validation loss, if there was a validation set.
     pub best_loss: Option<f64>,
-    /// The adapter (or model) directory; `None` when the run was interrupted.
+    /// The adapter (or model) directory; `None` when the run was interrupted, and on other ranks than the first.
     pub saved: Option<PathBuf>,
 }
 
@@ -175,7 +175,7 @@ impl Finetune {
         let identity = identity(&config, &data, base)?;
         let task = SftTask::new(config.clone(), lora.clone(), shape.clone(), data.train, data.valid, pad);
         let task = task.beginning_with(&model).map_err(ExportError::from)?;
-        header.extend(warnings(&config, &shape, task.batches()));
+        header.extend(warnings(&config, &shape, task.batches().div_ceil(config.ranks)));
         let mut learner = Learner::new(task, model, device, config.learner(validated), dir, identity)?;
         if config.plots {
             let curves = Curves::of(learner.dir());
@@ -233,7 +233,7 @@ impl Finetune {
         let (epochs, elapsed_s) = (counters.epoch, counters.elapsed_s);
         let best_loss = counters.best.map(|(fitness, _)| -fitness);
         let save = || self.save().map_err(|error| FinetuneError::FinalSave(Box::new(error)));
-        let saved = if outcome == Outcome::Interrupted { None } else { Some(save()?) };
+        let saved = if outcome == Outcome::Interrupted || !self.learner.is_first() { None } else { Some(save()?) };
         Ok(Report { outcome, epochs, elapsed_s, best_loss, saved })
     }
 

@@ -109,8 +109,14 @@ pub(crate) fn run(matches: &ArgMatches, _: &Signals) -> Result<(), Failure> {
 
     let mut bar = Bar::new("validating ", 0).through(tell_people);
     let mut progress = |done, total| bar.set(table_header(columns()), done, total);
-    let mut context =
-        EvalContext { device: &device.device, workers: config.workers, epoch: 0, progress: &mut progress, interrupted: &|| false, shared: &Shared::alone() };
+    let mut context = EvalContext {
+        device: &device.device,
+        workers: config.workers,
+        epoch: 0,
+        progress: &mut progress,
+        interrupted: &|| false,
+        shared: &Shared::alone(),
+    };
     let validation = match tiling {
         Some(tiling) => validate_tiled(&model, &data.set, tiling, &config, &mut context),
         None => validate(&model, &data.set, &config, &mut context),

@@ -1,9 +1,10 @@
 //! Pixels on the host: an 8-bit image and its size.
 
 use image::{Rgb, RgbImage};
+use serde::{Deserialize, Serialize};
 
 /// Width and height in pixels.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Size {
     /// Pixels.
     pub width: u32,

@@ -54,15 +54,16 @@ fn files_are_small_and_open_with_an_essay() {
 fn allowed() -> BTreeMap<&'static str, &'static [&'static str]> {
     BTreeMap::from([
         ("chat", &["exit", "runs"][..]),
-        ("cli", &["device", "exit", "learner", "runs", "settings"][..]),
+        ("cli", &["device", "exit", "learner", "ranks", "runs", "settings"][..]),
         ("device", &["exit", "kernels", "runs"][..]),
         ("exit", &[][..]),
         ("kernels", &[][..]),
         ("plots", &[][..]),
+        ("ranks", &["exit"][..]),
         ("runs", &["exit"][..]),
         ("settings", &["exit"][..]),
         ("weights", &["exit"][..]),
-        ("learner", &["exit", "kernels", "runs", "weights"][..]),
+        ("learner", &["exit", "kernels", "ranks", "runs", "weights"][..]),
         ("qwen", &["chat", "exit", "kernels", "learner", "plots", "runs", "settings", "weights"][..]),
         ("yolo", &["exit", "kernels", "learner", "plots", "runs", "settings", "weights"][..]),
         ("llm-finetune", &["chat", "cli", "device", "exit", "learner", "qwen", "runs", "settings", "weights"][..]),

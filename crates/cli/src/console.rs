@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use console::Term;
 use indicatif::{ProgressBar, ProgressStyle};
 
-use crate::pulse;
+use crate::{place, pulse};
 
 const LINE_EVERY: Duration = Duration::from_secs(30);
 
@@ -16,7 +16,11 @@ const LINE_EVERY: Duration = Duration::from_secs(30);
 const BAR: (usize, usize) = (16, 4);
 
 /// Prints one line to stdout; a closed pipe is not an error worth dying for.
+/// Rank 0 speaks for all: no other rank of a run says anything here.
 pub fn say(line: &str) {
+    if place::rank() > 0 {
+        return;
+    }
     let written = writeln!(std::io::stdout(), "{line}");
     if written.is_err() {
         tracing::debug!("stdout is closed");
@@ -25,7 +29,7 @@ pub fn say(line: &str) {
 
 /// Prints one line to stderr: news of the work, where stdout is for its result.
 pub fn note(line: &str) {
-    let written = writeln!(std::io::stderr(), "{line}");
+    let written = writeln!(std::io::stderr(), "{}{line}", place::prefix());
     if written.is_err() {
         tracing::debug!("stderr is closed");
     }
@@ -141,7 +145,7 @@ pub struct Bar {
 impl Bar {
     /// Of `total`; `label` stands before the count.
     pub fn new(label: &str, total: usize) -> Self {
-        let bar = std::io::stderr().is_terminal().then(|| {
+        let bar = (std::io::stderr().is_terminal() && place::rank() == 0).then(|| {
             let style = ProgressStyle::with_template("{msg}").unwrap_or_else(|_| ProgressStyle::default_bar());
             ProgressBar::new_spinner().with_style(style)
         });

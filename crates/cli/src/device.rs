@@ -4,14 +4,18 @@ use bellows_device::{DeviceRequest, ProbeOptions, Selected, Work, doctor, select
 use bellows_exit::Exit;
 
 use crate::orders::orders;
+use crate::place::local_rank;
 use crate::{Context, Failure, note, pulse};
+
+/// Behind a backend: the card whose number is that of the rank on its machine.
+const OF_RANK: &str = ":rank";
 
 /// The device a user asked for, by what has proved itself on it; says on stderr which it is, or why it is the CPU.
 ///
 /// # Errors
 /// A name that is none, or a named device that is absent or fails its probe.
 pub fn pick_device(device: &str, options: &ProbeOptions) -> Result<Selected, Failure> {
-    let request: DeviceRequest = device.parse()?;
+    let request: DeviceRequest = device.replace(OF_RANK, &format!(":{}", local_rank(1).0)).parse()?;
     let mut device = select(&request, options)?;
     if let Some(reason) = orders().and_then(|orders| orders.processor.clone()) {
         device.fallback = Some(reason);

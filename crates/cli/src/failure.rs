@@ -9,6 +9,8 @@ use std::io::Write;
 
 use bellows_exit::{Coded, Exit};
 
+use crate::place::prefix;
+
 /// Why a program ended. Prints as the chain of causes, each once, on one line.
 #[derive(Debug)]
 pub struct Failure {
@@ -64,7 +66,7 @@ impl Failure {
 
     /// Prints it to stderr, on one line.
     pub(crate) fn complain(&self) {
-        if writeln!(std::io::stderr(), "error: {self}").is_err() {
+        if writeln!(std::io::stderr(), "{}error: {self}", prefix()).is_err() {
             tracing::debug!("stderr is closed");
         }
     }

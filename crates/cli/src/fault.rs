@@ -8,8 +8,13 @@ use bellows_learner::Phase;
 use signal_hook::consts::{SIGKILL, SIGSEGV, SIGSTOP};
 use signal_hook::low_level;
 
+use crate::place::rank;
+
 /// The variable.
 const VARIABLE: &str = "BELLOWS_FAULT";
+
+/// Which rank it strikes; rank 0 if it is not set.
+const OF_RANK: &str = "BELLOWS_FAULT_RANK";
 
 /// Twice, because the first SIGSEGV goes to the handler by which Rust finds the end of a stack.
 fn send(signal: i32) {
@@ -30,6 +35,10 @@ impl Fault {
     /// The one that the variable names, for a process of a run that was started again so often.
     pub(crate) fn of_this_process(restarts: u32) -> Option<Self> {
         let text = std::env::var(VARIABLE).ok()?;
+        let struck = std::env::var(OF_RANK).ok().and_then(|rank| rank.parse().ok()).unwrap_or(0);
+        if rank() != struck {
+            return None;
+        }
         let mut words = text.split(':');
         let (kind, phase) = (words.next()?.to_string(), words.next()?.to_string());
         let spared = words.next()?.parse::<u32>().ok()?.checked_sub(1)?;

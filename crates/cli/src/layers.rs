@@ -33,12 +33,27 @@ pub fn yaml_text(origin: &str, text: &str) -> Result<Layer, Failure> {
     Ok(Layer { origin: origin.into(), values })
 }
 
+/// A run that is to go on.
+pub struct Resumed {
+    /// Its directory.
+    pub dir: PathBuf,
+    /// The settings it was begun with, and the flags.
+    pub layers: [Layer; 2],
+    /// With how many ranks it goes on, where a flag says so.
+    pub ranks: Option<usize>,
+}
+
 /// `--resume`: the run's directory (`which` or what it is a part of, or the newest under `--project`) with the settings it was begun with, below the flags.
 ///
 /// # Errors
 /// No run, no `config.yaml`, or a flag that is not one of `may_change`, as [`Usage`].
-pub fn resumed(which: Option<&Path>, flags: &Layer, project: &str, may_change: &[&str]) -> Result<(PathBuf, [Layer; 2]), Failure> {
+pub fn resumed(which: Option<&Path>, flags: &Layer, project: &str, may_change: &[&str]) -> Result<Resumed, Failure> {
     let mut flags = flags.clone();
+    // The setting is what a batch is made of, which stays; how many processes make it may change.
+    let ranks = flags.values.shift_remove("ranks");
+    let ranks =
+        ranks.map(|ranks| ranks.as_u64().filter(|&ranks| ranks > 0).ok_or_else(|| Usage(format!("ranks {ranks} is no number from 1 up"))));
+    let ranks = ranks.transpose()?.and_then(|ranks| usize::try_from(ranks).ok());
     let typed = flags.values.shift_remove("project");
     let project = typed.as_ref().and_then(Value::as_str).unwrap_or(project);
     let latest = || find_latest_run(Path::new(project)).ok_or_else(|| Usage(format!("--resume: no run with checkpoints under {project}")));
@@ -49,7 +64,7 @@ pub fn resumed(which: Option<&Path>, flags: &Layer, project: &str, may_change: &
     }
     let mut begun = yaml_layer(&file)?;
     begun.values.remove("command");
-    Ok((dir, [begun, flags]))
+    Ok(Resumed { dir, layers: [begun, flags], ranks })
 }
 
 /// Writes `config.yaml`: every resolved setting, in the order of the table, and the command line as typed.

@@ -12,13 +12,16 @@ mod flags;
 mod launches;
 mod layers;
 mod orders;
+mod place;
 mod pulse;
+mod ranks;
 mod scratch;
 mod screen;
 mod session;
 mod signals;
 mod status;
 mod supervise;
+mod words;
 
 use std::process::ExitCode;
 
@@ -30,12 +33,15 @@ pub use device::{examine, join_pool, pick_device};
 pub use failure::{Context, Failure, Usage};
 pub use flags::{count, detach, doctor, flag, flag_values, option, resume, switch, text, whole};
 pub use launches::say_launches;
-pub use layers::{resumed, yaml_layer, yaml_text};
-pub use orders::{obey, words};
+pub use layers::{Resumed, resumed, yaml_layer, yaml_text};
+pub use orders::obey;
+pub use place::local_rank;
+pub use ranks::ranks_of;
 pub use scratch::scratch;
 pub use session::{Keeping, Run, Session};
 pub use signals::{Signals, Taken};
 pub use status::{show, status, stop, stopping};
+pub use words::words;
 
 /// A program from start to exit code: what `run` does, or the device probe's child when this process is one. Signals are answered from the
 /// first moment; an error is printed once, on one line, and has its code.

@@ -12,12 +12,9 @@ use bellows_settings::Layer;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use crate::words::{BACKGROUND, RANK, SUPERVISED, last_words};
 use crate::{Context, Failure};
 
-/// The word before the folder, last but one on the command line.
-const SUPERVISED: &str = "__supervised";
-/// The word before the file that a process in the background writes to.
-const BACKGROUND: &str = "__background";
 /// Most bytes of them.
 const LONGEST: u64 = 1 << 16;
 
@@ -89,24 +86,6 @@ impl Orders {
     }
 }
 
-/// The command line as a user typed it, the program's name left out.
-pub fn words() -> Vec<String> {
-    let mut words: Vec<String> = std::env::args_os().skip(1).map(|word| word.to_string_lossy().into_owned()).collect();
-    while let [.., mark, _] = &words[..]
-        && [SUPERVISED, BACKGROUND].contains(&mark.as_str())
-    {
-        words.truncate(words.len() - 2);
-    }
-    words
-}
-
-/// What stands behind `mark` among the last words, which are ours.
-fn last_words(mark: &str) -> Option<PathBuf> {
-    let words: Vec<_> = std::env::args_os().skip(1).collect();
-    let mut pairs = words.rchunks_exact(2).take_while(|pair| pair[0] == SUPERVISED || pair[0] == BACKGROUND);
-    pairs.find(|pair| pair[0] == mark).map(|pair| PathBuf::from(&pair[1]))
-}
-
 /// The last words of a process that is supervised.
 pub(crate) fn supervised(folder: &Path) -> [std::ffi::OsString; 2] {
     [SUPERVISED.into(), folder.into()]
@@ -117,15 +96,20 @@ pub(crate) fn in_background(log: &Path) -> [std::ffi::OsString; 2] {
     [BACKGROUND.into(), log.into()]
 }
 
+/// The last words of a rank that another one starts.
+pub(crate) fn rank_words(place: &str) -> [std::ffi::OsString; 2] {
+    [RANK.into(), place.into()]
+}
+
 /// Where this process's words go, if it is one in the background.
 pub(crate) fn background() -> Option<PathBuf> {
-    last_words(BACKGROUND)
+    last_words(BACKGROUND).map(PathBuf::from)
 }
 
 /// The orders of this process, if it is supervised.
 pub(crate) fn orders() -> Option<&'static Orders> {
     static ORDERS: OnceLock<Option<Orders>> = OnceLock::new();
-    let read = || serde_json::from_slice(&read_bounded(&Orders::file(&last_words(SUPERVISED)?), LONGEST).ok()?).ok();
+    let read = || serde_json::from_slice(&read_bounded(&Orders::file(Path::new(&last_words(SUPERVISED)?)), LONGEST).ok()?).ok();
     ORDERS.get_or_init(read).as_ref()
 }
 

@@ -6,7 +6,8 @@
 
 use std::io::IsTerminal;
 use std::path::Path;
-use std::time::Instant;
+use std::rc::Rc;
+use std::time::{Duration, Instant};
 
 use bellows_device::{Selected, Telemetry};
 use bellows_learner::{Dashboard, Learner, Limits, Observer, Outcome, Phase, Task};
@@ -21,9 +22,10 @@ use crate::background::{self, keep_words, leave_terminal};
 use crate::layers::record_settings;
 use crate::orders;
 use crate::pulse::{self, Watch};
+use crate::ranks::Ranks;
 use crate::signals::{Signals, Taken};
-use crate::supervise::{end_with_supervisor, supervise};
-use crate::{Failure, Usage, join_pool, say};
+use crate::supervise::{end_with_parent, supervise};
+use crate::{Failure, Usage, join_pool, place, ranks, say};
 
 /// Who does the work of a verb that trains, and who looks after it.
 #[derive(Clone, Debug, Default)]
@@ -36,6 +38,8 @@ pub struct Keeping {
     pub limits: Limits,
     /// The run outlives its terminal.
     pub background: bool,
+    /// Processes that train together.
+    pub ranks: usize,
 }
 
 /// A verb that trains, before it has a run.
@@ -43,6 +47,8 @@ pub struct Session {
     program: &'static str,
     signals: Signals,
     tui: bool,
+    limits: Limits,
+    ranks: Option<Ranks>,
 }
 
 impl Session {
@@ -55,32 +61,40 @@ impl Session {
         if tui && !std::io::stdout().is_terminal() {
             return Err(Usage("--tui needs a terminal: leave it out".into()).into());
         }
-        Ok(Self { program, signals: signals.clone(), tui })
+        Ok(Self { program, signals: signals.clone(), tui, limits: Limits::default(), ranks: None })
     }
 
-    /// Whether other processes did the work, and this one has only kept them. Else it is this one's: its threads are set up, and from here on
-    /// it gives signs of life. `project` is where the words of a run in the background begin.
+    /// Whether other processes did the work, and this one has only kept them. Else it is this one's: its threads are set up, from here on
+    /// it gives signs of life, and the other ranks have been met. `project` is where the words of a run in the background begin.
     ///
     /// # Errors
-    /// A dashboard of a run that another process trains, as [`Usage`]; the end of a supervised run that did not end well.
-    pub fn is_left_to_others(&self, keeping: &Keeping, project: &str) -> Result<bool, Failure> {
+    /// A dashboard of a run that another process trains, as [`Usage`]; the end of a supervised run that did not end well; ranks that do not come.
+    pub fn is_left_to_others(&mut self, keeping: &Keeping, project: &str) -> Result<bool, Failure> {
         if self.tui && (keeping.background || keeping.supervise) {
             return Err(Usage("--tui shows the run of its own process: leave out --supervise and --detach, or --tui".into()).into());
         }
-        if keeping.background && orders::background().is_none() {
+        if keeping.background && orders::background().is_none() && !place::is_started() {
             background::start(self.program, Path::new(project), &self.signals)?;
             return Ok(true);
         }
         leave_terminal();
-        if keeping.supervise && orders::orders().is_none() {
+        if keeping.supervise && orders::orders().is_none() && !place::is_started() {
             supervise(self.program, &keeping.limits, keeping.fallback, &self.signals)?;
             return Ok(true);
         }
-        pulse::begin(keeping.limits.clone(), orders::orders());
-        if orders::orders().is_some() {
-            end_with_supervisor();
+        self.limits = keeping.limits.clone();
+        // Rank 0 answers to the supervisor, the others to rank 0.
+        let orders = orders::orders().filter(|_| !place::is_started());
+        pulse::begin(keeping.limits.clone(), orders);
+        match (place::is_started(), orders) {
+            (true, _) => ranks::end_with_first(),
+            (false, Some(_)) => end_with_parent(Some("the supervisor has died: the run ends, too")),
+            (false, None) => {}
         }
-        join_pool(0)?;
+        let (_, here) = place::local_rank(keeping.ranks);
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        join_pool(if here > 1 { (cores / here).max(1) } else { 0 })?;
+        self.ranks = ranks::meet(keeping.ranks, Duration::from_secs_f64(keeping.limits.seconds(Phase::Start)))?;
         Ok(false)
     }
 
@@ -89,11 +103,19 @@ impl Session {
         pulse::same_command();
     }
 
-    /// The run directory, for this process alone: the one that is resumed, or a new one.
+    /// Whether this process keeps the run: the only rank, or rank 0.
+    fn is_first(&self) -> bool {
+        self.ranks.as_ref().is_none_or(|ranks| ranks.exchange.rank() == 0)
+    }
+
+    /// The run directory, for this process alone: the one that is resumed, or a new one; none for other ranks than the first.
     ///
     /// # Errors
     /// A directory that is none, cannot be made, or is another process's.
     pub fn open(self, resumed: Option<&Path>, project: &str, name: &str, exist_ok: bool) -> Result<Run, Failure> {
+        if !self.is_first() {
+            return Ok(Run { session: self, dir: RunDir::nowhere(), resumed: false, started: Instant::now(), _taken: None });
+        }
         let (dir, taken) = self.signals.take(|| {
             let dir = match resumed {
                 Some(path) => RunDir::open(path)?,
@@ -103,7 +125,7 @@ impl Session {
             Ok((dir, move || mine.withdraw(lock)))
         })?;
         pulse::run(dir.path(), &dir.heartbeat());
-        Ok(Run { session: self, dir, resumed: resumed.is_some(), started: Instant::now(), _taken: taken })
+        Ok(Run { session: self, dir, resumed: resumed.is_some(), started: Instant::now(), _taken: Some(taken) })
     }
 }
 
@@ -113,7 +135,7 @@ pub struct Run {
     dir: RunDir,
     resumed: bool,
     started: Instant,
-    _taken: Taken,
+    _taken: Option<Taken>,
 }
 
 impl Run {
@@ -132,16 +154,26 @@ impl Run {
         self.resumed
     }
 
+    /// Whether this process keeps the run, and writes its files: the only rank, or rank 0.
+    pub fn is_first(&self) -> bool {
+        self.session.is_first()
+    }
+
     /// Whether a signal has asked for the end.
     pub fn is_stopped(&self) -> bool {
         self.session.signals.stopped()
     }
 
-    /// Goes on from the newest checkpoint if the run is resumed. From here on the first signal ends it after the step in progress.
+    /// Joins the other ranks, and goes on from the newest checkpoint if the run is resumed. From here on the first signal ends it after the step in
+    /// progress.
     ///
     /// # Errors
-    /// Checkpoints of which none can be used.
+    /// Checkpoints of which none can be used; a rank that is another run's.
     pub fn start<T: Task>(&mut self, learner: &mut Learner<T>) -> Result<(), Failure> {
+        if let Some(Ranks { exchange, .. }) = &self.session.ranks {
+            learner.join(Rc::clone(exchange), &ranks::code(), self.session.limits.clone())?;
+            self.resumed = exchange.first(&[self.resumed.into()])? == [1];
+        }
         if self.resumed {
             learner.resume()?;
         }
@@ -163,7 +195,7 @@ impl Run {
     /// # Errors
     /// When it cannot be written.
     pub fn record(&self, typed: &[String], table: &[Setting], config: &impl Serialize) -> Result<(), Failure> {
-        if self.resumed {
+        if self.resumed || !self.is_first() {
             return Ok(());
         }
         record_settings(self.path(), &format!("{} {}", self.session.program, typed.join(" ")), table, config)
@@ -172,10 +204,13 @@ impl Run {
     /// Tells the log which device it is (`more` is what else was decided about it) and reads its gauges, and lets the dashboard or `console`
     /// watch.
     pub fn watch<T: Task>(&self, learner: &mut Learner<T>, device: &Selected, more: Map<String, Value>, console: impl Observer + 'static) {
+        learner.observe(Watch::default());
+        if !self.is_first() {
+            return;
+        }
         let about = [("backend", json!(device.backend)), ("name", json!(device.name)), ("fallback", json!(device.fallback))];
         let about: Map<String, Value> = about.map(|(key, value)| (key.to_string(), value)).into_iter().chain(more).collect();
         let telemetry = Telemetry::start(device);
-        learner.observe(Watch::default());
         learner.first_event("device", about.into()).gauges(move || telemetry.latest().gauges());
         if self.session.tui {
             let quit = Interrupter::new();
@@ -194,6 +229,9 @@ impl Run {
     /// Whether there is a closing to do after training that ended so; if not, says how to go on. From here on a signal leaves what is not yet
     /// done.
     pub fn close(&self, outcome: Outcome) -> bool {
+        if !self.is_first() {
+            return false;
+        }
         let resume = format!("{} --resume {}", self.session.program, self.path().display());
         match outcome {
             Outcome::Interrupted => {

@@ -47,6 +47,11 @@ impl Pieces {
         Self(entries.iter().enumerate().map(|(i, entry)| Piece::new(vec![i], entry.group, entries)).collect())
     }
 
+    /// The values of each.
+    pub(crate) fn lengths(&self) -> impl Iterator<Item = usize> {
+        self.0.iter().map(|piece| piece.places.len())
+    }
+
     /// The arenas of values in the order of the entries; where some tensors of a piece have none, theirs are zero.
     pub(crate) fn gather(&self, values: Vec<Option<Tensor<1>>>) -> Arenas {
         let mut values = values;

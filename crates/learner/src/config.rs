@@ -38,6 +38,8 @@ pub struct LearnerConfig {
     pub ema_decay: f64,
     /// Updates the EMA's decay takes to reach 63 % of its limit.
     pub ema_tau: f64,
+    /// Ranks that a batch is shared by: it is made of so many lists of samples, with however many ranks the run goes on.
+    pub ranks: usize,
     /// Seed of every random draw.
     pub seed: u64,
     /// Shuffle the samples of each epoch.
@@ -79,6 +81,7 @@ impl LearnerConfig {
             max_grad_norm: 0.0,
             ema_decay: 0.0,
             ema_tau: 1.0,
+            ranks: 1,
             seed: 0,
             shuffle: true,
             workers: 0,
@@ -112,6 +115,12 @@ impl LearnerConfig {
         let checks = [
             (self.epochs > 0, "epochs", self.epochs.to_string(), "at least 1"),
             (self.schedule.batch() > 0, "batch", self.schedule.batch().to_string(), "at least 1"),
+            (
+                self.ranks > 0 && self.schedule.batch().is_multiple_of(self.ranks),
+                "batch",
+                format!("{} for {} ranks", self.schedule.batch(), self.ranks),
+                "as many samples for each, of at least one",
+            ),
             (window > 0, "accumulation (nbs, accumulate)", window.to_string(), "at least 1"),
             (not_negative(rate), "the learning rate", rate.to_string(), "a finite number from 0 up"),
             (fraction(momentum), "momentum (beta1)", momentum.to_string(), "from 0 up and below 1"),

@@ -81,6 +81,25 @@ pub enum LearnError {
     /// The device failed to compute or to hand back a result.
     #[error("the device failed: {0}")]
     Device(String),
+    /// Another rank of the run has other settings, other data or another program.
+    #[error("rank {rank} is not of this run, it differs in {difference}")]
+    Unlike {
+        /// That rank.
+        rank: usize,
+        /// What differs.
+        difference: String,
+    },
+    /// A rank has failed, and the run with it.
+    #[error("rank {rank}: {reason}")]
+    Rank {
+        /// That rank.
+        rank: usize,
+        /// What it said.
+        reason: String,
+    },
+    /// A rank cannot be reached.
+    #[error("{0}; the last checkpoint is kept")]
+    Exchange(#[from] bellows_ranks::ExchangeError),
     /// Settings that contradict each other.
     #[error("{0}")]
     Config(String),

@@ -9,11 +9,12 @@ impl Coded for LearnError {
         match self {
             Self::FinalSave(_) | Self::Unwritten(_) => Exit::FinalSave,
             Self::Diverged { .. } => Exit::Diverged,
-            Self::Mismatch { .. } | Self::Config(_) => Exit::Usage,
+            Self::Mismatch { .. } | Self::Unlike { .. } | Self::Config(_) => Exit::Usage,
+            Self::Exchange(error) => error.exit(),
             Self::Load(error) => error.exit(),
             Self::Store(error) => error.exit(),
             Self::Lost { .. } | Self::Device(_) => Exit::Device,
-            Self::Task { .. } | Self::Save(_) | Self::OutOfMemory { .. } | Self::NotFinite { .. } => Exit::Failed,
+            Self::Task { .. } | Self::Save(_) | Self::Rank { .. } | Self::OutOfMemory { .. } | Self::NotFinite { .. } => Exit::Failed,
         }
     }
 }

@@ -67,6 +67,21 @@ impl Identity {
     }
 }
 
+/// What differs between what rank 0 and another rank are, in words; `None` if they are the same.
+pub(crate) fn unlike(first: &Map<String, Value>, other: &Map<String, Value>) -> Option<String> {
+    let none = Map::new();
+    let settings = |info: &Map<String, Value>| info.get(SETTINGS).and_then(Value::as_object).unwrap_or(&none).clone();
+    let (ours, theirs) = (settings(first), settings(other));
+    let keys: BTreeSet<&String> = ours.keys().chain(theirs.keys()).collect();
+    let text = |value: Option<&Value>| value.map_or_else(|| "nothing".to_string(), Value::to_string);
+    let differ = keys.into_iter().filter(|key| ours.get(*key) != theirs.get(*key));
+    let mut different: Vec<String> =
+        differ.map(|key| format!("{key}, which is {} and {} on rank 0", text(theirs.get(key)), text(ours.get(key)))).collect();
+    let facts: BTreeSet<&String> = first.keys().chain(other.keys()).filter(|key| *key != SETTINGS).collect();
+    different.extend(facts.into_iter().filter(|key| first.get(*key) != other.get(*key)).map(|key| format!("the {key}")));
+    (!different.is_empty()).then(|| different.join(", "))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -96,6 +111,14 @@ mod tests {
         let other = identity(&Config { rate: 0.2, name: Some("n".into()), ..Config::default() }).with("data", "def");
         let said = other.difference(&begun).unwrap();
         assert_eq!(said, "name was null and is \"n\", rate was 0.1 and is 0.2, the data has changed");
+    }
+
+    #[test]
+    fn another_rank_is_told_by_what_it_has() {
+        let first = identity(&Config::default()).info();
+        assert_eq!(unlike(&first, &identity(&Config { workers: 9, ..Config::default() }).info()), None);
+        let other = identity(&Config { rate: 0.2, ..Config::default() }).with("data", "def").info();
+        assert_eq!(unlike(&first, &other).unwrap(), "rate, which is 0.2 and 0.1 on rank 0, the data");
     }
 
     #[test]

@@ -11,6 +11,8 @@ use crate::phase::Phase;
 use crate::plan::Judging;
 use crate::profile::describe;
 use crate::run::{Outcome, Run};
+use crate::settle::settle;
+use crate::shared::Shared;
 use crate::shortage::{Failure, attempt};
 use crate::task::{EvalContext, Evaluation, Interrupted, Task};
 use crate::tensorboard;
@@ -39,6 +41,12 @@ impl<T: Task> Run<T> {
             let saved = self.save_planned();
             self.warn_unsaved(saved);
         }
+        if at.complete {
+            self.compare_weights()?;
+        }
+        if evaluated {
+            self.level_statistics()?;
+        }
         let model = self.ema_model();
         let evaluation = match evaluated.then(|| self.evaluate(task, &model)).transpose() {
             Err(Failure::Other(LearnError::Task { source, .. })) if source.is::<Interrupted>() => return Ok(Judged::Interrupted),
@@ -47,6 +55,7 @@ impl<T: Task> Run<T> {
             Ok(evaluation) => evaluation,
         };
         self.lap();
+        self.agree()?;
         let report = self.count_evaluation(evaluation);
         self.log_evaluation(task, &report, at)?;
         let outcome = self.move_on(at, evaluated);
@@ -64,14 +73,22 @@ impl<T: Task> Run<T> {
         Ok(outcome.map_or(Judged::On, Judged::Done))
     }
 
+    /// Every rank judges its share.
     fn evaluate(&mut self, task: &T, model: &T::Model) -> Result<Evaluation, Failure> {
-        self.watchers.turn_to(Phase::Evaluation);
+        let ranks = self.ranks.clone();
+        let shared = Shared::among(ranks.others());
+        let judged = self.evaluate_share(task, model, &shared);
+        settle(&shared, judged)
+    }
+
+    fn evaluate_share(&mut self, task: &T, model: &T::Model, shared: &Shared<'_>) -> Result<Evaluation, Failure> {
+        self.turn_to(Phase::Evaluation);
         let device = self.settings.device.clone().without_autodiff();
         let (workers, epoch) = (self.settings.config.workers, self.state.counters.epoch);
         let (stop, quit) = (self.watchers.stop.clone(), self.watchers.quit.clone());
         let interrupted = || stop.load(std::sync::atomic::Ordering::Relaxed) || quit.should_stop();
         let mut progress = |done, total| self.watchers.all(|o| o.on_evaluating(done, total));
-        let mut context = EvalContext { device: &device, workers, epoch, progress: &mut progress, interrupted: &interrupted };
+        let mut context = EvalContext { device: &device, workers, epoch, progress: &mut progress, interrupted: &interrupted, shared };
         let evaluation = attempt(|| task.evaluate(model, &mut context).map_err(LearnError::task("evaluation")))?;
         let (told, promised) = (evaluation.metrics.iter().map(|(name, _)| name), task.metric_names());
         if told.ne(&promised) {
@@ -147,7 +164,10 @@ impl<T: Task> Run<T> {
         if !all && !best {
             return Ok(());
         }
-        self.watchers.turn_to(Phase::Export);
+        self.turn_to(Phase::Export);
+        if !self.ranks.is_first() {
+            return Ok(());
+        }
         let bytes: Rc<[u8]> = task.export(model, epoch).map_err(LearnError::task("exporting the weights"))?.into();
         let period = self.settings.config.save_period;
         let periodic = (all && period > 0 && epoch as i64 % period == 0).then(|| format!("epoch{epoch}"));

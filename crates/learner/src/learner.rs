@@ -6,7 +6,8 @@ use std::sync::atomic::AtomicBool;
 use std::thread::Scope;
 use std::time::Instant;
 
-use bellows_runs::{Checkpoint, DiskStore, Journal, RunDir, Store};
+use bellows_ranks::Exchange;
+use bellows_runs::{Checkpoint, DiskStore, Journal, Nowhere, RunDir, Store};
 use burn::data::dataset::Dataset;
 use burn::module::Module;
 use burn::tensor::Device;
@@ -28,11 +29,12 @@ use crate::metrics::StepMetric;
 use crate::observe::{EpochEnds, EpochReport, Gauge, Observer, RunInfo};
 use crate::optim::{Constants, Optimizer};
 use crate::parts::cut;
-use crate::phase::Phase;
+use crate::phase::{Limits, Phase};
 use crate::plan::{Next, Plan, next};
+use crate::ranks::Ranks;
 use crate::run::{Clock, Outcome, Run, Settings};
 use crate::state::RunState;
-use crate::task::{RunFile, Task, Unreadable};
+use crate::task::{Draw, RunFile, Task, Unreadable};
 use crate::tensorboard;
 use crate::train::Trained;
 use crate::watchers::Watchers;
@@ -63,7 +65,8 @@ impl<T: Task> Learner<T> {
         dir: RunDir,
         identity: Identity,
     ) -> Result<Self, LearnError> {
-        Self::with_store(task, model, device, config, dir, identity, Rc::new(DiskStore))
+        let store: Rc<dyn Store> = if dir.is_nowhere() { Rc::new(Nowhere) } else { Rc::new(DiskStore) };
+        Self::with_store(task, model, device, config, dir, identity, store)
     }
 
     /// The same with another disk than the real one under the run's journal.
@@ -96,8 +99,25 @@ impl<T: Task> Learner<T> {
         let journal = Journal::open_with(store, dir)?;
         let groups = task.groups();
         let settings = Settings { config, device, layout, groups, identity };
-        let run = Run { state, journal, watchers: Watchers::none(), settings, clock: Clock::start() };
+        let run = Run { state, journal, watchers: Watchers::none(), settings, clock: Clock::start(), ranks: Ranks::default() };
         Ok(Self { task, run, came_from: None, first_events: Vec::new(), tensorboard: false })
+    }
+
+    /// Makes this one of several ranks that train one model, each with a Learner of its own: before [`resume`](Self::resume), which all of them
+    /// call or none. Each trains on its part of a batch ([`LearnerConfig::ranks`]). Rank 0 has the run directory; the others are made with
+    /// [`RunDir::nowhere`] and write nothing. `code` is what the program is called that all must be, and `limits` say how long one waits for
+    /// another.
+    ///
+    /// # Errors
+    /// A rank that is gone; one that has another program, other settings or other data: on all ranks.
+    pub fn join(&mut self, exchange: Rc<dyn Exchange>, code: &str, limits: Limits) -> Result<(), LearnError> {
+        self.run.ranks = Ranks::of(exchange, limits);
+        self.run.ranks.introduce(code, self.run.settings.identity.info())
+    }
+
+    /// Whether it keeps the run: the only rank, or rank 0.
+    pub fn is_first(&self) -> bool {
+        self.run.ranks.is_first()
     }
 
     /// Adds a watcher of the next [`fit`](Self::fit).
@@ -200,18 +220,23 @@ impl<T: Task> Learner<T> {
         Ok(self.run.journal.finish()?)
     }
 
-    /// Goes on from the newest intact checkpoint; does nothing when the run has none yet.
+    /// Goes on from the newest intact checkpoint, which rank 0 reads for all; does nothing when the run has none yet.
     ///
     /// # Errors
     /// When checkpoints exist but none can be used: a run never silently starts again at 0.
     pub fn resume(&mut self) -> Result<(), LearnError> {
-        let latest = self.run.journal.checkpoints().latest()?;
-        for bad in &latest.set_aside {
+        let (mut set_aside, journal) = (Vec::new(), &self.run.journal);
+        let checkpoint = self.run.ranks.checkpoint(|| {
+            let latest = journal.checkpoints().latest()?;
+            set_aside = latest.set_aside;
+            Ok(latest.checkpoint)
+        })?;
+        for bad in &set_aside {
             let message = format!("checkpoint {} is damaged ({}): using the one before", bad.path.display(), bad.reason);
             self.first_event("warning", json!({ "message": message }));
             self.run.watchers.notify("warning", message);
         }
-        let Some(mut checkpoint) = latest.checkpoint else { return Ok(()) };
+        let Some(mut checkpoint) = checkpoint else { return Ok(()) };
         let mismatch = |reason: String| LearnError::Mismatch { path: checkpoint.path.clone(), reason };
         let Run { state, settings, .. } = &mut self.run;
         if let Some(difference) = settings.identity.difference(&checkpoint.info) {
@@ -262,6 +287,7 @@ impl<T: Task> Learner<T> {
             Some(checkpoint) => run.journal.go_on(checkpoint),
             None => run.journal.begin(&log::header(self.task.item_names(), &metrics, run.settings.groups.len())?)?,
         }
+        run.level_begin()?;
         let batches = run.plan(&self.task, samples).batches.len();
         let Counters { epochs, epoch, position, batches: step, elapsed_s, .. } = run.state.counters;
         let (unit, item_names) = (self.task.unit(), self.task.item_names().to_vec());
@@ -308,17 +334,17 @@ fn by_plan<'scope, T: Task>(
     data: &'scope dyn Dataset<T::Item>,
 ) -> Result<Option<Outcome>, LearnError> {
     let (draw, counters) = (run.draw(), run.state.counters.clone());
-    let position = counters.position;
-    let make = move |i: usize| make(task, data, plan, i, draw, &counters);
+    let (position, rank) = (counters.position, (run.ranks.rank(), run.ranks.count()));
+    let make = move |i: usize| make(task, data, plan, i, rank, draw, &counters);
     let mut loader = Loader::start(scope, run.settings.config.workers, position..plan.batches.len(), make);
     run.watchers.all(|o| o.on_epoch(plan.epoch, position));
     loop {
-        if run.watchers.stopping() {
+        if run.agree()? {
             return run.stop().map(Some);
         }
         match next(&run.state.counters, plan, &run.clock.saved) {
             Next::Step => {
-                run.watchers.turn_to(Phase::Step);
+                run.turn_to(Phase::Step);
                 let asked = Instant::now();
                 let Some(made) = loader.next() else { return Ok(None) };
                 match run.train(task, plan, made, asked)? {
@@ -343,18 +369,21 @@ fn by_plan<'scope, T: Task>(
     }
 }
 
-/// The parts of a batch. A part of which no sample can be read is left out, if there is another one.
+/// The parts of a batch that this rank (of so many) has. A part of which no sample can be read is left out, if there is another one.
 fn make<T: Task>(
     task: &T,
     data: &dyn Dataset<T::Item>,
     plan: &Plan,
     position: usize,
-    draw: crate::task::Draw,
+    (rank, ranks): (usize, usize),
+    draw: Draw,
     counters: &Counters,
 ) -> Result<Vec<T::Batch>, TaskError> {
     let (mut made, mut unreadable) = (Vec::new(), None);
-    let (samples, draw) = (&plan.batches[position], plan.draw(draw, position));
-    for part in cut(samples, counters.parts(task.size_class(draw, samples))).filter(|part| !part.is_empty()) {
+    let draw = plan.draw(draw, position);
+    let parts = counters.parts(plan.size_class(task, draw, position));
+    let share = plan.share(position, rank, ranks).into_iter().flat_map(|list| cut(list, parts));
+    for part in share.filter(|part| !part.is_empty()) {
         match task.batch(data, draw, part) {
             Ok(batch) => made.push(batch),
             Err(error) if error.is::<Unreadable>() => unreadable = Some(error),

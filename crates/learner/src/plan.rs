@@ -2,13 +2,16 @@
 
 use crate::config::LearnerConfig;
 use crate::counters::{Counters, Place};
-use crate::task::Draw;
+use crate::parts::cut;
+use crate::task::{Draw, Task};
 
 /// The batches of an epoch, and the marks at which something else than a step is due.
 pub(crate) struct Plan {
     pub(crate) epoch: usize,
-    /// Sample indices; empty where a roll-back has taken the batch out.
-    pub(crate) batches: Vec<Vec<usize>>,
+    /// Lists of sample indices, one for each rank that the run was begun with; none where a roll-back has taken the batch out.
+    pub(crate) batches: Vec<Vec<Vec<usize>>>,
+    /// How many lists a batch has.
+    lists: usize,
     /// Updates between two evaluations.
     eval_steps: u64,
     /// Updates and seconds after which training ends.
@@ -48,8 +51,10 @@ pub(crate) enum Next {
 }
 
 impl Plan {
-    pub(crate) fn new(config: &LearnerConfig, counters: &Counters, mut batches: Vec<Vec<usize>>) -> Self {
+    /// Of the lists of samples of an epoch, of which so many as the settings have ranks make a batch; the last one may have fewer.
+    pub(crate) fn new(config: &LearnerConfig, counters: &Counters, lists: Vec<Vec<usize>>) -> Self {
         let epoch = counters.epoch;
+        let mut batches: Vec<Vec<Vec<usize>>> = lists.chunks(config.ranks).map(<[Vec<usize>]>::to_vec).collect();
         for (position, batch) in batches.iter_mut().enumerate() {
             let place = Place { epoch, position };
             if counters.passed_over.iter().any(|(from, to)| (from..=to).contains(&&place)) {
@@ -59,11 +64,36 @@ impl Plan {
         Self {
             epoch,
             batches,
+            lists: config.ranks,
             eval_steps: config.eval_steps.map_or(u64::MAX, |n| n as u64),
             max_steps: config.max_steps.unwrap_or(u64::MAX),
             max_seconds: config.time.map_or(f64::INFINITY, |hours| hours * 3600.0),
             save_seconds: config.checkpoint_minutes * 60.0,
         }
+    }
+
+    /// Whether a batch has no sample.
+    pub(crate) fn is_empty(&self, position: usize) -> bool {
+        self.batches[position].iter().all(Vec::is_empty)
+    }
+
+    /// What `rank` of `ranks` trains on of a batch: lists, of which one does not touch another. More ranks than lists get parts of them.
+    pub(crate) fn share(&self, position: usize, rank: usize, ranks: usize) -> Vec<&[usize]> {
+        let each = ranks.div_ceil(self.lists);
+        let pieces: Vec<&[usize]> = self.batches[position].iter().flat_map(|list| cut(list, each)).collect();
+        let from = |rank: usize| (pieces.len() * rank).div_ceil(ranks);
+        pieces[from(rank)..from(rank + 1)].to_vec()
+    }
+
+    /// The class of size of a batch: the highest of its lists.
+    pub(crate) fn size_class<T: Task>(&self, task: &T, draw: Draw, position: usize) -> usize {
+        self.batches[position].iter().map(|list| task.size_class(draw, list)).max().unwrap_or(0)
+    }
+
+    /// Samples of the largest part that any of so many ranks has of a batch, if what it has is cut into so many.
+    pub(crate) fn largest_part(&self, position: usize, ranks: usize, parts: usize) -> usize {
+        let all = (0..ranks).flat_map(|rank| self.share(position, rank, ranks));
+        all.map(|piece| piece.len().div_ceil(parts)).max().unwrap_or(0)
     }
 
     /// `draw` of the epoch for the batch at `position`.
@@ -129,6 +159,23 @@ mod tests {
         assert_eq!(what(&at(1, 2), |c| c.checkpoint_minutes = 6.0), Next::Save);
         let saved = Saved { batches: 6, elapsed_s: 0.0 };
         assert_eq!(next(&at(1, 2), &plan(|c| c.checkpoint_minutes = 0.0, &at(1, 2)), &saved), Next::Step, "saved already");
+    }
+
+    #[test]
+    fn ranks_share_every_batch_and_overlap_in_none() {
+        let config = LearnerConfig { ranks: 3, ..LearnerConfig::new(3, Schedule::Updates(UpdateSchedule::default())) };
+        let lists: Vec<Vec<usize>> = (0..13).collect::<Vec<_>>().chunks(2).map(<[usize]>::to_vec).collect();
+        let plan = Plan::new(&config, &Counters::new(0, 3, 1), lists);
+        for ranks in 1..8 {
+            let share = |position: usize| (0..ranks).map(|rank| plan.share(position, rank, ranks)).collect::<Vec<_>>();
+            let all: Vec<usize> = (0..plan.batches.len()).flat_map(|position| share(position).concat().concat()).collect();
+            assert_eq!(all, (0..13).collect::<Vec<_>>(), "{ranks} ranks");
+            assert!(share(2)[0] == [&[12]] && share(2)[1..].iter().all(Vec::is_empty), "the last one is rank 0's");
+        }
+        assert_eq!(plan.share(0, 0, 1), [&[0, 1], &[2, 3], &[4, 5]], "alone, list by list");
+        assert_eq!(plan.share(1, 1, 3), [&[8, 9]], "a list is one rank's");
+        assert_eq!([0, 3, 5].map(|rank| plan.share(0, rank, 6).concat().len()), [1, 1, 1]);
+        assert_eq!([plan.largest_part(0, 3, 1), plan.largest_part(0, 3, 2), plan.largest_part(0, 6, 1)], [2, 1, 1]);
     }
 
     #[test]

@@ -30,13 +30,14 @@ impl<T: Task> Run<T> {
         if now.rollbacks >= MAX_ROLLBACKS {
             return Err(LearnError::Diverged { rollbacks: now.rollbacks, batch: now.batches, names: files.join(", ") });
         }
-        let checkpoint = match now.planned_step {
-            Some(step) => self.journal.checkpoints().load_step(step)?,
+        let checkpoints = self.journal.checkpoints();
+        let found = self.ranks.checkpoint(|| match now.planned_step {
+            Some(step) => Ok(Some(checkpoints.load_step(step)?)),
             // A run begun by an older program, which has made no such checkpoint yet.
-            None => match self.journal.checkpoints().latest()?.checkpoint {
-                Some(newest) => newest,
-                None => return Err(LearnError::Diverged { rollbacks: now.rollbacks, batch: now.batches, names: files.join(", ") }),
-            },
+            None => Ok(checkpoints.latest()?.checkpoint),
+        })?;
+        let Some(checkpoint) = found else {
+            return Err(LearnError::Diverged { rollbacks: now.rollbacks, batch: now.batches, names: files.join(", ") });
         };
         let member = |name: &str| checkpoint.members.get(name).map(Vec::as_slice);
         let mismatch = |reason: String| LearnError::Mismatch { path: checkpoint.path.clone(), reason };

@@ -16,6 +16,7 @@ use crate::log;
 use crate::phase::Phase;
 use crate::plan::{Plan, Saved};
 use crate::profile::StepTimes;
+use crate::ranks::Ranks;
 use crate::rng::Rng;
 use crate::sampler::epoch_order;
 use crate::state::RunState;
@@ -72,6 +73,8 @@ pub(crate) struct Run<T: Task> {
     pub(crate) watchers: Watchers<T::Output>,
     pub(crate) settings: Settings,
     pub(crate) clock: Clock,
+    /// Who else trains this model.
+    pub(crate) ranks: Ranks,
 }
 
 impl<T: Task> Run<T> {
@@ -91,17 +94,31 @@ impl<T: Task> Run<T> {
     pub(crate) fn plan(&self, task: &T, samples: usize) -> Plan {
         let config = &self.settings.config;
         let draw = self.draw();
-        let cut = || {
+        let lists = task.plan(draw).unwrap_or_else(|| {
             let order = epoch_order(samples, draw.seed, draw.epoch, config.shuffle);
-            order.chunks(config.schedule.batch()).map(<[usize]>::to_vec).collect()
-        };
-        Plan::new(config, &self.state.counters, task.plan(draw).unwrap_or_else(cut))
+            order.chunks(config.schedule.batch() / config.ranks).map(<[usize]>::to_vec).collect()
+        });
+        Plan::new(config, &self.state.counters, lists)
+    }
+
+    /// Whether anybody wants to stop; several ranks have one clock.
+    ///
+    /// # Errors
+    /// A rank that is gone.
+    pub(crate) fn agree(&mut self) -> Result<bool, LearnError> {
+        let (counters, saved) = (&mut self.state.counters, &mut self.clock.saved);
+        let (stop, clocks) = self.ranks.agree(self.watchers.stopping(), [counters.elapsed_s, saved.elapsed_s])?;
+        [counters.elapsed_s, saved.elapsed_s] = clocks;
+        Ok(stop)
     }
 
     /// Seeds what Burn draws by itself on the device (`Dropout`, `Tensor::random`): with the batch it is for, so that a run that is resumed
     /// draws the same.
     pub(crate) fn seed_device(&self, draw: Draw) {
-        self.settings.device.seed(Rng::new(draw.seed, "device", draw.epoch as u64, draw.step).bits());
+        let bits = Rng::new(draw.seed, "device", draw.epoch as u64, draw.step).bits();
+        // Another rank has other samples, and draws for itself.
+        let own = |rank| Rng::new(bits, "rank", rank, 0).bits();
+        self.settings.device.seed(if self.ranks.is_first() { bits } else { own(self.ranks.rank() as u64) });
     }
 
     /// Adds the time since the last call to the run's.
@@ -109,6 +126,12 @@ impl<T: Task> Run<T> {
         let seconds = self.clock.lap();
         self.state.counters.elapsed_s += seconds;
         seconds
+    }
+
+    /// What the run is busy with from here on.
+    pub(crate) fn turn_to(&mut self, phase: Phase) {
+        self.ranks.turn_to(phase);
+        self.watchers.turn_to(phase);
     }
 
     /// A line of `events.jsonl`.
@@ -144,15 +167,33 @@ impl<T: Task> Run<T> {
         self.save().inspect_err(|_| self.state.counters.planned_step = before)
     }
 
-    /// Makes a checkpoint, and writes what waited for one.
+    /// Makes a checkpoint, and writes what waited for one: rank 0 does, for all.
     ///
     /// # Errors
     /// When it is not made; then the one before stands.
     pub(crate) fn save(&mut self) -> Result<(), TaskError> {
-        self.watchers.turn_to(Phase::Save);
+        self.turn_to(Phase::Save);
         let counters = &self.state.counters;
         // Also if it fails: the next try comes an interval later, not a batch later.
         self.clock.saved = Saved { batches: counters.batches, elapsed_s: counters.elapsed_s };
+        let ranks = self.ranks.clone();
+        let mut failed = None;
+        let told = ranks.done_by_first(|| match self.save_here() {
+            Ok(()) => Ok(true),
+            Err(error) => {
+                failed = Some(error);
+                Ok(false)
+            }
+        })?;
+        match (told, failed) {
+            (true, _) => Ok(()),
+            (false, Some(error)) => Err(error),
+            (false, None) => Err("rank 0 could not save it".into()),
+        }
+    }
+
+    fn save_here(&mut self) -> Result<(), TaskError> {
+        let counters = &self.state.counters;
         let members = self.state.encode(&self.settings.layout)?;
         let members: Vec<Member<'_>> = members.iter().map(|(name, bytes)| Member { name, bytes }).collect();
         let mut info = self.settings.identity.info();

@@ -18,7 +18,7 @@ pub enum Schedule {
 }
 
 impl Schedule {
-    /// Samples per batch.
+    /// Samples per batch, of all ranks together.
     pub fn batch(&self) -> usize {
         match self {
             Self::Epochs(s) => s.batch,
@@ -62,7 +62,7 @@ pub struct EpochSchedule {
     pub warmup_bias_lr: f64,
     /// Nominal batch size that gradients are accumulated to.
     pub nbs: usize,
-    /// Samples per batch.
+    /// Samples per batch, of all ranks together.
     pub batch: usize,
 }
 
@@ -162,7 +162,7 @@ pub struct UpdateSchedule {
     pub warmup_ratio: f64,
     /// beta1, or SGD's momentum.
     pub momentum: f64,
-    /// Samples per batch.
+    /// Samples per batch, of all ranks together.
     pub batch: usize,
     /// Batches to sum gradients over; the last window of an epoch may be shorter.
     pub accumulate: usize,

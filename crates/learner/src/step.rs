@@ -7,8 +7,10 @@ use crate::arenas::Arenas;
 use crate::error::LearnError;
 use crate::grads::{GradBuffer, read};
 use crate::layout::Layout;
+use crate::meet::{Made, Met, meet, statistics};
 use crate::optim::Optimizer;
 use crate::profile::{Stage, StepTimes, Stopwatch};
+use crate::ranks::Ranks;
 use crate::schedule::Hyper;
 use crate::shortage::{Failure, attempt};
 use crate::state::RunState;
@@ -21,6 +23,8 @@ pub(crate) struct StepContext<'a, T: Task> {
     pub(crate) groups: &'a [Group],
     /// The device with autodiff.
     pub(crate) device: &'a Device,
+    /// Who else trains this model.
+    pub(crate) ranks: &'a Ranks,
     /// Global gradient norm that is clipped to; 0 turns clipping off.
     pub(crate) max_grad_norm: f64,
     /// Round what is trained to f16.
@@ -33,6 +37,9 @@ pub(crate) struct StepContext<'a, T: Task> {
 pub(crate) struct StepReport<O> {
     pub(crate) items: Vec<f64>,
     pub(crate) count: usize,
+    /// Samples, and what the speed is told in.
+    pub(crate) samples: usize,
+    pub(crate) units: usize,
     /// Global norm before clipping of the gradients an update was made with; `None` inside an accumulation window.
     pub(crate) grad_norm: Option<f64>,
     /// What was not finite, if the step was skipped.
@@ -44,7 +51,7 @@ pub(crate) struct StepReport<O> {
     pub(crate) times: StepTimes,
 }
 
-/// [`train_step`] on a device that may run out of memory: then the whole state is as it was.
+/// Trains on one batch, all of it or part by part, on a device that may run out of memory: then the whole state is as it was.
 pub(crate) fn try_step<T: Task>(
     context: &StepContext<'_, T>,
     state: &mut RunState<T::Model>,
@@ -54,10 +61,39 @@ pub(crate) fn try_step<T: Task>(
 ) -> Result<StepReport<T::Output>, Failure> {
     // Handles, not data. Moments and EMA change last, when everything that needs memory was read back.
     let before = (state.model.valid(), state.grads.clone(), state.counters.clone());
-    attempt(|| train_step(context, state, parts, draw, hyper)).inspect_err(|_| {
+    let mut watch = Stopwatch::start(context.profile.then_some(context.device));
+    let made = attempt(|| Ok(gradients(context, &state.model, parts, draw, &mut watch)));
+    let met = meet(context.ranks, context.layout, context.device, &state.model, made);
+    let stepped = met.and_then(|(made, met)| attempt(|| update(context, state, before.0.clone(), made, met, hyper, &mut watch)));
+    stepped.inspect_err(|_| {
         (state.grads, state.counters) = (before.1, before.2);
         state.model = before.0.train();
     })
+}
+
+/// Forward and backward pass of this rank's part of a batch.
+fn gradients<T: Task>(
+    context: &StepContext<'_, T>,
+    model: &T::Model,
+    parts: &[T::Batch],
+    draw: Draw,
+    watch: &mut Stopwatch<'_>,
+) -> Made<T::Output> {
+    let StepContext { task, layout, device, .. } = context;
+    let (mut grads, mut outputs) = (GradBuffer::default(), Vec::new());
+    for part in parts {
+        let (output, made) = task.gradients(model, part, draw, device, layout, watch);
+        grads.add(GradBuffer::of(layout, made));
+        outputs.push(output);
+    }
+    watch.lap(Stage::Backward);
+    let samples: Vec<usize> = parts.iter().map(|part| task.sample_names(part).len()).collect();
+    let weights = match task.per_count() {
+        true => outputs.iter().map(|output| output.count).collect(),
+        false => samples.clone(),
+    };
+    let units = parts.iter().map(|part| task.units(part)).sum();
+    Made { grads, outputs, weights, samples: samples.iter().sum(), units }
 }
 
 /// An update that has been computed and not yet been made: whether it may be is known when its sums have been read.
@@ -109,30 +145,22 @@ impl Proposal {
     }
 }
 
-/// Trains on one batch, all of it or part by part. A step in which anything is not finite leaves weights, running statistics, moments and EMA
-/// as they were.
+/// Makes the update of a batch. A step in which anything is not finite leaves weights, running statistics, moments and EMA as they were, which
+/// is `before`.
 ///
 /// The device is asked once: update and checks are queued behind the gradients, and the update is made if the sums turn out to be finite.
-fn train_step<T: Task>(
+fn update<T: Task>(
     context: &StepContext<'_, T>,
     state: &mut RunState<T::Model>,
-    parts: &[T::Batch],
-    draw: Draw,
+    before: T::Model,
+    made: Made<T::Output>,
+    met: Option<Met>,
     hyper: &Hyper,
+    watch: &mut Stopwatch<'_>,
 ) -> Result<StepReport<T::Output>, LearnError> {
-    let StepContext { task, layout, device, profile, .. } = context;
-    let mut watch = Stopwatch::start(profile.then_some(device));
-    // The forward pass moves running statistics: this copy (of handles, not of data) is the way back.
-    let before = state.model.valid();
-
-    let (mut batch, mut outputs) = (GradBuffer::default(), Vec::new());
-    for part in parts {
-        let (output, grads) = task.gradients(&state.model, part, draw, device, layout, &mut watch);
-        batch.add(GradBuffer::of(layout, grads));
-        outputs.push(output);
-    }
-    watch.lap(Stage::Backward);
-    let count: usize = outputs.iter().map(|output| output.count).sum();
+    let StepContext { task, layout, .. } = context;
+    let Made { grads: mut batch, outputs, weights, samples, units } = made;
+    let count = met.as_ref().map_or_else(|| outputs.iter().map(|output| output.count).sum(), |met| met.count);
     let due = state.counters.pending + 1 >= hyper.accumulate;
     let squares = batch.squares(layout);
     let window = (state.grads.clone(), state.counters.pending_count);
@@ -148,7 +176,7 @@ fn train_step<T: Task>(
     };
 
     // An update is followed by a check of everything; within a window, running statistics are all that has moved.
-    let moved = if due { None } else { statistics(layout, &state.model) };
+    let moved = if due || met.is_some() { None } else { statistics(layout, &state.model) };
     let of_outputs = outputs.iter().flat_map(|output| [output.loss.clone(), output.items.clone()]);
     let of_update = proposal.iter().flat_map(|proposal| proposal.sums.clone());
     let sums = [&squares, &moved].map(Option::is_some);
@@ -157,17 +185,13 @@ fn train_step<T: Task>(
     let [gradients, statistics] = sums.map(|asked| !asked || values.next().is_some_and(|sum| sum[0].is_finite()));
     let mut sums: Vec<Vec<f32>> = values.collect();
 
-    let weight = |(part, output): (&T::Batch, &StepOutput<T::Output>)| match task.per_count() {
-        true => output.count,
-        false => task.sample_names(part).len(),
-    };
-    let items = parts.iter().zip(&outputs).map(weight).zip(of_parts.chunks_exact(2).map(|part| as_f64(&part[1])));
-    let items: Vec<(usize, Vec<f64>)> = items.collect();
-    let loss = of_parts.chunks_exact(2).all(|part| part[0][0].is_finite());
+    let items = weights.into_iter().zip(of_parts.chunks_exact(2).map(|part| as_f64(&part[1])));
+    let own = Met { items: items.collect(), count, samples, units, loss: all_finite(&of_parts), statistics };
+    let Met { items, samples, units, loss, statistics, .. } = met.unwrap_or(own);
     let wrong = [("loss", loss), ("gradient", gradients), ("running statistic", statistics)];
     let skipped = wrong.into_iter().find(|(_, finite)| !finite).map(|(name, _)| name);
     let (items, times) = (mean_items(&items), watch.times());
-    let mut report = StepReport { items, count, grad_norm: None, skipped, lost_update: false, outputs, times };
+    let mut report = StepReport { items, count, samples, units, grad_norm: None, skipped, lost_update: false, outputs, times };
     state.counters.pending += 1;
     if skipped.is_some() {
         state.model = before.clone().train();
@@ -204,14 +228,9 @@ fn train_step<T: Task>(
     Ok(report)
 }
 
-/// Σ x² of what a forward pass moves, the float tensors that are not learned, if there are any.
-fn statistics<M: Module>(layout: &Layout, model: &M) -> Option<Tensor<1>> {
-    if layout.entries.iter().all(|entry| entry.group.is_some()) {
-        return None;
-    }
-    let values = layout.values(&model.valid()).into_iter().zip(&layout.entries);
-    let kept = values.map(|(value, entry)| entry.group.is_none().then_some(value)).collect();
-    layout.pieces.squares(&layout.gather(kept), |_| true)
+/// Whether the first tensor of every pair, its loss, is a number.
+fn all_finite(of_parts: &[Vec<f32>]) -> bool {
+    of_parts.chunks_exact(2).all(|part| part[0][0].is_finite())
 }
 
 fn as_f64(values: &[f32]) -> Vec<f64> {

@@ -9,10 +9,12 @@ use std::collections::BTreeMap;
 use burn::data::dataset::Dataset;
 use burn::module::Module;
 use burn::tensor::{Device, Tensor};
+use serde::{Deserialize, Serialize};
 
 use crate::error::TaskError;
 use crate::layout::{Layout, Role};
 use crate::profile::{Stage, Stopwatch};
+use crate::shared::Shared;
 
 /// What a batch may depend on besides its samples.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -74,7 +76,7 @@ pub struct RunFile {
 }
 
 /// How good a model is.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Evaluation {
     /// Higher is better: decides the best checkpoint and early stopping.
     pub fitness: f64,
@@ -112,6 +114,8 @@ pub struct EvalContext<'a> {
     pub progress: &'a mut dyn FnMut(usize, usize),
     /// True once the run should stop: the evaluation may give up and return [`Interrupted`].
     pub interrupted: &'a dyn Fn() -> bool,
+    /// Who else judges: a task that looks at its pieces' shares ([`Shared`]) is done sooner, one that does not judges everything on every rank.
+    pub shared: &'a Shared<'a>,
 }
 
 /// The error an evaluation returns when it gave up because the run should stop.

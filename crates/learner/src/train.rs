@@ -7,7 +7,6 @@ use serde_json::json;
 use crate::error::{LearnError, TaskError};
 use crate::log::step_fields;
 use crate::observe::BatchReport;
-use crate::parts::cut;
 use crate::plan::Plan;
 use crate::run::Run;
 use crate::scaling::LossScale;
@@ -58,16 +57,17 @@ impl<T: Task> Run<T> {
     ) -> Result<Trained, LearnError> {
         let wait = waited.elapsed().as_secs_f64();
         let position = self.state.counters.position;
-        if plan.batches[position].is_empty() {
+        if plan.is_empty(position) {
             self.state.counters.position += 1;
             return Ok(Trained::On);
         }
-        let batch = match made {
+        let batch = match self.ranks.readable(made)? {
             Ok(batch) => batch,
             Err(error) => return self.unread(error),
         };
         let draw = plan.draw(self.draw(), position);
-        let files = batch.first().map(|part| task.inspect(part, draw, position)).unwrap_or_default();
+        let seen = batch.first().filter(|_| self.ranks.is_first());
+        let files = seen.map(|part| task.inspect(part, draw, position)).unwrap_or_default();
         self.write(files);
         let hyper = self.hyper(plan, position);
         let files = || batch.iter().flat_map(|part| task.sample_names(part)).collect::<Vec<_>>();
@@ -76,8 +76,8 @@ impl<T: Task> Run<T> {
             Err(Failure::Other(error)) => return Err(error),
             Err(Failure::Memory(shortage)) => {
                 self.lap();
-                let class = task.size_class(draw, &plan.batches[position]);
-                let samples = cut(&plan.batches[position], self.state.counters.parts(class)).map(<[usize]>::len).max().unwrap_or(0);
+                let class = plan.size_class(task, draw, position);
+                let samples = plan.largest_part(position, self.ranks.count(), self.state.counters.parts(class));
                 return Ok(Trained::TooLarge(TooLarge { shortage, class, samples, files: files() }));
             }
         };
@@ -102,7 +102,7 @@ impl<T: Task> Run<T> {
         }
         self.count(&step, if task.per_count() { step.count as u64 } else { 1 });
         let updated = step.grad_norm.is_some();
-        self.report(task, plan, &batch, step, seconds);
+        self.report(task, plan, step, seconds);
         if let Some(message) = updated.then(|| task.oddity(&self.state.model, self.state.counters.updates)).flatten() {
             self.event("warning", json!({ "message": message }));
             self.watchers.notify("warning", message);
@@ -134,6 +134,7 @@ impl<T: Task> Run<T> {
             layout: &settings.layout,
             groups: &settings.groups,
             device: &settings.device,
+            ranks: &self.ranks,
             max_grad_norm: settings.config.max_grad_norm,
             trains_f16: settings.config.trains_f16,
             profile: settings.config.profile,
@@ -161,7 +162,7 @@ impl<T: Task> Run<T> {
     }
 
     /// The same for logs and observers.
-    fn report(&mut self, task: &T, plan: &Plan, batch: &[T::Batch], step: StepReport<T::Output>, seconds: f64) {
+    fn report(&mut self, task: &T, plan: &Plan, step: StepReport<T::Output>, seconds: f64) {
         let counters = &self.state.counters;
         let report = BatchReport {
             step: counters.batches,
@@ -169,8 +170,8 @@ impl<T: Task> Run<T> {
             position: counters.position - 1,
             means: counters.item_means(),
             count: step.count,
-            samples: batch.iter().map(|part| task.sample_names(part).len()).sum(),
-            units: batch.iter().map(|part| task.units(part)).sum(),
+            samples: step.samples,
+            units: step.units,
             seconds,
             lr: counters.lr.clone(),
             grad_norm: step.grad_norm,

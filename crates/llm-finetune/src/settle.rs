@@ -1,6 +1,6 @@
 //! What memory there is, and which layers are run again for it: asked before a run's weights are read.
 
-use bellows_cli::{Failure, note, say};
+use bellows_cli::{Failure, local_rank, note, say};
 use bellows_device::Selected;
 use bellows_learner::memory::free_memory;
 use bellows_qwen::base::Base;
@@ -41,6 +41,9 @@ pub(crate) fn settle_memory(
     device: &Selected,
 ) -> Result<(SftConfig, Plan), Failure> {
     let (place, free) = room(device);
+    // The ranks of a machine share its memory; a card is one rank's.
+    let (_, here) = local_rank(config.ranks);
+    let free = free.map(|bytes| if place == Place::Processor { bytes / here as f64 } else { bytes });
     let (storage, seq) = (storage(&config, place)?, longest_row(&config, data.train.lengths()));
     let mut question = Question { model, config, storage, place, seq };
     let plan = question.settle(free)?;

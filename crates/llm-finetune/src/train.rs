@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use bellows_chat::{Conversation, Dataset, Example, Message, RenderOptions, Role, Splits, Template, Tokenizer, encode_prompt};
-use bellows_cli::{Bar, Failure, Run, Session, Usage, note, pick_device, resumed, say};
+use bellows_cli::{Bar, Failure, Resumed, Run, Session, Usage, note, pick_device, ranks_of, resumed, say};
 use bellows_device::{ProbeOptions, Selected, Work, processor};
 use bellows_learner::memory::peak_memory;
 use bellows_learner::{LearnError, Outcome};
@@ -47,13 +47,13 @@ pub(crate) fn run(session: Session, args: &TrainArgs, config: SftConfig, resumed
     let base = open_base(&config, &paths, &device.device)?;
 
     let mut run = session.open(resumed.as_deref(), &config.project, &config.name, config.exist_ok)?;
-    let made = (config.model == "tiny" && !run.is_resumed()).then(|| base.model.clone());
+    let made = (config.model == "tiny" && !run.is_resumed() && run.is_first()).then(|| base.model.clone());
     let base = if config.model == "tiny" { base.stored_as(config.base_dtype, &device.device)? } else { base };
     let mut tuning = Finetune::new(config, base, data, template, &device.device, run.dir().clone())?;
     prove(&tuning.model(), tuning.shape(), tuning.config().precision, &device)?;
     say(&format!("template: {}", tuning.template().name()));
     tuning.header().iter().for_each(|line| say(line));
-    if !run.is_resumed() {
+    if !run.is_resumed() && run.is_first() {
         show_answer("Before", &tuning, &tuning.model(), &device)?;
     }
     run.start(tuning.learner())?;
@@ -73,19 +73,23 @@ pub(crate) fn run(session: Session, args: &TrainArgs, config: SftConfig, resumed
     Ok(())
 }
 
-/// All settings of the run, and the run directory when one is resumed.
-pub(crate) fn settle(args: &TrainArgs) -> Result<(SftConfig, Option<PathBuf>), Failure> {
+/// All settings of the run, the run directory when one is resumed, and how many ranks train it.
+pub(crate) fn settle(args: &TrainArgs) -> Result<(SftConfig, Option<PathBuf>, usize), Failure> {
     let Some(which) = &args.resume else {
-        let config = settings(&args.settings)?;
+        let mut config = settings(&args.settings)?;
+        config.ranks = ranks_of(config.ranks)?;
         let missing = [("--model", config.model.is_empty()), ("--data", config.data.is_empty())];
         let missing: Vec<&str> = missing.iter().filter(|(_, empty)| *empty).map(|(flag, _)| *flag).collect();
         if !missing.is_empty() {
             return Err(Usage(format!("{} must be given (--config tiny has both); see --help", missing.join(" and "))).into());
         }
-        return Ok((config, None));
+        let ranks = config.ranks;
+        return Ok((config, None, ranks));
     };
-    let (path, layers) = resumed(which.as_deref(), &args.settings.flags, &SftConfig::default().project, &MAY_CHANGE)?;
-    Ok((SftConfig::from_layers(&layers)?, Some(path)))
+    let Resumed { dir, layers, ranks } = resumed(which.as_deref(), &args.settings.flags, &SftConfig::default().project, &MAY_CHANGE)?;
+    let config = SftConfig::from_layers(&layers)?;
+    let ranks = ranks_of(ranks.unwrap_or(config.ranks))?;
+    Ok((config, Some(dir), ranks))
 }
 
 /// Where the data sets of a run lie; those of the hub are downloaded.

@@ -181,6 +181,9 @@ settings! {
         memory_limit: Option<f64> = None;
         /// Wait for the device after every layer: slower, and a driver's fault shows where it happened
         sync_launches: bool = false;
+        /// Processes that train together, each on batches of its own: an update sees as many times as many
+        /// on this machine, unless WORLD_SIZE and RANK are in the environment; docs/cluster.md tells more
+        ranks: usize = 1;
         /// Directory that runs are kept in
         project: String = "runs/sft".into();
         /// Name of the run; a number is added if it is taken
@@ -365,6 +368,8 @@ impl SftConfig {
             (!self.is_adam() && self.has_adams(), "adam_beta1, adam_beta2 and adam_epsilon are Adam's and AdamW's: leave them out"),
             (self.epochs == 0, "epochs must be at least 1"),
             (self.batch_size == 0, "batch_size must be at least 1"),
+            (self.ranks == 0, "ranks must be at least 1"),
+            (self.ranks > 1 && self.concept.is_some(), "concept is taken out by one process: train the edited model with ranks after it"),
             (self.gradient_accumulation_steps == 0, "gradient_accumulation_steps must be at least 1"),
             (self.max_seq_length < 2, "max_seq_length must be at least 2"),
             (self.keep_checkpoints < 2, "keep_checkpoints must be at least 2: the newest may be damaged"),
@@ -590,7 +595,7 @@ impl SftConfig {
             warmup_steps: self.warmup_steps,
             warmup_ratio: self.warmup_ratio,
             momentum: self.adam_beta1.unwrap_or(self.momentum),
-            batch: self.batch_size,
+            batch: self.batch_size * self.ranks,
             accumulate: self.gradient_accumulation_steps,
         };
         LearnerConfig {
@@ -602,6 +607,7 @@ impl SftConfig {
             loss_scaling: self.precision.loss_scaling(&self.loss_scale),
             trains_f16: self.precision == RunPrecision::Fp16Pure,
             max_grad_norm: self.max_grad_norm,
+            ranks: self.ranks,
             seed: self.seed,
             workers: self.workers,
             val: validated,

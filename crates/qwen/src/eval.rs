@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use bellows_chat::{Batch, ChatError, Encoded, IGNORE};
 use bellows_kernels::Precision;
-use bellows_learner::{EvalContext, TaskError};
+use bellows_learner::{EvalContext, Shared, TaskError};
 use burn::tensor::Device;
 use serde::Serialize;
 
@@ -121,7 +121,7 @@ impl Judge<'_> {
     fn mean_loss(&self, model: &CausalLm, texts: &[Encoded], device: &Device, progress: Progress<'_>) -> Result<(f64, usize), EvalError> {
         let (config, pad) = (self.words.config, self.words.tokenizer.pad().unwrap_or(0));
         let task = SftTask::new(config.clone(), config.lora(), self.shape.clone(), Vec::new(), texts.to_vec(), pad);
-        let mut context = EvalContext { device, workers: 0, epoch: 0, progress, interrupted: &|| false };
+        let mut context = EvalContext { device, workers: 0, epoch: 0, progress, interrupted: &|| false, shared: &Shared::alone() };
         task.judge(model, &task.valid, &mut context).map_err(EvalError::Device)
     }
 

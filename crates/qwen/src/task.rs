@@ -168,9 +168,10 @@ impl SftTask {
         loss: &PairLoss,
         context: &mut EvalContext<'_>,
     ) -> Result<([f64; 3], usize), TaskError> {
-        let (mut sums, mut done) = ([0.0; 3], 0);
+        let (mut judged, mut done) = (Vec::new(), 0);
         let (pairs, all) = (examples.len() / 2, (0..examples.len()).collect::<Vec<usize>>());
-        for chunk in all.chunks(2 * self.config.batch_size.max(1)) {
+        let chunks = all.chunks(2 * self.config.batch_size.max(1)).enumerate();
+        for (i, chunk) in chunks.filter(|(i, _)| context.shared.is_mine(*i)) {
             if (context.interrupted)() {
                 return Err(Box::new(Interrupted));
             }
@@ -178,9 +179,13 @@ impl SftTask {
             let rows: Vec<Vec<&Encoded>> = kept.iter().map(|example| vec![example.as_ref()]).collect();
             let batch = Batch::new(&rows, self.pad, self.config.pad_to_multiple_of);
             let batch = PairBatch::new(&batch, loss.objective, &self.model, self.config.precision(), context.device);
-            sums.iter_mut().zip(batch.judge(model, loss)?).for_each(|(sum, of_batch)| *sum += of_batch);
+            judged.push((i, batch.judge(model, loss)?));
             done += chunk.len() / 2;
-            (context.progress)(done, pairs);
+            (context.progress)((done * context.shared.ranks()).min(pairs), pairs);
+        }
+        let mut sums = [0.0; 3];
+        for of_batch in context.shared.merge(judged)? {
+            sums.iter_mut().zip(of_batch).for_each(|(sum, of_batch)| *sum += of_batch);
         }
         Ok((sums.map(|sum| sum / pairs.max(1) as f64), pairs))
     }
@@ -194,8 +199,9 @@ impl SftTask {
         let lengths: Vec<usize> = examples.lengths().collect();
         let mut order: Vec<usize> = (0..examples.len()).collect();
         order.sort_by_key(|&i| (lengths[i], i));
-        let (mut sum, mut tokens) = (0.0, 0);
-        for (i, chunk) in order.chunks(self.config.batch_size.max(1)).enumerate() {
+        let mut judged: Vec<(usize, (f64, usize))> = Vec::new();
+        let chunks = order.chunks(self.config.batch_size.max(1)).enumerate();
+        for (i, chunk) in chunks.filter(|(i, _)| context.shared.is_mine(*i)) {
             if (context.interrupted)() {
                 return Err(Box::new(Interrupted));
             }
@@ -203,10 +209,11 @@ impl SftTask {
             let rows: Vec<Vec<&Encoded>> = kept.iter().map(|example| vec![example.as_ref()]).collect();
             let batch = Batch::new(&rows, self.pad, self.config.pad_to_multiple_of);
             let data = upload(&batch, &self.model, self.config.precision(), context.device);
-            sum += f64::from(data.total_loss(model).try_into_vec_as::<f32>()?[0]);
-            tokens += batch.targets();
+            judged.push((i, (f64::from(data.total_loss(model).try_into_vec_as::<f32>()?[0]), batch.targets())));
             (context.progress)((i * self.config.batch_size + chunk.len()).min(order.len()), order.len());
         }
+        let add = |(sum, tokens), (of_batch, its_tokens): (f64, usize)| (sum + of_batch, tokens + its_tokens);
+        let (sum, tokens) = context.shared.merge(judged)?.into_iter().fold((0.0, 0), add);
         Ok((sum / tokens.max(1) as f64, tokens))
     }
 

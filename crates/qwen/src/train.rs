@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use bellows_chat::{ChatError, Encoded, Fault, Template, Tokenizer};
 use bellows_exit::{Coded, Exit};
-use bellows_learner::{EvalContext, Identity, Interrupted, LearnError, Learner, Outcome};
+use bellows_learner::{EvalContext, Identity, Interrupted, LearnError, Learner, Outcome, Shared};
 use bellows_runs::{RunDir, RunDirError};
 use bellows_settings::SettingsError;
 use bellows_weights::{DType, Tensors};
@@ -91,7 +91,7 @@ pub struct Report {
     pub elapsed_s: f64,
     /// Lowest validation loss, if there was a validation set.
     pub best_loss: Option<f64>,
-    /// The adapter (or model) directory; `None` when the run was interrupted.
+    /// The adapter (or model) directory; `None` when the run was interrupted, and on other ranks than the first.
     pub saved: Option<PathBuf>,
 }
 
@@ -175,7 +175,7 @@ impl Finetune {
         let identity = identity(&config, &data, base)?;
         let task = SftTask::new(config.clone(), lora.clone(), shape.clone(), data.train, data.valid, pad);
         let task = task.beginning_with(&model).map_err(ExportError::from)?;
-        header.extend(warnings(&config, &shape, task.batches()));
+        header.extend(warnings(&config, &shape, task.batches().div_ceil(config.ranks)));
         let mut learner = Learner::new(task, model, device, config.learner(validated), dir, identity)?;
         if config.plots {
             let curves = Curves::of(learner.dir());
@@ -233,7 +233,7 @@ impl Finetune {
         let (epochs, elapsed_s) = (counters.epoch, counters.elapsed_s);
         let best_loss = counters.best.map(|(fitness, _)| -fitness);
         let save = || self.save().map_err(|error| FinetuneError::FinalSave(Box::new(error)));
-        let saved = if outcome == Outcome::Interrupted { None } else { Some(save()?) };
+        let saved = if outcome == Outcome::Interrupted || !self.learner.is_first() { None } else { Some(save()?) };
         Ok(Report { outcome, epochs, elapsed_s, best_loss, saved })
     }
 
@@ -272,7 +272,7 @@ impl Finetune {
         let device = device.clone().without_autodiff();
         let (workers, epoch) = (0, self.config.epochs);
         let interrupted = || self.learner.is_stopped();
-        let mut context = EvalContext { device: &device, workers, epoch, progress, interrupted: &interrupted };
+        let mut context = EvalContext { device: &device, workers, epoch, progress, interrupted: &interrupted, shared: &Shared::alone() };
         match self.learner.task().judge(model, &self.test, &mut context) {
             Err(error) if error.is::<Interrupted>() => Ok(None),
             judged => Ok(Some(judged.map_err(LearnError::task("judging the test data"))?.0)),

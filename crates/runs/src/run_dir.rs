@@ -102,6 +102,16 @@ impl RunDir {
         Self { path: path.into() }
     }
 
+    /// None: of a process that takes part in a run and writes nothing of it.
+    pub fn nowhere() -> Self {
+        Self::at("")
+    }
+
+    /// Whether it is none.
+    pub fn is_nowhere(&self) -> bool {
+        self.path.as_os_str().is_empty()
+    }
+
     /// The directory itself.
     pub fn path(&self) -> &Path {
         &self.path

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
-use bellows_cli::{Bar, Failure, Keeping, Run, Session, Signals, Usage, columns, pick_device, resumed, say, yaml_layer};
+use bellows_cli::{Bar, Failure, Keeping, Resumed, Run, Session, Signals, Usage, columns, pick_device, ranks_of, resumed, say, yaml_layer};
 use bellows_device::{ProbeOptions, Selected, Work};
 use bellows_kernels::{Lowering, cube};
 use bellows_learner::Outcome;
@@ -40,9 +40,9 @@ pub(crate) struct TrainArgs {
 }
 
 pub(crate) fn train(args: &TrainArgs, signals: &Signals) -> Result<(), Failure> {
-    let session = Session::begin("yolo-train", signals, args.tui)?;
-    let Settled { config, notes, resumed } = settle(args)?;
-    if session.is_left_to_others(&keeping(&config, args.background)?, &config.project)? {
+    let mut session = Session::begin("yolo-train", signals, args.tui)?;
+    let Settled { config, notes, resumed, ranks } = settle(args)?;
+    if session.is_left_to_others(&keeping(&config, args.background, ranks)?, &config.project)? {
         return Ok(());
     }
     say(&format!("Bellows {} · YOLOv8 · {}", env!("CARGO_PKG_VERSION"), config.data));
@@ -70,9 +70,9 @@ pub(crate) fn train(args: &TrainArgs, signals: &Signals) -> Result<(), Failure> 
     Ok(())
 }
 
-fn keeping(config: &TrainConfig, background: bool) -> Result<Keeping, Failure> {
+fn keeping(config: &TrainConfig, background: bool, ranks: usize) -> Result<Keeping, Failure> {
     let limits = config.limits().map_err(Usage)?;
-    Ok(Keeping { supervise: config.supervise, fallback: config.fallback == "cpu", limits, background })
+    Ok(Keeping { supervise: config.supervise, fallback: config.fallback == "cpu", limits, background, ranks })
 }
 
 /// All settings of a run.
@@ -82,14 +82,17 @@ struct Settled {
     notes: Vec<String>,
     /// The run directory, when one is resumed.
     resumed: Option<PathBuf>,
+    /// Processes that train it.
+    ranks: usize,
 }
 
 fn settle(args: &TrainArgs) -> Result<Settled, Failure> {
     if let Some(which) = &args.resume {
         which.as_deref().map_or(Ok(()), of_this_program)?;
-        let (path, layers) = resumed(which.as_deref(), &args.flags, &TrainConfig::default().project, &MAY_CHANGE)?;
+        let Resumed { dir, layers, ranks } = resumed(which.as_deref(), &args.flags, &TrainConfig::default().project, &MAY_CHANGE)?;
         let (config, notes) = TrainConfig::with_notes(&layers)?;
-        return Ok(Settled { config, notes, resumed: Some(path) });
+        let ranks = ranks_of(ranks.unwrap_or(config.ranks))?;
+        return Ok(Settled { config, notes, resumed: Some(dir), ranks });
     }
     let file = args.config.as_deref().map(yaml_layer).transpose()?;
     let data = [Some(&args.flags), file.as_ref()].into_iter().flatten().find_map(|l| l.values.get("data")?.as_str());
@@ -102,8 +105,9 @@ fn settle(args: &TrainArgs) -> Result<Settled, Failure> {
     }
     let dataset = Layer { origin: format!("{data}, settings"), values: settings.into_iter().collect() };
     let layers: Vec<Layer> = [Some(dataset), file, Some(args.flags.clone())].into_iter().flatten().collect();
-    let (config, notes) = TrainConfig::with_notes(&layers)?;
-    Ok(Settled { config, notes, resumed: None })
+    let (mut config, notes) = TrainConfig::with_notes(&layers)?;
+    config.ranks = ranks_of(config.ranks)?;
+    Ok(Settled { ranks: config.ranks, config, notes, resumed: None })
 }
 
 /// Whether what is to be resumed is no run of Ultralytics, which writes its settings to a file of another name.

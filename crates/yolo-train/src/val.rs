@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use bellows_cli::{Bar, Context, Exit, Failure, Signals, Usage, columns, join_pool, note, option, say, switch, text};
-use bellows_learner::EvalContext;
+use bellows_learner::{EvalContext, Shared};
 use bellows_runs::{results_dir, write_atomic};
 use bellows_yolo::config::TrainConfig;
 use bellows_yolo::data::Split;
@@ -109,8 +109,14 @@ pub(crate) fn run(matches: &ArgMatches, _: &Signals) -> Result<(), Failure> {
 
     let mut bar = Bar::new("validating ", 0).through(tell_people);
     let mut progress = |done, total| bar.set(table_header(columns()), done, total);
-    let mut context =
-        EvalContext { device: &device.device, workers: config.workers, epoch: 0, progress: &mut progress, interrupted: &|| false };
+    let mut context = EvalContext {
+        device: &device.device,
+        workers: config.workers,
+        epoch: 0,
+        progress: &mut progress,
+        interrupted: &|| false,
+        shared: &Shared::alone(),
+    };
     let validation = match tiling {
         Some(tiling) => validate_tiled(&model, &data.set, tiling, &config, &mut context),
         None => validate(&model, &data.set, &config, &mut context),

@@ -14,7 +14,7 @@ pub struct Label {
 }
 
 /// One predicted object: `xyxy` in pixels of the network's input, confidence in 0..1, class index.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Detection {
     /// Two corners, in pixels.
     pub xyxy: [f32; 4],
@@ -25,7 +25,7 @@ pub struct Detection {
 }
 
 /// One object that is really there: class index and `xyxy` in the pixels of the predictions it is compared with.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct GroundTruth {
     /// Class index, from 0.
     pub class: u32,

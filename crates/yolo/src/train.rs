@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use bellows_exit::{Coded, Exit};
-use bellows_learner::{EvalContext, Identity, Interrupted, LearnError, Learner, Outcome, Role, RunFile, TaskError};
+use bellows_learner::{EvalContext, Identity, Interrupted, LearnError, Learner, Outcome, Role, RunFile, Shared, TaskError};
 use bellows_runs::{RunDir, RunDirError};
 use bellows_settings::SettingsError;
 use burn::data::dataset::Dataset;
@@ -195,7 +195,14 @@ impl Training {
         let device = self.device.clone().without_autodiff();
         let model = WeightFile::read(&path)?.exactly(self.learner.ema_model())?;
         let interrupted = || self.learner.is_stopped();
-        let mut context = EvalContext { device: &device, workers: self.config.workers, epoch: 0, progress, interrupted: &interrupted };
+        let mut context = EvalContext {
+            device: &device,
+            workers: self.config.workers,
+            epoch: 0,
+            progress,
+            interrupted: &interrupted,
+            shared: &Shared::alone(),
+        };
         let validation = match validate(&model.fuse(&device), &self.val, &self.config, &mut context) {
             Err(error) if error.is::<Interrupted>() => return Ok(None),
             judged => judged.map_err(TrainError::Validation)?,

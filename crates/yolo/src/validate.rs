@@ -7,6 +7,7 @@ use bellows_learner::{EvalContext, Interrupted, Loader, TaskError};
 use burn::data::dataset::Dataset;
 use burn::tensor::Tensor;
 use rayon::prelude::*;
+use serde::{Deserialize, Serialize};
 
 use crate::boxes::{Detection, GroundTruth, Label, xywh_to_xyxy};
 use crate::config::TrainConfig;
@@ -157,7 +158,26 @@ const SHOWN: usize = 3;
 /// Images with mistakes that are remembered.
 const CASES: usize = 24;
 
-/// Runs `model` over `set`.
+/// What a batch of the set leaves to be judged.
+#[derive(Default, Serialize, Deserialize)]
+struct Seen {
+    images: Vec<SeenImage>,
+    /// Box, class and distribution loss; none of a batch of which no image can be read.
+    losses: Option<[f32; 3]>,
+    unreadable: Vec<String>,
+}
+
+/// An image of it: what was found and what is there, in network pixels.
+#[derive(Serialize, Deserialize)]
+struct SeenImage {
+    index: usize,
+    name: String,
+    found: Vec<Detection>,
+    truths: Vec<GroundTruth>,
+    place: Letterbox,
+}
+
+/// Runs `model` over `set`, of which every rank that shares the evaluation looks at some batches and judges all.
 ///
 /// # Errors
 /// [`Interrupted`] when the run should stop; more than 1 % of images that cannot be read, unless `allow_bad`.
@@ -168,23 +188,25 @@ pub fn validate(model: &Fused, set: &ValSet, config: &TrainConfig, context: &mut
     let batches = rect_batches(&set.sizes, 2 * config.batch.images(), imgsz, MAX_STRIDE, 0.5);
     let suppression = suppression(config);
     let mut judge = Judge::new(nc, config, set)?;
-    let (mut losses, mut shown, mut done) = ([0.0; 3], Vec::new(), 0);
+    let mine: Vec<usize> = (0..batches.len()).filter(|&i| context.shared.is_mine(i)).collect();
+    let (mut seen, mut shown, mut done) = (Vec::with_capacity(mine.len()), Vec::new(), 0);
     let mut stages = [0.0; 4];
-    let (mut unreadable, mut judged) = (Vec::new(), 0);
     let make = |i: usize| -> Result<(Option<Batch>, Vec<DataError>), TaskError> {
-        let RectBatch { indices, shape } = &batches[i];
+        let RectBatch { indices, shape } = &batches[mine[i]];
         Ok(val_batch(&*set.data, indices, imgsz, *shape)?)
     };
     std::thread::scope(|scope| -> Result<(), TaskError> {
-        for batch in Loader::start(scope, context.workers, 0..batches.len(), &make) {
+        for (batch, &number) in Loader::start(scope, context.workers, 0..mine.len(), &make).zip(&mine) {
             if (context.interrupted)() {
                 return Err(Box::new(Interrupted));
             }
             let (batch, errors) = batch?;
             done += errors.len();
-            unreadable.extend(errors.iter().map(ToString::to_string));
-            let Some(batch) = batch else { continue };
-            judged += 1;
+            let unreadable = errors.iter().map(ToString::to_string).collect();
+            let Some(batch) = batch else {
+                seen.push((number, Seen { unreadable, ..Seen::default() }));
+                continue;
+            };
             let mut clock = Instant::now();
             let mut lap = |stage: usize| stages[stage] += std::mem::replace(&mut clock, Instant::now()).elapsed().as_secs_f64();
             let images = upload(&batch.images, batch.shape, model.channels(), context.device);
@@ -192,27 +214,41 @@ pub fn validate(model: &Fused, set: &ValSet, config: &TrainConfig, context: &mut
             let feats = model.forward(images);
             let decoded = host(model.decode(&feats))?;
             lap(1);
-            let items = host(loss.forward(&feats, &targets(&batch)).items)?;
-            losses.iter_mut().zip(items).for_each(|(sum, item)| *sum += f64::from(item));
+            let losses = host(loss.forward(&feats, &targets(&batch)).items)?.try_into().ok();
             lap(2);
             let [count, _, height, width] = batch.shape;
             let per_image = decoded.len() / count;
             let detections: Vec<Vec<Detection>> =
                 decoded.par_chunks(per_image).map(|pred| nms(pred, nc, per_image / (4 + nc), &suppression)).collect();
-            for (image, found) in detections.iter().enumerate() {
-                let truths = truths_of(&batch, image as u32, width as f32, height as f32);
-                judge.image((batch.indices[image], &batch.names[image]), found, &truths, &batch.letterboxes[image]);
-            }
+            let images = detections.iter().enumerate().map(|(image, found)| SeenImage {
+                index: batch.indices[image],
+                name: batch.names[image].clone(),
+                found: found.clone(),
+                truths: truths_of(&batch, image as u32, width as f32, height as f32),
+                place: batch.letterboxes[image],
+            });
+            seen.push((number, Seen { images: images.collect(), losses, unreadable }));
             lap(3);
             done += count;
-            (context.progress)(done, set.len());
+            (context.progress)((done * context.shared.ranks()).min(set.len()), set.len());
             if shown.len() < SHOWN {
                 shown.push(Shown { batch, detections });
             }
         }
         Ok(())
     })?;
-    let losses = losses.map(|sum| sum / f64::from(judged.max(1)));
+    let clock = Instant::now();
+    let (mut sums, mut judged, mut unreadable) = ([0.0; 3], 0, Vec::new());
+    for batch in context.shared.merge(seen)? {
+        unreadable.extend(batch.unreadable);
+        judged += u32::from(batch.losses.is_some());
+        sums.iter_mut().zip(batch.losses.unwrap_or_default()).for_each(|(sum, item)| *sum += f64::from(item));
+        for SeenImage { index, name, found, truths, place } in batch.images {
+            judge.image((index, &name), &found, &truths, &place);
+        }
+    }
+    stages[3] += clock.elapsed().as_secs_f64();
+    let losses = sums.map(|sum| sum / f64::from(judged.max(1)));
     judge.sum_up(Walk { losses, shown, unreadable, stages, done }, set.len())
 }
 

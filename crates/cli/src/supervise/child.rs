@@ -122,12 +122,12 @@ fn end_of(status: ExitStatus) -> End {
     End::Code(status.code().unwrap_or(-1))
 }
 
-/// In the process that is watched: when its supervisor has died it ends, as it does when it is asked to.
-pub(crate) fn end_with_supervisor() {
-    std::thread::spawn(|| {
+/// In a process that another one has started: when that has died it says so, if it has words for it, and ends as it does when it is asked to.
+pub(crate) fn end_with_parent(words: Option<&'static str>) {
+    std::thread::spawn(move || {
         let mut sink = [0; 64];
         while matches!(std::io::stdin().read(&mut sink), Ok(read) if read > 0) {}
-        note("the supervisor has died: the run ends, too");
+        words.into_iter().for_each(note);
         low_level::raise(SIGTERM).ok();
     });
 }

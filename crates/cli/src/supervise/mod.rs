@@ -21,7 +21,7 @@ use serde_json::{Value, json};
 use crate::orders::Orders;
 use crate::{Failure, Signals, note, scratch};
 
-pub(crate) use child::end_with_supervisor;
+pub(crate) use child::end_with_parent;
 use child::{Outcome, attempt};
 use policy::{Death, Decision, MAX_WITHOUT_PROGRESS, Policy};
 

@@ -264,6 +264,11 @@ pub fn net(device: &Device) -> Net {
     Net { hidden: linear(3, 8, "hidden", device), norm: BatchNormConfig::new(8).init(device), out: linear(8, 1, "out", device) }
 }
 
+/// The same with other weights.
+pub fn moved(net: Net) -> Net {
+    Net { out: Linear { weight: net.out.weight.clone().map(|w| w.add_scalar(0.5).detach().require_grad()), ..net.out }, ..net }
+}
+
 fn identity() -> Identity {
     Identity::default().with("model", "toy")
 }

@@ -31,10 +31,10 @@ const ANSWER: usize = 32;
 
 /// A training run; with a concept, what comes before it.
 pub(crate) fn train(args: &TrainArgs, signals: &Signals) -> Result<(), Failure> {
-    let session = Session::begin("llm-finetune", signals, args.tui)?;
-    let (config, resumed) = settle(args)?;
+    let mut session = Session::begin("llm-finetune", signals, args.tui)?;
+    let (config, resumed, ranks) = settle(args)?;
     let fallback = config.fallback == "cpu";
-    let keeping = Keeping { supervise: config.supervise, fallback, limits: config.limits()?, background: args.background };
+    let keeping = Keeping { supervise: config.supervise, fallback, limits: config.limits()?, background: args.background, ranks };
     if session.is_left_to_others(&keeping, &config.project)? {
         return Ok(());
     }

@@ -125,6 +125,9 @@ settings! {
         precision: String = Precision::F32.name().into();
         /// Threads that decode and augment; 0 uses the training thread
         workers: usize = 8;
+        /// Processes that train together, each on batches of `batch` images: an update sees as many times as many
+        /// on this machine, unless WORLD_SIZE and RANK are in the environment; docs/cluster.md tells more
+        ranks: usize = 1;
         /// Directory that runs are kept in
         project: String = "runs/detect".into();
         /// Name of the run; a number is added if it is taken
@@ -380,6 +383,7 @@ impl TrainConfig {
             (self.imgsz == 0 || !self.imgsz.is_multiple_of(STRIDE), format!("imgsz {} is not a positive multiple of {STRIDE}", self.imgsz)),
             (self.epochs == 0, "epochs must be at least 1".into()),
             (self.nbs == 0, "nbs must be at least 1".into()),
+            (self.ranks == 0, "ranks must be at least 1".into()),
             (!(1..=16).contains(&self.frames), format!("frames {} is not between 1 and 16", self.frames)),
             (!(1..=64).contains(&self.frame_stride), format!("frame_stride {} is not between 1 and 64", self.frame_stride)),
             (self.background > 64, format!("background {} is more than 64 frames", self.background)),
@@ -444,7 +448,7 @@ impl TrainConfig {
         if self.optimizer != OptimizerChoice::Auto {
             return;
         }
-        let iterations = images.div_ceil(self.batch.images().max(self.nbs)) * self.epochs;
+        let iterations = images.div_ceil(self.schedule().batch.max(self.nbs)) * self.epochs;
         self.warmup_bias_lr = 0.0;
         if iterations > 10_000 {
             self.optimizer = OptimizerChoice::SGD;
@@ -478,7 +482,7 @@ impl TrainConfig {
 
     /// Weight decay scaled to the batch that an update really sees.
     pub fn effective_weight_decay(&self) -> f64 {
-        self.weight_decay * (self.batch.images() * self.schedule().accumulate()) as f64 / self.nbs as f64
+        self.weight_decay * (self.schedule().batch * self.schedule().accumulate()) as f64 / self.nbs as f64
     }
 
     /// The first of `epochs` epochs without mosaic, mixup and cutmix: the last `close_mosaic` have none. A run of fewer keeps them to the end, as
@@ -545,7 +549,7 @@ impl TrainConfig {
             warmup_momentum: self.warmup_momentum,
             warmup_bias_lr: self.warmup_bias_lr,
             nbs: self.nbs,
-            batch: self.batch.images(),
+            batch: self.batch.images() * self.ranks,
         }
     }
 
@@ -571,6 +575,7 @@ impl TrainConfig {
             max_grad_norm: 10.0,
             ema_decay: self.ema_decay,
             ema_tau: self.ema_tau,
+            ranks: self.ranks,
             seed: self.seed,
             shuffle: !self.rect,
             workers: self.workers,

@@ -1,6 +1,7 @@
 //! Pixels on the host: an 8-bit image and its size.
 
 use image::{Rgb, RgbImage};
+use serde::{Deserialize, Serialize};
 
 /// The gray of padding.
 pub const FILL: u8 = 114;
@@ -8,7 +9,7 @@ pub const FILL: u8 = 114;
 pub const NO_DIFFERENCE: u8 = 128;
 
 /// Width and height in pixels.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Size {
     /// Pixels.
     pub width: u32,

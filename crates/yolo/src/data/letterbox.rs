@@ -7,12 +7,13 @@
 use fast_image_resize::images::{TypedImage, TypedImageRef};
 use fast_image_resize::pixels::U8;
 use fast_image_resize::{FilterType, ResizeAlg, ResizeOptions, Resizer};
+use serde::{Deserialize, Serialize};
 
 use super::error::DataError;
 use super::frame::{Frame, Size};
 
 /// How a frame came to its place: `network = original * ratio + pad`.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Letterbox {
     /// Network pixels per original pixel, x and y (they differ by rounding).
     pub ratio: [f32; 2],

@@ -1,0 +1,144 @@
+//! The ranks of a run: which of them this process is, how the others come to be, and where they meet.
+//!
+//! With `ranks: N` this process is rank 0 of N on this machine and starts the others: the same command line with two words more, which say
+//! which rank it is and where rank 0 waits. Where the environment has `WORLD_SIZE`, `RANK`, `MASTER_ADDR` and `MASTER_PORT`, as PyTorch's
+//! users know them, somebody else has started all ranks, on one machine or several, and nobody is started here.
+
+use std::ffi::OsString;
+use std::net::TcpListener;
+use std::process::{Child, Command, Stdio};
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+use bellows_exit::{Coded, Exit};
+use bellows_ranks::{Exchange, Tcp};
+
+use crate::orders::rank_words;
+use crate::place::told;
+use crate::supervise::end_with_parent;
+use crate::{Context, Failure, Usage, note};
+
+/// Where rank 0 of ranks on one machine waits, at a port that the system picks.
+const HERE: (&str, u16) = ("127.0.0.1", 0);
+
+/// What another rank gets to end by itself when the run has ended: it has nothing to save.
+const GRACE: Duration = Duration::from_secs(1);
+
+const STARTING: &str = "starting the other ranks";
+
+/// How many ranks a run has that asks for so many: what the environment says, where somebody else has started them.
+///
+/// # Errors
+/// An environment that says it in part, as [`Usage`].
+pub fn ranks_of(asked: usize) -> Result<usize, Failure> {
+    Ok(told().map_err(Usage)?.map_or(asked, |place| place.ranks))
+}
+
+/// The ranks of a run as this process has them.
+pub(crate) struct Ranks {
+    pub(crate) exchange: Rc<dyn Exchange>,
+    _others: Others,
+}
+
+/// Meets the other ranks of so many, which are started here if nobody else has done that; `None` if there is none. One that was started calls
+/// for `patience`.
+///
+/// # Errors
+/// Ranks that cannot be started, do not come, or are another run's.
+pub(crate) fn meet(ranks: usize, patience: Duration) -> Result<Option<Ranks>, Failure> {
+    if let Some(place) = told().map_err(Usage)? {
+        let exchange: Rc<dyn Exchange> = match place.rank {
+            0 => {
+                let listener =
+                    TcpListener::bind(&place.address).context(Exit::Usage, format!("waiting for the other ranks at {}", place.address))?;
+                note(&format!("waiting for {} more ranks at {}", place.ranks - 1, place.address));
+                let until = Instant::now() + patience;
+                Rc::new(Tcp::host(&listener, place.ranks, &|| (Instant::now() >= until).then(|| "not all ranks came in time".into()))?)
+            }
+            rank => Rc::new(Tcp::join(&place.address, rank, place.ranks, patience)?),
+        };
+        return Ok(Some(Ranks { exchange, _others: Others(Vec::new()) }));
+    }
+    if ranks < 2 {
+        return Ok(None);
+    }
+    let listener = TcpListener::bind(HERE).context(Exit::Failed, STARTING)?;
+    let address = listener.local_addr().context(Exit::Failed, STARTING)?.to_string();
+    let mut others = Others(Vec::new());
+    for rank in 1..ranks {
+        others.0.push(start(&rank_words(&format!("{rank}/{ranks}@{address}")))?);
+    }
+    let others = std::cell::RefCell::new(others);
+    let ended = || others.borrow_mut().ended();
+    // Whoever has ended before it came has said why.
+    let met = Tcp::host(&listener, ranks, &|| ended().map(|(rank, _)| format!("rank {rank} has ended")));
+    match (met, ended()) {
+        (Ok(exchange), _) => Ok(Some(Ranks { exchange: Rc::new(exchange), _others: others.into_inner() })),
+        (Err(_), Some((rank, code))) => Err(NotStarted { rank, code }.into()),
+        (Err(error), None) => Err(error.into()),
+    }
+}
+
+/// A rank that has ended before training began, as this one would.
+#[derive(Debug, thiserror::Error)]
+#[error("rank {rank} has ended before training began")]
+struct NotStarted {
+    rank: usize,
+    code: Option<i32>,
+}
+
+impl Coded for NotStarted {
+    fn exit(&self) -> Exit {
+        if self.code == Some(Exit::Usage.code().into()) { Exit::Usage } else { Exit::Failed }
+    }
+}
+
+/// One more process with this one's command line. What it has to say beside the run's own words goes to stderr; its standard input closes when
+/// this process ends, however that ends.
+fn start(words: &[OsString]) -> Result<Child, Failure> {
+    let program = std::env::current_exe().context(Exit::Failed, STARTING)?;
+    let mut command = Command::new(program);
+    command.args(std::env::args_os().skip(1)).args(words).stdin(Stdio::piped()).stdout(Stdio::null());
+    // A key of the terminal reaches rank 0 alone, which tells the others after the step.
+    #[cfg(unix)]
+    std::os::unix::process::CommandExt::process_group(&mut command, 0);
+    command.spawn().context(Exit::Failed, STARTING)
+}
+
+/// In a rank that rank 0 has started: it does not outlive that process, not even if it hangs or is stopped where the system (Linux) sees to it.
+pub(crate) fn end_with_first() {
+    #[cfg(target_os = "linux")]
+    rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL)).ok();
+    end_with_parent(None);
+}
+
+/// The processes that this one has started, from rank 1 on.
+struct Others(Vec<Child>);
+
+impl Others {
+    /// The first that has ended, and its code.
+    fn ended(&mut self) -> Option<(usize, Option<i32>)> {
+        self.0.iter_mut().enumerate().find_map(|(i, child)| Some((i + 1, child.try_wait().ok()??.code())))
+    }
+}
+
+/// None of them outlives the run.
+impl Drop for Others {
+    fn drop(&mut self) {
+        self.0.iter_mut().for_each(|child| drop(child.stdin.take()));
+        let until = Instant::now() + GRACE;
+        for child in &mut self.0 {
+            while matches!(child.try_wait(), Ok(None)) && Instant::now() < until {
+                std::thread::sleep(Duration::from_millis(10));
+            }
+            child.kill().ok();
+            child.wait().ok();
+        }
+    }
+}
+
+/// What a program is called that all ranks must be: its version and a checksum of its file.
+pub(crate) fn code() -> String {
+    let file = std::env::current_exe().and_then(std::fs::read).unwrap_or_default();
+    format!("{} {:08x}", env!("CARGO_PKG_VERSION"), crc32c::crc32c(&file))
+}

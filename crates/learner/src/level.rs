@@ -1,0 +1,66 @@
+//! What ranks make equal, or make sure is equal, where they meet outside a step.
+
+use burn::module::Module;
+use burn::tensor::{Tensor, TensorData};
+
+use crate::error::LearnError;
+use crate::grads::read;
+use crate::run::Run;
+use crate::task::Task;
+
+impl<T: Task> Run<T> {
+    /// At the beginning of a session: rank 0's counters are everybody's, and so must be the weights.
+    ///
+    /// # Errors
+    /// A rank that is gone, or has other weights.
+    pub(crate) fn level_begin(&mut self) -> Result<(), LearnError> {
+        let counters = &self.state.counters;
+        self.state.counters = self.ranks.done_by_first(|| Ok(counters.clone()))?;
+        self.compare_weights()
+    }
+
+    /// Whether all ranks have learnt the same.
+    ///
+    /// # Errors
+    /// The first rank that has not.
+    pub(crate) fn compare_weights(&self) -> Result<(), LearnError> {
+        if self.ranks.others().is_none() {
+            return Ok(());
+        }
+        let layout = &self.settings.layout;
+        let values = layout.read(&layout.values(&self.state.model.valid()))?;
+        let learned = values.into_iter().zip(&layout.entries).filter(|(_, entry)| entry.group.is_some());
+        let hash = learned.fold(0, |hash, ((_, _, values), _)| {
+            let bytes: Vec<u8> = values.into_iter().flat_map(f32::to_le_bytes).collect();
+            crc32c::crc32c_append(hash, &bytes)
+        });
+        self.ranks.compare("weights", hash)
+    }
+
+    /// Gives all ranks the averages of rank 0's running statistics: every rank has those of its own samples, and all are to judge one model.
+    ///
+    /// # Errors
+    /// A rank that is gone, a device that does not hand its numbers back.
+    pub(crate) fn level_statistics(&mut self) -> Result<(), LearnError> {
+        let Some(others) = self.ranks.others() else { return Ok(()) };
+        let layout = &self.settings.layout;
+        let mut averages = layout.scatter(&self.state.ema.values);
+        let kept: Vec<usize> = (0..averages.len()).filter(|&i| layout.entries[i].group.is_none() && averages[i].is_some()).collect();
+        let own = if self.ranks.is_first() { read(kept.iter().filter_map(|&i| averages[i].clone()).collect())? } else { Vec::new() };
+        let bytes: Vec<u8> = own.into_iter().flatten().flat_map(f32::to_le_bytes).collect();
+        let theirs = others.first(&bytes)?;
+        if self.ranks.is_first() {
+            return Ok(());
+        }
+        let device = self.settings.device.clone().without_autodiff();
+        let mut values = theirs.as_chunks().0.iter().map(|four| f32::from_le_bytes(*four));
+        for i in kept {
+            let entry = &layout.entries[i];
+            let values: Vec<f32> = values.by_ref().take(entry.numel()).collect();
+            let data = TensorData::new(values, [entry.numel()]);
+            averages[i] = Some(Tensor::from_data(data, (&device, entry.dtype)));
+        }
+        self.state.ema.values = layout.gather(averages);
+        Ok(())
+    }
+}

@@ -1,0 +1,158 @@
+//! Where the ranks of a run meet in every step: their gradients are added up, and they agree on what the batch was.
+//!
+//! A global batch is cut into one part a rank, as it is cut into parts where memory is short, so a step of several ranks is the step of one
+//! with so many parts: gradients and counts are summed, in the order of the ranks, and loss items are their mean by weight.
+
+use burn::module::Module;
+use burn::tensor::{Device, Tensor, TensorData};
+use serde::{Deserialize, Serialize};
+
+use crate::arenas::Arenas;
+use crate::error::LearnError;
+use crate::grads::{GradBuffer, read};
+use crate::layout::Layout;
+use crate::ranks::Ranks;
+use crate::shortage::{Failure, Shortage, attempt};
+use crate::task::StepOutput;
+use crate::wire::{in_words, tell};
+
+/// What the parts of a batch have made on this rank.
+pub(crate) struct Made<O> {
+    pub(crate) grads: GradBuffer,
+    pub(crate) outputs: Vec<StepOutput<O>>,
+    /// Weight of each part in the means of loss items.
+    pub(crate) weights: Vec<usize>,
+    pub(crate) samples: usize,
+    pub(crate) units: usize,
+}
+
+/// What all ranks have made together; gradients aside, which are summed in place.
+pub(crate) struct Met {
+    /// Weight and loss items of every part, by rank.
+    pub(crate) items: Vec<(usize, Vec<f64>)>,
+    pub(crate) count: usize,
+    pub(crate) samples: usize,
+    pub(crate) units: usize,
+    /// Whether every loss is finite, and every running statistic.
+    pub(crate) loss: bool,
+    pub(crate) statistics: bool,
+}
+
+/// What one rank tells of its part.
+#[derive(Default, Serialize, Deserialize)]
+struct Told {
+    failed: Option<String>,
+    /// Memory ran out, in the device's words, and whether the device is lost.
+    short: Option<(String, bool)>,
+    /// Weight and loss items of every part.
+    items: Vec<(usize, Vec<f64>)>,
+    count: usize,
+    samples: usize,
+    units: usize,
+    loss: bool,
+    statistics: bool,
+    seen: Vec<bool>,
+}
+
+/// Adds up what the ranks have made. All of them fail if one has failed, and all are short of memory if one is.
+pub(crate) fn meet<M: Module, O>(
+    ranks: &Ranks,
+    layout: &Layout,
+    device: &Device,
+    model: &M,
+    made: Result<Made<O>, Failure>,
+) -> Result<(Made<O>, Option<Met>), Failure> {
+    let Some(others) = ranks.others() else { return made.map(|made| (made, None)) };
+    let read = made.and_then(|made| {
+        let host = attempt(|| on_host(layout, model, &made))?;
+        Ok((made, host))
+    });
+    let mine = match &read {
+        Ok((_, (told, _))) => Told { items: told.items.clone(), seen: told.seen.clone(), failed: None, short: None, ..*told },
+        Err(Failure::Memory(shortage)) => Told { short: Some((shortage.reason.clone(), shortage.lost)), ..Told::default() },
+        Err(Failure::Other(error)) => Told { failed: Some(in_words(error)), ..Told::default() },
+    };
+    let all = tell(others, &mine).map_err(Failure::Other)?;
+    let (mut made, (_, mut flat)) = read?;
+    for (rank, told) in all.iter().enumerate() {
+        if let Some(reason) = &told.failed {
+            return Err(Failure::Other(LearnError::Rank { rank, reason: reason.clone() }));
+        }
+        if let Some((reason, lost)) = &told.short {
+            return Err(Failure::Memory(Shortage { reason: format!("rank {rank}: {reason}"), lost: *lost }));
+        }
+    }
+    others.sum(&mut flat).map_err(|error| Failure::Other(error.into()))?;
+    let seen = (0..layout.entries.len()).map(|i| all.iter().any(|told| told.seen.get(i) == Some(&true))).collect();
+    made.grads = attempt(|| Ok(on_device(layout, device, &flat, seen)))?;
+    let sum = |of: fn(&Told) -> usize| all.iter().map(of).sum::<usize>();
+    let met = Met {
+        items: all.iter().flat_map(|told| told.items.clone()).collect(),
+        count: sum(|told| told.count),
+        samples: sum(|told| told.samples),
+        units: sum(|told| told.units),
+        loss: all.iter().all(|told| told.loss),
+        statistics: all.iter().all(|told| told.statistics),
+    };
+    Ok((made, Some(met)))
+}
+
+/// What this rank tells, and its gradients one arena after the other: zeros where it has none.
+fn on_host<M: Module, O>(layout: &Layout, model: &M, made: &Made<O>) -> Result<(Told, Vec<f32>), LearnError> {
+    let of_outputs = made.outputs.iter().flat_map(|output| [output.loss.clone(), output.items.clone()]);
+    let statistics = statistics(layout, model);
+    let of_grads: Vec<Tensor<1>> = made.grads.sums.iter().flatten().cloned().collect();
+    let asked = statistics.is_some();
+    let mut values = read(of_outputs.chain(statistics).chain(of_grads).collect())?.into_iter();
+    let of_parts: Vec<Vec<f32>> = values.by_ref().take(2 * made.outputs.len()).collect();
+    let statistics = !asked || values.next().is_some_and(|sum| sum[0].is_finite());
+    let items = |values: &[f32]| values.iter().map(|&x| f64::from(x)).collect();
+    let told = Told {
+        items: made.weights.iter().copied().zip(of_parts.chunks_exact(2).map(|part| items(&part[1]))).collect(),
+        count: made.outputs.iter().map(|output| output.count).sum(),
+        samples: made.samples,
+        units: made.units,
+        loss: of_parts.chunks_exact(2).all(|part| part[0][0].is_finite()),
+        statistics,
+        seen: made.grads.seen.clone(),
+        ..Told::default()
+    };
+    let mut flat = Vec::with_capacity(layout.pieces.lengths().sum());
+    for (i, len) in layout.pieces.lengths().enumerate() {
+        match made.grads.sums.get(i) {
+            Some(Some(_)) => flat.extend(values.next().unwrap_or_default()),
+            _ => flat.resize(flat.len() + len, 0.0),
+        }
+    }
+    Ok((told, flat))
+}
+
+/// The other way, for entries that any rank has seen.
+fn on_device(layout: &Layout, device: &Device, flat: &[f32], seen: Vec<bool>) -> GradBuffer {
+    let device = device.clone().without_autodiff();
+    let mut rest = flat;
+    let sums: Arenas = layout
+        .pieces
+        .0
+        .iter()
+        .zip(layout.pieces.lengths())
+        .map(|(piece, len)| {
+            let (values, after) = rest.split_at(len);
+            rest = after;
+            let dtype = layout.entries[*piece.entries.first()?].dtype;
+            let any = piece.entries.iter().any(|&entry| seen[entry]);
+            any.then(|| Tensor::from_data(TensorData::new(values.to_vec(), [len]), (&device, dtype)))
+        })
+        .collect();
+    GradBuffer { sums, seen }
+}
+
+/// Σ x² of what a forward pass moves, the float tensors that are not learned, if there are any.
+pub(crate) fn statistics<M: Module>(layout: &Layout, model: &M) -> Option<Tensor<1>> {
+    if layout.entries.iter().all(|entry| entry.group.is_some()) {
+        return None;
+    }
+    let values = layout.values(&model.valid()).into_iter().zip(&layout.entries);
+    let kept = values.map(|(value, entry)| entry.group.is_none().then_some(value)).collect();
+    layout.pieces.squares(&layout.gather(kept), |_| true)
+}

@@ -1,0 +1,220 @@
+//! Several ranks that train one model: what they tell each other so that all of them do the same. Alone a rank tells nothing, and nothing is
+//! computed in another way.
+//!
+//! Rank 0 is the one that has a run directory: it reads checkpoints for all, writes, and its clock is everybody's. Whatever could send ranks
+//! different ways (a signal, a clock, a batch that cannot be read, memory that runs out) is told to all before anybody acts on it.
+
+use std::cell::Cell;
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::rc::Rc;
+use std::time::Duration;
+
+use bellows_ranks::Exchange;
+use bellows_runs::Checkpoint;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+use crate::error::{LearnError, TaskError};
+use crate::identity::unlike;
+use crate::phase::{Limits, Phase};
+use crate::task::Unreadable;
+use crate::wire::{in_words, pack, tell, unpack};
+
+/// The ranks of a run, or nobody else.
+#[derive(Clone, Default)]
+pub(crate) struct Ranks(Option<Rc<Others>>);
+
+struct Others {
+    exchange: Rc<dyn Exchange>,
+    limits: Limits,
+    /// No step has been made yet: the first one takes long.
+    new: Cell<bool>,
+}
+
+/// What a rank is: all must be the same.
+#[derive(Serialize, Deserialize)]
+struct Introduction {
+    code: String,
+    info: Map<String, Value>,
+}
+
+/// What became of a batch's samples on one rank.
+#[derive(Serialize, Deserialize)]
+enum Read {
+    Made,
+    /// There were none for it.
+    Nothing,
+    Unreadable(String),
+    Failed(String),
+}
+
+/// A checkpoint without its members' bytes, which come behind it.
+#[derive(Serialize, Deserialize)]
+struct Head {
+    step: u64,
+    path: PathBuf,
+    info: Map<String, Value>,
+    members: Vec<(String, usize)>,
+}
+
+impl Ranks {
+    /// Those of `exchange`, of which one waits for another as long as `limits` say.
+    pub(crate) fn of(exchange: Rc<dyn Exchange>, limits: Limits) -> Self {
+        let others = Others { exchange, limits, new: Cell::new(true) };
+        others.exchange.wait_at_most(Duration::from_secs_f64(others.limits.seconds(Phase::Start)));
+        Self(Some(Rc::new(others)).filter(|others| others.exchange.ranks() > 1))
+    }
+
+    /// What all of them are busy with from here on: one waits for another as long as that may take.
+    pub(crate) fn turn_to(&self, phase: Phase) {
+        let Some(others) = &self.0 else { return };
+        // What comes between the first step and the second is still waited for as a first step.
+        let patience = if phase == Phase::Step && others.new.replace(false) { Phase::First } else { phase };
+        others.exchange.wait_at_most(Duration::from_secs_f64(others.limits.seconds(patience)));
+    }
+
+    pub(crate) fn count(&self) -> usize {
+        self.others().map_or(1, |others| others.ranks())
+    }
+
+    pub(crate) fn rank(&self) -> usize {
+        self.others().map_or(0, |others| others.rank())
+    }
+
+    pub(crate) fn is_first(&self) -> bool {
+        self.rank() == 0
+    }
+
+    pub(crate) fn others(&self) -> Option<&dyn Exchange> {
+        self.0.as_ref().map(|others| &*others.exchange)
+    }
+
+    /// Whether all ranks run the same program with the same settings on the same data.
+    ///
+    /// # Errors
+    /// The first rank that is another, with the difference: on all ranks.
+    pub(crate) fn introduce(&self, code: &str, info: Map<String, Value>) -> Result<(), LearnError> {
+        let Some(others) = self.others() else { return Ok(()) };
+        let all = tell(others, &Introduction { code: code.into(), info })?;
+        for (rank, other) in all.iter().enumerate().skip(1) {
+            let difference = if other.code == all[0].code { unlike(&all[0].info, &other.info) } else { Some("the program".into()) };
+            if let Some(difference) = difference {
+                return Err(LearnError::Unlike { rank, difference });
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether anybody wants to stop, and what rank 0's clocks say.
+    ///
+    /// # Errors
+    /// A rank that is gone.
+    pub(crate) fn agree<const N: usize>(&self, stop: bool, clocks: [f64; N]) -> Result<(bool, [f64; N]), LearnError> {
+        let Some(others) = self.others() else { return Ok((stop, clocks)) };
+        let all: Vec<(bool, Vec<f64>)> = tell(others, &(stop, clocks.to_vec()))?;
+        let first = &all[0].1;
+        Ok((all.iter().any(|(stop, _)| *stop), std::array::from_fn(|i| first.get(i).copied().unwrap_or(clocks[i]))))
+    }
+
+    /// What this rank trains on: a rank of which no sample can be read trains on nothing, if another one has something.
+    ///
+    /// # Errors
+    /// [`Unreadable`], on all ranks, if none has anything; what has failed on any rank.
+    pub(crate) fn readable<B>(&self, made: Result<Vec<B>, TaskError>) -> Result<Result<Vec<B>, TaskError>, LearnError> {
+        let Some(others) = self.others() else { return Ok(made) };
+        let mine = match &made {
+            Ok(parts) if parts.is_empty() => Read::Nothing,
+            Ok(_) => Read::Made,
+            Err(error) if error.is::<Unreadable>() => Read::Unreadable(in_words(&**error)),
+            Err(error) => Read::Failed(in_words(&**error)),
+        };
+        let all = tell(others, &mine)?;
+        for (rank, read) in all.iter().enumerate() {
+            if let Read::Failed(reason) = read {
+                return Err(LearnError::Rank { rank, reason: reason.clone() });
+            }
+        }
+        if all.iter().any(|read| matches!(read, Read::Made)) {
+            return Ok(Ok(made.unwrap_or_default()));
+        }
+        let reasons: Vec<String> =
+            all.into_iter().filter_map(|read| if let Read::Unreadable(why) = read { Some(why) } else { None }).collect();
+        Ok(Err(Unreadable(reasons.join("; ")).into()))
+    }
+
+    /// What rank 0 did, for all.
+    ///
+    /// # Errors
+    /// What it failed at, on all ranks.
+    pub(crate) fn done_by_first<T: Serialize + DeserializeOwned>(
+        &self,
+        work: impl FnOnce() -> Result<T, LearnError>,
+    ) -> Result<T, LearnError> {
+        let Some(others) = self.others() else { return work() };
+        let (own, told) = match self.is_first().then(work) {
+            Some(Ok(done)) => (None, Some(Ok(done))),
+            Some(Err(error)) => {
+                let reason = in_words(&error);
+                (Some(error), Some(Err(reason)))
+            }
+            None => (None, None),
+        };
+        let told = others.first(&pack(&told)?)?;
+        match (own, unpack::<Option<Result<T, String>>>(0, &told)?) {
+            (Some(error), _) => Err(error),
+            (None, Some(Ok(done))) => Ok(done),
+            (None, Some(Err(reason))) => Err(LearnError::Rank { rank: 0, reason }),
+            (None, None) => Err(LearnError::Rank { rank: 0, reason: "it has said nothing".into() }),
+        }
+    }
+
+    /// A checkpoint that rank 0 reads, for all.
+    ///
+    /// # Errors
+    /// What it failed at.
+    pub(crate) fn checkpoint(
+        &self,
+        read: impl FnOnce() -> Result<Option<Checkpoint>, LearnError>,
+    ) -> Result<Option<Checkpoint>, LearnError> {
+        let Some(others) = self.others() else { return read() };
+        let mut own = None;
+        let head = self.done_by_first(|| {
+            own = read()?;
+            Ok(own.as_ref().map(|c| {
+                let members = c.members.iter().map(|(name, bytes)| (name.clone(), bytes.len())).collect();
+                Head { step: c.step, path: c.path.clone(), info: c.info.clone(), members }
+            }))
+        })?;
+        let Some(Head { step, path, info, members }) = head else { return Ok(None) };
+        let bytes: Vec<u8> = own.iter().flat_map(|c| c.members.values()).flatten().copied().collect();
+        let bytes = others.first(&bytes)?;
+        if own.is_some() {
+            return Ok(own);
+        }
+        let mut rest = &bytes[..];
+        let mut taken = BTreeMap::new();
+        for (name, len) in members {
+            let Some((member, after)) = rest.split_at_checked(len) else {
+                return Err(LearnError::Rank { rank: 0, reason: format!("its checkpoint ends in {name}") });
+            };
+            taken.insert(name, member.to_vec());
+            rest = after;
+        }
+        Ok(Some(Checkpoint { path, step, info, members: taken }))
+    }
+
+    /// Whether all ranks have these numbers.
+    ///
+    /// # Errors
+    /// The first rank that has others: on all ranks.
+    pub(crate) fn compare(&self, what: &str, hash: u32) -> Result<(), LearnError> {
+        let Some(others) = self.others() else { return Ok(()) };
+        let all = tell(others, &hash)?;
+        match all.iter().position(|theirs| *theirs != all[0]) {
+            Some(rank) => Err(LearnError::Rank { rank, reason: format!("its {what} are not those of rank 0") }),
+            None => Ok(()),
+        }
+    }
+}

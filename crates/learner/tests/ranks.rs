@@ -1,0 +1,286 @@
+//! Several ranks train what one would: the same samples, the same updates, the same bits every time.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+mod toy;
+
+use std::path::Path;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::thread;
+
+use bellows_learner::{
+    EpochSchedule, Identity, LearnError, Learner, LearnerConfig, Limits, OptimizerKind, Outcome, Schedule, UpdateSchedule,
+};
+use bellows_ranks::{Exchange, Thread, threads};
+use bellows_runs::RunDir;
+use burn::tensor::Device;
+use toy::{BATCH, SAMPLES, StopAfter, Toy, data, ending, net};
+
+/// A rank's Learner: rank 0 in `dir`, the others nowhere.
+fn rank(dir: &Path, exchange: Thread, toy: Toy, config: LearnerConfig, identity: Identity) -> Result<Learner<Toy>, LearnError> {
+    let run = if exchange.rank() == 0 { RunDir::create(dir, "run", true).unwrap() } else { RunDir::nowhere() };
+    let mut learner = Learner::new(toy, net(&Device::flex()), &Device::flex(), config, run, identity)?;
+    learner.join(Rc::new(exchange), "this program", Limits::default())?;
+    learner.resume()?;
+    Ok(learner)
+}
+
+/// What each of so many ranks makes of `work`, which is given its number and its Learner.
+fn on_ranks<T: Send>(
+    dir: &Path,
+    ranks: usize,
+    config: &LearnerConfig,
+    toy: impl Fn(usize) -> Toy + Sync,
+    work: impl Fn(usize, &mut Learner<Toy>) -> T + Sync,
+) -> Vec<T> {
+    let (toy, work) = (&toy, &work);
+    thread::scope(|scope| {
+        let spawn = |exchange: Thread| {
+            scope.spawn(move || {
+                let (number, identity) = (exchange.rank(), Identity::default().with("model", "toy"));
+                let mut learner = rank(dir, exchange, toy(number), config.clone(), identity).unwrap();
+                work(number, &mut learner)
+            })
+        };
+        let all: Vec<_> = threads(ranks).into_iter().map(spawn).collect();
+        all.into_iter().map(|rank| rank.join().unwrap()).collect()
+    })
+}
+
+fn finish(_: usize, learner: &mut Learner<Toy>) {
+    assert_eq!(learner.fit(&data()).unwrap(), Outcome::Finished);
+}
+
+/// Batches of 16 samples at most for so many ranks, whose gradient is divided by their number, without batch statistics.
+fn updates(ranks: usize) -> LearnerConfig {
+    let schedule = UpdateSchedule { lr: 0.05, warmup_steps: Some(2), batch: 16, accumulate: 1, ..UpdateSchedule::default() };
+    LearnerConfig { schedule: Schedule::Updates(schedule), optimizer: OptimizerKind::AdamW, ema_decay: 0.0, ranks, ..toy::config() }
+}
+
+/// With batch statistics, batches of `BATCH` for each of so many ranks.
+fn config(ranks: usize) -> LearnerConfig {
+    let Schedule::Epochs(schedule) = toy::config().schedule else { unreachable!() };
+    LearnerConfig { schedule: Schedule::Epochs(EpochSchedule { batch: BATCH * ranks, ..schedule }), ranks, ..toy::config() }
+}
+
+fn per_count(_: usize) -> Toy {
+    Toy { per_count: true, ..Toy::default() }
+}
+
+fn weights(learner: &Learner<Toy>) -> Vec<f32> {
+    let values = learner.layout().values(&learner.ema_model());
+    learner.layout().read(&values).unwrap().into_iter().flat_map(|(_, _, values)| values).collect()
+}
+
+fn losses(dir: &Path) -> Vec<f64> {
+    let csv = std::fs::read_to_string(dir.join("run/results.csv")).unwrap();
+    csv.lines().skip(1).map(|line| line.split(',').nth(2).unwrap().parse().unwrap()).collect()
+}
+
+fn close(ours: &[f32], theirs: &[f32], what: &str) {
+    assert_eq!(ours.len(), theirs.len());
+    let apart = ours.iter().zip(theirs).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+    assert!(apart < 1e-6, "{what}: {apart} apart");
+}
+
+fn learn(_: usize, learner: &mut Learner<Toy>) -> Vec<f32> {
+    assert_eq!(learner.fit(&data()).unwrap(), Outcome::Finished);
+    weights(learner)
+}
+
+#[test]
+fn ranks_learn_what_one_learns_from_batches_of_all() {
+    let alone = tempfile::tempdir().unwrap();
+    let expected = on_ranks(alone.path(), 1, &updates(1), per_count, learn).remove(0);
+    for ranks in [2, 4] {
+        let dir = tempfile::tempdir().unwrap();
+        let all = on_ranks(dir.path(), ranks, &updates(ranks), per_count, learn);
+        assert!(all.iter().all(|other| *other == all[0]), "every rank has the same");
+        close(&all[0], &expected, "weights");
+        let (ours, theirs) = (losses(dir.path()), losses(alone.path()));
+        assert!(ours.iter().zip(&theirs).all(|(a, b)| (a - b).abs() <= 2e-5), "{ours:?} for {theirs:?}");
+        let there: Vec<_> = std::fs::read_dir(dir.path()).unwrap().collect();
+        assert_eq!(there.len(), 1, "rank 0 writes");
+    }
+}
+
+#[test]
+fn a_number_of_ranks_gives_the_same_bits_every_time() {
+    let run = |ranks| {
+        let dir = tempfile::tempdir().unwrap();
+        on_ranks(dir.path(), ranks, &config(ranks), |_| Toy::default(), finish);
+        ending(dir.path())
+    };
+    let (two, three) = (run(2), run(3));
+    assert!(two == run(2) && three == run(3));
+    assert!(two != three);
+    let dir = tempfile::tempdir().unwrap();
+    toy::learner(dir.path(), config(1), toy::no_poison).fit(&data()).unwrap();
+    assert!(ending(dir.path()) == run(1), "one rank is a run without ranks");
+}
+
+#[test]
+fn a_rank_that_is_another_is_refused_with_the_difference() {
+    let dir = tempfile::tempdir().unwrap();
+    let errors: Vec<String> = thread::scope(|scope| {
+        let spawn = |exchange: Thread| {
+            let dir = dir.path();
+            scope.spawn(move || {
+                let data = if exchange.rank() == 2 { "def" } else { "abc" };
+                rank(dir, exchange, Toy::default(), config(3), Identity::default().with("data", data)).err().unwrap().to_string()
+            })
+        };
+        threads(3).into_iter().map(spawn).collect::<Vec<_>>().into_iter().map(|rank| rank.join().unwrap()).collect()
+    });
+    assert_eq!(errors, ["rank 2 is not of this run, it differs in the data"; 3]);
+}
+
+/// Whoever asks, whoever cannot read, whoever has no memory: all do the same.
+#[test]
+fn what_happens_to_one_rank_happens_to_all() {
+    fn bad(epoch: usize, position: usize) -> bool {
+        epoch == 1 && position == 3
+    }
+    fn short(epoch: usize, samples: &[usize]) -> Option<&'static str> {
+        (epoch == 2 && samples.len() > 2).then_some("wgpu error: Out of Memory")
+    }
+    let troubles: [fn(usize) -> Toy; 3] = [
+        |rank| Toy { poison: if rank == 1 { bad } else { toy::no_poison }, ..Toy::default() },
+        |rank| Toy { overflow: if rank == 1 { bad } else { toy::no_poison }, ..Toy::default() },
+        |rank| if rank == 1 { Toy { shortage: short, ..Toy::default() } } else { Toy::default() },
+    ];
+    for (i, trouble) in troubles.into_iter().enumerate() {
+        let dir = tempfile::tempdir().unwrap();
+        let all = on_ranks(dir.path(), 2, &config(2), trouble, |_, learner| {
+            assert_eq!(learner.fit(&data()).unwrap(), Outcome::Finished);
+            let counters = learner.state().counters.clone();
+            (counters.skipped, counters.split, counters.updates)
+        });
+        assert_eq!(all[0], all[1], "trouble {i}");
+        assert!(all[0].0 + u64::from(all[0].1) > 0, "trouble {i} has not come: {all:?}");
+    }
+}
+
+#[test]
+fn a_rank_that_fails_ends_the_run_of_all() {
+    let dir = tempfile::tempdir().unwrap();
+    let broken = |_| Toy { unreadable: |_, _| true, ..Toy::default() };
+    let errors = on_ranks(dir.path(), 2, &config(2), broken, |_, learner| learner.fit(&data()).unwrap_err().to_string());
+    assert!(errors.iter().all(|error| error.contains("of epoch 1")), "{errors:?}");
+    // And one that is gone is noticed by the others.
+    let dir = tempfile::tempdir().unwrap();
+    let gone = on_ranks(
+        dir.path(),
+        2,
+        &config(2),
+        |_| Toy::default(),
+        |rank, learner| {
+            if rank == 1 {
+                return true;
+            }
+            matches!(learner.fit(&data()), Err(LearnError::Exchange(_) | LearnError::Save(_)))
+        },
+    );
+    assert_eq!(gone, [true; 2]);
+}
+
+/// Stops a run of two ranks after eight batches, because rank 1 asks, and goes on with so many.
+fn goes_on(begun: &LearnerConfig, toy: fn(usize) -> Toy, ranks: usize) -> (tempfile::TempDir, Vec<Vec<f32>>) {
+    let dir = tempfile::tempdir().unwrap();
+    let stopped = on_ranks(dir.path(), 2, begun, toy, |rank, learner| {
+        let flag = Arc::new(AtomicBool::new(false));
+        if rank == 1 {
+            learner.observe(StopAfter { after: 8, seen: 0, flag: flag.clone() });
+        }
+        learner.stop_when(flag).fit(&data()).unwrap()
+    });
+    assert_eq!(stopped, [Outcome::Interrupted; 2], "one asks, all stop");
+    let all = on_ranks(dir.path(), ranks, begun, toy, |_, learner| {
+        let position = learner.state().counters.position;
+        assert_eq!(position, 8 % SAMPLES.div_ceil(begun.schedule.batch()), "a batch is still one of two ranks");
+        learn(0, learner)
+    });
+    (dir, all)
+}
+
+#[test]
+fn a_run_goes_on_with_another_number_of_ranks() {
+    for (begun, toy) in [(updates(2), per_count as fn(usize) -> Toy), (config(2), |_| Toy::default())] {
+        let whole = tempfile::tempdir().unwrap();
+        let expected = on_ranks(whole.path(), 2, &begun, toy, learn).remove(0);
+        // Whoever has a whole list adds up the same numbers in the same order.
+        let (same, again) = goes_on(&begun, toy, 2);
+        assert!(again.iter().all(|weights| *weights == expected) && ending(same.path()) == ending(whole.path()));
+        let (_, alone) = goes_on(&begun, toy, 1);
+        let learned = |weights: &[f32]| weights[..32].to_vec();
+        assert_eq!(learned(&alone[0]), learned(&expected), "what is learned, running statistics aside");
+    }
+    let whole = tempfile::tempdir().unwrap();
+    let expected = on_ranks(whole.path(), 2, &updates(2), per_count, learn).remove(0);
+    for ranks in [3, 4, 5] {
+        let (_dir, all) = goes_on(&updates(2), per_count, ranks);
+        close(&all[0], &expected, "weights");
+    }
+}
+
+#[test]
+fn every_sample_is_seen_once_an_epoch_with_however_many_ranks() {
+    for ranks in [1, 2, 3, 7] {
+        let dir = tempfile::tempdir().unwrap();
+        let made = on_ranks(
+            dir.path(),
+            ranks,
+            &config(2),
+            |_| Toy::default(),
+            |_, learner| {
+                finish(0, learner);
+                learner.task().made.lock().unwrap().clone()
+            },
+        );
+        // Forty samples in one piece are an evaluation's.
+        let mut seen: Vec<usize> = made.into_iter().flatten().filter(|part| part.len() < 40).flatten().collect();
+        seen.sort_unstable();
+        let expected: Vec<usize> = (0..SAMPLES).flat_map(|sample| [sample; toy::EPOCHS]).collect();
+        assert_eq!(seen, expected, "{ranks} ranks");
+    }
+}
+
+#[test]
+fn a_rank_with_other_weights_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let errors: Vec<String> = thread::scope(|scope| {
+        let spawn = |exchange: Thread| {
+            let dir = dir.path();
+            scope.spawn(move || {
+                let model = net(&Device::flex());
+                let model = if exchange.rank() == 1 { toy::moved(model) } else { model };
+                let run = if exchange.rank() == 0 { RunDir::create(dir, "run", true).unwrap() } else { RunDir::nowhere() };
+                let mut learner = Learner::new(Toy::default(), model, &Device::flex(), config(2), run, Identity::default()).unwrap();
+                learner.join(Rc::new(exchange), "this program", Limits::default()).unwrap();
+                learner.fit(&data()).unwrap_err().to_string()
+            })
+        };
+        threads(2).into_iter().map(spawn).collect::<Vec<_>>().into_iter().map(|rank| rank.join().unwrap()).collect()
+    });
+    assert_eq!(errors, ["rank 1: its weights are not those of rank 0"; 2]);
+}
+
+/// An evaluation that one rank fails at, or is asked to stop in.
+#[test]
+fn what_becomes_of_one_share_of_an_evaluation_becomes_of_all() {
+    let dir = tempfile::tempdir().unwrap();
+    let broken = |rank: usize| Toy { bad_evaluation: if rank == 1 { |epoch, _| epoch == 1 } else { toy::no_poison }, ..Toy::default() };
+    let errors = on_ranks(dir.path(), 2, &config(2), broken, |_, learner| learner.fit(&data()).unwrap_err().to_string());
+    assert_eq!(errors, ["rank 1: evaluation: the validation data is gone", "evaluation"]);
+    let dir = tempfile::tempdir().unwrap();
+    let flag = Arc::new(AtomicBool::new(false));
+    let asked = |rank: usize| Toy { eval_flag: (rank == 1).then(|| flag.clone()), ..Toy::default() };
+    let stopped = on_ranks(dir.path(), 2, &config(2), asked, |rank, learner| {
+        if rank == 1 {
+            learner.stop_when(flag.clone());
+        }
+        learner.fit(&data()).unwrap()
+    });
+    assert_eq!(stopped, [Outcome::Interrupted; 2]);
+}

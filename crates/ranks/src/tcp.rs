@@ -1,0 +1,211 @@
+//! Ranks that are processes and reach each other over TCP: one connection between any two, set up by a meeting at rank 0.
+//!
+//! A rank that dies closes its connections, which every other one notices at its next exchange; one that says nothing for too long is taken
+//! for dead. Nothing is encrypted and nobody is asked who he is: for a network of one's own.
+
+use std::io::{Error, ErrorKind, Read, Result, Write};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::{Exchange, ExchangeError};
+
+/// Between two looks for a rank that is not there yet.
+const AGAIN: Duration = Duration::from_millis(20);
+
+/// How long a caller may take to say who it is: who does not is no rank.
+const GREETING: Duration = Duration::from_secs(5);
+
+/// What every caller says first, before its rank and how many there are.
+const WORD: &str = "bellows rank";
+
+/// Most bytes of a greeting.
+const GREETING_BYTES: u64 = 64;
+
+/// Most bytes of a part: what is longer is not from one of us.
+const LONGEST: u64 = 1 << 34;
+
+/// A rank that is a process.
+pub struct Tcp {
+    rank: usize,
+    /// By rank; none to itself.
+    peers: Vec<Option<TcpStream>>,
+}
+
+impl Tcp {
+    /// Rank 0 of so many: waits at `listener` until all others have come. `given_up` is asked meanwhile, and why it says so is the error.
+    ///
+    /// # Errors
+    /// A rank that comes twice, or belongs to another number of ranks; a network that fails; what `given_up` says.
+    pub fn host(listener: &TcpListener, ranks: usize, given_up: &dyn Fn() -> Option<String>) -> std::result::Result<Self, ExchangeError> {
+        let address = listener.local_addr().map_or_else(|_| "its port".into(), |address| address.to_string());
+        let no_meeting = |e: Error| ExchangeError::NoMeeting { rank: 0, address: address.clone(), reason: e.to_string() };
+        Ok(Self { rank: 0, peers: host(listener, ranks, given_up).map_err(no_meeting)? })
+    }
+
+    /// Another one of so many: calls rank 0 at `address` (`host:port`), for so long if need be.
+    ///
+    /// # Errors
+    /// An address that cannot be reached in time, a network that fails.
+    pub fn join(address: &str, rank: usize, ranks: usize, patience: Duration) -> std::result::Result<Self, ExchangeError> {
+        let no_meeting = |e: Error| ExchangeError::NoMeeting { rank, address: address.into(), reason: e.to_string() };
+        Ok(Self { rank, peers: join(address, rank, ranks, Instant::now() + patience).map_err(no_meeting)? })
+    }
+}
+
+/// Rank 0 learns where each of the others listens, and tells all.
+fn host(listener: &TcpListener, ranks: usize, given_up: &dyn Fn() -> Option<String>) -> Result<Vec<Option<TcpStream>>> {
+    let mut peers: Vec<Option<TcpStream>> = (0..ranks).map(|_| None).collect();
+    let mut addresses = vec![String::new(); ranks];
+    for _ in 1..ranks {
+        let (stream, rank) = accept(listener, ranks, given_up)?;
+        if peers[rank].is_some() || rank == 0 {
+            return Err(Error::other(format!("rank {rank} is there twice")));
+        }
+        let port = text(receive(&stream, GREETING_BYTES)?).parse().map_err(Error::other)?;
+        addresses[rank] = SocketAddr::new(stream.peer_addr()?.ip(), port).to_string();
+        peers[rank] = Some(stream);
+    }
+    let all = addresses.join(" ");
+    for peer in peers.iter().flatten() {
+        send(peer, all.as_bytes())?;
+    }
+    settled(peers)
+}
+
+/// The others call rank 0, learn where the rest listens, call those before them and hear those behind.
+fn join(address: &str, rank: usize, ranks: usize, until: Instant) -> Result<Vec<Option<TcpStream>>> {
+    let late = || (Instant::now() >= until).then(|| "not all ranks came in time".to_string());
+    let mut peers: Vec<Option<TcpStream>> = (0..ranks).map(|_| None).collect();
+    let first = call(address, rank, ranks, until)?;
+    let listener = TcpListener::bind((first.local_addr()?.ip(), 0))?;
+    send(&first, listener.local_addr()?.port().to_string().as_bytes())?;
+    let all = text(receive(&first, LONGEST)?);
+    peers[0] = Some(first);
+    for (number, address) in all.split(' ').enumerate().take(rank).skip(1) {
+        peers[number] = Some(call(address, rank, ranks, until)?);
+    }
+    for _ in rank + 1..ranks {
+        let (stream, number) = accept(&listener, ranks, &late)?;
+        peers[number] = Some(stream);
+    }
+    settled(peers)
+}
+
+/// Connections as an exchange wants them: no delay, and no limit but the one it sets.
+fn settled(peers: Vec<Option<TcpStream>>) -> Result<Vec<Option<TcpStream>>> {
+    for peer in peers.iter().flatten() {
+        peer.set_nodelay(true)?;
+        peer.set_read_timeout(None)?;
+    }
+    Ok(peers)
+}
+
+/// Reaches a rank that may not be there yet, and says who calls.
+fn call(address: &str, rank: usize, ranks: usize, until: Instant) -> Result<TcpStream> {
+    loop {
+        let left = until.saturating_duration_since(Instant::now()).max(AGAIN);
+        let found = address.to_socket_addrs().and_then(|mut all| all.next().ok_or_else(|| Error::other("there is no such address")));
+        match found.and_then(|found| TcpStream::connect_timeout(&found, left)) {
+            Ok(stream) => {
+                stream.set_read_timeout(Some(left))?;
+                send(&stream, format!("{WORD} {rank} of {ranks}").as_bytes())?;
+                return Ok(stream);
+            }
+            Err(error) if Instant::now() >= until => return Err(error),
+            Err(_) => thread::sleep(AGAIN),
+        }
+    }
+}
+
+/// The next rank that calls, and its number. Who says something else is sent away: on a network somebody always knocks at ports.
+fn accept(listener: &TcpListener, ranks: usize, given_up: &dyn Fn() -> Option<String>) -> Result<(TcpStream, usize)> {
+    listener.set_nonblocking(true)?;
+    loop {
+        match listener.accept() {
+            Ok((stream, _)) => {
+                stream.set_nonblocking(false)?;
+                stream.set_read_timeout(Some(GREETING))?;
+                let greeting = receive(&stream, GREETING_BYTES).map(text).unwrap_or_default();
+                let Some((rank, of)) = greeting.strip_prefix(WORD).and_then(|numbers| numbers.trim().split_once(" of ")) else { continue };
+                match (rank.parse::<usize>(), of.parse::<usize>()) {
+                    (Ok(rank), Ok(of)) if of == ranks && rank < ranks => return Ok((stream, rank)),
+                    _ => return Err(Error::other(format!("rank {rank} of {of} comes to a meeting of {ranks}"))),
+                }
+            }
+            Err(e) if e.kind() == ErrorKind::WouldBlock => match given_up() {
+                Some(reason) => return Err(Error::other(reason)),
+                None => thread::sleep(AGAIN),
+            },
+            Err(e) => return Err(e),
+        }
+    }
+}
+
+fn text(bytes: Vec<u8>) -> String {
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+fn send(mut stream: &TcpStream, part: &[u8]) -> Result<()> {
+    stream.write_all(&(part.len() as u64).to_le_bytes())?;
+    stream.write_all(part)
+}
+
+fn receive(mut stream: &TcpStream, most: u64) -> Result<Vec<u8>> {
+    let mut len = [0; 8];
+    stream.read_exact(&mut len)?;
+    let len = u64::from_le_bytes(len);
+    if len > most {
+        return Err(Error::other(format!("{len} bytes are announced")));
+    }
+    let mut part = Vec::new();
+    stream.take(len).read_to_end(&mut part)?;
+    if part.len() as u64 == len { Ok(part) } else { Err(ErrorKind::UnexpectedEof.into()) }
+}
+
+/// What a person should read of it.
+fn reason(error: &Error) -> String {
+    match error.kind() {
+        ErrorKind::WouldBlock | ErrorKind::TimedOut => "it said nothing for too long".into(),
+        ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset | ErrorKind::BrokenPipe => "it has ended".into(),
+        _ => error.to_string(),
+    }
+}
+
+impl Exchange for Tcp {
+    fn rank(&self) -> usize {
+        self.rank
+    }
+
+    fn ranks(&self) -> usize {
+        self.peers.len()
+    }
+
+    fn wait_at_most(&self, patience: Duration) {
+        // A connection that takes no limit is closed, which the next exchange finds out.
+        self.peers.iter().flatten().for_each(|peer| drop(peer.set_read_timeout(Some(patience.max(AGAIN)))));
+    }
+
+    fn swap(&self, parts: &[&[u8]]) -> std::result::Result<Vec<Vec<u8>>, ExchangeError> {
+        let gone = |rank: usize, error: &Error| ExchangeError::Gone { rank, reason: reason(error) };
+        thread::scope(|scope| {
+            // All send at once, or two with much to say would wait for each other.
+            let sending: Vec<_> =
+                self.peers.iter().zip(parts).map(|(peer, part)| peer.as_ref().map(|peer| scope.spawn(|| send(peer, part)))).collect();
+            let receive = |(rank, peer): (usize, &Option<TcpStream>)| match peer {
+                Some(peer) => receive(peer, LONGEST).map_err(|error| gone(rank, &error)),
+                None => Ok(parts[rank].to_vec()),
+            };
+            let received = self.peers.iter().enumerate().map(receive).collect::<std::result::Result<Vec<_>, _>>();
+            if received.is_err() {
+                // Whoever waits for this rank's next word shall not; and no thread of it shall wait for one that does not read.
+                self.peers.iter().flatten().for_each(|peer| drop(peer.shutdown(Shutdown::Both)));
+            }
+            let sent = sending.into_iter().enumerate().filter_map(|(rank, sent)| Some((rank, sent?.join().ok()?.err()?))).next();
+            match (received, sent) {
+                (Ok(_), Some((rank, error))) => Err(gone(rank, &error)),
+                (received, _) => received,
+            }
+        })
+    }
+}

@@ -1,0 +1,136 @@
+//! Every exchange gives every rank what it should have, in the order of the ranks, and says who is gone.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+use std::net::TcpListener;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use bellows_ranks::{Exchange, ExchangeError, Tcp, threads};
+
+/// Long enough for a busy machine.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Rank `rank` of a meeting at `listener`, which rank 0 has.
+fn meet(listener: &TcpListener, rank: usize, ranks: usize) -> Result<Tcp, ExchangeError> {
+    match rank {
+        0 => Tcp::host(listener, ranks, &|| None),
+        _ => Tcp::join(&listener.local_addr().unwrap().to_string(), rank, ranks, PATIENCE),
+    }
+}
+
+/// What `does` gives on each of so many ranks, in threads and over TCP.
+fn on_all<T: Send + PartialEq + std::fmt::Debug>(ranks: usize, does: impl Fn(&dyn Exchange) -> T + Sync) -> Vec<T> {
+    let (does, listener) = (&does, &TcpListener::bind("127.0.0.1:0").unwrap());
+    thread::scope(|scope| {
+        let near: Vec<_> = threads(ranks).into_iter().map(|rank| scope.spawn(move || does(&rank))).collect();
+        let far: Vec<_> = (0..ranks).map(|rank| scope.spawn(move || does(&meet(listener, rank, ranks).unwrap()))).collect();
+        let [near, far] = [near, far].map(|all| all.into_iter().map(|rank| rank.join().unwrap()).collect::<Vec<_>>());
+        assert_eq!(near, far);
+        near
+    })
+}
+
+#[test]
+fn every_rank_gets_what_each_gives_it() {
+    for ranks in [1, 2, 5] {
+        let all = on_all(ranks, |ex| {
+            assert_eq!(ex.ranks(), ranks);
+            let parts: Vec<[u8; 2]> = (0..ranks).map(|to| [ex.rank() as u8, to as u8]).collect();
+            let parts: Vec<&[u8]> = parts.iter().map(<[u8; 2]>::as_slice).collect();
+            (ex.swap(&parts).unwrap(), ex.gather(&[ex.rank() as u8; 3]).unwrap(), ex.first(&[7 + ex.rank() as u8]).unwrap())
+        });
+        for (rank, (swapped, gathered, first)) in all.into_iter().enumerate() {
+            assert_eq!(swapped, (0..ranks).map(|from| vec![from as u8, rank as u8]).collect::<Vec<_>>());
+            assert_eq!((gathered, first), ((0..ranks).map(|from| vec![from as u8; 3]).collect(), vec![7]));
+        }
+    }
+}
+
+#[test]
+fn sums_are_made_in_the_order_of_the_ranks() {
+    // In another order these give other bits.
+    let value = |rank: usize, i: usize| [1e8_f32, 1.0, -1e8, 0.3, -0.7][(rank + i) % 5] * (1.0 + i as f32);
+    for (ranks, len) in [(1, 4), (2, 0), (3, 1), (3, 10), (4, 100_000)] {
+        let sums = on_all(ranks, |ex| {
+            let mut values: Vec<f32> = (0..len).map(|i| value(ex.rank(), i)).collect();
+            ex.sum(&mut values).unwrap();
+            values.into_iter().map(f32::to_bits).collect::<Vec<_>>()
+        });
+        let expected: Vec<u32> = (0..len).map(|i| (1..ranks).fold(value(0, i), |sum, rank| sum + value(rank, i)).to_bits()).collect();
+        assert!(sums.iter().all(|sum| *sum == expected), "{ranks} ranks, {len} values");
+    }
+}
+
+#[test]
+fn large_parts_do_not_wait_for_each_other() {
+    on_all(3, |ex| {
+        let mine = vec![ex.rank() as u8; 20 << 20];
+        ex.gather(&mine).unwrap().iter().map(|part| (part.len(), part[17])).collect::<Vec<_>>()
+    });
+}
+
+#[test]
+fn who_is_gone_is_named_at_once() {
+    let errors = on_all(3, |ex| {
+        if ex.rank() == 1 {
+            return true;
+        }
+        let asked = Instant::now();
+        let error = ex.gather(b"here").and_then(|_| ex.gather(b"again")).unwrap_err();
+        assert!(asked.elapsed() < Duration::from_secs(10), "it waited");
+        matches!(error, ExchangeError::Gone { .. })
+    });
+    assert_eq!(errors, [true; 3]);
+}
+
+#[test]
+fn who_is_silent_is_not_waited_for() {
+    let listener = &TcpListener::bind("127.0.0.1:0").unwrap();
+    thread::scope(|scope| {
+        let silent = scope.spawn(move || {
+            let rank = meet(listener, 1, 2).unwrap();
+            thread::sleep(Duration::from_secs(3));
+            rank.gather(b"late").is_err()
+        });
+        let rank = meet(listener, 0, 2).unwrap();
+        rank.wait_at_most(Duration::from_secs(1));
+        let error = rank.gather(b"here").unwrap_err();
+        assert_eq!(error.to_string(), "rank 1 is gone: it said nothing for too long");
+        drop(rank);
+        assert!(silent.join().unwrap());
+    });
+}
+
+#[test]
+fn a_meeting_that_does_not_come_about_says_why() {
+    let listener = &TcpListener::bind("127.0.0.1:0").unwrap();
+    let alone = Tcp::host(listener, 2, &|| Some("rank 1 has ended".into())).err().unwrap().to_string();
+    assert!(alone.ends_with("rank 1 has ended"), "{alone}");
+    let nowhere = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+    let nobody = Tcp::join(&nowhere, 1, 2, Duration::from_millis(100)).err().unwrap().to_string();
+    assert!(nobody.starts_with(&format!("rank 1 cannot meet the others at {nowhere}: ")), "{nobody}");
+    thread::scope(|scope| {
+        let address = listener.local_addr().unwrap().to_string();
+        scope.spawn(move || Tcp::join(&address, 1, 3, Duration::from_secs(1)).err().unwrap());
+        let other = meet(listener, 0, 2).err().unwrap().to_string();
+        assert!(other.ends_with("rank 1 of 3 comes to a meeting of 2"), "{other}");
+    });
+}
+
+#[test]
+fn who_is_no_rank_is_sent_away() {
+    let listener = &TcpListener::bind("127.0.0.1:0").unwrap();
+    thread::scope(|scope| {
+        let host = scope.spawn(move || meet(listener, 0, 2).unwrap().gather(b"0").unwrap());
+        let mut stranger = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        std::io::Write::write_all(&mut stranger, b"GET / HTTP/1.1\r\n\r\n").unwrap();
+        let rank = meet(listener, 1, 2).unwrap();
+        assert_eq!(rank.gather(b"1").unwrap(), host.join().unwrap());
+    });
+}
+
+#[test]
+fn another_number_of_values_is_noticed() {
+    let errors = on_all(2, |ex| matches!(ex.sum(&mut vec![1.0; 4 + 4 * ex.rank()]), Err(ExchangeError::Unlike { .. })));
+    assert_eq!(errors, [true; 2]);
+}

@@ -1,0 +1,175 @@
+//! Several processes that train one model: one console, one run directory, the same bits every time, and an end for all when one ends.
+#![cfg(unix)]
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+mod support;
+
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use support::{checkpoints, ending, expect_code, llm_finetune, signal, tiny_chats, tiny_data, wait_for, yolo_train};
+
+/// A run of the tiny set that saves after every batch.
+fn detector(dir: &Path, name: &str, more: &[&str]) -> Command {
+    let args = ["--data", "tiny.yaml", "--name", name, "--checkpoint-minutes", "0", "--plots", "false"];
+    yolo_train(dir, &[&args[..], more].concat())
+}
+
+fn run_of(dir: &Path, name: &str) -> PathBuf {
+    dir.join("runs/detect").join(name)
+}
+
+fn resumed(dir: &Path, name: &str, more: &[&str]) -> Command {
+    let run = format!("runs/detect/{name}");
+    yolo_train(dir, &[&["--resume", &run][..], more].concat())
+}
+
+/// Rank `rank` of two that somebody has started, who meet at `port`.
+fn placed(mut command: Command, rank: usize, port: u16) -> Command {
+    let (rank, port) = (rank.to_string(), port.to_string());
+    command.envs([("WORLD_SIZE", "2"), ("RANK", &rank), ("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", &port)]);
+    command
+}
+
+fn free_port() -> u16 {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}
+
+/// The columns of `results.csv` whose name contains one of these.
+fn columns(run: &Path, names: &[&str]) -> Vec<f64> {
+    let text = std::fs::read_to_string(run.join("results.csv")).unwrap();
+    let mut rows = text.lines().map(|line| line.split(',').collect::<Vec<_>>());
+    let header = rows.next().unwrap();
+    let wanted: Vec<usize> = (0..header.len()).filter(|&i| names.iter().any(|name| header[i].contains(name))).collect();
+    rows.flat_map(|row| wanted.iter().map(|&i| row[i].parse().unwrap()).collect::<Vec<f64>>()).collect()
+}
+
+#[test]
+fn two_processes_are_one_run_with_one_console() {
+    let dir = tempfile::tempdir().unwrap();
+    tiny_data(dir.path());
+    let (out, err) = expect_code(&mut detector(dir.path(), "a", &["--ranks", "2"]), 0);
+    assert_eq!(out.matches("Starting training for 3 epochs").count(), 1, "{out}");
+    assert!(!err.contains("error"), "{err}");
+    let runs: Vec<_> = std::fs::read_dir(dir.path().join("runs/detect")).unwrap().map(|e| e.unwrap().file_name()).collect();
+    assert_eq!(runs, ["a"], "one run directory");
+    let config = std::fs::read_to_string(run_of(dir.path(), "a").join("config.yaml")).unwrap();
+    assert!(config.contains("\nranks: 2\n"), "{config}");
+    expect_code(&mut detector(dir.path(), "b", &["--ranks", "2"]), 0);
+    assert!(ending(&run_of(dir.path(), "a")) == ending(&run_of(dir.path(), "b")), "the same bits every time");
+}
+
+/// Four images in two batches, of which each rank judges one.
+#[test]
+fn a_shared_evaluation_has_the_numbers_of_one_process() {
+    let dir = tempfile::tempdir().unwrap();
+    tiny_data(dir.path());
+    expect_code(&mut detector(dir.path(), "a", &["--ranks", "2", "--batch", "1", "--epochs", "2", "--conf", "0.0001"]), 0);
+    let weights = run_of(dir.path(), "a").join("weights/last.safetensors").display().to_string();
+    let args = ["val", "--weights", &weights, "--data", "tiny.yaml", "--imgsz", "64", "--batch", "1", "--conf", "0.0001", "--json"];
+    let (out, _) = expect_code(&mut yolo_train(dir.path(), &args), 0);
+    let alone: serde_json::Value = serde_json::from_str(&out).unwrap();
+    let shared = columns(&run_of(dir.path(), "a"), &["metrics/"]);
+    for (i, name) in ["precision", "recall", "map50", "map50_95"].into_iter().enumerate() {
+        let (ours, theirs) = (shared[shared.len() - 4 + i], alone["metrics"][name].as_f64().or(alone[name].as_f64()).unwrap());
+        assert!((ours - theirs).abs() <= 1e-5, "{name}: {ours} for {theirs}");
+    }
+}
+
+#[test]
+fn a_rank_that_is_killed_ends_the_run_and_any_number_goes_on() {
+    let dir = tempfile::tempdir().unwrap();
+    tiny_data(dir.path());
+    expect_code(&mut detector(dir.path(), "whole", &["--ranks", "2"]), 0);
+    let whole = ending(&run_of(dir.path(), "whole"));
+    for (name, ranks) in [("two", None), ("one", Some("1")), ("four", Some("4"))] {
+        let killed = &mut detector(dir.path(), name, &["--ranks", "2"]);
+        let (_, err) = expect_code(killed.env("BELLOWS_FAULT", "kill:step:3").env("BELLOWS_FAULT_RANK", "1"), 1);
+        assert!(err.contains("error: rank 1 is gone: it has ended; the last checkpoint is kept"), "{err}");
+        let run = run_of(dir.path(), name);
+        assert!(!checkpoints(&run).is_empty());
+        let more: Vec<&str> = ranks.iter().flat_map(|ranks| ["--ranks", *ranks]).collect();
+        expect_code(&mut resumed(dir.path(), name, &more), 0);
+        // One has what two had list by list; four add up in another order, which a detector's batch statistics multiply.
+        assert!(ranks.is_some() || ending(&run) == whole, "resumed with as many");
+        let (ours, theirs) = (columns(&run, &["epoch", "lr/"]), columns(&run_of(dir.path(), "whole"), &["epoch", "lr/"]));
+        assert_eq!(ours, theirs, "{name}: the same epochs of the same updates");
+    }
+}
+
+#[test]
+fn a_supervisor_starts_all_ranks_again() {
+    let dir = tempfile::tempdir().unwrap();
+    tiny_data(dir.path());
+    expect_code(&mut detector(dir.path(), "whole", &["--ranks", "2"]), 0);
+    let limits = "start=120,first=120,step=8,evaluation=8,save=8,export=120";
+    for (fault, rank) in [("kill:step:3", "1"), ("abort:step:2", "0"), ("stop:step:3", "1")] {
+        let name = format!("{}-{rank}", fault.replace(':', "-"));
+        let command = &mut detector(dir.path(), &name, &["--ranks", "2", "--supervise", "--heartbeat", limits]);
+        let (_, err) = expect_code(command.env("BELLOWS_FAULT", fault).env("BELLOWS_FAULT_RANK", rank), 0);
+        assert!(err.contains("starting again from"), "{fault}: {err}");
+        assert!(ending(&run_of(dir.path(), &name)) == ending(&run_of(dir.path(), "whole")), "{fault}");
+    }
+}
+
+#[test]
+fn a_signal_to_one_process_stops_all_after_the_step() {
+    let dir = tempfile::tempdir().unwrap();
+    tiny_data(dir.path());
+    let mut child = detector(dir.path(), "a", &["--ranks", "2", "--epochs", "1000"]).stdout(Stdio::null()).spawn().unwrap();
+    let run = run_of(dir.path(), "a");
+    wait_for("a checkpoint", &mut child, || checkpoints(&run).len() > 1);
+    signal(&child, "TERM");
+    assert_eq!(child.wait().unwrap().code(), Some(0));
+    let step = |run: &Path| checkpoints(run).pop().unwrap();
+    let newest = step(&run);
+    std::thread::sleep(Duration::from_secs(1));
+    assert_eq!(step(&run), newest, "nobody trains on");
+}
+
+#[test]
+fn ranks_that_somebody_else_has_started_find_each_other() {
+    let (dir, other) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    [&dir, &other].map(|dir| tiny_data(dir.path()));
+    let port = free_port();
+    let second = placed(detector(other.path(), "a", &[]), 1, port).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    expect_code(&mut placed(detector(dir.path(), "a", &[]), 0, port), 0);
+    let second = second.wait_with_output().unwrap();
+    assert!(second.status.success(), "{}", String::from_utf8_lossy(&second.stderr));
+    assert!(second.stdout.is_empty() && !other.path().join("runs").exists(), "rank 0 speaks and writes");
+    // As if one process had started the other.
+    expect_code(&mut detector(dir.path(), "b", &["--ranks", "2"]), 0);
+    assert_eq!(columns(&run_of(dir.path(), "a"), &["epoch", "lr/"]), columns(&run_of(dir.path(), "b"), &["epoch", "lr/"]));
+    // With another setting it is another run's.
+    let port = free_port();
+    let second = placed(detector(other.path(), "c", &["--mosaic", "0.5"]), 1, port).stderr(Stdio::piped()).spawn().unwrap();
+    let (_, err) = expect_code(&mut placed(detector(dir.path(), "c", &[]), 0, port), 2);
+    let second = second.wait_with_output().unwrap();
+    let words = "rank 1 is not of this run, it differs in mosaic, which is 0.5 and 1.0 on rank 0";
+    assert!(err.contains(words) && String::from_utf8_lossy(&second.stderr).contains(words), "{err}");
+    assert_eq!(second.status.code(), Some(2));
+    assert!(!run_of(dir.path(), "c").exists(), "nothing has begun");
+    let (_, err) = expect_code(detector(dir.path(), "d", &[]).env("WORLD_SIZE", "2"), 2);
+    assert!(err.contains("RANK is not"), "{err}");
+}
+
+/// Two ranks of one row each are one rank of two such batches to an update.
+#[test]
+fn ranks_tune_a_language_model_as_one_does_with_accumulation() {
+    let dir = tempfile::tempdir().unwrap();
+    tiny_chats(dir.path());
+    let tune = |name: &str, more: &[&str]| {
+        let args = ["--config", "tiny.yaml", "--name", name, "--batch-size", "1"];
+        expect_code(&mut llm_finetune(dir.path(), &[&args[..], more].concat()), 0);
+        dir.path().join("runs/sft").join(name)
+    };
+    let alone = tune("alone", &["--gradient-accumulation-steps", "2"]);
+    let expected = columns(&alone, &["loss"]);
+    let run = tune("ranks", &["--ranks", "2", "--gradient-accumulation-steps", "1"]);
+    assert!(run.join("adapter/adapter_model.safetensors").exists());
+    let ours = columns(&run, &["loss"]);
+    assert!(ours.len() == expected.len() && ours.len() > 2);
+    assert!(ours.iter().zip(&expected).all(|(a, b)| (a - b).abs() <= 1e-6 * b.abs().max(1.0)), "{ours:?} for {expected:?}");
+}

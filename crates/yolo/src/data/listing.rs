@@ -259,6 +259,8 @@ mod tests {
         let part = |of: &dyn Fn(usize) -> (&'static str, &'static str), fraction: f64| {
             let image = |i: usize| {
                 let (folder, meta) = of(i);
+                std::fs::create_dir_all(dir.path().join(folder)).unwrap();
+                std::fs::write(dir.path().join(format!("{folder}{i}.jpg")), "").unwrap();
                 format!("{{\"id\":{i},\"file_name\":\"{folder}{i}.jpg\",\"date_captured\":\"2020-05-14\",\"meta\":{{{meta}}}}}")
             };
             let all: Vec<String> = (0..8).map(image).collect();

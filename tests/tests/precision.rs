@@ -1,5 +1,7 @@
 //! What precision costs: the tiny preset in each, by its loss on the chats it is judged by. Minutes of computing, so only when asked for
 //! (`--ignored`).
+//!
+//! Ten epochs, a third of the preset's: later it knows its chats by heart, and the loss of 0.1 to 0.3 that is left depends on anything.
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a test may panic, and says what it measured")]
 
 mod support;
@@ -13,14 +15,14 @@ fn loss(precision: &str, base: &str, seed: &str) -> f64 {
     let dir = tempfile::tempdir().unwrap();
     let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("../datasets/tiny-chat");
     let args = ["--config", "tiny", "--data", data.to_str().unwrap(), "--device", "cpu", "--save-merged=false", "--precision", precision];
-    let args = [&args[..], &["--base-dtype", base, "--seed", seed]].concat();
+    let args = [&args[..], &["--epochs", "10", "--base-dtype", base, "--seed", seed]].concat();
     let (out, _) = expect_code(&mut llm_finetune(dir.path(), &args), 0);
     let found = out.lines().find_map(|line| line.strip_prefix("Lowest validation loss ")).unwrap();
     found.split(',').next().unwrap().parse().unwrap()
 }
 
 #[test]
-#[ignore = "twelve runs of a minute or more"]
+#[ignore = "twelve runs of half a minute or more"]
 fn every_precision_ends_within_two_percent_of_f32() {
     let seeds = ["0", "1", "2"];
     let of = |precision: &str| seeds.map(|seed| loss(precision, "auto", seed));

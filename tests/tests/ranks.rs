@@ -132,7 +132,8 @@ fn a_signal_to_one_process_stops_all_after_the_step() {
 #[test]
 fn ranks_that_somebody_else_has_started_find_each_other() {
     let (dir, other) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-    [&dir, &other].map(|dir| tiny_data(dir.path()));
+    tiny_data(dir.path());
+    tiny_data(other.path());
     let port = free_port();
     let second = placed(detector(other.path(), "a", &[]), 1, port).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     expect_code(&mut placed(detector(dir.path(), "a", &[]), 0, port), 0);

@@ -50,7 +50,9 @@ pub enum RequestError {
         instead: String,
     },
     /// More than one device.
-    #[error("device '{0}' names several devices; training runs on one: use for example 'vulkan:0' or 'cuda:0'")]
+    #[error(
+        "device '{0}' names several devices and a process trains on one: with --ranks 2 --device vulkan:rank (or cuda:rank) two processes train on two"
+    )]
     Several(String),
     /// What follows the colon is not an adapter index.
     #[error("device '{given}': '{index}' is not an adapter index; 'doctor' prints the adapters, counted from 0")]

@@ -10,7 +10,7 @@ use crate::observe::EpochReport;
 use crate::phase::Phase;
 use crate::plan::Judging;
 use crate::profile::describe;
-use crate::run::{Outcome, Run};
+use crate::run::{Outcome, Run, unsaved};
 use crate::settle::settle;
 use crate::shared::Shared;
 use crate::shortage::{Failure, attempt};
@@ -61,7 +61,7 @@ impl<T: Task> Run<T> {
         let outcome = self.move_on(at, evaluated);
         self.export(task, &model, report.epoch, report.best, saves || outcome.is_some())?;
         if outcome.is_some() {
-            self.save_planned().map_err(LearnError::FinalSave)?;
+            self.save_planned().map_err(unsaved)?;
         } else if saves {
             let saved = self.save_planned();
             self.warn_unsaved(saved);

@@ -66,6 +66,15 @@ impl Clock {
     }
 }
 
+/// What became of a state that nothing comes after. A rank that is gone is no fault of the disk: the run goes on from the checkpoint there is.
+pub(crate) fn unsaved(error: TaskError) -> LearnError {
+    match error.downcast::<LearnError>() {
+        Ok(error) if matches!(*error, LearnError::Exchange(_)) => *error,
+        Ok(error) => LearnError::FinalSave(error),
+        Err(error) => LearnError::FinalSave(error),
+    }
+}
+
 /// Everything of a run but the task.
 pub(crate) struct Run<T: Task> {
     pub(crate) state: RunState<T::Model>,
@@ -212,7 +221,7 @@ impl<T: Task> Run<T> {
     /// # Errors
     /// When its state cannot be saved.
     pub(crate) fn stop(&mut self) -> Result<Outcome, LearnError> {
-        self.save().map_err(LearnError::FinalSave)?;
+        self.save().map_err(unsaved)?;
         self.tell("stop", "stopped by request; the state is saved".into());
         Ok(Outcome::Interrupted)
     }

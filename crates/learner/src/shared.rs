@@ -27,7 +27,8 @@ impl<'a> Shared<'a> {
         Self::among(None)
     }
 
-    pub(crate) fn among(others: Option<&'a dyn Exchange>) -> Self {
+    /// With the ranks of an exchange, if there is one.
+    pub fn among(others: Option<&'a dyn Exchange>) -> Self {
         Self { others, merged: Cell::new(false) }
     }
 

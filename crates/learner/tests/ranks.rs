@@ -3,16 +3,18 @@
 
 mod toy;
 
+use std::cell::Cell;
 use std::path::Path;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::thread;
 
+use bellows_exit::{Coded, Exit};
 use bellows_learner::{
     EpochSchedule, Identity, LearnError, Learner, LearnerConfig, Limits, OptimizerKind, Outcome, Schedule, UpdateSchedule,
 };
-use bellows_ranks::{Exchange, Thread, threads};
+use bellows_ranks::{Exchange, ExchangeError, Thread, threads};
 use bellows_runs::RunDir;
 use burn::tensor::Device;
 use toy::{BATCH, SAMPLES, StopAfter, Toy, data, ending, net};
@@ -202,6 +204,70 @@ fn goes_on(begun: &LearnerConfig, toy: fn(usize) -> Toy, ranks: usize) -> (tempf
         learn(0, learner)
     });
     (dir, all)
+}
+
+/// A rank that is gone when it has exchanged so often.
+struct Dying {
+    exchange: Thread,
+    left: Cell<usize>,
+}
+
+impl Exchange for Dying {
+    fn rank(&self) -> usize {
+        self.exchange.rank()
+    }
+
+    fn ranks(&self) -> usize {
+        self.exchange.ranks()
+    }
+
+    fn swap(&self, parts: &[&[u8]]) -> Result<Vec<Vec<u8>>, ExchangeError> {
+        let left = self.left.get().checked_sub(1).ok_or(ExchangeError::Gone { rank: self.rank(), reason: "it dies".into() })?;
+        self.left.set(left);
+        self.exchange.swap(parts)
+    }
+}
+
+/// Trains on two ranks, of which the second dies after so many exchanges: what became of the first, and of the second how often it exchanged
+/// more than it was to.
+fn with_a_dying_rank(dir: &Path, exchanges: usize) -> (Result<Outcome, LearnError>, usize) {
+    let mut all = threads(2).into_iter();
+    let (first, second) = (all.next().unwrap(), all.next().unwrap());
+    thread::scope(|scope| {
+        let dying = scope.spawn(move || {
+            let exchange = Rc::new(Dying { exchange: second, left: Cell::new(exchanges) });
+            let (model, device, run) = (net(&Device::flex()), Device::flex(), RunDir::nowhere());
+            let mut learner =
+                Learner::new(Toy::default(), model, &device, config(2), run, Identity::default().with("model", "toy")).unwrap();
+            let joined = learner.join(exchange.clone(), "this program", Limits::default());
+            joined.and_then(|()| learner.resume()).and_then(|()| learner.fit(&data())).ok();
+            exchange.left.get()
+        });
+        let mut run = || {
+            let mut learner = rank(dir, first, Toy::default(), config(2), Identity::default().with("model", "toy"))?;
+            learner.fit(&data())
+        };
+        let ended = run();
+        (ended, dying.join().unwrap())
+    })
+}
+
+/// Whenever a rank dies the other one ends, with the code that a supervisor starts again on, and the run goes on to the same bits.
+#[test]
+fn a_rank_may_die_at_any_moment() {
+    let whole = tempfile::tempdir().unwrap();
+    let (ended, left) = with_a_dying_rank(whole.path(), 10_000);
+    assert_eq!(ended.unwrap(), Outcome::Finished);
+    let exchanges = 10_000 - left;
+    // The last ones, and some of the others.
+    for dies_after in (0..exchanges).step_by(9).chain(exchanges - 8..exchanges) {
+        let dir = tempfile::tempdir().unwrap();
+        let (ended, _) = with_a_dying_rank(dir.path(), dies_after);
+        let error = ended.unwrap_err();
+        assert!(matches!(error.exit(), Exit::Failed), "after {dies_after} of {exchanges}: {error}");
+        on_ranks(dir.path(), 2, &config(2), |_| Toy::default(), |_, learner| learner.fit(&data()).map(drop).unwrap());
+        assert!(ending(dir.path()) == ending(whole.path()), "after {dies_after} of {exchanges}");
+    }
 }
 
 #[test]

@@ -177,7 +177,7 @@ impl Finetune {
         let task = task.beginning_with(&model).map_err(ExportError::from)?;
         header.extend(warnings(&config, &shape, task.batches().div_ceil(config.ranks)));
         let mut learner = Learner::new(task, model, device, config.learner(validated), dir, identity)?;
-        if config.plots {
+        if config.plots && !learner.dir().is_nowhere() {
             let curves = Curves::of(learner.dir());
             learner.observe(curves);
         }

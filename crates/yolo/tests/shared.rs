@@ -1,0 +1,82 @@
+//! A validation that ranks share has the numbers of one process, to the last bit.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+use std::sync::Arc;
+use std::thread;
+
+use bellows_learner::{EvalContext, Rng, Shared};
+use bellows_ranks::{Exchange, threads};
+use bellows_yolo::boxes::{Detection, Label};
+use bellows_yolo::config::{BatchSize, TrainConfig};
+use bellows_yolo::data::{Frame, Item};
+use bellows_yolo::model::YoloConfig;
+use bellows_yolo::{ValSet, Validation, validate};
+use burn::data::dataset::InMemDataset;
+use burn::tensor::Device;
+
+const IMAGES: usize = 11;
+
+fn size(image: usize) -> (usize, usize) {
+    (192 - 8 * (image % 3), 160 + 8 * (image % 4))
+}
+
+/// Images of noise, of several shapes, with these labels.
+fn set(labels: &[Vec<Label>]) -> ValSet {
+    let items = labels.iter().enumerate().map(|(i, labels)| {
+        let (width, height) = size(i);
+        let pixels = (0..width * height).map(|p| Rng::new(5, "noise", i as u64, p as u64).bits() as u8).collect();
+        Item::new(Frame { pixels, channels: 1, width, height }, labels.clone(), format!("{i}.png"))
+    });
+    ValSet::new(Arc::new(InMemDataset::new(items.collect()))).unwrap().keeping_detections()
+}
+
+fn judge(set: &ValSet, others: Option<&dyn Exchange>) -> Validation {
+    let device = Device::flex();
+    let config = TrainConfig { imgsz: 192, batch: BatchSize::Images(1), conf: 1e-7, ..TrainConfig::default() };
+    let model = YoloConfig::new(2).init(3, &device).fuse(&device);
+    let shared = Shared::among(others);
+    let mut context = EvalContext {
+        device: &device,
+        workers: 0,
+        epoch: 0,
+        progress: &mut |done, total| assert!(done <= total),
+        interrupted: &|| false,
+        shared: &shared,
+    };
+    validate(&model, set, &config, &mut context).unwrap()
+}
+
+#[test]
+fn a_validation_that_ranks_share_is_that_of_one() {
+    // What the network finds in every other image is there, so that it is not all wrong.
+    let found = judge(&set(&vec![Vec::new(); IMAGES]), None);
+    let mut labels = vec![Vec::new(); IMAGES];
+    for (index, detections) in found.kept.iter().filter(|(index, _)| index % 2 == 0) {
+        let (width, height) = (size(*index).0 as f32, size(*index).1 as f32);
+        // Those at an edge were cut off there.
+        let inside = |d: &&Detection| d.xyxy[0] > 0.0 && d.xyxy[1] > 0.0 && d.xyxy[2] < width && d.xyxy[3] < height;
+        for d in detections.iter().filter(inside).take(4) {
+            let [x1, y1, x2, y2] = d.xyxy;
+            let xywh = [(x1 + x2) / 2.0 / width, (y1 + y2) / 2.0 / height, (x2 - x1) / width, (y2 - y1) / height];
+            labels[*index].push(Label { class: d.class, xywh });
+        }
+    }
+    let set = &set(&labels);
+    let alone = judge(set, None);
+    assert!(alone.metrics.map50 > 0.0 && alone.metrics.map50 < 1.0, "{}", alone.metrics.map50);
+    for ranks in [2, 3, 7] {
+        let all = thread::scope(|scope| {
+            let ranks: Vec<_> = threads(ranks).into_iter().map(|rank| scope.spawn(move || judge(set, Some(&rank)))).collect();
+            ranks.into_iter().map(|rank| rank.join().unwrap()).collect::<Vec<_>>()
+        });
+        for shared in all {
+            let bits = |v: &Validation| {
+                let m = &v.metrics;
+                let numbers =
+                    [m.precision, m.recall, m.map50, m.map50_95, v.coco.map50_95.unwrap_or(-1.0), v.losses[0], v.losses[1], v.losses[2]];
+                (numbers.map(f64::to_bits), m.images, m.instances, v.kept.clone())
+            };
+            assert!(bits(&shared) == bits(&alone), "{ranks} ranks: {:?} for {:?}", bits(&shared).0, bits(&alone).0);
+        }
+    }
+}

@@ -25,7 +25,7 @@ fn set(labels: &[Vec<Label>]) -> ValSet {
     let items = labels.iter().enumerate().map(|(i, labels)| {
         let (width, height) = size(i);
         let pixels = (0..width * height).map(|p| Rng::new(5, "noise", i as u64, p as u64).bits() as u8).collect();
-        Item::new(Frame { pixels, channels: 1, width, height }, labels.clone(), format!("{i}.png"))
+        Item::new(Frame { pixels, channels: 1, width, height, difference: false }, labels.clone(), format!("{i}.png"))
     });
     ValSet::new(Arc::new(InMemDataset::new(items.collect()))).unwrap().keeping_detections()
 }

@@ -243,7 +243,7 @@ fn with_a_dying_rank(dir: &Path, exchanges: usize) -> (Result<Outcome, LearnErro
             joined.and_then(|()| learner.resume()).and_then(|()| learner.fit(&data())).ok();
             exchange.left.get()
         });
-        let mut run = || {
+        let run = || {
             let mut learner = rank(dir, first, Toy::default(), config(2), Identity::default().with("model", "toy"))?;
             learner.fit(&data())
         };

@@ -249,7 +249,7 @@ fn before_training_it_ends_by_the_signal_it_was_sent_and_leaves_nothing() {
         wait_for("a sign of life", &mut child, || left().iter().any(|folder| folder.join("heartbeat.json").exists()));
         signal(&child, name);
         assert_eq!(child.wait().unwrap().code(), Some(code));
-        assert_eq!(left(), [PathBuf::new(); 0], "SIG{name}");
+        assert_eq!(left(), Vec::<PathBuf>::new(), "SIG{name}");
     }
 }
 

@@ -9,8 +9,8 @@ use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Backend, Scalar, TensorMetadata};
 use burn::tensor::{Shape, Slice};
 
-use super::AttentionOps;
-use crate::decoder::BLOCKED;
+use crate::decoder::{BLOCKED, DecoderOps};
+use crate::matrices::MatrixOps;
 
 /// The sizes of a problem.
 struct Sizes {
@@ -110,12 +110,18 @@ fn transposed<B: Backend>(x: FloatTensor<B>) -> FloatTensor<B> {
     B::float_swap_dims(x, 2, 3)
 }
 
-fn probabilities<B: AttentionOps>(q: FloatTensor<B>, k: FloatTensor<B>, first: IntTensor<B>, scale: f64, sizes: &Sizes) -> FloatTensor<B> {
+fn probabilities<B: DecoderOps + MatrixOps>(
+    q: FloatTensor<B>,
+    k: FloatTensor<B>,
+    first: IntTensor<B>,
+    scale: f64,
+    sizes: &Sizes,
+) -> FloatTensor<B> {
     let mask = sizes.mask::<B>(first, &q);
     B::masked_softmax(B::product(sizes.rows::<B>(q), transposed::<B>(k)), mask, scale)
 }
 
-pub(super) fn attend<B: AttentionOps>(
+pub(super) fn attend<B: DecoderOps + MatrixOps>(
     q: FloatTensor<B>,
     k: FloatTensor<B>,
     v: FloatTensor<B>,
@@ -126,7 +132,7 @@ pub(super) fn attend<B: AttentionOps>(
 }
 
 /// By parts of at most so many scores.
-fn attend_by<B: AttentionOps>(
+fn attend_by<B: DecoderOps + MatrixOps>(
     most: usize,
     q: FloatTensor<B>,
     k: FloatTensor<B>,
@@ -146,7 +152,7 @@ fn attend_by<B: AttentionOps>(
     (y, sums)
 }
 
-pub(super) fn attend_grad<B: AttentionOps>(
+pub(super) fn attend_grad<B: DecoderOps + MatrixOps>(
     q: FloatTensor<B>,
     k: FloatTensor<B>,
     v: FloatTensor<B>,
@@ -158,7 +164,7 @@ pub(super) fn attend_grad<B: AttentionOps>(
 }
 
 /// By parts of at most so many scores.
-fn attend_grad_by<B: AttentionOps>(
+fn attend_grad_by<B: DecoderOps + MatrixOps>(
     most: usize,
     q: FloatTensor<B>,
     k: FloatTensor<B>,

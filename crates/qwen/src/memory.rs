@@ -21,8 +21,11 @@ use bellows_learner::OptimizerKind;
 
 /// Bytes of a value that is computed with.
 const F32: f64 = 4.0;
-/// Bytes of the program: its code and its threads (42 MB), and the tables of a tokenizer (SmolLM2's take 63 MB, Qwen2.5's 70).
-const PROGRAM: f64 = 107e6;
+/// Bytes of the program: its code and its threads, and the tables of a tokenizer (SmolLM2's of 49,152 words take 63 MB, Qwen2.5's of three times as many 70).
+fn program(words: usize) -> f64 {
+    42e6 + 65e6 * (words as f64 / 49_152.0).min(1.0)
+}
+
 /// Bytes of a card that its driver and the kernels take.
 const CONTEXT: f64 = 400e6;
 /// What allocators lose of a card's memory to rounding and to blocks that fit nothing (not measured: no card was at hand).
@@ -155,7 +158,10 @@ impl Footprint {
             trained,
             dense: largest(storage, (h * i) as f64).max(largest(in_rows, rows)),
             // A tensor is read as f32 before it is stored. The largest is the embedding, which comes before maps that are in no blocks.
-            loading: PROGRAM + embedding + F32 * rows + if storage.is_blocks() { of_layers } else { (of_layers - F32 * rows).max(0.0) },
+            loading: program(model.vocab_size)
+                + embedding
+                + F32 * rows
+                + if storage.is_blocks() { of_layers } else { (of_layers - F32 * rows).max(0.0) },
             place,
         })
     }
@@ -202,7 +208,7 @@ impl Footprint {
         let graphs: f64 = deep[rerun..].iter().map(|ranks| self.graph(ranks)).sum();
         let [v, width] = self.vocabulary.map(|n| n as f64);
         let (blocks, of_attention, loss, own) = match self.place {
-            Place::Processor => (1.0, 0.0, 1.0, PROGRAM),
+            Place::Processor => (1.0, 0.0, 1.0, program(self.vocabulary[0])),
             // Scores, probabilities and their gradients of all pairs, and the mask.
             Place::Card => (2.0, (rows * seq * seq) as f64 * (4.0 * self.heads as f64 + 8.0), CARD_LOSS, CONTEXT),
         };

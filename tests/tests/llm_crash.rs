@@ -112,7 +112,7 @@ fn a_resumed_run_holds_no_more_than_one_that_was_left_alone() {
     let dir = tempfile::tempdir().unwrap();
     tiny_chats(dir.path());
     // The highest rank that the tiny model has room for.
-    let wide = ["--r", "64", "--lora-alpha", "64", "--eval-steps", "0"];
+    let wide = ["--r", "64", "--lora-alpha", "64"];
     let whole = peak(start(dir.path(), "whole", &wide));
     let (mut child, run) = (start(dir.path(), "killed", &wide), dir.path().join("runs/sft/killed"));
     wait_for(&run, BATCHES + 1, &mut child);

@@ -11,6 +11,10 @@ fn json(out: &str) -> Value {
     serde_json::from_str(out.lines().last().unwrap()).unwrap_or_else(|e| panic!("{e}: {out}"))
 }
 
+/// GB of a tokenizer's tables, which a run has and a benchmark has not.
+#[cfg(target_os = "linux")]
+const TOKENIZER: f64 = 0.065;
+
 /// GB (10^9 bytes) of a benchmark, whose unit is 10^6 KiB.
 fn measured(report: &Value) -> f64 {
     1.024 * report["peak_gb"].as_f64().unwrap()
@@ -30,7 +34,7 @@ fn a_plan_of_fine_tuning_is_what_a_step_holds() {
         let asked = [&plan[..], &more, &["--gradient-checkpointing", checkpointing], &shape].concat();
         let planned = json(&expect_code(&mut llm_finetune(dir.path(), &asked), 0).0);
         let (peak, held) = (planned["peak_gb"].as_f64().unwrap(), measured(&report));
-        assert!((peak / held - 1.0).abs() < 0.15, "{checkpointing}: {peak} GB planned, {held} held");
+        assert!(((peak - TOKENIZER) / held - 1.0).abs() < 0.15, "{checkpointing}: {peak} GB planned, {held} held");
         let terms = ["weights_gb", "adapters_gb", "optimizer_gb", "activations_gb", "logits_gb", "workspace_gb"];
         let sum: f64 = terms.iter().map(|key| planned[key].as_f64().unwrap()).sum();
         assert!((sum - peak).abs() < 1e-6 && planned["tokens_per_s"].as_f64().unwrap() > 0.0, "{planned}");

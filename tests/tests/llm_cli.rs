@@ -539,7 +539,6 @@ fn a_rate_beyond_reason_ends_with_code_4() {
 /// A device that passes a probe may fail a model: with CubeCL as published SwiftShader's matrix products are wrong at some sizes. With ours they are
 /// not, and the whole run is trained there.
 #[test]
-#[ignore = "since shared memory works on SwiftShader this trains a language model in software, by products that are tuned there: many minutes"]
 fn a_vulkan_device_computes_rightly_or_is_refused() {
     let Some(icd) = std::env::var_os("BELLOWS_SWIFTSHADER") else {
         eprintln!("skipped: set BELLOWS_SWIFTSHADER to a Vulkan ICD file (.ci/swiftshader prints one)");

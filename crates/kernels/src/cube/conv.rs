@@ -10,15 +10,17 @@
 //!
 //! No columns are written: the product reads the image in their places ([`Gather`]). The gradient of the input gathers too: the pixels of x
 //! with the same residue modulo the stride are reached by the same taps, so that for each residue dX is an ordinary convolution of dY
-//! with those taps turned round. A 1x1 convolution of stride 1 is a product of x itself. Groups are batches of the product. Tensors of any
-//! strides are read in place where rows and columns of an image step evenly (which covers NCHW and NHWC); results are contiguous NCHW.
+//! with those taps turned round. The weight gradient of a 1x1 convolution of stride 1 is a product of x itself. Groups are batches of the product. Tensors of any
+//! strides are read in place where rows and columns of an image step evenly (which covers NCHW and NHWC); results are contiguous NCHW. The pixels of
+//! all images are one axis of the product.
 //! The parts of a weight gradient are the only extra memory.
 
+use super::block::Gather;
 use super::geometry::{Geometry, dims4};
 use super::launch::true_gradients;
 use super::matmul::{Layout, Product, Splits, Window, add_parts};
 use super::pixels::{Pixels, empty, zeros};
-use super::product::Gather;
+
 use crate::shapes::expect;
 use burn::backend::DType;
 use burn::backend::TensorMetadata;
@@ -27,25 +29,15 @@ use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 
 impl Pixels {
-    /// Channels, rows, pixels.
-    fn steps(&self) -> [usize; 3] {
-        [self.channel, self.row, self.pixel]
+    /// Images, channels, rows, pixels.
+    fn steps(&self) -> [usize; 4] {
+        [self.image, self.channel, self.row, self.pixel]
     }
 
     /// As an operand whose lines are channels and whose k are pixels, in groups of `channels`.
-    fn channels(&self, groups: usize, channels: usize) -> Layout {
-        Layout { batch: self.batch(groups, channels), outer: self.image, line: self.channel, k: self.pixel, ..Layout::default() }
+    fn channels(&self, channels: usize) -> Layout {
+        Layout { batch: channels * self.channel, outer: self.image, line: self.channel, k: self.pixel, ..Layout::default() }
     }
-
-    /// From one image, or group of channels, to the next.
-    fn batch(&self, groups: usize, channels: usize) -> usize {
-        if groups == 1 { self.image } else { channels * self.channel }
-    }
-}
-
-/// A layout with lines and k exchanged.
-fn transposed(layout: Layout) -> Layout {
-    Layout { line: layout.k, k: layout.line, ..layout }
 }
 
 /// The window of the output pixels of a convolution over `x`.
@@ -54,11 +46,12 @@ fn window(g: &Geometry, x: &Pixels, taps_are_lines: bool) -> Window {
     let taps = (g.kernel[0] as u32, g.kernel[1] as u32);
     Window {
         gather: Gather { taps, step: pair(g.stride), tap: pair(g.dilation), taps_are_lines },
-        map_width: g.output[1],
+        map: g.output,
         size: g.input,
         first: g.pad.map(|pad| -(pad as i32)),
         steps: x.steps(),
         a_taps: [g.kernel[1], 1],
+        c_image: g.channels_out * g.pixels_out(),
         spread: None,
     }
 }
@@ -74,22 +67,22 @@ pub(crate) fn forward(x: CubeTensor, w: CubeTensor, bias: Option<CubeTensor>, si
         return zeros(&x, shape, x.dtype);
     }
     let y = empty(&x, shape, x.dtype);
-    let (x, w, bias) = (Pixels::new(x, g.groups), into_contiguous(w), bias.map(into_contiguous));
+    let (x, w, bias) = (Pixels::new(x), into_contiguous(w), bias.map(into_contiguous));
     let product = Product {
         name: "convolution, forward",
         m: g.group_out(),
-        n: g.pixels_out(),
-        k: g.depth(),
+        n: g.images * g.pixels_out(),
+        k: g.channels_in / g.groups,
         outer: 1,
-        batches: g.images * g.groups,
+        batches: g.groups,
         period: g.groups,
-        a: Layout { batch: g.group_out() * g.depth(), line: g.depth(), k: if g.pointwise() { 1 } else { g.taps() }, ..Layout::default() },
-        b: transposed(x.channels(g.groups, g.channels_in / g.groups)),
+        a: Layout { batch: g.group_out() * g.depth(), line: g.depth(), k: g.taps(), ..Layout::default() },
+        b: x.channels(g.channels_in / g.groups),
         c: Layout { batch: g.group_out() * g.pixels_out(), line: g.pixels_out(), ..Layout::default() },
         splits: Splits::ONE,
         silu,
         scale: 1.0,
-        window: (!g.pointwise()).then(|| window(&g, &x, false)),
+        window: Some(window(&g, &x, false)),
     };
     product.run(&w, &x.tensor, bias.as_ref(), &y);
     y
@@ -105,44 +98,41 @@ pub(crate) fn data_grad(dy: CubeTensor, w: CubeTensor, input: [usize; 2], option
         return zeros(&dy, shape, dy.dtype);
     }
     let dx = empty(&dy, shape, dy.dtype);
-    let (w, dy) = (into_contiguous(w), Pixels::new(dy, g.groups));
+    let (w, dy) = (into_contiguous(w), Pixels::new(dy));
     let (group_in, [height, width]) = (g.channels_in / g.groups, g.input);
     let product = Product {
         name: "convolution, gradient of the input",
         m: group_in,
-        n: height * width,
+        n: 0,
         k: g.group_out(),
         outer: 1,
-        batches: images * g.groups,
+        batches: g.groups,
         period: g.groups,
         a: Layout { batch: g.group_out() * g.depth(), line: g.taps(), k: g.depth(), ..Layout::default() },
-        b: transposed(dy.channels(g.groups, g.group_out())),
+        b: dy.channels(g.group_out()),
         c: Layout { batch: group_in * height * width, line: height * width, ..Layout::default() },
         splits: Splits::ONE,
         silu: false,
         scale: 1.0,
         window: None,
     };
-    if g.pointwise() {
-        product.run(&w, &dy.tensor, None, &dx);
-        return dx;
-    }
     for down in g.residues(0) {
         for across in g.residues(1) {
             // A residue that no tap reaches has sums of nothing.
             let taps = (down.taps.max(1) as u32, across.taps.max(1) as u32);
             let window = Window {
                 gather: Gather { taps, step: (1, 1), tap: (down.tap, across.tap), taps_are_lines: false },
-                map_width: across.count,
+                map: [down.count, across.count],
                 size: g.output,
                 first: [down.first, across.first],
                 steps: dy.steps(),
                 a_taps: [down.tap_step * g.kernel[1], across.tap_step],
+                c_image: g.channels_in * height * width,
                 spread: (g.stride != [1, 1]).then_some([g.stride[0] * width, g.stride[1]]),
             };
             let product = Product {
-                n: down.count * across.count,
-                k: g.group_out() * down.taps * across.taps,
+                n: images * down.count * across.count,
+                k: if down.taps * across.taps == 0 { 0 } else { product.k },
                 a: Layout { offset: down.first_tap * g.kernel[1] + across.first_tap, ..product.a },
                 c: Layout { offset: down.residue * width + across.residue, ..product.c },
                 window: Some(window),
@@ -164,7 +154,7 @@ pub(crate) fn weight_grad(x: CubeTensor, dy: CubeTensor, kernel: [usize; 2], opt
     if g.empty() {
         return zeros(&dy, shape, DType::F32);
     }
-    let (x, dy) = (Pixels::new(x, 1), Pixels::new(dy, 1));
+    let (x, dy) = (Pixels::new(x), Pixels::new(dy));
     let mut product = Product {
         name: "convolution, gradient of the weight",
         m: g.group_out(),
@@ -173,8 +163,8 @@ pub(crate) fn weight_grad(x: CubeTensor, dy: CubeTensor, kernel: [usize; 2], opt
         outer: g.images,
         batches: g.groups,
         period: g.groups,
-        a: Layout { batch: g.group_out() * dy.channel, ..dy.channels(1, 0) },
-        b: Layout { batch: g.channels_in / g.groups * x.channel, ..x.channels(1, 0) },
+        a: dy.channels(g.group_out()),
+        b: x.channels(g.channels_in / g.groups),
         c: Layout { batch: g.group_out() * g.depth(), outer: g.channels_out * g.depth(), line: g.depth(), ..Layout::default() },
         splits: Splits::ONE,
         silu: false,

@@ -2,22 +2,25 @@
 //!
 //! CubeCL's matmuls are faster where the hardware has matrix units, but no fixed choice among them is right on every Vulkan device:
 //! they need cooperative matrices, or shared memory where CubeCL miscompiles it (see [`shared`](super::shared)), or subgroup
-//! operations; and they write no part of a larger tensor, so that every tile of the columns would cost a copy of its result. One kernel
-//! with nothing to choose but the height of its block, which follows from the shape, is here instead: nothing is tuned, and the order of
+//! operations; and they read no columns from an image. One kernel
+//! with nothing to choose but the size of its block, which follows from the shape, is here instead: nothing is tuned, and the order of
 //! every sum is fixed by the shapes, so results repeat bit for bit.
 //!
 //! ```text
 //! C[z, s](i, j) = sum over o in split s, k in split s:  A[z mod period](i, k; o) * B[z](k, j; o)
 //! ```
 //!
-//! z is image and group, o an outer sum (over images, in a weight gradient), s a part of the sums: a weight gradient has few blocks of C
+//! z is a group, or a matrix of many, o an outer sum (over images, in a weight gradient), s a part of the sums: a weight gradient has few blocks of C
 //! and very long sums, which are cut into parts that are added up by [`add_parts`], always in the same order.
 
+use super::args::{ArgsLaunch, ImageLaunch};
+use super::block::{Block, Gather, MANY_BLOCKS, MOST_TAPS};
 use super::geometry::MAX_GRID;
 use super::launch::{UNITS, address_type, grid};
-use super::product::{ArgsLaunch, Block, COLS, Gather, ImageLaunch, add_parts_kernel, matmul_kernel};
+use super::product::{add_parts_kernel, matmul_kernel};
 use super::shared::shared_memory_works;
 use super::trace::note;
+use crate::shapes::expect;
 use burn::backend::DType;
 use burn::backend::cubecl::dtype_to_storage_type;
 use burn_cubecl::tensor::CubeTensor;
@@ -42,6 +45,7 @@ pub(crate) struct Product {
     pub(crate) name: &'static str,
     pub(crate) m: usize,
     pub(crate) n: usize,
+    /// Terms of a sum; or channels, where B's columns are the pixels of a window, each of as many terms as it has taps.
     pub(crate) k: usize,
     pub(crate) outer: usize,
     pub(crate) batches: usize,
@@ -63,18 +67,23 @@ pub(crate) struct Product {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Window {
     pub(crate) gather: Gather,
-    pub(crate) map_width: usize,
+    /// Rows and pixels to a row of a map; the columns of C are the pixels of one map after the other, unless they are taps.
+    pub(crate) map: [usize; 2],
     /// Of the image.
     pub(crate) size: [usize; 2],
     /// The row and column of pixel 0 and tap 0.
     pub(crate) first: [i32; 2],
-    /// Channels, rows, pixels.
-    pub(crate) steps: [usize; 3],
+    /// Images, channels, rows, pixels.
+    pub(crate) steps: [usize; 4],
     /// Of the taps in A.
     pub(crate) a_taps: [usize; 2],
-    /// Rows and pixels of C, if its columns are not neighbours.
+    /// Images of C, and rows and pixels if its columns are not neighbours.
+    pub(crate) c_image: usize,
     pub(crate) spread: Option<[usize; 2]>,
 }
+
+/// Parts of sums begin at multiples of it: at whole blocks of terms.
+const PART: usize = 16;
 
 /// How the sums are cut: into `outer * inner` parts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -93,38 +102,44 @@ impl Splits {
 }
 
 impl Product {
-    /// The block of C to a workgroup of at most `units` threads: as tall as wastes no more than a quarter.
+    /// The block of C to a workgroup of at most `units` threads.
     fn block(&self, units: u32) -> Block {
-        let padded = |rows: usize| self.m.div_ceil(rows) * rows;
-        let wasteful = |rows: usize| padded(rows) * 4 > padded(16) * 5;
-        let tall = |rows: u32| if rows == 64 { 8 } else { 4 };
-        let fits = |rows: u32, cols: u32| rows * cols <= units * tall(rows) * COLS;
-        let rows = [64, 32].into_iter().find(|rows| !wasteful(*rows) && fits(*rows as u32, 64)).unwrap_or(16) as u32;
-        // 16 x 64 is 64 threads, which every GPU allows; CubeCL's CPU runtime may not.
-        let cols = [64, 32].into_iter().find(|cols| fits(rows, *cols)).unwrap_or(16);
-        let (a_along_k, b_along_k) = (self.a.k < self.a.line, self.b.k < self.b.line);
-        let (gather, spread) = (self.window.map(|w| w.gather), self.window.is_some_and(|w| w.spread.is_some()));
-        Block { rows, cols, tall: tall(rows), shared: false, a_along_k, b_along_k, bias: false, silu: self.silu, gather, spread }
+        let gather = self.window.map(|w| w.gather);
+        Block {
+            a_along_k: self.a.k < self.a.line,
+            b_along_k: self.window.is_some_and(|w| w.gather.taps_are_lines) || self.b.k < self.b.line,
+            silu: self.silu,
+            spread: self.window.is_some_and(|w| w.spread.is_some()),
+            ..Block::new(self.m, self.n, self.batches * self.splits.count(), units).of_terms(gather, self.k, self.part())
+        }
+    }
+
+    /// Terms to a part of the sums.
+    fn part(&self) -> usize {
+        let part = self.k.div_ceil(self.splits.inner);
+        if self.splits.inner == 1 { part } else { part.next_multiple_of(PART) }
     }
 
     /// How many parts the sums are worth being cut into: enough blocks for a GPU, at least 256 terms to each part, and at most
     /// `limit` numbers in all parts together.
     pub(crate) fn cut(&self, limit: usize) -> Splits {
-        // A mid-range GPU holds some 36 compute units with four workgroups each.
-        const BLOCKS: usize = 144;
         const TERMS: usize = 256;
         let block = self.block(256);
         let blocks = self.m.div_ceil(block.rows as usize) * self.n.div_ceil(block.cols as usize) * self.batches;
-        let wanted = BLOCKS.div_ceil(blocks).min(limit / (self.m * self.n * self.batches)).min(self.k * self.outer / TERMS).max(1);
+        let wanted = MANY_BLOCKS.div_ceil(blocks).min(limit / (self.m * self.n * self.batches)).min(self.k * self.outer / TERMS).max(1);
         let outer = wanted.min(self.outer);
         Splits { outer, inner: (wanted / outer).min(self.k / TERMS).max(1) }
     }
 
     /// Launches the kernel: `c = a * b (+ bias, a number to each row) (SiLU)`.
+    #[expect(unsafe_code, reason = "see SAFETY")]
     pub(crate) fn run(&self, a: &CubeTensor, b: &CubeTensor, bias: Option<&CubeTensor>, c: &CubeTensor) {
         let client = &c.client;
-        let shared = shared_memory_works(&c.device);
-        let block = Block { bias: bias.is_some(), shared, ..self.block(client.properties().hardware.max_units_per_cube) };
+        let hardware = &client.properties().hardware;
+        let block = Block { bias: bias.is_some(), ..self.block(hardware.max_units_per_cube) };
+        let fits = block.bytes() <= hardware.max_shared_memory_size && block.taps().0 * block.taps().1 <= MOST_TAPS;
+        let block = Block { shared: fits && shared_memory_works(&c.device), ..block };
+        self.check(a, b, bias, c);
         let most = (MAX_GRID / self.splits.count()).max(1);
         let width = MAX_GRID * block.cols as usize;
         // Nothing in a network is larger than one grid; a larger one is cut.
@@ -134,44 +149,99 @@ impl Product {
                 let n = width.min(self.n - first);
                 let blocks = [n.div_ceil(block.cols as usize), self.m.div_ceil(block.rows as usize)];
                 let count = CubeCount::Static(blocks[0] as u32, blocks[1] as u32, (batches * self.splits.count()) as u32);
-                note(self.name, [a, b, c], 2 * (self.m * n * self.k * self.outer * batches) as u64);
-                matmul_kernel::launch(
-                    client,
-                    count,
-                    CubeDim::new_1d(block.units()),
-                    address_type([a, b, c]),
-                    a.clone().into_tensor_arg(),
-                    b.clone().into_tensor_arg(),
-                    // Without a bias something must still be bound; it is not read.
-                    bias.unwrap_or(a).clone().into_tensor_arg(),
-                    c.clone().into_tensor_arg(),
-                    self.args(first_batch, first, n),
-                    self.image(first),
-                    block,
-                    [a, b, c].map(|tensor| dtype_to_storage_type(tensor.dtype)),
-                );
+                let taps = (block.taps().0 * block.taps().1) as usize;
+                note(self.name, [a, b, c], 2 * (self.m * n * self.k * taps * self.outer * batches) as u64);
+                // SAFETY: `check` has found the last number of each tensor that its steps reach.
+                unsafe {
+                    matmul_kernel::launch_unchecked(
+                        client,
+                        count,
+                        CubeDim::new_1d(block.units()),
+                        address_type([a, b, c]),
+                        a.clone().into_tensor_arg(),
+                        b.clone().into_tensor_arg(),
+                        // Without a bias something must still be bound; it is not read.
+                        bias.unwrap_or(a).clone().into_tensor_arg(),
+                        c.clone().into_tensor_arg(),
+                        self.args(first_batch, first, n),
+                        self.image(first),
+                        block,
+                        [a, b, c].map(|tensor| dtype_to_storage_type(tensor.dtype)),
+                    );
+                }
             }
         }
     }
 
+    /// Panics unless each tensor holds the last number that its steps reach.
+    fn check(&self, a: &CubeTensor, b: &CubeTensor, bias: Option<&CubeTensor>, c: &CubeTensor) {
+        let last = |steps: &[(usize, usize)]| steps.iter().map(|(count, step)| count.saturating_sub(1) * step).sum::<usize>();
+        let (k, outer) = (self.k, self.outer);
+        let taps = |window: &Window| [window.gather.taps.0 as usize, window.gather.taps.1 as usize];
+        let mut of_a = self.a.offset + last(&[(self.period, self.a.batch), (outer, self.a.outer), (self.m, self.a.line), (k, self.a.k)]);
+        let mut of_b = self.b.offset + last(&[(self.batches, self.b.batch), (outer, self.b.outer)]);
+        let mut of_c = self.c.offset + last(&[(self.batches, self.c.batch), (self.splits.count(), self.c.outer), (self.m, self.c.line)]);
+        match &self.window {
+            None => {
+                of_b += last(&[(self.n, self.b.line), (k, self.b.k)]);
+                of_c += self.n - 1;
+            }
+            Some(window) => {
+                let ([down, across], [height, width], [image, channel, row, pixel]) = (taps(window), window.size, window.steps);
+                let lines = window.gather.taps_are_lines;
+                let (images, channels) = if lines { (1, self.n / (down * across)) } else { (self.n / (window.map[0] * window.map[1]), k) };
+                of_b += last(&[(images, image), (channels, channel), (height, row), (width, pixel)]);
+                if lines {
+                    of_c += self.n - 1;
+                } else {
+                    let [c_row, c_pixel] = window.spread.unwrap_or([window.map[1], 1]);
+                    of_a += last(&[(down, window.a_taps[0]), (across, window.a_taps[1])]);
+                    of_c += last(&[(images, window.c_image), (window.map[0], c_row), (window.map[1], c_pixel)]);
+                }
+            }
+        }
+        for (what, tensor, last) in [("A", a, of_a), ("B", b, of_b), ("C", c, of_c)] {
+            let numbers = tensor.handle.size_in_used() as usize / tensor.dtype.size();
+            assert!(last < numbers, "{}: {what} has {numbers} numbers, and number {last} is asked for", self.name);
+        }
+        if let Some(bias) = bias {
+            expect("bias", bias.meta.shape().dims(), [self.period * self.m]);
+        }
+    }
+
     fn image(&self, first: usize) -> ImageLaunch {
-        let nothing =
-            Window { gather: Gather::default(), map_width: 1, size: [0; 2], first: [0; 2], steps: [0; 3], a_taps: [0; 2], spread: None };
-        let Window { map_width, size: [height, width], first: [first_y, first_x], steps: [channel, row, pixel], a_taps, spread, .. } =
-            self.window.unwrap_or(nothing);
-        let [c_row, c_pixel] = spread.unwrap_or_default();
+        let nothing = Window {
+            gather: Gather::default(),
+            map: [1; 2],
+            size: [0; 2],
+            first: [0; 2],
+            steps: [0; 4],
+            a_taps: [0; 2],
+            c_image: 0,
+            spread: None,
+        };
+        let window = self.window.unwrap_or(nothing);
+        let Window { map, size: [height, width], first: [first_y, first_x], steps: [image, channel, row, pixel], a_taps, .. } = window;
+        let [c_row, c_pixel] = window.spread.unwrap_or_default();
+        let [up, left] = window.first.map(|first| first.min(0).unsigned_abs());
         ImageLaunch::new(
-            first as u32,
-            map_width as u32,
+            if window.gather.taps_are_lines { 0 } else { first as u32 },
+            (map[0] * map[1]) as u32,
+            map[1] as u32,
             height as i32,
             width as i32,
             first_y,
             first_x,
+            up as i32,
+            left as i32,
+            up as usize * row + left as usize * pixel,
+            image,
             channel,
             row,
             pixel,
             a_taps[0],
             a_taps[1],
+            window.c_image,
             c_row,
             c_pixel,
         )
@@ -179,7 +249,8 @@ impl Product {
 
     fn args(&self, first_batch: usize, first: usize, n: usize) -> ArgsLaunch {
         let Splits { outer, inner } = self.splits;
-        let spread = self.window.is_some_and(|w| w.spread.is_some());
+        // A launch that begins later is told so by its image, if the columns of C are pixels.
+        let pixels = self.window.is_some_and(|w| !w.gather.taps_are_lines);
         ArgsLaunch::new(
             self.m as u32,
             n as u32,
@@ -190,7 +261,7 @@ impl Product {
             self.splits.count() as u32,
             inner as u32,
             self.outer.div_ceil(outer) as u32,
-            self.k.div_ceil(inner) as u32,
+            self.part() as u32,
             self.a.offset,
             self.a.batch,
             self.a.outer,
@@ -201,7 +272,7 @@ impl Product {
             self.b.outer,
             self.b.line,
             self.b.k,
-            self.c.offset + if spread { 0 } else { first },
+            self.c.offset + if pixels { 0 } else { first },
             self.c.batch,
             self.c.outer,
             self.c.line,

@@ -11,7 +11,11 @@
 //! Extra memory is what such lowerings are known for (MIOpen's GEMM workaround costs users a quarter more). Here the product reads the image
 //! where a column would be, and the parts of a weight gradient's sums are all there is besides, up to [`set_workspace_mb`].
 
+mod args;
+mod block;
 mod conv;
+mod copies;
+mod direct;
 pub(crate) mod geometry;
 pub(crate) mod join;
 pub(crate) mod launch;

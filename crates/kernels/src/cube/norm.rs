@@ -61,7 +61,7 @@ impl Plan {
         } else {
             empty(&x.tensor, [n, c, h, w], x.tensor.dtype)
         };
-        Pixels::new(tensor, 1)
+        Pixels::new(tensor)
     }
 
     /// The normalised x from its mean, variance, gamma and beta.
@@ -97,7 +97,7 @@ pub(super) fn norm_act(
 ) -> NormOutput<CubeBackend> {
     let [gamma, beta] = [gamma, beta].map(into_contiguous);
     let [old_mean, old_variance] = running.map(into_contiguous);
-    let x = Pixels::new(x, 1);
+    let x = Pixels::new(x);
     let plan = Plan::new(&x);
     // And of each channel the value that the sums are around.
     let parts = empty(&x.tensor, [2 * plan.parts() + 1, plan.channels], DType::F32);
@@ -129,7 +129,7 @@ pub(super) fn norm_act(
 /// variance, gamma and beta.
 pub(super) fn norm_act_again(x: CubeTensor, channels: [CubeTensor; 4], epsilon: f64, silu: bool) -> CubeTensor {
     let channels = channels.map(into_contiguous);
-    let x = Pixels::new(x, 1);
+    let x = Pixels::new(x);
     Plan::new(&x).output(&x, channels.each_ref(), epsilon, silu)
 }
 
@@ -146,7 +146,7 @@ pub(super) fn norm_act_backward(
     silu: bool,
 ) -> NormGrads<CubeBackend> {
     let [mean, variance, gamma, beta] = [mean, variance, gamma, beta].map(into_contiguous);
-    let (x, dy) = (Pixels::new(x, 1), Pixels::new(dy, 1));
+    let (x, dy) = (Pixels::new(x), Pixels::new(dy));
     let plan = Plan::new(&x);
     let parts = empty(&x.tensor, [2, plan.parts(), plan.channels], DType::F32);
     launch!(

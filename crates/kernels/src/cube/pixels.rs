@@ -42,7 +42,7 @@ pub(crate) fn view(whole: &CubeTensor, start: usize, len: usize) -> CubeTensor {
     CubeTensor::new_contiguous(whole.client.clone(), whole.device.clone(), Shape::new([len]), handle, whole.dtype)
 }
 
-/// An image tensor `[n, c, h, w]` whose pixels are one axis of even steps, and whose groups of channels are one axis with its images.
+/// An image tensor `[n, c, h, w]` whose pixels are one axis of even steps.
 pub(super) struct Pixels {
     pub(super) tensor: CubeTensor,
     pub(super) image: usize,
@@ -52,14 +52,12 @@ pub(super) struct Pixels {
 }
 
 impl Pixels {
-    /// The tensor in place if it is like that, else a copy in order. One group needs no even step from channels to images.
-    pub(super) fn new(tensor: CubeTensor, groups: usize) -> Self {
-        let [_, channels, height, width] = dims4(&tensor);
+    /// The tensor in place if it is like that, else a copy in order.
+    pub(super) fn new(tensor: CubeTensor) -> Self {
+        let [_, _, height, width] = dims4(&tensor);
         let even = |tensor: &CubeTensor| {
             let strides = tensor.meta.strides();
-            !tensor.meta.is_tiled()
-                && (height == 1 || width == 1 || strides[2] == width * strides[3])
-                && (groups == 1 || strides[0] == channels * strides[1])
+            !tensor.meta.is_tiled() && (height == 1 || width == 1 || strides[2] == width * strides[3])
         };
         let tensor = if even(&tensor) { tensor } else { into_contiguous(tensor) };
         let strides = tensor.meta.strides();

@@ -102,6 +102,8 @@ pub(crate) fn most_in_use<T>(work: impl FnOnce() -> T) -> u64 {
     let watching = LaunchObservation::new(memory.clone());
     work();
     drop(watching);
+    // A process that ends while a software device still computes may crash.
+    cubecl::future::block_on(device().client().sync()).unwrap();
     *memory.1.lock().unwrap()
 }
 

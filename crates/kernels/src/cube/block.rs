@@ -1,0 +1,243 @@
+//! What is compiled into the kernel of the matrix product: how C is shared out, and how B is read from an image.
+
+/// Terms of a plain sum, or pixels of a weight gradient, in shared memory at a time.
+const DEEP: u32 = 16;
+
+/// Most terms at a time where they are channels and taps.
+const DEEPEST: u32 = 27;
+
+/// Extra floats to a row of shared memory, so that threads loading along k do not all write to one bank.
+pub(crate) const PAD: u32 = 4;
+
+/// Most taps of a convolution through shared memory: a thread remembers in one number which of them are inside the image.
+pub(crate) const MOST_TAPS: u32 = 32;
+
+/// A workgroup's block of C, and the block of terms that it takes through shared memory at a time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Block {
+    /// Rows and columns of C in one workgroup, and in one thread.
+    pub(crate) rows: u32,
+    pub(crate) cols: u32,
+    pub(crate) tall: u32,
+    pub(crate) wide: u32,
+    /// Steps of k at a time: terms, or channels with all their taps.
+    pub(crate) deep: u32,
+    /// Whether every sum is a multiple of `deep` long.
+    pub(crate) exact: bool,
+    /// Through shared memory.
+    pub(crate) shared: bool,
+    /// Whether neighbouring k are neighbours in memory, for A and for B: shared blocks are then loaded along k.
+    pub(crate) a_along_k: bool,
+    pub(crate) b_along_k: bool,
+    /// Add a number to each row.
+    pub(crate) bias: bool,
+    /// Apply `y * sigmoid(y)` at the end.
+    pub(crate) silu: bool,
+    /// B is read from an image.
+    pub(crate) gather: Option<Gather>,
+    /// C's columns are pixels that are not neighbours.
+    pub(crate) spread: bool,
+}
+
+/// B as the columns of a convolution, which nobody writes down: pixel (i, j) of a map and tap (s, t) of channel c is the image's number
+/// `(c, first_y + i step_y + s tap_y, first_x + j step_x + t tap_x)`, zero outside of it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub(crate) struct Gather {
+    /// Taps, (vertical, horizontal), as are all pairs.
+    pub(crate) taps: (u32, u32),
+    pub(crate) step: (i32, i32),
+    pub(crate) tap: (i32, i32),
+    /// Whether B's lines are channels and taps and its k pixels, as in a weight gradient; else its lines are pixels, its k channels, and every k
+    /// is as many terms as there are taps, in A too.
+    pub(crate) taps_are_lines: bool,
+}
+
+impl Gather {
+    /// Taps of a channel.
+    pub(crate) fn count(&self) -> u32 {
+        self.taps.0 * self.taps.1
+    }
+}
+
+/// What B is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Kind {
+    Matrix,
+    /// Its columns are the pixels of maps.
+    Map,
+    /// Its columns are channels and taps.
+    Taps,
+}
+
+/// What one operand has in shared memory: `[deep * taps][lines + PAD]`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Side {
+    pub(crate) lines: u32,
+    pub(crate) deep: u32,
+    /// Terms of a k, (vertical, horizontal).
+    pub(crate) taps: (u32, u32),
+    pub(crate) along_k: bool,
+    pub(crate) exact: bool,
+    /// Threads that load it.
+    pub(crate) units: u32,
+}
+
+impl Side {
+    pub(crate) fn count(&self) -> u32 {
+        self.taps.0 * self.taps.1
+    }
+
+    /// Terms.
+    pub(crate) fn depth(&self) -> u32 {
+        self.deep * self.count()
+    }
+
+    /// From one term to the next.
+    pub(crate) fn pitch(&self) -> u32 {
+        self.lines + PAD
+    }
+
+    pub(crate) fn size(&self) -> usize {
+        (self.depth() * self.pitch()) as usize
+    }
+
+    /// Numbers that a thread loads.
+    pub(crate) fn each(&self) -> u32 {
+        (self.lines * self.depth()).div_ceil(self.units)
+    }
+
+    /// Lines of a thread that has whole lines of an image.
+    pub(crate) fn own_lines(&self) -> u32 {
+        (self.lines / self.units).max(1)
+    }
+
+    /// Threads that share such a line.
+    pub(crate) fn sharing(&self) -> u32 {
+        (self.units / self.lines).max(1)
+    }
+}
+
+impl Block {
+    /// A block of C of at most `units` threads for C of `m` rows and `n` columns in `batches`: as tall as wastes no more than a quarter, and wide if
+    /// there are enough of them for a GPU then.
+    pub(crate) fn new(m: usize, n: usize, batches: usize, units: u32) -> Self {
+        let padded = |rows: usize| m.div_ceil(rows) * rows;
+        let wasteful = |rows: usize| padded(rows) * 4 > padded(16) * 5;
+        // A block with the numbers to a thread; every GPU allows 128 threads, CubeCL's CPU runtime may not.
+        let all = [(64, 128, 8, 8), (64, 64, 8, 4), (32, 128, 4, 8), (32, 64, 4, 4), (16, 128, 4, 4), (16, 64, 4, 4), (16, 32, 4, 4)];
+        let enough = |rows: usize, cols: usize| m.div_ceil(rows) * n.div_ceil(cols) * batches >= MANY_BLOCKS;
+        let fits = |&(rows, cols, tall, wide): &(u32, u32, u32, u32)| {
+            rows * cols <= units * tall * wide
+                && !(rows > 16 && wasteful(rows as usize))
+                && (cols < 128 || enough(rows as usize, cols as usize))
+        };
+        let (rows, cols, tall, wide) = all.into_iter().find(fits).unwrap_or((16, 16, 4, 4));
+        Self {
+            rows,
+            cols,
+            tall,
+            wide,
+            deep: DEEP,
+            exact: false,
+            shared: false,
+            a_along_k: false,
+            b_along_k: false,
+            bias: false,
+            silu: false,
+            gather: None,
+            spread: false,
+        }
+    }
+
+    /// The same for sums over `k`, at most `part` of it at a time.
+    pub(crate) fn of_terms(self, gather: Option<Gather>, k: usize, part: usize) -> Self {
+        let block = Self { gather, ..self };
+        let taps = block.taps();
+        let deep = if taps.0 * taps.1 == 1 { DEEP } else { block.channels(taps.0 * taps.1, k as u32) };
+        Self { deep, exact: k.is_multiple_of(deep as usize) && part.is_multiple_of(deep as usize), ..block }
+    }
+
+    /// Channels at a time, of so many taps each: many, but few that are not there; as many to every thread.
+    fn channels(&self, taps: u32, channels: u32) -> u32 {
+        let sharing = self.right().sharing();
+        let wasteful = |deep: u32| channels.next_multiple_of(deep) * 8 > channels * 9;
+        let most = (DEEPEST / taps).max(1);
+        (1..=most).rev().filter(|deep| deep.is_multiple_of(sharing)).find(|deep| !wasteful(*deep)).unwrap_or(sharing)
+    }
+
+    /// Threads of a workgroup.
+    pub(crate) fn units(&self) -> u32 {
+        self.rows * self.cols / (self.tall * self.wide)
+    }
+
+    /// Threads to a row of them.
+    pub(crate) fn across(&self) -> u32 {
+        self.cols / self.wide
+    }
+
+    pub(crate) fn kind(&self) -> Kind {
+        match self.gather {
+            None => Kind::Matrix,
+            Some(gather) if gather.taps_are_lines => Kind::Taps,
+            Some(_) => Kind::Map,
+        }
+    }
+
+    /// Terms of a k, (vertical, horizontal).
+    pub(crate) fn taps(&self) -> (u32, u32) {
+        if self.kind() == Kind::Map { self.gather.unwrap_or_default().taps } else { (1, 1) }
+    }
+
+    /// A in shared memory.
+    pub(crate) fn left(&self) -> Side {
+        Side { lines: self.rows, deep: self.deep, taps: self.taps(), along_k: self.a_along_k, exact: self.exact, units: self.units() }
+    }
+
+    /// B in shared memory.
+    pub(crate) fn right(&self) -> Side {
+        Side { lines: self.cols, along_k: self.b_along_k, ..self.left() }
+    }
+
+    /// Bytes of shared memory.
+    pub(crate) fn bytes(&self) -> usize {
+        (self.left().size() + self.right().size()) * size_of::<f32>()
+    }
+}
+
+/// Blocks that keep a GPU busy: a mid-range one holds some 36 compute units with four workgroups each.
+pub(crate) const MANY_BLOCKS: usize = 144;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Threads share out both blocks as the kernel takes for granted, for whatever is asked.
+    #[test]
+    fn blocks_are_shared_out_evenly() {
+        let gathers = [(1, 1), (1, 2), (2, 2), (3, 3), (5, 5)]
+            .into_iter()
+            .flat_map(|taps| [false, true].map(|taps_are_lines| Some(Gather { taps, step: (1, 1), tap: (1, 1), taps_are_lines })));
+        for gather in gathers.chain([None]) {
+            for m in [1, 16, 30, 48, 64, 130, 256] {
+                for n in [1, 40, 400, 100_000] {
+                    for (k, units) in [(1, 256), (3, 256), (48, 128), (64, 256), (127, 64), (130, 16)] {
+                        let block = Block::new(m, n, 1, units).of_terms(gather, k, k);
+                        let (left, right) = (block.left(), block.right());
+                        assert!(block.units() <= units && block.units() * block.tall * block.wide == block.rows * block.cols, "{block:?}");
+                        assert_eq!(right.own_lines() * right.units, right.lines * right.sharing(), "{block:?}");
+                        assert!(block.taps() == (1, 1) || right.deep.is_multiple_of(right.sharing()), "{block:?}");
+                        assert!(block.units().is_multiple_of(DEEP), "{block:?}");
+                        assert!(left.each() * left.units >= left.lines * left.depth(), "{block:?}");
+                    }
+                }
+            }
+        }
+        // A 3x3 convolution of YOLOv8n, its stem, and a 1x1 one.
+        let of = |m, taps, k| Block::new(m, 102_400, 1, 256).of_terms(Some(Gather { taps, ..Gather::default() }), k, k);
+        let numbers = |block: Block| (block.rows, block.cols, block.units(), block.right().depth(), block.exact);
+        assert_eq!(numbers(of(64, (3, 3), 64)), (64, 128, 128, 18, true));
+        assert_eq!(numbers(of(16, (3, 3), 3)), (16, 128, 128, 27, true));
+        assert_eq!(numbers(of(32, (1, 1), 48)), (32, 128, 128, 16, true));
+        assert!(of(64, (3, 3), 64).bytes() < 16 << 10);
+    }
+}

@@ -1,0 +1,240 @@
+//! What a workgroup copies into shared memory, and which thread what.
+//!
+//! Where a thread's numbers are is found once, before the sums: from one block of terms to the next they all move by as much. Only a weight
+//! gradient's pixels do not, whose row and column each thread counts on. Loads do not wait for a condition: what is not there is read from
+//! elsewhere and taken for zero, so that a driver can have all of them under way.
+
+#![allow(clippy::too_many_arguments, reason = "a kernel's helper has no struct of borrowed tensors to take them in")]
+
+use super::args::Image;
+use super::block::{Block, Gather, Kind, Side};
+use cubecl::prelude::*;
+
+/// The places of a thread's numbers: of each, or of each of its lines.
+#[derive(CubeType)]
+pub(super) struct Copies {
+    /// In memory, from where the block of terms begins.
+    from: Array<usize>,
+    /// In shared memory.
+    to: Array<u32>,
+    /// What decides whether it is there: its k; or, of a map's pixel, the taps that are inside, a bit to each; or, of a line that is a
+    /// tap, how far down and across it reaches, 16 bits each.
+    mark: Array<u32>,
+}
+
+/// A matrix by steps.
+#[cube]
+pub(super) fn of_matrix(first: u32, count: u32, line_step: usize, k_step: usize, image: &Image, #[comptime] side: Side) -> Copies {
+    let each = comptime!(side.each());
+    let mut from = Array::<usize>::new(comptime!(each as usize));
+    let mut to = Array::<u32>::new(comptime!(each as usize));
+    let mut mark = Array::<u32>::new(comptime!(each as usize));
+    let (lines, taps, depth) = comptime!((side.lines, side.count(), side.depth()));
+    #[unroll]
+    for i in 0..each {
+        // In the order of memory. The last numbers may be loaded twice.
+        let at = clamp_max(UNIT_POS + comptime!(i * side.units), comptime!(lines * depth - 1));
+        let line = if comptime!(side.along_k) { at / depth } else { at / taps % lines };
+        let k = if comptime!(side.along_k) { at % depth / taps } else { at / comptime!(taps * lines) };
+        let tap = at % taps;
+        let down = tap / comptime!(side.taps.1);
+        let across = tap % comptime!(side.taps.1);
+        // A line beyond the last is read as that, and not used.
+        from[i as usize] = clamp_max(first + line, count - 1) as usize * line_step
+            + k as usize * k_step
+            + down as usize * image.a_tap_y
+            + across as usize * image.a_tap_x;
+        to[i as usize] = (k * taps + tap) * comptime!(side.pitch()) + line;
+        mark[i as usize] = k;
+    }
+    Copies { from, to, mark }
+}
+
+/// The matrix's numbers of `left` more k from `base` on.
+#[cube]
+pub(super) fn fetch_matrix<E: Float>(
+    from: &Tensor<E>,
+    base: usize,
+    left: u32,
+    copies: &Copies,
+    values: &mut Array<f32>,
+    #[comptime] side: Side,
+) {
+    #[unroll]
+    for i in 0..comptime!(side.each() as usize) {
+        if comptime!(side.exact) {
+            values[i] = f32::cast_from(from[base + copies.from[i]]);
+        } else {
+            let there = copies.mark[i] < left;
+            let at = select(there, base + copies.from[i], base);
+            values[i] = select(there, f32::cast_from(from[at]), 0.0f32);
+        }
+    }
+}
+
+/// The pixels of a map, of which a thread has one or a few, and shares them with others, who have other channels of them.
+#[cube]
+pub(super) fn of_map(first: u32, count: u32, image: &Image, #[comptime] gather: Gather, #[comptime] side: Side) -> Copies {
+    let own = comptime!(side.own_lines());
+    let mut from = Array::<usize>::new(comptime!(own as usize));
+    let mut to = Array::<u32>::new(comptime!(own as usize));
+    let mut mark = Array::<u32>::new(comptime!(own as usize));
+    let channel = UNIT_POS / comptime!(side.lines) * comptime!(side.deep / side.sharing());
+    #[unroll]
+    for i in 0..own {
+        let line = UNIT_POS % comptime!(side.lines) + comptime!(i * side.units);
+        let at = clamp_max(first + line, count - 1) + image.first;
+        let pixel = at % image.pixels;
+        let y = image.first_y + (pixel / image.map_width) as i32 * comptime!(gather.step.0);
+        let x = image.first_x + (pixel % image.map_width) as i32 * comptime!(gather.step.1);
+        let mut inside = 0u32;
+        #[unroll]
+        for down in 0..comptime!(gather.taps.0 as i32) {
+            #[unroll]
+            for across in 0..comptime!(gather.taps.1 as i32) {
+                let there = is_inside(y + comptime!(down * gather.tap.0), x + comptime!(across * gather.tap.1), image);
+                inside += select(there, comptime!(1u32 << (down * gather.taps.1 as i32 + across)), 0u32);
+            }
+        }
+        from[i as usize] = (at / image.pixels) as usize * image.image + place(y, x, image) + channel as usize * image.channel;
+        to[i as usize] = channel * comptime!(gather.count() * side.pitch()) + line;
+        mark[i as usize] = inside;
+    }
+    Copies { from, to, mark }
+}
+
+#[cube]
+fn is_inside(y: i32, x: i32, image: &Image) -> bool {
+    y >= 0 && y < image.height && x >= 0 && x < image.width
+}
+
+/// Where a pixel is behind [`Image::before`], which is there so that this is never negative.
+#[cube]
+fn place(y: i32, x: i32, image: &Image) -> usize {
+    (y + image.up) as usize * image.row + (x + image.left) as usize * image.pixel
+}
+
+/// `at` with `steps` more, or less.
+#[cube]
+fn moved(at: usize, #[comptime] steps: i32, step: usize) -> usize {
+    if comptime!(steps < 0) {
+        at - comptime!(steps.unsigned_abs() as usize) * step
+    } else {
+        at + comptime!(steps.unsigned_abs() as usize) * step
+    }
+}
+
+/// The map's numbers of `left` more channels from `base` on.
+#[cube]
+pub(super) fn fetch_map<E: Float>(
+    from: &Tensor<E>,
+    base: usize,
+    left: u32,
+    copies: &Copies,
+    image: &Image,
+    values: &mut Array<f32>,
+    #[comptime] gather: Gather,
+    #[comptime] side: Side,
+) {
+    let (count, share) = comptime!((gather.count(), side.deep / side.sharing()));
+    let first = UNIT_POS / comptime!(side.lines) * share;
+    #[unroll]
+    for i in 0..comptime!(side.own_lines()) {
+        let inside = copies.mark[i as usize];
+        #[unroll]
+        for channel in 0..share {
+            let of_channel = base + copies.from[i as usize] + comptime!(channel as usize) * image.channel;
+            #[unroll]
+            for tap in 0..count {
+                let mut there = inside & comptime!(1u32 << tap) != 0u32;
+                if comptime!(!side.exact) {
+                    there = there && first + channel < left;
+                }
+                let row = moved(of_channel, comptime!((tap / gather.taps.1) as i32 * gather.tap.0), image.row);
+                let number = moved(row, comptime!((tap % gather.taps.1) as i32 * gather.tap.1), image.pixel);
+                let at = select(there, number - image.before, base);
+                values[comptime!(((i * share + channel) * count + tap) as usize)] = select(there, f32::cast_from(from[at]), 0.0f32);
+            }
+        }
+    }
+}
+
+/// The lines of a weight gradient, which are channels and taps. A thread has one pixel of [`Side::deep`].
+#[cube]
+pub(super) fn of_taps(first: u32, count: u32, image: &Image, #[comptime] gather: Gather, #[comptime] side: Side) -> Copies {
+    let each = comptime!(side.each());
+    let mut from = Array::<usize>::new(comptime!(each as usize));
+    let mut to = Array::<u32>::new(1usize);
+    let mut mark = Array::<u32>::new(comptime!(each as usize));
+    #[unroll]
+    for i in 0..each {
+        let line = clamp_max(first + UNIT_POS / comptime!(side.deep) + comptime!(i * side.units / side.deep), count - 1);
+        let tap = line % comptime!(gather.count());
+        let down = tap / comptime!(gather.taps.1) * comptime!(gather.tap.0.unsigned_abs());
+        let across = tap % comptime!(gather.taps.1) * comptime!(gather.tap.1.unsigned_abs());
+        from[i as usize] =
+            (line / comptime!(gather.count())) as usize * image.channel + down as usize * image.row + across as usize * image.pixel;
+        mark[i as usize] = down * 65536u32 + across;
+    }
+    to[0] = UNIT_POS % comptime!(side.deep) * comptime!(side.pitch()) + UNIT_POS / comptime!(side.deep);
+    Copies { from, to, mark }
+}
+
+/// The lines' numbers of pixel (`i`, `j`) of the map, if it is `there`.
+#[cube]
+pub(super) fn fetch_taps<E: Float>(
+    from: &Tensor<E>,
+    base: usize,
+    i: u32,
+    j: u32,
+    there: bool,
+    copies: &Copies,
+    image: &Image,
+    values: &mut Array<f32>,
+    #[comptime] gather: Gather,
+    #[comptime] side: Side,
+) {
+    let y = image.first_y + i as i32 * comptime!(gather.step.0);
+    let x = image.first_x + j as i32 * comptime!(gather.step.1);
+    let pixel = base + place(y, x, image);
+    #[unroll]
+    for n in 0..comptime!(side.each() as usize) {
+        let mark = copies.mark[n];
+        let there = there && is_inside(y + (mark / 65536u32) as i32, x + (mark % 65536u32) as i32, image);
+        let at = select(there, pixel + copies.from[n] - image.before, base);
+        values[n] = select(there, f32::cast_from(from[at]), 0.0f32);
+    }
+}
+
+/// Puts a thread's numbers where they belong.
+#[cube]
+pub(super) fn put(values: &Array<f32>, to: &mut Shared<[f32]>, copies: &Copies, #[comptime] layout: Layout) {
+    #[unroll]
+    for i in 0..layout.each {
+        to[(copies.to[comptime!((i / layout.run) as usize)] + comptime!(i % layout.run * layout.step)) as usize] = values[i as usize];
+    }
+}
+
+/// How a thread's numbers follow each other in shared memory: in runs of so many, so far apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Layout {
+    each: u32,
+    run: u32,
+    step: u32,
+}
+
+impl Layout {
+    pub(super) fn of_matrix(side: Side) -> Self {
+        Self { each: side.each(), run: 1, step: 0 }
+    }
+
+    /// Of B.
+    pub(super) fn of(block: Block) -> Self {
+        let side = block.right();
+        match block.kind() {
+            Kind::Matrix => Self::of_matrix(side),
+            Kind::Map => Self { each: side.each(), run: side.each() / side.own_lines(), step: side.pitch() },
+            Kind::Taps => Self { each: side.each(), run: side.each(), step: side.units / side.deep },
+        }
+    }
+}

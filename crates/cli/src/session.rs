@@ -10,7 +10,7 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use bellows_device::{Selected, Telemetry};
-use bellows_learner::{Dashboard, Learner, Limits, Observer, Outcome, Phase, Task};
+use bellows_learner::{Dashboard, LearnError, Learner, Limits, Observer, Outcome, Phase, Task};
 use bellows_runs::RunDir;
 use bellows_settings::Setting;
 use burn::train::Interrupter;
@@ -25,7 +25,7 @@ use crate::pulse::{self, Watch};
 use crate::ranks::Ranks;
 use crate::signals::{Signals, Taken};
 use crate::supervise::{end_with_parent, supervise};
-use crate::{Failure, Usage, join_pool, place, ranks, say};
+use crate::{Failure, Usage, join_pool, note, place, ranks, say};
 
 /// Who does the work of a verb that trains, and who looks after it.
 #[derive(Clone, Debug, Default)]
@@ -246,8 +246,19 @@ impl Run {
         self.session.signals.closing(format!("stopped: the training is done and saved; the rest is done by: {resume}"))
     }
 
-    /// The last word.
-    pub fn end(&self) {
+    /// The last word, after a closing that came to `closed`; `written` is what became of the files of the run.
+    ///
+    /// # Errors
+    /// Those of both, and if there are two that of the files, whose code says that training is saved.
+    pub fn end(&self, closed: Result<(), Failure>, written: Result<(), LearnError>) -> Result<(), Failure> {
+        if let Err(unwritten) = written {
+            if let Err(error) = closed {
+                note(&format!("error: {error}"));
+            }
+            return Err(unwritten.into());
+        }
+        closed?;
         say(&format!("Results saved to {} ({:.0} s)", self.path().display(), self.started.elapsed().as_secs_f64()));
+        Ok(())
     }
 }

@@ -20,7 +20,7 @@ use burn_autodiff::{Autodiff, NodeId};
 
 use crate::meeting::register;
 use crate::operands::{Bias, ConvConfig, NormOutput, NormStep};
-use crate::ops::KernelOps;
+use crate::ops::{Keeps, KernelOps};
 use crate::planes::{HALF_GRADIENTS, PlaneOps};
 
 /// The convolution's backward step; parents are x, weight and, for N = 3, bias.
@@ -109,7 +109,7 @@ impl<B: KernelOps + PlaneOps> Backward<B, 3> for NormAct {
     }
 }
 
-impl<B: KernelOps + PlaneOps, C: CheckpointStrategy> KernelOps for Autodiff<B, C> {
+impl<B: KernelOps + PlaneOps + Keeps, C: CheckpointStrategy> KernelOps for Autodiff<B, C> {
     fn conv_forward(x: FloatTensor<Self>, weight: FloatTensor<Self>, bias: Bias<Self>, config: ConvConfig) -> FloatTensor<Self> {
         let ([.., ih, iw], [.., kh, kw]) = (x.shape().dims::<4>(), weight.shape().dims::<4>());
         let mut state = ConvState { x: None, weight: None, input: [ih, iw], kernel: [kh, kw], config };
@@ -149,15 +149,25 @@ impl<B: KernelOps + PlaneOps, C: CheckpointStrategy> KernelOps for Autodiff<B, C
             B::norm_act(primitive(&x), primitive(&gamma), primitive(&beta), rm, rv, step);
         let state =
             NormState::<B> { x: x_id, gamma: gamma_id, beta: beta_id, mean: mean.clone(), variance: variance.clone(), epsilon, silu };
-        let prep = Backward::<B, 3>::prepare::<Recomputed>(NormAct, nodes).memory_bound().retro_forward(state.clone());
-        let output = match prep.parents([&x, &gamma, &beta]).stateful() {
-            OpsKind::Tracked(mut prep) => {
-                for tensor in [&x, &gamma, &beta] {
-                    prep.checkpoint(tensor);
+        // Two arms because whether the output is kept is part of the type.
+        macro_rules! record {
+            ($prep:expr) => {
+                match $prep.stateful() {
+                    OpsKind::Tracked(mut prep) => {
+                        for tensor in [&x, &gamma, &beta] {
+                            prep.checkpoint(tensor);
+                        }
+                        prep.finish(state, output)
+                    }
+                    OpsKind::UnTracked(prep) => prep.finish(output),
                 }
-                prep.finish(state, output)
-            }
-            OpsKind::UnTracked(prep) => prep.finish(output),
+            };
+        }
+        let output = if output.shape().num_elements() * output.dtype().size() <= B::KEPT {
+            record!(Backward::<B, 3>::prepare::<C>(NormAct, nodes).compute_bound())
+        } else {
+            let prep = Backward::<B, 3>::prepare::<Recomputed>(NormAct, nodes).memory_bound().retro_forward(state.clone());
+            record!(prep.parents([&x, &gamma, &beta]))
         };
         // The statistics carry no gradient.
         let [mean, variance, running_mean, running_variance] = [mean, variance, running_mean, running_variance].map(Self::from_inner);

@@ -9,7 +9,7 @@ use crate::buffers::{all_f32, contiguous, owned, take, tensor, values};
 use crate::cpu::{self, Algorithm, ConvShape, Epilogue, Precision};
 use crate::cpu_norm::{self, Extent};
 use crate::operands::{Bias, ConvConfig, NormGrads, NormOutput, NormStep};
-use crate::ops::KernelOps;
+use crate::ops::{Keeps, KernelOps};
 use crate::policy::Lowering;
 use crate::portable;
 
@@ -55,6 +55,10 @@ fn forward(
     let epilogue = Epilogue { bias: bias.as_ref().map(values), silu };
     cpu::forward(&shape, algorithm, precision, values(&x), values(&weight), epilogue, &mut out);
     tensor(out, dims)
+}
+
+impl Keeps for Flex {
+    const KEPT: usize = 0;
 }
 
 impl KernelOps for Flex {

@@ -10,6 +10,12 @@ use burn::backend::{Backend, backend_extension};
 use crate::operands::{Bias, ConvConfig, NormGrads, NormOutput, NormStep};
 use crate::portable;
 
+/// What a backend keeps for the backward pass.
+pub trait Keeps {
+    /// Bytes of a normalised image up to which it is kept: making a smaller one again costs more than keeping it.
+    const KEPT: usize;
+}
+
 /// Convolution and normalisation, fused where it pays.
 ///
 /// x `[N, Ci, H, W]`, weight `[Co, Ci / groups, Kh, Kw]`, bias `[Co]`, output and dy `[N, Co, Oh, Ow]`.

@@ -7,7 +7,7 @@ use crate::layout::Layout;
 use crate::optim::OptimizerKind;
 use crate::scaling::LossScaling;
 use crate::schedule::Schedule;
-use crate::task::Task;
+use crate::task::{Group, Task};
 
 /// Settings of a run that are not the task's.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -135,7 +135,17 @@ impl LearnerConfig {
             (self.eval_steps != Some(0), "eval_steps", "0".into(), "at least 1"),
             (self.checkpoint_minutes >= 0.0, "checkpoint_minutes", self.checkpoint_minutes.to_string(), "from 0 up"),
         ];
-        let wrong = checks.into_iter().find(|(fine, ..)| !fine);
+        let rates: &[(&str, f64)] = match &self.schedule {
+            Schedule::Epochs(s) => &[
+                ("lrf", s.lrf),
+                ("warmup_epochs", s.warmup_epochs),
+                ("warmup_momentum", s.warmup_momentum),
+                ("warmup_bias_lr", s.warmup_bias_lr),
+            ],
+            Schedule::Updates(s) => &[("min_lr_ratio", s.min_lr_ratio), ("warmup_ratio", s.warmup_ratio)],
+        };
+        let rates = rates.iter().map(|&(name, value)| (not_negative(value), name, value.to_string(), "a finite number from 0 up"));
+        let wrong = checks.into_iter().chain(rates).find(|(fine, ..)| !fine);
         wrong.map_or(Ok(()), |(_, name, value, may)| Err(LearnError::Config(format!("{name} is {value}: it must be {may}"))))
     }
 }
@@ -149,6 +159,10 @@ pub(crate) fn check_task<T: Task>(task: &T, layout: &Layout) -> Result<(), Learn
     let groups = task.groups().len();
     if let Some((entry, group)) = layout.entries.iter().find_map(|e| e.group.filter(|&g| g >= groups).map(|g| (e, g))) {
         return wrong(format!("role_of puts {} into group {group}, and groups() has {groups}, counted from 0", entry.name));
+    }
+    let fine = |group: &Group| [group.lr_scale, group.weight_decay].iter().all(|x| x.is_finite() && *x >= 0.0);
+    if let Some(group) = task.groups().iter().position(|group| !fine(group)) {
+        return wrong(format!("group {group} of groups() has a learning rate or a weight decay that is no finite number from 0 up"));
     }
     if layout.entries.iter().all(|e| e.group.is_none()) {
         return wrong("no tensor of the model is trained: role_of says Kept or Fixed of all, or none asks for a gradient".into());

@@ -20,7 +20,7 @@ pub struct Place {
 pub struct Counters {
     /// Seed of every random draw.
     pub seed: u64,
-    /// Epoch in progress, from 0; equal to `epochs` once training is done.
+    /// Epoch in progress, from 0; how many are complete, once training is done.
     pub epoch: usize,
     /// Epochs planned; a time limit changes it.
     pub epochs: usize,
@@ -89,6 +89,7 @@ pub struct Counters {
     #[serde(default)]
     pub loss_scale: Option<LossScale>,
     /// Learning rate of each group at the last batch: the `lr/pgN` columns.
+    #[serde(with = "reals")]
     pub lr: Vec<f64>,
     /// Seconds spent training, over all sessions.
     pub elapsed_s: f64,
@@ -165,6 +166,36 @@ impl Counters {
             0 => self.split = split,
             class => drop(self.splits.insert(class, split)),
         }
+    }
+
+    /// The first and the last batch of what is going wrong now.
+    pub(crate) fn in_trouble(&self) -> (Place, Place) {
+        let last = Place { position: self.position.saturating_sub(1), ..self.place() };
+        (self.trouble_from.unwrap_or(last), last)
+    }
+
+    /// These, of an earlier checkpoint, as a run goes on with them that was at `now`: what was counted stays counted, the learning rate is
+    /// halved, and the batches that went wrong do not come again.
+    pub(crate) fn roll_back_from(&mut self, now: &Self) {
+        let Self { batches, skipped, unreadable, split, loss_scale, elapsed_s, .. } = *now;
+        let mut passed_over = now.passed_over.clone();
+        passed_over.push(now.in_trouble());
+        *self = Self {
+            batches,
+            skipped,
+            unreadable,
+            rollbacks: now.rollbacks + 1,
+            lr_scale: now.lr_scale * 0.5,
+            split,
+            splits: now.splits.clone(),
+            loss_scale,
+            elapsed_s,
+            passed_over,
+            skipped_in_a_row: 0,
+            lost_updates: 0,
+            trouble_from: None,
+            ..self.clone()
+        };
     }
 
     /// Mean of each loss item over this epoch so far.

@@ -2,6 +2,7 @@
 
 use std::rc::Rc;
 
+use bellows_runs::{Checkpoint, Journal};
 use serde_json::{Map, Value, json};
 
 use crate::error::LearnError;
@@ -10,12 +11,15 @@ use crate::observe::EpochReport;
 use crate::phase::Phase;
 use crate::plan::Judging;
 use crate::profile::describe;
-use crate::run::{Outcome, Run, unsaved};
+use crate::run::{Outcome, Run};
 use crate::settle::settle;
 use crate::shared::Shared;
 use crate::shortage::{Failure, attempt};
 use crate::task::{EvalContext, Evaluation, Interrupted, Task};
 use crate::tensorboard;
+
+/// The best weights, within the run.
+const BEST: &str = "weights/best.safetensors";
 
 /// How a judgement ended.
 pub(crate) enum Judged {
@@ -61,7 +65,7 @@ impl<T: Task> Run<T> {
         let outcome = self.move_on(at, evaluated);
         self.export(task, &model, report.epoch, report.best, saves || outcome.is_some())?;
         if outcome.is_some() {
-            self.save_planned().map_err(unsaved)?;
+            self.save_planned().map_err(|error| error.or(LearnError::FinalSave))?;
         } else if saves {
             let saved = self.save_planned();
             self.warn_unsaved(saved);
@@ -145,7 +149,8 @@ impl<T: Task> Run<T> {
             counters.next_epoch();
             if let Some(seconds) = seconds {
                 let mean_epoch_s = counters.elapsed_s / counters.epoch as f64;
-                counters.epochs = ((seconds / mean_epoch_s).ceil() as usize).max(counters.epoch);
+                counters.epochs =
+                    ((seconds / mean_epoch_s).ceil() as usize).max(counters.epoch + usize::from(counters.elapsed_s < seconds));
             }
         }
         // The time may have run out while the model was judged.
@@ -179,6 +184,31 @@ impl<T: Task> Run<T> {
             self.journal.write_waiting();
             self.tell_warnings();
         }
+        Ok(())
+    }
+
+    /// The best weights of the run, if the process that made this checkpoint, which the run goes on from, could not write them: they are in a
+    /// checkpoint of their own, for the state of the run is that of `newest`.
+    ///
+    /// # Errors
+    /// A checkpoint of another run.
+    pub(crate) fn export_best_again(&mut self, task: &T, newest: &Checkpoint) -> Result<(), LearnError> {
+        let c = &self.state.counters;
+        let (Some(step), Some((_, epoch))) = (c.best_step, c.best) else { return Ok(()) };
+        if step == newest.step || !self.ranks.is_first() || !Journal::may_lack(newest, BEST) {
+            return Ok(());
+        }
+        let best = match self.journal.checkpoints().load_step(step) {
+            Ok(best) => best,
+            Err(error) => {
+                self.watchers.notify("warning", format!("{BEST} was not written, and cannot be any more: {error}"));
+                return Ok(());
+            }
+        };
+        let turned = self.turn_state_to(&best).map(|()| self.ema_model());
+        self.turn_state_to(newest)?;
+        let bytes = task.export(&turned?, epoch).map_err(LearnError::task("exporting the weights"))?;
+        self.journal.write_after_save(BEST, &bytes.into());
         Ok(())
     }
 

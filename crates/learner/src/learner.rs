@@ -220,15 +220,19 @@ impl<T: Task> Learner<T> {
         Ok(self.run.journal.finish()?)
     }
 
-    /// Goes on from the newest intact checkpoint, which rank 0 reads for all; does nothing when the run has none yet.
+    /// Goes on from the newest intact checkpoint, which rank 0 reads for all; does nothing when the run was stopped before it had one.
     ///
     /// # Errors
-    /// When checkpoints exist but none can be used: a run never silently starts again at 0.
+    /// When checkpoints exist but none can be used, or are gone from a run that has trained: a run never silently starts again at 0.
     pub fn resume(&mut self) -> Result<(), LearnError> {
         let (mut set_aside, journal) = (Vec::new(), &self.run.journal);
         let checkpoint = self.run.ranks.checkpoint(|| {
             let latest = journal.checkpoints().latest()?;
             set_aside = latest.set_aside;
+            if latest.checkpoint.is_none() && journal.has_rows()? {
+                let run = journal.dir().path().display();
+                return Err(LearnError::Config(format!("{run} has trained, and no checkpoint is left to go on from: begin another run")));
+            }
             Ok(latest.checkpoint)
         })?;
         for bad in &set_aside {
@@ -237,13 +241,12 @@ impl<T: Task> Learner<T> {
             self.run.watchers.notify("warning", message);
         }
         let Some(mut checkpoint) = checkpoint else { return Ok(()) };
-        let mismatch = |reason: String| LearnError::Mismatch { path: checkpoint.path.clone(), reason };
-        let Run { state, settings, .. } = &mut self.run;
-        if let Some(difference) = settings.identity.difference(&checkpoint.info) {
-            return Err(mismatch(format!("{difference} (since step {} was saved)", checkpoint.step)));
+        if let Some(difference) = self.run.settings.identity.difference(&checkpoint.info) {
+            let reason = format!("{difference} (since step {} was saved)", checkpoint.step);
+            return Err(LearnError::Mismatch { path: checkpoint.path, reason });
         }
-        let member = |name: &str| checkpoint.members.get(name).map(Vec::as_slice);
-        state.decode(&settings.layout, &settings.device, &member).map_err(mismatch)?;
+        self.run.turn_state_to(&checkpoint)?;
+        self.run.export_best_again(&self.task, &checkpoint)?;
         // The logs ask for their part when training begins; the weights are in the state.
         checkpoint.members.retain(|name, _| !name.ends_with(".safetensors"));
         self.came_from = Some(checkpoint);
@@ -259,14 +262,15 @@ impl<T: Task> Learner<T> {
         self.first_event("oom", json!({ "reason": reason, "files": [], "parts": parts }));
     }
 
-    /// Trains to the end, or until something stops the run.
+    /// Trains to the end, or until something stops the run. What of its files could not be written is told by [`finish`](Self::finish), which is
+    /// called last.
     ///
     /// # Errors
     /// See [`LearnError`]; whatever was saved before the error stays.
     pub fn fit(&mut self, data: &dyn Dataset<T::Item>) -> Result<Outcome, LearnError> {
         if self.run.state.counters.done {
             self.run.export_again(&self.task)?;
-            return self.finish().map(|()| Outcome::NothingToDo);
+            return Ok(Outcome::NothingToDo);
         }
         if data.is_empty() {
             return Err(LearnError::Config("the training set is empty".into()));
@@ -275,9 +279,10 @@ impl<T: Task> Learner<T> {
         let outcome = self.train(data);
         let files = self.run.watchers.end();
         self.run.write(files);
-        let finished = self.finish();
-        let outcome = outcome?;
-        finished.map(|()| outcome)
+        if let Err(unwritten) = self.finish() {
+            self.run.watchers.notify("warning", unwritten.to_string());
+        }
+        outcome
     }
 
     /// Opens the logs, tells the observers, and sees to it that there is a checkpoint.
@@ -311,7 +316,7 @@ impl<T: Task> Learner<T> {
             return run.export_again(&self.task);
         }
         // A run has a checkpoint from its first moment: roll-backs have somewhere to go and an unwritable disk shows at once.
-        run.save_planned().map_err(LearnError::Save)
+        run.save_planned().map_err(|error| error.or(LearnError::Save))
     }
 
     fn train(&mut self, data: &dyn Dataset<T::Item>) -> Result<Outcome, LearnError> {

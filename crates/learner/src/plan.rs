@@ -112,7 +112,9 @@ pub(crate) fn next(c: &Counters, plan: &Plan, saved: &Saved) -> Next {
     // A run that was interrupted while it was judged is judged first.
     let due = c.updates.is_multiple_of(plan.eval_steps) && c.updates != c.evaluated_at;
     if complete || over || due {
-        return Next::Judge(Judging { complete, last: over || (complete && c.epoch + 1 >= c.epochs) });
+        // Where the time counts, the epochs are what is thought to fit into it.
+        let epochs = complete && plan.max_seconds.is_infinite() && c.epoch + 1 >= c.epochs;
+        return Next::Judge(Judging { complete, last: over || epochs });
     }
     let stale = c.batches > saved.batches && c.elapsed_s - saved.elapsed_s >= plan.save_seconds;
     if stale { Next::Save } else { Next::Step }

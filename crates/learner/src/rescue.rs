@@ -9,7 +9,7 @@
 
 use serde_json::json;
 
-use crate::counters::{Counters, Place};
+use crate::counters::Counters;
 use crate::error::{LearnError, TaskError};
 use crate::run::Run;
 use crate::shortage::{Shortage, attempt};
@@ -27,8 +27,9 @@ impl<T: Task> Run<T> {
     /// One roll-back too many, or a checkpoint that is not there any more.
     pub(crate) fn roll_back(&mut self, files: &[String]) -> Result<(), LearnError> {
         let now = self.state.counters.clone();
+        let diverged = || LearnError::Diverged { rollbacks: now.rollbacks, batch: now.batches, names: files.join(", ") };
         if now.rollbacks >= MAX_ROLLBACKS {
-            return Err(LearnError::Diverged { rollbacks: now.rollbacks, batch: now.batches, names: files.join(", ") });
+            return Err(diverged());
         }
         let checkpoints = self.journal.checkpoints();
         let found = self.ranks.checkpoint(|| match now.planned_step {
@@ -36,40 +37,19 @@ impl<T: Task> Run<T> {
             // A run begun by an older program, which has made no such checkpoint yet.
             None => Ok(checkpoints.latest()?.checkpoint),
         })?;
-        let Some(checkpoint) = found else {
-            return Err(LearnError::Diverged { rollbacks: now.rollbacks, batch: now.batches, names: files.join(", ") });
-        };
-        let member = |name: &str| checkpoint.members.get(name).map(Vec::as_slice);
-        let mismatch = |reason: String| LearnError::Mismatch { path: checkpoint.path.clone(), reason };
-        self.state.decode(&self.settings.layout, &self.settings.device, &member).map_err(mismatch)?;
+        let checkpoint = found.ok_or_else(diverged)?;
+        self.turn_state_to(&checkpoint)?;
         self.journal.take_back_rows(&checkpoint);
-        let last = Place { position: now.position.saturating_sub(1), ..now.place() };
-        let mut passed_over = now.passed_over;
-        passed_over.push((now.trouble_from.unwrap_or(last), last));
-        let Counters { batches, skipped, unreadable, rollbacks, split, splits, loss_scale, elapsed_s, .. } = now;
-        let counters = &mut self.state.counters;
-        let (rollbacks, in_a_row) = (rollbacks + 1, now.skipped_in_a_row.max(now.lost_updates));
-        let lr_scale = now.lr_scale * 0.5;
-        *counters = Counters {
-            batches,
-            skipped,
-            unreadable,
-            rollbacks,
-            lr_scale,
-            split,
-            splits,
-            loss_scale,
-            elapsed_s,
-            passed_over,
-            ..counters.clone()
-        };
-        (counters.skipped_in_a_row, counters.lost_updates, counters.trouble_from) = (0, 0, None);
-        let (epoch, batch, from) = (counters.epoch + 1, counters.position, now.trouble_from.unwrap_or(last));
+        let (from, last) = now.in_trouble();
+        self.state.counters.roll_back_from(&now);
+        let Counters { epoch, position, lr_scale, rollbacks, .. } = self.state.counters;
+        let in_a_row = now.skipped_in_a_row.max(now.lost_updates);
         self.tell(
             "rollback",
             format!(
-                "{in_a_row} batches or updates in a row were not finite: back to epoch {epoch} batch {batch}, learning rate \
+                "{in_a_row} batches or updates in a row were not finite: back to epoch {} batch {position}, learning rate \
                  x{lr_scale}, without batches {} of epoch {} to {} of epoch {} (roll-back {rollbacks} of {MAX_ROLLBACKS})",
+                epoch + 1,
                 from.position + 1,
                 from.epoch + 1,
                 last.position + 1,

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use bellows_runs::{Journal, Member, Retention};
+use bellows_runs::{Checkpoint, Journal, Member, Retention};
 use burn::module::Module;
 use burn::tensor::Device;
 use serde_json::{Value, json};
@@ -66,12 +66,22 @@ impl Clock {
     }
 }
 
-/// What became of a state that nothing comes after. A rank that is gone is no fault of the disk: the run goes on from the checkpoint there is.
-pub(crate) fn unsaved(error: TaskError) -> LearnError {
-    match error.downcast::<LearnError>() {
-        Ok(error) if matches!(*error, LearnError::Exchange(_)) => *error,
-        Ok(error) => LearnError::FinalSave(error),
-        Err(error) => LearnError::FinalSave(error),
+/// Why a checkpoint was not made. A rank that is gone is no fault of the disk: the run goes on from the checkpoint there is.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Unsaved {
+    #[error("{0}")]
+    Here(TaskError),
+    #[error("{0}")]
+    Ranks(LearnError),
+}
+
+impl Unsaved {
+    /// As the end of the run: what the disk did is `of_disk`.
+    pub(crate) fn or(self, of_disk: impl FnOnce(TaskError) -> LearnError) -> LearnError {
+        match self {
+            Self::Here(error) => of_disk(error),
+            Self::Ranks(error) => error,
+        }
     }
 }
 
@@ -97,6 +107,16 @@ impl<T: Task> Run<T> {
     pub(crate) fn draw(&self) -> Draw {
         let Counters { seed, epoch, epochs, .. } = self.state.counters;
         Draw { seed, epoch, epochs, step: 0 }
+    }
+
+    /// Takes the state of a checkpoint.
+    ///
+    /// # Errors
+    /// One of another model or another run.
+    pub(crate) fn turn_state_to(&mut self, checkpoint: &Checkpoint) -> Result<(), LearnError> {
+        let member = |name: &str| checkpoint.members.get(name).map(Vec::as_slice);
+        let mismatch = |reason| LearnError::Mismatch { path: checkpoint.path.clone(), reason };
+        self.state.decode(&self.settings.layout, &self.settings.device, &member).map_err(mismatch)
     }
 
     /// The batches of this epoch.
@@ -170,7 +190,7 @@ impl<T: Task> Run<T> {
     ///
     /// # Errors
     /// As [`Run::save`].
-    pub(crate) fn save_planned(&mut self) -> Result<(), TaskError> {
+    pub(crate) fn save_planned(&mut self) -> Result<(), Unsaved> {
         let counters = &mut self.state.counters;
         let before = counters.planned_step.replace(counters.batches);
         self.save().inspect_err(|_| self.state.counters.planned_step = before)
@@ -180,7 +200,7 @@ impl<T: Task> Run<T> {
     ///
     /// # Errors
     /// When it is not made; then the one before stands.
-    pub(crate) fn save(&mut self) -> Result<(), TaskError> {
+    pub(crate) fn save(&mut self) -> Result<(), Unsaved> {
         self.turn_to(Phase::Save);
         let counters = &self.state.counters;
         // Also if it fails: the next try comes an interval later, not a batch later.
@@ -193,11 +213,11 @@ impl<T: Task> Run<T> {
                 failed = Some(error);
                 Ok(false)
             }
-        })?;
-        match (told, failed) {
+        });
+        match (told.map_err(Unsaved::Ranks)?, failed) {
             (true, _) => Ok(()),
-            (false, Some(error)) => Err(error),
-            (false, None) => Err("rank 0 could not save it".into()),
+            (false, Some(error)) => Err(Unsaved::Here(error)),
+            (false, None) => Err(Unsaved::Here("rank 0 could not save it".into())),
         }
     }
 
@@ -221,13 +241,13 @@ impl<T: Task> Run<T> {
     /// # Errors
     /// When its state cannot be saved.
     pub(crate) fn stop(&mut self) -> Result<Outcome, LearnError> {
-        self.save().map_err(unsaved)?;
+        self.save().map_err(|error| error.or(LearnError::FinalSave))?;
         self.tell("stop", "stopped by request; the state is saved".into());
         Ok(Outcome::Interrupted)
     }
 
     /// What became of a checkpoint that training can go on without.
-    pub(crate) fn warn_unsaved(&mut self, saved: Result<(), TaskError>) {
+    pub(crate) fn warn_unsaved(&mut self, saved: Result<(), Unsaved>) {
         if let Err(error) = saved {
             self.tell("warning", format!("the checkpoint was not saved, training goes on: {error}"));
         }

@@ -13,7 +13,7 @@ use crate::scaling::LossScale;
 use crate::schedule::Hyper;
 use crate::shortage::{Failure, Shortage};
 use crate::step::{StepContext, StepReport, try_step};
-use crate::task::{Task, Unreadable};
+use crate::task::{Draw, Task, Unreadable};
 use crate::tensorboard;
 
 /// Skipped batches in a row after which the run goes back to its last planned checkpoint; unreadable ones after which it ends.
@@ -43,6 +43,11 @@ pub(crate) struct TooLarge {
     pub(crate) files: Vec<String>,
 }
 
+/// What the user calls the samples of a batch.
+fn names<T: Task>(task: &T, batch: &[T::Batch]) -> Vec<String> {
+    batch.iter().flat_map(|part| task.sample_names(part)).collect()
+}
+
 impl<T: Task> Run<T> {
     /// Trains on the next batch of `plan`, which `made` holds, all of it or part by part. `waited` is how long the loop waited for it.
     ///
@@ -70,16 +75,10 @@ impl<T: Task> Run<T> {
         let files = seen.map(|part| task.inspect(part, draw, position)).unwrap_or_default();
         self.write(files);
         let hyper = self.hyper(plan, position);
-        let files = || batch.iter().flat_map(|part| task.sample_names(part)).collect::<Vec<_>>();
         let mut step = match self.step(task, &batch, plan, &hyper) {
             Ok(step) => step,
             Err(Failure::Other(error)) => return Err(error),
-            Err(Failure::Memory(shortage)) => {
-                self.lap();
-                let class = plan.size_class(task, draw, position);
-                let samples = plan.largest_part(position, self.ranks.count(), self.state.counters.parts(class));
-                return Ok(Trained::TooLarge(TooLarge { shortage, class, samples, files: files() }));
-            }
+            Err(Failure::Memory(shortage)) => return Ok(Trained::TooLarge(self.too_large(task, plan, &batch, shortage))),
         };
         let counters = &mut self.state.counters;
         (counters.position, counters.unreadable_in_a_row) = (position + 1, 0);
@@ -90,24 +89,35 @@ impl<T: Task> Run<T> {
         self.clock.times += step.times;
         self.clock.trained_s += seconds;
         if let Some(what) = step.skipped {
-            let trained = self.skip(what, step.lost_update, files());
-            if matches!(trained, Trained::RollBack { .. })
-                && let Some(place) =
-                    batch.iter().find_map(|part| task.first_not_finite(&self.state.model, part, draw, &self.settings.device))
-            {
-                self.event("not_finite", json!({ "place": place }));
-                self.watchers.notify("warning", format!("the first number that is not finite: {place}"));
+            let trained = self.skip(what, step.lost_update, names(task, &batch));
+            if matches!(trained, Trained::RollBack { .. }) {
+                self.tell_first_not_finite(task, &batch, draw);
             }
             return Ok(trained);
         }
-        self.count(&step, if task.per_count() { step.count as u64 } else { 1 });
+        self.count(task, &step)?;
         let updated = step.grad_norm.is_some();
         self.report(task, plan, step, seconds);
         if let Some(message) = updated.then(|| task.oddity(&self.state.model, self.state.counters.updates)).flatten() {
-            self.event("warning", json!({ "message": message }));
-            self.watchers.notify("warning", message);
+            self.tell("warning", message);
         }
         Ok(Trained::On)
+    }
+
+    fn too_large(&mut self, task: &T, plan: &Plan, batch: &[T::Batch], shortage: Shortage) -> TooLarge {
+        self.lap();
+        let position = self.state.counters.position;
+        let class = plan.size_class(task, plan.draw(self.draw(), position), position);
+        let samples = plan.largest_part(position, self.ranks.count(), self.state.counters.parts(class));
+        TooLarge { shortage, class, samples, files: names(task, batch) }
+    }
+
+    fn tell_first_not_finite(&mut self, task: &T, batch: &[T::Batch], draw: Draw) {
+        let place = batch.iter().find_map(|part| task.first_not_finite(&self.state.model, part, draw, &self.settings.device));
+        if let Some(place) = place {
+            self.event("not_finite", json!({ "place": place }));
+            self.watchers.notify("warning", format!("the first number that is not finite: {place}"));
+        }
     }
 
     fn hyper(&self, plan: &Plan, position: usize) -> Hyper {
@@ -143,7 +153,15 @@ impl<T: Task> Run<T> {
     }
 
     /// A batch that was trained on, in the counters.
-    fn count(&mut self, step: &StepReport<T::Output>, weight: u64) {
+    ///
+    /// # Errors
+    /// A task that tells another number of loss items than it has names for.
+    fn count(&mut self, task: &T, step: &StepReport<T::Output>) -> Result<(), LearnError> {
+        let (told, named) = (step.items.len(), task.item_names().len());
+        if told != named {
+            return Err(LearnError::Config(format!("loss() returned {told} items where item_names() has {named}")));
+        }
+        let weight = if task.per_count() { step.count as u64 } else { 1 };
         let counters = &mut self.state.counters;
         counters.skipped_in_a_row = 0;
         if step.grad_norm.is_some() {
@@ -159,6 +177,7 @@ impl<T: Task> Run<T> {
             *sum += item * weight as f64;
         }
         counters.item_count += weight;
+        Ok(())
     }
 
     /// The same for logs and observers.

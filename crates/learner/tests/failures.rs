@@ -132,7 +132,8 @@ fn rows_and_weights_that_cannot_be_written_cost_neither_checkpoint_nor_run() {
         std::fs::create_dir_all(dir.path().join("run").join(occupied)).unwrap();
     }
     session.observe(told.clone());
-    let error = session.fit(&data()).unwrap_err();
+    assert_eq!(session.fit(&data()).unwrap(), Outcome::Finished);
+    let error = session.finish().unwrap_err();
     assert!(matches!(error, LearnError::Unwritten(_)), "{error}");
     let text = error.to_string();
     assert!(text.contains("training is saved") && text.contains("results.csv") && text.contains("last.safetensors"), "{text}");
@@ -199,6 +200,29 @@ fn weights_that_a_dead_process_did_not_write_are_written_by_the_next() {
     assert_eq!(weights(dir.path(), "last.safetensors"), weights(whole.path(), "last.safetensors"));
 }
 
+/// The best weights have no room while checkpoints have; another process goes on, from a later checkpoint.
+#[test]
+fn best_weights_that_could_not_be_written_are_written_by_the_next_process() {
+    let worse: Poison = |epoch, position| epoch > 0 && position == toy::EVALUATION;
+    let (whole, dir) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    learner(whole.path(), config(), worse).fit(&data()).unwrap();
+    let best = |dir: &Path| dir.join("run/weights/best.safetensors");
+    let flag = Arc::new(std::sync::atomic::AtomicBool::new(false));
+    let mut session = learner(dir.path(), config(), worse);
+    std::fs::create_dir_all(best(dir.path()).join("x")).unwrap();
+    session.observe(toy::StopAfter { after: 2 * BATCHES + 3, seen: 0, flag: flag.clone() }).stop_when(flag);
+    assert_eq!(session.fit(&data()).unwrap(), Outcome::Interrupted);
+    assert!(session.finish().unwrap_err().to_string().contains("best.safetensors"));
+    drop(session);
+    std::fs::remove_dir_all(best(dir.path())).unwrap();
+    let mut session = learner(dir.path(), config(), worse);
+    session.resume().unwrap();
+    assert_eq!(session.fit(&data()).unwrap(), Outcome::Finished);
+    session.finish().unwrap();
+    assert_eq!(std::fs::read(best(dir.path())).unwrap(), std::fs::read(best(whole.path())).unwrap());
+    assert!(ending(dir.path()) == ending(whole.path()));
+}
+
 #[test]
 fn settings_and_tasks_that_make_no_sense_are_refused_at_the_start() {
     let refused = |config: LearnerConfig| {
@@ -212,6 +236,10 @@ fn settings_and_tasks_that_make_no_sense_are_refused_at_the_start() {
     let bellows_learner::Schedule::Epochs(schedule) = &mut no_batch.schedule else { unreachable!() };
     schedule.batch = 0;
     assert_eq!(refused(no_batch), "batch is 0: it must be at least 1");
+    let mut no_end = config();
+    let bellows_learner::Schedule::Epochs(schedule) = &mut no_end.schedule else { unreachable!() };
+    schedule.lrf = f64::NAN;
+    assert_eq!(refused(no_end), "lrf is NaN: it must be a finite number from 0 up");
     assert!(refused(LearnerConfig { epochs: 0, ..config() }).starts_with("epochs is 0"));
     assert!(refused(LearnerConfig { max_grad_norm: f64::NAN, ..config() }).contains("max_grad_norm is NaN"));
     assert!(refused(LearnerConfig { eval_steps: Some(0), ..config() }).contains("eval_steps is 0"));

@@ -39,6 +39,18 @@ fn the_time_stops_within_an_epoch_and_validates_once() {
     assert_eq!(again.fit(&data()).unwrap(), Outcome::NothingToDo);
 }
 
+/// The time stands in place of the epochs, however few of them were asked for.
+#[test]
+fn the_time_overrides_the_epochs() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = LearnerConfig { epochs: 1, time: Some(0.6 / 3600.0), ..config() };
+    let mut session = learner(dir.path(), config, no_poison);
+    session.observe(Slow);
+    assert_eq!(session.fit(&data()).unwrap(), Outcome::Finished);
+    let counters = &session.state().counters;
+    assert!(counters.done && counters.epoch >= 1 && counters.batches > BATCHES as u64, "{} batches", counters.batches);
+}
+
 #[test]
 fn so_many_updates_are_made_and_no_more() {
     let run = |max_steps| {
@@ -75,9 +87,14 @@ fn an_evaluation_within_an_epoch_leaves_the_batches_as_they_were() {
         let mut session = learner(dir.path(), LearnerConfig { eval_steps, workers: 2, ..config() }, no_poison);
         session.fit(&data()).unwrap();
         let weights = session.layout().read(&session.layout().values(&session.ema_model())).unwrap();
-        (weights, rows(dir.path()))
+        let mut made = session.task().made.lock().unwrap().clone();
+        // Those of evaluations are larger.
+        made.retain(|batch| batch.len() <= toy::BATCH);
+        made.sort_unstable();
+        (weights, rows(dir.path()), made)
     };
-    let ((whole, epochs), (often, more)) = (run(None), run(Some(2)));
+    let ((whole, epochs, once), (often, more, all)) = (run(None), run(Some(2)));
     assert!(more > epochs);
     assert!(whole == often);
+    assert_eq!(all, once, "no batch is made twice");
 }

@@ -6,8 +6,10 @@ mod toy;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use bellows_learner::{LearnError, LearnerConfig, OptimizerKind, Outcome};
-use toy::{BATCHES, EPOCHS, Poison, StopAfter, config, data, ending, learner, no_poison};
+use bellows_learner::{Identity, LearnError, Learner, LearnerConfig, OptimizerKind, Outcome};
+use bellows_runs::RunDir;
+use burn::tensor::Device;
+use toy::{BATCHES, EPOCHS, Poison, StopAfter, Toy, config, data, ending, learner, no_poison};
 
 fn uninterrupted(config: LearnerConfig, poison: Poison) -> toy::Ending {
     let dir = tempfile::tempdir().unwrap();
@@ -95,6 +97,32 @@ fn a_finished_run_has_nothing_to_do_and_another_model_is_refused() {
     again.resume().unwrap();
     assert_eq!(again.fit(&data()).unwrap(), Outcome::NothingToDo);
     assert_eq!(again.state().counters.epoch, EPOCHS);
+    let run = RunDir::open(dir.path().join("run")).unwrap();
+    let identity = Identity::default().with("model", "another");
+    let mut other = Learner::new(Toy::default(), toy::net(&Device::flex()), &Device::flex(), config(), run, identity).unwrap();
+    let error = other.resume().unwrap_err();
+    assert!(matches!(error, LearnError::Mismatch { .. }) && error.to_string().contains("the model has changed"), "{error}");
+}
+
+/// A run never silently starts again at 0.
+#[test]
+fn a_run_that_has_lost_its_checkpoints_is_refused_and_one_that_never_had_any_begins() {
+    let dir = tempfile::tempdir().unwrap();
+    learner(dir.path(), config(), no_poison).fit(&data()).unwrap();
+    let (run, rows) = (dir.path().join("run"), std::fs::read(dir.path().join("run/results.csv")).unwrap());
+    for entry in std::fs::read_dir(run.join("checkpoints")).unwrap() {
+        std::fs::remove_dir_all(entry.unwrap().path()).unwrap();
+    }
+    let error = learner(dir.path(), config(), no_poison).resume().unwrap_err();
+    assert!(error.to_string().contains("no checkpoint is left"), "{error}");
+    assert!(std::fs::read(run.join("results.csv")).unwrap() == rows);
+    // Killed before there was a first one.
+    std::fs::write(run.join("results.csv"), rows.split_inclusive(|&byte| byte == b'\n').next().unwrap()).unwrap();
+    let mut session = learner(dir.path(), config(), no_poison);
+    session.resume().unwrap();
+    assert_eq!(session.fit(&data()).unwrap(), Outcome::Finished);
+    let lines = |bytes: &[u8]| bytes.iter().filter(|&&byte| byte == b'\n').count();
+    assert_eq!(lines(&std::fs::read(run.join("results.csv")).unwrap()), lines(&rows));
 }
 
 #[test]

@@ -47,7 +47,9 @@ pub(crate) fn run(session: Session, args: &TrainArgs, config: SftConfig, resumed
     let base = open_base(&config, &paths, &device.device)?;
 
     let mut run = session.open(resumed.as_deref(), &config.project, &config.name, config.exist_ok)?;
-    let made = (config.model == "tiny" && !run.is_resumed() && run.is_first()).then(|| base.model.clone());
+    // A run that was killed before it had written its base still does.
+    let whole = run.path().join(MADE_BASE).join("tokenizer_config.json").exists();
+    let made = (config.model == "tiny" && run.is_first() && !(run.is_resumed() && whole)).then(|| base.model.clone());
     let base = if config.model == "tiny" { base.stored_as(config.base_dtype, &device.device)? } else { base };
     let mut tuning = Finetune::new(config, base, data, template, &device.device, run.dir().clone())?;
     prove(&tuning.model(), tuning.shape(), tuning.config().precision, &device)?;
@@ -66,11 +68,8 @@ pub(crate) fn run(session: Session, args: &TrainArgs, config: SftConfig, resumed
     let report = tuning.run()?;
     tell(&report, tuning.config());
     tell_memory(&planned, &device);
-    if run.close(report.outcome) {
-        close(&tuning, &run, &device)?;
-    }
-    run.end();
-    Ok(())
+    let closed = if run.close(report.outcome) { close(&tuning, &run, &device) } else { Ok(()) };
+    run.end(closed, tuning.learner().finish())
 }
 
 /// All settings of the run, the run directory when one is resumed, and how many ranks train it.
@@ -192,9 +191,6 @@ fn tell(report: &Report, config: &SftConfig) {
     if let Some(loss) = report.best_loss {
         say(&format!("Lowest validation loss {loss:.4}{}", perplexity(", ", loss, config)));
     }
-    if let Some(saved) = &report.saved {
-        say(&format!("Saved {}", saved.display()));
-    }
 }
 
 /// The perplexity that a loss is, behind `gap`; none of a loss of pairs.
@@ -202,8 +198,23 @@ fn perplexity(gap: &str, loss: f64, config: &SftConfig) -> String {
     if config.objective.is_of_pairs() { String::new() } else { format!("{gap}perplexity {:.3}", loss.exp()) }
 }
 
-/// The best model is tested, asked, and written as other programs want it.
+/// The best model is written, tested, asked, and written as other programs want it. What cannot be written is told, and keeps nothing else from
+/// being done; the program ends with the code of a training that is saved and a result that is not.
 fn close(tuning: &Finetune, run: &Run, device: &Selected) -> Result<(), Failure> {
+    let mut reasons = Vec::new();
+    match tuning.save() {
+        Ok(saved) => say(&format!("Saved {}", saved.display())),
+        Err(error) => unwritten(&mut reasons, "the adapter", &error.into()),
+    }
+    try_out(tuning, run, device, &mut reasons)?;
+    if reasons.is_empty() {
+        return Ok(());
+    }
+    note(&format!("what is missing is written by: llm-finetune --resume {}", run.path().display()));
+    Err(LearnError::from(Unwritten { reasons }).into())
+}
+
+fn try_out(tuning: &Finetune, run: &Run, device: &Selected, reasons: &mut Vec<String>) -> Result<(), Failure> {
     let model = tuning.best()?;
     let mut bar = Bar::new("judging ", 0);
     let loss = tuning.test(&model, &device.device, &mut |done, total| bar.set("test".into(), done, total))?;
@@ -212,13 +223,12 @@ fn close(tuning: &Finetune, run: &Run, device: &Selected) -> Result<(), Failure>
         return Ok(());
     }
     show_answer("After", tuning, &model, device)?;
-    write_files(tuning, model, run.path())
+    write_files(tuning, model, run.path(), reasons)
 }
 
 /// The merged model and the GGUF, where they were asked for. They can be as large as the base model, so they are streamed to the disk and not
-/// handed to the journal as bytes; what becomes of one that cannot be written is as there: it is told, it keeps nothing else from being
-/// written, and the program ends with the code of a training that is saved and a result that is not.
-fn write_files(tuning: &Finetune, model: CausalLm, dir: &Path) -> Result<(), Failure> {
+/// handed to the journal as bytes.
+fn write_files(tuning: &Finetune, model: CausalLm, dir: &Path, reasons: &mut Vec<String>) -> Result<(), Failure> {
     let config = tuning.config();
     if !config.save_merged && config.gguf().is_none() {
         return Ok(());
@@ -233,30 +243,25 @@ fn write_files(tuning: &Finetune, model: CausalLm, dir: &Path) -> Result<(), Fai
     } else {
         model
     };
-    let mut reasons = Vec::new();
     // Full fine-tuning has written its model already.
     if config.save_merged && config.method == Method::Lora {
         let merged = dir.join("merged");
         match write_transformers(&merged, &model, shape, tokenizer, DType::F32) {
             Ok(_) => say(&format!("Saved {}", merged.display())),
-            Err(error) => unwritten(&mut reasons, &merged, &Failure::from(error)),
+            Err(error) => unwritten(reasons, &merged.display().to_string(), &error.into()),
         }
     }
     if let Some(kind) = config.gguf() {
         let file = dir.join(format!("model-{kind}.gguf"));
         let written = gguf(&file, &model, shape, tokenizer, kind, config.system.as_deref(), Some(tuning.template()));
-        written.unwrap_or_else(|error| unwritten(&mut reasons, &file, &error));
+        written.unwrap_or_else(|error| unwritten(reasons, &file.display().to_string(), &error));
     }
-    if reasons.is_empty() {
-        return Ok(());
-    }
-    note(&format!("what is missing is written by: llm-finetune --resume {}", dir.display()));
-    Err(LearnError::from(Unwritten { reasons }).into())
+    Ok(())
 }
 
 /// A file that is missing at the end, told at once.
-fn unwritten(reasons: &mut Vec<String>, path: &Path, error: &Failure) {
-    note(&format!("warning: {} is not written: {error}", path.display()));
+fn unwritten(reasons: &mut Vec<String>, what: &str, error: &Failure) {
+    note(&format!("warning: {what} is not written: {error}"));
     reasons.push(error.to_string());
 }
 

@@ -137,6 +137,7 @@ fn measure(config: SftConfig, batch: usize, signals: &Signals) -> Result<(), Fai
     let timer = StepTimer::default();
     tuning.learner().observe(timer.clone());
     tuning.run()?;
+    tuning.save()?;
     let step_s = median(timer.after(1).iter().map(|t| t.forward + t.backward + t.update).collect());
     let usage = device.device.memory_pool_usage();
     let reading = telemetry.latest();

@@ -39,6 +39,8 @@ pub fn finetune(project: &Path, epochs: usize) -> Result<(f64, String), Box<dyn 
     };
     let mut run = Finetune::new(config, base, data, template, &device, RunDir::create(project, "facts", false)?)?;
     let report = run.run()?;
+    run.save()?;
+    run.learner().finish()?;
 
     let (model, shape, tokenizer) = (merge(run.best()?), run.shape(), run.tokenizer());
     let prompt = encode_prompt(&chat(&[(Role::User, FACTS[0].0)]), tokenizer, run.template(), RenderOptions::default())?;

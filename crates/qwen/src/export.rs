@@ -122,7 +122,7 @@ pub fn write_transformers(
     dtype: DType,
 ) -> Result<Vec<String>, ExportError> {
     let fail = |path: &Path, reason: String| ExportError::File { path: path.to_owned(), reason };
-    std::fs::create_dir_all(dir).map_err(|e| fail(dir, e.to_string()))?;
+    bellows_runs::create_dir_all_synced(dir).map_err(|e| fail(dir, e.to_string()))?;
     let parameters = Parameters::of(model);
     let specs = parameters.shapes.iter().map(|(name, shape)| (name.clone(), TensorSpec { dtype, shape: shape.clone() }));
     let mut lines = Vec::new();

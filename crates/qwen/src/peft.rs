@@ -199,7 +199,7 @@ pub fn write(dir: &Path, model: &CausalLm, config: &LoraConfig, base_model: Opti
     let bytes = serialize(&tensors)?;
     for (name, bytes) in [("adapter_model.safetensors", bytes.as_slice()), ("adapter_config.json", text.as_bytes())] {
         let path = dir.join(name);
-        let written = std::fs::create_dir_all(dir).map_err(|e| e.to_string());
+        let written = bellows_runs::create_dir_all_synced(dir).map_err(|e| e.to_string());
         let written = written.and_then(|()| bellows_runs::write_atomic(&path, bytes).map_err(|e| e.to_string()));
         written.map_err(|reason| PeftError::File { path, reason })?;
     }

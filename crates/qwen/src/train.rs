@@ -58,9 +58,6 @@ pub enum FinetuneError {
     /// Nothing to train on.
     #[error("{0}")]
     Data(String),
-    /// Training is done, but its result is not on disk.
-    #[error("training is done, but its result could not be saved")]
-    FinalSave(#[source] Box<FinetuneError>),
 }
 
 impl Coded for FinetuneError {
@@ -75,7 +72,6 @@ impl Coded for FinetuneError {
             Self::RunDir(error) => error.exit(),
             Self::Learn(error) => error.exit(),
             Self::Data(_) => Exit::Usage,
-            Self::FinalSave(_) => Exit::FinalSave,
         }
     }
 }
@@ -91,8 +87,6 @@ pub struct Report {
     pub elapsed_s: f64,
     /// Lowest validation loss, if there was a validation set.
     pub best_loss: Option<f64>,
-    /// The adapter (or model) directory; `None` when the run was interrupted, and on other ranks than the first.
-    pub saved: Option<PathBuf>,
 }
 
 /// Where in the run directory a base model is kept that was made on the spot.
@@ -222,19 +216,15 @@ impl Finetune {
         &self.template
     }
 
-    /// Trains, and writes the best adapter (the last one, where nothing was validated) under `adapter/` of the run; after full fine-tuning the
-    /// best model under `model/`, as transformers has it.
+    /// Trains. What is left to do then is [`save`](Self::save), and last [`Learner::finish`], which tells what could not be written.
     ///
     /// # Errors
     /// See [`FinetuneError`].
     pub fn run(&mut self) -> Result<Report, FinetuneError> {
         let outcome = self.learner.fit(&InMemDataset::new(vec![(); self.examples]))?;
         let counters = &self.learner.state().counters;
-        let (epochs, elapsed_s) = (counters.epoch, counters.elapsed_s);
         let best_loss = counters.best.map(|(fitness, _)| -fitness);
-        let save = || self.save().map_err(|error| FinetuneError::FinalSave(Box::new(error)));
-        let saved = if outcome == Outcome::Interrupted || !self.learner.is_first() { None } else { Some(save()?) };
-        Ok(Report { outcome, epochs, elapsed_s, best_loss, saved })
+        Ok(Report { outcome, epochs: counters.epoch, elapsed_s: counters.elapsed_s, best_loss })
     }
 
     /// The best model of the run: the one with the lowest validation loss, or the last.
@@ -279,7 +269,12 @@ impl Finetune {
         }
     }
 
-    fn save(&self) -> Result<PathBuf, FinetuneError> {
+    /// Writes the best adapter (the last one, where nothing was validated) under `adapter/` of the run; after full fine-tuning the best model under
+    /// `model/`, as transformers has it. Where it is.
+    ///
+    /// # Errors
+    /// Weights that cannot be read back, files that cannot be written.
+    pub fn save(&self) -> Result<PathBuf, FinetuneError> {
         let model = self.best()?;
         if self.config.method == Method::Full {
             let dir = self.learner.dir().path().join("model");

@@ -23,6 +23,8 @@ pub(crate) struct AppendLog {
     waiting: Vec<u8>,
     /// A failed append may have left a part of itself past `len`.
     torn: bool,
+    /// The length that it still has to go back to: nothing is appended before.
+    returning: Option<u64>,
     /// The file's name is in its directory for good.
     named: bool,
 }
@@ -30,13 +32,18 @@ pub(crate) struct AppendLog {
 impl AppendLog {
     /// The log at `path`, taken for empty; nothing is read or written yet.
     pub(crate) fn new(store: Rc<dyn Store>, path: PathBuf) -> Self {
-        Self { store, path, len: 0, waiting: Vec::new(), torn: false, named: false }
+        Self { store, path, len: 0, waiting: Vec::new(), torn: false, returning: None, named: false }
     }
 
     /// Goes back to the first `len` bytes, as a checkpoint recorded them. A log that is shorter, or that ends no line there, goes back to its
-    /// last whole line before, and a sentence says so. A missing file counts as empty.
+    /// last whole line before, and a sentence says so. A missing file counts as empty. What fails is tried again before anything is appended.
     pub(crate) fn return_to(&mut self, len: u64) -> Result<Option<String>, StoreError> {
         self.waiting.clear();
+        self.returning = Some(len);
+        self.go_back(len)
+    }
+
+    fn go_back(&mut self, len: u64) -> Result<Option<String>, StoreError> {
         let found = match self.store.len(&self.path) {
             Err(e) if e.is_not_found() => 0,
             found => found?,
@@ -45,7 +52,7 @@ impl AppendLog {
         if found > kept {
             self.store.truncate(&self.path, kept)?;
         }
-        (self.len, self.torn) = (kept, false);
+        (self.len, self.torn, self.returning) = (kept, false, None);
         let lost = format!("{} had {found} bytes where {len} were recorded: it goes on after its first {kept}", self.path.display());
         Ok((kept < len).then_some(lost))
     }
@@ -64,18 +71,22 @@ impl AppendLog {
         Ok(0)
     }
 
-    /// Appends `bytes`, after what is still waiting. On error they wait too, if there is room.
+    /// Appends `bytes`, after what is still waiting. On error they wait too, if there is room; else they are lost.
     pub(crate) fn append(&mut self, bytes: &[u8]) -> Result<(), StoreError> {
         self.waiting.extend_from_slice(bytes);
         let flushed = self.flush();
         if self.waiting.len() > MOST_WAITING {
             self.waiting.truncate(self.waiting.len() - bytes.len());
+            tracing::warn!("{}: too much waits to be written, a line is lost", self.path.display());
         }
         flushed
     }
 
     /// Tries again to write what waits.
     pub(crate) fn flush(&mut self) -> Result<(), StoreError> {
+        if let Some(len) = self.returning {
+            self.go_back(len)?;
+        }
         if self.torn {
             self.mend()?;
         }
@@ -103,9 +114,9 @@ impl AppendLog {
         Ok(())
     }
 
-    /// Length of what is in the file, in bytes: what a checkpoint records.
+    /// Length of what is in the file, or will be when it is back where it belongs, in bytes: what a checkpoint records.
     pub(crate) fn len(&self) -> u64 {
-        self.len
+        self.returning.unwrap_or(self.len)
     }
 
     /// The file.

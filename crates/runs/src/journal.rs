@@ -22,6 +22,10 @@ use crate::store::{DiskStore, Store, StoreError};
 const ROWS: &str = "results.csv";
 /// The length of `events.jsonl`, in a checkpoint's `info`.
 const EVENTS: &str = "events";
+/// The files that waited when a checkpoint was committed, in its `info`.
+const UNWRITTEN: &str = "unwritten";
+/// Most bytes of a header of `results.csv`.
+const LONGEST_HEADER: usize = 1 << 16;
 /// Most bytes of an older run's `results.csv`.
 const LONGEST_ROWS: u64 = 64 << 20;
 
@@ -84,6 +88,24 @@ impl Journal {
     /// The checkpoints, to read.
     pub fn checkpoints(&self) -> &Checkpoints<Rc<dyn Store>> {
         &self.checkpoints
+    }
+
+    /// Whether `results.csv` has a row: something was trained here.
+    ///
+    /// # Errors
+    /// A file that is there and cannot be read.
+    pub fn has_rows(&self) -> Result<bool, StoreError> {
+        let begin = match self.store.read_part(&self.dir.results(), 0, LONGEST_HEADER) {
+            Err(e) if e.is_not_found() => Vec::new(),
+            read => read?,
+        };
+        Ok(begin.split(|&byte| byte == b'\n').skip(1).any(|row| !row.is_empty()))
+    }
+
+    /// Whether the file `path` of the run may not have been written when this checkpoint's process ended.
+    pub fn may_lack(checkpoint: &Checkpoint, path: &str) -> bool {
+        let names = checkpoint.info.get(UNWRITTEN).and_then(Value::as_array);
+        names.is_some_and(|names| names.iter().any(|name| name == path))
     }
 
     /// Begins the logs, empty but for `header`, the first line of `results.csv`; checkpoints of an earlier run in this directory are set aside.
@@ -176,6 +198,7 @@ impl Journal {
     pub fn save(&mut self, step: u64, members: &[Member<'_>], mut info: Map<String, Value>, keep: &Retention) -> Result<(), SaveError> {
         self.flush_logs();
         info.insert(EVENTS.into(), self.events.len().into());
+        info.insert(UNWRITTEN.into(), self.files.iter().map(|(path, _)| Value::from(path.to_string_lossy())).collect());
         let rows = Member { name: ROWS, bytes: self.rows.text.as_bytes() };
         let members: Vec<Member<'_>> = members.iter().copied().chain([rows]).collect();
         self.checkpoints.save(step, &members, &info)?;

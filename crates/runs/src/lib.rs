@@ -32,4 +32,4 @@ pub use manifest::{FORMAT, MANIFEST, Member, MemberNameError};
 pub use nowhere::Nowhere;
 pub use process::{began, is_alive};
 pub use run_dir::{RunDir, RunDirError, find_latest_run, results_dir, run_of};
-pub use store::{DiskStore, Store, StoreError};
+pub use store::{DiskStore, Store, StoreError, create_dir_all_synced};

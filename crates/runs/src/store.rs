@@ -1,4 +1,4 @@
-//! Every file-system operation by which a run keeps something, behind one trait, so that tests can fail or forget each of them.
+//! Every file-system operation by which a journal keeps something, behind one trait, so that tests can fail or forget each of them.
 //!
 //! The operations are as small as the system calls they stand for: a write does not sync, a sync of a directory does not sync its
 //! files. Nothing here decides an order; `checkpoints`, `append_log`, `atomic` and `journal` do. Relies on `fsync` meaning what it says.
@@ -240,7 +240,10 @@ pub(crate) fn parent_of(path: &Path) -> &Path {
 }
 
 /// `mkdir -p` that also makes every directory it creates durable.
-pub(crate) fn create_dir_all_synced(path: &Path) -> Result<(), StoreError> {
+///
+/// # Errors
+/// A directory that cannot be made.
+pub fn create_dir_all_synced(path: &Path) -> Result<(), StoreError> {
     if path.is_dir() {
         return Ok(());
     }

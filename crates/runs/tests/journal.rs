@@ -7,7 +7,7 @@ mod common;
 use std::path::Path;
 use std::rc::Rc;
 
-use bellows_runs::{Checkpoint, Journal, Member, Retention, RunDir, SaveError, Store};
+use bellows_runs::{Checkpoint, Checkpoints, Journal, Member, Retention, RunDir, SaveError, Store};
 use common::fault::{FAULTS, Fault, FaultStore};
 use common::memory::{Forget, MemoryStore, name_of};
 use common::scratch;
@@ -178,6 +178,54 @@ fn any_operation_may_fail_and_is_made_up_for() {
     let cases: usize = FAULTS.into_iter().map(cases).sum();
     println!("{cases} faults injected");
     assert!(cases >= 100, "only {cases} faults were injected: the operations are not seen any more");
+}
+
+/// Old checkpoints that cannot be removed cost a warning, not the save.
+#[test]
+fn a_failed_removal_fails_no_save() {
+    let one = |at: usize| {
+        let dir = scratch();
+        let run = RunDir::create(dir.path(), "train", false).unwrap();
+        let store = store_of(at, Fault::Eio);
+        let mut journal = Journal::open_with(Rc::new(store.clone()), run.clone()).unwrap();
+        journal.begin("epoch").unwrap();
+        save(&mut journal, 5).unwrap();
+        save(&mut journal, 10).unwrap();
+        store.done.set(Some(0));
+        let saved = save(&mut journal, 15);
+        let steps = Checkpoints::open(run.checkpoints()).unwrap().steps().unwrap();
+        let spared = saved.is_ok() && !journal.take_warnings().is_empty() && steps == STEPS;
+        store.reached().then_some(spared)
+    };
+    assert!((1..).map_while(one).any(|spared| spared));
+}
+
+/// The log of events cannot be taken back when a run begins or goes on: it is, before anything is appended to it.
+#[test]
+fn a_log_that_cannot_be_taken_back_is_before_it_grows() {
+    let one = |at: usize| {
+        let dir = scratch();
+        let run = RunDir::create(dir.path(), "train", false).unwrap();
+        let store = store_of(at, Fault::Eio);
+        let mut journal = Journal::open_with(Rc::new(store.clone()), run.clone()).unwrap();
+        journal.begin("epoch").unwrap();
+        save(&mut journal, 5).unwrap();
+        let checkpoint = journal.checkpoints().latest().unwrap().checkpoint.unwrap();
+        journal.event("what is not to be");
+        store.done.set(Some(0));
+        journal.go_on(&checkpoint);
+        let reached = store.reached();
+        store.done.set(None);
+        assert!(!reached || !journal.take_warnings().is_empty(), "operation {at}: not a word");
+        save(&mut journal, 10).unwrap();
+        assert_eq!(std::fs::read_to_string(run.events()).unwrap(), events(10), "operation {at}");
+        assert_eq!(std::fs::read_to_string(run.results()).unwrap(), rows(10), "operation {at}");
+        let (mut next, checkpoint) = latest(&run);
+        next.go_on(&checkpoint);
+        assert_eq!((next.take_warnings(), std::fs::read_to_string(run.events()).unwrap()), (Vec::new(), events(10)), "operation {at}");
+        reached
+    };
+    assert!((1..).take_while(|&at| one(at)).count() >= 5);
 }
 
 fn started(dir: &Path) -> (RunDir, Journal) {

@@ -63,11 +63,8 @@ pub(crate) fn train(args: &TrainArgs, signals: &Signals) -> Result<(), Failure> 
     if matches!(report.outcome, Outcome::Finished | Outcome::EarlyStopped) {
         say(&format!("\n{} epochs completed in {:.3} hours", report.epochs, report.elapsed_s / 3600.0));
     }
-    if run.close(report.outcome) {
-        close(&mut training, &run, &device)?;
-    }
-    run.end();
-    Ok(())
+    let closed = if run.close(report.outcome) { close(&mut training, &run, &device) } else { Ok(()) };
+    run.end(closed, training.learner().finish())
 }
 
 fn keeping(config: &TrainConfig, background: bool, ranks: usize) -> Result<Keeping, Failure> {

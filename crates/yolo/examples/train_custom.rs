@@ -54,6 +54,7 @@ fn main() -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
     let mut training = Training::new(data, config, &device, None, RunDir::create(project.as_ref(), "shapes", false)?)?;
     let report = training.run()?;
     let best = training.judge_best(Vec::new(), &mut |_, _| {})?;
+    training.learner().finish()?;
     println!("{} epochs, mAP50 {:.3}", report.epochs, best.map_or(f64::NAN, |v| v.metrics.map50));
     Ok(())
 }

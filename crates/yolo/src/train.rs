@@ -160,7 +160,7 @@ impl Training {
         &self.header
     }
 
-    /// Trains. What is left to do then is [`judge_best`](Self::judge_best).
+    /// Trains. What is left to do then is [`judge_best`](Self::judge_best), and last [`Learner::finish`], which tells what could not be written.
     ///
     /// # Errors
     /// See [`TrainError`].
@@ -224,7 +224,6 @@ impl Training {
                 Err(error) => tracing::warn!("results.csv: {error}"),
             }
         }
-        self.learner.finish()?;
         Ok(Some(validation))
     }
 

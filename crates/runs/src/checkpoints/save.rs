@@ -54,8 +54,7 @@ impl SaveError {
 impl<S: Store> Checkpoints<S> {
     /// Saves a checkpoint and returns its directory; once it returns, the checkpoint survives a kill and a power cut.
     ///
-    /// `info` is for small facts beside the state (config hash, epoch, `is_best`); its floats may be off by one in the last place
-    /// when read back, so exact numbers belong into a member.
+    /// `info` is for small facts beside the state (the settings, epoch, position); its numbers come back to the last digit.
     ///
     /// Saving a step again: if it is there already with the same members and `info`, and intact, nothing is rewritten (a final
     /// save right after a periodic one). If anything differs (the same step saved again after its validation) or it is damaged,

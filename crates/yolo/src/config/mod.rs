@@ -21,7 +21,8 @@ pub use values::{BatchSize, Cache, Freeze, OptimizerChoice, Toggle};
 
 use crate::data::{AugmentConfig, Levels, SensorConfig, Stack, TileConfig};
 
-/// Settings that do not change what a run computes: they may differ when it is resumed.
+/// Settings that a run may be resumed with another value of: they change nothing of what it computes, or (`device`, `conv`, `precision`) compute the
+/// same in other digits.
 pub const MAY_CHANGE: [&str; 18] = [
     "supervise",
     "fallback",
@@ -43,10 +44,10 @@ pub const MAY_CHANGE: [&str; 18] = [
     "precision",
 ];
 
-/// The network's coarsest stride: sides of its input are multiples of it.
 /// What `precision` calls images in half precision.
 pub const HALF: &str = "f16";
 
+/// The network's coarsest stride: sides of its input are multiples of it.
 const STRIDE: usize = 32;
 
 settings! {

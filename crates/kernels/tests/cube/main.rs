@@ -99,6 +99,12 @@ fn agrees_with_the_cpu() {
         case([1, 1, 1, 1], 1, 3, 1, 1),
         case([3, 16, 7, 1], 33, 1, 1, 0),
         case([1, 64, 10, 10], 40, 3, 1, 1),
+        // More taps than go through shared memory, but for the residues of the gradient of x.
+        case([2, 3, 20, 19], 8, 7, 2, 3),
+        // Pixels for a GPU full of wide blocks: 64, 32 and 16 rows of C.
+        case([1, 2, 136, 136], 64, 3, 1, 1),
+        case([1, 64, 136, 136], 2, 3, 1, 1),
+        case([3, 5, 80, 78], 32, 1, 1, 0),
     ];
     let dilated = Case { config: ConvConfig { dilation: [2, 3], ..case([0; 4], 0, 0, 1, 2).config }, ..case([2, 5, 11, 13], 4, 3, 1, 0) };
     let grouped = Case { config: ConvConfig { groups: 2, ..dilated.config }, ..case([2, 6, 11, 13], 4, 3, 1, 0) };

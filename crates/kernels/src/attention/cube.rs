@@ -1,7 +1,149 @@
-//! On CubeCL devices attention is composed, a block of queries at a time: products of two matrices and our softmax.
+//! Attention on CubeCL devices, from the host's side: one launch forward, three backward, and nothing of the size of the scores in memory. Where
+//! shared memory cannot be trusted, or heads are too wide for it, attention is composed of products and a masked softmax.
 
+use burn::backend::DType;
+use burn::backend::cubecl::dtype_to_storage_type;
+use burn::backend::ops::FloatTensorOps;
+use burn::backend::tensor::IntTensor;
 use burn_cubecl::CubeBackend;
+use burn_cubecl::kernel::into_contiguous;
+use burn_cubecl::tensor::CubeTensor;
+use cubecl::prelude::*;
 
-use super::AttentionOps;
+use super::cube_kernels::{SIDE, SizesLaunch, UNITS, attend_kernel, bytes, key_grad_kernel, query_grad_kernel, rows_kernel};
+use super::{AttentionOps, portable};
+use crate::cube::geometry::{MAX_GRID, dims4};
+use crate::cube::launch::{address_type, is_image_type, launch};
+use crate::cube::pixels::{empty, like, view};
+use crate::cube::shared_memory_works;
+use crate::cube::trace::note;
 
-impl AttentionOps for CubeBackend {}
+/// Whether our kernels take these.
+fn covers(q: &CubeTensor, k: &CubeTensor, v: &CubeTensor, first: &CubeTensor) -> bool {
+    let [b, heads, s, d] = dims4(q);
+    let hardware = &q.client.properties().hardware;
+    let fits = bytes(d) <= hardware.max_shared_memory_size && UNITS <= hardware.max_units_per_cube && b.max(heads) <= MAX_GRID;
+    let types = is_image_type(q.dtype) && k.dtype == q.dtype && v.dtype == q.dtype && matches!(first.dtype, DType::I32 | DType::I64);
+    types && fits && b * heads * s * d > 0 && shared_memory_works(&q.device)
+}
+
+/// The sizes of a problem.
+#[derive(Clone, Copy)]
+struct Shape {
+    batch: usize,
+    heads: usize,
+    key_heads: usize,
+    queries: usize,
+    keys: usize,
+    d: usize,
+}
+
+impl Shape {
+    fn new(q: &CubeTensor, k: &CubeTensor) -> Self {
+        let ([batch, heads, queries, d], [_, key_heads, keys, _]) = (dims4(q), dims4(k));
+        Self { batch, heads, key_heads, queries, keys, d }
+    }
+
+    fn sizes(&self, scale: f64) -> SizesLaunch {
+        let &Self { heads, key_heads, queries, keys, .. } = self;
+        SizesLaunch::new(heads as u32, (heads / key_heads) as u32, queries as u32, keys as u32, scale as f32)
+    }
+
+    /// A workgroup to a block of `lines` of each of so many heads.
+    fn grid(&self, lines: usize, heads: usize) -> CubeCount {
+        CubeCount::Static(lines.div_ceil(SIDE as usize) as u32, heads as u32, self.batch as u32)
+    }
+
+    /// Multiplications and additions of so many products of all pairs, seen or not.
+    fn flops(&self, products: usize) -> u64 {
+        (2 * products * self.batch * self.heads * self.queries * self.keys * self.d) as u64
+    }
+}
+
+impl AttentionOps for CubeBackend {
+    fn attend(q: CubeTensor, k: CubeTensor, v: CubeTensor, first: IntTensor<Self>, scale: f64) -> (CubeTensor, CubeTensor) {
+        if !covers(&q, &k, &v, &first) {
+            return portable::attend::<Self>(q, k, v, first, scale);
+        }
+        let [q, k, v, first] = [q, k, v, first].map(into_contiguous);
+        let shape = Shape::new(&q, &k);
+        let (y, logs) = (like(&q), empty(&q, [shape.batch, shape.heads, shape.queries], DType::F32));
+        note("attention", [&q, &k, &v, &y, &logs], shape.flops(2));
+        attend_kernel::launch(
+            &q.client.clone(),
+            shape.grid(shape.queries, shape.heads),
+            CubeDim::new_1d(UNITS),
+            address_type([&q, &k]),
+            q.clone().into_tensor_arg(),
+            k.into_tensor_arg(),
+            v.into_tensor_arg(),
+            first.clone().into_tensor_arg(),
+            y.clone().into_tensor_arg(),
+            logs.clone().into_tensor_arg(),
+            shape.sizes(scale),
+            shape.d as u32,
+            [&q, &first].map(|tensor| dtype_to_storage_type(tensor.dtype)),
+        );
+        (y, logs)
+    }
+
+    fn attend_grad(
+        q: CubeTensor,
+        k: CubeTensor,
+        v: CubeTensor,
+        first: IntTensor<Self>,
+        y: CubeTensor,
+        logs: CubeTensor,
+        dy: CubeTensor,
+        scale: f64,
+    ) -> (CubeTensor, CubeTensor, CubeTensor) {
+        if !covers(&q, &k, &v, &first) {
+            return portable::attend_grad::<Self>(q, k, v, first, dy, scale);
+        }
+        let [q, k, v, first, y, dy] = [q, k, v, first, y, dy].map(into_contiguous);
+        let shape = Shape::new(&q, &k);
+        let types = [&q, &first].map(|tensor| dtype_to_storage_type(tensor.dtype));
+        let count = logs.meta.shape().num_elements();
+        let rows = empty(&logs, [2 * count], DType::F32);
+        launch!(rows_kernel, count, [y, dy, logs, rows], shape.d as u32, types[0]);
+        let dq = like(&q);
+        note("attention, gradient of queries", [&q, &k, &v, &dy, &dq], shape.flops(3));
+        query_grad_kernel::launch(
+            &q.client.clone(),
+            shape.grid(shape.queries, shape.heads),
+            CubeDim::new_1d(UNITS),
+            address_type([&q, &k]),
+            q.clone().into_tensor_arg(),
+            k.clone().into_tensor_arg(),
+            v.clone().into_tensor_arg(),
+            dy.clone().into_tensor_arg(),
+            first.clone().into_tensor_arg(),
+            rows.clone().into_tensor_arg(),
+            dq.clone().into_tensor_arg(),
+            shape.sizes(scale),
+            shape.d as u32,
+            types,
+        );
+        let all = k.meta.shape().num_elements();
+        let dkv = empty(&k, [2 * all], k.dtype);
+        note("attention, gradients of keys and values", [&q, &k, &v, &dy, &dkv], shape.flops(4));
+        key_grad_kernel::launch(
+            &q.client.clone(),
+            shape.grid(shape.keys, shape.key_heads),
+            CubeDim::new_1d(UNITS),
+            address_type([&q, &k]),
+            q.into_tensor_arg(),
+            k.clone().into_tensor_arg(),
+            v.into_tensor_arg(),
+            dy.into_tensor_arg(),
+            first.into_tensor_arg(),
+            rows.into_tensor_arg(),
+            dkv.clone().into_tensor_arg(),
+            shape.sizes(scale),
+            shape.d as u32,
+            types,
+        );
+        let [dk, dv] = [0, all].map(|start| Self::float_reshape(view(&dkv, start, all), k.meta.shape().clone()));
+        (dq, dk, dv)
+    }
+}

@@ -7,6 +7,7 @@ mod autodiff;
 mod backward;
 mod blocks;
 mod cube;
+mod cube_kernels;
 mod flex;
 mod forward;
 mod portable;

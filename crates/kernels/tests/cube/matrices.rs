@@ -1,9 +1,7 @@
-//! Products of two matrices by our kernel, in any strides, against the CPU in f64; and a language model's layers without a kernel of Burn's that is tuned.
+//! Products of two matrices by our kernel, in any strides, against the CPU in f64.
 
 use crate::launches::trace;
-use crate::support::{Numbers, ORDERS, Order, cases, cube, device, flex, flex64, image, numbers, on_swiftshader, pattern};
-use bellows_kernels::attention::AttentionOps;
-use bellows_kernels::cube::launches;
+use crate::support::{Numbers, ORDERS, Order, cases, cube, flex64, image, numbers, on_swiftshader, pattern};
 use bellows_kernels::matrices::MatrixOps;
 use bellows_kernels::{Lowering, set_default_lowering};
 use burn::tensor::TensorData;
@@ -56,32 +54,4 @@ fn are_burns_unless_asked_for() {
     let shape = [1, 1, 8, 8, 8];
     let launched = trace(|| made::<CubeBackend>(shape, [Order::Contiguous; 2], cube));
     assert!(launched.keys().all(|name| !name.contains("bellows_kernels")), "{launched:?}");
-}
-
-/// Attention, forward and backward, as the processor's in tiles has it, by products of ours alone.
-#[test]
-fn attention_is_that_of_the_processor() {
-    if !on_swiftshader("matrices::attention_is_that_of_the_processor") {
-        return;
-    }
-    set_default_lowering(Lowering::Gemm);
-    const B: usize = 2;
-    const S: usize = 9;
-    fn all<T: AttentionOps>(upload: impl Fn(TensorData) -> T::FloatTensorPrimitive, device: &T::Device) -> Vec<T::FloatTensorPrimitive> {
-        let tensor = |stream, shape: [usize; 4]| upload(TensorData::new(pattern(stream, shape.iter().product()), shape));
-        let first = || T::int_from_data(TensorData::new(vec![0i32; B * S], [B, S]), device);
-        let (q, k, v) = (|| tensor(1, [B, 4, S, 16]), || tensor(2, [B, 2, S, 16]), || tensor(3, [B, 2, S, 16]));
-        let (y, sums) = T::attend(q(), k(), v(), first(), 0.25);
-        let (dq, dk, dv) = T::attend_grad(q(), k(), v(), first(), y.clone(), sums, tensor(4, [B, 4, S, 16]), 0.25);
-        vec![y, dq, dk, dv]
-    }
-    let (results, launched) = launches(|| all::<CubeBackend>(cube, &device()));
-    let theirs = all::<Flex>(flex, &Default::default());
-    for (ours, theirs) in results.into_iter().zip(theirs) {
-        let (ours, theirs) = (numbers(ours), theirs.into_f32());
-        assert!(ours.iter().zip(&theirs).all(|(a, b)| (a - b).abs() < 1e-5), "{ours:?}\n{theirs:?}");
-    }
-    let products = launched.iter().filter(|(name, _)| name.contains("matmul_kernel")).map(|(_, count)| count).sum::<usize>();
-    assert_eq!(products, 2 + 5, "{launched:?}");
-    assert!(launched.keys().all(|name| name.contains("bellows_kernels") || !name.contains("matmul")), "{launched:?}");
 }

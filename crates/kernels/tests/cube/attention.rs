@@ -1,0 +1,98 @@
+//! Attention in tiles on the device against the composed one on the CPU in f64: results, gradients, launches.
+
+use crate::launches::{assert_ours, trace};
+use crate::support::{Numbers, cases, cube, device, flex64, numbers, on_each_device, on_swiftshader, pattern, relative};
+use bellows_kernels::attention::AttentionOps;
+use burn::backend::{Backend, f16};
+use burn::tensor::{DType, TensorData};
+use burn_cubecl::CubeBackend;
+use burn_flex::Flex;
+use proptest::prelude::*;
+
+/// Sizes of a problem, and the documents of a row.
+#[derive(Clone, Copy, Debug)]
+struct Case {
+    b: usize,
+    key_heads: usize,
+    group: usize,
+    queries: usize,
+    past: usize,
+    d: usize,
+    documents: usize,
+}
+
+impl Case {
+    /// y and the gradients of q, k and v, of numbers that f16 holds.
+    fn all<B: AttentionOps>(
+        &self,
+        upload: impl Fn(TensorData) -> B::FloatTensorPrimitive,
+        device: &B::Device,
+    ) -> Vec<B::FloatTensorPrimitive> {
+        let &Self { b, key_heads, group, queries, past, d, documents } = self;
+        let keys = past + queries;
+        let tensor = |stream, heads: usize, lines: usize| {
+            let values = pattern(stream, b * heads * lines * d).into_iter().map(|v| f16::from_f32(2.0 * v).to_f32()).collect::<Vec<_>>();
+            upload(TensorData::new(values, [b, heads, lines, d]))
+        };
+        let length = keys.div_ceil(documents);
+        let first: Vec<i32> =
+            (0..b * queries).map(|i| ((past + i % queries) / (length + i / queries) * (length + i / queries)) as i32).collect();
+        let first = || B::int_from_data(TensorData::new(first.clone(), [b, queries]), device);
+        let (q, k, v) = (|| tensor(1, key_heads * group, queries), || tensor(2, key_heads, keys), || tensor(3, key_heads, keys));
+        let (y, sums) = B::attend(q(), k(), v(), first(), 0.3);
+        let (dq, dk, dv) = B::attend_grad(q(), k(), v(), first(), y.clone(), sums, tensor(4, key_heads * group, queries), 0.3);
+        vec![y, dq, dk, dv]
+    }
+
+    /// The largest error, relative to the largest number of each.
+    fn error(&self, upload: impl Fn(TensorData) -> burn_cubecl::tensor::CubeTensor) -> f32 {
+        let ours = self.all::<CubeBackend>(upload, &device());
+        let theirs = self.all::<Flex>(flex64, &Default::default());
+        ours.into_iter().zip(theirs).fold(0.0f32, |most, (ours, theirs)| most.max(relative(&numbers(ours), &theirs.into_f32())))
+    }
+}
+
+const PACKED: Case = Case { b: 2, key_heads: 2, group: 3, queries: 70, past: 0, d: 64, documents: 3 };
+
+#[test]
+fn agrees_with_the_cpu() {
+    if !on_swiftshader("attention::agrees_with_the_cpu") {
+        return;
+    }
+    let check = |case: Case| {
+        let error = case.error(cube);
+        assert!(error < 2e-5, "{case:?}: {error:.1e}");
+    };
+    for (queries, past, d) in [(1, 0, 20), (1, 40, 16), (32, 0, 128), (33, 31, 20)] {
+        check(Case { queries, past, d, ..PACKED });
+    }
+    check(PACKED);
+    let sizes = (1usize..3, 1usize..3, 1usize..4, 1usize..90, 0usize..40, prop::sample::select(vec![16usize, 20, 64]), 1usize..5);
+    cases(
+        12,
+        sizes.prop_map(|(b, key_heads, group, queries, past, d, documents)| Case { b, key_heads, group, queries, past, d, documents }),
+        check,
+    );
+}
+
+#[test]
+fn in_half_precision_too() {
+    if !on_each_device("attention::in_half_precision_too") || !CubeBackend::supports_dtype(&device(), DType::F16) {
+        return;
+    }
+    let error = PACKED.error(|data| cube(data.convert::<f16>()));
+    assert!(error < 3.0 / 2048.0, "{error:.1e}");
+}
+
+/// One launch forward, three backward, however long the rows are; the same bits every time.
+#[test]
+fn launches_four_kernels_and_repeats() {
+    if !on_swiftshader("attention::launches_four_kernels_and_repeats") {
+        return;
+    }
+    let run = || PACKED.all::<CubeBackend>(cube, &device()).into_iter().map(numbers).collect::<Vec<_>>();
+    let first = run();
+    let kernels = ["attend_kernel", "rows_kernel", "query_grad_kernel", "key_grad_kernel"];
+    assert_ours(&trace(|| PACKED.all::<CubeBackend>(cube, &device())), &kernels.map(|name| (name, 1)));
+    assert!(run() == first);
+}

@@ -46,8 +46,8 @@ pub struct DetectionTask {
     pub(crate) stages: Stages,
     /// With `rect`, the shape of every training batch, in the order of the samples; else empty.
     pub rect: Vec<Size>,
-    /// With `sampler`, how often each sample is taken, as its share of all; else empty.
-    pub weights: Vec<f64>,
+    /// With `sampler`, the running sums of how often each sample is taken; else empty.
+    pub weight_sums: Vec<f64>,
     /// What a model is judged on.
     pub val: ValSet,
     /// Groups of its images that are judged too, for the keys of `group_by`.
@@ -109,9 +109,9 @@ impl Task for DetectionTask {
     }
 
     fn plan(&self, draw: Draw) -> Option<Vec<Vec<usize>>> {
-        let sampler = self.config.sampler.as_ref().filter(|_| !self.weights.is_empty())?;
-        let count = epoch_length(self.weights.len(), sampler);
-        let samples = epoch_samples(&self.weights, count, draw.seed, draw.epoch as u64);
+        let sampler = self.config.sampler.as_ref().filter(|_| !self.weight_sums.is_empty())?;
+        let count = epoch_length(self.weight_sums.len(), sampler);
+        let samples = epoch_samples(&self.weight_sums, count, draw.seed, draw.epoch as u64);
         Some(samples.chunks(self.config.batch.images()).map(<[usize]>::to_vec).collect())
     }
 
@@ -119,7 +119,8 @@ impl Task for DetectionTask {
         let open = self.config.mosaic_closes(draw.epochs).is_none_or(|epoch| draw.epoch < epoch);
         let (config, imgsz) = (self.config.augmentation(open, self.channels), self.config.imgsz as u32);
         let shape = self.shape_of(indices.first().copied().unwrap_or(0));
-        let view = TrainView { seed: draw.seed, epoch: draw.epoch as u64, imgsz, shape, config: &config };
+        let weight_sums = &self.weight_sums;
+        let view = TrainView { seed: draw.seed, epoch: draw.epoch as u64, imgsz, shape, config: &config, weight_sums };
         // An image that passed the scan and still cannot be decoded costs itself, not a run of days; which ones is a function of the
         // files, so the batch stays one of its arguments.
         let reads = AtomicU64::new(0);
@@ -224,7 +225,7 @@ mod tests {
             channels,
             stages: Stages::default(),
             rect: Vec::new(),
-            weights: Vec::new(),
+            weight_sums: Vec::new(),
             val,
             groupings: Vec::new(),
             pictures: false,

@@ -130,7 +130,7 @@ mod tests {
     #[test]
     fn partners_are_drawn_by_the_weights_and_without_any_from_all_alike() {
         let ends = ends(&[0.0, 3.0, 0.0, 1.0, 0.0]);
-        let mut counts = [0; 5];
+        let mut counts = [0_i32; 5];
         (0..4000).for_each(|i| counts[partner(&ends, 5, &mut Draw::new(7, "p", 0, i))] += 1);
         assert!(counts[0] + counts[2] + counts[4] == 0 && counts[1].abs_diff(3000) < 100, "{counts:?}");
         let draw = || Draw::new(7, "p", 0, 3);

@@ -193,6 +193,29 @@ fn what_cannot_be_used_gets_one_sentence_and_code_2() {
 }
 
 #[test]
+fn validation_images_that_cannot_be_decoded_are_named_and_the_run_goes_on_once_they_can() {
+    let dir = tempfile::tempdir().unwrap();
+    tiny_data(dir.path());
+    let begin = ["--data", "tiny.yaml", "--epochs", "1", "--close-mosaic", "0", "--plots", "false"];
+    expect_code(&mut yolo_train(dir.path(), &["data", "check", "--data", "tiny.yaml"]), 0);
+    let name = files(&dir.path().join("tiny/images/val"))[1].clone();
+    let image = dir.path().join("tiny/images/val").join(&name);
+    let whole = std::fs::read(&image).unwrap();
+    // Its header is as it was, so that the scan finds nothing.
+    std::fs::write(&image, &whole[..whole.len() * 2 / 3]).unwrap();
+    let (_, error) = expect_code(&mut yolo_train(dir.path(), &begin), 1);
+    assert!(error.contains(&name) && error.contains("1 of 4"), "{error}");
+    let (out, error) = expect_code(&mut yolo_train(dir.path(), &[&begin[..], &["--allow-bad", "--name", "without"]].concat()), 0);
+    assert!(format!("{out}{error}").contains("left out of the evaluation"), "{out}{error}");
+    let events = std::fs::read_to_string(dir.path().join("runs/detect/without/events.jsonl")).unwrap();
+    assert!(events.lines().any(|line| line.contains("\"unreadable\"") && line.contains(&name)), "{events}");
+    std::fs::write(&image, whole).unwrap();
+    let (out, _) = expect_code(&mut yolo_train(dir.path(), &["--resume", "runs/detect/train"]), 0);
+    assert!(out.contains("all          4"), "{out}");
+    assert!(dir.path().join(BEST).exists());
+}
+
+#[test]
 fn a_film_comes_back_with_boxes() {
     let dir = tempfile::tempdir().unwrap();
     trained(dir.path());

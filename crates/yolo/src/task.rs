@@ -58,14 +58,13 @@ pub struct DetectionTask {
 
 impl DetectionTask {
     /// Height and width a batch is trained at: its own, or with `multi_scale` the multiples of 32 that bring its longer side to between
-    /// half and one and a half of `imgsz`.
+    /// half and one and a half of `imgsz`, the same for all of its parts.
     fn size_of(&self, draw: Draw, batch: &Batch) -> [usize; 2] {
         let own = [batch.shape[2], batch.shape[3]];
         if !self.config.multi_scale {
             return own;
         }
-        let first = batch.indices.first().map_or(0, |&i| i as u64);
-        let long = multi_scale(draw.seed, draw.epoch as u64, first, self.config.imgsz as u32, 32) as usize;
+        let long = multi_scale(draw.seed, draw.epoch as u64, draw.first as u64, self.config.imgsz as u32, 32) as usize;
         own.map(|side| (side * long).div_ceil(own[0].max(own[1])).next_multiple_of(32))
     }
 
@@ -211,15 +210,12 @@ mod tests {
     use crate::boxes::Label;
     use crate::data::Frame;
 
-    /// The batch of a gray item in the first of `epochs` epochs.
-    fn pixels(config: TrainConfig, channels: usize, epochs: usize) -> Vec<u8> {
-        let frame =
-            Frame { pixels: (0..64 * 64).map(|i| (i % 251) as u8).collect(), channels: 1, width: 64, height: 64, difference: false };
-        let item = Item::new(frame, vec![Label { class: 0, xywh: [0.5; 4] }], "a.png".into());
+    /// A task on images of 64 pixels that are not warped.
+    fn task(config: TrainConfig, channels: usize) -> DetectionTask {
         let val = ValSet::with_sizes(Arc::new(InMemDataset::new(Vec::new())), Vec::new());
         let config = TrainConfig { imgsz: 64, degrees: 0.0, translate: 0.0, scale: 0.0, fliplr: 0.0, ..config };
         let names = vec!["item".into()];
-        let task = DetectionTask {
+        DetectionTask {
             config,
             names,
             channels,
@@ -229,9 +225,34 @@ mod tests {
             val,
             groupings: Vec::new(),
             pictures: false,
+        }
+    }
+
+    fn item() -> Item {
+        let frame =
+            Frame { pixels: (0..64 * 64).map(|i| (i % 251) as u8).collect(), channels: 1, width: 64, height: 64, difference: false };
+        Item::new(frame, vec![Label { class: 0, xywh: [0.5; 4] }], "a.png".into())
+    }
+
+    /// The batch of a gray item in the first of `epochs` epochs.
+    fn pixels(config: TrainConfig, channels: usize, epochs: usize) -> Vec<u8> {
+        let draw = Draw { seed: 1, epoch: 0, epochs, step: 0, first: 0 };
+        task(config, channels).batch(&InMemDataset::new(vec![item()]), draw, &[0]).unwrap().images
+    }
+
+    #[test]
+    fn a_batch_has_one_size_whatever_it_is_cut_into() {
+        let task = task(TrainConfig { multi_scale: true, ..TrainConfig::default() }, 1);
+        let data = InMemDataset::new(vec![item(); 8]);
+        let size = |first: usize, part: &[usize]| {
+            let draw = Draw { seed: 1, epoch: 0, epochs: 5, step: 0, first };
+            task.size_of(draw, &task.batch(&data, draw, part).unwrap())
         };
-        let draw = Draw { seed: 1, epoch: 0, epochs, step: 0 };
-        task.batch(&InMemDataset::new(vec![item]), draw, &[0]).unwrap().images
+        let whole = [0, 4].map(|first| size(first, &[first, first + 1, first + 2, first + 3]));
+        for (first, whole) in [0, 4].into_iter().zip(whole) {
+            assert!((0..4).all(|i| size(first, &[first + i]) == whole), "{first}");
+        }
+        assert_eq!(whole[1], [multi_scale(1, 0, 4, 64, 32) as usize; 2], "drawn by the first sample of the batch");
     }
 
     #[test]

@@ -200,9 +200,13 @@ fn validation_images_that_cannot_be_decoded_are_named_and_the_run_goes_on_once_t
     expect_code(&mut yolo_train(dir.path(), &["data", "check", "--data", "tiny.yaml"]), 0);
     let name = files(&dir.path().join("tiny/images/val"))[1].clone();
     let image = dir.path().join("tiny/images/val").join(&name);
-    let whole = std::fs::read(&image).unwrap();
-    // Its header is as it was, so that the scan finds nothing.
-    std::fs::write(&image, &whole[..whole.len() * 2 / 3]).unwrap();
+    // A PNG whose beginning and end are whole, so that the scan finds nothing.
+    let mut whole = std::io::Cursor::new(Vec::new());
+    image::open(&image).unwrap().write_to(&mut whole, image::ImageFormat::Png).unwrap();
+    let (whole, mut torn) = (whole.get_ref(), whole.get_ref().clone());
+    let middle = whole.len() / 4..whole.len() / 2;
+    torn[middle].fill(0xFF);
+    std::fs::write(&image, torn).unwrap();
     let (_, error) = expect_code(&mut yolo_train(dir.path(), &begin), 1);
     assert!(error.contains(&name) && error.contains("1 of 4"), "{error}");
     let (out, error) = expect_code(&mut yolo_train(dir.path(), &[&begin[..], &["--allow-bad", "--name", "without"]].concat()), 0);

@@ -101,3 +101,37 @@ fn film(input: &Input, mut each: impl FnMut(u64, &str, Frame) -> bool) -> Result
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::sync_channel;
+
+    use bellows_yolo::data::Levels;
+    use bellows_yolo::predict::video::FilmWriter;
+    use image::{Rgb, RgbImage};
+
+    use super::*;
+
+    #[test]
+    fn a_film_is_stacked_at_the_frames_that_are_looked_at() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("film.mp4");
+        let mut writer = match FilmWriter::create(&path, (64, 48), "25") {
+            Err(FilmError::Absent) => return eprintln!("skipped: no ffmpeg on this machine"),
+            writer => writer.unwrap(),
+        };
+        (0..7).for_each(|i| writer.write(&RgbImage::from_pixel(64, 48, Rgb([30 * i; 3]))).unwrap());
+        writer.finish().unwrap();
+        let (to, shots) = sync_channel(8);
+        read(&[Input::Film(path)], 3, (&Levels::default().alone(), Stack { frames: 2, ..Stack::default() }), &to);
+        drop(to);
+        let seen: Vec<[u8; 2]> = shots
+            .iter()
+            .map(|seen| if let Seen::Shot(shot, ..) = seen { [0, 1].map(|plane| shot.input().plane(plane)[700]) } else { [0; 2] })
+            .collect();
+        assert_eq!(seen.len(), 3);
+        for (seen, expected) in seen.as_flattened().iter().zip([0, 0, 0, 90, 90, 180_u8]) {
+            assert!(seen.abs_diff(expected) < 8, "{seen} for {expected}");
+        }
+    }
+}

@@ -86,6 +86,7 @@ fn a_year_is_judged_by_its_months_and_handed_in_by_its_ids() {
         expected[id] = empty.clone();
     }
     assert_eq!(json(&dir.path().join("test.json")), expected);
+    std::fs::write(dir.path().join("clips/TestNoLabels.json"), alone.to_string()).unwrap();
     // A folder that cannot be is told before anything is looked at; a picture that cannot be drawn costs nothing that was found.
     std::fs::write(dir.path().join("taken"), "").unwrap();
     let (out, error) = expect_code(&mut yolo_train(dir.path(), &[&val[..], &["--project", "taken"]].concat()), 2);

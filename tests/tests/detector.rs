@@ -193,6 +193,33 @@ fn what_cannot_be_used_gets_one_sentence_and_code_2() {
 }
 
 #[test]
+fn validation_images_that_cannot_be_decoded_are_named_and_the_run_goes_on_once_they_can() {
+    let dir = tempfile::tempdir().unwrap();
+    tiny_data(dir.path());
+    let begin = ["--data", "tiny.yaml", "--epochs", "1", "--close-mosaic", "0", "--plots", "false"];
+    expect_code(&mut yolo_train(dir.path(), &["data", "check", "--data", "tiny.yaml"]), 0);
+    let name = files(&dir.path().join("tiny/images/val"))[1].clone();
+    let image = dir.path().join("tiny/images/val").join(&name);
+    // A PNG whose beginning and end are whole, so that the scan finds nothing.
+    let mut whole = std::io::Cursor::new(Vec::new());
+    image::open(&image).unwrap().write_to(&mut whole, image::ImageFormat::Png).unwrap();
+    let (whole, mut torn) = (whole.get_ref(), whole.get_ref().clone());
+    let middle = whole.len() / 4..whole.len() / 2;
+    torn[middle].fill(0xFF);
+    std::fs::write(&image, torn).unwrap();
+    let (_, error) = expect_code(&mut yolo_train(dir.path(), &begin), 1);
+    assert!(error.contains(&name) && error.contains("1 of 4"), "{error}");
+    let (out, error) = expect_code(&mut yolo_train(dir.path(), &[&begin[..], &["--allow-bad", "--name", "without"]].concat()), 0);
+    assert!(format!("{out}{error}").contains("left out of the evaluation"), "{out}{error}");
+    let events = std::fs::read_to_string(dir.path().join("runs/detect/without/events.jsonl")).unwrap();
+    assert!(events.lines().any(|line| line.contains("\"unreadable\"") && line.contains(&name)), "{events}");
+    std::fs::write(&image, whole).unwrap();
+    let (out, _) = expect_code(&mut yolo_train(dir.path(), &["--resume", "runs/detect/train"]), 0);
+    assert!(out.contains("all          4"), "{out}");
+    assert!(dir.path().join(BEST).exists());
+}
+
+#[test]
 fn a_film_comes_back_with_boxes() {
     let dir = tempfile::tempdir().unwrap();
     trained(dir.path());

@@ -6,7 +6,7 @@ mod support;
 use std::path::Path;
 
 use serde_json::Value;
-use support::{expect_code, yolo_train};
+use support::{expect_code, tiny_data, yolo_train};
 
 /// A data.yaml of a few small clips of two months, in `dir`.
 fn clips(dir: &Path) {
@@ -67,6 +67,35 @@ fn a_year_is_judged_by_its_months_and_handed_in_by_its_ids() {
     expect_code(&mut yolo_train(dir.path(), &[&test[..], &["--imgsz", "64", "--plots", "false"]].concat()), 0);
     let found = |file: &Value| -> usize { ids.iter().map(|id| file[id]["labels"].as_array().unwrap().len()).sum() };
     assert!(found(&handed_in) > 0 && json(&dir.path().join("test.json")) == handed_in);
+    // So are those that cannot be read, that are not there, or whose file another has: with nothing in them.
+    let image = |id: i64, file: &Value| serde_json::json!({ "id": id, "file_name": file });
+    let (torn, last) = (&truth["images"][0], &truth["images"][15]);
+    let mut listed = truth["images"].as_array().unwrap().clone();
+    listed.extend([image(20_991_231_000_000_001, &last["file_name"]), image(20_991_231_000_000_002, &"frames/gone.jpg".into())]);
+    std::fs::write(dir.path().join("clips/TestNoLabels.json"), serde_json::json!({ "images": listed }).to_string()).unwrap();
+    let torn_file = dir.path().join("clips").join(torn["file_name"].as_str().unwrap());
+    let whole = std::fs::read(&torn_file).unwrap();
+    std::fs::write(&torn_file, &whole[..10]).unwrap();
+    let allow = ["--imgsz", "64", "--plots", "false", "--allow-bad"];
+    let (out, _) = expect_code(&mut yolo_train(dir.path(), &[&test[..], &allow].concat()), 0);
+    assert!(out.contains("Submission of 18 images") && out.contains("1 images have the file of another"), "{out}");
+    std::fs::write(&torn_file, whole).unwrap();
+    let mut expected = handed_in.clone();
+    let empty = serde_json::json!({ "boxes": [], "scores": [], "labels": [] });
+    for id in [torn["id"].to_string(), "20991231000000001".into(), "20991231000000002".into()] {
+        expected[id] = empty.clone();
+    }
+    assert_eq!(json(&dir.path().join("test.json")), expected);
+    std::fs::write(dir.path().join("clips/TestNoLabels.json"), alone.to_string()).unwrap();
+    // A folder that cannot be is told before anything is looked at; a picture that cannot be drawn costs nothing that was found.
+    std::fs::write(dir.path().join("taken"), "").unwrap();
+    let (out, error) = expect_code(&mut yolo_train(dir.path(), &[&val[..], &["--project", "taken"]].concat()), 2);
+    assert!(error.contains("taken") && !out.contains("by month"), "{out}{error}");
+    std::fs::create_dir_all(dir.path().join("runs/detect/late/by_month.png")).unwrap();
+    let late = ["--submission", "late.json", "--name", "late", "--exist-ok"];
+    let (_, error) = expect_code(&mut yolo_train(dir.path(), &[&val[..7], &late].concat()), 1);
+    assert!(error.contains("by_month.png"), "{error}");
+    assert!(json(&dir.path().join("late.json")) == handed_in && dir.path().join("runs/detect/late/groups.csv").exists());
     // What has no names to be handed in under is refused before it is looked at.
     let (_, error) = expect_code(&mut yolo_train(dir.path(), &[&test[..], &["--single-cls"]].concat()), 2);
     assert!(error.contains("a submission labels by the ids of categories"), "{error}");
@@ -98,6 +127,15 @@ fn clips_are_sampled_and_stacked_from_training_to_prediction() {
     let predict = ["predict", "--weights", weights, "--source", &source, "--device", "cpu", "--save", "false", "--json"];
     let (out, _) = expect_code(&mut yolo_train(dir.path(), &predict), 0);
     assert!(out.lines().count() >= 4 && out.lines().all(|line| line.contains("\"width\":96")), "{out}");
+    // So has a film, of the frames that are looked at.
+    let clip = std::fs::read_dir(&frames).unwrap().next().unwrap().unwrap().path().join("image_%04d.jpg");
+    let mut ffmpeg = std::process::Command::new("ffmpeg");
+    ffmpeg.args(["-nostdin", "-v", "error", "-i"]).arg(clip).args(["-c:v", "png", "film.mkv"]).current_dir(dir.path());
+    if ffmpeg.status().is_ok_and(|status| status.success()) {
+        let film = ["--source", "film.mkv", "--vid-stride", "2"];
+        let (out, _) = expect_code(&mut yolo_train(dir.path(), &[&predict[..3], &film, &predict[5..]].concat()), 0);
+        assert_eq!(out.lines().filter(|line| line.contains("\"width\":96")).count(), 2, "{out}");
+    }
     expect_code(&mut yolo_train(dir.path(), &["export", "--weights", weights, "--format", "onnx"]), 0);
     let onnx = weights.replace("safetensors", "onnx");
     let bytes = std::fs::read(dir.path().join(&onnx)).unwrap();
@@ -113,6 +151,11 @@ fn clips_are_sampled_and_stacked_from_training_to_prediction() {
     let held = ["--data", "held.yaml", "--frames", "2", "--imgsz", "64", "--epochs", "1", "--device", "cpu", "--plots", "false"];
     let (out, error) = expect_code(&mut yolo_train(dir.path(), &[&held[..], &["--name", "held"]].concat()), 0);
     assert!((out + &error).contains("name a val of whole clips"));
+    // A folder without clips is one.
+    tiny_data(dir.path());
+    let flat = ["--data", "tiny.yaml", "--sampler", "clips=balanced", "--epochs", "1", "--plots", "false", "--name", "flat"];
+    let (out, error) = expect_code(&mut yolo_train(dir.path(), &flat), 0);
+    assert!((out + &error).contains("clips=balanced changes nothing"));
     // A run of single frames does not ask when they were taken; one of stacks is not resumed on another order.
     expect_code(&mut yolo_train(dir.path(), &["--data", "clips.yaml", "--name", "single"]), 0);
     let file = dir.path().join("clips/Train.json");

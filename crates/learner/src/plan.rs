@@ -98,7 +98,8 @@ impl Plan {
 
     /// `draw` of the epoch for the batch at `position`.
     pub(crate) fn draw(&self, draw: Draw, position: usize) -> Draw {
-        Draw { step: (self.epoch * self.batches.len() + position) as u64, ..draw }
+        let first = self.batches[position].iter().flatten().next().copied().unwrap_or_default();
+        Draw { step: (self.epoch * self.batches.len() + position) as u64, first, ..draw }
     }
 }
 
@@ -177,6 +178,8 @@ mod tests {
         assert_eq!(plan.share(0, 0, 1), [&[0, 1], &[2, 3], &[4, 5]], "alone, list by list");
         assert_eq!(plan.share(1, 1, 3), [&[8, 9]], "a list is one rank's");
         assert_eq!([0, 3, 5].map(|rank| plan.share(0, rank, 6).concat().len()), [1, 1, 1]);
+        let draw = Draw { seed: 0, epoch: 0, epochs: 3, step: 0, first: 0 };
+        assert_eq!([0, 1, 2].map(|position| plan.draw(draw, position).first), [0, 6, 12], "a batch has one first sample, whoever asks");
         assert_eq!([plan.largest_part(0, 3, 1), plan.largest_part(0, 3, 2), plan.largest_part(0, 6, 1)], [2, 1, 1]);
     }
 

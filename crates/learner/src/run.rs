@@ -106,7 +106,7 @@ impl<T: Task> Run<T> {
     /// What this epoch may depend on.
     pub(crate) fn draw(&self) -> Draw {
         let Counters { seed, epoch, epochs, .. } = self.state.counters;
-        Draw { seed, epoch, epochs, step: 0 }
+        Draw { seed, epoch, epochs, step: 0, first: 0 }
     }
 
     /// Takes the state of a checkpoint.

@@ -27,6 +27,8 @@ pub struct Draw {
     pub epochs: usize,
     /// Which batch of the run it is, from 0, however often it was repeated; 0 where a whole epoch is planned.
     pub step: u64,
+    /// The first sample of that batch, of the whole of it and not of the part that a rank or little memory makes of it; 0 where a whole epoch is planned.
+    pub first: usize,
 }
 
 /// A group of parameters that share a learning rate and a weight decay.

@@ -157,7 +157,7 @@ impl SftTask {
 
     /// Micro-batches of the first epoch.
     pub(crate) fn batches(&self) -> usize {
-        self.epoch(Draw { seed: self.config.seed, epoch: 0, epochs: self.config.epochs, step: 0 }).starts.len() - 1
+        self.epoch(Draw { seed: self.config.seed, epoch: 0, epochs: self.config.epochs, step: 0, first: 0 }).starts.len() - 1
     }
 
     /// Means over the pairs of `examples` ([`PAIR_METRICS`]), and their number.
@@ -461,7 +461,7 @@ mod tests {
         let config = SftConfig { batch_size: 2, pad_to_multiple_of: 16, ..SftConfig::default() };
         let model = ModelConfig::from_json(include_str!("../tests/golden/qwen2/model/config.json")).unwrap();
         let task = SftTask::new(config, LoraConfig::default(), model, vec![example(20, 3), example(7, 2)], Vec::new(), 0);
-        let batch = task.batch(&InMemDataset::new(vec![(); 2]), Draw { seed: 0, epoch: 0, epochs: 1, step: 0 }, &[0, 1]).unwrap();
+        let batch = task.batch(&InMemDataset::new(vec![(); 2]), Draw { seed: 0, epoch: 0, epochs: 1, step: 0, first: 0 }, &[0, 1]).unwrap();
         assert_eq!((batch.batch.ids.len(), task.units(&batch), batch.batch.targets()), (64, 27, 5));
     }
 
@@ -471,7 +471,7 @@ mod tests {
         let model = ModelConfig::from_json(include_str!("../tests/golden/qwen2/model/config.json")).unwrap();
         let config = SftConfig { batch_size: 2, pad_to_multiple_of: 16, ..SftConfig::default() };
         let task = SftTask::new(config, LoraConfig::default(), model, [600, 70, 7, 40].map(example).to_vec(), Vec::new(), 0);
-        let draw = Draw { seed: 0, epoch: 0, epochs: 1, step: 0 };
+        let draw = Draw { seed: 0, epoch: 0, epochs: 1, step: 0, first: 0 };
         let rows = task.epoch(draw).tokens.clone();
         let place = |tokens| rows.iter().position(|&n| n == tokens).unwrap();
         let class = |rows: &[usize]| task.size_class(draw, rows);

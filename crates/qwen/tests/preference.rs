@@ -120,7 +120,7 @@ fn a_batch_of_pairs_has_one_gradient() {
         let lora = config.lora();
         let model = support::scatter(lora.apply(model(), 1).unwrap(), |name| name.contains(".lora.")).train();
         let task = SftTask::new(config, lora, shape(), examples(&[9, 7, 12, 5, 6, 8]), Vec::new(), 0);
-        let draw = Draw { seed: 0, epoch: 0, epochs: 1, step: 0 };
+        let draw = Draw { seed: 0, epoch: 0, epochs: 1, step: 0, first: 0 };
         let data = burn::data::dataset::InMemDataset::new(vec![(); 3]);
         let batch = task.batch(&data, draw, &[0, 1, 2]).unwrap();
         assert_eq!((batch.batch.rows, batch.examples), (6, 3));

@@ -51,7 +51,7 @@ fn step(model: CausalLm, config: &SftConfig) -> Vec<Vec<f32>> {
     let model = scatter(config.lora().apply(model, 1).unwrap(), |name| name.ends_with("lora_B")).train();
     let task = SftTask::new(config.clone(), config.lora(), shape(), examples(&LENGTHS), Vec::new(), 0);
     let layout = Layout::of(&model, |name| task.role_of(name));
-    let (draw, device) = (Draw { seed: 0, epoch: 0, epochs: 1, step: 0 }, Device::flex().autodiff());
+    let (draw, device) = (Draw { seed: 0, epoch: 0, epochs: 1, step: 0, first: 0 }, Device::flex().autodiff());
     let batch = task.batch(&InMemDataset::new(Vec::new()), draw, &task.plan(draw).unwrap()[0]).unwrap();
     let (output, grads) = task.gradients(&model, &batch, draw, &device, &layout, &mut Stopwatch::start(None));
     std::iter::once(host(output.loss)).chain(grads.into_iter().map(|grad| host(grad.unwrap()))).collect()

@@ -48,7 +48,7 @@ fn epoch_in(config: SftConfig, epoch: usize, lengths: &[usize], part: usize) -> 
     let model = adapted(&config);
     let task = SftTask::new(config.clone(), config.lora(), shape(), examples(lengths), Vec::new(), 0);
     let layout = Layout::of(&model, |name| task.role_of(name));
-    let (draw, device) = (Draw { seed: 0, epoch, epochs: 2, step: 0 }, Device::flex().autodiff());
+    let (draw, device) = (Draw { seed: 0, epoch, epochs: 2, step: 0, first: 0 }, Device::flex().autodiff());
     let (mut loss, mut count, mut rows) = (0.0, 0, 0);
     let mut sums = vec![Vec::new(); layout.entries.len()];
     for indices in task.plan(draw).unwrap().iter().flat_map(|batch| batch.chunks(part)) {
@@ -102,7 +102,7 @@ fn a_micro_batch_in_parts_is_the_whole() {
     // A part knows its place, which its draws depend on.
     let pairs = SftConfig { batch_size: 2, ..settings() };
     let task = SftTask::new(pairs.clone(), pairs.lora(), shape(), examples(&[9; 4]), Vec::new(), 0);
-    let draw = Draw { seed: 0, epoch: 0, epochs: 1, step: 0 };
+    let draw = Draw { seed: 0, epoch: 0, epochs: 1, step: 0, first: 0 };
     let of = |row| task.batch(&InMemDataset::new(Vec::new()), draw, &[row]).unwrap();
     assert_eq!([0, 1, 2, 3].map(|row| (of(row).position, of(row).first)), [(0, 0), (0, 1), (1, 0), (1, 1)]);
 }
@@ -114,7 +114,7 @@ fn the_first_epoch_begins_with_the_longest_row() {
         let config = SftConfig { packing, group_by_length, batch_size: 3, ..settings() };
         let task = SftTask::new(config.clone(), config.lora(), shape(), examples(&lengths), Vec::new(), 0);
         let places = |epoch| -> Vec<usize> {
-            let draw = Draw { seed: 0, epoch, epochs: 9, step: 0 };
+            let draw = Draw { seed: 0, epoch, epochs: 9, step: 0, first: 0 };
             let batch = |indices: &Vec<usize>| task.batch(&InMemDataset::new(Vec::new()), draw, indices).unwrap().batch.ids.len();
             task.plan(draw).unwrap().iter().map(batch).collect()
         };
@@ -133,7 +133,7 @@ fn packed_logits_are_those_of_the_documents_alone() {
         host(model.forward(Tensor::from_data(TensorData::new(batch.ids.clone(), size), &device), &pass))
     };
     let task = SftTask::new(config.clone(), config.lora(), shape(), documents.clone(), Vec::new(), 0);
-    let (draw, mut seen, mut packed) = (Draw { seed: 0, epoch: 0, epochs: 1, step: 0 }, Vec::new(), 0);
+    let (draw, mut seen, mut packed) = (Draw { seed: 0, epoch: 0, epochs: 1, step: 0, first: 0 }, Vec::new(), 0);
     for indices in task.plan(draw).unwrap() {
         let batch = task.batch(&InMemDataset::new(Vec::new()), draw, &indices).unwrap().batch;
         let together = logits(&batch);
@@ -296,7 +296,7 @@ fn grouped_by_length_every_example_comes_once_an_epoch() {
     let task = SftTask::new(config.clone(), config.lora(), shape(), examples(&lengths), Vec::new(), 0);
     let mut orders = Vec::new();
     for epoch in 0..3 {
-        let draw = Draw { seed: 0, epoch, epochs: 3, step: 0 };
+        let draw = Draw { seed: 0, epoch, epochs: 3, step: 0, first: 0 };
         let (mut seen, mut padding) = (Vec::new(), 0);
         for indices in task.plan(draw).unwrap() {
             let batch = task.batch(&InMemDataset::new(Vec::new()), draw, &indices).unwrap().batch;

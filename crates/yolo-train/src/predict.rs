@@ -84,7 +84,11 @@ pub(crate) fn command() -> Command {
             .value_name("N|H,W"),
         )
         .arg(number("batch", "Images that go through the network together").default_value("1"))
-        .arg(number("vid-stride", "Look at every n-th frame of a film").alias("vid_stride").default_value("1"))
+        .arg(
+            number("vid-stride", "Look at every n-th frame of a film; a detector of several frames takes those before from these")
+                .alias("vid_stride")
+                .default_value("1"),
+        )
         .args(share().flags())
         .args(tiling_flags())
         .args(

@@ -5,6 +5,7 @@ use std::sync::mpsc::SyncSender;
 
 use bellows_yolo::boxes::Detection;
 use bellows_yolo::data::{Frame, Normalisation, Ring, Stack, decode, decode_file};
+use bellows_yolo::predict::past::Past;
 use bellows_yolo::predict::source::Input;
 use bellows_yolo::predict::video::{Film, FilmError};
 
@@ -39,15 +40,12 @@ pub(crate) enum Seen {
     Skipped(String),
 }
 
-/// Decodes every source, 16-bit images by `levels`; a receiver that is gone ends it. Frames before a frame are those of its film, or the images before it in
-/// its folder.
+/// Decodes every source, 16-bit images by `levels`, of films every `stride`th frame; a receiver that is gone ends it. Frames before a frame are those of its
+/// film that were looked at, or the images before it in its folder.
 pub(crate) fn read(inputs: &[Input], stride: u64, (levels, stack): (&Normalisation, Stack), to: &SyncSender<Seen>) {
-    let (mut folder, mut clip) = (None, Ring::new(stack));
+    let mut past = Past::new(stack, *levels);
     for (index, input) in inputs.iter().enumerate() {
-        let here = if let Input::Image(path) = input { path.parent() } else { None };
-        if here.is_none() || here != folder {
-            (folder, clip) = (here, Ring::new(stack));
-        }
+        let mut clip = Ring::new(stack);
         let mut stacked = |frame: &Frame| stack.is_on().then(|| clip.push(frame));
         let shot = |film, frame, stacked| {
             let shot = Shot { input: index, name: input.name(), stem: input.stem(), film, frame, stacked };
@@ -62,7 +60,7 @@ pub(crate) fn read(inputs: &[Input], stride: u64, (levels, stack): (&Normalisati
             Input::Image(path) => to.send(decode_file(path, levels).map_or_else(
                 |e| skipped(&e),
                 |frame| {
-                    let input = stacked(&frame);
+                    let input = stack.is_on().then(|| past.input(path, &frame));
                     shot(None, frame, input)
                 },
             )),
@@ -75,8 +73,11 @@ pub(crate) fn read(inputs: &[Input], stride: u64, (levels, stack): (&Normalisati
             )),
             Input::Film(_) | Input::Camera(_) | Input::Stream(_) => {
                 let each = |number: u64, rate: &str, frame: Frame| {
+                    if !number.is_multiple_of(stride) {
+                        return true;
+                    }
                     let input = stacked(&frame);
-                    !number.is_multiple_of(stride) || to.send(shot(Some((number, rate.to_string())), frame, input)).is_ok()
+                    to.send(shot(Some((number, rate.to_string())), frame, input)).is_ok()
                 };
                 film(input, each).map_or_else(|error| to.send(skipped(&error)), |()| Ok(()))
             }
@@ -99,4 +100,38 @@ fn film(input: &Input, mut each: impl FnMut(u64, &str, Frame) -> bool) -> Result
         number += 1;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::sync_channel;
+
+    use bellows_yolo::data::Levels;
+    use bellows_yolo::predict::video::FilmWriter;
+    use image::{Rgb, RgbImage};
+
+    use super::*;
+
+    #[test]
+    fn a_film_is_stacked_at_the_frames_that_are_looked_at() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("film.mp4");
+        let mut writer = match FilmWriter::create(&path, (64, 48), "25") {
+            Err(FilmError::Absent) => return eprintln!("skipped: no ffmpeg on this machine"),
+            writer => writer.unwrap(),
+        };
+        (0..7).for_each(|i| writer.write(&RgbImage::from_pixel(64, 48, Rgb([30 * i; 3]))).unwrap());
+        writer.finish().unwrap();
+        let (to, shots) = sync_channel(8);
+        read(&[Input::Film(path)], 3, (&Levels::default().alone(), Stack { frames: 2, ..Stack::default() }), &to);
+        drop(to);
+        let seen: Vec<[u8; 2]> = shots
+            .iter()
+            .map(|seen| if let Seen::Shot(shot, ..) = seen { [0, 1].map(|plane| shot.input().plane(plane)[700]) } else { [0; 2] })
+            .collect();
+        assert_eq!(seen.len(), 3);
+        for (seen, expected) in seen.as_flattened().iter().zip([0, 0, 0, 90, 90, 180_u8]) {
+            assert!(seen.abs_diff(expected) < 8, "{seen} for {expected}");
+        }
+    }
 }

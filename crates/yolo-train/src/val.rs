@@ -8,7 +8,9 @@ use bellows_runs::{results_dir, write_atomic};
 use bellows_yolo::config::TrainConfig;
 use bellows_yolo::data::Split;
 use bellows_yolo::metrics::table_header;
-use bellows_yolo::{Page, SplitData, TrainError, Verdict, WeightFile, can_submit, submission, validate, validate_tiled};
+use bellows_yolo::{
+    Page, SplitData, TrainError, ValSet, Validation, Verdict, WeightFile, can_submit, submission, validate, validate_tiled,
+};
 use clap::builder::PossibleValuesParser;
 use clap::{ArgMatches, Command};
 use serde_json::json;
@@ -106,6 +108,8 @@ pub(crate) fn run(matches: &ArgMatches, _: &Signals) -> Result<(), Failure> {
     config.group_by = config.group_by.or_else(|| Some(data.set.usual_groups()));
     data.lines.iter().for_each(|line| tell_people(line));
     must_fit(&weights, &data.names, &config, &path)?;
+    // What an hour has found must have a place to go to.
+    let folder = results_dir(Path::new(&config.project), &config.name, config.exist_ok)?;
 
     let mut bar = Bar::new("validating ", 0).through(tell_people);
     let mut progress = |done, total| bar.set(table_header(columns()), done, total);
@@ -126,9 +130,22 @@ pub(crate) fn run(matches: &ArgMatches, _: &Signals) -> Result<(), Failure> {
     validation.unreadable.iter().for_each(|reason| note(&format!("left out: {reason}")));
     tell(&validation, &data.names, tell_people);
 
+    // Neither keeps the other from being written, and a picture none.
+    let handed_in = submitted.map(|file| hand_in(&file, &data.set, &validation)).transpose();
     let verdict = Verdict::new(&validation, &data.names);
-    let folder = results_dir(Path::new(&config.project), &config.name, config.exist_ok)?;
     keep(&folder, &verdict.files(config.save_json).map_err(TrainError::Validation)?)?;
+    handed_in?.iter().for_each(|line| tell_people(line));
+    if matches.get_flag("json") {
+        let mut object = verdict.json();
+        let about = [
+            ("weights", path.display().to_string()),
+            ("data", config.data.clone()),
+            ("split", split.key().into()),
+            ("folder", folder.display().to_string()),
+        ];
+        object.extend(about.map(|(name, value)| (name.to_string(), value.into())));
+        say(&serde_json::Value::Object(object).to_string());
+    }
     if config.plots {
         let title = format!("{} on {} ({})", path.display(), config.data, split.key());
         let facts = [("Machine", machine(&device)), ("Settings", share().told(&config))];
@@ -137,24 +154,15 @@ pub(crate) fn run(matches: &ArgMatches, _: &Signals) -> Result<(), Failure> {
         keep(&folder, &verdict.pictures().context(Exit::Failed, "drawing")?)?;
         keep(&folder, &[page.file().map_err(TrainError::Validation)?])?;
     }
-    if let Some(file) = submitted {
-        let bytes = submission(&data.set, &validation)?;
-        write_atomic(&file, &bytes).context(Exit::Failed, file.display())?;
-        tell_people(&format!("Submission of {} images written to {}", data.set.len(), file.display()));
-    }
     tell_people(&format!("Results saved to {}", folder.display()));
-    if matches.get_flag("json") {
-        let mut object = verdict.json();
-        let about = [
-            ("weights", path.display().to_string()),
-            ("data", config.data),
-            ("split", split.key().into()),
-            ("folder", folder.display().to_string()),
-        ];
-        object.extend(about.map(|(name, value)| (name.to_string(), value.into())));
-        say(&serde_json::Value::Object(object).to_string());
-    }
     Ok(())
+}
+
+/// Writes a submission, and says so.
+fn hand_in(file: &Path, set: &ValSet, validation: &Validation) -> Result<String, Failure> {
+    let (bytes, images) = submission(set, validation)?;
+    write_atomic(file, &bytes).context(Exit::Failed, file.display())?;
+    Ok(format!("Submission of {images} images written to {}", file.display()))
 }
 
 /// That the classes are the same; other names for them are only said.

@@ -24,6 +24,8 @@ use crate::validate::ValSet;
 
 const HELD_OUT_STACKS: &str =
     "warning: images are held out one by one, so the frames before them are others than in training: name a val of whole clips";
+const ONE_CLIP: &str =
+    "warning: sampler: clips=balanced changes nothing, for all images of train are of one clip (`clip` of their meta, or their folder)";
 
 /// Tells (what, done, total); called from many threads.
 pub type Progress<'a> = &'a (dyn Fn(&str, u64, u64) + Sync);
@@ -113,6 +115,8 @@ impl TrainingData {
         lines.extend(deep.then(|| levels_line(normalisation)));
         lines.extend(overlap((Split::Train, &train), (Split::Val, &val)));
         lines.extend(leaks((Split::Train, &train), (Split::Val, &val)));
+        let by_clips = config.sampler.as_ref().is_some_and(|sampler| sampler.clips);
+        lines.extend((by_clips && train.meta.clips() < 2).then(|| ONE_CLIP.into()));
         let weights = config.sampler.as_ref().map(|sampler| sampler::weights(&train, sampler, data.names.len())).unwrap_or_default();
         let fingerprint = fingerprint(&[&train, &val], deep.then_some(normalisation));
         let range = match normalisation {

@@ -1,7 +1,8 @@
 //! The file of a challenge whose truth is not given out: what was found in every image of a COCO file, by the ids of that file.
 //!
 //! Of the long-term thermal drift challenge (its starting kit, RTIOD): one object, a key an image, `boxes` as x1, y1, x2, y2 in pixels of the file,
-//! `scores`, and `labels` as the file's category ids. Every image has its key, also one in which nothing was found or that cannot be read.
+//! `scores`, and `labels` as the file's category ids. Every image that a COCO file of the split lists has its key, also one in which nothing was found, that
+//! cannot be read, or that is not there.
 
 use std::collections::BTreeMap;
 
@@ -19,13 +20,15 @@ struct Entry {
     labels: Vec<Value>,
 }
 
-/// What an image is called in the file.
+/// What an image of this id is called in the file.
+fn name(id: Value) -> String {
+    if let Value::String(text) = id { text } else { id.to_string() }
+}
+
+/// What image `index` is called in the file.
 fn key(set: &ValSet, index: usize) -> Result<String, DataError> {
-    match set.ids().image(index) {
-        Some(Value::String(text)) => Ok(text),
-        Some(number) => Ok(number.to_string()),
-        None => Err(DataError::Invalid("a submission names images by the ids of a COCO file, and some of these are in none".into())),
-    }
+    let reason = || DataError::Invalid("a submission names images by the ids of a COCO file, and some of these are in none".into());
+    set.ids().image(index).map(name).ok_or_else(reason)
 }
 
 /// That the images of `set` and their classes have names to be handed in under: to be asked before they are looked at.
@@ -40,15 +43,16 @@ pub fn can_submit(set: &ValSet) -> Result<(), DataError> {
     })
 }
 
-/// The file for a validation of `set`, which kept its detections.
+/// The file for a validation of `set`, which kept its detections, and how many images it names.
 ///
 /// # Errors
 /// As [`can_submit`].
-pub fn submission(set: &ValSet, validation: &Validation) -> Result<Vec<u8>, DataError> {
+pub fn submission(set: &ValSet, validation: &Validation) -> Result<(Vec<u8>, usize), DataError> {
     can_submit(set)?;
     let ids = set.ids();
     let key = |index: usize| key(set, index);
-    let mut entries: BTreeMap<String, Entry> = (0..set.len()).map(|i| Ok((key(i)?, Entry::default()))).collect::<Result<_, DataError>>()?;
+    let keys = (0..set.len()).map(key).chain(ids.left_out().map(|id| Ok(name(id))));
+    let mut entries: BTreeMap<String, Entry> = keys.map(|key| Ok((key?, Entry::default()))).collect::<Result<_, DataError>>()?;
     for (index, found) in &validation.kept {
         let label = |d: &Detection| ids.category(*index, d.class);
         let named = found.iter().filter_map(|d| Some((d, label(d)?)));
@@ -60,5 +64,6 @@ pub fn submission(set: &ValSet, validation: &Validation) -> Result<Vec<u8>, Data
             entry.labels.push(label);
         }
     }
-    serde_json::to_vec(&entries).map_err(|e| DataError::Invalid(format!("a submission: {e}")))
+    let bytes = serde_json::to_vec(&entries).map_err(|e| DataError::Invalid(format!("a submission: {e}")))?;
+    Ok((bytes, entries.len()))
 }

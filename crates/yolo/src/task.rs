@@ -46,8 +46,8 @@ pub struct DetectionTask {
     pub(crate) stages: Stages,
     /// With `rect`, the shape of every training batch, in the order of the samples; else empty.
     pub rect: Vec<Size>,
-    /// With `sampler`, how often each sample is taken, as its share of all; else empty.
-    pub weights: Vec<f64>,
+    /// With `sampler`, the running sums of how often each sample is taken; else empty.
+    pub weight_sums: Vec<f64>,
     /// What a model is judged on.
     pub val: ValSet,
     /// Groups of its images that are judged too, for the keys of `group_by`.
@@ -58,14 +58,13 @@ pub struct DetectionTask {
 
 impl DetectionTask {
     /// Height and width a batch is trained at: its own, or with `multi_scale` the multiples of 32 that bring its longer side to between
-    /// half and one and a half of `imgsz`.
+    /// half and one and a half of `imgsz`, the same for all of its parts.
     fn size_of(&self, draw: Draw, batch: &Batch) -> [usize; 2] {
         let own = [batch.shape[2], batch.shape[3]];
         if !self.config.multi_scale {
             return own;
         }
-        let first = batch.indices.first().map_or(0, |&i| i as u64);
-        let long = multi_scale(draw.seed, draw.epoch as u64, first, self.config.imgsz as u32, 32) as usize;
+        let long = multi_scale(draw.seed, draw.epoch as u64, draw.first as u64, self.config.imgsz as u32, 32) as usize;
         own.map(|side| (side * long).div_ceil(own[0].max(own[1])).next_multiple_of(32))
     }
 
@@ -109,9 +108,9 @@ impl Task for DetectionTask {
     }
 
     fn plan(&self, draw: Draw) -> Option<Vec<Vec<usize>>> {
-        let sampler = self.config.sampler.as_ref().filter(|_| !self.weights.is_empty())?;
-        let count = epoch_length(self.weights.len(), sampler);
-        let samples = epoch_samples(&self.weights, count, draw.seed, draw.epoch as u64);
+        let sampler = self.config.sampler.as_ref().filter(|_| !self.weight_sums.is_empty())?;
+        let count = epoch_length(self.weight_sums.len(), sampler);
+        let samples = epoch_samples(&self.weight_sums, count, draw.seed, draw.epoch as u64);
         Some(samples.chunks(self.config.batch.images()).map(<[usize]>::to_vec).collect())
     }
 
@@ -119,7 +118,8 @@ impl Task for DetectionTask {
         let open = self.config.mosaic_closes(draw.epochs).is_none_or(|epoch| draw.epoch < epoch);
         let (config, imgsz) = (self.config.augmentation(open, self.channels), self.config.imgsz as u32);
         let shape = self.shape_of(indices.first().copied().unwrap_or(0));
-        let view = TrainView { seed: draw.seed, epoch: draw.epoch as u64, imgsz, shape, config: &config };
+        let weight_sums = &self.weight_sums;
+        let view = TrainView { seed: draw.seed, epoch: draw.epoch as u64, imgsz, shape, config: &config, weight_sums };
         // An image that passed the scan and still cannot be decoded costs itself, not a run of days; which ones is a function of the
         // files, so the batch stays one of its arguments.
         let reads = AtomicU64::new(0);
@@ -210,27 +210,49 @@ mod tests {
     use crate::boxes::Label;
     use crate::data::Frame;
 
-    /// The batch of a gray item in the first of `epochs` epochs.
-    fn pixels(config: TrainConfig, channels: usize, epochs: usize) -> Vec<u8> {
-        let frame =
-            Frame { pixels: (0..64 * 64).map(|i| (i % 251) as u8).collect(), channels: 1, width: 64, height: 64, difference: false };
-        let item = Item::new(frame, vec![Label { class: 0, xywh: [0.5; 4] }], "a.png".into());
+    /// A task on images of 64 pixels that are not warped.
+    fn task(config: TrainConfig, channels: usize) -> DetectionTask {
         let val = ValSet::with_sizes(Arc::new(InMemDataset::new(Vec::new())), Vec::new());
         let config = TrainConfig { imgsz: 64, degrees: 0.0, translate: 0.0, scale: 0.0, fliplr: 0.0, ..config };
         let names = vec!["item".into()];
-        let task = DetectionTask {
+        DetectionTask {
             config,
             names,
             channels,
             stages: Stages::default(),
             rect: Vec::new(),
-            weights: Vec::new(),
+            weight_sums: Vec::new(),
             val,
             groupings: Vec::new(),
             pictures: false,
+        }
+    }
+
+    fn item() -> Item {
+        let frame =
+            Frame { pixels: (0..64 * 64).map(|i| (i % 251) as u8).collect(), channels: 1, width: 64, height: 64, difference: false };
+        Item::new(frame, vec![Label { class: 0, xywh: [0.5; 4] }], "a.png".into())
+    }
+
+    /// The batch of a gray item in the first of `epochs` epochs.
+    fn pixels(config: TrainConfig, channels: usize, epochs: usize) -> Vec<u8> {
+        let draw = Draw { seed: 1, epoch: 0, epochs, step: 0, first: 0 };
+        task(config, channels).batch(&InMemDataset::new(vec![item()]), draw, &[0]).unwrap().images
+    }
+
+    #[test]
+    fn a_batch_has_one_size_whatever_it_is_cut_into() {
+        let task = task(TrainConfig { multi_scale: true, ..TrainConfig::default() }, 1);
+        let data = InMemDataset::new(vec![item(); 8]);
+        let size = |first: usize, part: &[usize]| {
+            let draw = Draw { seed: 1, epoch: 0, epochs: 5, step: 0, first };
+            task.size_of(draw, &task.batch(&data, draw, part).unwrap())
         };
-        let draw = Draw { seed: 1, epoch: 0, epochs, step: 0 };
-        task.batch(&InMemDataset::new(vec![item]), draw, &[0]).unwrap().images
+        let whole = [0, 4].map(|first| size(first, &[first, first + 1, first + 2, first + 3]));
+        for (first, whole) in [0, 4].into_iter().zip(whole) {
+            assert!((0..4).all(|i| size(first, &[first + i]) == whole), "{first}");
+        }
+        assert_eq!(whole[1], [multi_scale(1, 0, 4, 64, 32) as usize; 2], "drawn by the first sample of the batch");
     }
 
     #[test]

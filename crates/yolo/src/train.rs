@@ -17,7 +17,7 @@ use crate::boxes::Label;
 use crate::checkpoint::{Misfit, WeightFile};
 use crate::config::{MAY_CHANGE, TrainConfig};
 use crate::data::batch::rect_train_batches;
-use crate::data::sampler::epoch_length;
+use crate::data::sampler::{ends, epoch_length};
 use crate::data::stages::Stages;
 use crate::data::{DataError, Item, Reordered};
 use crate::export::{About, iso_date, to_pt};
@@ -124,7 +124,7 @@ impl Training {
         let task = DetectionTask {
             stages: Stages::default(),
             rect: rect.iter().map(|b| b.shape).collect(),
-            weights,
+            weight_sums: ends(&weights),
             config: config.clone(),
             names: names.clone(),
             channels,

@@ -204,9 +204,9 @@ impl Task for Toy {
             return Err(Box::new(bellows_learner::Interrupted));
         }
         let data = InMemDataset::new((1000..1040).collect());
-        let batch = self.batch(&data, Draw { seed: 9, epoch: 0, epochs: 1, step: 0 }, &(0..40).collect::<Vec<_>>())?;
+        let batch = self.batch(&data, Draw { seed: 9, epoch: 0, epochs: 1, step: 0, first: 0 }, &(0..40).collect::<Vec<_>>())?;
         let clean = ToyBatch { x: batch.x.iter().map(|x| if x.is_nan() { 0.0 } else { *x }).collect(), ..batch };
-        let output = self.loss(model, &clean, Draw { seed: 0, epoch: 0, epochs: 1, step: 0 }, context.device);
+        let output = self.loss(model, &clean, Draw { seed: 0, epoch: 0, epochs: 1, step: 0, first: 0 }, context.device);
         let mse = f64::from(output.items.try_into_vec_as::<f32>()?[0]);
         let mse = if (self.poison)(context.epoch, EVALUATION) { f64::NAN } else { mse };
         (context.progress)(40, 40);

@@ -148,7 +148,7 @@ impl Benchmark {
             channels: 3,
             stages: Stages::default(),
             rect: Vec::new(),
-            weights: Vec::new(),
+            weight_sums: Vec::new(),
             val,
             groupings: Vec::new(),
             pictures: false,

@@ -1,7 +1,7 @@
 //! One training sample: tiles, mosaic, perspective, mixup, cutmix, brightness, what a thermal camera varies, flips, in the order and with the defaults detector users know.
 //!
-//! [`augment`] is a pure function of (dataset, seed, epoch, index, settings). Mosaic and mixup partners are drawn by hash over the whole set,
-//! so no buffer of recent images has to be kept, shared or saved. Where labels are polygons, boxes are taken from them after the warp. Copy-paste
+//! [`augment`] is a pure function of (dataset, seed, epoch, index, settings). Partners of mosaic, mixup and cutmix are drawn by hash over the whole
+//! set (by the sampler's weights where there is one), so no buffer of recent images has to be kept, shared or saved. Where labels are polygons, boxes are taken from them after the warp. Copy-paste
 //! is not done (`source` warns).
 
 use burn::data::dataset::Dataset;
@@ -12,6 +12,7 @@ use super::item::Item;
 use super::letterbox::{Letterbox, fit, letterbox};
 use super::outline::Outline;
 use super::rng::Draw;
+use super::sampler::partner;
 use super::scene::Scene;
 use super::strength::AugmentConfig;
 use super::{cutmix, hsv, mosaic, perspective, sensor, tile};
@@ -45,6 +46,8 @@ pub struct TrainView<'a> {
     pub shape: Size,
     /// What is drawn.
     pub config: &'a AugmentConfig,
+    /// Running sums of the sampler's weights, one an image, by which images come into the samples of others; empty where all do alike.
+    pub weight_sums: &'a [f64],
 }
 
 /// The training sample at `index`.
@@ -54,16 +57,17 @@ pub struct TrainView<'a> {
 pub fn augment(dataset: &dyn Dataset<Item>, index: usize, view: &TrainView) -> Result<Sample, DataError> {
     let config = view.config;
     let draw = |stream| Draw::new(view.seed, stream, view.epoch, index as u64);
+    let other = |draw: &mut Draw| partner(view.weight_sums, dataset.len(), draw);
     let (mut scene, name, original) = compose(dataset, index, view, &mut draw("compose"))?;
     if config.mosaic_open {
         let mut chance = draw("mixup");
         if chance.chance(config.mixup) {
-            let (other, ..) = compose(dataset, chance.below(dataset.len()), view, &mut draw("mixup partner"))?;
+            let (other, ..) = compose(dataset, other(&mut chance), view, &mut draw("mixup partner"))?;
             scene = cutmix::mixup(scene, other, chance.beta(32.0, 32.0));
         }
         let mut chance = draw("cutmix");
         if chance.chance(config.cutmix) {
-            let (other, ..) = compose(dataset, chance.below(dataset.len()), view, &mut draw("cutmix partner"))?;
+            let (other, ..) = compose(dataset, other(&mut chance), view, &mut draw("cutmix partner"))?;
             scene = cutmix::cutmix(scene, other, &mut chance);
         }
     }
@@ -107,7 +111,7 @@ fn compose(dataset: &dyn Dataset<Item>, index: usize, view: &TrainView, draw: &m
         if view.shape != Size::square(view.imgsz) {
             return Err(DataError::Invalid("mosaic needs square training images: set mosaic to 0 for rect training".into()));
         }
-        let partners = [draw.below(dataset.len()), draw.below(dataset.len()), draw.below(dataset.len())];
+        let partners: [usize; 3] = std::array::from_fn(|_| partner(view.weight_sums, dataset.len(), draw));
         let mut items = vec![item];
         for partner in partners {
             items.push(tile::cut(get(dataset, partner)?, view.config.tile, draw));

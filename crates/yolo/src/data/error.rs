@@ -68,7 +68,7 @@ pub enum DataError {
         reason: String,
     },
     /// More than 1 % of the images are unusable.
-    #[error("{bad} of {total} images cannot be used (more than 1 %):{list}")]
+    #[error("{bad} of {total} images cannot be used (more than 1 %; mend them, or leave them out with allow_bad):{list}")]
     TooManyBad {
         /// How many are bad.
         bad: usize,

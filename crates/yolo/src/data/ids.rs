@@ -11,11 +11,13 @@ pub(crate) struct CocoIds {
     images: Vec<Option<(u32, Id)>>,
     /// Of each file, the id of each class; none for a class that is no category of it.
     categories: Vec<Vec<Option<Id>>>,
+    /// Of images that the files list and the scan has not.
+    left_out: Vec<Id>,
 }
 
 impl CocoIds {
     pub(crate) fn new(categories: Vec<Vec<Option<Id>>>) -> Self {
-        Self { images: Vec::new(), categories }
+        Self { categories, ..Self::default() }
     }
 
     /// Image `index`, of which there is none after it yet, is this one of that file.
@@ -24,6 +26,16 @@ impl CocoIds {
             self.images.resize(index, None);
             self.images.push(of);
         }
+    }
+
+    /// An image of a file that is none of the scan's: it cannot be used, or another one has its file.
+    pub(crate) fn leave_out(&mut self, id: Id) {
+        self.left_out.push(id);
+    }
+
+    /// The ids of those.
+    pub(crate) fn left_out(&self) -> impl Iterator<Item = Value> {
+        self.left_out.iter().map(Into::into)
     }
 
     /// The id of image `index`, a whole number or a text; none of an image with a label file of its own.

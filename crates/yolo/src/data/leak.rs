@@ -37,7 +37,7 @@ pub fn leaks((first, a): (Split, &Scan), (second, b): (Split, &Scan)) -> Vec<Str
         of_camera.get(next).is_some_and(|&t| t <= at + NEAR)
     };
     let count = (0..b.len()).filter(near).count();
-    if both.is_empty() && count > 0 {
+    if lines.is_empty() && count > 0 {
         lines.push(format!("warning: {count} of {} images of {other} were taken within {NEAR} s of one of {one}", b.len()));
     }
     lines
@@ -88,6 +88,11 @@ mod tests {
         let both = told(&split("v", &[("c2", "2020-05-14T12:00:01", "1")]));
         assert!(both.len() == 1 && both[0].starts_with("warning: 1 clips have frames in both train and val (frames/c2"), "{both:?}");
         let near = told(&split("w", &[("c5", "2020-05-14T12:00:59", "1"), ("c5", "2020-05-14T12:01:01", "1")]));
+        assert_eq!(near, ["warning: 1 of 2 images of val were taken within 60 s of one of train"]);
+        // Of a data set in one folder every image has the same clip.
+        let one = split("x", &[("c6", "2020-05-14T10:00:00", "1"), ("c6", "2020-05-14T10:00:01", "1")]);
+        let other = split("y", &[("c6", "2020-05-14T10:00:02", "1"), ("c6", "2020-05-15T10:00:02", "1")]);
+        let near = leaks((Split::Train, &one), (Split::Val, &other));
         assert_eq!(near, ["warning: 1 of 2 images of val were taken within 60 s of one of train"]);
     }
 }

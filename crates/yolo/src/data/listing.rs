@@ -39,6 +39,8 @@ pub(crate) struct Listing {
     pub(crate) entries: Vec<Entry>,
     /// The COCO files that they come from.
     pub(crate) coco: Vec<Annotated>,
+    /// Their images whose file another entry has.
+    pub(crate) repeated: Vec<(u32, u32)>,
 }
 
 impl Listing {
@@ -90,7 +92,11 @@ pub(crate) fn images(config: &DataConfig, split: Split, cache_dir: Option<&Path>
     }
     listing.entries.extend(found.into_iter().map(|image| Entry { image, coco: None }));
     listing.entries.sort_unstable_by(|a, b| (&a.image, a.coco).cmp(&(&b.image, b.coco)));
-    listing.entries.dedup_by(|b, a| a.image == b.image);
+    listing.entries.dedup_by(|b, a| {
+        let same = a.image == b.image;
+        listing.repeated.extend(b.coco.filter(|_| same));
+        same
+    });
     if config.hold_out && split != Split::Test {
         hold_out(config, split, &mut listing.entries);
     }

@@ -2,10 +2,12 @@
 //!
 //! Every image has a weight, and an epoch of n images takes each about n times its share of all weights: systematic sampling, n points a step apart
 //! on the line of all weights, from a start that is drawn for the epoch. So counts differ from their expectation by less than one, and of a clip, whose
-//! frames stand side by side, the points take frames spread evenly over its time, in each epoch others.
+//! frames stand side by side, the points take frames spread evenly over its time, in each epoch others. What mosaic, mixup and cutmix put beside an
+//! image is drawn by the same weights: of four images in a mosaic three would be of the whole set otherwise.
 
 use bellows_learner::rng::Rng;
 
+use super::rng::Draw;
 use super::scan::Scan;
 use crate::config::Sampler;
 
@@ -50,27 +52,42 @@ pub(crate) fn epoch_length(images: usize, sampler: &Sampler) -> usize {
     ((images as f64 * sampler.epoch.unwrap_or(1.0)).round() as usize).max(1)
 }
 
+/// Where each image ends on the line of all weights.
+pub(crate) fn ends(weights: &[f64]) -> Vec<f64> {
+    let mut end = 0.0;
+    let add = |weight: &f64| {
+        end += weight;
+        end
+    };
+    weights.iter().map(add).collect()
+}
+
+/// The image at a point of the line, before its end.
+fn image_at(ends: &[f64], point: f64) -> usize {
+    ends.partition_point(|&end| end <= point)
+}
+
 /// The images of an epoch of `count`, in the order they are trained on.
-pub(crate) fn epoch_samples(weights: &[f64], count: usize, seed: u64, epoch: u64) -> Vec<usize> {
-    let total: f64 = weights.iter().sum();
+pub(crate) fn epoch_samples(ends: &[f64], count: usize, seed: u64, epoch: u64) -> Vec<usize> {
+    let total = ends.last().copied().unwrap_or_default();
     let step = total / count as f64;
     let start = Rng::new(seed, "sampler", epoch, 0).unit() * step;
-    let (mut samples, mut before) = (Vec::with_capacity(count), 0.0);
-    for (index, weight) in weights.iter().enumerate() {
-        let end = before + weight;
-        while samples.len() < count && start + step * (samples.len() as f64) < end {
-            samples.push(index);
-        }
-        before = end;
-    }
     // Rounding may leave the last point beyond the end of the line.
-    let last = weights.iter().rposition(|&w| w > 0.0).unwrap_or(0);
-    samples.resize(count, last);
+    let last = ends.partition_point(|&end| end < total);
+    let mut samples: Vec<usize> = (0..count).map(|i| image_at(ends, start + step * i as f64).min(last)).collect();
     let mut order = Rng::new(seed, "sampled order", epoch, 0);
     for i in (1..samples.len()).rev() {
         samples.swap(i, order.below(i as u64 + 1) as usize);
     }
     samples
+}
+
+/// An image to go into a sample beside its own: by the weights, or any of `images` where there are none.
+pub(crate) fn partner(ends: &[f64], images: usize, draw: &mut Draw) -> usize {
+    match ends.last() {
+        None => draw.below(images),
+        Some(total) => image_at(ends, draw.unit() * total).min(ends.len() - 1),
+    }
 }
 
 #[cfg(test)]
@@ -81,7 +98,7 @@ mod tests {
 
     fn counts(weights: &[f64], count: usize, epoch: u64) -> Vec<usize> {
         let mut counts = vec![0; weights.len()];
-        epoch_samples(weights, count, 7, epoch).iter().for_each(|&i| counts[i] += 1);
+        epoch_samples(&ends(weights), count, 7, epoch).iter().for_each(|&i| counts[i] += 1);
         counts
     }
 
@@ -96,7 +113,7 @@ mod tests {
             }
         }
         assert_eq!(counts(&[1.0; 9], 9, 3), [1; 9], "equal weights are every image once");
-        let of = |epoch| epoch_samples(&[1.0; 100], 10, 7, epoch);
+        let of = |epoch| epoch_samples(&ends(&[1.0; 100]), 10, 7, epoch);
         assert_eq!(of(4), of(4));
         assert_ne!(of(4), of(5));
         // A tenth of a clip is a frame of each tenth of its time.
@@ -108,6 +125,16 @@ mod tests {
         assert!((0..8).any(|epoch| sorted(epoch) != sorted(8)), "other frames in other epochs");
         let sorted = sorted(6);
         assert!(sorted.windows(2).all(|w| w[1] - w[0] == 10), "{sorted:?}");
+    }
+
+    #[test]
+    fn partners_are_drawn_by_the_weights_and_without_any_from_all_alike() {
+        let ends = ends(&[0.0, 3.0, 0.0, 1.0, 0.0]);
+        let mut counts = [0_i32; 5];
+        (0..4000).for_each(|i| counts[partner(&ends, 5, &mut Draw::new(7, "p", 0, i))] += 1);
+        assert!(counts[0] + counts[2] + counts[4] == 0 && counts[1].abs_diff(3000) < 100, "{counts:?}");
+        let draw = || Draw::new(7, "p", 0, 3);
+        assert_eq!(partner(&[], 50, &mut draw()), draw().below(50));
     }
 
     #[test]

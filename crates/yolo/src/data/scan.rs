@@ -256,6 +256,8 @@ fn assemble(config: &DataConfig, split: Split, options: &ScanOptions, listing: &
     let ids = CocoIds::new(listing.coco.iter().map(categories).collect());
     let meta = FrameMeta::new(listing.coco.iter().map(Annotated::meta).collect());
     let mut scan = Scan { root, ids, meta, ..Scan::default() };
+    let id = |(file, image): (u32, u32)| listing.coco[file as usize].image_id(image);
+    listing.repeated.iter().for_each(|&of| scan.ids.leave_out(id(of)));
     let mut odd = [0u64; 4];
     for (Entry { image, coco }, record) in listing.entries.iter().zip(records) {
         let content = record.content.and_then(|content| match coco {
@@ -267,20 +269,23 @@ fn assemble(config: &DataConfig, split: Split, options: &ScanOptions, listing: &
                 Ok(Content { labels: Some(marked.parsed), ..content })
             }
         });
+        let index = scan.len();
         match content {
-            Ok(content) => {
-                let index = scan.len();
-                scan.push(image, content, options);
-                if scan.len() > index {
-                    scan.ids.push(index, coco.map(|(which, at)| (which, listing.coco[which as usize].image_id(at))));
-                    scan.meta.push(index, *coco);
-                }
-            }
+            Ok(content) => scan.push(image, content, options),
             Err(bad) => scan.bad.push(bad),
+        }
+        if scan.len() > index {
+            scan.ids.push(index, coco.map(|of| (of.0, id(of))));
+            scan.meta.push(index, *coco);
+        } else if let Some(of) = *coco {
+            scan.ids.leave_out(id(of));
         }
     }
     scan.zero_size += listing.coco.iter().map(Annotated::zero_size).sum::<u64>();
     scan.notes = listing.coco.iter().flat_map(Annotated::notes).collect();
+    if !listing.repeated.is_empty() {
+        scan.notes.push(format!("{} images have the file of another, which is used once and as that one", listing.repeated.len()));
+    }
     let what = [
         "boxes reached out of their image by more than 1 % and were clipped",
         "boxes lay outside their image and were left out",

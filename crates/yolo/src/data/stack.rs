@@ -4,9 +4,9 @@
 //! a frame of another size) is repeated from the next one. With a background of K a first plane is added: the difference to the median of the K frames
 //! before, about middle gray. Only the past is looked at, so that a film is seen as training saw clips.
 
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use burn::data::dataset::{Dataset, DatasetError};
 
@@ -45,7 +45,7 @@ impl Stack {
     }
 
     /// How many frames before a frame are looked at.
-    fn reach(&self) -> usize {
+    pub(crate) fn reach(&self) -> usize {
         ((self.frames - 1) * self.stride).max(self.background)
     }
 
@@ -99,12 +99,21 @@ pub struct Stacked {
     stack: Stack,
     /// Of each item the one before it in its clip.
     before: Vec<Option<u32>>,
+    /// Frames before others that could not be read.
+    unreadable: Mutex<HashSet<usize>>,
 }
 
 impl Stacked {
     /// `before` names, of each item of `data`, which are gray, the one before it in its clip.
     pub fn new(data: Arc<dyn Dataset<Item>>, stack: Stack, before: Vec<Option<u32>>) -> Self {
-        Self { data, stack, before }
+        Self { data, stack, before, unreadable: Mutex::default() }
+    }
+
+    /// Told once a frame: it is missing to many.
+    fn missing(&self, index: usize, error: &DatasetError) {
+        if self.unreadable.lock().unwrap_or_else(PoisonError::into_inner).insert(index) {
+            tracing::warn!("missing to the frames after it: {error}");
+        }
     }
 }
 
@@ -120,9 +129,14 @@ impl Dataset<Item> for Stacked {
         let wanted = |k: usize| k <= self.stack.background || k.is_multiple_of(self.stack.stride) || k == oldest;
         let mut read: Vec<Option<Frame>> = Vec::with_capacity(chain.len());
         for (k, &i) in chain.iter().enumerate().skip(1) {
-            // One that cannot be read is as good as not there.
-            let Ok(frame) = wanted(k).then(|| self.data.get(i).map(|item| item.frame)).transpose() else { break };
-            read.push(frame);
+            match wanted(k).then(|| self.data.get(i).map(|item| item.frame)).transpose() {
+                Ok(frame) => read.push(frame),
+                // As if the clip began after it.
+                Err(error) => {
+                    self.missing(i, &error);
+                    break;
+                }
+            }
         }
         let now = &item.frame;
         let frames: Vec<&Frame> = read.iter().rev().map(|frame| frame.as_ref().unwrap_or(now)).chain([now]).collect();
@@ -149,11 +163,16 @@ impl Ring {
 
     /// The input for the next frame.
     pub fn push(&mut self, frame: &Frame) -> Frame {
+        self.remember(frame);
+        self.stack.input(&self.past.iter().collect::<Vec<_>>())
+    }
+
+    /// A frame that is looked at only as one before others.
+    pub fn remember(&mut self, frame: &Frame) {
         self.past.push_back(frame.clone().to_gray());
         if self.past.len() > self.stack.reach() + 1 {
             self.past.pop_front();
         }
-        self.stack.input(&self.past.iter().collect::<Vec<_>>())
     }
 }
 
@@ -194,6 +213,28 @@ mod tests {
         let wide = set(Stack { frames: 2, stride: 3, ..Stack::default() });
         assert_eq!([2, 3].map(|i| planes(&wide, i)), [vec![0, 20], vec![0, 30]]);
         assert_eq!(three.len(), 6);
+    }
+
+    /// A set of which item 1 cannot be read.
+    struct Torn(Arc<dyn Dataset<Item>>);
+
+    impl Dataset<Item> for Torn {
+        fn get(&self, index: usize) -> Result<Item, DatasetError> {
+            if index == 1 { Err(DatasetError::new(std::io::Error::other("torn"))) } else { self.0.get(index) }
+        }
+
+        fn len(&self) -> usize {
+            self.0.len()
+        }
+    }
+
+    #[test]
+    fn a_frame_that_cannot_be_read_is_missing_to_those_after_it_and_told_once() {
+        let whole = set(Stack { frames: 3, ..Stack::default() });
+        let torn = Stacked { data: Arc::new(Torn(whole.data.clone())), ..whole };
+        assert_eq!([2, 3].map(|i| planes(&torn, i)), [vec![20, 20, 20], vec![20, 20, 30]]);
+        assert!(torn.get(1).is_err());
+        assert_eq!(torn.unreadable.into_inner().unwrap(), HashSet::from([1]));
     }
 
     #[test]

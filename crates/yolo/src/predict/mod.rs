@@ -1,9 +1,10 @@
 //! A detector used on images: frames in, boxes in the pixels of those frames out.
 //!
-//! [`Predictor`] computes, [`source`] finds what to look at, [`video`] has frames of films and cameras from the `ffmpeg` program, [`output`]
+//! [`Predictor`] computes, [`source`] finds what to look at, [`past`] has the frames before an image, [`video`] has frames of films and cameras from the `ffmpeg` program, [`output`]
 //! is what is written of a result. Nothing here prints or chooses a device. The order of results is the order of what was given.
 
 pub mod output;
+pub mod past;
 pub mod source;
 pub mod tiles;
 pub mod video;

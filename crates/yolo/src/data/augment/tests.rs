@@ -32,7 +32,7 @@ fn train_batch(dataset: &dyn Dataset<Item>, indices: &[usize], view: &TrainView)
 }
 
 fn view(config: &AugmentConfig, imgsz: u32) -> TrainView<'_> {
-    TrainView { seed: 5, epoch: 1, imgsz, shape: Size::square(imgsz), config }
+    TrainView { seed: 5, epoch: 1, imgsz, shape: Size::square(imgsz), config, weight_sums: &[] }
 }
 
 /// The hull of bright pixels.
@@ -235,8 +235,7 @@ fn outside_of_a_difference_there_is_none() {
     let set = InMemDataset::new(vec![Item::new(stack.clone(), Vec::new(), "a".into()); 4]);
     for config in [AugmentConfig { degrees: 40.0, ..config.clone() }, AugmentConfig { perspective: 0.001, mosaic: 0.0, ..config }] {
         for index in 0..4 {
-            let frame =
-                augment(&set, index, &TrainView { seed: 5, epoch: 0, imgsz: 32, shape: Size::square(32), config: &config }).unwrap().frame;
+            let frame = augment(&set, index, &TrainView { epoch: 0, ..view(&config, 32) }).unwrap().frame;
             let [difference, now] = [0, 1].map(|c: usize| frame.plane(c));
             assert!(difference.iter().all(|&p| p == NO_DIFFERENCE), "{index}");
             assert!(now.iter().any(|&p| p > 60), "something is outside");
@@ -244,4 +243,18 @@ fn outside_of_a_difference_there_is_none() {
     }
     let tile = tile::cut(set.get(0).unwrap(), TileConfig { side: 16, whole: 0.0 }, &mut Draw::new(1, "t", 0, 0));
     assert!(tile.frame.difference && tile.frame.plane(0).iter().all(|&p| p == NO_DIFFERENCE));
+}
+
+#[test]
+fn a_sampler_decides_what_stands_beside_an_image() {
+    // Half of the images are black; by its weights none of them comes into another's sample.
+    let items = (0..6).map(|i| Item::new(Frame::filled(1, 64, 64, if i < 3 { 200 } else { 0 }), Vec::new(), i.to_string()));
+    let set = InMemDataset::new(items.collect());
+    let config = AugmentConfig { hsv_v: 0.0, mixup: 1.0, ..AugmentConfig::default() };
+    let black = |weight_sums: &[f64]| {
+        let sample = |i| augment(&set, i, &TrainView { weight_sums, ..view(&config, 64) }).unwrap();
+        (0..3).map(|i| sample(i).frame.pixels.iter().filter(|&&p| p < 100).count()).sum::<usize>()
+    };
+    assert_eq!(black(&[1.0, 2.0, 3.0, 3.0, 3.0, 3.0]), 0);
+    assert!(black(&[]) > 0 && black(&[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]) > 0);
 }

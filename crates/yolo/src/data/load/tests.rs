@@ -260,7 +260,7 @@ fn ltdv2(tree: &Tree, folder: &str, json: &str, names: &[&str], labelled: bool) 
         annotations.push(format!(r#"{{"id":{i},"image_id":{id},"category_id":{},"bbox":[1,2,8,{}],"uid":3}}"#, 1 + i % 2, 4 + i));
     }
     let annotations = if labelled { format!(r#""annotations":[{}],"#, annotations.join(",")) } else { String::new() };
-    let categories = r#"[{"id":0,"name":"background"},{"id":1,"name":"cat"},{"id":2,"name":"dog"}]"#;
+    let categories = r#"[{"id":0,"name":"background"},{"id":1,"name":"person"},{"id":2,"name":"bicycle"}]"#;
     tree.write(json, format!(r#"{{"images":[{}],{annotations}"categories":{categories}}}"#, images.join(",")));
 }
 
@@ -300,11 +300,11 @@ fn ltdv2_is_taken_as_it_is_downloaded() {
         ltdv2(&tree, frames, &format!("{json}Train.json"), &clips, true);
         ltdv2(&tree, frames, &format!("{json}Valid.json"), &["20200602/clip_9_1200/image_0001.jpg"], true);
         ltdv2(&tree, frames, &format!("{json}TestNoLabels.json"), &["20210102/clip_1_0000/image_0001.jpg"], false);
-        let yaml = "path: .\ntrain: data/Train.json\nval: data/Valid.json\ntest: data/TestNoLabels.json\nnames: [cat, dog]\n";
-        tree.write("of/ltdv2.yaml", yaml.replace("path: .", "path: .."));
-        for name in ["", "of/ltdv2.yaml"] {
+        // The one that users have, with the path of their copy.
+        tree.write("of/ltdv2.yaml", include_str!("../../../../../datasets/ltdv2.yaml").replace("path: ltdv2 ", "path: .. "));
+        for (name, classes) in [("", &["person", "bicycle"][..]), ("of/ltdv2.yaml", &["person", "bicycle", "motorcycle", "vehicle"])] {
             let config = DataConfig::load_with(&tree.root().join(name), &[], None).unwrap();
-            assert_eq!(config.names, ["cat", "dog"], "background is no class");
+            assert_eq!(config.names, classes, "background is no class");
             let options = ScanOptions { cache_dir: None, ..ScanOptions::default() };
             let [train, val, test] = Split::ALL.map(|split| scan(&config, split, &options, &|_, _| {}).unwrap());
             assert_eq!([train.len(), val.len(), test.len(), train.bad.len()], [3, 1, 1, 0], "{frames} {name}");

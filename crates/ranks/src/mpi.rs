@@ -56,7 +56,7 @@ impl Exchange for Mpi {
         let lengths: Vec<u64> = parts.iter().map(|part| part.len() as u64).collect();
         let mut theirs = vec![0_u64; lengths.len()];
         self.world.all_to_all_into(&lengths[..], &mut theirs[..]);
-        let (longest, mut all) = (lengths.iter().copied().max().unwrap_or(0), 0);
+        let (longest, mut all) = (lengths.iter().copied().max().unwrap_or(0), 0_u64);
         self.world.all_reduce_into(&longest, &mut all, SystemOperation::max());
         let piece = MOST / parts.len();
         let mut received: Vec<Vec<u8>> = theirs.iter().map(|_| Vec::new()).collect();

@@ -283,3 +283,31 @@ fn ranks_that_mpirun_has_started_are_one_run() {
     let bits = |name: &str| ending(&run_of(dir.path(), name));
     assert!(bits("a") == bits("b"), "as if one had started the other");
 }
+
+/// As on two machines with a card each, for of software devices Burn finds the first one only: `rank` is the number of a card on its machine.
+#[test]
+fn ranks_train_on_cards_what_they_train_on_the_processor() {
+    let Some(icd) = std::env::var_os("BELLOWS_SWIFTSHADER") else {
+        eprintln!("skipped: set BELLOWS_SWIFTSHADER to a Vulkan ICD file (.ci/swiftshader prints one)");
+        return;
+    };
+    let dir = tempfile::tempdir().unwrap();
+    tiny_chats(dir.path());
+    let losses = |device: &str, backend: &str, name: &str| {
+        let port = free_port();
+        let args =
+            ["--config", "tiny.yaml", "--epochs", "1", "--batch-size", "1", "--save-merged", "false", "--device", device, "--name", name];
+        let tune = |rank| {
+            let mut command = placed(llm_finetune(dir.path(), &args), rank, port);
+            command.env("VK_DRIVER_FILES", &icd).stderr(Stdio::piped());
+            command
+        };
+        let second = tune(1).stdout(Stdio::piped()).spawn().unwrap();
+        let (_, err) = expect_code(&mut tune(0), 0);
+        assert!(second.wait_with_output().unwrap().status.success() && err.contains(&format!("device: {backend}")), "{err}");
+        columns(&dir.path().join("runs/sft").join(name), &["loss"])
+    };
+    let (card, processor) = (losses("vulkan:rank", "vulkan", "card"), losses("cpu", "flex", "processor"));
+    assert_eq!(card.len(), 2);
+    assert!(card.iter().zip(&processor).all(|(a, b)| (a - b).abs() <= 1e-4 * b), "{card:?} for {processor:?}");
+}

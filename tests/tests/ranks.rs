@@ -174,3 +174,140 @@ fn ranks_tune_a_language_model_as_one_does_with_accumulation() {
     assert!(ours.len() == expected.len() && ours.len() > 2);
     assert!(ours.iter().zip(&expected).all(|(a, b)| (a - b).abs() <= 1e-6 * b.abs().max(1.0)), "{ours:?} for {expected:?}");
 }
+
+/// Eleven images in batches of two: of the last one the second rank has nothing.
+#[test]
+fn ranks_that_share_batch_statistics_train_as_one_process_does() {
+    let dir = tempfile::tempdir().unwrap();
+    tiny_data(dir.path());
+    let losses = |name: &str, more: &[&str]| {
+        expect_code(&mut detector(dir.path(), name, &[&["--epochs", "2"], more].concat()), 0);
+        columns(&run_of(dir.path(), name), &["train/"])
+    };
+    let expected = losses("alone", &["--batch", "2"]);
+    // Losses are written with five decimals.
+    let apart = |ours: &[f64]| ours.iter().zip(&expected).map(|(a, b)| (a - b).abs() / b.abs().max(0.05)).fold(0.0, f64::max);
+    let shared = losses("shared", &["--batch", "1", "--ranks", "2", "--sync-bn"]);
+    assert!(shared.len() == expected.len() && apart(&shared) <= 1e-3, "{shared:?} for {expected:?}");
+    let unshared = losses("unshared", &["--batch", "1", "--ranks", "2"]);
+    assert!(apart(&unshared) > 1e-2, "each by its own image is another run: {unshared:?} for {expected:?}");
+}
+
+/// What the supervisor says of its restarts: the ranks that are left out, one list a restart.
+fn left_out(run: &Path) -> Vec<serde_json::Value> {
+    let text = std::fs::read_to_string(run.join("supervision.jsonl")).unwrap();
+    let events = text.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
+    events.filter(|event| event["event"] == "restart").map(|event| event["without"].clone()).collect()
+}
+
+/// Of three ranks one is lost in the middle of an epoch; the two that are left go on with the batches of three.
+#[test]
+fn an_elastic_run_goes_on_with_the_ranks_that_are_left() {
+    let dir = tempfile::tempdir().unwrap();
+    tiny_data(dir.path());
+    let three = ["--ranks", "3", "--batch", "1"];
+    expect_code(&mut detector(dir.path(), "whole", &three), 0);
+    let schedule = |name: &str| columns(&run_of(dir.path(), name), &["epoch", "lr/"]);
+    let limits = "start=120,first=120,step=8,evaluation=8,save=8,export=120";
+    for (fault, rank) in [("kill:step:3", 2), ("stop:step:3", 2), ("segfault:step:2", 0), ("kill:start:1", 2)] {
+        let name = format!("{}-{rank}", fault.replace(':', "-"));
+        let command = &mut detector(dir.path(), &name, &[&three[..], &["--supervise", "--elastic", "--heartbeat", limits]].concat());
+        let (_, err) = expect_code(command.env("BELLOWS_FAULT", fault).env("BELLOWS_FAULT_RANK", rank.to_string()), 0);
+        assert!(err.contains(&format!("without rank {rank}")), "{fault}: {err}");
+        // Before it begins there is no run to tell.
+        let told = if fault.contains("start") { vec![] } else { vec![serde_json::json!([rank])] };
+        assert_eq!(left_out(&run_of(dir.path(), &name)), told, "{fault}");
+        assert_eq!(schedule(&name), schedule("whole"), "{fault}: the same epochs of the same updates");
+    }
+    let (_, err) = expect_code(&mut detector(dir.path(), "alone", &["--ranks", "2", "--elastic"]), 2);
+    assert!(err.contains("it needs supervise"), "{err}");
+}
+
+#[test]
+fn gradients_may_travel_in_half_the_bytes() {
+    let dir = tempfile::tempdir().unwrap();
+    tiny_data(dir.path());
+    let weights = |name: &str, more: &[&str]| {
+        // Those of all ranks are compared after every epoch.
+        expect_code(&mut detector(dir.path(), name, &[&["--ranks", "2", "--batch", "2"], more].concat()), 0);
+        (ending(&run_of(dir.path(), name)).remove(0), columns(&run_of(dir.path(), name), &["train/"]))
+    };
+    let (exact, losses) = weights("f32", &[]);
+    for wire in ["bf16", "f16"] {
+        let (rounded, theirs) = weights(wire, &["--wire", wire]);
+        let apart = losses.iter().zip(&theirs).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
+        assert!(rounded != exact && apart < 0.01, "{wire}: {theirs:?} for {losses:?}");
+    }
+    let (_, err) = expect_code(&mut detector(dir.path(), "f8", &["--wire", "f8"]), 2);
+    assert!(err.contains("f8"), "{err}");
+}
+
+/// The same program to the last byte, or none: one byte more behind its end is another.
+#[test]
+fn a_rank_of_another_program_is_refused() {
+    let (dir, other) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    tiny_data(dir.path());
+    tiny_data(other.path());
+    let mine = detector(dir.path(), "a", &[]);
+    let changed = other.path().join("yolo-train");
+    std::fs::copy(mine.get_program(), &changed).unwrap();
+    std::io::Write::write_all(&mut std::fs::OpenOptions::new().append(true).open(&changed).unwrap(), b"0").unwrap();
+    let theirs = detector(other.path(), "a", &[]);
+    let mut second = Command::new(&changed);
+    second.current_dir(other.path()).args(theirs.get_args()).env("XDG_CACHE_HOME", other.path().join("cache")).stdin(Stdio::null());
+    let port = free_port();
+    let second = placed(second, 1, port).stderr(Stdio::piped()).spawn().unwrap();
+    let (_, err) = expect_code(&mut placed(mine, 0, port), 2);
+    let words = "rank 1 is not of this run, it differs in the program";
+    let second = second.wait_with_output().unwrap();
+    assert!(err.contains(words) && String::from_utf8_lossy(&second.stderr).contains(words), "{err}");
+    assert_eq!(second.status.code(), Some(2));
+}
+
+/// `mpirun` says to each process which it is; without MPI in the program they meet over TCP.
+#[test]
+fn ranks_that_mpirun_has_started_are_one_run() {
+    let dir = tempfile::tempdir().unwrap();
+    tiny_data(dir.path());
+    let own = detector(dir.path(), "a", &[]);
+    let mut command = Command::new("mpirun");
+    command.current_dir(dir.path()).args(["--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-n", "2"]).stdin(Stdio::null());
+    command.arg(own.get_program()).args(own.get_args()).env("XDG_CACHE_HOME", dir.path().join("cache"));
+    if Command::new("mpirun").arg("--version").output().is_err() {
+        eprintln!("skipped: there is no mpirun; it is in Debian's openmpi-bin");
+        return;
+    }
+    let (out, _) = expect_code(&mut command, 0);
+    assert_eq!(out.matches("Starting training for 3 epochs").count(), 1, "{out}");
+    expect_code(&mut detector(dir.path(), "b", &["--ranks", "2"]), 0);
+    let bits = |name: &str| ending(&run_of(dir.path(), name));
+    assert!(bits("a") == bits("b"), "as if one had started the other");
+}
+
+/// As on two machines with a card each, for of software devices Burn finds the first one only: `rank` is the number of a card on its machine.
+#[test]
+fn ranks_train_on_cards_what_they_train_on_the_processor() {
+    let Some(icd) = std::env::var_os("BELLOWS_SWIFTSHADER") else {
+        eprintln!("skipped: set BELLOWS_SWIFTSHADER to a Vulkan ICD file (.ci/swiftshader prints one)");
+        return;
+    };
+    let dir = tempfile::tempdir().unwrap();
+    tiny_chats(dir.path());
+    let losses = |device: &str, backend: &str, name: &str| {
+        let port = free_port();
+        let args =
+            ["--config", "tiny.yaml", "--epochs", "1", "--batch-size", "1", "--save-merged", "false", "--device", device, "--name", name];
+        let tune = |rank| {
+            let mut command = placed(llm_finetune(dir.path(), &args), rank, port);
+            command.env("VK_DRIVER_FILES", &icd).stderr(Stdio::piped());
+            command
+        };
+        let second = tune(1).stdout(Stdio::piped()).spawn().unwrap();
+        let (_, err) = expect_code(&mut tune(0), 0);
+        assert!(second.wait_with_output().unwrap().status.success() && err.contains(&format!("device: {backend}")), "{err}");
+        columns(&dir.path().join("runs/sft").join(name), &["loss"])
+    };
+    let (card, processor) = (losses("vulkan:rank", "vulkan", "card"), losses("cpu", "flex", "processor"));
+    assert_eq!(card.len(), 2);
+    assert!(card.iter().zip(&processor).all(|(a, b)| (a - b).abs() <= 1e-4 * b), "{card:?} for {processor:?}");
+}

@@ -4,7 +4,7 @@ use bellows_device::{DeviceRequest, ProbeOptions, Selected, Work, doctor, select
 use bellows_exit::Exit;
 
 use crate::orders::orders;
-use crate::place::local_rank;
+use crate::ranks::local_rank;
 use crate::{Context, Failure, note, pulse};
 
 /// Behind a backend: the card whose number is that of the rank on its machine.

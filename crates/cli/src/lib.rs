@@ -35,8 +35,7 @@ pub use flags::{count, detach, doctor, flag, flag_values, option, resume, switch
 pub use launches::say_launches;
 pub use layers::{Resumed, resumed, yaml_layer, yaml_text};
 pub use orders::obey;
-pub use place::local_rank;
-pub use ranks::ranks_of;
+pub use ranks::{local_rank, ranks_of};
 pub use scratch::scratch;
 pub use session::{Keeping, Run, Session};
 pub use signals::{Signals, Taken};
@@ -55,6 +54,8 @@ pub fn program(run: impl FnOnce(&Signals) -> Result<(), Failure>) -> ExitCode {
     match Signals::install().and_then(|signals| run(&signals)) {
         Ok(()) => {
             pulse::end("done");
+            #[cfg(feature = "mpi")]
+            bellows_ranks::Mpi::end();
             ExitCode::SUCCESS
         }
         Err(failure) => {

@@ -37,6 +37,8 @@ pub(crate) struct Orders {
     pub(crate) cuts: u32,
     /// Why the processor is to be used.
     pub(crate) processor: Option<String>,
+    /// Ranks that were lost and are left out, by their numbers at the first start.
+    pub(crate) without: Vec<usize>,
 }
 
 impl Orders {
@@ -111,6 +113,16 @@ pub(crate) fn orders() -> Option<&'static Orders> {
     static ORDERS: OnceLock<Option<Orders>> = OnceLock::new();
     let read = || serde_json::from_slice(&read_bounded(&Orders::file(Path::new(&last_words(SUPERVISED)?)), LONGEST).ok()?).ok();
     ORDERS.get_or_init(read).as_ref()
+}
+
+/// The ranks that this process is to do without, by their numbers at the first start.
+pub(crate) fn left_out() -> &'static [usize] {
+    orders().map_or(&[], |orders| orders.without.as_slice())
+}
+
+/// Of these ranks those that are left `without` others.
+pub(crate) fn left(ranks: impl IntoIterator<Item = usize>, without: &[usize]) -> impl Iterator<Item = usize> {
+    ranks.into_iter().filter(|rank| !without.contains(rank))
 }
 
 /// Puts a supervisor's orders into what was typed, if this process is supervised.

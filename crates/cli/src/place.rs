@@ -4,36 +4,40 @@ use std::sync::OnceLock;
 
 use crate::words::{RANK, last_words};
 
+/// Where the ranks of a run meet.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Meeting {
+    /// Rank 0 waits there.
+    At(String),
+    /// MPI has brought them together.
+    #[cfg(feature = "mpi")]
+    Mpi,
+}
+
 /// Which rank a process is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Place {
     pub(crate) rank: usize,
     pub(crate) ranks: usize,
     /// Which it is on its machine, and how many there are.
-    local: (usize, usize),
-    /// Where rank 0 waits.
-    pub(crate) address: String,
+    pub(crate) local: (usize, usize),
+    pub(crate) meeting: Meeting,
     /// Rank 0 has started it.
-    started: bool,
+    pub(crate) started: bool,
 }
 
 impl Place {
-    /// That of a process whose last word is `1/4@127.0.0.1:4711`.
+    /// That of a process whose last word is `1/4/2@127.0.0.1:4711`: rank 1 of 4, which was the third before another was lost.
     fn of_word(word: &str) -> Option<Self> {
         let (numbers, address) = word.split_once('@')?;
-        let (rank, ranks) = numbers.split_once('/')?;
-        let (rank, ranks) = (rank.parse().ok()?, ranks.parse().ok()?);
-        Some(Self { rank, ranks, local: (rank, ranks), address: address.into(), started: true })
+        let numbers: Option<Vec<usize>> = numbers.split('/').map(|number| number.parse().ok()).collect();
+        let [rank, ranks, number] = numbers?.try_into().ok()?;
+        Some(Self { rank, ranks, local: (number, ranks), meeting: Meeting::At(address.into()), started: true })
     }
 
     /// That of a process whom the environment says so; `None` where it names no other rank.
     fn of_environment(variable: impl Fn(&str) -> Option<String>) -> Result<Option<Self>, String> {
-        let number = |name: &str| match variable(name) {
-            Some(text) => {
-                text.trim().parse::<usize>().map(Some).map_err(|_| format!("{name} in the environment is {text:?}, and no number"))
-            }
-            None => Ok(None),
-        };
+        let number = |name: &str| number(&variable, name);
         let needed = |name: &str| {
             format!("WORLD_SIZE is in the environment and {name} is not: every rank needs RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT")
         };
@@ -45,8 +49,44 @@ impl Place {
         let host = variable("MASTER_ADDR").ok_or_else(|| needed("MASTER_ADDR"))?;
         let port = number("MASTER_PORT")?.ok_or_else(|| needed("MASTER_PORT"))?;
         let local = (number("LOCAL_RANK")?.unwrap_or(0), number("LOCAL_WORLD_SIZE")?.unwrap_or(1).max(1));
-        Ok(Some(Self { rank, ranks, local, address: format!("{host}:{port}"), started: false }))
+        Ok(Some(Self { rank, ranks, local, meeting: Meeting::At(format!("{host}:{port}")), started: false }))
     }
+}
+
+impl Place {
+    /// That of a process that Open MPI's `mpirun` has started beside others; `None` where it has not.
+    fn of_mpirun(variable: impl Fn(&str) -> Option<String>) -> Result<Option<Self>, String> {
+        let of = |name: &str| number(&variable, &format!("OMPI_COMM_WORLD_{name}"));
+        let (Some(ranks), Some(rank)) = (of("SIZE")?.filter(|&ranks| ranks > 1), of("RANK")?) else { return Ok(None) };
+        let local = (of("LOCAL_RANK")?.unwrap_or(0), of("LOCAL_SIZE")?.unwrap_or(1).max(1));
+        Ok(Some(Self { rank, ranks, local, meeting: meeting(&variable, local.1 == ranks)?, started: false }))
+    }
+}
+
+/// Where ranks meet that `mpirun` has started: by MPI.
+#[cfg(feature = "mpi")]
+fn meeting(_: &impl Fn(&str) -> Option<String>, _: bool) -> Result<Meeting, String> {
+    Ok(Meeting::Mpi)
+}
+
+/// Where ranks meet that `mpirun` has started, in a program without MPI: on this machine, at a port that is the job's, if all are `here`; else
+/// where the environment says.
+#[cfg(not(feature = "mpi"))]
+fn meeting(variable: &impl Fn(&str) -> Option<String>, here: bool) -> Result<Meeting, String> {
+    let job = ["PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"].iter().find_map(|name| variable(name));
+    match (variable("MASTER_ADDR"), number(variable, "MASTER_PORT")?, job) {
+        (Some(host), Some(port), _) => Ok(Meeting::At(format!("{host}:{port}"))),
+        // Between the ports that servers have and those that a system picks.
+        (_, _, Some(job)) if here => Ok(Meeting::At(format!("127.0.0.1:{}", 20_000 + crc32c::crc32c(job.as_bytes()) % 10_000))),
+        _ => Err("mpirun has started ranks on several machines, and this program is built without the feature mpi (Debian's libopenmpi-dev and \
+                  libclang-dev): build it with that, or let the ranks meet over TCP with -x MASTER_ADDR=HOST -x MASTER_PORT=29500, where HOST has rank 0"
+            .into()),
+    }
+}
+
+fn number(variable: &impl Fn(&str) -> Option<String>, name: &str) -> Result<Option<usize>, String> {
+    let read = |text: String| text.trim().parse::<usize>().map_err(|_| format!("{name} in the environment is {text:?}, and no number"));
+    variable(name).map(read).transpose()
 }
 
 /// Which rank this process is, if somebody else has said so: before it has started others itself.
@@ -57,7 +97,10 @@ pub(crate) fn told() -> Result<Option<Place>, String> {
     }
     let place = match last_words(RANK) {
         Some(word) => Place::of_word(&word.to_string_lossy()),
-        None => Place::of_environment(|name| std::env::var(name).ok())?,
+        None => {
+            let variable = |name: &str| std::env::var(name).ok();
+            Place::of_environment(variable)?.map_or_else(|| Place::of_mpirun(variable), |place| Ok(Some(place)))?
+        }
     };
     Ok(TOLD.get_or_init(|| place).clone())
 }
@@ -72,9 +115,14 @@ pub(crate) fn is_started() -> bool {
     told().ok().flatten().is_some_and(|place| place.started)
 }
 
-/// Of so many ranks: which this is on its machine, and how many are there.
-pub fn local_rank(ranks: usize) -> (usize, usize) {
-    told().ok().flatten().map_or((0, ranks), |place| place.local)
+/// Whether somebody else has started this process beside others.
+pub(crate) fn is_placed() -> bool {
+    told().ok().flatten().is_some_and(|place| !place.started)
+}
+
+/// Whether that was MPI's launcher, which ends all when one ends.
+pub(crate) fn is_of_mpi() -> bool {
+    told().ok().flatten().is_some_and(|place| !matches!(place.meeting, Meeting::At(_)))
 }
 
 /// What stands before all that this process has to say, where it is not the one that speaks for all.
@@ -91,9 +139,9 @@ mod tests {
 
     #[test]
     fn a_process_knows_which_rank_it_is() {
-        let started = Place { rank: 1, ranks: 4, local: (1, 4), address: "127.0.0.1:4711".into(), started: true };
-        assert_eq!(Place::of_word("1/4@127.0.0.1:4711"), Some(started));
-        assert_eq!(["1/4", "x/4@a:1", ""].map(Place::of_word), [None, None, None]);
+        let started = Place { rank: 1, ranks: 4, local: (2, 4), meeting: Meeting::At("127.0.0.1:4711".into()), started: true };
+        assert_eq!(Place::of_word("1/4/2@127.0.0.1:4711"), Some(started));
+        assert_eq!(["1/4/1", "1/4@a:1", "x/4/1@a:1", ""].map(Place::of_word), [None, None, None, None]);
         let of = |pairs: &'static [(&str, &str)]| {
             Place::of_environment(|name| pairs.iter().find(|(n, _)| *n == name).map(|(_, value)| value.to_string()))
         };
@@ -107,9 +155,35 @@ mod tests {
             ("LOCAL_RANK", "1"),
             ("LOCAL_WORLD_SIZE", "2"),
         ]);
-        assert_eq!(all, Ok(Some(Place { rank: 3, ranks: 4, local: (1, 2), address: "a:29500".into(), started: false })));
+        assert_eq!(all, Ok(Some(Place { rank: 3, ranks: 4, local: (1, 2), meeting: Meeting::At("a:29500".into()), started: false })));
         assert!(of(&[("WORLD_SIZE", "4"), ("RANK", "4")]).unwrap_err().contains("count from 0"));
         assert!(of(&[("WORLD_SIZE", "4"), ("RANK", "0")]).unwrap_err().contains("MASTER_ADDR is not"));
         assert!(of(&[("WORLD_SIZE", "many")]).unwrap_err().contains("no number"));
+    }
+
+    /// Variables as Open MPI 4.1 sets them.
+    #[test]
+    fn a_rank_that_mpirun_has_started_knows_it() {
+        const LOCAL: [(&str, &str); 5] = [
+            ("OMPI_COMM_WORLD_SIZE", "4"),
+            ("OMPI_COMM_WORLD_RANK", "3"),
+            ("OMPI_COMM_WORLD_LOCAL_RANK", "1"),
+            ("OMPI_COMM_WORLD_LOCAL_SIZE", "4"),
+            ("PMIX_NAMESPACE", "1717633025"),
+        ];
+        let of = |pairs: &[(&str, &str)]| {
+            let pairs: Vec<(String, String)> = pairs.iter().map(|(name, value)| (name.to_string(), value.to_string())).collect();
+            Place::of_mpirun(move |name| pairs.iter().find(|(n, _)| n == name).map(|(_, value)| value.clone()))
+        };
+        let place = of(&LOCAL).unwrap().unwrap();
+        assert_eq!((place.rank, place.ranks, place.local), (3, 4, (1, 4)));
+        assert_eq!(of(&LOCAL[2..]), Ok(None));
+        if cfg!(not(feature = "mpi")) {
+            assert_eq!(place.meeting, of(&LOCAL).unwrap().unwrap().meeting, "all ranks of a job find the same place");
+            let far = [&LOCAL[..3], &[("OMPI_COMM_WORLD_LOCAL_SIZE", "2")]].concat();
+            assert!(of(&far).unwrap_err().contains("libopenmpi-dev"));
+            let told = of(&[&far[..], &[("MASTER_ADDR", "one"), ("MASTER_PORT", "29500")]].concat()).unwrap().unwrap();
+            assert_eq!(format!("{:?}", told.meeting), "At(\"one:29500\")");
+        }
     }
 }

@@ -139,6 +139,11 @@ pub(crate) fn device(device: &Selected) {
     });
 }
 
+/// That rank is lost, as far as this one can tell.
+pub(crate) fn lost(rank: usize) {
+    with(|pulse| pulse.beat(true, |beat| beat.lost = Some(rank)));
+}
+
 /// The last sign: how it ended, if that was not said before. It waits for nobody: a signal may end the process in the middle of a sign.
 pub(crate) fn end(how: &str) {
     if let Ok(mut pulse) = PULSE.try_lock()

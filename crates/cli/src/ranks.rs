@@ -11,12 +11,12 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use bellows_exit::{Coded, Exit};
-use bellows_ranks::{Exchange, Tcp};
+use bellows_ranks::{Exchange, ExchangeError, Tcp};
 
-use crate::orders::rank_words;
-use crate::place::told;
+use crate::orders::{left, left_out, rank_words};
+use crate::place::{Meeting, told};
 use crate::supervise::end_with_parent;
-use crate::{Context, Failure, Usage, note};
+use crate::{Context, Failure, Usage, note, pulse};
 
 /// Where rank 0 of ranks on one machine waits, at a port that the system picks.
 const HERE: (&str, u16) = ("127.0.0.1", 0);
@@ -31,7 +31,15 @@ const STARTING: &str = "starting the other ranks";
 /// # Errors
 /// An environment that says it in part, as [`Usage`].
 pub fn ranks_of(asked: usize) -> Result<usize, Failure> {
-    Ok(told().map_err(Usage)?.map_or(asked, |place| place.ranks))
+    // Those that rank 0 starts may be fewer than were asked for: the batches are still those of all.
+    Ok(told().map_err(Usage)?.filter(|place| !place.started).map_or(asked, |place| place.ranks))
+}
+
+/// Of so many ranks: which this is on its machine, by its number before any was lost, and how many are there.
+pub fn local_rank(ranks: usize) -> (usize, usize) {
+    let without = left_out();
+    let first = (left(0.., without).next().unwrap_or(0), ranks.saturating_sub(without.len()).max(1));
+    told().ok().flatten().map_or(first, |place| place.local)
 }
 
 /// The ranks of a run as this process has them.
@@ -47,33 +55,36 @@ pub(crate) struct Ranks {
 /// Ranks that cannot be started, do not come, or are another run's.
 pub(crate) fn meet(ranks: usize, patience: Duration) -> Result<Option<Ranks>, Failure> {
     if let Some(place) = told().map_err(Usage)? {
-        let exchange: Rc<dyn Exchange> = match place.rank {
-            0 => {
-                let listener =
-                    TcpListener::bind(&place.address).context(Exit::Usage, format!("waiting for the other ranks at {}", place.address))?;
-                note(&format!("waiting for {} more ranks at {}", place.ranks - 1, place.address));
+        let exchange: Rc<dyn Exchange> = match (place.meeting, place.rank) {
+            (Meeting::At(address), 0) => {
+                let listener = TcpListener::bind(&address).context(Exit::Usage, format!("waiting for the other ranks at {address}"))?;
+                note(&format!("waiting for {} more ranks at {address}", place.ranks - 1));
                 let until = Instant::now() + patience;
                 Rc::new(Tcp::host(&listener, place.ranks, &|| (Instant::now() >= until).then(|| "not all ranks came in time".into()))?)
             }
-            rank => Rc::new(Tcp::join(&place.address, rank, place.ranks, patience)?),
+            (Meeting::At(address), rank) => Rc::new(Tcp::join(&address, rank, place.ranks, patience)?),
+            #[cfg(feature = "mpi")]
+            (Meeting::Mpi, _) => Rc::new(bellows_ranks::Mpi::begin()?),
         };
         return Ok(Some(Ranks { exchange, _others: Others(Vec::new()) }));
     }
-    if ranks < 2 {
+    let left: Vec<usize> = left(0..ranks, left_out()).collect();
+    if left.len() < 2 {
         return Ok(None);
     }
+    let ranks = left.len();
     let listener = TcpListener::bind(HERE).context(Exit::Failed, STARTING)?;
     let address = listener.local_addr().context(Exit::Failed, STARTING)?.to_string();
     let mut others = Others(Vec::new());
-    for rank in 1..ranks {
-        others.0.push(start(&rank_words(&format!("{rank}/{ranks}@{address}")))?);
+    for (rank, number) in left.into_iter().enumerate().skip(1) {
+        others.0.push(start(&rank_words(&format!("{rank}/{ranks}/{number}@{address}")))?);
     }
     let others = std::cell::RefCell::new(others);
     let ended = || others.borrow_mut().ended();
     // Whoever has ended before it came has said why.
     let met = Tcp::host(&listener, ranks, &|| ended().map(|(rank, _)| format!("rank {rank} has ended")));
     match (met, ended()) {
-        (Ok(exchange), _) => Ok(Some(Ranks { exchange: Rc::new(exchange), _others: others.into_inner() })),
+        (Ok(exchange), _) => Ok(Some(Ranks { exchange: Rc::new(Noticed(exchange)), _others: others.into_inner() })),
         (Err(_), Some((rank, code))) => Err(NotStarted { rank, code }.into()),
         (Err(error), None) => Err(error.into()),
     }
@@ -122,18 +133,48 @@ impl Others {
     }
 }
 
-/// None of them outlives the run.
+/// None of them outlives the run. One that has ended by a signal, or with a code that is not that of a rank which another one has left, is
+/// the one that was lost.
 impl Drop for Others {
     fn drop(&mut self) {
         self.0.iter_mut().for_each(|child| drop(child.stdin.take()));
         let until = Instant::now() + GRACE;
-        for child in &mut self.0 {
+        for (i, child) in self.0.iter_mut().enumerate().rev() {
             while matches!(child.try_wait(), Ok(None)) && Instant::now() < until {
                 std::thread::sleep(Duration::from_millis(10));
+            }
+            let as_others_do = [Some(0), Some(i32::from(Exit::Failed.code()))];
+            if matches!(child.try_wait(), Ok(Some(status)) if !as_others_do.contains(&status.code())) {
+                pulse::lost(i + 1);
             }
             child.kill().ok();
             child.wait().ok();
         }
+    }
+}
+
+/// An exchange whose failure is a sign of life: who is gone is told to the supervisor.
+struct Noticed(Tcp);
+
+impl Exchange for Noticed {
+    fn rank(&self) -> usize {
+        self.0.rank()
+    }
+
+    fn ranks(&self) -> usize {
+        self.0.ranks()
+    }
+
+    fn wait_at_most(&self, patience: Duration) {
+        self.0.wait_at_most(patience);
+    }
+
+    fn swap(&self, parts: &[&[u8]]) -> Result<Vec<Vec<u8>>, ExchangeError> {
+        self.0.swap(parts).inspect_err(|error| {
+            if let ExchangeError::Gone { rank, .. } = error {
+                pulse::lost(*rank);
+            }
+        })
     }
 }
 

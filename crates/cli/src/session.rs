@@ -40,6 +40,8 @@ pub struct Keeping {
     pub background: bool,
     /// Processes that train together.
     pub ranks: usize,
+    /// With `supervise`: those of this machine that are lost are left out.
+    pub elastic: bool,
 }
 
 /// A verb that trains, before it has a run.
@@ -73,13 +75,22 @@ impl Session {
         if self.tui && (keeping.background || keeping.supervise) {
             return Err(Usage("--tui shows the run of its own process: leave out --supervise and --detach, or --tui".into()).into());
         }
+        if keeping.supervise && place::is_of_mpi() {
+            let why = "--supervise starts a process again, which MPI's launcher takes for the end of all: leave it out, and resume the run";
+            return Err(Usage(why.into()).into());
+        }
         if keeping.background && orders::background().is_none() && !place::is_started() {
             background::start(self.program, Path::new(project), &self.signals)?;
             return Ok(true);
         }
         leave_terminal();
         if keeping.supervise && orders::orders().is_none() && !place::is_started() {
-            supervise(self.program, &keeping.limits, keeping.fallback, &self.signals)?;
+            if keeping.elastic && place::is_placed() {
+                let why = "--elastic starts the ranks of one machine again, and these were started by somebody else: leave it out";
+                return Err(Usage(why.into()).into());
+            }
+            let elastic = keeping.elastic.then_some(keeping.ranks);
+            supervise(self.program, &keeping.limits, keeping.fallback, elastic, &self.signals)?;
             return Ok(true);
         }
         self.limits = keeping.limits.clone();
@@ -91,7 +102,7 @@ impl Session {
             (false, Some(_)) => end_with_parent(Some("the supervisor has died: the run ends, too")),
             (false, None) => {}
         }
-        let (_, here) = place::local_rank(keeping.ranks);
+        let (_, here) = ranks::local_rank(keeping.ranks);
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         join_pool(if here > 1 { (cores / here).max(1) } else { 0 })?;
         self.ranks = ranks::meet(keeping.ranks, Duration::from_secs_f64(keeping.limits.seconds(Phase::Start)))?;

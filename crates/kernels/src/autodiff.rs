@@ -19,6 +19,7 @@ use burn_autodiff::ops::{Backward, Ops, OpsKind};
 use burn_autodiff::{Autodiff, NodeId};
 
 use crate::meeting::register;
+use crate::norm_parts;
 use crate::operands::{Bias, ConvConfig, NormOutput, NormStep};
 use crate::ops::{Keeps, KernelOps};
 use crate::planes::{HALF_GRADIENTS, PlaneOps};
@@ -100,7 +101,7 @@ impl<B: KernelOps + PlaneOps> Backward<B, 3> for NormAct {
         let NormState { x, gamma, beta, mean, variance, epsilon, silu } = ops.state;
         let mut kept = |id| checkpointer.retrieve_node_output::<FloatTensor<B>>(id);
         let (x, gamma, beta) = (kept(x), kept(gamma), kept(beta));
-        let grad = B::norm_act_backward(x, mean, variance, gamma, beta, dy, epsilon, silu);
+        let grad = norm_parts::norm_act_backward::<B>(x, mean, variance, gamma, beta, dy, epsilon, silu);
         for (parent, grad) in ops.parents.into_iter().zip([grad.x, grad.gamma, grad.beta]) {
             if let Some(node) = parent {
                 register!(B, grads, node, grad);
@@ -146,7 +147,7 @@ impl<B: KernelOps + PlaneOps + Keeps, C: CheckpointStrategy> KernelOps for Autod
         let primitive = |t: &FloatTensor<Self>| t.clone().into_primitive();
         let [rm, rv] = [running_mean, running_variance].map(FloatTensor::<Self>::into_primitive);
         let NormOutput { output, mean, variance, running_mean, running_variance } =
-            B::norm_act(primitive(&x), primitive(&gamma), primitive(&beta), rm, rv, step);
+            norm_parts::norm_act::<B>(primitive(&x), primitive(&gamma), primitive(&beta), [rm, rv], step);
         let state =
             NormState::<B> { x: x_id, gamma: gamma_id, beta: beta_id, mean: mean.clone(), variance: variance.clone(), epsilon, silu };
         // Two arms because whether the output is kept is part of the type.

@@ -1,5 +1,6 @@
 //! The settings of a run that are not the task's, and whether they make sense.
 
+use bellows_ranks::Wire;
 use serde::{Deserialize, Serialize};
 
 use crate::error::LearnError;
@@ -40,6 +41,10 @@ pub struct LearnerConfig {
     pub ema_tau: f64,
     /// Ranks that a batch is shared by: it is made of so many lists of samples, with however many ranks the run goes on.
     pub ranks: usize,
+    /// What is computed of a batch (its statistics, what a loss is divided by) is computed of what all ranks have of it.
+    pub sync_bn: bool,
+    /// What gradients travel as between ranks.
+    pub wire: Wire,
     /// Seed of every random draw.
     pub seed: u64,
     /// Shuffle the samples of each epoch.
@@ -82,6 +87,8 @@ impl LearnerConfig {
             ema_decay: 0.0,
             ema_tau: 1.0,
             ranks: 1,
+            sync_bn: false,
+            wire: Wire::F32,
             seed: 0,
             shuffle: true,
             workers: 0,

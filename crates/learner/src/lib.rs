@@ -47,11 +47,13 @@ mod state;
 mod step;
 mod task;
 mod tensorboard;
+mod together;
 mod train;
 mod watchers;
 mod wire;
 
 pub use arenas::Arenas;
+pub use bellows_ranks::Wire;
 pub use config::LearnerConfig;
 pub use counters::{Counters, Place};
 pub use dashboard::Dashboard;

@@ -3,6 +3,7 @@
 //! A global batch is cut into one part a rank, as it is cut into parts where memory is short, so a step of several ranks is the step of one
 //! with so many parts: gradients and counts are summed, in the order of the ranks, and loss items are their mean by weight.
 
+use bellows_ranks::Wire;
 use burn::module::Module;
 use burn::tensor::{Device, Tensor, TensorData};
 use serde::{Deserialize, Serialize};
@@ -54,9 +55,10 @@ struct Told {
     seen: Vec<bool>,
 }
 
-/// Adds up what the ranks have made. All of them fail if one has failed, and all are short of memory if one is.
+/// Adds up what the ranks have made, gradients in f32 from what `wire` makes of them. All of them fail if one has failed, and all are short of memory if one is.
 pub(crate) fn meet<M: Module, O>(
     ranks: &Ranks,
+    wire: Wire,
     layout: &Layout,
     device: &Device,
     model: &M,
@@ -82,7 +84,7 @@ pub(crate) fn meet<M: Module, O>(
             return Err(Failure::Memory(Shortage { reason: format!("rank {rank}: {reason}"), lost: *lost }));
         }
     }
-    others.sum(&mut flat).map_err(|error| Failure::Other(error.into()))?;
+    others.sum(&mut flat, wire).map_err(|error| Failure::Other(error.into()))?;
     let seen = (0..layout.entries.len()).map(|i| all.iter().any(|told| told.seen.get(i) == Some(&true))).collect();
     made.grads = attempt(|| Ok(on_device(layout, device, &flat, seen)))?;
     let sum = |of: fn(&Told) -> usize| all.iter().map(of).sum::<usize>();

@@ -88,7 +88,11 @@ impl Ranks {
     }
 
     pub(crate) fn others(&self) -> Option<&dyn Exchange> {
-        self.0.as_ref().map(|others| &*others.exchange)
+        self.exchange().map(|exchange| &**exchange)
+    }
+
+    pub(crate) fn exchange(&self) -> Option<&Rc<dyn Exchange>> {
+        self.0.as_ref().map(|others| &others.exchange)
     }
 
     /// Whether all ranks run the same program with the same settings on the same data.

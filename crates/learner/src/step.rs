@@ -1,5 +1,6 @@
 //! One training step, in the order of the paper: forward, loss, gradients, finite check, clip, update, EMA.
 
+use bellows_ranks::Wire;
 use burn::module::Module;
 use burn::tensor::{DType, Device, Tensor};
 
@@ -15,6 +16,7 @@ use crate::schedule::Hyper;
 use crate::shortage::{Failure, attempt};
 use crate::state::RunState;
 use crate::task::{Draw, Group, StepOutput, Task};
+use crate::together::together;
 
 /// What stays the same from step to step.
 pub(crate) struct StepContext<'a, T: Task> {
@@ -25,6 +27,10 @@ pub(crate) struct StepContext<'a, T: Task> {
     pub(crate) device: &'a Device,
     /// Who else trains this model.
     pub(crate) ranks: &'a Ranks,
+    /// What is computed of a batch is computed of what all of them have of it.
+    pub(crate) sync_bn: bool,
+    /// What gradients travel as between them.
+    pub(crate) wire: Wire,
     /// Global gradient norm that is clipped to; 0 turns clipping off.
     pub(crate) max_grad_norm: f64,
     /// Round what is trained to f16.
@@ -62,8 +68,9 @@ pub(crate) fn try_step<T: Task>(
     // Handles, not data. Moments and EMA change last, when everything that needs memory was read back.
     let before = (state.model.valid(), state.grads.clone(), state.counters.clone());
     let mut watch = Stopwatch::start(context.profile.then_some(context.device));
-    let made = attempt(|| Ok(gradients(context, &state.model, parts, draw, &mut watch)));
-    let met = meet(context.ranks, context.layout, context.device, &state.model, made);
+    let sharing = context.sync_bn.then_some(context.ranks);
+    let made = together(sharing, || attempt(|| Ok(gradients(context, &state.model, parts, draw, &mut watch))));
+    let met = meet(context.ranks, context.wire, context.layout, context.device, &state.model, made);
     let stepped = met.and_then(|(made, met)| attempt(|| update(context, state, before.0.clone(), made, met, hyper, &mut watch)));
     stepped.inspect_err(|_| {
         (state.grads, state.counters) = (before.1, before.2);

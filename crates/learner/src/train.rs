@@ -145,6 +145,8 @@ impl<T: Task> Run<T> {
             groups: &settings.groups,
             device: &settings.device,
             ranks: &self.ranks,
+            sync_bn: settings.config.sync_bn,
+            wire: settings.config.wire,
             max_grad_norm: settings.config.max_grad_norm,
             trains_f16: settings.config.trains_f16,
             profile: settings.config.profile,

@@ -11,7 +11,7 @@ use crate::storage::BaseDtype;
 use bellows_chat::plan::{Mode, Stop};
 use bellows_chat::{EncodeOptions, ReadOptions, Role, Template, TrainOn, TrainOnEos, Truncation};
 use bellows_kernels::Precision;
-use bellows_learner::{Decay, LearnerConfig, Limits, OptimizerKind, Schedule, UpdateSchedule};
+use bellows_learner::{Decay, LearnerConfig, Limits, OptimizerKind, Schedule, UpdateSchedule, Wire};
 use bellows_settings::{Layer, SettingsError, merge, settings};
 use bellows_weights::gguf::Preset;
 use serde::{Deserialize, Serialize};
@@ -184,6 +184,8 @@ settings! {
         /// Processes that train together, each on batches of its own: an update sees as many times as many
         /// on this machine, unless WORLD_SIZE and RANK are in the environment; docs/cluster.md tells more
         ranks: usize = 1;
+        /// With ranks: what the numbers of gradients travel as: f32, bf16 or f16 (half the bytes, rounded on the way; sums are f32)
+        wire: Wire as String = Wire::F32;
         /// Directory that runs are kept in
         project: String = "runs/sft".into();
         /// Name of the run; a number is added if it is taken
@@ -205,6 +207,8 @@ settings! {
         supervise: bool = false;
         /// With supervise, when the device has failed twice in a row: none, or cpu (goes on there, and says so)
         fallback: String = "none".into();
+        /// With supervise and ranks of this machine: a rank that is lost is left out when the run is started again
+        elastic: bool = false;
         /// Seconds without a sign of life after which a supervised run is taken for hung, by phase: start, first (step), step, evaluation, save, export
         /// usually 3600, 600, 300, 600, 300, 3600; a step may take ten times the median of the last ones if that is more
         heartbeat: BTreeMap<String, f64> = BTreeMap::new();
@@ -249,9 +253,10 @@ settings! {
 const STAGES: [&str; 3] = ["score", "eval", "train"];
 
 /// Settings that do not change what a run computes: they may differ when it is resumed.
-pub const MAY_CHANGE: [&str; 22] = [
+pub const MAY_CHANGE: [&str; 23] = [
     "supervise",
     "fallback",
+    "elastic",
     "heartbeat",
     "sample_prompt",
     "save_merged",
@@ -375,6 +380,7 @@ impl SftConfig {
             (self.keep_checkpoints < 2, "keep_checkpoints must be at least 2: the newest may be damaged"),
             (!["none", "cpu"].contains(&self.fallback.as_str()), "fallback must be none or cpu"),
             (self.fallback == "cpu" && !self.supervise, "fallback cpu is done by a supervisor: it needs supervise"),
+            (self.elastic && !self.supervise, "elastic is done by a supervisor: it needs supervise"),
             (self.packing && self.group_by_length, "packing and group_by_length exclude each other"),
             (!self.data_weights.is_empty() && self.data_weights.len() != self.data.len(), "data_weights needs one weight a data set"),
             (
@@ -608,6 +614,7 @@ impl SftConfig {
             trains_f16: self.precision == RunPrecision::Fp16Pure,
             max_grad_norm: self.max_grad_norm,
             ranks: self.ranks,
+            wire: self.wire,
             seed: self.seed,
             workers: self.workers,
             val: validated,

@@ -1,21 +1,26 @@
 //! What several processes that train one model (its ranks) exchange: one trait with one operation, and what is made of it.
 //!
 //! A rank gives every rank a part and gets one from each ([`Exchange::swap`]). Sums are made of that in the order of the ranks, whatever
-//! the network does, so a number of ranks gives the same bits every time. Ranks are threads of one process ([`threads`]) or processes that
-//! reach each other over TCP ([`Tcp`]).
+//! the network does, so a number of ranks gives the same bits every time. Ranks are threads of one process ([`threads`]), or processes that
+//! reach each other over TCP ([`Tcp`]) or, with the feature `mpi`, over MPI (`Mpi`).
 
 mod error;
 mod floats;
+#[cfg(feature = "mpi")]
+mod mpi;
 mod tcp;
 mod threads;
 
 use std::time::Duration;
 
 pub use error::ExchangeError;
+pub use floats::Wire;
+#[cfg(feature = "mpi")]
+pub use mpi::Mpi;
 pub use tcp::Tcp;
 pub use threads::{Thread, threads};
 
-use floats::{add, from_bytes, share, to_bytes};
+use floats::share;
 
 /// The ranks of a run as one of them sees the others. Every call is made by all ranks, in the same order; it ends when all have made it.
 pub trait Exchange {
@@ -51,33 +56,33 @@ pub trait Exchange {
         Ok(self.swap(&vec![part; self.ranks()])?.swap_remove(0))
     }
 
-    /// Adds up `values` over all ranks, each in the order of the ranks: rank `i` adds the `i`-th part and gives it to all.
+    /// Adds up `values` over all ranks, each in the order of the ranks: rank `i` adds the `i`-th part and gives it to all. They travel as `wire`
+    /// says, from every rank and from the one that adds, also to itself: all have the same bits.
     ///
     /// # Errors
     /// As [`Exchange::swap`]; another number of values on another rank.
-    fn sum(&self, values: &mut [f32]) -> Result<(), ExchangeError> {
-        let (rank, ranks, len) = (self.rank(), self.ranks(), values.len());
-        let bytes = to_bytes(values);
-        let shares: Vec<&[u8]> = (0..ranks).map(|i| share(len, ranks, i)).map(|part| &bytes[4 * part.start..4 * part.end]).collect();
-        let parts = self.swap(&shares)?;
-        let mine = share(len, ranks, rank).len();
-        let mut sum = Vec::new();
-        for (from, part) in parts.iter().enumerate() {
-            if part.len() != 4 * mine {
+    fn sum(&self, values: &mut [f32], wire: Wire) -> Result<(), ExchangeError> {
+        let (rank, ranks, len, width) = (self.rank(), self.ranks(), values.len(), wire.width());
+        let bytes = wire.encode(values);
+        let shares: Vec<&[u8]> =
+            (0..ranks).map(|i| share(len, ranks, i)).map(|part| &bytes[width * part.start..width * part.end]).collect();
+        let mut sum = vec![0.0; share(len, ranks, rank).len()];
+        for (from, part) in self.swap(&shares)?.iter().enumerate() {
+            if part.len() != width * sum.len() {
                 return Err(ExchangeError::Unlike { rank: from });
             }
-            // The first as it is: 0 + x is not x where x is -0.
             match from {
-                0 => sum = from_bytes(part).collect(),
-                _ => add(&mut sum, from_bytes(part)),
+                // As it is: 0 + x is not x where x is -0.
+                0 => wire.decode(part, &mut sum, |sum, value| *sum = value),
+                _ => wire.decode(part, &mut sum, |sum, value| *sum += value),
             }
         }
-        for (from, part) in self.gather(&to_bytes(&sum))?.iter().enumerate() {
+        for (from, part) in self.gather(&wire.encode(&sum))?.iter().enumerate() {
             let place = share(len, ranks, from);
-            if part.len() != 4 * place.len() {
+            if part.len() != width * place.len() {
                 return Err(ExchangeError::Unlike { rank: from });
             }
-            values[place].iter_mut().zip(from_bytes(part)).for_each(|(value, sum)| *value = sum);
+            wire.decode(part, &mut values[place], |value, sum| *value = sum);
         }
         Ok(())
     }

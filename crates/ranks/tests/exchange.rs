@@ -5,7 +5,7 @@ use std::net::TcpListener;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use bellows_ranks::{Exchange, ExchangeError, Tcp, threads};
+use bellows_ranks::{Exchange, ExchangeError, Tcp, Wire, threads};
 
 /// Long enough for a busy machine.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -53,12 +53,45 @@ fn sums_are_made_in_the_order_of_the_ranks() {
     for (ranks, len) in [(1, 4), (2, 0), (3, 1), (3, 10), (4, 100_000)] {
         let sums = on_all(ranks, |ex| {
             let mut values: Vec<f32> = (0..len).map(|i| value(ex.rank(), i)).collect();
-            ex.sum(&mut values).unwrap();
+            ex.sum(&mut values, Wire::F32).unwrap();
             values.into_iter().map(f32::to_bits).collect::<Vec<_>>()
         });
         let expected: Vec<u32> = (0..len).map(|i| (1..ranks).fold(value(0, i), |sum, rank| sum + value(rank, i)).to_bits()).collect();
         assert!(sums.iter().all(|sum| *sum == expected), "{ranks} ranks, {len} values");
     }
+}
+
+/// Each number is rounded on its way to the rank that adds, and the sum on its way back; nothing in between is.
+#[test]
+fn half_the_bytes_cost_a_rounding_each_way_and_no_rank_has_other_bits() {
+    let value = |rank: usize, i: usize| ((37 * rank + i) as f32 * 0.7).sin() * 10.0_f32.powi(i as i32 % 6 - 3);
+    for (wire, half_an_ulp) in [(Wire::Bf16, 2.0_f32.powi(-8)), (Wire::F16, 2.0_f32.powi(-11))] {
+        for (ranks, len) in [(2, 3), (3, 1000), (4, 1001)] {
+            let sums = on_all(ranks, |ex| {
+                let mut values: Vec<f32> = (0..len).map(|i| value(ex.rank(), i)).collect();
+                ex.sum(&mut values, wire).unwrap();
+                values
+            });
+            assert!(sums.iter().all(|sum| *sum == sums[0]), "{wire:?}: all have the same");
+            let mut rounded = 0;
+            for (i, sum) in sums[0].iter().enumerate() {
+                let exact: f32 = (0..ranks).map(|rank| value(rank, i)).sum();
+                let sizes: f32 = (0..ranks).map(|rank| value(rank, i).abs()).sum();
+                // Below its normal numbers f16 has steps of 2^-24.
+                let most = half_an_ulp * (sizes + exact.abs()) * 1.01
+                    + if wire == Wire::F16 { (ranks + 1) as f32 * 2.0_f32.powi(-25) } else { 0.0 };
+                assert!((sum - exact).abs() <= most, "{wire:?}: {sum} for {exact}");
+                rounded += usize::from((sum - exact).abs() > 0.1 * most);
+            }
+            assert!(rounded > 0, "{wire:?} has rounded");
+        }
+    }
+    let large = on_all(2, |ex| {
+        let mut values = [1e5, 1.0];
+        ex.sum(&mut values, Wire::F16).unwrap();
+        values
+    });
+    assert_eq!(large, [[f32::INFINITY, 2.0]; 2], "what f16 does not hold is seen");
 }
 
 #[test]
@@ -131,6 +164,6 @@ fn who_is_no_rank_is_sent_away() {
 
 #[test]
 fn another_number_of_values_is_noticed() {
-    let errors = on_all(2, |ex| matches!(ex.sum(&mut vec![1.0; 4 + 4 * ex.rank()]), Err(ExchangeError::Unlike { .. })));
+    let errors = on_all(2, |ex| matches!(ex.sum(&mut vec![1.0; 4 + 4 * ex.rank()], Wire::F32), Err(ExchangeError::Unlike { .. })));
     assert_eq!(errors, [true; 2]);
 }

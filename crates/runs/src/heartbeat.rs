@@ -40,6 +40,8 @@ pub struct Beat {
     pub ended: Option<String>,
     /// The run directory, once there is one.
     pub run: Option<PathBuf>,
+    /// The rank that was lost, if the process ended of that.
+    pub lost: Option<usize>,
     /// Another process goes on with this one's work by the same command, not by resuming `run`.
     pub same_command: bool,
     /// Where it computes.

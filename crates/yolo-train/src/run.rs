@@ -69,7 +69,8 @@ pub(crate) fn train(args: &TrainArgs, signals: &Signals) -> Result<(), Failure> 
 
 fn keeping(config: &TrainConfig, background: bool, ranks: usize) -> Result<Keeping, Failure> {
     let limits = config.limits().map_err(Usage)?;
-    Ok(Keeping { supervise: config.supervise, fallback: config.fallback == "cpu", limits, background, ranks })
+    let (supervise, elastic) = (config.supervise, config.elastic);
+    Ok(Keeping { supervise, fallback: config.fallback == "cpu", limits, background, ranks, elastic })
 }
 
 /// All settings of a run.

@@ -67,10 +67,10 @@ pub(super) fn attempt(orders: &Orders, limits: &Limits, signals: &Signals) -> Re
         let silent = heard.elapsed().as_secs_f64();
         if silent > beat.within_s {
             note(&format!("supervisor: no sign of life for {silent:.0} s ({}): process {} is ended", beat.phase, child.id()));
-            return Ok(match end(&mut child)? {
-                true => Outcome::Ended(End::Hung(beat.within_s), beat),
-                false => Outcome::Undead(child.id(), beat),
-            });
+            let (dead, hung) = (end(&mut child)?, End::Hung(beat.within_s));
+            // A rank that waited for another may yet have said so.
+            let last = read_beat(&orders.heartbeat()).unwrap_or(beat);
+            return Ok(if dead { Outcome::Ended(hung, last) } else { Outcome::Undead(child.id(), last) });
         }
         std::thread::sleep(LOOK);
     }

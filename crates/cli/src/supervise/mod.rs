@@ -18,12 +18,12 @@ use bellows_learner::Limits;
 use bellows_runs::RunDir;
 use serde_json::{Value, json};
 
-use crate::orders::Orders;
+use crate::orders::{Orders, left};
 use crate::{Failure, Signals, note, scratch};
 
 pub(crate) use child::end_with_parent;
 use child::{Outcome, attempt};
-use policy::{Death, Decision, MAX_WITHOUT_PROGRESS, Policy};
+use policy::{Death, Decision, End, MAX_WITHOUT_PROGRESS, Policy};
 
 /// How a supervised run ended that did not end well.
 #[derive(Debug, thiserror::Error)]
@@ -64,11 +64,12 @@ impl Coded for SupervisionError {
     }
 }
 
-/// Runs this process's own command line in other processes until it is done. `fallback`: on the processor, when the device has failed twice.
+/// Runs this process's own command line in other processes until it is done. `fallback`: on the processor, when the device has failed twice;
+/// `elastic`: of so many ranks of this machine, those that are lost are left out.
 ///
 /// # Errors
 /// An end that a restart would not change, or too many restarts.
-pub(crate) fn supervise(program: &str, limits: &Limits, fallback: bool, signals: &Signals) -> Result<(), Failure> {
+pub(crate) fn supervise(program: &str, limits: &Limits, fallback: bool, elastic: Option<usize>, signals: &Signals) -> Result<(), Failure> {
     let (folder, scratch) = scratch(signals)?;
     let mut orders = Orders { folder, supervisor: std::process::id(), ..Orders::default() };
     let mut policy = Policy::new(fallback);
@@ -108,8 +109,13 @@ pub(crate) fn supervise(program: &str, limits: &Limits, fallback: bool, signals:
             ends.clear();
         }
         ends.push(death.to_string());
-        record(log, &json!({ "event": "restart", "what": death.to_string(), "checkpoint": after, "cuts": cuts, "processor": processor }));
-        note(&told(&death, policy.restarts, cuts, processor, after));
+        orders.without.extend(elastic.and_then(|ranks| to_leave_out(&orders, ranks, &death.end, beat.lost)));
+        let without = &orders.without;
+        record(
+            log,
+            &json!({ "event": "restart", "what": death.to_string(), "checkpoint": after, "cuts": cuts, "processor": processor, "without": without }),
+        );
+        note(&told(&death, policy.restarts, cuts, processor, without, after));
         orders.restarts += 1;
         (orders.reason, orders.cuts) = (Some(death.to_string()), cuts);
         // With the same command there is no run to name.
@@ -122,12 +128,23 @@ pub(crate) fn supervise(program: &str, limits: &Limits, fallback: bool, signals:
     }
 }
 
+/// The number of the rank that is left out from here on, if others are left: the one that rank 0 has lost, or rank 0 itself, if it did not end
+/// by itself.
+fn to_leave_out(orders: &Orders, ranks: usize, end: &End, lost: Option<usize>) -> Option<usize> {
+    let left: Vec<usize> = left(0..ranks, &orders.without).collect();
+    let first = (*end != End::Code(Exit::Failed.code().into())).then_some(0);
+    left.get(lost.or(first)?).copied().filter(|_| left.len() > 1)
+}
+
 /// What happens now, for a person.
-fn told(death: &Death, restarts: u32, cuts: u32, processor: bool, checkpoint: Option<u64>) -> String {
+fn told(death: &Death, restarts: u32, cuts: u32, processor: bool, without: &[usize], checkpoint: Option<u64>) -> String {
     let from = checkpoint.map_or("from the beginning".into(), |step| format!("from the checkpoint of step {step}"));
     let smaller = if cuts > 0 { ", with smaller parts of batches" } else { "" };
     let place = if processor { ", on the CPU" } else { "" };
-    format!("supervisor: {death}; starting again {from}{smaller}{place} (restart {restarts} of {MAX_WITHOUT_PROGRESS} without a new one)")
+    let fewer: String = without.iter().map(|rank| format!(", without rank {rank}")).collect();
+    format!(
+        "supervisor: {death}; starting again {from}{smaller}{place}{fewer} (restart {restarts} of {MAX_WITHOUT_PROGRESS} without a new one)"
+    )
 }
 
 /// All ends in a row, the same ones counted.
@@ -146,9 +163,9 @@ fn report(mut ends: Vec<String>, last: &Death) -> String {
 
 fn code(death: &Death) -> i32 {
     match death.end {
-        policy::End::Code(code) => code,
-        policy::End::Signal(signal) => 128 + signal,
-        policy::End::Hung(_) => Exit::Failed.code().into(),
+        End::Code(code) => code,
+        End::Signal(signal) => 128 + signal,
+        End::Hung(_) => Exit::Failed.code().into(),
     }
 }
 
@@ -189,12 +206,26 @@ mod tests {
     use super::*;
 
     #[test]
+    fn the_rank_that_was_lost_is_left_out_as_long_as_another_is_left() {
+        let mut orders = Orders::default();
+        let failed = End::Code(1);
+        assert_eq!(to_leave_out(&orders, 3, &failed, None), None, "nobody is missing");
+        assert_eq!(to_leave_out(&orders, 3, &failed, Some(1)), Some(1));
+        assert_eq!(to_leave_out(&orders, 3, &End::Signal(9), None), Some(0), "rank 0 itself");
+        assert_eq!(to_leave_out(&orders, 3, &End::Hung(9.0), Some(2)), Some(2), "it waited for that one");
+        orders.without.push(1);
+        assert_eq!(to_leave_out(&orders, 3, &failed, Some(1)), Some(2), "by its number at the first start");
+        orders.without.push(0);
+        assert_eq!(to_leave_out(&orders, 3, &End::Signal(9), None), None, "the last one");
+    }
+
+    #[test]
     fn a_report_counts_what_came_again() {
-        let last = Death { end: policy::End::Code(1), phase: "step".into(), progress: false, accelerator: false, memory_kills: false };
+        let last = Death { end: End::Code(1), phase: "step".into(), progress: false, accelerator: false, memory_kills: false };
         let ends = ["it hung", "it hung", "it ended in a step with code 1"].map(String::from).to_vec();
         assert_eq!(report(ends, &last), "it hung (2 times), then it ended in a step with code 1 (2 times)");
-        assert!(told(&last, 2, 1, true, Some(40)).ends_with(
-            "code 1; starting again from the checkpoint of step 40, with smaller parts of batches, on the CPU (restart 2 of 3 without a new one)"
+        assert!(told(&last, 2, 1, true, &[3], Some(40)).ends_with(
+            "code 1; starting again from the checkpoint of step 40, with smaller parts of batches, on the CPU, without rank 3 (restart 2 of 3 without a new one)"
         ));
     }
 }

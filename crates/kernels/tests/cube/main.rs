@@ -14,6 +14,7 @@ mod half;
 mod launches;
 mod matrices;
 mod norm;
+mod norm_parts;
 mod planes;
 mod rows;
 mod support;

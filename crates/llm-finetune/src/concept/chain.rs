@@ -34,7 +34,8 @@ pub(crate) fn train(args: &TrainArgs, signals: &Signals) -> Result<(), Failure> 
     let mut session = Session::begin("llm-finetune", signals, args.tui)?;
     let (config, resumed, ranks) = settle(args)?;
     let fallback = config.fallback == "cpu";
-    let keeping = Keeping { supervise: config.supervise, fallback, limits: config.limits()?, background: args.background, ranks };
+    let (supervise, elastic, limits) = (config.supervise, config.elastic, config.limits()?);
+    let keeping = Keeping { supervise, fallback, limits, background: args.background, ranks, elastic };
     if session.is_left_to_others(&keeping, &config.project)? {
         return Ok(());
     }

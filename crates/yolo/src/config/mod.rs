@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use bellows_kernels::{Lowering, Precision};
-use bellows_learner::{EpochSchedule, LearnerConfig, Limits, OptimizerKind, Schedule};
+use bellows_learner::{EpochSchedule, LearnerConfig, Limits, OptimizerKind, Schedule, Wire};
 use bellows_settings::{Layer, SettingsError, merge, settings};
 
 mod absent;
@@ -23,9 +23,10 @@ use crate::data::{AugmentConfig, Levels, SensorConfig, Stack, TileConfig};
 
 /// Settings that a run may be resumed with another value of: they change nothing of what it computes, or (`device`, `conv`, `precision`) compute the
 /// same in other digits.
-pub const MAY_CHANGE: [&str; 18] = [
+pub const MAY_CHANGE: [&str; 19] = [
     "supervise",
     "fallback",
+    "elastic",
     "heartbeat",
     "save_pt",
     "device",
@@ -129,6 +130,12 @@ settings! {
         /// Processes that train together, each on batches of `batch` images: an update sees as many times as many
         /// on this machine, unless WORLD_SIZE and RANK are in the environment; docs/cluster.md tells more
         ranks: usize = 1;
+        /// With ranks: batch normalisation by the statistics of all ranks' images, as of one large batch; the loss is divided as that one's is
+        /// every such layer then waits for the other ranks twice a step
+        sync_bn: bool = false;
+        /// With ranks: what the numbers of gradients travel as: f32, bf16 or f16 (half the bytes, rounded on the way; sums are f32)
+        /// f16 holds nothing above 65504: an update with more is skipped
+        wire: Wire as String = Wire::F32;
         /// Directory that runs are kept in
         project: String = "runs/detect".into();
         /// Name of the run; a number is added if it is taken
@@ -163,6 +170,9 @@ settings! {
         supervise: bool = false;
         /// With supervise, when the device has failed twice in a row: none, or cpu (goes on there, and says so)
         fallback: String = "none".into();
+        /// With supervise and ranks of this machine: a rank that is lost is left out when the run is started again
+        /// batches stay what they were, so the ranks that are left have more to do
+        elastic: bool = false;
         /// Seconds without a sign of life after which a supervised run is taken for hung, by phase: start, first (step), step, evaluation, save, export
         /// usually 3600, 600, 300, 600, 300, 3600; a step may take ten times the median of the last ones if that is more
         heartbeat: BTreeMap<String, f64> = BTreeMap::new();
@@ -401,6 +411,7 @@ impl TrainConfig {
             (!["none", "cpu"].contains(&self.fallback.as_str()), format!("fallback `{}` is neither none nor cpu", self.fallback)),
             (self.fallback == "cpu" && self.half(), "precision f16 is of GPUs: with it there is no fallback cpu".into()),
             (self.fallback == "cpu" && !self.supervise, "fallback cpu is done by a supervisor: it needs supervise".into()),
+            (self.elastic && !self.supervise, "elastic is done by a supervisor: it needs supervise".into()),
         ];
         let rising = |pair: &[f64], most: f64| matches!(pair, [low, high] if *low >= 0.0 && low < high && *high <= most);
         if self.range.as_ref().is_some_and(|range| !rising(range, 65_535.0)) {
@@ -577,6 +588,8 @@ impl TrainConfig {
             ema_decay: self.ema_decay,
             ema_tau: self.ema_tau,
             ranks: self.ranks,
+            wire: self.wire,
+            sync_bn: self.sync_bn,
             seed: self.seed,
             shuffle: !self.rect,
             workers: self.workers,

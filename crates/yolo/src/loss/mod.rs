@@ -12,7 +12,7 @@ pub mod topk;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use bellows_kernels::{self as kernels, Positive, detection_terms, predictions};
+use bellows_kernels::{self as kernels, Positive, detection_terms, of_all_parts, predictions};
 use burn::tensor::Tensor;
 
 use crate::boxes::{GroundTruth, Label};
@@ -68,7 +68,7 @@ impl DetectionLoss {
         let gts = self.by_image(targets, batch, size);
         let assigned = assign(&Predictions::read(&flat, &anchors, &gts).images(), &gts, &anchors);
         let score_sum: f32 = assigned.iter().flatten().map(|f| f.score).sum();
-        let norm = score_sum.max(1.0);
+        let norm = norm(score_sum, batch);
         let positives = positives(&assigned, &anchors, norm);
         let foreground = positives.len();
 
@@ -86,6 +86,14 @@ impl DetectionLoss {
         }
         gts
     }
+}
+
+/// What a batch's terms are divided by: the sum of its target scores, or 1 if that is less. Of a part of a batch it is the share of that which
+/// its images have, so that the losses of all parts, each times its images, add up to the loss of the batch.
+fn norm(score_sum: f32, images: usize) -> f32 {
+    let parts = of_all_parts(vec![score_sum.into(), images as f64]);
+    let [scores, all] = [0, 1].map(|i| parts.iter().map(|part| part[i]).sum::<f64>());
+    (scores.max(1.0) * (images as f64 / all)) as f32
 }
 
 /// The anchors that learn an object, as the terms want them: in cells of their levels.

@@ -1,0 +1,72 @@
+//! The same exchange over Open MPI: this program starts itself again with `mpirun`, on this machine.
+#![allow(clippy::unwrap_used, clippy::print_stdout, clippy::print_stderr, reason = "a test may panic, and its processes speak")]
+
+use std::process::{Command, Output};
+
+use bellows_ranks::{Exchange, Mpi, Wire};
+
+/// Set in the processes that `mpirun` starts.
+const CHILD: &str = "BELLOWS_MPI_CHILD";
+
+/// This test in so many ranks; `None` where there is no `mpirun`.
+fn mpirun(name: &str, ranks: usize, how: &str) -> Option<Output> {
+    let mut command = Command::new("mpirun");
+    command.args(["--allow-run-as-root", "--oversubscribe", "-n", &ranks.to_string()]).arg(std::env::current_exe().unwrap());
+    command.args([name, "--exact", "--nocapture", "--test-threads=1"]).env(CHILD, how);
+    match command.output() {
+        Ok(output) => Some(output),
+        Err(error) => {
+            eprintln!("skipped: mpirun: {error}; it is in Debian's openmpi-bin");
+            None
+        }
+    }
+}
+
+#[test]
+fn ranks_exchange_over_mpi() {
+    if std::env::var_os(CHILD).is_some() {
+        return exchange();
+    }
+    for ranks in [2, 4] {
+        let Some(output) = mpirun("ranks_exchange_over_mpi", ranks, "well") else { return };
+        let text = [&output.stdout, &output.stderr].map(|text| String::from_utf8_lossy(text).into_owned()).concat();
+        assert!(output.status.success(), "{text}");
+        assert_eq!(text.matches("all was right").count(), ranks, "{text}");
+    }
+}
+
+fn exchange() {
+    let ex = Mpi::begin().unwrap();
+    let (rank, ranks) = (ex.rank(), ex.ranks());
+    let parts: Vec<Vec<u8>> = (0..ranks).map(|to| vec![(10 * rank + to) as u8; rank * to]).collect();
+    let swapped = ex.swap(&parts.iter().map(Vec::as_slice).collect::<Vec<_>>()).unwrap();
+    assert_eq!(swapped, (0..ranks).map(|from| vec![(10 * from + rank) as u8; from * rank]).collect::<Vec<_>>());
+    assert_eq!(ex.first(&[7 + rank as u8]).unwrap(), [7]);
+    assert_eq!(ex.gather(&[]).unwrap(), vec![Vec::<u8>::new(); ranks]);
+    // The bits of the other exchanges, whose sums are made in the order of the ranks.
+    let value = |rank: usize, i: usize| [1e8_f32, 1.0, -1e8, 0.3, -0.7][(rank + i) % 5] * (1.0 + i as f32);
+    let mut values: Vec<f32> = (0..10_001).map(|i| value(rank, i)).collect();
+    ex.sum(&mut values, Wire::F32).unwrap();
+    let expected = (0..10_001).map(|i| (1..ranks).fold(value(0, i), |sum, rank| sum + value(rank, i)).to_bits());
+    assert!(values.iter().map(|sum| sum.to_bits()).eq(expected));
+    println!("all was right");
+    drop(ex);
+    Mpi::end();
+}
+
+#[test]
+fn when_one_dies_all_end() {
+    if std::env::var_os(CHILD).is_some() {
+        let ex = Mpi::begin().unwrap();
+        ex.gather(b"here").unwrap();
+        if ex.rank() == 1 {
+            std::process::exit(1);
+        }
+        // Would never end.
+        ex.gather(b"again").unwrap();
+        println!("went on");
+        return;
+    }
+    let Some(output) = mpirun("when_one_dies_all_end", 3, "dying") else { return };
+    assert!(!output.status.success() && !String::from_utf8_lossy(&output.stdout).contains("went on"));
+}

@@ -1,0 +1,109 @@
+//! Two halves of a batch on two ranks that share their statistics are the whole batch on one: losses, gradients, running statistics.
+#![allow(clippy::unwrap_used, dead_code, reason = "a test may panic, and uses a part of its helpers")]
+
+mod support;
+
+use std::collections::BTreeMap;
+use std::rc::Rc;
+use std::thread;
+
+use bellows_kernels::{Lowering, set_default_lowering, with_parts};
+use bellows_ranks::{Exchange, Thread, threads};
+use bellows_yolo::boxes::Label;
+use bellows_yolo::loss::DetectionLoss;
+use bellows_yolo::model::YoloConfig;
+use bellows_yolo::model::names::{NamedTensors, to_tensors};
+use burn::module::Module;
+use burn::tensor::Device;
+use support::{gradients, image, relative, uniform, vec};
+
+const NC: usize = 2;
+const IMAGES: usize = 16;
+const SIDE: usize = 128;
+
+/// What a forward and a backward pass over some of the images make.
+struct Pass {
+    /// Loss items, not times the images.
+    items: Vec<f64>,
+    gradients: BTreeMap<String, Vec<f32>>,
+    /// All tensors of the model after it, running statistics among them.
+    after: NamedTensors,
+}
+
+fn pass(images: &[usize]) -> Pass {
+    let device = Device::flex();
+    let model = YoloConfig::new(NC).init(3, &device.clone().autodiff());
+    let pixels = 3 * SIDE * SIDE;
+    let values = images.iter().flat_map(|i| uniform(&format!("pixels.{i}"), pixels, 0.0, 1.0)).collect();
+    let x = image(values, [images.len(), 3, SIDE, SIDE], &device.autodiff());
+    // As many objects as an image's number leaves, so that the halves have unlike sums of scores.
+    let labels = images.iter().enumerate().flat_map(|(place, i)| {
+        let drawn = uniform(&format!("labels.{i}"), 4 * (i % 5), 0.3, 0.7);
+        let label = |xywh: &[f32]| Label { class: (i % NC) as u32, xywh: [xywh[0], xywh[1], xywh[2], xywh[3]] };
+        drawn.chunks(4).map(|xywh| (place as u32, label(xywh))).collect::<Vec<_>>()
+    });
+    let loss = DetectionLoss::new(NC).forward(&model.forward(x), &labels.collect::<Vec<_>>());
+    let gradients = gradients(&model, &loss.total.backward());
+    let items = vec(loss.items).into_iter().map(f64::from).collect();
+    Pass { items, gradients, after: to_tensors(&model.valid(), 0).unwrap() }
+}
+
+/// The pass of a rank over its share, with or without what the others know.
+fn share(exchange: Thread, shared: bool) -> Pass {
+    let (rank, ranks) = (exchange.rank(), exchange.ranks());
+    let images: Vec<usize> = (IMAGES * rank / ranks..IMAGES * (rank + 1) / ranks).collect();
+    let gather = move |mine: &[f64]| {
+        let bytes: Vec<u8> = mine.iter().flat_map(|x| x.to_le_bytes()).collect();
+        let all = exchange.gather(&bytes).unwrap();
+        all.iter().map(|part| part.as_chunks().0.iter().map(|eight| f64::from_le_bytes(*eight)).collect()).collect()
+    };
+    if shared { with_parts(Rc::new(gather), || pass(&images)) } else { pass(&images) }
+}
+
+/// What so many ranks make together.
+fn together(ranks: usize, shared: bool) -> Vec<Pass> {
+    thread::scope(|scope| {
+        let all: Vec<_> = threads(ranks).into_iter().map(|exchange| scope.spawn(move || share(exchange, shared))).collect();
+        all.into_iter().map(|rank| rank.join().unwrap()).collect()
+    })
+}
+
+/// The largest distances of what these make from the whole: items, gradients, running statistics.
+fn distances(parts: &[Pass], whole: &Pass) -> [f64; 3] {
+    let ranks = parts.len();
+    let items = (0..3).map(|i| {
+        let mean = parts.iter().map(|part| part.items[i]).sum::<f64>() / ranks as f64;
+        (mean / whole.items[i] - 1.0).abs()
+    });
+    let gradients = {
+        let all = |of: &dyn Fn(&str) -> Vec<f32>| whole.gradients.keys().flat_map(|name| of(name)).collect::<Vec<f32>>();
+        let summed = |name: &str| {
+            let mut sum = parts[0].gradients[name].clone();
+            parts[1..].iter().for_each(|part| sum.iter_mut().zip(&part.gradients[name]).for_each(|(sum, more)| *sum += more));
+            sum
+        };
+        relative(&all(&summed), &all(&|name| whole.gradients[name].clone()))
+    };
+    let running = whole.after.iter().filter(|(name, _)| name.contains("running"));
+    let running = running.flat_map(|(name, (_, values))| parts.iter().map(move |part| relative(&part.after[name].1, values)));
+    [items.fold(0.0, f64::max), gradients, running.fold(0.0, f64::max)]
+}
+
+#[test]
+fn ranks_that_share_statistics_train_on_one_batch() {
+    // Winograd's transforms make five times as much of the rounding.
+    set_default_lowering(Lowering::Implicit);
+    let whole = pass(&(0..IMAGES).collect::<Vec<_>>());
+    // What rounding alone makes of 57 layers: the same images in another order.
+    let [_, rounding, _] = distances(&[pass(&(0..IMAGES).rev().collect::<Vec<_>>())], &whole);
+    for ranks in [2, 4] {
+        let [items, gradients, running] = distances(&together(ranks, true), &whole);
+        eprintln!(
+            "{ranks} ranks: items {items:.1e}, gradients {gradients:.1e} (rounding {rounding:.1e}), running statistics {running:.1e}"
+        );
+        assert!(items < 1e-6 && gradients < 2.0 * rounding && running < 1e-5, "{ranks} ranks: {items} {gradients} {running}");
+        assert!(rounding < 3e-5, "{rounding}");
+    }
+    let [items, gradients, running] = distances(&together(2, false), &whole);
+    assert!(items > 1e-3 && gradients > 1e-2 && running > 1e-3, "each by itself it is another one: {items} {gradients} {running}");
+}

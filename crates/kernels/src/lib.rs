@@ -36,6 +36,7 @@ use burn::tensor::{Device, Tensor, TensorData};
 
 pub use arena::{Places, arena, arena_parts};
 pub use attention::attention;
+pub use buffers::next_batch;
 pub use decoder::{masked_softmax, rms_norm, rotate, swiglu};
 pub use error::KernelError;
 pub use foreground::{Foreground, Positive, ciou, detection_terms};

@@ -7,7 +7,8 @@ use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
-use super::{DropoutOps, Mask, portable};
+use super::mask::Mask;
+use super::{DropoutOps, portable};
 use crate::cube::launch::{covers, launch};
 use crate::cube::pixels::replacement;
 

@@ -4,7 +4,8 @@ use burn::backend::{Flex, TensorMetadata};
 use burn_flex::FlexTensor;
 use rayon::prelude::*;
 
-use super::{DropoutOps, Mask, portable};
+use super::mask::Mask;
+use super::{DropoutOps, portable};
 use crate::buffers::{all_f32, contiguous, take, tensor, values};
 
 /// Values of a task.

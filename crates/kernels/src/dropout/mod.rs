@@ -4,6 +4,7 @@
 mod autodiff;
 mod cube;
 mod flex;
+mod mask;
 mod portable;
 #[cfg(test)]
 mod tests;
@@ -12,7 +13,7 @@ use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, Dispatch, backend_extension};
 use burn::tensor::Tensor;
 
-use crate::draws::bits_at;
+use mask::Mask;
 
 /// Dropout by key and place.
 #[backend_extension(Flex, Cube, Autodiff)]
@@ -31,24 +32,4 @@ pub trait DropoutOps: Backend {
 pub fn dropout<const D: usize>(x: Tensor<D>, key: u64, p: f64) -> Tensor<D> {
     assert!((0.0..1.0).contains(&p), "a dropout of {p}");
     Tensor::from_dispatch(Dispatch::dropout(x.into_dispatch(), key, p))
-}
-
-/// Which values are dropped, and what the others are multiplied by.
-#[derive(Clone, Copy, Debug)]
-struct Mask {
-    key: u64,
-    /// A value is dropped whose draw's upper 53 bits are less than this: that is to say, whose draw is below p.
-    limit: u64,
-    scale: f32,
-}
-
-impl Mask {
-    fn new(key: u64, p: f64) -> Self {
-        Self { key, limit: (p * (1u64 << 53) as f64).ceil() as u64, scale: (1.0 / (1.0 - p)) as f32 }
-    }
-
-    /// The factor of value number `i`.
-    fn at(self, i: usize) -> f32 {
-        if bits_at(self.key, i as u64) >> 11 < self.limit { 0.0 } else { self.scale }
-    }
 }

@@ -4,7 +4,7 @@ use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, TensorMetadata};
 use burn::tensor::TensorData;
 
-use super::Mask;
+use super::mask::Mask;
 
 /// [`DropoutOps::dropout`](super::DropoutOps::dropout)
 pub(super) fn dropout<B: Backend>(x: FloatTensor<B>, mask: Mask) -> FloatTensor<B> {

@@ -7,8 +7,9 @@
 //!
 //! The pool never holds more than tensors held at one time: beyond that, what has waited longest is freed. (Less would not do: blocks of
 //! different sizes are free in the forward and in the backward pass. With a limit for what is free and what is held together, half of a
-//! training step's requests found nothing.) And it forgets a block that nobody wanted for [`PATIENCE`](pool::PATIENCE) requests, so a run that changes
-//! its shapes (validation, another batch size) does not pay for the old ones for long.
+//! training step's requests found nothing.) Batches of several lengths would each have blocks of their own, which wait while the others compute; so
+//! where their beginning is told ([`next_batch`]), one takes the blocks of the last. And the pool forgets a block that nobody wanted for
+//! [`PATIENCE`](pool::PATIENCE) requests, so a run that changes its shapes (validation, another batch size) does not pay for the old ones for long.
 
 mod pool;
 #[allow(unsafe_code)]
@@ -31,6 +32,11 @@ pub(crate) fn take(len: usize) -> Vec<f32> {
         values.fill(f32::NAN);
     }
     values
+}
+
+/// Another batch begins. To be said where batches differ in size: memory of the last one then serves this one. Changes no number.
+pub fn next_batch() {
+    pool().next_batch();
 }
 
 /// Whether our kernels, which know no other type, can compute with all of these.

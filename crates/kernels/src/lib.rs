@@ -14,6 +14,8 @@ mod cpu;
 mod cpu_norm;
 pub mod cube;
 pub mod decoder;
+pub mod draws;
+pub mod dropout;
 mod error;
 mod flex;
 pub mod foreground;
@@ -38,7 +40,9 @@ use burn::tensor::{Device, Tensor, TensorData};
 
 pub use arena::{Places, arena, arena_parts};
 pub use attention::attention;
+pub use buffers::next_batch;
 pub use decoder::{masked_softmax, rms_norm, rotate, swiglu};
+pub use dropout::dropout;
 pub use error::KernelError;
 pub use foreground::{Foreground, Positive, ciou, detection_terms};
 pub use logits::{expectation, predictions};

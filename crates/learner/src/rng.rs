@@ -1,20 +1,13 @@
 //! Random draws without a generator that has to be saved: each is a hash of (seed, stream, epoch, index, how many came before).
 
+use bellows_kernels::draws;
+pub use bellows_kernels::draws::{GOLDEN, mix};
+
 /// A short stream of draws for one purpose and one sample.
 #[derive(Clone, Debug)]
 pub struct Rng {
     key: u64,
     count: u64,
-}
-
-/// 2^64 over the golden ratio: SplitMix64's step.
-pub const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
-
-/// The finaliser of SplitMix64 (Steele, Lea, Flood 2014): a bijection on 64 bits in which every input bit reaches every output bit.
-pub fn mix(mut z: u64) -> u64 {
-    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    z ^ (z >> 31)
 }
 
 impl Rng {
@@ -30,10 +23,15 @@ impl Rng {
         Self { key, count: 0 }
     }
 
+    /// What its draws follow from, for code that makes them by number.
+    pub fn key(&self) -> u64 {
+        self.key
+    }
+
     /// 64 random bits.
     pub fn bits(&mut self) -> u64 {
         self.count += 1;
-        mix(self.key.wrapping_add(self.count.wrapping_mul(GOLDEN)))
+        draws::bits_at(self.key, self.count - 1)
     }
 
     /// Uniform in [0, 1), 53 bits.
@@ -43,7 +41,7 @@ impl Rng {
 
     /// What the draw number `i` of [`unit`](Self::unit) would be, counted from 0, whatever was drawn before.
     pub fn unit_at(&self, i: u64) -> f64 {
-        (mix(self.key.wrapping_add((i + 1).wrapping_mul(GOLDEN))) >> 11) as f64 / (1u64 << 53) as f64
+        draws::unit_at(self.key, i)
     }
 
     /// Uniform in [low, high).

@@ -188,9 +188,9 @@ impl Footprint {
         };
         // On a processor what attention gives is kept once, for its own gradients and as the input of the next map.
         let q_again = if self.place == Place::Processor { 0.0 } else { q };
-        // The inputs of maps that learn; with dropout each has one of its own, and its mask.
+        // The inputs of maps that learn; with dropout each has one of its own.
         let inputs = match self.dropout {
-            true => 2.0 * each(&|[_, input]| input),
+            true => each(&|[_, input]| input),
             false => kept(of_q || of_k || of_v, h) + kept(of_o, q_again) + kept(of_gate || of_up, h) + kept(of_down, i),
         };
         // DoRA scales the map's output and the branch's by what is learnt.

@@ -6,11 +6,16 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 /// Requests after which an unwanted block is freed; a training step makes a few hundred.
 pub(super) const PATIENCE: u64 = 4096;
 
-/// Free blocks; sizes in values.
+/// Free blocks by size, in values; each with the request at which it came, in that order.
+type Blocks = BTreeMap<usize, Vec<(u64, Vec<f32>)>>;
+
+/// What is free, and what is held; sizes in values.
 #[derive(Default)]
 pub(super) struct Pool {
-    /// By capacity; each with the request at which it came, in that order.
-    free: BTreeMap<usize, Vec<(u64, Vec<f32>)>>,
+    /// What came back in this batch, by [`size`].
+    free: Blocks,
+    /// What did before it, by capacity.
+    earlier: Blocks,
     requests: u64,
     /// What tensors hold now, and the most they held.
     held: usize,
@@ -19,23 +24,52 @@ pub(super) struct Pool {
 
 impl Pool {
     const fn new() -> Self {
-        Self { free: BTreeMap::new(), requests: 0, held: 0, most: 0 }
+        Self { free: Blocks::new(), earlier: Blocks::new(), requests: 0, held: 0, most: 0 }
     }
 
-    /// A block of `len` values or up to an eighth more.
+    /// A block of `len` values or up to an eighth more; or any larger one of an earlier batch.
     pub(super) fn take(&mut self, len: usize) -> Vec<f32> {
         self.requests += 1;
         if self.requests.is_multiple_of(PATIENCE / 4) {
             let now = self.requests;
-            self.free.retain(|_, blocks| {
-                blocks.retain(|(came, _)| came + PATIENCE > now);
-                !blocks.is_empty()
-            });
+            for blocks in [&mut self.free, &mut self.earlier] {
+                blocks.retain(|_, blocks| {
+                    blocks.retain(|(came, _)| came + PATIENCE > now);
+                    !blocks.is_empty()
+                });
+            }
         }
-        let found = self.free.range_mut(len..=len + len / 8).find_map(|(_, blocks)| blocks.pop());
-        let mut block = found.map_or_else(|| vec![0.0; len], |(_, block)| block);
+        let fits = self.free.range_mut(len..=len + len / 8).find_map(|(_, blocks)| blocks.pop());
+        let found = fits.or_else(|| self.earlier.range_mut(len..).find_map(|(_, blocks)| blocks.pop()));
+        let mut block = found.map_or_else(
+            || {
+                self.make_room(len);
+                vec![0.0; len]
+            },
+            |(_, block)| block,
+        );
         block.resize(len, 0.0);
         block
+    }
+
+    /// Another batch begins. One after the other, batches of many lengths hold what the longest one holds: each takes the blocks of the last, too
+    /// large ones too. (Within a batch that would not do: what is small and kept would sit in blocks that are wanted for what is large.)
+    pub(super) fn next_batch(&mut self) {
+        for (came, block) in std::mem::take(&mut self.free).into_values().flatten() {
+            self.earlier.entry(block.capacity()).or_default().push((came, block));
+        }
+    }
+
+    /// Frees blocks of earlier batches, all too small by now, for one of `len` values.
+    fn make_room(&mut self, len: usize) {
+        let mut freed = 0;
+        while freed < len {
+            let Some((capacity, mut blocks)) = self.earlier.pop_last() else { return };
+            if blocks.pop().is_some() {
+                freed += capacity;
+                self.earlier.insert(capacity, blocks);
+            }
+        }
     }
 
     /// A tensor holds a block of `capacity` now, wherever it came from.
@@ -52,15 +86,20 @@ impl Pool {
     /// A tensor held this block until now.
     pub(super) fn give(&mut self, block: Vec<f32>) {
         self.leave(block.capacity());
-        self.free.entry(block.capacity()).or_default().push((self.requests, block));
-        let mut free: usize = self.free.iter().map(|(capacity, blocks)| capacity * blocks.len()).sum();
+        self.free.entry(size(&block)).or_default().push((self.requests, block));
+        let mut free: usize = self.free.values().chain(self.earlier.values()).flatten().map(|(_, block)| block.capacity()).sum();
         while free > self.most {
-            let sizes = self.free.iter_mut().filter(|(_, blocks)| !blocks.is_empty());
-            let Some((capacity, blocks)) = sizes.min_by_key(|(_, blocks)| blocks[0].0) else { return };
-            blocks.remove(0);
-            free -= capacity;
+            let sizes = self.free.values_mut().chain(self.earlier.values_mut()).filter(|blocks| !blocks.is_empty());
+            let Some(blocks) = sizes.min_by_key(|blocks| blocks[0].0) else { return };
+            free -= blocks.remove(0).1.capacity();
         }
     }
+}
+
+/// What a block is looked for by: its capacity, or, where it served a tensor that needed far less, what that needed.
+fn size(block: &Vec<f32>) -> usize {
+    let (len, capacity) = (block.len(), block.capacity());
+    if capacity <= len + len / 8 { capacity } else { len }
 }
 
 static POOL: Mutex<Pool> = Mutex::new(Pool::new());
@@ -76,7 +115,7 @@ mod tests {
 
     impl Pool {
         fn waiting(&self) -> Vec<usize> {
-            self.free.values().flatten().map(|(_, block)| block.capacity()).collect()
+            self.free.values().chain(self.earlier.values()).flatten().map(|(_, block)| block.capacity()).collect()
         }
 
         /// A block as a tensor's.
@@ -126,7 +165,7 @@ mod tests {
         // So does a block that was made elsewhere, and no more than it must.
         pool.give(b);
         pool.lend(500);
-        pool.give(Vec::with_capacity(500));
+        pool.give(vec![0.0; 500]);
         assert_eq!(pool.waiting(), [500, 600]);
         // Sizes that are never asked for again do not add up.
         for size in 100..200 {
@@ -135,5 +174,46 @@ mod tests {
             assert!(pool.held == 0 && pool.waiting().iter().sum::<usize>() <= pool.most, "{:?} of {}", pool.waiting(), pool.most);
         }
         assert_eq!(pool.most, 15 * 199);
+    }
+
+    /// Forward, then backward in other sizes: what a batch of `n` tokens asks for.
+    fn step(pool: &mut Pool, n: usize) {
+        pool.next_batch();
+        let forward: Vec<_> = [10, 10, 30, 10].map(|width| pool.hold(n * width)).into();
+        let adapter = pool.hold(4000);
+        let backward: Vec<_> = [30, 20].map(|width| pool.hold(n * width)).into();
+        forward.into_iter().chain(backward).chain([adapter]).for_each(|block| pool.give(block));
+    }
+
+    #[test]
+    fn batches_of_many_lengths_hold_what_the_longest_does() {
+        let mut pool = Pool::new();
+        step(&mut pool, 192);
+        let (most, longest) = (pool.most, pool.waiting());
+        assert_eq!(longest.iter().sum::<usize>(), most);
+        for n in [64, 128, 64, 192, 128, 192, 64, 64, 192] {
+            step(&mut pool, n);
+            assert_eq!((pool.most, pool.waiting().iter().sum::<usize>()), (most, most), "{n}");
+        }
+        // The other way round, what was too small makes room.
+        let mut pool = Pool::new();
+        for n in [64, 128, 192] {
+            step(&mut pool, n);
+        }
+        assert!(pool.waiting().iter().sum::<usize>() <= pool.most && pool.most <= most + most / 16, "{} for {most}", pool.most);
+    }
+
+    #[test]
+    fn a_block_that_was_too_large_serves_its_size_again() {
+        let mut pool = Pool::new();
+        let block = pool.hold(1000);
+        pool.give(block);
+        pool.next_batch();
+        for _ in 0..2 {
+            let block = pool.hold(300);
+            assert_eq!((block.len(), block.capacity()), (300, 1000));
+            pool.give(block);
+        }
+        assert_eq!(pool.take(900).capacity(), 900, "within a batch nothing takes far more than it needs");
     }
 }

@@ -6,10 +6,10 @@ use burn::tensor::{DType, Device, Tensor, TensorData};
 use half::f16;
 
 use super::packed::{Coding, Form, Packed};
-use super::{Blocks, LowRank, StoredWeight, Weight, int8, linear, linear_data_grad, lora_linear, nf4, portable};
+use super::{Blocks, LowRank, Stored, StoredWeight, Weight, int8, linear, linear_data_grad, lora_linear, nf4, portable};
 use crate::cpu::Precision;
 use crate::cpu::reference::{greatest, noise};
-use crate::cpu::simd::{Level, with_level};
+use crate::cpu::simd::{Level, level, with_level};
 
 /// What `tests/golden/nf4.py` draws.
 fn drawn() -> Vec<f32> {
@@ -43,12 +43,19 @@ fn nf4_is_that_of_bitsandbytes() {
     assert_eq!(levels[..expected.len()], expected);
     assert_eq!(magnitudes[..260], bytes(golden[3]));
     near(&scales, &floats(&format!("{} {}", golden[4], golden[5])));
-    let mut back = vec![0.0; values.len()];
-    nf4::decode(&codes, &scales, values.len(), 0, &mut back);
     let theirs: Vec<f32> = floats(golden[6]);
-    let ours: Vec<f32> = back.into_iter().step_by(97).collect();
-    let worst = greatest(ours.iter().zip(&theirs).map(|(a, b)| f64::from((a - b).abs())));
-    assert!(ours.len() == theirs.len() && worst < 1e-6, "{worst:e}");
+    for level in Level::all() {
+        let ours: Vec<f32> = with_level(level, || decoded(Form::Nf4, &codes, &scales, [260, 64])).into_iter().step_by(97).collect();
+        let worst = greatest(ours.iter().zip(&theirs).map(|(a, b)| f64::from((a - b).abs())));
+        assert!(ours.len() == theirs.len() && worst < 1e-6, "{level:?}: {worst:e}");
+    }
+}
+
+/// All values of a matrix in blocks.
+fn decoded(form: Form, codes: &[u8], scales: &[f32], shape: [usize; 2]) -> Vec<f32> {
+    let mut values = vec![f32::NAN; shape[0] * shape[1]];
+    Stored::Packed(Packed::new(form, codes, scales, shape)).decode(level(), 0, &mut values);
+    values
 }
 
 /// Half the widest gap between two levels times the block's magnitude; and what the 8-bit magnitude is off by: half the widest gap of its
@@ -58,8 +65,7 @@ fn nf4_is_off_by_half_a_gap_at_most() {
     for len in [64 * 3, 64 * 300, 1000, 63, 1] {
         let values = noise(len as u64, len);
         let (codes, scales) = nf4::encode(&values);
-        let mut back = vec![f32::NAN; len];
-        nf4::decode(&codes, &scales, len, 0, &mut back);
+        let back = decoded(Form::Nf4, &codes, &scales, [1, len]);
         let widest = |table: &[f32]| table.windows(2).map(|w| w[1] - w[0]).fold(0f32, f32::max);
         let (level, magnitude) = (widest(&nf4::LEVELS) / 2.0, widest(&*nf4::MAGNITUDES) / 2.0);
         for (b, (values, back)) in values.chunks(64).zip(back.chunks(64)).enumerate() {
@@ -70,9 +76,7 @@ fn nf4_is_off_by_half_a_gap_at_most() {
         }
     }
     let (codes, scales) = nf4::encode(&[0.0; 128]);
-    let mut back = [f32::NAN; 128];
-    nf4::decode(&codes, &scales, 128, 0, &mut back);
-    assert_eq!(back, [0.0; 128], "zeros stay zeros");
+    assert_eq!(decoded(Form::Nf4, &codes, &scales, [2, 64]), [0.0; 128], "zeros stay zeros");
 }
 
 #[test]
@@ -81,8 +85,7 @@ fn int8_is_off_by_half_a_step_at_most() {
     let mut values = noise(3, rows * columns);
     values[2 * columns..3 * columns].fill(0.0);
     let (codes, scales) = int8::encode(&values, columns);
-    let mut back = vec![f32::NAN; values.len()];
-    int8::decode(&codes, &scales, columns, 0, &mut back);
+    let back = decoded(Form::Int8, &codes, &scales, [rows, columns]);
     for (values, back) in values.chunks(columns).zip(back.chunks(columns)) {
         let largest = values.iter().fold(0f32, |m, v| m.max(v.abs()));
         assert!(values.iter().zip(back).all(|(v, b)| (v - b).abs() <= largest / 253.9));
@@ -121,15 +124,16 @@ fn any_part_is_the_same_part_of_the_whole() {
     ];
     for (form, (codes, scales)) in &cases {
         let packed = Packed::new(*form, codes, scales, shape);
-        let mut whole = vec![f32::NAN; packed.len()];
-        packed.decode(0, &mut whole);
-        for (at, len) in [(0, 1), (1, 1), (31, 2), (32, 64), (33, 200), (95, 97), (1, 575), (64, 128)] {
-            let mut part = vec![f32::NAN; len];
-            packed.decode(at, &mut part);
-            assert_eq!(part, whole[at..at + len], "{form:?} {at} {len}");
-            let mut cut = vec![f32::NAN; len];
-            packed.part(at..at + len).decode(0, &mut cut);
-            assert_eq!(cut, part);
+        let whole = with_level(Level::Portable, || decoded(*form, codes, scales, shape));
+        for (at, len) in [(0, 1), (1, 1), (31, 2), (32, 64), (33, 200), (38, 30), (95, 97), (1, 575), (64, 128)] {
+            for level in Level::all() {
+                let mut part = vec![f32::NAN; len];
+                Stored::Packed(packed).decode(level, at, &mut part);
+                assert_eq!(part, whole[at..at + len], "{form:?} {level:?} {at} {len}");
+                let mut cut = vec![f32::NAN; len];
+                Stored::Packed(packed.part(at..at + len)).decode(level, 0, &mut cut);
+                assert_eq!(cut, part);
+            }
         }
     }
 }

@@ -53,7 +53,7 @@ impl Task for Dots<'_, '_, '_> {
         let mut decoded = scratch::take(if right.is_coded() { depth } else { 0 });
         for j in 0..self.out[0].len() {
             let line = self.first + j;
-            let coded = right.is_coded().then(|| right.decode(0..depth, line..line + 1, &mut decoded));
+            let coded = right.is_coded().then(|| right.decode(s, 0..depth, line..line + 1, &mut decoded));
             let Some(weight) = coded.map_or_else(|| right.line(line, depth), |line| line.line(0, depth)) else { continue };
             for (i, out) in self.out.iter_mut().enumerate() {
                 let Some(x) = left.line(i, depth) else { continue };

@@ -18,6 +18,7 @@ pub(super) fn encode(values: &[f32], columns: usize) -> (Vec<u8>, Vec<f32>) {
 }
 
 /// The values from `at` on.
+#[inline(always)]
 pub(super) fn decode(codes: &[u8], scales: &[f32], columns: usize, at: usize, out: &mut [f32]) {
     let mut done = 0;
     while done < out.len() {

@@ -165,7 +165,7 @@ impl Task for Share<'_, '_> {
             }
             // What of the right-hand factor is packed, and where in it the terms and the columns begin.
             let (source, term, first) = match right.is_coded() {
-                true => (right.decode(terms.clone(), columns.clone(), &mut decoded), 0, columns.start),
+                true => (right.decode(s, terms.clone(), columns.clone(), &mut decoded), 0, columns.start),
                 false => (right, terms.start, 0),
             };
             for at in (0..columns.len()).step_by(S::NR) {

@@ -7,6 +7,8 @@
 
 use std::sync::LazyLock;
 
+use crate::cpu::simd::Simd;
+
 /// Values of a block.
 pub(super) const BLOCK: usize = 64;
 /// Blocks whose magnitudes share a scale.
@@ -31,9 +33,6 @@ pub(super) const LEVELS: [f32; 16] = [
     0.722_956_84,
     1.0,
 ];
-
-/// The two levels of every byte of codes: the first one is in the high half.
-static PAIRS: LazyLock<[[f32; 2]; 256]> = LazyLock::new(|| std::array::from_fn(|byte| [LEVELS[byte >> 4], LEVELS[byte & 15]]));
 
 /// What the 8-bit codes of magnitudes stand for: of each sign, 2ⁱ means of neighbours among 2ⁱ + 1 numbers from 0.1 to 1, times 10^(i - 6), for i
 /// from 0 to 6 (Dettmers 2015); 0, and 1.
@@ -92,24 +91,25 @@ pub(super) fn encode(values: &[f32]) -> (Vec<u8>, Vec<f32>) {
 }
 
 /// The values from `at` on of `values` in all.
-pub(super) fn decode(codes: &[u8], scales: &[f32], values: usize, at: usize, out: &mut [f32]) {
+#[inline(always)]
+pub(super) fn decode<S: Simd>(s: S, codes: &[u8], scales: &[f32], values: usize, at: usize, out: &mut [f32]) {
     let (levels, magnitudes) = codes.split_at(level_bytes(values));
-    let (mean, pairs) = (scales[scales.len() - 1], &*PAIRS);
+    let (mean, table) = (scales[scales.len() - 1], &*MAGNITUDES);
     let mut done = 0;
     while done < out.len() {
         let first = at + done;
         let block = first / BLOCK;
         let count = (BLOCK - first % BLOCK).min(out.len() - done);
-        let magnitude = MAGNITUDES[usize::from(magnitudes[block])] * scales[block / GROUP] + mean;
-        let out = &mut out[done..done + count];
-        if first.is_multiple_of(2) {
-            for (pair, &code) in out.chunks_mut(2).zip(&levels[first / 2..]) {
-                pair.iter_mut().zip(&pairs[usize::from(code)]).for_each(|(v, level)| *v = level * magnitude);
-            }
-        } else {
-            for (i, v) in (first..).zip(out) {
-                *v = pairs[usize::from(levels[i / 2])][i % 2] * magnitude;
-            }
+        let magnitude = table[usize::from(magnitudes[block])] * scales[block / GROUP] + mean;
+        // Vectors begin with a whole byte.
+        let in_vectors = if first.is_multiple_of(2) { count / S::LANES * S::LANES } else { 0 };
+        let (vectors, rest) = out[done..done + count].split_at_mut(in_vectors);
+        for (v, codes) in vectors.chunks_exact_mut(S::LANES).zip(levels[first / 2..].chunks_exact(S::LANES / 2)) {
+            s.store(s.mul(s.look_up(&LEVELS, codes), s.splat(magnitude)), v);
+        }
+        for (i, v) in (first + in_vectors..).zip(rest) {
+            let code = if i.is_multiple_of(2) { levels[i / 2] >> 4 } else { levels[i / 2] & 15 };
+            *v = LEVELS[usize::from(code)] * magnitude;
         }
         done += count;
     }

@@ -9,7 +9,7 @@ use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 
 use super::packed::Packed;
-use crate::cpu::simd::{Level, MAX_LANES, Simd};
+use crate::cpu::simd::{self, Level, MAX_LANES, Simd, Task};
 
 /// One product of a sum: `left [rows, depth] right [depth, columns]`.
 #[derive(Clone, Copy)]
@@ -72,12 +72,18 @@ impl<'a> Stored<'a> {
     }
 
     /// Those from `at` on.
-    pub(super) fn decode(&self, at: usize, out: &mut [f32]) {
+    pub(super) fn decode(self, level: Level, at: usize, out: &mut [f32]) {
+        simd::run(level, Decode { values: self, at, out });
+    }
+
+    /// The same within a task.
+    #[inline(always)]
+    fn decode_in<S: Simd>(&self, s: S, at: usize, out: &mut [f32]) {
         match self {
             Self::F32(values) => out.copy_from_slice(&values[at..at + out.len()]),
             Self::Bf16(values) => values[at..at + out.len()].convert_to_f32_slice(out),
             Self::F16(values) => values[at..at + out.len()].convert_to_f32_slice(out),
-            Self::Packed(values) => values.decode(at, out),
+            Self::Packed(values) => values.decode(s, at, out),
         }
     }
 
@@ -88,12 +94,29 @@ impl<'a> Stored<'a> {
             Self::F32(values) if n == S::LANES => s.load(&values[at..]),
             Self::F32(values) => s.load_part(&values[at..at + n], n),
             Self::Bf16(values) => s.load_bf16(&values[at..at + n], n),
+            // These are decoded before they are read one vector at a time, so this need not be fast.
             Self::F16(_) | Self::Packed(_) => {
                 let mut lanes = [0.0; MAX_LANES];
-                self.decode(at, &mut lanes[..n]);
+                self.decode(Level::Portable, at, &mut lanes[..n]);
                 s.load(&lanes)
             }
         }
+    }
+}
+
+/// [`Stored::decode`]
+struct Decode<'a, 'b> {
+    values: Stored<'a>,
+    at: usize,
+    out: &'b mut [f32],
+}
+
+impl Task for Decode<'_, '_> {
+    type Out = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        self.values.decode_in(s, self.at, self.out);
     }
 }
 
@@ -136,11 +159,12 @@ impl<'a> Operand<'a> {
     }
 
     /// A part of it in f32, which is written to `out`: the terms `terms` of the lines `lines`, each counted from 0 then.
-    pub(super) fn decode<'b>(&self, terms: Range<usize>, lines: Range<usize>, out: &'b mut [f32]) -> Operand<'b> {
+    #[inline(always)]
+    pub(super) fn decode<'b, S: Simd>(&self, s: S, terms: Range<usize>, lines: Range<usize>, out: &'b mut [f32]) -> Operand<'b> {
         let (rows, within) = if self.by_lines { (lines, terms) } else { (terms, lines) };
         let (out, width) = (&mut out[..rows.len() * within.len()], within.len());
         for (row, out) in rows.zip(out.chunks_exact_mut(width)) {
-            self.values.decode(row * self.stride + within.start, out);
+            self.values.decode_in(s, row * self.stride + within.start, out);
         }
         Operand { values: Stored::F32(out), stride: width, by_lines: self.by_lines }
     }

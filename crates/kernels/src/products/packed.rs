@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use super::{int8, nf4};
+use crate::cpu::simd::Simd;
 
 /// How blocks stand for values.
 #[derive(Clone, Copy, Debug)]
@@ -82,11 +83,12 @@ impl<'a> Packed<'a> {
     }
 
     /// The values from `at` on.
-    pub(super) fn decode(&self, at: usize, out: &mut [f32]) {
+    #[inline(always)]
+    pub(super) fn decode<S: Simd>(&self, s: S, at: usize, out: &mut [f32]) {
         let (at, [rows, columns]) = (self.start + at, self.shape);
         match self.form {
             Form::Int8 => int8::decode(self.codes, self.scales, columns, at, out),
-            Form::Nf4 => nf4::decode(self.codes, self.scales, rows * columns, at, out),
+            Form::Nf4 => nf4::decode(s, self.codes, self.scales, rows * columns, at, out),
             Form::File(coding) => coding.decode(self.codes, at, out),
         }
     }

@@ -5,9 +5,11 @@ use burn::backend::{Backend, Scalar, TensorMetadata};
 use burn::tensor::{DType, FloatDType, Shape, Slice, TensorData, try_read_sync};
 
 use super::nf4::{self, LEVELS, MAGNITUDES};
+use super::operand::Stored;
 use super::packed::{Form, Packed};
 use super::weight::StoredWeight;
 use crate::cpu::Precision;
+use crate::cpu::simd;
 use crate::matrices::MatrixOps;
 
 fn transposed<B: Backend>(x: FloatTensor<B>) -> FloatTensor<B> {
@@ -103,7 +105,7 @@ fn on_the_host<B: Backend>(codes: IntTensor<B>, scales: FloatTensor<B>, form: Fo
     // A device that is lost hands nothing back: what is computed with these is not finite.
     if let (Some(words), Some(scales)) = (words, scales) {
         let bytes: Vec<u8> = words.into_iter().flat_map(i32::to_le_bytes).collect();
-        Packed::new(form, &bytes, &scales, shape).decode(0, &mut values);
+        Stored::Packed(Packed::new(form, &bytes, &scales, shape)).decode(simd::level(), 0, &mut values);
     }
     B::float_from_data(TensorData::new(values, [shape[0] * shape[1]]), &device)
 }

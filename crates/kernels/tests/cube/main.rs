@@ -8,6 +8,7 @@
 mod arena;
 mod attention;
 mod decoder;
+mod dropout;
 mod figures;
 mod foreground;
 mod half;
@@ -51,8 +52,8 @@ fn agrees_with_the_cpu_by_another_compiler() {
         return;
     }
     let on = |variable| (variable, OsStr::new("1"));
-    let ours =
-        ["norm", "update", "planes", "decoder", "rows", "foreground", "attention"].map(|module| format!("{module}::agrees_with_the_cpu"));
+    let ours = ["norm", "update", "planes", "decoder", "dropout", "rows", "foreground", "attention"]
+        .map(|module| format!("{module}::agrees_with_the_cpu"));
     for name in
         ["agrees_with_the_cpu", "random_shapes", "large_and_strided", "rows::extremes"].into_iter().chain(ours.iter().map(String::as_str))
     {

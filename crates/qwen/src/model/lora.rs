@@ -3,11 +3,10 @@
 //! The branch is computed beside the frozen map, never composed with it: `x Aᵀ Bᵀ` costs r (in + out) products a token and keeps
 //! nothing of the weight's size.
 
-use bellows_kernels::{LowRank, Precision, Weight, linear, lora_linear};
+use bellows_kernels::{LowRank, Precision, Weight, dropout, linear, lora_linear};
 use bellows_learner::Rng;
 use burn::module::{Module, Param};
-use burn::tensor::{DType, Device, Tensor, TensorData};
-use rayon::prelude::*;
+use burn::tensor::{DType, Tensor, TensorData};
 
 use super::pass::Pass;
 
@@ -77,10 +76,7 @@ impl Lora {
     pub(super) fn forward(&self, x: Tensor<2>, weight: Weight, bias: Option<Tensor<1>>, pass: &Pass) -> Tensor<2> {
         let precision = pass.precision;
         let dropped = match pass.draws {
-            Some(draws) if self.dropout > 0.0 => {
-                let mask = keep_mask(x.dims(), self.dropout, &draws.stream("dropout", self.stream), &x.device());
-                Some(x.clone() * mask)
-            }
+            Some(draws) if self.dropout > 0.0 => Some(dropout(x.clone(), draws.stream("dropout", self.stream).key(), self.dropout)),
             _ => None,
         };
         let (a, b) = (self.lora_A.val(), self.lora_B.val());
@@ -127,11 +123,4 @@ impl Lora {
             None => dense,
         }
     }
-}
-
-/// 0 with probability `p`, else 1 / (1 - p): a function of the stream and the place, on any number of threads.
-fn keep_mask([n, m]: [usize; 2], p: f64, rng: &Rng, device: &Device) -> Tensor<2> {
-    let scale = (1.0 / (1.0 - p)) as f32;
-    let mask: Vec<f32> = (0..(n * m) as u64).into_par_iter().map(|i| if rng.unit_at(i) < p { 0.0 } else { scale }).collect();
-    Tensor::from_data(TensorData::new(mask, [n, m]), device)
 }

@@ -1,6 +1,6 @@
 //! What all layers share in one pass over a batch: rotary angles, which tokens see which, and the key of this pass's random draws.
 
-use bellows_kernels::Precision;
+use bellows_kernels::{Precision, next_batch};
 use bellows_learner::Rng;
 use burn::tensor::{Device, Int, Tensor, TensorData};
 
@@ -44,6 +44,7 @@ impl Pass {
     /// Padding at the end of a row needs no document of its own: nothing before it sees it.
     pub fn new(shape: [usize; 2], positions: &[i32], documents: &[i32], config: &ModelConfig, device: &Device) -> Self {
         let seq = shape[1];
+        next_batch();
         let mut first = vec![0; documents.len()];
         for (first, documents) in first.chunks_mut(seq).zip(documents.chunks(seq)) {
             for t in 1..documents.len() {

@@ -218,6 +218,19 @@ unsafe fn reduce<const R: usize, const N: usize>(t: ReduceTile<'_>) {
     }
 }
 
+/// What the 8 codes of 4 bits in 4 bytes stand for.
+#[inline]
+#[target_feature(enable = "avx2,fma")]
+fn look_up(table: &[f32; 16], codes: [u8; L / 2]) -> __m256 {
+    let bytes = _mm_cvtsi32_si128(i32::from_le_bytes(codes));
+    let index = _mm256_cvtepu8_epi32(_mm_unpacklo_epi8(_mm_srli_epi16::<4>(bytes), bytes));
+    // SAFETY: the table holds 16 values.
+    let halves = unsafe { [_mm256_loadu_ps(table.as_ptr()), _mm256_loadu_ps(table.as_ptr().add(L))] };
+    // Of an index the lowest three bits count; the fourth one, moved to the sign, chooses.
+    let [low, high] = halves.map(|half| _mm256_permutevar8x32_ps(half, index));
+    _mm256_blendv_ps(low, high, _mm256_castsi256_ps(_mm256_slli_epi32::<28>(index)))
+}
+
 /// 8 x 8 transpose: pairs of rows, pairs of pairs within 128-bit lanes, then the two lanes.
 #[target_feature(enable = "avx2,fma")]
 fn transpose8(r: [__m256; L]) -> [__m256; L] {
@@ -392,6 +405,11 @@ impl Simd for Avx2 {
         part[..n].copy_from_slice(&src[..n]);
         // SAFETY: `self` proves the features. A bf16 is the upper half of an f32.
         unsafe { _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(_mm_loadu_si128(part.as_ptr().cast())))) }
+    }
+    #[inline(always)]
+    fn look_up(self, table: &[f32; 16], codes: &[u8]) -> __m256 {
+        // SAFETY: `self` proves the features.
+        unsafe { look_up(table, [codes[0], codes[1], codes[2], codes[3]]) }
     }
     #[inline(always)]
     fn panel_tile(self, t: PanelTile<'_, '_>) {

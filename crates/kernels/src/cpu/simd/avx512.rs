@@ -266,6 +266,22 @@ unsafe fn widen(src: *const bf16, part: __mmask16) -> __m512 {
     unsafe { _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(part, src.cast())))) }
 }
 
+/// What the 16 codes of 4 bits in 8 bytes stand for.
+///
+/// # Safety
+/// The bytes may be read.
+#[inline]
+#[target_feature(enable = "avx512f,avx512vl,avx512dq,avx512bw,avx2,fma")]
+unsafe fn look_up(table: &[f32; 16], codes: *const u8) -> __m512 {
+    // SAFETY: the bytes and the table may be read.
+    unsafe {
+        let bytes = _mm_loadl_epi64(codes.cast());
+        // Of an index only the lowest four bits count.
+        let halves = _mm_unpacklo_epi8(_mm_srli_epi16::<4>(bytes), bytes);
+        _mm512_permutexvar_ps(_mm512_cvtepu8_epi32(halves), _mm512_loadu_ps(table.as_ptr()))
+    }
+}
+
 /// 16 x 16 transpose: pairs of rows, then pairs of pairs within 128-bit lanes, then the lanes themselves.
 #[target_feature(enable = "avx512f,avx512vl,avx512dq,avx512bw,avx2,fma")]
 fn transpose16(r: [__m512; L]) -> [__m512; L] {
@@ -477,6 +493,12 @@ impl Simd for Avx512 {
         assert!(n <= L && n <= src.len());
         // SAFETY: `self` proves the features; the mask selects n values, which are there.
         unsafe { widen(src.as_ptr(), mask(n)) }
+    }
+    #[inline(always)]
+    fn look_up(self, table: &[f32; 16], codes: &[u8]) -> __m512 {
+        assert!(codes.len() >= L / 2);
+        // SAFETY: `self` proves the features; 8 bytes of codes are there.
+        unsafe { look_up(table, codes.as_ptr()) }
     }
     #[inline(always)]
     fn panel_tile(self, t: PanelTile<'_, '_>) {

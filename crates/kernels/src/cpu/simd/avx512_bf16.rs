@@ -119,6 +119,7 @@ macro_rules! inherit_vectors {
             load(src: &[f32]) -> V;
             load_part(src: &[f32], n: usize) -> V;
             load_bf16(src: &[bf16], n: usize) -> V;
+            look_up(table: &[f32; 16], codes: &[u8]) -> V;
             store(v: V, dst: &mut [f32]);
             store_part(v: V, dst: &mut [f32], n: usize);
             add(a: V, b: V) -> V;

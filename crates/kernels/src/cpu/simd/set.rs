@@ -189,6 +189,15 @@ pub trait Simd: Copy + Send + Sync + 'static {
         values[..n].iter_mut().zip(&src[..n]).for_each(|(v, x)| *v = x.to_f32());
         self.load(&values)
     }
+    /// What the first `LANES` codes of 4 bits stand for in `table`; two are a byte, the first in its upper half.
+    #[inline(always)]
+    fn look_up(self, table: &[f32; 16], codes: &[u8]) -> Self::V {
+        let mut values = [0.0; MAX_LANES];
+        for (pair, &code) in values.chunks_exact_mut(2).zip(&codes[..Self::LANES / 2]) {
+            pair.copy_from_slice(&[table[usize::from(code >> 4)], table[usize::from(code & 15)]]);
+        }
+        self.load(&values)
+    }
     /// Writes the first `LANES` values of `dst`, which must be that long.
     fn store(self, v: Self::V, dst: &mut [f32]);
     /// Writes the first `n <= LANES` values of `dst`.

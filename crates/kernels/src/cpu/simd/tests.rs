@@ -60,6 +60,10 @@ impl Task for Lanewise {
             assert_eq!(lanes(s.load_bf16(&halves[..part], part)), expected);
             expected[..part].copy_from_slice(&a[..part]);
             assert_eq!(lanes(s.load_part(&a[..part], part)), expected);
+            let codes: Vec<u8> = (0..n / 2).map(|i| (part * 37 + i * 91) as u8).collect();
+            let table: [f32; 16] = std::array::from_fn(|i| i as f32);
+            let expected: Vec<f32> = codes.iter().flat_map(|code| [f32::from(code >> 4), f32::from(code & 15)]).collect();
+            assert_eq!(lanes(s.look_up(&table, &codes)), expected);
             let mut out = vec![7.0; n];
             s.store_part(va, &mut out, part);
             assert_eq!(out[..part], a[..part]);

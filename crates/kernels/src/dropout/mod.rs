@@ -1,0 +1,35 @@
+//! Dropout without a mask in memory: which value is dropped follows from a key and its place, so each device makes that for itself, the same on all
+//! of them, and the backward pass makes it again.
+
+mod autodiff;
+mod cube;
+mod flex;
+mod mask;
+mod portable;
+#[cfg(test)]
+mod tests;
+
+use burn::backend::tensor::FloatTensor;
+use burn::backend::{Backend, Dispatch, backend_extension};
+use burn::tensor::Tensor;
+
+use mask::Mask;
+
+/// Dropout by key and place.
+#[backend_extension(Flex, Cube, Autodiff)]
+pub trait DropoutOps: Backend {
+    /// 0 where draw number i (the value's place, row by row) of the stream of `key` is below p, x / (1 - p) elsewhere (Srivastava et al. 2014). Any
+    /// shape, p in [0, 1). Its gradient is the same of dy.
+    fn dropout(x: FloatTensor<Self>, key: u64, p: f64) -> FloatTensor<Self> {
+        portable::dropout::<Self>(x, Mask::new(key, p))
+    }
+}
+
+/// [`DropoutOps::dropout`], differentiable.
+///
+/// # Panics
+/// If p is not in [0, 1).
+pub fn dropout<const D: usize>(x: Tensor<D>, key: u64, p: f64) -> Tensor<D> {
+    assert!((0.0..1.0).contains(&p), "a dropout of {p}");
+    Tensor::from_dispatch(Dispatch::dropout(x.into_dispatch(), key, p))
+}

@@ -32,7 +32,14 @@ fn main() -> Result<(), Box<dyn Error>> {
     for (name, sensor) in sensors {
         for epoch in 0..2 {
             let config = AugmentConfig { sensor, ..still.clone() };
-            let view = TrainView { seed: 11, epoch, imgsz: SIDE, shape: Size { width: SIDE, height: SIDE * 3 / 4 }, config: &config, weight_sums: &[] };
+            let view = TrainView {
+                seed: 11,
+                epoch,
+                imgsz: SIDE,
+                shape: Size { width: SIDE, height: SIDE * 3 / 4 },
+                config: &config,
+                weight_sums: &[],
+            };
             frames.push((name, augment(&*data.train, index, &view)?.frame));
         }
     }

@@ -42,8 +42,7 @@ impl<T: Task> Run<T> {
         let saves = config.save || at.last;
         // What was trained is safe before anything is read to judge it by.
         if evaluated && saves && self.clock.saved.batches != self.state.counters.batches {
-            let saved = self.save_planned();
-            self.warn_unsaved(saved);
+            self.try_save(true);
         }
         if at.complete {
             self.compare_weights()?;
@@ -67,8 +66,7 @@ impl<T: Task> Run<T> {
         if outcome.is_some() {
             self.save_planned().map_err(|error| error.or(LearnError::FinalSave))?;
         } else if saves {
-            let saved = self.save_planned();
-            self.warn_unsaved(saved);
+            self.try_save(true);
         }
         self.lap();
         self.watchers.all(|o| o.on_epoch_end(&report));

@@ -56,8 +56,7 @@ impl<T: Task> Run<T> {
                 last.epoch + 1,
             ),
         );
-        let saved = self.save_planned();
-        self.warn_unsaved(saved);
+        self.try_save(true);
         Ok(())
     }
 
@@ -81,8 +80,7 @@ impl<T: Task> Run<T> {
             }
         } else {
             self.release_memory();
-            let saved = self.save();
-            self.warn_unsaved(saved);
+            self.try_save(false);
         }
         let names = files.join(", ");
         if samples <= 1 {
@@ -106,8 +104,7 @@ impl<T: Task> Run<T> {
         self.release_memory();
         let parts = self.state.counters.parts(0);
         self.event("oom", json!({ "reason": shortage.reason, "files": [], "parts": parts }));
-        let saved = self.save();
-        self.warn_unsaved(saved);
+        self.try_save(false);
         LearnError::OutOfMemory {
             what: "the evaluation does not fit on the device".into(),
             reason: shortage.reason,

@@ -246,8 +246,9 @@ impl<T: Task> Run<T> {
         Ok(Outcome::Interrupted)
     }
 
-    /// What became of a checkpoint that training can go on without.
-    pub(crate) fn warn_unsaved(&mut self, saved: Result<(), Unsaved>) {
+    /// Makes a checkpoint that training can go on without, at a `planned` place or not.
+    pub(crate) fn try_save(&mut self, planned: bool) {
+        let saved = if planned { self.save_planned() } else { self.save() };
         if let Err(error) = saved {
             self.tell("warning", format!("the checkpoint was not saved, training goes on: {error}"));
         }

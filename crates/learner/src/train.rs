@@ -8,6 +8,7 @@ use crate::error::{LearnError, TaskError};
 use crate::log::step_fields;
 use crate::observe::BatchReport;
 use crate::plan::Plan;
+use crate::profile::StepTimes;
 use crate::run::Run;
 use crate::scaling::LossScale;
 use crate::schedule::Hyper;
@@ -80,14 +81,8 @@ impl<T: Task> Run<T> {
             Err(Failure::Other(error)) => return Err(error),
             Err(Failure::Memory(shortage)) => return Ok(Trained::TooLarge(self.too_large(task, plan, &batch, shortage))),
         };
-        let counters = &mut self.state.counters;
-        (counters.position, counters.unreadable_in_a_row) = (position + 1, 0);
-        counters.lr = hyper.lr;
-        counters.batches += 1;
         step.times.wait = wait;
-        let seconds = self.lap();
-        self.clock.times += step.times;
-        self.clock.trained_s += seconds;
+        let seconds = self.pass_on(hyper.lr, step.times);
         if let Some(what) = step.skipped {
             let trained = self.skip(what, step.lost_update, names(task, &batch));
             if matches!(trained, Trained::RollBack { .. }) {
@@ -96,12 +91,20 @@ impl<T: Task> Run<T> {
             return Ok(trained);
         }
         self.count(task, &step)?;
-        let updated = step.grad_norm.is_some();
         self.report(task, plan, step, seconds);
-        if let Some(message) = updated.then(|| task.oddity(&self.state.model, self.state.counters.updates)).flatten() {
-            self.tell("warning", message);
-        }
         Ok(Trained::On)
+    }
+
+    /// To the next batch, after one was computed with these rates. Seconds since the one before.
+    fn pass_on(&mut self, lr: Vec<f64>, times: StepTimes) -> f64 {
+        let counters = &mut self.state.counters;
+        (counters.position, counters.unreadable_in_a_row) = (counters.position + 1, 0);
+        counters.lr = lr;
+        counters.batches += 1;
+        let seconds = self.lap();
+        self.clock.times += times;
+        self.clock.trained_s += seconds;
+        seconds
     }
 
     fn too_large(&mut self, task: &T, plan: &Plan, batch: &[T::Batch], shortage: Shortage) -> TooLarge {
@@ -185,6 +188,7 @@ impl<T: Task> Run<T> {
     /// The same for logs and observers.
     fn report(&mut self, task: &T, plan: &Plan, step: StepReport<T::Output>, seconds: f64) {
         let counters = &self.state.counters;
+        let updated = step.grad_norm.is_some();
         let report = BatchReport {
             step: counters.batches,
             epoch: counters.epoch,
@@ -208,6 +212,9 @@ impl<T: Task> Run<T> {
         self.journal.scalars(&tensorboard::of_batch(task.item_names(), task.unit(), &report));
         self.tell_warnings();
         self.watchers.all(|o| o.on_batch(&report));
+        if let Some(message) = updated.then(|| task.oddity(&self.state.model, self.state.counters.updates)).flatten() {
+            self.tell("warning", message);
+        }
     }
 
     /// A batch that left nothing, because something in it was not finite.

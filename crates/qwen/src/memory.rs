@@ -207,16 +207,15 @@ impl Footprint {
         let rerun = checkpointing.of(deep.len());
         let graphs: f64 = deep[rerun..].iter().map(|ranks| self.graph(ranks)).sum();
         let [v, width] = self.vocabulary.map(|n| n as f64);
-        let (blocks, of_attention, loss, own) = match self.place {
-            Place::Processor => (1.0, 0.0, 1.0, program(self.vocabulary[0])),
-            // Scores, probabilities and their gradients of all pairs, and the mask.
-            Place::Card => (2.0, (rows * seq * seq) as f64 * (4.0 * self.heads as f64 + 8.0), CARD_LOSS, CONTEXT),
+        let (blocks, loss, own) = match self.place {
+            Place::Processor => (1.0, 1.0, program(self.vocabulary[0])),
+            Place::Card => (2.0, CARD_LOSS, CONTEXT),
         };
         let activations = loss * F32 * tokens * (graphs + (rerun + 1) as f64 * h);
         let logits = loss * F32 * (blocks + f64::from(u8::from(self.pairs))) * tokens.min(CHUNK as f64) * v;
         // Down through the MLP, where gradients are widest; hidden states at the head, and the gradient of its weights.
         let of_weights = if self.head_trained { 3.0 * v * width } else { 0.0 };
-        let passing = loss * (F32 * (tokens * (3.0 * i + 9.0 * h + q) + of_attention + of_weights) + self.dense);
+        let passing = loss * (F32 * (tokens * (3.0 * i + 9.0 * h + q) + of_weights) + self.dense);
 
         let (one, moments) = (F32 * self.trained, self.moments);
         let (learnt, passes) = (one * (2.0 + moments), activations + logits);

@@ -6,8 +6,11 @@ const DEEP: u32 = 16;
 /// Most terms at a time where they are channels and taps.
 const DEEPEST: u32 = 27;
 
-/// Extra floats to a row of shared memory, so that threads loading along k do not all write to one bank.
-pub(crate) const PAD: u32 = 4;
+/// An extra float to a row of shared memory, so that threads loading along k do not all write to one bank.
+const PAD: u32 = 1;
+
+/// Bytes of shared memory that every Vulkan device has.
+const SHARED_BYTES: u32 = 16 << 10;
 
 /// Most taps of a convolution through shared memory: a thread remembers in one number which of them are inside the image.
 pub(crate) const MOST_TAPS: u32 = 32;
@@ -157,12 +160,14 @@ impl Block {
         Self { deep, exact: k.is_multiple_of(deep as usize) && part.is_multiple_of(deep as usize), ..block }
     }
 
-    /// Channels at a time, of so many taps each: many, but few that are not there; as many to every thread.
+    /// Channels at a time, of so many taps each: many that share out what there is, or else with few that are not there; as many to every thread.
     fn channels(&self, taps: u32, channels: u32) -> u32 {
-        let sharing = self.right().sharing();
-        let wasteful = |deep: u32| channels.next_multiple_of(deep) * 8 > channels * 9;
-        let most = (DEEPEST / taps).max(1);
-        (1..=most).rev().filter(|deep| deep.is_multiple_of(sharing)).find(|deep| !wasteful(*deep)).unwrap_or(sharing)
+        let (sharing, line) = (self.right().sharing(), (self.rows + self.cols + 2 * PAD) * size_of::<f32>() as u32);
+        let most = (DEEPEST.min(SHARED_BYTES / line) / taps).max(1);
+        let exact = |deep: &u32| channels.is_multiple_of(*deep) && 2 * deep >= most;
+        let frugal = |deep: &u32| channels.next_multiple_of(*deep) * 8 <= channels * 9;
+        let some = || (1..=most).rev().filter(|deep| deep.is_multiple_of(sharing));
+        some().find(exact).or_else(|| some().find(frugal)).unwrap_or(sharing)
     }
 
     /// Threads of a workgroup.
@@ -238,6 +243,8 @@ mod tests {
         assert_eq!(numbers(of(64, (3, 3), 64)), (64, 128, 128, 18, true));
         assert_eq!(numbers(of(16, (3, 3), 3)), (16, 128, 128, 27, true));
         assert_eq!(numbers(of(32, (1, 1), 48)), (32, 128, 128, 16, true));
-        assert!(of(64, (3, 3), 64).bytes() < 16 << 10);
+        for block in [of(64, (3, 3), 64), of(64, (3, 3), 48), of(32, (2, 2), 33), of(16, (3, 3), 3)] {
+            assert!(block.bytes() <= 16 << 10, "{block:?}");
+        }
     }
 }

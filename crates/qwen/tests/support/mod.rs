@@ -117,6 +117,7 @@ pub fn begun(
 pub fn train(config: SftConfig, model: CausalLm, shape: ModelConfig, train: Vec<Encoded>, valid: Vec<Encoded>, dir: &Path) -> Finetune {
     let mut run = run(config, model, shape, train, valid, dir);
     assert_eq!(run.run().unwrap().outcome, Outcome::Finished);
+    run.save().unwrap();
     run
 }
 

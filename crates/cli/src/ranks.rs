@@ -24,6 +24,9 @@ const HERE: (&str, u16) = ("127.0.0.1", 0);
 /// What another rank gets to end by itself when the run has ended: it has nothing to save.
 const GRACE: Duration = Duration::from_secs(1);
 
+/// The code of a process that SIGTERM has ended, as it raises it when this one has gone.
+const ASKED_TO: i32 = 128 + 15;
+
 const STARTING: &str = "starting the other ranks";
 
 /// How many ranks a run has that asks for so many: what the environment says, where somebody else has started them.
@@ -133,8 +136,8 @@ impl Others {
     }
 }
 
-/// None of them outlives the run. One that has ended by a signal, or with a code that is not that of a rank which another one has left, is
-/// the one that was lost.
+/// None of them outlives the run. One that has ended by a signal that it does not hear, or with a code that is neither that of a rank which another
+/// one has left nor that of one which was asked to end, is the one that was lost.
 impl Drop for Others {
     fn drop(&mut self) {
         self.0.iter_mut().for_each(|child| drop(child.stdin.take()));
@@ -143,7 +146,7 @@ impl Drop for Others {
             while matches!(child.try_wait(), Ok(None)) && Instant::now() < until {
                 std::thread::sleep(Duration::from_millis(10));
             }
-            let as_others_do = [Some(0), Some(i32::from(Exit::Failed.code()))];
+            let as_others_do = [0, Exit::Failed.code().into(), ASKED_TO].map(Some);
             if matches!(child.try_wait(), Ok(Some(status)) if !as_others_do.contains(&status.code())) {
                 pulse::lost(i + 1);
             }

@@ -95,6 +95,30 @@ mod tests {
     use super::*;
     use burn::tensor::Device;
 
+    /// Over several blocks of rows: every row meets its own target, its own weight and its own place in the gradients.
+    #[test]
+    fn blocks_are_the_whole() {
+        const N: usize = 2 * CHUNK + 7;
+        let device = Device::flex().autodiff();
+        let numbers = |count: usize, by: usize| (0..count).map(|i| ((i * by) % 17) as f32 / 8.0 - 1.0).collect::<Vec<_>>();
+        let rows = Tensor::<1>::from_floats(&numbers(3 * N, 5)[..], &device).reshape([N, 3]).require_grad();
+        let head = Tensor::<1>::from_floats(&numbers(33, 7)[..], &device).reshape([11, 3]).require_grad();
+        let targets = Tensor::<1, Int>::from_ints(&(0..N).map(|i| (i * i % 11) as i32).collect::<Vec<_>>()[..], &device);
+        let weights = Tensor::<1>::from_floats(&numbers(N, 3)[..], &device);
+        let logits = rows.clone().matmul(head.clone().transpose());
+        let said = burn::tensor::activation::log_softmax(logits, 1).gather(1, targets.clone().reshape([N, 1])).reshape([N]);
+        let whole = (said.clone().neg() * weights.clone()).sum();
+        let mut graph = whole.clone().backward();
+        let [of_rows, of_head] = [&rows, &head].map(|leaf| leaf.grad_remove(&mut graph).unwrap());
+        let (h, w, t) = (rows.inner(), head.inner(), targets.inner());
+        let ours = weighted_head_loss(h.clone(), &w, t.clone(), Some(weights.inner()), true, Precision::F32);
+        let apart = |a: Tensor<2>, b: Tensor<2>| (a - b).abs().max().into_scalar::<f32>();
+        assert!((ours.loss.into_scalar::<f32>() - whole.into_scalar::<f32>()).abs() < 1e-3);
+        assert!(apart(ours.rows, of_rows) < 1e-5 && apart(ours.weight.unwrap(), of_head) < 1e-4);
+        let alone = row_losses(h, &w, t, Precision::F32) + said.inner();
+        assert!(alone.abs().max().into_scalar::<f32>() < 1e-5);
+    }
+
     #[test]
     fn joined_pieces_keep_their_bits() {
         let piece = |values: [f32; 4]| Tensor::<2>::from_data([[values[0], values[1]], [values[2], values[3]]], &Device::flex());

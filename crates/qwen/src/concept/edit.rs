@@ -255,6 +255,14 @@ mod tests {
                 }
             }
         }
+        // A column keeps its length whatever share of the direction it loses.
+        let columns = vec![0.5f32, -1.0, 2.0, 1.0, 0.25, 4.0];
+        for strength in [0.3, 0.8, 1.0, 1.5] {
+            let mut edited = columns.clone();
+            take_out_of_columns(&mut edited, [3, 2], &[0.6, 0.0, 0.8], strength, true);
+            let length = |w: &[f32], column: usize| w.chunks(2).map(|row| f64::from(row[column]).powi(2)).sum::<f64>().sqrt();
+            assert!((0..2).all(|column| (length(&edited, column) / length(&columns, column) - 1.0).abs() < 1e-6), "{strength}");
+        }
         let embeddings = Ablation { embeddings: true, ..Ablation::default() }.apply(base.model.clone(), &r).unwrap();
         let rows = host("e", embeddings.model.embed_tokens.weight.val()).unwrap();
         let along = rows.chunks(r.len()).map(|row| row.iter().zip(&r).map(|(&e, r)| f64::from(e) * r).sum::<f64>().abs());

@@ -131,19 +131,21 @@ fn a_picture_takes_no_weights_along_that_wait_for_their_checkpoint() {
     assert_eq!(std::fs::read(run.path().join(BEST)).unwrap(), weights(10));
 }
 
-fn store_of(at: usize, fault: Fault) -> FaultStore {
-    FaultStore { at, fault, done: Rc::default() }
+/// A run saved once on a disk whose `at`-th operation from then on fails, once it is armed.
+fn once_saved(dir: &Path, at: usize, fault: Fault) -> (RunDir, FaultStore, Journal) {
+    let run = RunDir::create(dir, "train", false).unwrap();
+    let store = FaultStore { at, fault, done: Rc::default() };
+    let mut journal = Journal::open_with(Rc::new(store.clone()), run.clone()).unwrap();
+    journal.begin("epoch").unwrap();
+    save(&mut journal, 5).unwrap();
+    (run, store, journal)
 }
 
 /// One operation of the second of two saves fails; the third is made on a sound disk again. True if that operation was reached.
 fn one_fault(at: usize, fault: Fault) -> bool {
     let dir = scratch();
-    let run = RunDir::create(dir.path(), "train", false).unwrap();
     let context = format!("operation {at}, {fault:?}");
-    let store = store_of(at, fault);
-    let mut journal = Journal::open_with(Rc::new(store.clone()), run.clone()).unwrap();
-    journal.begin("epoch").unwrap();
-    save(&mut journal, 5).unwrap();
+    let (run, store, mut journal) = once_saved(dir.path(), at, fault);
     assert_eq!(journal.take_warnings(), [""; 0]);
     store.done.set(Some(0));
     let saved = save(&mut journal, 10);
@@ -185,11 +187,7 @@ fn any_operation_may_fail_and_is_made_up_for() {
 fn a_failed_removal_fails_no_save() {
     let one = |at: usize| {
         let dir = scratch();
-        let run = RunDir::create(dir.path(), "train", false).unwrap();
-        let store = store_of(at, Fault::Eio);
-        let mut journal = Journal::open_with(Rc::new(store.clone()), run.clone()).unwrap();
-        journal.begin("epoch").unwrap();
-        save(&mut journal, 5).unwrap();
+        let (run, store, mut journal) = once_saved(dir.path(), at, Fault::Eio);
         save(&mut journal, 10).unwrap();
         store.done.set(Some(0));
         let saved = save(&mut journal, 15);
@@ -205,11 +203,7 @@ fn a_failed_removal_fails_no_save() {
 fn a_log_that_cannot_be_taken_back_is_before_it_grows() {
     let one = |at: usize| {
         let dir = scratch();
-        let run = RunDir::create(dir.path(), "train", false).unwrap();
-        let store = store_of(at, Fault::Eio);
-        let mut journal = Journal::open_with(Rc::new(store.clone()), run.clone()).unwrap();
-        journal.begin("epoch").unwrap();
-        save(&mut journal, 5).unwrap();
+        let (run, store, mut journal) = once_saved(dir.path(), at, Fault::Eio);
         let checkpoint = journal.checkpoints().latest().unwrap().checkpoint.unwrap();
         journal.event("what is not to be");
         store.done.set(Some(0));

@@ -70,10 +70,11 @@ fn into_block(tensor: FlexTensor) -> Result<Vec<f32>, FlexTensor> {
 }
 
 /// A contiguous tensor of `values`. Panics unless there are as many as the shape says: Burn's operations read what it says unchecked.
-pub(crate) fn tensor<const D: usize>(values: Vec<f32>, shape: [usize; D]) -> FlexTensor {
-    assert_eq!(values.len(), shape.iter().product::<usize>(), "values of a tensor of shape {shape:?}");
+pub(crate) fn tensor(values: Vec<f32>, shape: impl Into<Shape>) -> FlexTensor {
+    let shape = shape.into();
+    assert_eq!(values.len(), shape.num_elements(), "values of a tensor of shape {shape:?}");
     let bytes = if values.len() < SMALLEST { Bytes::from_elems(values) } else { pooled::bytes(values) };
-    FlexTensor::new(bytes, Layout::contiguous(Shape::new(shape)), DType::F32)
+    FlexTensor::new(bytes, Layout::contiguous(shape), DType::F32)
 }
 
 /// The values of a tensor that [`contiguous`] returned.

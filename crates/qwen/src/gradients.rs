@@ -1,10 +1,10 @@
 //! The backward pass layer by layer.
 //!
-//! Each layer has a small graph of its own: its input is a leaf, and the gradient that comes from above is led in through the scalar
-//! Σ y ⊙ dy. The graphs of the upper layers are built in the forward pass and kept; of the lower ones only the inputs are, and each graph is
+//! Each layer has a small graph of its own: its input is a leaf, and the gradient that comes from above is led in at its output. The graphs of the upper layers are built in the forward pass and kept; of the lower ones only the inputs are, and each graph is
 //! built when its turn comes, after those above it are gone. How many are run again so is [`Checkpointing`]'s to say. All of it gives the
 //! same bits, and needs nothing of the backend but ordinary gradients.
 
+use bellows_kernels::{enter, lead};
 use bellows_learner::{ParamGrads, Stage, Stopwatch};
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::{IndexingUpdateOp, Int, Tensor};
@@ -138,7 +138,7 @@ pub fn gradients_of(
             Kept::Input(x) => run(layer, x, &tracked, i > 0 || embedding_trained),
             Kept::Graph { input, output } => (input, output),
         };
-        let mut graph = (output * Tensor::from_inner(dy)).sum().backward();
+        let mut graph = lead(output, Tensor::from_inner(dy)).backward();
         grads.take(layer, &mut graph);
         settle();
         match input.grad_remove(&mut graph) {
@@ -165,7 +165,7 @@ enum Kept {
 /// One layer on a graph of its own: its input as a leaf (which wants a gradient if `wanted`), its output.
 pub(crate) fn run(layer: &Layer, x: Tensor<3>, pass: &Pass, wanted: bool) -> (Tensor<3>, Tensor<3>) {
     let leaf = Tensor::from_inner(x).set_require_grad(wanted);
-    (leaf.clone(), layer.forward(leaf, pass, None))
+    (leaf.clone(), layer.forward(enter(leaf), pass, None))
 }
 
 fn with_noise(x: Tensor<3>, batch: &TrainBatch) -> Tensor<3> {

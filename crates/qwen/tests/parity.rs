@@ -1,14 +1,16 @@
 //! Numbers against transformers and PEFT, on the tiny checkpoints of `tests/golden/make.py`.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
+use std::ffi::OsString;
 use std::io::Write;
 use std::path::PathBuf;
 use std::process::Command;
 use std::sync::OnceLock;
 
-use bellows_kernels::{Adam, adam_step};
+use bellows_kernels::cube::{Launches, launches};
+use bellows_kernels::{Adam, Lowering, adam_step, set_default_lowering};
 use bellows_learner::{Layout, Role, Stopwatch};
-use bellows_qwen::adapter::LoraConfig;
+use bellows_qwen::adapter::{LoraConfig, Targets};
 use bellows_qwen::checkpointing::Checkpointing;
 use bellows_qwen::gradients::{Options, TrainBatch, gradients};
 use bellows_qwen::load::load;
@@ -19,26 +21,48 @@ use bellows_qwen::storage::BaseDtype;
 use bellows_weights::{Tensors, read};
 use burn::module::Module;
 use burn::tensor::wgpu::WgpuBackend;
-use burn::tensor::{Device, Int, Tensor, TensorData};
+use burn::tensor::{Device, DeviceKind, Int, Tensor, TensorData};
 
 const CASES: [&str; 7] = ["qwen2", "qwen3", "llama", "llama-untied", "qwen2-untied-rslora", "qwen3-untied", "qwen2-dora"];
 
-/// The processor, or in a child of [`the_same_by_a_device`] Mesa's OpenGL.
+/// The device that a child of [`the_same_by_a_device`] is to use.
+const DEVICE: &str = "BELLOWS_PARITY_DEVICE";
+
+/// The processor, or in a child Mesa's OpenGL, with Burn's products, or SwiftShader, with ours.
 fn device() -> Device {
-    static OPENGL: OnceLock<Device> = OnceLock::new();
-    match std::env::var_os("BELLOWS_PARITY_GL") {
+    static SOFTWARE: OnceLock<Device> = OnceLock::new();
+    let make = |name: OsString| {
+        if name == "gl" {
+            return Device::wgpu_options().graphics_api(WgpuBackend::Gl).init().unwrap();
+        }
+        set_default_lowering(Lowering::Gemm);
+        Device::vulkan(DeviceKind::Cpu)
+    };
+    match std::env::var_os(DEVICE) {
         None => Device::flex(),
-        Some(_) => OPENGL.get_or_init(|| Device::wgpu_options().graphics_api(WgpuBackend::Gl).init().unwrap()).clone(),
+        Some(name) => SOFTWARE.get_or_init(|| make(name)).clone(),
     }
 }
 
 /// All of them; one on a software device, which has no time for more.
 fn cases() -> &'static [&'static str] {
-    if std::env::var_os("BELLOWS_PARITY_GL").is_some() { &["qwen3"] } else { &CASES }
+    if std::env::var_os(DEVICE).is_some() { &["qwen3"] } else { &CASES }
 }
 
-/// The same numbers from a device of CubeCL's, its matrix products included: Mesa's software OpenGL, where `BELLOWS_MESA_GL=1` says that it is
-/// installed. (SwiftShader's matrix products are wrong: decision 8.)
+/// Runs `tests` of this file on a device.
+fn by_a_child(device: &str, tests: &[&str], variables: &[(&str, OsString)]) {
+    let mut child = Command::new(std::env::current_exe().unwrap());
+    child.args(tests).args(["--exact", "--test-threads=1", "--nocapture"]).env(DEVICE, device).envs(variables.iter().cloned());
+    let output = child.output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    let passed = format!("{} passed", tests.len());
+    assert!(output.status.success() && text.contains(&passed), "{device}: {text}\n{}", String::from_utf8_lossy(&output.stderr));
+}
+
+const GOLDEN: [&str; 4] = ["logits_with_and_without_the_adapter", "loss_and_adapter_gradients", "ten_steps_of_adamw", "merged_weights"];
+
+/// The same numbers from a device of CubeCL's with Burn's matrix products: Mesa's software OpenGL, where `BELLOWS_MESA_GL=1` says that it is
+/// installed. (SwiftShader's are wrong: decision 8.)
 #[test]
 fn the_same_by_a_device() {
     if std::env::var_os("BELLOWS_MESA_GL").is_none() {
@@ -46,13 +70,50 @@ fn the_same_by_a_device() {
         return;
     }
     // In one process, which tunes the device's kernels once.
-    let tests = ["logits_with_and_without_the_adapter", "loss_and_adapter_gradients", "ten_steps_of_adamw", "merged_weights"];
-    let mut child = Command::new(std::env::current_exe().unwrap());
-    child.args(tests).args(["--exact", "--test-threads=1"]);
-    let variables = ["BELLOWS_PARITY_GL", "LIBGL_ALWAYS_SOFTWARE"].map(|name| (name, "1")).into_iter();
-    let output = child.envs(variables.chain([("EGL_PLATFORM", "surfaceless")])).output().unwrap();
-    let text = String::from_utf8_lossy(&output.stdout);
-    assert!(output.status.success() && text.contains("4 passed"), "{text}\n{}", String::from_utf8_lossy(&output.stderr));
+    by_a_child("gl", &GOLDEN, &[("LIBGL_ALWAYS_SOFTWARE", "1".into()), ("EGL_PLATFORM", "surfaceless".into())]);
+}
+
+/// And with ours, which add branches, biases and residuals where a product is written.
+#[test]
+fn the_same_by_our_products() {
+    let Some(icd) = std::env::var_os("BELLOWS_SWIFTSHADER") else {
+        writeln!(std::io::stderr(), "skipped: set BELLOWS_SWIFTSHADER to a Vulkan ICD file (.ci/swiftshader prints one)").unwrap();
+        return;
+    };
+    let tests: Vec<&str> = GOLDEN.into_iter().chain(["a_layer_is_few_launches"]).collect();
+    by_a_child("vulkan", &tests, &[("VK_DRIVER_FILES", icd)]);
+}
+
+/// What one more layer adds to a step, forward and backward. Says nothing on the processor, where nothing is launched.
+#[test]
+fn a_layer_is_few_launches() {
+    if std::env::var_os(DEVICE).is_none_or(|name| name != "vulkan") {
+        return;
+    }
+    let case = Case::open("qwen2");
+    let (batch, _) = case.batch();
+    for (targets, most) in [("q_proj k_proj v_proj o_proj", 36), ("q_proj k_proj v_proj o_proj gate_proj up_proj down_proj", 42)] {
+        let of = |layers: usize| {
+            let config = ModelConfig { num_hidden_layers: layers, ..case.config.clone() };
+            let names = targets.split(' ').map(str::to_owned).collect();
+            let lora = LoraConfig { target_modules: Targets::Names(names), ..LoraConfig::default() };
+            let model = lora.apply(CausalLm::new(&config, &device()), 0).unwrap().train();
+            let step = || {
+                gradients(&model, &batch, Options { checkpointing: Checkpointing::OFF, ..Options::default() }, &mut Stopwatch::start(None))
+            };
+            // What a device is asked once is asked in the first.
+            drop(step());
+            launches(|| device().sync().map(|()| step())).1
+        };
+        let (two, three) = (of(2), of(3));
+        let count = |launches: &Launches| launches.values().sum::<usize>();
+        let each = count(&three) - count(&two);
+        let mut kernels = three.clone();
+        kernels.iter_mut().for_each(|(kernel, count)| *count -= two.get(kernel).copied().unwrap_or(0));
+        kernels.retain(|_, count| *count > 0);
+        println!("{targets}: {each} launches to a layer: {kernels:#?}");
+        assert!(each <= most, "{targets}: {each} launches to a layer: {kernels:#?}");
+    }
 }
 
 struct Case {

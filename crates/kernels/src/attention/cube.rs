@@ -1,5 +1,7 @@
 //! Attention on CubeCL devices, from the host's side: one launch forward, three backward, and nothing of the size of the scores in memory. Where
 //! shared memory cannot be trusted, or heads are too wide for it, attention is composed of products and a masked softmax.
+//!
+//! Heads are read wherever they lie, and results have the heads of a token side by side in memory, as the products before and behind have them.
 
 use burn::backend::DType;
 use burn::backend::cubecl::dtype_to_storage_type;
@@ -14,7 +16,7 @@ use super::cube_kernels::{SIDE, SizesLaunch, UNITS, attend_kernel, bytes, key_gr
 use super::{AttentionOps, portable};
 use crate::cube::geometry::{MAX_GRID, dims4};
 use crate::cube::launch::{address_type, is_image_type, launch};
-use crate::cube::pixels::{empty, like, view};
+use crate::cube::pixels::{empty, view};
 use crate::cube::shared_memory_works;
 use crate::cube::trace::note;
 
@@ -25,6 +27,16 @@ fn covers(q: &CubeTensor, k: &CubeTensor, v: &CubeTensor, first: &CubeTensor) ->
     let fits = bytes(d) <= hardware.max_shared_memory_size && UNITS <= hardware.max_units_per_cube && b.max(heads) <= MAX_GRID;
     let types = is_image_type(q.dtype) && k.dtype == q.dtype && v.dtype == q.dtype && matches!(first.dtype, DType::I32 | DType::I64);
     types && fits && b * heads * s * d > 0 && shared_memory_works(&q.device)
+}
+
+/// The same with the numbers of a line side by side.
+fn in_lines(x: CubeTensor) -> CubeTensor {
+    if x.meta.strides()[3] == 1 && !x.meta.is_tiled() { x } else { into_contiguous(x) }
+}
+
+/// Room for `[batch, heads, lines, d]`, with the heads of a token side by side.
+fn by_tokens(like: &CubeTensor, [batch, heads, lines, d]: [usize; 4]) -> CubeTensor {
+    CubeBackend::float_swap_dims(empty(like, [batch, lines, heads, d], like.dtype), 1, 2)
 }
 
 /// The sizes of a problem.
@@ -65,9 +77,9 @@ impl AttentionOps for CubeBackend {
         if !covers(&q, &k, &v, &first) {
             return portable::attend::<Self>(q, k, v, first, scale);
         }
-        let [q, k, v, first] = [q, k, v, first].map(into_contiguous);
+        let ([q, k, v], first) = ([q, k, v].map(in_lines), into_contiguous(first));
         let shape = Shape::new(&q, &k);
-        let (y, logs) = (like(&q), empty(&q, [shape.batch, shape.heads, shape.queries], DType::F32));
+        let (y, logs) = (by_tokens(&q, dims4(&q)), empty(&q, [shape.batch, shape.heads, shape.queries], DType::F32));
         note("attention", [&q, &k, &v, &y, &logs], shape.flops(2));
         attend_kernel::launch(
             &q.client.clone(),
@@ -100,13 +112,13 @@ impl AttentionOps for CubeBackend {
         if !covers(&q, &k, &v, &first) {
             return portable::attend_grad::<Self>(q, k, v, first, dy, scale);
         }
-        let [q, k, v, first, y, dy] = [q, k, v, first, y, dy].map(into_contiguous);
+        let ([q, k, v, y, dy], first) = ([q, k, v, y, dy].map(in_lines), into_contiguous(first));
         let shape = Shape::new(&q, &k);
         let types = [&q, &first].map(|tensor| dtype_to_storage_type(tensor.dtype));
         let count = logs.meta.shape().num_elements();
         let rows = empty(&logs, [2 * count], DType::F32);
         launch!(rows_kernel, count, [y, dy, logs, rows], shape.d as u32, types[0]);
-        let dq = like(&q);
+        let dq = by_tokens(&q, dims4(&q));
         note("attention, gradient of queries", [&q, &k, &v, &dy, &dq], shape.flops(3));
         query_grad_kernel::launch(
             &q.client.clone(),
@@ -143,7 +155,9 @@ impl AttentionOps for CubeBackend {
             shape.d as u32,
             types,
         );
-        let [dk, dv] = [0, all].map(|start| Self::float_reshape(view(&dkv, start, all), k.meta.shape().clone()));
+        let [b, heads, keys, d] = dims4(&k);
+        let part = |start| Self::float_swap_dims(Self::float_reshape(view(&dkv, start, all), [b, keys, heads, d].into()), 1, 2);
+        let [dk, dv] = [0, all].map(part);
         (dq, dk, dv)
     }
 }

@@ -69,16 +69,29 @@ fn zeros(#[comptime] count: u32) -> Array<f32> {
     values
 }
 
+/// Where the lines of a head are: the first number, and from one line to the next.
+#[derive(CubeType)]
+struct Lines {
+    base: usize,
+    step: usize,
+}
+
+/// The lines of a head of `[batch, heads, lines, d]` in any order of all but the last axis.
+#[cube]
+fn lines<E: Float>(of: &Tensor<E>, batch: u32, head: u32) -> Lines {
+    Lines { base: batch as usize * of.stride(0) + head as usize * of.stride(1), step: of.stride(2) }
+}
+
 /// Dimensions `start ..` of the lines `first ..` of `count`, as `[dimension][line]`; zero where there are none.
 #[cube]
-fn load<E: Float>(from: &Tensor<E>, to: &mut Shared<[f32]>, base: usize, first: u32, count: u32, start: u32, #[comptime] d: u32) {
+fn load<E: Float>(from: &Tensor<E>, to: &mut Shared<[f32]>, lines: &Lines, first: u32, count: u32, start: u32, #[comptime] d: u32) {
     #[unroll]
     for i in 0..comptime!(SIDE * CHUNK / UNITS) {
         let at = UNIT_POS + comptime!(i * UNITS);
         let line = at / CHUNK;
         let dim = at % CHUNK;
         let there = first + line < count && start + dim < d;
-        let place = select(there, base + (first + line) as usize * comptime!(d as usize) + (start + dim) as usize, base);
+        let place = select(there, lines.base + (first + line) as usize * lines.step + (start + dim) as usize, lines.base);
         to[(dim * PITCH + line) as usize] = select(there, f32::cast_from(from[place]), 0.0f32);
     }
 }
@@ -88,8 +101,8 @@ fn load<E: Float>(from: &Tensor<E>, to: &mut Shared<[f32]>, base: usize, first: 
 fn products<E: Float>(
     x: &Tensor<E>,
     y: &Tensor<E>,
-    base_x: usize,
-    base_y: usize,
+    lines_x: &Lines,
+    lines_y: &Lines,
     first_x: u32,
     first_y: u32,
     count_x: u32,
@@ -102,8 +115,8 @@ fn products<E: Float>(
     let col = UNIT_POS % ACROSS;
     let mut start = 0u32;
     while start < d {
-        load::<E>(x, &mut tiles.left, base_x, first_x, count_x, start, d);
-        load::<E>(y, &mut tiles.right, base_y, first_y, count_y, start, d);
+        load::<E>(x, &mut tiles.left, lines_x, first_x, count_x, start, d);
+        load::<E>(y, &mut tiles.right, lines_y, first_y, count_y, start, d);
         sync_cube();
         for dim in 0..CHUNK {
             #[unroll]
@@ -128,7 +141,7 @@ fn own(d: u32) -> u32 {
 
 /// Adds the lines `first ..` of `from`, weighed by the tile, to a thread's rows. The weights may have been put there just before.
 #[cube]
-fn weigh<E: Float>(sums: &mut Array<f32>, from: &Tensor<E>, base: usize, first: u32, count: u32, tiles: &mut Tiles, #[comptime] d: u32) {
+fn weigh<E: Float>(sums: &mut Array<f32>, from: &Tensor<E>, lines: &Lines, first: u32, count: u32, tiles: &mut Tiles, #[comptime] d: u32) {
     let row = UNIT_POS / ACROSS * TALL;
     let col = UNIT_POS % ACROSS;
     let mut done = 0u32;
@@ -137,7 +150,7 @@ fn weigh<E: Float>(sums: &mut Array<f32>, from: &Tensor<E>, base: usize, first: 
         for i in 0..comptime!((WEIGHED * d).div_ceil(UNITS)) {
             let at = clamp_max(UNIT_POS + comptime!(i * UNITS), comptime!(WEIGHED * d - 1));
             let line = first + done + at / d;
-            let place = select(line < count, base + line as usize * comptime!(d as usize) + (at % d) as usize, base);
+            let place = select(line < count, lines.base + line as usize * lines.step + (at % d) as usize, lines.base);
             tiles.weighed[at as usize] = select(line < count, f32::cast_from(from[place]), 0.0f32);
         }
         sync_cube();
@@ -164,7 +177,7 @@ fn weigh<E: Float>(sums: &mut Array<f32>, from: &Tensor<E>, base: usize, first: 
 
 /// Writes a thread's rows, times a factor each.
 #[cube]
-fn write<E: Float>(sums: &Array<f32>, factors: &Array<f32>, to: &mut Tensor<E>, base: usize, first: u32, count: u32, #[comptime] d: u32) {
+fn write<E: Float>(sums: &Array<f32>, factors: &Array<f32>, to: &mut Tensor<E>, lines: &Lines, first: u32, count: u32, #[comptime] d: u32) {
     let row = first + UNIT_POS / ACROSS * TALL;
     let col = UNIT_POS % ACROSS;
     #[unroll]
@@ -174,7 +187,7 @@ fn write<E: Float>(sums: &Array<f32>, factors: &Array<f32>, to: &mut Tensor<E>, 
             let dim = col + comptime!(j * ACROSS);
             if row + i < count && dim < d {
                 let value = sums[comptime!((i * own(d) + j) as usize)] * factors[i as usize];
-                to[base + (row + i) as usize * comptime!(d as usize) + dim as usize] = E::cast_from(value);
+                to[lines.base + (row + i) as usize * lines.step + dim as usize] = E::cast_from(value);
             }
         }
     }
@@ -219,9 +232,10 @@ pub(super) fn attend_kernel<E: Float, I: Int>(
 ) {
     let queries = CUBE_POS_X * SIDE;
     let (head, batch) = (CUBE_POS_Y, CUBE_POS_Z);
-    let lines = (batch * sizes.heads + head) * sizes.queries;
-    let base_q = lines as usize * comptime!(d as usize);
-    let base_k = ((batch * sizes.heads + head) / sizes.group * sizes.keys) as usize * comptime!(d as usize);
+    let rows_before = (batch * sizes.heads + head) * sizes.queries;
+    let of_q = lines::<E>(q, batch, head);
+    let of_k = lines::<E>(k, batch, head / sizes.group);
+    let of_v = lines::<E>(v, batch, head / sizes.group);
     let row = UNIT_POS / ACROSS * TALL;
     let col = UNIT_POS % ACROSS;
     let mut tiles = tiles(d);
@@ -234,7 +248,7 @@ pub(super) fn attend_kernel<E: Float, I: Int>(
     }
     let mut keys = first_block::<I>(first, batch, queries, sizes);
     while keys < end_of_keys(queries, sizes) {
-        let mut scores = products::<E>(q, k, base_q, base_k, queries, keys, sizes.queries, sizes.keys, &mut tiles, d);
+        let mut scores = products::<E>(q, k, &of_q, &of_k, queries, keys, sizes.queries, sizes.keys, &mut tiles, d);
         #[unroll]
         for i in 0..TALL {
             #[unroll]
@@ -281,7 +295,7 @@ pub(super) fn attend_kernel<E: Float, I: Int>(
                 sums[comptime!((i * own(d) + j) as usize)] *= shrink[i as usize];
             }
         }
-        weigh::<E>(&mut sums, v, base_k, keys, sizes.keys, &mut tiles, d);
+        weigh::<E>(&mut sums, v, &of_v, keys, sizes.keys, &mut tiles, d);
         keys += SIDE;
     }
     let mut factors = Array::<f32>::new(comptime!(TALL as usize));
@@ -291,10 +305,11 @@ pub(super) fn attend_kernel<E: Float, I: Int>(
         factors[i as usize] = select(total[i as usize] > 0.0f32, 1.0f32 / total[i as usize], 0.0f32);
         let query = queries + row + i;
         if col == 0u32 && query < sizes.queries {
-            logs[(lines + query) as usize] = most[i as usize] + total[i as usize].ln();
+            logs[(rows_before + query) as usize] = most[i as usize] + total[i as usize].ln();
         }
     }
-    write::<E>(&sums, &factors, y, base_q, queries, sizes.queries, d);
+    let of_y = Lines { base: batch as usize * y.stride(0) + head as usize * y.stride(1), step: y.stride(2) };
+    write::<E>(&sums, &factors, y, &of_y, queries, sizes.queries, d);
 }
 
 /// What the gradients need of each row: the logarithm of its sum, and behind all of those `Σ y dy`. (One tensor, for some devices bind no more
@@ -311,10 +326,13 @@ pub(super) fn rows_kernel<E: Float>(
     if ABSOLUTE_POS >= logs.len() {
         terminate!();
     }
-    let base = ABSOLUTE_POS * comptime!(d as usize);
+    let (queries, heads) = (y.shape(2), y.shape(1));
+    let (batch, head, query) = (ABSOLUTE_POS / queries / heads, ABSOLUTE_POS / queries % heads, ABSOLUTE_POS % queries);
+    let in_y = batch * y.stride(0) + head * y.stride(1) + query * y.stride(2);
+    let in_dy = batch * dy.stride(0) + head * dy.stride(1) + query * dy.stride(2);
     let mut sum = 0.0f32;
     for dim in 0..comptime!(d as usize) {
-        sum += f32::cast_from(y[base + dim]) * f32::cast_from(dy[base + dim]);
+        sum += f32::cast_from(y[in_y + dim]) * f32::cast_from(dy[in_dy + dim]);
     }
     rows[ABSOLUTE_POS] = logs[ABSOLUTE_POS];
     rows[logs.len() + ABSOLUTE_POS] = sum;
@@ -336,20 +354,22 @@ pub(super) fn query_grad_kernel<E: Float, I: Int>(
 ) {
     let queries = CUBE_POS_X * SIDE;
     let (head, batch) = (CUBE_POS_Y, CUBE_POS_Z);
-    let lines = (batch * sizes.heads + head) * sizes.queries;
-    let base_q = lines as usize * comptime!(d as usize);
-    let base_k = ((batch * sizes.heads + head) / sizes.group * sizes.keys) as usize * comptime!(d as usize);
+    let rows_before = (batch * sizes.heads + head) * sizes.queries;
+    let of_q = lines::<E>(q, batch, head);
+    let of_k = lines::<E>(k, batch, head / sizes.group);
+    let of_v = lines::<E>(v, batch, head / sizes.group);
+    let of_dy = lines::<E>(dy, batch, head);
     let row = UNIT_POS / ACROSS * TALL;
     let col = UNIT_POS % ACROSS;
     let mut tiles = tiles(d);
     let mut sums = zeros(comptime!(TALL * own(d)));
     let mut keys = first_block::<I>(first, batch, queries, sizes);
     while keys < end_of_keys(queries, sizes) {
-        let scores = products::<E>(q, k, base_q, base_k, queries, keys, sizes.queries, sizes.keys, &mut tiles, d);
-        let dp = products::<E>(dy, v, base_q, base_k, queries, keys, sizes.queries, sizes.keys, &mut tiles, d);
+        let scores = products::<E>(q, k, &of_q, &of_k, queries, keys, sizes.queries, sizes.keys, &mut tiles, d);
+        let dp = products::<E>(dy, v, &of_dy, &of_v, queries, keys, sizes.queries, sizes.keys, &mut tiles, d);
         #[unroll]
         for i in 0..TALL {
-            let line = (lines + clamp_max(queries + row + i, sizes.queries - 1)) as usize;
+            let line = (rows_before + clamp_max(queries + row + i, sizes.queries - 1)) as usize;
             let (log, slope) = (rows[line], rows[rows.len() / 2 + line]);
             #[unroll]
             for j in 0..WIDE {
@@ -360,7 +380,7 @@ pub(super) fn query_grad_kernel<E: Float, I: Int>(
                 tiles.weights[(key * PITCH + row + i) as usize] = select(seen, ds, 0.0f32);
             }
         }
-        weigh::<E>(&mut sums, k, base_k, keys, sizes.keys, &mut tiles, d);
+        weigh::<E>(&mut sums, k, &of_k, keys, sizes.keys, &mut tiles, d);
         keys += SIDE;
     }
     let mut factors = zeros(TALL);
@@ -368,10 +388,11 @@ pub(super) fn query_grad_kernel<E: Float, I: Int>(
     for i in 0..comptime!(TALL as usize) {
         factors[i] = 1.0f32;
     }
-    write::<E>(&sums, &factors, dq, base_q, queries, sizes.queries, d);
+    let of_dq = Lines { base: batch as usize * dq.stride(0) + head as usize * dq.stride(1), step: dq.stride(2) };
+    write::<E>(&sums, &factors, dq, &of_dq, queries, sizes.queries, d);
 }
 
-/// The gradients of k and v, `dsᵀ q` and behind it `pᵀ dy`: of each query head that a key head serves, a block of the queries that see a key after the other.
+/// The gradients of k and v, `dsᵀ q` and behind it `pᵀ dy`, both `[batch, keys, heads, d]`: of each query head that a key head serves, a block of the queries that see a key after the other.
 #[cube(launch, address_type = "dynamic")]
 pub(super) fn key_grad_kernel<E: Float, I: Int>(
     q: &Tensor<E>,
@@ -387,7 +408,8 @@ pub(super) fn key_grad_kernel<E: Float, I: Int>(
 ) {
     let keys = CUBE_POS_X * SIDE;
     let (of_keys, batch) = (CUBE_POS_Y, CUBE_POS_Z);
-    let base_k = ((batch * (sizes.heads / sizes.group) + of_keys) * sizes.keys) as usize * comptime!(d as usize);
+    let of_k = lines::<E>(k, batch, of_keys);
+    let of_v = lines::<E>(v, batch, of_keys);
     let row = UNIT_POS / ACROSS * TALL;
     let col = UNIT_POS % ACROSS;
     let mut tiles = tiles(d);
@@ -395,18 +417,20 @@ pub(super) fn key_grad_kernel<E: Float, I: Int>(
     let mut sums_v = zeros(comptime!(TALL * own(d)));
     let mut member = 0u32;
     while member < sizes.group {
-        let lines = (batch * sizes.heads + of_keys * sizes.group + member) * sizes.queries;
-        let base_q = lines as usize * comptime!(d as usize);
+        let head = of_keys * sizes.group + member;
+        let rows_before = (batch * sizes.heads + head) * sizes.queries;
+        let of_q = lines::<E>(q, batch, head);
+        let of_dy = lines::<E>(dy, batch, head);
         // The queries before see none of these keys.
         let past = sizes.keys - sizes.queries;
         let mut queries = (clamp_min(keys, past) - past) / SIDE * SIDE;
         while queries < sizes.queries {
-            let scores = products::<E>(k, q, base_k, base_q, keys, queries, sizes.keys, sizes.queries, &mut tiles, d);
-            let mut ds = products::<E>(v, dy, base_k, base_q, keys, queries, sizes.keys, sizes.queries, &mut tiles, d);
+            let scores = products::<E>(k, q, &of_k, &of_q, keys, queries, sizes.keys, sizes.queries, &mut tiles, d);
+            let mut ds = products::<E>(v, dy, &of_v, &of_dy, keys, queries, sizes.keys, sizes.queries, &mut tiles, d);
             #[unroll]
             for j in 0..WIDE {
                 let query = col + comptime!(j * ACROSS);
-                let line = (lines + clamp_max(queries + query, sizes.queries - 1)) as usize;
+                let line = (rows_before + clamp_max(queries + query, sizes.queries - 1)) as usize;
                 let (log, slope) = (rows[line], rows[rows.len() / 2 + line]);
                 #[unroll]
                 for i in 0..TALL {
@@ -416,7 +440,7 @@ pub(super) fn key_grad_kernel<E: Float, I: Int>(
                     tiles.weights[(query * PITCH + row + i) as usize] = p;
                 }
             }
-            weigh::<E>(&mut sums_v, dy, base_q, queries, sizes.queries, &mut tiles, d);
+            weigh::<E>(&mut sums_v, dy, &of_dy, queries, sizes.queries, &mut tiles, d);
             #[unroll]
             for j in 0..WIDE {
                 #[unroll]
@@ -424,7 +448,7 @@ pub(super) fn key_grad_kernel<E: Float, I: Int>(
                     tiles.weights[((col + comptime!(j * ACROSS)) * PITCH + row + i) as usize] = ds[comptime!((i * WIDE + j) as usize)];
                 }
             }
-            weigh::<E>(&mut sums_k, q, base_q, queries, sizes.queries, &mut tiles, d);
+            weigh::<E>(&mut sums_k, q, &of_q, queries, sizes.queries, &mut tiles, d);
             queries += SIDE;
         }
         member += 1u32;
@@ -434,7 +458,10 @@ pub(super) fn key_grad_kernel<E: Float, I: Int>(
     for i in 0..comptime!(TALL as usize) {
         factors[i] = 1.0f32;
     }
-    write::<E>(&sums_k, &factors, dkv, base_k, keys, sizes.keys, d);
+    let key_heads = (sizes.heads / sizes.group) as usize;
+    let step = key_heads * comptime!(d as usize);
+    let base = batch as usize * sizes.keys as usize * step + of_keys as usize * comptime!(d as usize);
+    write::<E>(&sums_k, &factors, dkv, &Lines { base, step }, keys, sizes.keys, d);
     let behind = dkv.len() / 2;
-    write::<E>(&sums_v, &factors, dkv, behind + base_k, keys, sizes.keys, d);
+    write::<E>(&sums_v, &factors, dkv, &Lines { base: behind + base, step }, keys, sizes.keys, d);
 }

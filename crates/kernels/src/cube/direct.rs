@@ -98,7 +98,7 @@ fn add_term<E: Float>(
 
 /// The sums straight from memory.
 #[cube]
-pub(super) fn direct_sums<A: Float, B: Float>(
+pub(crate) fn direct_sums<A: Float, B: Float>(
     a: &Tensor<A>,
     b: &Tensor<B>,
     sums: &mut Array<f32>,

@@ -103,7 +103,7 @@ impl Splits {
 
 impl Product {
     /// The block of C to a workgroup of at most `units` threads.
-    fn block(&self, units: u32) -> Block {
+    pub(crate) fn block(&self, units: u32) -> Block {
         let gather = self.window.map(|w| w.gather);
         Block {
             a_along_k: self.a.k < self.a.line,
@@ -174,7 +174,7 @@ impl Product {
     }
 
     /// Panics unless each tensor holds the last number that its steps reach.
-    fn check(&self, a: &CubeTensor, b: &CubeTensor, bias: Option<&CubeTensor>, c: &CubeTensor) {
+    pub(crate) fn check(&self, a: &CubeTensor, b: &CubeTensor, bias: Option<&CubeTensor>, c: &CubeTensor) {
         let last = |steps: &[(usize, usize)]| steps.iter().map(|(count, step)| count.saturating_sub(1) * step).sum::<usize>();
         let (k, outer) = (self.k, self.outer);
         let taps = |window: &Window| [window.gather.taps.0 as usize, window.gather.taps.1 as usize];
@@ -209,7 +209,7 @@ impl Product {
         }
     }
 
-    fn image(&self, first: usize) -> ImageLaunch {
+    pub(crate) fn image(&self, first: usize) -> ImageLaunch {
         let nothing = Window {
             gather: Gather::default(),
             map: [1; 2],
@@ -247,7 +247,7 @@ impl Product {
         )
     }
 
-    fn args(&self, first_batch: usize, first: usize, n: usize) -> ArgsLaunch {
+    pub(crate) fn args(&self, first_batch: usize, first: usize, n: usize) -> ArgsLaunch {
         let Splits { outer, inner } = self.splits;
         // A launch that begins later is told so by its image, if the columns of C are pixels.
         let pixels = self.window.is_some_and(|w| !w.gather.taps_are_lines);

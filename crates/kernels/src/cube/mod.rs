@@ -11,20 +11,20 @@
 //! Extra memory is what such lowerings are known for (MIOpen's GEMM workaround costs users a quarter more). Here the product reads the image
 //! where a column would be, and the parts of a weight gradient's sums are all there is besides, up to [`set_workspace_mb`].
 
-mod args;
-mod block;
+pub(crate) mod args;
+pub(crate) mod block;
 mod conv;
 mod copies;
-mod direct;
+pub(crate) mod direct;
 pub(crate) mod geometry;
 pub(crate) mod join;
 pub(crate) mod launch;
-mod matmul;
+pub(crate) mod matmul;
 mod matrices;
 mod norm;
 mod norm_kernels;
 pub(crate) mod pixels;
-mod product;
+pub(crate) mod product;
 mod shared;
 pub(crate) mod softmax;
 pub(crate) mod stripes;

@@ -20,11 +20,56 @@ use super::copies::{Layout, fetch_map, fetch_matrix, fetch_taps, of_map, of_matr
 use super::direct::direct_sums;
 use cubecl::prelude::*;
 
+/// A workgroup's shared memory: room for a block of terms of A and of B.
+#[derive(CubeType)]
+pub(crate) struct Room {
+    a: Shared<[f32]>,
+    b: Shared<[f32]>,
+}
+
+/// Room for so many numbers of A and of B.
+#[cube]
+pub(crate) fn room(#[comptime] a: usize, #[comptime] b: usize) -> Room {
+    Room { a: Shared::<[f32]>::new_slice(a), b: Shared::<[f32]>::new_slice(b) }
+}
+
+/// What this thread computes of C's matrix `z`, part `split` of its sums.
+#[cube]
+pub(crate) fn part_of(z: u32, split: u32, args: &Args, #[comptime] block: Block) -> Part {
+    let across = comptime!(block.across());
+    let start = split % args.inner_splits * args.k_part;
+    let outer = split / args.inner_splits * args.outer_part;
+    Part {
+        first_row: CUBE_POS_Y * block.rows,
+        first_col: CUBE_POS_X * block.cols,
+        row: UNIT_POS / across * block.tall,
+        col: UNIT_POS % across,
+        start,
+        end: clamp_max(start + args.k_part, args.k),
+        outer,
+        outer_end: clamp_max(outer + args.outer_part, args.outer),
+        base_a: args.a_offset + (z % args.period) as usize * args.a_batch,
+        base_b: args.b_offset + z as usize * args.b_batch,
+    }
+}
+
+/// A thread's sums, of nothing yet.
+#[cube]
+pub(crate) fn no_sums(#[comptime] block: Block) -> Array<f32> {
+    let mut sums = Array::<f32>::new(comptime!((block.tall * block.wide) as usize));
+    #[unroll]
+    for i in 0..comptime!((block.tall * block.wide) as usize) {
+        sums[i] = 0.0f32;
+    }
+    sums
+}
+
 /// The sums through shared memory.
 #[cube]
-fn shared_sums<A: Float, B: Float>(
+pub(crate) fn shared_sums<A: Float, B: Float>(
     a: &Tensor<A>,
     b: &Tensor<B>,
+    room: &mut Room,
     sums: &mut Array<f32>,
     args: &Args,
     image: &Image,
@@ -34,8 +79,6 @@ fn shared_sums<A: Float, B: Float>(
     let (left, right, kind) = comptime!((block.left(), block.right(), block.kind()));
     let gather = comptime!(block.gather.unwrap_or_default());
     let (a_layout, b_layout) = comptime!((Layout::of_matrix(left), Layout::of(block)));
-    let mut block_a = Shared::<[f32]>::new_slice(comptime!(left.size()));
-    let mut block_b = Shared::<[f32]>::new_slice(comptime!(right.size()));
     let a_copies = of_matrix(part.first_row, args.m, args.a_line, args.a_k, image, left);
     let b_copies = if comptime!(kind == Kind::Matrix) {
         of_matrix(part.first_col, args.n, args.b_line, args.b_k, image, right)
@@ -86,11 +129,11 @@ fn shared_sums<A: Float, B: Float>(
                 for _term in 0..comptime!(left.depth()) {
                     #[unroll]
                     for n in 0..block.tall {
-                        of_a[n as usize] = block_a[(at_a + n) as usize];
+                        of_a[n as usize] = room.a[(at_a + n) as usize];
                     }
                     #[unroll]
                     for n in 0..block.wide {
-                        of_b[n as usize] = block_b[(at_b + comptime!(n * block.across())) as usize];
+                        of_b[n as usize] = room.b[(at_b + comptime!(n * block.across())) as usize];
                     }
                     multiply(sums, &of_a, &of_b, block);
                     at_a += comptime!(left.pitch());
@@ -99,8 +142,8 @@ fn shared_sums<A: Float, B: Float>(
             }
             sync_cube();
             if more {
-                put(&a_values, &mut block_a, &a_copies, a_layout);
-                put(&b_values, &mut block_b, &b_copies, b_layout);
+                put(&a_values, &mut room.a, &a_copies, a_layout);
+                put(&b_values, &mut room.b, &b_copies, b_layout);
             }
             sync_cube();
             k += comptime!(block.deep);
@@ -127,27 +170,11 @@ pub(crate) fn matmul_kernel<A: Float, B: Float, C: Float>(
     let across = comptime!(block.across());
     let z = CUBE_POS_Z / args.splits + args.first_batch;
     let split = CUBE_POS_Z % args.splits;
-    let start = split % args.inner_splits * args.k_part;
-    let outer = split / args.inner_splits * args.outer_part;
-    let part = Part {
-        first_row: CUBE_POS_Y * block.rows,
-        first_col: CUBE_POS_X * block.cols,
-        row: UNIT_POS / across * block.tall,
-        col: UNIT_POS % across,
-        start,
-        end: clamp_max(start + args.k_part, args.k),
-        outer,
-        outer_end: clamp_max(outer + args.outer_part, args.outer),
-        base_a: args.a_offset + (z % args.period) as usize * args.a_batch,
-        base_b: args.b_offset + z as usize * args.b_batch,
-    };
-    let mut sums = Array::<f32>::new(comptime!((block.tall * block.wide) as usize));
-    #[unroll]
-    for i in 0..comptime!((block.tall * block.wide) as usize) {
-        sums[i] = 0.0f32;
-    }
+    let part = part_of(z, split, args, block);
+    let mut sums = no_sums(block);
     if comptime!(block.shared) {
-        shared_sums::<A, B>(a, b, &mut sums, args, image, &part, block);
+        let mut room = room(comptime!(block.left().size()), comptime!(block.right().size()));
+        shared_sums::<A, B>(a, b, &mut room, &mut sums, args, image, &part, block);
     } else {
         direct_sums::<A, B>(a, b, &mut sums, args, image, &part, block);
     }

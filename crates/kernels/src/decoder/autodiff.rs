@@ -8,6 +8,7 @@ use burn_autodiff::ops::{Backward, Ops, OpsKind, unary};
 use burn_autodiff::{Autodiff, NodeId};
 
 use super::DecoderOps;
+use crate::meeting::register;
 
 /// State: x, the weight, ε.
 #[derive(Debug)]
@@ -26,7 +27,10 @@ impl<B: DecoderOps> Backward<B, 2> for RmsNorm {
             grads.register::<B>(node.id, B::rms_norm_weight_grad(x.clone(), dy.clone(), epsilon));
         }
         if let Some(node) = x_node {
-            grads.register::<B>(node.id, B::rms_norm_data_grad(x, weight, dy, epsilon));
+            register!(B, grads, node, |held| match held {
+                Some(held) => B::rms_norm_data_grad_onto(x, weight, dy, held, epsilon),
+                None => B::rms_norm_data_grad(x, weight, dy, epsilon),
+            });
         }
     }
 }

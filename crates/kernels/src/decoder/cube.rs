@@ -1,7 +1,7 @@
 //! The decoder's operations on CubeCL devices: f32 through our kernels, everything else through Burn's own operations.
 //!
-//! Two launches where rows are added up, four for the weight's gradient, which adds up rows and then columns, else one. A result goes into
-//! the memory of the tensor it replaces if nobody else holds that.
+//! RMS norm is one launch where shared memory can be trusted, a workgroup to a row; else what adds up rows is two. The weight's gradient, which adds up rows
+//! and then columns, is four, the rest one. A result goes into the memory of the tensor it replaces if nobody else holds that.
 
 use burn::backend::DType;
 use burn::backend::ops::FloatTensorOps;
@@ -10,16 +10,20 @@ use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 
 use super::cube_kernels::{
-    masked_softmax_grad_kernel, masked_softmax_kernel, products_kernel, rho_kernel, rms_norm_columns_kernel, rms_norm_data_grad_kernel,
-    rms_norm_grad_sums_kernel, rms_norm_kernel, rms_norm_weight_grad_kernel, rotate_kernel, squares_kernel, swiglu_grad_kernel,
-    swiglu_kernel,
+    UNITS, masked_softmax_grad_kernel, masked_softmax_kernel, products_kernel, rho_kernel, rms_norm_columns_kernel,
+    rms_norm_data_grad_kernel, rms_norm_grad_sums_kernel, rms_norm_kernel, rms_norm_row_grad_kernel, rms_norm_row_kernel,
+    rms_norm_weight_grad_kernel, rotate_kernel, squares_kernel, swiglu_grad_kernel, swiglu_kernel,
 };
 use super::{DecoderOps, portable};
-use crate::cube::geometry::dims4;
-use crate::cube::launch::{covers, launch};
+use crate::cube::geometry::{MAX_GRID, dims4};
+use crate::cube::launch::{address_type, covers, launch};
 use crate::cube::pixels::{empty, like, replacement};
+use crate::cube::shared_memory_works;
 use crate::cube::softmax::{MaskingLaunch, softmax_sums_kernel};
 use crate::cube::stripes::Plan;
+use crate::cube::trace::note;
+use crate::planes::PlaneOps;
+use cubecl::prelude::{CubeCount, CubeDim};
 
 impl DecoderOps for CubeBackend {
     fn rms_norm(x: CubeTensor, weight: CubeTensor, epsilon: f64) -> CubeTensor {
@@ -28,7 +32,26 @@ impl DecoderOps for CubeBackend {
         }
         let [x, weight] = [x, weight].map(into_contiguous);
         let plan = Plan::new(&x);
-        let (sums, y) = (plan.sums(&x, 1), like(&x));
+        let y = like(&x);
+        if shared_memory_works(&x.device) {
+            note("rms_norm_row_kernel", [&x, &weight, &y], 0);
+            let (client, address) = (x.client.clone(), address_type([&x, &weight, &y]));
+            let tensors = [x, weight, y.clone()].map(CubeTensor::into_tensor_arg);
+            let [x, weight, to_y] = tensors;
+            rms_norm_row_kernel::launch(
+                &client,
+                groups(plan.rows),
+                CubeDim::new_1d(UNITS),
+                address,
+                x,
+                weight,
+                to_y,
+                plan.rows(),
+                epsilon as f32,
+            );
+            return y;
+        }
+        let sums = plan.sums(&x, 1);
         launch!(squares_kernel, plan.threads(), [x, sums], plan.rows());
         launch!(rms_norm_kernel, plan.threads(), [x, weight, sums, y], plan.rows(), epsilon as f32);
         y
@@ -40,10 +63,21 @@ impl DecoderOps for CubeBackend {
         }
         let [x, weight, dy] = [x, weight, dy].map(into_contiguous);
         let plan = Plan::new(&x);
+        if shared_memory_works(&x.device) {
+            return row_grad(&plan, [x, weight, dy], None, epsilon);
+        }
         let (sums, (dx, to_dx)) = (plan.sums(&x, 2), replacement(&dy, 2));
         launch!(rms_norm_grad_sums_kernel, plan.threads(), [x, weight, dy, sums], plan.rows());
         launch!(rms_norm_data_grad_kernel, plan.threads(), [x, weight, dy, sums], to_dx, plan.rows(), epsilon as f32);
         dx
+    }
+
+    fn rms_norm_data_grad_onto(x: CubeTensor, weight: CubeTensor, dy: CubeTensor, held: CubeTensor, epsilon: f64) -> CubeTensor {
+        if !covers([&x, &weight, &dy, &held]) || !shared_memory_works(&x.device) {
+            return Self::add(Self::rms_norm_data_grad(x, weight, dy, epsilon), held);
+        }
+        let [x, weight, dy, held] = [x, weight, dy, held].map(into_contiguous);
+        row_grad(&Plan::new(&x), [x, weight, dy], Some(held), epsilon)
     }
 
     fn rms_norm_weight_grad(x: CubeTensor, dy: CubeTensor, epsilon: f64) -> CubeTensor {
@@ -122,6 +156,39 @@ impl DecoderOps for CubeBackend {
         }
         turned(y, cos, sin, true)
     }
+}
+
+/// A workgroup to each of so many rows.
+fn groups(rows: usize) -> CubeCount {
+    let wide = rows.min(MAX_GRID);
+    CubeCount::Static(wide as u32, rows.div_ceil(wide) as u32, 1)
+}
+
+/// The gradient of RMS norm's x, added to `held`, a workgroup to a row.
+fn row_grad(plan: &Plan, [x, weight, dy]: [CubeTensor; 3], held: Option<CubeTensor>, epsilon: f64) -> CubeTensor {
+    let (dx, to_dx) = match &held {
+        Some(held) => replacement(held, 3),
+        None => replacement(&dy, 2),
+    };
+    let added = held.is_some();
+    // Something must be bound that is not written.
+    let held = held.unwrap_or_else(|| weight.clone());
+    note("rms_norm_row_grad_kernel", [&x, &weight, &dy, &dx], 0);
+    rms_norm_row_grad_kernel::launch(
+        &x.client.clone(),
+        groups(plan.rows),
+        CubeDim::new_1d(UNITS),
+        address_type([&x, &weight, &dy, &held, &dx]),
+        x.into_tensor_arg(),
+        weight.into_tensor_arg(),
+        dy.into_tensor_arg(),
+        held.into_tensor_arg(),
+        to_dx,
+        plan.rows(),
+        epsilon as f32,
+        added,
+    );
+    dx
 }
 
 /// x with its second and third axes exchanged and its pairs turned, `back` or forth.

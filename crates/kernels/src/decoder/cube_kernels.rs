@@ -89,6 +89,84 @@ pub(super) fn rms_norm_data_grad_kernel(
     }
 }
 
+/// Threads to a row where a workgroup has one.
+pub(super) const UNITS: u32 = 64;
+
+/// The sum of a number of each thread of the workgroup, in the order of the threads.
+#[cube]
+fn sum_of_all(own: f32, shared: &mut Shared<[f32]>) -> f32 {
+    sync_cube();
+    shared[UNIT_POS as usize] = own;
+    sync_cube();
+    let mut sum = 0.0f32;
+    for unit in 0..UNITS {
+        sum += shared[unit as usize];
+    }
+    sum
+}
+
+/// x ρ w, a workgroup to a row.
+#[cube(launch, address_type = "dynamic")]
+pub(super) fn rms_norm_row_kernel(x: &Tensor<f32>, weight: &Tensor<f32>, y: &mut Tensor<f32>, rows: &Rows, epsilon: f32) {
+    if CUBE_POS >= rows.count {
+        terminate!();
+    }
+    let mut shared = Shared::<[f32]>::new_slice(comptime!(UNITS as usize));
+    let base = CUBE_POS * rows.width;
+    let mut squares = 0.0f32;
+    let mut j = UNIT_POS as usize;
+    while j < rows.width {
+        squares += x[base + j] * x[base + j];
+        j += comptime!(UNITS as usize);
+    }
+    let rho = 1.0f32 / (sum_of_all(squares, &mut shared) / f32::cast_from(rows.width) + epsilon).sqrt();
+    j = UNIT_POS as usize;
+    while j < rows.width {
+        y[base + j] = x[base + j] * rho * weight[j];
+        j += comptime!(UNITS as usize);
+    }
+}
+
+/// ρ (g - x ρ² mean(g x)) (+ held), g = w dy, a workgroup to a row; dx may be dy or held.
+#[cube(launch, address_type = "dynamic")]
+pub(super) fn rms_norm_row_grad_kernel(
+    x: &Tensor<f32>,
+    weight: &Tensor<f32>,
+    dy: &Tensor<f32>,
+    held: &Tensor<f32>,
+    dx: &mut Tensor<f32>,
+    rows: &Rows,
+    epsilon: f32,
+    #[comptime] added: bool,
+) {
+    if CUBE_POS >= rows.count {
+        terminate!();
+    }
+    let mut shared = Shared::<[f32]>::new_slice(comptime!(UNITS as usize));
+    let base = CUBE_POS * rows.width;
+    let mut squares = 0.0f32;
+    let mut along = 0.0f32;
+    let mut j = UNIT_POS as usize;
+    while j < rows.width {
+        let value = x[base + j];
+        squares += value * value;
+        along += weight[j] * dy[base + j] * value;
+        j += comptime!(UNITS as usize);
+    }
+    let width = f32::cast_from(rows.width);
+    let rho = 1.0f32 / (sum_of_all(squares, &mut shared) / width + epsilon).sqrt();
+    let along = sum_of_all(along, &mut shared) / width * rho * rho;
+    j = UNIT_POS as usize;
+    while j < rows.width {
+        let mut value = (weight[j] * dy[base + j] - x[base + j] * along) * rho;
+        if comptime!(added) {
+            value += held[base + j];
+        }
+        dx[base + j] = value;
+        j += comptime!(UNITS as usize);
+    }
+}
+
 /// ρ of each row, a thread to a row of one stripe.
 #[cube(launch, address_type = "dynamic")]
 pub(super) fn rho_kernel(sums: &Tensor<f32>, rhos: &mut Tensor<f32>, rows: &Rows, epsilon: f32) {

@@ -13,9 +13,10 @@ mod portable;
 mod tests;
 
 use burn::backend::tensor::FloatTensor;
-use burn::backend::{Backend, Dispatch, backend_extension};
+use burn::backend::{Dispatch, backend_extension};
 use burn::tensor::Tensor;
 
+use crate::planes::PlaneOps;
 use crate::shapes;
 
 /// In the mask of [`masked_softmax`]: this key is not seen. Far below any score, and finite, so that a row of nothing else is
@@ -24,7 +25,7 @@ pub const BLOCKED: f32 = -1e30;
 
 /// Operations of a decoder layer.
 #[backend_extension(Flex, Cube, Autodiff)]
-pub trait DecoderOps: Backend {
+pub trait DecoderOps: PlaneOps {
     /// `x / sqrt(mean(x²) + ε) ⊙ w` over the last dimension, K (Zhang and Sennrich 2019). x `[.., K]`, w `[K]`.
     fn rms_norm(x: FloatTensor<Self>, weight: FloatTensor<Self>, epsilon: f64) -> FloatTensor<Self> {
         portable::rms_norm::<Self>(x, weight, epsilon)
@@ -33,6 +34,17 @@ pub trait DecoderOps: Backend {
     /// Its gradient for x: with `ρ = 1 / sqrt(mean(x²) + ε)` and `g = w ⊙ dy`, `dx = ρ (g - x ρ² mean(g ⊙ x))`.
     fn rms_norm_data_grad(x: FloatTensor<Self>, weight: FloatTensor<Self>, dy: FloatTensor<Self>, epsilon: f64) -> FloatTensor<Self> {
         portable::rms_norm_data_grad::<Self>(x, weight, dy, epsilon)
+    }
+
+    /// The same added to `held`.
+    fn rms_norm_data_grad_onto(
+        x: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        dy: FloatTensor<Self>,
+        held: FloatTensor<Self>,
+        epsilon: f64,
+    ) -> FloatTensor<Self> {
+        Self::add(Self::rms_norm_data_grad(x, weight, dy, epsilon), held)
     }
 
     /// Its gradient for w, `[K]`: `Σ dy ⊙ x ρ` over all but the last dimension.

@@ -121,11 +121,13 @@ fn trained<B: ProductOps, C: CheckpointStrategy>(
     }
 }
 
-/// A weight off the graph.
-fn inner<B: Backend, C: CheckpointStrategy>(weight: StoredWeight<Autodiff<B, C>>) -> StoredWeight<B> {
-    match weight {
-        StoredWeight::Dense(weight) => StoredWeight::Dense(weight.into_primitive()),
-        StoredWeight::Blocks { codes, scales, form, shape } => StoredWeight::Blocks { codes, scales: scales.into_primitive(), form, shape },
+impl<B: Backend, C: CheckpointStrategy> StoredWeight<Autodiff<B, C>> {
+    /// Without its part in a graph.
+    pub(crate) fn off_the_graph(self) -> StoredWeight<B> {
+        match self {
+            Self::Dense(weight) => StoredWeight::Dense(weight.into_primitive()),
+            Self::Blocks { codes, scales, form, shape } => StoredWeight::Blocks { codes, scales: scales.into_primitive(), form, shape },
+        }
     }
 }
 
@@ -135,7 +137,7 @@ fn tracked<B: Backend, C: CheckpointStrategy>(
 ) -> Result<FloatTensor<Autodiff<B, C>>, StoredWeight<B>> {
     match weight {
         StoredWeight::Dense(weight) if weight.is_tracked() => Ok(weight),
-        weight => Err(inner(weight)),
+        weight => Err(weight.off_the_graph()),
     }
 }
 
@@ -204,6 +206,6 @@ impl<B: ProductOps, C: CheckpointStrategy> ProductOps for Autodiff<B, C> {
     }
 
     fn dense_weight(weight: StoredWeight<Self>) -> FloatTensor<Self> {
-        Self::from_inner(B::dense_weight(inner(weight)))
+        Self::from_inner(B::dense_weight(weight.off_the_graph()))
     }
 }

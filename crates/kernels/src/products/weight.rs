@@ -121,7 +121,7 @@ impl Weight {
         }
     }
 
-    pub(super) fn into_dispatch(self) -> StoredWeight<Dispatch> {
+    pub(crate) fn into_dispatch(self) -> StoredWeight<Dispatch> {
         match self {
             Self::Dense(weight) => StoredWeight::Dense(weight.into_dispatch()),
             Self::Blocks(Blocks { codes, scales, form, shape }) => {
@@ -157,7 +157,7 @@ pub enum StoredWeight<B: Backend> {
 
 impl<B: Backend> StoredWeight<B> {
     /// `[out, in]`.
-    pub(super) fn dims(&self) -> [usize; 2] {
+    pub(crate) fn dims(&self) -> [usize; 2] {
         match self {
             Self::Dense(weight) => weight.shape().dims(),
             Self::Blocks { shape, .. } => *shape,

@@ -13,6 +13,7 @@ mod figures;
 mod foreground;
 mod half;
 mod launches;
+mod maps;
 mod matrices;
 mod norm;
 mod norm_parts;

@@ -3,7 +3,7 @@
 //! Field names are those of the published checkpoints, so that a parameter's path is its tensor's name. Weights are kept `[out, in]` as
 //! checkpoints store them. Hidden states are `[B, S, h]`.
 
-use bellows_kernels::{attention, linear, rms_norm, rotate, swiglu};
+use bellows_kernels::{Map, attention, linear, maps, rms_norm, rotate, swiglu};
 use burn::module::{Module, Param, ParamId};
 use burn::tensor::{Device, Shape, Tensor};
 
@@ -37,14 +37,46 @@ impl Linear {
 
     /// `[B, S, in]` to `[B, S, out]`.
     pub fn forward(&self, x: Tensor<3>, pass: &Pass) -> Tensor<3> {
-        let ([b, s, input], [out, _]) = (x.dims(), self.weight.dims());
-        let (rows, weight, bias) = (x.reshape([b * s, input]), self.weight.stored(), self.bias.as_ref().map(Param::val));
-        let y = match &self.lora {
-            Some(lora) => lora.forward(rows, weight, bias, pass),
-            None => linear(rows, weight, bias, pass.precision),
-        };
-        y.reshape([b, s, out])
+        let [y] = apply([self], x, None, pass);
+        y
     }
+
+    /// It as one of the maps of an input, if its branch is no more than `s B A`.
+    fn map(&self, pass: &Pass) -> Option<Map> {
+        let branch = match &self.lora {
+            Some(lora) => Some(lora.plain(pass)?),
+            None => None,
+        };
+        Some(Map { weight: self.weight.stored(), bias: self.bias.as_ref().map(Param::val), branch })
+    }
+
+    /// `[N, in]` to `[N, out]`, by itself.
+    fn alone(&self, x: Tensor<2>, pass: &Pass) -> Tensor<2> {
+        let (weight, bias) = (self.weight.stored(), self.bias.as_ref().map(Param::val));
+        match &self.lora {
+            Some(lora) => lora.forward(x, weight, bias, pass),
+            None => linear(x, weight, bias, pass.precision),
+        }
+    }
+}
+
+/// What each of `linears` makes of x, `[B, S, in]` to `[B, S, out]`; `onto` `[B, S, out]` is added to the first.
+fn apply<const N: usize>(linears: [&Linear; N], x: Tensor<3>, onto: Option<Tensor<3>>, pass: &Pass) -> [Tensor<3>; N] {
+    let together: Option<Vec<Map>> = linears.iter().map(|linear| linear.map(pass)).collect();
+    if let Some(together) = together.and_then(|all| <[Map; N]>::try_from(all).ok()) {
+        return maps(x, together, onto, pass.precision);
+    }
+    let ([b, s, input], mut onto) = (x.dims(), onto);
+    let rows = x.reshape([b * s, input]);
+    linears.map(|linear| {
+        let y = linear.alone(rows.clone(), pass);
+        let [_, out] = y.dims();
+        let y = y.reshape([b, s, out]);
+        match onto.take() {
+            Some(onto) => onto + y,
+            None => y,
+        }
+    })
 }
 
 /// `x / sqrt(mean(x²) + ε) ⊙ w` over the last dimension (Zhang and Sennrich 2019).
@@ -103,9 +135,10 @@ impl Attention {
         }
     }
 
-    /// `[B, S, h]` to the same; `cache` holds the keys and values of what came before, and takes these.
-    pub fn forward(&self, x: Tensor<3>, pass: &Pass, cache: Option<&mut KvCache>) -> Tensor<3> {
+    /// `onto` with what it makes of x added, `[B, S, h]` all; `cache` holds the keys and values of what came before, and takes these.
+    pub fn forward(&self, x: Tensor<3>, onto: Tensor<3>, pass: &Pass, cache: Option<&mut KvCache>) -> Tensor<3> {
         let ([b, s, _], d) = (x.dims(), self.head_dim);
+        let [q, k, v] = apply([&self.q_proj, &self.k_proj, &self.v_proj], x, None, pass);
         let heads = |y: Tensor<3>, n: usize, norm: &Option<RmsNorm>| {
             let y = y.reshape([b, s, n, d]);
             match norm {
@@ -114,16 +147,17 @@ impl Attention {
             }
         };
         let turned = |y: Tensor<4>| rotate(y, pass.rope.cos.clone(), pass.rope.sin.clone());
-        let q = turned(heads(self.q_proj.forward(x.clone(), pass), self.heads, &self.q_norm));
-        let k = turned(heads(self.k_proj.forward(x.clone(), pass), self.kv_heads, &self.k_norm));
-        let v = heads(self.v_proj.forward(x, pass), self.kv_heads, &None).swap_dims(1, 2);
+        let q = turned(heads(q, self.heads, &self.q_norm));
+        let k = turned(heads(k, self.kv_heads, &self.k_norm));
+        let v = heads(v, self.kv_heads, &None).swap_dims(1, 2);
         let (k, v) = match cache {
             Some(cache) => cache.extend(k, v),
             None => (k, v),
         };
         let y = attention(q, k, v, pass.first.clone(), 1.0 / (d as f64).sqrt());
         let y = y.swap_dims(1, 2).reshape([b, s, self.heads * d]);
-        self.o_proj.forward(y, pass)
+        let [y] = apply([&self.o_proj], y, Some(onto), pass);
+        y
     }
 }
 
@@ -147,10 +181,11 @@ impl Mlp {
         }
     }
 
-    /// `[B, S, h]` to the same.
-    pub fn forward(&self, x: Tensor<3>, pass: &Pass) -> Tensor<3> {
-        let gate = self.gate_proj.forward(x.clone(), pass);
-        self.down_proj.forward(swiglu(gate, self.up_proj.forward(x, pass)), pass)
+    /// `onto` with what it makes of x added, `[B, S, h]` all.
+    pub fn forward(&self, x: Tensor<3>, onto: Tensor<3>, pass: &Pass) -> Tensor<3> {
+        let [gate, up] = apply([&self.gate_proj, &self.up_proj], x, None, pass);
+        let [y] = apply([&self.down_proj], swiglu(gate, up), Some(onto), pass);
+        y
     }
 }
 
@@ -175,8 +210,8 @@ impl Layer {
 
     /// `[B, S, h]` to the same.
     pub fn forward(&self, x: Tensor<3>, pass: &Pass, cache: Option<&mut KvCache>) -> Tensor<3> {
-        let x = x.clone() + self.self_attn.forward(self.input_layernorm.forward(x), pass, cache);
-        x.clone() + self.mlp.forward(self.post_attention_layernorm.forward(x), pass)
+        let x = self.self_attn.forward(self.input_layernorm.forward(x.clone()), x, pass, cache);
+        self.mlp.forward(self.post_attention_layernorm.forward(x.clone()), x, pass)
     }
 
     /// Its linear maps by the names LoRA targets go by, in the checkpoint's order.

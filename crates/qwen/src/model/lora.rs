@@ -72,17 +72,24 @@ impl Lora {
         self.scaling
     }
 
+    /// The branch, if that is all there is: nothing is dropped in this pass, no row rescaled.
+    pub(super) fn plain(&self, pass: &Pass) -> Option<LowRank> {
+        let drops = pass.draws.is_some() && self.dropout > 0.0;
+        let (a, b) = (self.lora_A.val(), self.lora_B.val());
+        (!drops && self.lora_magnitude_vector.is_none()).then_some(LowRank { a, b, scaling: self.scaling })
+    }
+
     /// `x Wᵀ + b` with the branch added; x `[N, in]`, W `[out, in]`.
     pub(super) fn forward(&self, x: Tensor<2>, weight: Weight, bias: Option<Tensor<1>>, pass: &Pass) -> Tensor<2> {
         let precision = pass.precision;
+        if let Some(branch) = self.plain(pass) {
+            return lora_linear(x, weight, bias, branch, precision);
+        }
         let dropped = match pass.draws {
             Some(draws) if self.dropout > 0.0 => Some(dropout(x.clone(), draws.stream("dropout", self.stream).key(), self.dropout)),
             _ => None,
         };
         let (a, b) = (self.lora_A.val(), self.lora_B.val());
-        if dropped.is_none() && self.lora_magnitude_vector.is_none() {
-            return lora_linear(x, weight, bias, LowRank { a, b, scaling: self.scaling }, precision);
-        }
         let branch = |input: Tensor<2>| {
             let inner = linear(input, a.clone(), None, Precision::F32);
             linear(inner, b.clone(), None, Precision::F32).mul_scalar(self.scaling)

@@ -1,0 +1,90 @@
+//! How a part of a network gets a graph of its own: where its input enters, and how the gradient of its result is led in.
+//!
+//! In Burn's words the result is multiplied by its gradient and added up, four passes over what is only handed on; and a leaf's gradients are
+//! added by Burn alone, where an operation could have added its own to what is there (see [`meeting`](crate::meeting)).
+
+use burn::backend::tensor::FloatTensor;
+use burn::backend::{AutodiffBackend, Backend, Dispatch, TensorMetadata, backend_extension};
+use burn::tensor::{Tensor, TensorData};
+use burn_autodiff::Autodiff;
+use burn_autodiff::checkpoint::base::Checkpointer;
+use burn_autodiff::checkpoint::strategy::CheckpointStrategy;
+use burn_autodiff::grads::Gradients;
+use burn_autodiff::ops::{Backward, Ops, OpsKind, unary};
+use burn_cubecl::CubeBackend;
+use burn_flex::Flex;
+
+/// Operations that compute nothing.
+#[backend_extension(Flex, Cube, Autodiff)]
+pub trait GraphOps: Backend {
+    /// x.
+    fn enter(x: FloatTensor<Self>) -> FloatTensor<Self> {
+        x
+    }
+
+    /// A zero, `[1]`, whose gradient by y is dy.
+    fn lead(y: FloatTensor<Self>, dy: FloatTensor<Self>) -> FloatTensor<Self> {
+        drop(dy);
+        Self::float_from_data(TensorData::zeros::<f32, _>([1]).convert_dtype(y.dtype()), &y.device())
+    }
+}
+
+impl GraphOps for Flex {}
+impl GraphOps for CubeBackend {}
+
+#[derive(Debug)]
+struct Enter;
+
+impl<B: GraphOps> Backward<B, 1> for Enter {
+    type State = ();
+
+    fn backward(self, ops: Ops<(), 1>, grads: &mut Gradients, _: &mut Checkpointer) {
+        unary::<B, _>(ops.parents, ops.node, grads, |dy| dy);
+    }
+}
+
+/// State: dy.
+#[derive(Debug)]
+struct Lead;
+
+impl<B: GraphOps> Backward<B, 1> for Lead {
+    type State = FloatTensor<B>;
+
+    fn backward(self, ops: Ops<FloatTensor<B>, 1>, grads: &mut Gradients, _: &mut Checkpointer) {
+        let dy = ops.state;
+        unary::<B, _>(ops.parents, ops.node, grads, |_| dy);
+    }
+}
+
+impl<B: GraphOps, C: CheckpointStrategy> GraphOps for Autodiff<B, C> {
+    fn enter(x: FloatTensor<Self>) -> FloatTensor<Self> {
+        match Backward::<B, 1>::prepare::<C>(Enter, [x.node()]).compute_bound().stateful() {
+            OpsKind::Tracked(prep) => prep.finish((), x.into_primitive()),
+            OpsKind::UnTracked(prep) => prep.finish(x.into_primitive()),
+        }
+    }
+
+    fn lead(y: FloatTensor<Self>, dy: FloatTensor<Self>) -> FloatTensor<Self> {
+        let prep = Backward::<B, 1>::prepare::<C>(Lead, [y.node()]).compute_bound().stateful();
+        let dy = Self::inner(dy);
+        let zero = B::lead(y.into_primitive(), dy.clone());
+        match prep {
+            OpsKind::Tracked(prep) => prep.finish(dy, zero),
+            OpsKind::UnTracked(prep) => prep.finish(zero),
+        }
+    }
+}
+
+/// x as the input of what has a graph of its own: its readers' gradients meet here before they come to the leaf.
+pub fn enter<const D: usize>(x: Tensor<D>) -> Tensor<D> {
+    Tensor::from_dispatch(Dispatch::enter(x.into_dispatch()))
+}
+
+/// A scalar whose backward pass begins at `y` with `dy`, which is of its shape.
+///
+/// # Panics
+/// If it is not.
+pub fn lead<const D: usize>(y: Tensor<D>, dy: Tensor<D>) -> Tensor<1> {
+    crate::shapes::expect("the gradient", dy.dims(), y.dims());
+    Tensor::from_dispatch(Dispatch::lead(y.into_dispatch(), dy.into_dispatch()))
+}

@@ -1,0 +1,140 @@
+//! The gradients of the maps of one input. Each result is a node of its own; the last whose gradient comes makes those of all.
+
+use std::fmt::{self, Debug, Formatter};
+use std::mem;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use burn::backend::Backend;
+use burn::backend::ops::FloatTensorOps;
+use burn::backend::tensor::FloatTensor;
+use burn_autodiff::Autodiff;
+use burn_autodiff::checkpoint::base::Checkpointer;
+use burn_autodiff::checkpoint::strategy::CheckpointStrategy;
+use burn_autodiff::grads::Gradients;
+use burn_autodiff::ops::{Backward, NodeGuard, Ops, OpsKind};
+
+use super::operands::{Maps, StoredMap};
+use super::{MOST_MAPS, MapOps, Wanted, portable};
+use crate::cpu::Precision;
+use crate::meeting::register;
+use crate::operands::Bias;
+use crate::planes::Parts;
+use crate::products::StoredWeight;
+
+/// x, what is added to, and A and B of each branch.
+const PARENTS: usize = 2 + 2 * MOST_MAPS;
+
+/// The result of one of the maps, by its number.
+#[derive(Debug)]
+struct Result(usize);
+
+/// What the gradients are made of, shared by all results.
+struct Open<B: Backend> {
+    maps: Maps<B>,
+    kept: Vec<FloatTensor<B>>,
+    precision: Precision,
+    order: Vec<usize>,
+    dys: Vec<FloatTensor<B>>,
+}
+
+impl<B: Backend> Debug for Open<B> {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Open").field("order", &self.order).finish_non_exhaustive()
+    }
+}
+
+impl<B: MapOps> Backward<B, PARENTS> for Result {
+    type State = Arc<Mutex<Open<B>>>;
+
+    fn backward(self, ops: Ops<Self::State, PARENTS>, grads: &mut Gradients, _: &mut Checkpointer) {
+        let dy = grads.consume::<B>(&ops.node);
+        let [x, onto, branches @ ..] = ops.parents;
+        if let (0, Some(node)) = (self.0, onto) {
+            register!(B, grads, node, dy.clone());
+        }
+        let mut open = ops.state.lock().unwrap_or_else(PoisonError::into_inner);
+        open.order.push(self.0);
+        open.dys.push(dy);
+        if open.order.len() < open.maps.0.len() {
+            return;
+        }
+        let [kept, dys] = [mem::take(&mut open.kept), mem::take(&mut open.dys)].map(Parts);
+        let (maps, order, precision) = (mem::replace(&mut open.maps, Maps(Vec::new())), mem::take(&mut open.order), open.precision);
+        let has_branch: Vec<bool> = maps.0.iter().map(|map| map.branch.is_some()).collect();
+        let wanted = Wanted { x: x.is_some(), branches: branches.iter().any(Option::is_some) };
+        let mut of_branches = Vec::new().into_iter();
+        match x {
+            Some(node) => register!(B, grads, node, |held| {
+                let mut all = B::maps_grad(kept, maps, dys, order, held.into(), wanted, precision).0.into_iter();
+                let dx = all.next().unwrap_or_else(|| unreachable!("the gradient of x, which was asked for"));
+                of_branches = all;
+                dx
+            }),
+            None => of_branches = B::maps_grad(kept, maps, dys, order, Bias::Zero, wanted, precision).0.into_iter(),
+        }
+        let nodes = branches.into_iter().zip(has_branch.into_iter().flat_map(|has| [has; 2])).filter(|(_, has)| *has && wanted.branches);
+        for ((node, _), grad) in nodes.zip(of_branches) {
+            if let Some(node) = node {
+                grads.register::<B>(node.id, grad);
+            }
+        }
+    }
+}
+
+/// A tensor's part in the graph, or that of one that no gradient is asked for.
+fn node<B: Backend, C: CheckpointStrategy>(
+    tensor: Option<&FloatTensor<Autodiff<B, C>>>,
+    frozen: &FloatTensor<Autodiff<B, C>>,
+) -> NodeGuard {
+    tensor.unwrap_or(frozen).node()
+}
+
+/// Whether a gradient is asked for a map's weight or bias.
+fn is_trained<B: Backend, C: CheckpointStrategy>(map: &StoredMap<Autodiff<B, C>>) -> bool {
+    let weight = matches!(&map.weight, StoredWeight::Dense(weight) if weight.is_tracked());
+    weight || map.bias.as_ref().is_some_and(|bias| bias.is_tracked())
+}
+
+impl<B: MapOps, C: CheckpointStrategy> MapOps for Autodiff<B, C> {
+    fn maps(x: FloatTensor<Self>, maps: Maps<Self>, onto: Bias<Self>, precision: Precision) -> Parts<Self> {
+        if maps.0.iter().any(is_trained) {
+            let mut results = portable::maps::<Self>(x, maps, Bias::Zero, precision);
+            if let Some(onto) = onto.into_option() {
+                results.0[0] = Self::float_add(onto, results.0[0].clone());
+            }
+            return results;
+        }
+        let onto = onto.into_option();
+        let frozen = match &maps.0[0].weight {
+            StoredWeight::Dense(weight) => weight.clone(),
+            StoredWeight::Blocks { scales, .. } => scales.clone(),
+        };
+        let branch = |i: usize| {
+            maps.0.get(i / 2).and_then(|map| map.branch.as_ref()).map(|branch| if i.is_multiple_of(2) { &branch.a } else { &branch.b })
+        };
+        let tensors: [Option<&FloatTensor<Self>>; PARENTS] = std::array::from_fn(|i| match i {
+            0 => Some(&x),
+            1 => onto.as_ref(),
+            _ => branch(i - 2),
+        });
+        let trains_branches = tensors[2..].iter().flatten().any(|tensor| tensor.is_tracked());
+        let preps: Vec<_> = (0..maps.0.len())
+            .map(|i| {
+                Backward::<B, PARENTS>::prepare::<C>(Result(i), tensors.map(|tensor| node::<B, C>(tensor, &frozen)))
+                    .compute_bound()
+                    .stateful()
+            })
+            .collect();
+        let inner = Maps(maps.0.into_iter().map(|map| map.map(StoredWeight::off_the_graph, |t| t.into_primitive())).collect());
+        let x = x.into_primitive();
+        let mut results = B::maps(x.clone(), inner.clone(), onto.map(|onto| onto.into_primitive()).into(), precision).0;
+        let besides = results.split_off(inner.0.len());
+        let kept = trains_branches.then_some(x).into_iter().chain(besides).collect();
+        let open = Arc::new(Mutex::new(Open { maps: inner, kept, precision, order: Vec::new(), dys: Vec::new() }));
+        let finish = |(prep, y)| match prep {
+            OpsKind::Tracked(prep) => prep.finish(Arc::clone(&open), y),
+            OpsKind::UnTracked(prep) => prep.finish(y),
+        };
+        Parts(preps.into_iter().zip(results).map(finish).collect())
+    }
+}

@@ -1,0 +1,366 @@
+//! The maps of one input on CubeCL devices, where nothing may be tuned (`Lowering::Gemm`): f32, by our own product. Everything else goes map by map.
+//!
+//! Forward: the inner products `s x Aᵀ` of all branches in one launch, and one to each map, which adds its branch, bias and what it is added to where
+//! it is written. Backward: `s dy B` of all branches in one launch, the gradients of all A and B in another, and one to each map, which adds its part of the
+//! gradient of x to that of the map before it. No sum is cut into parts: what a few more workgroups would gain, launches would cost.
+
+use burn::backend::cubecl::dtype_to_storage_type;
+use burn::backend::{DType, TensorMetadata};
+use burn_cubecl::CubeBackend;
+use burn_cubecl::kernel::into_contiguous;
+use burn_cubecl::tensor::CubeTensor;
+use cubecl::prelude::*;
+
+use super::cube_kernels::{Member, With, group_kernel, map_kernel};
+use super::operands::{Maps, StoredBranch, StoredMap};
+use super::{MapOps, Wanted, portable};
+use crate::cpu::Precision;
+use crate::cube::block::Block;
+use crate::cube::launch::{address_type, covers, is_image_type};
+use crate::cube::matmul::{Layout, Product, Splits};
+use crate::cube::pixels::{empty, replacement, view};
+use crate::cube::shared_memory_works;
+use crate::cube::trace::note;
+use crate::operands::Bias;
+use crate::planes::Parts;
+use crate::policy::{Lowering, default_lowering};
+use crate::products::{ProductOps, StoredWeight};
+
+/// Whether our kernels take these.
+fn ours<'a>(tensors: impl IntoIterator<Item = &'a CubeTensor>, maps: &Maps<CubeBackend>, precision: Precision) -> bool {
+    let of_map = |map: &StoredMap<CubeBackend>| {
+        let weight = match &map.weight {
+            StoredWeight::Dense(weight) => is_image_type(weight.dtype) && weight.meta.shape().num_elements() > 0,
+            StoredWeight::Blocks { .. } => true,
+        };
+        weight && covers(map.bias.iter().chain(map.branch.iter().flat_map(|branch| [&branch.a, &branch.b])))
+    };
+    let exact = matches!(precision, Precision::F32 | Precision::Bf16);
+    default_lowering() == Lowering::Gemm && exact && covers(tensors) && maps.0.iter().all(of_map)
+}
+
+/// Rows and columns.
+fn dims(x: &CubeTensor) -> [usize; 2] {
+    x.shape().dims()
+}
+
+/// `[.., width]` as a matrix, its numbers in order.
+fn flat(x: CubeTensor) -> CubeTensor {
+    portable::flat::<CubeBackend>(into_contiguous(x))
+}
+
+/// A contiguous matrix, to be read line by line or, transposed, term by term.
+struct Operand<'a> {
+    tensor: &'a CubeTensor,
+    layout: Layout,
+}
+
+impl<'a> Operand<'a> {
+    /// Rows of `width` from number `offset` on, each a line of a product.
+    fn lines(tensor: &'a CubeTensor, offset: usize, width: usize) -> Self {
+        Self { tensor, layout: Layout { offset, line: width, k: 1, ..Layout::default() } }
+    }
+
+    /// The same, each a term of all sums.
+    fn terms(tensor: &'a CubeTensor, offset: usize, width: usize) -> Self {
+        Self { tensor, layout: Layout { offset, line: 1, k: width, ..Layout::default() } }
+    }
+}
+
+fn product(name: &'static str, [m, n, k]: [usize; 3], a: Layout, b: Layout, offset: usize, scale: f64) -> Product {
+    Product {
+        name,
+        m,
+        n,
+        k,
+        outer: 1,
+        batches: 1,
+        period: 1,
+        a,
+        b,
+        c: Layout { offset, line: n, ..Layout::default() },
+        splits: Splits::ONE,
+        silu: false,
+        scale: scale as f32,
+        window: None,
+    }
+}
+
+/// `a b (+ low.0 low.1) (+ bias) (+ onto)`, `[m, n]`.
+#[expect(unsafe_code, reason = "see SAFETY")]
+fn map(
+    name: &'static str,
+    [m, n, k]: [usize; 3],
+    (a, b): (Operand<'_>, Operand<'_>),
+    low: Option<(Operand<'_>, Operand<'_>, usize)>,
+    bias: Option<&CubeTensor>,
+    onto: Option<CubeTensor>,
+) -> CubeTensor {
+    let (client, like) = (&a.tensor.client, a.tensor);
+    let hardware = &client.properties().hardware;
+    let main = product(name, [m, n, k], a.layout, b.layout, 0, 1.0);
+    let block = main.block(hardware.max_units_per_cube);
+    let block = Block { shared: block.bytes() <= hardware.max_shared_memory_size && shared_memory_works(&like.device), ..block };
+    let (c, to_c) = match &onto {
+        Some(onto) => replacement(onto, 5),
+        None => {
+            let c = empty(like, [m, n], DType::F32);
+            (c.clone(), c.into_tensor_arg())
+        }
+    };
+    main.check(a.tensor, b.tensor, None, &c);
+    let branch = low.as_ref().map_or(main, |(left, right, rank)| product(name, [m, n, *rank], left.layout, right.layout, 0, 1.0));
+    let (left, right) = low.as_ref().map_or((like, like), |(left, right, _)| (left.tensor, right.tensor));
+    if low.is_some() {
+        branch.check(left, right, None, &c);
+    }
+    let with = With { low: low.is_some().then(|| block.of_terms(None, branch.k, branch.k)), bias: bias.is_some(), onto: onto.is_some() };
+    let blocks = [n.div_ceil(block.cols as usize), m.div_ceil(block.rows as usize)];
+    let beside = [bias, onto.as_ref()].map(|tensor| tensor.unwrap_or(like));
+    let all = [like, b.tensor, left, right, beside[0], beside[1], &c];
+    note(name, [like, b.tensor, &c].into_iter().chain(low.iter().flat_map(|(left, right, _)| [left.tensor, right.tensor])).chain(&onto), {
+        (2 * m * n * (k + low.as_ref().map_or(0, |low| low.2))) as u64
+    });
+    // SAFETY: `check` has found the last number of each tensor that its steps reach; the shapes of bias and `onto` are asked for by `maps`.
+    unsafe {
+        map_kernel::launch_unchecked(
+            client,
+            CubeCount::Static(blocks[0] as u32, blocks[1] as u32, 1),
+            CubeDim::new_1d(block.units()),
+            address_type(all),
+            like.clone().into_tensor_arg(),
+            b.tensor.clone().into_tensor_arg(),
+            left.clone().into_tensor_arg(),
+            right.clone().into_tensor_arg(),
+            beside[0].clone().into_tensor_arg(),
+            beside[1].clone().into_tensor_arg(),
+            to_c,
+            main.args(0, 0, n),
+            branch.args(0, 0, n),
+            main.image(0),
+            block,
+            with,
+            dtype_to_storage_type(b.tensor.dtype),
+        );
+    }
+    c
+}
+
+/// A product of a group: its operands by number, and what it is.
+struct Small {
+    left: usize,
+    right: usize,
+    product: Product,
+}
+
+/// The block of C of a small product: 64 numbers along its longer side, 16 along the other, and 64 threads.
+fn small_block(product: &Product, shared: bool) -> Block {
+    let (rows, cols) = if product.m >= product.n { (64, 16) } else { (16, 64) };
+    let along_k = |layout: Layout| layout.k < layout.line;
+    let whole = Block::new(product.m, product.n, 1, 64);
+    let block = Block { rows, cols, tall: 4, wide: 4, a_along_k: along_k(product.a), b_along_k: along_k(product.b), shared, ..whole };
+    block.of_terms(None, product.k, product.k)
+}
+
+/// The products of a group one after the other in one tensor, `[len]`, in one launch.
+#[expect(unsafe_code, reason = "see SAFETY")]
+fn group(name: &'static str, lefts: &[&CubeTensor], rights: &[&CubeTensor], members: &[Small], len: usize) -> CubeTensor {
+    let like = lefts[0];
+    let c = empty(like, [len], DType::F32);
+    let shared = shared_memory_works(&like.device);
+    let blocks: Vec<Block> = members.iter().map(|member| small_block(&member.product, shared)).collect();
+    for Small { left, right, product } in members {
+        product.check(lefts[*left], rights[*right], None, &c);
+    }
+    let most = |of: fn(&Product, &Block) -> usize| {
+        members.iter().zip(&blocks).map(|(member, block)| of(&member.product, block)).max().unwrap_or(1)
+    };
+    let grid = [most(|p, block| p.n.div_ceil(block.cols as usize)), most(|p, block| p.m.div_ceil(block.rows as usize))];
+    let room = if shared { [most(|_, block| block.left().size()), most(|_, block| block.right().size())] } else { [1, 1] };
+    note(
+        name,
+        lefts.iter().chain(rights).copied().chain([&c]),
+        members.iter().map(|m| 2 * (m.product.m * m.product.n * m.product.k) as u64).sum(),
+    );
+    let address = lefts.iter().chain(rights).copied().map(CubeTensor::required_address_type).max().unwrap_or_default();
+    // SAFETY: `check` has found the last number of each tensor that its steps reach.
+    unsafe {
+        group_kernel::launch_unchecked(
+            &like.client,
+            CubeCount::Static(grid[0] as u32, grid[1] as u32, members.len() as u32),
+            CubeDim::new_1d(64),
+            address.max(address_type([&c])),
+            lefts.iter().map(|&left| left.clone().into_tensor_arg()).collect(),
+            rights.iter().map(|&right| right.clone().into_tensor_arg()).collect(),
+            c.clone().into_tensor_arg(),
+            members.iter().map(|member| member.product.args(0, 0, member.product.n)).collect(),
+            members[0].product.image(0),
+            members.iter().zip(&blocks).map(|(&Small { left, right, .. }, &block)| Member { left, right, block }).collect::<Vec<_>>(),
+            room,
+        );
+    }
+    c
+}
+
+/// Maps with their tensors in order and their weights dense.
+struct Settled {
+    weights: Vec<CubeTensor>,
+    biases: Vec<Option<CubeTensor>>,
+    branches: Vec<Option<StoredBranch<CubeBackend>>>,
+    /// Where the inner products of each map with a branch begin, `[rows, r]` each, and behind them all.
+    starts: Vec<usize>,
+}
+
+impl Settled {
+    fn new(maps: Maps<CubeBackend>, rows: usize) -> Self {
+        let mut settled = Self { weights: Vec::new(), biases: Vec::new(), branches: Vec::new(), starts: vec![0] };
+        for StoredMap { weight, bias, branch } in maps.0 {
+            settled.weights.push(into_contiguous(match weight {
+                StoredWeight::Dense(weight) => weight,
+                blocks @ StoredWeight::Blocks { .. } => CubeBackend::dense_weight(blocks),
+            }));
+            settled.biases.push(bias.map(into_contiguous));
+            let branch =
+                branch.map(|StoredBranch { a, b, scaling }| StoredBranch { a: into_contiguous(a), b: into_contiguous(b), scaling });
+            let rank = branch.as_ref().map_or(0, |branch| dims(&branch.a)[0]);
+            settled.starts.push(settled.starts[settled.starts.len() - 1] + rows * rank);
+            settled.branches.push(branch);
+        }
+        settled
+    }
+
+    /// The maps that have a branch.
+    fn with_branches(&self) -> impl Iterator<Item = (usize, &StoredBranch<CubeBackend>)> {
+        self.branches.iter().enumerate().filter_map(|(i, branch)| Some((i, branch.as_ref()?)))
+    }
+
+    /// Numbers of all inner products.
+    fn len(&self) -> usize {
+        self.starts[self.starts.len() - 1]
+    }
+
+    /// `s x Aᵀ` of each branch.
+    fn inner(&self, x: &CubeTensor) -> Option<CubeTensor> {
+        let [rows, input] = dims(x);
+        let rights: Vec<&CubeTensor> = self.with_branches().map(|(_, branch)| &branch.a).collect();
+        let members: Vec<Small> = self
+            .with_branches()
+            .enumerate()
+            .map(|(right, (i, branch))| {
+                let [rank, _] = dims(&branch.a);
+                let [a, b] = [x, &branch.a].map(|tensor| Operand::lines(tensor, 0, input).layout);
+                Small { left: 0, right, product: product("inner", [rows, rank, input], a, b, self.starts[i], branch.scaling) }
+            })
+            .collect();
+        (!members.is_empty()).then(|| group("inner products of branches", &[x], &rights, &members, self.len()))
+    }
+
+    /// `s dy B` of each branch.
+    fn inner_grads(&self, dys: &[CubeTensor]) -> Option<CubeTensor> {
+        let (lefts, rights): (Vec<_>, Vec<_>) = self.with_branches().map(|(i, branch)| (&dys[i], &branch.b)).unzip();
+        let members: Vec<Small> = self
+            .with_branches()
+            .enumerate()
+            .map(|(at, (i, branch))| {
+                let ([rows, out], [_, rank]) = (dims(&dys[i]), dims(&branch.b));
+                let (a, b) = (Operand::lines(&dys[i], 0, out).layout, Operand::terms(&branch.b, 0, rank).layout);
+                Small { left: at, right: at, product: product("inner", [rows, rank, out], a, b, self.starts[i], branch.scaling) }
+            })
+            .collect();
+        (!members.is_empty()).then(|| group("inner gradients of branches", &lefts, &rights, &members, self.len()))
+    }
+
+    /// `(s dy B)ᵀ x` and `dyᵀ (s x Aᵀ)` of each branch.
+    fn branch_grads(&self, x: &CubeTensor, dys: &[CubeTensor], inner: &CubeTensor, inner_grads: &CubeTensor) -> Vec<CubeTensor> {
+        let [rows, input] = dims(x);
+        let lefts: Vec<&CubeTensor> = [inner_grads].into_iter().chain(self.with_branches().map(|(i, _)| &dys[i])).collect();
+        let (mut members, mut places, mut end) = (Vec::new(), Vec::new(), 0);
+        for (at, (i, branch)) in self.with_branches().enumerate() {
+            let [out, rank] = dims(&branch.b);
+            let (du, u) = (Operand::terms(inner_grads, self.starts[i], rank).layout, Operand::terms(inner, self.starts[i], rank).layout);
+            let (dy, x) = (Operand::terms(&dys[i], 0, out).layout, Operand::terms(x, 0, input).layout);
+            for (left, right, shape, a, b) in [(0, 0, [rank, input], du, x), (1 + at, 1, [out, rank], dy, u)] {
+                let [m, n] = shape;
+                members.push(Small { left, right, product: product("branch", [m, n, rows], a, b, end, 1.0) });
+                places.push((end, shape));
+                // Where any device can bind memory.
+                end = (end + m * n).next_multiple_of(64);
+            }
+        }
+        let all = group("gradients of branches", &lefts, &[x, inner], &members, end);
+        let part = |(start, shape): (usize, [usize; 2])| {
+            let part = view(&all, start, shape[0] * shape[1]);
+            CubeTensor::new_contiguous(part.client, part.device, shape.into(), part.handle, part.dtype)
+        };
+        places.into_iter().map(part).collect()
+    }
+}
+
+impl MapOps for CubeBackend {
+    fn maps(x: CubeTensor, maps: Maps<Self>, onto: Bias<Self>, precision: Precision) -> Parts<Self> {
+        let mut onto = onto.into_option();
+        if !ours([&x].into_iter().chain(&onto), &maps, precision) {
+            return portable::maps::<Self>(x, maps, onto.into(), precision);
+        }
+        let shape = x.shape();
+        let x = flat(x);
+        let [rows, input] = dims(&x);
+        let maps = Settled::new(maps, rows);
+        let inner = maps.inner(&x);
+        let one = |i: usize| {
+            let weight = &maps.weights[i];
+            let [out, _] = dims(weight);
+            let low = inner.as_ref().zip(maps.branches[i].as_ref()).map(|(inner, branch)| {
+                let rank = dims(&branch.a)[0];
+                (Operand::lines(inner, maps.starts[i], rank), Operand::lines(&branch.b, 0, rank), rank)
+            });
+            let operands = (Operand::lines(&x, 0, input), Operand::lines(weight, 0, input));
+            let y = map("linear map", [rows, out, input], operands, low, maps.biases[i].as_ref(), onto.take().map(flat));
+            portable::shaped::<Self>(y, &shape)
+        };
+        let mut all: Vec<CubeTensor> = (0..maps.weights.len()).map(one).collect();
+        all.extend(inner);
+        Parts(all)
+    }
+
+    fn maps_grad(
+        kept: Parts<Self>,
+        maps: Maps<Self>,
+        dys: Parts<Self>,
+        order: Vec<usize>,
+        held: Bias<Self>,
+        wanted: Wanted,
+        precision: Precision,
+    ) -> Parts<Self> {
+        let (held, branches) = (held.into_option(), maps.0.iter().any(|map| map.branch.is_some()));
+        // The inner products are there if the results were ours.
+        let complete = !branches || kept.0.len() == 1 + usize::from(wanted.branches);
+        if !complete || !ours(kept.0.iter().chain(&dys.0).chain(&held), &maps, precision) {
+            return portable::maps_grad::<Self>(kept, maps, dys, order, held.into(), wanted, precision);
+        }
+        let shape = dys.0[0].shape();
+        let mut sorted: Vec<(usize, CubeTensor)> = order.iter().copied().zip(dys.0.into_iter().map(flat)).collect();
+        sorted.sort_by_key(|(i, _)| *i);
+        let dys: Vec<CubeTensor> = sorted.into_iter().map(|(_, dy)| dy).collect();
+        let [rows, _] = dims(&dys[0]);
+        let maps = Settled::new(maps, rows);
+        let inner_grads = maps.inner_grads(&dys);
+        let of_branches = match (kept.0.as_slice(), &inner_grads) {
+            ([x, inner], Some(inner_grads)) if wanted.branches => maps.branch_grads(&flat(x.clone()), &dys, inner, inner_grads),
+            _ => Vec::new(),
+        };
+        let mut dx = held.map(flat);
+        for i in if wanted.x { order } else { Vec::new() } {
+            let (dy, weight) = (&dys[i], &maps.weights[i]);
+            let [out, input] = dims(weight);
+            let low = inner_grads.as_ref().zip(maps.branches[i].as_ref()).map(|(inner, branch)| {
+                let rank = dims(&branch.a)[0];
+                (Operand::lines(inner, maps.starts[i], rank), Operand::terms(&branch.a, 0, input), rank)
+            });
+            let operands = (Operand::lines(dy, 0, out), Operand::terms(weight, 0, input));
+            dx = Some(map("linear map, gradient of its input", [rows, input, out], operands, low, None, dx));
+        }
+        let dx = dx.filter(|_| wanted.x).map(|dx| portable::shaped::<Self>(dx, &shape));
+        Parts(dx.into_iter().chain(of_branches).collect())
+    }
+}

@@ -1,0 +1,143 @@
+//! The device side of the maps of one input: a product with what belongs to it, and several small products in one launch.
+
+#![allow(clippy::too_many_arguments, reason = "a kernel has no struct of borrowed tensors to take them in")]
+#![allow(clippy::needless_range_loop, reason = "a loop that is unrolled is over numbers")]
+
+use cubecl::prelude::*;
+
+use crate::cube::args::{Args, Image, Part};
+use crate::cube::block::Block;
+use crate::cube::direct::direct_sums;
+use crate::cube::product::{no_sums, part_of, room, shared_sums};
+
+/// What a product of [`map_kernel`] has besides.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct With {
+    /// The branch's terms.
+    pub(super) low: Option<Block>,
+    /// A number to each column.
+    pub(super) bias: bool,
+    /// What it is added to.
+    pub(super) onto: bool,
+}
+
+/// `C = A B + L M (+ bias) (+ onto)`, f32 but for B; C may be `onto`. Grid: blocks of columns, blocks of rows.
+///
+/// # Safety
+/// No index is checked: the tensors must hold all that `args` and, with a branch, `low` reach, a bias a number to each column, `onto` what C has.
+#[cube(launch_unchecked, address_type = "dynamic")]
+pub(super) fn map_kernel<B: Float>(
+    a: &Tensor<f32>,
+    b: &Tensor<B>,
+    left: &Tensor<f32>,
+    right: &Tensor<f32>,
+    bias: &Tensor<f32>,
+    onto: &Tensor<f32>,
+    c: &mut Tensor<f32>,
+    args: &Args,
+    low: &Args,
+    image: &Image,
+    #[comptime] block: Block,
+    #[comptime] with: With,
+    #[define(B)] _type: ElemType,
+) {
+    let part = part_of(0u32, 0u32, args, block);
+    let mut sums = no_sums(block);
+    if comptime!(block.shared) {
+        let mut room = room(comptime!(block.left().size()), comptime!(block.right().size()));
+        shared_sums::<f32, B>(a, b, &mut room, &mut sums, args, image, &part, block);
+        if comptime!(with.low.is_some()) {
+            let block = comptime!(with.low.unwrap_or(block));
+            shared_sums::<f32, f32>(left, right, &mut room, &mut sums, low, image, &part_of(0u32, 0u32, low, block), block);
+        }
+    } else {
+        direct_sums::<f32, B>(a, b, &mut sums, args, image, &part, block);
+        if comptime!(with.low.is_some()) {
+            let block = comptime!(with.low.unwrap_or(block));
+            direct_sums::<f32, f32>(left, right, &mut sums, low, image, &part_of(0u32, 0u32, low, block), block);
+        }
+    }
+    #[unroll]
+    for j in 0..block.wide {
+        let column = part.first_col + part.col + comptime!(j * block.across());
+        #[unroll]
+        for i in 0..block.tall {
+            let row = part.first_row + part.row + i;
+            if row < args.m && column < args.n {
+                let at = args.c_offset + row as usize * args.c_line + column as usize;
+                let mut value = sums[comptime!((i * block.wide + j) as usize)];
+                if comptime!(with.bias) {
+                    value += bias[column as usize];
+                }
+                if comptime!(with.onto) {
+                    value += onto[at];
+                }
+                c[at] = value;
+            }
+        }
+    }
+}
+
+/// One of the products of [`group_kernel`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Member {
+    /// Which of the tensors are its operands.
+    pub(super) left: usize,
+    pub(super) right: usize,
+    pub(super) block: Block,
+}
+
+/// Products that write into one tensor, all of f32. Grid: blocks of columns and blocks of rows of the largest, products.
+///
+/// # Safety
+/// No index is checked: the tensors must hold all that each product's `args` reach.
+#[cube(launch_unchecked, address_type = "dynamic")]
+pub(super) fn group_kernel(
+    lefts: &Sequence<OwnedTensor<f32>>,
+    rights: &Sequence<OwnedTensor<f32>>,
+    c: &mut Tensor<f32>,
+    args: &Sequence<Args>,
+    image: &Image,
+    #[comptime] members: Vec<Member>,
+    #[comptime] shared: [usize; 2],
+) {
+    let mut room = room(comptime!(shared[0]), comptime!(shared[1]));
+    let count = comptime!(members.len());
+    #[unroll]
+    for g in 0..count {
+        if CUBE_POS_Z == comptime!(g as u32) {
+            let member = comptime!(members[g]);
+            let args = args.index(g);
+            let part = part_of(0u32, 0u32, args, comptime!(member.block));
+            // A whole workgroup has something to do or nothing.
+            if part.first_row < args.m && part.first_col < args.n {
+                let left = lefts.index(comptime!(member.left));
+                let right = rights.index(comptime!(member.right));
+                let mut sums = no_sums(comptime!(member.block));
+                if comptime!(member.block.shared) {
+                    shared_sums::<f32, f32>(left, right, &mut room, &mut sums, args, image, &part, comptime!(member.block));
+                } else {
+                    direct_sums::<f32, f32>(left, right, &mut sums, args, image, &part, comptime!(member.block));
+                }
+                write(&sums, c, args, &part, comptime!(member.block));
+            }
+        }
+    }
+}
+
+/// A thread's numbers of C, times the scale.
+#[cube]
+fn write(sums: &Array<f32>, c: &mut Tensor<f32>, args: &Args, part: &Part, #[comptime] block: Block) {
+    #[unroll]
+    for j in 0..block.wide {
+        let column = part.first_col + part.col + comptime!(j * block.across());
+        #[unroll]
+        for i in 0..block.tall {
+            let row = part.first_row + part.row + i;
+            if row < args.m && column < args.n {
+                c[args.c_offset + row as usize * args.c_line + column as usize] =
+                    sums[comptime!((i * block.wide + j) as usize)] * args.scale;
+            }
+        }
+    }
+}

@@ -1,0 +1,121 @@
+//! The linear maps of one input, with their low-rank branches, as one operation (q, k and v of attention, gate and up of an MLP).
+//!
+//! One by one each reads the input again, and each of its gradients is a tensor that is added to the others'. Together the inner products of all
+//! branches are one launch on a GPU, as are the gradients of all A and B, and the gradient of the input is handed from map to map, which each add
+//! their own ([decision 22](../../../../docs/decisions/0022-maps-of-one-input.md)). What a result is added to is read where the result is written.
+
+mod autodiff;
+mod cube;
+mod cube_kernels;
+mod flex;
+mod operands;
+mod portable;
+#[cfg(test)]
+mod tests;
+
+use burn::backend::tensor::FloatTensor;
+use burn::backend::{Dispatch, backend_extension};
+use burn::tensor::Tensor;
+
+pub use operands::{Maps, StoredBranch, StoredMap};
+
+use crate::cpu::Precision;
+use crate::operands::Bias;
+use crate::planes::{Parts, PlaneOps};
+use crate::products::{LowRank, ProductOps, Weight};
+use crate::shapes;
+
+/// Most maps of an input: the number of an operation's parents is part of its type.
+pub const MOST_MAPS: usize = 3;
+
+/// Which gradients are asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Wanted {
+    /// That of x.
+    pub x: bool,
+    /// Those of A and B of all branches.
+    pub branches: bool,
+}
+
+/// Maps of one input x `[.., in]` to `[.., out]`; everything else as in [`ProductOps`].
+#[backend_extension(Flex, Cube, Autodiff)]
+pub trait MapOps: ProductOps + PlaneOps {
+    /// `x Wᵀ + b + s (x Aᵀ) Bᵀ` of each map, `onto` added to the first; behind them what [`maps_grad`](Self::maps_grad) likes to have besides.
+    fn maps(
+        x: FloatTensor<Self>,
+        #[extension_type] maps: Maps<Self>,
+        #[extension_type] onto: Bias<Self>,
+        precision: Precision,
+    ) -> Parts<Self> {
+        portable::maps::<Self>(x, maps, onto, precision)
+    }
+
+    /// The gradients that are `wanted`, from those of the results, `dys`, which are in the order in which they came: `dys[i]` is that of map `order[i]`.
+    /// First `held + Σ (dy W + s (dy B) A)`, the gradient of x; then of each branch `s (dy B)ᵀ x` and `s dyᵀ (x Aᵀ)`. `kept` is x, if those
+    /// of branches are wanted, and what [`maps`](Self::maps) gave besides its results.
+    #[allow(clippy::too_many_arguments)]
+    fn maps_grad(
+        #[extension_type] kept: Parts<Self>,
+        #[extension_type] maps: Maps<Self>,
+        #[extension_type] dys: Parts<Self>,
+        order: Vec<usize>,
+        #[extension_type] held: Bias<Self>,
+        wanted: Wanted,
+        precision: Precision,
+    ) -> Parts<Self> {
+        portable::maps_grad::<Self>(kept, maps, dys, order, held, wanted, precision)
+    }
+}
+
+/// One of the maps of an input.
+#[derive(Clone, Debug)]
+pub struct Map {
+    /// W, `[out, in]`.
+    pub weight: Weight,
+    /// b, `[out]`.
+    pub bias: Option<Tensor<1>>,
+    /// `s B A`.
+    pub branch: Option<LowRank>,
+}
+
+/// `y = x (W + s B A)ᵀ + b` of each map, x `[.., in]` to `[.., out]`, differentiable; `onto` `[.., out]` is added to the first.
+///
+/// The gradients are made when the last result's has come: a backward pass must begin behind all of them.
+///
+/// # Panics
+/// If the shapes do not fit each other, or there are more maps than [`MOST_MAPS`].
+pub fn maps<const N: usize, const D: usize>(x: Tensor<D>, maps: [Map; N], onto: Option<Tensor<D>>, precision: Precision) -> [Tensor<D>; N] {
+    assert!(N > 0 && N <= MOST_MAPS, "{N} maps of an input");
+    let input = x.dims()[D - 1];
+    for Map { weight, bias, branch } in &maps {
+        let [out, width] = weight.dims();
+        assert!(width == input, "x has {input} columns, and a weight is [{out}, {width}]");
+        if let Some(bias) = bias {
+            shapes::expect("a bias", bias.dims(), [out]);
+        }
+        if let Some(LowRank { a, b, .. }) = branch {
+            let [rank, _] = a.dims();
+            shapes::expect("A", a.dims(), [rank, input]);
+            shapes::expect("B", b.dims(), [out, rank]);
+        }
+    }
+    if let Some(onto) = &onto {
+        let mut shape = x.dims();
+        shape[D - 1] = maps[0].weight.dims()[0];
+        shapes::expect("what the first result is added to", onto.dims(), shape);
+    }
+    let stored = Maps(maps.into_iter().map(Map::into_dispatch).collect());
+    let onto = onto.map_or(Bias::Zero, |onto| Bias::Channels(onto.into_dispatch()));
+    let mut results = Dispatch::maps(x.into_dispatch(), stored, onto, precision).0.into_iter();
+    std::array::from_fn(|_| Tensor::from_dispatch(results.next().unwrap_or_else(|| unreachable!("a result of each map"))))
+}
+
+impl Map {
+    fn into_dispatch(self) -> StoredMap<Dispatch> {
+        StoredMap {
+            weight: self.weight.into_dispatch(),
+            bias: self.bias.map(Tensor::into_dispatch),
+            branch: self.branch.map(|LowRank { a, b, scaling }| StoredBranch { a: a.into_dispatch(), b: b.into_dispatch(), scaling }),
+        }
+    }
+}

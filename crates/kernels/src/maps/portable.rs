@@ -1,0 +1,77 @@
+//! The maps one by one: their definition, and the way of devices and types without a kernel.
+
+use burn::backend::tensor::FloatTensor;
+use burn::backend::{Backend, TensorMetadata};
+use burn::tensor::Shape;
+
+use super::operands::{Maps, StoredBranch, StoredMap};
+use super::{MapOps, Wanted};
+use crate::cpu::Precision;
+use crate::operands::Bias;
+use crate::planes::Parts;
+
+/// `[.., width]` as `[N, width]`.
+pub(super) fn flat<B: Backend>(x: FloatTensor<B>) -> FloatTensor<B> {
+    let shape = x.shape();
+    let width = shape[shape.num_dims() - 1];
+    B::float_reshape(x, Shape::new([shape.num_elements() / width.max(1), width]))
+}
+
+/// `[N, width]` with the leading axes of `like`.
+pub(super) fn shaped<B: Backend>(y: FloatTensor<B>, like: &Shape) -> FloatTensor<B> {
+    let mut shape = like.clone();
+    let last = shape.num_dims() - 1;
+    shape[last] = y.shape()[1];
+    B::float_reshape(y, shape)
+}
+
+pub(super) fn maps<B: MapOps>(x: FloatTensor<B>, maps: Maps<B>, onto: Bias<B>, precision: Precision) -> Parts<B> {
+    let (mut onto, shape) = (onto.into_option(), x.shape());
+    let x = flat::<B>(x);
+    let one = |StoredMap { weight, bias, branch }: StoredMap<B>| {
+        let y = match branch {
+            Some(StoredBranch { a, b, scaling }) => B::lora_linear(x.clone(), weight, bias.into(), a, b, scaling, precision),
+            None => B::linear_forward(x.clone(), weight, bias.into(), precision),
+        };
+        let y = shaped::<B>(y, &shape);
+        match onto.take() {
+            Some(onto) => B::add(y, onto),
+            None => y,
+        }
+    };
+    Parts(maps.0.into_iter().map(one).collect())
+}
+
+pub(super) fn maps_grad<B: MapOps>(
+    kept: Parts<B>,
+    maps: Maps<B>,
+    dys: Parts<B>,
+    order: Vec<usize>,
+    held: Bias<B>,
+    wanted: Wanted,
+    precision: Precision,
+) -> Parts<B> {
+    let mut dx = held.into_option();
+    let mut of_branches: Vec<_> = maps.0.iter().map(|_| None).collect();
+    for (map, dy) in order.into_iter().zip(dys.0) {
+        let StoredMap { weight, branch, .. } = maps.0[map].clone();
+        let shape = dy.shape();
+        let dy = flat::<B>(dy);
+        if let (Some(x), Some(StoredBranch { a, b, scaling }), true) = (kept.0.first(), &branch, wanted.branches) {
+            of_branches[map] = Some(B::lora_grads(flat::<B>(x.clone()), dy.clone(), a.clone(), b.clone(), *scaling));
+        }
+        if wanted.x {
+            let own = match branch {
+                Some(StoredBranch { a, b, scaling }) => B::lora_data_grad(dy, weight, a, b, scaling, precision),
+                None => B::linear_data_grad(dy, weight, precision),
+            };
+            let own = shaped::<B>(own, &shape);
+            dx = Some(match dx {
+                Some(others) => B::add(others, own),
+                None => own,
+            });
+        }
+    }
+    let of_branches = of_branches.into_iter().flatten().flat_map(|(da, db)| [da, db]);
+    Parts(dx.filter(|_| wanted.x).into_iter().chain(of_branches).collect())
+}

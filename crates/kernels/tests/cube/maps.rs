@@ -1,0 +1,106 @@
+//! The maps of one input on the device against products one by one on the CPU in f64: values, gradients, launches.
+
+use crate::launches::{assert_ours, trace};
+use crate::support::{Numbers, cases, cube, data, flex64, numbers, on_swiftshader, relative};
+use bellows_kernels::maps::{MapOps, Maps, StoredBranch, StoredMap, Wanted};
+use bellows_kernels::operands::Bias;
+use bellows_kernels::planes::Parts;
+use bellows_kernels::products::StoredWeight;
+use bellows_kernels::{Lowering, Precision, set_default_lowering};
+use burn::tensor::TensorData;
+use burn_cubecl::CubeBackend;
+use burn_flex::Flex;
+use proptest::prelude::*;
+
+#[derive(Clone, Debug)]
+struct Case {
+    rows: usize,
+    input: usize,
+    /// Of each map, the width and the rank of its branch, 0 for none.
+    maps: Vec<(usize, usize)>,
+    bias: bool,
+    onto: bool,
+    /// What x's gradient is added to.
+    held: bool,
+    /// The order in which the results' gradients come.
+    turn: usize,
+}
+
+impl Case {
+    fn order(&self) -> Vec<usize> {
+        let n = self.maps.len();
+        (0..n).map(|i| (i + self.turn) % n).collect()
+    }
+
+    /// The results, the gradient of x, those of the branches.
+    fn run<B: MapOps>(
+        &self,
+        upload: impl Fn(TensorData) -> B::FloatTensorPrimitive,
+        host: impl Fn(B::FloatTensorPrimitive) -> Vec<f32>,
+    ) -> Vec<Vec<f32>> {
+        let &Self { rows, input, bias, onto, held, .. } = self;
+        let matrix = |stream: u64, shape: [usize; 2]| upload(data(stream, shape));
+        let one = |(i, &(out, rank)): (usize, &(usize, usize))| {
+            let stream = 10 * i as u64;
+            let branch =
+                StoredBranch { a: matrix(stream + 2, [rank.max(1), input]), b: matrix(stream + 3, [out, rank.max(1)]), scaling: 0.7 };
+            StoredMap {
+                weight: StoredWeight::Dense(matrix(stream, [out, input])),
+                bias: bias.then(|| upload(data(stream + 1, [out]))),
+                branch: (rank > 0).then_some(branch),
+            }
+        };
+        let maps = || Maps::<B>(self.maps.iter().enumerate().map(one).collect());
+        let optional = |wanted: bool, stream: u64, width: usize| match wanted {
+            true => Bias::Channels(matrix(stream, [rows, width])),
+            false => Bias::Zero,
+        };
+        let x = matrix(100, [rows, input]);
+        let mut results = B::maps(x.clone(), maps(), optional(onto, 101, self.maps[0].0), Precision::F32).0;
+        let besides = results.split_off(self.maps.len());
+        let branches = self.maps.iter().any(|(_, rank)| *rank > 0);
+        let kept = Parts(branches.then_some(x).into_iter().chain(besides).collect());
+        let dys = Parts(self.order().into_iter().map(|i| matrix(200 + i as u64, [rows, self.maps[i].0])).collect());
+        let wanted = Wanted { x: true, branches };
+        let grads = B::maps_grad(kept, maps(), dys, self.order(), optional(held, 102, input), wanted, Precision::F32);
+        results.into_iter().chain(grads.0).map(host).collect()
+    }
+
+    fn check(&self) {
+        let (on_cube, on_flex) = (self.run::<CubeBackend>(cube, numbers), self.run::<Flex>(flex64, Numbers::into_f32));
+        assert_eq!(on_cube.len(), on_flex.len(), "{self:?}");
+        for (i, (cube, flex)) in on_cube.iter().zip(&on_flex).enumerate() {
+            let error = relative(cube, flex);
+            assert!(error <= 5e-6, "{self:?}, tensor {i}: relative error {error:.1e}");
+        }
+    }
+}
+
+#[test]
+fn agree_with_the_cpu() {
+    if !on_swiftshader("maps::agree_with_the_cpu") {
+        return;
+    }
+    set_default_lowering(Lowering::Gemm);
+    let ours = Case { rows: 70, input: 96, maps: vec![(96, 8), (32, 0), (32, 16)], bias: true, onto: true, held: true, turn: 1 };
+    ours.check();
+    Case { rows: 33, input: 50, maps: vec![(131, 0), (131, 0)], bias: false, onto: false, held: false, turn: 0 }.check();
+    Case { rows: 1, input: 130, maps: vec![(20, 4)], bias: false, onto: true, held: true, turn: 0 }.check();
+    let maps = prop::collection::vec((1usize..=140, prop::sample::select(vec![0usize, 1, 4, 8, 16, 20])), 1..=3);
+    let any = (1usize..=90, 1usize..=140, maps, any::<[bool; 3]>(), 0usize..3);
+    // Each case is a few kernels to compile.
+    cases(8, any, |(rows, input, maps, [bias, onto, held], turn)| Case { rows, input, maps, bias, onto, held, turn }.check());
+}
+
+#[test]
+fn are_few_launches() {
+    if !on_swiftshader("maps::are_few_launches") {
+        return;
+    }
+    set_default_lowering(Lowering::Gemm);
+    let case = Case { rows: 64, input: 96, maps: vec![(96, 8), (32, 8), (32, 8)], bias: true, onto: true, held: true, turn: 2 };
+    case.check();
+    let launched = trace(|| case.run::<CubeBackend>(cube, numbers));
+    // Forward the inner products and one a map, backward theirs, those of A and B, and one a map.
+    assert_ours(&launched, &[("group_kernel", 1 + 2), ("map_kernel", 3 + 3)]);
+}

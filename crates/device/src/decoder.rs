@@ -56,8 +56,7 @@ fn layer(base: &[Weight], leaves: &[Tensor<1>], x: Tensor<2>) -> Tensor<2> {
     let normed = rms_norm(x.clone(), ones.clone(), 1e-6);
     let heads = |y: Tensor<2>, count: usize| y.reshape([TEXTS, TOKENS, count, HEAD]);
     let (cos, sin) = (tensor(51, [1, 1, TOKENS, HEAD / 2], &device), tensor::<4>(52, [1, 1, TOKENS, HEAD / 2], &device));
-    let q = rotate(heads(product(0, normed.clone()), HEADS), cos.clone(), sin.clone());
-    let k = rotate(heads(product(1, normed.clone()), KEY_HEADS), cos, sin);
+    let [q, k] = rotate(heads(product(0, normed.clone()), HEADS), heads(product(1, normed.clone()), KEY_HEADS), cos, sin);
     let v = heads(product(2, normed), KEY_HEADS).swap_dims(1, 2);
     // The second text is two documents.
     let first = (0..ROWS).map(|row| if row < TOKENS + 6 { 0 } else { 6 }).collect::<Vec<i32>>();
@@ -119,10 +118,12 @@ pub(crate) fn rows(device: &Device) -> Vec<Vec<f32>> {
     let (cos, sin) = (tensor(51, [1, 1, TOKENS, HEAD / 2], device), tensor::<4>(52, [1, 1, TOKENS, HEAD / 2], device));
     let targets = Tensor::<1, Int>::from_data(TensorData::new((0..ROWS as i32).collect::<Vec<_>>(), [ROWS]), device);
     let (losses, slopes) = cross_entropy(x(), targets);
+    let [q, k] = rotate(tensor(61, [TEXTS, TOKENS, HEADS, HEAD], device), tensor(62, [TEXTS, TOKENS, KEY_HEADS, HEAD], device), cos, sin);
     vec![
         numbers(rms_norm(x(), tensor(59, [WORDS], device), 1e-6)),
         numbers(swiglu(x(), tensor(60, [ROWS, WORDS], device))),
-        numbers(rotate(tensor(61, [TEXTS, TOKENS, HEADS, HEAD], device), cos, sin)),
+        numbers(q),
+        numbers(k),
         numbers(losses),
         numbers(slopes),
     ]

@@ -131,7 +131,7 @@ mod tests {
         assert_eq!(mask([3, 1, 4, 5]), "the mask is [3, 1, 4, 5] and not [2, 1, 4, 5]");
         let heads = || zeros([2, 3, 4, 8], &device);
         let angles = |n| zeros([1, 1, n, 4], &device);
-        assert_eq!(refusal(|| rotate(heads(), angles(2), angles(3))), "cos is [1, 1, 2, 4] and not [1, 1, 3, 4]");
-        assert_eq!(refusal(|| rotate(heads(), angles(3), angles(4))), "sin is [1, 1, 4, 4] and not [1, 1, 3, 4]");
+        assert_eq!(refusal(|| rotate(heads(), heads(), angles(2), angles(3))), "cos is [1, 1, 2, 4] and not [1, 1, 3, 4]");
+        assert_eq!(refusal(|| rotate(heads(), heads(), angles(3), angles(4))), "sin is [1, 1, 4, 4] and not [1, 1, 3, 4]");
     }
 }

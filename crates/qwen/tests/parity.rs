@@ -92,7 +92,7 @@ fn a_layer_is_few_launches() {
     }
     let case = Case::open("qwen2");
     let (batch, _) = case.batch();
-    for (targets, most) in [("q_proj k_proj v_proj o_proj", 36), ("q_proj k_proj v_proj o_proj gate_proj up_proj down_proj", 42)] {
+    for (targets, most) in [("q_proj k_proj v_proj o_proj", 34), ("q_proj k_proj v_proj o_proj gate_proj up_proj down_proj", 40)] {
         let of = |layers: usize| {
             let config = ModelConfig { num_hidden_layers: layers, ..case.config.clone() };
             let names = targets.split(' ').map(str::to_owned).collect();

@@ -1,5 +1,7 @@
 //! Gradients of the decoder's operations. A gradient is computed only for an input that asks for one.
 
+use std::sync::{Arc, Mutex, PoisonError};
+
 use burn::backend::tensor::FloatTensor;
 use burn_autodiff::checkpoint::base::Checkpointer;
 use burn_autodiff::checkpoint::strategy::CheckpointStrategy;
@@ -67,16 +69,34 @@ impl<B: DecoderOps> Backward<B, 1> for MaskedSoftmax {
     }
 }
 
-/// State: cosines and sines.
+/// Queries (0) or keys (1), turned; whichever gradient comes last makes both.
 #[derive(Debug)]
-struct Rotate;
+struct Rotate(usize);
 
-impl<B: DecoderOps> Backward<B, 1> for Rotate {
-    type State = (FloatTensor<B>, FloatTensor<B>);
+/// The gradients that have come, and the angles.
+#[derive(Clone, Debug)]
+struct Turned<B: DecoderOps> {
+    dys: [Option<FloatTensor<B>>; 2],
+    cos: FloatTensor<B>,
+    sin: FloatTensor<B>,
+}
 
-    fn backward(self, ops: Ops<Self::State, 1>, grads: &mut Gradients, _: &mut Checkpointer) {
-        let (cos, sin) = ops.state;
-        unary::<B, _>(ops.parents, ops.node, grads, |dy| B::rotate_back(dy, cos, sin));
+impl<B: DecoderOps> Backward<B, 2> for Rotate {
+    type State = Arc<Mutex<Turned<B>>>;
+
+    fn backward(self, ops: Ops<Self::State, 2>, grads: &mut Gradients, _: &mut Checkpointer) {
+        let mut turned = ops.state.lock().unwrap_or_else(PoisonError::into_inner);
+        turned.dys[self.0] = Some(grads.consume::<B>(&ops.node));
+        if turned.dys.iter().any(Option::is_none) {
+            return;
+        }
+        let [Some(dq), Some(dk)] = [0, 1].map(|i| turned.dys[i].take()) else { return };
+        let (dq, dk) = B::rotate_back(dq, dk, turned.cos.clone(), turned.sin.clone());
+        for (node, grad) in ops.parents.into_iter().zip([dq, dk]) {
+            if let Some(node) = node {
+                grads.register::<B>(node.id, grad);
+            }
+        }
     }
 }
 
@@ -110,13 +130,22 @@ impl<B: DecoderOps, C: CheckpointStrategy> DecoderOps for Autodiff<B, C> {
         }
     }
 
-    fn rotate(x: FloatTensor<Self>, cos: FloatTensor<Self>, sin: FloatTensor<Self>) -> FloatTensor<Self> {
-        let prep = Backward::<B, 1>::prepare::<C>(Rotate, [x.node()]).compute_bound().stateful();
-        let (cos, sin) = (cos.into_primitive(), sin.into_primitive());
-        let y = B::rotate(x.into_primitive(), cos.clone(), sin.clone());
-        match prep {
-            OpsKind::Tracked(prep) => prep.finish((cos, sin), y),
+    fn rotate(
+        q: FloatTensor<Self>,
+        k: FloatTensor<Self>,
+        cos: FloatTensor<Self>,
+        sin: FloatTensor<Self>,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        let prep = |i| Backward::<B, 2>::prepare::<C>(Rotate(i), [q.node(), k.node()]).compute_bound().stateful();
+        let preps = [prep(0), prep(1)];
+        let [q, k, cos, sin] = [q, k, cos, sin].map(|t| t.into_primitive());
+        let (q, k) = B::rotate(q, k, cos.clone(), sin.clone());
+        let turned = Arc::new(Mutex::new(Turned { dys: [None, None], cos, sin }));
+        let finish = |prep, y| match prep {
+            OpsKind::Tracked(prep) => prep.finish(Arc::clone(&turned), y),
             OpsKind::UnTracked(prep) => prep.finish(y),
-        }
+        };
+        let [of_q, of_k] = preps;
+        (finish(of_q, q), finish(of_k, k))
     }
 }

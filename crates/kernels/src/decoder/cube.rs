@@ -17,7 +17,7 @@ use super::cube_kernels::{
 use super::{DecoderOps, portable};
 use crate::cube::geometry::{MAX_GRID, dims4};
 use crate::cube::launch::{address_type, covers, launch};
-use crate::cube::pixels::{empty, like, replacement};
+use crate::cube::pixels::{empty, like, replacement, view};
 use crate::cube::shared_memory_works;
 use crate::cube::softmax::{MaskingLaunch, softmax_sums_kernel};
 use crate::cube::stripes::Plan;
@@ -143,18 +143,20 @@ impl DecoderOps for CubeBackend {
         dx
     }
 
-    fn rotate(x: CubeTensor, cos: CubeTensor, sin: CubeTensor) -> CubeTensor {
-        if !covers([&x, &cos, &sin]) {
-            return portable::rotate::<Self>(x, cos, sin);
+    fn rotate(q: CubeTensor, k: CubeTensor, cos: CubeTensor, sin: CubeTensor) -> (CubeTensor, CubeTensor) {
+        if !covers([&q, &k, &cos, &sin]) {
+            let one = |x| portable::rotate::<Self>(x, cos.clone(), sin.clone());
+            return (one(q), one(k));
         }
-        turned(x, cos, sin, false)
+        turned(q, k, cos, sin, false)
     }
 
-    fn rotate_back(y: CubeTensor, cos: CubeTensor, sin: CubeTensor) -> CubeTensor {
-        if !covers([&y, &cos, &sin]) {
-            return portable::rotate_back::<Self>(y, cos, sin);
+    fn rotate_back(q: CubeTensor, k: CubeTensor, cos: CubeTensor, sin: CubeTensor) -> (CubeTensor, CubeTensor) {
+        if !covers([&q, &k, &cos, &sin]) {
+            let one = |y| portable::rotate_back::<Self>(y, cos.clone(), sin.clone());
+            return (one(q), one(k));
         }
-        turned(y, cos, sin, true)
+        turned(q, k, cos, sin, true)
     }
 }
 
@@ -191,13 +193,17 @@ fn row_grad(plan: &Plan, [x, weight, dy]: [CubeTensor; 3], held: Option<CubeTens
     dx
 }
 
-/// x with its second and third axes exchanged and its pairs turned, `back` or forth.
-fn turned(x: CubeTensor, cos: CubeTensor, sin: CubeTensor, back: bool) -> CubeTensor {
+/// Both with their second and third axes exchanged and their pairs turned, `back` or forth.
+fn turned(q: CubeTensor, k: CubeTensor, cos: CubeTensor, sin: CubeTensor, back: bool) -> (CubeTensor, CubeTensor) {
     let [held, _, positions, half] = dims4(&cos);
-    let x = CubeBackend::float_swap_dims(x, 1, 2);
+    let [q, k] = [q, k].map(|x| CubeBackend::float_swap_dims(x, 1, 2));
     let [cos, sin] = [cos, sin].map(into_contiguous);
-    let y = empty(&x, dims4(&x), DType::F32);
+    let [of_q, of_k] = [&q, &k].map(|x| x.meta.shape().num_elements());
+    // The keys behind the queries, where any device can bind memory.
+    let start = of_q.next_multiple_of(64);
+    let y = empty(&q, [start + of_k], DType::F32);
     let step = if held == 1 { 0 } else { positions * half };
-    launch!(rotate_kernel, y.meta.shape().num_elements() / 2, [x, cos, sin, y], step, back);
-    y
+    launch!(rotate_kernel, (of_q + of_k) / 2, [q, k, cos, sin, y], step, start, back);
+    let part = |x: &CubeTensor, start, len| CubeBackend::float_reshape(view(&y, start, len), x.meta.shape().clone());
+    (part(&q, 0, of_q), part(&k, start, of_k))
 }

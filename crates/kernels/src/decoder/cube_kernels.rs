@@ -300,30 +300,48 @@ pub(super) fn masked_softmax_grad_kernel(
     }
 }
 
-/// `[x1 cos - x2 sin, x2 cos + x1 sin]` of each row of `y [B, M, N, d]`, positions being M (`back`, and sin turned round) or N; x has y's
-/// axes and any strides. `step` leads from one image's angles to the next's, 0 if all have the same. A thread to a pair of numbers.
+/// `[x1 cos - x2 sin, x2 cos + x1 sin]` of each row of q and, from `start` on, of k, both `[B, M, N, d]` in any strides, positions being M (`back`, and
+/// sin turned round) or N. `step` leads from one image's angles to the next's, 0 if all have the same. A thread to a pair of numbers.
 #[cube(launch, address_type = "dynamic")]
 pub(super) fn rotate_kernel(
-    x: &Tensor<f32>,
+    q: &Tensor<f32>,
+    k: &Tensor<f32>,
     cos: &Tensor<f32>,
     sin: &Tensor<f32>,
     y: &mut Tensor<f32>,
     step: usize,
+    start: usize,
     #[comptime] back: bool,
 ) {
-    let half = y.shape(3) / 2;
-    if ABSOLUTE_POS >= y.len() / 2 {
-        terminate!();
+    let pairs = q.shape(0) * q.shape(1) * q.shape(2) * q.shape(3) / 2;
+    if ABSOLUTE_POS < pairs {
+        turn(q, cos, sin, y, ABSOLUTE_POS, 0usize, step, back);
+    } else if ABSOLUTE_POS < pairs + k.shape(0) * k.shape(1) * k.shape(2) * k.shape(3) / 2 {
+        turn(k, cos, sin, y, ABSOLUTE_POS - pairs, start, step, back);
     }
-    let (row, j) = (ABSOLUTE_POS / half, ABSOLUTE_POS % half);
-    let (b, m, n) = (row / y.shape(2) / y.shape(1), row / y.shape(2) % y.shape(1), row % y.shape(2));
+}
+
+#[cube]
+fn turn(
+    x: &Tensor<f32>,
+    cos: &Tensor<f32>,
+    sin: &Tensor<f32>,
+    y: &mut Tensor<f32>,
+    pair: usize,
+    start: usize,
+    step: usize,
+    #[comptime] back: bool,
+) {
+    let half = x.shape(3) / 2;
+    let (row, j) = (pair / half, pair % half);
+    let (b, m, n) = (row / x.shape(2) / x.shape(1), row / x.shape(2) % x.shape(1), row % x.shape(2));
     let from = b * x.stride(0) + m * x.stride(1) + n * x.stride(2) + j * x.stride(3);
     let position = if comptime!(back) { m } else { n };
     let angle = b * step + position * half + j;
     let (x1, x2) = (x[from], x[from + half * x.stride(3)]);
     let c = cos[angle];
     let s = if comptime!(back) { -sin[angle] } else { sin[angle] };
-    let to = row * y.shape(3) + j;
+    let to = start + row * x.shape(3) + j;
     y[to] = x1 * c - x2 * s;
     y[to + half] = x2 * c + x1 * s;
 }

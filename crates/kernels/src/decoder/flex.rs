@@ -107,35 +107,41 @@ impl DecoderOps for Flex {
         tensor(ds, shape)
     }
 
-    fn rotate(x: FlexTensor, cos: FlexTensor, sin: FlexTensor) -> FlexTensor {
-        if !ours([&x, &cos, &sin]) {
-            return portable::rotate::<Self>(x, cos, sin);
-        }
-        let [b, s, n, d] = x.shape().dims();
-        // Row (b, head, position) of the output is row (b, position, head) of x.
-        turned(x, (cos, sin), [b, n, s, d], 1.0, |i| (i / (n * s) * s + i % s) * n + i / s % n, |i| i / (n * s) * s + i % s)
+    fn rotate(q: FlexTensor, k: FlexTensor, cos: FlexTensor, sin: FlexTensor) -> (FlexTensor, FlexTensor) {
+        let one = |x: FlexTensor| {
+            if !ours([&x, &cos, &sin]) {
+                return portable::rotate::<Self>(x, cos.clone(), sin.clone());
+            }
+            let [b, s, n, d] = x.shape().dims();
+            // Row (b, head, position) of the output is row (b, position, head) of x.
+            turned(x, (&cos, &sin), [b, n, s, d], 1.0, |i| (i / (n * s) * s + i % s) * n + i / s % n, |i| i / (n * s) * s + i % s)
+        };
+        (one(q), one(k))
     }
 
-    fn rotate_back(y: FlexTensor, cos: FlexTensor, sin: FlexTensor) -> FlexTensor {
-        if !ours([&y, &cos, &sin]) {
-            return portable::rotate_back::<Self>(y, cos, sin);
-        }
-        let [b, n, s, d] = y.shape().dims();
-        turned(y, (cos, sin), [b, s, n, d], -1.0, |i| (i / (n * s) * n + i % n) * s + i / n % s, |i| i / n)
+    fn rotate_back(q: FlexTensor, k: FlexTensor, cos: FlexTensor, sin: FlexTensor) -> (FlexTensor, FlexTensor) {
+        let one = |y: FlexTensor| {
+            if !ours([&y, &cos, &sin]) {
+                return portable::rotate_back::<Self>(y, cos.clone(), sin.clone());
+            }
+            let [b, n, s, d] = y.shape().dims();
+            turned(y, (&cos, &sin), [b, s, n, d], -1.0, |i| (i / (n * s) * n + i % n) * s + i / n % s, |i| i / n)
+        };
+        (one(q), one(k))
     }
 }
 
 /// Heads of x turned by the angles times `sign`: row i of the output is made of row `source(i)` of x and the angles of `position(i)`, b S + s.
 fn turned(
     x: FlexTensor,
-    (cos, sin): (FlexTensor, FlexTensor),
+    (cos, sin): (&FlexTensor, &FlexTensor),
     shape: [usize; 4],
     sign: f32,
     source: impl Fn(usize) -> usize + Sync,
     position: impl Fn(usize) -> usize + Sync,
 ) -> FlexTensor {
     let ([held, _, s, half], d) = (cos.shape().dims::<4>(), shape[3]);
-    let (x, cos, sin, level) = (contiguous(x), contiguous(cos), contiguous(sin), simd::level());
+    let (x, cos, sin, level) = (contiguous(x), contiguous(cos.clone()), contiguous(sin.clone()), simd::level());
     let (from, cos, sin) = (values(&x), values(&cos), values(&sin));
     let mut out = take(shape.iter().product());
     out.par_chunks_mut(d).enumerate().with_min_len(rows_per_task(d)).for_each(|(i, out)| {

@@ -72,15 +72,27 @@ pub trait DecoderOps: PlaneOps {
         portable::masked_softmax_grad::<Self>(p, dp, scale)
     }
 
-    /// Turns the two halves of each head as the coordinates of d / 2 rotations (Su et al. 2021), and puts heads before positions:
-    /// x `[B, S, n, d]` to `[B, n, S, d]`; cos and sin `[1 or B, 1, S, d / 2]`.
-    fn rotate(x: FloatTensor<Self>, cos: FloatTensor<Self>, sin: FloatTensor<Self>) -> FloatTensor<Self> {
-        portable::rotate::<Self>(x, cos, sin)
+    /// Turns the two halves of each head as the coordinates of d / 2 rotations (Su et al. 2021), and puts heads before positions: queries and keys
+    /// `[B, S, n, d]`, each of its own n, to `[B, n, S, d]`; cos and sin `[1 or B, 1, S, d / 2]`.
+    fn rotate(
+        q: FloatTensor<Self>,
+        k: FloatTensor<Self>,
+        cos: FloatTensor<Self>,
+        sin: FloatTensor<Self>,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        let one = |x| portable::rotate::<Self>(x, cos.clone(), sin.clone());
+        (one(q), one(k))
     }
 
     /// The way back, which is also the gradient: `[B, n, S, d]` to `[B, S, n, d]`.
-    fn rotate_back(y: FloatTensor<Self>, cos: FloatTensor<Self>, sin: FloatTensor<Self>) -> FloatTensor<Self> {
-        portable::rotate_back::<Self>(y, cos, sin)
+    fn rotate_back(
+        q: FloatTensor<Self>,
+        k: FloatTensor<Self>,
+        cos: FloatTensor<Self>,
+        sin: FloatTensor<Self>,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        let one = |y| portable::rotate_back::<Self>(y, cos.clone(), sin.clone());
+        (one(q), one(k))
     }
 }
 
@@ -103,12 +115,16 @@ pub fn masked_softmax(scores: Tensor<4>, mask: Tensor<4>, scale: f64) -> Tensor<
     Tensor::from_dispatch(Dispatch::masked_softmax(scores.into_dispatch(), mask.into_dispatch(), scale))
 }
 
-/// [`DecoderOps::rotate`], differentiable in x.
-pub fn rotate(x: Tensor<4>, cos: Tensor<4>, sin: Tensor<4>) -> Tensor<4> {
-    let ([b, s, _, d], [held, ..]) = (x.dims(), cos.dims());
+/// [`DecoderOps::rotate`], differentiable in queries and keys. Their gradients are made when both have come: a backward pass must begin behind both.
+pub fn rotate(q: Tensor<4>, k: Tensor<4>, cos: Tensor<4>, sin: Tensor<4>) -> [Tensor<4>; 2] {
+    let ([b, s, _, d], [held, ..]) = (q.dims(), cos.dims());
     assert!(d % 2 == 0, "heads of {d} have no halves");
+    let [.., heads, _] = k.dims();
+    shapes::expect("the keys", k.dims(), [b, s, heads, d]);
     for (name, table) in [("cos", &cos), ("sin", &sin)] {
         shapes::expect(name, table.dims(), [if held == 1 { 1 } else { b }, 1, s, d / 2]);
     }
-    Tensor::from_dispatch(Dispatch::rotate(x.into_dispatch(), cos.into_dispatch(), sin.into_dispatch()))
+    let [q, k, cos, sin] = [q, k, cos, sin].map(Tensor::into_dispatch);
+    let (q, k) = Dispatch::rotate(q, k, cos, sin);
+    [q, k].map(Tensor::from_dispatch)
 }

@@ -128,7 +128,7 @@ proptest! {
     #[test]
     fn rotate_and_its_gradient(
         (b, s, n, half) in (1usize..3, 1usize..5, 1usize..4, 1usize..40),
-        own in any::<bool>(), seed in any::<u32>(),
+        keys in any::<bool>(), own in any::<bool>(), seed in any::<u32>(),
     ) {
         let (held, d) = (if own { b } else { 1 }, 2 * half);
         let angles = noise(!seed, held * s * half);
@@ -148,7 +148,12 @@ proptest! {
                 let values: Vec<f64> = angles.iter().map(|&a| f(a)).collect();
                 Tensor::from_data(TensorData::new(values, [held, 1, s, half]), (&x.device(), x.dtype()))
             };
-            rotate(x.clone(), table(f64::cos), table(f64::sin))
+            // A gradient of nothing for the other: both must come.
+            let others = x.clone().mul_scalar(2.0);
+            let pair = if keys { [others, x.clone()] } else { [x.clone(), others] };
+            let [q, k] = pair;
+            let [q, k] = rotate(q, k, table(f64::cos), table(f64::sin));
+            if keys { q.mul_scalar(0.0) + k } else { q + k.mul_scalar(0.0) }
         })?;
     }
 }

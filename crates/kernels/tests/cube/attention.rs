@@ -34,13 +34,18 @@ impl Case {
             let values = pattern(stream, b * heads * lines * d).into_iter().map(|v| f16::from_f32(2.0 * v).to_f32()).collect::<Vec<_>>();
             upload(TensorData::new(values, [b, heads, lines, d]))
         };
+        // The heads of a token side by side, as products leave them.
+        let by_tokens = |stream, heads: usize, lines: usize| {
+            let values = pattern(stream, b * heads * lines * d).into_iter().map(|v| f16::from_f32(2.0 * v).to_f32()).collect::<Vec<_>>();
+            B::float_swap_dims(upload(TensorData::new(values, [b, lines, heads, d])), 1, 2)
+        };
         let length = keys.div_ceil(documents);
         let first: Vec<i32> =
             (0..b * queries).map(|i| ((past + i % queries) / (length + i / queries) * (length + i / queries)) as i32).collect();
         let first = || B::int_from_data(TensorData::new(first.clone(), [b, queries]), device);
-        let (q, k, v) = (|| tensor(1, key_heads * group, queries), || tensor(2, key_heads, keys), || tensor(3, key_heads, keys));
+        let (q, k, v) = (|| tensor(1, key_heads * group, queries), || tensor(2, key_heads, keys), || by_tokens(3, key_heads, keys));
         let (y, sums) = B::attend(q(), k(), v(), first(), 0.3);
-        let (dq, dk, dv) = B::attend_grad(q(), k(), v(), first(), y.clone(), sums, tensor(4, key_heads * group, queries), 0.3);
+        let (dq, dk, dv) = B::attend_grad(q(), k(), v(), first(), y.clone(), sums, by_tokens(4, key_heads * group, queries), 0.3);
         vec![y, dq, dk, dv]
     }
 

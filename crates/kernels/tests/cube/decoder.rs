@@ -1,9 +1,10 @@
 //! The decoder's operations on the device against Burn's own operations on the CPU in f64: values, gradients, launches, memory.
 
 use crate::launches::{assert_ours, most_in_use, trace};
-use crate::support::{Numbers, ORDERS, Order, cases, cube, data, flex, flex64, image, numbers, on_each_device, pattern};
+use crate::support::{Numbers, ORDERS, Order, cases, cube, data, device, flex, flex64, image, numbers, on_each_device, pattern};
+use bellows_kernels::cube::shared_memory_works;
 use bellows_kernels::decoder::{BLOCKED, DecoderOps};
-use burn::tensor::TensorData;
+use burn::tensor::{Slice, TensorData};
 use burn_cubecl::CubeBackend;
 use burn_flex::Flex;
 use proptest::prelude::*;
@@ -26,9 +27,10 @@ struct Case {
     stream: u64,
 }
 
-const NAMES: [&str; 11] = [
+const NAMES: [&str; 14] = [
     "rms_norm",
     "rms_norm's dx",
+    "rms_norm's dx added",
     "rms_norm's dw",
     "swiglu",
     "swiglu's dgate",
@@ -36,7 +38,9 @@ const NAMES: [&str; 11] = [
     "softmax",
     "softmax's gradient",
     "rotate",
+    "rotate's keys",
     "rotate_back",
+    "rotate_back's keys",
     "there and back",
 ];
 
@@ -71,19 +75,33 @@ fn all<B: DecoderOps>(
     let (dgate, dup) = B::swiglu_grad(x.clone(), up.clone(), hold(dy()));
     let scores = hold(heads([b, m, n, k]));
     let p = B::masked_softmax(scores, mask, SCALE);
-    let turned = B::rotate(heads([b, m, n, 2 * k]), table(f32::cos, m), table(f32::sin, m));
+    // Keys of fewer heads.
+    let few = |heads: B::FloatTensorPrimitive, axis: usize| {
+        let all = [b, m, n, 2 * k].map(|extent| Slice::from(0..extent as isize));
+        B::float_slice(heads, &std::array::from_fn::<_, 4, _>(|i| if i == axis { Slice::from(0..1) } else { all[i] }))
+    };
+    let (turned, keys) = {
+        let x = heads([b, m, n, 2 * k]);
+        B::rotate(x.clone(), few(x, 2), table(f32::cos, m), table(f32::sin, m))
+    };
+    let y = heads([b, m, n, 2 * k]);
+    let (back, keys_back) = B::rotate_back(y.clone(), few(y, 1), table(f32::cos, n), table(f32::sin, n));
+    let there_and_back = B::rotate_back(turned.clone(), keys.clone(), table(f32::cos, m), table(f32::sin, m)).0;
     let results = vec![
         B::rms_norm(x.clone(), weight(), EPSILON),
         B::rms_norm_data_grad(x.clone(), weight(), hold(dy()), EPSILON),
+        B::rms_norm_data_grad_onto(x.clone(), weight(), dy(), hold(up.clone()), EPSILON),
         B::rms_norm_weight_grad(x.clone(), dy(), EPSILON),
         B::swiglu(x, up),
         dgate,
         dup,
         p.clone(),
         B::masked_softmax_grad(p, hold(dy()), SCALE),
-        turned.clone(),
-        B::rotate_back(heads([b, m, n, 2 * k]), table(f32::cos, n), table(f32::sin, n)),
-        B::rotate_back(turned, table(f32::cos, m), table(f32::sin, m)),
+        turned,
+        keys,
+        back,
+        keys_back,
+        there_and_back,
     ];
     for (tensor, before) in keep {
         assert_eq!(host(tensor), before, "{case:?}: what is still held was changed");
@@ -168,6 +186,8 @@ fn launches_our_kernels() {
     let x = || cube(data(1, [2, 3, 5, 40]));
     let (weight, mask, table) = (|| cube(data(2, [40])), cube(data(3, [1, 1, 5, 40])), || cube(data(4, [1, 1, 3, 20])));
     let there_and_back = || cube(data(4, [2, 5, 3, 40]));
+    // Each device is asked once.
+    assert!(shared_memory_works(&device()));
     let launched = trace(|| {
         CubeBackend::rms_norm(x(), weight(), EPSILON);
         CubeBackend::rms_norm_data_grad(x(), weight(), x(), EPSILON);
@@ -176,13 +196,12 @@ fn launches_our_kernels() {
         CubeBackend::swiglu_grad(x(), x(), x());
         CubeBackend::masked_softmax(x(), mask, SCALE);
         CubeBackend::masked_softmax_grad(x(), x(), SCALE);
-        CubeBackend::rotate(x(), table(), table());
-        CubeBackend::rotate_back(there_and_back(), table(), table());
+        CubeBackend::rotate(x(), x(), table(), table());
+        CubeBackend::rotate_back(there_and_back(), there_and_back(), table(), table());
     });
     let once = [
-        "rms_norm_kernel",
-        "rms_norm_grad_sums_kernel",
-        "rms_norm_data_grad_kernel",
+        "rms_norm_row_kernel",
+        "rms_norm_row_grad_kernel",
         "rho_kernel",
         "rms_norm_columns_kernel",
         "rms_norm_weight_grad_kernel",
@@ -193,7 +212,7 @@ fn launches_our_kernels() {
         "products_kernel",
         "masked_softmax_grad_kernel",
     ];
-    assert_ours(&launched, &[&once.map(|name| (name, 1))[..], &[("squares_kernel", 2), ("rotate_kernel", 2)]].concat());
+    assert_ours(&launched, &[&once.map(|name| (name, 1))[..], &[("squares_kernel", 1), ("rotate_kernel", 2)]].concat());
 }
 
 /// Scores that nobody else holds become their softmax where they are.

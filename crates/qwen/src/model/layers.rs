@@ -146,9 +146,8 @@ impl Attention {
                 None => y,
             }
         };
-        let turned = |y: Tensor<4>| rotate(y, pass.rope.cos.clone(), pass.rope.sin.clone());
-        let q = turned(heads(q, self.heads, &self.q_norm));
-        let k = turned(heads(k, self.kv_heads, &self.k_norm));
+        let (q, k) = (heads(q, self.heads, &self.q_norm), heads(k, self.kv_heads, &self.k_norm));
+        let [q, k] = rotate(q, k, pass.rope.cos.clone(), pass.rope.sin.clone());
         let v = heads(v, self.kv_heads, &None).swap_dims(1, 2);
         let (k, v) = match cache {
             Some(cache) => cache.extend(k, v),

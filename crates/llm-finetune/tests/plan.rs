@@ -44,8 +44,11 @@ fn a_run_that_goes_on_from_an_adapter_is_planned_with_its_ranks_and_targets() {
     };
     peft::write(&dir.path().join("adapter"), &own.apply(base.model, 0).unwrap(), &own, Some("model")).unwrap();
     let named = plan(dir.path(), &["--r", "2", "--target-modules", "q_proj,v_proj", "--rank-pattern", "v_proj=3"]);
-    assert_eq!(plan(dir.path(), &["--adapter", "adapter"]), named);
-    assert_ne!(plan(dir.path(), &[])["adapters_gb"], named["adapters_gb"]);
+    let (going_on, plain) = (plan(dir.path(), &["--adapter", "adapter"]), plan(dir.path(), &[]));
+    for term in ["adapters_gb", "optimizer_gb", "activations_gb", "workspace_gb"] {
+        assert_eq!(going_on[term], named[term], "{term}");
+        assert_ne!(plain[term], named[term], "{term}");
+    }
     for (more, part) in [(&["--adapter", "nowhere"][..], "nowhere"), (&["--adapter", "adapter", "--r", "4"], "leave r to the adapter")] {
         let args = ["plan", "--model", "model", "--device", "cpu"];
         let (code, _, error) = run(dir.path(), &[&args[..], more].concat());
@@ -148,7 +151,8 @@ fn a_base_in_few_bits_is_planned_as_it_is_held() {
             serde_json::from_str::<Value>(out.lines().last().unwrap()).unwrap()[key].as_f64().unwrap()
         };
         // A benchmark counts in units of 10^6 KiB.
-        let held = 1.024 * number(&["benchmark", "--batch", "2", "--seq", "512", "--rank", "16", "--steps", "1", "--targets", "all-linear"], "peak_gb");
+        let held = 1.024
+            * number(&["benchmark", "--batch", "2", "--seq", "512", "--rank", "16", "--steps", "1", "--targets", "all-linear"], "peak_gb");
         let plan = ["plan", "--batch-size", "2", "--max-seq-length", "512", "--gradient-accumulation-steps", "1", "--device", "cpu"];
         let planned = number(&[&plan[..], &["--gradient-checkpointing", "off"]].concat(), "peak_gb") - TOKENIZER;
         assert!((planned / held - 1.0).abs() < 0.15, "{base}: {planned} GB planned, {held} held");

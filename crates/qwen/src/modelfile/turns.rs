@@ -135,7 +135,7 @@ impl Turns {
 {{{{- if eq .Role "user" }}}}{{{{ if $begun }}}}{asking}{{{{ else }}}}{first}{{{{ end }}}}{folded}{{{{ .Content }}}}{asked}{{{{ $begun = true }}}}
 {{{{- else if eq .Role "assistant" }}}}{answering}{{{{ .Content }}}}{answered}
 {late}{{{{- end }}}}
-{{{{- end }}}}
+{{{{- end -}}}}
 "#
         )
     }

@@ -130,6 +130,36 @@ fn damaged_vocabularies_are_refused() {
     refused(|v| v.merges.push("q zz".into()), "zz");
 }
 
+/// A download that broke off, at any byte: one sentence with the file and the place. Other damage is refused too, or reads; nothing panics.
+#[test]
+fn a_damaged_tokenizer_file_is_refused_in_a_sentence() {
+    let dir = tempfile::tempdir().unwrap();
+    support::tiny().save(dir.path()).unwrap();
+    let path = dir.path().join("tokenizer.json");
+    let spm = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/spm/tokenizer.json");
+    for (whole, step) in [(std::fs::read(&path).unwrap(), 3), (std::fs::read(spm).unwrap(), 997)] {
+        for end in (0..whole.trim_ascii_end().len()).step_by(step) {
+            std::fs::write(&path, &whole[..end]).unwrap();
+            let error = Tokenizer::from_dir(dir.path()).unwrap_err();
+            let text = error.to_string();
+            assert!(text.starts_with(&format!("{}: broken JSON: ", path.display())) && text.lines().count() == 1, "{end}: {text}");
+            assert!(text.contains(" at line 1 column ") && text.ends_with(&format!("breaks off after {end} bytes")), "{end}: {text}");
+        }
+        for at in (0..whole.len()).step_by(7 * step) {
+            for byte in [b'"', b'}', b'9', 0xff] {
+                let mut damaged = whole.clone();
+                damaged[at] = byte;
+                std::fs::write(&path, damaged).unwrap();
+                if let Err(error) = Tokenizer::from_dir(dir.path()) {
+                    let text = error.to_string();
+                    // Of a token that `tokenizer_config.json` names, that file tells.
+                    assert!(text.starts_with(&dir.path().display().to_string()) && text.lines().count() == 1, "{at} {byte}: {text}");
+                }
+            }
+        }
+    }
+}
+
 #[test]
 fn a_saved_tokenizer_is_the_same() {
     let dir = tempfile::tempdir().unwrap();

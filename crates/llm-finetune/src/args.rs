@@ -252,7 +252,7 @@ fn command() -> Command {
                 .arg(switch("raw", "Prompts are texts to go on with, without a chat template"))
                 .arg(switch("thinking", "Models that think (Qwen3) do so before they answer"))
                 .arg(count("max-new-tokens", "64", "Most tokens of an answer"))
-                .arg(count("limit", "0", "Rows of each file that are looked at; 0 takes all"))
+                .arg(count("limit", "0", "Rows of each file or folder that are looked at; 0 takes all"))
                 .arg(switch("json", "Print one JSON object")),
         )
         .subcommand(

@@ -16,7 +16,7 @@ use crate::args::EvalArgs;
 use crate::presets::settings;
 use crate::prove::{has_numbers, prove};
 use crate::speak::{adopt_tokenizer, open};
-use crate::train::pick_template;
+use crate::train::{data_paths, pick_template};
 
 pub(crate) fn eval(args: &EvalArgs) -> Result<(), Failure> {
     let config = settings(&args.settings)?;
@@ -27,6 +27,7 @@ pub(crate) fn eval(args: &EvalArgs) -> Result<(), Failure> {
         return Err(Usage("eval judges single texts: leave --objective out".into()).into());
     }
     join_pool(0)?;
+    let paths = data_paths(&config)?;
     let device = pick_device(&config.device, &ProbeOptions::of(Work::LanguageModel))?;
     has_numbers(config.precision, &device)?;
     let mut base = open(&config.model, None, config.offline, config.base_dtype, &device.device)?;
@@ -38,8 +39,8 @@ pub(crate) fn eval(args: &EvalArgs) -> Result<(), Failure> {
     let words = Words { tokenizer: &tokenizer, template: &template, config: &config, options: &options, asking: args.asking };
     let judge = Judge { shape: &shape, words };
     let mut questions = Questions::default();
-    for file in &config.data {
-        words.read(Path::new(file), &mut questions)?;
+    for path in &paths {
+        words.read(path, &mut questions)?;
     }
     if questions.shortened > 0 {
         note(&format!("{} rows are longer than max_seq_length {} and were cut or left out", questions.shortened, config.max_seq_length));

@@ -86,7 +86,8 @@ fn export_adapter(args: &ExportArgs) -> Result<(), Failure> {
     write_gguf_lora(&args.out, &config, tensors, &shape, name.trim_end_matches(".gguf"))?;
     let beside = args.out.with_extension("Modelfile");
     let from = model.canonicalize().unwrap_or(model);
-    let text = modelfile(&from.display().to_string(), Some(&format!("./{name}")), args.system.as_deref(), template.as_ref());
+    let (from, adapter) = (from.display().to_string(), format!("./{name}"));
+    let text = modelfile(&from, Some(&adapter), args.system.as_deref(), template.as_ref(), &tokenizer);
     write_atomic(&beside, text.as_bytes())?;
     say(&format!("Saved {} and {}", args.out.display(), beside.display()));
     Ok(())

@@ -12,6 +12,7 @@ use bellows_qwen::memory::{Place, Plan};
 use bellows_qwen::model::ModelConfig;
 use bellows_qwen::speed::{PRODUCTS, product_rate};
 use bellows_qwen::storage::Storage;
+use bellows_qwen::train::with_adapter;
 use serde_json::json;
 
 use crate::args::PlanArgs;
@@ -63,7 +64,7 @@ fn published(card: &Card) -> (f64, String) {
 }
 
 pub(crate) fn plan(args: &PlanArgs) -> Result<(), Failure> {
-    let config = settings(&args.settings)?;
+    let (config, _) = with_adapter(settings(&args.settings)?)?;
     join_pool(0)?;
     let target = match &args.card {
         Some(card) => Target::card(card)?,

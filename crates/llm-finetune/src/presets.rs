@@ -151,10 +151,10 @@ mod tests {
         assert_eq!(found, PRESETS.len());
     }
 
-    /// Cards of 12 GiB hold the two runs that were on such.
+    /// Cards of 12 GiB hold the two runs that were on such, and the third.
     #[test]
     fn presets_fit_the_cards_they_are_for() {
-        for (name, size) in [("dorothy", "1.5B"), ("worldmodel", "3B")] {
+        for (name, size) in [("dorothy", "1.5B"), ("worldmodel", "3B"), ("paper_r64", "0.5B")] {
             let (config, model) = (preset(name), Size::named(size).unwrap().shape());
             let (storage, seq) = (Storage::asked(config.base_dtype).unwrap_or(Storage::F32), config.max_seq_length);
             let card = Card::named("RX 6700 XT").unwrap().memory() as f64;

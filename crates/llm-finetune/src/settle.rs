@@ -11,6 +11,7 @@ use bellows_qwen::hub::describe;
 use bellows_qwen::memory::{Place, Plan};
 use bellows_qwen::model::ModelConfig;
 use bellows_qwen::storage::{BaseDtype, Storage};
+use bellows_qwen::train::with_adapter;
 
 /// Where a device computes, and the bytes there are for a run, where known.
 pub(crate) fn room(device: &Selected) -> (Place, Option<f64>) {
@@ -30,16 +31,17 @@ pub(crate) fn storage(config: &SftConfig, place: Place) -> Result<Storage, Failu
     }
 }
 
-/// The settings of a run with `auto` settled, and its plan.
+/// The settings of a run with `auto` settled, and its plan; those of an adapter that it goes on from are the adapter's.
 ///
 /// # Errors
-/// A plan beyond the limit that is set.
+/// A plan beyond the limit that is set, an adapter that cannot be gone on from.
 pub(crate) fn settle_memory(
     config: SftConfig,
     model: &ModelConfig,
     data: &SftData,
     device: &Selected,
 ) -> Result<(SftConfig, Plan), Failure> {
+    let (config, _) = with_adapter(config)?;
     let (place, free) = room(device);
     // The ranks of a machine share its memory; a card is one rank's.
     let (_, here) = local_rank(config.ranks);

@@ -11,15 +11,15 @@ use bellows_qwen::arch::Architecture;
 use bellows_qwen::base::Base;
 use bellows_qwen::config::{MAY_CHANGE, Method, SETTINGS, SftConfig};
 use bellows_qwen::data::{Encoding, SftData};
-use bellows_qwen::export::{write_gguf, write_transformers};
+use bellows_qwen::export::{Parameters, write_gguf, write_transformers};
 use bellows_qwen::generate::{Sampling, generate, stop_ids};
 use bellows_qwen::grow::add_tokens;
 use bellows_qwen::hub::{describe, locate};
 use bellows_qwen::hub_data::locate_data;
 use bellows_qwen::memory::Plan;
+use bellows_qwen::merging::Merging;
 use bellows_qwen::model::{CausalLm, ModelConfig};
 use bellows_qwen::modelfile::modelfile;
-use bellows_qwen::storage::BaseDtype;
 use bellows_qwen::train::{Finetune, MADE_BASE, Report};
 use bellows_runs::{Unwritten, write_atomic};
 use bellows_weights::DType;
@@ -32,7 +32,7 @@ use crate::console::Console;
 use crate::presets::settings;
 use crate::prove::{has_numbers, prove};
 use crate::settle::settle_memory;
-use crate::speak::{adapter_tokenizer, adopt_tokenizer, open};
+use crate::speak::{adapter_tokenizer, adopt_tokenizer};
 
 /// Trains with these settings, or goes on with the run in `resumed`.
 pub(crate) fn run(session: Session, args: &TrainArgs, config: SftConfig, resumed: Option<PathBuf>) -> Result<(), Failure> {
@@ -67,8 +67,8 @@ pub(crate) fn run(session: Session, args: &TrainArgs, config: SftConfig, resumed
 
     let report = tuning.run()?;
     tell(&report, tuning.config());
-    tell_memory(&planned, &device);
     let closed = if run.close(report.outcome) { close(&tuning, &run, &device) } else { Ok(()) };
+    tell_memory(&planned, &device);
     run.end(closed, tuning.learner().finish())
 }
 
@@ -223,37 +223,39 @@ fn try_out(tuning: &Finetune, run: &Run, device: &Selected, reasons: &mut Vec<St
         return Ok(());
     }
     show_answer("After", tuning, &model, device)?;
-    write_files(tuning, model, run.path(), reasons)
+    if let Err(error) = write_files(tuning, &model, run.path(), reasons) {
+        unwritten(reasons, "the merged model", &error);
+    }
+    Ok(())
 }
 
 /// The merged model and the GGUF, where they were asked for. They can be as large as the base model, so they are streamed to the disk and not
 /// handed to the journal as bytes.
-fn write_files(tuning: &Finetune, model: CausalLm, dir: &Path, reasons: &mut Vec<String>) -> Result<(), Failure> {
+fn write_files(tuning: &Finetune, model: &CausalLm, dir: &Path, reasons: &mut Vec<String>) -> Result<(), Failure> {
     let config = tuning.config();
     if !config.save_merged && config.gguf().is_none() {
         return Ok(());
     }
-    let (shape, tokenizer) = (tuning.shape(), tuning.tokenizer());
-    let model = if config.base_dtype.rounds() && config.method == Method::Lora {
+    let (shape, processor) = (tuning.shape(), processor());
+    let merging = if config.base_dtype.rounds() && config.method == Method::Lora {
         say("The adapter is merged into the values of the model's file, not into those it was trained beside");
-        drop(model);
-        let made = dir.join(MADE_BASE).display().to_string();
-        let base = if config.model == "tiny" { &made } else { &config.model };
-        open(base, Some(&dir.join("adapter")), config.offline, BaseDtype::Auto, &processor())?.model
+        let base = if config.model == "tiny" { dir.join(MADE_BASE) } else { locate(&config.model, config.offline, &mut note)? };
+        Some(Merging::open(&base, (model, shape), tuning.adapter(), &processor)?)
     } else {
-        model
+        None
     };
+    let parameters: &dyn Parameters = merging.as_ref().map_or(model, |merging| merging);
     // Full fine-tuning has written its model already.
     if config.save_merged && config.method == Method::Lora {
         let merged = dir.join("merged");
-        match write_transformers(&merged, &model, shape, tokenizer, DType::F32) {
+        match write_transformers(&merged, parameters, shape, tuning.tokenizer(), DType::F32) {
             Ok(_) => say(&format!("Saved {}", merged.display())),
             Err(error) => unwritten(reasons, &merged.display().to_string(), &error.into()),
         }
     }
     if let Some(kind) = config.gguf() {
         let file = dir.join(format!("model-{kind}.gguf"));
-        let written = gguf(&file, &model, shape, tokenizer, kind, config.system.as_deref(), Some(tuning.template()));
+        let written = gguf(&file, parameters, shape, tuning.tokenizer(), kind, config.system.as_deref(), Some(tuning.template()));
         written.unwrap_or_else(|error| unwritten(reasons, &file.display().to_string(), &error));
     }
     Ok(())
@@ -268,7 +270,7 @@ fn unwritten(reasons: &mut Vec<String>, what: &str, error: &Failure) {
 /// A GGUF of this kind, and a Modelfile beside it.
 pub(crate) fn gguf(
     file: &Path,
-    model: &CausalLm,
+    model: &dyn Parameters,
     shape: &ModelConfig,
     tokenizer: &Tokenizer,
     kind: &str,
@@ -282,7 +284,7 @@ pub(crate) fn gguf(
         say(&format!("warning: {line}"));
     }
     let beside = file.with_extension("Modelfile");
-    write_atomic(&beside, modelfile(&format!("./{name}"), None, system, template).as_bytes())?;
+    write_atomic(&beside, modelfile(&format!("./{name}"), None, system, template, tokenizer).as_bytes())?;
     say(&format!("Saved {} and {}", file.display(), beside.display()));
     Ok(())
 }

@@ -62,6 +62,22 @@ fn a_model_is_judged_before_and_after_an_adapter() {
     assert_eq!(both["base"]["tokens"].as_u64().unwrap(), 2 * json["base"]["tokens"].as_u64().unwrap());
     assert!((both["base"]["loss"].as_f64().unwrap() / json["base"]["loss"].as_f64().unwrap() - 1.0).abs() < 1e-6, "{both}");
     assert_eq!(both["base"]["choice"]["rows"], 2);
+    // A folder as training takes it: judged by what it was not trained with.
+    for folder in ["set", "pieces/data"] {
+        std::fs::create_dir_all(dir.path().join(folder)).unwrap();
+        std::fs::write(dir.path().join(folder).join("train.jsonl"), rows[1]).unwrap();
+    }
+    std::fs::write(dir.path().join("set/test.jsonl"), rows.join("\n")).unwrap();
+    for piece in 0..2 {
+        std::fs::write(dir.path().join(format!("pieces/data/validation-0000{piece}-of-00002.jsonl")), rows.join("\n")).unwrap();
+    }
+    for (folder, same) in [("set", &json["base"]), ("pieces", &both["base"])] {
+        let args = ["eval", "--model", "model", "--device", "cpu", "--data", folder, "--chat-template", "chatml", "--max-new-tokens", "3"];
+        let (code, out, error) = run(dir.path(), &[&args[..], &["--json"]].concat());
+        assert_eq!(code, 0, "{error}");
+        let scores: Value = serde_json::from_str(&out).unwrap();
+        assert_eq!((&scores["base"]["tokens"], &scores["base"]["choice"]["rows"]), (&same["tokens"], &same["choice"]["rows"]), "{folder}");
+    }
     for (args, part) in [
         (&["eval", "--model", "model"][..], "--data"),
         (&["eval", "--data", "rows.jsonl"], "--model"),

@@ -154,15 +154,18 @@ fn a_result_that_cannot_be_saved_is_code_3() {
     let dir = tempfile::tempdir().unwrap();
     let rows: String = (0..4).map(|i| format!("{{\"prompt\": \"one more than {i}? \", \"completion\": \"{}\"}}\n", i + 1)).collect();
     std::fs::write(dir.path().join("rows.jsonl"), rows).unwrap();
-    for (method, place) in [("lora", "adapter"), ("full", "model")] {
+    let merged: &[&str] = &["--base-dtype", "nf4", "--save-merged"];
+    for (method, place, more) in [("lora", "adapter", merged), ("full", "model", &[])] {
         // A file where the directory of the result belongs.
         std::fs::create_dir_all(dir.path().join("runs").join(method)).unwrap();
         std::fs::write(dir.path().join("runs").join(method).join(place), "").unwrap();
         let train = ["--model", "tiny", "--data", "rows.jsonl", "--epochs", "1", "--max-seq-length", "32", "--device", "cpu"];
         let (code, _, error) =
-            run(dir.path(), &[&train[..], &["--method", method, "--project", "runs", "--name", method, "--exist-ok"]].concat());
+            run(dir.path(), &[&train[..], &["--method", method, "--project", "runs", "--name", method, "--exist-ok"], more].concat());
         let last = error.lines().last().unwrap_or_default();
         assert!(code == 3 && last.starts_with("error: ") && last.contains(&format!("runs/{method}/{place}")), "{code} {error}");
+        // It is merged all the same: from the run, not from what lies where its adapter should.
+        assert_eq!(dir.path().join(format!("runs/{method}/merged/model.safetensors")).exists(), !more.is_empty());
     }
 }
 

@@ -8,19 +8,20 @@ use bellows_exit::{Coded, Exit};
 use bellows_kernels::{Blocks, Coding};
 use bellows_learner::Rng;
 use bellows_weights::gguf::{Gguf, Metadata, TensorInfo};
-use bellows_weights::{BlockType, Checkpoint, DType as FileType, TensorSpec, WeightsError};
+use bellows_weights::{BlockType, Checkpoint, WeightsError};
 use burn::tensor::{DType, Device};
 use serde_json::Map;
 
 use crate::arch::Architecture;
 use crate::gguf_rope;
 use crate::hub::HubError;
-use crate::load::{HostTensor, LoadError, checked, load};
+use crate::load::{LoadError, checked, load};
 use crate::model::rope::Rotation;
 use crate::model::weight::Weight;
 use crate::model::{CausalLm, ConfigError, ModelConfig};
 use crate::provenance::EDITS;
 use crate::storage::{BaseDtype, Storage};
+use crate::stored::{Stored, gguf_name, halves_from_pairs, in_checkpoint, in_gguf, rotated_heads};
 use crate::weights::{Unread, visit};
 
 /// A model, its shape, and the tokenizer it came with.
@@ -208,11 +209,8 @@ impl Base {
         let at = |source| BaseError::Config { path: dir.join("config.json"), source };
         let checkpoint = Checkpoint::open(dir)?;
         config.fits(stored(checkpoint.tensors().map(|(_, spec)| &spec.shape))).map_err(at)?;
-        let read = |name: &str| -> Result<Option<HostTensor>, WeightsError> {
-            let Some(spec) = checkpoint.spec(name) else { return Ok(None) };
-            Ok(Some((spec.shape.clone(), checkpoint.tensor_f32(name)?)))
-        };
-        let model = load(CausalLm::new(&config, device), dtype, read).map_err(|source| BaseError::Load { path: dir.to_owned(), source })?;
+        let model = load(CausalLm::new(&config, device), dtype, |name| in_checkpoint(&checkpoint, name));
+        let model = model.map_err(|source| BaseError::Load { path: dir.to_owned(), source })?;
         let tokenizer = tokenizer_in(dir, &config)?;
         Ok(Self { model, config, tokenizer })
     }
@@ -229,21 +227,10 @@ impl Base {
         if let Some(name) = file.tensors().keys().find(|name| !places.contains(*name)) {
             return Err(misfit(LoadError::Unused(name.clone())));
         }
-        let read = |name: &str| -> Result<Option<HostTensor>, WeightsError> {
-            let Some(stored) = gguf_name(name) else { return Ok(None) };
-            let Some(info) = file.tensors().get(&stored) else { return Ok(None) };
-            let (shape, mut values) = (info.shape.clone(), file.tensor_f32(&stored)?);
-            if config.architecture.gguf_interleaved()
-                && let Some(heads) = rotated_heads(name, &config)
-            {
-                values = halves_from_pairs(&values, heads, shape[0]);
-            }
-            Ok(Some((shape, values)))
-        };
         if dtype == BaseDtype::Gguf {
             keep_blocks(&mut model, &file, &config, device).map_err(misfit)?;
         }
-        let model = load(model, dtype, read).map_err(misfit)?;
+        let model = load(model, dtype, |name| in_gguf(&file, &config, name)).map_err(misfit)?;
         Ok(Self { model, config, tokenizer: tokenizer_of(&file, path)? })
     }
 
@@ -290,19 +277,19 @@ impl Base {
         }
     }
 
-    /// How a processor keeps the matrices of the model in a directory or a `.gguf` file: those of a checkpoint in bf16 as they are, others as f32. Where
+    /// How a processor keeps the matrices of the model in a directory or a `.gguf` file: those whose values bf16 holds in bf16, others in f32. Where
     /// the weights are not there yet they are taken to be bf16, as published models are. `dtype` may say otherwise.
     pub fn storage(path: &Path, dtype: BaseDtype) -> Storage {
         if let Some(asked) = Storage::asked(dtype) {
             return asked;
         }
-        if path.is_file() {
-            return if dtype == BaseDtype::Gguf { blocks_of(path) } else { Storage::F32 };
+        if dtype == BaseDtype::Gguf && path.is_file() {
+            return blocks_of(path);
         }
-        let narrow = |spec: &TensorSpec| spec.shape.len() != 2 || spec.dtype == FileType::BF16;
-        match Checkpoint::open(path) {
-            Ok(checkpoint) if !checkpoint.tensors().all(|(_, spec)| narrow(spec)) => Storage::F32,
-            _ => Storage::Half,
+        match Stored::open(path).map(|files| files.exact_bytes()) {
+            Err(_) | Ok([2.0, 2.0]) => Storage::Half,
+            Ok([4.0, 4.0]) => Storage::F32,
+            Ok([layers, rows]) => Storage::Mixed { layers, rows },
         }
     }
 }
@@ -376,70 +363,6 @@ pub fn random(config: &ModelConfig, seed: u64, device: &Device) -> CausalLm {
         Ok((model, _)) => model,
         Err(error) => unreachable!("the shapes are the model's own: {error}"),
     }
-}
-
-/// The GGUF name of a checkpoint's tensor.
-pub fn gguf_name(name: &str) -> Option<String> {
-    let whole = match name {
-        "model.embed_tokens.weight" => Some("token_embd.weight"),
-        "model.norm.weight" => Some("output_norm.weight"),
-        "lm_head.weight" => Some("output.weight"),
-        _ => None,
-    };
-    if let Some(whole) = whole {
-        return Some(whole.into());
-    }
-    let (layer, rest) = name.strip_prefix("model.layers.")?.split_once('.')?;
-    let (module, kind) = rest.rsplit_once('.')?;
-    let module = match module {
-        "self_attn.q_proj" => "attn_q",
-        "self_attn.k_proj" => "attn_k",
-        "self_attn.v_proj" => "attn_v",
-        "self_attn.o_proj" => "attn_output",
-        "self_attn.q_norm" => "attn_q_norm",
-        "self_attn.k_norm" => "attn_k_norm",
-        "mlp.gate_proj" => "ffn_gate",
-        "mlp.up_proj" => "ffn_up",
-        "mlp.down_proj" => "ffn_down",
-        "input_layernorm" => "attn_norm",
-        "post_attention_layernorm" => "ffn_norm",
-        _ => return None,
-    };
-    Some(format!("blk.{layer}.{module}.{kind}"))
-}
-
-/// The heads of a matrix whose rows are rotated: q's or k's.
-pub fn rotated_heads(name: &str, config: &ModelConfig) -> Option<usize> {
-    if name.contains(".q_proj.") {
-        Some(config.num_attention_heads)
-    } else if name.contains(".k_proj.") {
-        Some(config.num_key_value_heads)
-    } else {
-        None
-    }
-}
-
-/// Rows (of values, or of the bytes of blocks) of each head from pair order (0, d/2, 1, d/2 + 1, ..) to halves (0, 1, .., d - 1).
-fn halves_from_pairs<T: Copy>(values: &[T], heads: usize, rows: usize) -> Vec<T> {
-    reorder(values, heads, rows, |j, half| if j < half { 2 * j } else { 2 * (j - half) + 1 })
-}
-
-/// The inverse of what reading does: rows of each head from halves to pair order.
-pub fn pairs_from_halves(values: &[f32], heads: usize, rows: usize) -> Vec<f32> {
-    reorder(values, heads, rows, |j, half| if j % 2 == 0 { j / 2 } else { half + j / 2 })
-}
-
-/// Row j of each head becomes row `from(j, d / 2)`.
-fn reorder<T: Copy>(values: &[T], heads: usize, rows: usize, from: impl Fn(usize, usize) -> usize) -> Vec<T> {
-    let (width, d) = (values.len() / rows.max(1), rows / heads.max(1));
-    let mut out = Vec::with_capacity(values.len());
-    for head in 0..heads {
-        for j in 0..d {
-            let row = head * d + from(j, d / 2);
-            out.extend_from_slice(&values[row * width..(row + 1) * width]);
-        }
-    }
-    out
 }
 
 fn config_of(file: &Gguf) -> Result<ModelConfig, ConfigError> {

@@ -582,13 +582,14 @@ impl SftConfig {
         }
     }
 
-    /// Makes these the adapter's part of the settings; what rank and alpha patterns say stays with the adapter.
+    /// Makes these the adapter's part of the settings.
     pub fn set_lora(&mut self, lora: &LoraConfig) {
         (self.r, self.lora_alpha, self.lora_dropout) = (lora.r, lora.lora_alpha, lora.lora_dropout);
         (self.use_rslora, self.use_dora) = (lora.use_rslora, lora.use_dora);
         self.target_modules.clone_from(&lora.target_modules);
         self.exclude_modules.clone_from(&lora.exclude_modules);
         self.layers_to_transform.clone_from(&lora.layers_to_transform);
+        (self.rank_pattern, self.alpha_pattern) = (lora.rank_pattern.clone(), lora.alpha_pattern.clone());
         self.modules_to_save.clone_from(&lora.modules_to_save);
     }
 

@@ -7,13 +7,16 @@ use bellows_chat::{ChatError, Fault, TokenType, Tokenizer, Vocabulary};
 use bellows_exit::{Coded, Exit};
 use bellows_weights::gguf::{self, Metadata, Preset, TensorInfo, Value};
 use bellows_weights::{BlockType, DType, Parts, Tensor as FileTensor, TensorSpec, Tensors, WeightsError, to_safetensors, write_checkpoint};
+use burn::tensor::Bytes;
 use indexmap::IndexMap;
 use serde_json::json;
 
-use crate::base::{gguf_name, pairs_from_halves, rotated_heads};
 use crate::gguf_rope;
+use crate::load::LoadError;
 use crate::model::{CausalLm, ConfigError, ModelConfig};
+use crate::peft::PeftError;
 use crate::provenance::{EDITS, card, description};
+use crate::stored::{gguf_name, pairs_from_halves, rotated_heads};
 use crate::weights::{Unread, merged, visit};
 
 /// Files of a checkpoint are cut at this many bytes.
@@ -36,6 +39,12 @@ pub enum ExportError {
     /// The device cannot hand a tensor back.
     #[error(transparent)]
     Device(#[from] Unread),
+    /// A tensor of the model's own files.
+    #[error(transparent)]
+    Load(#[from] LoadError),
+    /// The adapter's tensors.
+    #[error(transparent)]
+    Peft(#[from] PeftError),
     /// The tokenizer.
     #[error(transparent)]
     Chat(#[from] ChatError),
@@ -56,7 +65,8 @@ pub enum ExportError {
 impl Coded for ExportError {
     fn exit(&self) -> Exit {
         match self {
-            Self::Adapter(_) | Self::Rope(_) | Self::NotFinite(_) => Exit::Usage,
+            Self::Adapter(_) | Self::Rope(_) | Self::NotFinite(_) | Self::Load(_) => Exit::Usage,
+            Self::Peft(error) => error.exit(),
             Self::Chat(error) => error.exit(),
             Self::Vocabulary(fault) => fault.exit(),
             // What is wrong with them when they are written is not the input.
@@ -65,31 +75,52 @@ impl Coded for ExportError {
     }
 }
 
-/// The parameters of a model, each read, and its adapter added, when it is asked for: a whole model in f32 need not fit into memory.
-struct Parameters<'a> {
-    model: &'a CausalLm,
-    shapes: IndexMap<String, Vec<usize>>,
+/// What is written of a model: its parameters by name, each made when it is its turn. A whole model in f32 need not fit into memory.
+pub trait Parameters {
+    /// Their names and shapes, in the order of the layers.
+    fn shapes(&self) -> IndexMap<String, Vec<usize>>;
+
+    /// The values of one.
+    ///
+    /// # Errors
+    /// One that cannot be read.
+    fn values(&self, name: &str) -> Result<Vec<f32>, ExportError>;
 }
 
-impl<'a> Parameters<'a> {
-    fn of(model: &'a CausalLm) -> Self {
+/// A model in memory; its adapter is added to each matrix when it is asked for.
+impl Parameters for CausalLm {
+    fn shapes(&self) -> IndexMap<String, Vec<usize>> {
         let mut shapes = IndexMap::new();
-        visit(model, &mut |name, shape, _| drop(shapes.insert(name.to_owned(), shape.to_vec())));
-        Self { model, shapes }
+        visit(self, &mut |name, shape, _| drop(shapes.insert(name.to_owned(), shape.to_vec())));
+        shapes
     }
 
-    /// The values of a parameter, all finite.
     fn values(&self, wanted: &str) -> Result<Vec<f32>, ExportError> {
-        let mut found = merged(self.model, wanted);
+        let mut found = merged(self, wanted);
         if found.is_none() {
-            visit(self.model, &mut |name, _, read| {
+            visit(self, &mut |name, _, read| {
                 if name == wanted {
                     found = Some(read());
                 }
             });
         }
-        let values = found.unwrap_or_else(|| Ok(Vec::new()))?;
-        if values.iter().all(|x| x.is_finite()) { Ok(values) } else { Err(ExportError::NotFinite(wanted.into())) }
+        Ok(found.unwrap_or_else(|| Ok(Vec::new()))?)
+    }
+}
+
+/// The values of a parameter, all finite.
+fn finite(model: &dyn Parameters, name: &str) -> Result<Vec<f32>, ExportError> {
+    let values = model.values(name)?;
+    if values.iter().all(|x| x.is_finite()) { Ok(values) } else { Err(ExportError::NotFinite(name.into())) }
+}
+
+/// The bytes of a tensor; those of f32 are the values themselves, in the order of every machine this runs on, which is the files': a copy of the
+/// largest would be in memory beside it.
+struct InFile(Bytes);
+
+impl AsRef<[u8]> for InFile {
+    fn as_ref(&self) -> &[u8] {
+        &self.0
     }
 }
 
@@ -116,27 +147,26 @@ pub fn to_bytes(model: &CausalLm) -> Result<Vec<u8>, ExportError> {
 /// A value that is not finite, or a directory that cannot be written.
 pub fn write_transformers(
     dir: &Path,
-    model: &CausalLm,
+    model: &dyn Parameters,
     config: &ModelConfig,
     tokenizer: &Tokenizer,
     dtype: DType,
 ) -> Result<Vec<String>, ExportError> {
     let fail = |path: &Path, reason: String| ExportError::File { path: path.to_owned(), reason };
     bellows_runs::create_dir_all_synced(dir).map_err(|e| fail(dir, e.to_string()))?;
-    let parameters = Parameters::of(model);
-    let specs = parameters.shapes.iter().map(|(name, shape)| (name.clone(), TensorSpec { dtype, shape: shape.clone() }));
+    let specs = model.shapes().into_iter().map(|(name, shape)| (name, TensorSpec { dtype, shape }));
     let mut lines = Vec::new();
     write_checkpoint(dir, &specs.collect(), MAX_SHARD, |name| {
-        let values = parameters.values(name)?;
-        Ok::<_, ExportError>(match dtype {
+        let values = finite(model, name)?;
+        Ok::<_, ExportError>(InFile(match dtype {
             DType::F16 => {
                 let (bytes, saturated) = bellows_weights::to_f16(&values);
                 lines.extend((saturated > 0).then(|| cut(name, saturated)));
-                bytes
+                Bytes::from_bytes_vec(bytes)
             }
-            DType::BF16 => bellows_weights::to_bf16(&values),
-            _ => values.iter().flat_map(|v| v.to_le_bytes()).collect(),
-        })
+            DType::BF16 => Bytes::from_bytes_vec(bellows_weights::to_bf16(&values)),
+            _ => Bytes::from_elems(values),
+        }))
     })?;
     let name = match dtype {
         DType::F16 => "float16",
@@ -184,20 +214,20 @@ fn ends(config: &ModelConfig, tokenizer: &Tokenizer) -> Vec<u32> {
 /// A value that is not finite, a tokenizer that no GGUF can describe, or a file that cannot be written.
 pub fn write_gguf(
     path: &Path,
-    model: &CausalLm,
+    model: &dyn Parameters,
     config: &ModelConfig,
     tokenizer: &Tokenizer,
     preset: Preset,
     name: &str,
 ) -> Result<Vec<String>, ExportError> {
-    let parameters = Parameters::of(model);
-    let named: IndexMap<String, &str> = parameters.shapes.keys().filter_map(|n| Some((gguf_name(n)?, n.as_str()))).collect();
+    let shapes = model.shapes();
+    let named: IndexMap<String, &str> = shapes.keys().filter_map(|n| Some((gguf_name(n)?, n.as_str()))).collect();
     let (layers, tied) = (config.num_hidden_layers, config.tie_word_embeddings);
     let rope = gguf_rope::stored(config)?;
     let mut infos: IndexMap<String, TensorInfo> = named
         .iter()
         .map(|(stored, name)| {
-            let shape = parameters.shapes[*name].clone();
+            let shape = shapes[*name].clone();
             let kind = if shape.len() < 2 { BlockType::F32 } else { preset.block_type(stored, &shape, layers, tied) };
             (stored.clone(), TensorInfo { kind, shape })
         })
@@ -223,7 +253,7 @@ pub fn write_gguf(
             return Ok(freqs.clone());
         }
         let name = named[stored];
-        let values = parameters.values(name)?;
+        let values = finite(model, name)?;
         match rotated_heads(name, config).filter(|_| config.architecture.gguf_interleaved()) {
             Some(heads) => Ok(pairs_from_halves(&values, heads, infos[stored].shape[0])),
             None => Ok(values),

@@ -10,10 +10,11 @@ use bellows_weights::{BlockType, Tensors};
 use indexmap::IndexMap;
 
 use crate::adapter::LoraConfig;
-use crate::base::{gguf_name, pairs_from_halves, rotated_heads};
 use crate::export::{ExportError, write_file};
+use crate::maps::of_model;
 use crate::model::ModelConfig;
 use crate::peft::PREFIX;
+use crate::stored::{gguf_name, pairs_from_halves, rotated_heads};
 
 /// Writes a LoRA adapter (`tensors` under PEFT's names, for a model of this shape) as a GGUF of f32, under `path` once it is complete.
 ///
@@ -39,8 +40,7 @@ pub fn write_gguf_lora(
     // To llama.cpp an α of 0 says that there is none.
     let file_alpha = Some(adapter.lora_alpha * root).filter(|alpha| alpha.is_normal()).unwrap_or(1.0);
     let (mut infos, mut values) = (IndexMap::new(), IndexMap::new());
-    for (layer, map, [out, input]) in maps(config) {
-        let module = format!("model.layers.{layer}.{map}");
+    for (layer, module, [out, input]) in of_model(config) {
         let Some(spec) = adapter.spec(&module, layer, 0).map_err(|e| ExportError::Adapter(e.to_string()))? else { continue };
         let (weight, rank) = (format!("{module}.weight"), spec.rank);
         let base = gguf_name(&weight).unwrap_or_else(|| weight.clone());
@@ -72,22 +72,6 @@ pub fn write_gguf_lora(
     .map(|(key, value)| (key.to_owned(), value))
     .into();
     write_file(path, &metadata, &infos, |name| Ok(values.swap_remove(name).unwrap_or_default())).map(drop)
-}
-
-/// Every linear map of the layers: layer, name, `[out, in]`.
-fn maps(c: &ModelConfig) -> impl Iterator<Item = (usize, &'static str, [usize; 2])> {
-    let (hidden, inner) = (c.hidden_size, c.intermediate_size);
-    let (queries, keys) = (c.num_attention_heads * c.head_dim, c.num_key_value_heads * c.head_dim);
-    let maps = [
-        ("self_attn.q_proj", [queries, hidden]),
-        ("self_attn.k_proj", [keys, hidden]),
-        ("self_attn.v_proj", [keys, hidden]),
-        ("self_attn.o_proj", [hidden, queries]),
-        ("mlp.gate_proj", [inner, hidden]),
-        ("mlp.up_proj", [inner, hidden]),
-        ("mlp.down_proj", [hidden, inner]),
-    ];
-    (0..c.num_hidden_layers).flat_map(move |layer| maps.map(|(name, shape)| (layer, name, shape)))
 }
 
 fn take(tensors: &mut Tensors, name: &str, shape: &[usize]) -> Result<Vec<f32>, ExportError> {

@@ -14,6 +14,7 @@ use crate::adapter::{AdapterError, EMBEDDING, HEAD};
 use crate::checkpointing::Checkpointing;
 use crate::config::{Method, SftConfig};
 use crate::loss::CHUNK;
+use crate::maps::{Map, of_layer};
 use crate::model::ModelConfig;
 pub use crate::storage::Place;
 use crate::storage::Storage;
@@ -58,9 +59,6 @@ impl Plan {
     }
 }
 
-/// A linear map of a layer: its name, `[out, in]`.
-type Map = (&'static str, [usize; 2]);
-
 /// What of a run its memory and its work depend on; rows and tokens are asked for later.
 #[derive(Clone, Debug)]
 pub struct Footprint {
@@ -97,15 +95,7 @@ impl Footprint {
     pub fn new(model: &ModelConfig, config: &SftConfig, storage: Storage, place: Place) -> Result<Self, AdapterError> {
         let (h, i, layers) = (model.hidden_size, model.intermediate_size, model.num_hidden_layers);
         let (q, kv) = (model.num_attention_heads * model.head_dim, model.num_key_value_heads * model.head_dim);
-        let maps = [
-            ("self_attn.q_proj", [q, h]),
-            ("self_attn.k_proj", [kv, h]),
-            ("self_attn.v_proj", [kv, h]),
-            ("self_attn.o_proj", [h, q]),
-            ("mlp.gate_proj", [i, h]),
-            ("mlp.up_proj", [i, h]),
-            ("mlp.down_proj", [h, i]),
-        ];
+        let maps = of_layer(model);
         let (full, lora) = (config.method == Method::Full, config.lora());
         let mut ranks = vec![[0; 7]; layers];
         for (layer, ranks) in ranks.iter_mut().enumerate().filter(|_| !full) {

@@ -5,13 +5,13 @@ use std::path::{Path, PathBuf};
 
 use bellows_exit::{Coded, Exit};
 use bellows_weights::{Tensor as FileTensor, Tensors, WeightsError, to_safetensors};
-use burn::tensor::{Tensor, TensorData};
+use burn::tensor::{Device, Tensor, TensorData};
 use serde_json::{Value, json};
 
 use crate::adapter::{ALL_LINEAR, AdapterError, EMBEDDING, HEAD, LoraConfig, Targets};
 use crate::load;
 use crate::model::CausalLm;
-use crate::model::lora::Lora;
+use crate::model::lora::{Lora, LoraSpec};
 use crate::weights::{self, Unread};
 
 /// What PEFT puts before a module's own name.
@@ -34,7 +34,7 @@ const OFF: [&str; 13] = [
 ];
 
 /// The name PEFT gives an adapter's or a saved module's tensor.
-fn peft_name(name: &str) -> String {
+pub(crate) fn peft_name(name: &str) -> String {
     let plain = name.replace(".lora.", ".");
     // The magnitudes are the one tensor without an ending.
     let ending = if plain.ends_with("lora_A") || plain.ends_with("lora_B") { ".weight" } else { "" };
@@ -211,13 +211,21 @@ pub fn embedding_rows(tensors: &Tensors) -> Option<usize> {
     tensors.get(&peft_name(EMBEDDING)).and_then(|tensor| tensor.shape.first().copied())
 }
 
-/// Puts an adapter's tensors (under PEFT's names) on a base model.
+/// The adapter of the map `name` `[out, in]`, taken from an adapter's tensors.
 ///
 /// # Errors
-/// A tensor that is missing, has another shape, or that the model has no place for.
-pub fn attach(model: CausalLm, config: &LoraConfig, mut tensors: Tensors, path: &Path) -> Result<CausalLm, PeftError> {
+/// A tensor that is missing, has another shape, or is not finite.
+pub(crate) fn take(
+    tensors: &mut Tensors,
+    spec: LoraSpec,
+    name: &str,
+    [out, input]: [usize; 2],
+    device: &Device,
+    path: &Path,
+) -> Result<Lora, PeftError> {
     let fail = |reason: String| PeftError::File { path: path.to_owned(), reason };
-    let mut take = |name: String, shape: &[usize]| -> Result<Vec<f32>, PeftError> {
+    let mut values = |part: &str, shape: &[usize]| -> Result<Vec<f32>, PeftError> {
+        let name = format!("{PREFIX}{name}.{part}");
         let tensor = tensors.remove(&name).ok_or_else(|| fail(format!("no tensor {name}")))?;
         if tensor.shape != shape {
             return Err(fail(format!("{name} has shape {:?}, this model needs {shape:?}", tensor.shape)));
@@ -225,18 +233,23 @@ pub fn attach(model: CausalLm, config: &LoraConfig, mut tensors: Tensors, path: 
         let values = tensor.to_f32()?;
         if values.iter().all(|v| v.is_finite()) { Ok(values) } else { Err(fail(format!("{name} holds a value that is not finite"))) }
     };
-    let model = config.apply_with(model, |spec, weight, name| {
-        let ([out, input], device) = (weight.dims(), weight.device());
-        let a = take(format!("{PREFIX}{name}.lora_A.weight"), &[spec.rank, input])?;
-        let b = take(format!("{PREFIX}{name}.lora_B.weight"), &[out, spec.rank])?;
-        let magnitude = spec.dora.then(|| take(format!("{PREFIX}{name}.lora_magnitude_vector"), &[out])).transpose()?;
-        Ok::<_, PeftError>(Lora::from_tensors(
-            spec,
-            Tensor::from_data(TensorData::new(a, [spec.rank, input]), &device),
-            Tensor::from_data(TensorData::new(b, [out, spec.rank]), &device),
-            magnitude.map(|m| Tensor::from_data(TensorData::new(m, [out]), &device)),
-        ))
-    })?;
+    let a = values("lora_A.weight", &[spec.rank, input])?;
+    let b = values("lora_B.weight", &[out, spec.rank])?;
+    let magnitude = spec.dora.then(|| values("lora_magnitude_vector", &[out])).transpose()?;
+    Ok(Lora::from_tensors(
+        spec,
+        Tensor::from_data(TensorData::new(a, [spec.rank, input]), device),
+        Tensor::from_data(TensorData::new(b, [out, spec.rank]), device),
+        magnitude.map(|m| Tensor::from_data(TensorData::new(m, [out]), device)),
+    ))
+}
+
+/// Puts an adapter's tensors (under PEFT's names) on a base model.
+///
+/// # Errors
+/// A tensor that is missing, has another shape, or that the model has no place for.
+pub fn attach(model: CausalLm, config: &LoraConfig, mut tensors: Tensors, path: &Path) -> Result<CausalLm, PeftError> {
+    let model = config.apply_with(model, |spec, weight, name| take(&mut tensors, spec, name, weight.dims(), &weight.device(), path))?;
     let mut missing = None;
     weights::visit(&model, &mut |name, _, _| {
         let saved = !name.contains(".lora.") && config.trains(name);
@@ -245,7 +258,7 @@ pub fn attach(model: CausalLm, config: &LoraConfig, mut tensors: Tensors, path: 
         }
     });
     match missing {
-        Some(name) => Err(fail(format!("no tensor {name}"))),
+        Some(name) => Err(PeftError::File { path: path.to_owned(), reason: format!("no tensor {name}") }),
         None => assign(model, tensors, path),
     }
 }

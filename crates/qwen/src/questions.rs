@@ -3,8 +3,8 @@
 use std::path::Path;
 
 use bellows_chat::{
-    ChatError, Conversation, Dataset, EncodeOptions, Encoded, Fault, Message, Outcome, Place, RenderOptions, Role, Template, Tokenizer,
-    encode, encode_prompt,
+    ChatError, Conversation, Dataset, EncodeOptions, Encoded, Fault, Message, Outcome, Place, RenderOptions, Role, Splits, Template,
+    Tokenizer, encode, encode_prompt,
 };
 use serde_json::{Map, Value};
 
@@ -64,30 +64,33 @@ pub struct Words<'a> {
 }
 
 impl Words<'_> {
-    /// Adds the rows of `file` to `questions`: `{prompt, choices, answer}` are multiple choice, `{prompt, answer}` exact match, all others texts or chats to
-    /// take the loss of.
+    /// Adds the rows of a file to `questions`, or of a folder those to judge by ([`Splits::judged`]): `{prompt, choices, answer}` are multiple choice,
+    /// `{prompt, answer}` exact match, all others texts or chats to take the loss of.
     ///
     /// # Errors
     /// The first row that cannot be used, with file and line.
-    pub fn read(&self, file: &Path, questions: &mut Questions) -> Result<(), ChatError> {
-        let set = Dataset::open(file, &self.config.reading())?;
-        let rows = if self.asking.limit == 0 { set.len() } else { set.len().min(self.asking.limit) };
-        for i in 0..rows {
-            let here = |fault: Fault| fault.on_line(file, set.line(i));
-            match set.value(i)? {
-                Value::Object(row) if row.contains_key("choices") => questions.choices.push(self.choice(&row).map_err(here)?),
-                Value::Object(row) if row.contains_key("answer") && !row.contains_key(&self.config.completion_key) => {
-                    let answer = text_of(&row, "answer").map_err(here)?.trim().to_owned();
-                    questions.exact.push(Exact { prompt: self.prompt(&row).map_err(here)?, answer });
-                }
-                _ => match encode(&set.get(i)?, self.tokenizer, self.template, self.options).map_err(here)? {
-                    Outcome::Kept(kept) => {
-                        questions.shortened += usize::from(kept.iter().any(|example| example.cut > 0));
-                        questions.texts.extend(kept);
-                    }
-                    Outcome::Dropped(_) => questions.shortened += 1,
-                },
+    pub fn read(&self, path: &Path, questions: &mut Questions) -> Result<(), ChatError> {
+        let splits = Splits::open(path, &self.config.reading())?;
+        let rows = splits.judged().iter().flat_map(|set| (0..set.len()).map(move |row| (set, row)));
+        let limit = if self.asking.limit == 0 { usize::MAX } else { self.asking.limit };
+        rows.take(limit).try_for_each(|(set, row)| self.row(set, row, questions))
+    }
+
+    fn row(&self, set: &Dataset, i: usize, questions: &mut Questions) -> Result<(), ChatError> {
+        let here = |fault: Fault| fault.on_line(set.path(), set.line(i));
+        match set.value(i)? {
+            Value::Object(row) if row.contains_key("choices") => questions.choices.push(self.choice(&row).map_err(here)?),
+            Value::Object(row) if row.contains_key("answer") && !row.contains_key(&self.config.completion_key) => {
+                let answer = text_of(&row, "answer").map_err(here)?.trim().to_owned();
+                questions.exact.push(Exact { prompt: self.prompt(&row).map_err(here)?, answer });
             }
+            _ => match encode(&set.get(i)?, self.tokenizer, self.template, self.options).map_err(here)? {
+                Outcome::Kept(kept) => {
+                    questions.shortened += usize::from(kept.iter().any(|example| example.cut > 0));
+                    questions.texts.extend(kept);
+                }
+                Outcome::Dropped(_) => questions.shortened += 1,
+            },
         }
         Ok(())
     }

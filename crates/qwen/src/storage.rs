@@ -105,6 +105,13 @@ pub enum Storage {
     F32,
     /// bf16 or f16: two.
     Half,
+    /// Some matrices in bf16 and others in f32: bytes a weight on average.
+    Mixed {
+        /// Of the layers' matrices.
+        layers: f64,
+        /// Of embedding and head.
+        rows: f64,
+    },
     /// A byte, and a scale in f32 for each row.
     Int8,
     /// Half a byte, an 8-bit scale for 64 of them, and one in f32 for 256 of those (QLoRA, Dettmers et al. 2023, section 3).
@@ -131,6 +138,7 @@ impl Storage {
         match self {
             Self::F32 => 4.0 * n,
             Self::Half => 2.0 * n,
+            Self::Mixed { layers, .. } => layers * n,
             Self::Int8 => n + 4.0 * rows as f64,
             Self::Nf4 => n * (0.5 + 1.0 / 64.0 + 4.0 / (64.0 * 256.0)),
             Self::Blocks(bytes) => bytes * n,
@@ -148,6 +156,7 @@ impl Storage {
         match (self, place) {
             (Self::Int8 | Self::Nf4, Place::Processor) => Self::Half,
             (Self::Int8 | Self::Nf4 | Self::Blocks(_), _) => Self::F32,
+            (Self::Mixed { rows, .. }, _) => Self::Mixed { layers: rows, rows },
             (other, _) => other,
         }
     }
@@ -166,7 +175,12 @@ pub(crate) struct OutOfRange;
 /// Whether bf16 holds all of these exactly, as it does those of a checkpoint in bf16: kept so, they take half the memory, and products of them
 /// have the same bits.
 fn fits_bf16(values: &[f32]) -> bool {
-    values.par_iter().all(|v| v.to_bits() & 0xffff == 0)
+    values.par_iter().copied().all(is_bf16)
+}
+
+/// Whether bf16 holds this value.
+pub(crate) fn is_bf16(value: f32) -> bool {
+    value.to_bits() & 0xffff == 0
 }
 
 impl fmt::Display for BaseDtype {

@@ -1,13 +1,13 @@
 //! A fine-tuning run put together: model, adapter, data, Learner, and the files at its end.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use bellows_chat::{ChatError, Encoded, Fault, Template, Tokenizer};
 use bellows_exit::{Coded, Exit};
 use bellows_learner::{EvalContext, Identity, Interrupted, LearnError, Learner, Outcome, Shared};
 use bellows_runs::{RunDir, RunDirError};
 use bellows_settings::SettingsError;
-use bellows_weights::{DType, Tensors};
+use bellows_weights::DType;
 use burn::data::dataset::InMemDataset;
 use burn::tensor::Device;
 use serde_json::Value;
@@ -111,7 +111,7 @@ impl Finetune {
     /// # Errors
     /// Settings that do not fit the model, data that cannot be used, a run directory that cannot be.
     pub fn new(
-        mut config: SftConfig,
+        config: SftConfig,
         base: Base,
         data: SftData,
         template: Template,
@@ -142,8 +142,8 @@ impl Finetune {
         }
         header.extend(data.summary(config.objective));
         let base = norms(&model);
-        let (lora, adapter) = settle_adapter(&mut config)?;
-        let model = match (config.method, adapter) {
+        let (config, lora) = with_adapter(config)?;
+        let model = match (config.method, config.adapter.as_ref().map(Path::new)) {
             (Method::Full, _) => train_where(model, |_| true),
             (Method::Lora, None) => {
                 adapter_fits(&lora, &model)?;
@@ -154,7 +154,7 @@ impl Finetune {
                 }
                 lora.apply(model, config.seed)?
             }
-            (Method::Lora, Some((dir, tensors))) => peft::attach(model, &lora, tensors, &dir)?,
+            (Method::Lora, Some(dir)) => peft::attach(model, &lora, peft::read(dir)?.1, dir)?,
         };
         let trains = |name: &str| config.method == Method::Full || lora.trains(name);
         let model = if config.precision == RunPrecision::Fp16Pure { in_f16(model, trains) } else { model };
@@ -199,6 +199,11 @@ impl Finetune {
     /// The model as it is now, without autodiff.
     pub fn model(&self) -> CausalLm {
         self.learner.ema_model()
+    }
+
+    /// The settings of its adapter.
+    pub fn adapter(&self) -> &LoraConfig {
+        &self.lora
     }
 
     /// The shape of the model.
@@ -292,15 +297,18 @@ impl Finetune {
     }
 }
 
-/// The settings of a run's adapter, and the tensors of the one it goes on from, if it does. That one's settings become the run's, except
-/// for the dropout, which an adapter does not depend on.
-fn settle_adapter(config: &mut SftConfig) -> Result<(LoraConfig, Option<(PathBuf, Tensors)>), FinetuneError> {
+/// The settings of a run and of its adapter. Where it goes on from one, that one's settings become the run's, except for the dropout, which an adapter
+/// does not depend on.
+///
+/// # Errors
+/// An adapter whose settings cannot be read, and one that has others than were asked for.
+pub fn with_adapter(mut config: SftConfig) -> Result<(SftConfig, LoraConfig), FinetuneError> {
     let (own, plain) = (config.lora(), SftConfig::default().lora());
-    let Some(dir) = config.adapter.as_ref().map(PathBuf::from) else { return Ok((own, None)) };
-    let (theirs, tensors) = peft::read(&dir)?;
+    let Some(dir) = config.adapter.as_ref().map(PathBuf::from) else { return Ok((config, own)) };
+    let theirs = peft::read_config(&dir.join("adapter_config.json"))?;
     let lora = LoraConfig { lora_dropout: own.lora_dropout, ..theirs };
     let fields = [&own, &plain, &lora].map(|lora| serde_json::to_value(lora).unwrap_or_default());
-    let Value::Object(asked) = &fields[0] else { return Ok((lora, Some((dir, tensors)))) };
+    let Value::Object(asked) = &fields[0] else { return Ok((config, lora)) };
     if let Some((key, value)) = asked.iter().find(|(key, value)| **value != fields[1][*key] && **value != fields[2][*key]) {
         let reason = format!("{key} is {value}, and the adapter in {} has {}: leave {key} to the adapter", dir.display(), fields[2][key]);
         return Err(AdapterError::Setting(reason).into());
@@ -308,7 +316,7 @@ fn settle_adapter(config: &mut SftConfig) -> Result<(LoraConfig, Option<(PathBuf
     config.set_lora(&lora);
     // An adapter may bring what its settings are not allowed to: weights trained whole where DPO's reference is the model without it.
     config.validate()?;
-    Ok((lora, Some((dir, tensors))))
+    Ok((config, lora))
 }
 
 fn count(model: &CausalLm, which: impl Fn(&str) -> bool) -> usize {

@@ -76,6 +76,6 @@ pub(crate) fn visit_all(model: &CausalLm, each: Each<'_>) {
     }
 }
 
-fn host<const D: usize>(name: &str, values: Tensor<D>) -> Result<Vec<f32>, Unread> {
+pub(crate) fn host<const D: usize>(name: &str, values: Tensor<D>) -> Result<Vec<f32>, Unread> {
     values.into_data().try_into_vec_as::<f32>().map_err(|e| Unread { name: name.into(), reason: e.to_string() })
 }

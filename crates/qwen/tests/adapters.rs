@@ -5,12 +5,18 @@ mod support;
 
 use bellows_chat::{Template, Tokenizer};
 use bellows_qwen::adapter::{LoraConfig, Targets};
+use bellows_qwen::base::Base;
 use bellows_qwen::config::SftConfig;
 use bellows_qwen::data::{Encoding, SftData};
+use bellows_qwen::export::write_transformers;
+use bellows_qwen::merging::Merging;
 use bellows_qwen::model::CausalLm;
 use bellows_qwen::peft;
+use bellows_qwen::storage::BaseDtype;
+use bellows_weights::DType;
+use burn::tensor::Device;
 use serde_json::{Value, json};
-use support::{model, scatter};
+use support::{model, scatter, shape, tokenizer};
 
 fn adapted(model: &CausalLm) -> Vec<String> {
     model.linears().filter(|(_, linear)| linear.lora.is_some()).map(|(name, _)| name).collect()
@@ -144,4 +150,25 @@ fn no_row_is_learnt_and_judged_by() {
 
     let few = open(&SftConfig { max_samples: 7, val_size: 0.0, data_weights: Vec::new(), ..config });
     assert_eq!((few.train.len(), few.valid.len()), (7, 0));
+}
+
+/// Beside a base in four bits; what is trained whole, and DoRA's magnitudes, are the run's.
+#[test]
+fn what_is_merged_in_files_is_what_is_merged_in_memory() {
+    let (dir, device, shape) = (tempfile::tempdir().unwrap(), Device::flex(), shape());
+    let at = |name: &str| dir.path().join(name);
+    write_transformers(&at("base"), &model(), &shape, &tokenizer(), DType::F32).unwrap();
+    for (use_dora, saved) in [(false, &["embed_tokens", "norm"][..]), (true, &[])] {
+        let modules_to_save = saved.iter().map(ToString::to_string).collect();
+        let lora = LoraConfig { r: 2, use_dora, modules_to_save, ..LoraConfig::default() };
+        let trained = |name: &str| name.ends_with("lora_B") || lora.trains(name);
+        let whole = scatter(lora.apply(model(), 1).unwrap(), trained);
+        let stored = Base::open_as(&at("base"), BaseDtype::Nf4, &device).unwrap().model;
+        let narrow = peft::attach(stored, &lora, peft::tensors(&whole, &lora).unwrap(), dir.path()).unwrap();
+        write_transformers(&at("memory"), &whole, &shape, &tokenizer(), DType::F32).unwrap();
+        let merging = Merging::open(&at("base"), (&narrow, &shape), &lora, &device).unwrap();
+        write_transformers(&at("files"), &merging, &shape, &tokenizer(), DType::F32).unwrap();
+        let written = |name: &str| std::fs::read(at(name).join("model.safetensors")).unwrap();
+        assert!(written("files") == written("memory") && written("files") != written("base"), "DoRA {use_dora}");
+    }
 }

@@ -42,6 +42,11 @@ impl Splits {
         Ok(Splits { train, valid: open("valid")?, test: open("test")? })
     }
 
+    /// The files to judge a model by: those that are there to test with, else those to watch, else those to learn from.
+    pub fn judged(&self) -> &[Dataset] {
+        [&self.test, &self.valid].into_iter().find(|split| !split.is_empty()).unwrap_or(&self.train)
+    }
+
     /// All of its files.
     pub fn all(&self) -> impl Iterator<Item = &Dataset> {
         self.train.iter().chain(&self.valid).chain(&self.test)

@@ -1,9 +1,11 @@
 //! A tokenizer from the files of a model's folder, and into them.
 
+use std::fmt;
 use std::io::ErrorKind;
 use std::path::Path;
 
 use bellows_runs::{StoreError, read_bounded, write_atomic};
+use serde::de::{Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
 use serde_json::{Map, Value};
 use tokenizers::Tokenizer as Hf;
 
@@ -14,9 +16,72 @@ use crate::{ChatError, Fault};
 const MAX_TOKENIZER_BYTES: u64 = 256 << 20;
 const MAX_CONFIG_BYTES: u64 = 16 << 20;
 
+/// Any JSON: all of it is looked at, and none kept. The library panics where a file breaks off in some of its parts, and of others it does not say
+/// at which byte.
+struct Json;
+
+impl<'de> Deserialize<'de> for Json {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(Json)
+    }
+}
+
+impl<'de> Visitor<'de> for Json {
+    type Value = Self;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("JSON")
+    }
+
+    fn visit_unit<E>(self) -> Result<Self, E> {
+        Ok(Self)
+    }
+
+    fn visit_bool<E>(self, _: bool) -> Result<Self, E> {
+        Ok(Self)
+    }
+
+    fn visit_u64<E>(self, _: u64) -> Result<Self, E> {
+        Ok(Self)
+    }
+
+    fn visit_i64<E>(self, _: i64) -> Result<Self, E> {
+        Ok(Self)
+    }
+
+    fn visit_f64<E>(self, _: f64) -> Result<Self, E> {
+        Ok(Self)
+    }
+
+    fn visit_str<E>(self, _: &str) -> Result<Self, E> {
+        Ok(Self)
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Self, A::Error> {
+        while list.next_element::<Self>()?.is_some() {}
+        Ok(Self)
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self, A::Error> {
+        while map.next_entry::<Self, Self>()?.is_some() {}
+        Ok(Self)
+    }
+}
+
+/// That these bytes are JSON to their end.
+fn whole(bytes: &[u8]) -> Result<(), Fault> {
+    let what = match serde_json::from_slice::<Json>(bytes) {
+        Ok(Json) => return Ok(()),
+        Err(error) if error.is_eof() => format!("{error}: the file breaks off after {} bytes", bytes.len()),
+        Err(error) => error.to_string(),
+    };
+    Err(Fault::Json { what })
+}
+
 impl Tokenizer {
     /// A tokenizer from the text of a `tokenizer.json`.
     pub(super) fn from_json(bytes: &[u8]) -> Result<Self, Fault> {
+        whole(bytes)?;
         let mut hf = Hf::from_bytes(bytes).map_err(|error| Fault::tokenizer(error.to_string()))?;
         // Rows are cut and filled by `encode` and `Batch`, which keep count of it.
         hf.with_truncation(None).map_err(|error| Fault::tokenizer(error.to_string()))?.with_padding(None);

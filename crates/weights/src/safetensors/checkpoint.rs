@@ -82,9 +82,25 @@ impl Checkpoint {
     /// If there is no such tensor.
     pub fn tensor_f32(&self, name: &str) -> Result<Vec<f32>, WeightsError> {
         let (spec, map, place) = self.find(name)?;
-        let values = to_f32(spec.dtype, &map[place.clone()]);
-        give_back(map, place);
+        let mut values = Vec::with_capacity(place.len() / spec.dtype.size());
+        for piece in pieces(place) {
+            values.extend(to_f32(spec.dtype, &map[piece.clone()]));
+            give_back(map, &piece);
+        }
         Ok(values)
+    }
+
+    /// Whether every element of a tensor, as [`tensor_f32`](Self::tensor_f32) gives it, `is` such. Nothing is read behind the first that is not.
+    ///
+    /// # Errors
+    /// If there is no such tensor.
+    pub fn all(&self, name: &str, is: impl Fn(f32) -> bool) -> Result<bool, WeightsError> {
+        let (spec, map, place) = self.find(name)?;
+        Ok(pieces(place).all(|piece| {
+            let all = to_f32(spec.dtype, &map[piece.clone()]).into_iter().all(&is);
+            give_back(map, &piece);
+            all
+        }))
     }
 
     fn find(&self, name: &str) -> Result<(&TensorSpec, &Mmap, &Range<usize>), WeightsError> {
@@ -132,6 +148,15 @@ impl Checkpoint {
         self.files.push((path, map));
         Ok(())
     }
+}
+
+/// Bytes that are read at once: a tensor's pages are in memory beside its values no longer than they have to be. A multiple of every element's size.
+const PIECE: usize = 4 << 20;
+
+/// A part of a file, piece by piece.
+fn pieces(place: &Range<usize>) -> impl Iterator<Item = Range<usize>> {
+    let end = place.end;
+    place.clone().step_by(PIECE).map(move |start| start..end.min(start + PIECE))
 }
 
 /// `model.safetensors.index.json`.

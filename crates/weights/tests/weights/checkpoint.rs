@@ -53,6 +53,34 @@ fn check(dir: &Path, model: &IndexMap<String, Tensor>) {
     assert!(checkpoint.tensor("other").unwrap_err().to_string().ends_with("tensor `other`: there is no such tensor"));
 }
 
+/// Larger tensors are read in pieces of 4 MiB.
+#[test]
+fn a_tensor_of_several_pieces_is_whole() {
+    let dir = tempfile::tempdir().unwrap();
+    let large = [
+        ("f64", tensor(DType::F64, &[3, 300_001], 1)),
+        ("bf16", tensor(DType::BF16, &[5_000_003], 2)),
+        ("f32", tensor(DType::F32, &[2 << 20], 3)),
+    ];
+    let model: IndexMap<String, Tensor> = large.map(|(name, tensor)| (name.to_owned(), tensor)).into_iter().collect();
+    write(dir.path(), &model, 1 << 30);
+    check(dir.path(), &model);
+    let checkpoint = Checkpoint::open(dir.path()).unwrap();
+    for (name, tensor) in &model {
+        let last = tensor.to_f32().unwrap().pop().unwrap().to_bits();
+        assert!(checkpoint.all(name, |_| true).unwrap(), "{name}");
+        let values = tensor.to_f32().unwrap().into_iter().filter(|v| v.to_bits() == last).count();
+        let met = std::cell::Cell::new(0);
+        // Every element is met until one is not such: the last of its kind here.
+        let found = checkpoint.all(name, |v| {
+            met.set(met.get() + usize::from(v.to_bits() == last));
+            met.get() < values
+        });
+        assert!(!found.unwrap() && met.get() == values, "{name}");
+    }
+    assert!(checkpoint.all("other", |_| true).is_err());
+}
+
 #[test]
 fn one_file() {
     let (dir, model) = (tempfile::tempdir().unwrap(), model());

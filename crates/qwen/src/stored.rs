@@ -1,0 +1,157 @@
+//! A model's tensors in its files, by the names of its parameters: those of a directory are its own, a GGUF has others, and in some of its layouts
+//! the rows of queries and keys stand in another order.
+
+use std::path::Path;
+
+use bellows_weights::gguf::Gguf;
+use bellows_weights::{BlockType, Checkpoint, DType, WeightsError};
+
+use crate::load::HostTensor;
+use crate::model::ModelConfig;
+use crate::storage::is_bf16;
+
+/// The files of a model, open.
+pub(crate) enum Stored {
+    /// A directory in the published layout.
+    Directory(Checkpoint),
+    /// A `.gguf` file.
+    Gguf(Gguf),
+}
+
+impl Stored {
+    /// Opens them.
+    pub(crate) fn open(path: &Path) -> Result<Self, WeightsError> {
+        Ok(if path.is_file() { Self::Gguf(Gguf::open(path)?) } else { Self::Directory(Checkpoint::open(path)?) })
+    }
+
+    /// A tensor of theirs; `None` if they have none of this name.
+    pub(crate) fn tensor(&self, name: &str, config: &ModelConfig) -> Result<Option<HostTensor>, WeightsError> {
+        match self {
+            Self::Directory(checkpoint) => in_checkpoint(checkpoint, name),
+            Self::Gguf(file) => in_gguf(file, config, name),
+        }
+    }
+}
+
+/// Elements of a matrix and the bytes they take.
+#[derive(Clone, Copy, Default)]
+struct Size {
+    values: f64,
+    bytes: f64,
+}
+
+impl Stored {
+    /// Bytes a weight of the layers' matrices, and of embedding and head, each kept in bf16 if that holds all of its values, else in f32. A matrix whose
+    /// type does not say so is read as far as the first value that bf16 does not hold.
+    pub(crate) fn exact_bytes(&self) -> [f64; 2] {
+        let mut sizes = [Size::default(); 2];
+        let mut add = |in_layers: bool, shape: &[usize], narrow: bool| {
+            let (size, values) = (&mut sizes[usize::from(!in_layers)], shape.iter().product::<usize>() as f64);
+            size.values += values;
+            size.bytes += values * if narrow { 2.0 } else { 4.0 };
+        };
+        match self {
+            Self::Directory(checkpoint) => {
+                for (name, spec) in checkpoint.tensors().filter(|(_, spec)| spec.shape.len() == 2) {
+                    let narrow = spec.dtype == DType::BF16 || checkpoint.all(name, is_bf16).unwrap_or(false);
+                    add(name.starts_with("model.layers."), &spec.shape, narrow);
+                }
+            }
+            Self::Gguf(file) => {
+                for (name, info) in file.tensors().iter().filter(|(_, info)| info.shape.len() == 2) {
+                    let narrow = match info.kind {
+                        BlockType::BF16 => true,
+                        BlockType::F32 | BlockType::F16 => file.tensor_f32(name).is_ok_and(|values| values.into_iter().all(is_bf16)),
+                        // What blocks of few bits stand for has the bits of a scale and of a number each.
+                        _ => false,
+                    };
+                    add(name.starts_with("blk."), &info.shape, narrow);
+                }
+            }
+        }
+        sizes.map(|Size { values, bytes }| if values > 0.0 { bytes / values } else { 2.0 })
+    }
+}
+
+/// A tensor of a directory.
+pub(crate) fn in_checkpoint(checkpoint: &Checkpoint, name: &str) -> Result<Option<HostTensor>, WeightsError> {
+    let Some(spec) = checkpoint.spec(name) else { return Ok(None) };
+    Ok(Some((spec.shape.clone(), checkpoint.tensor_f32(name)?)))
+}
+
+/// A tensor of a GGUF, its rows in the order of directories.
+pub(crate) fn in_gguf(file: &Gguf, config: &ModelConfig, name: &str) -> Result<Option<HostTensor>, WeightsError> {
+    let Some(stored) = gguf_name(name) else { return Ok(None) };
+    let Some(info) = file.tensors().get(&stored) else { return Ok(None) };
+    let (shape, mut values) = (info.shape.clone(), file.tensor_f32(&stored)?);
+    if config.architecture.gguf_interleaved()
+        && let (Some(heads), Some(&rows)) = (rotated_heads(name, config), shape.first())
+    {
+        values = halves_from_pairs(&values, heads, rows);
+    }
+    Ok(Some((shape, values)))
+}
+
+/// The GGUF name of a checkpoint's tensor.
+pub(crate) fn gguf_name(name: &str) -> Option<String> {
+    let whole = match name {
+        "model.embed_tokens.weight" => Some("token_embd.weight"),
+        "model.norm.weight" => Some("output_norm.weight"),
+        "lm_head.weight" => Some("output.weight"),
+        _ => None,
+    };
+    if let Some(whole) = whole {
+        return Some(whole.into());
+    }
+    let (layer, rest) = name.strip_prefix("model.layers.")?.split_once('.')?;
+    let (module, kind) = rest.rsplit_once('.')?;
+    let module = match module {
+        "self_attn.q_proj" => "attn_q",
+        "self_attn.k_proj" => "attn_k",
+        "self_attn.v_proj" => "attn_v",
+        "self_attn.o_proj" => "attn_output",
+        "self_attn.q_norm" => "attn_q_norm",
+        "self_attn.k_norm" => "attn_k_norm",
+        "mlp.gate_proj" => "ffn_gate",
+        "mlp.up_proj" => "ffn_up",
+        "mlp.down_proj" => "ffn_down",
+        "input_layernorm" => "attn_norm",
+        "post_attention_layernorm" => "ffn_norm",
+        _ => return None,
+    };
+    Some(format!("blk.{layer}.{module}.{kind}"))
+}
+
+/// The heads of a matrix whose rows are rotated: q's or k's.
+pub(crate) fn rotated_heads(name: &str, config: &ModelConfig) -> Option<usize> {
+    if name.contains(".q_proj.") {
+        Some(config.num_attention_heads)
+    } else if name.contains(".k_proj.") {
+        Some(config.num_key_value_heads)
+    } else {
+        None
+    }
+}
+
+/// Rows (of values, or of the bytes of blocks) of each head from pair order (0, d/2, 1, d/2 + 1, ..) to halves (0, 1, .., d - 1).
+pub(crate) fn halves_from_pairs<T: Copy>(values: &[T], heads: usize, rows: usize) -> Vec<T> {
+    reorder(values, heads, rows, |j, half| if j < half { 2 * j } else { 2 * (j - half) + 1 })
+}
+
+/// The inverse of what reading does: rows of each head from halves to pair order.
+pub(crate) fn pairs_from_halves(values: &[f32], heads: usize, rows: usize) -> Vec<f32> {
+    reorder(values, heads, rows, |j, half| if j % 2 == 0 { j / 2 } else { half + j / 2 })
+}
+
+/// Row j of each head becomes row `from(j, d / 2)`.
+fn reorder<T: Copy>(values: &[T], heads: usize, rows: usize, from: impl Fn(usize, usize) -> usize) -> Vec<T> {
+    let (width, d) = (values.len() / rows.max(1), rows / heads.max(1));
+    let mut out = Vec::with_capacity(values.len());
+    for head in 0..heads {
+        for j in 0..d {
+            let row = head * d + from(j, d / 2);
+            out.extend_from_slice(&values[row * width..(row + 1) * width]);
+        }
+    }
+    out
+}

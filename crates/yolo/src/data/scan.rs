@@ -129,6 +129,13 @@ impl Scan {
         self.root.join(&self.paths[range.start as usize..range.end as usize])
     }
 
+    /// What the file of image `i` is called wherever the data set lies: its path within it, with its clip's folder; of one outside of it the file's name alone.
+    pub(crate) fn name(&self, i: usize) -> String {
+        let path = self.path(i);
+        let name = path.strip_prefix(&self.root).ok().or_else(|| path.file_name().map(Path::new)).unwrap_or(&path);
+        name.to_string_lossy().replace('\\', "/")
+    }
+
     /// The objects of image `i`.
     pub fn labels(&self, i: usize) -> &[Label] {
         let range = &self.images[i].labels;

@@ -126,7 +126,7 @@ impl TrainingData {
         let (labels, ids, meta) = (train.all_labels().to_vec(), val.ids().clone(), val.meta.clone());
         let before = [&train, &val].map(|scan| frames_before(config, scan));
         let channels = if config.stack().is_on() { config.stack().channels() } else { data.channels as usize };
-        let set = |scan| YoloDataset::new(scan, gray_or(config, data.channels), normalisation);
+        let set = |scan: Scan| YoloDataset::new(scan.bare(), gray_or(config, data.channels), normalisation);
         let (train, val) = (set(train), set(val));
         let (train_sizes, sizes) = (train.sizes(), val.sizes());
         let train = stacked(config, cached(config, train, progress)?, &before[0]);
@@ -171,7 +171,7 @@ impl SplitData {
         let normalisation = config.levels().resolve(measured.as_ref().unwrap_or(&scan), cache_dir().as_deref())?;
         lines.extend(deep.then(|| levels_line(normalisation)));
         let (ids, meta, before) = (scan.ids().clone(), scan.meta.clone(), frames_before(config, &scan));
-        let set = YoloDataset::new(scan, gray_or(config, channels as u32), normalisation);
+        let set = YoloDataset::new(scan.bare(), gray_or(config, channels as u32), normalisation);
         let sizes = set.sizes();
         let names = class_names(config, &data);
         let set = ValSet::with_sizes(stacked(config, cached(config, set, progress)?, &before), sizes).with_ids(ids).with_meta(meta);

@@ -165,9 +165,12 @@ impl Training {
     /// # Errors
     /// See [`TrainError`].
     pub fn run(&mut self) -> Result<Report, TrainError> {
-        if self.config.plots && !self.labels.is_empty() {
-            self.keep(pictures::labels(&self.labels, &self.names).map(|file| vec![file]));
+        // Millions of them, for one picture.
+        let labels = std::mem::take(&mut self.labels);
+        if self.config.plots && !labels.is_empty() {
+            self.keep(pictures::labels(&labels, &self.names).map(|file| vec![file]));
         }
+        drop(labels);
         let outcome = self.learner.fit(&*self.train)?;
         let counters = &self.learner.state().counters;
         Ok(Report { outcome, epochs: counters.epoch, elapsed_s: counters.elapsed_s })

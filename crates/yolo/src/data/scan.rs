@@ -156,6 +156,11 @@ impl Scan {
         &self.ids
     }
 
+    /// Without what is known of images beside their pixels and labels, which of a year of frames is a hundred megabytes: once nobody will ask for it.
+    pub(crate) fn bare(self) -> Self {
+        Self { ids: CocoIds::default(), meta: FrameMeta::default(), ..self }
+    }
+
     /// The objects of all images.
     pub fn all_labels(&self) -> &[Label] {
         &self.labels

@@ -76,8 +76,12 @@ fn a_card_that_is_not_at_hand_is_planned_for() {
 fn the_recipe_for_a_card_of_six_gigabytes_fits_it() {
     let dir = tempfile::tempdir().unwrap();
     let recipe = concat!(env!("CARGO_MANIFEST_DIR"), "/../models/ltdv2-rx5600xt.yaml");
+    // Four classes and a year, as LTDv2 has them.
+    let clips = "path: clips\nnames: [person, bicycle, motorcycle, vehicle]\n\
+                 sample: {width: 96, height: 72, clips: {cameras: 1, months: 2, train_months: 1, train: 3, val: 2, frames: 4}}\n";
+    std::fs::write(dir.path().join("clips.yaml"), clips).unwrap();
     let plan = |more: &[&str], code| {
-        let asked = [&["plan", "--config", recipe, "--card", "RX 5600 XT", "--json"], more].concat();
+        let asked = [&["plan", "--config", recipe, "--data", "clips.yaml", "--card", "RX 5600 XT", "--json"], more].concat();
         expect_code(&mut yolo_train(dir.path(), &asked), code)
     };
     let text = std::fs::read_to_string(recipe).unwrap();

@@ -156,7 +156,7 @@ impl Scan {
         &self.ids
     }
 
-    /// Without what is known of images beside their pixels and labels, which of a year of frames is a hundred megabytes: once nobody will ask for it.
+    /// Without what is known of images beside their pixels and labels, which of a year of frames is tens of megabytes: once nobody will ask for it.
     pub(crate) fn bare(self) -> Self {
         Self { ids: CocoIds::default(), meta: FrameMeta::default(), ..self }
     }

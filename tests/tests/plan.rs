@@ -71,6 +71,35 @@ fn a_card_that_is_not_at_hand_is_planned_for() {
     assert!(out.contains("images for 0.6 of 6.4 GB of memory (planned)") && out.contains("fits"), "{out}");
 }
 
+/// Every key of it is a setting, for others are refused; and what it says of memory is so.
+#[test]
+fn the_recipe_for_a_card_of_six_gigabytes_fits_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let recipe = concat!(env!("CARGO_MANIFEST_DIR"), "/../models/ltdv2-rx5600xt.yaml");
+    // Four classes and a year, as LTDv2 has them.
+    let clips = "path: clips\nnames: [person, bicycle, motorcycle, vehicle]\n\
+                 sample: {width: 96, height: 72, clips: {cameras: 1, months: 2, train_months: 1, train: 3, val: 2, frames: 4}}\n";
+    std::fs::write(dir.path().join("clips.yaml"), clips).unwrap();
+    let plan = |more: &[&str], code| {
+        let asked = [&["plan", "--config", recipe, "--data", "clips.yaml", "--card", "RX 5600 XT", "--json"], more].concat();
+        expect_code(&mut yolo_train(dir.path(), &asked), code)
+    };
+    let text = std::fs::read_to_string(recipe).unwrap();
+    for (model, said) in [("yolov8n", "says 1.6 GB of 6.4"), ("yolov8n-p2", "(yolov8n-p2: 2.6)")] {
+        let planned = json(&plan(&["--model", model], 0).0);
+        assert_eq!((&planned["fits"], &planned["batch"], &planned["imgsz"]), (&Value::Bool(true), &16.into(), &640.into()), "{planned}");
+        let peak = planned["peak_gb"].as_f64().unwrap();
+        assert!(peak < 6.0 && said.contains(&format!("{peak:.1}")) && text.contains(said), "{model}: {peak} GB, and not: {said}");
+    }
+    // It begins from a copy of weights that is the user's own.
+    let (_, error) = plan(&[], 2);
+    assert!(error.contains("yolov8n.pt"), "{error}");
+    let misspelt = dir.path().join("recipe.yaml");
+    std::fs::write(&misspelt, text.replace("thermal_drift:", "thermal_drfit:")).unwrap();
+    let (_, error) = expect_code(&mut yolo_train(dir.path(), &["plan", "--config", "recipe.yaml", "--model", "yolov8n"]), 2);
+    assert!(error.contains("did you mean `thermal_drift`"), "{error}");
+}
+
 #[test]
 fn a_run_beyond_its_limit_is_refused_before_it_begins() {
     let dir = tempfile::tempdir().unwrap();

@@ -3,10 +3,10 @@
 
 mod support;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use serde_json::Value;
-use support::{expect_code, tiny_data, yolo_train};
+use support::{checkpoints, ending, expect_code, tiny_data, wait_for, yolo_train};
 
 /// A data.yaml of a few small clips of two months, in `dir`.
 fn clips(dir: &Path) {
@@ -40,6 +40,15 @@ fn a_year_is_judged_by_its_months_and_handed_in_by_its_ids() {
     let folder = dir.path().join("runs/detect/val");
     let groups = std::fs::read_to_string(folder.join("groups.csv")).unwrap();
     assert!(groups.starts_with("key,group,images,instances,mAP50") && groups.contains("\nmonth,2020-06,8,"), "{groups}");
+    let stability = std::fs::read_to_string(folder.join("stability.csv")).unwrap();
+    assert!(stability.starts_with("key,groups,mAP50,CoV,CoV_low,CoV_high,score,score_low,score_high\n"), "{stability}");
+    // Of a key in which nothing was found there is none.
+    for row in stability.lines().skip(1) {
+        let cells: Vec<&str> = row.split(',').collect();
+        let [cov, score] = [3, 6].map(|at: usize| cells[at].parse::<f64>().unwrap());
+        assert!(out.contains(&format!("CoV {cov:.3}")) && out.contains(&format!("mAP50*(1-CoV) {score:.3}")), "{stability}{out}");
+    }
+    assert!(out.contains("COCO AP50 by size"), "{out}");
     for picture in ["by_month.png", "by_daynight.png", "by_temperature.png"] {
         assert!(std::fs::read(folder.join(picture)).unwrap().starts_with(b"\x89PNG"), "{picture}");
     }
@@ -104,6 +113,24 @@ fn a_year_is_judged_by_its_months_and_handed_in_by_its_ids() {
     let (_, error) =
         expect_code(&mut yolo_train(dir.path(), &["val", "--weights", weights, "--data", "clips.yaml", "--group-by", "weather"]), 2);
     assert!(error.contains("`weather`") && error.contains("Temperature"), "{error}");
+    // A class that is no category is named; without it there is something to hand in.
+    let names = own.replace("vehicle]", "vehicle, boat]");
+    std::fs::write(dir.path().join("five.yaml"), names).unwrap();
+    let five = ["--data", "five.yaml", "--epochs", "1", "--imgsz", "64", "--device", "cpu", "--plots", "false", "--name", "five"];
+    expect_code(&mut yolo_train(dir.path(), &five), 0);
+    let five =
+        ["val", "--weights", "runs/detect/five/weights/best.safetensors", "--data", "five.yaml", "--device", "cpu", "--plots", "false"];
+    let (_, error) = expect_code(&mut yolo_train(dir.path(), &[&five[..], &["--submission", "five.json"]].concat()), 2);
+    assert!(error.contains("none for class `boat`") && !dir.path().join("five.json").exists(), "{error}");
+    expect_code(&mut yolo_train(dir.path(), &[&five[..], &["--submission", "five.json", "--classes", "0,1,2,3"]].concat()), 0);
+    // Intervals are drawn from clips: with other clips the run is another one.
+    let (out, _) = expect_code(&mut yolo_train(dir.path(), &["--resume", "runs/detect/train"]), 0);
+    assert!(out.contains("nothing to resume"), "{out}");
+    let mut other = truth.clone();
+    other["images"].as_array_mut().unwrap().iter_mut().enumerate().for_each(|(i, image)| image["meta"]["clip"] = i.into());
+    std::fs::write(dir.path().join("clips/Valid.json"), other.to_string()).unwrap();
+    let (_, error) = expect_code(&mut yolo_train(dir.path(), &["--resume", "runs/detect/train"]), 2);
+    assert!(error.contains("the order or grouping of the data has changed"), "{error}");
 }
 
 #[test]
@@ -112,7 +139,7 @@ fn clips_are_sampled_and_stacked_from_training_to_prediction() {
     clips(dir.path());
     let more = ["--sampler", "clips=balanced,empty=0.2,classes=balanced,epoch=0.7", "--frames", "2", "--background", "2"];
     let sensor = ["--thermal-gain", "0.2", "--thermal-drift", "0.1", "--thermal-pattern", "0.02", "--thermal-dead", "0.001"];
-    let (out, _) = expect_code(&mut yolo_train(dir.path(), &[&["--data", "clips.yaml"], &more[..], &sensor[..]].concat()), 0);
+    let (out, _) = expect_code(&mut yolo_train(dir.path(), &[&["--data", "clips.yaml", "--save-pt"], &more[..], &sensor[..]].concat()), 0);
     assert!(out.contains("sampler: an epoch has 8 of 12 images"), "{out}");
     let weights = "runs/detect/train/weights/best.safetensors";
     let (out, _) =
@@ -141,11 +168,25 @@ fn clips_are_sampled_and_stacked_from_training_to_prediction() {
     let bytes = std::fs::read(dir.path().join(&onnx)).unwrap();
     let has = |text: &str| bytes.windows(text.len()).any(|w| w == text.as_bytes());
     assert!(has("frame_stride") && has("background") && has("channels"));
-    // Three channels in, and other numbers than from a run without stacks.
-    let (out, _) =
-        expect_code(&mut yolo_train(dir.path(), &["val", "--weights", &onnx, "--data", "clips.yaml", "--device", "cpu", "--json"]), 0);
-    let of_onnx: Value = serde_json::from_str(out.trim()).unwrap();
-    assert!((of_onnx["map50"].as_f64().unwrap() - map50).abs() < 1e-3, "{of_onnx}");
+    // Three channels in, and other numbers than from a run without stacks: whichever file they are in, and what was made of it.
+    let own_pt = weights.replace("safetensors", "pt");
+    expect_code(
+        &mut yolo_train(dir.path(), &["export", "--weights", &own_pt, "--format", "safetensors", "--output", "again.safetensors"]),
+        0,
+    );
+    for file in [&onnx, &own_pt, "again.safetensors"] {
+        let val = ["val", "--weights", file, "--data", "clips.yaml", "--device", "cpu", "--plots", "false", "--json"];
+        let (out, _) = expect_code(&mut yolo_train(dir.path(), &val), 0);
+        let told: Value = serde_json::from_str(out.trim()).unwrap();
+        assert!((told["map50"].as_f64().unwrap() - map50).abs() < 1e-3, "{file}: {told}");
+    }
+    let colour = ["--data", "clips.yaml", "--model", &own_pt, "--name", "colour"];
+    let (_, error) = expect_code(&mut yolo_train(dir.path(), &colour), 2);
+    assert!(error.contains("looks at 2 frames and a background of a clip") && error.contains("--frames 2"), "{error}");
+    // Frames of one aspect are shuffled in rectangles too, and drawn by the sampler.
+    let rect = ["--data", "clips.yaml", "--rect", "--sampler", "clips=balanced,epoch=0.7", "--epochs", "1", "--name", "rect"];
+    let (out, _) = expect_code(&mut yolo_train(dir.path(), &rect), 0);
+    assert!(out.contains("sampler: an epoch has 8 of 12 images"), "{out}");
     // Of held out images the frames before them are others.
     std::fs::write(dir.path().join("held.yaml"), "path: clips\ntrain: frames\nnames: [person, bicycle, motorcycle, vehicle]\n").unwrap();
     let held = ["--data", "held.yaml", "--frames", "2", "--imgsz", "64", "--epochs", "1", "--device", "cpu", "--plots", "false"];
@@ -238,5 +279,92 @@ fn small_objects_have_a_finer_level_and_tiles() {
     ] {
         let (_, error) = run(wrong, 2);
         assert!(error.contains(part), "{part}: {error}");
+    }
+}
+
+/// A COCO file of 12,000 frames in clips of a minute, links to those that are there, behind a header that takes a while to read.
+#[cfg(target_os = "linux")]
+fn long_list(dir: &Path) {
+    let of = json(&dir.join("clips/Train.json"));
+    let mut images = of["images"].as_array().unwrap().clone();
+    let sources: Vec<PathBuf> = images.iter().map(|image| dir.join("clips").join(image["file_name"].as_str().unwrap())).collect();
+    for clip in 0..200 {
+        let folder = format!("frames/20200601/clip_{clip}_{:02}{:02}", clip / 60, clip % 60);
+        std::fs::create_dir_all(dir.join("clips").join(&folder)).unwrap();
+        for second in 0..60 {
+            let name = format!("{folder}/image_{second:04}.jpg");
+            std::fs::hard_link(&sources[(clip + second) % sources.len()], dir.join("clips").join(&name)).unwrap();
+            let time = format!("2020-06-01T{:02}:{:02}:{second:02}", clip / 60, clip % 60);
+            let id = 20_200_601_000_000_000 + (clip * 60 + second) as i64;
+            images.push(serde_json::json!({ "id": id, "file_name": name, "date_captured": time, "meta": { "Temperature": clip % 9 } }));
+        }
+    }
+    let header = format!("[0{}]", ",0".repeat(20_000_000));
+    let [images, boxes, categories] = [images.into(), of["annotations"].clone(), of["categories"].clone()];
+    let text = format!("{{\"info\":{header},\"images\":{images},\"annotations\":{boxes},\"categories\":{categories}}}");
+    std::fs::write(dir.join("clips/Long.json"), text).unwrap();
+    let yaml = "path: clips\ntrain: Long.json\nval: Valid.json\nnames: [person, bicycle, motorcycle, vehicle]\n";
+    std::fs::write(dir.join("long.yaml"), yaml).unwrap();
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn killed_in_the_index_the_scan_and_an_epoch_it_ends_in_the_same_bits() {
+    let dir = tempfile::tempdir().unwrap();
+    clips(dir.path());
+    expect_code(&mut yolo_train(dir.path(), &["data", "check", "--data", "clips.yaml"]), 0);
+    long_list(dir.path());
+    let args = |name: &'static str| {
+        let what = ["--data", "long.yaml", "--name", name, "--frames", "3", "--background", "2", "--sampler", "clips=balanced,epoch=0.001"];
+        let how = ["--imgsz", "64", "--batch", "4", "--nbs", "8", "--epochs", "2", "--close-mosaic", "1", "--device", "cpu"];
+        [&what[..], &how, &["--workers", "2", "--plots", "false", "--checkpoint-minutes", "0", "--group-by", "month"]].concat()
+    };
+    let (out, _) = expect_code(&mut yolo_train(dir.path(), &args("whole")), 0);
+    assert!(out.contains("train: 12012 images"), "{out}");
+    let expected = ending(&dir.path().join("runs/detect/whole"));
+
+    let remembered = |suffix: &str| {
+        let entries = std::fs::read_dir(dir.path().join("cache/bellows")).into_iter().flatten();
+        entries.filter(|entry| entry.as_ref().unwrap().path().extension().is_some_and(|e| e == suffix)).count()
+    };
+    let forget = || std::fs::remove_dir_all(dir.path().join("cache/bellows")).unwrap();
+    let start = || {
+        let mut command = yolo_train(dir.path(), &args("killed"));
+        command.stdout(std::process::Stdio::null()).stderr(std::process::Stdio::null()).spawn().unwrap()
+    };
+    // In the index: while the file is open and nothing is remembered of it.
+    forget();
+    let mut child = start();
+    let files = format!("/proc/{}/fd", child.id());
+    let is_open = || {
+        let open = std::fs::read_dir(&files).into_iter().flatten().filter_map(Result::ok);
+        open.filter_map(|file| std::fs::read_link(file.path()).ok()).any(|file| file.ends_with("Long.json"))
+    };
+    wait_for("the index", &mut child, is_open);
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert_eq!((remembered("coco"), remembered("scan")), (0, 0));
+    // In the scan: the index is remembered, what is in the images is not.
+    let in_scan = (0..9).any(|_| {
+        if remembered("scan") > 0 {
+            forget();
+        }
+        let mut child = start();
+        wait_for("the scan", &mut child, || remembered("coco") > 0);
+        child.kill().unwrap();
+        child.wait().unwrap();
+        remembered("scan") == 0
+    });
+    assert!(in_scan && !dir.path().join("runs/detect/killed").exists(), "nothing was begun");
+    // In an epoch.
+    let run = dir.path().join("runs/detect/killed");
+    let mut child = start();
+    wait_for("the middle of an epoch", &mut child, || checkpoints(&run).iter().any(|step| step.ends_with("step-000000002")));
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let (out, _) = expect_code(&mut yolo_train(dir.path(), &["--resume", run.to_str().unwrap()]), 0);
+    assert!(out.contains("going on at epoch 1"), "{out}");
+    for ((name, ours), (_, theirs)) in ending(&run).iter().zip(&expected) {
+        assert!(ours == theirs, "{name} differs");
     }
 }

@@ -14,9 +14,6 @@ use serde_json::{Map, Value};
 
 use crate::used::{STRIDE, sides, weights_flag, weights_path};
 
-/// What weights say of the images they are made for, and every file of theirs has to say too.
-const OF_THE_DATA: [&str; 6] = ["range", "percentile", "percentile_of", "frames", "frame_stride", "background"];
-
 /// The verb's flags.
 pub(crate) fn command() -> Command {
     let number = |name: &'static str, default: &'static str, help: &'static str| -> Arg {
@@ -76,9 +73,8 @@ pub(crate) fn run(matches: &ArgMatches, _signals: &Signals) -> Result<(), Failur
             (to_pt(&detector.model, &about, half)?, what, format!("ultralytics.YOLO(\"{}\")", output.display()))
         }
         _ => {
-            let epoch = detector.metadata.get_key_value("epoch").filter(|(_, epoch)| epoch.parse::<usize>().is_ok());
-            let more = about.more.iter().chain(epoch).map(|(key, text)| (key.clone(), text.clone())).collect();
-            let bytes = to_weights(&detector.model, &about.names, about.imgsz, more)?;
+            let epoch = detector.metadata.get("epoch").and_then(|epoch| epoch.parse().ok());
+            let bytes = to_weights(&detector.model, &about.names, about.imgsz, &about.preprocessing, epoch)?;
             (bytes, "weights as 32-bit floats".into(), format!("yolo-train --model {} --data DATA.yaml", output.display()))
         }
     };
@@ -115,12 +111,7 @@ fn about(detector: &Detector, input: &Path) -> About {
         date: iso_date(now),
         license: detector.metadata.get("license").cloned(),
         settings: settings(detector, input),
-        more: detector
-            .metadata
-            .iter()
-            .filter(|(key, _)| OF_THE_DATA.contains(&key.as_str()))
-            .map(|(k, v)| (k.clone(), v.clone()))
-            .collect(),
+        preprocessing: detector.preprocessing,
     }
 }
 

@@ -50,23 +50,17 @@ impl Share {
         self.table().map(flag).collect()
     }
 
-    /// Their values: defaults, what the weights say (`imgsz`), flags.
+    /// Their values: defaults, what the weights say (`imgsz`, what becomes of image files), flags.
     ///
     /// # Errors
     /// A value of the wrong kind, a rule that is broken.
     pub(crate) fn settle(&self, matches: &ArgMatches, weights: &WeightFile) -> Result<TrainConfig, Failure> {
         let layer = |origin: &str, values| Layer { origin: origin.into(), values };
         let imgsz = weights.imgsz().filter(|&n| n > 0).map(|n| ("imgsz".to_string(), json!(n.next_multiple_of(32))));
-        let range = weights.range().map(|range| ("range".to_string(), json!(range)));
-        let frame = weights.percentile().map(|percentile| [("percentile", json!(percentile)), ("percentile_of", json!("frame"))]);
-        let frame = frame.into_iter().flatten().map(|(name, value)| (name.to_string(), value));
-        let stack = weights.stack();
-        let planes = [("frames", stack.frames), ("frame_stride", stack.stride), ("background", stack.background)];
-        let planes = planes.map(|(name, n)| (name.to_string(), json!(n)));
         let flags = flag_values(self.table().map(|s| (s.key(), s.read)), matches);
         let layers = [
             layer("defaults", self.defaults.clone()),
-            layer("the weights' metadata", imgsz.into_iter().chain(range).chain(frame).chain(planes).collect()),
+            layer("the weights' metadata", imgsz.into_iter().chain(weights.preprocessing().settings()).collect()),
             layer("command line", flags),
         ];
         let (config, notes) = TrainConfig::with_notes(&layers)?;

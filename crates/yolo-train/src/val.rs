@@ -98,7 +98,7 @@ pub(crate) fn run(matches: &ArgMatches, _: &Signals) -> Result<(), Failure> {
     let mut data = watched(tell_people, |progress| SplitData::open(&config, split, model.channels(), progress))?;
     let submitted = text(matches, "submission").map(PathBuf::from);
     if let Some(file) = &submitted {
-        can_submit(&data.set)?;
+        can_submit(&data.set, &data.names, config.classes.as_deref())?;
         let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
         if !folder.is_dir() {
             return Err(Usage(format!("--submission {}: there is no folder {}", file.display(), folder.display())).into());

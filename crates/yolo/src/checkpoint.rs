@@ -16,6 +16,7 @@ use crate::data::Stack;
 use crate::model::names::{LoadReport, NamedTensors, load_tensors};
 use crate::model::summary::layer_index;
 use crate::model::{COMMON, Fused, Scale, Yolo, YoloConfig};
+use crate::preprocessing::Preprocessing;
 use crate::recognise::{Form, recognise};
 use crate::stem::spread;
 
@@ -47,6 +48,8 @@ pub struct Detector {
     pub names: Vec<String>,
     /// The side of the images it was trained with, where the file says so.
     pub imgsz: Option<u32>,
+    /// What becomes of image files before it sees them.
+    pub preprocessing: Preprocessing,
     /// What the file says beside the tensors: see [`Weights::metadata`].
     pub metadata: BTreeMap<String, String>,
 }
@@ -55,7 +58,7 @@ impl Detector {
     /// Reads a `.pt`, `.safetensors` or `.onnx` file, recognised by content.
     ///
     /// # Errors
-    /// A file that cannot be read, holds numbers that are not finite, or is not the weights of a YOLOv8 detector.
+    /// A file that cannot be read, holds numbers that are not finite, is not the weights of a YOLOv8 detector, or looks at something else than it says.
     pub fn open(path: &Path, device: &Device) -> Result<Self, Misfit> {
         WeightFile::read(path)?.detector(device)
     }
@@ -72,6 +75,7 @@ pub struct WeightFile {
     weights: Weights,
     form: Form,
     names: Vec<String>,
+    preprocessing: Preprocessing,
 }
 
 impl WeightFile {
@@ -86,7 +90,8 @@ impl WeightFile {
         bellows_weights::check_finite(&weights.tensors).map_err(|e| misfit(e.to_string()))?;
         let form = recognise(&weights).map_err(misfit)?;
         let names = names(&weights.metadata, form.config.nc).map_err(misfit)?;
-        Ok(Self { path: path.into(), weights, form, names })
+        let preprocessing = Preprocessing::read(&weights.metadata, form.config.channels).map_err(misfit)?;
+        Ok(Self { path: path.into(), weights, form, names, preprocessing })
     }
 
     /// The model on a device.
@@ -97,7 +102,8 @@ impl WeightFile {
         let Form { config, folded } = self.form;
         let (model, report) = self.load(self.blank(config, device), &self.tensors()?)?;
         self.must_be_whole(&report)?;
-        Ok(Detector { model, config, folded, names: self.names.clone(), imgsz: self.imgsz(), metadata: self.weights.metadata.clone() })
+        let (names, imgsz, metadata) = (self.names.clone(), self.imgsz(), self.weights.metadata.clone());
+        Ok(Detector { model, config, folded, names, imgsz, preprocessing: self.preprocessing, metadata })
     }
 
     /// Class names by index; `class_0`, `class_1`, ... where the file has none.
@@ -110,25 +116,9 @@ impl WeightFile {
         imgsz(&self.weights.metadata)
     }
 
-    /// The counts of 16-bit images that were black and white where it was trained, where the file says so.
-    pub fn range(&self) -> Option<[f64; 2]> {
-        serde_json::from_str(self.weights.metadata.get("range")?).ok()
-    }
-
-    /// The percentiles of each 16-bit image that were, where it was trained so.
-    pub fn percentile(&self) -> Option<[f64; 2]> {
-        serde_json::from_str(self.weights.metadata.get("percentile")?).ok()
-    }
-
-    /// Which frames make an input where it was trained; a single one unless the file says otherwise.
-    pub fn stack(&self) -> Stack {
-        let number = |key: &str| self.weights.metadata.get(key).and_then(|text| text.parse().ok());
-        let alone = Stack::default();
-        Stack {
-            frames: number("frames").unwrap_or(alone.frames),
-            stride: number("frame_stride").unwrap_or(alone.stride),
-            background: number("background").unwrap_or(alone.background),
-        }
+    /// What becomes of image files before it sees them.
+    pub fn preprocessing(&self) -> Preprocessing {
+        self.preprocessing
     }
 
     /// What its model is built from.
@@ -179,7 +169,7 @@ impl WeightFile {
     /// `model`, which looks at `stack`, with what it has in common with this file, and what to tell about it.
     ///
     /// # Errors
-    /// Folded weights, or tensors outside the class branches that differ.
+    /// Folded weights, those of a stack for single images, or tensors outside the class branches that differ.
     pub(crate) fn transfer(&self, model: Yolo, nc: usize, stack: Stack) -> Result<(Yolo, Vec<String>), Misfit> {
         if self.form.folded {
             let reason =
@@ -187,10 +177,16 @@ impl WeightFile {
             return Err(self.misfit(reason.into()));
         }
         let mut tensors = self.tensors()?;
+        let own = self.preprocessing.stack;
+        if own.is_on() && !stack.is_on() {
+            let Stack { frames, stride, background } = own;
+            let flags = format!("--frames {frames} --frame-stride {stride} --background {background}");
+            return Err(self.misfit(format!("it looks at {} of a clip, and not at single images: train with {flags}", own.told())));
+        }
         let planes = |stack: Stack| (stack.frames, stack.background > 0);
-        let spreads = stack.is_on() && planes(stack) != planes(self.stack());
+        let spreads = stack.is_on() && planes(stack) != planes(own);
         if spreads {
-            spread(&mut tensors, &stack);
+            spread(&mut tensors, &own, &stack);
         }
         if model.p2() != self.form.config.p2 {
             return self.transfer_common(model, tensors);

@@ -1,4 +1,4 @@
-//! Groups of a validation as people and programs read them: lines, `groups.csv`, JSON, columns of `results.csv`.
+//! Groups of a validation as people and programs read them: lines, `groups.csv`, `stability.csv`, JSON, columns of `results.csv`.
 
 use bellows_learner::{TaskError, format_g};
 use serde_json::{Value, json};
@@ -8,8 +8,10 @@ use crate::metrics::{Grouped, Interval};
 /// With more groups than this a key is told in `groups.csv`, and by its worst groups in lines.
 const MOST: usize = 40;
 const WORST: usize = 3;
-const COLUMNS: [&str; 11] =
-    ["key", "group", "images", "instances", "mAP50", "mAP50_low", "mAP50_high", "mAP50-95", "AP_small", "AP_medium", "AP_large"];
+const COLUMNS: [&str; 8] = ["key", "group", "images", "instances", "mAP50", "mAP50_low", "mAP50_high", "mAP50-95"];
+/// What `groups.csv` and `val.csv` call AP by size.
+pub(crate) const SIZES: [&str; 6] = ["AP_small", "AP_medium", "AP_large", "AP50_small", "AP50_medium", "AP50_large"];
+const STABILITY: [&str; 9] = ["key", "groups", "mAP50", "CoV", "CoV_low", "CoV_high", "score", "score_low", "score_high"];
 
 fn number(value: Option<f64>, digits: usize) -> String {
     value.map_or_else(|| "-".into(), |v| format_g(v, digits))
@@ -42,8 +44,8 @@ pub(crate) fn rows(by: &Grouped) -> Vec<String> {
     }));
     if let Some(s) = &by.stability {
         let sure = |interval| Some(range(interval)).filter(|text| !text.is_empty()).map(|text| format!(" ({text})")).unwrap_or_default();
-        let (cov, score) = (format!("CoV {:.3}{}", s.cov, sure(s.cov_interval)), format!("{:.3}{}", s.score, sure(s.score_interval)));
-        rows.push(format!("{:>34}  {cov}, mAP50*(1-CoV) {score}", format!("over {}", by.key)));
+        let numbers = s.numbers().map(|(name, value, interval)| format!("{name} {value:.3}{}", sure(interval))).join(", ");
+        rows.push(format!("{:>34}  {numbers}", format!("over {}", by.key)));
     }
     rows
 }
@@ -54,17 +56,41 @@ pub(crate) fn rows(by: &Grouped) -> Vec<String> {
 /// Never in practice: the rows are written to memory.
 pub(crate) fn csv(groups: &[Grouped]) -> Result<Vec<u8>, TaskError> {
     let mut writer = csv::Writer::from_writer(Vec::new());
-    writer.write_record(COLUMNS)?;
+    writer.write_record(COLUMNS.iter().chain(&SIZES))?;
     for by in groups {
         for g in &by.groups {
-            let [low, high] = g.interval.map_or([None; 2], |interval| interval.map(Some));
-            let values = [g.coco.map50, low, high, g.coco.map50_95, g.coco.small, g.coco.medium, g.coco.large];
-            let cells = values.map(|v| v.map_or_else(String::new, |v| format_g(v, 6)));
+            let [low, high] = ends(g.interval);
+            let cells = [g.coco.map50, low, high, g.coco.map50_95].into_iter().chain(g.coco.by_size()).map(cell);
             let head = [by.key.clone(), g.name.clone(), g.images.to_string(), g.instances.to_string()];
             writer.write_record(head.into_iter().chain(cells))?;
         }
     }
     Ok(writer.into_inner()?)
+}
+
+/// A row a key that tells how much its groups vary; of those that have objects.
+///
+/// # Errors
+/// Never in practice: the rows are written to memory.
+pub(crate) fn stability(groups: &[Grouped]) -> Result<Vec<u8>, TaskError> {
+    let mut writer = csv::Writer::from_writer(Vec::new());
+    writer.write_record(STABILITY)?;
+    for (by, s) in groups.iter().filter_map(|by| Some((by, by.stability?))) {
+        let judged = by.groups.iter().filter(|g| g.coco.map50.is_some()).count();
+        let ([cov_low, cov_high], [low, high]) = (ends(s.cov_interval), ends(s.score_interval));
+        let cells = [Some(s.map50), Some(s.cov), cov_low, cov_high, Some(s.score), low, high].map(cell);
+        writer.write_record([by.key.clone(), judged.to_string()].into_iter().chain(cells))?;
+    }
+    Ok(writer.into_inner()?)
+}
+
+fn ends(interval: Option<Interval>) -> [Option<f64>; 2] {
+    interval.map_or([None; 2], |interval| interval.map(Some))
+}
+
+/// A number of a table; empty where there is none.
+pub(crate) fn cell(value: Option<f64>) -> String {
+    value.map_or_else(String::new, |v| format_g(v, 6))
 }
 
 /// `cov`, `score`, their intervals, and a list of the groups.
@@ -73,6 +99,7 @@ pub(crate) fn json(by: &Grouped) -> Value {
         json!({
             "name": g.name, "images": g.images, "instances": g.instances, "map50": g.coco.map50, "map50_95": g.coco.map50_95,
             "map50_interval": g.interval, "by_size": { "small": g.coco.small, "medium": g.coco.medium, "large": g.coco.large },
+            "by_size50": { "small": g.coco.small50, "medium": g.coco.medium50, "large": g.coco.large50 },
         })
     };
     json!({
@@ -108,11 +135,12 @@ mod tests {
             coco: CocoMetrics {
                 map50: (i > 0).then_some(0.5 + 0.01 * i as f64),
                 map50_95: (i > 0).then_some(0.25),
+                medium50: (i > 0).then_some(0.75),
                 ..CocoMetrics::default()
             },
             interval: (i > 1).then_some([0.4, 0.625]),
         };
-        let stability = Stability { cov: 0.1, score: 0.45, cov_interval: Some([0.05, 0.2]), score_interval: None };
+        let stability = Stability { map50: 0.5, cov: 0.1, score: 0.45, cov_interval: Some([0.05, 0.2]), score_interval: None };
         Grouped { key: "month".into(), groups: (0..groups).map(group).collect(), stability: Some(stability) }
     }
 
@@ -123,10 +151,13 @@ mod tests {
         assert_eq!(lines.len(), 5);
         assert_eq!(lines[1].split_whitespace().collect::<Vec<_>>(), ["2020-01", "0", "0", "-", "-"]);
         assert_eq!(lines[3].split_whitespace().collect::<Vec<_>>(), ["2020-03", "20", "2", "0.52", "0.25", "0.400", "to", "0.625"]);
-        assert!(lines[4].ends_with("over month  CoV 0.100 (0.050 to 0.200), mAP50*(1-CoV) 0.450"), "{}", lines[4]);
+        assert!(lines[4].ends_with("over month  mAP50 0.500, CoV 0.100 (0.050 to 0.200), mAP50*(1-CoV) 0.450"), "{}", lines[4]);
         let text = String::from_utf8(csv(std::slice::from_ref(&by)).unwrap()).unwrap();
-        assert_eq!(text.lines().nth(1), Some("month,2020-01,0,0,,,,,,,"));
-        assert_eq!(text.lines().nth(3), Some("month,2020-03,20,2,0.52,0.4,0.625,0.25,,,"));
+        assert_eq!(text.lines().nth(1), Some("month,2020-01,0,0,,,,,,,,,,"));
+        assert_eq!(text.lines().nth(3), Some("month,2020-03,20,2,0.52,0.4,0.625,0.25,,,,,0.75,"));
+        let alone = Grouped { stability: None, ..by.clone() };
+        let text = String::from_utf8(stability(&[alone, by.clone()]).unwrap()).unwrap();
+        assert_eq!(text, "key,groups,mAP50,CoV,CoV_low,CoV_high,score,score_low,score_high\nmonth,2,0.5,0.1,0.05,0.2,0.45,,\n");
         let names: Vec<String> = by.groups.iter().map(|g| g.name.clone()).collect();
         let (columns, values) = (columns("month", &names), values(&by));
         assert_eq!((columns.len(), values.len()), (5, 5));

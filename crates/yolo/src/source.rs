@@ -64,7 +64,7 @@ impl TrainingData {
     /// When a validation item cannot be read.
     pub fn new(train: Arc<dyn Dataset<Item>>, val: Arc<dyn Dataset<Item>>, names: &[&str]) -> Result<Self, TaskError> {
         let fingerprint = format!("{} + {} items", train.len(), val.len());
-        let order = order([train.len(), val.len()], &[], &[], &[]);
+        let order = order([train.len(), val.len()], &[], &[], &[], &[]);
         let val = ValSet::new(val)?;
         let names = names.iter().map(ToString::to_string).collect();
         Ok(Self {
@@ -126,14 +126,14 @@ impl TrainingData {
         let (labels, ids, meta) = (train.all_labels().to_vec(), val.ids().clone(), val.meta.clone());
         let before = [&train, &val].map(|scan| frames_before(config, scan));
         let channels = if config.stack().is_on() { config.stack().channels() } else { data.channels as usize };
-        let set = |scan| YoloDataset::new(scan, gray_or(config, data.channels), normalisation);
+        let set = |scan: Scan| YoloDataset::new(scan.bare(), gray_or(config, data.channels), normalisation);
         let (train, val) = (set(train), set(val));
         let (train_sizes, sizes) = (train.sizes(), val.sizes());
         let train = stacked(config, cached(config, train, progress)?, &before[0]);
         let val = stacked(config, cached(config, val, progress)?, &before[1]);
         let val = ValSet::with_sizes(val, sizes).with_ids(ids).with_meta(meta);
         let groups = val.groupings(config.group_by.as_deref().unwrap_or_default())?;
-        let order = order([train.len(), val.len()], &before, &weights, &groups);
+        let order = order([train.len(), val.len()], &before, &weights, &groups, val.clips());
         let names = class_names(config, &data);
         Ok(Self { train, train_sizes, val, names, channels, weights, labels, range, fingerprint, order, lines })
     }
@@ -171,7 +171,7 @@ impl SplitData {
         let normalisation = config.levels().resolve(measured.as_ref().unwrap_or(&scan), cache_dir().as_deref())?;
         lines.extend(deep.then(|| levels_line(normalisation)));
         let (ids, meta, before) = (scan.ids().clone(), scan.meta.clone(), frames_before(config, &scan));
-        let set = YoloDataset::new(scan, gray_or(config, channels as u32), normalisation);
+        let set = YoloDataset::new(scan.bare(), gray_or(config, channels as u32), normalisation);
         let sizes = set.sizes();
         let names = class_names(config, &data);
         let set = ValSet::with_sizes(stacked(config, cached(config, set, progress)?, &before), sizes).with_ids(ids).with_meta(meta);
@@ -243,13 +243,14 @@ fn levels_line(normalisation: Normalisation) -> String {
     }
 }
 
-/// Changes with the list of images or any label: what a resumed run must find unchanged.
+/// Changes with the list of images, with the folder that one is in or with any label: what a resumed run must find unchanged, wherever the data set lies.
 /// So it must the levels of 16-bit images.
 fn fingerprint(scans: &[&Scan], levels: Option<Normalisation>) -> String {
     let mut hash = Sha256::new();
     for scan in scans {
         for i in 0..scan.len() {
-            hash.update(scan.path(i).file_name().map(|n| n.as_encoded_bytes().to_vec()).unwrap_or_default());
+            hash.update(scan.name(i));
+            hash.update([0]);
             for label in scan.labels(i) {
                 hash.update(label.class.to_le_bytes());
                 label.xywh.iter().for_each(|v| hash.update(v.to_le_bytes()));
@@ -263,8 +264,9 @@ fn fingerprint(scans: &[&Scan], levels: Option<Normalisation>) -> String {
     hex(hash)
 }
 
-/// Changes with what is computed of the same images and labels: `lens` of training and validation, the frame before each of them, weights, groups.
-fn order(lens: [usize; 2], before: &[Vec<Option<u32>>], weights: &[f64], groups: &[Grouping]) -> String {
+/// Changes with what is computed of the same images and labels: `lens` of training and validation, the frame before each of them, weights, groups, and with groups the
+/// clip of each validation image, which intervals are drawn from.
+fn order(lens: [usize; 2], before: &[Vec<Option<u32>>], weights: &[f64], groups: &[Grouping], clips: &[u32]) -> String {
     let mut hash = Sha256::new();
     lens.iter().for_each(|&len| hash.update((len as u64).to_le_bytes()));
     let mut indices = |of: &[Option<u32>]| of.iter().for_each(|i| hash.update(i.map_or(0, |i| i + 1).to_le_bytes()));
@@ -272,6 +274,7 @@ fn order(lens: [usize; 2], before: &[Vec<Option<u32>>], weights: &[f64], groups:
     groups.iter().for_each(|by| indices(&by.of));
     groups.iter().for_each(|by| hash.update(format!("{} {:?}", by.key, by.names)));
     weights.iter().for_each(|weight| hash.update(weight.to_bits().to_le_bytes()));
+    clips.iter().filter(|_| !groups.is_empty()).for_each(|clip| hash.update(clip.to_le_bytes()));
     hex(hash)
 }
 
@@ -349,19 +352,21 @@ mod tests {
     fn what_else_numbers_are_made_of_has_its_fingerprint() {
         let by = |of: &[Option<u32>]| Grouping { key: "month".into(), names: vec!["2020-05".into()], of: of.to_vec() };
         let all = [
-            order([3, 1], &[], &[], &[]),
-            order([2, 2], &[], &[], &[]),
-            order([3, 1], &[vec![None, Some(0), Some(1)]], &[], &[]),
-            order([3, 1], &[vec![None, Some(2), Some(0)]], &[], &[]),
-            order([3, 1], &[], &[1.0, 1.0, 0.5], &[]),
-            order([3, 1], &[], &[1.0, 0.5, 1.0], &[]),
-            order([3, 1], &[], &[], &[by(&[Some(0)])]),
-            order([3, 1], &[], &[], &[by(&[None])]),
-            order([3, 1], &[], &[], &[Grouping { names: vec!["2020-06".into()], ..by(&[Some(0)]) }]),
+            order([3, 1], &[], &[], &[], &[]),
+            order([2, 2], &[], &[], &[], &[]),
+            order([3, 1], &[vec![None, Some(0), Some(1)]], &[], &[], &[]),
+            order([3, 1], &[vec![None, Some(2), Some(0)]], &[], &[], &[]),
+            order([3, 1], &[], &[1.0, 1.0, 0.5], &[], &[]),
+            order([3, 1], &[], &[1.0, 0.5, 1.0], &[], &[]),
+            order([3, 1], &[], &[], &[by(&[Some(0)])], &[]),
+            order([3, 1], &[], &[], &[by(&[None])], &[]),
+            order([3, 1], &[], &[], &[Grouping { names: vec!["2020-06".into()], ..by(&[Some(0)]) }], &[]),
+            order([1, 3], &[], &[], &[by(&[Some(0); 3])], &[0, 0, 1]),
+            order([1, 3], &[], &[], &[by(&[Some(0); 3])], &[0, 1, 1]),
         ];
         for (i, a) in all.iter().enumerate() {
             assert!(all[..i].iter().all(|b| a != b), "{i}");
         }
-        assert_eq!(all[0], order([3, 1], &[vec![], vec![]], &[], &[]), "of settings that ask for none of it");
+        assert_eq!(all[0], order([3, 1], &[vec![], vec![]], &[], &[], &[0]), "of settings that ask for none of it");
     }
 }

@@ -1,4 +1,4 @@
-//! The first convolution of weights for single images, spread over a stack of frames.
+//! The first convolution of weights for single images, or for another stack, spread over a stack of frames.
 
 use crate::data::Stack;
 use crate::model::names::NamedTensors;
@@ -6,15 +6,16 @@ use crate::model::names::NamedTensors;
 /// Its name.
 const FIRST: &str = "model.0.conv.weight";
 
-/// Makes of weights for an image those for a stack: each frame gets the same part of the sum over colours, so that a picture in which nothing moves
-/// is seen as before; a background's difference is at first not seen at all.
-pub(crate) fn spread(tensors: &mut NamedTensors, stack: &Stack) {
+/// Makes of weights for `own`, an image or frames, those for a stack: each frame gets the same part of the sum over colours or frames, so that a picture in which
+/// nothing moves is seen as before; a background's difference is at first not seen at all.
+pub(crate) fn spread(tensors: &mut NamedTensors, own: &Stack, stack: &Stack) {
     let Some((shape, values)) = tensors.get_mut(FIRST) else { return };
     let &mut [_, from, height, width] = &mut shape[..] else { return };
     let area = height * width;
+    let first = usize::from(own.background > 0);
     let mut spread = Vec::with_capacity(values.len() / from.max(1) * stack.channels());
     for filter in values.chunks_exact((from * area).max(1)) {
-        let each: Vec<f32> = (0..area).map(|k| (0..from).map(|c| filter[c * area + k]).sum::<f32>() / stack.frames as f32).collect();
+        let each: Vec<f32> = (0..area).map(|k| (first..from).map(|c| filter[c * area + k]).sum::<f32>() / stack.frames as f32).collect();
         if stack.background > 0 {
             spread.resize(spread.len() + area, 0.0);
         }
@@ -46,7 +47,7 @@ mod tests {
         for stack in [Stack { frames: 3, ..Stack::default() }, Stack { frames: 2, stride: 1, background: 5 }] {
             let mut tensors = to_tensors(&colour, 0).unwrap();
             let colours = tensors[FIRST].1.clone();
-            spread(&mut tensors, &stack);
+            spread(&mut tensors, &Stack::default(), &stack);
             // Tap by tap the frames' weights add up to the colours'.
             for (own, colours) in tensors[FIRST].1.chunks(9 * stack.channels()).zip(colours.chunks(27)) {
                 let sum = |filter: &[f32], k: usize| filter.iter().skip(k).step_by(9).sum::<f32>();
@@ -58,6 +59,16 @@ mod tests {
             let background = if stack.background > 0 { vec![0.5; picture.len()] } else { Vec::new() };
             let seen = see(&model, [background, picture.repeat(stack.frames)].concat());
             assert!(seen.iter().zip(&expected).all(|(a, b)| (a - b).abs() < 1e-3), "{stack:?}");
+            // On to five frames: what weighed a difference weighs none of them.
+            let mut tensors = to_tensors(&model, 0).unwrap();
+            if stack.background > 0 {
+                tensors.get_mut(FIRST).unwrap().1.chunks_mut(9 * stack.channels()).for_each(|filter| filter[..9].fill(7.0));
+            }
+            spread(&mut tensors, &stack, &Stack { frames: 5, ..Stack::default() });
+            for (own, colours) in tensors[FIRST].1.chunks(45).zip(colours.chunks(27)) {
+                let sum = |filter: &[f32], k: usize| filter.iter().skip(k).step_by(9).sum::<f32>();
+                assert!((0..9).all(|k| (sum(own, k) - sum(colours, k)).abs() < 1e-5), "{stack:?}");
+            }
         }
     }
 }

@@ -13,11 +13,29 @@ use crate::boxes::Detection;
 use crate::data::DataError;
 use crate::validate::{ValSet, Validation};
 
+/// What was found in an image. Boxes are rounded to thousandths of a pixel; scores are as they are, for rounded ones would be equal that are not.
 #[derive(Default, Serialize)]
 struct Entry {
-    boxes: Vec<[f64; 4]>,
-    scores: Vec<f64>,
+    boxes: Vec<[f32; 4]>,
+    scores: Vec<f32>,
     labels: Vec<Value>,
+}
+
+impl Entry {
+    /// Adds a detection, unless nothing of it is left within the image.
+    fn push(&mut self, found: &Detection, label: Value) {
+        // Adding 0 makes 0 of -0, which no reader of JSON expects.
+        let corners = found.xyxy.map(|v| (v * 1e3).round() / 1e3 + 0.0);
+        if corners[0] < corners[2] && corners[1] < corners[3] {
+            self.boxes.push(corners);
+            self.scores.push(found.score);
+            self.labels.push(label);
+        }
+    }
+}
+
+fn refuse(reason: String) -> DataError {
+    DataError::Invalid(format!("a submission {reason}"))
 }
 
 /// What an image of this id is called in the file.
@@ -27,20 +45,47 @@ fn name(id: Value) -> String {
 
 /// What image `index` is called in the file.
 fn key(set: &ValSet, index: usize) -> Result<String, DataError> {
-    let reason = || DataError::Invalid("a submission names images by the ids of a COCO file, and some of these are in none".into());
-    set.ids().image(index).map(name).ok_or_else(reason)
+    let absent = || refuse("names images by the ids of a COCO file, and some of these are in none".into());
+    set.ids().image(index).map(name).ok_or_else(absent)
 }
 
-/// That the images of `set` and their classes have names to be handed in under: to be asked before they are looked at.
+/// An entry for every image that the COCO files list.
+fn entries(set: &ValSet) -> Result<BTreeMap<String, Entry>, DataError> {
+    let keys = (0..set.len()).map(|index| key(set, index)).chain(set.ids().left_out().map(|id| Ok(name(id))));
+    let mut entries = BTreeMap::new();
+    for key in keys {
+        let key = key?;
+        if entries.insert(key.clone(), Entry::default()).is_some() {
+            return Err(refuse(format!("has one entry an id, and {key} is the id of two images")));
+        }
+    }
+    Ok(entries)
+}
+
+/// That the images of `set` and their classes, of which `classes` are looked for (or all), have names to be handed in under: to be asked before they are looked
+/// at. `names` are those of the classes.
 ///
 /// # Errors
-/// [`DataError::Invalid`] for an image that no COCO file lists, or whose file and the data set's others list no category for its classes.
-pub fn can_submit(set: &ValSet) -> Result<(), DataError> {
-    (0..set.len()).try_for_each(|index| {
+/// [`DataError::Invalid`] for an image that no COCO file lists, an id of two images, or a class that neither the image's COCO file nor the data set's others list
+/// as a category.
+pub fn can_submit(set: &ValSet, names: &[String], classes: Option<&[u32]>) -> Result<(), DataError> {
+    entries(set)?;
+    let wanted = |class: &u32| classes.is_none_or(|classes| classes.contains(class));
+    for index in 0..set.len() {
+        let unnamed: Vec<u32> =
+            (0..names.len() as u32).filter(wanted).filter(|&class| set.ids().category(index, class).is_none()).collect();
+        let Some(&first) = unnamed.first() else { continue };
         let key = key(set, index)?;
-        let reason = || format!("a submission labels by the ids of categories, and no COCO file of the data set has any for image {key}");
-        if set.ids().names_classes(index) { Ok(()) } else { Err(DataError::Invalid(reason())) }
-    })
+        return Err(refuse(if unnamed.len() == names.len() {
+            format!("labels by the ids of categories, and no COCO file of the data set has any for image {key}")
+        } else {
+            let class = &names[first as usize];
+            format!(
+                "labels by the ids of categories, and the COCO file of image {key} has none for class `{class}`: leave it out with --classes"
+            )
+        }));
+    }
+    Ok(())
 }
 
 /// The file for a validation of `set`, which kept its detections, and how many images it names.
@@ -48,22 +93,78 @@ pub fn can_submit(set: &ValSet) -> Result<(), DataError> {
 /// # Errors
 /// As [`can_submit`].
 pub fn submission(set: &ValSet, validation: &Validation) -> Result<(Vec<u8>, usize), DataError> {
-    can_submit(set)?;
-    let ids = set.ids();
-    let key = |index: usize| key(set, index);
-    let keys = (0..set.len()).map(key).chain(ids.left_out().map(|id| Ok(name(id))));
-    let mut entries: BTreeMap<String, Entry> = keys.map(|key| Ok((key?, Entry::default()))).collect::<Result<_, DataError>>()?;
+    let mut entries = entries(set)?;
     for (index, found) in &validation.kept {
-        let label = |d: &Detection| ids.category(*index, d.class);
-        let named = found.iter().filter_map(|d| Some((d, label(d)?)));
-        let entry = entries.entry(key(*index)?).or_default();
-        for (d, label) in named {
-            let round = |v: f32, unit: f64| (f64::from(v) * unit).round() / unit;
-            entry.boxes.push(d.xyxy.map(|v| round(v, 1e2)));
-            entry.scores.push(round(d.score, 1e5));
-            entry.labels.push(label);
+        let entry = entries.entry(key(set, *index)?).or_default();
+        for found in found {
+            let absent = || refuse(format!("labels by the ids of categories, and there is none for class {}", found.class));
+            entry.push(found, set.ids().category(*index, found.class).ok_or_else(absent)?);
         }
     }
-    let bytes = serde_json::to_vec(&entries).map_err(|e| DataError::Invalid(format!("a submission: {e}")))?;
+    let bytes = serde_json::to_vec(&entries).map_err(|e| refuse(format!("cannot be written: {e}")))?;
     Ok((bytes, entries.len()))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use burn::data::dataset::InMemDataset;
+    use serde_json::json;
+
+    use super::*;
+    use crate::data::{CocoIds, Id, Size};
+    use crate::verdict::tests::validation;
+
+    /// Images with these ids, of one file with categories 7 and, if `both`, 17 digits for two classes; and one that was left out.
+    fn set(ids: &[Id], both: bool, left_out: &[Id]) -> ValSet {
+        let second = both.then_some(Id::Number(20_200_514_000_000_001));
+        let mut known = CocoIds::new(vec![vec![Some(Id::Number(7)), second]]);
+        ids.iter().enumerate().for_each(|(i, id)| known.push(i, Some((0, id.clone()))));
+        left_out.iter().for_each(|id| known.leave_out(id.clone()));
+        ValSet::with_sizes(Arc::new(InMemDataset::new(Vec::new())), vec![Size::square(64); ids.len()]).with_ids(known)
+    }
+
+    fn names() -> [String; 2] {
+        ["person", "boat"].map(String::from)
+    }
+
+    #[test]
+    fn an_entry_has_whole_boxes_and_scores_in_their_order() {
+        let found = |score: f32, class, xyxy| Detection { xyxy, score, class };
+        let all = vec![
+            found(0.900_001, 0, [-0.0, 1.234_56, 10.0, 64.0]),
+            found(0.900_000_5, 1, [0.1, 0.2, 0.3, 0.4]),
+            found(1e-7, 0, [3.0, 3.0, 4.0, 4.0]),
+            // Nothing of it is in the image.
+            found(0.5, 0, [64.0, 3.0, 64.0, 4.0]),
+        ];
+        let ids = [Id::Number(20_200_514_230_715_001), "day/1".into()];
+        let set = set(&ids, true, &[Id::Number(3)]);
+        can_submit(&set, &names(), None).unwrap();
+        let validation = Validation { kept: vec![(0, all)], ..validation() };
+        let (bytes, images) = submission(&set, &validation).unwrap();
+        assert_eq!(
+            String::from_utf8(bytes).unwrap(),
+            r#"{"20200514230715001":{"boxes":[[0.0,1.235,10.0,64.0],[0.1,0.2,0.3,0.4],[3.0,3.0,4.0,4.0]],"scores":[0.900001,0.9000005,1e-7],"labels":[7,20200514000000001,7]},"3":{"boxes":[],"scores":[],"labels":[]},"day/1":{"boxes":[],"scores":[],"labels":[]}}"#
+        );
+        assert_eq!(images, 3);
+    }
+
+    #[test]
+    fn what_has_no_name_of_its_own_is_refused_by_what_it_is() {
+        let one = [Id::Number(1)];
+        let refusal = |set: &ValSet, classes: Option<&[u32]>| can_submit(set, &names(), classes).unwrap_err().to_string();
+        assert!(refusal(&set(&one, false, &[]), None).contains("image 1 has none for class `boat`"));
+        assert!(can_submit(&set(&one, false, &[]), &names(), Some(&[0])).is_ok(), "it is not looked for");
+        for (ids, left_out) in [(&[Id::Number(1), Id::Number(1)][..], &[][..]), (&one, &one)] {
+            assert!(refusal(&set(ids, true, left_out), None).ends_with("1 is the id of two images"));
+        }
+        let kept = vec![(0, vec![Detection { xyxy: [0.0, 0.0, 1.0, 1.0], score: 0.5, class: 1 }])];
+        let error = submission(&set(&one, false, &[]), &Validation { kept, ..validation() }).unwrap_err().to_string();
+        assert!(error.contains("none for class 1"), "nothing is left out silently: {error}");
+        let bare = ValSet::with_sizes(Arc::new(InMemDataset::new(Vec::new())), vec![Size::square(64)]);
+        assert!(refusal(&bare, None).contains("some of these are in none"));
+        assert_eq!(json!(Entry::default()), json!({ "boxes": [], "scores": [], "labels": [] }));
+    }
 }

@@ -1,10 +1,9 @@
 //! YOLOv8 as the Learner sees it: batches of augmented images, the detection loss, mAP.
 
-use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
-use bellows_learner::{Draw, EvalContext, Evaluation, Group, Role, RunFile, StepOutput, Task, TaskError, Unreadable};
+use bellows_learner::{Draw, EvalContext, Evaluation, Group, Role, RunFile, StepOutput, Task, TaskError, Unreadable, epoch_order};
 use burn::data::dataset::Dataset;
 use burn::tensor::module::interpolate;
 use burn::tensor::ops::{InterpolateMode, InterpolateOptions};
@@ -20,6 +19,8 @@ use crate::group_verdict;
 use crate::model::Yolo;
 use crate::model::summary::{ParamGroup, layer_index, param_group};
 use crate::pictures;
+use crate::preprocessing::Preprocessing;
+use crate::rect::Rect;
 use crate::upload::upload;
 use crate::validate::{ValSet, detection_loss, targets, validate};
 
@@ -44,8 +45,8 @@ pub struct DetectionTask {
     pub channels: usize,
     /// Where the workers' time goes.
     pub(crate) stages: Stages,
-    /// With `rect`, the shape of every training batch, in the order of the samples; else empty.
-    pub rect: Vec<Size>,
+    /// With `rect`, the batches of training.
+    pub rect: Option<Rect>,
     /// With `sampler`, the running sums of how often each sample is taken; else empty.
     pub weight_sums: Vec<f64>,
     /// What a model is judged on.
@@ -68,10 +69,20 @@ impl DetectionTask {
         own.map(|side| (side * long).div_ceil(own[0].max(own[1])).next_multiple_of(32))
     }
 
-    /// What the batch that begins with sample `first` is letterboxed to.
-    fn shape_of(&self, first: usize) -> Size {
+    /// What a batch, and every part of it, is letterboxed to; the data has `images`.
+    fn shape_of(&self, draw: Draw, images: usize) -> Size {
         let square = Size::square(self.config.imgsz as u32);
-        self.rect.get(first / self.config.batch.images()).copied().unwrap_or(square)
+        self.rect.as_ref().map_or(square, |rect| rect.shape(draw, || self.samples(draw, images)))
+    }
+
+    /// The samples of an epoch of `images` in the order they are drawn in.
+    fn samples(&self, draw: Draw, images: usize) -> Vec<usize> {
+        match &self.config.sampler {
+            Some(sampler) if !self.weight_sums.is_empty() => {
+                epoch_samples(&self.weight_sums, epoch_length(self.weight_sums.len(), sampler), draw.seed, draw.epoch as u64)
+            }
+            _ => epoch_order(images, draw.seed, draw.epoch, true),
+        }
     }
 }
 
@@ -108,16 +119,17 @@ impl Task for DetectionTask {
     }
 
     fn plan(&self, draw: Draw) -> Option<Vec<Vec<usize>>> {
-        let sampler = self.config.sampler.as_ref().filter(|_| !self.weight_sums.is_empty())?;
-        let count = epoch_length(self.weight_sums.len(), sampler);
-        let samples = epoch_samples(&self.weight_sums, count, draw.seed, draw.epoch as u64);
-        Some(samples.chunks(self.config.batch.images()).map(<[usize]>::to_vec).collect())
+        if let Some(rect) = &self.rect {
+            return Some(rect.plan(draw, &self.samples(draw, rect.images())));
+        }
+        let drawn = self.config.sampler.is_some() && !self.weight_sums.is_empty();
+        drawn.then(|| self.samples(draw, self.weight_sums.len()).chunks(self.config.batch.images()).map(<[usize]>::to_vec).collect())
     }
 
     fn batch(&self, data: &dyn Dataset<Item>, draw: Draw, indices: &[usize]) -> Result<Batch, TaskError> {
         let open = self.config.mosaic_closes(draw.epochs).is_none_or(|epoch| draw.epoch < epoch);
         let (config, imgsz) = (self.config.augmentation(open, self.channels), self.config.imgsz as u32);
-        let shape = self.shape_of(indices.first().copied().unwrap_or(0));
+        let shape = self.shape_of(draw, data.len());
         let weight_sums = &self.weight_sums;
         let view = TrainView { seed: draw.seed, epoch: draw.epoch as u64, imgsz, shape, config: &config, weight_sums };
         // An image that passed the scan and still cannot be decoded costs itself, not a run of days; which ones is a function of the
@@ -184,19 +196,7 @@ impl Task for DetectionTask {
     }
 
     fn export(&self, model: &Yolo, epoch: usize) -> Result<Vec<u8>, TaskError> {
-        let mut more = BTreeMap::from([("epoch".to_string(), (epoch + 1).to_string())]);
-        if let Some(range) = &self.config.range {
-            more.insert("range".to_string(), serde_json::to_string(range)?);
-        } else if self.config.levels().per_frame {
-            more.insert("percentile_of".to_string(), self.config.percentile_of.clone());
-            more.insert("percentile".to_string(), serde_json::to_string(&self.config.percentile)?);
-        }
-        let stack = self.config.stack();
-        if stack.is_on() {
-            let planes = [("frames", stack.frames), ("frame_stride", stack.stride), ("background", stack.background)];
-            more.extend(planes.map(|(key, n)| (key.to_string(), n.to_string())));
-        }
-        Ok(to_weights(model, &self.names, self.config.imgsz, more)?)
+        Ok(to_weights(model, &self.names, self.config.imgsz, &Preprocessing::of(&self.config), Some(epoch + 1))?)
     }
 }
 
@@ -208,6 +208,7 @@ mod tests {
 
     use super::*;
     use crate::boxes::Label;
+    use crate::config::{BatchSize, Sampler};
     use crate::data::Frame;
 
     /// A task on images of 64 pixels that are not warped.
@@ -220,7 +221,7 @@ mod tests {
             names,
             channels,
             stages: Stages::default(),
-            rect: Vec::new(),
+            rect: None,
             weight_sums: Vec::new(),
             val,
             groupings: Vec::new(),
@@ -253,6 +254,27 @@ mod tests {
             assert!((0..4).all(|i| size(first, &[first + i]) == whole), "{first}");
         }
         assert_eq!(whole[1], [multi_scale(1, 0, 4, 64, 32) as usize; 2], "drawn by the first sample of the batch");
+    }
+
+    #[test]
+    fn a_rectangle_is_of_the_whole_batch_and_the_sampler_fills_it() {
+        let sampler = Some(Sampler { epoch: Some(0.5), ..Sampler::default() });
+        let config = TrainConfig { rect: true, sampler, imgsz: 64, batch: BatchSize::Images(4), ..TrainConfig::default() };
+        let sizes = (0..16).map(|i| Size { width: 64, height: 24 + 2 * i }).collect();
+        let rect = Some(Rect::new(sizes, 4, 1, 64));
+        let task = DetectionTask { rect, weight_sums: vec![0.0, 1.0, 2.0, 3.0, 4.0], ..task(config, 1) };
+        let draw = |epoch, step| Draw { seed: 1, epoch, epochs: 5, step, first: 0 };
+        let plan = task.plan(draw(2, 0)).unwrap();
+        assert_eq!(plan.iter().map(Vec::len).collect::<Vec<_>>(), [3], "half of five images");
+        assert!(plan.concat().iter().all(|i| (1..5).contains(i)), "the first has no weight: {plan:?}");
+        let all = DetectionTask { weight_sums: Vec::new(), config: TrainConfig { sampler: None, ..task.config.clone() }, ..task };
+        let plans = [0, 1].map(|epoch| all.plan(draw(epoch, 0)).unwrap());
+        assert_ne!(plans[0], plans[1], "every epoch has an order of its own");
+        let data = InMemDataset::new(vec![item(); 16]);
+        for (step, batch) in plans[1].iter().enumerate() {
+            let shape = |part: &[usize]| all.batch(&data, draw(1, 4 + step as u64), part).unwrap().shape[2..].to_vec();
+            assert!(batch.iter().all(|&i| shape(&[i]) == shape(batch)), "{step}");
+        }
     }
 
     #[test]

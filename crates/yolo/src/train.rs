@@ -1,6 +1,5 @@
 //! A detection training run put together: data, model, Learner, closing validation and pictures.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -16,15 +15,16 @@ use serde_json::Value;
 use crate::boxes::Label;
 use crate::checkpoint::{Misfit, WeightFile};
 use crate::config::{MAY_CHANGE, TrainConfig};
-use crate::data::batch::rect_train_batches;
 use crate::data::sampler::{ends, epoch_length};
 use crate::data::stages::Stages;
-use crate::data::{DataError, Item, Reordered};
+use crate::data::{DataError, Item};
 use crate::export::{About, iso_date, to_pt};
 use crate::memory::{MOST_IMAGES, Plan};
 use crate::model::{Yolo, YoloConfig};
 use crate::page::Page;
 use crate::pictures;
+use crate::preprocessing::Preprocessing;
+use crate::rect::Rect;
 use crate::source::{self, Start, TrainingData};
 use crate::task::DetectionTask;
 use crate::validate::{ValSet, Validation, validate};
@@ -96,7 +96,7 @@ impl Training {
     /// # Errors
     /// Weights that do not fit, or a run directory that cannot be used.
     pub fn new(data: TrainingData, mut config: TrainConfig, device: &Device, memory: Option<u64>, dir: RunDir) -> Result<Self, TrainError> {
-        let TrainingData { mut train, train_sizes, val, names, channels, weights, labels, range, fingerprint, order, .. } = data;
+        let TrainingData { train, train_sizes, val, names, channels, weights, labels, range, fingerprint, order, .. } = data;
         // What was measured is from here on a setting: it is recorded, and judged by and resumed with.
         config.range = range.map(Vec::from).or(config.range);
         let nc = names.len();
@@ -114,16 +114,16 @@ impl Training {
         config.resolve_optimizer(each_epoch, nc);
         header.push(optimizer_line(&config, &model));
         header.push(format!("Image sizes {0} train, {0} val; {1} data workers", config.imgsz, config.workers));
-        let mut rect = Vec::new();
-        if config.rect {
-            let sizes =
-                if train_sizes.is_empty() { ValSet::new(train.clone()).map_err(TrainError::Validation)?.sizes } else { train_sizes };
-            rect = rect_train_batches(&sizes, config.batch.images(), config.imgsz as u32, 32);
-            train = Arc::new(Reordered::new(train, rect.iter().flat_map(|b| b.indices.clone()).collect()));
-        }
+        let rect = match (config.rect, train_sizes) {
+            (false, _) => None,
+            (true, known) => {
+                let sizes = if known.is_empty() { ValSet::new(train.clone()).map_err(TrainError::Validation)?.sizes } else { known };
+                Some(Rect::new(sizes, config.batch.images(), config.ranks, config.imgsz as u32))
+            }
+        };
         let task = DetectionTask {
             stages: Stages::default(),
-            rect: rect.iter().map(|b| b.shape).collect(),
+            rect,
             weight_sums: ends(&weights),
             config: config.clone(),
             names: names.clone(),
@@ -165,9 +165,12 @@ impl Training {
     /// # Errors
     /// See [`TrainError`].
     pub fn run(&mut self) -> Result<Report, TrainError> {
-        if self.config.plots && !self.labels.is_empty() {
-            self.keep(pictures::labels(&self.labels, &self.names).map(|file| vec![file]));
+        // Millions of them, for one picture.
+        let labels = std::mem::take(&mut self.labels);
+        if self.config.plots && !labels.is_empty() {
+            self.keep(pictures::labels(&labels, &self.names).map(|file| vec![file]));
         }
+        drop(labels);
         let outcome = self.learner.fit(&*self.train)?;
         let counters = &self.learner.state().counters;
         Ok(Report { outcome, epochs: counters.epoch, elapsed_s: counters.elapsed_s })
@@ -238,7 +241,7 @@ impl Training {
             date: iso_date(seconds),
             license: None,
             settings,
-            more: BTreeMap::new(),
+            preprocessing: Preprocessing::of(&self.config),
         }
     }
 

@@ -16,8 +16,7 @@ pub struct Verdict<'a> {
 }
 
 /// The columns of `val.csv`.
-const COLUMNS: [&str; 10] =
-    ["class", "images", "instances", "precision", "recall", "mAP50", "mAP50-95", "AP_small", "AP_medium", "AP_large"];
+const COLUMNS: [&str; 7] = ["class", "images", "instances", "precision", "recall", "mAP50", "mAP50-95"];
 /// Widths of the table of sizes: the name, and each number.
 const WIDTHS: (usize, usize) = (22, 10);
 
@@ -35,16 +34,21 @@ impl<'a> Verdict<'a> {
         self.validation.coco_classes.get(class.class as usize).copied().unwrap_or_default()
     }
 
-    /// AP by object size: a header, a row over all classes, a row a class. By pycocotools' definition, which is the one papers report sizes in.
+    /// AP by object size, then AP50: each a header, a row over all classes, a row a class. By pycocotools' definition, which is the one papers report sizes in.
     pub fn size_rows(&self) -> Vec<String> {
         let row = |name: &str, cells: [String; 4]| {
             let name: String = name.chars().take(WIDTHS.0).collect();
             cells.iter().fold(format!("{name:>0$}", WIDTHS.0), |line, cell| line + &format!("{cell:>0$}", WIDTHS.1))
         };
-        let numbers = |m: CocoMetrics| [m.map50_95, m.small, m.medium, m.large].map(|v| v.map_or_else(|| "-".into(), |v| format_g(v, 3)));
-        let mut rows = vec![row("COCO AP by size", ["any", "small", "medium", "large"].map(String::from))];
-        rows.push(row("all", numbers(self.validation.coco)));
-        rows.extend(self.validation.metrics.per_class.iter().map(|c| row(&self.name(c.class), numbers(self.coco(c)))));
+        let sizes = |title: &str, of: fn(CocoMetrics) -> [Option<f64>; 4]| {
+            let numbers = |m: CocoMetrics| of(m).map(|v| v.map_or_else(|| "-".into(), |v| format_g(v, 3)));
+            let mut rows = vec![row(title, ["any", "small", "medium", "large"].map(String::from))];
+            rows.push(row("all", numbers(self.validation.coco)));
+            rows.extend(self.validation.metrics.per_class.iter().map(|c| row(&self.name(c.class), numbers(self.coco(c)))));
+            rows
+        };
+        let mut rows = sizes("COCO AP by size", |m| [m.map50_95, m.small, m.medium, m.large]);
+        rows.extend(sizes("COCO AP50 by size", |m| [m.map50, m.small50, m.medium50, m.large50]));
         rows
     }
 
@@ -54,11 +58,14 @@ impl<'a> Verdict<'a> {
     /// Never in practice: the rows are written to memory.
     pub fn csv(&self) -> Result<Vec<u8>, csv::Error> {
         let m = &self.validation.metrics;
-        let sizes = |c: CocoMetrics| [c.small, c.medium, c.large].map(|v| v.map_or_else(String::new, |v| format_g(v, 6)));
         let mut writer = csv::Writer::from_writer(Vec::new());
-        writer.write_record(COLUMNS)?;
+        writer.write_record(COLUMNS.iter().chain(&group_verdict::SIZES))?;
         let mut row = |name: String, counts: [usize; 2], values: [f64; 4], coco: CocoMetrics| {
-            let numbers = counts.map(|n| n.to_string()).into_iter().chain(values.map(|v| format_g(v, 6))).chain(sizes(coco));
+            let numbers = counts
+                .map(|n| n.to_string())
+                .into_iter()
+                .chain(values.map(|v| format_g(v, 6)))
+                .chain(coco.by_size().map(group_verdict::cell));
             writer.write_record(std::iter::once(name).chain(numbers))
         };
         row("all".into(), [m.images, m.instances], [m.precision, m.recall, m.map50, m.map50_95], self.validation.coco)?;
@@ -68,15 +75,17 @@ impl<'a> Verdict<'a> {
         writer.into_inner().map_err(|e| e.into_error().into())
     }
 
-    /// One object: `map50`, `map50_95`, `precision`, `recall`, ..., `by_size`, and the same for each class that occurs. What no object decides is
+    /// One object: `map50`, `map50_95`, `precision`, `recall`, ..., `by_size`, `by_size50`, and the same for each class that occurs. What no object decides is
     /// null.
     pub fn json(&self) -> Map<String, Value> {
         let m = &self.validation.metrics;
         let sizes = |c: CocoMetrics| json!({ "any": c.map50_95, "small": c.small, "medium": c.medium, "large": c.large });
+        let sizes50 = |c: CocoMetrics| json!({ "any": c.map50, "small": c.small50, "medium": c.medium50, "large": c.large50 });
         let class = |c: &ClassMetrics| {
             json!({
                 "class": c.class, "name": self.name(c.class), "images": c.images, "instances": c.instances, "precision": c.precision,
                 "recall": c.recall, "map50": c.ap50, "map50_95": c.ap50_95, "by_size": sizes(self.coco(c)),
+                "by_size50": sizes50(self.coco(c)),
             })
         };
         let speed = json!({
@@ -95,6 +104,7 @@ impl<'a> Verdict<'a> {
             ("instances", json!(m.instances)),
             ("unreadable", json!(self.validation.unreadable.len())),
             ("by_size", sizes(self.validation.coco)),
+            ("by_size50", sizes50(self.validation.coco)),
             ("per_class", m.per_class.iter().map(class).collect()),
             ("speed_ms", speed),
         ];
@@ -106,14 +116,15 @@ impl<'a> Verdict<'a> {
         self.validation.groups.iter().flat_map(group_verdict::rows).collect()
     }
 
-    /// `val.csv`, with groups `groups.csv`, and with `save_json` `predictions.json`.
+    /// `val.csv`, with groups `groups.csv` and `stability.csv`, and with `save_json` `predictions.json`.
     ///
     /// # Errors
-    /// Never in practice: both are written to memory.
+    /// Never in practice: all are written to memory.
     pub fn files(&self, save_json: bool) -> Result<Vec<RunFile>, TaskError> {
         let mut files = vec![RunFile { path: "val.csv".into(), bytes: self.csv()? }];
         if !self.validation.groups.is_empty() {
             files.push(RunFile { path: "groups.csv".into(), bytes: group_verdict::csv(&self.validation.groups)? });
+            files.push(RunFile { path: "stability.csv".into(), bytes: group_verdict::stability(&self.validation.groups)? });
         }
         if save_json {
             files.push(RunFile { path: "predictions.json".into(), bytes: serde_json::to_vec(&self.validation.predictions)? });
@@ -166,12 +177,19 @@ pub(crate) mod tests {
         let rows = verdict.size_rows();
         assert_eq!(rows[1], "                   all       0.5         1         -         0");
         assert_eq!(rows[2], "                  a, b         1         1         -         -");
-        assert_eq!(rows.len(), 4, "class b does not occur");
+        assert_eq!(
+            (rows[5].as_str(), rows.len()),
+            ("                   all       0.5         1         -         0", 8),
+            "class b does not occur"
+        );
         let csv = String::from_utf8(verdict.csv().unwrap()).unwrap();
         let lines: Vec<&str> = csv.lines().collect();
-        assert_eq!(lines[0], "class,images,instances,precision,recall,mAP50,mAP50-95,AP_small,AP_medium,AP_large");
-        assert!(lines[2].starts_with("\"a, b\",1,1,") && lines[2].ends_with(",1,,"), "{csv}");
-        assert!(lines[3].ends_with(",,,0"), "{csv}");
+        assert_eq!(
+            lines[0],
+            "class,images,instances,precision,recall,mAP50,mAP50-95,AP_small,AP_medium,AP_large,AP50_small,AP50_medium,AP50_large"
+        );
+        assert!(lines[2].starts_with("\"a, b\",1,1,") && lines[2].ends_with(",1,,,1,,"), "{csv}");
+        assert!(lines[3].ends_with(",,,0,,,0"), "{csv}");
         let json = Value::Object(verdict.json());
         assert_eq!((&json["per_class"][1]["name"], &json["per_class"][1]["by_size"]["small"]), (&json!("c"), &Value::Null));
         assert_eq!((&json["by_size"]["small"], &json["map50"]), (&json!(1.0), &json!(validation.metrics.map50)));

@@ -147,7 +147,7 @@ impl Benchmark {
             names,
             channels: 3,
             stages: Stages::default(),
-            rect: Vec::new(),
+            rect: None,
             weight_sums: Vec::new(),
             val,
             groupings: Vec::new(),

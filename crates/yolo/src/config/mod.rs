@@ -67,7 +67,8 @@ settings! {
         /// Images per batch; -1 fills 0.6 of the device's memory, a fraction that much of it
         /// planned (`plan` says how): 16 where the memory is not known, as on a CPU
         batch: BatchSize as f64 = BatchSize::Images(16);
-        /// Rectangular training batches by aspect ratio: in that order, without mosaic
+        /// Rectangular training batches of images of similar aspect, without mosaic
+        /// their order, and that of images of one aspect, is shuffled
         rect: bool = false;
         /// Side in pixels of the tiles that training images are cut to, anywhere in them; 0 for whole images
         /// as `val --tile` and `predict --tile` look at images; each is enlarged to imgsz
@@ -405,7 +406,6 @@ impl TrainConfig {
                 self.background > 0 && self.cache != Cache::Off,
                 "background is a difference of images as they are: cache, which keeps them at imgsz, cannot be given with it".into(),
             ),
-            (self.rect && self.sampler.is_some(), "rect has an order of its own: sampler cannot be given with it".into()),
             (self.fraction == 0.0, "fraction 0 leaves nothing to train on".into()),
             (self.keep_checkpoints < 2, "keep_checkpoints must be at least 2: the newest may be damaged".into()),
             (!["none", "cpu"].contains(&self.fallback.as_str()), format!("fallback `{}` is neither none nor cpu", self.fallback)),
@@ -591,7 +591,6 @@ impl TrainConfig {
             wire: self.wire,
             sync_bn: self.sync_bn,
             seed: self.seed,
-            shuffle: !self.rect,
             workers: self.workers,
             val: self.val,
             save: self.save,

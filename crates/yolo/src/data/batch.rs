@@ -3,7 +3,6 @@
 use burn::data::dataset::Dataset;
 
 use super::augment::{Sample, plain};
-use super::dataset::{RectBatch, rect_batches};
 use super::error::DataError;
 use super::frame::Size;
 use super::item::Item;
@@ -80,7 +79,7 @@ pub(crate) fn readable(indices: &[usize], read: impl Fn(usize) -> Result<Sample,
     (samples, errors)
 }
 
-/// The validation batch of `indices`, letterboxed to `shape` (a [`RectBatch`]'s, or a square), without the images that cannot be read:
+/// The validation batch of `indices`, letterboxed to `shape` (a [`RectBatch`](super::RectBatch)'s, or a square), without the images that cannot be read:
 /// why not. No batch if none can.
 ///
 /// # Errors
@@ -101,9 +100,4 @@ pub fn multi_scale(seed: u64, epoch: u64, batch: u64, imgsz: u32, stride: u32) -
     let span = imgsz + stride;
     let size = imgsz / 2 + Draw::new(seed, "multi_scale", epoch, batch).below(span as usize) as u32;
     (size / stride).max(1) * stride
-}
-
-/// The training batches of `rect` mode: by aspect ratio, not shuffled.
-pub fn rect_train_batches(sizes: &[Size], batch: usize, imgsz: u32, stride: u32) -> Vec<RectBatch> {
-    rect_batches(sizes, batch, imgsz, stride, 0.0)
 }

@@ -1,6 +1,4 @@
-//! A scanned split as a Burn [`Dataset`], and the order in which batches are rectangular.
-
-use std::sync::Arc;
+//! A scanned split as a Burn [`Dataset`], and batches that are rectangular.
 
 use burn::data::dataset::{Dataset, DatasetError};
 
@@ -67,29 +65,6 @@ impl Dataset<Item> for YoloDataset {
 
     fn len(&self) -> usize {
         self.scan.len()
-    }
-}
-
-/// A dataset in another order.
-pub struct Reordered {
-    data: Arc<dyn Dataset<Item>>,
-    order: Vec<usize>,
-}
-
-impl Reordered {
-    /// Item `i` is item `order[i]` of `data`.
-    pub fn new(data: Arc<dyn Dataset<Item>>, order: Vec<usize>) -> Self {
-        Self { data, order }
-    }
-}
-
-impl Dataset<Item> for Reordered {
-    fn get(&self, index: usize) -> Result<Item, DatasetError> {
-        self.data.get(self.order[index])
-    }
-
-    fn len(&self) -> usize {
-        self.order.len()
     }
 }
 

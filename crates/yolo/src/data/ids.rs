@@ -48,12 +48,6 @@ impl CocoIds {
         let (file, _) = self.images.get(index)?.as_ref()?;
         self.categories.get(*file as usize)?.get(class as usize)?.as_ref().map(Into::into)
     }
-
-    /// Whether any class has an id in the file of image `index`.
-    pub(crate) fn names_classes(&self, index: usize) -> bool {
-        let file = self.images.get(index).and_then(|image| image.as_ref());
-        file.and_then(|(file, _)| self.categories.get(*file as usize)).is_some_and(|all| all.iter().any(Option::is_some))
-    }
 }
 
 #[cfg(test)]
@@ -71,6 +65,5 @@ mod tests {
         assert_eq!(images, [None, Some(20_261_122_104_500_001_i64.into()), None, Some("day/1".into()), None]);
         assert_eq!([ids.category(1, 0), ids.category(1, 1), ids.category(1, 9)], [None, Some(7.into()), None]);
         assert_eq!([ids.category(3, 0), ids.category(0, 0)], [Some("c".into()), None]);
-        assert_eq!([0, 1, 3, 9].map(|i| ids.names_classes(i)), [false, true, true, false]);
     }
 }

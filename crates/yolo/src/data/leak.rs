@@ -1,7 +1,7 @@
-//! Frames of two splits that are nearly the same picture: of one clip, or taken within a minute of each other.
+//! Frames of two splits that are nearly the same picture: of one clip, of clips that share their time, or taken within a minute of each other.
 //!
 //! A detector that is judged on the next second of what it learnt is judged too well. Only images are compared of which something is known: clips
-//! by their names, times within one camera where the meta names it.
+//! by their names, times within one camera where the meta names it. What lasts longer than a day is no clip but a folder: of it only single frames are compared.
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -12,52 +12,118 @@ use super::scan::Scan;
 
 /// Nearer than this, seconds, two frames of a camera show the same.
 const NEAR: i64 = 60;
+/// Seconds that a clip lasts at most.
+const LONGEST: i64 = 86_400;
 
-/// A line about clips in both, and one about frames that are too near.
+/// A line about clips in both, one about clips that share their time, and where there are none of these one about frames that are too near.
 pub fn leaks((first, a): (Split, &Scan), (second, b): (Split, &Scan)) -> Vec<String> {
     if a.meta.keys().is_empty() || b.meta.keys().is_empty() {
         return Vec::new();
     }
     let (one, other) = (first.key(), second.key());
+    let too_well = format!("neighbours are nearly the same picture, and {other} is judged too well");
     let mut lines = Vec::new();
-    let clips = |meta: &'_ FrameMeta| (0..meta.clips() as u32).map(|c| meta.clip_name(c).to_string()).collect::<HashSet<_>>();
-    let mut both: Vec<String> = clips(&a.meta).intersection(&clips(&b.meta)).cloned().collect();
-    both.sort_unstable();
-    if let Some(name) = both.first().filter(|_| a.meta.clips() > 1) {
+    let both = if a.meta.clips() > 1 { common(&a.meta, &b.meta) } else { Vec::new() };
+    if let Some(name) = both.first() {
+        lines.push(format!("warning: {} clips have frames in both {one} and {other} ({name} the first): {too_well}", both.len()));
+    }
+    let (theirs, ours) = (Times::new(a), Times::new(b));
+    let shared = theirs.shared_with(&ours, |of_a, of_b| a.meta.clip_name(of_a) == b.meta.clip_name(of_b));
+    if let Some(&(of_a, of_b)) = shared.first() {
+        let (clip, its) = (b.meta.clip_name(of_b), a.meta.clip_name(of_a));
+        let count = shared.iter().map(|(_, of_b)| of_b).collect::<HashSet<_>>().len();
         lines.push(format!(
-            "warning: {} clips have frames in both {one} and {other} ({name} the first): neighbours are nearly the same picture, and {other} is judged too well",
-            both.len()
+            "warning: {count} clips of {other} share their time with clips of {one} ({clip} with {its} the first): {too_well}"
         ));
     }
-    let times = times(&a.meta, a.len());
-    let near = |i: &usize| {
-        let Some((camera, at)) = time(&b.meta, *i) else { return false };
-        let Some(of_camera) = times.get(&camera) else { return false };
-        let next = of_camera.partition_point(|&t| t < at - NEAR);
-        of_camera.get(next).is_some_and(|&t| t <= at + NEAR)
-    };
-    let count = (0..b.len()).filter(near).count();
-    if lines.is_empty() && count > 0 {
-        lines.push(format!("warning: {count} of {} images of {other} were taken within {NEAR} s of one of {one}", b.len()));
+    let near = ours.near(&theirs);
+    if let Some((of_a, of_b)) = near.first().filter(|_| lines.is_empty()) {
+        let (image, its) = (b.path(*of_b), a.path(*of_a));
+        let pair = format!("{} and {} the first", image.display(), its.display());
+        lines.push(format!("warning: {} of {} images of {other} were taken within {NEAR} s of one of {one} ({pair})", near.len(), b.len()));
     }
     lines
 }
 
-/// Camera and second of an image.
-fn time(meta: &FrameMeta, index: usize) -> Option<(String, i64)> {
-    let camera = meta.keys().into_iter().find(|k| k.eq_ignore_ascii_case("camera"));
-    let camera = camera.and_then(|key| meta.get(index, key)).unwrap_or_default().to_string();
-    Some((camera, Moment::read(meta.get(index, MOMENT)?)?.seconds()))
+/// The names of clips that both have.
+fn common(a: &FrameMeta, b: &FrameMeta) -> Vec<String> {
+    let clips = |meta: &FrameMeta| (0..meta.clips() as u32).map(|c| meta.clip_name(c).to_string()).collect::<HashSet<_>>();
+    let mut both: Vec<String> = clips(a).intersection(&clips(b)).cloned().collect();
+    both.sort_unstable();
+    both
 }
 
-/// By camera, sorted.
-fn times(meta: &FrameMeta, images: usize) -> BTreeMap<String, Vec<i64>> {
-    let mut times: BTreeMap<String, Vec<i64>> = BTreeMap::new();
-    for (camera, at) in (0..images).filter_map(|i| time(meta, i)) {
-        times.entry(camera).or_default().push(at);
+/// From and to, in seconds.
+type Span = (i64, i64);
+
+/// When a camera took what.
+#[derive(Default)]
+struct Taken {
+    /// Second and index of each image, sorted.
+    images: Vec<(i64, usize)>,
+    /// Of each clip.
+    spans: BTreeMap<u32, Span>,
+}
+
+/// The images of a split by camera, as far as their times are known.
+struct Times(BTreeMap<String, Taken>);
+
+impl Times {
+    fn new(scan: &Scan) -> Self {
+        let meta = &scan.meta;
+        let camera = meta.keys().into_iter().find(|k| k.eq_ignore_ascii_case("camera"));
+        let mut all: BTreeMap<String, Taken> = BTreeMap::new();
+        for i in 0..scan.len() {
+            let Some(at) = meta.get(i, MOMENT).and_then(Moment::read).map(|moment| moment.seconds()) else { continue };
+            let name = camera.and_then(|key| meta.get(i, key)).unwrap_or_default();
+            if !all.contains_key(name) {
+                all.insert(name.into(), Taken::default());
+            }
+            let Some(taken) = all.get_mut(name) else { continue };
+            taken.images.push((at, i));
+            let span = taken.spans.entry(meta.clip_of()[i]).or_insert((at, at));
+            *span = (span.0.min(at), span.1.max(at));
+        }
+        all.values_mut().for_each(|taken| taken.images.sort_unstable());
+        Self(all)
     }
-    times.values_mut().for_each(|list| list.sort_unstable());
-    times
+
+    /// Of these and of the `others` the clips, neither longer than a day, of which one was taken while the other was, or within [`NEAR`]; in the order of the
+    /// others' time. Those that `are_one` counts are others' business.
+    fn shared_with(&self, others: &Self, are_one: impl Fn(u32, u32) -> bool) -> Vec<(u32, u32)> {
+        let mut shared = Vec::new();
+        for (camera, others) in &others.0 {
+            let Some(own) = self.0.get(camera) else { continue };
+            let sorted = |taken: &Taken| {
+                let mut spans: Vec<(Span, u32)> = taken.spans.iter().map(|(clip, span)| (*span, *clip)).collect();
+                spans.retain(|((from, to), _)| to - from <= LONGEST);
+                spans.sort_unstable();
+                spans
+            };
+            let (own, others) = (sorted(own), sorted(others));
+            for ((from, to), theirs) in others {
+                // What began more than the longest clip before has ended.
+                let begin = own.partition_point(|((begin, _), _)| *begin < from - LONGEST - NEAR);
+                let end = own.partition_point(|((begin, _), _)| *begin <= to + NEAR);
+                let same = own[begin..end].iter().filter(|((_, end), ours)| *end >= from - NEAR && !are_one(*ours, theirs));
+                shared.extend(same.map(|(_, ours)| (*ours, theirs)));
+            }
+        }
+        shared
+    }
+
+    /// Of these images those that were taken within [`NEAR`] of one of the `others`, each behind that one.
+    fn near(&self, others: &Self) -> Vec<(usize, usize)> {
+        let mut near = Vec::new();
+        for (camera, own) in &self.0 {
+            let Some(others) = others.0.get(camera) else { continue };
+            for &(at, image) in &own.images {
+                let next = others.images.partition_point(|(other, _)| *other < at - NEAR);
+                near.extend(others.images.get(next).filter(|(other, _)| *other <= at + NEAR).map(|(_, other)| (*other, image)));
+            }
+        }
+        near
+    }
 }
 
 #[cfg(test)]
@@ -87,12 +153,34 @@ mod tests {
         assert_eq!(told(&split("u", &[("c3", "2020-05-15T10:00:00", "1"), ("c4", "2020-05-14T10:00:10", "2")])), Vec::<String>::new());
         let both = told(&split("v", &[("c2", "2020-05-14T12:00:01", "1")]));
         assert!(both.len() == 1 && both[0].starts_with("warning: 1 clips have frames in both train and val (frames/c2"), "{both:?}");
+        // A clip of another name that goes on where one of train ends, and one that has the same name: both are told.
         let near = told(&split("w", &[("c5", "2020-05-14T12:00:59", "1"), ("c5", "2020-05-14T12:01:01", "1")]));
-        assert_eq!(near, ["warning: 1 of 2 images of val were taken within 60 s of one of train"]);
-        // Of a data set in one folder every image has the same clip.
+        assert_eq!(near.len(), 1, "{near:?}");
+        assert!(
+            near[0].starts_with("warning: 1 clips of val share their time with clips of train (frames/c5 with frames/c2 the first)"),
+            "{near:?}"
+        );
+        assert_eq!(told(&split("z", &[("c1", "2020-05-14T10:00:01", "1"), ("c9", "2020-05-14T12:00:30", "1")])).len(), 2);
+        // None of the frames is near to another, and the clips were taken at the same time: in turns, or one within the other.
+        let long = split("l", &[("m", "2020-05-14T10:00:00", "1"), ("m", "2020-05-14T12:00:00", "1"), ("n", "2020-05-16T10:00:00", "1")]);
+        let with_long = |val: &Scan| leaks((Split::Train, &long), (Split::Val, val));
+        for (from, to) in [("11:00", "13:00"), ("09:00", "13:00"), ("10:30", "11:30"), ("12:01", "13:00")] {
+            let [from, to] = [from, to].map(|at| format!("2020-05-14T{at}:00"));
+            let told = with_long(&split("i", &[("o", &from, "1"), ("o", &to, "1")]));
+            assert!(told.len() == 1 && told[0].contains("(frames/o with frames/m the first)"), "{told:?}");
+        }
+        assert!(with_long(&split("j", &[("o", "2020-05-14T12:01:01", "1"), ("o", "2020-05-14T13:00:00", "1")])).is_empty());
+        // Of a data set in one folder every image has the same clip; what lasts longer than a day is none.
         let one = split("x", &[("c6", "2020-05-14T10:00:00", "1"), ("c6", "2020-05-14T10:00:01", "1")]);
         let other = split("y", &[("c6", "2020-05-14T10:00:02", "1"), ("c6", "2020-05-15T10:00:02", "1")]);
         let near = leaks((Split::Train, &one), (Split::Val, &other));
-        assert_eq!(near, ["warning: 1 of 2 images of val were taken within 60 s of one of train"]);
+        assert!(
+            near.len() == 1 && near[0].starts_with("warning: 1 of 2 images of val were taken within 60 s of one of train ("),
+            "{near:?}"
+        );
+        assert!(near[0].contains("c6/y0.jpg and ") && near[0].ends_with("c6/x0.jpg the first)"), "{near:?}");
+        let months = split("p", &[("p", "2020-05-14T10:00:00", "1"), ("p", "2020-06-14T10:00:00", "1"), ("q", "2020-08-14T10:00:00", "1")]);
+        let between = split("r", &[("r", "2020-05-20T10:00:00", "1"), ("r", "2020-07-14T10:00:00", "1")]);
+        assert!(leaks((Split::Train, &months), (Split::Val, &between)).is_empty());
     }
 }

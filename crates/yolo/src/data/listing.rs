@@ -92,9 +92,11 @@ pub(crate) fn images(config: &DataConfig, split: Split, cache_dir: Option<&Path>
     }
     listing.entries.extend(found.into_iter().map(|image| Entry { image, coco: None }));
     listing.entries.sort_unstable_by(|a, b| (&a.image, a.coco).cmp(&(&b.image, b.coco)));
+    let id = |(file, image): (u32, u32)| listing.coco[file as usize].image_id(image);
     listing.entries.dedup_by(|b, a| {
         let same = a.image == b.image;
-        listing.repeated.extend(b.coco.filter(|_| same));
+        // Two files may list one image under one id.
+        listing.repeated.extend(b.coco.filter(|&of| same && a.coco.map(id) != Some(id(of))));
         same
     });
     if config.hold_out && split != Split::Test {

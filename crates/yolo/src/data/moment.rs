@@ -11,6 +11,7 @@ pub(crate) struct Moment {
     pub(crate) hour: u32,
     minute: u32,
     second: u32,
+    millisecond: u32,
 }
 
 impl Moment {
@@ -19,9 +20,10 @@ impl Moment {
         let (date, time) = text.split_once(['T', ' ']).unwrap_or((text, ""));
         let mut date = date.splitn(3, ['-', '/']).map(|part| part.parse::<u32>().ok());
         let (year, month, day) = (date.next()??, date.next()??, date.next()??);
-        let mut time = time.split([':', '.', 'Z', '+', '-']).map(|part| part.parse::<u32>().unwrap_or(0));
-        let mut next = || time.next().unwrap_or(0);
-        let moment = Self { year, month, day, hour: next(), minute: next(), second: next() };
+        let (clock, behind) = time.split_at(time.find(['.', 'Z', '+', '-']).unwrap_or(time.len()));
+        let mut clock = clock.split(':').map(|part| part.parse::<u32>().unwrap_or(0));
+        let mut next = || clock.next().unwrap_or(0);
+        let moment = Self { year, month, day, hour: next(), minute: next(), second: next(), millisecond: thousandths(behind) };
         let possible = (1..=9999).contains(&year)
             && (1..=12).contains(&month)
             && (1..=31).contains(&day)
@@ -40,6 +42,17 @@ impl Moment {
         let days = era * 146_097 + of_era * 365 + of_era / 4 - of_era / 100 + of_year - 719_468;
         days * 86_400 + i64::from(self.hour) * 3600 + i64::from(self.minute) * 60 + i64::from(self.second)
     }
+
+    /// The same in milliseconds.
+    pub(crate) fn milliseconds(&self) -> i64 {
+        self.seconds() * 1000 + i64::from(self.millisecond)
+    }
+}
+
+/// Of a second, what stands behind its point: `.25` is 250.
+fn thousandths(text: &str) -> u32 {
+    let digits = text.strip_prefix('.').unwrap_or_default().bytes().take_while(u8::is_ascii_digit);
+    digits.zip([100, 10, 1]).map(|(digit, unit)| u32::from(digit - b'0') * unit).sum()
 }
 
 #[cfg(test)]
@@ -48,12 +61,15 @@ mod tests {
 
     #[test]
     fn the_forms_that_are_written() {
-        let expected = Moment { year: 2020, month: 5, day: 14, hour: 23, minute: 7, second: 15 };
-        for text in
-            ["2020-05-14T23:07:15", "2020-05-14 23:07:15.250", "2020/05/14 23:07:15", "2020-05-14T23:07:15Z", "2020-05-14T23:07:15+02:00"]
-        {
+        let expected = Moment { year: 2020, month: 5, day: 14, hour: 23, minute: 7, second: 15, millisecond: 0 };
+        for text in ["2020-05-14T23:07:15", "2020/05/14 23:07:15", "2020-05-14T23:07:15Z", "2020-05-14T23:07:15+02:00"] {
             assert_eq!(Moment::read(text), Some(expected), "{text}");
         }
+        for (text, millisecond) in [("15.250", 250), ("15.25", 250), ("15.0004999", 0), ("15.9999Z", 999), ("15.5+02:00", 500), ("15.", 0)]
+        {
+            assert_eq!(Moment::read(&format!("2020-05-14 23:07:{text}")), Some(Moment { millisecond, ..expected }), "{text}");
+        }
+        assert_eq!(Moment { millisecond: 7, ..expected }.milliseconds(), 1_589_497_635_007);
         assert_eq!(Moment::read("2021-01-02").unwrap().hour, 0);
         for text in ["", "today", "2020-13-01", "2020-05-14T25:00:00", "20200514", "14.5.2020"] {
             assert_eq!(Moment::read(text), None, "{text}");

@@ -129,6 +129,13 @@ impl Scan {
         self.root.join(&self.paths[range.start as usize..range.end as usize])
     }
 
+    /// What the file of image `i` is called wherever the data set lies: its path within it, with its clip's folder; of one outside of it the file's name alone.
+    pub(crate) fn name(&self, i: usize) -> String {
+        let path = self.path(i);
+        let name = path.strip_prefix(&self.root).ok().or_else(|| path.file_name().map(Path::new)).unwrap_or(&path);
+        name.to_string_lossy().replace('\\', "/")
+    }
+
     /// The objects of image `i`.
     pub fn labels(&self, i: usize) -> &[Label] {
         let range = &self.images[i].labels;
@@ -147,6 +154,11 @@ impl Scan {
     /// What the COCO files among the sources call the images and the classes.
     pub(crate) fn ids(&self) -> &CocoIds {
         &self.ids
+    }
+
+    /// Without what is known of images beside their pixels and labels, which of a year of frames is tens of megabytes: once nobody will ask for it.
+    pub(crate) fn bare(self) -> Self {
+        Self { ids: CocoIds::default(), meta: FrameMeta::default(), ..self }
     }
 
     /// The objects of all images.

@@ -1,20 +1,16 @@
 //! Time as channels: a frame with those before it, and with what differs from the background of its clip.
 //!
 //! Planes stand in the order of time, the frame itself last: t-2s, t-1s, t for three frames with a stride of s. What is not there (the beginning of a clip,
-//! a frame of another size) is repeated from the next one. With a background of K a first plane is added: the difference to the median of the K frames
+//! a gap in it, a frame of another size) is repeated from the next one; which frame stands before which, `succession` knows. With a background of K a first plane is added: the difference to the median of the K frames
 //! before, about middle gray. Only the past is looked at, so that a film is seen as training saw clips.
 
 use std::collections::{HashSet, VecDeque};
-use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use burn::data::dataset::{Dataset, DatasetError};
 
 use super::frame::{Frame, NO_DIFFERENCE};
 use super::item::Item;
-use super::meta::{FrameMeta, MOMENT};
-use super::moment::Moment;
-use super::natural::natural;
 
 /// Which frames make an input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,6 +38,12 @@ impl Stack {
     /// Planes of an input.
     pub fn channels(&self) -> usize {
         self.frames + usize::from(self.background > 0)
+    }
+
+    /// In words: `3 frames and a background`.
+    pub(crate) fn told(&self) -> String {
+        let background = if self.background > 0 { " and a background" } else { "" };
+        format!("{} frame{}{background}", self.frames, if self.frames > 1 { "s" } else { "" })
     }
 
     /// How many frames before a frame are looked at.
@@ -78,19 +80,6 @@ fn difference(now: &Frame, frames: &[&Frame]) -> Vec<u8> {
         (i32::from(NO_DIFFERENCE) + i32::from(p) - i32::from(median)).clamp(0, 255) as u8
     };
     now.pixels.iter().enumerate().map(pixel).collect()
-}
-
-/// Of each image the one before it in its clip, by time; frames of a second, or of no time, stand in the order of their names, which `paths` are.
-pub(crate) fn before<P: AsRef<Path>>(meta: &FrameMeta, paths: impl Iterator<Item = P>) -> Vec<Option<u32>> {
-    let time = |i: usize| meta.get(i, MOMENT).and_then(Moment::read).map(|moment| moment.seconds());
-    let name = |path: P| path.as_ref().to_string_lossy().into_owned();
-    let mut order: Vec<_> = paths.enumerate().map(|(i, path)| (meta.clip_of()[i], time(i), name(path), i)).collect();
-    order.sort_by(|a, b| (a.0, a.1).cmp(&(b.0, b.1)).then_with(|| natural(&a.2, &b.2)));
-    let mut before = vec![None; order.len()];
-    for pair in order.windows(2).filter(|pair| pair[0].0 == pair[1].0) {
-        before[pair[1].3] = Some(pair[0].3 as u32);
-    }
-    before
 }
 
 /// A dataset of clips whose items have the frames before them as channels.
@@ -181,6 +170,8 @@ mod tests {
     use burn::data::dataset::InMemDataset;
 
     use super::*;
+    use crate::data::meta::{FrameMeta, MOMENT};
+    use crate::data::succession::before;
 
     fn frame(value: u8) -> Frame {
         Frame::filled(1, 4, 3, value)
@@ -215,6 +206,16 @@ mod tests {
         assert_eq!(three.len(), 6);
     }
 
+    #[test]
+    fn a_gap_begins_anew_for_frames_and_background() {
+        // Of the first clip the third frame is missing; of its frames 0, 10, 30, 40 the third begins anew.
+        let gap = |stack| Stacked { before: vec![None, Some(0), None, Some(2), None, None], ..set(stack) };
+        let three = gap(Stack { frames: 3, ..Stack::default() });
+        assert_eq!([1, 2, 3].map(|i| planes(&three, i)), [vec![0, 0, 10], vec![20, 20, 20], vec![20, 20, 30]]);
+        let background = gap(Stack { background: 2, ..Stack::default() });
+        assert_eq!([2, 3].map(|i| planes(&background, i)), [vec![128, 20], vec![138, 30]]);
+    }
+
     /// A set of which item 1 cannot be read.
     struct Torn(Arc<dyn Dataset<Item>>);
 
@@ -235,14 +236,6 @@ mod tests {
         assert_eq!([2, 3].map(|i| planes(&torn, i)), [vec![20, 20, 20], vec![20, 20, 30]]);
         assert!(torn.get(1).is_err());
         assert_eq!(torn.unreadable.into_inner().unwrap(), HashSet::from([1]));
-    }
-
-    #[test]
-    fn frames_without_times_follow_their_numbers() {
-        let paths = ["a/frame1", "a/frame10", "a/frame2", "b/1"];
-        let mut meta = FrameMeta::default();
-        meta.find_clips(paths.iter());
-        assert_eq!(before(&meta, paths.iter()), [None, Some(2), Some(0), None]);
     }
 
     #[test]

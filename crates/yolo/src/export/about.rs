@@ -1,10 +1,9 @@
 //! What an exported file says beside its weights, and the few forms of text that its readers expect.
 
-use std::collections::BTreeMap;
-
 use serde_json::{Map, Value};
 
 use crate::model::YoloConfig;
+use crate::preprocessing::Preprocessing;
 
 /// Where the program is at home.
 pub(super) const HOME: &str = env!("CARGO_PKG_REPOSITORY");
@@ -26,8 +25,8 @@ pub struct About {
     pub license: Option<String>,
     /// The settings it was trained with, under their names; may be empty.
     pub settings: Map<String, Value>,
-    /// Other facts that whoever uses it has to know, such as the `range` of 16-bit images, as text.
-    pub more: BTreeMap<String, String>,
+    /// What becomes of image files before it sees them: in every form of file, as text under the names of the settings.
+    pub preprocessing: Preprocessing,
 }
 
 impl About {

@@ -8,12 +8,19 @@ use serde_json::{Map, Value};
 use super::error::ExportError;
 use super::state::state_dict;
 use crate::model::Yolo;
+use crate::preprocessing::Preprocessing;
 
-/// The file of `model`, which is not folded. `more` are facts beside names and size: the epoch, how 16-bit images are taken.
+/// The file of `model`, which is not folded; `epoch`, where it is known, is the number of those it has learnt.
 ///
 /// # Errors
 /// [`ExportError`].
-pub fn to_weights(model: &Yolo, names: &[String], imgsz: usize, more: BTreeMap<String, String>) -> Result<Vec<u8>, ExportError> {
+pub fn to_weights(
+    model: &Yolo,
+    names: &[String],
+    imgsz: usize,
+    preprocessing: &Preprocessing,
+    epoch: Option<usize>,
+) -> Result<Vec<u8>, ExportError> {
     let by_index: Map<String, Value> = names.iter().enumerate().map(|(i, name)| (i.to_string(), name.as_str().into())).collect();
     let mut metadata = BTreeMap::from([
         ("format".to_string(), "pt".to_string()),
@@ -23,6 +30,7 @@ pub fn to_weights(model: &Yolo, names: &[String], imgsz: usize, more: BTreeMap<S
         ("imgsz".to_string(), imgsz.to_string()),
         ("sppf_act".to_string(), model.sppf_act().to_string()),
     ]);
-    metadata.extend(more);
+    metadata.extend(epoch.map(|epoch| ("epoch".to_string(), epoch.to_string())));
+    metadata.extend(preprocessing.facts());
     Ok(to_safetensors(&state_dict(model)?, &metadata)?)
 }

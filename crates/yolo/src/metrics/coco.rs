@@ -58,6 +58,19 @@ pub struct CocoMetrics {
     pub medium: Option<f64>,
     /// AP at IoU .50:.95 of objects from 96² px.
     pub large: Option<f64>,
+    /// AP at IoU .50 of objects up to 32² px.
+    pub small50: Option<f64>,
+    /// AP at IoU .50 of objects from 32² to 96² px.
+    pub medium50: Option<f64>,
+    /// AP at IoU .50 of objects from 96² px.
+    pub large50: Option<f64>,
+}
+
+impl CocoMetrics {
+    /// AP at IoU .50:.95 of small, medium and large objects, then at IoU .50.
+    pub(crate) fn by_size(&self) -> [Option<f64>; 6] {
+        [self.small, self.medium, self.large, self.small50, self.medium50, self.large50]
+    }
 }
 
 impl CocoEvaluator {
@@ -127,6 +140,9 @@ pub(super) fn summary(per_class: &[Precisions]) -> CocoMetrics {
         small: mean(1, 0..10),
         medium: mean(2, 0..10),
         large: mean(3, 0..10),
+        small50: mean(1, 0..1),
+        medium50: mean(2, 0..1),
+        large50: mean(3, 0..1),
     }
 }
 
@@ -193,7 +209,7 @@ mod tests {
         let truths = [small, large].map(|xyxy| GroundTruth { class: 0, xyxy });
         e.add_image(&[Detection { xyxy: large, score: 0.9, class: 0 }], &truths);
         let m = e.metrics();
-        assert_eq!((m.small, m.medium, m.large), (Some(0.0), None, Some(1.0)));
+        assert_eq!(m.by_size(), [Some(0.0), None, Some(1.0), Some(0.0), None, Some(1.0)]);
         assert_eq!(m.map50, Some(51.0 / 101.0));
         assert_eq!(e.class_metrics(), [m]);
         assert_eq!(CocoEvaluator::new(2).metrics(), CocoMetrics::default());
@@ -206,6 +222,7 @@ mod tests {
         e.add_image(&[Detection { xyxy: medium, score: 0.9, class: 0 }], &[medium, small].map(|xyxy| GroundTruth { class: 0, xyxy }));
         let ap = e.metrics().small.unwrap();
         assert!((ap - 0.7).abs() < 1e-9, "IoU with the small one is .826: found at seven thresholds of ten, {ap}");
+        assert_eq!(e.metrics().small50, Some(1.0), "and at the first of them");
     }
 
     #[test]

@@ -30,14 +30,23 @@ pub struct GroupMetrics {
 /// How much mAP50 varies over groups.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Stability {
+    /// Of all images.
+    pub map50: f64,
     /// Standard deviation (n - 1) over mean of the groups' mAP50.
     pub cov: f64,
-    /// mAP50 of all images times 1 - CoV.
+    /// mAP50 times 1 - CoV.
     pub score: f64,
     /// Of CoV.
     pub cov_interval: Option<Interval>,
     /// Of the score.
     pub score_interval: Option<Interval>,
+}
+
+impl Stability {
+    /// What it is told in, with names and intervals, wherever it is told.
+    pub(crate) fn numbers(&self) -> [(&'static str, f64, Option<Interval>); 3] {
+        [("mAP50", self.map50, None), ("CoV", self.cov, self.cov_interval), ("mAP50*(1-CoV)", self.score, self.score_interval)]
+    }
 }
 
 /// All groups of one key.
@@ -86,6 +95,7 @@ pub fn group_metrics(evaluator: &CocoEvaluator, key: &str, names: &[String], gro
         .collect();
     let each: Vec<f64> = groups.iter().filter_map(|g| g.coco.map50).collect();
     let stability = evaluator.metrics().map50.zip(variation(&each)).map(|(map50, cov)| Stability {
+        map50,
         cov,
         score: map50 * (1.0 - cov),
         cov_interval: intervals.cov(),

@@ -12,7 +12,7 @@ const LINE: [u8; 3] = [31, 100, 190];
 const WHOLE: [u8; 3] = [120; 3];
 
 /// Draws mAP50 (a dot with a bar of 95 %) and mAP50-95 (a small dot) of each group, 1200 to 2400 px wide and 800 high; `whole` is mAP50 of all
-/// images, a line.
+/// images, a line. The title has the numbers that the console has.
 ///
 /// # Errors
 /// When the picture cannot be encoded.
@@ -54,9 +54,9 @@ pub fn groups_chart(by: &Grouped, whole: Option<f64>, path: &Path) -> Result<Vec
 }
 
 fn title(by: &Grouped, whole: Option<f64>) -> String {
-    let map50 = whole.map_or_else(|| "no objects".into(), |v| format!("mAP50 {v:.3}"));
-    let stable = by.stability.map_or_else(String::new, |s| format!(", CoV {:.3}, mAP50*(1-CoV) {:.3}", s.cov, s.score));
-    format!("by {}: {map50}{stable}", by.key)
+    let alone = || whole.map_or_else(|| "no objects".into(), |v| format!("mAP50 {v:.3}"));
+    let stable = by.stability.map(|s| s.numbers().map(|(name, value, _)| format!("{name} {value:.3}")).join(", "));
+    format!("by {}: {}", by.key, stable.unwrap_or_else(alone))
 }
 
 fn key(canvas: &mut Canvas, middle: f64) {

@@ -1,11 +1,12 @@
-//! The frames before an image, for a detector that looks at several: those before it in its folder, in the order of their names.
+//! The frames before an image, for a detector that looks at several: those before it in its folder, in the order of their names,
+//! up to a gap in their numbers.
 //!
 //! What was looked at last is not read again: a folder from its beginning to its end is decoded once.
 
 use std::path::{Path, PathBuf};
 
 use crate::data::listing::is_image;
-use crate::data::{Frame, Normalisation, Ring, Stack, decode_file, natural};
+use crate::data::{Frame, Normalisation, Ring, Stack, decode_file, gaps, natural};
 
 /// Makes the inputs of images, one after the other.
 pub struct Past {
@@ -14,6 +15,8 @@ pub struct Past {
     folder: PathBuf,
     /// Its images, in order.
     images: Vec<PathBuf>,
+    /// Whether there is a gap before each of them.
+    gaps: Vec<bool>,
     ring: Ring,
     /// The image that the ring holds last.
     last: Option<PathBuf>,
@@ -22,7 +25,7 @@ pub struct Past {
 impl Past {
     /// `levels` are those of 16-bit images.
     pub fn new(stack: Stack, levels: Normalisation) -> Self {
-        Self { stack, levels, folder: PathBuf::new(), images: Vec::new(), ring: Ring::new(stack), last: None }
+        Self { stack, levels, folder: PathBuf::new(), images: Vec::new(), gaps: Vec::new(), ring: Ring::new(stack), last: None }
     }
 
     /// The input for `frame`, which is the image at `path`. One before it that cannot be read is told, and is as good as not there, with all before it.
@@ -30,10 +33,15 @@ impl Past {
         let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
         if self.folder != folder {
             (self.folder, self.images) = (folder.into(), images(folder));
+            let names: Vec<_> = self.images.iter().map(|image| image.to_string_lossy()).collect();
+            self.gaps = gaps(&names.iter().map(|name| &**name).collect::<Vec<_>>());
         }
         let path = folder.join(path.file_name().unwrap_or_default());
         let at = self.images.partition_point(|image| in_order(image, &path).is_lt());
-        let before = &self.images[at.saturating_sub(self.stack.reach())..at];
+        // What is no image of the folder has no gap of its own.
+        let known = at + usize::from(self.images.get(at) == Some(&path));
+        let begin = self.gaps[..known].iter().rposition(|gap| *gap).unwrap_or(0);
+        let before = &self.images[at.saturating_sub(self.stack.reach()).max(begin)..at];
         if before.is_empty() || before.last() != self.last.as_ref() {
             self.ring = Ring::new(self.stack);
             for image in before {
@@ -96,7 +104,14 @@ mod tests {
             planes(&format!("{name}.png"), value)
         });
         assert_eq!(seen, [[8, 9, 10], [2, 3, 4], [3, 4, 5], [1, 2, 3], [1, 1, 1], [1, 1, 1], [1, 1, 2], [9, 10, 11]]);
-        // One that cannot be read ends what is before.
+        // Numbers that are missing end what is before.
+        let gone = dir.path().join("c");
+        std::fs::create_dir(&gone).unwrap();
+        for i in [1, 2, 3, 4, 7, 8_u8] {
+            image::GrayImage::from_pixel(4, 3, image::Luma([i])).save(gone.join(format!("f{i}.png"))).unwrap();
+        }
+        assert_eq!([planes("c/f4.png", 4), planes("c/f7.png", 7), planes("c/f8.png", 8)], [[2, 3, 4], [7, 7, 7], [7, 7, 8]]);
+        // So does one that cannot be read.
         assert_eq!([planes("a/f7.png", 7), planes("a/f8.png", 8)], [[7, 7, 7], [7, 7, 8]]);
     }
 }

@@ -11,6 +11,8 @@ mod peers;
 #[cfg(test)]
 mod pt;
 
+use bellows_yolo::Preprocessing;
+use bellows_yolo::data::{Normalisation, Stack};
 use bellows_yolo::export::About;
 use bellows_yolo::model::names::{load_tensors, to_tensors};
 use bellows_yolo::model::{Yolo, YoloConfig};
@@ -35,6 +37,12 @@ fn model(config: YoloConfig) -> Yolo {
     load_tensors(model, &tensors).unwrap().0
 }
 
+/// Of 16-bit images; of a network with three channels two frames and a background.
+fn preprocessing(config: YoloConfig) -> Preprocessing {
+    let stack = if config.channels == 3 { Stack { frames: 2, stride: 4, background: 6 } } else { Stack::default() };
+    Preprocessing { stack, levels: Some(Normalisation::Range { low: 100.0, high: 9000.0 }) }
+}
+
 fn about(config: YoloConfig) -> About {
     About {
         config,
@@ -43,7 +51,7 @@ fn about(config: YoloConfig) -> About {
         date: "2026-11-22T08:00:00".into(),
         license: Some("CC0".into()),
         settings: serde_json::Map::new(),
-        more: [("range".to_string(), "[100.0,9000.0]".to_string())].into(),
+        preprocessing: preprocessing(config),
     }
 }
 

@@ -11,7 +11,7 @@ use bellows_yolo::{Detector, WeightFile};
 use burn::tensor::Device;
 
 use crate::interpreter::{Array, run};
-use crate::{about, images, model, pixels};
+use crate::{about, images, model, pixels, preprocessing};
 
 const STATIC: OnnxOptions = OnnxOptions { batch: 1, size: [32, 64], dynamic: false, nms: None };
 
@@ -183,7 +183,7 @@ fn a_file_is_weights_again() {
         std::fs::write(&path, exported(config, &OnnxOptions { dynamic, ..STATIC }).0).unwrap();
         let read = Detector::open(&path, &device).unwrap();
         assert!(read.folded);
-        assert_eq!(WeightFile::read(&path).unwrap().range(), Some([100.0, 9000.0]));
+        assert_eq!((read.preprocessing, WeightFile::read(&path).unwrap().preprocessing()), (preprocessing(config), preprocessing(config)));
         assert_eq!((read.config, &read.names, read.imgsz), (config, &about(config).names, Some(64)));
         let (ours, theirs) = (model(config).fuse(&device), read.fuse(&device));
         assert_eq!(ours.tensors().unwrap(), theirs.tensors().unwrap());

@@ -4,7 +4,7 @@ use bellows_weights::{DType, read};
 use bellows_yolo::export::{About, ExportError, OnnxOptions, to_onnx, to_pt, to_weights};
 use bellows_yolo::model::YoloConfig;
 use bellows_yolo::model::names::to_tensors;
-use bellows_yolo::{Detector, WeightFile};
+use bellows_yolo::{Detector, Preprocessing, WeightFile};
 use burn::tensor::Device;
 
 use crate::{about, model};
@@ -24,7 +24,7 @@ fn the_model_comes_back_bit_for_bit() {
         assert_eq!((back.config, back.names, back.imgsz, back.folded), (config, about.names, Some(96), false));
         assert_eq!(to_tensors(&back.model, 0).unwrap(), to_tensors(&model, 0).unwrap());
 
-        assert_eq!(WeightFile::read(&path).unwrap().range(), Some([100.0, 9000.0]));
+        assert_eq!((back.preprocessing, WeightFile::read(&path).unwrap().preprocessing()), (about.preprocessing, about.preprocessing));
         let file = read(&path).unwrap();
         assert_eq!(file.tensors.len(), 355);
         assert_eq!(file.tensors["model.3.bn.num_batches_tracked"].dtype, DType::I64);
@@ -82,5 +82,5 @@ fn what_is_folded_cannot_be_unfolded() {
     std::fs::write(&path, to_onnx(&model(config).fuse(&device), &about(config), &options).unwrap()).unwrap();
     let folded = Detector::open(&path, &device).unwrap();
     assert!(matches!(to_pt(&folded.model, &about(config), false), Err(ExportError::Folded)));
-    assert!(matches!(to_weights(&folded.model, &folded.names, 96, Default::default()), Err(ExportError::Folded)));
+    assert!(matches!(to_weights(&folded.model, &folded.names, 96, &Preprocessing::default(), None), Err(ExportError::Folded)));
 }

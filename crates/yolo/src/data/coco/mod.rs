@@ -76,17 +76,26 @@ mod tests {
         assert!(refused.contains("element 0") && refused.contains("at line 3") && (there..there + 3).contains(&byte), "{refused}");
     }
 
+    /// With everything that a file may hold, over several lines, and names of more bytes than letters.
+    fn whole() -> Vec<u8> {
+        let meta = "\"date_captured\":\"2020-05-14T23:07:15\",\"meta\":{\"Temperature\":-3.5,\"Sted\":\"Ø\",\"n\":[1,{}]}";
+        let image = |i: usize| format!("{{\"id\":{i},\"file_name\":\"æ/{i}.jpg\",\"width\":96,\"height\":72,{meta}}}");
+        let outline = ["[[1,2,3,4,5,6]]", "{\"counts\":\"aÅ\",\"size\":[9,9]}", "null"];
+        let note = |i: usize| {
+            let outline = outline[i % 3];
+            format!(
+                "{{\"id\":\"{i}x\",\"image_id\":{i},\"category_id\":1,\"bbox\":[1,2,3.5,4e0],\"segmentation\":{outline},\"iscrowd\":0}}"
+            )
+        };
+        let list = |of: &dyn Fn(usize) -> String| (0..6).map(of).collect::<Vec<_>>().join(",\n");
+        let classes = "[{\"id\":1,\"name\":\"kvæg\"}]";
+        format!("{{\"images\":[\n{}\n],\n\"categories\":{classes},\"annotations\":[\n{}]}}", list(&image), list(&note)).into_bytes()
+    }
+
     #[test]
     fn a_file_that_was_cut_off_anywhere_is_refused_where_it_ends() {
         let dir = tempfile::tempdir().unwrap();
-        let json = dir.path().join("a.json");
-        let images: Vec<String> = (0..20).map(|i| format!("{{\"id\":{i},\"file_name\":\"{i}.jpg\",\"width\":96,\"height\":72}}")).collect();
-        let boxes: Vec<String> = (0..20).map(|i| format!("{{\"image_id\":{i},\"category_id\":1,\"bbox\":[1,2,3.5,4]}}")).collect();
-        let whole = format!(
-            "{{\"images\":[\n{}\n],\n\"categories\":[{{\"id\":1,\"name\":\"a\"}}],\"annotations\":[\n{}]}}",
-            images.join(",\n"),
-            boxes.join(",\n")
-        );
+        let (json, whole) = (dir.path().join("a.json"), whole());
         for cut in 0..whole.len() {
             std::fs::write(&json, &whole[..cut]).unwrap();
             let refused = open(&json, None).unwrap_err();
@@ -94,6 +103,29 @@ mod tests {
             assert!(refused.to_string().ends_with(&format!("(byte {cut})")), "{cut}: {refused}");
         }
         std::fs::write(&json, &whole).unwrap();
-        assert_eq!(open(&json, None).unwrap().boxes.len(), 20);
+        assert_eq!(open(&json, None).unwrap().boxes.len(), 6);
+    }
+
+    #[test]
+    fn a_file_with_any_byte_damaged_is_read_or_refused_with_its_place() {
+        let dir = tempfile::tempdir().unwrap();
+        let (json, whole) = (dir.path().join("a.json"), whole());
+        let (mut read, mut refused) = (0, 0);
+        for at in 0..whole.len() {
+            for byte in [0, b'9', b'"', b'}', 0xff] {
+                let mut damaged = whole.clone();
+                damaged[at] = byte;
+                std::fs::write(&json, &damaged).unwrap();
+                match open(&json, None) {
+                    Ok(_) => read += 1,
+                    Err(error) => {
+                        let text = error.to_string();
+                        assert!(text.contains("(byte ") || text.contains("not a COCO file"), "{at} {byte}: {text}");
+                        refused += 1;
+                    }
+                }
+            }
+        }
+        assert!(read > 100 && refused > 1000, "{read} {refused}");
     }
 }

@@ -7,6 +7,7 @@
 
 use std::collections::HashMap;
 use std::fmt;
+use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
 use std::io::{BufReader, Read};
 use std::sync::Arc;
 
@@ -64,7 +65,8 @@ struct Raw {
     image_at: HashMap<u32, u32>,
     category_at: HashMap<u32, u32>,
     meta: MetaBuilder,
-    annotation_ids: Vec<i64>,
+    /// Of each annotation that has an id, that number, or a hash of that text.
+    annotation_ids: Vec<u64>,
     seen: [bool; 3],
 }
 
@@ -119,9 +121,10 @@ impl Raw {
         let who = || id.as_ref().map_or_else(|| "an annotation without id".into(), |id| format!("annotation {id}"));
         let image = image_id.ok_or_else(|| format!("{} has no `image_id`", who()))?;
         let of = || format!("{} of image {image}", who());
-        if let Some(Id::Number(id)) = id {
-            self.annotation_ids.push(id);
-        }
+        self.annotation_ids.extend(id.as_ref().map(|id| match id {
+            Id::Number(n) => *n as u64,
+            Id::Text(text) => BuildHasherDefault::<DefaultHasher>::default().hash_one(text),
+        }));
         if iscrowd.0 {
             self.file.counts.crowd += 1;
             return Ok(());

@@ -34,6 +34,6 @@ pub(super) fn metadata(about: &About, options: &OnnxOptions) -> Vec<Entry> {
         // Told by the graph as well; here for who reads the weights only.
         entries.push(("sppf_act", "false".into()));
     }
-    entries.extend(about.more.iter().map(|(key, text)| (key.as_str(), text.clone())));
-    entries.into_iter().map(|(key, value)| Entry { key: key.into(), value }).collect()
+    let entries = entries.into_iter().map(|(key, value)| (key.to_string(), value));
+    entries.chain(about.preprocessing.facts()).map(|(key, value)| Entry { key, value }).collect()
 }

@@ -63,8 +63,9 @@ pub fn to_pt(model: &Yolo, about: &About, half: bool) -> Result<Vec<u8>, ExportE
         ("train_metrics", Pickled::Dict(Vec::new())),
         ("train_results", Pickled::Dict(Vec::new())),
     ];
-    let more = about.more.iter().map(|(key, text)| (key.as_str(), text.as_str().into()));
-    let root = Pickled::dict(facts.into_iter().chain(more));
+    let seen = about.preprocessing.facts();
+    let seen = seen.iter().map(|(key, text)| (key.as_str(), text.as_str().into()));
+    let root = Pickled::dict(facts.into_iter().chain(seen));
     Ok(write(&root, &storages)?)
 }
 

@@ -119,5 +119,11 @@ fn an_id_of_two_annotations_is_counted_and_an_unused_background_is_no_class() {
     };
     let file = read(&[box_(7, 1), box_(9, 1), box_(7, 1), box_(7, 1)]);
     assert_eq!((file.counts.repeated_annotations, file.boxes.len(), file.names()), (2, 4, vec!["person".to_string()]));
+    let text = |id: &str| format!(r#"{{"id":"{id}","image_id":1,"category_id":1,"bbox":[1,1,1,1]}}"#);
+    assert_eq!(
+        read(&[text("a"), text("b"), text("a"), text("7"), box_(7, 1)]).counts.repeated_annotations,
+        2,
+        "texts too, and a number is its text"
+    );
     assert_eq!(read(&[box_(1, 0)]).names(), ["Background", "person"]);
 }

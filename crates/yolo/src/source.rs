@@ -44,6 +44,8 @@ pub struct TrainingData {
     pub channels: usize,
     /// How often each training sample is taken, as its share of all; empty for every one once.
     pub weights: Vec<f64>,
+    /// Of training samples in shards, how many each shard has; empty for others.
+    pub shards: Vec<usize>,
     /// All training labels, for `labels.jpg`; may be empty.
     pub labels: Vec<Label>,
     /// Counts of 16-bit images that become black and white, where there are such images and one range is for all.
@@ -74,6 +76,7 @@ impl TrainingData {
             names,
             channels: 3,
             weights: Vec::new(),
+            shards: Vec::new(),
             labels: Vec::new(),
             range: None,
             fingerprint,
@@ -123,6 +126,7 @@ impl TrainingData {
             Normalisation::Range { low, high } if deep => Some([low, high]),
             _ => None,
         };
+        let shards = train.shards();
         let (labels, ids, meta) = (train.all_labels().to_vec(), val.ids().clone(), val.meta.clone());
         let before = [&train, &val].map(|scan| frames_before(config, scan));
         let channels = if config.stack().is_on() { config.stack().channels() } else { data.channels as usize };
@@ -135,7 +139,7 @@ impl TrainingData {
         let groups = val.groupings(config.group_by.as_deref().unwrap_or_default())?;
         let order = order([train.len(), val.len()], &before, &weights, &groups);
         let names = class_names(config, &data);
-        Ok(Self { train, train_sizes, val, names, channels, weights, labels, range, fingerprint, order, lines })
+        Ok(Self { train, train_sizes, val, names, channels, weights, shards, labels, range, fingerprint, order, lines })
     }
 }
 
@@ -199,7 +203,13 @@ fn scanned(config: &TrainConfig, data: &DataConfig, split: Split, fraction: f64,
         allow_bad: config.allow_bad,
         ..ScanOptions::default()
     };
-    scan(data, split, &options, &|done, total| progress(&format!("{}: scanning", split.key()), done, total))
+    let found = scan(data, split, &options, &|done, total| progress(&format!("{}: scanning", split.key()), done, total))?;
+    let of_clips = config.stack().is_on() || config.sampler.as_ref().is_some_and(|sampler| sampler.clips);
+    if of_clips && found.packed().is_some() {
+        let reason = "shards do not say which clip an image is of: frames, background and the sampler's clips cannot be used with them";
+        return Err(DataError::Invalid(format!("{}: {reason}", split.key())));
+    }
+    Ok(found)
 }
 
 /// Decoded images are kept as `config.cache` says.
@@ -248,6 +258,9 @@ fn levels_line(normalisation: Normalisation) -> String {
 fn fingerprint(scans: &[&Scan], levels: Option<Normalisation>) -> String {
     let mut hash = Sha256::new();
     for scan in scans {
+        if let Some(packed) = scan.packed() {
+            hash.update(packed.mark().to_le_bytes());
+        }
         for i in 0..scan.len() {
             hash.update(scan.path(i).file_name().map(|n| n.as_encoded_bytes().to_vec()).unwrap_or_default());
             for label in scan.labels(i) {

@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
-use bellows_learner::{Draw, EvalContext, Evaluation, Group, Role, RunFile, StepOutput, Task, TaskError, Unreadable};
+use bellows_learner::{Draw, EvalContext, Evaluation, Group, Rng, Role, RunFile, StepOutput, Task, TaskError, Unreadable};
+use bellows_shards::Order;
 use burn::data::dataset::Dataset;
 use burn::tensor::module::interpolate;
 use burn::tensor::ops::{InterpolateMode, InterpolateOptions};
@@ -48,6 +49,8 @@ pub struct DetectionTask {
     pub rect: Vec<Size>,
     /// With `sampler`, the running sums of how often each sample is taken; else empty.
     pub weight_sums: Vec<f64>,
+    /// Of images in shards, how many each shard has; else empty.
+    pub shards: Vec<usize>,
     /// What a model is judged on.
     pub val: ValSet,
     /// Groups of its images that are judged too, for the keys of `group_by`.
@@ -72,6 +75,14 @@ impl DetectionTask {
     fn shape_of(&self, first: usize) -> Size {
         let square = Size::square(self.config.imgsz as u32);
         self.rect.get(first / self.config.batch.images()).copied().unwrap_or(square)
+    }
+
+    /// The order in which shards are read, with the draws that it takes; none where the whole set is shuffled, or the order is another setting's.
+    fn order(&self, draw: Draw) -> Option<(Order, impl Fn(u64) -> u64 + use<>)> {
+        let of_its_own = !self.rect.is_empty() || !self.weight_sums.is_empty();
+        let fits = self.shards.iter().sum::<usize>() <= self.config.shuffle_buffer;
+        let bits = move |i| Rng::new(draw.seed, "shards", draw.epoch as u64, i).bits();
+        (!of_its_own && !fits).then(|| (Order::new(&self.shards, self.config.shuffle_buffer, bits), bits))
     }
 }
 
@@ -108,9 +119,14 @@ impl Task for DetectionTask {
     }
 
     fn plan(&self, draw: Draw) -> Option<Vec<Vec<usize>>> {
-        let sampler = self.config.sampler.as_ref().filter(|_| !self.weight_sums.is_empty())?;
-        let count = epoch_length(self.weight_sums.len(), sampler);
-        let samples = epoch_samples(&self.weight_sums, count, draw.seed, draw.epoch as u64);
+        let samples = match (self.order(draw), &self.config.sampler) {
+            (Some((order, bits)), _) => order.samples(bits),
+            (None, Some(sampler)) if !self.weight_sums.is_empty() => {
+                let count = epoch_length(self.weight_sums.len(), sampler);
+                epoch_samples(&self.weight_sums, count, draw.seed, draw.epoch as u64)
+            }
+            _ => return None,
+        };
         Some(samples.chunks(self.config.batch.images()).map(<[usize]>::to_vec).collect())
     }
 
@@ -118,8 +134,9 @@ impl Task for DetectionTask {
         let open = self.config.mosaic_closes(draw.epochs).is_none_or(|epoch| draw.epoch < epoch);
         let (config, imgsz) = (self.config.augmentation(open, self.channels), self.config.imgsz as u32);
         let shape = self.shape_of(indices.first().copied().unwrap_or(0));
-        let weight_sums = &self.weight_sums;
-        let view = TrainView { seed: draw.seed, epoch: draw.epoch as u64, imgsz, shape, config: &config, weight_sums };
+        let (weight_sums, order) = (&self.weight_sums, self.order(draw));
+        let order = order.as_ref().map(|(order, _)| order);
+        let view = TrainView { seed: draw.seed, epoch: draw.epoch as u64, imgsz, shape, config: &config, weight_sums, order };
         // An image that passed the scan and still cannot be decoded costs itself, not a run of days; which ones is a function of the
         // files, so the batch stays one of its arguments.
         let reads = AtomicU64::new(0);
@@ -222,6 +239,7 @@ mod tests {
             stages: Stages::default(),
             rect: Vec::new(),
             weight_sums: Vec::new(),
+            shards: Vec::new(),
             val,
             groupings: Vec::new(),
             pictures: false,

@@ -96,7 +96,7 @@ impl Training {
     /// # Errors
     /// Weights that do not fit, or a run directory that cannot be used.
     pub fn new(data: TrainingData, mut config: TrainConfig, device: &Device, memory: Option<u64>, dir: RunDir) -> Result<Self, TrainError> {
-        let TrainingData { mut train, train_sizes, val, names, channels, weights, labels, range, fingerprint, order, .. } = data;
+        let TrainingData { mut train, train_sizes, val, names, channels, weights, labels, range, fingerprint, order, shards, .. } = data;
         // What was measured is from here on a setting: it is recorded, and judged by and resumed with.
         config.range = range.map(Vec::from).or(config.range);
         let nc = names.len();
@@ -125,6 +125,7 @@ impl Training {
             stages: Stages::default(),
             rect: rect.iter().map(|b| b.shape).collect(),
             weight_sums: ends(&weights),
+            shards,
             config: config.clone(),
             names: names.clone(),
             channels,

@@ -149,6 +149,7 @@ impl Benchmark {
             stages: Stages::default(),
             rect: Vec::new(),
             weight_sums: Vec::new(),
+            shards: Vec::new(),
             val,
             groupings: Vec::new(),
             pictures: false,

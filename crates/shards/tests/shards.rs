@@ -6,8 +6,11 @@ use std::process::Command;
 
 use bellows_shards::{INDEX, ShardFault, Shards, Writer, write_index};
 
+/// A key, and kinds with contents.
+type Sample = (String, Vec<(&'static str, Vec<u8>)>);
+
 /// Nine samples in three shards: lengths around a block, an empty file, a sample without labels.
-fn samples() -> Vec<(String, Vec<(&'static str, Vec<u8>)>)> {
+fn samples() -> Vec<Sample> {
     let bytes = |n: usize, salt: usize| (0..n).map(|i| (i * 7 + salt * 13) as u8).collect::<Vec<u8>>();
     let sample = |(i, n): (usize, usize)| {
         let mut files = vec![("jpg", bytes(n, i))];
@@ -209,7 +212,7 @@ fn an_index_that_is_damaged_or_lies_is_refused() {
         let error = Shards::open(dir.path()).unwrap_err();
         assert!(matches!(&error.fault, ShardFault::Index(what) if what.contains(words)) && error.path == path, "{error}, not `{words}`");
     };
-    for at in 0..whole.len() {
+    for at in (0..whole.len()).step_by(5) {
         let mut damaged = whole.clone();
         damaged[at] ^= 4;
         refused(&damaged, "is damaged");

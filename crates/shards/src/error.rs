@@ -13,13 +13,13 @@ pub struct ShardError {
     /// The byte of it, where the fault belongs to one.
     pub at: Option<u64>,
     /// What is wrong.
-    pub fault: ShardFault,
+    pub fault: Box<ShardFault>,
 }
 
 impl std::fmt::Display for ShardError {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         // These name it themselves.
-        if !matches!(self.fault, ShardFault::Open(_) | ShardFault::Write(_)) {
+        if !matches!(*self.fault, ShardFault::Open(_) | ShardFault::Write(_)) {
             write!(f, "{}: ", self.path.display())?;
         }
         if let Some(at) = self.at {
@@ -33,7 +33,7 @@ impl std::error::Error for ShardError {}
 
 impl Coded for ShardError {
     fn exit(&self) -> Exit {
-        match &self.fault {
+        match &*self.fault {
             ShardFault::Write(error) => error.exit(),
             _ => Exit::Usage,
         }
@@ -93,11 +93,11 @@ pub enum ShardFault {
 impl ShardFault {
     /// This fault, in `path`.
     pub(crate) fn of(self, path: &Path) -> ShardError {
-        ShardError { path: path.into(), at: None, fault: self }
+        ShardError { path: path.into(), at: None, fault: Box::new(self) }
     }
 
     /// This fault, at a byte of `path`.
     pub(crate) fn at(self, path: &Path, at: u64) -> ShardError {
-        ShardError { path: path.into(), at: Some(at), fault: self }
+        ShardError { path: path.into(), at: Some(at), fault: Box::new(self) }
     }
 }

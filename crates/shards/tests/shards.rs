@@ -38,7 +38,7 @@ fn lost(shards: &Shards) -> Vec<(usize, ShardFault)> {
         assert_eq!(shards.key(i), key);
         let read =
             files.iter().map(|(kind, bytes)| shards.read(i, kind).map(|found| assert_eq!(found.as_ref(), Some(bytes), "{i}.{kind}")));
-        lost.extend(read.collect::<Result<Vec<()>, _>>().err().map(|error| (i, error.fault)));
+        lost.extend(read.collect::<Result<Vec<()>, _>>().err().map(|error| (i, *error.fault)));
     }
     lost
 }
@@ -134,7 +134,7 @@ fn a_cut_end_costs_what_lay_behind_it() {
         std::fs::write(dir.path().join(INDEX), index).unwrap();
         match again {
             Ok(_) => assert!(length >= whole.len() - 512, "{length}: the end was not missed"),
-            Err(error) => assert!(matches!(error.fault, ShardFault::Cut) && error.path == path, "{length}: {error}"),
+            Err(error) => assert!(matches!(*error.fault, ShardFault::Cut) && error.path == path, "{length}: {error}"),
         }
     }
 }
@@ -210,7 +210,7 @@ fn an_index_that_is_damaged_or_lies_is_refused() {
     let refused = |bytes: &[u8], words: &str| {
         std::fs::write(&path, bytes).unwrap();
         let error = Shards::open(dir.path()).unwrap_err();
-        assert!(matches!(&error.fault, ShardFault::Index(what) if what.contains(words)) && error.path == path, "{error}, not `{words}`");
+        assert!(matches!(&*error.fault, ShardFault::Index(what) if what.contains(words)) && error.path == path, "{error}, not `{words}`");
     };
     for at in (0..whole.len()).step_by(5) {
         let mut damaged = whole.clone();

@@ -219,12 +219,14 @@ impl Task for DetectionTask {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
+    use std::collections::BTreeSet;
+    use std::sync::{Arc, Mutex};
 
-    use burn::data::dataset::InMemDataset;
+    use burn::data::dataset::{DatasetError, InMemDataset};
 
     use super::*;
     use crate::boxes::Label;
+    use crate::config::BatchSize;
     use crate::data::Frame;
 
     /// A task on images of 64 pixels that are not warped.
@@ -271,6 +273,44 @@ mod tests {
             assert!((0..4).all(|i| size(first, &[first + i]) == whole), "{first}");
         }
         assert_eq!(whole[1], [multi_scale(1, 0, 4, 64, 32) as usize; 2], "drawn by the first sample of the batch");
+    }
+
+    /// A data set that tells which of its items were asked for.
+    struct Watched(InMemDataset<Item>, Mutex<BTreeSet<usize>>);
+
+    impl Dataset<Item> for Watched {
+        fn get(&self, index: usize) -> Result<Item, DatasetError> {
+            self.1.lock().unwrap().insert(index);
+            self.0.get(index)
+        }
+
+        fn len(&self) -> usize {
+            self.0.len()
+        }
+    }
+
+    #[test]
+    fn images_in_shards_are_read_window_by_window() {
+        let config = |shuffle_buffer| TrainConfig { shuffle_buffer, batch: BatchSize::Images(10), mixup: 1.0, ..TrainConfig::default() };
+        let task = |shuffle_buffer| DetectionTask { shards: vec![100, 90, 10, 100], ..task(config(shuffle_buffer), 1) };
+        let data = Watched(InMemDataset::new(vec![item(); 300]), Mutex::default());
+        let draw = |epoch| Draw { seed: 1, epoch, epochs: 5, step: 0, first: 0 };
+        assert_eq!(task(300).plan(draw(0)), None, "as a folder");
+        let in_sequence: Vec<Vec<usize>> = (0..300).collect::<Vec<_>>().chunks(10).map(<[usize]>::to_vec).collect();
+        assert_eq!([0, 1].map(|n| task(n).plan(draw(0))), [Some(in_sequence.clone()), Some(in_sequence)]);
+        for epoch in 0..2 {
+            let plan = task(100).plan(draw(epoch)).unwrap();
+            let order = plan.concat();
+            assert!((0..300).collect::<BTreeSet<_>>() == order.iter().copied().collect(), "each once");
+            for (window, batches) in order.chunks(100).zip(plan.chunks(10)) {
+                data.1.lock().unwrap().clear();
+                batches.iter().for_each(|batch| drop(task(100).batch(&data, draw(epoch), batch).unwrap()));
+                assert_eq!(*data.1.lock().unwrap(), window.iter().copied().collect(), "partners are of the window, and any of it");
+            }
+        }
+        assert_ne!(task(100).plan(draw(0)), task(100).plan(draw(1)));
+        let of_its_own = DetectionTask { rect: vec![Size::square(64)], ..task(10) };
+        assert_eq!(of_its_own.plan(draw(0)), None, "rect has an order of its own");
     }
 
     #[test]

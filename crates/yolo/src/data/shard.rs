@@ -56,3 +56,6 @@ pub(super) fn box_text(label: &crate::boxes::Label) -> String {
     let [x, y, w, h] = label.xywh;
     format!("{} {x} {y} {w} {h}\n", label.class)
 }
+
+#[cfg(test)]
+mod tests;

@@ -65,6 +65,8 @@ fn a_row_that_is_damaged_is_named() {
     std::fs::create_dir(&other).unwrap();
     let text = std::fs::read(&path).unwrap();
     std::fs::write(other.join("x.tar"), text).unwrap();
+    let absent = Splits::open(&other, &ReadOptions::default()).unwrap_err().to_string();
+    assert!(absent.contains("index.jsonl: the index is not there; `data index` writes it"), "{absent}");
     assert_eq!(index_shards(&other, &mut |_, _| {}).unwrap(), 3);
     assert!(open(&other).train[0].get(1).is_err(), "what is no JSON is refused, whoever made the index");
 }

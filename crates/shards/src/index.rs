@@ -147,6 +147,9 @@ impl Index {
     /// One that is absent, damaged, of another version, or says what cannot be.
     pub(crate) fn load(folder: &Path) -> Result<(Self, u32), ShardError> {
         let path = folder.join(INDEX);
+        if !path.exists() {
+            return Err(ShardFault::Index("is not there; `data index` writes it".into()).of(&path));
+        }
         let bytes = read_bounded(&path, MAX_BYTES).map_err(|error| ShardFault::from(error).of(&path))?;
         Self::parse(&bytes).map_err(|what| ShardFault::Index(what).of(&path))
     }

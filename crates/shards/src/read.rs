@@ -32,6 +32,11 @@ impl Shards {
         folder.join(INDEX).is_file()
     }
 
+    /// Whether `folder` has archives and no index.
+    pub fn lacks_index(folder: &Path) -> bool {
+        !Self::is(folder) && archives(folder).is_ok_and(|names| !names.is_empty())
+    }
+
     /// Opens `folder`. Shards that are missing or of another length than they were are no error yet: [`faults`](Self::faults) names them.
     ///
     /// # Errors

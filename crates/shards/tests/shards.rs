@@ -87,6 +87,9 @@ fn the_index_of_archives_is_the_one_that_was_written_with_them() {
     let index = dir.path().join(INDEX);
     let before = std::fs::read(&index).unwrap();
     std::fs::remove_file(&index).unwrap();
+    assert!(Shards::lacks_index(dir.path()) && !Shards::is(dir.path()));
+    let absent = Shards::open(dir.path()).unwrap_err().to_string();
+    assert!(absent.ends_with("index.jsonl: the index is not there; `data index` writes it"), "{absent}");
     let mut told = Vec::new();
     assert_eq!(write_index(dir.path(), &mut |done, total| told.push((done, total))).unwrap(), 9);
     assert_eq!(told, [(1, 3), (2, 3), (3, 3)]);
@@ -109,6 +112,12 @@ fn files_of_one_key_are_a_sample_whoever_wrote_them() {
         assert_eq!([0, 1, 2].map(|i| shards.kinds(i).collect::<Vec<_>>()), [vec!["jpg", "seg.png"], vec!["jpg"], vec!["jpg", "txt"]]);
         assert_eq!(shards.read(2, "txt").unwrap().unwrap(), "n/b.txt".repeat(200).as_bytes(), "{format}");
     }
+    // A sample ends with its archive.
+    for (file, names) in [("x.tar", &names[..3]), ("y.tar", &names[2..3])] {
+        tar(files.path(), &[&["-cf", &dir.path().join(file).display().to_string()][..], names].concat());
+    }
+    assert_eq!(write_index(dir.path(), &mut |_, _| {}).unwrap(), 3);
+    std::fs::remove_file(dir.path().join("y.tar")).unwrap();
     tar(files.path(), &["-cf", &archive, "a.jpg", "a.seg.png", "a.jpg", "--hard-dereference"]);
     let twice = write_index(dir.path(), &mut |_, _| {}).unwrap_err().to_string();
     assert!(twice.contains("x.tar: byte ") && twice.contains("`a.jpg` is there twice"), "{twice}");

@@ -186,7 +186,7 @@ fn read_span(file: &Mutex<File>, span: Option<&Span>) -> Result<String, Fault> {
 
 fn find_rows(path: &Path) -> Result<Rows, ChatError> {
     let here = |fault: Fault| fault.in_file(path);
-    if Shards::is(path) {
+    if Shards::is(path) || Shards::lacks_index(path) {
         return Ok(Rows::Packed(Shards::open(path).map_err(Fault::from)?));
     }
     let extension = path.extension().and_then(|ext| ext.to_str()).unwrap_or_default().to_ascii_lowercase();

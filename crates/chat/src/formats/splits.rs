@@ -44,6 +44,9 @@ impl Splits {
             files(&names, split).into_iter().map(|name| Dataset::open(&path.join(name), options)).collect()
         };
         let train = open("train")?;
+        if train.is_empty() && Shards::lacks_index(path) {
+            return Ok(Splits { train: vec![Dataset::open(path, options)?], valid: Vec::new(), test: Vec::new() });
+        }
         if train.is_empty() {
             let expected = "train.jsonl (or .json, .csv, .parquet, .txt) in this folder";
             return Err(Fault::Empty { expected }.in_file(path));

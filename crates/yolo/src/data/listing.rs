@@ -91,7 +91,11 @@ pub(crate) fn images(config: &DataConfig, split: Split, cache_dir: Option<&Path>
         if Packed::is(&path) {
             packed(config, split, &path, &mut listing)?;
         } else if path.is_dir() {
+            let before = found.len();
             walk(config, &path, 0, &mut found)?;
+            if found.len() == before && Packed::lacks_index(&path) {
+                packed(config, split, &path, &mut listing)?;
+            }
         } else if source.is_coco() {
             annotated(config, source, cache_dir, &mut listing)?;
         } else {

@@ -43,6 +43,11 @@ impl Packed {
         Shards::is(folder)
     }
 
+    /// Whether a folder holds shards whose index is not there.
+    pub(crate) fn lacks_index(folder: &Path) -> bool {
+        Shards::lacks_index(folder)
+    }
+
     /// The shards of a folder.
     ///
     /// # Errors

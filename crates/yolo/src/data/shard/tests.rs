@@ -110,10 +110,34 @@ fn parts_of_shards_are_taken_and_held_out_and_remembered() {
     assert_eq!(without.notes, ["shard train-000001.tar is missing: its 5 samples cannot be read"]);
 }
 
+/// A COCO annotation has a box of its own, which is what a model is judged by.
+#[test]
+fn boxes_of_coco_come_out_as_they_went_in() {
+    let dir = tempfile::tempdir().unwrap();
+    for folder in ["images", "packed"] {
+        std::fs::create_dir(dir.path().join(folder)).unwrap();
+    }
+    std::fs::write(dir.path().join("images/a.jpg"), jpeg(97, 61)).unwrap();
+    let text = r#"{"images":[{"id":1,"file_name":"a.jpg","width":97,"height":61}],"categories":[{"id":5,"name":"a"}],"annotations":[
+        {"id":1,"image_id":1,"category_id":5,"bbox":[1,2.5,30.125,40],"segmentation":[[5,6,9,6,9,20]]},
+        {"id":2,"image_id":1,"category_id":5,"bbox":[50,20,10,10],"segmentation":[[50,20,60,20,60,30],[51,20,52,20,52,30]]}]}"#;
+    std::fs::write(dir.path().join("a.json"), text).unwrap();
+    let folder = scanned(dir.path(), "{annotations: a.json, images: images}");
+    write(&folder, Packing { samples: 5, shuffle: false }, &dir.path().join("packed"), "train", &|_, _| {}).unwrap();
+    let packed = scanned(dir.path(), "packed");
+    assert!(packed.labels(0) == folder.labels(0) && packed.labels(0).len() == 2 && folder.outlines(0).len() == 2);
+}
+
 #[test]
 fn shards_are_a_split_by_themselves() {
     let dir = tempfile::tempdir().unwrap();
     both(dir.path(), false);
+    let index = dir.path().join("packed/index.jsonl");
+    let text = std::fs::read(&index).unwrap();
+    std::fs::remove_file(&index).unwrap();
+    let error = scan(&config(dir.path(), "packed"), Split::Train, &options(None), &|_, _| {}).unwrap_err().to_string();
+    assert!(error.contains("index.jsonl: the index is not there; `data index` writes it"), "{error}");
+    std::fs::write(&index, text).unwrap();
     let error = scan(&config(dir.path(), "[packed, images]"), Split::Train, &options(None), &|_, _| {}).unwrap_err().to_string();
     assert!(error.contains("a split in shards is one folder of them; `train` names more"), "{error}");
     let foreign = dir.path().join("foreign");

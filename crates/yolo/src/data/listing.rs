@@ -119,6 +119,10 @@ fn packed(config: &DataConfig, split: Split, path: &Path, listing: &mut Listing)
         return Err(DataError::Invalid(reason));
     }
     let packed = Packed::open(path)?;
+    // A shard that is a link leads where images may lie, as any other file; one that leads nowhere is missing.
+    for shard in packed.files().filter(|shard| shard.is_symlink() && shard.exists()) {
+        config.resolve(path, &shard)?;
+    }
     let entry = |(sample, image)| Entry { image, coco: None, sample: Some(sample as u32) };
     listing.entries = packed.images().enumerate().map(entry).collect();
     listing.packed = Some(Arc::new(packed));

@@ -58,6 +58,11 @@ impl Packed {
         Ok(Self { shards, stamps })
     }
 
+    /// The files of the shards.
+    pub(crate) fn files(&self) -> impl Iterator<Item = PathBuf> {
+        self.shards.files()
+    }
+
     /// What each sample's image is called.
     pub(crate) fn images(&self) -> impl Iterator<Item = PathBuf> {
         let files: Vec<PathBuf> = self.shards.files().collect();

@@ -14,7 +14,7 @@ fn options(cache_dir: Option<PathBuf>) -> ScanOptions {
 }
 
 fn config(root: &Path, train: &str) -> DataConfig {
-    DataConfig::parse(&format!("train: {train}\nval: {train}\nnc: 4\n"), &root.join("data.yaml")).unwrap()
+    DataConfig::parse(&format!("train: {train}\nval: {train}\nnames: [a, b, c, d]\n"), &root.join("data.yaml")).unwrap()
 }
 
 fn scanned(root: &Path, train: &str) -> Scan {
@@ -126,6 +126,20 @@ fn boxes_of_coco_come_out_as_they_went_in() {
     write(&folder, Packing { samples: 5, shuffle: false }, &dir.path().join("packed"), "train", &|_, _| {}).unwrap();
     let packed = scanned(dir.path(), "packed");
     assert!(packed.labels(0) == folder.labels(0) && packed.labels(0).len() == 2 && folder.outlines(0).len() == 2);
+}
+
+#[test]
+#[cfg(unix)]
+fn a_shard_that_is_a_link_stays_inside_the_data_set() {
+    let (dir, elsewhere) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let [_, before] = both(dir.path(), false);
+    let (shard, moved) = (dir.path().join("packed/train-000001.tar"), elsewhere.path().join("x"));
+    std::fs::rename(&shard, &moved).unwrap();
+    std::os::unix::fs::symlink(&moved, &shard).unwrap();
+    let look = |config: &DataConfig| scan(config, Split::Train, &options(None), &|_, _| {});
+    assert!(matches!(look(&config(dir.path(), "packed")), Err(DataError::Outside { .. })));
+    let allowed = DataConfig { allow_outside: vec![elsewhere.path().into()], ..config(dir.path(), "packed") };
+    assert_eq!(look(&allowed).unwrap().len(), before.len());
 }
 
 #[test]

@@ -130,7 +130,7 @@ fn a_year_is_judged_by_its_months_and_handed_in_by_its_ids() {
     other["images"].as_array_mut().unwrap().iter_mut().enumerate().for_each(|(i, image)| image["meta"]["clip"] = i.into());
     std::fs::write(dir.path().join("clips/Valid.json"), other.to_string()).unwrap();
     let (_, error) = expect_code(&mut yolo_train(dir.path(), &["--resume", "runs/detect/train"]), 2);
-    assert!(error.contains("the order or grouping of the data has changed"), "{error}");
+    assert!(error.contains("the layout of the data has changed"), "{error}");
 }
 
 #[test]

@@ -53,7 +53,7 @@ fn files_are_small_and_open_with_an_essay() {
 /// crate -> crates of ours it may depend on, dev-dependencies aside.
 fn allowed() -> BTreeMap<&'static str, &'static [&'static str]> {
     BTreeMap::from([
-        ("chat", &["exit", "runs"][..]),
+        ("chat", &["exit", "runs", "shards"][..]),
         ("cli", &["device", "exit", "learner", "ranks", "runs", "settings"][..]),
         ("device", &["exit", "kernels", "runs"][..]),
         ("exit", &[][..]),
@@ -62,10 +62,11 @@ fn allowed() -> BTreeMap<&'static str, &'static [&'static str]> {
         ("ranks", &["exit"][..]),
         ("runs", &["exit"][..]),
         ("settings", &["exit"][..]),
+        ("shards", &["exit", "runs"][..]),
         ("weights", &["exit"][..]),
         ("learner", &["exit", "kernels", "ranks", "runs", "weights"][..]),
         ("qwen", &["chat", "exit", "kernels", "learner", "plots", "runs", "settings", "weights"][..]),
-        ("yolo", &["exit", "kernels", "learner", "plots", "runs", "settings", "weights"][..]),
+        ("yolo", &["exit", "kernels", "learner", "plots", "runs", "settings", "shards", "weights"][..]),
         ("llm-finetune", &["chat", "cli", "device", "exit", "learner", "qwen", "runs", "settings", "weights"][..]),
         ("yolo-train", &["cli", "device", "exit", "kernels", "learner", "runs", "settings", "yolo"][..]),
     ])

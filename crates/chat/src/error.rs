@@ -56,6 +56,9 @@ pub enum Fault {
     /// The file could not be opened within its budget.
     #[error(transparent)]
     Open(#[from] bellows_runs::PathError),
+    /// A shard or its index is damaged, or cannot be read or written.
+    #[error(transparent)]
+    Shard(#[from] bellows_shards::ShardError),
     /// A file could not be written.
     #[error(transparent)]
     Save(#[from] bellows_runs::StoreError),
@@ -204,6 +207,7 @@ impl Coded for Fault {
     fn exit(&self) -> Exit {
         match self {
             Self::Save(error) => error.exit(),
+            Self::Shard(error) => error.exit(),
             _ => Exit::Usage,
         }
     }

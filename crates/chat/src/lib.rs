@@ -13,6 +13,7 @@ mod error;
 mod formats;
 pub mod plan;
 pub mod preview;
+mod shard;
 mod template;
 mod tokenizer;
 
@@ -21,5 +22,6 @@ pub use conversation::{Conversation, Example, Message, Role, ToolCall};
 pub use encode::{Dropped, EncodeOptions, Encoded, Outcome, TrainOn, TrainOnEos, Truncation, encode, encode_prompt};
 pub use error::{ChatError, Fault};
 pub use formats::{Dataset, ReadOptions, Splits, files};
+pub use shard::{index_shards, shard};
 pub use template::{Jinja, Part, Piece, RenderOptions, Template};
 pub use tokenizer::{DecodeStream, Place, Token, TokenType, Tokenizer, Vocabulary};

@@ -12,6 +12,7 @@ use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
 
 use crate::concept::args::{self as concept, ConceptArgs};
 use crate::presets::{self, SettingsArgs};
+use crate::shards;
 
 /// What the user asked for.
 pub(crate) enum Request {
@@ -20,6 +21,8 @@ pub(crate) enum Request {
     Merge(ExportArgs),
     Export(ExportArgs),
     Preview { flags: SettingsArgs, count: usize },
+    Shard(ArgMatches),
+    Index(ArgMatches),
     Eval(EvalArgs),
     Plan(PlanArgs),
     Tune(TuneArgs),
@@ -240,11 +243,15 @@ fn command() -> Command {
                 .arg(option("system", "System message of the Modelfile")),
         )
         .subcommand(
-            Command::new("data").about("Looks at data").subcommand_required(true).subcommand(
-                settings_args(Command::new("preview"))
-                    .about("Shows what is learnt of the first examples, lengths and padding")
-                    .arg(count("examples", "3", "Examples to show")),
-            ),
+            Command::new("data")
+                .about("Looks at data, or writes them into shards")
+                .subcommand_required(true)
+                .subcommand(
+                    settings_args(Command::new("preview"))
+                        .about("Shows what is learnt of the first examples, lengths and padding")
+                        .arg(count("examples", "3", "Examples to show")),
+                )
+                .subcommands(shards::commands()),
         )
         .subcommand(
             settings_args(Command::new("eval"))
@@ -316,6 +323,8 @@ pub(crate) fn parse() -> Request {
         Some(("merge", m)) => Request::Merge(export(m, "dtype", None)),
         Some(("export", m)) => Request::Export(export(m, "quant", text(m, "system"))),
         Some(("data", m)) => match m.subcommand() {
+            Some(("shard", m)) => Request::Shard(m.clone()),
+            Some(("index", m)) => Request::Index(m.clone()),
             Some((_, m)) => Request::Preview { flags: settings(m), count: whole(m, "examples") },
             None => unreachable!("clap asks for a subcommand"),
         },

@@ -11,6 +11,7 @@ mod presets;
 mod preview;
 mod prove;
 mod settle;
+mod shards;
 mod speak;
 mod train;
 mod tune;
@@ -26,6 +27,8 @@ fn main() -> ExitCode {
         args::Request::Merge(typed) => export::merge(&typed),
         args::Request::Export(typed) => export::export(&typed),
         args::Request::Preview { flags, count } => preview::preview(&flags, count),
+        args::Request::Shard(asked) => shards::shard(&asked),
+        args::Request::Index(asked) => shards::index(&asked),
         args::Request::Eval(typed) => eval::eval(&typed),
         args::Request::Plan(typed) => plan::plan(&typed),
         args::Request::Tune(typed) => tune::tune(&typed, signals),

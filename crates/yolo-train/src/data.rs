@@ -1,15 +1,16 @@
-//! `yolo-train data`: a data set looked at (`check`, `stats`) or written anew (`convert`), by the same code that training reads it with.
+//! `yolo-train data`: a data set looked at (`check`, `stats`) or written anew (`convert`, `shard`), by the same code that training reads it with.
 
 use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 
-use bellows_cli::{Bar, Context, Exit, Failure, Signals, option, say, switch, text};
+use bellows_cli::{Bar, Context, Exit, Failure, Signals, count, option, say, switch, text, whole};
 use bellows_settings::Layer;
 use bellows_yolo::config::TrainConfig;
 use bellows_yolo::data::convert::{Form, Images, convert, partial};
 use bellows_yolo::data::sample::generate;
+use bellows_yolo::data::shard::Packing;
 use bellows_yolo::data::stats::SplitStats;
-use bellows_yolo::data::{DataConfig, DataError, ScanOptions, Split, YoloDataset, leaks, overlap, report, scan};
+use bellows_yolo::data::{DataConfig, DataError, ScanOptions, Split, YoloDataset, index_shards, leaks, overlap, report, scan};
 use bellows_yolo::plots::data_chart;
 use clap::builder::PossibleValuesParser;
 use clap::{Arg, ArgMatches, Command, value_parser};
@@ -28,18 +29,20 @@ pub(crate) fn command() -> Command {
             .value_parser(value_parser!(PathBuf))
             .help(help)
     };
-    let target = |name, about| {
+    let written = |name, about| {
         Command::new(name)
             .about(about)
             .arg(data().alias("json"))
             .arg(out("Where to: a new or an empty folder").required(true))
-            .arg(
-                option("images", "What becomes of the images: link (a second name for the same file), copy, or none")
-                    .value_parser(PossibleValuesParser::new(["link", "copy", "none"]))
-                    .default_value("link"),
-            )
             .arg(switch("allow-bad", "Go on although more than 1 % of the images or labels are bad"))
             .arg(outside())
+    };
+    let target = |name, about| {
+        written(name, about).arg(
+            option("images", "What becomes of the images: link (a second name for the same file), copy, or none")
+                .value_parser(PossibleValuesParser::new(["link", "copy", "none"]))
+                .default_value("link"),
+        )
     };
     Command::new("data")
         .about("Looks at a data set or converts it")
@@ -66,6 +69,16 @@ pub(crate) fn command() -> Command {
                 .subcommand(target("coco2yolo", "To images/, labels/ and a data.yaml, from COCO or any other form"))
                 .subcommand(target("yolo2coco", "To images/, annotations/*.json and a data.yaml, from YOLO or any other form")),
         )
+        .subcommand(
+            written("shard", "Writes a data set into tar archives (WebDataset's layout) with an index; the source stays as it is")
+                .arg(count("samples", "1000", "Images of a shard"))
+                .arg(switch("shuffle", "In a random order (always the same): frames of a film then do not lie beside each other")),
+        )
+        .subcommand(
+            Command::new("index")
+                .about("Writes the index of tar archives that another program wrote, beside them")
+                .arg(option("data", "The folder they lie in").required(true)),
+        )
 }
 
 /// Does what was asked for.
@@ -77,6 +90,11 @@ pub(crate) fn run(matches: &ArgMatches, signals: &Signals) -> Result<(), Failure
             Some((_, m)) => rewrite(m, Form::Yolo, signals),
             None => Ok(()),
         },
+        Some(("shard", m)) => {
+            let packing = Packing { samples: whole(m, "samples").max(1), shuffle: m.get_flag("shuffle") };
+            rewrite(m, Form::Shards(packing), signals)
+        }
+        Some(("index", m)) => index(m),
         Some((_, m)) => check(m),
         None => Ok(()),
     }
@@ -226,9 +244,18 @@ fn keep(all: &[SplitStats], names: &[String], out: &std::path::Path) -> Result<(
     Ok(())
 }
 
+fn index(m: &ArgMatches) -> Result<(), Failure> {
+    let folder = PathBuf::from(text(m, "data").unwrap_or_default());
+    let mut bar = Bar::new("", 0);
+    let samples = index_shards(&folder, &mut |done, total| bar.set("reading".into(), done, total))?;
+    bar.finish("");
+    say(&format!("{}: {samples} samples", folder.display()));
+    Ok(())
+}
+
 fn rewrite(m: &ArgMatches, form: Form, signals: &Signals) -> Result<(), Failure> {
     let config = opened(m)?;
-    let images = match text(m, "images").as_deref() {
+    let images = match m.try_get_one::<String>("images").ok().flatten().map(String::as_str) {
         Some("copy") => Images::Copy,
         Some("none") => Images::None,
         _ => Images::Link,

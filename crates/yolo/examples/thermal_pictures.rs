@@ -39,6 +39,7 @@ fn main() -> Result<(), Box<dyn Error>> {
                 shape: Size { width: SIDE, height: SIDE * 3 / 4 },
                 config: &config,
                 weight_sums: &[],
+                order: None,
             };
             frames.push((name, augment(&*data.train, index, &view)?.frame));
         }

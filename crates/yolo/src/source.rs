@@ -44,12 +44,17 @@ pub struct TrainingData {
     pub channels: usize,
     /// How often each training sample is taken, as its share of all; empty for every one once.
     pub weights: Vec<f64>,
+    /// Of training samples in shards, how many each shard has; empty for others.
+    pub shards: Vec<usize>,
     /// All training labels, for `labels.jpg`; may be empty.
     pub labels: Vec<Label>,
     /// Counts of 16-bit images that become black and white, where there are such images and one range is for all.
     pub range: Option<[f64; 2]>,
     /// Changes when the data does: a run is resumed only on the data it began with.
     pub fingerprint: String,
+    /// Changes with the folders that images are in, and with `group_by` with the clips that intervals are drawn from: a fact of its own, which runs from before it
+    /// do not know and go on without.
+    pub folders: String,
     /// Changes with where training images end and validation begins, which frame stands before which, how often each is taken, and groups: so do the
     /// numbers of a run.
     pub order: String,
@@ -64,7 +69,7 @@ impl TrainingData {
     /// When a validation item cannot be read.
     pub fn new(train: Arc<dyn Dataset<Item>>, val: Arc<dyn Dataset<Item>>, names: &[&str]) -> Result<Self, TaskError> {
         let fingerprint = format!("{} + {} items", train.len(), val.len());
-        let order = order([train.len(), val.len()], &[], &[], &[], &[]);
+        let order = order([train.len(), val.len()], &[], &[], &[]);
         let val = ValSet::new(val)?;
         let names = names.iter().map(ToString::to_string).collect();
         Ok(Self {
@@ -74,9 +79,11 @@ impl TrainingData {
             names,
             channels: 3,
             weights: Vec::new(),
+            shards: Vec::new(),
             labels: Vec::new(),
             range: None,
             fingerprint,
+            folders: String::new(),
             order,
             lines: Vec::new(),
         })
@@ -119,10 +126,13 @@ impl TrainingData {
         lines.extend((by_clips && train.meta.clips() < 2).then(|| ONE_CLIP.into()));
         let weights = config.sampler.as_ref().map(|sampler| sampler::weights(&train, sampler, data.names.len())).unwrap_or_default();
         let fingerprint = fingerprint(&[&train, &val], deep.then_some(normalisation));
+        let grouped = config.group_by.as_ref().is_some_and(|keys| !keys.is_empty());
+        let folders = folders(&[&train, &val], if grouped { val.meta.clip_of() } else { &[] });
         let range = match normalisation {
             Normalisation::Range { low, high } if deep => Some([low, high]),
             _ => None,
         };
+        let shards = train.shards();
         let (labels, ids, meta) = (train.all_labels().to_vec(), val.ids().clone(), val.meta.clone());
         let before = [&train, &val].map(|scan| frames_before(config, scan));
         let channels = if config.stack().is_on() { config.stack().channels() } else { data.channels as usize };
@@ -133,9 +143,9 @@ impl TrainingData {
         let val = stacked(config, cached(config, val, progress)?, &before[1]);
         let val = ValSet::with_sizes(val, sizes).with_ids(ids).with_meta(meta);
         let groups = val.groupings(config.group_by.as_deref().unwrap_or_default())?;
-        let order = order([train.len(), val.len()], &before, &weights, &groups, val.clips());
+        let order = order([train.len(), val.len()], &before, &weights, &groups);
         let names = class_names(config, &data);
-        Ok(Self { train, train_sizes, val, names, channels, weights, labels, range, fingerprint, order, lines })
+        Ok(Self { train, train_sizes, val, names, channels, weights, shards, labels, range, fingerprint, folders, order, lines })
     }
 }
 
@@ -199,7 +209,13 @@ fn scanned(config: &TrainConfig, data: &DataConfig, split: Split, fraction: f64,
         allow_bad: config.allow_bad,
         ..ScanOptions::default()
     };
-    scan(data, split, &options, &|done, total| progress(&format!("{}: scanning", split.key()), done, total))
+    let found = scan(data, split, &options, &|done, total| progress(&format!("{}: scanning", split.key()), done, total))?;
+    let of_clips = config.stack().is_on() || config.sampler.as_ref().is_some_and(|sampler| sampler.clips);
+    if of_clips && found.packed().is_some() {
+        let reason = "shards do not say which clip an image is of: frames, background and the sampler's clips cannot be used with them";
+        return Err(DataError::Invalid(format!("{}: {reason}", split.key())));
+    }
+    Ok(found)
 }
 
 /// Decoded images are kept as `config.cache` says.
@@ -243,14 +259,16 @@ fn levels_line(normalisation: Normalisation) -> String {
     }
 }
 
-/// Changes with the list of images, with the folder that one is in or with any label: what a resumed run must find unchanged, wherever the data set lies.
+/// Changes with the list of images or any label: what a resumed run must find unchanged, wherever the data set lies.
 /// So it must the levels of 16-bit images.
 fn fingerprint(scans: &[&Scan], levels: Option<Normalisation>) -> String {
     let mut hash = Sha256::new();
     for scan in scans {
+        if let Some(packed) = scan.packed() {
+            hash.update(packed.mark().to_le_bytes());
+        }
         for i in 0..scan.len() {
-            hash.update(scan.name(i));
-            hash.update([0]);
+            hash.update(scan.path(i).file_name().map(|n| n.as_encoded_bytes().to_vec()).unwrap_or_default());
             for label in scan.labels(i) {
                 hash.update(label.class.to_le_bytes());
                 label.xywh.iter().for_each(|v| hash.update(v.to_le_bytes()));
@@ -264,9 +282,21 @@ fn fingerprint(scans: &[&Scan], levels: Option<Normalisation>) -> String {
     hex(hash)
 }
 
-/// Changes with what is computed of the same images and labels: `lens` of training and validation, the frame before each of them, weights, groups, and with groups the
-/// clip of each validation image, which intervals are drawn from.
-fn order(lens: [usize; 2], before: &[Vec<Option<u32>>], weights: &[f64], groups: &[Grouping], clips: &[u32]) -> String {
+/// Changes with the folder that an image is in, and with the clips of validation images, if there are any.
+fn folders(scans: &[&Scan], clips: &[u32]) -> String {
+    let mut hash = Sha256::new();
+    for scan in scans {
+        for i in 0..scan.len() {
+            hash.update(scan.name(i));
+            hash.update([0]);
+        }
+    }
+    clips.iter().for_each(|clip| hash.update(clip.to_le_bytes()));
+    hex(hash)
+}
+
+/// Changes with what is computed of the same images and labels: `lens` of training and validation, the frame before each of them, weights, groups.
+fn order(lens: [usize; 2], before: &[Vec<Option<u32>>], weights: &[f64], groups: &[Grouping]) -> String {
     let mut hash = Sha256::new();
     lens.iter().for_each(|&len| hash.update((len as u64).to_le_bytes()));
     let mut indices = |of: &[Option<u32>]| of.iter().for_each(|i| hash.update(i.map_or(0, |i| i + 1).to_le_bytes()));
@@ -274,7 +304,6 @@ fn order(lens: [usize; 2], before: &[Vec<Option<u32>>], weights: &[f64], groups:
     groups.iter().for_each(|by| indices(&by.of));
     groups.iter().for_each(|by| hash.update(format!("{} {:?}", by.key, by.names)));
     weights.iter().for_each(|weight| hash.update(weight.to_bits().to_le_bytes()));
-    clips.iter().filter(|_| !groups.is_empty()).for_each(|clip| hash.update(clip.to_le_bytes()));
     hex(hash)
 }
 
@@ -352,21 +381,19 @@ mod tests {
     fn what_else_numbers_are_made_of_has_its_fingerprint() {
         let by = |of: &[Option<u32>]| Grouping { key: "month".into(), names: vec!["2020-05".into()], of: of.to_vec() };
         let all = [
-            order([3, 1], &[], &[], &[], &[]),
-            order([2, 2], &[], &[], &[], &[]),
-            order([3, 1], &[vec![None, Some(0), Some(1)]], &[], &[], &[]),
-            order([3, 1], &[vec![None, Some(2), Some(0)]], &[], &[], &[]),
-            order([3, 1], &[], &[1.0, 1.0, 0.5], &[], &[]),
-            order([3, 1], &[], &[1.0, 0.5, 1.0], &[], &[]),
-            order([3, 1], &[], &[], &[by(&[Some(0)])], &[]),
-            order([3, 1], &[], &[], &[by(&[None])], &[]),
-            order([3, 1], &[], &[], &[Grouping { names: vec!["2020-06".into()], ..by(&[Some(0)]) }], &[]),
-            order([1, 3], &[], &[], &[by(&[Some(0); 3])], &[0, 0, 1]),
-            order([1, 3], &[], &[], &[by(&[Some(0); 3])], &[0, 1, 1]),
+            order([3, 1], &[], &[], &[]),
+            order([2, 2], &[], &[], &[]),
+            order([3, 1], &[vec![None, Some(0), Some(1)]], &[], &[]),
+            order([3, 1], &[vec![None, Some(2), Some(0)]], &[], &[]),
+            order([3, 1], &[], &[1.0, 1.0, 0.5], &[]),
+            order([3, 1], &[], &[1.0, 0.5, 1.0], &[]),
+            order([3, 1], &[], &[], &[by(&[Some(0)])]),
+            order([3, 1], &[], &[], &[by(&[None])]),
+            order([3, 1], &[], &[], &[Grouping { names: vec!["2020-06".into()], ..by(&[Some(0)]) }]),
         ];
         for (i, a) in all.iter().enumerate() {
             assert!(all[..i].iter().all(|b| a != b), "{i}");
         }
-        assert_eq!(all[0], order([3, 1], &[vec![], vec![]], &[], &[], &[0]), "of settings that ask for none of it");
+        assert_eq!(all[0], order([3, 1], &[vec![], vec![]], &[], &[]), "of settings that ask for none of it");
     }
 }

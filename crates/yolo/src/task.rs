@@ -3,7 +3,8 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
-use bellows_learner::{Draw, EvalContext, Evaluation, Group, Role, RunFile, StepOutput, Task, TaskError, Unreadable, epoch_order};
+use bellows_learner::{Draw, EvalContext, Evaluation, Group, Rng, Role, RunFile, StepOutput, Task, TaskError, Unreadable, epoch_order};
+use bellows_shards::Order;
 use burn::data::dataset::Dataset;
 use burn::tensor::module::interpolate;
 use burn::tensor::ops::{InterpolateMode, InterpolateOptions};
@@ -49,6 +50,8 @@ pub struct DetectionTask {
     pub rect: Option<Rect>,
     /// With `sampler`, the running sums of how often each sample is taken; else empty.
     pub weight_sums: Vec<f64>,
+    /// Of images in shards, how many each shard has; else empty.
+    pub shards: Vec<usize>,
     /// What a model is judged on.
     pub val: ValSet,
     /// Groups of its images that are judged too, for the keys of `group_by`.
@@ -83,6 +86,14 @@ impl DetectionTask {
             }
             _ => epoch_order(images, draw.seed, draw.epoch, true),
         }
+    }
+
+    /// The order in which shards are read, with the draws that it takes; none where the whole set is shuffled, or the order is another setting's.
+    fn order(&self, draw: Draw) -> Option<(Order, impl Fn(u64) -> u64 + use<>)> {
+        let of_its_own = self.rect.is_some() || !self.weight_sums.is_empty();
+        let fits = self.shards.iter().sum::<usize>() <= self.config.shuffle_buffer;
+        let bits = move |i| Rng::new(draw.seed, "shards", draw.epoch as u64, i).bits();
+        (!of_its_own && !fits).then(|| (Order::new(&self.shards, self.config.shuffle_buffer, bits), bits))
     }
 }
 
@@ -122,16 +133,21 @@ impl Task for DetectionTask {
         if let Some(rect) = &self.rect {
             return Some(rect.plan(draw, &self.samples(draw, rect.images())));
         }
-        let drawn = self.config.sampler.is_some() && !self.weight_sums.is_empty();
-        drawn.then(|| self.samples(draw, self.weight_sums.len()).chunks(self.config.batch.images()).map(<[usize]>::to_vec).collect())
+        let samples = match self.order(draw) {
+            Some((order, bits)) => order.samples(bits),
+            None if self.config.sampler.is_some() && !self.weight_sums.is_empty() => self.samples(draw, self.weight_sums.len()),
+            None => return None,
+        };
+        Some(samples.chunks(self.config.batch.images()).map(<[usize]>::to_vec).collect())
     }
 
     fn batch(&self, data: &dyn Dataset<Item>, draw: Draw, indices: &[usize]) -> Result<Batch, TaskError> {
         let open = self.config.mosaic_closes(draw.epochs).is_none_or(|epoch| draw.epoch < epoch);
         let (config, imgsz) = (self.config.augmentation(open, self.channels), self.config.imgsz as u32);
         let shape = self.shape_of(draw, data.len());
-        let weight_sums = &self.weight_sums;
-        let view = TrainView { seed: draw.seed, epoch: draw.epoch as u64, imgsz, shape, config: &config, weight_sums };
+        let (weight_sums, order) = (&self.weight_sums, self.order(draw));
+        let order = order.as_ref().map(|(order, _)| order);
+        let view = TrainView { seed: draw.seed, epoch: draw.epoch as u64, imgsz, shape, config: &config, weight_sums, order };
         // An image that passed the scan and still cannot be decoded costs itself, not a run of days; which ones is a function of the
         // files, so the batch stays one of its arguments.
         let reads = AtomicU64::new(0);
@@ -202,9 +218,10 @@ impl Task for DetectionTask {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
+    use std::collections::BTreeSet;
+    use std::sync::{Arc, Mutex};
 
-    use burn::data::dataset::InMemDataset;
+    use burn::data::dataset::{DatasetError, InMemDataset};
 
     use super::*;
     use crate::boxes::Label;
@@ -223,6 +240,7 @@ mod tests {
             stages: Stages::default(),
             rect: None,
             weight_sums: Vec::new(),
+            shards: Vec::new(),
             val,
             groupings: Vec::new(),
             pictures: false,
@@ -254,6 +272,44 @@ mod tests {
             assert!((0..4).all(|i| size(first, &[first + i]) == whole), "{first}");
         }
         assert_eq!(whole[1], [multi_scale(1, 0, 4, 64, 32) as usize; 2], "drawn by the first sample of the batch");
+    }
+
+    /// A data set that tells which of its items were asked for.
+    struct Watched(InMemDataset<Item>, Mutex<BTreeSet<usize>>);
+
+    impl Dataset<Item> for Watched {
+        fn get(&self, index: usize) -> Result<Item, DatasetError> {
+            self.1.lock().unwrap().insert(index);
+            self.0.get(index)
+        }
+
+        fn len(&self) -> usize {
+            self.0.len()
+        }
+    }
+
+    #[test]
+    fn images_in_shards_are_read_window_by_window() {
+        let config = |shuffle_buffer| TrainConfig { shuffle_buffer, batch: BatchSize::Images(10), mixup: 1.0, ..TrainConfig::default() };
+        let task = |shuffle_buffer| DetectionTask { shards: vec![100, 90, 10, 100], ..task(config(shuffle_buffer), 1) };
+        let data = Watched(InMemDataset::new(vec![item(); 300]), Mutex::default());
+        let draw = |epoch| Draw { seed: 1, epoch, epochs: 5, step: 0, first: 0 };
+        assert_eq!(task(300).plan(draw(0)), None, "as a folder");
+        let in_sequence: Vec<Vec<usize>> = (0..300).collect::<Vec<_>>().chunks(10).map(<[usize]>::to_vec).collect();
+        assert_eq!([0, 1].map(|n| task(n).plan(draw(0))), [Some(in_sequence.clone()), Some(in_sequence)]);
+        for epoch in 0..2 {
+            let plan = task(100).plan(draw(epoch)).unwrap();
+            let order = plan.concat();
+            assert!((0..300).collect::<BTreeSet<_>>() == order.iter().copied().collect(), "each once");
+            for (window, batches) in order.chunks(100).zip(plan.chunks(10)) {
+                data.1.lock().unwrap().clear();
+                batches.iter().for_each(|batch| drop(task(100).batch(&data, draw(epoch), batch).unwrap()));
+                assert_eq!(*data.1.lock().unwrap(), window.iter().copied().collect(), "partners are of the window, and any of it");
+            }
+        }
+        assert_ne!(task(100).plan(draw(0)), task(100).plan(draw(1)));
+        let of_its_own = DetectionTask { rect: Some(Rect::new(vec![Size::square(64); 300], 10, 1, 64)), ..task(10) };
+        assert!(of_its_own.order(draw(0)).is_none() && task(10).order(draw(0)).is_some(), "rect has an order of its own");
     }
 
     #[test]

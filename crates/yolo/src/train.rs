@@ -96,7 +96,7 @@ impl Training {
     /// # Errors
     /// Weights that do not fit, or a run directory that cannot be used.
     pub fn new(data: TrainingData, mut config: TrainConfig, device: &Device, memory: Option<u64>, dir: RunDir) -> Result<Self, TrainError> {
-        let TrainingData { train, train_sizes, val, names, channels, weights, labels, range, fingerprint, order, .. } = data;
+        let TrainingData { train, train_sizes, val, names, channels, weights, labels, range, fingerprint, folders, order, shards, .. } = data;
         // What was measured is from here on a setting: it is recorded, and judged by and resumed with.
         config.range = range.map(Vec::from).or(config.range);
         let nc = names.len();
@@ -125,6 +125,7 @@ impl Training {
             stages: Stages::default(),
             rect,
             weight_sums: ends(&weights),
+            shards,
             config: config.clone(),
             names: names.clone(),
             channels,
@@ -132,7 +133,7 @@ impl Training {
             val: val.clone(),
             pictures: config.plots,
         };
-        let identity = identity(&config, &fingerprint, &order);
+        let identity = identity(&config, [&fingerprint, &folders, &order]);
         let mut learner = Learner::new(task, model, device, config.learner()?, dir, identity)?;
         if config.tensorboard {
             learner.tensorboard();
@@ -266,9 +267,10 @@ fn settings(config: &TrainConfig) -> Vec<(String, String)> {
 }
 
 /// Settings that change what a run computes, and the data: a checkpoint must agree on them.
-fn identity(config: &TrainConfig, fingerprint: &str, order: &str) -> Identity {
+fn identity(config: &TrainConfig, [data, folders, order]: [&str; 3]) -> Identity {
     let may_change = [&MAY_CHANGE[..], &["project", "name", "exist_ok"]].concat();
-    Identity::of(config, &may_change).with("data", fingerprint).with("order or grouping of the data", order)
+    let identity = Identity::of(config, &may_change).with("data", data).with("layout of the data", folders);
+    identity.with("order or grouping of the data", order)
 }
 
 /// As detector users know it: `optimizer: SGD(lr=0.01, momentum=0.9) with parameter groups ...`.

@@ -32,7 +32,7 @@ fn real_frames_scan_and_augment() {
     let dataset = YoloDataset::new(first, config.channels, Normalisation::Frame { low: 0.0, high: 100.0 });
     let settings = AugmentConfig::default();
     let measure = |what: &str, data: &dyn Dataset<bellows_yolo::data::Item>, imgsz: u32| {
-        let view = TrainView { seed: 0, epoch: 0, imgsz, shape: Size::square(imgsz), config: &settings, weight_sums: &[] };
+        let view = TrainView { seed: 0, epoch: 0, imgsz, shape: Size::square(imgsz), config: &settings, weight_sums: &[], order: None };
         let start = Instant::now();
         let boxes: usize = (0..100).map(|i| augment(data, i * 20, &view).unwrap().labels.len()).sum();
         println!("{what} {imgsz}: {:.2} ms a mosaic sample, {boxes} boxes in 100", start.elapsed().as_secs_f64() * 10.0);

@@ -1,10 +1,11 @@
 //! Data sets: a file of rows, each read when it is asked for.
 //!
 //! JSONL, JSON arrays, CSV and text are indexed (24 bytes a row) and read from disk row by row, Parquet by its groups of rows, so that a file
-//! larger than memory is no trouble. What a row means is told by its keys: OpenAI messages, ShareGPT, Alpaca, prompt and completion,
+//! larger than memory is no trouble. So is a folder of shards, in which a row is a `.json`. What a row means is told by its keys: OpenAI messages, ShareGPT, Alpaca, prompt and completion,
 //! text, or token ids.
 
 mod json;
+mod packed;
 mod parquet;
 mod rows;
 mod splits;
@@ -15,6 +16,7 @@ use std::io::{BufReader, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
+use bellows_shards::Shards;
 use serde_json::Value;
 
 use crate::conversation::Example;
@@ -22,13 +24,14 @@ use crate::{ChatError, Fault};
 use json::Span;
 use parquet::Groups;
 
+pub(crate) use packed::ROW;
 pub use rows::ReadOptions;
 pub use splits::{Splits, files};
 
 /// The longest row: far beyond any context, and small enough to hold.
 const MAX_ROW_BYTES: u64 = 64 << 20;
 
-/// The rows of one file.
+/// The rows of one file, or of one folder of shards.
 #[derive(Debug)]
 pub struct Dataset {
     path: PathBuf,
@@ -40,6 +43,8 @@ pub struct Dataset {
 enum Rows {
     /// Read from a file of text, whose rows are found once.
     Lines { file: Mutex<File>, spans: Vec<Span>, form: Form },
+    /// Each a file of its own in a folder of shards.
+    Packed(Shards),
     /// Read from a Parquet file.
     Groups(Mutex<Groups>),
 }
@@ -74,6 +79,7 @@ impl Dataset {
     pub fn len(&self) -> usize {
         match &self.rows {
             Rows::Lines { spans, .. } => spans.len(),
+            Rows::Packed(shards) => shards.len(),
             Rows::Groups(groups) => held(groups).len(),
         }
     }
@@ -83,7 +89,7 @@ impl Dataset {
         self.len() == 0
     }
 
-    /// The line of the file (the row, for Parquet) on which row `index` begins, from 1; 0 for a row that does not exist.
+    /// The line of the file (the row, for Parquet and shards) on which row `index` begins, from 1; 0 for a row that does not exist.
     pub fn line(&self, index: usize) -> u64 {
         match &self.rows {
             // The reader of cells leaves the second half of a line end, and empty lines, to the next row.
@@ -92,6 +98,13 @@ impl Dataset {
                 span.line + text.chars().take_while(|c| ['\r', '\n'].contains(c)).filter(|c| *c == '\n').count() as u64
             }),
             Rows::Lines { spans, .. } => spans.get(index).map_or(0, |span| span.line),
+            Rows::Packed(shards) => {
+                if index < shards.len() {
+                    index as u64 + 1
+                } else {
+                    0
+                }
+            }
             Rows::Groups(groups) => {
                 if index < held(groups).len() {
                     index as u64 + 1
@@ -134,6 +147,8 @@ impl Dataset {
     fn row(&self, index: usize) -> Result<Value, Fault> {
         let (file, spans, form) = match &self.rows {
             Rows::Lines { file, spans, form } => (file, spans, form),
+            Rows::Packed(shards) if index < shards.len() => return packed::row(shards, index),
+            Rows::Packed(_) => return Err(MISSING),
             Rows::Groups(groups) => return held(groups).get(index)?.cloned().ok_or(MISSING),
         };
         let text = read_span(file, spans.get(index))?;
@@ -171,6 +186,9 @@ fn read_span(file: &Mutex<File>, span: Option<&Span>) -> Result<String, Fault> {
 
 fn find_rows(path: &Path) -> Result<Rows, ChatError> {
     let here = |fault: Fault| fault.in_file(path);
+    if Shards::is(path) || Shards::lacks_index(path) {
+        return Ok(Rows::Packed(Shards::open(path).map_err(Fault::from)?));
+    }
     let extension = path.extension().and_then(|ext| ext.to_str()).unwrap_or_default().to_ascii_lowercase();
     // Looked at before opening: opening a pipe would block for ever.
     let info = std::fs::metadata(path).map_err(|error| here(error.into()))?;

@@ -2,6 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
+use bellows_shards::Shards;
+
 use super::Dataset;
 use super::rows::ReadOptions;
 use crate::{ChatError, Fault};
@@ -22,19 +24,29 @@ const EXTENSIONS: [&str; 5] = ["jsonl", "json", "csv", "parquet", "txt"];
 impl Splits {
     /// Opens a file (all of it to train on), or a folder with `train.jsonl` and, if they are there, `valid.jsonl` and `test.jsonl` (or `.json`,
     /// `.csv`, `.parquet`, `.txt`; `validation` for `valid`), or with pieces as the hub has them: `train-00000-of-00002.parquet`, there or in
-    /// the folder `data`.
+    /// the folder `data`. In shards a split is a folder of them.
     ///
     /// # Errors
     /// [`Fault::Empty`] for a folder without `train`, and the errors of [`Dataset::open`].
     pub fn open(path: &Path, options: &ReadOptions) -> Result<Self, ChatError> {
-        if !path.is_dir() {
+        if !path.is_dir() || Shards::is(path) {
             return Ok(Splits { train: vec![Dataset::open(path, options)?], valid: Vec::new(), test: Vec::new() });
+        }
+        if Shards::is(&path.join("train")) {
+            let open = |split: &str| -> Result<Vec<Dataset>, ChatError> {
+                let folder = path.join(split);
+                if Shards::is(&folder) { Ok(vec![Dataset::open(&folder, options)?]) } else { Ok(Vec::new()) }
+            };
+            return Ok(Splits { train: open("train")?, valid: open("valid")?, test: open("test")? });
         }
         let names = names(path)?;
         let open = |split: &str| -> Result<Vec<Dataset>, ChatError> {
             files(&names, split).into_iter().map(|name| Dataset::open(&path.join(name), options)).collect()
         };
         let train = open("train")?;
+        if train.is_empty() && Shards::lacks_index(path) {
+            return Ok(Splits { train: vec![Dataset::open(path, options)?], valid: Vec::new(), test: Vec::new() });
+        }
         if train.is_empty() {
             let expected = "train.jsonl (or .json, .csv, .parquet, .txt) in this folder";
             return Err(Fault::Empty { expected }.in_file(path));

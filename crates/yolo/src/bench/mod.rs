@@ -149,6 +149,7 @@ impl Benchmark {
             stages: Stages::default(),
             rect: None,
             weight_sums: Vec::new(),
+            shards: Vec::new(),
             val,
             groupings: Vec::new(),
             pictures: false,

@@ -81,6 +81,9 @@ settings! {
         /// Which images an epoch has: clips=balanced, classes=balanced, empty=X (share without objects), epoch=X (its length, a part of all)
         /// every image once if not given; frames of a clip are taken spread over its time
         sampler: Option<Sampler> = None;
+        /// Of images in shards, how many are read ahead and trained on in a random order, mosaic's partners among them; 0 or 1 for the order they were written in
+        /// shards take turns at random; a set of at most so many images is shuffled as a whole, as images in a folder always are
+        shuffle_buffer: usize = 4096;
         /// Treat all classes as one
         single_cls: bool = false;
         /// Train on these class indices only, as a list

@@ -1,9 +1,10 @@
 //! One training sample: tiles, mosaic, perspective, mixup, cutmix, brightness, what a thermal camera varies, flips, in the order and with the defaults detector users know.
 //!
 //! [`augment`] is a pure function of (dataset, seed, epoch, index, settings). Partners of mosaic, mixup and cutmix are drawn by hash over the whole
-//! set (by the sampler's weights where there is one), so no buffer of recent images has to be kept, shared or saved. Where labels are polygons, boxes are taken from them after the warp. Copy-paste
+//! set (by the sampler's weights where there is one; of images in shards over the window that is being read), so no buffer of recent images has to be kept, shared or saved. Where labels are polygons, boxes are taken from them after the warp. Copy-paste
 //! is not done (`source` warns).
 
+use bellows_shards::Order;
 use burn::data::dataset::Dataset;
 
 use super::error::DataError;
@@ -17,6 +18,9 @@ use super::scene::Scene;
 use super::strength::AugmentConfig;
 use super::{cutmix, hsv, mosaic, perspective, sensor, tile};
 use crate::boxes::{Label, xywh_to_xyxy, xyxy_to_xywh};
+
+/// Partners are drawn from so many images at least, however small the window is: of one image alone, a mosaic would be that image four times.
+const LEAST_PARTNERS: usize = 64;
 
 /// One image at network size and its objects.
 #[derive(Clone, Debug, PartialEq)]
@@ -48,6 +52,18 @@ pub struct TrainView<'a> {
     pub config: &'a AugmentConfig,
     /// Running sums of the sampler's weights, one an image, by which images come into the samples of others; empty where all do alike.
     pub weight_sums: &'a [f64],
+    /// Of images in shards the order they are read in, in whose windows partners are looked for; none for all images.
+    pub order: Option<&'a Order>,
+}
+
+impl TrainView<'_> {
+    /// An image of `images` to go into the sample at `index` beside its own.
+    fn partner(&self, index: usize, images: usize, draw: &mut Draw) -> usize {
+        match self.order {
+            Some(order) => order.near(index, LEAST_PARTNERS, |n| draw.below(n)),
+            None => partner(self.weight_sums, images, draw),
+        }
+    }
 }
 
 /// The training sample at `index`.
@@ -57,7 +73,7 @@ pub struct TrainView<'a> {
 pub fn augment(dataset: &dyn Dataset<Item>, index: usize, view: &TrainView) -> Result<Sample, DataError> {
     let config = view.config;
     let draw = |stream| Draw::new(view.seed, stream, view.epoch, index as u64);
-    let other = |draw: &mut Draw| partner(view.weight_sums, dataset.len(), draw);
+    let other = |draw: &mut Draw| view.partner(index, dataset.len(), draw);
     let (mut scene, name, original) = compose(dataset, index, view, &mut draw("compose"))?;
     if config.mosaic_open {
         let mut chance = draw("mixup");
@@ -111,7 +127,7 @@ fn compose(dataset: &dyn Dataset<Item>, index: usize, view: &TrainView, draw: &m
         if view.shape != Size::square(view.imgsz) {
             return Err(DataError::Invalid("mosaic needs square training images: set mosaic to 0 for rect training".into()));
         }
-        let partners: [usize; 3] = std::array::from_fn(|_| partner(view.weight_sums, dataset.len(), draw));
+        let partners: [usize; 3] = std::array::from_fn(|_| view.partner(index, dataset.len(), draw));
         let mut items = vec![item];
         for partner in partners {
             items.push(tile::cut(get(dataset, partner)?, view.config.tile, draw));

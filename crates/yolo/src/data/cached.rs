@@ -5,7 +5,6 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::UNIX_EPOCH;
 
 use bellows_learner::memory::free_memory;
 use bellows_runs::write_atomic;
@@ -127,11 +126,8 @@ fn file_name(dataset: &YoloDataset, index: usize, imgsz: u32) -> String {
     let image = dataset.scan().path(index);
     let mut hash = Sha256::new();
     hash.update(image.canonicalize().unwrap_or_else(|_| image.clone()).as_os_str().as_encoded_bytes());
-    if let Ok(meta) = image.metadata() {
-        let modified = meta.modified().ok().and_then(|t| t.duration_since(UNIX_EPOCH).ok()).map_or(0, |d| d.as_nanos() as u64);
-        hash.update(meta.len().to_le_bytes());
-        hash.update(modified.to_le_bytes());
-    }
+    let stamp = dataset.scan().stamp(index);
+    stamp.0.iter().filter(|&&v| v != u64::MAX).for_each(|v| hash.update(v.to_le_bytes()));
     hash.update(imgsz.to_le_bytes());
     hash.update(dataset.channels().to_le_bytes());
     if let Some(levels) = dataset.levels(index) {

@@ -1,4 +1,4 @@
-//! A data set written anew, as a YOLO or a COCO tree, from any form that can be opened.
+//! A data set written anew, as a YOLO or a COCO tree or in shards, from any form that can be opened.
 //!
 //! The target is a folder that is new or empty and not inside the source, which stays as it is. It is made beside itself under another name and
 //! renamed when it is complete, so a folder with its `data.yaml` is whole. Images are hard links (files with two names, which take no
@@ -19,6 +19,7 @@ use super::error::DataError;
 use super::listing::label_path;
 use super::report::report;
 use super::scan::{Scan, ScanOptions, scan};
+use super::shard::{self, Packing, box_text};
 
 /// What is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,6 +28,8 @@ pub enum Form {
     Yolo,
     /// `images/SPLIT`, `annotations/SPLIT.json`, `data.yaml`.
     Coco,
+    /// `SPLIT/SPLIT-000000.tar` and so on, `SPLIT/index.jsonl`, `data.yaml`.
+    Shards(Packing),
 }
 
 /// What becomes of the images.
@@ -128,10 +131,15 @@ fn write(
         made.lines.extend(report(split, &found));
         // A single COCO file is whatever its owner makes of it; a data.yaml needs `train`.
         let name = if single { Split::Train.key() } else { split.key() };
-        let placed = place(&found, images, root, name, &mut made, &|done, total| progress(&format!("{name}: writing"), done, total))?;
+        let writing = |done, total| progress(&format!("{name}: writing"), done, total);
         match form {
-            Form::Yolo => yolo_labels(&found, &placed, root, name)?,
-            Form::Coco => coco_labels(&found, &placed, &config.names, root, name)?,
+            Form::Yolo => yolo_labels(&found, &place(&found, images, root, name, &mut made, &writing)?, root, name)?,
+            Form::Coco => coco_labels(&found, &place(&found, images, root, name, &mut made, &writing)?, &config.names, root, name)?,
+            Form::Shards(packing) => {
+                let folder = root.join(name);
+                std::fs::create_dir_all(&folder).map_err(DataError::io(&folder))?;
+                shard::write(&found, packing, &folder, name, &writing)?;
+            }
         }
         made.images += found.len();
         made.objects += found.all_labels().len();
@@ -164,7 +172,10 @@ fn place(
         let to = folder.join(&target);
         let linked = images == Images::Link && std::fs::hard_link(&source, &to).is_ok();
         if images != Images::None && !linked {
-            std::fs::copy(&source, &to).map_err(DataError::io(&source))?;
+            match found.packed() {
+                Some(_) => std::fs::write(&to, found.bytes(i)?).map_err(DataError::io(&to))?,
+                None => drop(std::fs::copy(&source, &to).map_err(DataError::io(&source))?),
+            }
             made.copied += usize::from(images == Images::Link);
         }
         placed.push(target);
@@ -199,10 +210,7 @@ fn yolo_labels(found: &Scan, placed: &[String], root: &Path, name: &str) -> Resu
     let folder = root.join("labels").join(name);
     std::fs::create_dir_all(&folder).map_err(DataError::io(&folder))?;
     for (i, target) in placed.iter().enumerate() {
-        let lines = found.labels(i).iter().map(|label| {
-            let [x, y, w, h] = label.xywh;
-            format!("{} {x} {y} {w} {h}\n", label.class)
-        });
+        let lines = found.labels(i).iter().map(box_text);
         let file = label_path(&Path::new("images").join(name).join(target));
         let file = root.join(file);
         std::fs::write(&file, lines.collect::<String>()).map_err(DataError::io(&file))?;
@@ -262,6 +270,7 @@ fn describe(config: &DataConfig, form: Form, images: Images, root: &Path, splits
     for split in splits {
         text.push_str(&match form {
             Form::Yolo => format!("{split}: images/{split}\n"),
+            Form::Shards(_) => format!("{split}: {split}\n"),
             Form::Coco => format!("{split}: {{annotations: annotations/{split}.json, images: images/{split}}}\n"),
         });
     }

@@ -3,7 +3,7 @@
 use burn::data::dataset::{Dataset, DatasetError};
 
 use super::frame::{Frame, Size};
-use super::image::decode_file;
+use super::image::decode;
 use super::item::Item;
 use super::letterbox::fitted;
 use super::normalisation::Normalisation;
@@ -57,8 +57,8 @@ impl YoloDataset {
 
 impl Dataset<Item> for YoloDataset {
     fn get(&self, index: usize) -> Result<Item, DatasetError> {
-        let path = self.scan.path(index);
-        let frame = decode_file(&path, &self.normalisation).map_err(DatasetError::new)?;
+        let bytes = self.scan.bytes(index).map_err(DatasetError::new)?;
+        let frame = decode(&bytes, &self.scan.path(index).to_string_lossy(), &self.normalisation).map_err(DatasetError::new)?;
         let frame = if self.channels == 1 { frame.to_gray() } else { frame };
         Ok(self.item(index, frame))
     }

@@ -88,6 +88,9 @@ pub enum DataError {
     /// A file that is absent, too large or none at all.
     #[error(transparent)]
     File(#[from] bellows_runs::PathError),
+    /// A shard or its index is damaged, or cannot be read or written.
+    #[error(transparent)]
+    Shard(#[from] bellows_shards::ShardError),
     /// A file cannot be written.
     #[error(transparent)]
     Write(#[from] bellows_runs::StoreError),

@@ -43,7 +43,7 @@ pub fn read(path: &Path) -> Result<Header, String> {
     let length = file.metadata().map_err(|e| e.to_string())?.len();
     let mut head = Vec::new();
     file.by_ref().take(HEAD).read_to_end(&mut head).map_err(|e| e.to_string())?;
-    let format = image::guess_format(&head).map_err(|_| "not an image of a known format (bmp, jpeg, png, tiff, webp)".to_string())?;
+    let format = guess(&head)?;
     check_complete(format, &tail(&mut file, length).map_err(|e| e.to_string())?)?;
     let parsed = match format {
         ImageFormat::Jpeg => parse(Cursor::new(&head), format),
@@ -53,6 +53,20 @@ pub fn read(path: &Path) -> Result<Header, String> {
         Err(_) if format == ImageFormat::Jpeg && length > HEAD => parse(reopen(&mut file)?, format),
         other => other,
     }
+}
+
+/// Checks the header of an image whose bytes are at hand.
+///
+/// # Errors
+/// As [`read`].
+pub(crate) fn of(bytes: &[u8]) -> Result<Header, String> {
+    let format = guess(bytes)?;
+    check_complete(format, bytes)?;
+    parse(Cursor::new(bytes), format)
+}
+
+fn guess(head: &[u8]) -> Result<ImageFormat, String> {
+    image::guess_format(head).map_err(|_| "not an image of a known format (bmp, jpeg, png, tiff, webp)".into())
 }
 
 fn reopen(file: &mut File) -> Result<BufReader<&mut File>, String> {

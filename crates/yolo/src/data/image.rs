@@ -32,13 +32,12 @@ pub fn decode(bytes: &[u8], name: &str, normalisation: &Normalisation) -> Result
     guarded(name, || planar(picture(bytes)?, normalisation))
 }
 
-/// The counts of the 16-bit gray image at `path`, row-major.
+/// The counts of a 16-bit gray image file's bytes, row-major; `name` is for the error.
 ///
 /// # Errors
-/// [`DataError::Io`], or [`DataError::Image`] also for an image of another kind.
-pub(crate) fn counts_file(path: &Path) -> Result<Vec<u16>, DataError> {
-    let bytes = std::fs::read(path).map_err(DataError::io(path))?;
-    guarded(&path.to_string_lossy(), || counts(picture(&bytes)?).map_err(|_| "not 16-bit gray".into()))
+/// [`DataError::Image`], also for an image of another kind.
+pub(crate) fn counts_of(bytes: &[u8], name: &str) -> Result<Vec<u16>, DataError> {
+    guarded(name, || counts(picture(bytes)?).map_err(|_| "not 16-bit gray".into()))
 }
 
 fn guarded<T>(name: &str, decode: impl FnOnce() -> Result<T, String> + std::panic::UnwindSafe) -> Result<T, DataError> {

@@ -14,9 +14,8 @@ use rayon::prelude::*;
 use sha2::{Digest, Sha256};
 
 use super::error::DataError;
-use super::image::counts_file;
+use super::image::counts_of;
 use super::normalisation::{Histogram, Normalisation};
-use super::record::Stamp;
 use super::scan::Scan;
 
 /// Images that are measured.
@@ -59,13 +58,16 @@ impl Levels {
         if self.per_frame || deep.is_empty() {
             return Ok(Normalisation::Frame { low, high });
         }
-        let sampled: Vec<_> = deep.iter().step_by(deep.len().div_ceil(SAMPLED)).map(|&i| scan.path(i)).collect();
-        let memory = cache_dir.map(|dir| dir.join(self.file_name(&sampled)));
+        let sampled: Vec<_> = deep.iter().step_by(deep.len().div_ceil(SAMPLED)).copied().collect();
+        let memory = cache_dir.map(|dir| dir.join(self.file_name(scan, &sampled)));
         if let Some([low, high]) = memory.as_deref().and_then(known) {
             return Ok(Normalisation::Range { low, high });
         }
         // Sums of whole numbers: the order of threads does not matter. An image that cannot be decoded is the loader's to report.
-        let measured = sampled.par_iter().filter_map(|path| counts_file(path).ok()).fold(Histogram::default, Histogram::with);
+        let measured = sampled
+            .par_iter()
+            .filter_map(|&i| counts_of(&scan.bytes(i).ok()?, &scan.path(i).to_string_lossy()).ok())
+            .fold(Histogram::default, Histogram::with);
         let histogram = measured.reduce(Histogram::default, Histogram::merged);
         let Some([low, high]) = histogram.percentiles(self.percentile) else {
             return Err(DataError::Invalid(format!("none of the {} sampled 16-bit images can be read", sampled.len())));
@@ -78,11 +80,11 @@ impl Levels {
         Ok(Normalisation::Range { low, high })
     }
 
-    fn file_name(&self, sampled: &[std::path::PathBuf]) -> String {
+    fn file_name(&self, scan: &Scan, sampled: &[usize]) -> String {
         let mut hash = Sha256::new();
-        for path in sampled {
-            hash.update(path.as_os_str().as_encoded_bytes());
-            Stamp::of(path, None).0.iter().for_each(|v| hash.update(v.to_le_bytes()));
+        for &i in sampled {
+            hash.update(scan.path(i).as_os_str().as_encoded_bytes());
+            scan.stamp(i).0.iter().for_each(|v| hash.update(v.to_le_bytes()));
         }
         self.percentile.iter().for_each(|v| hash.update(v.to_le_bytes()));
         hash.finalize().iter().take(12).map(|b| format!("{b:02x}")).collect::<String>() + ".levels"

@@ -8,6 +8,7 @@
 
 use std::collections::HashMap;
 use std::path::{Component, Path, PathBuf};
+use std::sync::Arc;
 
 use sha2::{Digest, Sha256};
 
@@ -15,6 +16,7 @@ use super::annotated::Annotated;
 use super::description::{DataConfig, Source, Split};
 use super::error::DataError;
 use super::meta::{CLIP, clip_name};
+use super::packed::Packed;
 
 /// What can be read. Which of these a file really is, its first bytes say.
 const SUFFIXES: [&str; 8] = ["bmp", "jpeg", "jpg", "mpo", "png", "tif", "tiff", "webp"];
@@ -30,6 +32,8 @@ pub(crate) struct Entry {
     pub(crate) image: PathBuf,
     /// Which of the COCO files, and which of its images; none for a label file of its own.
     pub(crate) coco: Option<(u32, u32)>,
+    /// Which sample of the split's shards; none for a file of its own.
+    pub(crate) sample: Option<u32>,
 }
 
 /// The images of a split.
@@ -41,6 +45,8 @@ pub(crate) struct Listing {
     pub(crate) coco: Vec<Annotated>,
     /// Their images whose file another entry has.
     pub(crate) repeated: Vec<(u32, u32)>,
+    /// The shards that hold all of them, if the split is in shards.
+    pub(crate) packed: Option<Arc<Packed>>,
 }
 
 impl Listing {
@@ -82,15 +88,49 @@ pub(crate) fn images(config: &DataConfig, split: Split, cache_dir: Option<&Path>
             Err(DataError::Io { path, .. }) => return Err(missing(config, split, path)),
             other => other?,
         };
-        if path.is_dir() {
+        if Packed::is(&path) {
+            packed(config, split, &path, &mut listing)?;
+        } else if path.is_dir() {
+            let before = found.len();
             walk(config, &path, 0, &mut found)?;
+            if found.len() == before && Packed::lacks_index(&path) {
+                packed(config, split, &path, &mut listing)?;
+            }
         } else if source.is_coco() {
             annotated(config, source, cache_dir, &mut listing)?;
         } else {
             read_list(config, &path, &mut found)?;
         }
     }
-    listing.entries.extend(found.into_iter().map(|image| Entry { image, coco: None }));
+    listing.entries.extend(found.into_iter().map(|image| Entry { image, coco: None, sample: None }));
+    if listing.packed.is_none() {
+        sort(&mut listing);
+    }
+    if config.hold_out && split != Split::Test {
+        hold_out(config, split, &mut listing.entries);
+    }
+    Ok(listing)
+}
+
+/// The samples of the shards in the folder at `path`, in the order they were written in.
+fn packed(config: &DataConfig, split: Split, path: &Path, listing: &mut Listing) -> Result<(), DataError> {
+    if config.sources(split).len() > 1 {
+        let reason = format!("{}: a split in shards is one folder of them; `{}` names more", path.display(), split.key());
+        return Err(DataError::Invalid(reason));
+    }
+    let packed = Packed::open(path)?;
+    // A shard that is a link leads where images may lie, as any other file; one that leads nowhere is missing.
+    for shard in packed.files().filter(|shard| shard.is_symlink() && shard.exists()) {
+        config.resolve(path, &shard)?;
+    }
+    let entry = |(sample, image)| Entry { image, coco: None, sample: Some(sample as u32) };
+    listing.entries = packed.images().enumerate().map(entry).collect();
+    listing.packed = Some(Arc::new(packed));
+    Ok(())
+}
+
+/// Images by their paths, each file once.
+fn sort(listing: &mut Listing) {
     listing.entries.sort_unstable_by(|a, b| (&a.image, a.coco).cmp(&(&b.image, b.coco)));
     let id = |(file, image): (u32, u32)| listing.coco[file as usize].image_id(image);
     listing.entries.dedup_by(|b, a| {
@@ -99,10 +139,6 @@ pub(crate) fn images(config: &DataConfig, split: Split, cache_dir: Option<&Path>
         listing.repeated.extend(b.coco.filter(|&of| same && a.coco.map(id) != Some(id(of))));
         same
     });
-    if config.hold_out && split != Split::Test {
-        hold_out(config, split, &mut listing.entries);
-    }
-    Ok(listing)
 }
 
 /// Keeps the side of `split`: one image in ten is for validation, and at least one of all.
@@ -133,7 +169,7 @@ fn annotated(config: &DataConfig, source: &Source, cache_dir: Option<&Path>, lis
             Err(DataError::Io { .. }) => path,
             other => other?,
         };
-        listing.entries.push(Entry { image, coco: Some((which, index as u32)) });
+        listing.entries.push(Entry { image, coco: Some((which, index as u32)), sample: None });
     }
     listing.coco.push(coco);
     Ok(())

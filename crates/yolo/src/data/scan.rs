@@ -6,6 +6,7 @@
 
 use std::ops::Range;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use bellows_runs::cache_dir;
@@ -21,6 +22,7 @@ use super::ids::CocoIds;
 use super::listing::{Entry, Listing};
 use super::meta::FrameMeta;
 use super::outline::Outline;
+use super::packed::Packed;
 use super::record::{BadFile, Content, Record, Stamp};
 use super::{labels, listing};
 use crate::boxes::Label;
@@ -69,6 +71,9 @@ pub struct Scan {
     paths: String,
     outlines: Outlines,
     ids: CocoIds,
+    packed: Option<Arc<Packed>>,
+    /// Where there are shards, which sample of them each image is.
+    samples: Vec<u32>,
     /// What is known of images beside their pixels.
     pub meta: FrameMeta,
     /// Sorted by path.
@@ -134,6 +139,35 @@ impl Scan {
         let path = self.path(i);
         let name = path.strip_prefix(&self.root).ok().or_else(|| path.file_name().map(Path::new)).unwrap_or(&path);
         name.to_string_lossy().replace('\\', "/")
+    }
+
+    /// The file of image `i`, wherever it lies.
+    ///
+    /// # Errors
+    /// One that cannot be read; in shards also one that is damaged.
+    pub(crate) fn bytes(&self, i: usize) -> Result<Vec<u8>, DataError> {
+        match &self.packed {
+            Some(packed) => packed.image(self.samples[i]),
+            None => {
+                let path = self.path(i);
+                std::fs::read(&path).map_err(DataError::io(path))
+            }
+        }
+    }
+
+    /// The shards, if the images are in shards.
+    pub(crate) fn packed(&self) -> Option<&Packed> {
+        self.packed.as_deref()
+    }
+
+    /// How many images each shard has; empty where there are none.
+    pub(crate) fn shards(&self) -> Vec<usize> {
+        self.packed.as_ref().map(|packed| packed.sizes(&self.samples)).unwrap_or_default()
+    }
+
+    /// Changes when the file of image `i` does.
+    pub(crate) fn stamp(&self, i: usize) -> Stamp {
+        self.packed.as_ref().map_or_else(|| Stamp::of(&self.path(i), None), |packed| packed.stamp(self.samples[i]))
     }
 
     /// The objects of image `i`.
@@ -213,12 +247,14 @@ pub fn scan(config: &DataConfig, split: Split, options: &ScanOptions, progress: 
     let (done, fresh) = (AtomicU64::new(0), AtomicU64::new(0));
     let records: Vec<Record> = entries
         .par_iter()
-        .map(|Entry { image, coco }| {
-            let label = coco.is_none().then(|| listing::label_path(image));
-            let stamp = Stamp::of(image, label.as_deref());
+        .map(|Entry { image, coco, sample }| {
+            let packed = listing.packed.as_deref().zip(*sample);
+            let label = (coco.is_none() && packed.is_none()).then(|| listing::label_path(image));
+            let stamp = packed.map_or_else(|| Stamp::of(image, label.as_deref()), |(packed, sample)| packed.stamp(sample));
             let record = known.get(image).filter(|r| r.stamp == stamp).cloned().unwrap_or_else(|| {
                 fresh.fetch_add(1, Ordering::Relaxed);
-                Record { stamp, content: check(image, label.as_deref()) }
+                let content = packed.map_or_else(|| check(image, label.as_deref()), |(packed, sample)| packed.check(sample, image));
+                Record { stamp, content }
             });
             progress(done.fetch_add(1, Ordering::Relaxed) + 1, entries.len() as u64);
             record
@@ -267,11 +303,11 @@ fn assemble(config: &DataConfig, split: Split, options: &ScanOptions, listing: &
     };
     let ids = CocoIds::new(listing.coco.iter().map(categories).collect());
     let meta = FrameMeta::new(listing.coco.iter().map(Annotated::meta).collect());
-    let mut scan = Scan { root, ids, meta, ..Scan::default() };
+    let mut scan = Scan { root, ids, meta, packed: listing.packed.clone(), ..Scan::default() };
     let id = |(file, image): (u32, u32)| listing.coco[file as usize].image_id(image);
     listing.repeated.iter().for_each(|&of| scan.ids.leave_out(id(of)));
     let mut odd = [0u64; 4];
-    for (Entry { image, coco }, record) in listing.entries.iter().zip(records) {
+    for (Entry { image, coco, sample }, record) in listing.entries.iter().zip(records) {
         let content = record.content.and_then(|content| match coco {
             None => with_known_classes(content, image, nc),
             Some((which, index)) => {
@@ -289,12 +325,14 @@ fn assemble(config: &DataConfig, split: Split, options: &ScanOptions, listing: &
         if scan.len() > index {
             scan.ids.push(index, coco.map(|of| (of.0, id(of))));
             scan.meta.push(index, *coco);
+            scan.samples.extend(*sample);
         } else if let Some(of) = *coco {
             scan.ids.leave_out(id(of));
         }
     }
     scan.zero_size += listing.coco.iter().map(Annotated::zero_size).sum::<u64>();
     scan.notes = listing.coco.iter().flat_map(Annotated::notes).collect();
+    scan.notes.extend(scan.packed.iter().flat_map(|packed| packed.faults().to_vec()));
     if !listing.repeated.is_empty() {
         scan.notes.push(format!("{} images have the file of another, which is used once and as that one", listing.repeated.len()));
     }
@@ -327,7 +365,9 @@ fn with_known_classes(content: Content, image: &Path, nc: u32) -> Result<Content
     let labels = content.labels.as_ref().map(|l| l.labels.as_slice()).unwrap_or_default();
     if let Some(label) = labels.iter().find(|l| l.class >= nc) {
         let path = listing::label_path(image);
-        read_labels(&path, nc)?;
+        if path.is_file() {
+            read_labels(&path, nc)?;
+        }
         return Err(BadFile { path, line: None, reason: format!("class {} is not one of the {nc} classes", label.class) });
     }
     Ok(content)

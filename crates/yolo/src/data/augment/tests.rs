@@ -32,7 +32,7 @@ fn train_batch(dataset: &dyn Dataset<Item>, indices: &[usize], view: &TrainView)
 }
 
 fn view(config: &AugmentConfig, imgsz: u32) -> TrainView<'_> {
-    TrainView { seed: 5, epoch: 1, imgsz, shape: Size::square(imgsz), config, weight_sums: &[] }
+    TrainView { seed: 5, epoch: 1, imgsz, shape: Size::square(imgsz), config, weight_sums: &[], order: None }
 }
 
 /// The hull of bright pixels.

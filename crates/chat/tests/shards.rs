@@ -1,0 +1,72 @@
+//! Rows in shards are the rows of the files they were written from.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+use std::path::Path;
+
+use bellows_chat::{Fault, ReadOptions, Splits, index_shards, shard};
+
+const CHATS: &str = r#"{"messages": [{"role": "user", "content": "Grüße \"from\" {b}"}, {"role": "assistant", "content": "1.50\n"}], "z": 12345678901234567890, "a": 0.1}
+
+{"prompt": "p", "completion": "c"}
+{"text": "several\nlines"}
+"#;
+
+fn open(path: &Path) -> Splits {
+    Splits::open(path, &ReadOptions::default()).unwrap()
+}
+
+#[test]
+fn rows_in_shards_are_those_of_the_files() {
+    let dir = tempfile::tempdir().unwrap();
+    let write = |name: &str, text: &str| std::fs::write(dir.path().join("data").join(name), text).unwrap();
+    std::fs::create_dir(dir.path().join("data")).unwrap();
+    write("train.jsonl", CHATS);
+    write("valid.csv", "prompt,completion\na,b\n\"c,\n d\",e\n");
+    write("test.txt", "a line\nanother\n");
+    let (from, out) = (open(&dir.path().join("data")), dir.path().join("packed"));
+    let mut told = Vec::new();
+    let written = shard(&from, &out, 2, &mut |done, total| told.push((done, total))).unwrap();
+    assert_eq!(written, [("train", 3, 2), ("valid", 2, 1), ("test", 2, 1)]);
+    assert_eq!((told.len(), told[6]), (7, (7, 7)));
+    let packed = open(&out);
+    for (ours, theirs) in [(&packed.train, &from.train), (&packed.valid, &from.valid), (&packed.test, &from.test)] {
+        assert_eq!((ours.len(), ours[0].len()), (1, theirs[0].len()));
+        for i in 0..theirs[0].len() {
+            assert_eq!(ours[0].value(i).unwrap(), theirs[0].value(i).unwrap());
+            assert_eq!(format!("{:?}", ours[0].get(i).unwrap()), format!("{:?}", theirs[0].get(i).unwrap()));
+        }
+        assert!(ours[0].get(theirs[0].len()).is_err() && (ours[0].line(0), ours[0].line(99)) == (1, 0));
+    }
+    // One folder of them is a data set by itself.
+    let alone = open(&out.join("valid"));
+    assert_eq!((alone.train[0].len(), alone.valid.len()), (2, 0));
+    let full = shard(&from, &out, 2, &mut |_, _| {}).unwrap_err().to_string();
+    assert!(full.contains("packed: the target is not empty"), "{full}");
+}
+
+#[test]
+fn a_row_that_is_damaged_is_named() {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("chats.jsonl"), CHATS).unwrap();
+    let out = dir.path().join("packed");
+    shard(&open(&dir.path().join("chats.jsonl")), &out, 10, &mut |_, _| {}).unwrap();
+    let path = out.join("train/train-000000.tar");
+    let mut bytes = std::fs::read(&path).unwrap();
+    let second = bytes.windows(14).position(|name| name == b"000000001.json").unwrap();
+    bytes[second + 515] ^= 1;
+    std::fs::write(&path, &bytes).unwrap();
+    let set = &open(&out).train[0];
+    assert!(set.get(0).is_ok() && set.get(2).is_ok());
+    let error = set.get(1).unwrap_err();
+    assert!(matches!(error.fault, Fault::Shard(_)) && error.line == Some(2), "{error}");
+    assert!(error.to_string().contains(&format!("train-000000.tar: byte {second}: the CRC-32C of `000000001.json`")), "{error}");
+    // A sample of something else is a row that cannot be used.
+    let other = dir.path().join("other");
+    std::fs::create_dir(&other).unwrap();
+    let text = std::fs::read(&path).unwrap();
+    std::fs::write(other.join("x.tar"), text).unwrap();
+    let absent = Splits::open(&other, &ReadOptions::default()).unwrap_err().to_string();
+    assert!(absent.contains("index.jsonl: the index is not there; `data index` writes it"), "{absent}");
+    assert_eq!(index_shards(&other, &mut |_, _| {}).unwrap(), 3);
+    assert!(open(&other).train[0].get(1).is_err(), "what is no JSON is refused, whoever made the index");
+}

@@ -1,0 +1,173 @@
+//! A split in shards is the split that it was written from.
+
+use std::path::PathBuf;
+
+use burn::data::dataset::Dataset;
+use image::{ImageBuffer, Luma};
+
+use super::*;
+use crate::data::image::tests::jpeg;
+use crate::data::{DataConfig, Levels, ScanOptions, Split, YoloDataset, scan};
+
+fn options(cache_dir: Option<PathBuf>) -> ScanOptions {
+    ScanOptions { cache_dir, ..ScanOptions::default() }
+}
+
+fn config(root: &Path, train: &str) -> DataConfig {
+    DataConfig::parse(&format!("train: {train}\nval: {train}\nnames: [a, b, c, d]\n"), &root.join("data.yaml")).unwrap()
+}
+
+fn scanned(root: &Path, train: &str) -> Scan {
+    scan(&config(root, train), Split::Train, &options(None), &|_, _| {}).unwrap()
+}
+
+/// Twelve images: boxes, polygons and both, an empty label file, none at all, counts of 16 bits. In `images`, and in shards of five in `packed`.
+fn both(root: &Path, shuffle: bool) -> [Scan; 2] {
+    for folder in ["images", "labels", "packed"] {
+        std::fs::create_dir_all(root.join(folder)).unwrap();
+    }
+    for i in 0..12u32 {
+        let label = root.join(format!("labels/{i:02}.txt"));
+        match i % 4 {
+            0 => std::fs::write(label, format!("0 .1 .{i} .3333333 .2\n3 0.123456789 .5 .1 .1\n")).unwrap(),
+            1 => std::fs::write(label, "2 .25 .25 .75 .3 .7 .5\n1 .5 .5 .25 .5\n1 .1 .1 .9 .13 .4 .8 .2 .7\n").unwrap(),
+            2 => std::fs::write(label, "").unwrap(),
+            _ => {}
+        }
+        if i == 7 || i == 8 {
+            let counts = ImageBuffer::from_fn(40, 30, |x, y| Luma([(3000 + i * 10 + 5 * x + y) as u16]));
+            counts.save(root.join(format!("images/{i:02}.png"))).unwrap();
+        } else {
+            std::fs::write(root.join(format!("images/{i:02}.jpg")), jpeg(30 + i, 40)).unwrap();
+        }
+    }
+    let folder = scanned(root, "images");
+    write(&folder, Packing { samples: 5, shuffle }, &root.join("packed"), "train", &|_, _| {}).unwrap();
+    [folder, scanned(root, "packed")]
+}
+
+#[test]
+fn images_labels_polygons_and_counts_come_out_as_they_went_in() {
+    let dir = tempfile::tempdir().unwrap();
+    let [folder, packed] = both(dir.path(), false);
+    assert_eq!((packed.len(), packed.shards(), folder.shards()), (12, vec![5, 5, 2], vec![]));
+    assert_eq!((packed.found, packed.missing + packed.empty), (folder.found, folder.missing + folder.empty));
+    assert!(packed.path(6).ends_with("packed/train-000001.tar/00000006.jpg"), "{}", packed.path(6).display());
+    let levels = [&folder, &packed].map(|scan| Levels::default().resolve(scan, Some(dir.path())).unwrap());
+    assert_eq!(levels[0], levels[1]);
+    for i in 0..12 {
+        assert_eq!((packed.labels(i), packed.outlines(i)), (folder.labels(i), folder.outlines(i)), "{i}");
+        assert_eq!(packed.bytes(i).unwrap(), folder.bytes(i).unwrap());
+    }
+    assert_eq!(packed.labels(1).len(), 3);
+    let [folder, packed] = [folder, packed].map(|scan| YoloDataset::new(scan, 1, levels[0]));
+    assert_eq!(packed.sizes(), folder.sizes());
+    for i in 0..12 {
+        let (a, b) = (folder.get(i).unwrap(), packed.get(i).unwrap());
+        assert_eq!((a.frame, a.labels, a.outlines, a.original), (b.frame, b.labels, b.outlines, b.original), "{i}");
+    }
+}
+
+#[test]
+fn shuffled_shards_hold_the_same_in_another_order() {
+    let dir = tempfile::tempdir().unwrap();
+    let [folder, packed] = both(dir.path(), true);
+    let order = epoch_order(12, 0, 0, true);
+    assert!(
+        order
+            .iter()
+            .enumerate()
+            .all(|(at, &i)| packed.bytes(at).unwrap() == folder.bytes(i).unwrap() && packed.labels(at) == folder.labels(i))
+    );
+}
+
+#[test]
+fn parts_of_shards_are_taken_and_held_out_and_remembered() {
+    let dir = tempfile::tempdir().unwrap();
+    let [_, all] = both(dir.path(), false);
+    let part = ScanOptions { fraction: 0.5, ..options(None) };
+    assert_eq!(scan(&config(dir.path(), "packed"), Split::Train, &part, &|_, _| {}).unwrap().shards(), [5, 1, 0]);
+    let held = DataConfig { hold_out: true, ..config(dir.path(), "packed") };
+    let [train, val] = [Split::Train, Split::Val].map(|split| scan(&held, split, &options(None), &|_, _| {}).unwrap());
+    assert!(train.len() + val.len() == 12 && !val.is_empty());
+    let of = |scan: &Scan| (0..scan.len()).map(|i| scan.bytes(i).unwrap()).collect::<Vec<_>>();
+    assert!(of(&val).iter().all(|image| !of(&train).contains(image) && of(&all).contains(image)), "each has the bytes of its own sample");
+    // What was remembered counts while the shard is the same.
+    let (cache, shard) = (dir.path().join("cache"), dir.path().join("packed/train-000001.tar"));
+    let again = || {
+        scan(&config(dir.path(), "packed"), Split::Train, &ScanOptions { allow_bad: true, ..options(Some(cache.clone())) }, &|_, _| {})
+            .unwrap()
+    };
+    assert_eq!((again(), again()), (all.clone(), all));
+    let mut bytes = std::fs::read(&shard).unwrap();
+    bytes[600] ^= 1;
+    std::thread::sleep(std::time::Duration::from_millis(20));
+    std::fs::write(&shard, &bytes).unwrap();
+    assert_eq!((again().len(), again().shards()), (11, vec![5, 4, 2]));
+    std::fs::remove_file(&shard).unwrap();
+    let without = again();
+    assert_eq!((without.shards(), without.bad.len()), (vec![5, 0, 2], 5));
+    assert_eq!(without.notes, ["shard train-000001.tar is missing: its 5 samples cannot be read"]);
+}
+
+/// A COCO annotation has a box of its own, which is what a model is judged by.
+#[test]
+fn boxes_of_coco_come_out_as_they_went_in() {
+    let dir = tempfile::tempdir().unwrap();
+    for folder in ["images", "packed"] {
+        std::fs::create_dir(dir.path().join(folder)).unwrap();
+    }
+    std::fs::write(dir.path().join("images/a.jpg"), jpeg(97, 61)).unwrap();
+    let text = r#"{"images":[{"id":1,"file_name":"a.jpg","width":97,"height":61}],"categories":[{"id":5,"name":"a"}],"annotations":[
+        {"id":1,"image_id":1,"category_id":5,"bbox":[1,2.5,30.125,40],"segmentation":[[5,6,9,6,9,20]]},
+        {"id":2,"image_id":1,"category_id":5,"bbox":[50,20,10,10],"segmentation":[[50,20,60,20,60,30],[51,20,52,20,52,30]]}]}"#;
+    std::fs::write(dir.path().join("a.json"), text).unwrap();
+    let folder = scanned(dir.path(), "{annotations: a.json, images: images}");
+    write(&folder, Packing { samples: 5, shuffle: false }, &dir.path().join("packed"), "train", &|_, _| {}).unwrap();
+    let packed = scanned(dir.path(), "packed");
+    assert!(packed.labels(0) == folder.labels(0) && packed.labels(0).len() == 2 && folder.outlines(0).len() == 2);
+}
+
+#[test]
+#[cfg(unix)]
+fn a_shard_that_is_a_link_stays_inside_the_data_set() {
+    let (dir, elsewhere) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let [_, before] = both(dir.path(), false);
+    let (shard, moved) = (dir.path().join("packed/train-000001.tar"), elsewhere.path().join("x"));
+    std::fs::rename(&shard, &moved).unwrap();
+    std::os::unix::fs::symlink(&moved, &shard).unwrap();
+    let look = |config: &DataConfig| scan(config, Split::Train, &options(None), &|_, _| {});
+    assert!(matches!(look(&config(dir.path(), "packed")), Err(DataError::Outside { .. })));
+    let allowed = DataConfig { allow_outside: vec![elsewhere.path().into()], ..config(dir.path(), "packed") };
+    assert_eq!(look(&allowed).unwrap().len(), before.len());
+}
+
+#[test]
+fn shards_are_a_split_by_themselves() {
+    let dir = tempfile::tempdir().unwrap();
+    both(dir.path(), false);
+    let index = dir.path().join("packed/index.jsonl");
+    let text = std::fs::read(&index).unwrap();
+    std::fs::remove_file(&index).unwrap();
+    let error = scan(&config(dir.path(), "packed"), Split::Train, &options(None), &|_, _| {}).unwrap_err().to_string();
+    assert!(error.contains("index.jsonl: the index is not there; `data index` writes it"), "{error}");
+    std::fs::write(&index, text).unwrap();
+    let error = scan(&config(dir.path(), "[packed, images]"), Split::Train, &options(None), &|_, _| {}).unwrap_err().to_string();
+    assert!(error.contains("a split in shards is one folder of them; `train` names more"), "{error}");
+    let foreign = dir.path().join("foreign");
+    std::fs::create_dir(&foreign).unwrap();
+    let mut writer = Writer::new(&foreign, "x", 9);
+    writer.push("a", &[("jpg", &jpeg(30, 30)), ("txt", b"9 .5 .5 .1 .1\n")]).unwrap();
+    writer.push("b", &[("txt", b"")]).unwrap();
+    writer.push("c", &[("JPG", &jpeg(30, 30)), ("json", b"{}")]).unwrap();
+    writer.push("d", &[("jpg", &jpeg(30, 30)), ("txt", b"1 .5\n")]).unwrap();
+    writer.finish().unwrap();
+    let bad = ScanOptions { allow_bad: true, ..options(None) };
+    let found = scan(&config(dir.path(), "foreign"), Split::Train, &bad, &|_, _| {}).unwrap();
+    let told: Vec<String> = found.bad.iter().map(ToString::to_string).collect();
+    assert_eq!((found.len(), told.len()), (1, 3));
+    for (line, words) in told.iter().zip(["a.txt: class 9 is not one of the 4 classes", "b: its sample has no image", "d.txt:1: 2 columns"])
+    {
+        assert!(line.contains(words), "{line}");
+    }
+}

@@ -62,7 +62,7 @@ fn allowed() -> BTreeMap<&'static str, &'static [&'static str]> {
         ("ranks", &["exit"][..]),
         ("runs", &["exit"][..]),
         ("settings", &["exit"][..]),
-        ("weights", &["exit"][..]),
+        ("weights", &["exit", "runs"][..]),
         ("learner", &["exit", "kernels", "ranks", "runs", "weights"][..]),
         ("qwen", &["chat", "exit", "kernels", "learner", "plots", "runs", "settings", "weights"][..]),
         ("yolo", &["exit", "kernels", "learner", "plots", "runs", "settings", "weights"][..]),

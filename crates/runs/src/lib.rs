@@ -21,7 +21,7 @@ mod process;
 mod run_dir;
 mod store;
 
-pub use atomic::write_atomic;
+pub use atomic::{part_of, publish, write_atomic};
 pub use bounded::{PathError, read_bounded};
 pub use checkpoints::{Checkpoint, Checkpoints, Latest, LoadError, SaveError, SetAside};
 pub use folder::cache_dir;

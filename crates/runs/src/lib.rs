@@ -18,8 +18,10 @@ mod lock;
 mod manifest;
 mod nowhere;
 mod process;
+mod rows;
 mod run_dir;
 mod store;
+mod waiting;
 
 pub use atomic::{part_of, publish, write_atomic};
 pub use bounded::{PathError, read_bounded};

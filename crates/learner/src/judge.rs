@@ -66,25 +66,33 @@ impl<T: Task> Run<T> {
         } else if saves {
             self.try_save(true);
         }
-        self.watchers.all(|o| o.on_epoch_end(&report));
-        let files = self.watchers.files();
-        self.write(files);
-        self.lap();
-        if outcome.is_none() && judged && self.is_late()? {
-            // These weights are judged: another step would ask for another judgement.
-            self.state.counters.done = true;
-            self.export(task, &model, report.epoch, false, !saves)?;
-            self.save_planned().map_err(|error| error.or(LearnError::FinalSave))?;
-            outcome = Some(Outcome::Finished);
+        self.show(&report);
+        if outcome.is_none() && judged {
+            outcome = self.end_late(task, &model, &report, saves)?;
         }
         Ok(outcome.map_or(Judged::On, Judged::Done))
     }
 
-    /// Whether the time has run out while files were made; all ranks say the same.
-    fn is_late(&mut self) -> Result<bool, LearnError> {
-        let Some(hours) = self.settings.config.time else { return Ok(false) };
+    /// Shows the observers what came of it, and writes what they make of that.
+    fn show(&mut self, report: &EpochReport) {
+        self.watchers.all(|o| o.on_epoch_end(report));
+        let files = self.watchers.files();
+        self.write(files);
+        self.lap();
+    }
+
+    /// The end of a run whose time has run out while files were made: its weights are judged, and after another step they would have to be again.
+    fn end_late(&mut self, task: &T, model: &T::Model, report: &EpochReport, saved: bool) -> Result<Option<Outcome>, LearnError> {
+        let Some(hours) = self.settings.config.time else { return Ok(None) };
+        // All ranks say the same.
         self.agree()?;
-        Ok(self.state.counters.elapsed_s >= hours * 3600.0)
+        if self.state.counters.elapsed_s < hours * 3600.0 {
+            return Ok(None);
+        }
+        self.state.counters.done = true;
+        self.export(task, model, report.epoch, false, !saved)?;
+        self.save_planned().map_err(|error| error.or(LearnError::FinalSave))?;
+        Ok(Some(Outcome::Finished))
     }
 
     /// Every rank judges its share.
@@ -214,7 +222,7 @@ impl<T: Task> Run<T> {
                 let older = match self.journal.checkpoints().load_step(step) {
                     Ok(older) => older,
                     Err(error) => {
-                        self.journal.give_up(format!("{} cannot be written any more: {error}", paths.join(", ")));
+                        paths.iter().for_each(|path| self.journal.give_up(path, &error));
                         continue;
                     }
                 };

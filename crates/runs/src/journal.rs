@@ -15,7 +15,7 @@ use serde_json::{Map, Value};
 
 use crate::append_log::{ALL, AppendLog};
 use crate::atomic::replace;
-use crate::checkpoints::{Checkpoint, Checkpoints, SaveError};
+use crate::checkpoints::{Checkpoint, Checkpoints, LoadError, SaveError};
 use crate::manifest::Member;
 use crate::rows::Rows;
 use crate::run_dir::RunDir;
@@ -220,10 +220,15 @@ impl Journal {
         self.waiting.hold(File { path: path.into(), bytes: Rc::clone(bytes), step: Some(step) });
     }
 
-    /// A file that cannot be made any more: what [`finish`](Self::finish) tells.
-    pub fn give_up(&mut self, why: String) {
-        self.warnings.push(why.clone());
-        self.lost.push(why);
+    /// Weights that an earlier process may not have written cannot be made any more. If they are not there, [`finish`](Self::finish) tells.
+    pub fn give_up(&mut self, path: &str, why: &LoadError) {
+        if self.store.len(&self.dir.path().join(path)).is_ok() {
+            self.warnings.push(format!("{path} may be older than it should be: {why}"));
+            return;
+        }
+        let told = format!("{path} cannot be written any more: {why}");
+        self.warnings.push(told.clone());
+        self.lost.push(told);
     }
 
     fn write_those(&mut self, chosen: impl Fn(&str) -> bool) {

@@ -332,6 +332,18 @@ fn the_next_process_knows_what_this_one_could_not_write() {
     assert!(Journal::unwritten(&newest).is_empty() && !newest.members.contains_key("unwritten-0"));
 }
 
+#[test]
+fn weights_that_cannot_be_made_any_more_are_told_if_they_are_missing() {
+    let dir = tempfile::tempdir().unwrap();
+    let (run, mut journal) = started(dir.path());
+    std::fs::write(run.weights().join("epoch1.bin"), "").unwrap();
+    let gone = journal.checkpoints().load_step(3).unwrap_err();
+    ["weights/epoch1.bin", "weights/epoch2.bin"].iter().for_each(|path| journal.give_up(path, &gone));
+    assert!(journal.take_warnings().len() == 2 && journal.is_behind());
+    let error = journal.finish().unwrap_err().to_string();
+    assert!(error.contains("epoch2.bin cannot be written any more") && !error.contains("epoch1.bin"), "{error}");
+}
+
 /// Of a run that is over nothing of the log is cut off, and its rows are mended.
 #[test]
 fn a_run_that_is_over_is_opened_as_it_is() {

@@ -47,10 +47,10 @@ fn what_a_run_could_not_write_its_next_process_does() {
 #[test]
 fn an_example_ends_with_the_code_of_what_it_could_not_write() {
     let dir = tempfile::tempdir().unwrap();
-    obstruct(&dir.path().join("runs/byte_gpt"), "results.csv");
+    obstruct(&dir.path().join("runs/byte_gpt"), "weights/last.safetensors");
     let mut example = Command::new(program("examples/byte_gpt"));
     let (_, error) = expect_code(example.current_dir(dir.path()).args(["runs", "1"]), 3);
-    assert!(error.contains("training is saved") && error.contains("results.csv"), "{error}");
+    assert!(error.contains("training is saved") && error.contains("last.safetensors"), "{error}");
 }
 
 /// An image with a header that says what it said, and nothing that can be decoded behind it. Returns what was there.

@@ -43,7 +43,7 @@ fn the_time_stops_within_an_epoch_and_validates_once() {
 #[test]
 fn the_time_overrides_the_epochs() {
     let dir = tempfile::tempdir().unwrap();
-    let config = LearnerConfig { epochs: 1, time: Some(0.6 / 3600.0), ..config() };
+    let config = LearnerConfig { epochs: 1, time: Some(2.0 / 3600.0), ..config() };
     let mut session = learner(dir.path(), config, no_poison);
     session.observe(Slow);
     assert_eq!(session.fit(&data()).unwrap(), Outcome::Finished);

@@ -148,16 +148,24 @@ fn a_second_one_gives_the_terminal_back() {
     assert!(text[ended..].contains(" icanon") && text[ended..].contains(" echo "), "{}", &text[ended..]);
 }
 
-/// Ends a program in its closing work, after the line that `begun` says; what is left is done by `--resume`, which says `done`.
+/// Ends a program in its closing work, after the line that `begun` says; what is left is done by `--resume`, which says `done`. Once with a file of
+/// the run that could not be written: that is the code then.
 fn closing(program: fn(&Path, &[&str]) -> Command, dir: &Path, args: &[&str], run: &str, begun: &str, done: &str) {
-    let mut child = start(&mut program(dir, args));
-    let mut out = BufReader::new(child.stdout.take().unwrap());
-    read_until(&mut out, begun);
-    signal(&child, "TERM");
-    let (_, error) = ended(child, 0);
-    assert!(error.contains("the training is done and saved") && error.contains(&format!("--resume {run}")), "{error}");
-    let rest = read_rest(out);
-    assert!(!rest.contains(done), "{rest}");
+    let obstacle = dir.join(run).join("results.csv");
+    std::fs::create_dir_all(obstacle.join("x")).unwrap();
+    for code in [3, 0] {
+        let mut child = start(&mut program(dir, &[args, &["--exist-ok"]].concat()));
+        let mut out = BufReader::new(child.stdout.take().unwrap());
+        read_until(&mut out, begun);
+        signal(&child, "TERM");
+        let (_, error) = ended(child, code);
+        assert!(error.contains("the training is done and saved") && error.contains(&format!("--resume {run}")), "{error}");
+        let rest = read_rest(out);
+        assert!(!rest.contains(done), "{rest}");
+        if code == 3 {
+            std::fs::remove_dir_all(&obstacle).unwrap();
+        }
+    }
     let (rest, _) = expect_code(&mut program(dir, &["--resume", run]), 0);
     assert!(rest.contains(done), "{rest}");
 }

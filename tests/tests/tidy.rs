@@ -63,7 +63,7 @@ fn allowed() -> BTreeMap<&'static str, &'static [&'static str]> {
         ("runs", &["exit"][..]),
         ("settings", &["exit"][..]),
         ("shards", &["exit", "runs"][..]),
-        ("weights", &["exit"][..]),
+        ("weights", &["exit", "runs"][..]),
         ("learner", &["exit", "kernels", "ranks", "runs", "weights"][..]),
         ("qwen", &["chat", "exit", "kernels", "learner", "plots", "runs", "settings", "weights"][..]),
         ("yolo", &["exit", "kernels", "learner", "plots", "runs", "settings", "shards", "weights"][..]),

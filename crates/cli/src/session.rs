@@ -4,18 +4,20 @@
 //! [`Session::open`] it takes the run directory, which is given back if nothing comes to be in it; from [`Run::start`] on a signal lets the
 //! step finish, and from [`Run::close`] on it leaves what can be done again.
 
+use std::collections::BTreeMap;
 use std::io::IsTerminal;
 use std::path::Path;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use bellows_device::{Selected, Telemetry};
+use bellows_exit::Exit;
 use bellows_learner::{Dashboard, LearnError, Learner, Limits, Observer, Outcome, Phase, Task};
 use bellows_runs::RunDir;
 use bellows_settings::Setting;
 use burn::train::Interrupter;
 use burn::train::renderer::tui::TuiMetricsRendererWrapper;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 use crate::background::{self, keep_words, leave_terminal};
@@ -25,7 +27,7 @@ use crate::pulse::{self, Watch};
 use crate::ranks::Ranks;
 use crate::signals::{Signals, Taken};
 use crate::supervise::{end_with_parent, supervise};
-use crate::{Failure, Usage, join_pool, note, place, ranks, say};
+use crate::{Context, Failure, Usage, join_pool, note, place, ranks, say};
 
 /// Who does the work of a verb that trains, and who looks after it.
 #[derive(Clone, Debug, Default)]
@@ -42,6 +44,28 @@ pub struct Keeping {
     pub ranks: usize,
     /// With `supervise`: those of this machine that are lost are left out.
     pub elastic: bool,
+}
+
+/// The settings that say so, as every program that trains has them.
+#[derive(Deserialize)]
+struct KeepingSettings {
+    supervise: bool,
+    fallback: String,
+    heartbeat: BTreeMap<String, f64>,
+    elastic: bool,
+}
+
+impl Keeping {
+    /// As the settings of a run have it.
+    ///
+    /// # Errors
+    /// What `heartbeat` cannot mean, as [`Usage`].
+    pub fn of(config: &impl Serialize, background: bool, ranks: usize) -> Result<Self, Failure> {
+        let settings = serde_json::to_value(config).and_then(serde_json::from_value);
+        let KeepingSettings { supervise, fallback, heartbeat, elastic } = settings.context(Exit::Failed, "the settings of a run")?;
+        let limits = Limits::of(&heartbeat).map_err(Usage)?;
+        Ok(Self { supervise, fallback: fallback == "cpu", limits, background, ranks, elastic })
+    }
 }
 
 /// A verb that trains, before it has a run.
@@ -195,7 +219,7 @@ impl Run {
                 learner.first_event("restart", json!({ "reason": reason, "restarts": orders.restarts }));
             }
         }
-        learner.stop_when(self.session.signals.flag());
+        learner.stop_when(self.session.signals.flag()).incomplete_when(self.session.signals.incomplete());
         self.session.signals.training(self.session.tui);
         self.started = Instant::now();
         Ok(())
@@ -250,11 +274,18 @@ impl Run {
                 say(&format!("Stopped; go on with: {resume}"));
                 return false;
             }
-            Outcome::NothingToDo => say(&format!("{} is finished: nothing to resume", self.path().display())),
+            Outcome::NothingToDo => {
+                say(&format!("{} is finished: nothing to resume; what its files lack is written", self.path().display()));
+            }
             Outcome::Finished | Outcome::EarlyStopped => {}
         }
         pulse::turn_to(Phase::Export);
         self.session.signals.closing(format!("stopped: the training is done and saved; the rest is done by: {resume}"))
+    }
+
+    /// A file of the closing work could not be written: a signal does not hide that.
+    pub fn lacks_a_file(&self) {
+        self.session.signals.lacks_a_file();
     }
 
     /// The last word, after a closing that came to `closed`; `written` is what became of the files of the run.

@@ -29,8 +29,8 @@ enum Phase {
     Training { silent: bool },
     /// What this process, another one, has: every signal is passed on to it.
     Another(u32),
-    /// Nothing that could not be done again, as this sentence says how.
-    Closing(String),
+    /// Nothing that could not be done again, as this sentence says how; whether some of it was done, and has failed.
+    Closing { words: String, lacks: bool },
 }
 
 /// How to take back what was taken from the disk.
@@ -45,6 +45,7 @@ struct State {
 #[derive(Clone)]
 pub struct Signals {
     stop: Arc<AtomicBool>,
+    incomplete: Arc<AtomicBool>,
     state: Arc<Mutex<State>>,
 }
 
@@ -55,7 +56,7 @@ impl Signals {
     /// When the operating system refuses a handler or a thread.
     pub(crate) fn install() -> Result<Self, Failure> {
         let state = State { phase: Phase::Before("stopped"), undo: None };
-        let signals = Self { stop: Arc::default(), state: Arc::new(Mutex::new(state)) };
+        let signals = Self { stop: Arc::default(), incomplete: Arc::default(), state: Arc::new(Mutex::new(state)) };
         let installing = "installing signal handlers";
         let mut arriving = Arriving::new([SIGINT, SIGTERM]).context(Exit::Failed, installing)?;
         // A file that outgrows `ulimit -f` is then an error of that write and not the end of the process.
@@ -69,6 +70,12 @@ impl Signals {
     /// The flag that the first signal sets, for [`Learner::stop_when`](bellows_learner::Learner::stop_when).
     pub fn flag(&self) -> Arc<AtomicBool> {
         Arc::clone(&self.stop)
+    }
+
+    /// The flag that is set while a file of the run could not be written, for
+    /// [`Learner::incomplete_when`](bellows_learner::Learner::incomplete_when).
+    pub(crate) fn incomplete(&self) -> Arc<AtomicBool> {
+        Arc::clone(&self.incomplete)
     }
 
     /// What a signal says that ends the process at once.
@@ -97,8 +104,15 @@ impl Signals {
         if stopped {
             tell(&words);
         }
-        state.phase = Phase::Closing(words);
+        state.phase = Phase::Closing { words, lacks: false };
         !stopped
+    }
+
+    /// A file of the closing work could not be written: a signal that ends it does not hide that.
+    pub(crate) fn lacks_a_file(&self) {
+        if let Phase::Closing { lacks, .. } = &mut self.state().phase {
+            *lacks = true;
+        }
     }
 
     /// Whether a signal has come.
@@ -147,12 +161,13 @@ impl Signals {
             _ if again => quit(128 + signal),
             Phase::Training { silent: true } => {}
             Phase::Training { silent: false } => tell("stopping after this step; again to stop at once"),
-            Phase::Closing(words) => {
+            Phase::Closing { words, lacks } => {
                 tell(words);
+                let lacks = *lacks || self.incomplete.load(Ordering::Relaxed);
                 drop(state);
                 pulse::end("stopped in its closing work");
                 std::thread::sleep(GRACE);
-                quit(0);
+                quit(if lacks { Exit::FinalSave.code().into() } else { 0 });
             }
         }
     }

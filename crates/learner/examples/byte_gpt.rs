@@ -1,10 +1,16 @@
 //! A byte-level GPT, pre-trained on the text of this repository's docs: a model of Burn's own layers joins the Learner.
 //!
 //! `cargo run --release -p bellows-learner --example byte_gpt [RUNS_DIR] [STEPS]`; the same again goes on where it was stopped.
-#![allow(clippy::print_stdout, reason = "an example is a program")]
+#![allow(clippy::print_stdout, clippy::print_stderr, reason = "an example is a program")]
 
+use std::error::Error;
+use std::fs::{self, File};
+use std::io::{self, Read, Seek, SeekFrom};
 use std::path::Path;
+use std::process::ExitCode;
+use std::sync::Arc;
 
+use bellows_exit::Coded;
 use bellows_learner::{
     Draw, EpochReport, EvalContext, Evaluation, Identity, Learner, LearnerConfig, Schedule, StepOutput, Task, TaskError, UpdateSchedule,
 };
@@ -22,21 +28,30 @@ const S: usize = 64;
 const WIDTH: usize = 64;
 const HELD_OUT: usize = 16;
 
-/// Neighbouring bytes.
-type Window = Vec<u8>;
+/// Where a window lies: in which file, and from which byte on.
+type Place = (Arc<Path>, u64);
 
-/// The docs in windows: those to learn from, and those to judge by.
-pub(crate) fn docs() -> std::io::Result<(InMemDataset<Window>, Vec<Window>)> {
+/// Where the windows of the docs lie: those to learn from, and those to judge by.
+pub(crate) fn docs() -> io::Result<(InMemDataset<Place>, Vec<Place>)> {
     let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs");
-    let mut files = std::fs::read_dir(docs)?.map(|entry| Ok(entry?.path())).collect::<std::io::Result<Vec<_>>>()?;
-    files.retain(|path| path.extension().is_some_and(|e| e == "md"));
-    files.sort();
-    let mut windows = Vec::new();
-    for path in files {
-        windows.extend(std::fs::read(path)?.chunks_exact(S + 1).map(<[u8]>::to_vec));
+    let mut paths = fs::read_dir(docs)?.map(|entry| Ok(entry?.path())).collect::<io::Result<Vec<_>>>()?;
+    paths.retain(|path| path.extension().is_some_and(|e| e == "md"));
+    paths.sort();
+    let mut places = Vec::new();
+    for path in paths.into_iter().map(Arc::<Path>::from) {
+        let windows = fs::metadata(&path)?.len() / (S + 1) as u64;
+        places.extend((0..windows).map(|i| (Arc::clone(&path), i * (S + 1) as u64)));
     }
-    let held_out = windows.split_off(windows.len().saturating_sub(HELD_OUT));
-    Ok((InMemDataset::new(windows), held_out))
+    let held_out = places.split_off(places.len().saturating_sub(HELD_OUT));
+    Ok((InMemDataset::new(places), held_out))
+}
+
+/// Its bytes, read now: no more than a batch of them is in memory.
+fn read((path, from): &Place) -> io::Result<Vec<u8>> {
+    let (mut file, mut window) = (File::open(path)?, vec![0; S + 1]);
+    file.seek(SeekFrom::Start(*from))?;
+    file.read_exact(&mut window)?;
+    Ok(window)
 }
 
 #[derive(Module, Debug)]
@@ -61,20 +76,18 @@ impl Gpt {
         let tensor = |from: usize| Tensor::<2, Int>::from_data(TensorData::new(bytes(from), [windows.len(), S]), device);
         let places = Tensor::arange(0..S as i64, device).reshape([1, S]);
         let x = self.tokens.forward(tensor(0)) + self.places.forward(places);
-        let mask = generate_autoregressive_mask(windows.len(), S, device);
-        let x = self.layers.forward(TransformerEncoderInput::new(x).mask_attn(mask));
+        let x = self.layers.forward(TransformerEncoderInput::new(x).mask_attn(generate_autoregressive_mask(windows.len(), S, device)));
         let log_p = log_softmax(self.head.forward(x), 2);
         log_p.gather(2, tensor(1).unsqueeze_dim(2)).sum().neg()
     }
 }
 
-pub(crate) struct Bytes {
-    held_out: Vec<Vec<u8>>,
-}
+/// Judged by these windows.
+pub(crate) struct Bytes(Vec<Place>);
 
 impl Task for Bytes {
     type Model = Gpt;
-    type Item = Vec<u8>;
+    type Item = Place;
     type Batch = Vec<Vec<u8>>;
     type Output = ();
 
@@ -87,8 +100,8 @@ impl Task for Bytes {
     fn per_count(&self) -> bool {
         true
     }
-    fn batch(&self, data: &dyn Dataset<Vec<u8>>, _: Draw, indices: &[usize]) -> Result<Vec<Vec<u8>>, TaskError> {
-        Ok(indices.iter().map(|&i| data.get(i)).collect::<Result<_, _>>()?)
+    fn batch(&self, data: &dyn Dataset<Place>, _: Draw, indices: &[usize]) -> Result<Vec<Vec<u8>>, TaskError> {
+        indices.iter().map(|&i| Ok(read(&data.get(i)?)?)).collect()
     }
     fn sample_names(&self, batch: &Vec<Vec<u8>>) -> Vec<String> {
         batch.iter().map(|window| String::from_utf8_lossy(&window[..12]).into_owned()).collect()
@@ -97,44 +110,40 @@ impl Task for Bytes {
         StepOutput::sum(model.loss(batch, device), batch.len() * S)
     }
     fn evaluate(&self, model: &Gpt, context: &mut EvalContext<'_>) -> Result<Evaluation, TaskError> {
-        let nats = model.loss(&self.held_out, context.device).try_into_scalar::<f32>()?;
+        let held_out = self.0.iter().map(read).collect::<io::Result<Vec<_>>>()?;
+        let nats = model.loss(&held_out, context.device).try_into_scalar::<f32>()?;
         let bits = f64::from(nats) / (HELD_OUT * S) as f64 / std::f64::consts::LN_2;
-        Ok(Evaluation { fitness: -bits, metrics: vec![("val/bits_per_byte".into(), bits)], samples: HELD_OUT, ..Evaluation::default() })
+        Ok(Evaluation { fitness: -bits, ..Evaluation::of("val/bits_per_byte", bits, HELD_OUT) })
     }
 }
 
 fn tell(report: &EpochReport) {
-    let (epoch, bits) = (report.epoch + 1, report.metric("val/bits_per_byte"));
-    println!("epoch {epoch}: {:.3} nats a byte learnt, {bits:.3} bits a byte judged", report.means[0]);
+    println!("epoch {}: {:.3} nats a byte, {:.3} bits judged", report.epoch + 1, report.means[0], report.metric("val/bits_per_byte"));
 }
 
 /// A run of `steps` updates in `dir`, from its newest checkpoint if it has one.
-pub(crate) fn learner(dir: RunDir, steps: u64) -> Result<Learner<Bytes>, Box<dyn std::error::Error>> {
-    let (_, held_out) = docs()?;
+pub(crate) fn learner(dir: RunDir, steps: u64) -> Result<Learner<Bytes>, Box<dyn Error>> {
+    let (windows, held_out) = docs()?;
     let schedule =
         UpdateSchedule { lr: 2e-3, min_lr_ratio: 0.1, warmup_steps: Some(20), batch: 8, accumulate: 2, ..UpdateSchedule::default() };
-    let config = LearnerConfig {
-        max_steps: Some(steps),
-        beta2: Some(0.95),
-        max_grad_norm: 1.0,
-        workers: 1,
-        ..LearnerConfig::new(1000, Schedule::Updates(schedule))
-    };
-    let (device, identity) = (Device::flex(), Identity::default().with("number of steps", steps));
-    let mut learner = Learner::new(Bytes { held_out }, Gpt::new(&device), &device, config, dir, identity)?;
+    let plain = LearnerConfig::new(1000, Schedule::Updates(schedule));
+    let config = LearnerConfig { max_steps: Some(steps), beta2: Some(0.95), max_grad_norm: 1.0, workers: 1, ..plain };
+    let (device, identity) = (Device::flex(), Identity::default().with("number of steps", steps).with("text", windows.len()));
+    let mut learner = Learner::new(Bytes(held_out), Gpt::new(&device), &device, config, dir, identity)?;
     learner.resume()?;
     Ok(learner)
 }
 
 #[allow(dead_code, reason = "a test takes the rest of this file")]
-fn main() -> Result<(), Box<dyn std::error::Error>> {
+fn main() -> Result<ExitCode, Box<dyn Error>> {
     let mut words = std::env::args().skip(1);
     let runs = words.next().unwrap_or_else(|| "runs/examples".into());
     let dir = RunDir::create(Path::new(&runs), "byte_gpt", true)?;
     let _lock = dir.lock()?;
     let mut learner = learner(dir, words.next().map_or(Ok(300), |n| n.parse())?)?;
-    let (windows, _) = docs()?;
-    let outcome = learner.on_epoch_end(tell).fit(&windows)?;
-    println!("{outcome:?}: {}", learner.dir().path().display());
-    Ok(())
+    let ended = learner.on_epoch_end(tell).fit(&docs()?.0).and_then(|_| learner.finish());
+    println!("{}", learner.dir().path().display());
+    let Err(error) = ended else { return Ok(ExitCode::SUCCESS) };
+    eprintln!("error: {error}");
+    Ok(error.exit().code().into())
 }

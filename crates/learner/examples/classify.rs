@@ -143,7 +143,6 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let dir = RunDir::create(Path::new(&runs), "classify", true)?;
     let _lock = dir.lock()?;
     let mut learner = learner(dir, words.next().map_or(Ok(10), |n| n.parse())?)?;
-    let outcome = learner.on_epoch_end(tell).fit(&data())?;
-    println!("{outcome:?}: {}", learner.dir().path().display());
-    Ok(())
+    println!("{:?}", learner.on_epoch_end(tell).fit(&data())?);
+    Ok(learner.finish()?)
 }

@@ -94,10 +94,18 @@ impl Observer for Dashboard {
     }
 
     fn on_notice(&mut self, notice: &Notice) {
+        // Nobody sees it once the renderer has ended; the program tells what is missing then.
+        if self.info.is_none() {
+            return;
+        }
         self.renderer.log_event_training(format!("{}: {}", notice.kind, notice.message));
     }
 
     fn on_end(&mut self) {
+        // A run that was over before has not begun here.
+        if self.info.take().is_none() {
+            return;
+        }
         self.renderer.end();
         if let Err(error) = self.renderer.on_train_end(None) {
             tracing::warn!("dashboard: {error}");

@@ -46,6 +46,13 @@ impl Identity {
         info
     }
 
+    /// The settings that a checkpoint's `info` does not know, with what they are now.
+    pub(crate) fn unknown_to(&self, info: &Map<String, Value>) -> Map<String, Value> {
+        let Some(Value::Object(begun)) = info.get(SETTINGS) else { return Map::new() };
+        let unknown = |key: &&String| !begun.contains_key(*key) && !self.may_change.contains(*key);
+        self.settings.iter().filter(|(key, _)| unknown(key)).map(|(key, value)| (key.clone(), value.clone())).collect()
+    }
+
     /// What differs in a checkpoint's `info`, in words; `None` if it is the same run.
     pub(crate) fn difference(&self, info: &Map<String, Value>) -> Option<String> {
         let mut different: Vec<String> = Vec::new();
@@ -126,6 +133,7 @@ mod tests {
         let mut begun = identity(&Config::default()).info();
         begun["settings"].as_object_mut().unwrap().remove("new");
         assert_eq!(identity(&Config::default()).difference(&begun), None);
+        assert_eq!(Value::from(identity(&Config::default()).unknown_to(&begun)), serde_json::json!({ "new": false }));
         let said = identity(&Config { new: true, ..Config::default() }).difference(&begun).unwrap();
         assert_eq!(said, "new was false and is true");
         // So has a fact no value.

@@ -18,9 +18,6 @@ use crate::shortage::{Failure, attempt};
 use crate::task::{EvalContext, Evaluation, Interrupted, Task};
 use crate::tensorboard;
 
-/// The best weights, within the run.
-const BEST: &str = "weights/best.safetensors";
-
 /// How a judgement ended.
 pub(crate) enum Judged {
     /// Training goes on.
@@ -61,18 +58,41 @@ impl<T: Task> Run<T> {
         self.agree()?;
         let report = self.count_evaluation(evaluation);
         self.log_evaluation(task, &report, at)?;
-        let outcome = self.move_on(at, evaluated);
+        let judged = evaluated || !task.judges();
+        let mut outcome = self.move_on(at, judged);
         self.export(task, &model, report.epoch, report.best, saves || outcome.is_some())?;
         if outcome.is_some() {
             self.save_planned().map_err(|error| error.or(LearnError::FinalSave))?;
         } else if saves {
             self.try_save(true);
         }
-        self.lap();
-        self.watchers.all(|o| o.on_epoch_end(&report));
+        self.show(&report);
+        if outcome.is_none() && judged {
+            outcome = self.end_late(task, &model, &report, saves)?;
+        }
+        Ok(outcome.map_or(Judged::On, Judged::Done))
+    }
+
+    /// Shows the observers what came of it, and writes what they make of that.
+    fn show(&mut self, report: &EpochReport) {
+        self.watchers.all(|o| o.on_epoch_end(report));
         let files = self.watchers.files();
         self.write(files);
-        Ok(outcome.map_or(Judged::On, Judged::Done))
+        self.lap();
+    }
+
+    /// The end of a run whose time has run out while files were made: its weights are judged, and after another step they would have to be again.
+    fn end_late(&mut self, task: &T, model: &T::Model, report: &EpochReport, saved: bool) -> Result<Option<Outcome>, LearnError> {
+        let Some(hours) = self.settings.config.time else { return Ok(None) };
+        // All ranks say the same.
+        self.agree()?;
+        if self.state.counters.elapsed_s < hours * 3600.0 {
+            return Ok(None);
+        }
+        self.state.counters.done = true;
+        self.export(task, model, report.epoch, false, !saved)?;
+        self.save_planned().map_err(|error| error.or(LearnError::FinalSave))?;
+        Ok(Some(Outcome::Finished))
     }
 
     /// Every rank judges its share.
@@ -140,7 +160,7 @@ impl<T: Task> Run<T> {
     }
 
     /// To the next epoch if this one is complete, and to the end if there is nothing more to do.
-    fn move_on(&mut self, at: Judging, evaluated: bool) -> Option<Outcome> {
+    fn move_on(&mut self, at: Judging, judged: bool) -> Option<Outcome> {
         let (counters, config) = (&mut self.state.counters, &self.settings.config);
         let seconds = config.time.map(|hours| hours * 3600.0);
         if at.complete {
@@ -152,7 +172,7 @@ impl<T: Task> Run<T> {
             }
         }
         // The time may have run out while the model was judged.
-        let over = at.last || (evaluated && seconds.is_some_and(|seconds| counters.elapsed_s >= seconds));
+        let over = at.last || (judged && seconds.is_some_and(|seconds| counters.elapsed_s >= seconds));
         let stale = config.patience > 0 && counters.since_best >= config.patience;
         counters.done = over || stale;
         match (over, stale) {
@@ -172,59 +192,53 @@ impl<T: Task> Run<T> {
             return Ok(());
         }
         let bytes: Rc<[u8]> = task.export(model, epoch).map_err(LearnError::task("exporting the weights"))?.into();
-        let period = self.settings.config.save_period;
+        let (period, step) = (self.settings.config.save_period, self.state.counters.batches);
         let periodic = (all && period > 0 && epoch as i64 % period == 0).then(|| format!("epoch{epoch}"));
         let names = all.then(|| "last".to_string()).into_iter().chain(best.then(|| "best".into())).chain(periodic);
-        for name in names {
-            self.journal.write_after_save(&format!("weights/{name}.safetensors"), &bytes);
-        }
-        if !all {
-            self.journal.write_waiting();
-            self.tell_warnings();
-        }
-        Ok(())
-    }
-
-    /// The best weights of the run, if the process that made this checkpoint, which the run goes on from, could not write them: they are in a
-    /// checkpoint of their own, for the state of the run is that of `newest`.
-    ///
-    /// # Errors
-    /// A checkpoint of another run.
-    pub(crate) fn export_best_again(&mut self, task: &T, newest: &Checkpoint) -> Result<(), LearnError> {
-        let c = &self.state.counters;
-        let (Some(step), Some((_, epoch))) = (c.best_step, c.best) else { return Ok(()) };
-        if step == newest.step || !self.ranks.is_first() || !Journal::may_lack(newest, BEST) {
-            return Ok(());
-        }
-        let best = match self.journal.checkpoints().load_step(step) {
-            Ok(best) => best,
-            Err(error) => {
-                self.watchers.notify("warning", format!("{BEST} was not written, and cannot be any more: {error}"));
-                return Ok(());
+        for path in names.map(|name| format!("weights/{name}.safetensors")) {
+            if all {
+                self.journal.write_weights_after_save(&path, step, &bytes);
+            } else {
+                self.journal.write_weights(&path, step, &bytes);
             }
-        };
-        let turned = self.turn_state_to(&best).map(|()| self.ema_model());
-        self.turn_state_to(newest)?;
-        let bytes = task.export(&turned?, epoch).map_err(LearnError::task("exporting the weights"))?;
-        self.journal.write_after_save(BEST, &bytes.into());
-        Ok(())
-    }
-
-    /// The weights of the checkpoint that the run goes on from, if it was made after a judgement: a process that died between a checkpoint and
-    /// what is written after it has left them to this one.
-    ///
-    /// # Errors
-    /// Weights that cannot be read back.
-    pub(crate) fn export_again(&mut self, task: &T) -> Result<(), LearnError> {
-        let c = &self.state.counters;
-        if c.batches == 0 || c.planned_step != Some(c.batches) || c.evaluated_at != c.updates {
-            return Ok(());
         }
-        let (epoch, best) = (if c.position == 0 { c.epoch.saturating_sub(1) } else { c.epoch }, c.best_step == Some(c.batches));
-        let (model, all) = (self.ema_model(), self.settings.config.save || c.done);
-        self.export(task, &model, epoch, best, all)?;
-        self.journal.write_waiting();
         self.tell_warnings();
         Ok(())
+    }
+
+    /// The weights that the process which made this checkpoint, which the run goes on from, may not have written: it has died between the
+    /// checkpoint and what comes after it, or the disk had no room. Those of an earlier state are in a checkpoint of their own.
+    ///
+    /// # Errors
+    /// A checkpoint of another run; weights that cannot be read back.
+    pub(crate) fn export_missing(&mut self, task: &T, newest: &Checkpoint) -> Result<(), LearnError> {
+        if !self.ranks.is_first() {
+            return Ok(());
+        }
+        for (step, paths) in Journal::unwritten(newest) {
+            let (model, epoch) = if step == newest.step {
+                self.judged_model()
+            } else {
+                let older = match self.journal.checkpoints().load_step(step) {
+                    Ok(older) => older,
+                    Err(error) => {
+                        paths.iter().for_each(|path| self.journal.give_up(path, &error));
+                        continue;
+                    }
+                };
+                let turned = self.turn_state_to(&older).map(|()| self.judged_model());
+                self.turn_state_to(newest)?;
+                turned?
+            };
+            let bytes: Rc<[u8]> = task.export(&model, epoch).map_err(LearnError::task("exporting the weights"))?.into();
+            paths.iter().for_each(|path| self.journal.write_weights(path, step, &bytes));
+        }
+        Ok(())
+    }
+
+    /// The averaged weights of a state that was judged, and the epoch they are of.
+    fn judged_model(&self) -> (T::Model, usize) {
+        let counters = &self.state.counters;
+        (self.ema_model(), if counters.position == 0 { counters.epoch.saturating_sub(1) } else { counters.epoch })
     }
 }

@@ -47,6 +47,8 @@ pub struct Learner<T: Task> {
     came_from: Option<Checkpoint>,
     /// Events to write when the log is opened.
     first_events: Vec<(&'static str, Value)>,
+    /// What observers are told when training goes on.
+    first_notices: Vec<String>,
     tensorboard: bool,
 }
 
@@ -99,8 +101,9 @@ impl<T: Task> Learner<T> {
         let journal = Journal::open_with(store, dir)?;
         let groups = task.groups();
         let settings = Settings { config, device, layout, groups, identity };
-        let run = Run { state, journal, watchers: Watchers::none(), settings, clock: Clock::start(), ranks: Ranks::default() };
-        Ok(Self { task, run, came_from: None, first_events: Vec::new(), tensorboard: false })
+        let (watchers, clock, ranks) = (Watchers::none(), Clock::start(), Ranks::default());
+        let run = Run { state, journal, watchers, settings, clock, begun: false, ranks };
+        Ok(Self { task, run, came_from: None, first_events: Vec::new(), first_notices: Vec::new(), tensorboard: false })
     }
 
     /// Makes this one of several ranks that train one model, each with a Learner of its own: before [`resume`](Self::resume), which all of them
@@ -177,6 +180,12 @@ impl<T: Task> Learner<T> {
         self
     }
 
+    /// A flag that says whether a file of the run could not be written so far: for whoever ends the process before [`finish`](Self::finish).
+    pub fn incomplete_when(&mut self, flag: Arc<AtomicBool>) -> &mut Self {
+        self.run.watchers.incomplete = flag;
+        self
+    }
+
     /// Whether one of them asks for the end: also what is done with the model after [`fit`](Self::fit) should stop then.
     pub fn is_stopped(&self) -> bool {
         self.run.watchers.stopping()
@@ -217,10 +226,13 @@ impl<T: Task> Learner<T> {
     /// # Errors
     /// What is still missing; the checkpoints are there.
     pub fn finish(&mut self) -> Result<(), LearnError> {
-        Ok(self.run.journal.finish()?)
+        let written = self.run.journal.finish();
+        self.run.tell_warnings();
+        Ok(written?)
     }
 
-    /// Goes on from the newest intact checkpoint, which rank 0 reads for all; does nothing when the run was stopped before it had one.
+    /// Goes on from the newest intact checkpoint, which rank 0 reads for all, and writes the weights that whoever made it may not have written; does
+    /// nothing when the run was stopped before it had one.
     ///
     /// # Errors
     /// When checkpoints exist but none can be used, or are gone from a run that has trained: a run never silently starts again at 0.
@@ -245,8 +257,15 @@ impl<T: Task> Learner<T> {
             let reason = format!("{difference} (since step {} was saved)", checkpoint.step);
             return Err(LearnError::Mismatch { path: checkpoint.path, reason });
         }
+        let defaults = self.run.settings.identity.unknown_to(&checkpoint.info);
+        if !defaults.is_empty() {
+            let list: Vec<String> = defaults.iter().map(|(key, value)| format!("{key} ({value})")).collect();
+            self.first_notices
+                .push(format!("the run was begun by an older program; of what it did not know, defaults: {}", list.join(", ")));
+            self.first_event("defaults", defaults.into());
+        }
         self.run.turn_state_to(&checkpoint)?;
-        self.run.export_best_again(&self.task, &checkpoint)?;
+        self.run.export_missing(&self.task, &checkpoint)?;
         // The logs ask for their part when training begins; the weights are in the state.
         checkpoint.members.retain(|name, _| !name.ends_with(".safetensors"));
         self.came_from = Some(checkpoint);
@@ -262,14 +281,18 @@ impl<T: Task> Learner<T> {
         self.first_event("oom", json!({ "reason": reason, "files": [], "parts": parts }));
     }
 
-    /// Trains to the end, or until something stops the run. What of its files could not be written is told by [`finish`](Self::finish), which is
-    /// called last.
+    /// Trains to the end, or until something stops the run; of a run that is over, writes what is missing of its files. What of them could not be
+    /// written is told by [`finish`](Self::finish), which is called last.
     ///
     /// # Errors
     /// See [`LearnError`]; whatever was saved before the error stays.
     pub fn fit(&mut self, data: &dyn Dataset<T::Item>) -> Result<Outcome, LearnError> {
         if self.run.state.counters.done {
-            self.run.export_again(&self.task)?;
+            if let Some(checkpoint) = &self.came_from {
+                self.run.journal.reopen(checkpoint);
+                self.run.begun = true;
+            }
+            self.run.end();
             return Ok(Outcome::NothingToDo);
         }
         if data.is_empty() {
@@ -277,11 +300,7 @@ impl<T: Task> Learner<T> {
         }
         self.begin(data.len())?;
         let outcome = self.train(data);
-        let files = self.run.watchers.end();
-        self.run.write(files);
-        if let Err(unwritten) = self.finish() {
-            self.run.watchers.notify("warning", unwritten.to_string());
-        }
+        self.run.end();
         outcome
     }
 
@@ -292,6 +311,7 @@ impl<T: Task> Learner<T> {
             Some(checkpoint) => run.journal.go_on(checkpoint),
             None => run.journal.begin(&log::header(self.task.item_names(), &metrics, run.settings.groups.len())?)?,
         }
+        run.begun = true;
         run.level_begin()?;
         let batches = run.plan(&self.task, samples).batches.len();
         let Counters { epochs, epoch, position, batches: step, elapsed_s, .. } = run.state.counters;
@@ -312,8 +332,9 @@ impl<T: Task> Learner<T> {
         run.clock.saved.elapsed_s = elapsed_s;
         run.clock.saved.batches = step;
         if resumed {
-            run.watchers.notify("resume", format!("going on at epoch {} batch {}", epoch + 1, position + 1));
-            return run.export_again(&self.task);
+            let place = format!("going on at epoch {} batch {}", epoch + 1, position + 1);
+            self.first_notices.drain(..).chain([place]).for_each(|notice| run.watchers.notify("resume", notice));
+            return Ok(());
         }
         // A run has a checkpoint from its first moment: roll-backs have somewhere to go and an unwritable disk shows at once.
         run.save_planned().map_err(|error| error.or(LearnError::Save))

@@ -115,7 +115,7 @@ pub trait Observer {
     fn on_epoch_end(&mut self, _report: &EpochReport) {}
     /// Something worth a line happened.
     fn on_notice(&mut self, _notice: &Notice) {}
-    /// The run ended, with or without success.
+    /// The run ended, with or without success; notices of files that could not be written may still come.
     fn on_end(&mut self) {}
     /// Files to be written (pictures); asked for after [`Observer::on_epoch_end`] and [`Observer::on_end`].
     fn files(&mut self) -> Vec<RunFile> {

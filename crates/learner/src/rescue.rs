@@ -39,7 +39,7 @@ impl<T: Task> Run<T> {
         })?;
         let checkpoint = found.ok_or_else(diverged)?;
         self.turn_state_to(&checkpoint)?;
-        self.journal.take_back_rows(&checkpoint);
+        self.journal.take_back(&checkpoint);
         let (from, last) = now.in_trouble();
         self.state.counters.roll_back_from(&now);
         let Counters { epoch, position, lr_scale, rollbacks, .. } = self.state.counters;

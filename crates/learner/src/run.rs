@@ -1,5 +1,6 @@
 //! A run in progress: its state, its journal, its watchers and its settings, and what every arm of the loop does with them.
 
+use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use bellows_runs::{Checkpoint, Journal, Member, Retention};
@@ -92,6 +93,8 @@ pub(crate) struct Run<T: Task> {
     pub(crate) watchers: Watchers<T::Output>,
     pub(crate) settings: Settings,
     pub(crate) clock: Clock,
+    /// The logs are open: before that nothing is told, for it would be cut off again.
+    pub(crate) begun: bool,
     /// Who else trains this model.
     pub(crate) ranks: Ranks,
 }
@@ -176,9 +179,9 @@ impl<T: Task> Run<T> {
 
     /// Tells what the journal could not write.
     pub(crate) fn tell_warnings(&mut self) {
-        for warning in self.journal.take_warnings() {
-            self.watchers.notify("warning", warning);
-        }
+        let warnings = if self.begun { self.journal.take_warnings() } else { Vec::new() };
+        warnings.into_iter().for_each(|warning| self.tell("warning", warning));
+        self.watchers.incomplete.store(self.journal.is_behind(), Ordering::Relaxed);
     }
 
     pub(crate) fn write(&mut self, files: Vec<RunFile>) {
@@ -244,6 +247,17 @@ impl<T: Task> Run<T> {
         self.save().map_err(|error| error.or(LearnError::FinalSave))?;
         self.tell("stop", "stopped by request; the state is saved".into());
         Ok(Outcome::Interrupted)
+    }
+
+    /// The last files of the observers, and a last try for all that waits. What is still missing is told before they are let go.
+    pub(crate) fn end(&mut self) {
+        let files = self.watchers.last_files();
+        self.write(files);
+        if let Err(unwritten) = self.journal.finish() {
+            unwritten.reasons.into_iter().for_each(|reason| self.tell("warning", format!("not written: {reason}")));
+        }
+        self.tell_warnings();
+        self.watchers.let_go();
     }
 
     /// Makes a checkpoint that training can go on without, at a `planned` place or not.

@@ -18,13 +18,15 @@ pub(crate) struct Watchers<O> {
     pub(crate) gauges: Box<dyn Fn() -> Vec<Gauge>>,
     pub(crate) stop: Arc<AtomicBool>,
     pub(crate) quit: Interrupter,
+    /// Set while a file of the run that could be written is not.
+    pub(crate) incomplete: Arc<AtomicBool>,
 }
 
 impl<O> Watchers<O> {
     /// Nobody.
     pub(crate) fn none() -> Self {
-        let (stop, quit) = (Arc::new(AtomicBool::new(false)), Interrupter::new());
-        Self { observers: Vec::new(), metrics: Vec::new(), gauges: Box::new(Vec::new), stop, quit }
+        let (observers, metrics, gauges) = (Vec::new(), Vec::new(), Box::new(Vec::new));
+        Self { observers, metrics, gauges, stop: Arc::default(), quit: Interrupter::new(), incomplete: Arc::default() }
     }
 
     pub(crate) fn observe(&mut self, observer: Box<dyn Observer>) {
@@ -69,12 +71,15 @@ impl<O> Watchers<O> {
         self.observers.iter_mut().flat_map(|o| o.files()).collect()
     }
 
-    /// The last word to the observers, which are let go: a dashboard gives the terminal back when it is dropped.
-    pub(crate) fn end(&mut self) -> Vec<RunFile> {
+    /// Tells the observers that the run has ended, and asks for the last files.
+    pub(crate) fn last_files(&mut self) -> Vec<RunFile> {
         self.all(|o| o.on_end());
-        let files = self.files();
+        self.files()
+    }
+
+    /// No more words for the observers: a dashboard gives the terminal back when it is dropped.
+    pub(crate) fn let_go(&mut self) {
         self.observers.clear();
-        files
     }
 
     /// Whether somebody wants the run to stop.

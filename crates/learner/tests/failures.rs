@@ -3,10 +3,11 @@
 
 mod toy;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
-use bellows_learner::{GradBuffer, LearnError, LearnerConfig, Notice, Observer, Outcome};
+use bellows_exit::{Coded, Exit};
+use bellows_learner::{EpochReport, GradBuffer, LearnError, LearnerConfig, Notice, Observer, Outcome, RunFile};
 use burn::tensor::Device;
 use toy::{BATCHES, Poison, Toy, config, data, ending, learner, learner_of, no_poison};
 
@@ -221,6 +222,146 @@ fn best_weights_that_could_not_be_written_are_written_by_the_next_process() {
     session.finish().unwrap();
     assert_eq!(std::fs::read(best(dir.path())).unwrap(), std::fs::read(best(whole.path())).unwrap());
     assert!(ending(dir.path()) == ending(whole.path()));
+}
+
+/// Takes the place of the checkpoints from the end of the first epoch on, until so many batches later.
+struct NoRoom {
+    run: PathBuf,
+    batches: usize,
+}
+
+impl Observer for NoRoom {
+    fn on_epoch_end(&mut self, report: &EpochReport) {
+        if report.epoch == 0 {
+            std::fs::rename(self.run.join("checkpoints"), self.run.join("away")).unwrap();
+            std::fs::write(self.run.join("checkpoints"), "").unwrap();
+        }
+    }
+
+    fn on_batch(&mut self, report: &bellows_learner::BatchReport) {
+        if report.step as usize == BATCHES + self.batches {
+            make_room(&self.run);
+        }
+    }
+}
+
+fn make_room(run: &Path) {
+    std::fs::remove_file(run.join("checkpoints")).unwrap();
+    std::fs::rename(run.join("away"), run.join("checkpoints")).unwrap();
+}
+
+/// The epoch of which `weights/last` is.
+fn last_epoch(run: &Path) -> String {
+    std::fs::read_to_string(run.join("weights/last.safetensors")).unwrap().split(' ').next().unwrap().to_owned()
+}
+
+#[test]
+fn weights_of_checkpoints_that_were_not_made_are_not_written() {
+    let whole = tempfile::tempdir().unwrap();
+    learner(whole.path(), config(), no_poison).fit(&data()).unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    let run = dir.path().join("run");
+    let mut session = learner(dir.path(), config(), no_poison);
+    session.observe(NoRoom { run: run.clone(), batches: usize::MAX / 2 });
+    let error = session.fit(&data()).unwrap_err();
+    assert!(matches!(&error, LearnError::FinalSave(_)) && error.exit() == Exit::FinalSave, "{error}");
+    session.finish().unwrap();
+    assert_eq!(last_epoch(&run), "0", "what a run would go on from is of the first epoch");
+    make_room(&run);
+    let mut session = learner(dir.path(), config(), no_poison);
+    session.resume().unwrap();
+    assert_eq!(session.fit(&data()).unwrap(), Outcome::Finished);
+    assert!(ending(dir.path()) == ending(whole.path()));
+}
+
+#[test]
+fn weights_that_were_rolled_back_are_not_written() {
+    /// Writes down of which epoch the weights are when training has gone on after a roll-back.
+    struct After(PathBuf, bool, Arc<Mutex<Vec<String>>>);
+    impl Observer for After {
+        fn on_notice(&mut self, notice: &Notice) {
+            self.1 |= notice.kind == "rollback";
+        }
+        fn on_batch(&mut self, _: &bellows_learner::BatchReport) {
+            if std::mem::take(&mut self.1) {
+                self.2.lock().unwrap().push(last_epoch(&self.0));
+            }
+        }
+    }
+    let poison: Poison = |epoch, position| epoch == 2 && (4..7).contains(&position);
+    let dir = tempfile::tempdir().unwrap();
+    let (run, seen) = (dir.path().join("run"), Arc::default());
+    let mut session = learner(dir.path(), config(), poison);
+    // There is room again when the third epoch has begun.
+    session.observe(NoRoom { run: run.clone(), batches: BATCHES + 2 }).observe(After(run, false, Arc::clone(&seen)));
+    assert_eq!(session.fit(&data()).unwrap(), Outcome::Finished);
+    assert_eq!(session.state().counters.rollbacks, 1);
+    assert_eq!(*seen.lock().unwrap(), ["0"], "the second epoch is to be trained again");
+}
+
+/// A picture of the first epoch, and one at the end.
+#[derive(Default)]
+struct Pictures(Vec<RunFile>);
+
+impl Pictures {
+    fn draw(&mut self, path: &str) {
+        self.0.push(RunFile { path: path.into(), bytes: path.as_bytes().to_vec() });
+    }
+}
+
+impl Observer for Pictures {
+    fn on_epoch_end(&mut self, report: &EpochReport) {
+        if report.epoch == 0 {
+            self.draw("first.png");
+        }
+    }
+    fn on_end(&mut self) {
+        self.draw("end.png");
+    }
+    fn files(&mut self) -> Vec<RunFile> {
+        std::mem::take(&mut self.0)
+    }
+}
+
+/// Code 3: the next process, which has nothing to train, writes all of it.
+#[test]
+fn what_a_finished_run_lacks_is_made_up_for() {
+    let worse: Poison = |epoch, position| epoch > 1 && position == toy::EVALUATION;
+    let often = || LearnerConfig { save_period: 3, ..config() };
+    let (whole, dir) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let run = |dir: &Path| dir.join("run");
+    let mut session = learner(whole.path(), often(), worse);
+    session.observe(Pictures::default()).fit(&data()).unwrap();
+    let files =
+        ["results.csv", "first.png", "end.png", "weights/best.safetensors", "weights/last.safetensors", "weights/epoch3.safetensors"];
+    let told = Told::default();
+    let mut session = learner(dir.path(), often(), worse);
+    files.iter().for_each(|file| std::fs::create_dir_all(run(dir.path()).join(file).join("x")).unwrap());
+    session.observe(Pictures::default()).observe(told.clone());
+    assert_eq!(session.fit(&data()).unwrap(), Outcome::Finished);
+    let error = session.finish().unwrap_err();
+    assert_eq!(error.exit(), Exit::FinalSave);
+    drop(session);
+    // Each is said once when it fails, and once at the end: on the console and in the log.
+    let events = std::fs::read_to_string(run(dir.path()).join("events.jsonl")).unwrap();
+    for file in files {
+        let of = |text: &str| text.contains("cannot") && text.contains(file);
+        assert_eq!(told.of("warning").iter().filter(|text| of(text)).count(), 2, "{file}: {:?}", told.of("warning"));
+        assert_eq!(events.lines().filter(|line| line.contains("\"warning\"") && of(line)).count(), 2, "{file}");
+        assert!(error.to_string().contains(file), "{error}");
+        std::fs::remove_dir_all(run(dir.path()).join(file)).unwrap();
+    }
+    let mut session = learner(dir.path(), often(), worse);
+    session.resume().unwrap();
+    assert_eq!(session.observe(Pictures::default()).fit(&data()).unwrap(), Outcome::NothingToDo);
+    session.finish().unwrap();
+    for file in &files[1..] {
+        let read = |dir: &Path| std::fs::read(run(dir).join(file)).unwrap();
+        assert!(read(dir.path()) == read(whole.path()), "{file}");
+    }
+    assert!(ending(dir.path()) == ending(whole.path()));
+    let again = std::fs::read_to_string(run(dir.path()).join("events.jsonl")).unwrap();
+    assert!(again.starts_with(&events), "what happened stays in the log");
 }
 
 #[test]

@@ -6,9 +6,12 @@
 mod toy;
 
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
 
-use bellows_learner::Outcome;
-use bellows_runs::FORMAT;
+use bellows_learner::{Identity, Learner, Notice, Observer, Outcome};
+use bellows_runs::{FORMAT, RunDir};
+use burn::tensor::Device;
+use serde::Serialize;
 use toy::{EPOCHS, config, data, learner, no_poison};
 
 fn fixture(format: u32) -> PathBuf {
@@ -21,6 +24,51 @@ fn copy(from: &Path, to: &Path) {
         let (path, name) = entry.map(|e| (e.path(), e.file_name())).unwrap();
         if path.is_dir() { copy(&path, &to.join(name)) } else { std::fs::copy(&path, to.join(name)).map(drop).unwrap() }
     }
+}
+
+/// The settings of an older program, and of one that knows more.
+#[derive(Default, Serialize)]
+struct Older {
+    rate: f64,
+}
+
+#[derive(Default, Serialize)]
+struct Newer {
+    rate: f64,
+    smooth: bool,
+}
+
+/// Sentences that a run says.
+#[derive(Clone, Default)]
+struct Told(Arc<Mutex<Vec<String>>>);
+
+impl Observer for Told {
+    fn on_notice(&mut self, notice: &Notice) {
+        self.0.lock().unwrap().push(notice.message.clone());
+    }
+}
+
+#[test]
+fn a_newer_program_goes_on_with_its_defaults_and_names_them() {
+    let dir = tempfile::tempdir().unwrap();
+    let program = |identity: Identity| {
+        let (run, device) = (RunDir::create(dir.path(), "run", true).unwrap(), Device::flex());
+        Learner::new(toy::Toy::default(), toy::net(&device), &device, config(), run, identity).unwrap()
+    };
+    let flag = Arc::default();
+    let mut session = program(Identity::of(&Older::default(), &[]));
+    session.observe(toy::StopAfter { after: 5, seen: 0, flag: Arc::clone(&flag) }).stop_when(flag);
+    assert_eq!(session.fit(&data()).unwrap(), Outcome::Interrupted);
+    let refused = program(Identity::of(&Newer { smooth: true, ..Newer::default() }, &[])).resume().unwrap_err().to_string();
+    assert!(refused.contains("smooth was false and is true"), "{refused}");
+    let mut session = program(Identity::of(&Newer::default(), &[]));
+    let told = Told::default();
+    session.observe(told.clone()).resume().unwrap();
+    assert_eq!(session.fit(&data()).unwrap(), Outcome::Finished);
+    let told = told.0.lock().unwrap().join("\n");
+    assert!(told.contains("begun by an older program") && told.contains("smooth (false)") && !told.contains("rate ("), "{told}");
+    let events = std::fs::read_to_string(dir.path().join("run/events.jsonl")).unwrap();
+    assert!(events.lines().any(|line| line.contains("\"defaults\"") && line.contains("\"smooth\":false")), "{events}");
 }
 
 #[test]

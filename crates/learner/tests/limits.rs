@@ -6,7 +6,7 @@ mod toy;
 use std::path::Path;
 use std::time::Duration;
 
-use bellows_learner::{BatchReport, LearnerConfig, Observer, Outcome};
+use bellows_learner::{BatchReport, LearnerConfig, Observer, Outcome, Phase};
 use toy::{BATCHES, config, data, learner, no_poison};
 
 /// Makes every batch take a while.
@@ -43,12 +43,39 @@ fn the_time_stops_within_an_epoch_and_validates_once() {
 #[test]
 fn the_time_overrides_the_epochs() {
     let dir = tempfile::tempdir().unwrap();
-    let config = LearnerConfig { epochs: 1, time: Some(0.6 / 3600.0), ..config() };
+    let config = LearnerConfig { epochs: 1, time: Some(2.0 / 3600.0), ..config() };
     let mut session = learner(dir.path(), config, no_poison);
     session.observe(Slow);
     assert_eq!(session.fit(&data()).unwrap(), Outcome::Finished);
     let counters = &session.state().counters;
     assert!(counters.done && counters.epoch >= 1 && counters.batches > BATCHES as u64, "{} batches", counters.batches);
+}
+
+/// Makes the weights of an epoch take longer than there is time.
+struct SlowExport;
+
+impl Observer for SlowExport {
+    fn on_phase(&mut self, phase: Phase) {
+        if phase == Phase::Export {
+            std::thread::sleep(Duration::from_millis(2500));
+        }
+    }
+}
+
+#[test]
+fn time_that_runs_out_while_weights_are_written_asks_for_nothing_more() {
+    for save in [true, false] {
+        let dir = tempfile::tempdir().unwrap();
+        let config = LearnerConfig { time: Some(2.0 / 3600.0), save, ..config() };
+        let mut session = learner(dir.path(), config, no_poison);
+        session.observe(SlowExport);
+        assert_eq!(session.fit(&data()).unwrap(), Outcome::Finished);
+        let counters = &session.state().counters;
+        assert!(counters.done && counters.epoch == 1 && counters.batches == BATCHES as u64, "{} batches", counters.batches);
+        assert_eq!(rows(dir.path()), 1);
+        assert_eq!(session.task().made.lock().unwrap().len(), BATCHES + 1, "one judgement");
+        assert!(std::fs::read_to_string(dir.path().join("run/weights/last.safetensors")).unwrap().starts_with("0 "));
+    }
 }
 
 #[test]

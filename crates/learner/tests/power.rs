@@ -35,14 +35,18 @@ fn train(store: &MemoryStore) -> Result<Outcome, LearnError> {
     learner.fit(&InMemDataset::new((0..12).collect()))
 }
 
-/// The step of the newest checkpoint and its tensors, and `results.csv` without its times.
-fn ending(store: &MemoryStore) -> (u64, BTreeMap<String, Vec<u8>>, String) {
+/// The step of the newest checkpoint and its tensors, `results.csv` without its times, and the weights that were exported.
+type Ending = (u64, BTreeMap<String, Vec<u8>>, String, [Option<Vec<u8>>; 2]);
+
+fn ending(store: &MemoryStore) -> Ending {
     let journal = Journal::open_with(Rc::new(store.clone()), RunDir::at(ROOT)).unwrap();
     let mut newest = journal.checkpoints().latest().unwrap().checkpoint.unwrap();
     newest.members.retain(|name, _| name.ends_with(".safetensors"));
     let csv = String::from_utf8(store.read(&RunDir::at(ROOT).results(), u64::MAX).unwrap()).unwrap();
     let row = |line: &str| line.split(',').enumerate().filter(|(i, _)| *i != 1).map(|(_, c)| c.to_owned()).collect::<Vec<_>>().join(",");
-    (newest.step, newest.members, csv.lines().map(row).collect::<Vec<_>>().join("\n"))
+    let weights = ["best", "last"].map(|name| RunDir::at(ROOT).weights().join(format!("{name}.safetensors")));
+    let weights = weights.map(|path| store.read(&path, u64::MAX).ok());
+    (newest.step, newest.members, csv.lines().map(row).collect::<Vec<_>>().join("\n"), weights)
 }
 
 /// The newest step on a disk, if there is a checkpoint.
@@ -63,7 +67,7 @@ fn cut_anywhere_it_ends_the_same() {
     let whole = disk(usize::MAX);
     assert_eq!(train(&whole).unwrap(), Outcome::Finished);
     let expected = ending(&whole);
-    assert_eq!(expected.0, 6);
+    assert!(expected.0 == 6 && expected.3.iter().all(Option::is_some));
     let (mut disks, mut cuts, mut seen) = (0, 0, 0);
     for operations in 0.. {
         let store = disk(operations);

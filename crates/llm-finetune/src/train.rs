@@ -204,7 +204,7 @@ fn close(tuning: &Finetune, run: &Run, device: &Selected) -> Result<(), Failure>
     let mut reasons = Vec::new();
     match tuning.save() {
         Ok(saved) => say(&format!("Saved {}", saved.display())),
-        Err(error) => unwritten(&mut reasons, "the adapter", &error.into()),
+        Err(error) => unwritten(run, &mut reasons, "the adapter", &error.into()),
     }
     try_out(tuning, run, device, &mut reasons)?;
     if reasons.is_empty() {
@@ -223,16 +223,16 @@ fn try_out(tuning: &Finetune, run: &Run, device: &Selected, reasons: &mut Vec<St
         return Ok(());
     }
     show_answer("After", tuning, &model, device)?;
-    if let Err(error) = write_files(tuning, &model, run.path(), reasons) {
-        unwritten(reasons, "the merged model", &error);
+    if let Err(error) = write_files(tuning, &model, run, reasons) {
+        unwritten(run, reasons, "the merged model", &error);
     }
     Ok(())
 }
 
 /// The merged model and the GGUF, where they were asked for. They can be as large as the base model, so they are streamed to the disk and not
 /// handed to the journal as bytes.
-fn write_files(tuning: &Finetune, model: &CausalLm, dir: &Path, reasons: &mut Vec<String>) -> Result<(), Failure> {
-    let config = tuning.config();
+fn write_files(tuning: &Finetune, model: &CausalLm, run: &Run, reasons: &mut Vec<String>) -> Result<(), Failure> {
+    let (config, dir) = (tuning.config(), run.path());
     if !config.save_merged && config.gguf().is_none() {
         return Ok(());
     }
@@ -250,19 +250,20 @@ fn write_files(tuning: &Finetune, model: &CausalLm, dir: &Path, reasons: &mut Ve
         let merged = dir.join("merged");
         match write_transformers(&merged, parameters, shape, tuning.tokenizer(), DType::F32) {
             Ok(_) => say(&format!("Saved {}", merged.display())),
-            Err(error) => unwritten(reasons, &merged.display().to_string(), &error.into()),
+            Err(error) => unwritten(run, reasons, &merged.display().to_string(), &error.into()),
         }
     }
     if let Some(kind) = config.gguf() {
         let file = dir.join(format!("model-{kind}.gguf"));
         let written = gguf(&file, parameters, shape, tuning.tokenizer(), kind, config.system.as_deref(), Some(tuning.template()));
-        written.unwrap_or_else(|error| unwritten(reasons, &file.display().to_string(), &error));
+        written.unwrap_or_else(|error| unwritten(run, reasons, &file.display().to_string(), &error));
     }
     Ok(())
 }
 
 /// A file that is missing at the end, told at once.
-fn unwritten(reasons: &mut Vec<String>, what: &str, error: &Failure) {
+fn unwritten(run: &Run, reasons: &mut Vec<String>, what: &str, error: &Failure) {
+    run.lacks_a_file();
     note(&format!("warning: {what} is not written: {error}"));
     reasons.push(error.to_string());
 }

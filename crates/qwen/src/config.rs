@@ -316,14 +316,6 @@ impl SftConfig {
         self.precision.of_products()
     }
 
-    /// How long what may take without a sign of life.
-    ///
-    /// # Errors
-    /// What `heartbeat` cannot mean.
-    pub fn limits(&self) -> Result<Limits, SettingsError> {
-        Limits::of(&self.heartbeat).map_err(bad)
-    }
-
     /// The rules that one setting alone cannot check.
     ///
     /// # Errors
@@ -452,7 +444,7 @@ impl SftConfig {
         if let Some(stage) = self.concept_skip.iter().find(|stage| !STAGES.contains(&stage.as_str())) {
             return Err(bad(format!("concept_skip {stage:?} is none of {}", STAGES.join(", "))));
         }
-        self.limits()?;
+        Limits::of(&self.heartbeat).map_err(bad)?;
         self.encoding().map(drop)
     }
 

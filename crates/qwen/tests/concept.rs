@@ -98,9 +98,10 @@ fn from_prompts_to_an_edited_model_that_says_so() {
     let edited = edit.apply(base.model.clone(), &unit).unwrap();
     let note = record(&found, found.chosen, &edit, "another model", "a test").unwrap();
     let out = dir.path().join("edited");
-    std::fs::create_dir(dir.path().join("edited.part")).unwrap();
+    let left = dir.path().join(".edited.tmp-2147483646-0");
+    std::fs::create_dir(&left).unwrap();
     write_model(&out, &edited, &base.config, note.clone(), &base.tokenizer, DType::F32).unwrap();
-    assert!(!dir.path().join("edited.part").exists() && out.join("README.md").is_file());
+    assert!(!left.exists() && out.join("README.md").is_file());
     let again = write_model(&out, &edited, &base.config, note.clone(), &base.tokenizer, DType::F32).unwrap_err();
     assert!(again.to_string().contains("is there already"));
     let read = Base::open(&out, &device).unwrap();

@@ -14,6 +14,8 @@ use crate::store::{Store, StoreError, parent_of};
 const MOST_WAITING: usize = 1 << 20;
 /// Bytes looked at at once for the end of a line.
 const STRIDE: u64 = 4096;
+/// The length to go back to that keeps every whole line.
+pub(crate) const ALL: u64 = u64::MAX;
 
 /// An open log.
 pub(crate) struct AppendLog {
@@ -21,6 +23,8 @@ pub(crate) struct AppendLog {
     path: PathBuf,
     len: u64,
     waiting: Vec<u8>,
+    /// Appends that had no room to wait.
+    lost: u64,
     /// A failed append may have left a part of itself past `len`.
     torn: bool,
     /// The length that it still has to go back to: nothing is appended before.
@@ -30,13 +34,14 @@ pub(crate) struct AppendLog {
 }
 
 impl AppendLog {
-    /// The log at `path`, taken for empty; nothing is read or written yet.
+    /// The log at `path`, to be appended to; nothing is read or written yet.
     pub(crate) fn new(store: Rc<dyn Store>, path: PathBuf) -> Self {
-        Self { store, path, len: 0, waiting: Vec::new(), torn: false, returning: None, named: false }
+        Self { store, path, len: 0, waiting: Vec::new(), lost: 0, torn: false, returning: Some(ALL), named: false }
     }
 
-    /// Goes back to the first `len` bytes, as a checkpoint recorded them. A log that is shorter, or that ends no line there, goes back to its
-    /// last whole line before, and a sentence says so. A missing file counts as empty. What fails is tried again before anything is appended.
+    /// Goes back to the first `len` bytes, as a checkpoint recorded them, or to [`ALL`]. A log that is shorter, or that ends no line there, goes
+    /// back to its last whole line before, and a sentence says so. A missing file counts as empty. What fails is tried again before anything is
+    /// appended.
     pub(crate) fn return_to(&mut self, len: u64) -> Result<Option<String>, StoreError> {
         self.waiting.clear();
         self.returning = Some(len);
@@ -54,7 +59,7 @@ impl AppendLog {
         }
         (self.len, self.torn, self.returning) = (kept, false, None);
         let lost = format!("{} had {found} bytes where {len} were recorded: it goes on after its first {kept}", self.path.display());
-        Ok((kept < len).then_some(lost))
+        Ok((kept < len && len != ALL).then_some(lost))
     }
 
     /// The end of the last line within the first `len` bytes.
@@ -77,9 +82,20 @@ impl AppendLog {
         let flushed = self.flush();
         if self.waiting.len() > MOST_WAITING {
             self.waiting.truncate(self.waiting.len() - bytes.len());
-            tracing::warn!("{}: too much waits to be written, a line is lost", self.path.display());
+            self.lost += 1;
         }
         flushed
+    }
+
+    /// Whether the file lacks anything that was appended.
+    pub(crate) fn is_behind(&self) -> bool {
+        !self.waiting.is_empty() || self.returning.is_some_and(|len| len != ALL) || self.lost > 0
+    }
+
+    /// What it will never have, in a sentence.
+    pub(crate) fn loss(&self) -> Option<String> {
+        let told = format!("{} lacks {} entries, which had no room while the disk was full", self.path.display(), self.lost);
+        (self.lost > 0).then_some(told)
     }
 
     /// Tries again to write what waits.
@@ -171,6 +187,18 @@ mod tests {
     }
 
     #[test]
+    fn what_is_there_stays_unless_it_is_taken_back() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("events.jsonl");
+        fs::write(&path, "one\ntwo\nthr").unwrap();
+        let mut log = log(&path);
+        log.append(b"four\n").unwrap();
+        assert_eq!((fs::read_to_string(&path).unwrap().as_str(), log.len()), ("one\ntwo\nfour\n", 13));
+        assert_eq!(log.return_to(ALL).unwrap(), None);
+        assert_eq!(log.len(), 13);
+    }
+
+    #[test]
     fn a_shorter_or_foreign_log_goes_on_after_its_last_whole_line() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("events.jsonl");
@@ -198,5 +226,19 @@ mod tests {
         fs::create_dir(dir.path().join("not yet")).unwrap();
         log.append(b"3\n").unwrap();
         assert_eq!(fs::read(&path).unwrap(), b"1\n2\n3\n");
+        assert!(!log.is_behind() && log.loss().is_none());
+    }
+
+    #[test]
+    fn what_has_no_room_to_wait_is_counted() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("not yet/events.jsonl");
+        let mut log = log(&path);
+        let line = [vec![b'x'; MOST_WAITING / 4], b"\n".to_vec()].concat();
+        (0..6).for_each(|_| assert!(log.append(&line).is_err()));
+        fs::create_dir(dir.path().join("not yet")).unwrap();
+        log.sync().unwrap();
+        assert_eq!(fs::read(&path).unwrap(), line.repeat(3));
+        assert!(log.is_behind() && log.loss().unwrap().contains("lacks 3 entries"), "{:?}", log.loss());
     }
 }

@@ -4,30 +4,33 @@
 //! The order of a save is its promise: the logs are flushed, the checkpoint is committed, then files are written and old checkpoints removed.
 //! Only the commit can fail a save; whatever else cannot be written is a warning, waits, and is tried again at the next occasion, so nothing
 //! after the commit can lose the run. `results.csv` is a part of every checkpoint: what is missing from it on disk is mended when a run goes
-//! on. Of `events.jsonl` a checkpoint knows the length; a shorter one is a warning. All file operations go through [`Store`].
+//! on. Of `events.jsonl` a checkpoint knows the length; a shorter one is a warning. Weights are never newer than the newest checkpoint. All file
+//! operations go through [`Store`].
 
-use std::path::{Path, PathBuf};
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
 use std::rc::Rc;
 
 use serde_json::{Map, Value};
 
-use crate::append_log::AppendLog;
+use crate::append_log::{ALL, AppendLog};
 use crate::atomic::replace;
-use crate::checkpoints::{Checkpoint, Checkpoints, SaveError};
+use crate::checkpoints::{Checkpoint, Checkpoints, LoadError, SaveError};
 use crate::manifest::Member;
+use crate::rows::Rows;
 use crate::run_dir::RunDir;
 use crate::store::{DiskStore, Store, StoreError};
+use crate::waiting::{File, Waiting};
 
 /// The member that holds the rows of `results.csv`.
 const ROWS: &str = "results.csv";
 /// The length of `events.jsonl`, in a checkpoint's `info`.
 const EVENTS: &str = "events";
-/// The files that waited when a checkpoint was committed, in its `info`.
+/// The files that waited when a checkpoint was committed, in its `info`: their paths, and of weights the step they are of, of others the member
+/// that holds them.
 const UNWRITTEN: &str = "unwritten";
 /// Most bytes of a header of `results.csv`.
 const LONGEST_HEADER: usize = 1 << 16;
-/// Most bytes of an older run's `results.csv`.
-const LONGEST_ROWS: u64 = 64 << 20;
 
 /// The logs, checkpoints and files of one run. Needs the run lock.
 pub struct Journal {
@@ -37,9 +40,12 @@ pub struct Journal {
     events: AppendLog,
     rows: Rows,
     scalars: Option<AppendLog>,
-    /// Not written yet: path within the run, contents.
-    files: Vec<(PathBuf, Rc<[u8]>)>,
+    waiting: Waiting,
+    /// What will never be written.
+    lost: Vec<String>,
     warnings: Vec<String>,
+    /// What each file has failed with since it was written last: told once, however many rows it concerns.
+    told: BTreeSet<(PathBuf, String)>,
 }
 
 /// Training is saved, but not all that was made of it could be written.
@@ -73,11 +79,18 @@ impl Journal {
     /// # Errors
     /// As [`Journal::open`].
     pub fn open_with(store: Rc<dyn Store>, dir: RunDir) -> Result<Self, StoreError> {
-        let checkpoints = Checkpoints::open_with(Rc::clone(&store), dir.checkpoints())?;
-        let events = AppendLog::new(Rc::clone(&store), dir.events());
-        let rows =
-            Rows { log: AppendLog::new(Rc::clone(&store), dir.results()), store: Rc::clone(&store), text: String::new(), whole: true };
-        Ok(Self { store, dir, checkpoints, events, rows, scalars: None, files: Vec::new(), warnings: Vec::new() })
+        Ok(Self {
+            checkpoints: Checkpoints::open_with(Rc::clone(&store), dir.checkpoints())?,
+            events: AppendLog::new(Rc::clone(&store), dir.events()),
+            rows: Rows::new(Rc::clone(&store), dir.results()),
+            scalars: None,
+            waiting: Waiting::default(),
+            lost: Vec::new(),
+            warnings: Vec::new(),
+            told: BTreeSet::new(),
+            store,
+            dir,
+        })
     }
 
     /// The run directory.
@@ -102,10 +115,15 @@ impl Journal {
         Ok(begin.split(|&byte| byte == b'\n').skip(1).any(|row| !row.is_empty()))
     }
 
-    /// Whether the file `path` of the run may not have been written when this checkpoint's process ended.
-    pub fn may_lack(checkpoint: &Checkpoint, path: &str) -> bool {
-        let names = checkpoint.info.get(UNWRITTEN).and_then(Value::as_array);
-        names.is_some_and(|names| names.iter().any(|name| name == path))
+    /// The weights that may not have been written when this checkpoint's process ended, by the step that they are of.
+    pub fn unwritten(checkpoint: &Checkpoint) -> BTreeMap<u64, Vec<String>> {
+        let mut by_step: BTreeMap<u64, Vec<String>> = BTreeMap::new();
+        for (path, place) in recorded_files(checkpoint) {
+            if let Some(step) = place.as_u64() {
+                by_step.entry(step).or_default().push(path.clone());
+            }
+        }
+        by_step
     }
 
     /// Begins the logs, empty but for `header`, the first line of `results.csv`; checkpoints of an earlier run in this directory are set aside.
@@ -115,40 +133,54 @@ impl Journal {
     pub fn begin(&mut self, header: &str) -> Result<(), StoreError> {
         self.checkpoints.abandon_after(None)?;
         let returned = self.events.return_to(0).map(drop);
-        self.warn(returned);
-        let returned = self.rows.return_to(format!("{header}\n")).map(drop);
-        self.warn(returned);
+        self.tell(self.dir.events(), returned);
+        let returned = self.rows.return_to(format!("{header}\n").into_bytes()).map(drop);
+        self.tell(self.dir.results(), returned);
         Ok(())
     }
 
-    /// Brings the logs back to where they were at a checkpoint. What is missing from them is a warning.
+    /// Brings the logs back to where they were at a checkpoint, and writes what had waited then. What is missing from the logs is a warning.
     pub fn go_on(&mut self, checkpoint: &Checkpoint) {
         let recorded = checkpoint.info.get(EVENTS).and_then(Value::as_u64).or_else(|| recorded_in_state(checkpoint, "events_len"));
-        let returned = self.events.return_to(recorded.unwrap_or(0));
-        self.told(returned);
-        self.take_back_rows(checkpoint);
+        self.go_on_from(checkpoint, recorded.unwrap_or(ALL));
     }
 
-    /// Brings `results.csv` alone back to where it was at a checkpoint.
-    pub fn take_back_rows(&mut self, checkpoint: &Checkpoint) {
-        let text = checkpoint.members.get(ROWS).map(|bytes| String::from_utf8_lossy(bytes).into_owned());
-        let returned = match text {
-            Some(text) => self.rows.return_to(text),
-            None => self.rows.adopt(recorded_in_state(checkpoint, "results_len").unwrap_or(0)),
+    /// The same of a run that is over: what has happened since its last checkpoint stays in the log of events.
+    pub fn reopen(&mut self, checkpoint: &Checkpoint) {
+        self.go_on_from(checkpoint, ALL);
+    }
+
+    fn go_on_from(&mut self, checkpoint: &Checkpoint, events: u64) {
+        let returned = self.events.return_to(events);
+        self.tell_return(self.dir.events(), returned);
+        self.take_back(checkpoint);
+        for (path, place) in recorded_files(checkpoint) {
+            if let Some(bytes) = place.as_str().and_then(|member| checkpoint.members.get(member)) {
+                self.write(path, bytes.clone());
+            }
+        }
+    }
+
+    /// Brings `results.csv` alone back to where it was at a checkpoint, and forgets weights that wait for a later one.
+    pub fn take_back(&mut self, checkpoint: &Checkpoint) {
+        self.waiting.forget_held();
+        let returned = match checkpoint.members.get(ROWS) {
+            Some(text) => self.rows.return_to(text.clone()),
+            None => self.rows.adopt(recorded_in_state(checkpoint, "results_len").unwrap_or(ALL)),
         };
-        self.told(returned);
+        self.tell_return(self.dir.results(), returned);
     }
 
     /// Appends a line to `events.jsonl`.
     pub fn event(&mut self, line: &str) {
         let appended = self.events.append(format!("{line}\n").as_bytes());
-        self.warn(appended);
+        self.tell(self.dir.events(), appended);
     }
 
     /// Appends a row to `results.csv`.
     pub fn row(&mut self, row: &str) {
         let appended = self.rows.push(row);
-        self.warn(appended);
+        self.tell(self.dir.results(), appended);
     }
 
     /// Opens a log of scalars at `path` within the run, for [`Journal::scalars`]: TensorBoard's, a new one each session.
@@ -165,30 +197,44 @@ impl Journal {
 
     /// Appends a record to the log of scalars, if there is one.
     pub fn scalars(&mut self, record: &[u8]) {
-        let appended = self.scalars.as_mut().map_or(Ok(()), |log| log.append(record));
-        self.warn(appended);
+        if let Some(log) = &mut self.scalars {
+            let (path, appended) = (log.path().to_owned(), log.append(record));
+            self.tell(path, appended);
+        }
     }
 
-    /// A file of the run, `path` within it, replaced atomically now (pictures). What waits for a checkpoint goes on waiting.
+    /// A file of the run, `path` within it, replaced atomically now (pictures). Where it cannot be written, checkpoints hold it until it is.
     pub fn write(&mut self, path: &str, bytes: Vec<u8>) {
-        self.write_after_save(path, &bytes.into());
-        self.write_those(|waiting| waiting.as_os_str() == path);
+        self.waiting.add(File { path: path.into(), bytes: bytes.into(), step: None });
+        self.write_those(|waiting| waiting == path);
     }
 
-    /// The same once the next checkpoint is committed (weights, which must not be newer than the run's state).
-    pub fn write_after_save(&mut self, path: &str, bytes: &Rc<[u8]>) {
-        self.files.retain(|(waiting, _)| waiting.as_os_str() != path);
-        self.files.push((path.into(), Rc::clone(bytes)));
+    /// The same for weights, which can be made again of the checkpoint of their `step` if there is one.
+    pub fn write_weights(&mut self, path: &str, step: u64, bytes: &Rc<[u8]>) {
+        self.waiting.add(File { path: path.into(), bytes: Rc::clone(bytes), step: Some(step) });
+        self.write_those(|waiting| waiting == path);
     }
 
-    /// Writes the files that wait, checkpoint or not.
-    pub fn write_waiting(&mut self) {
-        self.write_those(|_| true);
+    /// The same once the next checkpoint is committed: they are never newer than the state that a run would go on from.
+    pub fn write_weights_after_save(&mut self, path: &str, step: u64, bytes: &Rc<[u8]>) {
+        self.waiting.hold(File { path: path.into(), bytes: Rc::clone(bytes), step: Some(step) });
     }
 
-    fn write_those(&mut self, chosen: impl Fn(&Path) -> bool) {
-        let failed = self.try_files(chosen);
-        failed.into_iter().for_each(|error| self.warn(Err(error)));
+    /// Weights that an earlier process may not have written cannot be made any more. If they are not there, [`finish`](Self::finish) tells.
+    pub fn give_up(&mut self, path: &str, why: &LoadError) {
+        if self.store.len(&self.dir.path().join(path)).is_ok() {
+            self.warnings.push(format!("{path} may be older than it should be: {why}"));
+            return;
+        }
+        let told = format!("{path} cannot be written any more: {why}");
+        self.warnings.push(told.clone());
+        self.lost.push(told);
+    }
+
+    fn write_those(&mut self, chosen: impl Fn(&str) -> bool) {
+        for (path, written) in self.try_files(chosen) {
+            self.tell(path, written);
+        }
     }
 
     /// Commits a checkpoint, then writes what waits for it and removes the checkpoints that `keep` does not name.
@@ -198,13 +244,21 @@ impl Journal {
     pub fn save(&mut self, step: u64, members: &[Member<'_>], mut info: Map<String, Value>, keep: &Retention) -> Result<(), SaveError> {
         self.flush_logs();
         info.insert(EVENTS.into(), self.events.len().into());
-        info.insert(UNWRITTEN.into(), self.files.iter().map(|(path, _)| Value::from(path.to_string_lossy())).collect());
-        let rows = Member { name: ROWS, bytes: self.rows.text.as_bytes() };
-        let members: Vec<Member<'_>> = members.iter().copied().chain([rows]).collect();
+        let (mut unwritten, mut kept) = (Map::new(), Vec::new());
+        for file in self.waiting.after_commit() {
+            let place = file.step.map_or_else(|| Value::from(format!("unwritten-{}", kept.len())), Value::from);
+            kept.extend(place.as_str().map(|member| (member.to_owned(), Rc::clone(&file.bytes))));
+            unwritten.insert(file.path.clone(), place);
+        }
+        info.insert(UNWRITTEN.into(), unwritten.into());
+        let rows = self.rows.text().map(|bytes| Member { name: ROWS, bytes });
+        let kept = kept.iter().map(|(name, bytes)| Member { name, bytes });
+        let members: Vec<Member<'_>> = members.iter().copied().chain(rows).chain(kept).collect();
         self.checkpoints.save(step, &members, &info)?;
-        self.write_waiting();
+        self.waiting.commit();
+        self.write_those(|_| true);
         let pruned = self.checkpoints.prune(keep.newest, &keep.steps).map(drop);
-        self.warn(pruned);
+        self.tell(self.dir.checkpoints(), pruned);
         Ok(())
     }
 
@@ -219,15 +273,23 @@ impl Journal {
         self.checkpoints.save(checkpoint.step, &members, &checkpoint.info).map(drop)
     }
 
-    /// Tries once more to write everything that waits, and makes it durable.
+    /// Tries once more to write everything that may be written, and makes it durable.
     ///
     /// # Errors
     /// What is still not written; the checkpoints are not touched by that.
     pub fn finish(&mut self) -> Result<(), Unwritten> {
-        let mut failed: Vec<StoreError> = [self.events.sync(), self.rows.sync()].into_iter().filter_map(Result::err).collect();
-        failed.extend(self.scalars.as_mut().and_then(|log| log.sync().err()));
-        failed.extend(self.try_files(|_| true));
-        if failed.is_empty() { Ok(()) } else { Err(Unwritten { reasons: failed.iter().map(ToString::to_string).collect() }) }
+        let synced = [self.events.sync(), self.rows.sync(), self.scalars.as_mut().map_or(Ok(()), AppendLog::sync)];
+        let written = self.try_files(|_| true).into_iter().map(|(_, written)| written);
+        let failed = synced.into_iter().chain(written).filter_map(Result::err).map(|error| error.to_string());
+        let logs = self.scalars.iter().chain([&self.events]).filter_map(AppendLog::loss);
+        let reasons: Vec<String> = failed.chain(logs).chain(self.lost.iter().cloned()).collect();
+        if reasons.is_empty() { Ok(()) } else { Err(Unwritten { reasons }) }
+    }
+
+    /// Whether something that could be written is not.
+    pub fn is_behind(&self) -> bool {
+        let logs = self.scalars.iter().chain([&self.events]).any(AppendLog::is_behind);
+        logs || self.rows.is_behind() || self.waiting.is_behind() || !self.lost.is_empty()
     }
 
     /// What could not be written since this was last asked, a sentence each.
@@ -237,91 +299,56 @@ impl Journal {
 
     /// Logs that a checkpoint counts on are on disk before it is.
     fn flush_logs(&mut self) {
-        let synced = [self.events.sync(), self.rows.sync(), self.scalars.as_mut().map_or(Ok(()), AppendLog::sync)];
-        synced.into_iter().for_each(|synced| self.warn(synced));
+        let synced = self.events.sync();
+        self.tell(self.dir.events(), synced);
+        let synced = self.rows.sync();
+        self.tell(self.dir.results(), synced);
+        if let Some(log) = &mut self.scalars {
+            let (path, synced) = (log.path().to_owned(), log.sync());
+            self.tell(path, synced);
+        }
     }
 
-    /// Writes those of the files that wait; the others, and those that cannot be written, go on waiting.
-    fn try_files(&mut self, chosen: impl Fn(&Path) -> bool) -> Vec<StoreError> {
-        let (mut waiting, mut failed) = (Vec::new(), Vec::new());
-        for (path, bytes) in std::mem::take(&mut self.files) {
-            if !chosen(&path) {
-                waiting.push((path, bytes));
-            } else if let Err(error) = replace(&*self.store, &self.dir.path().join(&path), &bytes) {
-                waiting.push((path, bytes));
-                failed.push(error);
+    /// Writes those of the files that may be written now; the others, and those that cannot be written, go on waiting.
+    fn try_files(&mut self, chosen: impl Fn(&str) -> bool) -> Vec<(PathBuf, Result<(), StoreError>)> {
+        let mut tried = Vec::new();
+        for file in self.waiting.take(chosen) {
+            let path = self.dir.path().join(&file.path);
+            let written = replace(&*self.store, &path, &file.bytes);
+            if written.is_err() {
+                self.waiting.add(file);
+            }
+            tried.push((path, written));
+        }
+        tried
+    }
+
+    /// Warns of what has become of a file, unless that was said already.
+    fn tell(&mut self, of: PathBuf, result: Result<(), StoreError>) {
+        match result {
+            Ok(()) => self.told.retain(|(path, _)| *path != of),
+            Err(error) => {
+                let text = error.to_string();
+                if self.told.insert((of, text.clone())) {
+                    self.warnings.push(format!("{text}; it is tried again"));
+                }
             }
         }
-        self.files = waiting;
-        failed
     }
 
-    fn warn(&mut self, result: Result<(), StoreError>) {
-        if let Err(error) = result {
-            self.warnings.push(format!("{error}; it is tried again"));
-        }
+    fn tell_return(&mut self, of: PathBuf, returned: Result<Option<String>, StoreError>) {
+        let returned = returned.map(|told| self.warnings.extend(told));
+        self.tell(of, returned);
     }
+}
 
-    fn told(&mut self, returned: Result<Option<String>, StoreError>) {
-        match returned {
-            Ok(told) => self.warnings.extend(told),
-            Err(error) => self.warn(Err(error)),
-        }
-    }
+/// The files that waited when a checkpoint was committed.
+fn recorded_files(checkpoint: &Checkpoint) -> impl Iterator<Item = (&String, &Value)> {
+    checkpoint.info.get(UNWRITTEN).and_then(Value::as_object).into_iter().flatten()
 }
 
 /// Where format 1 kept the lengths of the logs: in the Learner's counters.
 fn recorded_in_state(checkpoint: &Checkpoint, key: &str) -> Option<u64> {
     let state: Value = serde_json::from_slice(checkpoint.members.get("state.json")?).ok()?;
     state.get(key)?.as_u64()
-}
-
-/// `results.csv`: all of it in memory, and the file, which may lag behind.
-struct Rows {
-    log: AppendLog,
-    store: Rc<dyn Store>,
-    text: String,
-    /// The file begins as the text does.
-    whole: bool,
-}
-
-impl Rows {
-    /// Makes the file hold `text`. A sentence tells of rows that were not there.
-    fn return_to(&mut self, text: String) -> Result<Option<String>, StoreError> {
-        (self.text, self.whole) = (text, false);
-        let path = self.log.path();
-        let found = match self.store.read_part(path, 0, self.text.len()) {
-            Err(e) if e.is_not_found() => Vec::new(),
-            found => found?,
-        };
-        let as_recorded = found == self.text.as_bytes();
-        let told = format!("{} was not as recorded: its rows are written anew", path.display());
-        if !as_recorded {
-            replace(&*self.store, path, self.text.as_bytes())?;
-        }
-        self.log.return_to(self.text.len() as u64)?;
-        self.whole = true;
-        Ok((!as_recorded).then_some(told))
-    }
-
-    /// Takes the first `len` bytes of the file for the text: a checkpoint of format 1 holds no rows.
-    fn adopt(&mut self, len: u64) -> Result<Option<String>, StoreError> {
-        let told = self.log.return_to(len)?;
-        let bytes = if self.log.len() == 0 { Vec::new() } else { self.store.read(self.log.path(), LONGEST_ROWS)? };
-        (self.text, self.whole) = (String::from_utf8_lossy(&bytes).into_owned(), true);
-        Ok(told)
-    }
-
-    fn push(&mut self, row: &str) -> Result<(), StoreError> {
-        let line = format!("{row}\n");
-        self.text.push_str(&line);
-        if self.whole { self.log.append(line.as_bytes()) } else { self.return_to(self.text.clone()).map(drop) }
-    }
-
-    fn sync(&mut self) -> Result<(), StoreError> {
-        if !self.whole {
-            self.return_to(self.text.clone())?;
-        }
-        self.log.sync()
-    }
 }

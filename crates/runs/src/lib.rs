@@ -18,10 +18,12 @@ mod lock;
 mod manifest;
 mod nowhere;
 mod process;
+mod rows;
 mod run_dir;
 mod store;
+mod waiting;
 
-pub use atomic::write_atomic;
+pub use atomic::{part_of, publish, write_atomic};
 pub use bounded::{PathError, read_bounded};
 pub use checkpoints::{Checkpoint, Checkpoints, Latest, LoadError, SaveError, SetAside};
 pub use folder::cache_dir;

@@ -25,7 +25,7 @@ fn save(journal: &mut Journal, step: u64) -> Result<(), SaveError> {
     journal.event(&format!("{{\"step\":{step}}}"));
     journal.row(&step.to_string());
     journal.scalars(&step.to_le_bytes());
-    journal.write_after_save(BEST, &weights(step).into());
+    journal.write_weights_after_save(BEST, step, &weights(step).into());
     let state = step.to_string();
     journal.save(step, &[Member { name: "state.json", bytes: state.as_bytes() }], Map::new(), &keep())
 }
@@ -124,7 +124,7 @@ fn a_picture_takes_no_weights_along_that_wait_for_their_checkpoint() {
     let dir = scratch();
     let run = RunDir::create(dir.path(), "train", false).unwrap();
     let mut journal = Journal::open(run.clone()).unwrap();
-    journal.write_after_save(BEST, &weights(5).into());
+    journal.write_weights_after_save(BEST, 5, &weights(5).into());
     journal.write("picture.png", vec![1]);
     assert!(run.path().join("picture.png").exists() && !run.path().join(BEST).exists());
     save(&mut journal, 10).unwrap();
@@ -265,15 +265,171 @@ fn a_file_that_cannot_be_written_is_tried_again_and_told_at_the_end() {
     let (run, mut journal) = started(dir.path());
     // A directory in the place of the file.
     std::fs::create_dir_all(run.path().join(BEST).join("x")).unwrap();
-    for step in [5, 10] {
-        save(&mut journal, step).unwrap();
-        assert!(journal.take_warnings().iter().any(|w| w.contains("best.bin")));
-    }
+    save(&mut journal, 5).unwrap();
+    assert!(matches!(&journal.take_warnings()[..], [warning] if warning.contains("best.bin")));
+    save(&mut journal, 10).unwrap();
+    assert_eq!(journal.take_warnings(), [""; 0], "the same again is not said again");
     journal.write("labels.jpg", vec![1]);
     assert_eq!(std::fs::read(run.path().join("labels.jpg")).unwrap(), [1]);
+    assert!(journal.is_behind());
     let error = journal.finish().unwrap_err().to_string();
     assert!(error.contains("training is saved") && error.contains("best.bin"), "{error}");
     std::fs::remove_dir_all(run.path().join(BEST)).unwrap();
     journal.finish().unwrap();
+    assert!(!journal.is_behind());
     assert_eq!(std::fs::read(run.path().join(BEST)).unwrap(), weights(10));
+}
+
+#[test]
+fn weights_are_never_newer_than_a_checkpoint() {
+    let dir = tempfile::tempdir().unwrap();
+    let (run, mut journal) = started(dir.path());
+    save(&mut journal, 5).unwrap();
+    let best = || std::fs::read(run.path().join(BEST)).unwrap();
+    // A file in the place of the checkpoints: none is made.
+    let (checkpoints, away) = (run.checkpoints(), run.path().join("away"));
+    std::fs::rename(&checkpoints, &away).unwrap();
+    std::fs::write(&checkpoints, "").unwrap();
+    save(&mut journal, 10).unwrap_err();
+    journal.finish().unwrap();
+    assert_eq!(best(), weights(5));
+    std::fs::remove_file(&checkpoints).unwrap();
+    std::fs::rename(&away, &checkpoints).unwrap();
+    // The run goes back to before they were made.
+    let checkpoint = journal.checkpoints().load_step(5).unwrap();
+    journal.take_back(&checkpoint);
+    journal.save(15, &[], Map::new(), &keep()).unwrap();
+    assert_eq!(best(), weights(5));
+    // What has its checkpoint and could not be written is, also if what came after it is forgotten.
+    std::fs::remove_file(run.path().join(BEST)).unwrap();
+    std::fs::create_dir_all(run.path().join(BEST).join("x")).unwrap();
+    save(&mut journal, 20).unwrap();
+    journal.write_weights_after_save(BEST, 25, &weights(25).into());
+    journal.take_back(&checkpoint);
+    std::fs::remove_dir_all(run.path().join(BEST)).unwrap();
+    journal.finish().unwrap();
+    assert_eq!(best(), weights(20));
+}
+
+#[test]
+fn the_next_process_knows_what_this_one_could_not_write() {
+    let dir = tempfile::tempdir().unwrap();
+    let (run, mut journal) = started(dir.path());
+    let obstacles = [BEST, "labels.jpg"].map(|path| run.path().join(path));
+    obstacles.iter().for_each(|path| std::fs::create_dir_all(path.join("x")).unwrap());
+    journal.write("labels.jpg", vec![1, 2]);
+    save(&mut journal, 5).unwrap();
+    journal.save(7, &[], Map::new(), &keep()).unwrap();
+    drop(journal);
+    obstacles.iter().for_each(|path| std::fs::remove_dir_all(path).unwrap());
+    let (mut journal, checkpoint) = latest(&run);
+    let of_step: Vec<_> = Journal::unwritten(&checkpoint).into_iter().collect();
+    assert_eq!(of_step, [(5, vec![BEST.to_owned()])]);
+    journal.go_on(&checkpoint);
+    assert_eq!(std::fs::read(run.path().join("labels.jpg")).unwrap(), [1, 2]);
+    journal.save(8, &[], Map::new(), &keep()).unwrap();
+    let newest = journal.checkpoints().latest().unwrap().checkpoint.unwrap();
+    assert!(Journal::unwritten(&newest).is_empty() && !newest.members.contains_key("unwritten-0"));
+}
+
+#[test]
+fn weights_that_cannot_be_made_any_more_are_told_if_they_are_missing() {
+    let dir = tempfile::tempdir().unwrap();
+    let (run, mut journal) = started(dir.path());
+    std::fs::write(run.weights().join("epoch1.bin"), "").unwrap();
+    let gone = journal.checkpoints().load_step(3).unwrap_err();
+    ["weights/epoch1.bin", "weights/epoch2.bin"].iter().for_each(|path| journal.give_up(path, &gone));
+    assert!(journal.take_warnings().len() == 2 && journal.is_behind());
+    let error = journal.finish().unwrap_err().to_string();
+    assert!(error.contains("epoch2.bin cannot be written any more") && !error.contains("epoch1.bin"), "{error}");
+}
+
+/// Of a run that is over nothing of the log is cut off, and its rows are mended.
+#[test]
+fn a_run_that_is_over_is_opened_as_it_is() {
+    let dir = tempfile::tempdir().unwrap();
+    let (run, mut journal) = started(dir.path());
+    save(&mut journal, 5).unwrap();
+    journal.event("the end");
+    drop(journal);
+    std::fs::remove_file(run.results()).unwrap();
+    let (mut journal, checkpoint) = latest(&run);
+    journal.reopen(&checkpoint);
+    journal.event("seen again");
+    journal.finish().unwrap();
+    assert_eq!(std::fs::read_to_string(run.results()).unwrap(), rows(5));
+    assert_eq!(std::fs::read_to_string(run.events()).unwrap(), events(5) + "the end\nseen again\n");
+}
+
+/// A checkpoint of format 1 has no rows, and may not even know how many there were.
+#[test]
+fn rows_of_an_older_program_stay_as_they_are() {
+    let older = b"epoch\n5\n\xff\xfe not a row\n".as_slice();
+    for state in [format!("{{\"results_len\":{},\"events_len\":4}}", older.len()), "{}".into(), "not json".into()] {
+        let dir = tempfile::tempdir().unwrap();
+        let run = RunDir::create(dir.path(), "train", false).unwrap();
+        std::fs::write(run.results(), older).unwrap();
+        std::fs::write(run.events(), "one\n").unwrap();
+        let members = [("state.json".to_owned(), state.into_bytes())].into();
+        let checkpoint = Checkpoint { path: run.checkpoints(), step: 5, info: Map::new(), members };
+        let mut journal = Journal::open(run.clone()).unwrap();
+        journal.go_on(&checkpoint);
+        save(&mut journal, 10).unwrap();
+        assert_eq!(journal.take_warnings(), [""; 0]);
+        let (mut journal, checkpoint) = latest(&run);
+        journal.go_on(&checkpoint);
+        assert_eq!(journal.take_warnings(), [""; 0]);
+        assert_eq!(std::fs::read(run.results()).unwrap(), [older, b"10\n"].concat());
+        assert_eq!(std::fs::read_to_string(run.events()).unwrap(), "one\n{\"step\":10}\n");
+    }
+}
+
+/// They cannot be read when the run goes on: no checkpoint takes the rows since for all of them.
+#[test]
+fn rows_of_an_older_program_that_cannot_be_read_are_not_forgotten() {
+    let one = |at: usize| {
+        let dir = scratch();
+        let run = RunDir::create(dir.path(), "train", false).unwrap();
+        std::fs::write(run.results(), "epoch\n5\n").unwrap();
+        let store = FaultStore { at, fault: Fault::Eio, done: Rc::default() };
+        let mut journal = Journal::open_with(Rc::new(store.clone()), run.clone()).unwrap();
+        store.done.set(Some(0));
+        let checkpoint = Checkpoint { path: run.checkpoints(), step: 5, info: Map::new(), members: [].into() };
+        journal.go_on(&checkpoint);
+        journal.row("10");
+        let reached = store.reached();
+        store.done.set(None);
+        journal.save(10, &[], Map::new(), &keep()).unwrap();
+        let (mut journal, checkpoint) = latest(&run);
+        journal.go_on(&checkpoint);
+        assert_eq!(std::fs::read_to_string(run.results()).unwrap(), "epoch\n5\n10\n", "operation {at}");
+        reached
+    };
+    assert!((1..).take_while(|&at| one(at)).count() >= 4);
+}
+
+/// A full disk is told once, and lines that there was no room for at the end.
+#[test]
+fn a_full_disk_is_one_warning_and_lost_lines_are_told_at_the_end() {
+    let dir = tempfile::tempdir().unwrap();
+    let (run, mut journal) = started(dir.path());
+    journal.event("before");
+    let away = |log: &Path| log.with_extension("away");
+    for log in [run.events(), run.results()] {
+        std::fs::rename(&log, away(&log)).unwrap();
+        std::fs::create_dir(&log).unwrap();
+    }
+    let line = "x".repeat(1 << 17);
+    for _ in 0..12 {
+        journal.event(&line);
+        journal.row("5");
+    }
+    assert!(journal.take_warnings().len() <= 4, "one for each log and each way to fail");
+    for log in [run.events(), run.results()] {
+        std::fs::remove_dir(&log).unwrap();
+        std::fs::rename(away(&log), &log).unwrap();
+    }
+    let error = journal.finish().unwrap_err().to_string();
+    assert!(error.contains("events.jsonl lacks 5 entries") && !error.contains("results.csv"), "{error}");
+    assert_eq!(std::fs::read_to_string(run.results()).unwrap(), format!("epoch\n{}", "5\n".repeat(12)));
 }

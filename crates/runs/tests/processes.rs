@@ -68,11 +68,9 @@ fn a_log_on_a_full_disk_is_a_warning() {
     let mut journal = Journal::open(run).unwrap();
     journal.begin("epoch").unwrap();
     journal.take_warnings();
-    for _ in 0..3 {
-        journal.event("{}");
-        let warnings = journal.take_warnings();
-        assert!(warnings.len() == 1 && warnings[0].contains("events.jsonl"), "{warnings:?}");
-    }
+    (0..3).for_each(|_| journal.event("{}"));
+    let warnings = journal.take_warnings();
+    assert!(warnings.len() == 1 && warnings[0].contains("events.jsonl"), "not one for every line: {warnings:?}");
     let keep = Retention { newest: 2, steps: Vec::new() };
     journal.save(5, &[Member { name: "state", bytes: b"x" }], serde_json::Map::new(), &keep).unwrap();
     assert!(journal.finish().unwrap_err().to_string().contains("events.jsonl"));

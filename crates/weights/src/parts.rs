@@ -4,10 +4,12 @@ use std::fs::{self, File};
 use std::io::{self, BufWriter};
 use std::path::{Path, PathBuf};
 
+use bellows_runs::{StoreError, part_of, publish};
+
 use crate::error::WeightsError;
 
-/// Files being written, each beside its place as `NAME.part`. Those that are not published are removed when this is dropped, and what had
-/// their names before stands.
+/// Files being written, each beside its place ([`part_of`]). Those that are not published are removed when this is dropped, and what had their
+/// names before stands.
 #[derive(Debug, Default)]
 pub struct Parts {
     /// Where each is, and where it belongs.
@@ -25,9 +27,7 @@ impl Parts {
         write: impl FnOnce(&mut BufWriter<File>) -> Result<T, E>,
     ) -> Result<T, E> {
         let wrong = |e: io::Error| E::from(WeightsError::at(path)(e.into()));
-        let mut part = path.as_os_str().to_owned();
-        part.push(".part");
-        let part = PathBuf::from(part);
+        let part = part_of(path).map_err(|e| wrong(e.error))?;
         let file = File::create(&part).map_err(wrong)?;
         self.files.push((part, path.to_owned()));
         let mut out = BufWriter::new(file);
@@ -36,13 +36,13 @@ impl Parts {
         Ok(done)
     }
 
-    /// Gives every file its name, in the order they were written.
+    /// Gives every file its name, for good and in the order they were written.
     ///
     /// # Errors
     /// The disk's, with the path of the file that could not be renamed; those before it are in place.
     pub fn publish(mut self) -> Result<(), WeightsError> {
         for (part, path) in &self.files {
-            fs::rename(part, path).map_err(|e| WeightsError::at(path)(e.into()))?;
+            publish(part, path).map_err(|StoreError { error, .. }| WeightsError::at(path)(error.into()))?;
         }
         self.files.clear();
         Ok(())

@@ -42,7 +42,7 @@ pub(crate) struct TrainArgs {
 pub(crate) fn train(args: &TrainArgs, signals: &Signals) -> Result<(), Failure> {
     let mut session = Session::begin("yolo-train", signals, args.tui)?;
     let Settled { config, notes, resumed, ranks } = settle(args)?;
-    if session.is_left_to_others(&keeping(&config, args.background, ranks)?, &config.project)? {
+    if session.is_left_to_others(&Keeping::of(&config, args.background, ranks)?, &config.project)? {
         return Ok(());
     }
     say(&format!("Bellows {} · YOLOv8 · {}", env!("CARGO_PKG_VERSION"), config.data));
@@ -65,12 +65,6 @@ pub(crate) fn train(args: &TrainArgs, signals: &Signals) -> Result<(), Failure> 
     }
     let closed = if run.close(report.outcome) { close(&mut training, &run, &device) } else { Ok(()) };
     run.end(closed, training.learner().finish())
-}
-
-fn keeping(config: &TrainConfig, background: bool, ranks: usize) -> Result<Keeping, Failure> {
-    let limits = config.limits().map_err(Usage)?;
-    let (supervise, elastic) = (config.supervise, config.elastic);
-    Ok(Keeping { supervise, fallback: config.fallback == "cpu", limits, background, ranks, elastic })
 }
 
 /// All settings of a run.

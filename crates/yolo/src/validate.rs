@@ -57,11 +57,6 @@ impl ValSet {
         Self { keeps: true, ..self }
     }
 
-    /// The clip of each image, as far as that is known.
-    pub(crate) fn clips(&self) -> &[u32] {
-        self.meta.clip_of()
-    }
-
     /// The ids of its images and classes.
     pub(crate) fn ids(&self) -> &CocoIds {
         &self.ids

@@ -2,10 +2,10 @@
 //! edited model. Each step's own JSON is written last: where it is, the step is done.
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use bellows_chat::Tokenizer;
-use bellows_runs::{read_bounded, write_atomic};
+use bellows_runs::{part_of, publish, read_bounded, write_atomic};
 use bellows_weights::gguf::{Metadata, TensorInfo, Value};
 use bellows_weights::{BlockType, DType, Tensor, Tensors, to_safetensors};
 use indexmap::IndexMap;
@@ -182,21 +182,14 @@ pub fn write_model(
     if out.exists() {
         return Err(fail(out, "is there already: name another folder".into()));
     }
-    let part = beside(out);
+    let part = part_of(out)?;
     let config = ModelConfig { edits: config.edits.iter().cloned().chain([edit]).collect(), ..config.clone() };
-    // A process that was killed may have left its part.
-    if part.exists() {
-        std::fs::remove_dir_all(&part).map_err(|e| fail(&part, e.to_string()))?;
+    let written = write_transformers(&part, model, &config, tokenizer, dtype).map_err(ConceptError::from);
+    let written = written.and_then(|lines| Ok(publish(&part, out).map(|()| lines)?));
+    if written.is_err() {
+        std::fs::remove_dir_all(&part).ok();
     }
-    let lines = write_transformers(&part, model, &config, tokenizer, dtype)?;
-    std::fs::rename(&part, out).map_err(|e| fail(out, e.to_string()))?;
-    Ok(lines)
-}
-
-fn beside(out: &Path) -> PathBuf {
-    let mut name = out.file_name().unwrap_or_default().to_owned();
-    name.push(".part");
-    out.with_file_name(name)
+    written
 }
 
 /// Writes a control vector for llama.cpp (`--control-vector`), which adds it to the output of the layer before `place`'s.

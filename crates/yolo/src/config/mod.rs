@@ -334,14 +334,6 @@ impl TrainConfig {
         Ok((config, notes))
     }
 
-    /// How long what may take without a sign of life.
-    ///
-    /// # Errors
-    /// What `heartbeat` cannot mean.
-    pub fn limits(&self) -> Result<Limits, String> {
-        Limits::of(&self.heartbeat)
-    }
-
     /// The rules that one setting alone cannot check.
     ///
     /// # Errors
@@ -427,7 +419,7 @@ impl TrainConfig {
             return Err(format!("percentile_of `{}` is neither data nor frame", self.percentile_of));
         }
         self.lowering()?;
-        self.limits()?;
+        Limits::of(&self.heartbeat)?;
         rules.into_iter().find(|(broken, _)| *broken).map_or(Ok(()), |(_, rule)| Err(rule))
     }
 

@@ -1,0 +1,123 @@
+//! Files of a run that cannot be written, and images that cannot be read: named, made up for by the next process, and never the end of what was
+//! trained.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+mod support;
+
+use std::io::Cursor;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use bellows_runs::{Checkpoints, Member};
+use support::{ending, expect_code, program, tiny_data, yolo_train};
+
+/// A folder in the place of a file.
+fn obstruct(run: &Path, file: &str) {
+    std::fs::create_dir_all(run.join(file).join("x")).unwrap();
+}
+
+/// Trains in `runs/detect/NAME`, which may be there.
+fn train(dir: &Path, name: &str, more: &[&str]) -> Command {
+    yolo_train(dir, &[&["--data", "tiny.yaml", "--name", name, "--exist-ok"], more].concat())
+}
+
+#[test]
+fn what_a_run_could_not_write_its_next_process_does() {
+    let dir = tempfile::tempdir().unwrap();
+    tiny_data(dir.path());
+    let run = dir.path().join("runs/detect/p");
+    let files = ["train_batch0.jpg", "results.png", "weights/last.safetensors"];
+    files.iter().for_each(|file| obstruct(&run, file));
+    let (out, error) = expect_code(&mut train(dir.path(), "p", &["--epochs", "1"]), 3);
+    assert!(error.contains("training is saved") && files.iter().all(|file| error.contains(file)), "{error}");
+    assert_eq!(out.lines().filter(|line| line.starts_with("warning") && line.contains("train_batch0.jpg")).count(), 2, "{out}");
+    // Nothing has changed: the code stays what it is.
+    let resume = || yolo_train(dir.path(), &["--resume", run.to_str().unwrap()]);
+    expect_code(&mut resume(), 3);
+    files.iter().for_each(|file| std::fs::remove_dir_all(run.join(file)).unwrap());
+    std::fs::remove_file(run.join("results.csv")).unwrap();
+    expect_code(&mut resume(), 0);
+    for file in &files[..2] {
+        image::open(run.join(file)).unwrap();
+    }
+    assert!(bellows_weights::read(&run.join(files[2])).is_ok());
+    assert_eq!(std::fs::read_to_string(run.join("results.csv")).unwrap().lines().count(), 2);
+}
+
+#[test]
+fn an_example_ends_with_the_code_of_what_it_could_not_write() {
+    let dir = tempfile::tempdir().unwrap();
+    obstruct(&dir.path().join("runs/byte_gpt"), "weights/last.safetensors");
+    let mut example = Command::new(program("examples/byte_gpt"));
+    let (_, error) = expect_code(example.current_dir(dir.path()).args(["runs", "1"]), 3);
+    assert!(error.contains("training is saved") && error.contains("last.safetensors"), "{error}");
+}
+
+/// An image with a header that says what it said, and nothing that can be decoded behind it. Returns what was there.
+fn spoil(path: &Path) -> Vec<u8> {
+    let (whole, mut png) = (std::fs::read(path).unwrap(), Cursor::new(Vec::new()));
+    image::open(path).unwrap().write_to(&mut png, image::ImageFormat::Png).unwrap();
+    let mut png = png.into_inner();
+    // Behind signature and IHDR, before the checksum of the pixels and IEND.
+    let end = png.len() - 16;
+    png[60..end].fill(0);
+    std::fs::write(path, png).unwrap();
+    whole
+}
+
+#[test]
+fn a_few_images_that_cannot_be_judged_by_are_left_out_and_more_stop_the_run() {
+    let dir = tempfile::tempdir().unwrap();
+    let yaml = std::fs::read_to_string(tiny_data(dir.path())).unwrap();
+    std::fs::write(dir.path().join("tiny.yaml"), yaml.replace("val: 4,", "val: 100,")).unwrap();
+    let few = ["--epochs", "1", "--plots", "false"];
+    expect_code(&mut train(dir.path(), "whole", &few), 0);
+    let mut images: Vec<PathBuf> = std::fs::read_dir(dir.path().join("tiny/images/val")).unwrap().map(|e| e.unwrap().path()).collect();
+    images.sort();
+    let name = |i: usize| images[i].file_name().unwrap().to_str().unwrap();
+
+    let first = spoil(&images[0]);
+    let (out, _) = expect_code(&mut train(dir.path(), "one", &few), 0);
+    assert!(out.contains("left out of the evaluation") && out.contains(name(0)), "{out}");
+    let events = std::fs::read_to_string(dir.path().join("runs/detect/one/events.jsonl")).unwrap();
+    assert_eq!(events.lines().filter(|line| line.contains("\"unreadable\"") && line.contains(name(0))).count(), 1);
+
+    let second = spoil(&images[1]);
+    let (_, error) = expect_code(&mut train(dir.path(), "two", &few), 1);
+    assert!(error.contains(name(0)) && error.contains(name(1)) && error.contains("2 of 100"), "{error}");
+    for (image, bytes) in images.iter().zip([first, second]) {
+        std::fs::write(image, bytes).unwrap();
+    }
+    let (out, _) = expect_code(&mut yolo_train(dir.path(), &["--resume", "runs/detect/two"]), 0);
+    assert!(out.contains("going on at epoch 1"), "{out}");
+    let rows = |name: &str| std::fs::read_to_string(dir.path().join("runs/detect").join(name).join("results.csv")).unwrap();
+    let judged = |name: &str| rows(name).lines().nth(1).unwrap().split(',').skip(2).collect::<Vec<_>>().join(",");
+    assert_eq!(judged("two"), judged("whole"));
+}
+
+/// A run begun by a program that did not know a setting goes on under this one, with what it was as if it had been there.
+#[test]
+fn a_run_of_an_older_program_goes_on() {
+    let dir = tempfile::tempdir().unwrap();
+    tiny_data(dir.path());
+    let run = dir.path().join("runs/detect/old");
+    expect_code(&mut train(dir.path(), "old", &["--epochs", "2", "--plots", "false"]), 0);
+    let whole = ending(&run);
+    // After the first epoch.
+    let checkpoints = Checkpoints::open(run.join("checkpoints")).unwrap();
+    checkpoints.abandon_after(Some(3)).unwrap();
+    let mut newest = checkpoints.latest().unwrap().checkpoint.unwrap();
+    for unknown in ["mixup", "cos_lr"] {
+        assert!(newest.info["settings"].as_object_mut().unwrap().remove(unknown).is_some());
+    }
+    let members: Vec<Member<'_>> = newest.members.iter().map(|(name, bytes)| Member { name, bytes }).collect();
+    checkpoints.save(newest.step, &members, &newest.info).unwrap();
+    let config = std::fs::read_to_string(run.join("config.yaml")).unwrap();
+    let known = |line: &&str| !["mixup:", "cos_lr:"].iter().any(|unknown| line.starts_with(unknown));
+    let older: Vec<&str> = config.lines().filter(known).collect();
+    assert_eq!(older.len() + 2, config.lines().count());
+    std::fs::write(run.join("config.yaml"), older.join("\n")).unwrap();
+    let (out, _) = expect_code(&mut yolo_train(dir.path(), &["--resume", run.to_str().unwrap()]), 0);
+    assert!(out.contains("going on at epoch 2") && out.contains("cos_lr (false), mixup (0.0)"), "{out}");
+    assert!(ending(&run) == whole);
+}

@@ -23,7 +23,17 @@ use burn::module::Module;
 use burn::tensor::wgpu::WgpuBackend;
 use burn::tensor::{Device, DeviceKind, Int, Tensor, TensorData};
 
-const CASES: [&str; 7] = ["qwen2", "qwen3", "llama", "llama-untied", "qwen2-untied-rslora", "qwen3-untied", "qwen2-dora"];
+const CASES: [&str; 9] = [
+    "qwen2",
+    "qwen3",
+    "llama",
+    "llama-untied",
+    "qwen2-untied-rslora",
+    "qwen3-untied",
+    "qwen2-dora",
+    "llama3-scaled",
+    "mistral-window",
+];
 
 /// The device that a child of [`the_same_by_a_device`] is to use.
 const DEVICE: &str = "BELLOWS_PARITY_DEVICE";

@@ -22,7 +22,8 @@ CASES = {
 
 def variant(name, script, arguments):
     """The script with the classes of a case that it does not know."""
-    import transformers
+    import peft, transformers  # PEFT first: it loads what is to be replaced
+    assert peft
     if name == "llama3-scaled":
         # Positions of a text of 18 tokens in a model of 8: one frequency is divided, one blended.
         scaling = dict(rope_type="llama3", factor=4.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=8)

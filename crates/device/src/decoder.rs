@@ -5,8 +5,8 @@
 use crate::flat::Flat;
 use crate::made::{numbers, pattern, tensor};
 use bellows_kernels::{
-    Adam, Blocks, LowRank, Precision, Weight, adam_step, attention, cross_entropy, linear, linear_data_grad, lora_linear, rms_norm, rotate,
-    swiglu,
+    Adam, Blocks, LowRank, Map, Precision, Weight, adam_step, attention, cross_entropy, enter, lead, linear, linear_data_grad, maps,
+    rms_norm, rotate, swiglu,
 };
 use burn::tensor::{Device, Int, Tensor, TensorData};
 
@@ -47,24 +47,27 @@ fn base(device: &Device) -> Vec<Weight> {
 /// A pass of the layer over made-up embeddings, `[rows, hidden]`.
 fn layer(base: &[Weight], leaves: &[Tensor<1>], x: Tensor<2>) -> Tensor<2> {
     let device = x.device();
-    let product = |i: usize, x: Tensor<2>| {
+    let x = enter(x);
+    let map = |i: usize| {
         let [out, input] = MATRICES[i];
         let (a, b) = (leaves[2 * i].clone().reshape([RANK, input]), leaves[2 * i + 1].clone().reshape([out, RANK]));
-        lora_linear(x, base[i].clone(), None, LowRank { a, b, scaling: 2.0 }, Precision::F32)
+        Map { weight: base[i].clone(), bias: None, branch: Some(LowRank { a, b, scaling: 2.0 }) }
     };
     let ones = Tensor::<1>::ones([HIDDEN], &device);
     let normed = rms_norm(x.clone(), ones.clone(), 1e-6);
+    let [q, k, v] = maps(normed, [map(0), map(1), map(2)], None, Precision::F32);
     let heads = |y: Tensor<2>, count: usize| y.reshape([TEXTS, TOKENS, count, HEAD]);
     let (cos, sin) = (tensor(51, [1, 1, TOKENS, HEAD / 2], &device), tensor::<4>(52, [1, 1, TOKENS, HEAD / 2], &device));
-    let [q, k] = rotate(heads(product(0, normed.clone()), HEADS), heads(product(1, normed.clone()), KEY_HEADS), cos, sin);
-    let v = heads(product(2, normed), KEY_HEADS).swap_dims(1, 2);
+    let [q, k] = rotate(heads(q, HEADS), heads(k, KEY_HEADS), cos, sin);
+    let v = heads(v, KEY_HEADS).swap_dims(1, 2);
     // The second text is two documents.
     let first = (0..ROWS).map(|row| if row < TOKENS + 6 { 0 } else { 6 }).collect::<Vec<i32>>();
     let first = Tensor::<2, Int>::from_data(TensorData::new(first, [TEXTS, TOKENS]), &device);
     let seen = attention(q, k, v, first, 0.25).swap_dims(1, 2).reshape([ROWS, HIDDEN]);
-    let x = x + product(3, seen);
-    let normed = rms_norm(x.clone(), ones, 1e-6);
-    x + product(6, swiglu(product(4, normed.clone()), product(5, normed)))
+    let [x] = maps(seen, [map(3)], Some(x), Precision::F32);
+    let [gate, up] = maps(rms_norm(x.clone(), ones, 1e-6), [map(4), map(5)], None, Precision::F32);
+    let [y] = maps(swiglu(gate, up), [map(6)], Some(x), Precision::F32);
+    y
 }
 
 /// The losses of all tokens and the gradient of the last hidden states in both steps, and then the low-rank factors.
@@ -84,7 +87,7 @@ pub(crate) fn two_steps(device: &Device) -> Vec<Vec<f32>> {
         let (losses, slopes) = cross_entropy(logits, targets.clone());
         let slopes = linear_data_grad(slopes, words.clone(), Precision::F32) / ROWS as f32;
         out.extend([numbers(losses), numbers(slopes.clone())]);
-        let gradients = all.gradients(&leaves, &(hidden * slopes.autodiff()).sum().backward());
+        let gradients = all.gradients(&leaves, &lead(hidden, slopes.autodiff()).backward());
         drop(leaves);
         let (beta1, beta2): (f64, f64) = (0.9, 0.999);
         let adam = Adam {

@@ -33,7 +33,7 @@ impl ConvConfig {
     }
 }
 
-/// An optional bias, `[Co]`: an operation of a backend extension takes no `Option` of a tensor.
+/// An optional bias, `[Co]`, or whatever else may be added to a result: an operation of a backend extension takes no `Option` of a tensor.
 #[derive(ExtensionType)]
 pub enum Bias<B: Backend> {
     /// None.

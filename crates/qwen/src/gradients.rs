@@ -1,7 +1,8 @@
 //! The backward pass layer by layer.
 //!
-//! Each layer has a small graph of its own: its input is a leaf, and the gradient that comes from above is led in at its output. The graphs of the upper layers are built in the forward pass and kept; of the lower ones only the inputs are, and each graph is
-//! built when its turn comes, after those above it are gone. How many are run again so is [`Checkpointing`]'s to say. All of it gives the
+//! Each layer has a small graph of its own: its input is a leaf, and the gradient that comes from above is led in at its output. The graphs of the
+//! upper layers are built in the forward pass and kept; of the lower ones only the inputs are, and each graph is built when its turn comes,
+//! after those above it are gone. How many are run again so is [`Checkpointing`]'s to say. All of it gives the
 //! same bits, and needs nothing of the backend but ordinary gradients.
 
 use bellows_kernels::{enter, lead};
@@ -124,7 +125,7 @@ pub fn gradients_of(
     }
     watch.lap(Stage::Forward);
 
-    let mut graph = (rows * Tensor::from_inner(scaled(head.rows))).sum().backward();
+    let mut graph = lead(rows, Tensor::from_inner(scaled(head.rows))).backward();
     grads.take(&model.model.norm, &mut graph);
     if kept.is_empty() && !embedding_trained {
         return (head.loss, grads);

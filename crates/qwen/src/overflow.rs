@@ -1,5 +1,6 @@
 //! Where the first number is that is not finite, for whoever has to do something about it.
 
+use bellows_kernels::lead;
 use burn::module::Module;
 use burn::tensor::{IndexingUpdateOp, Tensor};
 
@@ -31,7 +32,7 @@ pub(crate) fn first_not_finite(model: &CausalLm, batch: &TrainBatch, scale: Opti
         return Some("the loss".into());
     }
     let above = head.rows.mul_scalar(scale.unwrap_or(1.0));
-    let above = leaf.grad_remove(&mut (normed * Tensor::from_inner(above)).sum().backward())?;
+    let above = leaf.grad_remove(&mut lead(normed, Tensor::from_inner(above)).backward())?;
     if !is_finite(&above) {
         return Some("the gradient of model.norm".into());
     }
@@ -40,7 +41,7 @@ pub(crate) fn first_not_finite(model: &CausalLm, batch: &TrainBatch, scale: Opti
     let tracked = batch.pass.on(true);
     for (i, x) in inputs.into_iter().enumerate().rev() {
         let (input, output) = run(&model.model.layers[i], x, &tracked, true);
-        dy = input.grad_remove(&mut (output * Tensor::from_inner(dy)).sum().backward())?;
+        dy = input.grad_remove(&mut lead(output, Tensor::from_inner(dy)).backward())?;
         if !is_finite(&dy) {
             return Some(format!("the gradient of the input of model.layers.{i}"));
         }

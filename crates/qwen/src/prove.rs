@@ -3,7 +3,7 @@
 //! A probe of a device tries a few shapes; a driver or an autotuned kernel may fail at others. So the model's own first layer, with its own sizes and
 //! adapters, is run forward and backward on both, which takes moments where a wrong run takes hours.
 
-use bellows_kernels::Precision;
+use bellows_kernels::{Precision, enter, lead};
 use bellows_learner::{Layout, ParamGrads, Rng, Role};
 use burn::module::Module;
 use burn::tensor::{Device, Tensor, TensorData};
@@ -41,8 +41,8 @@ fn run(layer: &Layer, shape: &ModelConfig, precision: Precision, device: &Device
     let positions: Vec<i32> = (0..SEQ as i32).collect();
     let pass = Pass::new([1, SEQ], &positions, &[0; SEQ], shape, device).with_precision(precision).on(true);
     let x = Tensor::from_inner(noise("x")).require_grad();
-    let y = layer.forward(x.clone(), &pass, None);
-    let mut graph = (y.clone() * Tensor::from_inner(noise("dy"))).sum().backward();
+    let y = layer.forward(enter(x.clone()), &pass, None);
+    let mut graph = lead(y.clone(), Tensor::from_inner(noise("dy"))).backward();
     let mut grads = ParamGrads::default();
     grads.take(&layer, &mut graph);
     let layout = Layout::of(&layer, |_| Role::Trained(0));

@@ -87,10 +87,8 @@ impl<B: DecoderOps> Backward<B, 2> for Rotate {
     fn backward(self, ops: Ops<Self::State, 2>, grads: &mut Gradients, _: &mut Checkpointer) {
         let mut turned = ops.state.lock().unwrap_or_else(PoisonError::into_inner);
         turned.dys[self.0] = Some(grads.consume::<B>(&ops.node));
-        if turned.dys.iter().any(Option::is_none) {
-            return;
-        }
-        let [Some(dq), Some(dk)] = [0, 1].map(|i| turned.dys[i].take()) else { return };
+        let [Some(dq), Some(dk)] = turned.dys.clone() else { return };
+        turned.dys = [None, None];
         let (dq, dk) = B::rotate_back(dq, dk, turned.cos.clone(), turned.sin.clone());
         for (node, grad) in ops.parents.into_iter().zip([dq, dk]) {
             if let Some(node) = node {

@@ -17,7 +17,7 @@ use super::cube_kernels::{
 use super::{DecoderOps, portable};
 use crate::cube::geometry::{MAX_GRID, dims4};
 use crate::cube::launch::{address_type, covers, launch};
-use crate::cube::pixels::{empty, like, replacement, view};
+use crate::cube::pixels::{empty, like, replacement};
 use crate::cube::shared_memory_works;
 use crate::cube::softmax::{MaskingLaunch, softmax_sums_kernel};
 use crate::cube::stripes::Plan;
@@ -198,12 +198,9 @@ fn turned(q: CubeTensor, k: CubeTensor, cos: CubeTensor, sin: CubeTensor, back: 
     let [held, _, positions, half] = dims4(&cos);
     let [q, k] = [q, k].map(|x| CubeBackend::float_swap_dims(x, 1, 2));
     let [cos, sin] = [cos, sin].map(into_contiguous);
-    let [of_q, of_k] = [&q, &k].map(|x| x.meta.shape().num_elements());
-    // The keys behind the queries, where any device can bind memory.
-    let start = of_q.next_multiple_of(64);
-    let y = empty(&q, [start + of_k], DType::F32);
+    let [of_q, of_k] = [&q, &k].map(|x| empty(x, dims4(x), DType::F32));
+    let pairs = (q.meta.shape().num_elements() + k.meta.shape().num_elements()) / 2;
     let step = if held == 1 { 0 } else { positions * half };
-    launch!(rotate_kernel, (of_q + of_k) / 2, [q, k, cos, sin, y], step, start, back);
-    let part = |x: &CubeTensor, start, len| CubeBackend::float_reshape(view(&y, start, len), x.meta.shape().clone());
-    (part(&q, 0, of_q), part(&k, start, of_k))
+    launch!(rotate_kernel, pairs, [q, k, cos, sin, of_q, of_k], step, back);
+    (of_q, of_k)
 }

@@ -300,7 +300,7 @@ pub(super) fn masked_softmax_grad_kernel(
     }
 }
 
-/// `[x1 cos - x2 sin, x2 cos + x1 sin]` of each row of q and, from `start` on, of k, both `[B, M, N, d]` in any strides, positions being M (`back`, and
+/// `[x1 cos - x2 sin, x2 cos + x1 sin]` of each row of q and of k, both `[B, M, N, d]` in any strides, positions being M (`back`, and
 /// sin turned round) or N. `step` leads from one image's angles to the next's, 0 if all have the same. A thread to a pair of numbers.
 #[cube(launch, address_type = "dynamic")]
 pub(super) fn rotate_kernel(
@@ -308,30 +308,21 @@ pub(super) fn rotate_kernel(
     k: &Tensor<f32>,
     cos: &Tensor<f32>,
     sin: &Tensor<f32>,
-    y: &mut Tensor<f32>,
+    of_q: &mut Tensor<f32>,
+    of_k: &mut Tensor<f32>,
     step: usize,
-    start: usize,
     #[comptime] back: bool,
 ) {
     let pairs = q.shape(0) * q.shape(1) * q.shape(2) * q.shape(3) / 2;
     if ABSOLUTE_POS < pairs {
-        turn(q, cos, sin, y, ABSOLUTE_POS, 0usize, step, back);
+        turn(q, cos, sin, of_q, ABSOLUTE_POS, step, back);
     } else if ABSOLUTE_POS < pairs + k.shape(0) * k.shape(1) * k.shape(2) * k.shape(3) / 2 {
-        turn(k, cos, sin, y, ABSOLUTE_POS - pairs, start, step, back);
+        turn(k, cos, sin, of_k, ABSOLUTE_POS - pairs, step, back);
     }
 }
 
 #[cube]
-fn turn(
-    x: &Tensor<f32>,
-    cos: &Tensor<f32>,
-    sin: &Tensor<f32>,
-    y: &mut Tensor<f32>,
-    pair: usize,
-    start: usize,
-    step: usize,
-    #[comptime] back: bool,
-) {
+fn turn(x: &Tensor<f32>, cos: &Tensor<f32>, sin: &Tensor<f32>, y: &mut Tensor<f32>, pair: usize, step: usize, #[comptime] back: bool) {
     let half = x.shape(3) / 2;
     let (row, j) = (pair / half, pair % half);
     let (b, m, n) = (row / x.shape(2) / x.shape(1), row / x.shape(2) % x.shape(1), row % x.shape(2));
@@ -341,7 +332,7 @@ fn turn(
     let (x1, x2) = (x[from], x[from + half * x.stride(3)]);
     let c = cos[angle];
     let s = if comptime!(back) { -sin[angle] } else { sin[angle] };
-    let to = start + row * x.shape(3) + j;
+    let to = row * x.shape(3) + j;
     y[to] = x1 * c - x2 * s;
     y[to + half] = x2 * c + x1 * s;
 }

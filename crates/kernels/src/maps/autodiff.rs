@@ -129,7 +129,7 @@ impl<B: MapOps, C: CheckpointStrategy> MapOps for Autodiff<B, C> {
         let x = x.into_primitive();
         let mut results = B::maps(x.clone(), inner.clone(), onto.map(|onto| onto.into_primitive()).into(), precision).0;
         let besides = results.split_off(inner.0.len());
-        let kept = trains_branches.then_some(x).into_iter().chain(besides).collect();
+        let kept = if trains_branches { [x].into_iter().chain(besides).collect() } else { Vec::new() };
         let open = Arc::new(Mutex::new(Open { maps: inner, kept, precision, order: Vec::new(), dys: Vec::new() }));
         let finish = |(prep, y)| match prep {
             OpsKind::Tracked(prep) => prep.finish(Arc::clone(&open), y),

@@ -25,6 +25,7 @@ use crate::operands::Bias;
 use crate::planes::Parts;
 use crate::policy::{Lowering, default_lowering};
 use crate::products::{ProductOps, StoredWeight};
+use crate::shapes::expect;
 
 /// Whether our kernels take these.
 fn ours<'a>(tensors: impl IntoIterator<Item = &'a CubeTensor>, maps: &Maps<CubeBackend>, precision: Precision) -> bool {
@@ -109,6 +110,9 @@ fn map(
         }
     };
     main.check(a.tensor, b.tensor, None, &c);
+    if let Some(bias) = bias {
+        expect("a bias", bias.meta.shape().dims(), [n]);
+    }
     let branch = low.as_ref().map_or(main, |(left, right, rank)| product(name, [m, n, *rank], left.layout, right.layout, 0, 1.0));
     let (left, right) = low.as_ref().map_or((like, like), |(left, right, _)| (left.tensor, right.tensor));
     if low.is_some() {
@@ -121,7 +125,7 @@ fn map(
     note(name, [like, b.tensor, &c].into_iter().chain(low.iter().flat_map(|(left, right, _)| [left.tensor, right.tensor])).chain(&onto), {
         (2 * m * n * (k + low.as_ref().map_or(0, |low| low.2))) as u64
     });
-    // SAFETY: `check` has found the last number of each tensor that its steps reach; the shapes of bias and `onto` are asked for by `maps`.
+    // SAFETY: `check` has found the last number of each tensor that its steps reach, in C too, which has the shape of `onto`; the bias has a number to a column.
     unsafe {
         map_kernel::launch_unchecked(
             client,
@@ -202,9 +206,17 @@ fn group(name: &'static str, lefts: &[&CubeTensor], rights: &[&CubeTensor], memb
     c
 }
 
-/// Maps with their tensors in order and their weights dense.
+/// A weight's values in order: those of blocks are made for one product, and dropped behind it.
+fn dense(weight: &StoredWeight<CubeBackend>) -> CubeTensor {
+    into_contiguous(match weight {
+        StoredWeight::Dense(weight) => weight.clone(),
+        blocks @ StoredWeight::Blocks { .. } => CubeBackend::dense_weight(blocks.clone()),
+    })
+}
+
+/// Maps with their tensors in order.
 struct Settled {
-    weights: Vec<CubeTensor>,
+    weights: Vec<StoredWeight<CubeBackend>>,
     biases: Vec<Option<CubeTensor>>,
     branches: Vec<Option<StoredBranch<CubeBackend>>>,
     /// Where the inner products of each map with a branch begin, `[rows, r]` each, and behind them all.
@@ -215,10 +227,7 @@ impl Settled {
     fn new(maps: Maps<CubeBackend>, rows: usize) -> Self {
         let mut settled = Self { weights: Vec::new(), biases: Vec::new(), branches: Vec::new(), starts: vec![0] };
         for StoredMap { weight, bias, branch } in maps.0 {
-            settled.weights.push(into_contiguous(match weight {
-                StoredWeight::Dense(weight) => weight,
-                blocks @ StoredWeight::Blocks { .. } => CubeBackend::dense_weight(blocks),
-            }));
+            settled.weights.push(weight);
             settled.biases.push(bias.map(into_contiguous));
             let branch =
                 branch.map(|StoredBranch { a, b, scaling }| StoredBranch { a: into_contiguous(a), b: into_contiguous(b), scaling });
@@ -308,7 +317,7 @@ impl MapOps for CubeBackend {
         let maps = Settled::new(maps, rows);
         let inner = maps.inner(&x);
         let one = |i: usize| {
-            let weight = &maps.weights[i];
+            let weight = &dense(&maps.weights[i]);
             let [out, _] = dims(weight);
             let low = inner.as_ref().zip(maps.branches[i].as_ref()).map(|(inner, branch)| {
                 let rank = dims(&branch.a)[0];
@@ -332,9 +341,9 @@ impl MapOps for CubeBackend {
         wanted: Wanted,
         precision: Precision,
     ) -> Parts<Self> {
-        let (held, branches) = (held.into_option(), maps.0.iter().any(|map| map.branch.is_some()));
-        // The inner products are there if the results were ours.
-        let complete = !branches || kept.0.len() == 1 + usize::from(wanted.branches);
+        let held = held.into_option();
+        // The inner products are there, behind x, if the results were ours.
+        let complete = !wanted.branches || kept.0.len() == 2;
         if !complete || !ours(kept.0.iter().chain(&dys.0).chain(&held), &maps, precision) {
             return portable::maps_grad::<Self>(kept, maps, dys, order, held.into(), wanted, precision);
         }
@@ -351,7 +360,7 @@ impl MapOps for CubeBackend {
         };
         let mut dx = held.map(flat);
         for i in if wanted.x { order } else { Vec::new() } {
-            let (dy, weight) = (&dys[i], &maps.weights[i]);
+            let (dy, weight) = (&dys[i], &dense(&maps.weights[i]));
             let [out, input] = dims(weight);
             let low = inner_grads.as_ref().zip(maps.branches[i].as_ref()).map(|(inner, branch)| {
                 let rank = dims(&branch.a)[0];

@@ -51,8 +51,8 @@ pub trait MapOps: ProductOps + PlaneOps {
     }
 
     /// The gradients that are `wanted`, from those of the results, `dys`, which are in the order in which they came: `dys[i]` is that of map `order[i]`.
-    /// First `held + Σ (dy W + s (dy B) A)`, the gradient of x; then of each branch `s (dy B)ᵀ x` and `s dyᵀ (x Aᵀ)`. `kept` is x, if those
-    /// of branches are wanted, and what [`maps`](Self::maps) gave besides its results.
+    /// First `held + Σ (dy W + s (dy B) A)`, the gradient of x; then of each branch `s (dy B)ᵀ x` and `s dyᵀ (x Aᵀ)`. `kept` is x and what
+    /// [`maps`](Self::maps) gave besides its results, if those of branches are wanted; else nothing.
     #[allow(clippy::too_many_arguments)]
     fn maps_grad(
         #[extension_type] kept: Parts<Self>,

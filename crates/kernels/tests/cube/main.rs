@@ -40,7 +40,7 @@ fn agrees_with_the_cpu_without_shared_memory() {
         eprintln!("skipped: set BELLOWS_SWIFTSHADER to a Vulkan ICD file (.ci/swiftshader prints one)");
         return;
     };
-    for name in ["agrees_with_the_cpu", "random_shapes", "large_and_strided"] {
+    for name in ["agrees_with_the_cpu", "random_shapes", "large_and_strided", "maps::agrees_with_the_cpu"] {
         child(name, &[("VK_DRIVER_FILES", &icd), ("BELLOWS_CUBE_UNSHARED", OsStr::new("1"))]);
     }
 }
@@ -53,7 +53,7 @@ fn agrees_with_the_cpu_by_another_compiler() {
         return;
     }
     let on = |variable| (variable, OsStr::new("1"));
-    let ours = ["norm", "update", "planes", "decoder", "dropout", "rows", "foreground", "attention"]
+    let ours = ["norm", "update", "planes", "decoder", "dropout", "rows", "foreground", "attention", "maps"]
         .map(|module| format!("{module}::agrees_with_the_cpu"));
     for name in
         ["agrees_with_the_cpu", "random_shapes", "large_and_strided", "rows::extremes"].into_iter().chain(ours.iter().map(String::as_str))

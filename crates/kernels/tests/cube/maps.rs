@@ -77,8 +77,8 @@ impl Case {
 }
 
 #[test]
-fn agree_with_the_cpu() {
-    if !on_swiftshader("maps::agree_with_the_cpu") {
+fn agrees_with_the_cpu() {
+    if !on_swiftshader("maps::agrees_with_the_cpu") {
         return;
     }
     set_default_lowering(Lowering::Gemm);

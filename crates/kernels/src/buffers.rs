@@ -72,7 +72,7 @@ fn into_block(tensor: FlexTensor) -> Result<Vec<f32>, FlexTensor> {
 /// A contiguous tensor of `values`. Panics unless there are as many as the shape says: Burn's operations read what it says unchecked.
 pub(crate) fn tensor(values: Vec<f32>, shape: impl Into<Shape>) -> FlexTensor {
     let shape = shape.into();
-    assert_eq!(values.len(), shape.num_elements(), "values of a tensor of shape {shape:?}");
+    assert_eq!(values.len(), shape.num_elements(), "values of a tensor of shape {:?}", shape.to_vec());
     let bytes = if values.len() < SMALLEST { Bytes::from_elems(values) } else { pooled::bytes(values) };
     FlexTensor::new(bytes, Layout::contiguous(shape), DType::F32)
 }

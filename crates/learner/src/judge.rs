@@ -1,5 +1,6 @@
 //! The arm of the loop that judges: a checkpoint, an evaluation, best weights, a row of `results.csv`, and a checkpoint that knows of them.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
 use bellows_runs::{Checkpoint, Journal};
@@ -17,6 +18,10 @@ use crate::shared::Shared;
 use crate::shortage::{Failure, attempt};
 use crate::task::{EvalContext, Evaluation, Interrupted, Task};
 use crate::tensorboard;
+
+/// The weights of the newest epoch and the best ones, within the run.
+const LAST: &str = "weights/last.safetensors";
+const BEST: &str = "weights/best.safetensors";
 
 /// How a judgement ended.
 pub(crate) enum Judged {
@@ -215,7 +220,11 @@ impl<T: Task> Run<T> {
         if !self.ranks.is_first() {
             return Ok(());
         }
-        for (step, paths) in Journal::unwritten(newest) {
+        let unwritten = match Journal::unwritten_without_steps(newest) {
+            Some(paths) => self.unwritten_of_older(newest.step, paths),
+            None => Journal::unwritten(newest),
+        };
+        for (step, paths) in unwritten {
             let (model, epoch) = if step == newest.step {
                 self.judged_model()
             } else {
@@ -234,6 +243,24 @@ impl<T: Task> Run<T> {
             paths.iter().for_each(|path| self.journal.write_weights(path, step, &bytes));
         }
         Ok(())
+    }
+
+    /// The weights that an older program may not have written: those of the paths that it has recorded, and those of its newest checkpoint, which
+    /// it did not record, if that was made after a judgement.
+    fn unwritten_of_older(&self, step: u64, paths: Vec<String>) -> BTreeMap<u64, Vec<String>> {
+        let c = &self.state.counters;
+        let mut weights: BTreeSet<String> = paths.into_iter().filter(|path| path.starts_with("weights/")).collect();
+        if step > 0 && c.planned_step == Some(step) && c.evaluated_at == c.updates {
+            let all = self.settings.config.save || c.done;
+            weights.extend(all.then(|| LAST.to_owned()));
+            weights.extend((c.best_step == Some(step)).then(|| BEST.to_owned()));
+        }
+        let mut by_step: BTreeMap<u64, Vec<String>> = BTreeMap::new();
+        for path in weights {
+            let of = if path == BEST { c.best_step.unwrap_or(step) } else { step };
+            by_step.entry(of).or_default().push(path);
+        }
+        by_step
     }
 
     /// The averaged weights of a state that was judged, and the epoch they are of.

@@ -288,7 +288,7 @@ impl<T: Task> Learner<T> {
     /// See [`LearnError`]; whatever was saved before the error stays.
     pub fn fit(&mut self, data: &dyn Dataset<T::Item>) -> Result<Outcome, LearnError> {
         if self.run.state.counters.done {
-            if let Some(checkpoint) = &self.came_from {
+            if let (Some(checkpoint), false) = (&self.came_from, self.run.begun) {
                 self.run.journal.reopen(checkpoint);
                 self.run.begun = true;
             }

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
 use bellows_learner::{Identity, Learner, Notice, Observer, Outcome};
-use bellows_runs::{FORMAT, RunDir};
+use bellows_runs::{Checkpoints, FORMAT, Member, RunDir};
 use burn::tensor::Device;
 use serde::Serialize;
 use toy::{EPOCHS, config, data, learner, no_poison};
@@ -69,6 +69,31 @@ fn a_newer_program_goes_on_with_its_defaults_and_names_them() {
     assert!(told.contains("begun by an older program") && told.contains("smooth (false)") && !told.contains("rate ("), "{told}");
     let events = std::fs::read_to_string(dir.path().join("run/events.jsonl")).unwrap();
     assert!(events.lines().any(|line| line.contains("\"defaults\"") && line.contains("\"smooth\":false")), "{events}");
+}
+
+/// It has recorded paths without steps, or nothing.
+#[test]
+fn weights_that_an_older_program_left_unwritten_are_written() {
+    for recorded in [Some(serde_json::json!(["labels.jpg", "weights/best.safetensors"])), None] {
+        let dir = tempfile::tempdir().unwrap();
+        learner(dir.path(), config(), no_poison).fit(&data()).unwrap();
+        let weights = ["last", "best"].map(|name| dir.path().join(format!("run/weights/{name}.safetensors")));
+        let written = weights.each_ref().map(|path| std::fs::read(path).unwrap());
+        let checkpoints = Checkpoints::open(dir.path().join("run/checkpoints")).unwrap();
+        let mut newest = checkpoints.latest().unwrap().checkpoint.unwrap();
+        newest.info.remove("unwritten");
+        newest.info.extend(recorded.clone().map(|paths| ("unwritten".to_owned(), paths)));
+        let members: Vec<Member<'_>> = newest.members.iter().map(|(name, bytes)| Member { name, bytes }).collect();
+        checkpoints.save(newest.step, &members, &newest.info).unwrap();
+        std::fs::remove_file(&weights[0]).unwrap();
+        if recorded.is_some() {
+            std::fs::remove_file(&weights[1]).unwrap();
+        }
+        let mut again = learner(dir.path(), config(), no_poison);
+        again.resume().unwrap();
+        assert_eq!(again.fit(&data()).unwrap(), Outcome::NothingToDo);
+        assert!(weights.map(|path| std::fs::read(path).unwrap()) == written, "{recorded:?}");
+    }
 }
 
 #[test]

@@ -126,6 +126,17 @@ impl Journal {
         by_step
     }
 
+    /// The files that may not have been written where an older program made this checkpoint, which recorded no steps, or nothing at all.
+    pub fn unwritten_without_steps(checkpoint: &Checkpoint) -> Option<Vec<String>> {
+        match checkpoint.info.get(UNWRITTEN) {
+            Some(Value::Object(_)) => None,
+            recorded => {
+                let paths = recorded.and_then(Value::as_array).into_iter().flatten();
+                Some(paths.filter_map(Value::as_str).map(str::to_owned).collect())
+            }
+        }
+    }
+
     /// Begins the logs, empty but for `header`, the first line of `results.csv`; checkpoints of an earlier run in this directory are set aside.
     ///
     /// # Errors

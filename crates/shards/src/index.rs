@@ -192,13 +192,18 @@ impl Index {
         let before = self.samples.len();
         for (kind, at, size, crc) in files {
             let end = at.checked_add(BLOCK as u64 + u64::from(size)).ok_or_else(wrong)?;
-            if end > bytes || kind.is_empty() || key.is_empty() {
+            if end > bytes || kind.is_empty() || key.is_empty() || !stays_inside(&key) {
                 return Err(wrong());
             }
             self.add(&key, &kind, Member { kind: 0, size, crc, at }).map_err(|_| wrong())?;
         }
         if self.samples.len() == before + 1 { Ok(()) } else { Err(wrong()) }
     }
+}
+
+/// Whether a key names something below the shard it is in: not where it would lead out of it, as a path on any system.
+pub(crate) fn stays_inside(key: &str) -> bool {
+    !key.starts_with('/') && !key.contains(['\\', ':', '\0']) && key.split('/').all(|part| part != "..")
 }
 
 fn unknown(what: impl Into<String>) -> ShardFault {

@@ -54,6 +54,32 @@ fn tar(folder: &Path, args: &[&str]) -> String {
     String::from_utf8(out.stdout).unwrap()
 }
 
+/// An index that was written by somebody else cannot lead out of its shard.
+#[test]
+fn keys_stay_inside() {
+    let dir = tempfile::tempdir().unwrap();
+    for (key, inside) in [("/data/img/1", false), ("a/../../1", false), ("C:1", false), ("a/1", true)] {
+        let folder = dir.path().join(key.replace(['/', ':', '.'], "_"));
+        std::fs::create_dir(&folder).unwrap();
+        let tar = folder.join("a.tar");
+        let mut header = [0u8; 512];
+        header[..key.len() + 4].copy_from_slice(format!("{key}.jpg").as_bytes());
+        header[100..107].copy_from_slice(b"0000644");
+        header[124..135].copy_from_slice(b"00000000001");
+        header[156] = b'0';
+        header[257..262].copy_from_slice(b"ustar");
+        header[148..156].fill(b' ');
+        let sum: u32 = header.iter().map(|&byte| u32::from(byte)).sum();
+        header[148..155].copy_from_slice(format!("{sum:06o}\0").as_bytes());
+        let mut bytes = header.to_vec();
+        bytes.extend([[1u8; 1].as_slice(), &[0; 511 + 1024]].concat());
+        std::fs::write(&tar, bytes).unwrap();
+        let written = write_index(&folder, &mut |_, _| {});
+        let count = written.as_ref().map_or(0, |_| Shards::open(&folder).map_or(0, |shards| shards.len()));
+        assert_eq!(count, usize::from(inside), "{key}: {:?}", written.err());
+    }
+}
+
 #[test]
 fn what_was_written_is_read_here_and_by_others() {
     let dir = tempfile::tempdir().unwrap();

@@ -143,7 +143,11 @@ impl TrainingData {
         let val = stacked(config, cached(config, val, progress)?, &before[1]);
         let val = ValSet::with_sizes(val, sizes).with_ids(ids).with_meta(meta);
         let groups = val.groupings(config.group_by.as_deref().unwrap_or_default())?;
-        let order = order([train.len(), val.len()], &before, &weights, &groups);
+        let mut order = order([train.len(), val.len()], &before, &weights, &groups);
+        if config.rect {
+            // Rectangles have not always been shuffled.
+            order.push_str(" shuffled");
+        }
         let names = class_names(config, &data);
         Ok(Self { train, train_sizes, val, names, channels, weights, shards, labels, range, fingerprint, folders, order, lines })
     }

@@ -35,9 +35,12 @@ impl Splits {
         if Shards::is(&path.join("train")) {
             let open = |split: &str| -> Result<Vec<Dataset>, ChatError> {
                 let folder = path.join(split);
-                if Shards::is(&folder) { Ok(vec![Dataset::open(&folder, options)?]) } else { Ok(Vec::new()) }
+                // One without its index is named, not left out.
+                let there = Shards::is(&folder) || Shards::lacks_index(&folder);
+                if there { Ok(vec![Dataset::open(&folder, options)?]) } else { Ok(Vec::new()) }
             };
-            return Ok(Splits { train: open("train")?, valid: open("valid")?, test: open("test")? });
+            let valid = [open("valid")?, open("validation")?].into_iter().flatten().collect();
+            return Ok(Splits { train: open("train")?, valid, test: open("test")? });
         }
         let names = names(path)?;
         let open = |split: &str| -> Result<Vec<Dataset>, ChatError> {

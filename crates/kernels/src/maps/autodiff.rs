@@ -13,8 +13,8 @@ use burn_autodiff::checkpoint::strategy::CheckpointStrategy;
 use burn_autodiff::grads::Gradients;
 use burn_autodiff::ops::{Backward, NodeGuard, Ops, OpsKind};
 
-use super::operands::{Maps, StoredMap};
-use super::{MOST_MAPS, MapOps, Wanted, portable};
+use super::operands::{Maps, StoredMap, Wanted};
+use super::{MOST_MAPS, MapOps, portable};
 use crate::cpu::Precision;
 use crate::meeting::register;
 use crate::operands::Bias;

@@ -12,8 +12,8 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
 use super::cube_kernels::{Member, With, group_kernel, map_kernel};
-use super::operands::{Maps, StoredBranch, StoredMap};
-use super::{MapOps, Wanted, portable};
+use super::operands::{Maps, StoredBranch, StoredMap, Wanted};
+use super::{MapOps, portable};
 use crate::cpu::Precision;
 use crate::cube::block::Block;
 use crate::cube::launch::{address_type, covers, is_image_type};

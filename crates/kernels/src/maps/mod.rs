@@ -17,7 +17,7 @@ use burn::backend::tensor::FloatTensor;
 use burn::backend::{Dispatch, backend_extension};
 use burn::tensor::Tensor;
 
-pub use operands::{Maps, StoredBranch, StoredMap};
+pub use operands::{Maps, StoredBranch, StoredMap, Wanted};
 
 use crate::cpu::Precision;
 use crate::operands::Bias;
@@ -27,15 +27,6 @@ use crate::shapes;
 
 /// Most maps of an input: the number of an operation's parents is part of its type.
 pub const MOST_MAPS: usize = 3;
-
-/// Which gradients are asked for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Wanted {
-    /// That of x.
-    pub x: bool,
-    /// Those of A and B of all branches.
-    pub branches: bool,
-}
 
 /// Maps of one input x `[.., in]` to `[.., out]`; everything else as in [`ProductOps`].
 #[backend_extension(Flex, Cube, Autodiff)]

@@ -4,11 +4,11 @@ use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, TensorMetadata};
 use burn::tensor::Shape;
 
-use super::operands::{Maps, StoredBranch, StoredMap};
-use super::{MapOps, Wanted};
+use super::operands::{Maps, StoredBranch, StoredMap, Wanted};
 use crate::cpu::Precision;
 use crate::operands::Bias;
-use crate::planes::Parts;
+use crate::planes::{Parts, PlaneOps};
+use crate::products::ProductOps;
 
 /// `[.., width]` as `[N, width]`.
 pub(super) fn flat<B: Backend>(x: FloatTensor<B>) -> FloatTensor<B> {
@@ -25,7 +25,7 @@ pub(super) fn shaped<B: Backend>(y: FloatTensor<B>, like: &Shape) -> FloatTensor
     B::float_reshape(y, shape)
 }
 
-pub(super) fn maps<B: MapOps>(x: FloatTensor<B>, maps: Maps<B>, onto: Bias<B>, precision: Precision) -> Parts<B> {
+pub(super) fn maps<B: ProductOps + PlaneOps>(x: FloatTensor<B>, maps: Maps<B>, onto: Bias<B>, precision: Precision) -> Parts<B> {
     let (mut onto, shape) = (onto.into_option(), x.shape());
     let x = flat::<B>(x);
     let one = |StoredMap { weight, bias, branch }: StoredMap<B>| {
@@ -42,7 +42,7 @@ pub(super) fn maps<B: MapOps>(x: FloatTensor<B>, maps: Maps<B>, onto: Bias<B>, p
     Parts(maps.0.into_iter().map(one).collect())
 }
 
-pub(super) fn maps_grad<B: MapOps>(
+pub(super) fn maps_grad<B: ProductOps + PlaneOps>(
     kept: Parts<B>,
     maps: Maps<B>,
     dys: Parts<B>,

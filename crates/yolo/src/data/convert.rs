@@ -170,7 +170,7 @@ fn place(
         let target = free_name(&source, &mut taken);
         made.renamed += usize::from(target != own);
         let to = folder.join(&target);
-        let linked = images == Images::Link && std::fs::hard_link(&source, &to).is_ok();
+        let linked = images == Images::Link && found.packed().is_none() && std::fs::hard_link(&source, &to).is_ok();
         if images != Images::None && !linked {
             match found.packed() {
                 Some(_) => std::fs::write(&to, found.bytes(i)?).map_err(DataError::io(&to))?,

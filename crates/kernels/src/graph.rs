@@ -1,7 +1,7 @@
 //! How a part of a network gets a graph of its own: where its input enters, and how the gradient of its result is led in.
 //!
 //! In Burn's words the result is multiplied by its gradient and added up, four passes over what is only handed on; and a leaf's gradients are
-//! added by Burn alone, where an operation could have added its own to what is there (see [`meeting`](crate::meeting)).
+//! added by Burn alone, where an operation could have added its own to what is there (see `meeting`).
 
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{AutodiffBackend, Backend, Dispatch, TensorMetadata, backend_extension};

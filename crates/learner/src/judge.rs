@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
-use bellows_runs::{Checkpoint, Journal};
+use bellows_runs::{Checkpoint, Journal, LoadError};
 use serde_json::{Map, Value, json};
 
 use crate::error::LearnError;
@@ -230,6 +230,8 @@ impl<T: Task> Run<T> {
             } else {
                 let older = match self.journal.checkpoints().load_step(step) {
                     Ok(older) => older,
+                    // Which says nothing of the checkpoint.
+                    Err(error @ LoadError::Store(_)) => return Err(error.into()),
                     Err(error) => {
                         paths.iter().for_each(|path| self.journal.give_up(path, &error));
                         continue;

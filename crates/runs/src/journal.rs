@@ -4,8 +4,8 @@
 //! The order of a save is its promise: the logs are flushed, the checkpoint is committed, then files are written and old checkpoints removed.
 //! Only the commit can fail a save; whatever else cannot be written is a warning, waits, and is tried again at the next occasion, so nothing
 //! after the commit can lose the run. `results.csv` is a part of every checkpoint: what is missing from it on disk is mended when a run goes
-//! on. Of `events.jsonl` a checkpoint knows the length; a shorter one is a warning. Weights are never newer than the newest checkpoint. All file
-//! operations go through [`Store`].
+//! on. Of `events.jsonl` a checkpoint knows the length; a shorter one is a warning. Weights are never newer than the newest checkpoint
+//! (where no checkpoints are saved, they stand alone). All file operations go through [`Store`].
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -231,13 +231,12 @@ impl Journal {
         self.waiting.hold(File { path: path.into(), bytes: Rc::clone(bytes), step: Some(step) });
     }
 
-    /// Weights that an earlier process may not have written cannot be made any more. If they are not there, [`finish`](Self::finish) tells.
+    /// Weights that an earlier process may not have written cannot be made any more. [`finish`](Self::finish) tells, of what is there too: it may be
+    /// older than what the run says of it.
     pub fn give_up(&mut self, path: &str, why: &LoadError) {
-        if self.store.len(&self.dir.path().join(path)).is_ok() {
-            self.warnings.push(format!("{path} may be older than it should be: {why}"));
-            return;
-        }
-        let told = format!("{path} cannot be written any more: {why}");
+        let there = self.store.len(&self.dir.path().join(path)).is_ok();
+        let what = if there { "may be older than it should be" } else { "cannot be written any more" };
+        let told = format!("{path} {what}: {why}");
         self.warnings.push(told.clone());
         self.lost.push(told);
     }

@@ -86,8 +86,11 @@ impl Index {
     /// Adds a file, to the last sample if it has the same key, else to a new one.
     ///
     /// # Errors
-    /// A second file of a kind.
+    /// A second file of a kind, a name that leads out of the shard.
     pub(crate) fn add(&mut self, key: &str, kind: &str, member: Member) -> Result<(), ShardFault> {
+        if !stays_inside(key, kind) {
+            return Err(unknown(format!("`{key}.{kind}` leads out of the archive")));
+        }
         let known = self.kinds.iter().position(|known| known == kind);
         let kind_number = known.unwrap_or(self.kinds.len());
         let member = Member { kind: u16::try_from(kind_number).map_err(|_| unknown("more than 65,536 kinds of files"))?, ..member };
@@ -192,7 +195,7 @@ impl Index {
         let before = self.samples.len();
         for (kind, at, size, crc) in files {
             let end = at.checked_add(BLOCK as u64 + u64::from(size)).ok_or_else(wrong)?;
-            if end > bytes || kind.is_empty() || key.is_empty() || !stays_inside(&key) {
+            if end > bytes || kind.is_empty() || key.is_empty() {
                 return Err(wrong());
             }
             self.add(&key, &kind, Member { kind: 0, size, crc, at }).map_err(|_| wrong())?;
@@ -201,9 +204,14 @@ impl Index {
     }
 }
 
-/// Whether a key names something below the shard it is in: not where it would lead out of it, as a path on any system.
-pub(crate) fn stays_inside(key: &str) -> bool {
-    !key.starts_with('/') && !key.contains(['\\', ':', '\0']) && key.split('/').all(|part| part != "..")
+/// Whether a file's name is one below the shard it is in, on any system.
+fn stays_inside(key: &str, kind: &str) -> bool {
+    let outside = ['\\', ':', '\0'];
+    !key.starts_with('/')
+        && !key.contains(outside)
+        && !kind.contains(outside)
+        && !kind.contains('/')
+        && key.split('/').all(|part| part != "..")
 }
 
 fn unknown(what: impl Into<String>) -> ShardFault {

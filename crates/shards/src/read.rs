@@ -27,9 +27,10 @@ pub struct Shards {
 }
 
 impl Shards {
-    /// Whether `folder` is one: whether it has an index.
+    /// Whether `folder` is one: whether it has an index, and archives beside it or none of anything else (a folder of images may hold a file of that name).
     pub fn is(folder: &Path) -> bool {
-        folder.join(INDEX).is_file()
+        let stray = || std::fs::read_dir(folder).is_ok_and(|mut all| all.any(|entry| entry.is_ok_and(|entry| entry.file_name() != INDEX)));
+        folder.join(INDEX).is_file() && (archives(folder).is_ok_and(|names| !names.is_empty()) || !stray())
     }
 
     /// Whether `folder` has archives and no index.

@@ -5,7 +5,7 @@ use std::io::{BufReader, ErrorKind, Read};
 use std::path::Path;
 
 use crate::error::{ShardError, ShardFault};
-use crate::index::{Index, Member, stays_inside};
+use crate::index::{Index, Member};
 use crate::tar::{BLOCK, Header, Kind, padded, parse};
 
 /// Extensions of headers are short.
@@ -107,10 +107,10 @@ fn read(file: &mut impl Read, bytes: &mut [u8]) -> Result<(), ShardFault> {
     file.read_exact(bytes).map_err(|error| if error.kind() == ErrorKind::UnexpectedEof { ShardFault::Cut } else { error.into() })
 }
 
-/// The key of a file and its kind, which begins behind the first dot of its name; none where a part of it is empty, or the key leads out of its shard.
+/// The key of a file and its kind, which begins behind the first dot of its name; none where a part of it is empty.
 fn split(name: &str) -> Option<(&str, &str)> {
     let begin = name.rfind('/').map_or(0, |at| at + 1);
     let dot = begin + name[begin..].find('.')?;
     let (key, kind) = (&name[..dot], &name[dot + 1..]);
-    (dot > begin && !kind.is_empty() && stays_inside(key)).then_some((key, kind))
+    (dot > begin && !kind.is_empty()).then_some((key, kind))
 }

@@ -214,9 +214,10 @@ fn scanned(config: &TrainConfig, data: &DataConfig, split: Split, fraction: f64,
         ..ScanOptions::default()
     };
     let found = scan(data, split, &options, &|done, total| progress(&format!("{}: scanning", split.key()), done, total))?;
-    let of_clips = config.stack().is_on() || config.sampler.as_ref().is_some_and(|sampler| sampler.clips);
+    let grouped = config.group_by.iter().flatten().any(|key| key == crate::data::meta::CLIP);
+    let of_clips = config.stack().is_on() || grouped || config.sampler.as_ref().is_some_and(|sampler| sampler.clips);
     if of_clips && found.packed().is_some() {
-        let reason = "shards do not say which clip an image is of: frames, background and the sampler's clips cannot be used with them";
+        let reason = "shards do not say which clip an image is of: frames, background, groups by clip and the sampler's clips cannot be used with them";
         return Err(DataError::Invalid(format!("{}: {reason}", split.key())));
     }
     Ok(found)

@@ -46,15 +46,26 @@ impl Line {
 
     /// Whether a step of this clip is a gap where `usual` is the step of all.
     fn gaps(&self, usual: Option<f64>) -> impl Iterator<Item = bool> {
-        let own = usual_step(self.steps.iter().flatten().copied().collect());
-        let usual = if self.steps.iter().flatten().count() < FEW { usual.or(own) } else { own };
+        let steps: Vec<i64> = self.steps.iter().flatten().copied().collect();
+        let shared = steps.iter().filter(|&&step| step == 0).count();
+        let (count, own) = (steps.len(), usual_step(steps));
+        let usual = if self.least > 0 && 2 * shared >= count {
+            // Several frames a second, told in whole seconds.
+            Some(self.least as f64)
+        } else if count < FEW {
+            usual.or(own)
+        } else {
+            own
+        };
         let is_gap = move |step: i64| usual.is_some_and(|usual| step as f64 >= GAP * usual) && step > self.least;
         self.steps.iter().map(move |step| step.is_some_and(is_gap))
     }
 }
 
-/// The mean of the steps up to twice their median: a camera with a frame in 1.4 s has steps of 1 and of 2 whole seconds.
+/// The mean of the steps up to twice their median: a camera with a frame in 1.4 s has steps of 1 and of 2 whole seconds. Frames that share a time, which is
+/// told less finely than they were taken, say nothing of it.
 fn usual_step(mut steps: Vec<i64>) -> Option<f64> {
+    steps.retain(|&step| step > 0);
     steps.sort_unstable();
     let most = 2 * steps.get(steps.len().saturating_sub(1) / 2)?;
     let usual = &steps[..steps.partition_point(|&step| step <= most)];
@@ -166,6 +177,9 @@ mod tests {
         // Fractions of a second order frames, and tell that one is missing.
         assert_eq!(times(&["10:00:00.00", "10:00:00.40", "10:00:00.20", "10:00:00.60"]), [None, Some(2), Some(0), Some(1)]);
         assert_eq!(times(&["10:00:00.00", "10:00:00.20", "10:00:00.40", "10:00:00.80"])[3], None);
+        // Times that were cut to half a second, of several frames each.
+        assert_eq!(times(&["10:00:00.0", "10:00:00.0", "10:00:00.5", "10:00:00.5", "10:00:01.0", "10:00:01.0"]), all(6));
+        assert_eq!(times(&["10:00:00.0", "10:00:00.0", "10:00:00.5", "10:00:00.5", "10:00:02.5"])[4], None);
     }
 
     #[test]

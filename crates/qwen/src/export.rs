@@ -40,8 +40,13 @@ pub enum ExportError {
     #[error(transparent)]
     Device(#[from] Unread),
     /// A tensor of the model's own files.
-    #[error(transparent)]
-    Load(#[from] LoadError),
+    #[error("{}: {source}", path.display())]
+    Load {
+        /// The file or folder.
+        path: PathBuf,
+        /// What is wrong with it.
+        source: LoadError,
+    },
     /// The adapter's tensors.
     #[error(transparent)]
     Peft(#[from] PeftError),
@@ -65,7 +70,7 @@ pub enum ExportError {
 impl Coded for ExportError {
     fn exit(&self) -> Exit {
         match self {
-            Self::Adapter(_) | Self::Rope(_) | Self::NotFinite(_) | Self::Load(_) => Exit::Usage,
+            Self::Adapter(_) | Self::Rope(_) | Self::NotFinite(_) | Self::Load { .. } => Exit::Usage,
             Self::Peft(error) => error.exit(),
             Self::Chat(error) => error.exit(),
             Self::Vocabulary(fault) => fault.exit(),

@@ -378,11 +378,8 @@ fn identity(config: &SftConfig, data: &SftData, base: u64) -> Result<Identity, C
         each(examples, |example| tokens = fnv(tokens, example.trained.iter().map(|&trained| u8::from(trained))))?;
     }
     let hex = |hash: u64| format!("{hash:016x}");
-    // Patterns of an adapter that is gone on with are the adapter's; runs from before have not recorded them.
-    let mut recorded = config.clone();
-    if config.adapter.is_some() {
-        (recorded.rank_pattern, recorded.alpha_pattern) = Default::default();
-    }
-    let identity = Identity::of(&recorded, &[&MAY_CHANGE[..], &["project", "name", "exist_ok"]].concat());
+    // Patterns of an adapter that is gone on with are the adapter's, whatever a run from before has recorded of them.
+    let of_adapter: &[&str] = if config.adapter.is_some() { &["rank_pattern", "alpha_pattern"] } else { &[] };
+    let identity = Identity::of(config, &[&MAY_CHANGE[..], &["project", "name", "exist_ok"], of_adapter].concat());
     Ok(identity.with("data", hex(tokens)).with("base model", hex(base)))
 }

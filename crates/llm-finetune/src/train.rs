@@ -206,7 +206,14 @@ fn close(tuning: &Finetune, run: &Run, device: &Selected) -> Result<(), Failure>
         Ok(saved) => say(&format!("Saved {}", saved.display())),
         Err(error) => unwritten(run, &mut reasons, "the adapter", &error.into()),
     }
-    try_out(tuning, run, device, &mut reasons)?;
+    if let Err(error) = try_out(tuning, run, device, &mut reasons) {
+        if reasons.is_empty() {
+            return Err(error);
+        }
+        // What is missing goes before.
+        note(&format!("warning: {error}"));
+        reasons.push(error.to_string());
+    }
     if reasons.is_empty() {
         return Ok(());
     }

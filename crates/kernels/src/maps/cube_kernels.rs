@@ -21,6 +21,10 @@ pub(super) struct With {
     pub(super) onto: bool,
 }
 
+impl With {
+    const NOTHING: Self = Self { low: None, bias: false, onto: false };
+}
+
 /// `C = A B + L M (+ bias) (+ onto)`, f32 but for B; C may be `onto`. Grid: blocks of columns, blocks of rows.
 ///
 /// # Safety
@@ -57,25 +61,7 @@ pub(super) fn map_kernel<B: Float>(
             direct_sums::<f32, f32>(left, right, &mut sums, low, image, &part_of(0u32, 0u32, low, block), block);
         }
     }
-    #[unroll]
-    for j in 0..block.wide {
-        let column = part.first_col + part.col + comptime!(j * block.across());
-        #[unroll]
-        for i in 0..block.tall {
-            let row = part.first_row + part.row + i;
-            if row < args.m && column < args.n {
-                let at = args.c_offset + row as usize * args.c_line + column as usize;
-                let mut value = sums[comptime!((i * block.wide + j) as usize)];
-                if comptime!(with.bias) {
-                    value += bias[column as usize];
-                }
-                if comptime!(with.onto) {
-                    value += onto[at];
-                }
-                c[at] = value;
-            }
-        }
-    }
+    write(&sums, bias, onto, c, args, &part, block, with);
 }
 
 /// One of the products of [`group_kernel`].
@@ -119,7 +105,8 @@ pub(super) fn group_kernel(
                 } else {
                     direct_sums::<f32, f32>(left, right, &mut sums, args, image, &part, comptime!(member.block));
                 }
-                write(&sums, c, args, &part, comptime!(member.block));
+                // Nothing is added: what is bound in place of it is not read.
+                write(&sums, left, left, c, args, &part, comptime!(member.block), With::NOTHING);
             }
         }
     }
@@ -127,7 +114,16 @@ pub(super) fn group_kernel(
 
 /// A thread's numbers of C, times the scale.
 #[cube]
-fn write(sums: &Array<f32>, c: &mut Tensor<f32>, args: &Args, part: &Part, #[comptime] block: Block) {
+fn write(
+    sums: &Array<f32>,
+    bias: &Tensor<f32>,
+    onto: &Tensor<f32>,
+    c: &mut Tensor<f32>,
+    args: &Args,
+    part: &Part,
+    #[comptime] block: Block,
+    #[comptime] with: With,
+) {
     #[unroll]
     for j in 0..block.wide {
         let column = part.first_col + part.col + comptime!(j * block.across());
@@ -135,8 +131,15 @@ fn write(sums: &Array<f32>, c: &mut Tensor<f32>, args: &Args, part: &Part, #[com
         for i in 0..block.tall {
             let row = part.first_row + part.row + i;
             if row < args.m && column < args.n {
-                c[args.c_offset + row as usize * args.c_line + column as usize] =
-                    sums[comptime!((i * block.wide + j) as usize)] * args.scale;
+                let at = args.c_offset + row as usize * args.c_line + column as usize;
+                let mut value = sums[comptime!((i * block.wide + j) as usize)] * args.scale;
+                if comptime!(with.bias) {
+                    value += bias[column as usize];
+                }
+                if comptime!(with.onto) {
+                    value += onto[at];
+                }
+                c[at] = value;
             }
         }
     }

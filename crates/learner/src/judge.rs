@@ -63,6 +63,8 @@ impl<T: Task> Run<T> {
         self.agree()?;
         let report = self.count_evaluation(evaluation);
         self.log_evaluation(task, &report, at)?;
+        // Before the checkpoint, which holds what of their files cannot be written.
+        self.show(&report);
         let judged = evaluated || !task.judges();
         let mut outcome = self.move_on(at, judged);
         self.export(task, &model, report.epoch, report.best, saves || outcome.is_some())?;
@@ -71,7 +73,7 @@ impl<T: Task> Run<T> {
         } else if saves {
             self.try_save(true);
         }
-        self.show(&report);
+        self.lap();
         if outcome.is_none() && judged {
             outcome = self.end_late(task, &model, &report, saves)?;
         }
@@ -197,10 +199,9 @@ impl<T: Task> Run<T> {
             return Ok(());
         }
         let bytes: Rc<[u8]> = task.export(model, epoch).map_err(LearnError::task("exporting the weights"))?.into();
-        let (period, step) = (self.settings.config.save_period, self.state.counters.batches);
-        let periodic = (all && period > 0 && epoch as i64 % period == 0).then(|| format!("epoch{epoch}"));
-        let names = all.then(|| "last".to_string()).into_iter().chain(best.then(|| "best".into())).chain(periodic);
-        for path in names.map(|name| format!("weights/{name}.safetensors")) {
+        let step = self.state.counters.batches;
+        let periodic = self.periodic(epoch).filter(|_| all);
+        for path in all.then(|| LAST.into()).into_iter().chain(best.then(|| BEST.into())).chain(periodic) {
             if all {
                 self.journal.write_weights_after_save(&path, step, &bytes);
             } else {
@@ -209,6 +210,12 @@ impl<T: Task> Run<T> {
         }
         self.tell_warnings();
         Ok(())
+    }
+
+    /// Where the weights of this epoch stay.
+    fn periodic(&self, epoch: usize) -> Option<String> {
+        let period = self.settings.config.save_period;
+        (period > 0 && epoch as i64 % period == 0).then(|| format!("weights/epoch{epoch}.safetensors"))
     }
 
     /// The weights that the process which made this checkpoint, which the run goes on from, may not have written: it has died between the
@@ -255,6 +262,7 @@ impl<T: Task> Run<T> {
         if step > 0 && c.planned_step == Some(step) && c.evaluated_at == c.updates {
             let all = self.settings.config.save || c.done;
             weights.extend(all.then(|| LAST.to_owned()));
+            weights.extend(self.periodic(self.judged_epoch()).filter(|_| all));
             weights.extend((c.best_step == Some(step)).then(|| BEST.to_owned()));
         }
         let mut by_step: BTreeMap<u64, Vec<String>> = BTreeMap::new();
@@ -267,7 +275,11 @@ impl<T: Task> Run<T> {
 
     /// The averaged weights of a state that was judged, and the epoch they are of.
     fn judged_model(&self) -> (T::Model, usize) {
+        (self.ema_model(), self.judged_epoch())
+    }
+
+    fn judged_epoch(&self) -> usize {
         let counters = &self.state.counters;
-        (self.ema_model(), if counters.position == 0 { counters.epoch.saturating_sub(1) } else { counters.epoch })
+        if counters.position == 0 { counters.epoch.saturating_sub(1) } else { counters.epoch }
     }
 }

@@ -8,7 +8,7 @@ mod toy;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
-use bellows_learner::{Identity, Learner, Notice, Observer, Outcome};
+use bellows_learner::{Identity, Learner, LearnerConfig, Notice, Observer, Outcome};
 use bellows_runs::{Checkpoints, FORMAT, Member, RunDir};
 use burn::tensor::Device;
 use serde::Serialize;
@@ -76,8 +76,9 @@ fn a_newer_program_goes_on_with_its_defaults_and_names_them() {
 fn weights_that_an_older_program_left_unwritten_are_written() {
     for recorded in [Some(serde_json::json!(["labels.jpg", "weights/best.safetensors"])), None] {
         let dir = tempfile::tempdir().unwrap();
+        let config = || LearnerConfig { save_period: 2, ..config() };
         learner(dir.path(), config(), no_poison).fit(&data()).unwrap();
-        let weights = ["last", "best"].map(|name| dir.path().join(format!("run/weights/{name}.safetensors")));
+        let weights = ["last", "best", "epoch2"].map(|name| dir.path().join(format!("run/weights/{name}.safetensors")));
         let written = weights.each_ref().map(|path| std::fs::read(path).unwrap());
         let checkpoints = Checkpoints::open(dir.path().join("run/checkpoints")).unwrap();
         let mut newest = checkpoints.latest().unwrap().checkpoint.unwrap();
@@ -85,7 +86,7 @@ fn weights_that_an_older_program_left_unwritten_are_written() {
         newest.info.extend(recorded.clone().map(|paths| ("unwritten".to_owned(), paths)));
         let members: Vec<Member<'_>> = newest.members.iter().map(|(name, bytes)| Member { name, bytes }).collect();
         checkpoints.save(newest.step, &members, &newest.info).unwrap();
-        std::fs::remove_file(&weights[0]).unwrap();
+        [0, 2].iter().for_each(|&i| std::fs::remove_file(&weights[i]).unwrap());
         if recorded.is_some() {
             std::fs::remove_file(&weights[1]).unwrap();
         }

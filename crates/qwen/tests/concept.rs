@@ -98,7 +98,9 @@ fn from_prompts_to_an_edited_model_that_says_so() {
     let edited = edit.apply(base.model.clone(), &unit).unwrap();
     let note = record(&found, found.chosen, &edit, "another model", "a test").unwrap();
     let out = dir.path().join("edited");
-    let left = dir.path().join(".edited.tmp-2147483646-0");
+    // As of a process of the highest number, which none has.
+    let mine = bellows_runs::part_of(&out).unwrap().to_string_lossy().into_owned();
+    let left = std::path::PathBuf::from(mine.replace(&format!("-{}-", std::process::id()), "-2147483646-"));
     std::fs::create_dir(&left).unwrap();
     write_model(&out, &edited, &base.config, note.clone(), &base.tokenizer, DType::F32).unwrap();
     assert!(!left.exists() && out.join("README.md").is_file());

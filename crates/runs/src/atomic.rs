@@ -2,13 +2,14 @@
 //!
 //! For files that stand alone (`weights/best.safetensors`, `config.yaml`, caches), and for what is too large to be written in one piece, files and
 //! folders ([`part_of`], [`publish`]). Sets of files that belong together are checkpoints. If the path is a link, the link is replaced, not what it
-//! points to. What is being written is called `.NAME.tmp-PID-N` and stands beside its place, so that whoever comes after a process that died knows it.
+//! points to. What is being written is called `.NAME.tmp-HOME-PID-N` and stands beside its place, so that whoever comes after a process that died knows it.
 
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
-use crate::process::is_alive;
+use crate::process::{home, is_alive};
 use crate::store::{DiskStore, Store, StoreError, parent_of};
 
 /// Writes `bytes` to `path`, replacing what was there: a temporary sibling is written and flushed, renamed over `path`, and the
@@ -29,7 +30,8 @@ pub(crate) fn replace<S: Store + ?Sized>(store: &S, path: &Path, bytes: &[u8]) -
     store.sync_dir(parent_of(path))
 }
 
-/// Where a file or a folder is written that belongs at `path`: beside it. What dead processes have left of it is removed.
+/// Where a file or a folder is written that belongs at `path`: beside it. What dead processes of this machine have left of it is removed; what
+/// others left, of which it is not known whether they live, when nothing in it has changed for a day.
 ///
 /// # Errors
 /// A path that names no file.
@@ -37,11 +39,20 @@ pub fn part_of(path: &Path) -> Result<PathBuf, StoreError> {
     let part = sibling(path)?;
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     for left in DiskStore.list(parent_of(path)).unwrap_or_default() {
-        if owner(&left).is_some_and(|(of, pid)| of == name && pid != std::process::id() && !is_alive(pid)) {
-            discard(&path.with_file_name(left));
+        let Some(owner) = owner(&left).filter(|owner| owner.of == name) else { continue };
+        let left = path.with_file_name(&left);
+        if owner.is_dead().unwrap_or_else(|| is_older_than(&left, Duration::from_hours(24))) {
+            discard(&left);
         }
     }
     Ok(part)
+}
+
+/// Whether nothing in it has changed for so long.
+fn is_older_than(path: &Path, age: Duration) -> bool {
+    let inside = std::fs::read_dir(path).into_iter().flatten().flatten().map(|entry| entry.path());
+    let old = |path: PathBuf| path.symlink_metadata().and_then(|info| info.modified()).is_ok_and(|at| at.elapsed().is_ok_and(|e| e > age));
+    inside.chain([path.to_owned()]).all(old)
 }
 
 /// Gives what was written at `part` its name, for good. Its contents must have been flushed.
@@ -53,21 +64,42 @@ pub fn publish(part: &Path, path: &Path) -> Result<(), StoreError> {
     DiskStore.sync_dir(parent_of(path))
 }
 
-/// `.NAME.tmp-PID-N` next to `path`, with another N each time.
+/// The next N of this process.
+static NEXT: AtomicU64 = AtomicU64::new(0);
+
+/// `.NAME.tmp-HOME-PID-N` next to `path`, with another N each time.
 fn sibling(path: &Path) -> Result<PathBuf, StoreError> {
-    static NEXT: AtomicU64 = AtomicU64::new(0);
     let not_a_file = || StoreError::new("write", path, std::io::Error::new(ErrorKind::InvalidInput, "not a file name"));
     let name = path.file_name().ok_or_else(not_a_file)?.to_string_lossy();
     let number = NEXT.fetch_add(1, Ordering::Relaxed);
-    Ok(path.with_file_name(format!(".{name}.tmp-{}-{number}", std::process::id())))
+    Ok(path.with_file_name(format!(".{name}.tmp-{:08x}-{}-{number}", home(), std::process::id())))
 }
 
-/// What the sibling of this name is to become, and the process that writes it.
-fn owner(name: &str) -> Option<(&str, u32)> {
+/// Who writes a sibling.
+#[derive(Debug, PartialEq)]
+struct Owner<'a> {
+    /// What it is to become.
+    of: &'a str,
+    home: u32,
+    pid: u32,
+    number: u64,
+}
+
+impl Owner<'_> {
+    /// Whether it has ended; `None` where that cannot be known from here.
+    fn is_dead(&self) -> Option<bool> {
+        // An earlier process may have had our number.
+        let is_ours = self.pid == std::process::id() && self.number < NEXT.load(Ordering::Relaxed);
+        (self.home == home()).then(|| !is_ours && (self.pid == std::process::id() || !is_alive(self.pid)))
+    }
+}
+
+/// The owner that a sibling's name tells.
+fn owner(name: &str) -> Option<Owner<'_>> {
     let (of, numbers) = name.strip_prefix('.')?.rsplit_once(".tmp-")?;
+    let (home, numbers) = numbers.split_once('-')?;
     let (pid, number) = numbers.split_once('-')?;
-    number.parse::<u64>().ok()?;
-    Some((of, pid.parse().ok()?))
+    Some(Owner { of, home: u32::from_str_radix(home, 16).ok()?, pid: pid.parse().ok()?, number: number.parse().ok()? })
 }
 
 /// Writes `bytes` to a sibling of `path`.
@@ -157,9 +189,9 @@ mod tests {
     #[test]
     fn siblings_of_killed_processes_are_swept() {
         let dir = tempfile::tempdir().unwrap();
-        fs::write(dir.path().join(".best.bin.tmp-1-0"), b"half").unwrap();
+        fs::write(dir.path().join(".best.bin.tmp-0-1-0"), b"half").unwrap();
         fs::write(dir.path().join("best.bin"), b"whole").unwrap();
-        fs::create_dir_all(dir.path().join(".model.tmp-1-7/inner")).unwrap();
+        fs::create_dir_all(dir.path().join(".model.tmp-0-1-7/inner")).unwrap();
         fs::write(dir.path().join(".notes.tmp-mine"), b"a stranger's").unwrap();
         sweep_siblings(dir.path());
         let mut names: Vec<_> = DiskStore.list(dir.path()).unwrap();
@@ -171,12 +203,23 @@ mod tests {
     fn a_part_takes_its_place_and_what_the_dead_left_of_it_goes() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("model.gguf");
-        // No process has the highest number; that of the first one lives.
-        let [dead, other, living] =
-            [".model.gguf.tmp-2147483646-3", ".other.gguf.tmp-2147483646-3", ".model.gguf.tmp-1-3"].map(|name| dir.path().join(name));
-        [&dead, &other, &living].iter().for_each(|left| fs::write(left, b"half").unwrap());
+        let left_by = |of: &str, home: u32, pid: u32, number: u64| {
+            let left = dir.path().join(format!(".{of}.tmp-{home:08x}-{pid}-{number}"));
+            fs::write(&left, b"half").unwrap();
+            left
+        };
+        // No process has the highest number; that of the first one lives. A number as high as the last one an earlier process has given, as in containers, whose processes are all the first.
+        let (here, own) = (home(), std::process::id());
+        let dead = [left_by("model.gguf", here, 2_147_483_646, 3), left_by("model.gguf", here, own, u64::MAX)];
+        let strangers = [left_by("model.gguf", !here, 1, 3), left_by("model.gguf", !here, own, 4)];
+        let (other, living) = (left_by("other.gguf", here, 2_147_483_646, 3), left_by("model.gguf", here, 1, 3));
+        let yesterday = std::time::SystemTime::now() - Duration::from_hours(25);
+        fs::File::options().write(true).open(&strangers[1]).unwrap().set_modified(yesterday).unwrap();
+        let mine = part_of(&path).unwrap();
+        fs::write(&mine, b"half").unwrap();
         let part = part_of(&path).unwrap();
-        assert!(!dead.exists() && other.exists() && (living.exists() || cfg!(not(unix))));
+        assert!(dead.iter().all(|left| !left.exists()) && mine.exists() && other.exists() && (living.exists() || cfg!(not(unix))));
+        assert!(strangers[0].exists() && !strangers[1].exists(), "of another machine or container, by age");
         fs::write(&part, b"whole").unwrap();
         publish(&part, &path).unwrap();
         assert!(!part.exists() && fs::read(&path).unwrap() == b"whole");

@@ -1,5 +1,7 @@
 //! Whether a process of this machine lives, and whether it is the one that was meant.
 
+use std::sync::OnceLock;
+
 /// Whether there is a process of this number.
 #[cfg(unix)]
 pub fn is_alive(pid: u32) -> bool {
@@ -12,6 +14,17 @@ pub fn is_alive(pid: u32) -> bool {
 #[cfg(not(unix))]
 pub fn is_alive(_pid: u32) -> bool {
     false
+}
+
+/// What tells the processes that [`is_alive`] can ask about from those of other machines and containers: a checksum of the machine's start and the
+/// space of its numbers, as Linux tells them, and elsewhere of nothing.
+pub(crate) fn home() -> u32 {
+    static HOME: OnceLock<u32> = OnceLock::new();
+    *HOME.get_or_init(|| {
+        let boot = std::fs::read("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+        let space = std::fs::read_link("/proc/self/ns/pid").unwrap_or_default();
+        crc32c::crc32c(&[&boot, space.as_os_str().as_encoded_bytes()].concat())
+    })
 }
 
 /// What tells a process from any other that ever has its number: the machine's start and when in it the process began, as Linux tells. `None` for

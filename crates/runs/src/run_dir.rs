@@ -339,22 +339,22 @@ mod tests {
         fs::create_dir(&adapter).unwrap();
         let folders = [run.path(), &run.weights(), &run.checkpoints(), &adapter];
         for folder in folders {
-            fs::write(folder.join(".best.safetensors.tmp-1-0"), b"half").unwrap();
+            fs::write(folder.join(".best.safetensors.tmp-0-1-0"), b"half").unwrap();
             fs::write(folder.join("best.safetensors"), b"whole").unwrap();
         }
         // Of a run that is in a run, and of a stranger's folder behind a link, nothing is touched.
         let (inner, outside) = (adapter.join("inner"), dir.path().join("outside"));
         for folder in [&inner, &outside] {
             fs::create_dir(folder).unwrap();
-            fs::write(folder.join(".other.tmp-1-0"), b"half").unwrap();
+            fs::write(folder.join(".other.tmp-0-1-0"), b"half").unwrap();
         }
         #[cfg(unix)]
         std::os::unix::fs::symlink(&outside, run.path().join("link")).unwrap();
         let _lock = run.lock().unwrap();
         for folder in folders {
-            assert!(!folder.join(".best.safetensors.tmp-1-0").exists(), "{}", folder.display());
+            assert!(!folder.join(".best.safetensors.tmp-0-1-0").exists(), "{}", folder.display());
             assert!(folder.join("best.safetensors").exists(), "{}", folder.display());
         }
-        assert!(inner.join(".other.tmp-1-0").exists() && outside.join(".other.tmp-1-0").exists());
+        assert!(inner.join(".other.tmp-0-1-0").exists() && outside.join(".other.tmp-0-1-0").exists());
     }
 }

@@ -128,6 +128,10 @@ fn the_run_directory_is_complete() {
     assert!(out.contains("Transferred 355/355"), "{out}");
     // The second run got a directory of its own.
     assert!(dir.path().join("runs/detect/train2/results.csv").exists());
+    // It goes on without the file it began with.
+    std::fs::remove_file(&best).unwrap();
+    let (out, _) = expect_code(&mut yolo_train(dir.path(), &["--resume", "runs/detect/train2"]), 0);
+    assert!(out.contains("those of the run so far"), "{out}");
 }
 
 #[test]

@@ -330,30 +330,36 @@ pub(crate) struct Start {
 /// A model or a weight file that is none.
 pub fn network(config: &TrainConfig, nc: usize, channels: usize, device: &Device) -> Result<Summary, Misfit> {
     let side = config.largest_side();
-    Ok(model(config, nc, channels, device)?.model.summary(side, side))
+    Ok(model(config, nc, channels, None, device)?.model.summary(side, side))
 }
 
-/// Builds the model that `config.model` and `config.pretrained` ask for; frozen layers are frozen.
-pub(crate) fn model(config: &TrainConfig, nc: usize, channels: usize, device: &Device) -> Result<Start, Misfit> {
+/// Builds the model that `config.model` and `config.pretrained` ask for; frozen layers are frozen. Of a run that is gone on with, `resumed`, and has
+/// weights, the files it began with are not asked for: its checkpoint has the values.
+///
+/// # Errors
+/// Weights that are no detector's, or do not fit.
+pub(crate) fn model(config: &TrainConfig, nc: usize, channels: usize, resumed: Option<&Path>, device: &Device) -> Result<Start, Misfit> {
+    let own = resumed.and_then(|run| WeightFile::read(&run.join("weights/last.safetensors")).ok());
     let named = scale_of(&config.model);
     let file = match (&config.pretrained, &named) {
+        _ if own.is_some() => None,
         (Toggle::Path(path), _) => Some(path.as_str()),
         (Toggle::On(true), None) => Some(config.model.as_str()),
         _ => None,
     };
     let chosen = file.map(|path| weight_file(Path::new(path))).transpose()?;
     let file = chosen.as_ref().map(|chosen| WeightFile::read(&chosen.path)).transpose()?;
-    let of_file = || file.as_ref().map(|file| (file.config().scale, file.config().p2));
-    let (scale, p2) = named.or_else(of_file).ok_or_else(|| Misfit {
+    let begun_from = own.as_ref().or(file.as_ref()).map(WeightFile::config);
+    let (scale, p2) = named.or_else(|| begun_from.map(|form| (form.scale, form.p2))).ok_or_else(|| Misfit {
         path: config.model.clone().into(),
         reason: "`model` must be yolov8n, s, m, l or x, with -p2 for a finer level, or a weight file".into(),
     })?;
-    let sppf_act = file.as_ref().is_none_or(|file| file.config().sppf_act);
-    let form = YoloConfig { scale, nc, channels, sppf_act, p2 };
+    let form = YoloConfig { scale, nc, channels, sppf_act: begun_from.is_none_or(|form| form.sppf_act), p2 };
     let mut model = form.init(config.seed, device);
     let mut header = Vec::new();
     match &file {
         Some(file) => (model, header) = file.transfer(model, nc, config.stack())?,
+        None if own.is_some() => header.push("The weights are those of the run so far".into()),
         None => header.push("Random first weights: to start from a trained model, give its file (--model FILE.pt or .safetensors)".into()),
     }
     let summary = model.summary(config.imgsz, config.imgsz);

@@ -1,5 +1,6 @@
 //! A detection training run put together: data, model, Learner, closing validation and pictures.
 
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -91,17 +92,24 @@ pub struct Training {
 
 impl Training {
     /// Builds the model (from scratch or from a file), resolves `batch: -1` and `optimizer: auto`, and prepares the run in `dir`.
-    /// `memory` is the device's, in bytes, where known.
+    /// `memory` is the device's, in bytes, where known; `resumed` the directory of a run that [`Learner::resume`] will go on with, as every rank knows it.
     ///
     /// # Errors
     /// Weights that do not fit, or a run directory that cannot be used.
-    pub fn new(data: TrainingData, mut config: TrainConfig, device: &Device, memory: Option<u64>, dir: RunDir) -> Result<Self, TrainError> {
+    pub fn new(
+        data: TrainingData,
+        mut config: TrainConfig,
+        device: &Device,
+        memory: Option<u64>,
+        dir: RunDir,
+        resumed: Option<&Path>,
+    ) -> Result<Self, TrainError> {
         let TrainingData { train, train_sizes, val, names, channels, weights, labels, range, fingerprint, folders, order, shards, .. } =
             data;
         // What was measured is from here on a setting: it is recorded, and judged by and resumed with.
         config.range = range.map(Vec::from).or(config.range);
         let nc = names.len();
-        let Start { model, form, header } = source::model(&config, nc, channels, &device.clone().autodiff())?;
+        let Start { model, form, header } = source::model(&config, nc, channels, resumed, &device.clone().autodiff())?;
         let mut header = header;
         let side = config.largest_side();
         let summary = model.summary(side, side);

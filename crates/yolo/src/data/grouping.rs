@@ -111,13 +111,15 @@ fn bands(values: impl Iterator<Item = f64>, different: usize) -> impl Fn(f64) ->
     let rough = (high - low).max(f64::MIN_POSITIVE) / BANDS;
     let power = 10f64.powf(rough.log10().floor());
     let widths = [1.0, 2.0, 5.0, 10.0, 20.0].map(|m| m * power);
-    let count = |width: f64| (high / width).floor() - (low / width).floor() + 1.0;
+    // An edge belongs to the band that begins there, also where its quotient is a little below a whole number; and there is one zero.
+    let band = |value: f64, width: f64| (value / width + 1e-9).floor() + 0.0;
+    let count = |width: f64| band(high, width) - band(low, width) + 1.0;
     let width = widths.into_iter().find(|&w| count(w) <= BANDS).unwrap_or(widths[4]);
     move |value| {
         if different <= VALUES {
-            return (value, value.to_string());
+            return (value + 0.0, (value + 0.0).to_string());
         }
-        let from = (value / width).floor() * width;
+        let from = band(value, width) * width;
         let decimals = (-width.log10().floor()).clamp(0.0, 8.0) as usize;
         (from, format!("{from:.decimals$} to {:.decimals$}", from + width))
     }
@@ -173,5 +175,12 @@ mod tests {
         assert_eq!((by.of[0], by.of[7], by.of[8], by.of[39]), (Some(0), Some(0), Some(1), Some(4)));
         let by = Grouping::by(&meta, "site", 40).unwrap();
         assert_eq!((by.names.join(" "), by.of[0]), ("9 10".into(), Some(1)), "numbers stand in their order");
+        let zeros = self::meta(&[&[("t", "-0.0")], &[("t", "0")], &[("t", "1")]]);
+        assert_eq!(Grouping::by(&zeros, "t", 3).unwrap().names, ["0", "1"]);
+        let texts: Vec<String> = (0..=14).map(|i| format!("{:.1}", f64::from(i) / 10.0)).chain(["-0.0".into()]).collect();
+        let rows: Vec<[(&str, &str); 1]> = texts.iter().map(|t| [("t", t.as_str())]).collect();
+        let meta = self::meta(&rows.iter().map(|r| &r[..]).collect::<Vec<_>>());
+        let by = Grouping::by(&meta, "t", texts.len()).unwrap();
+        assert_eq!((by.names.len(), by.of[15], by.of[6]), (8, Some(0), Some(3)), "{:?}", by.names);
     }
 }

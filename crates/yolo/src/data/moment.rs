@@ -15,15 +15,17 @@ pub(crate) struct Moment {
 }
 
 impl Moment {
-    /// Reads `2020-05-14T23:07:15`, with a space for the `T`, slashes for the hyphens, fractions and a zone behind it, or the date alone.
+    /// Reads `2020-05-14T23:07:15`, with a space for the `T`, slashes or (as in EXIF) colons for the hyphens, fractions behind a point or a comma and a zone
+    /// behind it, or the date alone.
     pub(crate) fn read(text: &str) -> Option<Self> {
         let (date, time) = text.split_once(['T', ' ']).unwrap_or((text, ""));
-        let mut date = date.splitn(3, ['-', '/']).map(|part| part.parse::<u32>().ok());
+        let mut date = date.splitn(3, ['-', '/', ':']).map(|part| part.parse::<u32>().ok());
         let (year, month, day) = (date.next()??, date.next()??, date.next()??);
-        let (clock, behind) = time.split_at(time.find(['.', 'Z', '+', '-']).unwrap_or(time.len()));
-        let mut clock = clock.split(':').map(|part| part.parse::<u32>().unwrap_or(0));
-        let mut next = || clock.next().unwrap_or(0);
-        let moment = Self { year, month, day, hour: next(), minute: next(), second: next(), millisecond: thousandths(behind) };
+        let (clock, behind) = time.split_at(time.find(['.', ',', 'Z', '+', '-']).unwrap_or(time.len()));
+        let clock = clock.trim_end().split(':').filter(|part| !part.is_empty()).map(str::parse::<u32>);
+        let clock: Vec<u32> = clock.collect::<Result<_, _>>().ok()?;
+        let at = |i: usize| clock.get(i).copied().unwrap_or(0);
+        let moment = Self { year, month, day, hour: at(0), minute: at(1), second: at(2), millisecond: thousandths(behind) };
         let possible = (1..=9999).contains(&year)
             && (1..=12).contains(&month)
             && (1..=31).contains(&day)
@@ -49,9 +51,9 @@ impl Moment {
     }
 }
 
-/// Of a second, what stands behind its point: `.25` is 250.
+/// Of a second, what stands behind its point or comma: `.25` is 250.
 fn thousandths(text: &str) -> u32 {
-    let digits = text.strip_prefix('.').unwrap_or_default().bytes().take_while(u8::is_ascii_digit);
+    let digits = text.strip_prefix(['.', ',']).unwrap_or_default().bytes().take_while(u8::is_ascii_digit);
     digits.zip([100, 10, 1]).map(|(digit, unit)| u32::from(digit - b'0') * unit).sum()
 }
 
@@ -62,16 +64,24 @@ mod tests {
     #[test]
     fn the_forms_that_are_written() {
         let expected = Moment { year: 2020, month: 5, day: 14, hour: 23, minute: 7, second: 15, millisecond: 0 };
-        for text in ["2020-05-14T23:07:15", "2020/05/14 23:07:15", "2020-05-14T23:07:15Z", "2020-05-14T23:07:15+02:00"] {
+        for text in [
+            "2020-05-14T23:07:15",
+            "2020/05/14 23:07:15",
+            "2020-05-14T23:07:15Z",
+            "2020-05-14T23:07:15+02:00",
+            "2020:05:14 23:07:15",
+            "2020-05-14 23:07:15 +0200",
+        ] {
             assert_eq!(Moment::read(text), Some(expected), "{text}");
         }
-        for (text, millisecond) in [("15.250", 250), ("15.25", 250), ("15.0004999", 0), ("15.9999Z", 999), ("15.5+02:00", 500), ("15.", 0)]
+        for (text, millisecond) in
+            [("15.250", 250), ("15.25", 250), ("15.0004999", 0), ("15.9999Z", 999), ("15.5+02:00", 500), ("15.", 0), ("15,250", 250)]
         {
             assert_eq!(Moment::read(&format!("2020-05-14 23:07:{text}")), Some(Moment { millisecond, ..expected }), "{text}");
         }
         assert_eq!(Moment { millisecond: 7, ..expected }.milliseconds(), 1_589_497_635_007);
         assert_eq!(Moment::read("2021-01-02").unwrap().hour, 0);
-        for text in ["", "today", "2020-13-01", "2020-05-14T25:00:00", "20200514", "14.5.2020"] {
+        for text in ["", "today", "2020-13-01", "2020-05-14T25:00:00", "20200514", "14.5.2020", "2020-05-14T23:07:1x", "2020-05-14 noon"] {
             assert_eq!(Moment::read(text), None, "{text}");
         }
     }

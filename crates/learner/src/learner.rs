@@ -293,6 +293,9 @@ impl<T: Task> Learner<T> {
                 self.run.begun = true;
             }
             self.run.end();
+            if let (true, Err(error)) = (self.run.ranks.is_first(), self.run.journal.settle()) {
+                tracing::debug!("what was written will be written again: {error}");
+            }
             return Ok(Outcome::NothingToDo);
         }
         if data.is_empty() {

@@ -44,7 +44,7 @@ impl AppendLog {
     /// appended.
     pub(crate) fn return_to(&mut self, len: u64) -> Result<Option<String>, StoreError> {
         self.waiting.clear();
-        self.returning = Some(len);
+        (self.lost, self.returning) = (0, Some(len));
         self.go_back(len)
     }
 

@@ -15,7 +15,7 @@ use serde_json::{Map, Value};
 
 use crate::append_log::{ALL, AppendLog};
 use crate::atomic::replace;
-use crate::checkpoints::{Checkpoint, Checkpoints, LoadError, SaveError};
+use crate::checkpoints::{Checkpoint, Checkpoints, Latest, LoadError, SaveError};
 use crate::manifest::Member;
 use crate::rows::Rows;
 use crate::run_dir::RunDir;
@@ -26,9 +26,11 @@ use crate::waiting::{File, Waiting};
 const ROWS: &str = "results.csv";
 /// The length of `events.jsonl`, in a checkpoint's `info`.
 const EVENTS: &str = "events";
-/// The files that waited when a checkpoint was committed, in its `info`: their paths, and of weights the step they are of, of others the member
-/// that holds them.
+/// The files that waited when a checkpoint was committed, in its `info`: their paths, and of weights of that step the step, of others the member that
+/// holds them.
 const UNWRITTEN: &str = "unwritten";
+/// Before the numbers of the members that hold them.
+const KEPT: &str = "unwritten-";
 /// Most bytes of a header of `results.csv`.
 const LONGEST_HEADER: usize = 1 << 16;
 
@@ -216,13 +218,17 @@ impl Journal {
 
     /// A file of the run, `path` within it, replaced atomically now (pictures). Where it cannot be written, checkpoints hold it until it is.
     pub fn write(&mut self, path: &str, bytes: Vec<u8>) {
-        self.waiting.add(File { path: path.into(), bytes: bytes.into(), step: None });
-        self.write_those(|waiting| waiting == path);
+        self.write_now(File { path: path.into(), bytes: bytes.into(), step: None });
     }
 
     /// The same for weights, which can be made again of the checkpoint of their `step` if there is one.
     pub fn write_weights(&mut self, path: &str, step: u64, bytes: &Rc<[u8]>) {
-        self.waiting.add(File { path: path.into(), bytes: Rc::clone(bytes), step: Some(step) });
+        self.write_now(File { path: path.into(), bytes: Rc::clone(bytes), step: Some(step) });
+    }
+
+    fn write_now(&mut self, file: File) {
+        let path = file.path.clone();
+        self.waiting.add(file);
         self.write_those(|waiting| waiting == path);
     }
 
@@ -245,6 +251,11 @@ impl Journal {
         for (path, written) in self.try_files(chosen) {
             self.tell(path, written);
         }
+        for file in self.waiting.surplus() {
+            let told = format!("{} had no room to wait while others could not be written", file.path);
+            self.warnings.push(told.clone());
+            self.lost.push(told);
+        }
     }
 
     /// Commits a checkpoint, then writes what waits for it and removes the checkpoints that `keep` does not name.
@@ -254,17 +265,9 @@ impl Journal {
     pub fn save(&mut self, step: u64, members: &[Member<'_>], mut info: Map<String, Value>, keep: &Retention) -> Result<(), SaveError> {
         self.flush_logs();
         info.insert(EVENTS.into(), self.events.len().into());
-        let (mut unwritten, mut kept) = (Map::new(), Vec::new());
-        for file in self.waiting.after_commit() {
-            let place = file.step.map_or_else(|| Value::from(format!("unwritten-{}", kept.len())), Value::from);
-            kept.extend(place.as_str().map(|member| (member.to_owned(), Rc::clone(&file.bytes))));
-            unwritten.insert(file.path.clone(), place);
-        }
-        info.insert(UNWRITTEN.into(), unwritten.into());
         let rows = self.rows.text().map(|bytes| Member { name: ROWS, bytes });
-        let kept = kept.iter().map(|(name, bytes)| Member { name, bytes });
-        let members: Vec<Member<'_>> = members.iter().copied().chain(rows).chain(kept).collect();
-        self.checkpoints.save(step, &members, &info)?;
+        let members: Vec<Member<'_>> = members.iter().copied().chain(rows).collect();
+        self.commit(step, &members, info, self.waiting.after_commit())?;
         self.waiting.commit();
         self.write_those(|_| true);
         let pruned = self.checkpoints.prune(keep.newest, &keep.steps).map(drop);
@@ -272,15 +275,64 @@ impl Journal {
         Ok(())
     }
 
-    /// Commits a checkpoint that was read, with members changed by the caller: its rows stay, and so do all events until now.
+    /// Commits a checkpoint that was read, with members changed by the caller: its rows stay, and so do all events until now. It knows what waits now.
     ///
     /// # Errors
     /// As [`Journal::save`].
     pub fn save_again(&mut self, mut checkpoint: Checkpoint) -> Result<(), SaveError> {
         self.flush_logs();
         checkpoint.info.insert(EVENTS.into(), self.events.len().into());
+        checkpoint.members.retain(|name, _| !name.starts_with(KEPT));
         let members: Vec<Member<'_>> = checkpoint.members.iter().map(|(name, bytes)| Member { name, bytes }).collect();
-        self.checkpoints.save(checkpoint.step, &members, &checkpoint.info).map(drop)
+        self.commit(checkpoint.step, &members, checkpoint.info, self.waiting.ready())
+    }
+
+    /// Notes in the last checkpoint of a run that is over that all it knew to be missing is there: nobody has to write it again.
+    ///
+    /// # Errors
+    /// As [`Journal::save`]; then it is written again, to the same.
+    pub fn settle(&mut self) -> Result<(), SaveError> {
+        let Ok(Latest { checkpoint: Some(last), .. }) = self.checkpoints.latest() else { return Ok(()) };
+        if self.is_behind() || recorded_files(&last).next().is_none() {
+            return Ok(());
+        }
+        self.save_again(last)
+    }
+
+    /// Commits a checkpoint that knows of `waiting` files: of weights of this very step it has their step, for they can be made again of it; of others
+    /// their bytes. Where those have no room, it does without: the state comes first.
+    fn commit<'a>(
+        &self,
+        step: u64,
+        members: &[Member<'_>],
+        mut info: Map<String, Value>,
+        waiting: impl Iterator<Item = &'a File>,
+    ) -> Result<(), SaveError> {
+        let (mut unwritten, mut kept) = (Map::new(), Vec::new());
+        for file in waiting {
+            let name = format!("{KEPT}{}", kept.len());
+            let of_this = file.step.filter(|&of| of == step);
+            unwritten.insert(file.path.clone(), of_this.map_or_else(|| name.clone().into(), Value::from));
+            if of_this.is_none() {
+                kept.push((name, Rc::clone(&file.bytes), file));
+            }
+        }
+        info.insert(UNWRITTEN.into(), unwritten.clone().into());
+        let with = kept.iter().map(|(name, bytes, _)| Member { name, bytes });
+        let all: Vec<Member<'_>> = members.iter().copied().chain(with).collect();
+        match self.checkpoints.save(step, &all, &info) {
+            Err(error) if error.is_no_space() && !kept.is_empty() => {
+                for (_, _, file) in &kept {
+                    match file.step {
+                        Some(step) => unwritten.insert(file.path.clone(), step.into()),
+                        None => unwritten.remove(&file.path),
+                    };
+                }
+                info.insert(UNWRITTEN.into(), unwritten.into());
+                self.checkpoints.save(step, members, &info).map(drop)
+            }
+            saved => saved.map(drop),
+        }
     }
 
     /// Tries once more to write everything that may be written, and makes it durable.

@@ -2,6 +2,8 @@
 
 use std::sync::OnceLock;
 
+use sha2::{Digest, Sha256};
+
 /// Whether there is a process of this number.
 #[cfg(unix)]
 pub fn is_alive(pid: u32) -> bool {
@@ -23,7 +25,8 @@ pub(crate) fn home() -> u32 {
     *HOME.get_or_init(|| {
         let boot = std::fs::read("/proc/sys/kernel/random/boot_id").unwrap_or_default();
         let space = std::fs::read_link("/proc/self/ns/pid").unwrap_or_default();
-        crc32c::crc32c(&[&boot, space.as_os_str().as_encoded_bytes()].concat())
+        let digest = Sha256::digest([&boot, space.as_os_str().as_encoded_bytes()].concat());
+        u32::from_be_bytes([digest[0], digest[1], digest[2], digest[3]])
     })
 }
 

@@ -82,7 +82,14 @@ impl Rows {
     pub(crate) fn push(&mut self, row: &str) -> Result<(), StoreError> {
         let line = format!("{row}\n").into_bytes();
         self.text.extend_from_slice(&line);
-        if let Held::Whole = self.held { self.log.append(&line) } else { self.catch_up().map(drop) }
+        if !matches!(self.held, Held::Whole) {
+            return self.catch_up().map(drop);
+        }
+        let appended = self.log.append(&line);
+        if self.log.loss().is_some() {
+            self.held = Held::Behind;
+        }
+        appended
     }
 
     /// Makes them durable.

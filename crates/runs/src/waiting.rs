@@ -2,6 +2,9 @@
 
 use std::rc::Rc;
 
+/// Most that wait to be written: weights of a run of days must not fill the memory where they have no place on disk.
+const MOST: usize = 16;
+
 /// One of them.
 pub(crate) struct File {
     /// Within the run.
@@ -18,21 +21,23 @@ pub(crate) struct Waiting {
     ready: Vec<File>,
 }
 
-fn replace(files: &mut Vec<File>, file: File) {
-    files.retain(|old| old.path != file.path);
-    files.push(file);
-}
-
 impl Waiting {
-    /// One that may be written.
+    /// One that may be written, in the place of what has its name.
     pub(crate) fn add(&mut self, file: File) {
-        replace(&mut self.ready, file);
+        self.ready.retain(|old| old.path != file.path);
+        self.ready.push(file);
+    }
+
+    /// Those that could not be written and have no room to wait: the newest of too many.
+    pub(crate) fn surplus(&mut self) -> Vec<File> {
+        self.ready.split_off(MOST.min(self.ready.len()))
     }
 
     /// One that may be once a checkpoint is committed. Until then one of the same name that is ready stays: it is what is written if this one
     /// is forgotten.
     pub(crate) fn hold(&mut self, file: File) {
-        replace(&mut self.held, file);
+        self.held.retain(|old| old.path != file.path);
+        self.held.push(file);
     }
 
     /// A checkpoint was committed.
@@ -49,6 +54,11 @@ impl Waiting {
     pub(crate) fn after_commit(&self) -> impl Iterator<Item = &File> {
         let stays = |file: &&File| !self.held.iter().any(|newer| newer.path == file.path);
         self.ready.iter().filter(stays).chain(&self.held)
+    }
+
+    /// Those that may be written.
+    pub(crate) fn ready(&self) -> impl Iterator<Item = &File> {
+        self.ready.iter()
     }
 
     /// Those of these paths that may be written.

@@ -7,7 +7,8 @@ mod common;
 use std::path::Path;
 use std::rc::Rc;
 
-use bellows_runs::{Checkpoint, Checkpoints, Journal, Member, Retention, RunDir, SaveError, Store};
+use bellows_exit::{Coded, Exit};
+use bellows_runs::{Checkpoint, Checkpoints, Journal, LoadError, Member, Retention, RunDir, SaveError, Store, StoreError};
 use common::fault::{FAULTS, Fault, FaultStore};
 use common::memory::{Forget, MemoryStore, name_of};
 use common::scratch;
@@ -312,24 +313,96 @@ fn weights_are_never_newer_than_a_checkpoint() {
 }
 
 #[test]
-fn the_next_process_knows_what_this_one_could_not_write() {
+fn the_next_process_writes_what_this_one_could_not() {
     let dir = tempfile::tempdir().unwrap();
     let (run, mut journal) = started(dir.path());
-    let obstacles = [BEST, "labels.jpg"].map(|path| run.path().join(path));
-    obstacles.iter().for_each(|path| std::fs::create_dir_all(path.join("x")).unwrap());
+    let first = "weights/epoch1.bin";
+    let obstacles = [first, BEST, "labels.jpg"].map(|path| run.path().join(path));
+    let obstruct = || obstacles.iter().for_each(|path| std::fs::create_dir_all(path.join("x")).unwrap());
+    let clear = || obstacles.iter().for_each(|path| std::fs::remove_dir_all(path).unwrap());
+    obstruct();
     journal.write("labels.jpg", vec![1, 2]);
+    journal.write_weights_after_save(first, 5, &weights(1).into());
     save(&mut journal, 5).unwrap();
-    journal.save(7, &[], Map::new(), &keep()).unwrap();
-    drop(journal);
-    obstacles.iter().for_each(|path| std::fs::remove_dir_all(path).unwrap());
-    let (mut journal, checkpoint) = latest(&run);
+    let (_, checkpoint) = latest(&run);
     let of_step: Vec<_> = Journal::unwritten(&checkpoint).into_iter().collect();
-    assert_eq!(of_step, [(5, vec![BEST.to_owned()])]);
+    assert_eq!(of_step, [(5, vec![first.to_owned(), BEST.to_owned()])], "they can be made again of this checkpoint");
+    // Long after it is gone.
+    (7..10).for_each(|step| journal.save(step, &[], Map::new(), &keep()).unwrap());
+    drop(journal);
+    clear();
+    let (mut journal, checkpoint) = latest(&run);
+    journal.checkpoints().load_step(5).unwrap_err();
+    assert!(Journal::unwritten(&checkpoint).is_empty());
     journal.go_on(&checkpoint);
-    assert_eq!(std::fs::read(run.path().join("labels.jpg")).unwrap(), [1, 2]);
-    journal.save(8, &[], Map::new(), &keep()).unwrap();
+    assert_eq!(obstacles.each_ref().map(|path| std::fs::read(path).unwrap()), [weights(1), weights(5), vec![1, 2]]);
+    journal.save(10, &[], Map::new(), &keep()).unwrap();
     let newest = journal.checkpoints().latest().unwrap().checkpoint.unwrap();
-    assert!(Journal::unwritten(&newest).is_empty() && !newest.members.contains_key("unwritten-0"));
+    assert!(!newest.members.contains_key("unwritten-0"));
+
+    // A checkpoint that is made again knows what waits then.
+    clear_files(&obstacles);
+    obstruct();
+    journal.write("labels.jpg", vec![3]);
+    journal.save_again(newest).unwrap();
+    clear();
+    drop(journal);
+    let (mut journal, checkpoint) = latest(&run);
+    journal.reopen(&checkpoint);
+    assert_eq!(std::fs::read(run.path().join("labels.jpg")).unwrap(), [3]);
+    // Of a run that is over, whatever was written since stays.
+    journal.settle().unwrap();
+    journal.write("labels.jpg", vec![4]);
+    drop(journal);
+    let (mut journal, checkpoint) = latest(&run);
+    assert_eq!(checkpoint.step, 10);
+    journal.reopen(&checkpoint);
+    assert_eq!(std::fs::read(run.path().join("labels.jpg")).unwrap(), [4]);
+}
+
+fn clear_files(paths: &[std::path::PathBuf]) {
+    paths.iter().for_each(|path| std::fs::remove_file(path).unwrap());
+}
+
+/// Files that wait have no part in whether there is room for the state.
+#[test]
+fn pictures_cost_no_checkpoint() {
+    let one = |at: usize| {
+        let dir = scratch();
+        let (run, store, mut journal) = once_saved(dir.path(), at, Fault::Enospc);
+        std::fs::create_dir_all(run.path().join("labels.jpg/x")).unwrap();
+        journal.write("labels.jpg", vec![1]);
+        store.done.set(Some(0));
+        let state = [Member { name: "state.json", bytes: b"10" }];
+        let saved = journal.save(10, &state, Map::new(), &keep());
+        assert!(saved.is_ok(), "operation {at}: {saved:?}");
+        store.reached()
+    };
+    assert!((1..).take_while(|&at| one(at)).count() >= 10);
+}
+
+#[test]
+fn files_that_wait_do_not_fill_the_memory() {
+    let dir = tempfile::tempdir().unwrap();
+    let (run, mut journal) = started(dir.path());
+    let name = |step: u64| format!("weights/epoch{step}.bin");
+    for step in 1..=20 {
+        std::fs::create_dir_all(run.path().join(name(step)).join("x")).unwrap();
+        journal.write_weights_after_save(&name(step), step, &weights(step).into());
+        save(&mut journal, step).unwrap();
+    }
+    (1..=20).for_each(|step| std::fs::remove_dir_all(run.path().join(name(step))).unwrap());
+    let error = journal.finish().unwrap_err().to_string();
+    assert!(error.contains("epoch20.bin had no room to wait") && !error.contains("epoch5.bin"), "{error}");
+    assert_eq!(std::fs::read(run.path().join(name(1))).unwrap(), weights(1), "the oldest wait");
+    assert_eq!(std::fs::read(run.path().join(BEST)).unwrap(), weights(20));
+}
+
+/// It says nothing about the checkpoint, and a supervisor may try again.
+#[test]
+fn a_checkpoint_that_cannot_be_read_for_now_is_no_wrong_command() {
+    let error = StoreError::new("read", Path::new("x"), std::io::Error::from_raw_os_error(24));
+    assert_eq!(LoadError::from(error).exit(), Exit::Failed);
 }
 
 #[test]

@@ -93,7 +93,10 @@ pub enum LoadError {
 
 impl Coded for LoadError {
     fn exit(&self) -> Exit {
-        Exit::Usage
+        match self {
+            Self::Store(error) => error.exit(),
+            _ => Exit::Usage,
+        }
     }
 }
 

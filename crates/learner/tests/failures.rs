@@ -224,21 +224,18 @@ fn best_weights_that_could_not_be_written_are_written_by_the_next_process() {
     assert!(ending(dir.path()) == ending(whole.path()));
 }
 
-/// Takes the place of the checkpoints from the end of the first epoch on, until so many batches later.
+/// Takes the place of the checkpoints in the second epoch, until so many batches later.
 struct NoRoom {
     run: PathBuf,
     batches: usize,
 }
 
 impl Observer for NoRoom {
-    fn on_epoch_end(&mut self, report: &EpochReport) {
-        if report.epoch == 0 {
+    fn on_batch(&mut self, report: &bellows_learner::BatchReport) {
+        if report.step as usize == BATCHES + 1 {
             std::fs::rename(self.run.join("checkpoints"), self.run.join("away")).unwrap();
             std::fs::write(self.run.join("checkpoints"), "").unwrap();
         }
-    }
-
-    fn on_batch(&mut self, report: &bellows_learner::BatchReport) {
         if report.step as usize == BATCHES + self.batches {
             make_room(&self.run);
         }

@@ -3,6 +3,7 @@
 
 mod support;
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
@@ -18,6 +19,46 @@ fn clips(dir: &Path) {
 
 fn json(path: &Path) -> Value {
     serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap()
+}
+
+/// What was found in an image, the surest first: corners in pixels, score, class.
+type Found = Vec<([f64; 4], f64, u64)>;
+
+/// So near are scores of the same picture.
+const TOLERANCE: f64 = 1e-4;
+/// So many of an image are compared.
+const SUREST: usize = 10;
+
+/// A submission, by the ids of its images.
+fn handed_in(file: &Path) -> BTreeMap<String, Found> {
+    let found = |entry: &Value| {
+        let all = ["boxes", "scores", "labels"].map(|key| entry[key].as_array().unwrap().iter());
+        let [boxes, scores, labels] = all;
+        let each = boxes.zip(scores).zip(labels).map(|((corners, score), label)| {
+            ([0, 1, 2, 3].map(|i: usize| corners[i].as_f64().unwrap()), score.as_f64().unwrap(), label.as_u64().unwrap() - 1)
+        });
+        each.collect()
+    };
+    json(file).as_object().unwrap().iter().map(|(id, entry)| (id.clone(), found(entry))).collect()
+}
+
+/// Lines of `predict`, each with the name of its image.
+fn predicted(lines: &str) -> Vec<(String, Found)> {
+    let found = |one: &Value| {
+        let corners = ["x1", "y1", "x2", "y2"].map(|key| one["box"][key].as_f64().unwrap());
+        (corners, one["confidence"].as_f64().unwrap(), one["class"].as_u64().unwrap())
+    };
+    let line = |text: &str| {
+        let line: Value = serde_json::from_str(text).unwrap();
+        (line["image"].as_str().unwrap().to_string(), line["detections"].as_array().unwrap().iter().map(found).collect())
+    };
+    lines.lines().map(line).collect()
+}
+
+/// Whether there is such a box, to a pixel, with this score and class.
+fn among((corners, score, class): &([f64; 4], f64, u64), found: &Found) -> bool {
+    let near = |other: &[f64; 4]| corners.iter().zip(other).all(|(a, b)| (a - b).abs() < 1.0);
+    found.iter().any(|(other, s, c)| near(other) && (score - s).abs() < TOLERANCE && c == class)
 }
 
 #[test]
@@ -142,43 +183,58 @@ fn clips_are_sampled_and_stacked_from_training_to_prediction() {
     let (out, _) = expect_code(&mut yolo_train(dir.path(), &[&["--data", "clips.yaml", "--save-pt"], &more[..], &sensor[..]].concat()), 0);
     assert!(out.contains("sampler: an epoch has 8 of 12 images"), "{out}");
     let weights = "runs/detect/train/weights/best.safetensors";
-    let (out, _) =
-        expect_code(&mut yolo_train(dir.path(), &["val", "--weights", weights, "--data", "clips.yaml", "--device", "cpu", "--json"]), 0);
-    let told: Value = serde_json::from_str(out.trim()).unwrap();
-    let csv = std::fs::read_to_string(dir.path().join("runs/detect/train/val.csv")).unwrap();
-    let map50: f64 = csv.lines().nth(1).unwrap().split(',').nth(5).unwrap().parse().unwrap();
-    assert!((told["map50"].as_f64().unwrap() - map50).abs() < 1e-5, "{told} {csv}");
-    // Weights know what they look at; single images have it too.
-    let frames = std::fs::read_dir(dir.path().join("clips/frames")).unwrap().next().unwrap().unwrap().path();
-    let source = format!("{}/**/*.jpg", frames.display());
-    let predict = ["predict", "--weights", weights, "--source", &source, "--device", "cpu", "--save", "false", "--json"];
-    let (out, _) = expect_code(&mut yolo_train(dir.path(), &predict), 0);
-    assert!(out.lines().count() >= 4 && out.lines().all(|line| line.contains("\"width\":96")), "{out}");
-    // So has a film, of the frames that are looked at.
-    let clip = std::fs::read_dir(&frames).unwrap().next().unwrap().unwrap().path().join("image_%04d.jpg");
-    let mut ffmpeg = std::process::Command::new("ffmpeg");
-    ffmpeg.args(["-nostdin", "-v", "error", "-i"]).arg(clip).args(["-c:v", "png", "film.mkv"]).current_dir(dir.path());
-    if ffmpeg.status().is_ok_and(|status| status.success()) {
-        let film = ["--source", "film.mkv", "--vid-stride", "2"];
-        let (out, _) = expect_code(&mut yolo_train(dir.path(), &[&predict[..3], &film, &predict[5..]].concat()), 0);
-        assert_eq!(out.lines().filter(|line| line.contains("\"width\":96")).count(), 2, "{out}");
-    }
+    let val = |file: &str, more: &[&str]| {
+        let how = ["--data", "clips.yaml", "--device", "cpu", "--plots", "false", "--submission", "found.json"];
+        expect_code(&mut yolo_train(dir.path(), &[&["val", "--weights", file], &how[..], more].concat()), 0);
+        handed_in(&dir.path().join("found.json"))
+    };
+    let of_val = val(weights, &[]);
+    // Weights know what they look at, and see the same whichever file they are in, and what was made of it.
     expect_code(&mut yolo_train(dir.path(), &["export", "--weights", weights, "--format", "onnx"]), 0);
     let onnx = weights.replace("safetensors", "onnx");
     let bytes = std::fs::read(dir.path().join(&onnx)).unwrap();
     let has = |text: &str| bytes.windows(text.len()).any(|w| w == text.as_bytes());
     assert!(has("frame_stride") && has("background") && has("channels"));
-    // Three channels in, and other numbers than from a run without stacks: whichever file they are in, and what was made of it.
     let own_pt = weights.replace("safetensors", "pt");
-    expect_code(
-        &mut yolo_train(dir.path(), &["export", "--weights", &own_pt, "--format", "safetensors", "--output", "again.safetensors"]),
-        0,
-    );
+    let again = ["export", "--weights", &own_pt, "--format", "safetensors", "--output", "again.safetensors"];
+    expect_code(&mut yolo_train(dir.path(), &again), 0);
     for file in [&onnx, &own_pt, "again.safetensors"] {
-        let val = ["val", "--weights", file, "--data", "clips.yaml", "--device", "cpu", "--plots", "false", "--json"];
-        let (out, _) = expect_code(&mut yolo_train(dir.path(), &val), 0);
-        let told: Value = serde_json::from_str(out.trim()).unwrap();
-        assert!((told["map50"].as_f64().unwrap() - map50).abs() < 1e-3, "{file}: {told}");
+        let found = val(file, &[]);
+        assert_eq!(found.len(), 16);
+        for (id, found) in &found {
+            let (ours, theirs) = (&found[..SUREST], &of_val[id][..SUREST]);
+            assert!(ours.iter().all(|one| among(one, &of_val[id])) && theirs.iter().all(|one| among(one, found)), "{file} {id}");
+        }
+    }
+    // So do images that are predicted: val with tiles that none is cut to fits them into the network as predict does.
+    let of_val = val(weights, &["--tile", "96", "--merge", "nms", "--merge-threshold", "1"]);
+    let predict = |source: &str, more: &[&str]| {
+        let how = ["--source", source, "--conf", "0.001", "--device", "cpu", "--save", "false", "--json"];
+        predicted(&expect_code(&mut yolo_train(dir.path(), &[&["predict", "--weights", weights], &how[..], more].concat()), 0).0)
+    };
+    let of_images: BTreeMap<String, Found> = predict("clips/frames/**/*.jpg", &[]).into_iter().collect();
+    let truth = json(&dir.path().join("clips/Valid.json"));
+    let listed = truth["images"].as_array().unwrap();
+    let file = |image: &Value| format!("clips/{}", image["file_name"].as_str().unwrap());
+    for image in listed {
+        assert!(among(&of_images[&file(image)][0], &of_val[&image["id"].to_string()]), "{image}");
+    }
+    // The last frame of a clip alone has no past, and is seen otherwise.
+    let last = listed.iter().find(|image| file(image).ends_with("3.jpg")).unwrap();
+    std::fs::copy(dir.path().join(file(last)), dir.path().join("alone.jpg")).unwrap();
+    assert!(!among(&predict("alone.jpg", &[])[0].1[0], &of_val[&last["id"].to_string()]));
+    // A film of these frames has it, of those that are looked at.
+    let film = file(last).replace("0003.jpg", "%04d.jpg");
+    let mut ffmpeg = std::process::Command::new("ffmpeg");
+    ffmpeg.args(["-nostdin", "-v", "error", "-i"]).arg(film).args(["-c:v", "png", "film.mkv"]).current_dir(dir.path());
+    if ffmpeg.status().is_ok_and(|status| status.success()) {
+        let of_film = predict("film.mkv", &[]);
+        assert_eq!(of_film.len(), 4);
+        for (second, (_, found)) in of_film.iter().enumerate() {
+            let image = file(last).replace("0003", &format!("{second:04}"));
+            assert!(among(&found[0], &of_images[&image]), "{image}");
+        }
+        assert_eq!(predict("film.mkv", &["--vid-stride", "2"]).len(), 2);
     }
     let colour = ["--data", "clips.yaml", "--model", &own_pt, "--name", "colour"];
     let (_, error) = expect_code(&mut yolo_train(dir.path(), &colour), 2);

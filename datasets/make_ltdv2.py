@@ -84,9 +84,9 @@ def write_split(out, pool, name, images, boxes, seed, linked):
         for day, minute, number in clips(draw, -(-images // FRAMES_PER_CLIP)):
             number += offset
             folder = f"frames/{day:%Y%m%d}/clip_{number}_{minute // 60:02}{minute % 60:02}"
-            if (out / folder).exists():
+            while (out / folder).exists():
                 folder += "b"
-            (out / folder).mkdir(parents=True, exist_ok=True)
+            (out / folder).mkdir(parents=True)
             meta, start = weather(draw, day, minute), datetime.datetime(day.year, day.month, day.day, minute // 60, minute % 60)
             for frame in range(min(FRAMES_PER_CLIP, images - len(idents))):
                 path = f"{folder}/image_{frame:04}.jpg"

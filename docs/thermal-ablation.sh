@@ -17,7 +17,8 @@
 #   RUNS               runs/ablation unless set
 #   MORE               more flags of every run: MORE="--fraction 0.02" EPOCHS=1 tries all this out
 #
-# Three seeds say little: an interval that holds 0 is no result.
+# Three seeds say little: an interval that holds 0 is no result. What is judged are the weights of the epoch that was best on whole images, also of
+# tiles-640, which is looked at in tiles only then: what tiles help may be more than its row says.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 program=${YOLO_TRAIN:-${CARGO_TARGET_DIR:-target}/release/yolo-train}

@@ -3,6 +3,9 @@
 
 mod support;
 
+use std::path::Path;
+use std::process::Command;
+
 use support::{expect_code, tiny_data, yolo_train};
 
 #[test]
@@ -95,4 +98,42 @@ fn what_is_converted_can_be_trained_on() {
     assert!(out.contains("train: ") && out.contains("val: "), "one in ten and at least one is held out: {out}");
     let (out, _) = train("yolo", 0);
     assert!(out.contains("val: none is named") && out.contains("1 epochs completed"), "{out}");
+}
+
+/// Every clip of every split at one minute, with one number.
+const ONE_MINUTE: &str = "
+import datetime, sys
+sys.path.insert(0, sys.argv[1])
+import make_ltdv2
+make_ltdv2.clips = lambda draw, count: [(datetime.date(2020, 5, 1), 7, 3)] * count
+sys.argv[:2] = ['make_ltdv2.py']
+make_ltdv2.main()
+";
+
+#[test]
+fn a_tree_of_ltdv2s_form_is_made_and_opened() {
+    let dir = tempfile::tempdir().unwrap();
+    if !Command::new("python3").arg("--version").output().is_ok_and(|python| python.status.success()) {
+        return eprintln!("skipped: no python3 on this machine");
+    }
+    let yaml =
+        "path: drawn\ntrain: images/train\nval: images/val\nnames: [person, bicycle, motorcycle, vehicle]\nsample: {train: 2, val: 1}\n";
+    std::fs::write(dir.path().join("drawn.yaml"), yaml).unwrap();
+    let check = |data: &str| expect_code(&mut yolo_train(dir.path(), &["data", "check", "--data", data]), 0).0;
+    check("drawn.yaml");
+    let datasets = Path::new(env!("CARGO_MANIFEST_DIR")).join("../datasets");
+    let python = |program: &[&str], args: [&str; 5]| {
+        let mut command = Command::new("python3");
+        expect_code(command.current_dir(dir.path()).arg("-B").args(program).args(args), 0);
+    };
+    let maker = datasets.join("make_ltdv2.py");
+    python(&[maker.to_str().unwrap()], ["made", "--frames", "drawn/images/train", "--share", "0.0004"]);
+    let out = check("made");
+    assert!(["train: 132 images", "val: 120 images", "test: 120 images"].iter().all(|part| out.contains(part)), "{out}");
+    // Clips that would have one name are as many.
+    python(&["-c", ONE_MINUTE, datasets.to_str().unwrap()], ["same", "--frames", "drawn/images/train", "--share", "0.0011"]);
+    let out = check("same");
+    assert!(out.contains("train: 362 images"), "{out}");
+    let clips = std::fs::read_dir(dir.path().join("same/frames/20200501")).unwrap();
+    assert_eq!(clips.count(), 4 + 1 + 1);
 }

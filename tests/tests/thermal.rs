@@ -3,6 +3,7 @@
 
 mod support;
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
@@ -18,6 +19,60 @@ fn clips(dir: &Path) {
 
 fn json(path: &Path) -> Value {
     serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap()
+}
+
+/// What was found in an image, the surest first: corners in pixels, score, class.
+type Found = Vec<([f64; 4], f64, u64)>;
+
+/// Of weights of few steps, which say nearly the same of every picture, those whose layers pass on what they get, and whose head makes much of it.
+fn livened(file: &Path, to: &Path) {
+    let mut bytes = std::fs::read(file).unwrap();
+    let data = 8 + u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+    let header: Value = serde_json::from_slice(&bytes[8..data]).unwrap();
+    for (name, tensor) in header.as_object().unwrap() {
+        let factor = match name {
+            name if name.ends_with(".bn.weight") => 2.5,
+            name if name.contains(".cv3.") && name.ends_with(".2.weight") => 300.0,
+            _ => continue,
+        };
+        let [from, to] = [0, 1].map(|i: usize| data + tensor["data_offsets"][i].as_u64().unwrap() as usize);
+        for value in bytes[from..to].as_chunks_mut::<4>().0 {
+            *value = (factor * f32::from_le_bytes(*value)).to_le_bytes();
+        }
+    }
+    std::fs::write(to, bytes).unwrap();
+}
+
+/// A submission, by the ids of its images.
+fn handed_in(file: &Path) -> BTreeMap<String, Found> {
+    let found = |entry: &Value| {
+        let all = ["boxes", "scores", "labels"].map(|key| entry[key].as_array().unwrap().iter());
+        let [boxes, scores, labels] = all;
+        let each = boxes.zip(scores).zip(labels).map(|((corners, score), label)| {
+            ([0, 1, 2, 3].map(|i: usize| corners[i].as_f64().unwrap()), score.as_f64().unwrap(), label.as_u64().unwrap() - 1)
+        });
+        each.collect()
+    };
+    json(file).as_object().unwrap().iter().map(|(id, entry)| (id.clone(), found(entry))).collect()
+}
+
+/// Lines of `predict`, each with the name of its image.
+fn predicted(lines: &str) -> Vec<(String, Found)> {
+    let found = |one: &Value| {
+        let corners = ["x1", "y1", "x2", "y2"].map(|key| one["box"][key].as_f64().unwrap());
+        (corners, one["confidence"].as_f64().unwrap(), one["class"].as_u64().unwrap())
+    };
+    let line = |text: &str| {
+        let line: Value = serde_json::from_str(text).unwrap();
+        (line["image"].as_str().unwrap().to_string(), line["detections"].as_array().unwrap().iter().map(found).collect())
+    };
+    lines.lines().map(line).collect()
+}
+
+/// Whether there is such a box, to a pixel, with this score and class.
+fn among((corners, score, class): &([f64; 4], f64, u64), found: &Found) -> bool {
+    let near = |other: &[f64; 4]| corners.iter().zip(other).all(|(a, b)| (a - b).abs() < 1.0);
+    found.iter().any(|(other, s, c)| near(other) && (score - s).abs() < 1e-4 && c == class)
 }
 
 #[test]
@@ -142,43 +197,69 @@ fn clips_are_sampled_and_stacked_from_training_to_prediction() {
     let (out, _) = expect_code(&mut yolo_train(dir.path(), &[&["--data", "clips.yaml", "--save-pt"], &more[..], &sensor[..]].concat()), 0);
     assert!(out.contains("sampler: an epoch has 8 of 12 images"), "{out}");
     let weights = "runs/detect/train/weights/best.safetensors";
-    let (out, _) =
-        expect_code(&mut yolo_train(dir.path(), &["val", "--weights", weights, "--data", "clips.yaml", "--device", "cpu", "--json"]), 0);
-    let told: Value = serde_json::from_str(out.trim()).unwrap();
+    let val = |file: &str, more: &[&str]| {
+        let how = ["--data", "clips.yaml", "--device", "cpu", "--plots", "false", "--json", "--submission", "found.json"];
+        let (out, _) = expect_code(&mut yolo_train(dir.path(), &[&["val", "--weights", file], &how[..], more].concat()), 0);
+        (handed_in(&dir.path().join("found.json")), serde_json::from_str::<Value>(out.trim()).unwrap())
+    };
+    let (trained, told) = val(weights, &[]);
     let csv = std::fs::read_to_string(dir.path().join("runs/detect/train/val.csv")).unwrap();
     let map50: f64 = csv.lines().nth(1).unwrap().split(',').nth(5).unwrap().parse().unwrap();
     assert!((told["map50"].as_f64().unwrap() - map50).abs() < 1e-5, "{told} {csv}");
-    // Weights know what they look at; single images have it too.
-    let frames = std::fs::read_dir(dir.path().join("clips/frames")).unwrap().next().unwrap().unwrap().path();
-    let source = format!("{}/**/*.jpg", frames.display());
-    let predict = ["predict", "--weights", weights, "--source", &source, "--device", "cpu", "--save", "false", "--json"];
-    let (out, _) = expect_code(&mut yolo_train(dir.path(), &predict), 0);
-    assert!(out.lines().count() >= 4 && out.lines().all(|line| line.contains("\"width\":96")), "{out}");
-    // So has a film, of the frames that are looked at.
-    let clip = std::fs::read_dir(&frames).unwrap().next().unwrap().unwrap().path().join("image_%04d.jpg");
-    let mut ffmpeg = std::process::Command::new("ffmpeg");
-    ffmpeg.args(["-nostdin", "-v", "error", "-i"]).arg(clip).args(["-c:v", "png", "film.mkv"]).current_dir(dir.path());
-    if ffmpeg.status().is_ok_and(|status| status.success()) {
-        let film = ["--source", "film.mkv", "--vid-stride", "2"];
-        let (out, _) = expect_code(&mut yolo_train(dir.path(), &[&predict[..3], &film, &predict[5..]].concat()), 0);
-        assert_eq!(out.lines().filter(|line| line.contains("\"width\":96")).count(), 2, "{out}");
-    }
-    expect_code(&mut yolo_train(dir.path(), &["export", "--weights", weights, "--format", "onnx"]), 0);
-    let onnx = weights.replace("safetensors", "onnx");
-    let bytes = std::fs::read(dir.path().join(&onnx)).unwrap();
+    let own_pt = weights.replace("safetensors", "pt");
+    assert!(val(&own_pt, &[]).0 == trained);
+    // Weights know what they look at, and see the same whichever file they are in, and what was made of it.
+    livened(&dir.path().join(weights), &dir.path().join("awake.safetensors"));
+    let export = |file: &str, format, to| {
+        let args = ["export", "--weights", file, "--format", format, "--output", to];
+        expect_code(&mut yolo_train(dir.path(), &args), 0);
+    };
+    export("awake.safetensors", "onnx", "awake.onnx");
+    export("awake.safetensors", "pt", "awake.pt");
+    export("awake.pt", "safetensors", "again.safetensors");
+    let bytes = std::fs::read(dir.path().join("awake.onnx")).unwrap();
     let has = |text: &str| bytes.windows(text.len()).any(|w| w == text.as_bytes());
     assert!(has("frame_stride") && has("background") && has("channels"));
-    // Three channels in, and other numbers than from a run without stacks: whichever file they are in, and what was made of it.
-    let own_pt = weights.replace("safetensors", "pt");
-    expect_code(
-        &mut yolo_train(dir.path(), &["export", "--weights", &own_pt, "--format", "safetensors", "--output", "again.safetensors"]),
-        0,
-    );
-    for file in [&onnx, &own_pt, "again.safetensors"] {
-        let val = ["val", "--weights", file, "--data", "clips.yaml", "--device", "cpu", "--plots", "false", "--json"];
-        let (out, _) = expect_code(&mut yolo_train(dir.path(), &val), 0);
-        let told: Value = serde_json::from_str(out.trim()).unwrap();
-        assert!((told["map50"].as_f64().unwrap() - map50).abs() < 1e-3, "{file}: {told}");
+    let (awake, _) = val("awake.safetensors", &[]);
+    assert!(awake.len() == 16 && awake.values().all(|found| found.len() > 9));
+    for file in ["awake.onnx", "awake.pt", "again.safetensors"] {
+        for (id, found) in &val(file, &[]).0 {
+            let all = |some: &Found, of: &Found| some.iter().all(|one| among(one, of));
+            assert!(all(found, &awake[id]) && all(&awake[id], found), "{file} {id}");
+        }
+    }
+    // So do images that are predicted: val with tiles that none is cut to fits them into the network as predict does.
+    let (awake, _) = val("awake.safetensors", &["--tile", "96", "--merge", "nms", "--merge-threshold", "1"]);
+    let predict = |source: &str, more: &[&str]| {
+        let how = ["--source", source, "--conf", "0.001", "--device", "cpu", "--save", "false", "--json"];
+        let args = [&["predict", "--weights", "awake.safetensors"], &how[..], more].concat();
+        predicted(&expect_code(&mut yolo_train(dir.path(), &args), 0).0)
+    };
+    let images: BTreeMap<String, Found> = predict("clips/frames/**/*.jpg", &[]).into_iter().collect();
+    let truth = json(&dir.path().join("clips/Valid.json"));
+    let named = |image: &Value| (format!("clips/{}", image["file_name"].as_str().unwrap()), image["id"].to_string());
+    let named: Vec<(String, String)> = truth["images"].as_array().unwrap().iter().map(named).collect();
+    for (file, id) in &named {
+        assert!(among(&images[file][0], &awake[id]), "{file}");
+    }
+    // The fourth frame of a clip, alone, has no past, and is seen otherwise.
+    let (fourth, id) = &named[3];
+    std::fs::copy(dir.path().join(fourth), dir.path().join("alone.jpg")).unwrap();
+    assert!(!among(&predict("alone.jpg", &[])[0].1[0], &awake[id]));
+    // A film has the past of the frames that are looked at.
+    std::fs::create_dir(dir.path().join("film")).unwrap();
+    let ffmpeg = |args: [&str; 4]| {
+        let mut command = std::process::Command::new("ffmpeg");
+        command.args(["-nostdin", "-v", "error", "-i"]).args(args).current_dir(dir.path());
+        command.status().is_ok_and(|status| status.success())
+    };
+    if ffmpeg([&fourth.replace("0003.jpg", "%04d.jpg"), "-c:v", "png", "film.mkv"]) {
+        assert!(ffmpeg(["film.mkv", "-start_number", "0", "film/%04d.png"]));
+        let frames = |source, more: &[&str]| predict(source, more).into_iter().map(|(_, found)| found).collect::<Vec<Found>>();
+        let (film, folder) = (frames("film.mkv", &[]), frames("film", &[]));
+        assert!(film.len() == 4 && film == folder, "{film:?} {folder:?}");
+        let every_other = frames("film.mkv", &["--vid-stride", "2"]);
+        assert!(every_other.len() == 2 && every_other[0] == film[0] && !among(&every_other[1][0], &film[2]), "{every_other:?}");
     }
     let colour = ["--data", "clips.yaml", "--model", &own_pt, "--name", "colour"];
     let (_, error) = expect_code(&mut yolo_train(dir.path(), &colour), 2);

@@ -96,7 +96,7 @@ settings! {
         frames: usize = 1;
         /// Frames from one of them to the next
         frame_stride: usize = 1;
-        /// One more channel: the difference to the median of so many frames before; 0 for none
+        /// One more channel: the difference to the median of so many frames before (of an even number the upper of the two in the middle); 0 for none
         background: usize = 0;
         /// Counts of 16-bit images that become black and white, as low,high
         /// measured if not given

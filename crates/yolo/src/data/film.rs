@@ -6,7 +6,7 @@
 use super::raster::Canvas;
 use super::rng::Draw;
 use super::sample_spec::{ClipSpec, SampleSpec};
-use super::thermal::{Air, Exposure, Season, Thing, background, depth, expose, place, street_furniture, thing};
+use super::thermal::{Air, Exposure, Season, Seen, Thing, background, depth, expose, place, street_furniture, thing};
 
 /// The first month of the data set this is like.
 const FIRST: (u32, u32) = (2020, 5);
@@ -57,9 +57,6 @@ struct Track {
     number: u64,
 }
 
-/// An object of a frame: its number in the clip, class, and `xyxy` in pixels.
-pub(crate) type Seen = (u64, u32, [f32; 4]);
-
 impl Film {
     /// The clips of a split: `each` of every camera in each of `months`, camera by camera, month by month.
     pub(crate) fn all(spec: &SampleSpec, clips: &ClipSpec, split: &str, months: u32, each: u32) -> Vec<Self> {
@@ -91,7 +88,6 @@ impl Film {
         let shift = frame as f32 * (1.0 + self.weather.wind[1] as f32) * 0.4;
         let mut canvas = background(spec, &season, &Air { place: place_seed, drift: d.bits(), shift });
         let mut things: Vec<Thing> = street_furniture(spec, &season);
-        let mut numbered: Vec<(f32, u64)> = Vec::new();
         for track in &self.tracks {
             let x = track.x + track.pace * frame as f32;
             // Nothing is longer than three times a person is tall.
@@ -101,12 +97,10 @@ impl Film {
             let facing = if track.pace < 0.0 { -1.0 } else { 1.0 };
             // The same clothes and the same car in every frame.
             let mut look = Draw::new(spec.seed, &format!("look {}", self.split), u64::from(self.serial), track.number);
-            things.push(thing(track.class, [x, track.foot], track.tall, facing, &season, &mut look));
-            numbered.push((track.foot, track.number));
+            let thing = thing(track.class, [x, track.foot], track.tall, facing, &season, &mut look);
+            things.push(Thing { number: track.number, ..thing });
         }
-        let boxes = place(&mut canvas, &mut things);
-        let number = |i: usize| numbered.iter().find(|(foot, _)| *foot == things[i].foot).map_or(0, |&(_, number)| number);
-        let mut seen: Vec<Seen> = boxes.into_iter().map(|(i, class, xyxy)| (number(i), class, xyxy)).collect();
+        let mut seen = place(&mut canvas, things);
         if self.camera % 2 == 1 {
             mirror(&mut canvas, &mut seen);
         }
@@ -150,7 +144,8 @@ impl Film {
             ("Min of sunshine latest 10 min", 10.0 * w.sun),
             ("Camera", f64::from(self.camera)),
         ];
-        let meta: Vec<String> = meta.map(|(key, value)| format!("\"{key}\":{}", (value * 10.0).round() / 10.0)).to_vec();
+        // Adding 0 makes 0 of -0.
+        let meta: Vec<String> = meta.map(|(key, value)| format!("\"{key}\":{}", (value * 10.0).round() / 10.0 + 0.0)).to_vec();
         format!(
             "{{\"id\":{id},\"file_name\":\"{name}\",\"width\":{},\"height\":{},\"date_captured\":\"{}-{:02}-{:02}T{time}\",\"meta\":{{{}}}}}",
             spec.width,
@@ -262,7 +257,7 @@ mod tests {
     #[test]
     fn a_year_is_warm_in_summer_and_light_by_day_and_ids_are_their_own() {
         let clips = ClipSpec { train: 30, frames: 2, ..ClipSpec::default() };
-        let films = films(&clips);
+        let mut films = films(&clips);
         let mean = |months: &[u32]| {
             let of: Vec<f64> = films.iter().filter(|f| months.contains(&f.month)).map(|f| f.weather.temperature).collect();
             of.iter().sum::<f64>() / of.len() as f64
@@ -279,6 +274,9 @@ mod tests {
         let text = films[0].image_json(&SampleSpec::default(), 1, "a.jpg");
         let json: serde_json::Value = serde_json::from_str(&text).unwrap();
         assert_eq!((json["id"].as_u64(), json["meta"]["Camera"].as_f64()), (Some(films[0].id(1)), Some(0.0)));
+        films[0].weather.temperature = -0.03;
+        let text = films[0].image_json(&SampleSpec::default(), 1, "a.jpg");
+        assert!(text.contains("\"Temperature\":0,"), "{text}");
         let seen = (3, 1, [1.0, 2.0, 4.5, 8.0]);
         let json: serde_json::Value = serde_json::from_str(&films[0].annotation_json(1, &seen)).unwrap();
         assert_eq!((json["category_id"].as_u64(), json["bbox"][2].as_f64()), (Some(2), Some(3.5)));

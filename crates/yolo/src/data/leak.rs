@@ -1,7 +1,8 @@
 //! Frames of two splits that are nearly the same picture: of one clip, of clips that share their time, or taken within a minute of each other.
 //!
-//! A detector that is judged on the next second of what it learnt is judged too well. Only images are compared of which something is known: clips
-//! by their names, times within one camera where the meta names it. What lasts longer than a day is no clip but a folder: of it only single frames are compared.
+//! A detector that is judged on the next second of what it learnt is judged too well. Only images are compared of which something is known beside their
+//! pixels, for of others nobody can say whether a folder is a clip: clips by their names, times within one camera where the meta names it. What
+//! lasts longer than a day is no clip but a folder: of it only single frames are compared.
 
 use std::collections::{BTreeMap, HashSet};
 

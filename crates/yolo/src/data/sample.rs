@@ -309,6 +309,26 @@ mod tests {
     }
 
     #[test]
+    fn clips_of_sixteen_bits_are_the_same_clips() {
+        let dir = tempfile::tempdir().unwrap();
+        let clips = ClipSpec { cameras: 1, months: 1, train_months: 1, train: 2, val: 1, frames: 2 };
+        let shallow = SampleSpec { clips: Some(clips), width: 96, height: 72, empty: 0.0, object_scale: 2.0, ..SampleSpec::default() };
+        let deep = SampleSpec { deep: true, ..shallow.clone() };
+        let options = ScanOptions { cache_dir: None, ..ScanOptions::default() };
+        let [shallow, deep] = [("shallow", shallow), ("deep", deep)].map(|(name, spec)| {
+            assert_eq!(generate(&spec, &dir.path().join(name), &|_, _| {}).unwrap(), Generated::Written(6));
+            let yaml = format!("path: {name}\ntrain: Train.json\nval: Valid.json\nnames: [person, bicycle, motorcycle, vehicle]\n");
+            let config = DataConfig::parse(&yaml, &dir.path().join("d.yaml")).unwrap();
+            scan(&config, Split::Train, &options, &|_, _| {}).unwrap()
+        });
+        assert_eq!((deep.len(), deep.all_labels()), (4, shallow.all_labels()));
+        assert!(!deep.all_labels().is_empty() && deep.images.iter().all(|image| image.deep) && !shallow.images[0].deep);
+        // The air of a clip and all that is warm in it.
+        let read = image::open(deep.path(0)).unwrap();
+        assert!(read.as_luma16().unwrap().as_raw().iter().all(|count| (22_000..36_000).contains(count)));
+    }
+
+    #[test]
     fn sixteen_bits_are_temperatures() {
         let spec = SampleSpec { deep: true, ..SampleSpec::default() };
         let (picture, _) = thermal::frame(&spec, "train", 0);

@@ -1,9 +1,9 @@
 //! Which images an epoch is made of, as a pure function of (weights, seed, epoch).
 //!
 //! Every image has a weight, and an epoch of n images takes each about n times its share of all weights: systematic sampling, n points a step apart
-//! on the line of all weights, from a start that is drawn for the epoch. So counts differ from their expectation by less than one, and of a clip, whose
-//! frames stand side by side, the points take frames spread evenly over its time, in each epoch others. What mosaic, mixup and cutmix put beside an
-//! image is drawn by the same weights: of four images in a mosaic three would be of the whole set otherwise.
+//! on the line of all weights, from a start that is drawn for the epoch. So counts differ from their expectation by less than one, and of a clip whose
+//! frames stand side by side in the order of paths, as those of a folder do, the points take frames spread evenly over its time, in each epoch others.
+//! What mosaic, mixup and cutmix put beside an image is drawn by the same weights: of four images in a mosaic three would be of the whole set otherwise.
 
 use bellows_learner::rng::Rng;
 

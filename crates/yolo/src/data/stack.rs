@@ -2,7 +2,7 @@
 //!
 //! Planes stand in the order of time, the frame itself last: t-2s, t-1s, t for three frames with a stride of s. What is not there (the beginning of a clip,
 //! a gap in it, a frame of another size) is repeated from the next one; which frame stands before which, `succession` knows. With a background of K a first plane is added: the difference to the median of the K frames
-//! before, about middle gray. Only the past is looked at, so that a film is seen as training saw clips.
+//! before (of an even number the upper of the two in the middle), about middle gray. Only the past is looked at, so that a film is seen as training saw clips.
 
 use std::collections::{HashSet, VecDeque};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -69,7 +69,7 @@ impl Stack {
     }
 }
 
-/// What differs from the median of `frames`, about [`NO_DIFFERENCE`]; of no frames nothing does.
+/// What differs from the median of `frames`, of an even number the upper of the two in the middle, about [`NO_DIFFERENCE`]; of no frames nothing does.
 fn difference(now: &Frame, frames: &[&Frame]) -> Vec<u8> {
     let mut values = Vec::with_capacity(frames.len());
     let pixel = |(i, &p): (usize, &u8)| {
@@ -264,6 +264,9 @@ mod tests {
         street.pixels[5] = 130;
         let seen = ring.push(&street);
         assert_eq!((seen.plane(0)[5], seen.plane(0)[6], seen.plane(1)[5]), (158, 128, 130));
+        // Of two frames the brighter is the median.
+        let [dark, bright] = [frame(10), frame(30)];
+        assert!(difference(&frame(40), &[&bright, &dark]).iter().all(|&p| p == 138));
         // A frame of another size begins anew.
         assert_eq!(ring.push(&Frame::filled(1, 2, 2, 7)).pixels, [128, 128, 128, 128, 7, 7, 7, 7]);
     }

@@ -33,6 +33,8 @@ pub(crate) struct Season {
 /// A thing with parts; `class` is `None` for what only stands in the way.
 pub(crate) struct Thing {
     pub(crate) class: Option<u32>,
+    /// Its number in a clip; 0 outside of clips.
+    pub(crate) number: u64,
     /// Where it touches the ground, pixels: what is further down is nearer.
     pub(crate) foot: f32,
     pub(crate) parts: Vec<(Shape, f32)>,
@@ -58,6 +60,9 @@ impl Exposure {
     }
 }
 
+/// An object of a frame: its number in the clip, class, and `xyxy` in pixels.
+pub(crate) type Seen = (u64, u32, [f32; 4]);
+
 /// A frame and its objects: class and `xyxy` in pixels.
 pub(crate) type Picture = (Exposure, Vec<(u32, [f32; 4])>);
 
@@ -71,7 +76,7 @@ pub(crate) fn frame(spec: &SampleSpec, split: &str, index: u64) -> Picture {
         let count = 1 + draw.below(3) + draw.below(spec.objects as usize);
         things.extend((0..count).map(|_| object(spec, &season, &mut draw)));
     }
-    let boxes = place(&mut canvas, &mut things).into_iter().map(|(_, class, xyxy)| (class, xyxy)).collect();
+    let boxes = place(&mut canvas, things).into_iter().map(|(_, class, xyxy)| (class, xyxy)).collect();
     canvas.blur(season.blur);
     let offset = draw.uniform(-0.03, 0.03) as f32;
     (expose(&canvas, spec, &season, offset, &mut draw), boxes)
@@ -193,10 +198,11 @@ pub(crate) fn street_furniture(spec: &SampleSpec, s: &Season) -> Vec<Thing> {
     let post = |x: f32, foot: f32, tall: f32, warmth: f32| {
         let shaft = Shape::Capsule { from: [x * w, foot * h], to: [x * w, (foot - tall) * h], radius: 0.004 * h + 0.006 * h * foot };
         let head = Shape::Ellipse { at: [x * w, (foot - tall) * h], radii: [0.012 * h, 0.008 * h] };
-        Thing { class: None, foot: foot * h, parts: vec![(shaft, s.air + warmth), (head, s.air + warmth + 3.0)] }
+        Thing { class: None, number: 0, foot: foot * h, parts: vec![(shaft, s.air + warmth), (head, s.air + warmth + 3.0)] }
     };
     let block = |x: f32, foot: f32, half_w: f32, tall: f32, t: f32, round: f32| Thing {
         class: None,
+        number: 0,
         foot: foot * h,
         parts: vec![(Shape::Block { at: [x * w, (foot - tall / 2.0) * h], half: [half_w * w, tall / 2.0 * h], round }, t)],
     };
@@ -237,7 +243,7 @@ pub(crate) fn thing(class: u32, at: [f32; 2], tall: f32, facing: f32, s: &Season
         2 => motorcycle(at, tall, facing, s, d),
         _ => vehicle(at, tall, facing, s, d),
     };
-    Thing { class: Some(class), foot: at[1], parts }
+    Thing { class: Some(class), number: 0, foot: at[1], parts }
 }
 
 type Parts = Vec<(Shape, f32)>;
@@ -374,9 +380,8 @@ fn vehicle([x, y]: [f32; 2], tall: f32, facing: f32, s: &Season, d: &mut Draw) -
 }
 
 /// Paints far to near; boxes of what is at least 40 % visible and whole pixels large. What would be hidden or cut is left out of the picture
-/// altogether, so that no frame holds an object that its labels do not name. Sorts the things; of each that is shown: its place among them, its
-/// class, its box.
-pub(crate) fn place(canvas: &mut Canvas, things: &mut [Thing]) -> Vec<(usize, u32, [f32; 4])> {
+/// altogether, so that no frame holds an object that its labels do not name. Of each that is shown: its number, its class, its box.
+pub(crate) fn place(canvas: &mut Canvas, mut things: Vec<Thing>) -> Vec<Seen> {
     things.sort_by(|a, b| a.foot.total_cmp(&b.foot));
     let (base_value, base_owner) = (canvas.value.clone(), canvas.owner.clone());
     let mut shown: Vec<bool> = vec![true; things.len()];
@@ -400,8 +405,12 @@ pub(crate) fn place(canvas: &mut Canvas, things: &mut [Thing]) -> Vec<(usize, u3
         }
     }
     let (w, h) = (canvas.width as f32, canvas.height as f32);
-    let labelled = things.iter().zip(&shown).enumerate().filter_map(|(i, (t, &shown))| t.class.filter(|_| shown).map(|c| (i, c, hull(t))));
-    labelled.map(|(i, c, [x1, y1, x2, y2])| (i, c, [x1.clamp(0.0, w), y1.clamp(0.0, h), x2.clamp(0.0, w), y2.clamp(0.0, h)])).collect()
+    let labelled = things.iter().zip(shown).filter_map(|(thing, shown)| {
+        let [x1, y1, x2, y2] = hull(thing);
+        let class = thing.class.filter(|_| shown)?;
+        Some((thing.number, class, [x1.clamp(0.0, w), y1.clamp(0.0, h), x2.clamp(0.0, w), y2.clamp(0.0, h)]))
+    });
+    labelled.collect()
 }
 
 fn hull(thing: &Thing) -> [f32; 4] {
@@ -437,4 +446,36 @@ pub(crate) fn expose(canvas: &Canvas, spec: &SampleSpec, s: &Season, offset: f32
         (t - s.black) / s.span + offset - 0.08 * (u * u + v * v) + stripes[x] + draw.normal() as f32 * s.noise
     };
     Exposure { levels: canvas.value.iter().enumerate().map(level).collect(), black: s.black, span: s.span }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A standing block of 20 x 40 pixels with its left edge at `x`.
+    fn block(class: Option<u32>, number: u64, x: f32, foot: f32, value: f32) -> Thing {
+        let shape = Shape::Block { at: [x + 10.0, foot - 20.0], half: [10.0, 20.0], round: 0.5 };
+        Thing { class, number, foot, parts: vec![(shape, value)] }
+    }
+
+    #[test]
+    fn what_is_hidden_too_far_is_not_in_the_picture() {
+        let draw = |things: Vec<Thing>| {
+            let mut canvas = Canvas::new(96, 72);
+            let seen = place(&mut canvas, things);
+            (canvas.value, seen)
+        };
+        let wall = || block(None, 0, 40.0, 60.0, -3.0);
+        // Half of it stands behind the wall: its box is that of the whole.
+        let (picture, seen) = draw(vec![wall(), block(Some(2), 7, 30.0, 58.0, 9.0)]);
+        assert_eq!(seen, [(7, 2, [30.0, 18.0, 50.0, 58.0])]);
+        assert_eq!((picture[40 * 96 + 35], picture[40 * 96 + 45]), (9.0, -3.0), "the nearer thing is painted over the further one");
+        // Three quarters behind it, or out of the picture, and neither the picture nor the labels have it.
+        for x in [35.0, -15.0] {
+            assert_eq!(draw(vec![wall(), block(Some(2), 7, x, 58.0, 9.0)]), draw(vec![wall()]), "{x}");
+        }
+        // Things that stand equally near keep their numbers.
+        let numbers = draw([(5, 60.0), (3, 20.0)].map(|(number, x)| block(Some(0), number, x, 58.0, 9.0)).into()).1;
+        assert_eq!(numbers.iter().map(|seen| (seen.0, seen.2[0])).collect::<Vec<_>>(), [(5, 60.0), (3, 20.0)]);
+    }
 }

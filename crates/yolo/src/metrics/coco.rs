@@ -216,6 +216,24 @@ mod tests {
     }
 
     #[test]
+    fn objects_of_four_pixels_by_hand() {
+        let square = |x: f32, y: f32| [x, y, x + 4.0, y + 4.0];
+        let truths = [square(300.0, 200.0), square(310.0, 200.0), square(320.0, 200.0)];
+        // Where it is, a pixel beside it, and a pixel beside and below it.
+        let found = [square(300.0, 200.0), square(311.0, 200.0), square(321.0, 201.0)];
+        let overlaps: Vec<f64> = truths.iter().zip(&found).map(|(a, b)| iou(a, b)).collect();
+        assert_eq!(overlaps, [1.0, 12.0 / 20.0, 9.0 / 23.0]);
+        let mut e = CocoEvaluator::new(1);
+        let detections = found.iter().zip([0.9, 0.8, 0.7]).map(|(&xyxy, score)| Detection { xyxy, score, class: 0 });
+        e.add_image(&detections.collect::<Vec<_>>(), &truths.map(|xyxy| GroundTruth { class: 0, xyxy }));
+        let m = e.metrics();
+        // Two of three at .50, .55 and .60, which are 67 recalls of 101 at precision 1; one of three, 34 recalls, at the other seven.
+        let close = |value: Option<f64>, expected: f64| (value.unwrap() - expected).abs() < 1e-12;
+        assert!(close(m.small50, 67.0 / 101.0) && close(m.small, (3.0 * 67.0 + 7.0 * 34.0) / 1010.0), "{m:?}");
+        assert_eq!((m.map50, m.map50_95, m.medium50, m.large50), (m.small50, m.small, None, None));
+    }
+
+    #[test]
     fn a_truth_of_the_right_size_goes_before_a_better_fitting_one_of_another() {
         let [small, medium] = [[0.0, 0.0, 30.0, 30.0], [0.0, 0.0, 33.0, 33.0]];
         let mut e = CocoEvaluator::new(1);

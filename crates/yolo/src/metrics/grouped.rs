@@ -2,7 +2,7 @@
 //!
 //! AP is pycocotools', which is what is compared between data sets' months: `score = mAP50 * (1 - CoV)` with `CoV = s / mean`, s the standard deviation
 //! of the groups' mAP50 with n - 1 in its denominator (the long-term thermal drift challenge, WACV 2026). A group without objects has no AP
-//! and counts in neither. Intervals are those of [`super::bootstrap`].
+//! and counts in neither, nor does an image of no group. Intervals are those of [`super::bootstrap`].
 
 use rayon::prelude::*;
 
@@ -30,7 +30,7 @@ pub struct GroupMetrics {
 /// How much mAP50 varies over groups.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Stability {
-    /// Of all images.
+    /// Of all images that are in a group.
     pub map50: f64,
     /// Standard deviation (n - 1) over mean of the groups' mAP50.
     pub cov: f64,
@@ -63,24 +63,28 @@ pub struct Grouped {
 /// The images that `evaluator` was given, the i-th of them in group `group[i]` of `names` (or in none) and in clip `clip[i]`.
 pub fn group_metrics(evaluator: &CocoEvaluator, key: &str, names: &[String], group: &[Option<u32>], clip: &[u32]) -> Grouped {
     let of = |image: u32| group.get(image as usize).copied().flatten().map(|g| g as usize);
-    let parts: Vec<Vec<Part>> = evaluator
+    let (whole, parts): (Vec<Precisions>, Vec<Vec<Part>>) = evaluator
         .classes
         .par_iter()
         .map(|class| {
+            let mut grouped = Part { ranked: class.ranked(), truths: class.truths.clone() };
+            grouped.ranked.retain(|detection| of(detection.image).is_some());
+            grouped.truths.retain(|(image, _)| of(*image).is_some());
+            let whole = grouped.precisions();
             let mut parts: Vec<Part> = vec![Part::default(); names.len()];
-            for detection in class.ranked() {
+            for detection in grouped.ranked {
                 if let Some(g) = of(detection.image) {
                     parts[g].ranked.push(detection);
                 }
             }
-            for &(image, counts) in &class.truths {
+            for (image, counts) in grouped.truths {
                 if let Some(g) = of(image) {
                     parts[g].truths.push((image, counts));
                 }
             }
-            parts
+            (whole, parts)
         })
-        .collect();
+        .unzip();
     let ap = |g: usize| summary(&parts.iter().map(|class| class[g].precisions()).collect::<Vec<_>>());
     let intervals = if names.len() <= MOST { Bootstrap::new(evaluator, group, clip, names.len()).run() } else { Draws::default() };
     let groups: Vec<GroupMetrics> = (0..names.len())
@@ -94,7 +98,7 @@ pub fn group_metrics(evaluator: &CocoEvaluator, key: &str, names: &[String], gro
         })
         .collect();
     let each: Vec<f64> = groups.iter().filter_map(|g| g.coco.map50).collect();
-    let stability = evaluator.metrics().map50.zip(variation(&each)).map(|(map50, cov)| Stability {
+    let stability = summary(&whole).map50.zip(variation(&each)).map(|(map50, cov)| Stability {
         map50,
         cov,
         score: map50 * (1.0 - cov),
@@ -104,7 +108,7 @@ pub fn group_metrics(evaluator: &CocoEvaluator, key: &str, names: &[String], gro
     Grouped { key: key.into(), groups, stability }
 }
 
-/// What a class has in a group.
+/// What a class has in a group, or in all of them.
 #[derive(Clone, Default)]
 struct Part {
     /// The surest first.
@@ -159,6 +163,23 @@ mod tests {
         // numpy: a = [.571, .610, .521, .438, .599, .538, .474, .500]; a.std(ddof=1) / a.mean()
         let published = variation(&[0.571, 0.610, 0.521, 0.438, 0.599, 0.538, 0.474, 0.500]).unwrap();
         assert!((published - 0.113_522_074_661).abs() < 1e-9, "{published}");
+    }
+
+    #[test]
+    fn images_of_no_group_count_in_nothing() {
+        let (evaluator, mut group, clip) = year();
+        // Of the second month the clips with the false alarms at images 15 and 20.
+        let unknown = |i: usize| [5, 6].contains(&clip[i]);
+        (0..24).filter(|&i| unknown(i)).for_each(|i| group[i] = None);
+        let mut known = CocoEvaluator::new(2);
+        for i in (0..24u32).filter(|&i| !unknown(i as usize)) {
+            let found = Detection { xyxy: BOX, score: 0.5 + 0.01 * i as f32, class: i % 2 };
+            known.add_image(&[found], &[GroundTruth { class: i % 2, xyxy: BOX }]);
+        }
+        let stability = group_metrics(&evaluator, "month", &names(), &group, &clip).stability.unwrap();
+        assert_eq!((Some(stability.map50), stability.cov, stability.score), (known.metrics().map50, 0.0, 1.0));
+        assert_eq!(stability.score_interval, Some([1.0; 2]), "value and interval are of the same images");
+        assert!(evaluator.metrics().map50 < Some(0.95));
     }
 
     #[test]

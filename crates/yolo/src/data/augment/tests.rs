@@ -4,6 +4,7 @@ use super::*;
 use crate::data::DataError;
 use crate::data::batch::{Batch, collate, val_batch};
 use crate::data::frame::{FILL, NO_DIFFERENCE};
+use crate::data::sensor::SensorConfig;
 use crate::data::stack::{Ring, Stack};
 use crate::data::tile::TileConfig;
 use burn::data::dataset::InMemDataset;
@@ -243,6 +244,25 @@ fn outside_of_a_difference_there_is_none() {
     }
     let tile = tile::cut(set.get(0).unwrap(), TileConfig { side: 16, whole: 0.0 }, &mut Draw::new(1, "t", 0, 0));
     assert!(tile.frame.difference && tile.frame.plane(0).iter().all(|&p| p == NO_DIFFERENCE));
+}
+
+/// Frames of a stack are moments of one camera: what is drawn is drawn once for all of them.
+#[test]
+fn what_is_equal_in_a_stack_stays_equal() {
+    let dataset = marked(24, 3);
+    let sensor = SensorConfig { gain: 0.3, offset: 0.1, gamma: 0.3, invert: 0.5, drift: 0.1, pattern: 0.05, blur: 1.0, dead: 0.01 };
+    let tile = TileConfig { side: 60, whole: 0.5 };
+    let stack = Stack { frames: 3, ..Stack::default() };
+    let turned = AugmentConfig { degrees: 20.0, shear: 5.0, perspective: 0.0005, flipud: 0.5, bgr: 0.5, ..AugmentConfig::default() };
+    let mixed = AugmentConfig { mosaic: 0.5, mixup: 0.5, cutmix: 0.5, sensor, tile, stack, ..turned };
+    let mut most = 0;
+    for index in 0..24 {
+        let sample = augment(&dataset, index, &view(&mixed, 96)).unwrap();
+        let [a, b, c] = [0, 1, 2].map(|plane| sample.frame.plane(plane));
+        assert!(a == b && b == c, "{index}");
+        most = most.max(sample.labels.len());
+    }
+    assert!(most > 4, "{most}: several images are in one");
 }
 
 #[test]

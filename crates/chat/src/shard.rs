@@ -1,30 +1,53 @@
 //! Data sets written into shards, and the index of shards that others wrote.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-use bellows_runs::StoreError;
+use bellows_runs::{StoreError, create_dir_all_synced, part_of, publish};
 use bellows_shards::{Writer, write_index};
 
 use crate::formats::{Dataset, ROW, Splits};
 use crate::{ChatError, Fault};
 
-/// Writes the rows of data sets into shards, `samples` rows each: those of each split into a folder of its name in `out`, which must be new or empty. `progress` gets
-/// (done, total) rows. Returns the splits with their numbers of rows and shards.
+/// The splits that were written, with their numbers of rows and shards.
+type Written = Vec<(&'static str, usize, usize)>;
+
+/// Writes the rows of data sets into shards, `samples` rows each: those of each split into a folder of its name in `out`, which must be new or empty, and is
+/// complete or as it was. `progress` gets (done, total) rows. Returns the splits with their numbers of rows and shards.
 ///
 /// # Errors
 /// A folder that is not empty, a row that cannot be read, a disk that is full.
-pub fn shard(
-    splits: &Splits,
-    out: &Path,
-    samples: usize,
-    progress: &mut dyn FnMut(usize, usize),
-) -> Result<Vec<(&'static str, usize, usize)>, ChatError> {
-    let failed = |path: &Path, error| Fault::from(StoreError::new("write", path, error));
-    std::fs::create_dir_all(out).map_err(|error| failed(out, error))?;
-    if std::fs::read_dir(out).map_err(|error| Fault::from(error).in_file(out))?.next().is_some() {
+pub fn shard(splits: &Splits, out: &Path, samples: usize, progress: &mut dyn FnMut(usize, usize)) -> Result<Written, ChatError> {
+    let out = target(out)?;
+    let part = part_of(&out).map_err(Fault::from)?;
+    let written = write(splits, &part, samples, progress).and_then(|written| {
+        // Not every system lets a folder take the place of an empty one.
+        if out.is_dir() {
+            std::fs::remove_dir(&out).map_err(|error| Fault::from(StoreError::new("replace", &out, error)))?;
+        }
+        publish(&part, &out).map_err(Fault::from)?;
+        Ok(written)
+    });
+    if written.is_err() {
+        // What cannot be removed now is removed by whoever writes here next.
+        std::fs::remove_dir_all(&part).ok();
+    }
+    written
+}
+
+/// Where a new or empty folder of this name lies, links followed.
+fn target(out: &Path) -> Result<PathBuf, ChatError> {
+    let fault = |error: std::io::Error| Fault::from(error).in_file(out);
+    if !out.exists() {
+        return std::path::absolute(out).map_err(fault);
+    }
+    if std::fs::read_dir(out).map_err(fault)?.next().is_some() {
         let fault = Fault::Setting { setting: "the target", found: "not empty".into(), expected: "a new or an empty folder" };
         return Err(fault.in_file(out));
     }
+    out.canonicalize().map_err(fault)
+}
+
+fn write(splits: &Splits, out: &Path, samples: usize, progress: &mut dyn FnMut(usize, usize)) -> Result<Written, ChatError> {
     let (mut done, total) = (0, splits.all().map(Dataset::len).sum());
     let mut written = Vec::new();
     for (name, sets) in [("train", &splits.train), ("valid", &splits.valid), ("test", &splits.test)] {
@@ -32,7 +55,7 @@ pub fn shard(
             continue;
         }
         let folder = out.join(name);
-        std::fs::create_dir(&folder).map_err(|error| failed(&folder, error))?;
+        create_dir_all_synced(&folder).map_err(Fault::from)?;
         let (mut writer, mut rows) = (Writer::new(&folder, name, samples), 0);
         for set in sets {
             for index in 0..set.len() {

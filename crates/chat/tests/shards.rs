@@ -44,6 +44,38 @@ fn rows_in_shards_are_those_of_the_files() {
     assert!(full.contains("packed: the target is not empty"), "{full}");
 }
 
+/// Of a process that is killed while it writes, and of a row that cannot be read, nothing is seen under the name.
+#[test]
+fn a_folder_of_shards_is_complete_or_as_it_was() {
+    let dir = tempfile::tempdir().unwrap();
+    let names =
+        |path: &Path| std::fs::read_dir(path).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect::<Vec<_>>();
+    let at = |name: &str| dir.path().join(name);
+    std::fs::write(at("rows.jsonl"), CHATS).unwrap();
+    std::fs::create_dir_all(at("out/empty")).unwrap();
+    for out in ["out/empty", "out/new"] {
+        shard(&open(&at("rows.jsonl")), &at(out), 1, &mut |done, _| {
+            assert!(done > 0 && (!at(out).exists() || names(&at(out)).is_empty()), "{done}: {:?}", names(&at(out)));
+        })
+        .unwrap();
+        assert_eq!(open(&at(out)).train[0].len(), 3);
+    }
+    let mut left = names(&at("out"));
+    left.sort();
+    assert_eq!(left, ["empty", "new"]);
+
+    let broken = open(&at("rows.jsonl"));
+    std::fs::write(at("rows.jsonl"), CHATS.replace("{\"text\"", "[\"text\"")).unwrap();
+    std::fs::create_dir(at("other")).unwrap();
+    std::fs::create_dir(at("other/here")).unwrap();
+    for out in ["other/here", "other/new"] {
+        let mut rows = 0;
+        let error = shard(&broken, &at(out), 1, &mut |_, _| rows += 1).unwrap_err();
+        assert!(rows == 2 && error.line.is_some(), "{rows} rows, then {error}");
+    }
+    assert_eq!((names(&at("other")), names(&at("other/here")).len()), (vec!["here".to_owned()], 0));
+}
+
 #[test]
 fn a_row_that_is_damaged_is_named() {
     let dir = tempfile::tempdir().unwrap();

@@ -1,35 +1,39 @@
 //! `merge` and `export`: a model, with or without an adapter, as files of other tools.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use bellows_chat::{Template, Tokenizer};
 use bellows_cli::{Failure, Usage, note, say};
 use bellows_device::processor;
+use bellows_qwen::adapter::LoraConfig;
 use bellows_qwen::arch::Architecture;
 use bellows_qwen::base::Base;
 use bellows_qwen::export::write_transformers;
 use bellows_qwen::gguf_lora::write_gguf_lora;
-use bellows_qwen::hub::describe;
+use bellows_qwen::hub::{describe, locate};
+use bellows_qwen::merging::Merging;
 use bellows_qwen::modelfile::modelfile;
 use bellows_qwen::peft;
-use bellows_qwen::storage::BaseDtype;
 use bellows_runs::write_atomic;
 use bellows_weights::DType;
+use burn::tensor::Device;
 
 use crate::args::ExportArgs;
-use crate::speak::{adapter_tokenizer, open};
+use crate::speak::{adapter_tokenizer, adopt_tokenizer};
 use crate::train::gguf;
 
 pub(crate) fn merge(args: &ExportArgs) -> Result<(), Failure> {
     spare_model(args)?;
-    let mut base = open(&args.model, args.adapter.as_deref(), args.offline, BaseDtype::Auto, &processor())?;
+    let device = processor();
+    let (mut base, adapter, path) = open(args, &device)?;
     adopt(&mut base.tokenizer, base.config.architecture);
     let dtype = match args.kind.as_deref() {
         Some("f16") => DType::F16,
         Some("bf16") => DType::BF16,
         _ => DType::F32,
     };
-    for line in write_transformers(&args.out, &base.model, &base.config, &base.tokenizer, dtype)? {
+    let merging = Merging::open(&path, (&base.model, &base.config), &adapter, &device)?;
+    for line in write_transformers(&args.out, &merging, &base.config, &base.tokenizer, dtype)? {
         say(&format!("warning: {line}"));
     }
     say(&format!("Saved {}", args.out.display()));
@@ -41,17 +45,31 @@ pub(crate) fn export(args: &ExportArgs) -> Result<(), Failure> {
     if args.adapter_only {
         return export_adapter(args);
     }
-    let mut base = open(&args.model, args.adapter.as_deref(), args.offline, BaseDtype::Auto, &processor())?;
+    let device = processor();
+    let (mut base, adapter, path) = open(args, &device)?;
     let template = adopt(&mut base.tokenizer, base.config.architecture);
     gguf(
         &args.out,
-        &base.model,
+        &Merging::open(&path, (&base.model, &base.config), &adapter, &device)?,
         &base.config,
         &base.tokenizer,
         args.kind.as_deref().unwrap_or("q8_0"),
         args.system.as_deref(),
         template.as_ref(),
     )
+}
+
+/// The model with the adapter, if there is one, its own weights left in the files; the adapter's settings; where the files are.
+fn open(args: &ExportArgs, device: &Device) -> Result<(Base, LoraConfig, PathBuf), Failure> {
+    let path = locate(&args.model, args.offline, &mut note)?;
+    let (mut base, mut adapter) = (Base::without_weights(&path, device)?, LoraConfig::default());
+    if let Some(dir) = &args.adapter {
+        adopt_tokenizer(&mut base, dir)?;
+        let tensors;
+        (adapter, tensors) = peft::read(dir)?;
+        base.model = peft::attach(base.model, &adapter, tensors, dir)?;
+    }
+    Ok((base, adapter, path))
 }
 
 /// Refuses to write over the model that is read.

@@ -77,18 +77,13 @@ pub(crate) fn open(model: &str, adapter: Option<&Path>, offline: bool, dtype: Ba
 pub(crate) fn adopt_tokenizer(base: &mut Base, adapter: &Path) -> Result<(), Failure> {
     let Some(tokenizer) = adapter_tokenizer(adapter)? else { return Ok(()) };
     let (tokens, rows) = (tokenizer.len(), base.config.vocab_size);
-    if tokens <= rows {
-        base.tokenizer = tokenizer;
-        return Ok(());
-    }
-    // An adapter that was trained with more tokens brings the rows for them.
+    // An adapter that was trained with other tokens brings the rows for them.
     match peft::embedding_rows(&peft::read(adapter)?.1) {
-        Some(own) if own >= tokens => {
-            grow::adopt(base, tokenizer, own);
-            Ok(())
-        }
-        _ => Err(BaseError::Vocabulary { path: adapter.to_owned(), tokens, rows }.into()),
+        Some(own) if own != rows && own >= tokens => grow::adopt(base, tokenizer, own),
+        _ if tokens <= rows => base.tokenizer = tokenizer,
+        _ => return Err(BaseError::Vocabulary { path: adapter.to_owned(), tokens, rows }.into()),
     }
+    Ok(())
 }
 
 /// The tokenizer beside an adapter, if there is one.

@@ -5,12 +5,13 @@
 mod program;
 
 use bellows_qwen::adapter::LoraConfig;
-use bellows_qwen::base::Base;
+use bellows_qwen::base::{Base, random};
 use bellows_qwen::export::{write_gguf, write_transformers};
+use bellows_qwen::grow::{add_tokens, adopt};
 use bellows_qwen::load::replace;
 use bellows_qwen::peft;
 use bellows_weights::gguf::{self, Gguf, Preset, TensorInfo};
-use bellows_weights::{BlockType, DType, WeightsError};
+use bellows_weights::{BlockType, DType, WeightsError, read};
 use burn::tensor::Device;
 use program::run;
 
@@ -92,6 +93,59 @@ fn the_model_itself_and_files_of_others_are_not_written_over() {
     assert!(std::fs::read_to_string(dir.path().join("out/a.Modelfile")).unwrap().starts_with("FROM ./a.gguf\n"));
     let (code, _, error) = run(dir.path(), &["export", "--model", "out/a.gguf", "--quant", "f16", "--out", "out/a.gguf"]);
     assert!(code == 2 && error.contains("is the model itself"), "{code} {error}");
+}
+
+/// With the tokenizer of the adapter, which has more tokens than the model has rows, or a model that was cut to the tokens there are, as
+/// `resize_token_embeddings` does.
+#[test]
+fn an_adapter_with_other_rows_is_merged_as_it_was_trained() {
+    let (dir, device) = (tempfile::tempdir().unwrap(), Device::flex());
+    let at = |name: &str| dir.path().join(name);
+    for (tied, many) in [(true, true), (true, false), (false, true), (false, false)] {
+        let mut base = Base::tiny(["What is 2 plus 3?"], 0, &device).unwrap();
+        base.config.tie_word_embeddings = tied;
+        base.model = random(&base.config, 0, &device);
+        write_transformers(&at("model"), &base.model, &base.config, &base.tokenizer, DType::F32).unwrap();
+        let rows = base.config.vocab_size;
+        if many {
+            let tokens: Vec<String> = (0..rows).map(|i| format!("<word {i}>")).collect();
+            add_tokens(&mut base, &tokens).unwrap();
+        } else {
+            let (tokenizer, tokens) = (base.tokenizer.clone(), base.tokenizer.len());
+            adopt(&mut base, tokenizer, tokens);
+        }
+        assert_ne!(base.config.vocab_size, rows);
+        // The embedding is trained, or as PEFT saves it of its own accord; a head of its own is not in the file.
+        let lora = match many {
+            true => LoraConfig { modules_to_save: vec!["embed_tokens".into()], ..LoraConfig::default() },
+            false => LoraConfig { brought: ["model.embed_tokens.weight".to_owned()].into(), ..LoraConfig::default() },
+        };
+        let model = lora.apply(base.model, 0).unwrap();
+        let waves = |shape: [usize; 2]| (shape.to_vec(), (0..shape[0] * shape[1]).map(|i| (i as f32).sin()).collect());
+        let moved = |name: &str| match name {
+            "model.embed_tokens.weight" => Some(waves([base.config.vocab_size, 128])),
+            _ => name.ends_with("v_proj.lora.lora_B").then(|| waves([64, 16])),
+        };
+        let model = replace(model, moved).unwrap().0;
+        peft::write(&at("adapter"), &model, &lora, Some("model")).unwrap();
+        base.tokenizer.save(&at("adapter")).unwrap();
+        write_transformers(&at("whole"), &model, &base.config, &base.tokenizer, DType::F32).unwrap();
+        write_gguf(&at("whole.gguf"), &model, &base.config, &base.tokenizer, Preset::Q8_0, "whole").unwrap();
+
+        let args = ["--model", "model", "--adapter", "adapter", "--out"];
+        for (verb, out) in [("merge", &["merged", "--dtype", "f32"][..]), ("export", &["merged.gguf"])] {
+            let (code, _, error) = run(dir.path(), &[&[verb], &args[..], out].concat());
+            assert_eq!(code, 0, "{verb}, tied {tied}, many {many}: {error}");
+        }
+        let [ours, theirs] = ["merged", "whole"].map(|name| read(&at(name).join("model.safetensors")).unwrap().tensors);
+        let differ: Vec<_> = theirs.iter().filter(|(name, tensor)| ours.get(*name) != Some(*tensor)).map(|(name, _)| name).collect();
+        assert!(differ.is_empty() && ours.len() == theirs.len(), "tied {tied}, many {many}: {differ:?}");
+        let [ours, theirs] = ["merged.gguf", "whole.gguf"].map(|name| Gguf::open(&at(name)).unwrap());
+        assert_eq!(ours.tensors(), theirs.tensors());
+        for name in theirs.tensors().keys() {
+            assert!(ours.tensor_bytes(name).unwrap() == theirs.tensor_bytes(name).unwrap(), "{name}, tied {tied}, many {many}");
+        }
+    }
 }
 
 #[test]

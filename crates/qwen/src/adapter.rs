@@ -1,9 +1,8 @@
 //! Which maps get an adapter, and of what shape: PEFT's settings under PEFT's names.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use bellows_exit::{Coded, Exit};
-use bellows_kernels::Weight;
 use bellows_settings::Kind;
 use burn::module::{Module, ModuleMapper, Param};
 use burn::tensor::{DType, Tensor};
@@ -14,7 +13,7 @@ use serde_json::Value;
 use crate::load::Path;
 use crate::model::CausalLm;
 use crate::model::lora::{Lora, LoraSpec};
-use crate::model::weight::Weight as Stored;
+use crate::model::weight::Weight;
 
 /// The name that stands for every linear map of the layers.
 pub const ALL_LINEAR: &str = "all-linear";
@@ -55,6 +54,10 @@ pub struct LoraConfig {
     pub modules_to_save: Vec<String>,
     /// An embedding that is also the output head stays so when it is trained. PEFT's files say if not; that is not built here.
     pub ensure_weight_tying: bool,
+    /// Parameters that an adapter's file holds though they are of no module to save: with a tokenizer that grew PEFT saves the embeddings. They stand for
+    /// those of the model's files, and go along with the adapter.
+    #[serde(skip)]
+    pub brought: BTreeSet<String>,
 }
 
 impl Default for LoraConfig {
@@ -72,6 +75,7 @@ impl Default for LoraConfig {
             alpha_pattern: BTreeMap::new(),
             modules_to_save: Vec::new(),
             ensure_weight_tying: true,
+            brought: BTreeSet::new(),
         }
     }
 }
@@ -208,7 +212,7 @@ impl LoraConfig {
     /// # Errors
     /// A target or module that the model does not have, or settings that cannot be met.
     pub fn apply(&self, model: CausalLm, seed: u64) -> Result<CausalLm, AdapterError> {
-        self.apply_with(model, |spec, weight, _| Ok::<_, AdapterError>(Lora::new(spec, weight, seed)))
+        self.apply_with(model, |spec, weight, _| Ok::<_, AdapterError>(Lora::new(spec, &weight.stored(), seed))).map(settled)
     }
 
     /// The same with adapters from `make`, which gets the map's weight and name.
@@ -234,7 +238,7 @@ impl LoraConfig {
         let per_layer = model.linears().count() / layers.max(1);
         for (i, (name, linear)) in model.linears_mut().enumerate() {
             if let Some(spec) = self.spec(&name, i / per_layer.max(1), i as u64)? {
-                linear.lora = Some(make(spec, &linear.weight.stored(), &name)?);
+                linear.lora = Some(make(spec, &linear.weight, &name)?);
                 any = true;
             }
         }
@@ -248,6 +252,11 @@ impl LoraConfig {
     pub fn trains(&self, parameter: &str) -> bool {
         let module = parameter.rsplit_once('.').map_or(parameter, |(module, _)| module);
         parameter.contains(".lora.") || self.saves(module)
+    }
+
+    /// Whether a parameter is the adapter's to keep: it is trained, or came with its file.
+    pub fn keeps(&self, parameter: &str) -> bool {
+        self.trains(parameter) || self.brought.contains(parameter)
     }
 
     /// Whether a module is one to save.
@@ -269,7 +278,7 @@ impl LoraConfig {
         if self.trains_tied(&model) && !self.ensure_weight_tying {
             return Err(AdapterError::Untied);
         }
-        if let Some((name, _)) = model.linears().find(|(name, linear)| self.saves(name) && matches!(linear.weight, Stored::Blocks(_))) {
+        if let Some((name, _)) = model.linears().find(|(name, linear)| self.saves(name) && matches!(linear.weight, Weight::Blocks(_))) {
             let reason = format!(
                 "modules_to_save: {name} is stored in blocks, and what is trained whole is f32: another base_dtype, or a LoRA on it"
             );
@@ -286,6 +295,16 @@ impl LoraConfig {
             None => Ok(model),
         }
     }
+}
+
+/// The model with adapters that have looked at the weights they stand beside, where there are any: of a model that is only written there are none.
+pub(crate) fn settled(mut model: CausalLm) -> CausalLm {
+    for (_, linear) in model.linears_mut() {
+        if let Some(lora) = linear.lora.as_mut().filter(|_| linear.weight.has_values()) {
+            lora.stand_beside(&linear.weight.stored());
+        }
+    }
+    model
 }
 
 /// Asks for gradients of the parameters whose names `chosen` picks; those of adapters stay as they are.

@@ -8,7 +8,7 @@ use bellows_exit::{Coded, Exit};
 use bellows_kernels::{Blocks, Coding};
 use bellows_learner::Rng;
 use bellows_weights::gguf::{Gguf, Metadata, TensorInfo};
-use bellows_weights::{BlockType, Checkpoint, WeightsError};
+use bellows_weights::{BlockType, WeightsError};
 use burn::tensor::{DType, Device};
 use serde_json::Map;
 
@@ -21,7 +21,7 @@ use crate::model::weight::Weight;
 use crate::model::{CausalLm, ConfigError, ModelConfig};
 use crate::provenance::EDITS;
 use crate::storage::{BaseDtype, Storage};
-use crate::stored::{Stored, gguf_name, halves_from_pairs, in_checkpoint, in_gguf, rotated_heads};
+use crate::stored::{Stored, gguf_name, halves_from_pairs, rotated_heads};
 use crate::weights::{Unread, visit};
 
 /// A model, its shape, and the tokenizer it came with.
@@ -131,18 +131,53 @@ impl Base {
     /// See [`BaseError`].
     pub fn open_as(path: &Path, dtype: BaseDtype, device: &Device) -> Result<Self, BaseError> {
         on_device(dtype, device)?;
-        let base = if path.is_dir() {
-            Self::from_dir(path, dtype, device)?
+        if dtype == BaseDtype::Gguf && path.is_dir() {
+            return Err(BaseError::NoBlocks(path.to_owned()));
+        }
+        let (Self { mut model, config, tokenizer }, files) = Self::described(path, device)?;
+        let misfit = |source| BaseError::Load { path: path.to_owned(), source };
+        if let (BaseDtype::Gguf, Stored::Gguf(file)) = (dtype, &files) {
+            keep_blocks(&mut model, file, &config, device).map_err(misfit)?;
+        }
+        let model = load(model, dtype, |name| files.tensor(name, &config)).map_err(misfit)?;
+        Ok(Self { model, config, tokenizer })
+    }
+
+    /// The same without its weights, which stay in the files: zeros instead, that take no memory until they are looked at.
+    ///
+    /// # Errors
+    /// See [`BaseError`].
+    pub fn without_weights(path: &Path, device: &Device) -> Result<Self, BaseError> {
+        Ok(Self::described(path, device)?.0)
+    }
+
+    /// The same, and the files.
+    fn described(path: &Path, device: &Device) -> Result<(Self, Stored), BaseError> {
+        let at = |file: PathBuf| move |source| BaseError::Config { path: file, source };
+        let (config, files, file) = if path.is_dir() {
+            (Self::shape(path)?, Stored::open(path)?, path.join("config.json"))
         } else if path.is_file() {
-            Self::from_gguf(path, dtype, device)?
+            let file = Gguf::open(path)?;
+            (config_of(&file).map_err(at(path.to_owned()))?, Stored::Gguf(file), path.to_owned())
         } else {
             return Err(BaseError::NotFound(path.display().to_string()));
         };
-        let (tokens, rows) = (base.tokenizer.len(), base.config.vocab_size);
+        config.fits(files.values()).map_err(at(file))?;
+        let model = CausalLm::new(&config, device);
+        if let Stored::Gguf(file) = &files
+            && let Some(name) = unused(file, &model, &config)
+        {
+            return Err(BaseError::Load { path: path.to_owned(), source: LoadError::Unused(name) });
+        }
+        let tokenizer = match &files {
+            Stored::Directory(_) => tokenizer_in(path, &config)?,
+            Stored::Gguf(file) => tokenizer_of(file, path)?,
+        };
+        let (tokens, rows) = (tokenizer.len(), config.vocab_size);
         if tokens > rows {
             return Err(BaseError::Vocabulary { path: path.to_owned(), tokens, rows });
         }
-        Ok(base)
+        Ok((Self { model, config, tokenizer }, files))
     }
 
     /// The shape of the model in a directory or a `.gguf` file, without its weights.
@@ -199,39 +234,6 @@ impl Base {
         let model = load(CausalLm::new(&self.config, device), dtype, |name| Ok(values.remove(name)));
         self.model = model.map_err(|source| BaseError::Load { path, source })?;
         Ok(self)
-    }
-
-    fn from_dir(dir: &Path, dtype: BaseDtype, device: &Device) -> Result<Self, BaseError> {
-        if dtype == BaseDtype::Gguf {
-            return Err(BaseError::NoBlocks(dir.to_owned()));
-        }
-        let config = Self::shape(dir)?;
-        let at = |source| BaseError::Config { path: dir.join("config.json"), source };
-        let checkpoint = Checkpoint::open(dir)?;
-        config.fits(stored(checkpoint.tensors().map(|(_, spec)| &spec.shape))).map_err(at)?;
-        let model = load(CausalLm::new(&config, device), dtype, |name| in_checkpoint(&checkpoint, name));
-        let model = model.map_err(|source| BaseError::Load { path: dir.to_owned(), source })?;
-        let tokenizer = tokenizer_in(dir, &config)?;
-        Ok(Self { model, config, tokenizer })
-    }
-
-    fn from_gguf(path: &Path, dtype: BaseDtype, device: &Device) -> Result<Self, BaseError> {
-        let file = Gguf::open(path)?;
-        let at = |source| BaseError::Config { path: path.to_owned(), source };
-        let config = config_of(&file).map_err(at)?;
-        config.fits(stored(file.tensors().values().map(|info| &info.shape))).map_err(at)?;
-        let misfit = |source| BaseError::Load { path: path.to_owned(), source };
-        let (mut model, mut places) = (CausalLm::new(&config, device), BTreeSet::new());
-        visit(&model, &mut |name, _, _| places.extend(gguf_name(name)));
-        places.extend(config.rope_scaling.is_some().then(|| gguf_rope::FREQS.to_owned()));
-        if let Some(name) = file.tensors().keys().find(|name| !places.contains(*name)) {
-            return Err(misfit(LoadError::Unused(name.clone())));
-        }
-        if dtype == BaseDtype::Gguf {
-            keep_blocks(&mut model, &file, &config, device).map_err(misfit)?;
-        }
-        let model = load(model, dtype, |name| in_gguf(&file, &config, name)).map_err(misfit)?;
-        Ok(Self { model, config, tokenizer: tokenizer_of(&file, path)? })
     }
 
     /// The tokenizer of [`Base::tiny`].
@@ -338,9 +340,11 @@ fn on_device(dtype: BaseDtype, device: &Device) -> Result<(), BaseError> {
     if device.supports_dtype(needed) { Ok(()) } else { Err(BaseError::Dtype(dtype)) }
 }
 
-/// Values in tensors of these shapes.
-fn stored<'a>(shapes: impl Iterator<Item = &'a Vec<usize>>) -> usize {
-    shapes.map(|shape| shape.iter().product::<usize>()).sum()
+/// A tensor of the file that has no place in the model.
+fn unused(file: &Gguf, model: &CausalLm, config: &ModelConfig) -> Option<String> {
+    let mut places: BTreeSet<String> = config.rope_scaling.iter().map(|_| gguf_rope::FREQS.to_owned()).collect();
+    visit(model, &mut |name, _, _| places.extend(gguf_name(name)));
+    file.tensors().keys().find(|name| !places.contains(*name)).cloned()
 }
 
 /// Weights of N(0, 0.02²), norms of ones, biases of zeros: what published models start from.

@@ -26,28 +26,21 @@ pub fn add_tokens(base: &mut Base, tokens: &[String]) -> Result<usize, Fault> {
     Ok(added)
 }
 
-/// Takes over a tokenizer that may have more tokens, with rows for them: that of an adapter whose embedding has `rows`, more than
-/// the model's.
+/// Takes over the tokenizer of an adapter, and as many rows as the adapter's embedding has: more than the model's where there was no room for new tokens,
+/// fewer where somebody cut what the model has none for.
 pub fn adopt(base: &mut Base, tokenizer: Tokenizer, rows: usize) {
     let first = base.tokenizer.len();
     base.tokenizer = tokenizer;
     set_rows(base, first..rows, rows);
 }
 
-/// Gives the embedding (and a head of its own) `rows` rows. Those of `fresh`, and those that are not there yet, are the mean of the rows before `fresh`.
+/// Gives the embedding (and a head of its own) `rows` rows, those of `fresh` new.
 fn set_rows(base: &mut Base, fresh: Range<usize>, rows: usize) {
     let Base { model, config, .. } = base;
-    let old_rows = config.vocab_size;
     let grown = |weight: &Param<Tensor<2>>| {
         weight.clone().map(|old| {
             let wanted = old.is_require_grad();
-            let old = old.cast(DType::F32);
-            let kept = old.clone().narrow(0, 0, fresh.start);
-            let mean = |count: usize| (count > 0).then(|| kept.clone().mean_dim(0).repeat_dim(0, count));
-            let between = (fresh.end < old_rows).then(|| old.narrow(0, fresh.end, old_rows - fresh.end));
-            let rest = rows - fresh.end.max(old_rows);
-            let parts = [Some(kept.clone()), mean(fresh.len()), between, mean(rest)];
-            Tensor::cat(parts.into_iter().flatten().collect(), 0).detach().set_require_grad(wanted)
+            with_rows(old.cast(DType::F32), fresh.clone(), rows).detach().set_require_grad(wanted)
         })
     };
     model.model.embed_tokens.weight = grown(&model.model.embed_tokens.weight);
@@ -55,6 +48,20 @@ fn set_rows(base: &mut Base, fresh: Range<usize>, rows: usize) {
         head.weight = grown(&head.weight);
     }
     config.vocab_size = rows;
+}
+
+/// A matrix with `rows` rows, fewer or more. Of more, those of `fresh`, and those that are not there yet, are the mean of the rows before `fresh`.
+pub(crate) fn with_rows(old: Tensor<2>, fresh: Range<usize>, rows: usize) -> Tensor<2> {
+    let [old_rows, _] = old.dims();
+    if rows < old_rows {
+        return old.narrow(0, 0, rows);
+    }
+    let kept = old.clone().narrow(0, 0, fresh.start);
+    let mean = |count: usize| (count > 0).then(|| kept.clone().mean_dim(0).repeat_dim(0, count));
+    let between = (fresh.end < old_rows).then(|| old.narrow(0, fresh.end, old_rows - fresh.end));
+    let rest = rows - fresh.end.max(old_rows);
+    let parts = [Some(kept.clone()), mean(fresh.len()), between, mean(rest)];
+    Tensor::cat(parts.into_iter().flatten().collect(), 0)
 }
 
 #[cfg(test)]

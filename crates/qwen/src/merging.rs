@@ -1,6 +1,6 @@
-//! A tuned model whose adapters are merged into the values of its files, not into the rounded ones they were trained beside.
+//! A model whose adapters are merged into the values of its files: not into the rounded ones they were trained beside, and without the model in memory.
 //!
-//! The files are read a tensor at a time while others are written: the base is in memory once, as it was trained, and never in f32.
+//! The files are read a tensor at a time while others are written.
 
 use std::path::{Path, PathBuf};
 
@@ -9,13 +9,15 @@ use burn::tensor::{Device, Tensor, TensorData};
 use indexmap::IndexMap;
 
 use crate::adapter::{EMBEDDING, HEAD, LoraConfig};
+use crate::base::Base;
 use crate::export::{ExportError, Parameters};
+use crate::grow::with_rows;
 use crate::load::{LoadError, checked};
 use crate::model::{CausalLm, ModelConfig};
 use crate::stored::Stored;
 use crate::weights::host;
 
-/// A tuned model and the files of its base.
+/// Adapters and the files of their base.
 pub struct Merging<'a> {
     path: PathBuf,
     files: Stored,
@@ -27,7 +29,8 @@ pub struct Merging<'a> {
 }
 
 impl<'a> Merging<'a> {
-    /// The base in the directory or `.gguf` file `path`, with the adapters, and what was trained whole, of `model`. Sums are made on `device`.
+    /// The base in the directory or `.gguf` file `path`, with the adapters of `model`, and what else is `adapter`'s ([`LoraConfig::keeps`]): none of its other
+    /// weights is looked at. Sums are made on `device`.
     ///
     /// # Errors
     /// Files that cannot be read.
@@ -49,27 +52,40 @@ impl Parameters for Merging<'_> {
     }
 
     fn values(&self, name: &str) -> Result<Vec<f32>, ExportError> {
-        if self.adapter.trains(name) {
+        if self.adapter.keeps(name) {
             return self.model.values(name);
         }
-        let shape = self.shapes.get(name).map(Vec::as_slice).unwrap_or_default();
-        let in_file = |source| ExportError::Load { path: self.path.clone(), source };
-        let tensor = self.files.tensor(name, self.shape).map_err(|error| in_file(error.into()))?;
-        let tensor = tensor.ok_or_else(|| in_file(LoadError::Missing(name.into())))?;
-        // What grew with the adapter's tokenizer has its last rows in the model alone.
-        let [rows, wanted] = [&tensor.0, shape].map(|shape| shape.split_first());
-        let fewer = rows.zip(wanted).is_some_and(|((rows, width), (wanted, as_wide))| rows < wanted && width == as_wide);
-        if fewer && [EMBEDDING, HEAD].contains(&name) {
-            return self.model.values(name);
-        }
-        let values = checked(name, tensor, shape).map_err(in_file)?;
+        let values = self.stored(name)?;
         let linear = name.strip_suffix(".weight").and_then(|module| self.model.linears().find(|(name, _)| name == module));
-        match linear.and_then(|(_, linear)| linear.lora.as_ref()) {
-            Some(lora) => {
+        match linear.and_then(|(_, linear)| Some((linear.lora.as_ref()?, linear.weight.dims()))) {
+            Some((lora, shape)) => {
                 let weight = Tensor::<2>::from_data(TensorData::new(values, shape), self.device);
                 Ok(host(name, lora.clone().to_device(self.device).merge(weight))?)
             }
             None => Ok(values),
         }
+    }
+}
+
+impl Merging<'_> {
+    /// The values in the files.
+    fn stored(&self, name: &str) -> Result<Vec<f32>, ExportError> {
+        let shape = self.shapes.get(name).map(Vec::as_slice).unwrap_or_default();
+        let in_file = |source| ExportError::Load { path: self.path.clone(), source };
+        let tensor = self.files.tensor(name, self.shape).map_err(|error| in_file(error.into()))?;
+        let (found, values) = tensor.ok_or_else(|| in_file(LoadError::Missing(name.into())))?;
+        // The rows of an adapter's tokenizer: the embedding's are with the adapter, those of a head of its own need not be.
+        if let ([rows, width], [wanted, as_wide]) = (&found[..], shape)
+            && rows != wanted
+            && width == as_wide
+            && [EMBEDDING, HEAD].contains(&name)
+        {
+            let values = checked(name, (found.clone(), values), &found).map_err(in_file)?;
+            let tokenizer = Base::tokenizer(&self.path);
+            let tokens = tokenizer.map_err(|e| ExportError::File { path: self.path.clone(), reason: e.to_string() })?.len();
+            let old = Tensor::<2>::from_data(TensorData::new(values, [*rows, *width]), self.device);
+            return Ok(host(name, with_rows(old, tokens..*wanted, *wanted))?);
+        }
+        checked(name, (found, values), shape).map_err(in_file)
     }
 }

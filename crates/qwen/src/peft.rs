@@ -8,7 +8,7 @@ use bellows_weights::{Tensor as FileTensor, Tensors, WeightsError, to_safetensor
 use burn::tensor::{Device, Tensor, TensorData};
 use serde_json::{Value, json};
 
-use crate::adapter::{ALL_LINEAR, AdapterError, EMBEDDING, HEAD, LoraConfig, Targets};
+use crate::adapter::{ALL_LINEAR, AdapterError, EMBEDDING, HEAD, LoraConfig, Targets, settled};
 use crate::load;
 use crate::model::CausalLm;
 use crate::model::lora::{Lora, LoraSpec};
@@ -79,9 +79,14 @@ impl Coded for PeftError {
 /// # Errors
 /// When the device cannot hand one back.
 pub fn tensors(model: &CausalLm, config: &LoraConfig) -> Result<Tensors, PeftError> {
+    those(model, |name| config.trains(name))
+}
+
+/// The tensors that `which` picks by the model's names.
+fn those(model: &CausalLm, which: impl Fn(&str) -> bool) -> Result<Tensors, PeftError> {
     let mut tensors = Ok(Tensors::new());
     weights::visit_all(model, &mut |name, shape, read| {
-        let (Ok(found), true) = (&mut tensors, config.trains(name)) else { return };
+        let (Ok(found), true) = (&mut tensors, which(name)) else { return };
         match read() {
             Ok(values) => drop(found.insert(peft_name(name), FileTensor::from_f32(shape.to_vec(), &values))),
             Err(error) => tensors = Err(error.into()),
@@ -174,7 +179,10 @@ pub fn read_config(path: &Path) -> Result<LoraConfig, PeftError> {
 /// Files that are missing or damaged, or settings that are not supported.
 pub fn read(dir: &Path) -> Result<(LoraConfig, Tensors), PeftError> {
     let config = read_config(&dir.join("adapter_config.json"))?;
-    Ok((config, bellows_weights::read(&dir.join("adapter_model.safetensors"))?.tensors))
+    let tensors = bellows_weights::read(&dir.join("adapter_model.safetensors"))?.tensors;
+    let names = tensors.keys().filter_map(|name| name.strip_prefix(PREFIX));
+    let brought = names.filter(|name| !name.contains(".lora_") && !config.trains(name)).map(String::from).collect();
+    Ok((LoraConfig { brought, ..config }, tensors))
 }
 
 /// Writes an adapter's directory.
@@ -190,7 +198,7 @@ pub fn write(dir: &Path, model: &CausalLm, config: &LoraConfig, base_model: Opti
     }
     let mut text = serde_json::to_string_pretty(&json).unwrap_or_default();
     text.push('\n');
-    let mut tensors = tensors(model, config)?;
+    let mut tensors = those(model, |name| config.keeps(name))?;
     if config.trains_tied(model)
         && let Some(embedding) = tensors.get(&peft_name(EMBEDDING)).cloned()
     {
@@ -259,7 +267,7 @@ pub fn attach(model: CausalLm, config: &LoraConfig, mut tensors: Tensors, path: 
     });
     match missing {
         Some(name) => Err(PeftError::File { path: path.to_owned(), reason: format!("no tensor {name}") }),
-        None => assign(model, tensors, path),
+        None => assign(model, tensors, path).map(settled),
     }
 }
 

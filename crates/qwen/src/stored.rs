@@ -24,6 +24,15 @@ impl Stored {
         Ok(if path.is_file() { Self::Gguf(Gguf::open(path)?) } else { Self::Directory(Checkpoint::open(path)?) })
     }
 
+    /// Values in all of their tensors.
+    pub(crate) fn values(&self) -> usize {
+        let of = |shape: &Vec<usize>| shape.iter().product::<usize>();
+        match self {
+            Self::Directory(checkpoint) => checkpoint.tensors().map(|(_, spec)| of(&spec.shape)).sum(),
+            Self::Gguf(file) => file.tensors().values().map(|info| of(&info.shape)).sum(),
+        }
+    }
+
     /// A tensor of theirs; `None` if they have none of this name.
     pub(crate) fn tensor(&self, name: &str, config: &ModelConfig) -> Result<Option<HostTensor>, WeightsError> {
         match self {
@@ -74,13 +83,13 @@ impl Stored {
 }
 
 /// A tensor of a directory.
-pub(crate) fn in_checkpoint(checkpoint: &Checkpoint, name: &str) -> Result<Option<HostTensor>, WeightsError> {
+fn in_checkpoint(checkpoint: &Checkpoint, name: &str) -> Result<Option<HostTensor>, WeightsError> {
     let Some(spec) = checkpoint.spec(name) else { return Ok(None) };
     Ok(Some((spec.shape.clone(), checkpoint.tensor_f32(name)?)))
 }
 
 /// A tensor of a GGUF, its rows in the order of directories.
-pub(crate) fn in_gguf(file: &Gguf, config: &ModelConfig, name: &str) -> Result<Option<HostTensor>, WeightsError> {
+fn in_gguf(file: &Gguf, config: &ModelConfig, name: &str) -> Result<Option<HostTensor>, WeightsError> {
     let Some(stored) = gguf_name(name) else { return Ok(None) };
     let Some(info) = file.tensors().get(&stored) else { return Ok(None) };
     let (shape, mut values) = (info.shape.clone(), file.tensor_f32(&stored)?);

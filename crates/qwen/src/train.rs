@@ -142,7 +142,7 @@ impl Finetune {
         }
         header.extend(data.summary(config.objective));
         let base = norms(&model);
-        let (config, lora) = with_adapter(config)?;
+        let (config, mut lora) = with_adapter(config)?;
         let model = match (config.method, config.adapter.as_ref().map(Path::new)) {
             (Method::Full, _) => train_where(model, |_| true),
             (Method::Lora, None) => {
@@ -154,7 +154,11 @@ impl Finetune {
                 }
                 lora.apply(model, config.seed)?
             }
-            (Method::Lora, Some(dir)) => peft::attach(model, &lora, peft::read(dir)?.1, dir)?,
+            (Method::Lora, Some(dir)) => {
+                let (theirs, tensors) = peft::read(dir)?;
+                lora.brought = theirs.brought;
+                peft::attach(model, &lora, tensors, dir)?
+            }
         };
         let trains = |name: &str| config.method == Method::Full || lora.trains(name);
         let model = if config.precision == RunPrecision::Fp16Pure { in_f16(model, trains) } else { model };

@@ -172,3 +172,53 @@ fn what_is_merged_in_files_is_what_is_merged_in_memory() {
         assert!(written("files") == written("memory") && written("files") != written("base"), "DoRA {use_dora}");
     }
 }
+
+/// As PEFT saves the embeddings where the tokenizer grew, whatever is trained: the file's rows are merged, not the model's, and a run's adapter has them too.
+#[test]
+fn what_an_adapter_brings_besides_is_merged_and_kept() {
+    let (dir, device, shape) = (tempfile::tempdir().unwrap(), Device::flex(), shape());
+    let at = |name: &str| dir.path().join(name);
+    write_transformers(&at("base"), &model(), &shape, &tokenizer(), DType::F32).unwrap();
+    let brought = ["model.embed_tokens.weight", "model.layers.1.input_layernorm.weight"].map(String::from);
+    for use_dora in [false, true] {
+        let lora = LoraConfig { r: 4, lora_alpha: 8.0, use_dora, brought: brought.clone().into(), ..LoraConfig::default() };
+        let whole = scatter(lora.apply(model(), 1).unwrap(), |name| name.ends_with("lora_B") || lora.keeps(name));
+        peft::write(&at("adapter"), &whole, &lora, None).unwrap();
+        let (read, tensors) = peft::read(&at("adapter")).unwrap();
+        assert!(read.modules_to_save.is_empty() && read.brought == lora.brought, "{:?}", read.brought);
+        write_transformers(&at("memory"), &whole, &shape, &tokenizer(), DType::F32).unwrap();
+        let written = |name: &str| std::fs::read(at(name).join("model.safetensors")).unwrap();
+        for base in [Base::open_as(&at("base"), BaseDtype::Nf4, &device), Base::without_weights(&at("base"), &device)] {
+            let opened = peft::attach(base.unwrap().model, &read, tensors.clone(), dir.path()).unwrap();
+            let merging = Merging::open(&at("base"), (&opened, &shape), &read, &device).unwrap();
+            write_transformers(&at("files"), &merging, &shape, &tokenizer(), DType::F32).unwrap();
+            assert!(written("files") == written("memory"), "DoRA {use_dora}");
+        }
+        // A run that goes on from it leaves them as they are, and in its own adapter.
+        let config = SftConfig { adapter: Some(at("adapter").display().to_string()), ..support::settings() };
+        let mut run =
+            support::run(config, model(), shape.clone(), support::examples(&[9, 12]), Vec::new(), &at(&format!("runs-{use_dora}")));
+        run.run().unwrap();
+        let saved = peft::read(&run.save().unwrap()).unwrap().1;
+        for name in brought.iter().map(|name| format!("base_model.model.{name}")) {
+            assert!(saved[&name] == tensors[&name], "{name}");
+        }
+        assert!(saved.iter().any(|(name, tensor)| name.contains("lora_B") && *tensor != tensors[name]));
+    }
+}
+
+#[test]
+fn to_merge_in_files_is_to_look_at_no_weight() {
+    let (dir, device, shape) = (tempfile::tempdir().unwrap(), Device::flex(), shape());
+    write_transformers(&dir.path().join("base"), &model(), &shape, &tokenizer(), DType::F32).unwrap();
+    for use_dora in [false, true] {
+        let lora = LoraConfig { use_dora, ..LoraConfig::default() };
+        let tensors = peft::tensors(&lora.apply(model(), 1).unwrap(), &lora).unwrap();
+        let base = Base::without_weights(&dir.path().join("base"), &device).unwrap();
+        let opened = peft::attach(base.model, &lora, tensors, dir.path()).unwrap();
+        let merging = Merging::open(&dir.path().join("base"), (&opened, &shape), &lora, &device).unwrap();
+        write_transformers(&dir.path().join("merged"), &merging, &shape, &tokenizer(), DType::F32).unwrap();
+        assert!(opened.linears().all(|(_, linear)| linear.lora.is_some() && !linear.weight.has_values()), "DoRA {use_dora}");
+        assert!(!opened.model.embed_tokens.weight.is_initialized());
+    }
+}

@@ -4,12 +4,15 @@
 mod support;
 
 use std::cell::RefCell;
+use std::io::Write;
 use std::path::Path;
+use std::process::Command;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use bellows_chat::Template;
+use bellows_kernels::{Lowering, set_default_lowering};
 use bellows_learner::{LearnError, Notice, Observer, OptimizerKind, Outcome};
 use bellows_qwen::base::Base;
 use bellows_qwen::checkpointing::Checkpointing;
@@ -19,7 +22,8 @@ use bellows_qwen::model::CausalLm;
 use bellows_qwen::precision::RunPrecision;
 use bellows_qwen::train::{Finetune, FinetuneError};
 use bellows_runs::RunDir;
-use burn::tensor::Device;
+use burn::module::Module;
+use burn::tensor::{Device, DeviceKind};
 use support::{ending, error, examples, model, settings, shape, tokenizer};
 
 const LENGTHS: [usize; 12] = [5, 9, 13, 7, 20, 11, 6, 15, 8, 10, 12, 14];
@@ -34,10 +38,14 @@ impl Observer for Told {
 }
 
 fn on(config: &SftConfig, model: CausalLm, dir: &Path) -> Finetune {
-    let base = Base { model, config: shape(), tokenizer: tokenizer() };
+    on_device(config, model, dir, &Device::flex())
+}
+
+fn on_device(config: &SftConfig, model: CausalLm, dir: &Path, device: &Device) -> Finetune {
+    let base = Base { model: model.to_device(device), config: shape(), tokenizer: tokenizer() };
     let data = SftData { train: examples(&LENGTHS).into(), ..SftData::default() };
     let dir = RunDir::create(dir, "run", true).unwrap();
-    Finetune::new(config.clone(), base, data, Template::ChatMl, &Device::flex(), dir).unwrap()
+    Finetune::new(config.clone(), base, data, Template::ChatMl, device, dir).unwrap()
 }
 
 /// A model whose final norm makes gradients a hundred times as large.
@@ -51,9 +59,9 @@ fn with(precision: RunPrecision) -> SftConfig {
     SftConfig { precision, ..settings() }
 }
 
-fn trained(config: &SftConfig) -> Vec<(String, Vec<f32>)> {
+fn trained(config: &SftConfig, device: &Device) -> Vec<(String, Vec<f32>)> {
     let dir = tempfile::tempdir().unwrap();
-    let mut run = on(config, model(), dir.path());
+    let mut run = on_device(config, model(), dir.path(), device);
     assert_eq!(run.run().unwrap().outcome, Outcome::Finished);
     ending(&mut run)
 }
@@ -62,11 +70,11 @@ fn trained(config: &SftConfig) -> Vec<(String, Vec<f32>)> {
 fn a_run_in_f16_is_near_one_in_f32() {
     // SGD moves by what gradients are; Adam would by their signs, and has an ε of its own in pure f16.
     let sgd = |precision| SftConfig { optim: OptimizerKind::Sgd, ..with(precision) };
-    let plain = trained(&sgd(RunPrecision::F32));
+    let plain = trained(&sgd(RunPrecision::F32), &Device::flex());
     for (precision, limit) in [(RunPrecision::Fp16, 5e-3), (RunPrecision::Fp16Pure, 2e-2)] {
         for gradient_checkpointing in [Checkpointing::ALL, Checkpointing::OFF] {
             let config = SftConfig { gradient_checkpointing, ..sgd(precision) };
-            for ((name, ours), (_, theirs)) in trained(&config).iter().zip(&plain) {
+            for ((name, ours), (_, theirs)) in trained(&config, &Device::flex()).iter().zip(&plain) {
                 let e = error(ours, theirs);
                 assert!(e > 0.0 && e < limit, "{precision:?} {name}: {e:e}");
                 // The lowest 13 of the 23 bits of a mantissa.
@@ -74,6 +82,35 @@ fn a_run_in_f16_is_near_one_in_f32() {
                 assert_eq!(halves, precision == RunPrecision::Fp16Pure, "{name}");
             }
         }
+    }
+}
+
+/// Set in a child of [`pure_f16_on_a_device_is_that_of_the_processor`].
+const CHILD: &str = "BELLOWS_PRECISION_CHILD";
+
+/// Every step of a run on Mesa's lavapipe, which has f16.
+#[test]
+#[ignore = "nearly two minutes of lavapipe's compiler on a quiet machine"]
+fn pure_f16_on_a_device_is_that_of_the_processor() {
+    let name = "pure_f16_on_a_device_is_that_of_the_processor";
+    let Some(icd) = std::env::var_os("BELLOWS_LAVAPIPE") else {
+        writeln!(std::io::stderr(), "skipped: set BELLOWS_LAVAPIPE to a Vulkan ICD file (.ci/lavapipe prints one)").unwrap();
+        return;
+    };
+    if std::env::var_os(CHILD).is_none() {
+        let mut child = Command::new(std::env::current_exe().unwrap());
+        let output =
+            child.args([name, "--exact", "--nocapture", "--ignored"]).env(CHILD, "1").env("VK_DRIVER_FILES", icd).output().unwrap();
+        let text = String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success() && text.contains("1 passed"), "{text}\n{}", String::from_utf8_lossy(&output.stderr));
+        return;
+    }
+    set_default_lowering(Lowering::Gemm);
+    let config = SftConfig { optim: OptimizerKind::Sgd, epochs: 1, ..with(RunPrecision::Fp16Pure) };
+    let [theirs, ours] = [Device::flex(), Device::vulkan(DeviceKind::Cpu)].map(|device| trained(&config, &device));
+    for ((name, ours), (_, theirs)) in ours.iter().zip(&theirs) {
+        let e = error(ours, theirs);
+        assert!(e < 2e-2 && ours.iter().all(|v| v.to_bits() & 0x1fff == 0), "{name}: {e:e}");
     }
 }
 

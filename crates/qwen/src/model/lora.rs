@@ -19,6 +19,8 @@ pub struct Lora {
     pub lora_B: Param<Tensor<2>>,
     /// DoRA: the norm of each row of W', `[out]`.
     pub lora_magnitude_vector: Option<Param<Tensor<1>>>,
+    /// DoRA: ‖w‖² of each row of the frozen weight beside it, `[out, 1]`. A pass that has them needs no dense weight.
+    squares: Option<Tensor<2>>,
     scaling: f64,
     dropout: f64,
     /// Which of the model's maps this is, for its own stream of draws.
@@ -50,7 +52,8 @@ impl Lora {
         let a = Tensor::from_data(TensorData::new(a, [spec.rank, input]), &device);
         let mut lora = Self::from_tensors(spec, a, Tensor::zeros([out, spec.rank], &device), None);
         if spec.dora {
-            lora.lora_magnitude_vector = Some(Param::from_tensor(lora.row_norms(weight)));
+            // Those of W alone, since B is zero.
+            lora.lora_magnitude_vector = Some(Param::from_tensor(row_squares(weight).sqrt().reshape([out])));
         }
         lora
     }
@@ -61,10 +64,16 @@ impl Lora {
             lora_A: Param::from_tensor(a),
             lora_B: Param::from_tensor(b),
             lora_magnitude_vector: magnitude.map(Param::from_tensor),
+            squares: None,
             scaling: spec.scaling,
             dropout: spec.dropout,
             stream: spec.stream,
         }
+    }
+
+    /// Looks once at the frozen weight beside it, `[out, in]`, of which DoRA asks in every pass.
+    pub fn stand_beside(&mut self, weight: &Weight) {
+        self.squares = self.lora_magnitude_vector.is_some().then(|| row_squares(weight));
     }
 
     /// Factor on B A.
@@ -98,7 +107,8 @@ impl Lora {
             return linear(x.clone(), weight, bias, precision) + branch(dropped.unwrap_or(x));
         };
         // The norm counts as a constant (DoRA, section 4.3). With dropout, only what passed it is rescaled, as in PEFT.
-        let ratio = (magnitude.val() / self.row_norms(&weight).detach()).unsqueeze::<2>();
+        let squares = self.squares.clone().unwrap_or_else(|| row_squares(&weight));
+        let ratio = (magnitude.val() / self.row_norms(weight.clone(), squares).detach()).unsqueeze::<2>();
         let base = linear(x.clone(), weight.clone(), None, precision);
         let rescaled = dropped.clone().map_or_else(|| base.clone(), |x| linear(x, weight, None, precision));
         let y = base + rescaled * ratio.clone().sub_scalar(1.0) + branch(dropped.unwrap_or(x)) * ratio;
@@ -108,14 +118,14 @@ impl Lora {
         }
     }
 
-    /// ‖W + s B A‖ of each row, `[out]`, without composing it: `‖w‖² + 2 s b·(A w) + s² b·(A Aᵀ b)`.
-    fn row_norms(&self, weight: &Weight) -> Tensor<1> {
-        let weight = weight.clone().dense().cast(DType::F32);
+    /// ‖W + s B A‖ of each row, `[out]`, without composing it: `‖w‖² + 2 s b·(A w) + s² b·(A Aᵀ b)`, of which `squares` are the first.
+    fn row_norms(&self, weight: Weight, squares: Tensor<2>) -> Tensor<1> {
         let (a, b) = (self.lora_A.val().detach(), self.lora_B.val().detach());
         let [out, _] = b.dims();
-        let cross = (linear(weight.clone(), a.clone(), None, Precision::F32) * b.clone()).sum_dim(1).mul_scalar(2.0 * self.scaling);
+        let inner = linear(a.clone(), weight, None, Precision::F32).transpose();
+        let cross = (inner * b.clone()).sum_dim(1).mul_scalar(2.0 * self.scaling);
         let own = (b.clone().matmul(a.clone().matmul(a.t())) * b).sum_dim(1).mul_scalar(self.scaling * self.scaling);
-        (weight.square().sum_dim(1) + cross + own).sqrt().reshape([out])
+        (squares + cross + own).sqrt().reshape([out])
     }
 
     /// W' as a dense weight, `[out, in]`.
@@ -125,9 +135,60 @@ impl Lora {
         match &self.lora_magnitude_vector {
             Some(magnitude) => {
                 let [out] = magnitude.dims();
-                dense * (magnitude.val() / self.row_norms(&weight.into())).reshape([out, 1])
+                let weight = weight.into();
+                let squares = row_squares(&weight);
+                dense * (magnitude.val() / self.row_norms(weight, squares)).reshape([out, 1])
             }
             None => dense,
         }
+    }
+}
+
+/// ‖w‖² of each row, `[out, 1]`.
+fn row_squares(weight: &Weight) -> Tensor<2> {
+    weight.clone().dense().cast(DType::F32).square().sum_dim(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use bellows_kernels::Blocks;
+    use burn::tensor::Device;
+
+    use super::*;
+    use crate::model::ModelConfig;
+
+    fn drawn(seed: u64, shape: [usize; 2]) -> Tensor<2> {
+        let mut rng = Rng::new(seed, "drawn", 0, 0);
+        let values: Vec<f32> = (0..shape[0] * shape[1]).map(|_| rng.normal() as f32).collect();
+        Tensor::from_data(TensorData::new(values, shape), &Device::flex())
+    }
+
+    fn host<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
+        tensor.try_into_vec_as().unwrap()
+    }
+
+    /// Beside a weight in four bits: the norms are those of the composed weight, and a pass takes what was kept of it.
+    #[test]
+    fn doras_norms_need_no_dense_weight() {
+        let (out, input, rank) = (48, 64, 4);
+        let blocks = Blocks::nf4(&host(drawn(1, [out, input])), [out, input], &Device::flex());
+        let weight = Weight::Blocks(blocks);
+        let spec = LoraSpec { rank, scaling: 0.5, dropout: 0.0, dora: true, stream: 0 };
+        let magnitude = drawn(2, [1, out]).reshape([out]);
+        let mut lora = Lora::from_tensors(spec, drawn(3, [rank, input]), drawn(4, [out, rank]), Some(magnitude));
+        let composed = weight.clone().dense() + lora.lora_B.val().matmul(lora.lora_A.val()).mul_scalar(0.5);
+        let norms = composed.square().sum_dim(1).sqrt();
+        for (ours, theirs) in host(lora.row_norms(weight.clone(), row_squares(&weight))).iter().zip(host(norms)) {
+            assert!((ours / theirs - 1.0).abs() < 1e-5, "{ours} for {theirs}");
+        }
+
+        let shape = ModelConfig::from_json(include_str!("../../tests/golden/qwen2/model/config.json")).unwrap();
+        let pass = Pass::new([1, 3], &[0, 1, 2], &[0; 3], &shape, &Device::flex());
+        let y = |lora: &Lora| host(lora.forward(drawn(5, [3, input]), weight.clone(), None, &pass));
+        let looked_up = y(&lora);
+        lora.stand_beside(&weight);
+        assert_eq!(y(&lora), looked_up);
+        lora.squares = Some(Tensor::full([out, 1], f32::NAN, &Device::flex()));
+        assert!(y(&lora).iter().all(|v| v.is_nan()));
     }
 }

@@ -36,6 +36,14 @@ impl Weight {
         }
     }
 
+    /// Whether it has values: a parameter that nothing was read into is zeros that are nowhere yet.
+    pub fn has_values(&self) -> bool {
+        match self {
+            Self::Dense(weight) => weight.is_initialized(),
+            Self::Blocks(_) => true,
+        }
+    }
+
     /// As products take it.
     pub fn stored(&self) -> Stored {
         match self {

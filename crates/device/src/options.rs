@@ -61,7 +61,7 @@ pub struct ProbeOptions {
     /// What the device is for.
     pub work: Work,
     /// What the user wrote after `--conv`. `Gemm`: no convolution kernel of Burn's is run. `Direct`: Burn's own convolutions only. Any other:
-    /// both ways to compute convolutions on a GPU are proved, and one is chosen.
+    /// both ways to compute convolutions on a GPU are proved, and one is chosen. `--products` of language models in the same way.
     pub lowering: Option<Lowering>,
     /// Treat software adapters like hardware. For tests, which have no GPU.
     pub software: bool,

@@ -60,7 +60,16 @@ impl Plan {
         match work {
             Work::Detector => Self::of_detector(adapter, lowering, gfx),
             Work::HalfDetector => Self { without_direct: Some("images in f16 take our own convolutions".into()), ..Self::default() },
-            Work::LanguageModel => Self::default(),
+            Work::LanguageModel => Self::of_language_model(lowering),
+        }
+    }
+
+    fn of_language_model(lowering: Option<Lowering>) -> Self {
+        let unasked = |by: &str| Some(format!("not tried: `--products {by}` was asked for"));
+        match lowering.unwrap_or_default() {
+            Lowering::Gemm => Self { without_direct: unasked("own"), ..Self::default() },
+            Lowering::Direct => Self { without_gemm: unasked("burn"), ..Self::default() },
+            Lowering::Auto | Lowering::Winograd | Lowering::Implicit | Lowering::Bf16 => Self::default(),
         }
     }
 
@@ -106,7 +115,10 @@ mod tests {
     fn the_work_decides_first() {
         let mut rdna1 = adapter(0, AdapterKind::Discrete, None);
         rdna1.name = "AMD Radeon RX 5600 XT (RADV NAVI10)".into();
-        assert_eq!(Plan::of(&rdna1, Work::LanguageModel, None, &[]), Plan::default(), "its hangs are in convolutions");
+        let of_words = |asked| Plan::of(&rdna1, Work::LanguageModel, asked, &[]);
+        assert_eq!(of_words(None), Plan::default(), "its hangs are in convolutions");
+        assert_eq!(of_words(Some(Lowering::Gemm)).without(Path::Direct), Some("not tried: `--products own` was asked for"));
+        assert_eq!(of_words(Some(Lowering::Direct)).without(Path::Gemm), Some("not tried: `--products burn` was asked for"));
         assert!(Plan::of(&rdna1, Work::HalfDetector, None, &[]).without(Path::Direct).unwrap().contains("f16"));
     }
 

@@ -34,6 +34,7 @@ mod policy;
 mod portable;
 pub mod products;
 pub mod rows;
+mod several;
 mod shapes;
 pub mod update;
 

@@ -14,6 +14,11 @@ pub trait MatrixOps: Backend {
     fn product(a: FloatTensor<Self>, b: FloatTensor<Self>) -> FloatTensor<Self> {
         Self::float_matmul(a, b)
     }
+
+    /// Whether `b` of [`product`](Self::product) may be in 16 bits beside an `a` in f32: its values are then read where they lie.
+    fn reads_halves() -> bool {
+        false
+    }
 }
 
 impl MatrixOps for Flex {}

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use bellows_cli::{count, detach, doctor, flag, flag_values, obey, option, resume, switch, text, whole, words};
 use bellows_qwen::config::{SETTINGS, SftConfig};
 use bellows_qwen::generate::Sampling;
+use bellows_qwen::precision::Products;
 use bellows_qwen::questions::Asking;
 use bellows_settings::Layer;
 use clap::builder::PossibleValuesParser;
@@ -143,6 +144,7 @@ pub(crate) struct BenchmarkArgs {
     pub(crate) checkpointing: String,
     pub(crate) precision: String,
     pub(crate) base_dtype: String,
+    pub(crate) products: Products,
     pub(crate) threads: usize,
     pub(crate) device: String,
     /// Count launches instead.
@@ -291,6 +293,11 @@ fn command() -> Command {
                         .default_value("auto")
                         .value_parser(PossibleValuesParser::new(["auto", "f32", "bf16", "f16", "int8", "nf4"])),
                 )
+                .arg(
+                    option("products", "Whose products run on a GPU")
+                        .default_value("auto")
+                        .value_parser(PossibleValuesParser::new(Products::ALL.map(Products::name))),
+                )
                 .arg(count("batch", "1", "Rows"))
                 .arg(count("seq", "512", "Tokens a row"))
                 .arg(count("rank", "16", "Rank"))
@@ -427,6 +434,7 @@ fn benchmark(m: &ArgMatches) -> BenchmarkArgs {
         checkpointing: text(m, "checkpointing").unwrap_or_default(),
         precision: text(m, "precision").unwrap_or_default(),
         base_dtype: text(m, "base-dtype").unwrap_or_default(),
+        products: text(m, "products").and_then(|name| Products::named(&name)).unwrap_or_default(),
         threads: whole(m, "threads"),
         device: text(m, "device").unwrap_or_default(),
         count: m.get_flag("count"),

@@ -8,7 +8,7 @@ use bellows_qwen::precision::RunPrecision;
 use serde_json::Value;
 
 use crate::args::BenchmarkArgs;
-use crate::prove::has_numbers;
+use crate::prove::{by, has_numbers};
 
 pub(crate) fn run(args: &BenchmarkArgs, signals: &Signals) -> Result<(), Failure> {
     let least = [("batch", args.batch, 1), ("seq", args.seq, 2), ("rank", args.rank, 1), ("steps", args.steps, 1)];
@@ -16,7 +16,7 @@ pub(crate) fn run(args: &BenchmarkArgs, signals: &Signals) -> Result<(), Failure
         return Err(Usage(format!("--{name} is {given}, and must be at least {least}")).into());
     }
     join_pool(args.threads)?;
-    let device = bellows_device::select(&args.device.parse()?, &bellows_device::ProbeOptions::of(bellows_device::Work::LanguageModel))?;
+    let device = bellows_device::select(&args.device.parse()?, &by(args.products))?;
     device.adopt();
     let what = Benchmark {
         size: Size::named(&args.size).ok_or_else(|| Usage(format!("benchmark: there is no size {}", args.size)))?,

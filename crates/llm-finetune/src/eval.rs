@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use bellows_cli::{Bar, Failure, Usage, join_pool, note, pick_device, say};
-use bellows_device::{ProbeOptions, Selected, Work};
+use bellows_device::Selected;
 use bellows_qwen::base::Base;
 use bellows_qwen::config::SftConfig;
 use bellows_qwen::eval::{Judge, Scores, table};
@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 
 use crate::args::EvalArgs;
 use crate::presets::settings;
-use crate::prove::{has_numbers, prove};
+use crate::prove::{by, has_numbers, prove};
 use crate::speak::{adopt_tokenizer, open};
 use crate::train::{data_paths, pick_template};
 
@@ -28,7 +28,7 @@ pub(crate) fn eval(args: &EvalArgs) -> Result<(), Failure> {
     }
     join_pool(0)?;
     let paths = data_paths(&config)?;
-    let device = pick_device(&config.device, &ProbeOptions::of(Work::LanguageModel))?;
+    let device = pick_device(&config.device, &by(config.products))?;
     has_numbers(config.precision, &device)?;
     let mut base = open(&config.model, None, config.offline, config.base_dtype, &device.device)?;
     let adapter = config.adapter.as_deref().map(Path::new);

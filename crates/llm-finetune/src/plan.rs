@@ -1,7 +1,7 @@
 //! `plan`: memory and speed of a run before anything is allocated; every run asks the same before it begins.
 
 use bellows_cli::{Failure, Usage, join_pool, note, pick_device, say};
-use bellows_device::{Card, ProbeOptions, Selected, Work};
+use bellows_device::{Card, Selected};
 use bellows_qwen::base::Base;
 use bellows_qwen::bench::Size;
 use bellows_qwen::checkpointing::Checkpointing;
@@ -17,6 +17,7 @@ use serde_json::json;
 
 use crate::args::PlanArgs;
 use crate::presets::settings;
+use crate::prove::by;
 use crate::settle::{room, storage};
 use crate::train::{data_paths, open_data, open_tokenizer, pick_template};
 
@@ -68,7 +69,7 @@ pub(crate) fn plan(args: &PlanArgs) -> Result<(), Failure> {
     join_pool(0)?;
     let target = match &args.card {
         Some(card) => Target::card(card)?,
-        None => Target::here(&pick_device(&config.device, &ProbeOptions::of(Work::LanguageModel))?, &config),
+        None => Target::here(&pick_device(&config.device, &by(config.products))?, &config),
     };
     let (name, model, seq) = subject(args, &config)?;
     let storage = match target.place {

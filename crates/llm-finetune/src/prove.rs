@@ -1,15 +1,20 @@
 //! Before a device computes anything that counts: whether it has the numbers, and the first layer of the model itself, compared with the processor's.
 
 use bellows_cli::{Failure, Usage};
-use bellows_device::{Selected, processor};
+use bellows_device::{ProbeOptions, Selected, Work, processor};
 use bellows_qwen::model::{CausalLm, ModelConfig};
-use bellows_qwen::precision::RunPrecision;
+use bellows_qwen::precision::{Products, RunPrecision};
 use bellows_qwen::prove::first_layer;
 
 /// How far an accelerator's first layer may be from the processor's; f32 kernels are within 1e-5.
 const PROVED: f64 = 1e-3;
 /// The same in f16, whose products an accelerator rounds once more: 2^-11 of each.
 const PROVED_F16: f64 = 1e-2;
+
+/// What a device is to prove for a language model with these products.
+pub(crate) fn by(products: Products) -> ProbeOptions {
+    ProbeOptions { lowering: Some(products.lowering()), ..ProbeOptions::of(Work::LanguageModel) }
+}
 
 /// Refuses a precision that the device has no numbers for.
 pub(crate) fn has_numbers(precision: RunPrecision, device: &Selected) -> Result<(), Usage> {

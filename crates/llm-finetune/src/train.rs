@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use bellows_chat::{Conversation, Dataset, Example, Message, RenderOptions, Role, Splits, Template, Tokenizer, encode_prompt};
 use bellows_cli::{Bar, Failure, Resumed, Run, Session, Usage, note, pick_device, ranks_of, resumed, say};
-use bellows_device::{ProbeOptions, Selected, Work, processor};
+use bellows_device::{ProbeOptions, Selected, processor};
 use bellows_learner::memory::peak_memory;
 use bellows_learner::{LearnError, Outcome};
 use bellows_qwen::arch::Architecture;
@@ -30,14 +30,14 @@ use serde_json::Map;
 use crate::args::TrainArgs;
 use crate::console::Console;
 use crate::presets::settings;
-use crate::prove::{has_numbers, prove};
+use crate::prove::{by, has_numbers, prove};
 use crate::settle::settle_memory;
 use crate::speak::{adapter_tokenizer, adopt_tokenizer};
 
 /// Trains with these settings, or goes on with the run in `resumed`.
 pub(crate) fn run(session: Session, args: &TrainArgs, config: SftConfig, resumed: Option<PathBuf>) -> Result<(), Failure> {
     say(&format!("Bellows {} · {} · {}", env!("CARGO_PKG_VERSION"), config.model, config.data.join(", ")));
-    let device = pick_device(&config.device, &ProbeOptions { reprobe: args.reprobe, ..ProbeOptions::of(Work::LanguageModel) })?;
+    let device = pick_device(&config.device, &ProbeOptions { reprobe: args.reprobe, ..by(config.products) })?;
     has_numbers(config.precision, &device)?;
     let paths = data_paths(&config)?;
     let (shape, tokenizer) = open_tokenizer(&config, &paths)?;

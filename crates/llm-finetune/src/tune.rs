@@ -5,7 +5,7 @@ use std::process::{Command, Stdio};
 
 use bellows_chat::{Encoded, Fault};
 use bellows_cli::{Context, Exit, Failure, Signals, Usage, join_pool, note, pick_device, say, scratch};
-use bellows_device::{ProbeOptions, Selected, Telemetry, Work, this_program};
+use bellows_device::{Selected, Telemetry, this_program};
 use bellows_learner::bench::{StepTimer, median};
 use bellows_learner::memory::peak_memory;
 use bellows_qwen::config::SftConfig;
@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 
 use crate::args::{MEASURE, TuneArgs};
 use crate::presets::settings;
-use crate::prove::has_numbers;
+use crate::prove::{by, has_numbers};
 use crate::settle::{room, settle_memory};
 use crate::train::{data_paths, open_base, open_data, open_tokenizer, pick_template};
 
@@ -112,7 +112,7 @@ fn measure(config: SftConfig, batch: usize, signals: &Signals) -> Result<(), Fai
         profile: true,
         ..config
     };
-    let device = pick_device(&config.device, &ProbeOptions::of(Work::LanguageModel))?;
+    let device = pick_device(&config.device, &by(config.products))?;
     has_numbers(config.precision, &device)?;
     let paths = data_paths(&config)?;
     let (shape, tokenizer) = open_tokenizer(&config, &paths)?;

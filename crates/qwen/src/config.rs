@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use crate::adapter::{ALL_LINEAR, EMBEDDING, LoraConfig, Targets};
 use crate::checkpointing::Checkpointing;
 use crate::concept::edit::Ablation;
-use crate::precision::RunPrecision;
+use crate::precision::{Products, RunPrecision};
 use crate::preference::{Objective, PairLoss};
 use crate::storage::BaseDtype;
 use bellows_chat::plan::{Mode, Stop};
@@ -170,6 +170,8 @@ settings! {
         seed: u64 = 0;
         /// auto, cpu, vulkan, cuda, rocm (each with :N for the N-th card), metal or webgpu
         device: String = "auto".into();
+        /// Whose products run on a GPU: auto (Burn's, tuned there, or ours where those fail), burn, own (few launches, nothing is tuned)
+        products: Products as String = Products::Auto;
         /// f32; factors of products with the model's own weights in bf16 (where the processor multiplies it) or fp16 (the loss is scaled), adapters in f32; fp16-pure: adapters in f16 too, no loss scale, Adam's epsilon 1e-4
         precision: RunPrecision as String = RunPrecision::F32;
         /// What the loss is multiplied by in fp16: dynamic, or a number (128 to 1024 is usual)
@@ -253,7 +255,7 @@ settings! {
 const STAGES: [&str; 3] = ["score", "eval", "train"];
 
 /// Settings that do not change what a run computes: they may differ when it is resumed.
-pub const MAY_CHANGE: [&str; 23] = [
+pub const MAY_CHANGE: [&str; 24] = [
     "supervise",
     "fallback",
     "elastic",
@@ -265,6 +267,7 @@ pub const MAY_CHANGE: [&str; 23] = [
     "concept_device",
     "system",
     "device",
+    "products",
     "offline",
     "sync_launches",
     "checkpoint_minutes",

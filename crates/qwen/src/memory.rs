@@ -16,8 +16,10 @@ use crate::config::{Method, SftConfig};
 use crate::loss::CHUNK;
 use crate::maps::{Map, of_layer};
 use crate::model::ModelConfig;
+use crate::precision::Products;
 pub use crate::storage::Place;
 use crate::storage::Storage;
+use bellows_kernels::Precision;
 use bellows_learner::OptimizerKind;
 
 /// Bytes of a value that is computed with.
@@ -120,7 +122,10 @@ impl Footprint {
         // In f32; of blocks also their codes as whole numbers, and what those stand for.
         let largest = |storage: Storage, values: f64| match (place, storage) {
             (Place::Processor, _) | (_, Storage::F32) => 0.0,
-            (Place::Card, storage) => F32 * values * if storage.is_blocks() { 3.0 } else { 1.0 },
+            (Place::Card, storage) if storage.is_blocks() => 3.0 * F32 * values,
+            // Our own products read 16 bits where they lie.
+            (Place::Card, _) if config.products == Products::Own && config.precision() == Precision::F32 => 0.0,
+            (Place::Card, _) => F32 * values,
         };
         let (weights, trained) = match full {
             true => (0.0, values + small + embeddings.len() as f64 * rows),
@@ -171,17 +176,15 @@ impl Footprint {
     fn graph(&self, ranks: &[usize; 7]) -> f64 {
         let [h, q, kv, i] = self.widths;
         let learns = ranks.map(|rank| self.full || rank > 0);
-        let [of_q, of_k, of_v, of_o, of_gate, of_up, of_down] = learns;
+        let [of_q, of_k, of_v, _, of_gate, of_up, of_down] = learns;
         let kept = |by: bool, width: f64| if by { width } else { 0.0 };
         let each = |of: &dyn Fn([usize; 2]) -> usize| -> f64 {
             self.maps.iter().zip(learns).map(|((_, shape), learns)| kept(learns, of(*shape) as f64)).sum()
         };
-        // On a processor what attention gives is kept once, for its own gradients and as the input of the next map.
-        let q_again = if self.place == Place::Processor { 0.0 } else { q };
-        // The inputs of maps that learn; with dropout each has one of its own.
+        // The inputs of maps that learn, but for that of o, which attention has kept already; with dropout each has one of its own.
         let inputs = match self.dropout {
             true => each(&|[_, input]| input),
-            false => kept(of_q || of_k || of_v, h) + kept(of_o, q_again) + kept(of_gate || of_up, h) + kept(of_down, i),
+            false => kept(of_q || of_k || of_v, h) + kept(of_gate || of_up, h) + kept(of_down, i),
         };
         // DoRA scales the map's output and the branch's by what is learnt.
         let dora = if self.dora { 2.0 * each(&|[out, _]| out) } else { 0.0 };
@@ -292,10 +295,13 @@ mod tests {
     #[test]
     fn a_card_makes_weights_dense_and_a_files_blocks_are_those_of_layers() {
         let shape = Size::named("1.5B").unwrap().shape();
-        let of = |storage, place| Footprint::new(&shape, &SftConfig::default(), storage, place).unwrap();
+        let by =
+            |products, storage, place| Footprint::new(&shape, &SftConfig { products, ..SftConfig::default() }, storage, place).unwrap();
+        let of = |storage, place| by(Products::Auto, storage, place);
         let rows = 151_936.0 * 1536.0;
         let dense = |storage| [Place::Processor, Place::Card].map(|place| of(storage, place).dense);
         assert_eq!((dense(Storage::F32), dense(Storage::Half)), ([0.0, 0.0], [0.0, 4.0 * rows]), "the head is the largest");
+        assert_eq!(by(Products::Own, Storage::Half, Place::Card).dense, 0.0, "read where it lies");
         assert_eq!(dense(Storage::Nf4), [0.0, 12.0 * 1536.0 * 8960.0], "beside a head in f32");
         let [here, there] = [Place::Processor, Place::Card].map(|place| of(Storage::Nf4, place).weights);
         assert_eq!(there - here, 2.0 * rows);

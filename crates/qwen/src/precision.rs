@@ -1,6 +1,6 @@
-//! How exactly a run computes: `--precision`.
+//! How exactly a run computes, and by whose products: `--precision` and `--products`.
 
-use bellows_kernels::Precision;
+use bellows_kernels::{Lowering, Precision};
 use bellows_learner::LossScaling;
 use burn::module::{Module, ModuleMapper, Param};
 use burn::tensor::{DType, Tensor};
@@ -71,6 +71,47 @@ impl RunPrecision {
     /// Adam's ε, `given` unless that is the default and would be 0 in f16.
     pub(crate) fn epsilon(self, given: f64, default: f64) -> f64 {
         if self == Self::Fp16Pure && given == default { EPSILON } else { given }
+    }
+}
+
+/// Whose products of matrices run on a GPU. (On a processor they are ours.)
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Products {
+    /// Burn's, and ours where those fail the probe.
+    #[default]
+    Auto,
+    /// Burn's, chosen by timing candidates on the card.
+    Burn,
+    /// Ours: nothing is tuned, a layer is few launches, results repeat bit for bit.
+    Own,
+}
+
+impl Products {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Auto, Self::Burn, Self::Own];
+
+    /// What `--products` calls it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Auto => "auto",
+            Self::Burn => "burn",
+            Self::Own => "own",
+        }
+    }
+
+    /// By its name.
+    pub fn named(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|products| products.name() == name)
+    }
+
+    /// What a device is asked for.
+    pub fn lowering(self) -> Lowering {
+        match self {
+            Self::Auto => Lowering::Auto,
+            Self::Burn => Lowering::Direct,
+            Self::Own => Lowering::Gemm,
+        }
     }
 }
 

@@ -94,7 +94,7 @@ impl BaseDtype {
 pub enum Place {
     /// Kernels of our own throughout.
     Processor,
-    /// Attention and low-rank branches composed of Burn's operations; a weight that is not f32 is made so for each of its products.
+    /// Attention of our own, products Burn's or ours; a weight that they do not read as it is stored is made dense for each of its products.
     Card,
 }
 

@@ -11,7 +11,11 @@ pub(crate) const UNITS: u32 = 64;
 
 /// Workgroups of [`UNITS`] for at least `units` threads, numbered by `ABSOLUTE_POS`.
 pub(crate) fn grid(units: usize) -> CubeCount {
-    let cubes = units.div_ceil(UNITS as usize).max(1);
+    grid_of(units.div_ceil(UNITS as usize).max(1))
+}
+
+/// At least so many workgroups, row by row.
+pub(crate) fn grid_of(cubes: usize) -> CubeCount {
     let wide = cubes.min(MAX_GRID);
     CubeCount::Static(wide as u32, cubes.div_ceil(wide) as u32, 1)
 }

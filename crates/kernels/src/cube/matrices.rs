@@ -22,6 +22,10 @@ impl MatrixOps for CubeBackend {
         }
         Self::float_matmul(a, b)
     }
+
+    fn reads_halves() -> bool {
+        default_lowering() == Lowering::Gemm
+    }
 }
 
 /// Matrices one after the other, of even steps.

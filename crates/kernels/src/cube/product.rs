@@ -33,15 +33,21 @@ pub(crate) fn room(#[comptime] a: usize, #[comptime] b: usize) -> Room {
     Room { a: Shared::<[f32]>::new_slice(a), b: Shared::<[f32]>::new_slice(b) }
 }
 
-/// What this thread computes of C's matrix `z`, part `split` of its sums.
+/// What this thread computes of C's matrix `z`, part `split` of its sums, where the grid is blocks of columns and blocks of rows.
 #[cube]
 pub(crate) fn part_of(z: u32, split: u32, args: &Args, #[comptime] block: Block) -> Part {
+    part_at(CUBE_POS_Y, CUBE_POS_X, z, split, args, block)
+}
+
+/// The same of a workgroup whose block of C is this one.
+#[cube]
+pub(crate) fn part_at(block_row: u32, block_col: u32, z: u32, split: u32, args: &Args, #[comptime] block: Block) -> Part {
     let across = comptime!(block.across());
     let start = split % args.inner_splits * args.k_part;
     let outer = split / args.inner_splits * args.outer_part;
     Part {
-        first_row: CUBE_POS_Y * block.rows,
-        first_col: CUBE_POS_X * block.cols,
+        first_row: block_row * block.rows,
+        first_col: block_col * block.cols,
         row: UNIT_POS / across * block.tall,
         col: UNIT_POS % across,
         start,

@@ -1,7 +1,5 @@
 //! Gradients of the decoder's operations. A gradient is computed only for an input that asks for one.
 
-use std::sync::{Arc, Mutex, PoisonError};
-
 use burn::backend::tensor::FloatTensor;
 use burn_autodiff::checkpoint::base::Checkpointer;
 use burn_autodiff::checkpoint::strategy::CheckpointStrategy;
@@ -11,6 +9,7 @@ use burn_autodiff::{Autodiff, NodeId};
 
 use super::DecoderOps;
 use crate::meeting::register;
+use crate::several::{Gathered, result};
 
 /// State: x, the weight, ε.
 #[derive(Debug)]
@@ -69,27 +68,21 @@ impl<B: DecoderOps> Backward<B, 1> for MaskedSoftmax {
     }
 }
 
-/// Queries (0) or keys (1), turned; whichever gradient comes last makes both.
+/// Parents are queries and keys. State: the gradients of both, turned, and the angles.
 #[derive(Debug)]
-struct Rotate(usize);
-
-/// The gradients that have come, and the angles.
-#[derive(Clone, Debug)]
-struct Turned<B: DecoderOps> {
-    dys: [Option<FloatTensor<B>>; 2],
-    cos: FloatTensor<B>,
-    sin: FloatTensor<B>,
-}
+struct Rotate;
 
 impl<B: DecoderOps> Backward<B, 2> for Rotate {
-    type State = Arc<Mutex<Turned<B>>>;
+    type State = (Gathered<B>, [FloatTensor<B>; 2]);
 
     fn backward(self, ops: Ops<Self::State, 2>, grads: &mut Gradients, _: &mut Checkpointer) {
-        let mut turned = ops.state.lock().unwrap_or_else(PoisonError::into_inner);
-        turned.dys[self.0] = Some(grads.consume::<B>(&ops.node));
-        let [Some(dq), Some(dk)] = turned.dys.clone() else { return };
-        turned.dys = [None, None];
-        let (dq, dk) = B::rotate_back(dq, dk, turned.cos.clone(), turned.sin.clone());
+        drop(grads.consume::<B>(&ops.node));
+        let (gathered, [cos, sin]) = ops.state;
+        let mut dys = gathered.take();
+        dys.sort_by_key(|(number, _)| *number);
+        let mut dys = dys.into_iter().map(|(_, dy)| dy);
+        let (Some(dq), Some(dk)) = (dys.next(), dys.next()) else { unreachable!("a gradient of queries and one of keys") };
+        let (dq, dk) = B::rotate_back(dq, dk, cos, sin);
         for (node, grad) in ops.parents.into_iter().zip([dq, dk]) {
             if let Some(node) = node {
                 grads.register::<B>(node.id, grad);
@@ -134,16 +127,15 @@ impl<B: DecoderOps, C: CheckpointStrategy> DecoderOps for Autodiff<B, C> {
         cos: FloatTensor<Self>,
         sin: FloatTensor<Self>,
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
-        let prep = |i| Backward::<B, 2>::prepare::<C>(Rotate(i), [q.node(), k.node()]).compute_bound().stateful();
-        let preps = [prep(0), prep(1)];
+        let prep = Backward::<B, 2>::prepare::<C>(Rotate, [q.node(), k.node()]).compute_bound().stateful();
         let [q, k, cos, sin] = [q, k, cos, sin].map(|t| t.into_primitive());
         let (q, k) = B::rotate(q, k, cos.clone(), sin.clone());
-        let turned = Arc::new(Mutex::new(Turned { dys: [None, None], cos, sin }));
-        let finish = |prep, y| match prep {
-            OpsKind::Tracked(prep) => prep.finish(Arc::clone(&turned), y),
-            OpsKind::UnTracked(prep) => prep.finish(y),
+        let gathered = Gathered::of([&q, &k]);
+        let operation = match prep {
+            OpsKind::Tracked(prep) => prep.finish((gathered.clone(), [cos, sin]), q.clone()),
+            OpsKind::UnTracked(prep) => prep.finish(q.clone()),
         };
-        let [of_q, of_k] = preps;
-        (finish(of_q, q), finish(of_k, k))
+        let one = |number, y| result::<B, C>(&operation, &gathered, number, y);
+        (one(0, q), one(1, k))
     }
 }

@@ -115,7 +115,7 @@ pub fn masked_softmax(scores: Tensor<4>, mask: Tensor<4>, scale: f64) -> Tensor<
     Tensor::from_dispatch(Dispatch::masked_softmax(scores.into_dispatch(), mask.into_dispatch(), scale))
 }
 
-/// [`DecoderOps::rotate`], differentiable in queries and keys. Their gradients are made when both have come: a backward pass must begin behind both.
+/// [`DecoderOps::rotate`], differentiable in queries and keys.
 pub fn rotate(q: Tensor<4>, k: Tensor<4>, cos: Tensor<4>, sin: Tensor<4>) -> [Tensor<4>; 2] {
     let ([b, s, _, d], [held, ..]) = (q.dims(), cos.dims());
     assert!(d % 2 == 0, "heads of {d} have no halves");

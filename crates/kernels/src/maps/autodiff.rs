@@ -1,8 +1,4 @@
-//! The gradients of the maps of one input. Each result is a node of its own; the last whose gradient comes makes those of all.
-
-use std::fmt::{self, Debug, Formatter};
-use std::mem;
-use std::sync::{Arc, Mutex, PoisonError};
+//! The gradients of the maps of one input, in the order in which those of the results came.
 
 use burn::backend::Backend;
 use burn::backend::ops::FloatTensorOps;
@@ -20,46 +16,36 @@ use crate::meeting::register;
 use crate::operands::Bias;
 use crate::planes::Parts;
 use crate::products::StoredWeight;
+use crate::several::{Gathered, result};
 
 /// x, what is added to, and A and B of each branch.
 const PARENTS: usize = 2 + 2 * MOST_MAPS;
 
-/// The result of one of the maps, by its number.
+/// Parents are x, what is added to, and A and B of each branch.
 #[derive(Debug)]
-struct Result(usize);
+struct Together;
 
-/// What the gradients are made of, shared by all results.
-struct Open<B: Backend> {
+/// What the gradients are made of.
+#[derive(Clone, Debug)]
+struct State<B: Backend> {
     maps: Maps<B>,
-    kept: Vec<FloatTensor<B>>,
+    kept: Parts<B>,
     precision: Precision,
-    order: Vec<usize>,
-    dys: Vec<FloatTensor<B>>,
+    gathered: Gathered<B>,
 }
 
-impl<B: Backend> Debug for Open<B> {
-    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Open").field("order", &self.order).finish_non_exhaustive()
-    }
-}
-
-impl<B: MapOps> Backward<B, PARENTS> for Result {
-    type State = Arc<Mutex<Open<B>>>;
+impl<B: MapOps> Backward<B, PARENTS> for Together {
+    type State = State<B>;
 
     fn backward(self, ops: Ops<Self::State, PARENTS>, grads: &mut Gradients, _: &mut Checkpointer) {
-        let dy = grads.consume::<B>(&ops.node);
+        drop(grads.consume::<B>(&ops.node));
+        let State { maps, kept, precision, gathered } = ops.state;
+        let (order, dys): (Vec<usize>, Vec<_>) = gathered.take().into_iter().unzip();
         let [x, onto, branches @ ..] = ops.parents;
-        if let (0, Some(node)) = (self.0, onto) {
-            register!(B, grads, node, dy.clone());
+        if let (Some(first), Some(node)) = (order.iter().position(|number| *number == 0), onto) {
+            register!(B, grads, node, dys[first].clone());
         }
-        let mut open = ops.state.lock().unwrap_or_else(PoisonError::into_inner);
-        open.order.push(self.0);
-        open.dys.push(dy);
-        if open.order.len() < open.maps.0.len() {
-            return;
-        }
-        let [kept, dys] = [mem::take(&mut open.kept), mem::take(&mut open.dys)].map(Parts);
-        let (maps, order, precision) = (mem::replace(&mut open.maps, Maps(Vec::new())), mem::take(&mut open.order), open.precision);
+        let dys = Parts(dys);
         let has_branch: Vec<bool> = maps.0.iter().map(|map| map.branch.is_some()).collect();
         let wanted = Wanted { x: x.is_some(), branches: branches.iter().any(Option::is_some) };
         let mut of_branches = Vec::new().into_iter();
@@ -118,23 +104,19 @@ impl<B: MapOps, C: CheckpointStrategy> MapOps for Autodiff<B, C> {
             _ => branch(i - 2),
         });
         let trains_branches = tensors[2..].iter().flatten().any(|tensor| tensor.is_tracked());
-        let preps: Vec<_> = (0..maps.0.len())
-            .map(|i| {
-                Backward::<B, PARENTS>::prepare::<C>(Result(i), tensors.map(|tensor| node::<B, C>(tensor, &frozen)))
-                    .compute_bound()
-                    .stateful()
-            })
-            .collect();
+        let nodes = tensors.map(|tensor| node::<B, C>(tensor, &frozen));
+        let prep = Backward::<B, PARENTS>::prepare::<C>(Together, nodes).compute_bound().stateful();
         let inner = Maps(maps.0.into_iter().map(|map| map.map(StoredWeight::off_the_graph, |t| t.into_primitive())).collect());
         let x = x.into_primitive();
         let mut results = B::maps(x.clone(), inner.clone(), onto.map(|onto| onto.into_primitive()).into(), precision).0;
         let besides = results.split_off(inner.0.len());
-        let kept = if trains_branches { [x].into_iter().chain(besides).collect() } else { Vec::new() };
-        let open = Arc::new(Mutex::new(Open { maps: inner, kept, precision, order: Vec::new(), dys: Vec::new() }));
-        let finish = |(prep, y)| match prep {
-            OpsKind::Tracked(prep) => prep.finish(Arc::clone(&open), y),
-            OpsKind::UnTracked(prep) => prep.finish(y),
+        let kept = Parts(if trains_branches { [x].into_iter().chain(besides).collect() } else { Vec::new() });
+        let (gathered, any) = (Gathered::of(&results), results[0].clone());
+        let operation = match prep {
+            OpsKind::Tracked(prep) => prep.finish(State { maps: inner, kept, precision, gathered: gathered.clone() }, any),
+            OpsKind::UnTracked(prep) => prep.finish(any),
         };
-        Parts(preps.into_iter().zip(results).map(finish).collect())
+        let one = |(number, y)| result::<B, C>(&operation, &gathered, number, y);
+        Parts(results.into_iter().enumerate().map(one).collect())
     }
 }

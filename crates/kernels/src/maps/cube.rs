@@ -1,11 +1,14 @@
-//! The maps of one input on CubeCL devices, where nothing may be tuned (`Lowering::Gemm`): f32, by our own product. Everything else goes map by map.
+//! The maps of one input on CubeCL devices, where nothing may be tuned (`Lowering::Gemm`), by our own product: f32, or factors beside the weights rounded to f16 and
+//! branches in f32. Everything else goes map by map.
 //!
 //! Forward: the inner products `s x Aᵀ` of all branches in one launch, and one to each map, which adds its branch, bias and what it is added to where
 //! it is written. Backward: `s dy B` of all branches in one launch, the gradients of all A and B in another, and one to each map, which adds its part of the
 //! gradient of x to that of the map before it. No sum is cut into parts: what a few more workgroups would gain, launches would cost.
 
 use burn::backend::cubecl::dtype_to_storage_type;
+use burn::backend::ops::FloatTensorOps;
 use burn::backend::{DType, TensorMetadata};
+use burn::tensor::FloatDType;
 use burn_cubecl::CubeBackend;
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
@@ -16,7 +19,7 @@ use super::operands::{Maps, StoredBranch, StoredMap, Wanted};
 use super::{MapOps, portable};
 use crate::cpu::Precision;
 use crate::cube::block::Block;
-use crate::cube::launch::{address_type, covers, is_image_type};
+use crate::cube::launch::{address_type, covers, grid_of, is_image_type};
 use crate::cube::matmul::{Layout, Product, Splits};
 use crate::cube::pixels::{empty, replacement, view};
 use crate::cube::shared_memory_works;
@@ -36,8 +39,7 @@ fn ours<'a>(tensors: impl IntoIterator<Item = &'a CubeTensor>, maps: &Maps<CubeB
         };
         weight && covers(map.bias.iter().chain(map.branch.iter().flat_map(|branch| [&branch.a, &branch.b])))
     };
-    let exact = matches!(precision, Precision::F32 | Precision::Bf16);
-    default_lowering() == Lowering::Gemm && exact && covers(tensors) && maps.0.iter().all(of_map)
+    default_lowering() == Lowering::Gemm && precision != Precision::PureF16 && covers(tensors) && maps.0.iter().all(of_map)
 }
 
 /// Rows and columns.
@@ -144,7 +146,7 @@ fn map(
             main.image(0),
             block,
             with,
-            dtype_to_storage_type(b.tensor.dtype),
+            [a.tensor, b.tensor].map(|tensor| dtype_to_storage_type(tensor.dtype)),
         );
     }
     c
@@ -166,6 +168,11 @@ fn small_block(product: &Product, shared: bool) -> Block {
     block.of_terms(None, product.k, product.k)
 }
 
+/// The blocks of C, a workgroup to each.
+fn workgroups(product: &Product, block: &Block) -> usize {
+    product.m.div_ceil(block.rows as usize) * product.n.div_ceil(block.cols as usize)
+}
+
 /// The products of a group one after the other in one tensor, `[len]`, in one launch.
 #[expect(unsafe_code, reason = "see SAFETY")]
 fn group(name: &'static str, lefts: &[&CubeTensor], rights: &[&CubeTensor], members: &[Small], len: usize) -> CubeTensor {
@@ -176,11 +183,8 @@ fn group(name: &'static str, lefts: &[&CubeTensor], rights: &[&CubeTensor], memb
     for Small { left, right, product } in members {
         product.check(lefts[*left], rights[*right], None, &c);
     }
-    let most = |of: fn(&Product, &Block) -> usize| {
-        members.iter().zip(&blocks).map(|(member, block)| of(&member.product, block)).max().unwrap_or(1)
-    };
-    let grid = [most(|p, block| p.n.div_ceil(block.cols as usize)), most(|p, block| p.m.div_ceil(block.rows as usize))];
-    let room = if shared { [most(|_, block| block.left().size()), most(|_, block| block.right().size())] } else { [1, 1] };
+    let most = |of: fn(&Block) -> usize| blocks.iter().map(of).max().unwrap_or(1);
+    let room = if shared { [most(|block| block.left().size()), most(|block| block.right().size())] } else { [1, 1] };
     note(
         name,
         lefts.iter().chain(rights).copied().chain([&c]),
@@ -191,7 +195,7 @@ fn group(name: &'static str, lefts: &[&CubeTensor], rights: &[&CubeTensor], memb
     unsafe {
         group_kernel::launch_unchecked(
             &like.client,
-            CubeCount::Static(grid[0] as u32, grid[1] as u32, members.len() as u32),
+            grid_of(members.iter().zip(&blocks).map(|(member, block)| workgroups(&member.product, block)).sum()),
             CubeDim::new_1d(64),
             address.max(address_type([&c])),
             lefts.iter().map(|&left| left.clone().into_tensor_arg()).collect(),
@@ -206,12 +210,21 @@ fn group(name: &'static str, lefts: &[&CubeTensor], rights: &[&CubeTensor], memb
     c
 }
 
-/// A weight's values in order: those of blocks are made for one product, and dropped behind it.
-fn dense(weight: &StoredWeight<CubeBackend>) -> CubeTensor {
-    into_contiguous(match weight {
+/// A weight's values in order, in f16 if factors are: those of blocks are made for one product, and dropped behind it.
+fn dense(weight: &StoredWeight<CubeBackend>, precision: Precision) -> CubeTensor {
+    let values = match weight {
         StoredWeight::Dense(weight) => weight.clone(),
         blocks @ StoredWeight::Blocks { .. } => CubeBackend::dense_weight(blocks.clone()),
-    })
+    };
+    factor(&into_contiguous(values), precision)
+}
+
+/// A factor of a product with a weight.
+fn factor(values: &CubeTensor, precision: Precision) -> CubeTensor {
+    match (precision, values.dtype) {
+        (Precision::F32 | Precision::Bf16, _) | (_, DType::F16) => values.clone(),
+        _ => CubeBackend::float_cast(values.clone(), FloatDType::F16),
+    }
 }
 
 /// Maps with their tensors in order.
@@ -315,15 +328,15 @@ impl MapOps for CubeBackend {
         let x = flat(x);
         let [rows, input] = dims(&x);
         let maps = Settled::new(maps, rows);
-        let inner = maps.inner(&x);
+        let (inner, left) = (maps.inner(&x), factor(&x, precision));
         let one = |i: usize| {
-            let weight = &dense(&maps.weights[i]);
+            let weight = &dense(&maps.weights[i], precision);
             let [out, _] = dims(weight);
             let low = inner.as_ref().zip(maps.branches[i].as_ref()).map(|(inner, branch)| {
                 let rank = dims(&branch.a)[0];
                 (Operand::lines(inner, maps.starts[i], rank), Operand::lines(&branch.b, 0, rank), rank)
             });
-            let operands = (Operand::lines(&x, 0, input), Operand::lines(weight, 0, input));
+            let operands = (Operand::lines(&left, 0, input), Operand::lines(weight, 0, input));
             let y = map("linear map", [rows, out, input], operands, low, maps.biases[i].as_ref(), onto.take().map(flat));
             portable::shaped::<Self>(y, &shape)
         };
@@ -360,7 +373,7 @@ impl MapOps for CubeBackend {
         };
         let mut dx = held.map(flat);
         for i in if wanted.x { order } else { Vec::new() } {
-            let (dy, weight) = (&dys[i], &dense(&maps.weights[i]));
+            let (dy, weight) = (&factor(&dys[i], precision), &dense(&maps.weights[i], precision));
             let [out, input] = dims(weight);
             let low = inner_grads.as_ref().zip(maps.branches[i].as_ref()).map(|(inner, branch)| {
                 let rank = dims(&branch.a)[0];
@@ -371,5 +384,27 @@ impl MapOps for CubeBackend {
         }
         let dx = dx.filter(|_| wanted.x).map(|dx| portable::shaped::<Self>(dx, &shape));
         Parts(dx.into_iter().chain(of_branches).collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Gate and up of the 0.5B model with adapters of rank 8: the gradients of A take 14 workgroups of a wave each, those of B 76.
+    #[test]
+    fn gradients_of_branches_have_no_workgroups_to_spare() {
+        let small = |m, n| {
+            let product = product(
+                "branch",
+                [m, n, 512],
+                Layout { line: 1, k: m, ..Layout::default() },
+                Layout { line: 1, k: n, ..Layout::default() },
+                0,
+                1.0,
+            );
+            workgroups(&product, &small_block(&product, true))
+        };
+        assert_eq!([small(8, 896), small(4864, 8)], [14, 76]);
     }
 }

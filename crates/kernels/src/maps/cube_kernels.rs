@@ -8,7 +8,7 @@ use cubecl::prelude::*;
 use crate::cube::args::{Args, Image, Part};
 use crate::cube::block::Block;
 use crate::cube::direct::direct_sums;
-use crate::cube::product::{no_sums, part_of, room, shared_sums};
+use crate::cube::product::{no_sums, part_at, part_of, room, shared_sums};
 
 /// What a product of [`map_kernel`] has besides.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -25,13 +25,13 @@ impl With {
     const NOTHING: Self = Self { low: None, bias: false, onto: false };
 }
 
-/// `C = A B + L M (+ bias) (+ onto)`, f32 but for B; C may be `onto`. Grid: blocks of columns, blocks of rows.
+/// `C = A B + L M (+ bias) (+ onto)`, f32 but for A and B; C may be `onto`. Grid: blocks of columns, blocks of rows.
 ///
 /// # Safety
 /// No index is checked: the tensors must hold all that `args` and, with a branch, `low` reach, a bias a number to each column, `onto` what C has.
 #[cube(launch_unchecked, address_type = "dynamic")]
-pub(super) fn map_kernel<B: Float>(
-    a: &Tensor<f32>,
+pub(super) fn map_kernel<A: Float, B: Float>(
+    a: &Tensor<A>,
     b: &Tensor<B>,
     left: &Tensor<f32>,
     right: &Tensor<f32>,
@@ -43,19 +43,19 @@ pub(super) fn map_kernel<B: Float>(
     image: &Image,
     #[comptime] block: Block,
     #[comptime] with: With,
-    #[define(B)] _type: ElemType,
+    #[define(A, B)] _types: [ElemType; 2],
 ) {
     let part = part_of(0u32, 0u32, args, block);
     let mut sums = no_sums(block);
     if comptime!(block.shared) {
         let mut room = room(comptime!(block.left().size()), comptime!(block.right().size()));
-        shared_sums::<f32, B>(a, b, &mut room, &mut sums, args, image, &part, block);
+        shared_sums::<A, B>(a, b, &mut room, &mut sums, args, image, &part, block);
         if comptime!(with.low.is_some()) {
             let block = comptime!(with.low.unwrap_or(block));
             shared_sums::<f32, f32>(left, right, &mut room, &mut sums, low, image, &part_of(0u32, 0u32, low, block), block);
         }
     } else {
-        direct_sums::<f32, B>(a, b, &mut sums, args, image, &part, block);
+        direct_sums::<A, B>(a, b, &mut sums, args, image, &part, block);
         if comptime!(with.low.is_some()) {
             let block = comptime!(with.low.unwrap_or(block));
             direct_sums::<f32, f32>(left, right, &mut sums, low, image, &part_of(0u32, 0u32, low, block), block);
@@ -73,7 +73,7 @@ pub(super) struct Member {
     pub(super) block: Block,
 }
 
-/// Products that write into one tensor, all of f32. Grid: blocks of columns and blocks of rows of the largest, products.
+/// Products that write into one tensor, all of f32. Grid: the blocks of one product after the other, by their number, and perhaps a few more.
 ///
 /// # Safety
 /// No index is checked: the tensors must hold all that each product's `args` reach.
@@ -89,25 +89,29 @@ pub(super) fn group_kernel(
 ) {
     let mut room = room(comptime!(shared[0]), comptime!(shared[1]));
     let count = comptime!(members.len());
+    let number = CUBE_POS as u32;
+    let mut end = 0u32;
     #[unroll]
     for g in 0..count {
-        if CUBE_POS_Z == comptime!(g as u32) {
-            let member = comptime!(members[g]);
-            let args = args.index(g);
-            let part = part_of(0u32, 0u32, args, comptime!(member.block));
-            // A whole workgroup has something to do or nothing.
-            if part.first_row < args.m && part.first_col < args.n {
-                let left = lefts.index(comptime!(member.left));
-                let right = rights.index(comptime!(member.right));
-                let mut sums = no_sums(comptime!(member.block));
-                if comptime!(member.block.shared) {
-                    shared_sums::<f32, f32>(left, right, &mut room, &mut sums, args, image, &part, comptime!(member.block));
-                } else {
-                    direct_sums::<f32, f32>(left, right, &mut sums, args, image, &part, comptime!(member.block));
-                }
-                // Nothing is added: what is bound in place of it is not read.
-                write(&sums, left, left, c, args, &part, comptime!(member.block), With::NOTHING);
+        let member = comptime!(members[g]);
+        let args = args.index(g);
+        let across = args.n.div_ceil(member.block.cols);
+        let first = end;
+        end += across * args.m.div_ceil(member.block.rows);
+        // A whole workgroup is in this product or in none.
+        if number >= first && number < end {
+            let (block_row, block_col) = ((number - first) / across, (number - first) % across);
+            let part = part_at(block_row, block_col, 0u32, 0u32, args, comptime!(member.block));
+            let left = lefts.index(comptime!(member.left));
+            let right = rights.index(comptime!(member.right));
+            let mut sums = no_sums(comptime!(member.block));
+            if comptime!(member.block.shared) {
+                shared_sums::<f32, f32>(left, right, &mut room, &mut sums, args, image, &part, comptime!(member.block));
+            } else {
+                direct_sums::<f32, f32>(left, right, &mut sums, args, image, &part, comptime!(member.block));
             }
+            // Nothing is added: what is bound in place of it is not read.
+            write(&sums, left, left, c, args, &part, comptime!(member.block), With::NOTHING);
         }
     }
 }

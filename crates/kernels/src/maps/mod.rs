@@ -71,7 +71,7 @@ pub struct Map {
 
 /// `y = x (W + s B A)ᵀ + b` of each map, x `[.., in]` to `[.., out]`, differentiable; `onto` `[.., out]` is added to the first.
 ///
-/// The gradients are made when the last result's has come: a backward pass must begin behind all of them.
+/// The gradients are made at once, when those of the results have come; one that nobody reads counts as zeros.
 ///
 /// # Panics
 /// If the shapes do not fit each other, or there are more maps than [`MOST_MAPS`].

@@ -23,8 +23,8 @@ enum Trained {
     Nothing,
 }
 
-/// Results of three maps, of which the first and last have a branch, and all gradients.
-fn run(together: bool, trained: Trained) -> Vec<Vec<f32>> {
+/// Results of three maps, of which the first and last have a branch, and all gradients of those that are `read`.
+fn run(together: bool, trained: Trained, read: [bool; 3]) -> Vec<Vec<f32>> {
     let device = Device::flex().autodiff();
     let leaf = |seed: u64, shape: [usize; 2], wanted: bool| drawn(&device, seed, shape).set_require_grad(wanted);
     let outs = [50, 30, 90];
@@ -54,14 +54,15 @@ fn run(together: bool, trained: Trained) -> Vec<Vec<f32>> {
             onto.take().map_or(y.clone(), |onto| onto + y)
         })
     };
-    let joined = Tensor::cat(results.to_vec(), 1);
+    let joined = Tensor::cat(results.iter().zip(read).filter(|(_, read)| *read).map(|(y, _)| y.clone()).collect(), 1);
     let dy = drawn(&device, 7, joined.dims()).detach();
     let mut graph = lead(joined, dy).backward();
     let host = |t: Tensor<2>| t.try_into_vec_as::<f32>().unwrap();
     let mut found: Vec<Vec<f32>> = results.into_iter().map(host).collect();
     let of_branches = branches.into_iter().flatten().flat_map(|branch| [branch.a, branch.b]);
     let leaves = [x, onto].into_iter().chain(weights).chain(of_branches);
-    found.extend(leaves.filter_map(|leaf| leaf.grad_remove(&mut graph)).map(host));
+    let wanted = leaves.filter(|leaf| leaf.is_require_grad());
+    found.extend(wanted.map(|leaf| leaf.grad_remove(&mut graph).unwrap_or_else(|| leaf.zeros_like())).map(host));
     found.extend(bias.grad_remove(&mut graph).map(|grad| grad.try_into_vec_as::<f32>().unwrap()));
     found
 }
@@ -69,10 +70,21 @@ fn run(together: bool, trained: Trained) -> Vec<Vec<f32>> {
 #[test]
 fn together_they_are_what_they_are_one_by_one() {
     for (trained, gradients) in [(Trained::Branches, 2 + 4), (Trained::Everything, 2 + 3 + 4 + 1), (Trained::Nothing, 2)] {
-        let [together, alone] = [true, false].map(|together| run(together, trained));
+        let [together, alone] = [true, false].map(|together| run(together, trained, [true; 3]));
         assert_eq!(together.len(), 3 + gradients);
         assert_eq!(together, alone);
         assert!(together.iter().flatten().all(|v| v.is_finite()) && together.iter().all(|t| t.iter().any(|v| *v != 0.0)));
+    }
+}
+
+#[test]
+fn a_result_that_nobody_reads_has_a_gradient_of_zeros() {
+    for read in (1..7u32).map(|bits| [0, 1, 2].map(|i| bits >> i & 1 == 1)) {
+        let [together, alone] = [true, false].map(|together| run(together, Trained::Branches, read));
+        assert_eq!(together, alone, "{read:?}");
+        // x, what is added to, and two of each branch, behind the results.
+        let gradients = [true, read[0], read[0], read[0], read[2], read[2]];
+        assert_eq!([3, 4, 5, 6, 7, 8].map(|i| together[i].iter().any(|v| *v != 0.0)), gradients, "{read:?}");
     }
 }
 

@@ -4,6 +4,7 @@ use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, BackendTensor, Dispatch, DispatchAutodiffContext, DispatchTensor, DispatchTensorKind, ExtensionType};
 
 /// Tensors to be joined: the operations of a backend extension take no `Vec` of tensors, but a type that maps itself.
+#[derive(Clone, Debug)]
 pub struct Parts<B: Backend>(pub Vec<FloatTensor<B>>);
 
 impl<B: Backend> ExtensionType<B> for Parts<B> {

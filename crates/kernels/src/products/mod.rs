@@ -108,7 +108,7 @@ impl Weight {
     }
 }
 
-/// Whether products on this device read a weight in bf16 where it lies. Others would make a copy of it in f32 each time.
+/// Whether products on this device read a weight in bf16 where it lies, whoever multiplies. Others may make a copy of it in f32 each time.
 pub fn reads_bf16(device: &Device) -> bool {
     device.clone().without_autodiff() == Device::flex()
 }

@@ -130,7 +130,17 @@ fn of_branch(precision: Precision, dtype: DType) -> DType {
 /// `a b` of factors in `dtype`, in the type of a.
 fn product<B: MatrixOps>(a: FloatTensor<B>, b: FloatTensor<B>, dtype: DType) -> FloatTensor<B> {
     let out = a.dtype();
-    cast::<B>(B::product(cast::<B>(a, dtype), cast::<B>(b, dtype)), out)
+    let read = dtype == DType::F32 && matches!(b.dtype(), DType::F16 | DType::BF16) && B::reads_halves();
+    let b = if read { b } else { cast::<B>(b, dtype) };
+    cast::<B>(B::product(cast::<B>(a, dtype), b), out)
+}
+
+/// A weight as a factor: as it is, or values made of its blocks.
+fn factor<B: Backend>(weight: StoredWeight<B>, dtype: DType) -> FloatTensor<B> {
+    match weight {
+        StoredWeight::Dense(weight) => weight,
+        blocks @ StoredWeight::Blocks { .. } => dense::<B>(blocks, dtype),
+    }
 }
 
 pub(super) fn linear<B: MatrixOps>(
@@ -140,7 +150,7 @@ pub(super) fn linear<B: MatrixOps>(
     precision: Precision,
 ) -> FloatTensor<B> {
     let dtype = factors(precision, x.dtype());
-    let y = product::<B>(x, transposed::<B>(dense::<B>(weight, dtype)), dtype);
+    let y = product::<B>(x, transposed::<B>(factor::<B>(weight, dtype)), dtype);
     match bias {
         Some(bias) => {
             let out = bias.shape().num_elements();
@@ -152,7 +162,7 @@ pub(super) fn linear<B: MatrixOps>(
 
 pub(super) fn linear_data_grad<B: MatrixOps>(dy: FloatTensor<B>, weight: StoredWeight<B>, precision: Precision) -> FloatTensor<B> {
     let dtype = factors(precision, dy.dtype());
-    product::<B>(dy, dense::<B>(weight, dtype), dtype)
+    product::<B>(dy, factor::<B>(weight, dtype), dtype)
 }
 
 pub(super) fn linear_weight_grad<B: MatrixOps>(x: FloatTensor<B>, dy: FloatTensor<B>) -> FloatTensor<B> {

@@ -1,12 +1,13 @@
 //! Images in half precision, on devices that have it (lavapipe): parameters, their gradients and all sums are f32. And products of a language
 //! model's factors in f16.
 
+use crate::launches::{assert_ours, trace};
 use crate::support::{Case, Numbers, case, cube, data, device, numbers, on_each_device, pattern, relative};
 use bellows_kernels::operands::Bias;
 use bellows_kernels::ops::KernelOps;
 use bellows_kernels::planes::{Parts, PlaneOps};
 use bellows_kernels::products::{ProductOps, StoredWeight};
-use bellows_kernels::{HALF_GRADIENTS, NormStep, Precision};
+use bellows_kernels::{HALF_GRADIENTS, Lowering, NormStep, Precision, set_default_lowering};
 use burn::backend::{Backend, f16};
 use burn::tensor::{DType, TensorData};
 use burn_cubecl::CubeBackend;
@@ -19,7 +20,7 @@ const EPSILON: f32 = 1.0 / 2048.0;
 
 /// Whether the device has it; lavapipe is among the devices of the tests because it does.
 #[expect(clippy::print_stderr, reason = "a test that is skipped must say so")]
-fn has_half() -> bool {
+pub(crate) fn has_half() -> bool {
     let has = CubeBackend::supports_dtype(&device(), DType::F16);
     assert!(has || env::var_os("VK_DRIVER_FILES").is_none_or(|icd| !icd.to_string_lossy().contains("lvp")), "lavapipe without f16");
     if !has {
@@ -154,4 +155,24 @@ fn products() {
             }
         }
     }
+}
+
+/// A weight in 16 bits beside numbers in f32, both ways: the bits of the same weight in f32, and no copy of it.
+#[test]
+fn weights_are_read_where_they_lie() {
+    if !on_each_device("half::weights_are_read_where_they_lie") || !has_half() {
+        return;
+    }
+    set_default_lowering(Lowering::Gemm);
+    let ([n, out, input], matrix) =
+        ([9, 40, 96], |stream: u64, shape: [usize; 2]| TensorData::new(pattern(stream, shape[0] * shape[1]), shape));
+    let w = matrix(3, [out, input]).convert::<f16>();
+    let both = |stored: CubeTensor| {
+        let w = || StoredWeight::Dense(stored.clone());
+        let y = CubeBackend::linear_forward(cube(matrix(1, [n, input])), w(), Bias::Zero, Precision::F32);
+        [y, CubeBackend::linear_data_grad(cube(matrix(2, [n, out])), w(), Precision::F32)].map(numbers)
+    };
+    let (halves, whole) = (cube(w.clone()), cube(w.convert::<f32>()));
+    assert!(both(halves.clone()) == both(whole));
+    assert_ours(&trace(|| both(halves)), &[("matmul_kernel", 2)]);
 }

@@ -1,7 +1,8 @@
 //! The maps of one input on the device against products one by one on the CPU in f64: values, gradients, launches.
 
+use crate::half::has_half;
 use crate::launches::{assert_ours, trace};
-use crate::support::{Numbers, cases, cube, data, flex64, numbers, on_swiftshader, relative};
+use crate::support::{Numbers, cases, cube, data, flex, flex64, numbers, on_each_device, on_swiftshader, relative};
 use bellows_kernels::maps::{MapOps, Maps, StoredBranch, StoredMap, Wanted};
 use bellows_kernels::operands::Bias;
 use bellows_kernels::planes::Parts;
@@ -35,6 +36,7 @@ impl Case {
     /// The results, the gradient of x, those of the branches.
     fn run<B: MapOps>(
         &self,
+        precision: Precision,
         upload: impl Fn(TensorData) -> B::FloatTensorPrimitive,
         host: impl Fn(B::FloatTensorPrimitive) -> Vec<f32>,
     ) -> Vec<Vec<f32>> {
@@ -56,18 +58,19 @@ impl Case {
             false => Bias::Zero,
         };
         let x = matrix(100, [rows, input]);
-        let mut results = B::maps(x.clone(), maps(), optional(onto, 101, self.maps[0].0), Precision::F32).0;
+        let mut results = B::maps(x.clone(), maps(), optional(onto, 101, self.maps[0].0), precision).0;
         let besides = results.split_off(self.maps.len());
         let branches = self.maps.iter().any(|(_, rank)| *rank > 0);
         let kept = Parts(branches.then_some(x).into_iter().chain(besides).collect());
         let dys = Parts(self.order().into_iter().map(|i| matrix(200 + i as u64, [rows, self.maps[i].0])).collect());
         let wanted = Wanted { x: true, branches };
-        let grads = B::maps_grad(kept, maps(), dys, self.order(), optional(held, 102, input), wanted, Precision::F32);
+        let grads = B::maps_grad(kept, maps(), dys, self.order(), optional(held, 102, input), wanted, precision);
         results.into_iter().chain(grads.0).map(host).collect()
     }
 
     fn check(&self) {
-        let (on_cube, on_flex) = (self.run::<CubeBackend>(cube, numbers), self.run::<Flex>(flex64, Numbers::into_f32));
+        let on_cube = self.run::<CubeBackend>(Precision::F32, cube, numbers);
+        let on_flex = self.run::<Flex>(Precision::F32, flex64, Numbers::into_f32);
         assert_eq!(on_cube.len(), on_flex.len(), "{self:?}");
         for (i, (cube, flex)) in on_cube.iter().zip(&on_flex).enumerate() {
             let error = relative(cube, flex);
@@ -100,7 +103,27 @@ fn are_few_launches() {
     set_default_lowering(Lowering::Gemm);
     let case = Case { rows: 64, input: 96, maps: vec![(96, 8), (32, 8), (32, 8)], bias: true, onto: true, held: true, turn: 2 };
     case.check();
-    let launched = trace(|| case.run::<CubeBackend>(cube, numbers));
+    let launched = trace(|| case.run::<CubeBackend>(Precision::F32, cube, numbers));
     // Forward the inner products and one a map, backward theirs, those of A and B, and one a map.
     assert_ours(&launched, &[("group_kernel", 1 + 2), ("map_kernel", 3 + 3)]);
+}
+
+/// Factors beside the weights rounded to f16, everything else in f32: the numbers of the processor, not only near them. (lavapipe's compiler takes
+/// minutes over the kernel of branches, which is the same as in f32.)
+#[test]
+fn of_rounded_factors() {
+    if !on_each_device("maps::of_rounded_factors") || !has_half() {
+        return;
+    }
+    set_default_lowering(Lowering::Gemm);
+    let case = Case { rows: 33, input: 50, maps: vec![(40, 0), (20, 0)], bias: true, onto: true, held: true, turn: 1 };
+    let (ours, theirs) =
+        (case.run::<CubeBackend>(Precision::F16, cube, numbers), case.run::<Flex>(Precision::F16, flex, Numbers::into_f32));
+    let exact = case.run::<Flex>(Precision::F32, flex, Numbers::into_f32);
+    for ((ours, theirs), exact) in ours.iter().zip(&theirs).zip(&exact) {
+        let [near, far] = [theirs, exact].map(|other| relative(ours, other));
+        assert!(near < 5e-6 && far > 2e-5, "{near:.1e} from the same rounding, {far:.1e} from none");
+    }
+    let launched = trace(|| case.run::<CubeBackend>(Precision::F16, cube, numbers));
+    assert_eq!(launched.iter().filter(|(name, _)| name.contains("map_kernel")).map(|(_, count)| count).sum::<usize>(), 4, "{launched:?}");
 }

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use bellows_chat::Template;
 use bellows_cli::{Failure, Keeping, Session, Signals, Usage, note, pick_device, say};
-use bellows_device::{ProbeOptions, Selected, Work, processor};
+use bellows_device::{Selected, processor};
 use bellows_qwen::base::Base;
 use bellows_qwen::concept::files::{Found, read_json, read_scores, write_json};
 use bellows_qwen::concept::judge::{Comparison, Verdict};
@@ -21,7 +21,7 @@ use serde_json::{Map, Value, json};
 
 use super::steps::{Prompts, ablate, extract, judged, known_as, place, reader, scored, tell_comparison};
 use crate::args::TrainArgs;
-use crate::prove::prove;
+use crate::prove::{by, prove};
 use crate::train::{data_paths, gguf, open_data, open_tokenizer, pick_template, run, settle};
 
 /// The edited model.
@@ -79,8 +79,7 @@ impl Chain {
 
     /// A model on the device of these stages.
     fn open(&self, path: &Path) -> Result<(Base, Selected), Failure> {
-        let device =
-            pick_device(self.config.concept_device.as_ref().unwrap_or(&self.config.device), &ProbeOptions::of(Work::LanguageModel))?;
+        let device = pick_device(self.config.concept_device.as_ref().unwrap_or(&self.config.device), &by(self.config.products))?;
         let base = Base::open(path, &device.device)?;
         prove(&base.model, &base.config, RunPrecision::F32, &device)?;
         Ok((base, device))

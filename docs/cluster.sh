@@ -3,8 +3,15 @@
 # a token bucket on what it sends (tc tbf). Needs root, iproute2 and a built example: cargo build --release -p bellows-ranks --example exchange
 #   docs/cluster.sh target/release/examples/exchange > links.csv
 # Columns: Mbit/s, ranks, bytes of a number on the wire, numbers, seconds.
+#   docs/cluster.sh step target/release/yolo-train > steps.csv
+# times whole steps of YOLOv8n instead, batch 4, on two ranks of one thread: Mbit/s, seconds of forward, backward, and update with what of the exchange is left for it.
 set -euo pipefail
-exchange="$1"
+what=sums
+if [ "$1" = step ]; then
+  what=step
+  shift
+fi
+program="$1"
 name="bl$$"
 clean() {
   for i in 0 1 2 3; do ip netns del "$name-$i" 2>/dev/null || true; done
@@ -22,11 +29,28 @@ for i in 0 1 2 3; do
   ip -n "$name-$i" link set lo up
 done
 port=29600
-for mbit in 100 250 1000; do
+# A burst of two milliseconds, at least what a packet of a large segment takes.
+shape() {
   for i in 0 1 2 3; do
-    # A burst of two milliseconds, at least what a packet of a large segment takes.
-    ip netns exec "$name-$i" tc qdisc replace dev eth0 root tbf rate "${mbit}mbit" burst "$((mbit * 250 > 131072 ? mbit * 250 : 131072))" latency 100ms
+    ip netns exec "$name-$i" tc qdisc replace dev eth0 root tbf rate "${1}mbit" burst "$(($1 * 250 > 131072 ? $1 * 250 : 131072))" latency 100ms
   done
+}
+
+# step I: a rank's.
+step() {
+  RANK=$1 WORLD_SIZE=2 LOCAL_RANK=$1 LOCAL_WORLD_SIZE=2 MASTER_ADDR=10.99.0.1 MASTER_PORT=$port \
+    ip netns exec "$name-$1" taskset -c "$1" "$program" benchmark --json --threads 1 --batch 4
+}
+
+for mbit in 100 250 1000; do
+  shape "$mbit"
+  if [ "$what" = step ]; then
+    port=$((port + 1))
+    step 1 > /dev/null &
+    echo "$mbit,$(step 0 | python3 -c 'import json, sys; r = json.load(sys.stdin); print(r["forward_s"], r["backward_s"], r["update_s"], sep=",")')"
+    wait
+    continue
+  fi
   for ranks in 2 4; do
     # A seventh of YOLOv8n, YOLOv8n, LoRA of 7.5 and of 30 million numbers.
     for numbers in 430000 3011628 7500000 30000000; do
@@ -34,9 +58,9 @@ for mbit in 100 250 1000; do
       for wire in f32 bf16; do
         port=$((port + 1))
         for ((i = ranks - 1; i > 0; i--)); do
-          ip netns exec "$name-$i" "$exchange" "$i" "$ranks" "10.99.0.1:$port" "$numbers" "$wire" 3 &
+          ip netns exec "$name-$i" "$program" "$i" "$ranks" "10.99.0.1:$port" "$numbers" "$wire" 3 &
         done
-        echo "$mbit,$(ip netns exec "$name-0" "$exchange" 0 "$ranks" "10.99.0.1:$port" "$numbers" "$wire" 3)"
+        echo "$mbit,$(ip netns exec "$name-0" "$program" 0 "$ranks" "10.99.0.1:$port" "$numbers" "$wire" 3)"
         wait
       done
     done

@@ -172,6 +172,14 @@ pub enum Fault {
         /// How much is allowed.
         limit: u64,
     },
+    /// A row in shards that may be two.
+    #[error("`{key}.{kind}` is no row of its own, for names in shards are alike up to their first dot: rename it")]
+    Merged {
+        /// What both are called.
+        key: String,
+        /// What one of them is called behind that.
+        kind: String,
+    },
     /// A folder or file without one usable example.
     #[error("no examples found; expected {expected}")]
     Empty {

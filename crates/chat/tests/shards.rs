@@ -101,4 +101,12 @@ fn a_row_that_is_damaged_is_named() {
     assert!(absent.contains("index.jsonl: the index is not there; `data index` writes it"), "{absent}");
     assert_eq!(index_shards(&other, &mut |_, _| {}).unwrap(), 3);
     assert!(open(&other).train[0].get(1).is_err(), "what is no JSON is refused, whoever made the index");
+    // And one that may be two.
+    let merged = dir.path().join("merged");
+    std::fs::create_dir(&merged).unwrap();
+    let mut writer = bellows_shards::Writer::new(&merged, "x", 9);
+    writer.push("a", &[("json", b"{\"text\": \"one\"}"), ("b.json", b"{\"text\": \"two\"}")]).unwrap();
+    writer.finish().unwrap();
+    let error = open(&merged).train[0].get(0).unwrap_err();
+    assert!(matches!(error.fault, Fault::Merged { .. }) && error.to_string().contains("`a.b.json` is no row of its own"), "{error}");
 }

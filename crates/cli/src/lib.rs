@@ -35,7 +35,7 @@ pub use flags::{count, detach, doctor, flag, flag_values, option, resume, switch
 pub use launches::say_launches;
 pub use layers::{Resumed, resumed, yaml_layer, yaml_text};
 pub use orders::obey;
-pub use ranks::{local_rank, ranks_of};
+pub use ranks::{local_rank, placed, ranks_of};
 pub use scratch::scratch;
 pub use session::{Keeping, Run, Session};
 pub use signals::{Signals, Taken};

@@ -93,6 +93,15 @@ pub(crate) fn meet(ranks: usize, patience: Duration) -> Result<Option<Ranks>, Fa
     }
 }
 
+/// The other ranks of which this process is one, if somebody else has started them; waits for them so long.
+///
+/// # Errors
+/// Ranks that do not come, an environment that says it in part.
+pub fn placed(patience: Duration) -> Result<Option<Rc<dyn Exchange>>, Failure> {
+    let Some(place) = told().map_err(Usage)? else { return Ok(None) };
+    Ok(meet(place.ranks, patience)?.map(|ranks| ranks.exchange))
+}
+
 /// A rank that has ended before training began, as this one would.
 #[derive(Debug, thiserror::Error)]
 #[error("rank {rank} has ended before training began")]
@@ -166,6 +175,10 @@ impl Exchange for Noticed {
 
     fn ranks(&self) -> usize {
         self.0.ranks()
+    }
+
+    fn beside(&self) -> Option<&(dyn Exchange + Sync)> {
+        Some(self)
     }
 
     fn wait_at_most(&self, patience: Duration) {

@@ -18,6 +18,7 @@ use burn_autodiff::grads::Gradients;
 use burn_autodiff::ops::{Backward, Ops, OpsKind};
 use burn_autodiff::{Autodiff, NodeId};
 
+use crate::listen::told;
 use crate::meeting::register;
 use crate::norm_parts;
 use crate::operands::{Bias, ConvConfig, NormOutput, NormStep};
@@ -60,7 +61,9 @@ impl<B: KernelOps + PlaneOps, const N: usize> Backward<B, N> for Conv {
         }
         if let (Some(id), Some(x)) = (parent(1), x) {
             let x = checkpointer.retrieve_node_output::<FloatTensor<B>>(x);
-            grads.register::<B>(id, B::conv_weight_grad(x, dy.clone(), kernel, config));
+            let dw = B::conv_weight_grad(x, dy.clone(), kernel, config);
+            told::<B>(id, &dw);
+            grads.register::<B>(id, dw);
         }
         if let (Some(Some(node)), Some(weight)) = (ops.parents.into_iter().next(), weight) {
             let weight = checkpointer.retrieve_node_output::<FloatTensor<B>>(weight);

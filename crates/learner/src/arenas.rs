@@ -3,6 +3,8 @@
 //! Tensors of one parameter group and number format share an arena, as do those without a group. Weights, gradients, moments and averages lie
 //! in the same places. A task and a checkpoint know nothing of it: to them every tensor has its name.
 
+use std::ops::Range;
+
 use bellows_kernels::{Places, Segments, arena, arena_parts, sum_of_squares};
 use burn::tensor::{DType, Tensor};
 
@@ -75,8 +77,7 @@ impl Pieces {
         let (mut present, mut segments) = (Vec::new(), Vec::new());
         for (piece, arena) in self.0.iter().zip(arenas) {
             let Some(arena) = arena else { continue };
-            let ranges = piece.entries.iter().zip(&piece.places.all).filter(|(i, _)| of(**i));
-            segments.extend(ranges.map(|(&i, &(start, len))| (i, (present.len(), start..start + len))));
+            segments.extend(piece.ranges().filter(|(i, _)| of(*i)).map(|(i, place)| (i, (present.len(), place))));
             present.push(arena.clone());
         }
         // In the order of the entries, so that the sum does not depend on the pieces.
@@ -89,6 +90,11 @@ impl Pieces {
 impl Piece {
     fn new(members: Vec<usize>, group: Option<usize>, entries: &[Entry]) -> Self {
         Self { places: Places::of(members.iter().map(|&i| entries[i].numel())), entries: members, group }
+    }
+
+    /// Its entries, and where each lies in its arena.
+    pub(crate) fn ranges(&self) -> impl Iterator<Item = (usize, Range<usize>)> {
+        self.entries.iter().zip(&self.places.all).map(|(&i, &(start, len))| (i, start..start + len))
     }
 
     fn gather(&self, values: Vec<Option<Tensor<1>>>) -> Option<Tensor<1>> {

@@ -7,6 +7,7 @@
 
 use std::collections::HashMap;
 
+use bellows_kernels::{Leaves, leaf, tell};
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
 use burn::tensor::{Gradients, Tensor};
 
@@ -48,6 +49,19 @@ impl ParamGrads {
             }
         }
         module.visit(&mut Take { sums: self, grads });
+    }
+
+    /// Nothing will be added to those of `module`'s parameters: they may be sent to other ranks while the others are made.
+    pub fn complete<M: Module>(&self, module: &M) {
+        struct Complete<'a>(&'a ParamGrads);
+        impl ModuleVisitor for Complete<'_> {
+            fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+                if let Some(grad) = self.0.0.get(&param.id) {
+                    tell(param.val(), grad);
+                }
+            }
+        }
+        module.visit(&mut Complete(self));
     }
 
     /// Adds one parameter's gradient, flattened.
@@ -171,6 +185,28 @@ impl Layout {
     /// The same in arenas.
     pub(crate) fn gathered<M: Module>(&self, model: &M) -> Arenas {
         self.gather(self.values(model).into_iter().map(Some).collect())
+    }
+
+    /// The entries of parameters that have a group, by what the graph calls them: of the processor's alone.
+    pub fn leaves<M: Module>(&self, model: &M) -> Leaves {
+        struct Named<'a> {
+            present: std::slice::Iter<'a, bool>,
+            entries: std::iter::Enumerate<std::slice::Iter<'a, Entry>>,
+            leaves: Leaves,
+        }
+        impl ModuleVisitor for Named<'_> {
+            fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+                if self.present.next().is_none_or(|p| !*p) {
+                    return;
+                }
+                if let Some((number, _)) = self.entries.next().filter(|(_, entry)| entry.group.is_some()) {
+                    self.leaves.extend(leaf(param.val()).map(|name| (name, number)));
+                }
+            }
+        }
+        let mut named = Named { present: self.present.iter(), entries: self.entries.iter().enumerate(), leaves: Leaves::new() };
+        model.visit(&mut named);
+        named.leaves
     }
 
     /// The gradients of the parameters that have a group.

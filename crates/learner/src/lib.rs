@@ -29,6 +29,7 @@ pub mod memory;
 mod metrics;
 mod observe;
 mod optim;
+mod overlap;
 mod parts;
 mod phase;
 mod plan;
@@ -53,7 +54,7 @@ mod watchers;
 mod wire;
 
 pub use arenas::Arenas;
-pub use bellows_ranks::Wire;
+pub use bellows_ranks::{Exchange, Wire};
 pub use config::LearnerConfig;
 pub use counters::{Counters, Place};
 pub use dashboard::Dashboard;

@@ -12,6 +12,7 @@ use crate::arenas::Arenas;
 use crate::error::LearnError;
 use crate::grads::{GradBuffer, read};
 use crate::layout::Layout;
+use crate::overlap::{Buckets, summed};
 use crate::ranks::Ranks;
 use crate::shortage::{Failure, Shortage, attempt};
 use crate::task::StepOutput;
@@ -40,7 +41,7 @@ pub(crate) struct Met {
 }
 
 /// What one rank tells of its part.
-#[derive(Default, Serialize, Deserialize)]
+#[derive(Clone, Default, Serialize, Deserialize)]
 struct Told {
     failed: Option<String>,
     /// Memory ran out, in the device's words, and whether the device is lost.
@@ -53,29 +54,39 @@ struct Told {
     loss: bool,
     statistics: bool,
     seen: Vec<bool>,
+    /// The entries that were given in the middle of the pass, in their order; `None` if one of them has another gradient in the end.
+    early: Option<Vec<usize>>,
 }
 
-/// Adds up what the ranks have made, gradients in f32 from what `wire` makes of them. All of them fail if one has failed, and all are short of memory if one is.
+/// Makes this rank's part of a batch by `pass`, and adds up what the ranks have made, gradients in f32 from what `wire` makes of them: `meanwhile`, as far as they come up in
+/// the middle of the pass. All of them fail if one has failed, and all are short of memory if one is.
 pub(crate) fn meet<M: Module, O>(
-    ranks: &Ranks,
-    wire: Wire,
+    (ranks, wire): (&Ranks, Wire),
     layout: &Layout,
     device: &Device,
     model: &M,
-    made: Result<Made<O>, Failure>,
+    meanwhile: bool,
+    pass: impl FnOnce() -> Result<Made<O>, Failure>,
 ) -> Result<(Made<O>, Option<Met>), Failure> {
-    let Some(others) = ranks.others() else { return made.map(|made| (made, None)) };
-    let read = made.and_then(|made| {
-        let host = attempt(|| on_host(layout, model, &made))?;
-        Ok((made, host))
+    let Some(others) = ranks.others() else { return pass().map(|made| (made, None)) };
+    let order = ranks.early();
+    let buckets = Buckets::of(layout, order.as_deref().unwrap_or_default());
+    let meanwhile = meanwhile && order.is_some();
+    let (read, sums) = summed(others, wire, &buckets, meanwhile, |hand| {
+        let made = if meanwhile { hand.listen(layout.leaves(model), pass) } else { pass() }?;
+        let (mut told, flat) = attempt(|| on_host(layout, model, &made))?;
+        told.early = hand.rest(&flat);
+        Ok((made, told, flat))
     });
+    let mut sums = sums.map_err(|error| Failure::Other(error.into()))?;
+    let failed = Told::default();
     let mine = match &read {
-        Ok((_, (told, _))) => Told { items: told.items.clone(), seen: told.seen.clone(), failed: None, short: None, ..*told },
-        Err(Failure::Memory(shortage)) => Told { short: Some((shortage.reason.clone(), shortage.lost)), ..Told::default() },
-        Err(Failure::Other(error)) => Told { failed: Some(in_words(error)), ..Told::default() },
+        Ok((_, told, _)) => told.clone(),
+        Err(Failure::Memory(shortage)) => Told { short: Some((shortage.reason.clone(), shortage.lost)), ..failed },
+        Err(Failure::Other(error)) => Told { failed: Some(in_words(error)), ..failed },
     };
     let all = tell(others, &mine).map_err(Failure::Other)?;
-    let (mut made, (_, mut flat)) = read?;
+    let (mut made, _, flat) = read?;
     for (rank, told) in all.iter().enumerate() {
         if let Some(reason) = &told.failed {
             return Err(Failure::Other(LearnError::Rank { rank, reason: reason.clone() }));
@@ -84,9 +95,16 @@ pub(crate) fn meet<M: Module, O>(
             return Err(Failure::Memory(Shortage { reason: format!("rank {rank}: {reason}"), lost: *lost }));
         }
     }
-    others.sum(&mut flat, wire).map_err(|error| Failure::Other(error.into()))?;
+    if all.iter().any(|told| told.early.is_none()) {
+        // Somebody's model reads a weight more than once. It may do so again.
+        ranks.set_early(None);
+        sums = flat;
+        others.sum(&mut sums, wire).map_err(|error| Failure::Other(error.into()))?;
+    } else if order.is_some_and(|order| order.is_empty()) {
+        ranks.set_early(all[0].early.clone());
+    }
     let seen = (0..layout.entries.len()).map(|i| all.iter().any(|told| told.seen.get(i) == Some(&true))).collect();
-    made.grads = attempt(|| Ok(on_device(layout, device, &flat, seen)))?;
+    made.grads = attempt(|| Ok(on_device(layout, device, &sums, seen)))?;
     let sum = |of: fn(&Told) -> usize| all.iter().map(of).sum::<usize>();
     let met = Met {
         items: all.iter().flat_map(|told| told.items.clone()).collect(),

@@ -4,7 +4,7 @@
 //! Rank 0 is the one that has a run directory: it reads checkpoints for all, writes, and its clock is everybody's. Whatever could send ranks
 //! different ways (a signal, a clock, a batch that cannot be read, memory that runs out) is told to all before anybody acts on it.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::rc::Rc;
@@ -31,6 +31,8 @@ struct Others {
     limits: Limits,
     /// No step has been made yet: the first one takes long.
     new: Cell<bool>,
+    /// The entries whose gradients come up in the middle of a backward pass, in the order of rank 0's; `None` where those are not all of them.
+    early: RefCell<Option<Vec<usize>>>,
 }
 
 /// What a rank is: all must be the same.
@@ -62,7 +64,7 @@ struct Head {
 impl Ranks {
     /// Those of `exchange`, of which one waits for another as long as `limits` say.
     pub(crate) fn of(exchange: Rc<dyn Exchange>, limits: Limits) -> Self {
-        let others = Others { exchange, limits, new: Cell::new(true) };
+        let others = Others { exchange, limits, new: Cell::new(true), early: RefCell::new(Some(Vec::new())) };
         others.exchange.wait_at_most(Duration::from_secs_f64(others.limits.seconds(Phase::Start)));
         Self(Some(Rc::new(others)).filter(|others| others.exchange.ranks() > 1))
     }
@@ -93,6 +95,16 @@ impl Ranks {
 
     pub(crate) fn exchange(&self) -> Option<&Rc<dyn Exchange>> {
         self.0.as_ref().map(|others| &others.exchange)
+    }
+
+    /// The order that gradients are exchanged in, as far as it is known, while the backward pass goes on; `None` if they are not.
+    pub(crate) fn early(&self) -> Option<Vec<usize>> {
+        self.0.as_ref().and_then(|others| others.early.borrow().clone())
+    }
+
+    /// The same on all ranks.
+    pub(crate) fn set_early(&self, order: Option<Vec<usize>>) {
+        self.0.iter().for_each(|others| drop(others.early.replace(order.clone())));
     }
 
     /// Whether all ranks run the same program with the same settings on the same data.

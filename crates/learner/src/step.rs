@@ -69,8 +69,11 @@ pub(crate) fn try_step<T: Task>(
     let before = (state.model.valid(), state.grads.clone(), state.counters.clone());
     let mut watch = Stopwatch::start(context.profile.then_some(context.device));
     let sharing = context.sync_bn.then_some(context.ranks);
-    let made = together(sharing, || attempt(|| Ok(gradients(context, &state.model, parts, draw, &mut watch))));
-    let met = meet(context.ranks, context.wire, context.layout, context.device, &state.model, made);
+    // What is asked of the other ranks in the middle of the pass has the exchange for itself; and of several parts only the sum is told.
+    let meanwhile = !context.sync_bn && parts.len() == 1;
+    let met = meet((context.ranks, context.wire), context.layout, context.device, &state.model, meanwhile, || {
+        together(sharing, || attempt(|| Ok(gradients(context, &state.model, parts, draw, &mut watch))))
+    });
     let stepped = met.and_then(|(made, met)| attempt(|| update(context, state, before.0.clone(), made, met, hyper, &mut watch)));
     stepped.inspect_err(|_| {
         (state.grads, state.counters) = (before.1, before.2);

@@ -3,16 +3,15 @@
 
 mod toy;
 
-use std::cell::Cell;
 use std::path::Path;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 
 use bellows_exit::{Coded, Exit};
 use bellows_learner::{
-    EpochSchedule, Identity, LearnError, Learner, LearnerConfig, Limits, OptimizerKind, Outcome, Schedule, UpdateSchedule,
+    EpochSchedule, Identity, LearnError, Learner, LearnerConfig, Limits, OptimizerKind, Outcome, Schedule, UpdateSchedule, Wire,
 };
 use bellows_ranks::{Exchange, ExchangeError, Thread, threads};
 use bellows_runs::RunDir;
@@ -122,6 +121,31 @@ fn a_number_of_ranks_gives_the_same_bits_every_time() {
     assert!(ending(dir.path()) == run(1), "one rank is a run without ranks");
 }
 
+/// Gradients that are told in the middle of the backward pass, by all ranks or by some; and ones that are not all of the gradient.
+#[test]
+fn when_gradients_are_told_changes_no_bit() {
+    type OfRank = fn(f32) -> f32;
+    type Told = fn(usize) -> Option<OfRank>;
+    let run = |told: Told, wire| {
+        let dir = tempfile::tempdir().unwrap();
+        let config = LearnerConfig { wire, ..config(2) };
+        on_ranks(dir.path(), 2, &config, |rank| Toy { told: told(rank), ..Toy::default() }, finish);
+        ending(dir.path())
+    };
+    for wire in [Wire::F32, Wire::Bf16] {
+        let expected = run(|_| None, wire);
+        let all: [Told; 4] = [
+            |_| Some(|x| x),
+            |rank| (rank == 1).then_some(|x| x),
+            |_| Some(|x| x / 2.0),
+            |rank| Some(if rank == 0 { |x| x } else { |x| x / 2.0 }),
+        ];
+        for (i, told) in all.into_iter().enumerate() {
+            assert!(run(told, wire) == expected, "{i}, {wire:?}");
+        }
+    }
+}
+
 #[test]
 fn a_rank_that_is_another_is_refused_with_the_difference() {
     let dir = tempfile::tempdir().unwrap();
@@ -209,7 +233,7 @@ fn goes_on(begun: &LearnerConfig, toy: fn(usize) -> Toy, ranks: usize) -> (tempf
 /// A rank that is gone when it has exchanged so often.
 struct Dying {
     exchange: Thread,
-    left: Cell<usize>,
+    left: AtomicUsize,
 }
 
 impl Exchange for Dying {
@@ -221,9 +245,13 @@ impl Exchange for Dying {
         self.exchange.ranks()
     }
 
+    fn beside(&self) -> Option<&(dyn Exchange + Sync)> {
+        Some(self)
+    }
+
     fn swap(&self, parts: &[&[u8]]) -> Result<Vec<Vec<u8>>, ExchangeError> {
-        let left = self.left.get().checked_sub(1).ok_or(ExchangeError::Gone { rank: self.rank(), reason: "it dies".into() })?;
-        self.left.set(left);
+        let left = self.left.load(Ordering::SeqCst).checked_sub(1);
+        self.left.store(left.ok_or(ExchangeError::Gone { rank: self.rank(), reason: "it dies".into() })?, Ordering::SeqCst);
         self.exchange.swap(parts)
     }
 }
@@ -235,13 +263,13 @@ fn with_a_dying_rank(dir: &Path, exchanges: usize) -> (Result<Outcome, LearnErro
     let (first, second) = (all.next().unwrap(), all.next().unwrap());
     thread::scope(|scope| {
         let dying = scope.spawn(move || {
-            let exchange = Rc::new(Dying { exchange: second, left: Cell::new(exchanges) });
+            let exchange = Rc::new(Dying { exchange: second, left: AtomicUsize::new(exchanges) });
             let (model, device, run) = (net(&Device::flex()), Device::flex(), RunDir::nowhere());
             let mut learner =
                 Learner::new(Toy::default(), model, &device, config(2), run, Identity::default().with("model", "toy")).unwrap();
             let joined = learner.join(exchange.clone(), "this program", Limits::default());
             joined.and_then(|()| learner.resume()).and_then(|()| learner.fit(&data())).ok();
-            exchange.left.get()
+            exchange.left.load(Ordering::SeqCst)
         });
         let run = || {
             let mut learner = rank(dir, first, Toy::default(), config(2), Identity::default().with("model", "toy"))?;

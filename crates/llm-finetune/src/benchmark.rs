@@ -1,6 +1,8 @@
 //! `benchmark`: how fast a LoRA step is here, in the keys that other tools' timers print.
 
-use bellows_cli::{Context, Exit, Failure, Signals, Usage, join_pool, say, say_launches, scratch};
+use std::time::Duration;
+
+use bellows_cli::{Context, Exit, Failure, Signals, Usage, join_pool, placed, say, say_launches, scratch};
 use bellows_qwen::adapter::Targets;
 use bellows_qwen::bench::{Benchmark, Size};
 use bellows_qwen::checkpointing::Checkpointing;
@@ -9,6 +11,9 @@ use serde_json::Value;
 
 use crate::args::BenchmarkArgs;
 use crate::prove::{by, has_numbers};
+
+/// How long ranks wait for each other.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 pub(crate) fn run(args: &BenchmarkArgs, signals: &Signals) -> Result<(), Failure> {
     let least = [("batch", args.batch, 1), ("seq", args.seq, 2), ("rank", args.rank, 1), ("steps", args.steps, 1)];
@@ -38,7 +43,8 @@ pub(crate) fn run(args: &BenchmarkArgs, signals: &Signals) -> Result<(), Failure
         let work = counted.work.iter().map(|(name, done)| (*name, (done.launches, done.bytes, done.flops))).collect();
         return say_launches(&counted.launches, &work, args.json);
     }
-    let report = what.run(&device.device, &folder)?;
+    // Started by mpirun, or with torchrun's variables, this is a rank of several, which time their steps together.
+    let report = what.run(&device.device, &folder, placed(PATIENCE)?)?;
     if args.json {
         let mut report = serde_json::to_value(&report).context(Exit::Failed, "the report as JSON")?;
         report["processor"] = device.name.as_str().into();

@@ -6,10 +6,9 @@ use std::path::Path;
 use bellows_chat::Encoded;
 use bellows_kernels::cube::Counted;
 use bellows_kernels::{processor_level, reads_bf16};
-use bellows_learner::bench::{StepTimer, median};
+use bellows_learner::bench::{Others, StepTimer, median, ranks, run_dir};
 use bellows_learner::memory::{free_memory, peak_memory};
-use bellows_learner::{Decay, Identity, Learner, Rng, StepTimes};
-use bellows_runs::RunDir;
+use bellows_learner::{Decay, Identity, Learner, Limits, Rng, StepTimes};
 use burn::data::dataset::InMemDataset;
 use burn::tensor::Device;
 use rayon::prelude::*;
@@ -144,14 +143,14 @@ pub struct BenchmarkReport {
 }
 
 impl Benchmark {
-    /// Runs on `device`; `scratch` is a folder for the Learner's files.
+    /// Runs on `device`, as one of several ranks if there are `others`; `scratch` is a folder for the Learner's files.
     ///
     /// # Errors
-    /// When the folder cannot be written, or the device fails.
-    pub fn run(&self, device: &Device, scratch: &Path) -> Result<BenchmarkReport, FinetuneError> {
+    /// When the folder cannot be written, or the device fails; a rank that is gone.
+    pub fn run(&self, device: &Device, scratch: &Path, others: Others) -> Result<BenchmarkReport, FinetuneError> {
         let checkpointing = self.settled(device)?;
         let rerun = checkpointing.of(self.size.shape().num_hidden_layers);
-        let times = Self { checkpointing, ..self.clone() }.train(device, scratch, self.steps + WARM_UP)?.after(WARM_UP);
+        let times = Self { checkpointing, ..self.clone() }.train(device, scratch, self.steps + WARM_UP, others)?.after(WARM_UP);
         let part = |of: fn(&StepTimes) -> f64| median(times.iter().map(of).collect());
         let step_s = part(|t| t.forward + t.backward + t.update);
         Ok(BenchmarkReport {
@@ -182,7 +181,7 @@ impl Benchmark {
     /// As [`run`](Self::run).
     pub fn count(&self, device: &Device, scratch: &Path) -> Result<Counted, FinetuneError> {
         let count = |steps| {
-            let (result, counted) = Counted::of(|| self.train(device, scratch, steps));
+            let (result, counted) = Counted::of(|| self.train(device, scratch, steps, None));
             result.map(|_| counted)
         };
         // What Burn chooses by trying is chosen in the first.
@@ -221,26 +220,30 @@ impl Benchmark {
     }
 
     /// So many steps on made-up rows.
-    fn train(&self, device: &Device, scratch: &Path, steps: usize) -> Result<StepTimer, FinetuneError> {
-        let (shape, config) = (self.size.shape(), self.config());
+    fn train(&self, device: &Device, scratch: &Path, steps: usize, others: Others) -> Result<StepTimer, FinetuneError> {
+        let (shape, ranks) = (self.size.shape(), ranks(&others));
+        let config = SftConfig { ranks, ..self.config() };
         let mut rng = Rng::new(0, "benchmark", 0, 0);
         let mut row = || Encoded {
             ids: (0..self.seq).map(|_| rng.below(VOCABULARY as u64 - 300) as u32).collect(),
             trained: (0..self.seq).map(|i| i > 0).collect(),
             cut: 0,
         };
-        let rows: Vec<_> = (0..self.batch * steps).map(|_| row()).collect();
+        let rows: Vec<_> = (0..self.batch * ranks * steps).map(|_| row()).collect();
         let lora = config.lora();
         let model = made_up(&shape, self.precision, self.base_dtype, device);
         adapter_fits(&lora, &model)?;
         let model = lora.apply(model, 0)?;
         let learner_config = config.learner(false);
         let task = SftTask::new(config, lora, shape, rows, Vec::new(), 0);
-        let dir = RunDir::create(scratch, "benchmark", false)?;
+        let dir = run_dir(scratch, &others)?;
         let mut learner = Learner::new(task, model, device, learner_config, dir, Identity::default())?;
+        if let Some(others) = others {
+            learner.join(others, "bellows", Limits::default())?;
+        }
         let times = StepTimer::default();
         learner.observe(times.clone());
-        learner.fit(&InMemDataset::new(vec![(); self.batch * steps]))?;
+        learner.fit(&InMemDataset::new(vec![(); self.batch * ranks * steps]))?;
         Ok(times)
     }
 }
@@ -285,7 +288,7 @@ mod tests {
             precision: RunPrecision::F32,
             base_dtype: BaseDtype::Auto,
         };
-        let report = what.run(&Device::flex().autodiff(), tempfile::tempdir().unwrap().path()).unwrap();
+        let report = what.run(&Device::flex().autodiff(), tempfile::tempdir().unwrap().path(), None).unwrap();
         let serde_json::Value::Object(json) = serde_json::to_value(report).unwrap() else { panic!("a report is an object") };
         // What `../shared/peers/lora_step.py` prints, in its order, and then our own.
         let keys = [

@@ -141,6 +141,10 @@ pub fn gradients_of(
         };
         let mut graph = lead(output, Tensor::from_inner(dy)).backward();
         grads.take(layer, &mut graph);
+        // Scaled ones are divided when all are there.
+        if options.scale.is_none() {
+            grads.complete(layer);
+        }
         settle();
         match input.grad_remove(&mut graph) {
             Some(dx) => dy = dx,

@@ -1,14 +1,16 @@
 //! Numbers against transformers and PEFT, on the tiny checkpoints of `tests/golden/make.py`.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
+use std::cell::RefCell;
 use std::ffi::OsString;
 use std::io::Write;
 use std::path::PathBuf;
 use std::process::Command;
+use std::rc::Rc;
 use std::sync::OnceLock;
 
 use bellows_kernels::cube::{Launches, launches};
-use bellows_kernels::{Adam, Lowering, adam_step, set_default_lowering};
+use bellows_kernels::{Adam, Lowering, adam_step, listen, set_default_lowering};
 use bellows_learner::{Layout, Role, Stopwatch};
 use bellows_qwen::adapter::{LoraConfig, Targets};
 use bellows_qwen::checkpointing::Checkpointing;
@@ -25,6 +27,9 @@ use burn::tensor::{Device, DeviceKind, Int, Tensor, TensorData};
 
 const CASES: [&str; 9] =
     ["qwen2", "qwen3", "llama", "llama-untied", "qwen2-untied-rslora", "qwen3-untied", "qwen2-dora", "llama3-scaled", "mistral-window"];
+
+/// What was told, in its order.
+type Told = Rc<RefCell<Vec<(usize, Vec<f32>)>>>;
 
 /// The device that a child of [`the_same_by_a_device`] is to use.
 const DEVICE: &str = "BELLOWS_PARITY_DEVICE";
@@ -209,11 +214,22 @@ fn loss_and_adapter_gradients() {
         let layout = Layout::of(&model, |name| if name.contains(".lora.") { Role::Trained(0) } else { Role::Fixed });
         let mut of_both = Vec::new();
         for checkpointing in [Checkpointing::OFF, Checkpointing::ALL] {
-            let (loss, grads) = gradients(&model, &batch, Options { checkpointing, ..Options::default() }, &mut Stopwatch::start(None));
+            let told = Told::default();
+            let heard = Rc::clone(&told);
+            let (loss, grads) = listen(layout.leaves(&model), Rc::new(move |entry, grad| heard.borrow_mut().push((entry, grad))), || {
+                gradients(&model, &batch, Options { checkpointing, ..Options::default() }, &mut Stopwatch::start(None))
+            });
             let loss = host(loss)[0] / n as f32;
             let theirs = golden["loss"].to_f32().unwrap()[0];
             assert!((loss - theirs).abs() / theirs < 1e-5, "{name}: loss {loss} for {theirs}");
             let grads: Vec<Vec<f32>> = layout.arrange(&model, grads).into_iter().map(|g| host(g.unwrap())).collect();
+            // Other ranks may have them as soon as their layer is done, the upper layers first.
+            let told = told.borrow();
+            if std::env::var_os(DEVICE).is_none() {
+                assert_eq!(told.len(), grads.len());
+                assert!(told.iter().all(|(entry, told)| *told == grads[*entry]), "{name}: a gradient was told before it was whole");
+                assert!(layout.entries[told[0].0].name > layout.entries[told[told.len() - 1].0].name, "{name}");
+            }
             for (entry, grad) in layout.entries.iter().zip(&grads) {
                 let key = format!("base_model.model.{}.weight", entry.name.replace(".lora.", "."));
                 let ours: Vec<f32> = grad.iter().map(|g| g / n as f32).collect();

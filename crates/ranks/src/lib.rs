@@ -36,6 +36,11 @@ pub trait Exchange {
     /// A rank that is gone, or silent for too long.
     fn swap(&self, parts: &[&[u8]]) -> Result<Vec<Vec<u8>>, ExchangeError>;
 
+    /// The same for another thread than the one it was made on, if it may be used there; by one at a time.
+    fn beside(&self) -> Option<&(dyn Exchange + Sync)> {
+        None
+    }
+
     /// From here on a rank that says nothing for so long is taken for dead, where an exchange can tell.
     fn wait_at_most(&self, _patience: Duration) {}
 

@@ -181,6 +181,10 @@ impl Exchange for Tcp {
         self.peers.len()
     }
 
+    fn beside(&self) -> Option<&(dyn Exchange + Sync)> {
+        Some(self)
+    }
+
     fn wait_at_most(&self, patience: Duration) {
         // A connection that takes no limit is closed, which the next exchange finds out.
         self.peers.iter().flatten().for_each(|peer| drop(peer.set_read_timeout(Some(patience.max(AGAIN)))));

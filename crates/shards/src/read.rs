@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::io::{self, ErrorKind, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::error::{ShardError, ShardFault};
@@ -12,6 +13,9 @@ use crate::walk::archives;
 
 /// Files that are kept open: those that a window of samples reaches into.
 const OPEN: usize = 8;
+
+/// How often a shard is read, as long as it is kept open, before all of it is asked for: in a random order over many shards it is seldom read twice.
+const OFTEN: usize = 16;
 
 /// A folder of shards, whose samples are numbered over all of them.
 #[derive(Debug)]
@@ -23,7 +27,34 @@ pub struct Shards {
     there: Vec<bool>,
     faults: Vec<String>,
     /// The shards that were read last.
-    open: Mutex<Vec<(u32, Arc<Mutex<File>>)>>,
+    open: Mutex<Vec<(u32, Arc<Open>)>>,
+}
+
+/// A shard that is kept open.
+#[derive(Debug)]
+struct Open {
+    file: File,
+    /// Held by whoever moves the place in the file and reads there.
+    place: Mutex<()>,
+    reads: AtomicUsize,
+}
+
+impl Open {
+    /// Fills these with what lies at `at`.
+    fn read(&self, at: u64, parts: [&mut [u8]; 2]) -> io::Result<()> {
+        if self.is_read_often() {
+            read_ahead(&self.file);
+        }
+        let _place = self.place.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut file = &self.file;
+        file.seek(SeekFrom::Start(at))?;
+        parts.into_iter().try_for_each(|part| file.read_exact(part))
+    }
+
+    /// Whether it is from this read on.
+    fn is_read_often(&self) -> bool {
+        self.reads.fetch_add(1, Ordering::Relaxed) + 1 == OFTEN
+    }
 }
 
 impl Shards {
@@ -135,11 +166,7 @@ impl Shards {
         let file = self.file(shard, path)?;
         let mut header = [0; BLOCK];
         let mut contents = vec![0; member.size as usize];
-        {
-            let mut file = file.lock().unwrap_or_else(PoisonError::into_inner);
-            file.seek(SeekFrom::Start(member.at))?;
-            file.read_exact(&mut header).and_then(|()| file.read_exact(&mut contents)).map_err(cut)?;
-        }
+        file.read(member.at, [&mut header, &mut contents]).map_err(cut)?;
         match parse(&header)?.ok_or(ShardFault::Header)? {
             Header { name: found, size, kind: Kind::File } if found == name && size == u64::from(member.size) => {}
             Header { name: found, size, .. } => {
@@ -154,15 +181,11 @@ impl Shards {
     }
 
     /// The file of a shard, opened if it is not among those that were read last.
-    fn file(&self, shard: u32, path: &Path) -> io::Result<Arc<Mutex<File>>> {
+    fn file(&self, shard: u32, path: &Path) -> io::Result<Arc<Open>> {
         let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
         let file = match open.iter().position(|(number, _)| *number == shard) {
             Some(at) => open.remove(at).1,
-            None => {
-                let file = File::open(path)?;
-                read_ahead(&file);
-                Arc::new(Mutex::new(file))
-            }
+            None => Arc::new(Open { file: File::open(path)?, place: Mutex::default(), reads: AtomicUsize::new(0) }),
         };
         open.insert(0, (shard, file.clone()));
         open.truncate(OPEN);
@@ -183,3 +206,30 @@ fn read_ahead(file: &File) {
 
 #[cfg(not(target_os = "linux"))]
 fn read_ahead(_: &File) {}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test may panic")]
+mod tests {
+    use super::*;
+    use crate::Writer;
+
+    /// A whole shard is asked for when it is read from one end to the other, once, and not where every sample is in another shard.
+    #[test]
+    fn shards_that_are_read_once_are_not_read_ahead() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut writer = Writer::new(dir.path(), "x", 20);
+        (0..20 * (OPEN + 1)).for_each(|i| writer.push(&i.to_string(), &[("jpg", &[7; 9])]).unwrap());
+        writer.finish().unwrap();
+        let shards = Shards::open(dir.path()).unwrap();
+        let most = || shards.open.lock().unwrap().iter().map(|(_, open)| open.reads.load(Ordering::Relaxed)).max().unwrap();
+        for round in 0..20 {
+            (0..=OPEN).for_each(|shard| assert!(shards.read(20 * shard + round, "jpg").unwrap().is_some()));
+            assert_eq!(most(), 1);
+        }
+        (0..20).for_each(|i| assert!(shards.read(i, "jpg").unwrap().is_some()));
+        assert_eq!(most(), 20);
+        let file = shards.file(0, &dir.path().join("x-000000.tar")).unwrap();
+        file.reads.store(0, Ordering::Relaxed);
+        assert_eq!((1..=40).filter(|_| file.is_read_often()).count(), 1);
+    }
+}

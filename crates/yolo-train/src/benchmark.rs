@@ -1,6 +1,8 @@
 //! `yolo-train benchmark`: how fast a training step is here, in the keys that other tools' timers print.
 
-use bellows_cli::{Context, Exit, Failure, Signals, Usage, join_pool, say, say_launches, scratch};
+use std::time::Duration;
+
+use bellows_cli::{Context, Exit, Failure, Signals, Usage, join_pool, placed, say, say_launches, scratch};
 use bellows_device::{Backend, ProbeOptions, Work, select};
 use bellows_kernels::{Lowering, Precision, cube, processor_choices, processor_has_bf16, processor_level, processor_peak};
 use bellows_yolo::bench::LayerTimes;
@@ -8,6 +10,9 @@ use bellows_yolo::config::HALF;
 
 use crate::args::BenchmarkArgs;
 use crate::run::has_half;
+
+/// How long ranks wait for each other.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 pub(crate) fn run(args: &BenchmarkArgs, signals: &Signals) -> Result<(), Failure> {
     let what = args.what;
@@ -28,7 +33,8 @@ pub(crate) fn run(args: &BenchmarkArgs, signals: &Signals) -> Result<(), Failure
         let work = counted.work.iter().map(|(name, done)| (*name, (done.launches, done.bytes, done.flops))).collect();
         return say_launches(&counted.launches, &work, args.json);
     }
-    let report = what.run(&device.device, &folder)?;
+    // Started by mpirun, or with torchrun's variables, this is a rank of several, which time their steps together.
+    let report = what.run(&device.device, &folder, placed(PATIENCE)?)?;
     let in_bf16 = device.lowering == Lowering::Bf16 && processor_has_bf16();
     let precision = if in_bf16 { Precision::Bf16 } else { Precision::F32 };
     if args.json {

@@ -1,10 +1,13 @@
-//! A validation that ranks share has the numbers of one process, to the last bit.
+//! A validation that ranks share has the numbers of one process, to the last bit; and gradients that are sent to other ranks early are whole.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
+use std::cell::RefCell;
+use std::rc::Rc;
 use std::sync::Arc;
 use std::thread;
 
-use bellows_learner::{EvalContext, Rng, Shared};
+use bellows_kernels::listen;
+use bellows_learner::{EvalContext, Layout, Rng, Role, Shared};
 use bellows_ranks::{Exchange, threads};
 use bellows_yolo::boxes::{Detection, Label};
 use bellows_yolo::config::{BatchSize, TrainConfig};
@@ -12,9 +15,12 @@ use bellows_yolo::data::{Frame, Item};
 use bellows_yolo::model::YoloConfig;
 use bellows_yolo::{ValSet, Validation, validate};
 use burn::data::dataset::InMemDataset;
-use burn::tensor::Device;
+use burn::tensor::{Device, Tensor, TensorData};
 
 const IMAGES: usize = 11;
+
+/// What was told, in its order.
+type Told = Rc<RefCell<Vec<(usize, Vec<f32>)>>>;
 
 fn size(image: usize) -> (usize, usize) {
     (192 - 8 * (image % 3), 160 + 8 * (image % 4))
@@ -79,4 +85,28 @@ fn a_validation_that_ranks_share_is_that_of_one() {
             assert!(bits(&shared) == bits(&alone), "{ranks} ranks: {:?} for {:?}", bits(&shared).0, bits(&alone).0);
         }
     }
+}
+
+/// Nothing but convolutions reads their weights, so almost all of a detector's gradients may be sent while the backward pass goes on.
+#[test]
+fn convolutions_tell_whole_gradients() {
+    let device = Device::flex().autodiff();
+    let model = YoloConfig::new(2).init(3, &device);
+    let layout = Layout::of(&model, |_| Role::Trained(0));
+    let pixels: Vec<f32> = (0..2 * 3 * 64 * 64).map(|i| (i * 37 % 101) as f32 / 101.0).collect();
+    let outputs = model.forward(Tensor::from_data(TensorData::new(pixels, [2, 3, 64, 64]), &device));
+    let told = Told::default();
+    let heard = Rc::clone(&told);
+    let loss = outputs.into_iter().map(|output| output.powi_scalar(2).sum()).reduce(|a, b| a + b).unwrap();
+    let mut grads = listen(layout.leaves(&model), Rc::new(move |entry, grad| heard.borrow_mut().push((entry, grad))), || loss.backward());
+    let grads = layout.take_gradients(&model, &mut grads);
+    let told = told.borrow();
+    for (entry, told) in told.iter() {
+        let whole = grads[*entry].clone().unwrap().into_data().try_into_vec_as::<f32>().unwrap();
+        assert!(*told == whole, "{}", layout.entries[*entry].name);
+    }
+    let numbers = |entries: &mut dyn Iterator<Item = usize>| entries.map(|i| layout.entries[i].numel()).sum::<usize>();
+    let (early, all) = (numbers(&mut told.iter().map(|(i, _)| *i)), numbers(&mut (0..grads.len()).filter(|i| grads[*i].is_some())));
+    assert!(early * 100 > all * 98, "{early} of {all}");
+    assert!(layout.entries[told[told.len() - 1].0].name.contains("model.0."), "the first layer is the last");
 }

@@ -6,6 +6,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
+use bellows_kernels::tell;
 use bellows_learner::rng::Rng;
 use bellows_learner::{
     BatchReport, Draw, EpochSchedule, EvalContext, Evaluation, Group, Identity, Layout, Learner, LearnerConfig, Observer, OptimizerKind,
@@ -51,6 +52,8 @@ pub struct Toy {
     pub shortage: Shortage,
     /// The class of size of a batch of these samples.
     pub size: fn(&[usize]) -> usize,
+    /// What is told of each number of a gradient in the middle of the backward pass, if anything is.
+    pub told: Option<fn(f32) -> f32>,
     /// The samples of every batch and part that was made.
     pub made: Mutex<Vec<Vec<usize>>>,
     /// A sample: if one more than it is in its batch, the memory runs out in the update that the batch completes.
@@ -71,6 +74,7 @@ impl Default for Toy {
             per_count: false,
             shortage: |_, _| None,
             size: |_| 0,
+            told: None,
             made: Mutex::default(),
             update_shortage: None,
             calls_left: AtomicUsize::new(0),
@@ -175,6 +179,13 @@ impl Task for Toy {
     ) -> (StepOutput<()>, Vec<Option<Tensor<1>>>) {
         let output = self.loss(model, batch, draw, device);
         let mut grads = output.loss.backward();
+        if let Some(told) = self.told {
+            for weight in [model.out.weight.val(), model.hidden.weight.val()] {
+                let values = weight.grad(&grads).unwrap().into_data().try_into_vec_as::<f32>().unwrap();
+                let values: Vec<f32> = values.into_iter().map(told).collect();
+                tell(weight, &Tensor::<1>::from_data(TensorData::from(&values[..]), &Device::flex()));
+            }
+        }
         let mut grads = layout.take_gradients(model, &mut grads);
         if self.update_shortage.is_some_and(|sample| batch.indices.len() > 1 && batch.indices.contains(&sample)) {
             self.calls_left.store(2, Ordering::SeqCst);

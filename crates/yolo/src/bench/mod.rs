@@ -10,10 +10,9 @@ use std::time::Instant;
 
 use bellows_kernels::Precision;
 use bellows_kernels::cube::Counted;
-use bellows_learner::bench::{StepTimer, median};
+use bellows_learner::bench::{Others, StepTimer, median, ranks, run_dir};
 use bellows_learner::memory::peak_memory;
-use bellows_learner::{Draw, EvalContext, Evaluation, Group, Identity, Learner, Role, StepOutput, StepTimes, Task, TaskError};
-use bellows_runs::RunDir;
+use bellows_learner::{Draw, EvalContext, Evaluation, Group, Identity, Learner, Limits, Role, StepOutput, StepTimes, Task, TaskError};
 use burn::data::dataset::{Dataset, InMemDataset};
 use burn::module::Module;
 use burn::tensor::Device;
@@ -80,12 +79,12 @@ const WARM_UP: usize = 2;
 const CLASSES: usize = 4;
 
 impl Benchmark {
-    /// Runs on `device`; `scratch` is a folder for the Learner's files.
+    /// Runs on `device`, as one of several ranks if there are `others`; `scratch` is a folder for the Learner's files.
     ///
     /// # Errors
-    /// When the folder cannot be written, or the device fails.
-    pub fn run(&self, device: &Device, scratch: &Path) -> Result<BenchmarkReport, TrainError> {
-        let (learner, times) = self.train(device, scratch, self.steps + WARM_UP)?;
+    /// When the folder cannot be written, or the device fails; a rank that is gone.
+    pub fn run(&self, device: &Device, scratch: &Path, others: Others) -> Result<BenchmarkReport, TrainError> {
+        let (learner, times) = self.train(device, scratch, self.steps + WARM_UP, others)?;
         let peak_gb = peak_memory();
         let times = times.after(WARM_UP);
         let part = |of: fn(&StepTimes) -> f64| median(times.iter().map(of).collect());
@@ -113,7 +112,7 @@ impl Benchmark {
     /// As [`run`](Self::run).
     pub fn count(&self, device: &Device, scratch: &Path) -> Result<Counted, TrainError> {
         let count = |steps| {
-            let (result, counted) = Counted::of(|| self.train(device, scratch, steps));
+            let (result, counted) = Counted::of(|| self.train(device, scratch, steps, None));
             result.map(|_| counted)
         };
         // What Burn chooses by trying is chosen in the first.
@@ -122,11 +121,13 @@ impl Benchmark {
     }
 
     /// So many steps on one batch.
-    fn train(&self, device: &Device, scratch: &Path, steps: usize) -> Result<(Learner<StepTask>, StepTimer), TrainError> {
+    fn train(&self, device: &Device, scratch: &Path, steps: usize, others: Others) -> Result<(Learner<StepTask>, StepTimer), TrainError> {
+        let ranks = ranks(&others);
         let config = TrainConfig {
             batch: self.batch.into(),
             imgsz: self.imgsz,
-            nbs: self.batch,
+            nbs: self.batch * ranks,
+            ranks,
             epochs: 1,
             warmup_epochs: 0.0,
             optimizer: OptimizerChoice::SGD,
@@ -155,11 +156,14 @@ impl Benchmark {
             pictures: false,
         };
         let task = StepTask { inner, batch };
-        let dir = RunDir::create(scratch, "benchmark", false)?;
+        let dir = run_dir(scratch, &others)?;
         let mut learner = Learner::new(task, model, device, config.learner()?, dir, Identity::default())?;
+        if let Some(others) = others {
+            learner.join(others, "bellows", Limits::default())?;
+        }
         let times = StepTimer::default();
         learner.observe(times.clone());
-        learner.fit(&InMemDataset::new(vec![(); self.batch * steps]))?;
+        learner.fit(&InMemDataset::new(vec![(); self.batch * ranks * steps]))?;
         Ok((learner, times))
     }
 

@@ -1,15 +1,16 @@
 //! Images and label files in shards: the same files as in folders, and the same rules for them.
 //!
-//! A sample has one image, which is its first file that is neither text nor JSON, and perhaps a label file (`txt`), as beside images in a folder. What it is
-//! called in messages is a path that leads through its shard: `train-000003.tar/000123.jpg`.
+//! A sample has one image and perhaps a label file (`txt`), as beside images in a folder. The image is its one file with an image's ending, or, where none has one, its one file
+//! that is neither text nor JSON; other files are passed over. A sample that may have been made of several, or lacks what it was written with, because their names have dots, is
+//! unusable. What it is called in messages is a path that leads through its shard: `train-000003.tar/000123.jpg`.
 
 use std::path::{Path, PathBuf};
 
-use bellows_shards::{ShardError, Shards};
+use bellows_shards::{ShardError, ShardFault, Shards};
 
 use super::error::DataError;
-use super::record::{BadFile, Content, Stamp};
-use super::{header, labels};
+use super::record::{BadFile, Content, Record, Stamp};
+use super::{header, labels, listing};
 
 /// What a label file is called behind the key.
 pub(crate) const LABELS: &str = "txt";
@@ -21,6 +22,9 @@ pub(crate) const LABELS: &str = "txt";
 pub fn index_shards(folder: &Path, progress: &mut dyn FnMut(usize, usize)) -> Result<usize, DataError> {
     Ok(bellows_shards::write_index(folder, progress)?)
 }
+
+/// A label file as it is read: none of a sample that has none.
+type Labels = Result<Option<Vec<u8>>, ShardError>;
 
 /// A split in shards.
 #[derive(Debug)]
@@ -72,8 +76,25 @@ impl Packed {
         })
     }
 
+    /// The kind of a sample's image: the first, where it is unclear.
     fn kind(&self, i: usize) -> Option<&str> {
-        self.shards.kinds(i).find(|kind| ![LABELS, "json"].contains(kind))
+        let mut others = self.shards.kinds(i).filter(|kind| ![LABELS, "json"].contains(kind));
+        self.shards.kinds(i).find(|kind| is_image_kind(kind)).or_else(|| others.next())
+    }
+
+    /// Why it is unclear which files a sample has, if it is.
+    fn unclear(&self, i: usize) -> Option<String> {
+        let list = |of: &dyn Fn(&&str) -> bool| self.shards.kinds(i).filter(of).map(|kind| format!("`.{kind}`")).collect::<Vec<_>>();
+        let images = list(&|kind| is_image_kind(kind));
+        let unknown = list(&|kind| !is_image_kind(kind) && ![LABELS, "json"].contains(kind));
+        let lost = list(&|kind| kind.contains('.') && [LABELS, "json"].contains(&ending(kind)));
+        let what = match (&images[..], &unknown[..]) {
+            ([_, _, ..], _) => format!("{} are all images", images.join(" and ")),
+            ([], [_, _, ..]) => format!("{} may all be its image", unknown.join(" and ")),
+            _ if !lost.is_empty() => format!("{} is not its label file, which is `.{LABELS}`", lost.join(" and ")),
+            _ => return None,
+        };
+        Some(format!("{what}: names in shards are alike up to their first dot"))
     }
 
     /// What is wrong with the shards, a line each.
@@ -114,23 +135,53 @@ impl Packed {
         image.ok_or_else(|| DataError::Image { name: self.shards.key(i).into(), reason: "its sample has no image".into() })
     }
 
-    /// Looks at a sample's image, which is called `image`, and its labels.
-    pub(crate) fn check(&self, sample: u32, image: &Path) -> Result<Content, BadFile> {
+    /// Looks at a sample's image, which is called `image`, and its labels. What the system refuses to read it may read another time, so no stamp stands for that.
+    pub(crate) fn record(&self, sample: u32, image: &Path) -> Record {
+        let (pixels, text) = (self.image(sample), self.shards.read(sample as usize, LABELS));
+        let of_image = if let Err(DataError::Shard(error)) = &pixels { Some(error) } else { None };
+        let refused = of_image.into_iter().chain(text.as_ref().err()).any(|error| matches!(*error.fault, ShardFault::Io(_)));
+        let stamp = if refused { Stamp::NEVER } else { self.stamp(sample) };
+        Record { stamp, content: self.content(sample, image, pixels, text) }
+    }
+
+    fn content(&self, sample: u32, image: &Path, pixels: Result<Vec<u8>, DataError>, text: Labels) -> Result<Content, BadFile> {
         let bad = |reason: String| BadFile { path: image.into(), line: None, reason };
-        let bytes = self.image(sample).map_err(|error| match error {
+        if let Some(reason) = self.unclear(sample as usize) {
+            return Err(bad(reason));
+        }
+        let bytes = pixels.map_err(|error| match error {
             DataError::Shard(error) => bad(without_path(&error)),
             DataError::Image { reason, .. } => bad(reason),
             other => bad(other.to_string()),
         })?;
         let header = std::panic::catch_unwind(|| header::of(&bytes)).unwrap_or_else(|_| Err("the decoder panicked on its header".into()));
         let header = header.map_err(bad)?;
-        let path = image.with_extension(LABELS);
-        let bad = |line, reason| BadFile { path: path.clone(), line, reason };
-        let text = self.shards.read(sample as usize, LABELS).map_err(|error| bad(None, without_path(&error)))?;
-        let parsed = text.map(|text| labels::parse(&text, u32::MAX)).transpose();
-        let labels = parsed.map_err(|error| bad(Some(error.line), error.problem.to_string()))?;
-        Ok(Content { header, labels })
+        Ok(Content { header, labels: self.labels(sample, image, text, u32::MAX)? })
     }
+
+    /// The labels of a sample, whose classes must be below `nc`.
+    fn labels(&self, sample: u32, image: &Path, text: Labels, nc: u32) -> Result<Option<labels::ParsedLabels>, BadFile> {
+        let key = self.shards.key(sample as usize);
+        let path = image.with_file_name(format!("{}.{LABELS}", key.rsplit('/').next().unwrap_or(key)));
+        let bad = |line, reason| BadFile { path: path.clone(), line, reason };
+        let text = text.map_err(|error| bad(None, without_path(&error)))?;
+        let parsed = text.map(|text| labels::parse(&text, nc)).transpose();
+        parsed.map_err(|error| bad(Some(error.line), error.problem.to_string()))
+    }
+
+    /// Reads a sample's labels again, which have a class that is not below `nc`: to name its line.
+    pub(crate) fn name_class(&self, sample: u32, image: &Path, nc: u32) -> Result<(), BadFile> {
+        self.labels(sample, image, self.shards.read(sample as usize, LABELS), nc).map(drop)
+    }
+}
+
+/// What a kind ends with: all of it, where it has no dot.
+fn ending(kind: &str) -> &str {
+    kind.rsplit('.').next().unwrap_or(kind)
+}
+
+fn is_image_kind(kind: &str) -> bool {
+    listing::is_image(Path::new(&format!("x.{kind}")))
 }
 
 /// A fault whose file is named already.

@@ -31,6 +31,9 @@ impl std::fmt::Display for BadFile {
 pub(crate) struct Stamp(pub(crate) [u64; 4]);
 
 impl Stamp {
+    /// Of what is to be looked at again next time.
+    pub(crate) const NEVER: Self = Self([0, 0, u64::MAX, 0]);
+
     pub(crate) fn of(image: &Path, label: Option<&Path>) -> Self {
         let look = |path: &Path| match std::fs::metadata(path) {
             Err(_) => [u64::MAX; 2],

@@ -253,8 +253,8 @@ pub fn scan(config: &DataConfig, split: Split, options: &ScanOptions, progress: 
             let stamp = packed.map_or_else(|| Stamp::of(image, label.as_deref()), |(packed, sample)| packed.stamp(sample));
             let record = known.get(image).filter(|r| r.stamp == stamp).cloned().unwrap_or_else(|| {
                 fresh.fetch_add(1, Ordering::Relaxed);
-                let content = packed.map_or_else(|| check(image, label.as_deref()), |(packed, sample)| packed.check(sample, image));
-                Record { stamp, content }
+                let of_files = || Record { stamp, content: check(image, label.as_deref()) };
+                packed.map_or_else(of_files, |(packed, sample)| packed.record(sample, image))
             });
             progress(done.fetch_add(1, Ordering::Relaxed) + 1, entries.len() as u64);
             record
@@ -309,7 +309,7 @@ fn assemble(config: &DataConfig, split: Split, options: &ScanOptions, listing: &
     let mut odd = [0u64; 4];
     for (Entry { image, coco, sample }, record) in listing.entries.iter().zip(records) {
         let content = record.content.and_then(|content| match coco {
-            None => with_known_classes(content, image, nc),
+            None => with_known_classes(content, image, nc, listing.packed.as_deref().zip(*sample)),
             Some((which, index)) => {
                 let marked = listing.coco[*which as usize].labels(*index, content.header.size);
                 let counts = [marked.cut, marked.outside, marked.foreign, u32::from(marked.resized)];
@@ -361,12 +361,14 @@ fn assemble(config: &DataConfig, split: Split, options: &ScanOptions, listing: &
 }
 
 /// Refuses classes that the dataset does not have. The file is read again only to name the line.
-fn with_known_classes(content: Content, image: &Path, nc: u32) -> Result<Content, BadFile> {
+fn with_known_classes(content: Content, image: &Path, nc: u32, packed: Option<(&Packed, u32)>) -> Result<Content, BadFile> {
     let labels = content.labels.as_ref().map(|l| l.labels.as_slice()).unwrap_or_default();
     if let Some(label) = labels.iter().find(|l| l.class >= nc) {
         let path = listing::label_path(image);
-        if path.is_file() {
-            read_labels(&path, nc)?;
+        match packed {
+            Some((packed, sample)) => packed.name_class(sample, image, nc)?,
+            None if path.is_file() => drop(read_labels(&path, nc)?),
+            None => {}
         }
         return Err(BadFile { path, line: None, reason: format!("class {} is not one of the {nc} classes", label.class) });
     }

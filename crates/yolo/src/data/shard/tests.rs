@@ -7,6 +7,7 @@ use image::{ImageBuffer, Luma};
 
 use super::*;
 use crate::data::image::tests::jpeg;
+use crate::data::packed::Packed;
 use crate::data::{DataConfig, Levels, ScanOptions, Split, YoloDataset, scan};
 
 fn options(cache_dir: Option<PathBuf>) -> ScanOptions {
@@ -154,20 +155,66 @@ fn shards_are_a_split_by_themselves() {
     std::fs::write(&index, text).unwrap();
     let error = scan(&config(dir.path(), "[packed, images]"), Split::Train, &options(None), &|_, _| {}).unwrap_err().to_string();
     assert!(error.contains("a split in shards is one folder of them; `train` names more"), "{error}");
-    let foreign = dir.path().join("foreign");
+}
+
+/// What other programs have written: every sample that is not as it seems is named.
+#[test]
+fn samples_of_others_are_named_where_they_are_unclear() {
+    let dir = tempfile::tempdir().unwrap();
+    // In a folder of this name, beside which label files are looked for in another one.
+    let foreign = dir.path().join("images");
     std::fs::create_dir(&foreign).unwrap();
-    let mut writer = Writer::new(&foreign, "x", 9);
-    writer.push("a", &[("jpg", &jpeg(30, 30)), ("txt", b"9 .5 .5 .1 .1\n")]).unwrap();
-    writer.push("b", &[("txt", b"")]).unwrap();
-    writer.push("c", &[("JPG", &jpeg(30, 30)), ("json", b"{}")]).unwrap();
-    writer.push("d", &[("jpg", &jpeg(30, 30)), ("txt", b"1 .5\n")]).unwrap();
+    let mut writer = Writer::new(&foreign, "x", 99);
+    let (jpeg, none) = (jpeg(30, 30), &b""[..]);
+    let samples: [(&str, &[&str], Option<&str>); 11] = [
+        ("a", &["jpg", "txt"], Some("x-000000.tar/a.txt:2: class 9")),
+        ("b", &["txt"], Some("x-000000.tar/b: its sample has no image")),
+        ("c", &["JPG", "json"], None),
+        ("d", &["jpg", "txt"], Some("x-000000.tar/d.txt:1: 2 columns")),
+        ("e", &["cls", "jpg", "json"], None),
+        (
+            "f",
+            &["rf.A.jpg", "rf.B.jpg"],
+            Some("f.rf.A.jpg: `.rf.A.jpg` and `.rf.B.jpg` are all images: names in shards are alike up to their first dot"),
+        ),
+        ("g", &["jpg", "b.jpg"], Some("g.jpg: `.jpg` and `.b.jpg` are all images")),
+        ("h", &["b.jpg", "b.txt"], Some("h.b.jpg: `.b.txt` is not its label file, which is `.txt`")),
+        ("i", &["pic", "raw"], Some("i.pic: `.pic` and `.raw` may all be its image")),
+        ("j", &["pic"], None),
+        ("k", &["b.jpg", "txt"], Some("x-000000.tar/k.txt:1: 2 columns")),
+    ];
+    for (key, kinds, _) in samples {
+        let text: &[u8] = match key {
+            "a" => b"1 .5 .5 .1 .1\n9 .5 .5 .1 .1\n",
+            "d" | "k" => b"1 .5\n",
+            _ => none,
+        };
+        let of = |kind: &str| if kind.to_lowercase().ends_with("jpg") || kind == "pic" { &jpeg[..] } else { text };
+        writer.push(key, &kinds.iter().map(|kind| (*kind, of(kind))).collect::<Vec<_>>()).unwrap();
+    }
     writer.finish().unwrap();
     let bad = ScanOptions { allow_bad: true, ..options(None) };
-    let found = scan(&config(dir.path(), "foreign"), Split::Train, &bad, &|_, _| {}).unwrap();
+    let found = scan(&config(dir.path(), "images"), Split::Train, &bad, &|_, _| {}).unwrap();
     let told: Vec<String> = found.bad.iter().map(ToString::to_string).collect();
-    assert_eq!((found.len(), told.len()), (1, 3));
-    for (line, words) in told.iter().zip(["a.txt: class 9 is not one of the 4 classes", "b: its sample has no image", "d.txt:1: 2 columns"])
-    {
-        assert!(line.contains(words), "{line}");
+    let expected: Vec<&str> = samples.iter().filter_map(|(.., words)| *words).collect();
+    assert_eq!((found.len(), told.len()), (samples.len() - expected.len(), expected.len()), "{told:#?}");
+    for (line, words) in told.iter().zip(expected) {
+        assert!(line.contains(words), "{line} for {words}");
     }
+}
+
+/// The system may refuse to read a shard once, and not the next time.
+#[test]
+fn what_the_system_refuses_is_not_remembered_as_damage() {
+    let dir = tempfile::tempdir().unwrap();
+    both(dir.path(), false);
+    let (folder, name) = (dir.path().join("packed"), Path::new("00000000.jpg"));
+    let packed = Packed::open(&folder).unwrap();
+    let (shard, aside) = (folder.join("train-000000.tar"), dir.path().join("aside"));
+    std::fs::rename(&shard, &aside).unwrap();
+    let refused = packed.record(0, name);
+    assert!(refused.content.is_err() && refused.stamp != packed.stamp(0));
+    std::fs::rename(&aside, &shard).unwrap();
+    let read = packed.record(0, name);
+    assert!(read.content.is_ok() && read.stamp == packed.stamp(0));
 }

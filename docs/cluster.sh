@@ -46,9 +46,9 @@ for mbit in 100 250 1000; do
   shape "$mbit"
   if [ "$what" = step ]; then
     port=$((port + 1))
-    step 1 > /dev/null &
+    step 1 > /dev/null & other=$!
     echo "$mbit,$(step 0 | python3 -c 'import json, sys; r = json.load(sys.stdin); print(r["forward_s"], r["backward_s"], r["update_s"], sep=",")')"
-    wait
+    wait "$other"
     continue
   fi
   for ranks in 2 4; do
@@ -57,11 +57,12 @@ for mbit in 100 250 1000; do
       if [ $((numbers / mbit)) -gt 100000 ]; then continue; fi
       for wire in f32 bf16; do
         port=$((port + 1))
+        others=()
         for ((i = ranks - 1; i > 0; i--)); do
-          ip netns exec "$name-$i" "$program" "$i" "$ranks" "10.99.0.1:$port" "$numbers" "$wire" 3 &
+          ip netns exec "$name-$i" "$program" "$i" "$ranks" "10.99.0.1:$port" "$numbers" "$wire" 3 & others+=($!)
         done
         echo "$mbit,$(ip netns exec "$name-0" "$program" 0 "$ranks" "10.99.0.1:$port" "$numbers" "$wire" 3)"
-        wait
+        for other in "${others[@]}"; do wait "$other"; done
       done
     done
   done

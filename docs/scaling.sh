@@ -12,22 +12,25 @@ trap 'rm -r "$out"' EXIT
 
 # two NAME COMMAND...: the command on each core, at the same time.
 two() {
-  local name=$1
+  local name=$1 pids=()
   shift
   for i in 0 1; do
     taskset -c "$i" "$@" > "$out/$name$i" &
+    pids+=($!)
   done
-  wait
+  # A bare `wait` would not say that one has failed.
+  for pid in "${pids[@]}"; do wait "$pid"; done
 }
 
 # As ranks: the variables differ.
 ranks() {
-  local name=$1 port=$((20000 + RANDOM % 20000))
+  local name=$1 port=$((20000 + RANDOM % 12000)) pids=()
   shift
   for i in 0 1; do
     RANK=$i WORLD_SIZE=2 LOCAL_RANK=$i LOCAL_WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=$port taskset -c "$i" "$@" > "$out/$name$i" &
+    pids+=($!)
   done
-  wait
+  for pid in "${pids[@]}"; do wait "$pid"; done
 }
 
 echo "GB/s of one core, of each of two: $("$bin/examples/bandwidth" 5)"

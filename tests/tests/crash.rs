@@ -128,10 +128,24 @@ fn the_run_directory_is_complete() {
     assert!(out.contains("Transferred 355/355"), "{out}");
     // The second run got a directory of its own.
     assert!(dir.path().join("runs/detect/train2/results.csv").exists());
-    // It goes on without the file it began with.
-    std::fs::remove_file(&best).unwrap();
-    let (out, _) = expect_code(&mut yolo_train(dir.path(), &["--resume", "runs/detect/train2"]), 0);
+
+    // A run goes on without the file it began with, once it has weights of its own.
+    let run = |name: &str, fault: &str| {
+        let args = ["--data", "tiny.yaml", "--model", "begin.safetensors", "--epochs", "2", "--plots", "false", "--name", name];
+        yolo_train(dir.path(), &args).env("BELLOWS_FAULT", fault).output().unwrap()
+    };
+    let begin = dir.path().join("begin.safetensors");
+    std::fs::copy(&best, &begin).unwrap();
+    let ended =
+        [("whole", ""), ("early", "kill:step:1"), ("late", "kill:evaluation:2")].map(|(name, fault)| run(name, fault).status.success());
+    assert_eq!(ended, [true, false, false]);
+    std::fs::remove_file(&begin).unwrap();
+    let (_, error) = expect_code(&mut yolo_train(dir.path(), &["--resume", "runs/detect/early"]), 2);
+    assert!(error.contains("begin.safetensors"), "{error}");
+    let (out, _) = expect_code(&mut yolo_train(dir.path(), &["--resume", "runs/detect/late"]), 0);
     assert!(out.contains("those of the run so far"), "{out}");
+    let ending = |name: &str| std::fs::read(dir.path().join(format!("runs/detect/{name}/weights/last.safetensors"))).unwrap();
+    assert!(ending("late") == ending("whole"));
 }
 
 #[test]

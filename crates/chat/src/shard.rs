@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use bellows_runs::{StoreError, create_dir_all_synced, part_of, publish};
+use bellows_runs::{create_dir_all_synced, part_of, publish};
 use bellows_shards::{Writer, write_index};
 
 use crate::formats::{Dataset, ROW, Splits};
@@ -11,53 +11,59 @@ use crate::{ChatError, Fault};
 /// The splits that were written, with their numbers of rows and shards.
 type Written = Vec<(&'static str, usize, usize)>;
 
-/// Writes the rows of data sets into shards, `samples` rows each: those of each split into a folder of its name in `out`, which must be new or empty, and is
-/// complete or as it was. `progress` gets (done, total) rows. Returns the splits with their numbers of rows and shards.
+/// Writes the rows of data sets into shards, `samples` rows each: those of each split into a folder of its name in `out`, which must be new or empty. The
+/// folders get their names when all are complete. `progress` gets (done, total) rows. Returns the splits with their numbers of rows and shards.
 ///
 /// # Errors
 /// A folder that is not empty, a row that cannot be read, a disk that is full.
 pub fn shard(splits: &Splits, out: &Path, samples: usize, progress: &mut dyn FnMut(usize, usize)) -> Result<Written, ChatError> {
-    let out = target(out)?;
-    let part = part_of(&out).map_err(Fault::from)?;
-    let written = write(splits, &part, samples, progress).and_then(|written| {
-        // Not every system lets a folder take the place of an empty one.
-        if out.is_dir() {
-            std::fs::remove_dir(&out).map_err(|error| Fault::from(StoreError::new("replace", &out, error)))?;
+    let all = [("train", &splits.train), ("valid", &splits.valid), ("test", &splits.test)];
+    let used = all.into_iter().filter(|(_, sets)| !sets.is_empty());
+    // Within it: it may be a disk of its own.
+    let parts = used.map(|(name, sets)| Ok((name, sets, part_of(&out.join(name)).map_err(Fault::from)?)));
+    let parts: Vec<(&'static str, &Vec<Dataset>, PathBuf)> = parts.collect::<Result<_, ChatError>>()?;
+    let is_new = begin(out)?;
+    let written = write(splits, &parts, samples, progress).and_then(|written| {
+        for (name, _, part) in &parts {
+            publish(part, &out.join(name)).map_err(Fault::from)?;
         }
-        publish(&part, &out).map_err(Fault::from)?;
         Ok(written)
     });
     if written.is_err() {
         // What cannot be removed now is removed by whoever writes here next.
-        std::fs::remove_dir_all(&part).ok();
+        parts.iter().for_each(|(_, _, part)| drop(std::fs::remove_dir_all(part)));
+        if is_new {
+            std::fs::remove_dir(out).ok();
+        }
     }
     written
 }
 
-/// Where a new or empty folder of this name lies, links followed.
-fn target(out: &Path) -> Result<PathBuf, ChatError> {
-    let fault = |error: std::io::Error| Fault::from(error).in_file(out);
+/// Makes the folder, if it is not there and empty. Whether it was made.
+fn begin(out: &Path) -> Result<bool, ChatError> {
     if !out.exists() {
-        return std::path::absolute(out).map_err(fault);
+        create_dir_all_synced(out).map_err(Fault::from)?;
+        return Ok(true);
     }
-    if std::fs::read_dir(out).map_err(fault)?.next().is_some() {
+    if std::fs::read_dir(out).map_err(|error| Fault::from(error).in_file(out))?.next().is_some() {
         let fault = Fault::Setting { setting: "the target", found: "not empty".into(), expected: "a new or an empty folder" };
         return Err(fault.in_file(out));
     }
-    out.canonicalize().map_err(fault)
+    Ok(false)
 }
 
-fn write(splits: &Splits, out: &Path, samples: usize, progress: &mut dyn FnMut(usize, usize)) -> Result<Written, ChatError> {
+fn write(
+    splits: &Splits,
+    parts: &[(&'static str, &Vec<Dataset>, PathBuf)],
+    samples: usize,
+    progress: &mut dyn FnMut(usize, usize),
+) -> Result<Written, ChatError> {
     let (mut done, total) = (0, splits.all().map(Dataset::len).sum());
     let mut written = Vec::new();
-    for (name, sets) in [("train", &splits.train), ("valid", &splits.valid), ("test", &splits.test)] {
-        if sets.is_empty() {
-            continue;
-        }
-        let folder = out.join(name);
-        create_dir_all_synced(&folder).map_err(Fault::from)?;
-        let (mut writer, mut rows) = (Writer::new(&folder, name, samples), 0);
-        for set in sets {
+    for (name, sets, folder) in parts {
+        create_dir_all_synced(folder).map_err(Fault::from)?;
+        let (mut writer, mut rows) = (Writer::new(folder, name, samples), 0);
+        for set in *sets {
             for index in 0..set.len() {
                 let text = set.value(index)?.to_string();
                 writer.push(&format!("{rows:09}"), &[(ROW, text.as_bytes())]).map_err(Fault::from)?;
@@ -65,7 +71,7 @@ fn write(splits: &Splits, out: &Path, samples: usize, progress: &mut dyn FnMut(u
                 progress(done, total);
             }
         }
-        written.push((name, rows, writer.finish().map_err(Fault::from)?));
+        written.push((*name, rows, writer.finish().map_err(Fault::from)?));
     }
     Ok(written)
 }

@@ -49,9 +49,14 @@ pub(crate) fn prove(adapter: &Adapter, options: &ProbeOptions) -> ProbeReport {
     report
 }
 
-/// What to do about a driver that Burn's convolutions have cost its life.
-const AFTERMATH: &str =
-    " (this had passed before Burn's convolutions hung or crashed: reboot, then use `--conv gemm`, which leaves them out)";
+/// What to do about a driver that Burn's own kernels have cost its life.
+fn aftermath(work: Work) -> String {
+    let (noun, flag) = match work {
+        Work::Detector | Work::HalfDetector => ("convolutions", "--conv gemm"),
+        Work::LanguageModel => ("products", "--products own"),
+    };
+    format!(" (this had passed before Burn's {noun} hung or crashed: reboot, then use `{flag}`, which leaves them out)")
+}
 
 fn probe(adapter: &Adapter, plan: &Plan, options: &ProbeOptions) -> ProbeReport {
     let mut options = options.clone();
@@ -71,11 +76,11 @@ fn probe(adapter: &Adapter, plan: &Plan, options: &ProbeOptions) -> ProbeReport 
             if violent && gemm.passed() {
                 // A hang or a crash can cost the driver its life, and what was found out about our kernels was before it.
                 tracing::info!(
-                    "{adapter} hung or crashed in Burn's convolutions: ours are tried again, to see that the driver has survived"
+                    "{adapter} hung or crashed in Burn's own kernels: ours are tried again, to see that the driver has survived"
                 );
                 gemm = prove(Path::Gemm).0;
                 if let Verdict::Fail { reason, .. } = &mut gemm.verdict {
-                    reason.push_str(AFTERMATH);
+                    reason.push_str(&aftermath(options.work));
                 }
             }
             direct

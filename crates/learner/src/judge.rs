@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
-use bellows_runs::{Checkpoint, Journal, LoadError};
+use bellows_runs::{Checkpoint, Journal};
 use serde_json::{Map, Value, json};
 
 use crate::error::LearnError;
@@ -65,6 +65,8 @@ impl<T: Task> Run<T> {
         self.log_evaluation(task, &report, at)?;
         // Before the checkpoint, which holds what of their files cannot be written.
         self.show(&report);
+        // The clock is everybody's again.
+        self.agree()?;
         let judged = evaluated || !task.judges();
         let mut outcome = self.move_on(at, judged);
         self.export(task, &model, report.epoch, report.best, saves || outcome.is_some())?;
@@ -200,7 +202,10 @@ impl<T: Task> Run<T> {
         }
         let bytes: Rc<[u8]> = task.export(model, epoch).map_err(LearnError::task("exporting the weights"))?.into();
         let step = self.state.counters.batches;
-        let periodic = self.periodic(epoch).filter(|_| all);
+        let mut periodic = self.periodic(epoch).filter(|_| all);
+        if let Some(path) = periodic.take_if(|_| self.journal.is_full()) {
+            self.journal.give_up(&path, step, &"others wait to be written, and there is no room for more");
+        }
         for path in all.then(|| LAST.into()).into_iter().chain(best.then(|| BEST.into())).chain(periodic) {
             if all {
                 self.journal.write_weights_after_save(&path, step, &bytes);
@@ -237,10 +242,8 @@ impl<T: Task> Run<T> {
             } else {
                 let older = match self.journal.checkpoints().load_step(step) {
                     Ok(older) => older,
-                    // Which says nothing of the checkpoint.
-                    Err(error @ LoadError::Store(_)) => return Err(error.into()),
                     Err(error) => {
-                        paths.iter().for_each(|path| self.journal.give_up(path, &error));
+                        paths.iter().for_each(|path| self.journal.give_up(path, step, &error));
                         continue;
                     }
                 };
@@ -258,11 +261,14 @@ impl<T: Task> Run<T> {
     /// it did not record, if that was made after a judgement.
     fn unwritten_of_older(&self, step: u64, paths: Vec<String>) -> BTreeMap<u64, Vec<String>> {
         let c = &self.state.counters;
-        let mut weights: BTreeSet<String> = paths.into_iter().filter(|path| path.starts_with("weights/")).collect();
+        // Of an epoch before this one nobody can tell the step any more.
+        let periodic = self.periodic(self.judged_epoch());
+        let known = |path: &String| [LAST, BEST].contains(&path.as_str()) || Some(path) == periodic.as_ref();
+        let mut weights: BTreeSet<String> = paths.into_iter().filter(known).collect();
         if step > 0 && c.planned_step == Some(step) && c.evaluated_at == c.updates {
             let all = self.settings.config.save || c.done;
             weights.extend(all.then(|| LAST.to_owned()));
-            weights.extend(self.periodic(self.judged_epoch()).filter(|_| all));
+            weights.extend(periodic.filter(|_| all));
             weights.extend((c.best_step == Some(step)).then(|| BEST.to_owned()));
         }
         let mut by_step: BTreeMap<u64, Vec<String>> = BTreeMap::new();

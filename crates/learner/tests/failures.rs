@@ -296,6 +296,30 @@ fn weights_that_were_rolled_back_are_not_written() {
     assert_eq!(*seen.lock().unwrap(), ["0"], "the second epoch is to be trained again");
 }
 
+/// Weights of every epoch that have no place: so many wait, the others are told, also by the next process, which makes those it still can.
+#[test]
+fn weights_of_epochs_that_wait_do_not_fill_the_memory() {
+    let often = || LearnerConfig { save_period: 1, ..LearnerConfig::new(20, config().schedule) };
+    let (whole, dir) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    learner(whole.path(), often(), no_poison).fit(&data()).unwrap();
+    let of = |dir: &Path, epoch: usize| dir.join(format!("run/weights/epoch{epoch}.safetensors"));
+    let mut session = learner(dir.path(), often(), no_poison);
+    (0..20).for_each(|epoch| std::fs::create_dir_all(of(dir.path(), epoch).join("x")).unwrap());
+    assert_eq!(session.fit(&data()).unwrap(), Outcome::Finished);
+    let error = session.finish().unwrap_err().to_string();
+    assert!(error.contains("epoch16.safetensors cannot be written any more: others wait") && error.contains("epoch19."), "{error}");
+    drop(session);
+    (0..20).for_each(|epoch| std::fs::remove_dir_all(of(dir.path(), epoch)).unwrap());
+    let mut session = learner(dir.path(), often(), no_poison);
+    session.resume().unwrap();
+    assert_eq!(session.fit(&data()).unwrap(), Outcome::NothingToDo);
+    let error = session.finish().unwrap_err().to_string();
+    assert!(error.contains("epoch16.") && !error.contains("epoch15.") && !error.contains("epoch19."), "{error}");
+    for epoch in (0..16).chain([19]) {
+        assert!(std::fs::read(of(dir.path(), epoch)).unwrap() == std::fs::read(of(whole.path(), epoch)).unwrap(), "{epoch}");
+    }
+}
+
 /// A picture of the first epoch, and one at the end.
 #[derive(Default)]
 struct Pictures(Vec<RunFile>);

@@ -74,11 +74,11 @@ fn a_newer_program_goes_on_with_its_defaults_and_names_them() {
 /// It has recorded paths without steps, or nothing.
 #[test]
 fn weights_that_an_older_program_left_unwritten_are_written() {
-    for recorded in [Some(serde_json::json!(["labels.jpg", "weights/best.safetensors"])), None] {
+    for recorded in [Some(serde_json::json!(["labels.jpg", "weights/best.safetensors", "weights/epoch0.safetensors"])), None] {
         let dir = tempfile::tempdir().unwrap();
-        let config = || LearnerConfig { save_period: 2, ..config() };
+        let config = || LearnerConfig { save_period: 3, ..config() };
         learner(dir.path(), config(), no_poison).fit(&data()).unwrap();
-        let weights = ["last", "best", "epoch2"].map(|name| dir.path().join(format!("run/weights/{name}.safetensors")));
+        let weights = ["last", "best", "epoch3", "epoch0"].map(|name| dir.path().join(format!("run/weights/{name}.safetensors")));
         let written = weights.each_ref().map(|path| std::fs::read(path).unwrap());
         let checkpoints = Checkpoints::open(dir.path().join("run/checkpoints")).unwrap();
         let mut newest = checkpoints.latest().unwrap().checkpoint.unwrap();

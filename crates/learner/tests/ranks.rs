@@ -11,7 +11,8 @@ use std::thread;
 
 use bellows_exit::{Coded, Exit};
 use bellows_learner::{
-    EpochSchedule, Identity, LearnError, Learner, LearnerConfig, Limits, OptimizerKind, Outcome, Schedule, UpdateSchedule, Wire,
+    EpochReport, EpochSchedule, Identity, LearnError, Learner, LearnerConfig, Limits, Observer, OptimizerKind, Outcome, Schedule,
+    UpdateSchedule, Wire,
 };
 use bellows_ranks::{Exchange, ExchangeError, Thread, threads};
 use bellows_runs::RunDir;
@@ -119,6 +120,36 @@ fn a_number_of_ranks_gives_the_same_bits_every_time() {
     let dir = tempfile::tempdir().unwrap();
     toy::learner(dir.path(), config(1), toy::no_poison).fit(&data()).unwrap();
     assert!(ending(dir.path()) == run(1), "one rank is a run without ranks");
+}
+
+/// Draws pictures for long, on one rank.
+struct Slow;
+
+impl Observer for Slow {
+    fn on_epoch_end(&mut self, _: &EpochReport) {
+        thread::sleep(std::time::Duration::from_millis(300));
+    }
+}
+
+#[test]
+fn ranks_with_a_limit_of_time_have_one_clock() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = LearnerConfig { time: Some(1.5 / 3600.0), ..config(2) };
+    let all = on_ranks(
+        dir.path(),
+        2,
+        &config,
+        |_| Toy::default(),
+        |rank, learner| {
+            if rank == 0 {
+                learner.observe(Slow);
+            }
+            assert_eq!(learner.fit(&data()).unwrap(), Outcome::Finished);
+            let counters = &learner.state().counters;
+            (counters.epochs, counters.epoch, counters.elapsed_s, weights(learner))
+        },
+    );
+    assert!(all[0] == all[1], "{:?} and {:?}", (all[0].0, all[0].1, all[0].2), (all[1].0, all[1].1, all[1].2));
 }
 
 /// Gradients that are told in the middle of the backward pass, by all ranks or by some; and ones that are not all of the gradient.

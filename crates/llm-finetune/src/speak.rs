@@ -73,9 +73,10 @@ pub(crate) fn open(model: &str, adapter: Option<&Path>, offline: bool, dtype: Ba
     Ok(base)
 }
 
-/// Gives the model the tokenizer beside an adapter, if there is one: it may have tokens and a template that the model's own has not.
+/// Gives the model the tokenizer beside an adapter, if there is one: it may have tokens and a template that the model's own has not. And as many rows
+/// as the adapter's embedding has.
 pub(crate) fn adopt_tokenizer(base: &mut Base, adapter: &Path) -> Result<(), Failure> {
-    let Some(tokenizer) = adapter_tokenizer(adapter)? else { return Ok(()) };
+    let tokenizer = adapter_tokenizer(adapter)?.unwrap_or_else(|| base.tokenizer.clone());
     let (tokens, rows) = (tokenizer.len(), base.config.vocab_size);
     // An adapter that was trained with other tokens brings the rows for them.
     match peft::embedding_rows(&peft::read(adapter)?.1) {

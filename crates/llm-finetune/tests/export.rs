@@ -128,7 +128,10 @@ fn an_adapter_with_other_rows_is_merged_as_it_was_trained() {
         };
         let model = replace(model, moved).unwrap().0;
         peft::write(&at("adapter"), &model, &lora, Some("model")).unwrap();
-        base.tokenizer.save(&at("adapter")).unwrap();
+        // Fewer rows need no other tokenizer, and PEFT saves none.
+        if many {
+            base.tokenizer.save(&at("adapter")).unwrap();
+        }
         write_transformers(&at("whole"), &model, &base.config, &base.tokenizer, DType::F32).unwrap();
         write_gguf(&at("whole.gguf"), &model, &base.config, &base.tokenizer, Preset::Q8_0, "whole").unwrap();
 

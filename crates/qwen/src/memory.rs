@@ -121,7 +121,15 @@ impl Footprint {
         let rows = (vocabulary[0] * vocabulary[1]) as f64;
         // In f32; of blocks also their codes as whole numbers, and what those stand for.
         let largest = |storage: Storage, values: f64| match (place, storage) {
-            (Place::Processor, _) | (_, Storage::F32) => 0.0,
+            (Place::Processor, _) => 0.0,
+            // Rounded for each product.
+            (Place::Card, Storage::F32) => {
+                if config.precision() == Precision::F16 {
+                    0.5 * F32 * values
+                } else {
+                    0.0
+                }
+            }
             (Place::Card, storage) if storage.is_blocks() => 3.0 * F32 * values,
             // Our own products read 16 bits where they lie.
             (Place::Card, _) if config.products == Products::Own && config.precision() == Precision::F32 => 0.0,
@@ -262,6 +270,7 @@ mod tests {
     use super::*;
     use crate::adapter::Targets;
     use crate::bench::Size;
+    use crate::precision::RunPrecision;
 
     fn of(size: &str, config: SftConfig, storage: Storage) -> Footprint {
         Footprint::new(&Size::named(size).unwrap().shape(), &config, storage, Place::Processor).unwrap()
@@ -302,6 +311,8 @@ mod tests {
         let dense = |storage| [Place::Processor, Place::Card].map(|place| of(storage, place).dense);
         assert_eq!((dense(Storage::F32), dense(Storage::Half)), ([0.0, 0.0], [0.0, 4.0 * rows]), "the head is the largest");
         assert_eq!(by(Products::Own, Storage::Half, Place::Card).dense, 0.0, "read where it lies");
+        let half = SftConfig { precision: RunPrecision::Fp16, ..SftConfig::default() };
+        assert_eq!(Footprint::new(&shape, &half, Storage::F32, Place::Card).unwrap().dense, 2.0 * rows, "rounded");
         assert_eq!(dense(Storage::Nf4), [0.0, 12.0 * 1536.0 * 8960.0], "beside a head in f32");
         let [here, there] = [Place::Processor, Place::Card].map(|place| of(Storage::Nf4, place).weights);
         assert_eq!(there - here, 2.0 * rows);

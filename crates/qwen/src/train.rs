@@ -141,7 +141,7 @@ impl Finetune {
             header.push(format!("the base is stored in {}: {into}", config.base_dtype));
         }
         header.extend(data.summary(config.objective));
-        let base = norms(&model);
+        let (base, mut brought) = (norms(&model), FNV);
         let (config, mut lora) = with_adapter(config)?;
         let model = match (config.method, config.adapter.as_ref().map(Path::new)) {
             (Method::Full, _) => train_where(model, |_| true),
@@ -157,6 +157,13 @@ impl Finetune {
             (Method::Lora, Some(dir)) => {
                 let (theirs, tensors) = peft::read(dir)?;
                 lora.brought = theirs.brought;
+                if config.objective == Objective::Dpo && !lora.brought.is_empty() {
+                    let reason =
+                        format!("{}: dpo's reference is the model without its adapter, which has weights of the model too", dir.display());
+                    return Err(AdapterError::Setting(reason).into());
+                }
+                let own = lora.brought.iter().filter_map(|name| tensors.get(&peft::peft_name(name)));
+                brought = fnv(brought, own.flat_map(|tensor| tensor.data.iter().copied()));
                 peft::attach(model, &lora, tensors, dir)?
             }
         };
@@ -170,7 +177,11 @@ impl Finetune {
         if let Some(loss) = config.pair_loss() {
             header.push(format!("{examples} pairs of answers; {loss}"));
         }
-        let identity = identity(&config, &data, base)?;
+        let mut identity = identity(&config, &data, base)?;
+        // They are no part of checkpoints: whoever goes on reads them again.
+        if !lora.brought.is_empty() {
+            identity = identity.with("adapter's weights of the model", format!("{brought:016x}"));
+        }
         let task = SftTask::new(config.clone(), lora.clone(), shape.clone(), data.train, data.valid, pad);
         let task = task.beginning_with(&model).map_err(ExportError::from)?;
         header.extend(warnings(&config, &shape, task.batches().div_ceil(config.ranks)));

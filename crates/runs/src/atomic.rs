@@ -80,7 +80,8 @@ fn sibling(path: &Path) -> Result<PathBuf, StoreError> {
 struct Owner<'a> {
     /// What it is to become.
     of: &'a str,
-    home: u32,
+    /// None in names that older programs gave.
+    home: Option<u32>,
     pid: u32,
     number: u64,
 }
@@ -90,16 +91,17 @@ impl Owner<'_> {
     fn is_dead(&self) -> Option<bool> {
         // An earlier process may have had our number.
         let is_ours = self.pid == std::process::id() && self.number < NEXT.load(Ordering::Relaxed);
-        (self.home == home()).then(|| !is_ours && (self.pid == std::process::id() || !is_alive(self.pid)))
+        (self.home == Some(home())).then(|| !is_ours && (self.pid == std::process::id() || !is_alive(self.pid)))
     }
 }
 
 /// The owner that a sibling's name tells.
 fn owner(name: &str) -> Option<Owner<'_>> {
     let (of, numbers) = name.strip_prefix('.')?.rsplit_once(".tmp-")?;
-    let (home, numbers) = numbers.split_once('-')?;
-    let (pid, number) = numbers.split_once('-')?;
-    Some(Owner { of, home: u32::from_str_radix(home, 16).ok()?, pid: pid.parse().ok()?, number: number.parse().ok()? })
+    let (before, number) = numbers.rsplit_once('-')?;
+    let (home, pid) = before.split_once('-').map_or((None, before), |(home, pid)| (Some(home), pid));
+    let home = home.map(|home| u32::from_str_radix(home, 16)).transpose().ok()?;
+    Some(Owner { of, home, pid: pid.parse().ok()?, number: number.parse().ok()? })
 }
 
 /// Writes `bytes` to a sibling of `path`.
@@ -192,6 +194,7 @@ mod tests {
         fs::write(dir.path().join(".best.bin.tmp-0-1-0"), b"half").unwrap();
         fs::write(dir.path().join("best.bin"), b"whole").unwrap();
         fs::create_dir_all(dir.path().join(".model.tmp-0-1-7/inner")).unwrap();
+        fs::write(dir.path().join(".older.bin.tmp-1-0"), b"half").unwrap();
         fs::write(dir.path().join(".notes.tmp-mine"), b"a stranger's").unwrap();
         sweep_siblings(dir.path());
         let mut names: Vec<_> = DiskStore.list(dir.path()).unwrap();

@@ -8,6 +8,7 @@
 //! (where no checkpoints are saved, they stand alone). All file operations go through [`Store`].
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Display;
 use std::path::PathBuf;
 use std::rc::Rc;
 
@@ -15,7 +16,7 @@ use serde_json::{Map, Value};
 
 use crate::append_log::{ALL, AppendLog};
 use crate::atomic::replace;
-use crate::checkpoints::{Checkpoint, Checkpoints, Latest, LoadError, SaveError};
+use crate::checkpoints::{Checkpoint, Checkpoints, Latest, SaveError};
 use crate::manifest::Member;
 use crate::rows::Rows;
 use crate::run_dir::RunDir;
@@ -43,8 +44,8 @@ pub struct Journal {
     rows: Rows,
     scalars: Option<AppendLog>,
     waiting: Waiting,
-    /// What will never be written.
-    lost: Vec<String>,
+    /// What will not be written by this process: weights by their paths, with their step and why.
+    lost: BTreeMap<String, (u64, String)>,
     warnings: Vec<String>,
     /// What each file has failed with since it was written last: told once, however many rows it concerns.
     told: BTreeSet<(PathBuf, String)>,
@@ -87,7 +88,7 @@ impl Journal {
             rows: Rows::new(Rc::clone(&store), dir.results()),
             scalars: None,
             waiting: Waiting::default(),
-            lost: Vec::new(),
+            lost: BTreeMap::new(),
             warnings: Vec::new(),
             told: BTreeSet::new(),
             store,
@@ -237,24 +238,24 @@ impl Journal {
         self.waiting.hold(File { path: path.into(), bytes: Rc::clone(bytes), step: Some(step) });
     }
 
-    /// Weights that an earlier process may not have written cannot be made any more. [`finish`](Self::finish) tells, of what is there too: it may be
-    /// older than what the run says of it.
-    pub fn give_up(&mut self, path: &str, why: &LoadError) {
+    /// Whether so many files wait that those which are not needed had better be given up.
+    pub fn is_full(&self) -> bool {
+        self.waiting.are_many()
+    }
+
+    /// Weights of `step` that are not there and cannot be written by this process. [`finish`](Self::finish) tells, of what is there too: it may be older than
+    /// what the run says of it. The next process tries again.
+    pub fn give_up(&mut self, path: &str, step: u64, why: &dyn Display) {
         let there = self.store.len(&self.dir.path().join(path)).is_ok();
         let what = if there { "may be older than it should be" } else { "cannot be written any more" };
         let told = format!("{path} {what}: {why}");
         self.warnings.push(told.clone());
-        self.lost.push(told);
+        self.lost.insert(path.into(), (step, told));
     }
 
     fn write_those(&mut self, chosen: impl Fn(&str) -> bool) {
         for (path, written) in self.try_files(chosen) {
             self.tell(path, written);
-        }
-        for file in self.waiting.surplus() {
-            let told = format!("{} had no room to wait while others could not be written", file.path);
-            self.warnings.push(told.clone());
-            self.lost.push(told);
         }
     }
 
@@ -317,6 +318,9 @@ impl Journal {
                 kept.push((name, Rc::clone(&file.bytes), file));
             }
         }
+        for (path, (step, _)) in &self.lost {
+            unwritten.entry(path.clone()).or_insert_with(|| (*step).into());
+        }
         info.insert(UNWRITTEN.into(), unwritten.clone().into());
         let with = kept.iter().map(|(name, bytes, _)| Member { name, bytes });
         let all: Vec<Member<'_>> = members.iter().copied().chain(with).collect();
@@ -344,7 +348,7 @@ impl Journal {
         let written = self.try_files(|_| true).into_iter().map(|(_, written)| written);
         let failed = synced.into_iter().chain(written).filter_map(Result::err).map(|error| error.to_string());
         let logs = self.scalars.iter().chain([&self.events]).filter_map(AppendLog::loss);
-        let reasons: Vec<String> = failed.chain(logs).chain(self.lost.iter().cloned()).collect();
+        let reasons: Vec<String> = failed.chain(logs).chain(self.lost.values().map(|(_, told)| told.clone())).collect();
         if reasons.is_empty() { Ok(()) } else { Err(Unwritten { reasons }) }
     }
 
@@ -377,8 +381,9 @@ impl Journal {
         for file in self.waiting.take(chosen) {
             let path = self.dir.path().join(&file.path);
             let written = replace(&*self.store, &path, &file.bytes);
-            if written.is_err() {
-                self.waiting.add(file);
+            match written {
+                Ok(()) => drop(self.lost.remove(&file.path)),
+                Err(_) => self.waiting.add(file),
             }
             tried.push((path, written));
         }

@@ -2,8 +2,8 @@
 
 use std::rc::Rc;
 
-/// Most that wait to be written: weights of a run of days must not fill the memory where they have no place on disk.
-const MOST: usize = 16;
+/// So many may wait before it is too much: weights of every epoch of a run of days must not fill the memory where they have no place on disk.
+const MANY: usize = 16;
 
 /// One of them.
 pub(crate) struct File {
@@ -26,11 +26,6 @@ impl Waiting {
     pub(crate) fn add(&mut self, file: File) {
         self.ready.retain(|old| old.path != file.path);
         self.ready.push(file);
-    }
-
-    /// Those that could not be written and have no room to wait: the newest of too many.
-    pub(crate) fn surplus(&mut self) -> Vec<File> {
-        self.ready.split_off(MOST.min(self.ready.len()))
     }
 
     /// One that may be once a checkpoint is committed. Until then one of the same name that is ready stays: it is what is written if this one
@@ -64,6 +59,11 @@ impl Waiting {
     /// Those of these paths that may be written.
     pub(crate) fn take(&mut self, chosen: impl Fn(&str) -> bool) -> Vec<File> {
         self.ready.extract_if(.., |file| chosen(&file.path)).collect()
+    }
+
+    /// Whether many that may be written are not.
+    pub(crate) fn are_many(&self) -> bool {
+        self.ready.len() >= MANY
     }
 
     /// Whether one that may be written is not.

@@ -381,23 +381,6 @@ fn pictures_cost_no_checkpoint() {
     assert!((1..).take_while(|&at| one(at)).count() >= 10);
 }
 
-#[test]
-fn files_that_wait_do_not_fill_the_memory() {
-    let dir = tempfile::tempdir().unwrap();
-    let (run, mut journal) = started(dir.path());
-    let name = |step: u64| format!("weights/epoch{step}.bin");
-    for step in 1..=20 {
-        std::fs::create_dir_all(run.path().join(name(step)).join("x")).unwrap();
-        journal.write_weights_after_save(&name(step), step, &weights(step).into());
-        save(&mut journal, step).unwrap();
-    }
-    (1..=20).for_each(|step| std::fs::remove_dir_all(run.path().join(name(step))).unwrap());
-    let error = journal.finish().unwrap_err().to_string();
-    assert!(error.contains("epoch20.bin had no room to wait") && !error.contains("epoch5.bin"), "{error}");
-    assert_eq!(std::fs::read(run.path().join(name(1))).unwrap(), weights(1), "the oldest wait");
-    assert_eq!(std::fs::read(run.path().join(BEST)).unwrap(), weights(20));
-}
-
 /// It says nothing about the checkpoint, and a supervisor may try again.
 #[test]
 fn a_checkpoint_that_cannot_be_read_for_now_is_no_wrong_command() {
@@ -411,10 +394,15 @@ fn weights_that_cannot_be_made_any_more_are_told() {
     let (run, mut journal) = started(dir.path());
     std::fs::write(run.weights().join("epoch1.bin"), "").unwrap();
     let gone = journal.checkpoints().load_step(3).unwrap_err();
-    ["weights/epoch1.bin", "weights/epoch2.bin"].iter().for_each(|path| journal.give_up(path, &gone));
+    ["weights/epoch1.bin", "weights/epoch2.bin"].iter().for_each(|path| journal.give_up(path, 3, &gone));
     assert!(journal.take_warnings().len() == 2 && journal.is_behind());
     let error = journal.finish().unwrap_err().to_string();
     assert!(error.contains("epoch2.bin cannot be written any more") && error.contains("epoch1.bin may be older"), "{error}");
+    // The next process knows of them, until somebody has written them.
+    journal.write_weights("weights/epoch1.bin", 3, &weights(3).into());
+    save(&mut journal, 5).unwrap();
+    let newest = journal.checkpoints().latest().unwrap().checkpoint.unwrap();
+    assert_eq!(Journal::unwritten(&newest)[&3], ["weights/epoch2.bin"]);
 }
 
 /// Of a run that is over nothing of the log is cut off, and its rows are mended.

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use bellows_learner::TaskError;
-use bellows_runs::cache_dir;
+use bellows_runs::{RunDir, cache_dir};
 use burn::data::dataset::Dataset;
 use burn::tensor::Device;
 use sha2::{Digest, Sha256};
@@ -333,23 +333,26 @@ pub fn network(config: &TrainConfig, nc: usize, channels: usize, device: &Device
     Ok(model(config, nc, channels, None, device)?.model.summary(side, side))
 }
 
-/// Builds the model that `config.model` and `config.pretrained` ask for; frozen layers are frozen. Of a run that is gone on with, `resumed`, and has
-/// weights, the files it began with are not asked for: its checkpoint has the values.
+/// Builds the model that `config.model` and `config.pretrained` ask for; frozen layers are frozen. Of a run that is gone on with, `resumed`, the values
+/// are in its checkpoint: the file it began with is asked for its form alone, and where it is gone the weights of the run are.
 ///
 /// # Errors
 /// Weights that are no detector's, or do not fit.
 pub(crate) fn model(config: &TrainConfig, nc: usize, channels: usize, resumed: Option<&Path>, device: &Device) -> Result<Start, Misfit> {
-    let own = resumed.and_then(|run| WeightFile::read(&run.join("weights/last.safetensors")).ok());
     let named = scale_of(&config.model);
     let file = match (&config.pretrained, &named) {
-        _ if own.is_some() => None,
         (Toggle::Path(path), _) => Some(path.as_str()),
         (Toggle::On(true), None) => Some(config.model.as_str()),
         _ => None,
     };
     let chosen = file.map(|path| weight_file(Path::new(path))).transpose()?;
-    let file = chosen.as_ref().map(|chosen| WeightFile::read(&chosen.path)).transpose()?;
-    let begun_from = own.as_ref().or(file.as_ref()).map(WeightFile::config);
+    let run = resumed.filter(|&run| RunDir::at(run).newest_step().is_some());
+    let own = |error: Misfit| {
+        let weights = run.into_iter().flat_map(|run| ["last", "best"].map(|name| run.join(format!("weights/{name}.safetensors"))));
+        weights.into_iter().find_map(|path| WeightFile::read(&path).ok()).ok_or(error)
+    };
+    let file = chosen.as_ref().map(|chosen| WeightFile::read(&chosen.path).or_else(own)).transpose()?;
+    let begun_from = file.as_ref().map(WeightFile::config);
     let (scale, p2) = named.or_else(|| begun_from.map(|form| (form.scale, form.p2))).ok_or_else(|| Misfit {
         path: config.model.clone().into(),
         reason: "`model` must be yolov8n, s, m, l or x, with -p2 for a finer level, or a weight file".into(),
@@ -358,8 +361,8 @@ pub(crate) fn model(config: &TrainConfig, nc: usize, channels: usize, resumed: O
     let mut model = form.init(config.seed, device);
     let mut header = Vec::new();
     match &file {
+        _ if run.is_some() => header.push("The weights are those of the run so far".into()),
         Some(file) => (model, header) = file.transfer(model, nc, config.stack())?,
-        None if own.is_some() => header.push("The weights are those of the run so far".into()),
         None => header.push("Random first weights: to start from a trained model, give its file (--model FILE.pt or .safetensors)".into()),
     }
     let summary = model.summary(config.imgsz, config.imgsz);

@@ -21,11 +21,15 @@ impl Moment {
         let (date, time) = text.split_once(['T', ' ']).unwrap_or((text, ""));
         let mut date = date.splitn(3, ['-', '/', ':']).map(|part| part.parse::<u32>().ok());
         let (year, month, day) = (date.next()??, date.next()??, date.next()??);
-        let (clock, behind) = time.split_at(time.find(['.', ',', 'Z', '+', '-']).unwrap_or(time.len()));
-        let clock = clock.trim_end().split(':').filter(|part| !part.is_empty()).map(str::parse::<u32>);
+        let (clock, behind) = time.split_at(time.find(|c: char| !c.is_ascii_digit() && c != ':').unwrap_or(time.len()));
+        let clock = clock.split(':').filter(|_| !time.is_empty()).map(str::parse::<u32>);
         let clock: Vec<u32> = clock.collect::<Result<_, _>>().ok()?;
         let at = |i: usize| clock.get(i).copied().unwrap_or(0);
-        let moment = Self { year, month, day, hour: at(0), minute: at(1), second: at(2), millisecond: thousandths(behind) };
+        let (millisecond, behind) = thousandths(behind);
+        if clock.len() > 3 || !is_zone(behind.trim_start()) {
+            return None;
+        }
+        let moment = Self { year, month, day, hour: at(0), minute: at(1), second: at(2), millisecond };
         let possible = (1..=9999).contains(&year)
             && (1..=12).contains(&month)
             && (1..=31).contains(&day)
@@ -51,10 +55,18 @@ impl Moment {
     }
 }
 
-/// Of a second, what stands behind its point or comma: `.25` is 250.
-fn thousandths(text: &str) -> u32 {
-    let digits = text.strip_prefix(['.', ',']).unwrap_or_default().bytes().take_while(u8::is_ascii_digit);
-    digits.zip([100, 10, 1]).map(|(digit, unit)| u32::from(digit - b'0') * unit).sum()
+/// Of a second, what stands behind its point or comma (`.25` is 250), and what follows.
+fn thousandths(text: &str) -> (u32, &str) {
+    let Some(text) = text.strip_prefix(['.', ',']) else { return (0, text) };
+    let digits = text.bytes().take_while(u8::is_ascii_digit);
+    let behind = &text[digits.clone().count()..];
+    (digits.zip([100, 10, 1]).map(|(digit, unit)| u32::from(digit - b'0') * unit).sum(), behind)
+}
+
+/// None, a name (`Z`, `UTC`), or hours from UTC. `PM` is none.
+fn is_zone(text: &str) -> bool {
+    let name = text.bytes().all(|b| b.is_ascii_alphabetic()) && !["am", "pm"].contains(&text.to_lowercase().as_str());
+    name || text.strip_prefix(['+', '-']).is_some_and(|hours| hours.bytes().all(|b| b.is_ascii_digit() || b == b':'))
 }
 
 #[cfg(test)]
@@ -81,7 +93,20 @@ mod tests {
         }
         assert_eq!(Moment { millisecond: 7, ..expected }.milliseconds(), 1_589_497_635_007);
         assert_eq!(Moment::read("2021-01-02").unwrap().hour, 0);
-        for text in ["", "today", "2020-13-01", "2020-05-14T25:00:00", "20200514", "14.5.2020", "2020-05-14T23:07:1x", "2020-05-14 noon"] {
+        for text in [
+            "",
+            "today",
+            "2020-13-01",
+            "2020-05-14T25:00:00",
+            "20200514",
+            "14.5.2020",
+            "2020-05-14T23:07:1x",
+            "2020-05-14 noon",
+            "2020-05-14 23::15",
+            "2020-05-14 11:07:15 PM",
+            "2020-05-14 23:07:15.2!",
+            "2020-05-14 1:2:3:4",
+        ] {
             assert_eq!(Moment::read(text), None, "{text}");
         }
     }

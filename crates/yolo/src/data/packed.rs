@@ -87,7 +87,7 @@ impl Packed {
         let list = |of: &dyn Fn(&&str) -> bool| self.shards.kinds(i).filter(of).map(|kind| format!("`.{kind}`")).collect::<Vec<_>>();
         let images = list(&|kind| is_image_kind(kind));
         let unknown = list(&|kind| !is_image_kind(kind) && ![LABELS, "json"].contains(kind));
-        let lost = list(&|kind| kind.contains('.') && [LABELS, "json"].contains(&ending(kind)));
+        let lost = list(&|kind| kind.contains('.') && ending(kind) == LABELS);
         let what = match (&images[..], &unknown[..]) {
             ([_, _, ..], _) => format!("{} are all images", images.join(" and ")),
             ([], [_, _, ..]) => format!("{} may all be its image", unknown.join(" and ")),

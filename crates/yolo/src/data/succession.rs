@@ -23,7 +23,7 @@ struct Line {
     /// From each frame to the next: milliseconds, or numbers; none where that is not known.
     steps: Vec<Option<i64>>,
     timed: bool,
-    /// A step up to this is no gap: times in whole seconds tell it to a second.
+    /// A step up to this is no gap: times in whole seconds or minutes tell it to a second or a minute.
     least: i64,
 }
 
@@ -35,7 +35,8 @@ impl Line {
         if let Some(mut timed) = times.filter(|times| times.windows(2).any(|pair| pair[0].0 != pair[1].0)) {
             timed.sort_by(|a, b| a.0.cmp(&b.0).then_with(|| natural(name(a.1), name(b.1))));
             let steps = timed.windows(2).map(|pair| Some(pair[1].0 - pair[0].0)).collect();
-            let least = if timed.iter().all(|(at, _)| at % 1000 == 0) { 1000 } else { 0 };
+            let all_told = |to: i64| timed.iter().all(|(at, _)| at % to == 0);
+            let least = [60_000, 1000].into_iter().find(|&to| all_told(to)).unwrap_or(0);
             return Self { order: timed.into_iter().map(|(_, i)| i).collect(), steps, timed: true, least };
         }
         let mut order = frames;
@@ -50,7 +51,7 @@ impl Line {
         let shared = steps.iter().filter(|&&step| step == 0).count();
         let (count, own) = (steps.len(), usual_step(steps));
         let usual = if self.least > 0 && 2 * shared >= count {
-            // Several frames a second, told in whole seconds.
+            // Several frames a second or a minute, told in whole ones.
             Some(self.least as f64)
         } else if count < FEW {
             usual.or(own)
@@ -174,6 +175,9 @@ mod tests {
         assert_eq!(times(&["10:00:00", "10:00:01", "10:00:02", "10:00:04", "10:00:05", "10:00:07", "10:00:08", "10:00:10"]), all(8));
         assert_eq!(times(&["10:00:00", "10:00:00", "10:00:00", "10:00:01", "10:00:01", "10:00:01"]), all(6));
         assert_eq!(times(&["10:00:00", "10:00:00", "10:00:00", "10:00:03"])[3], None);
+        // Told in minutes, several frames in each.
+        assert_eq!(times(&["10:00:00", "10:00:00", "10:01:00", "10:01:00", "10:02:00", "10:02:00"]), all(6));
+        assert_eq!(times(&["10:00:00", "10:00:00", "10:01:00", "10:01:00", "10:04:00", "10:04:00"])[4], None);
         // Fractions of a second order frames, and tell that one is missing.
         assert_eq!(times(&["10:00:00.00", "10:00:00.40", "10:00:00.20", "10:00:00.60"]), [None, Some(2), Some(0), Some(1)]);
         assert_eq!(times(&["10:00:00.00", "10:00:00.20", "10:00:00.40", "10:00:00.80"])[3], None);

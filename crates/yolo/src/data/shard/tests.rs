@@ -181,6 +181,7 @@ fn samples_of_others_are_named_where_they_are_unclear() {
         ("h", &["b.jpg", "b.txt"], Some("h.b.jpg: `.b.txt` is not its label file, which is `.txt`")),
         ("i", &["pic", "raw"], Some("i.pic: `.pic` and `.raw` may all be its image")),
         ("j", &["pic"], None),
+        ("j", &["jpg", "txt", "meta.json"], None),
         ("k", &["b.jpg", "txt"], Some("x-000000.tar/k.txt:1: 2 columns")),
     ];
     for (key, kinds, _) in samples {

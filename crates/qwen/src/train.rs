@@ -24,6 +24,7 @@ use crate::load;
 use crate::model::{CausalLm, ModelConfig};
 use crate::peft::{self, PeftError};
 use crate::precision::{RunPrecision, in_f16};
+use crate::preference::Objective;
 use crate::storage::BaseDtype;
 use crate::task::SftTask;
 use crate::weights::visit_all;

@@ -166,7 +166,7 @@ fn samples_of_others_are_named_where_they_are_unclear() {
     std::fs::create_dir(&foreign).unwrap();
     let mut writer = Writer::new(&foreign, "x", 99);
     let (jpeg, none) = (jpeg(30, 30), &b""[..]);
-    let samples: [(&str, &[&str], Option<&str>); 11] = [
+    let samples: [(&str, &[&str], Option<&str>); 12] = [
         ("a", &["jpg", "txt"], Some("x-000000.tar/a.txt:2: class 9")),
         ("b", &["txt"], Some("x-000000.tar/b: its sample has no image")),
         ("c", &["JPG", "json"], None),
@@ -181,8 +181,8 @@ fn samples_of_others_are_named_where_they_are_unclear() {
         ("h", &["b.jpg", "b.txt"], Some("h.b.jpg: `.b.txt` is not its label file, which is `.txt`")),
         ("i", &["pic", "raw"], Some("i.pic: `.pic` and `.raw` may all be its image")),
         ("j", &["pic"], None),
-        ("j", &["jpg", "txt", "meta.json"], None),
         ("k", &["b.jpg", "txt"], Some("x-000000.tar/k.txt:1: 2 columns")),
+        ("l", &["jpg", "txt", "meta.json"], None),
     ];
     for (key, kinds, _) in samples {
         let text: &[u8] = match key {

@@ -4,7 +4,7 @@
 mod support;
 
 use serde_json::Value;
-use support::{checkpoints, expect_code, llm_finetune, tiny_chats, yolo_train};
+use support::{checkpoints, expect_code, llm_finetune, tiny_chats, tiny_data, yolo_train};
 
 /// The last line of JSON that a program printed.
 fn json(out: &str) -> Value {
@@ -69,6 +69,16 @@ fn a_card_that_is_not_at_hand_is_planned_for() {
     assert!(error.contains("Voodoo 2") && error.contains("MI50"), "{error}");
     let out = expect_code(&mut yolo_train(dir.path(), &["plan", "--batch", "-1", "--card", "RX 5600 XT"]), 0).0;
     assert!(out.contains("images for 0.6 of 6.4 GB of memory (planned)") && out.contains("fits"), "{out}");
+}
+
+/// The run that training would be: the data's own settings below the flags.
+#[test]
+fn a_plan_is_of_the_settings_that_the_data_name() {
+    let dir = tempfile::tempdir().unwrap();
+    tiny_data(dir.path());
+    let plan = |more: &[&str]| expect_code(&mut yolo_train(dir.path(), &[&["plan", "--data", "tiny.yaml"], more].concat()), 0).0;
+    assert!(plan(&[]).contains("4 images of 64 pixels"), "{}", plan(&[]));
+    assert!(plan(&["--batch", "2"]).contains("2 images of 64 pixels"));
 }
 
 /// Every key of it is a setting, for others are refused; and what it says of memory is so.

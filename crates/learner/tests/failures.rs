@@ -307,7 +307,7 @@ fn weights_of_epochs_that_wait_do_not_fill_the_memory() {
     (0..20).for_each(|epoch| std::fs::create_dir_all(of(dir.path(), epoch).join("x")).unwrap());
     assert_eq!(session.fit(&data()).unwrap(), Outcome::Finished);
     let error = session.finish().unwrap_err().to_string();
-    assert!(error.contains("epoch16.safetensors cannot be written any more: others wait") && error.contains("epoch19."), "{error}");
+    assert!(error.contains("epoch16.safetensors may be older than it should be: others wait") && error.contains("epoch19."), "{error}");
     drop(session);
     (0..20).for_each(|epoch| std::fs::remove_dir_all(of(dir.path(), epoch)).unwrap());
     let mut session = learner(dir.path(), often(), no_poison);

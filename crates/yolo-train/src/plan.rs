@@ -14,7 +14,7 @@ use bellows_yolo::{TrainingData, network};
 use clap::{ArgMatches, Command};
 use serde_json::{Value, json};
 
-use crate::run::{device, watched};
+use crate::run::{device, of_dataset, watched};
 
 /// The share of its processor's rate that a step reaches (measured: 74 to 92 %).
 const OF_PEAK: f64 = 0.8;
@@ -72,7 +72,10 @@ fn published(card: &Card) -> (f64, String) {
 pub(crate) fn run(matches: &ArgMatches, _signals: &Signals) -> Result<(), Failure> {
     let file = text(matches, "config").map(PathBuf::from).map(|file| yaml_layer(&file)).transpose()?;
     let values = flag_values(SETTINGS.iter().map(|s| (s.key(), s.read)), matches);
-    let layers: Vec<Layer> = file.into_iter().chain([Layer { origin: "command line".into(), values }]).collect();
+    let flags = Layer { origin: "command line".into(), values };
+    let data = [Some(&flags), file.as_ref()].into_iter().flatten().find_map(|layer| layer.values.get("data")?.as_str());
+    let dataset = data.map(|data| of_dataset(data, &flags)).transpose()?;
+    let layers: Vec<Layer> = [dataset, file, Some(flags)].into_iter().flatten().collect();
     let mut config = TrainConfig::from_layers(&layers)?;
     join_pool(0)?;
     let target = match text(matches, "card") {

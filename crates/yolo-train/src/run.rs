@@ -89,17 +89,22 @@ fn settle(args: &TrainArgs) -> Result<Settled, Failure> {
     let file = args.config.as_deref().map(yaml_layer).transpose()?;
     let data = [Some(&args.flags), file.as_ref()].into_iter().flatten().find_map(|l| l.values.get("data")?.as_str());
     let data = data.ok_or_else(|| Usage("--data FILE is required: a data.yaml that names the images and classes (see --help)".into()))?;
-    let allow_outside = args.flags.values.get("allow_outside").and_then(Value::as_array).cloned().unwrap_or_default();
+    let dataset = of_dataset(data, &args.flags)?;
+    let layers: Vec<Layer> = [Some(dataset), file, Some(args.flags.clone())].into_iter().flatten().collect();
+    let (mut config, notes) = TrainConfig::with_notes(&layers)?;
+    config.ranks = ranks_of(config.ranks)?;
+    Ok(Settled { ranks: config.ranks, config, notes, resumed: None })
+}
+
+/// The settings that the data.yaml names for its data, of which `flags` say where it may lie.
+pub(crate) fn of_dataset(data: &str, flags: &Layer) -> Result<Layer, Failure> {
+    let allow_outside = flags.values.get("allow_outside").and_then(Value::as_array).cloned().unwrap_or_default();
     let allow_outside: Vec<PathBuf> = allow_outside.iter().filter_map(Value::as_str).map(PathBuf::from).collect();
     let settings = DataConfig::load(Path::new(data), &allow_outside)?.settings;
     if let Some(key) = settings.keys().find(|key| NOT_FROM_DATA.contains(&key.replace('-', "_").as_str())) {
         return Err(Usage(format!("{data}: `{key}` is the user's to set; a dataset's settings may not")).into());
     }
-    let dataset = Layer { origin: format!("{data}, settings"), values: settings.into_iter().collect() };
-    let layers: Vec<Layer> = [Some(dataset), file, Some(args.flags.clone())].into_iter().flatten().collect();
-    let (mut config, notes) = TrainConfig::with_notes(&layers)?;
-    config.ranks = ranks_of(config.ranks)?;
-    Ok(Settled { ranks: config.ranks, config, notes, resumed: None })
+    Ok(Layer { origin: format!("{data}, settings"), values: settings.into_iter().collect() })
 }
 
 /// Whether what is to be resumed is no run of Ultralytics, which writes its settings to a file of another name.

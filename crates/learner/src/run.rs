@@ -206,9 +206,8 @@ impl<T: Task> Run<T> {
     pub(crate) fn save(&mut self) -> Result<(), Unsaved> {
         self.turn_to(Phase::Save);
         let counters = &self.state.counters;
-        let batches = counters.batches;
         // Also if it fails: the next try comes an interval later, not a batch later.
-        self.clock.saved.elapsed_s = counters.elapsed_s;
+        self.clock.saved = Saved { batches: counters.batches, elapsed_s: counters.elapsed_s };
         let ranks = self.ranks.clone();
         let mut failed = None;
         let told = ranks.done_by_first(|| match self.save_here() {
@@ -219,10 +218,7 @@ impl<T: Task> Run<T> {
             }
         });
         match (told.map_err(Unsaved::Ranks)?, failed) {
-            (true, _) => {
-                self.clock.saved.batches = batches;
-                Ok(())
-            }
+            (true, _) => Ok(()),
             (false, Some(error)) => Err(Unsaved::Here(error)),
             (false, None) => Err(Unsaved::Here("rank 0 could not save it".into())),
         }

@@ -16,12 +16,24 @@ pub const MAX_SIDE: u32 = 16_384;
 /// Bytes a decoder may take.
 pub(crate) const MAX_ALLOC: u64 = 256 << 20;
 
+/// What can be read. Which of these a file really is, its first bytes say.
+const SUFFIXES: [&str; 8] = ["bmp", "jpeg", "jpg", "mpo", "png", "tif", "tiff", "webp"];
 /// Smallest side that can hold an object, pixels.
 const MIN_SIDE: u32 = 10;
 /// A JPEG's header (with its thumbnails and colour profiles) is looked for in this much of the file first.
 const HEAD: u64 = 64 << 10;
 /// Cameras append metadata after the end marker; it is looked for in this much of the tail.
 const TAIL: usize = 64 << 10;
+
+/// The suffix of a file's name, in small letters.
+pub(crate) fn suffix(path: &Path) -> String {
+    path.extension().map(|e| e.to_string_lossy().to_lowercase()).unwrap_or_default()
+}
+
+/// Whether a file is called like an image that can be read.
+pub(crate) fn is_image(path: &Path) -> bool {
+    SUFFIXES.contains(&suffix(path).as_str())
+}
 
 /// What the header says, after EXIF rotation.
 #[derive(Clone, Copy, Debug, PartialEq)]

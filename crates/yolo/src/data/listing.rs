@@ -15,11 +15,10 @@ use sha2::{Digest, Sha256};
 use super::annotated::Annotated;
 use super::description::{DataConfig, Source, Split};
 use super::error::DataError;
+use super::header::{is_image, suffix};
 use super::meta::{CLIP, clip_name};
 use super::packed::Packed;
 
-/// What can be read. Which of these a file really is, its first bytes say.
-const SUFFIXES: [&str; 8] = ["bmp", "jpeg", "jpg", "mpo", "png", "tif", "tiff", "webp"];
 /// Images that cannot be read here: listed, so that the scan reports them instead of dropping them silently.
 const UNREADABLE: [&str; 4] = ["dng", "heic", "pfm", "gif"];
 const MAX_DEPTH: usize = 32;
@@ -191,16 +190,6 @@ fn place(config: &DataConfig, path: &Path, folders: &mut HashMap<PathBuf, PathBu
 fn missing(config: &DataConfig, split: Split, path: PathBuf) -> DataError {
     let hint = config.download.as_ref().map(|text| format!("\nHow to obtain the data:\n{}", text.trim_end())).unwrap_or_default();
     DataError::Missing { path, yaml_key: split.key().into(), yaml: config.yaml.clone(), hint }
-}
-
-/// The suffix of a file's name, in small letters.
-pub(crate) fn suffix(path: &Path) -> String {
-    path.extension().map(|e| e.to_string_lossy().to_lowercase()).unwrap_or_default()
-}
-
-/// Whether a file is called like an image that can be read.
-pub(crate) fn is_image(path: &Path) -> bool {
-    SUFFIXES.contains(&suffix(path).as_str())
 }
 
 fn walk(config: &DataConfig, folder: &Path, depth: usize, found: &mut Vec<PathBuf>) -> Result<(), DataError> {

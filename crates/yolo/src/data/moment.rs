@@ -26,7 +26,7 @@ impl Moment {
         let clock: Vec<u32> = clock.collect::<Result<_, _>>().ok()?;
         let at = |i: usize| clock.get(i).copied().unwrap_or(0);
         let (millisecond, behind) = thousandths(behind);
-        if clock.len() > 3 || !is_zone(behind.trim_start()) {
+        if clock.len() > 3 || !is_zone(behind) {
             return None;
         }
         let moment = Self { year, month, day, hour: at(0), minute: at(1), second: at(2), millisecond };
@@ -63,10 +63,12 @@ fn thousandths(text: &str) -> (u32, &str) {
     (digits.zip([100, 10, 1]).map(|(digit, unit)| u32::from(digit - b'0') * unit).sum(), behind)
 }
 
-/// None, a name (`Z`, `UTC`), or hours from UTC. `PM` is none.
+/// None, `Z`, behind a space any name, or hours from UTC. `PM` is none.
 fn is_zone(text: &str) -> bool {
-    let name = text.bytes().all(|b| b.is_ascii_alphabetic()) && !["am", "pm"].contains(&text.to_lowercase().as_str());
-    name || text.strip_prefix(['+', '-']).is_some_and(|hours| hours.bytes().all(|b| b.is_ascii_digit() || b == b':'))
+    let (apart, text) = (text.starts_with(' '), text.trim_start());
+    let name = apart && text.bytes().all(|b| b.is_ascii_alphabetic()) && !["am", "pm"].contains(&text.to_lowercase().as_str());
+    name || ["", "Z", "z"].contains(&text)
+        || text.strip_prefix(['+', '-']).is_some_and(|hours| hours.bytes().all(|b| b.is_ascii_digit() || b == b':'))
 }
 
 #[cfg(test)]

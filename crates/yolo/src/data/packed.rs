@@ -10,7 +10,7 @@ use bellows_shards::{ShardError, ShardFault, Shards};
 
 use super::error::DataError;
 use super::record::{BadFile, Content, Record, Stamp};
-use super::{header, labels, listing};
+use super::{header, labels};
 
 /// What a label file is called behind the key.
 pub(crate) const LABELS: &str = "txt";
@@ -181,7 +181,7 @@ fn ending(kind: &str) -> &str {
 }
 
 fn is_image_kind(kind: &str) -> bool {
-    listing::is_image(Path::new(&format!("x.{kind}")))
+    header::is_image(Path::new(&format!("x.{kind}")))
 }
 
 /// A fault whose file is named already.

@@ -5,7 +5,7 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::data::listing::is_image;
+use crate::data::header::is_image;
 use crate::data::{Frame, Normalisation, Ring, Stack, decode_file, gaps, natural};
 
 /// Makes the inputs of images, one after the other.

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use bellows_exit::{Coded, Exit};
 
-use crate::data::listing::{is_image, suffix};
+use crate::data::header::{is_image, suffix};
 use crate::data::{Levels, decode, natural};
 
 /// Films that `ffmpeg` is asked for, by suffix.

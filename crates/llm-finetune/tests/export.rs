@@ -127,6 +127,7 @@ fn an_adapter_with_other_rows_is_merged_as_it_was_trained() {
             _ => name.ends_with("v_proj.lora.lora_B").then(|| waves([64, 16])),
         };
         let model = replace(model, moved).unwrap().0;
+        std::fs::remove_dir_all(at("adapter")).ok();
         peft::write(&at("adapter"), &model, &lora, Some("model")).unwrap();
         // Fewer rows need no other tokenizer, and PEFT saves none.
         if many {

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use bellows_runs::{Checkpoints, Member};
-use support::{ending, expect_code, program, tiny_data, yolo_train};
+use support::{checkpoints, ending, expect_code, program, tiny_data, yolo_train};
 
 /// A folder in the place of a file.
 fn obstruct(run: &Path, file: &str) {
@@ -42,6 +42,21 @@ fn what_a_run_could_not_write_its_next_process_does() {
     }
     assert!(bellows_weights::read(&run.join(files[2])).is_ok());
     assert_eq!(std::fs::read_to_string(run.join("results.csv")).unwrap().lines().count(), 2);
+}
+
+#[test]
+fn settings_of_a_new_run_do_not_stand_beside_checkpoints_of_the_one_before() {
+    let dir = tempfile::tempdir().unwrap();
+    tiny_data(dir.path());
+    let run = dir.path().join("runs/detect/again");
+    expect_code(&mut train(dir.path(), "again", &["--epochs", "1"]), 0);
+    assert!(!checkpoints(&run).is_empty());
+    std::fs::remove_file(run.join("config.yaml")).unwrap();
+    obstruct(&run, "config.yaml");
+    let output = train(dir.path(), "again", &["--epochs", "1", "--lr0", "0.5"]).output().unwrap();
+    assert!(!output.status.success());
+    let aside = |path: &PathBuf| path.to_string_lossy().contains(".abandoned");
+    assert!(checkpoints(&run).iter().all(aside), "they were set aside before the settings were to be written");
 }
 
 #[test]

@@ -2,8 +2,11 @@
 
 use bellows_settings::Setting;
 use clap::builder::PossibleValuesParser;
+use clap::error::{Error, ErrorKind};
 use clap::{Arg, ArgAction, ArgMatches, Command};
 use serde_json::{Map, Value};
+
+use crate::Usage;
 
 /// The flag of a setting; `defaults` is the settings' default as JSON.
 pub fn flag(setting: &Setting, defaults: &Value) -> Arg {
@@ -73,6 +76,25 @@ pub fn doctor() -> Command {
         .arg(switch("reprobe", "Do not use the cached verdict"))
 }
 
+/// What `command` makes of `words`, which begin with its name. Help and the version are printed and end the process.
+///
+/// # Errors
+/// What is no flag, has no value or a wrong one.
+pub fn matches(command: Command, words: impl IntoIterator<Item = String>) -> Result<ArgMatches, Usage> {
+    command.try_get_matches_from(words).map_err(|error| match error.kind() {
+        ErrorKind::DisplayHelp | ErrorKind::DisplayVersion | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => error.exit(),
+        _ => Usage(one_line(&error)),
+    })
+}
+
+/// clap's error, which has a paragraph for each of what is wrong, what may be meant, and how the program is called.
+fn one_line(error: &Error) -> String {
+    let text = error.to_string();
+    let lines = text.lines().map(str::trim).take_while(|line| !line.starts_with("Usage:") && !line.starts_with("For more information"));
+    let told: Vec<&str> = lines.filter(|line| !line.is_empty()).collect();
+    format!("{} (see --help)", told.join(" ").trim_start_matches("error: ").replace(" tip: ", "; "))
+}
+
 /// The text of an [`option`].
 pub fn text(matches: &ArgMatches, name: &str) -> Option<String> {
     matches.get_one::<String>(name).cloned()
@@ -117,6 +139,11 @@ mod tests {
         assert_eq!(given(&["--cos_lr", "False", "--box=x"]), Ok(json!({ "box": "x", "cos_lr": false })));
         assert!(given(&["--cos-lr", "yes"]).unwrap_err().contains("possible values: true, false, True, False"));
         assert!(given(&["--names"]).is_err(), "only a switch may stand alone");
+        let error = |args: &[&str]| matches(command(), ["x"].iter().chain(args).map(ToString::to_string)).unwrap_err().to_string();
+        let misspelt = "unexpected argument '--nam' found; a similar argument exists: '--names' (see --help)";
+        assert_eq!(error(&["--nam", "a"]), misspelt);
+        let values = "invalid value 'yes' for '--cos-lr [<true|false>]' [possible values: true, false, True, False] (see --help)";
+        assert_eq!(error(&["--cos-lr", "yes"]), values);
         let help = command().render_help().to_string();
         for part in ["--box <X>", "Weight [default: 7.5]", "--cos-lr [<true|false>]", "--names <NAME,NAME,..>", "A:"] {
             assert!(help.contains(part), "{part}: {help}");

@@ -31,7 +31,7 @@ pub use bellows_exit::Exit;
 pub use console::{Bar, Foot, columns, fit, memory, note, rate, say};
 pub use device::{examine, join_pool, pick_device};
 pub use failure::{Context, Failure, Usage};
-pub use flags::{count, detach, doctor, flag, flag_values, option, resume, switch, text, whole};
+pub use flags::{count, detach, doctor, flag, flag_values, matches, option, resume, switch, text, whole};
 pub use launches::say_launches;
 pub use layers::{Resumed, resumed, yaml_layer, yaml_text};
 pub use orders::obey;

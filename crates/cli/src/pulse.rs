@@ -162,7 +162,10 @@ pub(crate) struct Watch {
 
 impl Observer for Watch {
     fn on_start(&mut self, info: &RunInfo) {
-        let (epoch, epochs, done, total, step) = (info.epoch + 1, info.epochs, info.position, info.batches, info.step);
+        // A run with nothing left to do stands after its last epoch, and is told as at the end of that one.
+        let ended = info.epoch >= info.epochs;
+        let done = if ended { info.batches } else { info.position };
+        let (epoch, epochs, total, step) = ((info.epoch + 1).min(info.epochs), info.epochs, info.batches, info.step);
         with(|pulse| {
             pulse.beat(true, |beat| (beat.epoch, beat.epochs, beat.done, beat.total, beat.step) = (epoch, epochs, done, total, step));
         });
@@ -191,6 +194,6 @@ impl Observer for Watch {
     }
 
     fn on_evaluating(&mut self, done: usize, total: usize) {
-        with(|pulse| pulse.beat(false, |beat| (beat.done, beat.total) = (done, total)));
+        with(|pulse| pulse.beat(false, |beat| (beat.evaluated, beat.to_evaluate) = (done, total)));
     }
 }

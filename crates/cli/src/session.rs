@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use bellows_device::{Selected, Telemetry};
 use bellows_exit::Exit;
 use bellows_learner::{Dashboard, LearnError, Learner, Limits, Observer, Outcome, Phase, Task};
-use bellows_runs::RunDir;
+use bellows_runs::{Checkpoints, RunDir};
 use bellows_settings::Setting;
 use burn::train::Interrupter;
 use burn::train::renderer::tui::TuiMetricsRendererWrapper;
@@ -225,14 +225,16 @@ impl Run {
         Ok(())
     }
 
-    /// Writes `config.yaml` of a new run: the settings of `table` and the command line as typed.
+    /// Writes `config.yaml` of a new run: the settings of `table` and the command line as typed. Checkpoints of a run that lay in its directory
+    /// are set aside before, for these are not the settings they were made with.
     ///
     /// # Errors
-    /// When it cannot be written.
+    /// When those cannot be set aside, or it cannot be written.
     pub fn record(&self, typed: &[String], table: &[Setting], config: &impl Serialize) -> Result<(), Failure> {
         if self.resumed || !self.is_first() {
             return Ok(());
         }
+        Checkpoints::open(self.dir.checkpoints())?.abandon_after(None)?;
         record_settings(self.path(), &format!("{} {}", self.session.program, typed.join(" ")), table, config)
     }
 

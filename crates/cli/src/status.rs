@@ -167,9 +167,9 @@ impl State {
 
     /// Where it is, what it loses, how the card is.
     fn place(&self) -> String {
-        let Beat { epoch, epochs, done, total, step, losses, speed, unit, gauges, phase, .. } = &self.beat;
-        let what = if phase == "evaluation" { "evaluated" } else { "batch" };
-        let mut cells = vec![format!("epoch {epoch}/{epochs}"), format!("{what} {done}/{total}"), format!("step {step}")];
+        let Beat { epoch, epochs, done, total, evaluated, to_evaluate, step, losses, speed, unit, gauges, phase, .. } = &self.beat;
+        let mut cells = vec![format!("epoch {epoch}/{epochs}"), format!("batch {done}/{total}"), format!("step {step}")];
+        cells.extend((phase == "evaluation").then(|| format!("evaluated {evaluated}/{to_evaluate}")));
         cells.extend(losses.iter().map(|(name, loss)| format!("{name} {loss:.4}")));
         cells.extend((*speed > 0.0).then(|| format!("{} {unit}/s", rate(*speed))));
         cells.extend(gauges.iter().map(|(name, value)| match name.as_str() {
@@ -318,6 +318,14 @@ mod tests {
     fn place_losses_and_card_are_one_line() {
         let line = state(beat("step", 990), None).place();
         assert_eq!(line, "epoch 3/100  batch 17/240  step 497  box_loss 1.2500  12.3 images/s  181W  61°C");
+    }
+
+    #[test]
+    fn an_evaluation_has_a_counter_of_its_own() {
+        let evaluating = Beat { evaluated: 5, to_evaluate: 90, ..beat("evaluation", 990) };
+        assert!(state(evaluating.clone(), None).place().starts_with("epoch 3/100  batch 17/240  step 497  evaluated 5/90  box_loss"));
+        let done = Beat { phase: "export".into(), ..evaluating };
+        assert!(state(done, None).place().starts_with("epoch 3/100  batch 17/240  step 497  box_loss"));
     }
 
     #[test]

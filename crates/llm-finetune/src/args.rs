@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use bellows_cli::{count, detach, doctor, flag, flag_values, obey, option, resume, switch, text, whole, words};
+use bellows_cli::{Usage, count, detach, doctor, flag, flag_values, obey, option, resume, switch, text, whole, words};
 use bellows_qwen::config::{SETTINGS, SftConfig};
 use bellows_qwen::generate::Sampling;
 use bellows_qwen::precision::Products;
@@ -320,11 +320,14 @@ fn command() -> Command {
         .subcommand(bellows_cli::stop())
 }
 
-/// Reads the process's arguments; prints help or a usage error and exits (code 2) by itself.
-pub(crate) fn parse() -> Request {
+/// Reads the process's arguments; prints help and exits by itself.
+///
+/// # Errors
+/// A word that is none.
+pub(crate) fn parse() -> Result<Request, Usage> {
     let typed = words();
-    let matches = command().get_matches_from(std::iter::once("llm-finetune".to_string()).chain(typed.iter().cloned()));
-    match matches.subcommand() {
+    let matches = bellows_cli::matches(command(), std::iter::once("llm-finetune".to_string()).chain(typed.iter().cloned()))?;
+    Ok(match matches.subcommand() {
         Some(("generate", m)) => Request::Speak(speak(m, text(m, "prompt"), m.get_flag("raw"))),
         Some(("chat", m)) => Request::Speak(speak(m, None, false)),
         Some(("merge", m)) => Request::Merge(export(m, "dtype", None)),
@@ -344,7 +347,7 @@ pub(crate) fn parse() -> Request {
         Some(("status", m)) => Request::Status(m.clone()),
         Some(("stop", m)) => Request::Stop(m.clone()),
         _ => Request::Train(train(&matches, typed)),
-    }
+    })
 }
 
 fn train(m: &ArgMatches, typed: Vec<String>) -> TrainArgs {

@@ -21,7 +21,7 @@ use std::process::ExitCode;
 use bellows_qwen::config::SftConfig;
 
 fn main() -> ExitCode {
-    bellows_cli::program(|signals| match args::parse() {
+    bellows_cli::program(|signals| match args::parse()? {
         args::Request::Train(typed) => concept::chain::train(&typed, signals),
         args::Request::Speak(typed) => speak::speak(&typed),
         args::Request::Merge(typed) => export::merge(&typed),

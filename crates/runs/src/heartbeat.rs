@@ -52,10 +52,14 @@ pub struct Beat {
     pub epoch: usize,
     /// Epochs planned.
     pub epochs: usize,
-    /// Batches done of this epoch, or samples of an evaluation.
+    /// Batches done of this epoch.
     pub done: usize,
-    /// Batches or samples that there are.
+    /// Batches that it has.
     pub total: usize,
+    /// Samples done of the evaluation in progress, or of the last one.
+    pub evaluated: usize,
+    /// Samples that it has.
+    pub to_evaluate: usize,
     /// Batches since the run began.
     pub step: u64,
     /// Mean loss items of this epoch so far.

@@ -218,7 +218,7 @@ pub fn find_latest_run(project: &Path) -> Option<PathBuf> {
 fn last_saved(run: &Path) -> Option<SystemTime> {
     let checkpoints = run.join(CHECKPOINTS);
     let names = DiskStore.list(&checkpoints).ok()?;
-    names.iter().any(|name| name.starts_with("step-")).then_some(())?;
+    names.iter().find_map(|name| Version::parse(name))?;
     fs::metadata(checkpoints).ok()?.modified().ok()
 }
 
@@ -279,6 +279,9 @@ mod tests {
         assert_eq!(find_latest_run(dir.path()).as_deref(), Some(old.path()));
         touch(&new, 3);
         assert_eq!(find_latest_run(dir.path()).as_deref(), Some(new.path()));
+        // One that was begun anew, and has not saved since.
+        fs::rename(new.checkpoints().join("step-000000005"), new.checkpoints().join("step-000000005.abandoned")).unwrap();
+        assert_eq!(find_latest_run(dir.path()).as_deref(), Some(old.path()));
         assert!(never.path().is_dir());
     }
 

@@ -130,10 +130,26 @@ pub fn merge<C: Serialize + DeserializeOwned>(
             };
             let mut all = serde_json::to_value(&config).map_err(|e| fail(e.to_string()))?;
             all[setting.name] = value.clone();
-            config = serde_json::from_value(all).map_err(|e| fail(format!("`{key}` cannot be {value}: {e}")))?;
+            config = serde_json::from_value(all).map_err(|e| fail(format!("`{key}` cannot be {value}: {}", plain(&e))))?;
         }
     }
     Ok(config)
+}
+
+/// What serde expects, without the names of Rust's types.
+fn plain(error: &serde_json::Error) -> String {
+    let counts = ["usize", "u64", "u32"].map(|of_rust| (of_rust, "a whole number from 0 up"));
+    let others = [
+        ("i64", "a whole number"),
+        ("f64", "a number"),
+        ("a sequence", "a list"),
+        ("a map", "keys with values"),
+        ("a boolean", "true or false"),
+    ];
+    counts
+        .into_iter()
+        .chain(others)
+        .fold(error.to_string(), |text, (of_rust, word)| text.replace(&format!("expected {of_rust}"), &format!("expected {word}")))
 }
 
 /// What to say of a `key` (or another `what`) that is none of `known`: the one that is near, which it may have been meant for, or all of them.
@@ -205,7 +221,8 @@ mod tests {
         assert_eq!(merged(&[json!({ "boxx": 1 })]), Err("0.yaml: unknown setting `boxx`; did you mean `box`?".into()));
         assert_eq!(merged(&[json!({ "lr": 1 })]), Err("0.yaml: unknown setting `lr`; known: max_epochs, box, name".into()));
         let wrong = merged(&[json!({ "max_epochs": "many" })]);
-        assert!(wrong.is_err_and(|e| e.starts_with("0.yaml: `max_epochs` cannot be \"many\"")));
+        let told = "0.yaml: `max_epochs` cannot be \"many\": invalid type: string \"many\", expected a whole number from 0 up";
+        assert_eq!(wrong, Err(told.into()));
         assert_eq!(merged(&[json!({ "other_tools": 2 })]), Err("0.yaml: 1 is what is done".into()));
     }
 }

@@ -127,7 +127,7 @@ fn absent() -> impl Iterator<Item = &'static str> {
     ABSENT.iter().map(|a| a.name).filter(|&name| name != "resume")
 }
 
-/// Reads the process's arguments; prints help or a usage error and exits (code 2) by itself.
+/// Reads the process's arguments; prints help and exits by itself.
 ///
 /// # Errors
 /// What Ultralytics has and this program has not, or a word that is none.
@@ -135,7 +135,7 @@ pub(crate) fn parse() -> Result<Request, Usage> {
     let typed = words();
     let Words { words, notes } = translated(&typed, &command()).map_err(Usage)?;
     // With the name that usage begins with, whatever this file is called.
-    let matches = command().get_matches_from(std::iter::once(NAME.to_string()).chain(words));
+    let matches = bellows_cli::matches(command(), std::iter::once(NAME.to_string()).chain(words))?;
     notes.iter().for_each(|line| note(line));
     Ok(request(&matches, typed))
 }

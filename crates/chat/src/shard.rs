@@ -8,6 +8,9 @@ use bellows_shards::{Writer, write_index};
 use crate::formats::{Dataset, ROW, Splits};
 use crate::{ChatError, Fault};
 
+/// In this order.
+const SPLITS: [&str; 3] = ["train", "valid", "test"];
+
 /// The splits that were written, with their numbers of rows and shards.
 type Written = Vec<(&'static str, usize, usize)>;
 
@@ -17,21 +20,24 @@ type Written = Vec<(&'static str, usize, usize)>;
 /// # Errors
 /// A folder that is not empty, a row that cannot be read, a disk that is full.
 pub fn shard(splits: &Splits, out: &Path, samples: usize, progress: &mut dyn FnMut(usize, usize)) -> Result<Written, ChatError> {
-    let all = [("train", &splits.train), ("valid", &splits.valid), ("test", &splits.test)];
-    let used = all.into_iter().filter(|(_, sets)| !sets.is_empty());
-    // Within it: it may be a disk of its own.
-    let parts = used.map(|(name, sets)| Ok((name, sets, part_of(&out.join(name)).map_err(Fault::from)?)));
-    let parts: Vec<(&'static str, &Vec<Dataset>, PathBuf)> = parts.collect::<Result<_, ChatError>>()?;
+    let all = SPLITS.into_iter().zip([&splits.train, &splits.valid, &splits.test]);
+    // Within it: it may be a disk of its own. What a process that was killed has left of any split goes.
+    let parts = all.map(|(name, sets)| Ok((name, sets, part_of(&out.join(name)).map_err(Fault::from)?)));
+    let mut parts: Vec<(&'static str, &Vec<Dataset>, PathBuf)> = parts.collect::<Result<_, ChatError>>()?;
+    parts.retain(|(_, sets, _)| !sets.is_empty());
     let is_new = begin(out)?;
+    let mut named = Vec::new();
     let written = write(splits, &parts, samples, progress).and_then(|written| {
-        for (name, _, part) in &parts {
+        // Nothing is read without the rows to train on, so they come last.
+        for (name, _, part) in parts.iter().rev() {
             publish(part, &out.join(name)).map_err(Fault::from)?;
+            named.push(out.join(name));
         }
         Ok(written)
     });
     if written.is_err() {
         // What cannot be removed now is removed by whoever writes here next.
-        parts.iter().for_each(|(_, _, part)| drop(std::fs::remove_dir_all(part)));
+        parts.iter().map(|(_, _, part)| part).chain(&named).for_each(|folder| drop(std::fs::remove_dir_all(folder)));
         if is_new {
             std::fs::remove_dir(out).ok();
         }
@@ -39,13 +45,15 @@ pub fn shard(splits: &Splits, out: &Path, samples: usize, progress: &mut dyn FnM
     written
 }
 
-/// Makes the folder, if it is not there and empty. Whether it was made.
+/// Makes the folder, if it is not there and empty but for parts that were never finished. Whether it was made.
 fn begin(out: &Path) -> Result<bool, ChatError> {
     if !out.exists() {
         create_dir_all_synced(out).map_err(Fault::from)?;
         return Ok(true);
     }
-    if std::fs::read_dir(out).map_err(|error| Fault::from(error).in_file(out))?.next().is_some() {
+    let is_part = |name: &str| SPLITS.iter().any(|split| name.starts_with(&format!(".{split}.tmp-")));
+    let mut entries = std::fs::read_dir(out).map_err(|error| Fault::from(error).in_file(out))?;
+    if entries.any(|entry| !entry.is_ok_and(|entry| is_part(&entry.file_name().to_string_lossy()))) {
         let fault = Fault::Setting { setting: "the target", found: "not empty".into(), expected: "a new or an empty folder" };
         return Err(fault.in_file(out));
     }

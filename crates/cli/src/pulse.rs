@@ -43,8 +43,9 @@ impl Pulse {
         // The first step of a session is one until it is done, whatever comes between.
         let phase = if phase == Phase::Step && self.steps.is_empty() { Phase::First } else { phase };
         let turned = phase != self.phase;
+        let saved = u64::from(turned && self.phase == Phase::Save);
         self.phase = phase;
-        self.beat(turned, |_| {});
+        self.beat(turned, |beat| beat.saves += saved);
         if let Some(fault) = &mut self.fault {
             fault.strike(phase);
         }

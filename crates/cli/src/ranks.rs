@@ -10,8 +10,9 @@ use std::process::{Child, Command, Stdio};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
+use bellows_device::this_program;
 use bellows_exit::{Coded, Exit};
-use bellows_ranks::{Exchange, ExchangeError, Tcp};
+use bellows_ranks::{Exchange, ExchangeError, Tcp, listen};
 
 use crate::orders::{left, left_out, rank_words};
 use crate::place::{Meeting, told};
@@ -60,7 +61,7 @@ pub(crate) fn meet(ranks: usize, patience: Duration) -> Result<Option<Ranks>, Fa
     if let Some(place) = told().map_err(Usage)? {
         let exchange: Rc<dyn Exchange> = match (place.meeting, place.rank) {
             (Meeting::At(address), 0) => {
-                let listener = TcpListener::bind(&address).context(Exit::Usage, format!("waiting for the other ranks at {address}"))?;
+                let listener = listen(&address).context(Exit::Usage, format!("waiting for the other ranks at {address}"))?;
                 note(&format!("waiting for {} more ranks at {address}", place.ranks - 1));
                 let until = Instant::now() + patience;
                 Rc::new(Tcp::host(&listener, place.ranks, &|| (Instant::now() >= until).then(|| "not all ranks came in time".into()))?)
@@ -119,7 +120,7 @@ impl Coded for NotStarted {
 /// One more process with this one's command line. What it has to say beside the run's own words goes to stderr; its standard input closes when
 /// this process ends, however that ends.
 fn start(words: &[OsString]) -> Result<Child, Failure> {
-    let program = std::env::current_exe().context(Exit::Failed, STARTING)?;
+    let program = this_program().context(Exit::Failed, STARTING)?;
     let mut command = Command::new(program);
     command.args(std::env::args_os().skip(1)).args(words).stdin(Stdio::piped()).stdout(Stdio::null());
     // A key of the terminal reaches rank 0 alone, which tells the others after the step.
@@ -196,6 +197,6 @@ impl Exchange for Noticed {
 
 /// What a program is called that all ranks must be: its version and a checksum of its file.
 pub(crate) fn code() -> String {
-    let file = std::env::current_exe().and_then(std::fs::read).unwrap_or_default();
+    let file = this_program().and_then(std::fs::read).unwrap_or_default();
     format!("{} {:08x}", env!("CARGO_PKG_VERSION"), crc32c::crc32c(&file))
 }

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
-use bellows_runs::{Checkpoint, Journal};
+use bellows_runs::{Again, Checkpoint, Journal, LoadError};
 use serde_json::{Map, Value, json};
 
 use crate::error::LearnError;
@@ -43,7 +43,7 @@ impl<T: Task> Run<T> {
         let evaluated = task.judges() && (config.val || at.last);
         let saves = config.save || at.last;
         // What was trained is safe before anything is read to judge it by.
-        if evaluated && saves && self.clock.saved.batches != self.state.counters.batches {
+        if evaluated && saves && self.clock.safe != Some(self.state.counters.batches) {
             self.try_save(true);
         }
         if at.complete {
@@ -204,7 +204,7 @@ impl<T: Task> Run<T> {
         let step = self.state.counters.batches;
         let mut periodic = self.periodic(epoch).filter(|_| all);
         if let Some(path) = periodic.take_if(|_| self.journal.is_full()) {
-            self.journal.give_up(&path, step, &"others wait to be written, and there is no room for more");
+            self.journal.give_up(&path, Again::Perhaps(step), &"others wait to be written, and there is no room for more");
         }
         for path in all.then(|| LAST.into()).into_iter().chain(best.then(|| BEST.into())).chain(periodic) {
             if all {
@@ -243,7 +243,8 @@ impl<T: Task> Run<T> {
                 let older = match self.journal.checkpoints().load_step(step) {
                     Ok(older) => older,
                     Err(error) => {
-                        paths.iter().for_each(|path| self.journal.give_up(path, step, &error));
+                        let again = if matches!(error, LoadError::Store(_)) { Again::Later(step) } else { Again::Never };
+                        paths.iter().for_each(|path| self.journal.give_up(path, again, &error));
                         continue;
                     }
                 };
@@ -259,12 +260,14 @@ impl<T: Task> Run<T> {
 
     /// The weights that an older program may not have written: those of the paths that it has recorded, and those of its newest checkpoint, which
     /// it did not record, if that was made after a judgement.
-    fn unwritten_of_older(&self, step: u64, paths: Vec<String>) -> BTreeMap<u64, Vec<String>> {
-        let c = &self.state.counters;
-        // Of an epoch before this one nobody can tell the step any more.
+    fn unwritten_of_older(&mut self, step: u64, paths: Vec<String>) -> BTreeMap<u64, Vec<String>> {
         let periodic = self.periodic(self.judged_epoch());
         let known = |path: &String| [LAST, BEST].contains(&path.as_str()) || Some(path) == periodic.as_ref();
-        let mut weights: BTreeSet<String> = paths.into_iter().filter(known).collect();
+        let (mut weights, others): (BTreeSet<String>, BTreeSet<String>) = paths.into_iter().partition(known);
+        for path in others.into_iter().filter(|path| path.starts_with("weights/")) {
+            self.tell("warning", format!("{path} may be missing: an older program did not write down which state it is of"));
+        }
+        let c = &self.state.counters;
         if step > 0 && c.planned_step == Some(step) && c.evaluated_at == c.updates {
             let all = self.settings.config.save || c.done;
             weights.extend(all.then(|| LAST.to_owned()));

@@ -97,6 +97,9 @@ pub(crate) fn meet<M: Module, O>(
     }
     if all.iter().any(|told| told.early.is_none()) {
         // Somebody's model reads a weight more than once. It may do so again.
+        tracing::warn!(
+            "gradients are exchanged after the backward pass from here on: a weight had another gradient at its end than in its middle"
+        );
         ranks.set_early(None);
         sums = flat;
         others.sum(&mut sums, wire).map_err(|error| Failure::Other(error.into()))?;

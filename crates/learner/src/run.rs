@@ -51,6 +51,8 @@ pub(crate) struct Settings {
 pub(crate) struct Clock {
     lap: Instant,
     pub(crate) saved: Saved,
+    /// Batches of the last checkpoint that was made.
+    pub(crate) safe: Option<u64>,
     /// Where the time of this epoch's steps went, and the seconds in which they were.
     pub(crate) times: StepTimes,
     pub(crate) trained_s: f64,
@@ -58,7 +60,7 @@ pub(crate) struct Clock {
 
 impl Clock {
     pub(crate) fn start() -> Self {
-        Self { lap: Instant::now(), saved: Saved::default(), times: StepTimes::default(), trained_s: 0.0 }
+        Self { lap: Instant::now(), saved: Saved::default(), safe: None, times: StepTimes::default(), trained_s: 0.0 }
     }
 
     /// Seconds since the last lap.
@@ -181,7 +183,7 @@ impl<T: Task> Run<T> {
     pub(crate) fn tell_warnings(&mut self) {
         let warnings = if self.begun { self.journal.take_warnings() } else { Vec::new() };
         warnings.into_iter().for_each(|warning| self.tell("warning", warning));
-        self.watchers.incomplete.store(self.journal.is_behind(), Ordering::Relaxed);
+        self.watchers.incomplete.store(self.journal.lacks_a_file(), Ordering::Relaxed);
     }
 
     pub(crate) fn write(&mut self, files: Vec<RunFile>) {
@@ -205,9 +207,9 @@ impl<T: Task> Run<T> {
     /// When it is not made; then the one before stands.
     pub(crate) fn save(&mut self) -> Result<(), Unsaved> {
         self.turn_to(Phase::Save);
-        let counters = &self.state.counters;
+        let (batches, elapsed_s) = (self.state.counters.batches, self.state.counters.elapsed_s);
         // Also if it fails: the next try comes an interval later, not a batch later.
-        self.clock.saved = Saved { batches: counters.batches, elapsed_s: counters.elapsed_s };
+        self.clock.saved = Saved { batches, elapsed_s };
         let ranks = self.ranks.clone();
         let mut failed = None;
         let told = ranks.done_by_first(|| match self.save_here() {
@@ -218,7 +220,10 @@ impl<T: Task> Run<T> {
             }
         });
         match (told.map_err(Unsaved::Ranks)?, failed) {
-            (true, _) => Ok(()),
+            (true, _) => {
+                self.clock.safe = Some(batches);
+                Ok(())
+            }
             (false, Some(error)) => Err(Unsaved::Here(error)),
             (false, None) => Err(Unsaved::Here("rank 0 could not save it".into())),
         }

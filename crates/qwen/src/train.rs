@@ -179,8 +179,8 @@ impl Finetune {
             header.push(format!("{examples} pairs of answers; {loss}"));
         }
         let mut identity = identity(&config, &data, base)?;
-        // They are no part of checkpoints: whoever goes on reads them again.
-        if !lora.brought.is_empty() {
+        // They are no part of checkpoints: whoever goes on reads them again, or none if there were none.
+        if config.adapter.is_some() {
             identity = identity.with("adapter's weights of the model", format!("{brought:016x}"));
         }
         let task = SftTask::new(config.clone(), lora.clone(), shape.clone(), data.train, data.valid, pad);

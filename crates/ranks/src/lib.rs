@@ -17,7 +17,7 @@ pub use error::ExchangeError;
 pub use floats::Wire;
 #[cfg(feature = "mpi")]
 pub use mpi::Mpi;
-pub use tcp::Tcp;
+pub use tcp::{Tcp, listen};
 pub use threads::{Thread, threads};
 
 use floats::share;

@@ -4,7 +4,7 @@
 //! for dead. Nothing is encrypted and nobody is asked who he is: for a network of one's own.
 
 use std::io::{Error, ErrorKind, Read, Result, Write};
-use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, Shutdown, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -53,7 +53,35 @@ impl Tcp {
     }
 }
 
-/// Rank 0 learns where each of the others listens, and tells all.
+/// Waits where the others call rank 0: at `address`, `host:port`. Of a name that is every address of this machine, for a name may stand for another one here
+/// than elsewhere (Debian's own machine is 127.0.1.1 in its hosts file, a service's or a router's address is none of this machine's).
+///
+/// # Errors
+/// A name that is none, a port that is taken.
+pub fn listen(address: &str) -> Result<TcpListener> {
+    let found: Vec<SocketAddr> = address.to_socket_addrs()?.collect();
+    let first = *found.first().ok_or_else(|| Error::other("there is no such address"))?;
+    if literal(address).is_some() {
+        match TcpListener::bind(first) {
+            Err(error) if error.kind() == ErrorKind::AddrNotAvailable => {}
+            bound => return bound,
+        }
+    }
+    TcpListener::bind((everywhere(first.ip()), first.port()))
+}
+
+/// The address that `host:port` begins with, where that is no name.
+fn literal(address: &str) -> Option<IpAddr> {
+    address.rsplit_once(':')?.0.trim_matches(['[', ']']).parse().ok()
+}
+
+/// All addresses of a machine, of the kind of this one.
+fn everywhere(like: IpAddr) -> IpAddr {
+    if like.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() }
+}
+
+/// Rank 0 learns where each of the others listens, and tells all. Who lives on its own machine may be known to it by an address that is of no use
+/// elsewhere: of that one only the port is told, and it is called where rank 0 was.
 fn host(listener: &TcpListener, ranks: usize, given_up: &dyn Fn() -> Option<String>) -> Result<Vec<Option<TcpStream>>> {
     let mut peers: Vec<Option<TcpStream>> = (0..ranks).map(|_| None).collect();
     let mut addresses = vec![String::new(); ranks];
@@ -62,8 +90,9 @@ fn host(listener: &TcpListener, ranks: usize, given_up: &dyn Fn() -> Option<Stri
         if peers[rank].is_some() || rank == 0 {
             return Err(Error::other(format!("rank {rank} is there twice")));
         }
-        let port = text(receive(&stream, GREETING_BYTES)?).parse().map_err(Error::other)?;
-        addresses[rank] = SocketAddr::new(stream.peer_addr()?.ip(), port).to_string();
+        let (port, from) =
+            (text(receive(&stream, GREETING_BYTES)?).parse().map_err(Error::other)?, stream.peer_addr()?.ip().to_canonical());
+        addresses[rank] = if from.is_loopback() { format!(":{port}") } else { SocketAddr::new(from, port).to_string() };
         peers[rank] = Some(stream);
     }
     let all = addresses.join(" ");
@@ -78,12 +107,16 @@ fn join(address: &str, rank: usize, ranks: usize, until: Instant) -> Result<Vec<
     let late = || (Instant::now() >= until).then(|| "not all ranks came in time".to_string());
     let mut peers: Vec<Option<TcpStream>> = (0..ranks).map(|_| None).collect();
     let first = call(address, rank, ranks, until)?;
-    let listener = TcpListener::bind((first.local_addr()?.ip(), 0))?;
+    let here = first.local_addr()?.ip();
+    let all_here = literal(address).is_some_and(|first| first.is_loopback());
+    let listener = TcpListener::bind((if all_here { here } else { everywhere(here) }, 0))?;
     send(&first, listener.local_addr()?.port().to_string().as_bytes())?;
     let all = text(receive(&first, LONGEST)?);
     peers[0] = Some(first);
+    let host = address.rsplit_once(':').map_or("", |(host, _)| host);
     for (number, address) in all.split(' ').enumerate().take(rank).skip(1) {
-        peers[number] = Some(call(address, rank, ranks, until)?);
+        let address = if address.starts_with(':') { format!("{host}{address}") } else { address.into() };
+        peers[number] = Some(call(&address, rank, ranks, until)?);
     }
     for _ in rank + 1..ranks {
         let (stream, number) = accept(&listener, ranks, &late)?;
@@ -186,8 +219,11 @@ impl Exchange for Tcp {
     }
 
     fn wait_at_most(&self, patience: Duration) {
-        // A connection that takes no limit is closed, which the next exchange finds out.
-        self.peers.iter().flatten().for_each(|peer| drop(peer.set_read_timeout(Some(patience.max(AGAIN)))));
+        // A connection that takes no limit is closed, which the next exchange finds out. Who does not read is as silent as who does not speak.
+        for peer in self.peers.iter().flatten() {
+            let patience = Some(patience.max(AGAIN));
+            drop((peer.set_read_timeout(patience), peer.set_write_timeout(patience)));
+        }
     }
 
     fn swap(&self, parts: &[&[u8]]) -> std::result::Result<Vec<Vec<u8>>, ExchangeError> {

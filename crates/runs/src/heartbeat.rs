@@ -60,6 +60,8 @@ pub struct Beat {
     pub evaluated: usize,
     /// Samples that it has.
     pub to_evaluate: usize,
+    /// Checkpoints that this process has taken part in.
+    pub saves: u64,
     /// Batches since the run began.
     pub step: u64,
     /// Mean loss items of this epoch so far.

@@ -44,8 +44,8 @@ pub struct Journal {
     rows: Rows,
     scalars: Option<AppendLog>,
     waiting: Waiting,
-    /// What will not be written by this process: weights by their paths, with their step and why.
-    lost: BTreeMap<String, (u64, String)>,
+    /// What will not be written by this process: weights by their paths, whether they can be made again, and why they are not there.
+    lost: BTreeMap<String, (Again, String)>,
     warnings: Vec<String>,
     /// What each file has failed with since it was written last: told once, however many rows it concerns.
     told: BTreeSet<(PathBuf, String)>,
@@ -57,6 +57,27 @@ pub struct Journal {
 pub struct Unwritten {
     /// What each write said.
     pub reasons: Vec<String>,
+}
+
+/// Whether weights that this process gives up can be made again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Again {
+    /// What they are of is gone.
+    Never,
+    /// If the checkpoint of this step is still there.
+    Perhaps(u64),
+    /// The checkpoint of this step, which could not be read now, stays until it can be.
+    Later(u64),
+}
+
+impl Again {
+    /// The step of the checkpoint they are made of.
+    fn step(self) -> Option<u64> {
+        match self {
+            Self::Never => None,
+            Self::Perhaps(step) | Self::Later(step) => Some(step),
+        }
+    }
 }
 
 /// Which checkpoints stay when a new one was made.
@@ -243,14 +264,14 @@ impl Journal {
         self.waiting.are_many()
     }
 
-    /// Weights of `step` that are not there and cannot be written by this process. [`finish`](Self::finish) tells, of what is there too: it may be older than
-    /// what the run says of it. The next process tries again.
-    pub fn give_up(&mut self, path: &str, step: u64, why: &dyn Display) {
+    /// Weights that are not there and cannot be written by this process. [`finish`](Self::finish) tells, of what is there too: it may be older than
+    /// what the run says of it. The next process tries those that can be made again.
+    pub fn give_up(&mut self, path: &str, again: Again, why: &dyn Display) {
         let there = self.store.len(&self.dir.path().join(path)).is_ok();
         let what = if there { "may be older than it should be" } else { "cannot be written any more" };
         let told = format!("{path} {what}: {why}");
         self.warnings.push(told.clone());
-        self.lost.insert(path.into(), (step, told));
+        self.lost.insert(path.into(), (again, told));
     }
 
     fn write_those(&mut self, chosen: impl Fn(&str) -> bool) {
@@ -271,7 +292,9 @@ impl Journal {
         self.commit(step, &members, info, self.waiting.after_commit())?;
         self.waiting.commit();
         self.write_those(|_| true);
-        let pruned = self.checkpoints.prune(keep.newest, &keep.steps).map(drop);
+        let later = self.lost.values().filter(|(again, _)| matches!(again, Again::Later(_))).filter_map(|(again, _)| again.step());
+        let steps: Vec<u64> = keep.steps.iter().copied().chain(later).collect();
+        let pruned = self.checkpoints.prune(keep.newest, &steps).map(drop);
         self.tell(self.dir.checkpoints(), pruned);
         Ok(())
     }
@@ -318,8 +341,10 @@ impl Journal {
                 kept.push((name, Rc::clone(&file.bytes), file));
             }
         }
-        for (path, (step, _)) in &self.lost {
-            unwritten.entry(path.clone()).or_insert_with(|| (*step).into());
+        for (path, (again, _)) in &self.lost {
+            if let Some(step) = again.step() {
+                unwritten.entry(path.clone()).or_insert_with(|| step.into());
+            }
         }
         info.insert(UNWRITTEN.into(), unwritten.clone().into());
         let with = kept.iter().map(|(name, bytes, _)| Member { name, bytes });
@@ -352,10 +377,15 @@ impl Journal {
         if reasons.is_empty() { Ok(()) } else { Err(Unwritten { reasons }) }
     }
 
-    /// Whether something that could be written is not.
-    pub fn is_behind(&self) -> bool {
+    /// Whether something is not there that could be written now or by the next process.
+    fn is_behind(&self) -> bool {
         let logs = self.scalars.iter().chain([&self.events]).any(AppendLog::is_behind);
-        logs || self.rows.is_behind() || self.waiting.is_behind() || !self.lost.is_empty()
+        logs || self.rows.is_behind() || self.waiting.is_behind() || self.lost.values().any(|(again, _)| again.step().is_some())
+    }
+
+    /// Whether something that belongs to the run is not there.
+    pub fn lacks_a_file(&self) -> bool {
+        self.is_behind() || !self.lost.is_empty()
     }
 
     /// What could not be written since this was last asked, a sentence each.

@@ -8,7 +8,7 @@ use std::path::Path;
 use std::rc::Rc;
 
 use bellows_exit::{Coded, Exit};
-use bellows_runs::{Checkpoint, Checkpoints, Journal, LoadError, Member, Retention, RunDir, SaveError, Store, StoreError};
+use bellows_runs::{Again, Checkpoint, Checkpoints, Journal, LoadError, Member, Retention, RunDir, SaveError, Store, StoreError};
 use common::fault::{FAULTS, Fault, FaultStore};
 use common::memory::{Forget, MemoryStore, name_of};
 use common::scratch;
@@ -272,12 +272,12 @@ fn a_file_that_cannot_be_written_is_tried_again_and_told_at_the_end() {
     assert_eq!(journal.take_warnings(), [""; 0], "the same again is not said again");
     journal.write("labels.jpg", vec![1]);
     assert_eq!(std::fs::read(run.path().join("labels.jpg")).unwrap(), [1]);
-    assert!(journal.is_behind());
+    assert!(journal.lacks_a_file());
     let error = journal.finish().unwrap_err().to_string();
     assert!(error.contains("training is saved") && error.contains("best.bin"), "{error}");
     std::fs::remove_dir_all(run.path().join(BEST)).unwrap();
     journal.finish().unwrap();
-    assert!(!journal.is_behind());
+    assert!(!journal.lacks_a_file());
     assert_eq!(std::fs::read(run.path().join(BEST)).unwrap(), weights(10));
 }
 
@@ -394,15 +394,34 @@ fn weights_that_cannot_be_made_any_more_are_told() {
     let (run, mut journal) = started(dir.path());
     std::fs::write(run.weights().join("epoch1.bin"), "").unwrap();
     let gone = journal.checkpoints().load_step(3).unwrap_err();
-    ["weights/epoch1.bin", "weights/epoch2.bin"].iter().for_each(|path| journal.give_up(path, 3, &gone));
-    assert!(journal.take_warnings().len() == 2 && journal.is_behind());
+    ["weights/epoch1.bin", "weights/epoch2.bin"].iter().for_each(|path| journal.give_up(path, Again::Perhaps(3), &gone));
+    journal.give_up("weights/epoch0.bin", Again::Never, &gone);
+    assert!(journal.take_warnings().len() == 3 && journal.lacks_a_file());
     let error = journal.finish().unwrap_err().to_string();
     assert!(error.contains("epoch2.bin cannot be written any more") && error.contains("epoch1.bin may be older"), "{error}");
-    // The next process knows of them, until somebody has written them.
+    // The next process knows of them, until somebody has written them; not of what nobody can make any more.
     journal.write_weights("weights/epoch1.bin", 3, &weights(3).into());
     save(&mut journal, 5).unwrap();
     let newest = journal.checkpoints().latest().unwrap().checkpoint.unwrap();
-    assert_eq!(Journal::unwritten(&newest)[&3], ["weights/epoch2.bin"]);
+    assert_eq!(Journal::unwritten(&newest), [(3, vec!["weights/epoch2.bin".to_owned()])].into());
+    assert!(journal.finish().unwrap_err().to_string().contains("epoch0.bin"), "this process still tells it");
+    journal.write_weights("weights/epoch2.bin", 3, &weights(3).into());
+    journal.settle().unwrap();
+    let (_, newest) = latest(&run);
+    assert!(Journal::unwritten(&newest).is_empty(), "settled but for what is gone: the next process ends well");
+}
+
+/// Weights whose checkpoint could not be read for now need it once more.
+#[test]
+fn a_checkpoint_that_could_not_be_read_stays() {
+    let dir = tempfile::tempdir().unwrap();
+    let (_, mut journal) = started(dir.path());
+    [5, 6, 7].into_iter().for_each(|step| save(&mut journal, step).unwrap());
+    let steps = |journal: &Journal| [5, 6, 7].map(|step| journal.checkpoints().load_step(step).is_ok());
+    journal.give_up("weights/epoch1.bin", Again::Later(6), &"too many open files");
+    journal.give_up("weights/epoch2.bin", Again::Perhaps(5), &"no room");
+    [8, 9, 10].into_iter().for_each(|step| save(&mut journal, step).unwrap());
+    assert_eq!(steps(&journal), [false, true, false]);
 }
 
 /// Of a run that is over nothing of the log is cut off, and its rows are mended.

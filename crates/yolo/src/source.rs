@@ -345,13 +345,13 @@ pub(crate) fn model(config: &TrainConfig, nc: usize, channels: usize, resumed: O
         (Toggle::On(true), None) => Some(config.model.as_str()),
         _ => None,
     };
-    let chosen = file.map(|path| weight_file(Path::new(path))).transpose()?;
     let run = resumed.filter(|&run| RunDir::at(run).newest_step().is_some());
     let own = |error: Misfit| {
         let weights = run.into_iter().flat_map(|run| ["last", "best"].map(|name| run.join(format!("weights/{name}.safetensors"))));
         weights.into_iter().find_map(|path| WeightFile::read(&path).ok()).ok_or(error)
     };
-    let file = chosen.as_ref().map(|chosen| WeightFile::read(&chosen.path).or_else(own)).transpose()?;
+    let begun_with = |path: &str| weight_file(Path::new(path)).and_then(|chosen| Ok((WeightFile::read(&chosen.path)?, chosen.note)));
+    let (file, note) = file.map(|path| begun_with(path).or_else(|error| Ok((own(error)?, None)))).transpose()?.unzip();
     let begun_from = file.as_ref().map(WeightFile::config);
     let (scale, p2) = named.or_else(|| begun_from.map(|form| (form.scale, form.p2))).ok_or_else(|| Misfit {
         path: config.model.clone().into(),
@@ -372,7 +372,7 @@ pub(crate) fn model(config: &TrainConfig, nc: usize, channels: usize, resumed: O
         0,
         format!("YOLOv8{size} summary: {layers} layers, {parameters} parameters, {gradients} gradients, {:.1} GFLOPs", summary.gflops),
     );
-    header.extend(chosen.and_then(|chosen| chosen.note));
+    header.extend(note.flatten());
     let frozen: Vec<usize> = (0..model.model.len()).filter(|&i| config.freeze.covers(i)).collect();
     if !frozen.is_empty() {
         model = model.freeze_layers(&frozen);

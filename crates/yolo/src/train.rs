@@ -142,7 +142,8 @@ impl Training {
             val: val.clone(),
             pictures: config.plots,
         };
-        let identity = identity(&config, [&fingerprint, &folders, &order]);
+        // What the file says that a run began with is in no setting.
+        let identity = identity(&config, [&fingerprint, &folders, &order]).with("network", format!("{form:?}"));
         let mut learner = Learner::new(task, model, device, config.learner()?, dir, identity)?;
         if config.tensorboard {
             learner.tensorboard();

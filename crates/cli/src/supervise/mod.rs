@@ -87,8 +87,9 @@ pub(crate) fn supervise(program: &str, limits: &Limits, fallback: bool, elastic:
         run = beat.run.or(run);
         same_command |= beat.same_command;
         let after = newest(run.as_deref());
-        // The one that every run begins with is no progress.
-        let (progress, memory_kills) = (after.unwrap_or(0) > before.unwrap_or(0), memory::kills() > kills);
+        // The checkpoint that every run begins with is no progress. Other ranks than the first have none of their own, and took part in theirs.
+        let progress = if run.is_some() { after.unwrap_or(0) > before.unwrap_or(0) } else { beat.saves > 1 };
+        let memory_kills = memory::kills() > kills;
         let death = Death { end, phase: beat.phase, progress, accelerator: beat.accelerator, memory_kills };
         // Whoever asked for the end has it, whatever it looks like.
         let decision = if signals.stopped() { Decision::HandOn(code(&death)) } else { policy.decide(&death) };

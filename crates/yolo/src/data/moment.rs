@@ -18,6 +18,7 @@ impl Moment {
     /// Reads `2020-05-14T23:07:15`, with a space for the `T`, slashes or (as in EXIF) colons for the hyphens, fractions behind a point or a comma and a zone
     /// behind it, or the date alone.
     pub(crate) fn read(text: &str) -> Option<Self> {
+        let text = text.trim();
         let (date, time) = text.split_once(['T', ' ']).unwrap_or((text, ""));
         let mut date = date.splitn(3, ['-', '/', ':']).map(|part| part.parse::<u32>().ok());
         let (year, month, day) = (date.next()??, date.next()??, date.next()??);
@@ -63,12 +64,15 @@ fn thousandths(text: &str) -> (u32, &str) {
     (digits.zip([100, 10, 1]).map(|(digit, unit)| u32::from(digit - b'0') * unit).sum(), behind)
 }
 
-/// None, `Z`, behind a space any name, or hours from UTC. `PM` is none.
+/// None, `Z`, behind a space any name, or hours from UTC, behind which its name may stand (`+0200 CEST`, `+02:00[Europe/Berlin]`). `PM` is none.
 fn is_zone(text: &str) -> bool {
     let (apart, text) = (text.starts_with(' '), text.trim_start());
     let name = apart && text.bytes().all(|b| b.is_ascii_alphabetic()) && !["am", "pm"].contains(&text.to_lowercase().as_str());
-    name || ["", "Z", "z"].contains(&text)
-        || text.strip_prefix(['+', '-']).is_some_and(|hours| hours.bytes().all(|b| b.is_ascii_digit() || b == b':'))
+    let is_offset = |hours: &str| {
+        let behind = hours.trim_start_matches(|c: char| c.is_ascii_digit() || c == ':');
+        behind.len() < hours.len() && (behind.is_empty() || behind.starts_with([' ', '[']))
+    };
+    name || ["", "Z", "z"].contains(&text) || text.strip_prefix(['+', '-']).is_some_and(is_offset)
 }
 
 #[cfg(test)]
@@ -85,6 +89,10 @@ mod tests {
             "2020-05-14T23:07:15+02:00",
             "2020:05:14 23:07:15",
             "2020-05-14 23:07:15 +0200",
+            "2020-05-14 23:07:15 +0000 UTC",
+            "2020-05-14T23:07:15+02:00[Europe/Berlin]",
+            "2020-05-14T23:07:15Z\n",
+            " 2020-05-14 23:07:15 UTC ",
         ] {
             assert_eq!(Moment::read(text), Some(expected), "{text}");
         }
@@ -108,6 +116,8 @@ mod tests {
             "2020-05-14 11:07:15 PM",
             "2020-05-14 23:07:15.2!",
             "2020-05-14 1:2:3:4",
+            "2020-05-14 23:07:15-",
+            "2020-05-14 23:07:15+2h",
         ] {
             assert_eq!(Moment::read(text), None, "{text}");
         }

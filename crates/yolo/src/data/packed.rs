@@ -78,7 +78,7 @@ impl Packed {
 
     /// The kind of a sample's image: the first, where it is unclear.
     fn kind(&self, i: usize) -> Option<&str> {
-        let mut others = self.shards.kinds(i).filter(|kind| ![LABELS, "json"].contains(kind));
+        let mut others = self.shards.kinds(i).filter(|kind| ![LABELS, "json"].contains(&ending(kind)));
         self.shards.kinds(i).find(|kind| is_image_kind(kind)).or_else(|| others.next())
     }
 
@@ -86,7 +86,7 @@ impl Packed {
     fn unclear(&self, i: usize) -> Option<String> {
         let list = |of: &dyn Fn(&&str) -> bool| self.shards.kinds(i).filter(of).map(|kind| format!("`.{kind}`")).collect::<Vec<_>>();
         let images = list(&|kind| is_image_kind(kind));
-        let unknown = list(&|kind| !is_image_kind(kind) && ![LABELS, "json"].contains(kind));
+        let unknown = list(&|kind| !is_image_kind(kind) && ![LABELS, "json"].contains(&ending(kind)));
         let lost = list(&|kind| kind.contains('.') && ending(kind) == LABELS);
         let what = match (&images[..], &unknown[..]) {
             ([_, _, ..], _) => format!("{} are all images", images.join(" and ")),

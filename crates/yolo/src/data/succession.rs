@@ -34,8 +34,9 @@ impl Line {
         // A date alone is no time.
         if let Some(mut timed) = times.filter(|times| times.windows(2).any(|pair| pair[0].0 != pair[1].0)) {
             timed.sort_by(|a, b| a.0.cmp(&b.0).then_with(|| natural(name(a.1), name(b.1))));
-            let steps = timed.windows(2).map(|pair| Some(pair[1].0 - pair[0].0)).collect();
-            let all_told = |to: i64| timed.iter().all(|(at, _)| at % to == 0);
+            let steps: Vec<Option<i64>> = timed.windows(2).map(|pair| Some(pair[1].0 - pair[0].0)).collect();
+            // Two frames at whole minutes are no clock without seconds, if they share none.
+            let all_told = |to: i64| timed.iter().all(|(at, _)| at % to == 0) && (to == 1000 || steps.contains(&Some(0)));
             let least = [60_000, 1000].into_iter().find(|&to| all_told(to)).unwrap_or(0);
             return Self { order: timed.into_iter().map(|(_, i)| i).collect(), steps, timed: true, least };
         }

@@ -61,7 +61,7 @@ pub use peak::{ProcessorChoices, processor_choices, processor_has_bf16, processo
 pub use planes::{HALF_GRADIENTS, add, concat, max_pool_same, slice_channels, upsample2, widen};
 pub use policy::{Lowering, Precision, default_lowering, set_default_lowering};
 pub use products::{Blocks, Coding, LowRank, Weight, linear, linear_data_grad, linear_weight_grad, lora_linear, reads_bf16};
-pub use rows::cross_entropy;
+pub use rows::{cross_entropy, cross_entropy_loss};
 pub use update::{Adam, Segments, Sgd, adam_step, blend, clip_to_norm, sgd_step, sum_of_squares};
 
 /// 2-D convolution: `y[n, co] = bias[co] + Σ_ci x[n, ci] ⋆ weight[co, ci]`, differentiable.

@@ -667,6 +667,12 @@ mod tests {
     fn adams_constants_reach_the_optimizer_and_no_other_takes_them() {
         let plain = SftConfig::default().learner(false);
         assert_eq!((plain.beta2, plain.eps), (Some(0.999), 1e-8));
+        // 1e-8 would be 0 in f16; what somebody has asked for stays.
+        let eps = |precision, adam_epsilon| SftConfig { precision, adam_epsilon, ..SftConfig::default() }.learner(false).eps;
+        assert_eq!(
+            [eps(RunPrecision::Fp16, 1e-8), eps(RunPrecision::Fp16Pure, 1e-8), eps(RunPrecision::Fp16Pure, 1e-6)],
+            [1e-8, 1e-4, 1e-6]
+        );
         let values = [("adam_beta1", json!(0.8)), ("adam_beta2", json!(0.95)), ("adam_epsilon", json!(1e-6))];
         let layer = |optim: &str| {
             let values = values.clone().into_iter().chain([("optim", json!(optim))]).map(|(key, value)| (key.to_string(), value)).collect();

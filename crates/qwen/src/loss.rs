@@ -1,6 +1,6 @@
 //! Cross entropy of the output head, over trained tokens only and a block of rows at a time: the logits of a whole batch are never held.
 
-use bellows_kernels::{Precision, cross_entropy, linear, linear_data_grad, linear_weight_grad};
+use bellows_kernels::{Precision, cross_entropy, cross_entropy_loss, linear, linear_data_grad, linear_weight_grad};
 use burn::tensor::{Int, Tensor};
 
 /// Most rows whose logits are held at once: 240 × 151,936 values are 146 MB.
@@ -75,7 +75,7 @@ fn losses(rows: Tensor<2>, weight: &Tensor<2>, targets: Tensor<1, Int>, precisio
     let n = rows.dims()[0];
     blocks(n).map(move |(start, len)| {
         let logits = linear(rows.clone().narrow(0, start, len), weight.clone(), None, precision);
-        cross_entropy(logits, targets.clone().narrow(0, start, len)).0
+        cross_entropy_loss(logits, targets.clone().narrow(0, start, len))
     })
 }
 

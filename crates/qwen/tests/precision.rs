@@ -71,12 +71,14 @@ fn a_run_in_f16_is_near_one_in_f32() {
     // SGD moves by what gradients are; Adam would by their signs, and has an ε of its own in pure f16.
     let sgd = |precision| SftConfig { optim: OptimizerKind::Sgd, ..with(precision) };
     let plain = trained(&sgd(RunPrecision::F32), &Device::flex());
-    for (precision, limit) in [(RunPrecision::Fp16, 5e-3), (RunPrecision::Fp16Pure, 2e-2)] {
+    for (precision, scale, limit) in
+        [(RunPrecision::Fp16, "dynamic", 5e-3), (RunPrecision::Fp16, "1024", 5e-3), (RunPrecision::Fp16Pure, "dynamic", 2e-2)]
+    {
         for gradient_checkpointing in [Checkpointing::ALL, Checkpointing::OFF] {
-            let config = SftConfig { gradient_checkpointing, ..sgd(precision) };
+            let config = SftConfig { gradient_checkpointing, loss_scale: scale.into(), ..sgd(precision) };
             for ((name, ours), (_, theirs)) in trained(&config, &Device::flex()).iter().zip(&plain) {
                 let e = error(ours, theirs);
-                assert!(e > 0.0 && e < limit, "{precision:?} {name}: {e:e}");
+                assert!(e > 0.0 && e < limit, "{precision:?}, scale {scale}, {name}: {e:e}");
                 // The lowest 13 of the 23 bits of a mantissa.
                 let halves = ours.iter().all(|v| v.to_bits() & 0x1fff == 0);
                 assert_eq!(halves, precision == RunPrecision::Fp16Pure, "{name}");
@@ -137,15 +139,30 @@ fn a_dynamic_scale_comes_down_until_gradients_fit_and_survives() {
 }
 
 #[test]
-fn what_never_fits_ends_with_the_layer_named() {
-    let dir = tempfile::tempdir().unwrap();
-    let config = SftConfig { loss_scale: "1e12".into(), ..with(RunPrecision::Fp16) };
-    let (mut run, told) = (on(&config, model(), dir.path()), Told::default());
-    run.learner().observe(told.clone());
-    let end = run.run().unwrap_err();
-    assert!(matches!(end, FinetuneError::Learn(LearnError::Diverged { .. })), "{end}");
-    let told = told.0.borrow();
-    assert!(told.iter().any(|line| line.contains("the first number that is not finite: the gradient of")), "{told:#?}");
+fn what_never_fits_ends_with_the_place_named() {
+    let config = |scale: &str| SftConfig { loss_scale: scale.into(), ..with(RunPrecision::Fp16) };
+    let named = |config: SftConfig, model: CausalLm, place: &str| {
+        let dir = tempfile::tempdir().unwrap();
+        let (mut run, told) = (on(&config, model, dir.path()), Told::default());
+        run.learner().observe(told.clone());
+        let end = run.run().unwrap_err();
+        assert!(matches!(end, FinetuneError::Learn(LearnError::Diverged { .. })), "{end}");
+        let (told, line) = (told.0.borrow(), format!("the first number that is not finite: {place}"));
+        assert!(told.iter().any(|told| told.contains(&line)), "{place}: {told:#?}");
+    };
+    let top = shape().num_hidden_layers - 1;
+    // Gradients overflow on their way down into the first layer that they reach.
+    named(config("1e12"), model(), &format!("the gradient of the input of model.layers.{top}"));
+    // Products of f16 overflow where a weight is beyond its range.
+    for layer in 0..=top {
+        let mut model = model();
+        let up = &mut model.model.layers[layer].mlp.up_proj.weight;
+        *up = up.clone().map(|weight| weight.mul_scalar(1e7));
+        named(config("1"), model, &format!("the output of model.layers.{layer}"));
+    }
+    let mut large = model();
+    large.model.norm.weight = large.model.norm.weight.clone().map(|weight| weight.mul_scalar(1e7));
+    named(config("1"), large, "the loss");
 }
 
 #[test]

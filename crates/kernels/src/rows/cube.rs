@@ -51,7 +51,44 @@ fn cross_entropy_kernel<I: Int>(
     }
 }
 
+/// The loss of [`cross_entropy_kernel`] alone, by the first thread of each row.
+#[cube(launch, address_type = "dynamic")]
+fn losses_kernel<I: Int>(
+    x: &Tensor<f32>,
+    targets: &Tensor<I>,
+    sums: &Tensor<f32>,
+    loss: &mut Tensor<f32>,
+    rows: &Rows,
+    outside: f32,
+    #[define(I)] _type: ElemType,
+) {
+    if ABSOLUTE_POS >= rows.count * rows.parts || ABSOLUTE_POS % rows.parts != 0usize {
+        terminate!();
+    }
+    let softmax = softmax_of(sums, rows);
+    let row = row(rows);
+    let target = usize::cast_from(targets[row]);
+    loss[row] = outside;
+    if target < rows.width {
+        loss[row] = log(softmax.sum) - (x[row * rows.width + target] - softmax.most);
+    }
+}
+
 impl RowOps for CubeBackend {
+    fn cross_entropy_loss(logits: CubeTensor, targets: CubeTensor) -> CubeTensor {
+        if !covers([&logits]) || !matches!(targets.dtype, DType::I32 | DType::I64) {
+            return portable::cross_entropy::<Self>(logits, targets).0;
+        }
+        let [logits, targets] = [logits, targets].map(into_contiguous);
+        let plan = Plan::new(&logits);
+        let (sums, loss) = (plan.sums(&logits, 2), empty(&logits, [plan.rows], DType::F32));
+        let masking = MaskingLaunch::new(1.0, 1, 1, 0);
+        launch!(softmax_sums_kernel, plan.threads(), [logits, logits, sums], plan.rows(), masking, false);
+        let integer = dtype_to_storage_type(targets.dtype);
+        launch!(losses_kernel, plan.threads(), [logits, targets, sums, loss], plan.rows(), f32::NAN, integer);
+        loss
+    }
+
     fn cross_entropy(logits: CubeTensor, targets: CubeTensor) -> (CubeTensor, CubeTensor) {
         if !covers([&logits]) || !matches!(targets.dtype, DType::I32 | DType::I64) {
             return portable::cross_entropy::<Self>(logits, targets);

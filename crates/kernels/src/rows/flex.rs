@@ -12,28 +12,38 @@ use crate::cpu::simd;
 
 impl RowOps for Flex {
     fn cross_entropy(logits: FlexTensor, targets: FlexTensor) -> (FlexTensor, FlexTensor) {
-        let [n, vocab] = logits.shape().dims();
-        let targets = contiguous(targets);
-        let (DType::F32, Some(ids)) = (logits.dtype(), ids(&targets)) else {
-            return portable::cross_entropy::<Self>(logits, targets);
-        };
-        if ids.iter().any(|&id| id >= vocab) {
-            // Burn's own operation says what it thinks of such an index.
-            return portable::cross_entropy::<Self>(logits, targets);
-        }
-        let (mut grad, level) = (owned(contiguous(logits)), simd::level());
-        let loss: Vec<f32> = grad
-            .par_chunks_mut(vocab)
-            .zip(&ids)
-            .map(|(row, &target)| {
-                let logit = row[target];
-                let (max, sum) = simd::run(level, SoftmaxRow { row });
-                row[target] -= 1.0;
-                sum.ln() as f32 + max - logit
-            })
-            .collect();
-        (tensor(loss, [n]), tensor(grad, [n, vocab]))
+        let (shape, targets) = (logits.shape(), contiguous(targets));
+        let Some(ids) = ours(&logits, &targets) else { return portable::cross_entropy::<Self>(logits, targets) };
+        let mut grad = owned(contiguous(logits));
+        let loss = losses(&mut grad, &ids, true);
+        (tensor(loss, [ids.len()]), tensor(grad, shape.dims::<2>()))
     }
+
+    fn cross_entropy_loss(logits: FlexTensor, targets: FlexTensor) -> FlexTensor {
+        let targets = contiguous(targets);
+        let Some(ids) = ours(&logits, &targets) else { return portable::cross_entropy::<Self>(logits, targets).0 };
+        tensor(losses(&mut owned(contiguous(logits)), &ids, false), [ids.len()])
+    }
+}
+
+/// The targets, where our loops know the types. (Of an index that is in no row Burn's own operation says what it thinks.)
+fn ours(logits: &FlexTensor, targets: &FlexTensor) -> Option<Vec<usize>> {
+    let vocab = logits.shape()[1];
+    ids(targets).filter(|ids| logits.dtype() == DType::F32 && ids.iter().all(|&id| id < vocab))
+}
+
+/// The loss of each row of logits, which become its gradient if they are to be `graded`.
+fn losses(rows: &mut [f32], ids: &[usize], graded: bool) -> Vec<f32> {
+    let (level, vocab) = (simd::level(), rows.len() / ids.len().max(1));
+    rows.par_chunks_mut(vocab.max(1))
+        .zip(ids)
+        .map(|(row, &target)| {
+            let logit = row[target];
+            let (max, sum) = simd::run(level, SoftmaxRow { row, scaled: graded });
+            row[target] -= f32::from(u8::from(graded));
+            sum.ln() as f32 + max - logit
+        })
+        .collect()
 }
 
 /// The values of an integer tensor as indices.

@@ -23,6 +23,11 @@ pub trait RowOps: Backend {
     fn cross_entropy(logits: FloatTensor<Self>, targets: IntTensor<Self>) -> (FloatTensor<Self>, FloatTensor<Self>) {
         portable::cross_entropy::<Self>(logits, targets)
     }
+
+    /// The first of the two alone, whose bits it has; what x's memory holds then is nothing of use.
+    fn cross_entropy_loss(logits: FloatTensor<Self>, targets: IntTensor<Self>) -> FloatTensor<Self> {
+        Self::cross_entropy(logits, targets).0
+    }
 }
 
 /// `-log softmax(x)[target]` of each row, `[N]`, and its gradient with respect to x, `[N, V]`. Logits `[N, V]`, targets `[N]` in 0..V; without
@@ -31,4 +36,10 @@ pub fn cross_entropy(logits: Tensor<2>, targets: Tensor<1, Int>) -> (Tensor<1>, 
     shapes::expect("targets", targets.dims(), [logits.dims()[0]]);
     let (loss, grad) = Dispatch::cross_entropy(logits.into_dispatch(), targets.into_dispatch());
     (Tensor::from_dispatch(loss), Tensor::from_dispatch(grad))
+}
+
+/// `-log softmax(x)[target]` of each row alone, `[N]`: [`cross_entropy`] where nothing is learnt.
+pub fn cross_entropy_loss(logits: Tensor<2>, targets: Tensor<1, Int>) -> Tensor<1> {
+    shapes::expect("targets", targets.dims(), [logits.dims()[0]]);
+    Tensor::from_dispatch(Dispatch::cross_entropy_loss(logits.into_dispatch(), targets.into_dispatch()))
 }

@@ -5,10 +5,11 @@ use crate::cpu::simd::{MAX_LANES, Simd, Task};
 /// Vectors summed in f32 before the f64 total takes over.
 const RUN: usize = 64;
 
-/// Turns a row into its softmax; returns its maximum and Σ exp(x - max). A row with NaN or +inf, or of nothing but -inf, becomes NaN, as
-/// does its sum.
+/// Turns a row into its softmax, or into exp(x - max) if it is not to be `scaled`; returns its maximum and Σ exp(x - max). A row with NaN or +inf, or of
+/// nothing but -inf, becomes NaN, as does its sum.
 pub(super) struct SoftmaxRow<'a> {
     pub(super) row: &'a mut [f32],
+    pub(super) scaled: bool,
 }
 
 impl Task for SoftmaxRow<'_> {
@@ -36,7 +37,7 @@ impl Task for SoftmaxRow<'_> {
             sum += out[..S::LANES].iter().map(|&v| f64::from(v)).sum::<f64>();
         }
         let scale = simd.splat((1.0 / sum) as f32);
-        for part in self.row.chunks_mut(S::LANES) {
+        for part in self.row.chunks_mut(S::LANES).take(if self.scaled { usize::MAX } else { 0 }) {
             let n = part.len();
             simd.store_part(simd.mul(simd.load_part(part, n), scale), part, n);
         }

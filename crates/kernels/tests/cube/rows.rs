@@ -24,8 +24,12 @@ fn on_cube(logits: &[f32], ids: &[i32], turned: bool) -> [Vec<f32>; 2] {
     } else {
         cube(TensorData::new(logits.to_vec(), [n, vocab]))
     };
+    let alone = numbers(CubeBackend::cross_entropy_loss(tensor.clone(), targets(ids)));
     let (loss, grad) = CubeBackend::cross_entropy(tensor, targets(ids));
-    [loss, grad].map(numbers)
+    let both = [loss, grad].map(numbers);
+    let same = |(a, b): (&f32, &f32)| (a - b).abs() <= 1e-6 * (1.0 + b.abs()) || a == b || (a.is_nan() && b.is_nan());
+    assert!(alone.iter().zip(&both[0]).all(same), "{alone:?} for {:?}", both[0]);
+    both
 }
 
 #[test]
@@ -77,5 +81,7 @@ fn launches_two_kernels() {
     let (logits, ids) = (cube(data(1, [7, 90])), targets(&[1; 7]));
     let launched = trace(|| CubeBackend::cross_entropy(logits.clone(), ids));
     assert_ours(&launched, &[("softmax_sums_kernel", 1), ("cross_entropy_kernel", 1)]);
+    let launched = trace(|| CubeBackend::cross_entropy_loss(logits.clone(), targets(&[1; 7])));
+    assert_ours(&launched, &[("softmax_sums_kernel", 1), ("losses_kernel", 1)]);
     assert_eq!(numbers(logits), pattern(1, 7 * 90));
 }

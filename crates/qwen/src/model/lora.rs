@@ -100,8 +100,9 @@ impl Lora {
         };
         let (a, b) = (self.lora_A.val(), self.lora_B.val());
         let branch = |input: Tensor<2>| {
-            let inner = linear(input, a.clone(), None, Precision::F32);
-            linear(inner, b.clone(), None, Precision::F32).mul_scalar(self.scaling)
+            // The narrower side is scaled.
+            let inner = linear(input, a.clone(), None, Precision::F32).mul_scalar(self.scaling);
+            linear(inner, b.clone(), None, Precision::F32)
         };
         let Some(magnitude) = &self.lora_magnitude_vector else {
             return linear(x.clone(), weight, bias, precision) + branch(dropped.unwrap_or(x));

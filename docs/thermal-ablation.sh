@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # What of docs/thermal.md helps: one change at a time against none, three seeds each, means with intervals.
 #
-#   docs/thermal-ablation.sh frames [ROW [SEED]]    real single frames: 320 px, 10 epochs from WEIGHTS
+#   docs/thermal-ablation.sh frames [ROW [SEED]]    real single frames: 10 epochs from WEIGHTS
 #   docs/thermal-ablation.sh clips [ROW [SEED]]     generated clips of two cameras, 12 months, trained on 8: the score over months
 #   docs/thermal-ablation.sh rows frames|clips      the names of the rows
 #   docs/thermal-ablation.sh table FILE...          a table of the lines that runs printed
@@ -14,6 +14,7 @@
 #   DATA               frames: the data.yaml of HIT-UAV; clips: datasets/thermal-clips.yaml unless set
 #   DEVICE, THREADS    cpu and all of its threads unless set; WORKERS (4) decode
 #   SEEDS, EPOCHS      "0 1 2" and 10 unless set
+#   IMGSZ              320 unless set; the rows called 640 have that
 #   RUNS               runs/ablation unless set
 #   MORE               more flags of every run: MORE="--fraction 0.02" EPOCHS=1 tries all this out
 #
@@ -38,7 +39,7 @@ rows() {
 
 # row KIND ROW: its `train` and `judge` flags, the `data` and the row it stands `against`.
 row() {
-  local kind=$1 name=$2 size=320 length=$epochs model=("--model" "$WEIGHTS")
+  local kind=$1 name=$2 size=${IMGSZ:-320} length=$epochs model=("--model" "$WEIGHTS")
   train=() judge=() against=none
   case $kind in
     frames) data=${DATA:?must name the data.yaml of HIT-UAV} ;;

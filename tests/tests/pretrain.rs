@@ -35,7 +35,17 @@ fn new_tokens_are_learnt_and_go_with_the_adapter() {
     let trained = read(&adapter.join("adapter_model.safetensors")).unwrap().tensors;
     let embedding = &trained["base_model.model.model.embed_tokens.weight"];
     let base = read(&dir.path().join("base/model.safetensors")).unwrap().tensors;
-    assert!(embedding.shape[0] > base["model.embed_tokens.weight"].shape[0], "{:?}", embedding.shape);
+    let begun = &base["model.embed_tokens.weight"];
+    assert!(embedding.shape[0] > begun.shape[0], "{:?}", embedding.shape);
+    // New rows begin alike, so what has been read has learnt something else than what was not.
+    let tokenizer = std::fs::read(adapter.join("tokenizer.json")).unwrap();
+    let tokenizer: serde_json::Value = serde_json::from_slice(&tokenizer).unwrap();
+    let row = |token: &str| {
+        let id = tokenizer["added_tokens"].as_array().unwrap().iter().find(|added| added["content"] == token).unwrap()["id"].as_u64();
+        let bytes = 4 * embedding.shape[1];
+        &embedding.data[id.unwrap() as usize * bytes..][..bytes]
+    };
+    assert!(row("<ore>") != row("<word0>"));
     let speak = ["generate", "--model", "base", "--adapter", "runs/sft/train/adapter", "--prompt", "The <ore>", "--max-new-tokens", "3"];
     run(&[&speak[..], &["--device", "cpu"]].concat(), 0);
     run(&["merge", "--model", "base", "--adapter", "runs/sft/train/adapter", "--out", "merged"], 0);

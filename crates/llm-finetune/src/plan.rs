@@ -73,7 +73,8 @@ pub(crate) fn plan(args: &PlanArgs) -> Result<(), Failure> {
     };
     let (name, model, seq) = subject(args, &config)?;
     let storage = match target.place {
-        Place::Processor if args.size.is_some() => Storage::asked(config.base_dtype).unwrap_or(Storage::Half),
+        // As published models are.
+        place if args.size.is_some() => Storage::asked(config.base_dtype).unwrap_or_else(|| Storage::of_bf16(place, config.keeps_maps())),
         place => storage(&config, place)?,
     };
     let room = config.memory_limit.map(|gb| gb * 1e9).or(target.memory);

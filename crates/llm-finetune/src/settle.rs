@@ -10,7 +10,7 @@ use bellows_qwen::fit::{Question, longest_row};
 use bellows_qwen::hub::describe;
 use bellows_qwen::memory::{Place, Plan};
 use bellows_qwen::model::ModelConfig;
-use bellows_qwen::storage::{BaseDtype, Storage};
+use bellows_qwen::storage::Storage;
 use bellows_qwen::train::with_adapter;
 
 /// Where a device computes, and the bytes there are for a run, where known.
@@ -23,11 +23,9 @@ pub(crate) fn room(device: &Selected) -> (Place, Option<f64>) {
 
 /// How the model of these settings is kept there.
 pub(crate) fn storage(config: &SftConfig, place: Place) -> Result<Storage, Failure> {
-    match (config.model.as_str(), config.base_dtype) {
-        (model, dtype) if model != "tiny" && (place == Place::Processor || dtype == BaseDtype::Gguf) => {
-            Ok(Base::storage(&describe(model, config.offline, &mut note)?, dtype))
-        }
-        (_, dtype) => Ok(Storage::asked(dtype).unwrap_or(Storage::F32)),
+    match config.model.as_str() {
+        "tiny" => Ok(Storage::asked(config.base_dtype).unwrap_or(Storage::F32)),
+        model => Ok(Base::storage(&describe(model, config.offline, &mut note)?, config.base_dtype, config.keeps_maps(), place)),
     }
 }
 

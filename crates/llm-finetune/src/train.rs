@@ -99,7 +99,7 @@ pub(crate) fn data_paths(config: &SftConfig) -> Result<Vec<PathBuf>, Failure> {
 pub(crate) fn open_base(config: &SftConfig, paths: &[PathBuf], device: &Device) -> Result<Base, Failure> {
     let mut base = match config.model.as_str() {
         "tiny" => Base::tiny(texts(config, paths)?.iter().map(String::as_str), config.seed, device)?,
-        model => Base::open_as(&locate(model, config.offline, &mut note)?, config.base_dtype, device)?,
+        model => Base::open_for(&locate(model, config.offline, &mut note)?, config.base_dtype, config.keeps_maps(), device)?,
     };
     if let Some(adapter) = &config.adapter {
         adopt_tokenizer(&mut base, Path::new(adapter))?;

@@ -20,7 +20,7 @@ use crate::model::rope::Rotation;
 use crate::model::weight::Weight;
 use crate::model::{CausalLm, ConfigError, ModelConfig};
 use crate::provenance::EDITS;
-use crate::storage::{BaseDtype, Storage};
+use crate::storage::{BaseDtype, Place, Storage};
 use crate::stored::{Stored, gguf_name, halves_from_pairs, rotated_heads};
 use crate::weights::{Unread, visit};
 
@@ -130,6 +130,17 @@ impl Base {
     /// # Errors
     /// See [`BaseError`].
     pub fn open_as(path: &Path, dtype: BaseDtype, device: &Device) -> Result<Self, BaseError> {
+        Self::open_for(path, dtype, false, device)
+    }
+
+    /// The same where all linear maps are `frozen`, or not: with [`BaseDtype::Auto`] those may be kept in the blocks that a GGUF has them in (on the
+    /// processor, whose products read them), or as bf16s two to a word (on a device that has no such type).
+    ///
+    /// # Errors
+    /// See [`BaseError`].
+    pub fn open_for(path: &Path, dtype: BaseDtype, frozen: bool, device: &Device) -> Result<Self, BaseError> {
+        let as_in_file = dtype == BaseDtype::Auto && frozen && path.is_file() && reads_bf16(device);
+        let dtype = if as_in_file { BaseDtype::Gguf } else { dtype };
         on_device(dtype, device)?;
         if dtype == BaseDtype::Gguf && path.is_dir() {
             return Err(BaseError::NoBlocks(path.to_owned()));
@@ -139,7 +150,7 @@ impl Base {
         if let (BaseDtype::Gguf, Stored::Gguf(file)) = (dtype, &files) {
             keep_blocks(&mut model, file, &config, device).map_err(misfit)?;
         }
-        let model = load(model, dtype, |name| files.tensor(name, &config)).map_err(misfit)?;
+        let model = load(model, dtype, frozen, |name| files.tensor(name, &config)).map_err(misfit)?;
         Ok(Self { model, config, tokenizer })
     }
 
@@ -231,7 +242,7 @@ impl Base {
         if let Some(error) = failed {
             return Err(error.into());
         }
-        let model = load(CausalLm::new(&self.config, device), dtype, |name| Ok(values.remove(name)));
+        let model = load(CausalLm::new(&self.config, device), dtype, true, |name| Ok(values.remove(name)));
         self.model = model.map_err(|source| BaseError::Load { path, source })?;
         Ok(self)
     }
@@ -279,19 +290,21 @@ impl Base {
         }
     }
 
-    /// How a processor keeps the matrices of the model in a directory or a `.gguf` file: those whose values bf16 holds in bf16, others in f32. Where
-    /// the weights are not there yet they are taken to be bf16, as published models are. `dtype` may say otherwise.
-    pub fn storage(path: &Path, dtype: BaseDtype) -> Storage {
+    /// How the matrices of the model in a directory or a `.gguf` file are kept by [`open_for`](Self::open_for). Where the weights are not there yet they
+    /// are taken to be bf16, as published models are.
+    pub fn storage(path: &Path, dtype: BaseDtype, frozen: bool, place: Place) -> Storage {
         if let Some(asked) = Storage::asked(dtype) {
             return asked;
         }
-        if dtype == BaseDtype::Gguf && path.is_file() {
+        if path.is_file() && (dtype == BaseDtype::Gguf || (frozen && place == Place::Processor)) {
             return blocks_of(path);
         }
-        match Stored::open(path).map(|files| files.exact_bytes()) {
-            Err(_) | Ok([2.0, 2.0]) => Storage::Half,
-            Ok([4.0, 4.0]) => Storage::F32,
-            Ok([layers, rows]) => Storage::Mixed { layers, rows },
+        let bytes = Stored::open(path).map_or([2.0; 2], |files| files.exact_bytes(place));
+        match (place, bytes) {
+            (Place::Processor, [2.0, 2.0]) => Storage::Half,
+            (Place::Card, [2.0, _]) => Storage::of_bf16(place, frozen),
+            (Place::Card, _) | (Place::Processor, [4.0, 4.0]) => Storage::F32,
+            (Place::Processor, [layers, rows]) => Storage::Mixed { layers, rows },
         }
     }
 }

@@ -265,7 +265,7 @@ fn made_up(config: &ModelConfig, precision: RunPrecision, base_dtype: BaseDtype,
         let count: usize = shape.iter().product();
         Some((shape, (0..count as u64).into_par_iter().map(value).collect()))
     };
-    match load(model, base_dtype, |name| Ok(drawn(name))) {
+    match load(model, base_dtype, true, |name| Ok(drawn(name))) {
         Ok(model) => model,
         Err(error) => unreachable!("the shapes are the model's own: {error}"),
     }

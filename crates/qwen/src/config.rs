@@ -588,6 +588,11 @@ impl SftConfig {
         self.modules_to_save.clone_from(&lora.modules_to_save);
     }
 
+    /// Whether nothing of a linear map of the base is trained, so that it may be kept in any form.
+    pub fn keeps_maps(&self) -> bool {
+        self.method == Method::Lora && !self.modules_to_save.iter().any(|name| name.ends_with("_proj"))
+    }
+
     /// The Learner's part of the settings. The EMA is off: what is judged and saved are the weights themselves.
     pub fn learner(&self, validated: bool) -> LearnerConfig {
         let schedule = UpdateSchedule {

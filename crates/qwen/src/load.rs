@@ -63,21 +63,26 @@ impl Path {
 }
 
 /// Fills every parameter but those of adapters with what `read` returns for its name, stored as `dtype` says. One tensor at a time is in memory in
-/// f32. Maps that are in blocks already stay.
+/// f32. Maps that are in blocks already stay; if all linear maps are `frozen`, [`BaseDtype::Auto`] may put them in blocks of the same values.
 ///
 /// # Errors
 /// A tensor that is missing, has another shape, or is not finite.
 pub fn load(
     mut model: CausalLm,
     dtype: BaseDtype,
+    frozen: bool,
     mut read: impl FnMut(&str) -> Result<Option<HostTensor>, WeightsError>,
 ) -> Result<CausalLm, LoadError> {
     let mut need = |name: &str| -> Result<HostTensor, LoadError> { read(name)?.ok_or_else(|| LoadError::Missing(name.into())) };
-    if let Some(encode) = dtype.encoder() {
-        for (name, linear) in model.linears_mut() {
-            let (name, shape, device) = (format!("{name}.weight"), linear.weight.dims(), linear.weight.device());
-            linear.weight = Weight::Blocks(encode(&checked(&name, need(&name)?, &shape)?, shape, &device));
+    for (name, linear) in model.linears_mut() {
+        let (name, shape, device) = (format!("{name}.weight"), linear.weight.dims(), linear.weight.device());
+        let Some((encode, holds)) = dtype.encoder(&device).filter(|_| frozen || dtype.is_blocks()) else { break };
+        let values = checked(&name, need(&name)?, &shape)?;
+        // A model is of one type: of the others none will fit, either.
+        if !values.iter().copied().all(holds) {
+            break;
         }
+        linear.weight = Weight::Blocks(encode(&values, shape, &device));
     }
     fill(model, Some(dtype), &mut |name| need(name).map(Some))
 }

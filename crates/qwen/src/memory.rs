@@ -119,20 +119,14 @@ impl Footprint {
         let values = layers as f64 * maps.iter().map(|(_, [out, input])| (out * input) as f64).sum::<f64>();
         let small = (layers * (2 * h + if model.qkv_bias { q + 2 * kv } else { 0 }) + h) as f64;
         let rows = (vocabulary[0] * vocabulary[1]) as f64;
-        // In f32; of blocks also their codes as whole numbers, and what those stand for.
+        let in_f16 = matches!(config.precision(), Precision::F16 | Precision::PureF16);
+        let rounded = |values: f64| if in_f16 { 0.5 * F32 * values } else { 0.0 };
         let largest = |storage: Storage, values: f64| match (place, storage) {
             (Place::Processor, _) => 0.0,
-            // Rounded for each product.
-            (Place::Card, Storage::F32) => {
-                if config.precision() == Precision::F16 {
-                    0.5 * F32 * values
-                } else {
-                    0.0
-                }
-            }
-            (Place::Card, storage) if storage.is_blocks() => 3.0 * F32 * values,
-            // Our own products read 16 bits where they lie.
-            (Place::Card, _) if config.products == Products::Own && config.precision() == Precision::F32 => 0.0,
+            (Place::Card, Storage::F32) => rounded(values),
+            (Place::Card, storage) if storage.is_blocks() => F32 * values + rounded(values),
+            // f16 is read where it lies by products in f16, and by our own.
+            (Place::Card, _) if in_f16 || config.products == Products::Own => 0.0,
             (Place::Card, _) => F32 * values,
         };
         let (weights, trained) = match full {

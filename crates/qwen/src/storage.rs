@@ -8,6 +8,7 @@ use std::str::FromStr;
 
 use bellows_kernels::{Blocks, reads_bf16};
 use burn::tensor::{DType, Device, Tensor, TensorData};
+use half::f16;
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 
@@ -15,7 +16,8 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum BaseDtype {
-    /// bf16 if that holds every value and the device reads it in place, else f32: always the values of the file.
+    /// As on disk: bf16 or f16, the first that holds every value, and the blocks of a GGUF, as far as the device reads them and nothing of the matrix is
+    /// trained; else f32. Always the values of the file.
     #[default]
     Auto,
     /// f32.
@@ -59,11 +61,14 @@ impl BaseDtype {
         matches!(self, Self::Int8 | Self::Nf4 | Self::Gguf)
     }
 
-    /// What makes blocks of a linear map's finite values, if they are to be in such.
-    pub(crate) fn encoder(self) -> Option<Encoder> {
+    /// What makes blocks of a frozen linear map's finite values on such a device, if they are to be in such, of every map or of those that it holds
+    /// exactly.
+    pub(crate) fn encoder(self, device: &Device) -> Option<(Encoder, fn(f32) -> bool)> {
         match self {
-            Self::Int8 => Some(Blocks::int8),
-            Self::Nf4 => Some(Blocks::nf4),
+            Self::Int8 => Some((Blocks::int8, |_| true)),
+            Self::Nf4 => Some((Blocks::nf4, |_| true)),
+            // Where there is no such type.
+            Self::Auto if !reads_bf16(device) => Some((Blocks::bf16, is_bf16)),
             _ => None,
         }
     }
@@ -75,7 +80,8 @@ impl BaseDtype {
     pub(crate) fn tensor<const D: usize>(self, values: Vec<f32>, shape: [usize; D], device: &Device) -> Result<Tensor<D>, OutOfRange> {
         let dtype = match self {
             _ if D != 2 => DType::F32,
-            Self::Auto | Self::Gguf if reads_bf16(device) && fits_bf16(&values) => DType::BF16,
+            Self::Auto | Self::Gguf if reads_bf16(device) && values.par_iter().copied().all(is_bf16) => DType::BF16,
+            Self::Auto | Self::Gguf if reads_bf16(device) && values.par_iter().copied().all(is_f16) => DType::F16,
             Self::Int8 | Self::Nf4 if reads_bf16(device) => DType::BF16,
             Self::Bf16 => DType::BF16,
             Self::F16 => DType::F16,
@@ -112,6 +118,8 @@ pub enum Storage {
         /// Of embedding and head.
         rows: f64,
     },
+    /// bf16s two to a number, on a device without that type; embedding and head in f32.
+    Words,
     /// A byte, and a scale in f32 for each row.
     Int8,
     /// Half a byte, an 8-bit scale for 64 of them, and one in f32 for 256 of those (QLoRA, Dettmers et al. 2023, section 3).
@@ -132,12 +140,21 @@ impl Storage {
         }
     }
 
+    /// What [`BaseDtype::Auto`] makes there of matrices in bf16, whose maps are `frozen` or not.
+    pub fn of_bf16(place: Place, frozen: bool) -> Self {
+        match (place, frozen) {
+            (Place::Processor, _) => Self::Half,
+            (Place::Card, true) => Self::Words,
+            (Place::Card, false) => Self::F32,
+        }
+    }
+
     /// Bytes of a matrix `[rows, columns]`.
     pub fn bytes(self, [rows, columns]: [usize; 2]) -> f64 {
         let n = rows as f64 * columns as f64;
         match self {
             Self::F32 => 4.0 * n,
-            Self::Half => 2.0 * n,
+            Self::Half | Self::Words => 2.0 * n,
             Self::Mixed { layers, .. } => layers * n,
             Self::Int8 => n + 4.0 * rows as f64,
             Self::Nf4 => n * (0.5 + 1.0 / 64.0 + 4.0 / (64.0 * 256.0)),
@@ -147,7 +164,7 @@ impl Storage {
 
     /// Whether these are blocks of few bits.
     pub(crate) fn is_blocks(self) -> bool {
-        matches!(self, Self::Int8 | Self::Nf4 | Self::Blocks(_))
+        matches!(self, Self::Words | Self::Int8 | Self::Nf4 | Self::Blocks(_))
     }
 
     /// How embedding and head are stored beside such matrices, as [`BaseDtype::tensor`] does it: only the maps of the layers are in blocks. (What a
@@ -155,7 +172,7 @@ impl Storage {
     pub(crate) fn of_embedding(self, place: Place) -> Self {
         match (self, place) {
             (Self::Int8 | Self::Nf4, Place::Processor) => Self::Half,
-            (Self::Int8 | Self::Nf4 | Self::Blocks(_), _) => Self::F32,
+            (Self::Words | Self::Int8 | Self::Nf4 | Self::Blocks(_), _) => Self::F32,
             (Self::Mixed { rows, .. }, _) => Self::Mixed { layers: rows, rows },
             (other, _) => other,
         }
@@ -172,15 +189,15 @@ const F16_MAX: f32 = 65504.0;
 #[derive(Debug)]
 pub(crate) struct OutOfRange;
 
-/// Whether bf16 holds all of these exactly, as it does those of a checkpoint in bf16: kept so, they take half the memory, and products of them
-/// have the same bits.
-fn fits_bf16(values: &[f32]) -> bool {
-    values.par_iter().copied().all(is_bf16)
-}
-
-/// Whether bf16 holds this value.
+/// Whether bf16 holds this value exactly, as it does those of a checkpoint in bf16: kept so, they take half the memory, and products of them have the same
+/// bits.
 pub(crate) fn is_bf16(value: f32) -> bool {
     value.to_bits() & 0xffff == 0
+}
+
+/// Whether f16 does.
+pub(crate) fn is_f16(value: f32) -> bool {
+    f16::from_f32(value).to_f32().to_bits() == value.to_bits()
 }
 
 impl fmt::Display for BaseDtype {

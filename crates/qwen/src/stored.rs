@@ -8,7 +8,7 @@ use bellows_weights::{BlockType, Checkpoint, DType, WeightsError};
 
 use crate::load::HostTensor;
 use crate::model::ModelConfig;
-use crate::storage::is_bf16;
+use crate::storage::{Place, is_bf16, is_f16};
 
 /// The files of a model, open.
 pub(crate) enum Stored {
@@ -50,10 +50,11 @@ struct Size {
 }
 
 impl Stored {
-    /// Bytes a weight of the layers' matrices, and of embedding and head, each kept in bf16 if that holds all of its values, else in f32. A matrix whose
-    /// type does not say so is read as far as the first value that bf16 does not hold.
-    pub(crate) fn exact_bytes(&self) -> [f64; 2] {
+    /// Bytes a weight of the layers' matrices, and of embedding and head, each kept in bf16 (or, on the processor, f16) if that holds all of its values, else
+    /// in f32. A matrix whose type does not say so is read as far as the first value that it does not hold.
+    pub(crate) fn exact_bytes(&self, place: Place) -> [f64; 2] {
         let mut sizes = [Size::default(); 2];
+        let halves = place == Place::Processor;
         let mut add = |in_layers: bool, shape: &[usize], narrow: bool| {
             let (size, values) = (&mut sizes[usize::from(!in_layers)], shape.iter().product::<usize>() as f64);
             size.values += values;
@@ -62,7 +63,12 @@ impl Stored {
         match self {
             Self::Directory(checkpoint) => {
                 for (name, spec) in checkpoint.tensors().filter(|(_, spec)| spec.shape.len() == 2) {
-                    let narrow = spec.dtype == DType::BF16 || checkpoint.all(name, is_bf16).unwrap_or(false);
+                    let read = |holds: fn(f32) -> bool| checkpoint.all(name, holds).unwrap_or(false);
+                    let narrow = match spec.dtype {
+                        DType::BF16 => true,
+                        DType::F16 if halves => true,
+                        _ => read(is_bf16) || (halves && read(is_f16)),
+                    };
                     add(name.starts_with("model.layers."), &spec.shape, narrow);
                 }
             }
@@ -70,7 +76,11 @@ impl Stored {
                 for (name, info) in file.tensors().iter().filter(|(_, info)| info.shape.len() == 2) {
                     let narrow = match info.kind {
                         BlockType::BF16 => true,
-                        BlockType::F32 | BlockType::F16 => file.tensor_f32(name).is_ok_and(|values| values.into_iter().all(is_bf16)),
+                        BlockType::F16 if halves => true,
+                        BlockType::F32 | BlockType::F16 => file.tensor_f32(name).is_ok_and(|values| {
+                            let all = |holds: fn(f32) -> bool| values.iter().copied().all(holds);
+                            all(is_bf16) || (halves && all(is_f16))
+                        }),
                         // What blocks of few bits stand for has the bits of a scale and of a number each.
                         _ => false,
                     };

@@ -265,7 +265,7 @@ impl Finetune {
                     let Some(tensor) = tensors.get(name) else { return Ok(None) };
                     Ok(Some((tensor.shape.clone(), tensor.to_f32()?)))
                 };
-                let loaded = load::load(self.model(), BaseDtype::Auto, value);
+                let loaded = load::load(self.model(), BaseDtype::Auto, false, value);
                 loaded.map_err(|source| BaseError::Load { path: file.clone(), source }.into())
             }
         }

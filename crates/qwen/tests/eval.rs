@@ -29,7 +29,7 @@ fn models() -> (CausalLm, CausalLm, ModelConfig) {
     let config = ModelConfig::from_json(&std::fs::read_to_string(golden("model/config.json")).unwrap()).unwrap();
     let weights = read(&golden("model/model.safetensors")).unwrap().tensors;
     let value = |name: &str| weights.get(name).map(|t| (t.shape.clone(), t.to_f32().unwrap()));
-    let base = load(CausalLm::new(&config, &Device::flex()), BaseDtype::Auto, |name| Ok(value(name))).unwrap();
+    let base = load(CausalLm::new(&config, &Device::flex()), BaseDtype::Auto, false, |name| Ok(value(name))).unwrap();
     let (lora, tensors) = peft::read(&golden("adapter")).unwrap();
     let adapted = peft::attach(base.clone(), &lora, tensors, &golden("adapter")).unwrap();
     (base, adapted, config)

@@ -17,6 +17,7 @@ use bellows_qwen::checkpointing::Checkpointing;
 use bellows_qwen::gradients::{Options, TrainBatch, gradients};
 use bellows_qwen::load::load;
 use bellows_qwen::model::pass::Pass;
+use bellows_qwen::model::weight::Weight;
 use bellows_qwen::model::{CausalLm, ModelConfig};
 use bellows_qwen::peft;
 use bellows_qwen::storage::BaseDtype;
@@ -86,7 +87,7 @@ fn the_same_by_our_products() {
         writeln!(std::io::stderr(), "skipped: set BELLOWS_SWIFTSHADER to a Vulkan ICD file (.ci/swiftshader prints one)").unwrap();
         return;
     };
-    let tests: Vec<&str> = GOLDEN.into_iter().chain(["a_layer_is_few_launches"]).collect();
+    let tests: Vec<&str> = GOLDEN.into_iter().chain(["a_layer_is_few_launches", "bf16s_two_to_a_word_are_what_they_stand_for"]).collect();
     by_a_child("vulkan", &tests, &[("VK_DRIVER_FILES", icd)]);
 }
 
@@ -122,6 +123,36 @@ fn a_layer_is_few_launches() {
     }
 }
 
+/// A base in bf16 on a device that has no such type, and the same values in f32. Says nothing on the processor, which has it.
+#[test]
+fn bf16s_two_to_a_word_are_what_they_stand_for() {
+    if std::env::var_os(DEVICE).is_none() {
+        return;
+    }
+    let case = Case::open(cases()[0]);
+    let weights = case.tensors("model/model.safetensors");
+    let cut = |name: &str| {
+        let (shape, values) = weights.get(name).map(|t| (t.shape.clone(), t.to_f32().unwrap()))?;
+        let kept = if name.contains("_proj.") { 0xffff_0000 } else { u32::MAX };
+        Some((shape, values.into_iter().map(|v| f32::from_bits(v.to_bits() & kept)).collect()))
+    };
+    let (batch, _) = case.batch();
+    let step = |frozen: bool| {
+        let base = load(CausalLm::new(&case.config, &device()), BaseDtype::Auto, frozen, |name| Ok(cut(name))).unwrap();
+        assert!(base.linears().all(|(_, linear)| matches!(linear.weight, Weight::Blocks(_)) == frozen));
+        let model = peft::attach(base, &case.adapter, case.tensors("adapter/adapter_model.safetensors"), &case.dir).unwrap().train();
+        let layout = Layout::of(&model, |name| if name.contains(".lora.") { Role::Trained(0) } else { Role::Fixed });
+        let (loss, grads) =
+            gradients(&model, &batch, Options { checkpointing: Checkpointing::ALL, ..Options::default() }, &mut Stopwatch::start(None));
+        let grads = layout.arrange(&model, grads).into_iter().map(|grad| host(grad.unwrap()));
+        std::iter::once(host(loss)).chain(grads).collect::<Vec<_>>()
+    };
+    for (words, values) in step(true).iter().zip(&step(false)) {
+        let e = error(words, values);
+        assert!(e < 1e-5, "{e:e}");
+    }
+}
+
 struct Case {
     dir: PathBuf,
     config: ModelConfig,
@@ -137,7 +168,7 @@ impl Case {
         let config = ModelConfig::from_json(&std::fs::read_to_string(dir.join("model/config.json")).unwrap()).unwrap();
         let weights = read(&dir.join("model/model.safetensors")).unwrap().tensors;
         let value = |name: &str| weights.get(name).map(|t| (t.shape.clone(), t.to_f32().unwrap()));
-        let base = load(CausalLm::new(&config, &device), BaseDtype::Auto, |name| Ok(value(name))).unwrap();
+        let base = load(CausalLm::new(&config, &device), BaseDtype::Auto, false, |name| Ok(value(name))).unwrap();
         let path = dir.join("adapter/adapter_config.json");
         let adapter = peft::read_config(&path).unwrap();
         let tensors = read(&dir.join("adapter/adapter_model.safetensors")).unwrap().tensors;

@@ -80,7 +80,8 @@ fn losses_and_adapter_gradients_are_those_of_pytorch() {
     let weights = read(&dir.join("model/model.safetensors")).unwrap().tensors;
     let value = |name: &str| Ok(weights.get(name).map(|t| (t.shape.clone(), t.to_f32().unwrap())));
     let (adapter, tensors) = peft::read(&dir.join("adapter")).unwrap();
-    let model = peft::attach(load(CausalLm::new(&config, &device), BaseDtype::Auto, value).unwrap(), &adapter, tensors, &dir).unwrap();
+    let model =
+        peft::attach(load(CausalLm::new(&config, &device), BaseDtype::Auto, false, value).unwrap(), &adapter, tensors, &dir).unwrap();
     let theirs = read(&golden().join("preference/gradients.safetensors")).unwrap().tensors;
     let (cases, examples) = (cases(), pairs());
     let rows: Vec<Vec<&Encoded>> = examples.iter().map(|example| vec![example]).collect();

@@ -8,6 +8,8 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use bellows_chat::Template;
+use bellows_kernels::Precision;
+use bellows_learner::memory::peak_memory;
 use bellows_learner::{Draw, Layout, Outcome, Stopwatch, Task};
 use bellows_qwen::arch::Architecture;
 use bellows_qwen::base::{Base, BaseError, random};
@@ -15,6 +17,7 @@ use bellows_qwen::checkpointing::Checkpointing;
 use bellows_qwen::config::{Method, SftConfig};
 use bellows_qwen::data::SftData;
 use bellows_qwen::export::write_gguf;
+use bellows_qwen::loss::{head_loss, head_loss_only};
 use bellows_qwen::model::pass::Pass;
 use bellows_qwen::model::weight::Weight;
 use bellows_qwen::model::{CausalLm, ModelConfig};
@@ -26,7 +29,7 @@ use bellows_runs::RunDir;
 use bellows_weights::gguf::Preset;
 use burn::data::dataset::InMemDataset;
 use burn::module::{Module, Param};
-use burn::tensor::{DType, Device, Tensor, TensorData};
+use burn::tensor::{DType, Device, Distribution, Int, Tensor, TensorData};
 use support::{ending, error, examples, host, model, scatter, settings, shape, tokenizer};
 
 const LENGTHS: [usize; 5] = [5, 9, 13, 7, 20];
@@ -129,6 +132,14 @@ fn a_ggufs_own_blocks_are_the_values_they_stand_for() {
         let [blocks, values] = [BaseDtype::Gguf, BaseDtype::Auto].map(|dtype| Base::open_as(&file, dtype, &device).unwrap().model);
         assert!(blocks.linears().all(|(_, linear)| matches!(linear.weight, Weight::Blocks(_))));
         assert!(logits(&blocks, &shape) == logits(&values, &shape), "{}", preset.name());
+        // Where nothing of the maps is trained, a file's own blocks are what `auto` keeps.
+        let kept = Base::open_for(&file, BaseDtype::Auto, true, &device).unwrap().model;
+        assert!(
+            kept.linears().all(|(_, linear)| matches!(linear.weight, Weight::Blocks(_)))
+                && logits(&kept, &shape) == logits(&values, &shape)
+        );
+        let in_f16 = values.model.embed_tokens.weight.val().dtype() == DType::F16;
+        assert_eq!(in_f16, preset == Preset::F16, "{}: f16 stays f16, and what blocks stand for is in no 16 bits", preset.name());
         let nf4 = Base::open_as(&file, BaseDtype::Nf4, &device).unwrap().model;
         let e = error(&logits(&nf4, &shape), &logits(&values, &shape));
         assert!(e > 0.0 && e < 0.4, "{e:e}");
@@ -151,4 +162,33 @@ fn what_is_trained_is_in_no_blocks() {
     let error = base().stored_as(BaseDtype::F16, &Device::flex()).err().unwrap().to_string();
     assert!(error.contains("embed_tokens") && error.contains("65504"), "{error}");
     assert!(base().stored_as(BaseDtype::Bf16, &Device::flex()).is_ok());
+}
+
+/// Set in the child of [`the_head_takes_no_more_than_a_block_of_logits`].
+const CHILD: &str = "BELLOWS_HEAD_CHILD";
+
+/// Loss and gradient of 2,048 tokens under Qwen's vocabulary, whose logits would be 1.2 GB, and the loss alone; in a process of its own, for the system
+/// tells the most that a process has ever held.
+#[test]
+#[cfg(target_os = "linux")]
+fn the_head_takes_no_more_than_a_block_of_logits() {
+    let name = "the_head_takes_no_more_than_a_block_of_logits";
+    if std::env::var_os(CHILD).is_none() {
+        let mut child = std::process::Command::new(std::env::current_exe().unwrap());
+        let output = child.args([name, "--exact", "--nocapture"]).env(CHILD, "1").output().unwrap();
+        let text = String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success() && text.contains("1 passed"), "{text}\n{}", String::from_utf8_lossy(&output.stderr));
+        return;
+    }
+    let (device, [n, h, v]) = (Device::flex(), [2048, 16, 151_936]);
+    let numbers = |rows: usize| Tensor::<2>::random([rows, h], Distribution::Default, &device);
+    let (rows, head, targets) = (numbers(n), numbers(v), Tensor::<1, Int>::arange(0..n as i64, &device));
+    let before = peak_memory().unwrap();
+    let spent = |of: Tensor<1>| {
+        assert!(of.into_scalar::<f32>().is_finite());
+        (peak_memory().unwrap() - before) * 1.024e9
+    };
+    let alone = spent(head_loss_only(rows.clone(), &head, targets.clone(), Precision::F32));
+    let all = spent(head_loss(rows, &head, targets, false, Precision::F32).loss);
+    assert!(alone < 150e6 && all < 150e6, "{:.0} and {:.0} MB", alone / 1e6, all / 1e6);
 }

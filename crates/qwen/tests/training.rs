@@ -375,7 +375,7 @@ fn checkpoint(dir: &Path) -> (CausalLm, ModelConfig) {
     let config = ModelConfig::from_json(&std::fs::read_to_string(dir.join("config.json")).unwrap()).unwrap();
     let weights = read(&dir.join("model.safetensors")).unwrap().tensors;
     let value = |name: &str| weights.get(name).map(|t| (t.shape.clone(), t.to_f32().unwrap()));
-    (load(CausalLm::new(&config, &Device::flex()), BaseDtype::Auto, |name| Ok(value(name))).unwrap(), config)
+    (load(CausalLm::new(&config, &Device::flex()), BaseDtype::Auto, false, |name| Ok(value(name))).unwrap(), config)
 }
 
 /// The golden batch as examples, without its padding.

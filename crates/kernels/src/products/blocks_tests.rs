@@ -118,6 +118,7 @@ fn any_part_is_the_same_part_of_the_whole() {
     let shape = [6, 96];
     let values = noise(9, 6 * 96);
     let cases = [
+        (Form::Bf16, (values.iter().flat_map(|v| ((v.to_bits() >> 16) as u16).to_le_bytes()).collect(), Vec::new())),
         (Form::Int8, int8::encode(&values, 96)),
         (Form::Nf4, nf4::encode(&values)),
         (Form::File(CODING), (blocks_of_a_file(&values), Vec::new())),
@@ -144,6 +145,7 @@ fn weights(out: usize, input: usize, device: &Device) -> Vec<(&'static str, Weig
     let half = Tensor::<2>::from_data(TensorData::new(values.clone(), shape), (device, DType::F32)).cast(DType::F16);
     vec![
         ("f16", half.into()),
+        ("bf16", Weight::Blocks(Blocks::bf16(&values, shape, device))),
         ("int8", Weight::Blocks(Blocks::int8(&values, shape, device))),
         ("nf4", Weight::Blocks(Blocks::nf4(&values, shape, device))),
         ("file", Weight::Blocks(Blocks::of_file(blocks_of_a_file(&values), CODING, shape, device))),
@@ -184,7 +186,7 @@ fn products_are_those_with_the_dense_weight() {
     }
 }
 
-/// Each weight as Burn's own operations decode it.
+/// Each weight as the processor decodes it for devices that cannot.
 #[test]
 fn devices_without_a_kernel_decode_the_same() {
     let device = Device::flex();
@@ -226,6 +228,7 @@ fn memory_is_what_the_form_says() {
     let (device, values) = (Device::flex(), noise(1, 1024 * 1024));
     let bits = |blocks: Blocks| 8.0 * blocks.bytes() as f64 / values.len() as f64;
     let (int8, nf4) = (bits(Blocks::int8(&values, [1024, 1024], &device)), bits(Blocks::nf4(&values, [1024, 1024], &device)));
+    assert_eq!(bits(Blocks::bf16(&values, [1024, 1024], &device)).round(), 16.0);
     assert!((int8 - 8.03).abs() < 0.01 && (nf4 - 4.127).abs() < 0.001, "{int8} {nf4}");
 }
 
@@ -240,5 +243,8 @@ fn halves_are_exact() {
     let values: Vec<f32> = noise(1, 300).iter().map(|&v| f16::from_f32(v).to_f32()).collect();
     let dense = Tensor::<2>::from_data(TensorData::new(values.clone(), [3, 100]), &Device::flex());
     let one = Tensor::<2>::from_data(TensorData::new(vec![1.0f32, 0.0, 0.0], [1, 3]), &Device::flex());
-    assert_eq!(host(linear_data_grad(one, dense.cast(DType::F16), Precision::F32)), values[..100]);
+    assert_eq!(host(linear_data_grad(one.clone(), dense.cast(DType::F16), Precision::F32)), values[..100]);
+    let values: Vec<f32> = values.iter().map(|v| f32::from_bits(v.to_bits() & 0xffff_0000)).collect();
+    let words = Weight::Blocks(Blocks::bf16(&values, [3, 100], &Device::flex()));
+    assert_eq!(host(linear_data_grad(one, words, Precision::F32)), values[..100]);
 }

@@ -1,7 +1,89 @@
-//! On CubeCL devices weights are dense matrices by the time they are multiplied.
+//! On CubeCL devices weights are dense matrices by the time they are multiplied: blocks become one in a launch, a thread to a word of their codes.
 
+use burn::backend::DType;
+use burn::backend::ops::FloatTensorOps;
+use burn::tensor::TensorData;
 use burn_cubecl::CubeBackend;
+use burn_cubecl::tensor::CubeTensor;
+use cubecl::prelude::*;
 
-use super::ProductOps;
+use super::nf4::{LEVELS, MAGNITUDES};
+use super::{Form, ProductOps, StoredWeight, portable};
+use crate::cube::launch::launch;
+use crate::cube::pixels::empty;
 
-impl ProductOps for CubeBackend {}
+/// The upper half of an f32 is a bf16: two a word.
+#[cube(launch, address_type = "dynamic")]
+fn bf16_kernel(codes: &Tensor<u32>, out: &mut Tensor<f32>, count: usize) {
+    let first = ABSOLUTE_POS * 2usize;
+    if first >= count {
+        terminate!();
+    }
+    let word = codes[ABSOLUTE_POS];
+    out[first] = f32::reinterpret(word << 16u32);
+    if first + 1usize < count {
+        out[first + 1usize] = f32::reinterpret(word & 0xffff_0000u32);
+    }
+}
+
+/// [`int8`](super::int8): four a word.
+#[cube(launch, address_type = "dynamic")]
+fn int8_kernel(codes: &Tensor<u32>, scales: &Tensor<f32>, out: &mut Tensor<f32>, count: usize, columns: usize) {
+    let first = ABSOLUTE_POS * 4usize;
+    if first >= count {
+        terminate!();
+    }
+    let word = codes[ABSOLUTE_POS];
+    #[unroll]
+    for i in 0..4u32 {
+        let at = first + i as usize;
+        if at < count {
+            let byte = (word >> (i * 8u32)) & 255u32;
+            let number = f32::cast_from(byte) - select(byte > 127u32, 256.0f32, 0.0f32);
+            out[at] = scales[at / columns] * number;
+        }
+    }
+}
+
+/// [`nf4`](super::nf4): eight a word, the higher half of a byte first. `table` has the levels and then the magnitudes.
+#[cube(launch, address_type = "dynamic")]
+fn nf4_kernel(codes: &Tensor<u32>, scales: &Tensor<f32>, table: &Tensor<f32>, out: &mut Tensor<f32>, count: usize) {
+    let first = ABSOLUTE_POS * 8usize;
+    if first >= count {
+        terminate!();
+    }
+    let (block, levels) = (first / 64usize, count.div_ceil(8usize));
+    let byte = (codes[levels + block / 4usize] >> ((block % 4usize) as u32 * 8u32)) & 255u32;
+    let mean = scales[count.div_ceil(64usize).div_ceil(256usize)];
+    let magnitude = table[16usize + byte as usize] * scales[block / 256usize] + mean;
+    let word = codes[ABSOLUTE_POS];
+    #[unroll]
+    for i in 0..8u32 {
+        let at = first + i as usize;
+        if at < count {
+            let level = (word >> (i / 2u32 * 8u32 + (1u32 - i % 2u32) * 4u32)) & 15u32;
+            out[at] = table[level as usize] * magnitude;
+        }
+    }
+}
+
+impl ProductOps for CubeBackend {
+    fn dense_weight(weight: StoredWeight<Self>) -> CubeTensor {
+        let (codes, scales, form, shape) = match weight {
+            StoredWeight::Blocks { codes, scales, form, shape } if shape.iter().product::<usize>() > 0 => (codes, scales, form, shape),
+            weight => return portable::dense::<Self>(weight, DType::F32),
+        };
+        let (count, out) = (shape[0] * shape[1], empty(&codes, shape, DType::F32));
+        match form {
+            Form::Bf16 => launch!(bf16_kernel, count.div_ceil(2), [codes, out], count),
+            Form::Int8 => launch!(int8_kernel, count.div_ceil(4), [codes, scales, out], count, shape[1]),
+            Form::Nf4 => {
+                let table: Vec<f32> = LEVELS.iter().chain(&*MAGNITUDES).copied().collect();
+                let table = Self::float_from_data(TensorData::new(table, [272]), &codes.device);
+                launch!(nf4_kernel, count.div_ceil(8), [codes, scales, table, out], count);
+            }
+            Form::File(_) => return portable::dense::<Self>(StoredWeight::Blocks { codes, scales, form, shape }, DType::F32),
+        }
+        out
+    }
+}

@@ -8,6 +8,8 @@ use crate::cpu::simd::Simd;
 /// How blocks stand for values.
 #[derive(Clone, Copy, Debug)]
 pub enum Form {
+    /// The upper halves of f32s: two bytes a value, the lower first.
+    Bf16,
     /// A scale a row (`int8`).
     Int8,
     /// 4-bit levels in blocks of 64 (`nf4`).
@@ -87,6 +89,10 @@ impl<'a> Packed<'a> {
     pub(super) fn decode<S: Simd>(&self, s: S, at: usize, out: &mut [f32]) {
         let (at, [rows, columns]) = (self.start + at, self.shape);
         match self.form {
+            Form::Bf16 => {
+                let halves = self.codes.as_chunks::<2>().0[at..].iter();
+                out.iter_mut().zip(halves).for_each(|(v, &half)| *v = f32::from_bits(u32::from(u16::from_le_bytes(half)) << 16));
+            }
             Form::Int8 => int8::decode(self.codes, self.scales, columns, at, out),
             Form::Nf4 => nf4::decode(s, self.codes, self.scales, rows * columns, at, out),
             Form::File(coding) => coding.decode(self.codes, at, out),

@@ -2,9 +2,9 @@
 
 use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Backend, Scalar, TensorMetadata};
-use burn::tensor::{DType, FloatDType, Shape, Slice, TensorData, try_read_sync};
+use burn::tensor::{DType, Shape, TensorData, try_read_sync};
 
-use super::nf4::{self, LEVELS, MAGNITUDES};
+use super::ProductOps;
 use super::operand::Stored;
 use super::packed::{Form, Packed};
 use super::weight::StoredWeight;
@@ -20,83 +20,15 @@ fn cast<B: Backend>(x: FloatTensor<B>, dtype: DType) -> FloatTensor<B> {
     if x.dtype() == dtype { x } else { B::float_cast(x, dtype.into()) }
 }
 
-fn reshaped<B: Backend, const D: usize>(x: FloatTensor<B>, shape: [usize; D]) -> FloatTensor<B> {
-    B::float_reshape(x, Shape::new(shape))
-}
-
 /// A weight as a tensor of `dtype`, `[out, in]`.
 pub(super) fn dense<B: Backend>(weight: StoredWeight<B>, dtype: DType) -> FloatTensor<B> {
-    let (codes, scales, form, shape) = match weight {
-        StoredWeight::Dense(weight) => return cast::<B>(weight, dtype),
-        StoredWeight::Blocks { codes, scales, form, shape } => (codes, scales, form, shape),
-    };
-    let values = match form {
-        Form::Int8 => of_int8::<B>(codes, scales, shape),
-        Form::Nf4 => of_nf4::<B>(codes, scales, shape[0] * shape[1]),
-        Form::File(_) => on_the_host::<B>(codes, scales, form, shape),
-    };
-    cast::<B>(reshaped::<B, 2>(values, shape), dtype)
+    match weight {
+        StoredWeight::Dense(weight) => cast::<B>(weight, dtype),
+        StoredWeight::Blocks { codes, scales, form, shape } => cast::<B>(on_the_host::<B>(codes, scales, form, shape), dtype),
+    }
 }
 
-/// Some of the elements of a vector.
-fn slice_of(start: usize, end: usize) -> [Slice; 1] {
-    [Slice::from(start as isize..end as isize)]
-}
-
-/// Fields of `bits` bits of every word, those at `shifts` in this order, as `[words × shifts]`.
-fn fields<B: Backend>(words: IntTensor<B>, shifts: &[i32], bits: u32) -> IntTensor<B> {
-    let (count, each, device) = (words.shape().num_elements(), shifts.len(), words.device());
-    let shifts = B::int_from_data(TensorData::new(shifts.to_vec(), [1, each]), &device);
-    let both = Shape::new([count, each]);
-    let words = B::int_expand(B::int_reshape(words, Shape::new([count, 1])), both.clone());
-    let moved = B::bitwise_right_shift(words, B::int_expand(shifts, both));
-    B::int_reshape(B::bitwise_and_scalar(moved, Scalar::Int((1 << bits) - 1)), Shape::new([count * each]))
-}
-
-/// The shifts of a word's bytes.
-const BYTES: [i32; 4] = [0, 8, 16, 24];
-/// The shifts of a word's nibbles, the higher one of each byte first.
-const NIBBLES: [i32; 8] = [4, 0, 12, 8, 20, 16, 28, 24];
-
-/// What whole numbers stand for in a table.
-fn looked_up<B: Backend>(table: &[f32], codes: IntTensor<B>) -> FloatTensor<B> {
-    let table = B::float_from_data(TensorData::new(table.to_vec(), [table.len()]), &codes.device());
-    B::float_select(table, 0, codes)
-}
-
-/// `[rows × columns]` of numbers times that of their row.
-fn by_rows<B: Backend>(values: FloatTensor<B>, scales: FloatTensor<B>, columns: usize) -> FloatTensor<B> {
-    let (count, rows) = (values.shape().num_elements(), scales.shape().num_elements());
-    reshaped::<B, 1>(B::float_mul(reshaped::<B, 2>(values, [rows, columns]), reshaped::<B, 2>(scales, [rows, 1])), [count])
-}
-
-fn of_int8<B: Backend>(codes: IntTensor<B>, scales: FloatTensor<B>, [rows, columns]: [usize; 2]) -> FloatTensor<B> {
-    // A byte to the number it is in two's complement.
-    let numbers: Vec<f32> = (0..=u8::MAX).map(|byte| f32::from(byte as i8)).collect();
-    let values = B::float_slice(looked_up::<B>(&numbers, fields::<B>(codes, &BYTES, 8)), &slice_of(0, rows * columns));
-    by_rows::<B>(values, scales, columns)
-}
-
-fn of_nf4<B: Backend>(codes: IntTensor<B>, scales: FloatTensor<B>, count: usize) -> FloatTensor<B> {
-    let (blocks, words) = (count.div_ceil(nf4::BLOCK), nf4::level_bytes(count) / 4);
-    let groups = blocks.div_ceil(nf4::GROUP);
-    let all = codes.shape().num_elements();
-    // Filled up to whole groups and blocks, so that rows are of one length.
-    let filled = |values: FloatTensor<B>, to: usize| {
-        let (have, device) = (values.shape().num_elements(), values.device());
-        let rest = B::float_zeros(Shape::new([to - have]), &device, FloatDType::F32);
-        if to == have { values } else { B::float_cat(vec![values, rest], 0) }
-    };
-    let magnitudes = looked_up::<B>(&*MAGNITUDES, fields::<B>(B::int_slice(codes.clone(), &slice_of(words, all)), &BYTES, 8));
-    let magnitudes = filled(B::float_slice(magnitudes, &slice_of(0, blocks)), groups * nf4::GROUP);
-    let scaled = by_rows::<B>(magnitudes, B::float_slice(scales.clone(), &slice_of(0, groups)), nf4::GROUP);
-    let magnitudes = B::float_add(B::float_slice(scaled, &slice_of(0, blocks)), B::float_slice(scales, &slice_of(groups, groups + 1)));
-    let levels = looked_up::<B>(&LEVELS, fields::<B>(B::int_slice(codes, &slice_of(0, words)), &NIBBLES, 4));
-    let levels = filled(B::float_slice(levels, &slice_of(0, count)), blocks * nf4::BLOCK);
-    B::float_slice(by_rows::<B>(levels, magnitudes, nf4::BLOCK), &slice_of(0, count))
-}
-
-/// The way of blocks of a file, of which there are many kinds: decoded by the processor.
+/// The way of blocks without a kernel, such as those of files, of which there are many kinds: decoded by the processor.
 fn on_the_host<B: Backend>(codes: IntTensor<B>, scales: FloatTensor<B>, form: Form, shape: [usize; 2]) -> FloatTensor<B> {
     let device = codes.device();
     let words = try_read_sync(B::int_into_data(codes)).and_then(Result::ok).and_then(|data| data.try_into_vec_as::<i32>().ok());
@@ -107,7 +39,7 @@ fn on_the_host<B: Backend>(codes: IntTensor<B>, scales: FloatTensor<B>, form: Fo
         let bytes: Vec<u8> = words.into_iter().flat_map(i32::to_le_bytes).collect();
         Stored::Packed(Packed::new(form, &bytes, &scales, shape)).decode(simd::level(), 0, &mut values);
     }
-    B::float_from_data(TensorData::new(values, [shape[0] * shape[1]]), &device)
+    B::float_from_data(TensorData::new(values, shape), &device)
 }
 
 fn times<B: Backend>(x: FloatTensor<B>, by: f64) -> FloatTensor<B> {
@@ -136,14 +68,14 @@ fn product<B: MatrixOps>(a: FloatTensor<B>, b: FloatTensor<B>, dtype: DType) -> 
 }
 
 /// A weight as a factor: as it is, or values made of its blocks.
-fn factor<B: Backend>(weight: StoredWeight<B>, dtype: DType) -> FloatTensor<B> {
+fn factor<B: ProductOps>(weight: StoredWeight<B>, dtype: DType) -> FloatTensor<B> {
     match weight {
         StoredWeight::Dense(weight) => weight,
-        blocks @ StoredWeight::Blocks { .. } => dense::<B>(blocks, dtype),
+        blocks @ StoredWeight::Blocks { .. } => cast::<B>(B::dense_weight(blocks), dtype),
     }
 }
 
-pub(super) fn linear<B: MatrixOps>(
+pub(super) fn linear<B: ProductOps>(
     x: FloatTensor<B>,
     weight: StoredWeight<B>,
     bias: Option<FloatTensor<B>>,
@@ -160,7 +92,7 @@ pub(super) fn linear<B: MatrixOps>(
     }
 }
 
-pub(super) fn linear_data_grad<B: MatrixOps>(dy: FloatTensor<B>, weight: StoredWeight<B>, precision: Precision) -> FloatTensor<B> {
+pub(super) fn linear_data_grad<B: ProductOps>(dy: FloatTensor<B>, weight: StoredWeight<B>, precision: Precision) -> FloatTensor<B> {
     let dtype = factors(precision, dy.dtype());
     product::<B>(dy, factor::<B>(weight, dtype), dtype)
 }
@@ -169,7 +101,7 @@ pub(super) fn linear_weight_grad<B: MatrixOps>(x: FloatTensor<B>, dy: FloatTenso
     B::product(transposed::<B>(dy), x)
 }
 
-pub(super) fn lora_linear<B: MatrixOps>(
+pub(super) fn lora_linear<B: ProductOps>(
     x: FloatTensor<B>,
     weight: StoredWeight<B>,
     bias: Option<FloatTensor<B>>,
@@ -184,7 +116,7 @@ pub(super) fn lora_linear<B: MatrixOps>(
     B::float_add(linear::<B>(x, weight, bias, precision), branch)
 }
 
-pub(super) fn lora_data_grad<B: MatrixOps>(
+pub(super) fn lora_data_grad<B: ProductOps>(
     dy: FloatTensor<B>,
     weight: StoredWeight<B>,
     a: FloatTensor<B>,

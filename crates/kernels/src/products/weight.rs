@@ -22,6 +22,16 @@ pub struct Blocks {
 }
 
 impl Blocks {
+    /// bf16s two to a number: for devices that have no such type, which read them in place of a matrix twice as large. Values that bf16 does not hold are cut.
+    ///
+    /// # Panics
+    /// If there are not as many as the shape says.
+    pub fn bf16(values: &[f32], shape: [usize; 2], device: &Device) -> Self {
+        check(values.len(), shape);
+        let codes = values.iter().flat_map(|v| ((v.to_bits() >> 16) as u16).to_le_bytes()).collect();
+        Self::new(Form::Bf16, (codes, Vec::new()), shape, device)
+    }
+
     /// Int8 with a scale a row: no value is off by more than the 254th part of its row's largest magnitude. `values` are finite, row by row.
     ///
     /// # Panics

@@ -7,6 +7,7 @@
 
 mod arena;
 mod attention;
+mod blocks;
 mod decoder;
 mod dropout;
 mod figures;

@@ -1,9 +1,12 @@
 //! An Ollama Modelfile. Ollama renders turns by a Go template of its own, not by the Jinja of a GGUF, so one is written that renders what the
-//! model was trained with: tools and thoughts for Qwen2.5's and Qwen3's, text alone for other templates of a regular shape.
+//! model was trained with: tools and thoughts for Qwen2.5's and Qwen3's, tools for Llama 3's and Mistral's, text alone for other templates of a
+//! regular shape.
 
+mod families;
 mod turns;
 
 use bellows_chat::{Conversation, Message, RenderOptions, Role, Template, Tokenizer, ToolCall};
+use families::Family;
 use turns::{Turns, go_prompt, prompts};
 
 /// ChatML without tools. `.Messages` hold the system message too.
@@ -16,9 +19,9 @@ const QWEN3: &str = include_str!("modelfile/qwen3.tmpl");
 pub fn modelfile(from: &str, adapter: Option<&str>, system: Option<&str>, template: Option<&Template>, tokenizer: &Tokenizer) -> String {
     let adapter = adapter.map(|file| format!("ADAPTER {file}\n")).unwrap_or_default();
     let mut text = format!("FROM {from}\n{adapter}\n");
-    let bos = tokenizer.leading_bos().and_then(|id| tokenizer.token(id));
-    match template.and_then(|template| Some((template, go(template, bos.as_deref())?))) {
-        Some((template, Go { turns, tools, system })) => {
+    match template.and_then(|template| Some((template, go(template, tokenizer)?))) {
+        Some((template, Go { turns, tools, system, notes })) => {
+            text.push_str(&notes.concat());
             if !tools && has_tools(template) {
                 text.push_str("# The chat template has a place for tools, and the TEMPLATE below has none.\n");
             }
@@ -55,10 +58,12 @@ struct Go {
     tools: bool,
     /// Whether it has one for a system message.
     system: bool,
+    /// What a reader of the Modelfile is told of it.
+    notes: &'static [&'static str],
 }
 
 /// The Go template that renders what `template` does, which may ask for an answer otherwise than the templates whose turns it has.
-fn go(template: &Template, bos: Option<&str>) -> Option<Go> {
+fn go(template: &Template, tokenizer: &Tokenizer) -> Option<Go> {
     let prompt = go_prompt(&prompts(template)?);
     // The default system message is the Modelfile's.
     let alike = |built_in: &Template| {
@@ -66,13 +71,19 @@ fn go(template: &Template, bos: Option<&str>) -> Option<Go> {
     };
     let known = [(Template::Qwen25, QWEN25), (Template::Qwen3, QWEN3)].into_iter().find(|(built_in, _)| alike(built_in));
     if let Some((_, turns)) = known {
-        return Some(Go { turns: format!("{turns}{prompt}"), tools: true, system: true });
+        return Some(Go { turns: format!("{turns}{prompt}"), tools: true, system: true, notes: &[] });
+    }
+    if let Template::Jinja(own) = template
+        && let Some(family) = Family::of(own, tokenizer)
+    {
+        return Some(Go { turns: format!("{}{prompt}", family.go(tokenizer)), tools: true, system: true, notes: family.notes });
     }
     if template.is_chatml() {
-        return Some(Go { turns: format!("{CHATML}{prompt}"), tools: false, system: true });
+        return Some(Go { turns: format!("{CHATML}{prompt}"), tools: false, system: true, notes: &[] });
     }
     let turns = Turns::of(template)?;
-    Some(Go { turns: format!("{}{prompt}", turns.go(bos)), tools: false, system: turns.have_system() })
+    let bos = tokenizer.leading_bos().and_then(|id| tokenizer.token(id));
+    Some(Go { turns: format!("{}{prompt}", turns.go(bos.as_deref())), tools: false, system: turns.have_system(), notes: &[] })
 }
 
 /// A talk with a call as `template` renders it; None if it refuses.
@@ -86,13 +97,19 @@ fn talk(template: &Template, thinks: bool) -> Option<String> {
         Message::new(Role::Tool, "1"),
         Message { reasoning: thought, ..Message::new(Role::Assistant, "b") },
     ];
-    let tools = vec![serde_json::json!({ "type": "function", "function": { "name": "f" } })];
-    template.render(&Conversation { messages, tools }, RenderOptions::default()).ok()
+    template.render(&Conversation { messages, tools: vec![function()] }, RenderOptions::default()).ok()
 }
 
 /// Whether functions on offer are written.
 fn has_tools(template: &Template) -> bool {
-    talk(template, false).is_some_and(|text| text.contains("\"name\": \"f\""))
+    // Some refuse calls without ids.
+    let asked = Conversation { messages: vec![Message::new(Role::User, "a")], tools: vec![function()] };
+    let offered = template.render(&asked, RenderOptions::default()).ok();
+    [talk(template, false), offered].into_iter().flatten().any(|text| text.contains("\"name\": \"f\""))
+}
+
+fn function() -> serde_json::Value {
+    serde_json::json!({ "type": "function", "function": { "name": "f" } })
 }
 
 #[cfg(test)]
@@ -142,6 +159,46 @@ mod tests {
         let tooled = jinja(&format!("{{% if tools %}}{{{{ tools | tojson }}}}{{% endif %}}{}", Template::ChatMl.source()));
         let text = modelfile("./m.gguf", None, None, Some(&tooled), &tokenizer);
         assert!(text.contains("# The chat template has a place for tools") && text.contains("{{- range .Messages }}"), "{text}");
+    }
+
+    #[test]
+    fn families_with_tools_are_known_by_what_they_render() {
+        let tokenizer = tokenizer();
+        let written =
+            |source: &str| modelfile("./m.gguf", None, None, Some(&Template::Jinja(Jinja::new(source, &tokenizer).unwrap())), &tokenizer);
+        let [llama, mistral, nemo] = families::FAMILIES.each_ref().map(|family| family.source());
+        let text = written(&llama);
+        for part in [
+            "\n# Functions are offered",
+            "\n# White space",
+            "{{- $bos := ",
+            "$.Tools",
+            "{{ \"<|start_header_id|>assistant<|end_header_id|>\\n\\n\" }}\"\"\"",
+        ] {
+            assert!(text.contains(part), "{part}: {text}");
+        }
+        for (source, gap) in [(&mistral, " "), (&nemo, "")] {
+            let text = written(source);
+            assert!(text.contains("[AVAILABLE_TOOLS]") && text.contains(&format!("$gap := {gap:?}")) && text.contains("0.12.10"), "{text}");
+            assert_eq!(text.contains("# White space"), gap == " ", "{text}");
+        }
+        // One word, or one refusal, that is another's.
+        for (source, from, to) in [
+            (&llama, "26 Jul 2024", "26 July 2024"),
+            (&llama, "calls | length > 1", "calls | length > 2"),
+            (&llama, "message.content | tojson", "message.content"),
+            (&mistral, "'[TOOL_CALLS]' ~ gap", "'[TOOL_CALLS]'"),
+            (&nemo, "call.id | length != 9", "call.id | length != 10"),
+            (&nemo, "key != 'return'", "key"),
+            (&nemo, "message == ns.question", "loop.last"),
+        ] {
+            assert!(source.contains(from), "{from}");
+            let text = written(&source.replace(from, to));
+            assert!(
+                !text.contains("ToolCalls") && (text.contains("no shape") || text.contains("# The chat template has a place for tools")),
+                "{to}: {text}"
+            );
+        }
     }
 
     #[test]

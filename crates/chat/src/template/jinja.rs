@@ -62,8 +62,15 @@ impl Jinja {
     /// The conversation as text. See [`super::Template::render`].
     pub(super) fn render(&self, conversation: &Conversation, options: RenderOptions) -> Result<String, Fault> {
         let input = self.input(conversation, options)?;
-        let text = self.run(&input["messages"], &input["tools"], options.generation_prompt, options)?;
-        Ok(without_marks(&text))
+        self.render_json(&input["messages"], &input["tools"], options)
+    }
+
+    /// Messages and tools as `transformers` takes them, as text: with what a [`Conversation`] has no place for, such as ids of calls.
+    ///
+    /// # Errors
+    /// [`Fault::Template`] if the template refuses them.
+    pub fn render_json(&self, messages: &serde_json::Value, tools: &serde_json::Value, options: RenderOptions) -> Result<String, Fault> {
+        Ok(without_marks(&self.run(messages, tools, options.generation_prompt, options)?))
     }
 
     /// The conversation in pieces. See [`super::Template::pieces`].

@@ -23,6 +23,7 @@ LLM = [
 ]
 # model, images, pixels
 YOLO = [("n", 4, 640), ("n", 16, 640), ("n", 16, 320), ("n", 32, 416), ("s", 4, 640), ("s", 16, 320), ("m", 2, 640), ("m", 8, 320)]
+TERMS = ["weights", "adapters", "optimizer", "activations", "logits", "workspace"]
 CARDS = ["RX 5600 XT", "RX 5700 XT", "RX 6700 XT", "MI50", "TITAN RTX", None]
 
 
@@ -72,8 +73,8 @@ if "yolo" in SECTIONS:
 if "cards" in SECTIONS:
     for card in CARDS:
         print(f"\n### {card or 'A processor with 16 GB free'}\n")
-        row("model", "tokens", "base", "weights", "activations", "peak, GB", "fits", "layers run again", "largest batch", "longest row", "tokens/s")
-        row(*["---"] * 11)
+        row("model", "tokens", "base", *TERMS, "peak, GB", "fits", "layers run again", "largest batch", "longest row", "tokens/s")
+        row(*["---"] * (9 + len(TERMS)))
         for size in ["0.5B", "1.5B", "3B"]:
             for seq in [512, 2048]:
                 for base in ["auto", "nf4"]:
@@ -82,5 +83,5 @@ if "cards" in SECTIONS:
                     most = [plan[key] or "-" for key in ["largest_batch", "longest_seq"]]
                     # A processor's is that of the machine this runs on.
                     speed = f"{plan['tokens_per_s']:.0f}" if card else "-"
-                    row(size, seq, base, *(f"{plan[key]:.2f}" for key in ["weights_gb", "activations_gb", "peak_gb"]), "yes" if plan["fits"] else "no",
+                    row(size, seq, base, *(f"{plan[f'{key}_gb']:.2f}" for key in [*TERMS, "peak"]), "yes" if plan["fits"] else "no",
                         plan["layers_rerun"], *most, speed)

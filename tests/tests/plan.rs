@@ -156,6 +156,11 @@ fn batches_are_measured_upward_in_processes_of_their_own() {
         assert_eq!(row["seq"], rows[0]["seq"], "the longest rows, whatever the batch");
         support::expect_peak(&row["peak_gb"]);
     }
+    let (out, _) = expect_code(&mut llm_finetune(dir.path(), &["tune-batch", "--config", "tiny.yaml", "--most", "1"]), 0);
+    let lines: Vec<&str> = out.lines().collect();
+    let heading = ["batch", "peak GB", "planned GB", "tokens/s", "examples/s", "fragmented", "watts"];
+    assert!(heading.iter().all(|column| lines[0].contains(column)) && lines[1].split_whitespace().count() == 8, "{out}");
+    assert!(lines[2].starts_with("the fastest: --batch-size 1 ("), "{out}");
     let (_, error) =
         expect_code(&mut llm_finetune(dir.path(), &["tune-batch", "--config", "tiny.yaml", "--lora-dropout", "0.1", "--r", "500"]), 2);
     assert!(error.contains("r is 500"), "{error}");

@@ -100,20 +100,21 @@ fn a_layer_is_few_launches() {
     let case = Case::open("qwen2");
     let (batch, _) = case.batch();
     for (targets, most) in [("q_proj k_proj v_proj o_proj", 33), ("q_proj k_proj v_proj o_proj gate_proj up_proj down_proj", 39)] {
-        let of = |layers: usize| {
+        let of = |layers: usize, checkpointing: Checkpointing| {
             let config = ModelConfig { num_hidden_layers: layers, ..case.config.clone() };
             let names = targets.split(' ').map(str::to_owned).collect();
             let lora = LoraConfig { target_modules: Targets::Names(names), ..LoraConfig::default() };
             let model = lora.apply(CausalLm::new(&config, &device()), 0).unwrap().train();
-            let step = || {
-                gradients(&model, &batch, Options { checkpointing: Checkpointing::OFF, ..Options::default() }, &mut Stopwatch::start(None))
-            };
+            let step = || gradients(&model, &batch, Options { checkpointing, ..Options::default() }, &mut Stopwatch::start(None));
             // What a device is asked once is asked in the first.
             drop(step());
             launches(|| device().sync().map(|()| step())).1
         };
-        let (two, three) = (of(2), of(3));
+        let (two, three) = (of(2, Checkpointing::OFF), of(3, Checkpointing::OFF));
         let count = |launches: &Launches| launches.values().sum::<usize>();
+        // Layers that are run again cost a forward pass each; the top one never is.
+        let again = [(2, &two), (3, &three)].map(|(layers, plain)| count(&of(layers, Checkpointing::ALL)) - count(plain));
+        assert!(again[0] > 0 && again[1] == 2 * again[0], "{again:?}");
         let each = count(&three) - count(&two);
         let mut kernels = three.clone();
         kernels.iter_mut().for_each(|(kernel, count)| *count -= two.get(kernel).copied().unwrap_or(0));

@@ -121,6 +121,49 @@ fn a_run_beyond_its_limit_is_refused_before_it_begins() {
 }
 
 #[test]
+fn a_detector_beyond_its_limit_is_refused_with_flags_that_fit() {
+    let dir = tempfile::tempdir().unwrap();
+    tiny_data(dir.path());
+    let data = ["--data", "tiny.yaml", "--plots", "false"];
+    let refused = |more: &[&str]| {
+        let (_, error) = expect_code(&mut yolo_train(dir.path(), &[&data, more].concat()), 2);
+        let said: Vec<&str> = error.lines().filter(|line| line.contains("memory_limit")).collect();
+        assert_eq!(said.len(), 1, "{error}");
+        said[0].to_owned()
+    };
+    let small = refused(&["--memory-limit", "0.01"]);
+    assert!(small.ends_with("memory_limit is 0.01: no setting makes it fit"), "{small}");
+    let large = ["--batch", "64", "--imgsz", "320", "--memory-limit", "0.5"];
+    let said = refused(&[&large[..], &["--cache", "ram"]].concat());
+    let flags: Vec<&str> = said.split_once("it would fit with ").unwrap_or_else(|| panic!("{said}")).1.split_whitespace().collect();
+    assert!(flags.contains(&"--batch"), "{flags:?}");
+    assert!(!dir.path().join("runs").exists(), "nothing was begun");
+    let plan = |more: &[&str]| json(&expect_code(&mut yolo_train(dir.path(), &[&["plan", "--json"], &data[..], more].concat()), 0).0);
+    let too_large = plan(&large);
+    assert_eq!((&too_large["fits"], &too_large["memory_gb"]), (&Value::Bool(false), &0.5.into()), "{too_large}");
+    let largest = ["largest_batch", "largest_imgsz"].map(|key| too_large[key].as_u64().unwrap());
+    assert!((1..64).contains(&largest[0]) && (32..320).contains(&largest[1]), "{too_large}");
+    let fits = plan(&[&large[4..], &["--imgsz", "320"], &flags[..]].concat());
+    assert_eq!((&fits["fits"], &fits["remedy"]), (&Value::Bool(true), &Value::Null), "{fits}");
+}
+
+#[test]
+fn a_batch_is_chosen_within_the_limit_and_a_resumed_run_is_held_to_one() {
+    let dir = tempfile::tempdir().unwrap();
+    tiny_data(dir.path());
+    let asked = ["--data", "tiny.yaml", "--batch", "-1", "--memory-limit", "0.25", "--epochs", "1", "--plots", "false"];
+    let planned = json(&expect_code(&mut yolo_train(dir.path(), &[&["plan", "--json"], &asked[..]].concat()), 0).0);
+    let (out, _) = expect_code(&mut yolo_train(dir.path(), &asked), 0);
+    let said = format!("batch: {} images for the 0.25 GB of memory_limit (planned)", planned["batch"]);
+    assert!(out.contains(&said) && planned["fits"] == true, "{planned}: {out}");
+    let config = std::fs::read_to_string(dir.path().join("runs/detect/train/config.yaml")).unwrap();
+    assert!(config.contains(&format!("\nbatch: {}\n", planned["batch"])), "{config}");
+    let again = ["--resume", "runs/detect/train", "--memory-limit"];
+    let (_, error) = expect_code(&mut yolo_train(dir.path(), &[&again[..], &["0.1"]].concat()), 2);
+    assert!(error.contains("memory_limit is 0.1: a run that goes on keeps"), "{error}");
+}
+
+#[test]
 #[cfg(target_os = "linux")]
 fn a_resumed_run_holds_no_more_than_it_did() {
     let dir = tempfile::tempdir().unwrap();

@@ -21,6 +21,7 @@ mod session;
 mod signals;
 mod status;
 mod supervise;
+mod target;
 mod words;
 
 use std::process::ExitCode;
@@ -40,6 +41,7 @@ pub use scratch::scratch;
 pub use session::{Keeping, Run, Session};
 pub use signals::{Signals, Taken};
 pub use status::{show, status, stop, stopping};
+pub use target::Target;
 pub use words::words;
 
 /// A program from start to exit code: what `run` does, or the device probe's child when this process is one. Signals are answered from the

@@ -37,7 +37,7 @@ mod timing;
 mod watch;
 
 pub use adapter::{Adapter, AdapterKind, Backend};
-pub use bellows_kernels::Lowering;
+pub use bellows_kernels::{Lowering, processor};
 pub use cards::{CARDS, Card};
 pub use child::{PROBE_SUBCOMMAND, probe_child_main};
 pub use doctor::doctor;
@@ -47,5 +47,5 @@ pub use program::this_program;
 pub use protocol::Stage;
 pub use report::{PathReport, ProbeReport, Speed, StageReport, Verdict};
 pub use request::{DeviceRequest, RequestError};
-pub use select::{Selected, processor, select};
+pub use select::{Selected, select};
 pub use telemetry::{Reading, Telemetry};

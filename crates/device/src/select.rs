@@ -8,7 +8,7 @@ use crate::options::ProbeOptions;
 use crate::probe;
 use crate::report::{ProbeReport, Speed};
 use crate::{DeviceError, DeviceRequest};
-use bellows_kernels::{Lowering, processor_has_bf16, set_default_lowering};
+use bellows_kernels::{Lowering, processor, processor_has_bf16, set_default_lowering};
 use burn::tensor::{Device, FloatDType};
 
 /// The device to train on.
@@ -95,11 +95,6 @@ pub fn select(request: &DeviceRequest, options: &ProbeOptions) -> Result<Selecte
         None => tracing::info!("{noun}: {}", selected.lowering),
     }
     Ok(selected)
-}
-
-/// The processor, for work that no GPU is worth proving for.
-pub fn processor() -> Device {
-    Device::flex()
 }
 
 /// What `asked` becomes on the processor. Our kernels know the fastest lowering of each shape themselves, which is what `Auto` leaves to them.

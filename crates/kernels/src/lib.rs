@@ -64,6 +64,11 @@ pub use products::{Blocks, Coding, LowRank, Weight, linear, linear_data_grad, li
 pub use rows::{cross_entropy, cross_entropy_loss};
 pub use update::{Adam, Segments, Sgd, adam_step, blend, clip_to_norm, sgd_step, sum_of_squares};
 
+/// The processor, for work that no GPU is worth proving for.
+pub fn processor() -> Device {
+    Device::flex()
+}
+
 /// 2-D convolution: `y[n, co] = bias[co] + Σ_ci x[n, ci] ⋆ weight[co, ci]`, differentiable.
 ///
 /// x `[N, Ci, H, W]`, weight `[Co, Ci / groups, Kh, Kw]`, bias `[Co]` to `[N, Co, Oh, Ow]`.

@@ -1,7 +1,64 @@
-//! The memory of this process, and what there is for it.
+//! The memory of this process, what there is for it, and what is said of a run that is planned to take more.
 
 use std::fs::read_to_string;
 use std::path::Path;
+
+use bellows_exit::{Coded, Exit};
+use bellows_kernels::processor;
+use burn::tensor::Device;
+
+/// Where a run computes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// On the processor, in the machine's memory, which others use too.
+    Processor,
+    /// On a card, in its own.
+    Card,
+}
+
+impl Place {
+    /// Where this device is.
+    pub fn of(device: &Device) -> Self {
+        if device.clone().without_autodiff() == processor() { Self::Processor } else { Self::Card }
+    }
+
+    /// Bytes there are for a run, where known: what is free of the machine's memory, or all of a card's, which is `own`.
+    pub fn room(self, own: Option<u64>) -> Option<f64> {
+        let bytes = match self {
+            Self::Processor => free_memory(),
+            Self::Card => own,
+        };
+        bytes.map(|bytes| bytes as f64)
+    }
+}
+
+/// A run is planned to take more than the setting `memory_limit` allows.
+#[derive(Debug, thiserror::Error)]
+#[error("the run is planned to take {planned:.2} GB, and memory_limit is {limit}: {advice}")]
+pub struct TooLarge {
+    /// GB.
+    pub planned: f64,
+    /// GB.
+    pub limit: f64,
+    /// What would fit.
+    pub advice: String,
+}
+
+impl Coded for TooLarge {
+    fn exit(&self) -> Exit {
+        Exit::Usage
+    }
+}
+
+/// The last of 1, 2, .. `most` that holds, where none does after one that does not; 0 if none does.
+pub fn last(most: usize, holds: impl Fn(usize) -> bool) -> usize {
+    let (mut good, mut bad) = (0, most + 1);
+    while bad - good > 1 {
+        let middle = good.midpoint(bad);
+        if holds(middle) { good = middle } else { bad = middle }
+    }
+    good
+}
 
 /// The high-water mark of this process's memory, as Linux tells: KiB / 10^6 (1.024 x 10^9 bytes), which is what other tools' timers print
 /// of `ru_maxrss` as GB.
@@ -42,6 +99,19 @@ fn kib(text: &str, name: &str) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_last_that_holds_is_found() {
+        for most in 0..20 {
+            assert!((0..=most).all(|end| last(most, |n| n <= end) == end), "{most}");
+        }
+    }
+
+    #[test]
+    fn a_card_has_its_own_memory() {
+        assert_eq!((Place::Card.room(Some(8)), Place::Card.room(None)), (Some(8.0), None));
+        assert_eq!([processor(), processor().autodiff()].map(|device| Place::of(&device)), [Place::Processor; 2]);
+    }
 
     #[test]
     fn a_groups_limit_counts_without_files_that_give_way() {

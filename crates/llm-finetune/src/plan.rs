@@ -1,7 +1,6 @@
 //! `plan`: memory and speed of a run before anything is allocated; every run asks the same before it begins.
 
-use bellows_cli::{Failure, Usage, join_pool, note, pick_device, say};
-use bellows_device::{Card, Selected};
+use bellows_cli::{Failure, Target, Usage, join_pool, note, pick_device, say};
 use bellows_qwen::base::Base;
 use bellows_qwen::bench::Size;
 use bellows_qwen::checkpointing::Checkpointing;
@@ -18,7 +17,7 @@ use serde_json::json;
 use crate::args::PlanArgs;
 use crate::presets::settings;
 use crate::prove::by;
-use crate::settle::{room, storage};
+use crate::settle::storage;
 use crate::train::{data_paths, open_data, open_tokenizer, pick_template};
 
 /// The share of a card's published rate that training reaches: an assumption, for none was at hand. Others report 15 to 35 %.
@@ -26,50 +25,15 @@ const OF_PUBLISHED: f64 = 0.2;
 /// Most rows that are proposed.
 const ROWS: usize = 1024;
 
-/// Where a run would be.
-struct Target {
-    name: String,
-    place: Place,
-    /// Bytes there are.
-    memory: Option<f64>,
-    /// Multiplications and additions a second, and how they are known.
-    rate: Option<(f64, String)>,
-}
-
-impl Target {
-    /// A card that need not be at hand.
-    fn card(name: &str) -> Result<Self, Usage> {
-        let known = || bellows_device::CARDS.map(|card| card.name).join(", ");
-        let card = Card::named(name).ok_or_else(|| Usage(format!("--card {name:?} is not known; there are {}", known())))?;
-        let name = format!("{} ({} GiB)", card.name, card.memory_gib);
-        Ok(Self { name, place: Place::Card, memory: Some(card.memory() as f64), rate: Some(published(&card)) })
-    }
-
-    /// A device of this machine.
-    fn here(device: &Selected, config: &SftConfig) -> Self {
-        let (place, memory) = room(device);
-        let rate = match place {
-            Place::Processor => {
-                let rate = product_rate(config.precision());
-                Some((PRODUCTS * rate, format!("products run at {:.0} GFLOP/s here", rate / 1e9)))
-            }
-            Place::Card => Card::named(&device.name).as_ref().map(published),
-        };
-        Self { name: format!("{} ({})", device.backend, device.name), place, memory, rate }
-    }
-}
-
-fn published(card: &Card) -> (f64, String) {
-    let said = format!("{:.0} % of the {} TFLOP/s published of the {}", 100.0 * OF_PUBLISHED, card.flops / 1e12, card.name);
-    (OF_PUBLISHED * card.flops, said)
-}
-
 pub(crate) fn plan(args: &PlanArgs) -> Result<(), Failure> {
     let (config, _) = with_adapter(settings(&args.settings)?)?;
     join_pool(0)?;
     let target = match &args.card {
-        Some(card) => Target::card(card)?,
-        None => Target::here(&pick_device(&config.device, &by(config.products))?, &config),
+        Some(card) => Target::card(card, OF_PUBLISHED)?,
+        None => Target::here(&pick_device(&config.device, &by(config.products))?, OF_PUBLISHED, || {
+            let rate = product_rate(config.precision());
+            (PRODUCTS * rate, format!("products run at {:.0} GFLOP/s here", rate / 1e9))
+        }),
     };
     let (name, model, seq) = subject(args, &config)?;
     let storage = match target.place {
@@ -77,7 +41,7 @@ pub(crate) fn plan(args: &PlanArgs) -> Result<(), Failure> {
         place if args.size.is_some() => Storage::asked(config.base_dtype).unwrap_or_else(|| Storage::of_bf16(place, config.keeps_maps())),
         place => storage(&config, place)?,
     };
-    let room = config.memory_limit.map(|gb| gb * 1e9).or(target.memory);
+    let room = target.room(config.memory_limit);
     let mut question = Question { model: &model, config, storage, place: target.place, seq };
     // A limit is a question here, and no reason to refuse.
     let plan = question.choose(target.memory)?;

@@ -2,24 +2,16 @@
 
 use bellows_cli::{Failure, local_rank, note, say};
 use bellows_device::Selected;
-use bellows_learner::memory::free_memory;
+use bellows_learner::memory::Place;
 use bellows_qwen::base::Base;
 use bellows_qwen::config::SftConfig;
 use bellows_qwen::data::SftData;
 use bellows_qwen::fit::{Question, longest_row};
 use bellows_qwen::hub::describe;
-use bellows_qwen::memory::{Place, Plan};
+use bellows_qwen::memory::Plan;
 use bellows_qwen::model::ModelConfig;
 use bellows_qwen::storage::Storage;
 use bellows_qwen::train::with_adapter;
-
-/// Where a device computes, and the bytes there are for a run, where known.
-pub(crate) fn room(device: &Selected) -> (Place, Option<f64>) {
-    match device.backend {
-        "flex" => (Place::Processor, free_memory().map(|bytes| bytes as f64)),
-        _ => (Place::Card, device.memory.map(|bytes| bytes as f64)),
-    }
-}
 
 /// How the model of these settings is kept there.
 pub(crate) fn storage(config: &SftConfig, place: Place) -> Result<Storage, Failure> {
@@ -40,10 +32,10 @@ pub(crate) fn settle_memory(
     device: &Selected,
 ) -> Result<(SftConfig, Plan), Failure> {
     let (config, _) = with_adapter(config)?;
-    let (place, free) = room(device);
+    let place = Place::of(&device.device);
     // The ranks of a machine share its memory; a card is one rank's.
     let (_, here) = local_rank(config.ranks);
-    let free = free.map(|bytes| if place == Place::Processor { bytes / here as f64 } else { bytes });
+    let free = place.room(device.memory).map(|bytes| if place == Place::Processor { bytes / here as f64 } else { bytes });
     let (storage, seq) = (storage(&config, place)?, longest_row(&config, data.train.lengths()));
     let mut question = Question { model, config, storage, place, seq };
     let plan = question.settle(free)?;

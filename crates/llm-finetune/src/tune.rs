@@ -7,7 +7,7 @@ use bellows_chat::{Encoded, Fault};
 use bellows_cli::{Context, Exit, Failure, Signals, Usage, join_pool, note, pick_device, say, scratch};
 use bellows_device::{Selected, Telemetry, this_program};
 use bellows_learner::bench::{StepTimer, median};
-use bellows_learner::memory::peak_memory;
+use bellows_learner::memory::{Place, peak_memory};
 use bellows_qwen::config::SftConfig;
 use bellows_qwen::data::SftData;
 use bellows_qwen::examples::Examples;
@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 use crate::args::{MEASURE, TuneArgs};
 use crate::presets::settings;
 use crate::prove::{by, has_numbers};
-use crate::settle::{room, settle_memory};
+use crate::settle::settle_memory;
 use crate::train::{data_paths, open_base, open_data, open_tokenizer, pick_template};
 
 /// Steps of a measurement: one to warm up, and those that count.
@@ -127,7 +127,7 @@ fn measure(config: SftConfig, batch: usize, signals: &Signals) -> Result<(), Fai
     let seq = data.train.lengths().max().unwrap_or(0);
     let (config, planned) = settle_memory(config, &shape, &data, &device)?;
     // On the processor the system would end any process when memory is gone, perhaps another one.
-    if let Some(free) = room(&device).1.filter(|free| planned.peak() > *free) {
+    if let Some(free) = Place::of(&device.device).room(device.memory).filter(|free| planned.peak() > *free) {
         return Err(Usage(format!("planned to take {:.2} GB, and there are {:.2}", planned.peak() / 1e9, free / 1e9)).into());
     }
     let base = open_base(&config, &paths, &device.device)?;

@@ -5,9 +5,9 @@ use std::path::Path;
 
 use bellows_chat::Encoded;
 use bellows_kernels::cube::Counted;
-use bellows_kernels::{processor_level, reads_bf16};
+use bellows_kernels::processor_level;
 use bellows_learner::bench::{Others, StepTimer, median, ranks, run_dir};
-use bellows_learner::memory::{free_memory, peak_memory};
+use bellows_learner::memory::peak_memory;
 use bellows_learner::{Decay, Identity, Learner, Limits, Rng, StepTimes};
 use burn::data::dataset::InMemDataset;
 use burn::tensor::Device;
@@ -210,12 +210,12 @@ impl Benchmark {
 
     /// Which layers are run again, `auto` as the free memory of the processor allows.
     fn settled(&self, device: &Device) -> Result<Checkpointing, FinetuneError> {
-        let place = if reads_bf16(device) { Place::Processor } else { Place::Card };
+        let place = Place::of(device);
         let drawn = if place == Place::Processor && self.precision == RunPrecision::Bf16 { Storage::Half } else { Storage::F32 };
         let storage = Storage::asked(self.base_dtype).unwrap_or(drawn);
         let shape = self.size.shape();
         let mut question = Question { model: &shape, config: self.config(), storage, place, seq: self.seq };
-        question.choose(free_memory().map(|bytes| bytes as f64).filter(|_| place == Place::Processor))?;
+        question.choose(place.room(None))?;
         Ok(question.config.gradient_checkpointing)
     }
 

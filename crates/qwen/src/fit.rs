@@ -1,6 +1,7 @@
 //! Whether a run fits the memory there is, and with which settings it would.
 
 use bellows_exit::{Coded, Exit};
+use bellows_learner::memory::TooLarge;
 
 use crate::adapter::AdapterError;
 use crate::checkpointing::Checkpointing;
@@ -20,15 +21,8 @@ const STEP: usize = 64;
 #[derive(Debug, thiserror::Error)]
 pub enum FitError {
     /// More than the setting allows.
-    #[error("the run is planned to take {planned:.2} GB, and memory_limit is {limit}: {advice}")]
-    TooLarge {
-        /// GB.
-        planned: f64,
-        /// GB.
-        limit: f64,
-        /// What would fit.
-        advice: String,
-    },
+    #[error(transparent)]
+    TooLarge(#[from] TooLarge),
     /// The adapter.
     #[error(transparent)]
     Adapter(#[from] AdapterError),
@@ -98,12 +92,12 @@ impl Question<'_> {
     pub fn settle(&mut self, free: Option<f64>) -> Result<Plan, FitError> {
         let plan = self.choose(free)?;
         match self.config.memory_limit {
-            Some(gb) if plan.peak() > gb * 1e9 => {
-                let advice = match self.remedies(gb * 1e9)? {
+            Some(limit) if plan.peak() > limit * 1e9 => {
+                let advice = match self.remedies(limit * 1e9)? {
                     Some(flags) => format!("it would fit with {flags}"),
                     None => "no setting makes it fit; a smaller model would".into(),
                 };
-                Err(FitError::TooLarge { planned: plan.peak() / 1e9, limit: gb, advice })
+                Err(TooLarge { planned: plan.peak() / 1e9, limit, advice }.into())
             }
             _ => Ok(plan),
         }

@@ -17,10 +17,11 @@ use crate::loss::CHUNK;
 use crate::maps::{Map, of_layer};
 use crate::model::ModelConfig;
 use crate::precision::Products;
-pub use crate::storage::Place;
 use crate::storage::Storage;
 use bellows_kernels::Precision;
 use bellows_learner::OptimizerKind;
+pub use bellows_learner::memory::Place;
+use bellows_learner::memory::last;
 
 /// Bytes of a value that is computed with.
 const F32: f64 = 4.0;
@@ -83,7 +84,7 @@ pub struct Footprint {
     moments: f64,
     weights: f64,
     trained: f64,
-    /// What a card holds for a moment of a weight that its products do not read as it is stored.
+    /// What a card holds for a moment of a weight that its products (Burn's or ours) do not read as it is stored; the processor's read all.
     dense: f64,
     loading: f64,
     place: Place,
@@ -247,16 +248,6 @@ impl Footprint {
     pub fn longest(&self, rows: usize, checkpointing: Checkpointing, bytes: f64, step: usize, most: usize) -> usize {
         step * last(most / step, |n| self.at(rows, n * step, checkpointing).peak() <= bytes)
     }
-}
-
-/// The last of 1, 2, .. `most` that holds, where none does after one that does not.
-fn last(most: usize, holds: impl Fn(usize) -> bool) -> usize {
-    let (mut good, mut bad) = (0, most + 1);
-    while bad - good > 1 {
-        let middle = good.midpoint(bad);
-        if holds(middle) { good = middle } else { bad = middle }
-    }
-    good
 }
 
 #[cfg(test)]

@@ -7,6 +7,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use bellows_kernels::{Blocks, reads_bf16};
+use bellows_learner::memory::Place;
 use burn::tensor::{DType, Device, Tensor, TensorData};
 use half::f16;
 use rayon::prelude::*;
@@ -93,15 +94,6 @@ impl BaseDtype {
         let tensor = Tensor::<D>::from_data(TensorData::new(values, shape), (device, DType::F32));
         Ok(if dtype == DType::F32 { tensor } else { tensor.cast(dtype) })
     }
-}
-
-/// Where a run computes: kernels differ in what they read in place and hold for a moment.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Place {
-    /// Kernels of our own throughout.
-    Processor,
-    /// Attention of our own, products Burn's or ours; a weight that they do not read as it is stored is made dense for each of its products.
-    Card,
 }
 
 /// What a weight of the matrices takes, for plans of memory.

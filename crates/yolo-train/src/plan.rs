@@ -2,13 +2,13 @@
 
 use std::path::PathBuf;
 
-use bellows_cli::{Failure, Signals, Usage, flag, flag_values, join_pool, note, option, say, switch, text, yaml_layer};
-use bellows_device::{Backend, CARDS, Card, Selected, processor};
+use bellows_cli::{Failure, Signals, Target, flag, flag_values, join_pool, note, option, say, switch, text, yaml_layer};
+use bellows_device::processor;
 use bellows_kernels::processor_peak;
-use bellows_learner::memory::free_memory;
 use bellows_settings::Layer;
-use bellows_yolo::config::{BatchSize, Cache, SETTINGS, TrainConfig};
-use bellows_yolo::memory::{MOST_IMAGES, Plan};
+use bellows_yolo::config::{Cache, SETTINGS, TrainConfig};
+use bellows_yolo::fit::Question;
+use bellows_yolo::memory::Plan;
 use bellows_yolo::model::summary::Summary;
 use bellows_yolo::{TrainingData, network};
 use clap::{ArgMatches, Command};
@@ -34,98 +34,55 @@ pub(crate) fn command() -> Command {
         .args(SETTINGS.iter().map(|s| flag(s, &defaults)))
 }
 
-/// Where a run would be.
-struct Target {
-    name: String,
-    /// Bytes there are, and those that a batch is chosen by.
-    memory: Option<f64>,
-    of_device: Option<u64>,
-    /// Multiplications and additions a second that training reaches, and how that is known.
-    rate: Option<(f64, String)>,
-}
-
-impl Target {
-    fn card(card: &Card) -> Self {
-        let memory = card.memory();
-        let name = format!("{} ({} GiB)", card.name, card.memory_gib);
-        Self { name, memory: Some(memory as f64), of_device: Some(memory), rate: Some(published(card)) }
-    }
-
-    fn here(device: &Selected) -> Self {
-        let name = format!("{} ({})", device.backend, device.name);
-        if device.backend == Backend::Flex.name() {
-            let rate = OF_PEAK * processor_peak();
-            let rate = Some((rate, format!("{:.0} % of a peak of {:.0} GFLOP/s measured here", 100.0 * OF_PEAK, rate / OF_PEAK / 1e9)));
-            return Self { name, memory: free_memory().map(|bytes| bytes as f64), of_device: None, rate };
-        }
-        let memory = device.memory.map(|bytes| bytes as f64);
-        Self { name, memory, of_device: device.memory, rate: Card::named(&device.name).as_ref().map(published) }
-    }
-}
-
-fn published(card: &Card) -> (f64, String) {
-    let said = format!("{:.0} % of the {} TFLOP/s published of the {}", 100.0 * OF_PUBLISHED, card.flops / 1e12, card.name);
-    (OF_PUBLISHED * card.flops, said)
-}
-
 /// Plans.
 pub(crate) fn run(matches: &ArgMatches, _signals: &Signals) -> Result<(), Failure> {
+    let config = settings(matches)?;
+    join_pool(0)?;
+    let target = match text(matches, "card") {
+        Some(name) => Target::card(&name, OF_PUBLISHED)?,
+        None => Target::here(&device(&config, false)?, OF_PUBLISHED, || {
+            let peak = processor_peak();
+            (OF_PEAK * peak, format!("{:.0} % of a peak of {:.0} GFLOP/s measured here", 100.0 * OF_PEAK, peak / 1e9))
+        }),
+    };
+    let (classes, channels, data) = subject(&config)?;
+    let cached = |side: usize| data.as_ref().map_or(0.0, |data| data.cache_bytes(side));
+    // Its parameters are made to be counted, on the processor.
+    let form = network(&config, classes, channels, &processor())?;
+    let mut question = Question::new(config, form, target.place, &cached);
+    let said = question.choose_batch(target.memory);
+    // A limit is a question here, and no reason to refuse.
+    let answer = Answer::new(&question, &target);
+    if matches.get_flag("json") {
+        say(&answer.json().to_string());
+        return Ok(());
+    }
+    said.iter().for_each(|line| say(line));
+    answer.tell(&question.config.model, &target);
+    Ok(())
+}
+
+/// The settings of the run that training would be.
+fn settings(matches: &ArgMatches) -> Result<TrainConfig, Failure> {
     let file = text(matches, "config").map(PathBuf::from).map(|file| yaml_layer(&file)).transpose()?;
     let values = flag_values(SETTINGS.iter().map(|s| (s.key(), s.read)), matches);
     let flags = Layer { origin: "command line".into(), values };
     let data = [Some(&flags), file.as_ref()].into_iter().flatten().find_map(|layer| layer.values.get("data")?.as_str());
     let dataset = data.map(|data| of_dataset(data, &flags)).transpose()?;
     let layers: Vec<Layer> = [dataset, file, Some(flags)].into_iter().flatten().collect();
-    let mut config = TrainConfig::from_layers(&layers)?;
-    join_pool(0)?;
-    let target = match text(matches, "card") {
-        Some(name) => {
-            let known = || CARDS.map(|card| card.name).join(", ");
-            Target::card(&Card::named(&name).ok_or_else(|| Usage(format!("--card {name:?} is not known; there are {}", known())))?)
-        }
-        None => Target::here(&device(&config, false)?),
-    };
-    let side = config.largest_side();
-    let (classes, channels, cache) = subject(&config)?;
-    // Its parameters are made to be counted, on the processor.
-    let summary = network(&config, classes, channels, &processor())?;
-    // Workers and cached images take none of a card's memory.
-    let (workers, cache) = if target.of_device.is_some() { (0, 0.0) } else { (config.workers, cache) };
-    let with = |batch| Plan::new(&summary, batch, [channels, side], workers, cache);
-    let largest = |bytes| Plan::largest(with, bytes, MOST_IMAGES);
-    let asked = config.batch;
-    let said = config.resolve_batch(target.of_device, largest);
-    let images = config.batch.images();
-    let answer = Answer {
-        plan: with(images),
-        images,
-        side,
-        room: target.memory,
-        largest: target.memory.map(largest),
-        images_per_s: target.rate.as_ref().map(|(rate, _)| rate / work(&summary)),
-    };
-    if matches.get_flag("json") {
-        say(&answer.json().to_string());
-        return Ok(());
-    }
-    if matches!(asked, BatchSize::Memory(_)) {
-        said.iter().for_each(|line| say(line));
-    }
-    answer.tell(&config.model, &target);
-    Ok(())
+    Ok(TrainConfig::from_layers(&layers)?)
 }
 
-/// Classes and channels of the network, and the bytes of cached images: as the data say, if there are any.
-fn subject(config: &TrainConfig) -> Result<(usize, usize, f64), Failure> {
+/// Classes and channels of the network: as the data say, if there are any.
+fn subject(config: &TrainConfig) -> Result<(usize, usize, Option<TrainingData>), Failure> {
     if config.data.is_empty() {
         let stack = config.stack();
-        return Ok((CLASSES, if stack.is_on() { stack.channels() } else { 3 }, 0.0));
+        return Ok((CLASSES, if stack.is_on() { stack.channels() } else { 3 }, None));
     }
     // Sizes are known without decoding.
     let plain = TrainConfig { cache: Cache::Off, ..config.clone() };
     let data = watched(note, |progress| TrainingData::open(&plain, progress))?;
-    let cache = if config.cache == Cache::Ram { data.cache_bytes(config.imgsz) } else { 0.0 };
-    Ok((data.names.len(), data.channels, cache))
+    Ok((data.names.len(), data.channels, Some(data)))
 }
 
 /// Multiplications and additions to train on an image: forward, and both gradients of all convolutions but the first, whose input has none.
@@ -141,11 +98,35 @@ struct Answer {
     images: usize,
     side: usize,
     room: Option<f64>,
-    largest: Option<usize>,
+    /// Images of a batch that fit, and the `imgsz` with which so many do.
+    largest: Option<[usize; 2]>,
+    /// Flags that would make it fit, if it does not, and that in words.
+    remedy: Option<String>,
+    advice: Option<String>,
     images_per_s: Option<f64>,
 }
 
 impl Answer {
+    fn new(question: &Question<'_>, target: &Target) -> Self {
+        let (plan, room) = (question.plan(), target.room(question.config.memory_limit));
+        let short = room.filter(|room| plan.peak() > *room);
+        let remedy = short.and_then(|room| question.remedies(room));
+        Self {
+            plan,
+            images: question.config.batch.images(),
+            side: question.config.largest_side(),
+            room,
+            largest: room.map(|room| [question.most_images(room), question.largest_imgsz(room)]),
+            advice: short.map(|_| question.advice(remedy.as_deref())),
+            remedy,
+            images_per_s: target.rate.as_ref().map(|(rate, _)| rate / work(&question.summary())),
+        }
+    }
+
+    fn fits(&self) -> Option<bool> {
+        self.room.map(|room| self.plan.peak() <= room)
+    }
+
     fn terms(&self) -> [(&'static str, f64); 5] {
         let Plan { weights, optimizer, activations, workspace, cache } = self.plan;
         [("weights", weights), ("optimizer", optimizer), ("activations", activations), ("workspace", workspace), ("cache", cache)]
@@ -161,8 +142,10 @@ impl Answer {
         json["batch"] = self.images.into();
         json["imgsz"] = self.side.into();
         json["memory_gb"] = self.room.map(|bytes| bytes / 1e9).into();
-        json["fits"] = self.room.map(|bytes| self.plan.peak() <= bytes).into();
-        json["largest_batch"] = self.largest.into();
+        json["fits"] = self.fits().into();
+        json["largest_batch"] = self.largest.map(|[images, _]| images).into();
+        json["largest_imgsz"] = self.largest.map(|[_, imgsz]| imgsz).into();
+        json["remedy"] = self.remedy.clone().into();
         json
     }
 
@@ -171,16 +154,25 @@ impl Answer {
         for (name, bytes) in self.terms() {
             say(&format!("{name:>12} {:>8.2} GB", bytes / 1e9));
         }
-        let verdict = self.room.map(|room| {
-            let fits = if self.plan.peak() <= room { "fits" } else { "does not fit: a smaller --imgsz, --batch or model would" };
-            format!("   of {:.2}: {fits}", room / 1e9)
-        });
-        say(&format!("{:>12} {:>8.2} GB{}", "peak", self.plan.peak() / 1e9, verdict.unwrap_or_default()));
+        let verdict = match (self.room, self.fits()) {
+            (Some(room), Some(fits)) => format!("   of {:.2}: {}", room / 1e9, if fits { "fits" } else { "does not fit" }),
+            _ => String::new(),
+        };
+        say(&format!("{:>12} {:>8.2} GB{verdict}", "peak", self.plan.peak() / 1e9));
         if let (Some(speed), Some((_, how))) = (self.images_per_s, &target.rate) {
             say(&format!("{:>12} {speed:>8.1} images/s   {how}", "speed"));
         }
-        if let Some(images) = self.largest {
-            say(&format!("the largest batch that fits: {images} images"));
+        let larger = |imgsz| format!("--imgsz {imgsz} in batches of {}", self.images);
+        let largest = match self.largest {
+            None | Some([0, 0]) => None,
+            Some([0, imgsz]) => Some(larger(imgsz)),
+            Some([images, imgsz]) => Some(format!("batches of {images} images, or {}", larger(imgsz))),
+        };
+        if let Some(largest) = largest {
+            say(&format!("the largest that fits: {largest}"));
+        }
+        if let Some(advice) = &self.advice {
+            say(advice);
         }
     }
 }

@@ -9,8 +9,9 @@ use bellows_kernels::{Lowering, cube};
 use bellows_learner::Outcome;
 use bellows_runs::run_of;
 use bellows_settings::Layer;
-use bellows_yolo::config::{MAY_CHANGE, SETTINGS, TrainConfig};
+use bellows_yolo::config::{Cache, MAY_CHANGE, SETTINGS, TrainConfig};
 use bellows_yolo::data::DataConfig;
+use bellows_yolo::fit::settle as settle_memory;
 use bellows_yolo::metrics::table_header;
 use bellows_yolo::{Progress, Training, TrainingData};
 use serde_json::{Map, Value, json};
@@ -41,15 +42,15 @@ pub(crate) struct TrainArgs {
 
 pub(crate) fn train(args: &TrainArgs, signals: &Signals) -> Result<(), Failure> {
     let mut session = Session::begin("yolo-train", signals, args.tui)?;
-    let Settled { config, notes, resumed, ranks } = settle(args)?;
+    let Settled { mut config, notes, resumed, ranks } = settle(args)?;
     if session.is_left_to_others(&Keeping::of(&config, args.background, ranks)?, &config.project)? {
         return Ok(());
     }
     say(&format!("Bellows {} · YOLOv8 · {}", env!("CARGO_PKG_VERSION"), config.data));
     notes.iter().for_each(|line| say(line));
     let device = device(&config, args.reprobe)?;
-    let data = watched(say, |progress| TrainingData::open(&config, progress))?;
-    data.lines.iter().for_each(|line| say(line));
+    let (data, batch) = open(&mut config, &device, resumed.as_deref())?;
+    data.lines.iter().chain(&batch).for_each(|line| say(line));
 
     let mut run = session.open(resumed.as_deref(), &config.project, &config.name, config.exist_ok)?;
     let mut training = Training::new(data, config, &device.device, device.memory, run.dir().clone(), resumed.as_deref())?;
@@ -94,6 +95,19 @@ fn settle(args: &TrainArgs) -> Result<Settled, Failure> {
     let (mut config, notes) = TrainConfig::with_notes(&layers)?;
     config.ranks = ranks_of(config.ranks)?;
     Ok(Settled { ranks: config.ranks, config, notes, resumed: None })
+}
+
+/// The data, once a run on them is within `memory_limit`, and what there is to say of its batch. Images that are to be kept in memory are read after that.
+fn open(config: &mut TrainConfig, device: &Selected, resumed: Option<&Path>) -> Result<(TrainingData, Option<String>), Failure> {
+    let opened = |config: &TrainConfig| watched(say, |progress| TrainingData::open(config, progress));
+    let asked_first = config.memory_limit.is_some() && config.cache == Cache::Ram;
+    let data = if asked_first { opened(&TrainConfig { cache: Cache::Off, ..config.clone() })? } else { opened(config)? };
+    let batch = settle_memory(config, &data, &device.device, device.memory, resumed)?;
+    if asked_first {
+        drop(data);
+        return Ok((opened(config)?, batch));
+    }
+    Ok((data, batch))
 }
 
 /// The settings that the data.yaml names for its data, of which `flags` say where it may lie.

@@ -9,6 +9,7 @@ mod checkpoint;
 pub mod config;
 pub mod data;
 pub mod export;
+pub mod fit;
 mod group_verdict;
 pub mod loss;
 pub mod memory;

@@ -23,9 +23,6 @@ const PROGRAM: f64 = 42e6;
 /// Batches that a worker may have ready or in hand (`learner::Loader`).
 const AHEAD: usize = 3;
 
-/// Most images of a batch that is chosen by memory.
-pub const MOST_IMAGES: usize = 1024;
-
 /// The memory of a run, bytes.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Plan {
@@ -65,16 +62,6 @@ impl Plan {
         let Self { weights, optimizer, activations, workspace, cache } = *self;
         weights + optimizer + activations + workspace + cache
     }
-
-    /// The most images, at most `most`, with which a plan of `with` fits into `bytes`; 0 if none does.
-    pub fn largest(with: impl Fn(usize) -> Self, bytes: f64, most: usize) -> usize {
-        let (mut good, mut bad) = (0, most + 1);
-        while bad - good > 1 {
-            let middle = good.midpoint(bad);
-            if with(middle).peak() <= bytes { good = middle } else { bad = middle }
-        }
-        good
-    }
 }
 
 /// Bytes of images of these sizes in memory, with their long side at `imgsz`.
@@ -106,14 +93,6 @@ mod tests {
         // Four times the pixels are four times what a convolution puts out.
         assert_eq!(plan(Scale::N, 4, 640).activations, 4.0 * plan(Scale::N, 4, 320).activations);
         assert_eq!(plan(Scale::N, 4, 320).weights, 4.0 * 3_011_628.0);
-    }
-
-    #[test]
-    fn the_largest_batch_fits_and_the_next_does_not() {
-        let with = |batch| plan(Scale::N, batch, 320);
-        let largest = Plan::largest(with, 2e9, 1024);
-        assert!(largest > 1 && with(largest).peak() <= 2e9 && with(largest + 1).peak() > 2e9, "{largest}");
-        assert_eq!((Plan::largest(with, 1e6, 1024), Plan::largest(with, 1e15, 64)), (0, 64));
     }
 
     #[test]

@@ -10,7 +10,7 @@ use burn::tensor::Device;
 use sha2::{Digest, Sha256};
 
 use crate::boxes::Label;
-use crate::checkpoint::{Misfit, WeightFile, scale_of, weight_file};
+use crate::checkpoint::{Chosen, Misfit, WeightFile, scale_of, weight_file};
 use crate::config::{Cache, Toggle, TrainConfig};
 use crate::data::sample::{Generated, generate};
 use crate::data::{
@@ -18,7 +18,6 @@ use crate::data::{
     before, leaks, overlap, report, sampler, scan,
 };
 use crate::memory::cached_bytes;
-use crate::model::summary::Summary;
 use crate::model::{Yolo, YoloConfig};
 use crate::validate::ValSet;
 
@@ -324,28 +323,44 @@ pub(crate) struct Start {
     pub(crate) header: Vec<String>,
 }
 
-/// The summary of the network that the settings ask for, for images of their largest side.
+/// What the network that the settings ask for is built from, once it has been: weights that it cannot begin with are refused.
+///
+/// # Errors
+/// A model or a weight file that is none, weights that do not fit.
+pub fn network(config: &TrainConfig, nc: usize, channels: usize, device: &Device) -> Result<YoloConfig, Misfit> {
+    Ok(model(config, nc, channels, None, device)?.form)
+}
+
+/// The same before anything is built.
 ///
 /// # Errors
 /// A model or a weight file that is none.
-pub fn network(config: &TrainConfig, nc: usize, channels: usize, device: &Device) -> Result<Summary, Misfit> {
-    let side = config.largest_side();
-    Ok(model(config, nc, channels, None, device)?.model.summary(side, side))
+pub(crate) fn form(config: &TrainConfig, nc: usize, channels: usize, resumed: Option<&Path>) -> Result<YoloConfig, Misfit> {
+    Ok(origin(config, nc, channels, begun(resumed))?.form)
 }
 
-/// Builds the model that `config.model` and `config.pretrained` ask for; frozen layers are frozen. Of a run that is gone on with, `resumed`, the values
-/// are in its checkpoint: the file it began with is asked for its form alone, and where it is gone the weights of the run are.
-///
-/// # Errors
-/// Weights that are no detector's, or do not fit.
-pub(crate) fn model(config: &TrainConfig, nc: usize, channels: usize, resumed: Option<&Path>, device: &Device) -> Result<Start, Misfit> {
+/// The run that is gone on with, if it has a checkpoint.
+fn begun(resumed: Option<&Path>) -> Option<&Path> {
+    resumed.filter(|&run| RunDir::at(run).newest_step().is_some())
+}
+
+/// What a model is made of.
+struct Origin {
+    /// The file it begins from, if it begins from one, and what there is to say of the choice.
+    file: Option<WeightFile>,
+    note: Option<String>,
+    form: YoloConfig,
+}
+
+/// What `config.model` and `config.pretrained` ask for. Of a run that is gone on with the file it began with is asked for its form alone, and where it is gone
+/// the weights of the run are.
+fn origin(config: &TrainConfig, nc: usize, channels: usize, run: Option<&Path>) -> Result<Origin, Misfit> {
     let named = scale_of(&config.model);
     let file = match (&config.pretrained, &named) {
         (Toggle::Path(path), _) => Some(path.as_str()),
         (Toggle::On(true), None) => Some(config.model.as_str()),
         _ => None,
     };
-    let run = resumed.filter(|&run| RunDir::at(run).newest_step().is_some());
     let own = |error: Misfit| {
         let weights = run.into_iter().flat_map(|run| ["last", "best"].map(|name| run.join(format!("weights/{name}.safetensors"))));
         weights.into_iter().find_map(|path| WeightFile::read(&path).ok()).ok_or(error)
@@ -358,6 +373,17 @@ pub(crate) fn model(config: &TrainConfig, nc: usize, channels: usize, resumed: O
         reason: "`model` must be yolov8n, s, m, l or x, with -p2 for a finer level, or a weight file".into(),
     })?;
     let form = YoloConfig { scale, nc, channels, sppf_act: begun_from.is_none_or(|form| form.sppf_act), p2 };
+    Ok(Origin { file, note: note.flatten(), form })
+}
+
+/// Builds the model that `config.model` and `config.pretrained` ask for; frozen layers are frozen. Of a run that is gone on with, `resumed`, the values
+/// are in its checkpoint.
+///
+/// # Errors
+/// Weights that are no detector's, or do not fit.
+pub(crate) fn model(config: &TrainConfig, nc: usize, channels: usize, resumed: Option<&Path>, device: &Device) -> Result<Start, Misfit> {
+    let run = begun(resumed);
+    let Origin { file, note, form } = origin(config, nc, channels, run)?;
     let mut model = form.init(config.seed, device);
     let mut header = Vec::new();
     match &file {
@@ -367,12 +393,12 @@ pub(crate) fn model(config: &TrainConfig, nc: usize, channels: usize, resumed: O
     }
     let summary = model.summary(config.imgsz, config.imgsz);
     let [layers, parameters, gradients] = [summary.layers, summary.parameters, summary.gradients].map(thousands);
-    let size = format!("{}{}", scale.letter(), if p2 { "-p2" } else { "" });
+    let size = format!("{}{}", form.scale.letter(), if form.p2 { "-p2" } else { "" });
     header.insert(
         0,
         format!("YOLOv8{size} summary: {layers} layers, {parameters} parameters, {gradients} gradients, {:.1} GFLOPs", summary.gflops),
     );
-    header.extend(note.flatten());
+    header.extend(note);
     let frozen: Vec<usize> = (0..model.model.len()).filter(|&i| config.freeze.covers(i)).collect();
     if !frozen.is_empty() {
         model = model.freeze_layers(&frozen);

@@ -20,7 +20,7 @@ use crate::data::sampler::{ends, epoch_length};
 use crate::data::stages::Stages;
 use crate::data::{DataError, Item};
 use crate::export::{About, iso_date, to_pt};
-use crate::memory::{MOST_IMAGES, Plan};
+use crate::fit::{FitError, settle};
 use crate::model::{Yolo, YoloConfig};
 use crate::page::Page;
 use crate::pictures;
@@ -49,6 +49,9 @@ pub enum TrainError {
     /// Weights to start from.
     #[error(transparent)]
     Weights(#[from] Misfit),
+    /// Memory.
+    #[error(transparent)]
+    Memory(#[from] FitError),
     /// The closing validation.
     #[error("validating the best weights")]
     Validation(#[source] TaskError),
@@ -62,6 +65,7 @@ impl Coded for TrainError {
             Self::RunDir(error) => error.exit(),
             Self::Learn(error) => error.exit(),
             Self::Weights(error) => error.exit(),
+            Self::Memory(error) => error.exit(),
             Self::Validation(_) => Exit::Failed,
         }
     }
@@ -95,7 +99,7 @@ impl Training {
     /// `memory` is the device's, in bytes, where known; `resumed` the directory of a run that [`Learner::resume`] will go on with, as every rank knows it.
     ///
     /// # Errors
-    /// Weights that do not fit, or a run directory that cannot be used.
+    /// Weights that do not fit, a run directory that cannot be used, or more memory than `memory_limit`, before anything is built.
     pub fn new(
         data: TrainingData,
         mut config: TrainConfig,
@@ -104,6 +108,7 @@ impl Training {
         dir: RunDir,
         resumed: Option<&Path>,
     ) -> Result<Self, TrainError> {
+        let batch = settle(&mut config, &data, device, memory, resumed)?;
         let TrainingData { train, train_sizes, val, names, channels, weights, labels, range, fingerprint, folders, order, shards, .. } =
             data;
         // What was measured is from here on a setting: it is recorded, and judged by and resumed with.
@@ -111,11 +116,7 @@ impl Training {
         let nc = names.len();
         let Start { model, form, header } = source::model(&config, nc, channels, resumed, &device.clone().autodiff())?;
         let mut header = header;
-        let side = config.largest_side();
-        let summary = model.summary(side, side);
-        // Workers and cached images take none of a card's memory.
-        let largest = |bytes| Plan::largest(|batch| Plan::new(&summary, batch, [channels, side], 0, 0.0), bytes, MOST_IMAGES);
-        header.extend(config.resolve_batch(memory, largest));
+        header.extend(batch);
         let each_epoch = config.sampler.as_ref().map_or(train.len(), |sampler| epoch_length(train.len(), sampler));
         if each_epoch != train.len() {
             header.push(format!("sampler: an epoch has {each_epoch} of {} images", train.len()));

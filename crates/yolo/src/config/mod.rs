@@ -23,7 +23,7 @@ use crate::data::{AugmentConfig, Levels, SensorConfig, Stack, TileConfig};
 
 /// Settings that a run may be resumed with another value of: they change nothing of what it computes, or (`device`, `conv`, `precision`) compute the
 /// same in other digits.
-pub const MAY_CHANGE: [&str; 19] = [
+pub const MAY_CHANGE: [&str; 20] = [
     "supervise",
     "fallback",
     "elastic",
@@ -43,13 +43,14 @@ pub const MAY_CHANGE: [&str; 19] = [
     "conv",
     "conv_workspace_mb",
     "precision",
+    "memory_limit",
 ];
 
 /// What `precision` calls images in half precision.
 pub const HALF: &str = "f16";
 
 /// The network's coarsest stride: sides of its input are multiples of it.
-const STRIDE: usize = 32;
+pub(crate) const STRIDE: usize = 32;
 
 settings! {
     /// All settings of a training run; see [`SETTINGS`] for the same as a table.
@@ -65,7 +66,7 @@ settings! {
         /// Longer side of training images in pixels, rounded up to a multiple of 32
         imgsz: usize = 640;
         /// Images per batch; -1 fills 0.6 of the device's memory, a fraction that much of it
-        /// planned (`plan` says how): 16 where the memory is not known, as on a CPU
+        /// planned (`plan` says how), and no more than memory_limit has room for; 16 where the memory is not known and no limit is set, as on a CPU
         batch: BatchSize as f64 = BatchSize::Images(16);
         /// Rectangular training batches of images of similar aspect, without mosaic
         /// their order, and that of images of one aspect, is shuffled
@@ -129,6 +130,8 @@ settings! {
         /// f32; bf16: factors of convolutions, where the processor multiplies it (an error of 0.2 %); f16: images between layers, on a GPU
         /// bf16 is conv: bf16, f16 takes conv: gemm; sums, weights, their gradients and validation stay f32
         precision: String = Precision::F32.name().into();
+        /// Most memory in GB (10^9 bytes) that a run may take; one that is planned to take more is refused before it begins
+        memory_limit: Option<f64> = None;
         /// Threads that decode and augment; 0 uses the training thread
         workers: usize = 8;
         /// Processes that train together, each on batches of `batch` images: an update sees as many times as many
@@ -386,6 +389,9 @@ impl TrainConfig {
         if let Some((name, x)) = not_negative.iter().find(|(_, x)| !(x.is_finite() && *x >= 0.0)) {
             return Err(format!("{name} {x} is negative or not a number"));
         }
+        if let Some(limit) = self.memory_limit.filter(|limit| !(limit.is_finite() && *limit > 0.0)) {
+            return Err(format!("memory_limit {limit} is not above 0"));
+        }
         let rules = [
             (self.imgsz == 0 || !self.imgsz.is_multiple_of(STRIDE), format!("imgsz {} is not a positive multiple of {STRIDE}", self.imgsz)),
             (self.epochs == 0, "epochs must be at least 1".into()),
@@ -467,19 +473,18 @@ impl TrainConfig {
         }
     }
 
-    /// Replaces a batch size that is a share of the device's memory (bytes, where known) by a number of images, and tells which.
-    /// `largest` is the most images whose plan fits so many bytes.
-    pub fn resolve_batch(&mut self, memory: Option<u64>, largest: impl FnOnce(f64) -> usize) -> Option<String> {
+    /// Replaces a batch size that is a share of the device's memory (bytes, where known) by a number of images that fits both that share and
+    /// `memory_limit`, and tells which. `largest` is the most images whose plan fits so many bytes.
+    pub fn resolve_batch(&mut self, memory: Option<f64>, largest: impl FnOnce(f64) -> usize) -> Option<String> {
         let BatchSize::Memory(fraction) = self.batch else { return None };
-        let images = match memory {
-            None => BatchSize::Memory(fraction).images(),
-            Some(bytes) => largest(bytes as f64 * fraction).max(1),
+        let share = memory.map(|bytes| (fraction * bytes, format!("{fraction} of {:.1} GB of memory", bytes / 1e9)));
+        let limit = self.memory_limit.map(|gb| (gb * 1e9, format!("the {gb} GB of memory_limit")));
+        let (images, why) = match share.into_iter().chain(limit).reduce(|a, b| if b.0 < a.0 { b } else { a }) {
+            None => (self.batch.images(), ", because the device's memory is not known".to_owned()),
+            Some((bytes, what)) => (largest(bytes).max(1), format!(" for {what} (planned)")),
         };
         self.batch = BatchSize::Images(images);
-        Some(match memory {
-            None => format!("batch: {images} images, because the device's memory is not known"),
-            Some(bytes) => format!("batch: {images} images for {fraction} of {:.1} GB of memory (planned)", bytes as f64 / 1e9),
-        })
+        Some(format!("batch: {images} images{why}"))
     }
 
     /// Pixels of the longest side that a batch has: with `multi_scale` half as much again as `imgsz`.
@@ -487,9 +492,14 @@ impl TrainConfig {
         if self.multi_scale { (self.imgsz * 3 / 2).next_multiple_of(32) } else { self.imgsz }
     }
 
+    /// Images that an update really sees, once warm-up is over.
+    pub(crate) fn images_per_update(&self) -> usize {
+        self.schedule().batch * self.schedule().accumulate()
+    }
+
     /// Weight decay scaled to the batch that an update really sees.
     pub fn effective_weight_decay(&self) -> f64 {
-        self.weight_decay * (self.schedule().batch * self.schedule().accumulate()) as f64 / self.nbs as f64
+        self.weight_decay * self.images_per_update() as f64 / self.nbs as f64
     }
 
     /// The first of `epochs` epochs without mosaic, mixup and cutmix: the last `close_mosaic` have none. A run of fewer keeps them to the end, as

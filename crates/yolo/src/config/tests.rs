@@ -60,14 +60,30 @@ fn a_batch_is_images_or_a_share_of_memory() {
     let mut auto = batch(json!(-1)).unwrap();
     assert_eq!(auto.batch, BatchSize::Memory(0.6));
     // A gigabyte for four images.
-    let largest = |bytes: f64| (4.0 * bytes / f64::from(1 << 30)) as usize;
+    let largest = |bytes: f64| (4.0 * bytes / 1e9) as usize;
     assert!(auto.clone().resolve_batch(None, largest).unwrap().contains("16 images"));
-    assert!(auto.clone().resolve_batch(Some(1 << 20), largest).unwrap().starts_with("batch: 1 images"));
-    assert!(auto.resolve_batch(Some(10 << 30), largest).unwrap().starts_with("batch: 24 images"));
-    assert_eq!(auto.resolve_batch(Some(10 << 30), largest), None);
+    assert!(auto.clone().resolve_batch(Some(1e6), largest).unwrap().starts_with("batch: 1 images"));
+    let limited = |memory_limit: f64, memory: Option<f64>| {
+        TrainConfig { memory_limit: Some(memory_limit), ..auto.clone() }.resolve_batch(memory, largest).unwrap()
+    };
+    assert_eq!(limited(3.0, Some(10e9)), "batch: 12 images for the 3 GB of memory_limit (planned)");
+    assert_eq!(limited(3.0, None), "batch: 12 images for the 3 GB of memory_limit (planned)");
+    assert_eq!(limited(7.0, Some(10e9)), "batch: 24 images for 0.6 of 10.0 GB of memory (planned)");
+    assert!(auto.resolve_batch(Some(10e9), largest).unwrap().starts_with("batch: 24 images"));
+    assert_eq!(auto.resolve_batch(Some(10e9), largest), None);
     for bad in [json!(0), json!(-2), json!(2.5), json!("many")] {
         assert!(batch(bad.clone()).unwrap_err().to_string().contains("batch"), "{bad}");
     }
+}
+
+#[test]
+fn a_limit_of_memory_is_above_0_and_may_change() {
+    let limit = |v: Value| TrainConfig::from_layers(&[layer("f", json!({"memory_limit": v}))]).map(|config| config.memory_limit);
+    assert_eq!((limit(json!(2)), limit(json!(null))), (Ok(Some(2.0)), Ok(None)));
+    for bad in [json!(0), json!(-1.5), json!("much")] {
+        assert!(limit(bad.clone()).unwrap_err().to_string().contains("memory_limit"), "{bad}");
+    }
+    assert!(MAY_CHANGE.contains(&"memory_limit"));
 }
 
 #[test]

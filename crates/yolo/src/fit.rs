@@ -1,0 +1,392 @@
+//! Whether a run fits the memory there is, and with which settings it would.
+
+use std::path::Path;
+
+use bellows_exit::{Coded, Exit};
+use bellows_kernels::processor;
+use bellows_learner::memory::{Place, TooLarge, last};
+use burn::tensor::Device;
+
+use crate::checkpoint::{Misfit, scale_of};
+use crate::config::{BatchSize, Cache, STRIDE, Toggle, TrainConfig};
+use crate::memory::Plan;
+use crate::model::summary::Summary;
+use crate::model::{Scale, Yolo, YoloConfig};
+use crate::source::{TrainingData, form};
+
+/// Most images of a batch that is proposed.
+const MOST_IMAGES: usize = 1024;
+/// Longest side of images that is.
+const MOST_SIDE: usize = 8192;
+
+/// Why a run is not begun.
+#[derive(Debug, thiserror::Error)]
+pub enum FitError {
+    /// More than the setting allows.
+    #[error(transparent)]
+    TooLarge(#[from] TooLarge),
+    /// A model or a weight file that is none.
+    #[error(transparent)]
+    Weights(#[from] Misfit),
+}
+
+impl Coded for FitError {
+    fn exit(&self) -> Exit {
+        match self {
+            Self::TooLarge(error) => error.exit(),
+            Self::Weights(error) => error.exit(),
+        }
+    }
+}
+
+/// Settles what depends on memory before a run takes any but that of its `data`: a batch size that is a share of it becomes a number of images, which is told, and
+/// a run that is planned to take more than `memory_limit` is refused. Done again it changes nothing. `memory` and `resumed` are those of
+/// [`Training::new`](crate::Training::new).
+///
+/// # Errors
+/// A plan beyond that limit; a model or a weight file that is none.
+pub fn settle(
+    config: &mut TrainConfig,
+    data: &TrainingData,
+    device: &Device,
+    memory: Option<u64>,
+    resumed: Option<&Path>,
+) -> Result<Option<String>, FitError> {
+    if config.memory_limit.is_none() && matches!(config.batch, BatchSize::Images(_)) {
+        return Ok(None);
+    }
+    let (place, form) = (Place::of(device), form(config, data.names.len(), data.channels, resumed)?);
+    let cached = |side: usize| data.cache_bytes(side);
+    let mut question = Question { resumed: resumed.is_some(), ..Question::new(config.clone(), form, place, &cached) };
+    let said = question.choose_batch(place.room(memory));
+    question.check()?;
+    config.batch = question.config.batch;
+    Ok(said)
+}
+
+/// A run whose memory is asked for.
+pub struct Question<'a> {
+    /// Its settings.
+    pub config: TrainConfig,
+    /// It has begun, and keeps all settings that change its numbers.
+    pub resumed: bool,
+    form: YoloConfig,
+    network: Yolo,
+    place: Place,
+    cached: &'a dyn Fn(usize) -> f64,
+}
+
+impl<'a> Question<'a> {
+    /// A run on a network of this form; `cached` is what its decoded images take in memory, with their long side at so many pixels.
+    pub fn new(config: TrainConfig, form: YoloConfig, place: Place, cached: &'a dyn Fn(usize) -> f64) -> Self {
+        Self { config, resumed: false, form, network: form.build(&processor()), place, cached }
+    }
+
+    /// The summary of its network for images of their largest side.
+    pub fn summary(&self) -> Summary {
+        summary(&self.network, &self.config)
+    }
+
+    /// What it will hold.
+    pub fn plan(&self) -> Plan {
+        self.planned(&self.summary(), &self.config)
+    }
+
+    /// The same, held against the limit that is set.
+    ///
+    /// # Errors
+    /// A plan beyond that limit.
+    pub fn check(&self) -> Result<Plan, TooLarge> {
+        let plan = self.plan();
+        match self.config.memory_limit {
+            Some(limit) if plan.peak() > limit * 1e9 => {
+                let advice = self.advice(self.remedies(limit * 1e9).as_deref());
+                Err(TooLarge { planned: plan.peak() / 1e9, limit, advice })
+            }
+            _ => Ok(plan),
+        }
+    }
+
+    /// Replaces a batch size that is a share of the memory there is (bytes, where known) by a number of images, and tells which. A processor's memory counts where
+    /// there is a limit too, and for one process: what is free changes, and ranks have to choose alike.
+    pub fn choose_batch(&mut self, memory: Option<f64>) -> Option<String> {
+        let counts = self.place == Place::Card || self.config.memory_limit.is_some() && self.config.ranks == 1;
+        let mut config = self.config.clone();
+        let said = config.resolve_batch(memory.filter(|_| counts), |bytes| self.most_images(bytes));
+        self.config = config;
+        said
+    }
+
+    /// The most images of a batch that fit into `bytes`; 0 if not even one does.
+    pub fn most_images(&self, bytes: f64) -> usize {
+        self.images(&self.network, &self.config, bytes, MOST_IMAGES)
+    }
+
+    /// The largest `imgsz` with which batches of as many images fit into `bytes`; 0 if none does.
+    pub fn largest_imgsz(&self, bytes: f64) -> usize {
+        self.imgsz(&self.network, &self.config, bytes, MOST_SIDE)
+    }
+
+    /// Flags with which the run would fit into `bytes`, each set of them planned. First come those that change no number: decoded images on the disk, fewer workers.
+    /// Then, unless it has begun, smaller batches, of which `nbs` makes updates of as many images; smaller images, down to half their side; smaller models; and all of
+    /// it together. `None` if none would do.
+    pub fn remedies(&self, bytes: f64) -> Option<String> {
+        let same = self.with_the_same_numbers(bytes);
+        let found = if self.resumed { same } else { same.or_else(|| self.with_others(bytes)) };
+        found.map(|trial| self.flags(&trial))
+    }
+
+    /// That in words.
+    pub fn advice(&self, remedy: Option<&str>) -> String {
+        match remedy {
+            Some(flags) => format!("it would fit with {flags}"),
+            None if self.resumed => "a run that goes on keeps its batch, its images and its model".into(),
+            None if !self.begins_at_random() && self.form.scale != Scale::N => {
+                "no setting makes it fit; weights of a smaller model may".into()
+            }
+            None => "no setting makes it fit".into(),
+        }
+    }
+
+    fn planned(&self, summary: &Summary, config: &TrainConfig) -> Plan {
+        // Workers and decoded images take none of a card's memory.
+        let (workers, cache) = match (self.place, config.cache) {
+            (Place::Card, _) => (0, 0.0),
+            (Place::Processor, Cache::Ram) => (config.workers, (self.cached)(config.imgsz)),
+            (Place::Processor, Cache::Off | Cache::Disk) => (config.workers, 0.0),
+        };
+        Plan::new(summary, config.batch.images(), [self.form.channels, config.largest_side()], workers, cache)
+    }
+
+    fn images(&self, network: &Yolo, config: &TrainConfig, bytes: f64, most: usize) -> usize {
+        let summary = summary(network, config);
+        last(most, |images| self.planned(&summary, &of_images(config, images)).peak() <= bytes)
+    }
+
+    fn imgsz(&self, network: &Yolo, config: &TrainConfig, bytes: f64, most: usize) -> usize {
+        let fits = |config: &TrainConfig| self.planned(&summary(network, config), config).peak() <= bytes;
+        STRIDE * last(most / STRIDE, |n| fits(&TrainConfig { imgsz: n * STRIDE, ..config.clone() }))
+    }
+
+    /// Its settings, with decoded images out of the memory that is short.
+    fn leaner(&self) -> TrainConfig {
+        let moves = self.place == Place::Processor && self.config.cache == Cache::Ram;
+        TrainConfig { cache: if moves { Cache::Disk } else { self.config.cache }, ..self.config.clone() }
+    }
+
+    /// Settings that fit and change no number: on a card there are none.
+    fn with_the_same_numbers(&self, bytes: f64) -> Option<TrainConfig> {
+        let (leaner, summary) = (self.leaner(), self.summary());
+        let with = |workers: usize| TrainConfig { workers, ..leaner.clone() };
+        let most = last(self.config.workers + 1, |n| self.planned(&summary, &with(n - 1)).peak() <= bytes);
+        (self.place == Place::Processor && most > 0).then(|| with(most - 1))
+    }
+
+    /// Settings that fit and are of another run.
+    fn with_others(&self, bytes: f64) -> Option<TrainConfig> {
+        let leaner = self.leaner();
+        let own = self.of_fewer(&self.network, &leaner, bytes);
+        if let Some(trial) = own.or_else(|| self.of_smaller(&self.network, &leaner, bytes, self.config.imgsz / 2)) {
+            return Some(trial);
+        }
+        let mut smallest = None;
+        for (model, network) in self.smaller() {
+            let config = TrainConfig { model, ..leaner.clone() };
+            if let Some(trial) = self.of_fewer(&network, &config, bytes) {
+                return Some(trial);
+            }
+            smallest = Some((network, config));
+        }
+        let (network, config) = smallest.as_ref().map_or((&self.network, &leaner), |(network, config)| (network, config));
+        self.of_smaller(network, config, bytes, STRIDE)
+    }
+
+    /// As many images of the batch as fit, or a little fewer if updates are of as many images then.
+    fn of_fewer(&self, network: &Yolo, config: &TrainConfig, bytes: f64) -> Option<TrainConfig> {
+        let most = self.images(network, config, bytes, config.batch.images());
+        let as_large = |images: &usize| of_images(config, *images).images_per_update() == config.images_per_update();
+        let even = (most.div_ceil(2).max(1)..=most).rev().find(as_large);
+        (most > 0).then(|| of_images(config, even.unwrap_or(most)))
+    }
+
+    /// Single images with the largest side that fits, of at least `least` pixels.
+    fn of_smaller(&self, network: &Yolo, config: &TrainConfig, bytes: f64, least: usize) -> Option<TrainConfig> {
+        let single = of_images(config, 1);
+        let imgsz = self.imgsz(network, &single, bytes, config.imgsz);
+        (imgsz >= least).then_some(TrainConfig { imgsz, ..single })
+    }
+
+    /// Whether its first weights are drawn, as those of another model may be in their place.
+    fn begins_at_random(&self) -> bool {
+        scale_of(&self.config.model).is_some() && !matches!(self.config.pretrained, Toggle::Path(_))
+    }
+
+    /// Names of smaller models and their networks, the largest first.
+    fn smaller(&self) -> impl Iterator<Item = (String, Yolo)> {
+        let (form, random) = (self.form, self.begins_at_random());
+        let smaller: Vec<Scale> = Scale::ALL.into_iter().take_while(|scale| random && *scale != form.scale).collect();
+        let tail = if form.p2 { "-p2" } else { "" };
+        let named = move |scale: Scale| (format!("yolov8{}{tail}", scale.letter()), YoloConfig { scale, ..form }.build(&processor()));
+        smaller.into_iter().rev().map(named)
+    }
+
+    /// What of `trial` is not as it is.
+    fn flags(&self, trial: &TrainConfig) -> String {
+        let (own, images) = (&self.config, trial.batch.images());
+        let flags = [
+            (trial.cache != own.cache, "--cache disk".to_owned()),
+            (trial.workers != own.workers, format!("--workers {}", trial.workers)),
+            (images != own.batch.images(), format!("--batch {images}")),
+            (trial.imgsz != own.imgsz, format!("--imgsz {}", trial.imgsz)),
+            (trial.model != own.model, format!("--model {}", trial.model)),
+        ];
+        flags.into_iter().filter_map(|(differs, flag)| differs.then_some(flag)).collect::<Vec<_>>().join(" ")
+    }
+}
+
+fn summary(network: &Yolo, config: &TrainConfig) -> Summary {
+    let side = config.largest_side();
+    network.summary(side, side)
+}
+
+/// The settings with batches of so many images.
+fn of_images(config: &TrainConfig, images: usize) -> TrainConfig {
+    TrainConfig { batch: images.into(), ..config.clone() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn none(_: usize) -> f64 {
+        0.0
+    }
+
+    fn on(place: Place, config: TrainConfig) -> Question<'static> {
+        let (scale, p2) = scale_of(&config.model).unwrap_or((Scale::S, false));
+        Question::new(config, YoloConfig { scale, p2, ..YoloConfig::new(4) }, place, &none)
+    }
+
+    fn question(config: TrainConfig) -> Question<'static> {
+        on(Place::Processor, config)
+    }
+
+    /// YOLOv8s on 16 images of 640 pixels: some 3.2 GB, of which 0.52 are no image's.
+    fn small() -> TrainConfig {
+        TrainConfig { model: "yolov8s".into(), workers: 0, ..TrainConfig::default() }
+    }
+
+    fn with_flags(config: &TrainConfig, flags: &str) -> TrainConfig {
+        let (mut config, words) = (config.clone(), flags.split_whitespace().collect::<Vec<_>>());
+        for pair in words.chunks(2) {
+            match pair {
+                ["--cache", "disk"] => config.cache = Cache::Disk,
+                ["--workers", n] => config.workers = n.parse().unwrap(),
+                ["--batch", n] => config.batch = n.parse::<usize>().unwrap().into(),
+                ["--imgsz", n] => config.imgsz = n.parse().unwrap(),
+                ["--model", name] => config.model = (*name).into(),
+                other => panic!("{other:?}"),
+            }
+        }
+        config
+    }
+
+    #[test]
+    fn the_largest_batch_and_the_largest_images_fit_and_the_next_do_not() {
+        let config = TrainConfig { imgsz: 320, batch: 4.into(), workers: 1, ..TrainConfig::default() };
+        let asked = question(config.clone());
+        let peak = |images: usize, imgsz: usize| question(TrainConfig { imgsz, batch: images.into(), ..config.clone() }).plan().peak();
+        let (images, imgsz) = (asked.most_images(2e9), asked.largest_imgsz(2e9));
+        assert!(images > 4 && peak(images, 320) <= 2e9 && peak(images + 1, 320) > 2e9, "{images}");
+        assert!(imgsz > 320 && imgsz % 32 == 0 && peak(4, imgsz) <= 2e9 && peak(4, imgsz + 32) > 2e9, "{imgsz}");
+        assert_eq!((asked.most_images(1e6), asked.largest_imgsz(1e6)), (0, 0));
+        assert_eq!((asked.most_images(1e15), asked.largest_imgsz(1e15)), (MOST_IMAGES, MOST_SIDE));
+        let varied = question(TrainConfig { multi_scale: true, ..config });
+        assert!(varied.plan().peak() > asked.plan().peak() && varied.largest_imgsz(2e9) < imgsz, "the largest of the sizes counts");
+    }
+
+    #[test]
+    fn what_would_fit_is_tried_in_turn_and_fits() {
+        let asked = question(small());
+        let remedy = |bytes: f64| {
+            let flags = asked.remedies(bytes)?;
+            let peak = question(with_flags(&asked.config, &flags)).plan().peak();
+            assert!(peak <= bytes, "{flags}: {peak} of {bytes}");
+            Some(flags)
+        };
+        // Ten would, and eight have updates of 64 images as sixteen have.
+        assert_eq!(remedy(2.2e9).as_deref(), Some("--batch 8"));
+        let smaller = remedy(0.6e9).unwrap();
+        let imgsz: usize = smaller.strip_prefix("--batch 1 --imgsz ").unwrap().parse().unwrap();
+        assert!((320..640).contains(&imgsz), "{smaller}");
+        assert_eq!(remedy(0.5e9).as_deref(), Some("--batch 2 --model yolov8n"));
+        let all = remedy(0.2e9).unwrap();
+        assert!(all.starts_with("--batch 1 --imgsz ") && all.ends_with(" --model yolov8n"), "{all}");
+        assert_eq!(remedy(1e8), None);
+        let fine = question(TrainConfig { model: "yolov8s-p2".into(), ..small() }).remedies(0.45e9).unwrap();
+        assert!(fine.ends_with("--model yolov8n-p2"), "{fine}");
+    }
+
+    #[test]
+    fn what_changes_no_number_comes_first_and_is_all_that_a_run_may_change() {
+        let config = TrainConfig { workers: 8, cache: Cache::Ram, ..small() };
+        let images = |_: usize| 1e9;
+        let form = YoloConfig { scale: Scale::S, ..YoloConfig::new(4) };
+        let mut asked = Question::new(config.clone(), form, Place::Processor, &images);
+        let peak = |flags: &str| question(with_flags(&config, flags)).plan().peak();
+        assert_eq!(asked.remedies(peak("--cache disk")).as_deref(), Some("--cache disk"));
+        assert_eq!(asked.remedies(peak("--cache disk --workers 3")).as_deref(), Some("--cache disk --workers 3"));
+        let less = 0.9 * peak("--cache disk --workers 0");
+        let smaller = asked.remedies(less).unwrap();
+        assert!(smaller.starts_with("--cache disk --batch "), "{smaller}");
+        asked.resumed = true;
+        assert_eq!(asked.remedies(peak("--cache disk --workers 0")).as_deref(), Some("--cache disk --workers 0"));
+        assert_eq!(asked.remedies(less), None);
+        assert!(asked.advice(None).contains("goes on"), "{}", asked.advice(None));
+        let card = Question::new(config.clone(), form, Place::Card, &images);
+        assert_eq!(card.plan().cache, 0.0, "images are in the machine's memory");
+        assert_eq!(card.remedies(2.2e9).as_deref(), Some("--batch 8"));
+    }
+
+    #[test]
+    fn weights_of_a_file_are_of_one_size() {
+        let asked = question(TrainConfig { model: "mine.pt".into(), ..small() });
+        assert_eq!(asked.remedies(0.5e9), None);
+        assert!(asked.advice(None).contains("weights of a smaller model"), "{}", asked.advice(None));
+        let pretrained = Toggle::Path("mine.pt".into());
+        assert_eq!(question(TrainConfig { pretrained, ..small() }).remedies(0.5e9), None);
+        assert_eq!(asked.remedies(2.2e9).as_deref(), Some("--batch 8"));
+    }
+
+    #[test]
+    fn a_run_beyond_its_limit_is_refused_with_what_would_fit() {
+        let within = |limit: f64| question(TrainConfig { memory_limit: Some(limit), ..small() }).check();
+        assert!(within(20.0).is_ok());
+        let refused = within(2.2).unwrap_err();
+        assert_eq!(FitError::from(refused).exit(), Exit::Usage);
+        let text = within(2.2).unwrap_err().to_string();
+        assert!(text.ends_with("and memory_limit is 2.2: it would fit with --batch 8"), "{text}");
+    }
+
+    #[test]
+    fn a_batch_is_chosen_within_the_limit_and_what_there_is() {
+        let config = TrainConfig { batch: BatchSize::Memory(0.6), imgsz: 320, ..TrainConfig::default() };
+        let chosen = |place: Place, config: TrainConfig, memory: Option<f64>| {
+            let mut question = on(place, config);
+            let said = question.choose_batch(memory);
+            assert!(said.is_some_and(|said| said.starts_with(&format!("batch: {} images", question.config.batch.images()))));
+            question.config.batch.images()
+        };
+        let most = |place, bytes| on(place, config.clone()).most_images(bytes);
+        let (card, processor) = (Place::Card, Place::Processor);
+        assert_eq!(chosen(card, config.clone(), Some(5e9)), most(card, 3e9));
+        assert_eq!(chosen(processor, config.clone(), Some(5e9)), 16, "what is free of a machine is no answer by itself");
+        let limited = TrainConfig { memory_limit: Some(2.0), ..config.clone() };
+        assert_eq!(chosen(card, limited.clone(), Some(5e9)), most(card, 2e9));
+        assert_eq!(chosen(card, limited.clone(), Some(2e9)), most(card, 1.2e9));
+        assert_eq!(chosen(processor, limited.clone(), Some(2e9)), most(processor, 1.2e9));
+        assert_eq!(chosen(processor, limited.clone(), None), most(processor, 2e9));
+        let ranks = TrainConfig { ranks: 2, ..limited };
+        assert_eq!(chosen(processor, ranks, Some(2e9)), most(processor, 2e9), "what is free may differ from rank to rank");
+    }
+}

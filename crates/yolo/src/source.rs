@@ -10,7 +10,7 @@ use burn::tensor::Device;
 use sha2::{Digest, Sha256};
 
 use crate::boxes::Label;
-use crate::checkpoint::{Chosen, Misfit, WeightFile, scale_of, weight_file};
+use crate::checkpoint::{Misfit, WeightFile, scale_of, weight_file};
 use crate::config::{Cache, Toggle, TrainConfig};
 use crate::data::sample::{Generated, generate};
 use crate::data::{

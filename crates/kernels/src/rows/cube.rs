@@ -62,7 +62,8 @@ fn losses_kernel<I: Int>(
     outside: f32,
     #[define(I)] _type: ElemType,
 ) {
-    if ABSOLUTE_POS >= rows.count * rows.parts || ABSOLUTE_POS % rows.parts != 0usize {
+    let first = ABSOLUTE_POS % rows.parts;
+    if ABSOLUTE_POS >= rows.count * rows.parts || first != 0usize {
         terminate!();
     }
     let softmax = softmax_of(sums, rows);

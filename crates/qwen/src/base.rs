@@ -5,8 +5,9 @@ use std::path::{Path, PathBuf};
 
 use bellows_chat::{ChatError, Fault, TokenType, Tokenizer, Vocabulary};
 use bellows_exit::{Coded, Exit};
-use bellows_kernels::{Blocks, Coding};
+use bellows_kernels::{Blocks, Coding, reads_bf16};
 use bellows_learner::Rng;
+use bellows_learner::memory::Place;
 use bellows_weights::gguf::{Gguf, Metadata, TensorInfo};
 use bellows_weights::{BlockType, WeightsError};
 use burn::tensor::{DType, Device};
@@ -20,7 +21,7 @@ use crate::model::rope::Rotation;
 use crate::model::weight::Weight;
 use crate::model::{CausalLm, ConfigError, ModelConfig};
 use crate::provenance::EDITS;
-use crate::storage::{BaseDtype, Place, Storage};
+use crate::storage::{BaseDtype, Storage};
 use crate::stored::{Stored, gguf_name, halves_from_pairs, rotated_heads};
 use crate::weights::{Unread, visit};
 

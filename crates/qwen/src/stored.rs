@@ -3,12 +3,13 @@
 
 use std::path::Path;
 
+use bellows_learner::memory::Place;
 use bellows_weights::gguf::Gguf;
 use bellows_weights::{BlockType, Checkpoint, DType, WeightsError};
 
 use crate::load::HostTensor;
 use crate::model::ModelConfig;
-use crate::storage::{Place, is_bf16, is_f16};
+use crate::storage::{is_bf16, is_f16};
 
 /// The files of a model, open.
 pub(crate) enum Stored {

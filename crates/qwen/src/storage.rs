@@ -64,7 +64,7 @@ impl BaseDtype {
 
     /// What makes blocks of a frozen linear map's finite values on such a device, if they are to be in such, of every map or of those that it holds
     /// exactly.
-    pub(crate) fn encoder(self, device: &Device) -> Option<(Encoder, fn(f32) -> bool)> {
+    pub(crate) fn encoder(self, device: &Device) -> Option<(Encoder, Holds)> {
         match self {
             Self::Int8 => Some((Blocks::int8, |_| true)),
             Self::Nf4 => Some((Blocks::nf4, |_| true)),
@@ -173,6 +173,9 @@ impl Storage {
 
 /// Blocks of a matrix of this shape on this device.
 pub(crate) type Encoder = fn(&[f32], [usize; 2], &Device) -> Blocks;
+
+/// Whether values of some type hold this one.
+pub(crate) type Holds = fn(f32) -> bool;
 
 /// The largest f16.
 const F16_MAX: f32 = 65504.0;

@@ -7,7 +7,7 @@ use bellows_qwen::checkpointing::Checkpointing;
 use bellows_qwen::config::SftConfig;
 use bellows_qwen::fit::{Question, longest_row};
 use bellows_qwen::hub::describe;
-use bellows_qwen::memory::{Place, Plan};
+use bellows_qwen::memory::Plan;
 use bellows_qwen::model::ModelConfig;
 use bellows_qwen::speed::{PRODUCTS, product_rate};
 use bellows_qwen::storage::Storage;

@@ -83,9 +83,10 @@ func main() {
 "#;
 
 /// The program and the folder that it lies in; None without Go.
+#[expect(clippy::print_stderr, reason = "a test that is skipped must say so")]
 fn program() -> Option<(tempfile::TempDir, PathBuf)> {
     let Some(go) = std::env::var_os("BELLOWS_GO") else {
-        writeln!(std::io::stderr(), "skipped: set BELLOWS_GO to the Go tool to render Modelfiles").unwrap();
+        eprintln!("skipped: set BELLOWS_GO to the Go tool to render Modelfiles");
         return None;
     };
     let dir = tempfile::tempdir().unwrap();

@@ -2,7 +2,7 @@
 //!
 //! With `ranks: N` this process is rank 0 of N on this machine and starts the others: the same command line with two words more, which say
 //! which rank it is and where rank 0 waits. Where the environment has `WORLD_SIZE`, `RANK`, `MASTER_ADDR` and `MASTER_PORT`, as PyTorch's
-//! users know them, somebody else has started all ranks, on one machine or several, and nobody is started here.
+//! users know them, or what `mpirun` or `srun` say, somebody else has started all ranks, on one machine or several, and nobody is started here.
 
 use std::ffi::OsString;
 use std::net::TcpListener;

@@ -284,6 +284,17 @@ fn ranks_that_mpirun_has_started_are_one_run() {
     assert!(bits("a") == bits("b"), "as if one had started the other");
 }
 
+/// Told by the refusal of a device that there is not: nothing else says the number where there are no cards.
+#[test]
+fn rank_in_a_device_is_the_number_on_the_machine() {
+    let dir = tempfile::tempdir().unwrap();
+    for program in [yolo_train, llm_finetune] {
+        let mut command = placed(program(dir.path(), &["benchmark", "--device", "card:rank"]), 1, 29500);
+        let (_, err) = expect_code(command.env("LOCAL_RANK", "3"), 2);
+        assert!(err.contains("unknown device 'card:3'"), "{err}");
+    }
+}
+
 /// As on two machines with a card each, for of software devices Burn finds the first one only: `rank` is the number of a card on its machine.
 #[test]
 fn ranks_train_on_cards_what_they_train_on_the_processor() {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use bellows_cli::{Context, Exit, Failure, Signals, Usage, join_pool, placed, say, say_launches, scratch};
+use bellows_cli::{Context, Exit, Failure, Signals, Usage, device_of_rank, join_pool, placed, say, say_launches, scratch};
 use bellows_qwen::adapter::Targets;
 use bellows_qwen::bench::{Benchmark, Size};
 use bellows_qwen::checkpointing::Checkpointing;
@@ -21,7 +21,7 @@ pub(crate) fn run(args: &BenchmarkArgs, signals: &Signals) -> Result<(), Failure
         return Err(Usage(format!("--{name} is {given}, and must be at least {least}")).into());
     }
     join_pool(args.threads)?;
-    let device = bellows_device::select(&args.device.parse()?, &by(args.products))?;
+    let device = bellows_device::select(&device_of_rank(&args.device).parse()?, &by(args.products))?;
     device.adopt();
     let what = Benchmark {
         size: Size::named(&args.size).ok_or_else(|| Usage(format!("benchmark: there is no size {}", args.size)))?,

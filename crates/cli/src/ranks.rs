@@ -200,3 +200,16 @@ pub(crate) fn code() -> String {
     let file = this_program().and_then(std::fs::read).unwrap_or_default();
     format!("{} {:08x}", env!("CARGO_PKG_VERSION"), crc32c::crc32c(&file))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Else nothing travels while the backward pass goes on, and no bit tells of it.
+    #[test]
+    fn ranks_of_one_machine_may_exchange_beside_the_backward_pass() {
+        let listener = TcpListener::bind(HERE).unwrap();
+        let alone = Tcp::host(&listener, 1, &|| None).unwrap();
+        assert!(alone.beside().is_some() && Noticed(alone).beside().is_some());
+    }
+}

@@ -118,7 +118,8 @@ pub(crate) fn same_command() {
 pub(crate) fn device(device: &Selected) {
     with(|pulse| {
         let told = format!("{} ({})", device.backend, device.name);
-        pulse.beat(true, |beat| (beat.device, beat.accelerator) = (Some(told), device.is_accelerator()));
+        let fallback = device.fallback.clone();
+        pulse.beat(true, |beat| (beat.device, beat.accelerator, beat.fallback) = (Some(told), device.is_accelerator(), fallback));
     });
 }
 

@@ -43,7 +43,7 @@ pub(crate) fn run(args: &BenchmarkArgs, signals: &Signals) -> Result<(), Failure
         let work = counted.work.iter().map(|(name, done)| (*name, (done.launches, done.bytes, done.flops))).collect();
         return say_launches(&counted.launches, &work, args.json);
     }
-    // Started by mpirun, or with torchrun's variables, this is a rank of several, which time their steps together.
+    // Started by mpirun or srun, or with torchrun's variables, this is a rank of several, which time their steps together.
     let report = what.run(&device.device, &folder, placed(PATIENCE)?)?;
     if args.json {
         let mut report = serde_json::to_value(&report).context(Exit::Failed, "the report as JSON")?;

@@ -284,6 +284,39 @@ fn ranks_that_mpirun_has_started_are_one_run() {
     assert!(bits("a") == bits("b"), "as if one had started the other");
 }
 
+/// What `srun` would say to the tasks of a step on one machine.
+#[test]
+fn ranks_that_srun_has_started_are_one_run() {
+    let dir = tempfile::tempdir().unwrap();
+    tiny_data(dir.path());
+    let job = std::process::id().to_string();
+    let task = |rank: &str| {
+        let mut command = detector(dir.path(), "a", &[]);
+        command.envs([("SLURM_JOB_ID", job.as_str()), ("SLURM_STEP_ID", "0"), ("SLURM_STEP_NUM_TASKS", "2")]);
+        command.envs([("SLURM_STEP_TASKS_PER_NODE", "2"), ("SLURM_PROCID", rank), ("SLURM_LOCALID", rank)]);
+        command
+    };
+    let second = task("1").stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let (out, _) = expect_code(&mut task("0"), 0);
+    let second = second.wait_with_output().unwrap();
+    assert!(second.status.success() && second.stdout.is_empty(), "{}", String::from_utf8_lossy(&second.stderr));
+    assert_eq!(out.matches("Starting training for 3 epochs").count(), 1, "{out}");
+    expect_code(&mut detector(dir.path(), "b", &["--ranks", "2"]), 0);
+    let bits = |name: &str| ending(&run_of(dir.path(), name));
+    assert!(bits("a") == bits("b"), "as if one had started the other");
+}
+
+/// Told by the refusal of a device that there is not: nothing else says the number where there are no cards.
+#[test]
+fn rank_in_a_device_is_the_number_on_the_machine() {
+    let dir = tempfile::tempdir().unwrap();
+    for program in [yolo_train, llm_finetune] {
+        let mut command = placed(program(dir.path(), &["benchmark", "--device", "card:rank"]), 1, 29500);
+        let (_, err) = expect_code(command.env("LOCAL_RANK", "3"), 2);
+        assert!(err.contains("unknown device 'card:3'"), "{err}");
+    }
+}
+
 /// As on two machines with a card each, for of software devices Burn finds the first one only: `rank` is the number of a card on its machine.
 #[test]
 fn ranks_train_on_cards_what_they_train_on_the_processor() {

@@ -4,6 +4,7 @@
 
 mod support;
 
+use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -176,8 +177,17 @@ fn a_device_that_is_lost_twice_is_given_up_if_that_was_asked_for() {
     let why = told.last().unwrap().as_str().unwrap();
     assert!(why.starts_with("the device was lost twice") && said.contains(&format!("— {why}")), "{told:?} {said}");
     assert!(said.contains("starting again from the checkpoint of step 0, on the CPU"), "{said}");
+    let processor = |name: &str| -> Vec<Value> {
+        let all = lines(&run_of(dir.path(), name).join("supervision.jsonl")).into_iter().filter(|line| line["event"] == "restart");
+        all.map(|line| line["processor"].clone()).collect()
+    };
+    assert_eq!(processor("asked"), [false, true]);
+    let status = |more: &[&str]| expect_code(&mut yolo_train(dir.path(), &[&["status", "runs/detect/asked"], more].concat()), 0).0;
+    assert!(status(&[]).contains(&format!("— {why}")), "{}", status(&[]));
+    assert_eq!(serde_json::from_str::<Value>(&status(&["--json"])).unwrap()["heartbeat"]["fallback"], why);
     let (said, told) = devices("not", "none");
     assert!(told.iter().all(Value::is_null) && !said.contains("on the CPU"), "{told:?} {said}");
+    assert_eq!(processor("not"), [false, false]);
 }
 
 #[test]
@@ -187,6 +197,7 @@ fn a_probe_that_hangs_is_ended() {
     let args = ["--data", "tiny.yaml", "--device", "auto", "--supervise", "--heartbeat", "start=3"];
     let (_, error) = expect_code(yolo_train(dir.path(), &args).env("BELLOWS_PROBE_FAULT", "hang:enumerate"), 1);
     assert!(error.contains("it hung before training: no sign of life for 3 s (4 times)"), "{error}");
+    assert_eq!(error.matches("stopped before training began").count(), 4, "SIGTERM comes first, which has an answer: {error}");
     assert!(!dir.path().join("runs").exists());
 }
 
@@ -297,6 +308,27 @@ fn status_tells_how_a_run_is_and_stop_ends_it() {
     assert!(error.contains("nothing to stop"), "{error}");
     expect_code(&mut yolo_train(dir.path(), &["status", "nowhere"]), 2);
     expect_code(&mut llm_finetune(dir.path(), &["status"]), 2);
+}
+
+#[test]
+fn status_follows_a_run_to_its_end() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut child, _) = under_way(dir.path(), &[]);
+    let mut follower = yolo_train(dir.path(), &["status", "--follow"]).stdout(Stdio::piped()).spawn().unwrap();
+    let mut out = BufReader::new(follower.stdout.take().unwrap());
+    let mut told = String::new();
+    out.read_line(&mut told).unwrap();
+    assert!(told.starts_with("runs/detect/v: "), "{told}");
+    signal(&child, "INT");
+    child.wait().unwrap();
+    let until = Instant::now() + Duration::from_secs(60);
+    while follower.try_wait().unwrap().is_none() {
+        assert!(Instant::now() < until, "it follows a run that has ended");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    out.read_to_string(&mut told).unwrap();
+    assert!(told.lines().last().unwrap().starts_with("stopped  epoch "), "{told}");
+    assert!(follower.wait().unwrap().success());
 }
 
 #[test]

@@ -10,12 +10,22 @@ use crate::{Context, Failure, note, pulse};
 /// Behind a backend: the card whose number is that of the rank on its machine.
 const OF_RANK: &str = ":rank";
 
+/// What is written after `--device`, with this process's number on its machine in place of `:rank`.
+pub fn device_of_rank(device: &str) -> String {
+    on_rank(device, local_rank(1).0)
+}
+
+/// The same for the rank of that number.
+fn on_rank(device: &str, number: usize) -> String {
+    device.replace(OF_RANK, &format!(":{number}"))
+}
+
 /// The device a user asked for, by what has proved itself on it; says on stderr which it is, or why it is the CPU.
 ///
 /// # Errors
 /// A name that is none, or a named device that is absent or fails its probe.
 pub fn pick_device(device: &str, options: &ProbeOptions) -> Result<Selected, Failure> {
-    let request: DeviceRequest = device.replace(OF_RANK, &format!(":{}", local_rank(1).0)).parse()?;
+    let request: DeviceRequest = device_of_rank(device).parse()?;
     let mut device = select(&request, options)?;
     if let Some(reason) = orders().and_then(|orders| orders.processor.clone()) {
         device.fallback = Some(reason);
@@ -60,4 +70,19 @@ pub fn join_pool(threads: usize) -> Result<(), Failure> {
     // Alone in the pool, this thread could wait for another one that waits for the pool.
     let pool = if threads > 1 { pool.use_current_thread() } else { pool };
     pool.build_global().context(Exit::Failed, "setting up the threads")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_rank_has_the_card_of_its_number() {
+        assert_eq!([0, 3].map(|number| on_rank("vulkan:rank", number)), ["vulkan:0", "vulkan:3"]);
+        for (written, request) in
+            [("cuda:rank", DeviceRequest::Cuda(Some(3))), ("vulkan:1", DeviceRequest::Vulkan(Some(1))), ("cpu", DeviceRequest::Cpu)]
+        {
+            assert_eq!(on_rank(written, 3).parse(), Ok(request), "{written}");
+        }
+    }
 }

@@ -63,6 +63,65 @@ impl Place {
     }
 }
 
+impl Place {
+    /// That of a task that Slurm's `srun` has started beside others of its step; `None` where it has not, and where somebody else within the step has
+    /// said more: `mpirun`, or `WORLD_SIZE=1`.
+    fn of_srun(variable: impl Fn(&str) -> Option<String>) -> Result<Option<Self>, String> {
+        if ["WORLD_SIZE", "OMPI_COMM_WORLD_SIZE"].iter().any(|name| variable(name).is_some()) {
+            return Ok(None);
+        }
+        // The script of a job has variables of tasks, too, and no step.
+        let Some(step) = variable("SLURM_STEP_ID") else { return Ok(None) };
+        let of = |name: &str| number(&variable, &format!("SLURM_{name}"));
+        let (Some(ranks), Some(rank)) = (of("STEP_NUM_TASKS")?.filter(|&ranks| ranks > 1), of("PROCID")?) else { return Ok(None) };
+        let (node, local) = (of("NODEID")?.unwrap_or(0), of("LOCALID")?.unwrap_or(0));
+        let listed = variable("SLURM_STEP_TASKS_PER_NODE").and_then(|list| tasks_on(&list, node));
+        let here = listed.or(of("NTASKS_PER_NODE")?).unwrap_or(1).max(local + 1);
+        let first = || if here == ranks { Some("127.0.0.1".to_string()) } else { first_host(&variable("SLURM_STEP_NODELIST")?) };
+        let host = variable("MASTER_ADDR").or_else(first).ok_or(
+            "srun has started ranks on several machines and SLURM_STEP_NODELIST names none: set MASTER_ADDR to the one that has rank 0",
+        )?;
+        let job = variable("SLURM_JOB_ID").unwrap_or_default();
+        let port = number(&variable, "MASTER_PORT")?.unwrap_or_else(|| port_of(&format!("{job}.{step}")));
+        Ok(Some(Self { rank, ranks, local: (local, here), meeting: Meeting::At(format!("{host}:{port}")), started: false }))
+    }
+}
+
+/// The tasks on this node of a step, as Slurm lists them: `2(x3),1` are two on each of three nodes and one on the fourth.
+fn tasks_on(list: &str, node: usize) -> Option<usize> {
+    let mut nodes = 0;
+    for group in list.split(',') {
+        let (tasks, times) = group.split_once("(x").unwrap_or((group, "1"));
+        nodes += times.trim_end_matches(')').parse::<usize>().ok()?;
+        if node < nodes {
+            return tasks.trim().parse().ok();
+        }
+    }
+    None
+}
+
+/// The first machine of such a list as Slurm has: `gpu[03-05,9],login` begins with `gpu03`.
+fn first_host(list: &str) -> Option<String> {
+    let mut host = String::new();
+    let mut rest = list.trim().chars();
+    while let Some(letter) = rest.next() {
+        match letter {
+            ',' => break,
+            '[' => {
+                let numbers: String = rest.by_ref().take_while(|&letter| letter != ']').collect();
+                host.push_str(numbers.split(['-', ',']).next().unwrap_or_default());
+            }
+            _ => host.push(letter),
+        }
+    }
+    Some(host).filter(|host| !host.is_empty())
+}
+
+/// The port of a job whose ranks were not told one: between those that servers have and those that a system picks.
+fn port_of(job: &str) -> usize {
+    20_000 + crc32c::crc32c(job.as_bytes()) as usize % 10_000
+}
+
 /// Where ranks meet that `mpirun` has started: by MPI.
 #[cfg(feature = "mpi")]
 fn meeting(_: &impl Fn(&str) -> Option<String>, _: bool) -> Result<Meeting, String> {
@@ -76,8 +135,7 @@ fn meeting(variable: &impl Fn(&str) -> Option<String>, here: bool) -> Result<Mee
     let job = ["PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"].iter().find_map(|name| variable(name));
     match (variable("MASTER_ADDR"), number(variable, "MASTER_PORT")?, job) {
         (Some(host), Some(port), _) => Ok(Meeting::At(format!("{host}:{port}"))),
-        // Between the ports that servers have and those that a system picks.
-        (_, _, Some(job)) if here => Ok(Meeting::At(format!("127.0.0.1:{}", 20_000 + crc32c::crc32c(job.as_bytes()) % 10_000))),
+        (_, _, Some(job)) if here => Ok(Meeting::At(format!("127.0.0.1:{}", port_of(&job)))),
         _ => Err("mpirun has started ranks on several machines, and this program is built without the feature mpi (Debian's libopenmpi-dev and \
                   libclang-dev): build it with that, or let the ranks meet over TCP with -x MASTER_ADDR=HOST -x MASTER_PORT=29500, where HOST has rank 0"
             .into()),
@@ -99,7 +157,14 @@ pub(crate) fn told() -> Result<Option<Place>, String> {
         Some(word) => Place::of_word(&word.to_string_lossy()),
         None => {
             let variable = |name: &str| std::env::var(name).ok();
-            Place::of_environment(variable)?.map_or_else(|| Place::of_mpirun(variable), |place| Ok(Some(place)))?
+            let mut place = Place::of_environment(variable)?;
+            if place.is_none() {
+                place = Place::of_mpirun(variable)?;
+            }
+            if place.is_none() {
+                place = Place::of_srun(variable)?;
+            }
+            place
         }
     };
     Ok(TOLD.get_or_init(|| place).clone())
@@ -185,5 +250,57 @@ mod tests {
             let told = of(&[&far[..], &[("MASTER_ADDR", "one"), ("MASTER_PORT", "29500")]].concat()).unwrap().unwrap();
             assert_eq!(format!("{:?}", told.meeting), "At(\"one:29500\")");
         }
+    }
+
+    /// Variables as Slurm's manual has them in a step, here five tasks on three machines.
+    #[test]
+    fn a_rank_that_srun_has_started_knows_it() {
+        const STEP: [(&str, &str); 8] = [
+            ("SLURM_JOB_ID", "4711"),
+            ("SLURM_STEP_ID", "0"),
+            ("SLURM_STEP_NUM_TASKS", "5"),
+            ("SLURM_PROCID", "3"),
+            ("SLURM_LOCALID", "1"),
+            ("SLURM_NODEID", "1"),
+            ("SLURM_STEP_TASKS_PER_NODE", "2(x2),1"),
+            ("SLURM_STEP_NODELIST", "gpu[03-04,9]"),
+        ];
+        let of = |pairs: &[(&str, &str)]| {
+            // The last one counts.
+            let pairs: Vec<(String, String)> = pairs.iter().rev().map(|(name, value)| (name.to_string(), value.to_string())).collect();
+            Place::of_srun(move |name| pairs.iter().find(|(n, _)| n == name).map(|(_, value)| value.clone()))
+        };
+        let with = |more: &[(&str, &str)]| of(&[&STEP[..], more].concat());
+        let at = |place: Option<Place>| format!("{:?}", place.unwrap().meeting);
+        let place = with(&[]).unwrap().unwrap();
+        assert_eq!((place.rank, place.ranks, place.local, place.started), (3, 5, (1, 2), false));
+        let first = at(Some(place));
+        assert!(first.starts_with("At(\"gpu03:2"), "{first}");
+        assert_eq!(
+            at(with(&[("SLURM_PROCID", "4"), ("SLURM_LOCALID", "0"), ("SLURM_NODEID", "2")]).unwrap()),
+            first,
+            "all find the same place"
+        );
+        assert_ne!(at(with(&[("SLURM_STEP_ID", "1")]).unwrap()), first, "and two steps of a job two");
+        assert_eq!(at(with(&[("MASTER_ADDR", "one"), ("MASTER_PORT", "29500")]).unwrap()), "At(\"one:29500\")");
+        let here = with(&[("SLURM_STEP_TASKS_PER_NODE", "5"), ("SLURM_NODEID", "0")]).unwrap().unwrap();
+        assert_eq!(here.local, (1, 5));
+        assert!(at(Some(here)).starts_with("At(\"127.0.0.1:2"));
+        // Older ones say less of a step.
+        assert_eq!(of(&[&STEP[..6], &[("MASTER_ADDR", "one"), ("SLURM_NTASKS_PER_NODE", "2")]].concat()).unwrap().unwrap().local, (1, 2));
+        assert!(of(&STEP[..7]).unwrap_err().contains("MASTER_ADDR"));
+        assert!(with(&[("SLURM_PROCID", "x")]).unwrap_err().contains("SLURM_PROCID"));
+        assert_eq!(of(&[&STEP[..1], &STEP[2..]].concat()), Ok(None), "a job's script");
+        for alone in [("SLURM_STEP_NUM_TASKS", "1"), ("WORLD_SIZE", "1"), ("OMPI_COMM_WORLD_SIZE", "4")] {
+            assert_eq!(with(&[alone]), Ok(None), "{alone:?}");
+        }
+    }
+
+    #[test]
+    fn lists_of_slurm_are_read() {
+        assert_eq!([0, 2, 3, 4].map(|node| tasks_on("2(x3),1", node)), [Some(2), Some(2), Some(1), None]);
+        assert_eq!((tasks_on("4", 0), tasks_on("many", 0), tasks_on("2(xx)", 0)), (Some(4), None, None));
+        let lists = ["one", "one,two", "gpu[03-05,9],login", "rack[1-2]node[7,9]x", ""].map(first_host);
+        assert_eq!(lists.each_ref().map(|host| host.as_deref()), [Some("one"), Some("one"), Some("gpu03"), Some("rack1node7x"), None]);
     }
 }

@@ -3,13 +3,12 @@
 //! There is one pulse a process, because bars, the Learner and the closing work all move it. It is moved by the thread that does the work, so
 //! that it stops when that hangs. At most four signs a second are written, besides one at each change of what it is busy with.
 
-use std::collections::VecDeque;
 use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use bellows_device::Selected;
-use bellows_learner::{BatchReport, Limits, Observer, Phase, RunInfo};
+use bellows_learner::{BatchReport, Limits, Observer, Pace, Phase, RunInfo};
 use bellows_runs::{Beat, Heartbeat, began};
 
 use crate::fault::Fault;
@@ -17,12 +16,6 @@ use crate::orders::Orders;
 
 /// Between two signs of the same kind of work.
 const EVERY: Duration = Duration::from_millis(250);
-
-/// A step may take so many times the median of the last ones, if that is more than its limit.
-const TIMES_THE_MEDIAN: f64 = 10.0;
-
-/// So many of the last steps.
-const STEPS: usize = 31;
 
 /// That of this process.
 static PULSE: Mutex<Option<Pulse>> = Mutex::new(None);
@@ -33,15 +26,14 @@ struct Pulse {
     files: Vec<Heartbeat>,
     limits: Limits,
     written: Instant,
-    /// Seconds of the last steps.
-    steps: VecDeque<f64>,
+    pace: Pace,
     fault: Option<Fault>,
 }
 
 impl Pulse {
     fn turn_to(&mut self, phase: Phase) {
         // The first step of a session is one until it is done, whatever comes between.
-        let phase = if phase == Phase::Step && self.steps.is_empty() { Phase::First } else { phase };
+        let phase = if phase == Phase::Step && self.pace.is_empty() { Phase::First } else { phase };
         let turned = phase != self.phase;
         let saved = u64::from(turned && self.phase == Phase::Save);
         self.phase = phase;
@@ -61,20 +53,10 @@ impl Pulse {
         self.beat.count += 1;
         self.beat.time = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
         self.beat.phase = self.phase.name().into();
-        self.beat.within_s = self.within_s();
+        self.beat.within_s = self.pace.seconds(&self.limits, self.phase);
         let beat = &self.beat;
         // A disk that takes no sign of life takes no checkpoint either, which is told.
         self.files.iter_mut().for_each(|file| drop(file.write(beat)));
-    }
-
-    fn within_s(&self) -> f64 {
-        let limit = self.limits.seconds(self.phase);
-        let mut steps: Vec<f64> = self.steps.iter().copied().collect();
-        steps.sort_by(f64::total_cmp);
-        match steps.get(steps.len() / 2) {
-            Some(median) if self.phase == Phase::Step => limit.max(TIMES_THE_MEDIAN * median),
-            _ => limit,
-        }
     }
 }
 
@@ -100,7 +82,7 @@ pub(crate) fn begin(limits: Limits, orders: Option<&Orders>) {
     let files: Vec<Heartbeat> = orders.and_then(|orders| Heartbeat::create(orders.heartbeat()).ok()).into_iter().collect();
     let fault = Fault::of_this_process(beat.restarts);
     let now = Instant::now();
-    let mut pulse = Pulse { beat, phase: Phase::Start, files, limits, written: now, steps: VecDeque::new(), fault };
+    let mut pulse = Pulse { beat, phase: Phase::Start, files, limits, written: now, pace: Pace::default(), fault };
     pulse.turn_to(Phase::Start);
     pulse.beat(true, |_| {});
     *self::pulse() = Some(pulse);
@@ -136,7 +118,8 @@ pub(crate) fn same_command() {
 pub(crate) fn device(device: &Selected) {
     with(|pulse| {
         let told = format!("{} ({})", device.backend, device.name);
-        pulse.beat(true, |beat| (beat.device, beat.accelerator) = (Some(told), device.is_accelerator()));
+        let fallback = device.fallback.clone();
+        pulse.beat(true, |beat| (beat.device, beat.accelerator, beat.fallback) = (Some(told), device.is_accelerator(), fallback));
     });
 }
 
@@ -180,10 +163,7 @@ impl Observer for Watch {
     fn on_batch(&mut self, report: &BatchReport) {
         let Some(info) = &self.info else { return };
         with(|pulse| {
-            pulse.steps.push_back(report.seconds);
-            if pulse.steps.len() > STEPS {
-                pulse.steps.pop_front();
-            }
+            pulse.pace.add(report.seconds);
             pulse.beat(false, |beat| {
                 (beat.epoch, beat.done, beat.total, beat.step) = (report.epoch + 1, report.position + 1, info.batches, report.step);
                 beat.losses = info.item_names.iter().map(ToString::to_string).zip(report.means.iter().copied()).collect();

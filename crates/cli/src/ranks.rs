@@ -2,7 +2,7 @@
 //!
 //! With `ranks: N` this process is rank 0 of N on this machine and starts the others: the same command line with two words more, which say
 //! which rank it is and where rank 0 waits. Where the environment has `WORLD_SIZE`, `RANK`, `MASTER_ADDR` and `MASTER_PORT`, as PyTorch's
-//! users know them, somebody else has started all ranks, on one machine or several, and nobody is started here.
+//! users know them, or what `mpirun` or `srun` say, somebody else has started all ranks, on one machine or several, and nobody is started here.
 
 use std::ffi::OsString;
 use std::net::TcpListener;
@@ -199,4 +199,17 @@ impl Exchange for Noticed {
 pub(crate) fn code() -> String {
     let file = this_program().and_then(std::fs::read).unwrap_or_default();
     format!("{} {:08x}", env!("CARGO_PKG_VERSION"), crc32c::crc32c(&file))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Else nothing travels while the backward pass goes on, and no bit tells of it.
+    #[test]
+    fn ranks_of_one_machine_may_exchange_beside_the_backward_pass() {
+        let listener = TcpListener::bind(HERE).unwrap();
+        let alone = Tcp::host(&listener, 1, &|| None).unwrap();
+        assert!(alone.beside().is_some() && Noticed(alone).beside().is_some());
+    }
 }

@@ -73,7 +73,7 @@ pub fn show(matches: &ArgMatches, project: &str) -> Result<(), Failure> {
     }
     state.lines(&run).iter().for_each(|line| say(line));
     if matches.get_flag("follow") {
-        follow(&run);
+        follow(&run, state);
     }
     Ok(())
 }
@@ -182,14 +182,15 @@ impl State {
     }
 
     fn lines(&self, run: &RunDir) -> Vec<String> {
-        let Beat { device, restarts, phase, within_s, .. } = &self.beat;
+        let Beat { device, fallback, restarts, phase, within_s, .. } = &self.beat;
         let mut lines = vec![format!("{}: {}", run.path().display(), self.word())];
         if self.beat.count == 0 {
             lines.extend(events(run));
             return lines;
         }
         lines.push(format!("  {}", self.place()));
-        lines.extend(device.iter().map(|device| format!("  on {device}")));
+        let why = fallback.as_ref().map_or(String::new(), |why| format!(" — {why}"));
+        lines.extend(device.iter().map(|device| format!("  on {device}{why}")));
         if let Some(pid) = self.holder.flatten() {
             lines.push(format!("  process {pid}, last sign of life {} s ago ({phase}, at most {within_s:.0} s)", self.silent_s()));
         }
@@ -256,9 +257,9 @@ fn tail(path: &Path) -> Vec<Value> {
     read().unwrap_or_default().lines().filter_map(|line| serde_json::from_str(line).ok()).collect()
 }
 
-/// A line when something has changed, until no process has the run.
-fn follow(run: &RunDir) {
-    let (mut said, mut at) = (State::of(run), Instant::now());
+/// A line when something has changed from what was `said`, until no process has the run.
+fn follow(run: &RunDir, mut said: State) {
+    let mut at = Instant::now();
     while said.lives() {
         std::thread::sleep(LOOK);
         let state = State::of(run);

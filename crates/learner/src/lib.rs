@@ -69,7 +69,7 @@ pub use loader::Loader;
 pub use log::format_g;
 pub use observe::{BatchReport, EpochReport, Gauge, Notice, Observer, RunInfo};
 pub use optim::{Constants, Optimizer, OptimizerKind};
-pub use phase::{Limits, Phase};
+pub use phase::{Limits, Pace, Phase};
 pub use profile::{Stage, StepTimes, Stopwatch};
 pub use rng::Rng;
 pub use run::Outcome;

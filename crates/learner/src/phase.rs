@@ -1,6 +1,12 @@
 //! What a run is busy with, and how long each may take before somebody who watches it gives it up.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
+
+/// A step may take so many times the median of the last ones, if that is more than its limit.
+const TIMES_THE_MEDIAN: f64 = 10.0;
+
+/// So many of the last steps.
+const STEPS: usize = 31;
 
 /// What a process that trains is busy with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -80,9 +86,49 @@ impl Limits {
     }
 }
 
+/// How long the last steps took: by that a step may take longer than its limit.
+#[derive(Clone, Debug, Default)]
+pub struct Pace(VecDeque<f64>);
+
+impl Pace {
+    /// One more step took so many seconds.
+    pub fn add(&mut self, seconds: f64) {
+        self.0.push_back(seconds);
+        if self.0.len() > STEPS {
+            self.0.pop_front();
+        }
+    }
+
+    /// Whether no step was made yet.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Seconds that a phase may take by these limits, at this pace.
+    pub fn seconds(&self, limits: &Limits, phase: Phase) -> f64 {
+        let limit = limits.seconds(phase);
+        let mut steps: Vec<f64> = self.0.iter().copied().collect();
+        steps.sort_by(f64::total_cmp);
+        match steps.get(steps.len() / 2) {
+            Some(median) if phase == Phase::Step => limit.max(TIMES_THE_MEDIAN * median),
+            _ => limit,
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn slow_steps_may_take_ten_times_their_median() {
+        let (limits, mut pace) = (Limits::default(), Pace::default());
+        assert_eq!(pace.seconds(&limits, Phase::Step), 300.0);
+        [9.0, 40.0, 41.0].into_iter().for_each(|seconds| pace.add(seconds));
+        assert_eq!(Phase::ALL.map(|phase| pace.seconds(&limits, phase)), [3600.0, 600.0, 400.0, 600.0, 300.0, 3600.0]);
+        (0..STEPS).for_each(|_| pace.add(2.0));
+        assert_eq!(pace.seconds(&limits, Phase::Step), 300.0);
+    }
 
     #[test]
     fn a_setting_names_a_phase_and_is_above_0() {

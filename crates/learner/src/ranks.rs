@@ -18,7 +18,7 @@ use serde_json::{Map, Value};
 
 use crate::error::{LearnError, TaskError};
 use crate::identity::unlike;
-use crate::phase::{Limits, Phase};
+use crate::phase::{Limits, Pace, Phase};
 use crate::task::Unreadable;
 use crate::wire::{in_words, pack, tell, unpack};
 
@@ -31,6 +31,7 @@ struct Others {
     limits: Limits,
     /// No step has been made yet: the first one takes long.
     new: Cell<bool>,
+    pace: RefCell<Pace>,
     /// The entries whose gradients come up in the middle of a backward pass, in the order of rank 0's; `None` where those are not all of them.
     early: RefCell<Option<Vec<usize>>>,
 }
@@ -64,7 +65,7 @@ struct Head {
 impl Ranks {
     /// Those of `exchange`, of which one waits for another as long as `limits` say.
     pub(crate) fn of(exchange: Rc<dyn Exchange>, limits: Limits) -> Self {
-        let others = Others { exchange, limits, new: Cell::new(true), early: RefCell::new(Some(Vec::new())) };
+        let others = Others { exchange, limits, new: Cell::new(true), pace: RefCell::default(), early: RefCell::new(Some(Vec::new())) };
         others.exchange.wait_at_most(Duration::from_secs_f64(others.limits.seconds(Phase::Start)));
         Self(Some(Rc::new(others)).filter(|others| others.exchange.ranks() > 1))
     }
@@ -74,7 +75,13 @@ impl Ranks {
         let Some(others) = &self.0 else { return };
         // What comes between the first step and the second is still waited for as a first step.
         let patience = if phase == Phase::Step && others.new.replace(false) { Phase::First } else { phase };
-        others.exchange.wait_at_most(Duration::from_secs_f64(others.limits.seconds(patience)));
+        let seconds = others.pace.borrow().seconds(&others.limits, patience);
+        others.exchange.wait_at_most(Duration::from_secs_f64(seconds));
+    }
+
+    /// A step took so many seconds.
+    pub(crate) fn stepped(&self, seconds: f64) {
+        self.0.iter().for_each(|others| others.pace.borrow_mut().add(seconds));
     }
 
     pub(crate) fn count(&self) -> usize {
@@ -232,5 +239,46 @@ impl Ranks {
             Some(rank) => Err(LearnError::Rank { rank, reason: format!("its {what} are not those of rank 0") }),
             None => Ok(()),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bellows_ranks::{ExchangeError, Thread, threads};
+
+    use super::*;
+
+    /// Writes down how long it is to wait.
+    struct Patient(Thread, RefCell<Vec<f64>>);
+
+    impl Exchange for Patient {
+        fn rank(&self) -> usize {
+            self.0.rank()
+        }
+
+        fn ranks(&self) -> usize {
+            self.0.ranks()
+        }
+
+        fn swap(&self, parts: &[&[u8]]) -> Result<Vec<Vec<u8>>, ExchangeError> {
+            self.0.swap(parts)
+        }
+
+        fn wait_at_most(&self, patience: Duration) {
+            self.1.borrow_mut().push(patience.as_secs_f64());
+        }
+    }
+
+    #[test]
+    fn a_rank_waits_for_a_step_as_long_as_a_supervisor_does() {
+        let patient = Rc::new(Patient(threads(2).remove(0), RefCell::default()));
+        let ranks = Ranks::of(patient.clone(), Limits::default());
+        ranks.turn_to(Phase::Step);
+        for seconds in [40.0, 50.0, 1.0] {
+            ranks.stepped(seconds);
+            ranks.turn_to(Phase::Step);
+        }
+        ranks.turn_to(Phase::Evaluation);
+        assert_eq!(*patient.1.borrow(), [3600.0, 600.0, 400.0, 500.0, 400.0, 600.0]);
     }
 }

@@ -104,6 +104,7 @@ impl<T: Task> Run<T> {
         let seconds = self.lap();
         self.clock.times += times;
         self.clock.trained_s += seconds;
+        self.ranks.stepped(seconds);
         seconds
     }
 

@@ -20,7 +20,13 @@ use burn::tensor::Device;
 use toy::{BATCH, SAMPLES, StopAfter, Toy, data, ending, net};
 
 /// A rank's Learner: rank 0 in `dir`, the others nowhere.
-fn rank(dir: &Path, exchange: Thread, toy: Toy, config: LearnerConfig, identity: Identity) -> Result<Learner<Toy>, LearnError> {
+fn rank(
+    dir: &Path,
+    exchange: impl Exchange + 'static,
+    toy: Toy,
+    config: LearnerConfig,
+    identity: Identity,
+) -> Result<Learner<Toy>, LearnError> {
     let run = if exchange.rank() == 0 { RunDir::create(dir, "run", true).unwrap() } else { RunDir::nowhere() };
     let mut learner = Learner::new(toy, net(&Device::flex()), &Device::flex(), config, run, identity)?;
     learner.join(Rc::new(exchange), "this program", Limits::default())?;
@@ -175,6 +181,101 @@ fn when_gradients_are_told_changes_no_bit() {
             assert!(run(told, wire) == expected, "{i}, {wire:?}");
         }
     }
+}
+
+/// Counts what it has swapped.
+struct Counting(Thread, Arc<AtomicUsize>);
+
+impl Exchange for Counting {
+    fn rank(&self) -> usize {
+        self.0.rank()
+    }
+
+    fn ranks(&self) -> usize {
+        self.0.ranks()
+    }
+
+    fn beside(&self) -> Option<&(dyn Exchange + Sync)> {
+        Some(self)
+    }
+
+    fn swap(&self, parts: &[&[u8]]) -> Result<Vec<Vec<u8>>, ExchangeError> {
+        let swapped = self.0.swap(parts);
+        self.1.fetch_add(1, Ordering::SeqCst);
+        swapped
+    }
+}
+
+/// A pass that has told all of its gradient has the sum before it is over.
+#[test]
+fn gradients_travel_while_the_backward_pass_goes_on() {
+    let dir = tempfile::tempdir().unwrap();
+    thread::scope(|scope| {
+        let spawn = |exchange: Thread| {
+            let dir = dir.path();
+            scope.spawn(move || {
+                let swaps = Arc::new(AtomicUsize::new(0));
+                let toy = Toy { swaps: Some(Arc::clone(&swaps)), ..Toy::default() };
+                let identity = Identity::default().with("model", "toy");
+                finish(0, &mut rank(dir, Counting(exchange, swaps), toy, config(2), identity).unwrap());
+            })
+        };
+        let all: Vec<_> = threads(2).into_iter().map(spawn).collect();
+        all.into_iter().for_each(|rank| rank.join().unwrap());
+    });
+    let after = tempfile::tempdir().unwrap();
+    on_ranks(after.path(), 2, &config(2), |_| Toy::default(), finish);
+    assert!(ending(dir.path()) == ending(after.path()), "and no bit is another");
+}
+
+/// Gives another number than it was given in one sum, the one that comes after so many, as a bad memory may.
+struct Turning {
+    exchange: Thread,
+    left: AtomicUsize,
+}
+
+impl Exchange for Turning {
+    fn rank(&self) -> usize {
+        self.exchange.rank()
+    }
+
+    fn ranks(&self) -> usize {
+        self.exchange.ranks()
+    }
+
+    fn swap(&self, parts: &[&[u8]]) -> Result<Vec<Vec<u8>>, ExchangeError> {
+        self.exchange.swap(parts)
+    }
+
+    fn sum(&self, values: &mut [f32], wire: Wire) -> Result<(), ExchangeError> {
+        self.exchange.sum(values, wire)?;
+        let turns = self.left.fetch_sub(1, Ordering::SeqCst) == 0;
+        if let Some(largest) = values.iter_mut().max_by(|a, b| a.abs().total_cmp(&b.abs())).filter(|_| turns) {
+            *largest = -*largest;
+        }
+        Ok(())
+    }
+}
+
+/// One bit of one sum, in the middle of the first epoch.
+#[test]
+fn ranks_that_have_learnt_something_else_are_known_after_the_epoch() {
+    let dir = tempfile::tempdir().unwrap();
+    let ended: Vec<(String, usize)> = thread::scope(|scope| {
+        let spawn = |exchange: Thread| {
+            let dir = dir.path();
+            scope.spawn(move || {
+                let left = AtomicUsize::new(if exchange.rank() == 1 { 2 } else { usize::MAX });
+                let identity = Identity::default().with("model", "toy");
+                let mut learner = rank(dir, Turning { exchange, left }, Toy::default(), config(2), identity).unwrap();
+                let error = learner.fit(&data()).unwrap_err();
+                (error.to_string(), learner.state().counters.epoch)
+            })
+        };
+        threads(2).into_iter().map(spawn).collect::<Vec<_>>().into_iter().map(|rank| rank.join().unwrap()).collect()
+    });
+    let expected = ("rank 1: its weights are not those of rank 0".to_string(), 0);
+    assert_eq!(ended, [expected.clone(), expected]);
 }
 
 #[test]

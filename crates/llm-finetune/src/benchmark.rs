@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use bellows_cli::{Context, Exit, Failure, Signals, Usage, join_pool, placed, say, say_launches, scratch};
+use bellows_cli::{Context, Exit, Failure, Signals, Usage, device_of_rank, join_pool, placed, say, say_launches, scratch};
 use bellows_qwen::adapter::Targets;
 use bellows_qwen::bench::{Benchmark, Size};
 use bellows_qwen::checkpointing::Checkpointing;
@@ -21,7 +21,7 @@ pub(crate) fn run(args: &BenchmarkArgs, signals: &Signals) -> Result<(), Failure
         return Err(Usage(format!("--{name} is {given}, and must be at least {least}")).into());
     }
     join_pool(args.threads)?;
-    let device = bellows_device::select(&args.device.parse()?, &by(args.products))?;
+    let device = bellows_device::select(&device_of_rank(&args.device).parse()?, &by(args.products))?;
     device.adopt();
     let what = Benchmark {
         size: Size::named(&args.size).ok_or_else(|| Usage(format!("benchmark: there is no size {}", args.size)))?,
@@ -43,7 +43,7 @@ pub(crate) fn run(args: &BenchmarkArgs, signals: &Signals) -> Result<(), Failure
         let work = counted.work.iter().map(|(name, done)| (*name, (done.launches, done.bytes, done.flops))).collect();
         return say_launches(&counted.launches, &work, args.json);
     }
-    // Started by mpirun, or with torchrun's variables, this is a rank of several, which time their steps together.
+    // Started by mpirun or srun, or with torchrun's variables, this is a rank of several, which time their steps together.
     let report = what.run(&device.device, &folder, placed(PATIENCE)?)?;
     if args.json {
         let mut report = serde_json::to_value(&report).context(Exit::Failed, "the report as JSON")?;

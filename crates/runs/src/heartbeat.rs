@@ -48,6 +48,8 @@ pub struct Beat {
     pub device: Option<String>,
     /// Whether that is anything but the processor.
     pub accelerator: bool,
+    /// Why that is the processor, where something else was to be.
+    pub fallback: Option<String>,
     /// Epoch in progress, from 1.
     pub epoch: usize,
     /// Epochs planned.

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use bellows_cli::{Context, Exit, Failure, Signals, Usage, join_pool, placed, say, say_launches, scratch};
+use bellows_cli::{Context, Exit, Failure, Signals, Usage, device_of_rank, join_pool, placed, say, say_launches, scratch};
 use bellows_device::{Backend, ProbeOptions, Work, select};
 use bellows_kernels::{Lowering, Precision, cube, processor_choices, processor_has_bf16, processor_level, processor_peak};
 use bellows_yolo::bench::LayerTimes;
@@ -21,7 +21,7 @@ pub(crate) fn run(args: &BenchmarkArgs, signals: &Signals) -> Result<(), Failure
     }
     join_pool(args.threads)?;
     let work = if what.half { Work::HalfDetector } else { Work::Detector };
-    let device = select(&args.device.parse()?, &ProbeOptions { lowering: Some(args.conv), ..ProbeOptions::of(work) })?;
+    let device = select(&device_of_rank(&args.device).parse()?, &ProbeOptions { lowering: Some(args.conv), ..ProbeOptions::of(work) })?;
     if what.half {
         has_half(&device)?;
     }
@@ -33,7 +33,7 @@ pub(crate) fn run(args: &BenchmarkArgs, signals: &Signals) -> Result<(), Failure
         let work = counted.work.iter().map(|(name, done)| (*name, (done.launches, done.bytes, done.flops))).collect();
         return say_launches(&counted.launches, &work, args.json);
     }
-    // Started by mpirun, or with torchrun's variables, this is a rank of several, which time their steps together.
+    // Started by mpirun or srun, or with torchrun's variables, this is a rank of several, which time their steps together.
     let report = what.run(&device.device, &folder, placed(PATIENCE)?)?;
     let in_bf16 = device.lowering == Lowering::Bf16 && processor_has_bf16();
     let precision = if in_bf16 { Precision::Bf16 } else { Precision::F32 };

@@ -5,6 +5,7 @@
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 use bellows_kernels::tell;
 use bellows_learner::rng::Rng;
@@ -54,6 +55,8 @@ pub struct Toy {
     pub size: fn(&[usize]) -> usize,
     /// What is told of each number of a gradient in the middle of the backward pass, if anything is.
     pub told: Option<fn(f32) -> f32>,
+    /// So many swaps the exchange of this rank has made: all of a gradient is told, and the pass waits for its sum.
+    pub swaps: Option<Arc<AtomicUsize>>,
     /// The samples of every batch and part that was made.
     pub made: Mutex<Vec<Vec<usize>>>,
     /// A sample: if one more than it is in its batch, the memory runs out in the update that the batch completes.
@@ -75,6 +78,7 @@ impl Default for Toy {
             shortage: |_, _| None,
             size: |_| 0,
             told: None,
+            swaps: None,
             made: Mutex::default(),
             update_shortage: None,
             calls_left: AtomicUsize::new(0),
@@ -184,6 +188,24 @@ impl Task for Toy {
                 let values = weight.grad(&grads).unwrap().into_data().try_into_vec_as::<f32>().unwrap();
                 let values: Vec<f32> = values.into_iter().map(told).collect();
                 tell(weight, &Tensor::<1>::from_data(TensorData::from(&values[..]), &Device::flex()));
+            }
+        }
+        if let Some(swaps) = &self.swaps {
+            let before = swaps.load(Ordering::SeqCst);
+            for weight in [model.out.weight.val(), model.hidden.weight.val()] {
+                let grad = weight.grad(&grads).unwrap();
+                tell(weight, &grad);
+            }
+            let biases = [&model.out.bias, &model.hidden.bias].into_iter().flatten();
+            for weight in [&model.norm.gamma, &model.norm.beta].into_iter().chain(biases) {
+                let grad = weight.val().grad(&grads).unwrap();
+                tell(weight.val(), &grad);
+            }
+            // A sum is two swaps.
+            let until = Instant::now() + Duration::from_secs(20);
+            while swaps.load(Ordering::SeqCst) < before + 2 {
+                assert!(Instant::now() < until, "the sum waits for the end of the pass");
+                std::thread::yield_now();
             }
         }
         let mut grads = layout.take_gradients(model, &mut grads);

@@ -4,7 +4,7 @@ use burn::backend::tensor::FloatTensor;
 use burn_autodiff::checkpoint::base::Checkpointer;
 use burn_autodiff::checkpoint::strategy::CheckpointStrategy;
 use burn_autodiff::grads::Gradients;
-use burn_autodiff::ops::{Backward, Ops, OpsKind, unary};
+use burn_autodiff::ops::{Backward, Ops, OpsKind};
 use burn_autodiff::{Autodiff, NodeId};
 
 use super::DecoderOps;
@@ -55,19 +55,6 @@ impl<B: DecoderOps> Backward<B, 2> for Swiglu {
     }
 }
 
-/// State: the result and the scale.
-#[derive(Debug)]
-struct MaskedSoftmax;
-
-impl<B: DecoderOps> Backward<B, 1> for MaskedSoftmax {
-    type State = (FloatTensor<B>, f64);
-
-    fn backward(self, ops: Ops<Self::State, 1>, grads: &mut Gradients, _: &mut Checkpointer) {
-        let (p, scale) = ops.state;
-        unary::<B, _>(ops.parents, ops.node, grads, |dp| B::masked_softmax_grad(p, dp, scale));
-    }
-}
-
 /// Parents are queries and keys. State: the gradients of both, turned, and the angles.
 #[derive(Debug)]
 struct Rotate;
@@ -109,15 +96,6 @@ impl<B: DecoderOps, C: CheckpointStrategy> DecoderOps for Autodiff<B, C> {
                 prep.finish(state, B::swiglu(gate.into_primitive(), up.into_primitive()))
             }
             OpsKind::UnTracked(prep) => prep.finish(B::swiglu(gate.into_primitive(), up.into_primitive())),
-        }
-    }
-
-    fn masked_softmax(scores: FloatTensor<Self>, mask: FloatTensor<Self>, scale: f64) -> FloatTensor<Self> {
-        let prep = Backward::<B, 1>::prepare::<C>(MaskedSoftmax, [scores.node()]).compute_bound().stateful();
-        let p = B::masked_softmax(scores.into_primitive(), mask.into_primitive(), scale);
-        match prep {
-            OpsKind::Tracked(prep) => prep.finish((p.clone(), scale), p),
-            OpsKind::UnTracked(prep) => prep.finish(p),
         }
     }
 

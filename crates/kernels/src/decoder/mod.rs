@@ -19,7 +19,7 @@ use burn::tensor::Tensor;
 use crate::planes::PlaneOps;
 use crate::shapes;
 
-/// In the mask of [`masked_softmax`]: this key is not seen. Far below any score, and finite, so that a row of nothing else is
+/// In the mask of [`DecoderOps::masked_softmax`]: this key is not seen. Far below any score, and finite, so that a row of nothing else is
 /// uniform rather than no number.
 pub const BLOCKED: f32 = -1e30;
 
@@ -106,13 +106,6 @@ pub fn rms_norm<const D: usize>(x: Tensor<D>, weight: Tensor<1>, epsilon: f64) -
 pub fn swiglu<const D: usize>(gate: Tensor<D>, up: Tensor<D>) -> Tensor<D> {
     shapes::expect("up", up.dims(), gate.dims());
     Tensor::from_dispatch(Dispatch::swiglu(gate.into_dispatch(), up.into_dispatch()))
-}
-
-/// [`DecoderOps::masked_softmax`], differentiable in the scores.
-pub fn masked_softmax(scores: Tensor<4>, mask: Tensor<4>, scale: f64) -> Tensor<4> {
-    let ([b, _, r, t], [held, ..]) = (scores.dims(), mask.dims());
-    shapes::expect("the mask", mask.dims(), [if held == 1 { 1 } else { b }, 1, r, t]);
-    Tensor::from_dispatch(Dispatch::masked_softmax(scores.into_dispatch(), mask.into_dispatch(), scale))
 }
 
 /// [`DecoderOps::rotate`], differentiable in queries and keys.

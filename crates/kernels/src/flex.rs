@@ -109,9 +109,7 @@ impl KernelOps for Flex {
         step: NormStep,
     ) -> NormOutput<Self> {
         let running = [running_mean, running_variance];
-        if !all_f32([&x, &gamma, &beta]) {
-            return portable::norm_act::<Self>(x, gamma, beta, running, step);
-        }
+        let true = all_f32([&x, &gamma, &beta]) else { return portable::norm_act::<Self>(x, gamma, beta, running, step) };
         let [x, gamma, beta] = [x, gamma, beta].map(contiguous);
         let (extent, dims) = (extent(&x), x.shape().dims::<4>());
         let mut out = take(extent.batch * extent.channels * extent.plane);

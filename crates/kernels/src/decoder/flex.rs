@@ -29,9 +29,7 @@ fn shared(i: usize, rows: usize, held: usize) -> usize {
 
 impl DecoderOps for Flex {
     fn rms_norm(x: FlexTensor, weight: FlexTensor, epsilon: f64) -> FlexTensor {
-        if !ours([&x, &weight]) {
-            return portable::rms_norm::<Self>(x, weight, epsilon);
-        }
+        let true = ours([&x, &weight]) else { return portable::rms_norm::<Self>(x, weight, epsilon) };
         let (shape, x, weight, level) = (x.shape(), contiguous(x), contiguous(weight), simd::level());
         let weight = values(&weight);
         let (k, mut out) = (weight.len(), take(shape.num_elements()));
@@ -41,9 +39,7 @@ impl DecoderOps for Flex {
     }
 
     fn rms_norm_data_grad(x: FlexTensor, weight: FlexTensor, dy: FlexTensor, epsilon: f64) -> FlexTensor {
-        if !ours([&x, &weight, &dy]) {
-            return portable::rms_norm_data_grad::<Self>(x, weight, dy, epsilon);
-        }
+        let true = ours([&x, &weight, &dy]) else { return portable::rms_norm_data_grad::<Self>(x, weight, dy, epsilon) };
         let (shape, x, weight, level) = (x.shape(), contiguous(x), contiguous(weight), simd::level());
         let (weight, mut dx) = (values(&weight), owned(contiguous(dy)));
         let k = weight.len();
@@ -53,9 +49,7 @@ impl DecoderOps for Flex {
     }
 
     fn swiglu(gate: FlexTensor, up: FlexTensor) -> FlexTensor {
-        if !ours([&gate, &up]) {
-            return portable::swiglu::<Self>(gate, up);
-        }
+        let true = ours([&gate, &up]) else { return portable::swiglu::<Self>(gate, up) };
         let (shape, gate, up, level) = (gate.shape(), contiguous(gate), contiguous(up), simd::level());
         let mut out = take(shape.num_elements());
         let parts = out.par_chunks_mut(TASK).zip(values(&gate).par_chunks(TASK)).zip(values(&up).par_chunks(TASK));
@@ -64,9 +58,7 @@ impl DecoderOps for Flex {
     }
 
     fn swiglu_grad(gate: FlexTensor, up: FlexTensor, dy: FlexTensor) -> (FlexTensor, FlexTensor) {
-        if !ours([&gate, &up, &dy]) {
-            return portable::swiglu_grad::<Self>(gate, up, dy);
-        }
+        let true = ours([&gate, &up, &dy]) else { return portable::swiglu_grad::<Self>(gate, up, dy) };
         let (shape, gate, up, level) = (gate.shape(), contiguous(gate), contiguous(up), simd::level());
         let (mut dgate, mut dup) = (owned(contiguous(dy)), take(shape.num_elements()));
         let inputs = values(&gate).par_chunks(TASK).zip(values(&up).par_chunks(TASK));
@@ -77,9 +69,7 @@ impl DecoderOps for Flex {
 
     fn rotate(q: FlexTensor, k: FlexTensor, cos: FlexTensor, sin: FlexTensor) -> (FlexTensor, FlexTensor) {
         let one = |x: FlexTensor| {
-            if !ours([&x, &cos, &sin]) {
-                return portable::rotate::<Self>(x, cos.clone(), sin.clone());
-            }
+            let true = ours([&x, &cos, &sin]) else { return portable::rotate::<Self>(x, cos.clone(), sin.clone()) };
             let [b, s, n, d] = x.shape().dims();
             // Row (b, head, position) of the output is row (b, position, head) of x.
             turned(x, (&cos, &sin), [b, n, s, d], 1.0, |i| (i / (n * s) * s + i % s) * n + i / s % n, |i| i / (n * s) * s + i % s)
@@ -89,9 +79,7 @@ impl DecoderOps for Flex {
 
     fn rotate_back(q: FlexTensor, k: FlexTensor, cos: FlexTensor, sin: FlexTensor) -> (FlexTensor, FlexTensor) {
         let one = |y: FlexTensor| {
-            if !ours([&y, &cos, &sin]) {
-                return portable::rotate_back::<Self>(y, cos.clone(), sin.clone());
-            }
+            let true = ours([&y, &cos, &sin]) else { return portable::rotate_back::<Self>(y, cos.clone(), sin.clone()) };
             let [b, n, s, d] = y.shape().dims();
             turned(y, (&cos, &sin), [b, s, n, d], -1.0, |i| (i / (n * s) * n + i % n) * s + i / n % s, |i| i / n)
         };

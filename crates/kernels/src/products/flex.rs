@@ -76,9 +76,7 @@ fn inner(left: Operand<'_>, right: Operand<'_>, [rows, depth, columns]: [usize; 
 impl ProductOps for Flex {
     fn linear_forward(x: FlexTensor, weight: StoredWeight<Self>, bias: Bias<Self>, precision: Precision) -> FlexTensor {
         let bias = bias.into_option();
-        if !ours(std::iter::once(&x).chain(&bias), &weight) {
-            return portable::linear::<Self>(x, weight, bias, precision);
-        }
+        let true = ours(std::iter::once(&x).chain(&bias), &weight) else { return portable::linear::<Self>(x, weight, bias, precision) };
         let (x, weight, bias) = (contiguous(x), settled(weight), bias.map(contiguous));
         let ([n, input], [out, _]) = (dims(&x), weight.dims());
         let mut y = take(n * out);
@@ -94,9 +92,7 @@ impl ProductOps for Flex {
     }
 
     fn linear_data_grad(dy: FlexTensor, weight: StoredWeight<Self>, precision: Precision) -> FlexTensor {
-        if !ours([&dy], &weight) {
-            return portable::linear_data_grad::<Self>(dy, weight, precision);
-        }
+        let true = ours([&dy], &weight) else { return portable::linear_data_grad::<Self>(dy, weight, precision) };
         let (dy, weight) = (contiguous(dy), settled(weight));
         let ([n, out], [_, input]) = (dims(&dy), weight.dims());
         let mut dx = take(n * input);
@@ -112,9 +108,7 @@ impl ProductOps for Flex {
     }
 
     fn linear_weight_grad(x: FlexTensor, dy: FlexTensor) -> FlexTensor {
-        if !all_f32([&x, &dy]) {
-            return portable::linear_weight_grad::<Self>(x, dy);
-        }
+        let true = all_f32([&x, &dy]) else { return portable::linear_weight_grad::<Self>(x, dy) };
         let (x, dy) = (contiguous(x), contiguous(dy));
         let ([n, input], [_, out]) = (dims(&x), dims(&dy));
         let mut dw = take(out * input);
@@ -172,9 +166,7 @@ impl ProductOps for Flex {
         scaling: f64,
         precision: Precision,
     ) -> FlexTensor {
-        if !ours([&dy, &a, &b], &weight) {
-            return portable::lora_data_grad::<Self>(dy, weight, a, b, scaling, precision);
-        }
+        let true = ours([&dy, &a, &b], &weight) else { return portable::lora_data_grad::<Self>(dy, weight, a, b, scaling, precision) };
         let ([dy, a, b], weight) = ([dy, a, b].map(contiguous), settled(weight));
         let ([n, out], [rank, input]) = (dims(&dy), dims(&a));
         let rows = Operand::lines(Stored::F32(values(&dy)), out);
@@ -199,9 +191,7 @@ impl ProductOps for Flex {
     }
 
     fn lora_grads(x: FlexTensor, dy: FlexTensor, a: FlexTensor, b: FlexTensor, scaling: f64) -> (FlexTensor, FlexTensor) {
-        if !all_f32([&x, &dy, &a, &b]) {
-            return portable::lora_grads::<Self>(x, dy, a, b, scaling);
-        }
+        let true = all_f32([&x, &dy, &a, &b]) else { return portable::lora_grads::<Self>(x, dy, a, b, scaling) };
         let [x, dy, a, b] = [x, dy, a, b].map(contiguous);
         let ([n, input], [out, rank], level) = (dims(&x), dims(&b), simd::level());
         let du = inner(

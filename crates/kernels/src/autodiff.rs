@@ -7,23 +7,18 @@
 //! convolution's weight gradient reads it, which costs one pass over memory and saves half of all kept activations. Burn calls such
 //! an operation memory bound and honours that only under a strategy chosen on the device; here it holds always, hence [`Recomputed`].
 
-use burn::backend::tensor::FloatTensor;
 use burn::backend::{AutodiffBackend, Backend, Scalar, TensorMetadata};
 use burn::tensor::{DType, FloatDType, Shape};
-use burn_autodiff::checkpoint::base::Checkpointer;
 use burn_autodiff::checkpoint::retro_forward::RetroForward;
 use burn_autodiff::checkpoint::state::BackwardStates;
-use burn_autodiff::checkpoint::strategy::{BalancedCheckpointing as Recomputed, CheckpointStrategy};
-use burn_autodiff::grads::Gradients;
-use burn_autodiff::ops::{Backward, Ops, OpsKind};
-use burn_autodiff::{Autodiff, NodeId};
+use burn_autodiff::checkpoint::strategy::BalancedCheckpointing as Recomputed;
 
 use crate::listen::told;
-use crate::meeting::register;
 use crate::norm_parts;
 use crate::operands::{Bias, ConvConfig, NormOutput, NormStep};
 use crate::ops::{Keeps, KernelOps};
 use crate::planes::{HALF_GRADIENTS, PlaneOps};
+use crate::steps::{Autodiff, Backward, CheckpointStrategy, Checkpointer, FloatTensor, Gradients, NodeId, Ops, recorded, register};
 
 /// The convolution's backward step; parents are x, weight and, for N = 3, bias.
 #[derive(Debug)]
@@ -120,14 +115,15 @@ impl<B: KernelOps + PlaneOps + Keeps, C: CheckpointStrategy> KernelOps for Autod
         // Two arms because the number of parents is part of the type.
         macro_rules! record {
             ($nodes:expr, $bias:expr) => {
-                match Backward::<B, _>::prepare::<C>(Conv, $nodes).compute_bound().stateful() {
-                    OpsKind::Tracked(mut prep) => {
+                recorded!(
+                    Backward::<B, _>::prepare::<C>(Conv, $nodes).compute_bound().stateful(),
+                    |prep| {
                         state.x = weight.is_tracked().then(|| prep.checkpoint(&x));
                         state.weight = x.is_tracked().then(|| prep.checkpoint(&weight));
-                        prep.finish(state, B::conv_forward(x.into_primitive(), weight.into_primitive(), $bias, config))
-                    }
-                    OpsKind::UnTracked(prep) => prep.finish(B::conv_forward(x.into_primitive(), weight.into_primitive(), $bias, config)),
-                }
+                        state
+                    },
+                    B::conv_forward(x.into_primitive(), weight.into_primitive(), $bias, config)
+                )
             };
         }
         match bias {
@@ -156,15 +152,14 @@ impl<B: KernelOps + PlaneOps + Keeps, C: CheckpointStrategy> KernelOps for Autod
         // Two arms because whether the output is kept is part of the type.
         macro_rules! record {
             ($prep:expr) => {
-                match $prep.stateful() {
-                    OpsKind::Tracked(mut prep) => {
-                        for tensor in [&x, &gamma, &beta] {
-                            prep.checkpoint(tensor);
-                        }
-                        prep.finish(state, output)
-                    }
-                    OpsKind::UnTracked(prep) => prep.finish(output),
-                }
+                recorded!(
+                    $prep.stateful(),
+                    |prep| {
+                        [&x, &gamma, &beta].into_iter().for_each(|tensor| _ = prep.checkpoint(tensor));
+                        state
+                    },
+                    output
+                )
             };
         }
         let output = if output.shape().num_elements() * output.dtype().size() <= B::KEPT {

@@ -3,16 +3,12 @@
 //! In Burn's words the result is multiplied by its gradient and added up, four passes over what is only handed on; and a leaf's gradients are
 //! added by Burn alone, where an operation could have added its own to what is there (see `meeting`).
 
-use burn::backend::tensor::FloatTensor;
 use burn::backend::{AutodiffBackend, Backend, Dispatch, TensorMetadata, backend_extension};
 use burn::tensor::{Tensor, TensorData};
-use burn_autodiff::Autodiff;
-use burn_autodiff::checkpoint::base::Checkpointer;
-use burn_autodiff::checkpoint::strategy::CheckpointStrategy;
-use burn_autodiff::grads::Gradients;
-use burn_autodiff::ops::{Backward, Ops, OpsKind, unary};
 use burn_cubecl::CubeBackend;
 use burn_flex::Flex;
+
+use crate::steps::{Autodiff, Backward, CheckpointStrategy, Checkpointer, FloatTensor, Gradients, Ops, recorded, unary};
 
 /// Operations that compute nothing.
 #[backend_extension(Flex, Cube, Autodiff)]
@@ -58,20 +54,14 @@ impl<B: GraphOps> Backward<B, 1> for Lead {
 
 impl<B: GraphOps, C: CheckpointStrategy> GraphOps for Autodiff<B, C> {
     fn enter(x: FloatTensor<Self>) -> FloatTensor<Self> {
-        match Backward::<B, 1>::prepare::<C>(Enter, [x.node()]).compute_bound().stateful() {
-            OpsKind::Tracked(prep) => prep.finish((), x.into_primitive()),
-            OpsKind::UnTracked(prep) => prep.finish(x.into_primitive()),
-        }
+        recorded!(Backward::<B, 1>::prepare::<C>(Enter, [x.node()]).compute_bound().stateful(), (), x.into_primitive())
     }
 
     fn lead(y: FloatTensor<Self>, dy: FloatTensor<Self>) -> FloatTensor<Self> {
         let prep = Backward::<B, 1>::prepare::<C>(Lead, [y.node()]).compute_bound().stateful();
         let dy = Self::inner(dy);
         let zero = B::lead(y.into_primitive(), dy.clone());
-        match prep {
-            OpsKind::Tracked(prep) => prep.finish(dy, zero),
-            OpsKind::UnTracked(prep) => prep.finish(zero),
-        }
+        recorded!(prep, dy, zero)
     }
 }
 

@@ -37,6 +37,7 @@ pub mod products;
 pub mod rows;
 mod several;
 mod shapes;
+mod steps;
 pub mod update;
 
 use burn::backend::Dispatch;

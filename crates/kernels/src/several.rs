@@ -6,14 +6,10 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, TensorMetadata};
 use burn::tensor::Shape;
-use burn_autodiff::Autodiff;
-use burn_autodiff::checkpoint::base::Checkpointer;
-use burn_autodiff::checkpoint::strategy::CheckpointStrategy;
-use burn_autodiff::grads::Gradients;
-use burn_autodiff::ops::{Backward, Ops, OpsKind};
+
+use crate::steps::{Autodiff, Backward, CheckpointStrategy, Checkpointer, FloatTensor, Gradients, Ops, recorded};
 
 /// Gradients by the numbers of the results, as they come.
 type Came<B> = Vec<(usize, FloatTensor<B>)>;
@@ -71,8 +67,5 @@ pub(crate) fn result<B: Backend, C: CheckpointStrategy>(
     number: usize,
     y: FloatTensor<B>,
 ) -> FloatTensor<Autodiff<B, C>> {
-    match Backward::<B, 1>::prepare::<C>(Handed(number), [operation.node()]).compute_bound().stateful() {
-        OpsKind::Tracked(prep) => prep.finish(gathered.clone(), y),
-        OpsKind::UnTracked(prep) => prep.finish(y),
-    }
+    recorded!(Backward::<B, 1>::prepare::<C>(Handed(number), [operation.node()]).compute_bound().stateful(), gathered.clone(), y)
 }

@@ -1,13 +1,9 @@
 //! The gradient of attention: q, k, v, the result and a number for each row are kept.
 
-use burn::backend::tensor::{FloatTensor, IntTensor};
-use burn_autodiff::checkpoint::base::Checkpointer;
-use burn_autodiff::checkpoint::strategy::CheckpointStrategy;
-use burn_autodiff::grads::Gradients;
-use burn_autodiff::ops::{Backward, Ops, OpsKind};
-use burn_autodiff::{Autodiff, NodeId};
+use burn::backend::tensor::IntTensor;
 
 use super::AttentionOps;
+use crate::steps::{Autodiff, Backward, CheckpointStrategy, Checkpointer, FloatTensor, Gradients, NodeId, Ops, OpsKind};
 
 /// Parents are q, k and v.
 #[derive(Debug)]

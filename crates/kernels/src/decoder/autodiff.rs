@@ -1,15 +1,8 @@
 //! Gradients of the decoder's operations. A gradient is computed only for an input that asks for one.
 
-use burn::backend::tensor::FloatTensor;
-use burn_autodiff::checkpoint::base::Checkpointer;
-use burn_autodiff::checkpoint::strategy::CheckpointStrategy;
-use burn_autodiff::grads::Gradients;
-use burn_autodiff::ops::{Backward, Ops, OpsKind};
-use burn_autodiff::{Autodiff, NodeId};
-
 use super::DecoderOps;
-use crate::meeting::register;
 use crate::several::{Gathered, result};
+use crate::steps::{Autodiff, Backward, CheckpointStrategy, Checkpointer, FloatTensor, Gradients, NodeId, Ops, recorded, register};
 
 /// State: x, the weight, ε.
 #[derive(Debug)]
@@ -80,23 +73,17 @@ impl<B: DecoderOps> Backward<B, 2> for Rotate {
 
 impl<B: DecoderOps, C: CheckpointStrategy> DecoderOps for Autodiff<B, C> {
     fn rms_norm(x: FloatTensor<Self>, weight: FloatTensor<Self>, epsilon: f64) -> FloatTensor<Self> {
-        match Backward::<B, 2>::prepare::<C>(RmsNorm, [x.node(), weight.node()]).compute_bound().stateful() {
-            OpsKind::Tracked(mut prep) => {
-                let state = (prep.checkpoint(&x), prep.checkpoint(&weight), epsilon);
-                prep.finish(state, B::rms_norm(x.into_primitive(), weight.into_primitive(), epsilon))
-            }
-            OpsKind::UnTracked(prep) => prep.finish(B::rms_norm(x.into_primitive(), weight.into_primitive(), epsilon)),
-        }
+        let prep = Backward::<B, 2>::prepare::<C>(RmsNorm, [x.node(), weight.node()]).compute_bound().stateful();
+        recorded!(
+            prep,
+            |prep| (prep.checkpoint(&x), prep.checkpoint(&weight), epsilon),
+            B::rms_norm(x.into_primitive(), weight.into_primitive(), epsilon)
+        )
     }
 
     fn swiglu(gate: FloatTensor<Self>, up: FloatTensor<Self>) -> FloatTensor<Self> {
-        match Backward::<B, 2>::prepare::<C>(Swiglu, [gate.node(), up.node()]).compute_bound().stateful() {
-            OpsKind::Tracked(mut prep) => {
-                let state = [prep.checkpoint(&gate), prep.checkpoint(&up)];
-                prep.finish(state, B::swiglu(gate.into_primitive(), up.into_primitive()))
-            }
-            OpsKind::UnTracked(prep) => prep.finish(B::swiglu(gate.into_primitive(), up.into_primitive())),
-        }
+        let prep = Backward::<B, 2>::prepare::<C>(Swiglu, [gate.node(), up.node()]).compute_bound().stateful();
+        recorded!(prep, |prep| [prep.checkpoint(&gate), prep.checkpoint(&up)], B::swiglu(gate.into_primitive(), up.into_primitive()))
     }
 
     fn rotate(
@@ -109,10 +96,7 @@ impl<B: DecoderOps, C: CheckpointStrategy> DecoderOps for Autodiff<B, C> {
         let [q, k, cos, sin] = [q, k, cos, sin].map(|t| t.into_primitive());
         let (q, k) = B::rotate(q, k, cos.clone(), sin.clone());
         let gathered = Gathered::of([&q, &k]);
-        let operation = match prep {
-            OpsKind::Tracked(prep) => prep.finish((gathered.clone(), [cos, sin]), q.clone()),
-            OpsKind::UnTracked(prep) => prep.finish(q.clone()),
-        };
+        let operation = recorded!(prep, (gathered.clone(), [cos, sin]), q.clone());
         let one = |number, y| result::<B, C>(&operation, &gathered, number, y);
         (one(0, q), one(1, k))
     }

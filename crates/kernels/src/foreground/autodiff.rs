@@ -1,15 +1,10 @@
 //! The gradient: slopes were made with the terms.
 
-use burn::backend::tensor::FloatTensor;
 use burn::backend::{AutodiffBackend, Scalar, TensorMetadata};
 use burn::tensor::Slice;
-use burn_autodiff::Autodiff;
-use burn_autodiff::checkpoint::base::Checkpointer;
-use burn_autodiff::checkpoint::strategy::CheckpointStrategy;
-use burn_autodiff::grads::Gradients;
-use burn_autodiff::ops::{Backward, Ops, OpsKind, unary};
 
 use super::{Foreground, ForegroundOps, SIDES};
+use crate::steps::{Autodiff, Backward, CheckpointStrategy, Checkpointer, FloatTensor, Gradients, Ops, recorded, unary};
 
 #[derive(Debug)]
 struct DetectionTerms;
@@ -57,9 +52,6 @@ impl<B: ForegroundOps, C: CheckpointStrategy> ForegroundOps for Autodiff<B, C> {
         let classes = x.shape()[1] - SIDES;
         let (background, of_classes) = B::softplus_sum(x.clone(), SIDES, classes);
         let (terms, of_sides) = B::foreground_terms(x, background, foreground.clone());
-        match prep {
-            OpsKind::Tracked(prep) => prep.finish((of_classes, of_sides, foreground), terms),
-            OpsKind::UnTracked(prep) => prep.finish(terms),
-        }
+        recorded!(prep, (of_classes, of_sides, foreground), terms)
     }
 }

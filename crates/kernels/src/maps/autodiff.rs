@@ -2,21 +2,15 @@
 
 use burn::backend::Backend;
 use burn::backend::ops::FloatTensorOps;
-use burn::backend::tensor::FloatTensor;
-use burn_autodiff::Autodiff;
-use burn_autodiff::checkpoint::base::Checkpointer;
-use burn_autodiff::checkpoint::strategy::CheckpointStrategy;
-use burn_autodiff::grads::Gradients;
-use burn_autodiff::ops::{Backward, NodeGuard, Ops, OpsKind};
 
 use super::operands::{Maps, StoredMap, Wanted};
 use super::{MOST_MAPS, MapOps, portable};
 use crate::cpu::Precision;
-use crate::meeting::register;
 use crate::operands::Bias;
 use crate::planes::Parts;
 use crate::products::StoredWeight;
 use crate::several::{Gathered, result};
+use crate::steps::{Autodiff, Backward, CheckpointStrategy, Checkpointer, FloatTensor, Gradients, NodeGuard, Ops, recorded, register};
 
 /// x, what is added to, and A and B of each branch.
 const PARENTS: usize = 2 + 2 * MOST_MAPS;
@@ -112,10 +106,7 @@ impl<B: MapOps, C: CheckpointStrategy> MapOps for Autodiff<B, C> {
         let besides = results.split_off(inner.0.len());
         let kept = Parts(if trains_branches { [x].into_iter().chain(besides).collect() } else { Vec::new() });
         let (gathered, any) = (Gathered::of(&results), results[0].clone());
-        let operation = match prep {
-            OpsKind::Tracked(prep) => prep.finish(State { maps: inner, kept, precision, gathered: gathered.clone() }, any),
-            OpsKind::UnTracked(prep) => prep.finish(any),
-        };
+        let operation = recorded!(prep, State { maps: inner, kept, precision, gathered: gathered.clone() }, any);
         let one = |(number, y)| result::<B, C>(&operation, &gathered, number, y);
         Parts(results.into_iter().enumerate().map(one).collect())
     }

@@ -4,18 +4,15 @@
 use std::fmt::{self, Debug, Formatter};
 use std::marker::PhantomData;
 
-use burn::backend::tensor::FloatTensor;
 use burn::backend::{DType, Scalar, TensorMetadata};
-use burn_autodiff::checkpoint::base::Checkpointer;
 use burn_autodiff::checkpoint::retro_forward::RetroForward;
 use burn_autodiff::checkpoint::state::BackwardStates;
-use burn_autodiff::checkpoint::strategy::{BalancedCheckpointing as Recomputed, CheckpointStrategy};
-use burn_autodiff::grads::Gradients;
-use burn_autodiff::ops::{Backward, NodeGuard, Ops, OpsKind};
-use burn_autodiff::{Autodiff, NodeId};
+use burn_autodiff::checkpoint::strategy::BalancedCheckpointing as Recomputed;
 
 use super::{HALF_GRADIENTS, Parts, PlaneOps};
-use crate::meeting::register;
+use crate::steps::{
+    Autodiff, Backward, CheckpointStrategy, Checkpointer, FloatTensor, Gradients, NodeGuard, NodeId, Ops, recorded, register,
+};
 
 /// The step of an operation of one input: its gradient from dy.
 macro_rules! unary {
@@ -83,10 +80,7 @@ fn concat<B: PlaneOps, C: CheckpointStrategy, const N: usize>(parts: Vec<FloatTe
     let again = Again::<B, N, _>::new(&nodes, |parts: [FloatTensor<B>; N]| B::concat_channels(Parts(parts.into())));
     let prep = Backward::<B, N>::prepare::<Recomputed>(Concat, nodes).memory_bound().retro_forward(again).parents(&parts);
     let primitives = Parts(parts.into_iter().map(|part| part.into_primitive()).collect());
-    match prep.stateful() {
-        OpsKind::Tracked(prep) => prep.finish(channels, B::concat_channels(primitives)),
-        OpsKind::UnTracked(prep) => prep.finish(B::concat_channels(primitives)),
-    }
+    recorded!(prep.stateful(), channels, B::concat_channels(primitives))
 }
 
 #[derive(Debug)]
@@ -189,28 +183,17 @@ impl<B: PlaneOps, C: CheckpointStrategy> PlaneOps for Autodiff<B, C> {
         let nodes = [x.node()];
         let again = Again::<B, 1, _>::new(&nodes, move |[x]: [FloatTensor<B>; 1]| B::slice_channels(x, start, len));
         let prep = Backward::<B, 1>::prepare::<Recomputed>(SliceChannels, nodes).memory_bound().retro_forward(again).parents([&x]);
-        match prep.stateful() {
-            OpsKind::Tracked(prep) => prep.finish((start, total), B::slice_channels(x.into_primitive(), start, len)),
-            OpsKind::UnTracked(prep) => prep.finish(B::slice_channels(x.into_primitive(), start, len)),
-        }
+        recorded!(prep.stateful(), (start, total), B::slice_channels(x.into_primitive(), start, len))
     }
 
     fn max_pool_same(x: FloatTensor<Self>, kernel: usize) -> FloatTensor<Self> {
-        match Backward::<B, 1>::prepare::<C>(MaxPool, [x.node()]).compute_bound().stateful() {
-            OpsKind::Tracked(mut prep) => {
-                let state = (prep.checkpoint(&x), kernel);
-                prep.finish(state, B::max_pool_same(x.into_primitive(), kernel))
-            }
-            OpsKind::UnTracked(prep) => prep.finish(B::max_pool_same(x.into_primitive(), kernel)),
-        }
+        let prep = Backward::<B, 1>::prepare::<C>(MaxPool, [x.node()]).compute_bound().stateful();
+        recorded!(prep, |prep| (prep.checkpoint(&x), kernel), B::max_pool_same(x.into_primitive(), kernel))
     }
 
     fn widen(x: FloatTensor<Self>) -> FloatTensor<Self> {
         let dtype = x.dtype();
-        match Backward::<B, 1>::prepare::<C>(Widen, [x.node()]).compute_bound().stateful() {
-            OpsKind::Tracked(prep) => prep.finish(dtype, B::widen(x.into_primitive())),
-            OpsKind::UnTracked(prep) => prep.finish(B::widen(x.into_primitive())),
-        }
+        recorded!(Backward::<B, 1>::prepare::<C>(Widen, [x.node()]).compute_bound().stateful(), dtype, B::widen(x.into_primitive()))
     }
 
     fn double(x: FloatTensor<Self>) -> FloatTensor<Self> {

@@ -1,17 +1,12 @@
 //! Gradients of the products. A gradient is computed only for a tensor that asks for one, and x is kept only if such a gradient reads it.
 
-use burn::backend::tensor::FloatTensor;
 use burn::backend::{AutodiffBackend, Backend, TensorMetadata};
 use burn::tensor::Shape;
-use burn_autodiff::checkpoint::base::Checkpointer;
-use burn_autodiff::checkpoint::strategy::CheckpointStrategy;
-use burn_autodiff::grads::Gradients;
-use burn_autodiff::ops::{Backward, Ops, OpsKind};
-use burn_autodiff::{Autodiff, NodeId};
 
 use super::{ProductOps, StoredWeight};
 use crate::cpu::Precision;
 use crate::operands::Bias;
+use crate::steps::{Autodiff, Backward, CheckpointStrategy, Checkpointer, FloatTensor, Gradients, NodeId, Ops, recorded};
 
 /// Parents are x and weight.
 #[derive(Debug)]
@@ -146,23 +141,14 @@ impl<B: ProductOps, C: CheckpointStrategy> ProductOps for Autodiff<B, C> {
         let bias = bias.into_option();
         let inside = constant::<B, C>(&bias);
         let y = match tracked(weight) {
-            Ok(weight) => match Backward::<B, 2>::prepare::<C>(Linear, [x.node(), weight.node()]).compute_bound().stateful() {
-                OpsKind::Tracked(mut prep) => {
-                    let state = LinearState { x: prep.checkpoint(&x), weight: x.is_tracked().then(|| prep.checkpoint(&weight)), precision };
-                    let weight = StoredWeight::Dense(weight.into_primitive());
-                    prep.finish(state, B::linear_forward(x.into_primitive(), weight, inside, precision))
-                }
-                OpsKind::UnTracked(prep) => {
-                    let weight = StoredWeight::Dense(weight.into_primitive());
-                    prep.finish(B::linear_forward(x.into_primitive(), weight, inside, precision))
-                }
-            },
+            Ok(weight) => recorded!(
+                Backward::<B, 2>::prepare::<C>(Linear, [x.node(), weight.node()]).compute_bound().stateful(),
+                |prep| LinearState { x: prep.checkpoint(&x), weight: x.is_tracked().then(|| prep.checkpoint(&weight)), precision },
+                B::linear_forward(x.into_primitive(), StoredWeight::Dense(weight.into_primitive()), inside, precision)
+            ),
             Err(weight) => {
                 let y = B::linear_forward(x.clone().into_primitive(), weight.clone(), inside, precision);
-                match Backward::<B, 1>::prepare::<C>(Frozen, [x.node()]).compute_bound().stateful() {
-                    OpsKind::Tracked(prep) => prep.finish((weight, precision), y),
-                    OpsKind::UnTracked(prep) => prep.finish(y),
-                }
+                recorded!(Backward::<B, 1>::prepare::<C>(Frozen, [x.node()]).compute_bound().stateful(), (weight, precision), y)
             }
         };
         trained::<B, C>(y, bias)
@@ -184,24 +170,14 @@ impl<B: ProductOps, C: CheckpointStrategy> ProductOps for Autodiff<B, C> {
             Err(weight) => weight,
         };
         let inside = constant::<B, C>(&bias);
-        let y = match Backward::<B, 3>::prepare::<C>(LoraLinear, [x.node(), a.node(), b.node()]).compute_bound().stateful() {
-            OpsKind::Tracked(mut prep) => {
-                let state = LoraState {
-                    x: (a.is_tracked() || b.is_tracked()).then(|| prep.checkpoint(&x)),
-                    a: prep.checkpoint(&a),
-                    b: prep.checkpoint(&b),
-                    weight: weight.clone(),
-                    scaling,
-                    precision,
-                };
-                let [x, a, b] = [x, a, b].map(|t| t.into_primitive());
-                prep.finish(state, B::lora_linear(x, weight, inside, a, b, scaling, precision))
-            }
-            OpsKind::UnTracked(prep) => {
-                let [x, a, b] = [x, a, b].map(|t| t.into_primitive());
-                prep.finish(B::lora_linear(x, weight, inside, a, b, scaling, precision))
-            }
-        };
+        let y = recorded!(
+            Backward::<B, 3>::prepare::<C>(LoraLinear, [x.node(), a.node(), b.node()]).compute_bound().stateful(),
+            |prep| {
+                let x = (a.is_tracked() || b.is_tracked()).then(|| prep.checkpoint(&x));
+                LoraState { x, a: prep.checkpoint(&a), b: prep.checkpoint(&b), weight: weight.clone(), scaling, precision }
+            },
+            B::lora_linear(x.into_primitive(), weight, inside, a.into_primitive(), b.into_primitive(), scaling, precision)
+        );
         trained::<B, C>(y, bias)
     }
 

@@ -58,7 +58,7 @@ use operands::Bias;
 pub use operands::{ConvConfig, NormStep};
 use ops::KernelOps;
 pub use parts::{Gather, of_all_parts, with_parts};
-pub use peak::{ProcessorChoices, processor_choices, processor_has_bf16, processor_level, processor_peak, product_rate};
+pub use peak::{processor_choices, processor_has_bf16, processor_level, processor_peak, product_rate};
 pub use planes::{HALF_GRADIENTS, add, concat, max_pool_same, slice_channels, upsample2, widen};
 pub use policy::{Lowering, Precision, default_lowering, set_default_lowering};
 pub use products::{Blocks, Coding, LowRank, Weight, linear, linear_data_grad, linear_weight_grad, lora_linear, reads_bf16};

@@ -24,7 +24,7 @@ use burn::backend::{Dispatch, backend_extension};
 use burn::tensor::{DType, Device, Tensor};
 
 pub(crate) use multiply::multiply;
-pub(crate) use operand::{Begin, Operand, Stored, Term};
+pub(crate) use operand::{Operand, Stored, Term};
 pub use packed::{Coding, Form};
 pub use weight::{Blocks, StoredWeight, Weight};
 

@@ -34,6 +34,7 @@ mod tests;
 use std::cell::Cell;
 use std::sync::OnceLock;
 
+use crate::policy::Precision;
 pub use set::{MAX_LANES, Offsets, PanelTile, ReduceTile, Simd, Task, Tile};
 
 /// The sizes of an instruction set, for code that divides work before it runs in one.
@@ -124,6 +125,11 @@ impl Level {
     pub fn in_bf16(self) -> Level {
         let better = [Level::Amx, Level::Avx512Bf16].into_iter().find(|level| level.available());
         if self == Level::Avx512 { better.unwrap_or(self) } else { self }
+    }
+
+    /// This level for products of such a precision.
+    pub fn of(self, precision: Precision) -> Level {
+        if precision == Precision::Bf16 { self.in_bf16() } else { self }
     }
 }
 

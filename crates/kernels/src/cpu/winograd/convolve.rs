@@ -24,11 +24,8 @@ use super::tiling::{Layout, POINTS, Tiling, pairs, split};
 /// Fewer tiles than this per thread are shared among the threads.
 const FEW_TILES: usize = 128;
 
-/// Convolves `x` with `filters`; writes all of `out`.
+/// Convolves `x` with `filters`; writes all of `out`, of which there is some.
 pub fn convolve(tiling: &Tiling, filters: Filters<'_>, x: &[f32], epilogue: Epilogue<'_>, out: &mut [f32]) {
-    if out.is_empty() {
-        return;
-    }
     let level = simd::level();
     let lanes = level.form().lanes;
     let threads = rayon::current_num_threads();

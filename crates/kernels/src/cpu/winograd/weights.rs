@@ -25,14 +25,8 @@ use super::tiling::{Layout, POINTS, Tiling, pairs, split};
 /// With fewer tiles than this per thread, the channels are divided rather than the tiles.
 const FEW_TILES: usize = 64;
 
-/// Writes all of `dw`.
+/// Writes all of `dw`. There is some of `dy`.
 pub fn weight_grad(tiling: &Tiling, x: &[f32], dy: &[f32], dw: &mut [f32]) {
-    if dy.is_empty() {
-        dw.fill(0.0);
-    }
-    if dw.is_empty() || dy.is_empty() {
-        return;
-    }
     let level = simd::level();
     let lanes = level.form().lanes;
     let threads = rayon::current_num_threads();

@@ -69,28 +69,18 @@ impl KernelOps for Flex {
     }
 
     fn conv_data_grad(dy: FlexTensor, weight: FlexTensor, input: [usize; 2], config: ConvConfig) -> FlexTensor {
-        let Some(precision) = method([&dy, &weight], &config) else {
-            return portable::conv_data_grad::<Self>(dy, weight, input, config);
-        };
+        let Some(precision) = method([&dy, &weight], &config) else { return portable::conv_data_grad::<Self>(dy, weight, input, config) };
         let (dy, weight) = (contiguous(dy), contiguous(weight));
         let ([batch, ..], [_, ci, ..]) = (dy.shape().dims::<4>(), weight.shape().dims::<4>());
         let dims = [batch, ci, input[0], input[1]];
         let mut dx = take(dims.iter().product());
-        cpu::data_grad(
-            &conv_shape(dims, weight.shape().dims(), &config),
-            config.lowering,
-            precision,
-            values(&dy),
-            values(&weight),
-            &mut dx,
-        );
+        let shape = conv_shape(dims, weight.shape().dims(), &config);
+        cpu::data_grad(&shape, config.lowering, precision, values(&dy), values(&weight), &mut dx);
         tensor(dx, dims)
     }
 
     fn conv_weight_grad(x: FlexTensor, dy: FlexTensor, kernel: [usize; 2], config: ConvConfig) -> FlexTensor {
-        let Some(precision) = method([&x, &dy], &config) else {
-            return portable::conv_weight_grad::<Self>(x, dy, kernel, config);
-        };
+        let Some(precision) = method([&x, &dy], &config) else { return portable::conv_weight_grad::<Self>(x, dy, kernel, config) };
         let (x, dy) = (contiguous(x), contiguous(dy));
         let ([_, ci, ..], [_, co, ..]) = (x.shape().dims::<4>(), dy.shape().dims::<4>());
         let dims = [co, ci, kernel[0], kernel[1]];

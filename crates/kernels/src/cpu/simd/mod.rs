@@ -11,7 +11,7 @@
 //! once before their loops. Only the x86 modules contain `unsafe`.
 //!
 //! The operands of the micro-kernels are *cells* of 32 bits, each of [`Simd::TERMS`] consecutive terms of the sum: one f32, or at
-//! [`Level::Avx512Bf16`] two bf16. [`Simd::cell`] makes them; nothing else about a kernel depends on it.
+//! [`Level::Avx512Bf16`] and [`Level::Amx`] two bf16. [`Simd::cell`] makes them; nothing else about a kernel depends on it.
 
 #[cfg(target_arch = "x86_64")]
 #[allow(unsafe_code)]

@@ -1,4 +1,4 @@
-//! One instruction set, as kernels see it: its vectors, its two micro-kernels and their arguments.
+//! One instruction set, as kernels see it: its vectors, its three micro-kernels and their arguments.
 
 use half::bf16;
 

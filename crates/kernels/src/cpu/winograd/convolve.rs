@@ -1,7 +1,7 @@
 //! Forward pass and gradient of the input: how the work is cut up.
 //!
 //! The rows of tiles, numbered through the batch, form groups. With many tiles a task is a group: it transforms all its input channels,
-//! then for up to three vectors of output channels at a time multiplies and transforms back, in buffers small enough for the second-level
+//! then for up to two vectors of output channels at a time multiplies and transforms back, in buffers small enough for the second-level
 //! cache. With few tiles (deep layers, single images) groups would be too small to pay for reading all the filters, or there would be
 //! fewer groups than threads: then all tasks first transform blocks of input channels of a shared buffer, and then each multiplies for
 //! some of the output channels. Either way the arithmetic of an output does not depend on the division.

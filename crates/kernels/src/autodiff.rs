@@ -18,7 +18,7 @@ use crate::norm_parts;
 use crate::operands::{Bias, ConvConfig, NormOutput, NormStep};
 use crate::ops::{Keeps, KernelOps};
 use crate::planes::{HALF_GRADIENTS, PlaneOps};
-use crate::steps::{Autodiff, Backward, CheckpointStrategy, Checkpointer, FloatTensor, Gradients, NodeId, Ops, recorded, register};
+use crate::steps::{Autodiff, Backward, CheckpointStrategy, Checkpointer, Float, Gradients, NodeId, Ops, recorded, register};
 
 /// The convolution's backward step; parents are x, weight and, for N = 3, bias.
 #[derive(Debug)]
@@ -55,13 +55,13 @@ impl<B: KernelOps + PlaneOps, const N: usize> Backward<B, N> for Conv {
             grads.register::<B>(id, B::float_reshape(db, Shape::new([co])));
         }
         if let (Some(id), Some(x)) = (parent(1), x) {
-            let x = checkpointer.retrieve_node_output::<FloatTensor<B>>(x);
+            let x = checkpointer.retrieve_node_output::<Float<B>>(x);
             let dw = B::conv_weight_grad(x, dy.clone(), kernel, config);
             told::<B>(id, &dw);
             grads.register::<B>(id, dw);
         }
         if let (Some(Some(node)), Some(weight)) = (ops.parents.into_iter().next(), weight) {
-            let weight = checkpointer.retrieve_node_output::<FloatTensor<B>>(weight);
+            let weight = checkpointer.retrieve_node_output::<Float<B>>(weight);
             register!(B, grads, node, B::conv_data_grad(dy, weight, input, config));
         }
     }
@@ -76,15 +76,15 @@ struct NormState<B: Backend> {
     x: NodeId,
     gamma: NodeId,
     beta: NodeId,
-    mean: FloatTensor<B>,
-    variance: FloatTensor<B>,
+    mean: Float<B>,
+    variance: Float<B>,
     epsilon: f64,
     silu: bool,
 }
 
 impl<B: KernelOps> RetroForward for NormState<B> {
     fn forward(&self, states: &mut BackwardStates, out: NodeId) {
-        let mut kept = |id| states.get_state::<FloatTensor<B>>(id);
+        let mut kept = |id| states.get_state::<Float<B>>(id);
         let (x, gamma, beta) = (kept(&self.x), kept(&self.gamma), kept(&self.beta));
         let y = B::norm_act_again(x, self.mean.clone(), self.variance.clone(), gamma, beta, self.epsilon, self.silu);
         states.save(out, y);
@@ -97,7 +97,7 @@ impl<B: KernelOps + PlaneOps> Backward<B, 3> for NormAct {
     fn backward(self, ops: Ops<Self::State, 3>, grads: &mut Gradients, checkpointer: &mut Checkpointer) {
         let dy = grads.consume::<B>(&ops.node);
         let NormState { x, gamma, beta, mean, variance, epsilon, silu } = ops.state;
-        let mut kept = |id| checkpointer.retrieve_node_output::<FloatTensor<B>>(id);
+        let mut kept = |id| checkpointer.retrieve_node_output::<Float<B>>(id);
         let (x, gamma, beta) = (kept(x), kept(gamma), kept(beta));
         let grad = norm_parts::norm_act_backward::<B>(x, mean, variance, gamma, beta, dy, epsilon, silu);
         for (parent, grad) in ops.parents.into_iter().zip([grad.x, grad.gamma, grad.beta]) {
@@ -109,7 +109,7 @@ impl<B: KernelOps + PlaneOps> Backward<B, 3> for NormAct {
 }
 
 impl<B: KernelOps + PlaneOps + Keeps, C: CheckpointStrategy> KernelOps for Autodiff<B, C> {
-    fn conv_forward(x: FloatTensor<Self>, weight: FloatTensor<Self>, bias: Bias<Self>, config: ConvConfig) -> FloatTensor<Self> {
+    fn conv_forward(x: Float<Self>, weight: Float<Self>, bias: Bias<Self>, config: ConvConfig) -> Float<Self> {
         let ([.., ih, iw], [.., kh, kw]) = (x.shape().dims::<4>(), weight.shape().dims::<4>());
         let mut state = ConvState { x: None, weight: None, input: [ih, iw], kernel: [kh, kw], config };
         // Two arms because the number of parents is part of the type.
@@ -133,18 +133,18 @@ impl<B: KernelOps + PlaneOps + Keeps, C: CheckpointStrategy> KernelOps for Autod
     }
 
     fn norm_act(
-        x: FloatTensor<Self>,
-        gamma: FloatTensor<Self>,
-        beta: FloatTensor<Self>,
-        running_mean: FloatTensor<Self>,
-        running_variance: FloatTensor<Self>,
+        x: Float<Self>,
+        gamma: Float<Self>,
+        beta: Float<Self>,
+        running_mean: Float<Self>,
+        running_variance: Float<Self>,
         step: NormStep,
     ) -> NormOutput<Self> {
         let NormStep { epsilon, silu, .. } = step;
         let nodes = [x.node(), gamma.node(), beta.node()];
         let [x_id, gamma_id, beta_id] = nodes.each_ref().map(|node| node.id());
-        let primitive = |t: &FloatTensor<Self>| t.clone().into_primitive();
-        let [rm, rv] = [running_mean, running_variance].map(FloatTensor::<Self>::into_primitive);
+        let primitive = |t: &Float<Self>| t.clone().into_primitive();
+        let [rm, rv] = [running_mean, running_variance].map(Float::<Self>::into_primitive);
         let NormOutput { output, mean, variance, running_mean, running_variance } =
             norm_parts::norm_act::<B>(primitive(&x), primitive(&gamma), primitive(&beta), [rm, rv], step);
         let state =

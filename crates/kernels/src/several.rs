@@ -9,10 +9,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 use burn::backend::{Backend, TensorMetadata};
 use burn::tensor::Shape;
 
-use crate::steps::{Autodiff, Backward, CheckpointStrategy, Checkpointer, FloatTensor, Gradients, Ops, recorded};
+use crate::steps::{Autodiff, Backward, CheckpointStrategy, Checkpointer, Float, Gradients, Ops, recorded};
 
 /// Gradients by the numbers of the results, as they come.
-type Came<B> = Vec<(usize, FloatTensor<B>)>;
+type Came<B> = Vec<(usize, Float<B>)>;
 
 /// Where the gradients of an operation's results meet.
 #[derive(Clone, Debug)]
@@ -23,7 +23,7 @@ pub(crate) struct Gathered<B: Backend> {
 
 impl<B: Backend> Gathered<B> {
     /// Those of these results.
-    pub(crate) fn of<'a>(results: impl IntoIterator<Item = &'a FloatTensor<B>>) -> Self {
+    pub(crate) fn of<'a>(results: impl IntoIterator<Item = &'a Float<B>>) -> Self {
         Self { shapes: results.into_iter().map(TensorMetadata::shape).collect(), came: Arc::default() }
     }
 
@@ -62,10 +62,10 @@ impl<B: Backend> Backward<B, 1> for Handed {
 
 /// Result `number` of `operation`, which is in the graph with any value, as a node behind it.
 pub(crate) fn result<B: Backend, C: CheckpointStrategy>(
-    operation: &FloatTensor<Autodiff<B, C>>,
+    operation: &Float<Autodiff<B, C>>,
     gathered: &Gathered<B>,
     number: usize,
-    y: FloatTensor<B>,
-) -> FloatTensor<Autodiff<B, C>> {
+    y: Float<B>,
+) -> Float<Autodiff<B, C>> {
     recorded!(Backward::<B, 1>::prepare::<C>(Handed(number), [operation.node()]).compute_bound().stateful(), gathered.clone(), y)
 }

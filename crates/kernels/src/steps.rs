@@ -1,6 +1,6 @@
 //! What every backward step of ours is written with.
 
-pub(crate) use burn::backend::tensor::FloatTensor;
+pub(crate) use burn::backend::tensor::FloatTensor as Float;
 pub(crate) use burn_autodiff::checkpoint::base::Checkpointer;
 pub(crate) use burn_autodiff::checkpoint::strategy::CheckpointStrategy;
 pub(crate) use burn_autodiff::grads::Gradients;

@@ -2,7 +2,7 @@
 
 use super::DecoderOps;
 use crate::several::{Gathered, result};
-use crate::steps::{Autodiff, Backward, CheckpointStrategy, Checkpointer, FloatTensor, Gradients, NodeId, Ops, recorded, register};
+use crate::steps::{Autodiff, Backward, CheckpointStrategy, Checkpointer, Float, Gradients, NodeId, Ops, recorded, register};
 
 /// State: x, the weight, ε.
 #[derive(Debug)]
@@ -14,8 +14,8 @@ impl<B: DecoderOps> Backward<B, 2> for RmsNorm {
     fn backward(self, ops: Ops<Self::State, 2>, grads: &mut Gradients, checkpointer: &mut Checkpointer) {
         let (x, weight, epsilon) = ops.state;
         let dy = grads.consume::<B>(&ops.node);
-        let x = checkpointer.retrieve_node_output::<FloatTensor<B>>(x);
-        let weight = checkpointer.retrieve_node_output::<FloatTensor<B>>(weight);
+        let x = checkpointer.retrieve_node_output::<Float<B>>(x);
+        let weight = checkpointer.retrieve_node_output::<Float<B>>(weight);
         let [x_node, weight_node] = ops.parents;
         if let Some(node) = weight_node {
             grads.register::<B>(node.id, B::rms_norm_weight_grad(x.clone(), dy.clone(), epsilon));
@@ -38,7 +38,7 @@ impl<B: DecoderOps> Backward<B, 2> for Swiglu {
 
     fn backward(self, ops: Ops<Self::State, 2>, grads: &mut Gradients, checkpointer: &mut Checkpointer) {
         let dy = grads.consume::<B>(&ops.node);
-        let [gate, up] = ops.state.map(|id| checkpointer.retrieve_node_output::<FloatTensor<B>>(id));
+        let [gate, up] = ops.state.map(|id| checkpointer.retrieve_node_output::<Float<B>>(id));
         let (dgate, dup) = B::swiglu_grad(gate, up, dy);
         for (node, grad) in ops.parents.into_iter().zip([dgate, dup]) {
             if let Some(node) = node {
@@ -53,7 +53,7 @@ impl<B: DecoderOps> Backward<B, 2> for Swiglu {
 struct Rotate;
 
 impl<B: DecoderOps> Backward<B, 2> for Rotate {
-    type State = (Gathered<B>, [FloatTensor<B>; 2]);
+    type State = (Gathered<B>, [Float<B>; 2]);
 
     fn backward(self, ops: Ops<Self::State, 2>, grads: &mut Gradients, _: &mut Checkpointer) {
         drop(grads.consume::<B>(&ops.node));
@@ -72,7 +72,7 @@ impl<B: DecoderOps> Backward<B, 2> for Rotate {
 }
 
 impl<B: DecoderOps, C: CheckpointStrategy> DecoderOps for Autodiff<B, C> {
-    fn rms_norm(x: FloatTensor<Self>, weight: FloatTensor<Self>, epsilon: f64) -> FloatTensor<Self> {
+    fn rms_norm(x: Float<Self>, weight: Float<Self>, epsilon: f64) -> Float<Self> {
         let prep = Backward::<B, 2>::prepare::<C>(RmsNorm, [x.node(), weight.node()]).compute_bound().stateful();
         recorded!(
             prep,
@@ -81,17 +81,12 @@ impl<B: DecoderOps, C: CheckpointStrategy> DecoderOps for Autodiff<B, C> {
         )
     }
 
-    fn swiglu(gate: FloatTensor<Self>, up: FloatTensor<Self>) -> FloatTensor<Self> {
+    fn swiglu(gate: Float<Self>, up: Float<Self>) -> Float<Self> {
         let prep = Backward::<B, 2>::prepare::<C>(Swiglu, [gate.node(), up.node()]).compute_bound().stateful();
         recorded!(prep, |prep| [prep.checkpoint(&gate), prep.checkpoint(&up)], B::swiglu(gate.into_primitive(), up.into_primitive()))
     }
 
-    fn rotate(
-        q: FloatTensor<Self>,
-        k: FloatTensor<Self>,
-        cos: FloatTensor<Self>,
-        sin: FloatTensor<Self>,
-    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+    fn rotate(q: Float<Self>, k: Float<Self>, cos: Float<Self>, sin: Float<Self>) -> (Float<Self>, Float<Self>) {
         let prep = Backward::<B, 2>::prepare::<C>(Rotate, [q.node(), k.node()]).compute_bound().stateful();
         let [q, k, cos, sin] = [q, k, cos, sin].map(|t| t.into_primitive());
         let (q, k) = B::rotate(q, k, cos.clone(), sin.clone());

@@ -1,7 +1,7 @@
 //! The gradient of dropout.
 
 use super::DropoutOps;
-use crate::steps::{Autodiff, Backward, CheckpointStrategy, Checkpointer, FloatTensor, Gradients, Ops, recorded, unary};
+use crate::steps::{Autodiff, Backward, CheckpointStrategy, Checkpointer, Float, Gradients, Ops, recorded, unary};
 
 /// State: key and p.
 #[derive(Debug)]
@@ -17,7 +17,7 @@ impl<B: DropoutOps> Backward<B, 1> for Dropout {
 }
 
 impl<B: DropoutOps, C: CheckpointStrategy> DropoutOps for Autodiff<B, C> {
-    fn dropout(x: FloatTensor<Self>, key: u64, p: f64) -> FloatTensor<Self> {
+    fn dropout(x: Float<Self>, key: u64, p: f64) -> Float<Self> {
         let prep = Backward::<B, 1>::prepare::<C>(Dropout, [x.node()]).compute_bound().stateful();
         let y = B::dropout(x.into_primitive(), key, p);
         recorded!(prep, (key, p), y)

@@ -4,13 +4,13 @@ use burn::backend::{AutodiffBackend, Scalar, TensorMetadata};
 use burn::tensor::Slice;
 
 use super::{Foreground, ForegroundOps, SIDES};
-use crate::steps::{Autodiff, Backward, CheckpointStrategy, Checkpointer, FloatTensor, Gradients, Ops, recorded, unary};
+use crate::steps::{Autodiff, Backward, CheckpointStrategy, Checkpointer, Float, Gradients, Ops, recorded, unary};
 
 #[derive(Debug)]
 struct DetectionTerms;
 
 /// Slopes of the class logits and of the positives' sides.
-type State<B> = (FloatTensor<B>, FloatTensor<B>, Foreground);
+type State<B> = (Float<B>, Float<B>, Foreground);
 
 impl<B: ForegroundOps> Backward<B, 1> for DetectionTerms {
     type State = State<B>;
@@ -28,25 +28,16 @@ impl<B: ForegroundOps> Backward<B, 1> for DetectionTerms {
 }
 
 impl<B: ForegroundOps, C: CheckpointStrategy> ForegroundOps for Autodiff<B, C> {
-    fn foreground_terms(
-        x: FloatTensor<Self>,
-        background: FloatTensor<Self>,
-        foreground: Foreground,
-    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+    fn foreground_terms(x: Float<Self>, background: Float<Self>, foreground: Foreground) -> (Float<Self>, Float<Self>) {
         let (terms, slopes) = B::foreground_terms(x.into_primitive(), background.into_primitive(), foreground);
         (Self::from_inner(terms), Self::from_inner(slopes))
     }
 
-    fn foreground_grad(
-        grad: FloatTensor<Self>,
-        slopes: FloatTensor<Self>,
-        dy: FloatTensor<Self>,
-        foreground: Foreground,
-    ) -> FloatTensor<Self> {
+    fn foreground_grad(grad: Float<Self>, slopes: Float<Self>, dy: Float<Self>, foreground: Foreground) -> Float<Self> {
         Self::from_inner(B::foreground_grad(grad.into_primitive(), slopes.into_primitive(), dy.into_primitive(), foreground))
     }
 
-    fn detection_terms(x: FloatTensor<Self>, foreground: Foreground) -> FloatTensor<Self> {
+    fn detection_terms(x: Float<Self>, foreground: Foreground) -> Float<Self> {
         let prep = Backward::<B, 1>::prepare::<C>(DetectionTerms, [x.node()]).compute_bound().stateful();
         let x = x.into_primitive();
         let classes = x.shape()[1] - SIDES;

@@ -10,7 +10,7 @@ use crate::operands::Bias;
 use crate::planes::Parts;
 use crate::products::StoredWeight;
 use crate::several::{Gathered, result};
-use crate::steps::{Autodiff, Backward, CheckpointStrategy, Checkpointer, FloatTensor, Gradients, NodeGuard, Ops, recorded, register};
+use crate::steps::{Autodiff, Backward, CheckpointStrategy, Checkpointer, Float, Gradients, NodeGuard, Ops, recorded, register};
 
 /// x, what is added to, and A and B of each branch.
 const PARENTS: usize = 2 + 2 * MOST_MAPS;
@@ -62,10 +62,7 @@ impl<B: MapOps> Backward<B, PARENTS> for Together {
 }
 
 /// A tensor's part in the graph, or that of one that no gradient is asked for.
-fn node<B: Backend, C: CheckpointStrategy>(
-    tensor: Option<&FloatTensor<Autodiff<B, C>>>,
-    frozen: &FloatTensor<Autodiff<B, C>>,
-) -> NodeGuard {
+fn node<B: Backend, C: CheckpointStrategy>(tensor: Option<&Float<Autodiff<B, C>>>, frozen: &Float<Autodiff<B, C>>) -> NodeGuard {
     tensor.unwrap_or(frozen).node()
 }
 
@@ -76,7 +73,7 @@ fn is_trained<B: Backend, C: CheckpointStrategy>(map: &StoredMap<Autodiff<B, C>>
 }
 
 impl<B: MapOps, C: CheckpointStrategy> MapOps for Autodiff<B, C> {
-    fn maps(x: FloatTensor<Self>, maps: Maps<Self>, onto: Bias<Self>, precision: Precision) -> Parts<Self> {
+    fn maps(x: Float<Self>, maps: Maps<Self>, onto: Bias<Self>, precision: Precision) -> Parts<Self> {
         if maps.0.iter().any(is_trained) {
             let mut results = portable::maps::<Self>(x, maps, Bias::Zero, precision);
             if let Some(onto) = onto.into_option() {
@@ -92,7 +89,7 @@ impl<B: MapOps, C: CheckpointStrategy> MapOps for Autodiff<B, C> {
         let branch = |i: usize| {
             maps.0.get(i / 2).and_then(|map| map.branch.as_ref()).map(|branch| if i.is_multiple_of(2) { &branch.a } else { &branch.b })
         };
-        let tensors: [Option<&FloatTensor<Self>>; PARENTS] = std::array::from_fn(|i| match i {
+        let tensors: [Option<&Float<Self>>; PARENTS] = std::array::from_fn(|i| match i {
             0 => Some(&x),
             1 => onto.as_ref(),
             _ => branch(i - 2),

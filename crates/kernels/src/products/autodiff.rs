@@ -6,7 +6,7 @@ use burn::tensor::Shape;
 use super::{ProductOps, StoredWeight};
 use crate::cpu::Precision;
 use crate::operands::Bias;
-use crate::steps::{Autodiff, Backward, CheckpointStrategy, Checkpointer, FloatTensor, Gradients, NodeId, Ops, recorded};
+use crate::steps::{Autodiff, Backward, CheckpointStrategy, Checkpointer, Float, Gradients, NodeId, Ops, recorded};
 
 /// Parents are x and weight.
 #[derive(Debug)]
@@ -28,11 +28,11 @@ impl<B: ProductOps> Backward<B, 2> for Linear {
         let LinearState { x, weight, precision } = ops.state;
         let [x_node, weight_node] = ops.parents;
         if let Some(node) = weight_node {
-            let x = checkpointer.retrieve_node_output::<FloatTensor<B>>(x);
+            let x = checkpointer.retrieve_node_output::<Float<B>>(x);
             grads.register::<B>(node.id, B::linear_weight_grad(x, dy.clone()));
         }
         if let (Some(node), Some(weight)) = (x_node, weight) {
-            let weight = checkpointer.retrieve_node_output::<FloatTensor<B>>(weight);
+            let weight = checkpointer.retrieve_node_output::<Float<B>>(weight);
             grads.register::<B>(node.id, B::linear_data_grad(dy, StoredWeight::Dense(weight), precision));
         }
     }
@@ -76,10 +76,10 @@ impl<B: ProductOps> Backward<B, 3> for LoraLinear {
     fn backward(self, ops: Ops<Self::State, 3>, grads: &mut Gradients, checkpointer: &mut Checkpointer) {
         let dy = grads.consume::<B>(&ops.node);
         let LoraState { x, a, b, weight, scaling, precision } = ops.state;
-        let [a, b] = [a, b].map(|id| checkpointer.retrieve_node_output::<FloatTensor<B>>(id));
+        let [a, b] = [a, b].map(|id| checkpointer.retrieve_node_output::<Float<B>>(id));
         let [x_node, a_node, b_node] = ops.parents;
         if let Some(x) = x {
-            let x = checkpointer.retrieve_node_output::<FloatTensor<B>>(x);
+            let x = checkpointer.retrieve_node_output::<Float<B>>(x);
             let (da, db) = B::lora_grads(x, dy.clone(), a.clone(), b.clone(), scaling);
             for (node, grad) in [(a_node, da), (b_node, db)] {
                 if let Some(node) = node {
@@ -94,7 +94,7 @@ impl<B: ProductOps> Backward<B, 3> for LoraLinear {
 }
 
 /// The bias inside the product where nobody asks for its gradient, else none.
-fn constant<B: Backend, C: CheckpointStrategy>(bias: &Option<FloatTensor<Autodiff<B, C>>>) -> Bias<B> {
+fn constant<B: Backend, C: CheckpointStrategy>(bias: &Option<Float<Autodiff<B, C>>>) -> Bias<B> {
     match bias {
         Some(bias) if !bias.is_tracked() => Bias::Channels(bias.clone().into_primitive()),
         _ => Bias::Zero,
@@ -102,10 +102,7 @@ fn constant<B: Backend, C: CheckpointStrategy>(bias: &Option<FloatTensor<Autodif
 }
 
 /// y with a bias that is trained.
-fn trained<B: ProductOps, C: CheckpointStrategy>(
-    y: FloatTensor<Autodiff<B, C>>,
-    bias: Option<FloatTensor<Autodiff<B, C>>>,
-) -> FloatTensor<Autodiff<B, C>> {
+fn trained<B: ProductOps, C: CheckpointStrategy>(y: Float<Autodiff<B, C>>, bias: Option<Float<Autodiff<B, C>>>) -> Float<Autodiff<B, C>> {
     use burn::backend::ops::FloatTensorOps;
     match bias {
         Some(bias) if bias.is_tracked() => {
@@ -127,9 +124,7 @@ impl<B: Backend, C: CheckpointStrategy> StoredWeight<Autodiff<B, C>> {
 }
 
 /// The weight, if a gradient is asked for it; else what it is off the graph.
-fn tracked<B: Backend, C: CheckpointStrategy>(
-    weight: StoredWeight<Autodiff<B, C>>,
-) -> Result<FloatTensor<Autodiff<B, C>>, StoredWeight<B>> {
+fn tracked<B: Backend, C: CheckpointStrategy>(weight: StoredWeight<Autodiff<B, C>>) -> Result<Float<Autodiff<B, C>>, StoredWeight<B>> {
     match weight {
         StoredWeight::Dense(weight) if weight.is_tracked() => Ok(weight),
         weight => Err(weight.off_the_graph()),
@@ -137,7 +132,7 @@ fn tracked<B: Backend, C: CheckpointStrategy>(
 }
 
 impl<B: ProductOps, C: CheckpointStrategy> ProductOps for Autodiff<B, C> {
-    fn linear_forward(x: FloatTensor<Self>, weight: StoredWeight<Self>, bias: Bias<Self>, precision: Precision) -> FloatTensor<Self> {
+    fn linear_forward(x: Float<Self>, weight: StoredWeight<Self>, bias: Bias<Self>, precision: Precision) -> Float<Self> {
         let bias = bias.into_option();
         let inside = constant::<B, C>(&bias);
         let y = match tracked(weight) {
@@ -155,14 +150,14 @@ impl<B: ProductOps, C: CheckpointStrategy> ProductOps for Autodiff<B, C> {
     }
 
     fn lora_linear(
-        x: FloatTensor<Self>,
+        x: Float<Self>,
         weight: StoredWeight<Self>,
         bias: Bias<Self>,
-        a: FloatTensor<Self>,
-        b: FloatTensor<Self>,
+        a: Float<Self>,
+        b: Float<Self>,
         scaling: f64,
         precision: Precision,
-    ) -> FloatTensor<Self> {
+    ) -> Float<Self> {
         use super::portable;
         let bias = bias.into_option();
         let weight = match tracked(weight) {
@@ -181,7 +176,7 @@ impl<B: ProductOps, C: CheckpointStrategy> ProductOps for Autodiff<B, C> {
         trained::<B, C>(y, bias)
     }
 
-    fn dense_weight(weight: StoredWeight<Self>) -> FloatTensor<Self> {
+    fn dense_weight(weight: StoredWeight<Self>) -> Float<Self> {
         Self::from_inner(B::dense_weight(weight.off_the_graph()))
     }
 }

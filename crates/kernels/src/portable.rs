@@ -46,9 +46,8 @@ pub(crate) fn move_statistics<B: Backend>(
     momentum: f64,
     unbias: f64,
 ) -> [Float<B>; 2] {
-    let times = |x, by| B::float_mul_scalar(x, Scalar::Float(by));
-    let moved = |old, new| B::float_add(times(old, 1.0 - momentum), times(new, momentum));
-    [moved(mean, new_mean.clone()), moved(variance, times(new_variance.clone(), unbias))]
+    let moved = |old, new| B::float_add(times::<B>(old, 1.0 - momentum), times::<B>(new, momentum));
+    [moved(mean, new_mean.clone()), moved(variance, times::<B>(new_variance.clone(), unbias))]
 }
 
 /// [`KernelOps::norm_act_again`](crate::ops::KernelOps::norm_act_again)
@@ -88,6 +87,10 @@ pub(crate) fn norm_act_backward<B: Backend>(
     };
     let grads = B::batch_norm_train_backward(x, gamma, mean, variance, epsilon, dz);
     NormGrads { x: grads.x_grad, gamma: grads.gamma_grad, beta: grads.beta_grad }
+}
+
+pub(crate) fn times<B: Backend>(x: Float<B>, by: f64) -> Float<B> {
+    B::float_mul_scalar(x, Scalar::Float(by))
 }
 
 pub(crate) fn silu<B: Backend>(z: Float<B>) -> Float<B> {

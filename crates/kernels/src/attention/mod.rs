@@ -27,7 +27,7 @@ use crate::matrices::MatrixOps;
 pub trait AttentionOps: DecoderOps + MatrixOps {
     /// `softmax(scale q kᵀ) v` over the keys a query sees, `[B, H, S, d]`, and the logarithm of the sum of each row, `[B, H, S]`.
     fn attend(q: Float<Self>, k: Float<Self>, v: Float<Self>, first: IntTensor<Self>, scale: f64) -> (Float<Self>, Float<Self>) {
-        portable::attend::<Self>(q, k, v, first, scale)
+        portable::attend::<Self>(portable::SCORES, q, k, v, first, scale)
     }
 
     /// The gradients of q, k and v from what [`attend`](Self::attend) gave, y and `sums`. With p the probabilities and dp = dy vᵀ:
@@ -44,7 +44,7 @@ pub trait AttentionOps: DecoderOps + MatrixOps {
         scale: f64,
     ) -> (Float<Self>, Float<Self>, Float<Self>) {
         let _ = (y, sums);
-        portable::attend_grad::<Self>(q, k, v, first, dy, scale)
+        portable::attend_grad::<Self>(portable::SCORES, q, k, v, first, dy, scale)
     }
 }
 

@@ -24,7 +24,7 @@ struct Sizes {
 }
 
 /// Scores that are held at a time, in f32 32 MB; a few times as many are in use where gradients are made of them.
-const SCORES: usize = 8 << 20;
+pub(super) const SCORES: usize = 8 << 20;
 
 /// Of the queries, those `rows` and the keys that the last of them sees, `0 .. keys`.
 struct Part {
@@ -115,18 +115,8 @@ fn probabilities<B: DecoderOps + MatrixOps>(q: Float<B>, k: Float<B>, first: Int
     B::masked_softmax(B::product(sizes.rows::<B>(q), transposed::<B>(k)), mask, scale)
 }
 
+/// By parts of at most so many scores: [`SCORES`], but for the test.
 pub(super) fn attend<B: DecoderOps + MatrixOps>(
-    q: Float<B>,
-    k: Float<B>,
-    v: Float<B>,
-    first: IntTensor<B>,
-    scale: f64,
-) -> (Float<B>, Float<B>) {
-    attend_by::<B>(SCORES, q, k, v, first, scale)
-}
-
-/// By parts of at most so many scores.
-fn attend_by<B: DecoderOps + MatrixOps>(
     most: usize,
     q: Float<B>,
     k: Float<B>,
@@ -146,19 +136,8 @@ fn attend_by<B: DecoderOps + MatrixOps>(
     (y, sums)
 }
 
+/// By parts of at most so many scores: [`SCORES`], but for the test.
 pub(super) fn attend_grad<B: DecoderOps + MatrixOps>(
-    q: Float<B>,
-    k: Float<B>,
-    v: Float<B>,
-    first: IntTensor<B>,
-    dy: Float<B>,
-    scale: f64,
-) -> (Float<B>, Float<B>, Float<B>) {
-    attend_grad_by::<B>(SCORES, q, k, v, first, dy, scale)
-}
-
-/// By parts of at most so many scores.
-fn attend_grad_by<B: DecoderOps + MatrixOps>(
     most: usize,
     q: Float<B>,
     k: Float<B>,
@@ -211,8 +190,8 @@ mod tests {
         let first: Vec<i64> = (0..b * s).map(|i| [0, 0, 2, 3][i % 4]).collect();
         let first = FlexTensor::from_data(TensorData::new(first, [b, s]));
         let all = |most| {
-            let y = attend_by::<Flex>(most, q.clone(), k.clone(), v.clone(), first.clone(), scale).0;
-            let (dq, dk, dv) = attend_grad_by::<Flex>(most, q.clone(), k.clone(), v.clone(), first.clone(), dy.clone(), scale);
+            let y = attend::<Flex>(most, q.clone(), k.clone(), v.clone(), first.clone(), scale).0;
+            let (dq, dk, dv) = attend_grad::<Flex>(most, q.clone(), k.clone(), v.clone(), first.clone(), dy.clone(), scale);
             [y, dq, dk, dv].map(|x| x.into_data().try_into_vec_as::<f32>().unwrap())
         };
         let whole = all(usize::MAX);

@@ -1,7 +1,7 @@
 //! The products in Burn's own words: their definition, and the way of devices and types without a kernel.
 
 use burn::backend::tensor::{FloatTensor as Float, IntTensor};
-use burn::backend::{Backend, Scalar, TensorMetadata};
+use burn::backend::{Backend, TensorMetadata};
 use burn::tensor::{DType, Shape, TensorData, try_read_sync};
 
 use super::ProductOps;
@@ -11,6 +11,7 @@ use super::weight::StoredWeight;
 use crate::cpu::Precision;
 use crate::cpu::simd;
 use crate::matrices::MatrixOps;
+use crate::portable::times;
 
 fn transposed<B: Backend>(x: Float<B>) -> Float<B> {
     B::float_swap_dims(x, 0, 1)
@@ -40,10 +41,6 @@ fn on_the_host<B: Backend>(codes: IntTensor<B>, scales: Float<B>, form: Form, sh
         Stored::Packed(Packed::new(form, &bytes, &scales, shape)).decode(simd::level(), 0, &mut values);
     }
     B::float_from_data(TensorData::new(values, shape), &device)
-}
-
-fn times<B: Backend>(x: Float<B>, by: f64) -> Float<B> {
-    B::float_mul_scalar(x, Scalar::Float(by))
 }
 
 /// The type of the factors of products with a weight where the others are `dtype`. (bf16 is the processor's.)

@@ -8,10 +8,7 @@ use burn::tensor::{FloatDType, Slice};
 
 use super::rules::{Adam, Segments, Sgd};
 use crate::planes::Parts;
-
-fn times<B: Backend>(x: Float<B>, by: f64) -> Float<B> {
-    B::float_mul_scalar(x, Scalar::Float(by))
-}
+use crate::portable::times;
 
 pub(super) fn sgd_step<B: Backend>(weight: Float<B>, grad: Float<B>, buffer: Float<B>, step: Sgd) -> (Float<B>, Float<B>) {
     let grad = B::float_add(grad, times::<B>(weight.clone(), step.decay));
@@ -50,7 +47,7 @@ pub(super) fn sum_of_squares<B: Backend>(arenas: Parts<B>, segments: &Segments) 
 
 pub(super) fn clip_to_norm<B: Backend>(x: Float<B>, squares: Float<B>, most: f64) -> Float<B> {
     let norm = B::float_add_scalar(B::float_sqrt(squares), Scalar::Float(1e-6));
-    let factor = B::float_clamp_max(B::float_mul_scalar(B::float_recip(norm), Scalar::Float(most)), Scalar::Float(1.0));
+    let factor = B::float_clamp_max(times::<B>(B::float_recip(norm), most), Scalar::Float(1.0));
     let dtype: FloatDType = x.dtype().into();
     B::float_mul(x, B::float_cast(factor, dtype))
 }

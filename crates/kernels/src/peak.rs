@@ -85,22 +85,12 @@ impl Task for Tiles {
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
-        let (a, b) = (vec![0.5; DEPTH * S::MR], vec![0.5; S::NR]);
-        let mut c = vec![0.0; S::MR * S::NR];
+        let (rows, cols) = (S::MR, S::NR);
+        let (a, b, mut c) = (vec![0.5; DEPTH * rows], vec![0.5; cols], vec![0.0; rows * cols]);
         // Every row of the right-hand matrix is the same one.
         let offsets = Offsets::new(vec![0; DEPTH]);
         for _ in 0..TILES {
-            simd.tile(Tile {
-                a: &a,
-                b: &b,
-                offsets: &offsets,
-                c: &mut c,
-                ldc: S::NR,
-                rows: S::MR,
-                cols: S::NR,
-                accumulate: false,
-                prefetch: false,
-            });
+            simd.tile(Tile { a: &a, b: &b, offsets: &offsets, c: &mut c, ldc: cols, rows, cols, accumulate: false, prefetch: false });
         }
         std::hint::black_box(&c);
     }

@@ -1,6 +1,6 @@
 //! The inner loops, each over one row (or one stretch) of values.
 
-use crate::cpu::simd::{MAX_LANES, Simd, Task};
+use crate::cpu::simd::{Simd, Task};
 
 /// Vectors summed in f32 before the f64 total takes over.
 const RUN: usize = 64;
@@ -17,9 +17,7 @@ fn sum<S: Simd>(simd: S, len: usize, f: impl Fn(usize, usize) -> S::V) -> f64 {
             lanes = simd.add(lanes, f(at, n));
             at += n;
         }
-        let mut out = [0.0; MAX_LANES];
-        simd.store_part(lanes, &mut out, S::LANES);
-        total += out[..S::LANES].iter().map(|&v| f64::from(v)).sum::<f64>();
+        total += simd.total(lanes, S::LANES);
     }
     total
 }

@@ -93,14 +93,12 @@ struct Pair<'a> {
     rows: Vec<&'a mut [f32]>,
 }
 
-impl Pair<'_> {
+impl<'a> Pair<'a> {
     /// Floats of the pair's sums, `[vector][point][ci][LANES]`.
     fn sums_len(&self, lanes: usize) -> usize {
         (self.vectors.1 - self.vectors.0) * sums_layout(self.blocks, lanes).block()
     }
-}
 
-impl<'a> Pair<'a> {
     /// What remains to be done with the sums: a task for each vector of output channels and block of input channels.
     fn gradients<'b>(self, sums: &[&'b [f32]], lanes: usize) -> Vec<Gradient<'b, 'a>> {
         let layout = sums_layout(self.blocks, lanes);

@@ -1,11 +1,9 @@
 //! Nothing here is differentiable by itself: who uses the sum passes its slope back, see [`foreground`](crate::foreground).
 
 use burn::backend::AutodiffBackend;
-use burn::backend::tensor::FloatTensor as Float;
-use burn_autodiff::Autodiff;
-use burn_autodiff::checkpoint::strategy::CheckpointStrategy;
 
 use super::LogitOps;
+use crate::steps::{Autodiff, CheckpointStrategy, Float};
 
 impl<B: LogitOps, C: CheckpointStrategy> LogitOps for Autodiff<B, C> {
     fn softplus_sum(x: Float<Self>, start: usize, len: usize) -> (Float<Self>, Float<Self>) {

@@ -62,7 +62,7 @@ fn main<'a>(left: Operand<'a>, right: Operand<'a>, depth: usize, precision: Prec
     Term { left, right, depth, level: if many { level.of(precision) } else { level }, in_f16 }
 }
 
-/// A product of f32.
+/// A product of f32s, which are rounded to f16 where it says so.
 fn plain<'a>(left: Operand<'a>, right: Operand<'a>, depth: usize, in_f16: bool) -> Term<'a> {
     Term { left, right, depth, level: simd::level(), in_f16 }
 }

@@ -7,23 +7,18 @@
 //! convolution's weight gradient reads it, which costs one pass over memory and saves half of all kept activations. Burn calls such
 //! an operation memory bound and honours that only under a strategy chosen on the device; here it holds always, hence [`Recomputed`].
 
-use burn::backend::tensor::FloatTensor;
 use burn::backend::{AutodiffBackend, Backend, Scalar, TensorMetadata};
 use burn::tensor::{DType, FloatDType, Shape};
-use burn_autodiff::checkpoint::base::Checkpointer;
 use burn_autodiff::checkpoint::retro_forward::RetroForward;
 use burn_autodiff::checkpoint::state::BackwardStates;
-use burn_autodiff::checkpoint::strategy::{BalancedCheckpointing as Recomputed, CheckpointStrategy};
-use burn_autodiff::grads::Gradients;
-use burn_autodiff::ops::{Backward, Ops, OpsKind};
-use burn_autodiff::{Autodiff, NodeId};
+use burn_autodiff::checkpoint::strategy::BalancedCheckpointing as Recomputed;
 
 use crate::listen::told;
-use crate::meeting::register;
 use crate::norm_parts;
 use crate::operands::{Bias, ConvConfig, NormOutput, NormStep};
 use crate::ops::{Keeps, KernelOps};
 use crate::planes::{HALF_GRADIENTS, PlaneOps};
+use crate::steps::{Autodiff, Backward, CheckpointStrategy, Checkpointer, Float, Gradients, NodeId, Ops, recorded, register};
 
 /// The convolution's backward step; parents are x, weight and, for N = 3, bias.
 #[derive(Debug)]
@@ -60,13 +55,13 @@ impl<B: KernelOps + PlaneOps, const N: usize> Backward<B, N> for Conv {
             grads.register::<B>(id, B::float_reshape(db, Shape::new([co])));
         }
         if let (Some(id), Some(x)) = (parent(1), x) {
-            let x = checkpointer.retrieve_node_output::<FloatTensor<B>>(x);
+            let x = checkpointer.retrieve_node_output::<Float<B>>(x);
             let dw = B::conv_weight_grad(x, dy.clone(), kernel, config);
             told::<B>(id, &dw);
             grads.register::<B>(id, dw);
         }
         if let (Some(Some(node)), Some(weight)) = (ops.parents.into_iter().next(), weight) {
-            let weight = checkpointer.retrieve_node_output::<FloatTensor<B>>(weight);
+            let weight = checkpointer.retrieve_node_output::<Float<B>>(weight);
             register!(B, grads, node, B::conv_data_grad(dy, weight, input, config));
         }
     }
@@ -81,15 +76,15 @@ struct NormState<B: Backend> {
     x: NodeId,
     gamma: NodeId,
     beta: NodeId,
-    mean: FloatTensor<B>,
-    variance: FloatTensor<B>,
+    mean: Float<B>,
+    variance: Float<B>,
     epsilon: f64,
     silu: bool,
 }
 
 impl<B: KernelOps> RetroForward for NormState<B> {
     fn forward(&self, states: &mut BackwardStates, out: NodeId) {
-        let mut kept = |id| states.get_state::<FloatTensor<B>>(id);
+        let mut kept = |id| states.get_state::<Float<B>>(id);
         let (x, gamma, beta) = (kept(&self.x), kept(&self.gamma), kept(&self.beta));
         let y = B::norm_act_again(x, self.mean.clone(), self.variance.clone(), gamma, beta, self.epsilon, self.silu);
         states.save(out, y);
@@ -102,7 +97,7 @@ impl<B: KernelOps + PlaneOps> Backward<B, 3> for NormAct {
     fn backward(self, ops: Ops<Self::State, 3>, grads: &mut Gradients, checkpointer: &mut Checkpointer) {
         let dy = grads.consume::<B>(&ops.node);
         let NormState { x, gamma, beta, mean, variance, epsilon, silu } = ops.state;
-        let mut kept = |id| checkpointer.retrieve_node_output::<FloatTensor<B>>(id);
+        let mut kept = |id| checkpointer.retrieve_node_output::<Float<B>>(id);
         let (x, gamma, beta) = (kept(x), kept(gamma), kept(beta));
         let grad = norm_parts::norm_act_backward::<B>(x, mean, variance, gamma, beta, dy, epsilon, silu);
         for (parent, grad) in ops.parents.into_iter().zip([grad.x, grad.gamma, grad.beta]) {
@@ -114,20 +109,21 @@ impl<B: KernelOps + PlaneOps> Backward<B, 3> for NormAct {
 }
 
 impl<B: KernelOps + PlaneOps + Keeps, C: CheckpointStrategy> KernelOps for Autodiff<B, C> {
-    fn conv_forward(x: FloatTensor<Self>, weight: FloatTensor<Self>, bias: Bias<Self>, config: ConvConfig) -> FloatTensor<Self> {
+    fn conv_forward(x: Float<Self>, weight: Float<Self>, bias: Bias<Self>, config: ConvConfig) -> Float<Self> {
         let ([.., ih, iw], [.., kh, kw]) = (x.shape().dims::<4>(), weight.shape().dims::<4>());
         let mut state = ConvState { x: None, weight: None, input: [ih, iw], kernel: [kh, kw], config };
         // Two arms because the number of parents is part of the type.
         macro_rules! record {
             ($nodes:expr, $bias:expr) => {
-                match Backward::<B, _>::prepare::<C>(Conv, $nodes).compute_bound().stateful() {
-                    OpsKind::Tracked(mut prep) => {
+                recorded!(
+                    Backward::<B, _>::prepare::<C>(Conv, $nodes).compute_bound().stateful(),
+                    |prep| {
                         state.x = weight.is_tracked().then(|| prep.checkpoint(&x));
                         state.weight = x.is_tracked().then(|| prep.checkpoint(&weight));
-                        prep.finish(state, B::conv_forward(x.into_primitive(), weight.into_primitive(), $bias, config))
-                    }
-                    OpsKind::UnTracked(prep) => prep.finish(B::conv_forward(x.into_primitive(), weight.into_primitive(), $bias, config)),
-                }
+                        state
+                    },
+                    B::conv_forward(x.into_primitive(), weight.into_primitive(), $bias, config)
+                )
             };
         }
         match bias {
@@ -137,18 +133,18 @@ impl<B: KernelOps + PlaneOps + Keeps, C: CheckpointStrategy> KernelOps for Autod
     }
 
     fn norm_act(
-        x: FloatTensor<Self>,
-        gamma: FloatTensor<Self>,
-        beta: FloatTensor<Self>,
-        running_mean: FloatTensor<Self>,
-        running_variance: FloatTensor<Self>,
+        x: Float<Self>,
+        gamma: Float<Self>,
+        beta: Float<Self>,
+        running_mean: Float<Self>,
+        running_variance: Float<Self>,
         step: NormStep,
     ) -> NormOutput<Self> {
         let NormStep { epsilon, silu, .. } = step;
         let nodes = [x.node(), gamma.node(), beta.node()];
         let [x_id, gamma_id, beta_id] = nodes.each_ref().map(|node| node.id());
-        let primitive = |t: &FloatTensor<Self>| t.clone().into_primitive();
-        let [rm, rv] = [running_mean, running_variance].map(FloatTensor::<Self>::into_primitive);
+        let primitive = |t: &Float<Self>| t.clone().into_primitive();
+        let [rm, rv] = [running_mean, running_variance].map(Float::<Self>::into_primitive);
         let NormOutput { output, mean, variance, running_mean, running_variance } =
             norm_parts::norm_act::<B>(primitive(&x), primitive(&gamma), primitive(&beta), [rm, rv], step);
         let state =
@@ -156,15 +152,14 @@ impl<B: KernelOps + PlaneOps + Keeps, C: CheckpointStrategy> KernelOps for Autod
         // Two arms because whether the output is kept is part of the type.
         macro_rules! record {
             ($prep:expr) => {
-                match $prep.stateful() {
-                    OpsKind::Tracked(mut prep) => {
-                        for tensor in [&x, &gamma, &beta] {
-                            prep.checkpoint(tensor);
-                        }
-                        prep.finish(state, output)
-                    }
-                    OpsKind::UnTracked(prep) => prep.finish(output),
-                }
+                recorded!(
+                    $prep.stateful(),
+                    |prep| {
+                        [&x, &gamma, &beta].into_iter().for_each(|tensor| _ = prep.checkpoint(tensor));
+                        state
+                    },
+                    output
+                )
             };
         }
         let output = if output.shape().num_elements() * output.dtype().size() <= B::KEPT {

@@ -3,17 +3,11 @@
 /// An error of this crate.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum KernelError {
-    /// [`Lowering`](crate::Lowering)'s `FromStr` was given another word.
-    #[error("no lowering is called {given}: {known}")]
-    UnknownLowering {
-        /// What was written.
-        given: String,
-        /// The names there are.
-        known: String,
-    },
-    /// [`Precision`](crate::Precision)'s `FromStr` was given another word.
-    #[error("no precision is called {given}: {known}")]
-    UnknownPrecision {
+    /// `FromStr` of a [`Lowering`](crate::Lowering) or a [`Precision`](crate::Precision) was given another word.
+    #[error("no {what} is called {given}: {known}")]
+    Unknown {
+        /// Lowering or precision.
+        what: &'static str,
         /// What was written.
         given: String,
         /// The names there are.

@@ -6,7 +6,7 @@ use burn::backend::{Flex, TensorMetadata};
 use burn_flex::FlexTensor;
 
 use crate::buffers::{all_f32, contiguous, owned, take, tensor, values};
-use crate::cpu::{self, Algorithm, ConvShape, Epilogue, Precision};
+use crate::cpu::{self, ConvShape, Epilogue, Precision};
 use crate::cpu_norm::{self, Extent};
 use crate::operands::{Bias, ConvConfig, NormGrads, NormOutput, NormStep};
 use crate::ops::{Keeps, KernelOps};
@@ -18,19 +18,11 @@ fn extent(x: &FlexTensor) -> Extent {
     Extent { batch, channels, plane: height * width }
 }
 
-/// How we compute this convolution, if we do.
-fn method(tensors: [&FlexTensor; 2], config: &ConvConfig) -> Option<(Algorithm, Precision)> {
-    if !all_f32(tensors) || config.groups != 1 || config.dilation != [1; 2] {
-        return None;
-    }
-    match config.lowering {
-        Lowering::Auto => Some((Algorithm::Auto, Precision::F32)),
-        Lowering::Winograd => Some((Algorithm::Winograd, Precision::F32)),
-        Lowering::Implicit => Some((Algorithm::Implicit, Precision::F32)),
-        Lowering::Bf16 => Some((Algorithm::Auto, Precision::Bf16)),
-        // On the processor a matrix product is Burn's own convolution, but for a few channels (its direct loop).
-        Lowering::Direct | Lowering::Gemm => None,
-    }
+/// The precision in which we compute this convolution, if we do. (On the processor a matrix product is Burn's own, but for a few channels.)
+fn method(tensors: [&FlexTensor; 2], config: &ConvConfig) -> Option<Precision> {
+    let burns = matches!(config.lowering, Lowering::Direct | Lowering::Gemm);
+    let ours = all_f32(tensors) && config.groups == 1 && config.dilation == [1; 2] && !burns;
+    ours.then_some(if config.lowering == Lowering::Bf16 { Precision::Bf16 } else { Precision::F32 })
 }
 
 fn conv_shape(x: [usize; 4], weight: [usize; 4], config: &ConvConfig) -> ConvShape {
@@ -41,7 +33,7 @@ fn conv_shape(x: [usize; 4], weight: [usize; 4], config: &ConvConfig) -> ConvSha
 
 /// Convolution, bias and, if asked for, SiLU, by our kernels.
 fn forward(
-    (algorithm, precision): (Algorithm, Precision),
+    precision: Precision,
     x: FlexTensor,
     weight: FlexTensor,
     bias: Option<FlexTensor>,
@@ -53,7 +45,7 @@ fn forward(
     let dims = [shape.batch, shape.out_channels, shape.out_height(), shape.out_width()];
     let mut out = take(dims.iter().product());
     let epilogue = Epilogue { bias: bias.as_ref().map(values), silu };
-    cpu::forward(&shape, algorithm, precision, values(&x), values(&weight), epilogue, &mut out);
+    cpu::forward(&shape, config.lowering, precision, values(&x), values(&weight), epilogue, &mut out);
     tensor(out, dims)
 }
 
@@ -64,39 +56,36 @@ impl Keeps for Flex {
 impl KernelOps for Flex {
     fn conv_forward(x: FlexTensor, weight: FlexTensor, bias: Bias<Self>, config: ConvConfig) -> FlexTensor {
         match method([&x, &weight], &config) {
-            Some(method) => forward(method, x, weight, bias.into_option(), config, false),
+            Some(precision) => forward(precision, x, weight, bias.into_option(), config, false),
             None => portable::conv_forward::<Self>(x, weight, bias.into_option(), config),
         }
     }
 
     fn conv_silu(x: FlexTensor, weight: FlexTensor, bias: Bias<Self>, config: ConvConfig) -> FlexTensor {
         match method([&x, &weight], &config) {
-            Some(method) => forward(method, x, weight, bias.into_option(), config, true),
+            Some(precision) => forward(precision, x, weight, bias.into_option(), config, true),
             None => portable::silu::<Self>(Self::conv_forward(x, weight, bias, config)),
         }
     }
 
     fn conv_data_grad(dy: FlexTensor, weight: FlexTensor, input: [usize; 2], config: ConvConfig) -> FlexTensor {
-        let Some((algorithm, precision)) = method([&dy, &weight], &config) else {
-            return portable::conv_data_grad::<Self>(dy, weight, input, config);
-        };
+        let Some(precision) = method([&dy, &weight], &config) else { return portable::conv_data_grad::<Self>(dy, weight, input, config) };
         let (dy, weight) = (contiguous(dy), contiguous(weight));
         let ([batch, ..], [_, ci, ..]) = (dy.shape().dims::<4>(), weight.shape().dims::<4>());
         let dims = [batch, ci, input[0], input[1]];
         let mut dx = take(dims.iter().product());
-        cpu::data_grad(&conv_shape(dims, weight.shape().dims(), &config), algorithm, precision, values(&dy), values(&weight), &mut dx);
+        let shape = conv_shape(dims, weight.shape().dims(), &config);
+        cpu::data_grad(&shape, config.lowering, precision, values(&dy), values(&weight), &mut dx);
         tensor(dx, dims)
     }
 
     fn conv_weight_grad(x: FlexTensor, dy: FlexTensor, kernel: [usize; 2], config: ConvConfig) -> FlexTensor {
-        let Some((algorithm, precision)) = method([&x, &dy], &config) else {
-            return portable::conv_weight_grad::<Self>(x, dy, kernel, config);
-        };
+        let Some(precision) = method([&x, &dy], &config) else { return portable::conv_weight_grad::<Self>(x, dy, kernel, config) };
         let (x, dy) = (contiguous(x), contiguous(dy));
         let ([_, ci, ..], [_, co, ..]) = (x.shape().dims::<4>(), dy.shape().dims::<4>());
         let dims = [co, ci, kernel[0], kernel[1]];
         let mut dw = take(dims.iter().product());
-        cpu::weight_grad(&conv_shape(x.shape().dims(), dims, &config), algorithm, precision, values(&x), values(&dy), &mut dw);
+        cpu::weight_grad(&conv_shape(x.shape().dims(), dims, &config), config.lowering, precision, values(&x), values(&dy), &mut dw);
         tensor(dw, dims)
     }
 
@@ -109,9 +98,7 @@ impl KernelOps for Flex {
         step: NormStep,
     ) -> NormOutput<Self> {
         let running = [running_mean, running_variance];
-        if !all_f32([&x, &gamma, &beta]) {
-            return portable::norm_act::<Self>(x, gamma, beta, running, step);
-        }
+        let true = all_f32([&x, &gamma, &beta]) else { return portable::norm_act::<Self>(x, gamma, beta, running, step) };
         let [x, gamma, beta] = [x, gamma, beta].map(contiguous);
         let (extent, dims) = (extent(&x), x.shape().dims::<4>());
         let mut out = take(extent.batch * extent.channels * extent.plane);

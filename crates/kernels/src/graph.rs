@@ -3,27 +3,23 @@
 //! In Burn's words the result is multiplied by its gradient and added up, four passes over what is only handed on; and a leaf's gradients are
 //! added by Burn alone, where an operation could have added its own to what is there (see `meeting`).
 
-use burn::backend::tensor::FloatTensor;
 use burn::backend::{AutodiffBackend, Backend, Dispatch, TensorMetadata, backend_extension};
 use burn::tensor::{Tensor, TensorData};
-use burn_autodiff::Autodiff;
-use burn_autodiff::checkpoint::base::Checkpointer;
-use burn_autodiff::checkpoint::strategy::CheckpointStrategy;
-use burn_autodiff::grads::Gradients;
-use burn_autodiff::ops::{Backward, Ops, OpsKind, unary};
 use burn_cubecl::CubeBackend;
 use burn_flex::Flex;
+
+use crate::steps::{Autodiff, Backward, CheckpointStrategy, Checkpointer, Float, Gradients, Ops, recorded, unary};
 
 /// Operations that compute nothing.
 #[backend_extension(Flex, Cube, Autodiff)]
 pub trait GraphOps: Backend {
     /// x.
-    fn enter(x: FloatTensor<Self>) -> FloatTensor<Self> {
+    fn enter(x: Float<Self>) -> Float<Self> {
         x
     }
 
     /// A zero, `[1]`, whose gradient by y is dy.
-    fn lead(y: FloatTensor<Self>, dy: FloatTensor<Self>) -> FloatTensor<Self> {
+    fn lead(y: Float<Self>, dy: Float<Self>) -> Float<Self> {
         drop(dy);
         Self::float_from_data(TensorData::zeros::<f32, _>([1]).convert_dtype(y.dtype()), &y.device())
     }
@@ -48,30 +44,24 @@ impl<B: GraphOps> Backward<B, 1> for Enter {
 struct Lead;
 
 impl<B: GraphOps> Backward<B, 1> for Lead {
-    type State = FloatTensor<B>;
+    type State = Float<B>;
 
-    fn backward(self, ops: Ops<FloatTensor<B>, 1>, grads: &mut Gradients, _: &mut Checkpointer) {
+    fn backward(self, ops: Ops<Float<B>, 1>, grads: &mut Gradients, _: &mut Checkpointer) {
         let dy = ops.state;
         unary::<B, _>(ops.parents, ops.node, grads, |_| dy);
     }
 }
 
 impl<B: GraphOps, C: CheckpointStrategy> GraphOps for Autodiff<B, C> {
-    fn enter(x: FloatTensor<Self>) -> FloatTensor<Self> {
-        match Backward::<B, 1>::prepare::<C>(Enter, [x.node()]).compute_bound().stateful() {
-            OpsKind::Tracked(prep) => prep.finish((), x.into_primitive()),
-            OpsKind::UnTracked(prep) => prep.finish(x.into_primitive()),
-        }
+    fn enter(x: Float<Self>) -> Float<Self> {
+        recorded!(Backward::<B, 1>::prepare::<C>(Enter, [x.node()]).compute_bound().stateful(), (), x.into_primitive())
     }
 
-    fn lead(y: FloatTensor<Self>, dy: FloatTensor<Self>) -> FloatTensor<Self> {
+    fn lead(y: Float<Self>, dy: Float<Self>) -> Float<Self> {
         let prep = Backward::<B, 1>::prepare::<C>(Lead, [y.node()]).compute_bound().stateful();
         let dy = Self::inner(dy);
         let zero = B::lead(y.into_primitive(), dy.clone());
-        match prep {
-            OpsKind::Tracked(prep) => prep.finish(dy, zero),
-            OpsKind::UnTracked(prep) => prep.finish(zero),
-        }
+        recorded!(prep, dy, zero)
     }
 }
 

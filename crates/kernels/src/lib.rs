@@ -37,15 +37,16 @@ pub mod products;
 pub mod rows;
 mod several;
 mod shapes;
+mod steps;
 pub mod update;
 
 use burn::backend::Dispatch;
-use burn::tensor::{Device, Tensor, TensorData};
+use burn::tensor::Tensor;
 
 pub use arena::{Places, arena, arena_parts};
 pub use attention::attention;
 pub use buffers::next_batch;
-pub use decoder::{masked_softmax, rms_norm, rotate, swiglu};
+pub use decoder::{rms_norm, rotate, swiglu};
 pub use dropout::dropout;
 pub use error::KernelError;
 pub use foreground::{Foreground, Positive, ciou, detection_terms};
@@ -57,7 +58,7 @@ use operands::Bias;
 pub use operands::{ConvConfig, NormStep};
 use ops::KernelOps;
 pub use parts::{Gather, of_all_parts, with_parts};
-pub use peak::{ProcessorChoices, processor_choices, processor_has_bf16, processor_level, processor_peak, product_rate};
+pub use peak::{processor_choices, processor_has_bf16, processor_level, processor_peak, product_rate};
 pub use planes::{HALF_GRADIENTS, add, concat, max_pool_same, slice_channels, upsample2, widen};
 pub use policy::{Lowering, Precision, default_lowering, set_default_lowering};
 pub use products::{Blocks, Coding, LowRank, Weight, linear, linear_data_grad, linear_weight_grad, lora_linear, reads_bf16};
@@ -128,12 +129,6 @@ pub fn batch_norm_silu(x: Tensor<4>, gamma: Tensor<1>, beta: Tensor<1>, running:
     let [mean, variance] = running.map(Tensor::into_dispatch);
     let y = Dispatch::norm_act(x.into_dispatch(), gamma.into_dispatch(), beta.into_dispatch(), mean, variance, step);
     BatchNormed { output: Tensor::from_dispatch(y.output), running: [y.running_mean, y.running_variance].map(Tensor::from_dispatch) }
-}
-
-/// `[n]` values on the processor, whatever device they came from: what is summed there has the bits of a run on the processor.
-pub fn on_processor(values: Vec<f32>) -> Tensor<1> {
-    let n = values.len();
-    Tensor::from_data(TensorData::new(values, [n]), &Device::flex())
 }
 
 /// Property tests draw the same cases in every run: a failure is one of the code, not of the day.

@@ -3,15 +3,14 @@
 //! On a CubeCL device Burn's product is chosen by timing candidates on the card, which runs every one of them. With [`Lowering::Gemm`](crate::Lowering)
 //! it is the kernel that convolutions are computed with there: nothing is tuned, and results repeat bit for bit.
 
-use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, Dispatch, Flex};
-use burn_autodiff::Autodiff;
-use burn_autodiff::checkpoint::strategy::CheckpointStrategy;
+
+use crate::steps::{Autodiff, CheckpointStrategy, Float};
 
 /// Products of matrices.
 pub trait MatrixOps: Backend {
     /// `a b`: `[.., m, k]` and `[.., k, n]`, of equal leading axes and one type, to `[.., m, n]`.
-    fn product(a: FloatTensor<Self>, b: FloatTensor<Self>) -> FloatTensor<Self> {
+    fn product(a: Float<Self>, b: Float<Self>) -> Float<Self> {
         Self::float_matmul(a, b)
     }
 

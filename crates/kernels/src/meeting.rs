@@ -11,7 +11,7 @@ use std::cell::RefCell;
 use std::collections::VecDeque;
 
 use burn::backend::Backend;
-use burn::backend::tensor::FloatTensor;
+use burn::backend::tensor::FloatTensor as Float;
 use burn_autodiff::NodeId;
 use burn_autodiff::grads::Gradients;
 
@@ -40,8 +40,8 @@ fn meets(id: NodeId) -> bool {
 pub(crate) fn hand_in<B: Backend>(
     grads: &mut Gradients,
     (id, order): (NodeId, usize),
-    taken: impl FnOnce(&mut Gradients) -> FloatTensor<B>,
-    make: impl FnOnce(Option<FloatTensor<B>>) -> FloatTensor<B>,
+    taken: impl FnOnce(&mut Gradients) -> Float<B>,
+    make: impl FnOnce(Option<Float<B>>) -> Float<B>,
 ) {
     let held = (order > 0 && meets(id)).then(|| taken(grads));
     grads.register::<B>(id, make(held));

@@ -4,7 +4,7 @@
 //! statistics anyway. In the backward pass what the other parts change of dx is an affine function of x, so it is one more normalisation,
 //! which is added. Where all of a batch is here, nothing of this is computed.
 
-use burn::backend::tensor::FloatTensor;
+use burn::backend::tensor::FloatTensor as Float;
 use burn::backend::{Backend, Scalar, TensorMetadata};
 use burn::tensor::{DType, TensorData, try_read_sync};
 
@@ -18,13 +18,13 @@ use crate::portable::move_statistics;
 ///
 /// Of parts of M_i values, means m_i and variances v_i: `m = Σ M_i m_i / M`, `v = Σ M_i (v_i + (m_i - m)²) / M` (Chan, Golub and LeVeque 1983).
 pub(crate) fn norm_act<B: KernelOps>(
-    x: FloatTensor<B>,
-    gamma: FloatTensor<B>,
-    beta: FloatTensor<B>,
-    running: [FloatTensor<B>; 2],
+    x: Float<B>,
+    gamma: Float<B>,
+    beta: Float<B>,
+    running: [Float<B>; 2],
     step: NormStep,
 ) -> NormOutput<B> {
-    let alone = |x, gamma, beta, [mean, variance]: [FloatTensor<B>; 2]| B::norm_act(x, gamma, beta, mean, variance, step);
+    let alone = |x, gamma, beta, [mean, variance]: [Float<B>; 2]| B::norm_act(x, gamma, beta, mean, variance, step);
     if !has_others() {
         return alone(x, gamma, beta, running);
     }
@@ -51,12 +51,12 @@ pub(crate) fn norm_act<B: KernelOps>(
 /// (dbeta_i / M_i - dbeta / M + x^ (dgamma_i / M_i - dgamma / M))`.
 #[allow(clippy::too_many_arguments)]
 pub(crate) fn norm_act_backward<B: KernelOps + PlaneOps>(
-    x: FloatTensor<B>,
-    mean: FloatTensor<B>,
-    variance: FloatTensor<B>,
-    gamma: FloatTensor<B>,
-    beta: FloatTensor<B>,
-    dy: FloatTensor<B>,
+    x: Float<B>,
+    mean: Float<B>,
+    variance: Float<B>,
+    gamma: Float<B>,
+    beta: Float<B>,
+    dy: Float<B>,
     epsilon: f64,
     silu: bool,
 ) -> NormGrads<B> {
@@ -90,7 +90,7 @@ fn values<T: TensorMetadata>(x: &T) -> f64 {
 ///
 /// # Panics
 /// With the device's words if it hands nothing back, as Burn's own reads do in the middle of a pass.
-fn on_host<B: Backend>(tensor: FloatTensor<B>) -> Vec<f64> {
+fn on_host<B: Backend>(tensor: Float<B>) -> Vec<f64> {
     let read = try_read_sync(B::float_into_data(tensor)).map(|read| read.map(|data| data.try_into_vec_as::<f32>()));
     match read {
         Some(Ok(Ok(values))) => values.into_iter().map(f64::from).collect(),
@@ -100,7 +100,7 @@ fn on_host<B: Backend>(tensor: FloatTensor<B>) -> Vec<f64> {
     }
 }
 
-fn on_device<B: Backend>(values: &[f64], device: &B::Device) -> FloatTensor<B> {
+fn on_device<B: Backend>(values: &[f64], device: &B::Device) -> Float<B> {
     let values: Vec<f32> = values.iter().map(|&value| value as f32).collect();
     let len = values.len();
     B::float_from_data(TensorData::new(values, [len]), device)

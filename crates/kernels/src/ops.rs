@@ -4,7 +4,7 @@
 //! kernel, and what the kernels are tested against. Tensors are taken by value: a kernel that is handed the last reference may write into it or
 //! recycle its memory. Layout is NCHW throughout; a kernel makes a strided input contiguous itself.
 
-use burn::backend::tensor::FloatTensor;
+use burn::backend::tensor::FloatTensor as Float;
 use burn::backend::{Backend, backend_extension};
 
 use crate::operands::{Bias, ConvConfig, NormGrads, NormOutput, NormStep};
@@ -22,33 +22,23 @@ pub trait Keeps {
 #[backend_extension(Flex, Cube, Autodiff)]
 pub trait KernelOps: Backend {
     /// `y[n, co] = bias[co] + Σ_ci x[n, ci] ⋆ weight[co, ci]`.
-    fn conv_forward(
-        x: FloatTensor<Self>,
-        weight: FloatTensor<Self>,
-        #[extension_type] bias: Bias<Self>,
-        config: ConvConfig,
-    ) -> FloatTensor<Self> {
+    fn conv_forward(x: Float<Self>, weight: Float<Self>, #[extension_type] bias: Bias<Self>, config: ConvConfig) -> Float<Self> {
         portable::conv_forward::<Self>(x, weight, bias.into_option(), config)
     }
 
     /// `y sigmoid(y)` of the convolution's y: inference, nothing is kept for a backward pass.
-    fn conv_silu(
-        x: FloatTensor<Self>,
-        weight: FloatTensor<Self>,
-        #[extension_type] bias: Bias<Self>,
-        config: ConvConfig,
-    ) -> FloatTensor<Self> {
+    fn conv_silu(x: Float<Self>, weight: Float<Self>, #[extension_type] bias: Bias<Self>, config: ConvConfig) -> Float<Self> {
         portable::silu::<Self>(Self::conv_forward(x, weight, bias, config))
     }
 
     /// Gradient of x: the transposed convolution of dy. `input` is x's (H, W), which the stride leaves open.
-    fn conv_data_grad(dy: FloatTensor<Self>, weight: FloatTensor<Self>, input: [usize; 2], config: ConvConfig) -> FloatTensor<Self> {
+    fn conv_data_grad(dy: Float<Self>, weight: Float<Self>, input: [usize; 2], config: ConvConfig) -> Float<Self> {
         portable::conv_data_grad::<Self>(dy, weight, input, config)
     }
 
     /// Gradient of the weight, f32: x correlated with dy, which in half precision is [`HALF_GRADIENTS`](crate::HALF_GRADIENTS) times too large.
     /// `kernel` is the weight's (Kh, Kw).
-    fn conv_weight_grad(x: FloatTensor<Self>, dy: FloatTensor<Self>, kernel: [usize; 2], config: ConvConfig) -> FloatTensor<Self> {
+    fn conv_weight_grad(x: Float<Self>, dy: Float<Self>, kernel: [usize; 2], config: ConvConfig) -> Float<Self> {
         portable::conv_weight_grad::<Self>(x, dy, kernel, config)
     }
 
@@ -58,11 +48,11 @@ pub trait KernelOps: Backend {
     /// output `z sigmoid(z)` or `z` (Ioffe and Szegedy 2015, equations of algorithm 1). The running statistics become
     /// `(1 - momentum) running + momentum new`, the new variance unbiased, as PyTorch has them; they carry no gradient.
     fn norm_act(
-        x: FloatTensor<Self>,
-        gamma: FloatTensor<Self>,
-        beta: FloatTensor<Self>,
-        running_mean: FloatTensor<Self>,
-        running_variance: FloatTensor<Self>,
+        x: Float<Self>,
+        gamma: Float<Self>,
+        beta: Float<Self>,
+        running_mean: Float<Self>,
+        running_variance: Float<Self>,
         step: NormStep,
     ) -> NormOutput<Self> {
         portable::norm_act::<Self>(x, gamma, beta, [running_mean, running_variance], step)
@@ -70,14 +60,14 @@ pub trait KernelOps: Backend {
 
     /// The output of [`norm_act`](Self::norm_act) once more, from the statistics it returned.
     fn norm_act_again(
-        x: FloatTensor<Self>,
-        mean: FloatTensor<Self>,
-        variance: FloatTensor<Self>,
-        gamma: FloatTensor<Self>,
-        beta: FloatTensor<Self>,
+        x: Float<Self>,
+        mean: Float<Self>,
+        variance: Float<Self>,
+        gamma: Float<Self>,
+        beta: Float<Self>,
         epsilon: f64,
         silu: bool,
-    ) -> FloatTensor<Self> {
+    ) -> Float<Self> {
         portable::norm_act_again::<Self>(x, mean, variance, gamma, beta, epsilon, silu)
     }
 
@@ -88,12 +78,12 @@ pub trait KernelOps: Backend {
     /// [`HALF_GRADIENTS`](crate::HALF_GRADIENTS) times too large.
     #[allow(clippy::too_many_arguments)]
     fn norm_act_backward(
-        x: FloatTensor<Self>,
-        mean: FloatTensor<Self>,
-        variance: FloatTensor<Self>,
-        gamma: FloatTensor<Self>,
-        beta: FloatTensor<Self>,
-        dy: FloatTensor<Self>,
+        x: Float<Self>,
+        mean: Float<Self>,
+        variance: Float<Self>,
+        gamma: Float<Self>,
+        beta: Float<Self>,
+        dy: Float<Self>,
         epsilon: f64,
         silu: bool,
     ) -> NormGrads<Self> {

@@ -1,7 +1,6 @@
 //! What the processor could do at best (the micro-kernel of our convolutions on operands that stay in the first-level cache), and how the
 //! kernels cut their work for it.
 
-use std::fmt;
 use std::time::Instant;
 
 use half::bf16;
@@ -9,7 +8,7 @@ use half::bf16;
 use crate::cpu::machine::machine;
 use crate::cpu::simd::{Offsets, Simd, Task, Tile, level, run};
 use crate::policy::Precision;
-use crate::products::{Begin, Operand, Stored, Term, multiply};
+use crate::products::{Operand, Stored, Term, multiply};
 
 /// Length of the sums: the left-hand panel of any instruction set has at most 16 KiB.
 const DEPTH: usize = 512;
@@ -39,18 +38,16 @@ pub fn product_rate(precision: Precision) -> f64 {
     const ROUNDS: usize = 5;
     let (x, mut y) = (vec![0.5; ROWS * DEEP], vec![0.0; ROWS * OUT]);
     let (wide, narrow) = match precision {
-        Precision::F32 | Precision::F16 | Precision::PureF16 => (vec![0.5; OUT * DEEP], Vec::new()),
         Precision::Bf16 => (Vec::new(), vec![bf16::from_f32(0.5); OUT * DEEP]),
+        _ => (vec![0.5; OUT * DEEP], Vec::new()),
     };
-    let (weight, level) = match precision {
-        Precision::F32 | Precision::F16 | Precision::PureF16 => (Stored::F32(&wide), level()),
-        Precision::Bf16 => (Stored::Bf16(&narrow), level().in_bf16()),
-    };
+    let weight = if narrow.is_empty() { Stored::F32(&wide) } else { Stored::Bf16(&narrow) };
+    let level = level().of(precision);
     let in_f16 = matches!(precision, Precision::F16 | Precision::PureF16);
     let term = Term { left: Operand::lines(Stored::F32(&x), DEEP), right: Operand::lines(weight, DEEP), depth: DEEP, level, in_f16 };
     let mut product = || {
         let started = Instant::now();
-        multiply(&[term], OUT, Begin::Zero, &mut y);
+        multiply(&[term], OUT, None, &mut y);
         started.elapsed().as_secs_f64()
     };
     let fastest = (0..ROUNDS).map(|_| product()).fold(f64::INFINITY, f64::min);
@@ -64,43 +61,21 @@ pub fn processor_has_bf16() -> bool {
 
 /// The instruction set of products of this precision.
 pub fn processor_level(precision: Precision) -> &'static str {
-    match precision {
-        Precision::F32 | Precision::F16 | Precision::PureF16 => level().name(),
-        Precision::Bf16 => level().in_bf16().name(),
-    }
+    level().of(precision).name()
 }
 
-/// How the kernels of this processor cut their work.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ProcessorChoices {
-    /// The instruction set.
-    pub level: &'static str,
-    /// Bytes of a core's first-level cache for data, and of its second-level cache.
-    pub caches: [usize; 2],
-    /// Bytes of a packed strip of a convolution's input.
-    pub strip: usize,
-    /// Bytes of a group of Winograd's transformed tiles, and of the sums of its weights' gradient.
-    pub winograd: [usize; 2],
-}
-
-/// What was chosen: from the processor's facts by formula, the same in every run.
-pub fn processor_choices() -> ProcessorChoices {
-    let machine = machine();
-    ProcessorChoices {
-        level: level().name(),
-        caches: [machine.first.bytes, machine.second.bytes],
-        strip: machine.strip_cells() * size_of::<f32>(),
-        winograd: [machine.group_bytes(), machine.sum_bytes()],
-    }
-}
-
-impl fmt::Display for ProcessorChoices {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { level, caches: [first, second], strip, winograd: [group, sums] } = self;
-        let kb = |bytes: &usize| bytes >> 10;
-        write!(f, "{level}, caches of {} and {} KB a core: strips of {} KB, ", kb(first), kb(second), kb(strip))?;
-        write!(f, "Winograd groups of {} KB and sums of {} KB", kb(group), kb(sums))
-    }
+/// How the kernels of this processor cut their work: from the processor's facts by formula, the same in every run.
+pub fn processor_choices() -> String {
+    let (machine, kb) = (machine(), |bytes: usize| bytes >> 10);
+    format!(
+        "{}, caches of {} and {} KB a core: strips of {} KB, Winograd groups of {} KB and sums of {} KB",
+        level().name(),
+        kb(machine.first.bytes),
+        kb(machine.second.bytes),
+        kb(machine.strip_cells() * size_of::<f32>()),
+        kb(machine.group_bytes()),
+        kb(machine.sum_bytes())
+    )
 }
 
 struct Tiles;
@@ -110,22 +85,12 @@ impl Task for Tiles {
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
-        let (a, b) = (vec![0.5; DEPTH * S::MR], vec![0.5; S::NR]);
-        let mut c = vec![0.0; S::MR * S::NR];
+        let (rows, cols) = (S::MR, S::NR);
+        let (a, b, mut c) = (vec![0.5; DEPTH * rows], vec![0.5; cols], vec![0.0; rows * cols]);
         // Every row of the right-hand matrix is the same one.
         let offsets = Offsets::new(vec![0; DEPTH]);
         for _ in 0..TILES {
-            simd.tile(Tile {
-                a: &a,
-                b: &b,
-                offsets: &offsets,
-                c: &mut c,
-                ldc: S::NR,
-                rows: S::MR,
-                cols: S::NR,
-                accumulate: false,
-                prefetch: false,
-            });
+            simd.tile(Tile { a: &a, b: &b, offsets: &offsets, c: &mut c, ldc: cols, rows, cols, accumulate: false, prefetch: false });
         }
         std::hint::black_box(&c);
     }

@@ -18,7 +18,7 @@ pub enum Lowering {
     Auto,
     /// Burn's own convolutions, untouched.
     Direct,
-    /// Image patches copied to columns, then one matrix product.
+    /// Image patches as columns, in one matrix product.
     Gemm,
     /// Winograd F(4x4, 3x3) for 3x3 convolutions of stride 1; everything else as [`Auto`](Self::Auto).
     Winograd,
@@ -45,20 +45,28 @@ impl Lowering {
     }
 }
 
-impl fmt::Display for Lowering {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.name())
-    }
+/// What has a name is written as that, and read back.
+macro_rules! named {
+    ($type:ty, $what:literal) => {
+        impl fmt::Display for $type {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.pad(self.name())
+            }
+        }
+
+        impl FromStr for $type {
+            type Err = KernelError;
+
+            fn from_str(text: &str) -> Result<Self, KernelError> {
+                let unknown = || KernelError::Unknown { what: $what, given: text.to_owned(), known: Self::ALL.map(Self::name).join(", ") };
+                Self::ALL.into_iter().find(|it| it.name() == text).ok_or_else(unknown)
+            }
+        }
+    };
 }
 
-impl FromStr for Lowering {
-    type Err = KernelError;
-
-    fn from_str(text: &str) -> Result<Self, KernelError> {
-        let unknown = || KernelError::UnknownLowering { given: text.to_owned(), known: Self::ALL.map(Self::name).join(", ") };
-        Self::ALL.into_iter().find(|l| l.name() == text).ok_or_else(unknown)
-    }
-}
+named!(Lowering, "lowering");
+named!(Precision, "precision");
 
 static DEFAULT: AtomicU8 = AtomicU8::new(Lowering::Auto as u8);
 
@@ -102,21 +110,6 @@ impl Precision {
             Self::F16 => "fp16",
             Self::PureF16 => "fp16-pure",
         }
-    }
-}
-
-impl fmt::Display for Precision {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.name())
-    }
-}
-
-impl FromStr for Precision {
-    type Err = KernelError;
-
-    fn from_str(text: &str) -> Result<Self, KernelError> {
-        let unknown = || KernelError::UnknownPrecision { given: text.to_owned(), known: Self::ALL.map(Self::name).join(", ") };
-        Self::ALL.into_iter().find(|p| p.name() == text).ok_or_else(unknown)
     }
 }
 

@@ -1,58 +1,37 @@
 //! The operations in Burn's own words: the definition on any backend, and the fallback of a kernel that does not cover a case.
 
-use burn::backend::tensor::FloatTensor;
+use burn::backend::tensor::FloatTensor as Float;
 use burn::backend::{Backend, Scalar, TensorMetadata};
 use burn::tensor::Shape;
 
 use crate::operands::{ConvConfig, NormGrads, NormOutput, NormStep};
 
 /// [`KernelOps::conv_forward`](crate::ops::KernelOps::conv_forward)
-pub(crate) fn conv_forward<B: Backend>(
-    x: FloatTensor<B>,
-    weight: FloatTensor<B>,
-    bias: Option<FloatTensor<B>>,
-    config: ConvConfig,
-) -> FloatTensor<B> {
+pub(crate) fn conv_forward<B: Backend>(x: Float<B>, weight: Float<B>, bias: Option<Float<B>>, config: ConvConfig) -> Float<B> {
     B::conv2d(x, weight, bias, config.to_burn())
 }
 
 /// [`KernelOps::conv_data_grad`](crate::ops::KernelOps::conv_data_grad)
-pub(crate) fn conv_data_grad<B: Backend>(
-    dy: FloatTensor<B>,
-    weight: FloatTensor<B>,
-    input: [usize; 2],
-    config: ConvConfig,
-) -> FloatTensor<B> {
+pub(crate) fn conv_data_grad<B: Backend>(dy: Float<B>, weight: Float<B>, input: [usize; 2], config: ConvConfig) -> Float<B> {
     let ([n, ..], [_, ci, ..]) = (dy.shape().dims::<4>(), weight.shape().dims::<4>());
     let x = shape_only::<B>(&dy, [n, ci * config.groups, input[0], input[1]]);
     B::conv2d_x_backward(x, weight, dy, config.to_burn())
 }
 
 /// [`KernelOps::conv_weight_grad`](crate::ops::KernelOps::conv_weight_grad)
-pub(crate) fn conv_weight_grad<B: Backend>(
-    x: FloatTensor<B>,
-    dy: FloatTensor<B>,
-    kernel: [usize; 2],
-    config: ConvConfig,
-) -> FloatTensor<B> {
+pub(crate) fn conv_weight_grad<B: Backend>(x: Float<B>, dy: Float<B>, kernel: [usize; 2], config: ConvConfig) -> Float<B> {
     let ([_, ci, ..], [_, co, ..]) = (x.shape().dims::<4>(), dy.shape().dims::<4>());
     let weight = shape_only::<B>(&dy, [co, ci / config.groups, kernel[0], kernel[1]]);
     B::conv2d_weight_backward(x, weight, dy, config.to_burn())
 }
 
 /// A tensor without memory of its own: Burn's gradients ask for a whole tensor and read its shape.
-pub(crate) fn shape_only<B: Backend>(like: &FloatTensor<B>, shape: [usize; 4]) -> FloatTensor<B> {
+pub(crate) fn shape_only<B: Backend>(like: &Float<B>, shape: [usize; 4]) -> Float<B> {
     B::float_expand(B::float_zeros(Shape::new([1; 4]), &like.device(), like.dtype().into()), Shape::new(shape))
 }
 
 /// [`KernelOps::norm_act`](crate::ops::KernelOps::norm_act)
-pub(crate) fn norm_act<B: Backend>(
-    x: FloatTensor<B>,
-    gamma: FloatTensor<B>,
-    beta: FloatTensor<B>,
-    running: [FloatTensor<B>; 2],
-    step: NormStep,
-) -> NormOutput<B> {
+pub(crate) fn norm_act<B: Backend>(x: Float<B>, gamma: Float<B>, beta: Float<B>, running: [Float<B>; 2], step: NormStep) -> NormOutput<B> {
     let unbias = NormStep::unbias(x.shape().dims());
     let y = B::batch_norm_train(x, gamma, beta, step.epsilon);
     let output = if step.silu { self::silu::<B>(y.output) } else { y.output };
@@ -62,26 +41,25 @@ pub(crate) fn norm_act<B: Backend>(
 
 /// Running mean and variance, moved towards a batch's.
 pub(crate) fn move_statistics<B: Backend>(
-    [mean, variance]: [FloatTensor<B>; 2],
-    [new_mean, new_variance]: [&FloatTensor<B>; 2],
+    [mean, variance]: [Float<B>; 2],
+    [new_mean, new_variance]: [&Float<B>; 2],
     momentum: f64,
     unbias: f64,
-) -> [FloatTensor<B>; 2] {
-    let times = |x, by| B::float_mul_scalar(x, Scalar::Float(by));
-    let moved = |old, new| B::float_add(times(old, 1.0 - momentum), times(new, momentum));
-    [moved(mean, new_mean.clone()), moved(variance, times(new_variance.clone(), unbias))]
+) -> [Float<B>; 2] {
+    let moved = |old, new| B::float_add(times::<B>(old, 1.0 - momentum), times::<B>(new, momentum));
+    [moved(mean, new_mean.clone()), moved(variance, times::<B>(new_variance.clone(), unbias))]
 }
 
 /// [`KernelOps::norm_act_again`](crate::ops::KernelOps::norm_act_again)
 pub(crate) fn norm_act_again<B: Backend>(
-    x: FloatTensor<B>,
-    mean: FloatTensor<B>,
-    variance: FloatTensor<B>,
-    gamma: FloatTensor<B>,
-    beta: FloatTensor<B>,
+    x: Float<B>,
+    mean: Float<B>,
+    variance: Float<B>,
+    gamma: Float<B>,
+    beta: Float<B>,
     epsilon: f64,
     silu: bool,
-) -> FloatTensor<B> {
+) -> Float<B> {
     let z = B::batch_norm(x, gamma, beta, mean, variance, epsilon);
     if silu { self::silu::<B>(z) } else { z }
 }
@@ -89,12 +67,12 @@ pub(crate) fn norm_act_again<B: Backend>(
 /// [`KernelOps::norm_act_backward`](crate::ops::KernelOps::norm_act_backward)
 #[allow(clippy::too_many_arguments)]
 pub(crate) fn norm_act_backward<B: Backend>(
-    x: FloatTensor<B>,
-    mean: FloatTensor<B>,
-    variance: FloatTensor<B>,
-    gamma: FloatTensor<B>,
-    beta: FloatTensor<B>,
-    dy: FloatTensor<B>,
+    x: Float<B>,
+    mean: Float<B>,
+    variance: Float<B>,
+    gamma: Float<B>,
+    beta: Float<B>,
+    dy: Float<B>,
     epsilon: f64,
     silu: bool,
 ) -> NormGrads<B> {
@@ -111,6 +89,10 @@ pub(crate) fn norm_act_backward<B: Backend>(
     NormGrads { x: grads.x_grad, gamma: grads.gamma_grad, beta: grads.beta_grad }
 }
 
-pub(crate) fn silu<B: Backend>(z: FloatTensor<B>) -> FloatTensor<B> {
+pub(crate) fn times<B: Backend>(x: Float<B>, by: f64) -> Float<B> {
+    B::float_mul_scalar(x, Scalar::Float(by))
+}
+
+pub(crate) fn silu<B: Backend>(z: Float<B>) -> Float<B> {
     B::float_mul(z.clone(), B::sigmoid(z))
 }

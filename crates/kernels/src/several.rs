@@ -6,17 +6,13 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, TensorMetadata};
 use burn::tensor::Shape;
-use burn_autodiff::Autodiff;
-use burn_autodiff::checkpoint::base::Checkpointer;
-use burn_autodiff::checkpoint::strategy::CheckpointStrategy;
-use burn_autodiff::grads::Gradients;
-use burn_autodiff::ops::{Backward, Ops, OpsKind};
+
+use crate::steps::{Autodiff, Backward, CheckpointStrategy, Checkpointer, Float, Gradients, Ops, recorded};
 
 /// Gradients by the numbers of the results, as they come.
-type Came<B> = Vec<(usize, FloatTensor<B>)>;
+type Came<B> = Vec<(usize, Float<B>)>;
 
 /// Where the gradients of an operation's results meet.
 #[derive(Clone, Debug)]
@@ -27,7 +23,7 @@ pub(crate) struct Gathered<B: Backend> {
 
 impl<B: Backend> Gathered<B> {
     /// Those of these results.
-    pub(crate) fn of<'a>(results: impl IntoIterator<Item = &'a FloatTensor<B>>) -> Self {
+    pub(crate) fn of<'a>(results: impl IntoIterator<Item = &'a Float<B>>) -> Self {
         Self { shapes: results.into_iter().map(TensorMetadata::shape).collect(), came: Arc::default() }
     }
 
@@ -66,13 +62,10 @@ impl<B: Backend> Backward<B, 1> for Handed {
 
 /// Result `number` of `operation`, which is in the graph with any value, as a node behind it.
 pub(crate) fn result<B: Backend, C: CheckpointStrategy>(
-    operation: &FloatTensor<Autodiff<B, C>>,
+    operation: &Float<Autodiff<B, C>>,
     gathered: &Gathered<B>,
     number: usize,
-    y: FloatTensor<B>,
-) -> FloatTensor<Autodiff<B, C>> {
-    match Backward::<B, 1>::prepare::<C>(Handed(number), [operation.node()]).compute_bound().stateful() {
-        OpsKind::Tracked(prep) => prep.finish(gathered.clone(), y),
-        OpsKind::UnTracked(prep) => prep.finish(y),
-    }
+    y: Float<B>,
+) -> Float<Autodiff<B, C>> {
+    recorded!(Backward::<B, 1>::prepare::<C>(Handed(number), [operation.node()]).compute_bound().stateful(), gathered.clone(), y)
 }

@@ -123,12 +123,8 @@ mod tests {
     #[test]
     fn wrong_shapes_in_a_decoder_layer_are_refused() {
         let device = Device::flex();
-        let scores = || zeros([2, 3, 4, 5], &device);
         assert_eq!(refusal(|| rms_norm(zeros([4, 8], &device), zeros([7], &device), 1e-6)), "the weight is [7] and not [8]");
         assert_eq!(refusal(|| swiglu(zeros([4, 8], &device), zeros([4, 9], &device))), "up is [4, 9] and not [4, 8]");
-        let mask = |shape| refusal(|| masked_softmax(scores(), zeros(shape, &device), 1.0));
-        assert_eq!(mask([1, 1, 4, 6]), "the mask is [1, 1, 4, 6] and not [1, 1, 4, 5]");
-        assert_eq!(mask([3, 1, 4, 5]), "the mask is [3, 1, 4, 5] and not [2, 1, 4, 5]");
         let heads = || zeros([2, 3, 4, 8], &device);
         let angles = |n| zeros([1, 1, n, 4], &device);
         assert_eq!(refusal(|| rotate(heads(), heads(), angles(2), angles(3))), "cos is [1, 1, 2, 4] and not [1, 1, 3, 4]");

@@ -10,7 +10,7 @@ mod rules;
 #[cfg(test)]
 mod tests;
 
-use burn::backend::tensor::FloatTensor;
+use burn::backend::tensor::FloatTensor as Float;
 use burn::backend::{Backend, Dispatch, backend_extension};
 use burn::tensor::Tensor;
 
@@ -23,38 +23,33 @@ use crate::shapes;
 #[backend_extension(Flex, Cube)]
 pub trait UpdateOps: Backend {
     /// New weight and buffer: `g += decay w; b = m b + g; w -= lr (g + m b)`.
-    fn sgd_step(
-        weight: FloatTensor<Self>,
-        grad: FloatTensor<Self>,
-        buffer: FloatTensor<Self>,
-        step: Sgd,
-    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+    fn sgd_step(weight: Float<Self>, grad: Float<Self>, buffer: Float<Self>, step: Sgd) -> (Float<Self>, Float<Self>) {
         portable::sgd_step::<Self>(weight, grad, buffer, step)
     }
 
     /// New weight and moments: `w *= keep; g += decay w; m = β1 m + (1 - β1) g; v = β2 v + (1 - β2) g²; w -= rate m / (√v / root + ε)`.
     fn adam_step(
-        weight: FloatTensor<Self>,
-        grad: FloatTensor<Self>,
-        first: FloatTensor<Self>,
-        second: FloatTensor<Self>,
+        weight: Float<Self>,
+        grad: Float<Self>,
+        first: Float<Self>,
+        second: Float<Self>,
         step: Adam,
-    ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>) {
+    ) -> (Float<Self>, Float<Self>, Float<Self>) {
         portable::adam_step::<Self>(weight, grad, first, second, step)
     }
 
     /// `a old + b new`.
-    fn blend(old: FloatTensor<Self>, new: FloatTensor<Self>, a: f64, b: f64) -> FloatTensor<Self> {
+    fn blend(old: Float<Self>, new: Float<Self>, a: f64, b: f64) -> Float<Self> {
         portable::blend::<Self>(old, new, a, b)
     }
 
     /// `Σ x²` over the segments, which leave out nothing but zeros; f32 `[1]`.
-    fn sum_of_squares(#[extension_type] arenas: Parts<Self>, segments: Segments) -> FloatTensor<Self> {
+    fn sum_of_squares(#[extension_type] arenas: Parts<Self>, segments: Segments) -> Float<Self> {
         portable::sum_of_squares::<Self>(arenas, &segments)
     }
 
     /// x times `min(1, most / (√squares + 1e-6))`.
-    fn clip_to_norm(x: FloatTensor<Self>, squares: FloatTensor<Self>, most: f64) -> FloatTensor<Self> {
+    fn clip_to_norm(x: Float<Self>, squares: Float<Self>, most: f64) -> Float<Self> {
         portable::clip_to_norm::<Self>(x, squares, most)
     }
 }

@@ -49,7 +49,7 @@ pub(crate) fn run(args: &BenchmarkArgs, signals: &Signals) -> Result<(), Failure
     }
     say(&format!("{} ({}), {} threads, batch {}, {} pixels", device.backend, device.name, report.threads, report.batch, report.imgsz));
     if device.backend == Backend::Flex.name() {
-        say(&processor_choices().to_string());
+        say(&processor_choices());
     }
     let because = device.lowering_reason.as_ref().map(|reason| format!(", because {reason}")).unwrap_or_default();
     say(&format!("convolutions: {}{because}", device.lowering));

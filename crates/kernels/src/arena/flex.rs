@@ -27,9 +27,7 @@ fn whole(parts: &[FlexTensor], places: &Places) -> Option<FlexTensor> {
 
 impl ArenaOps for Flex {
     fn arena(parts: Parts<Self>, places: Places) -> FlexTensor {
-        if !all_f32(&parts.0) {
-            return portable::arena::<Self>(parts, &places);
-        }
+        let true = all_f32(&parts.0) else { return portable::arena::<Self>(parts, &places) };
         if let Some(whole) = whole(&parts.0, &places) {
             return whole;
         }

@@ -10,7 +10,7 @@ mod portable;
 #[cfg(test)]
 mod tests;
 
-use burn::backend::tensor::FloatTensor;
+use burn::backend::tensor::FloatTensor as Float;
 use burn::backend::{Backend, Dispatch, backend_extension};
 use burn::tensor::Tensor;
 
@@ -54,10 +54,10 @@ impl Places {
 #[backend_extension(Flex, Cube)]
 pub trait ArenaOps: Backend {
     /// The arena of `parts`.
-    fn arena(#[extension_type] parts: Parts<Self>, places: Places) -> FloatTensor<Self>;
+    fn arena(#[extension_type] parts: Parts<Self>, places: Places) -> Float<Self>;
 
     /// Views of an arena.
-    fn arena_parts(arena: FloatTensor<Self>, places: Places) -> Parts<Self>;
+    fn arena_parts(arena: Float<Self>, places: Places) -> Parts<Self>;
 }
 
 /// The arena `[places.len()]` of at least one tensor, each `[its length]`, without gradient. Nothing is copied if they are the parts of one

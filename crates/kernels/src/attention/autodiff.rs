@@ -1,13 +1,9 @@
 //! The gradient of attention: q, k, v, the result and a number for each row are kept.
 
-use burn::backend::tensor::{FloatTensor, IntTensor};
-use burn_autodiff::checkpoint::base::Checkpointer;
-use burn_autodiff::checkpoint::strategy::CheckpointStrategy;
-use burn_autodiff::grads::Gradients;
-use burn_autodiff::ops::{Backward, Ops, OpsKind};
-use burn_autodiff::{Autodiff, NodeId};
+use burn::backend::tensor::IntTensor;
 
 use super::AttentionOps;
+use crate::steps::{Autodiff, Backward, CheckpointStrategy, Checkpointer, Float, Gradients, NodeId, Ops, OpsKind};
 
 /// Parents are q, k and v.
 #[derive(Debug)]
@@ -17,8 +13,8 @@ struct Attention;
 struct State<B: AttentionOps> {
     inputs: [NodeId; 3],
     first: IntTensor<B>,
-    y: FloatTensor<B>,
-    sums: FloatTensor<B>,
+    y: Float<B>,
+    sums: Float<B>,
     scale: f64,
 }
 
@@ -28,7 +24,7 @@ impl<B: AttentionOps> Backward<B, 3> for Attention {
     fn backward(self, ops: Ops<Self::State, 3>, grads: &mut Gradients, checkpointer: &mut Checkpointer) {
         let dy = grads.consume::<B>(&ops.node);
         let State { inputs, first, y, sums, scale } = ops.state;
-        let [q, k, v] = inputs.map(|id| checkpointer.retrieve_node_output::<FloatTensor<B>>(id));
+        let [q, k, v] = inputs.map(|id| checkpointer.retrieve_node_output::<Float<B>>(id));
         let (dq, dk, dv) = B::attend_grad(q, k, v, first, y, sums, dy, scale);
         for (node, grad) in ops.parents.into_iter().zip([dq, dk, dv]) {
             if let Some(node) = node {
@@ -39,13 +35,7 @@ impl<B: AttentionOps> Backward<B, 3> for Attention {
 }
 
 impl<B: AttentionOps, C: CheckpointStrategy> AttentionOps for Autodiff<B, C> {
-    fn attend(
-        q: FloatTensor<Self>,
-        k: FloatTensor<Self>,
-        v: FloatTensor<Self>,
-        first: IntTensor<Self>,
-        scale: f64,
-    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+    fn attend(q: Float<Self>, k: Float<Self>, v: Float<Self>, first: IntTensor<Self>, scale: f64) -> (Float<Self>, Float<Self>) {
         use burn::backend::AutodiffBackend;
         match Backward::<B, 3>::prepare::<C>(Attention, [q.node(), k.node(), v.node()]).compute_bound().stateful() {
             OpsKind::Tracked(mut prep) => {

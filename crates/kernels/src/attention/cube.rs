@@ -75,7 +75,7 @@ impl Shape {
 impl AttentionOps for CubeBackend {
     fn attend(q: CubeTensor, k: CubeTensor, v: CubeTensor, first: IntTensor<Self>, scale: f64) -> (CubeTensor, CubeTensor) {
         if !covers(&q, &k, &v, &first) {
-            return portable::attend::<Self>(q, k, v, first, scale);
+            return portable::attend::<Self>(portable::SCORES, q, k, v, first, scale);
         }
         let ([q, k, v], first) = ([q, k, v].map(in_lines), into_contiguous(first));
         let shape = Shape::new(&q, &k);
@@ -110,7 +110,7 @@ impl AttentionOps for CubeBackend {
         scale: f64,
     ) -> (CubeTensor, CubeTensor, CubeTensor) {
         if !covers(&q, &k, &v, &first) {
-            return portable::attend_grad::<Self>(q, k, v, first, dy, scale);
+            return portable::attend_grad::<Self>(portable::SCORES, q, k, v, first, dy, scale);
         }
         let ([q, k, v, y, dy], first) = ([q, k, v, y, dy].map(in_lines), into_contiguous(first));
         let shape = Shape::new(&q, &k);

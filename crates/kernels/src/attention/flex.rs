@@ -30,7 +30,7 @@ impl AttentionOps for Flex {
     fn attend(q: FlexTensor, k: FlexTensor, v: FlexTensor, first: FlexTensor, scale: f64) -> (FlexTensor, FlexTensor) {
         let (sizes, first) = (sizes(&q, &k), contiguous(first));
         let (true, Some(seen)) = (all_f32([&q, &k, &v]) && q.shape().num_elements() > 0, firsts(&first, sizes)) else {
-            return portable::attend::<Self>(q, k, v, first, scale);
+            return portable::attend::<Self>(portable::SCORES, q, k, v, first, scale);
         };
         let ([q, k, v], level) = ([q, k, v].map(contiguous), simd::level());
         let Sizes { b, g, group, s, d, .. } = sizes;
@@ -65,7 +65,7 @@ impl AttentionOps for Flex {
         let (sizes, first) = (sizes(&q, &k), contiguous(first));
         let all = all_f32([&q, &k, &v, &y, &sums, &dy]) && q.shape().num_elements() > 0;
         let (true, Some(seen)) = (all, firsts(&first, sizes)) else {
-            return portable::attend_grad::<Self>(q, k, v, first, dy, scale);
+            return portable::attend_grad::<Self>(portable::SCORES, q, k, v, first, dy, scale);
         };
         let ([q, k, v, y, sums, dy], level) = ([q, k, v, y, sums, dy].map(contiguous), simd::level());
         let Sizes { b, g, group, s, t, d } = sizes;

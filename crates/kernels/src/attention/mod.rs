@@ -14,7 +14,7 @@ mod portable;
 #[cfg(test)]
 mod tests;
 
-use burn::backend::tensor::{FloatTensor, IntTensor};
+use burn::backend::tensor::{FloatTensor as Float, IntTensor};
 use burn::backend::{Dispatch, backend_extension};
 use burn::tensor::{Int, Tensor};
 
@@ -26,31 +26,25 @@ use crate::matrices::MatrixOps;
 #[backend_extension(Flex, Cube, Autodiff)]
 pub trait AttentionOps: DecoderOps + MatrixOps {
     /// `softmax(scale q kᵀ) v` over the keys a query sees, `[B, H, S, d]`, and the logarithm of the sum of each row, `[B, H, S]`.
-    fn attend(
-        q: FloatTensor<Self>,
-        k: FloatTensor<Self>,
-        v: FloatTensor<Self>,
-        first: IntTensor<Self>,
-        scale: f64,
-    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
-        portable::attend::<Self>(q, k, v, first, scale)
+    fn attend(q: Float<Self>, k: Float<Self>, v: Float<Self>, first: IntTensor<Self>, scale: f64) -> (Float<Self>, Float<Self>) {
+        portable::attend::<Self>(portable::SCORES, q, k, v, first, scale)
     }
 
     /// The gradients of q, k and v from what [`attend`](Self::attend) gave, y and `sums`. With p the probabilities and dp = dy vᵀ:
     /// `ds = scale p (dp - Σ y dy)`, `dq = ds k`, `dk = dsᵀ q`, `dv = pᵀ dy`.
     #[allow(clippy::too_many_arguments)]
     fn attend_grad(
-        q: FloatTensor<Self>,
-        k: FloatTensor<Self>,
-        v: FloatTensor<Self>,
+        q: Float<Self>,
+        k: Float<Self>,
+        v: Float<Self>,
         first: IntTensor<Self>,
-        y: FloatTensor<Self>,
-        sums: FloatTensor<Self>,
-        dy: FloatTensor<Self>,
+        y: Float<Self>,
+        sums: Float<Self>,
+        dy: Float<Self>,
         scale: f64,
-    ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>) {
+    ) -> (Float<Self>, Float<Self>, Float<Self>) {
         let _ = (y, sums);
-        portable::attend_grad::<Self>(q, k, v, first, dy, scale)
+        portable::attend_grad::<Self>(portable::SCORES, q, k, v, first, dy, scale)
     }
 }
 

@@ -5,7 +5,7 @@
 
 use std::ops::Range;
 
-use burn::backend::tensor::{FloatTensor, IntTensor};
+use burn::backend::tensor::{FloatTensor as Float, IntTensor};
 use burn::backend::{Backend, Scalar, TensorMetadata};
 use burn::tensor::{Shape, Slice};
 
@@ -24,7 +24,7 @@ struct Sizes {
 }
 
 /// Scores that are held at a time, in f32 32 MB; a few times as many are in use where gradients are made of them.
-const SCORES: usize = 8 << 20;
+pub(super) const SCORES: usize = 8 << 20;
 
 /// Of the queries, those `rows` and the keys that the last of them sees, `0 .. keys`.
 struct Part {
@@ -34,7 +34,7 @@ struct Part {
 
 impl Part {
     /// All of them, from the first queries to the last.
-    fn all<B: Backend>(q: &FloatTensor<B>, k: &FloatTensor<B>, most: usize) -> Vec<Self> {
+    fn all<B: Backend>(q: &Float<B>, k: &Float<B>, most: usize) -> Vec<Self> {
         let ([b, h, s, _], [_, _, t, _]) = (q.shape().dims(), k.shape().dims());
         let height = (most / (b * h * t).max(1)).clamp(1, s.max(1));
         (0..s)
@@ -49,12 +49,12 @@ impl Part {
     }
 
     /// These rows of `[B, H, S, d]`.
-    fn of<B: Backend>(&self, q: &FloatTensor<B>) -> FloatTensor<B> {
+    fn of<B: Backend>(&self, q: &Float<B>) -> Float<B> {
         cut::<B>(q, self.rows.clone())
     }
 
     /// The keys, or values, that are seen.
-    fn seen<B: Backend>(&self, k: &FloatTensor<B>) -> FloatTensor<B> {
+    fn seen<B: Backend>(&self, k: &Float<B>) -> Float<B> {
         cut::<B>(k, 0..self.keys)
     }
 
@@ -64,32 +64,32 @@ impl Part {
 }
 
 /// Rows of the third axis.
-fn cut<B: Backend>(x: &FloatTensor<B>, rows: Range<usize>) -> FloatTensor<B> {
+fn cut<B: Backend>(x: &Float<B>, rows: Range<usize>) -> Float<B> {
     if rows == (0..x.shape()[2]) { x.clone() } else { B::float_slice(x.clone(), &[Slice::full(), Slice::full(), rows.into()]) }
 }
 
 /// What was made of the parts, in their order.
-fn joined<B: Backend>(mut parts: Vec<FloatTensor<B>>) -> FloatTensor<B> {
+fn joined<B: Backend>(mut parts: Vec<Float<B>>) -> Float<B> {
     if parts.len() == 1 { parts.remove(0) } else { B::float_cat(parts, 2) }
 }
 
 impl Sizes {
-    fn new<B: Backend>(q: &FloatTensor<B>, k: &FloatTensor<B>) -> Self {
+    fn new<B: Backend>(q: &Float<B>, k: &Float<B>) -> Self {
         let ([b, h, s, d], [_, g, t, _]) = (q.shape().dims(), k.shape().dims());
         Self { b, g, group: h / g, s, t, d }
     }
 
     /// `[B, H, S, d]` as `[B, G, H / G S, d]`: the query heads of a key head are rows of one product.
-    fn rows<B: Backend>(&self, q: FloatTensor<B>) -> FloatTensor<B> {
+    fn rows<B: Backend>(&self, q: Float<B>) -> Float<B> {
         B::float_reshape(q, Shape::new([self.b, self.g, self.group * self.s, self.d]))
     }
 
-    fn heads<B: Backend>(&self, rows: FloatTensor<B>) -> FloatTensor<B> {
+    fn heads<B: Backend>(&self, rows: Float<B>) -> Float<B> {
         B::float_reshape(rows, Shape::new([self.b, self.g * self.group, self.s, self.d]))
     }
 
     /// 0 where a query sees a key, else [`BLOCKED`]: `[B, 1, H / G S, T]`, of the type of `like`.
-    fn mask<B: Backend>(&self, first: IntTensor<B>, like: &FloatTensor<B>) -> FloatTensor<B> {
+    fn mask<B: Backend>(&self, first: IntTensor<B>, like: &Float<B>) -> Float<B> {
         let &Self { b, group, s, t, .. } = self;
         let (device, ints) = (like.device(), first.dtype().into());
         let keys = B::int_arange(0..t as i64, &device, ints);
@@ -106,40 +106,24 @@ impl Sizes {
     }
 }
 
-fn transposed<B: Backend>(x: FloatTensor<B>) -> FloatTensor<B> {
+fn transposed<B: Backend>(x: Float<B>) -> Float<B> {
     B::float_swap_dims(x, 2, 3)
 }
 
-fn probabilities<B: DecoderOps + MatrixOps>(
-    q: FloatTensor<B>,
-    k: FloatTensor<B>,
-    first: IntTensor<B>,
-    scale: f64,
-    sizes: &Sizes,
-) -> FloatTensor<B> {
+fn probabilities<B: DecoderOps + MatrixOps>(q: Float<B>, k: Float<B>, first: IntTensor<B>, scale: f64, sizes: &Sizes) -> Float<B> {
     let mask = sizes.mask::<B>(first, &q);
     B::masked_softmax(B::product(sizes.rows::<B>(q), transposed::<B>(k)), mask, scale)
 }
 
+/// By parts of at most so many scores: [`SCORES`], but for the test.
 pub(super) fn attend<B: DecoderOps + MatrixOps>(
-    q: FloatTensor<B>,
-    k: FloatTensor<B>,
-    v: FloatTensor<B>,
-    first: IntTensor<B>,
-    scale: f64,
-) -> (FloatTensor<B>, FloatTensor<B>) {
-    attend_by::<B>(SCORES, q, k, v, first, scale)
-}
-
-/// By parts of at most so many scores.
-fn attend_by<B: DecoderOps + MatrixOps>(
     most: usize,
-    q: FloatTensor<B>,
-    k: FloatTensor<B>,
-    v: FloatTensor<B>,
+    q: Float<B>,
+    k: Float<B>,
+    v: Float<B>,
     first: IntTensor<B>,
     scale: f64,
-) -> (FloatTensor<B>, FloatTensor<B>) {
+) -> (Float<B>, Float<B>) {
     let of_part = |part: Part| {
         let (q, k) = (part.of::<B>(&q), part.seen::<B>(&k));
         let sizes = Sizes::new::<B>(&q, &k);
@@ -152,30 +136,19 @@ fn attend_by<B: DecoderOps + MatrixOps>(
     (y, sums)
 }
 
+/// By parts of at most so many scores: [`SCORES`], but for the test.
 pub(super) fn attend_grad<B: DecoderOps + MatrixOps>(
-    q: FloatTensor<B>,
-    k: FloatTensor<B>,
-    v: FloatTensor<B>,
-    first: IntTensor<B>,
-    dy: FloatTensor<B>,
-    scale: f64,
-) -> (FloatTensor<B>, FloatTensor<B>, FloatTensor<B>) {
-    attend_grad_by::<B>(SCORES, q, k, v, first, dy, scale)
-}
-
-/// By parts of at most so many scores.
-fn attend_grad_by<B: DecoderOps + MatrixOps>(
     most: usize,
-    q: FloatTensor<B>,
-    k: FloatTensor<B>,
-    v: FloatTensor<B>,
+    q: Float<B>,
+    k: Float<B>,
+    v: Float<B>,
     first: IntTensor<B>,
-    dy: FloatTensor<B>,
+    dy: Float<B>,
     scale: f64,
-) -> (FloatTensor<B>, FloatTensor<B>, FloatTensor<B>) {
+) -> (Float<B>, Float<B>, Float<B>) {
     let mut dq = Vec::new();
     // Of the keys of the parts so far; those of the last part are all.
-    let mut sums: Option<[FloatTensor<B>; 2]> = None;
+    let mut sums: Option<[Float<B>; 2]> = None;
     for part in Part::all::<B>(&q, &k, most).into_iter().rev() {
         let (q, dy, k, v) = (part.of::<B>(&q), part.of::<B>(&dy), part.seen::<B>(&k), part.seen::<B>(&v));
         let sizes = Sizes::new::<B>(&q, &k);
@@ -217,8 +190,8 @@ mod tests {
         let first: Vec<i64> = (0..b * s).map(|i| [0, 0, 2, 3][i % 4]).collect();
         let first = FlexTensor::from_data(TensorData::new(first, [b, s]));
         let all = |most| {
-            let y = attend_by::<Flex>(most, q.clone(), k.clone(), v.clone(), first.clone(), scale).0;
-            let (dq, dk, dv) = attend_grad_by::<Flex>(most, q.clone(), k.clone(), v.clone(), first.clone(), dy.clone(), scale);
+            let y = attend::<Flex>(most, q.clone(), k.clone(), v.clone(), first.clone(), scale).0;
+            let (dq, dk, dv) = attend_grad::<Flex>(most, q.clone(), k.clone(), v.clone(), first.clone(), dy.clone(), scale);
             [y, dq, dk, dv].map(|x| x.into_data().try_into_vec_as::<f32>().unwrap())
         };
         let whole = all(usize::MAX);

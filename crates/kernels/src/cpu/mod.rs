@@ -16,45 +16,23 @@ mod shape;
 pub mod simd;
 mod winograd;
 
-pub use crate::policy::Precision;
+pub use crate::policy::{Lowering, Precision};
 pub use shape::{ConvShape, Epilogue};
 
-/// How a convolution is computed.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Algorithm {
-    /// Whichever is the faster for the shape.
-    #[default]
-    Auto,
-    /// Implicit matrix multiplication: any shape, the more accurate.
-    Implicit,
-    /// Winograd's F(4x4, 3x3) where it applies (3x3, stride 1, padding up to 2), else implicit.
-    Winograd,
-}
-
-impl Algorithm {
-    /// Whether Winograd's method is to be used.
-    fn is_winograd(self, shape: &ConvShape) -> bool {
-        let applies = winograd::applies(shape);
-        match self {
-            Algorithm::Auto => applies && shape.in_channels >= 8 && shape.out_channels >= 8,
-            Algorithm::Implicit => false,
-            Algorithm::Winograd => applies,
-        }
+/// Whether Winograd's method is to be used.
+fn is_winograd(lowering: Lowering, shape: &ConvShape) -> bool {
+    let applies = winograd::applies(shape);
+    match lowering {
+        Lowering::Winograd => applies,
+        Lowering::Implicit => false,
+        _ => applies && shape.in_channels >= 8 && shape.out_channels >= 8,
     }
 }
 
 /// `out[n,co,i,j] = epilogue(sum x[n, ci, i*sh + kh - ph, j*sw + kw - pw] * w[co,ci,kh,kw])`.
 ///
 /// `x` is `[n,ci,h,w]`, `w` `[co,ci,kh,kw]`, `out` `[n,co,oh,ow]`, overwritten whatever it held. Panics if a length does not fit.
-pub fn forward(
-    shape: &ConvShape,
-    algorithm: Algorithm,
-    precision: Precision,
-    x: &[f32],
-    w: &[f32],
-    epilogue: Epilogue<'_>,
-    out: &mut [f32],
-) {
+pub fn forward(shape: &ConvShape, lowering: Lowering, precision: Precision, x: &[f32], w: &[f32], epilogue: Epilogue<'_>, out: &mut [f32]) {
     shape.check(x.len(), w.len(), out.len());
     if let Some(bias) = epilogue.bias {
         assert_eq!(bias.len(), shape.out_channels, "length of the bias of {shape:?}");
@@ -62,7 +40,7 @@ pub fn forward(
     if out.is_empty() {
         return;
     }
-    if algorithm.is_winograd(shape) {
+    if is_winograd(lowering, shape) {
         winograd::forward(shape, x, w, epilogue, out);
     } else {
         implicit::forward(shape, precision, x, w, epilogue, out);
@@ -72,13 +50,13 @@ pub fn forward(
 /// The gradient of [`forward`] (without its epilogue) with respect to `x`, given `dy`, that with respect to `out`.
 ///
 /// `dx` is `[n,ci,h,w]`, overwritten whatever it held. Panics if a length does not fit.
-pub fn data_grad(shape: &ConvShape, algorithm: Algorithm, precision: Precision, dy: &[f32], w: &[f32], dx: &mut [f32]) {
+pub fn data_grad(shape: &ConvShape, lowering: Lowering, precision: Precision, dy: &[f32], w: &[f32], dx: &mut [f32]) {
     shape.check(dx.len(), w.len(), dy.len());
     if dy.is_empty() {
         dx.fill(0.0);
         return;
     }
-    if algorithm.is_winograd(shape) {
+    if is_winograd(lowering, shape) {
         winograd::data_grad(shape, dy, w, dx);
     } else {
         implicit::data_grad(shape, precision, dy, w, dx);
@@ -88,13 +66,13 @@ pub fn data_grad(shape: &ConvShape, algorithm: Algorithm, precision: Precision, 
 /// The gradient of [`forward`] (without its epilogue) with respect to `w`, given `dy`, that with respect to `out`.
 ///
 /// `dw` is `[co,ci,kh,kw]`, overwritten whatever it held. Panics if a length does not fit.
-pub fn weight_grad(shape: &ConvShape, algorithm: Algorithm, precision: Precision, x: &[f32], dy: &[f32], dw: &mut [f32]) {
+pub fn weight_grad(shape: &ConvShape, lowering: Lowering, precision: Precision, x: &[f32], dy: &[f32], dw: &mut [f32]) {
     shape.check(x.len(), dw.len(), dy.len());
     if dy.is_empty() {
         dw.fill(0.0);
         return;
     }
-    if algorithm.is_winograd(shape) {
+    if is_winograd(lowering, shape) {
         winograd::weight_grad(shape, x, dy, dw);
     } else {
         implicit::weight_grad(shape, precision, x, dy, dw);

@@ -1,6 +1,6 @@
 //! The inner loops, one per pass, each over one plane of one channel.
 
-use crate::cpu::simd::{MAX_LANES, Simd, Task};
+use crate::cpu::simd::{Simd, Task};
 
 /// Values summed in f32 before the f64 total takes over.
 pub(super) const RUN: usize = 2048;
@@ -18,18 +18,6 @@ impl Channel {
         let rstd = 1.0 / (f64::from(variance) + epsilon).sqrt();
         Self { mean, rstd: rstd as f32, scale: (f64::from(gamma) * rstd) as f32, beta }
     }
-}
-
-/// The sum of the first `n` lanes.
-#[inline(always)]
-fn total<S: Simd>(simd: S, v: S::V, n: usize) -> f64 {
-    let mut lanes = [0.0; MAX_LANES];
-    simd.store_part(v, &mut lanes, n);
-    let mut sum = 0.0;
-    for &lane in &lanes[..n] {
-        sum += f64::from(lane);
-    }
-    sum
 }
 
 /// `[Σ (x - centre), Σ (x - centre)²]`.
@@ -51,8 +39,8 @@ impl Task for Sums<'_> {
             let pairs = run.chunks_exact(2 * S::LANES);
             for part in pairs.remainder().chunks(S::LANES) {
                 let d = simd.sub(simd.load_part(part, part.len()), centre);
-                sums[0] += total(simd, d, part.len());
-                sums[1] += total(simd, simd.mul(d, d), part.len());
+                sums[0] += simd.total(d, part.len());
+                sums[1] += simd.total(simd.mul(d, d), part.len());
             }
             for pair in pairs {
                 let a = simd.sub(simd.load(pair), centre);
@@ -60,8 +48,8 @@ impl Task for Sums<'_> {
                 s = [simd.add(s[0], a), simd.add(s[1], b)];
                 q = [simd.mul_add(a, a, q[0]), simd.mul_add(b, b, q[1])];
             }
-            sums[0] += total(simd, simd.add(s[0], s[1]), S::LANES);
-            sums[1] += total(simd, simd.add(q[0], q[1]), S::LANES);
+            sums[0] += simd.total(simd.add(s[0], s[1]), S::LANES);
+            sums[1] += simd.total(simd.add(q[0], q[1]), S::LANES);
         }
         sums
     }
@@ -127,12 +115,12 @@ impl Task for Slopes<'_> {
                     sum = simd.add(sum, dz);
                     product = simd.mul_add(dz, centred, product);
                 } else {
-                    sums[0] += total(simd, dz, n);
-                    sums[1] += total(simd, simd.mul(dz, centred), n);
+                    sums[0] += simd.total(dz, n);
+                    sums[1] += simd.total(simd.mul(dz, centred), n);
                 }
             }
-            sums[0] += total(simd, sum, S::LANES);
-            sums[1] += total(simd, product, S::LANES);
+            sums[0] += simd.total(sum, S::LANES);
+            sums[1] += simd.total(product, S::LANES);
         }
         sums
     }

@@ -1,15 +1,8 @@
 //! Gradients of the decoder's operations. A gradient is computed only for an input that asks for one.
 
-use burn::backend::tensor::FloatTensor;
-use burn_autodiff::checkpoint::base::Checkpointer;
-use burn_autodiff::checkpoint::strategy::CheckpointStrategy;
-use burn_autodiff::grads::Gradients;
-use burn_autodiff::ops::{Backward, Ops, OpsKind, unary};
-use burn_autodiff::{Autodiff, NodeId};
-
 use super::DecoderOps;
-use crate::meeting::register;
 use crate::several::{Gathered, result};
+use crate::steps::{Autodiff, Backward, CheckpointStrategy, Checkpointer, Float, Gradients, NodeId, Ops, recorded, register};
 
 /// State: x, the weight, ε.
 #[derive(Debug)]
@@ -21,8 +14,8 @@ impl<B: DecoderOps> Backward<B, 2> for RmsNorm {
     fn backward(self, ops: Ops<Self::State, 2>, grads: &mut Gradients, checkpointer: &mut Checkpointer) {
         let (x, weight, epsilon) = ops.state;
         let dy = grads.consume::<B>(&ops.node);
-        let x = checkpointer.retrieve_node_output::<FloatTensor<B>>(x);
-        let weight = checkpointer.retrieve_node_output::<FloatTensor<B>>(weight);
+        let x = checkpointer.retrieve_node_output::<Float<B>>(x);
+        let weight = checkpointer.retrieve_node_output::<Float<B>>(weight);
         let [x_node, weight_node] = ops.parents;
         if let Some(node) = weight_node {
             grads.register::<B>(node.id, B::rms_norm_weight_grad(x.clone(), dy.clone(), epsilon));
@@ -45,7 +38,7 @@ impl<B: DecoderOps> Backward<B, 2> for Swiglu {
 
     fn backward(self, ops: Ops<Self::State, 2>, grads: &mut Gradients, checkpointer: &mut Checkpointer) {
         let dy = grads.consume::<B>(&ops.node);
-        let [gate, up] = ops.state.map(|id| checkpointer.retrieve_node_output::<FloatTensor<B>>(id));
+        let [gate, up] = ops.state.map(|id| checkpointer.retrieve_node_output::<Float<B>>(id));
         let (dgate, dup) = B::swiglu_grad(gate, up, dy);
         for (node, grad) in ops.parents.into_iter().zip([dgate, dup]) {
             if let Some(node) = node {
@@ -55,25 +48,12 @@ impl<B: DecoderOps> Backward<B, 2> for Swiglu {
     }
 }
 
-/// State: the result and the scale.
-#[derive(Debug)]
-struct MaskedSoftmax;
-
-impl<B: DecoderOps> Backward<B, 1> for MaskedSoftmax {
-    type State = (FloatTensor<B>, f64);
-
-    fn backward(self, ops: Ops<Self::State, 1>, grads: &mut Gradients, _: &mut Checkpointer) {
-        let (p, scale) = ops.state;
-        unary::<B, _>(ops.parents, ops.node, grads, |dp| B::masked_softmax_grad(p, dp, scale));
-    }
-}
-
 /// Parents are queries and keys. State: the gradients of both, turned, and the angles.
 #[derive(Debug)]
 struct Rotate;
 
 impl<B: DecoderOps> Backward<B, 2> for Rotate {
-    type State = (Gathered<B>, [FloatTensor<B>; 2]);
+    type State = (Gathered<B>, [Float<B>; 2]);
 
     fn backward(self, ops: Ops<Self::State, 2>, grads: &mut Gradients, _: &mut Checkpointer) {
         drop(grads.consume::<B>(&ops.node));
@@ -92,49 +72,26 @@ impl<B: DecoderOps> Backward<B, 2> for Rotate {
 }
 
 impl<B: DecoderOps, C: CheckpointStrategy> DecoderOps for Autodiff<B, C> {
-    fn rms_norm(x: FloatTensor<Self>, weight: FloatTensor<Self>, epsilon: f64) -> FloatTensor<Self> {
-        match Backward::<B, 2>::prepare::<C>(RmsNorm, [x.node(), weight.node()]).compute_bound().stateful() {
-            OpsKind::Tracked(mut prep) => {
-                let state = (prep.checkpoint(&x), prep.checkpoint(&weight), epsilon);
-                prep.finish(state, B::rms_norm(x.into_primitive(), weight.into_primitive(), epsilon))
-            }
-            OpsKind::UnTracked(prep) => prep.finish(B::rms_norm(x.into_primitive(), weight.into_primitive(), epsilon)),
-        }
+    fn rms_norm(x: Float<Self>, weight: Float<Self>, epsilon: f64) -> Float<Self> {
+        let prep = Backward::<B, 2>::prepare::<C>(RmsNorm, [x.node(), weight.node()]).compute_bound().stateful();
+        recorded!(
+            prep,
+            |prep| (prep.checkpoint(&x), prep.checkpoint(&weight), epsilon),
+            B::rms_norm(x.into_primitive(), weight.into_primitive(), epsilon)
+        )
     }
 
-    fn swiglu(gate: FloatTensor<Self>, up: FloatTensor<Self>) -> FloatTensor<Self> {
-        match Backward::<B, 2>::prepare::<C>(Swiglu, [gate.node(), up.node()]).compute_bound().stateful() {
-            OpsKind::Tracked(mut prep) => {
-                let state = [prep.checkpoint(&gate), prep.checkpoint(&up)];
-                prep.finish(state, B::swiglu(gate.into_primitive(), up.into_primitive()))
-            }
-            OpsKind::UnTracked(prep) => prep.finish(B::swiglu(gate.into_primitive(), up.into_primitive())),
-        }
+    fn swiglu(gate: Float<Self>, up: Float<Self>) -> Float<Self> {
+        let prep = Backward::<B, 2>::prepare::<C>(Swiglu, [gate.node(), up.node()]).compute_bound().stateful();
+        recorded!(prep, |prep| [prep.checkpoint(&gate), prep.checkpoint(&up)], B::swiglu(gate.into_primitive(), up.into_primitive()))
     }
 
-    fn masked_softmax(scores: FloatTensor<Self>, mask: FloatTensor<Self>, scale: f64) -> FloatTensor<Self> {
-        let prep = Backward::<B, 1>::prepare::<C>(MaskedSoftmax, [scores.node()]).compute_bound().stateful();
-        let p = B::masked_softmax(scores.into_primitive(), mask.into_primitive(), scale);
-        match prep {
-            OpsKind::Tracked(prep) => prep.finish((p.clone(), scale), p),
-            OpsKind::UnTracked(prep) => prep.finish(p),
-        }
-    }
-
-    fn rotate(
-        q: FloatTensor<Self>,
-        k: FloatTensor<Self>,
-        cos: FloatTensor<Self>,
-        sin: FloatTensor<Self>,
-    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+    fn rotate(q: Float<Self>, k: Float<Self>, cos: Float<Self>, sin: Float<Self>) -> (Float<Self>, Float<Self>) {
         let prep = Backward::<B, 2>::prepare::<C>(Rotate, [q.node(), k.node()]).compute_bound().stateful();
         let [q, k, cos, sin] = [q, k, cos, sin].map(|t| t.into_primitive());
         let (q, k) = B::rotate(q, k, cos.clone(), sin.clone());
         let gathered = Gathered::of([&q, &k]);
-        let operation = match prep {
-            OpsKind::Tracked(prep) => prep.finish((gathered.clone(), [cos, sin]), q.clone()),
-            OpsKind::UnTracked(prep) => prep.finish(q.clone()),
-        };
+        let operation = recorded!(prep, (gathered.clone(), [cos, sin]), q.clone());
         let one = |number, y| result::<B, C>(&operation, &gathered, number, y);
         (one(0, q), one(1, k))
     }

@@ -12,7 +12,7 @@ use burn_cubecl::tensor::CubeTensor;
 use super::cube_kernels::{
     UNITS, masked_softmax_grad_kernel, masked_softmax_kernel, products_kernel, rho_kernel, rms_norm_columns_kernel,
     rms_norm_data_grad_kernel, rms_norm_grad_sums_kernel, rms_norm_kernel, rms_norm_row_grad_kernel, rms_norm_row_kernel,
-    rms_norm_weight_grad_kernel, rotate_kernel, squares_kernel, swiglu_grad_kernel, swiglu_kernel,
+    rms_norm_weight_grad_kernel, rotate_kernel, row_squares_kernel, swiglu_grad_kernel, swiglu_kernel,
 };
 use super::{DecoderOps, portable};
 use crate::cube::geometry::{MAX_GRID, dims4};
@@ -52,7 +52,7 @@ impl DecoderOps for CubeBackend {
             return y;
         }
         let sums = plan.sums(&x, 1);
-        launch!(squares_kernel, plan.threads(), [x, sums], plan.rows());
+        launch!(row_squares_kernel, plan.threads(), [x, sums], plan.rows());
         launch!(rms_norm_kernel, plan.threads(), [x, weight, sums, y], plan.rows(), epsilon as f32);
         y
     }
@@ -87,7 +87,7 @@ impl DecoderOps for CubeBackend {
         let [x, dy] = [x, dy].map(into_contiguous);
         let plan = Plan::new(&x);
         let (sums, rhos) = (plan.sums(&x, 1), empty(&x, [plan.rows], DType::F32));
-        launch!(squares_kernel, plan.threads(), [x, sums], plan.rows());
+        launch!(row_squares_kernel, plan.threads(), [x, sums], plan.rows());
         launch!(rho_kernel, plan.rows, [sums, rhos], plan.rows(), epsilon as f32);
         // As many parts of a column as rows to a part.
         let parts = plan.rows.isqrt();

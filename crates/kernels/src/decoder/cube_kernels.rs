@@ -10,7 +10,7 @@ use crate::cube::stripes::{Rows, row, total};
 
 /// `Σ x²` of each stripe.
 #[cube(launch, address_type = "dynamic")]
-pub(super) fn squares_kernel(x: &Tensor<f32>, sums: &mut Tensor<f32>, rows: &Rows) {
+pub(super) fn row_squares_kernel(x: &Tensor<f32>, sums: &mut Tensor<f32>, rows: &Rows) {
     if ABSOLUTE_POS >= rows.count * rows.parts {
         terminate!();
     }

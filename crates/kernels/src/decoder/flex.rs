@@ -1,11 +1,10 @@
 //! The decoder's operations on Flex: f32 through our loops and recycled memory, everything else through Burn's own.
 
 use burn::backend::{Flex, TensorMetadata};
-use burn::tensor::Shape;
 use burn_flex::FlexTensor;
 use rayon::prelude::*;
 
-use super::passes::{RmsNorm, RmsNormGrad, Softmax, SoftmaxGrad, Swiglu, SwigluGrad, Turn};
+use super::passes::{RmsNorm, RmsNormGrad, Swiglu, SwigluGrad, Turn};
 use super::{DecoderOps, portable};
 use crate::buffers::{all_f32, contiguous, owned, take, tensor, values};
 use crate::cpu::simd;
@@ -23,95 +22,54 @@ fn rows_per_task(width: usize) -> usize {
     TASK.div_ceil(width)
 }
 
-/// A contiguous tensor of any rank.
-fn shaped(values: Vec<f32>, shape: Shape) -> FlexTensor {
-    let flat = tensor(values, [shape.num_elements()]);
-    flat.reshape(shape)
-}
-
-/// The row of a mask or table whose leading extent is 1 or B that belongs to row `i` of B times `rows`.
+/// The row of a table whose leading extent is 1 or B that belongs to row `i` of B times `rows`.
 fn shared(i: usize, rows: usize, held: usize) -> usize {
     if held == 1 { i % rows } else { i }
 }
 
 impl DecoderOps for Flex {
     fn rms_norm(x: FlexTensor, weight: FlexTensor, epsilon: f64) -> FlexTensor {
-        if !ours([&x, &weight]) {
-            return portable::rms_norm::<Self>(x, weight, epsilon);
-        }
+        let true = ours([&x, &weight]) else { return portable::rms_norm::<Self>(x, weight, epsilon) };
         let (shape, x, weight, level) = (x.shape(), contiguous(x), contiguous(weight), simd::level());
         let weight = values(&weight);
         let (k, mut out) = (weight.len(), take(shape.num_elements()));
         let rows = out.par_chunks_mut(k).zip(values(&x).par_chunks(k)).with_min_len(rows_per_task(k));
         rows.for_each(|(out, x)| simd::run(level, RmsNorm { x, weight, epsilon, out }));
-        shaped(out, shape)
+        tensor(out, shape)
     }
 
     fn rms_norm_data_grad(x: FlexTensor, weight: FlexTensor, dy: FlexTensor, epsilon: f64) -> FlexTensor {
-        if !ours([&x, &weight, &dy]) {
-            return portable::rms_norm_data_grad::<Self>(x, weight, dy, epsilon);
-        }
+        let true = ours([&x, &weight, &dy]) else { return portable::rms_norm_data_grad::<Self>(x, weight, dy, epsilon) };
         let (shape, x, weight, level) = (x.shape(), contiguous(x), contiguous(weight), simd::level());
         let (weight, mut dx) = (values(&weight), owned(contiguous(dy)));
         let k = weight.len();
         let rows = dx.par_chunks_mut(k).zip(values(&x).par_chunks(k)).with_min_len(rows_per_task(k));
         rows.for_each(|(dy, x)| simd::run(level, RmsNormGrad { x, weight, epsilon, dy }));
-        shaped(dx, shape)
+        tensor(dx, shape)
     }
 
     fn swiglu(gate: FlexTensor, up: FlexTensor) -> FlexTensor {
-        if !ours([&gate, &up]) {
-            return portable::swiglu::<Self>(gate, up);
-        }
+        let true = ours([&gate, &up]) else { return portable::swiglu::<Self>(gate, up) };
         let (shape, gate, up, level) = (gate.shape(), contiguous(gate), contiguous(up), simd::level());
         let mut out = take(shape.num_elements());
         let parts = out.par_chunks_mut(TASK).zip(values(&gate).par_chunks(TASK)).zip(values(&up).par_chunks(TASK));
         parts.for_each(|((out, gate), up)| simd::run(level, Swiglu { gate, up, out }));
-        shaped(out, shape)
+        tensor(out, shape)
     }
 
     fn swiglu_grad(gate: FlexTensor, up: FlexTensor, dy: FlexTensor) -> (FlexTensor, FlexTensor) {
-        if !ours([&gate, &up, &dy]) {
-            return portable::swiglu_grad::<Self>(gate, up, dy);
-        }
+        let true = ours([&gate, &up, &dy]) else { return portable::swiglu_grad::<Self>(gate, up, dy) };
         let (shape, gate, up, level) = (gate.shape(), contiguous(gate), contiguous(up), simd::level());
         let (mut dgate, mut dup) = (owned(contiguous(dy)), take(shape.num_elements()));
         let inputs = values(&gate).par_chunks(TASK).zip(values(&up).par_chunks(TASK));
         let parts = dgate.par_chunks_mut(TASK).zip(dup.par_chunks_mut(TASK)).zip(inputs);
         parts.for_each(|((dy, dup), (gate, up))| simd::run(level, SwigluGrad { gate, up, dy, dup }));
-        (shaped(dgate, shape.clone()), shaped(dup, shape))
-    }
-
-    fn masked_softmax(scores: FlexTensor, mask: FlexTensor, scale: f64) -> FlexTensor {
-        if !ours([&scores, &mask]) {
-            return portable::masked_softmax::<Self>(scores, mask, scale);
-        }
-        let ([b, h, r, t], [held, ..]) = (scores.shape().dims::<4>(), mask.shape().dims::<4>());
-        let (mask, mut p, level) = (contiguous(mask), owned(contiguous(scores)), simd::level());
-        let mask = values(&mask);
-        p.par_chunks_mut(t).enumerate().with_min_len(rows_per_task(t)).for_each(|(i, row)| {
-            let at = shared(i / (h * r) * r + i % r, r, held) * t;
-            simd::run(level, Softmax { row, mask: &mask[at..at + t], scale: scale as f32 });
-        });
-        tensor(p, [b, h, r, t])
-    }
-
-    fn masked_softmax_grad(p: FlexTensor, dp: FlexTensor, scale: f64) -> FlexTensor {
-        if !ours([&p, &dp]) {
-            return portable::masked_softmax_grad::<Self>(p, dp, scale);
-        }
-        let (shape, p, mut ds, level) = (p.shape().dims::<4>(), contiguous(p), owned(contiguous(dp)), simd::level());
-        let t = shape[3];
-        let rows = ds.par_chunks_mut(t).zip(values(&p).par_chunks(t)).with_min_len(rows_per_task(t));
-        rows.for_each(|(dp, p)| simd::run(level, SoftmaxGrad { p, dp, scale: scale as f32 }));
-        tensor(ds, shape)
+        (tensor(dgate, shape.clone()), tensor(dup, shape))
     }
 
     fn rotate(q: FlexTensor, k: FlexTensor, cos: FlexTensor, sin: FlexTensor) -> (FlexTensor, FlexTensor) {
         let one = |x: FlexTensor| {
-            if !ours([&x, &cos, &sin]) {
-                return portable::rotate::<Self>(x, cos.clone(), sin.clone());
-            }
+            let true = ours([&x, &cos, &sin]) else { return portable::rotate::<Self>(x, cos.clone(), sin.clone()) };
             let [b, s, n, d] = x.shape().dims();
             // Row (b, head, position) of the output is row (b, position, head) of x.
             turned(x, (&cos, &sin), [b, n, s, d], 1.0, |i| (i / (n * s) * s + i % s) * n + i / s % n, |i| i / (n * s) * s + i % s)
@@ -121,9 +79,7 @@ impl DecoderOps for Flex {
 
     fn rotate_back(q: FlexTensor, k: FlexTensor, cos: FlexTensor, sin: FlexTensor) -> (FlexTensor, FlexTensor) {
         let one = |y: FlexTensor| {
-            if !ours([&y, &cos, &sin]) {
-                return portable::rotate_back::<Self>(y, cos.clone(), sin.clone());
-            }
+            let true = ours([&y, &cos, &sin]) else { return portable::rotate_back::<Self>(y, cos.clone(), sin.clone()) };
             let [b, n, s, d] = y.shape().dims();
             turned(y, (&cos, &sin), [b, s, n, d], -1.0, |i| (i / (n * s) * n + i % n) * s + i / n % s, |i| i / n)
         };

@@ -12,14 +12,14 @@ mod portable;
 #[cfg(test)]
 mod tests;
 
-use burn::backend::tensor::FloatTensor;
+use burn::backend::tensor::FloatTensor as Float;
 use burn::backend::{Dispatch, backend_extension};
 use burn::tensor::Tensor;
 
 use crate::planes::PlaneOps;
 use crate::shapes;
 
-/// In the mask of [`masked_softmax`]: this key is not seen. Far below any score, and finite, so that a row of nothing else is
+/// In the mask of [`DecoderOps::masked_softmax`]: this key is not seen. Far below any score, and finite, so that a row of nothing else is
 /// uniform rather than no number.
 pub const BLOCKED: f32 = -1e30;
 
@@ -27,70 +27,54 @@ pub const BLOCKED: f32 = -1e30;
 #[backend_extension(Flex, Cube, Autodiff)]
 pub trait DecoderOps: PlaneOps {
     /// `x / sqrt(mean(x²) + ε) ⊙ w` over the last dimension, K (Zhang and Sennrich 2019). x `[.., K]`, w `[K]`.
-    fn rms_norm(x: FloatTensor<Self>, weight: FloatTensor<Self>, epsilon: f64) -> FloatTensor<Self> {
+    fn rms_norm(x: Float<Self>, weight: Float<Self>, epsilon: f64) -> Float<Self> {
         portable::rms_norm::<Self>(x, weight, epsilon)
     }
 
     /// Its gradient for x: with `ρ = 1 / sqrt(mean(x²) + ε)` and `g = w ⊙ dy`, `dx = ρ (g - x ρ² mean(g ⊙ x))`.
-    fn rms_norm_data_grad(x: FloatTensor<Self>, weight: FloatTensor<Self>, dy: FloatTensor<Self>, epsilon: f64) -> FloatTensor<Self> {
+    fn rms_norm_data_grad(x: Float<Self>, weight: Float<Self>, dy: Float<Self>, epsilon: f64) -> Float<Self> {
         portable::rms_norm_data_grad::<Self>(x, weight, dy, epsilon)
     }
 
     /// The same added to `held`.
-    fn rms_norm_data_grad_onto(
-        x: FloatTensor<Self>,
-        weight: FloatTensor<Self>,
-        dy: FloatTensor<Self>,
-        held: FloatTensor<Self>,
-        epsilon: f64,
-    ) -> FloatTensor<Self> {
+    fn rms_norm_data_grad_onto(x: Float<Self>, weight: Float<Self>, dy: Float<Self>, held: Float<Self>, epsilon: f64) -> Float<Self> {
         Self::add(Self::rms_norm_data_grad(x, weight, dy, epsilon), held)
     }
 
     /// Its gradient for w, `[K]`: `Σ dy ⊙ x ρ` over all but the last dimension.
-    fn rms_norm_weight_grad(x: FloatTensor<Self>, dy: FloatTensor<Self>, epsilon: f64) -> FloatTensor<Self> {
+    fn rms_norm_weight_grad(x: Float<Self>, dy: Float<Self>, epsilon: f64) -> Float<Self> {
         portable::rms_norm_weight_grad::<Self>(x, dy, epsilon)
     }
 
     /// `gate sigmoid(gate) ⊙ up` (Shazeer 2020), any shape.
-    fn swiglu(gate: FloatTensor<Self>, up: FloatTensor<Self>) -> FloatTensor<Self> {
+    fn swiglu(gate: Float<Self>, up: Float<Self>) -> Float<Self> {
         portable::swiglu::<Self>(gate, up)
     }
 
     /// Its gradients for gate and up: with s = sigmoid(gate), `dy up s (1 + gate (1 - s))` and `dy gate s`.
-    fn swiglu_grad(gate: FloatTensor<Self>, up: FloatTensor<Self>, dy: FloatTensor<Self>) -> (FloatTensor<Self>, FloatTensor<Self>) {
+    fn swiglu_grad(gate: Float<Self>, up: Float<Self>, dy: Float<Self>) -> (Float<Self>, Float<Self>) {
         portable::swiglu_grad::<Self>(gate, up, dy)
     }
 
     /// `softmax(scale scores + mask)` over keys. Scores `[B, H, R, T]`, mask `[1 or B, 1, R, T]` of 0 and [`BLOCKED`].
-    fn masked_softmax(scores: FloatTensor<Self>, mask: FloatTensor<Self>, scale: f64) -> FloatTensor<Self> {
+    fn masked_softmax(scores: Float<Self>, mask: Float<Self>, scale: f64) -> Float<Self> {
         portable::masked_softmax::<Self>(scores, mask, scale)
     }
 
     /// Its gradient for the scores, from its result p: `scale p ⊙ (dp - Σ p ⊙ dp)`.
-    fn masked_softmax_grad(p: FloatTensor<Self>, dp: FloatTensor<Self>, scale: f64) -> FloatTensor<Self> {
+    fn masked_softmax_grad(p: Float<Self>, dp: Float<Self>, scale: f64) -> Float<Self> {
         portable::masked_softmax_grad::<Self>(p, dp, scale)
     }
 
     /// Turns the two halves of each head as the coordinates of d / 2 rotations (Su et al. 2021), and puts heads before positions: queries and keys
     /// `[B, S, n, d]`, each of its own n, to `[B, n, S, d]`; cos and sin `[1 or B, 1, S, d / 2]`.
-    fn rotate(
-        q: FloatTensor<Self>,
-        k: FloatTensor<Self>,
-        cos: FloatTensor<Self>,
-        sin: FloatTensor<Self>,
-    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+    fn rotate(q: Float<Self>, k: Float<Self>, cos: Float<Self>, sin: Float<Self>) -> (Float<Self>, Float<Self>) {
         let one = |x| portable::rotate::<Self>(x, cos.clone(), sin.clone());
         (one(q), one(k))
     }
 
     /// The way back, which is also the gradient: `[B, n, S, d]` to `[B, S, n, d]`.
-    fn rotate_back(
-        q: FloatTensor<Self>,
-        k: FloatTensor<Self>,
-        cos: FloatTensor<Self>,
-        sin: FloatTensor<Self>,
-    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+    fn rotate_back(q: Float<Self>, k: Float<Self>, cos: Float<Self>, sin: Float<Self>) -> (Float<Self>, Float<Self>) {
         let one = |y| portable::rotate_back::<Self>(y, cos.clone(), sin.clone());
         (one(q), one(k))
     }
@@ -106,13 +90,6 @@ pub fn rms_norm<const D: usize>(x: Tensor<D>, weight: Tensor<1>, epsilon: f64) -
 pub fn swiglu<const D: usize>(gate: Tensor<D>, up: Tensor<D>) -> Tensor<D> {
     shapes::expect("up", up.dims(), gate.dims());
     Tensor::from_dispatch(Dispatch::swiglu(gate.into_dispatch(), up.into_dispatch()))
-}
-
-/// [`DecoderOps::masked_softmax`], differentiable in the scores.
-pub fn masked_softmax(scores: Tensor<4>, mask: Tensor<4>, scale: f64) -> Tensor<4> {
-    let ([b, _, r, t], [held, ..]) = (scores.dims(), mask.dims());
-    shapes::expect("the mask", mask.dims(), [if held == 1 { 1 } else { b }, 1, r, t]);
-    Tensor::from_dispatch(Dispatch::masked_softmax(scores.into_dispatch(), mask.into_dispatch(), scale))
 }
 
 /// [`DecoderOps::rotate`], differentiable in queries and keys.

@@ -1,7 +1,6 @@
 //! The inner loops, each over one row (or one stretch) of values.
 
-use super::BLOCKED;
-use crate::cpu::simd::{MAX_LANES, Simd, Task};
+use crate::cpu::simd::{Simd, Task};
 
 /// Vectors summed in f32 before the f64 total takes over.
 const RUN: usize = 64;
@@ -18,9 +17,7 @@ fn sum<S: Simd>(simd: S, len: usize, f: impl Fn(usize, usize) -> S::V) -> f64 {
             lanes = simd.add(lanes, f(at, n));
             at += n;
         }
-        let mut out = [0.0; MAX_LANES];
-        simd.store_part(lanes, &mut out, S::LANES);
-        total += out[..S::LANES].iter().map(|&v| f64::from(v)).sum::<f64>();
+        total += simd.total(lanes, S::LANES);
     }
     total
 }
@@ -145,78 +142,6 @@ impl Task for SwigluGrad<'_> {
             simd.store_part(simd.mul(simd.mul(d, part(simd, self.up, at, n)), slope), dy, n);
             at += n;
         }
-    }
-}
-
-/// A row of scores becomes softmax(scale row + mask): 0 where the mask is [`BLOCKED`], the same everywhere if it is that everywhere. A
-/// score that is NaN or +inf makes the row NaN, for then some difference from the maximum is.
-pub(super) struct Softmax<'a> {
-    pub(super) row: &'a mut [f32],
-    pub(super) mask: &'a [f32],
-    pub(super) scale: f32,
-}
-
-impl Task for Softmax<'_> {
-    type Out = ();
-
-    #[inline(always)]
-    fn run<S: Simd>(self, simd: S) {
-        let Self { row, mask, scale } = self;
-        let mut max = simd.splat(f32::NEG_INFINITY);
-        let mut most = f32::NEG_INFINITY;
-        let scaled = simd.splat(scale);
-        for (row, mask) in row.chunks_mut(S::LANES).zip(mask.chunks(S::LANES)) {
-            let n = row.len();
-            let score = simd.mul_add(simd.load_part(row, n), scaled, simd.load_part(mask, n));
-            simd.store_part(score, row, n);
-            match n == S::LANES {
-                true => max = simd.max(max, score),
-                false => most = row.iter().copied().fold(most, f32::max),
-            }
-        }
-        let mut lanes = [f32::NEG_INFINITY; MAX_LANES];
-        simd.store_part(max, &mut lanes, S::LANES);
-        let most = lanes.into_iter().fold(most, f32::max);
-        // The vectors' exponential ends at exp(-87); a blocked key is exactly 0, unless the row has no other.
-        let least = simd.splat(if most < BLOCKED / 2.0 { 1.0 } else { 0.0 });
-        let (centre, one) = (simd.splat(most), simd.splat(1.0));
-        write_over(simd, row, |at, n, score| {
-            let seen = simd.max(simd.add(part(simd, mask, at, n), one), least);
-            simd.mul(simd.exp(simd.sub(score, centre)), seen)
-        });
-        let total = sum(simd, row.len(), |at, n| part(simd, row, at, n));
-        let inverse = simd.splat((1.0 / total) as f32);
-        write_over(simd, row, |_, _, e| simd.mul(e, inverse));
-    }
-}
-
-/// Replaces each stretch v of `row` by `f(at, n, v)`.
-#[inline(always)]
-fn write_over<S: Simd>(simd: S, row: &mut [f32], f: impl Fn(usize, usize, S::V) -> S::V) {
-    let mut at = 0;
-    for part in row.chunks_mut(S::LANES) {
-        let n = part.len();
-        simd.store_part(f(at, n, simd.load_part(part, n)), part, n);
-        at += n;
-    }
-}
-
-/// dp becomes scale p (dp - Σ p dp).
-pub(super) struct SoftmaxGrad<'a> {
-    pub(super) p: &'a [f32],
-    pub(super) dp: &'a mut [f32],
-    pub(super) scale: f32,
-}
-
-impl Task for SoftmaxGrad<'_> {
-    type Out = ();
-
-    #[inline(always)]
-    fn run<S: Simd>(self, simd: S) {
-        let Self { p, dp, scale } = self;
-        let along = sum(simd, p.len(), |at, n| simd.mul(part(simd, p, at, n), part(simd, dp, at, n)));
-        let (along, scale) = (simd.splat(along as f32), simd.splat(scale));
-        write_over(simd, dp, |at, n, d| simd.mul(simd.mul(part(simd, p, at, n), simd.sub(d, along)), scale));
     }
 }
 

@@ -1,13 +1,7 @@
 //! The gradient of dropout.
 
-use burn::backend::tensor::FloatTensor;
-use burn_autodiff::Autodiff;
-use burn_autodiff::checkpoint::base::Checkpointer;
-use burn_autodiff::checkpoint::strategy::CheckpointStrategy;
-use burn_autodiff::grads::Gradients;
-use burn_autodiff::ops::{Backward, Ops, OpsKind, unary};
-
 use super::DropoutOps;
+use crate::steps::{Autodiff, Backward, CheckpointStrategy, Checkpointer, Float, Gradients, Ops, recorded, unary};
 
 /// State: key and p.
 #[derive(Debug)]
@@ -23,12 +17,9 @@ impl<B: DropoutOps> Backward<B, 1> for Dropout {
 }
 
 impl<B: DropoutOps, C: CheckpointStrategy> DropoutOps for Autodiff<B, C> {
-    fn dropout(x: FloatTensor<Self>, key: u64, p: f64) -> FloatTensor<Self> {
+    fn dropout(x: Float<Self>, key: u64, p: f64) -> Float<Self> {
         let prep = Backward::<B, 1>::prepare::<C>(Dropout, [x.node()]).compute_bound().stateful();
         let y = B::dropout(x.into_primitive(), key, p);
-        match prep {
-            OpsKind::Tracked(prep) => prep.finish((key, p), y),
-            OpsKind::UnTracked(prep) => prep.finish(y),
-        }
+        recorded!(prep, (key, p), y)
     }
 }

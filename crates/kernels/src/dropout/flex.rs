@@ -14,9 +14,7 @@ const TASK: usize = 16 * 1024;
 impl DropoutOps for Flex {
     fn dropout(x: FlexTensor, key: u64, p: f64) -> FlexTensor {
         let mask = Mask::new(key, p);
-        if !all_f32([&x]) {
-            return portable::dropout::<Self>(x, mask);
-        }
+        let true = all_f32([&x]) else { return portable::dropout::<Self>(x, mask) };
         let x = contiguous(x);
         let (shape, values) = (x.shape(), values(&x));
         let mut y = take(values.len());

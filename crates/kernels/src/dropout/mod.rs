@@ -9,7 +9,7 @@ mod portable;
 #[cfg(test)]
 mod tests;
 
-use burn::backend::tensor::FloatTensor;
+use burn::backend::tensor::FloatTensor as Float;
 use burn::backend::{Backend, Dispatch, backend_extension};
 use burn::tensor::Tensor;
 
@@ -20,7 +20,7 @@ use mask::Mask;
 pub trait DropoutOps: Backend {
     /// 0 where draw number i (the value's place, row by row) of the stream of `key` is below p, x / (1 - p) elsewhere (Srivastava et al. 2014). Any
     /// shape, p in [0, 1). Its gradient is the same of dy.
-    fn dropout(x: FloatTensor<Self>, key: u64, p: f64) -> FloatTensor<Self> {
+    fn dropout(x: Float<Self>, key: u64, p: f64) -> Float<Self> {
         portable::dropout::<Self>(x, Mask::new(key, p))
     }
 }

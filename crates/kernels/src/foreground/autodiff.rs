@@ -1,21 +1,16 @@
 //! The gradient: slopes were made with the terms.
 
-use burn::backend::tensor::FloatTensor;
 use burn::backend::{AutodiffBackend, Scalar, TensorMetadata};
 use burn::tensor::Slice;
-use burn_autodiff::Autodiff;
-use burn_autodiff::checkpoint::base::Checkpointer;
-use burn_autodiff::checkpoint::strategy::CheckpointStrategy;
-use burn_autodiff::grads::Gradients;
-use burn_autodiff::ops::{Backward, Ops, OpsKind, unary};
 
 use super::{Foreground, ForegroundOps, SIDES};
+use crate::steps::{Autodiff, Backward, CheckpointStrategy, Checkpointer, Float, Gradients, Ops, recorded, unary};
 
 #[derive(Debug)]
 struct DetectionTerms;
 
 /// Slopes of the class logits and of the positives' sides.
-type State<B> = (FloatTensor<B>, FloatTensor<B>, Foreground);
+type State<B> = (Float<B>, Float<B>, Foreground);
 
 impl<B: ForegroundOps> Backward<B, 1> for DetectionTerms {
     type State = State<B>;
@@ -33,33 +28,21 @@ impl<B: ForegroundOps> Backward<B, 1> for DetectionTerms {
 }
 
 impl<B: ForegroundOps, C: CheckpointStrategy> ForegroundOps for Autodiff<B, C> {
-    fn foreground_terms(
-        x: FloatTensor<Self>,
-        background: FloatTensor<Self>,
-        foreground: Foreground,
-    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+    fn foreground_terms(x: Float<Self>, background: Float<Self>, foreground: Foreground) -> (Float<Self>, Float<Self>) {
         let (terms, slopes) = B::foreground_terms(x.into_primitive(), background.into_primitive(), foreground);
         (Self::from_inner(terms), Self::from_inner(slopes))
     }
 
-    fn foreground_grad(
-        grad: FloatTensor<Self>,
-        slopes: FloatTensor<Self>,
-        dy: FloatTensor<Self>,
-        foreground: Foreground,
-    ) -> FloatTensor<Self> {
+    fn foreground_grad(grad: Float<Self>, slopes: Float<Self>, dy: Float<Self>, foreground: Foreground) -> Float<Self> {
         Self::from_inner(B::foreground_grad(grad.into_primitive(), slopes.into_primitive(), dy.into_primitive(), foreground))
     }
 
-    fn detection_terms(x: FloatTensor<Self>, foreground: Foreground) -> FloatTensor<Self> {
+    fn detection_terms(x: Float<Self>, foreground: Foreground) -> Float<Self> {
         let prep = Backward::<B, 1>::prepare::<C>(DetectionTerms, [x.node()]).compute_bound().stateful();
         let x = x.into_primitive();
         let classes = x.shape()[1] - SIDES;
         let (background, of_classes) = B::softplus_sum(x.clone(), SIDES, classes);
         let (terms, of_sides) = B::foreground_terms(x, background, foreground.clone());
-        match prep {
-            OpsKind::Tracked(prep) => prep.finish((of_classes, of_sides, foreground), terms),
-            OpsKind::UnTracked(prep) => prep.finish(terms),
-        }
+        recorded!(prep, (of_classes, of_sides, foreground), terms)
     }
 }

@@ -13,7 +13,7 @@ mod tests;
 
 use std::sync::Arc;
 
-use burn::backend::tensor::FloatTensor;
+use burn::backend::tensor::FloatTensor as Float;
 use burn::backend::{Backend, Dispatch, backend_extension};
 use burn::tensor::Tensor;
 
@@ -65,22 +65,13 @@ pub fn ciou(a: [f32; 4], b: [f32; 4]) -> f32 {
 pub trait ForegroundOps: Backend + LogitOps {
     /// Terms `[3]` and, without gradient, slopes `[2, M, 64]` of the box and of the distribution term for each positive's side logits.
     /// `background [1]` is the softplus sum of all class logits.
-    fn foreground_terms(
-        x: FloatTensor<Self>,
-        background: FloatTensor<Self>,
-        foreground: Foreground,
-    ) -> (FloatTensor<Self>, FloatTensor<Self>);
+    fn foreground_terms(x: Float<Self>, background: Float<Self>, foreground: Foreground) -> (Float<Self>, Float<Self>);
 
     /// `grad [B, C, A]` plus the gradient of the terms at the foreground, from their slopes and dy `[3]`.
-    fn foreground_grad(
-        grad: FloatTensor<Self>,
-        slopes: FloatTensor<Self>,
-        dy: FloatTensor<Self>,
-        foreground: Foreground,
-    ) -> FloatTensor<Self>;
+    fn foreground_grad(grad: Float<Self>, slopes: Float<Self>, dy: Float<Self>, foreground: Foreground) -> Float<Self>;
 
     /// Both in one for the gradient's sake: see [`detection_terms`].
-    fn detection_terms(x: FloatTensor<Self>, foreground: Foreground) -> FloatTensor<Self> {
+    fn detection_terms(x: Float<Self>, foreground: Foreground) -> Float<Self> {
         let classes = burn::backend::TensorMetadata::shape(&x)[1] - SIDES;
         let (background, _) = Self::softplus_sum(x.clone(), SIDES, classes);
         Self::foreground_terms(x, background, foreground).0

@@ -15,9 +15,7 @@ const TASK: usize = 16 * 1024;
 impl LogitOps for Flex {
     fn softplus_sum(x: FlexTensor, start: usize, len: usize) -> (FlexTensor, FlexTensor) {
         let [b, c, a] = x.shape().dims();
-        if !all_f32([&x]) || b * len * a == 0 {
-            return portable::softplus_sum::<Self>(x, start, len);
-        }
+        let true = (all_f32([&x]) && b * len * a != 0) else { return portable::softplus_sum::<Self>(x, start, len) };
         let (x, level) = (contiguous(x), simd::level());
         let mut slope = take(b * len * a);
         let images = values(&x).chunks_exact(c * a).zip(slope.chunks_exact_mut(len * a));
@@ -46,9 +44,7 @@ impl LogitOps for Flex {
 
     fn expectation(x: FlexTensor, sides: usize, bins: usize) -> FlexTensor {
         let [b, c, a] = x.shape().dims();
-        if !all_f32([&x]) || b * sides * a == 0 {
-            return portable::expectation::<Self>(x, sides, bins);
-        }
+        let true = (all_f32([&x]) && b * sides * a != 0) else { return portable::expectation::<Self>(x, sides, bins) };
         let (x, level) = (contiguous(x), simd::level());
         let mut out = take(b * sides * a);
         let part = (TASK / bins).max(1);

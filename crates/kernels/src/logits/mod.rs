@@ -12,7 +12,7 @@ mod portable;
 #[cfg(test)]
 mod tests;
 
-use burn::backend::tensor::FloatTensor;
+use burn::backend::tensor::FloatTensor as Float;
 use burn::backend::{Backend, Dispatch, backend_extension};
 use burn::tensor::Tensor;
 
@@ -23,30 +23,24 @@ use crate::shapes;
 pub trait LogitOps: Backend {
     /// `Σ softplus(x)` over the rows `start .. start + len` of every image, `[1]`, and there `sigmoid(x)`, `[B, len, A]`, without gradient. The
     /// same bits for any number of threads.
-    fn softplus_sum(x: FloatTensor<Self>, start: usize, len: usize) -> (FloatTensor<Self>, FloatTensor<Self>) {
+    fn softplus_sum(x: Float<Self>, start: usize, len: usize) -> (Float<Self>, Float<Self>) {
         portable::softplus_sum::<Self>(x, start, len)
     }
 
     /// The gradient of that sum for x, of C = `total` rows, from sigmoid(x) and dy, `[1]`.
-    fn softplus_sum_grad(slope: FloatTensor<Self>, dy: FloatTensor<Self>, start: usize, total: usize) -> FloatTensor<Self> {
+    fn softplus_sum_grad(slope: Float<Self>, dy: Float<Self>, start: usize, total: usize) -> Float<Self> {
         portable::softplus_sum_grad::<Self>(slope, dy, start, total)
     }
 
     /// What an assigner asks of raw outputs, without gradient: the four corners of every image in pixels, `centre -/+ expected bins` times the
     /// anchor's stride, then `sigmoid(x)` of some of the `B C` rows; `[4 B + chosen, A]`. Centres `[1, 2, A]` (x row, y row), strides `[1, 1, A]`.
-    fn predictions(
-        x: FloatTensor<Self>,
-        centres: FloatTensor<Self>,
-        strides: FloatTensor<Self>,
-        chosen: Vec<i32>,
-        bins: usize,
-    ) -> FloatTensor<Self> {
+    fn predictions(x: Float<Self>, centres: Float<Self>, strides: Float<Self>, chosen: Vec<i32>, bins: usize) -> Float<Self> {
         let sides = Self::expectation(x.clone(), 4, bins);
         portable::predictions::<Self>(x, sides, centres, strides, chosen)
     }
 
     /// `Σ k softmax(x)_k` over each of the first `sides` groups of `bins` rows, `[B, sides, A]`, without gradient.
-    fn expectation(x: FloatTensor<Self>, sides: usize, bins: usize) -> FloatTensor<Self> {
+    fn expectation(x: Float<Self>, sides: usize, bins: usize) -> Float<Self> {
         portable::expectation::<Self>(x, sides, bins)
     }
 }

@@ -2,19 +2,19 @@
 
 use std::ops::Range;
 
-use burn::backend::tensor::FloatTensor;
+use burn::backend::tensor::FloatTensor as Float;
 use burn::backend::{Backend, TensorMetadata};
 use burn::tensor::{Shape, Slice, TensorData};
 
 /// [`LogitOps::softplus_sum`](super::LogitOps::softplus_sum)
-pub(super) fn softplus_sum<B: Backend>(x: FloatTensor<B>, start: usize, len: usize) -> (FloatTensor<B>, FloatTensor<B>) {
+pub(super) fn softplus_sum<B: Backend>(x: Float<B>, start: usize, len: usize) -> (Float<B>, Float<B>) {
     let x = B::float_slice(x, &[Slice::full(), Slice::from(start..start + len)]);
     let sum = B::float_sum(B::log_sigmoid(B::float_neg(x.clone())));
     (B::float_neg(sum), B::sigmoid(x))
 }
 
 /// [`LogitOps::softplus_sum_grad`](super::LogitOps::softplus_sum_grad)
-pub(super) fn softplus_sum_grad<B: Backend>(slope: FloatTensor<B>, dy: FloatTensor<B>, start: usize, total: usize) -> FloatTensor<B> {
+pub(super) fn softplus_sum_grad<B: Backend>(slope: Float<B>, dy: Float<B>, start: usize, total: usize) -> Float<B> {
     let [b, len, a] = slope.shape().dims();
     let zeros = B::float_zeros(Shape::new([b, total, a]), &slope.device(), slope.dtype().into());
     let grad = B::float_mul(slope, B::float_reshape(dy, Shape::new([1; 3])));
@@ -22,13 +22,7 @@ pub(super) fn softplus_sum_grad<B: Backend>(slope: FloatTensor<B>, dy: FloatTens
 }
 
 /// [`LogitOps::predictions`](super::LogitOps::predictions), `sides` being what x's sides expect.
-pub(super) fn predictions<B: Backend>(
-    x: FloatTensor<B>,
-    sides: FloatTensor<B>,
-    centres: FloatTensor<B>,
-    strides: FloatTensor<B>,
-    chosen: Vec<i32>,
-) -> FloatTensor<B> {
+pub(super) fn predictions<B: Backend>(x: Float<B>, sides: Float<B>, centres: Float<B>, strides: Float<B>, chosen: Vec<i32>) -> Float<B> {
     let [b, c, a] = x.shape().dims();
     let of = |range: Range<usize>| B::float_slice(sides.clone(), &[Slice::full(), Slice::from(range)]);
     let low = B::float_sub(centres.clone(), of(0..2));
@@ -45,7 +39,7 @@ pub(super) fn predictions<B: Backend>(
 }
 
 /// [`LogitOps::expectation`](super::LogitOps::expectation)
-pub(super) fn expectation<B: Backend>(x: FloatTensor<B>, sides: usize, bins: usize) -> FloatTensor<B> {
+pub(super) fn expectation<B: Backend>(x: Float<B>, sides: usize, bins: usize) -> Float<B> {
     let [b, _, a] = x.shape().dims();
     let x = B::float_slice(x, &[Slice::full(), Slice::from(0..sides * bins)]);
     let x = B::float_reshape(x, Shape::new([b, sides, bins, a]));

@@ -2,21 +2,15 @@
 
 use burn::backend::Backend;
 use burn::backend::ops::FloatTensorOps;
-use burn::backend::tensor::FloatTensor;
-use burn_autodiff::Autodiff;
-use burn_autodiff::checkpoint::base::Checkpointer;
-use burn_autodiff::checkpoint::strategy::CheckpointStrategy;
-use burn_autodiff::grads::Gradients;
-use burn_autodiff::ops::{Backward, NodeGuard, Ops, OpsKind};
 
 use super::operands::{Maps, StoredMap, Wanted};
 use super::{MOST_MAPS, MapOps, portable};
 use crate::cpu::Precision;
-use crate::meeting::register;
 use crate::operands::Bias;
 use crate::planes::Parts;
 use crate::products::StoredWeight;
 use crate::several::{Gathered, result};
+use crate::steps::{Autodiff, Backward, CheckpointStrategy, Checkpointer, Float, Gradients, NodeGuard, Ops, recorded, register};
 
 /// x, what is added to, and A and B of each branch.
 const PARENTS: usize = 2 + 2 * MOST_MAPS;
@@ -68,10 +62,7 @@ impl<B: MapOps> Backward<B, PARENTS> for Together {
 }
 
 /// A tensor's part in the graph, or that of one that no gradient is asked for.
-fn node<B: Backend, C: CheckpointStrategy>(
-    tensor: Option<&FloatTensor<Autodiff<B, C>>>,
-    frozen: &FloatTensor<Autodiff<B, C>>,
-) -> NodeGuard {
+fn node<B: Backend, C: CheckpointStrategy>(tensor: Option<&Float<Autodiff<B, C>>>, frozen: &Float<Autodiff<B, C>>) -> NodeGuard {
     tensor.unwrap_or(frozen).node()
 }
 
@@ -82,7 +73,7 @@ fn is_trained<B: Backend, C: CheckpointStrategy>(map: &StoredMap<Autodiff<B, C>>
 }
 
 impl<B: MapOps, C: CheckpointStrategy> MapOps for Autodiff<B, C> {
-    fn maps(x: FloatTensor<Self>, maps: Maps<Self>, onto: Bias<Self>, precision: Precision) -> Parts<Self> {
+    fn maps(x: Float<Self>, maps: Maps<Self>, onto: Bias<Self>, precision: Precision) -> Parts<Self> {
         if maps.0.iter().any(is_trained) {
             let mut results = portable::maps::<Self>(x, maps, Bias::Zero, precision);
             if let Some(onto) = onto.into_option() {
@@ -98,7 +89,7 @@ impl<B: MapOps, C: CheckpointStrategy> MapOps for Autodiff<B, C> {
         let branch = |i: usize| {
             maps.0.get(i / 2).and_then(|map| map.branch.as_ref()).map(|branch| if i.is_multiple_of(2) { &branch.a } else { &branch.b })
         };
-        let tensors: [Option<&FloatTensor<Self>>; PARENTS] = std::array::from_fn(|i| match i {
+        let tensors: [Option<&Float<Self>>; PARENTS] = std::array::from_fn(|i| match i {
             0 => Some(&x),
             1 => onto.as_ref(),
             _ => branch(i - 2),
@@ -112,10 +103,7 @@ impl<B: MapOps, C: CheckpointStrategy> MapOps for Autodiff<B, C> {
         let besides = results.split_off(inner.0.len());
         let kept = Parts(if trains_branches { [x].into_iter().chain(besides).collect() } else { Vec::new() });
         let (gathered, any) = (Gathered::of(&results), results[0].clone());
-        let operation = match prep {
-            OpsKind::Tracked(prep) => prep.finish(State { maps: inner, kept, precision, gathered: gathered.clone() }, any),
-            OpsKind::UnTracked(prep) => prep.finish(any),
-        };
+        let operation = recorded!(prep, State { maps: inner, kept, precision, gathered: gathered.clone() }, any);
         let one = |(number, y)| result::<B, C>(&operation, &gathered, number, y);
         Parts(results.into_iter().enumerate().map(one).collect())
     }

@@ -13,7 +13,7 @@ mod portable;
 #[cfg(test)]
 mod tests;
 
-use burn::backend::tensor::FloatTensor;
+use burn::backend::tensor::FloatTensor as Float;
 use burn::backend::{Dispatch, backend_extension};
 use burn::tensor::Tensor;
 
@@ -32,12 +32,7 @@ pub const MOST_MAPS: usize = 3;
 #[backend_extension(Flex, Cube, Autodiff)]
 pub trait MapOps: ProductOps + PlaneOps {
     /// `x Wᵀ + b + s (x Aᵀ) Bᵀ` of each map, `onto` added to the first; behind them what [`maps_grad`](Self::maps_grad) likes to have besides.
-    fn maps(
-        x: FloatTensor<Self>,
-        #[extension_type] maps: Maps<Self>,
-        #[extension_type] onto: Bias<Self>,
-        precision: Precision,
-    ) -> Parts<Self> {
+    fn maps(x: Float<Self>, #[extension_type] maps: Maps<Self>, #[extension_type] onto: Bias<Self>, precision: Precision) -> Parts<Self> {
         portable::maps::<Self>(x, maps, onto, precision)
     }
 

@@ -1,6 +1,6 @@
 //! The maps one by one: their definition, and the way of devices and types without a kernel.
 
-use burn::backend::tensor::FloatTensor;
+use burn::backend::tensor::FloatTensor as Float;
 use burn::backend::{Backend, TensorMetadata};
 use burn::tensor::Shape;
 
@@ -11,21 +11,21 @@ use crate::planes::{Parts, PlaneOps};
 use crate::products::ProductOps;
 
 /// `[.., width]` as `[N, width]`.
-pub(super) fn flat<B: Backend>(x: FloatTensor<B>) -> FloatTensor<B> {
+pub(super) fn flat<B: Backend>(x: Float<B>) -> Float<B> {
     let shape = x.shape();
     let width = shape[shape.num_dims() - 1];
     B::float_reshape(x, Shape::new([shape.num_elements() / width.max(1), width]))
 }
 
 /// `[N, width]` with the leading axes of `like`.
-pub(super) fn shaped<B: Backend>(y: FloatTensor<B>, like: &Shape) -> FloatTensor<B> {
+pub(super) fn shaped<B: Backend>(y: Float<B>, like: &Shape) -> Float<B> {
     let mut shape = like.clone();
     let last = shape.num_dims() - 1;
     shape[last] = y.shape()[1];
     B::float_reshape(y, shape)
 }
 
-pub(super) fn maps<B: ProductOps + PlaneOps>(x: FloatTensor<B>, maps: Maps<B>, onto: Bias<B>, precision: Precision) -> Parts<B> {
+pub(super) fn maps<B: ProductOps + PlaneOps>(x: Float<B>, maps: Maps<B>, onto: Bias<B>, precision: Precision) -> Parts<B> {
     let (mut onto, shape) = (onto.into_option(), x.shape());
     let x = flat::<B>(x);
     let one = |StoredMap { weight, bias, branch }: StoredMap<B>| {

@@ -4,18 +4,13 @@
 use std::fmt::{self, Debug, Formatter};
 use std::marker::PhantomData;
 
-use burn::backend::tensor::FloatTensor;
 use burn::backend::{DType, Scalar, TensorMetadata};
-use burn_autodiff::checkpoint::base::Checkpointer;
 use burn_autodiff::checkpoint::retro_forward::RetroForward;
 use burn_autodiff::checkpoint::state::BackwardStates;
-use burn_autodiff::checkpoint::strategy::{BalancedCheckpointing as Recomputed, CheckpointStrategy};
-use burn_autodiff::grads::Gradients;
-use burn_autodiff::ops::{Backward, NodeGuard, Ops, OpsKind};
-use burn_autodiff::{Autodiff, NodeId};
+use burn_autodiff::checkpoint::strategy::BalancedCheckpointing as Recomputed;
 
 use super::{HALF_GRADIENTS, Parts, PlaneOps};
-use crate::meeting::register;
+use crate::steps::{Autodiff, Backward, CheckpointStrategy, Checkpointer, Float, Gradients, NodeGuard, NodeId, Ops, recorded, register};
 
 /// The step of an operation of one input: its gradient from dy.
 macro_rules! unary {
@@ -54,7 +49,7 @@ struct Again<B, const N: usize, F> {
     backend: PhantomData<B>,
 }
 
-impl<B: PlaneOps, const N: usize, F: Fn([FloatTensor<B>; N]) -> FloatTensor<B>> Again<B, N, F> {
+impl<B: PlaneOps, const N: usize, F: Fn([Float<B>; N]) -> Float<B>> Again<B, N, F> {
     fn new(inputs: &[NodeGuard; N], operation: F) -> Self {
         Self { inputs: inputs.each_ref().map(NodeGuard::id), operation, backend: PhantomData }
     }
@@ -68,25 +63,22 @@ impl<B, const N: usize, F> Debug for Again<B, N, F> {
 
 impl<B: PlaneOps, const N: usize, F> RetroForward for Again<B, N, F>
 where
-    F: Fn([FloatTensor<B>; N]) -> FloatTensor<B> + Send + 'static,
+    F: Fn([Float<B>; N]) -> Float<B> + Send + 'static,
 {
     fn forward(&self, states: &mut BackwardStates, out: NodeId) {
-        let y = (self.operation)(self.inputs.each_ref().map(|id| states.get_state::<FloatTensor<B>>(id)));
+        let y = (self.operation)(self.inputs.each_ref().map(|id| states.get_state::<Float<B>>(id)));
         states.save(out, y);
     }
 }
 
 /// Joins exactly N tensors.
-fn concat<B: PlaneOps, C: CheckpointStrategy, const N: usize>(parts: Vec<FloatTensor<Autodiff<B, C>>>) -> FloatTensor<Autodiff<B, C>> {
+fn concat<B: PlaneOps, C: CheckpointStrategy, const N: usize>(parts: Vec<Float<Autodiff<B, C>>>) -> Float<Autodiff<B, C>> {
     let channels = std::array::from_fn(|i| parts[i].shape()[1]);
     let nodes: [_; N] = std::array::from_fn(|i| parts[i].node());
-    let again = Again::<B, N, _>::new(&nodes, |parts: [FloatTensor<B>; N]| B::concat_channels(Parts(parts.into())));
+    let again = Again::<B, N, _>::new(&nodes, |parts: [Float<B>; N]| B::concat_channels(Parts(parts.into())));
     let prep = Backward::<B, N>::prepare::<Recomputed>(Concat, nodes).memory_bound().retro_forward(again).parents(&parts);
     let primitives = Parts(parts.into_iter().map(|part| part.into_primitive()).collect());
-    match prep.stateful() {
-        OpsKind::Tracked(prep) => prep.finish(channels, B::concat_channels(primitives)),
-        OpsKind::UnTracked(prep) => prep.finish(B::concat_channels(primitives)),
-    }
+    recorded!(prep.stateful(), channels, B::concat_channels(primitives))
 }
 
 #[derive(Debug)]
@@ -131,7 +123,7 @@ impl<B: PlaneOps> Backward<B, 1> for MaxPool {
 
     fn backward(self, ops: Ops<(NodeId, usize), 1>, grads: &mut Gradients, checkpointer: &mut Checkpointer) {
         let (x, kernel) = ops.state;
-        let x = checkpointer.retrieve_node_output::<FloatTensor<B>>(x);
+        let x = checkpointer.retrieve_node_output::<Float<B>>(x);
         unary!(B, ops, grads, |dy| B::max_pool_same_grad(x, dy, kernel));
     }
 }
@@ -161,7 +153,7 @@ impl<B: PlaneOps> Backward<B, 1> for Double {
 }
 
 impl<B: PlaneOps, C: CheckpointStrategy> PlaneOps for Autodiff<B, C> {
-    fn concat_channels(mut parts: Parts<Self>) -> FloatTensor<Self> {
+    fn concat_channels(mut parts: Parts<Self>) -> Float<Self> {
         // The number of parents is part of a step's type.
         match parts.0.len() {
             1 => concat::<B, C, 1>(parts.0),
@@ -177,45 +169,34 @@ impl<B: PlaneOps, C: CheckpointStrategy> PlaneOps for Autodiff<B, C> {
         }
     }
 
-    fn add(a: FloatTensor<Self>, b: FloatTensor<Self>) -> FloatTensor<Self> {
+    fn add(a: Float<Self>, b: Float<Self>) -> Float<Self> {
         let nodes = [a.node(), b.node()];
-        let again = Again::<B, 2, _>::new(&nodes, |[a, b]: [FloatTensor<B>; 2]| B::add(a, b));
+        let again = Again::<B, 2, _>::new(&nodes, |[a, b]: [Float<B>; 2]| B::add(a, b));
         let prep = Backward::<B, 2>::prepare::<Recomputed>(Add, nodes).memory_bound().retro_forward(again).parents([&a, &b]);
         prep.stateless(B::add(a.into_primitive(), b.into_primitive()))
     }
 
-    fn slice_channels(x: FloatTensor<Self>, start: usize, len: usize) -> FloatTensor<Self> {
+    fn slice_channels(x: Float<Self>, start: usize, len: usize) -> Float<Self> {
         let total = x.shape()[1];
         let nodes = [x.node()];
-        let again = Again::<B, 1, _>::new(&nodes, move |[x]: [FloatTensor<B>; 1]| B::slice_channels(x, start, len));
+        let again = Again::<B, 1, _>::new(&nodes, move |[x]: [Float<B>; 1]| B::slice_channels(x, start, len));
         let prep = Backward::<B, 1>::prepare::<Recomputed>(SliceChannels, nodes).memory_bound().retro_forward(again).parents([&x]);
-        match prep.stateful() {
-            OpsKind::Tracked(prep) => prep.finish((start, total), B::slice_channels(x.into_primitive(), start, len)),
-            OpsKind::UnTracked(prep) => prep.finish(B::slice_channels(x.into_primitive(), start, len)),
-        }
+        recorded!(prep.stateful(), (start, total), B::slice_channels(x.into_primitive(), start, len))
     }
 
-    fn max_pool_same(x: FloatTensor<Self>, kernel: usize) -> FloatTensor<Self> {
-        match Backward::<B, 1>::prepare::<C>(MaxPool, [x.node()]).compute_bound().stateful() {
-            OpsKind::Tracked(mut prep) => {
-                let state = (prep.checkpoint(&x), kernel);
-                prep.finish(state, B::max_pool_same(x.into_primitive(), kernel))
-            }
-            OpsKind::UnTracked(prep) => prep.finish(B::max_pool_same(x.into_primitive(), kernel)),
-        }
+    fn max_pool_same(x: Float<Self>, kernel: usize) -> Float<Self> {
+        let prep = Backward::<B, 1>::prepare::<C>(MaxPool, [x.node()]).compute_bound().stateful();
+        recorded!(prep, |prep| (prep.checkpoint(&x), kernel), B::max_pool_same(x.into_primitive(), kernel))
     }
 
-    fn widen(x: FloatTensor<Self>) -> FloatTensor<Self> {
+    fn widen(x: Float<Self>) -> Float<Self> {
         let dtype = x.dtype();
-        match Backward::<B, 1>::prepare::<C>(Widen, [x.node()]).compute_bound().stateful() {
-            OpsKind::Tracked(prep) => prep.finish(dtype, B::widen(x.into_primitive())),
-            OpsKind::UnTracked(prep) => prep.finish(B::widen(x.into_primitive())),
-        }
+        recorded!(Backward::<B, 1>::prepare::<C>(Widen, [x.node()]).compute_bound().stateful(), dtype, B::widen(x.into_primitive()))
     }
 
-    fn double(x: FloatTensor<Self>) -> FloatTensor<Self> {
+    fn double(x: Float<Self>) -> Float<Self> {
         let nodes = [x.node()];
-        let again = Again::<B, 1, _>::new(&nodes, |[x]: [FloatTensor<B>; 1]| B::double(x));
+        let again = Again::<B, 1, _>::new(&nodes, |[x]: [Float<B>; 1]| B::double(x));
         let prep = Backward::<B, 1>::prepare::<Recomputed>(Double, nodes).memory_bound().retro_forward(again).parents([&x]);
         prep.stateless(B::double(x.into_primitive()))
     }

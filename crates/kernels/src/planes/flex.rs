@@ -21,9 +21,7 @@ fn map(x: FlexTensor, dims: [usize; 4], write: impl FnOnce(&[f32], &mut [f32])) 
 
 impl PlaneOps for Flex {
     fn concat_channels(parts: Parts<Self>) -> FlexTensor {
-        let Some(dims) = parts.0.iter().map(ours).collect::<Option<Vec<_>>>() else {
-            return portable::concat_channels::<Self>(parts);
-        };
+        let Some(dims) = parts.0.iter().map(ours).collect::<Option<Vec<_>>>() else { return portable::concat_channels::<Self>(parts) };
         let parts: Vec<FlexTensor> = parts.0.into_iter().map(contiguous).collect();
         let [n, _, h, w] = dims[0];
         let total = dims.iter().map(|d| d[1]).sum();
@@ -35,9 +33,7 @@ impl PlaneOps for Flex {
 
     fn add(a: FlexTensor, b: FlexTensor) -> FlexTensor {
         let shape = a.shape();
-        if !all_f32([&a, &b]) || shape != b.shape() || shape.num_elements() == 0 {
-            return portable::add::<Self>(a, b);
-        }
+        let true = (all_f32([&a, &b]) && shape == b.shape() && shape.num_elements() != 0) else { return portable::add::<Self>(a, b) };
         // In the memory of the one that nobody else holds, if there is one.
         let (a, b) = if a.is_unique() { (a, b) } else { (b, a) };
         let (mut sum, b) = (owned(contiguous(a)), contiguous(b));
@@ -46,17 +42,13 @@ impl PlaneOps for Flex {
     }
 
     fn slice_channels(x: FlexTensor, start: usize, len: usize) -> FlexTensor {
-        match ours(&x) {
-            Some([n, _, h, w]) => map(x, [n, len, h, w], |x, out| kernels::slice(x, n, start * h * w, out)),
-            None => portable::slice_channels::<Self>(x, start, len),
-        }
+        let Some([n, _, h, w]) = ours(&x) else { return portable::slice_channels::<Self>(x, start, len) };
+        map(x, [n, len, h, w], |x, out| kernels::slice(x, n, start * h * w, out))
     }
 
     fn pad_channels(x: FlexTensor, before: usize, total: usize) -> FlexTensor {
-        match ours(&x) {
-            Some([n, _, h, w]) => map(x, [n, total, h, w], |x, out| kernels::pad(x, n, before * h * w, out)),
-            None => portable::pad_channels::<Self>(x, before, total),
-        }
+        let Some([n, _, h, w]) = ours(&x) else { return portable::pad_channels::<Self>(x, before, total) };
+        map(x, [n, total, h, w], |x, out| kernels::pad(x, n, before * h * w, out))
     }
 
     fn add_to_channels(whole: FlexTensor, x: FlexTensor, before: usize) -> FlexTensor {
@@ -69,33 +61,23 @@ impl PlaneOps for Flex {
     }
 
     fn max_pool_same(x: FlexTensor, kernel: usize) -> FlexTensor {
-        match ours(&x) {
-            Some(dims @ [.., h, w]) => map(x, dims, |x, out| kernels::max_pool(x, [h, w], kernel, out)),
-            None => portable::max_pool_same::<Self>(x, kernel),
-        }
+        let Some(dims @ [.., h, w]) = ours(&x) else { return portable::max_pool_same::<Self>(x, kernel) };
+        map(x, dims, |x, out| kernels::max_pool(x, [h, w], kernel, out))
     }
 
     fn max_pool_same_grad(x: FlexTensor, dy: FlexTensor, kernel: usize) -> FlexTensor {
-        match ours(&x) {
-            Some(dims @ [.., h, w]) => {
-                let dy = contiguous(dy);
-                map(x, dims, |x, dx| kernels::max_pool_grad(x, values(&dy), [h, w], kernel, dx))
-            }
-            None => portable::max_pool_same_grad::<Self>(x, dy, kernel),
-        }
+        let Some(dims @ [.., h, w]) = ours(&x) else { return portable::max_pool_same_grad::<Self>(x, dy, kernel) };
+        let dy = contiguous(dy);
+        map(x, dims, |x, dx| kernels::max_pool_grad(x, values(&dy), [h, w], kernel, dx))
     }
 
     fn double(x: FlexTensor) -> FlexTensor {
-        match ours(&x) {
-            Some([n, c, h, w]) => map(x, [n, c, 2 * h, 2 * w], |x, out| kernels::double(x, [h, w], out)),
-            None => portable::double::<Self>(x),
-        }
+        let Some([n, c, h, w]) = ours(&x) else { return portable::double::<Self>(x) };
+        map(x, [n, c, 2 * h, 2 * w], |x, out| kernels::double(x, [h, w], out))
     }
 
     fn double_grad(dy: FlexTensor) -> FlexTensor {
-        match ours(&dy) {
-            Some([n, c, h, w]) => map(dy, [n, c, h / 2, w / 2], |dy, dx| kernels::double_grad(dy, [h / 2, w / 2], dx)),
-            None => portable::double_grad::<Self>(dy),
-        }
+        let Some([n, c, h, w]) = ours(&dy) else { return portable::double_grad::<Self>(dy) };
+        map(dy, [n, c, h / 2, w / 2], |dy, dx| kernels::double_grad(dy, [h / 2, w / 2], dx))
     }
 }

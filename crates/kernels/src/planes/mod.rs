@@ -14,7 +14,7 @@ mod portable;
 #[cfg(test)]
 mod tests;
 
-use burn::backend::tensor::FloatTensor;
+use burn::backend::tensor::FloatTensor as Float;
 use burn::backend::{Backend, Dispatch, backend_extension};
 use burn::tensor::{DType, FloatDType, Tensor};
 
@@ -26,52 +26,52 @@ use crate::shapes;
 #[backend_extension(Flex, Cube, Autodiff)]
 pub trait PlaneOps: Backend {
     /// The parts side by side along the channels.
-    fn concat_channels(#[extension_type] parts: Parts<Self>) -> FloatTensor<Self> {
+    fn concat_channels(#[extension_type] parts: Parts<Self>) -> Float<Self> {
         portable::concat_channels::<Self>(parts)
     }
 
     /// `a + b`, of one shape.
-    fn add(a: FloatTensor<Self>, b: FloatTensor<Self>) -> FloatTensor<Self> {
+    fn add(a: Float<Self>, b: Float<Self>) -> Float<Self> {
         portable::add::<Self>(a, b)
     }
 
     /// Channels `start .. start + len`.
-    fn slice_channels(x: FloatTensor<Self>, start: usize, len: usize) -> FloatTensor<Self> {
+    fn slice_channels(x: Float<Self>, start: usize, len: usize) -> Float<Self> {
         portable::slice_channels::<Self>(x, start, len)
     }
 
     /// x as the channels from `before` on of `total`, zeros around it: the gradient of [`slice_channels`](Self::slice_channels).
-    fn pad_channels(x: FloatTensor<Self>, before: usize, total: usize) -> FloatTensor<Self> {
+    fn pad_channels(x: Float<Self>, before: usize, total: usize) -> Float<Self> {
         portable::pad_channels::<Self>(x, before, total)
     }
 
     /// x added to the channels of `whole` from `before` on.
-    fn add_to_channels(whole: FloatTensor<Self>, x: FloatTensor<Self>, before: usize) -> FloatTensor<Self> {
+    fn add_to_channels(whole: Float<Self>, x: Float<Self>, before: usize) -> Float<Self> {
         portable::add_to_channels::<Self>(whole, x, before)
     }
 
     /// Maximum over the `kernel` x `kernel` window around each pixel (odd kernel, stride 1, same size).
-    fn max_pool_same(x: FloatTensor<Self>, kernel: usize) -> FloatTensor<Self> {
+    fn max_pool_same(x: Float<Self>, kernel: usize) -> Float<Self> {
         portable::max_pool_same::<Self>(x, kernel)
     }
 
     /// Its gradient: each dy goes to the first maximum of its window, row by row.
-    fn max_pool_same_grad(x: FloatTensor<Self>, dy: FloatTensor<Self>, kernel: usize) -> FloatTensor<Self> {
+    fn max_pool_same_grad(x: Float<Self>, dy: Float<Self>, kernel: usize) -> Float<Self> {
         portable::max_pool_same_grad::<Self>(x, dy, kernel)
     }
 
     /// x in f32. See [`HALF_GRADIENTS`] for its gradient.
-    fn widen(x: FloatTensor<Self>) -> FloatTensor<Self> {
+    fn widen(x: Float<Self>) -> Float<Self> {
         Self::float_cast(x, FloatDType::F32)
     }
 
     /// Each pixel becomes 2 x 2.
-    fn double(x: FloatTensor<Self>) -> FloatTensor<Self> {
+    fn double(x: Float<Self>) -> Float<Self> {
         portable::double::<Self>(x)
     }
 
     /// The gradient of [`double`](Self::double): each pixel is the sum of its four.
-    fn double_grad(dy: FloatTensor<Self>) -> FloatTensor<Self> {
+    fn double_grad(dy: Float<Self>) -> Float<Self> {
         portable::double_grad::<Self>(dy)
     }
 }

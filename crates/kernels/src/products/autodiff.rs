@@ -1,17 +1,12 @@
 //! Gradients of the products. A gradient is computed only for a tensor that asks for one, and x is kept only if such a gradient reads it.
 
-use burn::backend::tensor::FloatTensor;
 use burn::backend::{AutodiffBackend, Backend, TensorMetadata};
 use burn::tensor::Shape;
-use burn_autodiff::checkpoint::base::Checkpointer;
-use burn_autodiff::checkpoint::strategy::CheckpointStrategy;
-use burn_autodiff::grads::Gradients;
-use burn_autodiff::ops::{Backward, Ops, OpsKind};
-use burn_autodiff::{Autodiff, NodeId};
 
 use super::{ProductOps, StoredWeight};
 use crate::cpu::Precision;
 use crate::operands::Bias;
+use crate::steps::{Autodiff, Backward, CheckpointStrategy, Checkpointer, Float, Gradients, NodeId, Ops, recorded};
 
 /// Parents are x and weight.
 #[derive(Debug)]
@@ -33,11 +28,11 @@ impl<B: ProductOps> Backward<B, 2> for Linear {
         let LinearState { x, weight, precision } = ops.state;
         let [x_node, weight_node] = ops.parents;
         if let Some(node) = weight_node {
-            let x = checkpointer.retrieve_node_output::<FloatTensor<B>>(x);
+            let x = checkpointer.retrieve_node_output::<Float<B>>(x);
             grads.register::<B>(node.id, B::linear_weight_grad(x, dy.clone()));
         }
         if let (Some(node), Some(weight)) = (x_node, weight) {
-            let weight = checkpointer.retrieve_node_output::<FloatTensor<B>>(weight);
+            let weight = checkpointer.retrieve_node_output::<Float<B>>(weight);
             grads.register::<B>(node.id, B::linear_data_grad(dy, StoredWeight::Dense(weight), precision));
         }
     }
@@ -81,10 +76,10 @@ impl<B: ProductOps> Backward<B, 3> for LoraLinear {
     fn backward(self, ops: Ops<Self::State, 3>, grads: &mut Gradients, checkpointer: &mut Checkpointer) {
         let dy = grads.consume::<B>(&ops.node);
         let LoraState { x, a, b, weight, scaling, precision } = ops.state;
-        let [a, b] = [a, b].map(|id| checkpointer.retrieve_node_output::<FloatTensor<B>>(id));
+        let [a, b] = [a, b].map(|id| checkpointer.retrieve_node_output::<Float<B>>(id));
         let [x_node, a_node, b_node] = ops.parents;
         if let Some(x) = x {
-            let x = checkpointer.retrieve_node_output::<FloatTensor<B>>(x);
+            let x = checkpointer.retrieve_node_output::<Float<B>>(x);
             let (da, db) = B::lora_grads(x, dy.clone(), a.clone(), b.clone(), scaling);
             for (node, grad) in [(a_node, da), (b_node, db)] {
                 if let Some(node) = node {
@@ -99,7 +94,7 @@ impl<B: ProductOps> Backward<B, 3> for LoraLinear {
 }
 
 /// The bias inside the product where nobody asks for its gradient, else none.
-fn constant<B: Backend, C: CheckpointStrategy>(bias: &Option<FloatTensor<Autodiff<B, C>>>) -> Bias<B> {
+fn constant<B: Backend, C: CheckpointStrategy>(bias: &Option<Float<Autodiff<B, C>>>) -> Bias<B> {
     match bias {
         Some(bias) if !bias.is_tracked() => Bias::Channels(bias.clone().into_primitive()),
         _ => Bias::Zero,
@@ -107,10 +102,7 @@ fn constant<B: Backend, C: CheckpointStrategy>(bias: &Option<FloatTensor<Autodif
 }
 
 /// y with a bias that is trained.
-fn trained<B: ProductOps, C: CheckpointStrategy>(
-    y: FloatTensor<Autodiff<B, C>>,
-    bias: Option<FloatTensor<Autodiff<B, C>>>,
-) -> FloatTensor<Autodiff<B, C>> {
+fn trained<B: ProductOps, C: CheckpointStrategy>(y: Float<Autodiff<B, C>>, bias: Option<Float<Autodiff<B, C>>>) -> Float<Autodiff<B, C>> {
     use burn::backend::ops::FloatTensorOps;
     match bias {
         Some(bias) if bias.is_tracked() => {
@@ -132,9 +124,7 @@ impl<B: Backend, C: CheckpointStrategy> StoredWeight<Autodiff<B, C>> {
 }
 
 /// The weight, if a gradient is asked for it; else what it is off the graph.
-fn tracked<B: Backend, C: CheckpointStrategy>(
-    weight: StoredWeight<Autodiff<B, C>>,
-) -> Result<FloatTensor<Autodiff<B, C>>, StoredWeight<B>> {
+fn tracked<B: Backend, C: CheckpointStrategy>(weight: StoredWeight<Autodiff<B, C>>) -> Result<Float<Autodiff<B, C>>, StoredWeight<B>> {
     match weight {
         StoredWeight::Dense(weight) if weight.is_tracked() => Ok(weight),
         weight => Err(weight.off_the_graph()),
@@ -142,41 +132,32 @@ fn tracked<B: Backend, C: CheckpointStrategy>(
 }
 
 impl<B: ProductOps, C: CheckpointStrategy> ProductOps for Autodiff<B, C> {
-    fn linear_forward(x: FloatTensor<Self>, weight: StoredWeight<Self>, bias: Bias<Self>, precision: Precision) -> FloatTensor<Self> {
+    fn linear_forward(x: Float<Self>, weight: StoredWeight<Self>, bias: Bias<Self>, precision: Precision) -> Float<Self> {
         let bias = bias.into_option();
         let inside = constant::<B, C>(&bias);
         let y = match tracked(weight) {
-            Ok(weight) => match Backward::<B, 2>::prepare::<C>(Linear, [x.node(), weight.node()]).compute_bound().stateful() {
-                OpsKind::Tracked(mut prep) => {
-                    let state = LinearState { x: prep.checkpoint(&x), weight: x.is_tracked().then(|| prep.checkpoint(&weight)), precision };
-                    let weight = StoredWeight::Dense(weight.into_primitive());
-                    prep.finish(state, B::linear_forward(x.into_primitive(), weight, inside, precision))
-                }
-                OpsKind::UnTracked(prep) => {
-                    let weight = StoredWeight::Dense(weight.into_primitive());
-                    prep.finish(B::linear_forward(x.into_primitive(), weight, inside, precision))
-                }
-            },
+            Ok(weight) => recorded!(
+                Backward::<B, 2>::prepare::<C>(Linear, [x.node(), weight.node()]).compute_bound().stateful(),
+                |prep| LinearState { x: prep.checkpoint(&x), weight: x.is_tracked().then(|| prep.checkpoint(&weight)), precision },
+                B::linear_forward(x.into_primitive(), StoredWeight::Dense(weight.into_primitive()), inside, precision)
+            ),
             Err(weight) => {
                 let y = B::linear_forward(x.clone().into_primitive(), weight.clone(), inside, precision);
-                match Backward::<B, 1>::prepare::<C>(Frozen, [x.node()]).compute_bound().stateful() {
-                    OpsKind::Tracked(prep) => prep.finish((weight, precision), y),
-                    OpsKind::UnTracked(prep) => prep.finish(y),
-                }
+                recorded!(Backward::<B, 1>::prepare::<C>(Frozen, [x.node()]).compute_bound().stateful(), (weight, precision), y)
             }
         };
         trained::<B, C>(y, bias)
     }
 
     fn lora_linear(
-        x: FloatTensor<Self>,
+        x: Float<Self>,
         weight: StoredWeight<Self>,
         bias: Bias<Self>,
-        a: FloatTensor<Self>,
-        b: FloatTensor<Self>,
+        a: Float<Self>,
+        b: Float<Self>,
         scaling: f64,
         precision: Precision,
-    ) -> FloatTensor<Self> {
+    ) -> Float<Self> {
         use super::portable;
         let bias = bias.into_option();
         let weight = match tracked(weight) {
@@ -184,28 +165,18 @@ impl<B: ProductOps, C: CheckpointStrategy> ProductOps for Autodiff<B, C> {
             Err(weight) => weight,
         };
         let inside = constant::<B, C>(&bias);
-        let y = match Backward::<B, 3>::prepare::<C>(LoraLinear, [x.node(), a.node(), b.node()]).compute_bound().stateful() {
-            OpsKind::Tracked(mut prep) => {
-                let state = LoraState {
-                    x: (a.is_tracked() || b.is_tracked()).then(|| prep.checkpoint(&x)),
-                    a: prep.checkpoint(&a),
-                    b: prep.checkpoint(&b),
-                    weight: weight.clone(),
-                    scaling,
-                    precision,
-                };
-                let [x, a, b] = [x, a, b].map(|t| t.into_primitive());
-                prep.finish(state, B::lora_linear(x, weight, inside, a, b, scaling, precision))
-            }
-            OpsKind::UnTracked(prep) => {
-                let [x, a, b] = [x, a, b].map(|t| t.into_primitive());
-                prep.finish(B::lora_linear(x, weight, inside, a, b, scaling, precision))
-            }
-        };
+        let y = recorded!(
+            Backward::<B, 3>::prepare::<C>(LoraLinear, [x.node(), a.node(), b.node()]).compute_bound().stateful(),
+            |prep| {
+                let x = (a.is_tracked() || b.is_tracked()).then(|| prep.checkpoint(&x));
+                LoraState { x, a: prep.checkpoint(&a), b: prep.checkpoint(&b), weight: weight.clone(), scaling, precision }
+            },
+            B::lora_linear(x.into_primitive(), weight, inside, a.into_primitive(), b.into_primitive(), scaling, precision)
+        );
         trained::<B, C>(y, bias)
     }
 
-    fn dense_weight(weight: StoredWeight<Self>) -> FloatTensor<Self> {
+    fn dense_weight(weight: StoredWeight<Self>) -> Float<Self> {
         Self::from_inner(B::dense_weight(weight.off_the_graph()))
     }
 }

@@ -2,7 +2,7 @@
 
 use rayon::prelude::*;
 
-use super::operand::{Begin, Term};
+use super::operand::Term;
 use crate::cpu::scratch;
 use crate::cpu::simd::{self, MAX_LANES, Simd, Task};
 
@@ -18,7 +18,7 @@ pub(super) fn applies(terms: &[Term<'_>], rows: usize) -> bool {
 }
 
 /// As [`multiply`](super::multiply), of terms for which it [`applies`].
-pub(super) fn dots(terms: &[Term<'_>], columns: usize, begin: Begin<'_>, out: &mut [f32]) {
+pub(super) fn dots(terms: &[Term<'_>], columns: usize, begin: Option<&[f32]>, out: &mut [f32]) {
     let rows = out.len() / columns;
     let mut parts: Vec<Vec<&mut [f32]>> = (0..columns.div_ceil(COLUMNS)).map(|_| Vec::with_capacity(rows)).collect();
     for line in out.chunks_exact_mut(columns) {
@@ -28,8 +28,8 @@ pub(super) fn dots(terms: &[Term<'_>], columns: usize, begin: Begin<'_>, out: &m
         let first = i * COLUMNS;
         for out in &mut out {
             match begin {
-                Begin::Zero => out.fill(0.0),
-                Begin::Row(row) => out.copy_from_slice(&row[first..first + out.len()]),
+                None => out.fill(0.0),
+                Some(row) => out.copy_from_slice(&row[first..first + out.len()]),
             }
         }
         for term in terms {

@@ -8,10 +8,10 @@ use rayon::prelude::*;
 
 use super::dots;
 use super::packed::Packed;
-use super::{Begin, Operand, ProductOps, Stored, StoredWeight, Term, multiply, portable};
+use super::{Operand, ProductOps, Stored, StoredWeight, Term, multiply, portable};
 use crate::buffers::{all_f32, contiguous, take, tensor, values};
-use crate::cpu::Precision;
-use crate::cpu::simd::{self, Level};
+use crate::cpu::simd;
+use crate::cpu::{Precision, scratch};
 use crate::operands::Bias;
 
 /// The values of a weight that [`settled`] returned.
@@ -47,28 +47,35 @@ fn dims(x: &FlexTensor) -> [usize; 2] {
     x.shape().dims()
 }
 
-/// The level of products of so many rows with a weight: of a few rows, memory decides, and rounding them would gain nothing.
-fn level(precision: Precision, rows: usize) -> Level {
-    match precision {
-        Precision::Bf16 if rows > dots::ROWS => simd::level().in_bf16(),
-        _ => simd::level(),
-    }
+fn lines(x: &FlexTensor, terms: usize) -> Operand<'_> {
+    Operand::lines(Stored::F32(values(x)), terms)
 }
 
-/// Whether factors of a product of so many rows with a weight are rounded to f16.
-fn in_f16(precision: Precision, rows: usize) -> bool {
-    matches!(precision, Precision::F16 | Precision::PureF16) && rows > dots::ROWS
+fn terms(x: &FlexTensor, lines: usize) -> Operand<'_> {
+    Operand::terms(Stored::F32(values(x)), lines)
 }
 
-/// The same of a product of a low-rank branch.
+/// A product with a weight, of so many rows: of a few, memory decides, and rounding them would gain nothing.
+fn main<'a>(left: Operand<'a>, right: Operand<'a>, depth: usize, precision: Precision, rows: usize) -> Term<'a> {
+    let (level, many) = (simd::level(), rows > dots::ROWS);
+    let in_f16 = many && matches!(precision, Precision::F16 | Precision::PureF16);
+    Term { left, right, depth, level: if many { level.of(precision) } else { level }, in_f16 }
+}
+
+/// A product of f32s, which are rounded to f16 where it says so.
+fn plain<'a>(left: Operand<'a>, right: Operand<'a>, depth: usize, in_f16: bool) -> Term<'a> {
+    Term { left, right, depth, level: simd::level(), in_f16 }
+}
+
+/// Whether the factors of a low-rank branch are rounded to f16.
 fn branch_in_f16(precision: Precision, rows: usize) -> bool {
     precision == Precision::PureF16 && rows > dots::ROWS
 }
 
 /// `scaling left right`, `[rows, columns]`: the inner side of a low-rank branch.
-fn inner(left: Operand<'_>, right: Operand<'_>, [rows, depth, columns]: [usize; 3], scaling: f64, in_f16: bool) -> Vec<f32> {
-    let mut out = take(rows * columns);
-    multiply(&[Term { left, right, depth, level: simd::level(), in_f16 }], columns, Begin::Zero, &mut out);
+fn inner(left: Operand<'_>, right: Operand<'_>, [rows, depth, columns]: [usize; 3], scaling: f64, in_f16: bool) -> scratch::Buffer {
+    let mut out = scratch::take(rows * columns);
+    multiply(&[plain(left, right, depth, in_f16)], columns, None, &mut out);
     out.iter_mut().for_each(|v| *v *= scaling as f32);
     out
 }
@@ -76,55 +83,31 @@ fn inner(left: Operand<'_>, right: Operand<'_>, [rows, depth, columns]: [usize; 
 impl ProductOps for Flex {
     fn linear_forward(x: FlexTensor, weight: StoredWeight<Self>, bias: Bias<Self>, precision: Precision) -> FlexTensor {
         let bias = bias.into_option();
-        if !ours(std::iter::once(&x).chain(&bias), &weight) {
-            return portable::linear::<Self>(x, weight, bias, precision);
-        }
+        let true = ours(std::iter::once(&x).chain(&bias), &weight) else { return portable::linear::<Self>(x, weight, bias, precision) };
         let (x, weight, bias) = (contiguous(x), settled(weight), bias.map(contiguous));
         let ([n, input], [out, _]) = (dims(&x), weight.dims());
         let mut y = take(n * out);
-        let main = Term {
-            left: Operand::lines(Stored::F32(values(&x)), input),
-            right: Operand::lines(stored(&weight), input),
-            depth: input,
-            level: level(precision, n),
-            in_f16: in_f16(precision, n),
-        };
-        multiply(&[main], out, bias.as_ref().map_or(Begin::Zero, |b| Begin::Row(values(b))), &mut y);
+        let main = main(lines(&x, input), Operand::lines(stored(&weight), input), input, precision, n);
+        multiply(&[main], out, bias.as_ref().map(values), &mut y);
         tensor(y, [n, out])
     }
 
     fn linear_data_grad(dy: FlexTensor, weight: StoredWeight<Self>, precision: Precision) -> FlexTensor {
-        if !ours([&dy], &weight) {
-            return portable::linear_data_grad::<Self>(dy, weight, precision);
-        }
+        let true = ours([&dy], &weight) else { return portable::linear_data_grad::<Self>(dy, weight, precision) };
         let (dy, weight) = (contiguous(dy), settled(weight));
         let ([n, out], [_, input]) = (dims(&dy), weight.dims());
         let mut dx = take(n * input);
-        let main = Term {
-            left: Operand::lines(Stored::F32(values(&dy)), out),
-            right: Operand::terms(stored(&weight), input),
-            depth: out,
-            level: level(precision, n),
-            in_f16: in_f16(precision, n),
-        };
-        multiply(&[main], input, Begin::Zero, &mut dx);
+        let main = main(lines(&dy, out), Operand::terms(stored(&weight), input), out, precision, n);
+        multiply(&[main], input, None, &mut dx);
         tensor(dx, [n, input])
     }
 
     fn linear_weight_grad(x: FlexTensor, dy: FlexTensor) -> FlexTensor {
-        if !all_f32([&x, &dy]) {
-            return portable::linear_weight_grad::<Self>(x, dy);
-        }
+        let true = all_f32([&x, &dy]) else { return portable::linear_weight_grad::<Self>(x, dy) };
         let (x, dy) = (contiguous(x), contiguous(dy));
         let ([n, input], [_, out]) = (dims(&x), dims(&dy));
         let mut dw = take(out * input);
-        let right = Operand::terms(Stored::F32(values(&x)), input);
-        multiply(
-            &[Term { left: Operand::terms(Stored::F32(values(&dy)), out), right, depth: n, level: simd::level(), in_f16: false }],
-            input,
-            Begin::Zero,
-            &mut dw,
-        );
+        multiply(&[plain(terms(&dy, out), terms(&x, input), n, false)], input, None, &mut dw);
         tensor(dw, [out, input])
     }
 
@@ -143,24 +126,12 @@ impl ProductOps for Flex {
         }
         let ([x, a, b], weight, bias) = ([x, a, b].map(contiguous), settled(weight), bias.map(contiguous));
         let ([n, input], [out, rank]) = (dims(&x), dims(&b));
-        let rows = Operand::lines(Stored::F32(values(&x)), input);
-        let u = inner(rows, Operand::lines(Stored::F32(values(&a)), input), [n, input, rank], scaling, branch_in_f16(precision, n));
+        let rows = lines(&x, input);
+        let u = inner(rows, lines(&a, input), [n, input, rank], scaling, branch_in_f16(precision, n));
         let mut y = take(n * out);
-        let main = Term {
-            left: rows,
-            right: Operand::lines(stored(&weight), input),
-            depth: input,
-            level: level(precision, n),
-            in_f16: in_f16(precision, n),
-        };
-        let branch = Term {
-            left: Operand::lines(Stored::F32(&u), rank),
-            right: Operand::lines(Stored::F32(values(&b)), rank),
-            depth: rank,
-            level: simd::level(),
-            in_f16: branch_in_f16(precision, n),
-        };
-        multiply(&[main, branch], out, bias.as_ref().map_or(Begin::Zero, |b| Begin::Row(values(b))), &mut y);
+        let main = main(rows, Operand::lines(stored(&weight), input), input, precision, n);
+        let branch = plain(Operand::lines(Stored::F32(&u), rank), lines(&b, rank), rank, branch_in_f16(precision, n));
+        multiply(&[main, branch], out, bias.as_ref().map(values), &mut y);
         tensor(y, [n, out])
     }
 
@@ -172,67 +143,27 @@ impl ProductOps for Flex {
         scaling: f64,
         precision: Precision,
     ) -> FlexTensor {
-        if !ours([&dy, &a, &b], &weight) {
-            return portable::lora_data_grad::<Self>(dy, weight, a, b, scaling, precision);
-        }
+        let true = ours([&dy, &a, &b], &weight) else { return portable::lora_data_grad::<Self>(dy, weight, a, b, scaling, precision) };
         let ([dy, a, b], weight) = ([dy, a, b].map(contiguous), settled(weight));
         let ([n, out], [rank, input]) = (dims(&dy), dims(&a));
-        let rows = Operand::lines(Stored::F32(values(&dy)), out);
-        let du = inner(rows, Operand::terms(Stored::F32(values(&b)), rank), [n, out, rank], scaling, branch_in_f16(precision, n));
+        let rows = lines(&dy, out);
+        let du = inner(rows, terms(&b, rank), [n, out, rank], scaling, branch_in_f16(precision, n));
         let mut dx = take(n * input);
-        let main = Term {
-            left: rows,
-            right: Operand::terms(stored(&weight), input),
-            depth: out,
-            level: level(precision, n),
-            in_f16: in_f16(precision, n),
-        };
-        let branch = Term {
-            left: Operand::lines(Stored::F32(&du), rank),
-            right: Operand::terms(Stored::F32(values(&a)), input),
-            depth: rank,
-            level: simd::level(),
-            in_f16: branch_in_f16(precision, n),
-        };
-        multiply(&[main, branch], input, Begin::Zero, &mut dx);
+        let main = main(rows, Operand::terms(stored(&weight), input), out, precision, n);
+        let branch = plain(Operand::lines(Stored::F32(&du), rank), terms(&a, input), rank, branch_in_f16(precision, n));
+        multiply(&[main, branch], input, None, &mut dx);
         tensor(dx, [n, input])
     }
 
     fn lora_grads(x: FlexTensor, dy: FlexTensor, a: FlexTensor, b: FlexTensor, scaling: f64) -> (FlexTensor, FlexTensor) {
-        if !all_f32([&x, &dy, &a, &b]) {
-            return portable::lora_grads::<Self>(x, dy, a, b, scaling);
-        }
+        let true = all_f32([&x, &dy, &a, &b]) else { return portable::lora_grads::<Self>(x, dy, a, b, scaling) };
         let [x, dy, a, b] = [x, dy, a, b].map(contiguous);
-        let ([n, input], [out, rank], level) = (dims(&x), dims(&b), simd::level());
-        let du = inner(
-            Operand::lines(Stored::F32(values(&dy)), out),
-            Operand::terms(Stored::F32(values(&b)), rank),
-            [n, out, rank],
-            scaling,
-            false,
-        );
-        let u = inner(
-            Operand::lines(Stored::F32(values(&x)), input),
-            Operand::lines(Stored::F32(values(&a)), input),
-            [n, input, rank],
-            scaling,
-            false,
-        );
+        let ([n, input], [out, rank]) = (dims(&x), dims(&b));
+        let du = inner(lines(&dy, out), terms(&b, rank), [n, out, rank], scaling, false);
+        let u = inner(lines(&x, input), lines(&a, input), [n, input, rank], scaling, false);
         let (mut da, mut db) = (take(rank * input), take(out * rank));
-        let right = Operand::terms(Stored::F32(values(&x)), input);
-        multiply(
-            &[Term { left: Operand::terms(Stored::F32(&du), rank), right, depth: n, level, in_f16: false }],
-            input,
-            Begin::Zero,
-            &mut da,
-        );
-        let right = Operand::terms(Stored::F32(&u), rank);
-        multiply(
-            &[Term { left: Operand::terms(Stored::F32(values(&dy)), out), right, depth: n, level, in_f16: false }],
-            rank,
-            Begin::Zero,
-            &mut db,
-        );
+        multiply(&[plain(Operand::terms(Stored::F32(&du), rank), terms(&x, input), n, false)], input, None, &mut da);
+        multiply(&[plain(terms(&dy, out), Operand::terms(Stored::F32(&u), rank), n, false)], rank, None, &mut db);
         (tensor(da, [rank, input]), tensor(db, [out, rank]))
     }
 

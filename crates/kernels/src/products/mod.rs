@@ -19,12 +19,12 @@ mod portable;
 mod tests;
 mod weight;
 
-use burn::backend::tensor::FloatTensor;
+use burn::backend::tensor::FloatTensor as Float;
 use burn::backend::{Dispatch, backend_extension};
 use burn::tensor::{DType, Device, Tensor};
 
 pub(crate) use multiply::multiply;
-pub(crate) use operand::{Begin, Operand, Stored, Term};
+pub(crate) use operand::{Operand, Stored, Term};
 pub use packed::{Coding, Form};
 pub use weight::{Blocks, StoredWeight, Weight};
 
@@ -38,62 +38,56 @@ use crate::operands::Bias;
 pub trait ProductOps: MatrixOps {
     /// `y = x Wᵀ + b`.
     fn linear_forward(
-        x: FloatTensor<Self>,
+        x: Float<Self>,
         #[extension_type] weight: StoredWeight<Self>,
         #[extension_type] bias: Bias<Self>,
         precision: Precision,
-    ) -> FloatTensor<Self> {
+    ) -> Float<Self> {
         portable::linear::<Self>(x, weight, bias.into_option(), precision)
     }
 
     /// Its gradient for x: `dy W`.
-    fn linear_data_grad(dy: FloatTensor<Self>, #[extension_type] weight: StoredWeight<Self>, precision: Precision) -> FloatTensor<Self> {
+    fn linear_data_grad(dy: Float<Self>, #[extension_type] weight: StoredWeight<Self>, precision: Precision) -> Float<Self> {
         portable::linear_data_grad::<Self>(dy, weight, precision)
     }
 
     /// Its gradient for W, `[out, in]`: `dyᵀ x`.
-    fn linear_weight_grad(x: FloatTensor<Self>, dy: FloatTensor<Self>) -> FloatTensor<Self> {
+    fn linear_weight_grad(x: Float<Self>, dy: Float<Self>) -> Float<Self> {
         portable::linear_weight_grad::<Self>(x, dy)
     }
 
     /// `y = x Wᵀ + b + s (x Aᵀ) Bᵀ`.
     fn lora_linear(
-        x: FloatTensor<Self>,
+        x: Float<Self>,
         #[extension_type] weight: StoredWeight<Self>,
         #[extension_type] bias: Bias<Self>,
-        a: FloatTensor<Self>,
-        b: FloatTensor<Self>,
+        a: Float<Self>,
+        b: Float<Self>,
         scaling: f64,
         precision: Precision,
-    ) -> FloatTensor<Self> {
+    ) -> Float<Self> {
         portable::lora_linear::<Self>(x, weight, bias.into_option(), a, b, scaling, precision)
     }
 
     /// Its gradient for x: `dy W + s (dy B) A`.
     fn lora_data_grad(
-        dy: FloatTensor<Self>,
+        dy: Float<Self>,
         #[extension_type] weight: StoredWeight<Self>,
-        a: FloatTensor<Self>,
-        b: FloatTensor<Self>,
+        a: Float<Self>,
+        b: Float<Self>,
         scaling: f64,
         precision: Precision,
-    ) -> FloatTensor<Self> {
+    ) -> Float<Self> {
         portable::lora_data_grad::<Self>(dy, weight, a, b, scaling, precision)
     }
 
     /// Its gradients for A and B: `s (dy B)ᵀ x` and `s dyᵀ (x Aᵀ)`.
-    fn lora_grads(
-        x: FloatTensor<Self>,
-        dy: FloatTensor<Self>,
-        a: FloatTensor<Self>,
-        b: FloatTensor<Self>,
-        scaling: f64,
-    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+    fn lora_grads(x: Float<Self>, dy: Float<Self>, a: Float<Self>, b: Float<Self>, scaling: f64) -> (Float<Self>, Float<Self>) {
         portable::lora_grads::<Self>(x, dy, a, b, scaling)
     }
 
     /// A weight's values in f32, `[out, in]`.
-    fn dense_weight(#[extension_type] weight: StoredWeight<Self>) -> FloatTensor<Self> {
+    fn dense_weight(#[extension_type] weight: StoredWeight<Self>) -> Float<Self> {
         portable::dense::<Self>(weight, DType::F32)
     }
 }

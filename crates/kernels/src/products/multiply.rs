@@ -12,7 +12,7 @@ use std::ops::Range;
 use rayon::prelude::*;
 
 use super::dots;
-use super::operand::{Begin, Term, round_to_f16};
+use super::operand::{Term, round_to_f16};
 use crate::cpu::machine::machine;
 use crate::cpu::scratch;
 use crate::cpu::simd::{self, Form, PanelTile, Simd, Task};
@@ -25,10 +25,10 @@ const TILES: usize = 16;
 /// Fewest rows of a task that packs columns of its own.
 const FEWEST: usize = 64;
 
-/// `out [rows, columns] = begin + Σ left right`, `out` by rows.
+/// `out [rows, columns] = begin + Σ left right`, `out` by rows. It begins with one value for each column, or with nothing: all of it is overwritten.
 ///
 /// Panics if a length does not fit.
-pub(crate) fn multiply(terms: &[Term<'_>], columns: usize, begin: Begin<'_>, out: &mut [f32]) {
+pub(crate) fn multiply(terms: &[Term<'_>], columns: usize, begin: Option<&[f32]>, out: &mut [f32]) {
     if out.is_empty() {
         return;
     }
@@ -38,7 +38,7 @@ pub(crate) fn multiply(terms: &[Term<'_>], columns: usize, begin: Begin<'_>, out
         term.left.check(rows, term.depth);
         term.right.check(columns, term.depth);
     }
-    if let Begin::Row(row) = begin {
+    if let Some(row) = begin {
         assert_eq!(row.len(), columns, "length of the row that a product is added to");
     }
     if dots::applies(terms, rows) {
@@ -115,11 +115,11 @@ struct Part<'a> {
 }
 
 impl Part<'_> {
-    fn run(mut self, terms: &[Term<'_>], begin: Begin<'_>) {
+    fn run(mut self, terms: &[Term<'_>], begin: Option<&[f32]>) {
         let mut accumulate = true;
         match begin {
-            Begin::Row(row) => self.out.iter_mut().for_each(|out| out.copy_from_slice(&row[self.columns.clone()])),
-            Begin::Zero => accumulate = false,
+            Some(row) => self.out.iter_mut().for_each(|out| out.copy_from_slice(&row[self.columns.clone()])),
+            None => accumulate = false,
         }
         for term in terms.iter().filter(|term| term.depth > 0) {
             simd::run(term.level, Share { part: &mut self, term, accumulate });

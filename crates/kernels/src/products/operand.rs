@@ -33,15 +33,6 @@ pub(super) fn round_to_f16(values: &mut [f32]) {
     }
 }
 
-/// What the sum is added to.
-#[derive(Clone, Copy)]
-pub(crate) enum Begin<'a> {
-    /// Nothing: what the result held is overwritten.
-    Zero,
-    /// One value for each column.
-    Row(&'a [f32]),
-}
-
 /// Values as they are stored.
 #[derive(Clone, Copy)]
 pub(crate) enum Stored<'a> {

@@ -1,7 +1,7 @@
 //! The products in Burn's own words: their definition, and the way of devices and types without a kernel.
 
-use burn::backend::tensor::{FloatTensor, IntTensor};
-use burn::backend::{Backend, Scalar, TensorMetadata};
+use burn::backend::tensor::{FloatTensor as Float, IntTensor};
+use burn::backend::{Backend, TensorMetadata};
 use burn::tensor::{DType, Shape, TensorData, try_read_sync};
 
 use super::ProductOps;
@@ -11,17 +11,18 @@ use super::weight::StoredWeight;
 use crate::cpu::Precision;
 use crate::cpu::simd;
 use crate::matrices::MatrixOps;
+use crate::portable::times;
 
-fn transposed<B: Backend>(x: FloatTensor<B>) -> FloatTensor<B> {
+fn transposed<B: Backend>(x: Float<B>) -> Float<B> {
     B::float_swap_dims(x, 0, 1)
 }
 
-fn cast<B: Backend>(x: FloatTensor<B>, dtype: DType) -> FloatTensor<B> {
+fn cast<B: Backend>(x: Float<B>, dtype: DType) -> Float<B> {
     if x.dtype() == dtype { x } else { B::float_cast(x, dtype.into()) }
 }
 
 /// A weight as a tensor of `dtype`, `[out, in]`.
-pub(super) fn dense<B: Backend>(weight: StoredWeight<B>, dtype: DType) -> FloatTensor<B> {
+pub(super) fn dense<B: Backend>(weight: StoredWeight<B>, dtype: DType) -> Float<B> {
     match weight {
         StoredWeight::Dense(weight) => cast::<B>(weight, dtype),
         StoredWeight::Blocks { codes, scales, form, shape } => cast::<B>(on_the_host::<B>(codes, scales, form, shape), dtype),
@@ -29,7 +30,7 @@ pub(super) fn dense<B: Backend>(weight: StoredWeight<B>, dtype: DType) -> FloatT
 }
 
 /// The way of blocks without a kernel, such as those of files, of which there are many kinds: decoded by the processor.
-fn on_the_host<B: Backend>(codes: IntTensor<B>, scales: FloatTensor<B>, form: Form, shape: [usize; 2]) -> FloatTensor<B> {
+fn on_the_host<B: Backend>(codes: IntTensor<B>, scales: Float<B>, form: Form, shape: [usize; 2]) -> Float<B> {
     let device = codes.device();
     let words = try_read_sync(B::int_into_data(codes)).and_then(Result::ok).and_then(|data| data.try_into_vec_as::<i32>().ok());
     let scales = try_read_sync(B::float_into_data(scales)).and_then(Result::ok).and_then(|data| data.try_into_vec_as::<f32>().ok());
@@ -40,10 +41,6 @@ fn on_the_host<B: Backend>(codes: IntTensor<B>, scales: FloatTensor<B>, form: Fo
         Stored::Packed(Packed::new(form, &bytes, &scales, shape)).decode(simd::level(), 0, &mut values);
     }
     B::float_from_data(TensorData::new(values, shape), &device)
-}
-
-fn times<B: Backend>(x: FloatTensor<B>, by: f64) -> FloatTensor<B> {
-    B::float_mul_scalar(x, Scalar::Float(by))
 }
 
 /// The type of the factors of products with a weight where the others are `dtype`. (bf16 is the processor's.)
@@ -60,7 +57,7 @@ fn of_branch(precision: Precision, dtype: DType) -> DType {
 }
 
 /// `a b` of factors in `dtype`, in the type of a.
-fn product<B: MatrixOps>(a: FloatTensor<B>, b: FloatTensor<B>, dtype: DType) -> FloatTensor<B> {
+fn product<B: MatrixOps>(a: Float<B>, b: Float<B>, dtype: DType) -> Float<B> {
     let out = a.dtype();
     let read = dtype == DType::F32 && matches!(b.dtype(), DType::F16 | DType::BF16) && B::reads_halves();
     let b = if read { b } else { cast::<B>(b, dtype) };
@@ -68,19 +65,14 @@ fn product<B: MatrixOps>(a: FloatTensor<B>, b: FloatTensor<B>, dtype: DType) -> 
 }
 
 /// A weight as a factor: as it is, or values made of its blocks.
-fn factor<B: ProductOps>(weight: StoredWeight<B>, dtype: DType) -> FloatTensor<B> {
+fn factor<B: ProductOps>(weight: StoredWeight<B>, dtype: DType) -> Float<B> {
     match weight {
         StoredWeight::Dense(weight) => weight,
         blocks @ StoredWeight::Blocks { .. } => cast::<B>(B::dense_weight(blocks), dtype),
     }
 }
 
-pub(super) fn linear<B: ProductOps>(
-    x: FloatTensor<B>,
-    weight: StoredWeight<B>,
-    bias: Option<FloatTensor<B>>,
-    precision: Precision,
-) -> FloatTensor<B> {
+pub(super) fn linear<B: ProductOps>(x: Float<B>, weight: StoredWeight<B>, bias: Option<Float<B>>, precision: Precision) -> Float<B> {
     let dtype = factors(precision, x.dtype());
     let y = product::<B>(x, transposed::<B>(factor::<B>(weight, dtype)), dtype);
     match bias {
@@ -92,24 +84,24 @@ pub(super) fn linear<B: ProductOps>(
     }
 }
 
-pub(super) fn linear_data_grad<B: ProductOps>(dy: FloatTensor<B>, weight: StoredWeight<B>, precision: Precision) -> FloatTensor<B> {
+pub(super) fn linear_data_grad<B: ProductOps>(dy: Float<B>, weight: StoredWeight<B>, precision: Precision) -> Float<B> {
     let dtype = factors(precision, dy.dtype());
     product::<B>(dy, factor::<B>(weight, dtype), dtype)
 }
 
-pub(super) fn linear_weight_grad<B: MatrixOps>(x: FloatTensor<B>, dy: FloatTensor<B>) -> FloatTensor<B> {
+pub(super) fn linear_weight_grad<B: MatrixOps>(x: Float<B>, dy: Float<B>) -> Float<B> {
     B::product(transposed::<B>(dy), x)
 }
 
 pub(super) fn lora_linear<B: ProductOps>(
-    x: FloatTensor<B>,
+    x: Float<B>,
     weight: StoredWeight<B>,
-    bias: Option<FloatTensor<B>>,
-    a: FloatTensor<B>,
-    b: FloatTensor<B>,
+    bias: Option<Float<B>>,
+    a: Float<B>,
+    b: Float<B>,
     scaling: f64,
     precision: Precision,
-) -> FloatTensor<B> {
+) -> Float<B> {
     let dtype = of_branch(precision, x.dtype());
     let inner = product::<B>(x.clone(), transposed::<B>(a), dtype);
     let branch = times::<B>(product::<B>(inner, transposed::<B>(b), dtype), scaling);
@@ -117,25 +109,19 @@ pub(super) fn lora_linear<B: ProductOps>(
 }
 
 pub(super) fn lora_data_grad<B: ProductOps>(
-    dy: FloatTensor<B>,
+    dy: Float<B>,
     weight: StoredWeight<B>,
-    a: FloatTensor<B>,
-    b: FloatTensor<B>,
+    a: Float<B>,
+    b: Float<B>,
     scaling: f64,
     precision: Precision,
-) -> FloatTensor<B> {
+) -> Float<B> {
     let dtype = of_branch(precision, dy.dtype());
     let inner = times::<B>(product::<B>(dy.clone(), b, dtype), scaling);
     B::float_add(linear_data_grad::<B>(dy, weight, precision), product::<B>(inner, a, dtype))
 }
 
-pub(super) fn lora_grads<B: MatrixOps>(
-    x: FloatTensor<B>,
-    dy: FloatTensor<B>,
-    a: FloatTensor<B>,
-    b: FloatTensor<B>,
-    scaling: f64,
-) -> (FloatTensor<B>, FloatTensor<B>) {
+pub(super) fn lora_grads<B: MatrixOps>(x: Float<B>, dy: Float<B>, a: Float<B>, b: Float<B>, scaling: f64) -> (Float<B>, Float<B>) {
     let above = times::<B>(B::product(dy.clone(), b), scaling);
     let inner = times::<B>(B::product(x.clone(), transposed::<B>(a)), scaling);
     (B::product(transposed::<B>(above), x), B::product(transposed::<B>(dy), inner))

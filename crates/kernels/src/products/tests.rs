@@ -5,7 +5,7 @@ use half::{bf16, f16};
 use proptest::prelude::*;
 
 use super::multiply::{BLOCK, Division};
-use super::{Begin, LowRank, Operand, Stored, Term, linear, lora_linear, multiply};
+use super::{LowRank, Operand, Stored, Term, linear, lora_linear, multiply};
 use crate::cpu::Precision;
 use crate::cpu::reference::{greatest, noise};
 use crate::cpu::simd::{Level, with_level};
@@ -71,7 +71,7 @@ proptest! {
             let right = if transposed { Operand::lines(stored, depth) } else { Operand::terms(stored, columns) };
             let row = noise(4, columns);
             let mut out = vec![f32::NAN; rows * columns];
-            let begins = [Begin::Zero, Begin::Row(&row)][begin];
+            let begins = [None, Some(&row[..])][begin];
             with_level(if rounded { Level::Avx512 } else { level }, || multiply(&[Term { left, right, depth, level, in_f16 }], columns, begins, &mut out));
             let error = out.iter().enumerate().map(|(at, &got)| {
                 let (i, j) = (at / columns, at % columns);
@@ -99,13 +99,14 @@ fn sums_of_products_are_one_product() {
             level,
             in_f16: false,
         };
-        let run = |terms: &[Term<'_>], begin: Begin<'_>, out: &mut Vec<f32>| with_level(level, || multiply(terms, columns, begin, out));
+        let run =
+            |terms: &[Term<'_>], begin: Option<&[f32]>, out: &mut Vec<f32>| with_level(level, || multiply(terms, columns, begin, out));
         let [mut at_once, mut first, mut second] = [(); 3].map(|()| vec![f32::NAN; rows * columns]);
-        run(&[term(0), term(1), term(2)], Begin::Zero, &mut at_once);
-        run(&[term(0)], Begin::Zero, &mut first);
-        run(&[term(1)], Begin::Zero, &mut second);
+        run(&[term(0), term(1), term(2)], None, &mut at_once);
+        run(&[term(0)], None, &mut first);
+        run(&[term(1)], None, &mut second);
         assert_eq!(at_once, first.iter().zip(&second).map(|(a, b)| a + b).collect::<Vec<_>>());
-        run(&[term(2)], Begin::Zero, &mut at_once);
+        run(&[term(2)], None, &mut at_once);
         assert!(at_once.iter().all(|&v| v == 0.0), "a sum of nothing");
     }
 }
@@ -122,7 +123,7 @@ fn long_sums_are_accurate() {
         let mut out = [0.0];
         let term =
             Term { left: Operand::lines(Stored::F32(&a), depth), right: Operand::terms(Stored::F32(&b), 1), depth, level, in_f16: false };
-        with_level(level, || multiply(&[term], 1, Begin::Zero, &mut out));
+        with_level(level, || multiply(&[term], 1, None, &mut out));
         assert!((f64::from(out[0]) / exact - 1.0).abs() < 2e-6, "{level:?}: {} {exact}", out[0]);
     }
 }
@@ -143,7 +144,7 @@ fn any_number_of_threads_gives_the_same_bits() {
             level,
             in_f16: false,
         };
-        pool.install(|| multiply(&[term], columns, Begin::Zero, &mut out));
+        pool.install(|| multiply(&[term], columns, None, &mut out));
         out.iter().map(|v| v.to_bits()).collect::<Vec<_>>()
     };
     let one = on(1);

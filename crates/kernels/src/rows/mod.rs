@@ -7,7 +7,7 @@ mod portable;
 #[cfg(test)]
 mod tests;
 
-use burn::backend::tensor::{FloatTensor, IntTensor};
+use burn::backend::tensor::{FloatTensor as Float, IntTensor};
 use burn::backend::{Backend, Dispatch, backend_extension};
 use burn::tensor::{Int, Tensor};
 
@@ -20,12 +20,12 @@ pub(crate) use flex::ids;
 pub trait RowOps: Backend {
     /// `-log softmax(x)[target]` of each row, `[N]`, and its gradient `softmax(x) - onehot(target)`, `[N, V]`, in x's memory if nobody else
     /// holds it. Logits `[N, V]`, targets `[N]` in 0..V.
-    fn cross_entropy(logits: FloatTensor<Self>, targets: IntTensor<Self>) -> (FloatTensor<Self>, FloatTensor<Self>) {
+    fn cross_entropy(logits: Float<Self>, targets: IntTensor<Self>) -> (Float<Self>, Float<Self>) {
         portable::cross_entropy::<Self>(logits, targets)
     }
 
     /// The first of the two alone, whose bits it has; what x's memory holds then is nothing of use.
-    fn cross_entropy_loss(logits: FloatTensor<Self>, targets: IntTensor<Self>) -> FloatTensor<Self> {
+    fn cross_entropy_loss(logits: Float<Self>, targets: IntTensor<Self>) -> Float<Self> {
         Self::cross_entropy(logits, targets).0
     }
 }

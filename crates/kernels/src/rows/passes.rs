@@ -1,6 +1,6 @@
 //! The inner loops, each over one row.
 
-use crate::cpu::simd::{MAX_LANES, Simd, Task};
+use crate::cpu::simd::{Simd, Task};
 
 /// Vectors summed in f32 before the f64 total takes over.
 const RUN: usize = 64;
@@ -32,9 +32,7 @@ impl Task for SoftmaxRow<'_> {
                     sum += part.iter().map(|&v| f64::from(v)).sum::<f64>();
                 }
             }
-            let mut out = [0.0; MAX_LANES];
-            simd.store_part(lanes, &mut out, S::LANES);
-            sum += out[..S::LANES].iter().map(|&v| f64::from(v)).sum::<f64>();
+            sum += simd.total(lanes, S::LANES);
         }
         let scale = simd.splat((1.0 / sum) as f32);
         for part in self.row.chunks_mut(S::LANES).take(if self.scaled { usize::MAX } else { 0 }) {

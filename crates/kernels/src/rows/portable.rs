@@ -1,11 +1,11 @@
 //! The row operations in Burn's own words.
 
-use burn::backend::tensor::{FloatTensor, IntTensor};
+use burn::backend::tensor::{FloatTensor as Float, IntTensor};
 use burn::backend::{Backend, Scalar, TensorMetadata};
 use burn::tensor::{IndexingUpdateOp, Shape};
 
 /// [`RowOps::cross_entropy`](super::RowOps::cross_entropy)
-pub(crate) fn cross_entropy<B: Backend>(logits: FloatTensor<B>, targets: IntTensor<B>) -> (FloatTensor<B>, FloatTensor<B>) {
+pub(crate) fn cross_entropy<B: Backend>(logits: Float<B>, targets: IntTensor<B>) -> (Float<B>, Float<B>) {
     let n = logits.shape()[0];
     let targets = B::int_reshape(targets, Shape::new([n, 1]));
     let centred = B::float_sub(logits.clone(), B::float_max_dim(logits, 1));

@@ -16,9 +16,7 @@ const CHUNK: usize = 16 * 1024;
 
 impl UpdateOps for Flex {
     fn sgd_step(weight: FlexTensor, grad: FlexTensor, buffer: FlexTensor, step: Sgd) -> (FlexTensor, FlexTensor) {
-        if !all_f32([&weight, &grad, &buffer]) {
-            return portable::sgd_step::<Self>(weight, grad, buffer, step);
-        }
+        let true = all_f32([&weight, &grad, &buffer]) else { return portable::sgd_step::<Self>(weight, grad, buffer, step) };
         let [mut weight, mut buffer] = [weight, buffer].map(|t| owned(contiguous(t)));
         let grad = contiguous(grad);
         let (lr, momentum, decay) = (step.lr as f32, step.momentum as f32, step.decay as f32);
@@ -66,9 +64,7 @@ impl UpdateOps for Flex {
     }
 
     fn blend(old: FlexTensor, new: FlexTensor, a: f64, b: f64) -> FlexTensor {
-        if !all_f32([&old, &new]) {
-            return portable::blend::<Self>(old, new, a, b);
-        }
+        let true = all_f32([&old, &new]) else { return portable::blend::<Self>(old, new, a, b) };
         let (mut old, new) = (owned(contiguous(old)), contiguous(new));
         let (a, b) = (a as f32, b as f32);
         old.par_chunks_mut(CHUNK).zip(values(&new).par_chunks(CHUNK)).for_each(|(old, new)| {
@@ -81,9 +77,7 @@ impl UpdateOps for Flex {
     }
 
     fn sum_of_squares(arenas: Parts<Self>, segments: Segments) -> FlexTensor {
-        if !all_f32(&arenas.0) {
-            return portable::sum_of_squares::<Self>(arenas, &segments);
-        }
+        let true = all_f32(&arenas.0) else { return portable::sum_of_squares::<Self>(arenas, &segments) };
         let arenas: Vec<FlexTensor> = arenas.0.into_iter().map(contiguous).collect();
         let of = |(arena, range): &(usize, Range<usize>)| values(&arenas[*arena])[range.clone()].chunks(CHUNK);
         let chunks: Vec<&[f32]> = segments.0.iter().flat_map(of).collect();
@@ -96,9 +90,7 @@ impl UpdateOps for Flex {
     }
 
     fn clip_to_norm(x: FlexTensor, sum: FlexTensor, most: f64) -> FlexTensor {
-        if !all_f32([&x, &sum]) {
-            return portable::clip_to_norm::<Self>(x, sum, most);
-        }
+        let true = all_f32([&x, &sum]) else { return portable::clip_to_norm::<Self>(x, sum, most) };
         let norm = values(&contiguous(sum)).iter().map(|&sum| f64::from(sum)).sum::<f64>().sqrt();
         let factor = most / (norm + 1e-6);
         if factor < 1.0 { Self::float_mul_scalar(x, Scalar::Float(factor)) } else { x }

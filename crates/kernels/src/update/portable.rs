@@ -2,23 +2,15 @@
 
 use std::ops::Range;
 
-use burn::backend::tensor::FloatTensor;
+use burn::backend::tensor::FloatTensor as Float;
 use burn::backend::{Backend, Scalar, TensorMetadata};
 use burn::tensor::{FloatDType, Slice};
 
 use super::rules::{Adam, Segments, Sgd};
 use crate::planes::Parts;
+use crate::portable::times;
 
-fn times<B: Backend>(x: FloatTensor<B>, by: f64) -> FloatTensor<B> {
-    B::float_mul_scalar(x, Scalar::Float(by))
-}
-
-pub(super) fn sgd_step<B: Backend>(
-    weight: FloatTensor<B>,
-    grad: FloatTensor<B>,
-    buffer: FloatTensor<B>,
-    step: Sgd,
-) -> (FloatTensor<B>, FloatTensor<B>) {
+pub(super) fn sgd_step<B: Backend>(weight: Float<B>, grad: Float<B>, buffer: Float<B>, step: Sgd) -> (Float<B>, Float<B>) {
     let grad = B::float_add(grad, times::<B>(weight.clone(), step.decay));
     let buffer = B::float_add(times::<B>(buffer, step.momentum), grad.clone());
     let ahead = B::float_add(grad, times::<B>(buffer.clone(), step.momentum));
@@ -26,12 +18,12 @@ pub(super) fn sgd_step<B: Backend>(
 }
 
 pub(super) fn adam_step<B: Backend>(
-    weight: FloatTensor<B>,
-    grad: FloatTensor<B>,
-    first: FloatTensor<B>,
-    second: FloatTensor<B>,
+    weight: Float<B>,
+    grad: Float<B>,
+    first: Float<B>,
+    second: Float<B>,
     step: Adam,
-) -> (FloatTensor<B>, FloatTensor<B>, FloatTensor<B>) {
+) -> (Float<B>, Float<B>, Float<B>) {
     let weight = times::<B>(weight, step.keep);
     let grad = B::float_add(grad, times::<B>(weight.clone(), step.decay));
     let first = blend::<B>(first, grad.clone(), step.beta1, 1.0 - step.beta1);
@@ -41,11 +33,11 @@ pub(super) fn adam_step<B: Backend>(
     (B::float_sub(weight, times::<B>(moved, step.rate)), first, second)
 }
 
-pub(super) fn blend<B: Backend>(old: FloatTensor<B>, new: FloatTensor<B>, a: f64, b: f64) -> FloatTensor<B> {
+pub(super) fn blend<B: Backend>(old: Float<B>, new: Float<B>, a: f64, b: f64) -> Float<B> {
     B::float_add(times::<B>(old, a), times::<B>(new, b))
 }
 
-pub(super) fn sum_of_squares<B: Backend>(arenas: Parts<B>, segments: &Segments) -> FloatTensor<B> {
+pub(super) fn sum_of_squares<B: Backend>(arenas: Parts<B>, segments: &Segments) -> Float<B> {
     let of = |(arena, range): &(usize, Range<usize>)| {
         let x = B::float_slice(arenas.0[*arena].clone(), &[Slice::from(range.clone())]);
         B::float_cast(B::float_sum(B::float_mul(x.clone(), x)), FloatDType::F32)
@@ -53,9 +45,9 @@ pub(super) fn sum_of_squares<B: Backend>(arenas: Parts<B>, segments: &Segments) 
     B::float_sum(B::float_cat(segments.0.iter().map(of).collect(), 0))
 }
 
-pub(super) fn clip_to_norm<B: Backend>(x: FloatTensor<B>, squares: FloatTensor<B>, most: f64) -> FloatTensor<B> {
+pub(super) fn clip_to_norm<B: Backend>(x: Float<B>, squares: Float<B>, most: f64) -> Float<B> {
     let norm = B::float_add_scalar(B::float_sqrt(squares), Scalar::Float(1e-6));
-    let factor = B::float_clamp_max(B::float_mul_scalar(B::float_recip(norm), Scalar::Float(most)), Scalar::Float(1.0));
+    let factor = B::float_clamp_max(times::<B>(B::float_recip(norm), most), Scalar::Float(1.0));
     let dtype: FloatDType = x.dtype().into();
     B::float_mul(x, B::float_cast(factor, dtype))
 }

@@ -14,11 +14,11 @@ fn host(t: Tensor<1>) -> Vec<f32> {
     t.try_to_vec_as().unwrap()
 }
 
-fn primitive(t: Tensor<1>) -> FloatTensor<Flex> {
+fn primitive(t: Tensor<1>) -> Float<Flex> {
     burn_flex::FlexTensor::from_data(t.into_data())
 }
 
-fn values(t: &FloatTensor<Flex>) -> Vec<f32> {
+fn values(t: &Float<Flex>) -> Vec<f32> {
     t.as_slice::<f32>().unwrap().to_vec()
 }
 

@@ -212,7 +212,7 @@ fn launches_our_kernels() {
         "products_kernel",
         "masked_softmax_grad_kernel",
     ];
-    assert_ours(&launched, &[&once.map(|name| (name, 1))[..], &[("squares_kernel", 1), ("rotate_kernel", 2)]].concat());
+    assert_ours(&launched, &[&once.map(|name| (name, 1))[..], &[("row_squares_kernel", 1), ("rotate_kernel", 2)]].concat());
 }
 
 /// Scores that nobody else holds become their softmax where they are.

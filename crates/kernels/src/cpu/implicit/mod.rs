@@ -11,22 +11,14 @@ mod tests;
 
 use super::Precision;
 use super::shape::{ConvShape, Epilogue};
-use super::simd::{self, Level};
+use super::simd;
 use pack::Weights;
 use product::{Phase, Product};
 use view::{Source, Tap, forward_taps};
 
-/// The calling thread's level for products of this precision.
-fn level(precision: Precision) -> Level {
-    match precision {
-        Precision::F32 | Precision::F16 | Precision::PureF16 => simd::level(),
-        Precision::Bf16 => simd::level().in_bf16(),
-    }
-}
-
 /// See [`super::forward`].
 pub fn forward(shape: &ConvShape, precision: Precision, x: &[f32], w: &[f32], epilogue: Epilogue<'_>, out: &mut [f32]) {
-    product::multiply(level(precision), &forward_product(shape, w, epilogue), x, out);
+    product::multiply(simd::level().of(precision), &forward_product(shape, w, epilogue), x, out);
 }
 
 fn forward_product<'a>(shape: &ConvShape, w: &'a [f32], epilogue: Epilogue<'a>) -> Product<'a> {
@@ -72,7 +64,7 @@ pub fn data_grad(shape: &ConvShape, precision: Precision, dy: &[f32], w: &[f32],
         width: shape.width,
         epilogue: Epilogue::default(),
     };
-    product::multiply(level(precision), &product, dy, dx);
+    product::multiply(simd::level().of(precision), &product, dy, dx);
 }
 
 /// Whether anything but f32 can make the gradient of the weights faster.
@@ -86,7 +78,7 @@ fn weight_grad_pays(shape: &ConvShape) -> bool {
 
 /// See [`super::weight_grad`].
 pub fn weight_grad(shape: &ConvShape, precision: Precision, x: &[f32], dy: &[f32], dw: &mut [f32]) {
-    let level = level(if weight_grad_pays(shape) { precision } else { Precision::F32 });
+    let level = simd::level().of(if weight_grad_pays(shape) { precision } else { Precision::F32 });
     weight_grad::weight_grad(level, shape, x, dy, dw);
 }
 

@@ -2,7 +2,7 @@
 
 use super::super::reference::{Case, any_geometry, noise, shapes, widen};
 use super::super::simd::{self, Level};
-use super::super::{Algorithm, ConvShape, Epilogue, Precision, data_grad, forward, weight_grad};
+use super::super::{ConvShape, Epilogue, Lowering, Precision, data_grad, forward, weight_grad};
 use super::weight_grad_pays;
 use proptest::prelude::*;
 
@@ -27,15 +27,15 @@ fn check(s: &ConvShape, silu: bool) -> Result<(), TestCaseError> {
             assert!(a.iter().zip(&b).all(|(a, b)| a.to_bits() == b.to_bits()), "{level:?} {s:?}: not repeatable");
             a
         };
-        let forward = |epilogue, out: &mut [f32]| forward(s, Algorithm::Implicit, precision, x, w, epilogue, out);
+        let forward = |epilogue, out: &mut [f32]| forward(s, Lowering::Implicit, precision, x, w, epilogue, out);
         let k = s.kernel[0] * s.kernel[1];
         let e = y.error(&run(&|out| forward(Epilogue::default(), out), dy.len()));
         prop_assert!(e <= limit(k * s.in_channels), "forward {level:?} {precision:?} {s:?}: {e}");
         let e = y.finish(s, &widen(bias), silu).error(&run(&|out| forward(Epilogue { bias: Some(bias), silu }, out), dy.len()));
         prop_assert!(e <= limit(k * s.in_channels), "epilogue {level:?} {precision:?} {s:?}: {e}");
-        let e = dx.error(&run(&|out| data_grad(s, Algorithm::Implicit, precision, dy, w, out), x.len()));
+        let e = dx.error(&run(&|out| data_grad(s, Lowering::Implicit, precision, dy, w, out), x.len()));
         prop_assert!(e <= limit(k * s.out_channels), "data_grad {level:?} {precision:?} {s:?}: {e}");
-        let e = dw.error(&run(&|out| weight_grad(s, Algorithm::Implicit, precision, x, dy, out), w.len()));
+        let e = dw.error(&run(&|out| weight_grad(s, Lowering::Implicit, precision, x, dy, out), w.len()));
         prop_assert!(e <= limit(s.batch * s.out_height() * s.out_width()), "weight_grad {level:?} {precision:?} {s:?}: {e}");
     }
     Ok(())
@@ -70,8 +70,8 @@ fn long_sums() {
         let [y, _, dw] = case.reference();
         let Case { x, w, dy, .. } = &case;
         for level in Level::all() {
-            let forward = |out: &mut [f32]| forward(&s, Algorithm::Implicit, Precision::F32, x, w, Epilogue::default(), out);
-            let weight_grad = |out: &mut [f32]| weight_grad(&s, Algorithm::Implicit, Precision::F32, x, dy, out);
+            let forward = |out: &mut [f32]| forward(&s, Lowering::Implicit, Precision::F32, x, w, Epilogue::default(), out);
+            let weight_grad = |out: &mut [f32]| weight_grad(&s, Lowering::Implicit, Precision::F32, x, dy, out);
             let errors = [y.error(&run(level, dy.len(), &forward)), dw.error(&run(level, w.len(), &weight_grad))];
             assert!(errors[0] <= of_output && errors[1] <= of_weights, "{level:?}, mean {mean}, {s:?}: {errors:?}");
         }

@@ -161,18 +161,9 @@ impl Task for Part<'_, '_> {
                     for (ahead, share) in ahead.iter_mut().zip(shares) {
                         ahead.advance(s, share);
                     }
-                    let b = &b[from * group..][..length * group];
+                    let (a, b) = (&source[from..], &b[from * group..][..length * group]);
                     for (rows, c) in rows.chunks(tile_rows).zip(sums.chunks_mut(tile_rows * group)) {
-                        s.reduce_tile(ReduceTile {
-                            a: &source[from..],
-                            rows,
-                            b,
-                            ldb: group,
-                            length,
-                            c,
-                            ldc: group,
-                            vectors: group / S::LANES,
-                        });
+                        s.reduce_tile(ReduceTile { a, rows, b, ldb: group, length, c, ldc: group, vectors: group / S::LANES });
                     }
                 }
             }

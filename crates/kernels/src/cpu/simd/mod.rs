@@ -11,7 +11,7 @@
 //! once before their loops. Only the x86 modules contain `unsafe`.
 //!
 //! The operands of the micro-kernels are *cells* of 32 bits, each of [`Simd::TERMS`] consecutive terms of the sum: one f32, or at
-//! [`Level::Avx512Bf16`] two bf16. [`Simd::cell`] makes them; nothing else about a kernel depends on it.
+//! [`Level::Avx512Bf16`] and [`Level::Amx`] two bf16. [`Simd::cell`] makes them; nothing else about a kernel depends on it.
 
 #[cfg(target_arch = "x86_64")]
 #[allow(unsafe_code)]
@@ -34,6 +34,7 @@ mod tests;
 use std::cell::Cell;
 use std::sync::OnceLock;
 
+use crate::policy::Precision;
 pub use set::{MAX_LANES, Offsets, PanelTile, ReduceTile, Simd, Task, Tile};
 
 /// The sizes of an instruction set, for code that divides work before it runs in one.
@@ -124,6 +125,11 @@ impl Level {
     pub fn in_bf16(self) -> Level {
         let better = [Level::Amx, Level::Avx512Bf16].into_iter().find(|level| level.available());
         if self == Level::Avx512 { better.unwrap_or(self) } else { self }
+    }
+
+    /// This level for products of such a precision.
+    pub fn of(self, precision: Precision) -> Level {
+        if precision == Precision::Bf16 { self.in_bf16() } else { self }
     }
 }
 

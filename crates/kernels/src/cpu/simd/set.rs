@@ -1,4 +1,4 @@
-//! One instruction set, as kernels see it: its vectors, its two micro-kernels and their arguments.
+//! One instruction set, as kernels see it: its vectors, its three micro-kernels and their arguments.
 
 use half::bf16;
 
@@ -202,6 +202,17 @@ pub trait Simd: Copy + Send + Sync + 'static {
     fn store(self, v: Self::V, dst: &mut [f32]);
     /// Writes the first `n <= LANES` values of `dst`.
     fn store_part(self, v: Self::V, dst: &mut [f32], n: usize);
+    /// The sum of the first `n` lanes, one after the other.
+    #[inline(always)]
+    fn total(self, v: Self::V, n: usize) -> f64 {
+        let mut lanes = [0.0; MAX_LANES];
+        self.store_part(v, &mut lanes, n);
+        let mut sum = 0.0;
+        for &lane in &lanes[..n] {
+            sum += f64::from(lane);
+        }
+        sum
+    }
 
     /// `a + b`.
     fn add(self, a: Self::V, b: Self::V) -> Self::V;

@@ -1,7 +1,7 @@
 //! Forward pass and gradient of the input: how the work is cut up.
 //!
 //! The rows of tiles, numbered through the batch, form groups. With many tiles a task is a group: it transforms all its input channels,
-//! then for up to three vectors of output channels at a time multiplies and transforms back, in buffers small enough for the second-level
+//! then for up to two vectors of output channels at a time multiplies and transforms back, in buffers small enough for the second-level
 //! cache. With few tiles (deep layers, single images) groups would be too small to pay for reading all the filters, or there would be
 //! fewer groups than threads: then all tasks first transform blocks of input channels of a shared buffer, and then each multiplies for
 //! some of the output channels. Either way the arithmetic of an output does not depend on the division.
@@ -24,11 +24,8 @@ use super::tiling::{Layout, POINTS, Tiling, pairs, split};
 /// Fewer tiles than this per thread are shared among the threads.
 const FEW_TILES: usize = 128;
 
-/// Convolves `x` with `filters`; writes all of `out`.
+/// Convolves `x` with `filters`; writes all of `out`, of which there is some.
 pub fn convolve(tiling: &Tiling, filters: Filters<'_>, x: &[f32], epilogue: Epilogue<'_>, out: &mut [f32]) {
-    if out.is_empty() {
-        return;
-    }
     let level = simd::level();
     let lanes = level.form().lanes;
     let threads = rayon::current_num_threads();

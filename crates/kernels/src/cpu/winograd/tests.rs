@@ -4,9 +4,9 @@ use proptest::prelude::*;
 
 use super::super::reference::{Case, shapes, widen};
 use super::super::simd::{Level, Simd, Task, run, with_level};
-use super::super::{ConvShape, Epilogue};
+use super::super::{ConvShape, Epilogue, Lowering, Precision, data_grad, forward, weight_grad};
 use super::tiling::{Layout, Tiling, applies};
-use super::{data_grad, forward, transform, weight_grad};
+use super::transform;
 
 /// A shape with 3x3 kernels of stride 1.
 fn conv(batch: usize, in_channels: usize, out_channels: usize, [height, width]: [usize; 2], padding: [usize; 2]) -> ConvShape {
@@ -16,9 +16,10 @@ fn conv(batch: usize, in_channels: usize, out_channels: usize, [height, width]: 
 /// The three passes by Winograd's method, into outputs full of NaN.
 fn passes(case: &Case, epilogue: Epilogue<'_>) -> [Vec<f32>; 3] {
     let [mut y, mut dx, mut dw] = [&case.dy, &case.x, &case.w].map(|t| vec![f32::NAN; t.len()]);
-    forward(&case.shape, &case.x, &case.w, epilogue, &mut y);
-    data_grad(&case.shape, &case.dy, &case.w, &mut dx);
-    weight_grad(&case.shape, &case.x, &case.dy, &mut dw);
+    let (lowering, precision) = (Lowering::Winograd, Precision::F32);
+    forward(&case.shape, lowering, precision, &case.x, &case.w, epilogue, &mut y);
+    data_grad(&case.shape, lowering, precision, &case.dy, &case.w, &mut dx);
+    weight_grad(&case.shape, lowering, precision, &case.x, &case.dy, &mut dw);
     [y, dx, dw]
 }
 

@@ -25,14 +25,8 @@ use super::tiling::{Layout, POINTS, Tiling, pairs, split};
 /// With fewer tiles than this per thread, the channels are divided rather than the tiles.
 const FEW_TILES: usize = 64;
 
-/// Writes all of `dw`.
+/// Writes all of `dw`. There is some of `dy`.
 pub fn weight_grad(tiling: &Tiling, x: &[f32], dy: &[f32], dw: &mut [f32]) {
-    if dy.is_empty() {
-        dw.fill(0.0);
-    }
-    if dw.is_empty() || dy.is_empty() {
-        return;
-    }
     let level = simd::level();
     let lanes = level.form().lanes;
     let threads = rayon::current_num_threads();
@@ -99,14 +93,12 @@ struct Pair<'a> {
     rows: Vec<&'a mut [f32]>,
 }
 
-impl Pair<'_> {
+impl<'a> Pair<'a> {
     /// Floats of the pair's sums, `[vector][point][ci][LANES]`.
     fn sums_len(&self, lanes: usize) -> usize {
         (self.vectors.1 - self.vectors.0) * sums_layout(self.blocks, lanes).block()
     }
-}
 
-impl<'a> Pair<'a> {
     /// What remains to be done with the sums: a task for each vector of output channels and block of input channels.
     fn gradients<'b>(self, sums: &[&'b [f32]], lanes: usize) -> Vec<Gradient<'b, 'a>> {
         let layout = sums_layout(self.blocks, lanes);

@@ -43,6 +43,8 @@ pub mod update;
 use burn::backend::Dispatch;
 use burn::tensor::Tensor;
 
+use burn::tensor::Device;
+
 pub use arena::{Places, arena, arena_parts};
 pub use attention::attention;
 pub use buffers::next_batch;

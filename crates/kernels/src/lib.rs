@@ -41,9 +41,7 @@ mod steps;
 pub mod update;
 
 use burn::backend::Dispatch;
-use burn::tensor::Tensor;
-
-use burn::tensor::Device;
+use burn::tensor::{Device, Tensor};
 
 pub use arena::{Places, arena, arena_parts};
 pub use attention::attention;

@@ -1,18 +1,27 @@
-//! SIGKILL at random moments, again and again, and the end is still the same (contract P1 and P3, test T1).
+//! SIGKILL at random moments, again and again, and the end is still the same (contract P1 and P3, test T1), of a process alone and of ranks.
 //!
-//! `BELLOWS_KILLS` sets the number of trials (20 by default): 300 failures-free trials bound the failure rate at 1 %.
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
+//! `BELLOWS_KILLS` sets the number of trials (20 by default): 300 failures-free trials bound the failure rate at 1 %. `BELLOWS_RANK_KILLS` sets that of
+//! kills of ranks (12 by default).
+#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a test may panic, and tells what it did")]
 
 mod toy;
 
-use std::process::{Command, Stdio};
+use std::net::TcpListener;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use bellows_learner::rng::Rng;
-use bellows_learner::{LearnerConfig, Outcome};
-use toy::{config, data, ending, learner, no_poison};
+use bellows_learner::{Learner, LearnerConfig, Limits, OptimizerKind, Outcome, Schedule, UpdateSchedule};
+use bellows_ranks::{Tcp, listen};
+use bellows_runs::RunDir;
+use burn::tensor::Device;
+use toy::{Ending, Toy, config, data, ending, identity, learner, net, no_poison};
 
 const DIR: &str = "BELLOWS_VICTIM_DIR";
+/// Which rank of how many, and where they meet: `1/3@127.0.0.1:4711`.
+const PLACE: &str = "BELLOWS_VICTIM_PLACE";
 
 fn victim_config() -> LearnerConfig {
     // A checkpoint after every batch: most kills land in or near a save.
@@ -28,11 +37,14 @@ fn victim() {
     run.fit(&data()).unwrap();
 }
 
-fn spawn(dir: &std::path::Path) -> std::process::Child {
-    let exe = std::env::current_exe().unwrap();
-    let mut command = Command::new(exe);
-    command.args(["--exact", "victim", "--test-threads=1"]).env(DIR, dir).env("RAYON_NUM_THREADS", "1");
-    command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap()
+fn command(victim: &str, dir: &Path) -> Command {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", victim, "--test-threads=1"]).env(DIR, dir).env("RAYON_NUM_THREADS", "1").stdout(Stdio::null());
+    command
+}
+
+fn spawn(dir: &Path) -> Child {
+    command("victim", dir).stderr(Stdio::piped()).spawn().unwrap()
 }
 
 #[test]
@@ -79,4 +91,108 @@ fn killed_anywhere_it_ends_the_same() {
 fn the_uninterrupted_victim_finishes() {
     let dir = tempfile::tempdir().unwrap();
     assert_eq!(learner(dir.path(), victim_config(), no_poison).fit(&data()).unwrap(), Outcome::Finished);
+}
+
+/// Not a test of its own: one of the ranks of which one is killed. Their batches are those of two, however many there are.
+#[test]
+fn rank_victim() {
+    let (Some(dir), Ok(place)) = (std::env::var_os(DIR), std::env::var(PLACE)) else { return };
+    let (numbers, address) = place.split_once('@').unwrap();
+    let (rank, ranks) = numbers.split_once('/').map(|(rank, ranks)| (rank.parse().unwrap(), ranks.parse().unwrap())).unwrap();
+    let (patience, begun) = (Duration::from_secs(5), Instant::now());
+    let exchange = match rank {
+        0 => Tcp::host(&listen(address).unwrap(), ranks, &|| (begun.elapsed() > patience).then(|| "somebody does not come".into())),
+        _ => Tcp::join(address, rank, ranks, patience),
+    };
+    let dir = if rank == 0 { RunDir::create(dir.as_ref(), "run", true).unwrap() } else { RunDir::nowhere() };
+    let schedule = UpdateSchedule { lr: 0.05, warmup_steps: Some(2), batch: 16, accumulate: 1, ..UpdateSchedule::default() };
+    let schedule = Schedule::Updates(schedule);
+    let config = LearnerConfig { schedule, optimizer: OptimizerKind::AdamW, ema_decay: 0.0, ranks: 2, ..victim_config() };
+    let toy = Toy { per_count: true, ..Toy::default() };
+    let mut learner = Learner::new(toy, net(&Device::flex()), &Device::flex(), config, dir, identity()).unwrap();
+    learner.join(Rc::new(exchange.unwrap()), "this program", Limits::default()).unwrap();
+    learner.resume().unwrap();
+    learner.fit(&data()).unwrap();
+}
+
+/// So many ranks of a run; where they meet nobody else is.
+fn world(dir: &Path, ranks: usize) -> Vec<Child> {
+    let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let start = |rank: usize| {
+        let place = format!("{rank}/{ranks}@{address}");
+        command("rank_victim", dir).env(PLACE, place).stderr(Stdio::null()).spawn().unwrap()
+    };
+    (0..ranks).map(start).collect()
+}
+
+/// Whether all have ended well; panics if one does not end at all.
+fn all_end(ranks: &mut [Child]) -> bool {
+    let until = Instant::now() + Duration::from_secs(60);
+    while ranks.iter_mut().any(|rank| rank.try_wait().unwrap().is_none()) {
+        if Instant::now() > until {
+            ranks.iter_mut().for_each(|rank| drop(rank.kill()));
+            panic!("a rank hangs");
+        }
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    ranks.iter_mut().all(|rank| rank.wait().unwrap().success())
+}
+
+/// Steps of the checkpoints, and those that were set aside because the run had begun again.
+fn steps(dir: &Path) -> (Option<u64>, usize) {
+    let checkpoints = dir.join("run/checkpoints");
+    let names = std::fs::read_dir(checkpoints).into_iter().flatten().map(|e| e.unwrap().file_name().to_string_lossy().into_owned());
+    let aside = names.filter(|name| name.contains(".abandoned") && !name.contains("step-000000000")).count();
+    (RunDir::at(dir.join("run")).newest_step(), aside)
+}
+
+/// What does not depend on the number of ranks: counters, and rows of results but for their numbers.
+fn samples(ending: &Ending) -> (serde_json::Value, usize) {
+    let state = ending.0.iter().find(|(name, _)| name == "state").unwrap();
+    let state: serde_json::Value = serde_json::from_slice(&state.1).unwrap();
+    let counters = ["epoch", "batches", "updates"].map(|key| state[key].clone());
+    (counters.to_vec().into(), ending.1.lines().count())
+}
+
+/// A random rank of two to four is killed at a random moment; all end, none forgets an epoch, and with two ranks throughout it is the same run bit by bit,
+/// with others the same samples.
+#[test]
+fn ranks_that_are_killed_anywhere_end_the_same() {
+    let whole = tempfile::tempdir().unwrap();
+    let started = Instant::now();
+    assert!(all_end(&mut world(whole.path(), 2)));
+    let (seconds, expected) = (started.elapsed().as_secs_f64(), ending(whole.path()));
+
+    let wanted: u64 = std::env::var("BELLOWS_RANK_KILLS").ok().and_then(|n| n.parse().ok()).unwrap_or(12);
+    let (mut kills, mut runs) = (0, 0);
+    while kills < wanted {
+        let (dir, mut rng) = (tempfile::tempdir().unwrap(), Rng::new(12, "kill a rank", 0, runs));
+        let same = runs % 2 == 0;
+        for session in 0.. {
+            assert!(session < 50, "run {runs}: it makes no progress");
+            let count = if same { 2 } else { 1 + rng.below(4) as usize };
+            let (before, _) = steps(dir.path());
+            let mut ranks = world(dir.path(), count);
+            // The last chance is always given its time, so every run ends.
+            if session < 4 {
+                std::thread::sleep(Duration::from_secs_f64(rng.uniform(0.0, seconds)));
+                let unlucky = &mut ranks[rng.below(count as u64) as usize];
+                if unlucky.try_wait().unwrap().is_none() {
+                    kills += 1;
+                    unlucky.kill().unwrap();
+                }
+            }
+            let done = all_end(&mut ranks);
+            let (after, aside) = steps(dir.path());
+            assert!(after >= before && aside == 0, "run {runs}: {before:?} became {after:?}, {aside} set aside");
+            if done {
+                break;
+            }
+        }
+        let ended = ending(dir.path());
+        assert!(!same || ended == expected, "run {runs}: two ranks, killed, are another run");
+        assert_eq!(samples(&ended), samples(&expected), "run {runs}");
+        runs += 1;
+    }
+    println!("{runs} runs, {kills} kills: none hung, none diverged, none lost a checkpoint");
 }

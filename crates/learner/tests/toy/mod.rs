@@ -302,7 +302,7 @@ pub fn moved(net: Net) -> Net {
     Net { out: Linear { weight: net.out.weight.clone().map(|w| w.add_scalar(0.5).detach().require_grad()), ..net.out }, ..net }
 }
 
-fn identity() -> Identity {
+pub fn identity() -> Identity {
     Identity::default().with("model", "toy")
 }
 

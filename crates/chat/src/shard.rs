@@ -30,8 +30,9 @@ pub fn shard(splits: &Splits, out: &Path, samples: usize, progress: &mut dyn FnM
     let written = write(splits, &parts, samples, progress).and_then(|written| {
         // Nothing is read without the rows to train on, so they come last.
         for (name, _, part) in parts.iter().rev() {
-            publish(part, &out.join(name)).map_err(Fault::from)?;
+            // A rename that could not be flushed has been done all the same.
             named.push(out.join(name));
+            publish(part, &out.join(name)).map_err(Fault::from)?;
         }
         Ok(written)
     });

@@ -91,8 +91,14 @@ pub fn matches(command: Command, words: impl IntoIterator<Item = String>) -> Res
 fn one_line(error: &Error) -> String {
     let text = error.to_string();
     let lines = text.lines().map(str::trim).take_while(|line| !line.starts_with("Usage:") && !line.starts_with("For more information"));
-    let told: Vec<&str> = lines.filter(|line| !line.is_empty()).collect();
-    format!("{} (see --help)", told.join(" ").trim_start_matches("error: ").replace(" tip: ", "; "))
+    let mut told = String::new();
+    for line in lines.filter(|line| !line.is_empty()) {
+        match line.strip_prefix("tip: ") {
+            Some(tip) => told = format!("{told}; {tip}"),
+            None => told = format!("{told} {}", line.trim_start_matches("error: ")),
+        }
+    }
+    format!("{} (see --help)", told.trim_start())
 }
 
 /// The text of an [`option`].

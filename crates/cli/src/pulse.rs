@@ -35,9 +35,12 @@ impl Pulse {
         // The first step of a session is one until it is done, whatever comes between.
         let phase = if phase == Phase::Step && self.pace.is_empty() { Phase::First } else { phase };
         let turned = phase != self.phase;
-        let saved = u64::from(turned && self.phase == Phase::Save);
         self.phase = phase;
-        self.beat(turned, |beat| beat.saves += saved);
+        self.beat(turned, |beat| {
+            if turned && phase == Phase::Evaluation {
+                (beat.evaluated, beat.to_evaluate) = (0, 0);
+            }
+        });
         if let Some(fault) = &mut self.fault {
             fault.strike(phase);
         }
@@ -128,6 +131,11 @@ pub(crate) fn lost(rank: usize) {
     with(|pulse| pulse.beat(true, |beat| beat.lost = Some(rank)));
 }
 
+/// The run is over: it stands at the end of its last epoch.
+pub(crate) fn over(epochs: usize, step: u64) {
+    with(|pulse| pulse.beat(true, |beat| (beat.epoch, beat.epochs, beat.step) = (epochs, epochs, step)));
+}
+
 /// The last sign: how it ended, if that was not said before. It waits for nobody: a signal may end the process in the middle of a sign.
 pub(crate) fn end(how: &str) {
     if let Ok(mut pulse) = PULSE.try_lock()
@@ -170,6 +178,16 @@ impl Observer for Watch {
                 beat.losses.retain(|_, loss| loss.is_finite());
                 (beat.speed, beat.unit) = (report.rate(), info.unit.into());
                 beat.gauges = report.gauges.iter().map(|(name, value, _)| (name.to_string(), *value)).collect();
+            });
+        });
+    }
+
+    fn on_saved(&mut self, step: u64) {
+        let begun = self.info.as_ref().map_or(u64::MAX, |info| info.step);
+        with(|pulse| {
+            pulse.beat(true, |beat| {
+                beat.saves += 1;
+                beat.progressed |= step > begun;
             });
         });
     }

@@ -242,6 +242,10 @@ impl Run {
     /// watch.
     pub fn watch<T: Task>(&self, learner: &mut Learner<T>, device: &Selected, more: Map<String, Value>, console: impl Observer + 'static) {
         learner.observe(Watch::default());
+        let counters = &learner.state().counters;
+        if counters.done {
+            pulse::over(counters.epochs, counters.batches);
+        }
         if !self.is_first() {
             return;
         }

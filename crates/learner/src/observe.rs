@@ -111,6 +111,8 @@ pub trait Observer {
     fn on_batch(&mut self, _report: &BatchReport) {}
     /// `done` of `total` samples are evaluated.
     fn on_evaluating(&mut self, _done: usize, _total: usize) {}
+    /// The checkpoint of this step (batches since the run began) is made; every rank is told.
+    fn on_saved(&mut self, _step: u64) {}
     /// An epoch is done.
     fn on_epoch_end(&mut self, _report: &EpochReport) {}
     /// Something worth a line happened.

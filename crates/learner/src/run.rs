@@ -222,6 +222,7 @@ impl<T: Task> Run<T> {
         match (told.map_err(Unsaved::Ranks)?, failed) {
             (true, _) => {
                 self.clock.safe = Some(batches);
+                self.watchers.all(|o| o.on_saved(batches));
                 Ok(())
             }
             (false, Some(error)) => Err(Unsaved::Here(error)),

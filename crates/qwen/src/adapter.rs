@@ -82,7 +82,7 @@ impl Default for LoraConfig {
 
 /// Maps by name.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(untagged)]
+#[serde(untagged, expecting = "expected names of maps, or a pattern")]
 pub enum Targets {
     /// `all-linear`, or a regular expression for whole names.
     Pattern(String),

@@ -304,6 +304,7 @@ impl Base {
         match (place, bytes) {
             (Place::Processor, [2.0, 2.0]) => Storage::Half,
             (Place::Card, [2.0, _]) => Storage::of_bf16(place, frozen),
+            (Place::Card, [layers, _]) if frozen => Storage::Mixed { layers, rows: 4.0 },
             (Place::Card, _) | (Place::Processor, [4.0, 4.0]) => Storage::F32,
             (Place::Processor, [layers, rows]) => Storage::Mixed { layers, rows },
         }

@@ -179,7 +179,7 @@ settings! {
         /// Layers that are run again in the backward pass instead of keeping their activations: auto (as few as the memory asks for), off, or a number of them
         /// the lowest ones, never the top one; all (or true) means all of them, false means off; auto is settled when a run begins, and recorded
         gradient_checkpointing: Checkpointing = Checkpointing::Auto;
-        /// Most memory in GB (10^9 bytes) that a run may take; one that is planned to take more is refused before it begins
+        /// Most memory in GB (10^9 bytes) that a run (each of its processes) may take; one that is planned to take more is refused before it begins
         memory_limit: Option<f64> = None;
         /// Wait for the device after every layer: slower, and a driver's fault shows where it happened
         sync_launches: bool = false;

@@ -62,8 +62,10 @@ pub struct Beat {
     pub evaluated: usize,
     /// Samples that it has.
     pub to_evaluate: usize,
-    /// Checkpoints that this process has taken part in.
+    /// Checkpoints that were made while this process took part.
     pub saves: u64,
+    /// Whether one of them is beyond where the process began.
+    pub progressed: bool,
     /// Batches since the run began.
     pub step: u64,
     /// Mean loss items of this epoch so far.

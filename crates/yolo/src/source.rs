@@ -39,8 +39,10 @@ pub struct TrainingData {
     pub val: ValSet,
     /// Class names by index.
     pub names: Vec<String>,
-    /// Input channels of the network, 3 or 1.
+    /// Input channels of the network.
     pub channels: usize,
+    /// Those of an image, 3 or 1: a network may see several at once.
+    pub image_channels: usize,
     /// How often each training sample is taken, as its share of all; empty for every one once.
     pub weights: Vec<f64>,
     /// Of training samples in shards, how many each shard has; empty for others.
@@ -77,6 +79,7 @@ impl TrainingData {
             val,
             names,
             channels: 3,
+            image_channels: 3,
             weights: Vec::new(),
             shards: Vec::new(),
             labels: Vec::new(),
@@ -90,7 +93,7 @@ impl TrainingData {
 
     /// Bytes that `cache: ram` takes for its images.
     pub fn cache_bytes(&self, imgsz: usize) -> f64 {
-        cached_bytes(self.train_sizes.iter().chain(&self.val.sizes).copied(), self.channels, imgsz)
+        cached_bytes(self.train_sizes.iter().chain(&self.val.sizes).copied(), self.image_channels, imgsz)
     }
 
     /// The data a `data.yaml` describes: generated if it says so, then scanned. `progress` gets (what, done, total).
@@ -135,7 +138,8 @@ impl TrainingData {
         let (labels, ids, meta) = (train.all_labels().to_vec(), val.ids().clone(), val.meta.clone());
         let before = [&train, &val].map(|scan| frames_before(config, scan));
         let channels = if config.stack().is_on() { config.stack().channels() } else { data.channels as usize };
-        let set = |scan: Scan| YoloDataset::new(scan.bare(), gray_or(config, data.channels), normalisation);
+        let image_channels = gray_or(config, data.channels) as usize;
+        let set = |scan: Scan| YoloDataset::new(scan.bare(), image_channels as u32, normalisation);
         let (train, val) = (set(train), set(val));
         let (train_sizes, sizes) = (train.sizes(), val.sizes());
         let train = stacked(config, cached(config, train, progress)?, &before[0]);
@@ -148,7 +152,22 @@ impl TrainingData {
             order.push_str(" shuffled");
         }
         let names = class_names(config, &data);
-        Ok(Self { train, train_sizes, val, names, channels, weights, shards, labels, range, fingerprint, folders, order, lines })
+        Ok(Self {
+            train,
+            train_sizes,
+            val,
+            names,
+            channels,
+            image_channels,
+            weights,
+            shards,
+            labels,
+            range,
+            fingerprint,
+            folders,
+            order,
+            lines,
+        })
     }
 }
 

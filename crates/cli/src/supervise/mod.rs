@@ -74,6 +74,8 @@ pub(crate) fn supervise(program: &str, limits: &Limits, fallback: bool, elastic:
     let mut orders = Orders { folder, supervisor: std::process::id(), ..Orders::default() };
     let mut policy = Policy::new(fallback);
     let (mut ends, mut run, mut same_command) = (Vec::<String>::new(), None::<PathBuf>, false);
+    // In a directory that is used again (`--exist-ok`) an older run's checkpoints lie, until the new one sets them aside.
+    let mut own = false;
     loop {
         let (before, kills) = (newest(run.as_deref()), memory::kills());
         let (end, beat) = match attempt(&orders, limits, signals)? {
@@ -86,9 +88,10 @@ pub(crate) fn supervise(program: &str, limits: &Limits, fallback: bool, elastic:
         };
         run = beat.run.or(run);
         same_command |= beat.same_command;
+        own |= beat.saves > 0;
         let after = newest(run.as_deref());
-        // The checkpoint that every run begins with is no progress. Other ranks than the first have none of their own, and took part in theirs.
-        let progress = if run.is_some() { after.unwrap_or(0) > before.unwrap_or(0) } else { beat.saves > 1 };
+        // The checkpoint that every run begins with is no progress.
+        let progress = beat.progressed || (own && before.is_some() && after > before);
         let memory_kills = memory::kills() > kills;
         let death = Death { end, phase: beat.phase, progress, accelerator: beat.accelerator, memory_kills };
         // Whoever asked for the end has it, whatever it looks like.
@@ -120,7 +123,7 @@ pub(crate) fn supervise(program: &str, limits: &Limits, fallback: bool, elastic:
         orders.restarts += 1;
         (orders.reason, orders.cuts) = (Some(death.to_string()), cuts);
         // With the same command there is no run to name.
-        (orders.run, orders.resume) = (run.clone().filter(|_| !same_command), after.is_some());
+        (orders.run, orders.resume) = (run.clone().filter(|_| !same_command), own && after.is_some());
         if processor {
             let why = || format!("the device was lost twice without a new checkpoint in between ({death})");
             orders.processor.get_or_insert_with(why);

@@ -15,8 +15,9 @@ pub(super) struct Family {
     pub(super) notes: &'static [&'static str],
 }
 
-const OFFERED: &str = "# Functions are offered in the first question, as the chat template does it, their JSON in one line, as Ollama writes it. The date in the system\n\
-    # message is 26 Jul 2024, which the template writes if it is told of no other: Ollama has none in that form.\n";
+const OFFERED: &str = "# Functions are offered in the first question, as the chat template does it, their JSON in one line, as Ollama writes it; control characters in\n\
+    # their answers are written as Go does. The date in the system message is 26 Jul 2024, which the template writes if it is told of no other:\n\
+    # Ollama has none in that form.\n";
 const IDS: &str = "# Calls and their answers need Ollama 0.12.10 or later. Ids of calls are written as Ollama or its client made them, where the chat template asks for nine\n\
     # characters.\n";
 const BLANKS: &str = "# White space around a message stays, where the chat template takes it off.\n";

@@ -130,7 +130,7 @@ settings! {
         /// f32; bf16: factors of convolutions, where the processor multiplies it (an error of 0.2 %); f16: images between layers, on a GPU
         /// bf16 is conv: bf16, f16 takes conv: gemm; sums, weights, their gradients and validation stay f32
         precision: String = Precision::F32.name().into();
-        /// Most memory in GB (10^9 bytes) that a run may take; one that is planned to take more is refused before it begins
+        /// Most memory in GB (10^9 bytes) that a run (each of its processes) may take; one that is planned to take more is refused before it begins
         memory_limit: Option<f64> = None;
         /// Threads that decode and augment; 0 uses the training thread
         workers: usize = 8;

@@ -6,7 +6,7 @@ use serde_json::Value;
 
 /// A switch that can also be a path.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(untagged)]
+#[serde(untagged, expecting = "expected true, false or a file")]
 pub enum Toggle {
     /// Plain on or off.
     On(bool),
@@ -121,7 +121,7 @@ impl TryFrom<String> for OptimizerChoice {
 
 /// Layers that are not trained.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(untagged)]
+#[serde(untagged, expecting = "expected a number of layers, or a list of them")]
 pub enum Freeze {
     /// The first n.
     First(usize),

@@ -243,7 +243,11 @@ impl<T: Task> Run<T> {
                 let older = match self.journal.checkpoints().load_step(step) {
                     Ok(older) => older,
                     Err(error) => {
-                        let again = if matches!(error, LoadError::Store(_)) { Again::Later(step) } else { Again::Never };
+                        let again = if matches!(error, LoadError::Store(_) | LoadError::NewerFormat { .. }) {
+                            Again::Later(step)
+                        } else {
+                            Again::Never
+                        };
                         paths.iter().for_each(|path| self.journal.give_up(path, again, &error));
                         continue;
                     }

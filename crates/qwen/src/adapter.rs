@@ -260,7 +260,7 @@ impl LoraConfig {
     }
 
     /// Whether a module is one to save.
-    fn saves(&self, module: &str) -> bool {
+    pub(crate) fn saves(&self, module: &str) -> bool {
         self.modules_to_save.iter().any(|name| module.ends_with(name))
     }
 

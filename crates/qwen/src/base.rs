@@ -320,16 +320,17 @@ fn blocks_of(path: &Path) -> Storage {
         let n = shape.iter().product::<usize>() as f64;
         (bytes + n * kind.block_bytes() as f64 / kind.block_len() as f64, values + n)
     });
-    if values > 0.0 { Storage::Blocks(bytes / values) } else { Storage::Half }
+    let rows = Stored::Gguf(file).exact_bytes(Place::Processor)[1];
+    if values > 0.0 { Storage::Blocks { layers: bytes / values, rows } } else { Storage::Half }
 }
 
-/// Gives the linear maps the file's own blocks, those of f16 included; those in f32 or bf16 are left to be loaded.
+/// Gives the linear maps the file's own blocks; those in f32, bf16 or f16 are left to be loaded.
 fn keep_blocks(model: &mut CausalLm, file: &Gguf, config: &ModelConfig, device: &Device) -> Result<(), LoadError> {
     for (name, linear) in model.linears_mut() {
         let (name, shape) = (format!("{name}.weight"), linear.weight.dims());
         let Some(stored) = gguf_name(&name) else { continue };
         let Some(TensorInfo { kind, shape: found }) = file.tensors().get(&stored) else { continue };
-        if matches!(kind, BlockType::F32 | BlockType::BF16) {
+        if matches!(kind, BlockType::F32 | BlockType::BF16 | BlockType::F16) {
             continue;
         }
         let mut bytes = file.tensor_bytes(&stored)?.to_vec();

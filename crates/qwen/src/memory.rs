@@ -281,7 +281,7 @@ mod tests {
     #[test]
     fn a_weight_takes_what_its_storage_says() {
         let bytes = |storage: Storage| storage.bytes([64, 256]) / (64.0 * 256.0);
-        assert_eq!([Storage::F32, Storage::Half, Storage::Blocks(0.5625)].map(bytes), [4.0, 2.0, 0.5625]);
+        assert_eq!([Storage::F32, Storage::Half, Storage::Blocks { layers: 0.5625, rows: 4.0 }].map(bytes), [4.0, 2.0, 0.5625]);
         assert_eq!(bytes(Storage::Int8), 1.0 + 4.0 / 256.0);
         assert!((bytes(Storage::Nf4) - 0.515_869).abs() < 1e-6);
     }
@@ -301,7 +301,8 @@ mod tests {
         assert_eq!(dense(Storage::Nf4), [0.0, 12.0 * 1536.0 * 8960.0], "beside a head in f32");
         let [here, there] = [Place::Processor, Place::Card].map(|place| of(Storage::Nf4, place).weights);
         assert_eq!(there - here, 2.0 * rows);
-        let more = of(Storage::Blocks(0.5625), Place::Processor).weights - of(Storage::Half, Place::Processor).weights;
+        let more =
+            of(Storage::Blocks { layers: 0.5625, rows: 4.0 }, Place::Processor).weights - of(Storage::Half, Place::Processor).weights;
         assert!((more - (2.0 * rows - (2.0 - 0.5625) * (1_543_714_304.0 - rows))).abs() < 1e6, "{more}");
     }
 

@@ -12,6 +12,7 @@ use crate::adapter::{ALL_LINEAR, AdapterError, EMBEDDING, HEAD, LoraConfig, Targ
 use crate::load;
 use crate::model::CausalLm;
 use crate::model::lora::{Lora, LoraSpec};
+use crate::model::weight::Weight;
 use crate::weights::{self, Unread};
 
 /// What PEFT puts before a module's own name.
@@ -275,7 +276,13 @@ pub fn attach(model: CausalLm, config: &LoraConfig, mut tensors: Tensors, path: 
 ///
 /// # Errors
 /// A tensor of another shape, or that the model has no place for.
-pub fn assign(model: CausalLm, mut tensors: Tensors, path: &Path) -> Result<CausalLm, PeftError> {
+pub fn assign(mut model: CausalLm, mut tensors: Tensors, path: &Path) -> Result<CausalLm, PeftError> {
+    // What comes with its own values is in no blocks.
+    for (name, linear) in model.linears_mut() {
+        if matches!(linear.weight, Weight::Blocks(_)) && tensors.contains_key(&peft_name(&format!("{name}.weight"))) {
+            linear.weight = Weight::frozen(linear.weight.val());
+        }
+    }
     if model.lm_head.is_none() && tensors.contains_key(&peft_name(EMBEDDING)) {
         tensors.remove(&peft_name(HEAD));
     }

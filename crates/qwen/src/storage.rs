@@ -117,7 +117,12 @@ pub enum Storage {
     /// Half a byte, an 8-bit scale for 64 of them, and one in f32 for 256 of those (QLoRA, Dettmers et al. 2023, section 3).
     Nf4,
     /// Blocks as a GGUF has them: so many bytes a weight.
-    Blocks(f64),
+    Blocks {
+        /// Of the layers' matrices.
+        layers: f64,
+        /// Of embedding and head, which are in none.
+        rows: f64,
+    },
 }
 
 impl Storage {
@@ -147,16 +152,15 @@ impl Storage {
         match self {
             Self::F32 => 4.0 * n,
             Self::Half | Self::Words => 2.0 * n,
-            Self::Mixed { layers, .. } => layers * n,
+            Self::Mixed { layers, .. } | Self::Blocks { layers, .. } => layers * n,
             Self::Int8 => n + 4.0 * rows as f64,
             Self::Nf4 => n * (0.5 + 1.0 / 64.0 + 4.0 / (64.0 * 256.0)),
-            Self::Blocks(bytes) => bytes * n,
         }
     }
 
     /// Whether these are blocks of few bits.
     pub(crate) fn is_blocks(self) -> bool {
-        matches!(self, Self::Words | Self::Int8 | Self::Nf4 | Self::Blocks(_))
+        matches!(self, Self::Words | Self::Int8 | Self::Nf4 | Self::Blocks { .. })
     }
 
     /// How embedding and head are stored beside such matrices, as [`BaseDtype::tensor`] does it: only the maps of the layers are in blocks. (What a
@@ -164,7 +168,8 @@ impl Storage {
     pub(crate) fn of_embedding(self, place: Place) -> Self {
         match (self, place) {
             (Self::Int8 | Self::Nf4, Place::Processor) => Self::Half,
-            (Self::Words | Self::Int8 | Self::Nf4 | Self::Blocks(_), _) => Self::F32,
+            (Self::Blocks { rows, .. }, Place::Processor) => Self::Mixed { layers: rows, rows },
+            (Self::Words | Self::Int8 | Self::Nf4 | Self::Blocks { .. }, _) => Self::F32,
             (Self::Mixed { rows, .. }, _) => Self::Mixed { layers: rows, rows },
             (other, _) => other,
         }

@@ -13,6 +13,9 @@ use crate::{Exchange, ExchangeError};
 /// Between two looks for a rank that is not there yet.
 const AGAIN: Duration = Duration::from_millis(20);
 
+/// How long an address may take to answer: who drops what he is sent answers never, and a name may have another one.
+const ANSWER: Duration = Duration::from_secs(5);
+
 /// How long a caller may take to say who it is: who does not is no rank.
 const GREETING: Duration = Duration::from_secs(5);
 
@@ -49,7 +52,7 @@ impl Tcp {
     /// An address that cannot be reached in time, a network that fails.
     pub fn join(address: &str, rank: usize, ranks: usize, patience: Duration) -> std::result::Result<Self, ExchangeError> {
         let no_meeting = |e: Error| ExchangeError::NoMeeting { rank, address: address.into(), reason: e.to_string() };
-        Ok(Self { rank, peers: join(address, rank, ranks, Instant::now() + patience).map_err(no_meeting)? })
+        Ok(Self { rank, peers: join(address, is_here(address), rank, ranks, Instant::now() + patience).map_err(no_meeting)? })
     }
 }
 
@@ -59,15 +62,22 @@ impl Tcp {
 /// # Errors
 /// A name that is none, a port that is taken.
 pub fn listen(address: &str) -> Result<TcpListener> {
-    let found: Vec<SocketAddr> = address.to_socket_addrs()?.collect();
-    let first = *found.first().ok_or_else(|| Error::other("there is no such address"))?;
-    if literal(address).is_some() {
-        match TcpListener::bind(first) {
+    if is_here(address) || literal(address).is_some() {
+        match TcpListener::bind(address) {
             Err(error) if error.kind() == ErrorKind::AddrNotAvailable => {}
             bound => return bound,
         }
     }
-    TcpListener::bind((everywhere(first.ip()), first.port()))
+    let found = address.to_socket_addrs()?.next().ok_or_else(|| Error::other("there is no such address"))?;
+    everywhere(found.port())
+}
+
+/// At all addresses of this machine, of both kinds where the system allows that.
+fn everywhere(port: u16) -> Result<TcpListener> {
+    match TcpListener::bind((Ipv6Addr::UNSPECIFIED, port)) {
+        Err(error) if error.kind() != ErrorKind::AddrInUse => TcpListener::bind((Ipv4Addr::UNSPECIFIED, port)),
+        bound => bound,
+    }
 }
 
 /// The address that `host:port` begins with, where that is no name.
@@ -75,9 +85,9 @@ fn literal(address: &str) -> Option<IpAddr> {
     address.rsplit_once(':')?.0.trim_matches(['[', ']']).parse().ok()
 }
 
-/// All addresses of a machine, of the kind of this one.
-fn everywhere(like: IpAddr) -> IpAddr {
-    if like.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() }
+/// Whether whoever calls there is on this machine (RFC 6761: `localhost` is nothing else).
+fn is_here(address: &str) -> bool {
+    address.rsplit_once(':').is_some_and(|(host, _)| host == "localhost") || literal(address).is_some_and(|address| address.is_loopback())
 }
 
 /// Rank 0 learns where each of the others listens, and tells all. Who lives on its own machine may be known to it by an address that is of no use
@@ -102,14 +112,12 @@ fn host(listener: &TcpListener, ranks: usize, given_up: &dyn Fn() -> Option<Stri
     settled(peers)
 }
 
-/// The others call rank 0, learn where the rest listens, call those before them and hear those behind.
-fn join(address: &str, rank: usize, ranks: usize, until: Instant) -> Result<Vec<Option<TcpStream>>> {
+/// The others call rank 0, learn where the rest listens, call those before them and hear those behind, which may be on this machine alone (`here`) or not.
+fn join(address: &str, here: bool, rank: usize, ranks: usize, until: Instant) -> Result<Vec<Option<TcpStream>>> {
     let late = || (Instant::now() >= until).then(|| "not all ranks came in time".to_string());
     let mut peers: Vec<Option<TcpStream>> = (0..ranks).map(|_| None).collect();
     let first = call(address, rank, ranks, until)?;
-    let here = first.local_addr()?.ip();
-    let all_here = literal(address).is_some_and(|first| first.is_loopback());
-    let listener = TcpListener::bind((if all_here { here } else { everywhere(here) }, 0))?;
+    let listener = if here { TcpListener::bind((first.local_addr()?.ip(), 0))? } else { everywhere(0)? };
     send(&first, listener.local_addr()?.port().to_string().as_bytes())?;
     let all = text(receive(&first, LONGEST)?);
     peers[0] = Some(first);
@@ -138,8 +146,7 @@ fn settled(peers: Vec<Option<TcpStream>>) -> Result<Vec<Option<TcpStream>>> {
 fn call(address: &str, rank: usize, ranks: usize, until: Instant) -> Result<TcpStream> {
     loop {
         let left = until.saturating_duration_since(Instant::now()).max(AGAIN);
-        let found = address.to_socket_addrs().and_then(|mut all| all.next().ok_or_else(|| Error::other("there is no such address")));
-        match found.and_then(|found| TcpStream::connect_timeout(&found, left)) {
+        match reach(address, left.min(ANSWER)) {
             Ok(stream) => {
                 stream.set_read_timeout(Some(left))?;
                 send(&stream, format!("{WORD} {rank} of {ranks}").as_bytes())?;
@@ -149,6 +156,18 @@ fn call(address: &str, rank: usize, ranks: usize, until: Instant) -> Result<TcpS
             Err(_) => thread::sleep(AGAIN),
         }
     }
+}
+
+/// The first of the addresses of a name that answers within so long.
+fn reach(address: &str, within: Duration) -> Result<TcpStream> {
+    let mut reached = Err(Error::other("there is no such address"));
+    for found in address.to_socket_addrs()? {
+        reached = TcpStream::connect_timeout(&found, within);
+        if reached.is_ok() {
+            break;
+        }
+    }
+    reached
 }
 
 /// The next rank that calls, and its number. Who says something else is sent away: on a network somebody always knocks at ports.
@@ -247,5 +266,39 @@ impl Exchange for Tcp {
                 (received, _) => received,
             }
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// As with a hosts file in which a machine's own name is a loopback address: the second calls rank 0 there, the third from elsewhere (on Linux all
+    /// of 127.0.0.0/8 is this machine).
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn ranks_that_know_the_first_by_different_addresses_meet() {
+        let listener = &everywhere(0).unwrap();
+        let (port, until) = (listener.local_addr().unwrap().port(), Instant::now() + Duration::from_secs(20));
+        thread::scope(|scope| {
+            let first = scope.spawn(move || Tcp::host(listener, 3, &|| None).unwrap().gather(&[0]).unwrap());
+            let others = [(1, "127.0.0.1"), (2, "127.0.0.2")].map(|(rank, host)| {
+                scope.spawn(move || {
+                    let peers = join(&format!("{host}:{port}"), false, rank, 3, until).unwrap();
+                    Tcp { rank, peers }.gather(&[rank as u8]).unwrap()
+                })
+            });
+            let all = [first].into_iter().chain(others).map(|rank| rank.join().unwrap());
+            assert!(all.into_iter().all(|gathered| gathered == [[0], [1], [2]]));
+        });
+    }
+
+    #[test]
+    fn rank_0_waits_where_it_was_told_to() {
+        let at = |address: &str| listen(address).unwrap().local_addr().unwrap().ip();
+        assert!(at("127.0.0.1:0").is_loopback() && at("localhost:0").is_loopback(), "an address of this machine is kept to");
+        // One of documentation (RFC 5737), which no machine has: behind a router rank 0 has another than the one it is called at.
+        assert!(at("192.0.2.1:0").is_unspecified());
+        assert!(listen("no.such.host.invalid:1").is_err() && listen("nonsense").is_err());
     }
 }

@@ -6,7 +6,7 @@ use std::net::{TcpListener, TcpStream};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use bellows_ranks::{Exchange, ExchangeError, Tcp, Wire, listen, threads};
+use bellows_ranks::{Exchange, ExchangeError, Tcp, Wire, threads};
 
 /// Long enough for a busy machine.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -183,30 +183,4 @@ fn a_rank_that_reads_nothing_is_taken_for_dead() {
     assert!(matches!(error, ExchangeError::Gone { rank: 1, .. }) && begun.elapsed() < PATIENCE, "{error}");
     // It was there all the time.
     assert!(deaf.read(&mut [0; 8]).is_ok_and(|read| read == 8));
-}
-
-/// As with a hosts file in which a machine's own name is a loopback address: the second calls rank 0 there, the third from elsewhere (on Linux all of
-/// 127.0.0.0/8 is this machine).
-#[test]
-#[cfg(target_os = "linux")]
-fn ranks_that_know_the_first_by_different_addresses_meet() {
-    let listener = &listen("localhost:0").unwrap();
-    let port = listener.local_addr().unwrap().port();
-    thread::scope(|scope| {
-        let first = scope.spawn(move || Tcp::host(listener, 3, &|| None).unwrap().gather(&[0]).unwrap());
-        let others = [(1, "localhost"), (2, "127.0.0.2")].map(|(rank, host)| {
-            scope.spawn(move || Tcp::join(&format!("{host}:{port}"), rank, 3, PATIENCE).unwrap().gather(&[rank as u8]).unwrap())
-        });
-        let all = [first].into_iter().chain(others).map(|rank| rank.join().unwrap());
-        assert!(all.into_iter().all(|gathered| gathered == [[0], [1], [2]]));
-    });
-}
-
-#[test]
-fn rank_0_waits_where_it_was_told_to() {
-    assert!(listen("127.0.0.1:0").unwrap().local_addr().unwrap().ip().is_loopback(), "an address of this machine is kept to");
-    assert!(listen("localhost:0").unwrap().local_addr().unwrap().ip().is_unspecified());
-    // One of documentation (RFC 5737), which no machine has: behind a router rank 0 has another than the one it is called at.
-    assert!(listen("192.0.2.1:0").unwrap().local_addr().unwrap().ip().is_unspecified());
-    assert!(listen("no.such.host.invalid:1").is_err() && listen("nonsense").is_err());
 }

@@ -24,7 +24,7 @@ pub trait RowOps: Backend {
         portable::cross_entropy::<Self>(logits, targets)
     }
 
-    /// The first of the two alone, whose bits it has; what x's memory holds then is nothing of use.
+    /// The first of the two alone, whose bits it has on the processor; what x's memory holds then is nothing of use.
     fn cross_entropy_loss(logits: Float<Self>, targets: IntTensor<Self>) -> Float<Self> {
         Self::cross_entropy(logits, targets).0
     }

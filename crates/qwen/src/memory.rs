@@ -298,7 +298,12 @@ mod tests {
         assert_eq!(by(Products::Own, Storage::Half, Place::Card).dense, 0.0, "read where it lies");
         let half = SftConfig { precision: RunPrecision::Fp16, ..SftConfig::default() };
         assert_eq!(Footprint::new(&shape, &half, Storage::F32, Place::Card).unwrap().dense, 2.0 * rows, "rounded");
-        assert_eq!(dense(Storage::Nf4), [0.0, 12.0 * 1536.0 * 8960.0], "beside a head in f32");
+        for storage in [Storage::Nf4, Storage::Words] {
+            assert_eq!(dense(storage), [0.0, 4.0 * 1536.0 * 8960.0], "a map at a time, beside a head in f32");
+        }
+        let pure = SftConfig { precision: RunPrecision::Fp16Pure, ..half };
+        let pure = |storage| Footprint::new(&shape, &pure, storage, Place::Card).unwrap().dense;
+        assert_eq!([Storage::Half, Storage::F32].map(pure), [0.0, 2.0 * rows], "f16 is read where it lies");
         let [here, there] = [Place::Processor, Place::Card].map(|place| of(Storage::Nf4, place).weights);
         assert_eq!(there - here, 2.0 * rows);
         let more =

@@ -98,7 +98,10 @@ fn one_line(error: &Error) -> String {
             None => told = format!("{told} {}", line.trim_start_matches("error: ")),
         }
     }
-    format!("{} (see --help)", told.trim_start())
+    // The words of `Usage: yolo-train val [OPTIONS]` before what may be given.
+    let usage = text.lines().find_map(|line| line.strip_prefix("Usage: ")).unwrap_or_default();
+    let verb: Vec<&str> = usage.split_whitespace().take_while(|word| word.starts_with(|c: char| c.is_ascii_alphanumeric())).collect();
+    format!("{} (see {})", told.trim_start(), [&verb[..], &["--help"]].concat().join(" "))
 }
 
 /// The text of an [`option`].
@@ -146,7 +149,7 @@ mod tests {
         assert!(given(&["--cos-lr", "yes"]).unwrap_err().contains("possible values: true, false, True, False"));
         assert!(given(&["--names"]).is_err(), "only a switch may stand alone");
         let error = |args: &[&str]| matches(command(), ["x"].iter().chain(args).map(ToString::to_string)).unwrap_err().to_string();
-        let misspelt = "unexpected argument '--nam' found; a similar argument exists: '--names' (see --help)";
+        let misspelt = "unexpected argument '--nam' found; a similar argument exists: '--names' (see x --help)";
         assert_eq!(error(&["--nam", "a"]), misspelt);
         let values = "invalid value 'yes' for '--cos-lr [<true|false>]' [possible values: true, false, True, False] (see --help)";
         assert_eq!(error(&["--cos-lr", "yes"]), values);

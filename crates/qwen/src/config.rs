@@ -588,13 +588,6 @@ impl SftConfig {
         self.modules_to_save.clone_from(&lora.modules_to_save);
     }
 
-    /// Whether nothing of a linear map of the base is trained, so that it may be kept in any form.
-    pub fn keeps_maps(&self) -> bool {
-        let (lora, maps) = (self.lora(), ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]);
-        let names_one = |name: &String| maps.iter().any(|map| name.ends_with(map));
-        self.method == Method::Lora && !maps.iter().any(|map| lora.saves(map)) && !self.modules_to_save.iter().any(names_one)
-    }
-
     /// The Learner's part of the settings. The EMA is off: what is judged and saved are the weights themselves.
     pub fn learner(&self, validated: bool) -> LearnerConfig {
         let schedule = UpdateSchedule {

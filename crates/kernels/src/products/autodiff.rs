@@ -161,7 +161,7 @@ impl<B: ProductOps, C: CheckpointStrategy> ProductOps for Autodiff<B, C> {
         use super::portable;
         let bias = bias.into_option();
         let weight = match tracked(weight) {
-            Ok(weight) => return portable::lora_linear::<Self>(x, StoredWeight::Dense(weight), bias, a, b, scaling, Precision::F32),
+            Ok(weight) => return portable::lora_linear::<Self>(x, weight, bias, a, b, scaling, Precision::F32),
             Err(weight) => weight,
         };
         let inside = constant::<B, C>(&bias);

@@ -8,7 +8,7 @@ use rayon::prelude::*;
 
 use super::dots;
 use super::packed::Packed;
-use super::{Operand, ProductOps, Stored, StoredWeight, Term, multiply, portable};
+use super::{Operand, ProductOps, Stored, StoredWeight, Term, factor, multiply, portable};
 use crate::buffers::{all_f32, contiguous, take, tensor, values};
 use crate::cpu::simd;
 use crate::cpu::{Precision, scratch};
@@ -83,7 +83,9 @@ fn inner(left: Operand<'_>, right: Operand<'_>, [rows, depth, columns]: [usize; 
 impl ProductOps for Flex {
     fn linear_forward(x: FlexTensor, weight: StoredWeight<Self>, bias: Bias<Self>, precision: Precision) -> FlexTensor {
         let bias = bias.into_option();
-        let true = ours(std::iter::once(&x).chain(&bias), &weight) else { return portable::linear::<Self>(x, weight, bias, precision) };
+        let true = ours(std::iter::once(&x).chain(&bias), &weight) else {
+            return portable::linear::<Self>(x, factor(weight), bias, precision);
+        };
         let (x, weight, bias) = (contiguous(x), settled(weight), bias.map(contiguous));
         let ([n, input], [out, _]) = (dims(&x), weight.dims());
         let mut y = take(n * out);
@@ -93,7 +95,7 @@ impl ProductOps for Flex {
     }
 
     fn linear_data_grad(dy: FlexTensor, weight: StoredWeight<Self>, precision: Precision) -> FlexTensor {
-        let true = ours([&dy], &weight) else { return portable::linear_data_grad::<Self>(dy, weight, precision) };
+        let true = ours([&dy], &weight) else { return portable::linear_data_grad::<Self>(dy, factor(weight), precision) };
         let (dy, weight) = (contiguous(dy), settled(weight));
         let ([n, out], [_, input]) = (dims(&dy), weight.dims());
         let mut dx = take(n * input);
@@ -122,7 +124,7 @@ impl ProductOps for Flex {
     ) -> FlexTensor {
         let bias = bias.into_option();
         if !ours([&x, &a, &b].into_iter().chain(&bias), &weight) {
-            return portable::lora_linear::<Self>(x, weight, bias, a, b, scaling, precision);
+            return portable::lora_linear::<Self>(x, factor(weight), bias, a, b, scaling, precision);
         }
         let ([x, a, b], weight, bias) = ([x, a, b].map(contiguous), settled(weight), bias.map(contiguous));
         let ([n, input], [out, rank]) = (dims(&x), dims(&b));
@@ -143,7 +145,9 @@ impl ProductOps for Flex {
         scaling: f64,
         precision: Precision,
     ) -> FlexTensor {
-        let true = ours([&dy, &a, &b], &weight) else { return portable::lora_data_grad::<Self>(dy, weight, a, b, scaling, precision) };
+        let true = ours([&dy, &a, &b], &weight) else {
+            return portable::lora_data_grad::<Self>(dy, factor(weight), a, b, scaling, precision);
+        };
         let ([dy, a, b], weight) = ([dy, a, b].map(contiguous), settled(weight));
         let ([n, out], [rank, input]) = (dims(&dy), dims(&a));
         let rows = lines(&dy, out);

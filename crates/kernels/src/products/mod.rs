@@ -43,12 +43,12 @@ pub trait ProductOps: MatrixOps {
         #[extension_type] bias: Bias<Self>,
         precision: Precision,
     ) -> Float<Self> {
-        portable::linear::<Self>(x, weight, bias.into_option(), precision)
+        portable::linear::<Self>(x, factor(weight), bias.into_option(), precision)
     }
 
     /// Its gradient for x: `dy W`.
     fn linear_data_grad(dy: Float<Self>, #[extension_type] weight: StoredWeight<Self>, precision: Precision) -> Float<Self> {
-        portable::linear_data_grad::<Self>(dy, weight, precision)
+        portable::linear_data_grad::<Self>(dy, factor(weight), precision)
     }
 
     /// Its gradient for W, `[out, in]`: `dyᵀ x`.
@@ -66,7 +66,7 @@ pub trait ProductOps: MatrixOps {
         scaling: f64,
         precision: Precision,
     ) -> Float<Self> {
-        portable::lora_linear::<Self>(x, weight, bias.into_option(), a, b, scaling, precision)
+        portable::lora_linear::<Self>(x, factor(weight), bias.into_option(), a, b, scaling, precision)
     }
 
     /// Its gradient for x: `dy W + s (dy B) A`.
@@ -78,7 +78,7 @@ pub trait ProductOps: MatrixOps {
         scaling: f64,
         precision: Precision,
     ) -> Float<Self> {
-        portable::lora_data_grad::<Self>(dy, weight, a, b, scaling, precision)
+        portable::lora_data_grad::<Self>(dy, factor(weight), a, b, scaling, precision)
     }
 
     /// Its gradients for A and B: `s (dy B)ᵀ x` and `s dyᵀ (x Aᵀ)`.
@@ -89,6 +89,14 @@ pub trait ProductOps: MatrixOps {
     /// A weight's values in f32, `[out, in]`.
     fn dense_weight(#[extension_type] weight: StoredWeight<Self>) -> Float<Self> {
         portable::dense::<Self>(weight, DType::F32)
+    }
+}
+
+/// A weight as a factor: as it is, or the values of its blocks in f32.
+fn factor<B: ProductOps>(weight: StoredWeight<B>) -> Float<B> {
+    match weight {
+        StoredWeight::Dense(weight) => weight,
+        blocks @ StoredWeight::Blocks { .. } => B::dense_weight(blocks),
     }
 }
 

@@ -4,7 +4,6 @@ use burn::backend::tensor::{FloatTensor as Float, IntTensor};
 use burn::backend::{Backend, TensorMetadata};
 use burn::tensor::{DType, Shape, TensorData, try_read_sync};
 
-use super::ProductOps;
 use super::operand::Stored;
 use super::packed::{Form, Packed};
 use super::weight::StoredWeight;
@@ -64,17 +63,9 @@ fn product<B: MatrixOps>(a: Float<B>, b: Float<B>, dtype: DType) -> Float<B> {
     cast::<B>(B::product(cast::<B>(a, dtype), b), out)
 }
 
-/// A weight as a factor: as it is, or values made of its blocks.
-fn factor<B: ProductOps>(weight: StoredWeight<B>, dtype: DType) -> Float<B> {
-    match weight {
-        StoredWeight::Dense(weight) => weight,
-        blocks @ StoredWeight::Blocks { .. } => cast::<B>(B::dense_weight(blocks), dtype),
-    }
-}
-
-pub(super) fn linear<B: ProductOps>(x: Float<B>, weight: StoredWeight<B>, bias: Option<Float<B>>, precision: Precision) -> Float<B> {
+pub(super) fn linear<B: MatrixOps>(x: Float<B>, weight: Float<B>, bias: Option<Float<B>>, precision: Precision) -> Float<B> {
     let dtype = factors(precision, x.dtype());
-    let y = product::<B>(x, transposed::<B>(factor::<B>(weight, dtype)), dtype);
+    let y = product::<B>(x, transposed::<B>(weight), dtype);
     match bias {
         Some(bias) => {
             let out = bias.shape().num_elements();
@@ -84,18 +75,18 @@ pub(super) fn linear<B: ProductOps>(x: Float<B>, weight: StoredWeight<B>, bias: 
     }
 }
 
-pub(super) fn linear_data_grad<B: ProductOps>(dy: Float<B>, weight: StoredWeight<B>, precision: Precision) -> Float<B> {
+pub(super) fn linear_data_grad<B: MatrixOps>(dy: Float<B>, weight: Float<B>, precision: Precision) -> Float<B> {
     let dtype = factors(precision, dy.dtype());
-    product::<B>(dy, factor::<B>(weight, dtype), dtype)
+    product::<B>(dy, weight, dtype)
 }
 
 pub(super) fn linear_weight_grad<B: MatrixOps>(x: Float<B>, dy: Float<B>) -> Float<B> {
     B::product(transposed::<B>(dy), x)
 }
 
-pub(super) fn lora_linear<B: ProductOps>(
+pub(super) fn lora_linear<B: MatrixOps>(
     x: Float<B>,
-    weight: StoredWeight<B>,
+    weight: Float<B>,
     bias: Option<Float<B>>,
     a: Float<B>,
     b: Float<B>,
@@ -108,9 +99,9 @@ pub(super) fn lora_linear<B: ProductOps>(
     B::float_add(linear::<B>(x, weight, bias, precision), branch)
 }
 
-pub(super) fn lora_data_grad<B: ProductOps>(
+pub(super) fn lora_data_grad<B: MatrixOps>(
     dy: Float<B>,
-    weight: StoredWeight<B>,
+    weight: Float<B>,
     a: Float<B>,
     b: Float<B>,
     scaling: f64,

@@ -667,7 +667,6 @@ mod tests {
     fn adams_constants_reach_the_optimizer_and_no_other_takes_them() {
         let plain = SftConfig::default().learner(false);
         assert_eq!((plain.beta2, plain.eps), (Some(0.999), 1e-8));
-        // 1e-8 would be 0 in f16; what somebody has asked for stays.
         let eps = |precision, adam_epsilon| SftConfig { precision, adam_epsilon, ..SftConfig::default() }.learner(false).eps;
         assert_eq!(
             [eps(RunPrecision::Fp16, 1e-8), eps(RunPrecision::Fp16Pure, 1e-8), eps(RunPrecision::Fp16Pure, 1e-6)],

@@ -130,8 +130,9 @@ fn a_ggufs_own_blocks_are_the_values_they_stand_for() {
         let file = dir.path().join("m.gguf");
         write_gguf(&file, &random(&shape, 3, &device), &shape, &tokenizer(), preset, "m").unwrap();
         let [blocks, values] = [BaseDtype::Gguf, BaseDtype::Auto].map(|dtype| Base::open_as(&file, dtype, &device).unwrap().model);
-        let in_blocks = |model: &CausalLm| model.linears().all(|(_, linear)| matches!(linear.weight, Weight::Blocks(_)));
-        assert_eq!(in_blocks(&blocks), preset != Preset::F16);
+        // A map whose rows are no whole blocks is in f16 there.
+        let in_blocks = |model: &CausalLm| model.linears().filter(|(_, linear)| matches!(linear.weight, Weight::Blocks(_))).count();
+        assert_eq!(in_blocks(&blocks) > 0, preset != Preset::F16);
         assert!(logits(&blocks, &shape) == logits(&values, &shape), "{}", preset.name());
         // Where nothing of the maps is trained, a file's own blocks are what `auto` keeps.
         let kept = Base::open_for(&file, BaseDtype::Auto, true, &device).unwrap().model;

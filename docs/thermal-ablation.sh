@@ -169,8 +169,9 @@ for kind, measures in MEASURES.items():
             values = [seed[measure] for seed in seeds.values() if measure in seed]
             control = rows.get(against[kind, row], {}) if row != "none" else {}
             cells += [f"{statistics.fmean(values):.4f}" if values else "-", difference(seeds, control, measure)]
-        seconds = statistics.fmean(seed["seconds"] for seed in seeds.values())
-        print(f"| {row} | {len(seeds)} |", " | ".join(cells), f"| {against[kind, row]} | {seconds:.0f} |")
+        times = [seed["seconds"] for seed in seeds.values() if "seconds" in seed]
+        seconds = f"{statistics.fmean(times):.0f}" if times else "-"
+        print(f"| {row} | {len(seeds)} |", " | ".join(cells), f"| {against[kind, row]} | {seconds} |")
 print("\n** the interval does not hold 0")
 PYTHON
 }

@@ -6,7 +6,7 @@ use std::time::Instant;
 use half::bf16;
 
 use crate::cpu::machine::machine;
-use crate::cpu::simd::{Offsets, Simd, Task, Tile, level, run};
+use crate::cpu::simd::{Group, Offsets, Simd, Task, Tile, level, run};
 use crate::policy::Precision;
 use crate::products::{Operand, Stored, Term, multiply};
 
@@ -90,7 +90,8 @@ impl Task for Tiles {
         // Every row of the right-hand matrix is the same one.
         let offsets = Offsets::new(vec![0; DEPTH]);
         for _ in 0..TILES {
-            simd.tile(Tile { a: &a, b: &b, offsets: &offsets, c: &mut c, ldc: cols, rows, cols, accumulate: false, prefetch: false });
+            let (panel, group) = (0, Group::ONE);
+            simd.tile(Tile { a: &a, panel, group, b: &b, offsets: &offsets, c: &mut c, ldc: cols, rows, cols, accumulate: false, prefetch: false });
         }
         std::hint::black_box(&c);
     }

@@ -76,10 +76,14 @@ fn weight_grad_pays(shape: &ConvShape) -> bool {
     shape.batch > 1 && !(in_place && shape.out_channels < 64)
 }
 
+/// In what the gradient of the weights is computed where `precision` is asked for.
+pub fn weight_grad_precision(shape: &ConvShape, precision: Precision) -> Precision {
+    if weight_grad_pays(shape) { precision } else { Precision::F32 }
+}
+
 /// See [`super::weight_grad`].
 pub fn weight_grad(shape: &ConvShape, precision: Precision, x: &[f32], dy: &[f32], dw: &mut [f32]) {
-    let level = simd::level().of(if weight_grad_pays(shape) { precision } else { Precision::F32 });
-    weight_grad::weight_grad(level, shape, x, dy, dw);
+    weight_grad::weight_grad(simd::level().of(precision), shape, x, dy, dw);
 }
 
 /// The kernel cells along `axis` that pixels of `residue` modulo the stride meet, each with the output it meets for the first pixel.

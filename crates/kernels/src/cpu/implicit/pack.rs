@@ -93,7 +93,7 @@ impl<'a> Planes<'a> {
         Self { low, high, stride: len, len }
     }
 
-    /// The planes of channel `c`; those that do not exist are empty.
+    /// The planes of channel `c`; those that do not exist are empty: they fill up a group.
     #[inline(always)]
     fn channel(&self, c: usize) -> [&'a [f32]; 2] {
         let at = c * self.stride;
@@ -110,17 +110,28 @@ pub fn pack_strip<S: Simd>(s: S, view: &View, image: Planes<'_>, row: usize, row
         let ([low, high], next) = (image.channel(c), image.channel(c + 1));
         if view.pointwise {
             let Some(plane) = planes.next() else { return };
+            if low.is_empty() {
+                plane.fill(0.0);
+                continue;
+            }
             let run = row..row + rows;
             for next in next {
                 s.prefetch_read(next.get(run.clone()).unwrap_or(&[]));
             }
-            copy_cells(s, 1, &low[run.clone()], high.get(run).unwrap_or(&[]), &mut plane[..rows]);
+            let (cells, behind) = plane.split_at_mut(rows);
+            copy_cells(s, 1, &low[run.clone()], high.get(run).unwrap_or(&[]), cells);
+            // Beyond the run there is nothing to multiply, but no number that makes a product NaN either.
+            behind.fill(0.0);
             continue;
         }
         for (a, reach) in view.reach.iter().enumerate() {
             let top = view.source_row(row, a);
             for (p, column) in view.columns.iter().enumerate() {
                 let Some(plane) = planes.next() else { return };
+                if low.is_empty() {
+                    plane.fill(0.0);
+                    continue;
+                }
                 let (cells, behind) = plane.split_at_mut((rows + reach) * view.pitch);
                 for (r, cells) in cells.chunks_exact_mut(view.pitch).enumerate() {
                     let y = top + (r * view.step[0]) as isize;
@@ -205,9 +216,13 @@ pub struct Weights<'a> {
     pub transposed: bool,
 }
 
-/// Packs weights into panels `[m / MR][r / TERMS][tap of the phase][MR]` of cells for each phase, a list of taps; missing rows are zero.
-pub fn pack_weights(level: Level, weights: Weights<'_>, phases: &[&[usize]], panels: &mut [&mut [f32]]) {
-    let Form { lanes, terms, .. } = level.form();
+/// Packs weights into panels `[m / MR][r / TERMS / group][tap of the phase][MR][group]` of cells for each phase, a list of taps; missing rows
+/// are zero.
+pub fn pack_weights(level: Level, weights: Weights<'_>, group: usize, phases: &[&[usize]], panels: &mut [&mut [f32]]) {
+    let Form { lanes, terms, mr, .. } = level.form();
+    if level.form().group > 1 {
+        return pack_groups(level, weights, group, mr, phases, panels);
+    }
     let groups = weights.outputs.div_ceil(lanes);
     let mut tasks: Vec<WeightTask<'_>> =
         (0..groups).map(|g| WeightTask { weights, phases, first: g * lanes, panels: Vec::new() }).collect();
@@ -224,6 +239,59 @@ pub fn pack_weights(level: Level, weights: Weights<'_>, phases: &[&[usize]], pan
         tasks.into_iter().for_each(|task| simd::run(level, task));
     } else {
         tasks.into_par_iter().for_each(|task| simd::run(level, task));
+    }
+}
+
+/// [`pack_weights`] of a set of instructions that reads groups of rows.
+fn pack_groups(level: Level, weights: Weights<'_>, group: usize, mr: usize, phases: &[&[usize]], panels: &mut [&mut [f32]]) {
+    let cells = weights.inputs.div_ceil(level.form().terms).next_multiple_of(group);
+    for (taps, panels) in phases.iter().zip(panels) {
+        let task = |(i, panel)| simd::run(level, GroupTask { weights, group, taps, first: i * mr, panel });
+        let panels = panels.chunks_mut((cells * taps.len() * mr).max(1)).enumerate();
+        // As in `pack_weights`.
+        if weights.values.len() < 1 << 15 {
+            panels.for_each(task);
+        } else {
+            panels.collect::<Vec<_>>().into_par_iter().for_each(task);
+        }
+    }
+}
+
+/// A panel of one phase.
+struct GroupTask<'a, 'b> {
+    weights: Weights<'a>,
+    group: usize,
+    taps: &'a [usize],
+    first: usize,
+    panel: &'b mut [f32],
+}
+
+impl Task for GroupTask<'_, '_> {
+    type Out = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let Weights { values, outputs, inputs, taps, transposed } = self.weights;
+        let (stride_m, stride_r) = if transposed { (taps, outputs * taps) } else { (inputs * taps, taps) };
+        let rows = S::MR.min(outputs - self.first);
+        let (mut first, groups) = (0, self.panel.chunks_exact_mut(self.taps.len() * S::MR * self.group));
+        for panel in groups {
+            // Terms of this group, two to a cell.
+            let terms = first..inputs.min(first + S::TERMS * self.group);
+            for (&tap, block) in self.taps.iter().zip(panel.chunks_exact_mut(S::MR * self.group)) {
+                for (i, cells) in block.chunks_exact_mut(self.group).enumerate() {
+                    let mut halves = [[0.0; MAX_LANES]; 2];
+                    if i < rows {
+                        let row = &values[(self.first + i) * stride_m + tap..];
+                        for (k, r) in terms.clone().enumerate() {
+                            halves[k % S::TERMS][k / S::TERMS] = row[r * stride_r];
+                        }
+                    }
+                    s.store_part(s.cell(s.load(&halves[0]), s.load(&halves[1])), cells, self.group);
+                }
+            }
+            first = terms.end.max(first + S::TERMS * self.group);
+        }
     }
 }
 

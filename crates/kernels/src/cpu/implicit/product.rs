@@ -4,7 +4,7 @@
 use super::super::machine::{Machine, machine};
 use super::super::scratch;
 use super::super::shape::Epilogue;
-use super::super::simd::{self, Form, Level, Offsets, Simd, Task, Tile};
+use super::super::simd::{self, Form, Group, Level, MAX_LANES, Offsets, Simd, Task, Tile};
 use super::pack::{Ahead, Planes, Weights, copy, pack_strip, pack_weights};
 use super::view::{Source, Tap, View, largest};
 use rayon::prelude::*;
@@ -34,7 +34,7 @@ pub struct Product<'a> {
 /// A phase ready to multiply.
 struct Factor<'a> {
     panels: &'a [f32],
-    /// Length of the sum.
+    /// Length of the sum, in groups.
     depth: usize,
     /// The sum cut into equal blocks, at least one: where each row of the right-hand side starts.
     blocks: Vec<Offsets>,
@@ -44,9 +44,13 @@ struct Factor<'a> {
 /// first-level cache while all panels pass over it. AVX-512 gains nothing from shorter ones.
 const BLOCK: usize = 256;
 
+/// The same where the right-hand side is read in groups, by a unit that waits for memory more than for its sums.
+const GROUPED_BLOCK: usize = 128;
+
 impl<'a> Factor<'a> {
-    fn new(table: &[u32], panels: &'a [f32]) -> Self {
-        let blocks = table.len().div_ceil(BLOCK).max(1);
+    /// Of groups of `size` rows, and blocks of `most`.
+    fn new(table: &[u32], size: usize, most: usize, panels: &'a [f32]) -> Self {
+        let blocks = (table.len() * size).div_ceil(most).max(1);
         let length = table.len().div_ceil(blocks).max(1);
         let mut blocks: Vec<Offsets> = table.chunks(length).map(|block| Offsets::new(block.to_vec())).collect();
         if blocks.is_empty() {
@@ -64,6 +68,7 @@ struct Shared<'a> {
     factors: &'a [Factor<'a>],
     panels_per_task: usize,
     mr: usize,
+    group: Group,
 }
 
 /// One image, strip and range of output channels.
@@ -97,19 +102,21 @@ fn collides(machine: Machine, source: Source) -> bool {
 /// [`multiply`], reading the source in place where it can if `in_place`. Both ways form the same sums.
 pub(super) fn multiply_as(level: Level, product: &Product<'_>, in_place: bool, source: &[f32], out: &mut [f32]) {
     let weights = product.weights;
-    let Form { mr, nr, terms, .. } = level.form();
+    let Form { mr, nr, terms, group: most, .. } = level.form();
     let panels = weights.outputs.div_ceil(mr);
     let rows = product.height.div_ceil(product.spread[0]);
     let cols = product.width.div_ceil(product.spread[1]);
     let taps: Vec<Tap> = product.phases.iter().flat_map(|p| p.taps.iter().copied()).collect();
-    let cells = Source { channels: product.source.channels.div_ceil(terms), ..product.source };
+    let cells = product.source.channels.div_ceil(terms);
+    let size = Group::size_of(cells, most);
+    let cells = Source { channels: cells.next_multiple_of(size), ..product.source };
     let mut view = View::new(cells, product.step, product.spread, [rows, cols], &taps, weights.outputs, in_place && terms == 1);
     let images = out.len() / (weights.outputs * product.height * product.width);
-    let Split { strip, panels_per_task } =
-        Division { view: &view, images, panels, taps: taps.len(), mr, nr }.best(rayon::current_num_threads());
+    let division = Division { view: &view, images, panels, taps: taps.len(), mr, nr, grouped: most > 1 };
+    let Split { strip, panels_per_task } = division.best(rayon::current_num_threads());
     view.set_strip(strip);
 
-    let depths: Vec<usize> = product.phases.iter().map(|p| p.taps.len() * weights.inputs.div_ceil(terms) * mr * panels).collect();
+    let depths: Vec<usize> = product.phases.iter().map(|p| p.taps.len() * cells.channels * mr * panels).collect();
     let mut packed = scratch::take(depths.iter().sum());
     let mut rest = &mut packed[..];
     let mut parts = Vec::with_capacity(depths.len());
@@ -119,11 +126,13 @@ pub(super) fn multiply_as(level: Level, product: &Product<'_>, in_place: bool, s
         rest = behind;
     }
     let lists: Vec<&[usize]> = product.phases.iter().map(|p| p.weights.as_slice()).collect();
-    pack_weights(level, weights, &lists, &mut parts);
+    pack_weights(level, weights, size, &lists, &mut parts);
+    let block = if most > 1 { GROUPED_BLOCK } else { BLOCK };
     let factors: Vec<Factor<'_>> =
-        product.phases.iter().zip(parts).map(|(p, panels)| Factor::new(&view.offset_table(&p.taps), panels)).collect();
+        product.phases.iter().zip(parts).map(|(p, panels)| Factor::new(&view.offset_table(&p.taps, size), size, block, panels)).collect();
 
-    let shared = Shared { product, view: &view, factors: &factors, panels_per_task, mr };
+    let group = if size > 1 { Group { size, apart: view.channel() } } else { Group::ONE };
+    let shared = Shared { product, view: &view, factors: &factors, panels_per_task, mr, group };
     tasks(&shared, source, out).into_par_iter().with_max_len(1).for_each(|task| simd::run(level, task));
 }
 
@@ -180,6 +189,8 @@ struct Division<'a> {
     taps: usize,
     mr: usize,
     nr: usize,
+    /// Whether a unit for matrices multiplies.
+    grouped: bool,
 }
 
 impl Division<'_> {
@@ -220,7 +231,8 @@ impl Division<'_> {
         let vectors = view.run(strip).div_ceil(lanes);
         let packing = if view.direct { 0.0 } else { view.strip_len(strip) as f64 / lanes as f64 * 4.0 };
         let depth = (view.source.channels * self.taps) as f64;
-        let work = panels_per_task as f64 * vectors as f64 * self.mr as f64 * (depth + TILE_COST);
+        let rate = if self.grouped { UNIT_RATE } else { 1.0 };
+        let work = panels_per_task as f64 * vectors as f64 * self.mr as f64 * (depth / rate + TILE_COST);
         let task = work + packing + TASK_COST;
         let tasks = (self.images * view.rows.div_ceil(strip) * self.panels.div_ceil(panels_per_task)) as f64;
         // The last term: smaller tasks suffer less from a thread that is interrupted.
@@ -230,6 +242,8 @@ impl Division<'_> {
 
 /// Steps of the sum that storing a tile is worth.
 const TILE_COST: f64 = 4.0;
+/// Multiply-adds of vectors that a unit for matrices does in the time of one.
+const UNIT_RATE: f64 = 8.0;
 /// Vector operations that starting a task is worth (about a microsecond).
 const TASK_COST: f64 = 4000.0;
 
@@ -238,9 +252,10 @@ impl Task for Strip<'_, '_> {
 
     #[inline(always)]
     fn run<S: Simd>(mut self, s: S) {
-        let Shared { product, view, factors, panels_per_task, .. } = *self.shared;
+        let Shared { product, view, factors, panels_per_task, group, .. } = *self.shared;
         let plane = product.source.height * product.source.width;
-        let mut buffer = scratch::take(if view.direct { 0 } else { view.strip_len(view.strip) });
+        // The last vector of a run reaches behind it.
+        let mut buffer = scratch::take(if view.direct { 0 } else { view.strip_len(view.strip) + MAX_LANES });
         let source = if view.direct {
             &self.image[self.row..]
         } else {
@@ -268,20 +283,24 @@ impl Task for Strip<'_, '_> {
                     let mut start = 0;
                     for offsets in &factor.blocks {
                         let last = phase + 1 == factors.len() && start + offsets.depth() == factor.depth;
-                        for panel in 0..panels {
-                            let a = &factor.panels[((first + panel) * factor.depth + start) * S::MR..][..offsets.depth() * S::MR];
+                        for panel in (0..panels).step_by(S::TOGETHER) {
+                            // Cells of a panel for one group, and the panels' distance.
+                            let (step, count) = (S::MR * group.size, S::TOGETHER.min(panels - panel));
+                            let apart = factor.depth * step;
+                            let a = &factor.panels[(first + panel) * apart + start * step..][..(count - 1) * apart + offsets.depth() * step];
                             let out = &mut self.out[panel * S::MR..];
-                            let rows = S::MR.min(out.len());
+                            let rows = (count * S::MR).min(out.len());
                             if last {
                                 for out in &out[..rows] {
                                     s.prefetch_write(&out[target.clone()]);
                                 }
                             }
                             let at = (phase * panels + panel) * tile_len;
-                            let c = &mut results[at..at + tile_len];
+                            let c = &mut results[at..at + count * tile_len];
                             // A packed strip is near already.
                             let prefetch = view.direct && panel == 0;
-                            s.tile(Tile { a, b, offsets, c, ldc: S::NR, rows, cols, accumulate: start > 0, prefetch });
+                            let accumulate = start > 0;
+                            s.tile(Tile { a, panel: apart, group, b, offsets, c, ldc: S::NR, rows, cols, accumulate, prefetch });
                             if last {
                                 for (row, out) in out[..rows].iter_mut().enumerate() {
                                     let channel = panel * S::MR + row;
@@ -416,7 +435,7 @@ mod tests {
         let source = Source { channels: s.in_channels, height: s.height, width: s.width };
         let view = View::new(source, s.stride, [1, 1], [s.out_height(), s.out_width()], &taps, s.out_channels, true);
         let panels = s.out_channels.div_ceil(form.mr);
-        let division = Division { view: &view, images: s.batch, panels, taps: taps.len(), mr: form.mr, nr: form.nr };
+        let division = Division { view: &view, images: s.batch, panels, taps: taps.len(), mr: form.mr, nr: form.nr, grouped: form.group > 1 };
         for threads in [1, 2, 4, 7, 64] {
             assert_eq!(division.best(threads), division.exhaustive(threads), "{threads} threads, {s:?}");
         }

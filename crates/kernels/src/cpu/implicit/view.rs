@@ -194,10 +194,14 @@ impl View {
         clip(top)..clip(end)
     }
 
-    /// Where each `(channel, tap)` starts in a packed strip, channels outermost.
-    pub fn offset_table(&self, taps: &[Tap]) -> Vec<u32> {
-        let planes = self.reach.len() * self.columns.len();
-        let floats = self.source.channels * planes * self.plane;
+    /// Distance of the channels in a packed strip.
+    pub fn channel(&self) -> usize {
+        self.reach.len() * self.columns.len() * self.plane
+    }
+
+    /// Where each `(channel, tap)` starts in a packed strip, channels outermost; of `group` channels the first.
+    pub fn offset_table(&self, taps: &[Tap], group: usize) -> Vec<u32> {
+        let floats = self.source.channels * self.channel();
         assert!(floats <= u32::MAX as usize, "a strip of {floats} floats does not fit 32-bit offsets");
         let within = |tap: &Tap| {
             let (row, col) = ((tap.row - self.top) as usize, (tap.col - self.left) as usize);
@@ -206,7 +210,7 @@ impl View {
             plane * self.plane + row / self.step[0] * self.pitch + shift
         };
         let within: Vec<usize> = taps.iter().map(within).collect();
-        (0..self.source.channels).flat_map(|c| within.iter().map(move |w| (c * planes * self.plane + w) as u32)).collect()
+        (0..self.source.channels).step_by(group).flat_map(|c| within.iter().map(move |w| (c * self.channel() + w) as u32)).collect()
     }
 }
 

@@ -12,7 +12,7 @@
 use super::super::machine::machine;
 use super::super::scratch;
 use super::super::shape::ConvShape;
-use super::super::simd::{self, Form, Level, MAX_LANES, ReduceTile, Simd, Task};
+use super::super::simd::{self, Form, Group, Level, MAX_LANES, ReduceTile, Simd, Task};
 use super::pack::{Ahead, Planes, pack_strip};
 use super::view::{Source, View, forward_taps, largest};
 use rayon::prelude::*;
@@ -24,8 +24,9 @@ const BLOCK: usize = 192;
 struct Shared<'a> {
     shape: &'a ConvShape,
     view: &'a View,
-    /// Where each `(channel, tap)` row of the packed input starts.
+    /// Where each `(channel, tap)` row of the packed input starts, or the first of some channels' rows for each tap.
     rows: &'a [u32],
+    channels: Group,
     x: &'a [f32],
     dy: &'a [f32],
     /// Channels of a group (one or two vectors) and number of groups.
@@ -38,18 +39,19 @@ struct Part<'a, 'b> {
     shared: &'a Shared<'a>,
     strips: std::ops::Range<usize>,
     first_group: usize,
-    /// `[group][(channel, tap)][channel of the group]`.
+    /// `[group][(channels, tap, channel of the channels)][channel of the group]`.
     sums: &'b mut [f32],
 }
 
 /// [`super::weight_grad`] at a level.
 pub fn weight_grad(level: Level, shape: &ConvShape, x: &[f32], dy: &[f32], dw: &mut [f32]) {
-    let Form { lanes, terms, .. } = level.form();
+    let Form { lanes, terms, group: most, .. } = level.form();
     let cells = shape.batch.div_ceil(terms);
     let group = if shape.out_channels > lanes { 2 * lanes } else { lanes };
     let groups = shape.out_channels.div_ceil(group);
     let taps = forward_taps(shape);
-    let source = Source { channels: shape.in_channels, height: shape.height, width: shape.width };
+    let size = Group::size_of(shape.in_channels, most);
+    let source = Source { channels: shape.in_channels.next_multiple_of(size), height: shape.height, width: shape.width };
     let mut view = View::new(source, shape.stride, [1, 1], [shape.out_height(), shape.out_width()], &taps, shape.out_channels, terms == 1);
 
     let (group_parts, pixel_parts) = divide(groups, rayon::current_num_threads());
@@ -59,9 +61,10 @@ pub fn weight_grad(level: Level, shape: &ConvShape, x: &[f32], dy: &[f32], dw: &
     let strips = cells * view.rows.div_ceil(strip);
     let pixel_parts = pixel_parts.min(strips).max(1);
 
-    let rows = view.offset_table(&taps);
-    let shared = Shared { shape, view: &view, rows: &rows, x, dy, group, groups };
-    let size = rows.len() * group;
+    let rows = view.offset_table(&taps, size);
+    let channels = if size > 1 { Group { size, apart: view.channel() } } else { Group::ONE };
+    let shared = Shared { shape, view: &view, rows: &rows, channels, x, dy, group, groups };
+    let size = rows.len() * channels.size * group;
     let mut sums = scratch::take(pixel_parts * groups * size);
     let mut parts = Vec::new();
     for (p, sums) in sums.chunks_exact_mut(groups * size).enumerate() {
@@ -73,9 +76,11 @@ pub fn weight_grad(level: Level, shape: &ConvShape, x: &[f32], dy: &[f32], dw: &
     debug_assert_eq!(parts.len(), pixel_parts * group_parts);
     parts.into_par_iter().with_max_len(1).for_each(|part| simd::run(level, part));
 
-    let depth = rows.len();
-    let reduce =
-        |(g, dw): (usize, &mut [f32])| simd::run(level, Reduce { sums: &sums, stride: groups * size, first: g * size, group, depth, dw });
+    let depth = shape.in_channels * taps.len();
+    let reduce = |(g, dw): (usize, &mut [f32])| {
+        let order = Order { taps: taps.len(), channels: channels.size };
+        simd::run(level, Reduce { sums: &sums, stride: groups * size, first: g * size, group, depth, order, dw })
+    };
     let chunks = dw.chunks_mut(group * depth).enumerate();
     if depth * shape.out_channels < 1 << 15 {
         chunks.for_each(reduce);
@@ -106,15 +111,20 @@ impl Task for Part<'_, '_> {
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        let Shared { shape, view, rows, x: all_x, dy, group, groups } = *self.shared;
+        let Shared { shape, view, rows, channels: rows_of, x: all_x, dy, group, groups } = *self.shared;
         self.sums.fill(0.0);
-        let size = rows.len() * group;
+        let size = rows.len() * rows_of.size * group;
         let part_groups = self.sums.len() / size;
         let image_len = shape.in_channels * shape.height * shape.width;
         let gradient_plane = shape.out_height() * shape.out_width();
         let strips_per_image = view.rows.div_ceil(view.strip);
-        let longest = view.run(view.strip);
-        let mut buffer = scratch::take(if view.direct { 0 } else { view.strip_len(view.strip) });
+        // A unit for matrices sums whole registers of pixels: those behind the run are zero in the gradient, and finite in the input.
+        let longest = view.run(view.strip).next_multiple_of(S::GROUP);
+        let strip_len = view.strip_len(view.strip);
+        let mut buffer = scratch::take(if view.direct { 0 } else { strip_len + S::GROUP });
+        if let Some(behind) = buffer.get_mut(strip_len..) {
+            behind.fill(0.0);
+        }
         let mut transposed = scratch::take(part_groups * longest * group);
         // Rows per tile: as even as the limit allows.
         let tiles = rows.len().div_ceil(S::REDUCE_ROWS);
@@ -135,7 +145,9 @@ impl Task for Part<'_, '_> {
             let run = view.run(count);
             for (g, block) in transposed.chunks_exact_mut(longest * group).enumerate() {
                 transpose_gradient(s, self.shared, cell, row, count, self.first_group + g, block);
+                block[run * group..run.next_multiple_of(S::GROUP) * group].fill(0.0);
             }
+            let run = run.next_multiple_of(S::GROUP);
             let blocks = run.div_ceil(BLOCK);
             let mut ahead = [Ahead::nothing(), Ahead::nothing(), Ahead::nothing()];
             // Unpacked, the input is read in long runs, which the processor foresees itself.
@@ -154,7 +166,7 @@ impl Task for Part<'_, '_> {
                 }
             }
             let shares = ahead.each_ref().map(|ahead| ahead.len().div_ceil(blocks * part_groups).next_multiple_of(16));
-            let length = run.div_ceil(blocks.max(1));
+            let length = run.div_ceil(blocks.max(1)).next_multiple_of(S::GROUP);
             for from in (0..run).step_by(length.max(1)) {
                 let length = length.min(run - from);
                 for (b, sums) in transposed.chunks_exact(longest * group).zip(self.sums.chunks_exact_mut(size)) {
@@ -162,8 +174,9 @@ impl Task for Part<'_, '_> {
                         ahead.advance(s, share);
                     }
                     let (a, b) = (&source[from..], &b[from * group..][..length * group]);
-                    for (rows, c) in rows.chunks(tile_rows).zip(sums.chunks_mut(tile_rows * group)) {
-                        s.reduce_tile(ReduceTile { a, rows, b, ldb: group, length, c, ldc: group, vectors: group / S::LANES });
+                    for (rows, c) in rows.chunks(tile_rows).zip(sums.chunks_mut(tile_rows * rows_of.size * group)) {
+                        let vectors = group / S::LANES;
+                        s.reduce_tile(ReduceTile { a, rows, group: rows_of, b, ldb: group, length, c, ldc: group, vectors });
                     }
                 }
             }
@@ -219,6 +232,21 @@ fn transpose_gradient<S: Simd>(s: S, shared: &Shared<'_>, cell: usize, row: usiz
     }
 }
 
+/// The order of the sums along the input: `(channel / channels, tap, channel % channels)`.
+#[derive(Clone, Copy)]
+struct Order {
+    taps: usize,
+    channels: usize,
+}
+
+impl Order {
+    /// Where the weights, `[channel][tap]`, have what the sums have here.
+    fn place(self, at: usize) -> usize {
+        let (row, channel) = (at / self.channels, at % self.channels);
+        (row / self.taps * self.channels + channel) * self.taps + row % self.taps
+    }
+}
+
 /// Adds the parts' sums of one group and transposes them to the order of the weights.
 struct Reduce<'a> {
     sums: &'a [f32],
@@ -226,7 +254,9 @@ struct Reduce<'a> {
     stride: usize,
     first: usize,
     group: usize,
+    /// Input channels times taps.
     depth: usize,
+    order: Order,
     dw: &'a mut [f32],
 }
 
@@ -238,8 +268,9 @@ impl Task for Reduce<'_> {
         let mut block = [0.0; MAX_LANES * MAX_LANES];
         let mut columns = [0.0; MAX_LANES * MAX_LANES];
         let channels = self.dw.len() / self.depth;
-        for k in (0..self.depth).step_by(S::LANES) {
-            let rows = S::LANES.min(self.depth - k);
+        let all = self.depth.next_multiple_of(self.order.taps * self.order.channels);
+        for k in (0..all).step_by(S::LANES) {
+            let rows = S::LANES.min(all - k);
             for lane in (0..channels).step_by(S::LANES) {
                 for r in 0..rows {
                     let at = self.first + (k + r) * self.group + lane;
@@ -251,7 +282,17 @@ impl Task for Reduce<'_> {
                 }
                 s.transpose(&block, S::LANES, rows, S::LANES, &mut columns, S::LANES);
                 for c in 0..S::LANES.min(channels - lane) {
-                    self.dw[(lane + c) * self.depth + k..][..rows].copy_from_slice(&columns[c * S::LANES..][..rows]);
+                    let (dw, sums) = (&mut self.dw[(lane + c) * self.depth..][..self.depth], &columns[c * S::LANES..][..rows]);
+                    if self.order.channels == 1 {
+                        dw[k..k + rows].copy_from_slice(sums);
+                        continue;
+                    }
+                    for (at, &sum) in (k..).zip(sums) {
+                        // Channels that fill up the last group have no weights.
+                        if let Some(dw) = dw.get_mut(self.order.place(at)) {
+                            *dw = sum;
+                        }
+                    }
                 }
             }
         }

@@ -1,8 +1,9 @@
 //! AMX: eight registers of 16 rows of 64 bytes, and an instruction that multiplies two of them, pairs of bf16 with sums in f32.
 //!
-//! All is [`Avx512Bf16`]'s but the micro-kernel of plain matrices: six registers hold 32 x 48 sums, one 16 rows of the left-hand side, 16
-//! cells each, and one 16 cells of 16 columns of the right-hand side. So panels of the left-hand side are rows here, and blocks of a sum
-//! whole registers: both sides are filled up with zeros.
+//! All is [`Avx512Bf16`]'s but the micro-kernels: six registers hold sums, one 16 rows of the left-hand side, 16 cells each, and one 16
+//! cells of 16 columns of the right-hand side. So panels of the left-hand side are rows here, and a register's rows have to be evenly
+//! apart, which is what a [`Group`](super::Group) is. Blocks of plain matrices are whole registers, both sides filled up with zeros; a
+//! convolution's groups are as long as its channels make them, and so are the registers.
 //!
 //! The unit is a type: on a processor without it the tests run the same code over a model of its five instructions.
 
@@ -13,9 +14,9 @@ use std::sync::OnceLock;
 
 use half::bf16;
 
-use super::avx512::{L, MR, REDUCE_ROWS};
+use super::avx512::L;
 use super::avx512_bf16::{self, Avx512Bf16, inherit, inherit_vectors};
-use super::set::{PanelTile, ReduceTile, Simd, Task, Tile};
+use super::set::{Group, PanelTile, ReduceTile, Simd, Task, Tile, end};
 
 /// Rows of a panel.
 const PANEL: usize = 32;
@@ -27,10 +28,10 @@ const WIDTH: usize = 3 * SIDE;
 /// What multiplies registers. A value of it has the registers set up, and gives them back when it is dropped.
 ///
 /// # Safety
-/// Registers are numbered below 8, and 16 rows of 64 bytes, `stride` bytes apart, may be read or written at each pointer.
+/// Registers are numbered below 8, and the rows of their shape, `stride` bytes apart, may be read or written at each pointer.
 pub trait Unit {
     /// Sets up.
-    unsafe fn new() -> Self;
+    unsafe fn new(shapes: &'static Shapes) -> Self;
     /// Fills a register with zeros.
     unsafe fn zero<const T: usize>(&mut self);
     /// Reads a register.
@@ -44,9 +45,9 @@ pub trait Unit {
 /// The processor's.
 pub struct Hardware;
 
-/// What the registers look like: palette 1, and for each of eight 16 rows of 64 bytes.
+/// What the registers look like: palette 1, and for each of eight its rows and their bytes.
 #[repr(C, align(64))]
-struct Shapes {
+pub struct Shapes {
     palette: u8,
     start_row: u8,
     reserved: [u8; 14],
@@ -54,21 +55,50 @@ struct Shapes {
     rows: [u8; 16],
 }
 
-static SHAPES: Shapes = {
-    let (mut row_bytes, mut rows) = ([0; 16], [0; 16]);
+impl Shapes {
+    /// The registers 0 to 5 hold `side` rows of sums, 6 as many of `cells` of the left-hand side, 7 `cells` rows of the right-hand one.
+    const fn new(side: usize, cells: usize) -> Self {
+        let (mut row_bytes, mut rows) = ([0; 16], [0; 16]);
+        let mut i = 0;
+        while i < 8 {
+            (row_bytes[i], rows[i]) = (64, side as u8);
+            i += 1;
+        }
+        (row_bytes[6], rows[7]) = (4 * cells as u16, cells as u8);
+        Self { palette: 1, start_row: 0, reserved: [0; 14], row_bytes, rows }
+    }
+}
+
+/// Whole registers of sums, of 1 to 16 cells.
+static BY_CELLS: [Shapes; SIDE] = {
+    let mut all = [const { Shapes::new(SIDE, SIDE) }; SIDE];
     let mut i = 0;
-    while i < 8 {
-        (row_bytes[i], rows[i]) = (64, 16);
+    while i < SIDE {
+        all[i] = Shapes::new(SIDE, i + 1);
         i += 1;
     }
-    Shapes { palette: 1, start_row: 0, reserved: [0; 14], row_bytes, rows }
+    all
 };
+
+/// Sums of 1 to 16 rows, of 16 cells.
+static BY_ROWS: [Shapes; SIDE] = {
+    let mut all = [const { Shapes::new(SIDE, SIDE) }; SIDE];
+    let mut i = 0;
+    while i < SIDE {
+        all[i] = Shapes::new(i + 1, SIDE);
+        i += 1;
+    }
+    all
+};
+
+/// Whole registers.
+const WHOLE: &Shapes = &BY_CELLS[SIDE - 1];
 
 impl Unit for Hardware {
     #[inline(always)]
-    unsafe fn new() -> Self {
+    unsafe fn new(shapes: &'static Shapes) -> Self {
         // SAFETY: the caller knows that the unit is there; reads 64 bytes of a static.
-        unsafe { asm!("ldtilecfg [{0}]", in(reg) &raw const SHAPES, options(nostack)) };
+        unsafe { asm!("ldtilecfg [{0}]", in(reg) &raw const *shapes, options(nostack)) };
         Self
     }
     #[inline(always)]
@@ -171,7 +201,7 @@ pub(super) unsafe fn multiplies<U: Unit>() -> bool {
     let (a, b, mut c) = (cells(1), cells(4), vec![0.0; SIDE * SIDE]);
     // SAFETY: the caller's; each array is 16 rows of 64 bytes.
     unsafe {
-        let mut unit = U::new();
+        let mut unit = U::new(WHOLE);
         unit.zero::<0>();
         unit.load::<1>(a.as_ptr(), 64);
         unit.load::<2>(b.as_ptr(), 64);
@@ -198,28 +228,40 @@ pub(super) fn within<U: Unit + 'static, T: Task>(task: T, simd: Amx<U>) -> T::Ou
     task.run(simd)
 }
 
+/// A method of one of the registers of sums, by a number that is constant once the loops around it are unrolled: `j`-th of 3 in the `i`-th of 2
+/// rows; with `multiply`, by the registers 6 and 7.
+macro_rules! at {
+    ($i:expr, $j:expr, $unit:ident.multiply()) => {
+        match ($i, $j) {
+            (0, 0) => $unit.multiply::<0, 6, 7>(),
+            (0, 1) => $unit.multiply::<1, 6, 7>(),
+            (0, _) => $unit.multiply::<2, 6, 7>(),
+            (_, 0) => $unit.multiply::<3, 6, 7>(),
+            (_, 1) => $unit.multiply::<4, 6, 7>(),
+            (_, _) => $unit.multiply::<5, 6, 7>(),
+        }
+    };
+    ($i:expr, $j:expr, $unit:ident.$method:ident $arguments:tt) => {
+        match ($i, $j) {
+            (0, 0) => $unit.$method::<0> $arguments,
+            (0, 1) => $unit.$method::<1> $arguments,
+            (0, _) => $unit.$method::<2> $arguments,
+            (_, 0) => $unit.$method::<3> $arguments,
+            (_, 1) => $unit.$method::<4> $arguments,
+            (_, _) => $unit.$method::<5> $arguments,
+        }
+    };
+}
+
 /// The sums of `M` times 16 rows and `N` times 16 columns, `[32][48]`.
 ///
 /// # Safety
 /// The caller has run [`PanelTile::check`] for panels of [`PANEL`] rows, and `depth` is whole registers.
 #[inline(always)]
 unsafe fn sums<U: Unit, const M: usize, const N: usize>(a: &[f32], b: &[f32], depth: usize, sums: &mut [f32; PANEL * WIDTH]) {
-    /// One of the registers of sums, by a number that is constant once the loops are unrolled.
-    macro_rules! at {
-        ($i:expr, $j:expr, $unit:ident.$method:ident $arguments:tt) => {
-            match ($i, $j) {
-                (0, 0) => $unit.$method::<0> $arguments,
-                (0, 1) => $unit.$method::<1> $arguments,
-                (0, _) => $unit.$method::<2> $arguments,
-                (_, 0) => $unit.$method::<3> $arguments,
-                (_, 1) => $unit.$method::<4> $arguments,
-                (_, _) => $unit.$method::<5> $arguments,
-            }
-        };
-    }
     // SAFETY: a holds 32 rows of depth cells, b depth rows of N registers' width, sums 32 rows of 48.
     unsafe {
-        let mut unit = U::new();
+        let mut unit = U::new(WHOLE);
         for i in 0..M {
             for j in 0..N {
                 at!(i, j, unit.zero());
@@ -230,14 +272,7 @@ unsafe fn sums<U: Unit, const M: usize, const N: usize>(a: &[f32], b: &[f32], de
                 unit.load::<6>(a.as_ptr().add(i * SIDE * depth + k), 4 * depth);
                 for j in 0..N {
                     unit.load::<7>(b.as_ptr().add(k * N * SIDE + j * SIDE), 4 * N * SIDE);
-                    match (i, j) {
-                        (0, 0) => unit.multiply::<0, 6, 7>(),
-                        (0, 1) => unit.multiply::<1, 6, 7>(),
-                        (0, _) => unit.multiply::<2, 6, 7>(),
-                        (_, 0) => unit.multiply::<3, 6, 7>(),
-                        (_, 1) => unit.multiply::<4, 6, 7>(),
-                        (_, _) => unit.multiply::<5, 6, 7>(),
-                    }
+                    at!(i, j, unit.multiply());
                 }
             }
         }
@@ -249,15 +284,99 @@ unsafe fn sums<U: Unit, const M: usize, const N: usize>(a: &[f32], b: &[f32], de
     }
 }
 
+/// [`Simd::tile`] of `M` panels and `N` vectors of columns.
+///
+/// # Safety
+/// The caller has run [`check`], and `M` and `N` are the tile's.
+#[inline(always)]
+unsafe fn tile<U: Unit, const M: usize, const N: usize>(t: Tile<'_>) {
+    let Group { size, apart } = t.group;
+    let (c, mut a) = (t.c.as_mut_ptr(), t.a.as_ptr());
+    // SAFETY: the bounds were checked.
+    unsafe {
+        let mut unit = U::new(&BY_CELLS[size - 1]);
+        for i in 0..M {
+            for j in 0..N {
+                if t.accumulate {
+                    at!(i, j, unit.load(c.add(i * SIDE * t.ldc + j * SIDE), 4 * t.ldc));
+                } else {
+                    at!(i, j, unit.zero());
+                }
+            }
+        }
+        for &offset in &t.offsets.table {
+            let b = t.b.as_ptr().add(offset as usize);
+            // The columns outside: their rows may lie across cache lines, those of the left-hand side do not.
+            for j in 0..N {
+                unit.load::<7>(b.add(j * SIDE), 4 * apart);
+                for i in 0..M {
+                    unit.load::<6>(a.add(i * t.panel), 4 * size);
+                    at!(i, j, unit.multiply());
+                }
+            }
+            a = a.add(SIDE * size);
+        }
+        for i in 0..M {
+            for j in 0..N {
+                at!(i, j, unit.store(c.add(i * SIDE * t.ldc + j * SIDE), 4 * t.ldc));
+            }
+        }
+    }
+}
+
+/// The bounds of [`tile`].
+#[inline(always)]
+fn check(t: &Tile<'_>) {
+    let (depth, panels, width) = (t.offsets.depth(), t.rows.div_ceil(SIDE), t.cols.next_multiple_of(SIDE));
+    assert!((1..=PANEL).contains(&t.rows) && (1..=WIDTH).contains(&t.cols) && (1..=SIDE).contains(&t.group.size));
+    assert!(end(panels, t.panel, depth * SIDE * t.group.size) <= t.a.len());
+    assert!(depth == 0 || (t.offsets.max as usize).saturating_add(t.group.reach()).saturating_add(width) <= t.b.len());
+    assert!(end(panels * SIDE, t.ldc, width) <= t.c.len());
+}
+
+/// The sums of [`Simd::reduce_tile`] of `M` groups of rows and `N` vectors, `[group][row][48]`.
+///
+/// # Safety
+/// The caller has run [`ReduceTile::check`], and `M` and `N` are the tile's.
+#[inline(always)]
+unsafe fn reduce<U: Unit, const M: usize, const N: usize>(t: &ReduceTile<'_>, sums: &mut [f32; PANEL * WIDTH]) {
+    let Group { size, apart } = t.group;
+    // SAFETY: the bounds were checked; of the sums M groups of at most 16 rows are written.
+    unsafe {
+        let mut unit = U::new(&BY_ROWS[size - 1]);
+        for i in 0..M {
+            for j in 0..N {
+                at!(i, j, unit.zero());
+            }
+        }
+        for p in (0..t.length).step_by(SIDE) {
+            for (i, &row) in t.rows.iter().enumerate().take(M) {
+                unit.load::<6>(t.a.as_ptr().add(row as usize + p), 4 * apart);
+                for j in 0..N {
+                    unit.load::<7>(t.b.as_ptr().add(p * t.ldb + j * SIDE), 4 * t.ldb);
+                    at!(i, j, unit.multiply());
+                }
+            }
+        }
+        for i in 0..M {
+            for j in 0..N {
+                at!(i, j, unit.store(sums.as_mut_ptr().add(i * size * WIDTH + j * SIDE), 4 * WIDTH));
+            }
+        }
+    }
+}
+
 type V = __m512;
 
 impl<U: Unit + 'static> Simd for Amx<U> {
     const LANES: usize = L;
-    const MR: usize = MR;
+    const MR: usize = SIDE;
+    const TOGETHER: usize = 2;
+    const GROUP: usize = SIDE;
     const PANEL: usize = PANEL;
     const ROUND: usize = SIDE;
     const BY_ROWS: bool = true;
-    const REDUCE_ROWS: usize = REDUCE_ROWS;
+    const REDUCE_ROWS: usize = 2;
     const TERMS: usize = 2;
     type V = V;
 
@@ -267,8 +386,43 @@ impl<U: Unit + 'static> Simd for Amx<U> {
         neighbours(a: V, b: V) -> V;
         neighbours_bf16(src: &[bf16], n: usize) -> V;
         cell_bf16(low: &[bf16], high: &[bf16], n: usize) -> V;
-        tile(tile: Tile<'_>);
-        reduce_tile(tile: ReduceTile<'_>);
+    }
+
+    #[inline(always)]
+    fn tile(self, t: Tile<'_>) {
+        check(&t);
+        // SAFETY: `self` proves the unit; the bounds were checked.
+        unsafe {
+            match (t.rows > SIDE, t.cols.div_ceil(L)) {
+                (false, 1) => tile::<U, 1, 1>(t),
+                (false, 2) => tile::<U, 1, 2>(t),
+                (false, _) => tile::<U, 1, 3>(t),
+                (true, 1) => tile::<U, 2, 1>(t),
+                (true, 2) => tile::<U, 2, 2>(t),
+                (true, _) => tile::<U, 2, 3>(t),
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn reduce_tile(self, t: ReduceTile<'_>) {
+        t.check(L, Self::REDUCE_ROWS, SIDE);
+        let mut done = [0.0; PANEL * WIDTH];
+        // SAFETY: `self` proves the unit; the bounds were checked.
+        unsafe {
+            match (t.rows.len(), t.vectors) {
+                (1, 1) => reduce::<U, 1, 1>(&t, &mut done),
+                (1, _) => reduce::<U, 1, 2>(&t, &mut done),
+                (_, 1) => reduce::<U, 2, 1>(&t, &mut done),
+                (_, _) => reduce::<U, 2, 2>(&t, &mut done),
+            }
+        }
+        let rows = t.rows.len() * t.group.size;
+        for (c, row) in t.c.chunks_mut(t.ldc).zip(done.chunks_exact(WIDTH)).take(rows) {
+            for (c, row) in c[..t.vectors * L].chunks_exact_mut(L).zip(row.chunks_exact(L)) {
+                self.store(self.add(self.load(c), self.load(row)), c);
+            }
+        }
     }
 
     #[inline(always)]
@@ -304,8 +458,15 @@ pub(super) mod model {
 
     use super::*;
 
-    /// Eight registers, as cells.
-    pub(crate) struct Model([[f32; SIDE * SIDE]; 8]);
+    /// Eight registers, as cells, and their shapes.
+    pub(crate) struct Model([[f32; SIDE * SIDE]; 8], &'static Shapes);
+
+    impl Model {
+        /// Rows of a register, and cells of a row.
+        fn shape(&self, register: usize) -> [usize; 2] {
+            [usize::from(self.1.rows[register]), usize::from(self.1.row_bytes[register]) / 4]
+        }
+    }
 
     fn terms(cell: f32) -> [f32; 2] {
         let bits = cell.to_bits();
@@ -313,31 +474,35 @@ pub(super) mod model {
     }
 
     impl Unit for Model {
-        unsafe fn new() -> Self {
-            Self([[f32::NAN; SIDE * SIDE]; 8])
+        unsafe fn new(shapes: &'static Shapes) -> Self {
+            Self([[f32::NAN; SIDE * SIDE]; 8], shapes)
         }
         unsafe fn zero<const T: usize>(&mut self) {
             self.0[T].fill(0.0);
         }
         unsafe fn load<const T: usize>(&mut self, from: *const f32, stride: usize) {
-            for (i, row) in self.0[T].chunks_exact_mut(SIDE).enumerate() {
+            let [rows, cells] = self.shape(T);
+            for (i, row) in self.0[T].chunks_exact_mut(SIDE).enumerate().take(rows) {
                 // SAFETY: the caller's.
-                row.copy_from_slice(unsafe { std::slice::from_raw_parts(from.byte_add(i * stride), SIDE) });
+                row[..cells].copy_from_slice(unsafe { std::slice::from_raw_parts(from.byte_add(i * stride), cells) });
             }
         }
         unsafe fn multiply<const C: usize, const A: usize, const B: usize>(&mut self) {
-            for at in 0..SIDE * SIDE {
+            let ([rows, cells], [depth, columns]) = (self.shape(A), self.shape(B));
+            assert!(cells == depth && self.shape(C) == [rows, columns]);
+            for at in 0..rows * SIDE {
                 let (i, j) = (at / SIDE, at % SIDE);
-                for k in 0..SIDE {
+                for k in 0..depth {
                     let (a, b) = (terms(self.0[A][i * SIDE + k]), terms(self.0[B][k * SIDE + j]));
                     self.0[C][at] += a[0] * b[0] + a[1] * b[1];
                 }
             }
         }
         unsafe fn store<const T: usize>(&mut self, to: *mut f32, stride: usize) {
-            for (i, row) in self.0[T].chunks_exact(SIDE).enumerate() {
+            let [rows, cells] = self.shape(T);
+            for (i, row) in self.0[T].chunks_exact(SIDE).enumerate().take(rows) {
                 // SAFETY: the caller's.
-                unsafe { std::slice::from_raw_parts_mut(to.byte_add(i * stride), SIDE) }.copy_from_slice(row);
+                unsafe { std::slice::from_raw_parts_mut(to.byte_add(i * stride), cells) }.copy_from_slice(&row[..cells]);
             }
         }
     }

@@ -453,7 +453,7 @@ impl Simd for Avx2 {
     }
     #[inline(always)]
     fn reduce_tile(self, t: ReduceTile<'_>) {
-        t.check(L, Self::REDUCE_ROWS);
+        t.check(L, Self::REDUCE_ROWS, 1);
         // SAFETY: `self` proves the features; the bounds were checked, and each arm's R and N are those of the tile.
         unsafe { with_sizes!(t, [1 2 3 4 5] 6, reduce) }
     }

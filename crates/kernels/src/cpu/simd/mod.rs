@@ -35,7 +35,7 @@ use std::cell::Cell;
 use std::sync::OnceLock;
 
 use crate::policy::Precision;
-pub use set::{MAX_LANES, Offsets, PanelTile, ReduceTile, Simd, Task, Tile};
+pub use set::{Group, MAX_LANES, Offsets, PanelTile, ReduceTile, Simd, Task, Tile};
 
 /// The sizes of an instruction set, for code that divides work before it runs in one.
 #[derive(Clone, Copy, Debug)]
@@ -50,6 +50,8 @@ pub struct Form {
     pub panel: usize,
     /// [`Simd::TERMS`].
     pub terms: usize,
+    /// [`Simd::GROUP`].
+    pub group: usize,
 }
 
 /// The instruction sets, from least to most.
@@ -102,7 +104,7 @@ impl Level {
             type Out = Form;
             #[inline(always)]
             fn run<S: Simd>(self, _: S) -> Form {
-                Form { lanes: S::LANES, mr: S::MR, nr: S::NR, panel: S::PANEL, terms: S::TERMS }
+                Form { lanes: S::LANES, mr: S::MR, nr: S::NR, panel: S::PANEL, terms: S::TERMS, group: S::GROUP }
             }
         }
         run(self, Ask)

@@ -222,7 +222,7 @@ impl Simd for Portable {
     }
     #[inline(always)]
     fn reduce_tile(self, t: ReduceTile<'_>) {
-        t.check(L, Self::REDUCE_ROWS);
+        t.check(L, Self::REDUCE_ROWS, 1);
         with_sizes!(t, [1 2 3 4 5] 6, reduce)
     }
 }

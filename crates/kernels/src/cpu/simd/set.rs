@@ -23,11 +23,43 @@ impl Offsets {
     }
 }
 
-/// Arguments of [`Simd::tile`]: `c[i*ldc + j] = [c +] sum_k a[k*MR + i] * b[offsets[k] + j]` for `i < rows`, `j < cols`; `a` and `b` hold
-/// cells, whose product is the sum of the products of their terms.
+/// Rows that one entry of a table of starts stands for: evenly apart, so that a unit for matrices can read them at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Group {
+    /// Their number, 1..=[`Simd::GROUP`].
+    pub size: usize,
+    /// Their distance.
+    pub apart: usize,
+}
+
+impl Group {
+    /// Each row has its own entry.
+    pub const ONE: Self = Self { size: 1, apart: 0 };
+
+    /// The fewest groups of `rows` rows that a set of instructions with such a [`Simd::GROUP`] can read, as even as they can be: their size.
+    pub fn size_of(rows: usize, most: usize) -> usize {
+        rows.div_ceil(rows.div_ceil(most).max(1)).max(1)
+    }
+
+    /// From the first value of a group to that behind its last row's first.
+    #[inline(always)]
+    pub(super) fn reach(self) -> usize {
+        (self.size - 1).saturating_mul(self.apart)
+    }
+}
+
+/// Arguments of [`Simd::tile`]: `c[i*ldc + j] = [c +] sum_gk a[(g*MR + i) * size + k] * b[offsets[g] + k*apart + j]` for `i < rows`,
+/// `j < cols`, `k < size`; `a` and `b` hold cells, whose product is the sum of the products of their terms.
+///
+/// With [`Simd::TOGETHER`] panels there are up to so many times MR rows, all of `c`'s rows of a panel are there, and its columns up to whole
+/// vectors, as are those of `b`: what is beyond `rows` and `cols` may be read, and changed.
 pub struct Tile<'a> {
-    /// Packed left-hand panel, `[k][MR]`, rows beyond `rows` must be present (any finite value, normally zero).
+    /// Packed left-hand panels, `[group][MR][size]`, rows beyond `rows` must be present (any finite value, normally zero).
     pub a: &'a [f32],
+    /// Distance of the panels.
+    pub panel: usize,
+    /// What each entry of `offsets` stands for.
+    pub group: Group,
     /// The right-hand side, already cut to begin at the tile's first column.
     pub b: &'a [f32],
     /// Starts of the right-hand rows.
@@ -47,20 +79,23 @@ pub struct Tile<'a> {
     pub prefetch: bool,
 }
 
-/// Arguments of [`Simd::reduce_tile`]: `c[i*ldc + j] += sum_p a[rows[i] + p] * b[p*ldb + j]` for `j < vectors * LANES`, `p < length`.
+/// Arguments of [`Simd::reduce_tile`]: `c[(i*size + k) * ldc + j] += sum_p a[rows[i] + k*apart + p] * b[p*ldb + j]` for `k < size`,
+/// `j < vectors * LANES`, `p < length`.
 ///
 /// Each row of the left-hand side is contiguous along the reduction: a plane of pixels, read one cell at a time and broadcast. The sum is
 /// formed from zero and then added to `c`: a reduction over many pixels made of many short calls loses less than one chain.
 pub struct ReduceTile<'a> {
     /// Left-hand side.
     pub a: &'a [f32],
-    /// Starts of its rows, 1..=REDUCE_ROWS of them.
+    /// Starts of its groups of rows, 1..=REDUCE_ROWS of them.
     pub rows: &'a [u32],
+    /// What each entry of `rows` stands for.
+    pub group: Group,
     /// Right-hand side, `length` rows `ldb` apart.
     pub b: &'a [f32],
     /// Distance of the rows of `b`.
     pub ldb: usize,
-    /// Length of the reduction.
+    /// Length of the reduction, a multiple of [`Simd::GROUP`].
     pub length: usize,
     /// Accumulators.
     pub c: &'a mut [f32],
@@ -71,16 +106,17 @@ pub struct ReduceTile<'a> {
 }
 
 impl ReduceTile<'_> {
-    /// The bounds that both x86 micro-kernels rely on.
+    /// The bounds that the x86 micro-kernels rely on.
     #[inline(always)]
-    pub(super) fn check(&self, lanes: usize, max_rows: usize) {
+    pub(super) fn check(&self, lanes: usize, max_rows: usize, max_group: usize) {
         let width = self.vectors * lanes;
         assert!(matches!(self.vectors, 1 | 2) && (1..=max_rows).contains(&self.rows.len()));
+        assert!((1..=max_group).contains(&self.group.size) && self.length.is_multiple_of(max_group));
         for &row in self.rows {
-            assert!(self.length.saturating_add(row as usize) <= self.a.len());
+            assert!(self.length.saturating_add(row as usize).saturating_add(self.group.reach()) <= self.a.len());
         }
         assert!(end(self.length, self.ldb, width) <= self.b.len());
-        assert!(end(self.rows.len(), self.ldc, width) <= self.c.len());
+        assert!(end(self.rows.len() * self.group.size, self.ldc, width) <= self.c.len());
     }
 }
 
@@ -117,10 +153,10 @@ impl PanelTile<'_, '_> {
 }
 
 impl Tile<'_> {
-    /// The bounds that both x86 micro-kernels rely on.
+    /// The bounds that the x86 micro-kernels without groups rely on.
     #[inline(always)]
     pub(super) fn check(&self, mr: usize, nr: usize) {
-        assert!((1..=mr).contains(&self.rows) && (1..=nr).contains(&self.cols));
+        assert!(self.group.size == 1 && (1..=mr).contains(&self.rows) && (1..=nr).contains(&self.cols));
         assert!(self.a.len() / mr >= self.offsets.depth());
         assert!(self.offsets.depth() == 0 || self.offsets.max as usize + self.cols <= self.b.len());
         assert!(end(self.rows, self.ldc, self.cols) <= self.c.len());
@@ -154,11 +190,15 @@ pub const MAX_LANES: usize = 16;
 pub trait Simd: Copy + Send + Sync + 'static {
     /// f32 values in a vector.
     const LANES: usize;
-    /// Rows of [`Simd::tile`]; divides `LANES`.
+    /// Rows of a panel of [`Simd::tile`]; divides `LANES`.
     const MR: usize;
+    /// Most panels of [`Simd::tile`].
+    const TOGETHER: usize = 1;
+    /// Most rows of a [`Group`].
+    const GROUP: usize = 1;
     /// Columns of [`Simd::tile`].
     const NR: usize = 3 * Self::LANES;
-    /// Most rows of [`Simd::reduce_tile`].
+    /// Most groups of rows of [`Simd::reduce_tile`].
     const REDUCE_ROWS: usize;
     /// Rows of the left-hand panel of [`Simd::panel_tile`].
     const PANEL: usize = Self::MR;

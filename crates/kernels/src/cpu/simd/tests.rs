@@ -192,7 +192,7 @@ impl Task for Products {
     fn run<S: Simd>(self, s: S) {
         let (depth, ldc) = (5, S::NR + 3);
         let table: Vec<u32> = vec![3, 0, 100, 41, 8];
-        for cols in 1..=S::NR {
+        for cols in (1..=S::NR).filter(|_| S::GROUP == 1) {
             for rows in 1..=S::MR {
                 // Exactly as long as is needed, so that Miri or a sanitizer sees any read beyond.
                 let (a, b) = (Cells::new(s, depth * S::MR), Cells::new(s, 100 + cols));
@@ -201,7 +201,9 @@ impl Task for Products {
                     let mut c = before.clone();
                     let offsets = Offsets::new(table.clone());
                     assert_eq!(offsets.depth(), depth);
-                    s.tile(Tile { a: &a.cells, b: &b.cells, offsets: &offsets, c: &mut c, ldc, rows, cols, accumulate, prefetch });
+                    let (panel, group) = (0, Group::ONE);
+                    let (a_cells, b_cells, c_rows) = (&a.cells, &b.cells, &mut c);
+                    s.tile(Tile { a: a_cells, panel, group, b: b_cells, offsets: &offsets, c: c_rows, ldc, rows, cols, accumulate, prefetch });
                     for (at, (&c, &before)) in c.iter().zip(&before).enumerate() {
                         let (i, j) = (at / ldc, at % ldc);
                         let sum = |j: usize| (0..depth).map(|k| a.product(k * S::MR + i, &b, table[k] as usize + j)).sum::<f32>();
@@ -234,23 +236,80 @@ impl Task for Products {
         }
         for vectors in 1..=2 {
             for count in 1..=S::REDUCE_ROWS {
-                for length in [0, 1, 7] {
-                    let (width, ldb) = (vectors * S::LANES, 2 * S::LANES + 1);
-                    let rows: Vec<u32> = (0..count as u32).map(|i| i * 3 % 11).collect();
-                    let (a, b) = (Cells::new(s, 20), Cells::new(s, 7 * ldb));
-                    let before = values((count - 1) * ldc + width);
-                    let mut c = before.clone();
-                    s.reduce_tile(ReduceTile { a: &a.cells, rows: &rows, b: &b.cells, ldb, length, c: &mut c, ldc, vectors });
-                    for (at, (&c, &before)) in c.iter().zip(&before).enumerate() {
-                        let (i, j) = (at / ldc, at % ldc);
-                        let sum = |j: usize| (0..length).map(|p| a.product(rows[i] as usize + p, &b, p * ldb + j)).sum::<f32>();
-                        let expected = if j < width { before + sum(j) } else { before };
-                        assert!((c - expected).abs() < 1e-5, "{vectors} {count} {length} {i} {j}: {c} {expected}");
+                for length in [0, 1, 7].map(|n| n * S::GROUP) {
+                    for size in sizes::<S>() {
+                        let (width, ldb, group) = (vectors * S::LANES, 2 * S::LANES + 1, Group { size, apart: 23 });
+                        let rows: Vec<u32> = (0..count as u32).map(|i| i * 3 % 11).collect();
+                        let reach = (size - 1) * group.apart;
+                        let (a, b) = (Cells::new(s, 10 + reach + length), Cells::new(s, 7 * S::GROUP * ldb));
+                        let before = values((count * size - 1) * ldc + width);
+                        let mut c = before.clone();
+                        s.reduce_tile(ReduceTile { a: &a.cells, rows: &rows, group, b: &b.cells, ldb, length, c: &mut c, ldc, vectors });
+                        for (at, (&c, &before)) in c.iter().zip(&before).enumerate() {
+                            let (i, j) = (at / ldc, at % ldc);
+                            let row = rows[i / size] as usize + i % size * group.apart;
+                            let sum = |j: usize| (0..length).map(|p| a.product(row + p, &b, p * ldb + j)).sum::<f32>();
+                            let expected = if j < width { before + sum(j) } else { before };
+                            assert!((c - expected).abs() < 1e-4, "{vectors} {count} {length} {size} {i} {j}: {c} {expected}");
+                        }
                     }
                 }
             }
         }
     }
+}
+
+/// Sizes of groups to try.
+fn sizes<S: Simd>() -> Vec<usize> {
+    [1, 2, 5, 16].into_iter().filter(|&size| size <= S::GROUP).collect()
+}
+
+/// [`Simd::tile`] of a unit that reads groups of rows.
+#[derive(Clone, Copy)]
+struct Groups;
+
+impl Task for Groups {
+    type Out = ();
+    fn run<S: Simd>(self, s: S) {
+        let (ldc, table) = (S::NR + 3, [3, 0, 100, 41]);
+        for size in sizes::<S>().into_iter().filter(|_| S::GROUP > 1) {
+            let group = Group { size, apart: 61 };
+            for (rows, cols) in [(1, 1), (15, 17), (16, 48), (17, 16), (32, 33), (32, 48)] {
+                let (panels, width) = (rows.div_ceil(S::MR), cols.next_multiple_of(S::LANES));
+                // Exactly as long as is needed.
+                let panel = table.len() * S::MR * size;
+                let (a, b) = (Cells::new(s, panels * panel), Cells::new(s, 100 + (size - 1) * group.apart + width));
+                let before = values((panels * S::MR - 1) * ldc + width);
+                for accumulate in [false, true] {
+                    let mut c = before.clone();
+                    let offsets = Offsets::new(table.to_vec());
+                    let (a_cells, b_cells, c_rows, prefetch) = (&a.cells, &b.cells, &mut c, false);
+                    s.tile(Tile { a: a_cells, panel, group, b: b_cells, offsets: &offsets, c: c_rows, ldc, rows, cols, accumulate, prefetch });
+                    for (i, j) in (0..rows).flat_map(|i| (0..cols).map(move |j| (i, j))) {
+                        let left = |g: usize, k: usize| i / S::MR * panel + (g * S::MR + i % S::MR) * size + k;
+                        let right = |g: usize, k: usize| table[g] as usize + k * group.apart + j;
+                        let terms = (0..table.len()).flat_map(|g| (0..size).map(move |k| (g, k)));
+                        let sum = terms.map(|(g, k)| a.product(left(g, k), &b, right(g, k))).sum::<f32>();
+                        let expected = sum + if accumulate { before[i * ldc + j] } else { 0.0 };
+                        let c = c[i * ldc + j];
+                        assert!((c - expected).abs() < 1e-4, "{size} {rows} {cols} {i} {j}: {c} {expected}");
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn groups() {
+    on_all(Groups);
+}
+
+#[test]
+fn groups_are_few_and_even() {
+    let of = |rows| Group::size_of(rows, 16);
+    assert_eq!([0, 1, 2, 8, 16, 17, 24, 40, 64].map(of), [1, 1, 2, 8, 16, 9, 12, 14, 16]);
+    assert_eq!([1, 40].map(|rows| Group::size_of(rows, 1)), [1, 1]);
 }
 
 #[derive(Clone, Copy)]

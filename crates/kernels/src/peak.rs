@@ -89,9 +89,25 @@ impl Task for Tiles {
         let (a, b, mut c) = (vec![0.5; DEPTH * rows], vec![0.5; cols], vec![0.0; rows * cols]);
         // Every row of the right-hand matrix is the same one.
         let offsets = Offsets::new(vec![0; DEPTH]);
+        let mut unit = simd.tile_unit(Group::ONE);
         for _ in 0..TILES {
             let (panel, group) = (0, Group::ONE);
-            simd.tile(Tile { a: &a, panel, group, b: &b, offsets: &offsets, c: &mut c, ldc: cols, rows, cols, accumulate: false, prefetch: false });
+            simd.tile(
+                &mut unit,
+                Tile {
+                    a: &a,
+                    panel,
+                    group,
+                    b: &b,
+                    offsets: &offsets,
+                    c: &mut c,
+                    ldc: cols,
+                    rows,
+                    cols,
+                    accumulate: false,
+                    prefetch: false,
+                },
+            );
         }
         std::hint::black_box(&c);
     }

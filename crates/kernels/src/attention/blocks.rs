@@ -152,11 +152,13 @@ impl Panels {
     /// `out [rows, columns] (+)= panels right`.
     #[inline(always)]
     pub(super) fn times<S: Simd>(&self, s: S, right: &Tiles, out: &mut [&mut [f32]], accumulate: bool) {
+        let mut unit = s.panel_unit();
         for at in (0..right.columns).step_by(S::NR) {
             let cols = S::NR.min(right.columns - at);
             for (i, c) in out.chunks_mut(S::PANEL).enumerate() {
                 let a = &self.values[i * self.panel..];
-                s.panel_tile(PanelTile { a, b: &right.values[self.depth * at..], depth: self.depth, c, at, cols, accumulate });
+                let b = &right.values[self.depth * at..];
+                s.panel_tile(&mut unit, PanelTile { a, b, depth: self.depth, c, at, cols, accumulate });
             }
         }
     }

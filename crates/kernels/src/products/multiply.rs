@@ -151,6 +151,7 @@ impl Task for Share<'_, '_> {
         let mut tile = scratch::take(S::NR.min(columns.len().next_multiple_of(S::LANES)) * block);
         let mut decoded = scratch::take(if right.is_coded() { columns.len() * depth.min(BLOCK * S::TERMS) } else { 0 });
         let block_of = |start: usize| start..depth.min(start + BLOCK * S::TERMS);
+        let mut unit = s.panel_unit();
         let tile_of = |at: usize| columns.start + at..columns.end.min(columns.start + at + S::NR);
         for start in (0..depth).step_by(BLOCK * S::TERMS) {
             let terms = block_of(start);
@@ -182,7 +183,7 @@ impl Task for Share<'_, '_> {
                 let (accumulate, parts) = (self.accumulate || start > 0, out.len().div_ceil(S::PANEL));
                 for (i, (c, a)) in out.chunks_mut(S::PANEL).zip(panels.chunks_exact(S::PANEL * length)).enumerate() {
                     right.prefetch(s, next.clone(), tile_of(behind), i, parts);
-                    s.panel_tile(PanelTile { a, b: &tile, depth: length, c, at, cols, accumulate });
+                    s.panel_tile(&mut unit, PanelTile { a, b: &tile, depth: length, c, at, cols, accumulate });
                 }
             }
         }

@@ -45,7 +45,7 @@ struct Factor<'a> {
 const BLOCK: usize = 256;
 
 /// The same where the right-hand side is read in groups, by a unit that waits for memory more than for its sums.
-const GROUPED_BLOCK: usize = 128;
+const GROUPED_BLOCK: usize = 512;
 
 impl<'a> Factor<'a> {
     /// Of groups of `size` rows, and blocks of `most`.
@@ -269,6 +269,7 @@ impl Task for Strip<'_, '_> {
         let tile_len = S::MR * S::NR;
         let mut results = scratch::take(product.spread[1] * panels * tile_len);
         let first = self.panel;
+        let mut unit = s.tile_unit(group);
         let share = self.ahead.len().div_ceil(product.spread[0] * run.div_ceil(S::NR)).next_multiple_of(16);
         for (residue, factors) in factors.chunks_exact(product.spread[1]).enumerate() {
             // All panels pass over a tile before the next: the weights (32 bytes per step of the sum, in order) are easier to bring
@@ -287,7 +288,8 @@ impl Task for Strip<'_, '_> {
                             // Cells of a panel for one group, and the panels' distance.
                             let (step, count) = (S::MR * group.size, S::TOGETHER.min(panels - panel));
                             let apart = factor.depth * step;
-                            let a = &factor.panels[(first + panel) * apart + start * step..][..(count - 1) * apart + offsets.depth() * step];
+                            let a =
+                                &factor.panels[(first + panel) * apart + start * step..][..(count - 1) * apart + offsets.depth() * step];
                             let out = &mut self.out[panel * S::MR..];
                             let rows = (count * S::MR).min(out.len());
                             if last {
@@ -300,7 +302,7 @@ impl Task for Strip<'_, '_> {
                             // A packed strip is near already.
                             let prefetch = view.direct && panel == 0;
                             let accumulate = start > 0;
-                            s.tile(Tile { a, panel: apart, group, b, offsets, c, ldc: S::NR, rows, cols, accumulate, prefetch });
+                            s.tile(&mut unit, Tile { a, panel: apart, group, b, offsets, c, ldc: S::NR, rows, cols, accumulate, prefetch });
                             if last {
                                 for (row, out) in out[..rows].iter_mut().enumerate() {
                                     let channel = panel * S::MR + row;
@@ -435,7 +437,8 @@ mod tests {
         let source = Source { channels: s.in_channels, height: s.height, width: s.width };
         let view = View::new(source, s.stride, [1, 1], [s.out_height(), s.out_width()], &taps, s.out_channels, true);
         let panels = s.out_channels.div_ceil(form.mr);
-        let division = Division { view: &view, images: s.batch, panels, taps: taps.len(), mr: form.mr, nr: form.nr, grouped: form.group > 1 };
+        let division =
+            Division { view: &view, images: s.batch, panels, taps: taps.len(), mr: form.mr, nr: form.nr, grouped: form.group > 1 };
         for threads in [1, 2, 4, 7, 64] {
             assert_eq!(division.best(threads), division.exhaustive(threads), "{threads} threads, {s:?}");
         }

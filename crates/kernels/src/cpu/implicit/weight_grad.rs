@@ -126,6 +126,7 @@ impl Task for Part<'_, '_> {
             behind.fill(0.0);
         }
         let mut transposed = scratch::take(part_groups * longest * group);
+        let mut unit = s.reduce_unit(rows_of);
         // Rows per tile: as even as the limit allows.
         let tiles = rows.len().div_ceil(S::REDUCE_ROWS);
         let tile_rows = rows.len().div_ceil(tiles);
@@ -176,7 +177,7 @@ impl Task for Part<'_, '_> {
                     let (a, b) = (&source[from..], &b[from * group..][..length * group]);
                     for (rows, c) in rows.chunks(tile_rows).zip(sums.chunks_mut(tile_rows * rows_of.size * group)) {
                         let vectors = group / S::LANES;
-                        s.reduce_tile(ReduceTile { a, rows, group: rows_of, b, ldb: group, length, c, ldc: group, vectors });
+                        s.reduce_tile(&mut unit, ReduceTile { a, rows, group: rows_of, b, ldb: group, length, c, ldc: group, vectors });
                     }
                 }
             }

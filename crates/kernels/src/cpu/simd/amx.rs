@@ -69,6 +69,13 @@ impl Shapes {
     }
 }
 
+/// The registers set up for `rows` rows of sums, of `cells` cells at once.
+pub struct Set<U> {
+    unit: U,
+    rows: usize,
+    cells: usize,
+}
+
 /// Whole registers of sums, of 1 to 16 cells.
 static BY_CELLS: [Shapes; SIDE] = {
     let mut all = [const { Shapes::new(SIDE, SIDE) }; SIDE];
@@ -258,10 +265,9 @@ macro_rules! at {
 /// # Safety
 /// The caller has run [`PanelTile::check`] for panels of [`PANEL`] rows, and `depth` is whole registers.
 #[inline(always)]
-unsafe fn sums<U: Unit, const M: usize, const N: usize>(a: &[f32], b: &[f32], depth: usize, sums: &mut [f32; PANEL * WIDTH]) {
+unsafe fn sums<U: Unit, const M: usize, const N: usize>(unit: &mut U, [a, b]: [&[f32]; 2], depth: usize, sums: &mut [f32; PANEL * WIDTH]) {
     // SAFETY: a holds 32 rows of depth cells, b depth rows of N registers' width, sums 32 rows of 48.
     unsafe {
-        let mut unit = U::new(WHOLE);
         for i in 0..M {
             for j in 0..N {
                 at!(i, j, unit.zero());
@@ -287,14 +293,13 @@ unsafe fn sums<U: Unit, const M: usize, const N: usize>(a: &[f32], b: &[f32], de
 /// [`Simd::tile`] of `M` panels and `N` vectors of columns.
 ///
 /// # Safety
-/// The caller has run [`check`], and `M` and `N` are the tile's.
+/// The caller has run [`check`], `M` and `N` are the tile's, and the unit is set up for whole registers of the group's cells.
 #[inline(always)]
-unsafe fn tile<U: Unit, const M: usize, const N: usize>(t: Tile<'_>) {
+unsafe fn tile<U: Unit, const M: usize, const N: usize>(unit: &mut U, t: Tile<'_>) {
     let Group { size, apart } = t.group;
     let (c, mut a) = (t.c.as_mut_ptr(), t.a.as_ptr());
     // SAFETY: the bounds were checked.
     unsafe {
-        let mut unit = U::new(&BY_CELLS[size - 1]);
         for i in 0..M {
             for j in 0..N {
                 if t.accumulate {
@@ -337,13 +342,12 @@ fn check(t: &Tile<'_>) {
 /// The sums of [`Simd::reduce_tile`] of `M` groups of rows and `N` vectors, `[group][row][48]`.
 ///
 /// # Safety
-/// The caller has run [`ReduceTile::check`], and `M` and `N` are the tile's.
+/// The caller has run [`ReduceTile::check`], `M` and `N` are the tile's, and the unit is set up for the group's rows, of 16 cells.
 #[inline(always)]
-unsafe fn reduce<U: Unit, const M: usize, const N: usize>(t: &ReduceTile<'_>, sums: &mut [f32; PANEL * WIDTH]) {
+unsafe fn reduce<U: Unit, const M: usize, const N: usize>(unit: &mut U, t: &ReduceTile<'_>, sums: &mut [f32; PANEL * WIDTH]) {
     let Group { size, apart } = t.group;
     // SAFETY: the bounds were checked; of the sums M groups of at most 16 rows are written.
     unsafe {
-        let mut unit = U::new(&BY_ROWS[size - 1]);
         for i in 0..M {
             for j in 0..N {
                 at!(i, j, unit.zero());
@@ -379,6 +383,7 @@ impl<U: Unit + 'static> Simd for Amx<U> {
     const REDUCE_ROWS: usize = 2;
     const TERMS: usize = 2;
     type V = V;
+    type Unit = Set<U>;
 
     inherit_vectors!();
     inherit! {
@@ -389,32 +394,47 @@ impl<U: Unit + 'static> Simd for Amx<U> {
     }
 
     #[inline(always)]
-    fn tile(self, t: Tile<'_>) {
+    fn unit(self, rows: usize, cells: usize) -> Set<U> {
+        let shapes = match (rows, cells) {
+            (SIDE, 1..=SIDE) => &BY_CELLS[cells - 1],
+            (1..=SIDE, SIDE) => &BY_ROWS[rows - 1],
+            _ => panic!("sums of {rows} rows, of {cells} cells"),
+        };
+        // SAFETY: `self` proves the unit.
+        Set { unit: unsafe { U::new(shapes) }, rows, cells }
+    }
+
+    #[inline(always)]
+    fn tile(self, set: &mut Set<U>, t: Tile<'_>) {
         check(&t);
+        assert_eq!((set.rows, set.cells), (SIDE, t.group.size));
+        let unit = &mut set.unit;
         // SAFETY: `self` proves the unit; the bounds were checked.
         unsafe {
             match (t.rows > SIDE, t.cols.div_ceil(L)) {
-                (false, 1) => tile::<U, 1, 1>(t),
-                (false, 2) => tile::<U, 1, 2>(t),
-                (false, _) => tile::<U, 1, 3>(t),
-                (true, 1) => tile::<U, 2, 1>(t),
-                (true, 2) => tile::<U, 2, 2>(t),
-                (true, _) => tile::<U, 2, 3>(t),
+                (false, 1) => tile::<U, 1, 1>(unit, t),
+                (false, 2) => tile::<U, 1, 2>(unit, t),
+                (false, _) => tile::<U, 1, 3>(unit, t),
+                (true, 1) => tile::<U, 2, 1>(unit, t),
+                (true, 2) => tile::<U, 2, 2>(unit, t),
+                (true, _) => tile::<U, 2, 3>(unit, t),
             }
         }
     }
 
     #[inline(always)]
-    fn reduce_tile(self, t: ReduceTile<'_>) {
+    fn reduce_tile(self, set: &mut Set<U>, t: ReduceTile<'_>) {
         t.check(L, Self::REDUCE_ROWS, SIDE);
+        assert_eq!((set.rows, set.cells), (t.group.size, SIDE));
+        let unit = &mut set.unit;
         let mut done = [0.0; PANEL * WIDTH];
         // SAFETY: `self` proves the unit; the bounds were checked.
         unsafe {
             match (t.rows.len(), t.vectors) {
-                (1, 1) => reduce::<U, 1, 1>(&t, &mut done),
-                (1, _) => reduce::<U, 1, 2>(&t, &mut done),
-                (_, 1) => reduce::<U, 2, 1>(&t, &mut done),
-                (_, _) => reduce::<U, 2, 2>(&t, &mut done),
+                (1, 1) => reduce::<U, 1, 1>(unit, &t, &mut done),
+                (1, _) => reduce::<U, 1, 2>(unit, &t, &mut done),
+                (_, 1) => reduce::<U, 2, 1>(unit, &t, &mut done),
+                (_, _) => reduce::<U, 2, 2>(unit, &t, &mut done),
             }
         }
         let rows = t.rows.len() * t.group.size;
@@ -426,19 +446,20 @@ impl<U: Unit + 'static> Simd for Amx<U> {
     }
 
     #[inline(always)]
-    fn panel_tile(self, t: PanelTile<'_, '_>) {
+    fn panel_tile(self, set: &mut Set<U>, t: PanelTile<'_, '_>) {
         t.check(PANEL, L);
-        assert!(t.depth.is_multiple_of(SIDE));
+        assert!(t.depth.is_multiple_of(SIDE) && (set.rows, set.cells) == (SIDE, SIDE));
+        let unit = &mut set.unit;
         let mut done = [0.0; PANEL * WIDTH];
         // SAFETY: `self` proves the unit; the bounds were checked.
         unsafe {
             match (t.c.len() > SIDE, t.cols.div_ceil(L)) {
-                (false, 1) => sums::<U, 1, 1>(t.a, t.b, t.depth, &mut done),
-                (false, 2) => sums::<U, 1, 2>(t.a, t.b, t.depth, &mut done),
-                (false, _) => sums::<U, 1, 3>(t.a, t.b, t.depth, &mut done),
-                (true, 1) => sums::<U, 2, 1>(t.a, t.b, t.depth, &mut done),
-                (true, 2) => sums::<U, 2, 2>(t.a, t.b, t.depth, &mut done),
-                (true, _) => sums::<U, 2, 3>(t.a, t.b, t.depth, &mut done),
+                (false, 1) => sums::<U, 1, 1>(unit, [t.a, t.b], t.depth, &mut done),
+                (false, 2) => sums::<U, 1, 2>(unit, [t.a, t.b], t.depth, &mut done),
+                (false, _) => sums::<U, 1, 3>(unit, [t.a, t.b], t.depth, &mut done),
+                (true, 1) => sums::<U, 2, 1>(unit, [t.a, t.b], t.depth, &mut done),
+                (true, 2) => sums::<U, 2, 2>(unit, [t.a, t.b], t.depth, &mut done),
+                (true, _) => sums::<U, 2, 3>(unit, [t.a, t.b], t.depth, &mut done),
             }
         }
         for (c, row) in t.c.iter_mut().zip(done.chunks_exact(WIDTH)) {

@@ -284,6 +284,10 @@ impl Simd for Avx2 {
     const MR: usize = MR;
     const REDUCE_ROWS: usize = 6;
     type V = __m256;
+    type Unit = ();
+
+    #[inline(always)]
+    fn unit(self, _: usize, _: usize) {}
 
     #[inline(always)]
     fn splat(self, x: f32) -> __m256 {
@@ -412,7 +416,7 @@ impl Simd for Avx2 {
         unsafe { look_up(table, [codes[0], codes[1], codes[2], codes[3]]) }
     }
     #[inline(always)]
-    fn panel_tile(self, t: PanelTile<'_, '_>) {
+    fn panel_tile(self, _: &mut (), t: PanelTile<'_, '_>) {
         t.check(MR, L);
         let vectors = t.cols.div_ceil(L);
         // SAFETY: `self` proves the features; the bounds were checked, and cols is (vectors - 1) * 8 + the lanes of last.
@@ -426,12 +430,12 @@ impl Simd for Avx2 {
         }
     }
     #[inline(always)]
-    fn tile(self, mut t: Tile<'_>) {
+    fn tile(self, _: &mut (), mut t: Tile<'_>) {
         t.check(MR, Self::NR);
         if t.cols > 2 * L && t.offsets.max as usize + Self::NR > t.b.len() {
             // The last columns of the last row of b: too few for three whole vectors.
             let cols = t.cols - 2 * L;
-            self.tile(Tile { b: &t.b[2 * L..], c: &mut t.c[2 * L..], cols, ..t });
+            self.tile(&mut (), Tile { b: &t.b[2 * L..], c: &mut t.c[2 * L..], cols, ..t });
             t.cols = 2 * L;
         }
         let vectors = t.cols.div_ceil(L);
@@ -452,7 +456,7 @@ impl Simd for Avx2 {
         }
     }
     #[inline(always)]
-    fn reduce_tile(self, t: ReduceTile<'_>) {
+    fn reduce_tile(self, _: &mut (), t: ReduceTile<'_>) {
         t.check(L, Self::REDUCE_ROWS, 1);
         // SAFETY: `self` proves the features; the bounds were checked, and each arm's R and N are those of the tile.
         unsafe { with_sizes!(t, [1 2 3 4 5] 6, reduce) }

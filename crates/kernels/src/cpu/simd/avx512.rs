@@ -371,6 +371,10 @@ impl Simd for Avx512 {
     const MR: usize = MR;
     const REDUCE_ROWS: usize = REDUCE_ROWS;
     type V = __m512;
+    type Unit = ();
+
+    #[inline(always)]
+    fn unit(self, _: usize, _: usize) {}
 
     #[inline(always)]
     fn splat(self, x: f32) -> __m512 {
@@ -501,17 +505,17 @@ impl Simd for Avx512 {
         unsafe { look_up(table, codes.as_ptr()) }
     }
     #[inline(always)]
-    fn panel_tile(self, t: PanelTile<'_, '_>) {
+    fn panel_tile(self, _: &mut (), t: PanelTile<'_, '_>) {
         // SAFETY: `self` proves the features.
         unsafe { any_panel(t) }
     }
     #[inline(always)]
-    fn tile(self, t: Tile<'_>) {
+    fn tile(self, _: &mut (), t: Tile<'_>) {
         // SAFETY: `self` proves the features.
         unsafe { any_tile(t) }
     }
     #[inline(always)]
-    fn reduce_tile(self, t: ReduceTile<'_>) {
+    fn reduce_tile(self, _: &mut (), t: ReduceTile<'_>) {
         // SAFETY: `self` proves the features.
         unsafe { any_reduce_tile(t) }
     }

@@ -155,6 +155,10 @@ impl Simd for Avx512Bf16 {
     const REDUCE_ROWS: usize = REDUCE_ROWS;
     const TERMS: usize = 2;
     type V = V;
+    type Unit = ();
+
+    #[inline(always)]
+    fn unit(self, _: usize, _: usize) {}
 
     inherit_vectors!();
 
@@ -181,17 +185,17 @@ impl Simd for Avx512Bf16 {
         unsafe { join_pairs(low.as_ptr(), high.as_ptr(), mask(n)) }
     }
     #[inline(always)]
-    fn panel_tile(self, t: PanelTile<'_, '_>) {
+    fn panel_tile(self, _: &mut (), t: PanelTile<'_, '_>) {
         // SAFETY: `self` proves the features.
         unsafe { any_panel(t) }
     }
     #[inline(always)]
-    fn tile(self, t: Tile<'_>) {
+    fn tile(self, _: &mut (), t: Tile<'_>) {
         // SAFETY: `self` proves the features.
         unsafe { any_tile(t) }
     }
     #[inline(always)]
-    fn reduce_tile(self, t: ReduceTile<'_>) {
+    fn reduce_tile(self, _: &mut (), t: ReduceTile<'_>) {
         // SAFETY: `self` proves the features.
         unsafe { any_reduce_tile(t) }
     }

@@ -104,6 +104,10 @@ impl Simd for Portable {
     const MR: usize = 4;
     const REDUCE_ROWS: usize = 6;
     type V = V;
+    type Unit = ();
+
+    #[inline(always)]
+    fn unit(self, _: usize, _: usize) {}
 
     #[inline(always)]
     fn splat(self, x: f32) -> V {
@@ -185,7 +189,7 @@ impl Simd for Portable {
     #[inline(always)]
     fn prefetch_write(self, _: &[f32]) {}
     #[inline(always)]
-    fn panel_tile(self, t: PanelTile<'_, '_>) {
+    fn panel_tile(self, _: &mut (), t: PanelTile<'_, '_>) {
         t.check(Self::MR, L);
         match t.cols.div_ceil(L) {
             1 => {
@@ -203,7 +207,7 @@ impl Simd for Portable {
         }
     }
     #[inline(always)]
-    fn tile(self, t: Tile<'_>) {
+    fn tile(self, _: &mut (), t: Tile<'_>) {
         t.check(Self::MR, Self::NR);
         match t.cols.div_ceil(L) {
             1 => {
@@ -221,7 +225,7 @@ impl Simd for Portable {
         }
     }
     #[inline(always)]
-    fn reduce_tile(self, t: ReduceTile<'_>) {
+    fn reduce_tile(self, _: &mut (), t: ReduceTile<'_>) {
         t.check(L, Self::REDUCE_ROWS, 1);
         with_sizes!(t, [1 2 3 4 5] 6, reduce)
     }

@@ -210,6 +210,27 @@ pub trait Simd: Copy + Send + Sync + 'static {
     const TERMS: usize = 1;
     /// A vector.
     type V: Copy;
+    /// Its unit for matrices, set up; nothing where there is none.
+    type Unit;
+
+    /// The unit, for sums of `rows` rows, each over `cells` cells at once: at most [`Simd::GROUP`] of either. Setting it up takes as long as some
+    /// of its products, so once for many of them, and again only when it has been dropped.
+    fn unit(self, rows: usize, cells: usize) -> Self::Unit;
+    /// The unit for [`Simd::tile`].
+    #[inline(always)]
+    fn tile_unit(self, group: Group) -> Self::Unit {
+        self.unit(Self::GROUP, group.size)
+    }
+    /// The unit for [`Simd::reduce_tile`].
+    #[inline(always)]
+    fn reduce_unit(self, group: Group) -> Self::Unit {
+        self.unit(group.size, Self::GROUP)
+    }
+    /// The unit for [`Simd::panel_tile`].
+    #[inline(always)]
+    fn panel_unit(self) -> Self::Unit {
+        self.unit(Self::GROUP, Self::GROUP)
+    }
 
     /// All lanes `x`.
     fn splat(self, x: f32) -> Self::V;
@@ -322,11 +343,11 @@ pub trait Simd: Copy + Send + Sync + 'static {
         self.cell(self.load_bf16(low, n), self.load_bf16(high, n))
     }
     /// The matrix micro-kernel, lanes along the columns: see [`Tile`].
-    fn tile(self, tile: Tile<'_>);
+    fn tile(self, unit: &mut Self::Unit, tile: Tile<'_>);
     /// The micro-kernel of plain matrices, both packed: see [`PanelTile`].
-    fn panel_tile(self, tile: PanelTile<'_, '_>);
+    fn panel_tile(self, unit: &mut Self::Unit, tile: PanelTile<'_, '_>);
     /// The micro-kernel for a reduction over pixels, lanes along output channels: see [`ReduceTile`].
-    fn reduce_tile(self, tile: ReduceTile<'_>);
+    fn reduce_tile(self, unit: &mut Self::Unit, tile: ReduceTile<'_>);
 
     /// (p, q) with p q = exp(x), to a few units in the last place: Cody and Waite's reduction by multiples of ln 2 and the Taylor
     /// polynomial of degree 7 on |r| <= ln 2 / 2, whose remainder there is below 6e-9. The argument is cut off at +-87; of NaN p is NaN.

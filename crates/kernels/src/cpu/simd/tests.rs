@@ -203,7 +203,10 @@ impl Task for Products {
                     assert_eq!(offsets.depth(), depth);
                     let (panel, group) = (0, Group::ONE);
                     let (a_cells, b_cells, c_rows) = (&a.cells, &b.cells, &mut c);
-                    s.tile(Tile { a: a_cells, panel, group, b: b_cells, offsets: &offsets, c: c_rows, ldc, rows, cols, accumulate, prefetch });
+                    s.tile(
+                        &mut s.tile_unit(group),
+                        Tile { a: a_cells, panel, group, b: b_cells, offsets: &offsets, c: c_rows, ldc, rows, cols, accumulate, prefetch },
+                    );
                     for (at, (&c, &before)) in c.iter().zip(&before).enumerate() {
                         let (i, j) = (at / ldc, at % ldc);
                         let sum = |j: usize| (0..depth).map(|k| a.product(k * S::MR + i, &b, table[k] as usize + j)).sum::<f32>();
@@ -223,7 +226,7 @@ impl Task for Products {
                     let mut lines: Vec<Vec<f32>> = (0..rows).map(|_| values(3 + cols)).collect();
                     let before = lines[0].clone();
                     let mut c: Vec<&mut [f32]> = lines.iter_mut().map(Vec::as_mut_slice).collect();
-                    s.panel_tile(PanelTile { a: &a.cells, b: &b.cells, depth, c: &mut c, at: 3, cols, accumulate });
+                    s.panel_tile(&mut s.panel_unit(), PanelTile { a: &a.cells, b: &b.cells, depth, c: &mut c, at: 3, cols, accumulate });
                     for (i, line) in lines.iter().enumerate() {
                         for (at, (&c, &before)) in line.iter().zip(&before).enumerate() {
                             let sum = |j: usize| (0..depth).map(|k| a.product(place(i, k), &b, k * width + j)).sum::<f32>();
@@ -244,7 +247,9 @@ impl Task for Products {
                         let (a, b) = (Cells::new(s, 10 + reach + length), Cells::new(s, 7 * S::GROUP * ldb));
                         let before = values((count * size - 1) * ldc + width);
                         let mut c = before.clone();
-                        s.reduce_tile(ReduceTile { a: &a.cells, rows: &rows, group, b: &b.cells, ldb, length, c: &mut c, ldc, vectors });
+                        let (a_cells, b_cells, c_rows) = (&a.cells, &b.cells, &mut c);
+                        let t = ReduceTile { a: a_cells, rows: &rows, group, b: b_cells, ldb, length, c: c_rows, ldc, vectors };
+                        s.reduce_tile(&mut s.reduce_unit(group), t);
                         for (at, (&c, &before)) in c.iter().zip(&before).enumerate() {
                             let (i, j) = (at / ldc, at % ldc);
                             let row = rows[i / size] as usize + i % size * group.apart;
@@ -274,7 +279,7 @@ impl Task for Groups {
         let (ldc, table) = (S::NR + 3, [3, 0, 100, 41]);
         for size in sizes::<S>().into_iter().filter(|_| S::GROUP > 1) {
             let group = Group { size, apart: 61 };
-            for (rows, cols) in [(1, 1), (15, 17), (16, 48), (17, 16), (32, 33), (32, 48)] {
+            for (rows, cols) in [(1_usize, 1_usize), (15, 17), (16, 48), (17, 16), (32, 33), (32, 48)] {
                 let (panels, width) = (rows.div_ceil(S::MR), cols.next_multiple_of(S::LANES));
                 // Exactly as long as is needed.
                 let panel = table.len() * S::MR * size;
@@ -284,7 +289,10 @@ impl Task for Groups {
                     let mut c = before.clone();
                     let offsets = Offsets::new(table.to_vec());
                     let (a_cells, b_cells, c_rows, prefetch) = (&a.cells, &b.cells, &mut c, false);
-                    s.tile(Tile { a: a_cells, panel, group, b: b_cells, offsets: &offsets, c: c_rows, ldc, rows, cols, accumulate, prefetch });
+                    s.tile(
+                        &mut s.tile_unit(group),
+                        Tile { a: a_cells, panel, group, b: b_cells, offsets: &offsets, c: c_rows, ldc, rows, cols, accumulate, prefetch },
+                    );
                     for (i, j) in (0..rows).flat_map(|i| (0..cols).map(move |j| (i, j))) {
                         let left = |g: usize, k: usize| i / S::MR * panel + (g * S::MR + i % S::MR) * size + k;
                         let right = |g: usize, k: usize| table[g] as usize + k * group.apart + j;

@@ -7,7 +7,7 @@
 //! convolution's weight gradient reads it, which costs one pass over memory and saves half of all kept activations. Burn calls such
 //! an operation memory bound and honours that only under a strategy chosen on the device; here it holds always (see [`recomputed`]).
 
-use burn::backend::{AutodiffBackend, Backend, Scalar, TensorMetadata};
+use burn::backend::{AutodiffBackend, Scalar, TensorMetadata};
 use burn::tensor::{DType, FloatDType, Shape};
 
 use crate::listen::told;

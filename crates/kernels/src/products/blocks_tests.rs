@@ -6,7 +6,8 @@ use burn::tensor::{DType, Device, Tensor, TensorData};
 use half::f16;
 
 use super::packed::{Coding, Form, Packed};
-use super::{Blocks, LowRank, Stored, StoredWeight, Weight, int8, linear, linear_data_grad, lora_linear, nf4, portable};
+use super::tests::lora_linear;
+use super::{Blocks, LowRank, Stored, StoredWeight, Weight, int8, linear, linear_data_grad, nf4, portable};
 use crate::cpu::Precision;
 use crate::cpu::reference::{greatest, noise};
 use crate::cpu::simd::{Level, level, with_level};

@@ -4,6 +4,7 @@ use burn::backend::tensor::{FloatTensor as Float, IntTensor};
 use burn::backend::{Backend, TensorMetadata};
 use burn::tensor::{DType, Shape, TensorData, try_read_sync};
 
+use super::branch::StoredBranch;
 use super::operand::Stored;
 use super::packed::{Form, Packed};
 use super::weight::StoredWeight;
@@ -63,53 +64,45 @@ fn product<B: MatrixOps>(a: Float<B>, b: Float<B>, dtype: DType) -> Float<B> {
     cast::<B>(B::product(cast::<B>(a, dtype), b), out)
 }
 
-pub(super) fn linear<B: MatrixOps>(x: Float<B>, weight: Float<B>, bias: Option<Float<B>>, precision: Precision) -> Float<B> {
-    let dtype = factors(precision, x.dtype());
-    let y = product::<B>(x, transposed::<B>(weight), dtype);
-    match bias {
-        Some(bias) => {
-            let out = bias.shape().num_elements();
-            B::float_add(y, B::float_reshape(bias, Shape::new([1, out])))
-        }
-        None => y,
-    }
+pub(super) fn linear<B: MatrixOps>(
+    x: Float<B>,
+    weight: Float<B>,
+    bias: Option<Float<B>>,
+    branch: Option<StoredBranch<B>>,
+    precision: Precision,
+) -> Float<B> {
+    let dtype = x.dtype();
+    let branch = branch.map(|StoredBranch { a, b, scaling }| {
+        let dtype = of_branch(precision, dtype);
+        let inner = product::<B>(x.clone(), transposed::<B>(a), dtype);
+        times::<B>(product::<B>(inner, transposed::<B>(b), dtype), scaling)
+    });
+    let y = product::<B>(x, transposed::<B>(weight), factors(precision, dtype));
+    let bias = bias.map(|bias| {
+        let out = bias.shape().num_elements();
+        B::float_reshape(bias, Shape::new([1, out]))
+    });
+    bias.into_iter().chain(branch).fold(y, B::float_add)
 }
 
-pub(super) fn linear_data_grad<B: MatrixOps>(dy: Float<B>, weight: Float<B>, precision: Precision) -> Float<B> {
-    let dtype = factors(precision, dy.dtype());
-    product::<B>(dy, weight, dtype)
+pub(super) fn linear_data_grad<B: MatrixOps>(
+    dy: Float<B>,
+    weight: Float<B>,
+    branch: Option<StoredBranch<B>>,
+    precision: Precision,
+) -> Float<B> {
+    let dtype = dy.dtype();
+    let branch = branch.map(|StoredBranch { a, b, scaling }| {
+        let dtype = of_branch(precision, dtype);
+        let inner = times::<B>(product::<B>(dy.clone(), b, dtype), scaling);
+        product::<B>(inner, a, dtype)
+    });
+    let dx = product::<B>(dy, weight, factors(precision, dtype));
+    branch.into_iter().fold(dx, B::float_add)
 }
 
 pub(super) fn linear_weight_grad<B: MatrixOps>(x: Float<B>, dy: Float<B>) -> Float<B> {
     B::product(transposed::<B>(dy), x)
-}
-
-pub(super) fn lora_linear<B: MatrixOps>(
-    x: Float<B>,
-    weight: Float<B>,
-    bias: Option<Float<B>>,
-    a: Float<B>,
-    b: Float<B>,
-    scaling: f64,
-    precision: Precision,
-) -> Float<B> {
-    let dtype = of_branch(precision, x.dtype());
-    let inner = product::<B>(x.clone(), transposed::<B>(a), dtype);
-    let branch = times::<B>(product::<B>(inner, transposed::<B>(b), dtype), scaling);
-    B::float_add(linear::<B>(x, weight, bias, precision), branch)
-}
-
-pub(super) fn lora_data_grad<B: MatrixOps>(
-    dy: Float<B>,
-    weight: Float<B>,
-    a: Float<B>,
-    b: Float<B>,
-    scaling: f64,
-    precision: Precision,
-) -> Float<B> {
-    let dtype = of_branch(precision, dy.dtype());
-    let inner = times::<B>(product::<B>(dy.clone(), b, dtype), scaling);
-    B::float_add(linear_data_grad::<B>(dy, weight, precision), product::<B>(inner, a, dtype))
 }
 
 pub(super) fn lora_grads<B: MatrixOps>(x: Float<B>, dy: Float<B>, a: Float<B>, b: Float<B>, scaling: f64) -> (Float<B>, Float<B>) {

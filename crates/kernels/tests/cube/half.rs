@@ -6,7 +6,7 @@ use crate::support::{Case, Numbers, case, cube, data, device, numbers, on_each_d
 use bellows_kernels::operands::Bias;
 use bellows_kernels::ops::KernelOps;
 use bellows_kernels::planes::{Parts, PlaneOps};
-use bellows_kernels::products::{ProductOps, StoredWeight};
+use bellows_kernels::products::{Branch, ProductOps, StoredBranch, StoredWeight};
 use bellows_kernels::{HALF_GRADIENTS, Lowering, NormStep, Precision, set_default_lowering};
 use burn::backend::{Backend, f16};
 use burn::tensor::{DType, TensorData};
@@ -137,16 +137,18 @@ fn products() {
     let flex = |data: &TensorData| FlexTensor::from_data(data.clone());
     let on_flex = |precision: Precision| {
         let w = || StoredWeight::Dense(flex(&w));
-        let y = Flex::lora_linear(flex(&x), w(), Bias::Zero, flex(&a), flex(&b), scaling, precision);
-        let dx = Flex::lora_data_grad(flex(&dy), w(), flex(&a), flex(&b), scaling, precision);
+        let branch = || Branch::LowRank(StoredBranch { a: flex(&a), b: flex(&b), scaling });
+        let y = Flex::linear_forward(flex(&x), w(), Bias::Zero, branch(), precision);
+        let dx = Flex::linear_data_grad(flex(&dy), w(), branch(), precision);
         [y, dx].map(|t| t.as_slice::<f32>().unwrap().to_vec())
     };
     for precision in [Precision::F16, Precision::PureF16] {
         for stored in [cube(w.clone()), half(w.clone())] {
             let w = || StoredWeight::Dense(stored.clone());
             let [x, dy, a, b] = [&x, &dy, &a, &b].map(|data| cube(data.clone()));
-            let y = CubeBackend::lora_linear(x, w(), Bias::Zero, a.clone(), b.clone(), scaling, precision);
-            let dx = CubeBackend::lora_data_grad(dy, w(), a, b, scaling, precision);
+            let branch = || Branch::LowRank(StoredBranch { a: a.clone(), b: b.clone(), scaling });
+            let y = CubeBackend::linear_forward(x, w(), Bias::Zero, branch(), precision);
+            let dx = CubeBackend::linear_data_grad(dy, w(), branch(), precision);
             for (gpu, (halves, plain)) in [y, dx].into_iter().zip(on_flex(precision).into_iter().zip(on_flex(Precision::F32))) {
                 assert_eq!(gpu.dtype, DType::F32);
                 let gpu = numbers(gpu);
@@ -169,8 +171,8 @@ fn weights_are_read_where_they_lie() {
     let w = matrix(3, [out, input]).convert::<f16>();
     let both = |stored: CubeTensor| {
         let w = || StoredWeight::Dense(stored.clone());
-        let y = CubeBackend::linear_forward(cube(matrix(1, [n, input])), w(), Bias::Zero, Precision::F32);
-        [y, CubeBackend::linear_data_grad(cube(matrix(2, [n, out])), w(), Precision::F32)].map(numbers)
+        let y = CubeBackend::linear_forward(cube(matrix(1, [n, input])), w(), Bias::Zero, Branch::Zero, Precision::F32);
+        [y, CubeBackend::linear_data_grad(cube(matrix(2, [n, out])), w(), Branch::Zero, Precision::F32)].map(numbers)
     };
     let (halves, whole) = (cube(w.clone()), cube(w.convert::<f32>()));
     assert!(both(halves.clone()) == both(whole));

@@ -9,19 +9,9 @@ use burn::backend::tensor::{FloatTensor as Float, IntTensor};
 use burn::backend::{Backend, Scalar, TensorMetadata};
 use burn::tensor::{Shape, Slice};
 
+use super::sizes::Sizes;
 use crate::decoder::{BLOCKED, DecoderOps};
 use crate::matrices::MatrixOps;
-
-/// The sizes of a problem.
-struct Sizes {
-    b: usize,
-    g: usize,
-    /// Query heads to a key head.
-    group: usize,
-    s: usize,
-    t: usize,
-    d: usize,
-}
 
 /// Scores that are held at a time, in f32 32 MB; a few times as many are in use where gradients are made of them.
 pub(super) const SCORES: usize = 8 << 20;
@@ -74,11 +64,6 @@ fn joined<B: Backend>(mut parts: Vec<Float<B>>) -> Float<B> {
 }
 
 impl Sizes {
-    fn new<B: Backend>(q: &Float<B>, k: &Float<B>) -> Self {
-        let ([b, h, s, d], [_, g, t, _]) = (q.shape().dims(), k.shape().dims());
-        Self { b, g, group: h / g, s, t, d }
-    }
-
     /// `[B, H, S, d]` as `[B, G, H / G S, d]`: the query heads of a key head are rows of one product.
     fn rows<B: Backend>(&self, q: Float<B>) -> Float<B> {
         B::float_reshape(q, Shape::new([self.b, self.g, self.group * self.s, self.d]))
@@ -126,7 +111,7 @@ pub(super) fn attend<B: DecoderOps + MatrixOps>(
 ) -> (Float<B>, Float<B>) {
     let of_part = |part: Part| {
         let (q, k) = (part.of::<B>(&q), part.seen::<B>(&k));
-        let sizes = Sizes::new::<B>(&q, &k);
+        let sizes = Sizes::new(&q, &k);
         let p = probabilities::<B>(q, k, part.first::<B>(&first), scale, &sizes);
         sizes.heads::<B>(B::product(p, part.seen::<B>(&v)))
     };
@@ -151,7 +136,7 @@ pub(super) fn attend_grad<B: DecoderOps + MatrixOps>(
     let mut sums: Option<[Float<B>; 2]> = None;
     for part in Part::all::<B>(&q, &k, most).into_iter().rev() {
         let (q, dy, k, v) = (part.of::<B>(&q), part.of::<B>(&dy), part.seen::<B>(&k), part.seen::<B>(&v));
-        let sizes = Sizes::new::<B>(&q, &k);
+        let sizes = Sizes::new(&q, &k);
         let p = probabilities::<B>(q.clone(), k.clone(), part.first::<B>(&first), scale, &sizes);
         let (q, dy) = (sizes.rows::<B>(q), sizes.rows::<B>(dy));
         let dp = B::product(dy.clone(), transposed::<B>(v));

@@ -12,7 +12,7 @@ use burn::tensor::{DType, FloatDType, Shape};
 
 use crate::listen::told;
 use crate::norm_parts;
-use crate::operands::{Bias, ConvConfig, NormOutput, NormStep};
+use crate::operands::{Bias, ConvConfig, NormChannels, NormOutput, NormStep};
 use crate::ops::{Keeps, KernelOps};
 use crate::planes::{HALF_GRADIENTS, PlaneOps};
 use crate::steps::{Autodiff, CheckpointStrategy, Float, NodeId, Parents, recomputed, recorded};
@@ -78,34 +78,28 @@ impl<B: KernelOps + PlaneOps + Keeps, C: CheckpointStrategy> KernelOps for Autod
         }
     }
 
-    fn norm_act(
-        x: Float<Self>,
-        gamma: Float<Self>,
-        beta: Float<Self>,
-        running_mean: Float<Self>,
-        running_variance: Float<Self>,
-        step: NormStep,
-    ) -> NormOutput<Self> {
-        let NormStep { epsilon, silu, .. } = step;
+    fn norm_act(x: Float<Self>, channels: NormChannels<Self>, step: NormStep) -> NormOutput<Self> {
+        let NormChannels { mean, variance, gamma, beta } = channels;
         let kept = [&x, &gamma, &beta];
         let [x_in, gamma_in, beta_in] = kept.map(|tensor| tensor.clone().into_primitive());
-        let running = [running_mean, running_variance].map(|tensor| tensor.into_primitive());
+        let [mean, variance] = [mean, variance].map(|running| running.into_primitive());
         let NormOutput { output, mean, variance, running_mean, running_variance } =
-            norm_parts::norm_act::<B>(x_in, gamma_in, beta_in, running, step);
+            norm_parts::norm_act::<B>(x_in, NormChannels { mean, variance, gamma: gamma_in, beta: beta_in }, step);
         let (ids, statistics) = (kept.map(|tensor| tensor.id()), [mean.clone(), variance.clone()]);
-        let again_from = statistics.clone();
+        let channels = move |gamma: Float<B>, beta: Float<B>| {
+            let [mean, variance] = statistics.clone();
+            NormChannels::<B> { mean, variance, gamma, beta }
+        };
+        let to_channels = channels.clone();
         let backward = move |dy: Float<B>, mut parents: Parents<'_, 3>| {
-            let ([x, gamma, beta], [mean, variance]) = (ids.map(|id| parents.kept::<B>(id)), statistics);
-            let grads = norm_parts::norm_act_backward::<B>(x, mean, variance, gamma, beta, dy, epsilon, silu);
+            let [x, gamma, beta] = ids.map(|id| parents.kept::<B>(id));
+            let grads = norm_parts::norm_act_backward::<B>(x, to_channels(gamma, beta), dy, step);
             parents.give_all::<B>([grads.x, grads.gamma, grads.beta]);
         };
         let output = if output.shape().num_elements() * output.dtype().size() <= B::KEPT {
             recorded::<B, C, 3>(kept.map(|tensor| tensor.node()), &kept, output, backward)
         } else {
-            let again = move |[x, gamma, beta]: [Float<B>; 3]| {
-                let [mean, variance] = again_from.clone();
-                B::norm_act_again(x, mean, variance, gamma, beta, epsilon, silu)
-            };
+            let again = move |[x, gamma, beta]: [Float<B>; 3]| B::norm_act_again(x, channels(gamma, beta), step);
             recomputed::<B, C, 3>(kept.map(Float::<Self>::clone), &kept, |_| output, again, backward)
         };
         // The statistics carry no gradient.

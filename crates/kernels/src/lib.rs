@@ -54,7 +54,7 @@ pub use graph::{enter, lead};
 pub use listen::{Leaves, Listener, leaf, listen, tell};
 pub use logits::{expectation, predictions};
 pub use maps::{Map, maps};
-use operands::Bias;
+use operands::{Bias, NormChannels};
 pub use operands::{ConvConfig, NormStep};
 use ops::KernelOps;
 pub use parts::{Gather, of_all_parts, with_parts};
@@ -127,7 +127,8 @@ pub fn batch_norm_silu(x: Tensor<4>, gamma: Tensor<1>, beta: Tensor<1>, running:
     shapes::expect("beta", beta.dims(), [c]);
     running.iter().for_each(|running| shapes::expect("a running statistic", running.dims(), [c]));
     let [mean, variance] = running.map(Tensor::into_dispatch);
-    let y = Dispatch::norm_act(x.into_dispatch(), gamma.into_dispatch(), beta.into_dispatch(), mean, variance, step);
+    let channels = NormChannels { mean, variance, gamma: gamma.into_dispatch(), beta: beta.into_dispatch() };
+    let y = Dispatch::norm_act(x.into_dispatch(), channels, step);
     BatchNormed { output: Tensor::from_dispatch(y.output), running: [y.running_mean, y.running_variance].map(Tensor::from_dispatch) }
 }
 

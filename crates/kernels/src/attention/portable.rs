@@ -34,22 +34,9 @@ impl Part {
             .collect()
     }
 
-    fn is_all(&self, of: usize) -> bool {
-        self.rows == (0..of)
-    }
-
-    /// These rows of `[B, H, S, d]`.
-    fn of<B: Backend>(&self, q: &Float<B>) -> Float<B> {
-        cut::<B>(q, self.rows.clone())
-    }
-
-    /// The keys, or values, that are seen.
-    fn seen<B: Backend>(&self, k: &Float<B>) -> Float<B> {
-        cut::<B>(k, 0..self.keys)
-    }
-
     fn first<B: Backend>(&self, first: &IntTensor<B>) -> IntTensor<B> {
-        if self.is_all(first.shape()[1]) { first.clone() } else { B::int_slice(first.clone(), &[Slice::full(), self.rows.clone().into()]) }
+        let first = first.clone();
+        if self.rows == (0..first.shape()[1]) { first } else { B::int_slice(first, &[Slice::full(), self.rows.clone().into()]) }
     }
 }
 
@@ -110,10 +97,10 @@ pub(super) fn attend<B: DecoderOps + MatrixOps>(
     scale: f64,
 ) -> (Float<B>, Float<B>) {
     let of_part = |part: Part| {
-        let (q, k) = (part.of::<B>(&q), part.seen::<B>(&k));
+        let (q, k, v) = (cut::<B>(&q, part.rows.clone()), cut::<B>(&k, 0..part.keys), cut::<B>(&v, 0..part.keys));
         let sizes = Sizes::new(&q, &k);
         let p = probabilities::<B>(q, k, part.first::<B>(&first), scale, &sizes);
-        sizes.heads::<B>(B::product(p, part.seen::<B>(&v)))
+        sizes.heads::<B>(B::product(p, v))
     };
     let y = joined::<B>(Part::all::<B>(&q, &k, most).into_iter().map(of_part).collect());
     // Nobody reads the sums of a backend that makes its probabilities from the scores once more.
@@ -135,7 +122,8 @@ pub(super) fn attend_grad<B: DecoderOps + MatrixOps>(
     // Of the keys of the parts so far; those of the last part are all.
     let mut sums: Option<[Float<B>; 2]> = None;
     for part in Part::all::<B>(&q, &k, most).into_iter().rev() {
-        let (q, dy, k, v) = (part.of::<B>(&q), part.of::<B>(&dy), part.seen::<B>(&k), part.seen::<B>(&v));
+        let [q, dy] = [&q, &dy].map(|x| cut::<B>(x, part.rows.clone()));
+        let [k, v] = [&k, &v].map(|x| cut::<B>(x, 0..part.keys));
         let sizes = Sizes::new(&q, &k);
         let p = probabilities::<B>(q.clone(), k.clone(), part.first::<B>(&first), scale, &sizes);
         let (q, dy) = (sizes.rows::<B>(q), sizes.rows::<B>(dy));

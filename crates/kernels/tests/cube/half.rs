@@ -3,7 +3,7 @@
 
 use crate::launches::{assert_ours, trace};
 use crate::support::{Case, Numbers, case, cube, data, device, numbers, on_each_device, pattern, relative};
-use bellows_kernels::operands::Bias;
+use bellows_kernels::operands::{Bias, NormChannels};
 use bellows_kernels::ops::KernelOps;
 use bellows_kernels::planes::{Parts, PlaneOps};
 use bellows_kernels::products::{Branch, ProductOps, StoredBranch, StoredWeight};
@@ -74,11 +74,11 @@ fn normalisation() {
         let channels = |stream| cube(TensorData::new(pattern(stream, shape[1]), [shape[1]]));
         let step = NormStep { epsilon: 1e-3, silu: true, momentum: 0.3 };
         let all = |x: CubeTensor, dy: CubeTensor| {
-            let y = CubeBackend::norm_act(x.clone(), channels(3), channels(4), channels(5), channels(6), step);
-            let (mean, variance) = (y.mean, y.variance);
-            let again =
-                CubeBackend::norm_act_again(x.clone(), mean.clone(), variance.clone(), channels(3), channels(4), step.epsilon, true);
-            let grads = CubeBackend::norm_act_backward(x, mean, variance, channels(3), channels(4), dy, step.epsilon, true);
+            let of = |mean, variance| NormChannels::<CubeBackend> { mean, variance, gamma: channels(3), beta: channels(4) };
+            let y = CubeBackend::norm_act(x.clone(), of(channels(5), channels(6)), step);
+            let of = of(y.mean, y.variance);
+            let again = CubeBackend::norm_act_again(x.clone(), of.clone(), step);
+            let grads = CubeBackend::norm_act_backward(x, of, dy, step);
             [y.output, again, y.running_mean, y.running_variance, grads.x, grads.gamma, grads.beta]
         };
         let expected = all(cube(data(1, shape)), cube(data(2, shape))).map(numbers);
@@ -137,7 +137,7 @@ fn products() {
     let flex = |data: &TensorData| FlexTensor::from_data(data.clone());
     let on_flex = |precision: Precision| {
         let w = || StoredWeight::Dense(flex(&w));
-        let branch = || Branch::LowRank(StoredBranch { a: flex(&a), b: flex(&b), scaling });
+        let branch = || Branch::<Flex>::LowRank(StoredBranch { a: flex(&a), b: flex(&b), scaling });
         let y = Flex::linear_forward(flex(&x), w(), Bias::Zero, branch(), precision);
         let dx = Flex::linear_data_grad(flex(&dy), w(), branch(), precision);
         [y, dx].map(|t| t.as_slice::<f32>().unwrap().to_vec())
@@ -146,7 +146,7 @@ fn products() {
         for stored in [cube(w.clone()), half(w.clone())] {
             let w = || StoredWeight::Dense(stored.clone());
             let [x, dy, a, b] = [&x, &dy, &a, &b].map(|data| cube(data.clone()));
-            let branch = || Branch::LowRank(StoredBranch { a: a.clone(), b: b.clone(), scaling });
+            let branch = || Branch::<CubeBackend>::LowRank(StoredBranch { a: a.clone(), b: b.clone(), scaling });
             let y = CubeBackend::linear_forward(x, w(), Bias::Zero, branch(), precision);
             let dx = CubeBackend::linear_data_grad(dy, w(), branch(), precision);
             for (gpu, (halves, plain)) in [y, dx].into_iter().zip(on_flex(precision).into_iter().zip(on_flex(Precision::F32))) {

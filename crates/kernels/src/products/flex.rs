@@ -17,7 +17,9 @@ use crate::operands::Bias;
 /// The values of a weight that [`settled`] returned.
 fn stored(weight: &StoredWeight<Flex>) -> Stored<'_> {
     match weight {
-        StoredWeight::Blocks { codes, scales, form, shape } => Stored::Packed(Packed::new(*form, codes.bytes(), values(scales), *shape)),
+        StoredWeight::Blocks { codes, scales, form, shape } => {
+            Stored::Packed(Packed { codes: codes.bytes(), scales: values(scales), form: *form, shape: *shape })
+        }
         StoredWeight::Dense(weight) => match weight.dtype() {
             DType::BF16 => Stored::Bf16(weight.as_slice::<bf16>().unwrap_or_default()),
             DType::F16 => Stored::F16(weight.as_slice::<f16>().unwrap_or_default()),

@@ -38,7 +38,7 @@ fn on_the_host<B: Backend>(codes: IntTensor<B>, scales: Float<B>, form: Form, sh
     // A device that is lost hands nothing back: what is computed with these is not finite.
     if let (Some(words), Some(scales)) = (words, scales) {
         let bytes: Vec<u8> = words.into_iter().flat_map(i32::to_le_bytes).collect();
-        Stored::Packed(Packed::new(form, &bytes, &scales, shape)).decode(simd::level(), 0, &mut values);
+        Stored::Packed(Packed { codes: &bytes, scales: &scales, form, shape }).decode(simd::level(), 0, &mut values);
     }
     B::float_from_data(TensorData::new(values, shape), &device)
 }

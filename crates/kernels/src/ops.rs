@@ -44,8 +44,8 @@ pub trait KernelOps: Backend {
 
     /// Batch normalisation with the batch's own statistics, then SiLU if `silu`.
     ///
-    /// `z = gamma (x - mean) / sqrt(variance + epsilon) + beta`, mean and biased variance over (N, H, W), those of `channels` being the running ones;
-    /// output `z sigmoid(z)` or `z` (Ioffe and Szegedy 2015, equations of algorithm 1). The running statistics become
+    /// `z = gamma (x - mean) / sqrt(variance + epsilon) + beta`, mean and biased variance over (N, H, W);
+    /// output `z sigmoid(z)` or `z` (Ioffe and Szegedy 2015, equations of algorithm 1). The running statistics, those of `channels`, become
     /// `(1 - momentum) running + momentum new`, the new variance unbiased, as PyTorch has them; they carry no gradient.
     fn norm_act(x: Float<Self>, #[extension_type] channels: NormChannels<Self>, step: NormStep) -> NormOutput<Self> {
         portable::norm_act::<Self>(x, channels, step)

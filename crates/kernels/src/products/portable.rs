@@ -1,12 +1,12 @@
 //! The products in Burn's own words: their definition, and the way of devices and types without a kernel.
 
-use burn::backend::tensor::{FloatTensor as Float, IntTensor};
+use burn::backend::tensor::FloatTensor as Float;
 use burn::backend::{Backend, TensorMetadata};
 use burn::tensor::{DType, Shape, TensorData, try_read_sync};
 
 use super::branch::StoredBranch;
 use super::operand::Stored;
-use super::packed::{Form, Packed};
+use super::packed::Packed;
 use super::weight::StoredWeight;
 use crate::cpu::Precision;
 use crate::cpu::simd;
@@ -21,16 +21,13 @@ fn cast<B: Backend>(x: Float<B>, dtype: DType) -> Float<B> {
     if x.dtype() == dtype { x } else { B::float_cast(x, dtype.into()) }
 }
 
-/// A weight as a tensor of `dtype`, `[out, in]`.
+/// A weight as a tensor of `dtype`, `[out, in]`. Blocks without a kernel, such as those of files, of which there are many kinds, are decoded by the
+/// processor.
 pub(super) fn dense<B: Backend>(weight: StoredWeight<B>, dtype: DType) -> Float<B> {
-    match weight {
-        StoredWeight::Dense(weight) => cast::<B>(weight, dtype),
-        StoredWeight::Blocks { codes, scales, form, shape } => cast::<B>(on_the_host::<B>(codes, scales, form, shape), dtype),
-    }
-}
-
-/// The way of blocks without a kernel, such as those of files, of which there are many kinds: decoded by the processor.
-fn on_the_host<B: Backend>(codes: IntTensor<B>, scales: Float<B>, form: Form, shape: [usize; 2]) -> Float<B> {
+    let (codes, scales, form, shape) = match weight {
+        StoredWeight::Dense(weight) => return cast::<B>(weight, dtype),
+        StoredWeight::Blocks { codes, scales, form, shape } => (codes, scales, form, shape),
+    };
     let device = codes.device();
     let words = try_read_sync(B::int_into_data(codes)).and_then(Result::ok).and_then(|data| data.try_into_vec_as::<i32>().ok());
     let scales = try_read_sync(B::float_into_data(scales)).and_then(Result::ok).and_then(|data| data.try_into_vec_as::<f32>().ok());
@@ -40,7 +37,7 @@ fn on_the_host<B: Backend>(codes: IntTensor<B>, scales: Float<B>, form: Form, sh
         let bytes: Vec<u8> = words.into_iter().flat_map(i32::to_le_bytes).collect();
         Stored::Packed(Packed { codes: &bytes, scales: &scales, form, shape }).decode(simd::level(), 0, &mut values);
     }
-    B::float_from_data(TensorData::new(values, shape), &device)
+    cast::<B>(B::float_from_data(TensorData::new(values, shape), &device), dtype)
 }
 
 /// The type of the factors of products with a weight where the others are `dtype`. (bf16 is the processor's.)

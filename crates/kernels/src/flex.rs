@@ -8,7 +8,7 @@ use burn_flex::FlexTensor;
 use crate::buffers::{all_f32, contiguous, owned, take, tensor, values};
 use crate::cpu::{self, ConvShape, Epilogue, Precision};
 use crate::cpu_norm::{self, Extent};
-use crate::operands::{Bias, ConvConfig, NormGrads, NormOutput, NormStep};
+use crate::operands::{Bias, ConvConfig, NormChannels, NormGrads, NormOutput, NormStep};
 use crate::ops::{Keeps, KernelOps};
 use crate::policy::Lowering;
 use crate::portable;
@@ -16,6 +16,12 @@ use crate::portable;
 fn extent(x: &FlexTensor) -> Extent {
     let [batch, channels, height, width] = x.shape().dims();
     Extent { batch, channels, plane: height * width }
+}
+
+/// The channels' constants.
+fn constants(NormChannels { mean, variance, gamma, beta }: NormChannels<Flex>, step: NormStep) -> Vec<cpu_norm::Channel> {
+    let [mean, variance, gamma, beta] = [mean, variance, gamma, beta].map(contiguous);
+    cpu_norm::channels(values(&mean), values(&variance), values(&gamma), values(&beta), step.epsilon)
 }
 
 /// The precision in which we compute this convolution, if we do. (On the processor a matrix product is Burn's own, but for a few channels.)
@@ -31,15 +37,13 @@ fn conv_shape(x: [usize; 4], weight: [usize; 4], config: &ConvConfig) -> ConvSha
     ConvShape { batch, in_channels, out_channels, height, width, kernel: [kh, kw], stride, padding }
 }
 
-/// Convolution, bias and, if asked for, SiLU, by our kernels.
-fn forward(
-    precision: Precision,
-    x: FlexTensor,
-    weight: FlexTensor,
-    bias: Option<FlexTensor>,
-    config: ConvConfig,
-    silu: bool,
-) -> FlexTensor {
+/// Convolution, bias and, if asked for, SiLU.
+fn forward(x: FlexTensor, weight: FlexTensor, bias: Bias<Flex>, config: ConvConfig, silu: bool) -> FlexTensor {
+    let bias = bias.into_option();
+    let Some(precision) = method([&x, &weight], &config) else {
+        let y = portable::conv_forward::<Flex>(x, weight, bias, config);
+        return if silu { portable::silu::<Flex>(y) } else { y };
+    };
     let (x, weight, bias) = (contiguous(x), contiguous(weight), bias.map(contiguous));
     let shape = conv_shape(x.shape().dims(), weight.shape().dims(), &config);
     let dims = [shape.batch, shape.out_channels, shape.out_height(), shape.out_width()];
@@ -55,17 +59,11 @@ impl Keeps for Flex {
 
 impl KernelOps for Flex {
     fn conv_forward(x: FlexTensor, weight: FlexTensor, bias: Bias<Self>, config: ConvConfig) -> FlexTensor {
-        match method([&x, &weight], &config) {
-            Some(precision) => forward(precision, x, weight, bias.into_option(), config, false),
-            None => portable::conv_forward::<Self>(x, weight, bias.into_option(), config),
-        }
+        forward(x, weight, bias, config, false)
     }
 
     fn conv_silu(x: FlexTensor, weight: FlexTensor, bias: Bias<Self>, config: ConvConfig) -> FlexTensor {
-        match method([&x, &weight], &config) {
-            Some(precision) => forward(precision, x, weight, bias.into_option(), config, true),
-            None => portable::silu::<Self>(Self::conv_forward(x, weight, bias, config)),
-        }
+        forward(x, weight, bias, config, true)
     }
 
     fn conv_data_grad(dy: FlexTensor, weight: FlexTensor, input: [usize; 2], config: ConvConfig) -> FlexTensor {
@@ -89,17 +87,10 @@ impl KernelOps for Flex {
         tensor(dw, dims)
     }
 
-    fn norm_act(
-        x: FlexTensor,
-        gamma: FlexTensor,
-        beta: FlexTensor,
-        running_mean: FlexTensor,
-        running_variance: FlexTensor,
-        step: NormStep,
-    ) -> NormOutput<Self> {
-        let running = [running_mean, running_variance];
-        let true = all_f32([&x, &gamma, &beta]) else { return portable::norm_act::<Self>(x, gamma, beta, running, step) };
-        let [x, gamma, beta] = [x, gamma, beta].map(contiguous);
+    fn norm_act(x: FlexTensor, channels: NormChannels<Self>, step: NormStep) -> NormOutput<Self> {
+        let true = all_f32([&x, &channels.gamma, &channels.beta]) else { return portable::norm_act::<Self>(x, channels, step) };
+        let running = [channels.mean, channels.variance];
+        let [x, gamma, beta] = [x, channels.gamma, channels.beta].map(contiguous);
         let (extent, dims) = (extent(&x), x.shape().dims::<4>());
         let mut out = take(extent.batch * extent.channels * extent.plane);
         let (mean, variance) = cpu_norm::forward(extent, values(&x), [&gamma, &beta].map(values), step.epsilon, step.silu, &mut out);
@@ -109,46 +100,22 @@ impl KernelOps for Flex {
         NormOutput { output: tensor(out, dims), mean, variance, running_mean, running_variance }
     }
 
-    fn norm_act_again(
-        x: FlexTensor,
-        mean: FlexTensor,
-        variance: FlexTensor,
-        gamma: FlexTensor,
-        beta: FlexTensor,
-        epsilon: f64,
-        silu: bool,
-    ) -> FlexTensor {
-        if !all_f32([&x, &mean, &variance, &gamma, &beta]) {
-            return portable::norm_act_again::<Self>(x, mean, variance, gamma, beta, epsilon, silu);
-        }
-        let [x, mean, variance, gamma, beta] = [x, mean, variance, gamma, beta].map(contiguous);
-        let channels = cpu_norm::channels(values(&mean), values(&variance), values(&gamma), values(&beta), epsilon);
+    fn norm_act_again(x: FlexTensor, channels: NormChannels<Self>, step: NormStep) -> FlexTensor {
+        let true = all_f32([&x].into_iter().chain(channels.all())) else { return portable::norm_act_again::<Self>(x, channels, step) };
+        let (x, channels) = (contiguous(x), constants(channels, step));
         let mut out = take(values(&x).len());
-        cpu_norm::forward_again(extent(&x), values(&x), &channels, silu, &mut out);
-        let dims = x.shape().dims::<4>();
-        tensor(out, dims)
+        cpu_norm::forward_again(extent(&x), values(&x), &channels, step.silu, &mut out);
+        tensor(out, x.shape())
     }
 
-    fn norm_act_backward(
-        x: FlexTensor,
-        mean: FlexTensor,
-        variance: FlexTensor,
-        gamma: FlexTensor,
-        beta: FlexTensor,
-        dy: FlexTensor,
-        epsilon: f64,
-        silu: bool,
-    ) -> NormGrads<Self> {
-        if !all_f32([&x, &mean, &variance, &gamma, &beta, &dy]) {
-            return portable::norm_act_backward::<Self>(x, mean, variance, gamma, beta, dy, epsilon, silu);
-        }
-        let [x, mean, variance, gamma, beta, dy] = [x, mean, variance, gamma, beta, dy].map(contiguous);
-        let extent = extent(&x);
-        let channels = cpu_norm::channels(values(&mean), values(&variance), values(&gamma), values(&beta), epsilon);
-        let mut dx = owned(dy);
-        let (dgamma, dbeta) = cpu_norm::backward(extent, values(&x), &channels, silu, &mut dx);
-        let (dims, c) = (x.shape().dims::<4>(), extent.channels);
-        NormGrads { x: tensor(dx, dims), gamma: tensor(dgamma, [c]), beta: tensor(dbeta, [c]) }
+    fn norm_act_backward(x: FlexTensor, channels: NormChannels<Self>, dy: FlexTensor, step: NormStep) -> NormGrads<Self> {
+        let true = all_f32([&x, &dy].into_iter().chain(channels.all())) else {
+            return portable::norm_act_backward::<Self>(x, channels, dy, step);
+        };
+        let (x, channels, mut dx) = (contiguous(x), constants(channels, step), owned(contiguous(dy)));
+        let (dgamma, dbeta) = cpu_norm::backward(extent(&x), values(&x), &channels, step.silu, &mut dx);
+        let c = channels.len();
+        NormGrads { x: tensor(dx, x.shape()), gamma: tensor(dgamma, [c]), beta: tensor(dbeta, [c]) }
     }
 }
 

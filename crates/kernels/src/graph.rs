@@ -8,7 +8,8 @@ use burn::tensor::{Tensor, TensorData};
 use burn_cubecl::CubeBackend;
 use burn_flex::Flex;
 
-use crate::steps::{Autodiff, Backward, CheckpointStrategy, Checkpointer, Float, Gradients, Ops, recorded, unary};
+use crate::planes::PlaneOps;
+use crate::steps::{Autodiff, CheckpointStrategy, Float, recorded};
 
 /// Operations that compute nothing.
 #[backend_extension(Flex, Cube, Autodiff)]
@@ -28,40 +29,15 @@ pub trait GraphOps: Backend {
 impl GraphOps for Flex {}
 impl GraphOps for CubeBackend {}
 
-#[derive(Debug)]
-struct Enter;
-
-impl<B: GraphOps> Backward<B, 1> for Enter {
-    type State = ();
-
-    fn backward(self, ops: Ops<(), 1>, grads: &mut Gradients, _: &mut Checkpointer) {
-        unary::<B, _>(ops.parents, ops.node, grads, |dy| dy);
-    }
-}
-
-/// State: dy.
-#[derive(Debug)]
-struct Lead;
-
-impl<B: GraphOps> Backward<B, 1> for Lead {
-    type State = Float<B>;
-
-    fn backward(self, ops: Ops<Float<B>, 1>, grads: &mut Gradients, _: &mut Checkpointer) {
-        let dy = ops.state;
-        unary::<B, _>(ops.parents, ops.node, grads, |_| dy);
-    }
-}
-
-impl<B: GraphOps, C: CheckpointStrategy> GraphOps for Autodiff<B, C> {
+impl<B: GraphOps + PlaneOps, C: CheckpointStrategy> GraphOps for Autodiff<B, C> {
     fn enter(x: Float<Self>) -> Float<Self> {
-        recorded!(Backward::<B, 1>::prepare::<C>(Enter, [x.node()]).compute_bound().stateful(), (), x.into_primitive())
+        recorded::<B, C, 1>([x.node()], &[], x.into_primitive(), |dy, mut parents| parents.give::<B>(0, || dy))
     }
 
     fn lead(y: Float<Self>, dy: Float<Self>) -> Float<Self> {
-        let prep = Backward::<B, 1>::prepare::<C>(Lead, [y.node()]).compute_bound().stateful();
-        let dy = Self::inner(dy);
+        let (nodes, dy) = ([y.node()], Self::inner(dy));
         let zero = B::lead(y.into_primitive(), dy.clone());
-        recorded!(prep, dy, zero)
+        recorded::<B, C, 1>(nodes, &[], zero, move |_, mut parents| parents.give::<B>(0, || dy))
     }
 }
 

@@ -16,7 +16,6 @@ pub mod cube;
 pub mod decoder;
 pub mod draws;
 pub mod dropout;
-mod error;
 mod flex;
 pub mod foreground;
 pub mod graph;
@@ -48,20 +47,19 @@ pub use attention::attention;
 pub use buffers::next_batch;
 pub use decoder::{rms_norm, rotate, swiglu};
 pub use dropout::dropout;
-pub use error::KernelError;
 pub use foreground::{Foreground, Positive, ciou, detection_terms};
 pub use graph::{enter, lead};
 pub use listen::{Leaves, Listener, leaf, listen, tell};
 pub use logits::{expectation, predictions};
 pub use maps::{Map, maps};
-use operands::Bias;
+use operands::{Bias, NormChannels};
 pub use operands::{ConvConfig, NormStep};
 use ops::KernelOps;
 pub use parts::{Gather, of_all_parts, with_parts};
 pub use peak::{processor_choices, processor_has_bf16, processor_level, processor_peak, product_rate};
 pub use planes::{HALF_GRADIENTS, add, concat, max_pool_same, slice_channels, upsample2, widen};
-pub use policy::{Lowering, Precision, default_lowering, set_default_lowering};
-pub use products::{Blocks, Coding, LowRank, Weight, linear, linear_data_grad, linear_weight_grad, lora_linear, reads_bf16};
+pub use policy::{KernelError, Lowering, Precision, default_lowering, set_default_lowering};
+pub use products::{Blocks, Coding, LowRank, Weight, linear, linear_data_grad, linear_weight_grad, reads_bf16};
 pub use rows::{cross_entropy, cross_entropy_loss};
 pub use update::{Adam, Segments, Sgd, adam_step, blend, clip_to_norm, sgd_step, sum_of_squares};
 
@@ -127,7 +125,8 @@ pub fn batch_norm_silu(x: Tensor<4>, gamma: Tensor<1>, beta: Tensor<1>, running:
     shapes::expect("beta", beta.dims(), [c]);
     running.iter().for_each(|running| shapes::expect("a running statistic", running.dims(), [c]));
     let [mean, variance] = running.map(Tensor::into_dispatch);
-    let y = Dispatch::norm_act(x.into_dispatch(), gamma.into_dispatch(), beta.into_dispatch(), mean, variance, step);
+    let channels = NormChannels { mean, variance, gamma: gamma.into_dispatch(), beta: beta.into_dispatch() };
+    let y = Dispatch::norm_act(x.into_dispatch(), channels, step);
     BatchNormed { output: Tensor::from_dispatch(y.output), running: [y.running_mean, y.running_variance].map(Tensor::from_dispatch) }
 }
 

@@ -15,6 +15,8 @@ use burn::backend::{Backend, BackendTensor, DispatchTensorKind};
 use burn::tensor::{Tensor, try_read_sync};
 use burn_autodiff::NodeId;
 
+use crate::parts::with;
+
 /// Is given the number of a weight and the gradient of it, in the shape of its memory.
 pub type Listener = Rc<dyn Fn(usize, Vec<f32>)>;
 
@@ -25,19 +27,9 @@ thread_local! {
     static LISTENING: RefCell<Option<(Rc<Leaves>, Listener)>> = const { RefCell::new(None) };
 }
 
-/// Puts back what was there before, also when the work panics.
-struct Before(Option<(Rc<Leaves>, Listener)>);
-
-impl Drop for Before {
-    fn drop(&mut self) {
-        LISTENING.set(self.0.take());
-    }
-}
-
 /// Does `work` and tells `listener` gradients of `leaves` that come up meanwhile.
 pub fn listen<R>(leaves: Leaves, listener: Listener, work: impl FnOnce() -> R) -> R {
-    let _before = Before(LISTENING.replace(Some((Rc::new(leaves), listener))));
-    work()
+    with(&LISTENING, (Rc::new(leaves), listener), work)
 }
 
 /// What the graph calls a tensor of the processor that has gradients.

@@ -10,10 +10,7 @@
 use std::cell::RefCell;
 use std::collections::VecDeque;
 
-use burn::backend::Backend;
-use burn::backend::tensor::FloatTensor as Float;
 use burn_autodiff::NodeId;
-use burn_autodiff::grads::Gradients;
 
 /// Gradients remembered: more than a detector's backward pass registers between the readers of one tensor.
 const REMEMBERED: usize = 1024;
@@ -24,7 +21,7 @@ thread_local! {
 }
 
 /// Whether we have put in a gradient of this tensor; it is remembered from now on.
-fn meets(id: NodeId) -> bool {
+pub(crate) fn meets(id: NodeId) -> bool {
     HELD.with_borrow_mut(|held| {
         let known = held.contains(&id.value);
         if !known {
@@ -34,35 +31,6 @@ fn meets(id: NodeId) -> bool {
         known
     })
 }
-
-/// Registers a gradient of the tensor `id`, which is a leaf if its `order` is 0: what `make` makes of the gradient that `taken` takes out, or of
-/// nothing.
-pub(crate) fn hand_in<B: Backend>(
-    grads: &mut Gradients,
-    (id, order): (NodeId, usize),
-    taken: impl FnOnce(&mut Gradients) -> Float<B>,
-    make: impl FnOnce(Option<Float<B>>) -> Float<B>,
-) {
-    let held = (order > 0 && meets(id)).then(|| taken(grads));
-    grads.register::<B>(id, make(held));
-}
-
-/// [`hand_in`] for a parent in a backward step, whose type has no public name: a value to be added, or a function of what is there.
-macro_rules! register {
-    ($backend:ty, $grads:expr, $node:expr, |$held:ident| $make:expr) => {{
-        let node = $node;
-        let at = (node.id, node.order);
-        $crate::meeting::hand_in::<$backend>($grads, at, |grads| grads.consume::<$backend>(&node), |$held| $make);
-    }};
-    ($backend:ty, $grads:expr, $node:expr, $value:expr) => {{
-        let value = $value;
-        $crate::meeting::register!($backend, $grads, $node, |held| match held {
-            Some(held) => <$backend>::add(value, held),
-            None => value,
-        });
-    }};
-}
-pub(crate) use register;
 
 #[cfg(test)]
 mod tests {

@@ -8,7 +8,7 @@ use burn::backend::tensor::FloatTensor as Float;
 use burn::backend::{Backend, Scalar, TensorMetadata};
 use burn::tensor::{DType, TensorData, try_read_sync};
 
-use crate::operands::{NormGrads, NormOutput, NormStep};
+use crate::operands::{NormChannels, NormGrads, NormOutput, NormStep};
 use crate::ops::KernelOps;
 use crate::parts::{has_others, of_all_parts};
 use crate::planes::{HALF_GRADIENTS, PlaneOps};
@@ -17,19 +17,13 @@ use crate::portable::move_statistics;
 /// [`KernelOps::norm_act`] by the statistics of all parts.
 ///
 /// Of parts of M_i values, means m_i and variances v_i: `m = Σ M_i m_i / M`, `v = Σ M_i (v_i + (m_i - m)²) / M` (Chan, Golub and LeVeque 1983).
-pub(crate) fn norm_act<B: KernelOps>(
-    x: Float<B>,
-    gamma: Float<B>,
-    beta: Float<B>,
-    running: [Float<B>; 2],
-    step: NormStep,
-) -> NormOutput<B> {
-    let alone = |x, gamma, beta, [mean, variance]: [Float<B>; 2]| B::norm_act(x, gamma, beta, mean, variance, step);
+pub(crate) fn norm_act<B: KernelOps>(x: Float<B>, channels: NormChannels<B>, step: NormStep) -> NormOutput<B> {
     if !has_others() {
-        return alone(x, gamma, beta, running);
+        return B::norm_act(x, channels, step);
     }
     let (device, values) = (x.device(), values(&x));
-    let own = alone(x.clone(), gamma.clone(), beta.clone(), running.clone());
+    let own = B::norm_act(x.clone(), channels.clone(), step);
+    let NormChannels { mean: old_mean, variance: old_variance, gamma, beta } = channels;
     let channels = own.mean.shape()[0];
     let parts = of_all_parts([vec![values], on_host::<B>(own.mean), on_host::<B>(own.variance)].concat());
     let all: f64 = parts.iter().map(|part| part[0]).sum();
@@ -40,8 +34,9 @@ pub(crate) fn norm_act<B: KernelOps>(
     });
     let (mean, variance): (Vec<f64>, Vec<f64>) = moments.unzip();
     let [mean, variance] = [mean, variance].map(|moment| on_device::<B>(&moment, &device));
-    let [running_mean, running_variance] = move_statistics::<B>(running, [&mean, &variance], step.momentum, all / (all - 1.0).max(1.0));
-    let output = B::norm_act_again(x, mean.clone(), variance.clone(), gamma, beta, step.epsilon, step.silu);
+    let [running_mean, running_variance] = move_statistics::<B>([old_mean, old_variance], [&mean, &variance], step.momentum, all / (all - 1.0).max(1.0));
+    let channels = NormChannels::<B> { mean: mean.clone(), variance: variance.clone(), gamma, beta };
+    let output = B::norm_act_again(x, channels, step);
     NormOutput { output, mean, variance, running_mean, running_variance }
 }
 
@@ -49,22 +44,17 @@ pub(crate) fn norm_act<B: KernelOps>(
 ///
 /// Of a part alone, `dx' = gamma rstd (dz - dbeta_i / M_i - x^ dgamma_i / M_i)`; with those of the whole in their place it is `dx' + gamma rstd
 /// (dbeta_i / M_i - dbeta / M + x^ (dgamma_i / M_i - dgamma / M))`.
-#[allow(clippy::too_many_arguments)]
 pub(crate) fn norm_act_backward<B: KernelOps + PlaneOps>(
     x: Float<B>,
-    mean: Float<B>,
-    variance: Float<B>,
-    gamma: Float<B>,
-    beta: Float<B>,
+    channels: NormChannels<B>,
     dy: Float<B>,
-    epsilon: f64,
-    silu: bool,
+    step: NormStep,
 ) -> NormGrads<B> {
     if !has_others() {
-        return B::norm_act_backward(x, mean, variance, gamma, beta, dy, epsilon, silu);
+        return B::norm_act_backward(x, channels, dy, step);
     }
     let (device, values) = (x.device(), values(&x));
-    let own = B::norm_act_backward(x.clone(), mean.clone(), variance.clone(), gamma.clone(), beta, dy, epsilon, silu);
+    let own = B::norm_act_backward(x.clone(), channels.clone(), dy, step);
     let sums = [vec![values], on_host::<B>(own.gamma.clone()), on_host::<B>(own.beta.clone())].concat();
     let parts = of_all_parts(sums.clone());
     let all: f64 = parts.iter().map(|part| part[0]).sum();
@@ -73,10 +63,11 @@ pub(crate) fn norm_act_backward<B: KernelOps + PlaneOps>(
     let missing: Vec<f64> =
         (1..sums.len()).map(|i| scale * (sums[i] / values - parts.iter().map(|part| part[i]).sum::<f64>() / all)).collect();
     let (tilt, shift) = missing.split_at(missing.len() / 2);
-    let rstd = B::float_recip(B::float_sqrt(B::float_add_scalar(variance.clone(), Scalar::Float(epsilon))));
+    let NormChannels { mean, variance, gamma, .. } = channels;
+    let rstd = B::float_recip(B::float_sqrt(B::float_add_scalar(variance.clone(), Scalar::Float(step.epsilon))));
     let steep = B::float_mul(gamma, rstd);
     let [tilt, shift] = [tilt, shift].map(|by| B::float_mul(steep.clone(), on_device::<B>(by, &device)));
-    let missing = B::norm_act_again(x, mean, variance, tilt, shift, epsilon, false);
+    let missing = B::norm_act_again(x, NormChannels::<B> { mean, variance, gamma: tilt, beta: shift }, NormStep { silu: false, ..step });
     NormGrads { x: B::add(own.x, missing), ..own }
 }
 

@@ -92,6 +92,25 @@ pub struct NormOutput<B: Backend> {
     pub running_variance: FloatTensor<B>,
 }
 
+/// What a batch is normalised with: statistics and parameters, `[C]` each.
+#[derive(ExtensionType, Clone, Debug)]
+pub struct NormChannels<B: Backend> {
+    /// Mean.
+    pub mean: FloatTensor<B>,
+    /// Biased variance.
+    pub variance: FloatTensor<B>,
+    /// Scale.
+    pub gamma: FloatTensor<B>,
+    /// Shift.
+    pub beta: FloatTensor<B>,
+}
+
+impl<B: Backend> NormChannels<B> {
+    pub(crate) fn all(&self) -> [&FloatTensor<B>; 4] {
+        [&self.mean, &self.variance, &self.gamma, &self.beta]
+    }
+}
+
 /// What [`KernelOps::norm_act_backward`](crate::ops::KernelOps::norm_act_backward) returns.
 #[derive(ExtensionType)]
 pub struct NormGrads<B: Backend> {

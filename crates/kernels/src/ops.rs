@@ -7,7 +7,7 @@
 use burn::backend::tensor::FloatTensor as Float;
 use burn::backend::{Backend, backend_extension};
 
-use crate::operands::{Bias, ConvConfig, NormGrads, NormOutput, NormStep};
+use crate::operands::{Bias, ConvConfig, NormChannels, NormGrads, NormOutput, NormStep};
 use crate::portable;
 
 /// What a backend keeps for the backward pass.
@@ -45,30 +45,15 @@ pub trait KernelOps: Backend {
     /// Batch normalisation with the batch's own statistics, then SiLU if `silu`.
     ///
     /// `z = gamma (x - mean) / sqrt(variance + epsilon) + beta`, mean and biased variance over (N, H, W);
-    /// output `z sigmoid(z)` or `z` (Ioffe and Szegedy 2015, equations of algorithm 1). The running statistics become
+    /// output `z sigmoid(z)` or `z` (Ioffe and Szegedy 2015, equations of algorithm 1). The running statistics, those of `channels`, become
     /// `(1 - momentum) running + momentum new`, the new variance unbiased, as PyTorch has them; they carry no gradient.
-    fn norm_act(
-        x: Float<Self>,
-        gamma: Float<Self>,
-        beta: Float<Self>,
-        running_mean: Float<Self>,
-        running_variance: Float<Self>,
-        step: NormStep,
-    ) -> NormOutput<Self> {
-        portable::norm_act::<Self>(x, gamma, beta, [running_mean, running_variance], step)
+    fn norm_act(x: Float<Self>, #[extension_type] channels: NormChannels<Self>, step: NormStep) -> NormOutput<Self> {
+        portable::norm_act::<Self>(x, channels, step)
     }
 
     /// The output of [`norm_act`](Self::norm_act) once more, from the statistics it returned.
-    fn norm_act_again(
-        x: Float<Self>,
-        mean: Float<Self>,
-        variance: Float<Self>,
-        gamma: Float<Self>,
-        beta: Float<Self>,
-        epsilon: f64,
-        silu: bool,
-    ) -> Float<Self> {
-        portable::norm_act_again::<Self>(x, mean, variance, gamma, beta, epsilon, silu)
+    fn norm_act_again(x: Float<Self>, #[extension_type] channels: NormChannels<Self>, step: NormStep) -> Float<Self> {
+        portable::norm_act_again::<Self>(x, channels, step)
     }
 
     /// Gradients of [`norm_act`](Self::norm_act) from its input, its statistics and dy; no other tensor is kept.
@@ -76,17 +61,12 @@ pub trait KernelOps: Backend {
     /// With `x^ = (x - mean) rstd`, `z = gamma x^ + beta`, `s = sigmoid(z)`, `dz = dy s (1 + z (1 - s))` (dz = dy without
     /// SiLU) and M = N H W: `dbeta = Σ dz`, `dgamma = Σ dz x^`, `dx = gamma rstd (dz - dbeta / M - x^ dgamma / M)`. In half precision dy and dx are
     /// [`HALF_GRADIENTS`](crate::HALF_GRADIENTS) times too large.
-    #[allow(clippy::too_many_arguments)]
     fn norm_act_backward(
         x: Float<Self>,
-        mean: Float<Self>,
-        variance: Float<Self>,
-        gamma: Float<Self>,
-        beta: Float<Self>,
+        #[extension_type] channels: NormChannels<Self>,
         dy: Float<Self>,
-        epsilon: f64,
-        silu: bool,
+        step: NormStep,
     ) -> NormGrads<Self> {
-        portable::norm_act_backward::<Self>(x, mean, variance, gamma, beta, dy, epsilon, silu)
+        portable::norm_act_backward::<Self>(x, channels, dy, step)
     }
 }

@@ -5,6 +5,7 @@
 
 use std::cell::RefCell;
 use std::rc::Rc;
+use std::thread::LocalKey;
 
 /// Given some numbers of this part of a batch: those of every part, in the order of the parts.
 pub type Gather = Rc<dyn Fn(&[f64]) -> Vec<Vec<f64>>>;
@@ -13,19 +14,23 @@ thread_local! {
     static GATHER: RefCell<Option<Gather>> = const { RefCell::new(None) };
 }
 
-/// Puts back what was there before, also when the work panics.
-struct Before(Option<Gather>);
+/// Does `work` while the thread's `key` holds `value`; then, also when the work panics, puts back what was there before.
+pub(crate) fn with<T: 'static, R>(key: &'static LocalKey<RefCell<Option<T>>>, value: T, work: impl FnOnce() -> R) -> R {
+    struct Before<T: 'static>(&'static LocalKey<RefCell<Option<T>>>, Option<T>);
 
-impl Drop for Before {
-    fn drop(&mut self) {
-        GATHER.set(self.0.take());
+    impl<T: 'static> Drop for Before<T> {
+        fn drop(&mut self) {
+            self.0.set(self.1.take());
+        }
     }
+
+    let _before = Before(key, key.replace(Some(value)));
+    work()
 }
 
 /// Does `work`, all of it on this thread, while the tensors it computes with hold one part of a batch and `gather` knows of the others.
 pub fn with_parts<R>(gather: Gather, work: impl FnOnce() -> R) -> R {
-    let _before = Before(GATHER.replace(Some(gather)));
-    work()
+    with(&GATHER, gather, work)
 }
 
 /// These numbers of every part of the batch: `mine` alone, where this is all of it.

@@ -15,18 +15,22 @@ const DEPTH: usize = 512;
 const TILES: usize = 500;
 const BURSTS: usize = 100;
 
+/// The seconds that the fastest of some rounds takes.
+fn fastest(rounds: usize, mut round: impl FnMut()) -> f64 {
+    let times = (0..rounds).map(|_| {
+        let started = Instant::now();
+        round();
+        started.elapsed().as_secs_f64()
+    });
+    times.fold(f64::INFINITY, f64::min)
+}
+
 /// Multiplications and additions in f32 a second, each counted, with all threads of the pool: the best of some short bursts.
 pub fn processor_peak() -> f64 {
     let level = level();
     let form = level.form();
-    let burst = || {
-        let started = Instant::now();
-        rayon::broadcast(|_| run(level, Tiles));
-        started.elapsed().as_secs_f64()
-    };
-    let fastest = (0..BURSTS).map(|_| burst()).fold(f64::INFINITY, f64::min);
     let flops = 2 * DEPTH * form.mr * form.nr * TILES * rayon::current_num_threads();
-    flops as f64 / fastest
+    flops as f64 / fastest(BURSTS, || _ = rayon::broadcast(|_| run(level, Tiles)))
 }
 
 /// The same of whole products as a language model's layers have them, packing and memory included: 512 rows with a weight of 4096 x 1024, the best
@@ -45,13 +49,7 @@ pub fn product_rate(precision: Precision) -> f64 {
     let level = level().of(precision);
     let in_f16 = matches!(precision, Precision::F16 | Precision::PureF16);
     let term = Term { left: Operand::lines(Stored::F32(&x), DEEP), right: Operand::lines(weight, DEEP), depth: DEEP, level, in_f16 };
-    let mut product = || {
-        let started = Instant::now();
-        multiply(&[term], OUT, None, &mut y);
-        started.elapsed().as_secs_f64()
-    };
-    let fastest = (0..ROUNDS).map(|_| product()).fold(f64::INFINITY, f64::min);
-    (2 * ROWS * OUT * DEEP) as f64 / fastest
+    (2 * ROWS * OUT * DEEP) as f64 / fastest(ROUNDS, || multiply(&[term], OUT, None, &mut y))
 }
 
 /// Whether [`Lowering::Bf16`](crate::Lowering::Bf16) is anything but f32 on this processor.

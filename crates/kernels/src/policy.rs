@@ -7,7 +7,20 @@ use std::fmt;
 use std::str::FromStr;
 use std::sync::atomic::{AtomicU8, Ordering};
 
-use crate::error::KernelError;
+/// An error of this crate.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum KernelError {
+    /// `FromStr` of a [`Lowering`](crate::Lowering) or a [`Precision`](crate::Precision) was given another word.
+    #[error("no {what} is called {given}: {known}")]
+    Unknown {
+        /// Lowering or precision.
+        what: &'static str,
+        /// What was written.
+        given: String,
+        /// The names there are.
+        known: String,
+    },
+}
 
 /// How a convolution is turned into multiply-adds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]

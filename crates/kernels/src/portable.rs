@@ -4,7 +4,7 @@ use burn::backend::tensor::FloatTensor as Float;
 use burn::backend::{Backend, Scalar, TensorMetadata};
 use burn::tensor::Shape;
 
-use crate::operands::{ConvConfig, NormGrads, NormOutput, NormStep};
+use crate::operands::{ConvConfig, NormChannels, NormGrads, NormOutput, NormStep};
 
 /// [`KernelOps::conv_forward`](crate::ops::KernelOps::conv_forward)
 pub(crate) fn conv_forward<B: Backend>(x: Float<B>, weight: Float<B>, bias: Option<Float<B>>, config: ConvConfig) -> Float<B> {
@@ -31,11 +31,12 @@ pub(crate) fn shape_only<B: Backend>(like: &Float<B>, shape: [usize; 4]) -> Floa
 }
 
 /// [`KernelOps::norm_act`](crate::ops::KernelOps::norm_act)
-pub(crate) fn norm_act<B: Backend>(x: Float<B>, gamma: Float<B>, beta: Float<B>, running: [Float<B>; 2], step: NormStep) -> NormOutput<B> {
+pub(crate) fn norm_act<B: Backend>(x: Float<B>, channels: NormChannels<B>, step: NormStep) -> NormOutput<B> {
+    let NormChannels { mean, variance, gamma, beta } = channels;
     let unbias = NormStep::unbias(x.shape().dims());
     let y = B::batch_norm_train(x, gamma, beta, step.epsilon);
     let output = if step.silu { self::silu::<B>(y.output) } else { y.output };
-    let [running_mean, running_variance] = move_statistics::<B>(running, [&y.mean, &y.variance], step.momentum, unbias);
+    let [running_mean, running_variance] = move_statistics::<B>([mean, variance], [&y.mean, &y.variance], step.momentum, unbias);
     NormOutput { output, mean: y.mean, variance: y.variance, running_mean, running_variance }
 }
 
@@ -51,33 +52,19 @@ pub(crate) fn move_statistics<B: Backend>(
 }
 
 /// [`KernelOps::norm_act_again`](crate::ops::KernelOps::norm_act_again)
-pub(crate) fn norm_act_again<B: Backend>(
-    x: Float<B>,
-    mean: Float<B>,
-    variance: Float<B>,
-    gamma: Float<B>,
-    beta: Float<B>,
-    epsilon: f64,
-    silu: bool,
-) -> Float<B> {
-    let z = B::batch_norm(x, gamma, beta, mean, variance, epsilon);
-    if silu { self::silu::<B>(z) } else { z }
+pub(crate) fn norm_act_again<B: Backend>(x: Float<B>, channels: NormChannels<B>, step: NormStep) -> Float<B> {
+    let z = normalised::<B>(x, channels, step);
+    if step.silu { self::silu::<B>(z) } else { z }
+}
+
+fn normalised<B: Backend>(x: Float<B>, NormChannels { mean, variance, gamma, beta }: NormChannels<B>, step: NormStep) -> Float<B> {
+    B::batch_norm(x, gamma, beta, mean, variance, step.epsilon)
 }
 
 /// [`KernelOps::norm_act_backward`](crate::ops::KernelOps::norm_act_backward)
-#[allow(clippy::too_many_arguments)]
-pub(crate) fn norm_act_backward<B: Backend>(
-    x: Float<B>,
-    mean: Float<B>,
-    variance: Float<B>,
-    gamma: Float<B>,
-    beta: Float<B>,
-    dy: Float<B>,
-    epsilon: f64,
-    silu: bool,
-) -> NormGrads<B> {
-    let dz = if silu {
-        let z = B::batch_norm(x.clone(), gamma.clone(), beta, mean.clone(), variance.clone(), epsilon);
+pub(crate) fn norm_act_backward<B: Backend>(x: Float<B>, channels: NormChannels<B>, dy: Float<B>, step: NormStep) -> NormGrads<B> {
+    let dz = if step.silu {
+        let z = normalised::<B>(x.clone(), channels.clone(), step);
         let s = B::sigmoid(z.clone());
         let rest = B::float_add_scalar(B::float_neg(s.clone()), Scalar::Float(1.0));
         let slope = B::float_mul(s, B::float_add_scalar(B::float_mul(z, rest), Scalar::Float(1.0)));
@@ -85,7 +72,8 @@ pub(crate) fn norm_act_backward<B: Backend>(
     } else {
         dy
     };
-    let grads = B::batch_norm_train_backward(x, gamma, mean, variance, epsilon, dz);
+    let NormChannels { mean, variance, gamma, .. } = channels;
+    let grads = B::batch_norm_train_backward(x, gamma, mean, variance, step.epsilon, dz);
     NormGrads { x: grads.x_grad, gamma: grads.gamma_grad, beta: grads.beta_grad }
 }
 

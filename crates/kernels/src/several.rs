@@ -9,63 +9,42 @@ use std::sync::{Arc, Mutex, PoisonError};
 use burn::backend::{Backend, TensorMetadata};
 use burn::tensor::Shape;
 
-use crate::steps::{Autodiff, Backward, CheckpointStrategy, Checkpointer, Float, Gradients, Ops, recorded};
+use crate::steps::{Autodiff, CheckpointStrategy, Float, NodeGuard, Parents, recorded};
 
 /// Gradients by the numbers of the results, as they come.
 type Came<B> = Vec<(usize, Float<B>)>;
 
-/// Where the gradients of an operation's results meet.
-#[derive(Clone, Debug)]
-pub(crate) struct Gathered<B: Backend> {
-    shapes: Vec<Shape>,
-    came: Arc<Mutex<Came<B>>>,
-}
-
-impl<B: Backend> Gathered<B> {
-    /// Those of these results.
-    pub(crate) fn of<'a>(results: impl IntoIterator<Item = &'a Float<B>>) -> Self {
-        Self { shapes: results.into_iter().map(TensorMetadata::shape).collect(), came: Arc::default() }
-    }
-
-    /// All of them with their numbers, in the order in which they came; zeros of what nobody read come last. To be asked once, in the operation's
-    /// backward step, which is there because one came.
-    pub(crate) fn take(self) -> Came<B> {
-        let mut came = std::mem::take(&mut *self.came.lock().unwrap_or_else(PoisonError::into_inner));
-        let (device, dtype) = (came[0].1.device(), came[0].1.dtype());
-        for (i, shape) in self.shapes.into_iter().enumerate() {
+/// The results of an operation in the graph. Its step gets their gradients with their numbers, in the order in which they came; zeros of what nobody
+/// read come last.
+pub(crate) fn recorded_several<B: Backend, C: CheckpointStrategy, const N: usize>(
+    parents: [NodeGuard; N],
+    results: Vec<Float<B>>,
+    step: impl FnOnce(Came<B>, Parents<'_, N>) + Send + 'static,
+) -> Vec<Float<Autodiff<B, C>>> {
+    let shapes: Vec<Shape> = results.iter().map(TensorMetadata::shape).collect();
+    let came: Arc<Mutex<Came<B>>> = Arc::default();
+    let all = came.clone();
+    // In the graph with any value.
+    let operation = recorded::<B, C, N>(parents, &[], results[0].clone(), move |first, parents| {
+        let mut came = std::mem::take(&mut *all.lock().unwrap_or_else(PoisonError::into_inner));
+        for (i, shape) in shapes.into_iter().enumerate() {
             if came.iter().all(|(number, _)| *number != i) {
-                came.push((i, B::float_zeros(shape, &device, dtype.into())));
+                came.push((i, B::float_zeros(shape, &first.device(), first.dtype().into())));
             }
         }
-        came
-    }
-}
-
-/// A result, by its number.
-#[derive(Debug)]
-struct Handed(usize);
-
-impl<B: Backend> Backward<B, 1> for Handed {
-    type State = Gathered<B>;
-
-    fn backward(self, ops: Ops<Self::State, 1>, grads: &mut Gradients, _: &mut Checkpointer) {
-        let dy = grads.consume::<B>(&ops.node);
-        let mut came = ops.state.came.lock().unwrap_or_else(PoisonError::into_inner);
-        let [operation] = ops.parents;
-        // Every node has to find a gradient of its own: the operation finds the first that came, and looks at none but the gathered.
-        if let (true, Some(node)) = (came.is_empty(), operation) {
-            grads.register::<B>(node.id, dy.clone());
-        }
-        came.push((self.0, dy));
-    }
-}
-
-/// Result `number` of `operation`, which is in the graph with any value, as a node behind it.
-pub(crate) fn result<B: Backend, C: CheckpointStrategy>(
-    operation: &Float<Autodiff<B, C>>,
-    gathered: &Gathered<B>,
-    number: usize,
-    y: Float<B>,
-) -> Float<Autodiff<B, C>> {
-    recorded!(Backward::<B, 1>::prepare::<C>(Handed(number), [operation.node()]).compute_bound().stateful(), gathered.clone(), y)
+        drop(first);
+        step(came, parents);
+    });
+    let one = |(number, y)| {
+        let came = came.clone();
+        recorded::<B, C, 1>([operation.node()], &[], y, move |dy, mut parents| {
+            let mut came = came.lock().unwrap_or_else(PoisonError::into_inner);
+            // Every node has to find a gradient of its own: the operation finds the first that came, and looks at none but the gathered.
+            if came.is_empty() {
+                parents.give_onto::<B>(0, |_| dy.clone());
+            }
+            came.push((number, dy));
+        })
+    };
+    results.into_iter().enumerate().map(one).collect()
 }

@@ -1,30 +1,141 @@
-//! What every backward step of ours is written with.
+//! What every backward step of ours is written with. An operation is put into the graph with its parents, its result, and a function of dy that gives
+//! the parents their gradients.
+//!
+//! That function holds the tensors it reads; but of those that may be made again in the backward pass (see the notes on recomputation in
+//! [`crate::autodiff`]) it knows the names, and asks for them: `kept` in the functions here, [`Parents::kept`] in the step.
 
+use std::fmt::{self, Debug, Formatter};
+use std::marker::PhantomData;
+
+use burn::backend::Backend;
 pub(crate) use burn::backend::tensor::FloatTensor as Float;
-pub(crate) use burn_autodiff::checkpoint::base::Checkpointer;
+use burn_autodiff::checkpoint::base::Checkpointer;
+use burn_autodiff::checkpoint::retro_forward::RetroForward;
+use burn_autodiff::checkpoint::state::BackwardStates;
+use burn_autodiff::checkpoint::strategy::BalancedCheckpointing;
 pub(crate) use burn_autodiff::checkpoint::strategy::CheckpointStrategy;
-pub(crate) use burn_autodiff::grads::Gradients;
-pub(crate) use burn_autodiff::ops::{Backward, NodeGuard, Ops, OpsKind, unary};
+use burn_autodiff::grads::Gradients;
+pub(crate) use burn_autodiff::ops::NodeGuard;
+use burn_autodiff::ops::{Backward, Ops, OpsKind};
 pub(crate) use burn_autodiff::{Autodiff, NodeId};
 
-pub(crate) use crate::meeting::register;
+use crate::meeting::meets;
+use crate::planes::PlaneOps;
 
-/// The result `y` in the graph if any of its parents is: with a state, which may be made of tensors that `prep` keeps before `y` takes them.
-macro_rules! recorded {
-    ($prep:expr, |$tracked:ident| $state:expr, $y:expr) => {
-        match $prep {
-            $crate::steps::OpsKind::Tracked(mut $tracked) => {
-                let state = $state;
-                $tracked.finish(state, $y)
-            }
-            $crate::steps::OpsKind::UnTracked(prep) => prep.finish($y),
-        }
-    };
-    ($prep:expr, $state:expr, $y:expr) => {
-        match $prep {
-            $crate::steps::OpsKind::Tracked(prep) => prep.finish($state, $y),
-            $crate::steps::OpsKind::UnTracked(prep) => prep.finish($y),
-        }
-    };
+/// The parents of an operation in its backward step, by their numbers.
+pub(crate) struct Parents<'a, const N: usize> {
+    ops: Ops<(), N>,
+    grads: &'a mut Gradients,
+    checkpointer: &'a mut Checkpointer,
 }
-pub(crate) use recorded;
+
+impl<const N: usize> Parents<'_, N> {
+    /// Whether a gradient is asked for this one.
+    pub(crate) fn wants(&self, parent: usize) -> bool {
+        self.ops.parents.get(parent).is_some_and(Option::is_some)
+    }
+
+    /// A tensor that was to be kept.
+    pub(crate) fn kept<B: Backend>(&mut self, id: NodeId) -> Float<B> {
+        self.checkpointer.retrieve_node_output::<Float<B>>(id)
+    }
+
+    /// Gives a parent its gradient, if one is asked for: what `make` makes of that which another of our steps has given it, or of nothing.
+    pub(crate) fn give_onto<B: Backend>(&mut self, parent: usize, make: impl FnOnce(Option<Float<B>>) -> Float<B>) {
+        if let Some(Some(node)) = self.ops.parents.get(parent) {
+            let held = (node.order > 0 && meets(node.id)).then(|| self.grads.consume::<B>(node));
+            self.grads.register::<B>(node.id, make(held));
+        }
+    }
+
+    /// The same by addition.
+    pub(crate) fn give<B: PlaneOps>(&mut self, parent: usize, own: impl FnOnce() -> Float<B>) {
+        self.give_onto::<B>(parent, |held| match held {
+            Some(held) => B::add(own(), held),
+            None => own(),
+        });
+    }
+
+    /// Gives each of them its gradient.
+    pub(crate) fn give_all<B: PlaneOps>(mut self, all: [Float<B>; N]) {
+        all.into_iter().enumerate().for_each(|(parent, own)| self.give::<B>(parent, || own));
+    }
+}
+
+/// A backward step: a function of dy.
+struct Step<F>(F);
+
+impl<F> Debug for Step<F> {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        f.write_str("Step")
+    }
+}
+
+impl<B: Backend, F: FnOnce(Float<B>, Parents<'_, N>) + Send + 'static, const N: usize> Backward<B, N> for Step<F> {
+    type State = ();
+
+    fn backward(self, ops: Ops<(), N>, grads: &mut Gradients, checkpointer: &mut Checkpointer) {
+        let dy = grads.consume::<B>(&ops.node);
+        (self.0)(dy, Parents { ops, grads, checkpointer });
+    }
+}
+
+/// An operation to be made again, on the outputs of these nodes.
+struct Again<B, F, const N: usize> {
+    inputs: [NodeId; N],
+    operation: F,
+    backend: PhantomData<B>,
+}
+
+impl<B, F, const N: usize> Debug for Again<B, F, N> {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Again").field("inputs", &self.inputs).finish_non_exhaustive()
+    }
+}
+
+impl<B: Backend, F: Fn([Float<B>; N]) -> Float<B> + Send + 'static, const N: usize> RetroForward for Again<B, F, N> {
+    fn forward(&self, states: &mut BackwardStates, out: NodeId) {
+        let y = (self.operation)(self.inputs.each_ref().map(|id| states.get_state::<Float<B>>(id)));
+        states.save(out, y);
+    }
+}
+
+fn finish<B: Backend, F: FnOnce(Float<B>, Parents<'_, N>) + Send + 'static, C: CheckpointStrategy, const N: usize>(
+    prepared: OpsKind<Step<F>, B, (), C, N>,
+    kept: &[&Float<Autodiff<B, C>>],
+    y: Float<B>,
+) -> Float<Autodiff<B, C>> {
+    match prepared {
+        OpsKind::Tracked(mut prepared) => {
+            for tensor in kept {
+                prepared.checkpoint(tensor);
+            }
+            prepared.finish((), y)
+        }
+        OpsKind::UnTracked(prepared) => prepared.finish(y),
+    }
+}
+
+/// The result `y` of an operation on `parents` in the graph, if any of them is; `kept` is what `step` asks for by name.
+pub(crate) fn recorded<B: Backend, C: CheckpointStrategy, const N: usize>(
+    parents: [NodeGuard; N],
+    kept: &[&Float<Autodiff<B, C>>],
+    y: Float<B>,
+    step: impl FnOnce(Float<B>, Parents<'_, N>) + Send + 'static,
+) -> Float<Autodiff<B, C>> {
+    finish::<B, _, C, N>(Backward::<B, N>::prepare::<C>(Step(step), parents).compute_bound().stateful(), kept, y)
+}
+
+/// The same of a result that is not kept for other steps, but made `again` of the parents.
+pub(crate) fn recomputed<B: Backend, C: CheckpointStrategy, const N: usize>(
+    parents: [Float<Autodiff<B, C>>; N],
+    kept: &[&Float<Autodiff<B, C>>],
+    operation: impl FnOnce([Float<B>; N]) -> Float<B>,
+    again: impl Fn([Float<B>; N]) -> Float<B> + Send + 'static,
+    step: impl FnOnce(Float<B>, Parents<'_, N>) + Send + 'static,
+) -> Float<Autodiff<B, C>> {
+    let again = Again { inputs: parents.each_ref().map(|parent| parent.id()), operation: again, backend: PhantomData::<B> };
+    let prepared = Backward::<B, N>::prepare::<BalancedCheckpointing>(Step(step), parents.each_ref().map(|parent| parent.node()));
+    let prepared = prepared.memory_bound().retro_forward(again).parents(&parents).stateful();
+    finish::<B, _, BalancedCheckpointing, N>(prepared, kept, operation(parents.map(|parent| parent.into_primitive())))
+}

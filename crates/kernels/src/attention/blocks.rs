@@ -1,7 +1,8 @@
-//! What the passes share: sizes, how rows are divided into tasks, and products of packed blocks.
+//! What the passes share: how rows are divided into tasks, and products of packed blocks.
 
 use std::ops::Range;
 
+use super::sizes::Sizes;
 use crate::cpu::scratch::{self, Buffer};
 use crate::cpu::simd::{MAX_LANES, PanelTile, Simd};
 use crate::products::{Operand, Stored};
@@ -9,30 +10,10 @@ use crate::products::{Operand, Stored};
 /// Keys (or, seen from a key, queries) that a block of rows meets at a time: whole tiles of every instruction set.
 pub(super) const ACROSS: usize = 96;
 
-/// The sizes of a problem.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Sizes {
-    pub b: usize,
-    /// Key heads.
-    pub g: usize,
-    /// Query heads to a key head.
-    pub group: usize,
-    pub s: usize,
-    pub t: usize,
-    pub d: usize,
-}
-
-impl Sizes {
-    /// Queries of a head that a task has: the heads of a group share what is packed of their keys, and few queries waste less on keys that only
-    /// the last of them see.
-    pub(super) fn queries(&self) -> usize {
-        (384 / self.group / 16 * 16).clamp(64, 128)
-    }
-
-    /// The position of query `s`.
-    pub(super) fn position(&self, s: usize) -> usize {
-        self.t - self.s + s
-    }
+/// Queries of a head that a task has: the heads of a group share what is packed of their keys, and few queries waste less on keys that only
+/// the last of them see.
+fn queries_of_task(group: usize) -> usize {
+    (384 / group / 16 * 16).clamp(64, 128)
 }
 
 /// What all tasks read.
@@ -100,7 +81,8 @@ impl Rows<'_> {
 /// The tasks of a result `[B, H, S, d]`, those that see most keys first.
 pub(super) fn by_queries(sizes: Sizes, out: &mut [f32]) -> Vec<Rows<'_>> {
     let Sizes { b, g, group, s, d, .. } = sizes;
-    let (size, blocks) = (sizes.queries(), s.div_ceil(sizes.queries()));
+    let size = queries_of_task(group);
+    let blocks = s.div_ceil(size);
     let task = |i: usize| {
         let from = i % blocks * size;
         Rows { head: i / blocks, queries: from..s.min(from + size), out: Vec::with_capacity(group * size) }

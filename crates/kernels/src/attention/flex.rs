@@ -5,8 +5,9 @@ use burn_flex::FlexTensor;
 use rayon::prelude::*;
 
 use super::backward::{Above, Keys, Queries};
-use super::blocks::{Inputs, Sizes, by_queries};
+use super::blocks::{Inputs, by_queries};
 use super::forward::Forward;
+use super::sizes::Sizes;
 use super::{AttentionOps, portable};
 use crate::buffers::{all_f32, contiguous, take, tensor, values};
 use crate::cpu::simd;
@@ -14,11 +15,6 @@ use crate::rows::ids;
 
 /// Keys of a task of the backward pass.
 const KEYS: usize = 64;
-
-fn sizes(q: &FlexTensor, k: &FlexTensor) -> Sizes {
-    let ([b, h, s, d], [_, g, t, _]) = (q.shape().dims(), k.shape().dims());
-    Sizes { b, g, group: h / g, s, t, d }
-}
 
 /// The first keys, each at most its query's own position.
 fn firsts(first: &FlexTensor, sizes: Sizes) -> Option<Vec<usize>> {
@@ -28,7 +24,7 @@ fn firsts(first: &FlexTensor, sizes: Sizes) -> Option<Vec<usize>> {
 
 impl AttentionOps for Flex {
     fn attend(q: FlexTensor, k: FlexTensor, v: FlexTensor, first: FlexTensor, scale: f64) -> (FlexTensor, FlexTensor) {
-        let (sizes, first) = (sizes(&q, &k), contiguous(first));
+        let (sizes, first) = (Sizes::new(&q, &k), contiguous(first));
         let (true, Some(seen)) = (all_f32([&q, &k, &v]) && q.shape().num_elements() > 0, firsts(&first, sizes)) else {
             return portable::attend::<Self>(portable::SCORES, q, k, v, first, scale);
         };
@@ -62,7 +58,7 @@ impl AttentionOps for Flex {
         dy: FlexTensor,
         scale: f64,
     ) -> (FlexTensor, FlexTensor, FlexTensor) {
-        let (sizes, first) = (sizes(&q, &k), contiguous(first));
+        let (sizes, first) = (Sizes::new(&q, &k), contiguous(first));
         let all = all_f32([&q, &k, &v, &y, &sums, &dy]) && q.shape().num_elements() > 0;
         let (true, Some(seen)) = (all, firsts(&first, sizes)) else {
             return portable::attend_grad::<Self>(portable::SCORES, q, k, v, first, dy, scale);

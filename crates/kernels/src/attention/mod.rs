@@ -11,6 +11,7 @@ mod cube_kernels;
 mod flex;
 mod forward;
 mod portable;
+mod sizes;
 #[cfg(test)]
 mod tests;
 

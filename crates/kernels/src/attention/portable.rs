@@ -9,19 +9,9 @@ use burn::backend::tensor::{FloatTensor as Float, IntTensor};
 use burn::backend::{Backend, Scalar, TensorMetadata};
 use burn::tensor::{Shape, Slice};
 
+use super::sizes::Sizes;
 use crate::decoder::{BLOCKED, DecoderOps};
 use crate::matrices::MatrixOps;
-
-/// The sizes of a problem.
-struct Sizes {
-    b: usize,
-    g: usize,
-    /// Query heads to a key head.
-    group: usize,
-    s: usize,
-    t: usize,
-    d: usize,
-}
 
 /// Scores that are held at a time, in f32 32 MB; a few times as many are in use where gradients are made of them.
 pub(super) const SCORES: usize = 8 << 20;
@@ -44,22 +34,9 @@ impl Part {
             .collect()
     }
 
-    fn is_all(&self, of: usize) -> bool {
-        self.rows == (0..of)
-    }
-
-    /// These rows of `[B, H, S, d]`.
-    fn of<B: Backend>(&self, q: &Float<B>) -> Float<B> {
-        cut::<B>(q, self.rows.clone())
-    }
-
-    /// The keys, or values, that are seen.
-    fn seen<B: Backend>(&self, k: &Float<B>) -> Float<B> {
-        cut::<B>(k, 0..self.keys)
-    }
-
     fn first<B: Backend>(&self, first: &IntTensor<B>) -> IntTensor<B> {
-        if self.is_all(first.shape()[1]) { first.clone() } else { B::int_slice(first.clone(), &[Slice::full(), self.rows.clone().into()]) }
+        let first = first.clone();
+        if self.rows == (0..first.shape()[1]) { first } else { B::int_slice(first, &[Slice::full(), self.rows.clone().into()]) }
     }
 }
 
@@ -74,11 +51,6 @@ fn joined<B: Backend>(mut parts: Vec<Float<B>>) -> Float<B> {
 }
 
 impl Sizes {
-    fn new<B: Backend>(q: &Float<B>, k: &Float<B>) -> Self {
-        let ([b, h, s, d], [_, g, t, _]) = (q.shape().dims(), k.shape().dims());
-        Self { b, g, group: h / g, s, t, d }
-    }
-
     /// `[B, H, S, d]` as `[B, G, H / G S, d]`: the query heads of a key head are rows of one product.
     fn rows<B: Backend>(&self, q: Float<B>) -> Float<B> {
         B::float_reshape(q, Shape::new([self.b, self.g, self.group * self.s, self.d]))
@@ -125,10 +97,10 @@ pub(super) fn attend<B: DecoderOps + MatrixOps>(
     scale: f64,
 ) -> (Float<B>, Float<B>) {
     let of_part = |part: Part| {
-        let (q, k) = (part.of::<B>(&q), part.seen::<B>(&k));
-        let sizes = Sizes::new::<B>(&q, &k);
+        let (q, k, v) = (cut::<B>(&q, part.rows.clone()), cut::<B>(&k, 0..part.keys), cut::<B>(&v, 0..part.keys));
+        let sizes = Sizes::new(&q, &k);
         let p = probabilities::<B>(q, k, part.first::<B>(&first), scale, &sizes);
-        sizes.heads::<B>(B::product(p, part.seen::<B>(&v)))
+        sizes.heads::<B>(B::product(p, v))
     };
     let y = joined::<B>(Part::all::<B>(&q, &k, most).into_iter().map(of_part).collect());
     // Nobody reads the sums of a backend that makes its probabilities from the scores once more.
@@ -150,8 +122,9 @@ pub(super) fn attend_grad<B: DecoderOps + MatrixOps>(
     // Of the keys of the parts so far; those of the last part are all.
     let mut sums: Option<[Float<B>; 2]> = None;
     for part in Part::all::<B>(&q, &k, most).into_iter().rev() {
-        let (q, dy, k, v) = (part.of::<B>(&q), part.of::<B>(&dy), part.seen::<B>(&k), part.seen::<B>(&v));
-        let sizes = Sizes::new::<B>(&q, &k);
+        let [q, dy] = [&q, &dy].map(|x| cut::<B>(x, part.rows.clone()));
+        let [k, v] = [&k, &v].map(|x| cut::<B>(x, 0..part.keys));
+        let sizes = Sizes::new(&q, &k);
         let p = probabilities::<B>(q.clone(), k.clone(), part.first::<B>(&first), scale, &sizes);
         let (q, dy) = (sizes.rows::<B>(q), sizes.rows::<B>(dy));
         let dp = B::product(dy.clone(), transposed::<B>(v));

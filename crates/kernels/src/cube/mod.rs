@@ -31,7 +31,7 @@ pub(crate) mod stripes;
 pub(crate) mod sums;
 pub(crate) mod trace;
 
-use crate::operands::{Bias, ConvConfig, NormGrads, NormOutput, NormStep};
+use crate::operands::{Bias, ConvConfig, NormChannels, NormGrads, NormOutput, NormStep};
 use crate::ops::{Keeps, KernelOps};
 use crate::planes::HALF_GRADIENTS;
 use crate::policy::Lowering;
@@ -121,49 +121,27 @@ impl KernelOps for CubeBackend {
         if dw.dtype == DType::F32 { dw } else { Self::float_div_scalar(of_type(dw, DType::F32), Scalar::Float(HALF_GRADIENTS.into())) }
     }
 
-    fn norm_act(
-        x: CubeTensor,
-        gamma: CubeTensor,
-        beta: CubeTensor,
-        running_mean: CubeTensor,
-        running_variance: CubeTensor,
-        step: NormStep,
-    ) -> NormOutput<Self> {
-        let running = [running_mean, running_variance];
-        if covers_images(&[&x], [&gamma, &beta].into_iter().chain(&running)) {
-            return norm::norm_act(x, gamma, beta, running, step);
+    fn norm_act(x: CubeTensor, channels: NormChannels<Self>, step: NormStep) -> NormOutput<Self> {
+        if covers_images(&[&x], channels.all()) {
+            let NormChannels { mean, variance, gamma, beta } = channels;
+            return norm::norm_act(x, gamma, beta, [mean, variance], step);
         }
-        portable::norm_act::<Self>(x, gamma, beta, running, step)
+        portable::norm_act::<Self>(x, channels, step)
     }
 
-    fn norm_act_again(
-        x: CubeTensor,
-        mean: CubeTensor,
-        variance: CubeTensor,
-        gamma: CubeTensor,
-        beta: CubeTensor,
-        epsilon: f64,
-        silu: bool,
-    ) -> CubeTensor {
-        if covers_images(&[&x], [&mean, &variance, &gamma, &beta]) {
-            return norm::norm_act_again(x, [mean, variance, gamma, beta], epsilon, silu);
+    fn norm_act_again(x: CubeTensor, channels: NormChannels<Self>, step: NormStep) -> CubeTensor {
+        if covers_images(&[&x], channels.all()) {
+            let NormChannels { mean, variance, gamma, beta } = channels;
+            return norm::norm_act_again(x, [mean, variance, gamma, beta], step.epsilon, step.silu);
         }
-        portable::norm_act_again::<Self>(x, mean, variance, gamma, beta, epsilon, silu)
+        portable::norm_act_again::<Self>(x, channels, step)
     }
 
-    fn norm_act_backward(
-        x: CubeTensor,
-        mean: CubeTensor,
-        variance: CubeTensor,
-        gamma: CubeTensor,
-        beta: CubeTensor,
-        dy: CubeTensor,
-        epsilon: f64,
-        silu: bool,
-    ) -> NormGrads<Self> {
-        if covers_images(&[&x, &dy], [&mean, &variance, &gamma, &beta]) {
-            return norm::norm_act_backward(x, mean, variance, gamma, beta, dy, epsilon, silu);
+    fn norm_act_backward(x: CubeTensor, channels: NormChannels<Self>, dy: CubeTensor, step: NormStep) -> NormGrads<Self> {
+        if covers_images(&[&x, &dy], channels.all()) {
+            let NormChannels { mean, variance, gamma, beta } = channels;
+            return norm::norm_act_backward(x, mean, variance, gamma, beta, dy, step.epsilon, step.silu);
         }
-        portable::norm_act_backward::<Self>(x, mean, variance, gamma, beta, dy, epsilon, silu)
+        portable::norm_act_backward::<Self>(x, channels, dy, step)
     }
 }

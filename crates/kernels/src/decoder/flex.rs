@@ -68,42 +68,36 @@ impl DecoderOps for Flex {
     }
 
     fn rotate(q: FlexTensor, k: FlexTensor, cos: FlexTensor, sin: FlexTensor) -> (FlexTensor, FlexTensor) {
-        let one = |x: FlexTensor| {
-            let true = ours([&x, &cos, &sin]) else { return portable::rotate::<Self>(x, cos.clone(), sin.clone()) };
-            let [b, s, n, d] = x.shape().dims();
-            // Row (b, head, position) of the output is row (b, position, head) of x.
-            turned(x, (&cos, &sin), [b, n, s, d], 1.0, |i| (i / (n * s) * s + i % s) * n + i / s % n, |i| i / (n * s) * s + i % s)
+        let one = |x: FlexTensor| match ours([&x, &cos, &sin]) {
+            true => turned(x, &cos, &sin, false),
+            false => portable::rotate::<Self>(x, cos.clone(), sin.clone()),
         };
         (one(q), one(k))
     }
 
     fn rotate_back(q: FlexTensor, k: FlexTensor, cos: FlexTensor, sin: FlexTensor) -> (FlexTensor, FlexTensor) {
-        let one = |y: FlexTensor| {
-            let true = ours([&y, &cos, &sin]) else { return portable::rotate_back::<Self>(y, cos.clone(), sin.clone()) };
-            let [b, n, s, d] = y.shape().dims();
-            turned(y, (&cos, &sin), [b, s, n, d], -1.0, |i| (i / (n * s) * n + i % n) * s + i / n % s, |i| i / n)
+        let one = |y: FlexTensor| match ours([&y, &cos, &sin]) {
+            true => turned(y, &cos, &sin, true),
+            false => portable::rotate_back::<Self>(y, cos.clone(), sin.clone()),
         };
         (one(q), one(k))
     }
 }
 
-/// Heads of x turned by the angles times `sign`: row i of the output is made of row `source(i)` of x and the angles of `position(i)`, b S + s.
-fn turned(
-    x: FlexTensor,
-    (cos, sin): (&FlexTensor, &FlexTensor),
-    shape: [usize; 4],
-    sign: f32,
-    source: impl Fn(usize) -> usize + Sync,
-    position: impl Fn(usize) -> usize + Sync,
-) -> FlexTensor {
-    let ([held, _, s, half], d) = (cos.shape().dims::<4>(), shape[3]);
+/// Heads turned by their angles, `[B, S, n, d]` to `[B, n, S, d]`, or `back`.
+fn turned(x: FlexTensor, cos: &FlexTensor, sin: &FlexTensor, back: bool) -> FlexTensor {
+    let ([held, _, s, half], [b, rows, columns, d]) = (cos.shape().dims::<4>(), x.shape().dims::<4>());
     let (x, cos, sin, level) = (contiguous(x), contiguous(cos.clone()), contiguous(sin.clone()), simd::level());
     let (from, cos, sin) = (values(&x), values(&cos), values(&sin));
-    let mut out = take(shape.iter().product());
+    let sign = if back { -1.0 } else { 1.0 };
+    let mut out = take(from.len());
     out.par_chunks_mut(d).enumerate().with_min_len(rows_per_task(d)).for_each(|(i, out)| {
-        let (row, at) = (source(i) * d, shared(position(i), s, held) * half);
-        let (cos, sin) = (&cos[at..at + half], &sin[at..at + half]);
-        simd::run(level, Turn { x: &from[row..row + d], cos, sin, sign, out });
+        // Row (text, column, row) of the output is row (text, row, column) of x.
+        let (text, column, row) = (i / (rows * columns), i / rows % columns, i % rows);
+        let (at, position) = (((text * rows + row) * columns + column) * d, text * s + if back { column } else { row });
+        let angles = shared(position, s, held) * half;
+        let (cos, sin) = (&cos[angles..angles + half], &sin[angles..angles + half]);
+        simd::run(level, Turn { x: &from[at..at + d], cos, sin, sign, out });
     });
-    tensor(out, shape)
+    tensor(out, [b, columns, rows, d])
 }

@@ -25,11 +25,8 @@ fn sum<S: Simd>(simd: S, len: usize, f: impl Fn(usize, usize) -> S::V) -> f64 {
 /// Writes `f(i ..)` to each stretch of `out`.
 #[inline(always)]
 fn write<S: Simd>(simd: S, out: &mut [f32], f: impl Fn(usize, usize) -> S::V) {
-    let mut at = 0;
-    for part in out.chunks_mut(S::LANES) {
-        let n = part.len();
-        simd.store_part(f(at, n), part, n);
-        at += n;
+    for (i, part) in out.chunks_mut(S::LANES).enumerate() {
+        simd.store_part(f(i * S::LANES, part.len()), part, part.len());
     }
 }
 
@@ -89,13 +86,11 @@ impl Task for RmsNormGrad<'_> {
         });
         let along = along / x.len() as f64 * f64::from(rho) * f64::from(rho);
         let (rho, minus) = (simd.splat(rho), simd.splat(-along as f32));
-        let mut at = 0;
-        for dy in dy.chunks_mut(S::LANES) {
-            let n = dy.len();
+        for (i, dy) in dy.chunks_mut(S::LANES).enumerate() {
+            let (at, n) = (i * S::LANES, dy.len());
             let g = simd.mul(part(simd, weight, at, n), simd.load_part(dy, n));
             let dx = simd.mul(simd.mul_add(part(simd, x, at, n), minus, g), rho);
             simd.store_part(dx, dy, n);
-            at += n;
         }
     }
 }
@@ -130,9 +125,8 @@ impl Task for SwigluGrad<'_> {
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
-        let mut at = 0;
-        for (dy, dup) in self.dy.chunks_mut(S::LANES).zip(self.dup.chunks_mut(S::LANES)) {
-            let n = dy.len();
+        for (i, (dy, dup)) in self.dy.chunks_mut(S::LANES).zip(self.dup.chunks_mut(S::LANES)).enumerate() {
+            let (at, n) = (i * S::LANES, dy.len());
             let (gate, d) = (part(simd, self.gate, at, n), simd.load_part(dy, n));
             let s = simd.sigmoid(gate);
             let silu = simd.mul(gate, s);
@@ -140,7 +134,6 @@ impl Task for SwigluGrad<'_> {
             let slope = simd.add(s, simd.sub(silu, simd.mul(silu, s)));
             simd.store_part(simd.mul(d, silu), dup, n);
             simd.store_part(simd.mul(simd.mul(d, part(simd, self.up, at, n)), slope), dy, n);
-            at += n;
         }
     }
 }
@@ -163,14 +156,12 @@ impl Task for Turn<'_> {
         let (x1, x2) = self.x.split_at(half);
         let (first, second) = self.out.split_at_mut(half);
         let sign = simd.splat(self.sign);
-        let mut at = 0;
-        for (first, second) in first.chunks_mut(S::LANES).zip(second.chunks_mut(S::LANES)) {
-            let n = first.len();
+        for (i, (first, second)) in first.chunks_mut(S::LANES).zip(second.chunks_mut(S::LANES)).enumerate() {
+            let (at, n) = (i * S::LANES, first.len());
             let (a, b) = (part(simd, x1, at, n), part(simd, x2, at, n));
             let (cos, sin) = (part(simd, self.cos, at, n), simd.mul(part(simd, self.sin, at, n), sign));
             simd.store_part(simd.sub(simd.mul(a, cos), simd.mul(b, sin)), first, n);
             simd.store_part(simd.mul_add(a, sin, simd.mul(b, cos)), second, n);
-            at += n;
         }
     }
 }

@@ -1,70 +1,22 @@
-//! The gradients of the maps of one input, in the order in which those of the results came.
+//! The gradients of linear maps, alone or together, in the order in which those of the results came. A gradient is computed only for a tensor that asks
+//! for one, and x is kept only if such a gradient reads it.
 
-use burn::backend::Backend;
 use burn::backend::ops::FloatTensorOps;
+use burn::backend::{AutodiffBackend, Backend, TensorMetadata};
+use burn::tensor::Shape;
 
 use super::operands::{Maps, StoredMap, Wanted};
+use super::portable::{flat, shaped};
 use super::{MOST_MAPS, MapOps, portable};
 use crate::cpu::Precision;
 use crate::operands::Bias;
 use crate::planes::Parts;
-use crate::products::StoredWeight;
-use crate::several::{Gathered, result};
-use crate::steps::{Autodiff, Backward, CheckpointStrategy, Checkpointer, Float, Gradients, NodeGuard, Ops, recorded, register};
+use crate::products::{Branch, ProductOps, StoredWeight};
+use crate::several::recorded_several;
+use crate::steps::{Autodiff, CheckpointStrategy, Float};
 
-/// x, what is added to, and A and B of each branch.
-const PARENTS: usize = 2 + 2 * MOST_MAPS;
-
-/// Parents are x, what is added to, and A and B of each branch.
-#[derive(Debug)]
-struct Together;
-
-/// What the gradients are made of.
-#[derive(Clone, Debug)]
-struct State<B: Backend> {
-    maps: Maps<B>,
-    kept: Parts<B>,
-    precision: Precision,
-    gathered: Gathered<B>,
-}
-
-impl<B: MapOps> Backward<B, PARENTS> for Together {
-    type State = State<B>;
-
-    fn backward(self, ops: Ops<Self::State, PARENTS>, grads: &mut Gradients, _: &mut Checkpointer) {
-        drop(grads.consume::<B>(&ops.node));
-        let State { maps, kept, precision, gathered } = ops.state;
-        let (order, dys): (Vec<usize>, Vec<_>) = gathered.take().into_iter().unzip();
-        let [x, onto, branches @ ..] = ops.parents;
-        if let (Some(first), Some(node)) = (order.iter().position(|number| *number == 0), onto) {
-            register!(B, grads, node, dys[first].clone());
-        }
-        let dys = Parts(dys);
-        let has_branch: Vec<bool> = maps.0.iter().map(|map| map.branch.is_some()).collect();
-        let wanted = Wanted { x: x.is_some(), branches: branches.iter().any(Option::is_some) };
-        let mut of_branches = Vec::new().into_iter();
-        match x {
-            Some(node) => register!(B, grads, node, |held| {
-                let mut all = B::maps_grad(kept, maps, dys, order, held.into(), wanted, precision).0.into_iter();
-                let dx = all.next().unwrap_or_else(|| unreachable!("the gradient of x, which was asked for"));
-                of_branches = all;
-                dx
-            }),
-            None => of_branches = B::maps_grad(kept, maps, dys, order, Bias::Zero, wanted, precision).0.into_iter(),
-        }
-        let nodes = branches.into_iter().zip(has_branch.into_iter().flat_map(|has| [has; 2])).filter(|(_, has)| *has && wanted.branches);
-        for ((node, _), grad) in nodes.zip(of_branches) {
-            if let Some(node) = node {
-                grads.register::<B>(node.id, grad);
-            }
-        }
-    }
-}
-
-/// A tensor's part in the graph, or that of one that no gradient is asked for.
-fn node<B: Backend, C: CheckpointStrategy>(tensor: Option<&Float<Autodiff<B, C>>>, frozen: &Float<Autodiff<B, C>>) -> NodeGuard {
-    tensor.unwrap_or(frozen).node()
-}
+/// x, what is added to, and of each map the weight, A and B.
+const PARENTS: usize = 2 + 3 * MOST_MAPS;
 
 /// Whether a gradient is asked for a map's weight or bias.
 fn is_trained<B: Backend, C: CheckpointStrategy>(map: &StoredMap<Autodiff<B, C>>) -> bool {
@@ -72,39 +24,123 @@ fn is_trained<B: Backend, C: CheckpointStrategy>(map: &StoredMap<Autodiff<B, C>>
     weight || map.bias.as_ref().is_some_and(|bias| bias.is_tracked())
 }
 
+/// A weight without its part in a graph.
+fn off_the_graph<B: Backend, C: CheckpointStrategy>(weight: StoredWeight<Autodiff<B, C>>) -> StoredWeight<B> {
+    match weight {
+        StoredWeight::Dense(weight) => StoredWeight::Dense(weight.into_primitive()),
+        StoredWeight::Blocks { codes, scales, form, shape } => {
+            StoredWeight::Blocks { codes, scales: scales.into_primitive(), form, shape }
+        }
+    }
+}
+
+/// The results in the graph: maps `together`, or one by one. Biases are none that are trained.
+fn recorded<B: MapOps, C: CheckpointStrategy>(
+    x: Float<Autodiff<B, C>>,
+    maps: Maps<Autodiff<B, C>>,
+    onto: Option<Float<Autodiff<B, C>>>,
+    precision: Precision,
+    together: bool,
+) -> Vec<Float<Autodiff<B, C>>> {
+    let tensor = |i: usize| {
+        let map = maps.0.get(i / 3)?;
+        match (i % 3, &map.weight, &map.branch) {
+            (0, StoredWeight::Dense(weight), _) => Some(weight),
+            (1, _, Some(branch)) => Some(&branch.a),
+            (2, _, Some(branch)) => Some(&branch.b),
+            _ => None,
+        }
+    };
+    // A parent that there is not is one that no gradient is asked for.
+    let none = Autodiff::<B, C>::from_inner(x.clone().into_primitive());
+    let parents = std::array::from_fn::<_, PARENTS, _>(|i| match i {
+        0 => x.node(),
+        1 => onto.as_ref().unwrap_or(&none).node(),
+        _ => tensor(i - 2).unwrap_or(&none).node(),
+    });
+    let keeps_x = (0..3 * MOST_MAPS).filter_map(tensor).any(|tensor| tensor.is_tracked());
+    let branches: Vec<usize> = (0..maps.0.len()).filter(|&i| maps.0[i].branch.is_some()).collect();
+
+    let maps = Maps(maps.0.into_iter().map(|map| map.map(off_the_graph, |t| t.into_primitive())).collect());
+    let (x, onto, count) = (x.into_primitive(), onto.map(|onto| onto.into_primitive()), maps.0.len());
+    let forward = if together { B::maps } else { portable::maps::<B> };
+    let mut results = forward(x.clone(), maps.clone(), onto.into(), precision).0;
+    let besides = results.split_off(count);
+    let kept: Vec<Float<B>> = if keeps_x { [x].into_iter().chain(besides).collect() } else { Vec::new() };
+
+    recorded_several::<B, C, PARENTS>(parents, results, move |came, mut parents| {
+        let (order, dys): (Vec<usize>, Vec<_>) = came.into_iter().unzip();
+        for (&map, dy) in order.iter().zip(&dys) {
+            if map == 0 {
+                parents.give::<B>(1, || dy.clone());
+            }
+            parents.give::<B>(2 + 3 * map, || B::linear_weight_grad(flat::<B>(kept[0].clone()), flat::<B>(dy.clone())));
+        }
+        let sides: Vec<usize> = branches.into_iter().flat_map(|map| [3 + 3 * map, 4 + 3 * map]).collect();
+        let wanted = Wanted { x: parents.wants(0), branches: sides.iter().any(|&side| parents.wants(side)) };
+        let kept = Parts(if wanted.branches { kept } else { Vec::new() });
+        let backward = if together { B::maps_grad } else { portable::maps_grad::<B> };
+        let mut of_branches = Vec::new().into_iter();
+        if wanted.x {
+            parents.give_onto::<B>(0, |held| {
+                let mut all = backward(kept, maps, Parts(dys), order, held.into(), wanted, precision).0.into_iter();
+                let dx = all.next().unwrap_or_else(|| unreachable!("the gradient of x, which was asked for"));
+                of_branches = all;
+                dx
+            });
+        } else {
+            of_branches = backward(kept, maps, Parts(dys), order, Bias::Zero, wanted, precision).0.into_iter();
+        }
+        for (side, grad) in sides.into_iter().zip(of_branches) {
+            parents.give::<B>(side, || grad);
+        }
+    })
+}
+
+/// The same with any biases: one that is trained is added behind the map.
+fn with_biases<B: MapOps, C: CheckpointStrategy>(
+    x: Float<Autodiff<B, C>>,
+    mut maps: Maps<Autodiff<B, C>>,
+    mut onto: Option<Float<Autodiff<B, C>>>,
+    precision: Precision,
+    together: bool,
+) -> Vec<Float<Autodiff<B, C>>> {
+    let biases: Vec<_> = maps.0.iter_mut().map(|map| map.bias.take_if(|bias| bias.is_tracked())).collect();
+    let behind = onto.take_if(|_| biases[0].is_some());
+    let mut results = recorded::<B, C>(x, maps, onto, precision, together);
+    for (y, bias) in results.iter_mut().zip(biases) {
+        if let Some(bias) = bias {
+            let (shape, out) = (y.shape(), bias.shape().num_elements());
+            let bias = Autodiff::<B, C>::float_reshape(bias, Shape::new([1, out]));
+            *y = shaped::<Autodiff<B, C>>(Autodiff::<B, C>::float_add(flat::<Autodiff<B, C>>(y.clone()), bias), &shape);
+        }
+    }
+    if let Some(onto) = behind {
+        results[0] = Autodiff::<B, C>::float_add(onto, results[0].clone());
+    }
+    results
+}
+
 impl<B: MapOps, C: CheckpointStrategy> MapOps for Autodiff<B, C> {
     fn maps(x: Float<Self>, maps: Maps<Self>, onto: Bias<Self>, precision: Precision) -> Parts<Self> {
-        if maps.0.iter().any(is_trained) {
-            let mut results = portable::maps::<Self>(x, maps, Bias::Zero, precision);
-            if let Some(onto) = onto.into_option() {
-                results.0[0] = Self::float_add(onto, results.0[0].clone());
-            }
-            return results;
-        }
-        let onto = onto.into_option();
-        let frozen = match &maps.0[0].weight {
-            StoredWeight::Dense(weight) => weight.clone(),
-            StoredWeight::Blocks { scales, .. } => scales.clone(),
-        };
-        let branch = |i: usize| {
-            maps.0.get(i / 2).and_then(|map| map.branch.as_ref()).map(|branch| if i.is_multiple_of(2) { &branch.a } else { &branch.b })
-        };
-        let tensors: [Option<&Float<Self>>; PARENTS] = std::array::from_fn(|i| match i {
-            0 => Some(&x),
-            1 => onto.as_ref(),
-            _ => branch(i - 2),
-        });
-        let trains_branches = tensors[2..].iter().flatten().any(|tensor| tensor.is_tracked());
-        let nodes = tensors.map(|tensor| node::<B, C>(tensor, &frozen));
-        let prep = Backward::<B, PARENTS>::prepare::<C>(Together, nodes).compute_bound().stateful();
-        let inner = Maps(maps.0.into_iter().map(|map| map.map(StoredWeight::off_the_graph, |t| t.into_primitive())).collect());
-        let x = x.into_primitive();
-        let mut results = B::maps(x.clone(), inner.clone(), onto.map(|onto| onto.into_primitive()).into(), precision).0;
-        let besides = results.split_off(inner.0.len());
-        let kept = Parts(if trains_branches { [x].into_iter().chain(besides).collect() } else { Vec::new() });
-        let (gathered, any) = (Gathered::of(&results), results[0].clone());
-        let operation = recorded!(prep, State { maps: inner, kept, precision, gathered: gathered.clone() }, any);
-        let one = |(number, y)| result::<B, C>(&operation, &gathered, number, y);
-        Parts(results.into_iter().enumerate().map(one).collect())
+        let together = !maps.0.iter().any(is_trained);
+        Parts(with_biases::<B, C>(x, maps, onto.into_option(), precision, together))
+    }
+}
+
+impl<B: MapOps, C: CheckpointStrategy> ProductOps for Autodiff<B, C> {
+    fn linear_forward(
+        x: Float<Self>,
+        weight: StoredWeight<Self>,
+        bias: Bias<Self>,
+        branch: Branch<Self>,
+        precision: Precision,
+    ) -> Float<Self> {
+        let map = StoredMap { weight, bias: bias.into_option(), branch: branch.into_option() };
+        with_biases::<B, C>(x, Maps(vec![map]), None, precision, false).remove(0)
+    }
+
+    fn dense_weight(weight: StoredWeight<Self>) -> Float<Self> {
+        Self::from_inner(B::dense_weight(off_the_graph(weight)))
     }
 }

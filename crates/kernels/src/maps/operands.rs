@@ -3,6 +3,7 @@
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, BackendTensor, Dispatch, DispatchAutodiffContext, DispatchTensor, DispatchTensorKind, ExtensionType};
 
+pub use crate::products::StoredBranch;
 use crate::products::StoredWeight;
 
 /// Which gradients are asked for.
@@ -27,17 +28,6 @@ pub struct StoredMap<B: Backend> {
     pub bias: Option<FloatTensor<B>>,
     /// The adapter.
     pub branch: Option<StoredBranch<B>>,
-}
-
-/// `s B A`.
-#[derive(Clone, Debug)]
-pub struct StoredBranch<B: Backend> {
-    /// A, `[r, in]`.
-    pub a: FloatTensor<B>,
-    /// B, `[out, r]`.
-    pub b: FloatTensor<B>,
-    /// s.
-    pub scaling: f64,
 }
 
 impl<B: Backend> StoredMap<B> {

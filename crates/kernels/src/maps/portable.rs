@@ -29,11 +29,7 @@ pub(super) fn maps<B: ProductOps + PlaneOps>(x: Float<B>, maps: Maps<B>, onto: B
     let (mut onto, shape) = (onto.into_option(), x.shape());
     let x = flat::<B>(x);
     let one = |StoredMap { weight, bias, branch }: StoredMap<B>| {
-        let y = match branch {
-            Some(StoredBranch { a, b, scaling }) => B::lora_linear(x.clone(), weight, bias.into(), a, b, scaling, precision),
-            None => B::linear_forward(x.clone(), weight, bias.into(), precision),
-        };
-        let y = shaped::<B>(y, &shape);
+        let y = shaped::<B>(B::linear_forward(x.clone(), weight, bias.into(), branch.into(), precision), &shape);
         match onto.take() {
             Some(onto) => B::add(y, onto),
             None => y,
@@ -61,11 +57,7 @@ pub(super) fn maps_grad<B: ProductOps + PlaneOps>(
             of_branches[map] = Some(B::lora_grads(flat::<B>(x.clone()), dy.clone(), a.clone(), b.clone(), *scaling));
         }
         if wanted.x {
-            let own = match branch {
-                Some(StoredBranch { a, b, scaling }) => B::lora_data_grad(dy, weight, a, b, scaling, precision),
-                None => B::linear_data_grad(dy, weight, precision),
-            };
-            let own = shaped::<B>(own, &shape);
+            let own = shaped::<B>(B::linear_data_grad(dy, weight, branch.into(), precision), &shape);
             dx = Some(match dx {
                 Some(others) => B::add(others, own),
                 None => own,

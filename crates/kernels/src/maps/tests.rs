@@ -6,7 +6,7 @@ use super::{Map, maps};
 use crate::cpu::Precision;
 use crate::cpu::reference::noise;
 use crate::graph::{enter, lead};
-use crate::products::{LowRank, linear, lora_linear};
+use crate::products::{LowRank, linear};
 
 const ROWS: usize = 37;
 const INPUT: usize = 70;
@@ -48,7 +48,10 @@ fn run(together: bool, trained: Trained, read: [bool; 3]) -> Vec<Vec<f32>> {
         let mut onto = Some(onto.clone());
         all.map(|Map { weight, bias, branch }| {
             let y = match branch {
-                Some(branch) => lora_linear(input.clone(), weight, bias, branch, Precision::F32),
+                Some(branch) => {
+                    let [y] = maps(input.clone(), [Map { weight, bias, branch: Some(branch) }], None, Precision::F32);
+                    y
+                }
                 None => linear(input.clone(), weight, bias, Precision::F32),
             };
             onto.take().map_or(y.clone(), |onto| onto + y)

@@ -1,5 +1,6 @@
 //! The plane operations on Flex: f32 through our loops and recycled memory, everything else through Burn's own.
 
+use burn::backend::ops::FloatTensorOps;
 use burn::backend::{Flex, TensorMetadata};
 use burn_flex::FlexTensor;
 
@@ -33,7 +34,7 @@ impl PlaneOps for Flex {
 
     fn add(a: FlexTensor, b: FlexTensor) -> FlexTensor {
         let shape = a.shape();
-        let true = (all_f32([&a, &b]) && shape == b.shape() && shape.num_elements() != 0) else { return portable::add::<Self>(a, b) };
+        let true = (all_f32([&a, &b]) && shape == b.shape() && shape.num_elements() != 0) else { return Self::float_add(a, b) };
         // In the memory of the one that nobody else holds, if there is one.
         let (a, b) = if a.is_unique() { (a, b) } else { (b, a) };
         let (mut sum, b) = (owned(contiguous(a)), contiguous(b));

@@ -91,36 +91,30 @@ fn greater(old: f32, new: f32) -> bool {
     new > old || new.is_nan()
 }
 
+/// The maximum of each value and of those up to `reach` steps of `step` on either side.
+#[inline(always)]
+fn window_max(x: &[f32], step: usize, reach: usize, out: &mut [f32]) {
+    out.copy_from_slice(x);
+    for shift in (1..=reach).map(|d| d * step).take_while(|&shift| shift < x.len()) {
+        for (best, &v) in out[shift..].iter_mut().zip(x) {
+            *best = if greater(*best, v) { v } else { *best };
+        }
+        for (best, &v) in out.iter_mut().zip(&x[shift..]) {
+            *best = if greater(*best, v) { v } else { *best };
+        }
+    }
+}
+
 /// Separable: the maximum of each row's window, then of those along the columns.
 pub(super) fn max_pool(x: &[f32], [height, width]: [usize; 2], kernel: usize, out: &mut [f32]) {
     let (plane, reach) = (height * width, kernel / 2);
-    let row_of = |x: &[f32], row: &mut [f32]| {
-        row.copy_from_slice(x);
-        for d in 1..=reach.min(width - 1) {
-            for (best, &v) in row[d..].iter_mut().zip(x) {
-                *best = if greater(*best, v) { v } else { *best };
-            }
-            for (best, &v) in row.iter_mut().zip(&x[d..]) {
-                *best = if greater(*best, v) { v } else { *best };
-            }
-        }
-    };
     out.par_chunks_mut(plane.max(1)).zip(x.par_chunks(plane.max(1))).with_min_len(min_planes(plane)).for_each_init(
         || vec![0.0; plane],
         |rows, (out, x)| {
             for (row, x) in rows.chunks_exact_mut(width).zip(x.chunks_exact(width)) {
-                row_of(x, row);
+                window_max(x, 1, reach, row);
             }
-            out.copy_from_slice(rows);
-            for d in 1..=reach.min(height - 1) {
-                let shift = d * width;
-                for (best, &v) in out[shift..].iter_mut().zip(&*rows) {
-                    *best = if greater(*best, v) { v } else { *best };
-                }
-                for (best, &v) in out.iter_mut().zip(&rows[shift..]) {
-                    *best = if greater(*best, v) { v } else { *best };
-                }
-            }
+            window_max(rows, width, reach, out);
         },
     );
 }

@@ -32,7 +32,7 @@ pub trait PlaneOps: Backend {
 
     /// `a + b`, of one shape.
     fn add(a: Float<Self>, b: Float<Self>) -> Float<Self> {
-        portable::add::<Self>(a, b)
+        Self::float_add(a, b)
     }
 
     /// Channels `start .. start + len`.

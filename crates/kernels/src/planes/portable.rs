@@ -12,10 +12,6 @@ pub(super) fn concat_channels<B: Backend>(parts: Parts<B>) -> Float<B> {
     B::float_cat(parts.0, 1)
 }
 
-pub(super) fn add<B: Backend>(a: Float<B>, b: Float<B>) -> Float<B> {
-    B::float_add(a, b)
-}
-
 pub(super) fn slice_channels<B: Backend>(x: Float<B>, start: usize, len: usize) -> Float<B> {
     B::float_slice(x, &[Slice::full(), Slice::from(start..start + len)])
 }

@@ -13,7 +13,7 @@ const COLUMNS: usize = 32;
 
 /// Whether there are few rows, and all factors are stored by lines and multiplied as they are.
 pub(super) fn applies(terms: &[Term<'_>], rows: usize) -> bool {
-    let by_lines = |term: &Term<'_>| term.left.line(0, term.depth).is_some() && term.right.line(0, term.depth).is_some();
+    let by_lines = |term: &Term<'_>| term.left.line(0).is_some() && term.right.line(0).is_some();
     rows <= ROWS && terms.iter().all(|term| !term.in_f16 && term.level.form().terms == 1 && by_lines(term))
 }
 
@@ -54,15 +54,15 @@ impl Task for Dots<'_, '_, '_> {
         for j in 0..self.out[0].len() {
             let line = self.first + j;
             let coded = right.is_coded().then(|| right.decode(s, 0..depth, line..line + 1, &mut decoded));
-            let Some(weight) = coded.map_or_else(|| right.line(line, depth), |line| line.line(0, depth)) else { continue };
+            let Some((weight, begin)) = coded.map_or_else(|| right.line(line), |line| line.line(0)) else { continue };
             for (i, out) in self.out.iter_mut().enumerate() {
-                let Some(x) = left.line(i, depth) else { continue };
+                let Some((x, start)) = left.line(i) else { continue };
                 // Four chains, so that the additions do not wait for each other.
                 let mut sums = [s.zero(); 4];
                 for k in (0..depth).step_by(S::LANES) {
                     let n = S::LANES.min(depth - k);
                     let sum = &mut sums[k / S::LANES % 4];
-                    *sum = s.mul_add(x.load(s, k, n), weight.load(s, k, n), *sum);
+                    *sum = s.mul_add(x.load(s, start + k, n), weight.load(s, begin + k, n), *sum);
                 }
                 let mut lanes = [0.0; MAX_LANES];
                 s.store(s.add(s.add(sums[0], sums[1]), s.add(sums[2], sums[3])), &mut lanes);

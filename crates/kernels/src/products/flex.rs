@@ -8,7 +8,7 @@ use rayon::prelude::*;
 
 use super::dots;
 use super::packed::Packed;
-use super::{Operand, ProductOps, Stored, StoredWeight, Term, factor, multiply, portable};
+use super::{Branch, Operand, ProductOps, Stored, StoredBranch, StoredWeight, Term, factor, multiply, portable};
 use crate::buffers::{all_f32, contiguous, take, tensor, values};
 use crate::cpu::simd;
 use crate::cpu::{Precision, scratch};
@@ -17,7 +17,9 @@ use crate::operands::Bias;
 /// The values of a weight that [`settled`] returned.
 fn stored(weight: &StoredWeight<Flex>) -> Stored<'_> {
     match weight {
-        StoredWeight::Blocks { codes, scales, form, shape } => Stored::Packed(Packed::new(*form, codes.bytes(), values(scales), *shape)),
+        StoredWeight::Blocks { codes, scales, form, shape } => {
+            Stored::Packed(Packed { codes: codes.bytes(), scales: values(scales), form: *form, shape: *shape })
+        }
         StoredWeight::Dense(weight) => match weight.dtype() {
             DType::BF16 => Stored::Bf16(weight.as_slice::<bf16>().unwrap_or_default()),
             DType::F16 => Stored::F16(weight.as_slice::<f16>().unwrap_or_default()),
@@ -35,12 +37,16 @@ fn settled(weight: StoredWeight<Flex>) -> StoredWeight<Flex> {
 }
 
 /// Whether our kernels know these types.
-fn ours<'a>(activations: impl IntoIterator<Item = &'a FlexTensor>, weight: &StoredWeight<Flex>) -> bool {
+fn ours<'a>(
+    activations: impl IntoIterator<Item = &'a FlexTensor>,
+    weight: &StoredWeight<Flex>,
+    branch: &Option<StoredBranch<Flex>>,
+) -> bool {
     let known = match weight {
         StoredWeight::Dense(weight) => matches!(weight.dtype(), DType::F32 | DType::BF16 | DType::F16),
         StoredWeight::Blocks { .. } => true,
     };
-    all_f32(activations) && known
+    all_f32(activations) && known && all_f32(branch.iter().flat_map(|branch| [&branch.a, &branch.b]))
 }
 
 fn dims(x: &FlexTensor) -> [usize; 2] {
@@ -55,21 +61,9 @@ fn terms(x: &FlexTensor, lines: usize) -> Operand<'_> {
     Operand::terms(Stored::F32(values(x)), lines)
 }
 
-/// A product with a weight, of so many rows: of a few, memory decides, and rounding them would gain nothing.
-fn main<'a>(left: Operand<'a>, right: Operand<'a>, depth: usize, precision: Precision, rows: usize) -> Term<'a> {
-    let (level, many) = (simd::level(), rows > dots::ROWS);
-    let in_f16 = many && matches!(precision, Precision::F16 | Precision::PureF16);
-    Term { left, right, depth, level: if many { level.of(precision) } else { level }, in_f16 }
-}
-
 /// A product of f32s, which are rounded to f16 where it says so.
 fn plain<'a>(left: Operand<'a>, right: Operand<'a>, depth: usize, in_f16: bool) -> Term<'a> {
     Term { left, right, depth, level: simd::level(), in_f16 }
-}
-
-/// Whether the factors of a low-rank branch are rounded to f16.
-fn branch_in_f16(precision: Precision, rows: usize) -> bool {
-    precision == Precision::PureF16 && rows > dots::ROWS
 }
 
 /// `scaling left right`, `[rows, columns]`: the inner side of a low-rank branch.
@@ -80,28 +74,71 @@ fn inner(left: Operand<'_>, right: Operand<'_>, [rows, depth, columns]: [usize; 
     out
 }
 
+/// A matrix with rows of `width` as the right-hand factor: its lines are its rows, or on the way `back` its columns.
+fn side(values: Stored<'_>, width: usize, back: bool) -> Operand<'_> {
+    if back { Operand::terms(values, width) } else { Operand::lines(values, width) }
+}
+
+/// `x Wᵀ + b + s (x Aᵀ) Bᵀ`, or on the way `back`, where x is dy, `dy W + s (dy B) A`.
+fn product(
+    x: FlexTensor,
+    weight: StoredWeight<Flex>,
+    bias: Option<FlexTensor>,
+    branch: Option<StoredBranch<Flex>>,
+    back: bool,
+    precision: Precision,
+) -> FlexTensor {
+    let (x, weight, bias) = (contiguous(x), settled(weight), bias.map(contiguous));
+    let ([n, depth], [out, input]) = (dims(&x), weight.dims());
+    let (rows, columns) = (lines(&x, depth), if back { input } else { out });
+    // Of a few rows memory decides, and rounding them would gain nothing.
+    let (many, level) = (n > dots::ROWS, simd::level());
+    let in_f16 = many && matches!(precision, Precision::F16 | Precision::PureF16);
+    let main = Term {
+        left: rows,
+        right: side(stored(&weight), input, back),
+        depth,
+        level: if many { level.of(precision) } else { level },
+        in_f16,
+    };
+    let in_f16 = many && precision == Precision::PureF16;
+    let branch = branch.map(|StoredBranch { a, b, scaling }| {
+        let [a, b] = [a, b].map(contiguous);
+        let ([rank, _], (first, second)) = (dims(&a), if back { (b, a) } else { (a, b) });
+        let right = side(Stored::F32(values(&first)), dims(&first)[1], back);
+        (inner(rows, right, [n, depth, rank], scaling, in_f16), second, rank)
+    });
+    let term = branch.as_ref().map(|(inner, second, rank)| {
+        let right = side(Stored::F32(values(second)), dims(second)[1], back);
+        plain(Operand::lines(Stored::F32(inner), *rank), right, *rank, in_f16)
+    });
+    let terms: Vec<Term<'_>> = [main].into_iter().chain(term).collect();
+    let mut y = take(n * columns);
+    multiply(&terms, columns, bias.as_ref().map(values), &mut y);
+    tensor(y, [n, columns])
+}
+
 impl ProductOps for Flex {
-    fn linear_forward(x: FlexTensor, weight: StoredWeight<Self>, bias: Bias<Self>, precision: Precision) -> FlexTensor {
-        let bias = bias.into_option();
-        let true = ours(std::iter::once(&x).chain(&bias), &weight) else {
-            return portable::linear::<Self>(x, factor(weight), bias, precision);
-        };
-        let (x, weight, bias) = (contiguous(x), settled(weight), bias.map(contiguous));
-        let ([n, input], [out, _]) = (dims(&x), weight.dims());
-        let mut y = take(n * out);
-        let main = main(lines(&x, input), Operand::lines(stored(&weight), input), input, precision, n);
-        multiply(&[main], out, bias.as_ref().map(values), &mut y);
-        tensor(y, [n, out])
+    fn linear_forward(
+        x: FlexTensor,
+        weight: StoredWeight<Self>,
+        bias: Bias<Self>,
+        branch: Branch<Self>,
+        precision: Precision,
+    ) -> FlexTensor {
+        let (bias, branch) = (bias.into_option(), branch.into_option());
+        if !ours([&x].into_iter().chain(&bias), &weight, &branch) {
+            return portable::linear::<Self>(x, factor(weight), bias, branch, precision);
+        }
+        product(x, weight, bias, branch, false, precision)
     }
 
-    fn linear_data_grad(dy: FlexTensor, weight: StoredWeight<Self>, precision: Precision) -> FlexTensor {
-        let true = ours([&dy], &weight) else { return portable::linear_data_grad::<Self>(dy, factor(weight), precision) };
-        let (dy, weight) = (contiguous(dy), settled(weight));
-        let ([n, out], [_, input]) = (dims(&dy), weight.dims());
-        let mut dx = take(n * input);
-        let main = main(lines(&dy, out), Operand::terms(stored(&weight), input), out, precision, n);
-        multiply(&[main], input, None, &mut dx);
-        tensor(dx, [n, input])
+    fn linear_data_grad(dy: FlexTensor, weight: StoredWeight<Self>, branch: Branch<Self>, precision: Precision) -> FlexTensor {
+        let branch = branch.into_option();
+        if !ours([&dy], &weight, &branch) {
+            return portable::linear_data_grad::<Self>(dy, factor(weight), branch, precision);
+        }
+        product(dy, weight, None, branch, true, precision)
     }
 
     fn linear_weight_grad(x: FlexTensor, dy: FlexTensor) -> FlexTensor {
@@ -111,52 +148,6 @@ impl ProductOps for Flex {
         let mut dw = take(out * input);
         multiply(&[plain(terms(&dy, out), terms(&x, input), n, false)], input, None, &mut dw);
         tensor(dw, [out, input])
-    }
-
-    fn lora_linear(
-        x: FlexTensor,
-        weight: StoredWeight<Self>,
-        bias: Bias<Self>,
-        a: FlexTensor,
-        b: FlexTensor,
-        scaling: f64,
-        precision: Precision,
-    ) -> FlexTensor {
-        let bias = bias.into_option();
-        if !ours([&x, &a, &b].into_iter().chain(&bias), &weight) {
-            return portable::lora_linear::<Self>(x, factor(weight), bias, a, b, scaling, precision);
-        }
-        let ([x, a, b], weight, bias) = ([x, a, b].map(contiguous), settled(weight), bias.map(contiguous));
-        let ([n, input], [out, rank]) = (dims(&x), dims(&b));
-        let rows = lines(&x, input);
-        let u = inner(rows, lines(&a, input), [n, input, rank], scaling, branch_in_f16(precision, n));
-        let mut y = take(n * out);
-        let main = main(rows, Operand::lines(stored(&weight), input), input, precision, n);
-        let branch = plain(Operand::lines(Stored::F32(&u), rank), lines(&b, rank), rank, branch_in_f16(precision, n));
-        multiply(&[main, branch], out, bias.as_ref().map(values), &mut y);
-        tensor(y, [n, out])
-    }
-
-    fn lora_data_grad(
-        dy: FlexTensor,
-        weight: StoredWeight<Self>,
-        a: FlexTensor,
-        b: FlexTensor,
-        scaling: f64,
-        precision: Precision,
-    ) -> FlexTensor {
-        let true = ours([&dy, &a, &b], &weight) else {
-            return portable::lora_data_grad::<Self>(dy, factor(weight), a, b, scaling, precision);
-        };
-        let ([dy, a, b], weight) = ([dy, a, b].map(contiguous), settled(weight));
-        let ([n, out], [rank, input]) = (dims(&dy), dims(&a));
-        let rows = lines(&dy, out);
-        let du = inner(rows, terms(&b, rank), [n, out, rank], scaling, branch_in_f16(precision, n));
-        let mut dx = take(n * input);
-        let main = main(rows, Operand::terms(stored(&weight), input), out, precision, n);
-        let branch = plain(Operand::lines(Stored::F32(&du), rank), terms(&a, input), rank, branch_in_f16(precision, n));
-        multiply(&[main, branch], input, None, &mut dx);
-        tensor(dx, [n, input])
     }
 
     fn lora_grads(x: FlexTensor, dy: FlexTensor, a: FlexTensor, b: FlexTensor, scaling: f64) -> (FlexTensor, FlexTensor) {

@@ -3,9 +3,9 @@
 //! A weight is read where and as it is stored (`[out, in]`, in f32, 16 bits or blocks of fewer), in the forward pass and in the backward pass; nothing
 //! of its size is kept beside it. The low-rank branch is more terms of the same sums, so its output is never a tensor of its own.
 
-mod autodiff;
 #[cfg(test)]
 mod blocks_tests;
+mod branch;
 mod cube;
 mod dots;
 mod flex;
@@ -23,6 +23,7 @@ use burn::backend::tensor::FloatTensor as Float;
 use burn::backend::{Dispatch, backend_extension};
 use burn::tensor::{DType, Device, Tensor};
 
+pub use branch::{Branch, StoredBranch};
 pub(crate) use multiply::multiply;
 pub(crate) use operand::{Operand, Stored, Term};
 pub use packed::{Coding, Form};
@@ -31,54 +32,36 @@ pub use weight::{Blocks, StoredWeight, Weight};
 use crate::cpu::Precision;
 use crate::matrices::MatrixOps;
 use crate::operands::Bias;
+use crate::shapes;
 
 /// Linear maps: x `[N, in]`, weight `[out, in]` of any float type or in blocks, bias `[out]`, y and dy `[N, out]`; the low-rank branch has A `[r, in]` and
 /// B `[out, r]` (Hu et al. 2021). `precision` is that of products with the weight; those of the branch are of the type of x, except in pure f16.
 #[backend_extension(Flex, Cube, Autodiff)]
 pub trait ProductOps: MatrixOps {
-    /// `y = x Wᵀ + b`.
+    /// `y = x Wᵀ + b + s (x Aᵀ) Bᵀ`.
     fn linear_forward(
         x: Float<Self>,
         #[extension_type] weight: StoredWeight<Self>,
         #[extension_type] bias: Bias<Self>,
+        #[extension_type] branch: Branch<Self>,
         precision: Precision,
     ) -> Float<Self> {
-        portable::linear::<Self>(x, factor(weight), bias.into_option(), precision)
+        portable::linear::<Self>(x, factor(weight), bias.into_option(), branch.into_option(), precision)
     }
 
-    /// Its gradient for x: `dy W`.
-    fn linear_data_grad(dy: Float<Self>, #[extension_type] weight: StoredWeight<Self>, precision: Precision) -> Float<Self> {
-        portable::linear_data_grad::<Self>(dy, factor(weight), precision)
+    /// Its gradient for x: `dy W + s (dy B) A`.
+    fn linear_data_grad(
+        dy: Float<Self>,
+        #[extension_type] weight: StoredWeight<Self>,
+        #[extension_type] branch: Branch<Self>,
+        precision: Precision,
+    ) -> Float<Self> {
+        portable::linear_data_grad::<Self>(dy, factor(weight), branch.into_option(), precision)
     }
 
     /// Its gradient for W, `[out, in]`: `dyᵀ x`.
     fn linear_weight_grad(x: Float<Self>, dy: Float<Self>) -> Float<Self> {
         portable::linear_weight_grad::<Self>(x, dy)
-    }
-
-    /// `y = x Wᵀ + b + s (x Aᵀ) Bᵀ`.
-    fn lora_linear(
-        x: Float<Self>,
-        #[extension_type] weight: StoredWeight<Self>,
-        #[extension_type] bias: Bias<Self>,
-        a: Float<Self>,
-        b: Float<Self>,
-        scaling: f64,
-        precision: Precision,
-    ) -> Float<Self> {
-        portable::lora_linear::<Self>(x, factor(weight), bias.into_option(), a, b, scaling, precision)
-    }
-
-    /// Its gradient for x: `dy W + s (dy B) A`.
-    fn lora_data_grad(
-        dy: Float<Self>,
-        #[extension_type] weight: StoredWeight<Self>,
-        a: Float<Self>,
-        b: Float<Self>,
-        scaling: f64,
-        precision: Precision,
-    ) -> Float<Self> {
-        portable::lora_data_grad::<Self>(dy, factor(weight), a, b, scaling, precision)
     }
 
     /// Its gradients for A and B: `s (dy B)ᵀ x` and `s dyᵀ (x Aᵀ)`.
@@ -126,7 +109,8 @@ pub struct LowRank {
     pub scaling: f64,
 }
 
-/// `y = x Wᵀ + b`, differentiable; the weight's gradient is of the type of x, whatever the weight is stored as.
+/// `y = x Wᵀ + b`, differentiable; the weight's gradient is of the type of x, whatever the weight is stored as. With a branch beside the weight it is
+/// one of the [`maps`](crate::maps()) of x.
 ///
 /// x `[N, in]`, weight `[out, in]` in f32, 16 bits or blocks, bias `[out]` to `[N, out]`.
 ///
@@ -134,34 +118,13 @@ pub struct LowRank {
 /// If the shapes do not fit each other.
 pub fn linear(x: Tensor<2>, weight: impl Into<Weight>, bias: Option<Tensor<1>>, precision: Precision) -> Tensor<2> {
     let weight = weight.into();
-    check(&x, &weight, bias.as_ref());
-    let bias = bias.map_or(Bias::Zero, |b| Bias::Channels(b.into_dispatch()));
-    Tensor::from_dispatch(Dispatch::linear_forward(x.into_dispatch(), weight.into_dispatch(), bias, precision))
-}
-
-/// `y = x (W + s B A)ᵀ + b` without composing the weight, differentiable.
-///
-/// x `[N, in]`, weight `[out, in]` in f32, 16 bits or blocks, bias `[out]` to `[N, out]`.
-///
-/// # Panics
-/// If the shapes do not fit each other.
-pub fn lora_linear(x: Tensor<2>, weight: impl Into<Weight>, bias: Option<Tensor<1>>, branch: LowRank, precision: Precision) -> Tensor<2> {
-    let weight = weight.into();
-    check(&x, &weight, bias.as_ref());
-    let ([out, input], LowRank { a, b, scaling }) = (weight.dims(), branch);
-    let [rank, _] = a.dims();
-    assert!(a.dims() == [rank, input] && b.dims() == [out, rank], "A {:?} and B {:?} beside a weight [{out}, {input}]", a.dims(), b.dims());
-    let bias = bias.map_or(Bias::Zero, |b| Bias::Channels(b.into_dispatch()));
-    let [x, a, b] = [x, a, b].map(Tensor::into_dispatch);
-    Tensor::from_dispatch(Dispatch::lora_linear(x, weight.into_dispatch(), bias, a, b, scaling, precision))
-}
-
-fn check(x: &Tensor<2>, weight: &Weight, bias: Option<&Tensor<1>>) {
     let ([_, width], [out, input]) = (x.dims(), weight.dims());
     assert!(width == input, "x has {width} columns, and the weight is [{out}, {input}]");
-    if let Some(bias) = bias {
-        assert!(bias.dims() == [out], "a bias of {:?} beside a weight [{out}, {input}]", bias.dims());
+    if let Some(bias) = &bias {
+        shapes::expect("a bias", bias.dims(), [out]);
     }
+    let (weight, bias) = (weight.into_dispatch(), bias.map(Tensor::into_dispatch).into());
+    Tensor::from_dispatch(Dispatch::linear_forward(x.into_dispatch(), weight, bias, Branch::Zero, precision))
 }
 
 /// Gradient of [`linear`]'s x from dy `[N, out]`: `dy W`, `[N, in]`; not differentiable itself.
@@ -169,7 +132,7 @@ pub fn linear_data_grad(dy: Tensor<2>, weight: impl Into<Weight>, precision: Pre
     let weight = weight.into();
     let ([_, width], [out, input]) = (dy.dims(), weight.dims());
     assert!(width == out, "dy has {width} columns, and the weight is [{out}, {input}]");
-    Tensor::from_dispatch(Dispatch::linear_data_grad(dy.into_dispatch(), weight.into_dispatch(), precision))
+    Tensor::from_dispatch(Dispatch::linear_data_grad(dy.into_dispatch(), weight.into_dispatch(), Branch::Zero, precision))
 }
 
 /// Gradient of [`linear`]'s weight from x `[N, in]` and dy `[N, out]`: `dyᵀ x`, `[out, in]`; not differentiable itself.

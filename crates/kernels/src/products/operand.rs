@@ -42,17 +42,7 @@ pub(crate) enum Stored<'a> {
     Packed(Packed<'a>),
 }
 
-impl<'a> Stored<'a> {
-    /// A part of them.
-    fn part(self, range: Range<usize>) -> Self {
-        match self {
-            Self::F32(values) => Self::F32(&values[range]),
-            Self::Bf16(values) => Self::Bf16(&values[range]),
-            Self::F16(values) => Self::F16(&values[range]),
-            Self::Packed(values) => Self::Packed(values.part(range)),
-        }
-    }
-
+impl Stored<'_> {
     fn len(&self) -> usize {
         match self {
             Self::F32(values) => values.len(),
@@ -131,10 +121,9 @@ impl<'a> Operand<'a> {
         Self { values, stride: lines, by_lines: false }
     }
 
-    /// The terms of a line, where they are neighbours.
-    pub(super) fn line(&self, i: usize, terms: usize) -> Option<Stored<'a>> {
-        let at = i * self.stride;
-        self.by_lines.then(|| self.values.part(at..at + terms))
+    /// Where the terms of a line begin, where they are neighbours.
+    pub(super) fn line(&self, i: usize) -> Option<(Stored<'a>, usize)> {
+        self.by_lines.then_some((self.values, i * self.stride))
     }
 
     /// Panics unless it has so many lines and terms.

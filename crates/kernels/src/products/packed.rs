@@ -1,7 +1,5 @@
 //! Values in blocks of few bits, and how to get at some of them.
 
-use std::ops::Range;
-
 use super::{int8, nf4};
 use crate::cpu::simd::Simd;
 
@@ -56,45 +54,31 @@ impl Coding {
     }
 }
 
-/// A matrix in blocks, or a part of one.
+/// A matrix in blocks.
 #[derive(Clone, Copy)]
 pub(crate) struct Packed<'a> {
-    codes: &'a [u8],
-    scales: &'a [f32],
-    form: Form,
-    /// `[rows, columns]` of the whole.
-    shape: [usize; 2],
-    /// Where in the whole these values begin, row by row.
-    start: usize,
-    len: usize,
+    pub(super) codes: &'a [u8],
+    pub(super) scales: &'a [f32],
+    pub(super) form: Form,
+    /// `[rows, columns]`.
+    pub(super) shape: [usize; 2],
 }
 
-impl<'a> Packed<'a> {
-    /// A whole matrix.
-    pub(super) fn new(form: Form, codes: &'a [u8], scales: &'a [f32], shape: [usize; 2]) -> Self {
-        Self { codes, scales, form, shape, start: 0, len: shape[0] * shape[1] }
-    }
-
-    pub(super) fn part(self, range: Range<usize>) -> Self {
-        assert!(range.end <= self.len, "values {range:?} of {}", self.len);
-        Self { start: self.start + range.start, len: range.len(), ..self }
-    }
-
+impl Packed<'_> {
     pub(super) fn len(&self) -> usize {
-        self.len
+        self.shape[0] * self.shape[1]
     }
 
-    /// The values from `at` on.
+    /// The values from `at` on, row by row.
     #[inline(always)]
     pub(super) fn decode<S: Simd>(&self, s: S, at: usize, out: &mut [f32]) {
-        let (at, [rows, columns]) = (self.start + at, self.shape);
         match self.form {
             Form::Bf16 => {
                 let halves = self.codes.as_chunks::<2>().0[at..].iter();
                 out.iter_mut().zip(halves).for_each(|(v, &half)| *v = f32::from_bits(u32::from(u16::from_le_bytes(half)) << 16));
             }
-            Form::Int8 => int8::decode(self.codes, self.scales, columns, at, out),
-            Form::Nf4 => nf4::decode(s, self.codes, self.scales, rows * columns, at, out),
+            Form::Int8 => int8::decode(self.codes, self.scales, self.shape[1], at, out),
+            Form::Nf4 => nf4::decode(s, self.codes, self.scales, self.len(), at, out),
             Form::File(coding) => coding.decode(self.codes, at, out),
         }
     }

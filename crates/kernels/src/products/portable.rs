@@ -1,11 +1,12 @@
 //! The products in Burn's own words: their definition, and the way of devices and types without a kernel.
 
-use burn::backend::tensor::{FloatTensor as Float, IntTensor};
+use burn::backend::tensor::FloatTensor as Float;
 use burn::backend::{Backend, TensorMetadata};
 use burn::tensor::{DType, Shape, TensorData, try_read_sync};
 
+use super::branch::StoredBranch;
 use super::operand::Stored;
-use super::packed::{Form, Packed};
+use super::packed::Packed;
 use super::weight::StoredWeight;
 use crate::cpu::Precision;
 use crate::cpu::simd;
@@ -20,16 +21,13 @@ fn cast<B: Backend>(x: Float<B>, dtype: DType) -> Float<B> {
     if x.dtype() == dtype { x } else { B::float_cast(x, dtype.into()) }
 }
 
-/// A weight as a tensor of `dtype`, `[out, in]`.
+/// A weight as a tensor of `dtype`, `[out, in]`. Blocks without a kernel, such as those of files, of which there are many kinds, are decoded by the
+/// processor.
 pub(super) fn dense<B: Backend>(weight: StoredWeight<B>, dtype: DType) -> Float<B> {
-    match weight {
-        StoredWeight::Dense(weight) => cast::<B>(weight, dtype),
-        StoredWeight::Blocks { codes, scales, form, shape } => cast::<B>(on_the_host::<B>(codes, scales, form, shape), dtype),
-    }
-}
-
-/// The way of blocks without a kernel, such as those of files, of which there are many kinds: decoded by the processor.
-fn on_the_host<B: Backend>(codes: IntTensor<B>, scales: Float<B>, form: Form, shape: [usize; 2]) -> Float<B> {
+    let (codes, scales, form, shape) = match weight {
+        StoredWeight::Dense(weight) => return cast::<B>(weight, dtype),
+        StoredWeight::Blocks { codes, scales, form, shape } => (codes, scales, form, shape),
+    };
     let device = codes.device();
     let words = try_read_sync(B::int_into_data(codes)).and_then(Result::ok).and_then(|data| data.try_into_vec_as::<i32>().ok());
     let scales = try_read_sync(B::float_into_data(scales)).and_then(Result::ok).and_then(|data| data.try_into_vec_as::<f32>().ok());
@@ -37,9 +35,9 @@ fn on_the_host<B: Backend>(codes: IntTensor<B>, scales: Float<B>, form: Form, sh
     // A device that is lost hands nothing back: what is computed with these is not finite.
     if let (Some(words), Some(scales)) = (words, scales) {
         let bytes: Vec<u8> = words.into_iter().flat_map(i32::to_le_bytes).collect();
-        Stored::Packed(Packed::new(form, &bytes, &scales, shape)).decode(simd::level(), 0, &mut values);
+        Stored::Packed(Packed { codes: &bytes, scales: &scales, form, shape }).decode(simd::level(), 0, &mut values);
     }
-    B::float_from_data(TensorData::new(values, shape), &device)
+    cast::<B>(B::float_from_data(TensorData::new(values, shape), &device), dtype)
 }
 
 /// The type of the factors of products with a weight where the others are `dtype`. (bf16 is the processor's.)
@@ -63,53 +61,45 @@ fn product<B: MatrixOps>(a: Float<B>, b: Float<B>, dtype: DType) -> Float<B> {
     cast::<B>(B::product(cast::<B>(a, dtype), b), out)
 }
 
-pub(super) fn linear<B: MatrixOps>(x: Float<B>, weight: Float<B>, bias: Option<Float<B>>, precision: Precision) -> Float<B> {
-    let dtype = factors(precision, x.dtype());
-    let y = product::<B>(x, transposed::<B>(weight), dtype);
-    match bias {
-        Some(bias) => {
-            let out = bias.shape().num_elements();
-            B::float_add(y, B::float_reshape(bias, Shape::new([1, out])))
-        }
-        None => y,
-    }
+pub(super) fn linear<B: MatrixOps>(
+    x: Float<B>,
+    weight: Float<B>,
+    bias: Option<Float<B>>,
+    branch: Option<StoredBranch<B>>,
+    precision: Precision,
+) -> Float<B> {
+    let dtype = x.dtype();
+    let branch = branch.map(|StoredBranch { a, b, scaling }| {
+        let dtype = of_branch(precision, dtype);
+        let inner = product::<B>(x.clone(), transposed::<B>(a), dtype);
+        times::<B>(product::<B>(inner, transposed::<B>(b), dtype), scaling)
+    });
+    let y = product::<B>(x, transposed::<B>(weight), factors(precision, dtype));
+    let bias = bias.map(|bias| {
+        let out = bias.shape().num_elements();
+        B::float_reshape(bias, Shape::new([1, out]))
+    });
+    bias.into_iter().chain(branch).fold(y, B::float_add)
 }
 
-pub(super) fn linear_data_grad<B: MatrixOps>(dy: Float<B>, weight: Float<B>, precision: Precision) -> Float<B> {
-    let dtype = factors(precision, dy.dtype());
-    product::<B>(dy, weight, dtype)
+pub(super) fn linear_data_grad<B: MatrixOps>(
+    dy: Float<B>,
+    weight: Float<B>,
+    branch: Option<StoredBranch<B>>,
+    precision: Precision,
+) -> Float<B> {
+    let dtype = dy.dtype();
+    let branch = branch.map(|StoredBranch { a, b, scaling }| {
+        let dtype = of_branch(precision, dtype);
+        let inner = times::<B>(product::<B>(dy.clone(), b, dtype), scaling);
+        product::<B>(inner, a, dtype)
+    });
+    let dx = product::<B>(dy, weight, factors(precision, dtype));
+    branch.into_iter().fold(dx, B::float_add)
 }
 
 pub(super) fn linear_weight_grad<B: MatrixOps>(x: Float<B>, dy: Float<B>) -> Float<B> {
     B::product(transposed::<B>(dy), x)
-}
-
-pub(super) fn lora_linear<B: MatrixOps>(
-    x: Float<B>,
-    weight: Float<B>,
-    bias: Option<Float<B>>,
-    a: Float<B>,
-    b: Float<B>,
-    scaling: f64,
-    precision: Precision,
-) -> Float<B> {
-    let dtype = of_branch(precision, x.dtype());
-    let inner = product::<B>(x.clone(), transposed::<B>(a), dtype);
-    let branch = times::<B>(product::<B>(inner, transposed::<B>(b), dtype), scaling);
-    B::float_add(linear::<B>(x, weight, bias, precision), branch)
-}
-
-pub(super) fn lora_data_grad<B: MatrixOps>(
-    dy: Float<B>,
-    weight: Float<B>,
-    a: Float<B>,
-    b: Float<B>,
-    scaling: f64,
-    precision: Precision,
-) -> Float<B> {
-    let dtype = of_branch(precision, dy.dtype());
-    let inner = times::<B>(product::<B>(dy.clone(), b, dtype), scaling);
-    B::float_add(linear_data_grad::<B>(dy, weight, precision), product::<B>(inner, a, dtype))
 }
 
 pub(super) fn lora_grads<B: MatrixOps>(x: Float<B>, dy: Float<B>, a: Float<B>, b: Float<B>, scaling: f64) -> (Float<B>, Float<B>) {

@@ -3,10 +3,10 @@
 
 use crate::launches::{assert_ours, trace};
 use crate::support::{Case, Numbers, case, cube, data, device, numbers, on_each_device, pattern, relative};
-use bellows_kernels::operands::Bias;
+use bellows_kernels::operands::{Bias, NormChannels};
 use bellows_kernels::ops::KernelOps;
 use bellows_kernels::planes::{Parts, PlaneOps};
-use bellows_kernels::products::{ProductOps, StoredWeight};
+use bellows_kernels::products::{Branch, ProductOps, StoredBranch, StoredWeight};
 use bellows_kernels::{HALF_GRADIENTS, Lowering, NormStep, Precision, set_default_lowering};
 use burn::backend::{Backend, f16};
 use burn::tensor::{DType, TensorData};
@@ -74,11 +74,11 @@ fn normalisation() {
         let channels = |stream| cube(TensorData::new(pattern(stream, shape[1]), [shape[1]]));
         let step = NormStep { epsilon: 1e-3, silu: true, momentum: 0.3 };
         let all = |x: CubeTensor, dy: CubeTensor| {
-            let y = CubeBackend::norm_act(x.clone(), channels(3), channels(4), channels(5), channels(6), step);
-            let (mean, variance) = (y.mean, y.variance);
-            let again =
-                CubeBackend::norm_act_again(x.clone(), mean.clone(), variance.clone(), channels(3), channels(4), step.epsilon, true);
-            let grads = CubeBackend::norm_act_backward(x, mean, variance, channels(3), channels(4), dy, step.epsilon, true);
+            let of = |mean, variance| NormChannels::<CubeBackend> { mean, variance, gamma: channels(3), beta: channels(4) };
+            let y = CubeBackend::norm_act(x.clone(), of(channels(5), channels(6)), step);
+            let of = of(y.mean, y.variance);
+            let again = CubeBackend::norm_act_again(x.clone(), of.clone(), step);
+            let grads = CubeBackend::norm_act_backward(x, of, dy, step);
             [y.output, again, y.running_mean, y.running_variance, grads.x, grads.gamma, grads.beta]
         };
         let expected = all(cube(data(1, shape)), cube(data(2, shape))).map(numbers);
@@ -137,16 +137,18 @@ fn products() {
     let flex = |data: &TensorData| FlexTensor::from_data(data.clone());
     let on_flex = |precision: Precision| {
         let w = || StoredWeight::Dense(flex(&w));
-        let y = Flex::lora_linear(flex(&x), w(), Bias::Zero, flex(&a), flex(&b), scaling, precision);
-        let dx = Flex::lora_data_grad(flex(&dy), w(), flex(&a), flex(&b), scaling, precision);
+        let branch = || Branch::<Flex>::LowRank(StoredBranch { a: flex(&a), b: flex(&b), scaling });
+        let y = Flex::linear_forward(flex(&x), w(), Bias::Zero, branch(), precision);
+        let dx = Flex::linear_data_grad(flex(&dy), w(), branch(), precision);
         [y, dx].map(|t| t.as_slice::<f32>().unwrap().to_vec())
     };
     for precision in [Precision::F16, Precision::PureF16] {
         for stored in [cube(w.clone()), half(w.clone())] {
             let w = || StoredWeight::Dense(stored.clone());
             let [x, dy, a, b] = [&x, &dy, &a, &b].map(|data| cube(data.clone()));
-            let y = CubeBackend::lora_linear(x, w(), Bias::Zero, a.clone(), b.clone(), scaling, precision);
-            let dx = CubeBackend::lora_data_grad(dy, w(), a, b, scaling, precision);
+            let branch = || Branch::<CubeBackend>::LowRank(StoredBranch { a: a.clone(), b: b.clone(), scaling });
+            let y = CubeBackend::linear_forward(x, w(), Bias::Zero, branch(), precision);
+            let dx = CubeBackend::linear_data_grad(dy, w(), branch(), precision);
             for (gpu, (halves, plain)) in [y, dx].into_iter().zip(on_flex(precision).into_iter().zip(on_flex(Precision::F32))) {
                 assert_eq!(gpu.dtype, DType::F32);
                 let gpu = numbers(gpu);
@@ -169,8 +171,8 @@ fn weights_are_read_where_they_lie() {
     let w = matrix(3, [out, input]).convert::<f16>();
     let both = |stored: CubeTensor| {
         let w = || StoredWeight::Dense(stored.clone());
-        let y = CubeBackend::linear_forward(cube(matrix(1, [n, input])), w(), Bias::Zero, Precision::F32);
-        [y, CubeBackend::linear_data_grad(cube(matrix(2, [n, out])), w(), Precision::F32)].map(numbers)
+        let y = CubeBackend::linear_forward(cube(matrix(1, [n, input])), w(), Bias::Zero, Branch::Zero, Precision::F32);
+        [y, CubeBackend::linear_data_grad(cube(matrix(2, [n, out])), w(), Branch::Zero, Precision::F32)].map(numbers)
     };
     let (halves, whole) = (cube(w.clone()), cube(w.convert::<f32>()));
     assert!(both(halves.clone()) == both(whole));

@@ -3,6 +3,7 @@
 use crate::launches::{assert_ours, trace};
 use crate::support::{Numbers, ORDERS, Order, cases, cube, device, flex64, image, numbers, on_each_device, pattern};
 use bellows_kernels::NormStep;
+use bellows_kernels::operands::NormChannels;
 use bellows_kernels::ops::KernelOps;
 use burn::tensor::TensorData;
 use burn_cubecl::CubeBackend;
@@ -39,10 +40,11 @@ impl Case {
         let running = [4, 5].map(|stream| upload(self.channels(stream)));
         let [old_mean, old_variance] = running;
         let step = NormStep { epsilon: EPSILON, silu: self.silu, momentum: 0.3 };
-        let y = B::norm_act(x.clone(), gamma.clone(), beta.clone(), old_mean, old_variance, step);
-        let (mean, variance) = (y.mean.clone(), y.variance.clone());
-        let again = B::norm_act_again(x.clone(), mean, variance, gamma.clone(), beta.clone(), EPSILON, self.silu);
-        let grads = B::norm_act_backward(x, y.mean.clone(), y.variance.clone(), gamma, beta, dy, EPSILON, self.silu);
+        let running = NormChannels::<B> { mean: old_mean, variance: old_variance, gamma: gamma.clone(), beta: beta.clone() };
+        let y = B::norm_act(x.clone(), running, step);
+        let channels = NormChannels::<B> { mean: y.mean.clone(), variance: y.variance.clone(), gamma, beta };
+        let again = B::norm_act_again(x.clone(), channels.clone(), step);
+        let grads = B::norm_act_backward(x, channels, dy, step);
         [y.output, y.mean, y.variance, grads.x, grads.gamma, grads.beta, again, y.running_mean, y.running_variance]
     }
 

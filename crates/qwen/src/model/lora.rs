@@ -3,7 +3,7 @@
 //! The branch is computed beside the frozen map, never composed with it: `x Aᵀ Bᵀ` costs r (in + out) products a token and keeps
 //! nothing of the weight's size.
 
-use bellows_kernels::{LowRank, Precision, Weight, dropout, linear, lora_linear};
+use bellows_kernels::{LowRank, Map, Precision, Weight, dropout, linear, maps};
 use bellows_learner::Rng;
 use burn::module::{Module, Param};
 use burn::tensor::{DType, Tensor, TensorData};
@@ -92,7 +92,8 @@ impl Lora {
     pub(super) fn forward(&self, x: Tensor<2>, weight: Weight, bias: Option<Tensor<1>>, pass: &Pass) -> Tensor<2> {
         let precision = pass.precision;
         if let Some(branch) = self.plain(pass) {
-            return lora_linear(x, weight, bias, branch, precision);
+            let [y] = maps(x, [Map { weight, bias, branch: Some(branch) }], None, precision);
+            return y;
         }
         let dropped = match pass.draws {
             Some(draws) if self.dropout > 0.0 => Some(dropout(x.clone(), draws.stream("dropout", self.stream).key(), self.dropout)),

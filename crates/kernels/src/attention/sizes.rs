@@ -1,0 +1,28 @@
+//! The sizes of a problem.
+
+use burn::backend::TensorMetadata;
+
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Sizes {
+    pub b: usize,
+    /// Key heads.
+    pub g: usize,
+    /// Query heads to a key head.
+    pub group: usize,
+    pub s: usize,
+    pub t: usize,
+    pub d: usize,
+}
+
+impl Sizes {
+    /// Of queries `[B, H, S, d]` and keys `[B, G, T, d]`.
+    pub(super) fn new<T: TensorMetadata>(q: &T, k: &T) -> Self {
+        let ([b, h, s, d], [_, g, t, _]) = (q.shape().dims(), k.shape().dims());
+        Self { b, g, group: h / g, s, t, d }
+    }
+
+    /// The position of query `s`.
+    pub(super) fn position(&self, s: usize) -> usize {
+        self.t - self.s + s
+    }
+}

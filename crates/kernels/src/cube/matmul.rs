@@ -17,6 +17,7 @@ use super::args::{ArgsLaunch, ImageLaunch};
 use super::block::{Block, Gather, MANY_BLOCKS, MOST_TAPS};
 use super::geometry::MAX_GRID;
 use super::launch::{UNITS, address_type, grid};
+use super::packing::Packing;
 use super::product::{add_parts_kernel, matmul_kernel};
 use super::shared::shared_memory_works;
 use super::trace::note;
@@ -26,7 +27,7 @@ use burn::backend::cubecl::dtype_to_storage_type;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
-/// Offsets and steps of a matrix in its buffer, in elements.
+/// Offsets and steps of a matrix in its buffer, in its numbers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Layout {
     pub(crate) offset: usize,
@@ -36,6 +37,8 @@ pub(crate) struct Layout {
     /// From one row of C (for A) or column of C (for B) to the next, and from one k to the next.
     pub(crate) line: usize,
     pub(crate) k: usize,
+    /// How the numbers lie. Only those of B may be packed.
+    pub(crate) packing: Packing,
 }
 
 /// What is computed: C[batches] of m x n from sums over k and `outer`.
@@ -108,6 +111,7 @@ impl Product {
         Block {
             a_along_k: self.a.k < self.a.line,
             b_along_k: self.window.is_some_and(|w| w.gather.taps_are_lines) || self.b.k < self.b.line,
+            packing: self.b.packing,
             silu: self.silu,
             spread: self.window.is_some_and(|w| w.spread.is_some()),
             ..Block::new(self.m, self.n, self.batches * self.splits.count(), units).of_terms(gather, self.k, self.part())
@@ -157,7 +161,7 @@ impl Product {
                         client,
                         count,
                         CubeDim::new_1d(block.units()),
-                        address_type([a, b, c]),
+                        address_type([a, b, c]).max(self.b.packing.address_type(b)),
                         a.clone().into_tensor_arg(),
                         b.clone().into_tensor_arg(),
                         // Without a bias something must still be bound; it is not read.
@@ -166,7 +170,7 @@ impl Product {
                         self.args(first_batch, first, n),
                         self.image(first),
                         block,
-                        [a, b, c].map(|tensor| dtype_to_storage_type(tensor.dtype)),
+                        [a.dtype, self.b.packing.element(b.dtype), c.dtype].map(dtype_to_storage_type),
                     );
                 }
             }
@@ -200,8 +204,10 @@ impl Product {
                 }
             }
         }
-        for (what, tensor, last) in [("A", a, of_a), ("B", b, of_b), ("C", c, of_c)] {
-            let numbers = tensor.handle.size_in_used() as usize / tensor.dtype.size();
+        for (what, tensor, packing, last) in
+            [("A", a, Packing::Plain, of_a), ("B", b, self.b.packing, of_b), ("C", c, Packing::Plain, of_c)]
+        {
+            let numbers = packing.numbers(tensor);
             assert!(last < numbers, "{}: {what} has {numbers} numbers, and number {last} is asked for", self.name);
         }
         if let Some(bias) = bias {

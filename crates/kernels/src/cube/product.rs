@@ -7,7 +7,7 @@
 //!   block is on its way from memory while this one is multiplied.
 //! - *direct*: every thread reads what it needs and leaves the sharing to the cache. Slower on a GPU, but nothing can go wrong in it.
 //!
-//! B is a matrix in memory, or an image of which the kernel reads the columns of a convolution as it goes ([`Gather`](super::block::Gather)). The pixels of all images are
+//! B is a matrix in memory, perhaps in words ([`Packing`](super::packing::Packing)), or an image of which the kernel reads the columns of a convolution as it goes ([`Gather`](super::block::Gather)). The pixels of all images are
 //! one axis of C, so that small maps fill whole blocks.
 //!
 //! Which one a device gets is decided by [`shared_memory_works`](super::shared::shared_memory_works).
@@ -72,7 +72,7 @@ pub(crate) fn no_sums(#[comptime] block: Block) -> Array<f32> {
 
 /// The sums through shared memory.
 #[cube]
-pub(crate) fn shared_sums<A: Float, B: Float>(
+pub(crate) fn shared_sums<A: Float, B: Numeric>(
     a: &Tensor<A>,
     b: &Tensor<B>,
     room: &mut Room,
@@ -111,9 +111,10 @@ pub(crate) fn shared_sums<A: Float, B: Float>(
             let more = k < part.end;
             if more {
                 let at_a = base_a + k as usize * args.a_k;
-                fetch_matrix::<A>(a, at_a, part.end - k, &a_copies, &mut a_values, left);
+                fetch_matrix::<A, A>(a, at_a, part.end - k, &a_copies, &mut a_values, left);
                 if comptime!(kind == Kind::Matrix) {
-                    fetch_matrix::<B>(b, base_b + k as usize * args.b_k, part.end - k, &b_copies, &mut b_values, right);
+                    let at_b = base_b + k as usize * args.b_k;
+                    fetch_matrix::<B, A>(b, at_b, part.end - k, &b_copies, &mut b_values, right);
                 } else if comptime!(kind == Kind::Map) {
                     let at_b = base_b + k as usize * image.channel;
                     fetch_map::<B>(b, at_b, part.end - k, &b_copies, image, &mut b_values, gather, right);
@@ -163,7 +164,7 @@ pub(crate) fn shared_sums<A: Float, B: Float>(
 /// # Safety
 /// No index is checked: A, B and C must hold all that [`Args`] and [`Image`] reach, and a bias a number to each row of every batch of the period.
 #[cube(launch_unchecked, address_type = "dynamic")]
-pub(crate) fn matmul_kernel<A: Float, B: Float, C: Float>(
+pub(crate) fn matmul_kernel<A: Float, B: Numeric, C: Float>(
     a: &Tensor<A>,
     b: &Tensor<B>,
     bias: &Tensor<A>,

@@ -3,7 +3,8 @@
 //!
 //! Forward: the inner products `s x Aᵀ` of all branches in one launch, and one to each map, which adds its branch, bias and what it is added to where
 //! it is written. Backward: `s dy B` of all branches in one launch, the gradients of all A and B in another, and one to each map, which adds its part of the
-//! gradient of x to that of the map before it. No sum is cut into parts: what a few more workgroups would gain, launches would cost.
+//! gradient of x to that of the map before it. No sum is cut into parts: what a few more workgroups would gain, launches would cost. Weights in words of
+//! two bf16s are read where they lie.
 
 use burn::backend::cubecl::dtype_to_storage_type;
 use burn::backend::ops::FloatTensorOps;
@@ -21,13 +22,14 @@ use crate::cpu::Precision;
 use crate::cube::block::Block;
 use crate::cube::launch::{address_type, covers, grid_of, is_image_type};
 use crate::cube::matmul::{Layout, Product, Splits};
+use crate::cube::packing::Packing;
 use crate::cube::pixels::{empty, replacement, view};
 use crate::cube::shared_memory_works;
 use crate::cube::trace::note;
 use crate::operands::Bias;
 use crate::planes::Parts;
 use crate::policy::{Lowering, default_lowering};
-use crate::products::{ProductOps, StoredWeight};
+use crate::products::{Form, ProductOps, StoredWeight};
 use crate::shapes::expect;
 
 /// Whether our kernels take these.
@@ -35,7 +37,7 @@ fn ours<'a>(tensors: impl IntoIterator<Item = &'a CubeTensor>, maps: &Maps<CubeB
     let of_map = |map: &StoredMap<CubeBackend>| {
         let weight = match &map.weight {
             StoredWeight::Dense(weight) => is_image_type(weight.dtype) && weight.meta.shape().num_elements() > 0,
-            StoredWeight::Blocks { .. } => true,
+            StoredWeight::Blocks { shape, .. } => shape.iter().product::<usize>() > 0,
         };
         weight && covers(map.bias.iter().chain(map.branch.iter().flat_map(|branch| [&branch.a, &branch.b])))
     };
@@ -67,6 +69,10 @@ impl<'a> Operand<'a> {
     /// The same, each a term of all sums.
     fn terms(tensor: &'a CubeTensor, offset: usize, width: usize) -> Self {
         Self { tensor, layout: Layout { offset, line: 1, k: width, ..Layout::default() } }
+    }
+
+    fn packed(self, packing: Packing) -> Self {
+        Self { layout: Layout { packing, ..self.layout }, ..self }
     }
 }
 
@@ -120,7 +126,8 @@ fn map(
     if low.is_some() {
         branch.check(left, right, None, &c);
     }
-    let with = With { low: low.is_some().then(|| block.of_terms(None, branch.k, branch.k)), bias: bias.is_some(), onto: onto.is_some() };
+    let of_branch = || Block { packing: branch.b.packing, ..block.of_terms(None, branch.k, branch.k) };
+    let with = With { low: low.is_some().then(of_branch), bias: bias.is_some(), onto: onto.is_some() };
     let blocks = [n.div_ceil(block.cols as usize), m.div_ceil(block.rows as usize)];
     let beside = [bias, onto.as_ref()].map(|tensor| tensor.unwrap_or(like));
     let all = [like, b.tensor, left, right, beside[0], beside[1], &c];
@@ -133,7 +140,7 @@ fn map(
             client,
             CubeCount::Static(blocks[0] as u32, blocks[1] as u32, 1),
             CubeDim::new_1d(block.units()),
-            address_type(all),
+            address_type(all).max(b.layout.packing.address_type(b.tensor)),
             like.clone().into_tensor_arg(),
             b.tensor.clone().into_tensor_arg(),
             left.clone().into_tensor_arg(),
@@ -146,7 +153,7 @@ fn map(
             main.image(0),
             block,
             with,
-            [a.tensor, b.tensor].map(|tensor| dtype_to_storage_type(tensor.dtype)),
+            [a.tensor.dtype, b.layout.packing.element(b.tensor.dtype)].map(dtype_to_storage_type),
         );
     }
     c
@@ -210,13 +217,36 @@ fn group(name: &'static str, lefts: &[&CubeTensor], rights: &[&CubeTensor], memb
     c
 }
 
-/// A weight's values in order, in f16 if factors are: those of blocks are made for one product, and dropped behind it.
-fn dense(weight: &StoredWeight<CubeBackend>, precision: Precision) -> CubeTensor {
-    let values = match weight {
-        StoredWeight::Dense(weight) => weight.clone(),
-        blocks @ StoredWeight::Blocks { .. } => CubeBackend::dense_weight(blocks.clone()),
-    };
-    factor(&into_contiguous(values), precision)
+/// A weight as a factor, its values in order.
+struct Weight {
+    tensor: CubeTensor,
+    packing: Packing,
+    /// `[out, in]`.
+    dims: [usize; 2],
+}
+
+impl Weight {
+    /// In f16 if factors are. The values of other blocks than words are made for one product, and dropped behind it.
+    fn new(weight: &StoredWeight<CubeBackend>, precision: Precision) -> Self {
+        let dims = weight.dims();
+        let values = match weight {
+            StoredWeight::Dense(weight) => weight.clone(),
+            // The product rounds them as it reads them.
+            StoredWeight::Blocks { codes, form: Form::Bf16, .. } => return Self { tensor: codes.clone(), packing: Packing::Bf16, dims },
+            blocks @ StoredWeight::Blocks { .. } => CubeBackend::dense_weight(blocks.clone()),
+        };
+        Self { tensor: factor(&into_contiguous(values), precision), packing: Packing::Plain, dims }
+    }
+
+    /// Its rows as lines of a product.
+    fn lines(&self) -> Operand<'_> {
+        Operand::lines(&self.tensor, 0, self.dims[1]).packed(self.packing)
+    }
+
+    /// Its rows as terms.
+    fn terms(&self) -> Operand<'_> {
+        Operand::terms(&self.tensor, 0, self.dims[1]).packed(self.packing)
+    }
 }
 
 /// A factor of a product with a weight.
@@ -330,13 +360,13 @@ impl MapOps for CubeBackend {
         let maps = Settled::new(maps, rows);
         let (inner, left) = (maps.inner(&x), factor(&x, precision));
         let one = |i: usize| {
-            let weight = &dense(&maps.weights[i], precision);
-            let [out, _] = dims(weight);
+            let weight = Weight::new(&maps.weights[i], precision);
+            let [out, _] = weight.dims;
             let low = inner.as_ref().zip(maps.branches[i].as_ref()).map(|(inner, branch)| {
                 let rank = dims(&branch.a)[0];
                 (Operand::lines(inner, maps.starts[i], rank), Operand::lines(&branch.b, 0, rank), rank)
             });
-            let operands = (Operand::lines(&left, 0, input), Operand::lines(weight, 0, input));
+            let operands = (Operand::lines(&left, 0, input), weight.lines());
             let y = map("linear map", [rows, out, input], operands, low, maps.biases[i].as_ref(), onto.take().map(flat));
             portable::shaped::<Self>(y, &shape)
         };
@@ -373,13 +403,13 @@ impl MapOps for CubeBackend {
         };
         let mut dx = held.map(flat);
         for i in if wanted.x { order } else { Vec::new() } {
-            let (dy, weight) = (&factor(&dys[i], precision), &dense(&maps.weights[i], precision));
-            let [out, input] = dims(weight);
+            let (dy, weight) = (&factor(&dys[i], precision), Weight::new(&maps.weights[i], precision));
+            let [out, input] = weight.dims;
             let low = inner_grads.as_ref().zip(maps.branches[i].as_ref()).map(|(inner, branch)| {
                 let rank = dims(&branch.a)[0];
                 (Operand::lines(inner, maps.starts[i], rank), Operand::terms(&branch.a, 0, input), rank)
             });
-            let operands = (Operand::lines(dy, 0, out), Operand::terms(weight, 0, input));
+            let operands = (Operand::lines(dy, 0, out), weight.terms());
             dx = Some(map("linear map, gradient of its input", [rows, input, out], operands, low, None, dx));
         }
         let dx = dx.filter(|_| wanted.x).map(|dx| portable::shaped::<Self>(dx, &shape));

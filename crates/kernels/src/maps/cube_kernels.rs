@@ -25,12 +25,12 @@ impl With {
     const NOTHING: Self = Self { low: None, bias: false, onto: false };
 }
 
-/// `C = A B + L M (+ bias) (+ onto)`, f32 but for A and B; C may be `onto`. Grid: blocks of columns, blocks of rows.
+/// `C = A B + L M (+ bias) (+ onto)`, f32 but for A and B, of which B may be packed; C may be `onto`. Grid: blocks of columns, blocks of rows.
 ///
 /// # Safety
 /// No index is checked: the tensors must hold all that `args` and, with a branch, `low` reach, a bias a number to each column, `onto` what C has.
 #[cube(launch_unchecked, address_type = "dynamic")]
-pub(super) fn map_kernel<A: Float, B: Float>(
+pub(super) fn map_kernel<A: Float, B: Numeric>(
     a: &Tensor<A>,
     b: &Tensor<B>,
     left: &Tensor<f32>,

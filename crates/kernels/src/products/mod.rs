@@ -66,7 +66,8 @@ pub trait ProductOps: MatrixOps {
         scaling: f64,
         precision: Precision,
     ) -> Float<Self> {
-        portable::lora_linear::<Self>(x, factor(weight), bias.into_option(), a, b, scaling, precision)
+        let branch = portable::branch::<Self>(x.clone(), a, b, scaling, precision);
+        Self::float_add(Self::linear_forward(x, weight, bias, precision), branch)
     }
 
     /// Its gradient for x: `dy W + s (dy B) A`.
@@ -78,7 +79,8 @@ pub trait ProductOps: MatrixOps {
         scaling: f64,
         precision: Precision,
     ) -> Float<Self> {
-        portable::lora_data_grad::<Self>(dy, factor(weight), a, b, scaling, precision)
+        let branch = portable::branch_grad::<Self>(dy.clone(), a, b, scaling, precision);
+        Self::float_add(Self::linear_data_grad(dy, weight, precision), branch)
     }
 
     /// Its gradients for A and B: `s (dy B)ᵀ x` and `s dyᵀ (x Aᵀ)`.

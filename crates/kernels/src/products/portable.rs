@@ -16,7 +16,7 @@ fn transposed<B: Backend>(x: Float<B>) -> Float<B> {
     B::float_swap_dims(x, 0, 1)
 }
 
-fn cast<B: Backend>(x: Float<B>, dtype: DType) -> Float<B> {
+pub(super) fn cast<B: Backend>(x: Float<B>, dtype: DType) -> Float<B> {
     if x.dtype() == dtype { x } else { B::float_cast(x, dtype.into()) }
 }
 
@@ -43,7 +43,7 @@ fn on_the_host<B: Backend>(codes: IntTensor<B>, scales: Float<B>, form: Form, sh
 }
 
 /// The type of the factors of products with a weight where the others are `dtype`. (bf16 is the processor's.)
-fn factors(precision: Precision, dtype: DType) -> DType {
+pub(super) fn factors(precision: Precision, dtype: DType) -> DType {
     match precision {
         Precision::F16 | Precision::PureF16 => DType::F16,
         Precision::F32 | Precision::Bf16 => dtype,
@@ -65,7 +65,11 @@ fn product<B: MatrixOps>(a: Float<B>, b: Float<B>, dtype: DType) -> Float<B> {
 
 pub(super) fn linear<B: MatrixOps>(x: Float<B>, weight: Float<B>, bias: Option<Float<B>>, precision: Precision) -> Float<B> {
     let dtype = factors(precision, x.dtype());
-    let y = product::<B>(x, transposed::<B>(weight), dtype);
+    biased::<B>(product::<B>(x, transposed::<B>(weight), dtype), bias)
+}
+
+/// `y + b`.
+pub(super) fn biased<B: Backend>(y: Float<B>, bias: Option<Float<B>>) -> Float<B> {
     match bias {
         Some(bias) => {
             let out = bias.shape().num_elements();
@@ -93,10 +97,15 @@ pub(super) fn lora_linear<B: MatrixOps>(
     scaling: f64,
     precision: Precision,
 ) -> Float<B> {
-    let dtype = of_branch(precision, x.dtype());
-    let inner = product::<B>(x.clone(), transposed::<B>(a), dtype);
-    let branch = times::<B>(product::<B>(inner, transposed::<B>(b), dtype), scaling);
+    let branch = branch::<B>(x.clone(), a, b, scaling, precision);
     B::float_add(linear::<B>(x, weight, bias, precision), branch)
+}
+
+/// `s (x Aᵀ) Bᵀ`.
+pub(super) fn branch<B: MatrixOps>(x: Float<B>, a: Float<B>, b: Float<B>, scaling: f64, precision: Precision) -> Float<B> {
+    let dtype = of_branch(precision, x.dtype());
+    let inner = product::<B>(x, transposed::<B>(a), dtype);
+    times::<B>(product::<B>(inner, transposed::<B>(b), dtype), scaling)
 }
 
 pub(super) fn lora_data_grad<B: MatrixOps>(
@@ -107,9 +116,15 @@ pub(super) fn lora_data_grad<B: MatrixOps>(
     scaling: f64,
     precision: Precision,
 ) -> Float<B> {
+    let branch = branch_grad::<B>(dy.clone(), a, b, scaling, precision);
+    B::float_add(linear_data_grad::<B>(dy, weight, precision), branch)
+}
+
+/// `s (dy B) A`.
+pub(super) fn branch_grad<B: MatrixOps>(dy: Float<B>, a: Float<B>, b: Float<B>, scaling: f64, precision: Precision) -> Float<B> {
     let dtype = of_branch(precision, dy.dtype());
-    let inner = times::<B>(product::<B>(dy.clone(), b, dtype), scaling);
-    B::float_add(linear_data_grad::<B>(dy, weight, precision), product::<B>(inner, a, dtype))
+    let inner = times::<B>(product::<B>(dy, b, dtype), scaling);
+    product::<B>(inner, a, dtype)
 }
 
 pub(super) fn lora_grads<B: MatrixOps>(x: Float<B>, dy: Float<B>, a: Float<B>, b: Float<B>, scaling: f64) -> (Float<B>, Float<B>) {

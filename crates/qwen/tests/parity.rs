@@ -91,8 +91,8 @@ fn the_same_by_our_products() {
     by_a_child("vulkan", &tests, &[("VK_DRIVER_FILES", icd)]);
 }
 
-/// What one more layer adds to a step, forward and backward, beside a base in f32 and in bf16s two to a word. Says nothing on the processor, where nothing
-/// is launched.
+/// What one more layer adds to a step, forward and backward, beside a base in f32, in bf16s two to a word and in int8. Says nothing on the processor,
+/// where nothing is launched.
 #[test]
 fn a_layer_is_few_launches() {
     if std::env::var_os(DEVICE).is_none_or(|name| name != "vulkan") {
@@ -107,13 +107,14 @@ fn a_layer_is_few_launches() {
         None => cut(&weights, name),
     };
     let counts = [("q_proj k_proj v_proj o_proj", 33), ("q_proj k_proj v_proj o_proj gate_proj up_proj down_proj", 39)];
-    for ((targets, most), words) in counts.into_iter().flat_map(|count| [(count, false), (count, true)]) {
+    let bases = [(BaseDtype::Auto, false), (BaseDtype::Auto, true), (BaseDtype::Int8, true)];
+    for ((targets, most), (dtype, packed)) in counts.into_iter().flat_map(|count| bases.map(|base| (count, base))) {
         let of = |layers: usize, checkpointing: Checkpointing| {
             let config = ModelConfig { num_hidden_layers: layers, ..case.config.clone() };
             let names = targets.split(' ').map(str::to_owned).collect();
             let lora = LoraConfig { target_modules: Targets::Names(names), ..LoraConfig::default() };
-            let base = load(CausalLm::new(&config, &device()), BaseDtype::Auto, words, |name| Ok(of_first(name))).unwrap();
-            assert!(base.linears().all(|(_, linear)| matches!(linear.weight, Weight::Blocks(_)) == words));
+            let base = load(CausalLm::new(&config, &device()), dtype, packed, |name| Ok(of_first(name))).unwrap();
+            assert!(base.linears().all(|(_, linear)| matches!(linear.weight, Weight::Blocks(_)) == packed));
             let model = lora.apply(base, 0).unwrap().train();
             let step = || gradients(&model, &batch, Options { checkpointing, ..Options::default() }, &mut Stopwatch::start(None));
             // What a device is asked once is asked in the first.
@@ -129,8 +130,8 @@ fn a_layer_is_few_launches() {
         let mut kernels = three.clone();
         kernels.iter_mut().for_each(|(kernel, count)| *count -= two.get(kernel).copied().unwrap_or(0));
         kernels.retain(|_, count| *count > 0);
-        println!("{targets}, words {words}: {each} launches to a layer: {kernels:#?}");
-        assert!(each <= most, "{targets}, words {words}: {each} launches to a layer: {kernels:#?}");
+        println!("{targets}, {dtype}, packed {packed}: {each} launches to a layer: {kernels:#?}");
+        assert!(each <= most, "{targets}, {dtype}, packed {packed}: {each} launches to a layer: {kernels:#?}");
     }
 }
 

@@ -55,6 +55,8 @@ pub(super) fn of_matrix(first: u32, count: u32, line_step: usize, k_step: usize,
 #[cube]
 pub(super) fn fetch_matrix<E: Numeric, F: Float>(
     from: &Tensor<E>,
+    scales: &Tensor<f32>,
+    columns: usize,
     base: usize,
     left: u32,
     copies: &Copies,
@@ -64,11 +66,11 @@ pub(super) fn fetch_matrix<E: Numeric, F: Float>(
     #[unroll]
     for i in 0..comptime!(side.each() as usize) {
         if comptime!(side.exact) {
-            values[i] = number_at::<E, F>(from, base + copies.from[i], comptime!(side.packing));
+            values[i] = number_at::<E, F>(from, base + copies.from[i], scales, columns, comptime!(side.packing));
         } else {
             let there = copies.mark[i] < left;
             let at = select(there, base + copies.from[i], base);
-            values[i] = select(there, number_at::<E, F>(from, at, comptime!(side.packing)), 0.0f32);
+            values[i] = select(there, number_at::<E, F>(from, at, scales, columns, comptime!(side.packing)), 0.0f32);
         }
     }
 }

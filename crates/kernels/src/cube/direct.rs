@@ -102,6 +102,7 @@ fn add_term<E: Float>(
 pub(crate) fn direct_sums<A: Float, B: Numeric>(
     a: &Tensor<A>,
     b: &Tensor<B>,
+    scales: &Tensor<f32>,
     sums: &mut Array<f32>,
     args: &Args,
     image: &Image,
@@ -144,7 +145,8 @@ pub(crate) fn direct_sums<A: Float, B: Numeric>(
             while term < end {
                 #[unroll]
                 for j in 0..comptime!(block.wide as usize) {
-                    right[j] = number_at::<B, A>(b, at_b[j] + term as usize * args.b_k, comptime!(block.packing));
+                    let at = at_b[j] + term as usize * args.b_k;
+                    right[j] = number_at::<B, A>(b, at, scales, args.b_columns, comptime!(block.packing));
                 }
                 add_term::<A>(a, &at_a, &right, sums, term as usize * args.a_k, block);
                 term += 1u32;

@@ -41,6 +41,13 @@ pub(crate) struct Layout {
     pub(crate) packing: Packing,
 }
 
+impl Layout {
+    /// Of a contiguous matrix, whose rows or columns are the lines.
+    pub(crate) fn columns(&self) -> usize {
+        self.line.max(self.k).max(1)
+    }
+}
+
 /// What is computed: C[batches] of m x n from sums over k and `outer`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Product {
@@ -136,8 +143,25 @@ impl Product {
     }
 
     /// Launches the kernel: `c = a * b (+ bias, a number to each row) (SiLU)`.
-    #[expect(unsafe_code, reason = "see SAFETY")]
     pub(crate) fn run(&self, a: &CubeTensor, b: &CubeTensor, bias: Option<&CubeTensor>, c: &CubeTensor) {
+        self.launch(a, b, bias, None, c);
+    }
+
+    /// The same with `b` packed, and scaled if its packing has `scales`.
+    pub(crate) fn run_packed(&self, a: &CubeTensor, b: &CubeTensor, scales: Option<&CubeTensor>, c: &CubeTensor) {
+        self.check_scales(scales);
+        self.launch(a, b, None, scales, c);
+    }
+
+    /// Panics unless there is a scale to each row of the matrix that B lies in, if its packing has any.
+    pub(crate) fn check_scales(&self, scales: Option<&CubeTensor>) {
+        let found = scales.map_or(0, |scales| scales.meta.shape().num_elements());
+        let rows = self.n * self.k / self.b.columns();
+        assert!(self.b.packing != Packing::Int8 || found >= rows, "{}: {found} scales of {rows} rows", self.name);
+    }
+
+    #[expect(unsafe_code, reason = "see SAFETY")]
+    fn launch(&self, a: &CubeTensor, b: &CubeTensor, bias: Option<&CubeTensor>, scales: Option<&CubeTensor>, c: &CubeTensor) {
         let client = &c.client;
         let hardware = &client.properties().hardware;
         let block = Block { bias: bias.is_some(), ..self.block(hardware.max_units_per_cube) };
@@ -155,7 +179,7 @@ impl Product {
                 let count = CubeCount::Static(blocks[0] as u32, blocks[1] as u32, (batches * self.splits.count()) as u32);
                 let taps = (block.taps().0 * block.taps().1) as usize;
                 note(self.name, [a, b, c], 2 * (self.m * n * self.k * taps * self.outer * batches) as u64);
-                // SAFETY: `check` has found the last number of each tensor that its steps reach.
+                // SAFETY: `check` has found the last number of each tensor that its steps reach, `check_scales` a scale to each row.
                 unsafe {
                     matmul_kernel::launch_unchecked(
                         client,
@@ -164,8 +188,8 @@ impl Product {
                         address_type([a, b, c]).max(self.b.packing.address_type(b)),
                         a.clone().into_tensor_arg(),
                         b.clone().into_tensor_arg(),
-                        // Without a bias something must still be bound; it is not read.
-                        bias.unwrap_or(a).clone().into_tensor_arg(),
+                        // Something must be bound; it is not read if it is neither.
+                        bias.or(scales).unwrap_or(a).clone().into_tensor_arg(),
                         c.clone().into_tensor_arg(),
                         self.args(first_batch, first, n),
                         self.image(first),
@@ -278,6 +302,7 @@ impl Product {
             self.b.outer,
             self.b.line,
             self.b.k,
+            self.b.columns(),
             self.c.offset + if pixels { 0 } else { first },
             self.c.batch,
             self.c.outer,

@@ -40,6 +40,8 @@ struct Matrices {
     dims: [usize; 2],
     steps: [usize; 2],
     packing: Packing,
+    /// What packed numbers are scaled by, row by row.
+    scales: Option<CubeTensor>,
 }
 
 impl Matrices {
@@ -61,6 +63,7 @@ impl Matrices {
             dims: [shape[rank - 2], shape[rank - 1]],
             steps: [strides[rank - 2], strides[rank - 1]],
             packing: Packing::Plain,
+            scales: None,
             tensor,
         }
     }
@@ -73,10 +76,15 @@ fn product(a: CubeTensor, b: CubeTensor) -> CubeTensor {
 }
 
 /// `a w`, or `a wᵀ`, of a matrix `a` and a contiguous one of this shape that is packed, of the type of `a`.
-pub(crate) fn product_with(a: CubeTensor, w: CubeTensor, packing: Packing, [rows, columns]: [usize; 2], transposed: bool) -> CubeTensor {
+pub(crate) fn product_with(
+    a: CubeTensor,
+    (w, packing, scales): (CubeTensor, Packing, Option<CubeTensor>),
+    [rows, columns]: [usize; 2],
+    transposed: bool,
+) -> CubeTensor {
     let (dims, steps) = if transposed { ([columns, rows], [1, columns]) } else { ([rows, columns], [columns, 1]) };
     let shape = a.meta.shape().clone();
-    multiply(shape, &Matrices::new(a), &Matrices { tensor: w, count: 1, batch: 0, dims, steps, packing })
+    multiply(shape, &Matrices::new(a), &Matrices { tensor: w, count: 1, batch: 0, dims, steps, packing, scales })
 }
 
 /// `a b`, `shape` being that of `a`.
@@ -111,11 +119,11 @@ fn multiply(mut shape: Shape, a: &Matrices, b: &Matrices) -> CubeTensor {
     let out = empty_device_contiguous_dtype(like.client.clone(), like.device.clone(), shape, like.dtype);
     let count = product.splits.count();
     if count == 1 {
-        product.run(&a.tensor, &b.tensor, None, &out);
+        product.run_packed(&a.tensor, &b.tensor, b.scales.as_ref(), &out);
         return out;
     }
     let parts = empty(like, [count * product.c.outer], DType::F32);
-    product.run(&a.tensor, &b.tensor, None, &parts);
+    product.run_packed(&a.tensor, &b.tensor, b.scales.as_ref(), &parts);
     add_parts(&parts, &out, count);
     out
 }

@@ -75,6 +75,7 @@ pub(crate) fn no_sums(#[comptime] block: Block) -> Array<f32> {
 pub(crate) fn shared_sums<A: Float, B: Numeric>(
     a: &Tensor<A>,
     b: &Tensor<B>,
+    scales: &Tensor<f32>,
     room: &mut Room,
     sums: &mut Array<f32>,
     args: &Args,
@@ -111,10 +112,10 @@ pub(crate) fn shared_sums<A: Float, B: Numeric>(
             let more = k < part.end;
             if more {
                 let at_a = base_a + k as usize * args.a_k;
-                fetch_matrix::<A, A>(a, at_a, part.end - k, &a_copies, &mut a_values, left);
+                fetch_matrix::<A, A>(a, scales, args.b_columns, at_a, part.end - k, &a_copies, &mut a_values, left);
                 if comptime!(kind == Kind::Matrix) {
                     let at_b = base_b + k as usize * args.b_k;
-                    fetch_matrix::<B, A>(b, at_b, part.end - k, &b_copies, &mut b_values, right);
+                    fetch_matrix::<B, A>(b, scales, args.b_columns, at_b, part.end - k, &b_copies, &mut b_values, right);
                 } else if comptime!(kind == Kind::Map) {
                     let at_b = base_b + k as usize * image.channel;
                     fetch_map::<B>(b, at_b, part.end - k, &b_copies, image, &mut b_values, gather, right);
@@ -159,15 +160,15 @@ pub(crate) fn shared_sums<A: Float, B: Numeric>(
     }
 }
 
-/// `C = A B (+ bias) (SiLU)`. Grid: blocks of columns, blocks of rows, batches times splits.
+/// `C = A B (+ bias) (SiLU)`; `beside` is the bias, or the scales of a B that has such, or anything. Grid: blocks of columns, blocks of rows, batches times splits.
 ///
 /// # Safety
-/// No index is checked: A, B and C must hold all that [`Args`] and [`Image`] reach, and a bias a number to each row of every batch of the period.
+/// No index is checked: A, B and C must hold all that [`Args`] and [`Image`] reach, a bias a number to each row of every batch of the period, scales one to each row of the matrix that B lies in.
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(crate) fn matmul_kernel<A: Float, B: Numeric, C: Float>(
     a: &Tensor<A>,
     b: &Tensor<B>,
-    bias: &Tensor<A>,
+    beside: &Tensor<f32>,
     c: &mut Tensor<C>,
     args: &Args,
     image: &Image,
@@ -181,9 +182,9 @@ pub(crate) fn matmul_kernel<A: Float, B: Numeric, C: Float>(
     let mut sums = no_sums(block);
     if comptime!(block.shared) {
         let mut room = room(comptime!(block.left().size()), comptime!(block.right().size()));
-        shared_sums::<A, B>(a, b, &mut room, &mut sums, args, image, &part, block);
+        shared_sums::<A, B>(a, b, beside, &mut room, &mut sums, args, image, &part, block);
     } else {
-        direct_sums::<A, B>(a, b, &mut sums, args, image, &part, block);
+        direct_sums::<A, B>(a, b, beside, &mut sums, args, image, &part, block);
     }
 
     let base_c = args.c_offset + z as usize * args.c_batch + split as usize * args.c_split;
@@ -210,7 +211,7 @@ pub(crate) fn matmul_kernel<A: Float, B: Numeric, C: Float>(
                 let mut value = sums[comptime!((i * block.wide + j) as usize)] * args.scale;
                 if comptime!(block.bias) {
                     // The rows of C are the output channels of one group.
-                    value += f32::cast_from(bias[(z % args.period * args.m + y) as usize]);
+                    value += beside[(z % args.period * args.m + y) as usize];
                 }
                 if comptime!(block.silu) {
                     value /= 1.0f32 + (-value).exp();

@@ -4,7 +4,7 @@
 //! Forward: the inner products `s x Aᵀ` of all branches in one launch, and one to each map, which adds its branch, bias and what it is added to where
 //! it is written. Backward: `s dy B` of all branches in one launch, the gradients of all A and B in another, and one to each map, which adds its part of the
 //! gradient of x to that of the map before it. No sum is cut into parts: what a few more workgroups would gain, launches would cost. Weights in words of
-//! two bf16s are read where they lie.
+//! two bf16s or four int8s are read where they lie.
 
 use burn::backend::cubecl::dtype_to_storage_type;
 use burn::backend::ops::FloatTensorOps;
@@ -29,7 +29,7 @@ use crate::cube::trace::note;
 use crate::operands::Bias;
 use crate::planes::Parts;
 use crate::policy::{Lowering, default_lowering};
-use crate::products::{Form, ProductOps, StoredWeight};
+use crate::products::{ProductOps, StoredWeight, in_words};
 use crate::shapes::expect;
 
 /// Whether our kernels take these.
@@ -58,21 +58,23 @@ fn flat(x: CubeTensor) -> CubeTensor {
 struct Operand<'a> {
     tensor: &'a CubeTensor,
     layout: Layout,
+    /// What packed numbers are scaled by, row by row.
+    scales: Option<&'a CubeTensor>,
 }
 
 impl<'a> Operand<'a> {
     /// Rows of `width` from number `offset` on, each a line of a product.
     fn lines(tensor: &'a CubeTensor, offset: usize, width: usize) -> Self {
-        Self { tensor, layout: Layout { offset, line: width, k: 1, ..Layout::default() } }
+        Self { tensor, layout: Layout { offset, line: width, k: 1, ..Layout::default() }, scales: None }
     }
 
     /// The same, each a term of all sums.
     fn terms(tensor: &'a CubeTensor, offset: usize, width: usize) -> Self {
-        Self { tensor, layout: Layout { offset, line: 1, k: width, ..Layout::default() } }
+        Self { tensor, layout: Layout { offset, line: 1, k: width, ..Layout::default() }, scales: None }
     }
 
-    fn packed(self, packing: Packing) -> Self {
-        Self { layout: Layout { packing, ..self.layout }, ..self }
+    fn packed(self, packing: Packing, scales: Option<&'a CubeTensor>) -> Self {
+        Self { layout: Layout { packing, ..self.layout }, scales, ..self }
     }
 }
 
@@ -118,6 +120,7 @@ fn map(
         }
     };
     main.check(a.tensor, b.tensor, None, &c);
+    main.check_scales(b.scales);
     if let Some(bias) = bias {
         expect("a bias", bias.meta.shape().dims(), [n]);
     }
@@ -129,12 +132,15 @@ fn map(
     let of_branch = || Block { packing: branch.b.packing, ..block.of_terms(None, branch.k, branch.k) };
     let with = With { low: low.is_some().then(of_branch), bias: bias.is_some(), onto: onto.is_some() };
     let blocks = [n.div_ceil(block.cols as usize), m.div_ceil(block.rows as usize)];
-    let beside = [bias, onto.as_ref()].map(|tensor| tensor.unwrap_or(like));
+    // Scales are bound where nothing else is.
+    let beside = [bias, onto.as_ref()].map(|tensor| tensor.or(b.scales).unwrap_or(like));
+    assert!(b.scales.is_none() || bias.is_none() || onto.is_none(), "{name}: no place for scales");
     let all = [like, b.tensor, left, right, beside[0], beside[1], &c];
-    note(name, [like, b.tensor, &c].into_iter().chain(low.iter().flat_map(|(left, right, _)| [left.tensor, right.tensor])).chain(&onto), {
+    note(name, [like, b.tensor, &c].into_iter().chain(low.iter().flat_map(|(left, right, _)| [left.tensor, right.tensor])).chain(&onto).chain(b.scales), {
         (2 * m * n * (k + low.as_ref().map_or(0, |low| low.2))) as u64
     });
-    // SAFETY: `check` has found the last number of each tensor that its steps reach, in C too, which has the shape of `onto`; the bias has a number to a column.
+    // SAFETY: `check` has found the last number of each tensor that its steps reach, in C too, which has the shape of `onto`; the bias has a number to a column;
+    // `check_scales` has found a scale to each row.
     unsafe {
         map_kernel::launch_unchecked(
             client,
@@ -221,31 +227,34 @@ fn group(name: &'static str, lefts: &[&CubeTensor], rights: &[&CubeTensor], memb
 struct Weight {
     tensor: CubeTensor,
     packing: Packing,
+    scales: Option<CubeTensor>,
     /// `[out, in]`.
     dims: [usize; 2],
 }
 
 impl Weight {
-    /// In f16 if factors are. The values of other blocks than words are made for one product, and dropped behind it.
-    fn new(weight: &StoredWeight<CubeBackend>, precision: Precision) -> Self {
+    /// In words, which a product rounds as it reads them, if it has `room` for scales or there are none. Else in f16 if factors are; the values of other
+    /// blocks are made for one product, and dropped behind it.
+    fn new(weight: &StoredWeight<CubeBackend>, precision: Precision, room: bool) -> Self {
         let dims = weight.dims();
+        if let Some((tensor, packing, scales)) = in_words(weight).filter(|(_, _, scales)| room || scales.is_none()) {
+            return Self { tensor, packing, scales, dims };
+        }
         let values = match weight {
             StoredWeight::Dense(weight) => weight.clone(),
-            // The product rounds them as it reads them.
-            StoredWeight::Blocks { codes, form: Form::Bf16, .. } => return Self { tensor: codes.clone(), packing: Packing::Bf16, dims },
             blocks @ StoredWeight::Blocks { .. } => CubeBackend::dense_weight(blocks.clone()),
         };
-        Self { tensor: factor(&into_contiguous(values), precision), packing: Packing::Plain, dims }
+        Self { tensor: factor(&into_contiguous(values), precision), packing: Packing::Plain, scales: None, dims }
     }
 
     /// Its rows as lines of a product.
     fn lines(&self) -> Operand<'_> {
-        Operand::lines(&self.tensor, 0, self.dims[1]).packed(self.packing)
+        Operand::lines(&self.tensor, 0, self.dims[1]).packed(self.packing, self.scales.as_ref())
     }
 
     /// Its rows as terms.
     fn terms(&self) -> Operand<'_> {
-        Operand::terms(&self.tensor, 0, self.dims[1]).packed(self.packing)
+        Operand::terms(&self.tensor, 0, self.dims[1]).packed(self.packing, self.scales.as_ref())
     }
 }
 
@@ -360,14 +369,15 @@ impl MapOps for CubeBackend {
         let maps = Settled::new(maps, rows);
         let (inner, left) = (maps.inner(&x), factor(&x, precision));
         let one = |i: usize| {
-            let weight = Weight::new(&maps.weights[i], precision);
+            let (bias, onto) = (maps.biases[i].as_ref(), onto.take().map(flat));
+            let weight = Weight::new(&maps.weights[i], precision, bias.is_none() || onto.is_none());
             let [out, _] = weight.dims;
             let low = inner.as_ref().zip(maps.branches[i].as_ref()).map(|(inner, branch)| {
                 let rank = dims(&branch.a)[0];
                 (Operand::lines(inner, maps.starts[i], rank), Operand::lines(&branch.b, 0, rank), rank)
             });
             let operands = (Operand::lines(&left, 0, input), weight.lines());
-            let y = map("linear map", [rows, out, input], operands, low, maps.biases[i].as_ref(), onto.take().map(flat));
+            let y = map("linear map", [rows, out, input], operands, low, bias, onto);
             portable::shaped::<Self>(y, &shape)
         };
         let mut all: Vec<CubeTensor> = (0..maps.weights.len()).map(one).collect();
@@ -403,7 +413,7 @@ impl MapOps for CubeBackend {
         };
         let mut dx = held.map(flat);
         for i in if wanted.x { order } else { Vec::new() } {
-            let (dy, weight) = (&factor(&dys[i], precision), Weight::new(&maps.weights[i], precision));
+            let (dy, weight) = (&factor(&dys[i], precision), Weight::new(&maps.weights[i], precision, true));
             let [out, input] = weight.dims;
             let low = inner_grads.as_ref().zip(maps.branches[i].as_ref()).map(|(inner, branch)| {
                 let rank = dims(&branch.a)[0];

@@ -1,5 +1,5 @@
-//! On CubeCL devices our own product reads weights in words of two bf16s where they lie. Other blocks, and words before a product of Burn's, become a dense
-//! matrix in a launch, a thread to a word of their codes.
+//! On CubeCL devices our own product reads weights in words of two bf16s or of four int8s where they lie. Other blocks, and any before a product of Burn's,
+//! become a dense matrix in a launch, a thread to a word of their codes.
 
 use burn::backend::DType;
 use burn::backend::ops::FloatTensorOps;
@@ -76,12 +76,16 @@ fn nf4_kernel(codes: &Tensor<u32>, scales: &Tensor<f32>, table: &Tensor<f32>, ou
 /// `x w`, or `x wᵀ`, of a weight in words, if our product computes it: the factors are of the type that dense ones would have.
 fn of_words(x: &CubeTensor, weight: &StoredWeight<CubeBackend>, precision: Precision, transposed: bool) -> Option<CubeTensor> {
     let (dtype, out) = (portable::factors(precision, x.dtype), x.dtype);
+    let factor = in_words(weight).filter(|_| default_lowering() == Lowering::Gemm && is_image_type(dtype))?;
+    let x = portable::cast::<CubeBackend>(x.clone(), dtype);
+    Some(portable::cast::<CubeBackend>(product_with(x, factor, weight.dims(), transposed), out))
+}
+
+/// The words of a weight that our products take apart as they read them, and the scales of its rows, if it has any.
+pub(crate) fn in_words(weight: &StoredWeight<CubeBackend>) -> Option<(CubeTensor, Packing, Option<CubeTensor>)> {
     match weight {
-        StoredWeight::Blocks { codes, form: Form::Bf16, shape, .. } if default_lowering() == Lowering::Gemm && is_image_type(dtype) => {
-            let x = portable::cast::<CubeBackend>(x.clone(), dtype);
-            let y = product_with(x, codes.clone(), Packing::Bf16, *shape, transposed);
-            Some(portable::cast::<CubeBackend>(y, out))
-        }
+        StoredWeight::Blocks { codes, form: Form::Bf16, .. } => Some((codes.clone(), Packing::Bf16, None)),
+        StoredWeight::Blocks { codes, scales, form: Form::Int8, .. } => Some((codes.clone(), Packing::Int8, Some(scales.clone()))),
         _ => None,
     }
 }

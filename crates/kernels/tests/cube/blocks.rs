@@ -29,6 +29,23 @@ pub(crate) fn words(values: &[f32], shape: [usize; 2]) -> StoredWeight<CubeBacke
     }
 }
 
+/// Whole numbers, four to a word, with a scale for each row; and what they stand for.
+pub(crate) fn int8(values: &[f32], [rows, columns]: [usize; 2]) -> (StoredWeight<CubeBackend>, Vec<f32>) {
+    let codes: Vec<i8> = values.iter().map(|v| (v * 127.0) as i8).collect();
+    let scales: Vec<f32> = (0..rows).map(|row| 0.01 + 0.001 * row as f32).collect();
+    let dense = codes.iter().enumerate().map(|(i, &code)| scales[i / columns] * f32::from(code)).collect();
+    let word = |four: &[i8]| (0..4).map(|i| i32::from(four.get(i).copied().unwrap_or(0) as u8) << (8 * i)).sum::<i32>();
+    let words: Vec<i32> = codes.chunks(4).map(word).collect();
+    let len = words.len();
+    let codes = CubeBackend::int_from_data(TensorData::new(words, [len]), &device());
+    let scales = cube(TensorData::new(scales, [rows]));
+    (StoredWeight::Blocks { codes, scales, form: Form::Int8, shape: [rows, columns] }, dense)
+}
+
+fn dense(values: Vec<f32>, shape: [usize; 2]) -> StoredWeight<CubeBackend> {
+    StoredWeight::Dense(cube(TensorData::new(values, shape)))
+}
+
 #[test]
 fn agrees_with_the_cpu() {
     if !on_each_device("blocks::agrees_with_the_cpu") {
@@ -51,7 +68,7 @@ fn agrees_with_the_cpu() {
     assert_eq!(trace(|| weight.dense()).len(), 1, "one launch");
 }
 
-/// Products of ours read words where they lie, in both directions: the bits of the same weight dense, no launch more, and long sums in parts.
+/// Products of ours read bf16s and int8s where they lie, in both directions: the bits of the same weight dense, no launch more, and long sums in parts.
 #[test]
 fn products_read_words() {
     if !on_swiftshader("blocks::products_read_words") {
@@ -59,29 +76,30 @@ fn products_read_words() {
     }
     set_default_lowering(Lowering::Gemm);
     for (n, [out, input], [forward, backward]) in [(4, [7, 1501], [2, 1]), (3, [1100, 5], [1, 2]), (70, [33, 65], [1, 1])] {
-        let values = cut(pattern(2, out * input));
-        let ways = || [words(&values, [out, input]), StoredWeight::Dense(cube(TensorData::new(values.clone(), [out, input])))];
+        let (values, shape) = (cut(pattern(2, out * input)), [out, input]);
+        let (whole, stands_for) = int8(&values, shape);
         let (x, dy) = (cube(data(1, [n, input])), cube(data(6, [n, out])));
-        let [ours, dense] = ways().map(|weight| {
-            let y = CubeBackend::linear_forward(x.clone(), weight.clone(), Bias::Zero, Precision::F32);
-            [y, CubeBackend::linear_data_grad(dy.clone(), weight, Precision::F32)].map(numbers)
-        });
-        assert!(ours == dense && ours.iter().flatten().all(|v| v.is_finite()), "{n} x {out} x {input}");
-        assert!(ours.iter().all(|values| values.iter().any(|v| *v != 0.0)));
-        let [weight, _] = ways();
-        let launched = trace(|| CubeBackend::linear_forward(x, weight.clone(), Bias::Zero, Precision::F32));
-        assert_ours(&launched, &[("matmul_kernel", 1), ("add_parts_kernel", forward - 1)]);
-        let launched = trace(|| CubeBackend::linear_data_grad(dy, weight, Precision::F32));
-        assert_ours(&launched, &[("matmul_kernel", 1), ("add_parts_kernel", backward - 1)]);
+        for (packed, values) in [(words(&values, shape), values), (whole, stands_for)] {
+            let [ours, theirs] = [packed.clone(), dense(values, shape)].map(|weight| {
+                let y = CubeBackend::linear_forward(x.clone(), weight.clone(), Bias::Zero, Precision::F32);
+                [y, CubeBackend::linear_data_grad(dy.clone(), weight, Precision::F32)].map(numbers)
+            });
+            assert!(ours == theirs && ours.iter().flatten().all(|v| v.is_finite()), "{n} x {out} x {input}");
+            assert!(ours.iter().all(|values| values.iter().any(|v| *v != 0.0)));
+            let launched = trace(|| CubeBackend::linear_forward(x.clone(), packed.clone(), Bias::Zero, Precision::F32));
+            assert_ours(&launched, &[("matmul_kernel", 1), ("add_parts_kernel", forward - 1)]);
+            let launched = trace(|| CubeBackend::linear_data_grad(dy.clone(), packed, Precision::F32));
+            assert_ours(&launched, &[("matmul_kernel", 1), ("add_parts_kernel", backward - 1)]);
+        }
     }
     // The branch is beside it, not in its place.
-    let values = cut(pattern(3, 20 * 31));
+    let (values, shape) = (cut(pattern(3, 20 * 31)), [20, 31]);
     let branch = || [cube(data(4, [4, 31])), cube(data(5, [20, 4]))];
-    let [ours, dense] = [words(&values, [20, 31]), StoredWeight::Dense(cube(TensorData::new(values, [20, 31])))].map(|weight| {
+    let [ours, theirs] = [words(&values, shape), dense(values, shape)].map(|weight| {
         let [a, b] = branch();
         let y = CubeBackend::lora_linear(cube(data(1, [9, 31])), weight.clone(), Bias::Zero, a, b, 0.7, Precision::F32);
         let [a, b] = branch();
         [y, CubeBackend::lora_data_grad(cube(data(6, [9, 20])), weight, a, b, 0.7, Precision::F32)].map(numbers)
     });
-    assert!(ours == dense);
+    assert!(ours == theirs);
 }

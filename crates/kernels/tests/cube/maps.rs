@@ -1,9 +1,10 @@
 //! The maps of one input on the device against products one by one on the CPU in f64: values, gradients, launches.
 
-use crate::blocks::{cut, words};
+use crate::blocks::{cut, int8, words};
 use crate::half::has_half;
 use crate::launches::{assert_ours, trace};
 use crate::support::{Numbers, cases, cube, data, flex, flex64, numbers, on_each_device, on_swiftshader, pattern, relative};
+use bellows_kernels::cube::launches;
 use bellows_kernels::maps::{MapOps, Maps, StoredBranch, StoredMap, Wanted};
 use bellows_kernels::operands::Bias;
 use bellows_kernels::planes::Parts;
@@ -151,6 +152,25 @@ fn words_have_the_bits_of_dense_weights() {
         let [ours, theirs] =
             [case.run::<CubeBackend>(precision, packed, cube, numbers), case.run::<CubeBackend>(precision, dense, cube, numbers)];
         assert!(ours == theirs && ours.iter().all(|values| values.iter().any(|v| *v != 0.0)), "{precision:?}");
+    }
+}
+
+/// And so are int8s with a scale to a row, which are bound in the place of a bias or of what is added to; beside both they are made dense.
+#[test]
+fn int8s_have_the_bits_of_dense_weights() {
+    if !on_swiftshader("maps::int8s_have_the_bits_of_dense_weights") {
+        return;
+    }
+    set_default_lowering(Lowering::Gemm);
+    let packed = |values: Vec<f32>, shape: [usize; 2]| int8(&values, shape).0;
+    let dense = |values: Vec<f32>, shape: [usize; 2]| StoredWeight::Dense(cube(TensorData::new(int8(&values, shape).1, shape)));
+    for (bias, onto) in [(false, false), (true, false), (false, true), (true, true)] {
+        let case = Case { rows: 33, input: 51, maps: vec![(43, 4), (20, 0)], bias, onto, held: onto, turn: 1, words: false };
+        let (ours, launched) = launches(|| case.run::<CubeBackend>(Precision::F32, packed, cube, numbers));
+        assert!(ours == case.run::<CubeBackend>(Precision::F32, dense, cube, numbers), "bias {bias}, onto {onto}");
+        assert!(ours.iter().all(|values| values.iter().any(|v| *v != 0.0)));
+        let decoded = launched.iter().filter(|(kernel, _)| kernel.contains("int8_kernel")).map(|(_, count)| count).sum::<usize>();
+        assert_eq!(decoded, usize::from(bias && onto), "{launched:?}");
     }
 }
 

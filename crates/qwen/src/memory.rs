@@ -125,8 +125,9 @@ impl Footprint {
         let largest = |storage: Storage, values: f64| match (place, storage) {
             (Place::Processor, _) => 0.0,
             (Place::Card, Storage::F32) => rounded(values),
+            // Our own read 16 bits and int8 where they lie, whatever the factors are; any read f16 for products in f16.
+            (Place::Card, Storage::Words | Storage::Int8) if config.products == Products::Own => 0.0,
             (Place::Card, storage) if storage.is_blocks() => F32 * values + rounded(values),
-            // f16 is read where it lies by products in f16, and by our own.
             (Place::Card, _) if in_f16 || config.products == Products::Own => 0.0,
             (Place::Card, _) => F32 * values,
         };
@@ -301,6 +302,8 @@ mod tests {
         for storage in [Storage::Nf4, Storage::Words] {
             assert_eq!(dense(storage), [0.0, 4.0 * 1536.0 * 8960.0], "a map at a time, beside a head in f32");
         }
+        let own = [Storage::Nf4, Storage::Words, Storage::Int8].map(|storage| by(Products::Own, storage, Place::Card).dense);
+        assert_eq!(own, [4.0 * 1536.0 * 8960.0, 0.0, 0.0], "words are read where they lie");
         let pure = SftConfig { precision: RunPrecision::Fp16Pure, ..half };
         let pure = |storage| Footprint::new(&shape, &pure, storage, Place::Card).unwrap().dense;
         assert_eq!([Storage::Half, Storage::F32].map(pure), [0.0, 2.0 * rows], "f16 is read where it lies");

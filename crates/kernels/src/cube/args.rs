@@ -26,6 +26,8 @@ pub(crate) struct Args {
     pub(crate) b_outer: usize,
     pub(crate) b_line: usize,
     pub(crate) b_k: usize,
+    /// Of the matrix that B lies in, if it is packed.
+    pub(crate) b_columns: usize,
     pub(crate) c_offset: usize,
     pub(crate) c_batch: usize,
     pub(crate) c_split: usize,

@@ -1,4 +1,6 @@
-//! What is compiled into the kernel of the matrix product: how C is shared out, and how B is read from an image.
+//! What is compiled into the kernel of the matrix product: how C is shared out, and how B is read from words or from an image.
+
+use super::packing::Packing;
 
 /// Terms of a plain sum, or pixels of a weight gradient, in shared memory at a time.
 const DEEP: u32 = 16;
@@ -32,6 +34,8 @@ pub(crate) struct Block {
     /// Whether neighbouring k are neighbours in memory, for A and for B: shared blocks are then loaded along k.
     pub(crate) a_along_k: bool,
     pub(crate) b_along_k: bool,
+    /// How B's numbers lie.
+    pub(crate) packing: Packing,
     /// Add a number to each row.
     pub(crate) bias: bool,
     /// Apply `y * sigmoid(y)` at the end.
@@ -81,6 +85,7 @@ pub(crate) struct Side {
     pub(crate) taps: (u32, u32),
     pub(crate) along_k: bool,
     pub(crate) exact: bool,
+    pub(crate) packing: Packing,
     /// Threads that load it.
     pub(crate) units: u32,
 }
@@ -145,6 +150,7 @@ impl Block {
             shared: false,
             a_along_k: false,
             b_along_k: false,
+            packing: Packing::Plain,
             bias: false,
             silu: false,
             gather: None,
@@ -195,12 +201,20 @@ impl Block {
 
     /// A in shared memory.
     pub(crate) fn left(&self) -> Side {
-        Side { lines: self.rows, deep: self.deep, taps: self.taps(), along_k: self.a_along_k, exact: self.exact, units: self.units() }
+        Side {
+            lines: self.rows,
+            deep: self.deep,
+            taps: self.taps(),
+            along_k: self.a_along_k,
+            exact: self.exact,
+            packing: Packing::Plain,
+            units: self.units(),
+        }
     }
 
     /// B in shared memory.
     pub(crate) fn right(&self) -> Side {
-        Side { lines: self.cols, along_k: self.b_along_k, ..self.left() }
+        Side { lines: self.cols, along_k: self.b_along_k, packing: self.packing, ..self.left() }
     }
 
     /// Bytes of shared memory.

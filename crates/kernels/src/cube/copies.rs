@@ -8,6 +8,7 @@
 
 use super::args::Image;
 use super::block::{Block, Gather, Kind, Side};
+use super::packing::number_at;
 use cubecl::prelude::*;
 
 /// The places of a thread's numbers: of each, or of each of its lines.
@@ -50,10 +51,12 @@ pub(super) fn of_matrix(first: u32, count: u32, line_step: usize, k_step: usize,
     Copies { from, to, mark }
 }
 
-/// The matrix's numbers of `left` more k from `base` on.
+/// The matrix's numbers of `left` more k from `base` on, packed ones as of type `F`.
 #[cube]
-pub(super) fn fetch_matrix<E: Float>(
+pub(super) fn fetch_matrix<E: Numeric, F: Float>(
     from: &Tensor<E>,
+    scales: &Tensor<f32>,
+    columns: usize,
     base: usize,
     left: u32,
     copies: &Copies,
@@ -63,11 +66,11 @@ pub(super) fn fetch_matrix<E: Float>(
     #[unroll]
     for i in 0..comptime!(side.each() as usize) {
         if comptime!(side.exact) {
-            values[i] = f32::cast_from(from[base + copies.from[i]]);
+            values[i] = number_at::<E, F>(from, base + copies.from[i], scales, columns, comptime!(side.packing));
         } else {
             let there = copies.mark[i] < left;
             let at = select(there, base + copies.from[i], base);
-            values[i] = select(there, f32::cast_from(from[at]), 0.0f32);
+            values[i] = select(there, number_at::<E, F>(from, at, scales, columns, comptime!(side.packing)), 0.0f32);
         }
     }
 }
@@ -126,7 +129,7 @@ fn moved(at: usize, #[comptime] steps: i32, step: usize) -> usize {
 
 /// The map's numbers of `left` more channels from `base` on.
 #[cube]
-pub(super) fn fetch_map<E: Float>(
+pub(super) fn fetch_map<E: Numeric>(
     from: &Tensor<E>,
     base: usize,
     left: u32,
@@ -182,7 +185,7 @@ pub(super) fn of_taps(first: u32, count: u32, image: &Image, #[comptime] gather:
 
 /// The lines' numbers of pixel (`i`, `j`) of the map, if it is `there`.
 #[cube]
-pub(super) fn fetch_taps<E: Float>(
+pub(super) fn fetch_taps<E: Numeric>(
     from: &Tensor<E>,
     base: usize,
     i: u32,

@@ -4,6 +4,7 @@
 
 use super::args::{Args, Image, Part, multiply};
 use super::block::{Block, Gather};
+use super::packing::number_at;
 use cubecl::prelude::*;
 
 /// A part of an image's number's place: that of its pixel, or of its channel and tap. The number's is the sum of both.
@@ -44,7 +45,7 @@ fn spot(index: u32, image: &Image, #[comptime] is_line: bool, #[comptime] gather
 
 /// The image's number at the sum of two spots.
 #[cube]
-fn number<E: Float>(from: &Tensor<E>, base: usize, offset: usize, y: i32, x: i32, image: &Image) -> f32 {
+fn number<E: Numeric>(from: &Tensor<E>, base: usize, offset: usize, y: i32, x: i32, image: &Image) -> f32 {
     let mut value = 0.0f32;
     if y >= 0 && y < image.height && x >= 0 && x < image.width {
         value = f32::cast_from(from[base + offset + y as usize * image.row + x as usize * image.pixel]);
@@ -98,9 +99,10 @@ fn add_term<E: Float>(
 
 /// The sums straight from memory.
 #[cube]
-pub(crate) fn direct_sums<A: Float, B: Float>(
+pub(crate) fn direct_sums<A: Float, B: Numeric>(
     a: &Tensor<A>,
     b: &Tensor<B>,
+    scales: &Tensor<f32>,
     sums: &mut Array<f32>,
     args: &Args,
     image: &Image,
@@ -143,7 +145,8 @@ pub(crate) fn direct_sums<A: Float, B: Float>(
             while term < end {
                 #[unroll]
                 for j in 0..comptime!(block.wide as usize) {
-                    right[j] = f32::cast_from(b[at_b[j] + term as usize * args.b_k]);
+                    let at = at_b[j] + term as usize * args.b_k;
+                    right[j] = number_at::<B, A>(b, at, scales, args.b_columns, comptime!(block.packing));
                 }
                 add_term::<A>(a, &at_a, &right, sums, term as usize * args.a_k, block);
                 term += 1u32;

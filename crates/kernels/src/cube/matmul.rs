@@ -17,6 +17,7 @@ use super::args::{ArgsLaunch, ImageLaunch};
 use super::block::{Block, Gather, MANY_BLOCKS, MOST_TAPS};
 use super::geometry::MAX_GRID;
 use super::launch::{UNITS, address_type, grid};
+use super::packing::Packing;
 use super::product::{add_parts_kernel, matmul_kernel};
 use super::shared::shared_memory_works;
 use super::trace::note;
@@ -26,7 +27,7 @@ use burn::backend::cubecl::dtype_to_storage_type;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
-/// Offsets and steps of a matrix in its buffer, in elements.
+/// Offsets and steps of a matrix in its buffer, in its numbers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Layout {
     pub(crate) offset: usize,
@@ -36,6 +37,15 @@ pub(crate) struct Layout {
     /// From one row of C (for A) or column of C (for B) to the next, and from one k to the next.
     pub(crate) line: usize,
     pub(crate) k: usize,
+    /// How the numbers lie. Only those of B may be packed.
+    pub(crate) packing: Packing,
+}
+
+impl Layout {
+    /// Of a contiguous matrix, whose rows or columns are the lines.
+    pub(crate) fn columns(&self) -> usize {
+        self.line.max(self.k).max(1)
+    }
 }
 
 /// What is computed: C[batches] of m x n from sums over k and `outer`.
@@ -108,6 +118,7 @@ impl Product {
         Block {
             a_along_k: self.a.k < self.a.line,
             b_along_k: self.window.is_some_and(|w| w.gather.taps_are_lines) || self.b.k < self.b.line,
+            packing: self.b.packing,
             silu: self.silu,
             spread: self.window.is_some_and(|w| w.spread.is_some()),
             ..Block::new(self.m, self.n, self.batches * self.splits.count(), units).of_terms(gather, self.k, self.part())
@@ -132,8 +143,25 @@ impl Product {
     }
 
     /// Launches the kernel: `c = a * b (+ bias, a number to each row) (SiLU)`.
-    #[expect(unsafe_code, reason = "see SAFETY")]
     pub(crate) fn run(&self, a: &CubeTensor, b: &CubeTensor, bias: Option<&CubeTensor>, c: &CubeTensor) {
+        self.launch(a, b, bias, None, c);
+    }
+
+    /// The same with `b` packed, and scaled if its packing has `scales`.
+    pub(crate) fn run_packed(&self, a: &CubeTensor, b: &CubeTensor, scales: Option<&CubeTensor>, c: &CubeTensor) {
+        self.check_scales(scales);
+        self.launch(a, b, None, scales, c);
+    }
+
+    /// Panics unless there is a scale to each row of the matrix that B lies in, if its packing has any.
+    pub(crate) fn check_scales(&self, scales: Option<&CubeTensor>) {
+        let found = scales.map_or(0, |scales| scales.meta.shape().num_elements());
+        let rows = self.n * self.k / self.b.columns();
+        assert!(self.b.packing != Packing::Int8 || found >= rows, "{}: {found} scales of {rows} rows", self.name);
+    }
+
+    #[expect(unsafe_code, reason = "see SAFETY")]
+    fn launch(&self, a: &CubeTensor, b: &CubeTensor, bias: Option<&CubeTensor>, scales: Option<&CubeTensor>, c: &CubeTensor) {
         let client = &c.client;
         let hardware = &client.properties().hardware;
         let block = Block { bias: bias.is_some(), ..self.block(hardware.max_units_per_cube) };
@@ -151,22 +179,22 @@ impl Product {
                 let count = CubeCount::Static(blocks[0] as u32, blocks[1] as u32, (batches * self.splits.count()) as u32);
                 let taps = (block.taps().0 * block.taps().1) as usize;
                 note(self.name, [a, b, c], 2 * (self.m * n * self.k * taps * self.outer * batches) as u64);
-                // SAFETY: `check` has found the last number of each tensor that its steps reach.
+                // SAFETY: `check` has found the last number of each tensor that its steps reach, `check_scales` a scale to each row.
                 unsafe {
                     matmul_kernel::launch_unchecked(
                         client,
                         count,
                         CubeDim::new_1d(block.units()),
-                        address_type([a, b, c]),
+                        address_type([a, b, c]).max(self.b.packing.address_type(b)),
                         a.clone().into_tensor_arg(),
                         b.clone().into_tensor_arg(),
-                        // Without a bias something must still be bound; it is not read.
-                        bias.unwrap_or(a).clone().into_tensor_arg(),
+                        // Something must be bound; it is not read if it is neither.
+                        bias.or(scales).unwrap_or(a).clone().into_tensor_arg(),
                         c.clone().into_tensor_arg(),
                         self.args(first_batch, first, n),
                         self.image(first),
                         block,
-                        [a, b, c].map(|tensor| dtype_to_storage_type(tensor.dtype)),
+                        [a.dtype, self.b.packing.element(b.dtype), c.dtype].map(dtype_to_storage_type),
                     );
                 }
             }
@@ -200,8 +228,10 @@ impl Product {
                 }
             }
         }
-        for (what, tensor, last) in [("A", a, of_a), ("B", b, of_b), ("C", c, of_c)] {
-            let numbers = tensor.handle.size_in_used() as usize / tensor.dtype.size();
+        for (what, tensor, packing, last) in
+            [("A", a, Packing::Plain, of_a), ("B", b, self.b.packing, of_b), ("C", c, Packing::Plain, of_c)]
+        {
+            let numbers = packing.numbers(tensor);
             assert!(last < numbers, "{}: {what} has {numbers} numbers, and number {last} is asked for", self.name);
         }
         if let Some(bias) = bias {
@@ -272,6 +302,7 @@ impl Product {
             self.b.outer,
             self.b.line,
             self.b.k,
+            self.b.columns(),
             self.c.offset + if pixels { 0 } else { first },
             self.c.batch,
             self.c.outer,

@@ -1,13 +1,15 @@
-//! Products of two matrices in any strides by our kernel.
+//! Products of two matrices in any strides by our kernel, the second perhaps in words.
 
 use super::launch::is_image_type;
 use super::matmul::{Layout, Product, Splits, add_parts};
+use super::packing::Packing;
 use super::pixels::empty;
 use super::workspace_bytes;
 use crate::matrices::MatrixOps;
 use crate::policy::{Lowering, default_lowering};
 use burn::backend::DType;
 use burn::backend::ops::FloatTensorOps;
+use burn::tensor::Shape;
 use burn_cubecl::CubeBackend;
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::ops::numeric::{empty_device_contiguous_dtype, zeros_client};
@@ -37,6 +39,9 @@ struct Matrices {
     /// Rows and columns, and the steps from one to the next.
     dims: [usize; 2],
     steps: [usize; 2],
+    packing: Packing,
+    /// What packed numbers are scaled by, row by row.
+    scales: Option<CubeTensor>,
 }
 
 impl Matrices {
@@ -57,6 +62,8 @@ impl Matrices {
             batch: axes.last().map_or(0, |axis| axis.1),
             dims: [shape[rank - 2], shape[rank - 1]],
             steps: [strides[rank - 2], strides[rank - 1]],
+            packing: Packing::Plain,
+            scales: None,
             tensor,
         }
     }
@@ -64,10 +71,27 @@ impl Matrices {
 
 /// `a b`: `[.., m, k]` and `[.., k, n]` to `[.., m, n]`, of the type of `a`. Long sums of few numbers are cut as a convolution's weight gradient is.
 fn product(a: CubeTensor, b: CubeTensor) -> CubeTensor {
-    let (mut shape, rank) = (a.meta.shape().clone(), a.meta.shape().num_dims());
-    shape[rank - 1] = b.meta.shape()[rank - 1];
-    let (a, b) = (Matrices::new(a), Matrices::new(b));
+    let shape = a.meta.shape().clone();
+    multiply(shape, &Matrices::new(a), &Matrices::new(b))
+}
+
+/// `a w`, or `a wᵀ`, of a matrix `a` and a contiguous one of this shape that is packed, of the type of `a`.
+pub(crate) fn product_with(
+    a: CubeTensor,
+    (w, packing, scales): (CubeTensor, Packing, Option<CubeTensor>),
+    [rows, columns]: [usize; 2],
+    transposed: bool,
+) -> CubeTensor {
+    let (dims, steps) = if transposed { ([columns, rows], [1, columns]) } else { ([rows, columns], [columns, 1]) };
+    let shape = a.meta.shape().clone();
+    multiply(shape, &Matrices::new(a), &Matrices { tensor: w, count: 1, batch: 0, dims, steps, packing, scales })
+}
+
+/// `a b`, `shape` being that of `a`.
+fn multiply(mut shape: Shape, a: &Matrices, b: &Matrices) -> CubeTensor {
     let ([m, k], [terms, n]) = (a.dims, b.dims);
+    let last = shape.num_dims() - 1;
+    shape[last] = n;
     assert!(k == terms, "a product of [{m}, {k}] and [{terms}, {n}]");
     let like = &a.tensor;
     if m * n * k * a.count == 0 {
@@ -82,7 +106,7 @@ fn product(a: CubeTensor, b: CubeTensor) -> CubeTensor {
         batches: a.count,
         period: a.count,
         a: Layout { batch: a.batch, line: a.steps[0], k: a.steps[1], ..Layout::default() },
-        b: Layout { batch: b.batch, line: b.steps[1], k: b.steps[0], ..Layout::default() },
+        b: Layout { batch: b.batch, line: b.steps[1], k: b.steps[0], packing: b.packing, ..Layout::default() },
         c: Layout { batch: m * n, outer: a.count * m * n, line: n, ..Layout::default() },
         splits: Splits::ONE,
         silu: false,
@@ -95,11 +119,11 @@ fn product(a: CubeTensor, b: CubeTensor) -> CubeTensor {
     let out = empty_device_contiguous_dtype(like.client.clone(), like.device.clone(), shape, like.dtype);
     let count = product.splits.count();
     if count == 1 {
-        product.run(&a.tensor, &b.tensor, None, &out);
+        product.run_packed(&a.tensor, &b.tensor, b.scales.as_ref(), &out);
         return out;
     }
     let parts = empty(like, [count * product.c.outer], DType::F32);
-    product.run(&a.tensor, &b.tensor, None, &parts);
+    product.run_packed(&a.tensor, &b.tensor, b.scales.as_ref(), &parts);
     add_parts(&parts, &out, count);
     out
 }

@@ -7,7 +7,7 @@
 //!   block is on its way from memory while this one is multiplied.
 //! - *direct*: every thread reads what it needs and leaves the sharing to the cache. Slower on a GPU, but nothing can go wrong in it.
 //!
-//! B is a matrix in memory, or an image of which the kernel reads the columns of a convolution as it goes ([`Gather`](super::block::Gather)). The pixels of all images are
+//! B is a matrix in memory, perhaps in words ([`Packing`](super::packing::Packing)), or an image of which the kernel reads the columns of a convolution as it goes ([`Gather`](super::block::Gather)). The pixels of all images are
 //! one axis of C, so that small maps fill whole blocks.
 //!
 //! Which one a device gets is decided by [`shared_memory_works`](super::shared::shared_memory_works).
@@ -72,9 +72,10 @@ pub(crate) fn no_sums(#[comptime] block: Block) -> Array<f32> {
 
 /// The sums through shared memory.
 #[cube]
-pub(crate) fn shared_sums<A: Float, B: Float>(
+pub(crate) fn shared_sums<A: Float, B: Numeric>(
     a: &Tensor<A>,
     b: &Tensor<B>,
+    scales: &Tensor<f32>,
     room: &mut Room,
     sums: &mut Array<f32>,
     args: &Args,
@@ -111,9 +112,10 @@ pub(crate) fn shared_sums<A: Float, B: Float>(
             let more = k < part.end;
             if more {
                 let at_a = base_a + k as usize * args.a_k;
-                fetch_matrix::<A>(a, at_a, part.end - k, &a_copies, &mut a_values, left);
+                fetch_matrix::<A, A>(a, scales, args.b_columns, at_a, part.end - k, &a_copies, &mut a_values, left);
                 if comptime!(kind == Kind::Matrix) {
-                    fetch_matrix::<B>(b, base_b + k as usize * args.b_k, part.end - k, &b_copies, &mut b_values, right);
+                    let at_b = base_b + k as usize * args.b_k;
+                    fetch_matrix::<B, A>(b, scales, args.b_columns, at_b, part.end - k, &b_copies, &mut b_values, right);
                 } else if comptime!(kind == Kind::Map) {
                     let at_b = base_b + k as usize * image.channel;
                     fetch_map::<B>(b, at_b, part.end - k, &b_copies, image, &mut b_values, gather, right);
@@ -158,15 +160,15 @@ pub(crate) fn shared_sums<A: Float, B: Float>(
     }
 }
 
-/// `C = A B (+ bias) (SiLU)`. Grid: blocks of columns, blocks of rows, batches times splits.
+/// `C = A B (+ bias) (SiLU)`; `beside` is the bias, or the scales of a B that has such, or anything. Grid: blocks of columns, blocks of rows, batches times splits.
 ///
 /// # Safety
-/// No index is checked: A, B and C must hold all that [`Args`] and [`Image`] reach, and a bias a number to each row of every batch of the period.
+/// No index is checked: A, B and C must hold all that [`Args`] and [`Image`] reach, a bias a number to each row of every batch of the period, scales one to each row of the matrix that B lies in.
 #[cube(launch_unchecked, address_type = "dynamic")]
-pub(crate) fn matmul_kernel<A: Float, B: Float, C: Float>(
+pub(crate) fn matmul_kernel<A: Float, B: Numeric, C: Float>(
     a: &Tensor<A>,
     b: &Tensor<B>,
-    bias: &Tensor<A>,
+    beside: &Tensor<f32>,
     c: &mut Tensor<C>,
     args: &Args,
     image: &Image,
@@ -180,9 +182,9 @@ pub(crate) fn matmul_kernel<A: Float, B: Float, C: Float>(
     let mut sums = no_sums(block);
     if comptime!(block.shared) {
         let mut room = room(comptime!(block.left().size()), comptime!(block.right().size()));
-        shared_sums::<A, B>(a, b, &mut room, &mut sums, args, image, &part, block);
+        shared_sums::<A, B>(a, b, beside, &mut room, &mut sums, args, image, &part, block);
     } else {
-        direct_sums::<A, B>(a, b, &mut sums, args, image, &part, block);
+        direct_sums::<A, B>(a, b, beside, &mut sums, args, image, &part, block);
     }
 
     let base_c = args.c_offset + z as usize * args.c_batch + split as usize * args.c_split;
@@ -209,7 +211,7 @@ pub(crate) fn matmul_kernel<A: Float, B: Float, C: Float>(
                 let mut value = sums[comptime!((i * block.wide + j) as usize)] * args.scale;
                 if comptime!(block.bias) {
                     // The rows of C are the output channels of one group.
-                    value += f32::cast_from(bias[(z % args.period * args.m + y) as usize]);
+                    value += beside[(z % args.period * args.m + y) as usize];
                 }
                 if comptime!(block.silu) {
                     value /= 1.0f32 + (-value).exp();

@@ -3,7 +3,8 @@
 //!
 //! Forward: the inner products `s x Aᵀ` of all branches in one launch, and one to each map, which adds its branch, bias and what it is added to where
 //! it is written. Backward: `s dy B` of all branches in one launch, the gradients of all A and B in another, and one to each map, which adds its part of the
-//! gradient of x to that of the map before it. No sum is cut into parts: what a few more workgroups would gain, launches would cost.
+//! gradient of x to that of the map before it. No sum is cut into parts: what a few more workgroups would gain, launches would cost. Weights in words of
+//! two bf16s or four int8s are read where they lie.
 
 use burn::backend::cubecl::dtype_to_storage_type;
 use burn::backend::ops::FloatTensorOps;
@@ -21,13 +22,14 @@ use crate::cpu::Precision;
 use crate::cube::block::Block;
 use crate::cube::launch::{address_type, covers, grid_of, is_image_type};
 use crate::cube::matmul::{Layout, Product, Splits};
+use crate::cube::packing::Packing;
 use crate::cube::pixels::{empty, replacement, view};
 use crate::cube::shared_memory_works;
 use crate::cube::trace::note;
 use crate::operands::Bias;
 use crate::planes::Parts;
 use crate::policy::{Lowering, default_lowering};
-use crate::products::{ProductOps, StoredWeight};
+use crate::products::{ProductOps, StoredWeight, in_words};
 use crate::shapes::expect;
 
 /// Whether our kernels take these.
@@ -35,7 +37,7 @@ fn ours<'a>(tensors: impl IntoIterator<Item = &'a CubeTensor>, maps: &Maps<CubeB
     let of_map = |map: &StoredMap<CubeBackend>| {
         let weight = match &map.weight {
             StoredWeight::Dense(weight) => is_image_type(weight.dtype) && weight.meta.shape().num_elements() > 0,
-            StoredWeight::Blocks { .. } => true,
+            StoredWeight::Blocks { shape, .. } => shape.iter().product::<usize>() > 0,
         };
         weight && covers(map.bias.iter().chain(map.branch.iter().flat_map(|branch| [&branch.a, &branch.b])))
     };
@@ -56,17 +58,23 @@ fn flat(x: CubeTensor) -> CubeTensor {
 struct Operand<'a> {
     tensor: &'a CubeTensor,
     layout: Layout,
+    /// What packed numbers are scaled by, row by row.
+    scales: Option<&'a CubeTensor>,
 }
 
 impl<'a> Operand<'a> {
     /// Rows of `width` from number `offset` on, each a line of a product.
     fn lines(tensor: &'a CubeTensor, offset: usize, width: usize) -> Self {
-        Self { tensor, layout: Layout { offset, line: width, k: 1, ..Layout::default() } }
+        Self { tensor, layout: Layout { offset, line: width, k: 1, ..Layout::default() }, scales: None }
     }
 
     /// The same, each a term of all sums.
     fn terms(tensor: &'a CubeTensor, offset: usize, width: usize) -> Self {
-        Self { tensor, layout: Layout { offset, line: 1, k: width, ..Layout::default() } }
+        Self { tensor, layout: Layout { offset, line: 1, k: width, ..Layout::default() }, scales: None }
+    }
+
+    fn packed(self, packing: Packing, scales: Option<&'a CubeTensor>) -> Self {
+        Self { layout: Layout { packing, ..self.layout }, scales, ..self }
     }
 }
 
@@ -112,6 +120,7 @@ fn map(
         }
     };
     main.check(a.tensor, b.tensor, None, &c);
+    main.check_scales(b.scales);
     if let Some(bias) = bias {
         expect("a bias", bias.meta.shape().dims(), [n]);
     }
@@ -120,20 +129,24 @@ fn map(
     if low.is_some() {
         branch.check(left, right, None, &c);
     }
-    let with = With { low: low.is_some().then(|| block.of_terms(None, branch.k, branch.k)), bias: bias.is_some(), onto: onto.is_some() };
+    let of_branch = || Block { packing: branch.b.packing, ..block.of_terms(None, branch.k, branch.k) };
+    let with = With { low: low.is_some().then(of_branch), bias: bias.is_some(), onto: onto.is_some() };
     let blocks = [n.div_ceil(block.cols as usize), m.div_ceil(block.rows as usize)];
-    let beside = [bias, onto.as_ref()].map(|tensor| tensor.unwrap_or(like));
+    // Scales are bound where nothing else is.
+    let beside = [bias, onto.as_ref()].map(|tensor| tensor.or(b.scales).unwrap_or(like));
+    assert!(b.scales.is_none() || bias.is_none() || onto.is_none(), "{name}: no place for scales");
     let all = [like, b.tensor, left, right, beside[0], beside[1], &c];
-    note(name, [like, b.tensor, &c].into_iter().chain(low.iter().flat_map(|(left, right, _)| [left.tensor, right.tensor])).chain(&onto), {
+    note(name, [like, b.tensor, &c].into_iter().chain(low.iter().flat_map(|(left, right, _)| [left.tensor, right.tensor])).chain(&onto).chain(b.scales), {
         (2 * m * n * (k + low.as_ref().map_or(0, |low| low.2))) as u64
     });
-    // SAFETY: `check` has found the last number of each tensor that its steps reach, in C too, which has the shape of `onto`; the bias has a number to a column.
+    // SAFETY: `check` has found the last number of each tensor that its steps reach, in C too, which has the shape of `onto`; the bias has a number to a column;
+    // `check_scales` has found a scale to each row.
     unsafe {
         map_kernel::launch_unchecked(
             client,
             CubeCount::Static(blocks[0] as u32, blocks[1] as u32, 1),
             CubeDim::new_1d(block.units()),
-            address_type(all),
+            address_type(all).max(b.layout.packing.address_type(b.tensor)),
             like.clone().into_tensor_arg(),
             b.tensor.clone().into_tensor_arg(),
             left.clone().into_tensor_arg(),
@@ -146,7 +159,7 @@ fn map(
             main.image(0),
             block,
             with,
-            [a.tensor, b.tensor].map(|tensor| dtype_to_storage_type(tensor.dtype)),
+            [a.tensor.dtype, b.layout.packing.element(b.tensor.dtype)].map(dtype_to_storage_type),
         );
     }
     c
@@ -210,13 +223,39 @@ fn group(name: &'static str, lefts: &[&CubeTensor], rights: &[&CubeTensor], memb
     c
 }
 
-/// A weight's values in order, in f16 if factors are: those of blocks are made for one product, and dropped behind it.
-fn dense(weight: &StoredWeight<CubeBackend>, precision: Precision) -> CubeTensor {
-    let values = match weight {
-        StoredWeight::Dense(weight) => weight.clone(),
-        blocks @ StoredWeight::Blocks { .. } => CubeBackend::dense_weight(blocks.clone()),
-    };
-    factor(&into_contiguous(values), precision)
+/// A weight as a factor, its values in order.
+struct Weight {
+    tensor: CubeTensor,
+    packing: Packing,
+    scales: Option<CubeTensor>,
+    /// `[out, in]`.
+    dims: [usize; 2],
+}
+
+impl Weight {
+    /// In words, which a product rounds as it reads them, if it has `room` for scales or there are none. Else in f16 if factors are; the values of other
+    /// blocks are made for one product, and dropped behind it.
+    fn new(weight: &StoredWeight<CubeBackend>, precision: Precision, room: bool) -> Self {
+        let dims = weight.dims();
+        if let Some((tensor, packing, scales)) = in_words(weight).filter(|(_, _, scales)| room || scales.is_none()) {
+            return Self { tensor, packing, scales, dims };
+        }
+        let values = match weight {
+            StoredWeight::Dense(weight) => weight.clone(),
+            blocks @ StoredWeight::Blocks { .. } => CubeBackend::dense_weight(blocks.clone()),
+        };
+        Self { tensor: factor(&into_contiguous(values), precision), packing: Packing::Plain, scales: None, dims }
+    }
+
+    /// Its rows as lines of a product.
+    fn lines(&self) -> Operand<'_> {
+        Operand::lines(&self.tensor, 0, self.dims[1]).packed(self.packing, self.scales.as_ref())
+    }
+
+    /// Its rows as terms.
+    fn terms(&self) -> Operand<'_> {
+        Operand::terms(&self.tensor, 0, self.dims[1]).packed(self.packing, self.scales.as_ref())
+    }
 }
 
 /// A factor of a product with a weight.
@@ -330,14 +369,15 @@ impl MapOps for CubeBackend {
         let maps = Settled::new(maps, rows);
         let (inner, left) = (maps.inner(&x), factor(&x, precision));
         let one = |i: usize| {
-            let weight = &dense(&maps.weights[i], precision);
-            let [out, _] = dims(weight);
+            let (bias, onto) = (maps.biases[i].as_ref(), onto.take().map(flat));
+            let weight = Weight::new(&maps.weights[i], precision, bias.is_none() || onto.is_none());
+            let [out, _] = weight.dims;
             let low = inner.as_ref().zip(maps.branches[i].as_ref()).map(|(inner, branch)| {
                 let rank = dims(&branch.a)[0];
                 (Operand::lines(inner, maps.starts[i], rank), Operand::lines(&branch.b, 0, rank), rank)
             });
-            let operands = (Operand::lines(&left, 0, input), Operand::lines(weight, 0, input));
-            let y = map("linear map", [rows, out, input], operands, low, maps.biases[i].as_ref(), onto.take().map(flat));
+            let operands = (Operand::lines(&left, 0, input), weight.lines());
+            let y = map("linear map", [rows, out, input], operands, low, bias, onto);
             portable::shaped::<Self>(y, &shape)
         };
         let mut all: Vec<CubeTensor> = (0..maps.weights.len()).map(one).collect();
@@ -373,13 +413,13 @@ impl MapOps for CubeBackend {
         };
         let mut dx = held.map(flat);
         for i in if wanted.x { order } else { Vec::new() } {
-            let (dy, weight) = (&factor(&dys[i], precision), &dense(&maps.weights[i], precision));
-            let [out, input] = dims(weight);
+            let (dy, weight) = (&factor(&dys[i], precision), Weight::new(&maps.weights[i], precision, true));
+            let [out, input] = weight.dims;
             let low = inner_grads.as_ref().zip(maps.branches[i].as_ref()).map(|(inner, branch)| {
                 let rank = dims(&branch.a)[0];
                 (Operand::lines(inner, maps.starts[i], rank), Operand::terms(&branch.a, 0, input), rank)
             });
-            let operands = (Operand::lines(dy, 0, out), Operand::terms(weight, 0, input));
+            let operands = (Operand::lines(dy, 0, out), weight.terms());
             dx = Some(map("linear map, gradient of its input", [rows, input, out], operands, low, None, dx));
         }
         let dx = dx.filter(|_| wanted.x).map(|dx| portable::shaped::<Self>(dx, &shape));

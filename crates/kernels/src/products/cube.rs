@@ -1,4 +1,5 @@
-//! On CubeCL devices weights are dense matrices by the time they are multiplied: blocks become one in a launch, a thread to a word of their codes.
+//! On CubeCL devices our own product reads weights in words of two bf16s or of four int8s where they lie. Other blocks, and any before a product of Burn's,
+//! become a dense matrix in a launch, a thread to a word of their codes.
 
 use burn::backend::DType;
 use burn::backend::ops::FloatTensorOps;
@@ -8,9 +9,14 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
 use super::nf4::{LEVELS, MAGNITUDES};
-use super::{Form, ProductOps, StoredWeight, portable};
-use crate::cube::launch::launch;
+use super::{Branch, Form, ProductOps, StoredWeight, factor, portable};
+use crate::cpu::Precision;
+use crate::cube::launch::{is_image_type, launch};
+use crate::cube::matrices::product_with;
+use crate::cube::packing::Packing;
 use crate::cube::pixels::empty;
+use crate::operands::Bias;
+use crate::policy::{Lowering, default_lowering};
 
 /// The upper half of an f32 is a bf16: two a word.
 #[cube(launch, address_type = "dynamic")]
@@ -67,7 +73,46 @@ fn nf4_kernel(codes: &Tensor<u32>, scales: &Tensor<f32>, table: &Tensor<f32>, ou
     }
 }
 
+/// `x w`, or `x wᵀ`, of a weight in words, if our product computes it: the factors are of the type that dense ones would have.
+fn of_words(x: &CubeTensor, weight: &StoredWeight<CubeBackend>, precision: Precision, transposed: bool) -> Option<CubeTensor> {
+    let (dtype, out) = (portable::factors(precision, x.dtype), x.dtype);
+    let factor = in_words(weight).filter(|_| default_lowering() == Lowering::Gemm && is_image_type(dtype))?;
+    let x = portable::cast::<CubeBackend>(x.clone(), dtype);
+    Some(portable::cast::<CubeBackend>(product_with(x, factor, weight.dims(), transposed), out))
+}
+
+/// The words of a weight that our products take apart as they read them, and the scales of its rows, if it has any.
+pub(crate) fn in_words(weight: &StoredWeight<CubeBackend>) -> Option<(CubeTensor, Packing, Option<CubeTensor>)> {
+    match weight {
+        StoredWeight::Blocks { codes, form: Form::Bf16, .. } => Some((codes.clone(), Packing::Bf16, None)),
+        StoredWeight::Blocks { codes, scales, form: Form::Int8, .. } => Some((codes.clone(), Packing::Int8, Some(scales.clone()))),
+        _ => None,
+    }
+}
+
 impl ProductOps for CubeBackend {
+    fn linear_forward(
+        x: CubeTensor,
+        weight: StoredWeight<Self>,
+        bias: Bias<Self>,
+        branch: Branch<Self>,
+        precision: Precision,
+    ) -> CubeTensor {
+        let (bias, branch) = (bias.into_option(), branch.into_option());
+        match of_words(&x, &weight, precision, true) {
+            Some(y) => portable::beside::<Self>(x, y, bias, branch, precision),
+            None => portable::linear::<Self>(x, factor(weight), bias, branch, precision),
+        }
+    }
+
+    fn linear_data_grad(dy: CubeTensor, weight: StoredWeight<Self>, branch: Branch<Self>, precision: Precision) -> CubeTensor {
+        let branch = branch.into_option();
+        match of_words(&dy, &weight, precision, false) {
+            Some(dx) => portable::beside_grad::<Self>(dy, dx, branch, precision),
+            None => portable::linear_data_grad::<Self>(dy, factor(weight), branch, precision),
+        }
+    }
+
     fn dense_weight(weight: StoredWeight<Self>) -> CubeTensor {
         let (codes, scales, form, shape) = match weight {
             StoredWeight::Blocks { codes, scales, form, shape } if shape.iter().product::<usize>() > 0 => (codes, scales, form, shape),

@@ -17,7 +17,7 @@ fn transposed<B: Backend>(x: Float<B>) -> Float<B> {
     B::float_swap_dims(x, 0, 1)
 }
 
-fn cast<B: Backend>(x: Float<B>, dtype: DType) -> Float<B> {
+pub(super) fn cast<B: Backend>(x: Float<B>, dtype: DType) -> Float<B> {
     if x.dtype() == dtype { x } else { B::float_cast(x, dtype.into()) }
 }
 
@@ -41,7 +41,7 @@ pub(super) fn dense<B: Backend>(weight: StoredWeight<B>, dtype: DType) -> Float<
 }
 
 /// The type of the factors of products with a weight where the others are `dtype`. (bf16 is the processor's.)
-fn factors(precision: Precision, dtype: DType) -> DType {
+pub(super) fn factors(precision: Precision, dtype: DType) -> DType {
     match precision {
         Precision::F16 | Precision::PureF16 => DType::F16,
         Precision::F32 | Precision::Bf16 => dtype,
@@ -68,16 +68,27 @@ pub(super) fn linear<B: MatrixOps>(
     branch: Option<StoredBranch<B>>,
     precision: Precision,
 ) -> Float<B> {
-    let dtype = x.dtype();
-    let branch = branch.map(|StoredBranch { a, b, scaling }| {
-        let dtype = of_branch(precision, dtype);
-        let inner = product::<B>(x.clone(), transposed::<B>(a), dtype);
-        times::<B>(product::<B>(inner, transposed::<B>(b), dtype), scaling)
-    });
-    let y = product::<B>(x, transposed::<B>(weight), factors(precision, dtype));
+    let dtype = factors(precision, x.dtype());
+    let y = product::<B>(x.clone(), transposed::<B>(weight), dtype);
+    beside::<B>(x, y, bias, branch, precision)
+}
+
+/// `y + b + s (x Aᵀ) Bᵀ`.
+pub(super) fn beside<B: MatrixOps>(
+    x: Float<B>,
+    y: Float<B>,
+    bias: Option<Float<B>>,
+    branch: Option<StoredBranch<B>>,
+    precision: Precision,
+) -> Float<B> {
+    let dtype = of_branch(precision, x.dtype());
     let bias = bias.map(|bias| {
         let out = bias.shape().num_elements();
         B::float_reshape(bias, Shape::new([1, out]))
+    });
+    let branch = branch.map(|StoredBranch { a, b, scaling }| {
+        let inner = product::<B>(x, transposed::<B>(a), dtype);
+        times::<B>(product::<B>(inner, transposed::<B>(b), dtype), scaling)
     });
     bias.into_iter().chain(branch).fold(y, B::float_add)
 }
@@ -88,14 +99,17 @@ pub(super) fn linear_data_grad<B: MatrixOps>(
     branch: Option<StoredBranch<B>>,
     precision: Precision,
 ) -> Float<B> {
-    let dtype = dy.dtype();
-    let branch = branch.map(|StoredBranch { a, b, scaling }| {
-        let dtype = of_branch(precision, dtype);
-        let inner = times::<B>(product::<B>(dy.clone(), b, dtype), scaling);
-        product::<B>(inner, a, dtype)
-    });
-    let dx = product::<B>(dy, weight, factors(precision, dtype));
-    branch.into_iter().fold(dx, B::float_add)
+    let dtype = factors(precision, dy.dtype());
+    let dx = product::<B>(dy.clone(), weight, dtype);
+    beside_grad::<B>(dy, dx, branch, precision)
+}
+
+/// `dx + s (dy B) A`.
+pub(super) fn beside_grad<B: MatrixOps>(dy: Float<B>, dx: Float<B>, branch: Option<StoredBranch<B>>, precision: Precision) -> Float<B> {
+    let Some(StoredBranch { a, b, scaling }) = branch else { return dx };
+    let dtype = of_branch(precision, dy.dtype());
+    let inner = times::<B>(product::<B>(dy, b, dtype), scaling);
+    B::float_add(dx, product::<B>(inner, a, dtype))
 }
 
 pub(super) fn linear_weight_grad<B: MatrixOps>(x: Float<B>, dy: Float<B>) -> Float<B> {

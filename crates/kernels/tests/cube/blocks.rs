@@ -1,11 +1,50 @@
-//! Weights in blocks as a device makes them dense, against the processor.
+//! Weights in blocks as a device makes them dense and as its products read them, against the processor.
 
-use crate::launches::trace;
-use crate::support::{on_each_device, pattern};
-use bellows_kernels::{Blocks, Weight};
-use burn::tensor::{Device, DeviceKind};
+use crate::launches::{assert_ours, trace};
+use crate::support::{cube, data, device, numbers, on_each_device, on_swiftshader, pattern};
+use bellows_kernels::operands::Bias;
+use bellows_kernels::products::{Form, ProductOps, StoredWeight};
+use bellows_kernels::{Blocks, Lowering, Precision, Weight, set_default_lowering};
+use burn::backend::ops::IntTensorOps;
+use burn::tensor::{Device, DeviceKind, TensorData};
+use burn_cubecl::CubeBackend;
 
 type Encode = fn(&[f32], [usize; 2], &Device) -> Blocks;
+
+/// Values that bf16 holds.
+pub(crate) fn cut(values: Vec<f32>) -> Vec<f32> {
+    values.into_iter().map(|v| f32::from_bits(v.to_bits() & 0xffff_0000)).collect()
+}
+
+/// Such values two to a word.
+pub(crate) fn words(values: &[f32], shape: [usize; 2]) -> StoredWeight<CubeBackend> {
+    let upper = |v: &f32| v.to_bits() >> 16;
+    let codes: Vec<i32> = values.chunks(2).map(|two| (upper(&two[0]) | two.get(1).map_or(0, upper) << 16) as i32).collect();
+    let len = codes.len();
+    StoredWeight::Blocks {
+        codes: CubeBackend::int_from_data(TensorData::new(codes, [len]), &device()),
+        scales: cube(TensorData::new(vec![0.0f32], [1])),
+        form: Form::Bf16,
+        shape,
+    }
+}
+
+/// Whole numbers, four to a word, with a scale for each row; and what they stand for.
+pub(crate) fn int8(values: &[f32], [rows, columns]: [usize; 2]) -> (StoredWeight<CubeBackend>, Vec<f32>) {
+    let codes: Vec<i8> = values.iter().map(|v| (v * 127.0) as i8).collect();
+    let scales: Vec<f32> = (0..rows).map(|row| 0.01 + 0.001 * row as f32).collect();
+    let dense = codes.iter().enumerate().map(|(i, &code)| scales[i / columns] * f32::from(code)).collect();
+    let word = |four: &[i8]| (0..4).map(|i| i32::from(four.get(i).copied().unwrap_or(0) as u8) << (8 * i)).sum::<i32>();
+    let words: Vec<i32> = codes.chunks(4).map(word).collect();
+    let len = words.len();
+    let codes = CubeBackend::int_from_data(TensorData::new(words, [len]), &device());
+    let scales = cube(TensorData::new(scales, [rows]));
+    (StoredWeight::Blocks { codes, scales, form: Form::Int8, shape: [rows, columns] }, dense)
+}
+
+fn dense(values: Vec<f32>, shape: [usize; 2]) -> StoredWeight<CubeBackend> {
+    StoredWeight::Dense(cube(TensorData::new(values, shape)))
+}
 
 #[test]
 fn agrees_with_the_cpu() {
@@ -15,7 +54,7 @@ fn agrees_with_the_cpu() {
     let vulkan = Device::vulkan(DeviceKind::Cpu);
     // Whole words and not, one block and many, more than one group of them.
     for shape in [[1, 1], [3, 5], [7, 64], [5, 63], [70, 96], [520, 64], [9, 2048]] {
-        let values: Vec<f32> = pattern(7, shape[0] * shape[1]).into_iter().map(|v| f32::from_bits(v.to_bits() & 0xffff_0000)).collect();
+        let values = cut(pattern(7, shape[0] * shape[1]));
         let ways: [(&str, Encode); 3] = [("bf16", Blocks::bf16), ("int8", Blocks::int8), ("nf4", Blocks::nf4)];
         for (name, encode) in ways {
             let dense = |device: &Device| Weight::Blocks(encode(&values, shape, device)).dense().try_into_vec_as::<f32>().unwrap();
@@ -27,4 +66,40 @@ fn agrees_with_the_cpu() {
     }
     let weight = Weight::Blocks(Blocks::nf4(&pattern(1, 640), [10, 64], &vulkan));
     assert_eq!(trace(|| weight.dense()).len(), 1, "one launch");
+}
+
+/// Products of ours read bf16s and int8s where they lie, in both directions: the bits of the same weight dense, no launch more, and long sums in parts.
+#[test]
+fn products_read_words() {
+    if !on_swiftshader("blocks::products_read_words") {
+        return;
+    }
+    set_default_lowering(Lowering::Gemm);
+    for (n, [out, input], [forward, backward]) in [(4, [7, 1501], [2, 1]), (3, [1100, 5], [1, 2]), (70, [33, 65], [1, 1])] {
+        let (values, shape) = (cut(pattern(2, out * input)), [out, input]);
+        let (whole, stands_for) = int8(&values, shape);
+        let (x, dy) = (cube(data(1, [n, input])), cube(data(6, [n, out])));
+        for (packed, values) in [(words(&values, shape), values), (whole, stands_for)] {
+            let [ours, theirs] = [packed.clone(), dense(values, shape)].map(|weight| {
+                let y = CubeBackend::linear_forward(x.clone(), weight.clone(), Bias::Zero, Precision::F32);
+                [y, CubeBackend::linear_data_grad(dy.clone(), weight, Precision::F32)].map(numbers)
+            });
+            assert!(ours == theirs && ours.iter().flatten().all(|v| v.is_finite()), "{n} x {out} x {input}");
+            assert!(ours.iter().all(|values| values.iter().any(|v| *v != 0.0)));
+            let launched = trace(|| CubeBackend::linear_forward(x.clone(), packed.clone(), Bias::Zero, Precision::F32));
+            assert_ours(&launched, &[("matmul_kernel", 1), ("add_parts_kernel", forward - 1)]);
+            let launched = trace(|| CubeBackend::linear_data_grad(dy.clone(), packed, Precision::F32));
+            assert_ours(&launched, &[("matmul_kernel", 1), ("add_parts_kernel", backward - 1)]);
+        }
+    }
+    // The branch is beside it, not in its place.
+    let (values, shape) = (cut(pattern(3, 20 * 31)), [20, 31]);
+    let branch = || [cube(data(4, [4, 31])), cube(data(5, [20, 4]))];
+    let [ours, theirs] = [words(&values, shape), dense(values, shape)].map(|weight| {
+        let [a, b] = branch();
+        let y = CubeBackend::lora_linear(cube(data(1, [9, 31])), weight.clone(), Bias::Zero, a, b, 0.7, Precision::F32);
+        let [a, b] = branch();
+        [y, CubeBackend::lora_data_grad(cube(data(6, [9, 20])), weight, a, b, 0.7, Precision::F32)].map(numbers)
+    });
+    assert!(ours == theirs);
 }

@@ -1,8 +1,10 @@
 //! The maps of one input on the device against products one by one on the CPU in f64: values, gradients, launches.
 
+use crate::blocks::{cut, int8, words};
 use crate::half::has_half;
 use crate::launches::{assert_ours, trace};
-use crate::support::{Numbers, cases, cube, data, flex, flex64, numbers, on_each_device, on_swiftshader, relative};
+use crate::support::{Numbers, cases, cube, data, flex, flex64, numbers, on_each_device, on_swiftshader, pattern, relative};
+use bellows_kernels::cube::launches;
 use bellows_kernels::maps::{MapOps, Maps, StoredBranch, StoredMap, Wanted};
 use bellows_kernels::operands::Bias;
 use bellows_kernels::planes::Parts;
@@ -10,7 +12,7 @@ use bellows_kernels::products::StoredWeight;
 use bellows_kernels::{Lowering, Precision, set_default_lowering};
 use burn::tensor::TensorData;
 use burn_cubecl::CubeBackend;
-use burn_flex::Flex;
+use burn_flex::{Flex, FlexTensor};
 use proptest::prelude::*;
 
 #[derive(Clone, Debug)]
@@ -25,6 +27,8 @@ struct Case {
     held: bool,
     /// The order in which the results' gradients come.
     turn: usize,
+    /// Weights in bf16, on the device two to a word.
+    words: bool,
 }
 
 impl Case {
@@ -33,21 +37,38 @@ impl Case {
         (0..n).map(|i| (i + self.turn) % n).collect()
     }
 
+    /// On the device.
+    fn on_cube(&self, precision: Precision) -> Vec<Vec<f32>> {
+        let weight = |values: Vec<f32>, shape: [usize; 2]| match self.words {
+            true => words(&values, shape),
+            false => StoredWeight::Dense(cube(TensorData::new(values, shape))),
+        };
+        self.run::<CubeBackend>(precision, weight, cube, numbers)
+    }
+
+    /// On the processor.
+    fn on_flex(&self, precision: Precision, upload: impl Fn(TensorData) -> FlexTensor) -> Vec<Vec<f32>> {
+        let weight = |values: Vec<f32>, shape: [usize; 2]| StoredWeight::Dense(upload(TensorData::new(values, shape)));
+        self.run::<Flex>(precision, weight, &upload, Numbers::into_f32)
+    }
+
     /// The results, the gradient of x, those of the branches.
     fn run<B: MapOps>(
         &self,
         precision: Precision,
+        weight: impl Fn(Vec<f32>, [usize; 2]) -> StoredWeight<B>,
         upload: impl Fn(TensorData) -> B::FloatTensorPrimitive,
         host: impl Fn(B::FloatTensorPrimitive) -> Vec<f32>,
     ) -> Vec<Vec<f32>> {
-        let &Self { rows, input, bias, onto, held, .. } = self;
+        let &Self { rows, input, bias, onto, held, words, .. } = self;
         let matrix = |stream: u64, shape: [usize; 2]| upload(data(stream, shape));
         let one = |(i, &(out, rank)): (usize, &(usize, usize))| {
             let stream = 10 * i as u64;
             let branch =
                 StoredBranch { a: matrix(stream + 2, [rank.max(1), input]), b: matrix(stream + 3, [out, rank.max(1)]), scaling: 0.7 };
+            let values = pattern(stream, out * input);
             StoredMap {
-                weight: StoredWeight::Dense(matrix(stream, [out, input])),
+                weight: weight(if words { cut(values) } else { values }, [out, input]),
                 bias: bias.then(|| upload(data(stream + 1, [out]))),
                 branch: (rank > 0).then_some(branch),
             }
@@ -69,8 +90,7 @@ impl Case {
     }
 
     fn check(&self) {
-        let on_cube = self.run::<CubeBackend>(Precision::F32, cube, numbers);
-        let on_flex = self.run::<Flex>(Precision::F32, flex64, Numbers::into_f32);
+        let (on_cube, on_flex) = (self.on_cube(Precision::F32), self.on_flex(Precision::F32, flex64));
         assert_eq!(on_cube.len(), on_flex.len(), "{self:?}");
         for (i, (cube, flex)) in on_cube.iter().zip(&on_flex).enumerate() {
             let error = relative(cube, flex);
@@ -85,14 +105,20 @@ fn agrees_with_the_cpu() {
         return;
     }
     set_default_lowering(Lowering::Gemm);
-    let ours = Case { rows: 70, input: 96, maps: vec![(96, 8), (32, 0), (32, 16)], bias: true, onto: true, held: true, turn: 1 };
+    let ours = Case { rows: 70, input: 96, maps: vec![(96, 8), (32, 0), (32, 16)], bias: true, onto: true, held: true, turn: 1, words: false };
     ours.check();
-    Case { rows: 33, input: 50, maps: vec![(131, 0), (131, 0)], bias: false, onto: false, held: false, turn: 0 }.check();
-    Case { rows: 1, input: 130, maps: vec![(20, 4)], bias: false, onto: true, held: true, turn: 0 }.check();
+    Case { words: true, ..ours }.check();
+    Case { rows: 33, input: 50, maps: vec![(131, 0), (131, 0)], bias: false, onto: false, held: false, turn: 0, words: false }.check();
+    let short = Case { rows: 1, input: 130, maps: vec![(20, 4)], bias: false, onto: true, held: true, turn: 0, words: false };
+    short.check();
+    // Rows that begin in the middle of a word, and an odd number of values.
+    Case { rows: 19, input: 75, maps: vec![(45, 4), (21, 0)], words: true, ..short }.check();
     let maps = prop::collection::vec((1usize..=140, prop::sample::select(vec![0usize, 1, 4, 8, 16, 20])), 1..=3);
-    let any = (1usize..=90, 1usize..=140, maps, any::<[bool; 3]>(), 0usize..3);
+    let any = (1usize..=90, 1usize..=140, maps, any::<[bool; 4]>(), 0usize..3);
     // Each case is a few kernels to compile.
-    cases(8, any, |(rows, input, maps, [bias, onto, held], turn)| Case { rows, input, maps, bias, onto, held, turn }.check());
+    cases(8, any, |(rows, input, maps, [bias, onto, held, words], turn)| {
+        Case { rows, input, maps, bias, onto, held, turn, words }.check();
+    });
 }
 
 #[test]
@@ -101,11 +127,51 @@ fn are_few_launches() {
         return;
     }
     set_default_lowering(Lowering::Gemm);
-    let case = Case { rows: 64, input: 96, maps: vec![(96, 8), (32, 8), (32, 8)], bias: true, onto: true, held: true, turn: 2 };
-    case.check();
-    let launched = trace(|| case.run::<CubeBackend>(Precision::F32, cube, numbers));
-    // Forward the inner products and one a map, backward theirs, those of A and B, and one a map.
-    assert_ours(&launched, &[("group_kernel", 1 + 2), ("map_kernel", 3 + 3)]);
+    let case = Case { rows: 64, input: 96, maps: vec![(96, 8), (32, 8), (32, 8)], bias: true, onto: true, held: true, turn: 2, words: false };
+    for case in [case.clone(), Case { words: true, ..case }] {
+        case.check();
+        let launched = trace(|| case.on_cube(Precision::F32));
+        // Forward the inner products and one a map, backward theirs, those of A and B, and one a map.
+        assert_ours(&launched, &[("group_kernel", 1 + 2), ("map_kernel", 3 + 3)]);
+    }
+}
+
+/// Words are read as what they stand for: the bits of the same weights dense, in f32 and rounded.
+#[test]
+fn words_have_the_bits_of_dense_weights() {
+    if !on_each_device("maps::words_have_the_bits_of_dense_weights") {
+        return;
+    }
+    set_default_lowering(Lowering::Gemm);
+    let case = Case { rows: 33, input: 51, maps: vec![(43, 0), (20, 0)], bias: false, onto: false, held: false, turn: 1, words: true };
+    // f16 has fewer bits of the smallest ones than bf16.
+    let small = |values: Vec<f32>| values.into_iter().map(|v| v / 1024.0).collect::<Vec<_>>();
+    let packed = |values: Vec<f32>, shape: [usize; 2]| words(&small(values), shape);
+    let dense = |values: Vec<f32>, shape: [usize; 2]| StoredWeight::Dense(cube(TensorData::new(small(values), shape)));
+    for precision in [Some(Precision::F32), has_half().then_some(Precision::F16)].into_iter().flatten() {
+        let [ours, theirs] =
+            [case.run::<CubeBackend>(precision, packed, cube, numbers), case.run::<CubeBackend>(precision, dense, cube, numbers)];
+        assert!(ours == theirs && ours.iter().all(|values| values.iter().any(|v| *v != 0.0)), "{precision:?}");
+    }
+}
+
+/// And so are int8s with a scale to a row, which are bound in the place of a bias or of what is added to; beside both they are made dense.
+#[test]
+fn int8s_have_the_bits_of_dense_weights() {
+    if !on_swiftshader("maps::int8s_have_the_bits_of_dense_weights") {
+        return;
+    }
+    set_default_lowering(Lowering::Gemm);
+    let packed = |values: Vec<f32>, shape: [usize; 2]| int8(&values, shape).0;
+    let dense = |values: Vec<f32>, shape: [usize; 2]| StoredWeight::Dense(cube(TensorData::new(int8(&values, shape).1, shape)));
+    for (bias, onto) in [(false, false), (true, false), (false, true), (true, true)] {
+        let case = Case { rows: 33, input: 51, maps: vec![(43, 4), (20, 0)], bias, onto, held: onto, turn: 1, words: false };
+        let (ours, launched) = launches(|| case.run::<CubeBackend>(Precision::F32, packed, cube, numbers));
+        assert!(ours == case.run::<CubeBackend>(Precision::F32, dense, cube, numbers), "bias {bias}, onto {onto}");
+        assert!(ours.iter().all(|values| values.iter().any(|v| *v != 0.0)));
+        let decoded = launched.iter().filter(|(kernel, _)| kernel.contains("int8_kernel")).map(|(_, count)| count).sum::<usize>();
+        assert_eq!(decoded, usize::from(bias && onto), "{launched:?}");
+    }
 }
 
 /// Factors beside the weights rounded to f16, everything else in f32: the numbers of the processor, not only near them. (lavapipe's compiler takes
@@ -116,14 +182,18 @@ fn of_rounded_factors() {
         return;
     }
     set_default_lowering(Lowering::Gemm);
-    let case = Case { rows: 33, input: 50, maps: vec![(40, 0), (20, 0)], bias: true, onto: true, held: true, turn: 1 };
-    let (ours, theirs) =
-        (case.run::<CubeBackend>(Precision::F16, cube, numbers), case.run::<Flex>(Precision::F16, flex, Numbers::into_f32));
-    let exact = case.run::<Flex>(Precision::F32, flex, Numbers::into_f32);
-    for ((ours, theirs), exact) in ours.iter().zip(&theirs).zip(&exact) {
-        let [near, far] = [theirs, exact].map(|other| relative(ours, other));
-        assert!(near < 5e-6 && far > 2e-5, "{near:.1e} from the same rounding, {far:.1e} from none");
+    let case = Case { rows: 33, input: 50, maps: vec![(40, 0), (20, 0)], bias: true, onto: true, held: true, turn: 1, words: false };
+    for case in [case.clone(), Case { words: true, ..case }] {
+        let (ours, theirs) = (case.on_cube(Precision::F16), case.on_flex(Precision::F16, flex));
+        let exact = case.on_flex(Precision::F32, flex);
+        for ((ours, theirs), exact) in ours.iter().zip(&theirs).zip(&exact) {
+            let [near, far] = [theirs, exact].map(|other| relative(ours, other));
+            assert!(near < 5e-6 && far > 2e-5, "{near:.1e} from the same rounding, {far:.1e} from none");
+        }
+        let launched = trace(|| case.on_cube(Precision::F16));
+        let ours = |name: &str| launched.iter().filter(|(kernel, _)| kernel.contains(name)).map(|(_, count)| count).sum::<usize>();
+        assert_eq!(ours("map_kernel"), 4, "{launched:?}");
+        // Words are rounded as they are read: only x and the gradients of the results are cast.
+        assert!(!case.words || launched.values().sum::<usize>() == 4 + 3, "{launched:?}");
     }
-    let launched = trace(|| case.run::<CubeBackend>(Precision::F16, cube, numbers));
-    assert_eq!(launched.iter().filter(|(name, _)| name.contains("map_kernel")).map(|(_, count)| count).sum::<usize>(), 4, "{launched:?}");
 }

@@ -1,0 +1,66 @@
+//! How a product's right factor lies in memory: number by number, or several to a word, which the kernel takes apart where it reads them. A product with
+//! words needs no launch that makes them dense, and reads the fewer bytes.
+
+use burn::backend::DType;
+use burn_cubecl::tensor::CubeTensor;
+use cubecl::prelude::*;
+
+/// What a number of the tensor is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub(crate) enum Packing {
+    /// A number of the factor.
+    #[default]
+    Plain,
+    /// Two bf16s, the first in the lower half: the upper halves of f32s. Rows follow each other without a gap, so one may begin within a word.
+    Bf16,
+    /// Four whole numbers from -127 to 127, the first in the lowest bits, beside a scale for each row of the tensor's matrix. Rows follow each other here too.
+    Int8,
+}
+
+impl Packing {
+    /// The type that the kernel reads a tensor of this type as.
+    pub(crate) fn element(self, dtype: DType) -> DType {
+        match self {
+            Self::Plain => dtype,
+            Self::Bf16 | Self::Int8 => DType::U32,
+        }
+    }
+
+    /// Numbers of the factor that such a tensor has.
+    pub(crate) fn numbers(self, tensor: &CubeTensor) -> usize {
+        let each = match self {
+            Self::Plain => 1,
+            Self::Bf16 => 2,
+            Self::Int8 => 4,
+        };
+        tensor.handle.size_in_used() as usize / tensor.dtype.size() * each
+    }
+
+    /// The integers that count them.
+    pub(crate) fn address_type(self, tensor: &CubeTensor) -> AddressType {
+        AddressType::from_len(self.numbers(tensor))
+    }
+}
+
+/// Number `at` of a factor whose matrix in memory has so many `columns`. What is packed is rounded to `F`, the type of the other factor.
+#[cube]
+pub(super) fn number_at<E: Numeric, F: Float>(
+    from: &Tensor<E>,
+    at: usize,
+    scales: &Tensor<f32>,
+    columns: usize,
+    #[comptime] packing: Packing,
+) -> f32 {
+    if comptime!(packing == Packing::Bf16) {
+        let word = u32::cast_from(from[at / 2usize]);
+        let value = f32::reinterpret(select(at % 2usize == 0usize, word << 16u32, word & 0xffff_0000u32));
+        f32::cast_from(F::cast_from(value))
+    } else if comptime!(packing == Packing::Int8) {
+        let word = u32::cast_from(from[at / 4usize]);
+        let byte = (word >> ((at % 4usize) as u32 * 8u32)) & 255u32;
+        let number = f32::cast_from(byte) - select(byte > 127u32, 256.0f32, 0.0f32);
+        f32::cast_from(F::cast_from(scales[at / columns] * number))
+    } else {
+        f32::cast_from(from[at])
+    }
+}

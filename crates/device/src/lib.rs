@@ -34,6 +34,7 @@ mod request;
 mod select;
 mod telemetry;
 mod timing;
+mod tuning;
 mod watch;
 
 pub use adapter::{Adapter, AdapterKind, Backend};

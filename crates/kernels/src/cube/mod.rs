@@ -32,6 +32,7 @@ pub(crate) mod softmax;
 pub(crate) mod stripes;
 pub(crate) mod sums;
 pub(crate) mod trace;
+mod units;
 
 use crate::operands::{Bias, ConvConfig, NormGrads, NormOutput, NormStep};
 use crate::ops::{Keeps, KernelOps};
@@ -49,6 +50,7 @@ pub use sizes::{Class, Maker, Size, set_maker, set_tuned};
 use std::sync::Once;
 use std::sync::atomic::{AtomicUsize, Ordering};
 pub use trace::{Counted, Done, Launches, Work, launches};
+pub use units::matrix_units;
 
 /// Megabytes of parts unless [`set_workspace_mb`] says otherwise. A weight of YOLOv8n that is larger makes blocks enough for a GPU by itself.
 pub const DEFAULT_WORKSPACE_MB: usize = 1;

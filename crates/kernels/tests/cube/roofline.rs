@@ -6,14 +6,12 @@
 use crate::support::{Case, case, cube, data, device, numbers};
 use bellows_kernels::cube::{Class, Counted, Rates, Size, set_tuned, set_workspace_bytes};
 use bellows_kernels::ops::KernelOps;
-use burn::backend::f16;
+use burn::backend::{Backend, f16};
 use burn::tensor::DType;
 use burn_cubecl::CubeBackend;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 use std::time::Instant;
-
-use burn::backend::Backend;
 
 /// Runs of each version that count.
 const RUNS: usize = 9;
@@ -24,6 +22,8 @@ const COMPUTING: usize = 64 << 10;
 const ROUNDS: u32 = 256;
 /// Sums of a thread, none of which waits for another.
 const SUMS: u32 = 16;
+/// The largest block.
+const LARGE: Size = [64, 128, 8, 8];
 /// Threads to a workgroup.
 const UNITS: usize = 64;
 
@@ -128,6 +128,10 @@ fn predicted(rates: &Rates, version: &dyn Fn()) -> f64 {
     rates.seconds(&known, counted.launches.values().sum()).iter().sum()
 }
 
+fn boxed(version: impl Fn() + 'static) -> Box<dyn Fn()> {
+    Box::new(version)
+}
+
 /// A convolution forward, of an image in this type.
 fn forward(case: &Case, half: bool) -> impl Fn() + use<> {
     let (image, config) = (if half { case.x().convert::<f16>() } else { case.x() }, case.config);
@@ -166,25 +170,18 @@ fn roofline_figures() {
         rates.launch * 1e6,
         idle * 1e6
     );
-    let (wide, deep, thin) = (case([4, 32, 160, 160], 32, 1, 1, 0), case([4, 64, 80, 80], 64, 3, 1, 1), case([4, 16, 160, 160], 16, 3, 1, 1));
-    let mut pairs: Vec<(&str, Box<dyn Fn()>, Box<dyn Fn()>)> = vec![
-        ("3x3 of 64 channels at 80 pixels: nine taps, or the one of a 1x1", Box::new(forward(&deep, false)), {
-            Box::new(forward(&case([4, 64, 80, 80], 64, 1, 1, 0), false))
-        }),
-        ("the same 3x3: four images, or one", Box::new(forward(&deep, false)), Box::new(forward(&case([1, 64, 80, 80], 64, 3, 1, 1), false))),
-        ("the same 3x3: blocks of 64 x 128, or of 64 x 64", Box::new(in_blocks(&deep, [64, 128, 8, 8])), {
-            Box::new(in_blocks(&deep, [64, 64, 8, 4]))
-        }),
-        ("the same 3x3: blocks of 64 x 128, or of 32 x 64", Box::new(in_blocks(&deep, [64, 128, 8, 8])), {
-            Box::new(in_blocks(&deep, [32, 64, 4, 4]))
-        }),
-        ("gradient of 3x3 weights of 16 channels: one sum, or parts", Box::new(weight_grad(&thin, 0)), {
-            Box::new(weight_grad(&thin, 1 << 20))
-        }),
+    let (deep, flat, one) = (case([4, 64, 80, 80], 64, 3, 1, 1), case([4, 64, 80, 80], 64, 1, 1, 0), case([1, 64, 80, 80], 64, 3, 1, 1));
+    let (wide, thin) = (case([4, 32, 160, 160], 32, 1, 1, 0), case([4, 16, 160, 160], 16, 3, 1, 1));
+    let mut pairs = vec![
+        ("3x3 of 64 channels at 80 pixels: nine taps, or the one of a 1x1", boxed(forward(&deep, false)), boxed(forward(&flat, false))),
+        ("the same 3x3: four images, or one", boxed(forward(&deep, false)), boxed(forward(&one, false))),
+        ("the same 3x3: blocks of 64 x 128, or of 64 x 64", boxed(in_blocks(&deep, LARGE)), boxed(in_blocks(&deep, [64, 64, 8, 4]))),
+        ("the same 3x3: blocks of 64 x 128, or of 32 x 64", boxed(in_blocks(&deep, LARGE)), boxed(in_blocks(&deep, [32, 64, 4, 4]))),
+        ("gradient of 3x3 weights of 16 channels: one sum, or parts", boxed(weight_grad(&thin, 0)), boxed(weight_grad(&thin, 1 << 20))),
     ];
     if CubeBackend::supports_dtype(&device(), DType::F16) {
         for (name, case) in [("1x1 of 32 channels at 160 pixels: f32, or f16", &wide), ("3x3 of 64 channels: f32, or f16", &deep)] {
-            pairs.push((name, Box::new(forward(case, false)), Box::new(forward(case, true))));
+            pairs.push((name, boxed(forward(case, false)), boxed(forward(case, true))));
         }
     }
     println!("> | two versions | first, ms | second, ms | ratio measured | predicted |\n> | --- | --- | --- | --- | --- |");

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Reproduces the tables of docs/benchmarks.md: all sections, or those that are named.
 #
-#   docs/benchmarks.sh [step] [onnx] [lora] [epoch] [layers] [memory] [launches] [plan] [sample] [data]
+#   docs/benchmarks.sh [step] [onnx] [lora] [epoch] [layers] [memory] [launches] [roofline] [plan] [sample] [data]
 #
 # Nothing is installed or downloaded. Ours is built first; a peer comes from a variable, and its part is skipped with a line without it:
 #
@@ -9,7 +9,7 @@
 #   PEFT_PYTHON          Python with transformers and PEFT: lora
 #   ONNX_PYTHON          Python with onnxruntime and OpenVINO, and ONNX_MODEL the file (docs/onnx_infer.py says how it is made): onnx
 #   YOLO, DATA           the program `yolo` of Ultralytics and the data.yaml of HIT-UAV (Ultralytics writes caches beside its labels): epoch, data
-#   BELLOWS_SWIFTSHADER  the ICD file of SwiftShader (.ci/swiftshader prints one): memory, launches
+#   BELLOWS_SWIFTSHADER  the ICD file of SwiftShader (.ci/swiftshader prints one): memory, launches, roofline; BELLOWS_LAVAPIPE that of lavapipe: roofline
 #   PEERS                folder of yolo_step.py and lora_step.py, unless it is ../shared/peers
 #   THREADS, ROUNDS      2 and 3 unless set
 set -euo pipefail
@@ -97,6 +97,16 @@ launches() {
   cargo test --release --workspace --test cube -- --nocapture 2>&1 | grep '^> '
 }
 
+# Ratios of two versions of a convolution, measured and as the count predicts them, on each device.
+roofline() {
+  local device
+  for device in BELLOWS_SWIFTSHADER BELLOWS_LAVAPIPE; do
+    needs $device || continue
+    VK_DRIVER_FILES=${!device} cargo test --release --workspace --test cube -- --ignored --nocapture --exact roofline::roofline_figures 2>&1 \
+      | sed -n 's/^.*> //p'
+  done
+}
+
 # What was planned beside what was held (docs/memory.md).
 plan() { python3 docs/planned.py "$bin"; }
 
@@ -112,10 +122,10 @@ data() {
   BELLOWS_HIT_UAV=$(realpath "$DATA") cargo test --release --workspace --test hit_uav -- --nocapture 2>&1 | grep -E '^(scan|from)'
 }
 
-[ $# -gt 0 ] || set -- step onnx lora epoch layers memory launches plan sample data
+[ $# -gt 0 ] || set -- step onnx lora epoch layers memory launches roofline plan sample data
 for section in "$@"; do
   case $section in
-    step | onnx | lora | epoch | layers | memory | launches | plan | sample | data) ;;
+    step | onnx | lora | epoch | layers | memory | launches | roofline | plan | sample | data) ;;
     *) echo "$0: no section is called $section" >&2; exit 2 ;;
   esac
 done

@@ -1,5 +1,7 @@
 //! What makers publish of the cards that people train on: for plans of runs on a card that is not at hand, and for a bound on how fast a step could be.
 
+use bellows_kernels::cube::Rates;
+
 /// A card as its maker describes it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Card {
@@ -11,21 +13,24 @@ pub struct Card {
     pub flops: f64,
     /// Bytes a second between memory and processors.
     pub bandwidth: f64,
+    /// Bytes of shared memory of a compute unit, which its workgroups share out.
+    pub shared: usize,
 }
 
-const fn card(name: &'static str, memory_gib: u64, tflops: f64, gb_per_s: f64) -> Card {
-    Card { name, memory_gib, flops: tflops * 1e12, bandwidth: gb_per_s * 1e9 }
+const fn card(name: &'static str, memory_gib: u64, tflops: f64, gb_per_s: f64, shared_kib: usize) -> Card {
+    Card { name, memory_gib, flops: tflops * 1e12, bandwidth: gb_per_s * 1e9, shared: shared_kib << 10 }
 }
 
-/// From the data sheets of AMD and NVIDIA.
+/// From the data sheets of AMD and NVIDIA. Shared memory: 128 KB to a workgroup processor of two compute units (AMD's instruction set references of RDNA 1, 2 and
+/// 3), 64 KB to a compute unit (that of Vega 7 nm), 64 and 100 KB to a multiprocessor (NVIDIA's tuning guides for Turing and for Ampere, capability 8.6).
 pub const CARDS: [Card; 7] = [
-    card("RX 5600 XT", 6, 7.19, 288.0),
-    card("RX 5700 XT", 8, 9.75, 448.0),
-    card("RX 6700 XT", 12, 13.21, 384.0),
-    card("RX 7900 XT", 20, 51.48, 800.0),
-    card("MI50", 16, 13.3, 1024.0),
-    card("TITAN RTX", 24, 16.3, 672.0),
-    card("RTX 3060", 12, 12.74, 360.0),
+    card("RX 5600 XT", 6, 7.19, 288.0, 64),
+    card("RX 5700 XT", 8, 9.75, 448.0, 64),
+    card("RX 6700 XT", 12, 13.21, 384.0, 64),
+    card("RX 7900 XT", 20, 51.48, 800.0, 64),
+    card("MI50", 16, 13.3, 1024.0, 64),
+    card("TITAN RTX", 24, 16.3, 672.0, 64),
+    card("RTX 3060", 12, 12.74, 360.0, 100),
 ];
 
 impl Card {
@@ -43,16 +48,16 @@ impl Card {
         self.memory_gib << 30
     }
 
-    /// A roofline: the seconds of `launches` kernels, of which these `(bytes, operations)` are known, as memory's part, arithmetic's and the launches'. A
-    /// kernel takes as long as its memory or its arithmetic does, whichever is longer. Nothing reaches what makers publish, so this is a
-    /// bound and a means to compare two versions, not a promise.
+    /// Workgroups that a compute unit can hold at a time if each takes so many bytes of shared memory; `None` if none is taken. Registers, which only the
+    /// driver's compiler knows, may allow fewer.
+    pub fn workgroups(&self, bytes: usize) -> Option<usize> {
+        self.shared.checked_div(bytes)
+    }
+
+    /// A roofline, as [`Rates::seconds`] has it. Nothing reaches what makers publish, so this is a bound and a means to compare two versions, not a
+    /// promise.
     pub fn seconds(&self, known: &[(u64, u64)], launches: usize) -> [f64; 3] {
-        let (mut memory, mut arithmetic) = (0.0, 0.0);
-        for &(bytes, flops) in known {
-            let (moving, computing) = (bytes as f64 / self.bandwidth, flops as f64 / self.flops);
-            *(if moving > computing { &mut memory } else { &mut arithmetic }) += moving.max(computing);
-        }
-        [memory, arithmetic, launches as f64 * LAUNCH]
+        Rates { bandwidth: self.bandwidth, flops: self.flops, launch: LAUNCH }.seconds(known, launches)
     }
 }
 
@@ -64,10 +69,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_longer_of_two_times_counts() {
-        let one = Card { name: "", memory_gib: 1, flops: 1e12, bandwidth: 100e9 };
-        let [memory, arithmetic, launches] = one.seconds(&[(1_000_000_000, 1_000_000_000), (1_000_000, 3_000_000_000_000)], 200);
-        assert!((memory - 0.01).abs() < 1e-9 && (arithmetic - 3.0).abs() < 1e-9 && (launches - 0.001).abs() < 1e-9);
+    fn a_bound_is_by_what_is_published() {
+        // A second of the MI50's memory, of its arithmetic, and of launches.
+        let seconds = Card::named("MI50").unwrap().seconds(&[(1_024_000_000_000, 0), (0, 13_300_000_000_000)], 200_000);
+        assert!(seconds.iter().all(|second| (second - 1.0).abs() < 1e-9), "{seconds:?}");
+    }
+
+    #[test]
+    fn workgroups_share_out_shared_memory() {
+        let of = |name: &str, bytes| Card::named(name).unwrap().workgroups(bytes);
+        assert_eq!([of("MI50", 16 << 10), of("RTX 3060", 16 << 10), of("RTX 3060", 0)], [Some(4), Some(6), None]);
     }
 
     #[test]

@@ -9,6 +9,8 @@ use crate::checks::{checks, compare, time};
 use crate::options::Work;
 use crate::plan::Path;
 use crate::protocol::{Event, Stage};
+use crate::tuning::fastest;
+use bellows_kernels::cube::{Class, Maker, matrix_units, set_maker, set_tuned};
 use bellows_kernels::{Lowering, set_default_lowering};
 use burn::tensor::{Device, Tensor};
 use std::io::{self, Read, Write};
@@ -27,15 +29,17 @@ pub(crate) const FAULT_VARIABLE: &str = "BELLOWS_PROBE_FAULT";
 pub(crate) enum Job {
     /// List the adapters of a backend: `list=vulkan`.
     List(Backend),
-    /// Do the stages of a path on one adapter: `device=vulkan:0:gemm:detector`.
-    Probe(Backend, usize, Path, Work),
+    /// Do the stages of a path on one adapter: `device=vulkan:0:gemm:detector`; and time sizes of blocks: `tune=vulkan:0:gemm:detector`.
+    Probe { backend: Backend, index: usize, path: Path, work: Work, tune: bool },
 }
 
 impl Job {
     pub(crate) fn to_arg(&self) -> String {
         match self {
             Self::List(backend) => format!("list={backend}"),
-            Self::Probe(backend, index, path, work) => format!("device={backend}:{index}:{path}:{work}"),
+            Self::Probe { backend, index, path, work, tune } => {
+                format!("{}={backend}:{index}:{path}:{work}", if *tune { "tune" } else { "device" })
+            }
         }
     }
 
@@ -43,10 +47,15 @@ impl Job {
         if let Some(backend) = arg.strip_prefix("list=") {
             return backend.parse().ok().map(Self::List);
         }
-        let (backend, rest) = arg.strip_prefix("device=")?.split_once(':')?;
-        let (index, rest) = rest.split_once(':')?;
-        let (path, work) = rest.split_once(':')?;
-        Some(Self::Probe(backend.parse().ok()?, index.parse().ok()?, path.parse().ok()?, work.parse().ok()?))
+        let (order, rest) = arg.split_once('=')?;
+        let [backend, index, path, work] = rest.split(':').collect::<Vec<_>>()[..] else { return None };
+        Some(Self::Probe {
+            backend: backend.parse().ok()?,
+            index: index.parse().ok()?,
+            path: path.parse().ok()?,
+            work: work.parse().ok()?,
+            tune: ["device", "tune"].iter().position(|known| *known == order)? == 1,
+        })
     }
 }
 
@@ -64,7 +73,7 @@ pub fn probe_child_main(args: impl Iterator<Item = String>) -> i32 {
     let mut child = Child { faults };
     let done = match job {
         Job::List(backend) => child.enumerate(backend).map(|_| ()),
-        Job::Probe(backend, index, path, work) => child.probe(backend, index, path, work),
+        Job::Probe { backend, index, path, work, tune } => child.probe(backend, index, path, work, tune),
     };
     match done {
         Ok(()) => {
@@ -123,9 +132,12 @@ struct Child {
 }
 
 impl Child {
-    fn probe(&mut self, backend: Backend, index: usize, path: Path, work: Work) -> Result<(), Stopped> {
+    fn probe(&mut self, backend: Backend, index: usize, path: Path, work: Work, tune: bool) -> Result<(), Stopped> {
         let adapters = self.enumerate(backend)?;
         let device = self.open(&adapters, index)?;
+        let units = self.step(Stage::Adapter, "list matrix units", || Ok((matrix_units(&device), None)))?;
+        send(&Event::Units { units });
+        set_maker(Maker::of_pci(adapters[index].id.0));
         let software = adapters[index].kind == AdapterKind::Software;
         // The products of a language model ask for no lowering of their own.
         set_default_lowering(path.lowering());
@@ -140,6 +152,9 @@ impl Child {
                 compare(&gpu, &cpu, check.tolerance).map(|error| ((), Some(error)))
             })?;
         }
+        if tune && path == Path::Gemm {
+            self.tune(&device)?;
+        }
         if software && path == Path::Direct {
             // Nor is there anything to be won by tuning for this.
             return Ok(());
@@ -149,6 +164,18 @@ impl Child {
             Ok(([there, time(&Device::flex(), Lowering::Auto, work)], None))
         })?;
         send(&Event::Timed { adapter, processor });
+        Ok(())
+    }
+
+    /// Finds the fastest sizes of blocks, tells them and computes with them.
+    fn tune(&mut self, device: &Device) -> Result<(), Stopped> {
+        let mut sizes = Vec::new();
+        for class in Class::ALL {
+            let found = || fastest(device, class).map(|(size, error)| (size, Some(error)));
+            sizes.push((class, self.step(Stage::Tune, class.name(), found)?));
+        }
+        set_tuned(sizes.iter().copied());
+        send(&Event::Tuned { sizes: sizes.into_iter().map(|(class, size)| (class.name().to_owned(), size)).collect() });
         Ok(())
     }
 
@@ -209,11 +236,12 @@ mod tests {
 
     #[test]
     fn jobs_survive_the_command_line() {
-        for job in [Job::List(Backend::Vulkan), Job::Probe(Backend::Rocm, 3, Path::Gemm, Work::HalfDetector)] {
+        let probe = |tune| Job::Probe { backend: Backend::Rocm, index: 3, path: Path::Gemm, work: Work::HalfDetector, tune };
+        for job in [Job::List(Backend::Vulkan), probe(false), probe(true)] {
             assert_eq!(Job::from_arg(&job.to_arg()), Some(job));
         }
         for arg in
-            ["device=flex:0:gemm:detector", "device=vulkan:0:gemm", "device=vulkan:0:winograd:detector", "device=vulkan:0:gemm:painter"]
+            ["device=flex:0:gemm:detector", "device=vulkan:0:gemm", "device=vulkan:0:winograd:detector", "tune=vulkan:0:gemm:painter", "x=vulkan:0:gemm:detector"]
         {
             assert_eq!(Job::from_arg(arg), None);
         }

@@ -15,7 +15,22 @@ pub(crate) fn sentences(facts: &Facts) -> Vec<String> {
 
 type Issue = fn(&Facts) -> Option<String>;
 
-const ISSUES: [Issue; 9] = [rdna1, rdna1_override, rdna2_override, rocm_version, miopen, kfd, reset, llvmpipe, swiftshader];
+const ISSUES: [Issue; 14] = [
+    rdna1,
+    rdna1_override,
+    rdna2_override,
+    rdna2_bf16,
+    rdna2_compiler,
+    rdna4,
+    strix_halo,
+    radv,
+    rocm_version,
+    miopen,
+    kfd,
+    reset,
+    llvmpipe,
+    swiftshader,
+];
 
 fn say(when: bool, sentence: &str) -> Option<String> {
     when.then(|| sentence.to_owned())
@@ -23,7 +38,7 @@ fn say(when: bool, sentence: &str) -> Option<String> {
 
 const OVERRIDE: &str = "HSA_OVERRIDE_GFX_VERSION";
 
-/// ROCm#2527, rocm_sdk_builder#98, llama.cpp#15846, #10710.
+/// ROCm#2527, rocm_sdk_builder#98, llama.cpp#15846, #10710, unsloth#8529 (an RX 5700 XT).
 fn rdna1(facts: &Facts) -> Option<String> {
     say(
         facts.has_rdna1(),
@@ -67,6 +82,49 @@ fn rdna2_override(facts: &Facts) -> Option<String> {
         }
         _ => None,
     }
+}
+
+/// unsloth#7922: an RX 6600.
+fn rdna2_bf16(facts: &Facts) -> Option<String> {
+    say(
+        facts.rocm && facts.gfx.contains(&100_302),
+        "gfx1032 with ROCm: runs in bf16 are reported to crash where f16 works (`--precision fp16`, of a detector f16).",
+    )
+}
+
+/// llama.cpp#27275.
+fn rdna2_compiler(facts: &Facts) -> Option<String> {
+    let found = facts.rocm_version.as_ref().filter(|found| facts.rocm && found.starts_with("7.1."))?;
+    let matches = facts.gfx.contains(&100_300);
+    matches.then(|| {
+        format!("gfx1030 with ROCm {found}: the compiler (comgr) of 7.1.1 is reported to crash there; that of 6.3.1 works, and so does Vulkan.")
+    })
+}
+
+/// TheRock#7699: an RX 9070.
+fn rdna4(facts: &Facts) -> Option<String> {
+    let card = facts.gfx.contains(&120_001) || facts.names.iter().any(|name| name.contains("RX 9070"));
+    say(
+        facts.rocm && card,
+        "RX 9070 (gfx1201) with ROCm: GPU resets are reported, which ended without hipBLASLt; no backend of this program uses that,          and Vulkan is another driver.",
+    )
+}
+
+/// unsloth#11184: a Radeon 8060S, with memory of its processor's.
+fn strix_halo(facts: &Facts) -> Option<String> {
+    let card = facts.gfx.contains(&110_501) || facts.names.iter().any(|name| name.contains("8060S"));
+    say(
+        card,
+        "Radeon 8060S (gfx1151): training is reported to be 11 to 45 % slower there than on its own processor in bf16; `auto` times both.",
+    )
+}
+
+/// cubecl#1336. Mesa writes RADV into the names of adapters.
+fn radv(facts: &Facts) -> Option<String> {
+    say(
+        facts.names.iter().any(|name| name.contains("RADV")),
+        "RADV: kernels of CubeCL's with private arrays of more than some 544 bytes are reported to compute wrong numbers now and then; our own          have none (`--conv gemm`, `--products own`).",
+    )
 }
 
 /// burn-rocm pins the HIP it was generated from.
@@ -115,9 +173,8 @@ fn llvmpipe(facts: &Facts) -> Option<String> {
 fn swiftshader(facts: &Facts) -> Option<String> {
     say(
         facts.names.iter().any(|name| name.contains("SwiftShader")),
-        "SwiftShader is software Vulkan without VK_KHR_workgroup_memory_explicit_layout: with CubeCL 0.11.3, kernels that use shared memory \
-         compute nonsense there, Burn's matrix products among them. Our own convolutions (`--conv gemm`) use none there. The cpu device \
-         is faster.",
+        "SwiftShader is software Vulkan without VK_KHR_workgroup_memory_explicit_layout: with CubeCL 0.11.3 as published, kernels that use \
+         shared memory compute nonsense there, Burn's matrix products among them; this program has that mended. The cpu device is faster.",
     )
 }
 
@@ -212,6 +269,22 @@ mod tests {
         assert!(sentences(&facts(100_302, &[(OVERRIDE, "10.3.0")]))[0].contains("gfx1032 is run as 10.3.0"));
         assert_eq!(sentences(&facts(100_300, &[])), Vec::<String>::new());
         assert_eq!(sentences(&Facts { rocm: false, ..facts(100_301, &[]) }), Vec::<String>::new());
+    }
+
+    #[test]
+    fn reports_of_single_cards_are_told_of_those_cards_alone() {
+        let last = |facts: &Facts| sentences(facts).pop().unwrap_or_default();
+        assert!(last(&facts(100_302, &[(OVERRIDE, "10.3.0")])).contains("bf16"));
+        assert!(!last(&facts(100_301, &[(OVERRIDE, "10.3.0")])).contains("bf16"));
+        let with = |gfx, version: &str| sentences(&Facts { rocm_version: Some(version.into()), ..facts(gfx, &[]) }).concat();
+        assert!(with(100_300, "7.1.1-38").contains("comgr") && !with(100_300, "6.3.1").contains("comgr"));
+        assert!(!with(110_000, "7.1.1").contains("comgr"));
+        assert!(last(&facts(120_001, &[])).contains("hipBLASLt"));
+        assert_eq!(sentences(&Facts { rocm: false, ..facts(120_001, &[]) }), Vec::<String>::new());
+        let named = |name: &str| sentences(&Facts { names: vec![name.into()], ..Facts::default() });
+        assert!(named("AMD Radeon 8060S Graphics")[0].contains("`auto` times both"));
+        let both = named("Radeon 8060S Graphics (RADV GFX1151)");
+        assert!(both.len() == 2 && both[1].contains("544 bytes"), "{both:?}");
     }
 
     #[test]

@@ -34,9 +34,11 @@ mod request;
 mod select;
 mod telemetry;
 mod timing;
+mod tuning;
 mod watch;
 
 pub use adapter::{Adapter, AdapterKind, Backend};
+pub use bellows_kernels::cube::Done;
 pub use bellows_kernels::{Lowering, processor};
 pub use cards::{CARDS, Card};
 pub use child::{PROBE_SUBCOMMAND, probe_child_main};

@@ -58,6 +58,8 @@ pub struct ProbeOptions {
     pub compile_limit: Duration,
     /// Ignore the remembered verdict.
     pub reprobe: bool,
+    /// Time the sizes of block that our own products may have, unless that is remembered, and remember the fastest beside the verdict.
+    pub tune: bool,
     /// What the device is for.
     pub work: Work,
     /// What the user wrote after `--conv`. `Gemm`: no convolution kernel of Burn's is run. `Direct`: Burn's own convolutions only. Any other:
@@ -84,6 +86,7 @@ impl Default for ProbeOptions {
             step_limit: Duration::from_secs(15),
             compile_limit: Duration::from_secs(60),
             reprobe: false,
+            tune: false,
             work: Work::default(),
             lowering: None,
             software: false,

@@ -9,7 +9,7 @@ use crate::facts::gfx_of_this_machine;
 use crate::known_issues::crash_sentence;
 use crate::options::{ProbeOptions, Work};
 use crate::plan::{Path, Plan};
-use crate::protocol::Event;
+use crate::protocol::{Event, Stage};
 use crate::report::{PathReport, ProbeReport, Speed, StageReport, Verdict};
 use crate::watch::{self, End, Run};
 
@@ -36,11 +36,16 @@ pub(crate) fn prove(adapter: &Adapter, options: &ProbeOptions) -> ProbeReport {
         plan.without_direct = Some("Burn's products are not tried on a software adapter, where tuning them takes minutes".into());
     }
     let key = Key::of(adapter, &plan, options);
-    if let Some(report) = options.cache_file.as_ref().filter(|_| !options.reprobe).and_then(|file| cache::load(file, &key)) {
+    let remembered = options.cache_file.as_ref().filter(|_| !options.reprobe).and_then(|file| cache::load(file, &key));
+    if let Some(report) = remembered.filter(|report| !options.tune || !report.gemm.passed() || !report.gemm.tuned.is_empty()) {
         return report;
     }
     tracing::info!("probing {adapter}: the first time this takes a minute or two");
-    let report = probe(adapter, &plan, options);
+    let mut report = probe(adapter, &plan, options);
+    if let Some((Stage::Tune, reason)) = report.gemm.failure() {
+        tracing::warn!("{adapter}: sizes of blocks could not be timed, the table's are used: {reason}");
+        report = probe(adapter, &plan, &ProbeOptions { tune: false, ..options.clone() });
+    }
     if let Some(file) = &options.cache_file
         && let Err(error) = cache::store(file, &key, &report)
     {
@@ -91,7 +96,8 @@ fn probe(adapter: &Adapter, plan: &Plan, options: &ProbeOptions) -> ProbeReport 
 
 /// The report on one path, and whether it ended in a hang or a crash.
 fn prove_path(adapter: &Adapter, path: Path, options: &ProbeOptions) -> (PathReport, bool) {
-    let (run, attempts) = with_retry(&Job::Probe(adapter.backend, adapter.index, path, options.work), options);
+    let Adapter { backend, index, .. } = *adapter;
+    let (run, attempts) = with_retry(&Job::Probe { backend, index, path, work: options.work, tune: options.tune }, options);
     if attempts > 1 {
         tracing::warn!("the probe of {adapter} ({path}) crashed once and was tried again");
     }
@@ -101,7 +107,15 @@ fn prove_path(adapter: &Adapter, path: Path, options: &ProbeOptions) -> (PathRep
     };
     let violent = attempts > 1 || matches!(run.end, End::Hung(_));
     let (stages, speed) = (StageReport::all(&run.events), Speed::of(&run.events));
-    (PathReport { verdict, stages, attempts, stderr: run.stderr, speed }, violent)
+    let mut report = PathReport { stages, speed, stderr: run.stderr, ..PathReport::of(verdict, attempts) };
+    for event in run.events {
+        match event {
+            Event::Units { units } => report.matrix_units = units,
+            Event::Tuned { sizes } => report.tuned = sizes,
+            _ => {}
+        }
+    }
+    (report, violent)
 }
 
 /// Some drivers fail at random while starting up, so a crash is tried once more; hangs and wrong numbers are not.

@@ -4,6 +4,7 @@
 //! ignores all else. A `begin` comes before each step: after a silence the parent knows what hung.
 
 use crate::adapter::Adapter;
+use bellows_kernels::cube::Size;
 use serde::{Deserialize, Serialize};
 use std::{fmt, str::FromStr};
 
@@ -56,6 +57,9 @@ pub enum Stage {
     /// what Burn's convolutions are made of, and a device that gets them wrong is to be trained on with our own kernels.
     #[serde(rename = "matmul")]
     Matmul,
+    /// Which sizes of block are fastest for our own products, if that is asked for.
+    #[serde(rename = "tune")]
+    Tune,
     /// How long a small step of training takes, there and on the CPU.
     #[serde(rename = "time")]
     Time,
@@ -63,7 +67,7 @@ pub enum Stage {
 
 impl Stage {
     /// All stages in order.
-    pub const ALL: [Self; 16] = [
+    pub const ALL: [Self; 17] = [
         Self::Enumerate,
         Self::Adapter,
         Self::Upload,
@@ -79,6 +83,7 @@ impl Stage {
         Self::ConvDirect,
         Self::TrainDirect,
         Self::Matmul,
+        Self::Tune,
         Self::Time,
     ];
 
@@ -111,6 +116,7 @@ impl fmt::Display for Stage {
             Self::ConvDirect => "conv direct",
             Self::TrainDirect => "train direct",
             Self::Matmul => "matmul",
+            Self::Tune => "tune",
             Self::Time => "time",
         })
     }
@@ -133,6 +139,10 @@ pub(crate) enum Event {
     Adapters { adapters: Vec<Adapter> },
     /// The step ended well. `max_error` is relative to the largest magnitude of the CPU's result.
     Done { stage: Stage, step: String, seconds: f64, max_error: Option<f64> },
+    /// What the driver says it has for products of small matrices.
+    Units { units: Vec<String> },
+    /// The fastest size of block for each class of shapes.
+    Tuned { sizes: Vec<(String, Size)> },
     /// Seconds of a small step of training on the adapter and on the CPU.
     Timed { adapter: f64, processor: f64 },
     /// The step ended badly, the child stops. `crash`: it is worth a second try, which wrong numbers are not.

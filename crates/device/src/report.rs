@@ -5,6 +5,7 @@ use crate::options::Work;
 use crate::plan::Path;
 use crate::protocol::{Event, Stage};
 use bellows_kernels::Lowering;
+use bellows_kernels::cube::{Class, Size};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
@@ -101,11 +102,21 @@ pub struct PathReport {
     pub stderr: String,
     /// What a small step takes; `None` if it did not come to that.
     pub speed: Option<Speed>,
+    /// What the driver says it has for products of small matrices, as `16x16x16 f16 f16 f32`.
+    pub matrix_units: Vec<String>,
+    /// The fastest sizes of blocks by the names of their classes, where they were timed.
+    pub tuned: Vec<(String, Size)>,
 }
 
 impl PathReport {
+    /// What is known before a child has said anything.
+    pub(crate) fn of(verdict: Verdict, attempts: u32) -> Self {
+        let (stages, stderr, matrix_units, tuned) = (Vec::new(), String::new(), Vec::new(), Vec::new());
+        Self { verdict, stages, attempts, stderr, speed: None, matrix_units, tuned }
+    }
+
     pub(crate) fn skipped(reason: &str) -> Self {
-        Self { verdict: Verdict::Skipped { reason: reason.into() }, stages: Vec::new(), attempts: 0, stderr: String::new(), speed: None }
+        Self::of(Verdict::Skipped { reason: reason.into() }, 0)
     }
 
     /// Whether every stage ended in time with the CPU's numbers.
@@ -158,6 +169,17 @@ impl ProbeReport {
         passed.filter_map(|(_, path)| path.speed).min_by(|a, b| a.adapter.total_cmp(&b.adapter))
     }
 
+    /// The fastest sizes of blocks, where they were timed.
+    pub(crate) fn tuned(&self) -> impl Iterator<Item = (Class, Size)> {
+        self.gemm.tuned.iter().filter_map(|(name, size)| Some((Class::named(name)?, *size)))
+    }
+
+    /// What the driver says it has for products of small matrices.
+    pub fn matrix_units(&self) -> &[String] {
+        let [gemm, direct] = self.paths().map(|(_, path)| &path.matrix_units);
+        if gemm.is_empty() { direct } else { gemm }
+    }
+
     /// How convolutions and products are to be computed, and why not as usual; `None` if no way is good.
     pub fn lowering(&self) -> Option<(Lowering, Option<String>)> {
         let noun = self.noun();
@@ -199,7 +221,7 @@ pub(crate) mod tests {
     use crate::adapter::{AdapterKind, tests::adapter};
 
     fn path(verdict: Verdict) -> PathReport {
-        PathReport { verdict, stages: Vec::new(), attempts: 1, stderr: String::new(), speed: None }
+        PathReport::of(verdict, 1)
     }
 
     pub(crate) fn report(adapter: &Adapter, gemm: Verdict, direct: Verdict) -> ProbeReport {

@@ -8,6 +8,7 @@ use crate::options::ProbeOptions;
 use crate::probe;
 use crate::report::{ProbeReport, Speed};
 use crate::{DeviceError, DeviceRequest};
+use bellows_kernels::cube::{Maker, set_maker, set_tuned};
 use bellows_kernels::{Lowering, processor, processor_has_bf16, set_default_lowering};
 use burn::tensor::{Device, FloatDType};
 
@@ -41,9 +42,14 @@ impl Selected {
         self.device.supports_dtype(FloatDType::F16)
     }
 
-    /// From now on this process computes convolutions and products by what has proved itself here, where a layer does not ask for a way of its own.
+    /// From now on this process computes convolutions and products by what has proved itself here, where a layer does not ask for a way of its own, in blocks of
+    /// the sizes for this card.
     pub fn adopt(&self) {
         set_default_lowering(self.lowering);
+        if let Some(report) = self.report.as_ref().filter(|_| self.is_accelerator()) {
+            set_maker(Maker::of_pci(report.adapter.id.0));
+            set_tuned(report.tuned());
+        }
     }
 
     /// What [`lowering`](Self::lowering) computes: convolutions, or products.

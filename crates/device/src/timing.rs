@@ -10,7 +10,7 @@ use std::time::Instant;
 const STEPS: usize = 3;
 
 /// The median of some, in seconds.
-fn median(mut step: impl FnMut()) -> f64 {
+pub(crate) fn median(mut step: impl FnMut()) -> f64 {
     step();
     let mut seconds = [0.0; STEPS].map(|_: f64| {
         let start = Instant::now();

@@ -285,6 +285,36 @@ fn a_language_model_takes_the_products_that_are_right() {
     assert!(reason.starts_with("direct products failed the probe at stage products direct: "), "{reason}");
 }
 
+/// Nothing is timed unless it is asked for; what was found is remembered beside the verdict, and numbers are the same with it.
+#[test]
+fn sizes_of_blocks_are_timed_once_and_only_if_asked() {
+    let folder = tempfile::tempdir().unwrap();
+    let Some(options) = swiftshader(folder.path(), "") else { return };
+    let options = ProbeOptions { lowering: Some(Lowering::Gemm), ..options };
+    let report = |tune| select(&VULKAN, &ProbeOptions { tune, ..options.clone() }).unwrap().report.unwrap();
+    let plain = report(false);
+    assert!(plain.gemm.tuned.is_empty() && stages(&plain.gemm) == GEMM);
+    assert_eq!(plain.matrix_units(), Vec::<String>::new());
+
+    let tuned = report(true);
+    assert!(!tuned.cached && tuned.gemm.passed());
+    assert_eq!(stages(&tuned.gemm), [&GEMM[..5], &[Stage::Tune, Stage::Time]].concat());
+    let names: Vec<&str> = tuned.gemm.tuned.iter().map(|(class, _)| class.as_str()).collect();
+    assert_eq!(names, ["thin", "thin-many", "medium", "medium-many", "tall", "tall-many"]);
+    let steps = tuned.gemm.stages.iter().find(|stage| stage.stage == Stage::Tune).unwrap();
+    assert!(steps.steps == 6 && steps.max_error.unwrap() < 1e-5, "{steps:?}");
+    for again in [true, false] {
+        let remembered = report(again);
+        assert!(remembered.cached && remembered.gemm.tuned == tuned.gemm.tuned);
+    }
+
+    // What cannot be timed is no reason against a device.
+    let mut broken = ProbeOptions { tune: true, reprobe: true, ..options };
+    broken.env.push(("BELLOWS_PROBE_FAULT".into(), "crash:tune".into()));
+    let report = select(&VULKAN, &broken).unwrap().report.unwrap();
+    assert!(report.gemm.passed() && report.gemm.tuned.is_empty());
+}
+
 /// A device without f16 is told so, and one that has it is proved in it.
 #[test]
 fn images_in_f16_are_proved_where_there_is_f16() {

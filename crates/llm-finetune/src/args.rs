@@ -41,6 +41,8 @@ pub(crate) struct TrainArgs {
     pub(crate) resume: Option<Option<PathBuf>>,
     pub(crate) tui: bool,
     pub(crate) reprobe: bool,
+    /// Time block sizes of the GPU's kernels.
+    pub(crate) tune: bool,
     /// Outlive the terminal.
     pub(crate) background: bool,
     /// The command line, for the run's records.
@@ -214,6 +216,7 @@ fn command() -> Command {
         .arg(switch("no-gradient-checkpointing", "Keep activations instead of re-running layers: faster, more memory"))
         .arg(switch("tui", "Full-screen dashboard"))
         .arg(switch("reprobe", "Probe the GPU again instead of using the cached verdict"))
+        .arg(switch("tune", "Time block sizes of our own kernels on the GPU, and remember the fastest"))
         .subcommand(
             Command::new("generate")
                 .about("Answers one question")
@@ -354,8 +357,8 @@ fn train(m: &ArgMatches, typed: Vec<String>) -> TrainArgs {
     let mut resume = m.contains_id("resume").then(|| text(m, "resume").map(PathBuf::from));
     let mut settings = settings(m);
     obey(&mut resume, &mut settings.flags);
-    let (tui, reprobe, background) = (m.get_flag("tui"), m.get_flag("reprobe"), m.get_flag("detach"));
-    TrainArgs { settings, resume, tui, reprobe, background, typed }
+    let (tui, reprobe, tune, background) = (m.get_flag("tui"), m.get_flag("reprobe"), m.get_flag("tune"), m.get_flag("detach"));
+    TrainArgs { settings, resume, tui, reprobe, tune, background, typed }
 }
 
 fn settings(m: &ArgMatches) -> SettingsArgs {

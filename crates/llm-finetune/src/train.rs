@@ -37,7 +37,7 @@ use crate::speak::{adapter_tokenizer, adopt_tokenizer};
 /// Trains with these settings, or goes on with the run in `resumed`.
 pub(crate) fn run(session: Session, args: &TrainArgs, config: SftConfig, resumed: Option<PathBuf>) -> Result<(), Failure> {
     say(&format!("Bellows {} · {} · {}", env!("CARGO_PKG_VERSION"), config.model, config.data.join(", ")));
-    let device = pick_device(&config.device, &ProbeOptions { reprobe: args.reprobe, ..by(config.products) })?;
+    let device = pick_device(&config.device, &ProbeOptions { reprobe: args.reprobe, tune: args.tune, ..by(config.products) })?;
     has_numbers(config.precision, &device)?;
     let paths = data_paths(&config)?;
     let (shape, tokenizer) = open_tokenizer(&config, &paths)?;

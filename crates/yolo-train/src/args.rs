@@ -115,6 +115,7 @@ pub(crate) fn command() -> Command {
         .arg(detach())
         .arg(switch("tui", "Full-screen dashboard"))
         .arg(switch("reprobe", "Probe the GPU again instead of using the cached verdict"))
+        .arg(switch("tune", "Time block sizes of our own kernels on the GPU, and remember the fastest"))
         .args(SETTINGS.iter().map(|s| flag(s, &defaults)))
         .args(absent().map(|name| {
             let arg = Arg::new(name).long(name.replace('_', "-")).hide(true).num_args(0..=1).default_missing_value("true");
@@ -160,6 +161,7 @@ fn request(matches: &ArgMatches, typed: Vec<String>) -> Request {
         resume,
         tui: matches.get_flag("tui"),
         reprobe: matches.get_flag("reprobe"),
+        tune: matches.get_flag("tune"),
         background: matches.get_flag("detach"),
         flags,
         typed,

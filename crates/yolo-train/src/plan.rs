@@ -40,7 +40,7 @@ pub(crate) fn run(matches: &ArgMatches, _signals: &Signals) -> Result<(), Failur
     join_pool(0)?;
     let target = match text(matches, "card") {
         Some(name) => Target::card(&name, OF_PUBLISHED)?,
-        None => Target::here(&device(&config, false)?, OF_PUBLISHED, || {
+        None => Target::here(&device(&config, false, false)?, OF_PUBLISHED, || {
             let peak = processor_peak();
             (OF_PEAK * peak, format!("{:.0} % of a peak of {:.0} GFLOP/s measured here", 100.0 * OF_PEAK, peak / 1e9))
         }),

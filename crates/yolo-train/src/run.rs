@@ -32,6 +32,8 @@ pub(crate) struct TrainArgs {
     pub(crate) tui: bool,
     /// Do not use a cached verdict on the GPU.
     pub(crate) reprobe: bool,
+    /// Time block sizes of the GPU's kernels.
+    pub(crate) tune: bool,
     /// Outlive the terminal.
     pub(crate) background: bool,
     /// The flags.
@@ -48,7 +50,7 @@ pub(crate) fn train(args: &TrainArgs, signals: &Signals) -> Result<(), Failure> 
     }
     say(&format!("Bellows {} · YOLOv8 · {}", env!("CARGO_PKG_VERSION"), config.data));
     notes.iter().for_each(|line| say(line));
-    let device = device(&config, args.reprobe)?;
+    let device = device(&config, args.reprobe, args.tune)?;
     let (data, batch) = open(&mut config, &device, resumed.as_deref())?;
     data.lines.iter().chain(&batch).for_each(|line| say(line));
 
@@ -133,10 +135,10 @@ fn of_this_program(part: &Path) -> Result<(), Usage> {
 }
 
 /// The device, and how this process computes convolutions on it.
-pub(crate) fn device(config: &TrainConfig, reprobe: bool) -> Result<Selected, Failure> {
+pub(crate) fn device(config: &TrainConfig, reprobe: bool, tune: bool) -> Result<Selected, Failure> {
     let lowering = config.lowering().map_err(Usage)?;
     let work = if config.half() { Work::HalfDetector } else { Work::Detector };
-    let device = pick_device(&config.device, &ProbeOptions { reprobe, lowering: Some(lowering), ..ProbeOptions::of(work) })?;
+    let device = pick_device(&config.device, &ProbeOptions { reprobe, tune, lowering: Some(lowering), ..ProbeOptions::of(work) })?;
     if config.half() {
         has_half(&device)?;
     }

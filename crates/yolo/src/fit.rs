@@ -64,6 +64,25 @@ pub fn settle(
     Ok(said)
 }
 
+/// What there is to say of settled settings on a card whose own memory (bytes, where its driver tells) the plan is beyond.
+///
+/// # Errors
+/// A model or a weight file that is none.
+pub fn warning(
+    config: &TrainConfig,
+    data: &TrainingData,
+    device: &Device,
+    memory: Option<u64>,
+    resumed: Option<&Path>,
+) -> Result<Option<String>, FitError> {
+    let (Place::Card, Some(bytes)) = (Place::of(device), memory) else { return Ok(None) };
+    let form = form(config, data.names.len(), data.channels, resumed)?;
+    // Decoded images are in the machine's memory.
+    let none = |_: usize| 0.0;
+    let question = Question { resumed: resumed.is_some(), ..Question::new(config.clone(), form, Place::Card, &none) };
+    Ok(question.beyond(bytes as f64))
+}
+
 /// A run whose memory is asked for.
 pub struct Question<'a> {
     /// Its settings.
@@ -105,6 +124,17 @@ impl<'a> Question<'a> {
             }
             _ => Ok(plan),
         }
+    }
+
+    /// What there is to say of a card with this memory, if the plan is beyond it. It is tried all the same: a plan may be off, and where memory runs out a batch
+    /// is computed in parts. What f16 saves no plan knows, so nothing is said of it.
+    fn beyond(&self, bytes: f64) -> Option<String> {
+        let planned = self.plan().peak();
+        let short = planned > bytes && !self.config.half();
+        short.then(|| {
+            let advice = self.advice(self.remedies(bytes).as_deref());
+            format!("memory: {:.2} GB are planned and this card has {:.2}: {advice}", planned / 1e9, bytes / 1e9)
+        })
     }
 
     /// Replaces a batch size that is a share of the memory there is (bytes, where known) by a number of images, and tells which. A processor's memory counts where
@@ -388,5 +418,15 @@ mod tests {
         assert_eq!(chosen(processor, limited.clone(), None), most(processor, 2e9));
         let ranks = TrainConfig { ranks: 2, ..limited };
         assert_eq!(chosen(processor, ranks, Some(2e9)), most(processor, 2e9), "what is free may differ from rank to rank");
+    }
+
+    #[test]
+    fn a_plan_beyond_a_card_is_told_with_the_way_out() {
+        let asked = on(Place::Card, small());
+        let said = asked.beyond(2e9).unwrap();
+        assert!(said.starts_with("memory: ") && said.contains("this card has 2.00: it would fit with --batch "), "{said}");
+        assert_eq!(asked.beyond(64e9), None);
+        let half = TrainConfig { precision: "f16".into(), ..small() };
+        assert_eq!(on(Place::Card, half).beyond(2e9), None);
     }
 }

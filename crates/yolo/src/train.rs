@@ -20,7 +20,7 @@ use crate::data::sampler::{ends, epoch_length};
 use crate::data::stages::Stages;
 use crate::data::{DataError, Item};
 use crate::export::{About, iso_date, to_pt};
-use crate::fit::{FitError, settle};
+use crate::fit::{FitError, settle, warning};
 use crate::model::{Yolo, YoloConfig};
 use crate::page::Page;
 use crate::pictures;
@@ -108,7 +108,7 @@ impl Training {
         dir: RunDir,
         resumed: Option<&Path>,
     ) -> Result<Self, TrainError> {
-        let batch = settle(&mut config, &data, device, memory, resumed)?;
+        let said = settle(&mut config, &data, device, memory, resumed)?.into_iter().chain(warning(&config, &data, device, memory, resumed)?);
         let TrainingData { train, train_sizes, val, names, channels, weights, labels, range, fingerprint, folders, order, shards, .. } =
             data;
         // What was measured is from here on a setting: it is recorded, and judged by and resumed with.
@@ -116,7 +116,7 @@ impl Training {
         let nc = names.len();
         let Start { model, form, header } = source::model(&config, nc, channels, resumed, &device.clone().autodiff())?;
         let mut header = header;
-        header.extend(batch);
+        header.extend(said);
         let each_epoch = config.sampler.as_ref().map_or(train.len(), |sampler| epoch_length(train.len(), sampler));
         if each_epoch != train.len() {
             header.push(format!("sampler: an epoch has {each_epoch} of {} images", train.len()));

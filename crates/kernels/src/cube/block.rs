@@ -2,6 +2,9 @@
 
 use super::packing::Packing;
 
+use super::sizes::size;
+pub(crate) use super::sizes::MANY_BLOCKS;
+
 /// Terms of a plain sum, or pixels of a weight gradient, in shared memory at a time.
 const DEEP: u32 = 16;
 
@@ -126,20 +129,9 @@ impl Side {
 }
 
 impl Block {
-    /// A block of C of at most `units` threads for C of `m` rows and `n` columns in `batches`: as tall as wastes no more than a quarter, and wide if
-    /// there are enough of them for a GPU then.
+    /// A block of C of at most `units` threads for C of `m` rows and `n` columns in `batches`, by the table of [`sizes`](super::sizes).
     pub(crate) fn new(m: usize, n: usize, batches: usize, units: u32) -> Self {
-        let padded = |rows: usize| m.div_ceil(rows) * rows;
-        let wasteful = |rows: usize| padded(rows) * 4 > padded(16) * 5;
-        // A block with the numbers to a thread; every GPU allows 128 threads, CubeCL's CPU runtime may not.
-        let all = [(64, 128, 8, 8), (64, 64, 8, 4), (32, 128, 4, 8), (32, 64, 4, 4), (16, 128, 4, 4), (16, 64, 4, 4), (16, 32, 4, 4)];
-        let enough = |rows: usize, cols: usize| m.div_ceil(rows) * n.div_ceil(cols) * batches >= MANY_BLOCKS;
-        let fits = |&(rows, cols, tall, wide): &(u32, u32, u32, u32)| {
-            rows * cols <= units * tall * wide
-                && !(rows > 16 && wasteful(rows as usize))
-                && (cols < 128 || enough(rows as usize, cols as usize))
-        };
-        let (rows, cols, tall, wide) = all.into_iter().find(fits).unwrap_or((16, 16, 4, 4));
+        let [rows, cols, tall, wide] = size(m, n, batches, units);
         Self {
             rows,
             cols,
@@ -222,9 +214,6 @@ impl Block {
         (self.left().size() + self.right().size()) * size_of::<f32>()
     }
 }
-
-/// Blocks that keep a GPU busy: a mid-range one holds some 36 compute units with four workgroups each.
-pub(crate) const MANY_BLOCKS: usize = 144;
 
 #[cfg(test)]
 mod tests {

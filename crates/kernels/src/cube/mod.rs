@@ -26,11 +26,14 @@ mod norm_kernels;
 pub(crate) mod packing;
 pub(crate) mod pixels;
 pub(crate) mod product;
+mod roofline;
 mod shared;
+mod sizes;
 pub(crate) mod softmax;
 pub(crate) mod stripes;
 pub(crate) mod sums;
 pub(crate) mod trace;
+mod units;
 
 use crate::operands::{Bias, ConvConfig, NormChannels, NormGrads, NormOutput, NormStep};
 use crate::ops::{Keeps, KernelOps};
@@ -42,10 +45,13 @@ use burn::backend::{DType, Scalar};
 use burn_cubecl::CubeBackend;
 use burn_cubecl::tensor::CubeTensor;
 use launch::{covers_images, is_image_type};
+pub use roofline::Rates;
 pub use shared::{distrust_shared_memory, shared_memory_works};
+pub use sizes::{Class, Maker, Size, set_maker, set_tuned};
 use std::sync::Once;
 use std::sync::atomic::{AtomicUsize, Ordering};
 pub use trace::{Counted, Done, Launches, Work, launches};
+pub use units::matrix_units;
 
 /// Megabytes of parts unless [`set_workspace_mb`] says otherwise. A weight of YOLOv8n that is larger makes blocks enough for a GPU by itself.
 pub const DEFAULT_WORKSPACE_MB: usize = 1;

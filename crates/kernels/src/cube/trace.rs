@@ -23,6 +23,8 @@ pub struct Done {
     pub bytes: u64,
     /// Multiplications and additions of matrix products; of other kernels none are counted, memory is what bounds them.
     pub flops: u64,
+    /// Bytes of shared memory that a workgroup of theirs takes at most; 0 where none is used.
+    pub shared: usize,
 }
 
 impl AddAssign for Done {
@@ -30,6 +32,7 @@ impl AddAssign for Done {
         self.launches += more.launches;
         self.bytes += more.bytes;
         self.flops += more.flops;
+        self.shared = self.shared.max(more.shared);
     }
 }
 
@@ -50,8 +53,15 @@ static COUNTS: AtomicBool = AtomicBool::new(false);
 pub(crate) fn note<'a>(kernel: &'static str, tensors: impl IntoIterator<Item = &'a CubeTensor>, flops: u64) {
     if COUNTS.load(Ordering::Relaxed) {
         let size = |tensor: &CubeTensor| (tensor.meta.shape().num_elements() * tensor.dtype.size()) as u64;
-        let done = Done { launches: 1, bytes: tensors.into_iter().map(size).sum(), flops };
+        let done = Done { launches: 1, bytes: tensors.into_iter().map(size).sum(), flops, shared: 0 };
         *WORK.lock().unwrap_or_else(PoisonError::into_inner).entry(kernel).or_default() += done;
+    }
+}
+
+/// A workgroup of the launches of this name takes so many bytes of shared memory.
+pub(crate) fn note_shared(kernel: &'static str, bytes: usize) {
+    if COUNTS.load(Ordering::Relaxed) {
+        *WORK.lock().unwrap_or_else(PoisonError::into_inner).entry(kernel).or_default() += Done { shared: bytes, ..Done::default() };
     }
 }
 
@@ -97,6 +107,7 @@ impl Counted {
                 launches: done.launches.saturating_sub(before.launches),
                 bytes: done.bytes.saturating_sub(before.bytes),
                 flops: done.flops.saturating_sub(before.flops),
+                shared: done.shared,
             };
             (kernel, done)
         });

@@ -1,0 +1,95 @@
+//! Both programs on Vulkan devices without a GPU: what is learnt there is what the processor learns, in f32 and in f16.
+//!
+//! `BELLOWS_SWIFTSHADER` and `BELLOWS_LAVAPIPE` name their ICD files (`.ci/swiftshader` and `.ci/lavapipe` print them); without one a test says that it is
+//! skipped. The runs are small, for lavapipe's compiler sits for seconds over each kernel: `docs/software-devices.sh` has the longer ones.
+#![allow(clippy::unwrap_used, clippy::print_stderr, reason = "a test may panic, and says what it measured or that it is skipped")]
+
+mod support;
+
+use std::ffi::{OsStr, OsString};
+use std::path::Path;
+use std::process::Command;
+
+use support::{expect_code, llm_finetune, tiny_chats, tiny_data, yolo_train};
+
+/// How far losses in f32 may be from the processor's: a rounding may decide what an anchor learns, and grows with every update.
+const PLAIN: f64 = 0.02;
+/// The same in f16, of which every number between layers has 11 bits.
+const HALF: f64 = 0.05;
+
+const SWIFTSHADER: (&str, &str) = ("BELLOWS_SWIFTSHADER", ".ci/swiftshader");
+const LAVAPIPE: (&str, &str) = ("BELLOWS_LAVAPIPE", ".ci/lavapipe");
+
+fn icd((variable, script): (&str, &str)) -> Option<OsString> {
+    let icd = std::env::var_os(variable);
+    if icd.is_none() {
+        eprintln!("skipped: set {variable} to a Vulkan ICD file ({script} prints one)");
+    }
+    icd
+}
+
+/// The training loss of each epoch: of a detector the sum of its three.
+fn losses(run: &Path) -> Vec<f64> {
+    let text = std::fs::read_to_string(run.join("results.csv")).unwrap();
+    let mut rows = text.lines().map(|line| line.split(',').collect::<Vec<_>>());
+    let header = rows.next().unwrap();
+    let parts: Vec<usize> = (0..header.len()).filter(|&i| header[i].starts_with("train/") && header[i].ends_with("loss")).collect();
+    assert!(!parts.is_empty(), "{header:?}");
+    rows.map(|row| parts.iter().map(|&i| row[i].parse::<f64>().unwrap()).sum()).collect()
+}
+
+/// Trains by `program` on the processor and, with `more`, on the device, and holds the losses of epochs together.
+fn check(program: fn(&Path, &[&str]) -> Command, dir: &Path, args: &[&str], icd: &OsStr, more: &[&str], limit: f64) {
+    let run = |device: &str, name: &str, more: &[&str]| {
+        let place = ["--device", device, "--project", "runs", "--name", name];
+        let (out, err) = expect_code(program(dir, &[args, &place[..], more].concat()).env("VK_DRIVER_FILES", icd), 0);
+        let backend = if device == "cpu" { "flex" } else { "vulkan" };
+        assert!(err.contains(&format!("device: {backend} (")), "{out}\n{err}");
+        losses(&dir.join("runs").join(name))
+    };
+    let (processor, device) = (run("cpu", "processor", &[]), run("vulkan:0", "device", more));
+    eprintln!("{device:?} for {processor:?}");
+    assert!(processor.len() > 1 && processor.len() == device.len(), "{device:?} for {processor:?}");
+    assert!(device.last() < device.first(), "the loss does not fall: {device:?}");
+    assert!(device.iter().zip(&processor).all(|(a, b)| (a - b).abs() <= limit * b), "{device:?} for {processor:?}");
+}
+
+/// A whole run of YOLOv8n, its probe and its validation among it. Nothing is varied, so that a few updates are enough for the loss to fall.
+fn detector(device: (&str, &str), more: &[&str], limit: f64) {
+    let Some(icd) = icd(device) else { return };
+    let dir = tempfile::tempdir().unwrap();
+    tiny_data(dir.path());
+    let args = "--data tiny.yaml --epochs 3 --nbs 4 --warmup-epochs 0 --mosaic 0 --fliplr 0 --scale 0 --translate 0 --hsv-v 0 --plots false";
+    let (args, more) = (args.split(' ').collect::<Vec<&str>>(), [&["--conv", "gemm"][..], more].concat());
+    check(yolo_train, dir.path(), &args, &icd, &more, limit);
+}
+
+/// The same of a LoRA on the smallest model there is.
+fn chats(device: (&str, &str), more: &[&str], limit: f64) {
+    let Some(icd) = icd(device) else { return };
+    let dir = tempfile::tempdir().unwrap();
+    tiny_chats(dir.path());
+    let args = ["--config", "tiny.yaml", "--save-merged", "false"];
+    let more = [&["--products", "own"][..], more].concat();
+    check(llm_finetune, dir.path(), &args, &icd, &more, limit);
+}
+
+#[test]
+fn a_detector_learns_on_swiftshader() {
+    detector(SWIFTSHADER, &[], PLAIN);
+}
+
+#[test]
+fn a_detector_learns_on_lavapipe_in_f16() {
+    detector(LAVAPIPE, &["--precision", "f16"], HALF);
+}
+
+#[test]
+fn chats_are_learnt_on_swiftshader() {
+    chats(SWIFTSHADER, &[], PLAIN);
+}
+
+#[test]
+fn chats_are_learnt_on_lavapipe_in_f16() {
+    chats(LAVAPIPE, &["--precision", "fp16"], HALF);
+}

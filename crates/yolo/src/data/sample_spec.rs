@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use bellows_settings::unknown;
+use bellows_settings::{plain, unknown};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -120,7 +120,7 @@ impl SampleSpec {
         if let Some(key) = map.keys().find(|k| !KEYS.contains(&k.as_str())) {
             return Err(format!("sample: {}", unknown("key", key, KEYS)));
         }
-        let spec: Self = serde_json::from_value(value.clone()).map_err(|e| format!("sample: {e}"))?;
+        let spec: Self = serde_json::from_value(value.clone()).map_err(|e| format!("sample: {}", plain(&e)))?;
         let rules = [
             ("train", spec.train >= 1 && spec.train <= 1_000_000, "1 to 1000000"),
             ("val", spec.val >= 1 && spec.val <= 1_000_000, "1 to 1000000"),

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
-use bellows_cli::{Bar, Failure, Keeping, Resumed, Run, Session, Signals, Usage, columns, pick_device, ranks_of, resumed, say, yaml_layer};
+use bellows_cli::{Bar, Failure, Keeping, Resumed, Run, Session, Signals, Usage, pick_device, ranks_of, resumed, say, yaml_layer};
 use bellows_device::{ProbeOptions, Selected, Work};
 use bellows_kernels::{Lowering, cube};
 use bellows_learner::Outcome;
@@ -190,7 +190,7 @@ pub(crate) fn machine(device: &Selected) -> Vec<(String, String)> {
 /// The best weights are judged and drawn.
 fn close(training: &mut Training, run: &Run, device: &Selected) -> Result<(), Failure> {
     let mut bar = Bar::new("validating ", 0);
-    let best = training.judge_best(machine(device), &mut |done, total| bar.set(table_header(columns()), done, total))?;
+    let best = training.judge_best(machine(device), &mut |done, total| bar.show(table_header, done, total))?;
     bar.finish("");
     if let Some(validation) = best {
         say(&format!("Best weights: {}", run.path().join("weights/best.safetensors").display()));

@@ -85,3 +85,14 @@ pub(crate) fn record_settings(dir: &Path, command: &str, table: &[Setting], conf
     write_atomic(&dir.join(CONFIG), text.as_bytes())?;
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_that_is_no_yaml_is_named_with_its_line_once() {
+        let told = yaml_text("a.yaml", "epochs: 1\nepochs: 2\n").unwrap_err().to_string();
+        assert!(told.starts_with("a.yaml:2: duplicate") && !told.contains(" line ") && !told.contains('\n'), "{told}");
+    }
+}

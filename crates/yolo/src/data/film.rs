@@ -364,7 +364,7 @@ mod tests {
         let (faint, clear) = (mean(&frames), mean(&drawn(&easy)));
         assert!(faint < 0.9 * clear, "{faint} {clear}");
         // Warm is black in some clips of winter and in none of another season, and white in some of all.
-        let many = Film::all(&spec, &ClipSpec { train: 12, ..clips.clone() }, "train", 12, 12);
+        let many = Film::all(&spec, &clips, "train", 12, 12);
         let inverted = |film: &Film| film.frame(&SampleSpec { width: 64, height: 64, ..spec.clone() }, 0).0.inverted;
         let by_month = |months: &[u32]| many.iter().filter(|film| months.contains(&film.month)).map(inverted).collect::<Vec<_>>();
         let (winter, summer) = (by_month(&[1, 12]), by_month(&[6, 11]));

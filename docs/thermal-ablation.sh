@@ -11,7 +11,7 @@
 #
 #   YOLO_TRAIN         the program, target/release/yolo-train unless set
 #   WEIGHTS            weights to start from
-#   DATA               frames: the data.yaml of HIT-UAV; clips: datasets/thermal-clips.yaml unless set
+#   DATA               frames: the data.yaml of HIT-UAV; clips: datasets/thermal-clips-hard.yaml unless set
 #   DEVICE, THREADS    cpu and all of its threads unless set; WORKERS (4) decode
 #   SEEDS, EPOCHS      "0 1 2" and 10 unless set
 #   IMGSZ              320 unless set; the rows called 640 have that
@@ -43,7 +43,7 @@ row() {
   train=() judge=() against=none
   case $kind in
     frames) data=${DATA:?must name the data.yaml of HIT-UAV} ;;
-    clips) data=${DATA:-datasets/thermal-clips.yaml} judge=(--group-by month) ;;
+    clips) data=${DATA:-datasets/thermal-clips-hard.yaml} judge=(--group-by month) ;;
   esac
   case $name in
     none) ;;

@@ -161,6 +161,13 @@ fn a_batch_is_chosen_within_the_limit_and_a_resumed_run_is_held_to_one() {
     let again = ["--resume", "runs/detect/train", "--memory-limit"];
     let (_, error) = expect_code(&mut yolo_train(dir.path(), &[&again[..], &["0.1"]].concat()), 2);
     assert!(error.contains("memory_limit is 0.1: a run that goes on keeps"), "{error}");
+    // What the run was begun with is taken back.
+    let recorded = dir.path().join("runs/detect/train/config.yaml");
+    assert!(config.contains("\nmemory_limit: 0.25\n"), "{config}");
+    std::fs::write(&recorded, config.replace("\nmemory_limit: 0.25\n", "\nmemory_limit: 0.1\n")).unwrap();
+    let (_, error) = expect_code(&mut yolo_train(dir.path(), &again[..2]), 2);
+    assert!(error.contains("memory_limit is 0.1"), "{error}");
+    expect_code(&mut yolo_train(dir.path(), &[&again[..], &["none"]].concat()), 0);
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! Lines and bars: a terminal gets bars (on stderr, by indicatif); anything else gets a plain line every half minute.
+//! Lines and bars: a terminal gets bars (on stderr, by indicatif); anything else gets whole lines, and every half minute one that tells how far it is.
 //!
 //! Nothing wraps: a line is made for the width it has, and gives up columns from the right. What it looks like is a function of that width.
 
@@ -29,7 +29,8 @@ pub fn say(line: &str) {
 
 /// Prints one line to stderr: news of the work, where stdout is for its result.
 pub fn note(line: &str) {
-    let written = writeln!(std::io::stderr(), "{}{line}", place::prefix());
+    // At once: stderr has no buffer, and lines of several processes would get into each other.
+    let written = std::io::stderr().write_all(format!("{}{line}\n", place::prefix()).as_bytes());
     if written.is_err() {
         tracing::debug!("stderr is closed");
     }
@@ -182,10 +183,18 @@ impl Bar {
             Some(bar) => bar.set_message(progress.line(&message, width(&Term::stderr()))),
             None if self.printed.elapsed() >= LINE_EVERY => {
                 self.printed = Instant::now();
-                (self.tell)(&format!("{message} {}{done}/{total} {}/s", self.label, rate(progress.rate())));
+                let gap = if message.is_empty() { "" } else { " " };
+                (self.tell)(&format!("{message}{gap}{}{done}/{total} {}/s", self.label, rate(progress.rate())));
             }
             None => {}
         }
+    }
+
+    /// Shows a row that is not complete yet, made for the columns there are, and the count. What is no terminal gets the count alone: among its lines that row
+    /// would look like one that is.
+    pub fn show(&mut self, row: impl FnOnce(usize) -> String, done: usize, total: usize) {
+        let row = if self.bar.is_some() { row(self.room()) } else { String::new() };
+        self.set(row, done, total);
     }
 
     /// Prints a line above the bar.
@@ -220,11 +229,9 @@ impl Foot {
         self.bar = Some(Bar::new(label, total));
     }
 
-    /// Shows `message`, made for the columns there are, and the count; begins a bar called `label` where there is none.
-    pub fn show(&mut self, label: &str, message: impl FnOnce(usize) -> String, done: usize, total: usize) {
-        let bar = self.bar.get_or_insert_with(|| Bar::new(label, total));
-        let message = message(bar.room());
-        bar.set(message, done, total);
+    /// Shows `row`, made for the columns there are, and the count as [`Bar::show`] does; begins a bar called `label` where there is none.
+    pub fn show(&mut self, label: &str, row: impl FnOnce(usize) -> String, done: usize, total: usize) {
+        self.bar.get_or_insert_with(|| Bar::new(label, total)).show(row, done, total);
     }
 
     /// Prints a line above the bar.
@@ -287,6 +294,21 @@ mod tests {
         bar.finish("done");
         let told = TOLD.lock().unwrap_or_else(std::sync::PoisonError::into_inner).clone();
         assert!(told[0].starts_with("as it is judging 2/3 ") && told[1..] == ["beside it", "done"], "{told:?}");
+    }
+
+    #[test]
+    fn a_log_has_no_row_that_is_not_complete() {
+        static TOLD: std::sync::Mutex<Vec<String>> = std::sync::Mutex::new(Vec::new());
+        let told = |line: &str| TOLD.lock().unwrap_or_else(std::sync::PoisonError::into_inner).push(line.to_string());
+        let mut bar = Bar { bar: None, ..Bar::new("batch ", 0).through(told) };
+        let row = |_: usize| "1/3  1.20G  0.5000".to_string();
+        bar.show(row, 1, 40);
+        let Some(long_ago) = bar.printed.checked_sub(LINE_EVERY) else { return };
+        bar.printed = long_ago;
+        bar.show(row, 2, 40);
+        bar.finish(&row(0));
+        let told = TOLD.lock().unwrap_or_else(std::sync::PoisonError::into_inner).clone();
+        assert!(told[0].starts_with("batch 2/40 ") && told[1..] == ["1/3  1.20G  0.5000"], "{told:?}");
     }
 
     #[test]

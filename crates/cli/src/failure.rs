@@ -66,7 +66,7 @@ impl Failure {
 
     /// Prints it to stderr, on one line.
     pub(crate) fn complain(&self) {
-        if writeln!(std::io::stderr(), "{}error: {self}", prefix()).is_err() {
+        if std::io::stderr().write_all(format!("{}error: {self}\n", prefix()).as_bytes()).is_err() {
             tracing::debug!("stderr is closed");
         }
     }

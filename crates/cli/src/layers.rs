@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use bellows_exit::Exit;
 use bellows_runs::{find_latest_run, read_bounded, run_of, write_atomic};
-use bellows_settings::{Layer, Setting};
+use bellows_settings::{Layer, Setting, yaml_fault};
 use serde::Serialize;
 use serde_json::{Map, Value};
 
@@ -29,7 +29,10 @@ pub fn yaml_layer(path: &Path) -> Result<Layer, Failure> {
 /// # Errors
 /// Text that is no YAML, as [`Usage`].
 pub fn yaml_text(origin: &str, text: &str) -> Result<Layer, Failure> {
-    let values: Map<String, Value> = serde_saphyr::from_str(text).map_err(|e| Usage(format!("{origin}: {e}")))?;
+    let values: Map<String, Value> = serde_saphyr::from_str(text).map_err(|error| {
+        let (line, reason) = yaml_fault(&error);
+        Usage(format!("{origin}{}: {reason}", line.map(|line| format!(":{line}")).unwrap_or_default()))
+    })?;
     Ok(Layer { origin: origin.into(), values })
 }
 
@@ -81,4 +84,15 @@ pub(crate) fn record_settings(dir: &Path, command: &str, table: &[Setting], conf
     }
     write_atomic(&dir.join(CONFIG), text.as_bytes())?;
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_that_is_no_yaml_is_named_with_its_line_once() {
+        let told = yaml_text("a.yaml", "epochs: 1\nepochs: 2\n").unwrap_err().to_string();
+        assert!(told.starts_with("a.yaml:2: duplicate") && !told.contains(" line ") && !told.contains('\n'), "{told}");
+    }
 }

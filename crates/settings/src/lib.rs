@@ -4,6 +4,7 @@
 //! not exist is an error that names the closest one that does. What a setting looks like on a command line is said by its type ([`Kind`]).
 
 mod kind;
+mod yaml;
 
 use bellows_exit::{Coded, Exit};
 use serde::Serialize;
@@ -11,6 +12,7 @@ use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
 pub use kind::{Kind, number};
+pub use yaml::yaml_fault;
 
 /// One setting, for `--help` and documentation.
 #[derive(Clone, Copy, Debug)]
@@ -128,28 +130,41 @@ pub fn merge<C: Serialize + DeserializeOwned>(
             let Some(setting) = table.iter().find(|s| s.key() == name || s.name == name) else {
                 return Err(fail(unknown("setting", key, table.iter().map(Setting::key))));
             };
-            let mut all = serde_json::to_value(&config).map_err(|e| fail(e.to_string()))?;
-            all[setting.name] = value.clone();
-            config = serde_json::from_value(all).map_err(|e| fail(format!("`{key}` cannot be {value}: {}", plain(&e))))?;
+            let all = serde_json::to_value(&config).map_err(|e| fail(e.to_string()))?;
+            let with = |value: Value| {
+                let mut all = all.clone();
+                all[setting.name] = value;
+                serde_json::from_value::<C>(all)
+            };
+            let read = with(value.clone()).or_else(|error| if says_none(value) { with(Value::Null).map_err(|_| error) } else { Err(error) });
+            config = read.map_err(|e| fail(format!("`{key}` cannot be {value}: {}", plain(&e))))?;
         }
     }
     Ok(config)
 }
 
-/// What serde expects, without the names of Rust's types.
-fn plain(error: &serde_json::Error) -> String {
-    let counts = ["usize", "u64", "u32"].map(|of_rust| (of_rust, "a whole number from 0 up"));
-    let others = [
-        ("i64", "a whole number"),
-        ("f64", "a number"),
-        ("a sequence", "a list"),
-        ("a map", "keys with values"),
-        ("a boolean", "true or false"),
-    ];
-    counts
-        .into_iter()
-        .chain(others)
-        .fold(error.to_string(), |text, (of_rust, word)| text.replace(&format!("expected {of_rust}"), &format!("expected {word}")))
+/// What takes the value of a layer below back where a setting may have none, and is text where it may be text.
+fn says_none(value: &Value) -> bool {
+    value == "none" || value.as_array().is_some_and(|list| matches!(&list[..], [one] if one == "none"))
+}
+
+/// What is wrong with a value that serde did not take, without the names of Rust's types.
+pub fn plain(error: &serde_json::Error) -> String {
+    let text = error.to_string();
+    let Some((before, expected)) = text.rsplit_once("expected ") else { return text };
+    let words = match expected {
+        "usize" | "u64" | "u32" | "u16" | "u8" => "a whole number from 0 up",
+        "i64" | "i32" => "a whole number",
+        "f64" | "f32" => "a number",
+        "a sequence" => "a list",
+        "a map" => "keys with values",
+        "a boolean" => "true or false",
+        "a string" => "text",
+        "path string" => "a path",
+        of_rust if of_rust.starts_with("struct ") => "keys with values",
+        other => other,
+    };
+    format!("{before}expected {words}")
 }
 
 /// What to say of a `key` (or another `what`) that is none of `known`: the one that is near, which it may have been meant for, or all of them.
@@ -204,6 +219,50 @@ mod tests {
             json!({ "box": 2, "max-epochs": 5, "name": null, "other-tools": 1 }),
         ]);
         assert_eq!(example, Ok(Example { max_epochs: 5, box_: 2.0, name: Some("n".into()) }));
+    }
+
+    #[test]
+    fn none_takes_back_what_a_setting_may_be_without() {
+        settings! {
+            /// Settings that may have no value.
+            Loose;
+            "A" {
+                /// Limit
+                limit: Option<f64> = None;
+                /// List
+                list: Option<Vec<u32>> = None;
+                /// Name
+                name: Option<String> = None;
+                /// Times
+                times: usize = 3;
+            }
+        }
+        let layer = |values: Value| Layer { origin: "flags".into(), values: values.as_object().cloned().unwrap_or_default() };
+        let read = |values: Value| {
+            let below = layer(json!({ "limit": 2, "list": [1], "name": "n" }));
+            merge(Loose::default(), SETTINGS, &[below, layer(values)], |_, _| Ok(false)).map_err(|e| e.to_string())
+        };
+        let flags: Vec<Value> = SETTINGS.iter().map(|setting| (setting.read)("none")).collect();
+        let Loose { limit, list, name, .. } = read(json!({ "limit": flags[0], "list": flags[1], "name": flags[2] })).unwrap();
+        assert_eq!((limit, list, name.as_deref()), (None, None, Some("none")), "a name is what was typed");
+        assert_eq!(read(json!({ "limit": null })).map(|loose| loose.limit), Ok(Some(2.0)), "another tool's null says nothing");
+        assert!(read(json!({ "times": flags[3] })).is_err_and(|e| e.contains("`times` cannot be \"none\"")), "it cannot be without");
+        assert!(read(json!({ "limit": "nope" })).is_err());
+    }
+
+    #[test]
+    fn types_are_told_in_words() {
+        fn told<T: DeserializeOwned>(value: Value) -> String {
+            plain(&serde_json::from_value::<T>(value).map(|_| ()).unwrap_err())
+        }
+        let text = json!("many");
+        let all = [told::<usize>(text.clone()), told::<u8>(json!(-1)), told::<i64>(json!(1.5)), told::<f64>(text.clone())];
+        let ends = ["a whole number from 0 up", "a whole number from 0 up", "a whole number", "a number"];
+        assert!(all.iter().zip(ends).all(|(told, end)| told.ends_with(&format!("expected {end}"))), "{all:?}");
+        let all = [told::<bool>(text.clone()), told::<Vec<f64>>(text.clone()), told::<String>(json!(1)), told::<Example>(text)];
+        let ends = ["true or false", "a list", "text", "keys with values"];
+        assert!(all.iter().zip(ends).all(|(told, end)| told.ends_with(&format!("expected {end}"))), "{all:?}");
+        assert_eq!(told::<Vec<u32>>(json!([1, "x"])), "invalid type: string \"x\", expected a whole number from 0 up");
     }
 
     #[test]

@@ -3,13 +3,13 @@
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
-use bellows_cli::{Bar, Failure, Keeping, Resumed, Run, Session, Signals, Usage, columns, pick_device, ranks_of, resumed, say, yaml_layer};
+use bellows_cli::{Bar, Failure, Keeping, Resumed, Run, Session, Signals, Usage, pick_device, ranks_of, resumed, say, yaml_layer};
 use bellows_device::{ProbeOptions, Selected, Work};
 use bellows_kernels::{Lowering, cube};
 use bellows_learner::Outcome;
 use bellows_runs::run_of;
 use bellows_settings::Layer;
-use bellows_yolo::config::{Cache, MAY_CHANGE, SETTINGS, TrainConfig};
+use bellows_yolo::config::{MAY_CHANGE, SETTINGS, TrainConfig};
 use bellows_yolo::data::DataConfig;
 use bellows_yolo::fit::settle as settle_memory;
 use bellows_yolo::metrics::table_header;
@@ -99,16 +99,11 @@ fn settle(args: &TrainArgs) -> Result<Settled, Failure> {
     Ok(Settled { ranks: config.ranks, config, notes, resumed: None })
 }
 
-/// The data, once a run on them is within `memory_limit`, and what there is to say of its batch. Images that are to be kept in memory are read after that.
+/// The data, once a run on them is within `memory_limit`, and what there is to say of its batch. Images that are to be kept decoded are read after that.
 fn open(config: &mut TrainConfig, device: &Selected, resumed: Option<&Path>) -> Result<(TrainingData, Option<String>), Failure> {
-    let opened = |config: &TrainConfig| watched(say, |progress| TrainingData::open(config, progress));
-    let asked_first = config.memory_limit.is_some() && config.cache == Cache::Ram;
-    let data = if asked_first { opened(&TrainConfig { cache: Cache::Off, ..config.clone() })? } else { opened(config)? };
+    let mut data = watched(say, |progress| TrainingData::find(config, progress))?;
     let batch = settle_memory(config, &data, &device.device, device.memory, resumed)?;
-    if asked_first {
-        drop(data);
-        return Ok((opened(config)?, batch));
-    }
+    watched(say, |progress| data.decode(config, progress))?;
     Ok((data, batch))
 }
 
@@ -197,7 +192,7 @@ pub(crate) fn machine(device: &Selected) -> Vec<(String, String)> {
 /// The best weights are judged and drawn.
 fn close(training: &mut Training, run: &Run, device: &Selected) -> Result<(), Failure> {
     let mut bar = Bar::new("validating ", 0);
-    let best = training.judge_best(machine(device), &mut |done, total| bar.set(table_header(columns()), done, total))?;
+    let best = training.judge_best(machine(device), &mut |done, total| bar.show(table_header, done, total))?;
     bar.finish("");
     if let Some(validation) = best {
         say(&format!("Best weights: {}", run.path().join("weights/best.safetensors").display()));

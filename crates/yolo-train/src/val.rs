@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use bellows_cli::{Bar, Context, Exit, Failure, Signals, Usage, columns, join_pool, note, option, say, switch, text};
+use bellows_cli::{Bar, Context, Exit, Failure, Signals, Usage, join_pool, note, option, say, switch, text};
 use bellows_learner::{EvalContext, Shared};
 use bellows_runs::{results_dir, write_atomic};
 use bellows_yolo::config::TrainConfig;
@@ -112,7 +112,7 @@ pub(crate) fn run(matches: &ArgMatches, _: &Signals) -> Result<(), Failure> {
     let folder = results_dir(Path::new(&config.project), &config.name, config.exist_ok)?;
 
     let mut bar = Bar::new("validating ", 0).through(tell_people);
-    let mut progress = |done, total| bar.set(table_header(columns()), done, total);
+    let mut progress = |done, total| bar.show(table_header, done, total);
     let mut context = EvalContext {
         device: &device.device,
         workers: config.workers,

@@ -61,6 +61,14 @@ pub struct TrainingData {
     pub order: String,
     /// What a person wants to know about the data.
     pub lines: Vec<String>,
+    /// Of data that was found, what is decoded from here on.
+    undecoded: Option<Undecoded>,
+}
+
+/// Images of training and validation that are read from their files, and of each image the one before it where frames are stacked.
+struct Undecoded {
+    sets: [Arc<YoloDataset>; 2],
+    before: [Vec<Option<u32>>; 2],
 }
 
 impl TrainingData {
@@ -88,6 +96,7 @@ impl TrainingData {
             folders: String::new(),
             order,
             lines: Vec::new(),
+            undecoded: None,
         })
     }
 
@@ -96,11 +105,32 @@ impl TrainingData {
         cached_bytes(self.train_sizes.iter().chain(&self.val.sizes).copied(), self.image_channels, imgsz)
     }
 
-    /// The data a `data.yaml` describes: generated if it says so, then scanned. `progress` gets (what, done, total).
+    /// The data a `data.yaml` describes: generated if it says so, scanned, and decoded if `cache` asks for it. `progress` gets (what, done, total).
     ///
     /// # Errors
     /// Whatever [`crate::data`] refuses, with file and line.
     pub fn open(config: &TrainConfig, progress: Progress<'_>) -> Result<Self, DataError> {
+        let mut data = Self::find(config, progress)?;
+        data.decode(config, progress)?;
+        Ok(data)
+    }
+
+    /// Keeps decoded images where `cache` says; done again it does nothing.
+    ///
+    /// # Errors
+    /// An image that cannot be read, too little memory or disk.
+    pub fn decode(&mut self, config: &TrainConfig, progress: Progress<'_>) -> Result<(), DataError> {
+        let Some(Undecoded { sets: [train, val], before }) = self.undecoded.take() else { return Ok(()) };
+        self.train = stacked(config, cached(config, train, progress)?, &before[0]);
+        self.val.set_data(stacked(config, cached(config, val, progress)?, &before[1]));
+        Ok(())
+    }
+
+    /// The same as [`open`](Self::open) with images that are still in their files: [`decode`](Self::decode) is to follow, once it is known that there is room.
+    ///
+    /// # Errors
+    /// Whatever [`crate::data`] refuses, with file and line.
+    pub fn find(config: &TrainConfig, progress: Progress<'_>) -> Result<Self, DataError> {
         let (data, mut lines) = described(config, progress)?;
         if data.train.is_empty() {
             let reason = format!("{}: one COCO file is one split; name those to train and to be judged on in a data.yaml", config.data);
@@ -140,10 +170,9 @@ impl TrainingData {
         let channels = if config.stack().is_on() { config.stack().channels() } else { data.channels as usize };
         let image_channels = gray_or(config, data.channels) as usize;
         let set = |scan: Scan| YoloDataset::new(scan.bare(), image_channels as u32, normalisation);
-        let (train, val) = (set(train), set(val));
-        let (train_sizes, sizes) = (train.sizes(), val.sizes());
-        let train = stacked(config, cached(config, train, progress)?, &before[0]);
-        let val = stacked(config, cached(config, val, progress)?, &before[1]);
+        let sets = [train, val].map(|scan| Arc::new(set(scan)));
+        let [train_sizes, sizes] = [0, 1].map(|i: usize| sets[i].sizes());
+        let [train, val] = [0, 1].map(|i: usize| stacked(config, sets[i].clone(), &before[i]));
         let val = ValSet::with_sizes(val, sizes).with_ids(ids).with_meta(meta);
         let groups = val.groupings(config.group_by.as_deref().unwrap_or_default())?;
         let mut order = order([train.len(), val.len()], &before, &weights, &groups);
@@ -167,6 +196,7 @@ impl TrainingData {
             folders,
             order,
             lines,
+            undecoded: Some(Undecoded { sets, before }),
         })
     }
 }
@@ -206,7 +236,7 @@ impl SplitData {
         let set = YoloDataset::new(scan.bare(), gray_or(config, channels as u32), normalisation);
         let sizes = set.sizes();
         let names = class_names(config, &data);
-        let set = ValSet::with_sizes(stacked(config, cached(config, set, progress)?, &before), sizes).with_ids(ids).with_meta(meta);
+        let set = ValSet::with_sizes(stacked(config, cached(config, Arc::new(set), progress)?, &before), sizes).with_ids(ids).with_meta(meta);
         set.groupings(config.group_by.as_deref().unwrap_or_default())?;
         Ok(Self { set, names, lines })
     }
@@ -242,12 +272,12 @@ fn scanned(config: &TrainConfig, data: &DataConfig, split: Split, fraction: f64,
 }
 
 /// Decoded images are kept as `config.cache` says.
-fn cached(config: &TrainConfig, set: YoloDataset, progress: Progress<'_>) -> Result<Arc<dyn Dataset<Item>>, DataError> {
+fn cached(config: &TrainConfig, set: Arc<YoloDataset>, progress: Progress<'_>) -> Result<Arc<dyn Dataset<Item>>, DataError> {
     let imgsz = config.imgsz as u32;
     let caching = |done, total| progress("caching images", done, total);
     Ok(match config.cache {
-        Cache::Off => Arc::new(set),
-        Cache::Ram => Arc::new(RamCache::new(&set, imgsz, &caching)?),
+        Cache::Off => set,
+        Cache::Ram => Arc::new(RamCache::new(&*set, imgsz, &caching)?),
         Cache::Disk => {
             let dir = cache_dir().ok_or_else(|| DataError::Invalid("cache=disk: this user has no cache folder (is HOME set?)".into()))?;
             Arc::new(DiskCache::new(set, &dir.join("images"), imgsz, &caching)?)
@@ -434,7 +464,40 @@ fn thousands(n: usize) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Mutex;
+
     use super::*;
+    use crate::data::SampleSpec;
+
+    #[test]
+    fn what_was_found_is_decoded_once_and_nothing_is_looked_for_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let spec = SampleSpec { train: 4, val: 2, width: 96, height: 72, ..SampleSpec::default() };
+        generate(&spec, dir.path(), &|_, _| {}).unwrap();
+        let yaml = "train: images/train\nval: images/val\nnames: [person, bicycle, motorcycle, vehicle]\n";
+        let described = DataConfig::parse(yaml, &dir.path().join("d.yaml")).unwrap();
+        let config = TrainConfig { cache: Cache::Ram, imgsz: 64, ..TrainConfig::default() };
+        let options = ScanOptions { cache_dir: None, ..ScanOptions::default() };
+        let sets = [Split::Train, Split::Val].map(|split| {
+            let scan = scan(&described, split, &options, &|_, _| {}).unwrap();
+            let levels = config.levels().resolve(&scan, None).unwrap();
+            Arc::new(YoloDataset::new(scan.bare(), 1, levels))
+        });
+        let mut data = TrainingData::new(sets[0].clone(), sets[1].clone(), &["person", "bicycle", "motorcycle", "vehicle"]).unwrap();
+        data.undecoded = Some(Undecoded { sets, before: [Vec::new(), Vec::new()] });
+        let widths = |data: &TrainingData| [data.train.get(3).unwrap().frame.width, data.val.item(1).unwrap().frame.width];
+        assert_eq!(widths(&data), [96, 96], "as in their files");
+        let told: Mutex<Vec<String>> = Mutex::default();
+        let progress = |what: &str, done: u64, total: u64| told.lock().unwrap().push(format!("{what} {done}/{total}"));
+        data.decode(&config, &progress).unwrap();
+        let mut lines = std::mem::take(&mut *told.lock().unwrap());
+        lines.sort();
+        let expected = ["1/2", "1/4", "2/2", "2/4", "3/4", "4/4"].map(|count| format!("caching images {count}"));
+        assert_eq!(lines, expected);
+        assert_eq!((widths(&data), data.train.len(), data.val.len()), ([64, 64], 4, 2));
+        data.decode(&config, &progress).unwrap();
+        assert!(told.lock().unwrap().is_empty(), "once");
+    }
 
     #[test]
     fn what_else_numbers_are_made_of_has_its_fingerprint() {

@@ -52,6 +52,11 @@ impl ValSet {
         Self { meta: Arc::new(meta), ..self }
     }
 
+    /// The same images in another place.
+    pub(crate) fn set_data(&mut self, data: Arc<dyn Dataset<Item>>) {
+        self.data = data;
+    }
+
     /// To be judged with every detection kept in [`Validation::kept`].
     pub fn keeping_detections(self) -> Self {
         Self { keeps: true, ..self }

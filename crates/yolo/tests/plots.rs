@@ -179,6 +179,20 @@ fn label_statistics() {
 }
 
 #[test]
+fn shapes_of_small_boxes_fill_their_panel() {
+    for side in [0.02f32, 0.9] {
+        let labels = [Label { class: 0, xywh: [0.3, 0.7, side, side / 2.0] }];
+        let path = out("labels_one.png");
+        save(&path, |path| labels_chart(&labels, &thermal_names(), path));
+        let image = image::open(&path).unwrap().to_rgb8();
+        let blue = |x: u32, y: u32| image.get_pixel(x, y).0[2] > image.get_pixel(x, y).0[0].saturating_add(60);
+        // Its left edge is near that of the panel, its upper one a quarter of the panel below the panel's.
+        assert!((922..950).any(|x| blue(x, 385)) && !(955..1240).any(|x| blue(x, 385)), "{side}");
+        assert!((215..245).any(|y| blue(1300, y)), "{side}");
+    }
+}
+
+#[test]
 fn metric_curves() {
     let (curves, _) = validation(4, 400);
     for kind in CurveKind::ALL {

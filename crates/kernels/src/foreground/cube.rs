@@ -16,6 +16,12 @@ use crate::cube::pixels::empty;
 /// Numbers of a positive: centre, target and weight.
 const NUMBERS: usize = 7;
 
+/// What the gradient asks of a positive: image, anchor, class and weight. They go with its slopes, so that it is sent to the device once.
+const KEPT: usize = 4;
+
+/// Up to here every whole number is one of f32, which places are kept as.
+const EXACT: usize = 1 << 24;
+
 /// Sums in flight: a sum of that many is one thread's work.
 const THREADS: usize = 256;
 
@@ -29,11 +35,10 @@ struct Sizes {
     on_sides: f32,
 }
 
-/// Where positive `i` is in x: its first logit.
+/// The first logit in x of an anchor of an image.
 #[cube]
-fn place(places: &Tensor<i32>, i: u32, sizes: &Sizes) -> usize {
-    let image = places[(i * 3) as usize] as usize;
-    image * (sizes.channels * sizes.anchors) as usize + places[(i * 3 + 1) as usize] as usize
+fn place(image: usize, anchor: usize, sizes: &Sizes) -> usize {
+    image * (sizes.channels * sizes.anchors) as usize + anchor
 }
 
 /// One side of a box: what its logits expect, and its cross entropy.
@@ -99,7 +104,7 @@ fn side_slopes(
     }
 }
 
-/// Sums of a thread's positives, without gains, into `parts [3, threads]`, and their slopes, with them.
+/// Sums of a thread's positives, without gains, into `parts [3, threads]`, and their slopes, with them, with what is kept of each behind them.
 #[cube(launch, address_type = "dynamic")]
 fn terms_kernel(
     x: &Tensor<f32>,
@@ -127,7 +132,8 @@ fn terms_kernel(
         let (x1, y1) = (numbers[n + 2], numbers[n + 3]);
         let (x2, y2) = (numbers[n + 4], numbers[n + 5]);
         let weight = numbers[n + 6];
-        let at = place(places, i, sizes);
+        let p = i as usize * 3;
+        let at = place(places[p] as usize, places[p + 1] as usize, sizes);
         let left = side(x, at, step, cx - x1);
         let top = side(x, at + bins, step, cy - y1);
         let right = side(x, at + 2 * bins, step, x2 - cx);
@@ -141,7 +147,12 @@ fn terms_kernel(
         side_slopes(x, slopes, &top, at + bins, step, cy - y1, -pull * overlap.slopes.y1, push, to + comptime!(BINS), other);
         side_slopes(x, slopes, &right, at + 2 * bins, step, x2 - cx, pull * overlap.slopes.x2, push, to + comptime!(2 * BINS), other);
         side_slopes(x, slopes, &bottom, at + 3 * bins, step, y2 - cy, pull * overlap.slopes.y2, push, to + comptime!(3 * BINS), other);
-        let class = comptime!(SIDES) + places[(i * 3 + 2) as usize] as usize;
+        let class = comptime!(SIDES) + places[p + 2] as usize;
+        let kept = 2 * other + i as usize * comptime!(KEPT);
+        slopes[kept] = f32::cast_from(places[p]);
+        slopes[kept + 1] = f32::cast_from(places[p + 1]);
+        slopes[kept + 2] = f32::cast_from(places[p + 2]);
+        slopes[kept + 3] = weight;
         of_box += weight * (1.0f32 - overlap.value);
         of_class += weight * x[at + class * step];
         of_sides += weight / 4.0f32 * (left.entropy + top.entropy + right.entropy + bottom.entropy);
@@ -178,8 +189,6 @@ fn totals_kernel(
 fn spread_kernel(
     slopes: &Tensor<f32>,
     dy: &Tensor<f32>,
-    numbers: &Tensor<f32>,
-    places: &Tensor<i32>,
     grad: &mut Tensor<f32>,
     sizes: &Sizes,
     on_class: f32,
@@ -190,14 +199,15 @@ fn spread_kernel(
     if i >= sizes.count as usize {
         terminate!();
     }
-    let at = place(places, i as u32, sizes);
+    let other = sizes.count as usize * comptime!(SIDES);
+    let kept = 2 * other + i * comptime!(KEPT);
+    let at = place(u32::cast_from(slopes[kept]) as usize, u32::cast_from(slopes[kept + 1]) as usize, sizes);
     if c < comptime!(SIDES) {
         let from = i * comptime!(SIDES) + c;
-        let other = sizes.count as usize * comptime!(SIDES);
         grad[at + c * sizes.anchors as usize] += dy[0] * slopes[from] + dy[2] * slopes[from + other];
     } else {
-        let class = comptime!(SIDES) + places[i * 3 + 2] as usize;
-        grad[at + class * sizes.anchors as usize] -= dy[1] * on_class * numbers[i * comptime!(NUMBERS) + 6];
+        let class = comptime!(SIDES) + u32::cast_from(slopes[kept + 2]) as usize;
+        grad[at + class * sizes.anchors as usize] -= dy[1] * on_class * slopes[kept + 3];
     }
 }
 
@@ -225,8 +235,10 @@ impl ForegroundOps for CubeBackend {
         let (numbers, places) = upload(&x, &foreground);
         let threads = m.clamp(1, THREADS);
         let parts = empty(&x, [3, threads], DType::F32);
-        let slopes = empty(&x, [2, m.max(1), SIDES], DType::F32);
-        let sizes = sizes(&foreground, x.shape().dims());
+        let slopes = empty(&x, [m.max(1) * (2 * SIDES + KEPT)], DType::F32);
+        let shape = x.shape().dims::<3>();
+        assert!(shape.iter().all(|&side| side <= EXACT), "{shape:?} has places that f32 does not tell apart");
+        let sizes = sizes(&foreground, shape);
         launch!(terms_kernel, threads, [x, numbers, places, parts, slopes], sizes, threads as u32);
         let terms = empty(&x, [3], DType::F32);
         let [on_box, on_class, on_sides] = foreground.gains;
@@ -241,10 +253,9 @@ impl ForegroundOps for CubeBackend {
         let (grad, dy) = (into_contiguous(grad), into_contiguous(dy));
         // Only some of its numbers are written.
         let grad = if grad.can_mut() { grad } else { grad.copy() };
-        let (numbers, places) = upload(&grad, &foreground);
         let sizes = sizes(&foreground, grad.shape().dims());
         let threads = foreground.positives.len() * (SIDES + 1);
-        launch!(spread_kernel, threads, [slopes, dy, numbers, places, grad], sizes, foreground.gains[1]);
+        launch!(spread_kernel, threads, [slopes, dy, grad], sizes, foreground.gains[1]);
         grad
     }
 }

@@ -63,8 +63,8 @@ pub fn ciou(a: [f32; 4], b: [f32; 4]) -> f32 {
 /// Operations on raw outputs `[B, C, A]`: 64 channels of sides, then the classes.
 #[backend_extension(Flex, Cube, Autodiff)]
 pub trait ForegroundOps: Backend + LogitOps {
-    /// Terms `[3]` and, without gradient, slopes `[2, M, 64]` of the box and of the distribution term for each positive's side logits.
-    /// `background [1]` is the softplus sum of all class logits.
+    /// Terms `[3]` and, without gradient, the slopes of the box and of the distribution term for each positive's side logits, 2 M 64 of them, with whatever else a
+    /// backend keeps for the gradient. `background [1]` is the softplus sum of all class logits.
     fn foreground_terms(x: Float<Self>, background: Float<Self>, foreground: Foreground) -> (Float<Self>, Float<Self>);
 
     /// `grad [B, C, A]` plus the gradient of the terms at the foreground, from their slopes and dy `[3]`.

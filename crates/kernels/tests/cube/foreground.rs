@@ -80,6 +80,29 @@ fn agrees_with_the_cpu() {
     check(([2, 4, 8400], 900));
 }
 
+/// Positives are sent to a device with the terms, and not again for the gradient: it does not look at where those it is given are.
+#[test]
+fn the_gradient_finds_the_positives_of_the_terms() {
+    if !on_each_device("foreground::the_gradient_finds_the_positives_of_the_terms") {
+        return;
+    }
+    let (shape, classes) = ([2, SIDES + 4, 336], 4);
+    let foreground = positives(20, [2, classes, 336]);
+    let elsewhere = foreground.positives.iter().map(|p| Positive { image: 0, anchor: 335 - p.anchor, class: 0, weight: 9.0, ..*p }).collect();
+    let elsewhere = Foreground { positives: Arc::new(elsewhere), ..foreground.clone() };
+    let x = cube(TensorData::new(pattern(1, shape.iter().product()), shape));
+    let (background, _) = CubeBackend::softplus_sum(x.clone(), SIDES, classes);
+    let (_, slopes) = CubeBackend::foreground_terms(x, background, foreground.clone());
+    let grad = |foreground: Foreground| {
+        let zeros = cube(TensorData::new(vec![0.0f32; shape.iter().product()], shape));
+        let dy = cube(TensorData::new(vec![2.0f32, 0.5, 1.25], [3]));
+        numbers(CubeBackend::foreground_grad(zeros, slopes.clone(), dy, foreground))
+    };
+    let own = grad(foreground);
+    assert!(own.iter().filter(|v| **v != 0.0).count() > 20 * SIDES / 2, "slopes were spread");
+    assert_eq!(grad(elsewhere), own);
+}
+
 /// Two and the sums' two forward, one backward beside the classes' one.
 #[test]
 fn launches_eight_kernels() {

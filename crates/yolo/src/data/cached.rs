@@ -4,6 +4,7 @@
 //! size it was fitted to, so a changed image is decoded anew and datasets share nothing by accident. Remove the folder to free the space.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use bellows_learner::memory::free_memory;
@@ -83,7 +84,7 @@ impl Dataset<Item> for RamCache {
 /// `cache=disk`: a scanned split whose images are decoded once, into files.
 #[derive(Debug)]
 pub struct DiskCache {
-    dataset: YoloDataset,
+    dataset: Arc<YoloDataset>,
     files: Vec<PathBuf>,
 }
 
@@ -95,17 +96,17 @@ impl DiskCache {
     ///
     /// # Errors
     /// [`DataError::Disk`], the first image that cannot be read, or a file that cannot be written.
-    pub fn new(dataset: YoloDataset, dir: &Path, imgsz: u32, progress: &(dyn Fn(u64, u64) + Sync)) -> Result<Self, DataError> {
+    pub fn new(dataset: Arc<YoloDataset>, dir: &Path, imgsz: u32, progress: &(dyn Fn(u64, u64) + Sync)) -> Result<Self, DataError> {
         std::fs::create_dir_all(dir).map_err(DataError::io(dir))?;
         let total = dataset.len();
         let files: Vec<PathBuf> = (0..total).map(|i| dir.join(file_name(&dataset, i, imgsz))).collect();
         let absent = files.par_iter().filter(|file| !file.exists()).count();
-        let need = estimate(total, |index| load(&dataset, index, imgsz))? * absent as u64 / total.max(1) as u64;
+        let need = estimate(total, |index| load(&*dataset, index, imgsz))? * absent as u64 / total.max(1) as u64;
         if let Some(free) = free_space(dir).filter(|&free| need > free) {
             return Err(DataError::Disk { dir: dir.into(), need_mib: need >> 20, free_mib: free >> 20 });
         }
         in_parallel(total, progress, |index| {
-            if files[index].exists() { Ok(()) } else { write(&files[index], &load(&dataset, index, imgsz)?.frame) }
+            if files[index].exists() { Ok(()) } else { write(&files[index], &load(&*dataset, index, imgsz)?.frame) }
         })?;
         Ok(Self { dataset, files })
     }

@@ -3,6 +3,7 @@
 //! Everything of a clip is a function of (seed, split, clip), everything of a frame of that and its number. A camera's place never changes; months,
 //! hours, sun and rain change how warm it is, how far people stand out and how much the sensor noises.
 
+use super::hard::Hardship;
 use super::raster::Canvas;
 use super::rng::Draw;
 use super::sample_spec::{ClipSpec, SampleSpec};
@@ -32,6 +33,7 @@ pub(crate) struct Film {
     /// Of its files, relative to the data set.
     pub(crate) folder: String,
     tracks: Vec<Track>,
+    hardship: Option<Hardship>,
 }
 
 /// What a weather station says.
@@ -76,18 +78,27 @@ impl Film {
         let tracks = if d.chance(spec.empty) { Vec::new() } else { Track::all(spec, clips.frames, &mut d) };
         let number = serial + if split == "train" { 0 } else { 50_000 };
         let folder = format!("frames/{year}{month:02}{day:02}/clip_{number}_{hour:02}{minute:02}");
-        Self { split: split.into(), camera, serial, year, month, day, hour, minute, weather, frames: clips.frames, folder, tracks }
+        let hardship = Hardship::of(clips.hard, spec.seed, split, [camera, serial, month], weather.sun);
+        Self { split: split.into(), camera, serial, year, month, day, hour, minute, weather, frames: clips.frames, folder, tracks, hardship }
     }
 
     /// Draws frame `frame`.
     pub(crate) fn frame(&self, spec: &SampleSpec, frame: u32) -> (Exposure, Vec<Seen>) {
         let of_clip = |stream: &str| Draw::new(spec.seed, &format!("{stream} {}", self.split), 0, u64::from(self.serial));
         let mut d = of_clip("weather");
-        let season = Season::under(self.weather.temperature as f32, self.weather.sun as f32, &self.under_rain(spec), &mut d);
+        let mut season = Season::under(self.weather.temperature as f32, self.weather.sun as f32, &self.under_rain(spec), &mut d);
         let place_seed = spec.seed ^ (u64::from(self.camera) << 32);
         let shift = frame as f32 * (1.0 + self.weather.wind[1] as f32) * 0.4;
+        let hardship = self.hardship.as_ref();
+        if let Some(hard) = hardship {
+            hard.weather(&mut season);
+        }
         let mut canvas = background(spec, &season, &Air { place: place_seed, drift: d.bits(), shift });
+        if let Some(hard) = hardship {
+            hard.stir(&mut canvas, shift);
+        }
         let mut things: Vec<Thing> = street_furniture(spec, &season);
+        things.extend(hardship.into_iter().flat_map(|hard| hard.things(spec, &season)));
         for track in &self.tracks {
             let x = track.x + track.pace * frame as f32;
             // Nothing is longer than three times a person is tall.
@@ -98,7 +109,11 @@ impl Film {
             // The same clothes and the same car in every frame.
             let mut look = Draw::new(spec.seed, &format!("look {}", self.split), u64::from(self.serial), track.number);
             let thing = thing(track.class, [x, track.foot], track.tall, facing, &season, &mut look);
-            things.push(Thing { number: track.number, ..thing });
+            let thing = Thing { number: track.number, ..thing };
+            things.push(match hardship {
+                Some(hard) => hard.fade(thing, &season, track.number),
+                None => thing,
+            });
         }
         let mut seen = place(&mut canvas, things);
         if self.camera % 2 == 1 {
@@ -108,7 +123,11 @@ impl Film {
         let mut noise = Draw::new(spec.seed, &format!("film {}", self.split), u64::from(self.serial), u64::from(frame));
         // The sensor drifts slowly, and jumps when its shutter calibrates it: every seventh second.
         let drift = of_clip("sensor").uniform(-0.03, 0.03) as f32 + 0.004 * (frame % 7) as f32;
-        (expose(&canvas, spec, &season, drift, &mut noise), seen)
+        let mut picture = expose(&canvas, spec, &season, drift, &mut noise);
+        if let Some(hard) = hardship {
+            hard.sensor(&mut picture, canvas.width);
+        }
+        (picture, seen)
     }
 
     /// Rain takes contrast away.
@@ -252,6 +271,107 @@ mod tests {
         let (one, next, winter) = (gray(&films[2], 0), gray(&films[2], 1), gray(&films[8], 0));
         assert!(distance(&one, &next) * 3.0 < distance(&one, &winter), "{} {}", distance(&one, &next), distance(&one, &winter));
         assert_eq!(gray(&films[2], 0), one, "the same every time");
+    }
+
+    /// A frame of a clip that is not hard, as it was drawn before there were hard ones: folders that were drawn then are not drawn again.
+    fn as_it_was(film: &Film, spec: &SampleSpec, frame: u32) -> (Exposure, Vec<Seen>) {
+        let of_clip = |stream: &str| Draw::new(spec.seed, &format!("{stream} {}", film.split), 0, u64::from(film.serial));
+        let mut d = of_clip("weather");
+        let season = Season::under(film.weather.temperature as f32, film.weather.sun as f32, &film.under_rain(spec), &mut d);
+        let shift = frame as f32 * (1.0 + film.weather.wind[1] as f32) * 0.4;
+        let air = Air { place: spec.seed ^ (u64::from(film.camera) << 32), drift: d.bits(), shift };
+        let mut canvas = background(spec, &season, &air);
+        let mut things = street_furniture(spec, &season);
+        for track in &film.tracks {
+            let x = track.x + track.pace * frame as f32;
+            if (-3.0 * track.tall..spec.width as f32 + 3.0 * track.tall).contains(&x) {
+                let facing = if track.pace < 0.0 { -1.0 } else { 1.0 };
+                let mut look = Draw::new(spec.seed, &format!("look {}", film.split), u64::from(film.serial), track.number);
+                let thing = thing(track.class, [x, track.foot], track.tall, facing, &season, &mut look);
+                things.push(Thing { number: track.number, ..thing });
+            }
+        }
+        let mut seen = place(&mut canvas, things);
+        if film.camera % 2 == 1 {
+            mirror(&mut canvas, &mut seen);
+        }
+        canvas.blur(season.blur);
+        let mut noise = Draw::new(spec.seed, &format!("film {}", film.split), u64::from(film.serial), u64::from(frame));
+        let drift = of_clip("sensor").uniform(-0.03, 0.03) as f32 + 0.004 * (frame % 7) as f32;
+        (expose(&canvas, spec, &season, drift, &mut noise), seen)
+    }
+
+    #[test]
+    fn what_is_not_hard_is_as_it_was() {
+        let spec = SampleSpec { width: 96, height: 72, empty: 0.0, object_scale: 2.0, ..SampleSpec::default() };
+        let (easy, hard) = (ClipSpec::default(), ClipSpec { hard: 0.5, ..ClipSpec::default() });
+        let written = |clips: &ClipSpec| serde_json::to_value(clips).unwrap().get("hard").cloned();
+        assert_eq!((written(&easy), written(&hard)), (None, Some(0.5.into())));
+        let [easy, hard] = [easy, hard].map(|clips| Film::all(&spec, &clips, "train", 2, 1));
+        for (easy, hard) in easy.iter().zip(&hard) {
+            for i in [0, 9] {
+                let frame = easy.frame(&spec, i);
+                assert!(frame == as_it_was(easy, &spec, i), "{} {i}", easy.folder);
+                assert!(frame.0 != hard.frame(&spec, i).0);
+                assert_eq!(easy.image_json(&spec, i, "a.jpg"), hard.image_json(&spec, i, "a.jpg"), "the same weather");
+            }
+        }
+    }
+
+    /// How far the levels of boxes are from those around them.
+    fn contrast(picture: &Exposure, width: usize, seen: &[Seen]) -> Vec<f32> {
+        let height = picture.levels.len() / width;
+        let mean = |[x1, y1, x2, y2]: [f32; 4], outside: [f32; 4]| {
+            let (mut sum, mut count) = (0.0, 0.0f32);
+            for y in (y1.max(0.0) as usize)..(y2.ceil() as usize).min(height) {
+                for x in (x1.max(0.0) as usize)..(x2.ceil() as usize).min(width) {
+                    let at = [x as f32 + 0.5, y as f32 + 0.5];
+                    let left_out = (outside[0]..outside[2]).contains(&at[0]) && (outside[1]..outside[3]).contains(&at[1]);
+                    if !left_out {
+                        (sum, count) = (sum + picture.levels[y * width + x], count + 1.0);
+                    }
+                }
+            }
+            sum / count.max(1.0)
+        };
+        let of = |&(_, _, [x1, y1, x2, y2]): &Seen| {
+            let (own, around) = ([x1, y1, x2, y2], [x1 - 4.0, y1 - 4.0, x2 + 4.0, y2 + 4.0]);
+            (mean(own, [0.0; 4]) - mean(around, own)).abs()
+        };
+        seen.iter().map(of).collect()
+    }
+
+    #[test]
+    fn hard_clips_are_small_and_faint_and_change_with_the_months() {
+        let text = include_str!("../../../../datasets/thermal-clips-hard.yaml");
+        let config = crate::data::DataConfig::parse(text, std::path::Path::new("thermal-clips-hard.yaml")).unwrap();
+        let spec = SampleSpec { empty: 0.0, ..config.generator.unwrap() };
+        let clips = spec.clips.clone().unwrap();
+        assert!(clips.hard > 0.0);
+        let easy = ClipSpec { hard: 0.0, ..clips.clone() };
+        let [hard, easy] = [&clips, &easy].map(|clips| Film::all(&spec, clips, "val", clips.months, 1));
+        let drawn = |films: &[Film]| films.iter().map(|film| film.frame(&spec, 0)).collect::<Vec<_>>();
+        let frames = drawn(&hard);
+        assert!(frames == drawn(&hard), "the same every time");
+        // Of what is trained on at half the frames' size.
+        let longest: Vec<f32> = frames.iter().flat_map(|(_, seen)| seen).map(|(_, _, [x1, y1, x2, y2])| (x2 - x1).max(y2 - y1) / 2.0).collect();
+        let small = longest.iter().filter(|side| (4.0..=10.0).contains(*side)).count();
+        assert!(longest.len() > 40 && 2 * small > longest.len(), "{small} of {}: {longest:?}", longest.len());
+        let mean = |all: &[(Exposure, Vec<Seen>)]| {
+            let all: Vec<f32> = all.iter().flat_map(|(picture, seen)| contrast(picture, spec.width as usize, seen)).collect();
+            all.iter().sum::<f32>() / all.len() as f32
+        };
+        let (faint, clear) = (mean(&frames), mean(&drawn(&easy)));
+        assert!(faint < 0.9 * clear, "{faint} {clear}");
+        // Warm is black in some clips of winter and in none of another season, and white in some of all.
+        let many = Film::all(&spec, &clips, "train", 12, 12);
+        let inverted = |film: &Film| film.frame(&SampleSpec { width: 64, height: 64, ..spec.clone() }, 0).0.inverted;
+        let by_month = |months: &[u32]| many.iter().filter(|film| months.contains(&film.month)).map(inverted).collect::<Vec<_>>();
+        let (winter, summer) = (by_month(&[1, 12]), by_month(&[6, 11]));
+        assert!(winter.contains(&true) && winter.contains(&false) && !summer.contains(&true));
+        // Things in the way are of the place, decoys of the clip; neither is an object.
+        let empty = SampleSpec { empty: 1.0, ..spec.clone() };
+        assert!(Film::all(&empty, &clips, "val", 1, 1).iter().all(|film| film.frame(&empty, 0).1.is_empty()));
     }
 
     #[test]

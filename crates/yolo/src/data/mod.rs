@@ -23,6 +23,7 @@ mod error;
 mod film;
 mod frame;
 mod grouping;
+mod hard;
 pub mod header;
 pub mod hsv;
 mod ids;

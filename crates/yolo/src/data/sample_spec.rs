@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use bellows_settings::unknown;
+use bellows_settings::{plain, unknown};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -57,11 +57,20 @@ pub struct ClipSpec {
     pub val: u32,
     /// Frames of a clip.
     pub frames: u32,
+    /// 0 to 1: how faint objects are before a background that drifts, how much stands before them, how many warm things are none of them, how far the
+    /// sensor changes with the months.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub hard: f64,
+}
+
+/// What is not hard is described as it was before there was hardness.
+fn is_zero(hard: &f64) -> bool {
+    *hard == 0.0
 }
 
 impl Default for ClipSpec {
     fn default() -> Self {
-        Self { cameras: 2, months: 12, train_months: 8, train: 4, val: 2, frames: 12 }
+        Self { cameras: 2, months: 12, train_months: 8, train: 4, val: 2, frames: 12, hard: 0.0 }
     }
 }
 
@@ -80,6 +89,7 @@ impl ClipSpec {
                 "such that a split has at most 10000 clips",
             ),
             ("frames", (1..=1000).contains(&self.frames), "1 to 1000"),
+            ("hard", (0.0..=1.0).contains(&self.hard), "0 to 1"),
         ];
         rules.iter().find(|(_, good, _)| !good).map(|&(key, _, range)| (key, range))
     }
@@ -120,7 +130,7 @@ impl SampleSpec {
         if let Some(key) = map.keys().find(|k| !KEYS.contains(&k.as_str())) {
             return Err(format!("sample: {}", unknown("key", key, KEYS)));
         }
-        let spec: Self = serde_json::from_value(value.clone()).map_err(|e| format!("sample: {e}"))?;
+        let spec: Self = serde_json::from_value(value.clone()).map_err(|e| format!("sample: {}", plain(&e)))?;
         let rules = [
             ("train", spec.train >= 1 && spec.train <= 1_000_000, "1 to 1000000"),
             ("val", spec.val >= 1 && spec.val <= 1_000_000, "1 to 1000000"),

@@ -12,21 +12,21 @@ use super::sample_spec::SampleSpec;
 
 const CLIP: u64 = 8;
 /// Of the frame's height, from the top.
-const HORIZON: f32 = 0.24;
+pub(crate) const HORIZON: f32 = 0.24;
 
 /// Temperatures of a clip, degrees Celsius.
 pub(crate) struct Season {
-    air: f32,
-    ground: f32,
-    wall: f32,
+    pub(crate) air: f32,
+    pub(crate) ground: f32,
+    pub(crate) wall: f32,
     water: f32,
     sky: f32,
     /// Of clothes over the air.
-    clothes: f32,
+    pub(crate) clothes: f32,
     /// The camera's black level and span.
-    black: f32,
-    span: f32,
-    noise: f32,
+    pub(crate) black: f32,
+    pub(crate) span: f32,
+    pub(crate) noise: f32,
     pub(crate) blur: f32,
 }
 
@@ -46,12 +46,15 @@ pub(crate) struct Exposure {
     pub(crate) levels: Vec<f32>,
     black: f32,
     span: f32,
+    /// Warm is black.
+    pub(crate) inverted: bool,
 }
 
 impl Exposure {
-    /// 8 bits, with the camera's gain.
+    /// 8 bits, with the camera's gain and palette.
     pub(crate) fn gray(&self) -> Vec<u8> {
-        self.levels.iter().map(|level| (level * 255.0).round().clamp(0.0, 255.0) as u8).collect()
+        let gray = self.levels.iter().map(|level| (level * 255.0).round().clamp(0.0, 255.0) as u8);
+        if self.inverted { gray.map(|v| 255 - v).collect() } else { gray.collect() }
     }
 
     /// 16 bits: hundredths of a kelvin, whatever the gain.
@@ -111,7 +114,7 @@ impl Season {
 }
 
 /// Smooth noise: random values on a lattice of `cell` pixels, blended.
-fn clouds(x: f32, y: f32, cell: f32, seed: u64) -> f32 {
+pub(crate) fn clouds(x: f32, y: f32, cell: f32, seed: u64) -> f32 {
     let (u, v) = (x / cell, y / cell);
     let at = |i: f32, j: f32| mix(seed ^ mix((i as i64 as u64) << 32 ^ (j as i64 as u64 & 0xFFFF_FFFF))) as f32 / u64::MAX as f32 - 0.5;
     let ease = |t: f32| t * t * (3.0 - 2.0 * t);
@@ -445,7 +448,7 @@ pub(crate) fn expose(canvas: &Canvas, spec: &SampleSpec, s: &Season, offset: f32
         let (u, v) = (x as f32 / w - 0.5, y as f32 / h - 0.5);
         (t - s.black) / s.span + offset - 0.08 * (u * u + v * v) + stripes[x] + draw.normal() as f32 * s.noise
     };
-    Exposure { levels: canvas.value.iter().enumerate().map(level).collect(), black: s.black, span: s.span }
+    Exposure { levels: canvas.value.iter().enumerate().map(level).collect(), black: s.black, span: s.span, inverted: false }
 }
 
 #[cfg(test)]

@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use bellows_runs::read_bounded;
-use bellows_settings::unknown;
+use bellows_settings::{unknown, yaml_fault};
 use serde_json::Value;
 use serde_saphyr::Spanned;
 
@@ -179,9 +179,9 @@ fn read(text: &str, yaml: &Path) -> Result<Document, DataError> {
         budget: serde_saphyr::budget! { max_depth: 32, max_nodes: 100_000, max_aliases: 0, max_anchors: 0, max_documents: 1, max_merge_keys: 0, max_total_scalar_bytes: MAX_BYTES as usize },
         strict_booleans: true
     };
-    serde_saphyr::from_str_with_options(text, options).map_err(|e| {
-        let place = e.location().map(|l| l.line()).filter(|&l| l > 0);
-        fault(yaml, place, e.without_snippet().to_string())
+    serde_saphyr::from_str_with_options(text, options).map_err(|error| {
+        let (line, reason) = yaml_fault(&error);
+        fault(yaml, line, reason)
     })
 }
 
@@ -349,10 +349,19 @@ mod tests {
             ("train: t\ntrain: u\nval: v\nnames: [a]\n", "duplicate"),
             ("train: [t\n", "data.yaml"),
             ("train: t\nval: v\nnames: [a]\nsample: {sead: 3}\n", "did you mean `seed`"),
+            ("train: t\nval: v\nnames: [a]\nsample: {seed: x}\n", "data.yaml:4: sample: invalid type: string \"x\", expected a whole number from 0 up"),
+            ("train: t\nval: v\nnames: [a]\nsample: {clips: 3}\n", "expected keys with values"),
+            ("train: t\nval: v\nnames: [a]\nsample: {clips: {hard: 2}}\n", "sample: clips: `hard` must be 0 to 1"),
         ] {
             let message = refusal(text);
             assert!(message.contains(part), "{text:?}: {message}");
         }
+    }
+
+    #[test]
+    fn a_line_is_told_once() {
+        let message = refusal("train: t\ntrain: u\nval: v\nnames: [a]\n");
+        assert!(message.contains("data.yaml:2: duplicate") && !message.contains(" line "), "{message}");
     }
 
     #[test]

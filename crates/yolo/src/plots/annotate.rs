@@ -8,6 +8,7 @@ use std::path::Path;
 use bellows_plots::{Align, Canvas, FILL, Style};
 use image::{Rgb, RgbImage, imageops};
 
+use super::tags::Tags;
 use super::{GridBox, PlotError, class_color, class_name, readable_on};
 
 /// What is drawn of a detection.
@@ -58,12 +59,18 @@ impl Annotator {
             return Ok(());
         }
         let size = (sides / 40.0).clamp(11.0, 40.0).round() as u32;
-        for b in order {
+        let (right, bottom) = (f64::from(image.width()), f64::from(image.height()));
+        let mut tags = Tags::within([0.0, 0.0, right, bottom]);
+        let mut places = Vec::with_capacity(order.len());
+        // The surest has the first choice of a place, and is drawn last where there is none for all.
+        for b in order.iter().rev() {
             let plate = self.plate(b, names, size, path)?;
-            // On the box's upper edge, moved inside the image where it would leave it.
-            let x = i64::from((b.xyxy[0].max(0.0) as u32).min(image.width().saturating_sub(plate.width())));
-            let y = i64::from((b.xyxy[1].max(0.0) as u32).saturating_sub(plate.height()));
-            imageops::replace(image, plate, x, y);
+            let [x1, y1, x2, y2] = b.xyxy.map(|v| f64::from(v).floor());
+            let of = [x1.clamp(0.0, right), y1.clamp(0.0, bottom), x2.clamp(0.0, right), y2.clamp(0.0, bottom)];
+            places.push((*b, tags.place(of, (f64::from(plate.width()), f64::from(plate.height())))));
+        }
+        for (b, (x, y)) in places.iter().rev() {
+            imageops::replace(image, self.plate(b, names, size, path)?, *x as i64, *y as i64);
         }
         Ok(())
     }

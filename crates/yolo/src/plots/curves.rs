@@ -83,7 +83,8 @@ impl CurveKind {
         canvas.encode(path)
     }
 
-    /// Legend of the mean: mAP for the precision-recall curve, else the highest smoothed value and its confidence.
+    /// Legend of the mean: mAP for the precision-recall curve, else the highest value and its confidence. For F1 it is the confidence that precision and
+    /// recall are told at, which a smoothed curve chose.
     fn mean_entry(self, curves: &Curves, mean: &[f64]) -> (String, String) {
         let name = "all classes".to_owned();
         if curves.classes.is_empty() {
@@ -93,8 +94,25 @@ impl CurveKind {
             let map = curves.ap50.iter().sum::<f64>() / curves.ap50.len() as f64;
             return (name, format!("{map:.3} mAP@0.5"));
         }
-        let smooth = box_filter(mean);
-        let best = (0..smooth.len()).rev().max_by(|&i, &j| smooth[i].total_cmp(&smooth[j])).unwrap_or(0);
-        (name, format!("{:.2} at {:.3}", smooth[best], curves.x[best]))
+        let judged = if self == Self::F1 { box_filter(mean) } else { mean.to_vec() };
+        let best = (0..judged.len()).rev().max_by(|&i, &j| judged[i].total_cmp(&judged[j])).unwrap_or(0);
+        (name, format!("{:.2} at {:.3}", mean[best], curves.x[best]))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_legend_tells_a_value_of_the_curve() {
+        let x: Vec<f64> = (0..1000).map(|i| f64::from(i) / 999.0).collect();
+        let curves = Curves { classes: vec![0], x, ..Curves::default() };
+        // A broad hill, and a spike that smoothing makes nothing of.
+        let mut mean: Vec<f64> = (0..1000).map(|i: i32| (0.65 - 0.001 * f64::from((i - 400).abs())).max(0.1)).collect();
+        mean[800] = 0.9;
+        let legend = |kind: CurveKind| kind.mean_entry(&curves, &mean).1;
+        assert_eq!([legend(CurveKind::Precision), legend(CurveKind::Recall)], ["0.90 at 0.801", "0.90 at 0.801"]);
+        assert_eq!(legend(CurveKind::F1), "0.65 at 0.400", "where the smoothed curve is highest, what the curve is there");
     }
 }

@@ -1,7 +1,8 @@
 //! `train_batchN.jpg`, `val_batchN_labels.jpg`, `val_batchN_pred.jpg`: what the network was shown, with boxes.
 
+use super::tags::{Area, Tags};
 use super::{PlotError, class_color, class_name, readable_on};
-use bellows_plots::{Align, Canvas, FILL, Style};
+use bellows_plots::{Align, Canvas, FILL, Point, Rgb, Style};
 use image::{RgbImage, imageops};
 use std::path::Path;
 
@@ -92,36 +93,62 @@ impl Cell {
         for b in &boxes {
             canvas.rect(self.at(b.xyxy[0], b.xyxy[1]), self.at(b.xyxy[2], b.xyxy[3]), class_color(b.class), 2.0);
         }
+        let (x, y) = self.origin;
+        let bottom = y + self.size.1;
+        let mut tags = Tags::within([x, y, x + self.size.0, bottom]);
         // Along the bottom, where tags of boxes seldom are.
         let name = canvas.fit(&image.name.chars().take(NAME).collect::<String>(), text, self.size.0 - 12.0);
         if !name.is_empty() {
-            self.tag(canvas, &name, (self.origin.0, self.origin.1 + self.size.1), text, [40; 3]);
+            Tag::new(canvas, &mut tags, name, [x, bottom, x, bottom], text, [40; 3]).draw(canvas);
         }
-        // Tags after all boxes, the surest last, so that no box runs through a name.
+        // Tags after all boxes, so that no box runs through a name. The surest has the first choice of a place, and is drawn last where there is none for all.
         let mut order = boxes;
-        order.sort_by(|a, b| a.score.unwrap_or(0.0).total_cmp(&b.score.unwrap_or(0.0)));
-        for b in order {
-            let name = class_name(names, b.class as usize);
-            let tag = b.score.map_or(name.clone(), |score| format!("{name} {score:.1}"));
-            self.tag(canvas, &tag, self.at(b.xyxy[0], b.xyxy[1]), text, class_color(b.class));
-        }
-        let (x, y) = self.origin;
+        order.sort_by(|a, b| b.score.unwrap_or(0.0).total_cmp(&a.score.unwrap_or(0.0)));
+        let tag = |b: &&GridBox| {
+            let told = told(class_name(names, b.class as usize), b.score);
+            let ((x1, y1), (x2, y2)) = (self.at(b.xyxy[0], b.xyxy[1]), self.at(b.xyxy[2], b.xyxy[3]));
+            Tag::new(canvas, &mut tags, told, [x1, y1, x2, y2], text, class_color(b.class))
+        };
+        let placed: Vec<Tag> = order.iter().map(tag).collect();
+        placed.iter().rev().for_each(|tag| tag.draw(canvas));
         canvas.rect((x, y), (x + self.size.0 - 1.0, y + self.size.1 - 1.0), [255; 3], 1.0);
-    }
-
-    /// Text on a plate that stands on a point (a box's corner), moved inside the cell, and so into the box, where it would leave it.
-    fn tag(&self, canvas: &mut Canvas, text: &str, (x, y): (f64, f64), size: f64, color: [u8; 3]) {
-        let (width, height) = (canvas.text_width(text, size) + 6.0, size * 1.2);
-        let x = x.min(self.origin.0 + self.size.0 - width).max(self.origin.0);
-        let y = y.clamp(self.origin.1 + height, self.origin.1 + self.size.1);
-        canvas.rect((x, y - height), (x + width, y), color, FILL);
-        canvas.text(text, (x + 3.0, y - height / 2.0), Style::new(size, Align::Start).color(readable_on(color)));
     }
 
     /// A point of the image on the sheet, held inside the cell.
     fn at(&self, x: f32, y: f32) -> (f64, f64) {
         let along = |v: f32, origin: f64, size: f64| origin + (f64::from(v) * self.scale).clamp(0.0, size - 1.0);
         (along(x, self.origin.0, self.size.0), along(y, self.origin.1, self.size.1))
+    }
+}
+
+/// A name, and the confidence behind it; of one decimal 0.97 would be 1.0.
+fn told(name: String, score: Option<f32>) -> String {
+    score.map(|score| format!("{name} {score:.2}")).unwrap_or(name)
+}
+
+/// Text on a plate.
+struct Tag {
+    text: String,
+    /// Of a line.
+    height: f64,
+    /// Top left, and bottom right.
+    corners: (Point, Point),
+    color: Rgb,
+}
+
+impl Tag {
+    /// In the place that `tags` has for it at the box `of`.
+    fn new(canvas: &Canvas, tags: &mut Tags, text: String, of: Area, height: f64, color: Rgb) -> Self {
+        let size = (canvas.text_width(&text, height) + 6.0, height * 1.2);
+        let (x, y) = tags.place(of, size);
+        Self { text, height, corners: ((x, y), (x + size.0, y + size.1)), color }
+    }
+
+    fn draw(&self, canvas: &mut Canvas) {
+        let (a, b) = self.corners;
+        canvas.rect(a, b, self.color, FILL);
+        let style = Style::new(self.height, Align::Start).color(readable_on(self.color));
+        canvas.text(&self.text, (a.0 + 3.0, (a.1 + b.1) / 2.0), style);
     }
 }
 
@@ -136,4 +163,15 @@ fn to_rgb(image: &GridImage, path: &Path) -> Result<RgbImage, PlotError> {
         let at = y as usize * width + x as usize;
         image::Rgb(std::array::from_fn(|c| pixels[c % channels * plane + at]))
     }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_is_certain_is_told_as_one() {
+        let of = |score| told("car".into(), score);
+        assert_eq!([of(Some(0.97)), of(Some(1.0)), of(None)], ["car 0.97", "car 1.00", "car"]);
+    }
 }

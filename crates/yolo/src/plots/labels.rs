@@ -9,7 +9,7 @@ const SIDE: u32 = 1600;
 const BINS: usize = 50;
 const SIZE: f64 = 26.0;
 
-/// Draws a 2×2 chart of 1600×1600 px: objects per class, the first 500 boxes laid over one another, and where the centres and the
+/// Draws a 2×2 chart of 1600×1600 px: objects per class, the first 500 boxes laid over one another (as large as the largest of them allows), and where the centres and the
 /// sizes of all boxes lie. Class names beyond the list appear as `class_i`.
 ///
 /// # Errors
@@ -79,19 +79,26 @@ fn histogram(canvas: &mut Canvas, labels: &[Label], names: &[String]) {
 
 fn shapes(canvas: &mut Canvas, labels: &[Label]) {
     let first = &labels[..labels.len().min(500)];
-    let axes = Axes { frame: frame(1, 0), x: 0.0..1.0, y: 1.0..0.0 };
+    let reach = reach(first);
+    let axes = Axes { frame: frame(1, 0), x: -reach..reach, y: -reach..reach };
     let title = if labels.len() > 500 { "shapes of the first 500 boxes" } else { "shapes of the boxes" };
-    axes.draw_frame(canvas, &Captions { title, x: "", y: "", size: SIZE });
+    axes.draw(canvas, &Captions { title, x: "share of the image, from the boxes' centres", y: "", size: SIZE }, 5, 5);
     // Large boxes first, so that small ones stay visible.
     let mut order: Vec<&Label> = first.iter().collect();
     order.sort_by(|a, b| (b.xywh[2] * b.xywh[3]).total_cmp(&(a.xywh[2] * a.xywh[3])));
     for label in order {
-        let (w, h) = (f64::from(label.xywh[2]), f64::from(label.xywh[3]));
-        canvas.rect(axes.at(0.5 - w / 2.0, 0.5 - h / 2.0), axes.at(0.5 + w / 2.0, 0.5 + h / 2.0), ink(label.class), 1.0);
+        let (w, h) = (f64::from(label.xywh[2]) / 2.0, f64::from(label.xywh[3]) / 2.0);
+        canvas.rect(axes.at(-w, -h), axes.at(w, h), ink(label.class), 1.0);
     }
     if labels.is_empty() {
         axes.note(canvas, "no labels", SIZE);
     }
+}
+
+/// How far the largest of the boxes reaches from its centre, and a little room: of small objects nothing could be told apart at the size of an image.
+fn reach(labels: &[Label]) -> f64 {
+    let longest = labels.iter().map(|label| f64::from(label.xywh[2].max(label.xywh[3]))).fold(0.0, f64::max);
+    if longest > 0.0 { longest * 0.525 } else { 0.5 }
 }
 
 /// A 50×50 histogram over the axes. Colour grows with the square root of the count, so that rare places show beside common ones.

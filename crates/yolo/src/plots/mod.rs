@@ -11,6 +11,7 @@ mod grid;
 mod groups;
 mod labels;
 mod results;
+mod tags;
 
 pub use annotate::{Annotator, Ink};
 pub use bellows_plots::{PlotError, encode};

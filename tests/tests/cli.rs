@@ -3,7 +3,7 @@
 
 mod support;
 
-use support::{expect_code, expect_peak, tiny_data, yolo_train};
+use support::{expect_code, expect_peak, llm_finetune, tiny_data, yolo_train};
 
 #[test]
 fn help_is_grouped_and_complete() {
@@ -85,8 +85,12 @@ fn bad_labels_name_the_file_and_line() {
 #[test]
 fn doctor_reports_the_cpu() {
     let dir = tempfile::tempdir().unwrap();
-    let (report, _) = expect_code(&mut yolo_train(dir.path(), &["doctor", "--device", "cpu"]), 0);
-    assert!(report.to_lowercase().contains("cpu"), "{report}");
+    let doctor = ["doctor", "--device", "cpu"];
+    let (report, _) = expect_code(&mut yolo_train(dir.path(), &doctor), 0);
+    assert!(report.to_lowercase().contains("cpu") && report.contains("  convolutions: auto\n"), "{report}");
+    // A language model has none.
+    let (report, _) = expect_code(&mut llm_finetune(dir.path(), &doctor), 0);
+    assert!(report.contains("  products: auto\n") && !report.contains("onvolution"), "{report}");
 }
 
 #[test]

@@ -164,5 +164,95 @@ fn stages_can_be_left_out() {
     let (_, err) = expect_code(&mut llm_finetune(dir.path(), &[&CHAIN[..], &["x", "--data", "sets/guard.txt,none.jsonl"]].concat()), 2);
     assert!(err.contains("none.jsonl") && !dir.path().join("runs/sft/x").exists(), "{err}");
     let (_, err) = expect_code(&mut llm_finetune(dir.path(), &[&CHAIN[..], &["x", "--concept-skip", "scores"]].concat()), 2);
-    assert!(err.contains("concept_skip \"scores\" is none of score, eval, train"), "{err}");
+    assert!(err.contains("concept_skip \"scores\" is none of extract, score, ablate, eval, train, export"), "{err}");
+}
+
+/// As a user types it, with a small model in the place of the preset's: without data nothing is tuned, and all else is done.
+#[test]
+fn a_preset_without_data_is_edited_and_exported() {
+    let dir = tempfile::tempdir().unwrap();
+    world(dir.path());
+    std::fs::create_dir(dir.path().join("Qwen")).unwrap();
+    std::fs::rename(dir.path().join("base"), dir.path().join("Qwen/Qwen2.5-Coder-1.5B-Instruct")).unwrap();
+    // So small a model may become worse than the guard allows.
+    std::fs::remove_file(dir.path().join("sets/guard.txt")).unwrap();
+    let typed = ["--config", "dorothy", "--concept", "sets", "--export", "ollama"];
+    let (out, _) = expect_code(&mut llm_finetune(dir.path(), &typed), 0);
+    let mut rest = out.as_str();
+    for words in ["AUC", "log-odds", "Took the direction", "before", "fine-tuning is skipped: there is no --data", "model-q8_0.gguf and "] {
+        rest = rest.split_once(words).unwrap_or_else(|| panic!("no {words}, or not in its place, in {out}")).1;
+    }
+    let chain = dir.path().join("runs/sft/train");
+    let files = ["concept/scores.json", "concept/after.json", "edited/model.safetensors", "model-q8_0.gguf", "model-q8_0.Modelfile"];
+    assert!(files.iter().all(|file| chain.join(file).is_file()) && !chain.join("run").exists(), "{out}");
+    // Without a concept there is nothing to do without data.
+    let (_, err) = expect_code(&mut llm_finetune(dir.path(), &["--config", "dorothy", "--export", "ollama"]), 2);
+    assert!(err.contains("--data must be given"), "{err}");
+}
+
+#[test]
+fn a_stage_that_is_left_out_uses_what_is_there() {
+    let dir = tempfile::tempdir().unwrap();
+    world(dir.path());
+    let chain = |name: &str, more: &[&str], code| expect_code(&mut llm_finetune(dir.path(), &[&CHAIN[..], &[name], more].concat()), code);
+    let of = |name: &str, file: &str| dir.path().join("runs/sft").join(name).join(file);
+    let read = |name: &str, file: &str| std::fs::read(of(name, file)).unwrap_or_else(|e| panic!("{name}/{file}: {e}"));
+
+    // No direction was found: nothing is made.
+    let (_, err) = chain("early", &["--concept-skip", "extract"], 2);
+    assert!(err.contains("there is none in runs/sft/early/concept: name its folder with --concept-from"), "{err}");
+    assert!(err.lines().filter(|line| line.starts_with("error")).count() == 1 && !of("early", "").exists(), "{err}");
+
+    // Looked at, and neither edited nor exported.
+    let (out, _) = chain("looked", &["--concept-skip", "ablate,train,export"], 0);
+    let words = ["AUC", "log-odds", "the edit is skipped", "perplexity of the guard"];
+    assert!(words.iter().all(|words| out.contains(words)) && !out.contains("after"), "{out}");
+    assert!(!of("looked", "edited").exists() && !of("looked", "concept/after.json").exists() && !of("looked", "model-q8_0.gguf").exists());
+    // The same goes on with the edit: what was found and scored is not done again.
+    let (out, _) = chain("looked", &["--concept-skip", "extract,train,export"], 0);
+    assert!(!out.contains("AUC") && !out.contains("log-odds") && out.contains("Took the direction at"), "{out}");
+
+    // A direction of another folder, with the choice that was made there or with one of its own.
+    let from = ["--concept-from", "runs/sft/looked/concept", "--concept-skip"];
+    let (out, _) = chain("taken", &[&from[..], &["extract,score,eval,train"]].concat(), 0);
+    assert!(out.contains("Using the direction of sets from runs/sft/looked/concept") && !out.contains("AUC") && !out.contains("log-odds"));
+    for file in ["concept/concept.json", "concept/directions.safetensors", "concept/scores.json", "edited/model.safetensors"] {
+        assert!(read("taken", file) == read("looked", file), "{file}");
+    }
+    let (out, _) = chain("scored", &[&from[..], &["eval,train,export"]].concat(), 0);
+    assert!(!out.contains("AUC") && out.contains("log-odds") && read("scored", "concept/scores.json") == read("looked", "concept/scores.json"));
+    let (_, err) = chain("nowhere", &["--concept-from", "sets"], 2);
+    assert!(err.contains("sets/concept.json") && !of("nowhere", "").exists(), "{err}");
+
+    // Without an edit the model itself is exported, and without a direction it is judged.
+    let (out, _) = chain("plain", &["--concept-skip", "extract,score,ablate,train"], 0);
+    assert!(out.contains("the edit is skipped") && out.contains("perplexity of the guard"), "{out}");
+    assert!(!of("plain", "concept/concept.json").exists() && read("plain", "concept/before.json") == read("looked", "concept/before.json"));
+    assert!(read("plain", "model-q8_0.gguf") != read("taken", "model-q8_0.gguf"));
+}
+
+/// While a card trains, the concept is found, scored and judged on the processor: the same bits as where there is no card.
+#[test]
+fn the_concept_is_the_processors_while_training_has_the_card() {
+    let Some(icd) = std::env::var_os("BELLOWS_SWIFTSHADER") else {
+        eprintln!("skipped: set BELLOWS_SWIFTSHADER to a Vulkan ICD file (.ci/swiftshader prints one)");
+        return;
+    };
+    let dir = tempfile::tempdir().unwrap();
+    world(dir.path());
+    let (_, err) = expect_code(&mut llm_finetune(dir.path(), &[&CHAIN[..], &["cpu", "--concept-skip", "train,export"]].concat()), 0);
+    assert!(!err.contains("device: vulkan"), "{err}");
+    let more = ["card", "--concept-device", "cpu", "--device", "vulkan:0", "--epochs", "1", "--concept-skip", "export"];
+    let mut command = llm_finetune(dir.path(), &[&CHAIN[..], &more].concat());
+    let (out, err) = expect_code(command.env("VK_DRIVER_FILES", &icd), 0);
+    let devices: Vec<&str> = err.lines().filter_map(|line| line.strip_prefix("device: ")?.split(' ').next()).collect();
+    assert_eq!(devices, ["flex", "flex", "vulkan"], "before, after, training: {err}");
+    let of = |name: &str, file: &str| std::fs::read(dir.path().join("runs/sft").join(name).join(file)).unwrap();
+    for file in ["directions.safetensors", "scores.json", "before.json", "after.json"] {
+        let file = format!("concept/{file}");
+        assert!(of("card", &file) == of("cpu", &file), "{file}");
+    }
+    assert!(of("card", "edited/model.safetensors") == of("cpu", "edited/model.safetensors"));
+    let events = String::from_utf8(of("card", "run/events.jsonl")).unwrap();
+    assert!(events.contains("\"backend\":\"vulkan\"") && out.contains("Results saved to"), "{events}");
 }

@@ -43,7 +43,7 @@ pub fn pick_device(device: &str, options: &ProbeOptions) -> Result<Selected, Fai
         }
     }
     if let Some(reason) = &device.lowering_reason {
-        note(&format!("{}: {}, because {reason}", device.noun(), device.lowering));
+        note(&format!("{}: {}, because {reason}", device.noun(), device.way()));
     }
     Ok(device)
 }

@@ -22,7 +22,8 @@ pub fn doctor(request: &DeviceRequest, options: &ProbeOptions, out: &mut dyn Wri
     writeln!(out, "CPU         {}", facts::cpu_name())?;
     writeln!(out, "features    {}", facts::cpu_features().join(" "))?;
     let adapters = write_adapters(options, out)?;
-    let facts = Facts { rocm: cfg!(feature = "rocm") || matches!(request, DeviceRequest::Rocm(_)), ..Facts::of_this_machine(&adapters) };
+    let rocm = cfg!(feature = "rocm") || matches!(request, DeviceRequest::Rocm(_));
+    let facts = Facts { rocm, work: options.work, ..Facts::of_this_machine(&adapters) };
     write_facts(&facts, out)?;
     writeln!(out, "\nknown issues")?;
     let issues = known_issues::sentences(&facts);
@@ -115,7 +116,7 @@ fn write_selected(selected: &Selected, out: &mut dyn Write) -> io::Result<()> {
     if let Some(speed) = selected.report.as_ref().and_then(ProbeReport::speed) {
         writeln!(out, "  speed: {speed}")?;
     }
-    write!(out, "  {}: {}", selected.noun(), selected.lowering)?;
+    write!(out, "  {}: {}", selected.noun(), selected.way())?;
     match &selected.lowering_reason {
         Some(reason) => writeln!(out, ", because {reason}"),
         None => writeln!(out),
@@ -139,7 +140,7 @@ fn write_report(report: &ProbeReport, out: &mut dyn Write) -> io::Result<()> {
             let error = stage.max_error.map_or("-".to_owned(), |error| format!("{error:.1e}"));
             writeln!(out, "  {:<15} {:>5} {:>9.2} {error:>10}", stage.stage, stage.steps, stage.seconds)?;
         }
-        write!(out, "  {lowering} {}: ", report.noun())?;
+        write!(out, "  {} {}: ", report.work.name_of(lowering), report.work.noun())?;
         write_verdict(path, out)?;
     }
     Ok(())

@@ -3,6 +3,7 @@
 //! Reads only. `/dev/kfd` is judged by its mode and our groups rather than opened, because opening it talks to the driver.
 
 use crate::adapter::Adapter;
+use crate::options::Work;
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
@@ -41,6 +42,8 @@ pub(crate) struct Facts {
     pub(crate) gpu_reset: bool,
     /// Whether ROCm would be used: it is compiled in, or asked for.
     pub(crate) rocm: bool,
+    /// What a device is looked for.
+    pub(crate) work: Work,
 }
 
 impl Facts {

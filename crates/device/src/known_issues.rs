@@ -4,6 +4,7 @@
 
 use crate::adapter::Adapter;
 use crate::facts::{Facts, Kfd, is_rdna1, names_rdna1};
+use crate::options::Work;
 
 /// The HIP version `cubecl-hip-sys` in the lock file was generated from.
 const LINKED_HIP: &str = "7.14";
@@ -40,12 +41,16 @@ const OVERRIDE: &str = "HSA_OVERRIDE_GFX_VERSION";
 
 /// ROCm#2527, rocm_sdk_builder#98, llama.cpp#15846, #10710, unsloth#8529 (an RX 5700 XT).
 fn rdna1(facts: &Facts) -> Option<String> {
-    say(
-        facts.has_rdna1(),
-        "RDNA1 card (gfx101x): ROCm does not support it and hangs are reported; `auto` tries Vulkan, ROCm only with `--device rocm`. \
-         Wrong numbers are reported on Vulkan too, which is what the probe looks for. Direct convolutions are not tried unless asked for \
-         with `--conv direct`.",
-    )
+    let own = match facts.work {
+        Work::Detector | Work::HalfDetector => "Direct convolutions are not tried unless asked for with `--conv direct`.",
+        Work::LanguageModel => "Products and attention are proved by it, ours (`--products own`) and Burn's.",
+    };
+    facts.has_rdna1().then(|| {
+        format!(
+            "RDNA1 card (gfx101x): ROCm does not support it and hangs are reported; `auto` tries Vulkan, ROCm only with `--device rocm`. \
+             Wrong numbers are reported on Vulkan too, which is what the probe looks for. {own}"
+        )
+    })
 }
 
 /// Why Burn's own convolutions must not even be tried on `adapter`, on a machine with these AMD GPUs: hangs that take the machine with
@@ -226,6 +231,19 @@ mod tests {
         let said = sentences(&facts(100_102, &[(OVERRIDE, "10.3.0")]));
         assert!(said.len() == 2 && said[1].contains("known to crash the RX 5700"), "{said:?}");
         assert_eq!(sentences(&facts(100_100, &[(OVERRIDE, "10.1.0")])).len(), 1);
+    }
+
+    #[test]
+    fn of_convolutions_only_a_detector_is_told() {
+        let names = vec!["AMD Radeon RX 5700 XT (RADV NAVI10)".into(), "SwiftShader Device".into()];
+        let said = |work| sentences(&Facts { names: names.clone(), work, ..Facts::default() });
+        for (work, own, others) in
+            [(Work::Detector, ["--conv direct", "--conv gemm"], "products own"), (Work::LanguageModel, ["--products own"; 2], "onvolution")]
+        {
+            let said = said(work);
+            assert!(said.len() == 2 && said.iter().zip(own).all(|(said, own)| said.contains(own)), "{said:?}");
+            assert!(!said.concat().contains(others), "{said:?}");
+        }
     }
 
     #[test]

@@ -25,6 +25,23 @@ pub enum Work {
 
 impl Work {
     const ALL: [Self; 3] = [Self::Detector, Self::HalfDetector, Self::LanguageModel];
+
+    /// What is computed by one [`Lowering`] or another.
+    pub fn noun(self) -> &'static str {
+        match self {
+            Self::Detector | Self::HalfDetector => "convolutions",
+            Self::LanguageModel => "products",
+        }
+    }
+
+    /// What the flag of its programs calls a lowering: `--conv`, or `--products`.
+    pub fn name_of(self, lowering: Lowering) -> &'static str {
+        match (self, lowering) {
+            (Self::LanguageModel, Lowering::Gemm) => "own",
+            (Self::LanguageModel, Lowering::Direct) => "burn",
+            (_, lowering) => lowering.name(),
+        }
+    }
 }
 
 impl fmt::Display for Work {

@@ -155,14 +155,6 @@ impl ProbeReport {
         [(Path::Gemm.lowering(), &self.gemm), (Path::Direct.lowering(), &self.direct)]
     }
 
-    /// What is computed by one way or the other.
-    pub(crate) fn noun(&self) -> &'static str {
-        match self.work {
-            Work::Detector | Work::HalfDetector => "convolutions",
-            Work::LanguageModel => "products",
-        }
-    }
-
     /// What a small step takes by the faster of the paths that passed.
     pub fn speed(&self) -> Option<Speed> {
         let passed = self.paths().into_iter().filter(|(_, path)| path.passed());
@@ -182,10 +174,12 @@ impl ProbeReport {
 
     /// How convolutions and products are to be computed, and why not as usual; `None` if no way is good.
     pub fn lowering(&self) -> Option<(Lowering, Option<String>)> {
-        let noun = self.noun();
+        let (work, noun) = (self.work, self.work.noun());
         let why_not = |(lowering, path): (Lowering, &PathReport)| match &path.verdict {
             Verdict::Pass => None,
-            Verdict::Fail { stage, reason } => Some(format!("{lowering} {noun} failed the probe at stage {stage}: {reason}")),
+            Verdict::Fail { stage, reason } => {
+                Some(format!("{} {noun} failed the probe at stage {stage}: {reason}", work.name_of(lowering)))
+            }
             Verdict::Skipped { reason } => Some(reason.clone()),
         };
         let [gemm, direct] = self.paths().map(why_not);
@@ -204,10 +198,10 @@ impl ProbeReport {
 
     /// All failures, and then what was not tried, in one sentence.
     pub(crate) fn failures(&self) -> String {
-        let noun = self.noun();
+        let (work, noun) = (self.work, self.work.noun());
         let failed = |(_, path): (_, &PathReport)| path.failure().map(|(stage, reason)| format!("at stage {stage}: {reason}"));
         let skipped = |(lowering, path): (Lowering, &PathReport)| match &path.verdict {
-            Verdict::Skipped { reason } => Some(format!("{lowering} {noun}: {reason}")),
+            Verdict::Skipped { reason } => Some(format!("{} {noun}: {reason}", work.name_of(lowering))),
             Verdict::Pass | Verdict::Fail { .. } => None,
         };
         let said = [self.paths().map(failed), self.paths().map(skipped)];
@@ -263,6 +257,12 @@ pub(crate) mod tests {
         assert_eq!(failures, "at stage conv gemm: 1x1: wrong numbers; direct convolutions: known issue");
         let failures = report(&card, skipped(), fail(Stage::ConvDirect)).failures();
         assert_eq!(failures, "at stage conv direct: 1x1: wrong numbers; gemm convolutions: known issue");
+        // A language model has products, by the names of its own flag.
+        let words = |gemm, direct| ProbeReport { work: Work::LanguageModel, ..report(&card, gemm, direct) };
+        let reason = "burn products failed the probe at stage products direct: 1x1: wrong numbers";
+        assert_eq!(words(Verdict::Pass, fail(Stage::ProductsDirect)).lowering(), because(Lowering::Gemm, reason));
+        let failures = words(skipped(), fail(Stage::ProductsDirect)).failures();
+        assert_eq!(failures, "at stage products direct: 1x1: wrong numbers; own products: known issue");
     }
 
     #[test]

@@ -4,7 +4,7 @@
 use crate::adapter::{Adapter, Backend, best_hardware};
 use crate::adapters;
 use crate::facts::{self, Facts};
-use crate::options::ProbeOptions;
+use crate::options::{ProbeOptions, Work};
 use crate::probe;
 use crate::report::{ProbeReport, Speed};
 use crate::{DeviceError, DeviceRequest};
@@ -27,8 +27,10 @@ pub struct Selected {
     pub pci: Option<String>,
     /// Why `auto` gave the CPU; `None` for anything else.
     pub fallback: Option<String>,
-    /// How layers shall compute convolutions: what was asked for in [`ProbeOptions::lowering`] if this device has it, else what has proved
-    /// itself here.
+    /// What it was chosen for.
+    pub work: Work,
+    /// How layers shall compute convolutions or products: what was asked for in [`ProbeOptions::lowering`] if this device has it, else what has
+    /// proved itself here.
     pub lowering: Lowering,
     /// Why it is not the lowering that was asked for, or why `auto` has become a certain one; `None` if nothing speaks against either.
     pub lowering_reason: Option<String>,
@@ -54,7 +56,12 @@ impl Selected {
 
     /// What [`lowering`](Self::lowering) computes: convolutions, or products.
     pub fn noun(&self) -> &'static str {
-        self.report.as_ref().map_or("convolutions", ProbeReport::noun)
+        self.work.noun()
+    }
+
+    /// The name of [`lowering`](Self::lowering) for this work.
+    pub fn way(&self) -> &'static str {
+        self.work.name_of(self.lowering)
     }
 
     /// What a small step of training takes on an accelerator.
@@ -97,8 +104,8 @@ pub fn select(request: &DeviceRequest, options: &ProbeOptions) -> Result<Selecte
     }
     let noun = selected.noun();
     match &selected.lowering_reason {
-        Some(reason) => tracing::warn!("{noun}: {}, because {reason}", selected.lowering),
-        None => tracing::info!("{noun}: {}", selected.lowering),
+        Some(reason) => tracing::warn!("{noun}: {}, because {reason}", selected.way()),
+        None => tracing::info!("{noun}: {}", selected.way()),
     }
     Ok(selected)
 }
@@ -128,7 +135,7 @@ fn lowering_on_gpu(asked: Option<Lowering>, proved: Lowering, reason: Option<Str
 fn cpu(fallback: Option<String>, report: Option<ProbeReport>, options: &ProbeOptions) -> Selected {
     let (device, backend, name) = (processor(), Backend::Flex.name(), facts::cpu_name());
     let (lowering, lowering_reason) = lowering_on_cpu(options.lowering, processor_has_bf16());
-    Selected { device, backend, name, memory: None, pci: None, fallback, lowering, lowering_reason, report }
+    Selected { device, backend, name, memory: None, pci: None, fallback, work: options.work, lowering, lowering_reason, report }
 }
 
 fn auto(options: &ProbeOptions) -> Selected {
@@ -205,6 +212,7 @@ fn named(backend: Backend, which: Which, options: &ProbeOptions) -> Result<Selec
         memory: adapter.memory,
         pci: Some(adapter.pci).filter(|pci| !pci.is_empty()),
         fallback: None,
+        work: options.work,
         lowering,
         lowering_reason,
         report: Some(report),

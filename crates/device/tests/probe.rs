@@ -282,7 +282,7 @@ fn a_language_model_takes_the_products_that_are_right() {
     assert_eq!(stages(&report.direct), [&common[..], &[Stage::ProductsDirect]].concat());
     assert_eq!(selected.lowering, Lowering::Gemm);
     let reason = selected.lowering_reason.unwrap();
-    assert!(reason.starts_with("direct products failed the probe at stage products direct: "), "{reason}");
+    assert!(reason.starts_with("burn products failed the probe at stage products direct: "), "{reason}");
 }
 
 /// Nothing is timed unless it is asked for; what was found is remembered beside the verdict, and numbers are the same with it.

@@ -27,6 +27,14 @@ const ROWS: usize = 1024;
 
 pub(crate) fn plan(args: &PlanArgs) -> Result<(), Failure> {
     let (config, _) = with_adapter(settings(&args.settings)?)?;
+    // What is wrong with the model is said before a device is proved and data are read.
+    if args.size.is_none() {
+        match config.model.as_str() {
+            "" => return Err(Usage("plan needs --model or --size".into()).into()),
+            "tiny" => {}
+            model => drop(Base::shape(&describe(model, config.offline, &mut note)?)?),
+        }
+    }
     join_pool(0)?;
     let target = match &args.card {
         Some(card) => Target::card(card, OF_PUBLISHED)?,
@@ -59,9 +67,6 @@ fn subject(args: &PlanArgs, config: &SftConfig) -> Result<(String, ModelConfig, 
     if let Some(size) = &args.size {
         let shape = Size::named(size).ok_or_else(|| Usage(format!("plan: there is no size {size}")))?.shape();
         return Ok((format!("Qwen2.5, {size}"), shape, longest));
-    }
-    if config.model.is_empty() {
-        return Err(Usage("plan needs --model or --size".into()).into());
     }
     if config.data.is_empty() && config.model != "tiny" {
         return Ok((config.model.clone(), Base::shape(&describe(&config.model, config.offline, &mut note)?)?, longest));

@@ -22,8 +22,8 @@ use bellows_qwen::model::{CausalLm, ModelConfig};
 use bellows_qwen::modelfile::modelfile;
 use bellows_qwen::train::{Finetune, MADE_BASE, Report};
 use bellows_runs::{Unwritten, write_atomic};
-use bellows_weights::DType;
 use bellows_weights::gguf::Preset;
+use bellows_weights::{Checkpoint, DType};
 use burn::tensor::Device;
 use serde_json::Map;
 
@@ -37,6 +37,7 @@ use crate::speak::{adapter_tokenizer, adopt_tokenizer};
 /// Trains with these settings, or goes on with the run in `resumed`.
 pub(crate) fn run(session: Session, args: &TrainArgs, config: SftConfig, resumed: Option<PathBuf>) -> Result<(), Failure> {
     say(&format!("Bellows {} · {} · {}", env!("CARGO_PKG_VERSION"), config.model, config.data.join(", ")));
+    find_model(&config)?;
     let device = pick_device(&config.device, &ProbeOptions { reprobe: args.reprobe, tune: args.tune, ..by(config.products) })?;
     has_numbers(config.precision, &device)?;
     let paths = data_paths(&config)?;
@@ -77,7 +78,9 @@ pub(crate) fn settle(args: &TrainArgs) -> Result<(SftConfig, Option<PathBuf>, us
     let Some(which) = &args.resume else {
         let mut config = settings(&args.settings)?;
         config.ranks = ranks_of(config.ranks)?;
-        let missing = [("--model", config.model.is_empty()), ("--data", config.data.is_empty())];
+        // With a concept there is something to do without data, too.
+        let no_data = config.data.is_empty() && config.concept.is_none();
+        let missing = [("--model", config.model.is_empty()), ("--data", no_data)];
         let missing: Vec<&str> = missing.iter().filter(|(_, empty)| *empty).map(|(flag, _)| *flag).collect();
         if !missing.is_empty() {
             return Err(Usage(format!("{} must be given (--config tiny has both); see --help", missing.join(" and "))).into());
@@ -89,6 +92,21 @@ pub(crate) fn settle(args: &TrainArgs) -> Result<(SftConfig, Option<PathBuf>, us
     let config = SftConfig::from_layers(&layers)?;
     let ranks = ranks_of(ranks.unwrap_or(config.ranks))?;
     Ok((config, Some(dir), ranks))
+}
+
+/// That the model is there, asked before a device is proved and data are read: its description (that of the hub's is fetched), and of a folder of
+/// one's own the headers of its weights.
+pub(crate) fn find_model(config: &SftConfig) -> Result<(), Failure> {
+    if config.model == "tiny" {
+        return Ok(());
+    }
+    let path = describe(&config.model, config.offline, &mut note)?;
+    Base::shape(&path)?;
+    // Those of the hub may be still to come.
+    if Path::new(&config.model).is_dir() {
+        Checkpoint::open(&path)?;
+    }
+    Ok(())
 }
 
 /// Where the data sets of a run lie; those of the hub are downloaded.

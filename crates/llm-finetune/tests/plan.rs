@@ -56,6 +56,30 @@ fn a_run_that_goes_on_from_an_adapter_is_planned_with_its_ranks_and_targets() {
     }
 }
 
+/// Rows that cannot be used and a device are not looked at where the model is not there.
+#[test]
+fn a_model_that_is_not_there_is_told_of_first() {
+    let dir = tempfile::tempdir().unwrap();
+    model(dir.path());
+    std::fs::write(dir.path().join("rows.jsonl"), "{\"neither\": \"chat nor text\"}\n").unwrap();
+    let said = |args: &[&str]| {
+        let (code, _, error) = run(dir.path(), &[args, &["--data", "rows.jsonl", "--device", "cpu"]].concat());
+        assert!(code == 2 && error.lines().filter(|line| line.starts_with("error")).count() == 1, "{args:?}: {code} {error}");
+        error
+    };
+    for args in [&["--model", "nowhere"][..], &["plan", "--model", "nowhere"]] {
+        let error = said(args);
+        assert!(error.contains("nowhere") && !error.contains("device:") && !error.contains("rows.jsonl"), "{error}");
+    }
+    // The rows are what is wrong as long as the model is whole; of one without weights there is a plan, and no run.
+    assert!(said(&["--model", "model"]).contains("rows.jsonl"));
+    std::fs::remove_file(dir.path().join("model/model.safetensors")).unwrap();
+    let error = said(&["--model", "model"]);
+    assert!(error.contains("model.safetensors") && !error.contains("device:") && !error.contains("rows.jsonl"), "{error}");
+    assert!(plan(dir.path(), &[])["peak_gb"].as_f64().unwrap() > 0.0);
+    assert!(!dir.path().join("runs").exists());
+}
+
 /// A file in f32 whose values bf16 holds, as those of many published models: it is kept in bf16, and planned so. One matrix that is not is f32.
 #[test]
 fn a_base_is_planned_as_it_is_kept() {

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use crate::adapter::{ALL_LINEAR, EMBEDDING, LoraConfig, Targets};
 use crate::checkpointing::Checkpointing;
 use crate::concept::edit::Ablation;
+use crate::concept::stages::check_names;
 use crate::precision::{Products, RunPrecision};
 use crate::preference::{Objective, PairLoss};
 use crate::storage::BaseDtype;
@@ -146,7 +147,9 @@ settings! {
         concept_max_perplexity_rise: f64 = 0.05;
         /// Device for these stages; that of training if not given
         concept_device: Option<String> = None;
-        /// Stages that are left out, as a list: score, eval, train
+        /// Folder of a direction that was found before (by `concept extract`, or concept/ of another run): it is taken, none is looked for
+        concept_from: Option<String> = None;
+        /// Stages that are left out, as a list: extract, score, ablate, eval, train, export
         concept_skip: Vec<String> = Vec::new();
     }
     "Run" {
@@ -251,11 +254,8 @@ settings! {
     }
 }
 
-/// Stages of a run with a concept that may be left out.
-const STAGES: [&str; 3] = ["score", "eval", "train"];
-
 /// Settings that do not change what a run computes: they may differ when it is resumed.
-pub const MAY_CHANGE: [&str; 24] = [
+pub const MAY_CHANGE: [&str; 26] = [
     "supervise",
     "fallback",
     "elastic",
@@ -265,6 +265,8 @@ pub const MAY_CHANGE: [&str; 24] = [
     "save_gguf",
     "export",
     "concept_device",
+    "concept_from",
+    "concept_skip",
     "system",
     "device",
     "products",
@@ -444,9 +446,7 @@ impl SftConfig {
         if self.concept.is_some() {
             self.ablation()?;
         }
-        if let Some(stage) = self.concept_skip.iter().find(|stage| !STAGES.contains(&stage.as_str())) {
-            return Err(bad(format!("concept_skip {stage:?} is none of {}", STAGES.join(", "))));
-        }
+        check_names(&self.concept_skip).map_err(bad)?;
         Limits::of(&self.heartbeat).map_err(bad)?;
         self.encoding().map(drop)
     }

@@ -110,6 +110,9 @@ impl Footprint {
         let dora = |[out, _]: [usize; 2]| if config.use_dora { out } else { 0 };
         let of_map = |(rank, (_, shape)): (&usize, &Map)| if *rank == 0 { 0 } else { rank * sides(*shape) + dora(*shape) };
         let adapters: usize = ranks.iter().map(|ranks| ranks.iter().zip(&maps).map(of_map).sum::<usize>()).sum();
+        // Beside its magnitudes DoRA keeps ‖w‖² of every row that it rescales (`Lora::squares`).
+        let rescaled = |(rank, (_, shape)): (&usize, &Map)| if *rank == 0 { 0 } else { dora(*shape) };
+        let squares: usize = ranks.iter().map(|ranks| ranks.iter().zip(&maps).map(rescaled).sum::<usize>()).sum();
 
         let vocabulary = [model.vocab_size, h];
         let embeddings: Vec<&str> = std::iter::once(EMBEDDING).chain((!model.tie_word_embeddings).then_some(HEAD)).collect();
@@ -133,7 +136,10 @@ impl Footprint {
         };
         let (weights, trained) = match full {
             true => (0.0, values + small + embeddings.len() as f64 * rows),
-            false => (of_layers + F32 * small + (embeddings.len() - saved) as f64 * embedding, adapters as f64 + saved as f64 * rows),
+            false => (
+                of_layers + F32 * (small + squares as f64) + (embeddings.len() - saved) as f64 * embedding,
+                adapters as f64 + saved as f64 * rows,
+            ),
         };
         Ok(Self {
             maps,
@@ -190,11 +196,28 @@ impl Footprint {
             true => each(&|[_, input]| input),
             false => kept(of_q || of_k || of_v, h) + kept(of_gate || of_up, h) + kept(of_down, i),
         };
-        // DoRA scales the map's output and the branch's by what is learnt.
+        // DoRA scales the map's output and the branch's (`base` and `branch(x)` of `lora.rs`) by what is learnt, and reads both again.
         let dora = if self.dora { 2.0 * each(&|[out, _]| out) } else { 0.0 };
+        // A branch that is computed by itself keeps what A makes of its input (`inner`), which B's gradient reads.
+        let inner = if self.dora || self.dropout { ranks.iter().sum::<usize>() as f64 } else { 0.0 };
         let head_norms = if self.qk_norm { q + kv } else { 0.0 };
         // Inputs of both norms; queries, keys, values, what attention makes of them, the sum of each row; gate and up.
-        2.0 * h + head_norms + (2.0 * q + 2.0 * kv + self.heads as f64) + 2.0 * i + inputs + dora
+        2.0 * h + head_norms + (2.0 * q + 2.0 * kv + self.heads as f64) + 2.0 * i + inputs + dora + inner
+    }
+
+    /// Of what DoRA rescales: outputs of the maps of one input together, and of one map its rank times its outputs; both at the largest.
+    fn rescaled(&self) -> [f64; 2] {
+        if !self.dora {
+            return [0.0; 2];
+        }
+        let outputs = |ranks: &[usize; 7]| -> [usize; 7] { std::array::from_fn(|map| if ranks[map] > 0 { self.maps[map].1[0] } else { 0 }) };
+        let together = |ranks: &[usize; 7]| {
+            let [q, k, v, o, gate, up, down] = outputs(ranks);
+            (q + k + v).max(o).max(gate + up).max(down)
+        };
+        let norms = |ranks: &[usize; 7]| ranks.iter().zip(outputs(ranks)).map(|(rank, out)| rank * out).max().unwrap_or(0);
+        let most = |of: &dyn Fn(&[usize; 7]) -> usize| self.ranks.iter().map(of).max().unwrap_or(0) as f64;
+        [most(&together), most(&norms)]
     }
 
     /// With micro-batches of so many rows of so many tokens, padding included.
@@ -212,7 +235,11 @@ impl Footprint {
         let logits = loss * F32 * (blocks + f64::from(u8::from(self.pairs))) * tokens.min(CHUNK as f64) * v;
         // Down through the MLP, where gradients are widest; hidden states at the head, and the gradient of its weights.
         let of_weights = if self.head_trained { 3.0 * v * width } else { 0.0 };
-        let passing = loss * (F32 * (tokens * (3.0 * i + 9.0 * h + q) + of_weights) + self.dense);
+        // DoRA's: of the maps of one input the gradients of `base` and `branch(x)`, which are that of y times their scales; and of one map's
+        // `row_norms` A Wᵀ and B A Aᵀ, each with its product with B.
+        let [rescaled, norms] = self.rescaled();
+        let doras = 2.0 * tokens * rescaled + 4.0 * norms;
+        let passing = loss * (F32 * (tokens * (3.0 * i + 9.0 * h + q) + doras + of_weights) + self.dense);
 
         let (one, moments) = (F32 * self.trained, self.moments);
         let (learnt, passes) = (one * (2.0 + moments), activations + logits);
@@ -277,6 +304,30 @@ mod tests {
         let (saved, plain) = (of("0.5B", saved, Storage::Half), of("0.5B", SftConfig::default(), Storage::Half));
         let rows = 151_936.0 * 896.0;
         assert_eq!((saved.trained - plain.trained, plain.weights - saved.weights), (rows, 2.0 * rows));
+    }
+
+    /// Of 0.5B: 12,672 outputs a layer, 9,728 of them gate's and up's; rank 16.
+    #[test]
+    fn dora_is_planned_with_all_that_it_keeps() {
+        let shape = Size::named("0.5B").unwrap().shape();
+        let (tokens, outs) = (512.0, 24.0 * 12_672.0);
+        let more = |place, target_modules: &str, at: usize| {
+            let plan = |use_dora| {
+                let config = SftConfig { use_dora, target_modules: Targets::parse(target_modules), ..SftConfig::default() };
+                let Plan { weights, adapters, activations, workspace, .. } =
+                    Footprint::new(&shape, &config, Storage::Nf4, place).unwrap().at(1, 512, Checkpointing::OFF);
+                [weights, adapters, activations, workspace]
+            };
+            plan(true)[at] - plan(false)[at]
+        };
+        let near = |bytes: f64, values: f64| assert!((bytes - 4.0 * values).abs() < 1.0, "{bytes} for {values} values");
+        near(more(Place::Processor, "all-linear", 0), outs);
+        near(more(Place::Processor, "all-linear", 1), outs);
+        near(more(Place::Processor, "all-linear", 2), tokens * (2.0 * outs + 24.0 * 7.0 * 16.0));
+        // The new gradients (twice), weights (twice) and moments of the magnitudes come with an update.
+        let passing = |rescaled: f64, out: f64| CARD_LOSS * (2.0 * tokens * rescaled + 4.0 * 16.0 * out);
+        near(more(Place::Card, "all-linear", 3), 6.0 * outs + passing(9_728.0, 4864.0));
+        near(more(Place::Card, "q_proj,v_proj", 3), 6.0 * 24.0 * 1024.0 + passing(1024.0, 896.0));
     }
 
     #[test]

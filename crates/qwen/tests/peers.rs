@@ -17,6 +17,7 @@ use bellows_qwen::base::{Base, random};
 use bellows_qwen::export::{write_gguf, write_transformers};
 use bellows_qwen::generate::{Sampling, generate};
 use bellows_qwen::model::pass::Pass;
+use bellows_qwen::model::rope::RopeScaling;
 use bellows_qwen::model::{CausalLm, ModelConfig};
 use bellows_qwen::{peft, weights};
 use bellows_weights::gguf::{Gguf, Preset};
@@ -33,6 +34,9 @@ const TEXTS: [&str; 5] = [
     "<|im_start|>user\nHello<|im_end|>\n",
 ];
 const TOKENS: usize = 24;
+/// The case with these positions: of a model that was trained on texts shorter than the prompt is.
+const SCALED: &str = "llama3-scaled";
+const LLAMA3: RopeScaling = RopeScaling::Llama3 { factor: 4.0, low_freq_factor: 1.0, high_freq_factor: 4.0, original: 8 };
 
 #[test]
 fn peers_read_what_is_written() {
@@ -55,21 +59,24 @@ fn peers_read_what_is_written() {
         ("qwen2-saved-map", Architecture::Qwen2, true, LoraConfig { modules_to_save: vec!["down_proj".into()], ..lora.clone() }),
         ("qwen3-dora", Architecture::Qwen3, true, LoraConfig { use_dora: true, ..lora.clone() }),
         ("qwen3-part", Architecture::Qwen3, false, LoraConfig { target_modules: some, layers_to_transform: vec![1], ..lora.clone() }),
-        ("llama", Architecture::Llama, true, lora),
+        ("llama", Architecture::Llama, true, lora.clone()),
+        (SCALED, Architecture::Llama, false, lora.clone()),
+        ("mistral", Architecture::Mistral, false, lora),
     ];
     let dir = tempfile::tempdir().unwrap();
     for (name, architecture, tied, lora) in cases {
-        write_case(&dir.path().join(name), architecture, tied, &lora);
+        let scaling = (name == SCALED).then_some(LLAMA3);
+        write_case(&dir.path().join(name), (architecture, scaling), tied, &lora);
     }
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/peers.py");
     let output = Command::new(python).arg(script).arg(dir.path()).output().unwrap();
     let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    assert!(output.status.success() && out.contains("7 cases agree"), "{out}\n{err}");
+    assert!(output.status.success() && out.contains("9 cases agree"), "{out}\n{err}");
     println!("{out}");
 }
 
 /// Base, adapter, merged model and GGUFs of a random model, and what we make of them.
-fn write_case(dir: &Path, architecture: Architecture, tied: bool, lora: &LoraConfig) {
+fn write_case(dir: &Path, (architecture, rope_scaling): (Architecture, Option<RopeScaling>), tied: bool, lora: &LoraConfig) {
     let device = Device::flex();
     let tokenizer = {
         let mut tokenizer = Tokenizer::byte_level(TEXTS, 200).unwrap();
@@ -88,7 +95,7 @@ fn write_case(dir: &Path, architecture: Architecture, tied: bool, lora: &LoraCon
         vocab_size: tokenizer.len().next_multiple_of(32),
         rms_norm_eps: 1e-6,
         rope_theta: 10_000.0,
-        rope_scaling: None,
+        rope_scaling,
         sliding_window: None,
         tie_word_embeddings: tied,
         max_position_embeddings: 256,

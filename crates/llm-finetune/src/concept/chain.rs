@@ -1,7 +1,8 @@
 //! Training with `--concept`: the direction is found, scored, taken out and judged before the model is tuned.
 //!
 //! All of it lies in `PROJECT/NAME`: what is known of the concept in `concept/`, the edited model in `edited/`, the run in `run/`. Each stage leaves its
-//! files complete or not at all, and a stage whose files are there is not done again: whatever ends the process, the same command goes on.
+//! files complete or not at all, and a stage whose files are there is not done again: whatever ends the process, the same command goes on. A stage that
+//! is left out uses what an earlier run has left of it, and makes nothing.
 
 use std::borrow::Borrow;
 use std::path::{Path, PathBuf};
@@ -10,10 +11,12 @@ use bellows_chat::Template;
 use bellows_cli::{Failure, Keeping, Session, Signals, Usage, note, pick_device, say};
 use bellows_device::{Selected, processor};
 use bellows_qwen::base::Base;
-use bellows_qwen::concept::files::{Found, read_json, read_scores, write_json};
+use bellows_qwen::concept::files::{Found, read_json, read_scores, write_json, write_scores};
 use bellows_qwen::concept::judge::{Comparison, Verdict};
+use bellows_qwen::concept::stages::Stage;
 use bellows_qwen::config::SftConfig;
 use bellows_qwen::hub::locate;
+use bellows_qwen::model::ModelConfig;
 use bellows_qwen::precision::RunPrecision;
 use bellows_runs::{RunDir, find_latest_run, results_dir};
 use bellows_weights::DType;
@@ -22,8 +25,10 @@ use serde_json::{Map, Value, json};
 use super::steps::{Prompts, ablate, extract, judged, known_as, place, reader, scored, tell_comparison};
 use crate::args::TrainArgs;
 use crate::prove::{by, prove};
-use crate::train::{data_paths, gguf, open_data, open_tokenizer, pick_template, run, settle};
+use crate::train::{data_paths, find_model, gguf, open_data, open_tokenizer, pick_template, run, settle};
 
+/// What is known of the concept.
+const CONCEPT: &str = "concept";
 /// The edited model.
 const EDITED: &str = "edited";
 /// Tokens of an answer that markers are looked for in.
@@ -41,28 +46,58 @@ pub(crate) fn train(args: &TrainArgs, signals: &Signals) -> Result<(), Failure> 
     if config.model == "tiny" {
         return Err(Usage("--concept needs a model that has learnt something: --model tiny is made on the spot".into()).into());
     }
-    let paths = data_paths(&config)?;
+    find_model(&config)?;
+    let trains = !(config.data.is_empty() || Stage::Train.is_in(&config.concept_skip));
+    let paths = if trains { data_paths(&config)? } else { Vec::new() };
     // Tokens that are added to be learnt are not the model's yet.
     let (shape, tokenizer) = open_tokenizer(&SftConfig { new_tokens: Vec::new(), ..config.clone() }, &paths)?;
     let template = pick_template(&config, shape.architecture, &tokenizer)?;
     let prompts = Prompts::open(Path::new(&sets), &tokenizer, Some(&template))?;
     // What is wrong with the chats is said now, and not when the model is edited.
-    open_data(&config, &paths, &open_tokenizer(&config, &paths)?.1, &template)?;
+    if trains {
+        open_data(&config, &paths, &open_tokenizer(&config, &paths)?.1, &template)?;
+    }
+    let before = found_before(&config, &shape)?;
     let dir = results_dir(Path::new(&config.project), &config.name, true)?;
     let _lock = RunDir::at(&dir).lock()?;
     begin(&dir, &config, &prompts)?;
     let chain = Chain { dir, config, template, prompts };
-    chain.edit()?;
+    chain.edit(before)?;
     chain.judge()?;
-    let Chain { dir, config, template, .. } = chain;
-    let edited = dir.join(EDITED);
-    if config.concept_skip.iter().any(|stage| stage == "train") {
-        return export(&config, &dir, &edited, &template);
+    let Chain { dir, mut config, template, .. } = chain;
+    if Stage::Export.is_in(&config.concept_skip) {
+        (config.export, config.save_gguf) = (None, None);
+    }
+    if dir.join(EDITED).exists() {
+        config.model = dir.join(EDITED).display().to_string();
+    }
+    if !trains {
+        if !Stage::Train.is_in(&config.concept_skip) {
+            say("fine-tuning is skipped: there is no --data");
+        }
+        return export(&config, &dir, &template);
     }
     // A run that was killed before its first checkpoint begins anew.
     let resumed = find_latest_run(&dir);
-    let (project, model) = (dir.display().to_string(), edited.display().to_string());
-    run(session, args, SftConfig { model, project, name: "run".into(), exist_ok: true, ..config }, resumed)
+    let project = dir.display().to_string();
+    run(session, args, SftConfig { project, name: "run".into(), exist_ok: true, ..config }, resumed)
+}
+
+/// The direction that is not to be looked for: of the folder that the settings name, or else where finding it is left out, of this run's own.
+fn found_before(config: &SftConfig, shape: &ModelConfig) -> Result<Option<Found>, Failure> {
+    if let Some(folder) = &config.concept_from {
+        let found = Found::read(Path::new(folder))?;
+        found.fits(shape)?;
+        return Ok(Some(found));
+    }
+    let dir = Path::new(&config.project).join(&config.name);
+    let (own, skips) = (dir.join(CONCEPT), |stage: Stage| stage.is_in(&config.concept_skip));
+    let unasked = dir.join(EDITED).exists() || (skips(Stage::Score) && skips(Stage::Ablate));
+    if skips(Stage::Extract) && !unasked && !Found::is_in(&own) {
+        let why = "concept_skip extract needs a direction that was found before, and there is none";
+        return Err(Usage(format!("{why} in {}: name its folder with --concept-from", own.display())).into());
+    }
+    Ok(None)
 }
 
 struct Chain {
@@ -73,8 +108,8 @@ struct Chain {
 }
 
 impl Chain {
-    fn skips(&self, stage: &str) -> bool {
-        self.config.concept_skip.iter().any(|skipped| skipped == stage)
+    fn skips(&self, stage: Stage) -> bool {
+        stage.is_in(&self.config.concept_skip)
     }
 
     /// A model on the device of these stages.
@@ -90,31 +125,55 @@ impl Chain {
         self.open(&locate(&self.config.model, self.config.offline, &mut note)?)
     }
 
-    /// Finds the direction, scores it, and takes it out.
-    fn edit(&self) -> Result<(), Failure> {
-        let (concept, edited) = (self.dir.join("concept"), self.dir.join(EDITED));
+    /// Finds the direction, if it was not found `before`, scores it, and takes it out.
+    fn edit(&self, before: Option<Found>) -> Result<(), Failure> {
+        let (concept, edited) = (self.dir.join(CONCEPT), self.dir.join(EDITED));
         if edited.exists() {
             say(&format!("{} is there: the concept is taken out", edited.display()));
             return Ok(());
         }
+        if self.skips(Stage::Ablate) {
+            say("the edit is skipped: the model stays as it is");
+            if self.skips(Stage::Extract) && self.skips(Stage::Score) {
+                return Ok(());
+            }
+        }
         let edit = self.config.ablation()?;
         let (base, device) = self.open_base()?;
         edit.check(base.config.num_hidden_layers)?;
-        let found = match Found::is_in(&concept) {
-            true => Found::read(&concept)?,
-            false => extract(reader(&base, &device.device), &self.config.model, &self.prompts, &concept)?,
+        let found = match before {
+            _ if Found::is_in(&concept) => Found::read(&concept)?,
+            Some(found) => self.adopt(found, &concept)?,
+            None => extract(reader(&base, &device.device), &self.config.model, &self.prompts, &concept)?,
         };
-        if !self.skips("score") && read_scores(&concept)?.is_none() {
+        found.fits(&base.config)?;
+        if !self.skips(Stage::Score) && read_scores(&concept)?.is_none() {
             match self.prompts.sets.markers.is_empty() {
                 true => say("no markers.txt beside the prompt sets: the layer that separates best is taken"),
                 false => drop(scored(&base, &device.device, &found, &self.prompts, &edit, &concept)?),
             }
         }
         // It is judged while it is here.
-        if !self.skips("eval") {
+        if !self.skips(Stage::Eval) {
             self.verdict("before.json", || Ok((&base, &device)))?;
         }
+        if self.skips(Stage::Ablate) {
+            return Ok(());
+        }
         ablate((&known_as(&self.config.model), base), &found, place(&found, &concept, None)?, &edit, DType::F32, &edited)
+    }
+
+    /// Makes the direction of another folder this run's, and where scoring is left out the choice that was made there.
+    fn adopt(&self, found: Found, concept: &Path) -> Result<Found, Failure> {
+        let from = self.config.concept_from.as_deref().unwrap_or_default();
+        let scores = if self.skips(Stage::Score) { read_scores(Path::new(from))? } else { None };
+        // The direction comes last: where it is, this is done.
+        if let Some(scores) = scores {
+            write_scores(concept, &scores)?;
+        }
+        found.write(concept)?;
+        say(&format!("Using the direction of {} from {from}", found.concept));
+        Ok(found)
     }
 
     /// What a model says: read from the file, or else asked of the model, which is opened for that.
@@ -123,7 +182,7 @@ impl Chain {
         file: &str,
         open: impl FnOnce() -> Result<(B, D), Failure>,
     ) -> Result<Verdict, Failure> {
-        let path = self.dir.join("concept").join(file);
+        let path = self.dir.join(CONCEPT).join(file);
         if path.is_file() {
             return Ok(read_json(&path)?);
         }
@@ -133,13 +192,14 @@ impl Chain {
         Ok(verdict)
     }
 
-    /// Judges the edited model beside the one before; one that became worse at the guard's text is not tuned.
+    /// Judges the edited model, if there is one, beside the one before; one that became worse at the guard's text is not tuned.
     fn judge(&self) -> Result<(), Failure> {
-        if self.skips("eval") {
+        if self.skips(Stage::Eval) {
             return Ok(());
         }
         let before = self.verdict("before.json", || self.open_base())?;
-        let after = Some(self.verdict("after.json", || self.open(&self.dir.join(EDITED)))?);
+        let edited = self.dir.join(EDITED);
+        let after = edited.exists().then(|| self.verdict("after.json", || self.open(&edited))).transpose()?;
         let comparison = Comparison { before, after, most_rise: self.config.concept_max_perplexity_rise };
         tell_comparison(&comparison);
         Ok(comparison.hold()?)
@@ -156,7 +216,9 @@ fn begin(dir: &Path, config: &SftConfig, prompts: &Prompts) -> Result<(), Failur
         ("concept_strength", json!(config.concept_strength)),
         ("concept_norm_preserving", json!(config.concept_norm_preserving)),
     ];
-    let own: Map<String, Value> = own.map(|(key, value)| (key.to_string(), value)).into_iter().collect();
+    // Whoever begins with a direction of another folder may go on without naming it again.
+    let from = config.concept_from.iter().map(|folder| ("concept_from", json!(folder)));
+    let own: Map<String, Value> = own.into_iter().chain(from).map(|(key, value)| (key.to_string(), value)).collect();
     let file = dir.join("chain.json");
     if !file.is_file() {
         let run = RunDir::at(dir);
@@ -175,10 +237,10 @@ fn begin(dir: &Path, config: &SftConfig, prompts: &Prompts) -> Result<(), Failur
     }
 }
 
-/// The edited model as it is, for the program that was asked for.
-fn export(config: &SftConfig, dir: &Path, edited: &Path, template: &Template) -> Result<(), Failure> {
+/// The model as it is, edited or not, for the program that was asked for.
+fn export(config: &SftConfig, dir: &Path, template: &Template) -> Result<(), Failure> {
     let Some(kind) = config.gguf() else { return Ok(()) };
-    let base = Base::open(edited, &processor())?;
+    let base = Base::open(&locate(&config.model, config.offline, &mut note)?, &processor())?;
     let file = dir.join(format!("model-{kind}.gguf"));
     gguf(&file, &base.model, &base.config, &base.tokenizer, kind, config.system.as_deref(), Some(template))
 }

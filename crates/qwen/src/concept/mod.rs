@@ -4,7 +4,7 @@
 //!
 //! The user brings both sets ([`prompts`]). [`direction`] finds a direction for every layer and place as the difference of the sets' means,
 //! [`edit`] changes weights, [`measure`] reads models, edited or not: an edit is scored by doing it. [`score`] puts these together, [`files`] is
-//! what is kept on disk, and every edit is recorded in the model ([`crate::provenance`]).
+//! what is kept on disk, [`stages`] what a run does one after the other, and every edit is recorded in the model ([`crate::provenance`]).
 
 pub mod direction;
 pub mod edit;
@@ -16,5 +16,6 @@ mod picture;
 pub mod prompts;
 pub mod reader;
 pub mod score;
+pub mod stages;
 
 pub use error::ConceptError;

@@ -122,7 +122,8 @@ impl Lora {
 
     /// ‖W + s B A‖ of each row, `[out]`, without composing it: `‖w‖² + 2 s b·(A w) + s² b·(A Aᵀ b)`, of which `squares` are the first.
     fn row_norms(&self, weight: Weight, squares: Tensor<2>) -> Tensor<1> {
-        let (a, b) = (self.lora_A.val().detach(), self.lora_B.val().detach());
+        // A parameter that is detached asks for a gradient still, and a graph of all this would be kept until the backward pass.
+        let [a, b] = [&self.lora_A, &self.lora_B].map(|side| side.val().set_require_grad(false));
         let [out, _] = b.dims();
         let inner = linear(a.clone(), weight, None, Precision::F32).transpose();
         let cross = (inner * b.clone()).sum_dim(1).mul_scalar(2.0 * self.scaling);

@@ -11,13 +11,12 @@ use std::thread;
 
 use bellows_exit::{Coded, Exit};
 use bellows_learner::{
-    EpochReport, EpochSchedule, Identity, LearnError, Learner, LearnerConfig, Limits, Observer, OptimizerKind, Outcome, Schedule,
-    UpdateSchedule, Wire,
+    EpochReport, Identity, LearnError, Learner, LearnerConfig, Limits, Observer, OptimizerKind, Outcome, Schedule, UpdateSchedule, Wire,
 };
 use bellows_ranks::{Exchange, ExchangeError, Thread, threads};
 use bellows_runs::RunDir;
 use burn::tensor::Device;
-use toy::{BATCH, SAMPLES, StopAfter, Toy, data, ending, net};
+use toy::{SAMPLES, StopAfter, Toy, data, ending, net, of_ranks as config};
 
 /// A rank's Learner: rank 0 in `dir`, the others nowhere.
 fn rank(
@@ -64,12 +63,6 @@ fn finish(_: usize, learner: &mut Learner<Toy>) {
 fn updates(ranks: usize) -> LearnerConfig {
     let schedule = UpdateSchedule { lr: 0.05, warmup_steps: Some(2), batch: 16, accumulate: 1, ..UpdateSchedule::default() };
     LearnerConfig { schedule: Schedule::Updates(schedule), optimizer: OptimizerKind::AdamW, ema_decay: 0.0, ranks, ..toy::config() }
-}
-
-/// With batch statistics, batches of `BATCH` for each of so many ranks.
-fn config(ranks: usize) -> LearnerConfig {
-    let Schedule::Epochs(schedule) = toy::config().schedule else { unreachable!() };
-    LearnerConfig { schedule: Schedule::Epochs(EpochSchedule { batch: BATCH * ranks, ..schedule }), ranks, ..toy::config() }
 }
 
 fn per_count(_: usize) -> Toy {

@@ -283,6 +283,12 @@ pub fn config() -> LearnerConfig {
     }
 }
 
+/// The same in batches of [`BATCH`] for each of so many ranks.
+pub fn of_ranks(ranks: usize) -> LearnerConfig {
+    let Schedule::Epochs(schedule) = config().schedule else { unreachable!() };
+    LearnerConfig { schedule: Schedule::Epochs(EpochSchedule { batch: BATCH * ranks, ..schedule }), ranks, ..config() }
+}
+
 fn linear(from: usize, to: usize, stream: &str, device: &Device) -> Linear {
     let mut layer = LinearConfig::new(from, to).init(device);
     let mut rng = Rng::new(0, stream, 0, 0);

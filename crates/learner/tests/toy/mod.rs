@@ -48,6 +48,8 @@ pub struct Toy {
     /// Epochs whose evaluation cannot read its data.
     pub bad_evaluation: Poison,
     pub eval_flag: Option<Arc<AtomicBool>>,
+    /// The first evaluation has so many pieces, each of which takes so long.
+    pub slow_evaluation: Option<(usize, Duration)>,
     /// A loss that is a sum over samples, without batch statistics.
     pub per_count: bool,
     pub shortage: Shortage,
@@ -74,6 +76,7 @@ impl Default for Toy {
             bad_item: no_poison,
             bad_evaluation: no_poison,
             eval_flag: None,
+            slow_evaluation: None,
             per_count: false,
             shortage: |_, _| None,
             size: |_| 0,
@@ -226,6 +229,12 @@ impl Task for Toy {
     fn evaluate(&self, model: &Net, context: &mut EvalContext<'_>) -> Result<Evaluation, TaskError> {
         if let Some(flag) = &self.eval_flag {
             flag.store(true, Ordering::SeqCst);
+        }
+        if let Some((pieces, each)) = self.slow_evaluation.filter(|_| context.epoch == 0) {
+            for piece in 0..pieces {
+                std::thread::sleep(each);
+                (context.progress)(piece + 1, pieces);
+            }
         }
         if let Some(words) = (self.shortage)(context.epoch, &[EVALUATION]) {
             return Err(words.into());

@@ -2,6 +2,7 @@
 # What two ranks of one thread reach on one machine, and what its memory allows. On a quiet machine of two cores:
 #   cargo build --release -p yolo-train -p llm-finetune -p bellows-ranks --examples --bins
 #   docs/scaling.sh target/release
+#   docs/scaling.sh target/release supervise     seconds of a step with --supervise and without, in turn (three minutes)
 # "beside" are two processes that know nothing of each other, one on each core: what they make together is what cores and memory allow two ranks. Efficiency is the
 # ranks' throughput over theirs; bandwidth says what of the loss from one to two is memory's.
 set -euo pipefail
@@ -9,6 +10,33 @@ bin="$1"
 rounds=${ROUNDS:-3}
 out=$(mktemp -d)
 trap 'rm -r "$out"' EXIT
+
+# Seconds of a step with and without --supervise. `results.csv` has the time at the end of each epoch: what is between two ends is steps, signs of life and what the
+# supervisor takes from the cores. The first epoch is left out, in which the program warms up, and the last one, which is judged.
+supervise() {
+  for ((round = 0; round < rounds; round++)); do
+    for how in false true; do
+      "$bin/yolo-train" --data "$(dirname "$0")/../datasets/thermal-sample.yaml" --epochs 6 --close-mosaic 0 --val false --plots false --project "$out/runs" \
+        --name "$how-$round" --supervise "$how" > "$out/log" 2>&1 || { cat "$out/log"; exit 1; }
+    done
+  done
+  python3 - "$out/runs" "$rounds" <<'PY'
+import csv, statistics, sys
+runs, rounds = sys.argv[1], int(sys.argv[2])
+STEPS = 256 / 8  # of an epoch
+def seconds(how, i):
+    ends = [float(row["time"]) for row in csv.DictReader(open(f"{runs}/{how}-{i}/results.csv"))]
+    return statistics.median(b - a for a, b in zip(ends, ends[1:-1])) / STEPS
+off, on = ([seconds(how, i) for i in range(rounds)] for how in ("false", "true"))
+print("seconds of a step alone", *(f"{s:.4f}" for s in off), "with --supervise", *(f"{s:.4f}" for s in on),
+      f"medians {statistics.median(off):.4f} {statistics.median(on):.4f}: {statistics.median(on) / statistics.median(off) - 1:+.2%}")
+PY
+}
+
+if [ "${2:-}" = supervise ]; then
+  supervise
+  exit
+fi
 
 # two NAME COMMAND...: the command on each core, at the same time.
 two() {

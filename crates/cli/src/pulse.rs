@@ -1,7 +1,7 @@
 //! This process's signs of life, if it trains: what it is busy with goes to the run's `heartbeat.json`, and to its supervisor's file.
 //!
 //! There is one pulse a process, because bars, the Learner and the closing work all move it. It is moved by the thread that does the work, so
-//! that it stops when that hangs. At most four signs a second are written, besides one at each change of what it is busy with.
+//! that it stops when that hangs; a rank that waits for another one passes on what it hears of that. At most four signs a second are written, besides one at each change of what it is busy with.
 
 use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};

@@ -64,9 +64,10 @@ pub(crate) fn meet(ranks: usize, patience: Duration) -> Result<Option<Ranks>, Fa
                 let listener = listen(&address).context(Exit::Usage, format!("waiting for the other ranks at {address}"))?;
                 note(&format!("waiting for {} more ranks at {address}", place.ranks - 1));
                 let until = Instant::now() + patience;
-                Rc::new(Tcp::host(&listener, place.ranks, &|| (Instant::now() >= until).then(|| "not all ranks came in time".into()))?)
+                let late = || (Instant::now() >= until).then(|| "not all ranks came in time".to_string());
+                Rc::new(Tcp::host(&listener, place.ranks, &late)?.hearing(pulse::beat))
             }
-            (Meeting::At(address), rank) => Rc::new(Tcp::join(&address, rank, place.ranks, patience)?),
+            (Meeting::At(address), rank) => Rc::new(Tcp::join(&address, rank, place.ranks, patience)?.hearing(pulse::beat)),
             #[cfg(feature = "mpi")]
             (Meeting::Mpi, _) => Rc::new(bellows_ranks::Mpi::begin()?),
         };
@@ -88,7 +89,7 @@ pub(crate) fn meet(ranks: usize, patience: Duration) -> Result<Option<Ranks>, Fa
     // Whoever has ended before it came has said why.
     let met = Tcp::host(&listener, ranks, &|| ended().map(|(rank, _)| format!("rank {rank} has ended")));
     match (met, ended()) {
-        (Ok(exchange), _) => Ok(Some(Ranks { exchange: Rc::new(Noticed(exchange)), _others: others.into_inner() })),
+        (Ok(exchange), _) => Ok(Some(Ranks { exchange: Rc::new(Noticed(exchange.hearing(pulse::beat))), _others: others.into_inner() })),
         (Err(_), Some((rank, code))) => Err(NotStarted { rank, code }.into()),
         (Err(error), None) => Err(error.into()),
     }
@@ -184,6 +185,10 @@ impl Exchange for Noticed {
 
     fn wait_at_most(&self, patience: Duration) {
         self.0.wait_at_most(patience);
+    }
+
+    fn sign_of_life(&self) {
+        self.0.sign_of_life();
     }
 
     fn swap(&self, parts: &[&[u8]]) -> Result<Vec<Vec<u8>>, ExchangeError> {

@@ -168,7 +168,10 @@ impl State {
     /// Where it is, what it loses, how the card is.
     fn place(&self) -> String {
         let Beat { epoch, epochs, done, total, evaluated, to_evaluate, step, losses, speed, unit, gauges, phase, .. } = &self.beat;
-        let mut cells = vec![format!("epoch {epoch}/{epochs}"), format!("batch {done}/{total}"), format!("step {step}")];
+        let mut cells = vec![format!("epoch {epoch}/{epochs}")];
+        // Nobody has counted the batches of a run that is not begun, or was over when it was resumed.
+        cells.extend((*total > 0).then(|| format!("batch {done}/{total}")));
+        cells.push(format!("step {step}"));
         cells.extend((phase == "evaluation").then(|| format!("evaluated {evaluated}/{to_evaluate}")));
         cells.extend(losses.iter().map(|(name, loss)| format!("{name} {loss:.4}")));
         cells.extend((*speed > 0.0).then(|| format!("{} {unit}/s", rate(*speed))));
@@ -319,6 +322,12 @@ mod tests {
     fn place_losses_and_card_are_one_line() {
         let line = state(beat("step", 990), None).place();
         assert_eq!(line, "epoch 3/100  batch 17/240  step 497  box_loss 1.2500  12.3 images/s  181W  61°C");
+    }
+
+    #[test]
+    fn batches_that_nobody_has_counted_are_left_out() {
+        let over = Beat { epoch: 100, done: 0, total: 0, step: 24_000, losses: [].into(), gauges: [].into(), speed: 0.0, ..beat("export", 990) };
+        assert_eq!(state(over, None).place(), "epoch 100/100  step 24000");
     }
 
     #[test]

@@ -118,7 +118,10 @@ impl<T: Task> Run<T> {
         let (workers, epoch) = (self.settings.config.workers, self.state.counters.epoch);
         let (stop, quit) = (self.watchers.stop.clone(), self.watchers.quit.clone());
         let interrupted = || stop.load(std::sync::atomic::Ordering::Relaxed) || quit.should_stop();
-        let mut progress = |done, total| self.watchers.all(|o| o.on_evaluating(done, total));
+        let mut progress = |done, total| {
+            self.watchers.all(|o| o.on_evaluating(done, total));
+            shared.sign_of_life();
+        };
         let mut context = EvalContext { device: &device, workers, epoch, progress: &mut progress, interrupted: &interrupted, shared };
         let evaluation = attempt(|| task.evaluate(model, &mut context).map_err(LearnError::task("evaluation")))?;
         let (told, promised) = (evaluation.metrics.iter().map(|(name, _)| name), task.metric_names());

@@ -4,12 +4,14 @@
 //! given at its end, so a rank whose gradients come all at once, or never because it failed, exchanges the same buckets. Sums are the same bits in whatever buckets.
 
 use std::cell::RefCell;
+use std::collections::HashMap;
 use std::ops::Range;
 use std::panic::resume_unwind;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
+use std::time::Instant;
 
 use bellows_kernels::{Leaves, listen};
 use bellows_ranks::{Exchange, ExchangeError, Wire};
@@ -62,6 +64,15 @@ impl Buckets {
         self.places.get(entry).cloned().flatten().unwrap_or_default()
     }
 
+    /// Of each bucket its numbers, and the share of a pass of so many seconds that was left when its last gradient came; `came` says when each entry's did.
+    fn left(&self, came: &HashMap<usize, f64>, pass: f64) -> Vec<(usize, f64)> {
+        let of = |bucket: &Vec<usize>| {
+            let last = bucket.iter().map(|entry| came.get(entry).copied().unwrap_or(pass)).fold(0.0, f64::max);
+            (bucket.iter().map(|&entry| self.place(entry).len()).sum::<usize>(), 1.0 - last / pass)
+        };
+        self.entries.iter().map(of).collect()
+    }
+
     /// The sums over all ranks, where the arenas have them. What has not come when nothing can come any more is zero.
     fn sums(&self, others: &dyn Exchange, wire: Wire, come: &Receiver<Given>) -> Result<Vec<f32>, ExchangeError> {
         let (mut flat, mut there) = (vec![0.0; self.len], vec![false; self.places.len()]);
@@ -91,14 +102,19 @@ pub(crate) struct Hand<'a> {
     buckets: &'a Buckets,
     give: Sender<Given>,
     given: Rc<RefCell<Vec<Given>>>,
+    begun: Instant,
+    /// Seconds after that, of every entry that was given.
+    came: Rc<RefCell<HashMap<usize, f64>>>,
 }
 
 impl Hand<'_> {
     /// Does `work`; what it tells of `leaves` is given.
     pub(crate) fn listen<R>(&self, leaves: Leaves, work: impl FnOnce() -> R) -> R {
         let (give, given) = (self.give.clone(), Rc::clone(&self.given));
+        let (begun, came) = (self.begun, Rc::clone(&self.came));
         let listener = move |entry, values| {
             let values = Arc::new(values);
+            came.borrow_mut().insert(entry, begun.elapsed().as_secs_f64());
             given.borrow_mut().push((entry, Arc::clone(&values)));
             // Nobody takes it where the exchange has failed, which is told at the end.
             drop(give.send((entry, values)));
@@ -112,6 +128,12 @@ impl Hand<'_> {
         let mut good = true;
         for (entry, values) in self.given.borrow().iter() {
             good &= std::mem::take(&mut left[*entry]) && same(values, &flat[self.buckets.place(*entry)]);
+        }
+        if tracing::enabled!(tracing::Level::TRACE) {
+            // docs/cluster.sh makes its model of step time of these.
+            let left = self.buckets.left(&self.came.borrow(), self.begun.elapsed().as_secs_f64());
+            let told: Vec<String> = left.into_iter().map(|(numbers, left)| format!("{}:{left:.4}", size_of::<f32>() * numbers)).collect();
+            tracing::trace!("buckets {}", told.join(" "));
         }
         for entry in left.iter().enumerate().filter_map(|(entry, left)| left.then_some(entry)) {
             drop(self.give.send((entry, Arc::new(flat[self.buckets.place(entry)].to_vec()))));
@@ -134,7 +156,7 @@ pub(crate) fn summed<R>(
     pass: impl FnOnce(Hand<'_>) -> R,
 ) -> (R, Result<Vec<f32>, ExchangeError>) {
     let (give, come) = channel();
-    let hand = Hand { buckets, give, given: Rc::default() };
+    let hand = Hand { buckets, give, given: Rc::default(), begun: Instant::now(), came: Rc::default() };
     match others.beside().filter(|_| meanwhile) {
         Some(others) => thread::scope(|scope| {
             let sums = scope.spawn(move || buckets.sums(others, wire, &come));
@@ -152,7 +174,7 @@ pub(crate) fn summed<R>(
 #[allow(clippy::unwrap_used, reason = "a test may panic")]
 mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
-    use std::time::{Duration, Instant};
+    use std::time::Duration;
 
     use bellows_ranks::{Thread, threads};
     use burn::tensor::DType;
@@ -170,6 +192,15 @@ mod tests {
     fn buckets_hold_every_trained_entry_once() {
         assert_eq!(Buckets::of(&layout(), &[]).entries, [vec![0], vec![2, 3]]);
         assert_eq!(Buckets::of(&layout(), &[3, 9, 1, 3, 0]).entries, [vec![3], vec![0], vec![2]]);
+    }
+
+    #[test]
+    fn what_is_left_of_a_pass_is_what_comes_after_the_last_gradient_of_a_bucket() {
+        let buckets = Buckets::of(&layout(), &[3]);
+        assert_eq!(buckets.entries, [vec![3], vec![0], vec![2]]);
+        assert_eq!(buckets.left(&HashMap::from([(3, 1.0), (0, 3.0)]), 4.0), [(BUCKET, 0.75), (BUCKET, 0.25), (5, 0.0)]);
+        let one = Buckets::of(&layout(), &[2, 3]);
+        assert_eq!(one.left(&HashMap::from([(2, 1.0), (3, 2.0), (0, 4.0)]), 4.0), [(BUCKET + 5, 0.5), (BUCKET, 0.0)]);
     }
 
     /// Counts what was swapped.

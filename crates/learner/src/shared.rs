@@ -1,5 +1,5 @@
 //! An evaluation that ranks share: each judges some of its pieces, and all have what was made of every one, in order, so that what is computed of
-//! that is what one rank would compute.
+//! that is what one rank would compute. A rank that is done before another waits for it as long as that gives signs of life.
 
 use std::cell::Cell;
 
@@ -8,7 +8,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::error::{LearnError, TaskError};
-use crate::wire::{pack, tell};
+use crate::wire::{pack, unpack};
 
 /// The ranks that share an evaluation, as one of them sees them; nobody else, for most.
 pub struct Shared<'a> {
@@ -42,6 +42,20 @@ impl<'a> Shared<'a> {
         i % self.ranks() == self.others.map_or(0, |others| others.rank())
     }
 
+    /// This rank has judged some more of its share: the others, who may be done with theirs, wait on.
+    pub(crate) fn sign_of_life(&self) {
+        if let Some(others) = self.others {
+            others.sign_of_life();
+        }
+    }
+
+    /// What every rank gives when all of them are there. Shares may be larger than what a connection holds while the other end does not read, which is no sign
+    /// of life and no end of one.
+    fn meet(others: &dyn Exchange, mine: &[u8]) -> Result<Vec<Vec<u8>>, LearnError> {
+        others.gather(&[])?;
+        Ok(others.gather(mine)?)
+    }
+
     /// What was made of every piece, in their order, from what this rank has made of its own. Once in an evaluation, and before anything is
     /// computed of it.
     ///
@@ -52,8 +66,9 @@ impl<'a> Shared<'a> {
         let mut all = match self.others {
             None => mine,
             Some(others) => {
-                let told = tell::<Option<Vec<(usize, P)>>>(others, &Some(mine))?;
-                told.into_iter().collect::<Option<Vec<_>>>().ok_or(Elsewhere)?.into_iter().flatten().collect()
+                let told = Self::meet(others, &pack(&Some(mine))?)?;
+                let told = told.iter().enumerate().map(|(rank, bytes)| unpack::<Option<Vec<(usize, P)>>>(rank, bytes));
+                told.collect::<Result<Vec<_>, _>>()?.into_iter().collect::<Option<Vec<_>>>().ok_or(Elsewhere)?.into_iter().flatten().collect()
             }
         };
         all.sort_by_key(|(i, _)| *i);
@@ -68,7 +83,7 @@ impl<'a> Shared<'a> {
         if let Some(others) = self.others
             && !self.merged.replace(true)
         {
-            others.gather(&pack(&None::<()>)?)?;
+            Self::meet(others, &pack(&None::<()>)?)?;
         }
         Ok(self.others)
     }

@@ -3,21 +3,23 @@
 
 mod toy;
 
+use std::collections::BTreeMap;
+use std::net::TcpListener;
 use std::path::Path;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
+use std::time::Duration;
 
 use bellows_exit::{Coded, Exit};
 use bellows_learner::{
-    EpochReport, EpochSchedule, Identity, LearnError, Learner, LearnerConfig, Limits, Observer, OptimizerKind, Outcome, Schedule,
-    UpdateSchedule, Wire,
+    EpochReport, Identity, LearnError, Learner, LearnerConfig, Limits, Observer, OptimizerKind, Outcome, Schedule, UpdateSchedule, Wire,
 };
-use bellows_ranks::{Exchange, ExchangeError, Thread, threads};
+use bellows_ranks::{Exchange, ExchangeError, Tcp, Thread, threads};
 use bellows_runs::RunDir;
 use burn::tensor::Device;
-use toy::{BATCH, SAMPLES, StopAfter, Toy, data, ending, net};
+use toy::{SAMPLES, StopAfter, Toy, data, ending, net, of_ranks as config};
 
 /// A rank's Learner: rank 0 in `dir`, the others nowhere.
 fn rank(
@@ -64,12 +66,6 @@ fn finish(_: usize, learner: &mut Learner<Toy>) {
 fn updates(ranks: usize) -> LearnerConfig {
     let schedule = UpdateSchedule { lr: 0.05, warmup_steps: Some(2), batch: 16, accumulate: 1, ..UpdateSchedule::default() };
     LearnerConfig { schedule: Schedule::Updates(schedule), optimizer: OptimizerKind::AdamW, ema_decay: 0.0, ranks, ..toy::config() }
-}
-
-/// With batch statistics, batches of `BATCH` for each of so many ranks.
-fn config(ranks: usize) -> LearnerConfig {
-    let Schedule::Epochs(schedule) = toy::config().schedule else { unreachable!() };
-    LearnerConfig { schedule: Schedule::Epochs(EpochSchedule { batch: BATCH * ranks, ..schedule }), ranks, ..toy::config() }
 }
 
 fn per_count(_: usize) -> Toy {
@@ -133,7 +129,7 @@ struct Slow;
 
 impl Observer for Slow {
     fn on_epoch_end(&mut self, _: &EpochReport) {
-        thread::sleep(std::time::Duration::from_millis(300));
+        thread::sleep(Duration::from_millis(300));
     }
 }
 
@@ -509,4 +505,37 @@ fn what_becomes_of_one_share_of_an_evaluation_becomes_of_all() {
         learner.fit(&data()).unwrap()
     });
     assert_eq!(stopped, [Outcome::Interrupted; 2]);
+}
+
+/// Two ranks over real connections, which wait for each other's evaluation for two seconds: how they end, if the second one's has so many pieces of so long.
+fn with_a_slow_evaluation(pieces: usize, each: Duration) -> Vec<Result<Outcome, String>> {
+    let (dir, listener) = (tempfile::tempdir().unwrap(), TcpListener::bind("127.0.0.1:0").unwrap());
+    let limits = Limits::of(&BTreeMap::from([("evaluation".to_string(), 2.0)])).unwrap();
+    let train = |number: usize| {
+        let address = listener.local_addr().unwrap().to_string();
+        let exchange = match number {
+            0 => Tcp::host(&listener, 2, &|| None).unwrap(),
+            _ => Tcp::join(&address, number, 2, Duration::from_secs(60)).unwrap(),
+        };
+        let run = if number == 0 { RunDir::create(dir.path(), "run", true).unwrap() } else { RunDir::nowhere() };
+        let toy = Toy { slow_evaluation: (number == 1).then_some((pieces, each)), ..Toy::default() };
+        let identity = Identity::default().with("model", "toy");
+        let mut learner = Learner::new(toy, net(&Device::flex()), &Device::flex(), config(2), run, identity).unwrap();
+        learner.join(Rc::new(exchange), "this program", limits.clone()).unwrap();
+        learner.fit(&data()).map_err(|error| error.to_string())
+    };
+    let train = &train;
+    thread::scope(|scope| {
+        let all: Vec<_> = (0..2).map(|number| scope.spawn(move || train(number))).collect();
+        all.into_iter().map(|rank| rank.join().unwrap()).collect()
+    })
+}
+
+/// A rank that is done with its share of an evaluation before another one is.
+#[test]
+fn a_rank_that_judges_for_long_is_waited_for_and_one_that_hangs_is_not() {
+    let slow = with_a_slow_evaluation(60, Duration::from_millis(50));
+    assert_eq!(slow, [Ok(Outcome::Finished), Ok(Outcome::Finished)]);
+    let hung = with_a_slow_evaluation(1, Duration::from_secs(5)).remove(0).unwrap_err();
+    assert!(hung.contains("rank 1 is gone: it said nothing for too long"), "{hung}");
 }

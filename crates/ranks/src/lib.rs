@@ -44,6 +44,10 @@ pub trait Exchange {
     /// From here on a rank that says nothing for so long is taken for dead, where an exchange can tell.
     fn wait_at_most(&self, _patience: Duration) {}
 
+    /// This rank is well and still busy with work of its own: whoever waits for it waits on, where an exchange can tell. From the thread that exchanges, between
+    /// two exchanges; as often as one likes, for few of them travel.
+    fn sign_of_life(&self) {}
+
     /// What every rank gives, by rank.
     ///
     /// # Errors

@@ -1,10 +1,12 @@
 //! Ranks that are processes and reach each other over TCP: one connection between any two, set up by a meeting at rank 0.
 //!
 //! A rank that dies closes its connections, which every other one notices at its next exchange; one that says nothing for too long is taken
-//! for dead. Nothing is encrypted and nobody is asked who he is: for a network of one's own.
+//! for dead. One that works for long by itself gives signs of life meanwhile. Nothing is encrypted and nobody is asked who he is: for a network
+//! of one's own.
 
 use std::io::{Error, ErrorKind, Read, Result, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, Shutdown, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -28,11 +30,29 @@ const GREETING_BYTES: u64 = 64;
 /// Most bytes of a part: what is longer is not from one of us.
 const LONGEST: u64 = 1 << 34;
 
+/// Instead of the length of a part: a sign of life.
+const SIGN: u64 = u64::MAX;
+
+/// Signs of life in the time that one waits for another: few enough to lie unread for days, and so many that who gives none for as long has hardly
+/// done anything.
+const SIGNS: u32 = 100;
+
 /// A rank that is a process.
 pub struct Tcp {
     rank: usize,
     /// By rank; none to itself.
     peers: Vec<Option<TcpStream>>,
+    /// Called when another one gives a sign of life.
+    heard: fn(),
+    signs: Mutex<Signs>,
+}
+
+/// The signs of life of this rank.
+#[derive(Default)]
+struct Signs {
+    /// Least time between two; none are given before it is known.
+    every: Option<Duration>,
+    last: Option<Instant>,
 }
 
 impl Tcp {
@@ -43,7 +63,7 @@ impl Tcp {
     pub fn host(listener: &TcpListener, ranks: usize, given_up: &dyn Fn() -> Option<String>) -> std::result::Result<Self, ExchangeError> {
         let address = listener.local_addr().map_or_else(|_| "its port".into(), |address| address.to_string());
         let no_meeting = |e: Error| ExchangeError::NoMeeting { rank: 0, address: address.clone(), reason: e.to_string() };
-        Ok(Self { rank: 0, peers: host(listener, ranks, given_up).map_err(no_meeting)? })
+        Ok(Self::of(0, host(listener, ranks, given_up).map_err(no_meeting)?))
     }
 
     /// Another one of so many: calls rank 0 at `address` (`host:port`), for so long if need be.
@@ -52,7 +72,17 @@ impl Tcp {
     /// An address that cannot be reached in time, a network that fails.
     pub fn join(address: &str, rank: usize, ranks: usize, patience: Duration) -> std::result::Result<Self, ExchangeError> {
         let no_meeting = |e: Error| ExchangeError::NoMeeting { rank, address: address.into(), reason: e.to_string() };
-        Ok(Self { rank, peers: join(address, is_here(address), rank, ranks, Instant::now() + patience).map_err(no_meeting)? })
+        Ok(Self::of(rank, join(address, is_here(address), rank, ranks, Instant::now() + patience).map_err(no_meeting)?))
+    }
+
+    fn of(rank: usize, peers: Vec<Option<TcpStream>>) -> Self {
+        Self { rank, peers, heard: || {}, signs: Mutex::default() }
+    }
+
+    /// Calls `heard` whenever a rank that this one waits for gives a sign of life: to wait for it is no hanging.
+    #[must_use]
+    pub fn hearing(self, heard: fn()) -> Self {
+        Self { heard, ..self }
     }
 }
 
@@ -203,10 +233,17 @@ fn send(mut stream: &TcpStream, part: &[u8]) -> Result<()> {
     stream.write_all(part)
 }
 
-fn receive(mut stream: &TcpStream, most: u64) -> Result<Vec<u8>> {
+fn receive(stream: &TcpStream, most: u64) -> Result<Vec<u8>> {
+    part(stream, length(stream)?, most)
+}
+
+fn length(mut stream: &TcpStream) -> Result<u64> {
     let mut len = [0; 8];
     stream.read_exact(&mut len)?;
-    let len = u64::from_le_bytes(len);
+    Ok(u64::from_le_bytes(len))
+}
+
+fn part(stream: &TcpStream, len: u64, most: u64) -> Result<Vec<u8>> {
     if len > most {
         return Err(Error::other(format!("{len} bytes are announced")));
     }
@@ -221,6 +258,18 @@ fn reason(error: &Error) -> String {
         ErrorKind::WouldBlock | ErrorKind::TimedOut => "it said nothing for too long".into(),
         ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset | ErrorKind::BrokenPipe => "it has ended".into(),
         _ => error.to_string(),
+    }
+}
+
+impl Tcp {
+    /// The next part that this one gives, after however many signs of life: each is waited for as long as a part.
+    fn hear(&self, peer: &TcpStream) -> Result<Vec<u8>> {
+        loop {
+            match length(peer)? {
+                SIGN => (self.heard)(),
+                len => return part(peer, len, LONGEST),
+            }
+        }
     }
 }
 
@@ -243,6 +292,21 @@ impl Exchange for Tcp {
             let patience = Some(patience.max(AGAIN));
             drop((peer.set_read_timeout(patience), peer.set_write_timeout(patience)));
         }
+        self.signs.lock().unwrap_or_else(PoisonError::into_inner).every = Some(patience / SIGNS);
+    }
+
+    fn sign_of_life(&self) {
+        let mut signs = self.signs.lock().unwrap_or_else(PoisonError::into_inner);
+        if signs.every.is_none_or(|every| signs.last.is_some_and(|last| last.elapsed() < every)) {
+            return;
+        }
+        signs.last = Some(Instant::now());
+        for mut peer in self.peers.iter().flatten() {
+            if peer.write_all(&SIGN.to_le_bytes()).is_err() {
+                // Half a sign would be taken for something else; the next exchange finds out.
+                drop(peer.shutdown(Shutdown::Both));
+            }
+        }
     }
 
     fn swap(&self, parts: &[&[u8]]) -> std::result::Result<Vec<Vec<u8>>, ExchangeError> {
@@ -252,7 +316,7 @@ impl Exchange for Tcp {
             let sending: Vec<_> =
                 self.peers.iter().zip(parts).map(|(peer, part)| peer.as_ref().map(|peer| scope.spawn(|| send(peer, part)))).collect();
             let receive = |(rank, peer): (usize, &Option<TcpStream>)| match peer {
-                Some(peer) => receive(peer, LONGEST).map_err(|error| gone(rank, &error)),
+                Some(peer) => self.hear(peer).map_err(|error| gone(rank, &error)),
                 None => Ok(parts[rank].to_vec()),
             };
             let received = self.peers.iter().enumerate().map(receive).collect::<std::result::Result<Vec<_>, _>>();
@@ -285,7 +349,7 @@ mod tests {
             let others = [(1, "127.0.0.1"), (2, "127.0.0.2")].map(|(rank, host)| {
                 scope.spawn(move || {
                     let peers = join(&format!("{host}:{port}"), false, rank, 3, until).unwrap();
-                    Tcp { rank, peers }.gather(&[rank as u8]).unwrap()
+                    Tcp::of(rank, peers).gather(&[rank as u8]).unwrap()
                 })
             });
             let all = [first].into_iter().chain(others).map(|rank| rank.join().unwrap());

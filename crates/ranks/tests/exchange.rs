@@ -3,6 +3,7 @@
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -133,6 +134,52 @@ fn who_is_silent_is_not_waited_for() {
         drop(rank);
         assert!(silent.join().unwrap());
     });
+}
+
+/// What two ranks gather, of which the second comes when it has done what makes it `busy`; the first calls `heard` when it hears of it.
+fn gathered_late(busy: impl FnOnce(&Tcp) + Send, patience: Duration, heard: fn()) -> Vec<Vec<u8>> {
+    let listener = &TcpListener::bind("127.0.0.1:0").unwrap();
+    thread::scope(|scope| {
+        let late = scope.spawn(move || {
+            let rank = meet(listener, 1, 2).unwrap();
+            rank.wait_at_most(patience);
+            busy(&rank);
+            rank.gather(b"late").unwrap()
+        });
+        let rank = meet(listener, 0, 2).unwrap().hearing(heard);
+        rank.wait_at_most(patience);
+        let all = rank.gather(b"here").unwrap();
+        assert_eq!(late.join().unwrap(), all);
+        all
+    })
+}
+
+#[test]
+fn who_works_for_long_and_says_so_is_waited_for() {
+    static HEARD: AtomicUsize = AtomicUsize::new(0);
+    let busy = |rank: &Tcp| {
+        for _ in 0..60 {
+            thread::sleep(Duration::from_millis(50));
+            rank.sign_of_life();
+        }
+    };
+    let heard = || {
+        HEARD.fetch_add(1, Ordering::SeqCst);
+    };
+    let all = gathered_late(busy, Duration::from_secs(2), heard);
+    assert_eq!(all, [b"here", b"late"]);
+    assert!(HEARD.load(Ordering::SeqCst) > 0, "whoever waits knows of it");
+}
+
+#[test]
+fn signs_of_life_that_nobody_needs_do_not_travel() {
+    static HEARD: AtomicUsize = AtomicUsize::new(0);
+    let heard = || {
+        HEARD.fetch_add(1, Ordering::SeqCst);
+    };
+    let all = gathered_late(|rank| (0..10_000).for_each(|_| rank.sign_of_life()), Duration::from_secs(36_000), heard);
+    assert_eq!(all, [b"here", b"late"]);
+    assert_eq!(HEARD.load(Ordering::SeqCst), 1);
 }
 
 #[test]

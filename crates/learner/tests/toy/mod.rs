@@ -48,6 +48,8 @@ pub struct Toy {
     /// Epochs whose evaluation cannot read its data.
     pub bad_evaluation: Poison,
     pub eval_flag: Option<Arc<AtomicBool>>,
+    /// The first evaluation has so many pieces, each of which takes so long.
+    pub slow_evaluation: Option<(usize, Duration)>,
     /// A loss that is a sum over samples, without batch statistics.
     pub per_count: bool,
     pub shortage: Shortage,
@@ -74,6 +76,7 @@ impl Default for Toy {
             bad_item: no_poison,
             bad_evaluation: no_poison,
             eval_flag: None,
+            slow_evaluation: None,
             per_count: false,
             shortage: |_, _| None,
             size: |_| 0,
@@ -227,6 +230,12 @@ impl Task for Toy {
         if let Some(flag) = &self.eval_flag {
             flag.store(true, Ordering::SeqCst);
         }
+        if let Some((pieces, each)) = self.slow_evaluation.filter(|_| context.epoch == 0) {
+            for piece in 0..pieces {
+                std::thread::sleep(each);
+                (context.progress)(piece + 1, pieces);
+            }
+        }
         if let Some(words) = (self.shortage)(context.epoch, &[EVALUATION]) {
             return Err(words.into());
         }
@@ -281,6 +290,12 @@ pub fn config() -> LearnerConfig {
         checkpoint_minutes: 1e9,
         ..LearnerConfig::new(EPOCHS, schedule)
     }
+}
+
+/// The same in batches of [`BATCH`] for each of so many ranks.
+pub fn of_ranks(ranks: usize) -> LearnerConfig {
+    let Schedule::Epochs(schedule) = config().schedule else { unreachable!() };
+    LearnerConfig { schedule: Schedule::Epochs(EpochSchedule { batch: BATCH * ranks, ..schedule }), ranks, ..config() }
 }
 
 fn linear(from: usize, to: usize, stream: &str, device: &Device) -> Linear {

@@ -1,0 +1,143 @@
+//! Ranks that `mpirun` starts train what ranks in threads do, end when one is killed, and go on: this program starts itself again, on this machine, with real Open MPI.
+#![allow(clippy::unwrap_used, clippy::print_stderr, reason = "a test may panic, and says why it was skipped")]
+
+mod toy;
+
+use std::fs::{self, File};
+use std::path::Path;
+use std::process::{Command, ExitStatus, Stdio};
+use std::rc::Rc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use bellows_learner::{BatchReport, Learner, Limits, Observer, Outcome};
+use bellows_ranks::{Exchange, Mpi, Thread, threads};
+use bellows_runs::RunDir;
+use burn::tensor::Device;
+use toy::{Ending, Toy, data, ending, identity, net, of_ranks};
+
+/// Set in the processes that `mpirun` starts: where they train.
+const DIR: &str = "BELLOWS_MPI_DIR";
+
+/// Rank 1 is killed after so many batches.
+const DIES_AFTER: &str = "BELLOWS_MPI_DIES_AFTER";
+
+/// What those processes run of this file.
+const RANK: &str = "ranks_that_mpirun_has_started_make_the_bits_of_threads";
+
+/// More ranks than a machine has cores.
+const ANY: [&str; 1] = ["--oversubscribe"];
+
+/// Dies of SIGKILL after so many batches.
+struct Dies(usize);
+
+impl Observer for Dies {
+    fn on_batch(&mut self, _: &BatchReport) {
+        self.0 -= 1;
+        if self.0 == 0 {
+            Command::new("kill").args(["-KILL", &std::process::id().to_string()]).status().unwrap();
+        }
+    }
+}
+
+/// What a rank does: it goes on with the run in `dir`, if there is one, and leaves the weights it has learnt beside it.
+fn train(exchange: impl Exchange + 'static, dir: &Path, dies_after: Option<usize>) {
+    let (rank, ranks) = (exchange.rank(), exchange.ranks());
+    let run = if rank == 0 { RunDir::create(dir, "run", true).unwrap() } else { RunDir::nowhere() };
+    let mut learner = Learner::new(Toy::default(), net(&Device::flex()), &Device::flex(), of_ranks(ranks), run, identity()).unwrap();
+    learner.join(Rc::new(exchange), "this program", Limits::default()).unwrap();
+    learner.resume().unwrap();
+    if let Some(batches) = dies_after.filter(|_| rank == 1) {
+        learner.observe(Dies(batches));
+    }
+    assert_eq!(learner.fit(&data()).unwrap(), Outcome::Finished);
+    let weights = learner.layout().read(&learner.layout().values(&learner.ema_model())).unwrap();
+    let bytes: Vec<u8> = weights.into_iter().flat_map(|(_, _, values)| values).flat_map(f32::to_le_bytes).collect();
+    fs::write(dir.join(format!("weights-{rank}")), bytes).unwrap();
+}
+
+/// How so many ranks end that `mpirun` starts `how`, to train in `dir`; `None` where there is no `mpirun`.
+fn mpirun(ranks: usize, how: &[&str], dir: &Path, dies_after: Option<usize>) -> Option<ExitStatus> {
+    let log = File::create(dir.join("log")).unwrap();
+    let mut command = Command::new("mpirun");
+    command.args(["--allow-run-as-root", "--bind-to", "none", "-n", &ranks.to_string()]).args(how);
+    command.arg(std::env::current_exe().unwrap()).args([RANK, "--exact", "--test-threads=1"]).env(DIR, dir);
+    if let Some(batches) = dies_after {
+        command.env(DIES_AFTER, batches.to_string());
+    }
+    let mut child = match command.stdin(Stdio::null()).stdout(log.try_clone().unwrap()).stderr(log).spawn() {
+        Ok(child) => child,
+        Err(error) => {
+            eprintln!("skipped: mpirun: {error}; it is in Debian's openmpi-bin");
+            return None;
+        }
+    };
+    // A busy machine has long been done; a rank that waits for one that is dead would do so for ever.
+    let until = Instant::now() + Duration::from_secs(120);
+    loop {
+        if let Some(status) = child.try_wait().unwrap() {
+            return Some(status);
+        }
+        if Instant::now() >= until {
+            child.kill().ok();
+            panic!("it hangs: {}", said(dir));
+        }
+        thread::sleep(Duration::from_millis(20));
+    }
+}
+
+fn said(dir: &Path) -> String {
+    fs::read_to_string(dir.join("log")).unwrap()
+}
+
+/// What so many ranks in threads of this process end with.
+fn of_threads(ranks: usize) -> Ending {
+    let dir = tempfile::tempdir().unwrap();
+    thread::scope(|scope| {
+        let spawn = |exchange: Thread| {
+            let dir = dir.path();
+            scope.spawn(move || train(exchange, dir, None))
+        };
+        let all: Vec<_> = threads(ranks).into_iter().map(spawn).collect();
+        all.into_iter().for_each(|rank| rank.join().unwrap());
+    });
+    ending(dir.path())
+}
+
+#[test]
+fn ranks_that_mpirun_has_started_make_the_bits_of_threads() {
+    if let Some(dir) = std::env::var_os(DIR) {
+        let dies_after = std::env::var(DIES_AFTER).ok().map(|batches| batches.parse().unwrap());
+        train(Mpi::begin().unwrap(), dir.as_ref(), dies_after);
+        return Mpi::end();
+    }
+    let hosts = tempfile::NamedTempFile::new().unwrap();
+    fs::write(hosts.path(), "localhost slots=4\n").unwrap();
+    let by_hostfile = ["--hostfile", hosts.path().to_str().unwrap()];
+    for ranks in [2, 4] {
+        let expected = of_threads(ranks);
+        for how in [&ANY[..], &by_hostfile[..]] {
+            let dir = tempfile::tempdir().unwrap();
+            let Some(status) = mpirun(ranks, how, dir.path(), None) else { return };
+            assert!(status.success(), "{ranks} ranks, {how:?}: {}", said(dir.path()));
+            assert!(ending(dir.path()) == expected, "{ranks} ranks, {how:?}: another run");
+            let learnt: Vec<Vec<u8>> = (0..ranks).map(|rank| fs::read(dir.path().join(format!("weights-{rank}"))).unwrap()).collect();
+            assert!(!learnt[0].is_empty() && learnt.iter().all(|weights| *weights == learnt[0]), "{ranks} ranks, {how:?}: unlike weights");
+        }
+    }
+}
+
+/// In the second of four epochs of six batches.
+#[test]
+fn when_mpirun_loses_a_rank_all_end_and_the_run_goes_on() {
+    let (whole, dir) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let Some(status) = mpirun(2, &ANY, whole.path(), None) else { return };
+    assert!(status.success(), "{}", said(whole.path()));
+    let status = mpirun(2, &ANY, dir.path(), Some(8)).unwrap();
+    assert!(!status.success() && (0..2).all(|rank| !dir.path().join(format!("weights-{rank}")).exists()), "somebody went on");
+    assert_eq!(fs::read_to_string(dir.path().join("run/results.csv")).unwrap().lines().count(), 2, "a header and an epoch");
+    // Nobody has the run any more.
+    let status = mpirun(2, &ANY, dir.path(), None).unwrap();
+    assert!(status.success(), "{}", said(dir.path()));
+    assert!(ending(dir.path()) == ending(whole.path()), "it has become another run");
+}

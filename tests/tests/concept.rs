@@ -220,7 +220,9 @@ fn a_stage_that_is_left_out_uses_what_is_there() {
         assert!(read("taken", file) == read("looked", file), "{file}");
     }
     let (out, _) = chain("scored", &[&from[..], &["eval,train,export"]].concat(), 0);
-    assert!(!out.contains("AUC") && out.contains("log-odds") && read("scored", "concept/scores.json") == read("looked", "concept/scores.json"));
+    assert!(
+        !out.contains("AUC") && out.contains("log-odds") && read("scored", "concept/scores.json") == read("looked", "concept/scores.json")
+    );
     let (_, err) = chain("nowhere", &["--concept-from", "sets"], 2);
     assert!(err.contains("sets/concept.json") && !of("nowhere", "").exists(), "{err}");
 

@@ -14,11 +14,7 @@ use crate::failure::{Failure, Usage};
 ///
 /// # Errors
 /// There are no launches: that was no GPU.
-pub fn say_launches(
-    launches: &BTreeMap<&'static str, usize>,
-    work: &BTreeMap<&'static str, Done>,
-    json: bool,
-) -> Result<(), Failure> {
+pub fn say_launches(launches: &BTreeMap<&'static str, usize>, work: &BTreeMap<&'static str, Done>, json: bool) -> Result<(), Failure> {
     let total: usize = launches.values().sum();
     if total == 0 {
         return Err(Usage("benchmark --count: the processor launches nothing; name a GPU with --device".into()).into());

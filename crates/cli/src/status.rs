@@ -326,7 +326,8 @@ mod tests {
 
     #[test]
     fn batches_that_nobody_has_counted_are_left_out() {
-        let over = Beat { epoch: 100, done: 0, total: 0, step: 24_000, losses: [].into(), gauges: [].into(), speed: 0.0, ..beat("export", 990) };
+        let over =
+            Beat { epoch: 100, done: 0, total: 0, step: 24_000, losses: [].into(), gauges: [].into(), speed: 0.0, ..beat("export", 990) };
         assert_eq!(state(over, None).place(), "epoch 100/100  step 24000");
     }
 

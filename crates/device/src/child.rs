@@ -240,9 +240,13 @@ mod tests {
         for job in [Job::List(Backend::Vulkan), probe(false), probe(true)] {
             assert_eq!(Job::from_arg(&job.to_arg()), Some(job));
         }
-        for arg in
-            ["device=flex:0:gemm:detector", "device=vulkan:0:gemm", "device=vulkan:0:winograd:detector", "tune=vulkan:0:gemm:painter", "x=vulkan:0:gemm:detector"]
-        {
+        for arg in [
+            "device=flex:0:gemm:detector",
+            "device=vulkan:0:gemm",
+            "device=vulkan:0:winograd:detector",
+            "tune=vulkan:0:gemm:painter",
+            "x=vulkan:0:gemm:detector",
+        ] {
             assert_eq!(Job::from_arg(arg), None);
         }
         assert_eq!(probe_child_main(["vulkan".to_owned()].into_iter()), 2);

@@ -102,7 +102,9 @@ fn rdna2_compiler(facts: &Facts) -> Option<String> {
     let found = facts.rocm_version.as_ref().filter(|found| facts.rocm && found.starts_with("7.1."))?;
     let matches = facts.gfx.contains(&100_300);
     matches.then(|| {
-        format!("gfx1030 with ROCm {found}: the compiler (comgr) of 7.1.1 is reported to crash there; that of 6.3.1 works, and so does Vulkan.")
+        format!(
+            "gfx1030 with ROCm {found}: the compiler (comgr) of 7.1.1 is reported to crash there; that of 6.3.1 works, and so does Vulkan."
+        )
     })
 }
 

@@ -62,7 +62,8 @@ impl<B: KernelOps + PlaneOps + Keeps, C: CheckpointStrategy> KernelOps for Autod
         let ([.., ih, iw], [.., kh, kw]) = (x.shape().dims::<4>(), weight.shape().dims::<4>());
         let conv = Conv { x: x.id(), weight: weight.id(), input: [ih, iw], kernel: [kh, kw], config };
         // Each is read by the other's gradient.
-        let kept: Vec<&Float<Self>> = [(&x, &weight), (&weight, &x)].into_iter().filter(|(_, other)| other.is_tracked()).map(|(t, _)| t).collect();
+        let kept: Vec<&Float<Self>> =
+            [(&x, &weight), (&weight, &x)].into_iter().filter(|(_, other)| other.is_tracked()).map(|(t, _)| t).collect();
         let y = |bias| B::conv_forward(x.clone().into_primitive(), weight.clone().into_primitive(), bias, config);
         // Two arms because the number of parents is part of the type.
         match bias {

@@ -34,7 +34,8 @@ pub(crate) fn norm_act<B: KernelOps>(x: Float<B>, channels: NormChannels<B>, ste
     });
     let (mean, variance): (Vec<f64>, Vec<f64>) = moments.unzip();
     let [mean, variance] = [mean, variance].map(|moment| on_device::<B>(&moment, &device));
-    let [running_mean, running_variance] = move_statistics::<B>([old_mean, old_variance], [&mean, &variance], step.momentum, all / (all - 1.0).max(1.0));
+    let [running_mean, running_variance] =
+        move_statistics::<B>([old_mean, old_variance], [&mean, &variance], step.momentum, all / (all - 1.0).max(1.0));
     let channels = NormChannels::<B> { mean: mean.clone(), variance: variance.clone(), gamma, beta };
     let output = B::norm_act_again(x, channels, step);
     NormOutput { output, mean, variance, running_mean, running_variance }

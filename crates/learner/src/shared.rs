@@ -68,7 +68,13 @@ impl<'a> Shared<'a> {
             Some(others) => {
                 let told = Self::meet(others, &pack(&Some(mine))?)?;
                 let told = told.iter().enumerate().map(|(rank, bytes)| unpack::<Option<Vec<(usize, P)>>>(rank, bytes));
-                told.collect::<Result<Vec<_>, _>>()?.into_iter().collect::<Option<Vec<_>>>().ok_or(Elsewhere)?.into_iter().flatten().collect()
+                told.collect::<Result<Vec<_>, _>>()?
+                    .into_iter()
+                    .collect::<Option<Vec<_>>>()
+                    .ok_or(Elsewhere)?
+                    .into_iter()
+                    .flatten()
+                    .collect()
             }
         };
         all.sort_by_key(|(i, _)| *i);

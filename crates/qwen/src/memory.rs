@@ -210,7 +210,8 @@ impl Footprint {
         if !self.dora {
             return [0.0; 2];
         }
-        let outputs = |ranks: &[usize; 7]| -> [usize; 7] { std::array::from_fn(|map| if ranks[map] > 0 { self.maps[map].1[0] } else { 0 }) };
+        let outputs =
+            |ranks: &[usize; 7]| -> [usize; 7] { std::array::from_fn(|map| if ranks[map] > 0 { self.maps[map].1[0] } else { 0 }) };
         let together = |ranks: &[usize; 7]| {
             let [q, k, v, o, gate, up, down] = outputs(ranks);
             (q + k + v).max(o).max(gate + up).max(down)

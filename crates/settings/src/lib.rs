@@ -136,7 +136,8 @@ pub fn merge<C: Serialize + DeserializeOwned>(
                 all[setting.name] = value;
                 serde_json::from_value::<C>(all)
             };
-            let read = with(value.clone()).or_else(|error| if says_none(value) { with(Value::Null).map_err(|_| error) } else { Err(error) });
+            let read =
+                with(value.clone()).or_else(|error| if says_none(value) { with(Value::Null).map_err(|_| error) } else { Err(error) });
             config = read.map_err(|e| fail(format!("`{key}` cannot be {value}: {}", plain(&e))))?;
         }
     }

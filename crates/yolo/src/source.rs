@@ -236,7 +236,8 @@ impl SplitData {
         let set = YoloDataset::new(scan.bare(), gray_or(config, channels as u32), normalisation);
         let sizes = set.sizes();
         let names = class_names(config, &data);
-        let set = ValSet::with_sizes(stacked(config, cached(config, Arc::new(set), progress)?, &before), sizes).with_ids(ids).with_meta(meta);
+        let set =
+            ValSet::with_sizes(stacked(config, cached(config, Arc::new(set), progress)?, &before), sizes).with_ids(ids).with_meta(meta);
         set.groupings(config.group_by.as_deref().unwrap_or_default())?;
         Ok(Self { set, names, lines })
     }

@@ -108,7 +108,8 @@ impl Training {
         dir: RunDir,
         resumed: Option<&Path>,
     ) -> Result<Self, TrainError> {
-        let said = settle(&mut config, &data, device, memory, resumed)?.into_iter().chain(warning(&config, &data, device, memory, resumed)?);
+        let said =
+            settle(&mut config, &data, device, memory, resumed)?.into_iter().chain(warning(&config, &data, device, memory, resumed)?);
         let TrainingData { train, train_sizes, val, names, channels, weights, labels, range, fingerprint, folders, order, shards, .. } =
             data;
         // What was measured is from here on a setting: it is recorded, and judged by and resumed with.

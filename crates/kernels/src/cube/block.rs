@@ -2,8 +2,8 @@
 
 use super::packing::Packing;
 
-use super::sizes::size;
 pub(crate) use super::sizes::MANY_BLOCKS;
+use super::sizes::size;
 
 /// Terms of a plain sum, or pixels of a weight gradient, in shared memory at a time.
 const DEEP: u32 = 16;

@@ -186,13 +186,7 @@ fn totals_kernel(
 
 /// Adds to the gradient where a positive is: a thread to one of its channels, the last one to its class.
 #[cube(launch, address_type = "dynamic")]
-fn spread_kernel(
-    slopes: &Tensor<f32>,
-    dy: &Tensor<f32>,
-    grad: &mut Tensor<f32>,
-    sizes: &Sizes,
-    on_class: f32,
-) {
+fn spread_kernel(slopes: &Tensor<f32>, dy: &Tensor<f32>, grad: &mut Tensor<f32>, sizes: &Sizes, on_class: f32) {
     let channels = comptime!(SIDES + 1);
     let i = ABSOLUTE_POS / channels;
     let c = ABSOLUTE_POS % channels;

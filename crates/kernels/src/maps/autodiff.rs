@@ -28,9 +28,7 @@ fn is_trained<B: Backend, C: CheckpointStrategy>(map: &StoredMap<Autodiff<B, C>>
 fn off_the_graph<B: Backend, C: CheckpointStrategy>(weight: StoredWeight<Autodiff<B, C>>) -> StoredWeight<B> {
     match weight {
         StoredWeight::Dense(weight) => StoredWeight::Dense(weight.into_primitive()),
-        StoredWeight::Blocks { codes, scales, form, shape } => {
-            StoredWeight::Blocks { codes, scales: scales.into_primitive(), form, shape }
-        }
+        StoredWeight::Blocks { codes, scales, form, shape } => StoredWeight::Blocks { codes, scales: scales.into_primitive(), form, shape },
     }
 }
 

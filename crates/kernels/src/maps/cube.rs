@@ -136,9 +136,15 @@ fn map(
     let beside = [bias, onto.as_ref()].map(|tensor| tensor.or(b.scales).unwrap_or(like));
     assert!(b.scales.is_none() || bias.is_none() || onto.is_none(), "{name}: no place for scales");
     let all = [like, b.tensor, left, right, beside[0], beside[1], &c];
-    note(name, [like, b.tensor, &c].into_iter().chain(low.iter().flat_map(|(left, right, _)| [left.tensor, right.tensor])).chain(&onto).chain(b.scales), {
-        (2 * m * n * (k + low.as_ref().map_or(0, |low| low.2))) as u64
-    });
+    note(
+        name,
+        [like, b.tensor, &c]
+            .into_iter()
+            .chain(low.iter().flat_map(|(left, right, _)| [left.tensor, right.tensor]))
+            .chain(&onto)
+            .chain(b.scales),
+        { (2 * m * n * (k + low.as_ref().map_or(0, |low| low.2))) as u64 },
+    );
     // SAFETY: `check` has found the last number of each tensor that its steps reach, in C too, which has the shape of `onto`; the bias has a number to a column;
     // `check_scales` has found a scale to each row.
     unsafe {

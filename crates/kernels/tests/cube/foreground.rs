@@ -88,7 +88,8 @@ fn the_gradient_finds_the_positives_of_the_terms() {
     }
     let (shape, classes) = ([2, SIDES + 4, 336], 4);
     let foreground = positives(20, [2, classes, 336]);
-    let elsewhere = foreground.positives.iter().map(|p| Positive { image: 0, anchor: 335 - p.anchor, class: 0, weight: 9.0, ..*p }).collect();
+    let elsewhere =
+        foreground.positives.iter().map(|p| Positive { image: 0, anchor: 335 - p.anchor, class: 0, weight: 9.0, ..*p }).collect();
     let elsewhere = Foreground { positives: Arc::new(elsewhere), ..foreground.clone() };
     let x = cube(TensorData::new(pattern(1, shape.iter().product()), shape));
     let (background, _) = CubeBackend::softplus_sum(x.clone(), SIDES, classes);

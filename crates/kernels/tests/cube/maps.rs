@@ -105,7 +105,8 @@ fn agrees_with_the_cpu() {
         return;
     }
     set_default_lowering(Lowering::Gemm);
-    let ours = Case { rows: 70, input: 96, maps: vec![(96, 8), (32, 0), (32, 16)], bias: true, onto: true, held: true, turn: 1, words: false };
+    let ours =
+        Case { rows: 70, input: 96, maps: vec![(96, 8), (32, 0), (32, 16)], bias: true, onto: true, held: true, turn: 1, words: false };
     ours.check();
     Case { words: true, ..ours }.check();
     Case { rows: 33, input: 50, maps: vec![(131, 0), (131, 0)], bias: false, onto: false, held: false, turn: 0, words: false }.check();
@@ -127,7 +128,8 @@ fn are_few_launches() {
         return;
     }
     set_default_lowering(Lowering::Gemm);
-    let case = Case { rows: 64, input: 96, maps: vec![(96, 8), (32, 8), (32, 8)], bias: true, onto: true, held: true, turn: 2, words: false };
+    let case =
+        Case { rows: 64, input: 96, maps: vec![(96, 8), (32, 8), (32, 8)], bias: true, onto: true, held: true, turn: 2, words: false };
     for case in [case.clone(), Case { words: true, ..case }] {
         case.check();
         let launched = trace(|| case.on_cube(Precision::F32));

@@ -51,7 +51,9 @@ fn sum_of(line: &str) -> Result<Sum, Failed> {
 /// `Mbit/s,ranks,forward,backward,update,bytes:left bytes:left ...`; no limit is 0.
 fn step_of(line: &str) -> Result<(Net, f64, f64, Vec<Bucket>), Failed> {
     let (times, buckets) = line.rsplit_once(',').ok_or("six columns are wanted")?;
-    let [mbit, ranks, forward, backward, update] = numbers(times)?[..] else { return Err(format!("six columns are wanted: {line}").into()) };
+    let [mbit, ranks, forward, backward, update] = numbers(times)?[..] else {
+        return Err(format!("six columns are wanted: {line}").into());
+    };
     let bucket = |pair: &str| -> Result<Bucket, Failed> {
         let (bytes, left) = pair.split_once(':').ok_or_else(|| format!("no bucket: {pair}"))?;
         Ok(Bucket { bytes: bytes.parse()?, left: left.parse()? })

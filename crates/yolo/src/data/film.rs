@@ -79,7 +79,21 @@ impl Film {
         let number = serial + if split == "train" { 0 } else { 50_000 };
         let folder = format!("frames/{year}{month:02}{day:02}/clip_{number}_{hour:02}{minute:02}");
         let hardship = Hardship::of(clips.hard, spec.seed, split, [camera, serial, month], weather.sun);
-        Self { split: split.into(), camera, serial, year, month, day, hour, minute, weather, frames: clips.frames, folder, tracks, hardship }
+        Self {
+            split: split.into(),
+            camera,
+            serial,
+            year,
+            month,
+            day,
+            hour,
+            minute,
+            weather,
+            frames: clips.frames,
+            folder,
+            tracks,
+            hardship,
+        }
     }
 
     /// Draws frame `frame`.
@@ -354,7 +368,8 @@ mod tests {
         let frames = drawn(&hard);
         assert!(frames == drawn(&hard), "the same every time");
         // Of what is trained on at half the frames' size.
-        let longest: Vec<f32> = frames.iter().flat_map(|(_, seen)| seen).map(|(_, _, [x1, y1, x2, y2])| (x2 - x1).max(y2 - y1) / 2.0).collect();
+        let longest: Vec<f32> =
+            frames.iter().flat_map(|(_, seen)| seen).map(|(_, _, [x1, y1, x2, y2])| (x2 - x1).max(y2 - y1) / 2.0).collect();
         let small = longest.iter().filter(|side| (4.0..=10.0).contains(*side)).count();
         assert!(longest.len() > 40 && 2 * small > longest.len(), "{small} of {}: {longest:?}", longest.len());
         let mean = |all: &[(Exposure, Vec<Seen>)]| {

@@ -146,7 +146,7 @@ pub(crate) fn device_to_use(config: &TrainConfig) -> Result<Selected, Failure> {
     if config.half() {
         return Err(Usage("precision f16 is of training; weights are used in f32, or with bf16 factors".into()).into());
     }
-    device(config, false)
+    device(config, false, false)
 }
 
 /// Whether the device trains with images in f16.

@@ -53,7 +53,7 @@ pub(super) fn number_at<E: Numeric, F: Float>(
 ) -> f32 {
     if comptime!(packing == Packing::Bf16) {
         let word = u32::cast_from(from[at / 2usize]);
-        let value = f32::reinterpret(select(at % 2usize == 0usize, word << 16u32, word & 0xffff_0000u32));
+        let value = f32::reinterpret((word >> ((at % 2usize) as u32 * 16u32)) << 16u32);
         f32::cast_from(F::cast_from(value))
     } else if comptime!(packing == Packing::Int8) {
         let word = u32::cast_from(from[at / 4usize]);

@@ -143,7 +143,7 @@ fn map(
             .chain(low.iter().flat_map(|(left, right, _)| [left.tensor, right.tensor]))
             .chain(&onto)
             .chain(b.scales),
-        { (2 * m * n * (k + low.as_ref().map_or(0, |low| low.2))) as u64 },
+        (2 * m * n * (k + low.as_ref().map_or(0, |low| low.2))) as u64,
     );
     // SAFETY: `check` has found the last number of each tensor that its steps reach, in C too, which has the shape of `onto`; the bias has a number to a column;
     // `check_scales` has found a scale to each row.

@@ -37,7 +37,7 @@ pub enum Lowering {
     Winograd,
     /// The matrix product reads the image in place: no columns are ever stored.
     Implicit,
-    /// [`Auto`](Self::Auto) on a processor, but of factors rounded to bf16 where the processor has an instruction for that and it is faster (AVX-512-BF16).
+    /// [`Auto`](Self::Auto) on a processor, but of factors rounded to bf16 where the processor has an instruction for that and it is faster (AVX-512-BF16, AMX).
     Bf16,
 }
 
@@ -102,7 +102,7 @@ pub enum Precision {
     /// f32.
     #[default]
     F32,
-    /// Factors rounded to bf16 where the processor has an instruction for that (AVX-512-BF16), an error of about 0.2 % of the results'
+    /// Factors rounded to bf16 where the processor has an instruction for that (AVX-512-BF16, AMX), an error of about 0.2 % of the results'
     /// root mean square; elsewhere f32.
     Bf16,
     /// Factors of products with a language model's own weights rounded to f16; convolutions are f32.

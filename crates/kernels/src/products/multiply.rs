@@ -20,8 +20,10 @@ use crate::cpu::simd::{self, Form, PanelTile, Simd, Task};
 /// Cells of a sum that are added up before they join the rest: blocks of a long sum lose less than one chain, and a packed tile of so many
 /// (48 KB with 512-bit vectors) stays close to the core. The order of every sum follows from it, so no processor has another.
 pub(super) const BLOCK: usize = 256;
-/// Most tiles of columns of a task.
-const TILES: usize = 16;
+/// Most tiles of columns of a task, and where a unit for matrices multiplies them.
+const TILES: [usize; 2] = [16, 64];
+/// How many times as fast such a unit is, which packs no faster.
+const UNIT_RATE: f64 = 4.0;
 /// Fewest rows of a task that packs columns of its own.
 const FEWEST: usize = 64;
 
@@ -66,9 +68,10 @@ impl Division {
         // A task's rows of a block of the sum stay in half of the second-level cache while tile after tile of columns passes over them.
         let fewest = rows.div_ceil((machine().second.bytes / 2 / (BLOCK * size_of::<f32>())).max(FEWEST));
         let parts = fewest..=rows.div_ceil(FEWEST).clamp(fewest, fewest + 4 * threads);
-        let splits = parts.flat_map(|parts| (1..=tiles.min(TILES)).map(move |across| (panels.div_ceil(parts), across)));
+        let (most, rate) = if form.group > 1 { (TILES[1], UNIT_RATE) } else { (TILES[0], 1.0) };
+        let splits = parts.flat_map(|parts| (1..=tiles.min(most)).map(move |across| (panels.div_ceil(parts), across)));
         let time = |&(down, across): &(usize, usize)| {
-            let task = Self::task(down, across);
+            let task = Self::task(down, across, rate);
             let rounds = (panels.div_ceil(down) * tiles.div_ceil(across)).div_ceil(threads);
             // The last term: smaller tasks suffer less from a thread that is interrupted.
             rounds as f64 * task + 0.2 * task
@@ -78,9 +81,9 @@ impl Division {
     }
 
     /// The estimated time of a task, in products of one panel and one tile: packing a tile takes as long as 1.6 of them, and packing a panel a
-    /// third of one (measured).
-    fn task(down: usize, across: usize) -> f64 {
-        (down * across) as f64 + 1.6 * across as f64 + 0.33 * down as f64
+    /// third of one (measured); at another `rate` of products they are as many more.
+    fn task(down: usize, across: usize, rate: f64) -> f64 {
+        (down * across) as f64 + rate * (1.6 * across as f64 + 0.33 * down as f64)
     }
 
     /// How many tasks that makes of a result.

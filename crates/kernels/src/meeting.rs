@@ -4,7 +4,7 @@
 //! whether there is. So we remember for which tensors we have put one in: the next that comes takes it out, adds, and puts the sum in.
 //! `a + b` is `b + a`, so no bit changes.
 //!
-//! Nothing needs to be forgotten: a tensor's number is never given again, and its gradient stays until the last reader's has come. (A leaf's stays
+//! Nothing needs to be forgotten in one backward pass, and a graph has no more: a tensor's number is never given again, and its gradient stays until the last reader's has come. (A leaf's stays
 //! for good and is left to Burn, as is a gradient that Burn's own operations put in first.)
 
 use std::cell::RefCell;

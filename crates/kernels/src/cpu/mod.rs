@@ -79,3 +79,17 @@ pub fn weight_grad(shape: &ConvShape, lowering: Lowering, precision: Precision, 
         implicit::weight_grad(shape, precision, x, dy, dw);
     }
 }
+
+#[test]
+fn a_unit_for_matrices_needs_no_winograd() {
+    let s = ConvShape { batch: 1, in_channels: 8, out_channels: 8, height: 8, width: 8, kernel: [3; 2], stride: [1; 2], padding: [1; 2] };
+    for level in simd::Level::all() {
+        simd::with_level(level, || assert!(is_winograd(Lowering::Auto, Precision::F32, &s)));
+    }
+    if simd::Level::AmxModel.available() {
+        simd::with_level(simd::Level::AmxModel, || assert!(!is_winograd(Lowering::Auto, Precision::Bf16, &s)));
+    }
+    // Of one image there is no second term: its weights' gradient is Winograd's as before.
+    assert_eq!(implicit::weight_grad_precision(&s, Precision::Bf16), Precision::F32);
+    assert_eq!(implicit::weight_grad_precision(&ConvShape { batch: 2, ..s }, Precision::Bf16), Precision::Bf16);
+}

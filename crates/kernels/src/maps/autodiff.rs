@@ -105,7 +105,12 @@ fn with_biases<B: MapOps, C: CheckpointStrategy>(
 ) -> Vec<Float<Autodiff<B, C>>> {
     let biases: Vec<_> = maps.0.iter_mut().map(|map| map.bias.take_if(|bias| bias.is_tracked())).collect();
     let behind = onto.take_if(|_| biases[0].is_some());
-    let mut results = recorded::<B, C>(x, maps, onto, precision, together);
+    let mut results = if together {
+        recorded::<B, C>(x, maps, onto, precision, true)
+    } else {
+        // A trained weight whose result nobody reads has no gradient, and not one of zeros.
+        maps.0.into_iter().flat_map(|map| recorded::<B, C>(x.clone(), Maps(vec![map]), onto.take(), precision, false)).collect()
+    };
     for (y, bias) in results.iter_mut().zip(biases) {
         if let Some(bias) = bias {
             let (shape, out) = (y.shape(), bias.shape().num_elements());

@@ -120,8 +120,10 @@ pub fn pack_strip<S: Simd>(s: S, view: &View, image: Planes<'_>, row: usize, row
             }
             let (cells, behind) = plane.split_at_mut(rows);
             copy_cells(s, 1, &low[run.clone()], high.get(run).unwrap_or(&[]), cells);
-            // Beyond the run there is nothing to multiply, but no number that makes a product NaN either.
-            behind.fill(0.0);
+            if S::GROUP > 1 {
+                // A unit's last pixels are read here, and multiplied by zeros.
+                behind.fill(0.0);
+            }
             continue;
         }
         for (a, reach) in view.reach.iter().enumerate() {

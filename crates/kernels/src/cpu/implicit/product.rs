@@ -4,7 +4,7 @@
 use super::super::machine::{Machine, machine};
 use super::super::scratch;
 use super::super::shape::Epilogue;
-use super::super::simd::{self, Form, Group, Level, MAX_LANES, Offsets, Simd, Task, Tile};
+use super::super::simd::{self, Form, Group, Level, Offsets, Simd, Task, Tile};
 use super::pack::{Ahead, Planes, Weights, copy, pack_strip, pack_weights};
 use super::view::{Source, Tap, View, largest};
 use rayon::prelude::*;
@@ -131,7 +131,7 @@ pub(super) fn multiply_as(level: Level, product: &Product<'_>, in_place: bool, s
     let factors: Vec<Factor<'_>> =
         product.phases.iter().zip(parts).map(|(p, panels)| Factor::new(&view.offset_table(&p.taps, size), size, block, panels)).collect();
 
-    let group = if size > 1 { Group { size, apart: view.channel() } } else { Group::ONE };
+    let group = Group { size, apart: view.channel() };
     let shared = Shared { product, view: &view, factors: &factors, panels_per_task, mr, group };
     tasks(&shared, source, out).into_par_iter().with_max_len(1).for_each(|task| simd::run(level, task));
 }
@@ -254,8 +254,9 @@ impl Task for Strip<'_, '_> {
     fn run<S: Simd>(mut self, s: S) {
         let Shared { product, view, factors, panels_per_task, group, .. } = *self.shared;
         let plane = product.source.height * product.source.width;
-        // The last vector of a run reaches behind it.
-        let mut buffer = scratch::take(if view.direct { 0 } else { view.strip_len(view.strip) + MAX_LANES });
+        // A unit reads whole registers: the last of a run reaches behind it.
+        let reach = if S::GROUP > 1 { S::LANES } else { 0 };
+        let mut buffer = scratch::take(if view.direct { 0 } else { view.strip_len(view.strip) + reach });
         let source = if view.direct {
             &self.image[self.row..]
         } else {

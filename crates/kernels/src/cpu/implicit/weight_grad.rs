@@ -62,7 +62,7 @@ pub fn weight_grad(level: Level, shape: &ConvShape, x: &[f32], dy: &[f32], dw: &
     let pixel_parts = pixel_parts.min(strips).max(1);
 
     let rows = view.offset_table(&taps, size);
-    let channels = if size > 1 { Group { size, apart: view.channel() } } else { Group::ONE };
+    let channels = Group { size, apart: view.channel() };
     let shared = Shared { shape, view: &view, rows: &rows, channels, x, dy, group, groups };
     let size = rows.len() * channels.size * group;
     let mut sums = scratch::take(pixel_parts * groups * size);

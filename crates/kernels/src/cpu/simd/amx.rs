@@ -9,6 +9,7 @@
 
 use std::arch::asm;
 use std::arch::x86_64::*;
+use std::cell::Cell;
 use std::marker::PhantomData;
 use std::sync::OnceLock;
 
@@ -74,6 +75,28 @@ pub struct Set<U> {
     unit: U,
     rows: usize,
     cells: usize,
+    /// Dropped after the unit.
+    _alone: Alone,
+}
+
+thread_local! {
+    static IN_USE: Cell<bool> = const { Cell::new(false) };
+}
+
+/// The one of its thread, which it cannot leave: what the registers are set up for is the thread's, and a second time would change it for the first.
+struct Alone(PhantomData<*const ()>);
+
+impl Alone {
+    fn new() -> Self {
+        assert!(!IN_USE.replace(true), "the unit for matrices is set up for something else on this thread");
+        Self(PhantomData)
+    }
+}
+
+impl Drop for Alone {
+    fn drop(&mut self) {
+        IN_USE.set(false);
+    }
 }
 
 /// Whole registers of sums, of 1 to 16 cells.
@@ -400,8 +423,9 @@ impl<U: Unit + 'static> Simd for Amx<U> {
             (1..=SIDE, SIDE) => &BY_ROWS[rows - 1],
             _ => panic!("sums of {rows} rows, of {cells} cells"),
         };
+        let _alone = Alone::new();
         // SAFETY: `self` proves the unit.
-        Set { unit: unsafe { U::new(shapes) }, rows, cells }
+        Set { unit: unsafe { U::new(shapes) }, rows, cells, _alone }
     }
 
     #[inline(always)]

@@ -51,7 +51,7 @@ impl Group {
 /// Arguments of [`Simd::tile`]: `c[i*ldc + j] = [c +] sum_gk a[(g*MR + i) * size + k] * b[offsets[g] + k*apart + j]` for `i < rows`,
 /// `j < cols`, `k < size`; `a` and `b` hold cells, whose product is the sum of the products of their terms.
 ///
-/// With [`Simd::TOGETHER`] panels there are up to so many times MR rows, all of `c`'s rows of a panel are there, and its columns up to whole
+/// Where [`Simd::TOGETHER`] is more than 1 there are up to so many times MR rows, all of `c`'s rows of a panel are there, and its columns up to whole
 /// vectors, as are those of `b`: what is beyond `rows` and `cols` may be read, and changed.
 pub struct Tile<'a> {
     /// Packed left-hand panels, `[group][MR][size]`, rows beyond `rows` must be present (any finite value, normally zero).
@@ -68,9 +68,9 @@ pub struct Tile<'a> {
     pub c: &'a mut [f32],
     /// Distance of the rows of `c`.
     pub ldc: usize,
-    /// Rows stored, 1..=MR.
+    /// Rows stored, 1..=MR a panel.
     pub rows: usize,
-    /// Columns read and stored, 1..=NR. Nothing beyond them is touched.
+    /// Columns read and stored, 1..=NR. Nothing beyond them is touched by a set of instructions with one panel.
     pub cols: usize,
     /// Add the sum, formed from zero, to what `c` holds instead of overwriting it: blocks of a long sum lose less than one chain.
     pub accumulate: bool,
@@ -214,7 +214,10 @@ pub trait Simd: Copy + Send + Sync + 'static {
     type Unit;
 
     /// The unit, for sums of `rows` rows, each over `cells` cells at once: at most [`Simd::GROUP`] of either. Setting it up takes as long as some
-    /// of its products, so once for many of them, and again only when it has been dropped.
+    /// of its products, so once for many of them.
+    ///
+    /// # Panics
+    /// If this thread has one already.
     fn unit(self, rows: usize, cells: usize) -> Self::Unit;
     /// The unit for [`Simd::tile`].
     #[inline(always)]

@@ -9,6 +9,8 @@
 #   docs/cluster.sh kill target/release    `mpirun --hostfile` over two of the namespaces, rank 1 killed in mid-epoch, the run resumed with 2, 1 and 4 (Open MPI)
 set -euo pipefail
 export LC_ALL=C
+case ${1:-} in all | sums | steps | kill) ;; *) set -- ;; esac
+[ $# -eq 2 ] || { echo "$0 all|sums|steps|kill FOLDER_OF_THE_PROGRAMS" >&2; exit 2; }
 what=$1
 bin=$(realpath "$2")
 docs=$(realpath "$(dirname "$0")")
@@ -145,9 +147,5 @@ case $what in
     sums > "$work/links.csv"
     cp "$work/steps.csv" "$work/links.csv" "$docs"
     "$bin/examples/step_time" "$docs/links.csv" "$docs/cluster.png" "$docs/steps.csv"
-    ;;
-  *)
-    echo "docs/cluster.sh all|sums|steps|kill FOLDER_OF_THE_PROGRAMS" >&2
-    exit 2
     ;;
 esac

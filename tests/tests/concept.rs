@@ -179,7 +179,7 @@ fn a_preset_without_data_is_edited_and_exported() {
     let typed = ["--config", "dorothy", "--concept", "sets", "--export", "ollama"];
     let (out, _) = expect_code(&mut llm_finetune(dir.path(), &typed), 0);
     let mut rest = out.as_str();
-    for words in ["AUC", "log-odds", "Took the direction", "before", "fine-tuning is skipped: there is no --data", "model-q8_0.gguf and "] {
+    for words in ["fine-tuning is skipped: there is no --data", "AUC", "log-odds", "Took the direction", "before", "model-q8_0.gguf and "] {
         rest = rest.split_once(words).unwrap_or_else(|| panic!("no {words}, or not in its place, in {out}")).1;
     }
     let chain = dir.path().join("runs/sft/train");
@@ -204,10 +204,14 @@ fn a_stage_that_is_left_out_uses_what_is_there() {
     assert!(err.lines().filter(|line| line.starts_with("error")).count() == 1 && !of("early", "").exists(), "{err}");
 
     // Looked at, and neither edited nor exported.
-    let (out, _) = chain("looked", &["--concept-skip", "ablate,train,export"], 0);
+    let (out, err) = chain("looked", &["--concept-skip", "ablate,train,export"], 0);
+    assert!(err.contains("device: "), "{err}");
     let words = ["AUC", "log-odds", "the edit is skipped", "perplexity of the guard"];
     assert!(words.iter().all(|words| out.contains(words)) && !out.contains("after"), "{out}");
     assert!(!of("looked", "edited").exists() && !of("looked", "concept/after.json").exists() && !of("looked", "model-q8_0.gguf").exists());
+    // Again there is nothing to do, and no model is opened for it.
+    let (out, err) = chain("looked", &["--concept-skip", "ablate,train,export"], 0);
+    assert!(out.contains("the edit is skipped") && !err.contains("device: "), "{out}{err}");
     // The same goes on with the edit: what was found and scored is not done again.
     let (out, _) = chain("looked", &["--concept-skip", "extract,train,export"], 0);
     assert!(!out.contains("AUC") && !out.contains("log-odds") && out.contains("Took the direction at"), "{out}");
@@ -231,6 +235,14 @@ fn a_stage_that_is_left_out_uses_what_is_there() {
     assert!(out.contains("the edit is skipped") && out.contains("perplexity of the guard"), "{out}");
     assert!(!of("plain", "concept/concept.json").exists() && read("plain", "concept/before.json") == read("looked", "concept/before.json"));
     assert!(read("plain", "model-q8_0.gguf") != read("taken", "model-q8_0.gguf"));
+
+    // What was taken over is the run's own: the folder it came from may be gone. What was not has to be named again.
+    std::fs::remove_file(of("scored", "concept/concept.json")).unwrap();
+    let (_, err) = chain("scored", &["--concept-skip", "eval,train,export"], 2);
+    assert!(err.contains("runs/sft/looked/concept\", which is not taken over yet: name it again"), "{err}");
+    std::fs::remove_dir_all(of("looked", "concept")).unwrap();
+    let (out, _) = chain("taken", &[&from[..], &["extract,score,eval,train,export"]].concat(), 0);
+    assert!(out.contains("the concept is taken out"), "{out}");
 }
 
 /// While a card trains, the concept is found, scored and judged on the processor: the same bits as where there is no card.

@@ -24,6 +24,9 @@ const BUCKET: usize = 1 << 18;
 /// An entry of the layout, and its gradient.
 type Given = (usize, Arc<Vec<f32>>);
 
+/// The same, and how many seconds after the beginning of the pass it came.
+type Timed = (usize, Arc<Vec<f32>>, f64);
+
 /// The gradients of a layout, in the order they are exchanged in.
 pub(crate) struct Buckets {
     /// Of each entry where it lies among all arenas, if it is trained.
@@ -101,21 +104,17 @@ impl Buckets {
 pub(crate) struct Hand<'a> {
     buckets: &'a Buckets,
     give: Sender<Given>,
-    given: Rc<RefCell<Vec<Given>>>,
+    given: Rc<RefCell<Vec<Timed>>>,
     begun: Instant,
-    /// Seconds after that, of every entry that was given.
-    came: Rc<RefCell<HashMap<usize, f64>>>,
 }
 
 impl Hand<'_> {
     /// Does `work`; what it tells of `leaves` is given.
     pub(crate) fn listen<R>(&self, leaves: Leaves, work: impl FnOnce() -> R) -> R {
-        let (give, given) = (self.give.clone(), Rc::clone(&self.given));
-        let (begun, came) = (self.begun, Rc::clone(&self.came));
+        let (give, given, begun) = (self.give.clone(), Rc::clone(&self.given), self.begun);
         let listener = move |entry, values| {
             let values = Arc::new(values);
-            came.borrow_mut().insert(entry, begun.elapsed().as_secs_f64());
-            given.borrow_mut().push((entry, Arc::clone(&values)));
+            given.borrow_mut().push((entry, Arc::clone(&values), begun.elapsed().as_secs_f64()));
             // Nobody takes it where the exchange has failed, which is told at the end.
             drop(give.send((entry, values)));
         };
@@ -126,19 +125,20 @@ impl Hand<'_> {
     pub(crate) fn rest(self, flat: &[f32]) -> Option<Vec<usize>> {
         let mut left: Vec<bool> = self.buckets.places.iter().map(Option::is_some).collect();
         let mut good = true;
-        for (entry, values) in self.given.borrow().iter() {
+        for (entry, values, _) in self.given.borrow().iter() {
             good &= std::mem::take(&mut left[*entry]) && same(values, &flat[self.buckets.place(*entry)]);
         }
         if tracing::enabled!(tracing::Level::TRACE) {
             // docs/cluster.sh makes its model of step time of these.
-            let left = self.buckets.left(&self.came.borrow(), self.begun.elapsed().as_secs_f64());
+            let came: HashMap<usize, f64> = self.given.borrow().iter().map(|(entry, _, seconds)| (*entry, *seconds)).collect();
+            let left = self.buckets.left(&came, self.begun.elapsed().as_secs_f64());
             let told: Vec<String> = left.into_iter().map(|(numbers, left)| format!("{}:{left:.4}", size_of::<f32>() * numbers)).collect();
             tracing::trace!("buckets {}", told.join(" "));
         }
         for entry in left.iter().enumerate().filter_map(|(entry, left)| left.then_some(entry)) {
             drop(self.give.send((entry, Arc::new(flat[self.buckets.place(entry)].to_vec()))));
         }
-        good.then(|| self.given.borrow().iter().map(|(entry, _)| *entry).collect())
+        good.then(|| self.given.borrow().iter().map(|(entry, ..)| *entry).collect())
     }
 }
 
@@ -156,7 +156,7 @@ pub(crate) fn summed<R>(
     pass: impl FnOnce(Hand<'_>) -> R,
 ) -> (R, Result<Vec<f32>, ExchangeError>) {
     let (give, come) = channel();
-    let hand = Hand { buckets, give, given: Rc::default(), begun: Instant::now(), came: Rc::default() };
+    let hand = Hand { buckets, give, given: Rc::default(), begun: Instant::now() };
     match others.beside().filter(|_| meanwhile) {
         Some(others) => thread::scope(|scope| {
             let sums = scope.spawn(move || buckets.sums(others, wire, &come));
@@ -241,8 +241,9 @@ mod tests {
                             second(hand, flat);
                             return Some(Vec::new());
                         }
-                        hand.given.borrow_mut().push((3, Arc::new(flat[buckets.place(3)].to_vec())));
-                        hand.give.send(hand.given.borrow()[0].clone()).unwrap();
+                        let values = Arc::new(flat[buckets.place(3)].to_vec());
+                        hand.given.borrow_mut().push((3, Arc::clone(&values), 0.0));
+                        hand.give.send((3, values)).unwrap();
                         let until = Instant::now() + Duration::from_secs(20);
                         while counting.1.load(Ordering::SeqCst) < 2 {
                             assert!(Instant::now() < until, "the pass waits for its end");
@@ -281,7 +282,7 @@ mod tests {
         let (layout, mut all) = (layout(), threads(1));
         let buckets = Buckets::of(&layout, &[]);
         let (order, _) = summed(&all.remove(0), Wire::F32, &buckets, true, |hand| {
-            hand.given.borrow_mut().push((2, Arc::new(vec![1.0; 5])));
+            hand.given.borrow_mut().push((2, Arc::new(vec![1.0; 5]), 0.0));
             hand.rest(&vec![0.0; buckets.len])
         });
         assert_eq!(order, None);

@@ -8,7 +8,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::error::{LearnError, TaskError};
-use crate::wire::{pack, unpack};
+use crate::wire::{pack, tell};
 
 /// The ranks that share an evaluation, as one of them sees them; nobody else, for most.
 pub struct Shared<'a> {
@@ -49,11 +49,11 @@ impl<'a> Shared<'a> {
         }
     }
 
-    /// What every rank gives when all of them are there. Shares may be larger than what a connection holds while the other end does not read, which is no sign
-    /// of life and no end of one.
-    fn meet(others: &dyn Exchange, mine: &[u8]) -> Result<Vec<Vec<u8>>, LearnError> {
+    /// Waits until all ranks are there. Shares may be larger than what a connection holds while the other end does not read, and who does not read is taken for
+    /// dead, whatever signs of life it gives.
+    fn meet(others: &dyn Exchange) -> Result<(), LearnError> {
         others.gather(&[])?;
-        Ok(others.gather(mine)?)
+        Ok(())
     }
 
     /// What was made of every piece, in their order, from what this rank has made of its own. Once in an evaluation, and before anything is
@@ -66,15 +66,9 @@ impl<'a> Shared<'a> {
         let mut all = match self.others {
             None => mine,
             Some(others) => {
-                let told = Self::meet(others, &pack(&Some(mine))?)?;
-                let told = told.iter().enumerate().map(|(rank, bytes)| unpack::<Option<Vec<(usize, P)>>>(rank, bytes));
-                told.collect::<Result<Vec<_>, _>>()?
-                    .into_iter()
-                    .collect::<Option<Vec<_>>>()
-                    .ok_or(Elsewhere)?
-                    .into_iter()
-                    .flatten()
-                    .collect()
+                Self::meet(others)?;
+                let told = tell::<Option<Vec<(usize, P)>>>(others, &Some(mine))?;
+                told.into_iter().collect::<Option<Vec<_>>>().ok_or(Elsewhere)?.into_iter().flatten().collect()
             }
         };
         all.sort_by_key(|(i, _)| *i);
@@ -89,7 +83,8 @@ impl<'a> Shared<'a> {
         if let Some(others) = self.others
             && !self.merged.replace(true)
         {
-            Self::meet(others, &pack(&None::<()>)?)?;
+            Self::meet(others)?;
+            others.gather(&pack(&None::<()>)?)?;
         }
         Ok(self.others)
     }
@@ -97,6 +92,12 @@ impl<'a> Shared<'a> {
 
 #[cfg(test)]
 mod tests {
+    use std::net::TcpListener;
+    use std::thread;
+    use std::time::{Duration, Instant};
+
+    use bellows_ranks::Tcp;
+
     use super::*;
 
     #[test]
@@ -115,6 +116,40 @@ mod tests {
             all.into_iter().map(|rank| rank.join().unwrap()).collect::<Vec<_>>()
         });
         assert!(merged.iter().all(|pieces| *pieces == (0..5).map(|i| (i as f32).sqrt()).collect::<Vec<_>>()));
+    }
+
+    /// More than the connection holds, so that who gives its share before another reads is stuck until it does.
+    #[test]
+    fn a_large_share_waits_for_a_rank_that_works_for_longer_than_the_limit() {
+        const SHARE: usize = 64 << 20;
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        let share = |others: &Tcp| {
+            let merged = Shared::among(Some(others)).merge(vec![(others.rank(), "x".repeat(SHARE))]);
+            merged.map(|shares| shares.iter().map(String::len).collect::<Vec<_>>()).map_err(|error| error.to_string())
+        };
+        let limit = Duration::from_secs(2);
+        let all = thread::scope(|scope| {
+            let first = scope.spawn(|| {
+                let others = Tcp::host(&listener, 2, &|| None).unwrap();
+                others.wait_at_most(limit);
+                share(&others)
+            });
+            let second = scope.spawn(|| {
+                let others = Tcp::join(&address, 1, 2, Duration::from_secs(20)).unwrap();
+                others.wait_at_most(limit);
+                let until = Instant::now() + Duration::from_secs(3);
+                while Instant::now() < until {
+                    others.sign_of_life();
+                    thread::sleep(Duration::from_millis(50));
+                }
+                share(&others)
+            });
+            [first, second].map(|rank| rank.join().unwrap())
+        });
+        for merged in all {
+            assert_eq!(merged.unwrap(), [SHARE; 2]);
+        }
     }
 
     #[test]

@@ -62,6 +62,8 @@ fn mpirun(ranks: usize, how: &[&str], dir: &Path, dies_after: Option<usize>) -> 
     let mut command = Command::new("mpirun");
     command.args(["--allow-run-as-root", "--bind-to", "none", "-n", &ranks.to_string()]).args(how);
     command.arg(std::env::current_exe().unwrap()).args([RANK, "--exact", "--test-threads=1"]).env(DIR, dir);
+    // More ranks than cores would spin against each other.
+    command.env("OMPI_MCA_mpi_yield_when_idle", "1");
     if let Some(batches) = dies_after {
         command.env(DIES_AFTER, batches.to_string());
     }
@@ -79,6 +81,12 @@ fn mpirun(ranks: usize, how: &[&str], dir: &Path, dies_after: Option<usize>) -> 
             return Some(status);
         }
         if Instant::now() >= until {
+            // Asked to end it takes its ranks with it; killed it leaves them.
+            Command::new("kill").args(["-TERM", &child.id().to_string()]).status().ok();
+            let until = Instant::now() + Duration::from_secs(5);
+            while child.try_wait().unwrap().is_none() && Instant::now() < until {
+                thread::sleep(Duration::from_millis(20));
+            }
             child.kill().ok();
             panic!("it hangs: {}", said(dir));
         }

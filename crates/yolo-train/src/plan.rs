@@ -6,7 +6,7 @@ use bellows_cli::{Failure, Signals, Target, flag, flag_values, join_pool, note, 
 use bellows_device::processor;
 use bellows_kernels::processor_peak;
 use bellows_settings::Layer;
-use bellows_yolo::config::{Cache, SETTINGS, TrainConfig};
+use bellows_yolo::config::{SETTINGS, TrainConfig};
 use bellows_yolo::fit::Question;
 use bellows_yolo::memory::Plan;
 use bellows_yolo::model::summary::Summary;
@@ -80,8 +80,7 @@ fn subject(config: &TrainConfig) -> Result<(usize, usize, Option<TrainingData>),
         return Ok((CLASSES, if stack.is_on() { stack.channels() } else { 3 }, None));
     }
     // Sizes are known without decoding.
-    let plain = TrainConfig { cache: Cache::Off, ..config.clone() };
-    let data = watched(note, |progress| TrainingData::open(&plain, progress))?;
+    let data = watched(note, |progress| TrainingData::find(config, progress))?;
     Ok((data.names.len(), data.channels, Some(data)))
 }
 

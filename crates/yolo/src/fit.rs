@@ -75,7 +75,8 @@ pub fn warning(
     memory: Option<u64>,
     resumed: Option<&Path>,
 ) -> Result<Option<String>, FitError> {
-    let (Place::Card, Some(bytes)) = (Place::of(device), memory) else { return Ok(None) };
+    // What f16 saves no plan knows.
+    let (false, Place::Card, Some(bytes)) = (config.half(), Place::of(device), memory) else { return Ok(None) };
     let form = form(config, data.names.len(), data.channels, resumed)?;
     // Decoded images are in the machine's memory.
     let none = |_: usize| 0.0;
@@ -127,11 +128,10 @@ impl<'a> Question<'a> {
     }
 
     /// What there is to say of a card with this memory, if the plan is beyond it. It is tried all the same: a plan may be off, and where memory runs out a batch
-    /// is computed in parts. What f16 saves no plan knows, so nothing is said of it.
+    /// is computed in parts.
     fn beyond(&self, bytes: f64) -> Option<String> {
         let planned = self.plan().peak();
-        let short = planned > bytes && !self.config.half();
-        short.then(|| {
+        (planned > bytes).then(|| {
             let advice = self.advice(self.remedies(bytes).as_deref());
             format!("memory: {:.2} GB are planned and this card has {:.2}: {advice}", planned / 1e9, bytes / 1e9)
         })
@@ -426,7 +426,5 @@ mod tests {
         let said = asked.beyond(2e9).unwrap();
         assert!(said.starts_with("memory: ") && said.contains("this card has 2.00: it would fit with --batch "), "{said}");
         assert_eq!(asked.beyond(64e9), None);
-        let half = TrainConfig { precision: "f16".into(), ..small() };
-        assert_eq!(on(Place::Card, half).beyond(2e9), None);
     }
 }

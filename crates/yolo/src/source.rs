@@ -126,6 +126,11 @@ impl TrainingData {
         Ok(())
     }
 
+    /// Whether [`decode`](Self::decode) is still to come, with these settings.
+    pub(crate) fn is_to_be_decoded(&self, config: &TrainConfig) -> bool {
+        self.undecoded.is_some() && config.cache != Cache::Off
+    }
+
     /// The same as [`open`](Self::open) with images that are still in their files: [`decode`](Self::decode) is to follow, once it is known that there is room.
     ///
     /// # Errors
@@ -488,6 +493,7 @@ mod tests {
         data.undecoded = Some(Undecoded { sets, before: [Vec::new(), Vec::new()] });
         let widths = |data: &TrainingData| [data.train.get(3).unwrap().frame.width, data.val.item(1).unwrap().frame.width];
         assert_eq!(widths(&data), [96, 96], "as in their files");
+        assert!(data.is_to_be_decoded(&config) && !data.is_to_be_decoded(&TrainConfig { cache: Cache::Off, ..config.clone() }));
         let told: Mutex<Vec<String>> = Mutex::default();
         let progress = |what: &str, done: u64, total: u64| told.lock().unwrap().push(format!("{what} {done}/{total}"));
         data.decode(&config, &progress).unwrap();
@@ -496,6 +502,7 @@ mod tests {
         let expected = ["1/2", "1/4", "2/2", "2/4", "3/4", "4/4"].map(|count| format!("caching images {count}"));
         assert_eq!(lines, expected);
         assert_eq!((widths(&data), data.train.len(), data.val.len()), ([64, 64], 4, 2));
+        assert!(!data.is_to_be_decoded(&config));
         data.decode(&config, &progress).unwrap();
         assert!(told.lock().unwrap().is_empty(), "once");
     }

@@ -52,6 +52,9 @@ pub enum TrainError {
     /// Memory.
     #[error(transparent)]
     Memory(#[from] FitError),
+    /// Data that were found and not decoded, though `cache` asks for that.
+    #[error("cache keeps decoded images, and these are not decoded: TrainingData::decode comes before Training::new")]
+    Undecoded,
     /// The closing validation.
     #[error("validating the best weights")]
     Validation(#[source] TaskError),
@@ -66,7 +69,7 @@ impl Coded for TrainError {
             Self::Learn(error) => error.exit(),
             Self::Weights(error) => error.exit(),
             Self::Memory(error) => error.exit(),
-            Self::Validation(_) => Exit::Failed,
+            Self::Undecoded | Self::Validation(_) => Exit::Failed,
         }
     }
 }
@@ -99,7 +102,7 @@ impl Training {
     /// `memory` is the device's, in bytes, where known; `resumed` the directory of a run that [`Learner::resume`] will go on with, as every rank knows it.
     ///
     /// # Errors
-    /// Weights that do not fit, a run directory that cannot be used, or more memory than `memory_limit`, before anything is built.
+    /// Weights that do not fit, a run directory that cannot be used, data that were not decoded, or more memory than `memory_limit`, before anything is built.
     pub fn new(
         data: TrainingData,
         mut config: TrainConfig,
@@ -108,6 +111,9 @@ impl Training {
         dir: RunDir,
         resumed: Option<&Path>,
     ) -> Result<Self, TrainError> {
+        if data.is_to_be_decoded(&config) {
+            return Err(TrainError::Undecoded);
+        }
         let said =
             settle(&mut config, &data, device, memory, resumed)?.into_iter().chain(warning(&config, &data, device, memory, resumed)?);
         let TrainingData { train, train_sizes, val, names, channels, weights, labels, range, fingerprint, folders, order, shards, .. } =

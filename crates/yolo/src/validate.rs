@@ -210,6 +210,7 @@ pub fn validate(model: &Fused, set: &ValSet, config: &TrainConfig, context: &mut
             let unreadable = errors.iter().map(ToString::to_string).collect();
             let Some(batch) = batch else {
                 seen.push((number, Seen { unreadable, ..Seen::default() }));
+                (context.progress)((done * context.shared.ranks()).min(set.len()), set.len());
                 continue;
             };
             let mut clock = Instant::now();

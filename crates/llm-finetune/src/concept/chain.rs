@@ -47,7 +47,11 @@ pub(crate) fn train(args: &TrainArgs, signals: &Signals) -> Result<(), Failure> 
         return Err(Usage("--concept needs a model that has learnt something: --model tiny is made on the spot".into()).into());
     }
     find_model(&config)?;
-    let trains = !(config.data.is_empty() || Stage::Train.is_in(&config.concept_skip));
+    let skips_train = Stage::Train.is_in(&config.concept_skip);
+    let trains = !(config.data.is_empty() || skips_train);
+    if !(trains || skips_train) {
+        say("fine-tuning is skipped: there is no --data");
+    }
     let paths = if trains { data_paths(&config)? } else { Vec::new() };
     // Tokens that are added to be learnt are not the model's yet.
     let (shape, tokenizer) = open_tokenizer(&SftConfig { new_tokens: Vec::new(), ..config.clone() }, &paths)?;
@@ -72,9 +76,6 @@ pub(crate) fn train(args: &TrainArgs, signals: &Signals) -> Result<(), Failure> 
         config.model = dir.join(EDITED).display().to_string();
     }
     if !trains {
-        if !Stage::Train.is_in(&config.concept_skip) {
-            say("fine-tuning is skipped: there is no --data");
-        }
         return export(&config, &dir, &template);
     }
     // A run that was killed before its first checkpoint begins anew.
@@ -83,17 +84,20 @@ pub(crate) fn train(args: &TrainArgs, signals: &Signals) -> Result<(), Failure> 
     run(session, args, SftConfig { project, name: "run".into(), exist_ok: true, ..config }, resumed)
 }
 
-/// The direction that is not to be looked for: of the folder that the settings name, or else where finding it is left out, of this run's own.
+/// The direction of the folder that the settings name, which is not to be looked for. A run that has its own, or its edit, needs that folder no more; without
+/// either, finding it cannot be left out where it is used.
 fn found_before(config: &SftConfig, shape: &ModelConfig) -> Result<Option<Found>, Failure> {
+    let dir = Path::new(&config.project).join(&config.name);
+    let (own, skips) = (dir.join(CONCEPT), |stage: Stage| stage.is_in(&config.concept_skip));
+    if Found::is_in(&own) || dir.join(EDITED).exists() {
+        return Ok(None);
+    }
     if let Some(folder) = &config.concept_from {
         let found = Found::read(Path::new(folder))?;
         found.fits(shape)?;
         return Ok(Some(found));
     }
-    let dir = Path::new(&config.project).join(&config.name);
-    let (own, skips) = (dir.join(CONCEPT), |stage: Stage| stage.is_in(&config.concept_skip));
-    let unasked = dir.join(EDITED).exists() || (skips(Stage::Score) && skips(Stage::Ablate));
-    if skips(Stage::Extract) && !unasked && !Found::is_in(&own) {
+    if skips(Stage::Extract) && !(skips(Stage::Score) && skips(Stage::Ablate)) {
         let why = "concept_skip extract needs a direction that was found before, and there is none";
         return Err(Usage(format!("{why} in {}: name its folder with --concept-from", own.display())).into());
     }
@@ -134,7 +138,9 @@ impl Chain {
         }
         if self.skips(Stage::Ablate) {
             say("the edit is skipped: the model stays as it is");
-            if self.skips(Stage::Extract) && self.skips(Stage::Score) {
+            let found = Found::is_in(&concept) || (self.skips(Stage::Extract) && self.skips(Stage::Score));
+            let scored = self.skips(Stage::Score) || self.prompts.sets.markers.is_empty() || read_scores(&concept)?.is_some();
+            if found && scored {
                 return Ok(());
             }
         }
@@ -228,6 +234,10 @@ fn begin(dir: &Path, config: &SftConfig, prompts: &Prompts) -> Result<(), Failur
         return Ok(write_json(&file, &own)?);
     }
     let begun: Map<String, Value> = read_json(&file)?;
+    if let Some(from) = begun.get("concept_from").filter(|_| config.concept_from.is_none() && !Found::is_in(&dir.join(CONCEPT))) {
+        let why = format!("was begun with concept_from {from}, which is not taken over yet: name it again");
+        return Err(Usage(format!("{} {why}", dir.display())).into());
+    }
     match own.iter().find(|(key, value)| begun.get(*key) != Some(value)) {
         Some((key, value)) => {
             let was = begun.get(key).unwrap_or(&Value::Null);

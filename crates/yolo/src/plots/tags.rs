@@ -24,7 +24,16 @@ impl Tags {
         let rows = [y1 - height, y1, y2, y2 - height];
         let places = [x1, x2 - width].into_iter().flat_map(|x| rows.map(|y| inside(x, y)));
         let area = |(x, y): (f64, f64)| [x, y, x + width, y + height];
-        let at = places.min_by(|&a, &b| self.covered(area(a)).total_cmp(&self.covered(area(b)))).unwrap_or((left, top));
+        let (mut at, mut least) = ((left, top), f64::INFINITY);
+        for place in places {
+            let covered = self.covered(area(place));
+            if covered < least {
+                (at, least) = (place, covered);
+            }
+            if covered == 0.0 {
+                break;
+            }
+        }
         self.taken.push(area(at));
         at
     }

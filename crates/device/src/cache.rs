@@ -19,7 +19,7 @@ use std::time::UNIX_EPOCH;
 use std::{fs, io};
 
 /// Goes up when reports change: what another format says is not read.
-const FORMAT: u32 = 4;
+const FORMAT: u32 = 5;
 /// Reports kept; the oldest binaries' go first.
 const KEPT: usize = 32;
 /// Variables under which the same driver is another driver.

@@ -5,7 +5,7 @@
 
 use crate::adapter::{Adapter, AdapterKind, Backend};
 use crate::adapters;
-use crate::checks::{checks, compare, time};
+use crate::checks::{Check, checks, compare, time};
 use crate::options::Work;
 use crate::plan::Path;
 use crate::protocol::{Event, Stage};
@@ -142,18 +142,10 @@ impl Child {
         // The products of a language model ask for no lowering of their own.
         set_default_lowering(path.lowering());
         for check in checks(path, work).iter().filter(|check| !(software && check.hardware_only)) {
-            let spoilt = self.has(FaultKind::Wrong, check.stage);
-            self.step(check.stage, check.name, || {
-                check.possible(&device)?;
-                let (mut gpu, cpu) = check.run(&device, path);
-                if let (true, Some(first)) = (spoilt, gpu.first_mut().and_then(|list| list.first_mut())) {
-                    *first += 10.0;
-                }
-                compare(&gpu, &cpu, check.tolerance).map(|error| ((), Some(error)))
-            })?;
+            self.check(check.stage, check, &device, path)?;
         }
         if tune && path == Path::Gemm {
-            self.tune(&device)?;
+            self.tune(&device, path, work)?;
         }
         if software && path == Path::Direct {
             // Nor is there anything to be won by tuning for this.
@@ -167,14 +159,31 @@ impl Child {
         Ok(())
     }
 
-    /// Finds the fastest sizes of blocks, tells them and computes with them.
-    fn tune(&mut self, device: &Device) -> Result<(), Stopped> {
+    /// One comparison with the processor, as a step of `stage`.
+    fn check(&mut self, stage: Stage, check: &Check, device: &Device, path: Path) -> Result<(), Stopped> {
+        let spoilt = self.has(FaultKind::Wrong, stage);
+        self.step(stage, check.name, || {
+            check.possible(device)?;
+            let (mut gpu, cpu) = check.run(device, path);
+            if let (true, Some(first)) = (spoilt, gpu.first_mut().and_then(|list| list.first_mut())) {
+                *first += 10.0;
+            }
+            compare(&gpu, &cpu, check.tolerance).map(|error| ((), Some(error)))
+        })
+    }
+
+    /// Finds the fastest sizes of blocks, computes with them from now on, and tells them when they have proved themselves as the table's had.
+    fn tune(&mut self, device: &Device, path: Path, work: Work) -> Result<(), Stopped> {
         let mut sizes = Vec::new();
         for class in Class::ALL {
             let found = || fastest(device, class).map(|(size, error)| (size, Some(error)));
             sizes.push((class, self.step(Stage::Tune, class.name(), found)?));
         }
         set_tuned(sizes.iter().copied());
+        // What was fastest in one pass of one convolution computes all passes of all layers.
+        for check in checks(path, work).iter().filter(|check| check.stage > Stage::Rows) {
+            self.check(Stage::Tune, check, device, path)?;
+        }
         send(&Event::Tuned { sizes: sizes.into_iter().map(|(class, size)| (class.name().to_owned(), size)).collect() });
         Ok(())
     }

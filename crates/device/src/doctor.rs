@@ -128,8 +128,9 @@ fn write_report(report: &ProbeReport, out: &mut dyn Write) -> io::Result<()> {
     writeln!(out, "  probe of {}{}", report.adapter, if report.cached { ", remembered (--reprobe does it again)" } else { "" })?;
     write!(out, "  errors are relative to the CPU's largest number, {TOLERANCE:.0e} is allowed")?;
     writeln!(out, "{}", if report.work == Work::HalfDetector { format!(", {HALF_TOLERANCE:.0e} in f16") } else { String::new() })?;
-    let units = report.matrix_units();
-    writeln!(out, "  matrix units: {}", if units.is_empty() { "none".to_owned() } else { units.join(", ") })?;
+    if let Some(units) = report.matrix_units() {
+        writeln!(out, "  matrix units: {}", if units.is_empty() { "none".to_owned() } else { units.join(", ") })?;
+    }
     let tuned: Vec<String> = report.tuned().map(|(class, [rows, cols, ..])| format!("{} {rows}x{cols}", class.name())).collect();
     if !tuned.is_empty() {
         writeln!(out, "  blocks: {}", tuned.join(", "))?;

@@ -36,16 +36,15 @@ pub(crate) fn prove(adapter: &Adapter, options: &ProbeOptions) -> ProbeReport {
         plan.without_direct = Some("Burn's products are not tried on a software adapter, where tuning them takes minutes".into());
     }
     let key = Key::of(adapter, &plan, options);
-    let remembered = options.cache_file.as_ref().filter(|_| !options.reprobe).and_then(|file| cache::load(file, &key));
-    if let Some(report) = remembered.filter(|report| !options.tune || !report.gemm.passed() || !report.gemm.tuned.is_empty()) {
+    let remembered = options.cache_file.as_ref().and_then(|file| cache::load(file, &key));
+    let had_sizes = remembered.as_ref().is_some_and(|report| report.tuned().next().is_some());
+    let answers = |report: &ProbeReport| !options.tune || !report.gemm.passed() || report.gemm.tuned.is_some();
+    if let Some(report) = remembered.filter(|report| !options.reprobe && answers(report)) {
         return report;
     }
     tracing::info!("probing {adapter}: the first time this takes a minute or two");
-    let mut report = probe(adapter, &plan, options);
-    if let Some((Stage::Tune, reason)) = report.gemm.failure() {
-        tracing::warn!("{adapter}: sizes of blocks could not be timed, the table's are used: {reason}");
-        report = probe(adapter, &plan, &ProbeOptions { tune: false, ..options.clone() });
-    }
+    // Sizes that were asked for once are not lost to a new probe.
+    let report = probe(adapter, &plan, &ProbeOptions { tune: options.tune || had_sizes, ..options.clone() });
     if let Some(file) = &options.cache_file
         && let Err(error) = cache::store(file, &key, &report)
     {
@@ -69,21 +68,25 @@ fn probe(adapter: &Adapter, plan: &Plan, options: &ProbeOptions) -> ProbeReport 
         // A program tunes each new shape for many seconds.
         options.step_limit = options.compile_limit;
     }
-    let prove = |path| match plan.without(path) {
-        Some(reason) => (PathReport::skipped(reason), false),
-        None => prove_path(adapter, path, &options),
-    };
-    let (mut gemm, _) = prove(Path::Gemm);
+    let (mut gemm, _) = prove_path(adapter, plan, Path::Gemm, &options);
+    // Once is enough: whatever is proved from here on keeps the table's sizes.
+    options.tune = false;
+    if let Some((Stage::Tune, reason)) = gemm.failure() {
+        tracing::warn!("{adapter}: sizes of blocks could not be timed, the table's are used: {reason}");
+        let (plain, _) = prove_path(adapter, plan, Path::Gemm, &options);
+        gemm = PathReport { tuned: Some(Vec::new()), ..plain };
+    }
     let direct = match gemm.failure() {
         Some((stage, _)) if stage.common() => PathReport::skipped("not tried: the adapter had failed before"),
         _ => {
-            let (direct, violent) = prove(Path::Direct);
+            let (direct, violent) = prove_path(adapter, plan, Path::Direct, &options);
             if violent && gemm.passed() {
                 // A hang or a crash can cost the driver its life, and what was found out about our kernels was before it.
                 tracing::info!(
                     "{adapter} hung or crashed in Burn's own kernels: ours are tried again, to see that the driver has survived"
                 );
-                gemm = prove(Path::Gemm).0;
+                let (again, _) = prove_path(adapter, plan, Path::Gemm, &options);
+                gemm = PathReport { tuned: gemm.tuned.take(), ..again };
                 if let Verdict::Fail { reason, .. } = &mut gemm.verdict {
                     reason.push_str(&aftermath(options.work));
                 }
@@ -94,8 +97,11 @@ fn probe(adapter: &Adapter, plan: &Plan, options: &ProbeOptions) -> ProbeReport 
     ProbeReport { adapter: adapter.clone(), work: options.work, gemm, direct, cached: false }
 }
 
-/// The report on one path, and whether it ended in a hang or a crash.
-fn prove_path(adapter: &Adapter, path: Path, options: &ProbeOptions) -> (PathReport, bool) {
+/// The report on one path, and whether it ended in a hang or a crash; nothing is run of what the plan leaves out.
+fn prove_path(adapter: &Adapter, plan: &Plan, path: Path, options: &ProbeOptions) -> (PathReport, bool) {
+    if let Some(reason) = plan.without(path) {
+        return (PathReport::skipped(reason), false);
+    }
     let Adapter { backend, index, .. } = *adapter;
     let (run, attempts) = with_retry(&Job::Probe { backend, index, path, work: options.work, tune: options.tune }, options);
     if attempts > 1 {
@@ -110,8 +116,8 @@ fn prove_path(adapter: &Adapter, path: Path, options: &ProbeOptions) -> (PathRep
     let mut report = PathReport { stages, speed, stderr: run.stderr, ..PathReport::of(verdict, attempts) };
     for event in run.events {
         match event {
-            Event::Units { units } => report.matrix_units = units,
-            Event::Tuned { sizes } => report.tuned = sizes,
+            Event::Units { units } => report.matrix_units = Some(units),
+            Event::Tuned { sizes } => report.tuned = Some(sizes),
             _ => {}
         }
     }

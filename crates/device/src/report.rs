@@ -102,17 +102,16 @@ pub struct PathReport {
     pub stderr: String,
     /// What a small step takes; `None` if it did not come to that.
     pub speed: Option<Speed>,
-    /// What the driver says it has for products of small matrices, as `16x16x16 f16 f16 f32`.
-    pub matrix_units: Vec<String>,
-    /// The fastest sizes of blocks by the names of their classes, where they were timed.
-    pub tuned: Vec<(String, Size)>,
+    /// What the driver says it has for products of small matrices, as `16x16x16 f16 f16 f32`; `None` if it was not asked.
+    pub matrix_units: Option<Vec<String>>,
+    /// The fastest sizes of blocks by the names of their classes; empty if timing them failed, `None` if it was not tried.
+    pub tuned: Option<Vec<(String, Size)>>,
 }
 
 impl PathReport {
     /// What is known before a child has said anything.
     pub(crate) fn of(verdict: Verdict, attempts: u32) -> Self {
-        let (stages, stderr, matrix_units, tuned) = (Vec::new(), String::new(), Vec::new(), Vec::new());
-        Self { verdict, stages, attempts, stderr, speed: None, matrix_units, tuned }
+        Self { verdict, stages: Vec::new(), attempts, stderr: String::new(), speed: None, matrix_units: None, tuned: None }
     }
 
     pub(crate) fn skipped(reason: &str) -> Self {
@@ -163,13 +162,12 @@ impl ProbeReport {
 
     /// The fastest sizes of blocks, where they were timed.
     pub(crate) fn tuned(&self) -> impl Iterator<Item = (Class, Size)> {
-        self.gemm.tuned.iter().filter_map(|(name, size)| Some((Class::named(name)?, *size)))
+        self.gemm.tuned.iter().flatten().filter_map(|(name, size)| Some((Class::named(name)?, *size)))
     }
 
-    /// What the driver says it has for products of small matrices.
-    pub fn matrix_units(&self) -> &[String] {
-        let [gemm, direct] = self.paths().map(|(_, path)| &path.matrix_units);
-        if gemm.is_empty() { direct } else { gemm }
+    /// What the driver says it has for products of small matrices; `None` if no path came to ask it.
+    pub fn matrix_units(&self) -> Option<&[String]> {
+        self.gemm.matrix_units.as_deref().or(self.direct.matrix_units.as_deref())
     }
 
     /// How convolutions and products are to be computed, and why not as usual; `None` if no way is good.

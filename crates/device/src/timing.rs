@@ -10,15 +10,28 @@ use std::time::Instant;
 const STEPS: usize = 3;
 
 /// The median of some, in seconds.
-pub(crate) fn median(mut step: impl FnMut()) -> f64 {
-    step();
-    let mut seconds = [0.0; STEPS].map(|_: f64| {
-        let start = Instant::now();
-        step();
-        start.elapsed().as_secs_f64()
-    });
-    seconds.sort_by(f64::total_cmp);
-    seconds[STEPS / 2]
+fn median(mut step: impl FnMut()) -> f64 {
+    medians(1, |_| step())[0]
+}
+
+/// That of each of `count` steps, taken in turn: what else the machine does meanwhile meets all of them.
+pub(crate) fn medians(count: usize, mut step: impl FnMut(usize)) -> Vec<f64> {
+    let mut all: Vec<Vec<f64>> = vec![Vec::new(); count];
+    for round in 0..=STEPS {
+        for (at, seconds) in all.iter_mut().enumerate() {
+            let start = Instant::now();
+            step(at);
+            // The first round compiles.
+            if round > 0 {
+                seconds.push(start.elapsed().as_secs_f64());
+            }
+        }
+    }
+    let middle = |mut seconds: Vec<f64>| {
+        seconds.sort_by(f64::total_cmp);
+        seconds[STEPS / 2]
+    };
+    all.into_iter().map(middle).collect()
 }
 
 /// A 3x3 convolution of 32 channels of two images of 80 x 80, forward and backward: 1.4 GFLOP.

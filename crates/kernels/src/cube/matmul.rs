@@ -178,7 +178,7 @@ impl Product {
                 let blocks = [n.div_ceil(block.cols as usize), self.m.div_ceil(block.rows as usize)];
                 let count = CubeCount::Static(blocks[0] as u32, blocks[1] as u32, (batches * self.splits.count()) as u32);
                 let taps = (block.taps().0 * block.taps().1) as usize;
-                note(self.name, [a, b, c], 2 * (self.m * n * self.k * taps * self.outer * batches) as u64);
+                note(self.name, [a, b, c].into_iter().chain(scales), 2 * (self.m * n * self.k * taps * self.outer * batches) as u64);
                 note_shared(self.name, if block.shared { block.bytes() } else { 0 });
                 // SAFETY: `check` has found the last number of each tensor that its steps reach, `check_scales` a scale to each row.
                 unsafe {

@@ -1,6 +1,6 @@
 //! Which block of C a workgroup of the matrix product gets: a table by the shape of C and the maker of the card, with the reason of each row.
 //!
-//! Nothing is timed here, so two runs agree bit for bit. What `--tune` found on a card stands above the table ([`set_tuned`]). A size never changes in what
+//! Nothing is timed here, so two runs on one card with the same remembered sizes agree bit for bit. What `--tune` found on a card stands above the table ([`set_tuned`]). A size never changes in what
 //! order the terms of a sum are added; it may change into how many parts a long one is cut.
 
 use std::sync::{PoisonError, RwLock};
@@ -65,6 +65,11 @@ impl Class {
             (_, false) => Self::Thin,
             (_, true) => Self::ThinMany,
         }
+    }
+
+    /// What the table says for the card of this process.
+    pub fn of_table(self) -> Size {
+        of_table(self, KNOWN.read().unwrap_or_else(PoisonError::into_inner).maker)
     }
 
     /// The sizes that `--tune` times. Every GPU has their 128 threads or fewer.

@@ -42,7 +42,8 @@ fn agrees_with_the_cpu_without_shared_memory() {
         eprintln!("skipped: set BELLOWS_SWIFTSHADER to a Vulkan ICD file (.ci/swiftshader prints one)");
         return;
     };
-    for name in ["agrees_with_the_cpu", "random_shapes", "large_and_strided", "maps::agrees_with_the_cpu"] {
+    let of_words = ["blocks::products_read_words", "maps::int8s_have_the_bits_of_dense_weights"];
+    for name in ["agrees_with_the_cpu", "random_shapes", "large_and_strided", "maps::agrees_with_the_cpu"].into_iter().chain(of_words) {
         child(name, &[("VK_DRIVER_FILES", &icd), ("BELLOWS_CUBE_UNSHARED", OsStr::new("1"))]);
     }
 }

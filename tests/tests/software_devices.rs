@@ -65,7 +65,7 @@ fn detector(device: (&str, &str), more: &[&str], limit: f64) {
     let Some(icd) = icd(device) else { return };
     let dir = tempfile::tempdir().unwrap();
     tiny_data(dir.path());
-    let args = "--data tiny.yaml --epochs 2 --workers 0 --nbs 4 --warmup-epochs 0 --mosaic 0 --fliplr 0 --scale 0 --translate 0 --hsv-v 0 \
+    let args = "--data tiny.yaml --epochs 4 --workers 0 --nbs 4 --warmup-epochs 0 --mosaic 0 --fliplr 0 --scale 0 --translate 0 --hsv-v 0 \
                 --plots false";
     let (args, more) = (args.split(' ').collect::<Vec<&str>>(), [&["--conv", "gemm"][..], more].concat());
     check(yolo_train, dir.path(), &args, &icd, &more, limit);

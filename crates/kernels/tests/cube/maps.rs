@@ -138,7 +138,8 @@ fn are_few_launches() {
     }
 }
 
-/// Words are read as what they stand for: the bits of the same weights dense, in f32 and rounded.
+/// Words are read as what they stand for: the bits of the same weights dense in f32. In f16 a compiler may leave out a rounding in one of the two
+/// (lavapipe's does), so those are held to f16's epsilon.
 #[test]
 fn words_have_the_bits_of_dense_weights() {
     if !on_each_device("maps::words_have_the_bits_of_dense_weights") {
@@ -153,7 +154,14 @@ fn words_have_the_bits_of_dense_weights() {
     for precision in [Some(Precision::F32), has_half().then_some(Precision::F16)].into_iter().flatten() {
         let [ours, theirs] =
             [case.run::<CubeBackend>(precision, packed, cube, numbers), case.run::<CubeBackend>(precision, dense, cube, numbers)];
-        assert!(ours == theirs && ours.iter().all(|values| values.iter().any(|v| *v != 0.0)), "{precision:?}");
+        assert!(ours.iter().all(|values| values.iter().any(|v| *v != 0.0)), "{precision:?}");
+        match precision {
+            Precision::F32 => assert!(ours == theirs),
+            _ => {
+                let error = ours.iter().zip(&theirs).map(|(a, b)| relative(a, b)).fold(0.0, f32::max);
+                assert!(error <= 2f32.powi(-10), "relative error {error:.1e}");
+            }
+        }
     }
 }
 

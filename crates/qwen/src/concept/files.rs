@@ -223,13 +223,14 @@ fn make(dir: &Path) -> Result<(), ConceptError> {
     std::fs::create_dir_all(dir).map_err(|e| ConceptError::File { path: dir.to_owned(), reason: e.to_string() })
 }
 
-/// Writes a value as JSON, all of it or nothing.
+/// Writes a value as JSON, all of it or nothing, in a folder that is made where there is none.
 ///
 /// # Errors
-/// A file that cannot be written.
+/// A folder or file that cannot be written.
 pub fn write_json(path: &Path, value: &impl Serialize) -> Result<(), ConceptError> {
     let fail = |e: serde_json::Error| ConceptError::File { path: path.to_owned(), reason: e.to_string() };
     let text = serde_json::to_string_pretty(value).map_err(fail)? + "\n";
+    path.parent().map_or(Ok(()), make)?;
     Ok(write_atomic(path, text.as_bytes())?)
 }
 

@@ -15,7 +15,7 @@ use std::sync::{Mutex, PoisonError};
 use support::{expect_code, llm_finetune, tiny_chats, tiny_data, yolo_train};
 
 /// How far losses in f32 may be from the processor's: a rounding may decide what an anchor learns, and grows with every update.
-const PLAIN: f64 = 0.02;
+const PLAIN: f64 = 0.005;
 /// The same in f16, of which every number between layers has 11 bits.
 const HALF: f64 = 0.05;
 
@@ -56,17 +56,19 @@ fn check(program: fn(&Path, &[&str]) -> Command, dir: &Path, args: &[&str], icd:
     let (processor, device) = (run("cpu", "processor", &[]), run("vulkan:0", "device", more));
     eprintln!("{device:?} for {processor:?}");
     assert!(processor.len() > 1 && processor.len() == device.len(), "{device:?} for {processor:?}");
-    assert!(device.last() < device.first(), "the loss does not fall: {device:?}");
+    let fall = |losses: &[f64]| losses[0] - losses[losses.len() - 1];
+    assert!(fall(&processor) > 0.0 && fall(&device) > 0.5 * fall(&processor), "the loss does not fall: {device:?} for {processor:?}");
     assert!(device.iter().zip(&processor).all(|(a, b)| (a - b).abs() <= limit * b), "{device:?} for {processor:?}");
 }
 
-/// A whole run of YOLOv8n, its probe and its validation among it. Nothing is varied, so that a few updates are enough for the loss to fall.
+/// A whole run of YOLOv8n, its probe and its validation among it. Every epoch is the same batch of four images, nothing varied, for what other
+/// images weigh would hide what four updates teach.
 fn detector(device: (&str, &str), more: &[&str], limit: f64) {
     let Some(icd) = icd(device) else { return };
     let dir = tempfile::tempdir().unwrap();
     tiny_data(dir.path());
-    let args = "--data tiny.yaml --epochs 4 --workers 0 --nbs 4 --warmup-epochs 0 --mosaic 0 --fliplr 0 --scale 0 --translate 0 --hsv-v 0 \
-                --plots false";
+    let args = "--data tiny.yaml --fraction 0.37 --imgsz 128 --epochs 4 --workers 0 --nbs 4 --optimizer SGD --lr0 0.02 --warmup-epochs 0 \
+                --mosaic 0 --fliplr 0 --scale 0 --translate 0 --hsv-v 0 --plots false";
     let (args, more) = (args.split(' ').collect::<Vec<&str>>(), [&["--conv", "gemm"][..], more].concat());
     check(yolo_train, dir.path(), &args, &icd, &more, limit);
 }

@@ -9,15 +9,18 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use support::{checkpoints, expect_code, llm_finetune, signal, tiny_chats, tiny_data, wait_for, yolo_train};
+use support::{checkpoints, expect_code, in_time, llm_finetune, signal, tiny_chats, tiny_data, wait_for, yolo_train};
 
 fn start(command: &mut Command) -> Child {
     command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
 }
 
-/// Waits for the end; panics unless the exit code is `code`. Returns standard output and standard error.
+/// Waits for the end of what has just got a signal; panics unless the exit code is `code`, and in time. Returns standard output and standard error.
 fn ended(child: Child, code: i32) -> (String, String) {
-    let Output { status, stdout, stderr } = child.wait_with_output().unwrap();
+    let asked = Instant::now();
+    let output = child.wait_with_output().unwrap();
+    in_time(asked);
+    let Output { status, stdout, stderr } = output;
     let (out, err) = (String::from_utf8_lossy(&stdout).into_owned(), String::from_utf8_lossy(&stderr).into_owned());
     assert_eq!(status.code(), Some(code), "--- stdout\n{out}\n--- stderr\n{err}");
     (out, err)
@@ -89,6 +92,32 @@ fn while_data_are_made_it_ends_the_program() {
     signal(&child, "INT");
     let (_, error) = ended(child, 130);
     assert!(error.contains("nothing is lost"), "{error}");
+    assert!(!dir.path().join("runs").exists());
+}
+
+#[test]
+fn in_the_scan_it_ends_the_program() {
+    let dir = tempfile::tempdir().unwrap();
+    let yaml = std::fs::read_to_string(tiny_data(dir.path())).unwrap();
+    expect_code(&mut yolo_train(dir.path(), &["data", "check", "--data", "tiny.yaml"]), 0);
+    let images: Vec<PathBuf> = std::fs::read_dir(dir.path().join("tiny/images/train")).unwrap().map(|entry| entry.unwrap().path()).collect();
+    // As many names of them as take a second or more to look at.
+    let many = dir.path().join("many/images/train");
+    std::fs::create_dir_all(&many).unwrap();
+    for (i, image) in (0..100_000).zip(images.iter().cycle()) {
+        std::fs::hard_link(image, many.join(format!("{i}-{}", image.file_name().unwrap().to_str().unwrap()))).unwrap();
+    }
+    let names = yaml.lines().find(|line| line.starts_with("names")).unwrap();
+    std::fs::write(dir.path().join("many.yaml"), format!("path: many\ntrain: images/train\nval: images/train\n{names}\n")).unwrap();
+    let mut child = start(&mut yolo_train(dir.path(), &["--data", "many.yaml", "--device", "cpu"]));
+    let mut out = BufReader::new(child.stdout.take().unwrap());
+    read_until(&mut out, "Bellows");
+    std::thread::sleep(Duration::from_millis(100));
+    signal(&child, "TERM");
+    let (_, error) = ended(child, 143);
+    assert_eq!(error, "stopped before training began: nothing is lost\n");
+    let rest = read_rest(out);
+    assert_eq!(rest, "", "it had been scanned");
     assert!(!dir.path().join("runs").exists());
 }
 

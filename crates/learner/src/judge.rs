@@ -1,4 +1,5 @@
 //! The arm of the loop that judges: a checkpoint, an evaluation, best weights, a row of `results.csv`, and a checkpoint that knows of them.
+#![warn(clippy::too_many_lines, reason = "an arm of the loop reads at a glance")]
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
@@ -42,16 +43,7 @@ impl<T: Task> Run<T> {
         let config = &self.settings.config;
         let evaluated = task.judges() && (config.val || at.last);
         let saves = config.save || at.last;
-        // What was trained is safe before anything is read to judge it by.
-        if evaluated && saves && self.clock.safe != Some(self.state.counters.batches) {
-            self.try_save(true);
-        }
-        if at.complete {
-            self.compare_weights()?;
-        }
-        if evaluated {
-            self.level_statistics()?;
-        }
+        self.prepare(at, evaluated, saves)?;
         let model = self.ema_model();
         let evaluation = match evaluated.then(|| self.evaluate(task, &model)).transpose() {
             Err(Failure::Other(LearnError::Task { source, .. })) if source.is::<Interrupted>() => return Ok(Judged::Interrupted),
@@ -80,6 +72,17 @@ impl<T: Task> Run<T> {
             outcome = self.end_late(task, &model, &report, saves)?;
         }
         Ok(outcome.map_or(Judged::On, Judged::Done))
+    }
+
+    /// What is done before anything is read to judge by: what was trained is made safe, and the ranks agree on it.
+    fn prepare(&mut self, at: Judging, evaluated: bool, saves: bool) -> Result<(), LearnError> {
+        if evaluated && saves && self.clock.safe != Some(self.state.counters.batches) {
+            self.try_save(true);
+        }
+        if at.complete {
+            self.compare_weights()?;
+        }
+        if evaluated { self.level_statistics() } else { Ok(()) }
     }
 
     /// Shows the observers what came of it, and writes what they make of that.

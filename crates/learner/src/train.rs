@@ -1,4 +1,5 @@
 //! The arm of the loop that trains on a batch, and what becomes of batches that cannot be trained on.
+#![warn(clippy::too_many_lines, reason = "an arm of the loop reads at a glance")]
 
 use std::time::Instant;
 
@@ -84,11 +85,7 @@ impl<T: Task> Run<T> {
         step.times.wait = wait;
         let seconds = self.pass_on(hyper.lr, step.times);
         if let Some(what) = step.skipped {
-            let trained = self.skip(what, step.lost_update, names(task, &batch));
-            if matches!(trained, Trained::RollBack { .. }) {
-                self.tell_first_not_finite(task, &batch, draw);
-            }
-            return Ok(trained);
+            return Ok(self.skip(task, &batch, draw, what, step.lost_update));
         }
         self.count(task, &step)?;
         self.report(task, plan, step, seconds);
@@ -219,7 +216,8 @@ impl<T: Task> Run<T> {
     }
 
     /// A batch that left nothing, because something in it was not finite.
-    fn skip(&mut self, what: &'static str, lost_update: bool, files: Vec<String>) -> Trained {
+    fn skip(&mut self, task: &T, batch: &[T::Batch], draw: Draw, what: &'static str, lost_update: bool) -> Trained {
+        let files = names(task, batch);
         let counters = &mut self.state.counters;
         let mut from = counters.place();
         from.position -= 1;
@@ -239,7 +237,11 @@ impl<T: Task> Run<T> {
         let message = format!("batch {batch} of epoch {epoch} skipped: the {what} is not finite ({}){scaled}", files.join(", "));
         self.event("skip", json!({ "reason": what, "files": files, "skipped": skipped }));
         self.watchers.notify("skip", message);
-        if stuck { Trained::RollBack { files } } else { Trained::On }
+        if !stuck {
+            return Trained::On;
+        }
+        self.tell_first_not_finite(task, batch, draw);
+        Trained::RollBack { files }
     }
 
     /// A batch of which no sample could be read, or could be made.

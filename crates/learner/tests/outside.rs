@@ -31,9 +31,12 @@ struct Net {
 }
 
 struct Plain {
-    /// Metrics that `evaluate` returns under other names than it promised.
-    misnamed: bool,
-    group: usize,
+    items: &'static [&'static str],
+    metrics: &'static [&'static str],
+    groups: Vec<Group>,
+    role: Role,
+    /// The metric that `evaluate` returns.
+    returned: &'static str,
 }
 
 impl Task for Plain {
@@ -43,16 +46,16 @@ impl Task for Plain {
     type Output = ();
 
     fn item_names(&self) -> &[&'static str] {
-        &["loss"]
+        self.items
     }
     fn metric_names(&self) -> Vec<String> {
-        vec!["val/loss".into()]
+        self.metrics.iter().map(ToString::to_string).collect()
     }
     fn groups(&self) -> Vec<Group> {
-        vec![Group { lr_scale: 1.0, weight_decay: 0.0, bias: false }]
+        self.groups.clone()
     }
     fn role_of(&self, _: &str) -> Role {
-        Role::Trained(self.group)
+        self.role
     }
     fn batch(&self, data: &dyn Dataset<usize>, draw: Draw, indices: &[usize]) -> Result<Vec<f32>, TaskError> {
         // A function of the step too.
@@ -69,8 +72,7 @@ impl Task for Plain {
     }
     fn evaluate(&self, model: &Net, _: &mut EvalContext<'_>) -> Result<Evaluation, TaskError> {
         let sum = f64::from(model.layer.weight.val().sum().into_scalar::<f32>());
-        let name = if self.misnamed { "val/other" } else { "val/loss" };
-        Ok(Evaluation { fitness: -sum, metrics: vec![(name.into(), sum)], ..Evaluation::default() })
+        Ok(Evaluation { fitness: -sum, metrics: vec![(self.returned.into(), sum)], ..Evaluation::default() })
     }
     fn export(&self, _: &Net, _: usize) -> Result<Vec<u8>, TaskError> {
         Ok(Vec::new())
@@ -106,7 +108,7 @@ fn start(dir: &Path, net: Net, task: Plain) -> Learner<Plain> {
 }
 
 fn plain() -> Plain {
-    Plain { misnamed: false, group: 0 }
+    Plain { items: &["loss"], metrics: &["val/loss"], groups: vec![Group::default()], role: Role::Trained(0), returned: "val/loss" }
 }
 
 fn data() -> InMemDataset<usize> {
@@ -196,9 +198,20 @@ fn a_task_that_contradicts_itself_is_told_so() {
     let dir = tempfile::tempdir().unwrap();
     let run = RunDir::create(dir.path(), "run", true).unwrap();
     let device = Device::flex();
-    let task = Plain { group: 1, ..plain() };
-    let refused = Learner::new(task, net(&device, 1), &device, config(), run, Identity::default()).err().unwrap().to_string();
-    assert!(refused.contains("layer.weight into group 1") && refused.contains("has 1"), "{refused}");
-    let error = start(dir.path(), net(&device, 1), Plain { misnamed: true, ..plain() }).fit(&data()).unwrap_err().to_string();
+    let decay = |weight_decay| Group { weight_decay, ..Group::default() };
+    for (task, words) in [
+        (Plain { role: Role::Trained(1), ..plain() }, ["layer.weight into group 1", "has 1"]),
+        (Plain { groups: vec![decay(0.1), decay(f64::NAN)], ..plain() }, ["group 1 of groups()", "no finite number"]),
+        (Plain { groups: vec![decay(-0.1)], ..plain() }, ["group 0 of groups()", "from 0 up"]),
+        (Plain { role: Role::Kept, ..plain() }, ["no tensor of the model is trained", "role_of"]),
+        (Plain { items: &[], ..plain() }, ["item_names() is empty", "a loss"]),
+        (Plain { items: &["loss", "box", "loss"], ..plain() }, ["\"loss\"", "given twice"]),
+        (Plain { metrics: &["loss"], returned: "loss", ..plain() }, ["\"loss\"", "given twice"]),
+        (Plain { metrics: &[""], returned: "", ..plain() }, ["\"\"", "is empty"]),
+    ] {
+        let refused = Learner::new(task, net(&device, 1), &device, config(), run.clone(), Identity::default()).err().unwrap().to_string();
+        assert!(words.iter().all(|word| refused.contains(word)), "{words:?}: {refused}");
+    }
+    let error = start(dir.path(), net(&device, 1), Plain { returned: "val/other", ..plain() }).fit(&data()).unwrap_err().to_string();
     assert!(error.contains("val/other") && error.contains("val/loss"), "{error}");
 }

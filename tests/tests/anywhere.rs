@@ -185,7 +185,8 @@ fn a_probe_can_be_stopped_anywhere() {
     tiny_chats(dir.path());
     let (mut state, mut longest) = (5, Duration::ZERO);
     for trial in 0..trials("BELLOWS_SIGNALS", 6) {
-        let (program, file): (fn(&Path, &[&str]) -> Command, _) = [(yolo_train as _, "--data"), (llm_finetune as _, "--config")][trial as usize % 2];
+        let (program, file): (fn(&Path, &[&str]) -> Command, _) =
+            [(yolo_train as _, "--data"), (llm_finetune as _, "--config")][trial as usize % 2];
         let mut command = program(dir.path(), &[file, "tiny.yaml", "--device", "auto"]);
         let mut child = command.env("BELLOWS_PROBE_FAULT", "hang:enumerate").stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
         std::thread::sleep(Duration::from_secs_f64(2.0 * draw(&mut state)));

@@ -100,7 +100,8 @@ fn in_the_scan_it_ends_the_program() {
     let dir = tempfile::tempdir().unwrap();
     let yaml = std::fs::read_to_string(tiny_data(dir.path())).unwrap();
     expect_code(&mut yolo_train(dir.path(), &["data", "check", "--data", "tiny.yaml"]), 0);
-    let images: Vec<PathBuf> = std::fs::read_dir(dir.path().join("tiny/images/train")).unwrap().map(|entry| entry.unwrap().path()).collect();
+    let images: Vec<PathBuf> =
+        std::fs::read_dir(dir.path().join("tiny/images/train")).unwrap().map(|entry| entry.unwrap().path()).collect();
     // As many names of them as take a second or more to look at.
     let many = dir.path().join("many/images/train");
     std::fs::create_dir_all(&many).unwrap();

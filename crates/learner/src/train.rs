@@ -233,8 +233,8 @@ impl<T: Task> Run<T> {
             scale.overflowed(scaling);
             scaled = format!("; the loss scale is {}", scale.scale);
         }
-        let (batch, epoch, skipped) = (from.position + 1, from.epoch + 1, counters.skipped);
-        let message = format!("batch {batch} of epoch {epoch} skipped: the {what} is not finite ({}){scaled}", files.join(", "));
+        let (number, epoch, skipped) = (from.position + 1, from.epoch + 1, counters.skipped);
+        let message = format!("batch {number} of epoch {epoch} skipped: the {what} is not finite ({}){scaled}", files.join(", "));
         self.event("skip", json!({ "reason": what, "files": files, "skipped": skipped }));
         self.watchers.notify("skip", message);
         if !stuck {

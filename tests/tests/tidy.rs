@@ -54,10 +54,11 @@ fn files_are_small_and_open_with_an_essay() {
 fn allowed() -> BTreeMap<&'static str, &'static [&'static str]> {
     BTreeMap::from([
         ("chat", &["exit", "runs", "shards"][..]),
-        ("cli", &["device", "exit", "learner", "ranks", "runs", "settings"][..]),
+        ("cli", &["device", "exit", "learner", "mpi", "ranks", "runs", "settings"][..]),
         ("device", &["exit", "kernels", "runs"][..]),
         ("exit", &[][..]),
         ("kernels", &[][..]),
+        ("mpi", &["exit", "ranks"][..]),
         ("plots", &[][..]),
         ("ranks", &["exit"][..]),
         ("runs", &["exit"][..]),

@@ -89,6 +89,15 @@ fn dependencies_point_one_way() {
     }
 }
 
+/// Another version would be fetched anew in every build of the image.
+#[test]
+fn the_image_has_the_compiler_of_the_workspace() {
+    let read = |path: &str| std::fs::read_to_string(root().join(path)).unwrap();
+    let toolchain = read("rust-toolchain.toml");
+    let channel = toolchain.lines().find_map(|line| line.strip_prefix("channel = \"")?.strip_suffix('"')).unwrap();
+    assert!(read("deploy/Containerfile").contains(&format!("/rust:{channel}-")), "deploy/Containerfile is not of Rust {channel}");
+}
+
 /// Two files that need each other are one, or hide a third that both need.
 #[test]
 fn no_circle_of_files() {

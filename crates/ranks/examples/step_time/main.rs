@@ -92,7 +92,9 @@ fn main() -> Result<(), Failed> {
             let (step, told) = (pass + update, free.1 + alone + exposed);
             let (mbit, ranks, off) = (net.rate * 8e-6, net.ranks, 100.0 * (told / step - 1.0));
             let left = update - alone;
-            println!("{path}: {mbit:.0} Mbit/s, {ranks} ranks: {step:.3} s, model {told:.3} s ({off:+.0} %); exposed {left:.3}, model {exposed:.3} s");
+            println!(
+                "{path}: {mbit:.0} Mbit/s, {ranks} ranks: {step:.3} s, model {told:.3} s ({off:+.0} %); exposed {left:.3}, model {exposed:.3} s"
+            );
         }
     }
     std::fs::write(out, draw(model, &buckets, Path::new(out))?)?;

@@ -1,6 +1,6 @@
 //! Several processes that train one model: one console, one run directory, the same bits every time, and an end for all when one ends.
 #![cfg(unix)]
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
+#![allow(clippy::unwrap_used, clippy::print_stderr, reason = "a test may panic, and says why it was skipped")]
 
 mod support;
 

@@ -6,17 +6,20 @@
 #   docs/thermal-ablation.sh rows frames|clips      the names of the rows
 #   docs/thermal-ablation.sh table FILE...          a table of the lines that runs printed
 #
-# A run prints one line on stdout, `frames rect 0 against=no-mosaic map50=0.7512 ...`, so rows may be spread over machines and their lines put
-# together. It needs the program and python3. A run that is there is not made again, one that was interrupted goes on.
+# A run prints one line on stdout, `frames rect 0 set=hit-uav-320 against=no-mosaic map50=0.7512 ...`, so rows may be spread over machines and their lines put
+# together: what they were trained on and how is `set` (the data file's name, the size, the epochs if they are not ten, the words of MORE), and lines of
+# unlike sets are tables of their own. Rows called 640 are of the set that they stand beside. It needs the program and python3. A run that is there is not made
+# again, one that was interrupted goes on.
 #
 #   YOLO_TRAIN         the program, target/release/yolo-train unless set
 #   WEIGHTS            weights to start from
 #   DATA               frames: the data.yaml of HIT-UAV; clips: datasets/thermal-clips-hard.yaml unless set
 #   DEVICE, THREADS    cpu and all of its threads unless set; WORKERS (4) decode
 #   SEEDS, EPOCHS      "0 1 2" and 10 unless set
-#   IMGSZ              320 unless set; the rows called 640 have that
+#   IMGSZ              frames: 320, clips: 192 unless set; the rows called 640 have that
 #   RUNS               runs/ablation unless set
 #   MORE               more flags of every run: MORE="--fraction 0.02" EPOCHS=1 tries all this out
+#   MACHINE            what the line calls this machine; its processor unless set
 #
 # Three seeds say little: an interval that holds 0 is no result. What is judged are the weights of the epoch that was best on whole images, also of
 # tiles-640, which is looked at in tiles only then: what tiles help may be more than its row says.
@@ -26,7 +29,7 @@ program=${YOLO_TRAIN:-${CARGO_TARGET_DIR:-target}/release/yolo-train}
 runs=${RUNS:-runs/ablation} seeds=${SEEDS:-0 1 2} epochs=${EPOCHS:-10} device=${DEVICE:-cpu}
 export RAYON_NUM_THREADS=${THREADS:-0}
 
-# Alone, and together as models/ltdv2-rx5600xt.yaml has them.
+# Alone, and three of them together, weaker, in place of brightness.
 sensors="gain offset gamma invert drift pattern blur dead recipe"
 
 rows() {
@@ -39,12 +42,19 @@ rows() {
 
 # row KIND ROW: its `train` and `judge` flags, the `data` and the row it stands `against`.
 row() {
-  local kind=$1 name=$2 size=${IMGSZ:-320} length=$epochs model=("--model" "$WEIGHTS")
+  local kind=$1 name=$2 size length=$epochs model=("--model" "$WEIGHTS")
   train=() judge=() against=none
   case $kind in
-    frames) data=${DATA:?must name the data.yaml of HIT-UAV} ;;
-    clips) data=${DATA:-datasets/thermal-clips-hard.yaml} judge=(--group-by month) ;;
+    frames) data=${DATA:?must name the data.yaml of HIT-UAV} size=${IMGSZ:-320} ;;
+    # At 192 objects of the hard clips have 4 to 10 pixels, which is what they were drawn for.
+    clips) data=${DATA:-datasets/thermal-clips-hard.yaml} size=${IMGSZ:-192} judge=(--group-by month) ;;
   esac
+  # That of the row without a change, whatever this one changes.
+  set=$(basename "${data%.*}")
+  if [ "$set" = data ]; then set=$(basename "$(dirname "$(realpath "$data")")"); fi
+  set=$set-$size
+  if [ "$epochs" != 10 ]; then set=$set-epochs$epochs; fi
+  if [ -n "${MORE:-}" ]; then set=$set+$(tr -s ' /' '__' <<<"$MORE"); fi
   case $name in
     none) ;;
     gray) train=(--hsv-h 0 --hsv-s 0 --hsv-v 0) ;;
@@ -97,30 +107,31 @@ PYTHON
 
 # one KIND ROW SEED: trains, judges the best weights, prints the line.
 one() {
-  local kind=$1 name=$2 seed=$3 dir=$runs/$1/$2-$3 train judge data against
+  local kind=$1 name=$2 seed=$3 folder dir train judge data against set
   case " $(rows "$kind") " in
     *" $name "*) ;;
     *) echo "$0: no row of $kind is called $name: $(rows "$kind")" >&2 && exit 2 ;;
   esac
   row "$kind" "$name"
-  mkdir -p "$runs/$kind"
+  folder=$runs/$kind/$set dir=$folder/$name-$seed
+  mkdir -p "$folder"
   if [ ! -e "$dir/val.csv" ]; then
     if [ -d "$dir/checkpoints" ]; then
       train=(--resume "$dir")
     else
       # shellcheck disable=SC2206  # MORE is words
-      train+=(--data "$data" --seed "$seed" --plots false --project "$runs/$kind" --name "$name-$seed" --exist-ok ${MORE:-})
+      train+=(--data "$data" --seed "$seed" --plots false --project "$folder" --name "$name-$seed" --exist-ok ${MORE:-})
     fi
     "$program" "${train[@]}" --device "$device" --workers "${WORKERS:-4}" >>"$dir.log" 2>&1 || { tail -n 3 "$dir.log" >&2 && exit 1; }
     [ -e "$dir/val.csv" ] || { echo "$kind $name $seed: stopped; the same command goes on with it" >&2 && exit 1; }
   fi
   "$program" val --weights "$dir/weights/best.safetensors" --data "$data" "${judge[@]}" --device "$device" --workers "${WORKERS:-4}" \
-    --plots false --project "$runs/$kind" --name "$name-$seed-val" --exist-ok --json >"$dir.json" 2>>"$dir.log" ||
+    --plots false --project "$folder" --name "$name-$seed-val" --exist-ok --json >"$dir.json" 2>>"$dir.log" ||
     { tail -n 3 "$dir.log" >&2 && exit 1; }
-  python3 - "$dir" "$kind $name $seed against=$against" <<'PYTHON'
+  python3 - "$dir" "$kind $name $seed set=$set against=$against" "$(machine)" "$(git rev-parse --short HEAD 2>/dev/null || echo unknown)" <<'PYTHON'
 import csv, json, sys
 
-folder, line = sys.argv[1:]
+folder, line, machine, commit = sys.argv[1:]
 verdict = json.loads(open(f"{folder}.json").read().splitlines()[-1])
 values = {"map50": verdict["map50"], "map50_95": verdict["map50_95"], "small": verdict["by_size"]["small"]}
 month = verdict["groups"].get("month")
@@ -128,8 +139,14 @@ if month:
     values |= {"score": month["score"], "cov": month["cov"]}
 last = list(csv.DictReader(open(f"{folder}/results.csv")))[-1]
 numbers = [f"{key}={value:.4f}" for key, value in values.items() if value is not None]
-print(line, *numbers, f"epochs={last['epoch']}", f"seconds={float(last['time']):.0f}", flush=True)
+print(line, *numbers, f"epochs={last['epoch']}", f"seconds={float(last['time']):.0f}", f"on={machine}", f"commit={commit}", flush=True)
 PYTHON
+}
+
+# The processor, in one word.
+machine() {
+  local name=${MACHINE:-$(sed -n 's/^model name[^:]*: *//p' /proc/cpuinfo 2>/dev/null | head -n 1)}
+  echo "${name:-unknown}" | tr -s ' ' '_'
 }
 
 table() {
@@ -139,13 +156,19 @@ import statistics, sys
 
 T = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262}
 MEASURES = {"frames": ["map50", "map50_95", "small"], "clips": ["score", "cov", "map50"]}
-runs, against = {}, {}
+# By kind and set: rows, what each stands against, and where and with what they were made.
+tables, against, made = {}, {}, {}
 for path in sys.argv[1:]:
-    for words in map(str.split, open(path)):
+    for number, words in enumerate(map(str.split, open(path)), 1):
         if len(words) > 3 and words[0] in MEASURES:
             values = dict(word.split("=", 1) for word in words[3:])
-            against[words[0], words[1]] = values.pop("against")
-            runs.setdefault(tuple(words[:2]), {})[words[2]] = {key: float(value) for key, value in values.items()}
+            of, row, seed = (words[0], values.pop("set")), words[1], words[2]
+            against[of, row] = values.pop("against")
+            made.setdefault(of, set()).add((values.pop("on"), values.pop("commit")))
+            seeds = tables.setdefault(of, {}).setdefault(row, {})
+            if seed in seeds:
+                sys.exit(f"{path}:{number}: {' '.join(words[:3])} is there already")
+            seeds[seed] = {key: float(value) for key, value in values.items()}
 
 
 def difference(row, control, measure):
@@ -157,21 +180,21 @@ def difference(row, control, measure):
     return f"{mean:+.4f} ± {half:.4f}{verdict}"
 
 
-for kind, measures in MEASURES.items():
-    rows = {row: seeds for (of, row), seeds in runs.items() if of == kind}
-    if not rows:
-        continue
+for of, rows in tables.items():
+    kind, measures = of[0], MEASURES[of[0]]
+    where = ", ".join(f"{machine.replace('_', ' ')} at {commit}" for machine, commit in sorted(made[of]))
+    print(f"\n{kind} of {of[1]}, on {where}")
     print(f"\n| {kind} | seeds |", " | ".join(f"{m} | difference" for m in measures), "| against | seconds |")
     print("| --- |", " | ".join("---" for _ in range(2 * len(measures) + 3)), "|")
     for row, seeds in rows.items():
         cells = []
         for measure in measures:
             values = [seed[measure] for seed in seeds.values() if measure in seed]
-            control = rows.get(against[kind, row], {}) if row != "none" else {}
+            control = rows.get(against[of, row], {}) if row != "none" else {}
             cells += [f"{statistics.fmean(values):.4f}" if values else "-", difference(seeds, control, measure)]
         times = [seed["seconds"] for seed in seeds.values() if "seconds" in seed]
         seconds = f"{statistics.fmean(times):.0f}" if times else "-"
-        print(f"| {row} | {len(seeds)} |", " | ".join(cells), f"| {against[kind, row]} | {seconds} |")
+        print(f"| {row} | {len(seeds)} |", " | ".join(cells), f"| {against[of, row]} | {seconds} |")
 print("\n** the interval does not hold 0")
 PYTHON
 }

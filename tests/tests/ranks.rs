@@ -1,6 +1,6 @@
 //! Several processes that train one model: one console, one run directory, the same bits every time, and an end for all when one ends.
 #![cfg(unix)]
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
+#![allow(clippy::unwrap_used, clippy::print_stderr, reason = "a test may panic, and says why it was skipped")]
 
 mod support;
 
@@ -156,6 +156,31 @@ fn ranks_that_somebody_else_has_started_find_each_other() {
     assert!(err.contains("RANK is not"), "{err}");
 }
 
+/// A supervisor on each of two machines: when one rank is killed the other ends too, both are started again, meet again and go on.
+#[test]
+fn supervisors_of_ranks_on_several_machines_start_them_again() {
+    let (dir, other) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    tiny_data(dir.path());
+    tiny_data(other.path());
+    expect_code(&mut detector(dir.path(), "whole", &["--ranks", "2"]), 0);
+    let port = free_port();
+    let supervised = |dir: &Path, rank: usize| {
+        let mut command = placed(detector(dir, "a", &["--supervise"]), rank, port);
+        // They share this machine's cores as the ranks of one machine do, so the bits are theirs.
+        command.envs([("LOCAL_RANK", rank.to_string().as_str()), ("LOCAL_WORLD_SIZE", "2")]);
+        command.envs([("BELLOWS_FAULT", "kill:step:3"), ("BELLOWS_FAULT_RANK", "1")]);
+        command
+    };
+    let second = supervised(other.path(), 1).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let (_, err) = expect_code(&mut supervised(dir.path(), 0), 0);
+    let second = second.wait_with_output().unwrap();
+    let said = String::from_utf8_lossy(&second.stderr);
+    assert!(second.status.success() && said.contains("died in a step of SIGKILL; starting again"), "{said}");
+    assert!(err.contains("rank 1 is gone") && err.contains("starting again from the checkpoint of step"), "{err}");
+    assert!(!other.path().join("runs").exists(), "rank 0 writes");
+    assert!(ending(&run_of(dir.path(), "a")) == ending(&run_of(dir.path(), "whole")), "as if none had been killed");
+}
+
 /// Two ranks of one row each are one rank of two such batches to an update.
 #[test]
 fn ranks_tune_a_language_model_as_one_does_with_accumulation() {
@@ -264,24 +289,43 @@ fn a_rank_of_another_program_is_refused() {
     assert_eq!(second.status.code(), Some(2));
 }
 
+/// Two ranks of this command by `mpirun`; `None` where there is none.
+fn mpirun(dir: &Path, own: &Command) -> Option<Command> {
+    if Command::new("mpirun").arg("--version").output().is_err() {
+        eprintln!("skipped: there is no mpirun; it is in Debian's openmpi-bin");
+        return None;
+    }
+    let mut command = Command::new("mpirun");
+    command.current_dir(dir).args(["--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-n", "2"]).stdin(Stdio::null());
+    command.arg(own.get_program()).args(own.get_args()).env("XDG_CACHE_HOME", dir.join("cache"));
+    Some(command)
+}
+
 /// `mpirun` says to each process which it is; without MPI in the program they meet over TCP.
 #[test]
 fn ranks_that_mpirun_has_started_are_one_run() {
     let dir = tempfile::tempdir().unwrap();
     tiny_data(dir.path());
-    let own = detector(dir.path(), "a", &[]);
-    let mut command = Command::new("mpirun");
-    command.current_dir(dir.path()).args(["--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-n", "2"]).stdin(Stdio::null());
-    command.arg(own.get_program()).args(own.get_args()).env("XDG_CACHE_HOME", dir.path().join("cache"));
-    if Command::new("mpirun").arg("--version").output().is_err() {
-        eprintln!("skipped: there is no mpirun; it is in Debian's openmpi-bin");
-        return;
-    }
+    let Some(mut command) = mpirun(dir.path(), &detector(dir.path(), "a", &[])) else { return };
     let (out, _) = expect_code(&mut command, 0);
     assert_eq!(out.matches("Starting training for 3 epochs").count(), 1, "{out}");
     expect_code(&mut detector(dir.path(), "b", &["--ranks", "2"]), 0);
     let bits = |name: &str| ending(&run_of(dir.path(), name));
     assert!(bits("a") == bits("b"), "as if one had started the other");
+}
+
+/// A rank under SIGSTOP neither answers nor ends. Its silence is heard over TCP; a program with MPI watches how long it waits.
+#[test]
+fn ranks_of_mpirun_end_when_one_hangs_and_the_run_goes_on() {
+    let dir = tempfile::tempdir().unwrap();
+    tiny_data(dir.path());
+    let Some(mut command) = mpirun(dir.path(), &detector(dir.path(), "a", &["--heartbeat", "step=8"])) else { return };
+    let (_, err) = expect_code(command.env("BELLOWS_FAULT", "stop:step:3").env("BELLOWS_FAULT_RANK", "1"), 1);
+    assert!(err.contains("the last checkpoint is kept"), "{err}");
+    expect_code(&mut mpirun(dir.path(), &resumed(dir.path(), "a", &[])).unwrap(), 0);
+    expect_code(&mut detector(dir.path(), "b", &["--ranks", "2"]), 0);
+    let bits = |name: &str| ending(&run_of(dir.path(), name));
+    assert!(bits("a") == bits("b"), "as if none had hung");
 }
 
 /// What `srun` would say to the tasks of a step on one machine.

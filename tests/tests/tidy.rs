@@ -54,10 +54,11 @@ fn files_are_small_and_open_with_an_essay() {
 fn allowed() -> BTreeMap<&'static str, &'static [&'static str]> {
     BTreeMap::from([
         ("chat", &["exit", "runs", "shards"][..]),
-        ("cli", &["device", "exit", "learner", "ranks", "runs", "settings"][..]),
+        ("cli", &["device", "exit", "learner", "mpi", "ranks", "runs", "settings"][..]),
         ("device", &["exit", "kernels", "runs"][..]),
         ("exit", &[][..]),
         ("kernels", &[][..]),
+        ("mpi", &["exit", "ranks"][..]),
         ("plots", &[][..]),
         ("ranks", &["exit"][..]),
         ("runs", &["exit"][..]),
@@ -86,6 +87,15 @@ fn dependencies_point_one_way() {
             assert!(may.contains(&on), "crates/{name} may not depend on {on}");
         }
     }
+}
+
+/// Another version would be fetched anew in every build of the image.
+#[test]
+fn the_image_has_the_compiler_of_the_workspace() {
+    let read = |path: &str| std::fs::read_to_string(root().join(path)).unwrap();
+    let toolchain = read("rust-toolchain.toml");
+    let channel = toolchain.lines().find_map(|line| line.strip_prefix("channel = \"")?.strip_suffix('"')).unwrap();
+    assert!(read("deploy/Containerfile").contains(&format!("/rust:{channel}-")), "deploy/Containerfile is not of Rust {channel}");
 }
 
 /// Two files that need each other are one, or hide a third that both need.

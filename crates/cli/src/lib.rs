@@ -57,7 +57,7 @@ pub fn program(run: impl FnOnce(&Signals) -> Result<(), Failure>) -> ExitCode {
         Ok(()) => {
             pulse::end("done");
             #[cfg(feature = "mpi")]
-            bellows_ranks::Mpi::end();
+            bellows_mpi::Mpi::end();
             ExitCode::SUCCESS
         }
         Err(failure) => {

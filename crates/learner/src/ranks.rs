@@ -74,7 +74,12 @@ impl Ranks {
     pub(crate) fn turn_to(&self, phase: Phase) {
         let Some(others) = &self.0 else { return };
         // What comes between the first step and the second is still waited for as a first step.
-        let patience = if phase == Phase::Step && others.new.replace(false) { Phase::First } else { phase };
+        let patience = match phase {
+            Phase::Step if others.new.replace(false) => Phase::First,
+            // Nobody hears that a rank is still at its share: all of it is waited for, and not a batch.
+            Phase::Evaluation if !others.exchange.hears_signs_of_life() => Phase::Export,
+            _ => phase,
+        };
         let seconds = others.pace.borrow().seconds(&others.limits, patience);
         others.exchange.wait_at_most(Duration::from_secs_f64(seconds));
     }
@@ -249,29 +254,15 @@ mod tests {
     use super::*;
 
     /// Writes down how long it is to wait.
-    struct Patient(Thread, RefCell<Vec<f64>>);
-
-    impl Exchange for Patient {
-        fn rank(&self) -> usize {
-            self.0.rank()
-        }
-
-        fn ranks(&self) -> usize {
-            self.0.ranks()
-        }
-
-        fn swap(&self, parts: &[&[u8]]) -> Result<Vec<Vec<u8>>, ExchangeError> {
-            self.0.swap(parts)
-        }
-
-        fn wait_at_most(&self, patience: Duration) {
-            self.1.borrow_mut().push(patience.as_secs_f64());
-        }
+    struct Patient {
+        thread: Thread,
+        hears: bool,
+        waited: RefCell<Vec<f64>>,
     }
 
-    #[test]
-    fn a_rank_waits_for_a_step_as_long_as_a_supervisor_does() {
-        let patient = Rc::new(Patient(threads(2).remove(0), RefCell::default()));
+    /// How long one waits: for the first step, after steps of 40, 50 and 1 s, and for an evaluation.
+    fn waited(hears: bool) -> Vec<f64> {
+        let patient = Rc::new(Patient { thread: threads(2).remove(0), hears, waited: RefCell::default() });
         let ranks = Ranks::of(patient.clone(), Limits::default());
         ranks.turn_to(Phase::Step);
         for seconds in [40.0, 50.0, 1.0] {
@@ -279,6 +270,38 @@ mod tests {
             ranks.turn_to(Phase::Step);
         }
         ranks.turn_to(Phase::Evaluation);
-        assert_eq!(*patient.1.borrow(), [3600.0, 600.0, 400.0, 500.0, 400.0, 600.0]);
+        patient.waited.borrow().clone()
+    }
+
+    impl Exchange for Patient {
+        fn rank(&self) -> usize {
+            self.thread.rank()
+        }
+
+        fn ranks(&self) -> usize {
+            self.thread.ranks()
+        }
+
+        fn swap(&self, parts: &[&[u8]]) -> Result<Vec<Vec<u8>>, ExchangeError> {
+            self.thread.swap(parts)
+        }
+
+        fn wait_at_most(&self, patience: Duration) {
+            self.waited.borrow_mut().push(patience.as_secs_f64());
+        }
+
+        fn hears_signs_of_life(&self) -> bool {
+            self.hears
+        }
+    }
+
+    #[test]
+    fn a_rank_waits_for_a_step_as_long_as_a_supervisor_does() {
+        assert_eq!(waited(true), [3600.0, 600.0, 400.0, 500.0, 400.0, 600.0]);
+    }
+
+    #[test]
+    fn an_evaluation_of_which_nothing_is_heard_is_waited_for_as_a_whole() {
+        assert_eq!(waited(false), [3600.0, 600.0, 400.0, 500.0, 400.0, 3600.0]);
     }
 }

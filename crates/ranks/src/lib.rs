@@ -2,12 +2,10 @@
 //!
 //! A rank gives every rank a part and gets one from each ([`Exchange::swap`]). Sums are made of that in the order of the ranks, whatever
 //! the network does, so a number of ranks gives the same bits every time. Ranks are threads of one process ([`threads`]), or processes that
-//! reach each other over TCP ([`Tcp`]) or, with the feature `mpi`, over MPI (`Mpi`).
+//! reach each other over TCP ([`Tcp`]) or over MPI (`bellows-mpi`).
 
 mod error;
 mod floats;
-#[cfg(feature = "mpi")]
-mod mpi;
 mod tcp;
 mod threads;
 
@@ -15,8 +13,6 @@ use std::time::Duration;
 
 pub use error::ExchangeError;
 pub use floats::Wire;
-#[cfg(feature = "mpi")]
-pub use mpi::Mpi;
 pub use tcp::{Tcp, listen};
 pub use threads::{Thread, threads};
 
@@ -47,6 +43,11 @@ pub trait Exchange {
     /// This rank is well and still busy with work of its own: whoever waits for it waits on, where an exchange can tell. From the thread that exchanges, between
     /// two exchanges; as often as one likes, for few of them travel.
     fn sign_of_life(&self) {}
+
+    /// Whether signs of life reach who waits, where one waits with a limit at all.
+    fn hears_signs_of_life(&self) -> bool {
+        true
+    }
 
     /// What every rank gives, by rank.
     ///

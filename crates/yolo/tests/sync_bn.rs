@@ -103,7 +103,8 @@ fn ranks_that_share_statistics_train_on_one_batch() {
     let whole = pass(&(0..IMAGES).collect::<Vec<_>>());
     // What rounding alone makes of 57 layers: the same images in other orders. A sum of n products of either sign is off by 6e-8 sqrt(n / 2) at most, 2e-6 for the widest of
     // these; layers add such errors as a random walk, and normalisation of random weights makes what comes in by a layer larger in the ones before it. That ends at about
-    // 1e-5 for the first layers of a network of f32, so what ranks may add to it is asked tensor by tensor: nothing beyond 1e-5, or beyond three times what an order does.
+    // 1e-5 for the first layers of a network of f32. The gradient as a whole is held to 1e-5 (9.8e-6 for two ranks on AVX2, where an order alone makes 9.3e-6); a tensor by itself
+    // to that, or to three times what an order does.
     let turned = (0..IMAGES).rev().collect::<Vec<_>>();
     let halves = (0..IMAGES).map(|i| (i + IMAGES / 2) % IMAGES).collect::<Vec<_>>();
     let apart = (0..IMAGES).map(|i| i * 2 % IMAGES + i * 2 / IMAGES).collect::<Vec<_>>();
@@ -124,8 +125,7 @@ fn ranks_that_share_statistics_train_on_one_batch() {
             most(worst)
         );
         assert!(*error <= most(worst), "{ranks} ranks: the gradient of {worst} is {error} off, of {}", most(worst));
-        assert!(items < 1e-6 && gradients < 2.0 * rounding && running < 1e-5, "{ranks} ranks: {items} {gradients} {running}");
-        assert!(rounding < 3e-5, "{rounding}");
+        assert!(items < 1e-6 && gradients <= 1e-5 && running < 1e-5, "{ranks} ranks: {items} {gradients} {running}");
     }
     let [items, gradients, running] = distances(&together(2, false), &whole);
     assert!(items > 1e-3 && gradients > 1e-2 && running > 1e-3, "each by itself it is another one: {items} {gradients} {running}");

@@ -1,5 +1,5 @@
 //! What a network costs: a model of the exchange is fitted to measurements of `docs/cluster.sh sums`, checked against those it has not seen and against whole steps
-//! of `docs/cluster.sh steps`, and drawn to 64 ranks: `step_time LINKS.csv OUT.png [STEPS.csv]`.
+//! of `docs/cluster.sh steps`, and drawn to 64 ranks: `step_time LINKS.csv OUT.png [STEPS.csv...]`, of which the first are those that are drawn.
 //!
 //! Each of N ranks sends 2 (N - 1) / N of its S bytes, a share of the sum to everyone and its own share's sum back: what an exchange costs in any case (a), what the
 //! link carries beside the bytes (b), and what it costs to write numbers as bytes and add them (c), which ranks of one machine do on the same cores. On processors
@@ -65,7 +65,7 @@ fn step_of(line: &str) -> Result<(Net, f64, f64, Vec<Bucket>), Failed> {
 
 fn main() -> Result<(), Failed> {
     let args: Vec<String> = std::env::args().skip(1).collect();
-    let [links, out, more @ ..] = &args[..] else { return Err("step_time LINKS.csv OUT.png [STEPS.csv]".into()) };
+    let [links, out, more @ ..] = &args[..] else { return Err("step_time LINKS.csv OUT.png [STEPS.csv...]".into()) };
     let sums: Vec<Sum> = std::fs::read_to_string(links)?.lines().map(sum_of).collect::<Result<_, _>>()?;
     // Learnt from two ranks, and from the smaller gradients of four; told of the rest.
     let (seen, unseen): (Vec<&Sum>, Vec<&Sum>) = sums.iter().partition(|sum| sum.net.ranks < 3.0 || sum.bytes < 5e6);
@@ -79,16 +79,22 @@ fn main() -> Result<(), Failed> {
         }
     }
     let mut buckets: Vec<Bucket> = YOLO.map(|(bytes, left)| Bucket { bytes, left }).to_vec();
-    if let [steps, ..] = more {
-        let steps: Vec<_> = std::fs::read_to_string(steps)?.lines().map(step_of).collect::<Result<_, _>>()?;
+    for (i, path) in more.iter().enumerate() {
+        let steps: Vec<_> = std::fs::read_to_string(path)?.lines().map(step_of).collect::<Result<_, _>>()?;
         // What is not exchange is learnt where the link is as fast as the machine; nothing else of a step is.
         let free = steps.iter().find(|(net, ..)| net.rate.is_infinite()).ok_or("no step without a limit (0 Mbit/s)")?;
-        buckets.clone_from(&free.3);
-        let alone = free.2 - model.exposed(free.0, &buckets, free.1);
+        if i == 0 {
+            buckets.clone_from(&free.3);
+        }
+        let alone = free.2 - model.exposed(free.0, &free.3, free.1);
         for (net, pass, update, _) in steps.iter().filter(|(net, ..)| net.rate.is_finite()) {
-            let (step, told) = (pass + update, free.1 + alone + model.exposed(*net, &buckets, free.1));
+            let exposed = model.exposed(*net, &free.3, free.1);
+            let (step, told) = (pass + update, free.1 + alone + exposed);
             let (mbit, ranks, off) = (net.rate * 8e-6, net.ranks, 100.0 * (told / step - 1.0));
-            println!("step: {mbit:.0} Mbit/s, {ranks} ranks: {step:.3} s, model {told:.3} s ({off:+.0} %)");
+            let left = update - alone;
+            println!(
+                "{path}: {mbit:.0} Mbit/s, {ranks} ranks: {step:.3} s, model {told:.3} s ({off:+.0} %); exposed {left:.3}, model {exposed:.3} s"
+            );
         }
     }
     std::fs::write(out, draw(model, &buckets, Path::new(out))?)?;

@@ -1,5 +1,6 @@
-//! How long ranks take to add up so many numbers over TCP: `exchange RANK RANKS HOST:PORT NUMBERS [WIRE [TIMES]]`, once for each rank. Rank 0 prints
-//! `ranks,bytes of a number,numbers,seconds`, the median. docs/cluster.sh runs it in network namespaces whose links are as slow as one likes.
+//! How long ranks take to add up so many numbers, over TCP: `exchange RANK RANKS HOST:PORT NUMBERS [WIRE [TIMES]]`, once for each rank. Rank 0 prints
+//! `ranks,bytes of a number,numbers,seconds`, the median. With the feature `mpi`, a process that `mpirun` has started exchanges over MPI, whatever it is told of rank,
+//! ranks and address. docs/cluster.sh runs it in network namespaces whose links are as slow as one likes.
 #![allow(clippy::print_stdout, reason = "it measures")]
 
 use std::error::Error;
@@ -23,13 +24,24 @@ fn main() -> Result<(), Box<dyn Error>> {
         Some(other) => return Err(format!("no number on the wire is called {other}").into()),
     };
     let times = more.get(1).map_or(Ok(5), |text| text.parse())?;
+    #[cfg(feature = "mpi")]
+    if std::env::var_os("OMPI_COMM_WORLD_SIZE").is_some() {
+        measure(&bellows_mpi::Mpi::begin()?, numbers, wire, width, times)?;
+        bellows_mpi::Mpi::end();
+        return Ok(());
+    }
     let until = Instant::now() + PATIENCE;
     let late = || (Instant::now() >= until).then(|| "not all ranks came in time".to_string());
     let others = match rank {
         0 => Tcp::host(&TcpListener::bind(address)?, ranks, &late)?,
         _ => Tcp::join(address, rank, ranks, PATIENCE)?,
     };
+    measure(&others, numbers, wire, width, times)
+}
+
+fn measure(others: &dyn Exchange, numbers: usize, wire: Wire, width: usize, times: usize) -> Result<(), Box<dyn Error>> {
     others.wait_at_most(PATIENCE);
+    let (rank, ranks) = (others.rank(), others.ranks());
     let mut values = vec![rank as f32; numbers];
     let mut seconds = Vec::new();
     // The first one opens TCP's window.

@@ -3,7 +3,8 @@
 
 use std::process::{Command, Output};
 
-use bellows_ranks::{Exchange, Mpi, Wire};
+use bellows_mpi::Mpi;
+use bellows_ranks::{Exchange, Wire};
 
 /// Set in the processes that `mpirun` starts.
 const CHILD: &str = "BELLOWS_MPI_CHILD";
@@ -55,7 +56,7 @@ fn exchange() {
 }
 
 #[test]
-fn when_one_dies_all_end() {
+fn when_one_dies_mpirun_ends_all() {
     if std::env::var_os(CHILD).is_some() {
         let ex = Mpi::begin().unwrap();
         ex.gather(b"here").unwrap();
@@ -67,6 +68,6 @@ fn when_one_dies_all_end() {
         println!("went on");
         return;
     }
-    let Some(output) = mpirun("when_one_dies_all_end", 3, "dying") else { return };
+    let Some(output) = mpirun("when_one_dies_mpirun_ends_all", 3, "dying") else { return };
     assert!(!output.status.success() && !String::from_utf8_lossy(&output.stdout).contains("went on"));
 }

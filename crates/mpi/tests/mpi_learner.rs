@@ -1,6 +1,7 @@
-//! Ranks that `mpirun` starts train what ranks in threads do, end when one is killed, and go on: this program starts itself again, on this machine, with real Open MPI.
+//! Ranks that `mpirun` starts train what ranks in threads do, end when one is killed or hangs, and go on: this program starts itself again, on this machine, with real Open MPI.
 #![allow(clippy::unwrap_used, clippy::print_stderr, reason = "a test may panic, and says why it was skipped")]
 
+#[path = "../../learner/tests/toy/mod.rs"]
 mod toy;
 
 use std::fs::{self, File};
@@ -11,7 +12,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use bellows_learner::{BatchReport, Learner, Limits, Observer, Outcome};
-use bellows_ranks::{Exchange, Mpi, Thread, threads};
+use bellows_mpi::Mpi;
+use bellows_ranks::{Exchange, Thread, threads};
 use bellows_runs::RunDir;
 use burn::tensor::Device;
 use toy::{Ending, Toy, data, ending, identity, net, of_ranks};
@@ -19,8 +21,8 @@ use toy::{Ending, Toy, data, ending, identity, net, of_ranks};
 /// Set in the processes that `mpirun` starts: where they train.
 const DIR: &str = "BELLOWS_MPI_DIR";
 
-/// Rank 1 is killed after so many batches.
-const DIES_AFTER: &str = "BELLOWS_MPI_DIES_AFTER";
+/// The signal that rank 1 sends itself, and after how many batches: `KILL 8`.
+const FAULT: &str = "BELLOWS_MPI_FAULT";
 
 /// What those processes run of this file.
 const RANK: &str = "ranks_that_mpirun_has_started_make_the_bits_of_threads";
@@ -28,27 +30,44 @@ const RANK: &str = "ranks_that_mpirun_has_started_make_the_bits_of_threads";
 /// More ranks than a machine has cores.
 const ANY: [&str; 1] = ["--oversubscribe"];
 
-/// Dies of SIGKILL after so many batches.
-struct Dies(usize);
+/// Sends itself a signal after so many batches.
+struct Fault {
+    signal: String,
+    batches: usize,
+}
 
-impl Observer for Dies {
+impl Fault {
+    fn of(text: &str) -> Self {
+        let (signal, batches) = text.split_once(' ').unwrap();
+        Self { signal: signal.into(), batches: batches.parse().unwrap() }
+    }
+}
+
+impl Observer for Fault {
     fn on_batch(&mut self, _: &BatchReport) {
-        self.0 -= 1;
-        if self.0 == 0 {
-            Command::new("kill").args(["-KILL", &std::process::id().to_string()]).status().unwrap();
+        self.batches -= 1;
+        if self.batches == 0 {
+            Command::new("kill").args(["-s", &self.signal, &std::process::id().to_string()]).status().unwrap();
         }
     }
 }
 
+/// How long the others wait for one that hangs in a step: a step of this model takes milliseconds.
+const PATIENCE: f64 = 5.0;
+
+fn limits() -> Limits {
+    Limits::of(&[("step".to_string(), PATIENCE)].into()).unwrap()
+}
+
 /// What a rank does: it goes on with the run in `dir`, if there is one, and leaves the weights it has learnt beside it.
-fn train(exchange: impl Exchange + 'static, dir: &Path, dies_after: Option<usize>) {
+fn train(exchange: impl Exchange + 'static, dir: &Path, fault: Option<Fault>) {
     let (rank, ranks) = (exchange.rank(), exchange.ranks());
     let run = if rank == 0 { RunDir::create(dir, "run", true).unwrap() } else { RunDir::nowhere() };
     let mut learner = Learner::new(Toy::default(), net(&Device::flex()), &Device::flex(), of_ranks(ranks), run, identity()).unwrap();
-    learner.join(Rc::new(exchange), "this program", Limits::default()).unwrap();
+    learner.join(Rc::new(exchange), "this program", limits()).unwrap();
     learner.resume().unwrap();
-    if let Some(batches) = dies_after.filter(|_| rank == 1) {
-        learner.observe(Dies(batches));
+    if let Some(fault) = fault.filter(|_| rank == 1) {
+        learner.observe(fault);
     }
     assert_eq!(learner.fit(&data()).unwrap(), Outcome::Finished);
     let weights = learner.layout().read(&learner.layout().values(&learner.ema_model())).unwrap();
@@ -57,15 +76,15 @@ fn train(exchange: impl Exchange + 'static, dir: &Path, dies_after: Option<usize
 }
 
 /// How so many ranks end that `mpirun` starts `how`, to train in `dir`; `None` where there is no `mpirun`.
-fn mpirun(ranks: usize, how: &[&str], dir: &Path, dies_after: Option<usize>) -> Option<ExitStatus> {
+fn mpirun(ranks: usize, how: &[&str], dir: &Path, fault: Option<&str>) -> Option<ExitStatus> {
     let log = File::create(dir.join("log")).unwrap();
     let mut command = Command::new("mpirun");
     command.args(["--allow-run-as-root", "--bind-to", "none", "-n", &ranks.to_string()]).args(how);
     command.arg(std::env::current_exe().unwrap()).args([RANK, "--exact", "--test-threads=1"]).env(DIR, dir);
     // More ranks than cores would spin against each other.
     command.env("OMPI_MCA_mpi_yield_when_idle", "1");
-    if let Some(batches) = dies_after {
-        command.env(DIES_AFTER, batches.to_string());
+    if let Some(fault) = fault {
+        command.env(FAULT, fault);
     }
     let mut child = match command.stdin(Stdio::null()).stdout(log.try_clone().unwrap()).stderr(log).spawn() {
         Ok(child) => child,
@@ -115,8 +134,7 @@ fn of_threads(ranks: usize) -> Ending {
 #[test]
 fn ranks_that_mpirun_has_started_make_the_bits_of_threads() {
     if let Some(dir) = std::env::var_os(DIR) {
-        let dies_after = std::env::var(DIES_AFTER).ok().map(|batches| batches.parse().unwrap());
-        train(Mpi::begin().unwrap(), dir.as_ref(), dies_after);
+        train(Mpi::begin().unwrap(), dir.as_ref(), std::env::var(FAULT).ok().as_deref().map(Fault::of));
         return Mpi::end();
     }
     let hosts = tempfile::NamedTempFile::new().unwrap();
@@ -135,17 +153,24 @@ fn ranks_that_mpirun_has_started_make_the_bits_of_threads() {
     }
 }
 
-/// In the second of four epochs of six batches.
+/// In the second of four epochs of six batches. One that hangs has been told to stop by SIGSTOP, so it answers nobody, and nothing but the others' patience ends it.
 #[test]
 fn when_mpirun_loses_a_rank_all_end_and_the_run_goes_on() {
-    let (whole, dir) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let whole = tempfile::tempdir().unwrap();
     let Some(status) = mpirun(2, &ANY, whole.path(), None) else { return };
     assert!(status.success(), "{}", said(whole.path()));
-    let status = mpirun(2, &ANY, dir.path(), Some(8)).unwrap();
-    assert!(!status.success() && (0..2).all(|rank| !dir.path().join(format!("weights-{rank}")).exists()), "somebody went on");
-    assert_eq!(fs::read_to_string(dir.path().join("run/results.csv")).unwrap().lines().count(), 2, "a header and an epoch");
-    // Nobody has the run any more.
-    let status = mpirun(2, &ANY, dir.path(), None).unwrap();
-    assert!(status.success(), "{}", said(dir.path()));
-    assert!(ending(dir.path()) == ending(whole.path()), "it has become another run");
+    for fault in ["KILL 8", "STOP 8"] {
+        let dir = tempfile::tempdir().unwrap();
+        let begun = Instant::now();
+        let status = mpirun(2, &ANY, dir.path(), Some(fault)).unwrap();
+        let (seconds, log) = (begun.elapsed().as_secs_f64(), said(dir.path()));
+        assert!(!status.success() && (0..2).all(|rank| !dir.path().join(format!("weights-{rank}")).exists()), "{fault}: somebody went on");
+        let hung = log.contains("error: rank 0 has waited 5 s for another one");
+        assert!(hung == (fault == "STOP 8") && (!hung || seconds > PATIENCE), "{fault}, after {seconds} s: {log}");
+        assert_eq!(fs::read_to_string(dir.path().join("run/results.csv")).unwrap().lines().count(), 2, "{fault}: a header and an epoch");
+        // Nobody has the run any more.
+        let status = mpirun(2, &ANY, dir.path(), None).unwrap();
+        assert!(status.success(), "{fault}: {}", said(dir.path()));
+        assert!(ending(dir.path()) == ending(whole.path()), "{fault}: it has become another run");
+    }
 }

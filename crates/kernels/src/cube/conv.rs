@@ -21,10 +21,12 @@ use super::launch::true_gradients;
 use super::matmul::{Layout, Product, Splits, Window, add_parts};
 use super::pixels::{Pixels, empty, zeros};
 
+use crate::operands::{Convolved, Moments};
 use crate::shapes::expect;
 use burn::backend::DType;
 use burn::backend::TensorMetadata;
 use burn::backend::ops::ConvOptions;
+use burn_cubecl::CubeBackend;
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 
@@ -68,7 +70,24 @@ pub(crate) fn forward(x: CubeTensor, w: CubeTensor, bias: Option<CubeTensor>, si
     }
     let y = empty(&x, shape, x.dtype);
     let (x, w, bias) = (Pixels::new(x), into_contiguous(w), bias.map(into_contiguous));
-    let product = Product {
+    Product { silu, ..forward_product(&g, &x) }.run(&w, &x.tensor, bias.as_ref(), &y);
+    y
+}
+
+/// [`forward`] without bias and SiLU, and the moments of y where the product tells them.
+pub(crate) fn forward_moments(x: CubeTensor, w: CubeTensor, options: &ConvOptions<2>) -> Convolved<CubeBackend> {
+    let g = Geometry::new(dims4(&x), dims4(&w), options);
+    if g.empty() {
+        return Convolved { y: zeros(&x, g.result(), x.dtype), moments: Moments::Unknown };
+    }
+    let y = empty(&x, g.result(), x.dtype);
+    let (x, w) = (Pixels::new(x), into_contiguous(w));
+    let moments = forward_product(&g, &x).run_moments(&w, &x.tensor, &y);
+    Convolved { y, moments }
+}
+
+fn forward_product(g: &Geometry, x: &Pixels) -> Product {
+    Product {
         name: "convolution, forward",
         m: g.group_out(),
         n: g.images * g.pixels_out(),
@@ -80,12 +99,10 @@ pub(crate) fn forward(x: CubeTensor, w: CubeTensor, bias: Option<CubeTensor>, si
         b: x.channels(g.channels_in / g.groups),
         c: Layout { batch: g.group_out() * g.pixels_out(), line: g.pixels_out(), ..Layout::default() },
         splits: Splits::ONE,
-        silu,
+        silu: false,
         scale: 1.0,
-        window: Some(window(&g, &x, false)),
-    };
-    product.run(&w, &x.tensor, bias.as_ref(), &y);
-    y
+        window: Some(window(g, x, false)),
+    }
 }
 
 /// `dx [n, ci, h, w]` from `dy [n, co, oh, ow]` and `w [co, ci/g, kh, kw]`; `input` is (h, w).

@@ -2,8 +2,9 @@
 //! model's factors in f16.
 
 use crate::launches::{assert_ours, trace};
+use crate::norm::error_of_moments;
 use crate::support::{Case, Numbers, case, cube, data, device, numbers, on_each_device, pattern, relative};
-use bellows_kernels::operands::{Bias, NormChannels};
+use bellows_kernels::operands::{Bias, Moments, NormChannels};
 use bellows_kernels::ops::KernelOps;
 use bellows_kernels::planes::{Parts, PlaneOps};
 use bellows_kernels::products::{Branch, ProductOps, StoredBranch, StoredWeight};
@@ -75,7 +76,7 @@ fn normalisation() {
         let step = NormStep { epsilon: 1e-3, silu: true, momentum: 0.3 };
         let all = |x: CubeTensor, dy: CubeTensor| {
             let of = |mean, variance| NormChannels::<CubeBackend> { mean, variance, gamma: channels(3), beta: channels(4) };
-            let y = CubeBackend::norm_act(x.clone(), of(channels(5), channels(6)), step);
+            let y = CubeBackend::norm_act(x.clone(), Moments::Unknown, of(channels(5), channels(6)), step);
             let of = of(y.mean, y.variance);
             let again = CubeBackend::norm_act_again(x.clone(), of.clone(), step);
             let grads = CubeBackend::norm_act_backward(x, of, dy, step);
@@ -89,6 +90,18 @@ fn normalisation() {
         {
             check(name, gpu, kind, expected);
         }
+    }
+}
+
+/// Moments are of what is stored: of 12 values, of which f16 has lost the lower bits, an f32's are known.
+#[test]
+fn moments() {
+    if !on_each_device("half::moments") || !has_half() {
+        return;
+    }
+    for conv in [case([1, 5, 3, 4], 20, 3, 1, 1), case([2, 16, 40, 40], 40, 1, 1, 0)] {
+        let error = error_of_moments(conv, 0.0, half);
+        assert!(error <= 4e-6, "{conv:?}: {error:.1e}");
     }
 }
 

@@ -43,7 +43,9 @@ fn agrees_with_the_cpu_without_shared_memory() {
         return;
     };
     let of_words = ["blocks::products_read_words", "maps::int8s_have_the_bits_of_dense_weights"];
-    for name in ["agrees_with_the_cpu", "random_shapes", "large_and_strided", "maps::agrees_with_the_cpu"].into_iter().chain(of_words) {
+    let others =
+        ["agrees_with_the_cpu", "random_shapes", "large_and_strided", "maps::agrees_with_the_cpu", "norm::moments_of_convolutions"];
+    for name in others.into_iter().chain(of_words) {
         child(name, &[("VK_DRIVER_FILES", &icd), ("BELLOWS_CUBE_UNSHARED", OsStr::new("1"))]);
     }
 }
@@ -58,8 +60,9 @@ fn agrees_with_the_cpu_by_another_compiler() {
     let on = |variable| (variable, OsStr::new("1"));
     let ours = ["norm", "update", "planes", "decoder", "dropout", "rows", "foreground", "attention", "maps"]
         .map(|module| format!("{module}::agrees_with_the_cpu"));
-    for name in
-        ["agrees_with_the_cpu", "random_shapes", "large_and_strided", "rows::extremes"].into_iter().chain(ours.iter().map(String::as_str))
+    for name in ["agrees_with_the_cpu", "random_shapes", "large_and_strided", "norm::moments_of_convolutions", "rows::extremes"]
+        .into_iter()
+        .chain(ours.iter().map(String::as_str))
     {
         child(name, &[on("BELLOWS_CUBE_GL"), on("LIBGL_ALWAYS_SOFTWARE"), ("EGL_PLATFORM", OsStr::new("surfaceless"))]);
     }

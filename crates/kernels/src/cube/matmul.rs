@@ -21,6 +21,7 @@ use super::moments::matmul_moments_kernel;
 use super::packing::Packing;
 use super::pixels::empty;
 use super::product::{add_parts_kernel, matmul_kernel};
+use super::residues::matmul_residues_kernel;
 use super::shared::shared_memory_works;
 use super::trace::{note, note_shared};
 use crate::operands::Moments;
@@ -195,6 +196,48 @@ impl Product {
             );
         }
         Moments::OfBlocks { parts, values: block.cols as usize }
+    }
+
+    /// Products of one W and one image, which are f32 and of C's type, into one C: in one launch where all go through shared memory.
+    #[expect(unsafe_code, reason = "see SAFETY")]
+    pub(crate) fn run_all(products: &[Self], a: &CubeTensor, b: &CubeTensor, c: &CubeTensor) {
+        let [Self { name, batches, .. }, _, ..] = *products else { return products.iter().for_each(|product| product.run(a, b, None, c)) };
+        // One size for all: a launch has so many threads to a workgroup.
+        let whole = products[0].block_of(c);
+        let blocks: Vec<Block> =
+            products.iter().map(|product| whole.of_terms(product.window.map(|window| window.gather), product.k, product.part())).collect();
+        let most = |of: fn(&Block) -> usize| blocks.iter().map(of).max().unwrap_or_default();
+        let room = [most(|block| block.left().size()), most(|block| block.right().size())];
+        let bytes = room.iter().sum::<usize>() * size_of::<f32>();
+        let taps = most(|block| (block.taps().0 * block.taps().1) as usize);
+        let fits = bytes <= c.client.properties().hardware.max_shared_memory_size && taps <= MOST_TAPS as usize;
+        if !(whole.shared && fits) || batches > MAX_GRID {
+            return products.iter().for_each(|product| product.run(a, b, None, c));
+        }
+        products.iter().for_each(|product| product.check(a, b, None, c));
+        let workgroups =
+            |(product, block): (&Self, &Block)| product.n.div_ceil(block.cols as usize) * product.m.div_ceil(block.rows as usize);
+        let workgroups: usize = products.iter().zip(&blocks).map(workgroups).sum();
+        let wide = workgroups.min(MAX_GRID);
+        note(name, [a, b, c], products.iter().zip(&blocks).map(|(product, &block)| product.flops(product.n, batches, block)).sum());
+        note_shared(name, bytes);
+        // SAFETY: `check` has found the last number of each tensor that each product's steps reach.
+        unsafe {
+            matmul_residues_kernel::launch_unchecked(
+                &c.client,
+                CubeCount::Static(wide as u32, workgroups.div_ceil(wide) as u32, batches as u32),
+                CubeDim::new_1d(whole.units()),
+                address_type([a, b, c]),
+                a.clone().into_tensor_arg(),
+                b.clone().into_tensor_arg(),
+                c.clone().into_tensor_arg(),
+                products.iter().map(|product| product.args(0, 0, product.n)).collect(),
+                products.iter().map(|product| product.image(0)).collect(),
+                blocks,
+                room,
+                dtype_to_storage_type(c.dtype),
+            );
+        }
     }
 
     /// The block of C to a workgroup of the device of `c`: through shared memory, where that works and has room.

@@ -27,6 +27,7 @@ mod norm_kernels;
 pub(crate) mod packing;
 pub(crate) mod pixels;
 pub(crate) mod product;
+mod residues;
 mod roofline;
 mod shared;
 mod sizes;

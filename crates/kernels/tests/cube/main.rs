@@ -30,10 +30,9 @@ use bellows_kernels::ops::KernelOps;
 use burn::backend::ops::FloatTensorOps;
 use burn::tensor::TensorData;
 use burn_cubecl::CubeBackend;
-use proptest::prelude::prop;
 use std::env;
 use std::ffi::OsStr;
-use support::{Case, case, child, cube, device, numbers, on_swiftshader};
+use support::{Case, case, cases, child, convolutions, cube, device, numbers, on_swiftshader};
 
 /// The same numbers on a device whose shared memory cannot be trusted (see `src/cube/shared.rs`).
 #[test]
@@ -136,18 +135,9 @@ fn random_shapes() {
     if !on_swiftshader("random_shapes") {
         return;
     }
-    let sizes = [1usize..=3, 1..=130, 1..=130, 1..=70, 1..=70];
-    let window = (prop::sample::select(vec![1usize, 3, 5]), 1usize..=3, 0usize..=2);
-    support::cases(60, (sizes, window, 0..5usize, 1usize..200_000), |(mut sizes, (k, stride, padding), first, workspace)| {
-        // A software device has no time for all of them at once; which one stays long is drawn too.
-        for i in (0..5).map(|i| (first + i) % 5) {
-            while sizes.iter().product::<usize>() * k * k > 3_000_000 && sizes[i] > 1 {
-                sizes[i] /= 2;
-            }
-        }
-        let [n, ci, co, h, w] = sizes;
+    cases(60, convolutions(3_000_000), |(case, workspace)| {
         set_workspace_bytes(workspace);
-        case([n, ci, h.max(k), w.max(k)], co, k, stride, padding).error();
+        case.error();
     });
 }
 

@@ -32,7 +32,7 @@ use burn::tensor::TensorData;
 use burn_cubecl::CubeBackend;
 use std::env;
 use std::ffi::OsStr;
-use support::{Case, case, cases, child, convolutions, cube, device, numbers, on_swiftshader};
+use support::{Case, any_convolution, case, cases, child, cube, device, numbers, on_swiftshader};
 
 /// The same numbers on a device whose shared memory cannot be trusted (see `src/cube/shared.rs`).
 #[test]
@@ -135,7 +135,7 @@ fn random_shapes() {
     if !on_swiftshader("random_shapes") {
         return;
     }
-    cases(60, convolutions(3_000_000), |(case, workspace)| {
+    cases(60, any_convolution(3_000_000), |(case, workspace)| {
         set_workspace_bytes(workspace);
         case.error();
     });

@@ -129,8 +129,8 @@ pub(crate) fn case(x: [usize; 4], co: usize, k: usize, stride: usize, padding: u
     Case { x, co, k, config: ConvConfig::new(stride, padding, Lowering::Gemm) }
 }
 
-/// Convolutions of every kind, of at most `work` numbers by taps, and the bytes that the parts of their weight gradients may take.
-pub(crate) fn convolutions(work: usize) -> impl Strategy<Value = (Case, usize)> {
+/// A convolution of any kind, of at most `work` numbers by taps, and the bytes that the parts of its weight gradient may take.
+pub(crate) fn any_convolution(work: usize) -> impl Strategy<Value = (Case, usize)> {
     let sizes = [1usize..=5, 1..=130, 1..=130, 1..=70, 1..=70];
     let window = (prop::sample::select(vec![1usize, 3, 5]), 1usize..=3, 0usize..=2);
     (sizes, window, 0..5usize, 1usize..200_000).prop_map(move |(mut sizes, (k, stride, padding), first, workspace)| {

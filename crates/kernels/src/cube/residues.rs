@@ -1,6 +1,7 @@
 //! The products of a gradient of the input, one for each residue of the stride, in one launch: each is a small grid, and all have W, dy and dx in common.
 
 #![allow(clippy::too_many_arguments, reason = "a kernel has no struct of borrowed tensors to take them in")]
+#![allow(clippy::needless_range_loop, reason = "a loop that is unrolled is over numbers")]
 
 use super::args::{Args, Image};
 use super::block::Block;

@@ -7,12 +7,12 @@
 //! convolution's weight gradient reads it, which costs one pass over memory and saves half of all kept activations. Burn calls such
 //! an operation memory bound and honours that only under a strategy chosen on the device; here it holds always (see [`recomputed`]).
 
-use burn::backend::{AutodiffBackend, Scalar, TensorMetadata};
+use burn::backend::{AutodiffBackend, Backend, Scalar, TensorMetadata};
 use burn::tensor::{DType, FloatDType, Shape};
 
 use crate::listen::told;
 use crate::norm_parts;
-use crate::operands::{Bias, ConvConfig, NormChannels, NormOutput, NormStep};
+use crate::operands::{Bias, ConvConfig, Convolved, Moments, NormChannels, NormOutput, NormStep};
 use crate::ops::{Keeps, KernelOps};
 use crate::planes::{HALF_GRADIENTS, PlaneOps};
 use crate::steps::{Autodiff, CheckpointStrategy, Float, NodeId, Parents, recomputed, recorded};
@@ -27,6 +27,17 @@ struct Conv {
 }
 
 impl Conv {
+    /// Of x and the weight, and what of them is to be kept: each is read by the other's gradient.
+    fn of<'a, B: Backend, C: CheckpointStrategy>(
+        x: &'a Float<Autodiff<B, C>>,
+        weight: &'a Float<Autodiff<B, C>>,
+        config: ConvConfig,
+    ) -> (Self, Vec<&'a Float<Autodiff<B, C>>>) {
+        let ([.., ih, iw], [.., kh, kw]) = (x.shape().dims::<4>(), weight.shape().dims::<4>());
+        let kept = [(x, weight), (weight, x)].into_iter().filter(|(_, other)| other.is_tracked()).map(|(t, _)| t).collect();
+        (Self { x: x.id(), weight: weight.id(), input: [ih, iw], kernel: [kh, kw], config }, kept)
+    }
+
     /// Parents are x, weight and, for N = 3, bias.
     fn backward<B: KernelOps + PlaneOps, const N: usize>(self, dy: Float<B>, mut parents: Parents<'_, N>) {
         let Self { x, weight, input, kernel, config } = self;
@@ -59,11 +70,7 @@ impl Conv {
 
 impl<B: KernelOps + PlaneOps + Keeps, C: CheckpointStrategy> KernelOps for Autodiff<B, C> {
     fn conv_forward(x: Float<Self>, weight: Float<Self>, bias: Bias<Self>, config: ConvConfig) -> Float<Self> {
-        let ([.., ih, iw], [.., kh, kw]) = (x.shape().dims::<4>(), weight.shape().dims::<4>());
-        let conv = Conv { x: x.id(), weight: weight.id(), input: [ih, iw], kernel: [kh, kw], config };
-        // Each is read by the other's gradient.
-        let kept: Vec<&Float<Self>> =
-            [(&x, &weight), (&weight, &x)].into_iter().filter(|(_, other)| other.is_tracked()).map(|(t, _)| t).collect();
+        let (conv, kept) = Conv::of::<B, C>(&x, &weight, config);
         let y = |bias| B::conv_forward(x.clone().into_primitive(), weight.clone().into_primitive(), bias, config);
         // Two arms because the number of parents is part of the type.
         match bias {
@@ -79,13 +86,24 @@ impl<B: KernelOps + PlaneOps + Keeps, C: CheckpointStrategy> KernelOps for Autod
         }
     }
 
-    fn norm_act(x: Float<Self>, channels: NormChannels<Self>, step: NormStep) -> NormOutput<Self> {
+    fn conv_forward_moments(x: Float<Self>, weight: Float<Self>, config: ConvConfig) -> Convolved<Self> {
+        let (conv, kept) = Conv::of::<B, C>(&x, &weight, config);
+        let Convolved { y, moments } = B::conv_forward_moments(x.clone().into_primitive(), weight.clone().into_primitive(), config);
+        let y = recorded::<B, C, 2>([x.node(), weight.node()], &kept, y, move |dy, parents| conv.backward::<B, 2>(dy, parents));
+        Convolved { y, moments: moments.on(Self::from_inner) }
+    }
+
+    fn norm_act(x: Float<Self>, moments: Moments<Self>, channels: NormChannels<Self>, step: NormStep) -> NormOutput<Self> {
         let NormChannels { mean, variance, gamma, beta } = channels;
         let kept = [&x, &gamma, &beta];
         let [x_in, gamma_in, beta_in] = kept.map(|tensor| tensor.clone().into_primitive());
         let [mean, variance] = [mean, variance].map(|running| running.into_primitive());
-        let NormOutput { output, mean, variance, running_mean, running_variance } =
-            norm_parts::norm_act::<B>(x_in, NormChannels { mean, variance, gamma: gamma_in, beta: beta_in }, step);
+        let NormOutput { output, mean, variance, running_mean, running_variance } = norm_parts::norm_act::<B>(
+            x_in,
+            moments.on(|parts| parts.into_primitive()),
+            NormChannels { mean, variance, gamma: gamma_in, beta: beta_in },
+            step,
+        );
         let (ids, statistics) = (kept.map(|tensor| tensor.id()), [mean.clone(), variance.clone()]);
         let channels = move |gamma: Float<B>, beta: Float<B>| {
             let [mean, variance] = statistics.clone();

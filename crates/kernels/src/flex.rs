@@ -8,7 +8,7 @@ use burn_flex::FlexTensor;
 use crate::buffers::{all_f32, contiguous, owned, take, tensor, values};
 use crate::cpu::{self, ConvShape, Epilogue, Precision};
 use crate::cpu_norm::{self, Extent};
-use crate::operands::{Bias, ConvConfig, NormChannels, NormGrads, NormOutput, NormStep};
+use crate::operands::{Bias, ConvConfig, Moments, NormChannels, NormGrads, NormOutput, NormStep};
 use crate::ops::{Keeps, KernelOps};
 use crate::policy::Lowering;
 use crate::portable;
@@ -87,7 +87,7 @@ impl KernelOps for Flex {
         tensor(dw, dims)
     }
 
-    fn norm_act(x: FlexTensor, channels: NormChannels<Self>, step: NormStep) -> NormOutput<Self> {
+    fn norm_act(x: FlexTensor, _: Moments<Self>, channels: NormChannels<Self>, step: NormStep) -> NormOutput<Self> {
         let true = all_f32([&x, &channels.gamma, &channels.beta]) else { return portable::norm_act::<Self>(x, channels, step) };
         let running = [channels.mean, channels.variance];
         let [x, gamma, beta] = [x, channels.gamma, channels.beta].map(contiguous);

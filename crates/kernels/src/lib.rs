@@ -52,7 +52,7 @@ pub use graph::{enter, lead};
 pub use listen::{Leaves, Listener, leaf, listen, tell};
 pub use logits::{expectation, predictions};
 pub use maps::{Map, maps};
-use operands::{Bias, NormChannels};
+use operands::{Bias, Moments, NormChannels};
 pub use operands::{ConvConfig, NormStep};
 use ops::KernelOps;
 pub use parts::{Gather, of_all_parts, with_parts};
@@ -74,6 +74,33 @@ pub fn processor() -> Device {
 pub fn conv2d(x: Tensor<4>, weight: Tensor<4>, bias: Option<Tensor<1>>, config: ConvConfig) -> Tensor<4> {
     let bias = checked(&x, &weight, bias, &config);
     Tensor::from_dispatch(Dispatch::conv_forward(x.into_dispatch(), weight.into_dispatch(), bias, config))
+}
+
+/// A batch to be normalised, and what is known of it.
+#[derive(Clone, Debug)]
+pub struct Convolved {
+    y: Tensor<4>,
+    moments: Moments<Dispatch>,
+}
+
+impl Convolved {
+    /// Where it is.
+    pub fn device(&self) -> Device {
+        self.y.device()
+    }
+}
+
+impl From<Tensor<4>> for Convolved {
+    fn from(y: Tensor<4>) -> Self {
+        Self { y, moments: Moments::Unknown }
+    }
+}
+
+/// [`conv2d`] without bias for [`batch_norm_silu`], which then need not read y to know its moments where the convolution could add them up.
+pub fn conv2d_for_norm(x: Tensor<4>, weight: Tensor<4>, config: ConvConfig) -> Convolved {
+    shapes::convolved(x.dims(), weight.dims(), &config);
+    let y = Dispatch::conv_forward_moments(x.into_dispatch(), weight.into_dispatch(), config);
+    Convolved { y: Tensor::from_dispatch(y.y), moments: y.moments }
 }
 
 /// [`conv2d`] and SiLU in one pass over the output: `y sigmoid(y)`. For inference; on an autodiff device it is the two
@@ -119,14 +146,15 @@ pub struct BatchNormed {
 ///
 /// `z = gamma (x - mean) / sqrt(variance + epsilon) + beta`, output `z sigmoid(z)`, or `z`. x `[N, C, H, W]`, gamma, beta and the
 /// running mean and (unbiased) variance `[C]`, which move by `momentum` towards the batch's.
-pub fn batch_norm_silu(x: Tensor<4>, gamma: Tensor<1>, beta: Tensor<1>, running: [Tensor<1>; 2], step: NormStep) -> BatchNormed {
+pub fn batch_norm_silu(x: impl Into<Convolved>, gamma: Tensor<1>, beta: Tensor<1>, running: [Tensor<1>; 2], step: NormStep) -> BatchNormed {
+    let Convolved { y: x, moments } = x.into();
     let [_, c, ..] = x.dims();
     shapes::expect("gamma", gamma.dims(), [c]);
     shapes::expect("beta", beta.dims(), [c]);
     running.iter().for_each(|running| shapes::expect("a running statistic", running.dims(), [c]));
     let [mean, variance] = running.map(Tensor::into_dispatch);
     let channels = NormChannels { mean, variance, gamma: gamma.into_dispatch(), beta: beta.into_dispatch() };
-    let y = Dispatch::norm_act(x.into_dispatch(), channels, step);
+    let y = Dispatch::norm_act(x.into_dispatch(), moments, channels, step);
     BatchNormed { output: Tensor::from_dispatch(y.output), running: [y.running_mean, y.running_variance].map(Tensor::from_dispatch) }
 }
 

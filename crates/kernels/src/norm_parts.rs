@@ -8,7 +8,7 @@ use burn::backend::tensor::FloatTensor as Float;
 use burn::backend::{Backend, Scalar, TensorMetadata};
 use burn::tensor::{DType, TensorData, try_read_sync};
 
-use crate::operands::{NormChannels, NormGrads, NormOutput, NormStep};
+use crate::operands::{Moments, NormChannels, NormGrads, NormOutput, NormStep};
 use crate::ops::KernelOps;
 use crate::parts::{has_others, of_all_parts};
 use crate::planes::{HALF_GRADIENTS, PlaneOps};
@@ -17,12 +17,12 @@ use crate::portable::move_statistics;
 /// [`KernelOps::norm_act`] by the statistics of all parts.
 ///
 /// Of parts of M_i values, means m_i and variances v_i: `m = Σ M_i m_i / M`, `v = Σ M_i (v_i + (m_i - m)²) / M` (Chan, Golub and LeVeque 1983).
-pub(crate) fn norm_act<B: KernelOps>(x: Float<B>, channels: NormChannels<B>, step: NormStep) -> NormOutput<B> {
+pub(crate) fn norm_act<B: KernelOps>(x: Float<B>, moments: Moments<B>, channels: NormChannels<B>, step: NormStep) -> NormOutput<B> {
     if !has_others() {
-        return B::norm_act(x, channels, step);
+        return B::norm_act(x, moments, channels, step);
     }
     let (device, values) = (x.device(), values(&x));
-    let own = B::norm_act(x.clone(), channels.clone(), step);
+    let own = B::norm_act(x.clone(), moments, channels.clone(), step);
     let NormChannels { mean: old_mean, variance: old_variance, gamma, beta } = channels;
     let channels = own.mean.shape()[0];
     let parts = of_all_parts([vec![values], on_host::<B>(own.mean), on_host::<B>(own.variance)].concat());

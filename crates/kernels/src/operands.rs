@@ -58,6 +58,40 @@ impl<B: Backend> From<Option<FloatTensor<B>>> for Bias<B> {
     }
 }
 
+/// The moments of a batch's channels by parts, if what made the batch had them at hand.
+#[derive(ExtensionType, Clone, Debug)]
+pub enum Moments<B: Backend> {
+    /// They are still to be found.
+    Unknown,
+    /// Those of each channel's blocks of so many `values`, the last of which may have fewer.
+    OfBlocks {
+        /// Mean, and sum of squared differences from it, `[2, C, blocks]`, f32.
+        parts: FloatTensor<B>,
+        /// Values to a block.
+        values: usize,
+    },
+}
+
+impl<B: Backend> Moments<B> {
+    /// The same on another backend.
+    pub(crate) fn on<C: Backend>(self, tensor: impl FnOnce(FloatTensor<B>) -> FloatTensor<C>) -> Moments<C> {
+        match self {
+            Self::Unknown => Moments::Unknown,
+            Self::OfBlocks { parts, values } => Moments::OfBlocks { parts: tensor(parts), values },
+        }
+    }
+}
+
+/// What [`KernelOps::conv_forward_moments`](crate::ops::KernelOps::conv_forward_moments) returns.
+#[derive(ExtensionType)]
+pub struct Convolved<B: Backend> {
+    /// `[N, Co, Oh, Ow]`.
+    pub y: FloatTensor<B>,
+    /// y's, without gradient.
+    #[extension_type]
+    pub moments: Moments<B>,
+}
+
 /// A normalisation in training: everything about it that is not a tensor.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct NormStep {

@@ -7,7 +7,7 @@
 use burn::backend::tensor::FloatTensor as Float;
 use burn::backend::{Backend, backend_extension};
 
-use crate::operands::{Bias, ConvConfig, NormChannels, NormGrads, NormOutput, NormStep};
+use crate::operands::{Bias, ConvConfig, Convolved, Moments, NormChannels, NormGrads, NormOutput, NormStep};
 use crate::portable;
 
 /// What a backend keeps for the backward pass.
@@ -24,6 +24,11 @@ pub trait KernelOps: Backend {
     /// `y[n, co] = bias[co] + Σ_ci x[n, ci] ⋆ weight[co, ci]`.
     fn conv_forward(x: Float<Self>, weight: Float<Self>, #[extension_type] bias: Bias<Self>, config: ConvConfig) -> Float<Self> {
         portable::conv_forward::<Self>(x, weight, bias.into_option(), config)
+    }
+
+    /// The same without bias, to be normalised: with y's [moments](Moments) where they cost less than to read y once more.
+    fn conv_forward_moments(x: Float<Self>, weight: Float<Self>, config: ConvConfig) -> Convolved<Self> {
+        Convolved { y: Self::conv_forward(x, weight, Bias::Zero, config), moments: Moments::Unknown }
     }
 
     /// `y sigmoid(y)` of the convolution's y: inference, nothing is kept for a backward pass.
@@ -46,8 +51,13 @@ pub trait KernelOps: Backend {
     ///
     /// `z = gamma (x - mean) / sqrt(variance + epsilon) + beta`, mean and biased variance over (N, H, W);
     /// output `z sigmoid(z)` or `z` (Ioffe and Szegedy 2015, equations of algorithm 1). The running statistics, those of `channels`, become
-    /// `(1 - momentum) running + momentum new`, the new variance unbiased, as PyTorch has them; they carry no gradient.
-    fn norm_act(x: Float<Self>, #[extension_type] channels: NormChannels<Self>, step: NormStep) -> NormOutput<Self> {
+    /// `(1 - momentum) running + momentum new`, the new variance unbiased, as PyTorch has them; they carry no gradient. `moments` are x's.
+    fn norm_act(
+        x: Float<Self>,
+        #[extension_type] _moments: Moments<Self>,
+        #[extension_type] channels: NormChannels<Self>,
+        step: NormStep,
+    ) -> NormOutput<Self> {
         portable::norm_act::<Self>(x, channels, step)
     }
 

@@ -35,7 +35,7 @@ type Told = Rc<RefCell<Vec<(usize, Vec<f32>)>>>;
 /// The device that a child of [`the_same_by_a_device`] is to use.
 const DEVICE: &str = "BELLOWS_PARITY_DEVICE";
 
-/// The processor, or in a child Mesa's OpenGL, with Burn's products, or SwiftShader, with ours.
+/// The processor, or in a child Mesa's OpenGL, with Burn's products, or a Vulkan device without a GPU, with ours.
 fn device() -> Device {
     static SOFTWARE: OnceLock<Device> = OnceLock::new();
     let make = |name: OsString| {
@@ -83,12 +83,15 @@ fn the_same_by_a_device() {
 /// And with ours, which add branches, biases and residuals where a product is written.
 #[test]
 fn the_same_by_our_products() {
-    let Some(icd) = std::env::var_os("BELLOWS_SWIFTSHADER") else {
-        writeln!(std::io::stderr(), "skipped: set BELLOWS_SWIFTSHADER to a Vulkan ICD file (.ci/swiftshader prints one)").unwrap();
-        return;
-    };
-    let tests: Vec<&str> = GOLDEN.into_iter().chain(["a_layer_is_few_launches", "bf16s_two_to_a_word_are_what_they_stand_for"]).collect();
-    by_a_child("vulkan", &tests, &[("VK_DRIVER_FILES", icd)]);
+    for (variable, script) in [("BELLOWS_SWIFTSHADER", ".ci/swiftshader"), ("BELLOWS_LAVAPIPE", ".ci/lavapipe")] {
+        let Some(icd) = std::env::var_os(variable) else {
+            writeln!(std::io::stderr(), "skipped: set {variable} to a Vulkan ICD file ({script} prints one)").unwrap();
+            continue;
+        };
+        let tests: Vec<&str> =
+            GOLDEN.into_iter().chain(["a_layer_is_few_launches", "bf16s_two_to_a_word_are_what_they_stand_for"]).collect();
+        by_a_child("vulkan", &tests, &[("VK_DRIVER_FILES", icd)]);
+    }
 }
 
 /// What one more layer adds to a step, forward and backward, beside a base in f32, in bf16s two to a word and in int8. Says nothing on the processor,

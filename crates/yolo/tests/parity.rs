@@ -16,8 +16,10 @@ use bellows_yolo::boxes::Label;
 use bellows_yolo::loss::DetectionLoss;
 use bellows_yolo::model::names::{NamedTensors, named_tensors, to_tensors};
 use bellows_yolo::model::{Scale, Yolo, YoloConfig};
+use burn::backend::f16;
 use burn::module::Module;
-use burn::tensor::{Device, DeviceKind, FloatDType};
+use burn::tensor::wgpu::WgpuBackend;
+use burn::tensor::{Device, DeviceKind, FloatDType, Tensor};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -132,26 +134,43 @@ fn check_case(case: &Case, plain: &Device) {
     assert!(error <= 1e-3, "gradient of {name}: {error}");
 }
 
-/// A step with images in f16 against the same numbers. Every layer rounds its output to 11 bits, an error of 2^-12 on average, and some 60 layers lie
-/// between the image and the loss: little of what is a sum, and some percent of gradients.
-fn check_half(case: &Case, plain: &Device) {
+/// Losses, and the errors of all gradients in their order, of a step on these images.
+fn step_errors(case: &Case, model: &Yolo, images: Tensor<4>) -> (Vec<f32>, Vec<(f64, String)>) {
     let golden = golden();
-    let get = |key: &str| &golden[&format!("{}.{key}", case.name)].1;
-    let model = model_from(&formula_weights(), NC, plain);
-    let images = image(case.pixels(), case.shape(), &plain.clone().autodiff()).cast(FloatDType::F16);
     let out = DetectionLoss::new(NC).forward(&model.forward(images), &case.targets);
     let items = vec(out.items);
-    println!("{} in f16: items {items:?} reference {:?}", case.name, get("items"));
-    assert!(worst_each(&items, get("items")) <= 1e-2, "{items:?}");
-    let grads = gradients(&model, &out.total.backward());
+    let grads = gradients(model, &out.total.backward());
     assert!(grads.len() == 183 && grads.values().flatten().all(|g| g.is_finite()));
-    let mut errors: Vec<_> = grads.iter().zip(get("grad.sketch").chunks(9)).map(|((k, g), r)| (sketch_error(sketch(k, g), r), k)).collect();
+    let reference = golden[&format!("{}.grad.sketch", case.name)].1.chunks(9);
+    let mut errors: Vec<_> = grads.iter().zip(reference).map(|((k, g), r)| (sketch_error(sketch(k, g), r), k.clone())).collect();
     errors.sort_by(|a, b| a.0.total_cmp(&b.0));
-    let [(half, _), (most, name)] = [errors[errors.len() / 2], errors[errors.len() - 1]];
-    println!("{} in f16: gradients {half:.1e} in the middle, {most:.1e} at {name}", case.name);
-    // Of these two images the deepest maps have 18 pixels, over which random outputs are normalised; a target score is the sixth power of an
-    // overlap; and gradients of biases are differences of large ones. Seen: 0.08 in the middle, 0.29 at most.
-    assert!(half <= 0.12 && most <= 0.45, "gradients {half}, of {name} {most}");
+    (items, errors)
+}
+
+/// A step with images in f16 against the same numbers.
+///
+/// What such rounding does to a gradient is found on the processor, in f32: a convolution by weights that are rounded to f16 is as wrong as one whose output
+/// is, each of its terms by half a unit in the eleventh bit at most. That is one rounding a layer, where images in f16 have four: of the convolution's output and of the
+/// normalised one, and of both their gradients. Independent errors add up as their squares, so twice as much is expected, and four times is the limit.
+fn check_half(case: &Case, plain: &Device) {
+    let autodiff = |device: &Device| image(case.pixels(), case.shape(), &device.clone().autodiff());
+    let mut rounded = formula_weights();
+    for (_, values) in rounded.values_mut().filter(|(shape, _)| shape.len() == 4) {
+        values.iter_mut().for_each(|v| *v = f16::from_f32(*v).to_f32());
+    }
+    let flex = Device::flex();
+    let (items, simulated) = step_errors(case, &model_from(&rounded, NC, &flex), autodiff(&flex));
+    let reference = &golden()[&format!("{}.items", case.name)].1;
+    println!("{} by weights in f16: items {:.1e}", case.name, worst_each(&items, reference));
+    let model = model_from(&formula_weights(), NC, plain);
+    let (items, errors) = step_errors(case, &model, autodiff(plain).cast(FloatDType::F16));
+    println!("{} in f16: items {items:?} reference {reference:?}", case.name);
+    assert!(worst_each(&items, reference) <= 1e-2, "{items:?}");
+    for place in [errors.len() / 2, errors.len() - 1] {
+        let ((error, name), (limit, _)) = (&errors[place], &simulated[place]);
+        println!("{} in f16: gradient {place} of 183 by error: {error:.1e} at {name}, by weights in f16 {limit:.1e}", case.name);
+        assert!(*error <= 4.0 * limit, "gradient of {name}: {error:.1e}, and {limit:.1e} by weights in f16");
+    }
 }
 
 /// The largest relative difference, element by element; where the reference is zero, so must be the value.
@@ -197,19 +216,27 @@ fn no_object_in_the_batch() {
     check_case(&empty(), &Device::flex());
 }
 
-/// The same numbers from a Vulkan device, inference and a whole step, without one convolution or matrix product of Burn's.
+/// The same numbers from each software device, inference and a whole step, without one convolution or matrix product of Burn's.
 ///
-/// The loader reads `VK_DRIVER_FILES` when the device is made: the work is done by a child that has it set.
+/// A loader reads its variables when the device is made: the work is done by a child that has them set.
 #[test]
-fn random_objects_on_vulkan() {
-    if std::env::var_os("BELLOWS_PARITY_CHILD").is_none() {
-        for (variable, script) in [("BELLOWS_SWIFTSHADER", ".ci/swiftshader"), ("BELLOWS_LAVAPIPE", ".ci/lavapipe")] {
-            let Some(icd) = std::env::var_os(variable) else {
-                writeln!(std::io::stderr(), "skipped: set {variable} to a Vulkan ICD file ({script} prints one)").unwrap();
+fn random_objects_on_software_devices() {
+    let Some(api) = std::env::var_os("BELLOWS_PARITY_CHILD") else {
+        for (variable, icd, api) in [
+            ("BELLOWS_SWIFTSHADER", ".ci/swiftshader", "vulkan"),
+            ("BELLOWS_LAVAPIPE", ".ci/lavapipe", "vulkan"),
+            ("BELLOWS_MESA_GL", "where libegl1 is installed, 1", "gl"),
+        ] {
+            let Some(value) = std::env::var_os(variable) else {
+                writeln!(std::io::stderr(), "skipped: set {variable} ({icd})").unwrap();
                 continue;
             };
             let mut child = Command::new(std::env::current_exe().unwrap());
-            child.args(["random_objects_on_vulkan", "--exact", "--nocapture"]).env("BELLOWS_PARITY_CHILD", "1").env("VK_DRIVER_FILES", icd);
+            child.args(["random_objects_on_software_devices", "--exact", "--nocapture"]).env("BELLOWS_PARITY_CHILD", api);
+            match api {
+                "gl" => child.env("LIBGL_ALWAYS_SOFTWARE", "1").env("EGL_PLATFORM", "surfaceless"),
+                _ => child.env("VK_DRIVER_FILES", value),
+            };
             let output = child.output().unwrap();
             let text = String::from_utf8_lossy(&output.stdout);
             assert!(
@@ -219,14 +246,19 @@ fn random_objects_on_vulkan() {
             );
         }
         return;
-    }
+    };
     set_default_lowering(Lowering::Gemm);
-    let device = Device::vulkan(DeviceKind::Cpu);
+    let device = match api.to_str() {
+        Some("gl") => Device::wgpu_options().graphics_api(WgpuBackend::Gl).init().unwrap(),
+        _ => Device::vulkan(DeviceKind::Cpu),
+    };
     let launches = launches(|| check_case(&plain(), &device)).1;
     let ours = |kernel: &str| kernel.contains("bellows_kernels");
     let named = |name: &str| launches.iter().filter(|(kernel, _)| kernel.contains(name)).map(|(_, count)| count).sum::<usize>();
-    // 63 convolutions, seven of them of stride 2: forward twice, and both gradients but the image's.
-    assert_eq!(named("matmul_kernel"), 63 * 2 + 62 + 3 * 6 + 63, "{launches:?}");
+    // 63 convolutions, seven of them of stride 2: forward twice, and both gradients but the image's. In training the 57 that are normalised find their moments.
+    let products = ["matmul_kernel", "matmul_moments_kernel", "matmul_residues_kernel"].map(named);
+    assert_eq!(products, [63 + 6 + 56 + 63, 57, 6], "{launches:?}");
+    assert_eq!(named("norm_moments_kernel"), 0, "{launches:?}");
     let theirs = |word: &str| launches.keys().find(|kernel| !ours(kernel) && kernel.to_lowercase().contains(word)).copied();
     assert_eq!(["conv", "matmul", "gemm"].map(theirs), [None; 3]);
 
@@ -236,9 +268,13 @@ fn random_objects_on_vulkan() {
         .unwrap()
         .launches;
     let count: usize = step.values().sum();
-    println!("{count} launches to a step: {step:#?}");
+    // Size decides only which weight gradients are added up from parts and which outputs are made again and not kept: at most one launch more for each
+    // of 63 and 57, of which some are here already.
+    let of = |name: &str| step.iter().filter(|(kernel, _)| kernel.contains(name)).map(|(_, count)| count).sum::<usize>();
+    let most = count + (63 - of("add_parts_kernel")) + (2 * 57 - of("norm_output_kernel"));
+    println!("{count} launches to a step, {most} at most in a larger one: {step:#?}");
     // Of them 44 fill arenas here, where a launch takes six tensors at a time. It was some 3,400.
-    assert!(count <= 800, "{count} launches to a step: {step:#?}");
+    assert!(most <= 800, "{most} launches to a step: {step:#?}");
     if device.supports_dtype(FloatDType::F16) {
         check_half(&plain(), &device);
     }

@@ -209,6 +209,12 @@ impl Block {
         Side { lines: self.cols, along_k: self.b_along_k, packing: self.packing, ..self.left() }
     }
 
+    /// Whether rows of C can be added up where B was: there is a thread to each, and room for a number of every thread's rows.
+    pub(crate) fn adds_rows(&self) -> bool {
+        let numbers = (self.across() * self.left().pitch()) as usize;
+        self.shared && self.units() >= self.rows && self.right().size() >= numbers
+    }
+
     /// Bytes of shared memory.
     pub(crate) fn bytes(&self) -> usize {
         (self.left().size() + self.right().size()) * size_of::<f32>()

@@ -10,7 +10,7 @@
 //!
 //! No columns are written: the product reads the image in their places ([`Gather`]). The gradient of the input gathers too: the pixels of x
 //! with the same residue modulo the stride are reached by the same taps, so that for each residue dX is an ordinary convolution of dY
-//! with those taps turned round. The weight gradient of a 1x1 convolution of stride 1 is a product of x itself. Groups are batches of the product. Tensors of any
+//! with those taps turned round; those of stride 2 are one launch. The weight gradient of a 1x1 convolution of stride 1 is a product of x itself. Groups are batches of the product. Tensors of any
 //! strides are read in place where rows and columns of an image step evenly (which covers NCHW and NHWC); results are contiguous NCHW. The pixels of
 //! all images are one axis of the product.
 //! The parts of a weight gradient are the only extra memory.
@@ -21,10 +21,12 @@ use super::launch::true_gradients;
 use super::matmul::{Layout, Product, Splits, Window, add_parts};
 use super::pixels::{Pixels, empty, zeros};
 
+use crate::operands::{Convolved, Moments};
 use crate::shapes::expect;
 use burn::backend::DType;
 use burn::backend::TensorMetadata;
 use burn::backend::ops::ConvOptions;
+use burn_cubecl::CubeBackend;
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 
@@ -68,7 +70,24 @@ pub(crate) fn forward(x: CubeTensor, w: CubeTensor, bias: Option<CubeTensor>, si
     }
     let y = empty(&x, shape, x.dtype);
     let (x, w, bias) = (Pixels::new(x), into_contiguous(w), bias.map(into_contiguous));
-    let product = Product {
+    Product { silu, ..forward_product(&g, &x) }.run(&w, &x.tensor, bias.as_ref(), &y);
+    y
+}
+
+/// [`forward`] without bias and SiLU, and the moments of y where the product tells them.
+pub(crate) fn forward_moments(x: CubeTensor, w: CubeTensor, options: &ConvOptions<2>) -> Convolved<CubeBackend> {
+    let g = Geometry::new(dims4(&x), dims4(&w), options);
+    if g.empty() {
+        return Convolved { y: zeros(&x, g.result(), x.dtype), moments: Moments::Unknown };
+    }
+    let y = empty(&x, g.result(), x.dtype);
+    let (x, w) = (Pixels::new(x), into_contiguous(w));
+    let moments = forward_product(&g, &x).run_moments(&w, &x.tensor, &y);
+    Convolved { y, moments }
+}
+
+fn forward_product(g: &Geometry, x: &Pixels) -> Product {
+    Product {
         name: "convolution, forward",
         m: g.group_out(),
         n: g.images * g.pixels_out(),
@@ -80,12 +99,10 @@ pub(crate) fn forward(x: CubeTensor, w: CubeTensor, bias: Option<CubeTensor>, si
         b: x.channels(g.channels_in / g.groups),
         c: Layout { batch: g.group_out() * g.pixels_out(), line: g.pixels_out(), ..Layout::default() },
         splits: Splits::ONE,
-        silu,
+        silu: false,
         scale: 1.0,
-        window: Some(window(&g, &x, false)),
-    };
-    product.run(&w, &x.tensor, bias.as_ref(), &y);
-    y
+        window: Some(window(g, x, false)),
+    }
 }
 
 /// `dx [n, ci, h, w]` from `dy [n, co, oh, ow]` and `w [co, ci/g, kh, kw]`; `input` is (h, w).
@@ -116,30 +133,32 @@ pub(crate) fn data_grad(dy: CubeTensor, w: CubeTensor, input: [usize; 2], option
         scale: 1.0,
         window: None,
     };
-    for down in g.residues(0) {
-        for across in g.residues(1) {
-            // A residue that no tap reaches has sums of nothing.
-            let taps = (down.taps.max(1) as u32, across.taps.max(1) as u32);
-            let window = Window {
-                gather: Gather { taps, step: (1, 1), tap: (down.tap, across.tap), taps_are_lines: false },
-                map: [down.count, across.count],
-                size: g.output,
-                first: [down.first, across.first],
-                steps: dy.steps(),
-                a_taps: [down.tap_step * g.kernel[1], across.tap_step],
-                c_image: g.channels_in * height * width,
-                spread: (g.stride != [1, 1]).then_some([g.stride[0] * width, g.stride[1]]),
-            };
-            let product = Product {
-                n: images * down.count * across.count,
-                k: if down.taps * across.taps == 0 { 0 } else { product.k },
-                a: Layout { offset: down.first_tap * g.kernel[1] + across.first_tap, ..product.a },
-                c: Layout { offset: down.residue * width + across.residue, ..product.c },
-                window: Some(window),
-                ..product
-            };
-            product.run(&w, &dy.tensor, None, &dx);
+    let residues = g.residues(0).flat_map(|down| g.residues(1).map(move |across| (down, across)));
+    let products = residues.map(|(down, across)| {
+        // A residue that no tap reaches has sums of nothing.
+        let taps = (down.taps.max(1) as u32, across.taps.max(1) as u32);
+        let window = Window {
+            gather: Gather { taps, step: (1, 1), tap: (down.tap, across.tap), taps_are_lines: false },
+            map: [down.count, across.count],
+            size: g.output,
+            first: [down.first, across.first],
+            steps: dy.steps(),
+            a_taps: [down.tap_step * g.kernel[1], across.tap_step],
+            c_image: g.channels_in * height * width,
+            spread: (g.stride != [1, 1]).then_some([g.stride[0] * width, g.stride[1]]),
+        };
+        Product {
+            n: images * down.count * across.count,
+            k: if down.taps * across.taps == 0 { 0 } else { product.k },
+            a: Layout { offset: down.first_tap * g.kernel[1] + across.first_tap, ..product.a },
+            c: Layout { offset: down.residue * width + across.residue, ..product.c },
+            window: Some(window),
+            ..product
         }
+    });
+    // The residues of stride 2 are one launch; more make a kernel that takes a driver long to compile.
+    for products in products.collect::<Vec<_>>().chunks(4) {
+        Product::run_all(products, &w, &dy.tensor, &dx);
     }
     dx
 }

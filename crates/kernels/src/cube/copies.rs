@@ -8,7 +8,7 @@
 
 use super::args::Image;
 use super::block::{Block, Gather, Kind, Side};
-use super::packing::number_at;
+use super::packing::{Packing, number_at};
 use cubecl::prelude::*;
 
 /// The places of a thread's numbers: of each, or of each of its lines.
@@ -21,6 +21,8 @@ pub(super) struct Copies {
     /// What decides whether it is there: its k; or, of a map's pixel, the taps that are inside, a bit to each; or, of a line that is a
     /// tap, how far down and across it reaches, 16 bits each.
     mark: Array<u32>,
+    /// Of a matrix that is scaled by rows, the row in memory, from that where the block of terms begins.
+    row: Array<u32>,
 }
 
 /// A matrix by steps.
@@ -30,6 +32,8 @@ pub(super) fn of_matrix(first: u32, count: u32, line_step: usize, k_step: usize,
     let mut from = Array::<usize>::new(comptime!(each as usize));
     let mut to = Array::<u32>::new(comptime!(each as usize));
     let mut mark = Array::<u32>::new(comptime!(each as usize));
+    let scaled = comptime!(side.packing == Packing::Int8);
+    let mut row = Array::<u32>::new(comptime!(if scaled { each as usize } else { 1 }));
     let (lines, taps, depth) = comptime!((side.lines, side.count(), side.depth()));
     #[unroll]
     for i in 0..each {
@@ -47,8 +51,11 @@ pub(super) fn of_matrix(first: u32, count: u32, line_step: usize, k_step: usize,
             + across as usize * image.a_tap_x;
         to[i as usize] = (k * taps + tap) * comptime!(side.pitch()) + line;
         mark[i as usize] = k;
+        if comptime!(scaled) {
+            row[i as usize] = if comptime!(side.along_k) { clamp_max(first + line, count - 1) } else { k };
+        }
     }
-    Copies { from, to, mark }
+    Copies { from, to, mark, row }
 }
 
 /// The matrix's numbers of `left` more k from `base` on, packed ones as of type `F`.
@@ -63,14 +70,26 @@ pub(super) fn fetch_matrix<E: Numeric, F: Float>(
     values: &mut Array<f32>,
     #[comptime] side: Side,
 ) {
+    let scaled = comptime!(side.packing == Packing::Int8);
+    // A division to a block of terms, and none to a number.
+    let mut first_row = 0usize;
+    if comptime!(scaled) {
+        first_row = base / columns;
+    }
     #[unroll]
     for i in 0..comptime!(side.each() as usize) {
+        let mut at = base + copies.from[i];
+        let mut row = first_row;
+        if comptime!(scaled) {
+            row += copies.row[i] as usize;
+        }
         if comptime!(side.exact) {
-            values[i] = number_at::<E, F>(from, base + copies.from[i], scales, columns, comptime!(side.packing));
+            values[i] = number_at::<E, F>(from, at, scales, row, comptime!(side.packing));
         } else {
             let there = copies.mark[i] < left;
-            let at = select(there, base + copies.from[i], base);
-            values[i] = select(there, number_at::<E, F>(from, at, scales, columns, comptime!(side.packing)), 0.0f32);
+            at = select(there, at, base);
+            row = select(there, row, first_row);
+            values[i] = select(there, number_at::<E, F>(from, at, scales, row, comptime!(side.packing)), 0.0f32);
         }
     }
 }
@@ -103,7 +122,7 @@ pub(super) fn of_map(first: u32, count: u32, image: &Image, #[comptime] gather: 
         to[i as usize] = channel * comptime!(gather.count() * side.pitch()) + line;
         mark[i as usize] = inside;
     }
-    Copies { from, to, mark }
+    Copies { from, to, mark, row: Array::<u32>::new(1usize) }
 }
 
 #[cube]
@@ -180,7 +199,7 @@ pub(super) fn of_taps(first: u32, count: u32, image: &Image, #[comptime] gather:
         mark[i as usize] = down * 65536u32 + across;
     }
     to[0] = UNIT_POS % comptime!(side.deep) * comptime!(side.pitch()) + UNIT_POS / comptime!(side.deep);
-    Copies { from, to, mark }
+    Copies { from, to, mark, row: Array::<u32>::new(1usize) }
 }
 
 /// The lines' numbers of pixel (`i`, `j`) of the map, if it is `there`.

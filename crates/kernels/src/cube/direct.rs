@@ -4,7 +4,7 @@
 
 use super::args::{Args, Image, Part, multiply};
 use super::block::{Block, Gather};
-use super::packing::number_at;
+use super::packing::{Packing, number_at};
 use cubecl::prelude::*;
 
 /// A part of an image's number's place: that of its pixel, or of its channel and tap. The number's is the sum of both.
@@ -146,7 +146,11 @@ pub(crate) fn direct_sums<A: Float, B: Numeric>(
                 #[unroll]
                 for j in 0..comptime!(block.wide as usize) {
                     let at = at_b[j] + term as usize * args.b_k;
-                    right[j] = number_at::<B, A>(b, at, scales, args.b_columns, comptime!(block.packing));
+                    let mut row = 0usize;
+                    if comptime!(block.packing == Packing::Int8) {
+                        row = at / args.b_columns;
+                    }
+                    right[j] = number_at::<B, A>(b, at, scales, row, comptime!(block.packing));
                 }
                 add_term::<A>(a, &at_a, &right, sums, term as usize * args.a_k, block);
                 term += 1u32;

@@ -17,13 +17,18 @@ use super::args::{ArgsLaunch, ImageLaunch};
 use super::block::{Block, Gather, MANY_BLOCKS, MOST_TAPS};
 use super::geometry::MAX_GRID;
 use super::launch::{UNITS, address_type, grid};
+use super::moments::matmul_moments_kernel;
 use super::packing::Packing;
+use super::pixels::empty;
 use super::product::{add_parts_kernel, matmul_kernel};
+use super::residues::matmul_residues_kernel;
 use super::shared::shared_memory_works;
 use super::trace::{note, note_shared};
+use crate::operands::Moments;
 use crate::shapes::expect;
 use burn::backend::DType;
 use burn::backend::cubecl::dtype_to_storage_type;
+use burn_cubecl::CubeBackend;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
@@ -160,13 +165,98 @@ impl Product {
         assert!(self.b.packing != Packing::Int8 || found >= rows, "{}: {found} scales of {rows} rows", self.name);
     }
 
+    /// The same without bias, of one matrix of images' type, and the moments of its rows where they can be added up in the launch that makes it.
+    #[expect(unsafe_code, reason = "see SAFETY")]
+    pub(crate) fn run_moments(&self, a: &CubeTensor, b: &CubeTensor, c: &CubeTensor) -> Moments<CubeBackend> {
+        let block = self.block_of(c);
+        let blocks = [self.n.div_ceil(block.cols as usize), self.m.div_ceil(block.rows as usize)];
+        if !block.adds_rows() || blocks[0] > MAX_GRID || self.batches * self.splits.count() > 1 {
+            self.run(a, b, None, c);
+            return Moments::Unknown;
+        }
+        self.check(a, b, None, c);
+        let parts = empty(c, [2, self.m, blocks[0]], DType::F32);
+        note(self.name, [a, b, c, &parts], self.flops(self.n, 1, block));
+        note_shared(self.name, block.bytes());
+        // SAFETY: `check` has found the last number of each tensor that its steps reach, and `parts` has two for each row and block of columns.
+        unsafe {
+            matmul_moments_kernel::launch_unchecked(
+                &c.client,
+                CubeCount::Static(blocks[0] as u32, blocks[1] as u32, 1),
+                CubeDim::new_1d(block.units()),
+                address_type([a, b, c, &parts]),
+                a.clone().into_tensor_arg(),
+                b.clone().into_tensor_arg(),
+                c.clone().into_tensor_arg(),
+                parts.clone().into_tensor_arg(),
+                self.args(0, 0, self.n),
+                self.image(0),
+                block,
+                dtype_to_storage_type(c.dtype),
+            );
+        }
+        Moments::OfBlocks { parts, values: block.cols as usize }
+    }
+
+    /// Products of one W and one image, which are f32 and of C's type, into one C: in one launch where all go through shared memory.
+    #[expect(unsafe_code, reason = "see SAFETY")]
+    pub(crate) fn run_all(products: &[Self], a: &CubeTensor, b: &CubeTensor, c: &CubeTensor) {
+        let [Self { name, batches, .. }, _, ..] = *products else { return products.iter().for_each(|product| product.run(a, b, None, c)) };
+        // One size for all: a launch has so many threads to a workgroup.
+        let whole = products[0].block_of(c);
+        let blocks: Vec<Block> =
+            products.iter().map(|product| whole.of_terms(product.window.map(|window| window.gather), product.k, product.part())).collect();
+        let most = |of: fn(&Block) -> usize| blocks.iter().map(of).max().unwrap_or_default();
+        let room = [most(|block| block.left().size()), most(|block| block.right().size())];
+        let bytes = room.iter().sum::<usize>() * size_of::<f32>();
+        let taps = most(|block| (block.taps().0 * block.taps().1) as usize);
+        let fits = bytes <= c.client.properties().hardware.max_shared_memory_size && taps <= MOST_TAPS as usize;
+        if !(whole.shared && fits) || batches > MAX_GRID {
+            return products.iter().for_each(|product| product.run(a, b, None, c));
+        }
+        products.iter().for_each(|product| product.check(a, b, None, c));
+        let workgroups =
+            |(product, block): (&Self, &Block)| product.n.div_ceil(block.cols as usize) * product.m.div_ceil(block.rows as usize);
+        let workgroups: usize = products.iter().zip(&blocks).map(workgroups).sum();
+        let wide = workgroups.min(MAX_GRID);
+        note(name, [a, b, c], products.iter().zip(&blocks).map(|(product, &block)| product.flops(product.n, batches, block)).sum());
+        note_shared(name, bytes);
+        // SAFETY: `check` has found the last number of each tensor that each product's steps reach.
+        unsafe {
+            matmul_residues_kernel::launch_unchecked(
+                &c.client,
+                CubeCount::Static(wide as u32, workgroups.div_ceil(wide) as u32, batches as u32),
+                CubeDim::new_1d(whole.units()),
+                address_type([a, b, c]),
+                a.clone().into_tensor_arg(),
+                b.clone().into_tensor_arg(),
+                c.clone().into_tensor_arg(),
+                products.iter().map(|product| product.args(0, 0, product.n)).collect(),
+                products.iter().map(|product| product.image(0)).collect(),
+                blocks,
+                room,
+                dtype_to_storage_type(c.dtype),
+            );
+        }
+    }
+
+    /// The block of C to a workgroup of the device of `c`: through shared memory, where that works and has room.
+    fn block_of(&self, c: &CubeTensor) -> Block {
+        let hardware = &c.client.properties().hardware;
+        let block = self.block(hardware.max_units_per_cube);
+        let fits = block.bytes() <= hardware.max_shared_memory_size && block.taps().0 * block.taps().1 <= MOST_TAPS;
+        Block { shared: fits && shared_memory_works(&c.device), ..block }
+    }
+
+    /// Multiplications and additions of `n` columns of so many matrices.
+    fn flops(&self, n: usize, batches: usize, block: Block) -> u64 {
+        2 * (self.m * n * self.k * (block.taps().0 * block.taps().1) as usize * self.outer * batches) as u64
+    }
+
     #[expect(unsafe_code, reason = "see SAFETY")]
     fn launch(&self, a: &CubeTensor, b: &CubeTensor, bias: Option<&CubeTensor>, scales: Option<&CubeTensor>, c: &CubeTensor) {
         let client = &c.client;
-        let hardware = &client.properties().hardware;
-        let block = Block { bias: bias.is_some(), ..self.block(hardware.max_units_per_cube) };
-        let fits = block.bytes() <= hardware.max_shared_memory_size && block.taps().0 * block.taps().1 <= MOST_TAPS;
-        let block = Block { shared: fits && shared_memory_works(&c.device), ..block };
+        let block = Block { bias: bias.is_some(), ..self.block_of(c) };
         self.check(a, b, bias, c);
         let most = (MAX_GRID / self.splits.count()).max(1);
         let width = MAX_GRID * block.cols as usize;
@@ -177,8 +267,7 @@ impl Product {
                 let n = width.min(self.n - first);
                 let blocks = [n.div_ceil(block.cols as usize), self.m.div_ceil(block.rows as usize)];
                 let count = CubeCount::Static(blocks[0] as u32, blocks[1] as u32, (batches * self.splits.count()) as u32);
-                let taps = (block.taps().0 * block.taps().1) as usize;
-                note(self.name, [a, b, c].into_iter().chain(scales), 2 * (self.m * n * self.k * taps * self.outer * batches) as u64);
+                note(self.name, [a, b, c].into_iter().chain(scales), self.flops(n, batches, block));
                 note_shared(self.name, if block.shared { block.bytes() } else { 0 });
                 // SAFETY: `check` has found the last number of each tensor that its steps reach, `check_scales` a scale to each row.
                 unsafe {

@@ -21,11 +21,13 @@ pub(crate) mod join;
 pub(crate) mod launch;
 pub(crate) mod matmul;
 pub(crate) mod matrices;
+mod moments;
 mod norm;
 mod norm_kernels;
 pub(crate) mod packing;
 pub(crate) mod pixels;
 pub(crate) mod product;
+mod residues;
 mod roofline;
 mod shared;
 mod sizes;
@@ -35,7 +37,7 @@ pub(crate) mod sums;
 pub(crate) mod trace;
 mod units;
 
-use crate::operands::{Bias, ConvConfig, NormChannels, NormGrads, NormOutput, NormStep};
+use crate::operands::{Bias, ConvConfig, Convolved, Moments, NormChannels, NormGrads, NormOutput, NormStep};
 use crate::ops::{Keeps, KernelOps};
 use crate::planes::HALF_GRADIENTS;
 use crate::policy::Lowering;
@@ -105,6 +107,13 @@ impl KernelOps for CubeBackend {
         portable::conv_forward::<Self>(x, weight, bias, config)
     }
 
+    fn conv_forward_moments(x: CubeTensor, weight: CubeTensor, config: ConvConfig) -> Convolved<Self> {
+        if ours(&x, Some(&weight), &config) {
+            return conv::forward_moments(x, weight, &config.to_burn());
+        }
+        Convolved { y: Self::conv_forward(x, weight, Bias::Zero, config), moments: Moments::Unknown }
+    }
+
     fn conv_silu(x: CubeTensor, weight: CubeTensor, bias: Bias<Self>, config: ConvConfig) -> CubeTensor {
         if ours(&x, Some(&weight), &config) {
             return conv::forward(x, weight, bias.into_option(), true, &config.to_burn());
@@ -128,10 +137,10 @@ impl KernelOps for CubeBackend {
         if dw.dtype == DType::F32 { dw } else { Self::float_div_scalar(of_type(dw, DType::F32), Scalar::Float(HALF_GRADIENTS.into())) }
     }
 
-    fn norm_act(x: CubeTensor, channels: NormChannels<Self>, step: NormStep) -> NormOutput<Self> {
+    fn norm_act(x: CubeTensor, moments: Moments<Self>, channels: NormChannels<Self>, step: NormStep) -> NormOutput<Self> {
         if covers_images(&[&x], channels.all()) {
             let NormChannels { mean, variance, gamma, beta } = channels;
-            return norm::norm_act(x, gamma, beta, [mean, variance], step);
+            return norm::norm_act(x, moments, [gamma, beta], [mean, variance], step);
         }
         portable::norm_act::<Self>(x, channels, step)
     }

@@ -1,18 +1,19 @@
 //! Batch normalisation and SiLU on CubeCL devices, from the host's side: three launches forward, the last of them alone to make the
 //! output again, and three backward.
 //!
-//! Forward: parts of each channel's sums, statistics from the parts (and the running ones moved), output. Backward: parts of both sums, their totals, input gradient.
+//! Forward: parts of each channel's sums (which the convolution that made x may have found already: two launches then), statistics from the parts (and the running ones moved), output. Backward: parts of both sums, their totals, input gradient.
 //! x is all that is kept between the two, as on the processor. Inputs of any strides are read in place where the rows of an image step
 //! evenly; what comes out lies in memory as x does, so a chain of layers keeps the order that its convolutions chose.
 
 use super::geometry::dims4;
-use super::launch::{launch, true_gradients};
+use super::launch::{UNITS, launch, true_gradients};
 use super::norm_kernels::{
-    ExtentLaunch, StepsLaunch, norm_gradient_kernel, norm_gradient_sums_kernel, norm_input_gradient_kernel, norm_moments_kernel,
-    norm_output_kernel, norm_statistics_kernel,
+    ExtentLaunch, MomentaLaunch, StepsLaunch, norm_block_statistics_kernel, norm_gradient_kernel, norm_gradient_sums_kernel,
+    norm_input_gradient_kernel, norm_moments_kernel, norm_output_kernel, norm_statistics_kernel,
 };
 use super::pixels::{Pixels, empty};
-use crate::operands::{NormGrads, NormOutput, NormStep};
+use crate::operands::{Moments, NormGrads, NormOutput, NormStep};
+use crate::shapes::expect;
 use burn::backend::DType;
 use burn::backend::cubecl::dtype_to_storage_type;
 use burn::backend::ops::FloatTensorOps;
@@ -64,6 +65,54 @@ impl Plan {
         Pixels::new(tensor)
     }
 
+    /// Mean and variance of x, and the running ones moved towards them: in two launches, the first of which reads x.
+    fn statistics(&self, x: &Pixels, running: [CubeTensor; 2], step: NormStep) -> [CubeTensor; 4] {
+        // And of each channel the value that the sums are around.
+        let parts = empty(&x.tensor, [2 * self.parts() + 1, self.channels], DType::F32);
+        launch!(
+            norm_moments_kernel,
+            self.parts() * self.channels,
+            [x.tensor, parts],
+            self.extent(),
+            steps(x),
+            self.channels_last,
+            dtype_to_storage_type(x.tensor.dtype)
+        );
+        let ([old_mean, old_variance], new) = (running, [(); 4].map(|()| empty(&parts, [self.channels], DType::F32)));
+        let [mean, variance, running_mean, running_variance] = &new;
+        launch!(
+            norm_statistics_kernel,
+            self.channels,
+            [parts, mean, variance, old_mean, old_variance, running_mean, running_variance],
+            self.extent(),
+            self.momenta(step),
+        );
+        new
+    }
+
+    /// The same in one launch of x's moments by blocks of so many `values`.
+    fn statistics_of_blocks(&self, parts: CubeTensor, values: usize, running: [CubeTensor; 2], step: NormStep) -> [CubeTensor; 4] {
+        let ([old_mean, old_variance], new) = (running, [(); 4].map(|()| empty(&parts, [self.channels], DType::F32)));
+        let [mean, variance, running_mean, running_variance] = &new;
+        let blocks = (self.images * self.pixels).div_ceil(values);
+        expect("moments", parts.meta.shape().dims(), [2, self.channels, blocks]);
+        launch!(
+            norm_block_statistics_kernel,
+            self.channels * UNITS as usize,
+            [parts, mean, variance, old_mean, old_variance, running_mean, running_variance],
+            self.extent(),
+            blocks as u32,
+            values as u32,
+            self.momenta(step),
+        );
+        new
+    }
+
+    fn momenta(&self, step: NormStep) -> MomentaLaunch {
+        let unbias = NormStep::unbias([self.images, self.channels, self.pixels, 1]);
+        MomentaLaunch::new((1.0 - step.momentum) as f32, step.momentum as f32, unbias as f32)
+    }
+
     /// The normalised x from its mean, variance, gamma and beta.
     fn output(&self, x: &Pixels, [mean, variance, gamma, beta]: [&CubeTensor; 4], epsilon: f64, silu: bool) -> CubeTensor {
         let y = self.like(x);
@@ -90,37 +139,19 @@ fn steps(of: &Pixels) -> StepsLaunch {
 /// [`KernelOps::norm_act`](crate::ops::KernelOps::norm_act) of what [`covers`](super::launch::covers) allows.
 pub(super) fn norm_act(
     x: CubeTensor,
-    gamma: CubeTensor,
-    beta: CubeTensor,
+    moments: Moments<CubeBackend>,
+    parameters: [CubeTensor; 2],
     running: [CubeTensor; 2],
     step: NormStep,
 ) -> NormOutput<CubeBackend> {
-    let [gamma, beta] = [gamma, beta].map(into_contiguous);
-    let [old_mean, old_variance] = running.map(into_contiguous);
+    let [gamma, beta] = parameters.map(into_contiguous);
+    let running = running.map(into_contiguous);
     let x = Pixels::new(x);
     let plan = Plan::new(&x);
-    // And of each channel the value that the sums are around.
-    let parts = empty(&x.tensor, [2 * plan.parts() + 1, plan.channels], DType::F32);
-    let threads = plan.parts() * plan.channels;
-    launch!(
-        norm_moments_kernel,
-        threads,
-        [x.tensor, parts],
-        plan.extent(),
-        steps(&x),
-        plan.channels_last,
-        dtype_to_storage_type(x.tensor.dtype)
-    );
-    let [mean, variance, running_mean, running_variance] = [(); 4].map(|()| empty(&x.tensor, [plan.channels], DType::F32));
-    launch!(
-        norm_statistics_kernel,
-        plan.channels,
-        [parts, mean, variance, old_mean, old_variance, running_mean, running_variance],
-        plan.extent(),
-        (1.0 - step.momentum) as f32,
-        step.momentum as f32,
-        NormStep::unbias(dims4(&x.tensor)) as f32,
-    );
+    let [mean, variance, running_mean, running_variance] = match moments {
+        Moments::Unknown => plan.statistics(&x, running, step),
+        Moments::OfBlocks { parts, values } => plan.statistics_of_blocks(parts, values, running, step),
+    };
     let output = plan.output(&x, [&mean, &variance, &gamma, &beta], step.epsilon, step.silu);
     NormOutput { output, mean, variance, running_mean, running_variance }
 }

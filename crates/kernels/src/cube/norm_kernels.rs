@@ -1,12 +1,13 @@
 //! The device side of batch normalisation and SiLU: images of any float type, everything else f32.
 //!
 //! Sums over a channel take two launches: threads add up parts of it in registers, one thread to a channel adds the parts. There is no
-//! shared memory in it (see [`shared`](super::shared)), no atomic and no choice by time, so results repeat bit for bit. Neighbouring
+//! shared memory in it (see [`shared`](super::shared)) but where parts come from a product that has used it, no atomic and no choice by time, so results repeat bit for bit. Neighbouring
 //! threads read neighbours: pixels of a channel, or channels of a pixel where those are what memory holds side by side (`channels_last`).
 
 #![allow(clippy::too_many_arguments, reason = "a kernel has no struct of borrowed tensors to take them in")]
 
-use super::launch::fold;
+use super::launch::{UNITS, fold};
+use super::sums::sum_of_all;
 use cubecl::prelude::*;
 
 /// Sizes, and into how many parts a channel's sums are cut: `inner` times over its pixels, `outer` times over the images.
@@ -173,6 +174,14 @@ pub(crate) fn norm_moments_kernel<E: Float>(
     }
 }
 
+/// How running statistics move: `keep running + momentum new`, the new variance times `unbias`.
+#[derive(CubeLaunch, CubeType)]
+pub(crate) struct Momenta {
+    keep: f32,
+    momentum: f32,
+    unbias: f32,
+}
+
 /// Mean and variance from the parts, and the running ones moved towards them, a thread to a channel. Devices bind no more tensors than these.
 #[cube(launch, address_type = "dynamic")]
 pub(crate) fn norm_statistics_kernel(
@@ -184,9 +193,7 @@ pub(crate) fn norm_statistics_kernel(
     running_mean: &mut Tensor<f32>,
     running_variance: &mut Tensor<f32>,
     extent: &Extent,
-    keep: f32,
-    momentum: f32,
-    unbias: f32,
+    momenta: &Momenta,
 ) {
     let c = ABSOLUTE_POS;
     let channels = extent.channels as usize;
@@ -201,8 +208,56 @@ pub(crate) fn norm_statistics_kernel(
     let new_variance = max(squares - offset * offset, 0.0f32);
     mean[c] = new_mean;
     variance[c] = new_variance;
-    running_mean[c] = old_mean[c] * keep + new_mean * momentum;
-    running_variance[c] = old_variance[c] * keep + new_variance * unbias * momentum;
+    running_mean[c] = old_mean[c] * momenta.keep + new_mean * momenta.momentum;
+    running_variance[c] = old_variance[c] * momenta.keep + new_variance * momenta.unbias * momenta.momentum;
+}
+
+/// The same from `parts [2, channels, blocks]`, mean m_i and sum of squared differences q_i of blocks of w_i values, which are `values` but for the last: with
+/// `d_i = m_i - m_0`, the mean is `m_0 + Σ w_i d_i / M` and the variance `Σ (q_i + w_i d_i²) / M - (Σ w_i d_i / M)²` (Chan, Golub and LeVeque 1983). A workgroup to a
+/// channel.
+#[cube(launch, address_type = "dynamic")]
+pub(crate) fn norm_block_statistics_kernel(
+    parts: &Tensor<f32>,
+    mean: &mut Tensor<f32>,
+    variance: &mut Tensor<f32>,
+    old_mean: &Tensor<f32>,
+    old_variance: &Tensor<f32>,
+    running_mean: &mut Tensor<f32>,
+    running_variance: &mut Tensor<f32>,
+    extent: &Extent,
+    blocks: u32,
+    values: u32,
+    momenta: &Momenta,
+) {
+    let c = CUBE_POS;
+    if c >= extent.channels as usize {
+        terminate!();
+    }
+    let mut shared = Shared::<[f32]>::new_slice(comptime!(UNITS as usize));
+    let count = extent.images * extent.pixels;
+    let means = c * blocks as usize;
+    let squares = (extent.channels as usize + c) * blocks as usize;
+    let mut offset = 0.0f32;
+    let mut spread = 0.0f32;
+    let mut block = UNIT_POS;
+    while block < blocks {
+        let weight = f32::cast_from(clamp_max(count - block * values, values));
+        let difference = parts[means + block as usize] - parts[means];
+        offset += weight * difference;
+        spread += parts[squares + block as usize] + weight * difference * difference;
+        block += UNITS;
+    }
+    let samples = f32::cast_from(count);
+    let offset = sum_of_all(offset, &mut shared) / samples;
+    let spread = sum_of_all(spread, &mut shared) / samples;
+    if UNIT_POS == 0u32 {
+        let new_mean = parts[means] + offset;
+        let new_variance = max(spread - offset * offset, 0.0f32);
+        mean[c] = new_mean;
+        variance[c] = new_variance;
+        running_mean[c] = old_mean[c] * momenta.keep + new_mean * momenta.momentum;
+        running_variance[c] = old_variance[c] * momenta.keep + new_variance * momenta.unbias * momenta.momentum;
+    }
 }
 
 /// `z = gamma (x - mean) rstd + beta`, through SiLU if asked; a thread to a pixel of a channel, for all images.

@@ -42,13 +42,13 @@ impl Packing {
     }
 }
 
-/// Number `at` of a factor whose matrix in memory has so many `columns`. What is packed is rounded to `F`, the type of the other factor.
+/// Number `at` of a factor, in row `row` of its matrix in memory if it is scaled by rows. What is packed is rounded to `F`, the type of the other factor.
 #[cube]
 pub(super) fn number_at<E: Numeric, F: Float>(
     from: &Tensor<E>,
     at: usize,
     scales: &Tensor<f32>,
-    columns: usize,
+    row: usize,
     #[comptime] packing: Packing,
 ) -> f32 {
     if comptime!(packing == Packing::Bf16) {
@@ -59,7 +59,7 @@ pub(super) fn number_at<E: Numeric, F: Float>(
         let word = u32::cast_from(from[at / 4usize]);
         let byte = (word >> ((at % 4usize) as u32 * 8u32)) & 255u32;
         let number = f32::cast_from(byte) - select(byte > 127u32, 256.0f32, 0.0f32);
-        f32::cast_from(F::cast_from(scales[at / columns] * number))
+        f32::cast_from(F::cast_from(scales[row] * number))
     } else {
         f32::cast_from(from[at])
     }

@@ -23,8 +23,8 @@ use cubecl::prelude::*;
 /// A workgroup's shared memory: room for a block of terms of A and of B.
 #[derive(CubeType)]
 pub(crate) struct Room {
-    a: Shared<[f32]>,
-    b: Shared<[f32]>,
+    pub(super) a: Shared<[f32]>,
+    pub(super) b: Shared<[f32]>,
 }
 
 /// Room for so many numbers of A and of B.
@@ -175,7 +175,6 @@ pub(crate) fn matmul_kernel<A: Float, B: Numeric, C: Float>(
     #[comptime] block: Block,
     #[define(A, B, C)] _types: [ElemType; 3],
 ) {
-    let across = comptime!(block.across());
     let z = CUBE_POS_Z / args.splits + args.first_batch;
     let split = CUBE_POS_Z % args.splits;
     let part = part_of(z, split, args, block);
@@ -186,7 +185,23 @@ pub(crate) fn matmul_kernel<A: Float, B: Numeric, C: Float>(
     } else {
         direct_sums::<A, B>(a, b, beside, &mut sums, args, image, &part, block);
     }
+    write::<C>(&sums, beside, c, z, split, args, image, &part, block);
+}
 
+/// A thread's numbers of C's matrix `z`, part `split`, behind what is done to each.
+#[cube]
+pub(super) fn write<C: Float>(
+    sums: &Array<f32>,
+    beside: &Tensor<f32>,
+    c: &mut Tensor<C>,
+    z: u32,
+    split: u32,
+    args: &Args,
+    image: &Image,
+    part: &Part,
+    #[comptime] block: Block,
+) {
+    let across = comptime!(block.across());
     let base_c = args.c_offset + z as usize * args.c_batch + split as usize * args.c_split;
     #[unroll]
     for j in 0..block.wide {

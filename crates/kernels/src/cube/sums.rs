@@ -1,10 +1,10 @@
-//! One sum of many numbers, in a fixed order: parts by as many threads, then sums of parts, then theirs.
+//! Sums in a fixed order: one of many numbers (parts by as many threads, then sums of parts, then theirs), and one of a workgroup.
 
 use burn::backend::DType;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
-use super::launch::{fold, launch};
+use super::launch::{UNITS, fold, launch};
 use super::pixels::empty;
 
 /// Parts that a sum begins with, a thread to each: all of a large GPU's.
@@ -29,4 +29,17 @@ pub(crate) fn total(parts: &CubeTensor) -> CubeTensor {
     launch!(total_kernel, FEWER, [parts, fewer], count as u32);
     launch!(total_kernel, 1, [fewer, total], FEWER as u32);
     total
+}
+
+/// The sum of a number of each of the [`UNITS`] threads of the workgroup, in the order of the threads.
+#[cube]
+pub(crate) fn sum_of_all(own: f32, shared: &mut Shared<[f32]>) -> f32 {
+    sync_cube();
+    shared[UNIT_POS as usize] = own;
+    sync_cube();
+    let mut sum = 0.0f32;
+    for unit in 0..UNITS {
+        sum += shared[unit as usize];
+    }
+    sum
 }

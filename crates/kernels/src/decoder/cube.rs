@@ -10,13 +10,13 @@ use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 
 use super::cube_kernels::{
-    UNITS, masked_softmax_grad_kernel, masked_softmax_kernel, products_kernel, rho_kernel, rms_norm_columns_kernel,
-    rms_norm_data_grad_kernel, rms_norm_grad_sums_kernel, rms_norm_kernel, rms_norm_row_grad_kernel, rms_norm_row_kernel,
-    rms_norm_weight_grad_kernel, rotate_kernel, row_squares_kernel, swiglu_grad_kernel, swiglu_kernel,
+    masked_softmax_grad_kernel, masked_softmax_kernel, products_kernel, rho_kernel, rms_norm_columns_kernel, rms_norm_data_grad_kernel,
+    rms_norm_grad_sums_kernel, rms_norm_kernel, rms_norm_row_grad_kernel, rms_norm_row_kernel, rms_norm_weight_grad_kernel, rotate_kernel,
+    row_squares_kernel, swiglu_grad_kernel, swiglu_kernel,
 };
 use super::{DecoderOps, portable};
 use crate::cube::geometry::{MAX_GRID, dims4};
-use crate::cube::launch::{address_type, covers, launch};
+use crate::cube::launch::{UNITS, address_type, covers, launch};
 use crate::cube::pixels::{empty, like, replacement};
 use crate::cube::shared_memory_works;
 use crate::cube::softmax::{MaskingLaunch, softmax_sums_kernel};

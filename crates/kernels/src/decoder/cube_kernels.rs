@@ -4,9 +4,10 @@
 
 use cubecl::prelude::*;
 
-use crate::cube::launch::fold;
+use crate::cube::launch::{UNITS, fold};
 use crate::cube::softmax::{Masking, mask_row, score, softmax_of};
 use crate::cube::stripes::{Rows, row, total};
+use crate::cube::sums::sum_of_all;
 
 /// `Σ x²` of each stripe.
 #[cube(launch, address_type = "dynamic")]
@@ -87,22 +88,6 @@ pub(super) fn rms_norm_data_grad_kernel(
         dx[base + j] = (weight[j] * dy[base + j] - x[base + j] * along) * rho;
         j += rows.parts;
     }
-}
-
-/// Threads to a row where a workgroup has one.
-pub(super) const UNITS: u32 = 64;
-
-/// The sum of a number of each thread of the workgroup, in the order of the threads.
-#[cube]
-fn sum_of_all(own: f32, shared: &mut Shared<[f32]>) -> f32 {
-    sync_cube();
-    shared[UNIT_POS as usize] = own;
-    sync_cube();
-    let mut sum = 0.0f32;
-    for unit in 0..UNITS {
-        sum += shared[unit as usize];
-    }
-    sum
 }
 
 /// x ρ w, a workgroup to a row.

@@ -2,8 +2,10 @@
 //! model's factors in f16.
 
 use crate::launches::{assert_ours, trace};
-use crate::support::{Case, Numbers, case, cube, data, device, numbers, on_each_device, pattern, relative};
-use bellows_kernels::operands::{Bias, NormChannels};
+use crate::norm::error_of_moments;
+use crate::support::{Case, Numbers, any_convolution, case, cases, cube, data, device, numbers, on_each_device, pattern, relative};
+use bellows_kernels::cube::set_workspace_bytes;
+use bellows_kernels::operands::{Bias, Moments, NormChannels};
 use bellows_kernels::ops::KernelOps;
 use bellows_kernels::planes::{Parts, PlaneOps};
 use bellows_kernels::products::{Branch, ProductOps, StoredBranch, StoredWeight};
@@ -55,14 +57,32 @@ fn convolutions() {
     if !on_each_device("half::convolutions") || !has_half() {
         return;
     }
-    for case in [case([2, 5, 12, 9], 6, 3, 2, 1), case([2, 16, 20, 20], 40, 1, 1, 0), case([3, 33, 7, 10], 65, 3, 1, 1)] {
-        let Case { config, k, .. } = case;
-        let w = cube(case.w());
-        let [y, _, dx, dw] = case.on_flex().map(Numbers::into_f32);
-        check("y", CubeBackend::conv_forward(half(case.x()), w.clone(), Some(cube(case.bias())).into(), config), IMAGE, &y);
-        check("dx", CubeBackend::conv_data_grad(held(case.dy()), w, case.input(), config), GRADIENT, &dx);
-        check("dw", CubeBackend::conv_weight_grad(half(case.x()), held(case.dy()), [k; 2], config), PARAMETER, &dw);
+    [case([2, 5, 12, 9], 6, 3, 2, 1), case([2, 16, 20, 20], 40, 1, 1, 0), case([3, 33, 7, 10], 65, 3, 1, 1)]
+        .iter()
+        .for_each(check_convolution);
+}
+
+/// Every pass.
+fn check_convolution(case: &Case) {
+    let Case { config, k, .. } = *case;
+    let w = cube(case.w());
+    let [y, _, dx, dw] = case.on_flex().map(Numbers::into_f32);
+    check("y", CubeBackend::conv_forward(half(case.x()), w.clone(), Some(cube(case.bias())).into(), config), IMAGE, &y);
+    check("dx", CubeBackend::conv_data_grad(held(case.dy()), w, case.input(), config), GRADIENT, &dx);
+    check("dw", CubeBackend::conv_weight_grad(half(case.x()), held(case.dy()), [k; 2], config), PARAMETER, &dw);
+}
+
+/// A few shapes of every kind.
+#[test]
+fn random_shapes() {
+    if !on_each_device("half::random_shapes") || !has_half() {
+        return;
     }
+    cases(8, any_convolution(300_000), |(case, workspace)| {
+        set_workspace_bytes(workspace);
+        // 1,024 times a gradient of so many terms is within f16.
+        check_convolution(&Case { co: case.co.min(1000 / (case.k * case.k)), ..case });
+    });
 }
 
 #[test]
@@ -75,7 +95,7 @@ fn normalisation() {
         let step = NormStep { epsilon: 1e-3, silu: true, momentum: 0.3 };
         let all = |x: CubeTensor, dy: CubeTensor| {
             let of = |mean, variance| NormChannels::<CubeBackend> { mean, variance, gamma: channels(3), beta: channels(4) };
-            let y = CubeBackend::norm_act(x.clone(), of(channels(5), channels(6)), step);
+            let y = CubeBackend::norm_act(x.clone(), Moments::Unknown, of(channels(5), channels(6)), step);
             let of = of(y.mean, y.variance);
             let again = CubeBackend::norm_act_again(x.clone(), of.clone(), step);
             let grads = CubeBackend::norm_act_backward(x, of, dy, step);
@@ -89,6 +109,18 @@ fn normalisation() {
         {
             check(name, gpu, kind, expected);
         }
+    }
+}
+
+/// Moments are of what is stored: of 12 values, of which f16 has lost the lower bits, an f32's are known.
+#[test]
+fn moments() {
+    if !on_each_device("half::moments") || !has_half() {
+        return;
+    }
+    for conv in [case([1, 5, 3, 4], 20, 3, 1, 1), case([2, 16, 40, 40], 40, 1, 1, 0)] {
+        let error = error_of_moments(conv, 0.0, half);
+        assert!(error <= 4e-6, "{conv:?}: {error:.1e}");
     }
 }
 

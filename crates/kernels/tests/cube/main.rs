@@ -30,10 +30,9 @@ use bellows_kernels::ops::KernelOps;
 use burn::backend::ops::FloatTensorOps;
 use burn::tensor::TensorData;
 use burn_cubecl::CubeBackend;
-use proptest::prelude::prop;
 use std::env;
 use std::ffi::OsStr;
-use support::{Case, case, child, cube, device, numbers, on_swiftshader};
+use support::{Case, any_convolution, case, cases, child, cube, device, numbers, on_swiftshader};
 
 /// The same numbers on a device whose shared memory cannot be trusted (see `src/cube/shared.rs`).
 #[test]
@@ -43,7 +42,9 @@ fn agrees_with_the_cpu_without_shared_memory() {
         return;
     };
     let of_words = ["blocks::products_read_words", "maps::int8s_have_the_bits_of_dense_weights"];
-    for name in ["agrees_with_the_cpu", "random_shapes", "large_and_strided", "maps::agrees_with_the_cpu"].into_iter().chain(of_words) {
+    let others =
+        ["agrees_with_the_cpu", "random_shapes", "large_and_strided", "maps::agrees_with_the_cpu", "norm::moments_of_convolutions"];
+    for name in others.into_iter().chain(of_words) {
         child(name, &[("VK_DRIVER_FILES", &icd), ("BELLOWS_CUBE_UNSHARED", OsStr::new("1"))]);
     }
 }
@@ -58,8 +59,9 @@ fn agrees_with_the_cpu_by_another_compiler() {
     let on = |variable| (variable, OsStr::new("1"));
     let ours = ["norm", "update", "planes", "decoder", "dropout", "rows", "foreground", "attention", "maps"]
         .map(|module| format!("{module}::agrees_with_the_cpu"));
-    for name in
-        ["agrees_with_the_cpu", "random_shapes", "large_and_strided", "rows::extremes"].into_iter().chain(ours.iter().map(String::as_str))
+    for name in ["agrees_with_the_cpu", "random_shapes", "large_and_strided", "norm::moments_of_convolutions", "rows::extremes"]
+        .into_iter()
+        .chain(ours.iter().map(String::as_str))
     {
         child(name, &[on("BELLOWS_CUBE_GL"), on("LIBGL_ALWAYS_SOFTWARE"), ("EGL_PLATFORM", OsStr::new("surfaceless"))]);
     }
@@ -133,18 +135,9 @@ fn random_shapes() {
     if !on_swiftshader("random_shapes") {
         return;
     }
-    let sizes = [1usize..=3, 1..=130, 1..=130, 1..=70, 1..=70];
-    let window = (prop::sample::select(vec![1usize, 3, 5]), 1usize..=3, 0usize..=2);
-    support::cases(60, (sizes, window, 0..5usize, 1usize..200_000), |(mut sizes, (k, stride, padding), first, workspace)| {
-        // A software device has no time for all of them at once; which one stays long is drawn too.
-        for i in (0..5).map(|i| (first + i) % 5) {
-            while sizes.iter().product::<usize>() * k * k > 3_000_000 && sizes[i] > 1 {
-                sizes[i] /= 2;
-            }
-        }
-        let [n, ci, co, h, w] = sizes;
+    cases(60, any_convolution(3_000_000), |(case, workspace)| {
         set_workspace_bytes(workspace);
-        case([n, ci, h.max(k), w.max(k)], co, k, stride, padding).error();
+        case.error();
     });
 }
 

@@ -1,9 +1,10 @@
 //! Batch normalisation and SiLU on the device against Burn's own operations on the CPU in f64: values, gradients, launches.
 
 use crate::launches::{assert_ours, trace};
-use crate::support::{Numbers, ORDERS, Order, cases, cube, device, flex64, image, numbers, on_each_device, pattern};
+use crate::support::{self, Numbers, ORDERS, Order, cases, cube, data, device, flex64, image, numbers, on_each_device, pattern};
 use bellows_kernels::NormStep;
-use bellows_kernels::operands::NormChannels;
+use bellows_kernels::cube::shared_memory_works;
+use bellows_kernels::operands::{Convolved, Moments, NormChannels};
 use bellows_kernels::ops::KernelOps;
 use burn::tensor::TensorData;
 use burn_cubecl::CubeBackend;
@@ -41,7 +42,7 @@ impl Case {
         let [old_mean, old_variance] = running;
         let step = NormStep { epsilon: EPSILON, silu: self.silu, momentum: 0.3 };
         let running = NormChannels::<B> { mean: old_mean, variance: old_variance, gamma: gamma.clone(), beta: beta.clone() };
-        let y = B::norm_act(x.clone(), running, step);
+        let y = B::norm_act(x.clone(), Moments::Unknown, running, step);
         let channels = NormChannels::<B> { mean: y.mean.clone(), variance: y.variance.clone(), gamma, beta };
         let again = B::norm_act_again(x.clone(), channels.clone(), step);
         let grads = B::norm_act_backward(x, channels, dy, step);
@@ -125,6 +126,73 @@ fn keeps_the_order_and_repeats() {
         assert_eq!(numbers(y), numbers(again));
         assert_eq!(case.on_cube().map(numbers), case.on_cube().map(numbers));
     }
+}
+
+/// Of a convolution's output, whose bits are the same whether its moments are found or not, the statistics are those of normalising it in f64: the largest error,
+/// relative to the larger of a channel's mean and deviation. `upload` gives images their type.
+pub(crate) fn error_of_moments(conv: support::Case, offset: f32, upload: fn(TensorData) -> CubeTensor) -> f32 {
+    let x = conv.x().try_to_vec::<f32>().unwrap().into_iter().map(|v| v + offset).collect::<Vec<_>>();
+    let (x, w) = (upload(TensorData::new(x, conv.x)), cube(conv.w()));
+    let Convolved { y, moments } = CubeBackend::conv_forward_moments(x.clone(), w.clone(), conv.config);
+    assert_eq!(matches!(moments, Moments::OfBlocks { .. }), shared_memory_works(&device()), "{conv:?}");
+    let values = numbers(y.clone());
+    assert!(values == numbers(CubeBackend::conv_forward(x, w, None.into(), conv.config)), "{conv:?}: other bits");
+
+    let dims: [usize; 4] = y.meta.shape().dims();
+    let step = NormStep { epsilon: EPSILON, silu: true, momentum: 0.3 };
+    let channels = |stream| data(stream, [conv.co]);
+    let [mean, variance, gamma, beta] = [4, 5, 6, 7].map(channels);
+    let [mean, variance, gamma, beta] = [mean, variance, gamma, beta].map(cube);
+    let ours = CubeBackend::norm_act(y, moments, NormChannels { mean, variance, gamma, beta }, step);
+    let [mean, variance, gamma, beta] = [4, 5, 6, 7].map(|stream| flex64(channels(stream)));
+    let exact = Flex::norm_act(flex64(TensorData::new(values, dims)), Moments::Unknown, NormChannels { mean, variance, gamma, beta }, step);
+    let [of_mean, of_variance] = [exact.mean, exact.variance].map(Numbers::into_f32);
+    let pairs = [(ours.running_mean, exact.running_mean), (ours.running_variance, exact.running_variance)];
+    let running = pairs.map(|(ours, exact)| support::relative(&numbers(ours), &exact.into_f32()));
+    let each = numbers(ours.mean).into_iter().zip(numbers(ours.variance)).zip(of_mean.into_iter().zip(of_variance));
+    let errors = each.map(|((mean, variance), (of_mean, of_variance))| {
+        let scale = of_mean.abs().max(of_variance.sqrt()).max(f32::MIN_POSITIVE);
+        ((mean - of_mean).abs() / scale).max((variance - of_variance).abs() / (scale * of_variance.sqrt()).max(f32::MIN_POSITIVE))
+    });
+    errors.chain(running).fold(0.0, f32::max)
+}
+
+/// Blocks of every height, whole and not, from one to more than a workgroup has threads; values far from zero; one value, whose variance is nothing.
+#[test]
+fn moments_of_convolutions() {
+    if !on_each_device("norm::moments_of_convolutions") {
+        return;
+    }
+    let cases = [
+        support::case([2, 3, 21, 17], 16, 3, 2, 1),
+        support::case([1, 16, 20, 20], 80, 1, 1, 0),
+        support::case([1, 64, 10, 10], 40, 3, 1, 1),
+        support::case([1, 2, 136, 136], 64, 3, 1, 1),
+        support::case([5, 5, 80, 78], 33, 1, 1, 0),
+        support::case([1, 1, 1, 1], 1, 3, 1, 1),
+    ];
+    let errors = cases.into_iter().flat_map(|case| [0.0, 20.0, -20.0].map(|offset| error_of_moments(case, offset, cube)));
+    let worst = errors.fold(0.0, f32::max);
+    eprintln!("> {}: 18 cases, largest relative error {worst:.1e}", device().client().name());
+    assert!(worst <= 4e-6, "{worst:.1e}");
+}
+
+/// A convolution that finds the moments of its output, and two launches for the rest: nothing reads that output for its statistics.
+#[test]
+fn a_convolution_leaves_two_launches() {
+    if !on_each_device("norm::a_convolution_leaves_two_launches") {
+        return;
+    }
+    let conv = support::case([2, 12, 20, 20], 16, 1, 1, 0);
+    let (x, w) = (cube(conv.x()), cube(conv.w()));
+    let [mean, variance, gamma, beta] = [4, 5, 6, 7].map(|stream| cube(data(stream, [conv.co])));
+    shared_memory_works(&device());
+    let launched = trace(|| {
+        let Convolved { y, moments } = CubeBackend::conv_forward_moments(x, w, conv.config);
+        let step = NormStep { epsilon: EPSILON, silu: true, momentum: 0.3 };
+        CubeBackend::norm_act(y, moments, NormChannels { mean, variance, gamma, beta }, step).output
+    });
+    assert_ours(&launched, &[("matmul_moments", 1), ("norm_block_statistics", 1), ("norm_output", 1)]);
 }
 
 /// Three launches forward, one to make the output again and three backward, all ours.

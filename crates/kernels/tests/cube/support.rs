@@ -12,6 +12,7 @@ use burn_cubecl::CubeBackend;
 use burn_cubecl::tensor::CubeTensor;
 use burn_flex::{Flex, FlexTensor};
 use cubecl::device::{WgpuBackend, WgpuDevice, WgpuDeviceKind};
+use proptest::prelude::prop;
 use proptest::strategy::Strategy;
 use proptest::test_runner::{Config, RngSeed, TestRunner};
 use std::env;
@@ -126,6 +127,22 @@ pub(crate) struct Case {
 
 pub(crate) fn case(x: [usize; 4], co: usize, k: usize, stride: usize, padding: usize) -> Case {
     Case { x, co, k, config: ConvConfig::new(stride, padding, Lowering::Gemm) }
+}
+
+/// A convolution of any kind, of at most `work` numbers by taps, and the bytes that the parts of its weight gradient may take.
+pub(crate) fn any_convolution(work: usize) -> impl Strategy<Value = (Case, usize)> {
+    let sizes = [1usize..=5, 1..=130, 1..=130, 1..=70, 1..=70];
+    let window = (prop::sample::select(vec![1usize, 3, 5]), 1usize..=3, 0usize..=2);
+    (sizes, window, 0..5usize, 1usize..200_000).prop_map(move |(mut sizes, (k, stride, padding), first, workspace)| {
+        // A software device has no time for all of them at once; which one stays long is drawn too.
+        for i in (0..5).map(|i| (first + i) % 5) {
+            while sizes.iter().product::<usize>() * k * k > work && sizes[i] > 1 {
+                sizes[i] /= 2;
+            }
+        }
+        let [n, ci, co, h, w] = sizes;
+        (case([n, ci, h.max(k), w.max(k)], co, k, stride, padding), workspace)
+    })
 }
 
 /// Numbers in [-1, 1) from a hash.

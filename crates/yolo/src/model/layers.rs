@@ -6,7 +6,8 @@
 //! a frozen layer, and every validation pass, uses the running statistics.
 
 use bellows_kernels::{
-    ConvConfig, NormStep, add, batch_norm_silu, concat, conv2d, conv2d_silu, default_lowering, max_pool_same, slice_channels, upsample2,
+    ConvConfig, Convolved, NormStep, add, batch_norm_silu, concat, conv2d, conv2d_for_norm, conv2d_silu, default_lowering, max_pool_same,
+    slice_channels, upsample2,
 };
 use burn::module::{Flag, Module, ModuleMapper, Param, RunningState};
 use burn::tensor::{Device, Tensor};
@@ -38,6 +39,11 @@ impl Conv2d {
     /// `[B, in, H, W]` to `[B, out, H / stride, W / stride]`.
     pub fn forward(&self, x: Tensor<4>) -> Tensor<4> {
         conv2d(x, self.weight.val(), self.bias.as_ref().map(Param::val), self.config())
+    }
+
+    /// The same of one without bias, to be normalised.
+    fn for_norm(&self, x: Tensor<4>) -> Convolved {
+        conv2d_for_norm(x, self.weight.val(), self.config())
     }
 
     fn config(&self) -> ConvConfig {
@@ -80,7 +86,7 @@ impl BatchNorm2d {
     }
 
     /// Normalises with the batch's own statistics, applies SiLU if `act`, and moves the running statistics.
-    fn train_forward(&self, x: Tensor<4>, act: bool) -> Tensor<4> {
+    fn train_forward(&self, x: Convolved, act: bool) -> Tensor<4> {
         let (device, states) = (x.device(), [&self.running_mean, &self.running_var]);
         let running = states.map(|state| state.value_sync().to_device(&device));
         let step = NormStep { epsilon: BN_EPSILON, silu: act, momentum: BN_MOMENTUM };
@@ -146,7 +152,7 @@ impl Conv {
             return self.infer(x, self.conv.weight.val(), self.conv.bias.as_ref().map(Param::val));
         };
         if bn.is_training(&x) {
-            return bn.train_forward(self.conv.forward(x), self.act);
+            return bn.train_forward(self.conv.for_norm(x), self.act);
         }
         let (weight, bias) = self.folded(bn, &x.device());
         self.infer(x, weight, Some(bias))
@@ -330,7 +336,7 @@ mod tests {
         let device = Device::flex().autodiff();
         let bn = BatchNorm2d::new(1, &device);
         // Mean 3, biased variance 5, unbiased 20/3.
-        bn.train_forward(Tensor::from_floats([[[[0.0, 2.0], [4.0, 6.0]]]], &device), true);
+        bn.train_forward(Tensor::from_floats([[[[0.0, 2.0], [4.0, 6.0]]]], &device).into(), true);
         let (mean, var) = (to_host(bn.running_mean.value()), to_host(bn.running_var.value()));
         assert!((mean[0] - 0.03 * 3.0).abs() < 1e-6, "{mean:?}");
         assert!((var[0] - (0.97 + 0.03 * 20.0 / 3.0)).abs() < 1e-6, "{var:?}");

@@ -1,0 +1,85 @@
+//! The moments of the rows of a product, which are the channels of a convolution: found in the launch that makes it, where batch normalisation would read all of
+//! it once more.
+//!
+//! A workgroup finds mean and `Σ (v - mean)²` of each row of its block, of numbers as C has them. Both are sums over the threads that share the row, by way of
+//! shared memory, which B has left; [`norm_block_statistics_kernel`](super::norm_kernels::norm_block_statistics_kernel) puts blocks together.
+
+#![allow(clippy::too_many_arguments, reason = "a kernel has no struct of borrowed tensors to take them in")]
+
+use super::args::{Args, Image, Part};
+use super::block::Block;
+use super::product::{Room, no_sums, part_of, room, shared_sums, write};
+use cubecl::prelude::*;
+
+/// `C = A B` of one matrix, through shared memory, and its moments to `parts [2, rows of C, blocks of columns]`. Grid: blocks of columns, blocks of rows.
+///
+/// # Safety
+/// No index is checked: A, B and C must hold all that [`Args`] and [`Image`] reach, and [`Block::adds_rows`] be true.
+#[cube(launch_unchecked, address_type = "dynamic")]
+pub(crate) fn matmul_moments_kernel<E: Float>(
+    a: &Tensor<f32>,
+    b: &Tensor<E>,
+    c: &mut Tensor<E>,
+    parts: &mut Tensor<f32>,
+    args: &Args,
+    image: &Image,
+    #[comptime] block: Block,
+    #[define(E)] _type: ElemType,
+) {
+    let part = part_of(0u32, 0u32, args, block);
+    let mut sums = no_sums(block);
+    let mut room = room(comptime!(block.left().size()), comptime!(block.right().size()));
+    shared_sums::<f32, E>(a, b, a, &mut room, &mut sums, args, image, &part, block);
+    write::<E>(&sums, a, c, 0u32, 0u32, args, image, &part, block);
+
+    // What a row's thread has is of that row; what others have is not used.
+    let row = part.first_row + UNIT_POS;
+    let count = clamp_max(args.n - part.first_col, block.cols);
+    let mean = sum_of_row::<E>(&sums, &mut room, args, &part, false, block) / f32::cast_from(count);
+    if UNIT_POS < block.rows {
+        room.a[UNIT_POS as usize] = mean;
+    }
+    sync_cube();
+    let squares = sum_of_row::<E>(&sums, &mut room, args, &part, true, block);
+    if UNIT_POS < block.rows && row < args.m {
+        let blocks = args.n.div_ceil(block.cols);
+        parts[(row * blocks + CUBE_POS_X) as usize] = mean;
+        parts[((args.m + row) * blocks + CUBE_POS_X) as usize] = squares;
+    }
+}
+
+/// Of the block's row number `UNIT_POS`, if it has so many, `Σ v` over the threads that share it; or `Σ (v - mean)²`, where means are in A's place.
+#[cube]
+fn sum_of_row<E: Float>(
+    sums: &Array<f32>,
+    room: &mut Room,
+    args: &Args,
+    part: &Part,
+    #[comptime] around_mean: bool,
+    #[comptime] block: Block,
+) -> f32 {
+    let (across, pitch) = comptime!((block.across(), block.left().pitch()));
+    #[unroll]
+    for i in 0..block.tall {
+        let row = part.row + i;
+        let mut own = 0.0f32;
+        #[unroll]
+        for j in 0..block.wide {
+            let mut value = f32::cast_from(E::cast_from(sums[comptime!((i * block.wide + j) as usize)] * args.scale));
+            if comptime!(around_mean) {
+                value -= room.a[row as usize];
+                value *= value;
+            }
+            own += select(part.first_col + part.col + comptime!(j * across) < args.n, value, 0.0f32);
+        }
+        room.b[(part.col * pitch + row) as usize] = own;
+    }
+    sync_cube();
+    let mut sum = 0.0f32;
+    if UNIT_POS < block.rows {
+        for column in 0..across {
+            sum += room.b[(column * pitch + UNIT_POS) as usize];
+        }
+    }
+    sum
+}

@@ -7,6 +7,7 @@ use bellows_qwen::adapter::Targets;
 use bellows_qwen::bench::{Benchmark, Size};
 use bellows_qwen::checkpointing::Checkpointing;
 use bellows_qwen::precision::RunPrecision;
+use bellows_qwen::storage::BaseDtype;
 use serde_json::Value;
 
 use crate::args::BenchmarkArgs;
@@ -25,7 +26,7 @@ pub(crate) fn run(args: &BenchmarkArgs, signals: &Signals) -> Result<(), Failure
     device.adopt();
     let precision =
         RunPrecision::named(&args.precision).ok_or_else(|| Usage(format!("benchmark: there is no precision {}", args.precision)))?;
-    let base_dtype = args.base_dtype.parse().map_err(|e| Usage(format!("benchmark: {e}")))?;
+    let base_dtype = args.base_dtype.parse::<BaseDtype>().map_err(|e| Usage(format!("benchmark: {e}")))?;
     let what = Benchmark {
         size: Size::named(&args.size).ok_or_else(|| Usage(format!("benchmark: there is no size {}", args.size)))?,
         batch: args.batch,

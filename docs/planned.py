@@ -81,7 +81,5 @@ if "cards" in SECTIONS:
                     where = ["--card", card] if card else ["--device", "cpu", "--memory-limit", 16]
                     plan = run("llm-finetune", "plan", "--size", size, "--max-seq-length", seq, "--batch-size", 1, "--base-dtype", base, *where)
                     most = [plan[key] or "-" for key in ["largest_batch", "longest_seq"]]
-                    # A processor's is that of the machine this runs on.
-                    speed = f"{plan['tokens_per_s']:.0f}" if card else "-"
                     row(size, seq, base, *(f"{plan[f'{key}_gb']:.2f}" for key in [*TERMS, "peak"]), "yes" if plan["fits"] else "no",
-                        plan["layers_rerun"], *most, speed)
+                        plan["layers_rerun"], *most, f"{plan['tokens_per_s']:.0f}")

@@ -53,6 +53,28 @@ fn the_tiny_preset_makes_every_file() {
     }
 }
 
+/// bf16 is multiplied by few processors and by no GPU here; pure f16 is of the base too, as its run records.
+#[test]
+fn a_run_says_what_its_precision_comes_to() {
+    let dir = tempfile::tempdir().unwrap();
+    tiny_chats(dir.path());
+    let told = |args: &[&str]| {
+        let (out, error) = expect_code(&mut llm_finetune(dir.path(), args), 0);
+        (out, error.lines().filter(|line| line.starts_with("warning: precision ")).map(String::from).collect::<Vec<_>>())
+    };
+    let shape = ["benchmark", "--size", "tiny", "--seq", "32", "--steps", "1", "--device", "cpu", "--json", "--precision"];
+    let (out, warned) = told(&[&shape[..], &["bf16"]].concat());
+    let report: Value = serde_json::from_str(&out).unwrap();
+    let multiplies = ["AMX", "AVX-512-BF16"].contains(&report["level"].as_str().unwrap());
+    assert_eq!(warned.len(), usize::from(!multiplies), "{report}: {warned:?}");
+    assert!(warned.iter().all(|line| line.ends_with("has no products of bf16, so they are computed in f32")), "{warned:?}");
+    let run = ["--config", "tiny.yaml", "--epochs", "1", "--precision"];
+    assert_eq!(told(&[&run[..], &["bf16"]].concat()).1, warned, "training says the same");
+    let (out, warned) = told(&[&run[..], &["fp16-pure", "--name", "pure"]].concat());
+    assert!(out.contains("the base is stored in f16") && warned.is_empty(), "{out}{warned:?}");
+    assert!(std::fs::read_to_string(dir.path().join("runs/sft/pure/config.yaml")).unwrap().contains("base_dtype: f16\n"));
+}
+
 #[test]
 fn full_fine_tuning_leaves_a_model_that_answers() {
     let dir = tempfile::tempdir().unwrap();

@@ -215,3 +215,22 @@ fn batches_are_measured_upward_in_processes_of_their_own() {
         expect_code(&mut llm_finetune(dir.path(), &["tune-batch", "--config", "tiny.yaml", "--lora-dropout", "0.1", "--r", "500"]), 2);
     assert!(error.contains("r is 500"), "{error}");
 }
+
+/// The system ends a process that has used its seconds of the processor, as it would one that asks for more memory than there is.
+#[test]
+#[cfg(target_os = "linux")]
+fn a_measurement_that_dies_ends_the_table_and_leaves_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    tiny_chats(dir.path());
+    let temporary = dir.path().join("temporary");
+    std::fs::create_dir(&temporary).unwrap();
+    let program = llm_finetune(dir.path(), &["tune-batch", "--config", "tiny.yaml", "--most", "1000000", "--json"]);
+    let mut limited = std::process::Command::new("sh");
+    limited.args(["-c", "ulimit -t 3; exec \"$@\"", "sh"]).arg(program.get_program()).args(program.get_args());
+    limited.current_dir(dir.path()).envs(program.get_envs().filter_map(|(name, value)| Some((name, value?)))).env("TMPDIR", &temporary);
+    let (out, error) = expect_code(&mut limited, 0);
+    let Value::Array(rows) = json(&out) else { panic!("{out}") };
+    let last = rows.last().unwrap_or_else(|| panic!("{error}"))["batch"].as_u64().unwrap();
+    assert!(error.contains(&format!("a batch of {}: signal: 9 (SIGKILL)", 2 * last)), "{error}");
+    assert_eq!(std::fs::read_dir(&temporary).unwrap().count(), 0, "left behind");
+}

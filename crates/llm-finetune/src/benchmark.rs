@@ -7,6 +7,7 @@ use bellows_qwen::adapter::Targets;
 use bellows_qwen::bench::{Benchmark, Size};
 use bellows_qwen::checkpointing::Checkpointing;
 use bellows_qwen::precision::RunPrecision;
+use bellows_qwen::storage::BaseDtype;
 use serde_json::Value;
 
 use crate::args::BenchmarkArgs;
@@ -23,6 +24,9 @@ pub(crate) fn run(args: &BenchmarkArgs, signals: &Signals) -> Result<(), Failure
     join_pool(args.threads)?;
     let device = bellows_device::select(&device_of_rank(&args.device).parse()?, &by(args.products))?;
     device.adopt();
+    let precision =
+        RunPrecision::named(&args.precision).ok_or_else(|| Usage(format!("benchmark: there is no precision {}", args.precision)))?;
+    let base_dtype = args.base_dtype.parse::<BaseDtype>().map_err(|e| Usage(format!("benchmark: {e}")))?;
     let what = Benchmark {
         size: Size::named(&args.size).ok_or_else(|| Usage(format!("benchmark: there is no size {}", args.size)))?,
         batch: args.batch,
@@ -32,9 +36,8 @@ pub(crate) fn run(args: &BenchmarkArgs, signals: &Signals) -> Result<(), Failure
         targets: Targets::parse(&args.targets),
         checkpointing: Checkpointing::try_from(Value::from(args.checkpointing.as_str()))
             .map_err(|e| Usage(format!("--checkpointing {e}")))?,
-        precision: RunPrecision::named(&args.precision)
-            .ok_or_else(|| Usage(format!("benchmark: there is no precision {}", args.precision)))?,
-        base_dtype: args.base_dtype.parse().map_err(|e| Usage(format!("benchmark: {e}")))?,
+        precision,
+        base_dtype: precision.base_dtype(base_dtype, &args.size),
     };
     has_numbers(what.precision, &device)?;
     let (folder, _taken) = scratch(signals)?;

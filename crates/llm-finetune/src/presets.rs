@@ -29,9 +29,10 @@ pub(crate) fn names() -> String {
     PRESETS.map(|(name, _)| name).join(", ")
 }
 
-/// Defaults, `--config`, flags.
+/// Defaults, `--config`, flags; how the base is stored is settled where the precision says it, and so recorded.
 pub(crate) fn settings(args: &SettingsArgs) -> Result<SftConfig, Failure> {
     let config = SftConfig::from_layers(&layers(args.config.as_deref(), &args.flags)?)?;
+    let config = SftConfig { base_dtype: config.precision.base_dtype(config.base_dtype, &config.model), ..config };
     if args.config.as_deref() == Some("tiny") && config.data == [TINY_CHAT] {
         write_tiny_chat(Path::new(TINY_CHAT))?;
     }
@@ -132,6 +133,18 @@ mod tests {
         let SftConfig { data, sample_prompt, save_merged, save_gguf, .. } = made;
         assert_eq!(real, SftConfig { model: "Qwen/Qwen2.5-0.5B-Instruct".into(), data, sample_prompt, save_merged, save_gguf, ..plain });
         assert_eq!(with_flags("tiny", json!({ "epochs": 2 })), SftConfig { epochs: 2, ..tiny });
+    }
+
+    #[test]
+    fn pure_f16_is_of_the_base_too() {
+        let stored = |flags: Value| {
+            let flags = Layer { origin: "command line".into(), values: flags.as_object().unwrap().clone() };
+            settings(&SettingsArgs { config: None, flags }).unwrap().base_dtype
+        };
+        assert_eq!(stored(json!({ "model": "m", "precision": "fp16-pure" })), BaseDtype::F16);
+        assert_eq!(stored(json!({ "model": "m", "precision": "fp16-pure", "base_dtype": "nf4" })), BaseDtype::Nf4, "what is asked for");
+        assert_eq!(stored(json!({ "model": "m.gguf", "precision": "fp16-pure" })), BaseDtype::Auto, "its own blocks");
+        assert_eq!(stored(json!({ "model": "m", "precision": "fp16" })), BaseDtype::Auto);
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Before a device computes anything that counts: whether it has the numbers, and the first layer of the model itself, compared with the processor's.
 
-use bellows_cli::{Failure, Usage};
+use bellows_cli::{Failure, Usage, note};
 use bellows_device::{ProbeOptions, Selected, Work, processor};
 use bellows_qwen::model::{CausalLm, ModelConfig};
 use bellows_qwen::precision::{Products, RunPrecision};
@@ -16,8 +16,12 @@ pub(crate) fn by(products: Products) -> ProbeOptions {
     ProbeOptions { lowering: Some(products.lowering()), ..ProbeOptions::of(Work::LanguageModel) }
 }
 
-/// Refuses a precision that the device has no numbers for.
+/// Refuses a precision that the device has no numbers for, and tells of one that it has no products of.
 pub(crate) fn has_numbers(precision: RunPrecision, device: &Selected) -> Result<(), Usage> {
+    if let Some(instead) = precision.instead(&device.device) {
+        let (asked, backend, name) = (precision.name(), device.backend, &device.name);
+        note(&format!("warning: precision {asked}: {backend} ({name}) has no products of {asked}, so they are computed in {instead}"));
+    }
     if !precision.is_f16() || device.has_f16() {
         return Ok(());
     }

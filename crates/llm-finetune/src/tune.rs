@@ -1,6 +1,7 @@
 //! `tune-batch`: what batches of growing size take and how fast they are, measured. Each is measured in a process of its own, which may die of it,
 //! on the longest rows there are, with an evaluation and a checkpoint.
 
+use std::path::Path;
 use std::process::{Command, Stdio};
 
 use bellows_chat::{Encoded, Fault};
@@ -43,12 +44,14 @@ pub(crate) fn tune(args: &TuneArgs, signals: &Signals) -> Result<(), Failure> {
     if let Some(batch) = args.measure {
         return measure(config, batch, signals);
     }
+    // What one that dies leaves behind goes with this process.
+    let (folder, _taken) = scratch(signals)?;
     let mut measured: Vec<Value> = Vec::new();
     if !args.json {
         say(&format!("{:>6}{}", "batch", COLUMNS.map(|(heading, ..)| format!("{heading:>12}")).concat()));
     }
     for batch in std::iter::successors(Some(1), |batch| Some(2 * batch)).take_while(|batch| *batch <= args.most) {
-        match in_a_child(&args.typed, batch)? {
+        match in_a_child(&args.typed, batch, &folder)? {
             Ok(row) => {
                 if !args.json {
                     say(&format!("{batch:>6}{}", COLUMNS.map(|(_, key, digits)| cell(&row[key], digits)).concat()));
@@ -77,12 +80,13 @@ fn cell(value: &Value, digits: usize) -> String {
     value.as_f64().map_or_else(|| format!("{:>12}", "-"), |value| format!("{value:>12.digits$}"))
 }
 
-/// One measurement by this program, with the words it was given; why there is none, if it failed or died.
-fn in_a_child(typed: &[String], batch: usize) -> Result<Result<Value, String>, Failure> {
+/// One measurement by this program, with the words it was given and `folder` for temporary files; why there is none, if it failed or died.
+fn in_a_child(typed: &[String], batch: usize, folder: &Path) -> Result<Result<Value, String>, Failure> {
     let program = this_program().context(Exit::Failed, "finding this program")?;
     let child = Command::new(&program)
         .args(typed)
         .args([format!("--{MEASURE}"), batch.to_string()])
+        .envs(["TMPDIR", "TMP"].map(|name| (name, folder)))
         .stdin(Stdio::null())
         .stderr(Stdio::piped())
         .output()

@@ -14,14 +14,42 @@ use bellows_qwen::model::ModelConfig;
 use bellows_qwen::peft;
 use bellows_weights::DType;
 use burn::tensor::Device;
-use program::run;
+use program::{program, run};
 use serde_json::Value;
+
+/// GB that two runs of the same kind may be apart: what is told has two digits, and a page more or less in a thread's pool.
+#[cfg(target_os = "linux")]
+const NOISE: f64 = 0.02;
 
 /// A tiny model in the folder `model`.
 fn model(dir: &Path) -> Base {
     let base = Base::tiny(["What is 2 plus 3?"], 0, &Device::flex()).unwrap();
     write_transformers(&dir.join("model"), &base.model, &base.config, &base.tokenizer, DType::F32).unwrap();
     base
+}
+
+/// A model of 29 million parameters (116 MB in f32) in the folder `model`, and `rows.jsonl` to learn.
+fn large(dir: &Path) {
+    let base = model(dir);
+    let shape = ModelConfig {
+        hidden_size: 512,
+        intermediate_size: 1536,
+        num_hidden_layers: 8,
+        num_attention_heads: 8,
+        head_dim: 64,
+        vocab_size: 8192,
+        ..base.config
+    };
+    write_transformers(&dir.join("model"), &random(&shape, 0, &Device::flex()), &shape, &base.tokenizer, DType::F32).unwrap();
+    let rows: String = (0..4).map(|i| format!("{{\"prompt\": \"one more than {i}? \", \"completion\": \"{}\"}}\n", i + 1)).collect();
+    std::fs::write(dir.join("rows.jsonl"), rows).unwrap();
+}
+
+/// GB that a run says it has held and has planned.
+fn held_and_planned(out: &str) -> (f64, f64) {
+    let line = out.lines().find(|line| line.contains(" GB at most, ")).unwrap_or_else(|| panic!("{out}"));
+    let mut numbers = line.split_whitespace().filter_map(|word| word.parse().ok());
+    (numbers.next().unwrap(), numbers.next().unwrap())
 }
 
 /// The plan of a run on it.
@@ -118,21 +146,7 @@ fn a_base_is_planned_as_it_is_kept() {
 #[cfg(target_os = "linux")]
 fn a_run_that_writes_its_model_holds_no_more_than_one_that_does_not() {
     let dir = tempfile::tempdir().unwrap();
-    let base = model(dir.path());
-    let shape = ModelConfig {
-        hidden_size: 512,
-        intermediate_size: 1536,
-        num_hidden_layers: 8,
-        num_attention_heads: 8,
-        head_dim: 64,
-        vocab_size: 8192,
-        ..base.config
-    };
-    // 116 MB in f32, 20 as it is trained.
-    let large = random(&shape, 0, &Device::flex());
-    write_transformers(&dir.path().join("model"), &large, &shape, &base.tokenizer, DType::F32).unwrap();
-    let rows: String = (0..4).map(|i| format!("{{\"prompt\": \"one more than {i}? \", \"completion\": \"{}\"}}\n", i + 1)).collect();
-    std::fs::write(dir.path().join("rows.jsonl"), rows).unwrap();
+    large(dir.path());
     let held = |more: &[&str]| -> (f64, f64) {
         let train = [
             "--model",
@@ -150,15 +164,35 @@ fn a_run_that_writes_its_model_holds_no_more_than_one_that_does_not() {
         ];
         let (code, out, error) = run(dir.path(), &[&train[..], more].concat());
         assert_eq!(code, 0, "{error}");
-        let line = out.lines().find(|line| line.contains(" GB at most, ")).unwrap_or_else(|| panic!("{out}"));
-        let mut numbers = line.split_whitespace().filter_map(|word| word.parse().ok());
-        (numbers.next().unwrap(), numbers.next().unwrap())
+        held_and_planned(&out)
     };
     let (trained, _) = held(&["--name", "trained"]);
     let (written, planned) = held(&["--name", "written", "--save-merged", "--save-gguf", "f16"]);
     assert!(written < trained + 0.04 && written < 1.15 * planned, "{written} GB, {trained} without files, {planned} planned");
     let files = ["merged/model.safetensors", "model-f16.gguf"];
     assert!(files.iter().all(|file| dir.path().join("runs/sft/written").join(file).exists()));
+}
+
+/// Of full fine-tuning most is weights, gradients and moments, a copy of any of which is 116 MB: nothing that is read back may stay beside what it fills.
+#[test]
+#[ignore = "it does, by a copy of the weights: 2.12 GB resumed, 2.00 in one (2026-11-25)"]
+#[cfg(target_os = "linux")]
+fn a_resumed_run_of_a_large_model_holds_no_more_than_it_did() {
+    let dir = tempfile::tempdir().unwrap();
+    large(dir.path());
+    let train = ["--model", "model", "--data", "rows.jsonl", "--method", "full", "--base-dtype", "f32", "--epochs", "3"];
+    let train = [&train[..], &["--max-seq-length", "64", "--device", "cpu", "--name"]].concat();
+    let (code, out, error) = run(dir.path(), &[&train[..], &["whole"]].concat());
+    assert_eq!(code, 0, "{error}");
+    let (whole, _) = held_and_planned(&out);
+    let mut killed = program(dir.path(), &[&train[..], &["cut"]].concat());
+    assert_eq!(killed.env("BELLOWS_FAULT", "kill:save:2").output().unwrap().status.code(), None);
+    let config = std::fs::read_to_string(dir.path().join("runs/sft/cut/config.yaml")).unwrap();
+    assert!(config.lines().any(|line| line.starts_with("gradient_checkpointing:") && !line.contains("auto")), "settled once: {config}");
+    let (code, out, error) = run(dir.path(), &["--resume", "runs/sft/cut"]);
+    assert!(code == 0 && out.contains("3 epochs completed"), "{out}{error}");
+    let (resumed, _) = held_and_planned(&out);
+    assert!(resumed <= whole + NOISE, "{resumed} GB resumed, {whole} in one");
 }
 
 /// Bases in few bits, without the table of the tokenizer, which a benchmark has none of.

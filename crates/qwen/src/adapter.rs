@@ -4,16 +4,17 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use bellows_exit::{Coded, Exit};
 use bellows_settings::Kind;
-use burn::module::{Module, ModuleMapper, Param};
+use burn::module::Param;
 use burn::tensor::{DType, Tensor};
 use regex::Regex;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::load::Path;
 use crate::model::CausalLm;
+use crate::model::layers::MAPS;
 use crate::model::lora::{Lora, LoraSpec};
 use crate::model::weight::Weight;
+use crate::named::{Change, map};
 
 /// The name that stands for every linear map of the layers.
 pub const ALL_LINEAR: &str = "all-linear";
@@ -143,7 +144,7 @@ pub enum AdapterError {
         reason: String,
     },
     /// A name that no map has.
-    #[error("target_modules: no map is named {0:?} (there are q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj)")]
+    #[error("target_modules: no map is named {0:?} (there are {all})", all = MAPS.join(", "))]
     NoTarget(String),
     /// A part that cannot be trained whole.
     #[error("modules_to_save: {0:?} is none of embed_tokens, lm_head, norm, or a name in a layer")]
@@ -309,27 +310,17 @@ pub(crate) fn settled(mut model: CausalLm) -> CausalLm {
 
 /// Asks for gradients of the parameters whose names `chosen` picks; those of adapters stay as they are.
 pub fn train_where(model: CausalLm, chosen: impl FnMut(&str) -> bool) -> CausalLm {
-    struct Unfreeze<F> {
-        path: Path,
-        chosen: F,
-    }
-    impl<F: FnMut(&str) -> bool> ModuleMapper for Unfreeze<F> {
-        fn enter_module(&mut self, name: &str, container: &str) {
-            self.path.enter(name, container);
-        }
-        fn exit_module(&mut self, _: &str, _: &str) {
-            self.path.leave();
-        }
-        fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-            let name = self.path.join();
-            if name.contains(".lora.") || !(self.chosen)(&name) {
+    struct Unfreeze<F>(F);
+    impl<F: FnMut(&str) -> bool> Change for Unfreeze<F> {
+        fn change<const D: usize>(&mut self, name: &str, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+            if name.contains(".lora.") || !(self.0)(name) {
                 return param;
             }
             // What is trained is f32, whatever it was read as.
             param.map(|weight| weight.cast(DType::F32)).set_require_grad(true)
         }
     }
-    model.map(&mut Unfreeze { path: Path::default(), chosen })
+    map(model, &mut Unfreeze(chosen))
 }
 
 #[cfg(test)]

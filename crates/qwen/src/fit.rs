@@ -8,6 +8,7 @@ use crate::checkpointing::Checkpointing;
 use crate::config::{Method, SftConfig};
 use crate::memory::{Footprint, Place, Plan};
 use crate::model::ModelConfig;
+use crate::model::layers::MAPS;
 use crate::storage::{BaseDtype, Storage};
 
 /// The share of free memory that layers' graphs are kept for: the plan may be off by 15 %.
@@ -157,9 +158,9 @@ impl Question<'_> {
 impl SftConfig {
     /// Whether nothing of a linear map of the base is trained, so that it may be kept in any form.
     pub fn keeps_maps(&self) -> bool {
-        let (lora, maps) = (self.lora(), ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]);
-        let names_one = |name: &String| maps.iter().any(|map| name.ends_with(map));
-        self.method == Method::Lora && !maps.iter().any(|map| lora.saves(map)) && !self.modules_to_save.iter().any(names_one)
+        let lora = self.lora();
+        let names_one = |name: &String| MAPS.iter().any(|map| name.ends_with(map));
+        self.method == Method::Lora && !MAPS.iter().any(|map| lora.saves(map)) && !self.modules_to_save.iter().any(names_one)
     }
 }
 

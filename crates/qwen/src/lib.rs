@@ -31,6 +31,7 @@ pub mod memory;
 pub mod merging;
 pub mod model;
 pub mod modelfile;
+mod named;
 mod overflow;
 pub mod pairs;
 pub mod peft;

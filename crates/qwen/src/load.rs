@@ -1,11 +1,12 @@
 //! Checkpoint tensors into a model, under the checkpoint's own names.
 
 use bellows_weights::WeightsError;
-use burn::module::{Module, ModuleMapper, Param};
+use burn::module::Param;
 use burn::tensor::Tensor;
 
 use crate::model::CausalLm;
 use crate::model::weight::Weight;
+use crate::named::{Change, map};
 use crate::storage::BaseDtype;
 
 /// Why weights do not fit a model.
@@ -42,25 +43,6 @@ pub enum LoadError {
 
 /// Shape and values of a tensor on the host.
 pub type HostTensor = (Vec<usize>, Vec<f32>);
-
-/// The path of a module's fields, joined by dots.
-#[derive(Default)]
-pub(crate) struct Path(Vec<Option<String>>);
-
-impl Path {
-    /// The name of an enum's variant is left out: a weight is a weight, however it is stored.
-    pub(crate) fn enter(&mut self, name: &str, container: &str) {
-        self.0.push((!container.starts_with("Enum")).then(|| name.to_owned()));
-    }
-
-    pub(crate) fn leave(&mut self) {
-        self.0.pop();
-    }
-
-    pub(crate) fn join(&self) -> String {
-        self.0.iter().flatten().map(String::as_str).collect::<Vec<_>>().join(".")
-    }
-}
 
 /// Fills every parameter but those of adapters with what `read` returns for its name, stored as `dtype` says. One tensor at a time is in memory in
 /// f32. Maps that are in blocks already stay; if all linear maps are `frozen`, [`BaseDtype::Auto`] may put them in blocks of the same values.
@@ -114,7 +96,6 @@ type Read<'a> = &'a mut dyn FnMut(&str) -> Result<Option<HostTensor>, LoadError>
 /// `dtype` is that of a base, whose adapters are passed over; without one everything is f32.
 fn fill(model: CausalLm, dtype: Option<BaseDtype>, read: Read<'_>) -> Result<CausalLm, LoadError> {
     struct Fill<'a> {
-        path: Path,
         dtype: Option<BaseDtype>,
         read: Read<'a>,
         error: Option<LoadError>,
@@ -128,19 +109,12 @@ fn fill(model: CausalLm, dtype: Option<BaseDtype>, read: Read<'_>) -> Result<Cau
             tensor.map(Some).map_err(|_| LoadError::Range(name.into()))
         }
     }
-    impl ModuleMapper for Fill<'_> {
-        fn enter_module(&mut self, name: &str, container: &str) {
-            self.path.enter(name, container);
-        }
-        fn exit_module(&mut self, _: &str, _: &str) {
-            self.path.leave();
-        }
-        fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-            let name = self.path.join();
+    impl Change for Fill<'_> {
+        fn change<const D: usize>(&mut self, name: &str, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
             if self.error.is_some() || (name.contains(".lora.") && self.dtype.is_some()) {
                 return param;
             }
-            match self.tensor(&name, &param) {
+            match self.tensor(name, &param) {
                 Ok(Some(tensor)) => {
                     let id = param.id;
                     param.transform_for_load(tensor, id)
@@ -153,8 +127,8 @@ fn fill(model: CausalLm, dtype: Option<BaseDtype>, read: Read<'_>) -> Result<Cau
             }
         }
     }
-    let mut fill = Fill { path: Path::default(), dtype, read, error: None };
-    let model = model.map(&mut fill);
+    let mut fill = Fill { dtype, read, error: None };
+    let model = map(model, &mut fill);
     match fill.error {
         Some(error) => Err(error),
         None => Ok(model),

@@ -1,14 +1,28 @@
 //! Cross entropy of the output head, over trained tokens only and a block of rows at a time: the logits of a whole batch are never held.
 
 use bellows_kernels::{Precision, cross_entropy, cross_entropy_loss, linear, linear_data_grad, linear_weight_grad};
+use bellows_learner::memory::Place;
 use burn::tensor::{Int, Tensor};
 
-/// Most rows whose logits are held at once: 240 × 151,936 values are 146 MB.
+/// Most rows of logits, and of what is as large, that are held at once: 240 × 151,936 values are 146 MB.
 pub const CHUNK: usize = 240;
 
-/// `n` rows in as few blocks as that allows, first row and count of each: as alike as can be and the largest first, so that the memory of one serves the next.
-fn blocks(n: usize) -> impl Iterator<Item = (usize, usize)> {
-    let count = n.div_ceil(CHUNK).max(1);
+/// How many times the rows of a block are held: as logits; on a card as their gradient too, which takes the logits' place on the processor; and as that
+/// gradient times the weight of each row, if there are weights.
+pub(crate) fn copies(place: Place, weighted: bool) -> usize {
+    1 + usize::from(place == Place::Card) + usize::from(weighted)
+}
+
+/// The most rows of a block; on a card a tenth fewer, which its allocator may lose.
+pub(crate) fn most(place: Place, weighted: bool) -> usize {
+    let rows = if place == Place::Card { CHUNK * 9 / 10 } else { CHUNK };
+    rows / copies(place, weighted)
+}
+
+/// `n` rows in as few blocks of at most `most` as there can be, first row and count of each: as alike as can be and the largest first, so that the memory of
+/// one serves the next.
+fn blocks(n: usize, most: usize) -> impl Iterator<Item = (usize, usize)> {
+    let count = n.div_ceil(most).max(1);
     let (each, more) = (n / count, n % count);
     (0..count).map(move |i| (i * each + i.min(more), each + usize::from(i < more))).filter(|(_, len)| *len > 0)
 }
@@ -38,8 +52,9 @@ pub fn weighted_head_loss(
     precision: Precision,
 ) -> HeadLoss {
     let n = rows.dims()[0];
+    let most = most(Place::of(&rows.device()), weights.is_some());
     let (mut losses, mut row_grads, mut weight_grad) = (Vec::new(), Vec::new(), None);
-    for (start, len) in blocks(n) {
+    for (start, len) in blocks(n, most) {
         let h = rows.clone().narrow(0, start, len);
         let logits = linear(h.clone(), weight.clone(), None, precision);
         let (mut loss, mut dlogits) = cross_entropy(logits, targets.clone().narrow(0, start, len));
@@ -73,7 +88,7 @@ pub fn row_losses(rows: Tensor<2>, weight: &Tensor<2>, targets: Tensor<1, Int>, 
 /// The rows' losses a block at a time.
 fn losses(rows: Tensor<2>, weight: &Tensor<2>, targets: Tensor<1, Int>, precision: Precision) -> impl Iterator<Item = Tensor<1>> {
     let n = rows.dims()[0];
-    blocks(n).map(move |(start, len)| {
+    blocks(n, CHUNK).map(move |(start, len)| {
         let logits = linear(rows.clone().narrow(0, start, len), weight.clone(), None, precision);
         cross_entropy_loss(logits, targets.clone().narrow(0, start, len))
     })
@@ -127,9 +142,12 @@ mod tests {
     /// A last block of another length would not fit into the memory of the others: 75 MB more at Qwen's vocabulary and 2,048 tokens.
     #[test]
     fn blocks_are_alike_and_of_no_more_than_150_mb() {
-        const { assert!(CHUNK * 151_936 * 4 < 150_000_000) };
+        for (place, weighted) in [(Place::Processor, false), (Place::Processor, true), (Place::Card, false), (Place::Card, true)] {
+            assert!(copies(place, weighted) * most(place, weighted) * 151_936 * 4 < 150_000_000, "{place:?} {weighted}");
+        }
+        assert_eq!(most(Place::Processor, false), CHUNK);
         for n in [0, 1, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK + 7, 2047, 2048] {
-            let all: Vec<_> = blocks(n).collect();
+            let all: Vec<_> = blocks(n, CHUNK).collect();
             assert_eq!(all.len(), n.div_ceil(CHUNK));
             let ends = all.iter().map(|(start, len)| start + len);
             assert!(all.iter().map(|(start, _)| *start).eq(std::iter::once(0).chain(ends).take(all.len())), "{all:?}");

@@ -1,6 +1,7 @@
 //! The linear maps of a layer by the names that LoRA's targets go by: one table for plans and files, which build no model.
 
 use crate::model::ModelConfig;
+use crate::model::layers::MAPS;
 
 /// Name, `[out, in]`.
 pub(crate) type Map = (&'static str, [usize; 2]);
@@ -9,15 +10,10 @@ pub(crate) type Map = (&'static str, [usize; 2]);
 pub(crate) fn of_layer(c: &ModelConfig) -> [Map; 7] {
     let (hidden, inner) = (c.hidden_size, c.intermediate_size);
     let (queries, keys) = (c.num_attention_heads * c.head_dim, c.num_key_value_heads * c.head_dim);
-    [
-        ("self_attn.q_proj", [queries, hidden]),
-        ("self_attn.k_proj", [keys, hidden]),
-        ("self_attn.v_proj", [keys, hidden]),
-        ("self_attn.o_proj", [hidden, queries]),
-        ("mlp.gate_proj", [inner, hidden]),
-        ("mlp.up_proj", [inner, hidden]),
-        ("mlp.down_proj", [hidden, inner]),
-    ]
+    let [q, k, v, o] = [[queries, hidden], [keys, hidden], [keys, hidden], [hidden, queries]];
+    let [gate, up, down] = [[inner, hidden], [inner, hidden], [hidden, inner]];
+    let shapes = [q, k, v, o, gate, up, down];
+    std::array::from_fn(|map| (MAPS[map], shapes[map]))
 }
 
 /// Those of all layers: layer, whole name, `[out, in]`.

@@ -3,7 +3,7 @@
 //! The peak is the sum of six terms. *Weights* lie as they are stored. *Adapters* (or whatever is trained) are f32, and so is what the *optimizer*
 //! keeps of each of their values: moments, and the average that is judged. *Activations* are what the backward pass reads again: of a layer whose
 //! graph is kept everything its operations save (`autodiff.rs` of products, attention and decoder in `kernels`; the list is in
-//! `Footprint::graph`), of one that is run again its input. *Logits* are those of one block of rows ([`CHUNK`]).
+//! `Footprint::graph`), of one that is run again its input. *Logits* are those of one block of rows ([`CHUNK`](crate::loss::CHUNK)).
 //! *Workspace* is what comes and goes: gradients on their way down through one layer, an update, a checkpoint, the program itself.
 //!
 //! Their moments differ, and still they add up: what is freed waits in a pool for the next step instead of going back to the system, though never
@@ -13,7 +13,7 @@
 use crate::adapter::{AdapterError, EMBEDDING, HEAD};
 use crate::checkpointing::Checkpointing;
 use crate::config::{Method, SftConfig};
-use crate::loss::CHUNK;
+use crate::loss::{copies, most};
 use crate::maps::{Map, of_layer};
 use crate::model::ModelConfig;
 use crate::precision::Products;
@@ -228,12 +228,13 @@ impl Footprint {
         let rerun = checkpointing.of(deep.len());
         let graphs: f64 = deep[rerun..].iter().map(|ranks| self.graph(ranks)).sum();
         let [v, width] = self.vocabulary.map(|n| n as f64);
-        let (blocks, loss, own) = match self.place {
-            Place::Processor => (1.0, 1.0, program(self.vocabulary[0])),
-            Place::Card => (2.0, CARD_LOSS, CONTEXT),
+        let (loss, own) = match self.place {
+            Place::Processor => (1.0, program(self.vocabulary[0])),
+            Place::Card => (CARD_LOSS, CONTEXT),
         };
         let activations = loss * F32 * tokens * (graphs + (rerun + 1) as f64 * h);
-        let logits = loss * F32 * (blocks + f64::from(u8::from(self.pairs))) * tokens.min(CHUNK as f64) * v;
+        let block = tokens.min(most(self.place, self.pairs) as f64);
+        let logits = loss * F32 * copies(self.place, self.pairs) as f64 * block * v;
         // Down through the MLP, where gradients are widest; hidden states at the head, and the gradient of its weights.
         let of_weights = if self.head_trained { 3.0 * v * width } else { 0.0 };
         // DoRA's: of the maps of one input the gradients of `base` and `branch(x)`, which are that of y times their scales; and of one map's
@@ -285,6 +286,7 @@ mod tests {
     use crate::adapter::Targets;
     use crate::bench::Size;
     use crate::precision::RunPrecision;
+    use crate::preference::Objective;
 
     fn of(size: &str, config: SftConfig, storage: Storage) -> Footprint {
         Footprint::new(&Size::named(size).unwrap().shape(), &config, storage, Place::Processor).unwrap()
@@ -329,6 +331,20 @@ mod tests {
         let passing = |rescaled: f64, out: f64| CARD_LOSS * (2.0 * tokens * rescaled + 4.0 * 16.0 * out);
         near(more(Place::Card, "all-linear", 3), 6.0 * outs + passing(9_728.0, 4864.0));
         near(more(Place::Card, "q_proj,v_proj", 3), 6.0 * 24.0 * 1024.0 + passing(1024.0, 896.0));
+    }
+
+    /// At Qwen's vocabulary, of pairs too, and on cards with what their allocators lose.
+    #[test]
+    fn logits_take_less_than_150_mb() {
+        let shape = Size::named("0.5B").unwrap().shape();
+        for place in [Place::Processor, Place::Card] {
+            for objective in [Objective::Sft, Objective::Orpo] {
+                let config = SftConfig { objective, ..SftConfig::default() };
+                let run = Footprint::new(&shape, &config, Storage::Half, place).unwrap();
+                let logits = run.at(4, 2048, Checkpointing::OFF).logits;
+                assert!((0.1e9..0.15e9).contains(&logits), "{place:?} {objective:?}: {logits}");
+            }
+        }
     }
 
     #[test]

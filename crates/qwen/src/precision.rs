@@ -1,13 +1,15 @@
 //! How exactly a run computes, and by whose products: `--precision` and `--products`.
 
-use bellows_kernels::{Lowering, Precision};
+use bellows_kernels::{Lowering, Precision, processor_has_bf16};
 use bellows_learner::LossScaling;
-use burn::module::{Module, ModuleMapper, Param};
-use burn::tensor::{DType, Tensor};
+use bellows_learner::memory::Place;
+use burn::module::Param;
+use burn::tensor::{DType, Device, Tensor};
 use serde::{Deserialize, Serialize};
 
-use crate::load::Path;
 use crate::model::CausalLm;
+use crate::named::{Change, map};
+use crate::storage::BaseDtype;
 
 /// How exactly a run computes. Tensors and sums are f32 in each.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -22,7 +24,7 @@ pub enum RunPrecision {
     /// The same rounded to f16, the loss scaled; adapters are f32.
     #[serde(rename = "fp16")]
     Fp16,
-    /// Native f16, as cards without bf16 are used: adapters, their gradients and factors are f16 too, the loss is not scaled, Adam's ε is 1e-4.
+    /// Native f16, as cards without bf16 are used: the base, adapters, their gradients and factors are f16 too, the loss is not scaled, Adam's ε is 1e-4.
     #[serde(rename = "fp16-pure")]
     Fp16Pure,
 }
@@ -52,6 +54,19 @@ impl RunPrecision {
     /// By its name.
     pub fn named(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|precision| precision.name() == name)
+    }
+
+    /// What the products are computed in on `device` where it has none of this precision: bf16 is multiplied by some processors alone.
+    pub fn instead(self, device: &Device) -> Option<&'static str> {
+        let multiplies = Place::of(device) == Place::Processor && processor_has_bf16();
+        (self == Self::Bf16 && !multiplies).then_some("f32")
+    }
+
+    /// How a base is stored where `asked` is what the settings say: pure f16 is of the weights too, unless something else is asked for. A GGUF keeps its
+    /// blocks.
+    pub fn base_dtype(self, asked: BaseDtype, model: &str) -> BaseDtype {
+        let is_auto = self == Self::Fp16Pure && asked == BaseDtype::Auto;
+        if is_auto && !model.ends_with(".gguf") { BaseDtype::F16 } else { asked }
     }
 
     /// Whether gradients pass through f16.
@@ -122,19 +137,10 @@ pub(crate) fn rounded<const D: usize>(tensor: Tensor<D>) -> Tensor<D> {
 
 /// The model with the parameters that `which` picks by name rounded to f16.
 pub(crate) fn in_f16(model: CausalLm, which: impl Fn(&str) -> bool) -> CausalLm {
-    struct Round<F> {
-        path: Path,
-        which: F,
-    }
-    impl<F: Fn(&str) -> bool> ModuleMapper for Round<F> {
-        fn enter_module(&mut self, name: &str, container: &str) {
-            self.path.enter(name, container);
-        }
-        fn exit_module(&mut self, _: &str, _: &str) {
-            self.path.leave();
-        }
-        fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-            if !(self.which)(&self.path.join()) {
+    struct Round<F>(F);
+    impl<F: Fn(&str) -> bool> Change for Round<F> {
+        fn change<const D: usize>(&mut self, name: &str, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+            if !(self.0)(name) {
                 return param;
             }
             param.map(|value| {
@@ -143,5 +149,5 @@ pub(crate) fn in_f16(model: CausalLm, which: impl Fn(&str) -> bool) -> CausalLm 
             })
         }
     }
-    model.map(&mut Round { path: Path::default(), which })
+    map(model, &mut Round(which))
 }

@@ -1,11 +1,11 @@
 //! A model's parameters by name, and adapters merged into them: what exports are made of.
 
-use burn::module::{Module, ModuleVisitor, Param};
+use burn::module::Param;
 use burn::tensor::Tensor;
 
-use crate::load::Path;
 use crate::model::CausalLm;
 use crate::model::weight::Weight;
+use crate::named;
 
 /// The model with its adapters added to its weights, in f32, and without them.
 pub fn merge(mut model: CausalLm) -> CausalLm {
@@ -50,24 +50,14 @@ pub fn visit(model: &CausalLm, each: Each<'_>) {
 }
 
 /// The same with those of adapters.
-pub(crate) fn visit_all(model: &CausalLm, each: Each<'_>) {
-    struct Visit<'a> {
-        path: Path,
-        each: Each<'a>,
-    }
-    impl ModuleVisitor for Visit<'_> {
-        fn enter_module(&mut self, name: &str, container: &str) {
-            self.path.enter(name, container);
-        }
-        fn exit_module(&mut self, _: &str, _: &str) {
-            self.path.leave();
-        }
-        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-            let name = self.path.join();
-            (self.each)(&name, &param.lazy_shape().to_vec(), &|| host(&name, param.val()));
+pub(crate) fn visit_all(model: &CausalLm, mut each: Each<'_>) {
+    struct Values<'a, 'b>(&'a mut Each<'b>);
+    impl named::Each for Values<'_, '_> {
+        fn each<const D: usize>(&mut self, name: &str, param: &Param<Tensor<D>>) {
+            (self.0)(name, &param.lazy_shape().to_vec(), &|| host(name, param.val()));
         }
     }
-    model.visit(&mut Visit { path: Path::default(), each: &mut *each });
+    named::visit(model, Values(&mut each));
     for (name, linear) in model.linears() {
         if let Weight::Blocks(blocks) = &linear.weight {
             let name = format!("{name}.weight");

@@ -26,8 +26,20 @@ use burn::module::Module;
 use burn::tensor::wgpu::WgpuBackend;
 use burn::tensor::{Device, DeviceKind, Int, Tensor, TensorData};
 
-const CASES: [&str; 9] =
-    ["qwen2", "qwen3", "llama", "llama-untied", "qwen2-untied-rslora", "qwen3-untied", "qwen2-dora", "llama3-scaled", "mistral-window"];
+const CASES: [&str; 12] = [
+    "qwen2",
+    "qwen3",
+    "llama",
+    "llama-untied",
+    "qwen2-untied-rslora",
+    "qwen3-untied",
+    "qwen2-dora",
+    "llama3-scaled",
+    "linear-scaled",
+    "dynamic-scaled",
+    "yarn-scaled",
+    "mistral-window",
+];
 
 /// What was told, in its order.
 type Told = Rc<RefCell<Vec<(usize, Vec<f32>)>>>;

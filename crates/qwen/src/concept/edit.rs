@@ -241,7 +241,7 @@ mod tests {
             let edit = Ablation { layers: "1-2".parse().unwrap(), norm_preserving, ..Ablation::default() };
             let edited = edit.apply(base.model.clone(), &r).unwrap();
             for (i, (old, new)) in base.model.model.layers.iter().zip(&edited.model.layers).enumerate() {
-                for ((name, old), (_, new)) in old.linears().into_iter().zip(new.linears()) {
+                for ((name, old), (_, new)) in old.linears().zip(new.linears()) {
                     let (old, new) = [old, new].map(|l| host("w", l.weight.val()).unwrap()).into();
                     let written = (1..=2).contains(&i) && ["self_attn.o_proj", "mlp.down_proj"].contains(&name);
                     assert_eq!(old != new, written, "layer {i}: {name}");

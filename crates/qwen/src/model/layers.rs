@@ -12,6 +12,10 @@ use super::lora::Lora;
 use super::pass::{KvCache, Pass};
 use super::weight::Weight;
 
+/// The linear maps of a layer by the names that LoRA's targets go by, in the order of the checkpoint.
+pub const MAPS: [&str; 7] =
+    ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"];
+
 /// A parameter of zeros that no gradient is asked for until [`Param::set_require_grad`] says otherwise. It has no memory until it is looked at: one
 /// that is loaded never has two.
 pub(super) fn frozen<const D: usize>(shape: [usize; D], device: &Device) -> Param<Tensor<D>> {
@@ -214,30 +218,15 @@ impl Layer {
     }
 
     /// Its linear maps by the names LoRA targets go by, in the checkpoint's order.
-    pub fn linears(&self) -> [(&'static str, &Linear); 7] {
+    pub fn linears(&self) -> impl Iterator<Item = (&'static str, &Linear)> {
         let (a, m) = (&self.self_attn, &self.mlp);
-        [
-            ("self_attn.q_proj", &a.q_proj),
-            ("self_attn.k_proj", &a.k_proj),
-            ("self_attn.v_proj", &a.v_proj),
-            ("self_attn.o_proj", &a.o_proj),
-            ("mlp.gate_proj", &m.gate_proj),
-            ("mlp.up_proj", &m.up_proj),
-            ("mlp.down_proj", &m.down_proj),
-        ]
+        MAPS.into_iter().zip([&a.q_proj, &a.k_proj, &a.v_proj, &a.o_proj, &m.gate_proj, &m.up_proj, &m.down_proj])
     }
 
     /// The same, to be changed.
-    pub fn linears_mut(&mut self) -> [(&'static str, &mut Linear); 7] {
+    pub fn linears_mut(&mut self) -> impl Iterator<Item = (&'static str, &mut Linear)> {
         let (a, m) = (&mut self.self_attn, &mut self.mlp);
-        [
-            ("self_attn.q_proj", &mut a.q_proj),
-            ("self_attn.k_proj", &mut a.k_proj),
-            ("self_attn.v_proj", &mut a.v_proj),
-            ("self_attn.o_proj", &mut a.o_proj),
-            ("mlp.gate_proj", &mut m.gate_proj),
-            ("mlp.up_proj", &mut m.up_proj),
-            ("mlp.down_proj", &mut m.down_proj),
-        ]
+        let all = [&mut a.q_proj, &mut a.k_proj, &mut a.v_proj, &mut a.o_proj, &mut m.gate_proj, &mut m.up_proj, &mut m.down_proj];
+        MAPS.into_iter().zip(all)
     }
 }

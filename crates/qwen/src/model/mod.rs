@@ -104,12 +104,12 @@ impl CausalLm {
             .layers
             .iter()
             .enumerate()
-            .flat_map(|(i, layer)| layer.linears().map(|(name, linear)| (format!("model.layers.{i}.{name}"), linear)))
+            .flat_map(|(i, layer)| layer.linears().map(move |(name, linear)| (format!("model.layers.{i}.{name}"), linear)))
     }
 
     /// The same, to be changed.
     pub fn linears_mut(&mut self) -> impl Iterator<Item = (String, &mut Linear)> {
         let layers = self.model.layers.iter_mut().enumerate();
-        layers.flat_map(|(i, layer)| layer.linears_mut().map(|(name, linear)| (format!("model.layers.{i}.{name}"), linear)))
+        layers.flat_map(|(i, layer)| layer.linears_mut().map(move |(name, linear)| (format!("model.layers.{i}.{name}"), linear)))
     }
 }

@@ -8,7 +8,7 @@
   steps.safetensors     loss of ten steps of AdamW, and the adapter after them
   merged.safetensors    the adapted matrices of layer 0, the adapter merged in
 
-Made with transformers 5.23.0, peft 0.21.2 and torch 2.15; the same versions make the same weights again, and what is computed with them within the rounding
+Made with transformers 5.23.0 (linear-, dynamic- and yarn-scaled: 5.24.0), peft 0.21.2 and torch 2.15; the same versions make the same weights again, and what is computed with them within the rounding
 of another processor (2e-6 of each tensor's norm); PEFT writes the names of an adapter's target_modules in any order.
 """
 import pathlib, shutil, sys
@@ -21,6 +21,10 @@ ROWS, TOKENS, VOCABULARY, HIDDEN, RANK, STEPS = 2, 18, 64, 16, 2, 10
 MAPS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 # In a text of 18 tokens and a model of 8 one of its two frequencies is divided, one blended.
 LLAMA3 = dict(rope_type="llama3", rope_theta=1e5, factor=4.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=8)
+# The text is longer than the 8 tokens of these models, whose heads have four frequencies; weights are large enough for attention to tell places apart.
+SCALED = lambda rope_type, **more: dict(
+    head_dim=8, max_position_embeddings=8, initializer_range=0.2,
+    rope_parameters=dict(rope_type=rope_type, rope_theta=100.0, factor=4.0, **more))
 QWEN2, QWEN3, LLAMA = ("Qwen2", dict(rope_theta=1e6)), ("Qwen3", dict(rope_theta=1e6, head_dim=32)), ("Llama", dict(rope_theta=1e5))
 # Name: family with what its configuration has of its own, seed, whether the head is the embedding, what the adapter has of its own.
 CASES = {
@@ -32,6 +36,9 @@ CASES = {
     "qwen3-untied": (*QWEN3, 2, False, {}),
     "qwen2-dora": (*QWEN2, 3, True, dict(use_dora=True)),
     "llama3-scaled": ("Llama", dict(rope_parameters=LLAMA3), 5, False, {}),
+    "linear-scaled": ("Llama", SCALED("linear"), 7, True, {}),
+    "dynamic-scaled": ("Llama", SCALED("dynamic"), 8, True, {}),
+    "yarn-scaled": ("Qwen3", SCALED("yarn", original_max_position_embeddings=8, beta_fast=1.0, beta_slow=0.1), 9, True, {}),
     # A window that is shorter than the text.
     "mistral-window": ("Mistral", dict(rope_parameters=dict(rope_type="default", rope_theta=1e5), sliding_window=5, head_dim=4), 6, False, {}),
 }
@@ -39,9 +46,9 @@ CASES = {
 
 def base(family, own, tied):
     """A model of the family, its norms and biases away from ones and zeros."""
-    config = getattr(transformers, f"{family}Config")(
-        vocab_size=VOCABULARY, hidden_size=HIDDEN, intermediate_size=2 * HIDDEN + 32, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=256, rms_norm_eps=1e-6, tie_word_embeddings=tied, **own)
+    sizes = dict(vocab_size=VOCABULARY, hidden_size=HIDDEN, intermediate_size=2 * HIDDEN + 32, num_hidden_layers=2, num_attention_heads=4,
+                 num_key_value_heads=2, max_position_embeddings=256, rms_norm_eps=1e-6, tie_word_embeddings=tied)
+    config = getattr(transformers, f"{family}Config")(**(sizes | own))
     config._attn_implementation = "eager"
     model = getattr(transformers, f"{family}ForCausalLM")(config).float().eval()
     for name, parameter in model.named_parameters():

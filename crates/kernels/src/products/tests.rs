@@ -11,11 +11,6 @@ use crate::cpu::reference::{greatest, noise};
 use crate::cpu::simd::{Level, with_level};
 use crate::maps::{Map, maps};
 
-/// Every level there is.
-fn levels() -> impl Iterator<Item = Level> {
-    Level::all().chain([Level::Avx512Bf16, Level::Amx, Level::AmxModel].into_iter().filter(|level| level.available()))
-}
-
 /// A factor with rows and columns of its own, stored in either order.
 struct Factor {
     values: Vec<f32>,
@@ -63,8 +58,8 @@ proptest! {
     #[test]
     fn products_are_sums(case in cases(), seed in any::<u32>()) {
         let Case { sizes: [rows, depth, columns], by_columns, transposed, halves, begin } = case;
-        for (level, in_f16) in levels().map(|level| (level, false)).chain(Level::all().map(|level| (level, true))) {
-            let rounded = matches!(level, Level::Avx512Bf16 | Level::Amx | Level::AmxModel);
+        for (level, in_f16) in Level::tested().map(|level| (level, false)).chain(Level::all().map(|level| (level, true))) {
+            let rounded = level.form().terms == 2;
             let a = Factor::new(seed.into(), rows * depth, false, rounded, in_f16);
             let b = Factor::new(!u64::from(seed), depth * columns, halves, rounded, in_f16);
             let left = if by_columns { Operand::terms(Stored::F32(&a.values), rows) } else { Operand::lines(Stored::F32(&a.values), depth) };
@@ -73,7 +68,7 @@ proptest! {
             let row = noise(4, columns);
             let mut out = vec![f32::NAN; rows * columns];
             let begins = [None, Some(&row[..])][begin];
-            with_level(if rounded { Level::Avx512 } else { level }, || multiply(&[Term { left, right, depth, level, in_f16 }], columns, begins, &mut out));
+            with_level(if rounded { Level::Portable } else { level }, || multiply(&[Term { left, right, depth, level, in_f16 }], columns, begins, &mut out));
             let error = out.iter().enumerate().map(|(at, &got)| {
                 let (i, j) = (at / columns, at % columns);
                 let a = |k: usize| a.exact[if by_columns { k * rows + i } else { i * depth + k }];

@@ -459,6 +459,6 @@ impl Simd for Avx2 {
     fn reduce_tile(self, _: &mut (), t: ReduceTile<'_>) {
         t.check(L, Self::REDUCE_ROWS, 1);
         // SAFETY: `self` proves the features; the bounds were checked, and each arm's R and N are those of the tile.
-        unsafe { with_sizes!(t, [1 2 3 4 5] 6, reduce) }
+        unsafe { with_sizes!(t, [1 2 3 4 5] 6, self::reduce) }
     }
 }

@@ -246,7 +246,7 @@ macro_rules! micro_kernels {
             t.check(L, REDUCE_ROWS, 1);
             // SAFETY: the bounds were checked, and each arm's R and N are those of the tile.
             unsafe {
-                with_sizes!(t, [1 2 3 4 5 6 7 8] 9, reduce)
+                with_sizes!(t, [1 2 3 4 5 6 7 8] 9, self::reduce)
             }
         }
     };

@@ -9,7 +9,7 @@ use std::mem::transmute;
 use super::avx512::{self, Avx512, L, MR, REDUCE_ROWS, column_mask, mask, micro_kernels};
 use half::bf16;
 
-use super::set::{PanelTile, ReduceTile, Simd, Task, Tile, with_sizes};
+use super::set::{PanelTile, ReduceTile, Simd, Task, Tile, inherit, inherit_vectors, with_sizes};
 
 /// Proof that the processor has AVX-512-BF16 and what [`Avx512`] needs.
 #[derive(Clone, Copy)]
@@ -98,54 +98,6 @@ unsafe fn join_pairs(low: *const bf16, high: *const bf16, part: __mmask16) -> __
         _mm512_castsi512_ps(_mm512_or_si512(low, _mm512_slli_epi32::<16>(high)))
     }
 }
-
-/// Methods that are those of the set of instructions this one holds.
-macro_rules! inherit {
-    ($($name:ident($($argument:ident: $type:ty),*) $(-> $out:ty)?;)*) => {
-        $(
-            #[inline(always)]
-            fn $name(self, $($argument: $type),*) $(-> $out)? {
-                self.0.$name($($argument),*)
-            }
-        )*
-    };
-}
-
-/// All on vectors.
-macro_rules! inherit_vectors {
-    () => {
-        inherit! {
-            splat(x: f32) -> V;
-            load(src: &[f32]) -> V;
-            load_part(src: &[f32], n: usize) -> V;
-            load_bf16(src: &[bf16], n: usize) -> V;
-            look_up(table: &[f32; 16], codes: &[u8]) -> V;
-            store(v: V, dst: &mut [f32]);
-            store_part(v: V, dst: &mut [f32], n: usize);
-            add(a: V, b: V) -> V;
-            sub(a: V, b: V) -> V;
-            mul(a: V, b: V) -> V;
-            div(a: V, b: V) -> V;
-            mul_add(a: V, b: V, c: V) -> V;
-            min(a: V, b: V) -> V;
-            max(a: V, b: V) -> V;
-            round(a: V) -> V;
-            exp2_integer(n: V) -> V;
-            deinterleave2(a: V, b: V) -> (V, V);
-            interleave2(even: V, odd: V) -> (V, V);
-            transpose(src: &[f32], src_stride: usize, rows: usize, cols: usize, dst: &mut [f32], dst_stride: usize);
-            transpose_rows(src: &[f32], src_stride: usize, rows: usize, dst: &mut [&mut [f32]], at: usize);
-            prefetch_write(src: &[f32]);
-        }
-
-        #[inline(always)]
-        fn prefetch_read<T>(self, src: &[T]) {
-            self.0.prefetch_read(src);
-        }
-    };
-}
-
-pub(super) use {inherit, inherit_vectors};
 
 type V = __m512;
 

@@ -172,16 +172,64 @@ pub(super) fn end(rows: usize, stride: usize, width: usize) -> usize {
 /// Calls a micro-kernel for [`Simd::reduce_tile`], generic over the rows and the vectors, with those of the tile; the last number of rows
 /// is the instruction set's greatest.
 macro_rules! with_sizes {
-    ($t:ident, [$($rows:literal)*] $most:literal, $reduce:ident) => {
+    ($t:ident, [$($rows:literal)*] $most:literal, $place:ident::$reduce:ident) => {
         match ($t.rows.len(), $t.vectors) {
-            $(($rows, 1) => $reduce::<$rows, 1>($t),)*
-            (_, 1) => $reduce::<$most, 1>($t),
-            $(($rows, _) => $reduce::<$rows, 2>($t),)*
-            (_, _) => $reduce::<$most, 2>($t),
+            $(($rows, 1) => $place::$reduce::<$rows, 1>($t),)*
+            (_, 1) => $place::$reduce::<$most, 1>($t),
+            $(($rows, _) => $place::$reduce::<$rows, 2>($t),)*
+            (_, _) => $place::$reduce::<$most, 2>($t),
         }
     };
 }
 pub(super) use with_sizes;
+
+/// Methods that are those of the set of instructions this one holds.
+macro_rules! inherit {
+    ($($name:ident($($argument:ident: $type:ty),*) $(-> $out:ty)?;)*) => {
+        $(
+            #[inline(always)]
+            fn $name(self, $($argument: $type),*) $(-> $out)? {
+                self.0.$name($($argument),*)
+            }
+        )*
+    };
+}
+
+/// All on vectors.
+macro_rules! inherit_vectors {
+    () => {
+        inherit! {
+            splat(x: f32) -> Self::V;
+            load(src: &[f32]) -> Self::V;
+            load_part(src: &[f32], n: usize) -> Self::V;
+            load_bf16(src: &[bf16], n: usize) -> Self::V;
+            look_up(table: &[f32; 16], codes: &[u8]) -> Self::V;
+            store(v: Self::V, dst: &mut [f32]);
+            store_part(v: Self::V, dst: &mut [f32], n: usize);
+            add(a: Self::V, b: Self::V) -> Self::V;
+            sub(a: Self::V, b: Self::V) -> Self::V;
+            mul(a: Self::V, b: Self::V) -> Self::V;
+            div(a: Self::V, b: Self::V) -> Self::V;
+            mul_add(a: Self::V, b: Self::V, c: Self::V) -> Self::V;
+            min(a: Self::V, b: Self::V) -> Self::V;
+            max(a: Self::V, b: Self::V) -> Self::V;
+            round(a: Self::V) -> Self::V;
+            exp2_integer(n: Self::V) -> Self::V;
+            deinterleave2(a: Self::V, b: Self::V) -> (Self::V, Self::V);
+            interleave2(even: Self::V, odd: Self::V) -> (Self::V, Self::V);
+            transpose(src: &[f32], src_stride: usize, rows: usize, cols: usize, dst: &mut [f32], dst_stride: usize);
+            transpose_rows(src: &[f32], src_stride: usize, rows: usize, dst: &mut [&mut [f32]], at: usize);
+            prefetch_write(src: &[f32]);
+        }
+
+        #[inline(always)]
+        fn prefetch_read<T>(self, src: &[T]) {
+            self.0.prefetch_read(src);
+        }
+    };
+}
+
+pub(super) use {inherit, inherit_vectors};
 
 /// At least any instruction set's [`Simd::LANES`].
 pub const MAX_LANES: usize = 16;

@@ -7,11 +7,9 @@ fn values(n: usize) -> Vec<f32> {
     noise(1, n)
 }
 
-/// Runs a task on every level of this processor.
+/// Runs a task on every level.
 fn on_all<T: Task<Out = ()> + Copy>(task: T) {
-    for level in Level::all().chain([Level::Avx512Bf16, Level::Amx, Level::AmxModel].into_iter().filter(|level| level.available())) {
-        run(level, task);
-    }
+    Level::tested().for_each(|level| run(level, task));
 }
 
 #[derive(Clone, Copy)]

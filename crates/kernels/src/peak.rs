@@ -6,7 +6,7 @@ use std::time::Instant;
 use half::bf16;
 
 use crate::cpu::machine::machine;
-use crate::cpu::simd::{Group, Offsets, Simd, Task, Tile, level, run};
+use crate::cpu::simd::{Group, Offsets, Simd, Starts, Task, Tile, To, level, run};
 use crate::policy::Precision;
 use crate::products::{Operand, Stored, Term, multiply};
 
@@ -89,23 +89,8 @@ impl Task for Tiles {
         let offsets = Offsets::new(vec![0; DEPTH]);
         let mut unit = simd.tile_unit(Group::ONE);
         for _ in 0..TILES {
-            let (panel, group) = (0, Group::ONE);
-            simd.tile(
-                &mut unit,
-                Tile {
-                    a: &a,
-                    panel,
-                    group,
-                    b: &b,
-                    offsets: &offsets,
-                    c: &mut c,
-                    ldc: cols,
-                    rows,
-                    cols,
-                    accumulate: false,
-                    prefetch: false,
-                },
-            );
+            let (panel, group, starts, to) = (0, Group::ONE, Starts::Table(&offsets), To::Block(&mut c, cols));
+            simd.tile(&mut unit, Tile { a: &a, panel, group, b: &b, starts, c: to, rows, cols, accumulate: false, prefetch: false });
         }
         std::hint::black_box(&c);
     }

@@ -168,16 +168,20 @@ impl<'a> Operand<'a> {
         }
     }
 
-    /// Packs the cells of the terms `terms` of some lines for the left-hand side of a micro-kernel: `length` of them a line, zeros behind the last.
+    /// Packs the cells of the terms `terms` of some lines for the left-hand side of [`Simd::tile`], up to [`Simd::PANEL`] of them: `length` cells a
+    /// line, zeros behind the last.
     #[inline(always)]
     pub(crate) fn pack_panel<S: Simd>(&self, s: S, terms: Range<usize>, lines: Range<usize>, length: usize, out: &mut [f32]) {
-        if !S::BY_ROWS {
+        if S::GROUP == 1 {
             return self.pack(s, terms, lines, S::PANEL, out);
         }
-        for (line, out) in lines.zip(out.chunks_exact_mut(length)) {
-            for (v, out) in out.chunks_mut(S::LANES).enumerate() {
-                let term = (terms.start + v * S::TERMS * S::LANES).min(terms.end);
-                s.store_part(self.line_cells(s, line, term..terms.end.min(term + S::TERMS * S::LANES)), out, out.len());
+        // A unit's groups are as long as its vectors.
+        for (i, line) in lines.enumerate() {
+            let panel = &mut out[i / S::MR * S::MR * length..];
+            for (group, cell) in (0..length).step_by(S::LANES).enumerate() {
+                let term = (terms.start + cell * S::TERMS).min(terms.end);
+                let cells = self.line_cells(s, line, term..terms.end.min(term + S::TERMS * S::LANES));
+                s.store(cells, &mut panel[(group * S::MR + i % S::MR) * S::LANES..]);
             }
         }
     }

@@ -4,9 +4,10 @@ use burn::tensor::{DType, Device, Tensor, TensorData};
 use half::{bf16, f16};
 use proptest::prelude::*;
 
-use super::multiply::{BLOCK, Division};
+use super::multiply::Division;
 use super::{LowRank, Operand, Stored, Term, Weight, linear, multiply};
 use crate::cpu::Precision;
+use crate::cpu::machine::PRODUCT_BLOCK as BLOCK;
 use crate::cpu::reference::{greatest, noise};
 use crate::cpu::simd::{Level, with_level};
 use crate::maps::{Map, maps};

@@ -7,7 +7,7 @@
 //! not inlined into one that is. A program where some are not shows it: it has symbols of its own for the intrinsics used here
 //! (`nm -C` finds `core_arch::x86::avx512f::_mm512_mul_ps` and the like).
 //!
-//! Every operation takes slices and checks their lengths; the micro-kernels, [`Simd::tile`], [`Simd::panel_tile`] and [`Simd::reduce_tile`], check
+//! Every operation takes slices and checks their lengths; the micro-kernels, [`Simd::tile`] and [`Simd::reduce_tile`], check
 //! once before their loops. Only the x86 modules contain `unsafe`.
 //!
 //! The operands of the micro-kernels are *cells* of 32 bits, each of [`Simd::TERMS`] consecutive terms of the sum: one f32, or at
@@ -35,7 +35,7 @@ use std::cell::Cell;
 use std::sync::OnceLock;
 
 use crate::policy::Precision;
-pub use set::{Group, MAX_LANES, Offsets, PanelTile, ReduceTile, Simd, Task, Tile};
+pub use set::{Group, MAX_LANES, Offsets, ReduceTile, Simd, Starts, Task, Tile, To};
 
 /// The sizes of an instruction set, for code that divides work before it runs in one.
 #[derive(Clone, Copy, Debug)]

@@ -8,7 +8,7 @@
 
 use std::marker::PhantomData;
 
-use super::set::{PanelTile, ReduceTile, Simd, Tile, with_sizes};
+use super::set::{ReduceTile, Simd, Tile, with_sizes};
 
 /// What a cell of 32 bits holds.
 pub trait Cells: Copy + Send + Sync + 'static {
@@ -77,34 +77,17 @@ fn multiply_rows<C: Cells, const L: usize, const N: usize>(acc: &mut [[[f32; L];
 impl<C: Cells, const L: usize, const MR: usize> Arrays<C, L, MR> {
     /// [`Simd::tile`] over `N` vectors of columns, the last of which has `last` columns.
     #[inline(always)]
-    fn tile_columns<const N: usize>(self, t: Tile<'_>, last: usize) {
+    fn tile_columns<const N: usize>(self, mut t: Tile<'_, '_>, last: usize) {
         let mut acc = [[[0.0; L]; N]; MR];
-        for (a, &offset) in t.a.chunks_exact(MR).zip(&t.offsets.table) {
-            let b = &t.b[offset as usize..];
+        for (k, a) in t.a.chunks_exact(MR).enumerate().take(t.starts.depth()) {
+            let b = &t.b[t.starts.at(k, N * L)..];
             let b = std::array::from_fn(|j| if j + 1 == N && last < L { read(&b[j * L..][..last]) } else { self.load(&b[j * L..]) });
             multiply_rows::<C, L, N>(&mut acc, a, b);
         }
         for (i, row) in acc.iter().enumerate().take(t.rows) {
             for (j, v) in row.iter().enumerate() {
                 let n = if j + 1 == N { last } else { L };
-                let c = &mut t.c[i * t.ldc + j * L..][..n];
-                let before = if t.accumulate { read(c) } else { [0.0; L] };
-                self.store_part(self.add(before, *v), c, n);
-            }
-        }
-    }
-
-    /// [`Simd::panel_tile`] over `N` vectors of columns, the last of which has `last` columns.
-    #[inline(always)]
-    fn panel<const N: usize>(self, t: PanelTile<'_, '_>, last: usize) {
-        let mut acc = [[[0.0; L]; N]; MR];
-        for (a, b) in t.a.chunks_exact(MR).zip(t.b.chunks_exact(N * L)).take(t.depth) {
-            multiply_rows::<C, L, N>(&mut acc, a, std::array::from_fn(|j| self.load(&b[j * L..])));
-        }
-        for (c, row) in t.c.iter_mut().zip(&acc) {
-            for (j, v) in row.iter().enumerate() {
-                let n = if j + 1 == N { last } else { L };
-                let c = &mut c[t.at + j * L..][..n];
+                let c = &mut t.c.row(i)[j * L..][..n];
                 let before = if t.accumulate { read(c) } else { [0.0; L] };
                 self.store_part(self.add(before, *v), c, n);
             }
@@ -227,39 +210,12 @@ impl<C: Cells, const L: usize, const MR: usize> Simd for Arrays<C, L, MR> {
     #[inline(always)]
     fn prefetch_write(self, _: &[f32]) {}
     #[inline(always)]
-    fn panel_tile(self, _: &mut (), t: PanelTile<'_, '_>) {
-        t.check(Self::MR, L);
-        match t.cols.div_ceil(L) {
-            1 => {
-                let last = t.cols;
-                self.panel::<1>(t, last)
-            }
-            2 => {
-                let last = t.cols - L;
-                self.panel::<2>(t, last)
-            }
-            _ => {
-                let last = t.cols - 2 * L;
-                self.panel::<3>(t, last)
-            }
-        }
-    }
-    #[inline(always)]
-    fn tile(self, _: &mut (), t: Tile<'_>) {
-        t.check(Self::MR, Self::NR);
-        match t.cols.div_ceil(L) {
-            1 => {
-                let last = t.cols;
-                self.tile_columns::<1>(t, last)
-            }
-            2 => {
-                let last = t.cols - L;
-                self.tile_columns::<2>(t, last)
-            }
-            _ => {
-                let last = t.cols - 2 * L;
-                self.tile_columns::<3>(t, last)
-            }
+    fn tile(self, _: &mut (), t: Tile<'_, '_>) {
+        t.check(MR, L);
+        match (t.cols.div_ceil(L), t.cols) {
+            (1, last) => self.tile_columns::<1>(t, last),
+            (2, cols) => self.tile_columns::<2>(t, cols - L),
+            (_, cols) => self.tile_columns::<3>(t, cols - 2 * L),
         }
     }
     #[inline(always)]

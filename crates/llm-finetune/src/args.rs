@@ -289,7 +289,7 @@ fn command() -> Command {
                     option("precision", "Of the weights and of products with them")
                         .default_value("f32")
                         // f16 is what `yolo-train benchmark` calls it.
-                        .value_parser(PossibleValuesParser::new(["f32", "bf16", "fp16", "fp16-pure", "f16"]).map(|name| match name.as_str() {
+                        .value_parser(PossibleValuesParser::new(["f32", "bf16", "bf16x2", "fp16", "fp16-pure", "f16"]).map(|name| match name.as_str() {
                             "f16" => "fp16".to_owned(),
                             _ => name,
                         }))

@@ -19,7 +19,10 @@ pub enum RunPrecision {
     /// Factors of products with the model's own weights rounded to bf16, where the processor multiplies it.
     #[serde(rename = "bf16")]
     Bf16,
-    /// The same rounded to f16, the loss scaled; adapters are f32.
+    /// The model's own weights in bf16 as they are on disk, the other factors in two bf16 parts, where the processor has AMX; elsewhere f32.
+    #[serde(rename = "bf16x2")]
+    Bf16x2,
+    /// Those factors rounded to f16, the loss scaled; adapters are f32.
     #[serde(rename = "fp16")]
     Fp16,
     /// Native f16, as cards without bf16 are used: adapters, their gradients and factors are f16 too, the loss is not scaled, Adam's ε is 1e-4.
@@ -32,13 +35,14 @@ const EPSILON: f64 = 1e-4;
 
 impl RunPrecision {
     /// All of them.
-    pub const ALL: [Self; 4] = [Self::F32, Self::Bf16, Self::Fp16, Self::Fp16Pure];
+    pub const ALL: [Self; 5] = [Self::F32, Self::Bf16, Self::Bf16x2, Self::Fp16, Self::Fp16Pure];
 
     /// That of products with the model's own weights.
     pub fn of_products(self) -> Precision {
         match self {
             Self::F32 => Precision::F32,
             Self::Bf16 => Precision::Bf16,
+            Self::Bf16x2 => Precision::Bf16x2,
             Self::Fp16 => Precision::F16,
             Self::Fp16Pure => Precision::PureF16,
         }

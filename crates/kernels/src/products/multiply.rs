@@ -141,11 +141,14 @@ impl Task for Share<'_, '_> {
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        let Term { left, right, depth, in_f16, .. } = *self.term;
+        let Term { left, right, depth, in_f16, split, .. } = *self.term;
+        let halves = left.parts();
+        let lefts = if split { &halves[..] } else { std::slice::from_ref(&left) };
         let Part { row: top, columns, out } = self.part;
         let block = BLOCK.min(depth.div_ceil(S::TERMS)).next_multiple_of(S::GROUP);
         // The last vector of a panel reaches into the next one, and that of the last panel behind it.
-        let mut panels = scratch::take(out.len().next_multiple_of(S::PANEL) * block + S::LANES);
+        let size = out.len().next_multiple_of(S::PANEL) * block;
+        let mut panels = scratch::take(lefts.len() * size + S::LANES);
         let mut tile = scratch::take(S::NR.min(columns.len().next_multiple_of(S::LANES)) * block);
         let mut decoded = scratch::take(if right.is_coded() { columns.len() * depth.min(BLOCK * S::TERMS) } else { 0 });
         let block_of = |start: usize| start..depth.min(start + BLOCK * S::TERMS);
@@ -155,9 +158,11 @@ impl Task for Share<'_, '_> {
             let terms = block_of(start);
             let cells = terms.len().div_ceil(S::TERMS);
             let length = cells.next_multiple_of(S::GROUP);
-            for i in (0..out.len()).step_by(S::PANEL) {
-                let rows = *top + i..*top + out.len().min(i + S::PANEL);
-                left.pack_panel(s, terms.clone(), rows, length, &mut panels[i * length..]);
+            for (part, left) in lefts.iter().enumerate() {
+                for i in (0..out.len()).step_by(S::PANEL) {
+                    let rows = *top + i..*top + out.len().min(i + S::PANEL);
+                    left.pack_panel(s, terms.clone(), rows, length, &mut panels[part * size + i * length..]);
+                }
             }
             if in_f16 {
                 round_to_f16(&mut panels[..out.len().next_multiple_of(S::PANEL) * length]);
@@ -179,12 +184,15 @@ impl Task for Share<'_, '_> {
                 // What is packed next comes closer while this is multiplied.
                 let (next, behind) = if at + S::NR < columns.len() { (terms.clone(), at + S::NR) } else { (block_of(terms.end), 0) };
                 let (accumulate, parts) = (self.accumulate || start > 0, out.len().div_ceil(S::PANEL));
-                for (i, (c, a)) in out.chunks_mut(S::PANEL).zip(panels.chunks_exact(S::PANEL * length)).enumerate() {
+                for (i, c) in out.chunks_mut(S::PANEL).enumerate() {
                     right.prefetch(s, next.clone(), tile_of(behind), i, parts);
-                    let (group, starts) = (Group { size: S::GROUP, apart: width }, Starts::Dense(length / S::GROUP));
-                    let (rows, c) = (c.len(), To::Rows(c, at));
-                    let t = Tile { a, panel: S::MR * length, group, b: &tile, starts, c, rows, cols, accumulate, prefetch: false };
-                    s.tile(&mut unit, t);
+                    for part in 0..lefts.len() {
+                        let a = &panels[part * size + i * S::PANEL * length..][..S::PANEL * length];
+                        let (group, starts) = (Group { size: S::GROUP, apart: width }, Starts::Dense(length / S::GROUP));
+                        let (rows, accumulate, to) = (c.len(), accumulate || part > 0, To::Rows(c, at));
+                        let t = Tile { a, panel: S::MR * length, group, b: &tile, starts, c: to, rows, cols, accumulate, prefetch: false };
+                        s.tile(&mut unit, t);
+                    }
                 }
             }
         }

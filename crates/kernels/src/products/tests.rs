@@ -69,7 +69,7 @@ proptest! {
             let row = noise(4, columns);
             let mut out = vec![f32::NAN; rows * columns];
             let begins = [None, Some(&row[..])][begin];
-            with_level(if rounded { Level::Portable } else { level }, || multiply(&[Term { left, right, depth, level, in_f16 }], columns, begins, &mut out));
+            with_level(if rounded { Level::Portable } else { level }, || multiply(&[Term { left, right, depth, level, in_f16, split: false }], columns, begins, &mut out));
             let error = out.iter().enumerate().map(|(at, &got)| {
                 let (i, j) = (at / columns, at % columns);
                 let a = |k: usize| a.exact[if by_columns { k * rows + i } else { i * depth + k }];
@@ -95,6 +95,7 @@ fn sums_of_products_are_one_product() {
             depth: depths[i],
             level,
             in_f16: false,
+            split: false,
         };
         let run =
             |terms: &[Term<'_>], begin: Option<&[f32]>, out: &mut Vec<f32>| with_level(level, || multiply(terms, columns, begin, out));
@@ -118,8 +119,14 @@ fn long_sums_are_accurate() {
     let exact: f64 = a.iter().zip(&b).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum();
     for level in Level::all() {
         let mut out = [0.0];
-        let term =
-            Term { left: Operand::lines(Stored::F32(&a), depth), right: Operand::terms(Stored::F32(&b), 1), depth, level, in_f16: false };
+        let term = Term {
+            left: Operand::lines(Stored::F32(&a), depth),
+            right: Operand::terms(Stored::F32(&b), 1),
+            depth,
+            level,
+            in_f16: false,
+            split: false,
+        };
         with_level(level, || multiply(&[term], 1, None, &mut out));
         assert!((f64::from(out[0]) / exact - 1.0).abs() < 2e-6, "{level:?}: {} {exact}", out[0]);
     }
@@ -140,6 +147,7 @@ fn any_number_of_threads_gives_the_same_bits() {
             depth,
             level,
             in_f16: false,
+            split: false,
         };
         pool.install(|| multiply(&[term], columns, None, &mut out));
         out.iter().map(|v| v.to_bits()).collect::<Vec<_>>()

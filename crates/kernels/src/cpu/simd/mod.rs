@@ -142,7 +142,12 @@ impl Level {
 
     /// This level for products of such a precision.
     pub fn of(self, precision: Precision) -> Level {
-        if precision == Precision::Bf16 { self.in_bf16() } else { self }
+        match precision {
+            Precision::Bf16 => self.in_bf16(),
+            // Without a unit two products in bf16 take as long as one in f32.
+            Precision::Bf16x2 if self.in_bf16() == Level::Amx => Level::Amx,
+            _ => self,
+        }
     }
 }
 

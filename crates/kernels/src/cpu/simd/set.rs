@@ -439,6 +439,18 @@ pub trait Simd: Copy + Send + Sync + 'static {
     /// The same with the intention to write them.
     fn prefetch_write(self, src: &[f32]);
 
+    /// The nearest numbers of 8 significant bits, which a bf16 holds exactly: Veltkamp's splitting, for magnitudes below 2^111.
+    #[inline(always)]
+    fn high(self, v: Self::V) -> Self::V {
+        let wide = self.mul(v, self.splat(65537.0));
+        self.sub(wide, self.sub(wide, v))
+    }
+    /// What [`high`](Simd::high) leaves, exactly.
+    #[inline(always)]
+    fn rest(self, v: Self::V) -> Self::V {
+        self.sub(v, self.high(v))
+    }
+
     /// Cells of the terms `low` and `high`; where `TERMS` is 1, `low`.
     #[inline(always)]
     fn cell(self, low: Self::V, _high: Self::V) -> Self::V {

@@ -218,9 +218,8 @@ impl Task for Products {
             for rows in 1..=S::PANEL {
                 let (a, b) = (Cells::new(s, depth * S::PANEL), Cells::new(s, depth * width));
                 let group = Group { size: S::GROUP, apart: width };
-                let place = |i: usize, k: usize| {
-                    (i / S::MR * depth + k / S::GROUP * S::GROUP) * S::MR + i % S::MR * S::GROUP + k % S::GROUP
-                };
+                let place =
+                    |i: usize, k: usize| (i / S::MR * depth + k / S::GROUP * S::GROUP) * S::MR + i % S::MR * S::GROUP + k % S::GROUP;
                 for accumulate in [false, true] {
                     let mut lines: Vec<Vec<f32>> = (0..rows).map(|_| values(3 + cols)).collect();
                     let before = lines[0].clone();

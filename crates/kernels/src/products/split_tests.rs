@@ -26,7 +26,7 @@ fn error(level: Level, split: bool, [rows, depth, columns]: [usize; 3], back: bo
     greatest(out.iter().zip(&exact).map(|(&y, exact)| (f64::from(y) - exact).abs() / rms))
 }
 
-/// Two parts hold 16 bits: an activation is off by 2^-17 of itself or less, f32 by 2^-25. The largest error of thousands is held to twice what convolutions in
+/// Two parts hold 16 bits: an activation is off by 2^-16 of itself at most. The largest error of thousands is held to twice what convolutions in
 /// f32 are held to.
 #[test]
 fn two_parts_are_nearly_f32() {

@@ -7,6 +7,8 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 const MAX_LINES: usize = 700;
+/// Of `kernels`, without tests and what is only for GPUs.
+const MAX_KERNELS: usize = 12_400;
 /// An example that is longer says that the public interface is awkward.
 const MAX_EXAMPLE: usize = 150;
 
@@ -48,6 +50,39 @@ fn files_are_small_and_open_with_an_essay() {
     assert!(long.is_empty(), "examples of {MAX_EXAMPLE} lines or more: {long:?}");
     let silent: Vec<_> = sources.iter().filter(|(_, text)| !text.starts_with("//!")).map(|(path, _)| path).collect();
     assert!(silent.is_empty(), "files that do not say what they are: {silent:?}");
+}
+
+/// Lines without tests: items behind `#[cfg(test)]` or `#[test]` are left out.
+fn lines_without_tests(text: &str) -> usize {
+    let (mut count, mut in_test, mut opened, mut depth) = (0, false, false, 0_isize);
+    for line in text.lines().map(str::trim) {
+        let begins = ["#[cfg(test)]", "#[cfg(all(test", "#[test]"].iter().any(|word| line.starts_with(word));
+        if !in_test && begins {
+            (in_test, opened, depth) = (true, false, 0);
+        } else if !in_test {
+            count += 1;
+        } else if !line.starts_with("#[") || opened {
+            opened |= line.contains('{');
+            depth += line.matches('{').count() as isize - line.matches('}').count() as isize;
+            in_test = if opened { depth > 0 } else { !line.ends_with([';', ',']) };
+        }
+    }
+    count
+}
+
+/// The crate that is easiest to let grow (decision 7).
+#[test]
+fn the_kernels_of_the_processor_stay_few() {
+    assert_eq!(lines_without_tests("a\n#[test]\nfn b() {\n    c {}\n}\nd\n#[cfg(test)]\n#[allow(x)]\nmod tests;\ne\n"), 3);
+    let src = root().join("crates/kernels/src");
+    let mut files = Vec::new();
+    sources(&src, &mut files);
+    let counted = files.iter().filter(|(path, _)| {
+        let path = path.strip_prefix(&src).unwrap().to_str().unwrap();
+        !(path.ends_with("tests.rs") || path.contains("cube") || path.ends_with("reference.rs"))
+    });
+    let lines: usize = counted.map(|(_, text)| lines_without_tests(text)).sum();
+    assert!((10_000..=MAX_KERNELS).contains(&lines), "{lines} lines of kernels for the processor");
 }
 
 /// crate -> crates of ours it may depend on, dev-dependencies aside.

@@ -6,7 +6,7 @@ use std::time::Instant;
 use half::bf16;
 
 use crate::cpu::machine::machine;
-use crate::cpu::simd::{Group, Offsets, Simd, Task, Tile, level, run};
+use crate::cpu::simd::{Group, Offsets, Simd, Starts, Task, Tile, To, level, run};
 use crate::policy::Precision;
 use crate::products::{Operand, Stored, Term, multiply};
 
@@ -42,13 +42,14 @@ pub fn product_rate(precision: Precision) -> f64 {
     const ROUNDS: usize = 5;
     let (x, mut y) = (vec![0.5; ROWS * DEEP], vec![0.0; ROWS * OUT]);
     let (wide, narrow) = match precision {
-        Precision::Bf16 => (Vec::new(), vec![bf16::from_f32(0.5); OUT * DEEP]),
+        Precision::Bf16 | Precision::Bf16x2 => (Vec::new(), vec![bf16::from_f32(0.5); OUT * DEEP]),
         _ => (vec![0.5; OUT * DEEP], Vec::new()),
     };
     let weight = if narrow.is_empty() { Stored::F32(&wide) } else { Stored::Bf16(&narrow) };
     let level = level().of(precision);
     let in_f16 = matches!(precision, Precision::F16 | Precision::PureF16);
-    let term = Term { left: Operand::lines(Stored::F32(&x), DEEP), right: Operand::lines(weight, DEEP), depth: DEEP, level, in_f16 };
+    let split = precision == Precision::Bf16x2 && level.form().terms == 2;
+    let term = Term { left: Operand::lines(Stored::F32(&x), DEEP), right: Operand::lines(weight, DEEP), depth: DEEP, level, in_f16, split };
     (2 * ROWS * OUT * DEEP) as f64 / fastest(ROUNDS, || multiply(&[term], OUT, None, &mut y))
 }
 
@@ -89,23 +90,8 @@ impl Task for Tiles {
         let offsets = Offsets::new(vec![0; DEPTH]);
         let mut unit = simd.tile_unit(Group::ONE);
         for _ in 0..TILES {
-            let (panel, group) = (0, Group::ONE);
-            simd.tile(
-                &mut unit,
-                Tile {
-                    a: &a,
-                    panel,
-                    group,
-                    b: &b,
-                    offsets: &offsets,
-                    c: &mut c,
-                    ldc: cols,
-                    rows,
-                    cols,
-                    accumulate: false,
-                    prefetch: false,
-                },
-            );
+            let (panel, group, starts, to) = (0, Group::ONE, Starts::Table(&offsets), To::Block(&mut c, cols));
+            simd.tile(&mut unit, Tile { a: &a, panel, group, b: &b, starts, c: to, rows, cols, accumulate: false, prefetch: false });
         }
         std::hint::black_box(&c);
     }

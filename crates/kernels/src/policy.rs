@@ -105,6 +105,9 @@ pub enum Precision {
     /// Factors rounded to bf16 where the processor has an instruction for that (AVX-512-BF16, AMX), an error of about 0.2 % of the results'
     /// root mean square; elsewhere f32.
     Bf16,
+    /// Products with a language model's own weights that are stored in bf16, the other factor in two bf16 parts: an error next to that of f32, at half
+    /// the speed of [`Bf16`](Self::Bf16), where the processor has AMX; elsewhere f32, which is as fast there.
+    Bf16x2,
     /// Factors of products with a language model's own weights rounded to f16; convolutions are f32.
     F16,
     /// The same of its adapters too.
@@ -120,6 +123,7 @@ impl Precision {
         match self {
             Self::F32 => "f32",
             Self::Bf16 => "bf16",
+            Self::Bf16x2 => "bf16x2",
             Self::F16 => "fp16",
             Self::PureF16 => "fp16-pure",
         }

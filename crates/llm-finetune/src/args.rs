@@ -8,7 +8,7 @@ use bellows_qwen::generate::Sampling;
 use bellows_qwen::precision::Products;
 use bellows_qwen::questions::Asking;
 use bellows_settings::Layer;
-use clap::builder::PossibleValuesParser;
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
 
 use crate::concept::args::{self as concept, ConceptArgs};
@@ -288,7 +288,11 @@ fn command() -> Command {
                 .arg(
                     option("precision", "Of the weights and of products with them")
                         .default_value("f32")
-                        .value_parser(PossibleValuesParser::new(["f32", "bf16", "fp16", "fp16-pure"]))
+                        // f16 is what `yolo-train benchmark` calls it.
+                        .value_parser(PossibleValuesParser::new(["f32", "bf16", "bf16x2", "fp16", "fp16-pure", "f16"]).map(|name| match name.as_str() {
+                            "f16" => "fp16".to_owned(),
+                            _ => name,
+                        }))
                         .visible_alias("dtype"),
                 )
                 .arg(
@@ -473,6 +477,10 @@ mod tests {
         let own = Sampling { temperature: 0.6, top_k: 30, ..Sampling::default() };
         assert!(!speak.thinking);
         assert_eq!(speak.sampling.over(&own), Sampling { top_k: 0, ..own });
+        for (typed, meant) in [("f16", "fp16"), ("bf16", "bf16"), ("fp16-pure", "fp16-pure")] {
+            let m = command().try_get_matches_from(["x", "benchmark", "--precision", typed]).unwrap();
+            assert_eq!(benchmark(m.subcommand().unwrap().1).precision, meant);
+        }
         let patterns = ["x", "--rank-pattern", "q_proj=4,layers.0.mlp.up_proj=2", "--alpha-pattern", "q_proj=1.5"];
         let lora = SftConfig::from_layers(&[settings(&command().try_get_matches_from(patterns).unwrap()).flags]).unwrap().lora();
         assert_eq!(lora.rank_pattern, [("q_proj".to_string(), 4), ("layers.0.mlp.up_proj".to_string(), 2)].into());

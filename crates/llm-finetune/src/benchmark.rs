@@ -7,6 +7,7 @@ use bellows_qwen::adapter::Targets;
 use bellows_qwen::bench::{Benchmark, Size};
 use bellows_qwen::checkpointing::Checkpointing;
 use bellows_qwen::precision::RunPrecision;
+use bellows_qwen::speed::processor_choices;
 use bellows_qwen::storage::BaseDtype;
 use serde_json::Value;
 
@@ -54,6 +55,9 @@ pub(crate) fn run(args: &BenchmarkArgs, signals: &Signals) -> Result<(), Failure
         return Ok(());
     }
     say(&format!("{} ({}), {} threads, {} {}x{}", device.backend, device.name, report.threads, report.size, report.batch, report.seq));
+    if !device.is_accelerator() {
+        say(&processor_choices());
+    }
     let rows = [("forward", report.forward_s), ("backward", report.backward_s), ("update", report.update_s), ("step", report.step_s)];
     rows.iter().for_each(|(name, seconds)| say(&format!("{name:>10} {:>9.1} ms", seconds * 1e3)));
     say(&format!("{:>10} {:>9.1} tokens/s", "training", report.tokens_per_s));

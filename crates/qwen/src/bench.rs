@@ -211,7 +211,11 @@ impl Benchmark {
     /// Which layers are run again, `auto` as the free memory of the processor allows.
     fn settled(&self, device: &Device) -> Result<Checkpointing, FinetuneError> {
         let place = Place::of(device);
-        let drawn = if place == Place::Processor && self.precision == RunPrecision::Bf16 { Storage::Half } else { Storage::F32 };
+        let drawn = if place == Place::Processor && matches!(self.precision, RunPrecision::Bf16 | RunPrecision::Bf16x2) {
+            Storage::Half
+        } else {
+            Storage::F32
+        };
         let storage = Storage::asked(self.base_dtype).unwrap_or(drawn);
         let shape = self.size.shape();
         let mut question = Question { model: &shape, config: self.config(), storage, place, seq: self.seq };
@@ -260,7 +264,9 @@ fn made_up(config: &ModelConfig, precision: RunPrecision, base_dtype: BaseDtype,
             (true, _) => 1.0,
             (false, RunPrecision::F32 | RunPrecision::Fp16 | RunPrecision::Fp16Pure) => (rng.unit_at(i) * 0.08 - 0.04) as f32,
             // A bf16 is the upper half of an f32.
-            (false, RunPrecision::Bf16) => f32::from_bits(((rng.unit_at(i) * 0.08 - 0.04) as f32).to_bits() & 0xffff_0000),
+            (false, RunPrecision::Bf16 | RunPrecision::Bf16x2) => {
+                f32::from_bits(((rng.unit_at(i) * 0.08 - 0.04) as f32).to_bits() & 0xffff_0000)
+            }
         };
         let count: usize = shape.iter().product();
         Some((shape, (0..count as u64).into_par_iter().map(value).collect()))

@@ -175,7 +175,7 @@ settings! {
         device: String = "auto".into();
         /// Whose products run on a GPU: auto (Burn's, tuned there, or ours where those fail), burn, own (few launches, nothing is tuned)
         products: Products as String = Products::Auto;
-        /// f32; factors of products with the model's own weights in bf16 (where the processor multiplies it) or fp16 (the loss is scaled), adapters in f32; fp16-pure: base and adapters in f16 too, no loss scale, Adam's epsilon 1e-4
+        /// f32; factors of products with the model's own weights in bf16 (where the processor multiplies it) or fp16 (the loss is scaled), adapters in f32; bf16x2: weights in bf16, activations in two bf16 parts, nearly as exact as f32 (with AMX; elsewhere f32, which is as fast there); fp16-pure: base and adapters in f16 too, no loss scale, Adam's epsilon 1e-4
         precision: RunPrecision as String = RunPrecision::F32;
         /// What the loss is multiplied by in fp16: dynamic, or a number (128 to 1024 is usual)
         loss_scale: String = "dynamic".into();

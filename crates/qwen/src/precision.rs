@@ -1,6 +1,6 @@
 //! How exactly a run computes, and by whose products: `--precision` and `--products`.
 
-use bellows_kernels::{Lowering, Precision, processor_has_bf16};
+use bellows_kernels::{Lowering, Precision, processor_level};
 use bellows_learner::LossScaling;
 use bellows_learner::memory::Place;
 use burn::module::Param;
@@ -21,7 +21,10 @@ pub enum RunPrecision {
     /// Factors of products with the model's own weights rounded to bf16, where the processor multiplies it.
     #[serde(rename = "bf16")]
     Bf16,
-    /// The same rounded to f16, the loss scaled; adapters are f32.
+    /// The model's own weights in bf16 as they are on disk, the other factors in two bf16 parts, where the processor has AMX; elsewhere f32.
+    #[serde(rename = "bf16x2")]
+    Bf16x2,
+    /// Those factors rounded to f16, the loss scaled; adapters are f32.
     #[serde(rename = "fp16")]
     Fp16,
     /// Native f16, as cards without bf16 are used: the base, adapters, their gradients and factors are f16 too, the loss is not scaled, Adam's ε is 1e-4.
@@ -34,13 +37,14 @@ const EPSILON: f64 = 1e-4;
 
 impl RunPrecision {
     /// All of them.
-    pub const ALL: [Self; 4] = [Self::F32, Self::Bf16, Self::Fp16, Self::Fp16Pure];
+    pub const ALL: [Self; 5] = [Self::F32, Self::Bf16, Self::Bf16x2, Self::Fp16, Self::Fp16Pure];
 
     /// That of products with the model's own weights.
     pub fn of_products(self) -> Precision {
         match self {
             Self::F32 => Precision::F32,
             Self::Bf16 => Precision::Bf16,
+            Self::Bf16x2 => Precision::Bf16x2,
             Self::Fp16 => Precision::F16,
             Self::Fp16Pure => Precision::PureF16,
         }
@@ -56,10 +60,12 @@ impl RunPrecision {
         Self::ALL.into_iter().find(|precision| precision.name() == name)
     }
 
-    /// What the products are computed in on `device` where it has none of this precision: bf16 is multiplied by some processors alone.
+    /// What the products are computed in on `device` where it has none of this precision: bf16 is multiplied by some processors alone, in two parts by
+    /// those with AMX.
     pub fn instead(self, device: &Device) -> Option<&'static str> {
-        let multiplies = Place::of(device) == Place::Processor && processor_has_bf16();
-        (self == Self::Bf16 && !multiplies).then_some("f32")
+        let [own, f32] = [self, Self::F32].map(|precision| processor_level(precision.of_products()));
+        let multiplies = Place::of(device) == Place::Processor && own != f32;
+        (matches!(self, Self::Bf16 | Self::Bf16x2) && !multiplies).then_some("f32")
     }
 
     /// How a base is stored where `asked` is what the settings say: pure f16 is of the weights too, unless something else is asked for. A GGUF keeps its

@@ -20,7 +20,7 @@ const SEQ: usize = 32;
 /// round its factors.
 pub fn first_layer(model: &CausalLm, shape: &ModelConfig, precision: Precision, device: &Device, reference: &Device) -> f64 {
     let Some(layer) = model.model.layers.first() else { return 0.0 };
-    let exact = if precision == Precision::Bf16 { Precision::F32 } else { precision };
+    let exact = if matches!(precision, Precision::Bf16 | Precision::Bf16x2) { Precision::F32 } else { precision };
     let [ours, theirs] = [(device, precision), (reference, exact)]
         .map(|(device, precision)| run(layer, shape, precision, &device.clone().without_autodiff()));
     match (ours, theirs) {

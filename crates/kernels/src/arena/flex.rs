@@ -8,10 +8,8 @@ use rayon::prelude::*;
 
 use super::{ArenaOps, Places, portable};
 use crate::buffers::{all_f32, contiguous, take, tensor, values};
+use crate::cpu::machine::PIECE;
 use crate::planes::Parts;
-
-/// Values per task.
-const CHUNK: usize = 64 * 1024;
 
 /// The arena whose parts these are, if they are.
 fn whole(parts: &[FlexTensor], places: &Places) -> Option<FlexTensor> {
@@ -38,7 +36,7 @@ impl ArenaOps for Flex {
             let (between, behind) = rest.split_at_mut(start - end);
             between.fill(0.0);
             let (to, behind) = behind.split_at_mut(len);
-            moves.extend(to.chunks_mut(CHUNK).zip(values(part).chunks(CHUNK)));
+            moves.extend(to.chunks_mut(PIECE).zip(values(part).chunks(PIECE)));
             (rest, end) = (behind, start + len);
         }
         moves.into_par_iter().for_each(|(to, from)| to.copy_from_slice(from));

@@ -2,8 +2,9 @@
 
 use std::ops::Range;
 
-use super::blocks::{ACROSS, Inputs, Met, Panels, Rows, Tiles};
+use super::blocks::{Inputs, Met, Panels, Rows, Tiles};
 use super::forward::visible;
+use crate::cpu::machine::ACROSS;
 use crate::cpu::scratch;
 use crate::cpu::simd::{Simd, Task};
 use crate::products::{Operand, Stored};

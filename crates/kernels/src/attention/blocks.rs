@@ -4,11 +4,8 @@ use std::ops::Range;
 
 use super::sizes::Sizes;
 use crate::cpu::scratch::{self, Buffer};
-use crate::cpu::simd::{MAX_LANES, PanelTile, Simd};
+use crate::cpu::simd::{Group, MAX_LANES, Simd, Starts, Tile, To};
 use crate::products::{Operand, Stored};
-
-/// Keys (or, seen from a key, queries) that a block of rows meets at a time: whole tiles of every instruction set.
-pub(super) const ACROSS: usize = 96;
 
 /// Queries of a head that a task has: the heads of a group share what is packed of their keys, and few queries waste less on keys that only
 /// the last of them see.
@@ -134,13 +131,14 @@ impl Panels {
     /// `out [rows, columns] (+)= panels right`.
     #[inline(always)]
     pub(super) fn times<S: Simd>(&self, s: S, right: &Tiles, out: &mut [&mut [f32]], accumulate: bool) {
-        let mut unit = s.panel_unit();
+        let mut unit = s.tile_unit(Group::ONE);
         for at in (0..right.columns).step_by(S::NR) {
             let cols = S::NR.min(right.columns - at);
             for (i, c) in out.chunks_mut(S::PANEL).enumerate() {
                 let a = &self.values[i * self.panel..];
                 let b = &right.values[self.depth * at..];
-                s.panel_tile(&mut unit, PanelTile { a, b, depth: self.depth, c, at, cols, accumulate });
+                let (starts, rows, c) = (Starts::Dense(self.depth), c.len(), To::Rows(c, at));
+                s.tile(&mut unit, Tile { a, panel: 0, group: Group::ONE, b, starts, c, rows, cols, accumulate, prefetch: false });
             }
         }
     }

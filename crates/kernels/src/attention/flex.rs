@@ -10,11 +10,9 @@ use super::forward::Forward;
 use super::sizes::Sizes;
 use super::{AttentionOps, portable};
 use crate::buffers::{all_f32, contiguous, take, tensor, values};
+use crate::cpu::machine::KEYS;
 use crate::cpu::simd;
 use crate::rows::ids;
-
-/// Keys of a task of the backward pass.
-const KEYS: usize = 64;
 
 /// The first keys, each at most its query's own position.
 fn firsts(first: &FlexTensor, sizes: Sizes) -> Option<Vec<usize>> {

@@ -1,6 +1,7 @@
 //! The forward pass: a block of queries, with the running maximum and sum of each row, meets its keys block by block.
 
-use super::blocks::{ACROSS, Inputs, Met, Panels, Rows, Tiles};
+use super::blocks::{Inputs, Met, Panels, Rows, Tiles};
+use crate::cpu::machine::ACROSS;
 use crate::cpu::scratch;
 use crate::cpu::simd::{Simd, Task};
 use crate::decoder::BLOCKED;

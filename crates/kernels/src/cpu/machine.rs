@@ -1,7 +1,7 @@
 //! What a core has: the sizes of its caches, from which the sizes of blocks and strips follow.
 //!
 //! They follow by formula and never by timing, since what cuts a sum decides its last bits: a run ends in the same ones whatever else the
-//! machine does.
+//! machine does. Below them stand the sizes that are the same on every processor, each with its reason.
 
 use std::fs;
 use std::path::Path;
@@ -68,6 +68,44 @@ impl Machine {
         self.second.bytes / 1024 * 1300
     }
 }
+
+// Sizes of tasks.
+
+/// Values of a task that does little with each: splitting further costs more than it brings. Constant because it orders sums: the class loss and the norm
+/// of the gradients are made of tasks' sums.
+pub const TASK: usize = 16 * 1024;
+/// Values that a task copies or adds, at most: enough to be worth its start, few enough for one image to keep many threads busy.
+pub const PIECE: usize = 32 * 1024;
+/// Fewer of Winograd's tiles than this per thread are shared among the threads.
+pub const FEW_TILES: usize = 128;
+/// The same of the gradient of the weights, whose channels are divided then.
+pub const FEW_TILES_OF_WEIGHTS: usize = 64;
+/// Keys of a task of attention's backward pass.
+pub const KEYS: usize = 64;
+
+// Lengths of blocks of sums, each constant because it orders sums.
+
+/// Rows of an implicit product's right-hand side: with AVX2's tiles, whose loads are the more frequent, a tile's (24 KB) stay in the first-level cache
+/// while all panels pass over them. AVX-512 gains nothing from shorter ones.
+pub const BLOCK: usize = 256;
+/// The same where the right-hand side is read in groups, by a unit that waits for memory more than for its sums.
+pub const GROUPED_BLOCK: usize = 512;
+/// Pixels that the gradient of the weights sums: 24 KB of the transposed gradient at 32 channels.
+pub const PIXEL_BLOCK: usize = 192;
+/// Cells of a matrix product: blocks of a long sum lose less than one chain, and a packed tile of so many (48 KB with 512-bit vectors) stays close to the
+/// core.
+pub const PRODUCT_BLOCK: usize = 256;
+/// Channels (or tiles, for the gradient of the weights) of Winograd's products.
+pub const SEGMENT: usize = 32;
+/// Keys (or, seen from a key, queries) that a block of attention's rows meets at a time: whole tiles of every instruction set.
+pub const ACROSS: usize = 96;
+
+// What times are estimated with.
+
+/// Multiply-adds of vectors that a unit for matrices does in the time of one, in convolutions.
+pub const UNIT_RATE: f64 = 8.0;
+/// The same in matrix products, measured against packing, which is no faster there.
+pub const PRODUCT_UNIT_RATE: f64 = 4.0;
 
 /// The number of processors in a list like `0-3,8`.
 fn processors(list: &str) -> Option<usize> {

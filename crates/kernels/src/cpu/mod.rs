@@ -86,9 +86,7 @@ fn a_unit_for_matrices_needs_no_winograd() {
     for level in simd::Level::all() {
         simd::with_level(level, || assert!(is_winograd(Lowering::Auto, Precision::F32, &s)));
     }
-    if simd::Level::AmxModel.available() {
-        simd::with_level(simd::Level::AmxModel, || assert!(!is_winograd(Lowering::Auto, Precision::Bf16, &s)));
-    }
+    simd::with_level(simd::Level::AmxModel, || assert!(!is_winograd(Lowering::Auto, Precision::Bf16, &s)));
     // Of one image there is no second term: its weights' gradient is Winograd's as before.
     assert_eq!(implicit::weight_grad_precision(&s, Precision::Bf16), Precision::F32);
     assert_eq!(implicit::weight_grad_precision(&ConvShape { batch: 2, ..s }, Precision::Bf16), Precision::Bf16);

@@ -14,13 +14,11 @@ mod tests;
 
 use rayon::prelude::*;
 
+use crate::cpu::machine::TASK;
 use crate::cpu::simd;
 use passes::{InputGrad, Output, Slopes, Sums};
 
 pub(crate) use passes::Channel;
-
-/// Values per task below which splitting costs more than it brings.
-const TASK: usize = 16 * 1024;
 
 /// The shape `[batch, channels, plane]` of contiguous values.
 #[derive(Clone, Copy, Debug)]

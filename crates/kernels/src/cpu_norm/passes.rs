@@ -4,6 +4,7 @@ use crate::cpu::simd::{Simd, Task};
 
 /// Values summed in f32 before the f64 total takes over.
 pub(super) const RUN: usize = 2048;
+
 /// What normalising one channel needs: `z = (x - mean) scale + beta` with `scale = gamma rstd`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Channel {
@@ -71,11 +72,8 @@ impl Task for Output<'_> {
         let Channel { mean, scale, beta, .. } = self.channel;
         let (mean, scale, beta) = (simd.splat(mean), simd.splat(scale), simd.splat(beta));
         for (x, out) in self.x.chunks(S::LANES).zip(self.out.chunks_mut(S::LANES)) {
-            let n = x.len();
-            let value = if n == S::LANES { simd.load(x) } else { simd.load_part(x, n) };
-            let z = simd.mul_add(simd.sub(value, mean), scale, beta);
-            let y = if self.silu { simd.silu(z) } else { z };
-            if n == S::LANES { simd.store(y, out) } else { simd.store_part(y, out, n) }
+            let z = simd.mul_add(simd.sub(simd.read(x), mean), scale, beta);
+            simd.write(if self.silu { simd.silu(z) } else { z }, out);
         }
     }
 }
@@ -99,19 +97,17 @@ impl Task for Slopes<'_> {
         for (x, dy) in self.x.chunks(RUN).zip(self.dy.chunks_mut(RUN)) {
             let (mut sum, mut product) = (simd.zero(), simd.zero());
             for (x, dy) in x.chunks(S::LANES).zip(dy.chunks_mut(S::LANES)) {
-                let n = x.len();
-                let whole = n == S::LANES;
-                let (value, mut dz) = if whole { (simd.load(x), simd.load(dy)) } else { (simd.load_part(x, n), simd.load_part(dy, n)) };
-                let centred = simd.sub(value, mean);
+                let (centred, mut dz) = (simd.sub(simd.read(x), mean), simd.read(dy));
                 if self.silu {
                     let z = simd.mul_add(centred, scale, beta);
                     let s = simd.sigmoid(z);
                     // s (1 + z (1 - s)) = s + s z (1 - s)
                     let zs = simd.mul(z, s);
                     dz = simd.mul(dz, simd.add(s, simd.sub(zs, simd.mul(zs, s))));
-                    if whole { simd.store(dz, dy) } else { simd.store_part(dz, dy, n) }
+                    simd.write(dz, dy);
                 }
-                if whole {
+                let n = x.len();
+                if n == S::LANES {
                     sum = simd.add(sum, dz);
                     product = simd.mul_add(dz, centred, product);
                 } else {
@@ -145,12 +141,8 @@ impl Task for InputGrad<'_> {
         let (mean, scale) = (simd.splat(self.channel.mean), simd.splat(self.channel.scale));
         let (mean_dz, slope) = (simd.splat(self.mean_dz), simd.splat(self.slope));
         for (x, dz) in self.x.chunks(S::LANES).zip(self.dz.chunks_mut(S::LANES)) {
-            let n = x.len();
-            let whole = n == S::LANES;
-            let (value, d) = if whole { (simd.load(x), simd.load(dz)) } else { (simd.load_part(x, n), simd.load_part(dz, n)) };
-            let centred_dz = simd.sub(d, simd.mul_add(simd.sub(value, mean), slope, mean_dz));
-            let dx = simd.mul(scale, centred_dz);
-            if whole { simd.store(dx, dz) } else { simd.store_part(dx, dz, n) }
+            let centred_dz = simd.sub(simd.read(dz), simd.mul_add(simd.sub(simd.read(x), mean), slope, mean_dz));
+            simd.write(simd.mul(scale, centred_dz), dz);
         }
     }
 }

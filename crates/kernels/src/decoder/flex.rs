@@ -7,10 +7,8 @@ use rayon::prelude::*;
 use super::passes::{RmsNorm, RmsNormGrad, Swiglu, SwigluGrad, Turn};
 use super::{DecoderOps, portable};
 use crate::buffers::{all_f32, contiguous, owned, take, tensor, values};
+use crate::cpu::machine::TASK;
 use crate::cpu::simd;
-
-/// Values per task below which splitting costs more than it brings.
-const TASK: usize = 16 * 1024;
 
 /// Whether all of these are f32, and the first is not empty.
 fn ours<const N: usize>(all: [&FlexTensor; N]) -> bool {

@@ -26,21 +26,15 @@ fn sum<S: Simd>(simd: S, len: usize, f: impl Fn(usize, usize) -> S::V) -> f64 {
 #[inline(always)]
 fn write<S: Simd>(simd: S, out: &mut [f32], f: impl Fn(usize, usize) -> S::V) {
     for (i, part) in out.chunks_mut(S::LANES).enumerate() {
-        simd.store_part(f(i * S::LANES, part.len()), part, part.len());
+        simd.write(f(i * S::LANES, part.len()), part);
     }
-}
-
-/// `n` values of `x` from `at` on.
-#[inline(always)]
-fn part<S: Simd>(simd: S, x: &[f32], at: usize, n: usize) -> S::V {
-    if n == S::LANES { simd.load(&x[at..]) } else { simd.load_part(&x[at..], n) }
 }
 
 /// ρ = 1 / sqrt(mean(x²) + ε).
 #[inline(always)]
 fn rho<S: Simd>(simd: S, x: &[f32], epsilon: f64) -> f32 {
     let squares = sum(simd, x.len(), |at, n| {
-        let x = part(simd, x, at, n);
+        let x = simd.read(&x[at..at + n]);
         simd.mul(x, x)
     });
     (1.0 / (squares / x.len() as f64 + epsilon).sqrt()) as f32
@@ -61,7 +55,7 @@ impl Task for RmsNorm<'_> {
     fn run<S: Simd>(self, simd: S) {
         let Self { x, weight, epsilon, out } = self;
         let rho = simd.splat(rho(simd, x, epsilon));
-        write(simd, out, |at, n| simd.mul(simd.mul(part(simd, x, at, n), rho), part(simd, weight, at, n)));
+        write(simd, out, |at, n| simd.mul(simd.mul(simd.read(&x[at..at + n]), rho), simd.read(&weight[at..at + n])));
     }
 }
 
@@ -81,16 +75,16 @@ impl Task for RmsNormGrad<'_> {
         let Self { x, weight, epsilon, dy } = self;
         let rho = rho(simd, x, epsilon);
         let along = sum(simd, x.len(), |at, n| {
-            let g = simd.mul(part(simd, weight, at, n), part(simd, dy, at, n));
-            simd.mul(g, part(simd, x, at, n))
+            let g = simd.mul(simd.read(&weight[at..at + n]), simd.read(&dy[at..at + n]));
+            simd.mul(g, simd.read(&x[at..at + n]))
         });
         let along = along / x.len() as f64 * f64::from(rho) * f64::from(rho);
         let (rho, minus) = (simd.splat(rho), simd.splat(-along as f32));
         for (i, dy) in dy.chunks_mut(S::LANES).enumerate() {
             let (at, n) = (i * S::LANES, dy.len());
-            let g = simd.mul(part(simd, weight, at, n), simd.load_part(dy, n));
-            let dx = simd.mul(simd.mul_add(part(simd, x, at, n), minus, g), rho);
-            simd.store_part(dx, dy, n);
+            let g = simd.mul(simd.read(&weight[at..at + n]), simd.read(dy));
+            let dx = simd.mul(simd.mul_add(simd.read(&x[at..at + n]), minus, g), rho);
+            simd.write(dx, dy);
         }
     }
 }
@@ -108,7 +102,7 @@ impl Task for Swiglu<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
         let Self { gate, up, out } = self;
-        write(simd, out, |at, n| simd.mul(simd.silu(part(simd, gate, at, n)), part(simd, up, at, n)));
+        write(simd, out, |at, n| simd.mul(simd.silu(simd.read(&gate[at..at + n])), simd.read(&up[at..at + n])));
     }
 }
 
@@ -127,13 +121,13 @@ impl Task for SwigluGrad<'_> {
     fn run<S: Simd>(self, simd: S) {
         for (i, (dy, dup)) in self.dy.chunks_mut(S::LANES).zip(self.dup.chunks_mut(S::LANES)).enumerate() {
             let (at, n) = (i * S::LANES, dy.len());
-            let (gate, d) = (part(simd, self.gate, at, n), simd.load_part(dy, n));
+            let (gate, d) = (simd.read(&self.gate[at..at + n]), simd.read(dy));
             let s = simd.sigmoid(gate);
             let silu = simd.mul(gate, s);
             // s (1 + gate (1 - s)) = s + silu - silu s
             let slope = simd.add(s, simd.sub(silu, simd.mul(silu, s)));
-            simd.store_part(simd.mul(d, silu), dup, n);
-            simd.store_part(simd.mul(simd.mul(d, part(simd, self.up, at, n)), slope), dy, n);
+            simd.write(simd.mul(d, silu), dup);
+            simd.write(simd.mul(simd.mul(d, simd.read(&self.up[at..at + n])), slope), dy);
         }
     }
 }
@@ -158,10 +152,10 @@ impl Task for Turn<'_> {
         let sign = simd.splat(self.sign);
         for (i, (first, second)) in first.chunks_mut(S::LANES).zip(second.chunks_mut(S::LANES)).enumerate() {
             let (at, n) = (i * S::LANES, first.len());
-            let (a, b) = (part(simd, x1, at, n), part(simd, x2, at, n));
-            let (cos, sin) = (part(simd, self.cos, at, n), simd.mul(part(simd, self.sin, at, n), sign));
-            simd.store_part(simd.sub(simd.mul(a, cos), simd.mul(b, sin)), first, n);
-            simd.store_part(simd.mul_add(a, sin, simd.mul(b, cos)), second, n);
+            let (a, b) = (simd.read(&x1[at..at + n]), simd.read(&x2[at..at + n]));
+            let (cos, sin) = (simd.read(&self.cos[at..at + n]), simd.mul(simd.read(&self.sin[at..at + n]), sign));
+            simd.write(simd.sub(simd.mul(a, cos), simd.mul(b, sin)), first);
+            simd.write(simd.mul_add(a, sin, simd.mul(b, cos)), second);
         }
     }
 }

@@ -7,9 +7,7 @@ use rayon::prelude::*;
 use super::mask::Mask;
 use super::{DropoutOps, portable};
 use crate::buffers::{all_f32, contiguous, take, tensor, values};
-
-/// Values of a task.
-const TASK: usize = 16 * 1024;
+use crate::cpu::machine::TASK;
 
 impl DropoutOps for Flex {
     fn dropout(x: FlexTensor, key: u64, p: f64) -> FlexTensor {

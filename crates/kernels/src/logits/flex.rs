@@ -7,10 +7,8 @@ use rayon::prelude::*;
 use super::passes::{Expectation, Softplus};
 use super::{LogitOps, portable};
 use crate::buffers::{all_f32, contiguous, take, tensor, values};
+use crate::cpu::machine::TASK;
 use crate::cpu::simd;
-
-/// Values per task. The total is made of these tasks' sums in their order, whoever formed them.
-const TASK: usize = 16 * 1024;
 
 impl LogitOps for Flex {
     fn softplus_sum(x: FlexTensor, start: usize, len: usize) -> (FlexTensor, FlexTensor) {

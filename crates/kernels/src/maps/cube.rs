@@ -269,7 +269,7 @@ impl Weight {
 /// A factor of a product with a weight.
 fn factor(values: &CubeTensor, precision: Precision) -> CubeTensor {
     match (precision, values.dtype) {
-        (Precision::F32 | Precision::Bf16, _) | (_, DType::F16) => values.clone(),
+        (Precision::F32 | Precision::Bf16 | Precision::Bf16x2, _) | (_, DType::F16) => values.clone(),
         _ => CubeBackend::float_cast(values.clone(), FloatDType::F16),
     }
 }

@@ -2,13 +2,12 @@
 
 use rayon::prelude::*;
 
+use crate::cpu::machine::{PIECE, TASK};
+
 /// Planes per task, so that a task is worth its start.
 fn min_planes(plane: usize) -> usize {
-    (16 * 1024usize).div_ceil(plane.max(1))
+    TASK.div_ceil(plane.max(1))
 }
-
-/// Values that a task moves, at most: enough to be worth its start, few enough for one image to keep many threads busy.
-const PIECE: usize = 32 * 1024;
 
 /// A part of the output with what becomes it; nothing becomes zeros.
 type Move<'a, 'b> = (&'a mut [f32], Option<&'b [f32]>);

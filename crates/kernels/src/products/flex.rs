@@ -63,7 +63,7 @@ fn terms(x: &FlexTensor, lines: usize) -> Operand<'_> {
 
 /// A product of f32s, which are rounded to f16 where it says so.
 fn plain<'a>(left: Operand<'a>, right: Operand<'a>, depth: usize, in_f16: bool) -> Term<'a> {
-    Term { left, right, depth, level: simd::level(), in_f16 }
+    Term { left, right, depth, level: simd::level(), in_f16, split: false }
 }
 
 /// `scaling left right`, `[rows, columns]`: the inner side of a low-rank branch.
@@ -94,13 +94,12 @@ fn product(
     // Of a few rows memory decides, and rounding them would gain nothing.
     let (many, level) = (n > dots::ROWS, simd::level());
     let in_f16 = many && matches!(precision, Precision::F16 | Precision::PureF16);
-    let main = Term {
-        left: rows,
-        right: side(stored(&weight), input, back),
-        depth,
-        level: if many { level.of(precision) } else { level },
-        in_f16,
-    };
+    let stored = stored(&weight);
+    // A weight that is not bf16 would lose what two parts of the other factor keep.
+    let rounds = many && (precision != Precision::Bf16x2 || matches!(stored, Stored::Bf16(_)));
+    let level = if rounds { level.of(precision) } else { level };
+    let split = precision == Precision::Bf16x2 && level.form().terms == 2;
+    let main = Term { left: rows, right: side(stored, input, back), depth, level, in_f16, split };
     let in_f16 = many && precision == Precision::PureF16;
     let branch = branch.map(|StoredBranch { a, b, scaling }| {
         let [a, b] = [a, b].map(contiguous);

@@ -16,6 +16,8 @@ mod operand;
 mod packed;
 mod portable;
 #[cfg(test)]
+mod split_tests;
+#[cfg(test)]
 mod tests;
 mod weight;
 

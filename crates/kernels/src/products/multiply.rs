@@ -13,17 +13,12 @@ use rayon::prelude::*;
 
 use super::dots;
 use super::operand::{Term, round_to_f16};
-use crate::cpu::machine::machine;
+use crate::cpu::machine::{PRODUCT_BLOCK as BLOCK, PRODUCT_UNIT_RATE as UNIT_RATE, machine};
 use crate::cpu::scratch;
-use crate::cpu::simd::{self, Form, PanelTile, Simd, Task};
+use crate::cpu::simd::{self, Form, Group, Simd, Starts, Task, Tile, To};
 
-/// Cells of a sum that are added up before they join the rest: blocks of a long sum lose less than one chain, and a packed tile of so many
-/// (48 KB with 512-bit vectors) stays close to the core. The order of every sum follows from it, so no processor has another.
-pub(super) const BLOCK: usize = 256;
 /// Most tiles of columns of a task, and where a unit for matrices multiplies them.
 const TILES: [usize; 2] = [16, 64];
-/// How many times as fast such a unit is, which packs no faster.
-const UNIT_RATE: f64 = 4.0;
 /// Fewest rows of a task that packs columns of its own.
 const FEWEST: usize = 64;
 
@@ -146,23 +141,28 @@ impl Task for Share<'_, '_> {
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        let Term { left, right, depth, in_f16, .. } = *self.term;
+        let Term { left, right, depth, in_f16, split, .. } = *self.term;
+        let halves = left.parts();
+        let lefts = if split { &halves[..] } else { std::slice::from_ref(&left) };
         let Part { row: top, columns, out } = self.part;
-        let block = BLOCK.min(depth.div_ceil(S::TERMS)).next_multiple_of(S::ROUND);
+        let block = BLOCK.min(depth.div_ceil(S::TERMS)).next_multiple_of(S::GROUP);
         // The last vector of a panel reaches into the next one, and that of the last panel behind it.
-        let mut panels = scratch::take(out.len().next_multiple_of(S::PANEL) * block + S::LANES);
+        let size = out.len().next_multiple_of(S::PANEL) * block;
+        let mut panels = scratch::take(lefts.len() * size + S::LANES);
         let mut tile = scratch::take(S::NR.min(columns.len().next_multiple_of(S::LANES)) * block);
         let mut decoded = scratch::take(if right.is_coded() { columns.len() * depth.min(BLOCK * S::TERMS) } else { 0 });
         let block_of = |start: usize| start..depth.min(start + BLOCK * S::TERMS);
-        let mut unit = s.panel_unit();
+        let mut unit = s.tile_unit(Group { size: S::GROUP, apart: 0 });
         let tile_of = |at: usize| columns.start + at..columns.end.min(columns.start + at + S::NR);
         for start in (0..depth).step_by(BLOCK * S::TERMS) {
             let terms = block_of(start);
             let cells = terms.len().div_ceil(S::TERMS);
-            let length = cells.next_multiple_of(S::ROUND);
-            for i in (0..out.len()).step_by(S::PANEL) {
-                let rows = *top + i..*top + out.len().min(i + S::PANEL);
-                left.pack_panel(s, terms.clone(), rows, length, &mut panels[i * length..]);
+            let length = cells.next_multiple_of(S::GROUP);
+            for (part, left) in lefts.iter().enumerate() {
+                for i in (0..out.len()).step_by(S::PANEL) {
+                    let rows = *top + i..*top + out.len().min(i + S::PANEL);
+                    left.pack_panel(s, terms.clone(), rows, length, &mut panels[part * size + i * length..]);
+                }
             }
             if in_f16 {
                 round_to_f16(&mut panels[..out.len().next_multiple_of(S::PANEL) * length]);
@@ -184,9 +184,15 @@ impl Task for Share<'_, '_> {
                 // What is packed next comes closer while this is multiplied.
                 let (next, behind) = if at + S::NR < columns.len() { (terms.clone(), at + S::NR) } else { (block_of(terms.end), 0) };
                 let (accumulate, parts) = (self.accumulate || start > 0, out.len().div_ceil(S::PANEL));
-                for (i, (c, a)) in out.chunks_mut(S::PANEL).zip(panels.chunks_exact(S::PANEL * length)).enumerate() {
+                for (i, c) in out.chunks_mut(S::PANEL).enumerate() {
                     right.prefetch(s, next.clone(), tile_of(behind), i, parts);
-                    s.panel_tile(&mut unit, PanelTile { a, b: &tile, depth: length, c, at, cols, accumulate });
+                    for part in 0..lefts.len() {
+                        let a = &panels[part * size + i * S::PANEL * length..][..S::PANEL * length];
+                        let (group, starts) = (Group { size: S::GROUP, apart: width }, Starts::Dense(length / S::GROUP));
+                        let (rows, accumulate, to) = (c.len(), accumulate || part > 0, To::Rows(c, at));
+                        let t = Tile { a, panel: S::MR * length, group, b: &tile, starts, c: to, rows, cols, accumulate, prefetch: false };
+                        s.tile(&mut unit, t);
+                    }
                 }
             }
         }

@@ -21,6 +21,8 @@ pub(crate) struct Term<'a> {
     pub level: Level,
     /// Whether they are rounded to f16 before. (At a level of f32.)
     pub in_f16: bool,
+    /// Whether the left-hand one, of f32s, is two bf16 parts whose products are added. (At a level of bf16.)
+    pub split: bool,
 }
 
 /// To the nearest f16s.
@@ -101,10 +103,21 @@ impl Task for Decode<'_, '_> {
     }
 }
 
+/// What of its values a factor is made of.
+#[derive(Clone, Copy)]
+enum Part {
+    All,
+    /// What fits a bf16.
+    High,
+    /// What is left then.
+    Rest,
+}
+
 /// A factor.
 #[derive(Clone, Copy)]
 pub(crate) struct Operand<'a> {
     values: Stored<'a>,
+    part: Part,
     /// Distance of its lines, if it is stored by lines, else of its terms.
     stride: usize,
     by_lines: bool,
@@ -113,12 +126,28 @@ pub(crate) struct Operand<'a> {
 impl<'a> Operand<'a> {
     /// Lines of `terms` terms one after the other: x `[N, terms]` on the left, a weight `[out, terms]` on the right.
     pub(crate) fn lines(values: Stored<'a>, terms: usize) -> Self {
-        Self { values, stride: terms, by_lines: true }
+        Self { values, part: Part::All, stride: terms, by_lines: true }
     }
 
     /// The first terms of all of `lines` lines, the second ones, and so on.
     pub(crate) fn terms(values: Stored<'a>, lines: usize) -> Self {
-        Self { values, stride: lines, by_lines: false }
+        Self { values, part: Part::All, stride: lines, by_lines: false }
+    }
+
+    /// Its two parts, of values in f32 and for cells of bf16.
+    pub(super) fn parts(self) -> [Self; 2] {
+        [Self { part: Part::High, ..self }, Self { part: Part::Rest, ..self }]
+    }
+
+    /// The `n <= LANES` values from `at` on, then zeros, or a part of each.
+    #[inline(always)]
+    fn load<S: Simd>(&self, s: S, at: usize, n: usize) -> S::V {
+        let v = self.values.load(s, at, n);
+        match self.part {
+            Part::All => v,
+            Part::High => s.high(v),
+            Part::Rest => s.rest(v),
+        }
     }
 
     /// Where the terms of a line begin, where they are neighbours.
@@ -146,7 +175,7 @@ impl<'a> Operand<'a> {
         for (row, out) in rows.zip(out.chunks_exact_mut(width)) {
             self.values.decode_in(s, row * self.stride + within.start, out);
         }
-        Operand { values: Stored::F32(out), stride: width, by_lines: self.by_lines }
+        Operand { values: Stored::F32(out), part: self.part, stride: width, by_lines: self.by_lines }
     }
 
     /// Packs the cells of the terms `terms` of some lines as `[cell][width]`, line i in column i. The lines of the last vector that do not
@@ -168,16 +197,20 @@ impl<'a> Operand<'a> {
         }
     }
 
-    /// Packs the cells of the terms `terms` of some lines for the left-hand side of a micro-kernel: `length` of them a line, zeros behind the last.
+    /// Packs the cells of the terms `terms` of some lines for the left-hand side of [`Simd::tile`], up to [`Simd::PANEL`] of them: `length` cells a
+    /// line, zeros behind the last.
     #[inline(always)]
     pub(crate) fn pack_panel<S: Simd>(&self, s: S, terms: Range<usize>, lines: Range<usize>, length: usize, out: &mut [f32]) {
-        if !S::BY_ROWS {
+        if S::GROUP == 1 {
             return self.pack(s, terms, lines, S::PANEL, out);
         }
-        for (line, out) in lines.zip(out.chunks_exact_mut(length)) {
-            for (v, out) in out.chunks_mut(S::LANES).enumerate() {
-                let term = (terms.start + v * S::TERMS * S::LANES).min(terms.end);
-                s.store_part(self.line_cells(s, line, term..terms.end.min(term + S::TERMS * S::LANES)), out, out.len());
+        // A unit's groups are as long as its vectors.
+        for (i, line) in lines.enumerate() {
+            let panel = &mut out[i / S::MR * S::MR * length..];
+            for (group, cell) in (0..length).step_by(S::LANES).enumerate() {
+                let term = (terms.start + cell * S::TERMS).min(terms.end);
+                let cells = self.line_cells(s, line, term..terms.end.min(term + S::TERMS * S::LANES));
+                s.store(cells, &mut panel[(group * S::MR + i % S::MR) * S::LANES..]);
             }
         }
     }
@@ -190,18 +223,18 @@ impl<'a> Operand<'a> {
             let mut values = [0.0; 2 * MAX_LANES];
             for (value, term) in values.iter_mut().zip(terms) {
                 let mut lane = [0.0; MAX_LANES];
-                s.store(self.values.load(s, term * self.stride + line, 1), &mut lane);
+                s.store(self.load(s, term * self.stride + line, 1), &mut lane);
                 *value = lane[0];
             }
             return if S::TERMS == 1 { s.load(&values) } else { s.neighbours(s.load(&values), s.load(&values[S::LANES..])) };
         }
         match self.values {
-            _ if S::TERMS == 1 => self.values.load(s, at, n),
+            _ if S::TERMS == 1 => self.load(s, at, n),
             Stored::Bf16(values) => s.neighbours_bf16(&values[at..], n),
             _ => {
                 let rest = n.saturating_sub(S::LANES);
-                let high = if rest > 0 { self.values.load(s, at + S::LANES, rest) } else { s.zero() };
-                s.neighbours(self.values.load(s, at, n.min(S::LANES)), high)
+                let high = if rest > 0 { self.load(s, at + S::LANES, rest) } else { s.zero() };
+                s.neighbours(self.load(s, at, n.min(S::LANES)), high)
             }
         }
     }
@@ -211,10 +244,10 @@ impl<'a> Operand<'a> {
     fn cells<S: Simd>(&self, s: S, term: usize, end: usize, first: usize, count: usize) -> S::V {
         let (at, next) = (term * self.stride + first, (term + 1) * self.stride + first);
         match self.values {
-            _ if S::TERMS == 1 => self.values.load(s, at, count),
+            _ if S::TERMS == 1 => self.load(s, at, count),
             Stored::Bf16(values) if term + 1 < end => s.cell_bf16(&values[at..], &values[next..], count),
-            _ if term + 1 < end => s.cell(self.values.load(s, at, count), self.values.load(s, next, count)),
-            _ => s.cell(self.values.load(s, at, count), s.zero()),
+            _ if term + 1 < end => s.cell(self.load(s, at, count), self.load(s, next, count)),
+            _ => s.cell(self.load(s, at, count), s.zero()),
         }
     }
 

@@ -44,7 +44,7 @@ pub(super) fn dense<B: Backend>(weight: StoredWeight<B>, dtype: DType) -> Float<
 pub(super) fn factors(precision: Precision, dtype: DType) -> DType {
     match precision {
         Precision::F16 | Precision::PureF16 => DType::F16,
-        Precision::F32 | Precision::Bf16 => dtype,
+        Precision::F32 | Precision::Bf16 | Precision::Bf16x2 => dtype,
     }
 }
 

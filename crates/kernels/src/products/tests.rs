@@ -4,17 +4,13 @@ use burn::tensor::{DType, Device, Tensor, TensorData};
 use half::{bf16, f16};
 use proptest::prelude::*;
 
-use super::multiply::{BLOCK, Division};
+use super::multiply::Division;
 use super::{LowRank, Operand, Stored, Term, Weight, linear, multiply};
 use crate::cpu::Precision;
+use crate::cpu::machine::PRODUCT_BLOCK as BLOCK;
 use crate::cpu::reference::{greatest, noise};
 use crate::cpu::simd::{Level, with_level};
 use crate::maps::{Map, maps};
-
-/// Every level there is.
-fn levels() -> impl Iterator<Item = Level> {
-    Level::all().chain([Level::Avx512Bf16, Level::Amx, Level::AmxModel].into_iter().filter(|level| level.available()))
-}
 
 /// A factor with rows and columns of its own, stored in either order.
 struct Factor {
@@ -63,8 +59,8 @@ proptest! {
     #[test]
     fn products_are_sums(case in cases(), seed in any::<u32>()) {
         let Case { sizes: [rows, depth, columns], by_columns, transposed, halves, begin } = case;
-        for (level, in_f16) in levels().map(|level| (level, false)).chain(Level::all().map(|level| (level, true))) {
-            let rounded = matches!(level, Level::Avx512Bf16 | Level::Amx | Level::AmxModel);
+        for (level, in_f16) in Level::tested().map(|level| (level, false)).chain(Level::all().map(|level| (level, true))) {
+            let rounded = level.form().terms == 2;
             let a = Factor::new(seed.into(), rows * depth, false, rounded, in_f16);
             let b = Factor::new(!u64::from(seed), depth * columns, halves, rounded, in_f16);
             let left = if by_columns { Operand::terms(Stored::F32(&a.values), rows) } else { Operand::lines(Stored::F32(&a.values), depth) };
@@ -73,7 +69,7 @@ proptest! {
             let row = noise(4, columns);
             let mut out = vec![f32::NAN; rows * columns];
             let begins = [None, Some(&row[..])][begin];
-            with_level(if rounded { Level::Avx512 } else { level }, || multiply(&[Term { left, right, depth, level, in_f16 }], columns, begins, &mut out));
+            with_level(if rounded { Level::Portable } else { level }, || multiply(&[Term { left, right, depth, level, in_f16, split: false }], columns, begins, &mut out));
             let error = out.iter().enumerate().map(|(at, &got)| {
                 let (i, j) = (at / columns, at % columns);
                 let a = |k: usize| a.exact[if by_columns { k * rows + i } else { i * depth + k }];
@@ -99,6 +95,7 @@ fn sums_of_products_are_one_product() {
             depth: depths[i],
             level,
             in_f16: false,
+            split: false,
         };
         let run =
             |terms: &[Term<'_>], begin: Option<&[f32]>, out: &mut Vec<f32>| with_level(level, || multiply(terms, columns, begin, out));
@@ -122,8 +119,14 @@ fn long_sums_are_accurate() {
     let exact: f64 = a.iter().zip(&b).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum();
     for level in Level::all() {
         let mut out = [0.0];
-        let term =
-            Term { left: Operand::lines(Stored::F32(&a), depth), right: Operand::terms(Stored::F32(&b), 1), depth, level, in_f16: false };
+        let term = Term {
+            left: Operand::lines(Stored::F32(&a), depth),
+            right: Operand::terms(Stored::F32(&b), 1),
+            depth,
+            level,
+            in_f16: false,
+            split: false,
+        };
         with_level(level, || multiply(&[term], 1, None, &mut out));
         assert!((f64::from(out[0]) / exact - 1.0).abs() < 2e-6, "{level:?}: {} {exact}", out[0]);
     }
@@ -144,6 +147,7 @@ fn any_number_of_threads_gives_the_same_bits() {
             depth,
             level,
             in_f16: false,
+            split: false,
         };
         pool.install(|| multiply(&[term], columns, None, &mut out));
         out.iter().map(|v| v.to_bits()).collect::<Vec<_>>()

@@ -23,10 +23,9 @@ impl Task for SoftmaxRow<'_> {
         for run in self.row.chunks_mut(RUN * S::LANES) {
             let mut lanes = simd.zero();
             for part in run.chunks_mut(S::LANES) {
-                let n = part.len();
-                let e = simd.exp(simd.sub(simd.load_part(part, n), centre));
-                simd.store_part(e, part, n);
-                if n == S::LANES {
+                let e = simd.exp(simd.sub(simd.read(part), centre));
+                simd.write(e, part);
+                if part.len() == S::LANES {
                     lanes = simd.add(lanes, e);
                 } else {
                     sum += part.iter().map(|&v| f64::from(v)).sum::<f64>();
@@ -36,8 +35,7 @@ impl Task for SoftmaxRow<'_> {
         }
         let scale = simd.splat((1.0 / sum) as f32);
         for part in self.row.chunks_mut(S::LANES).take(if self.scaled { usize::MAX } else { 0 }) {
-            let n = part.len();
-            simd.store_part(simd.mul(simd.load_part(part, n), scale), part, n);
+            simd.write(simd.mul(simd.read(part), scale), part);
         }
         (max, sum)
     }

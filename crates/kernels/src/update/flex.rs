@@ -9,10 +9,8 @@ use rayon::prelude::*;
 
 use super::{Adam, Segments, Sgd, UpdateOps, portable};
 use crate::buffers::{all_f32, contiguous, owned, tensor, values};
+use crate::cpu::machine::TASK;
 use crate::planes::Parts;
-
-/// Values per task.
-const CHUNK: usize = 16 * 1024;
 
 impl UpdateOps for Flex {
     fn sgd_step(weight: FlexTensor, grad: FlexTensor, buffer: FlexTensor, step: Sgd) -> (FlexTensor, FlexTensor) {
@@ -20,7 +18,7 @@ impl UpdateOps for Flex {
         let [mut weight, mut buffer] = [weight, buffer].map(|t| owned(contiguous(t)));
         let grad = contiguous(grad);
         let (lr, momentum, decay) = (step.lr as f32, step.momentum as f32, step.decay as f32);
-        let chunks = weight.par_chunks_mut(CHUNK).zip(buffer.par_chunks_mut(CHUNK)).zip(values(&grad).par_chunks(CHUNK));
+        let chunks = weight.par_chunks_mut(TASK).zip(buffer.par_chunks_mut(TASK)).zip(values(&grad).par_chunks(TASK));
         chunks.for_each(|((weight, buffer), grad)| {
             for ((w, b), &g) in weight.iter_mut().zip(buffer).zip(grad) {
                 let g = g + *w * decay;
@@ -48,8 +46,8 @@ impl UpdateOps for Flex {
         let (beta1, rest1) = (step.beta1 as f32, (1.0 - step.beta1) as f32);
         let (beta2, rest2) = (step.beta2 as f32, (1.0 - step.beta2) as f32);
         let (decay, keep) = (step.decay as f32, step.keep as f32);
-        let moments = first.par_chunks_mut(CHUNK).zip(second.par_chunks_mut(CHUNK));
-        let chunks = weight.par_chunks_mut(CHUNK).zip(moments).zip(values(&grad).par_chunks(CHUNK));
+        let moments = first.par_chunks_mut(TASK).zip(second.par_chunks_mut(TASK));
+        let chunks = weight.par_chunks_mut(TASK).zip(moments).zip(values(&grad).par_chunks(TASK));
         chunks.for_each(|((weight, (first, second)), grad)| {
             for (((w, m), v), &g) in weight.iter_mut().zip(first).zip(second).zip(grad) {
                 let kept = *w * keep;
@@ -67,7 +65,7 @@ impl UpdateOps for Flex {
         let true = all_f32([&old, &new]) else { return portable::blend::<Self>(old, new, a, b) };
         let (mut old, new) = (owned(contiguous(old)), contiguous(new));
         let (a, b) = (a as f32, b as f32);
-        old.par_chunks_mut(CHUNK).zip(values(&new).par_chunks(CHUNK)).for_each(|(old, new)| {
+        old.par_chunks_mut(TASK).zip(values(&new).par_chunks(TASK)).for_each(|(old, new)| {
             for (o, &n) in old.iter_mut().zip(new) {
                 *o = *o * a + n * b;
             }
@@ -79,11 +77,11 @@ impl UpdateOps for Flex {
     fn sum_of_squares(arenas: Parts<Self>, segments: Segments) -> FlexTensor {
         let true = all_f32(&arenas.0) else { return portable::sum_of_squares::<Self>(arenas, &segments) };
         let arenas: Vec<FlexTensor> = arenas.0.into_iter().map(contiguous).collect();
-        let of = |(arena, range): &(usize, Range<usize>)| values(&arenas[*arena])[range.clone()].chunks(CHUNK);
+        let of = |(arena, range): &(usize, Range<usize>)| values(&arenas[*arena])[range.clone()].chunks(TASK);
         let chunks: Vec<&[f32]> = segments.0.iter().flat_map(of).collect();
         let parts: Vec<f64> = chunks.into_par_iter().map(squares).collect();
         let mut parts = parts.into_iter();
-        let sums = segments.0.iter().map(|(_, range)| parts.by_ref().take(range.len().div_ceil(CHUNK)).sum::<f64>() as f32);
+        let sums = segments.0.iter().map(|(_, range)| parts.by_ref().take(range.len().div_ceil(TASK)).sum::<f64>() as f32);
         let sums: Vec<f32> = sums.collect();
         let count = sums.len();
         Self::float_sum(tensor(sums, [count]))

@@ -449,7 +449,9 @@ impl TrainConfig {
         match (self.precision.parse::<Precision>().map_err(|e| e.to_string())?, conv) {
             (Precision::F32, conv) => Ok(conv),
             (Precision::Bf16, Lowering::Auto | Lowering::Bf16) => Ok(Lowering::Bf16),
-            (precision @ (Precision::F16 | Precision::PureF16), _) => Err(format!("precision {precision} is a language model's")),
+            (precision @ (Precision::Bf16x2 | Precision::F16 | Precision::PureF16), _) => {
+                Err(format!("precision {precision} is a language model's"))
+            }
             (Precision::Bf16, conv) => Err(format!("precision bf16 is computed by conv bf16, not by {conv}")),
         }
     }

@@ -1,10 +1,10 @@
 //! The product itself, for the forward pass and the gradient of the input: tasks of an image, a strip of rows and a range of output
 //! channels, each of which packs its strip and runs the tile over it.
 
-use super::super::machine::{Machine, machine};
+use super::super::machine::{BLOCK, GROUPED_BLOCK, Machine, UNIT_RATE, machine};
 use super::super::scratch;
 use super::super::shape::Epilogue;
-use super::super::simd::{self, Form, Group, Level, Offsets, Simd, Task, Tile};
+use super::super::simd::{self, Form, Group, Level, Offsets, Simd, Starts, Task, Tile, To};
 use super::pack::{Ahead, Planes, Weights, copy, pack_strip, pack_weights};
 use super::view::{Source, Tap, View, largest};
 use rayon::prelude::*;
@@ -39,13 +39,6 @@ struct Factor<'a> {
     /// The sum cut into equal blocks, at least one: where each row of the right-hand side starts.
     blocks: Vec<Offsets>,
 }
-
-/// Length of a block: with AVX2's tiles, whose loads are the more frequent, the block's right-hand side of one tile (24 KB) stays in the
-/// first-level cache while all panels pass over it. AVX-512 gains nothing from shorter ones.
-const BLOCK: usize = 256;
-
-/// The same where the right-hand side is read in groups, by a unit that waits for memory more than for its sums.
-const GROUPED_BLOCK: usize = 512;
 
 impl<'a> Factor<'a> {
     /// Of groups of `size` rows, and blocks of `most`.
@@ -242,8 +235,6 @@ impl Division<'_> {
 
 /// Steps of the sum that storing a tile is worth.
 const TILE_COST: f64 = 4.0;
-/// Multiply-adds of vectors that a unit for matrices does in the time of one.
-const UNIT_RATE: f64 = 8.0;
 /// Vector operations that starting a task is worth (about a microsecond).
 const TASK_COST: f64 = 4000.0;
 
@@ -268,7 +259,8 @@ impl Task for Strip<'_, '_> {
         let panels = panels_per_task.min(self.out.len().div_ceil(S::MR));
         // For each phase and panel a tile.
         let tile_len = S::MR * S::NR;
-        let mut results = scratch::take(product.spread[1] * panels * tile_len);
+        let straight = straight(product, view, factors);
+        let mut results = scratch::take(if straight { 0 } else { product.spread[1] * panels * tile_len });
         let first = self.panel;
         let mut unit = s.tile_unit(group);
         let share = self.ahead.len().div_ceil(product.spread[0] * run.div_ceil(S::NR)).next_multiple_of(16);
@@ -299,12 +291,15 @@ impl Task for Strip<'_, '_> {
                                 }
                             }
                             let at = (phase * panels + panel) * tile_len;
-                            let c = &mut results[at..at + count * tile_len];
                             // A packed strip is near already.
                             let prefetch = view.direct && panel == 0;
-                            let accumulate = start > 0;
-                            s.tile(&mut unit, Tile { a, panel: apart, group, b, offsets, c, ldc: S::NR, rows, cols, accumulate, prefetch });
-                            if last {
+                            let (accumulate, starts) = (start > 0, Starts::Table(offsets));
+                            let c = match straight {
+                                true => To::Rows(out, from),
+                                false => To::Block(&mut results[at..at + count * tile_len], S::NR),
+                            };
+                            s.tile(&mut unit, Tile { a, panel: apart, group, b, starts, c, rows, cols, accumulate, prefetch });
+                            if last && !straight {
                                 for (row, out) in out[..rows].iter_mut().enumerate() {
                                     let channel = panel * S::MR + row;
                                     let bias = product.epilogue.bias.map_or(0.0, |b| b[first * S::MR + channel]);
@@ -318,6 +313,13 @@ impl Task for Strip<'_, '_> {
             }
         }
     }
+}
+
+/// Whether a tile is finished when it is multiplied, and its columns are neighbours in the output: then it is stored there.
+fn straight(product: &Product<'_>, view: &View, factors: &[Factor<'_>]) -> bool {
+    let Epilogue { bias, silu } = product.epilogue;
+    let plain = bias.is_none() && !silu && product.spread == [1, 1] && view.pitch == view.cols;
+    plain && factors.iter().all(|factor| factor.blocks.len() == 1)
 }
 
 /// Where the columns of a tile belong.

@@ -15,10 +15,7 @@ fn check(s: &ConvShape, silu: bool) -> Result<(), TestCaseError> {
     // The error of a chain of K additions grows as sqrt(K) relative to the rms of the sums.
     let limit = |k: usize| 6e-6 * (k as f64 / 300.0).sqrt().max(1.0);
     let asked = Level::all().filter(|level| level.in_bf16() != *level).map(|level| (level, Precision::Bf16));
-    // The levels themselves, the model of a unit only where there is none.
-    let unit = if Level::Amx.available() { Level::Amx } else { Level::AmxModel };
-    let all = Level::all().chain([Level::Avx512Bf16, unit]).filter(|level| level.available());
-    for (level, precision) in asked.chain(all.map(|level| (level, Precision::F32))) {
+    for (level, precision) in asked.chain(Level::tested().map(|level| (level, Precision::F32))) {
         let is_rounded = precision == Precision::Bf16 || level > Level::Avx512;
         let [y, dx, dw] = if is_rounded { &rounded } else { &exact };
         let dw = if precision == Precision::F32 || weight_grad_pays(s) { dw } else { &exact[2] };

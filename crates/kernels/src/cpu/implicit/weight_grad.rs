@@ -9,16 +9,13 @@
 //! Threads divide the pixels (and, when there are many, the output channels) in a fixed way, sum into accumulators of their own, and
 //! the accumulators are added in order: the result depends on the number of threads but not on their timing.
 
-use super::super::machine::machine;
+use super::super::machine::{PIXEL_BLOCK, machine};
 use super::super::scratch;
 use super::super::shape::ConvShape;
 use super::super::simd::{self, Form, Group, Level, MAX_LANES, ReduceTile, Simd, Task};
 use super::pack::{Ahead, Planes, pack_strip};
 use super::view::{Source, View, forward_taps, largest};
 use rayon::prelude::*;
-
-/// Pixels of a block: 24 KB of the transposed gradient at 32 channels.
-const BLOCK: usize = 192;
 
 /// What every worker needs.
 struct Shared<'a> {
@@ -149,7 +146,7 @@ impl Task for Part<'_, '_> {
                 block[run * group..run.next_multiple_of(S::GROUP) * group].fill(0.0);
             }
             let run = run.next_multiple_of(S::GROUP);
-            let blocks = run.div_ceil(BLOCK);
+            let blocks = run.div_ceil(PIXEL_BLOCK);
             let mut ahead = [Ahead::nothing(), Ahead::nothing(), Ahead::nothing()];
             // Unpacked, the input is read in long runs, which the processor foresees itself.
             if strip + 1 < self.strips.end && !view.direct {

@@ -1,25 +1,21 @@
 //! AMX: eight registers of 16 rows of 64 bytes, and an instruction that multiplies two of them, pairs of bf16 with sums in f32.
 //!
-//! All is [`Avx512Bf16`]'s but the micro-kernels: six registers hold sums, one 16 rows of the left-hand side, 16 cells each, and one 16
-//! cells of 16 columns of the right-hand side. So panels of the left-hand side are rows here, and a register's rows have to be evenly
+//! All is AVX-512-BF16's but the micro-kernels: six registers hold sums, one 16 rows of the left-hand side, 16 cells each, and one 16
+//! cells of 16 columns of the right-hand side. So panels of the left-hand side are rows of a group here, and a register's rows have to be evenly
 //! apart, which is what a [`Group`](super::Group) is. Blocks of plain matrices are whole registers, both sides filled up with zeros; a
 //! convolution's groups are as long as its channels make them, and so are the registers.
 //!
-//! The unit is a type: on a processor without it the tests run the same code over a model of its five instructions.
+//! The unit is a type, and so are the vectors beside it: the tests run the same code on any processor over a model of its five instructions
+//! and arrays.
 
-use std::arch::asm;
-use std::arch::x86_64::*;
 use std::cell::Cell;
 use std::marker::PhantomData;
-use std::sync::OnceLock;
 
 use half::bf16;
 
-use super::avx512::L;
-use super::avx512_bf16::{self, Avx512Bf16, inherit, inherit_vectors};
-use super::set::{Group, PanelTile, ReduceTile, Simd, Task, Tile, end};
+use super::set::{Group, ReduceTile, Simd, Tile, To, end, inherit, inherit_vectors};
 
-/// Rows of a panel.
+/// Rows of the sums.
 const PANEL: usize = 32;
 /// Rows, and cells of a row, of a register.
 const SIDE: usize = 16;
@@ -32,7 +28,7 @@ const WIDTH: usize = 3 * SIDE;
 /// Registers are numbered below 8, and the rows of their shape, `stride` bytes apart, may be read or written at each pointer.
 pub trait Unit {
     /// Sets up.
-    unsafe fn new(shapes: &'static Shapes) -> Self;
+    unsafe fn new(shapes: &Shapes) -> Self;
     /// Fills a register with zeros.
     unsafe fn zero<const T: usize>(&mut self);
     /// Reads a register.
@@ -43,10 +39,8 @@ pub trait Unit {
     unsafe fn store<const T: usize>(&mut self, to: *mut f32, stride: usize);
 }
 
-/// The processor's.
-pub struct Hardware;
-
 /// What the registers look like: palette 1, and for each of eight its rows and their bytes.
+#[derive(Clone, Copy)]
 #[repr(C, align(64))]
 pub struct Shapes {
     palette: u8,
@@ -58,13 +52,10 @@ pub struct Shapes {
 
 impl Shapes {
     /// The registers 0 to 5 hold `side` rows of sums, 6 as many of `cells` of the left-hand side, 7 `cells` rows of the right-hand one.
-    const fn new(side: usize, cells: usize) -> Self {
+    fn new(side: usize, cells: usize) -> Self {
         let (mut row_bytes, mut rows) = ([0; 16], [0; 16]);
-        let mut i = 0;
-        while i < 8 {
-            (row_bytes[i], rows[i]) = (64, side as u8);
-            i += 1;
-        }
+        row_bytes[..8].fill(64);
+        rows[..8].fill(side as u8);
         (row_bytes[6], rows[7]) = (4 * cells as u16, cells as u8);
         Self { palette: 1, start_row: 0, reserved: [0; 14], row_bytes, rows }
     }
@@ -99,124 +90,25 @@ impl Drop for Alone {
     }
 }
 
-/// Whole registers of sums, of 1 to 16 cells.
-static BY_CELLS: [Shapes; SIDE] = {
-    let mut all = [const { Shapes::new(SIDE, SIDE) }; SIDE];
-    let mut i = 0;
-    while i < SIDE {
-        all[i] = Shapes::new(SIDE, i + 1);
-        i += 1;
-    }
-    all
-};
+/// Proof that the processor has the unit, beside the proof of its vectors.
+pub struct Amx<U, B>(B, PhantomData<fn() -> U>);
 
-/// Sums of 1 to 16 rows, of 16 cells.
-static BY_ROWS: [Shapes; SIDE] = {
-    let mut all = [const { Shapes::new(SIDE, SIDE) }; SIDE];
-    let mut i = 0;
-    while i < SIDE {
-        all[i] = Shapes::new(i + 1, SIDE);
-        i += 1;
-    }
-    all
-};
-
-/// Whole registers.
-const WHOLE: &Shapes = &BY_CELLS[SIDE - 1];
-
-impl Unit for Hardware {
-    #[inline(always)]
-    unsafe fn new(shapes: &'static Shapes) -> Self {
-        // SAFETY: the caller knows that the unit is there; reads 64 bytes of a static.
-        unsafe { asm!("ldtilecfg [{0}]", in(reg) &raw const *shapes, options(nostack)) };
-        Self
-    }
-    #[inline(always)]
-    unsafe fn zero<const T: usize>(&mut self) {
-        // SAFETY: changes a register that no compiler uses.
-        unsafe { asm!("tilezero tmm{0}", const T, options(nostack, nomem)) };
-    }
-    #[inline(always)]
-    unsafe fn load<const T: usize>(&mut self, from: *const f32, stride: usize) {
-        // SAFETY: the caller's.
-        unsafe { asm!("tileloadd tmm{0}, [{1} + {2}*1]", const T, in(reg) from, in(reg) stride, options(nostack, readonly)) };
-    }
-    #[inline(always)]
-    unsafe fn multiply<const C: usize, const A: usize, const B: usize>(&mut self) {
-        // SAFETY: changes a register that no compiler uses.
-        unsafe { asm!("tdpbf16ps tmm{0}, tmm{1}, tmm{2}", const C, const A, const B, options(nostack, nomem)) };
-    }
-    #[inline(always)]
-    unsafe fn store<const T: usize>(&mut self, to: *mut f32, stride: usize) {
-        // SAFETY: the caller's.
-        unsafe { asm!("tilestored [{1} + {2}*1], tmm{0}", const T, in(reg) to, in(reg) stride, options(nostack)) };
-    }
-}
-
-impl Drop for Hardware {
-    #[inline(always)]
-    fn drop(&mut self) {
-        // SAFETY: a value of this type was made where the unit is. Registers that are not in use need not be saved with a thread's others.
-        unsafe { asm!("tilerelease", options(nostack, nomem)) };
-    }
-}
-
-/// Proof that the processor has the unit, and what [`Avx512Bf16`] needs.
-pub struct Amx<U>(Avx512Bf16, PhantomData<fn() -> U>);
-
-impl<U> Clone for Amx<U> {
+impl<U, B: Copy> Clone for Amx<U, B> {
     fn clone(&self) -> Self {
         *self
     }
 }
 
-impl<U> Copy for Amx<U> {}
+impl<U, B: Copy> Copy for Amx<U, B> {}
 
-impl<U> Amx<U> {
+impl<U, B> Amx<U, B> {
     /// The proof, unproved.
     ///
     /// # Safety
-    /// The processor has AVX-512-BF16, and whatever U is made of.
-    pub(super) unsafe fn assume() -> Self {
-        // SAFETY: the caller's.
-        Self(unsafe { Avx512Bf16::assume() }, PhantomData)
+    /// The processor has whatever U is made of.
+    unsafe fn assume(vectors: B) -> Self {
+        Self(vectors, PhantomData)
     }
-}
-
-/// Whether the processor has the unit, the kernel lets this process use it, and it computes what it should.
-pub fn available() -> bool {
-    static ANSWER: OnceLock<bool> = OnceLock::new();
-    // SAFETY: asked in this order, each question is allowed by the answer before.
-    *ANSWER.get_or_init(|| avx512_bf16::available() && unsafe { has_unit() && permitted() && multiplies::<Hardware>() })
-}
-
-/// CPUID's leaf 7 has the unit (bit 24) and its product of bf16 (bit 22), and the system saves its registers (XCR0's bits 17 and 18).
-unsafe fn has_unit() -> bool {
-    #[target_feature(enable = "xsave")]
-    unsafe fn saved() -> bool {
-        // SAFETY: the system uses XSAVE, as the caller has seen; register 0 is always there.
-        unsafe { _xgetbv(0) & (3 << 17) == 3 << 17 }
-    }
-    // SAFETY: CPUID is on every processor with AVX-512; bit 27 of leaf 1 says that XGETBV may be asked.
-    unsafe {
-        let wanted = (1 << 24) | (1 << 22);
-        __cpuid_count(0, 0).eax >= 7 && __cpuid_count(7, 0).edx & wanted == wanted && __cpuid_count(1, 0).ecx & (1 << 27) != 0 && saved()
-    }
-}
-
-/// Linux gives the registers only to who asks: `arch_prctl(ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA)`.
-unsafe fn permitted() -> bool {
-    #[cfg(target_os = "linux")]
-    {
-        let mut answer: i64 = 158;
-        // SAFETY: a system call that touches no memory.
-        unsafe {
-            asm!("syscall", inlateout("rax") answer, in("rdi") 0x1023, in("rsi") 18, lateout("rcx") _, lateout("r11") _, options(nostack));
-        }
-        answer == 0
-    }
-    #[cfg(not(target_os = "linux"))]
-    false
 }
 
 /// Whether a product of small whole numbers comes out exactly: a unit that a machine claims and does not have right is not used.
@@ -231,7 +123,7 @@ pub(super) unsafe fn multiplies<U: Unit>() -> bool {
     let (a, b, mut c) = (cells(1), cells(4), vec![0.0; SIDE * SIDE]);
     // SAFETY: the caller's; each array is 16 rows of 64 bytes.
     unsafe {
-        let mut unit = U::new(WHOLE);
+        let mut unit = U::new(&Shapes::new(SIDE, SIDE));
         unit.zero::<0>();
         unit.load::<1>(a.as_ptr(), 64);
         unit.load::<2>(b.as_ptr(), 64);
@@ -243,19 +135,6 @@ pub(super) unsafe fn multiplies<U: Unit>() -> bool {
         let term = |k: usize| (0..2).map(|t| number(2 * (i * SIDE + k) + 1 + t) * number(2 * (k * SIDE + j) + 4 + t)).sum::<f32>();
         c[at] == (0..SIDE).map(term).sum::<f32>()
     })
-}
-
-/// Runs `task` with these features.
-pub fn run<T: Task>(task: T) -> T::Out {
-    assert!(available());
-    // SAFETY: the unit was found on the line above.
-    unsafe { within(task, Amx::<Hardware>::assume()) }
-}
-
-/// Runs `task` in code for this processor's vectors.
-#[target_feature(enable = "avx512f,avx512vl,avx512dq,avx512bw,avx512bf16,avx2,fma")]
-pub(super) fn within<U: Unit + 'static, T: Task>(task: T, simd: Amx<U>) -> T::Out {
-    task.run(simd)
 }
 
 /// A method of one of the registers of sums, by a number that is constant once the loops around it are unrolled: `j`-th of 3 in the `i`-th of 2
@@ -283,57 +162,35 @@ macro_rules! at {
     };
 }
 
-/// The sums of `M` times 16 rows and `N` times 16 columns, `[32][48]`.
-///
-/// # Safety
-/// The caller has run [`PanelTile::check`] for panels of [`PANEL`] rows, and `depth` is whole registers.
-#[inline(always)]
-unsafe fn sums<U: Unit, const M: usize, const N: usize>(unit: &mut U, [a, b]: [&[f32]; 2], depth: usize, sums: &mut [f32; PANEL * WIDTH]) {
-    // SAFETY: a holds 32 rows of depth cells, b depth rows of N registers' width, sums 32 rows of 48.
-    unsafe {
-        for i in 0..M {
-            for j in 0..N {
-                at!(i, j, unit.zero());
-            }
-        }
-        for k in (0..depth).step_by(SIDE) {
-            for i in 0..M {
-                unit.load::<6>(a.as_ptr().add(i * SIDE * depth + k), 4 * depth);
-                for j in 0..N {
-                    unit.load::<7>(b.as_ptr().add(k * N * SIDE + j * SIDE), 4 * N * SIDE);
-                    at!(i, j, unit.multiply());
-                }
-            }
-        }
-        for i in 0..M {
-            for j in 0..N {
-                at!(i, j, unit.store(sums.as_mut_ptr().add(i * SIDE * WIDTH + j * SIDE), 4 * WIDTH));
-            }
-        }
-    }
+/// A tile without its bounds: what of `c` is written, and whether it is added to.
+struct Place {
+    c: *mut f32,
+    ldc: usize,
+    accumulate: bool,
 }
 
 /// [`Simd::tile`] of `M` panels and `N` vectors of columns.
 ///
 /// # Safety
-/// The caller has run [`check`], `M` and `N` are the tile's, and the unit is set up for whole registers of the group's cells.
+/// The caller has run [`check`], `M` and `N` are the tile's, `c` has room for whole registers, and the unit is set up for whole registers of the
+/// group's cells.
 #[inline(always)]
-unsafe fn tile<U: Unit, const M: usize, const N: usize>(unit: &mut U, t: Tile<'_>) {
+unsafe fn tile<U: Unit, const M: usize, const N: usize>(unit: &mut U, t: &Tile<'_, '_>, to: &Place) {
     let Group { size, apart } = t.group;
-    let (c, mut a) = (t.c.as_mut_ptr(), t.a.as_ptr());
+    let (&Place { c, ldc, accumulate }, mut a) = (to, t.a.as_ptr());
     // SAFETY: the bounds were checked.
     unsafe {
         for i in 0..M {
             for j in 0..N {
-                if t.accumulate {
-                    at!(i, j, unit.load(c.add(i * SIDE * t.ldc + j * SIDE), 4 * t.ldc));
+                if accumulate {
+                    at!(i, j, unit.load(c.add(i * SIDE * ldc + j * SIDE), 4 * ldc));
                 } else {
                     at!(i, j, unit.zero());
                 }
             }
         }
-        for &offset in &t.offsets.table {
-            let b = t.b.as_ptr().add(offset as usize);
+        for g in 0..t.starts.depth() {
+            let b = t.b.as_ptr().add(t.starts.at(g, size * apart));
             // The columns outside: their rows may lie across cache lines, those of the left-hand side do not.
             for j in 0..N {
                 unit.load::<7>(b.add(j * SIDE), 4 * apart);
@@ -346,20 +203,39 @@ unsafe fn tile<U: Unit, const M: usize, const N: usize>(unit: &mut U, t: Tile<'_
         }
         for i in 0..M {
             for j in 0..N {
-                at!(i, j, unit.store(c.add(i * SIDE * t.ldc + j * SIDE), 4 * t.ldc));
+                at!(i, j, unit.store(c.add(i * SIDE * ldc + j * SIDE), 4 * ldc));
             }
+        }
+    }
+}
+
+/// The same of as many panels and vectors as the tile has.
+///
+/// # Safety
+/// As that of [`tile`].
+#[inline(always)]
+unsafe fn any_tile<U: Unit>(unit: &mut U, t: &Tile<'_, '_>, to: &Place) {
+    // SAFETY: the caller's.
+    unsafe {
+        match (t.rows > SIDE, t.cols.div_ceil(SIDE)) {
+            (false, 1) => tile::<U, 1, 1>(unit, t, to),
+            (false, 2) => tile::<U, 1, 2>(unit, t, to),
+            (false, _) => tile::<U, 1, 3>(unit, t, to),
+            (true, 1) => tile::<U, 2, 1>(unit, t, to),
+            (true, 2) => tile::<U, 2, 2>(unit, t, to),
+            (true, _) => tile::<U, 2, 3>(unit, t, to),
         }
     }
 }
 
 /// The bounds of [`tile`].
 #[inline(always)]
-fn check(t: &Tile<'_>) {
-    let (depth, panels, width) = (t.offsets.depth(), t.rows.div_ceil(SIDE), t.cols.next_multiple_of(SIDE));
+fn check(t: &Tile<'_, '_>) {
+    let (panels, width) = (t.rows.div_ceil(SIDE), t.cols.next_multiple_of(SIDE));
     assert!((1..=PANEL).contains(&t.rows) && (1..=WIDTH).contains(&t.cols) && (1..=SIDE).contains(&t.group.size));
-    assert!(end(panels, t.panel, depth * SIDE * t.group.size) <= t.a.len());
-    assert!(depth == 0 || (t.offsets.max as usize).saturating_add(t.group.reach()).saturating_add(width) <= t.b.len());
-    assert!(end(panels * SIDE, t.ldc, width) <= t.c.len());
+    assert!(end(panels, t.panel, t.starts.depth() * SIDE * t.group.size) <= t.a.len());
+    t.check_right(width, SIDE);
+    t.check_results(panels * SIDE, width);
 }
 
 /// The sums of [`Simd::reduce_tile`] of `M` groups of rows and `N` vectors, `[group][row][48]`.
@@ -393,62 +269,58 @@ unsafe fn reduce<U: Unit, const M: usize, const N: usize>(unit: &mut U, t: &Redu
     }
 }
 
-type V = __m512;
-
-impl<U: Unit + 'static> Simd for Amx<U> {
-    const LANES: usize = L;
+impl<U: Unit + 'static, B: Simd> Simd for Amx<U, B> {
+    const LANES: usize = SIDE;
     const MR: usize = SIDE;
     const TOGETHER: usize = 2;
     const GROUP: usize = SIDE;
-    const PANEL: usize = PANEL;
-    const ROUND: usize = SIDE;
-    const BY_ROWS: bool = true;
     const REDUCE_ROWS: usize = 2;
     const TERMS: usize = 2;
-    type V = V;
+    type V = B::V;
     type Unit = Set<U>;
 
     inherit_vectors!();
     inherit! {
-        cell(low: V, high: V) -> V;
-        neighbours(a: V, b: V) -> V;
-        neighbours_bf16(src: &[bf16], n: usize) -> V;
-        cell_bf16(low: &[bf16], high: &[bf16], n: usize) -> V;
+        cell(low: Self::V, high: Self::V) -> Self::V;
+        neighbours(a: Self::V, b: Self::V) -> Self::V;
+        neighbours_bf16(src: &[bf16], n: usize) -> Self::V;
+        cell_bf16(low: &[bf16], high: &[bf16], n: usize) -> Self::V;
     }
 
     #[inline(always)]
     fn unit(self, rows: usize, cells: usize) -> Set<U> {
-        let shapes = match (rows, cells) {
-            (SIDE, 1..=SIDE) => &BY_CELLS[cells - 1],
-            (1..=SIDE, SIDE) => &BY_ROWS[rows - 1],
-            _ => panic!("sums of {rows} rows, of {cells} cells"),
-        };
+        assert!((1..=SIDE).contains(&rows) && (1..=SIDE).contains(&cells), "sums of {rows} rows, of {cells} cells");
         let _alone = Alone::new();
         // SAFETY: `self` proves the unit.
-        Set { unit: unsafe { U::new(shapes) }, rows, cells, _alone }
+        Set { unit: unsafe { U::new(&Shapes::new(rows, cells)) }, rows, cells, _alone }
     }
 
     #[inline(always)]
-    fn tile(self, set: &mut Set<U>, t: Tile<'_>) {
+    fn tile(self, set: &mut Set<U>, mut t: Tile<'_, '_>) {
         check(&t);
         assert_eq!((set.rows, set.cells), (SIDE, t.group.size));
         let unit = &mut set.unit;
-        // SAFETY: `self` proves the unit; the bounds were checked.
-        unsafe {
-            match (t.rows > SIDE, t.cols.div_ceil(L)) {
-                (false, 1) => tile::<U, 1, 1>(unit, t),
-                (false, 2) => tile::<U, 1, 2>(unit, t),
-                (false, _) => tile::<U, 1, 3>(unit, t),
-                (true, 1) => tile::<U, 2, 1>(unit, t),
-                (true, 2) => tile::<U, 2, 2>(unit, t),
-                (true, _) => tile::<U, 2, 3>(unit, t),
+        if let To::Block(c, ldc) = &mut t.c {
+            let to = Place { c: c.as_mut_ptr(), ldc: *ldc, accumulate: t.accumulate };
+            // SAFETY: `self` proves the unit; the bounds were checked.
+            return unsafe { any_tile(unit, &t, &to) };
+        }
+        let mut done = [0.0; PANEL * WIDTH];
+        // SAFETY: the same; `done` has 32 rows of 48.
+        unsafe { any_tile(unit, &t, &Place { c: done.as_mut_ptr(), ldc: WIDTH, accumulate: false }) };
+        for (i, row) in done.chunks_exact(WIDTH).enumerate().take(t.rows) {
+            let c = &mut t.c.row(i)[..t.cols];
+            for (c, row) in c.chunks_mut(SIDE).zip(row.chunks(SIDE)) {
+                let v = self.load(row);
+                let v = if t.accumulate { self.add(self.load_part(c, c.len()), v) } else { v };
+                self.store_part(v, c, c.len());
             }
         }
     }
 
     #[inline(always)]
     fn reduce_tile(self, set: &mut Set<U>, t: ReduceTile<'_>) {
-        t.check(L, Self::REDUCE_ROWS, SIDE);
+        t.check(SIDE, Self::REDUCE_ROWS, SIDE);
         assert_eq!((set.rows, set.cells), (t.group.size, SIDE));
         let unit = &mut set.unit;
         let mut done = [0.0; PANEL * WIDTH];
@@ -463,37 +335,116 @@ impl<U: Unit + 'static> Simd for Amx<U> {
         }
         let rows = t.rows.len() * t.group.size;
         for (c, row) in t.c.chunks_mut(t.ldc).zip(done.chunks_exact(WIDTH)).take(rows) {
-            for (c, row) in c[..t.vectors * L].chunks_exact_mut(L).zip(row.chunks_exact(L)) {
+            for (c, row) in c[..t.vectors * SIDE].chunks_exact_mut(SIDE).zip(row.chunks_exact(SIDE)) {
                 self.store(self.add(self.load(c), self.load(row)), c);
             }
         }
     }
+}
 
-    #[inline(always)]
-    fn panel_tile(self, set: &mut Set<U>, t: PanelTile<'_, '_>) {
-        t.check(PANEL, L);
-        assert!(t.depth.is_multiple_of(SIDE) && (set.rows, set.cells) == (SIDE, SIDE));
-        let unit = &mut set.unit;
-        let mut done = [0.0; PANEL * WIDTH];
-        // SAFETY: `self` proves the unit; the bounds were checked.
+#[cfg(target_arch = "x86_64")]
+pub(super) use hardware::{available, run};
+
+#[cfg(target_arch = "x86_64")]
+mod hardware {
+    //! The processor's unit.
+
+    use std::arch::asm;
+    use std::arch::x86_64::*;
+    use std::sync::OnceLock;
+
+    use super::super::avx512_bf16::{self, Avx512Bf16};
+    use super::super::set::Task;
+    use super::{Amx, Shapes, Unit, multiplies};
+
+    /// The unit.
+    pub struct Hardware;
+
+    impl Unit for Hardware {
+        #[inline(always)]
+        unsafe fn new(shapes: &Shapes) -> Self {
+            // SAFETY: the caller knows that the unit is there; reads 64 bytes.
+            unsafe { asm!("ldtilecfg [{0}]", in(reg) &raw const *shapes, options(nostack)) };
+            Self
+        }
+        #[inline(always)]
+        unsafe fn zero<const T: usize>(&mut self) {
+            // SAFETY: changes a register that no compiler uses.
+            unsafe { asm!("tilezero tmm{0}", const T, options(nostack, nomem)) };
+        }
+        #[inline(always)]
+        unsafe fn load<const T: usize>(&mut self, from: *const f32, stride: usize) {
+            // SAFETY: the caller's.
+            unsafe { asm!("tileloadd tmm{0}, [{1} + {2}*1]", const T, in(reg) from, in(reg) stride, options(nostack, readonly)) };
+        }
+        #[inline(always)]
+        unsafe fn multiply<const C: usize, const A: usize, const B: usize>(&mut self) {
+            // SAFETY: changes a register that no compiler uses.
+            unsafe { asm!("tdpbf16ps tmm{0}, tmm{1}, tmm{2}", const C, const A, const B, options(nostack, nomem)) };
+        }
+        #[inline(always)]
+        unsafe fn store<const T: usize>(&mut self, to: *mut f32, stride: usize) {
+            // SAFETY: the caller's.
+            unsafe { asm!("tilestored [{1} + {2}*1], tmm{0}", const T, in(reg) to, in(reg) stride, options(nostack)) };
+        }
+    }
+
+    impl Drop for Hardware {
+        #[inline(always)]
+        fn drop(&mut self) {
+            // SAFETY: a value of this type was made where the unit is. Registers that are not in use need not be saved with a thread's others.
+            unsafe { asm!("tilerelease", options(nostack, nomem)) };
+        }
+    }
+
+    /// Whether the processor has the unit, the kernel lets this process use it, and it computes what it should.
+    pub fn available() -> bool {
+        static ANSWER: OnceLock<bool> = OnceLock::new();
+        // SAFETY: asked in this order, each question is allowed by the answer before.
+        *ANSWER.get_or_init(|| avx512_bf16::available() && unsafe { has_unit() && permitted() && multiplies::<Hardware>() })
+    }
+
+    /// CPUID's leaf 7 has the unit (bit 24) and its product of bf16 (bit 22), and the system saves its registers (XCR0's bits 17 and 18).
+    unsafe fn has_unit() -> bool {
+        #[target_feature(enable = "xsave")]
+        unsafe fn saved() -> bool {
+            // SAFETY: the system uses XSAVE, as the caller has seen; register 0 is always there.
+            unsafe { _xgetbv(0) & (3 << 17) == 3 << 17 }
+        }
+        // SAFETY: CPUID is on every processor with AVX-512; bit 27 of leaf 1 says that XGETBV may be asked.
         unsafe {
-            match (t.c.len() > SIDE, t.cols.div_ceil(L)) {
-                (false, 1) => sums::<U, 1, 1>(unit, [t.a, t.b], t.depth, &mut done),
-                (false, 2) => sums::<U, 1, 2>(unit, [t.a, t.b], t.depth, &mut done),
-                (false, _) => sums::<U, 1, 3>(unit, [t.a, t.b], t.depth, &mut done),
-                (true, 1) => sums::<U, 2, 1>(unit, [t.a, t.b], t.depth, &mut done),
-                (true, 2) => sums::<U, 2, 2>(unit, [t.a, t.b], t.depth, &mut done),
-                (true, _) => sums::<U, 2, 3>(unit, [t.a, t.b], t.depth, &mut done),
-            }
+            let wanted = (1 << 24) | (1 << 22);
+            __cpuid_count(0, 0).eax >= 7
+                && __cpuid_count(7, 0).edx & wanted == wanted
+                && __cpuid_count(1, 0).ecx & (1 << 27) != 0
+                && saved()
         }
-        for (c, row) in t.c.iter_mut().zip(done.chunks_exact(WIDTH)) {
-            let c = &mut c[t.at..t.at + t.cols];
-            for (c, row) in c.chunks_mut(L).zip(row.chunks(L)) {
-                let v = self.load(row);
-                let v = if t.accumulate { self.add(self.load_part(c, c.len()), v) } else { v };
-                self.store_part(v, c, c.len());
+    }
+
+    /// Linux gives the registers only to who asks: `arch_prctl(ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA)`.
+    unsafe fn permitted() -> bool {
+        #[cfg(target_os = "linux")]
+        {
+            let mut answer: i64 = 158;
+            // SAFETY: a system call that touches no memory.
+            unsafe {
+                asm!("syscall", inlateout("rax") answer, in("rdi") 0x1023, in("rsi") 18, lateout("rcx") _, lateout("r11") _, options(nostack));
             }
+            answer == 0
         }
+        #[cfg(not(target_os = "linux"))]
+        false
+    }
+
+    /// Runs `task` with these features.
+    pub fn run<T: Task>(task: T) -> T::Out {
+        #[target_feature(enable = "avx512f,avx512vl,avx512dq,avx512bw,avx512bf16,avx2,fma")]
+        fn inner<T: Task>(task: T, simd: Amx<Hardware, Avx512Bf16>) -> T::Out {
+            task.run(simd)
+        }
+        assert!(available());
+        // SAFETY: the unit and what the vectors need were found on the line above.
+        unsafe { inner(task, Amx::assume(Avx512Bf16::assume())) }
     }
 }
 
@@ -501,10 +452,12 @@ impl<U: Unit + 'static> Simd for Amx<U> {
 pub(super) mod model {
     //! The unit in plain Rust.
 
+    use super::super::portable::wide::{Wide, terms};
+    use super::super::set::Task;
     use super::*;
 
     /// Eight registers, as cells, and their shapes.
-    pub(crate) struct Model([[f32; SIDE * SIDE]; 8], &'static Shapes);
+    pub(crate) struct Model([[f32; SIDE * SIDE]; 8], Shapes);
 
     impl Model {
         /// Rows of a register, and cells of a row.
@@ -513,14 +466,9 @@ pub(super) mod model {
         }
     }
 
-    fn terms(cell: f32) -> [f32; 2] {
-        let bits = cell.to_bits();
-        [f32::from_bits(bits << 16), f32::from_bits(bits & 0xffff_0000)]
-    }
-
     impl Unit for Model {
-        unsafe fn new(shapes: &'static Shapes) -> Self {
-            Self([[f32::NAN; SIDE * SIDE]; 8], shapes)
+        unsafe fn new(shapes: &Shapes) -> Self {
+            Self([[f32::NAN; SIDE * SIDE]; 8], *shapes)
         }
         unsafe fn zero<const T: usize>(&mut self) {
             self.0[T].fill(0.0);
@@ -535,11 +483,11 @@ pub(super) mod model {
         unsafe fn multiply<const C: usize, const A: usize, const B: usize>(&mut self) {
             let ([rows, cells], [depth, columns]) = (self.shape(A), self.shape(B));
             assert!(cells == depth && self.shape(C) == [rows, columns]);
-            for at in 0..rows * SIDE {
-                let (i, j) = (at / SIDE, at % SIDE);
+            let [a, b] = [A, B].map(|register| self.0[register].map(terms));
+            for (i, sums) in self.0[C].chunks_exact_mut(SIDE).enumerate().take(rows) {
                 for k in 0..depth {
-                    let (a, b) = (terms(self.0[A][i * SIDE + k]), terms(self.0[B][k * SIDE + j]));
-                    self.0[C][at] += a[0] * b[0] + a[1] * b[1];
+                    let a = a[i * SIDE + k];
+                    sums.iter_mut().zip(&b[k * SIDE..]).for_each(|(sum, b)| *sum += a[0] * b[0] + a[1] * b[1]);
                 }
             }
         }
@@ -560,8 +508,7 @@ pub(super) mod model {
 
     /// Runs `task` over the model.
     pub(crate) fn run<T: Task>(task: T) -> T::Out {
-        assert!(avx512_bf16::available());
-        // SAFETY: the vectors' features were found on the line above, and the model may always be used.
-        unsafe { within(task, Amx::<Model>::assume()) }
+        // SAFETY: the model may always be used.
+        task.run(unsafe { Amx::<Model, Wide>::assume(Wide::new()) })
     }
 }

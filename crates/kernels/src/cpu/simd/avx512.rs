@@ -7,10 +7,14 @@
 //! block below is either an intrinsic of these features or a pointer access whose bounds were asserted just before.
 
 use std::arch::x86_64::*;
+pub(super) use std::arch::x86_64::{
+    _mm512_add_ps as add, _mm512_loadu_ps as load, _mm512_mask_storeu_ps as store_part, _mm512_set1_ps as splat, _mm512_setzero_ps as zero,
+    _mm512_storeu_ps as store,
+};
 
 use half::bf16;
 
-use super::set::{PanelTile, ReduceTile, Simd, Task, Tile, end, with_sizes};
+use super::set::{ReduceTile, Simd, Starts, Task, Tile, end, with_sizes};
 
 /// Proof that the processor has the features.
 #[derive(Clone, Copy)]
@@ -57,97 +61,79 @@ pub(super) fn mask(n: usize) -> __mmask16 {
     ((1u32 << n) - 1) as __mmask16
 }
 
-/// The columns of a tile that vector `j` of `N` covers: all, or those of `last`.
-#[inline(always)]
-pub(super) fn column_mask<const N: usize, const PART: bool>(j: usize, last: __mmask16) -> __mmask16 {
-    if PART && j + 1 == N { last } else { u16::MAX }
+/// The lanes of `part`, zeros in the others.
+///
+/// # Safety
+/// They may be read.
+#[inline]
+#[target_feature(enable = "avx512f,avx512vl,avx512dq,avx512bw,avx2,fma")]
+pub(super) unsafe fn load_part(p: *const f32, part: __mmask16) -> __m512 {
+    // SAFETY: the caller's.
+    unsafe { _mm512_maskz_loadu_ps(part, p) }
 }
 
-/// The two micro-kernels with a given product of cells: the features it needs, and `(a, b, c) -> a * b + c`.
+/// Vectors of a tile of which the last may be read in part.
+pub(super) const MASKED: usize = 3;
+
+/// The micro-kernels of a set of instructions, its features and its masks given. What they are made of are constants and functions of its module:
+/// `L`, `MR`, `REDUCE_ROWS`, `MASKED`, `zero`, `load`, `load_part`, `store`, `store_part`, `add`, `mask`, and the product of cells.
 macro_rules! micro_kernels {
-    ($features:literal, $multiply_add:path) => {
-        /// [`Simd::tile`] over `N` vectors of columns; with `PART` the last of them covers only the lanes of `last`.
+    ($features:literal, $mask:ty, [$($sizes:literal)*] $most:literal) => {
+        /// [`Simd::tile`] over `N` vectors of columns; with `PART` the last of them covers only the lanes of `last`, and unless right-hand rows are
+        /// `WHOLE` vectors, only those are read of it. (Of more than `MASKED` vectors all are.)
         ///
         /// # Safety
-        /// The caller has run [`Tile::check`] for `MR` and `cols <= 16 N`, and `cols` is as `N`, `PART` and `last` say.
+        /// The caller has run [`Tile::check`] for `MR` and `L`, `starts` are the tile's, `cols` is as `N`, `PART` and `last` say, and if `N` is more
+        /// than `MASKED` every row of `b` has `N` whole vectors.
         #[target_feature(enable = $features)]
-        unsafe fn tile<const N: usize, const PART: bool, const PREFETCH: bool>(t: Tile<'_>, last: __mmask16) {
-            let mut acc = [[_mm512_setzero_ps(); N]; MR];
-            let mut a = t.a.as_ptr();
-            for &offset in &t.offsets.table {
-                // SAFETY: a advances MR per row of the table and holds MR * len values; offset + cols <= b.len().
-                unsafe {
-                    let b = t.b.as_ptr().add(offset as usize);
-                    if PREFETCH {
+        unsafe fn tile<const N: usize, const PART: bool, const PREFETCH: bool, const WHOLE: bool>(
+            mut t: Tile<'_, '_>,
+            starts: impl Iterator<Item = usize>,
+            last: $mask,
+        ) {
+            if WHOLE {
+                for c in t.c.pointers::<MR>() {
+                    for j in 0..N {
                         // A hint may point anywhere.
+                        _mm_prefetch::<_MM_HINT_ET0>(c.wrapping_add(j * L).cast());
+                    }
+                }
+            }
+            let mut acc = [[zero(); N]; MR];
+            let mut a = t.a.as_ptr();
+            for start in starts {
+                // SAFETY: a advances MR for each start and holds MR * depth values; start + cols <= b.len().
+                unsafe {
+                    let b = t.b.as_ptr().add(start);
+                    if PREFETCH {
                         for j in (0..N * L).step_by(16) {
                             _mm_prefetch::<_MM_HINT_T0>(b.wrapping_add(N * L + j).cast());
                         }
                     }
-                    let mut bv = [_mm512_setzero_ps(); N];
+                    let mut bv = [zero(); N];
                     for (j, v) in bv.iter_mut().enumerate() {
-                        *v = if PART && j + 1 == N { _mm512_maskz_loadu_ps(last, b.add(j * L)) } else { _mm512_loadu_ps(b.add(j * L)) };
+                        let part = PART && !WHOLE && N <= MASKED && j + 1 == N;
+                        *v = if part { load_part(b.add(j * L), last) } else { load(b.add(j * L)) };
                     }
                     for (i, row) in acc.iter_mut().enumerate() {
-                        let x = _mm512_set1_ps(*a.add(i));
-                        for (v, b) in row.iter_mut().zip(bv) {
-                            *v = $multiply_add(x, b, *v);
-                        }
+                        multiply_row(a.add(i), bv, row);
                     }
                     a = a.add(MR);
                 }
             }
-            let c = t.c.as_mut_ptr();
+            let c = t.c.pointers::<MR>();
             for (i, row) in acc.iter().enumerate() {
                 if i < t.rows {
                     for (j, &v) in row.iter().enumerate() {
-                        // SAFETY: i < rows and the masked lanes are < cols: inside c by Tile::check.
+                        // SAFETY: i < rows and the lanes read and written are < cols: inside c by Tile::check.
                         unsafe {
-                            let (p, columns) = (c.add(i * t.ldc + j * L), column_mask::<N, PART>(j, last));
-                            let v = if t.accumulate { _mm512_add_ps(_mm512_maskz_loadu_ps(columns, p), v) } else { v };
-                            _mm512_mask_storeu_ps(p, columns, v);
+                            let p = c[i].add(j * L);
+                            if PART && j + 1 == N {
+                                store_part(p, last, if t.accumulate { add(load_part(p, last), v) } else { v });
+                            } else {
+                                store(p, if t.accumulate { add(load(p), v) } else { v });
+                            }
                         }
-                    }
-                }
-            }
-        }
-
-        /// [`Simd::panel_tile`] over `N` vectors of columns, the last of which stores the lanes of `last`.
-        ///
-        /// # Safety
-        /// The caller has run [`PanelTile::check`], and `cols` is as `N` and `last` say.
-        #[target_feature(enable = $features)]
-        unsafe fn panel<const N: usize>(t: PanelTile<'_, '_>, last: __mmask16) {
-            let mut acc = [[_mm512_setzero_ps(); N]; MR];
-            for c in t.c.iter() {
-                for j in 0..N {
-                    _mm_prefetch::<_MM_HINT_ET0>(c.as_ptr().wrapping_add(t.at + j * L).cast());
-                }
-            }
-            let (mut a, mut b) = (t.a.as_ptr(), t.b.as_ptr());
-            for _ in 0..t.depth {
-                // SAFETY: a holds depth rows of MR cells, and b depth rows of N vectors.
-                unsafe {
-                    let mut bv = [_mm512_setzero_ps(); N];
-                    for (j, v) in bv.iter_mut().enumerate() {
-                        *v = _mm512_loadu_ps(b.add(j * L));
-                    }
-                    for (i, row) in acc.iter_mut().enumerate() {
-                        let x = _mm512_set1_ps(*a.add(i));
-                        for (v, b) in row.iter_mut().zip(bv) {
-                            *v = $multiply_add(x, b, *v);
-                        }
-                    }
-                    (a, b) = (a.add(MR), b.add(N * L));
-                }
-            }
-            for (c, row) in t.c.iter_mut().zip(&acc) {
-                for (j, &v) in row.iter().enumerate() {
-                    // SAFETY: the masked lanes are < cols: inside c by PanelTile::check.
-                    unsafe {
-                        let (p, columns) = (c.as_mut_ptr().add(t.at + j * L), column_mask::<N, true>(j, last));
-                        let v = if t.accumulate { _mm512_add_ps(_mm512_maskz_loadu_ps(columns, p), v) } else { v };
-                        _mm512_mask_storeu_ps(p, columns, v);
                     }
                 }
             }
@@ -159,7 +145,7 @@ macro_rules! micro_kernels {
         /// The caller has run [`ReduceTile::check`], and `R`, `N` are the tile's.
         #[target_feature(enable = $features)]
         unsafe fn reduce<const R: usize, const N: usize>(t: ReduceTile<'_>) {
-            let mut acc = [[_mm512_setzero_ps(); N]; R];
+            let mut acc = [[zero(); N]; R];
             let mut a = [t.a.as_ptr(); R];
             for (i, a) in a.iter_mut().enumerate() {
                 // SAFETY: rows[i] + length <= a.len().
@@ -169,15 +155,12 @@ macro_rules! micro_kernels {
             for p in 0..t.length {
                 // SAFETY: p < length, and row p of b holds N vectors. (The last wrapping_add may leave b; it is not followed.)
                 unsafe {
-                    let mut bv = [_mm512_setzero_ps(); N];
+                    let mut bv = [zero(); N];
                     for (j, v) in bv.iter_mut().enumerate() {
-                        *v = _mm512_loadu_ps(b.add(j * L));
+                        *v = load(b.add(j * L));
                     }
                     for (row, a) in acc.iter_mut().zip(a) {
-                        let x = _mm512_set1_ps(*a.add(p));
-                        for (v, b) in row.iter_mut().zip(bv) {
-                            *v = $multiply_add(x, b, *v);
-                        }
+                        multiply_row(a.add(p), bv, row);
                     }
                     b = b.wrapping_add(t.ldb);
                 }
@@ -188,7 +171,7 @@ macro_rules! micro_kernels {
                     // SAFETY: R rows of N vectors lie in c.
                     unsafe {
                         let p = c.add(i * t.ldc + j * L);
-                        _mm512_storeu_ps(p, _mm512_add_ps(_mm512_loadu_ps(p), v));
+                        store(p, add(load(p), v));
                     }
                 }
             }
@@ -199,40 +182,37 @@ macro_rules! micro_kernels {
         /// # Safety
         /// The processor has the features.
         #[inline(always)]
-        unsafe fn any_tile(t: Tile<'_>) {
-            t.check(MR, 3 * L);
-            let vectors = t.cols.div_ceil(L);
-            let rest = t.cols - (vectors - 1) * L;
-            let last = mask(rest);
-            // SAFETY: the bounds were checked, and cols is (vectors - 1) * 16 + rest with 1 <= rest <= 16.
-            unsafe {
-                match (vectors, rest < L, t.prefetch) {
-                    (1, false, _) => tile::<1, false, false>(t, last),
-                    (1, true, _) => tile::<1, true, false>(t, last),
-                    (2, false, _) => tile::<2, false, false>(t, last),
-                    (2, true, _) => tile::<2, true, false>(t, last),
-                    (_, false, false) => tile::<3, false, false>(t, last),
-                    (_, false, true) => tile::<3, false, true>(t, last),
-                    (_, true, _) => tile::<3, true, false>(t, last),
-                }
-            }
-        }
-
-        /// [`Simd::panel_tile`](super::Simd::panel_tile).
-        ///
-        /// # Safety
-        /// The processor has the features.
-        #[inline(always)]
-        unsafe fn any_panel(t: PanelTile<'_, '_>) {
+        unsafe fn any_tile(mut t: Tile<'_, '_>) {
             t.check(MR, L);
             let vectors = t.cols.div_ceil(L);
-            let last = mask(t.cols - (vectors - 1) * L);
-            // SAFETY: the bounds were checked, and cols is (vectors - 1) * 16 + the lanes of last.
+            let rest = t.cols - (vectors - 1) * L;
+            // SAFETY: the bounds were checked, and cols is (vectors - 1) * L + rest with 1 <= rest <= L.
             unsafe {
-                match vectors {
-                    1 => panel::<1>(t, last),
-                    2 => panel::<2>(t, last),
-                    _ => panel::<3>(t, last),
+                let last = mask(rest);
+                match t.starts {
+                    Starts::Dense(depth) => match vectors {
+                        1 => tile::<1, true, false, true>(t, (0..depth).map(|k| k * L), last),
+                        2 => tile::<2, true, false, true>(t, (0..depth).map(|k| k * 2 * L), last),
+                        _ => tile::<3, true, false, true>(t, (0..depth).map(|k| k * 3 * L), last),
+                    },
+                    Starts::Table(offsets) if vectors > MASKED && offsets.max as usize + vectors * L > t.b.len() => {
+                        // The last columns of the last row of b: too few for so many whole vectors.
+                        any_tile(t.behind((vectors - 1) * L));
+                        t.cols = (vectors - 1) * L;
+                        any_tile(t);
+                    }
+                    Starts::Table(offsets) => {
+                        let starts = offsets.table.iter().map(|&start| start as usize);
+                        match (vectors, rest < L, t.prefetch) {
+                            (1, false, _) => tile::<1, false, false, false>(t, starts, last),
+                            (1, true, _) => tile::<1, true, false, false>(t, starts, last),
+                            (2, false, _) => tile::<2, false, false, false>(t, starts, last),
+                            (2, true, _) => tile::<2, true, false, false>(t, starts, last),
+                            (_, false, false) => tile::<3, false, false, false>(t, starts, last),
+                            (_, false, true) => tile::<3, false, true, false>(t, starts, last),
+                            (_, true, _) => tile::<3, true, false, false>(t, starts, last),
+                        }
+                    }
                 }
             }
         }
@@ -245,15 +225,167 @@ macro_rules! micro_kernels {
         unsafe fn any_reduce_tile(t: ReduceTile<'_>) {
             t.check(L, REDUCE_ROWS, 1);
             // SAFETY: the bounds were checked, and each arm's R and N are those of the tile.
-            unsafe {
-                with_sizes!(t, [1 2 3 4 5 6 7 8] 9, reduce)
+            unsafe { with_sizes!(t, [$($sizes)*] $most, self::reduce) }
+        }
+    };
+}
+
+/// The sizes and the methods of [`Simd`] that [`micro_kernels`] makes.
+macro_rules! multiplies {
+    () => {
+        const LANES: usize = L;
+        const MR: usize = MR;
+        const REDUCE_ROWS: usize = REDUCE_ROWS;
+        type Unit = ();
+
+        #[inline(always)]
+        fn unit(self, _: usize, _: usize) {}
+        #[inline(always)]
+        fn tile(self, _: &mut (), t: Tile<'_, '_>) {
+            // SAFETY: `self` proves the features.
+            unsafe { any_tile(t) }
+        }
+        #[inline(always)]
+        fn reduce_tile(self, _: &mut (), t: ReduceTile<'_>) {
+            // SAFETY: `self` proves the features.
+            unsafe { any_reduce_tile(t) }
+        }
+    };
+}
+
+/// Methods of [`Simd`] that are an intrinsic each, and those that move vectors, over functions of the module.
+macro_rules! vectors {
+    ($($name:ident($($argument:ident),*) = $intrinsic:expr;)*) => {
+        $(
+            #[inline(always)]
+            fn $name(self, $($argument: Self::V),*) -> Self::V {
+                // SAFETY: `self` proves the features.
+                unsafe { $intrinsic($($argument),*) }
+            }
+        )*
+        #[inline(always)]
+        fn splat(self, x: f32) -> Self::V {
+            // SAFETY: `self` proves the features.
+            unsafe { splat(x) }
+        }
+        #[inline(always)]
+        fn load(self, src: &[f32]) -> Self::V {
+            assert!(src.len() >= L);
+            // SAFETY: L values, just asserted.
+            unsafe { load(src.as_ptr()) }
+        }
+        #[inline(always)]
+        fn load_part(self, src: &[f32], n: usize) -> Self::V {
+            assert!(n <= L && n <= src.len());
+            // SAFETY: the mask selects n values, which are there.
+            unsafe { load_part(src.as_ptr(), mask(n)) }
+        }
+        #[inline(always)]
+        fn store(self, v: Self::V, dst: &mut [f32]) {
+            assert!(dst.len() >= L);
+            // SAFETY: L values, just asserted.
+            unsafe { store(dst.as_mut_ptr(), v) }
+        }
+        #[inline(always)]
+        fn store_part(self, v: Self::V, dst: &mut [f32], n: usize) {
+            assert!(n <= L && n <= dst.len());
+            // SAFETY: the mask selects n values, which are there.
+            unsafe { store_part(dst.as_mut_ptr(), mask(n), v) }
+        }
+        #[inline(always)]
+        fn transpose(self, src: &[f32], src_stride: usize, rows: usize, cols: usize, dst: &mut [f32], dst_stride: usize) {
+            // SAFETY: `self` proves the features.
+            unsafe { transpose(src, src_stride, rows, cols, dst, dst_stride) }
+        }
+        #[inline(always)]
+        fn transpose_rows(self, src: &[f32], src_stride: usize, rows: usize, dst: &mut [&mut [f32]], at: usize) {
+            // SAFETY: `self` proves the features.
+            unsafe { transpose_rows(src, src_stride, rows, dst, at) }
+        }
+        #[inline(always)]
+        fn prefetch_read<T>(self, src: &[T]) {
+            for line in src.chunks(64 / size_of::<T>()) {
+                // SAFETY: a hint, which touches no memory that the program can observe.
+                unsafe { _mm_prefetch::<_MM_HINT_T1>(line.as_ptr().cast()) };
+            }
+        }
+        #[inline(always)]
+        fn prefetch_write(self, src: &[f32]) {
+            for line in src.chunks(16) {
+                // SAFETY: a hint, which touches no memory that the program can observe. (ET0 is PREFETCHW, as old as these features.)
+                unsafe { _mm_prefetch::<_MM_HINT_ET0>(line.as_ptr().cast()) };
             }
         }
     };
 }
-pub(super) use micro_kernels;
 
-micro_kernels!("avx512f,avx512vl,avx512dq,avx512bw,avx2,fma", _mm512_fmadd_ps);
+/// [`Simd::transpose`] and [`Simd::transpose_rows`] from the transpose of a square of vectors.
+macro_rules! transposes {
+    ($features:literal, $square:ident) => {
+        #[target_feature(enable = $features)]
+        fn transpose(src: &[f32], src_stride: usize, rows: usize, cols: usize, dst: &mut [f32], dst_stride: usize) {
+            if rows == 0 || cols == 0 {
+                return;
+            }
+            assert!(rows <= L && cols <= L);
+            assert!(end(rows, src_stride, cols) <= src.len() && end(cols, dst_stride, L) <= dst.len());
+            let mut r = [zero(); L];
+            if (rows, cols) == (L, L) {
+                // The usual case, without twice L branches.
+                for (i, v) in r.iter_mut().enumerate() {
+                    // SAFETY: L rows of L lie in src.
+                    *v = unsafe { load(src.as_ptr().add(i * src_stride)) };
+                }
+                for (i, &v) in $square(r).iter().enumerate() {
+                    // SAFETY: L rows of L lie in dst.
+                    unsafe { store(dst.as_mut_ptr().add(i * dst_stride), v) };
+                }
+                return;
+            }
+            let columns = mask(cols);
+            for (i, v) in r.iter_mut().enumerate().take(rows) {
+                // SAFETY: row i < rows and the lanes below cols lie in src.
+                *v = unsafe { load_part(src.as_ptr().add(i * src_stride), columns) };
+            }
+            for (i, &v) in $square(r).iter().enumerate().take(cols) {
+                // SAFETY: row i < cols of dst holds L values.
+                unsafe { store(dst.as_mut_ptr().add(i * dst_stride), v) };
+            }
+        }
+
+        #[target_feature(enable = $features)]
+        fn transpose_rows(src: &[f32], src_stride: usize, rows: usize, dst: &mut [&mut [f32]], at: usize) {
+            assert!((1..=L).contains(&rows) && end(rows, src_stride, L) <= src.len());
+            let mut r = [zero(); L];
+            for (i, v) in r.iter_mut().enumerate().take(rows) {
+                // SAFETY: row i < rows of src holds L values.
+                *v = unsafe { load(src.as_ptr().add(i * src_stride)) };
+            }
+            for (v, dst) in $square(r).into_iter().zip(dst) {
+                let dst = &mut dst[at..at + rows];
+                // SAFETY: the mask selects the values of the slice.
+                unsafe { store_part(dst.as_mut_ptr(), mask(rows), v) };
+            }
+        }
+    };
+}
+pub(super) use {micro_kernels, multiplies, transposes, vectors};
+
+/// `row += *a * b`.
+///
+/// # Safety
+/// `a` is valid for a read.
+#[inline]
+#[target_feature(enable = "avx512f,avx512vl,avx512dq,avx512bw,avx2,fma")]
+unsafe fn multiply_row<const N: usize>(a: *const f32, b: [__m512; N], row: &mut [__m512; N]) {
+    // SAFETY: the caller's.
+    let x = _mm512_set1_ps(unsafe { *a });
+    for (v, b) in row.iter_mut().zip(b) {
+        *v = _mm512_fmadd_ps(x, b, *v);
+    }
+}
+
+micro_kernels!("avx512f,avx512vl,avx512dq,avx512bw,avx2,fma", __mmask16, [1 2 3 4 5 6 7 8] 9);
 
 /// The values of the lanes of `part` in f32, zero in the others.
 ///
@@ -311,140 +443,24 @@ fn transpose16(r: [__m512; L]) -> [__m512; L] {
     out
 }
 
-/// [`Simd::transpose`].
-#[target_feature(enable = "avx512f,avx512vl,avx512dq,avx512bw,avx2,fma")]
-fn transpose(src: &[f32], src_stride: usize, rows: usize, cols: usize, dst: &mut [f32], dst_stride: usize) {
-    if rows == 0 || cols == 0 {
-        return;
-    }
-    assert!(rows <= L && cols <= L);
-    assert!(end(rows, src_stride, cols) <= src.len() && end(cols, dst_stride, L) <= dst.len());
-    let columns = mask(cols);
-    let mut r = [_mm512_setzero_ps(); L];
-    if (rows, cols) == (L, L) {
-        // The usual case, without 32 branches.
-        for (i, v) in r.iter_mut().enumerate() {
-            // SAFETY: 16 rows of 16 lie in src.
-            *v = unsafe { _mm512_loadu_ps(src.as_ptr().add(i * src_stride)) };
-        }
-        for (i, &v) in transpose16(r).iter().enumerate() {
-            // SAFETY: 16 rows of 16 lie in dst.
-            unsafe { _mm512_storeu_ps(dst.as_mut_ptr().add(i * dst_stride), v) };
-        }
-        return;
-    }
-    for (i, v) in r.iter_mut().enumerate() {
-        if i < rows {
-            // SAFETY: row i < rows and the lanes below cols lie in src.
-            *v = unsafe { _mm512_maskz_loadu_ps(columns, src.as_ptr().add(i * src_stride)) };
-        }
-    }
-    let r = transpose16(r);
-    for (i, &v) in r.iter().enumerate() {
-        if i < cols {
-            // SAFETY: row i < cols of dst holds 16 values.
-            unsafe { _mm512_storeu_ps(dst.as_mut_ptr().add(i * dst_stride), v) };
-        }
-    }
-}
-
-/// [`Simd::transpose_rows`].
-#[target_feature(enable = "avx512f,avx512vl,avx512dq,avx512bw,avx2,fma")]
-fn transpose_rows(src: &[f32], src_stride: usize, rows: usize, dst: &mut [&mut [f32]], at: usize) {
-    assert!((1..=L).contains(&rows) && end(rows, src_stride, L) <= src.len());
-    let mut r = [_mm512_setzero_ps(); L];
-    for (i, v) in r.iter_mut().enumerate() {
-        if i < rows {
-            // SAFETY: row i < rows of src holds 16 values.
-            *v = unsafe { _mm512_loadu_ps(src.as_ptr().add(i * src_stride)) };
-        }
-    }
-    for (v, dst) in transpose16(r).into_iter().zip(dst) {
-        let dst = &mut dst[at..at + rows];
-        // SAFETY: the mask selects the values of the slice.
-        unsafe { _mm512_mask_storeu_ps(dst.as_mut_ptr(), mask(rows), v) };
-    }
-}
+transposes!("avx512f,avx512vl,avx512dq,avx512bw,avx2,fma", transpose16);
 
 impl Simd for Avx512 {
-    const LANES: usize = L;
-    const MR: usize = MR;
-    const REDUCE_ROWS: usize = REDUCE_ROWS;
     type V = __m512;
-    type Unit = ();
 
-    #[inline(always)]
-    fn unit(self, _: usize, _: usize) {}
+    multiplies!();
+    vectors! {
+        add(a, b) = _mm512_add_ps;
+        sub(a, b) = _mm512_sub_ps;
+        mul(a, b) = _mm512_mul_ps;
+        div(a, b) = _mm512_div_ps;
+        mul_add(a, b, c) = _mm512_fmadd_ps;
+        min(a, b) = _mm512_min_ps;
+        max(a, b) = _mm512_max_ps;
+        // Immediate 0: to the nearest integer, ties to even.
+        round(a) = _mm512_roundscale_ps::<0>;
+    }
 
-    #[inline(always)]
-    fn splat(self, x: f32) -> __m512 {
-        // SAFETY: `self` proves the features.
-        unsafe { _mm512_set1_ps(x) }
-    }
-    #[inline(always)]
-    fn load(self, src: &[f32]) -> __m512 {
-        assert!(src.len() >= L);
-        // SAFETY: 16 values, just asserted.
-        unsafe { _mm512_loadu_ps(src.as_ptr()) }
-    }
-    #[inline(always)]
-    fn load_part(self, src: &[f32], n: usize) -> __m512 {
-        assert!(n <= L && n <= src.len());
-        // SAFETY: the mask selects n values, which are there.
-        unsafe { _mm512_maskz_loadu_ps(mask(n), src.as_ptr()) }
-    }
-    #[inline(always)]
-    fn store(self, v: __m512, dst: &mut [f32]) {
-        assert!(dst.len() >= L);
-        // SAFETY: 16 values, just asserted.
-        unsafe { _mm512_storeu_ps(dst.as_mut_ptr(), v) }
-    }
-    #[inline(always)]
-    fn store_part(self, v: __m512, dst: &mut [f32], n: usize) {
-        assert!(n <= L && n <= dst.len());
-        // SAFETY: the mask selects n values, which are there.
-        unsafe { _mm512_mask_storeu_ps(dst.as_mut_ptr(), mask(n), v) }
-    }
-    #[inline(always)]
-    fn add(self, a: __m512, b: __m512) -> __m512 {
-        // SAFETY: `self` proves the features.
-        unsafe { _mm512_add_ps(a, b) }
-    }
-    #[inline(always)]
-    fn sub(self, a: __m512, b: __m512) -> __m512 {
-        // SAFETY: `self` proves the features.
-        unsafe { _mm512_sub_ps(a, b) }
-    }
-    #[inline(always)]
-    fn mul(self, a: __m512, b: __m512) -> __m512 {
-        // SAFETY: `self` proves the features.
-        unsafe { _mm512_mul_ps(a, b) }
-    }
-    #[inline(always)]
-    fn div(self, a: __m512, b: __m512) -> __m512 {
-        // SAFETY: `self` proves the features.
-        unsafe { _mm512_div_ps(a, b) }
-    }
-    #[inline(always)]
-    fn mul_add(self, a: __m512, b: __m512, c: __m512) -> __m512 {
-        // SAFETY: `self` proves the features.
-        unsafe { _mm512_fmadd_ps(a, b, c) }
-    }
-    #[inline(always)]
-    fn min(self, a: __m512, b: __m512) -> __m512 {
-        // SAFETY: `self` proves the features.
-        unsafe { _mm512_min_ps(a, b) }
-    }
-    #[inline(always)]
-    fn max(self, a: __m512, b: __m512) -> __m512 {
-        // SAFETY: `self` proves the features.
-        unsafe { _mm512_max_ps(a, b) }
-    }
-    #[inline(always)]
-    fn round(self, a: __m512) -> __m512 {
-        // SAFETY: `self` proves the features. (Immediate 0: to the nearest integer, ties to even.)
-        unsafe { _mm512_roundscale_ps::<0>(a) }
-    }
     #[inline(always)]
     fn exp2_integer(self, n: __m512) -> __m512 {
         // SAFETY: `self` proves the features.
@@ -469,30 +485,6 @@ impl Simd for Avx512 {
         }
     }
     #[inline(always)]
-    fn transpose(self, src: &[f32], src_stride: usize, rows: usize, cols: usize, dst: &mut [f32], dst_stride: usize) {
-        // SAFETY: `self` proves the features.
-        unsafe { transpose(src, src_stride, rows, cols, dst, dst_stride) }
-    }
-    #[inline(always)]
-    fn transpose_rows(self, src: &[f32], src_stride: usize, rows: usize, dst: &mut [&mut [f32]], at: usize) {
-        // SAFETY: `self` proves the features.
-        unsafe { transpose_rows(src, src_stride, rows, dst, at) }
-    }
-    #[inline(always)]
-    fn prefetch_read<T>(self, src: &[T]) {
-        for line in src.chunks(64 / size_of::<T>()) {
-            // SAFETY: a hint, which touches no memory that the program can observe.
-            unsafe { _mm_prefetch::<_MM_HINT_T1>(line.as_ptr().cast()) };
-        }
-    }
-    #[inline(always)]
-    fn prefetch_write(self, src: &[f32]) {
-        for line in src.chunks(16) {
-            // SAFETY: a hint, which touches no memory that the program can observe. (ET0 is PREFETCHW, as old as these features.)
-            unsafe { _mm_prefetch::<_MM_HINT_ET0>(line.as_ptr().cast()) };
-        }
-    }
-    #[inline(always)]
     fn load_bf16(self, src: &[bf16], n: usize) -> __m512 {
         assert!(n <= L && n <= src.len());
         // SAFETY: `self` proves the features; the mask selects n values, which are there.
@@ -503,20 +495,5 @@ impl Simd for Avx512 {
         assert!(codes.len() >= L / 2);
         // SAFETY: `self` proves the features; 8 bytes of codes are there.
         unsafe { look_up(table, codes.as_ptr()) }
-    }
-    #[inline(always)]
-    fn panel_tile(self, _: &mut (), t: PanelTile<'_, '_>) {
-        // SAFETY: `self` proves the features.
-        unsafe { any_panel(t) }
-    }
-    #[inline(always)]
-    fn tile(self, _: &mut (), t: Tile<'_>) {
-        // SAFETY: `self` proves the features.
-        unsafe { any_tile(t) }
-    }
-    #[inline(always)]
-    fn reduce_tile(self, _: &mut (), t: ReduceTile<'_>) {
-        // SAFETY: `self` proves the features.
-        unsafe { any_reduce_tile(t) }
     }
 }

@@ -6,10 +6,12 @@
 use std::arch::x86_64::*;
 use std::mem::transmute;
 
-use super::avx512::{self, Avx512, L, MR, REDUCE_ROWS, column_mask, mask, micro_kernels};
 use half::bf16;
 
-use super::set::{PanelTile, ReduceTile, Simd, Task, Tile, with_sizes};
+use super::avx512::{
+    self, Avx512, L, MASKED, MR, REDUCE_ROWS, add, load, load_part, mask, micro_kernels, multiplies, store, store_part, zero,
+};
+use super::set::{ReduceTile, Simd, Starts, Task, Tile, inherit, inherit_vectors, with_sizes};
 
 /// Proof that the processor has AVX-512-BF16 and what [`Avx512`] needs.
 #[derive(Clone, Copy)]
@@ -42,16 +44,23 @@ pub fn run<T: Task>(task: T) -> T::Out {
     unsafe { inner(task, Avx512Bf16::assume()) }
 }
 
-/// `a * b + c`, a and b pairs of bf16.
+/// `row += *a * b`, pairs of bf16.
+///
+/// # Safety
+/// `a` is valid for a read.
 #[inline]
-#[target_feature(enable = "avx512f,avx512bf16")]
-fn multiply_add(a: __m512, b: __m512, c: __m512) -> __m512 {
-    // SAFETY: types of the same size, for which all bits are valid.
-    let (a, b) = unsafe { (transmute::<__m512, __m512bh>(a), transmute::<__m512, __m512bh>(b)) };
-    _mm512_dpbf16_ps(c, a, b)
+#[target_feature(enable = "avx512f,avx512vl,avx512dq,avx512bw,avx512bf16,avx2,fma")]
+unsafe fn multiply_row<const N: usize>(a: *const f32, b: [__m512; N], row: &mut [__m512; N]) {
+    // SAFETY: the caller's; types of the same size, for which all bits are valid.
+    unsafe {
+        let x = transmute::<__m512, __m512bh>(_mm512_set1_ps(*a));
+        for (v, b) in row.iter_mut().zip(b) {
+            *v = _mm512_dpbf16_ps(*v, x, transmute::<__m512, __m512bh>(b));
+        }
+    }
 }
 
-micro_kernels!("avx512f,avx512vl,avx512dq,avx512bw,avx512bf16,avx2,fma", multiply_add);
+micro_kernels!("avx512f,avx512vl,avx512dq,avx512bw,avx512bf16,avx2,fma", __mmask16, [1 2 3 4 5 6 7 8] 9);
 
 /// Where the halves of [`pairs`] come from: `low` is 0..16, `high` 16..32.
 const INTERLEAVED: [u16; 32] = {
@@ -99,67 +108,13 @@ unsafe fn join_pairs(low: *const bf16, high: *const bf16, part: __mmask16) -> __
     }
 }
 
-/// Methods that are those of the set of instructions this one holds.
-macro_rules! inherit {
-    ($($name:ident($($argument:ident: $type:ty),*) $(-> $out:ty)?;)*) => {
-        $(
-            #[inline(always)]
-            fn $name(self, $($argument: $type),*) $(-> $out)? {
-                self.0.$name($($argument),*)
-            }
-        )*
-    };
-}
-
-/// All on vectors.
-macro_rules! inherit_vectors {
-    () => {
-        inherit! {
-            splat(x: f32) -> V;
-            load(src: &[f32]) -> V;
-            load_part(src: &[f32], n: usize) -> V;
-            load_bf16(src: &[bf16], n: usize) -> V;
-            look_up(table: &[f32; 16], codes: &[u8]) -> V;
-            store(v: V, dst: &mut [f32]);
-            store_part(v: V, dst: &mut [f32], n: usize);
-            add(a: V, b: V) -> V;
-            sub(a: V, b: V) -> V;
-            mul(a: V, b: V) -> V;
-            div(a: V, b: V) -> V;
-            mul_add(a: V, b: V, c: V) -> V;
-            min(a: V, b: V) -> V;
-            max(a: V, b: V) -> V;
-            round(a: V) -> V;
-            exp2_integer(n: V) -> V;
-            deinterleave2(a: V, b: V) -> (V, V);
-            interleave2(even: V, odd: V) -> (V, V);
-            transpose(src: &[f32], src_stride: usize, rows: usize, cols: usize, dst: &mut [f32], dst_stride: usize);
-            transpose_rows(src: &[f32], src_stride: usize, rows: usize, dst: &mut [&mut [f32]], at: usize);
-            prefetch_write(src: &[f32]);
-        }
-
-        #[inline(always)]
-        fn prefetch_read<T>(self, src: &[T]) {
-            self.0.prefetch_read(src);
-        }
-    };
-}
-
-pub(super) use {inherit, inherit_vectors};
-
 type V = __m512;
 
 impl Simd for Avx512Bf16 {
-    const LANES: usize = L;
-    const MR: usize = MR;
-    const REDUCE_ROWS: usize = REDUCE_ROWS;
     const TERMS: usize = 2;
     type V = V;
-    type Unit = ();
 
-    #[inline(always)]
-    fn unit(self, _: usize, _: usize) {}
-
+    multiplies!();
     inherit_vectors!();
 
     #[inline(always)]
@@ -183,20 +138,5 @@ impl Simd for Avx512Bf16 {
         assert!(n <= L && n <= low.len() && n <= high.len());
         // SAFETY: `self` proves the features; n values of each are there.
         unsafe { join_pairs(low.as_ptr(), high.as_ptr(), mask(n)) }
-    }
-    #[inline(always)]
-    fn panel_tile(self, _: &mut (), t: PanelTile<'_, '_>) {
-        // SAFETY: `self` proves the features.
-        unsafe { any_panel(t) }
-    }
-    #[inline(always)]
-    fn tile(self, _: &mut (), t: Tile<'_>) {
-        // SAFETY: `self` proves the features.
-        unsafe { any_tile(t) }
-    }
-    #[inline(always)]
-    fn reduce_tile(self, _: &mut (), t: ReduceTile<'_>) {
-        // SAFETY: `self` proves the features.
-        unsafe { any_reduce_tile(t) }
     }
 }

@@ -7,13 +7,13 @@
 //! not inlined into one that is. A program where some are not shows it: it has symbols of its own for the intrinsics used here
 //! (`nm -C` finds `core_arch::x86::avx512f::_mm512_mul_ps` and the like).
 //!
-//! Every operation takes slices and checks their lengths; the micro-kernels, [`Simd::tile`], [`Simd::panel_tile`] and [`Simd::reduce_tile`], check
+//! Every operation takes slices and checks their lengths; the micro-kernels, [`Simd::tile`] and [`Simd::reduce_tile`], check
 //! once before their loops. Only the x86 modules contain `unsafe`.
 //!
 //! The operands of the micro-kernels are *cells* of 32 bits, each of [`Simd::TERMS`] consecutive terms of the sum: one f32, or at
 //! [`Level::Avx512Bf16`] and [`Level::Amx`] two bf16. [`Simd::cell`] makes them; nothing else about a kernel depends on it.
 
-#[cfg(target_arch = "x86_64")]
+#[cfg(any(test, target_arch = "x86_64"))]
 #[allow(unsafe_code)]
 mod amx;
 #[cfg(target_arch = "x86_64")]
@@ -35,7 +35,7 @@ use std::cell::Cell;
 use std::sync::OnceLock;
 
 use crate::policy::Precision;
-pub use set::{Group, MAX_LANES, Offsets, PanelTile, ReduceTile, Simd, Task, Tile};
+pub use set::{Group, MAX_LANES, Offsets, ReduceTile, Simd, Starts, Task, Tile, To};
 
 /// The sizes of an instruction set, for code that divides work before it runs in one.
 #[derive(Clone, Copy, Debug)]
@@ -67,7 +67,10 @@ pub enum Level {
     Avx512Bf16,
     /// The same with a unit for matrices.
     Amx,
-    /// The same with a model of that unit, for tests on processors without it.
+    /// A model of AVX-512-BF16, for tests on processors without it.
+    #[cfg(test)]
+    Bf16Model,
+    /// The same with a model of the unit.
     #[cfg(test)]
     AmxModel,
 }
@@ -85,8 +88,8 @@ impl Level {
             Level::Avx512Bf16 => avx512_bf16::available(),
             #[cfg(target_arch = "x86_64")]
             Level::Amx => amx::available(),
-            #[cfg(all(test, target_arch = "x86_64"))]
-            Level::AmxModel => avx512_bf16::available(),
+            #[cfg(test)]
+            Level::Bf16Model | Level::AmxModel => true,
             #[cfg(not(target_arch = "x86_64"))]
             _ => false,
         }
@@ -95,6 +98,12 @@ impl Level {
     /// Every level this processor has that computes in f32.
     pub fn all() -> impl Iterator<Item = Level> {
         [Level::Portable, Level::Avx2, Level::Avx512].into_iter().filter(|level| level.available())
+    }
+
+    /// Every level that tests run: what this processor has, and the models.
+    #[cfg(test)]
+    pub fn tested() -> impl Iterator<Item = Level> {
+        Self::all().chain([Level::Avx512Bf16, Level::Amx, Level::Bf16Model, Level::AmxModel].into_iter().filter(|level| level.available()))
     }
 
     /// Its sizes.
@@ -119,6 +128,8 @@ impl Level {
             Level::Avx512Bf16 => "AVX-512-BF16",
             Level::Amx => "AMX",
             #[cfg(test)]
+            Level::Bf16Model => "a model of AVX-512-BF16",
+            #[cfg(test)]
             Level::AmxModel => "a model of AMX",
         }
     }
@@ -131,7 +142,12 @@ impl Level {
 
     /// This level for products of such a precision.
     pub fn of(self, precision: Precision) -> Level {
-        if precision == Precision::Bf16 { self.in_bf16() } else { self }
+        match precision {
+            Precision::Bf16 => self.in_bf16(),
+            // Without a unit two products in bf16 take as long as one in f32.
+            Precision::Bf16x2 if self.in_bf16() == Level::Amx => Level::Amx,
+            _ => self,
+        }
     }
 }
 
@@ -168,7 +184,7 @@ pub fn with_level<R>(level: Level, f: impl FnOnce() -> R) -> R {
 /// Runs `task` compiled for `level`.
 pub fn run<T: Task>(level: Level, task: T) -> T::Out {
     match level {
-        Level::Portable => task.run(portable::Portable),
+        Level::Portable => task.run(portable::Portable::new()),
         #[cfg(target_arch = "x86_64")]
         Level::Avx2 => avx2::run(task),
         #[cfg(target_arch = "x86_64")]
@@ -177,9 +193,11 @@ pub fn run<T: Task>(level: Level, task: T) -> T::Out {
         Level::Avx512Bf16 => avx512_bf16::run(task),
         #[cfg(target_arch = "x86_64")]
         Level::Amx => amx::run(task),
-        #[cfg(all(test, target_arch = "x86_64"))]
+        #[cfg(test)]
+        Level::Bf16Model => task.run(portable::wide::Wide::new()),
+        #[cfg(test)]
         Level::AmxModel => amx::model::run(task),
         #[cfg(not(target_arch = "x86_64"))]
-        _ => task.run(portable::Portable),
+        _ => task.run(portable::Portable::new()),
     }
 }

@@ -48,29 +48,90 @@ impl Group {
     }
 }
 
-/// Arguments of [`Simd::tile`]: `c[i*ldc + j] = [c +] sum_gk a[(g*MR + i) * size + k] * b[offsets[g] + k*apart + j]` for `i < rows`,
+/// Where the right-hand rows of [`Simd::tile`] start.
+#[derive(Clone, Copy)]
+pub enum Starts<'a> {
+    /// Each group where its entry says.
+    Table(&'a Offsets),
+    /// So many groups one after the other, their rows as wide as the columns rounded up to whole vectors: what is beyond `cols` must be present, and
+    /// is not used.
+    Dense(usize),
+}
+
+impl Starts<'_> {
+    /// The number of groups.
+    pub(super) fn depth(&self) -> usize {
+        match self {
+            Starts::Table(offsets) => offsets.depth(),
+            Starts::Dense(depth) => *depth,
+        }
+    }
+
+    /// That of group `g`, of groups of so many values.
+    #[inline(always)]
+    pub(super) fn at(&self, g: usize, len: usize) -> usize {
+        match self {
+            Starts::Table(offsets) => offsets.table[g] as usize,
+            Starts::Dense(_) => g * len,
+        }
+    }
+}
+
+/// Where [`Simd::tile`] writes.
+pub enum To<'a, 'b> {
+    /// Rows so far apart.
+    Block(&'a mut [f32], usize),
+    /// The part of each row that begins there.
+    Rows(&'a mut [&'b mut [f32]], usize),
+}
+
+impl To<'_, '_> {
+    /// Row `i`, from the tile's first column on.
+    #[inline(always)]
+    pub(super) fn row(&mut self, i: usize) -> &mut [f32] {
+        match self {
+            To::Block(c, ldc) => &mut c[i * *ldc..],
+            To::Rows(rows, at) => &mut rows[i][*at..],
+        }
+    }
+
+    /// Where the first `MR` rows begin; anywhere for those that do not exist.
+    #[inline(always)]
+    pub(super) fn pointers<const MR: usize>(&mut self) -> [*mut f32; MR] {
+        match self {
+            To::Block(c, ldc) => {
+                let c = c.as_mut_ptr();
+                std::array::from_fn(|i| c.wrapping_add(i * *ldc))
+            }
+            To::Rows(rows, at) => {
+                let mut rows = rows.iter_mut();
+                std::array::from_fn(|_| rows.next().map_or(std::ptr::null_mut(), |row| row.as_mut_ptr()).wrapping_add(*at))
+            }
+        }
+    }
+}
+
+/// Arguments of [`Simd::tile`]: `c[i][j] = [c +] sum_gk a[(g*MR + i) * size + k] * b[starts[g] + k*apart + j]` for `i < rows`,
 /// `j < cols`, `k < size`; `a` and `b` hold cells, whose product is the sum of the products of their terms.
 ///
-/// Where [`Simd::TOGETHER`] is more than 1 there are up to so many times MR rows, all of `c`'s rows of a panel are there, and its columns up to whole
+/// Where [`Simd::TOGETHER`] is more than 1 there are up to so many times MR rows, all rows of a panel are there in a block `c`, and its columns up to whole
 /// vectors, as are those of `b`: what is beyond `rows` and `cols` may be read, and changed.
-pub struct Tile<'a> {
+pub struct Tile<'a, 'b> {
     /// Packed left-hand panels, `[group][MR][size]`, rows beyond `rows` must be present (any finite value, normally zero).
     pub a: &'a [f32],
     /// Distance of the panels.
     pub panel: usize,
-    /// What each entry of `offsets` stands for.
+    /// What each of the starts stands for.
     pub group: Group,
     /// The right-hand side, already cut to begin at the tile's first column.
     pub b: &'a [f32],
     /// Starts of the right-hand rows.
-    pub offsets: &'a Offsets,
-    /// Result, `rows` rows of `cols` values, `ldc` apart.
-    pub c: &'a mut [f32],
-    /// Distance of the rows of `c`.
-    pub ldc: usize,
+    pub starts: Starts<'a>,
+    /// Result, `rows` rows of `cols` values.
+    pub c: To<'a, 'b>,
     /// Rows stored, 1..=MR a panel.
     pub rows: usize,
-    /// Columns read and stored, 1..=NR. Nothing beyond them is touched by a set of instructions with one panel.
+    /// Columns read and stored, 1..=NR. Nothing beyond them is written by a set of instructions with one panel.
     pub cols: usize,
     /// Add the sum, formed from zero, to what `c` holds instead of overwriting it: blocks of a long sum lose less than one chain.
     pub accumulate: bool,
@@ -120,46 +181,53 @@ impl ReduceTile<'_> {
     }
 }
 
-/// Arguments of [`Simd::panel_tile`]: `c[i][at + j] = [c +] sum_k a[k * PANEL + i] * b[k * width + j]` for `i < rows`, `j < cols`, where
-/// `rows` is `c`'s length and `width` is `cols` rounded up to whole vectors; `a` and `b` hold cells.
-pub struct PanelTile<'a, 'b> {
-    /// Left-hand panel, `[k][PANEL]`, or with [`Simd::BY_ROWS`] `[PANEL][k]`: rows beyond those of `c` must be present, and are not used.
-    pub a: &'a [f32],
-    /// Right-hand panel, `[k][width]`: columns beyond `cols` must be present, and are not used.
-    pub b: &'a [f32],
-    /// Length of the sum.
-    pub depth: usize,
-    /// Rows of the result, 1..=PANEL of them.
-    pub c: &'a mut [&'b mut [f32]],
-    /// Where the tile begins in each row.
-    pub at: usize,
-    /// Columns stored, 1..=NR.
-    pub cols: usize,
-    /// Add the sum, formed from zero, to what `c` holds instead of overwriting it.
-    pub accumulate: bool,
-}
-
-impl PanelTile<'_, '_> {
-    /// The bounds that the x86 micro-kernels rely on.
+impl<'b> Tile<'_, 'b> {
+    /// Panics unless the results are inside `c`, `rows` rows of `cols` columns.
     #[inline(always)]
-    pub(super) fn check(&self, mr: usize, lanes: usize) {
-        assert!((1..=mr).contains(&self.c.len()) && (1..=3 * lanes).contains(&self.cols));
-        assert!(self.depth.saturating_mul(mr) <= self.a.len());
-        assert!(self.depth.saturating_mul(self.cols.next_multiple_of(lanes)) <= self.b.len());
-        for c in self.c.iter() {
-            assert!(self.at.saturating_add(self.cols) <= c.len());
+    pub(super) fn check_results(&self, rows: usize, cols: usize) {
+        match &self.c {
+            To::Block(c, ldc) => assert!(end(rows, *ldc, cols) <= c.len()),
+            To::Rows(c, at) => {
+                assert!(self.rows <= c.len());
+                c[..self.rows].iter().for_each(|row| assert!(at.saturating_add(self.cols) <= row.len()));
+            }
         }
     }
-}
 
-impl Tile<'_> {
-    /// The bounds that the x86 micro-kernels without groups rely on.
+    /// Panics unless `width` columns of every right-hand row are in `b`, of a table; all of whole vectors, if they lie one after the other.
     #[inline(always)]
-    pub(super) fn check(&self, mr: usize, nr: usize) {
-        assert!(self.group.size == 1 && (1..=mr).contains(&self.rows) && (1..=nr).contains(&self.cols));
-        assert!(self.a.len() / mr >= self.offsets.depth());
-        assert!(self.offsets.depth() == 0 || self.offsets.max as usize + self.cols <= self.b.len());
-        assert!(end(self.rows, self.ldc, self.cols) <= self.c.len());
+    pub(super) fn check_right(&self, width: usize, lanes: usize) {
+        let size = self.group.size;
+        match self.starts {
+            Starts::Table(offsets) => {
+                let last = (offsets.max as usize).saturating_add(self.group.reach());
+                assert!(offsets.depth() == 0 || last.saturating_add(width) <= self.b.len());
+            }
+            Starts::Dense(depth) => {
+                let whole = self.cols.next_multiple_of(lanes);
+                assert!(size == 1 || self.group.apart == whole);
+                assert!(depth.saturating_mul(size).saturating_mul(whole) <= self.b.len());
+            }
+        }
+    }
+
+    /// The bounds that the micro-kernels without groups rely on.
+    #[inline(always)]
+    pub(super) fn check(&self, mr: usize, lanes: usize) {
+        assert!(self.group.size == 1 && (1..=mr).contains(&self.rows) && (1..=3 * lanes).contains(&self.cols));
+        assert!(self.a.len() / mr >= self.starts.depth());
+        self.check_right(self.cols, lanes);
+        self.check_results(self.rows, self.cols);
+    }
+
+    /// The tile of the columns from `at` on.
+    #[inline(always)]
+    pub(super) fn behind(&mut self, at: usize) -> Tile<'_, 'b> {
+        let c = match &mut self.c {
+            To::Block(c, ldc) => To::Block(&mut c[at..], *ldc),
+            To::Rows(rows, from) => To::Rows(rows, *from + at),
+        };
+        Tile { b: &self.b[at..], c, cols: self.cols - at, ..*self }
     }
 }
 
@@ -172,16 +240,64 @@ pub(super) fn end(rows: usize, stride: usize, width: usize) -> usize {
 /// Calls a micro-kernel for [`Simd::reduce_tile`], generic over the rows and the vectors, with those of the tile; the last number of rows
 /// is the instruction set's greatest.
 macro_rules! with_sizes {
-    ($t:ident, [$($rows:literal)*] $most:literal, $reduce:ident) => {
+    ($t:ident, [$($rows:literal)*] $most:literal, $place:ident::$reduce:ident) => {
         match ($t.rows.len(), $t.vectors) {
-            $(($rows, 1) => $reduce::<$rows, 1>($t),)*
-            (_, 1) => $reduce::<$most, 1>($t),
-            $(($rows, _) => $reduce::<$rows, 2>($t),)*
-            (_, _) => $reduce::<$most, 2>($t),
+            $(($rows, 1) => $place::$reduce::<$rows, 1>($t),)*
+            (_, 1) => $place::$reduce::<$most, 1>($t),
+            $(($rows, _) => $place::$reduce::<$rows, 2>($t),)*
+            (_, _) => $place::$reduce::<$most, 2>($t),
         }
     };
 }
 pub(super) use with_sizes;
+
+/// Methods that are those of the set of instructions this one holds.
+macro_rules! inherit {
+    ($($name:ident($($argument:ident: $type:ty),*) $(-> $out:ty)?;)*) => {
+        $(
+            #[inline(always)]
+            fn $name(self, $($argument: $type),*) $(-> $out)? {
+                self.0.$name($($argument),*)
+            }
+        )*
+    };
+}
+
+/// All on vectors.
+macro_rules! inherit_vectors {
+    () => {
+        inherit! {
+            splat(x: f32) -> Self::V;
+            load(src: &[f32]) -> Self::V;
+            load_part(src: &[f32], n: usize) -> Self::V;
+            load_bf16(src: &[bf16], n: usize) -> Self::V;
+            look_up(table: &[f32; 16], codes: &[u8]) -> Self::V;
+            store(v: Self::V, dst: &mut [f32]);
+            store_part(v: Self::V, dst: &mut [f32], n: usize);
+            add(a: Self::V, b: Self::V) -> Self::V;
+            sub(a: Self::V, b: Self::V) -> Self::V;
+            mul(a: Self::V, b: Self::V) -> Self::V;
+            div(a: Self::V, b: Self::V) -> Self::V;
+            mul_add(a: Self::V, b: Self::V, c: Self::V) -> Self::V;
+            min(a: Self::V, b: Self::V) -> Self::V;
+            max(a: Self::V, b: Self::V) -> Self::V;
+            round(a: Self::V) -> Self::V;
+            exp2_integer(n: Self::V) -> Self::V;
+            deinterleave2(a: Self::V, b: Self::V) -> (Self::V, Self::V);
+            interleave2(even: Self::V, odd: Self::V) -> (Self::V, Self::V);
+            transpose(src: &[f32], src_stride: usize, rows: usize, cols: usize, dst: &mut [f32], dst_stride: usize);
+            transpose_rows(src: &[f32], src_stride: usize, rows: usize, dst: &mut [&mut [f32]], at: usize);
+            prefetch_write(src: &[f32]);
+        }
+
+        #[inline(always)]
+        fn prefetch_read<T>(self, src: &[T]) {
+            self.0.prefetch_read(src);
+        }
+    };
+}
+
+pub(super) use {inherit, inherit_vectors};
 
 /// At least any instruction set's [`Simd::LANES`].
 pub const MAX_LANES: usize = 16;
@@ -200,12 +316,8 @@ pub trait Simd: Copy + Send + Sync + 'static {
     const NR: usize = 3 * Self::LANES;
     /// Most groups of rows of [`Simd::reduce_tile`].
     const REDUCE_ROWS: usize;
-    /// Rows of the left-hand panel of [`Simd::panel_tile`].
-    const PANEL: usize = Self::MR;
-    /// What the depth of [`Simd::panel_tile`] is a multiple of; cells beyond the sum are zero on both sides.
-    const ROUND: usize = 1;
-    /// Whether its left-hand panel is `[PANEL][depth]` instead of `[depth][PANEL]`.
-    const BY_ROWS: bool = false;
+    /// Most rows of [`Simd::tile`].
+    const PANEL: usize = Self::MR * Self::TOGETHER;
     /// Terms of a sum in each cell that the micro-kernels multiply: 1 or 2.
     const TERMS: usize = 1;
     /// A vector.
@@ -228,11 +340,6 @@ pub trait Simd: Copy + Send + Sync + 'static {
     #[inline(always)]
     fn reduce_unit(self, group: Group) -> Self::Unit {
         self.unit(group.size, Self::GROUP)
-    }
-    /// The unit for [`Simd::panel_tile`].
-    #[inline(always)]
-    fn panel_unit(self) -> Self::Unit {
-        self.unit(Self::GROUP, Self::GROUP)
     }
 
     /// All lanes `x`.
@@ -266,6 +373,16 @@ pub trait Simd: Copy + Send + Sync + 'static {
     fn store(self, v: Self::V, dst: &mut [f32]);
     /// Writes the first `n <= LANES` values of `dst`.
     fn store_part(self, v: Self::V, dst: &mut [f32], n: usize);
+    /// All values of `src`, at most `LANES`, then zeros.
+    #[inline(always)]
+    fn read(self, src: &[f32]) -> Self::V {
+        if src.len() == Self::LANES { self.load(src) } else { self.load_part(src, src.len()) }
+    }
+    /// Writes all of `dst`, at most `LANES` values.
+    #[inline(always)]
+    fn write(self, v: Self::V, dst: &mut [f32]) {
+        if dst.len() == Self::LANES { self.store(v, dst) } else { self.store_part(v, dst, dst.len()) }
+    }
     /// The sum of the first `n` lanes, one after the other.
     #[inline(always)]
     fn total(self, v: Self::V, n: usize) -> f64 {
@@ -322,6 +439,18 @@ pub trait Simd: Copy + Send + Sync + 'static {
     /// The same with the intention to write them.
     fn prefetch_write(self, src: &[f32]);
 
+    /// The nearest numbers of 8 significant bits, which a bf16 holds exactly: Veltkamp's splitting, for magnitudes below 2^111.
+    #[inline(always)]
+    fn high(self, v: Self::V) -> Self::V {
+        let wide = self.mul(v, self.splat(65537.0));
+        self.sub(wide, self.sub(wide, v))
+    }
+    /// What [`high`](Simd::high) leaves, exactly.
+    #[inline(always)]
+    fn rest(self, v: Self::V) -> Self::V {
+        self.sub(v, self.high(v))
+    }
+
     /// Cells of the terms `low` and `high`; where `TERMS` is 1, `low`.
     #[inline(always)]
     fn cell(self, low: Self::V, _high: Self::V) -> Self::V {
@@ -346,9 +475,7 @@ pub trait Simd: Copy + Send + Sync + 'static {
         self.cell(self.load_bf16(low, n), self.load_bf16(high, n))
     }
     /// The matrix micro-kernel, lanes along the columns: see [`Tile`].
-    fn tile(self, unit: &mut Self::Unit, tile: Tile<'_>);
-    /// The micro-kernel of plain matrices, both packed: see [`PanelTile`].
-    fn panel_tile(self, unit: &mut Self::Unit, tile: PanelTile<'_, '_>);
+    fn tile(self, unit: &mut Self::Unit, tile: Tile<'_, '_>);
     /// The micro-kernel for a reduction over pixels, lanes along output channels: see [`ReduceTile`].
     fn reduce_tile(self, unit: &mut Self::Unit, tile: ReduceTile<'_>);
 

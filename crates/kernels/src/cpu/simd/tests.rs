@@ -7,11 +7,9 @@ fn values(n: usize) -> Vec<f32> {
     noise(1, n)
 }
 
-/// Runs a task on every level of this processor.
+/// Runs a task on every level.
 fn on_all<T: Task<Out = ()> + Copy>(task: T) {
-    for level in Level::all().chain([Level::Avx512Bf16, Level::Amx, Level::AmxModel].into_iter().filter(|level| level.available())) {
-        run(level, task);
-    }
+    Level::tested().for_each(|level| run(level, task));
 }
 
 #[derive(Clone, Copy)]
@@ -201,12 +199,10 @@ impl Task for Products {
                     let mut c = before.clone();
                     let offsets = Offsets::new(table.clone());
                     assert_eq!(offsets.depth(), depth);
-                    let (panel, group) = (0, Group::ONE);
-                    let (a_cells, b_cells, c_rows) = (&a.cells, &b.cells, &mut c);
-                    s.tile(
-                        &mut s.tile_unit(group),
-                        Tile { a: a_cells, panel, group, b: b_cells, offsets: &offsets, c: c_rows, ldc, rows, cols, accumulate, prefetch },
-                    );
+                    let (group, starts) = (Group::ONE, Starts::Table(&offsets));
+                    let (a_cells, b_cells, to) = (&a.cells, &b.cells, To::Block(&mut c, ldc));
+                    let t = Tile { a: a_cells, panel: 0, group, b: b_cells, starts, c: to, rows, cols, accumulate, prefetch };
+                    s.tile(&mut s.tile_unit(group), t);
                     for (at, (&c, &before)) in c.iter().zip(&before).enumerate() {
                         let (i, j) = (at / ldc, at % ldc);
                         let sum = |j: usize| (0..depth).map(|k| a.product(k * S::MR + i, &b, table[k] as usize + j)).sum::<f32>();
@@ -216,17 +212,22 @@ impl Task for Products {
                 }
             }
         }
-        let depth = depth.next_multiple_of(S::ROUND);
+        let depth = depth.next_multiple_of(S::GROUP);
         for cols in 1..=S::NR {
             let width = cols.next_multiple_of(S::LANES);
             for rows in 1..=S::PANEL {
                 let (a, b) = (Cells::new(s, depth * S::PANEL), Cells::new(s, depth * width));
-                let place = |i: usize, k: usize| if S::BY_ROWS { i * depth + k } else { k * S::PANEL + i };
+                let group = Group { size: S::GROUP, apart: width };
+                let place =
+                    |i: usize, k: usize| (i / S::MR * depth + k / S::GROUP * S::GROUP) * S::MR + i % S::MR * S::GROUP + k % S::GROUP;
                 for accumulate in [false, true] {
                     let mut lines: Vec<Vec<f32>> = (0..rows).map(|_| values(3 + cols)).collect();
                     let before = lines[0].clone();
                     let mut c: Vec<&mut [f32]> = lines.iter_mut().map(Vec::as_mut_slice).collect();
-                    s.panel_tile(&mut s.panel_unit(), PanelTile { a: &a.cells, b: &b.cells, depth, c: &mut c, at: 3, cols, accumulate });
+                    let (panel, starts, to) = (S::MR * depth, Starts::Dense(depth / S::GROUP), To::Rows(&mut c, 3));
+                    let (a_cells, b_cells, prefetch) = (&a.cells, &b.cells, false);
+                    let t = Tile { a: a_cells, panel, group, b: b_cells, starts, c: to, rows, cols, accumulate, prefetch };
+                    s.tile(&mut s.tile_unit(group), t);
                     for (i, line) in lines.iter().enumerate() {
                         for (at, (&c, &before)) in line.iter().zip(&before).enumerate() {
                             let sum = |j: usize| (0..depth).map(|k| a.product(place(i, k), &b, k * width + j)).sum::<f32>();
@@ -290,11 +291,10 @@ impl Task for Groups {
                 for accumulate in [false, true] {
                     let mut c = before.clone();
                     let offsets = Offsets::new(table.to_vec());
-                    let (a_cells, b_cells, c_rows, prefetch) = (&a.cells, &b.cells, &mut c, false);
-                    s.tile(
-                        &mut s.tile_unit(group),
-                        Tile { a: a_cells, panel, group, b: b_cells, offsets: &offsets, c: c_rows, ldc, rows, cols, accumulate, prefetch },
-                    );
+                    let (a_cells, b_cells, to, prefetch) = (&a.cells, &b.cells, To::Block(&mut c, ldc), false);
+                    let starts = Starts::Table(&offsets);
+                    let t = Tile { a: a_cells, panel, group, b: b_cells, starts, c: to, rows, cols, accumulate, prefetch };
+                    s.tile(&mut s.tile_unit(group), t);
                     for (i, j) in (0..rows).flat_map(|i| (0..cols).map(move |j| (i, j))) {
                         let left = |g: usize, k: usize| i / S::MR * panel + (g * S::MR + i % S::MR) * size + k;
                         let right = |g: usize, k: usize| table[g] as usize + k * group.apart + j;

@@ -11,7 +11,7 @@
 
 use rayon::prelude::*;
 
-use super::super::machine::machine;
+use super::super::machine::{FEW_TILES, machine};
 use super::super::scratch;
 use super::super::shape::Epilogue;
 use super::super::simd::{self, Simd, Task};
@@ -20,9 +20,6 @@ use super::input::{self, Input};
 use super::output::{self, Output, output_row};
 use super::product::{Product, over_channels};
 use super::tiling::{Layout, POINTS, Tiling, pairs, split};
-
-/// Fewer tiles than this per thread are shared among the threads.
-const FEW_TILES: usize = 128;
 
 /// Convolves `x` with `filters`; writes all of `out`, of which there is some.
 pub fn convolve(tiling: &Tiling, filters: Filters<'_>, x: &[f32], epilogue: Epilogue<'_>, out: &mut [f32]) {

@@ -14,16 +14,13 @@
 
 use rayon::prelude::*;
 
-use super::super::machine::machine;
+use super::super::machine::{FEW_TILES_OF_WEIGHTS, machine};
 use super::super::scratch;
 use super::super::simd::{self, Simd, Task};
 use super::filter::Gradient;
 use super::input::{self, Input, OutputGradient};
 use super::product::{Product, over_tiles};
 use super::tiling::{Layout, POINTS, Tiling, pairs, split};
-
-/// With fewer tiles than this per thread, the channels are divided rather than the tiles.
-const FEW_TILES: usize = 64;
 
 /// Writes all of `dw`. There is some of `dy`.
 pub fn weight_grad(tiling: &Tiling, x: &[f32], dy: &[f32], dw: &mut [f32]) {
@@ -68,7 +65,7 @@ struct Division {
 impl Division {
     fn new(tiling: &Tiling, lanes: usize, threads: usize, sum_bytes: usize) -> Self {
         let (blocks, vectors) = (tiling.in_channels.div_ceil(lanes), tiling.out_channels.div_ceil(lanes));
-        let few = tiling.rows() * tiling.across < FEW_TILES * threads;
+        let few = tiling.rows() * tiling.across < FEW_TILES_OF_WEIGHTS * threads;
         let (mut block_parts, mut vector_parts) = (1, 1);
         loop {
             let (b, v) = (blocks.div_ceil(block_parts), vectors.div_ceil(vector_parts));

@@ -5,9 +5,10 @@
 
 use std::fmt;
 
-use burn::backend::{BackendTensor, DispatchTensor, DispatchTensorKind, TensorMetadata};
+use burn::backend::{BackendTensor, DispatchTensor, DispatchTensorKind};
 use burn::tensor::{DType, Tensor};
 use burn_flex::FlexTensor;
+use rayon::prelude::*;
 
 use crate::buffers::{contiguous, owned, take, tensor, values};
 use crate::cpu::{self, ConvShape, Epilogue, Prepared};
@@ -28,22 +29,23 @@ pub fn applies(x: &Tensor<4>) -> bool {
     flex(x.clone()).is_some()
 }
 
-/// Calls `pass` for each image of `[N, C, H, W]` with its own slice of the images, which it may write over, and its own of every output, which
-/// it must fill; returns the outputs, `[N]` and then the dimensions that are given of each.
+/// Calls `pass` for each image of `[N, C, H, W]`, for several at once where there are threads, with its own slice of the images, which it may write
+/// over, and its own of every output, which it must fill; returns the outputs, `[N]` and then the dimensions that are given of each.
 ///
 /// # Panics
 /// Unless the images are f32 on the processor.
-pub fn image_by_image(images: Tensor<4>, outputs: &[[usize; 3]], mut pass: impl FnMut(Vec<&mut [f32]>)) -> Vec<Tensor<4>> {
+pub fn image_by_image(images: Tensor<4>, outputs: &[[usize; 3]], pass: impl Fn(Vec<&mut [f32]>) + Send + Sync) -> Vec<Tensor<4>> {
     let autodiff = images.clone().into_dispatch().autodiff;
     let dims @ [n, ..] = images.dims();
     let mut images =
         flex(images).map(|images| owned(contiguous(images))).unwrap_or_else(|| panic!("images that are not f32 on the processor"));
     let mut results: Vec<Vec<f32>> = outputs.iter().map(|dims| take(n * dims.iter().product::<usize>())).collect();
-    let mut parts: Vec<_> =
-        [&mut images].into_iter().chain(&mut results).map(|all| all.chunks_exact_mut((all.len() / n.max(1)).max(1))).collect();
-    for _ in 0..n {
-        pass(parts.iter_mut().filter_map(Iterator::next).collect());
+    let mut parts: Vec<Vec<&mut [f32]>> = (0..n).map(|_| Vec::new()).collect();
+    for all in [&mut images].into_iter().chain(&mut results) {
+        let len = all.len() / n.max(1);
+        all.chunks_exact_mut(len.max(1)).zip(&mut parts).for_each(|(part, parts)| parts.push(part));
     }
+    parts.into_par_iter().with_max_len(1).for_each(pass);
     // Its memory goes back to where the next images come from.
     drop(tensor(images, dims));
     let result = |(values, &[c, h, w]): (_, &[usize; 3])| {

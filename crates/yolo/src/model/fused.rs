@@ -17,8 +17,15 @@ use super::{Layer, Yolo};
 #[derive(Clone, Debug)]
 pub struct Fused {
     network: Yolo,
-    /// What the last pass on the processor went by, if it was one of our kernels', and the lowering it was made for.
-    plan: Arc<Mutex<Option<(Lowering, Option<Arc<Plan>>)>>>,
+    /// What the last pass on the processor went by.
+    made: Arc<Mutex<Option<Made>>>,
+}
+
+/// The plan for a lowering; none where the convolutions are Burn's own.
+#[derive(Debug)]
+struct Made {
+    lowering: Lowering,
+    plan: Option<Arc<Plan>>,
 }
 
 impl Yolo {
@@ -31,7 +38,7 @@ impl Yolo {
             Layer::Detect(m) => Layer::Detect(m.fuse(device)),
             other @ (Layer::Upsample(_) | Layer::Concat(_)) => other.clone(),
         };
-        Fused { network: Self { model: self.model.iter().map(fuse).collect(), ..self.clone() }, plan: Arc::default() }
+        Fused { network: Self { model: self.model.iter().map(fuse).collect(), ..self.clone() }, made: Arc::default() }
     }
 }
 
@@ -77,17 +84,14 @@ impl Fused {
         }
     }
 
-    /// The plan for a lowering, made when it is asked for first: none where the convolutions are Burn's own.
+    /// The plan for a lowering, made when it is asked for first.
     fn plan(&self, lowering: Lowering) -> Option<Arc<Plan>> {
-        let mut kept = self.plan.lock().unwrap_or_else(PoisonError::into_inner);
-        match &*kept {
-            Some((made_for, plan)) if *made_for == lowering => plan.clone(),
-            _ => {
-                let plan = Plan::new(&self.network, lowering).map(Arc::new);
-                *kept = Some((lowering, plan.clone()));
-                plan
-            }
-        }
+        let mut kept = self.made.lock().unwrap_or_else(PoisonError::into_inner);
+        let made = match kept.take() {
+            Some(made) if made.lowering == lowering => made,
+            _ => Made { lowering, plan: Plan::new(&self.network, lowering).map(Arc::new) },
+        };
+        kept.insert(made).plan.clone()
     }
 
     /// As [`Yolo::decode`].

@@ -86,12 +86,14 @@ impl Fused {
 
     /// The plan for a lowering, made when it is asked for first.
     fn plan(&self, lowering: Lowering) -> Option<Arc<Plan>> {
-        let mut kept = self.made.lock().unwrap_or_else(PoisonError::into_inner);
-        let made = match kept.take() {
-            Some(made) if made.lowering == lowering => made,
-            _ => Made { lowering, plan: Plan::new(&self.network, lowering).map(Arc::new) },
-        };
-        kept.insert(made).plan.clone()
+        let made = || self.made.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(made) = made().as_ref().filter(|made| made.lowering == lowering) {
+            return made.plan.clone();
+        }
+        // Not under the lock: weights are prepared on threads that may be waiting for it.
+        let plan = Plan::new(&self.network, lowering).map(Arc::new);
+        *made() = Some(Made { lowering, plan: plan.clone() });
+        plan
     }
 
     /// As [`Yolo::decode`].

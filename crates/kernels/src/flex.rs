@@ -10,7 +10,6 @@ use crate::cpu::{self, ConvShape, Epilogue, Precision};
 use crate::cpu_norm::{self, Extent};
 use crate::operands::{Bias, ConvConfig, Moments, NormChannels, NormGrads, NormOutput, NormStep};
 use crate::ops::{Keeps, KernelOps};
-use crate::policy::Lowering;
 use crate::portable;
 
 fn extent(x: &FlexTensor) -> Extent {
@@ -24,17 +23,9 @@ fn constants(NormChannels { mean, variance, gamma, beta }: NormChannels<Flex>, s
     cpu_norm::channels(values(&mean), values(&variance), values(&gamma), values(&beta), step.epsilon)
 }
 
-/// The precision in which we compute this convolution, if we do. (On the processor a matrix product is Burn's own, but for a few channels.)
+/// The precision in which we compute this convolution, if we do.
 fn method(tensors: [&FlexTensor; 2], config: &ConvConfig) -> Option<Precision> {
-    let burns = matches!(config.lowering, Lowering::Direct | Lowering::Gemm);
-    let ours = all_f32(tensors) && config.groups == 1 && config.dilation == [1; 2] && !burns;
-    ours.then_some(if config.lowering == Lowering::Bf16 { Precision::Bf16 } else { Precision::F32 })
-}
-
-fn conv_shape(x: [usize; 4], weight: [usize; 4], config: &ConvConfig) -> ConvShape {
-    let ([batch, in_channels, height, width], [out_channels, _, kh, kw]) = (x, weight);
-    let ConvConfig { stride, padding, .. } = *config;
-    ConvShape { batch, in_channels, out_channels, height, width, kernel: [kh, kw], stride, padding }
+    config.lowering.precision().filter(|_| all_f32(tensors) && config.groups == 1 && config.dilation == [1; 2])
 }
 
 /// Convolution, bias and, if asked for, SiLU.
@@ -45,7 +36,7 @@ fn forward(x: FlexTensor, weight: FlexTensor, bias: Bias<Flex>, config: ConvConf
         return if silu { portable::silu::<Flex>(y) } else { y };
     };
     let (x, weight, bias) = (contiguous(x), contiguous(weight), bias.map(contiguous));
-    let shape = conv_shape(x.shape().dims(), weight.shape().dims(), &config);
+    let shape = ConvShape::new(x.shape().dims(), weight.shape().dims(), config.stride, config.padding);
     let dims = [shape.batch, shape.out_channels, shape.out_height(), shape.out_width()];
     let mut out = take(dims.iter().product());
     let epilogue = Epilogue { bias: bias.as_ref().map(values), silu };
@@ -72,7 +63,7 @@ impl KernelOps for Flex {
         let ([batch, ..], [_, ci, ..]) = (dy.shape().dims::<4>(), weight.shape().dims::<4>());
         let dims = [batch, ci, input[0], input[1]];
         let mut dx = take(dims.iter().product());
-        let shape = conv_shape(dims, weight.shape().dims(), &config);
+        let shape = ConvShape::new(dims, weight.shape().dims(), config.stride, config.padding);
         cpu::data_grad(&shape, config.lowering, precision, values(&dy), values(&weight), &mut dx);
         tensor(dx, dims)
     }
@@ -83,7 +74,8 @@ impl KernelOps for Flex {
         let ([_, ci, ..], [_, co, ..]) = (x.shape().dims::<4>(), dy.shape().dims::<4>());
         let dims = [co, ci, kernel[0], kernel[1]];
         let mut dw = take(dims.iter().product());
-        cpu::weight_grad(&conv_shape(x.shape().dims(), dims, &config), config.lowering, precision, values(&x), values(&dy), &mut dw);
+        let shape = ConvShape::new(x.shape().dims(), dims, config.stride, config.padding);
+        cpu::weight_grad(&shape, config.lowering, precision, values(&x), values(&dy), &mut dw);
         tensor(dw, dims)
     }
 

@@ -19,6 +19,7 @@ pub mod dropout;
 mod flex;
 pub mod foreground;
 pub mod graph;
+pub mod inference;
 mod listen;
 pub mod logits;
 pub mod maps;

@@ -56,6 +56,15 @@ impl Lowering {
             Self::Bf16 => "bf16",
         }
     }
+
+    /// In what our kernels for processors multiply; none where the convolution is Burn's own. (There a matrix product is, but for a few channels.)
+    pub(crate) fn precision(self) -> Option<Precision> {
+        match self {
+            Self::Direct | Self::Gemm => None,
+            Self::Bf16 => Some(Precision::Bf16),
+            Self::Auto | Self::Winograd | Self::Implicit => Some(Precision::F32),
+        }
+    }
 }
 
 /// What has a name is written as that, and read back.

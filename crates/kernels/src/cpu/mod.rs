@@ -47,6 +47,39 @@ pub fn forward(shape: &ConvShape, lowering: Lowering, precision: Precision, x: &
     }
 }
 
+/// Weights of a forward pass as its kernel reads them, transformed or packed once for any batch and any size of image.
+pub struct Prepared {
+    level: simd::Level,
+    winograd: bool,
+    values: scratch::Buffer,
+}
+
+/// Prepares weights `[co,ci,kh,kw]`; of `shape` batch, height and width are not asked.
+pub fn prepare(shape: &ConvShape, lowering: Lowering, precision: Precision, w: &[f32]) -> Prepared {
+    assert_eq!(w.len(), shape.weight_len(), "length of the weights of {shape:?}");
+    let winograd = is_winograd(lowering, precision, shape);
+    let level = if winograd { simd::level() } else { simd::level().of(precision) };
+    let values = if winograd { winograd::prepare(level, shape, w) } else { implicit::prepare(level, shape, w) };
+    Prepared { level, winograd, values }
+}
+
+/// [`forward`] with weights that were prepared for `shape`, but for its batch, height and width: the same bits.
+pub fn forward_prepared(shape: &ConvShape, weights: &Prepared, x: &[f32], epilogue: Epilogue<'_>, out: &mut [f32]) {
+    shape.check(x.len(), shape.weight_len(), out.len());
+    if let Some(bias) = epilogue.bias {
+        assert_eq!(bias.len(), shape.out_channels, "length of the bias of {shape:?}");
+    }
+    if out.is_empty() {
+        return;
+    }
+    let Prepared { level, winograd, values } = weights;
+    if *winograd {
+        winograd::forward_transformed(*level, shape, values, x, epilogue, out);
+    } else {
+        implicit::forward_packed(*level, shape, values, x, epilogue, out);
+    }
+}
+
 /// The gradient of [`forward`] (without its epilogue) with respect to `x`, given `dy`, that with respect to `out`.
 ///
 /// `dx` is `[n,ci,h,w]`, overwritten whatever it held. Panics if a length does not fit.

@@ -38,12 +38,22 @@ pub fn take(len: usize) -> Buffer {
         best.map(|i| pool.remove(i))
     });
     // Rounding up lets requests that differ a little share buffers.
-    let mut storage = found.unwrap_or_else(|| vec![0.0; needed + needed / 8]);
-    if cfg!(test) {
-        storage.fill(f32::NAN);
+    Buffer::of(found.unwrap_or_else(|| vec![0.0; needed + needed / 8]), len)
+}
+
+/// A buffer of `len` floats, as [`take`]'s, for one who keeps it: no larger than asked for.
+pub fn keep(len: usize) -> Buffer {
+    Buffer::of(vec![0.0; len + LINE], len)
+}
+
+impl Buffer {
+    fn of(mut storage: Vec<f32>, len: usize) -> Self {
+        if cfg!(test) {
+            storage.fill(f32::NAN);
+        }
+        let start = storage.as_ptr().align_offset(4 * LINE).min(LINE);
+        Self { storage, start, len }
     }
-    let start = storage.as_ptr().align_offset(4 * LINE).min(LINE);
-    Buffer { storage, start, len }
 }
 
 impl Deref for Buffer {

@@ -22,6 +22,12 @@ pub struct ConvShape {
 }
 
 impl ConvShape {
+    /// Of x `[batch, in, height, width]` and weights `[out, in, kernel]`.
+    pub fn new(x: [usize; 4], weight: [usize; 4], stride: [usize; 2], padding: [usize; 2]) -> Self {
+        let ([batch, in_channels, height, width], [out_channels, _, kh, kw]) = (x, weight);
+        Self { batch, in_channels, out_channels, height, width, kernel: [kh, kw], stride, padding }
+    }
+
     /// Rows of the output.
     pub fn out_height(&self) -> usize {
         out_size(self.height, self.kernel[0], self.stride[0], self.padding[0])

@@ -70,7 +70,7 @@ pub(super) fn add_to(x: &[f32], batch: usize, start: usize, whole: &mut [f32]) {
 }
 
 /// `a += b`.
-pub(super) fn add(a: &mut [f32], b: &[f32]) {
+pub(crate) fn add(a: &mut [f32], b: &[f32]) {
     a.par_chunks_mut(PIECE).zip(b.par_chunks(PIECE)).for_each(|(a, b)| a.iter_mut().zip(b).for_each(|(a, b)| *a += b));
 }
 
@@ -105,7 +105,7 @@ fn window_max(x: &[f32], step: usize, reach: usize, out: &mut [f32]) {
 }
 
 /// Separable: the maximum of each row's window, then of those along the columns.
-pub(super) fn max_pool(x: &[f32], [height, width]: [usize; 2], kernel: usize, out: &mut [f32]) {
+pub(crate) fn max_pool(x: &[f32], [height, width]: [usize; 2], kernel: usize, out: &mut [f32]) {
     let (plane, reach) = (height * width, kernel / 2);
     out.par_chunks_mut(plane.max(1)).zip(x.par_chunks(plane.max(1))).with_min_len(min_planes(plane)).for_each_init(
         || vec![0.0; plane],
@@ -145,7 +145,7 @@ pub(super) fn max_pool_grad(x: &[f32], dy: &[f32], [height, width]: [usize; 2], 
 }
 
 /// Each pixel becomes 2 x 2.
-pub(super) fn double(x: &[f32], [height, width]: [usize; 2], out: &mut [f32]) {
+pub(crate) fn double(x: &[f32], [height, width]: [usize; 2], out: &mut [f32]) {
     let plane = height * width;
     let planes = out.par_chunks_mut((4 * plane).max(1)).zip(x.par_chunks(plane.max(1)));
     planes.with_min_len(min_planes(4 * plane)).for_each(|(out, x)| {

@@ -8,7 +8,7 @@ mod autodiff;
 mod cube;
 mod cube_kernels;
 mod flex;
-mod kernels;
+pub(crate) mod kernels;
 mod parts;
 mod portable;
 #[cfg(test)]

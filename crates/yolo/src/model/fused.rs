@@ -1,16 +1,32 @@
 //! The detector as it is used: every batch normalisation folded into its convolution, once.
 //!
 //! W' = W gamma / sqrt(var + eps) for each output channel, b' = beta - gamma mean / sqrt(var + eps), with the running statistics. Validation,
-//! prediction and export all see this form. It has no statistics to move and is not trained; what was trained keeps its own form.
+//! prediction and export all see this form. It has no statistics to move and is not trained; what was trained keeps its own form. On the processor
+//! its passes are [`planned`](super::planned).
 
+use std::sync::{Arc, Mutex, PoisonError};
+
+use bellows_kernels::{Lowering, default_lowering, inference};
 use burn::tensor::{Device, Tensor};
 
 use super::names::{NamedTensors, to_tensors};
+use super::planned::Plan;
 use super::{Layer, Yolo};
 
 /// A detector for inference.
 #[derive(Clone, Debug)]
-pub struct Fused(Yolo);
+pub struct Fused {
+    network: Yolo,
+    /// What the last pass on the processor went by.
+    made: Arc<Mutex<Option<Made>>>,
+}
+
+/// The plan for a lowering; none where the convolutions are Burn's own.
+#[derive(Debug)]
+struct Made {
+    lowering: Lowering,
+    plan: Option<Arc<Plan>>,
+}
 
 impl Yolo {
     /// This model's inference form on `device`, which must not be an autodiff device.
@@ -22,38 +38,38 @@ impl Yolo {
             Layer::Detect(m) => Layer::Detect(m.fuse(device)),
             other @ (Layer::Upsample(_) | Layer::Concat(_)) => other.clone(),
         };
-        Fused(Self { model: self.model.iter().map(fuse).collect(), ..self.clone() })
+        Fused { network: Self { model: self.model.iter().map(fuse).collect(), ..self.clone() }, made: Arc::default() }
     }
 }
 
 impl Fused {
     /// Number of classes.
     pub fn nc(&self) -> usize {
-        self.0.nc
+        self.network.nc
     }
 
     /// Image channels.
     pub fn channels(&self) -> usize {
-        self.0.channels
+        self.network.channels
     }
 
     /// See [`YoloConfig::sppf_act`](super::YoloConfig::sppf_act).
     pub fn sppf_act(&self) -> bool {
-        self.0.sppf_act
+        self.network.sppf_act
     }
 
     /// Its layers, in which no batch normalisation is left.
     pub(crate) fn layers(&self) -> &[Layer] {
-        &self.0.model
+        &self.network.model
     }
 
     pub(crate) fn into_inner(self) -> Yolo {
-        self.0
+        self.network
     }
 
     /// See [`Yolo::head_inputs`].
     pub(crate) fn head_inputs(&self) -> &'static [usize] {
-        self.0.head_inputs()
+        self.network.head_inputs()
     }
 
     /// As [`Yolo::forward`].
@@ -61,12 +77,28 @@ impl Fused {
     /// # Panics
     /// As there.
     pub fn forward(&self, images: Tensor<4>) -> Vec<Tensor<4>> {
-        self.0.forward(images)
+        let plan = if inference::applies(&images) { self.plan(default_lowering()) } else { None };
+        match plan {
+            Some(plan) => plan.run(images),
+            None => self.network.forward(images),
+        }
+    }
+
+    /// The plan for a lowering, made when it is asked for first.
+    fn plan(&self, lowering: Lowering) -> Option<Arc<Plan>> {
+        let made = || self.made.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(made) = made().as_ref().filter(|made| made.lowering == lowering) {
+            return made.plan.clone();
+        }
+        // Not under the lock: weights are prepared on threads that may be waiting for it.
+        let plan = Plan::new(&self.network, lowering).map(Arc::new);
+        *made() = Some(Made { lowering, plan: plan.clone() });
+        plan
     }
 
     /// As [`Yolo::decode`].
     pub fn decode(&self, feats: &[Tensor<4>]) -> Tensor<3> {
-        self.0.decode(feats)
+        self.network.decode(feats)
     }
 
     /// Its tensors under the published names: `model.0.conv.weight`, `model.0.conv.bias`, ..., 127 for sizes n and s with the constant of the
@@ -75,7 +107,7 @@ impl Fused {
     /// # Errors
     /// When the device cannot hand a tensor back.
     pub fn tensors(&self) -> Result<NamedTensors, burn::store::burn_pack::Error> {
-        to_tensors(&self.0, 0)
+        to_tensors(&self.network, 0)
     }
 }
 
@@ -101,7 +133,7 @@ mod tests {
         let outputs = |feats: Vec<Tensor<4>>| feats.into_iter().map(to_host).collect::<Vec<_>>().concat();
         let expected = outputs(model.forward(image.clone()));
         assert_eq!(outputs(fused.forward(image.clone())), expected, "the same sums in the same order");
-        assert_eq!(outputs(fused.0.fuse(&device).forward(image)), expected);
+        assert_eq!(outputs(fused.network.fuse(&device).forward(image)), expected);
         let names = fused.tensors().unwrap();
         assert_eq!(names.len(), 57 * 2 + 6 * 2 + 1);
         assert!(names.contains_key("model.2.m.0.cv1.conv.bias") && !names.keys().any(|name| name.contains(".bn.")));

@@ -5,8 +5,9 @@
 //! unbiased one) and uses batch statistics only on an autodiff device and while its `training` flag is set:
 //! a frozen layer, and every validation pass, uses the running statistics.
 
+use bellows_kernels::inference::Convolution;
 use bellows_kernels::{
-    ConvConfig, Convolved, NormStep, add, batch_norm_silu, concat, conv2d, conv2d_for_norm, conv2d_silu, default_lowering, max_pool_same,
+    ConvConfig, Convolved, Lowering, NormStep, add, batch_norm_silu, concat, conv2d, conv2d_for_norm, conv2d_silu, default_lowering, max_pool_same,
     slice_channels, upsample2,
 };
 use burn::module::{Flag, Module, ModuleMapper, Param, RunningState};
@@ -52,6 +53,12 @@ impl Conv2d {
 
     pub(crate) fn stride(&self) -> usize {
         self.stride
+    }
+
+    /// Its weights prepared for the processor; none elsewhere.
+    pub(super) fn prepare(&self, lowering: Lowering, silu: bool) -> Option<Convolution> {
+        let config = ConvConfig { lowering, ..self.config() };
+        Convolution::new(self.weight.val(), self.bias.as_ref().map(Param::val), &config, silu)
     }
 }
 
@@ -138,6 +145,10 @@ impl Conv {
     /// Whether SiLU follows.
     pub(crate) fn act(&self) -> bool {
         self.act
+    }
+
+    pub(super) fn out_channels(&self) -> usize {
+        self.conv.weight.dims()[0]
     }
 
     /// The same without the activation.

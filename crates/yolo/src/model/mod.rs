@@ -9,6 +9,7 @@ pub mod head;
 mod init;
 pub mod layers;
 pub mod names;
+mod planned;
 pub mod summary;
 
 use bellows_kernels::concat;
@@ -237,8 +238,7 @@ impl Yolo {
     /// # Panics
     /// If H or W is not a multiple of 32, or C is not the model's.
     pub fn forward(&self, images: Tensor<4>) -> Vec<Tensor<4>> {
-        let [_, _, h, w] = images.dims();
-        assert!(h % 32 == 0 && w % 32 == 0, "input sides {h} x {w} are not multiples of 32");
+        side_lengths(&images);
         let mut kept: Vec<Option<Tensor<4>>> = vec![None; self.model.len()];
         let take = |kept: &[Option<Tensor<4>>], i: usize| kept[i].clone().unwrap_or_else(|| unreachable!("layer {i} is kept"));
         let needed: &[usize] = if self.p2 { &KEPT_P2 } else { &KEPT };
@@ -263,6 +263,13 @@ impl Yolo {
     pub fn decode(&self, feats: &[Tensor<4>]) -> Tensor<3> {
         head::decode(feats)
     }
+}
+
+/// Rows and columns of `[B, C, H, W]`. Panics unless the maps of every stride divide them.
+fn side_lengths(images: &Tensor<4>) -> [usize; 2] {
+    let [.., h, w] = images.dims();
+    assert!(h % 32 == 0 && w % 32 == 0, "input sides {h} x {w} are not multiples of 32");
+    [h, w]
 }
 
 #[cfg(test)]

@@ -10,17 +10,39 @@ mod weight_grad;
 mod tests;
 
 use super::Precision;
+use super::scratch::{self, Buffer};
 use super::shape::{ConvShape, Epilogue};
-use super::simd;
+use super::simd::{self, Level};
 use pack::Weights;
 use product::{Phase, Product};
 use view::{Source, Tap, forward_taps};
 
 /// See [`super::forward`].
 pub fn forward(shape: &ConvShape, precision: Precision, x: &[f32], w: &[f32], epilogue: Epilogue<'_>, out: &mut [f32]) {
-    product::multiply(simd::level().of(precision), &forward_product(shape, w, epilogue), x, out);
+    multiply(simd::level().of(precision), &forward_product(shape, w, epilogue), x, out);
 }
 
+/// Weights packed for the forward pass, of any batch and size of image.
+pub fn prepare(level: Level, shape: &ConvShape, w: &[f32]) -> Buffer {
+    let product = forward_product(shape, w, Epilogue::default());
+    let mut packed = scratch::keep(product::packed_len(level, &product));
+    product::pack(level, &product, &mut packed);
+    packed
+}
+
+/// [`forward`] with weights that [`prepare`] packed for this level.
+pub fn forward_packed(level: Level, shape: &ConvShape, packed: &[f32], x: &[f32], epilogue: Epilogue<'_>, out: &mut [f32]) {
+    product::multiply(level, &forward_product(shape, &[], epilogue), packed, x, out);
+}
+
+/// The product, its weights packed for this once.
+fn multiply(level: Level, product: &Product<'_>, source: &[f32], out: &mut [f32]) {
+    let mut packed = scratch::take(product::packed_len(level, product));
+    product::pack(level, product, &mut packed);
+    product::multiply(level, product, &packed, source, out);
+}
+
+/// The product of the forward pass; of weights that are packed already `w` may be empty.
 fn forward_product<'a>(shape: &ConvShape, w: &'a [f32], epilogue: Epilogue<'a>) -> Product<'a> {
     let taps = forward_taps(shape);
     Product {
@@ -64,7 +86,7 @@ pub fn data_grad(shape: &ConvShape, precision: Precision, dy: &[f32], w: &[f32],
         width: shape.width,
         epilogue: Epilogue::default(),
     };
-    product::multiply(simd::level().of(precision), &product, dy, dx);
+    multiply(simd::level().of(precision), &product, dy, dx);
 }
 
 /// Whether anything but f32 can make the gradient of the weights faster.

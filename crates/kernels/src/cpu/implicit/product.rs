@@ -79,9 +79,42 @@ struct Strip<'a, 'b> {
     out: Vec<&'b mut [f32]>,
 }
 
-/// Computes `out[n, m] = product(source[n])` for every image of `source`.
-pub fn multiply(level: Level, product: &Product<'_>, source: &[f32], out: &mut [f32]) {
-    multiply_as(level, product, !collides(machine(), product.source), source, out);
+/// Cells of a source's channels, filled up to whole groups, and the rows of a group.
+fn cells(level: Level, channels: usize) -> (usize, usize) {
+    let Form { terms, group, .. } = level.form();
+    let cells = channels.div_ceil(terms);
+    let size = Group::size_of(cells, group);
+    (cells.next_multiple_of(size), size)
+}
+
+/// Floats of the packed weights of each phase.
+fn panel_lens<'a>(level: Level, product: &'a Product<'_>) -> impl Iterator<Item = usize> + 'a {
+    let (channels, _) = cells(level, product.source.channels);
+    let rows = product.weights.outputs.next_multiple_of(level.form().mr);
+    product.phases.iter().map(move |phase| phase.taps.len() * channels * rows)
+}
+
+/// Floats of the product's packed weights.
+pub fn packed_len(level: Level, product: &Product<'_>) -> usize {
+    panel_lens(level, product).sum()
+}
+
+/// Packs the product's weights, for sources of any number and size of images.
+pub fn pack(level: Level, product: &Product<'_>, packed: &mut [f32]) {
+    let mut rest = packed;
+    let mut parts = Vec::with_capacity(product.phases.len());
+    for len in panel_lens(level, product) {
+        let (part, behind) = rest.split_at_mut(len);
+        parts.push(part);
+        rest = behind;
+    }
+    let lists: Vec<&[usize]> = product.phases.iter().map(|p| p.weights.as_slice()).collect();
+    pack_weights(level, product.weights, cells(level, product.source.channels).1, &lists, &mut parts);
+}
+
+/// Computes `out[n, m] = product(source[n])` for every image of `source`, with weights that [`pack`] packed.
+pub fn multiply(level: Level, product: &Product<'_>, packed: &[f32], source: &[f32], out: &mut [f32]) {
+    multiply_as(level, product, !collides(machine(), product.source), packed, source, out);
 }
 
 /// Whether reading a source in place would find less and less of it in the first-level cache: planes a whole number of pages apart have the same
@@ -93,36 +126,29 @@ fn collides(machine: Machine, source: Source) -> bool {
 }
 
 /// [`multiply`], reading the source in place where it can if `in_place`. Both ways form the same sums.
-pub(super) fn multiply_as(level: Level, product: &Product<'_>, in_place: bool, source: &[f32], out: &mut [f32]) {
-    let weights = product.weights;
+pub(super) fn multiply_as(level: Level, product: &Product<'_>, in_place: bool, packed: &[f32], source: &[f32], out: &mut [f32]) {
+    let outputs = product.weights.outputs;
     let Form { mr, nr, terms, group: most, .. } = level.form();
-    let panels = weights.outputs.div_ceil(mr);
+    let panels = outputs.div_ceil(mr);
     let rows = product.height.div_ceil(product.spread[0]);
     let cols = product.width.div_ceil(product.spread[1]);
     let taps: Vec<Tap> = product.phases.iter().flat_map(|p| p.taps.iter().copied()).collect();
-    let cells = product.source.channels.div_ceil(terms);
-    let size = Group::size_of(cells, most);
-    let cells = Source { channels: cells.next_multiple_of(size), ..product.source };
-    let mut view = View::new(cells, product.step, product.spread, [rows, cols], &taps, weights.outputs, in_place && terms == 1);
-    let images = out.len() / (weights.outputs * product.height * product.width);
+    let (channels, size) = cells(level, product.source.channels);
+    let source_cells = Source { channels, ..product.source };
+    let mut view = View::new(source_cells, product.step, product.spread, [rows, cols], &taps, outputs, in_place && terms == 1);
+    let images = out.len() / (outputs * product.height * product.width);
     let division = Division { view: &view, images, panels, taps: taps.len(), mr, nr, grouped: most > 1 };
     let Split { strip, panels_per_task } = division.best(rayon::current_num_threads());
     view.set_strip(strip);
 
-    let depths: Vec<usize> = product.phases.iter().map(|p| p.taps.len() * cells.channels * mr * panels).collect();
-    let mut packed = scratch::take(depths.iter().sum());
-    let mut rest = &mut packed[..];
-    let mut parts = Vec::with_capacity(depths.len());
-    for &depth in &depths {
-        let (part, behind) = rest.split_at_mut(depth);
-        parts.push(part);
+    let block = if most > 1 { GROUPED_BLOCK } else { BLOCK };
+    let mut rest = packed;
+    let mut factors = Vec::with_capacity(product.phases.len());
+    for (phase, len) in product.phases.iter().zip(panel_lens(level, product)) {
+        let (panels, behind) = rest.split_at(len);
+        factors.push(Factor::new(&view.offset_table(&phase.taps, size), size, block, panels));
         rest = behind;
     }
-    let lists: Vec<&[usize]> = product.phases.iter().map(|p| p.weights.as_slice()).collect();
-    pack_weights(level, weights, size, &lists, &mut parts);
-    let block = if most > 1 { GROUPED_BLOCK } else { BLOCK };
-    let factors: Vec<Factor<'_>> =
-        product.phases.iter().zip(parts).map(|(p, panels)| Factor::new(&view.offset_table(&p.taps, size), size, block, panels)).collect();
 
     let group = Group { size, apart: view.channel() };
     let shared = Shared { product, view: &view, factors: &factors, panels_per_task, mr, group };

@@ -2,7 +2,7 @@
 
 use super::super::reference::{Case, any_geometry, noise, shapes, widen};
 use super::super::simd::{self, Level};
-use super::super::{ConvShape, Epilogue, Lowering, Precision, data_grad, forward, weight_grad};
+use super::super::{ConvShape, Epilogue, Lowering, Precision, data_grad, forward, forward_prepared, prepare, weight_grad};
 use super::weight_grad_pays;
 use proptest::prelude::*;
 
@@ -32,8 +32,16 @@ fn check(s: &ConvShape, silu: bool) -> Result<(), TestCaseError> {
         let k = s.kernel[0] * s.kernel[1];
         let e = y.error(&run(&|out| forward(Epilogue::default(), out), dy.len()));
         prop_assert!(e <= limit(k * s.in_channels), "forward {level:?} {precision:?} {s:?}: {e}");
-        let e = y.finish(s, &widen(bias), silu).error(&run(&|out| forward(Epilogue { bias: Some(bias), silu }, out), dy.len()));
+        let epilogue = Epilogue { bias: Some(bias), silu };
+        let finished = run(&|out| forward(epilogue, out), dy.len());
+        let e = y.finish(s, &widen(bias), silu).error(&finished);
         prop_assert!(e <= limit(k * s.in_channels), "epilogue {level:?} {precision:?} {s:?}: {e}");
+        // Prepared weights know of no image and no batch.
+        let weights =
+            simd::with_level(level, || prepare(&ConvShape { batch: 0, height: 0, width: 0, ..*s }, Lowering::Implicit, precision, w));
+        let mut prepared = vec![f32::NAN; dy.len()];
+        forward_prepared(s, &weights, x, epilogue, &mut prepared);
+        prop_assert!(prepared.iter().zip(&finished).all(|(a, b)| a.to_bits() == b.to_bits()), "prepared {level:?} {precision:?} {s:?}");
         let e = dx.error(&run(&|out| data_grad(s, Lowering::Implicit, precision, dy, w, out), x.len()));
         prop_assert!(e <= limit(k * s.out_channels), "data_grad {level:?} {precision:?} {s:?}: {e}");
         let e = dw.error(&run(&|out| weight_grad(s, Lowering::Implicit, precision, x, dy, out), w.len()));
@@ -171,9 +179,10 @@ fn in_place_or_copied() {
         let Case { x, w, bias, .. } = Case::new(s, 1);
         let product = super::forward_product(&s, &w, Epilogue { bias: Some(&bias), silu });
         for level in Level::all() {
+            let packed = super::prepare(level, &s, &w);
             let run = |in_place| {
                 let mut out = vec![f32::NAN; s.output_len()];
-                super::product::multiply_as(level, &product, in_place, &x, &mut out);
+                super::product::multiply_as(level, &product, in_place, &packed, &x, &mut out);
                 out.into_iter().map(f32::to_bits).collect::<Vec<_>>()
             };
             assert!(run(true) == run(false), "{level:?} {s:?}");

@@ -6,7 +6,7 @@
 //! fewer groups than threads: then all tasks first transform blocks of input channels of a shared buffer, and then each multiplies for
 //! some of the output channels. Either way the arithmetic of an output does not depend on the division.
 //!
-//! Scratch: the transformed filters, 4 times the weights; per thread the transformed input of a group, part of a cache or one row of
+//! Scratch: per thread the transformed input of a group, part of a cache or one row of
 //! tiles (shared: less than [`FEW_TILES`] tiles per thread), its products with two vectors of output channels, and a few rows of pixels.
 
 use rayon::prelude::*;
@@ -14,27 +14,19 @@ use rayon::prelude::*;
 use super::super::machine::{FEW_TILES, machine};
 use super::super::scratch;
 use super::super::shape::Epilogue;
-use super::super::simd::{self, Simd, Task};
-use super::filter::{self, Filters};
+use super::super::simd::{self, Level, Simd, Task};
 use super::input::{self, Input};
 use super::output::{self, Output, output_row};
 use super::product::{Product, over_channels};
 use super::tiling::{Layout, POINTS, Tiling, pairs, split};
 
-/// Convolves `x` with `filters`; writes all of `out`, of which there is some.
-pub fn convolve(tiling: &Tiling, filters: Filters<'_>, x: &[f32], epilogue: Epilogue<'_>, out: &mut [f32]) {
-    let level = simd::level();
+/// Convolves `x` with filters that [`filter::transform_all`](super::filter::transform_all) transformed for this level; writes all of `out`, of which there is some.
+pub fn convolve(level: Level, tiling: &Tiling, filters: &[f32], x: &[f32], epilogue: Epilogue<'_>, out: &mut [f32]) {
     let lanes = level.form().lanes;
     let threads = rayon::current_num_threads();
     let blocks = tiling.in_channels.div_ceil(lanes);
     let vectors = tiling.out_channels.div_ceil(lanes);
-
     let filter_layout = Layout::new(blocks * lanes, lanes);
-    let mut transformed = scratch::take(vectors * filter_layout.block());
-    let channels = filter_channels(blocks, vectors, threads) * lanes;
-    let tasks = filter::forward_tasks(filters, filter_layout, channels, lanes, &mut transformed);
-    tasks.into_par_iter().with_max_len(1).for_each(|task| simd::run(level, task));
-    let transformed = &*transformed;
 
     let Division { shared, groups, parts } = Division::new(tiling, lanes, threads, machine().group_bytes());
     let groups: Vec<(usize, usize)> = split(0, tiling.rows(), groups).map(|(first, len)| (first, first + len)).collect();
@@ -45,7 +37,7 @@ pub fn convolve(tiling: &Tiling, filters: Filters<'_>, x: &[f32], epilogue: Epil
         rows: groups[group],
         vectors: parts[part],
         blocks,
-        filters: transformed,
+        filters,
         filter_layout,
         epilogue,
         planes,
@@ -70,12 +62,6 @@ pub fn convolve(tiling: &Tiling, filters: Filters<'_>, x: &[f32], epilogue: Epil
             simd::run(level, Whole { multiply: multiply(at, planes), x });
         });
     }
-}
-
-/// How many blocks of input channels a task transforms the filters of: all, or fewer if the vectors of output channels are not two for every
-/// thread.
-fn filter_channels(blocks: usize, vectors: usize, threads: usize) -> usize {
-    blocks.div_ceil((2 * threads).div_ceil(vectors))
 }
 
 /// How the work is cut up.
@@ -275,9 +261,6 @@ mod tests {
                 // The smallest layer has 100 tiles.
                 let wanted = threads.min(tiling.rows() * tiling.across / 3);
                 assert!(groups * parts >= wanted, "{groups} by {parts} tasks for {threads} threads, {shape:?}");
-                let (blocks, vectors) = (in_channels.div_ceil(lanes), out_channels.div_ceil(lanes));
-                let filters = vectors * blocks.div_ceil(filter_channels(blocks, vectors, threads));
-                assert!(filters >= threads.min(vectors * blocks / 2), "{filters} tasks for filters, {threads} threads, {shape:?}");
             }
         }
     }

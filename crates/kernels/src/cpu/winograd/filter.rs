@@ -4,8 +4,10 @@
 //! rows: square transposes bring the taps of a vector of channels together. For the gradient of the input the roles of the channels are
 //! exchanged and the kernel is turned by 180 degrees; the rows to transpose are then only 9 long.
 
+use rayon::prelude::*;
+
 use super::super::scratch;
-use super::super::simd::{Simd, Task};
+use super::super::simd::{self, Level, Simd, Task};
 use super::tiling::{Layout, POINTS};
 use super::transform;
 
@@ -42,8 +44,34 @@ pub struct Forward<'a, 'b> {
     pub points: Vec<&'b mut [f32]>,
 }
 
+/// Floats of the transformed filters, about 4 times the weights.
+pub fn transformed_len(level: Level, filters: Filters<'_>) -> usize {
+    let lanes = level.form().lanes;
+    filters.produced().div_ceil(lanes) * layout(filters, lanes).block()
+}
+
+/// Transforms the filters, for each vector of produced channels to `[point][reduced channel, padded][LANES]`.
+pub fn transform_all(level: Level, filters: Filters<'_>, transformed: &mut [f32]) {
+    let lanes = level.form().lanes;
+    let (blocks, vectors) = (filters.reduced().div_ceil(lanes), filters.produced().div_ceil(lanes));
+    let channels = blocks_per_task(blocks, vectors, rayon::current_num_threads()) * lanes;
+    let tasks = forward_tasks(filters, layout(filters, lanes), channels, lanes, transformed);
+    tasks.into_par_iter().with_max_len(1).for_each(|task| simd::run(level, task));
+}
+
+/// Of the transformed filters of one vector of produced channels.
+fn layout(filters: Filters<'_>, lanes: usize) -> Layout {
+    Layout::new(filters.reduced().next_multiple_of(lanes), lanes)
+}
+
+/// How many blocks of reduced channels a task transforms the filters of: all, or fewer if the vectors of produced channels are not two for every
+/// thread.
+fn blocks_per_task(blocks: usize, vectors: usize, threads: usize) -> usize {
+    blocks.div_ceil((2 * threads).div_ceil(vectors))
+}
+
 /// Cuts `transformed`, for each vector `[point][reduced channel, padded][LANES]`, into tasks of up to `channels` reduced channels.
-pub fn forward_tasks<'a, 'b>(
+fn forward_tasks<'a, 'b>(
     filters: Filters<'a>,
     layout: Layout,
     channels: usize,
@@ -179,6 +207,16 @@ fn gradient_one<S: Simd>(s: S, sums: &[&[f32]], at: usize, layout: Layout, taps:
         let g = transform::filter_gradient(s, u);
         for (column, &v) in g.iter().enumerate() {
             s.store(v, &mut taps[(row * 3 + column) * l..]);
+        }
+    }
+}
+
+#[test]
+fn every_thread_has_filters_to_transform() {
+    for (blocks, vectors) in [(1, 1), (2, 2), (4, 4), (8, 8), (8, 4), (16_usize, 4)] {
+        for threads in [1, 2, 16, 64] {
+            let tasks = vectors * blocks.div_ceil(blocks_per_task(blocks, vectors, threads));
+            assert!(tasks >= threads.min(vectors * blocks / 2), "{tasks} tasks for {threads} threads of {blocks} by {vectors}");
         }
     }
 }

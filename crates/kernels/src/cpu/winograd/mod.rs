@@ -31,7 +31,9 @@ mod tiling;
 mod transform;
 mod weights;
 
+use super::scratch::{self, Buffer};
 use super::shape::{ConvShape, Epilogue};
+use super::simd::{self, Level};
 use filter::Filters;
 use tiling::Tiling;
 
@@ -39,13 +41,36 @@ pub use tiling::applies;
 
 /// See [`super::forward`].
 pub fn forward(shape: &ConvShape, x: &[f32], w: &[f32], epilogue: Epilogue<'_>, out: &mut [f32]) {
-    let filters = Filters { w, out_channels: shape.out_channels, in_channels: shape.in_channels, transposed: false };
-    convolve::convolve(&Tiling::new(shape), filters, x, epilogue, out);
+    convolve(&Tiling::new(shape), filters(shape, w), x, epilogue, out);
+}
+
+/// Filters transformed for the forward pass, of any batch and size of image.
+pub fn prepare(level: Level, shape: &ConvShape, w: &[f32]) -> Buffer {
+    let mut transformed = scratch::keep(filter::transformed_len(level, filters(shape, w)));
+    filter::transform_all(level, filters(shape, w), &mut transformed);
+    transformed
+}
+
+/// [`forward`] with filters that [`prepare`] transformed for this level.
+pub fn forward_transformed(level: Level, shape: &ConvShape, transformed: &[f32], x: &[f32], epilogue: Epilogue<'_>, out: &mut [f32]) {
+    convolve::convolve(level, &Tiling::new(shape), transformed, x, epilogue, out);
+}
+
+fn filters<'a>(shape: &ConvShape, w: &'a [f32]) -> Filters<'a> {
+    Filters { w, out_channels: shape.out_channels, in_channels: shape.in_channels, transposed: false }
+}
+
+/// The convolution, its filters transformed for this once.
+fn convolve(tiling: &Tiling, filters: Filters<'_>, x: &[f32], epilogue: Epilogue<'_>, out: &mut [f32]) {
+    let level = simd::level();
+    let mut transformed = scratch::take(filter::transformed_len(level, filters));
+    filter::transform_all(level, filters, &mut transformed);
+    convolve::convolve(level, tiling, &transformed, x, epilogue, out);
 }
 
 /// See [`super::data_grad`].
 pub fn data_grad(shape: &ConvShape, dy: &[f32], w: &[f32], dx: &mut [f32]) {
-    let filters = Filters { w, out_channels: shape.out_channels, in_channels: shape.in_channels, transposed: true };
+    let filters = Filters { transposed: true, ..filters(shape, w) };
     // An input pixel under the first output pixel's last tap has two more outputs before it than the padding takes away.
     let turned = ConvShape {
         in_channels: shape.out_channels,
@@ -55,7 +80,7 @@ pub fn data_grad(shape: &ConvShape, dy: &[f32], w: &[f32], dx: &mut [f32]) {
         padding: shape.padding.map(|p| 2 - p),
         ..*shape
     };
-    convolve::convolve(&Tiling::new(&turned), filters, dy, Epilogue::default(), dx);
+    convolve(&Tiling::new(&turned), filters, dy, Epilogue::default(), dx);
 }
 
 /// See [`super::weight_grad`].

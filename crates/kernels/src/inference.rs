@@ -1,0 +1,133 @@
+//! The layers of a network on the processor's memory, for inference.
+//!
+//! Of one image, `[C, H, W]`, a range of channels is a slice: whoever plans a network's memory has results written where they will be read, and
+//! neither concatenates nor cuts. Weights are packed or transformed once. The results are, to the bit, those of the operations on tensors.
+
+use std::fmt;
+
+use burn::backend::{BackendTensor, DispatchTensor, DispatchTensorKind};
+use burn::tensor::{DType, Tensor};
+use burn_flex::FlexTensor;
+use rayon::prelude::*;
+
+use crate::buffers::{contiguous, owned, take, tensor, values};
+use crate::cpu::{self, ConvShape, Epilogue, Prepared};
+use crate::operands::ConvConfig;
+use crate::planes::kernels;
+use crate::shapes;
+
+/// A tensor of f32 without gradients in the processor's memory.
+fn flex<const D: usize>(x: Tensor<D>) -> Option<FlexTensor> {
+    match x.into_dispatch().kind {
+        DispatchTensorKind::Flex(BackendTensor::Float(x)) if x.dtype() == DType::F32 => Some(x),
+        _ => None,
+    }
+}
+
+/// Whether [`image_by_image`] takes such a tensor: f32 on the processor, without gradients.
+pub fn applies(x: &Tensor<4>) -> bool {
+    flex(x.clone()).is_some()
+}
+
+/// Calls `pass` for each image of `[N, C, H, W]`, for several at once where there are threads, with its own slice of the images, which it may write
+/// over, and its own of every output, which it must fill; returns the outputs, `[N]` and then the dimensions that are given of each.
+///
+/// # Panics
+/// Unless the images are f32 on the processor.
+pub fn image_by_image(images: Tensor<4>, outputs: &[[usize; 3]], pass: impl Fn(Vec<&mut [f32]>) + Send + Sync) -> Vec<Tensor<4>> {
+    let autodiff = images.clone().into_dispatch().autodiff;
+    let dims @ [n, ..] = images.dims();
+    let mut images =
+        flex(images).map(|images| owned(contiguous(images))).unwrap_or_else(|| panic!("images that are not f32 on the processor"));
+    let mut results: Vec<Vec<f32>> = outputs.iter().map(|dims| take(n * dims.iter().product::<usize>())).collect();
+    let mut parts: Vec<Vec<&mut [f32]>> = (0..n).map(|_| Vec::new()).collect();
+    for all in [&mut images].into_iter().chain(&mut results) {
+        let len = all.len() / n.max(1);
+        all.chunks_exact_mut(len.max(1)).zip(&mut parts).for_each(|(part, parts)| parts.push(part));
+    }
+    parts.into_par_iter().with_max_len(1).for_each(pass);
+    // Its memory goes back to where the next images come from.
+    drop(tensor(images, dims));
+    let result = |(values, &[c, h, w]): (_, &[usize; 3])| {
+        let kind = DispatchTensorKind::Flex(BackendTensor::Float(tensor(values, [n, c, h, w])));
+        Tensor::from_dispatch(DispatchTensor { kind, autodiff })
+    };
+    results.into_iter().zip(outputs).map(result).collect()
+}
+
+/// A convolution with bias and, if asked for, SiLU, whose weights are prepared.
+pub struct Convolution {
+    /// Of images whose size is not known yet.
+    shape: ConvShape,
+    weights: Prepared,
+    bias: Option<Vec<f32>>,
+    silu: bool,
+}
+
+impl fmt::Debug for Convolution {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Convolution").field("shape", &self.shape).field("silu", &self.silu).finish_non_exhaustive()
+    }
+}
+
+impl Convolution {
+    /// Of a weight `[Co, Ci, Kh, Kw]` and a bias `[Co]`. None where the convolution is not our kernels': on another device, of another type, in groups, with
+    /// dilation, or where the lowering is one of Burn's own.
+    pub fn new(weight: Tensor<4>, bias: Option<Tensor<1>>, config: &ConvConfig, silu: bool) -> Option<Self> {
+        let precision = config.lowering.precision().filter(|_| config.groups == 1 && config.dilation == [1; 2])?;
+        let dims @ [co, ci, ..] = weight.dims();
+        let host = |x: FlexTensor| values(&contiguous(x)).to_vec();
+        let bias = match bias {
+            Some(bias) => {
+                shapes::expect("bias", bias.dims(), [co]);
+                Some(host(flex(bias)?))
+            }
+            None => None,
+        };
+        let shape = ConvShape::new([1, ci, 0, 0], dims, config.stride, config.padding);
+        let weights = cpu::prepare(&shape, config.lowering, precision, &host(flex(weight)?));
+        Some(Self { shape, weights, bias, silu })
+    }
+
+    /// x `[Ci, H, W]` of `size` = (H, W) to out `[Co, Oh, Ow]`.
+    ///
+    /// # Panics
+    /// If a length does not fit.
+    pub fn run(&self, [height, width]: [usize; 2], x: &[f32], out: &mut [f32]) {
+        let shape = ConvShape { height, width, ..self.shape };
+        cpu::forward_prepared(&shape, &self.weights, x, Epilogue { bias: self.bias.as_deref(), silu: self.silu }, out);
+    }
+}
+
+/// `sum += x`.
+///
+/// # Panics
+/// If they are not equally long.
+pub fn add(x: &[f32], sum: &mut [f32]) {
+    assert_eq!(x.len(), sum.len(), "lengths of a sum");
+    kernels::add(sum, x);
+}
+
+/// [`max_pool_same`](crate::max_pool_same) of planes of `size` = (H, W).
+///
+/// # Panics
+/// If a length does not fit.
+pub fn max_pool(size: [usize; 2], kernel: usize, x: &[f32], out: &mut [f32]) {
+    assert!(kernel % 2 == 1, "a pooling window of {kernel}");
+    assert!(x.len() == out.len() && x.len().is_multiple_of(size[0] * size[1]), "{} to {} values in planes of {size:?}", x.len(), out.len());
+    kernels::max_pool(x, size, kernel, out);
+}
+
+/// [`upsample2`](crate::upsample2) of planes of `size` = (H, W).
+///
+/// # Panics
+/// If a length does not fit.
+pub fn double(size: [usize; 2], x: &[f32], out: &mut [f32]) {
+    assert!(
+        4 * x.len() == out.len() && x.len().is_multiple_of(size[0] * size[1]),
+        "{} to {} values in planes of {size:?}",
+        x.len(),
+        out.len()
+    );
+    kernels::double(x, size, out);
+}

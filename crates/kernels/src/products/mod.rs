@@ -11,6 +11,8 @@ mod dots;
 mod flex;
 mod int8;
 mod multiply;
+#[cfg(test)]
+mod multiply_tests;
 mod nf4;
 mod operand;
 mod packed;

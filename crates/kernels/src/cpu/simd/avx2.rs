@@ -14,8 +14,8 @@ use std::arch::x86_64::{
 
 use half::bf16;
 
-use super::avx512::{micro_kernels, multiplies, transposes, vectors};
 use super::set::{ReduceTile, Simd, Starts, Task, Tile, end, with_sizes};
+use super::text::{FIRST, SECOND, WRITE, micro_kernels, multiplies, prefetch, transposes, vectors};
 
 /// Proof that the processor has the features.
 #[derive(Clone, Copy)]

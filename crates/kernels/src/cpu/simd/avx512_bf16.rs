@@ -8,10 +8,9 @@ use std::mem::transmute;
 
 use half::bf16;
 
-use super::avx512::{
-    self, Avx512, L, MASKED, MR, REDUCE_ROWS, add, load, load_part, mask, micro_kernels, multiplies, store, store_part, zero,
-};
+use super::avx512::{self, Avx512, L, MASKED, MR, REDUCE_ROWS, add, load, load_part, mask, store, store_part, zero};
 use super::set::{ReduceTile, Simd, Starts, Task, Tile, inherit, inherit_vectors, with_sizes};
+use super::text::{FIRST, WRITE, micro_kernels, multiplies, prefetch};
 
 /// Proof that the processor has AVX-512-BF16 and what [`Avx512`] needs.
 #[derive(Clone, Copy)]

@@ -8,7 +8,7 @@
 //! (`nm -C` finds `core_arch::x86::avx512f::_mm512_mul_ps` and the like).
 //!
 //! Every operation takes slices and checks their lengths; the micro-kernels, [`Simd::tile`] and [`Simd::reduce_tile`], check
-//! once before their loops. Only the x86 modules contain `unsafe`.
+//! once before their loops. Only the modules of instruction sets contain `unsafe`.
 //!
 //! The operands of the micro-kernels are *cells* of 32 bits, each of [`Simd::TERMS`] consecutive terms of the sum: one f32, or at
 //! [`Level::Avx512Bf16`] and [`Level::Amx`] two bf16. [`Simd::cell`] makes them; nothing else about a kernel depends on it.
@@ -25,10 +25,16 @@ mod avx512;
 #[cfg(target_arch = "x86_64")]
 #[allow(unsafe_code)]
 mod avx512_bf16;
+#[cfg(target_arch = "aarch64")]
+#[allow(unsafe_code)]
+mod neon;
 mod portable;
 mod set;
 #[cfg(test)]
 mod tests;
+#[cfg(any(target_arch = "aarch64", target_arch = "x86_64"))]
+#[allow(unsafe_code)]
+mod text;
 
 #[cfg(test)]
 use std::cell::Cell;
@@ -59,6 +65,8 @@ pub struct Form {
 pub enum Level {
     /// Arrays of four floats, no intrinsics: what any target's compiler makes of them.
     Portable,
+    /// 128-bit vectors of 64-bit ARM.
+    Neon,
     /// 256-bit vectors with fused multiply-add.
     Avx2,
     /// 512-bit vectors (F, VL, DQ, BW).
@@ -80,6 +88,7 @@ impl Level {
     pub fn available(self) -> bool {
         match self {
             Level::Portable => true,
+            Level::Neon => cfg!(target_arch = "aarch64"),
             #[cfg(target_arch = "x86_64")]
             Level::Avx2 => avx2::available(),
             #[cfg(target_arch = "x86_64")]
@@ -97,7 +106,7 @@ impl Level {
 
     /// Every level this processor has that computes in f32.
     pub fn all() -> impl Iterator<Item = Level> {
-        [Level::Portable, Level::Avx2, Level::Avx512].into_iter().filter(|level| level.available())
+        [Level::Portable, Level::Neon, Level::Avx2, Level::Avx512].into_iter().filter(|level| level.available())
     }
 
     /// Every level that tests run: what this processor has, and the models.
@@ -123,6 +132,7 @@ impl Level {
     pub fn name(self) -> &'static str {
         match self {
             Level::Portable => "portable",
+            Level::Neon => "NEON",
             Level::Avx2 => "AVX2",
             Level::Avx512 => "AVX-512",
             Level::Avx512Bf16 => "AVX-512-BF16",
@@ -185,6 +195,8 @@ pub fn with_level<R>(level: Level, f: impl FnOnce() -> R) -> R {
 pub fn run<T: Task>(level: Level, task: T) -> T::Out {
     match level {
         Level::Portable => task.run(portable::Portable::new()),
+        #[cfg(target_arch = "aarch64")]
+        Level::Neon => task.run(neon::Neon),
         #[cfg(target_arch = "x86_64")]
         Level::Avx2 => avx2::run(task),
         #[cfg(target_arch = "x86_64")]
@@ -197,7 +209,7 @@ pub fn run<T: Task>(level: Level, task: T) -> T::Out {
         Level::Bf16Model => task.run(portable::wide::Wide::new()),
         #[cfg(test)]
         Level::AmxModel => amx::model::run(task),
-        #[cfg(not(target_arch = "x86_64"))]
+        // Other processors'.
         _ => task.run(portable::Portable::new()),
     }
 }

@@ -1,0 +1,327 @@
+//! What sets of instructions with one register a vector have in common: macros over each one's intrinsics.
+
+/// [`prefetch`] to the first-level cache.
+pub(super) const FIRST: i32 = 0;
+/// [`prefetch`] to the second-level cache.
+pub(super) const SECOND: i32 = 1;
+/// [`prefetch`] to write.
+pub(super) const WRITE: i32 = 2;
+
+/// Asks for the cache line that holds a value. The pointer may point anywhere.
+#[inline(always)]
+pub(super) fn prefetch<const TO: i32>(p: *const f32) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a hint, which touches no memory that the program can observe. (ET0 is PREFETCHW, as old as AVX2.)
+    unsafe {
+        use std::arch::x86_64::{_MM_HINT_ET0, _MM_HINT_T0, _MM_HINT_T1, _mm_prefetch};
+        match TO {
+            FIRST => _mm_prefetch::<_MM_HINT_T0>(p.cast()),
+            SECOND => _mm_prefetch::<_MM_HINT_T1>(p.cast()),
+            _ => _mm_prefetch::<_MM_HINT_ET0>(p.cast()),
+        }
+    }
+    #[cfg(target_arch = "aarch64")]
+    // SAFETY: the same.
+    unsafe {
+        use std::arch::asm;
+        match TO {
+            FIRST => asm!("prfm pldl1keep, [{}]", in(reg) p, options(nostack, preserves_flags, readonly)),
+            SECOND => asm!("prfm pldl2keep, [{}]", in(reg) p, options(nostack, preserves_flags, readonly)),
+            _ => asm!("prfm pstl1keep, [{}]", in(reg) p, options(nostack, preserves_flags, readonly)),
+        }
+    }
+}
+
+/// The micro-kernels of a set of instructions, its features and its masks given. What they are made of are constants and functions of its module:
+/// `L`, `MR`, `REDUCE_ROWS`, `MASKED`, `zero`, `load`, `load_part`, `store`, `store_part`, `add`, `mask`, and the product of cells.
+macro_rules! micro_kernels {
+    ($features:literal, $mask:ty, [$($sizes:literal)*] $most:literal) => {
+        /// [`Simd::tile`] over `N` vectors of columns; with `PART` the last of them covers only the lanes of `last`, and unless right-hand rows are
+        /// `WHOLE` vectors, only those are read of it. (Of more than `MASKED` vectors all are.)
+        ///
+        /// # Safety
+        /// The caller has run [`Tile::check`] for `MR` and `L`, `starts` are the tile's, `cols` is as `N`, `PART` and `last` say, and if `N` is more
+        /// than `MASKED` every row of `b` has `N` whole vectors.
+        #[target_feature(enable = $features)]
+        unsafe fn tile<const N: usize, const PART: bool, const PREFETCH: bool, const WHOLE: bool>(
+            mut t: Tile<'_, '_>,
+            starts: impl Iterator<Item = usize>,
+            last: $mask,
+        ) {
+            if WHOLE {
+                for c in t.c.pointers::<MR>() {
+                    for j in 0..N {
+                        prefetch::<WRITE>(c.wrapping_add(j * L));
+                    }
+                }
+            }
+            let mut acc = [[zero(); N]; MR];
+            let mut a = t.a.as_ptr();
+            for start in starts {
+                // SAFETY: a advances MR for each start and holds MR * depth values; start + cols <= b.len().
+                unsafe {
+                    let b = t.b.as_ptr().add(start);
+                    if PREFETCH {
+                        for j in (0..N * L).step_by(16) {
+                            prefetch::<FIRST>(b.wrapping_add(N * L + j));
+                        }
+                    }
+                    let mut bv = [zero(); N];
+                    for (j, v) in bv.iter_mut().enumerate() {
+                        let part = PART && !WHOLE && N <= MASKED && j + 1 == N;
+                        *v = if part { load_part(b.add(j * L), last) } else { load(b.add(j * L)) };
+                    }
+                    for (i, row) in acc.iter_mut().enumerate() {
+                        multiply_row(a.add(i), bv, row);
+                    }
+                    a = a.add(MR);
+                }
+            }
+            let c = t.c.pointers::<MR>();
+            for (i, row) in acc.iter().enumerate() {
+                if i < t.rows {
+                    for (j, &v) in row.iter().enumerate() {
+                        // SAFETY: i < rows and the lanes read and written are < cols: inside c by Tile::check.
+                        unsafe {
+                            let p = c[i].add(j * L);
+                            if PART && j + 1 == N {
+                                store_part(p, last, if t.accumulate { add(load_part(p, last), v) } else { v });
+                            } else {
+                                store(p, if t.accumulate { add(load(p), v) } else { v });
+                            }
+                        }
+                    }
+                }
+            }
+        }
+
+        /// [`Simd::reduce_tile`] of `R` rows and `N` vectors.
+        ///
+        /// # Safety
+        /// The caller has run [`ReduceTile::check`], and `R`, `N` are the tile's.
+        #[target_feature(enable = $features)]
+        unsafe fn reduce<const R: usize, const N: usize>(t: ReduceTile<'_>) {
+            let mut acc = [[zero(); N]; R];
+            let mut a = [t.a.as_ptr(); R];
+            for (i, a) in a.iter_mut().enumerate() {
+                // SAFETY: rows[i] + length <= a.len().
+                *a = unsafe { a.add(t.rows[i] as usize) };
+            }
+            let mut b = t.b.as_ptr();
+            for p in 0..t.length {
+                // SAFETY: p < length, and row p of b holds N vectors. (The last wrapping_add may leave b; it is not followed.)
+                unsafe {
+                    let mut bv = [zero(); N];
+                    for (j, v) in bv.iter_mut().enumerate() {
+                        *v = load(b.add(j * L));
+                    }
+                    for (row, a) in acc.iter_mut().zip(a) {
+                        multiply_row(a.add(p), bv, row);
+                    }
+                    b = b.wrapping_add(t.ldb);
+                }
+            }
+            let c = t.c.as_mut_ptr();
+            for (i, row) in acc.iter().enumerate() {
+                for (j, &v) in row.iter().enumerate() {
+                    // SAFETY: R rows of N vectors lie in c.
+                    unsafe {
+                        let p = c.add(i * t.ldc + j * L);
+                        store(p, add(load(p), v));
+                    }
+                }
+            }
+        }
+
+        /// [`Simd::tile`](super::Simd::tile).
+        ///
+        /// # Safety
+        /// The processor has the features.
+        #[inline(always)]
+        unsafe fn any_tile(mut t: Tile<'_, '_>) {
+            t.check(MR, L);
+            let vectors = t.cols.div_ceil(L);
+            let rest = t.cols - (vectors - 1) * L;
+            // SAFETY: the bounds were checked, and cols is (vectors - 1) * L + rest with 1 <= rest <= L.
+            unsafe {
+                let last = mask(rest);
+                match t.starts {
+                    Starts::Dense(depth) => match vectors {
+                        1 => tile::<1, true, false, true>(t, (0..depth).map(|k| k * L), last),
+                        2 => tile::<2, true, false, true>(t, (0..depth).map(|k| k * 2 * L), last),
+                        _ => tile::<3, true, false, true>(t, (0..depth).map(|k| k * 3 * L), last),
+                    },
+                    Starts::Table(offsets) if vectors > MASKED && offsets.max as usize + vectors * L > t.b.len() => {
+                        // The last columns of the last row of b: too few for so many whole vectors.
+                        any_tile(t.behind((vectors - 1) * L));
+                        t.cols = (vectors - 1) * L;
+                        any_tile(t);
+                    }
+                    Starts::Table(offsets) => {
+                        let starts = offsets.table.iter().map(|&start| start as usize);
+                        match (vectors, rest < L, t.prefetch) {
+                            (1, false, _) => tile::<1, false, false, false>(t, starts, last),
+                            (1, true, _) => tile::<1, true, false, false>(t, starts, last),
+                            (2, false, _) => tile::<2, false, false, false>(t, starts, last),
+                            (2, true, _) => tile::<2, true, false, false>(t, starts, last),
+                            (_, false, false) => tile::<3, false, false, false>(t, starts, last),
+                            (_, false, true) => tile::<3, false, true, false>(t, starts, last),
+                            (_, true, _) => tile::<3, true, false, false>(t, starts, last),
+                        }
+                    }
+                }
+            }
+        }
+
+        /// [`Simd::reduce_tile`](super::Simd::reduce_tile).
+        ///
+        /// # Safety
+        /// The processor has the features.
+        #[inline(always)]
+        unsafe fn any_reduce_tile(t: ReduceTile<'_>) {
+            t.check(L, REDUCE_ROWS, 1);
+            // SAFETY: the bounds were checked, and each arm's R and N are those of the tile.
+            unsafe { with_sizes!(t, [$($sizes)*] $most, self::reduce) }
+        }
+    };
+}
+
+/// The sizes and the methods of [`Simd`] that [`micro_kernels`] makes.
+macro_rules! multiplies {
+    () => {
+        const LANES: usize = L;
+        const MR: usize = MR;
+        const REDUCE_ROWS: usize = REDUCE_ROWS;
+        type Unit = ();
+
+        #[inline(always)]
+        fn unit(self, _: usize, _: usize) {}
+        #[inline(always)]
+        fn tile(self, _: &mut (), t: Tile<'_, '_>) {
+            // SAFETY: `self` proves the features.
+            unsafe { any_tile(t) }
+        }
+        #[inline(always)]
+        fn reduce_tile(self, _: &mut (), t: ReduceTile<'_>) {
+            // SAFETY: `self` proves the features.
+            unsafe { any_reduce_tile(t) }
+        }
+    };
+}
+
+/// Methods of [`Simd`] that are an intrinsic each, and those that move vectors, over functions of the module.
+macro_rules! vectors {
+    ($($name:ident($($argument:ident),*) = $intrinsic:expr;)*) => {
+        $(
+            #[inline(always)]
+            fn $name(self, $($argument: Self::V),*) -> Self::V {
+                // SAFETY: `self` proves the features.
+                unsafe { $intrinsic($($argument),*) }
+            }
+        )*
+        #[inline(always)]
+        fn splat(self, x: f32) -> Self::V {
+            // SAFETY: `self` proves the features.
+            unsafe { splat(x) }
+        }
+        #[inline(always)]
+        fn load(self, src: &[f32]) -> Self::V {
+            assert!(src.len() >= L);
+            // SAFETY: L values, just asserted.
+            unsafe { load(src.as_ptr()) }
+        }
+        #[inline(always)]
+        fn load_part(self, src: &[f32], n: usize) -> Self::V {
+            assert!(n <= L && n <= src.len());
+            // SAFETY: the mask selects n values, which are there.
+            unsafe { load_part(src.as_ptr(), mask(n)) }
+        }
+        #[inline(always)]
+        fn store(self, v: Self::V, dst: &mut [f32]) {
+            assert!(dst.len() >= L);
+            // SAFETY: L values, just asserted.
+            unsafe { store(dst.as_mut_ptr(), v) }
+        }
+        #[inline(always)]
+        fn store_part(self, v: Self::V, dst: &mut [f32], n: usize) {
+            assert!(n <= L && n <= dst.len());
+            // SAFETY: the mask selects n values, which are there.
+            unsafe { store_part(dst.as_mut_ptr(), mask(n), v) }
+        }
+        #[inline(always)]
+        fn transpose(self, src: &[f32], src_stride: usize, rows: usize, cols: usize, dst: &mut [f32], dst_stride: usize) {
+            // SAFETY: `self` proves the features.
+            unsafe { transpose(src, src_stride, rows, cols, dst, dst_stride) }
+        }
+        #[inline(always)]
+        fn transpose_rows(self, src: &[f32], src_stride: usize, rows: usize, dst: &mut [&mut [f32]], at: usize) {
+            // SAFETY: `self` proves the features.
+            unsafe { transpose_rows(src, src_stride, rows, dst, at) }
+        }
+        #[inline(always)]
+        fn prefetch_read<T>(self, src: &[T]) {
+            for line in src.chunks(64 / size_of::<T>()) {
+                prefetch::<SECOND>(line.as_ptr().cast());
+            }
+        }
+        #[inline(always)]
+        fn prefetch_write(self, src: &[f32]) {
+            for line in src.chunks(16) {
+                prefetch::<WRITE>(line.as_ptr());
+            }
+        }
+    };
+}
+
+/// [`Simd::transpose`] and [`Simd::transpose_rows`] from the transpose of a square of vectors.
+macro_rules! transposes {
+    ($features:literal, $square:ident) => {
+        #[target_feature(enable = $features)]
+        fn transpose(src: &[f32], src_stride: usize, rows: usize, cols: usize, dst: &mut [f32], dst_stride: usize) {
+            if rows == 0 || cols == 0 {
+                return;
+            }
+            assert!(rows <= L && cols <= L);
+            assert!(end(rows, src_stride, cols) <= src.len() && end(cols, dst_stride, L) <= dst.len());
+            let mut r = [zero(); L];
+            if (rows, cols) == (L, L) {
+                // The usual case, without twice L branches.
+                for (i, v) in r.iter_mut().enumerate() {
+                    // SAFETY: L rows of L lie in src.
+                    *v = unsafe { load(src.as_ptr().add(i * src_stride)) };
+                }
+                for (i, &v) in $square(r).iter().enumerate() {
+                    // SAFETY: L rows of L lie in dst.
+                    unsafe { store(dst.as_mut_ptr().add(i * dst_stride), v) };
+                }
+                return;
+            }
+            let columns = mask(cols);
+            for (i, v) in r.iter_mut().enumerate().take(rows) {
+                // SAFETY: row i < rows and the lanes below cols lie in src.
+                *v = unsafe { load_part(src.as_ptr().add(i * src_stride), columns) };
+            }
+            for (i, &v) in $square(r).iter().enumerate().take(cols) {
+                // SAFETY: row i < cols of dst holds L values.
+                unsafe { store(dst.as_mut_ptr().add(i * dst_stride), v) };
+            }
+        }
+
+        #[target_feature(enable = $features)]
+        fn transpose_rows(src: &[f32], src_stride: usize, rows: usize, dst: &mut [&mut [f32]], at: usize) {
+            assert!((1..=L).contains(&rows) && end(rows, src_stride, L) <= src.len());
+            let mut r = [zero(); L];
+            for (i, v) in r.iter_mut().enumerate().take(rows) {
+                // SAFETY: row i < rows of src holds L values.
+                *v = unsafe { load(src.as_ptr().add(i * src_stride)) };
+            }
+            for (v, dst) in $square(r).into_iter().zip(dst) {
+                let dst = &mut dst[at..at + rows];
+                // SAFETY: the mask selects the values of the slice.
+                unsafe { store_part(dst.as_mut_ptr(), mask(rows), v) };
+            }
+        }
+    };
+}
+
+pub(super) use {micro_kernels, multiplies, transposes, vectors};

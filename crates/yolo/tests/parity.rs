@@ -197,6 +197,14 @@ fn no_object_in_the_batch() {
     check_case(&empty(), &Device::flex());
 }
 
+/// A step waits for numbers of its device twice: predictions for the assigner, which works on the host, and the sums of its update.
+#[test]
+fn a_step_reads_twice() {
+    let scratch = tempfile::tempdir().unwrap();
+    let what = Benchmark { scale: Scale::N, batch: 1, imgsz: 32, steps: 1, boxes: 1, half: false };
+    assert_eq!(what.count(&Device::flex(), scratch.path()).unwrap().reads, 2);
+}
+
 /// The same numbers from a Vulkan device, inference and a whole step, without one convolution or matrix product of Burn's.
 ///
 /// The loader reads `VK_DRIVER_FILES` when the device is made: the work is done by a child that has it set.
@@ -231,10 +239,10 @@ fn random_objects_on_vulkan() {
     assert_eq!(["conv", "matmul", "gemm"].map(theirs), [None; 3]);
 
     let scratch = tempfile::tempdir().unwrap();
-    let step = Benchmark { scale: Scale::N, batch: 2, imgsz: 64, steps: 1, boxes: 3, half: false }
-        .count(&device, scratch.path())
-        .unwrap()
-        .launches;
+    let counted =
+        Benchmark { scale: Scale::N, batch: 2, imgsz: 64, steps: 1, boxes: 3, half: false }.count(&device, scratch.path()).unwrap();
+    assert_eq!(counted.reads, 2);
+    let step = counted.launches;
     let count: usize = step.values().sum();
     println!("{count} launches to a step: {step:#?}");
     // Of them 44 fill arenas here, where a launch takes six tensors at a time. It was some 3,400.

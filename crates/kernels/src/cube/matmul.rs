@@ -20,7 +20,7 @@ use super::launch::{UNITS, address_type, grid};
 use super::packing::Packing;
 use super::product::{add_parts_kernel, matmul_kernel};
 use super::shared::shared_memory_works;
-use super::trace::{note, note_shared};
+use super::trace::{note, note_room};
 use crate::shapes::expect;
 use burn::backend::DType;
 use burn::backend::cubecl::dtype_to_storage_type;
@@ -179,7 +179,7 @@ impl Product {
                 let count = CubeCount::Static(blocks[0] as u32, blocks[1] as u32, (batches * self.splits.count()) as u32);
                 let taps = (block.taps().0 * block.taps().1) as usize;
                 note(self.name, [a, b, c].into_iter().chain(scales), 2 * (self.m * n * self.k * taps * self.outer * batches) as u64);
-                note_shared(self.name, if block.shared { block.bytes() } else { 0 });
+                note_room(self.name, if block.shared { block.bytes() } else { 0 }, block.registers());
                 // SAFETY: `check` has found the last number of each tensor that its steps reach, `check_scales` a scale to each row.
                 unsafe {
                     matmul_kernel::launch_unchecked(

@@ -167,7 +167,7 @@ mod tests {
 
     #[test]
     fn workgroups_share_out_shared_memory_and_registers() {
-        let of = |name: &str, shared, registers| Card::named(name).unwrap().workgroups(shared << 10, registers << 10);
+        let of = |name: &str, shared: usize, registers: usize| Card::named(name).unwrap().workgroups(shared << 10, registers << 10);
         assert_eq!([of("MI50", 16, 0), of("RTX 3060", 16, 0), of("RTX 3060", 0, 0)], [Some(4), Some(6), None]);
         assert_eq!([of("RTX 3060", 16, 50), of("RX 7900 XT", 0, 50), of("RX 7900 XT", 32, 50)], [Some(5), Some(7), Some(2)]);
     }

@@ -49,6 +49,7 @@ impl Target {
     }
 }
 
+/// That of f32, for a run in f16 too: kernels of ours widen what they multiply (decision 15).
 fn published(card: &Card, share: f64) -> (f64, String) {
     let said = format!("{:.0} % of the {} TFLOP/s published of the {}", 100.0 * share, card.flops / 1e12, card.name);
     (share * card.flops, said)

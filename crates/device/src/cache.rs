@@ -5,7 +5,7 @@
 
 use crate::adapter::Adapter;
 use crate::child::FAULT_VARIABLE;
-use crate::options::{ProbeOptions, Work};
+use crate::options::{ProbeOptions, Shape, Work};
 use crate::plan::Plan;
 use crate::program::this_program;
 use crate::report::ProbeReport;
@@ -19,7 +19,7 @@ use std::time::UNIX_EPOCH;
 use std::{fs, io};
 
 /// Goes up when reports change: what another format says is not read.
-const FORMAT: u32 = 5;
+const FORMAT: u32 = 6;
 /// Reports kept; the oldest binaries' go first.
 const KEPT: usize = 32;
 /// Variables under which the same driver is another driver.
@@ -35,6 +35,7 @@ pub(crate) struct Key {
     work: Work,
     plan: Plan,
     variables: BTreeMap<String, String>,
+    shapes: Vec<Shape>,
 }
 
 impl Key {
@@ -52,7 +53,13 @@ impl Key {
             work: options.work,
             plan: plan.clone(),
             variables: variables.collect(),
+            shapes: options.shapes.clone(),
         }
+    }
+
+    /// Whether what is remembered under this key answers for `asked`: what was proved of more shapes holds for some of them.
+    fn covers(&self, asked: &Self) -> bool {
+        asked.shapes.iter().all(|shape| self.shapes.contains(shape)) && Self { shapes: asked.shapes.clone(), ..self.clone() } == *asked
     }
 }
 
@@ -84,13 +91,14 @@ fn entries(file: &Path) -> Vec<Entry> {
 }
 
 pub(crate) fn load(file: &Path, key: &Key) -> Option<ProbeReport> {
-    let entry = entries(file).into_iter().find(|entry| entry.key == *key)?;
+    // The newest, should a wider one be older.
+    let entry = entries(file).into_iter().rev().find(|entry| entry.key.covers(key))?;
     Some(ProbeReport { cached: true, ..entry.report })
 }
 
 pub(crate) fn store(file: &Path, key: &Key, report: &ProbeReport) -> io::Result<()> {
     let mut all = entries(file);
-    all.retain(|entry| entry.key != *key);
+    all.retain(|entry| !key.covers(&entry.key));
     all.push(Entry { key: key.clone(), report: report.clone() });
     let surplus = all.len().saturating_sub(KEPT);
     all.drain(..surplus);
@@ -127,7 +135,12 @@ mod tests {
         let other_binary = ProbeOptions { exe: Some(file.clone()), ..options.clone() };
         let overridden = ProbeOptions { env: vec![("HSA_OVERRIDE_GFX_VERSION".into(), "10.3.0".into())], ..options.clone() };
         let gemm_only = Plan { without_direct: Some("asked".into()), ..Plan::default() };
+        let shaped = |shapes: &[usize]| {
+            let shapes = shapes.iter().map(|&out| Shape::Map([out, 8])).collect();
+            Key::of(&card, &plan, &ProbeOptions { shapes, ..options.clone() })
+        };
         let changed = [
+            shaped(&[8]),
             Key::of(&newer, &plan, &options),
             Key::of(&card, &plan, &other_binary),
             Key::of(&card, &plan, &overridden),
@@ -137,6 +150,16 @@ mod tests {
         for changed in changed {
             assert_eq!(load(&file, &changed), None);
         }
+        // What was proved of more shapes holds for some.
+        store(&file, &shaped(&[8, 16]), &report(&card)).unwrap();
+        for shapes in [&[][..], &[8], &[16, 8]] {
+            assert!(load(&file, &shaped(shapes)).is_some(), "{shapes:?}");
+        }
+        assert_eq!(load(&file, &shaped(&[8, 24])), None);
+        assert_eq!(entries(&file).len(), 1, "the verdict on fewer shapes is in that on more");
+        let worse = tests::report(&card, Verdict::Pass, Verdict::Skipped { reason: "newer".into() });
+        store(&file, &key, &worse).unwrap();
+        assert_eq!(load(&file, &key).unwrap().direct, worse.direct);
 
         let older = fs::read_to_string(&file).unwrap().replacen(&format!("\"format\": {FORMAT}"), "\"format\": 1", 1);
         fs::write(&file, older).unwrap();

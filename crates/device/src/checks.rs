@@ -7,10 +7,10 @@
 use crate::Stage;
 use crate::convolutions::{BOTTLENECK, POINTWISE, STEM, Wrt};
 use crate::made::{numbers, tensor};
-use crate::options::Work;
+use crate::options::{Shape, Work};
 use crate::plan::Path;
 use crate::{decoder, detector, timing};
-use bellows_kernels::Lowering;
+use bellows_kernels::{Lowering, Precision};
 use burn::tensor::{Device, FloatDType};
 
 /// Largest error allowed, relative to the largest magnitude of the CPU's result: f32 kernels differ by the order of summation (1e-6),
@@ -23,7 +23,7 @@ pub(crate) const HALF_TOLERANCE: f64 = 2e-2;
 /// One comparison of the probe.
 pub(crate) struct Check {
     pub(crate) stage: Stage,
-    pub(crate) name: &'static str,
+    pub(crate) name: String,
     /// Largest relative error allowed.
     pub(crate) tolerance: f64,
     /// Left out on software adapters, which would spend minutes on it: Burn's kernels are tuned to each shape.
@@ -36,13 +36,13 @@ type Run = Box<dyn Fn(&Device, Lowering, bool) -> Vec<Vec<f32>>>;
 
 impl Check {
     /// `run` is given the device, the lowering of its convolutions, and whether this is the CPU's turn.
-    fn new(stage: Stage, name: &'static str, run: impl Fn(&Device, Lowering, bool) -> Vec<Vec<f32>> + 'static) -> Self {
-        Self { stage, name, tolerance: TOLERANCE, hardware_only: false, run: Box::new(run) }
+    fn new(stage: Stage, name: impl Into<String>, run: impl Fn(&Device, Lowering, bool) -> Vec<Vec<f32>> + 'static) -> Self {
+        Self { stage, name: name.into(), tolerance: TOLERANCE, hardware_only: false, run: Box::new(run) }
     }
 
     /// A sentence if the device cannot do it at all.
     pub(crate) fn possible(&self, device: &Device) -> Result<(), String> {
-        let half = matches!(self.stage, Stage::ConvHalf | Stage::TrainHalf);
+        let half = matches!(self.stage, Stage::ConvHalf | Stage::TrainHalf | Stage::LoraHalf);
         if half && !device.supports_dtype(FloatDType::F16) { Err("this device does not compute in f16".into()) } else { Ok(()) }
     }
 
@@ -53,21 +53,22 @@ impl Check {
 }
 
 /// Every comparison of `path` in the order it runs.
-pub(crate) fn checks(path: Path, work: Work) -> Vec<Check> {
+pub(crate) fn checks(path: Path, work: Work, shapes: &[Shape]) -> Vec<Check> {
     // A copy has no rounding to forgive.
     let copy = Check::new(Stage::Upload, "1 MiB there and back", |device, _, _| vec![numbers(tensor(1, [1 << 18], device))]);
     let mut all = vec![Check { tolerance: 0.0, ..copy }];
     match work {
         Work::Detector | Work::HalfDetector => of_detector(path, work, &mut all),
-        Work::LanguageModel => of_language_model(path, &mut all),
+        Work::LanguageModel | Work::HalfLanguageModel => of_language_model(path, work, &mut all),
     }
+    all.extend(shapes.iter().flat_map(|shape| of_shape(*shape, path, work)));
     all
 }
 
 fn of_detector(path: Path, work: Work, all: &mut Vec<Check>) {
     let (conv, train) = match path {
         Path::Gemm => (Stage::ConvGemm, Stage::TrainGemm),
-        Path::Direct => (Stage::ConvDirect, Stage::TrainDirect),
+        Path::Direct | Path::Untuned => (Stage::ConvDirect, Stage::TrainDirect),
     };
     let convolutions = [
         ("3x3 s2 3>16 forward", &STEM, None),
@@ -82,14 +83,13 @@ fn of_detector(path: Path, work: Work, all: &mut Vec<Check>) {
     ];
     all.extend(convolutions.map(|(name, layer, wrt)| {
         Check::new(conv, name, move |device, by, _| {
-            vec![wrt.map_or_else(|| layer.forward(device, by, false), |wrt| layer.gradient(wrt, device, by))]
+            vec![wrt.map_or_else(|| layer.forward(device, by, false), |wrt| layer.gradient(wrt, device, by, false))]
         })
     }));
     let steps = Check::new(train, "2 steps of a small detector", |device, by, _| detector::two_steps(device, by, false));
-    all.push(Check { hardware_only: path == Path::Direct, ..steps });
+    all.push(Check { hardware_only: path != Path::Gemm, ..steps });
     match (path, work) {
         (Path::Gemm, Work::HalfDetector) => {
-            let half = |check| Check { tolerance: HALF_TOLERANCE, ..check };
             let forward = |name, layer: &'static crate::convolutions::Conv| {
                 half(Check::new(Stage::ConvHalf, name, move |device, by, reference| vec![layer.forward(device, by, !reference)]))
             };
@@ -98,7 +98,7 @@ fn of_detector(path: Path, work: Work, all: &mut Vec<Check>) {
             all.push(half(Check::new(Stage::TrainHalf, "2 steps of a small detector", train)));
         }
         (Path::Gemm, _) => {}
-        (Path::Direct, _) => {
+        (Path::Direct | Path::Untuned, _) => {
             all.push(Check::new(Stage::Matmul, "64x64 . 64x64", |device, _, _| vec![matmul(64, 64, 64, device)]));
             let large = Check::new(Stage::Matmul, "257x384 . 384x1152", |device, _, _| vec![matmul(257, 384, 1152, device)]);
             all.push(Check { hardware_only: true, ..large });
@@ -106,21 +106,61 @@ fn of_detector(path: Path, work: Work, all: &mut Vec<Check>) {
     }
 }
 
-fn of_language_model(path: Path, all: &mut Vec<Check>) {
+fn of_language_model(path: Path, work: Work, all: &mut Vec<Check>) {
     let (products, train) = match path {
         Path::Gemm => (Stage::ProductsGemm, Stage::LoraGemm),
         Path::Direct => (Stage::ProductsDirect, Stage::LoraDirect),
+        Path::Untuned => (Stage::ProductsUntuned, Stage::LoraUntuned),
     };
     all.push(Check::new(Stage::Rows, "normalisation, rotation, gate, loss", |device, _, _| decoder::rows(device)));
     all.push(Check::new(products, "96x257 . 257x130, both ways", |device, _, _| decoder::products(device)));
-    all.push(Check::new(train, "2 steps of LoRA on a frozen layer", |device, _, _| decoder::two_steps(device)));
+    all.push(Check::new(train, "2 steps of LoRA on a frozen layer", |device, _, _| decoder::two_steps(device, Precision::F32)));
+    if work.half() {
+        let steps = |device: &Device, _, reference: bool| decoder::two_steps(device, precision(!reference));
+        let steps = half(Check::new(Stage::LoraHalf, "2 steps of LoRA on a frozen layer", steps));
+        all.push(Check { hardware_only: path != Path::Gemm, ..steps });
+    }
+}
+
+/// With another tolerance.
+fn half(check: Check) -> Check {
+    Check { tolerance: HALF_TOLERANCE, ..check }
+}
+
+fn precision(half: bool) -> Precision {
+    if half { Precision::F16 } else { Precision::F32 }
+}
+
+/// A pass of one shape on a device, by a lowering, in f16 or not.
+type Pass = Box<dyn Fn(&Device, Lowering, bool) -> Vec<f32>>;
+
+/// Each pass of a convolution or a map of the run, in f16 on the device if the run is.
+fn of_shape(shape: Shape, path: Path, work: Work) -> Vec<Check> {
+    let check = |pass: &str, run: Pass| {
+        let in_half = work.half();
+        let run = move |device: &Device, by: Lowering, reference: bool| vec![run(device, by, in_half && !reference)];
+        let check = Check::new(Stage::Shapes, format!("{shape} {pass}"), run);
+        let check = Check { hardware_only: path != Path::Gemm, ..check };
+        if in_half { half(check) } else { check }
+    };
+    match shape {
+        Shape::Conv(conv) => vec![
+            check("forward", Box::new(move |device, by, half| conv.forward(device, by, half))),
+            check("gradient of x", Box::new(move |device, by, half| conv.gradient(Wrt::Input, device, by, half))),
+            check("gradient of w", Box::new(move |device, by, half| conv.gradient(Wrt::Weight, device, by, half))),
+        ],
+        Shape::Map(sizes) => vec![
+            check("forward", Box::new(move |device, _, half| decoder::map_forward(sizes, device, precision(half)))),
+            check("gradient of x", Box::new(move |device, _, half| decoder::map_gradient(sizes, device, precision(half)))),
+        ],
+    }
 }
 
 /// Seconds of a small step of this work.
 pub(crate) fn time(device: &Device, by: Lowering, work: Work) -> f64 {
     match work {
         Work::Detector | Work::HalfDetector => timing::convolution(device, by),
-        Work::LanguageModel => timing::product(device),
+        Work::LanguageModel | Work::HalfLanguageModel => timing::product(device),
     }
 }
 
@@ -159,6 +199,7 @@ fn matmul(m: usize, k: usize, n: usize, device: &Device) -> Vec<f32> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::convolutions::Conv;
 
     #[test]
     fn comparison_is_relative_and_refuses_what_is_not_a_number() {
@@ -186,8 +227,9 @@ mod tests {
             (Path::Direct, Work::Detector, 13),
             (Path::Gemm, Work::LanguageModel, 4),
             (Path::Direct, Work::LanguageModel, 4),
+            (Path::Untuned, Work::LanguageModel, 4),
         ] {
-            let checks = checks(path, work);
+            let checks = checks(path, work, &[]);
             assert_eq!(checks.len(), count, "{path} {work}");
             assert!(checks.is_sorted_by_key(|check| check.stage), "{path} {work}");
             for check in &checks {
@@ -195,7 +237,34 @@ mod tests {
                 compare(&ours, &reference, check.tolerance).unwrap();
             }
         }
-        let half = checks(Path::Gemm, Work::HalfDetector);
+        let half = checks(Path::Gemm, Work::HalfDetector, &[]);
         assert!(half.is_sorted_by_key(|check| check.stage) && half.len() == 14);
+        // The processor computes a map in f16 too.
+        let half = checks(Path::Gemm, Work::HalfLanguageModel, &[Shape::Map([130, 70])]);
+        assert!(half.is_sorted_by_key(|check| check.stage) && half.len() == 7);
+        for check in &half {
+            let (ours, reference) = check.run(&Device::flex(), Path::Gemm);
+            compare(&ours, &reference, check.tolerance).unwrap();
+        }
+    }
+
+    #[test]
+    fn each_pass_of_the_runs_own_shapes_is_checked() {
+        let conv = Shape::Conv(Conv { c_in: 5, c_out: 7, kernel: 3, stride: 2, input: [12, 20] });
+        for (path, work, shape, passes) in [
+            (Path::Gemm, Work::Detector, conv, &["forward", "gradient of x", "gradient of w"][..]),
+            (Path::Direct, Work::LanguageModel, Shape::Map([33, 70]), &["forward", "gradient of x"]),
+        ] {
+            let all = checks(path, work, &[shape]);
+            let of_run: Vec<&Check> = all.iter().filter(|check| check.stage == Stage::Shapes).collect();
+            let names: Vec<String> = passes.iter().map(|pass| format!("{shape} {pass}")).collect();
+            assert_eq!(of_run.iter().map(|check| check.name.clone()).collect::<Vec<_>>(), names);
+            assert!(of_run.iter().all(|check| check.hardware_only == (path == Path::Direct)));
+            for check in of_run {
+                let (ours, reference) = check.run(&Device::flex(), path);
+                compare(&ours, &reference, check.tolerance).unwrap();
+            }
+        }
+        assert_eq!(conv.to_string(), "3x3 s2 5>7 at 20x12");
     }
 }

@@ -6,7 +6,7 @@
 use crate::adapter::{Adapter, AdapterKind, Backend};
 use crate::adapters;
 use crate::checks::{Check, checks, compare, time};
-use crate::options::Work;
+use crate::options::{Shape, Work};
 use crate::plan::Path;
 use crate::protocol::{Event, Stage};
 use crate::tuning::fastest;
@@ -24,21 +24,25 @@ pub const PROBE_SUBCOMMAND: &str = "__probe";
 /// commas. For tests only.
 pub(crate) const FAULT_VARIABLE: &str = "BELLOWS_PROBE_FAULT";
 
+/// Shapes of the run that a software adapter proves, the smallest.
+const SHAPES_ON_SOFTWARE: usize = 3;
+
 /// What the child is asked to do; the words are the arguments after [`PROBE_SUBCOMMAND`].
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Job {
     /// List the adapters of a backend: `list=vulkan`.
     List(Backend),
-    /// Do the stages of a path on one adapter: `device=vulkan:0:gemm:detector`; and time sizes of blocks: `tune=vulkan:0:gemm:detector`.
-    Probe { backend: Backend, index: usize, path: Path, work: Work, tune: bool },
+    /// Do the stages of a path on one adapter, with these shapes too: `device=vulkan:0:gemm:detector:[]`; and time sizes of blocks: `tune=..`.
+    Probe { backend: Backend, index: usize, path: Path, work: Work, tune: bool, shapes: Vec<Shape> },
 }
 
 impl Job {
     pub(crate) fn to_arg(&self) -> String {
         match self {
             Self::List(backend) => format!("list={backend}"),
-            Self::Probe { backend, index, path, work, tune } => {
-                format!("{}={backend}:{index}:{path}:{work}", if *tune { "tune" } else { "device" })
+            Self::Probe { backend, index, path, work, tune, shapes } => {
+                let (order, shapes) = (if *tune { "tune" } else { "device" }, serde_json::json!(shapes));
+                format!("{order}={backend}:{index}:{path}:{work}:{shapes}")
             }
         }
     }
@@ -48,13 +52,14 @@ impl Job {
             return backend.parse().ok().map(Self::List);
         }
         let (order, rest) = arg.split_once('=')?;
-        let [backend, index, path, work] = rest.split(':').collect::<Vec<_>>()[..] else { return None };
+        let [backend, index, path, work, shapes] = rest.splitn(5, ':').collect::<Vec<_>>()[..] else { return None };
         Some(Self::Probe {
             backend: backend.parse().ok()?,
             index: index.parse().ok()?,
             path: path.parse().ok()?,
             work: work.parse().ok()?,
             tune: ["device", "tune"].iter().position(|known| *known == order)? == 1,
+            shapes: serde_json::from_str(shapes).ok()?,
         })
     }
 }
@@ -73,7 +78,7 @@ pub fn probe_child_main(args: impl Iterator<Item = String>) -> i32 {
     let mut child = Child { faults };
     let done = match job {
         Job::List(backend) => child.enumerate(backend).map(|_| ()),
-        Job::Probe { backend, index, path, work, tune } => child.probe(backend, index, path, work, tune),
+        Job::Probe { backend, index, path, work, tune, shapes } => child.probe((backend, index), path, work, tune, shapes),
     };
     match done {
         Ok(()) => {
@@ -132,7 +137,14 @@ struct Child {
 }
 
 impl Child {
-    fn probe(&mut self, backend: Backend, index: usize, path: Path, work: Work, tune: bool) -> Result<(), Stopped> {
+    fn probe(
+        &mut self,
+        (backend, index): (Backend, usize),
+        path: Path,
+        work: Work,
+        tune: bool,
+        mut shapes: Vec<Shape>,
+    ) -> Result<(), Stopped> {
         let adapters = self.enumerate(backend)?;
         let device = self.open(&adapters, index)?;
         let units = self.step(Stage::Adapter, "list matrix units", || Ok((matrix_units(&device), None)))?;
@@ -141,14 +153,20 @@ impl Child {
         let software = adapters[index].kind == AdapterKind::Software;
         // The products of a language model ask for no lowering of their own.
         set_default_lowering(path.lowering());
-        for check in checks(path, work).iter().filter(|check| !(software && check.hardware_only)) {
+        if software {
+            shapes.sort_by_key(Shape::flops);
+            shapes.truncate(SHAPES_ON_SOFTWARE);
+        }
+        let mut checks = checks(path, work, &shapes);
+        checks.retain(|check| !(software && check.hardware_only));
+        for check in &checks {
             self.check(check.stage, check, &device, path)?;
         }
         if tune && path == Path::Gemm {
-            self.tune(&device, path, work)?;
+            self.tune(&device, path, &checks)?;
         }
-        if software && path == Path::Direct {
-            // Nor is there anything to be won by tuning for this.
+        if software && path != Path::Gemm {
+            // Burn's kernels are a matter of minutes there, and nothing is to be won.
             return Ok(());
         }
         let [adapter, processor] = self.step(Stage::Time, "a small step of training", || {
@@ -162,7 +180,7 @@ impl Child {
     /// One comparison with the processor, as a step of `stage`.
     fn check(&mut self, stage: Stage, check: &Check, device: &Device, path: Path) -> Result<(), Stopped> {
         let spoilt = self.has(FaultKind::Wrong, stage);
-        self.step(stage, check.name, || {
+        self.step(stage, &check.name, || {
             check.possible(device)?;
             let (mut gpu, cpu) = check.run(device, path);
             if let (true, Some(first)) = (spoilt, gpu.first_mut().and_then(|list| list.first_mut())) {
@@ -173,7 +191,7 @@ impl Child {
     }
 
     /// Finds the fastest sizes of blocks, computes with them from now on, and tells them when they have proved themselves as the table's had.
-    fn tune(&mut self, device: &Device, path: Path, work: Work) -> Result<(), Stopped> {
+    fn tune(&mut self, device: &Device, path: Path, checks: &[Check]) -> Result<(), Stopped> {
         let mut sizes = Vec::new();
         for class in Class::ALL {
             let found = || fastest(device, class).map(|(size, error)| (size, Some(error)));
@@ -181,7 +199,7 @@ impl Child {
         }
         set_tuned(sizes.iter().copied());
         // What was fastest in one pass of one convolution computes all passes of all layers.
-        for check in checks(path, work).iter().filter(|check| check.stage > Stage::Rows) {
+        for check in checks.iter().filter(|check| check.stage > Stage::Rows) {
             self.check(Stage::Tune, check, device, path)?;
         }
         send(&Event::Tuned { sizes: sizes.into_iter().map(|(class, size)| (class.name().to_owned(), size)).collect() });
@@ -242,19 +260,30 @@ fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::convolutions::Conv;
 
     #[test]
     fn jobs_survive_the_command_line() {
-        let probe = |tune| Job::Probe { backend: Backend::Rocm, index: 3, path: Path::Gemm, work: Work::HalfDetector, tune };
+        let conv = Conv { c_in: 3, c_out: 16, kernel: 3, stride: 2, input: [640, 480] };
+        let shapes = vec![Shape::Conv(conv), Shape::Map([4864, 896])];
+        let probe = |tune| Job::Probe {
+            backend: Backend::Rocm,
+            index: 3,
+            path: Path::Gemm,
+            work: Work::HalfDetector,
+            tune,
+            shapes: shapes.clone(),
+        };
         for job in [Job::List(Backend::Vulkan), probe(false), probe(true)] {
             assert_eq!(Job::from_arg(&job.to_arg()), Some(job));
         }
         for arg in [
-            "device=flex:0:gemm:detector",
-            "device=vulkan:0:gemm",
-            "device=vulkan:0:winograd:detector",
-            "tune=vulkan:0:gemm:painter",
-            "x=vulkan:0:gemm:detector",
+            "device=flex:0:gemm:detector:[]",
+            "device=vulkan:0:gemm:detector",
+            "device=vulkan:0:winograd:detector:[]",
+            "tune=vulkan:0:gemm:painter:[]",
+            "tune=vulkan:0:gemm:detector:[1]",
+            "x=vulkan:0:gemm:detector:[]",
         ] {
             assert_eq!(Job::from_arg(arg), None);
         }

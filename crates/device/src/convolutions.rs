@@ -2,31 +2,38 @@
 //! one. 1x1 with 104 -> 208 channels is here because drivers have got exactly that wrong (burn issue 5626).
 
 use crate::made::{numbers, tensor};
-use bellows_kernels::{ConvConfig, Lowering, conv2d};
+use bellows_kernels::{ConvConfig, Lowering, conv2d, widen};
 use burn::tensor::{DType, Device, Tensor};
+use serde::{Deserialize, Serialize};
 
-pub(crate) const STEM: Conv = Conv { c_in: 3, c_out: 16, kernel: 3, stride: 2, size: 32 };
-pub(crate) const BOTTLENECK: Conv = Conv { c_in: 16, c_out: 16, kernel: 3, stride: 1, size: 20 };
-pub(crate) const POINTWISE: Conv = Conv { c_in: 104, c_out: 208, kernel: 1, stride: 1, size: 20 };
+pub(crate) const STEM: Conv = Conv { c_in: 3, c_out: 16, kernel: 3, stride: 2, input: [32; 2] };
+pub(crate) const BOTTLENECK: Conv = Conv { c_in: 16, c_out: 16, kernel: 3, stride: 1, input: [20; 2] };
+pub(crate) const POINTWISE: Conv = Conv { c_in: 104, c_out: 208, kernel: 1, stride: 1, input: [20; 2] };
 
-#[derive(Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum Wrt {
     Input,
     Weight,
 }
 
-/// A convolution of one image `[1, c_in, size, size]` with "same" padding, no bias.
-pub(crate) struct Conv {
-    pub(crate) c_in: usize,
-    pub(crate) c_out: usize,
-    pub(crate) kernel: usize,
-    pub(crate) stride: usize,
-    pub(crate) size: usize,
+/// A convolution of one image `[1, c_in, height, width]` with "same" padding, no bias.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Conv {
+    /// Channels of the image.
+    pub c_in: usize,
+    /// Channels of the result.
+    pub c_out: usize,
+    /// Side of the kernel.
+    pub kernel: usize,
+    /// Step.
+    pub stride: usize,
+    /// Height and width of the image.
+    pub input: [usize; 2],
 }
 
 impl Conv {
     pub(crate) fn input(&self, device: &Device) -> Tensor<4> {
-        tensor(4, [1, self.c_in, self.size, self.size], device)
+        tensor(4, [1, self.c_in, self.input[0], self.input[1]], device)
     }
 
     pub(crate) fn weight(&self, device: &Device) -> Tensor<4> {
@@ -43,16 +50,21 @@ impl Conv {
         numbers(self.apply(if half { x.cast(DType::F16) } else { x }, self.weight(device), by))
     }
 
-    /// The gradient of a weighted sum of the output.
-    pub(crate) fn gradient(&self, wrt: Wrt, device: &Device, by: Lowering) -> Vec<f32> {
+    /// The gradient of a weighted sum of the output, of an image in f16 if asked.
+    pub(crate) fn gradient(&self, wrt: Wrt, device: &Device, by: Lowering, half: bool) -> Vec<f32> {
         let device = &device.clone().autodiff();
         let (mut x, mut w) = (self.input(device), self.weight(device));
+        if half {
+            x = x.cast(DType::F16);
+        }
         match wrt {
             Wrt::Input => x = x.require_grad(),
             Wrt::Weight => w = w.require_grad(),
         }
         let y = self.apply(x.clone(), w.clone(), by);
-        let seed = tensor(6, y.dims(), device);
+        // A weight's gradient takes that of an image in f16 for what `widen` has made of it (decision 15).
+        let y = if half && wrt == Wrt::Weight { widen(y) } else { y };
+        let seed = tensor::<4>(6, y.dims(), device).cast(y.dtype());
         let gradients = (y * seed).sum().backward();
         let leaf = if wrt == Wrt::Input { x } else { w };
         leaf.grad(&gradients).map(numbers).unwrap_or_default()
@@ -78,7 +90,7 @@ mod tests {
         moved[777] += 1.0;
         let moved = Tensor::from_data(TensorData::new(moved, [1, 16, 20, 20]), &device);
         let difference = weighted(moved) - weighted(BOTTLENECK.input(&device));
-        let gradient = BOTTLENECK.gradient(Wrt::Input, &device, Lowering::Gemm)[777];
+        let gradient = BOTTLENECK.gradient(Wrt::Input, &device, Lowering::Gemm, false)[777];
         assert!((difference - gradient).abs() < 1e-3, "{difference} {gradient}");
     }
 }

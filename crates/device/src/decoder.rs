@@ -45,7 +45,7 @@ fn base(device: &Device) -> Vec<Weight> {
 }
 
 /// A pass of the layer over made-up embeddings, `[rows, hidden]`.
-fn layer(base: &[Weight], leaves: &[Tensor<1>], x: Tensor<2>) -> Tensor<2> {
+fn layer(base: &[Weight], leaves: &[Tensor<1>], x: Tensor<2>, precision: Precision) -> Tensor<2> {
     let device = x.device();
     let x = enter(x);
     let map = |i: usize| {
@@ -55,7 +55,7 @@ fn layer(base: &[Weight], leaves: &[Tensor<1>], x: Tensor<2>) -> Tensor<2> {
     };
     let ones = Tensor::<1>::ones([HIDDEN], &device);
     let normed = rms_norm(x.clone(), ones.clone(), 1e-6);
-    let [q, k, v] = maps(normed, [map(0), map(1), map(2)], None, Precision::F32);
+    let [q, k, v] = maps(normed, [map(0), map(1), map(2)], None, precision);
     let heads = |y: Tensor<2>, count: usize| y.reshape([TEXTS, TOKENS, count, HEAD]);
     let (cos, sin) = (tensor(51, [1, 1, TOKENS, HEAD / 2], &device), tensor::<4>(52, [1, 1, TOKENS, HEAD / 2], &device));
     let [q, k] = rotate(heads(q, HEADS), heads(k, KEY_HEADS), cos, sin);
@@ -64,14 +64,14 @@ fn layer(base: &[Weight], leaves: &[Tensor<1>], x: Tensor<2>) -> Tensor<2> {
     let first = (0..ROWS).map(|row| if row < TOKENS + 6 { 0 } else { 6 }).collect::<Vec<i32>>();
     let first = Tensor::<2, Int>::from_data(TensorData::new(first, [TEXTS, TOKENS]), &device);
     let seen = attention(q, k, v, first, 0.25).swap_dims(1, 2).reshape([ROWS, HIDDEN]);
-    let [x] = maps(seen, [map(3)], Some(x), Precision::F32);
-    let [gate, up] = maps(rms_norm(x.clone(), ones, 1e-6), [map(4), map(5)], None, Precision::F32);
-    let [y] = maps(swiglu(gate, up), [map(6)], Some(x), Precision::F32);
+    let [x] = maps(seen, [map(3)], Some(x), precision);
+    let [gate, up] = maps(rms_norm(x.clone(), ones, 1e-6), [map(4), map(5)], None, precision);
+    let [y] = maps(swiglu(gate, up), [map(6)], Some(x), precision);
     y
 }
 
 /// The losses of all tokens and the gradient of the last hidden states in both steps, and then the low-rank factors.
-pub(crate) fn two_steps(device: &Device) -> Vec<Vec<f32>> {
+pub(crate) fn two_steps(device: &Device, precision: Precision) -> Vec<Vec<f32>> {
     let graph = &device.clone().autodiff();
     let (base, words) = (base(graph), tensor::<2>(50, [WORDS, HIDDEN], device));
     let parts: Vec<_> = MATRICES.iter().flat_map(|&[out, input]| [(RANK * input, 0.0, 0.2), (out * RANK, 0.0, 0.2)]).collect();
@@ -82,10 +82,10 @@ pub(crate) fn two_steps(device: &Device) -> Vec<Vec<f32>> {
     let mut out = Vec::new();
     for step in 1..=2 {
         let leaves = all.leaves();
-        let hidden = layer(&base, &leaves, tensor(53, [ROWS, HIDDEN], graph));
-        let logits = linear(hidden.clone().without_autodiff(), words.clone(), None, Precision::F32);
+        let hidden = layer(&base, &leaves, tensor(53, [ROWS, HIDDEN], graph), precision);
+        let logits = linear(hidden.clone().without_autodiff(), words.clone(), None, precision);
         let (losses, slopes) = cross_entropy(logits, targets.clone());
-        let slopes = linear_data_grad(slopes, words.clone(), Precision::F32) / ROWS as f32;
+        let slopes = linear_data_grad(slopes, words.clone(), precision) / ROWS as f32;
         out.extend([numbers(losses), numbers(slopes.clone())]);
         let gradients = all.gradients(&leaves, &lead(hidden, slopes.autodiff()).backward());
         drop(leaves);
@@ -106,6 +106,19 @@ pub(crate) fn two_steps(device: &Device) -> Vec<Vec<f32>> {
     }
     out.extend(all.parts());
     out
+}
+
+/// Rows of a map of the run that are computed.
+const SOME: usize = 64;
+
+/// `x Wᵀ` of a map `[out, in]` of the run.
+pub(crate) fn map_forward([out, input]: [usize; 2], device: &Device, precision: Precision) -> Vec<f32> {
+    numbers(linear(tensor::<2>(80, [SOME, input], device), tensor(81, [out, input], device), None, precision))
+}
+
+/// Its gradient for x.
+pub(crate) fn map_gradient([out, input]: [usize; 2], device: &Device, precision: Precision) -> Vec<f32> {
+    numbers(linear_data_grad(tensor::<2>(82, [SOME, out], device), tensor(81, [out, input], device), precision))
 }
 
 /// `x Wᵀ` and its gradient for x.
@@ -138,7 +151,7 @@ mod tests {
 
     #[test]
     fn two_steps_lower_the_loss_and_move_every_factor() {
-        let out = two_steps(&Device::flex());
+        let out = two_steps(&Device::flex(), Precision::F32);
         let [first, second] = [0, 2].map(|at| out[at].iter().sum::<f32>());
         assert!(second < first, "{first} {second}");
         let parts: Vec<_> = MATRICES.iter().flat_map(|&[out, input]| [(RANK * input, 0.0, 0.2), (out * RANK, 0.0, 0.2)]).collect();

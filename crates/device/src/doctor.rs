@@ -5,7 +5,6 @@ use crate::checks::{HALF_TOLERANCE, TOLERANCE};
 use crate::facts::{self, Facts, Kfd};
 use crate::known_issues;
 use crate::options::ProbeOptions;
-use crate::options::Work;
 use crate::probe;
 use crate::report::{PathReport, ProbeReport, Verdict};
 use crate::select::{Selected, select};
@@ -127,7 +126,7 @@ fn write_selected(selected: &Selected, out: &mut dyn Write) -> io::Result<()> {
 fn write_report(report: &ProbeReport, out: &mut dyn Write) -> io::Result<()> {
     writeln!(out, "  probe of {}{}", report.adapter, if report.cached { ", remembered (--reprobe does it again)" } else { "" })?;
     write!(out, "  errors are relative to the CPU's largest number, {TOLERANCE:.0e} is allowed")?;
-    writeln!(out, "{}", if report.work == Work::HalfDetector { format!(", {HALF_TOLERANCE:.0e} in f16") } else { String::new() })?;
+    writeln!(out, "{}", if report.work.half() { format!(", {HALF_TOLERANCE:.0e} in f16") } else { String::new() })?;
     if let Some(units) = report.matrix_units() {
         writeln!(out, "  matrix units: {}", if units.is_empty() { "none".to_owned() } else { units.join(", ") })?;
     }

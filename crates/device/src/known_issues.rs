@@ -16,7 +16,7 @@ pub(crate) fn sentences(facts: &Facts) -> Vec<String> {
 
 type Issue = fn(&Facts) -> Option<String>;
 
-const ISSUES: [Issue; 14] = [
+const ISSUES: [Issue; 17] = [
     rdna1,
     rdna1_override,
     rdna2_override,
@@ -24,6 +24,9 @@ const ISSUES: [Issue; 14] = [
     rdna2_compiler,
     rdna4,
     strix_halo,
+    radeon_860m,
+    integrated_radeon,
+    xe3,
     radv,
     rocm_version,
     miopen,
@@ -43,7 +46,7 @@ const OVERRIDE: &str = "HSA_OVERRIDE_GFX_VERSION";
 fn rdna1(facts: &Facts) -> Option<String> {
     let own = match facts.work {
         Work::Detector | Work::HalfDetector => "Direct convolutions are not tried unless asked for with `--conv direct`.",
-        Work::LanguageModel => "Products and attention are proved by it, ours (`--products own`) and Burn's.",
+        Work::LanguageModel | Work::HalfLanguageModel => "Products and attention are proved by it, ours (`--products own`) and Burn's.",
     };
     facts.has_rdna1().then(|| {
         format!(
@@ -124,6 +127,33 @@ fn strix_halo(facts: &Facts) -> Option<String> {
     say(
         card,
         "Radeon 8060S (gfx1151): training is reported to be 11 to 45 % slower there than on its own processor in bf16; `auto` times both.",
+    )
+}
+
+/// AMDVLK#422: a Radeon 860M. The extension and the feature are announced, and the list of sizes ends the process.
+fn radeon_860m(facts: &Facts) -> Option<String> {
+    say(
+        facts.names.iter().any(|name| name.contains("860M") && !name.contains("RADV")),
+        "Radeon 860M (RDNA 3.5) with AMD's own Vulkan driver 26.3.1: asking it for its matrix units, as CubeCL does, is reported to end the \
+         process; that is the probe's child, and if it dies when it opens the adapter, another driver is the way.",
+    )
+}
+
+/// ultralytics#17840 (an AMD GPU beside its processor, through Vulkan and NCNN) and #20151 (a Radeon 680M, through ONNX).
+fn integrated_radeon(facts: &Facts) -> Option<String> {
+    say(
+        facts.names.iter().any(|name| name.contains("680M")),
+        "Radeon 680M: a detector is reported to be no faster there than on its own processor, or slower; `auto` times both.",
+    )
+}
+
+/// cubecl#1444 and mesa#15932: an Arc B390 (Panther Lake), and Wildcat Lake, which has the same units. CubeCL 0.11.3 does not leave them out.
+fn xe3(facts: &Facts) -> Option<String> {
+    let card = |name: &String| ["B390", "(PTL)", "(WCL)", "Panther Lake", "Wildcat Lake"].iter().any(|word| name.contains(word));
+    say(
+        facts.names.iter().any(card),
+        "Intel Xe3 graphics (Panther Lake, Wildcat Lake) with Mesa: matrix units compute wrong products there, which Burn's products may use; \
+         the probe compares them, and ours use none.",
     )
 }
 
@@ -323,6 +353,14 @@ mod tests {
         assert_eq!(sentences(&Facts { rocm: false, ..facts(120_001, &[]) }), Vec::<String>::new());
         let named = |name: &str| sentences(&Facts { names: vec![name.into()], ..Facts::default() });
         assert!(named("AMD Radeon 8060S Graphics")[0].contains("`auto` times both"));
+        assert!(named("AMD Radeon(TM) 860M Graphics")[0].contains("opens the adapter"));
+        assert!(named("AMD Radeon 860M (RADV GFX1152)").iter().all(|said| said.starts_with("RADV")));
+        assert!(named("AMD Radeon 680M (RADV REMBRANDT)")[0].contains("`auto` times both"));
+        for xe3 in ["Intel(R) Arc(tm) B390 Graphics (PTL)", "Intel(R) Graphics (WCL)"] {
+            assert!(named(xe3)[0].contains("Xe3"), "{xe3}");
+        }
+        // Its predecessor's units are right.
+        assert_eq!(named("Intel(R) Arc(tm) B580 Graphics (BMG G21)"), Vec::<String>::new());
         let both = named("Radeon 8060S Graphics (RADV GFX1151)");
         assert!(both.len() == 2 && both[1].contains("544 bytes"), "{both:?}");
     }

@@ -38,13 +38,14 @@ mod tuning;
 mod watch;
 
 pub use adapter::{Adapter, AdapterKind, Backend};
-pub use bellows_kernels::cube::Done;
+pub use bellows_kernels::cube::{Counted, Done};
 pub use bellows_kernels::{Lowering, processor};
 pub use cards::{CARDS, Card};
 pub use child::{PROBE_SUBCOMMAND, probe_child_main};
+pub use convolutions::Conv;
 pub use doctor::doctor;
 pub use error::DeviceError;
-pub use options::{ProbeOptions, Work};
+pub use options::{ProbeOptions, Shape, Work};
 pub use program::this_program;
 pub use protocol::Stage;
 pub use report::{PathReport, ProbeReport, Speed, StageReport, Verdict};

@@ -1,5 +1,6 @@
 //! How a probe is run, for those who run it, watch it and remember what it said.
 
+use crate::convolutions::Conv;
 use bellows_kernels::Lowering;
 use serde::{Deserialize, Serialize};
 use std::ffi::OsString;
@@ -21,25 +22,70 @@ pub enum Work {
     /// A language model: products of matrices, attention, a frozen base.
     #[serde(rename = "language-model")]
     LanguageModel,
+    /// The same with factors of products in f16, besides.
+    #[serde(rename = "f16-language-model")]
+    HalfLanguageModel,
+}
+
+/// A convolution or a product of the run that a device is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum Shape {
+    /// A convolution.
+    #[serde(rename = "conv")]
+    Conv(Conv),
+    /// Outputs and inputs of a linear map.
+    #[serde(rename = "map")]
+    Map([usize; 2]),
+}
+
+impl Shape {
+    /// Multiplications and additions of a forward pass, of one image or of a row.
+    pub(crate) fn flops(&self) -> usize {
+        2 * match self {
+            Self::Conv(conv) => {
+                conv.c_in * conv.c_out * conv.kernel * conv.kernel * conv.input[0] * conv.input[1] / (conv.stride * conv.stride)
+            }
+            Self::Map([out, input]) => out * input,
+        }
+    }
+}
+
+impl fmt::Display for Shape {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Conv(Conv { c_in, c_out, kernel: k, stride, input: [height, width] }) => {
+                write!(f, "{k}x{k} s{stride} {c_in}>{c_out} at {width}x{height}")
+            }
+            Self::Map([out, input]) => write!(f, "{input}>{out}"),
+        }
+    }
 }
 
 impl Work {
-    const ALL: [Self; 3] = [Self::Detector, Self::HalfDetector, Self::LanguageModel];
+    const ALL: [Self; 4] = [Self::Detector, Self::HalfDetector, Self::LanguageModel, Self::HalfLanguageModel];
+
+    /// Whether it is in f16.
+    pub(crate) fn half(self) -> bool {
+        matches!(self, Self::HalfDetector | Self::HalfLanguageModel)
+    }
+
+    /// Whether it is a language model's.
+    pub(crate) fn of_words(self) -> bool {
+        matches!(self, Self::LanguageModel | Self::HalfLanguageModel)
+    }
 
     /// What is computed by one [`Lowering`] or another.
     pub fn noun(self) -> &'static str {
-        match self {
-            Self::Detector | Self::HalfDetector => "convolutions",
-            Self::LanguageModel => "products",
-        }
+        if self.of_words() { "products" } else { "convolutions" }
     }
 
     /// What the flag of its programs calls a lowering: `--conv`, or `--products`.
     pub fn name_of(self, lowering: Lowering) -> &'static str {
-        match (self, lowering) {
-            (Self::LanguageModel, Lowering::Gemm) => "own",
-            (Self::LanguageModel, Lowering::Direct) => "burn",
-            (_, lowering) => lowering.name(),
+        match lowering {
+            Lowering::Gemm if self.of_words() => "own",
+            Lowering::Direct if self.of_words() => "burn",
+            Lowering::Untuned if self.of_words() => "untuned burn",
+            lowering => lowering.name(),
         }
     }
 }
@@ -50,6 +96,7 @@ impl fmt::Display for Work {
             Self::Detector => "detector",
             Self::HalfDetector => "f16-detector",
             Self::LanguageModel => "language-model",
+            Self::HalfLanguageModel => "f16-language-model",
         })
     }
 }
@@ -79,6 +126,8 @@ pub struct ProbeOptions {
     pub tune: bool,
     /// What the device is for.
     pub work: Work,
+    /// The run's own convolutions, or maps: each pass of each is proved. Few and small ones on a software adapter, and none of Burn's there.
+    pub shapes: Vec<Shape>,
     /// What the user wrote after `--conv`. `Gemm`: no convolution kernel of Burn's is run. `Direct`: Burn's own convolutions only. Any other:
     /// both ways to compute convolutions on a GPU are proved, and one is chosen. `--products` of language models in the same way.
     pub lowering: Option<Lowering>,
@@ -105,6 +154,7 @@ impl Default for ProbeOptions {
             reprobe: false,
             tune: false,
             work: Work::default(),
+            shapes: Vec::new(),
             lowering: None,
             software: false,
             cache_file: default_cache_file(),

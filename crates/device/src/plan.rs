@@ -3,7 +3,7 @@
 //! A network's convolutions, or a language model's products of matrices, reach a GPU by one of two paths, and a device that fails one may be good on the other: drivers for RDNA1 are
 //! reported to hang in direct convolution kernels. Each path is a child process of its own, because a hang, a crash or a lost device
 //! ends the process it happens in; ours goes first, so that its verdict is there whatever the other does to the driver. A path that is
-//! known to be dangerous, or that the user has not asked for, is not tried at all.
+//! known to be dangerous, or that the user has not asked for, is not tried at all. Of products there is a third, the last resort.
 
 use crate::adapter::Adapter;
 use crate::known_issues;
@@ -20,15 +20,18 @@ pub(crate) enum Path {
     Gemm,
     /// Burn's convolutions, or Burn's products.
     Direct,
+    /// Burn's products without the tuning, where the two others have failed.
+    Untuned,
 }
 
 impl Path {
-    pub(crate) const ALL: [Self; 2] = [Self::Gemm, Self::Direct];
+    pub(crate) const ALL: [Self; 3] = [Self::Gemm, Self::Direct, Self::Untuned];
 
     pub(crate) fn lowering(self) -> Lowering {
         match self {
             Self::Gemm => Lowering::Gemm,
             Self::Direct => Lowering::Direct,
+            Self::Untuned => Lowering::Untuned,
         }
     }
 }
@@ -60,7 +63,7 @@ impl Plan {
         match work {
             Work::Detector => Self::of_detector(adapter, lowering, gfx),
             Work::HalfDetector => Self { without_direct: Some("images in f16 take our own convolutions".into()), ..Self::default() },
-            Work::LanguageModel => Self::of_language_model(lowering),
+            Work::LanguageModel | Work::HalfLanguageModel => Self::of_language_model(lowering),
         }
     }
 
@@ -69,7 +72,7 @@ impl Plan {
         match lowering.unwrap_or_default() {
             Lowering::Gemm => Self { without_direct: unasked("own"), ..Self::default() },
             Lowering::Direct => Self { without_gemm: unasked("burn"), ..Self::default() },
-            Lowering::Auto | Lowering::Winograd | Lowering::Implicit | Lowering::Bf16 => Self::default(),
+            Lowering::Auto | Lowering::Winograd | Lowering::Implicit | Lowering::Bf16 | Lowering::Untuned => Self::default(),
         }
     }
 
@@ -77,7 +80,7 @@ impl Plan {
         let unasked = |by: Lowering| Some(format!("not tried: `--conv {by}` was asked for"));
         match lowering.unwrap_or_default() {
             // Algorithms of the processor mean nothing to a GPU: the choice is automatic there (see `select`).
-            Lowering::Auto | Lowering::Winograd | Lowering::Implicit | Lowering::Bf16 => {
+            Lowering::Auto | Lowering::Winograd | Lowering::Implicit | Lowering::Bf16 | Lowering::Untuned => {
                 Self { without_direct: known_issues::direct_convolutions(adapter, gfx), ..Self::default() }
             }
             by @ Lowering::Gemm => Self { without_direct: unasked(by), ..Self::default() },
@@ -95,6 +98,7 @@ impl Plan {
         match path {
             Path::Gemm => self.without_gemm.as_deref(),
             Path::Direct => self.without_direct.as_deref(),
+            Path::Untuned => None,
         }
     }
 }

@@ -32,7 +32,7 @@ pub(crate) fn list(backend: Backend, options: &ProbeOptions) -> Result<Vec<Adapt
 /// The report on `adapter`: remembered if there is one, else from a probe done now.
 pub(crate) fn prove(adapter: &Adapter, options: &ProbeOptions) -> ProbeReport {
     let mut plan = Plan::of(adapter, options.work, options.lowering, &gfx_of_this_machine());
-    if options.work == Work::LanguageModel && adapter.kind == AdapterKind::Software && !options.software {
+    if options.work.of_words() && adapter.kind == AdapterKind::Software && !options.software {
         plan.without_direct = Some("Burn's products are not tried on a software adapter, where tuning them takes minutes".into());
     }
     let key = Key::of(adapter, &plan, options);
@@ -55,10 +55,8 @@ pub(crate) fn prove(adapter: &Adapter, options: &ProbeOptions) -> ProbeReport {
 
 /// What to do about a driver that Burn's own kernels have cost its life.
 fn aftermath(work: Work) -> String {
-    let (noun, flag) = match work {
-        Work::Detector | Work::HalfDetector => ("convolutions", "--conv gemm"),
-        Work::LanguageModel => ("products", "--products own"),
-    };
+    let flag = if work.of_words() { "--products own" } else { "--conv gemm" };
+    let noun = work.noun();
     format!(" (this had passed before Burn's {noun} hung or crashed: reboot, then use `{flag}`, which leaves them out)")
 }
 
@@ -94,7 +92,10 @@ fn probe(adapter: &Adapter, plan: &Plan, options: &ProbeOptions) -> ProbeReport 
             direct
         }
     };
-    ProbeReport { adapter: adapter.clone(), work: options.work, gemm, direct, cached: false }
+    // The last resort: what takes the place of Burn's products is ours, and this is for where that is wrong too, or was not asked for.
+    let needed = !gemm.passed() && options.work.of_words() && direct.failure().is_some_and(|(stage, _)| !stage.common());
+    let untuned = needed.then(|| prove_path(adapter, plan, Path::Untuned, &options).0);
+    ProbeReport { adapter: adapter.clone(), work: options.work, gemm, direct, untuned, cached: false }
 }
 
 /// The report on one path, and whether it ended in a hang or a crash; nothing is run of what the plan leaves out.
@@ -103,7 +104,8 @@ fn prove_path(adapter: &Adapter, plan: &Plan, path: Path, options: &ProbeOptions
         return (PathReport::skipped(reason), false);
     }
     let Adapter { backend, index, .. } = *adapter;
-    let (run, attempts) = with_retry(&Job::Probe { backend, index, path, work: options.work, tune: options.tune }, options);
+    let job = Job::Probe { backend, index, path, work: options.work, tune: options.tune, shapes: options.shapes.clone() };
+    let (run, attempts) = with_retry(&job, options);
     if attempts > 1 {
         tracing::warn!("the probe of {adapter} ({path}) crashed once and was tried again");
     }

@@ -35,6 +35,15 @@ pub enum Stage {
     /// Two steps of LoRA with Burn's own products.
     #[serde(rename = "lora direct")]
     LoraDirect,
+    /// A language model's products, by the first kernels of Burn's that take them, none timed.
+    #[serde(rename = "products untuned")]
+    ProductsUntuned,
+    /// Two steps of LoRA with those.
+    #[serde(rename = "lora untuned")]
+    LoraUntuned,
+    /// Two steps of LoRA with factors in f16.
+    #[serde(rename = "lora f16")]
+    LoraHalf,
     /// Convolutions of YOLOv8n's kinds and both their gradients, by our own kernels, against the CPU.
     #[serde(rename = "conv gemm")]
     ConvGemm,
@@ -57,6 +66,9 @@ pub enum Stage {
     /// what Burn's convolutions are made of, and a device that gets them wrong is to be trained on with our own kernels.
     #[serde(rename = "matmul")]
     Matmul,
+    /// The run's own convolutions and their gradients, or its maps, on the path at hand and in the run's precision.
+    #[serde(rename = "shapes")]
+    Shapes,
     /// Which sizes of block are fastest for our own products, if that is asked for.
     #[serde(rename = "tune")]
     Tune,
@@ -67,7 +79,7 @@ pub enum Stage {
 
 impl Stage {
     /// All stages in order.
-    pub const ALL: [Self; 17] = [
+    pub const ALL: [Self; 21] = [
         Self::Enumerate,
         Self::Adapter,
         Self::Upload,
@@ -76,6 +88,9 @@ impl Stage {
         Self::LoraGemm,
         Self::ProductsDirect,
         Self::LoraDirect,
+        Self::ProductsUntuned,
+        Self::LoraUntuned,
+        Self::LoraHalf,
         Self::ConvGemm,
         Self::TrainGemm,
         Self::ConvHalf,
@@ -83,6 +98,7 @@ impl Stage {
         Self::ConvDirect,
         Self::TrainDirect,
         Self::Matmul,
+        Self::Shapes,
         Self::Tune,
         Self::Time,
     ];
@@ -109,6 +125,9 @@ impl fmt::Display for Stage {
             Self::LoraGemm => "lora gemm",
             Self::ProductsDirect => "products direct",
             Self::LoraDirect => "lora direct",
+            Self::ProductsUntuned => "products untuned",
+            Self::LoraUntuned => "lora untuned",
+            Self::LoraHalf => "lora f16",
             Self::ConvGemm => "conv gemm",
             Self::TrainGemm => "train gemm",
             Self::ConvHalf => "conv f16",
@@ -116,6 +135,7 @@ impl fmt::Display for Stage {
             Self::ConvDirect => "conv direct",
             Self::TrainDirect => "train direct",
             Self::Matmul => "matmul",
+            Self::Shapes => "shapes",
             Self::Tune => "tune",
             Self::Time => "time",
         })

@@ -143,21 +143,25 @@ pub struct ProbeReport {
     pub gemm: PathReport,
     /// Burn's own convolutions and products.
     pub direct: PathReport,
+    /// Burn's products without their tuning; `None` where they were not needed.
+    pub untuned: Option<PathReport>,
     /// Whether this is a remembered report.
     #[serde(skip)]
     pub cached: bool,
 }
 
 impl ProbeReport {
-    /// Both paths, in the order in which they are tried.
-    pub fn paths(&self) -> [(Lowering, &PathReport); 2] {
-        [(Path::Gemm.lowering(), &self.gemm), (Path::Direct.lowering(), &self.direct)]
+    /// All paths, in the order in which they are tried.
+    pub fn paths(&self) -> impl Iterator<Item = (Lowering, &PathReport)> {
+        let both = [(Path::Gemm.lowering(), &self.gemm), (Path::Direct.lowering(), &self.direct)];
+        both.into_iter().chain(self.untuned.iter().map(|path| (Path::Untuned.lowering(), path)))
     }
 
-    /// What a small step takes by the faster of the paths that passed.
+    /// What a small step takes by the path that is used, the faster one if both may be.
     pub fn speed(&self) -> Option<Speed> {
-        let passed = self.paths().into_iter().filter(|(_, path)| path.passed());
-        passed.filter_map(|(_, path)| path.speed).min_by(|a, b| a.adapter.total_cmp(&b.adapter))
+        let (used, _) = self.lowering()?;
+        let paths = self.paths().filter(|(lowering, _)| used == Lowering::Auto || *lowering == used);
+        paths.filter_map(|(_, path)| path.speed).min_by(|a, b| a.adapter.total_cmp(&b.adapter))
     }
 
     /// The fastest sizes of blocks, where they were timed.
@@ -180,18 +184,25 @@ impl ProbeReport {
             }
             Verdict::Skipped { reason } => Some(reason.clone()),
         };
-        let [gemm, direct] = self.paths().map(why_not);
-        match (gemm, direct) {
+        let why = |path: Path, report| why_not((path.lowering(), report));
+        match (why(Path::Gemm, &self.gemm), why(Path::Direct, &self.direct)) {
+            (None, None) if work.of_words() && self.matrix_units().is_some_and(<[_]>::is_empty) => {
+                Some((Lowering::Gemm, Some(FEWER_LAUNCHES.into())))
+            }
             (None, None) => Some((Lowering::Auto, None)),
             (None, Some(reason)) => Some((Lowering::Gemm, Some(reason))),
             (Some(reason), None) => Some((Lowering::Direct, Some(reason))),
-            (Some(_), Some(_)) => None,
+            (Some(_), Some(_)) => {
+                self.untuned.as_ref().filter(|path| path.passed())?;
+                let failed = self.paths().filter(|(_, path)| path.failure().is_some()).filter_map(why_not);
+                Some((Lowering::Untuned, Some(failed.collect::<Vec<_>>().join("; "))))
+            }
         }
     }
 
     /// Where the adapter failed first and why, in one sentence; `None` if one path passed, which is enough.
     pub fn failure(&self) -> Option<(Stage, &str)> {
-        if self.paths().iter().any(|(_, path)| path.passed()) { None } else { self.gemm.failure().or(self.direct.failure()) }
+        if self.paths().any(|(_, path)| path.passed()) { None } else { self.gemm.failure().or(self.direct.failure()) }
     }
 
     /// All failures, and then what was not tried, in one sentence.
@@ -202,10 +213,12 @@ impl ProbeReport {
             Verdict::Skipped { reason } => Some(format!("{} {noun}: {reason}", work.name_of(lowering))),
             Verdict::Pass | Verdict::Fail { .. } => None,
         };
-        let said = [self.paths().map(failed), self.paths().map(skipped)];
-        said.into_iter().flatten().flatten().collect::<Vec<_>>().join("; ")
+        self.paths().filter_map(failed).chain(self.paths().filter_map(skipped)).collect::<Vec<_>>().join("; ")
     }
 }
+
+/// Without units for products of small matrices Burn's tuned kernels are made of the same instructions as ours, by more launches (decision 22).
+const FEWER_LAUNCHES: &str = "this card has no matrix units: ours take few launches, and nothing is tuned";
 
 #[cfg(test)]
 pub(crate) mod tests {
@@ -217,7 +230,7 @@ pub(crate) mod tests {
     }
 
     pub(crate) fn report(adapter: &Adapter, gemm: Verdict, direct: Verdict) -> ProbeReport {
-        ProbeReport { adapter: adapter.clone(), work: Work::Detector, gemm: path(gemm), direct: path(direct), cached: false }
+        ProbeReport { adapter: adapter.clone(), work: Work::Detector, gemm: path(gemm), direct: path(direct), untuned: None, cached: false }
     }
 
     #[test]
@@ -261,6 +274,45 @@ pub(crate) mod tests {
         assert_eq!(words(Verdict::Pass, fail(Stage::ProductsDirect)).lowering(), because(Lowering::Gemm, reason));
         let failures = words(skipped(), fail(Stage::ProductsDirect)).failures();
         assert_eq!(failures, "at stage products direct: 1x1: wrong numbers; own products: known issue");
+    }
+
+    #[test]
+    fn a_language_model_has_few_launches_where_there_are_no_matrix_units() {
+        let card = adapter(0, AdapterKind::Discrete, None);
+        let with = |work, units: Option<&[&str]>| {
+            let mut report = ProbeReport { work, ..report(&card, Verdict::Pass, Verdict::Pass) };
+            let speed = |adapter| Some(Speed { adapter, processor: 0.02 });
+            (report.gemm.speed, report.direct.speed) = (speed(0.004), speed(0.001));
+            report.gemm.matrix_units = units.map(|units| units.iter().map(|unit| (*unit).to_owned()).collect());
+            (report.lowering().unwrap(), report.speed())
+        };
+        let ((lowering, reason), speed) = with(Work::LanguageModel, Some(&[]));
+        assert_eq!((lowering, speed.unwrap().adapter), (Lowering::Gemm, 0.004), "the speed is that of what is used");
+        assert!(reason.unwrap().contains("no matrix units"));
+        let auto = (Lowering::Auto, None);
+        assert_eq!(with(Work::LanguageModel, Some(&["16x16x16 f16 f16 f32"])).0, auto);
+        assert_eq!(with(Work::LanguageModel, None).0, auto, "nobody asked");
+        assert_eq!(with(Work::Detector, Some(&[])).0, auto);
+    }
+
+    #[test]
+    fn products_without_tuning_are_the_last_resort() {
+        let card = adapter(0, AdapterKind::Discrete, None);
+        let fail = |stage| Verdict::Fail { stage, reason: "1x1: wrong numbers".into() };
+        let judge = |gemm, untuned| {
+            let words = ProbeReport { work: Work::LanguageModel, ..report(&card, gemm, fail(Stage::ProductsDirect)) };
+            let report = ProbeReport { untuned: Some(path(untuned)), ..words };
+            assert_eq!(report.lowering().is_none(), report.failure().is_some());
+            report.lowering()
+        };
+        let skipped = || Verdict::Skipped { reason: "not asked for".into() };
+        let direct = "burn products failed the probe at stage products direct: 1x1: wrong numbers";
+        assert_eq!(judge(skipped(), Verdict::Pass), Some((Lowering::Untuned, Some(direct.into()))));
+        let (lowering, reason) = judge(fail(Stage::ProductsGemm), Verdict::Pass).unwrap();
+        let both = format!("own products failed the probe at stage products gemm: 1x1: wrong numbers; {direct}");
+        assert_eq!((lowering, reason), (Lowering::Untuned, Some(both)));
+        assert_eq!(judge(Verdict::Pass, Verdict::Pass).unwrap().0, Lowering::Gemm);
+        assert_eq!(judge(skipped(), fail(Stage::ProductsUntuned)), None);
     }
 
     #[test]

@@ -123,7 +123,9 @@ fn lowering_on_cpu(asked: Option<Lowering>, has_bf16: bool) -> (Lowering, Option
 /// What `asked` becomes on a GPU where `proved` has passed the probe, and nothing else because of `reason`.
 fn lowering_on_gpu(asked: Option<Lowering>, proved: Lowering, reason: Option<String>) -> (Lowering, Option<String>) {
     match asked.unwrap_or_default() {
-        Lowering::Auto => (proved, reason),
+        Lowering::Auto | Lowering::Untuned => (proved, reason),
+        // Burn's are asked for, and only without their tuning they are right.
+        Lowering::Direct if proved == Lowering::Untuned => (proved, reason),
         asked @ (Lowering::Direct | Lowering::Gemm) => (asked, None),
         asked @ (Lowering::Winograd | Lowering::Implicit | Lowering::Bf16) => {
             let why = format!("{asked} is an algorithm of the processor and the choice on a GPU is automatic");
@@ -264,6 +266,7 @@ mod tests {
         for asked in [Lowering::Direct, Lowering::Gemm] {
             assert_eq!(lowering_on_gpu(Some(asked), asked, known()), (asked, None));
         }
+        assert_eq!(lowering_on_gpu(Some(Lowering::Direct), Lowering::Untuned, known()), (Lowering::Untuned, known()));
     }
 
     #[test]

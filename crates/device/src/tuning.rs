@@ -22,7 +22,7 @@ fn example(class: Class) -> Conv {
         Class::Tall => (64, 40),
         Class::TallMany => (64, 160),
     };
-    Conv { c_in: channels, c_out: channels, kernel: 3, stride: 1, size }
+    Conv { c_in: channels, c_out: channels, kernel: 3, stride: 1, input: [size; 2] }
 }
 
 /// The fastest right size of `class` on `device`, and its error. From now on the process computes with the table's sizes.
@@ -75,7 +75,7 @@ mod tests {
     fn each_example_is_of_its_class() {
         for class in Class::ALL {
             let conv = example(class);
-            assert_eq!(Class::of(conv.c_out, conv.size * conv.size, 1), class);
+            assert_eq!(Class::of(conv.c_out, conv.input[0] * conv.input[1], 1), class);
         }
     }
 

@@ -141,11 +141,11 @@ fn end_of(event: &Event) -> Option<End> {
     }
 }
 
-/// How long the child may be silent after `event`. The first step of a stage that compiles new kernels gets the longer limit, and each of tuning: each
-/// has sizes that nothing was compiled for.
+/// How long the child may be silent after `event`. The first step of a stage that compiles new kernels gets the longer limit, and each of tuning and of
+/// the run's own shapes: nothing was compiled for them.
 fn limit_after(event: &Event, options: &ProbeOptions, tuned: &mut Vec<Stage>) -> Duration {
     match event {
-        Event::Begin { stage, .. } if stage.compiles() && (*stage == Stage::Tune || !tuned.contains(stage)) => {
+        Event::Begin { stage, .. } if stage.compiles() && (matches!(stage, Stage::Tune | Stage::Shapes) || !tuned.contains(stage)) => {
             tuned.push(*stage);
             options.compile_limit
         }

@@ -5,7 +5,7 @@
 //! `VK_DRIVER_FILES` (`.ci/swiftshader` prints one) and say so when they are skipped.
 
 use bellows_device::{
-    DeviceError, DeviceRequest, Lowering, PROBE_SUBCOMMAND, PathReport, ProbeOptions, Selected, Stage, Verdict, Work, doctor,
+    Conv, DeviceError, DeviceRequest, Lowering, PROBE_SUBCOMMAND, PathReport, ProbeOptions, Selected, Shape, Stage, Verdict, Work, doctor,
     probe_child_main, select,
 };
 use std::path::Path;
@@ -283,6 +283,53 @@ fn a_language_model_takes_the_products_that_are_right() {
     assert_eq!(selected.lowering, Lowering::Gemm);
     let reason = selected.lowering_reason.unwrap();
     assert!(reason.starts_with("burn products failed the probe at stage products direct: "), "{reason}");
+    assert!(report.untuned.is_none(), "ours are right, so nothing is left to be tried");
+}
+
+/// A run's own convolutions are proved, one pass after the other, the few smallest on a program; and what is remembered of one size is no answer for another.
+#[test]
+fn the_shapes_of_the_run_are_proved() {
+    let folder = tempfile::tempdir().unwrap();
+    let Some(options) = swiftshader(folder.path(), "wrong:shapes") else { return };
+    let conv = |side: usize| Shape::Conv(Conv { c_in: 5, c_out: 9, kernel: 3, stride: 2, input: [side, side + 4] });
+    let of = |sides: &[usize], options: &ProbeOptions| {
+        let shapes = sides.iter().map(|&side| conv(side)).collect();
+        ProbeOptions { shapes, lowering: Some(Lowering::Gemm), ..options.clone() }
+    };
+    let Err(DeviceError::Probe(report)) = select(&VULKAN_0, &of(&[12], &options)) else { panic!("the run's convolutions are wrong here") };
+    let (stage, reason) = report.gemm.failure().unwrap();
+    assert!(stage == Stage::Shapes && reason.starts_with("3x3 s2 5>9 at 16x12 forward: wrong numbers"), "{stage}: {reason}");
+
+    let options = ProbeOptions { env: options.env.iter().filter(|(name, _)| name != "BELLOWS_PROBE_FAULT").cloned().collect(), ..options };
+    let report = |sides: &[usize]| select(&VULKAN, &of(sides, &options)).unwrap().report.unwrap();
+    let first = report(&[12, 16, 40, 8]);
+    let shapes = first.gemm.stages.iter().find(|stage| stage.stage == Stage::Shapes).unwrap();
+    assert!(!first.cached && shapes.steps == 3 * 3 && shapes.max_error.unwrap() <= 1e-5, "{shapes:?}");
+    assert!(report(&[16]).cached && report(&[]).cached);
+    assert!(!report(&[20]).cached);
+}
+
+/// Where Burn's tuned products crash and ours are wrong, or not asked for, Burn's are tried without their tuning.
+#[test]
+fn products_are_tried_without_tuning_where_nothing_else_is_right() {
+    let folder = tempfile::tempdir().unwrap();
+    let Some(options) = swiftshader(folder.path(), "wrong:products gemm,crash:products direct") else { return };
+    let options = ProbeOptions { work: Work::LanguageModel, ..options };
+    let asked = [None, Some(Lowering::Direct)];
+    for options in asked.map(|lowering| ProbeOptions { lowering, ..options.clone() }) {
+        let selected = select(&VULKAN, &options).unwrap();
+        assert_eq!((selected.backend, selected.lowering), ("vulkan", Lowering::Untuned));
+        let untuned = selected.report.unwrap().untuned.unwrap();
+        assert_eq!(stages(&untuned)[3..], [Stage::Rows, Stage::ProductsUntuned, Stage::LoraUntuned]);
+        let reason = selected.lowering_reason.unwrap();
+        assert!(reason.contains("burn products failed the probe at stage products direct: "), "{reason}");
+        assert_eq!(reason.contains("own products failed"), options.lowering.is_none(), "{reason}");
+    }
+    let mut broken = ProbeOptions { reprobe: true, ..options };
+    broken.env.retain(|(name, _)| name != "BELLOWS_PROBE_FAULT");
+    broken.env.push(("BELLOWS_PROBE_FAULT".into(), "wrong:products gemm,crash:products direct,wrong:products untuned".into()));
+    let Err(DeviceError::Probe(report)) = select(&VULKAN_0, &broken) else { panic!("all products are wrong here") };
+    assert!(report.untuned.is_some_and(|path| path.failure().unwrap().0 == Stage::ProductsUntuned));
 }
 
 /// Nothing is timed unless it is asked for; what was found is remembered beside the verdict.
@@ -346,6 +393,18 @@ fn images_in_f16_are_proved_where_there_is_f16() {
     assert_eq!(selected.lowering, Lowering::Gemm);
     let errors: Vec<_> = selected.report.unwrap().gemm.stages.into_iter().filter(|stage| stage.stage >= Stage::ConvHalf).collect();
     assert!(errors[0].max_error.unwrap() > 1e-5 && errors[1].max_error.unwrap() < 2e-2, "{errors:?}");
+
+    // The run's own convolutions, all three passes; and a language model's factors.
+    let conv = Shape::Conv(Conv { c_in: 5, c_out: 9, kernel: 3, stride: 1, input: [12, 16] });
+    for (work, shape, steps, half) in
+        [(Work::HalfDetector, conv, 3, Stage::TrainHalf), (Work::HalfLanguageModel, Shape::Map([130, 70]), 2, Stage::LoraHalf)]
+    {
+        let options = ProbeOptions { work, shapes: vec![shape], lowering: Some(Lowering::Gemm), ..options.clone() };
+        let stages = select(&VULKAN, &options).unwrap().report.unwrap().gemm.stages;
+        let found = |stage| stages.iter().find(|found| found.stage == stage).unwrap();
+        assert!(found(half).max_error.unwrap() > 1e-5, "{stages:?}");
+        assert!(found(Stage::Shapes).steps == steps && found(Stage::Shapes).max_error.unwrap() > 1e-5, "{stages:?}");
+    }
 }
 
 #[test]

@@ -34,6 +34,7 @@ pub mod planes;
 mod policy;
 mod portable;
 pub mod products;
+mod reads;
 pub mod rows;
 mod several;
 mod shapes;
@@ -61,6 +62,7 @@ pub use peak::{processor_choices, processor_has_bf16, processor_level, processor
 pub use planes::{HALF_GRADIENTS, add, concat, max_pool_same, slice_channels, upsample2, widen};
 pub use policy::{KernelError, Lowering, Precision, default_lowering, set_default_lowering};
 pub use products::{Blocks, Coding, LowRank, Weight, linear, linear_data_grad, linear_weight_grad, reads_bf16};
+pub use reads::note_read;
 pub use rows::{cross_entropy, cross_entropy_loss};
 pub use update::{Adam, Segments, Sgd, adam_step, blend, clip_to_norm, sgd_step, sum_of_squares};
 

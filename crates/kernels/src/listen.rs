@@ -16,6 +16,7 @@ use burn::tensor::{Tensor, try_read_sync};
 use burn_autodiff::NodeId;
 
 use crate::parts::with;
+use crate::reads::note_read;
 
 /// Is given the number of a weight and the gradient of it, in the shape of its memory.
 pub type Listener = Rc<dyn Fn(usize, Vec<f32>)>;
@@ -44,13 +45,19 @@ pub fn leaf<const D: usize>(x: Tensor<D>) -> Option<u64> {
 /// Tells the gradient of `weight`, to which nothing is added any more.
 pub fn tell<const D: usize, const E: usize>(weight: Tensor<D>, grad: &Tensor<E>) {
     if let Some(id) = leaf(weight) {
-        tell_of(id, || grad.try_to_vec_as::<f32>().ok());
+        tell_of(id, || {
+            note_read();
+            grad.try_to_vec_as::<f32>().ok()
+        });
     }
 }
 
 /// The same in an operation's backward step.
 pub(crate) fn told<B: Backend>(id: NodeId, grad: &FloatTensor<B>) {
-    tell_of(id.value, || try_read_sync(B::float_into_data(grad.clone()))?.ok()?.try_into_vec_as::<f32>().ok());
+    tell_of(id.value, || {
+        note_read();
+        try_read_sync(B::float_into_data(grad.clone()))?.ok()?.try_into_vec_as::<f32>().ok()
+    });
 }
 
 fn tell_of(id: u64, grad: impl FnOnce() -> Option<Vec<f32>>) {

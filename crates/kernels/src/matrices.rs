@@ -1,7 +1,8 @@
 //! Products of matrices without a weight among them, as the ways in Burn's own words compute them.
 //!
 //! On a CubeCL device Burn's product is chosen by timing candidates on the card, which runs every one of them. With [`Lowering::Gemm`](crate::Lowering)
-//! it is the kernel that convolutions are computed with there: nothing is tuned, and results repeat bit for bit.
+//! it is the kernel that convolutions are computed with there: nothing is tuned, and results repeat bit for bit. With [`Lowering::Untuned`](crate::Lowering)
+//! it is Burn's first kernel that takes the shapes.
 
 use burn::backend::{Backend, Dispatch, Flex};
 

@@ -13,6 +13,7 @@ use crate::ops::KernelOps;
 use crate::parts::{has_others, of_all_parts};
 use crate::planes::{HALF_GRADIENTS, PlaneOps};
 use crate::portable::move_statistics;
+use crate::reads::note_read;
 
 /// [`KernelOps::norm_act`] by the statistics of all parts.
 ///
@@ -83,6 +84,7 @@ fn values<T: TensorMetadata>(x: &T) -> f64 {
 /// # Panics
 /// With the device's words if it hands nothing back, as Burn's own reads do in the middle of a pass.
 fn on_host<B: Backend>(tensor: Float<B>) -> Vec<f64> {
+    note_read();
     let read = try_read_sync(B::float_into_data(tensor)).map(|read| read.map(|data| data.try_into_vec_as::<f32>()));
     match read {
         Some(Ok(Ok(values))) => values.into_iter().map(f64::from).collect(),

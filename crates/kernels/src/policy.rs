@@ -39,10 +39,13 @@ pub enum Lowering {
     Implicit,
     /// [`Auto`](Self::Auto) on a processor, but of factors rounded to bf16 where the processor has an instruction for that and it is faster (AVX-512-BF16, AMX).
     Bf16,
+    /// A GPU's matrix products by the first kernel of Burn's that takes them, none timed; all else as [`Auto`](Self::Auto). Not for users to ask for: it is
+    /// what a device is left with where Burn's tuning and our own kernels fail.
+    Untuned,
 }
 
 impl Lowering {
-    /// Every variant, in the order of [`Display`](fmt::Display)'s names in the help text.
+    /// Those that users can ask for, in the order of [`Display`](fmt::Display)'s names in the help text.
     pub const ALL: [Self; 6] = [Self::Auto, Self::Direct, Self::Gemm, Self::Winograd, Self::Implicit, Self::Bf16];
 
     /// What `--conv` calls it.
@@ -54,6 +57,7 @@ impl Lowering {
             Self::Winograd => "winograd",
             Self::Implicit => "implicit",
             Self::Bf16 => "bf16",
+            Self::Untuned => "untuned",
         }
     }
 
@@ -100,7 +104,7 @@ pub fn set_default_lowering(lowering: Lowering) {
 /// The lowering of layers that were not given one.
 pub fn default_lowering() -> Lowering {
     let stored = DEFAULT.load(Ordering::Relaxed);
-    Lowering::ALL.into_iter().find(|&l| l as u8 == stored).unwrap_or_default()
+    Lowering::ALL.into_iter().chain([Lowering::Untuned]).find(|&l| l as u8 == stored).unwrap_or_default()
 }
 
 /// How exactly products are formed. Tensors and sums are f32 in either case; so are Winograd's convolutions, whose transforms would make five

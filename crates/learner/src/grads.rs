@@ -1,6 +1,6 @@
 //! The gradient buffer of an accumulation window.
 
-use bellows_kernels::clip_to_norm;
+use bellows_kernels::{clip_to_norm, note_read};
 use burn::tensor::{Tensor, Transaction};
 
 use crate::arenas::Arenas;
@@ -76,6 +76,7 @@ impl GradBuffer {
 pub(crate) fn read(tensors: Vec<Tensor<1>>) -> Result<Vec<Vec<f32>>, LearnError> {
     let failed = |e: &dyn std::fmt::Display| LearnError::Device(e.to_string());
     let all = tensors.into_iter().fold(Transaction::default(), Transaction::register);
+    note_read();
     let data = all.try_execute().map_err(|e| failed(&e))?;
     data.into_iter().map(|d| d.try_into_vec_as::<f32>().map_err(|e| failed(&e))).collect()
 }

@@ -1,7 +1,8 @@
 //! Before a device computes anything that counts: whether it has the numbers, and the first layer of the model itself, compared with the processor's.
 
 use bellows_cli::{Failure, Usage, note};
-use bellows_device::{ProbeOptions, Selected, Work, processor};
+use bellows_device::{ProbeOptions, Selected, Shape, Work, processor};
+use bellows_qwen::config::SftConfig;
 use bellows_qwen::model::{CausalLm, ModelConfig};
 use bellows_qwen::precision::{Products, RunPrecision};
 use bellows_qwen::prove::first_layer;
@@ -14,6 +15,22 @@ const PROVED_F16: f64 = 1e-2;
 /// What a device is to prove for a language model with these products.
 pub(crate) fn by(products: Products) -> ProbeOptions {
     ProbeOptions { lowering: Some(products.lowering()), ..ProbeOptions::of(Work::LanguageModel) }
+}
+
+/// The same for a run of this model, in its precision and with its own maps.
+pub(crate) fn of_run(config: &SftConfig, model: Option<&ModelConfig>) -> ProbeOptions {
+    let work = if config.precision.is_f16() { Work::HalfLanguageModel } else { Work::LanguageModel };
+    ProbeOptions { work, shapes: model.map(maps).unwrap_or_default(), ..by(config.products) }
+}
+
+/// The maps of a layer, each shape once.
+fn maps(model: &ModelConfig) -> Vec<Shape> {
+    let (hidden, inner) = (model.hidden_size, model.intermediate_size);
+    let [queries, keys] = [model.num_attention_heads, model.num_key_value_heads].map(|heads| heads * model.head_dim);
+    let mut all = [[queries, hidden], [keys, hidden], [hidden, queries], [inner, hidden], [hidden, inner]].map(Shape::Map).to_vec();
+    all.sort();
+    all.dedup();
+    all
 }
 
 /// Refuses a precision that the device has no numbers for, and tells of one that it has no products of.

@@ -30,15 +30,16 @@ use serde_json::Map;
 use crate::args::TrainArgs;
 use crate::console::Console;
 use crate::presets::settings;
-use crate::prove::{by, has_numbers, prove};
+use crate::prove::{has_numbers, of_run, prove};
 use crate::settle::settle_memory;
 use crate::speak::{adapter_tokenizer, adopt_tokenizer};
 
 /// Trains with these settings, or goes on with the run in `resumed`.
 pub(crate) fn run(session: Session, args: &TrainArgs, config: SftConfig, resumed: Option<PathBuf>) -> Result<(), Failure> {
     say(&format!("Bellows {} · {} · {}", env!("CARGO_PKG_VERSION"), config.model, config.data.join(", ")));
-    find_model(&config)?;
-    let device = pick_device(&config.device, &ProbeOptions { reprobe: args.reprobe, tune: args.tune, ..by(config.products) })?;
+    let model = find_model(&config)?;
+    let of_run = of_run(&config, model.as_ref());
+    let device = pick_device(&config.device, &ProbeOptions { reprobe: args.reprobe, tune: args.tune, ..of_run })?;
     has_numbers(config.precision, &device)?;
     let paths = data_paths(&config)?;
     let (shape, tokenizer) = open_tokenizer(&config, &paths)?;
@@ -96,17 +97,17 @@ pub(crate) fn settle(args: &TrainArgs) -> Result<(SftConfig, Option<PathBuf>, us
 
 /// That the model is there, asked before a device is proved and data are read: its description (that of the hub's is fetched), and of a folder of
 /// one's own the headers of its weights.
-pub(crate) fn find_model(config: &SftConfig) -> Result<(), Failure> {
+pub(crate) fn find_model(config: &SftConfig) -> Result<Option<ModelConfig>, Failure> {
     if config.model == "tiny" {
-        return Ok(());
+        return Ok(None);
     }
     let path = describe(&config.model, config.offline, &mut note)?;
-    Base::shape(&path)?;
+    let shape = Base::shape(&path)?;
     // Those of the hub may be still to come.
     if Path::new(&config.model).is_dir() {
         Checkpoint::open(&path)?;
     }
-    Ok(())
+    Ok(Some(shape))
 }
 
 /// Where the data sets of a run lie; those of the hub are downloaded.

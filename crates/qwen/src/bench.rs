@@ -294,6 +294,8 @@ mod tests {
             precision: RunPrecision::F32,
             base_dtype: BaseDtype::Auto,
         };
+        let counted = what.count(&Device::flex().autodiff(), tempfile::tempdir().unwrap().path()).unwrap();
+        assert_eq!(counted.reads, 1, "a step waits for its device once, for the sums of its update");
         let report = what.run(&Device::flex().autodiff(), tempfile::tempdir().unwrap().path(), None).unwrap();
         let serde_json::Value::Object(json) = serde_json::to_value(report).unwrap() else { panic!("a report is an object") };
         // What `../shared/peers/lora_step.py` prints, in its order, and then our own.

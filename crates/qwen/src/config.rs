@@ -173,7 +173,7 @@ settings! {
         seed: u64 = 0;
         /// auto, cpu, vulkan, cuda, rocm (each with :N for the N-th card), metal or webgpu
         device: String = "auto".into();
-        /// Whose products run on a GPU: auto (Burn's, tuned there, or ours where those fail), burn, own (few launches, nothing is tuned)
+        /// Whose products run on a GPU: auto (Burn's, tuned there; ours where those fail and on cards without matrix units), burn, own (few launches, nothing is tuned)
         products: Products as String = Products::Auto;
         /// f32; factors of products with the model's own weights in bf16 (where the processor multiplies it) or fp16 (the loss is scaled), adapters in f32; bf16x2: weights in bf16, activations in two bf16 parts, nearly as exact as f32 (with AMX; elsewhere f32, which is as fast there); fp16-pure: base and adapters in f16 too, no loss scale, Adam's epsilon 1e-4
         precision: RunPrecision as String = RunPrecision::F32;

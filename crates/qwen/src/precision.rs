@@ -99,7 +99,7 @@ impl RunPrecision {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Products {
-    /// Burn's, and ours where those fail the probe.
+    /// Burn's; ours where those fail the probe, and on cards without matrix units.
     #[default]
     Auto,
     /// Burn's, chosen by timing candidates on the card.

@@ -30,7 +30,7 @@ pub(crate) fn run(args: &BenchmarkArgs, signals: &Signals) -> Result<(), Failure
     let (folder, _taken) = scratch(signals)?;
     if args.count {
         let counted = what.count(&device.device, &folder)?;
-        return say_launches(&counted.launches, &counted.work, args.json);
+        return say_launches(&counted, what.half, args.json);
     }
     // Started by mpirun or srun, or with torchrun's variables, this is a rank of several, which time their steps together.
     let report = what.run(&device.device, &folder, placed(PATIENCE)?)?;

@@ -14,14 +14,12 @@ use bellows_yolo::{TrainingData, network};
 use clap::{ArgMatches, Command};
 use serde_json::{Value, json};
 
-use crate::run::{device, of_dataset, watched};
+use crate::run::{CLASSES, device, of_dataset, watched};
 
 /// The share of its processor's rate that a step reaches (measured: 74 to 92 %).
 const OF_PEAK: f64 = 0.8;
 /// The share of a card's published rate: an assumption, for none was at hand. PyTorch was seen at 8 % on an RX 5600 XT (21 images a second).
 const OF_PUBLISHED: f64 = 0.08;
-/// Classes of a network whose data are not given, as COCO has them.
-const CLASSES: usize = 80;
 
 /// The verb's flags.
 pub(crate) fn command() -> Command {

@@ -1,10 +1,11 @@
 //! One training run from the command line: what of it is the detector's own. The rest is a [`Session`].
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
 use bellows_cli::{Bar, Failure, Keeping, Resumed, Run, Session, Signals, Usage, pick_device, ranks_of, resumed, say, yaml_layer};
-use bellows_device::{ProbeOptions, Selected, Work};
+use bellows_device::{Conv, ProbeOptions, Selected, Shape, Work, processor};
 use bellows_kernels::{Lowering, cube};
 use bellows_learner::Outcome;
 use bellows_runs::run_of;
@@ -13,7 +14,7 @@ use bellows_yolo::config::{MAY_CHANGE, SETTINGS, TrainConfig};
 use bellows_yolo::data::DataConfig;
 use bellows_yolo::fit::settle as settle_memory;
 use bellows_yolo::metrics::table_header;
-use bellows_yolo::{Progress, Training, TrainingData};
+use bellows_yolo::{Progress, Training, TrainingData, network};
 use serde_json::{Map, Value, json};
 
 use crate::console::Console;
@@ -21,6 +22,9 @@ use crate::report::tell;
 
 /// Settings that a dataset, which may be a stranger's file, cannot give itself: what is read, written and run where.
 const NOT_FROM_DATA: [&str; 8] = ["data", "model", "pretrained", "allow_outside", "allow_bad", "project", "name", "exist_ok"];
+
+/// Classes of a network whose data are not given, as COCO has them.
+pub(crate) const CLASSES: usize = 80;
 
 /// A training run as typed.
 pub(crate) struct TrainArgs {
@@ -133,12 +137,25 @@ fn of_this_program(part: &Path) -> Result<(), Usage> {
 pub(crate) fn device(config: &TrainConfig, reprobe: bool, tune: bool) -> Result<Selected, Failure> {
     let lowering = config.lowering().map_err(Usage)?;
     let work = if config.half() { Work::HalfDetector } else { Work::Detector };
-    let device = pick_device(&config.device, &ProbeOptions { reprobe, tune, lowering: Some(lowering), ..ProbeOptions::of(work) })?;
+    let shapes = if config.device == "cpu" { Vec::new() } else { shapes(config) };
+    let options = ProbeOptions { reprobe, tune, shapes, lowering: Some(lowering), ..ProbeOptions::of(work) };
+    let device = pick_device(&config.device, &options)?;
     if config.half() {
         has_half(&device)?;
     }
     cube::set_workspace_mb(config.conv_workspace_mb);
     Ok(device)
+}
+
+/// The convolutions of the run's network, each once. What is wrong with data or model is told by whoever opens them, and then nothing of the run is proved here.
+fn shapes(config: &TrainConfig) -> Vec<Shape> {
+    let data = DataConfig::load(Path::new(&config.data), config.allow_outside.as_deref().unwrap_or_default());
+    let classes = if config.single_cls { 1 } else { data.map_or(CLASSES, |data| data.names.len()) };
+    let channels = if config.stack().is_on() { config.stack().channels() } else { 3 };
+    let Ok(form) = network(config, classes, channels, &processor()) else { return Vec::new() };
+    let convolutions = form.init(0, &processor()).summary(config.imgsz, config.imgsz).convolutions;
+    let distinct: BTreeSet<_> = convolutions.into_iter().collect();
+    distinct.into_iter().map(|c| Shape::Conv(Conv { c_in: c.cin, c_out: c.cout, kernel: c.k, stride: c.stride, input: c.input })).collect()
 }
 
 /// The device of a verb that uses weights.

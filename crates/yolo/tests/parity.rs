@@ -216,6 +216,14 @@ fn no_object_in_the_batch() {
     check_case(&empty(), &Device::flex());
 }
 
+/// A step waits for numbers of its device twice: predictions for the assigner, which works on the host, and the sums of its update.
+#[test]
+fn a_step_reads_twice() {
+    let scratch = tempfile::tempdir().unwrap();
+    let what = Benchmark { scale: Scale::N, batch: 1, imgsz: 32, steps: 1, boxes: 1, half: false };
+    assert_eq!(what.count(&Device::flex(), scratch.path()).unwrap().reads, 2);
+}
+
 /// The same numbers from each software device, inference and a whole step, without one convolution or matrix product of Burn's.
 ///
 /// A loader reads its variables when the device is made: the work is done by a child that has them set.
@@ -263,10 +271,10 @@ fn random_objects_on_software_devices() {
     assert_eq!(["conv", "matmul", "gemm"].map(theirs), [None; 3]);
 
     let scratch = tempfile::tempdir().unwrap();
-    let step = Benchmark { scale: Scale::N, batch: 2, imgsz: 64, steps: 1, boxes: 3, half: false }
-        .count(&device, scratch.path())
-        .unwrap()
-        .launches;
+    let counted =
+        Benchmark { scale: Scale::N, batch: 2, imgsz: 64, steps: 1, boxes: 3, half: false }.count(&device, scratch.path()).unwrap();
+    assert_eq!(counted.reads, 2);
+    let step = counted.launches;
     let count: usize = step.values().sum();
     // Size decides only which weight gradients are added up from parts and which outputs are made again and not kept: at most one launch more for each
     // of 63 and 57, of which some are here already.

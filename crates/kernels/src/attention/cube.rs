@@ -18,7 +18,7 @@ use crate::cube::geometry::{MAX_GRID, dims4};
 use crate::cube::launch::{address_type, is_image_type, launch};
 use crate::cube::pixels::{empty, view};
 use crate::cube::shared_memory_works;
-use crate::cube::trace::{note, note_shared};
+use crate::cube::trace::{note, note_room};
 
 /// Whether our kernels take these.
 fn covers(q: &CubeTensor, k: &CubeTensor, v: &CubeTensor, first: &CubeTensor) -> bool {
@@ -81,7 +81,7 @@ impl AttentionOps for CubeBackend {
         let shape = Shape::new(&q, &k);
         let (y, logs) = (by_tokens(&q, dims4(&q)), empty(&q, [shape.batch, shape.heads, shape.queries], DType::F32));
         note("attention", [&q, &k, &v, &y, &logs], shape.flops(2));
-        note_shared("attention", bytes(shape.d));
+        note_room("attention", bytes(shape.d), 0);
         attend_kernel::launch(
             &q.client.clone(),
             shape.grid(shape.queries, shape.heads),
@@ -121,7 +121,7 @@ impl AttentionOps for CubeBackend {
         launch!(rows_kernel, count, [y, dy, logs, rows], shape.d as u32, types[0]);
         let dq = by_tokens(&q, dims4(&q));
         note("attention, gradient of queries", [&q, &k, &v, &dy, &dq], shape.flops(3));
-        note_shared("attention, gradient of queries", bytes(shape.d));
+        note_room("attention, gradient of queries", bytes(shape.d), 0);
         query_grad_kernel::launch(
             &q.client.clone(),
             shape.grid(shape.queries, shape.heads),
@@ -141,7 +141,7 @@ impl AttentionOps for CubeBackend {
         let all = k.meta.shape().num_elements();
         let dkv = empty(&k, [2 * all], k.dtype);
         note("attention, gradients of keys and values", [&q, &k, &v, &dy, &dkv], shape.flops(4));
-        note_shared("attention, gradients of keys and values", bytes(shape.d));
+        note_room("attention, gradients of keys and values", bytes(shape.d), 0);
         key_grad_kernel::launch(
             &q.client.clone(),
             shape.grid(shape.keys, shape.key_heads),

@@ -215,6 +215,12 @@ impl Block {
         self.shared && self.units() >= self.rows && self.right().size() >= numbers
     }
 
+    /// Bytes of the registers of all threads at least: each holds its sums, their factors of one term, and the numbers that are under way to shared memory.
+    pub(crate) fn registers(&self) -> usize {
+        let under_way = if self.shared { self.left().each() + self.right().each() } else { 0 };
+        (self.units() * (self.tall * self.wide + self.tall + self.wide + under_way)) as usize * size_of::<f32>()
+    }
+
     /// Bytes of shared memory.
     pub(crate) fn bytes(&self) -> usize {
         (self.left().size() + self.right().size()) * size_of::<f32>()
@@ -255,5 +261,8 @@ mod tests {
         for block in [of(64, (3, 3), 64), of(64, (3, 3), 48), of(32, (2, 2), 33), of(16, (3, 3), 3)] {
             assert!(block.bytes() <= 16 << 10, "{block:?}");
         }
+        // 64 sums and 16 factors to each of 128 threads; 18 terms of 64 rows and of 128 columns are 9 and 18 numbers to a thread.
+        let tall = of(64, (3, 3), 64);
+        assert_eq!([tall.registers(), Block { shared: true, ..tall }.registers()], [128 * 80 * 4, 128 * (80 + 27) * 4]);
     }
 }

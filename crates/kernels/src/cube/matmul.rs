@@ -23,7 +23,7 @@ use super::pixels::empty;
 use super::product::{add_parts_kernel, matmul_kernel};
 use super::residues::matmul_residues_kernel;
 use super::shared::shared_memory_works;
-use super::trace::{note, note_shared};
+use super::trace::{note, note_room};
 use crate::operands::Moments;
 use crate::shapes::expect;
 use burn::backend::DType;
@@ -177,7 +177,7 @@ impl Product {
         self.check(a, b, None, c);
         let parts = empty(c, [2, self.m, blocks[0]], DType::F32);
         note(self.name, [a, b, c, &parts], self.flops(self.n, 1, block));
-        note_shared(self.name, block.bytes());
+        note_room(self.name, block.bytes(), block.registers());
         // SAFETY: `check` has found the last number of each tensor that its steps reach, and `parts` has two for each row and block of columns.
         unsafe {
             matmul_moments_kernel::launch_unchecked(
@@ -220,7 +220,7 @@ impl Product {
         let workgroups: usize = products.iter().zip(&blocks).map(workgroups).sum();
         let wide = workgroups.min(MAX_GRID);
         note(name, [a, b, c], products.iter().zip(&blocks).map(|(product, &block)| product.flops(product.n, batches, block)).sum());
-        note_shared(name, bytes);
+        note_room(name, bytes, most(Block::registers));
         // SAFETY: `check` has found the last number of each tensor that each product's steps reach.
         unsafe {
             matmul_residues_kernel::launch_unchecked(
@@ -268,7 +268,7 @@ impl Product {
                 let blocks = [n.div_ceil(block.cols as usize), self.m.div_ceil(block.rows as usize)];
                 let count = CubeCount::Static(blocks[0] as u32, blocks[1] as u32, (batches * self.splits.count()) as u32);
                 note(self.name, [a, b, c].into_iter().chain(scales), self.flops(n, batches, block));
-                note_shared(self.name, if block.shared { block.bytes() } else { 0 });
+                note_room(self.name, if block.shared { block.bytes() } else { 0 }, block.registers());
                 // SAFETY: `check` has found the last number of each tensor that its steps reach, `check_scales` a scale to each row.
                 unsafe {
                     matmul_kernel::launch_unchecked(

@@ -1,4 +1,4 @@
-//! Products of two matrices in any strides by our kernel, the second perhaps in words.
+//! Products of two matrices: in any strides by our kernel, the second perhaps in words; or by Burn's.
 
 use super::launch::is_image_type;
 use super::matmul::{Layout, Product, Splits, add_parts};
@@ -12,6 +12,7 @@ use burn::backend::ops::FloatTensorOps;
 use burn::tensor::Shape;
 use burn_cubecl::CubeBackend;
 use burn_cubecl::kernel::into_contiguous;
+use burn_cubecl::kernel::matmul::{MatmulStrategy, matmul};
 use burn_cubecl::ops::numeric::{empty_device_contiguous_dtype, zeros_client};
 use burn_cubecl::tensor::CubeTensor;
 
@@ -19,10 +20,15 @@ impl MatrixOps for CubeBackend {
     fn product(a: CubeTensor, b: CubeTensor) -> CubeTensor {
         let rank = a.meta.shape().num_dims();
         let alike = rank >= 2 && rank == b.meta.shape().num_dims() && a.meta.shape()[..rank - 2] == b.meta.shape()[..rank - 2];
-        if default_lowering() == Lowering::Gemm && alike && [a.dtype, b.dtype].into_iter().all(is_image_type) {
-            return product(a, b);
+        let ours = alike && [a.dtype, b.dtype].into_iter().all(is_image_type);
+        match default_lowering() {
+            Lowering::Gemm if ours => product(a, b),
+            // Where Burn has no kernel for these, what is left is ours.
+            Lowering::Untuned if ours => {
+                matmul(a.clone(), b.clone(), None, MatmulStrategy::Cube, a.dtype).unwrap_or_else(|_| product(a, b))
+            }
+            _ => Self::float_matmul(a, b),
         }
-        Self::float_matmul(a, b)
     }
 
     fn reads_halves() -> bool {

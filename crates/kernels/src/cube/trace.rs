@@ -8,6 +8,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::logging::{LaunchObservation, LaunchObserver};
 
+use crate::reads::reads;
+
 /// Kernels by their full names, and how often each was launched.
 pub type Launches = BTreeMap<&'static str, usize>;
 
@@ -25,6 +27,9 @@ pub struct Done {
     pub flops: u64,
     /// Bytes of shared memory that a workgroup of theirs takes at most; 0 where none is used.
     pub shared: usize,
+    /// Bytes of registers that its threads hold together at least, by what the kernel keeps in them; 0 where that is not counted. Only a driver's compiler
+    /// knows how many it takes besides.
+    pub registers: usize,
 }
 
 impl AddAssign for Done {
@@ -33,6 +38,7 @@ impl AddAssign for Done {
         self.bytes += more.bytes;
         self.flops += more.flops;
         self.shared = self.shared.max(more.shared);
+        self.registers = self.registers.max(more.registers);
     }
 }
 
@@ -53,15 +59,16 @@ static COUNTS: AtomicBool = AtomicBool::new(false);
 pub(crate) fn note<'a>(kernel: &'static str, tensors: impl IntoIterator<Item = &'a CubeTensor>, flops: u64) {
     if COUNTS.load(Ordering::Relaxed) {
         let size = |tensor: &CubeTensor| (tensor.meta.shape().num_elements() * tensor.dtype.size()) as u64;
-        let done = Done { launches: 1, bytes: tensors.into_iter().map(size).sum(), flops, shared: 0 };
+        let done = Done { launches: 1, bytes: tensors.into_iter().map(size).sum(), flops, ..Done::default() };
         *WORK.lock().unwrap_or_else(PoisonError::into_inner).entry(kernel).or_default() += done;
     }
 }
 
-/// A workgroup of the launches of this name takes so many bytes of shared memory.
-pub(crate) fn note_shared(kernel: &'static str, bytes: usize) {
+/// A workgroup of the launches of this name takes so many bytes of shared memory, and of registers at least (0: not counted).
+pub(crate) fn note_room(kernel: &'static str, shared: usize, registers: usize) {
     if COUNTS.load(Ordering::Relaxed) {
-        *WORK.lock().unwrap_or_else(PoisonError::into_inner).entry(kernel).or_default() += Done { shared: bytes, ..Done::default() };
+        let room = Done { shared, registers, ..Done::default() };
+        *WORK.lock().unwrap_or_else(PoisonError::into_inner).entry(kernel).or_default() += room;
     }
 }
 
@@ -82,6 +89,8 @@ pub struct Counted {
     pub launches: Launches,
     /// Ours.
     pub work: Work,
+    /// How often the thread waited for numbers of a device.
+    pub reads: usize,
 }
 
 impl Counted {
@@ -89,10 +98,12 @@ impl Counted {
     pub fn of<T>(work: impl FnOnce() -> T) -> (T, Self) {
         WORK.lock().unwrap_or_else(PoisonError::into_inner).clear();
         COUNTS.store(true, Ordering::Relaxed);
+        let before = reads();
         let (result, launches) = launches(work);
+        let reads = reads() - before;
         COUNTS.store(false, Ordering::Relaxed);
         let work = std::mem::take(&mut *WORK.lock().unwrap_or_else(PoisonError::into_inner));
-        (result, Self { launches, work })
+        (result, Self { launches, work, reads })
     }
 
     /// What this does more than `less`: of two steps and one, a step.
@@ -107,10 +118,14 @@ impl Counted {
                 launches: done.launches.saturating_sub(before.launches),
                 bytes: done.bytes.saturating_sub(before.bytes),
                 flops: done.flops.saturating_sub(before.flops),
-                shared: done.shared,
+                ..done
             };
             (kernel, done)
         });
-        Self { launches: launches.filter(|(_, count)| *count > 0).collect(), work: work.filter(|(_, done)| done.launches > 0).collect() }
+        Self {
+            launches: launches.filter(|(_, count)| *count > 0).collect(),
+            work: work.filter(|(_, done)| done.launches > 0).collect(),
+            reads: self.reads.saturating_sub(less.reads),
+        }
     }
 }

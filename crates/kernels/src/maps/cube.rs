@@ -25,7 +25,7 @@ use crate::cube::matmul::{Layout, Product, Splits};
 use crate::cube::packing::Packing;
 use crate::cube::pixels::{empty, replacement, view};
 use crate::cube::shared_memory_works;
-use crate::cube::trace::{note, note_shared};
+use crate::cube::trace::{note, note_room};
 use crate::operands::Bias;
 use crate::planes::Parts;
 use crate::policy::{Lowering, default_lowering};
@@ -145,7 +145,7 @@ fn map(
             .chain(b.scales),
         (2 * m * n * (k + low.as_ref().map_or(0, |low| low.2))) as u64,
     );
-    note_shared(name, if block.shared { block.bytes() } else { 0 });
+    note_room(name, if block.shared { block.bytes() } else { 0 }, block.registers());
     // SAFETY: `check` has found the last number of each tensor that its steps reach, in C too, which has the shape of `onto`; the bias has a number to a column;
     // `check_scales` has found a scale to each row.
     unsafe {
@@ -210,7 +210,7 @@ fn group(name: &'static str, lefts: &[&CubeTensor], rights: &[&CubeTensor], memb
         lefts.iter().chain(rights).copied().chain([&c]),
         members.iter().map(|m| 2 * (m.product.m * m.product.n * m.product.k) as u64).sum(),
     );
-    note_shared(name, if shared { room.iter().sum::<usize>() * size_of::<f32>() } else { 0 });
+    note_room(name, if shared { room.iter().sum::<usize>() * size_of::<f32>() } else { 0 }, most(Block::registers));
     let address = lefts.iter().chain(rights).copied().map(CubeTensor::required_address_type).max().unwrap_or_default();
     // SAFETY: `check` has found the last number of each tensor that its steps reach.
     unsafe {

@@ -45,6 +45,19 @@ fn agree_with_the_cpu_and_tune_nothing() {
     assert!(launched.keys().all(|name| name.contains("bellows_kernels")), "{launched:?}");
 }
 
+/// Without tuning it is one kernel of Burn's, the first that takes the shapes, and right.
+#[test]
+fn are_burns_without_tuning_where_that_fails() {
+    if !on_swiftshader("matrices::are_burns_without_tuning_where_that_fails") {
+        return;
+    }
+    set_default_lowering(Lowering::Untuned);
+    let shape = [2, 1, 33, 65, 17];
+    check(shape, [Order::Contiguous, Order::Swapped]);
+    let launched = trace(|| made::<CubeBackend>(shape, [Order::Contiguous; 2], cube));
+    assert!(launched.values().sum::<usize>() == 1 && launched.keys().all(|name| !name.contains("bellows_kernels")), "{launched:?}");
+}
+
 /// With another lowering the product is Burn's.
 #[test]
 fn are_burns_unless_asked_for() {

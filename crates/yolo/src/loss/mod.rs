@@ -110,7 +110,7 @@ fn positives(assigned: &[Vec<Foreground>], anchors: &Anchors, norm: f32) -> Vec<
     all.map(positive).collect()
 }
 
-/// Decoded predictions on the host: the step's one readback.
+/// Decoded predictions on the host: one of a step's two reads (the other is that of its sums).
 struct Predictions {
     /// Rows of a number per anchor: the corners of each image in pixels, then the scores.
     rows: Vec<f32>,

@@ -6,6 +6,7 @@
 
 use std::collections::BTreeMap;
 
+use bellows_kernels::note_read;
 use burn::store::ModuleSnapshot;
 use burn::store::burn_pack::{Error as ReadError, Tensor as Stored};
 use burn::tensor::{Bytes, DType, Tensor};
@@ -19,9 +20,10 @@ pub type NamedTensors = BTreeMap<String, (Vec<usize>, Vec<f32>)>;
 /// The one convolution whose input channels may differ from the checkpoint's.
 const FIRST: &str = "model.0.conv.weight";
 
-/// The values of a float tensor, row-major; one readback.
+/// The values of a float tensor, row-major; one read.
 #[expect(clippy::expect_used, reason = "every float type converts to f32")]
 pub fn to_host<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
+    note_read();
     tensor.into_data().try_into_vec_as::<f32>().expect("a float tensor")
 }
 

@@ -66,7 +66,7 @@ impl Lowering {
         match self {
             Self::Direct | Self::Gemm => None,
             Self::Bf16 => Some(Precision::Bf16),
-            Self::Auto | Self::Winograd | Self::Implicit => Some(Precision::F32),
+            Self::Auto | Self::Winograd | Self::Implicit | Self::Untuned => Some(Precision::F32),
         }
     }
 }

@@ -116,8 +116,14 @@ fn long_sums_are_accurate() {
     let exact: f64 = a.iter().zip(&b).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum();
     for level in Level::all() {
         let mut out = [0.0];
-        let term =
-            Term { left: Operand::lines(Stored::F32(&a), depth), right: Operand::terms(Stored::F32(&b), 1), depth, level, in_f16: false, split: false };
+        let term = Term {
+            left: Operand::lines(Stored::F32(&a), depth),
+            right: Operand::terms(Stored::F32(&b), 1),
+            depth,
+            level,
+            in_f16: false,
+            split: false,
+        };
         with_level(level, || multiply(&[term], 1, None, &mut out));
         assert!((f64::from(out[0]) / exact - 1.0).abs() < 2e-6, "{level:?}: {} {exact}", out[0]);
     }

@@ -7,8 +7,8 @@
 
 use bellows_kernels::inference::Convolution;
 use bellows_kernels::{
-    ConvConfig, Convolved, Lowering, NormStep, add, batch_norm_silu, concat, conv2d, conv2d_for_norm, conv2d_silu, default_lowering, max_pool_same,
-    slice_channels, upsample2,
+    ConvConfig, Convolved, Lowering, NormStep, add, batch_norm_silu, concat, conv2d, conv2d_for_norm, conv2d_silu, default_lowering,
+    max_pool_same, slice_channels, upsample2,
 };
 use burn::module::{Flag, Module, ModuleMapper, Param, RunningState};
 use burn::tensor::{Device, Tensor};

@@ -81,7 +81,9 @@ impl<M: Module> RunState<M> {
     /// A sentence saying which file or tensor does not fit.
     pub fn decode<'a>(&mut self, layout: &Layout, device: &Device, member: &dyn Fn(&str) -> Option<&'a [u8]>) -> Result<(), String> {
         let bytes = |name: &'static str| -> Result<&'a [u8], String> { member(name).ok_or_else(|| format!("has no {name}")) };
-        let optional = |name: &'static str| read(bytes(name)?, layout, "", <[usize]>::to_vec, device).map_err(|e| format!("{name}: {e}"));
+        let open = |name: &'static str| open(bytes(name)?, layout).map_err(|e| format!("{name}: {e}"));
+        let optional =
+            |name: &'static str| take(&mut open(name)?, layout, "", <[usize]>::to_vec, device).map_err(|e| format!("{name}: {e}"));
         let now = layout.values(&self.model.valid());
         let complete = |name: &'static str| -> Result<Vec<Tensor<1>>, String> {
             let values = layout.entries.iter().zip(optional(name)?).zip(&now);
@@ -98,9 +100,10 @@ impl<M: Module> RunState<M> {
         }
         let weights = complete(WEIGHTS)?;
         let ema = complete(EMA)?;
-        let buffers = |slot: usize| {
+        let mut file = open(OPTIMIZER)?;
+        let mut buffers = |slot: usize| {
             let shape = |shape: &[usize]| self.buffer_shape(slot, shape);
-            read(bytes(OPTIMIZER)?, layout, BUFFERS[slot], shape, device).map_err(|e| format!("{OPTIMIZER}: {e}"))
+            take(&mut file, layout, BUFFERS[slot], shape, device).map_err(|e| format!("{OPTIMIZER}: {e}"))
         };
         let moments = (buffers(0)?, buffers(1)?);
         let sums = optional(GRADS)?;
@@ -143,27 +146,33 @@ fn to_file(member: &str, tensors: &Tensors) -> Result<Vec<u8>, LearnError> {
     to_safetensors(tensors, &BTreeMap::new()).map_err(|e| LearnError::Config(format!("{member}: {e}")))
 }
 
-/// The tensors of a file whose names begin with `prefix`; `shape_of` says what becomes of a parameter's shape.
-fn read(
-    bytes: &[u8],
+/// The tensors of a file, all of which are of this model.
+fn open(bytes: &[u8], layout: &Layout) -> Result<Tensors, String> {
+    let file = from_safetensors(bytes).map_err(|e| e.to_string())?.tensors;
+    let known: HashSet<&str> = layout.entries.iter().map(|e| e.name.as_str()).collect();
+    let bare = |name: &String| BUFFERS.iter().find_map(|prefix| name.strip_prefix(prefix)).is_some_and(|bare| known.contains(bare));
+    match file.keys().find(|name| !known.contains(name.as_str()) && !bare(name)) {
+        Some(name) => Err(format!("this model has no tensor {name}")),
+        None => Ok(file),
+    }
+}
+
+/// The tensors of a file whose names begin with `prefix`, taken out of it, so that none is in memory twice; `shape_of` says what becomes of a
+/// parameter's shape.
+fn take(
+    file: &mut Tensors,
     layout: &Layout,
     prefix: &str,
     shape_of: impl Fn(&[usize]) -> Vec<usize>,
     device: &Device,
 ) -> Result<Vec<Option<Tensor<1>>>, String> {
-    let file = from_safetensors(bytes).map_err(|e| e.to_string())?.tensors;
-    let known: HashSet<&str> = layout.entries.iter().map(|e| e.name.as_str()).collect();
-    let bare = |name: &String| BUFFERS.iter().find_map(|prefix| name.strip_prefix(prefix)).is_some_and(|bare| known.contains(bare));
-    if let Some(name) = file.keys().find(|name| !known.contains(name.as_str()) && !bare(name)) {
-        return Err(format!("this model has no tensor {name}"));
-    }
     let value = |entry: &Entry| {
-        let Some(tensor) = file.get(&format!("{prefix}{}", entry.name)) else { return Ok(None) };
+        let Some(tensor) = file.remove(&format!("{prefix}{}", entry.name)) else { return Ok(None) };
         let shape = shape_of(&entry.shape);
         if tensor.shape != shape {
             return Err(format!("{} is {:?} where the model has {shape:?}", entry.name, tensor.shape));
         }
-        to_float(tensor, device).map(Some).map_err(|e| format!("{} {e}", entry.name))
+        to_float(&tensor, device).map(Some).map_err(|e| format!("{} {e}", entry.name))
     };
     layout.entries.iter().map(value).collect()
 }

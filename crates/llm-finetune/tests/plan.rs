@@ -175,7 +175,6 @@ fn a_run_that_writes_its_model_holds_no_more_than_one_that_does_not() {
 
 /// Of full fine-tuning most is weights, gradients and moments, a copy of any of which is 116 MB: nothing that is read back may stay beside what it fills.
 #[test]
-#[ignore = "it does, by a copy of the weights: 2.12 GB resumed, 2.00 in one (2026-11-25)"]
 #[cfg(target_os = "linux")]
 fn a_resumed_run_of_a_large_model_holds_no_more_than_it_did() {
     let dir = tempfile::tempdir().unwrap();

@@ -212,9 +212,9 @@ pub(crate) fn norm_statistics_kernel(
     running_variance[c] = old_variance[c] * momenta.keep + new_variance * momenta.unbias * momenta.momentum;
 }
 
-/// The same from `parts [2, channels, blocks]`, mean m_i and sum of squared differences q_i of blocks of w_i values, which are `values` but for the last: with
-/// `d_i = m_i - m_0`, the mean is `m_0 + Σ w_i d_i / M` and the variance `Σ (q_i + w_i d_i²) / M - (Σ w_i d_i / M)²` (Chan, Golub and LeVeque 1983). A workgroup to a
-/// channel.
+/// The same from `parts [2, channels, blocks]`, mean m_i and sum of squared differences q_i of blocks of w_i values, which are `values` but for the last: the
+/// mean is `m_0 + Σ w_i (m_i - m_0) / M`, and the variance around it `Σ (q_i + w_i (m_i - mean)²) / M` (Chan, Golub and LeVeque 1983). Not around m_0: the first
+/// block is at the border of an image, and may be unlike all others. A workgroup to a channel.
 #[cube(launch, address_type = "dynamic")]
 pub(crate) fn norm_block_statistics_kernel(
     parts: &Tensor<f32>,
@@ -237,26 +237,27 @@ pub(crate) fn norm_block_statistics_kernel(
     let count = extent.images * extent.pixels;
     let means = c * blocks as usize;
     let squares = (extent.channels as usize + c) * blocks as usize;
-    let mut offset = 0.0f32;
-    let mut spread = 0.0f32;
+    let mut own = 0.0f32;
     let mut block = UNIT_POS;
     while block < blocks {
-        let weight = f32::cast_from(clamp_max(count - block * values, values));
-        let difference = parts[means + block as usize] - parts[means];
-        offset += weight * difference;
-        spread += parts[squares + block as usize] + weight * difference * difference;
+        own += f32::cast_from(clamp_max(count - block * values, values)) * (parts[means + block as usize] - parts[means]);
         block += UNITS;
     }
-    let samples = f32::cast_from(count);
-    let offset = sum_of_all(offset, &mut shared) / samples;
-    let spread = sum_of_all(spread, &mut shared) / samples;
+    let offset = sum_of_all(own, &mut shared) / f32::cast_from(count);
+    let mut own = 0.0f32;
+    let mut block = UNIT_POS;
+    while block < blocks {
+        let difference = parts[means + block as usize] - parts[means] - offset;
+        own += parts[squares + block as usize] + f32::cast_from(clamp_max(count - block * values, values)) * difference * difference;
+        block += UNITS;
+    }
+    let spread = sum_of_all(own, &mut shared) / f32::cast_from(count);
     if UNIT_POS == 0u32 {
         let new_mean = parts[means] + offset;
-        let new_variance = max(spread - offset * offset, 0.0f32);
         mean[c] = new_mean;
-        variance[c] = new_variance;
+        variance[c] = spread;
         running_mean[c] = old_mean[c] * momenta.keep + new_mean * momenta.momentum;
-        running_variance[c] = old_variance[c] * momenta.keep + new_variance * momenta.unbias * momenta.momentum;
+        running_variance[c] = old_variance[c] * momenta.keep + spread * momenta.unbias * momenta.momentum;
     }
 }
 

@@ -180,13 +180,14 @@ fn llm_finetune_stopped_anywhere_can_go_on() {
 /// Of a program that is proving a GPU, in a probe that hangs: there is nothing yet that could be lost.
 #[test]
 fn a_probe_can_be_stopped_anywhere() {
-    let dir = tempfile::tempdir().unwrap();
-    tiny_data(dir.path());
-    tiny_chats(dir.path());
+    let dirs = [(); 2].map(|()| tempfile::tempdir().unwrap());
+    tiny_data(dirs[0].path());
+    tiny_chats(dirs[1].path());
     let (mut state, mut longest) = (5, Duration::ZERO);
     for trial in 0..trials("BELLOWS_SIGNALS", 6) {
         let (program, file): (fn(&Path, &[&str]) -> Command, _) =
             [(yolo_train as _, "--data"), (llm_finetune as _, "--config")][trial as usize % 2];
+        let dir = &dirs[trial as usize % 2];
         let mut command = program(dir.path(), &[file, "tiny.yaml", "--device", "auto"]);
         let mut child = command.env("BELLOWS_PROBE_FAULT", "hang:enumerate").stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
         std::thread::sleep(Duration::from_secs_f64(2.0 * draw(&mut state)));

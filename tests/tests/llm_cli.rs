@@ -72,7 +72,7 @@ fn a_run_says_what_its_precision_comes_to() {
     assert_eq!(told(&[&run[..], &["bf16"]].concat()).1, warned, "training says the same");
     let (out, warned) = told(&[&run[..], &["fp16-pure", "--name", "pure"]].concat());
     assert!(out.contains("the base is stored in f16") && warned.is_empty(), "{out}{warned:?}");
-    assert!(std::fs::read_to_string(dir.path().join("runs/sft/pure/config.yaml")).unwrap().contains("base_dtype: f16\n"));
+    assert!(std::fs::read_to_string(dir.path().join("runs/sft/pure/config.yaml")).unwrap().contains("base_dtype: \"f16\"\n"));
 }
 
 #[test]

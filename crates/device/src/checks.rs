@@ -19,6 +19,8 @@ pub(crate) const TOLERANCE: f64 = 1e-3;
 
 /// The same of images in f16, whose numbers have 11 bits: a few roundings to each, and what two steps of training make of them.
 pub(crate) const HALF_TOLERANCE: f64 = 2e-2;
+/// Of factors after two steps of Adam in f16, which divides a gradient by its own size: 3.7e-2 on the processor, where what is wrong is off by its size.
+const HALF_STEPS_TOLERANCE: f64 = 1e-1;
 
 /// One comparison of the probe.
 pub(crate) struct Check {
@@ -117,8 +119,8 @@ fn of_language_model(path: Path, work: Work, all: &mut Vec<Check>) {
     all.push(Check::new(train, "2 steps of LoRA on a frozen layer", |device, _, _| decoder::two_steps(device, Precision::F32)));
     if work.half() {
         let steps = |device: &Device, _, reference: bool| decoder::two_steps(device, precision(!reference));
-        let steps = half(Check::new(Stage::LoraHalf, "2 steps of LoRA on a frozen layer", steps));
-        all.push(Check { hardware_only: path != Path::Gemm, ..steps });
+        let steps = Check::new(Stage::LoraHalf, "2 steps of LoRA on a frozen layer", steps);
+        all.push(Check { hardware_only: path != Path::Gemm, tolerance: HALF_STEPS_TOLERANCE, ..steps });
     }
 }
 

@@ -39,6 +39,11 @@ pub fn next_batch() {
     pool().next_batch();
 }
 
+/// What is free is given back, and what was held until now no measure any more: to be said when a beginning that holds things twice is over.
+pub fn forget() {
+    pool().forget();
+}
+
 /// Whether our kernels, which know no other type, can compute with all of these.
 pub(crate) fn all_f32<'a>(tensors: impl IntoIterator<Item = &'a FlexTensor>) -> bool {
     tensors.into_iter().all(|tensor| tensor.dtype() == DType::F32)

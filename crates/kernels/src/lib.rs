@@ -46,7 +46,7 @@ use burn::tensor::{Device, Tensor};
 
 pub use arena::{Places, arena, arena_parts};
 pub use attention::attention;
-pub use buffers::next_batch;
+pub use buffers::{forget, next_batch};
 pub use decoder::{rms_norm, rotate, swiglu};
 pub use dropout::dropout;
 pub use foreground::{Foreground, Positive, ciou, detection_terms};

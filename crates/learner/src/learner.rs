@@ -266,8 +266,9 @@ impl<T: Task> Learner<T> {
         }
         self.run.turn_state_to(&checkpoint)?;
         self.run.export_missing(&self.task, &checkpoint)?;
-        // The logs ask for their part when training begins; the weights are in the state.
+        // The logs ask for their part when training begins; the weights are in the state, beside which the old ones were for a moment.
         checkpoint.members.retain(|name, _| !name.ends_with(".safetensors"));
+        bellows_kernels::forget();
         self.came_from = Some(checkpoint);
         Ok(())
     }

@@ -60,6 +60,13 @@ impl Pool {
         }
     }
 
+    /// What was held until now says nothing of what will be.
+    pub(super) fn forget(&mut self) {
+        self.free.clear();
+        self.earlier.clear();
+        self.most = self.held;
+    }
+
     /// Frees blocks of earlier batches, all too small by now, for one of `len` values.
     fn make_room(&mut self, len: usize) {
         let mut freed = 0;

@@ -116,7 +116,7 @@ fn in_the_scan_it_ends_the_program() {
     std::thread::sleep(Duration::from_millis(100));
     signal(&child, "TERM");
     let (_, error) = ended(child, 143);
-    assert_eq!(error, "stopped before training began: nothing is lost\n");
+    assert!(error.ends_with("stopped before training began: nothing is lost\n"), "{error}");
     let rest = read_rest(out);
     assert_eq!(rest, "", "it had been scanned");
     assert!(!dir.path().join("runs").exists());

@@ -112,7 +112,7 @@ fn normalisation() {
     }
 }
 
-/// Moments are of what is stored: of 12 values, of which f16 has lost the lower bits, an f32's are known.
+/// Moments are of what is stored, or of the sums it was rounded from: drivers may leave out a rounding that is widened again (lavapipe does: 3.9e-4).
 #[test]
 fn moments() {
     if !on_each_device("half::moments") || !has_half() {
@@ -120,7 +120,7 @@ fn moments() {
     }
     for conv in [case([1, 5, 3, 4], 20, 3, 1, 1), case([2, 16, 40, 40], 40, 1, 1, 0)] {
         let error = error_of_moments(conv, 0.0, half);
-        assert!(error <= 4e-6, "{conv:?}: {error:.1e}");
+        assert!(error <= 2.0_f32.powi(-11), "{conv:?}: {error:.1e}");
     }
 }
 

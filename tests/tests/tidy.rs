@@ -163,8 +163,8 @@ fn only_device_and_kernels_name_a_backend_and_only_a_few_files_are_unsafe() {
             assert!(named.is_none(), "{} names a backend: {named:?}", path.display());
         }
         // One file per instruction set, and what is written once for several; the keeper of a tensor's memory; the launches whose indices are found to fit; the one call that maps a file.
-        let sets =
-            ["amx.rs", "avx2.rs", "avx512.rs", "avx512_bf16.rs", "neon.rs", "text.rs"].map(|file| format!("crates/kernels/src/cpu/simd/{file}"));
+        let sets = ["amx.rs", "avx2.rs", "avx512.rs", "avx512_bf16.rs", "neon.rs", "text.rs"]
+            .map(|file| format!("crates/kernels/src/cpu/simd/{file}"));
         let others = [
             "crates/kernels/src/buffers/pooled.rs",
             "crates/kernels/src/cube/matmul.rs",

@@ -63,10 +63,10 @@ impl Division {
         // A task's rows of a block of the sum stay in half of the second-level cache while tile after tile of columns passes over them.
         let fewest = rows.div_ceil((machine().second.bytes / 2 / (BLOCK * size_of::<f32>())).max(FEWEST));
         let parts = fewest..=rows.div_ceil(FEWEST).clamp(fewest, fewest + 4 * threads);
-        let (most, rate) = if form.group > 1 { (TILES[1], UNIT_RATE) } else { (TILES[0], 1.0) };
+        let most = TILES[usize::from(form.group > 1)];
         let splits = parts.flat_map(|parts| (1..=tiles.min(most)).map(move |across| (panels.div_ceil(parts), across)));
         let time = |&(down, across): &(usize, usize)| {
-            let task = Self::task(down, across, rate);
+            let task = Self::task(down, across, form);
             let rounds = (panels.div_ceil(down) * tiles.div_ceil(across)).div_ceil(threads);
             // The last term: smaller tasks suffer less from a thread that is interrupted.
             rounds as f64 * task + 0.2 * task
@@ -75,10 +75,15 @@ impl Division {
         Self { rows: best.0 * form.panel, columns: best.1 * form.nr }
     }
 
-    /// The estimated time of a task, in products of one panel and one tile: packing a tile takes as long as 1.6 of them, and packing a panel a
-    /// third of one (measured); at another `rate` of products they are as many more.
-    fn task(down: usize, across: usize, rate: f64) -> f64 {
-        (down * across) as f64 + rate * (1.6 * across as f64 + 0.33 * down as f64)
+    /// The estimated time of a task, in products of one panel and one tile. Packing a value takes as long as a few multiply-adds of vectors, whatever the
+    /// set of instructions: of AVX-512's 8 rows and 48 columns a tile as long as 1.6 products and a panel as a third of one, of AVX2's 4 and 24 twice that
+    /// (measured), where a unit for matrices multiplies, at so many times that rate.
+    fn task(down: usize, across: usize, form: Form) -> f64 {
+        let [tile, panel] = match form.group {
+            1 => [12.8 / form.panel as f64, 16.0 / form.nr as f64],
+            _ => [1.6, 0.33].map(|products| products * UNIT_RATE),
+        };
+        (down * across) as f64 + tile * across as f64 + panel * down as f64
     }
 
     /// How many tasks that makes of a result.

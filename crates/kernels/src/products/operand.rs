@@ -185,14 +185,28 @@ impl<'a> Operand<'a> {
     /// room for that behind its last row.
     #[inline(always)]
     pub(crate) fn pack<S: Simd>(&self, s: S, terms: Range<usize>, lines: Range<usize>, width: usize, out: &mut [f32]) {
-        for first in lines.clone().step_by(S::LANES) {
-            let (count, out) = (S::LANES.min(lines.end - first), &mut out[first - lines.start..]);
-            if self.by_lines {
+        if self.by_lines {
+            for first in lines.clone().step_by(S::LANES) {
+                let (count, out) = (S::LANES.min(lines.end - first), &mut out[first - lines.start..]);
                 self.pack_lines(s, terms.clone(), first, count, width, out);
-            } else {
-                for (cell, term) in terms.clone().step_by(S::TERMS).enumerate() {
-                    s.store(self.cells(s, term, terms.end, first, count), &mut out[cell * width..]);
+            }
+            return;
+        }
+        // Row by row, since each is in a page of its own.
+        if let (1, Stored::F32(values)) = (S::TERMS, self.values) {
+            for (cell, term) in terms.enumerate() {
+                let (row, out) = (&values[term * self.stride + lines.start..][..lines.len()], &mut out[cell * width..]);
+                for (i, values) in row.chunks(S::LANES).enumerate() {
+                    s.store(s.read(values), &mut out[i * S::LANES..]);
                 }
+            }
+            return;
+        }
+        for (cell, term) in terms.clone().step_by(S::TERMS).enumerate() {
+            let out = &mut out[cell * width..];
+            for (i, first) in lines.clone().step_by(S::LANES).enumerate() {
+                let count = S::LANES.min(lines.end - first);
+                s.store(self.cells(s, term, terms.end, first, count), &mut out[i * S::LANES..]);
             }
         }
     }
@@ -268,17 +282,35 @@ impl<'a> Operand<'a> {
         }
     }
 
+    /// `count` lines of f32s from `first` on as [`pack`](Self::pack) does: square by square, and of half a vector two squares at a time.
+    #[inline(always)]
+    #[allow(clippy::too_many_arguments, reason = "those of pack, taken apart")]
+    fn transpose<S: Simd>(&self, s: S, values: &[f32], terms: Range<usize>, first: usize, count: usize, width: usize, out: &mut [f32]) {
+        let line = &values[first * self.stride..];
+        let mut term = terms.start;
+        if (count, width) == (S::LANES / 2, S::LANES / 2) {
+            while term + 2 * S::LANES <= terms.end {
+                s.transpose_half(&line[term..], self.stride, &mut out[(term - terms.start) * width..]);
+                term += 2 * S::LANES;
+            }
+        }
+        while term < terms.end {
+            let cells = S::LANES.min(terms.end - term);
+            s.transpose(&line[term..], self.stride, count, cells, &mut out[(term - terms.start) * width..], width);
+            term += S::LANES;
+        }
+    }
+
     /// One vector of lines that are stored as such: square by square.
     #[inline(always)]
     fn pack_lines<S: Simd>(&self, s: S, terms: Range<usize>, first: usize, count: usize, width: usize, out: &mut [f32]) {
+        if let (1, Stored::F32(values)) = (S::TERMS, self.values) {
+            return self.transpose(s, values, terms, first, count, width, out);
+        }
         for (square, term) in terms.clone().step_by(S::TERMS * S::LANES).enumerate() {
             let length = (S::TERMS * S::LANES).min(terms.end - term);
             let cells = length.div_ceil(S::TERMS);
             let out = &mut out[square * S::LANES * width..];
-            if let (1, Stored::F32(values)) = (S::TERMS, self.values) {
-                s.transpose(&values[first * self.stride + term..], self.stride, count, cells, out, width);
-                continue;
-            }
             let mut rows = [0.0; MAX_LANES * MAX_LANES];
             for (i, row) in rows.chunks_exact_mut(S::LANES).take(count).enumerate() {
                 let cells = self.line_cells(s, first + i, term..term + length);

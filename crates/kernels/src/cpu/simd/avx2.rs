@@ -128,7 +128,7 @@ fn transpose8(r: [__m256; L]) -> [__m256; L] {
     out
 }
 
-transposes!("avx2,fma", transpose8);
+transposes!("avx2,fma", transpose8, [_mm256_permute2f128_ps::<0x20>, _mm256_permute2f128_ps::<0x31>]);
 
 impl Simd for Avx2 {
     type V = __m256;
@@ -145,6 +145,11 @@ impl Simd for Avx2 {
         round(a) = _mm256_round_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>;
     }
 
+    #[inline(always)]
+    fn transpose_half(self, src: &[f32], src_stride: usize, dst: &mut [f32]) {
+        // SAFETY: `self` proves the features.
+        unsafe { transpose_half(src, src_stride, dst) }
+    }
     #[inline(always)]
     fn exp2_integer(self, n: __m256) -> __m256 {
         // SAFETY: `self` proves the features. (The exponent field of an IEEE float, biased by 127.)

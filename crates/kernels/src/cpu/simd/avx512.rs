@@ -148,7 +148,7 @@ fn transpose16(r: [__m512; L]) -> [__m512; L] {
     out
 }
 
-transposes!("avx512f,avx512vl,avx512dq,avx512bw,avx2,fma", transpose16);
+transposes!("avx512f,avx512vl,avx512dq,avx512bw,avx2,fma", transpose16, [_mm512_shuffle_f32x4::<0x44>, _mm512_shuffle_f32x4::<0xEE>]);
 
 impl Simd for Avx512 {
     type V = __m512;
@@ -164,6 +164,12 @@ impl Simd for Avx512 {
         max(a, b) = _mm512_max_ps;
         // Immediate 0: to the nearest integer, ties to even.
         round(a) = _mm512_roundscale_ps::<0>;
+    }
+
+    #[inline(always)]
+    fn transpose_half(self, src: &[f32], src_stride: usize, dst: &mut [f32]) {
+        // SAFETY: `self` proves the features.
+        unsafe { transpose_half(src, src_stride, dst) }
     }
 
     #[inline(always)]

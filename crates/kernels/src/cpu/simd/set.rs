@@ -423,6 +423,14 @@ pub trait Simd: Copy + Send + Sync + 'static {
     /// `LANES` of each of the `cols` rows of `dst` become zero (so those rows must be `LANES` long).
     fn transpose(self, src: &[f32], src_stride: usize, rows: usize, cols: usize, dst: &mut [f32], dst_stride: usize);
 
+    /// `dst[c * LANES / 2 + r] = src[r * src_stride + c]` for `r < LANES / 2`, `c < 2 * LANES`.
+    #[inline(always)]
+    fn transpose_half(self, src: &[f32], src_stride: usize, dst: &mut [f32]) {
+        for (c, column) in dst.chunks_exact_mut(Self::LANES / 2).take(2 * Self::LANES).enumerate() {
+            column.iter_mut().enumerate().for_each(|(r, value)| *value = src[r * src_stride + c]);
+        }
+    }
+
     /// `dst[c][at + r] = src[r * src_stride + c]` for `r < rows <= LANES` and every `c`; each row of `src` is `LANES` long, and `dst` has at
     /// most `LANES` slices. Unlike [`Simd::transpose`] it writes nothing beside: for results that belong to different slices.
     #[inline(always)]

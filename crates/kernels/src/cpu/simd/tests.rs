@@ -91,6 +91,10 @@ impl Task for Moves {
         assert_eq!((lanes(low), lanes(high)), (x[..n].to_vec(), x[n..2 * n].to_vec()));
 
         let (src, stride) = (values(40 * n), n + 3);
+        let (half, mut cells) = (n / 2, vec![7.0; n * n + 1]);
+        s.transpose_half(&src, stride, &mut cells);
+        let expected: Vec<f32> = (0..n * n).map(|i| src[i % half * stride + i / half]).chain([7.0]).collect();
+        assert_eq!(cells, expected);
         for rows in 1..=n {
             for cols in 0..=n {
                 let mut dst = vec![vec![7.0; n + 5]; cols];

@@ -275,6 +275,27 @@ macro_rules! vectors {
 
 /// [`Simd::transpose`] and [`Simd::transpose_rows`] from the transpose of a square of vectors.
 macro_rules! transposes {
+    ($features:literal, $square:ident, [$low:expr, $high:expr]) => {
+        transposes!($features, $square);
+
+        /// [`Simd::transpose_half`]: two squares beside each other are one of which a column is a half of two.
+        #[target_feature(enable = $features)]
+        fn transpose_half(src: &[f32], src_stride: usize, dst: &mut [f32]) {
+            assert!(end(L / 2, src_stride, 2 * L) <= src.len() && L * L <= dst.len());
+            let mut r = [zero(); L];
+            for (i, v) in r.iter_mut().enumerate() {
+                // SAFETY: L / 2 rows of 2 L lie in src.
+                *v = unsafe { load(src.as_ptr().add(i % (L / 2) * src_stride + i / (L / 2) * L)) };
+            }
+            for (i, pair) in $square(r).chunks_exact(2).enumerate() {
+                // SAFETY: L vectors lie in dst.
+                unsafe {
+                    store(dst.as_mut_ptr().add(i * L), $low(pair[0], pair[1]));
+                    store(dst.as_mut_ptr().add((i + L / 2) * L), $high(pair[0], pair[1]));
+                }
+            }
+        }
+    };
     ($features:literal, $square:ident) => {
         #[target_feature(enable = $features)]
         fn transpose(src: &[f32], src_stride: usize, rows: usize, cols: usize, dst: &mut [f32], dst_stride: usize) {

@@ -151,11 +151,13 @@ machine() {
 
 table() {
   python3 - "$@" <<'PYTHON'
-"""Means over seeds, and the differences to another row seed by seed with the 95 % interval of Student's t."""
+"""Means over seeds, the differences to another row seed by seed with the 95 % interval of Student's t, and what that says of the first measure."""
 import statistics, sys
 
 T = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262}
+# Of the first of these the higher is better, and the verdict is of it.
 MEASURES = {"frames": ["map50", "map50_95", "small"], "clips": ["score", "cov", "map50"]}
+VERDICTS = ["helped", "nothing", "hurt", "too few seeds"]
 # By kind and set: rows, what each stands against, and where and with what they were made.
 tables, against, made = {}, {}, {}
 for path in sys.argv[1:]:
@@ -172,30 +174,46 @@ for path in sys.argv[1:]:
 
 
 def difference(row, control, measure):
+    """Its mean and half of its interval, where three seeds or more have both."""
     pairs = [seed[measure] - control[k][measure] for k, seed in row.items() if measure in seed and measure in control.get(k, {})]
-    if len(pairs) < 2:
-        return ""
-    mean, half = statistics.fmean(pairs), T.get(len(pairs) - 1, 2.0) * statistics.stdev(pairs) / len(pairs) ** 0.5
-    verdict = "" if abs(mean) <= half else " **"
-    return f"{mean:+.4f} ± {half:.4f}{verdict}"
+    if len(pairs) < 3:
+        return None
+    return statistics.fmean(pairs), T.get(len(pairs) - 1, 2.0) * statistics.stdev(pairs) / len(pairs) ** 0.5
+
+
+def told(of):
+    return f"{of[0]:+.4f} ± {of[1]:.4f}{'' if abs(of[0]) <= of[1] else ' **'}" if of else ""
+
+
+def verdict(of):
+    if not of:
+        return "too few seeds"
+    return "nothing" if abs(of[0]) <= of[1] else "helped" if of[0] > 0 else "hurt"
 
 
 for of, rows in tables.items():
     kind, measures = of[0], MEASURES[of[0]]
     where = ", ".join(f"{machine.replace('_', ' ')} at {commit}" for machine, commit in sorted(made[of]))
     print(f"\n{kind} of {of[1]}, on {where}")
-    print(f"\n| {kind} | seeds |", " | ".join(f"{m} | difference" for m in measures), "| against | seconds |")
-    print("| --- |", " | ".join("---" for _ in range(2 * len(measures) + 3)), "|")
+    print(f"\n| {kind} | seeds |", " | ".join(f"{m} | difference" for m in measures), "| against | verdict | seconds |")
+    print("| --- |", " | ".join("---" for _ in range(2 * len(measures) + 4)), "|")
+    verdicts = {}
     for row, seeds in rows.items():
+        control = rows.get(against[of, row], {}) if row != "none" else {}
+        differences = [difference(seeds, control, measure) for measure in measures]
         cells = []
-        for measure in measures:
+        for measure, by in zip(measures, differences):
             values = [seed[measure] for seed in seeds.values() if measure in seed]
-            control = rows.get(against[of, row], {}) if row != "none" else {}
-            cells += [f"{statistics.fmean(values):.4f}" if values else "-", difference(seeds, control, measure)]
+            cells += [f"{statistics.fmean(values):.4f}" if values else "-", told(by)]
+        said = verdict(differences[0]) if row != "none" else ""
+        verdicts.setdefault(said, []).append(row)
         times = [seed["seconds"] for seed in seeds.values() if "seconds" in seed]
         seconds = f"{statistics.fmean(times):.0f}" if times else "-"
-        print(f"| {row} | {len(seeds)} |", " | ".join(cells), f"| {against[of, row]} | {seconds} |")
-print("\n** the interval does not hold 0")
+        print(f"| {row} | {len(seeds)} |", " | ".join(cells), f"| {against[of, row]} | {said} | {seconds} |")
+    judged = "; ".join(f"{said}: {', '.join(verdicts[said])}" for said in VERDICTS if said in verdicts)
+    if judged:
+        print(f"\nBy {measures[0]}: {judged}")
+print("\n** the interval does not hold 0; of twenty rows that change nothing one has such an interval. nothing: not told from chance")
 PYTHON
 }
 

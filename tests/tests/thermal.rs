@@ -82,10 +82,18 @@ fn a_year_is_judged_by_its_months_and_handed_in_by_its_ids() {
     let (out, _) = expect_code(&mut yolo_train(dir.path(), &["--data", "clips.yaml", "--group-by", "month,daynight"]), 0);
     assert!(out.contains("train: 12 images") && out.contains("val: 16 images") && out.contains("by month"), "{out}");
     let csv = std::fs::read_to_string(dir.path().join("runs/detect/train/results.csv")).unwrap();
-    for column in ["metrics/CoV(month)", "metrics/score(month)", "metrics/mAP50(month 2020-05)", "metrics/mAP50(month 2020-06)"] {
-        assert!(csv.lines().next().unwrap().contains(column), "{column}: {csv}");
+    let header = csv.lines().next().unwrap();
+    for column in ["CoV(month)", "score(month)", "mAP50(month 2020-05)", "mAP50-95(month 2020-06)", "AP50_small"] {
+        assert!(header.contains(&format!("metrics/{column},")), "{column}: {csv}");
     }
     assert_eq!(csv.lines().count(), 3);
+    // No picture of 96 x 72 has room for a large object.
+    for row in csv.lines().skip(1) {
+        let cells: Vec<&str> = row.split(',').collect();
+        assert_eq!(cells.len(), header.split(',').count(), "{csv}");
+        let cell = |name: &str| cells[header.split(',').position(|column| column == name).unwrap()];
+        assert!(cell("metrics/AP50_large") == "nan" && !cell("metrics/mAP50-95(month 2020-05)").is_empty(), "{csv}");
+    }
     let weights = "runs/detect/train/weights/best.safetensors";
     let val = ["val", "--weights", weights, "--data", "clips.yaml", "--device", "cpu", "--submission", "out.json"];
     let (out, _) = expect_code(&mut yolo_train(dir.path(), &val), 0);

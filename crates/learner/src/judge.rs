@@ -155,7 +155,11 @@ impl<T: Task> Run<T> {
     }
 
     fn log_evaluation(&mut self, task: &T, report: &EpochReport, at: Judging) -> Result<(), LearnError> {
-        self.journal.row(&log::row(report, task.metric_names().len(), &self.state.counters.lr)?);
+        let mut columns = log::columns_of(self.journal.rows().unwrap_or_default())?;
+        if columns.is_empty() {
+            columns = log::columns(task.item_names(), &task.metric_names(), self.settings.groups.len());
+        }
+        self.journal.row(&log::row(report, task.item_names(), &self.state.counters.lr, &columns)?);
         for unreadable in report.evaluation.iter().flat_map(|e| &e.unreadable) {
             self.tell("unreadable", format!("left out of the evaluation: {unreadable}"));
         }

@@ -313,7 +313,7 @@ impl<T: Task> Learner<T> {
         let (run, metrics) = (&mut self.run, self.task.metric_names());
         match &self.came_from {
             Some(checkpoint) => run.journal.go_on(checkpoint),
-            None => run.journal.begin(&log::header(self.task.item_names(), &metrics, run.settings.groups.len())?)?,
+            None => run.journal.begin(&log::line(log::columns(self.task.item_names(), &metrics, run.settings.groups.len()))?)?,
         }
         run.begun = true;
         run.level_begin()?;

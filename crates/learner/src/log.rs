@@ -6,40 +6,51 @@ use crate::counters::Counters;
 use crate::error::LearnError;
 use crate::observe::{BatchReport, EpochReport};
 
-/// The first line of `results.csv`.
+/// The columns of `results.csv`, as this program begins it.
+pub(crate) fn columns(items: &[&str], metrics: &[String], groups: usize) -> Vec<String> {
+    let losses = items.iter().map(|item| format!("train/{item}"));
+    let rates = (0..groups).map(|g| format!("lr/pg{g}"));
+    ["epoch", "time"].map(String::from).into_iter().chain(losses).chain(metrics.iter().cloned()).chain(rates).collect()
+}
+
+/// The columns that a file of these `rows` began with; none where there is no header.
+///
+/// # Errors
+/// Never in practice: reading from memory.
+pub(crate) fn columns_of(rows: &[u8]) -> Result<Vec<String>, LearnError> {
+    let mut reader = csv::Reader::from_reader(rows);
+    let header = reader.byte_headers().map_err(|e| unwritten(&e))?;
+    Ok(header.iter().map(|name| String::from_utf8_lossy(name).into_owned()).collect())
+}
+
+/// The row of an epoch, each value under its name in `columns`. A run goes on under the header that it began with, which may be an older program's: a column
+/// of which nothing is known stays empty, as metrics do in an epoch without evaluation, and a value without a column is left out.
+///
+/// # Errors
+/// As [`line`].
+pub(crate) fn row(report: &EpochReport, items: &[&str], lr: &[f64], columns: &[String]) -> Result<String, LearnError> {
+    let rounded = |x: f64| format_g((x * 1e5).round() / 1e5, 6);
+    let mut values = vec![("epoch".to_string(), (report.epoch + 1).to_string()), ("time".to_string(), format_g(report.elapsed_s, 6))];
+    values.extend(items.iter().zip(&report.means).map(|(item, &x)| (format!("train/{item}"), rounded(x))));
+    values.extend(report.evaluation.iter().flat_map(|e| &e.metrics).map(|(name, x)| (name.clone(), rounded(*x))));
+    values.extend(lr.iter().enumerate().map(|(g, &x)| (format!("lr/pg{g}"), format_g(x, 6))));
+    // Taken out, so that of two columns of one name each has its own.
+    let mut take = |name: &String| values.iter().position(|(of, _)| of == name).map(|i| values.remove(i).1);
+    line(columns.iter().map(|name| take(name).unwrap_or_default()).collect())
+}
+
+fn unwritten(e: &dyn std::fmt::Display) -> LearnError {
+    LearnError::Config(format!("a row of results.csv: {e}"))
+}
+
+/// A line of the file.
 ///
 /// # Errors
 /// Never in practice: writing to memory.
-pub(crate) fn header(items: &[&str], metrics: &[String], groups: usize) -> Result<String, LearnError> {
-    let columns = ["epoch".to_string(), "time".to_string()]
-        .into_iter()
-        .chain(items.iter().map(|i| format!("train/{i}")))
-        .chain(metrics.iter().cloned())
-        .chain((0..groups).map(|g| format!("lr/pg{g}")));
-    csv_line(columns.collect())
-}
-
-/// The row of an epoch; metrics of an epoch without evaluation are left empty.
-///
-/// # Errors
-/// As [`header`].
-pub(crate) fn row(report: &EpochReport, metrics: usize, lr: &[f64]) -> Result<String, LearnError> {
-    let rounded = |x: f64| format_g((x * 1e5).round() / 1e5, 6);
-    let mut row = vec![(report.epoch + 1).to_string(), format_g(report.elapsed_s, 6)];
-    row.extend(report.means.iter().map(|&x| rounded(x)));
-    match &report.evaluation {
-        Some(evaluation) => row.extend(evaluation.metrics.iter().map(|&(_, x)| rounded(x))),
-        None => row.extend(std::iter::repeat_n(String::new(), metrics)),
-    }
-    row.extend(lr.iter().map(|&x| format_g(x, 6)));
-    csv_line(row)
-}
-
-fn csv_line(fields: Vec<String>) -> Result<String, LearnError> {
-    let failed = |e: &dyn std::fmt::Display| LearnError::Config(format!("a row of results.csv: {e}"));
+pub(crate) fn line(fields: Vec<String>) -> Result<String, LearnError> {
     let mut writer = csv::Writer::from_writer(Vec::new());
-    writer.write_record(fields).map_err(|e| failed(&e))?;
-    let bytes = writer.into_inner().map_err(|e| failed(&e))?;
+    writer.write_record(fields).map_err(|e| unwritten(&e))?;
+    let bytes = writer.into_inner().map_err(|e| unwritten(&e))?;
     Ok(String::from_utf8_lossy(&bytes).trim_end_matches('\n').to_owned())
 }
 
@@ -89,7 +100,24 @@ pub fn format_g(value: f64, digits: usize) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::format_g;
+    use super::{columns, columns_of, format_g, line, row};
+    use crate::observe::EpochReport;
+    use crate::task::Evaluation;
+
+    #[test]
+    fn a_value_stands_under_its_name() {
+        let metrics = vec![("m(a, b)".to_string(), 0.25), ("new".to_string(), 0.5)];
+        let evaluation = Some(Evaluation { metrics, ..Evaluation::default() });
+        let judged = EpochReport { step: 9, epoch: 1, means: vec![3.0], evaluation, best: false, elapsed_s: 7.0 };
+        let trained = EpochReport { evaluation: None, ..judged.clone() };
+        let begun = columns_of(b"epoch,lr/pg0,\"m(a, b)\",gone,train/mse\n1,2,3,4,5\n").unwrap();
+        let rows = |columns: &[String]| [&judged, &trained].map(|report| row(report, &["mse"], &[0.125], columns).unwrap());
+        assert_eq!(rows(&begun), ["2,0.125,0.25,,3", "2,0.125,,,3"]);
+        let own = columns(&["mse"], &["m(a, b)".into(), "new".into()], 1);
+        assert_eq!(rows(&own), ["2,7,3,0.25,0.5,0.125", "2,7,3,,,0.125"]);
+        assert_eq!(columns_of(line(own.clone()).unwrap().as_bytes()).unwrap(), own);
+        assert!(columns_of(b"").unwrap().is_empty(), "a file that was lost has no header");
+    }
 
     #[test]
     fn formats_like_printf_g() {

@@ -5,6 +5,7 @@
 
 mod toy;
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
@@ -69,6 +70,44 @@ fn a_newer_program_goes_on_with_its_defaults_and_names_them() {
     assert!(told.contains("begun by an older program") && told.contains("smooth (false)") && !told.contains("rate ("), "{told}");
     let events = std::fs::read_to_string(dir.path().join("run/events.jsonl")).unwrap();
     assert!(events.lines().any(|line| line.contains("\"defaults\"") && line.contains("\"smooth\":false")), "{events}");
+}
+
+/// It knew other columns, in another order.
+#[test]
+fn a_run_goes_on_in_the_columns_that_an_older_program_began() {
+    /// The columns, and the cells of each row by their names.
+    fn read(dir: &Path) -> (String, Vec<BTreeMap<String, String>>) {
+        let csv = std::fs::read_to_string(dir.join("run/results.csv")).unwrap();
+        let cells = |line: &str| line.split(',').map(String::from).collect::<Vec<_>>();
+        let (header, rows) = csv.split_once('\n').unwrap();
+        let named = |row: &str| {
+            assert_eq!(cells(row).len(), cells(header).len(), "{csv}");
+            cells(header).into_iter().zip(cells(row)).collect()
+        };
+        (header.into(), rows.lines().map(named).collect())
+    }
+    const OLDER: &str = "epoch,lr/pg1,val/gone,val/mse,train/mae";
+    let whole = tempfile::tempdir().unwrap();
+    learner(whole.path(), config(), no_poison).fit(&data()).unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    let (mut session, flag) = (learner(dir.path(), config(), no_poison), Arc::default());
+    session.observe(toy::StopAfter { after: 5, seen: 0, flag: Arc::clone(&flag) }).stop_when(flag);
+    assert_eq!(session.fit(&data()).unwrap(), Outcome::Interrupted);
+    drop(session);
+    let checkpoints = Checkpoints::open(dir.path().join("run/checkpoints")).unwrap();
+    let mut newest = checkpoints.latest().unwrap().checkpoint.unwrap();
+    newest.members.insert("results.csv".into(), format!("{OLDER}\n").into_bytes());
+    let members: Vec<Member<'_>> = newest.members.iter().map(|(name, bytes)| Member { name, bytes }).collect();
+    checkpoints.save(newest.step, &members, &newest.info).unwrap();
+    let mut session = learner(dir.path(), config(), no_poison);
+    session.resume().unwrap();
+    assert_eq!(session.fit(&data()).unwrap(), Outcome::Finished);
+    let ((header, rows), (_, expected)) = (read(dir.path()), read(whole.path()));
+    assert_eq!((header.as_str(), rows.len()), (OLDER, EPOCHS));
+    for (row, expected) in rows.iter().zip(&expected) {
+        assert!(row["val/gone"].is_empty(), "{row:?}");
+        assert!(["epoch", "lr/pg1", "val/mse", "train/mae"].iter().all(|name| row[*name] == expected[*name]), "{row:?} {expected:?}");
+    }
 }
 
 /// It has recorded paths without steps, or nothing.

@@ -218,6 +218,11 @@ impl Journal {
         self.tell(self.dir.results(), appended);
     }
 
+    /// All of `results.csv` so far; `None` where only the file has its first rows, and could not be read yet.
+    pub fn rows(&self) -> Option<&[u8]> {
+        self.rows.text()
+    }
+
     /// Opens a log of scalars at `path` within the run, for [`Journal::scalars`]: TensorBoard's, a new one each session.
     pub fn open_scalars(&mut self, path: &str) {
         let path = self.dir.path().join(path);

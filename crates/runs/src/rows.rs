@@ -18,7 +18,7 @@ enum Held {
     Unread(u64),
 }
 
-/// The rows, whose bytes nobody looks into: those that an older program wrote stay as they are.
+/// The rows: those that an older program wrote stay as they are.
 pub(crate) struct Rows {
     log: AppendLog,
     store: Rc<dyn Store>,

@@ -46,6 +46,14 @@ fn cells(texts: impl IntoIterator<Item = impl std::fmt::Display>) -> Vec<String>
     texts.into_iter().map(|text| format!("{:>11}", text.to_string())).collect()
 }
 
+/// How much mAP50 varies over the groups of each key of `group_by`, as far as any was found: `CoV(month) 0.121, score(month) 0.433`.
+fn stability(metrics: &[(String, f64)]) -> String {
+    let known = metrics.iter().filter(|(_, value)| value.is_finite());
+    let told = known.filter_map(|(name, value)| Some((name.strip_prefix("metrics/")?, value)));
+    let of_keys = told.filter(|(name, _)| ["CoV(", "score("].iter().any(|of| name.starts_with(of)));
+    of_keys.map(|(name, value)| format!("{name} {value:.3}")).collect::<Vec<_>>().join(", ")
+}
+
 impl Observer for Console {
     fn on_start(&mut self, info: &RunInfo) {
         self.info = Some(info.clone());
@@ -80,6 +88,10 @@ impl Observer for Console {
         let values = ["metrics/precision(B)", "metrics/recall(B)", "metrics/mAP50(B)", "metrics/mAP50-95(B)"].map(value);
         self.foot.say(&table_header(columns()));
         self.foot.say(&table_row(columns(), "all", e.samples, e.objects, values));
+        let groups = stability(&e.metrics);
+        if !groups.is_empty() {
+            self.foot.say(&groups);
+        }
     }
 
     fn on_notice(&mut self, notice: &Notice) {
@@ -94,6 +106,14 @@ impl Observer for Console {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn groups_are_told_by_how_much_they_vary() {
+        let metrics =
+            [("metrics/mAP50(B)", 0.5), ("metrics/CoV(month)", 0.1212), ("metrics/score(month)", 0.4333), ("metrics/CoV(hour)", f64::NAN)];
+        assert_eq!(stability(&metrics.map(|(name, value)| (name.to_string(), value))), "CoV(month) 0.121, score(month) 0.433");
+        assert_eq!(stability(&[("val/box_loss".into(), 1.0)]), "");
+    }
 
     #[test]
     fn header_and_row_lose_the_same_columns() {

@@ -3,7 +3,7 @@
 use bellows_learner::{TaskError, format_g};
 use serde_json::{Value, json};
 
-use crate::metrics::{Grouped, Interval};
+use crate::metrics::{CocoMetrics, Grouped, Interval};
 
 /// With more groups than this a key is told in `groups.csv`, and by its worst groups in lines.
 const MOST: usize = 40;
@@ -109,23 +109,39 @@ pub(crate) fn json(by: &Grouped) -> Value {
     })
 }
 
-/// The columns of `results.csv` for a key with these groups: CoV and score, and mAP50 of each where they are not too many.
+/// Of groups, those that have columns of their own.
+fn shown<T>(groups: &[T]) -> &[T] {
+    if groups.len() > MOST { &[] } else { groups }
+}
+
+/// The columns of `results.csv` for a key with these groups: CoV and score, and mAP50, then mAP50-95, of each where they are not too many.
 pub(crate) fn columns(key: &str, names: &[String]) -> Vec<String> {
-    let each = names.iter().filter(|_| names.len() <= MOST).map(|name| format!("metrics/mAP50({key} {name})"));
+    let each = ["mAP50", "mAP50-95"].into_iter().flat_map(|of| shown(names).iter().map(move |name| format!("metrics/{of}({key} {name})")));
     [format!("metrics/CoV({key})"), format!("metrics/score({key})")].into_iter().chain(each).collect()
 }
 
 /// What stands in them; no number where no object decides it.
 pub(crate) fn values(by: &Grouped) -> Vec<f64> {
-    let each = by.groups.iter().filter(|_| by.groups.len() <= MOST).map(|g| g.coco.map50.unwrap_or(f64::NAN));
-    let stability = by.stability.map_or([f64::NAN; 2], |s| [s.cov, s.score]);
-    stability.into_iter().chain(each).collect()
+    let groups = shown(&by.groups);
+    let each = groups.iter().map(|g| g.coco.map50).chain(groups.iter().map(|g| g.coco.map50_95));
+    let stability = [by.stability.map(|s| s.cov), by.stability.map(|s| s.score)];
+    stability.into_iter().chain(each).map(|value| value.unwrap_or(f64::NAN)).collect()
+}
+
+/// Those for AP by size over all images, which a run that judges groups has too.
+pub(crate) fn size_columns() -> [String; 6] {
+    SIZES.map(|size| format!("metrics/{size}"))
+}
+
+/// What stands in these.
+pub(crate) fn size_values(coco: &CocoMetrics) -> [f64; 6] {
+    coco.by_size().map(|value| value.unwrap_or(f64::NAN))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::metrics::{CocoMetrics, GroupMetrics, Stability};
+    use crate::metrics::{GroupMetrics, Stability};
 
     fn by(groups: usize) -> Grouped {
         let group = |i: usize| GroupMetrics {
@@ -160,9 +176,11 @@ mod tests {
         assert_eq!(text, "key,groups,mAP50,CoV,CoV_low,CoV_high,score,score_low,score_high\nmonth,2,0.5,0.1,0.05,0.2,0.45,,\n");
         let names: Vec<String> = by.groups.iter().map(|g| g.name.clone()).collect();
         let (columns, values) = (columns("month", &names), values(&by));
-        assert_eq!((columns.len(), values.len()), (5, 5));
+        assert_eq!((columns.len(), values.len()), (8, 8));
         assert_eq!((columns[1].as_str(), values[1]), ("metrics/score(month)", 0.45));
         assert!(columns[2] == "metrics/mAP50(month 2020-01)" && values[2].is_nan() && values[4] == 0.52, "{columns:?} {values:?}");
+        assert!(columns[7] == "metrics/mAP50-95(month 2020-03)" && values[5].is_nan() && values[7] == 0.25, "{columns:?} {values:?}");
+        assert_eq!((size_columns()[4].as_str(), size_values(&by.groups[2].coco)[4]), ("metrics/AP50_medium", 0.75));
         assert_eq!(json(&by)["groups"][2]["map50_interval"], json!([0.4, 0.625]));
     }
 
@@ -171,6 +189,6 @@ mod tests {
         let by = self::by(50);
         let lines = rows(&by);
         assert!(lines.len() == 5 && lines[0].ends_with("(the worst 3 of 50)") && lines[1].contains("2020-02"), "{lines:?}");
-        assert_eq!(values(&by).len(), columns("month", &vec![String::new(); 50]).len());
+        assert_eq!((values(&by).len(), columns("month", &vec![String::new(); 50]).len()), (2, 2));
     }
 }

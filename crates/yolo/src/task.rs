@@ -108,8 +108,9 @@ impl Task for DetectionTask {
     }
 
     fn metric_names(&self) -> Vec<String> {
-        let more = self.groupings.iter().flat_map(|by| group_verdict::columns(&by.key, &by.names));
-        METRICS.into_iter().map(String::from).chain(more).collect()
+        let groups = self.groupings.iter().flat_map(|by| group_verdict::columns(&by.key, &by.names));
+        let sizes = group_verdict::size_columns().into_iter().filter(|_| !self.groupings.is_empty());
+        METRICS.into_iter().map(String::from).chain(groups).chain(sizes).collect()
     }
 
     fn groups(&self) -> Vec<Group> {
@@ -206,7 +207,9 @@ impl Task for DetectionTask {
         let m = &validation.metrics;
         let [b, c, d] = validation.losses;
         let values = [m.precision, m.recall, m.map50, m.map50_95, b, c, d];
-        let values = values.into_iter().chain(validation.groups.iter().flat_map(group_verdict::values));
+        let groups = validation.groups.iter().flat_map(group_verdict::values);
+        // Without groups nothing asks for the sizes: names end before them.
+        let values = values.into_iter().chain(groups).chain(group_verdict::size_values(&validation.coco));
         let metrics = self.metric_names().into_iter().zip(values).collect();
         Ok(Evaluation { fitness: m.fitness, metrics, samples: m.images, objects: m.instances, unreadable: validation.unreadable })
     }

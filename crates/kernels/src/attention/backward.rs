@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use super::blocks::{Inputs, Met, Panels, Rows, Tiles};
 use super::forward::visible;
-use crate::cpu::machine::ACROSS;
+use crate::cpu::machine::{ACROSS, KEYS};
 use crate::cpu::scratch;
 use crate::cpu::simd::{Simd, Task};
 use crate::products::{Operand, Stored};
@@ -95,8 +95,8 @@ impl Task for Keys<'_, '_> {
         let mut tiles = Tiles::new(s, d.max(ACROSS), d.max(ACROSS));
         let mut blocks = [0, 1].map(|_| scratch::take(count * ACROSS));
         self.out.iter_mut().flatten().for_each(|row| row.fill(0.0));
-        // The queries before these do not see the first key.
-        let start = (self.keys.start + sizes.s).saturating_sub(sizes.t);
+        // The queries before these do not see the first key of as many as a task has at most.
+        let start = (self.keys.start / KEYS * KEYS + sizes.s).saturating_sub(sizes.t);
         for j in 0..group {
             let head = self.head * group + j;
             let of_queries = [self.inputs.q, self.above.dy].map(|of| self.inputs.queries(of, head));

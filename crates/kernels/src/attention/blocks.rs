@@ -7,10 +7,16 @@ use crate::cpu::scratch::{self, Buffer};
 use crate::cpu::simd::{Group, MAX_LANES, Simd, Starts, Tile, To};
 use crate::products::{Operand, Stored};
 
-/// Queries of a head that a task has: the heads of a group share what is packed of their keys, and few queries waste less on keys that only
+/// Queries of a head that a task has at most: the heads of a group share what is packed of their keys, and few queries waste less on keys that only
 /// the last of them see.
-fn queries_of_task(group: usize) -> usize {
+fn most_queries(group: usize) -> usize {
     (384 / group / 16 * 16).clamp(64, 128)
+}
+
+/// Rows of a task that has `most` of `all`, halved up to twice where that would leave fewer than two tasks for a thread. Blocks of sums begin where
+/// they would for `most` rows, so that results do not depend on it.
+pub(super) fn rows_of_task(most: usize, all: usize, threads: usize) -> usize {
+    most >> (2 * threads * most / all.max(1)).checked_ilog2().unwrap_or(0).min(2)
 }
 
 /// What all tasks read.
@@ -61,24 +67,26 @@ pub(super) struct Met<'a> {
     pub values: &'a [f32],
     /// The first key that each of the queries sees.
     pub first: &'a [usize],
-    /// The first key that any of them sees, and the end of those that the last one does.
+    /// The first key that any query of the same most rows of a task sees, and the end of those that the last one of these does.
     pub start: usize,
     pub end: usize,
 }
 
 impl Rows<'_> {
     pub(super) fn met<'a>(&self, inputs: &Inputs<'a>) -> Met<'a> {
-        let first = &inputs.first(self.head)[self.queries.clone()];
+        let (all, most) = (inputs.first(self.head), most_queries(inputs.sizes.group));
         let end = inputs.sizes.position(self.queries.end - 1) + 1;
-        let start = first.iter().copied().min().unwrap_or(0).min(end);
+        let block = all.chunks(most).nth(self.queries.start / most).unwrap_or_default();
+        let start = block.iter().copied().min().unwrap_or(0).min(end);
+        let first = &all[self.queries.clone()];
         Met { keys: inputs.keys(inputs.k, self.head), values: inputs.keys(inputs.v, self.head), first, start, end }
     }
 }
 
 /// The tasks of a result `[B, H, S, d]`, those that see most keys first.
-pub(super) fn by_queries(sizes: Sizes, out: &mut [f32]) -> Vec<Rows<'_>> {
+pub(super) fn by_queries(sizes: Sizes, threads: usize, out: &mut [f32]) -> Vec<Rows<'_>> {
     let Sizes { b, g, group, s, d, .. } = sizes;
-    let size = queries_of_task(group);
+    let size = rows_of_task(most_queries(group), b * g * s, threads);
     let blocks = s.div_ceil(size);
     let task = |i: usize| {
         let from = i % blocks * size;

@@ -5,7 +5,7 @@ use burn_flex::FlexTensor;
 use rayon::prelude::*;
 
 use super::backward::{Above, Keys, Queries};
-use super::blocks::{Inputs, by_queries};
+use super::blocks::{Inputs, by_queries, rows_of_task};
 use super::forward::Forward;
 use super::sizes::Sizes;
 use super::{AttentionOps, portable};
@@ -30,7 +30,7 @@ impl AttentionOps for Flex {
         let Sizes { b, g, group, s, d, .. } = sizes;
         let inputs = Inputs { sizes, q: values(&q), k: values(&k), v: values(&v), first: &seen, scale: scale as f32 };
         let mut y = take(b * g * group * s * d);
-        let done: Vec<(usize, usize, Vec<f32>)> = by_queries(sizes, &mut y)
+        let done: Vec<(usize, usize, Vec<f32>)> = by_queries(sizes, rayon::current_num_threads(), &mut y)
             .into_par_iter()
             .with_max_len(1)
             .map(|rows| (rows.head, rows.queries.start, simd::run(level, Forward { inputs, rows })))
@@ -69,13 +69,15 @@ impl AttentionOps for Flex {
         let above = Above { dy: values(&dy), sums: values(&sums), dots: &dots };
 
         let (mut dq, mut dk, mut dv) = (take(b * g * group * s * d), take(b * g * t * d), take(b * g * t * d));
-        let queries = by_queries(sizes, &mut dq).into_par_iter().with_max_len(1);
+        let threads = rayon::current_num_threads();
+        let queries = by_queries(sizes, threads, &mut dq).into_par_iter().with_max_len(1);
         queries.for_each(|rows| simd::run(level, Queries { inputs, above, rows }));
+        let size = rows_of_task(KEYS, b * g * t, threads);
         let blocks = dk.par_chunks_mut(t * d).zip(dv.par_chunks_mut(t * d)).enumerate();
         blocks.for_each(|(head, (dk, dv))| {
-            let parts = dk.par_chunks_mut(KEYS * d).zip(dv.par_chunks_mut(KEYS * d)).enumerate().with_max_len(1);
+            let parts = dk.par_chunks_mut(size * d).zip(dv.par_chunks_mut(size * d)).enumerate().with_max_len(1);
             parts.for_each(|(i, (dk, dv))| {
-                let keys = i * KEYS..t.min((i + 1) * KEYS);
+                let keys = i * size..t.min((i + 1) * size);
                 let out = [dk, dv].map(|rows| rows.chunks_exact_mut(d).collect());
                 simd::run(level, Keys { inputs, above, head, keys, out });
             });

@@ -5,7 +5,10 @@ use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use burn_flex::FlexTensor;
 use proptest::prelude::*;
 
+use super::blocks::{by_queries, rows_of_task};
+use super::sizes::Sizes;
 use super::{AttentionOps, attention};
+use crate::cpu::machine::KEYS;
 use crate::cpu::reference::{greatest, noise};
 use crate::cpu::simd::{Level, with_level};
 
@@ -73,17 +76,28 @@ proptest! {
     }
 }
 
-/// Every block of rows is made by one task, whatever the number of threads.
+/// Tasks have fewer rows where there are more threads, and begin their sums where the largest would: documents begin within one.
 #[test]
 fn any_number_of_threads_gives_the_same_bits() {
-    let case = Case { b: 1, g: 2, group: 3, s: 200, past: 0, d: 16, documents: 2, spread: 2.0 };
+    let case = Case { b: 1, g: 2, group: 3, s: 200, past: 0, d: 16, documents: 3, spread: 2.0 };
     let on = |threads: usize| {
         let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
         pool.install(|| case.run(&Device::flex().autodiff(), DType::F32))
     };
     let one = on(1);
-    for threads in [2, 8] {
+    for threads in [2, 8, 16] {
         assert_eq!(on(threads), one, "{threads}");
+    }
+}
+
+/// In both directions, of a 0.5B model's layer with 512 tokens; two threads have as large ones as before.
+#[test]
+fn there_is_work_for_every_thread() {
+    let sizes = Sizes { b: 1, g: 2, group: 7, s: 512, t: 512, d: 1 };
+    let mut out = vec![0.0; 14 * 512];
+    for (threads, tasks) in [(2, 16), (16, 32), (64, 64)] {
+        assert_eq!(by_queries(sizes, threads, &mut out).len(), tasks, "{threads} threads");
+        assert_eq!(2 * 512 / rows_of_task(KEYS, 2 * 512, threads), tasks, "{threads} threads");
     }
 }
 

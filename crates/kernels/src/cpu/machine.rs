@@ -80,8 +80,6 @@ pub const PIECE: usize = 32 * 1024;
 pub const FEW_TILES: usize = 128;
 /// The same of the gradient of the weights, whose channels are divided then.
 pub const FEW_TILES_OF_WEIGHTS: usize = 64;
-/// Keys of a task of attention's backward pass.
-pub const KEYS: usize = 64;
 
 // Lengths of blocks of sums, each constant because it orders sums.
 
@@ -99,6 +97,8 @@ pub const PRODUCT_BLOCK: usize = 256;
 pub const SEGMENT: usize = 32;
 /// Keys (or, seen from a key, queries) that a block of attention's rows meets at a time: whole tiles of every instruction set.
 pub const ACROSS: usize = 96;
+/// Keys of a task of attention's backward pass, at most: the blocks of queries begin where those of so many keys do, also in a task that has fewer.
+pub const KEYS: usize = 64;
 
 // What times are estimated with.
 

@@ -158,14 +158,15 @@ fn any_number_of_threads_gives_the_same_bits() {
 /// Sixteen and sixty-four threads have something to do in the products of a 0.5B model, at 512 tokens and at 64.
 #[test]
 fn there_is_work_for_every_thread() {
-    let form = Level::Portable.form();
-    for threads in [1, 2, 16, 64] {
-        for rows in [64, 512] {
-            for columns in [16, 128, 896, 4864] {
-                let division = Division::new([rows, columns], form, threads);
-                let tasks = division.count([rows, columns]);
-                let most = (columns.div_ceil(form.nr) * rows.div_ceil(64)).min(threads);
-                assert!(2 * tasks >= most, "{threads} threads, {rows} x {columns}: {tasks} tasks");
+    for form in Level::tested().map(Level::form) {
+        for threads in [1, 2, 16, 64] {
+            for rows in [64, 512] {
+                for columns in [16, 128, 896, 4864] {
+                    let division = Division::new([rows, columns], form, threads);
+                    let tasks = division.count([rows, columns]);
+                    let most = (columns.div_ceil(form.nr) * rows.div_ceil(64)).min(threads);
+                    assert!(2 * tasks >= most, "{form:?}, {threads} threads, {rows} x {columns}: {tasks} tasks");
+                }
             }
         }
     }

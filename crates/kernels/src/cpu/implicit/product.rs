@@ -468,11 +468,16 @@ mod tests {
         let panels = s.out_channels.div_ceil(form.mr);
         let division =
             Division { view: &view, images: s.batch, panels, taps: taps.len(), mr: form.mr, nr: form.nr, grouped: form.group > 1 };
-        for threads in [1, 2, 4, 7, 64] {
-            assert_eq!(division.best(threads), division.exhaustive(threads), "{threads} threads, {s:?}");
+        let units = if view.pointwise { view.rows.div_ceil(form.nr) } else { view.rows };
+        for threads in [1, 2, 4, 7, 16, 64] {
+            let best = division.best(threads);
+            assert_eq!(best, division.exhaustive(threads), "{threads} threads, {s:?}");
+            let tasks = s.batch * view.rows.div_ceil(best.strip) * panels.div_ceil(best.panels_per_task);
+            // Rows narrower than a vector share one, so that cutting between them gains nothing.
+            let cuts = view.pointwise || view.cols >= form.nr / 3;
+            assert!(!cuts || 2 * tasks >= threads.min(s.batch * units * panels), "{tasks} tasks for {threads} threads, {s:?}");
         }
         let count = division.splits(64).len();
-        let units = if view.pointwise { view.rows.div_ceil(form.nr) } else { view.rows };
         assert!(count as f64 <= 4.0 * ((units * panels) as f64).sqrt(), "{count} divisions at 64 threads of {units} by {panels}");
     }
 
@@ -496,17 +501,23 @@ mod tests {
 
     #[test]
     fn large_layers_have_few_divisions() {
-        let shape = |[in_channels, out_channels]: [usize; 2], size, k| ConvShape {
+        let shape = |[in_channels, out_channels]: [usize; 2], size, k, stride| ConvShape {
             batch: 1,
             in_channels,
             out_channels,
             height: size,
             width: size,
             kernel: [k; 2],
-            stride: [1; 2],
+            stride: [stride; 2],
             padding: [k / 2; 2],
         };
-        for s in [shape([64, 512], 160, 1), shape([64, 64], 160, 3), shape([512, 512], 20, 3), shape([16, 512], 640, 3)] {
+        for s in [
+            shape([64, 512], 160, 1, 1),
+            shape([64, 64], 160, 3, 1),
+            shape([512, 512], 20, 3, 1),
+            shape([16, 512], 640, 3, 1),
+            shape([128, 256], 40, 3, 2),
+        ] {
             check(&s, Level::Portable.form());
             check(&s, simd::level().form());
         }

@@ -52,7 +52,7 @@ pub use dropout::dropout;
 pub use foreground::{Foreground, Positive, ciou, detection_terms};
 pub use graph::{enter, lead};
 pub use listen::{Leaves, Listener, leaf, listen, tell};
-pub use logits::{expectation, predictions};
+pub use logits::{expectation, predictions, scores};
 pub use maps::{Map, maps};
 use operands::{Bias, Moments, NormChannels};
 pub use operands::{ConvConfig, NormStep};

@@ -103,6 +103,7 @@ mod tests {
         assert_eq!(refusal(|| concat(vec![x(), zeros([2, 3, 8, 4], &device)])), "a part is [2, 3, 8, 4] and not [2, 3, 8, 8]");
         assert_eq!(refusal(|| add(x(), zeros([2, 6, 8, 7], &device))), "y is [2, 6, 8, 7] and not [2, 6, 8, 8]");
         assert_eq!(refusal(|| expectation(zeros([2, 6, 8], &device), 2, 4)), "rows 0..8 of 6");
+        assert_eq!(refusal(|| scores(zeros([2, 6, 8], &device), 7)), "rows 7..6 of 6");
         assert_eq!(refusal(|| slice_channels(x(), 4, 3)), "channels 4..7 of 6");
         assert_eq!(refusal(|| max_pool_same(x(), 4)), "a pooling window of 4");
         let none = Foreground { positives: Default::default(), gains: [1.0; 3], norm: 1.0 };

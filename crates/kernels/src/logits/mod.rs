@@ -55,6 +55,13 @@ pub fn predictions(x: Tensor<3>, centres: Tensor<3>, strides: Tensor<3>, chosen:
     Tensor::from_dispatch(Dispatch::predictions(x.into_dispatch(), centres.into_dispatch(), strides.into_dispatch(), chosen, bins))
 }
 
+/// `sigmoid(x)` of the rows of x `[B, C, A]` from `start` on, `[B, C - start, A]`, without gradient: what the loss has as the slope of softplus.
+pub fn scores(x: Tensor<3>, start: usize) -> Tensor<3> {
+    let [_, c, _] = x.dims();
+    shapes::within("rows", &(start..c), c);
+    Tensor::from_dispatch(Dispatch::softplus_sum(x.into_dispatch(), start, c - start).1)
+}
+
 /// The expected bin of each distribution: the first `sides bins` rows of x `[B, C, A]` are logits, `bins` a side; `[B, sides, A]`, without gradient.
 pub fn expectation(x: Tensor<3>, sides: usize, bins: usize) -> Tensor<3> {
     shapes::within("rows", &(0..sides * bins), x.dims()[1]);

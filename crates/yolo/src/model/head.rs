@@ -6,7 +6,6 @@
 
 use bellows_kernels::{concat, widen};
 use burn::module::Module;
-use burn::tensor::activation::sigmoid;
 use burn::tensor::{Device, Tensor, TensorData};
 
 use super::layers::{Conv, Conv2d};
@@ -130,8 +129,8 @@ pub fn decode_corners(flat: Tensor<3>, anchors: &Anchors) -> Tensor<3> {
 
 /// Decodes raw outputs to `[B, 4 + nc, A]`: `xywh` in pixels, then scores in 0..1.
 pub fn decode(feats: &[Tensor<4>]) -> Tensor<3> {
-    let (flat, boxes) = (flatten(feats), 4 * REG_MAX);
-    let scores = sigmoid(flat.clone().narrow(1, boxes, flat.dims()[1] - boxes));
+    let flat = flatten(feats);
+    let scores = bellows_kernels::scores(flat.clone(), 4 * REG_MAX);
     let corners = decode_corners(flat, &Anchors::of(feats));
     let low = corners.clone().narrow(1, 0, 2);
     let high = corners.narrow(1, 2, 2);

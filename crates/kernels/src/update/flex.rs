@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use burn::backend::ops::FloatTensorOps;
-use burn::backend::{Flex, Scalar};
+use burn::backend::Flex;
 use burn_flex::FlexTensor;
 use rayon::prelude::*;
 
@@ -91,7 +91,11 @@ impl UpdateOps for Flex {
         let true = all_f32([&x, &sum]) else { return portable::clip_to_norm::<Self>(x, sum, most) };
         let norm = values(&contiguous(sum)).iter().map(|&sum| f64::from(sum)).sum::<f64>().sqrt();
         let factor = most / (norm + 1e-6);
-        if factor < 1.0 { Self::float_mul_scalar(x, Scalar::Float(factor)) } else { x }
+        let true = factor < 1.0 else { return x };
+        let mut x = owned(contiguous(x));
+        x.par_chunks_mut(TASK).for_each(|x| x.iter_mut().for_each(|v| *v *= factor as f32));
+        let len = x.len();
+        tensor(x, [len])
     }
 }
 

@@ -127,7 +127,9 @@ impl Lora {
         let [out, _] = b.dims();
         let inner = linear(a.clone(), weight, None, Precision::F32).transpose();
         let cross = (inner * b.clone()).sum_dim(1).mul_scalar(2.0 * self.scaling);
-        let own = (b.clone().matmul(a.clone().matmul(a.t())) * b).sum_dim(1).mul_scalar(self.scaling * self.scaling);
+        let gram = linear(a.clone(), a, None, Precision::F32);
+        // A Aᵀ is its own transpose.
+        let own = (linear(b.clone(), gram, None, Precision::F32) * b).sum_dim(1).mul_scalar(self.scaling * self.scaling);
         (squares + cross + own).sqrt().reshape([out])
     }
 

@@ -156,6 +156,13 @@ impl Question<'_> {
 }
 
 impl SftConfig {
+    /// With the base stored as its precision has it there. Weights that are trained begin as they are in the file.
+    #[must_use]
+    pub fn stored_at(self, place: Place) -> Self {
+        let place = if self.method == Method::Lora { place } else { Place::Processor };
+        Self { base_dtype: self.precision.base_dtype(self.base_dtype, &self.model, place), ..self }
+    }
+
     /// Whether nothing of a linear map of the base is trained, so that it may be kept in any form.
     pub fn keeps_maps(&self) -> bool {
         let lora = self.lora();

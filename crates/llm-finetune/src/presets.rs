@@ -150,6 +150,7 @@ mod tests {
         assert_eq!((stored(rounded.clone()), on_a_card(rounded)), (BaseDtype::Auto, BaseDtype::F16));
         assert_eq!(on_a_card(json!({ "model": "m", "precision": "fp16", "base_dtype": "nf4" })), BaseDtype::Nf4);
         assert_eq!(on_a_card(json!({ "model": "m", "precision": "fp16", "method": "full" })), BaseDtype::Auto, "trained in f32");
+        assert_eq!(on_a_card(json!({ "model": "m", "precision": "fp16", "ranks": 2 })), BaseDtype::Auto, "as the others have it");
         assert_eq!(on_a_card(json!({ "model": "m" })), BaseDtype::Auto);
     }
 

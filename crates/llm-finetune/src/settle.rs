@@ -21,7 +21,7 @@ pub(crate) fn storage(config: &SftConfig, place: Place) -> Result<Storage, Failu
     }
 }
 
-/// The settings of a run with `auto` and the base's storage settled, and its plan; those of an adapter that it goes on from are the adapter's.
+/// The settings of a run with `auto` settled, and its plan; those of an adapter that it goes on from are the adapter's.
 ///
 /// # Errors
 /// A plan beyond the limit that is set, an adapter that cannot be gone on from.
@@ -31,8 +31,8 @@ pub(crate) fn settle_memory(
     data: &SftData,
     device: &Selected,
 ) -> Result<(SftConfig, Plan), Failure> {
+    let (config, _) = with_adapter(config)?;
     let place = Place::of(&device.device);
-    let config = with_adapter(config)?.0.stored_at(place);
     // The ranks of a machine share its memory; a card is one rank's.
     let (_, here) = local_rank(config.ranks);
     let free = place.room(device.memory).map(|bytes| if place == Place::Processor { bytes / here as f64 } else { bytes });

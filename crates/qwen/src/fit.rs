@@ -156,10 +156,11 @@ impl Question<'_> {
 }
 
 impl SftConfig {
-    /// With the base stored as its precision has it there. Weights that are trained begin as they are in the file.
+    /// With the base stored as its precision has it there. Weights that are trained begin as they are in the file, and ranks, on devices that may be unlike,
+    /// have the same settings.
     #[must_use]
     pub fn stored_at(self, place: Place) -> Self {
-        let place = if self.method == Method::Lora { place } else { Place::Processor };
+        let place = if self.method == Method::Lora && self.ranks == 1 { place } else { Place::Processor };
         Self { base_dtype: self.precision.base_dtype(self.base_dtype, &self.model, place), ..self }
     }
 

@@ -63,12 +63,10 @@ impl<B: Backend> From<Option<FloatTensor<B>>> for Bias<B> {
 pub enum Moments<B: Backend> {
     /// They are still to be found.
     Unknown,
-    /// Those of each channel's blocks of so many `values`, the last of which may have fewer.
+    /// Those of each channel's blocks.
     OfBlocks {
-        /// Mean, and sum of squared differences from it, `[2, C, blocks]`, f32.
+        /// Mean, sum of squared differences from it, and how many values there are, `[3, C, blocks]`, f32.
         parts: FloatTensor<B>,
-        /// Values to a block.
-        values: usize,
     },
 }
 
@@ -77,7 +75,7 @@ impl<B: Backend> Moments<B> {
     pub(crate) fn on<C: Backend>(self, tensor: impl FnOnce(FloatTensor<B>) -> FloatTensor<C>) -> Moments<C> {
         match self {
             Self::Unknown => Moments::Unknown,
-            Self::OfBlocks { parts, values } => Moments::OfBlocks { parts: tensor(parts), values },
+            Self::OfBlocks { parts } => Moments::OfBlocks { parts: tensor(parts) },
         }
     }
 }

@@ -6,6 +6,7 @@ use bellows_cli::{Context, Exit, Failure, Signals, Usage, device_of_rank, join_p
 use bellows_qwen::adapter::Targets;
 use bellows_qwen::bench::{Benchmark, Size};
 use bellows_qwen::checkpointing::Checkpointing;
+use bellows_qwen::memory::Place;
 use bellows_qwen::precision::RunPrecision;
 use bellows_qwen::speed::processor_choices;
 use bellows_qwen::storage::BaseDtype;
@@ -38,7 +39,7 @@ pub(crate) fn run(args: &BenchmarkArgs, signals: &Signals) -> Result<(), Failure
         checkpointing: Checkpointing::try_from(Value::from(args.checkpointing.as_str()))
             .map_err(|e| Usage(format!("--checkpointing {e}")))?,
         precision,
-        base_dtype: precision.base_dtype(base_dtype, &args.size),
+        base_dtype: precision.base_dtype(base_dtype, &args.size, Place::of(&device.device)),
     };
     has_numbers(what.precision, &device)?;
     let (folder, _taken) = scratch(signals)?;

@@ -7,6 +7,7 @@ use bellows_device::Selected;
 use bellows_qwen::base::Base;
 use bellows_qwen::config::SftConfig;
 use bellows_qwen::eval::{Judge, Scores, table};
+use bellows_qwen::memory::Place;
 use bellows_qwen::model::CausalLm;
 use bellows_qwen::peft;
 use bellows_qwen::questions::{Questions, Words};
@@ -30,6 +31,7 @@ pub(crate) fn eval(args: &EvalArgs) -> Result<(), Failure> {
     let paths = data_paths(&config)?;
     let device = pick_device(&config.device, &by(config.products))?;
     has_numbers(config.precision, &device)?;
+    let config = config.stored_at(Place::of(&device.device));
     let mut base = open(&config.model, None, config.offline, config.base_dtype, &device.device)?;
     let adapter = config.adapter.as_deref().map(Path::new);
     // Both are asked in the same words: those the adapter was trained with.

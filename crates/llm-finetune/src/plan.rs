@@ -43,6 +43,7 @@ pub(crate) fn plan(args: &PlanArgs) -> Result<(), Failure> {
             (PRODUCTS * rate, format!("products run at {:.0} GFLOP/s here", rate / 1e9))
         }),
     };
+    let config = config.stored_at(target.place);
     let (name, model, seq) = subject(args, &config)?;
     let storage = match target.place {
         // As published models are.

@@ -4,6 +4,7 @@ use std::path::Path;
 
 use bellows_cli::{Context, Exit, Failure, Usage, say, yaml_layer, yaml_text};
 use bellows_qwen::config::SftConfig;
+use bellows_qwen::memory::Place;
 use bellows_runs::write_atomic;
 use bellows_settings::Layer;
 use serde_json::{Map, Value};
@@ -29,10 +30,10 @@ pub(crate) fn names() -> String {
     PRESETS.map(|(name, _)| name).join(", ")
 }
 
-/// Defaults, `--config`, flags; how the base is stored is settled where the precision says it, and so recorded.
+/// Defaults, `--config`, flags; how the base is stored is settled where the precision alone says it. (What a card adds is settled where it is known.)
 pub(crate) fn settings(args: &SettingsArgs) -> Result<SftConfig, Failure> {
     let config = SftConfig::from_layers(&layers(args.config.as_deref(), &args.flags)?)?;
-    let config = SftConfig { base_dtype: config.precision.base_dtype(config.base_dtype, &config.model), ..config };
+    let config = config.stored_at(Place::Processor);
     if args.config.as_deref() == Some("tiny") && config.data == [TINY_CHAT] {
         write_tiny_chat(Path::new(TINY_CHAT))?;
     }
@@ -91,7 +92,6 @@ mod tests {
     use bellows_qwen::bench::Size;
     use bellows_qwen::checkpointing::Checkpointing;
     use bellows_qwen::fit::Question;
-    use bellows_qwen::memory::Place;
     use bellows_qwen::precision::RunPrecision;
     use bellows_qwen::storage::{BaseDtype, Storage};
     use serde_json::json;
@@ -136,15 +136,22 @@ mod tests {
     }
 
     #[test]
-    fn pure_f16_is_of_the_base_too() {
-        let stored = |flags: Value| {
+    fn f16_is_of_the_base_too() {
+        let said = |flags: Value| {
             let flags = Layer { origin: "command line".into(), values: flags.as_object().unwrap().clone() };
-            settings(&SettingsArgs { config: None, flags }).unwrap().base_dtype
+            settings(&SettingsArgs { config: None, flags }).unwrap()
         };
+        let stored = |flags: Value| said(flags).base_dtype;
         assert_eq!(stored(json!({ "model": "m", "precision": "fp16-pure" })), BaseDtype::F16);
         assert_eq!(stored(json!({ "model": "m", "precision": "fp16-pure", "base_dtype": "nf4" })), BaseDtype::Nf4, "what is asked for");
         assert_eq!(stored(json!({ "model": "m.gguf", "precision": "fp16-pure" })), BaseDtype::Auto, "its own blocks");
-        assert_eq!(stored(json!({ "model": "m", "precision": "fp16" })), BaseDtype::Auto);
+        let on_a_card = |flags: Value| said(flags).stored_at(Place::Card).base_dtype;
+        let rounded = json!({ "model": "m", "precision": "fp16" });
+        assert_eq!((stored(rounded.clone()), on_a_card(rounded)), (BaseDtype::Auto, BaseDtype::F16));
+        assert_eq!(on_a_card(json!({ "model": "m", "precision": "fp16", "base_dtype": "nf4" })), BaseDtype::Nf4);
+        assert_eq!(on_a_card(json!({ "model": "m", "precision": "fp16", "method": "full" })), BaseDtype::Auto, "trained in f32");
+        assert_eq!(on_a_card(json!({ "model": "m", "precision": "fp16", "ranks": 2 })), BaseDtype::Auto, "as the others have it");
+        assert_eq!(on_a_card(json!({ "model": "m" })), BaseDtype::Auto);
     }
 
     #[test]

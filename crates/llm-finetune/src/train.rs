@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use bellows_chat::{Conversation, Dataset, Example, Message, RenderOptions, Role, Splits, Template, Tokenizer, encode_prompt};
 use bellows_cli::{Bar, Failure, Resumed, Run, Session, Usage, note, pick_device, ranks_of, resumed, say};
 use bellows_device::{ProbeOptions, Selected, processor};
-use bellows_learner::memory::peak_memory;
+use bellows_learner::memory::{Place, peak_memory};
 use bellows_learner::{LearnError, Outcome};
 use bellows_qwen::arch::Architecture;
 use bellows_qwen::base::Base;
@@ -45,6 +45,8 @@ pub(crate) fn run(session: Session, args: &TrainArgs, config: SftConfig, resumed
     let (shape, tokenizer) = open_tokenizer(&config, &paths)?;
     let template = pick_template(&config, shape.architecture, &tokenizer)?;
     let data = open_data(&config, &paths, &tokenizer, &template)?;
+    // A run that goes on keeps the weights it began with.
+    let config = if resumed.is_none() { config.stored_at(Place::of(&device.device)) } else { config };
     let (config, planned) = settle_memory(config, &shape, &data, &device)?;
     let base = open_base(&config, &paths, &device.device)?;
 

@@ -129,6 +129,7 @@ fn measure(config: SftConfig, batch: usize, signals: &Signals) -> Result<(), Fai
         ..SftData::default()
     };
     let seq = data.train.lengths().max().unwrap_or(0);
+    let config = config.stored_at(Place::of(&device.device));
     let (config, planned) = settle_memory(config, &shape, &data, &device)?;
     // On the processor the system would end any process when memory is gone, perhaps another one.
     if let Some(free) = Place::of(&device.device).room(device.memory).filter(|free| planned.peak() > *free) {

@@ -236,6 +236,7 @@ impl Benchmark {
         let rows: Vec<_> = (0..self.batch * ranks * steps).map(|_| row()).collect();
         let lora = config.lora();
         let model = made_up(&shape, self.precision, self.base_dtype, device);
+        let model = if config.rows_in_f16(Place::of(device)) { model.with_rows_in_f16() } else { model };
         adapter_fits(&lora, &model)?;
         let model = lora.apply(model, 0)?;
         let learner_config = config.learner(false);

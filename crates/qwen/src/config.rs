@@ -34,7 +34,7 @@ settings! {
         /// Model to start from: a directory, a .gguf file, a hub id (Qwen/Qwen2.5-0.5B-Instruct), or `tiny` (made on the spot)
         /// must be given
         model: String = String::new();
-        /// How the frozen base is stored: auto (as on disk), f32, bf16, f16, int8 (a scale a row), nf4 (4 bits: QLoRA), gguf (a .gguf's own blocks)
+        /// How the frozen base is stored: auto (as on disk; in f16 with fp16-pure, and with fp16 on a card), f32, bf16, f16, int8 (a scale a row), nf4 (4 bits: QLoRA), gguf (a .gguf's own blocks)
         /// adapters are merged into the file's own values
         base_dtype: BaseDtype as String = BaseDtype::Auto;
         /// Chats: a .jsonl, .json, .csv, .parquet or .txt file, a folder with train, valid and test files, or a data set of the hub (owner/name); several as a list

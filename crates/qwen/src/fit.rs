@@ -3,7 +3,7 @@
 use bellows_exit::{Coded, Exit};
 use bellows_learner::memory::TooLarge;
 
-use crate::adapter::AdapterError;
+use crate::adapter::{AdapterError, EMBEDDING, HEAD};
 use crate::checkpointing::Checkpointing;
 use crate::config::{Method, SftConfig};
 use crate::memory::{Footprint, Place, Plan};
@@ -156,6 +156,21 @@ impl Question<'_> {
 }
 
 impl SftConfig {
+    /// With the base stored as its precision has it there. Weights that are trained begin as they are in the file, and ranks, on devices that may be unlike,
+    /// have the same settings.
+    #[must_use]
+    pub fn stored_at(self, place: Place) -> Self {
+        let place = if self.method == Method::Lora && self.ranks == 1 { place } else { Place::Processor };
+        Self { base_dtype: self.precision.base_dtype(self.base_dtype, &self.model, place), ..self }
+    }
+
+    /// Whether embedding and head beside a base in blocks are held in f16: frozen, on a card whose products would round them to it each time.
+    pub fn rows_in_f16(&self, place: Place) -> bool {
+        let rounded = place == Place::Card && self.precision.is_f16() && matches!(self.base_dtype, BaseDtype::Int8 | BaseDtype::Nf4);
+        let lora = self.lora();
+        rounded && ![EMBEDDING, HEAD].iter().any(|rows| lora.trains(rows))
+    }
+
     /// Whether nothing of a linear map of the base is trained, so that it may be kept in any form.
     pub fn keeps_maps(&self) -> bool {
         let lora = self.lora();
@@ -167,7 +182,11 @@ impl SftConfig {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::base::Base;
     use crate::bench::Size;
+    use crate::model::CausalLm;
+    use crate::precision::RunPrecision;
+    use burn::tensor::{DType, Device};
 
     fn question(model: &ModelConfig, config: SftConfig) -> Question<'_> {
         Question { model, config, storage: Storage::Half, place: Place::Processor, seq: 2048 }
@@ -220,6 +239,24 @@ mod tests {
         let saved = SftConfig { modules_to_save: vec!["norm".into()], ..config };
         let shorter = question(&model, saved).remedies(4.6e9).unwrap().unwrap();
         assert!(shorter.contains("--max-seq-length ") && !shorter.contains("dtype"), "{shorter}");
+    }
+
+    #[test]
+    fn rows_beside_blocks_are_f16_where_products_round_them() {
+        let config = |precision, base_dtype| SftConfig { precision, base_dtype, ..SftConfig::default() };
+        let nf4 = config(RunPrecision::Fp16, BaseDtype::Nf4);
+        assert!(nf4.rows_in_f16(Place::Card) && config(RunPrecision::Fp16Pure, BaseDtype::Int8).rows_in_f16(Place::Card));
+        assert!(!nf4.rows_in_f16(Place::Processor), "bf16 there");
+        assert!(!config(RunPrecision::F32, BaseDtype::Nf4).rows_in_f16(Place::Card));
+        let saved = SftConfig { modules_to_save: vec!["embed_tokens".into()], ..nf4 };
+        assert!(!saved.rows_in_f16(Place::Card), "trained in f32");
+
+        let base = Base::tiny(["a text"], 0, &Device::flex()).unwrap().model;
+        let rounded = base.clone().with_rows_in_f16();
+        let rows = |model: &CausalLm| model.head().val().cast(DType::F32).try_into_vec_as::<f32>().unwrap();
+        assert_eq!(rounded.head().val().dtype(), DType::F16);
+        let near = rows(&rounded).iter().zip(rows(&base)).all(|(f16, f32)| (f16 - f32).abs() <= f32.abs() / 2048.0 + 6e-8);
+        assert!(near && rows(&rounded) != rows(&base));
     }
 
     #[test]

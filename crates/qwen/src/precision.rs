@@ -68,11 +68,11 @@ impl RunPrecision {
         (matches!(self, Self::Bf16 | Self::Bf16x2) && !multiplies).then_some("f32")
     }
 
-    /// How a base is stored where `asked` is what the settings say: pure f16 is of the weights too, unless something else is asked for. A GGUF keeps its
-    /// blocks.
-    pub fn base_dtype(self, asked: BaseDtype, model: &str) -> BaseDtype {
-        let is_auto = self == Self::Fp16Pure && asked == BaseDtype::Auto;
-        if is_auto && !model.ends_with(".gguf") { BaseDtype::F16 } else { asked }
+    /// How a frozen base is stored where `asked` is what the settings say: pure f16 is of the weights too, and on a card `fp16` is, where each product would
+    /// round them to the same numbers beside a copy of twice the size; unless something else is asked for. A GGUF keeps its blocks.
+    pub fn base_dtype(self, asked: BaseDtype, model: &str, place: Place) -> BaseDtype {
+        let in_f16 = self == Self::Fp16Pure || (self == Self::Fp16 && place == Place::Card);
+        if in_f16 && asked == BaseDtype::Auto && !model.ends_with(".gguf") { BaseDtype::F16 } else { asked }
     }
 
     /// Whether gradients pass through f16.

@@ -21,6 +21,7 @@ use crate::data::SftData;
 use crate::examples::Examples;
 use crate::export::{ExportError, write_transformers};
 use crate::load;
+use crate::memory::Place;
 use crate::model::{CausalLm, ModelConfig};
 use crate::peft::{self, PeftError};
 use crate::precision::{RunPrecision, in_f16};
@@ -144,6 +145,7 @@ impl Finetune {
         header.extend(data.summary(config.objective));
         let (base, mut brought) = (norms(&model), FNV);
         let (config, mut lora) = with_adapter(config)?;
+        let model = if config.rows_in_f16(Place::of(device)) { model.with_rows_in_f16() } else { model };
         let model = match (config.method, config.adapter.as_ref().map(Path::new)) {
             (Method::Full, _) => train_where(model, |_| true),
             (Method::Lora, None) => {

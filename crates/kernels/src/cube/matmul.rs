@@ -175,10 +175,10 @@ impl Product {
             return Moments::Unknown;
         }
         self.check(a, b, None, c);
-        let parts = empty(c, [2, self.m, blocks[0]], DType::F32);
+        let parts = empty(c, [3, self.m, blocks[0]], DType::F32);
         note(self.name, [a, b, c, &parts], self.flops(self.n, 1, block));
         note_room(self.name, block.bytes(), block.registers());
-        // SAFETY: `check` has found the last number of each tensor that its steps reach, and `parts` has two for each row and block of columns.
+        // SAFETY: `check` has found the last number of each tensor that its steps reach, and `parts` has three for each row and block of columns.
         unsafe {
             matmul_moments_kernel::launch_unchecked(
                 &c.client,
@@ -195,7 +195,7 @@ impl Product {
                 dtype_to_storage_type(c.dtype),
             );
         }
-        Moments::OfBlocks { parts, values: block.cols as usize }
+        Moments::OfBlocks { parts }
     }
 
     /// Products of one W and one image, which are f32 and of C's type, into one C: in one launch where all go through shared memory.

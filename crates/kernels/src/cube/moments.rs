@@ -2,7 +2,7 @@
 //! it once more.
 //!
 //! A workgroup finds mean and `Σ (v - mean)²` of each row of its block, of numbers as C has them. Both are sums over the threads that share the row, by way of
-//! shared memory, which B has left; [`norm_block_statistics_kernel`](super::norm_kernels::norm_block_statistics_kernel) puts blocks together.
+//! shared memory, which B has left; [`norm_statistics_kernel`](super::norm_kernels::norm_statistics_kernel) puts blocks together.
 
 #![allow(clippy::too_many_arguments, reason = "a kernel has no struct of borrowed tensors to take them in")]
 
@@ -11,7 +11,7 @@ use super::block::Block;
 use super::product::{Room, no_sums, part_of, room, shared_sums, write};
 use cubecl::prelude::*;
 
-/// `C = A B` of one matrix, through shared memory, and its moments to `parts [2, rows of C, blocks of columns]`. Grid: blocks of columns, blocks of rows.
+/// `C = A B` of one matrix, through shared memory, and to `parts [3, rows of C, blocks of columns]` its moments: mean, `Σ (v - mean)²` and how many v there are. Grid: blocks of columns, blocks of rows.
 ///
 /// # Safety
 /// No index is checked: A, B and C must hold all that [`Args`] and [`Image`] reach, and [`Block::adds_rows`] be true.
@@ -35,7 +35,8 @@ pub(crate) fn matmul_moments_kernel<E: Float>(
     // What a row's thread has is of that row; what others have is not used.
     let row = part.first_row + UNIT_POS;
     let count = clamp_max(args.n - part.first_col, block.cols);
-    let mean = sum_of_row::<E>(&sums, &mut room, args, &part, false, block) / f32::cast_from(count);
+    let values = f32::cast_from(count);
+    let mean = sum_of_row::<E>(&sums, &mut room, args, &part, false, block) / values;
     if UNIT_POS < block.rows {
         room.a[UNIT_POS as usize] = mean;
     }
@@ -45,6 +46,7 @@ pub(crate) fn matmul_moments_kernel<E: Float>(
         let blocks = args.n.div_ceil(block.cols);
         parts[(row * blocks + CUBE_POS_X) as usize] = mean;
         parts[((args.m + row) * blocks + CUBE_POS_X) as usize] = squares;
+        parts[((2 * args.m + row) * blocks + CUBE_POS_X) as usize] = values;
     }
 }
 

@@ -1,17 +1,18 @@
 //! Batch normalisation and SiLU on CubeCL devices, from the host's side: three launches forward, the last of them alone to make the
 //! output again, and three backward.
 //!
-//! Forward: parts of each channel's sums (which the convolution that made x may have found already: two launches then), statistics from the parts (and the running ones moved), output. Backward: parts of both sums, their totals, input gradient.
+//! Forward: moments of each channel's parts (which the convolution that made x may have found already: two launches then), statistics from the parts (and the running ones moved), output. Backward: parts of both sums, their totals, input gradient.
 //! x is all that is kept between the two, as on the processor. Inputs of any strides are read in place where the rows of an image step
 //! evenly; what comes out lies in memory as x does, so a chain of layers keeps the order that its convolutions chose.
 
 use super::geometry::dims4;
 use super::launch::{UNITS, launch, true_gradients};
 use super::norm_kernels::{
-    ExtentLaunch, MomentaLaunch, StepsLaunch, norm_block_statistics_kernel, norm_gradient_kernel, norm_gradient_sums_kernel,
-    norm_input_gradient_kernel, norm_moments_kernel, norm_output_kernel, norm_statistics_kernel,
+    ExtentLaunch, MomentaLaunch, StepsLaunch, norm_gradient_kernel, norm_gradient_sums_kernel, norm_input_gradient_kernel,
+    norm_moments_kernel, norm_output_kernel, norm_statistics_kernel,
 };
 use super::pixels::{Pixels, empty};
+use super::shared::shared_memory_works;
 use crate::operands::{Moments, NormGrads, NormOutput, NormStep};
 use crate::shapes::expect;
 use burn::backend::DType;
@@ -65,10 +66,9 @@ impl Plan {
         Pixels::new(tensor)
     }
 
-    /// Mean and variance of x, and the running ones moved towards them: in two launches, the first of which reads x.
-    fn statistics(&self, x: &Pixels, running: [CubeTensor; 2], step: NormStep) -> [CubeTensor; 4] {
-        // And of each channel the value that the sums are around.
-        let parts = empty(&x.tensor, [2 * self.parts() + 1, self.channels], DType::F32);
+    /// x's moments by parts, `[3, channels, parts]`.
+    fn moments(&self, x: &Pixels) -> CubeTensor {
+        let parts = empty(&x.tensor, [3, self.channels, self.parts()], DType::F32);
         launch!(
             norm_moments_kernel,
             self.parts() * self.channels,
@@ -78,32 +78,24 @@ impl Plan {
             self.channels_last,
             dtype_to_storage_type(x.tensor.dtype)
         );
-        let ([old_mean, old_variance], new) = (running, [(); 4].map(|()| empty(&parts, [self.channels], DType::F32)));
-        let [mean, variance, running_mean, running_variance] = &new;
-        launch!(
-            norm_statistics_kernel,
-            self.channels,
-            [parts, mean, variance, old_mean, old_variance, running_mean, running_variance],
-            self.extent(),
-            self.momenta(step),
-        );
-        new
+        parts
     }
 
-    /// The same in one launch of x's moments by blocks of so many `values`.
-    fn statistics_of_blocks(&self, parts: CubeTensor, values: usize, running: [CubeTensor; 2], step: NormStep) -> [CubeTensor; 4] {
-        let ([old_mean, old_variance], new) = (running, [(); 4].map(|()| empty(&parts, [self.channels], DType::F32)));
+    /// Mean and variance of x, and the running ones moved towards them, of x's moments by blocks.
+    fn statistics(&self, parts: &CubeTensor, running: [CubeTensor; 2], step: NormStep) -> [CubeTensor; 4] {
+        let ([old_mean, old_variance], new) = (running, [(); 4].map(|()| empty(parts, [self.channels], DType::F32)));
         let [mean, variance, running_mean, running_variance] = &new;
-        let blocks = (self.images * self.pixels).div_ceil(values);
-        expect("moments", parts.meta.shape().dims(), [2, self.channels, blocks]);
+        let [moments, channels, blocks] = parts.meta.shape().dims();
+        expect("moments of channels", [moments, channels], [3, self.channels]);
+        let threads = if shared_memory_works(&parts.device) { UNITS } else { 1 };
         launch!(
-            norm_block_statistics_kernel,
-            self.channels * UNITS as usize,
+            norm_statistics_kernel,
+            self.channels * threads as usize,
             [parts, mean, variance, old_mean, old_variance, running_mean, running_variance],
             self.extent(),
             blocks as u32,
-            values as u32,
             self.momenta(step),
+            threads,
         );
         new
     }
@@ -148,10 +140,11 @@ pub(super) fn norm_act(
     let running = running.map(into_contiguous);
     let x = Pixels::new(x);
     let plan = Plan::new(&x);
-    let [mean, variance, running_mean, running_variance] = match moments {
-        Moments::Unknown => plan.statistics(&x, running, step),
-        Moments::OfBlocks { parts, values } => plan.statistics_of_blocks(parts, values, running, step),
+    let parts = match moments {
+        Moments::Unknown => plan.moments(&x),
+        Moments::OfBlocks { parts } => parts,
     };
+    let [mean, variance, running_mean, running_variance] = plan.statistics(&parts, running, step);
     let output = plan.output(&x, [&mean, &variance, &gamma, &beta], step.epsilon, step.silu);
     NormOutput { output, mean, variance, running_mean, running_variance }
 }

@@ -1,8 +1,8 @@
 //! The device side of batch normalisation and SiLU: images of any float type, everything else f32.
 //!
-//! Sums over a channel take two launches: threads add up parts of it in registers, one thread to a channel adds the parts. There is no
-//! shared memory in it (see [`shared`](super::shared)) but where parts come from a product that has used it, no atomic and no choice by time, so results repeat bit for bit. Neighbouring
-//! threads read neighbours: pixels of a channel, or channels of a pixel where those are what memory holds side by side (`channels_last`).
+//! Sums over a channel take two launches: threads add up parts of it in registers, and then the parts are added. Shared memory is used for nothing but the latter sum
+//! of the statistics, and not there where it cannot be trusted (see [`shared`](super::shared)); there is no atomic and no choice by time, so results repeat bit for bit.
+//! Neighbouring threads read neighbours: pixels of a channel, or channels of a pixel where those are what memory holds side by side (`channels_last`).
 
 #![allow(clippy::too_many_arguments, reason = "a kernel has no struct of borrowed tensors to take them in")]
 
@@ -75,13 +75,12 @@ fn add_term(x: f32, dy: f32, channel: &Channel, sums: &mut Array<f32>, #[comptim
 /// Pixels in flight at a time, see [`launch::AHEAD`](super::launch::AHEAD); few, since a small plane has few to a part.
 const AHEAD: u32 = 4;
 
-/// Both sums of one part into `parts [2, parts, channels]`, plane by plane, so that no run of additions is long.
+/// Both sums of one part, plane by plane, so that no run of additions is long.
 #[cube]
 fn add_up<E: Float>(
     x: &Tensor<E>,
     dy: &Tensor<E>,
-    parts: &mut Tensor<f32>,
-    at: u32,
+    totals: &mut Array<f32>,
     part: u32,
     channel: &Channel,
     x_base: usize,
@@ -91,7 +90,6 @@ fn add_up<E: Float>(
     dy_steps: &Steps,
     #[comptime] pass: Pass,
 ) {
-    let mut totals = Array::<f32>::new(2usize);
     totals[0] = 0.0f32;
     totals[1] = 0.0f32;
     let mut sums = Array::<f32>::new(2usize);
@@ -125,8 +123,6 @@ fn add_up<E: Float>(
         totals[1] += sums[1];
         image += extent.outer;
     }
-    parts[at as usize] = totals[0];
-    parts[(at + extent.channels * extent.inner * extent.outer) as usize] = totals[1];
 }
 
 /// `1 / sqrt(variance + epsilon)`.
@@ -149,7 +145,8 @@ fn index_of(channels: u32, count: u32, #[comptime] channels_last: bool) -> u32 {
     if comptime!(channels_last) { unit / channels } else { unit % count }
 }
 
-/// Parts of each channel's sums around its first value, a thread to a part.
+/// Of each part of a channel the mean, `Σ (x - mean)²` and how many values it has, into `parts [3, channels, parts]`, a thread to a part. It reads them twice: the
+/// second time around their mean, which is corrected by what rounding has left of `Σ (x - mean)`. No value is as good a guess of it: the first is at a border.
 #[cube(launch, address_type = "dynamic")]
 pub(crate) fn norm_moments_kernel<E: Float>(
     x: &Tensor<E>,
@@ -166,12 +163,21 @@ pub(crate) fn norm_moments_kernel<E: Float>(
     let c = channel_of(extent.channels, count, channels_last);
     let part = index_of(extent.channels, count, channels_last);
     let base = c as usize * steps.channel;
-    let channel = Channel { mean: f32::cast_from(x[base]), scale: 0.0f32, beta: 0.0f32 };
-    let at = part * extent.channels + c;
-    add_up::<E>(x, x, parts, at, part, &channel, base, base, extent, steps, steps, Pass::Moments);
-    if part == 0u32 {
-        parts[(2 * count * extent.channels + c) as usize] = channel.mean;
-    }
+    let pixels = (extent.pixels - 1 - part % extent.inner) / extent.inner + 1;
+    let images = (extent.images - 1 - part / extent.inner) / extent.outer + 1;
+    let values = f32::cast_from(images * pixels);
+
+    let mut totals = Array::<f32>::new(2usize);
+    let zero = Channel { mean: 0.0f32, scale: 0.0f32, beta: 0.0f32 };
+    add_up::<E>(x, x, &mut totals, part, &zero, base, base, extent, steps, steps, Pass::Moments);
+    let mean = totals[0] / values;
+    let channel = Channel { mean, scale: 0.0f32, beta: 0.0f32 };
+    add_up::<E>(x, x, &mut totals, part, &channel, base, base, extent, steps, steps, Pass::Moments);
+    let at = (c * count + part) as usize;
+    let all = (extent.channels * count) as usize;
+    parts[at] = mean + totals[0] / values;
+    parts[all + at] = totals[1];
+    parts[2 * all + at] = values;
 }
 
 /// How running statistics move: `keep running + momentum new`, the new variance times `unbias`.
@@ -182,7 +188,10 @@ pub(crate) struct Momenta {
     unbias: f32,
 }
 
-/// Mean and variance from the parts, and the running ones moved towards them, a thread to a channel. Devices bind no more tensors than these.
+/// Mean and variance from `parts [3, channels, blocks]`, of blocks of w_i values their mean m_i, their sum of squared differences q_i, and w_i; and the running ones
+/// moved towards them. The mean is `m_0 + Σ w_i (m_i - m_0) / M`, and the variance around it `Σ (q_i + w_i (m_i - mean)²) / M` (Chan, Golub and LeVeque 1983). Not
+/// around m_0: the first block is at the border of an image, and may be unlike all others. So many `threads` to a channel: a workgroup, or one where
+/// shared memory cannot be trusted. Devices bind no more tensors than these.
 #[cube(launch, address_type = "dynamic")]
 pub(crate) fn norm_statistics_kernel(
     parts: &Tensor<f32>,
@@ -193,72 +202,53 @@ pub(crate) fn norm_statistics_kernel(
     running_mean: &mut Tensor<f32>,
     running_variance: &mut Tensor<f32>,
     extent: &Extent,
+    blocks: u32,
     momenta: &Momenta,
+    #[comptime] threads: u32,
 ) {
-    let c = ABSOLUTE_POS;
+    let c = ABSOLUTE_POS / comptime!(threads as usize);
     let channels = extent.channels as usize;
     if c >= channels {
         terminate!();
     }
-    let count = extent.inner * extent.outer;
-    let samples = f32::cast_from(extent.images) * f32::cast_from(extent.pixels);
-    let offset = fold(parts, c, channels, count) / samples;
-    let squares = fold(parts, c + count as usize * channels, channels, count) / samples;
-    let new_mean = parts[2 * count as usize * channels + c] + offset;
-    let new_variance = max(squares - offset * offset, 0.0f32);
-    mean[c] = new_mean;
-    variance[c] = new_variance;
-    running_mean[c] = old_mean[c] * momenta.keep + new_mean * momenta.momentum;
-    running_variance[c] = old_variance[c] * momenta.keep + new_variance * momenta.unbias * momenta.momentum;
-}
-
-/// The same from `parts [2, channels, blocks]`, mean m_i and sum of squared differences q_i of blocks of w_i values, which are `values` but for the last: the
-/// mean is `m_0 + Σ w_i (m_i - m_0) / M`, and the variance around it `Σ (q_i + w_i (m_i - mean)²) / M` (Chan, Golub and LeVeque 1983). Not around m_0: the first
-/// block is at the border of an image, and may be unlike all others. A workgroup to a channel.
-#[cube(launch, address_type = "dynamic")]
-pub(crate) fn norm_block_statistics_kernel(
-    parts: &Tensor<f32>,
-    mean: &mut Tensor<f32>,
-    variance: &mut Tensor<f32>,
-    old_mean: &Tensor<f32>,
-    old_variance: &Tensor<f32>,
-    running_mean: &mut Tensor<f32>,
-    running_variance: &mut Tensor<f32>,
-    extent: &Extent,
-    blocks: u32,
-    values: u32,
-    momenta: &Momenta,
-) {
-    let c = CUBE_POS;
-    if c >= extent.channels as usize {
-        terminate!();
-    }
-    let mut shared = Shared::<[f32]>::new_slice(comptime!(UNITS as usize));
-    let count = extent.images * extent.pixels;
+    let samples = f32::cast_from(extent.images * extent.pixels);
     let means = c * blocks as usize;
-    let squares = (extent.channels as usize + c) * blocks as usize;
+    let squares = (channels + c) * blocks as usize;
+    let counts = (2 * channels + c) * blocks as usize;
+    let first = UNIT_POS % threads;
     let mut own = 0.0f32;
-    let mut block = UNIT_POS;
+    let mut block = first;
     while block < blocks {
-        own += f32::cast_from(clamp_max(count - block * values, values)) * (parts[means + block as usize] - parts[means]);
-        block += UNITS;
+        own += parts[counts + block as usize] * (parts[means + block as usize] - parts[means]);
+        block += threads;
     }
-    let offset = sum_of_all(own, &mut shared) / f32::cast_from(count);
+    let offset = sum_of_channel(own, threads) / samples;
     let mut own = 0.0f32;
-    let mut block = UNIT_POS;
+    let mut block = first;
     while block < blocks {
         let difference = parts[means + block as usize] - parts[means] - offset;
-        own += parts[squares + block as usize] + f32::cast_from(clamp_max(count - block * values, values)) * difference * difference;
-        block += UNITS;
+        own += parts[squares + block as usize] + parts[counts + block as usize] * difference * difference;
+        block += threads;
     }
-    let spread = sum_of_all(own, &mut shared) / f32::cast_from(count);
-    if UNIT_POS == 0u32 {
+    let spread = sum_of_channel(own, threads) / samples;
+    if first == 0u32 {
         let new_mean = parts[means] + offset;
         mean[c] = new_mean;
         variance[c] = spread;
         running_mean[c] = old_mean[c] * momenta.keep + new_mean * momenta.momentum;
         running_variance[c] = old_variance[c] * momenta.keep + spread * momenta.unbias * momenta.momentum;
     }
+}
+
+/// The sum of a number of each of a channel's threads.
+#[cube]
+fn sum_of_channel(own: f32, #[comptime] threads: u32) -> f32 {
+    let mut sum = own;
+    if comptime!(threads == UNITS) {
+        let mut shared = Shared::<[f32]>::new_slice(comptime!(UNITS as usize));
+        sum = sum_of_all(own, &mut shared);
+    }
+    sum
 }
 
 /// `z = gamma (x - mean) rstd + beta`, through SiLU if asked; a thread to a pixel of a channel, for all images.
@@ -295,7 +285,7 @@ pub(crate) fn norm_output_kernel<E: Float>(
     }
 }
 
-/// Parts of each channel's `Σ dz` and `Σ dz (x - mean)`, a thread to a part.
+/// Parts of each channel's `Σ dz` and `Σ dz (x - mean)`, `parts [2, parts, channels]`, a thread to a part.
 #[cube(launch, address_type = "dynamic")]
 pub(crate) fn norm_gradient_kernel<E: Float>(
     x: &Tensor<E>,
@@ -319,13 +309,16 @@ pub(crate) fn norm_gradient_kernel<E: Float>(
     }
     let channel = channel_of(extent.channels, count, channels_last);
     let part = index_of(extent.channels, count, channels_last);
-    let at = part * extent.channels + channel;
+    let at = (part * extent.channels + channel) as usize;
     let c = channel as usize;
     let scale = gamma[c] * rstd(variance[c], epsilon);
     let channel = Channel { mean: mean[c], scale, beta: beta[c] };
     let (x_base, dy_base) = (c * x_steps.channel, c * dy_steps.channel);
     let pass = comptime!(Pass::Gradient { silu });
-    add_up::<E>(x, dy, parts, at, part, &channel, x_base, dy_base, extent, x_steps, dy_steps, pass);
+    let mut totals = Array::<f32>::new(2usize);
+    add_up::<E>(x, dy, &mut totals, part, &channel, x_base, dy_base, extent, x_steps, dy_steps, pass);
+    parts[at] = totals[0];
+    parts[at + (extent.channels * count) as usize] = totals[1];
 }
 
 /// dgamma and dbeta, times `true_scale`, and `factors [3, channels]` from the parts, a thread to a channel: gamma rstd, dbeta / M and dgamma rstd / M.

@@ -46,10 +46,7 @@ pub fn product_rate(precision: Precision) -> f64 {
         _ => (vec![0.5; OUT * DEEP], Vec::new()),
     };
     let weight = if narrow.is_empty() { Stored::F32(&wide) } else { Stored::Bf16(&narrow) };
-    let level = level().of(precision);
-    let in_f16 = matches!(precision, Precision::F16 | Precision::PureF16);
-    let split = precision == Precision::Bf16x2 && level.form().terms == 2;
-    let term = Term { left: Operand::lines(Stored::F32(&x), DEEP), right: Operand::lines(weight, DEEP), depth: DEEP, level, in_f16, split };
+    let term = Term::new(Operand::lines(Stored::F32(&x), DEEP), Operand::lines(weight, DEEP), DEEP, precision);
     (2 * ROWS * OUT * DEEP) as f64 / fastest(ROUNDS, || multiply(&[term], OUT, None, &mut y))
 }
 
@@ -65,10 +62,12 @@ pub fn processor_level(precision: Precision) -> &'static str {
 
 /// How the kernels of this processor cut their work: from the processor's facts by formula, the same in every run.
 pub fn processor_choices() -> String {
-    let (machine, kb) = (machine(), |bytes: usize| bytes >> 10);
+    let (machine, form, kb) = (machine(), level().form(), |bytes: usize| bytes >> 10);
     format!(
-        "{}, caches of {} and {} KB a core: strips of {} KB, Winograd groups of {} KB and sums of {} KB",
+        "{}, tiles of {} x {}, caches of {} and {} KB a core: strips of {} KB, Winograd groups of {} KB and sums of {} KB",
         level().name(),
+        form.mr,
+        form.nr,
         kb(machine.first.bytes),
         kb(machine.second.bytes),
         kb(machine.strip_cells() * size_of::<f32>()),

@@ -76,6 +76,8 @@ impl Machine {
 pub const TASK: usize = 16 * 1024;
 /// Values that a task copies or adds, at most: enough to be worth its start, few enough for one image to keep many threads busy.
 pub const PIECE: usize = 32 * 1024;
+/// Weights that are packed, or gradients of weights that are added up, by one thread: below some 100 KB waking another costs more than it saves.
+pub const WAKING: usize = 1 << 15;
 /// Fewer of Winograd's tiles than this per thread are shared among the threads.
 pub const FEW_TILES: usize = 128;
 /// The same of the gradient of the weights, whose channels are divided then.
@@ -93,6 +95,10 @@ pub const PIXEL_BLOCK: usize = 192;
 /// Cells of a matrix product: blocks of a long sum lose less than one chain, and a packed tile of so many (48 KB with 512-bit vectors) stays close to the
 /// core.
 pub const PRODUCT_BLOCK: usize = 256;
+/// Vectors that are summed in f32 (or, in logits, multiplied) before the f64 total takes over: softmax, the maps of a decoder, softplus.
+pub const RUN: usize = 64;
+/// The same of normalisation, in values of a plane.
+pub const RUN_OF_PLANE: usize = 2048;
 /// Channels (or tiles, for the gradient of the weights) of Winograd's products.
 pub const SEGMENT: usize = 32;
 /// Keys (or, seen from a key, queries) that a block of attention's rows meets at a time: whole tiles of every instruction set.

@@ -29,14 +29,18 @@ fn is_winograd(lowering: Lowering, precision: Precision, shape: &ConvShape) -> b
     }
 }
 
+/// Panics unless the lengths of a forward pass fit.
+fn check(shape: &ConvShape, x: &[f32], weights: usize, epilogue: Epilogue<'_>, out: &[f32]) {
+    shape.check(x.len(), weights, out.len());
+    let bias = epilogue.bias.map_or(shape.out_channels, <[f32]>::len);
+    assert_eq!(bias, shape.out_channels, "length of the bias of {shape:?}");
+}
+
 /// `out[n,co,i,j] = epilogue(sum x[n, ci, i*sh + kh - ph, j*sw + kw - pw] * w[co,ci,kh,kw])`.
 ///
 /// `x` is `[n,ci,h,w]`, `w` `[co,ci,kh,kw]`, `out` `[n,co,oh,ow]`, overwritten whatever it held. Panics if a length does not fit.
 pub fn forward(shape: &ConvShape, lowering: Lowering, precision: Precision, x: &[f32], w: &[f32], epilogue: Epilogue<'_>, out: &mut [f32]) {
-    shape.check(x.len(), w.len(), out.len());
-    if let Some(bias) = epilogue.bias {
-        assert_eq!(bias.len(), shape.out_channels, "length of the bias of {shape:?}");
-    }
+    check(shape, x, w.len(), epilogue, out);
     if out.is_empty() {
         return;
     }
@@ -65,10 +69,7 @@ pub fn prepare(shape: &ConvShape, lowering: Lowering, precision: Precision, w: &
 
 /// [`forward`] with weights that were prepared for `shape`, but for its batch, height and width: the same bits.
 pub fn forward_prepared(shape: &ConvShape, weights: &Prepared, x: &[f32], epilogue: Epilogue<'_>, out: &mut [f32]) {
-    shape.check(x.len(), shape.weight_len(), out.len());
-    if let Some(bias) = epilogue.bias {
-        assert_eq!(bias.len(), shape.out_channels, "length of the bias of {shape:?}");
-    }
+    check(shape, x, shape.weight_len(), epilogue, out);
     if out.is_empty() {
         return;
     }

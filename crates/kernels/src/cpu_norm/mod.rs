@@ -4,7 +4,7 @@
 //! of a batch is small where the whole tensor is not. The formulas are those of
 //! [`KernelOps::norm_act_backward`](crate::ops::KernelOps::norm_act_backward).
 //!
-//! Sums run in f32 over runs of [`RUN`](passes::RUN) values and in f64 over runs, planes and images, always in the same order: the result does not
+//! Sums run in f32 over runs of [`RUN_OF_PLANE`](crate::cpu::machine::RUN_OF_PLANE) values and in f64 over runs, planes and images, always in the same order: the result does not
 //! depend on the number of threads. The variance is taken around the channel's first value rather than zero, so a
 //! mean far from zero costs no digits.
 

@@ -1,9 +1,7 @@
 //! The inner loops, one per pass, each over one plane of one channel.
 
+use crate::cpu::machine::RUN_OF_PLANE as RUN;
 use crate::cpu::simd::{Simd, Task};
-
-/// Values summed in f32 before the f64 total takes over.
-pub(super) const RUN: usize = 2048;
 
 /// What normalising one channel needs: `z = (x - mean) scale + beta` with `scale = gamma rstd`.
 #[derive(Clone, Copy, Debug)]

@@ -1,9 +1,7 @@
 //! The inner loops, each over one row (or one stretch) of values.
 
+use crate::cpu::machine::RUN;
 use crate::cpu::simd::{Simd, Task};
-
-/// Vectors summed in f32 before the f64 total takes over.
-const RUN: usize = 64;
 
 /// `Σ f(i ..)` over `len` values in order: `f(at, n)` returns the vector of the n values at `at`, 0 beyond n.
 #[inline(always)]

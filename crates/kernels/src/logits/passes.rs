@@ -1,14 +1,13 @@
 //! The inner loops.
 
+use crate::cpu::machine::RUN;
 use crate::cpu::simd::{MAX_LANES, Simd, Task};
-
-/// Vectors whose factors `1 + exp(-|x|)`, at most 2 each, are multiplied before a logarithm is taken: the product stays below 2^64.
-const RUN: usize = 64;
 
 /// Writes `sigmoid(x)` and returns `Σ softplus(x)`.
 ///
 /// `softplus(x) = max(x, 0) + log(1 + exp(-|x|))`, and a sum of logarithms is the logarithm of a product. What is kept is the product minus one,
-/// so that factors next to one, of which a detector's background is made, lose no digits.
+/// so that factors next to one, of which a detector's background is made, lose no digits. A factor is at most 2, so that of
+/// [`RUN`] is below 2^64.
 pub(super) struct Softplus<'a> {
     pub(super) x: &'a [f32],
     pub(super) slope: &'a mut [f32],

@@ -61,15 +61,10 @@ fn terms(x: &FlexTensor, lines: usize) -> Operand<'_> {
     Operand::terms(Stored::F32(values(x)), lines)
 }
 
-/// A product of f32s, which are rounded to f16 where it says so.
-fn plain<'a>(left: Operand<'a>, right: Operand<'a>, depth: usize, in_f16: bool) -> Term<'a> {
-    Term { left, right, depth, level: simd::level(), in_f16, split: false }
-}
-
 /// `scaling left right`, `[rows, columns]`: the inner side of a low-rank branch.
-fn inner(left: Operand<'_>, right: Operand<'_>, [rows, depth, columns]: [usize; 3], scaling: f64, in_f16: bool) -> scratch::Buffer {
+fn inner(left: Operand<'_>, right: Operand<'_>, [rows, depth, columns]: [usize; 3], scaling: f64, precision: Precision) -> scratch::Buffer {
     let mut out = scratch::take(rows * columns);
-    multiply(&[plain(left, right, depth, in_f16)], columns, None, &mut out);
+    multiply(&[Term::new(left, right, depth, precision)], columns, None, &mut out);
     out.iter_mut().for_each(|v| *v *= scaling as f32);
     out
 }
@@ -92,24 +87,20 @@ fn product(
     let ([n, depth], [out, input]) = (dims(&x), weight.dims());
     let (rows, columns) = (lines(&x, depth), if back { input } else { out });
     // Of a few rows memory decides, and rounding them would gain nothing.
-    let (many, level) = (n > dots::ROWS, simd::level());
-    let in_f16 = many && matches!(precision, Precision::F16 | Precision::PureF16);
-    let stored = stored(&weight);
+    let (many, stored) = (n > dots::ROWS, stored(&weight));
     // A weight that is not bf16 would lose what two parts of the other factor keep.
     let rounds = many && (precision != Precision::Bf16x2 || matches!(stored, Stored::Bf16(_)));
-    let level = if rounds { level.of(precision) } else { level };
-    let split = precision == Precision::Bf16x2 && level.form().terms == 2;
-    let main = Term { left: rows, right: side(stored, input, back), depth, level, in_f16, split };
-    let in_f16 = many && precision == Precision::PureF16;
+    let main = Term::new(rows, side(stored, input, back), depth, if rounds { precision } else { Precision::F32 });
+    let of_branch = if many && precision == Precision::PureF16 { precision } else { Precision::F32 };
     let branch = branch.map(|StoredBranch { a, b, scaling }| {
         let [a, b] = [a, b].map(contiguous);
         let ([rank, _], (first, second)) = (dims(&a), if back { (b, a) } else { (a, b) });
         let right = side(Stored::F32(values(&first)), dims(&first)[1], back);
-        (inner(rows, right, [n, depth, rank], scaling, in_f16), second, rank)
+        (inner(rows, right, [n, depth, rank], scaling, of_branch), second, rank)
     });
     let term = branch.as_ref().map(|(inner, second, rank)| {
         let right = side(Stored::F32(values(second)), dims(second)[1], back);
-        plain(Operand::lines(Stored::F32(inner), *rank), right, *rank, in_f16)
+        Term::new(Operand::lines(Stored::F32(inner), *rank), right, *rank, of_branch)
     });
     let terms: Vec<Term<'_>> = [main].into_iter().chain(term).collect();
     let mut y = take(n * columns);
@@ -145,7 +136,7 @@ impl ProductOps for Flex {
         let (x, dy) = (contiguous(x), contiguous(dy));
         let ([n, input], [_, out]) = (dims(&x), dims(&dy));
         let mut dw = take(out * input);
-        multiply(&[plain(terms(&dy, out), terms(&x, input), n, false)], input, None, &mut dw);
+        multiply(&[Term::new(terms(&dy, out), terms(&x, input), n, Precision::F32)], input, None, &mut dw);
         tensor(dw, [out, input])
     }
 
@@ -153,11 +144,11 @@ impl ProductOps for Flex {
         let true = all_f32([&x, &dy, &a, &b]) else { return portable::lora_grads::<Self>(x, dy, a, b, scaling) };
         let [x, dy, a, b] = [x, dy, a, b].map(contiguous);
         let ([n, input], [out, rank]) = (dims(&x), dims(&b));
-        let du = inner(lines(&dy, out), terms(&b, rank), [n, out, rank], scaling, false);
-        let u = inner(lines(&x, input), lines(&a, input), [n, input, rank], scaling, false);
+        let du = inner(lines(&dy, out), terms(&b, rank), [n, out, rank], scaling, Precision::F32);
+        let u = inner(lines(&x, input), lines(&a, input), [n, input, rank], scaling, Precision::F32);
         let (mut da, mut db) = (take(rank * input), take(out * rank));
-        multiply(&[plain(Operand::terms(Stored::F32(&du), rank), terms(&x, input), n, false)], input, None, &mut da);
-        multiply(&[plain(terms(&dy, out), Operand::terms(Stored::F32(&u), rank), n, false)], rank, None, &mut db);
+        multiply(&[Term::new(Operand::terms(Stored::F32(&du), rank), terms(&x, input), n, Precision::F32)], input, None, &mut da);
+        multiply(&[Term::new(terms(&dy, out), Operand::terms(Stored::F32(&u), rank), n, Precision::F32)], rank, None, &mut db);
         (tensor(da, [rank, input]), tensor(db, [out, rank]))
     }
 

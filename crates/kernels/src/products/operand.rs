@@ -9,6 +9,7 @@ use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 
 use super::packed::Packed;
+use crate::cpu::Precision;
 use crate::cpu::simd::{self, Level, MAX_LANES, Simd, Task};
 
 /// One product of a sum: `left [rows, depth] right [depth, columns]`.
@@ -23,6 +24,15 @@ pub(crate) struct Term<'a> {
     pub in_f16: bool,
     /// Whether the left-hand one, of f32s, is two bf16 parts whose products are added. (At a level of bf16.)
     pub split: bool,
+}
+
+impl<'a> Term<'a> {
+    /// With its factors multiplied in `precision`, as far as the processor can.
+    pub(crate) fn new(left: Operand<'a>, right: Operand<'a>, depth: usize, precision: Precision) -> Self {
+        let level = simd::level().of(precision);
+        let in_f16 = matches!(precision, Precision::F16 | Precision::PureF16);
+        Self { left, right, depth, level, in_f16, split: precision == Precision::Bf16x2 && level.form().terms == 2 }
+    }
 }
 
 /// To the nearest f16s.

@@ -1,9 +1,7 @@
 //! The inner loops, each over one row.
 
+use crate::cpu::machine::RUN;
 use crate::cpu::simd::{Simd, Task};
-
-/// Vectors summed in f32 before the f64 total takes over.
-const RUN: usize = 64;
 
 /// Turns a row into its softmax, or into exp(x - max) if it is not to be `scaled`; returns its maximum and Σ exp(x - max). A row with NaN or +inf, or of
 /// nothing but -inf, becomes NaN, as does its sum.

@@ -2,8 +2,8 @@
 
 use std::ops::Range;
 
-use burn::backend::ops::FloatTensorOps;
 use burn::backend::Flex;
+use burn::backend::ops::FloatTensorOps;
 use burn_flex::FlexTensor;
 use rayon::prelude::*;
 

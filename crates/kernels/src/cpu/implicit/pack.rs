@@ -1,5 +1,6 @@
 //! Copies: strips of the source into planes, weights into panels.
 
+use super::super::machine::WAKING;
 use super::super::simd::{self, Form, Level, MAX_LANES, Simd, Task};
 use super::view::View;
 use rayon::prelude::*;
@@ -236,8 +237,7 @@ pub fn pack_weights(level: Level, weights: Weights<'_>, group: usize, phases: &[
             tasks.iter_mut().for_each(|task| task.panels.push(&mut []));
         }
     }
-    // Below some 100 KB waking another thread costs more than it saves.
-    if weights.values.len() < 1 << 15 {
+    if weights.values.len() < WAKING {
         tasks.into_iter().for_each(|task| simd::run(level, task));
     } else {
         tasks.into_par_iter().for_each(|task| simd::run(level, task));
@@ -250,8 +250,7 @@ fn pack_groups(level: Level, weights: Weights<'_>, group: usize, mr: usize, phas
     for (taps, panels) in phases.iter().zip(panels) {
         let task = |(i, panel)| simd::run(level, GroupTask { weights, group, taps, first: i * mr, panel });
         let panels = panels.chunks_mut((cells * taps.len() * mr).max(1)).enumerate();
-        // As in `pack_weights`.
-        if weights.values.len() < 1 << 15 {
+        if weights.values.len() < WAKING {
             panels.for_each(task);
         } else {
             panels.collect::<Vec<_>>().into_par_iter().for_each(task);

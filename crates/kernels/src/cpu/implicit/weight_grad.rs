@@ -9,7 +9,7 @@
 //! Threads divide the pixels (and, when there are many, the output channels) in a fixed way, sum into accumulators of their own, and
 //! the accumulators are added in order: the result depends on the number of threads but not on their timing.
 
-use super::super::machine::{PIXEL_BLOCK, machine};
+use super::super::machine::{PIXEL_BLOCK, WAKING, machine};
 use super::super::scratch;
 use super::super::shape::ConvShape;
 use super::super::simd::{self, Form, Group, Level, MAX_LANES, ReduceTile, Simd, Task};
@@ -79,7 +79,7 @@ pub fn weight_grad(level: Level, shape: &ConvShape, x: &[f32], dy: &[f32], dw: &
         simd::run(level, Reduce { sums: &sums, stride: groups * size, first: g * size, group, depth, order, dw })
     };
     let chunks = dw.chunks_mut(group * depth).enumerate();
-    if depth * shape.out_channels < 1 << 15 {
+    if depth * shape.out_channels < WAKING {
         chunks.for_each(reduce);
     } else {
         let chunks: Vec<_> = chunks.collect();

@@ -7,7 +7,7 @@ mod support;
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use support::{checkpoints, ending, expect_code, llm_finetune, signal, tiny_chats, tiny_data, wait_for, yolo_train};
 
@@ -112,6 +112,42 @@ fn a_supervisor_starts_all_ranks_again() {
         assert!(err.contains("starting again from"), "{fault}: {err}");
         assert!(ending(&run_of(dir.path(), &name)) == ending(&run_of(dir.path(), "whole")), "{fault}");
     }
+}
+
+/// What helps against the end of a rank is done whichever rank it was. A fault strikes one that rank 0 starts at every start, so these runs are given up.
+#[test]
+fn want_of_memory_and_a_lost_device_of_another_rank_are_answered_too() {
+    let dir = tempfile::tempdir().unwrap();
+    tiny_data(dir.path());
+    let cases: [(&str, &[&str], &str); 2] =
+        [("memory:first:1", &[], "with smaller parts of batches"), ("lost:first:1", &["--fallback", "cpu"], "on the CPU")];
+    for (fault, more, answer) in cases {
+        let name = fault.replace(':', "-");
+        let command = &mut detector(dir.path(), &name, &[&["--ranks", "2", "--supervise"], more].concat());
+        let (_, err) = expect_code(command.env("BELLOWS_FAULT", fault).env("BELLOWS_FAULT_RANK", "1"), 1);
+        assert!(err.contains("supervisor: rank 1: ") && err.contains(answer) && err.contains("given up"), "{fault}: {err}");
+    }
+}
+
+/// It is stopped before it calls rank 0.
+#[test]
+fn a_rank_that_hangs_before_it_comes_is_not_waited_for_for_ever() {
+    let dir = tempfile::tempdir().unwrap();
+    tiny_data(dir.path());
+    let command = &mut detector(dir.path(), "a", &["--ranks", "2", "--heartbeat", "start=3"]);
+    command.env("BELLOWS_FAULT", "stop:start:1").env("BELLOWS_FAULT_RANK", "1");
+    let begun = Instant::now();
+    let mut child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    while child.try_wait().unwrap().is_none() {
+        if begun.elapsed() > Duration::from_secs(60) {
+            child.kill().unwrap();
+            panic!("it waits");
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let ended = child.wait_with_output().unwrap();
+    let said = String::from_utf8_lossy(&ended.stderr);
+    assert!(ended.status.code() == Some(1) && said.contains("not all ranks came in time"), "{said}");
 }
 
 #[test]

@@ -87,7 +87,7 @@ fn a_rank_that_is_killed_ends_the_run_and_any_number_goes_on() {
     for (name, ranks) in [("two", None), ("one", Some("1")), ("four", Some("4"))] {
         let killed = &mut detector(dir.path(), name, &["--ranks", "2"]);
         let (_, err) = expect_code(killed.env("BELLOWS_FAULT", "kill:step:3").env("BELLOWS_FAULT_RANK", "1"), 1);
-        assert!(err.contains("error: rank 1 is gone: it has ended; the last checkpoint is kept"), "{err}");
+        assert!(err.contains("error: rank 1 is gone: it has ended; what is saved is kept"), "{err}");
         let run = run_of(dir.path(), name);
         assert!(!checkpoints(&run).is_empty());
         let more: Vec<&str> = ranks.iter().flat_map(|ranks| ["--ranks", *ranks]).collect();
@@ -357,7 +357,7 @@ fn ranks_of_mpirun_end_when_one_hangs_and_the_run_goes_on() {
     tiny_data(dir.path());
     let Some(mut command) = mpirun(dir.path(), &detector(dir.path(), "a", &["--heartbeat", "step=8"])) else { return };
     let (_, err) = expect_code(command.env("BELLOWS_FAULT", "stop:step:3").env("BELLOWS_FAULT_RANK", "1"), 1);
-    assert!(err.contains("the last checkpoint is kept"), "{err}");
+    assert!(err.contains("what is saved is kept"), "{err}");
     expect_code(&mut mpirun(dir.path(), &resumed(dir.path(), "a", &[])).unwrap(), 0);
     expect_code(&mut detector(dir.path(), "b", &["--ranks", "2"]), 0);
     let bits = |name: &str| ending(&run_of(dir.path(), name));

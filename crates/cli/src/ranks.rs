@@ -70,7 +70,7 @@ pub(crate) fn meet(ranks: usize, patience: Duration) -> Result<Option<Ranks>, Fa
             }
             (Meeting::At(address), rank) => Rc::new(Tcp::join(&address, rank, place.ranks, patience)?.hearing(pulse::beat)),
             #[cfg(feature = "mpi")]
-            (Meeting::Mpi, _) => Rc::new(bellows_mpi::Mpi::begin()?),
+            (Meeting::Mpi, _) => Rc::new(bellows_mpi::Mpi::begin(patience)?),
         };
         return Ok(Some(Ranks { exchange, _others: Others(Vec::new()) }));
     }

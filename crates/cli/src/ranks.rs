@@ -15,7 +15,7 @@ use bellows_exit::{Coded, Exit};
 use bellows_ranks::{Exchange, ExchangeError, Tcp, listen};
 
 use crate::orders::{left, left_out, rank_words};
-use crate::place::{Meeting, told};
+use crate::place::{Meeting, Starter, told};
 use crate::supervise::end_with_parent;
 use crate::{Context, Failure, Usage, note, pulse};
 
@@ -39,7 +39,7 @@ const STARTING: &str = "starting the other ranks";
 /// An environment that says it in part, as [`Usage`].
 pub fn ranks_of(asked: usize) -> Result<usize, Failure> {
     // Those that rank 0 starts may be fewer than were asked for: the batches are still those of all.
-    Ok(told().map_err(Usage)?.filter(|place| !place.started).map_or(asked, |place| place.ranks))
+    Ok(told().map_err(Usage)?.filter(|place| place.by != Starter::First).map_or(asked, |place| place.ranks))
 }
 
 /// Of so many ranks: which this is on its machine, by its number before any was lost, and how many are there.

@@ -29,7 +29,7 @@ use policy::{Death, Decision, End, MAX_WITHOUT_PROGRESS, Policy};
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum SupervisionError {
     /// The process has said why.
-    #[error("the run has ended with code {code}, as it would if it were started again")]
+    #[error("the run has ended with code {code}")]
     Ended {
         /// Its exit code.
         code: i32,

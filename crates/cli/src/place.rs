@@ -330,12 +330,14 @@ mod tests {
 
     #[test]
     fn ranks_of_another_mpirun_are_refused() {
-        let of =
-            |pairs: &'static [(&str, &str)]| of_no_other(|name| pairs.iter().find(|(n, _)| *n == name).map(|(_, value)| value.to_string()));
+        let of = |pairs: &'static [(&'static str, &'static str)]| {
+            of_no_other(|name| pairs.iter().find(|(n, _)| *n == name).map(|(_, value)| value.to_string()))
+        };
         assert!(of(&[("PMI_SIZE", "4"), ("PMI_RANK", "1")]).unwrap_err().contains("openmpi-bin"));
-        for well in [&[][..], &[("PMI_SIZE", "1")], &[("PMI_SIZE", "4"), ("WORLD_SIZE", "1")], &[("PMI_SIZE", "4"), ("SLURM_STEP_ID", "0")]]
-        {
-            assert_eq!(of(well), Ok(()), "{well:?}");
+        let well: [&[(&str, &str)]; 4] =
+            [&[], &[("PMI_SIZE", "1")], &[("PMI_SIZE", "4"), ("WORLD_SIZE", "1")], &[("PMI_SIZE", "4"), ("SLURM_STEP_ID", "0")]];
+        for pairs in well {
+            assert_eq!(of(pairs), Ok(()), "{pairs:?}");
         }
     }
 

@@ -7,7 +7,7 @@ mod support;
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use support::{checkpoints, ending, expect_code, llm_finetune, signal, tiny_chats, tiny_data, wait_for, yolo_train};
 
@@ -87,7 +87,7 @@ fn a_rank_that_is_killed_ends_the_run_and_any_number_goes_on() {
     for (name, ranks) in [("two", None), ("one", Some("1")), ("four", Some("4"))] {
         let killed = &mut detector(dir.path(), name, &["--ranks", "2"]);
         let (_, err) = expect_code(killed.env("BELLOWS_FAULT", "kill:step:3").env("BELLOWS_FAULT_RANK", "1"), 1);
-        assert!(err.contains("error: rank 1 is gone: it has ended; the last checkpoint is kept"), "{err}");
+        assert!(err.contains("error: rank 1 is gone: it has ended; what is saved is kept"), "{err}");
         let run = run_of(dir.path(), name);
         assert!(!checkpoints(&run).is_empty());
         let more: Vec<&str> = ranks.iter().flat_map(|ranks| ["--ranks", *ranks]).collect();
@@ -112,6 +112,42 @@ fn a_supervisor_starts_all_ranks_again() {
         assert!(err.contains("starting again from"), "{fault}: {err}");
         assert!(ending(&run_of(dir.path(), &name)) == ending(&run_of(dir.path(), "whole")), "{fault}");
     }
+}
+
+/// What helps against the end of a rank is done whichever rank it was. A fault strikes one that rank 0 starts at every start, so these runs are given up.
+#[test]
+fn want_of_memory_and_a_lost_device_of_another_rank_are_answered_too() {
+    let dir = tempfile::tempdir().unwrap();
+    tiny_data(dir.path());
+    let cases: [(&str, &[&str], &str); 2] =
+        [("memory:first:1", &[], "with smaller parts of batches"), ("lost:first:1", &["--fallback", "cpu"], "on the CPU")];
+    for (fault, more, answer) in cases {
+        let name = fault.replace(':', "-");
+        let command = &mut detector(dir.path(), &name, &[&["--ranks", "2", "--supervise"], more].concat());
+        let (_, err) = expect_code(command.env("BELLOWS_FAULT", fault).env("BELLOWS_FAULT_RANK", "1"), 1);
+        assert!(err.contains("supervisor: rank 1: ") && err.contains(answer) && err.contains("given up"), "{fault}: {err}");
+    }
+}
+
+/// It is stopped before it calls rank 0.
+#[test]
+fn a_rank_that_hangs_before_it_comes_is_not_waited_for_for_ever() {
+    let dir = tempfile::tempdir().unwrap();
+    tiny_data(dir.path());
+    let command = &mut detector(dir.path(), "a", &["--ranks", "2", "--heartbeat", "start=3"]);
+    command.env("BELLOWS_FAULT", "stop:start:1").env("BELLOWS_FAULT_RANK", "1");
+    let begun = Instant::now();
+    let mut child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    while child.try_wait().unwrap().is_none() {
+        if begun.elapsed() > Duration::from_secs(60) {
+            child.kill().unwrap();
+            panic!("it waits");
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let ended = child.wait_with_output().unwrap();
+    let said = String::from_utf8_lossy(&ended.stderr);
+    assert!(ended.status.code() == Some(1) && said.contains("not all ranks came in time"), "{said}");
 }
 
 #[test]
@@ -156,7 +192,8 @@ fn ranks_that_somebody_else_has_started_find_each_other() {
     assert!(err.contains("RANK is not"), "{err}");
 }
 
-/// A supervisor on each of two machines: when one rank is killed the other ends too, both are started again, meet again and go on.
+/// A supervisor on each of two machines: when one rank is killed the other ends too, both are started again, meet again and go on. Four times, which are
+/// more than there may be without progress, with a step and a checkpoint between two.
 #[test]
 fn supervisors_of_ranks_on_several_machines_start_them_again() {
     let (dir, other) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
@@ -168,17 +205,61 @@ fn supervisors_of_ranks_on_several_machines_start_them_again() {
         let mut command = placed(detector(dir, "a", &["--supervise"]), rank, port);
         // They share this machine's cores as the ranks of one machine do, so the bits are theirs.
         command.envs([("LOCAL_RANK", rank.to_string().as_str()), ("LOCAL_WORLD_SIZE", "2")]);
-        command.envs([("BELLOWS_FAULT", "kill:step:3"), ("BELLOWS_FAULT_RANK", "1")]);
+        command.envs([("BELLOWS_FAULT", "kill:step:1:4"), ("BELLOWS_FAULT_RANK", "1")]);
         command
     };
     let second = supervised(other.path(), 1).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let (_, err) = expect_code(&mut supervised(dir.path(), 0), 0);
     let second = second.wait_with_output().unwrap();
     let said = String::from_utf8_lossy(&second.stderr);
-    assert!(second.status.success() && said.contains("died in a step of SIGKILL; starting again"), "{said}");
+    assert!(second.status.success(), "{said}");
+    assert_eq!(said.matches("died in a step of SIGKILL; starting again").count(), 4, "{said}");
     assert!(err.contains("rank 1 is gone") && err.contains("starting again from the checkpoint of step"), "{err}");
     assert!(!other.path().join("runs").exists(), "rank 0 writes");
     assert!(ending(&run_of(dir.path(), "a")) == ending(&run_of(dir.path(), "whole")), "as if none had been killed");
+}
+
+/// Who has started it in the background may go, and its words have a name of their own: there is no run on its machine that could have them.
+#[test]
+fn a_rank_on_another_machine_may_go_on_in_the_background() {
+    let (dir, other) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    tiny_data(dir.path());
+    tiny_data(other.path());
+    let port = free_port();
+    let second = placed(detector(other.path(), "a", &["--detach"]), 1, port).stdout(Stdio::piped()).spawn().unwrap();
+    expect_code(&mut placed(detector(dir.path(), "a", &[]), 0, port), 0);
+    let second = second.wait_with_output().unwrap();
+    let said = String::from_utf8_lossy(&second.stdout);
+    assert!(second.status.success() && said.contains("rank 1: goes on in the background; what this rank says is kept in"), "{said}");
+    let left = std::fs::read_dir(other.path().join("runs/detect")).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    let left: Vec<String> = left.collect();
+    assert!(matches!(&left[..], [log] if log.ends_with(".console.log")), "{left:?}");
+}
+
+#[test]
+fn what_a_rank_that_somebody_else_has_started_cannot_do_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    tiny_data(dir.path());
+    // Were it not refused, it would wait for the other one.
+    let rank = |more: &[&str]| detector(dir.path(), "a", &[&["--heartbeat", "start=3"], more].concat());
+    let (_, err) = expect_code(&mut placed(rank(&["--supervise", "--elastic"]), 0, free_port()), 2);
+    assert!(err.contains("started by somebody else"), "{err}");
+    let (_, err) = expect_code(&mut placed(rank(&["--supervise", "--fallback", "cpu"]), 0, free_port()), 2);
+    assert!(err.contains("leaves the others on their cards"), "{err}");
+    let task = [("SLURM_STEP_ID", "0"), ("SLURM_STEP_NUM_TASKS", "2"), ("SLURM_STEP_TASKS_PER_NODE", "2"), ("SLURM_PROCID", "0")];
+    let (_, err) = expect_code(rank(&["--detach"]).envs(task), 2);
+    assert!(err.contains("--detach leaves the process that mpirun or srun has started"), "{err}");
+    assert!(!dir.path().join("runs").exists());
+}
+
+/// As of two machines. A program without MPI says what it lacks.
+#[test]
+fn a_supervisor_over_mpi_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    tiny_data(dir.path());
+    let command = &mut detector(dir.path(), "a", &["--supervise", "--heartbeat", "start=3"]);
+    let (_, err) = expect_code(command.envs([("OMPI_COMM_WORLD_SIZE", "2"), ("OMPI_COMM_WORLD_RANK", "0")]), 2);
+    assert!(err.contains("which MPI's launcher takes for the end of all") || err.contains("without the feature mpi"), "{err}");
 }
 
 /// Two ranks of one row each are one rank of two such batches to an update.
@@ -283,7 +364,7 @@ fn a_rank_of_another_program_is_refused() {
     let port = free_port();
     let second = placed(second, 1, port).stderr(Stdio::piped()).spawn().unwrap();
     let (_, err) = expect_code(&mut placed(mine, 0, port), 2);
-    let words = "rank 1 is not of this run, it differs in the program";
+    let words = "rank 1 is not of this run, it differs in the program, which is ";
     let second = second.wait_with_output().unwrap();
     assert!(err.contains(words) && String::from_utf8_lossy(&second.stderr).contains(words), "{err}");
     assert_eq!(second.status.code(), Some(2));
@@ -321,7 +402,7 @@ fn ranks_of_mpirun_end_when_one_hangs_and_the_run_goes_on() {
     tiny_data(dir.path());
     let Some(mut command) = mpirun(dir.path(), &detector(dir.path(), "a", &["--heartbeat", "step=8"])) else { return };
     let (_, err) = expect_code(command.env("BELLOWS_FAULT", "stop:step:3").env("BELLOWS_FAULT_RANK", "1"), 1);
-    assert!(err.contains("the last checkpoint is kept"), "{err}");
+    assert!(err.contains("what is saved is kept"), "{err}");
     expect_code(&mut mpirun(dir.path(), &resumed(dir.path(), "a", &[])).unwrap(), 0);
     expect_code(&mut detector(dir.path(), "b", &["--ranks", "2"]), 0);
     let bits = |name: &str| ending(&run_of(dir.path(), name));

@@ -340,6 +340,8 @@ fn status_knows_the_dead_from_the_hanging() {
     let run = run_of(dir.path(), "v");
     let status = || expect_code(&mut yolo_train(dir.path(), &["status", run.to_str().unwrap()]), 0).0;
     wait_for("the sign that it hangs", &mut child, || run.exists() && status().contains("no sign of life for"));
+    let (_, error) = expect_code(&mut yolo_train(dir.path(), &["stop", run.to_str().unwrap()]), 1);
+    assert!(error.contains(&format!("`kill -9 {}` ends it", child.id())), "nobody else ends it: {error}");
     child.kill().unwrap();
     child.wait().unwrap();
     assert!(status().contains("ended without a word"), "{}", status());

@@ -98,6 +98,20 @@ pub(crate) fn keep_words(run: &Path) {
     }
 }
 
+/// In a rank that trains and has no run directory of its own: whoever waits for it may go, and is told where its words stay.
+pub(crate) fn own_words() {
+    let Some(log) = background().filter(|log| log.exists()) else { return };
+    note(&format!("goes on in the background; what this rank says is kept in {}", kept(&log).display()));
+    if let Err(error) = fs::rename(&log, kept(&log)) {
+        note(&format!("warning: {}: {error}", log.display()));
+    }
+}
+
+/// What words are called that are no run's.
+fn kept(log: &Path) -> PathBuf {
+    log.with_extension(LOG)
+}
+
 /// Makes `log` that of `run`; what an earlier process said stays there by a number. Where it cannot (a run on another disk), `log` is only called
 /// something else, as the process that waits for that has to see, and that is told with the error.
 fn keep(log: &Path, run: &Path) -> Result<(), (PathBuf, io::Error)> {
@@ -108,7 +122,7 @@ fn keep(log: &Path, run: &Path) -> Result<(), (PathBuf, io::Error)> {
         fs::rename(&own, free).ok();
     }
     fs::rename(log, &own).map_err(|error| {
-        let kept = log.with_extension(LOG);
+        let kept = kept(log);
         let renamed = fs::rename(log, &kept).is_ok();
         (if renamed { kept } else { log.into() }, error)
     })

@@ -22,8 +22,18 @@ pub(crate) struct Place {
     /// Which it is on its machine, and how many there are.
     pub(crate) local: (usize, usize),
     pub(crate) meeting: Meeting,
-    /// Rank 0 has started it.
-    pub(crate) started: bool,
+    pub(crate) by: Starter,
+}
+
+/// Who has started a process as a rank.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Starter {
+    /// Rank 0.
+    First,
+    /// A person or a script.
+    Person,
+    /// `mpirun` or `srun`, which take the end of the process they have started for that of the rank.
+    Launcher,
 }
 
 impl Place {
@@ -32,7 +42,7 @@ impl Place {
         let (numbers, address) = word.split_once('@')?;
         let numbers: Option<Vec<usize>> = numbers.split('/').map(|number| number.parse().ok()).collect();
         let [rank, ranks, number] = numbers?.try_into().ok()?;
-        Some(Self { rank, ranks, local: (number, ranks), meeting: Meeting::At(address.into()), started: true })
+        Some(Self { rank, ranks, local: (number, ranks), meeting: Meeting::At(address.into()), by: Starter::First })
     }
 
     /// That of a process whom the environment says so; `None` where it names no other rank.
@@ -49,7 +59,7 @@ impl Place {
         let host = variable("MASTER_ADDR").ok_or_else(|| needed("MASTER_ADDR"))?;
         let port = number("MASTER_PORT")?.ok_or_else(|| needed("MASTER_PORT"))?;
         let local = (number("LOCAL_RANK")?.unwrap_or(0), number("LOCAL_WORLD_SIZE")?.unwrap_or(1).max(1));
-        Ok(Some(Self { rank, ranks, local, meeting: Meeting::At(format!("{host}:{port}")), started: false }))
+        Ok(Some(Self { rank, ranks, local, meeting: Meeting::At(format!("{host}:{port}")), by: Starter::Person }))
     }
 }
 
@@ -59,7 +69,7 @@ impl Place {
         let of = |name: &str| number(&variable, &format!("OMPI_COMM_WORLD_{name}"));
         let (Some(ranks), Some(rank)) = (of("SIZE")?.filter(|&ranks| ranks > 1), of("RANK")?) else { return Ok(None) };
         let local = (of("LOCAL_RANK")?.unwrap_or(0), of("LOCAL_SIZE")?.unwrap_or(1).max(1));
-        Ok(Some(Self { rank, ranks, local, meeting: meeting(&variable, local.1 == ranks)?, started: false }))
+        Ok(Some(Self { rank, ranks, local, meeting: meeting(&variable, local.1 == ranks)?, by: Starter::Launcher }))
     }
 }
 
@@ -83,7 +93,21 @@ impl Place {
         )?;
         let job = variable("SLURM_JOB_ID").unwrap_or_default();
         let port = number(&variable, "MASTER_PORT")?.unwrap_or_else(|| port_of(&format!("{job}.{step}")));
-        Ok(Some(Self { rank, ranks, local: (local, here), meeting: Meeting::At(format!("{host}:{port}")), started: false }))
+        Ok(Some(Self { rank, ranks, local: (local, here), meeting: Meeting::At(format!("{host}:{port}")), by: Starter::Launcher }))
+    }
+}
+
+/// Whether a process that nobody else's variables name is one of several that another MPI's launcher has started: those of MPICH and of Intel set
+/// `PMI_SIZE`, as a step of Slurm may, and each of them would be a run of its own.
+fn of_no_other(variable: impl Fn(&str) -> Option<String>) -> Result<(), String> {
+    let said = ["WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_ID"].iter().any(|name| variable(name).is_some());
+    match number(&variable, "PMI_SIZE")? {
+        Some(2..) if !said => {
+            Err("this mpirun is not Open MPI's, and each of its ranks would be a run of its own: use that of Debian's openmpi-bin, or \
+                                   set WORLD_SIZE, RANK, MASTER_ADDR and MASTER_PORT"
+                .into())
+        }
+        _ => Ok(()),
     }
 }
 
@@ -164,6 +188,9 @@ pub(crate) fn told() -> Result<Option<Place>, String> {
             if place.is_none() {
                 place = Place::of_srun(variable)?;
             }
+            if place.is_none() {
+                of_no_other(variable)?;
+            }
             place
         }
     };
@@ -177,15 +204,20 @@ pub(crate) fn rank() -> usize {
 
 /// Whether rank 0 has started this process.
 pub(crate) fn is_started() -> bool {
-    told().ok().flatten().is_some_and(|place| place.started)
+    told().ok().flatten().is_some_and(|place| place.by == Starter::First)
 }
 
 /// Whether somebody else has started this process beside others.
 pub(crate) fn is_placed() -> bool {
-    told().ok().flatten().is_some_and(|place| !place.started)
+    told().ok().flatten().is_some_and(|place| place.by != Starter::First)
 }
 
-/// Whether that was MPI's launcher, which ends all when one ends.
+/// Whether that was a launcher.
+pub(crate) fn is_launched() -> bool {
+    told().ok().flatten().is_some_and(|place| place.by == Starter::Launcher)
+}
+
+/// Whether that was MPI's, which ends all when one ends.
 pub(crate) fn is_of_mpi() -> bool {
     told().ok().flatten().is_some_and(|place| !matches!(place.meeting, Meeting::At(_)))
 }
@@ -204,7 +236,7 @@ mod tests {
 
     #[test]
     fn a_process_knows_which_rank_it_is() {
-        let started = Place { rank: 1, ranks: 4, local: (2, 4), meeting: Meeting::At("127.0.0.1:4711".into()), started: true };
+        let started = Place { rank: 1, ranks: 4, local: (2, 4), meeting: Meeting::At("127.0.0.1:4711".into()), by: Starter::First };
         assert_eq!(Place::of_word("1/4/2@127.0.0.1:4711"), Some(started));
         assert_eq!(["1/4/1", "1/4@a:1", "x/4/1@a:1", ""].map(Place::of_word), [None, None, None, None]);
         let of = |pairs: &'static [(&str, &str)]| {
@@ -220,7 +252,7 @@ mod tests {
             ("LOCAL_RANK", "1"),
             ("LOCAL_WORLD_SIZE", "2"),
         ]);
-        assert_eq!(all, Ok(Some(Place { rank: 3, ranks: 4, local: (1, 2), meeting: Meeting::At("a:29500".into()), started: false })));
+        assert_eq!(all, Ok(Some(Place { rank: 3, ranks: 4, local: (1, 2), meeting: Meeting::At("a:29500".into()), by: Starter::Person })));
         assert!(of(&[("WORLD_SIZE", "4"), ("RANK", "4")]).unwrap_err().contains("count from 0"));
         assert!(of(&[("WORLD_SIZE", "4"), ("RANK", "0")]).unwrap_err().contains("MASTER_ADDR is not"));
         assert!(of(&[("WORLD_SIZE", "many")]).unwrap_err().contains("no number"));
@@ -273,7 +305,7 @@ mod tests {
         let with = |more: &[(&str, &str)]| of(&[&STEP[..], more].concat());
         let at = |place: Option<Place>| format!("{:?}", place.unwrap().meeting);
         let place = with(&[]).unwrap().unwrap();
-        assert_eq!((place.rank, place.ranks, place.local, place.started), (3, 5, (1, 2), false));
+        assert_eq!((place.rank, place.ranks, place.local, place.by), (3, 5, (1, 2), Starter::Launcher));
         let first = at(Some(place));
         assert!(first.starts_with("At(\"gpu03:2"), "{first}");
         assert_eq!(
@@ -293,6 +325,19 @@ mod tests {
         assert_eq!(of(&[&STEP[..1], &STEP[2..]].concat()), Ok(None), "a job's script");
         for alone in [("SLURM_STEP_NUM_TASKS", "1"), ("WORLD_SIZE", "1"), ("OMPI_COMM_WORLD_SIZE", "4")] {
             assert_eq!(with(&[alone]), Ok(None), "{alone:?}");
+        }
+    }
+
+    #[test]
+    fn ranks_of_another_mpirun_are_refused() {
+        let of = |pairs: &'static [(&'static str, &'static str)]| {
+            of_no_other(|name| pairs.iter().find(|(n, _)| *n == name).map(|(_, value)| value.to_string()))
+        };
+        assert!(of(&[("PMI_SIZE", "4"), ("PMI_RANK", "1")]).unwrap_err().contains("openmpi-bin"));
+        let well: [&[(&str, &str)]; 4] =
+            [&[], &[("PMI_SIZE", "1")], &[("PMI_SIZE", "4"), ("WORLD_SIZE", "1")], &[("PMI_SIZE", "4"), ("SLURM_STEP_ID", "0")]];
+        for pairs in well {
+            assert_eq!(of(pairs), Ok(()), "{pairs:?}");
         }
     }
 

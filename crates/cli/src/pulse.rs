@@ -126,9 +126,9 @@ pub(crate) fn device(device: &Selected) {
     });
 }
 
-/// That rank is lost, as far as this one can tell.
-pub(crate) fn lost(rank: usize) {
-    with(|pulse| pulse.beat(true, |beat| beat.lost = Some(rank)));
+/// That rank is lost, as far as this one can tell, and ended so (its code, or its signal below 0), if that was seen.
+pub(crate) fn lost(rank: usize, code: Option<i32>) {
+    with(|pulse| pulse.beat(true, |beat| (beat.lost, beat.lost_code) = (Some(rank), code)));
 }
 
 /// The run is over: it stands at the end of its last epoch.

@@ -6,7 +6,7 @@
 
 use std::ffi::OsString;
 use std::net::TcpListener;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
@@ -15,7 +15,7 @@ use bellows_exit::{Coded, Exit};
 use bellows_ranks::{Exchange, ExchangeError, Tcp, listen};
 
 use crate::orders::{left, left_out, rank_words};
-use crate::place::{Meeting, told};
+use crate::place::{Meeting, Starter, told};
 use crate::supervise::end_with_parent;
 use crate::{Context, Failure, Usage, note, pulse};
 
@@ -24,6 +24,9 @@ const HERE: (&str, u16) = ("127.0.0.1", 0);
 
 /// What another rank gets to end by itself when the run has ended: it has nothing to save.
 const GRACE: Duration = Duration::from_secs(1);
+
+/// Between two looks whether it has.
+const LOOK: Duration = Duration::from_millis(10);
 
 /// The code of a process that SIGTERM has ended, as it raises it when this one has gone.
 const ASKED_TO: i32 = 128 + 15;
@@ -36,7 +39,7 @@ const STARTING: &str = "starting the other ranks";
 /// An environment that says it in part, as [`Usage`].
 pub fn ranks_of(asked: usize) -> Result<usize, Failure> {
     // Those that rank 0 starts may be fewer than were asked for: the batches are still those of all.
-    Ok(told().map_err(Usage)?.filter(|place| !place.started).map_or(asked, |place| place.ranks))
+    Ok(told().map_err(Usage)?.filter(|place| place.by != Starter::First).map_or(asked, |place| place.ranks))
 }
 
 /// Of so many ranks: which this is on its machine, by its number before any was lost, and how many are there.
@@ -52,8 +55,8 @@ pub(crate) struct Ranks {
     _others: Others,
 }
 
-/// Meets the other ranks of so many, which are started here if nobody else has done that; `None` if there is none. One that was started calls
-/// for `patience`.
+/// Meets the other ranks of so many, which are started here if nobody else has done that, and waits `patience` for them; `None` if there is
+/// none.
 ///
 /// # Errors
 /// Ranks that cannot be started, do not come, or are another run's.
@@ -63,13 +66,11 @@ pub(crate) fn meet(ranks: usize, patience: Duration) -> Result<Option<Ranks>, Fa
             (Meeting::At(address), 0) => {
                 let listener = listen(&address).context(Exit::Usage, format!("waiting for the other ranks at {address}"))?;
                 note(&format!("waiting for {} more ranks at {address}", place.ranks - 1));
-                let until = Instant::now() + patience;
-                let late = || (Instant::now() >= until).then(|| "not all ranks came in time".to_string());
-                Rc::new(Tcp::host(&listener, place.ranks, &late)?.hearing(pulse::beat))
+                Rc::new(Tcp::host(&listener, place.ranks, &late_after(patience))?.hearing(pulse::beat))
             }
             (Meeting::At(address), rank) => Rc::new(Tcp::join(&address, rank, place.ranks, patience)?.hearing(pulse::beat)),
             #[cfg(feature = "mpi")]
-            (Meeting::Mpi, _) => Rc::new(bellows_mpi::Mpi::begin()?),
+            (Meeting::Mpi, _) => Rc::new(bellows_mpi::Mpi::begin(patience)?),
         };
         return Ok(Some(Ranks { exchange, _others: Others(Vec::new()) }));
     }
@@ -86,13 +87,20 @@ pub(crate) fn meet(ranks: usize, patience: Duration) -> Result<Option<Ranks>, Fa
     }
     let others = std::cell::RefCell::new(others);
     let ended = || others.borrow_mut().ended();
+    let late = late_after(patience);
     // Whoever has ended before it came has said why.
-    let met = Tcp::host(&listener, ranks, &|| ended().map(|(rank, _)| format!("rank {rank} has ended")));
+    let met = Tcp::host(&listener, ranks, &|| ended().map(|(rank, _)| format!("rank {rank} has ended")).or_else(&late));
     match (met, ended()) {
         (Ok(exchange), _) => Ok(Some(Ranks { exchange: Rc::new(Noticed(exchange.hearing(pulse::beat))), _others: others.into_inner() })),
         (Err(_), Some((rank, code))) => Err(NotStarted { rank, code }.into()),
         (Err(error), None) => Err(error.into()),
     }
+}
+
+/// Says so when ranks have been waited for so long.
+fn late_after(patience: Duration) -> impl Fn() -> Option<String> {
+    let until = Instant::now() + patience;
+    move || (Instant::now() >= until).then(|| "not all ranks came in time".to_string())
 }
 
 /// The other ranks of which this process is one, if somebody else has started them; waits for them so long.
@@ -147,6 +155,19 @@ impl Others {
     }
 }
 
+/// How a process ended: its code, or its signal below 0.
+#[cfg(unix)]
+fn code_or_signal(status: ExitStatus) -> Option<i32> {
+    use std::os::unix::process::ExitStatusExt;
+    status.code().or_else(|| status.signal().map(|signal| -signal))
+}
+
+/// How a process ended, where that is a code of ours: the system's own are below 0.
+#[cfg(not(unix))]
+fn code_or_signal(status: ExitStatus) -> Option<i32> {
+    status.code().filter(|&code| code >= 0)
+}
+
 /// None of them outlives the run. One that has ended by a signal that it does not hear, or with a code that is neither that of a rank which another
 /// one has left nor that of one which was asked to end, is the one that was lost.
 impl Drop for Others {
@@ -155,14 +176,20 @@ impl Drop for Others {
         let until = Instant::now() + GRACE;
         for (i, child) in self.0.iter_mut().enumerate().rev() {
             while matches!(child.try_wait(), Ok(None)) && Instant::now() < until {
-                std::thread::sleep(Duration::from_millis(10));
+                std::thread::sleep(LOOK);
             }
             let as_others_do = [0, Exit::Failed.code().into(), ASKED_TO].map(Some);
-            if matches!(child.try_wait(), Ok(Some(status)) if !as_others_do.contains(&status.code())) {
-                pulse::lost(i + 1);
+            if let Ok(Some(status)) = child.try_wait()
+                && !as_others_do.contains(&status.code())
+            {
+                pulse::lost(i + 1, code_or_signal(status));
             }
             child.kill().ok();
-            child.wait().ok();
+            // One that a driver holds does not die, and must not be waited for.
+            let until = Instant::now() + GRACE;
+            while matches!(child.try_wait(), Ok(None)) && Instant::now() < until {
+                std::thread::sleep(LOOK);
+            }
         }
     }
 }
@@ -194,7 +221,7 @@ impl Exchange for Noticed {
     fn swap(&self, parts: &[&[u8]]) -> Result<Vec<Vec<u8>>, ExchangeError> {
         self.0.swap(parts).inspect_err(|error| {
             if let ExchangeError::Gone { rank, .. } = error {
-                pulse::lost(*rank);
+                pulse::lost(*rank, None);
             }
         })
     }

@@ -20,7 +20,7 @@ use burn::train::renderer::tui::TuiMetricsRendererWrapper;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
-use crate::background::{self, keep_words, leave_terminal};
+use crate::background::{self, keep_words, leave_terminal, own_words};
 use crate::layers::record_settings;
 use crate::orders;
 use crate::pulse::{self, Watch};
@@ -103,6 +103,12 @@ impl Session {
             let why = "--supervise starts a process again, which MPI's launcher takes for the end of all: leave it out, and resume the run";
             return Err(Usage(why.into()).into());
         }
+        if keeping.background && place::is_launched() {
+            return Err(Usage(
+                "--detach leaves the process that mpirun or srun has started, which takes that for its end: leave it out".into(),
+            )
+            .into());
+        }
         if keeping.background && orders::background().is_none() && !place::is_started() {
             background::start(self.program, Path::new(project), &self.signals)?;
             return Ok(true);
@@ -111,6 +117,11 @@ impl Session {
         if keeping.supervise && orders::orders().is_none() && !place::is_started() {
             if keeping.elastic && place::is_placed() {
                 let why = "--elastic starts the ranks of one machine again, and these were started by somebody else: leave it out";
+                return Err(Usage(why.into()).into());
+            }
+            if keeping.fallback && place::is_placed() {
+                let why =
+                    "--fallback cpu of one rank leaves the others on their cards, and ranks must compute the same: set --fallback none";
                 return Err(Usage(why.into()).into());
             }
             let elastic = keeping.elastic.then_some(keeping.ranks);
@@ -247,6 +258,10 @@ impl Run {
             pulse::over(counters.epochs, counters.batches);
         }
         if !self.is_first() {
+            // The words of one that rank 0 has started are rank 0's.
+            if place::is_placed() {
+                own_words();
+            }
             return;
         }
         let about = [("backend", json!(device.backend)), ("name", json!(device.name)), ("fallback", json!(device.fallback))];

@@ -8,6 +8,7 @@ use std::io::{Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use bellows_exit::{Coded, Exit};
 use bellows_runs::{Beat, RunDir, began, find_latest_run, is_alive, read_beat, run_of};
 use clap::{Arg, ArgMatches, Command};
 use serde_json::{Value, json};
@@ -78,10 +79,25 @@ pub fn show(matches: &ArgMatches, project: &str) -> Result<(), Failure> {
     Ok(())
 }
 
+/// The process that is asked to stop gives no sign of life, and no supervisor ends it.
+#[derive(Debug, thiserror::Error)]
+#[error("{run}: no sign of life for {silent_s} s: `kill -9 {pid}` ends it, and its checkpoints stand")]
+struct Hangs {
+    run: String,
+    silent_s: u64,
+    pid: u32,
+}
+
+impl Coded for Hangs {
+    fn exit(&self) -> Exit {
+        Exit::Failed
+    }
+}
+
 /// Does `stop`: asks, and waits until the run has ended.
 ///
 /// # Errors
-/// No such run, or none that a process of this machine has.
+/// No such run, none that a process of this machine has, or one that hangs and is nobody's to end.
 pub fn stopping(matches: &ArgMatches, project: &str) -> Result<(), Failure> {
     let run = asked(matches, project)?;
     let state = State::of(&run);
@@ -97,11 +113,17 @@ pub fn stopping(matches: &ArgMatches, project: &str) -> Result<(), Failure> {
     if !terminate(pid) {
         return Err(Usage("this system has no way to ask for that: press Ctrl-C where the run was started".into()).into());
     }
-    while State::of(&run).lives() {
+    loop {
+        let state = State::of(&run);
+        if !state.lives() {
+            say(&format!("{}: {}", run.path().display(), state.word()));
+            return Ok(());
+        }
+        if state.hangs() && state.supervisor().is_none() {
+            return Err(Hangs { run: run.path().display().to_string(), silent_s: state.silent_s(), pid }.into());
+        }
         std::thread::sleep(Duration::from_millis(100));
     }
-    say(&format!("{}: {}", run.path().display(), State::of(&run).word()));
-    Ok(())
 }
 
 /// What a run's directory says.

@@ -98,7 +98,7 @@ pub enum LearnError {
         reason: String,
     },
     /// A rank cannot be reached.
-    #[error("{0}; the last checkpoint is kept")]
+    #[error("{0}; what is saved is kept")]
     Exchange(#[from] bellows_ranks::ExchangeError),
     /// Settings that contradict each other.
     #[error("{0}")]

@@ -65,7 +65,7 @@ impl<T: Task> Run<T> {
         if outcome.is_some() {
             self.save_planned().map_err(|error| error.or(LearnError::FinalSave))?;
         } else if saves {
-            self.try_save(true);
+            self.try_save(true)?;
         }
         self.lap();
         if outcome.is_none() && judged {
@@ -77,7 +77,7 @@ impl<T: Task> Run<T> {
     /// What is done before anything is read to judge by: what was trained is made safe, and the ranks agree on it.
     fn prepare(&mut self, at: Judging, evaluated: bool, saves: bool) -> Result<(), LearnError> {
         if evaluated && saves && self.clock.safe != Some(self.state.counters.batches) {
-            self.try_save(true);
+            self.try_save(true)?;
         }
         if at.complete {
             self.compare_weights()?;

@@ -391,7 +391,7 @@ fn by_plan<'scope, T: Task>(
                 Judged::Interrupted => return run.stop().map(Some),
             },
             Next::Save => {
-                run.try_save(false);
+                run.try_save(false)?;
                 run.lap();
             }
             Next::Done => return Ok(None),

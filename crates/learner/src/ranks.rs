@@ -127,7 +127,11 @@ impl Ranks {
         let Some(others) = self.others() else { return Ok(()) };
         let all = tell(others, &Introduction { code: code.into(), info })?;
         for (rank, other) in all.iter().enumerate().skip(1) {
-            let difference = if other.code == all[0].code { unlike(&all[0].info, &other.info) } else { Some("the program".into()) };
+            let difference = if other.code == all[0].code {
+                unlike(&all[0].info, &other.info)
+            } else {
+                Some(format!("the program, which is {} and {} on rank 0", other.code, all[0].code))
+            };
             if let Some(difference) = difference {
                 return Err(LearnError::Unlike { rank, difference });
             }

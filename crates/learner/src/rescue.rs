@@ -56,8 +56,7 @@ impl<T: Task> Run<T> {
                 last.epoch + 1,
             ),
         );
-        self.try_save(true);
-        Ok(())
+        self.try_save(true)
     }
 
     /// Cuts batches of that size and larger ones into twice as many parts from here on. The state is that before the step.
@@ -80,7 +79,7 @@ impl<T: Task> Run<T> {
             }
         } else {
             self.release_memory();
-            self.try_save(false);
+            self.try_save(false)?;
         }
         let names = files.join(", ");
         if samples <= 1 {
@@ -104,7 +103,9 @@ impl<T: Task> Run<T> {
         self.release_memory();
         let parts = self.state.counters.parts(0);
         self.event("oom", json!({ "reason": shortage.reason, "files": [], "parts": parts }));
-        self.try_save(false);
+        if let Err(error) = self.try_save(false) {
+            return error;
+        }
         LearnError::OutOfMemory {
             what: "the evaluation does not fit on the device".into(),
             reason: shortage.reason,

@@ -267,10 +267,18 @@ impl<T: Task> Run<T> {
     }
 
     /// Makes a checkpoint that training can go on without, at a `planned` place or not.
-    pub(crate) fn try_save(&mut self, planned: bool) {
+    ///
+    /// # Errors
+    /// A rank that is gone, without which it cannot.
+    pub(crate) fn try_save(&mut self, planned: bool) -> Result<(), LearnError> {
         let saved = if planned { self.save_planned() } else { self.save() };
-        if let Err(error) = saved {
-            self.tell("warning", format!("the checkpoint was not saved, training goes on: {error}"));
+        match saved {
+            Ok(()) => Ok(()),
+            Err(Unsaved::Here(error)) => {
+                self.tell("warning", format!("the checkpoint was not saved, training goes on: {error}"));
+                Ok(())
+            }
+            Err(Unsaved::Ranks(error)) => Err(error),
         }
     }
 }

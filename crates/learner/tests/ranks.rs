@@ -14,7 +14,8 @@ use std::time::Duration;
 
 use bellows_exit::{Coded, Exit};
 use bellows_learner::{
-    EpochReport, Identity, LearnError, Learner, LearnerConfig, Limits, Observer, OptimizerKind, Outcome, Schedule, UpdateSchedule, Wire,
+    EpochReport, Identity, LearnError, Learner, LearnerConfig, Limits, Observer, OptimizerKind, Outcome, Phase, Schedule, UpdateSchedule,
+    Wire,
 };
 use bellows_ranks::{Exchange, ExchangeError, Tcp, Thread, threads};
 use bellows_runs::RunDir;
@@ -384,9 +385,26 @@ impl Exchange for Dying {
     }
 }
 
-/// Trains on two ranks, of which the second dies after so many exchanges: what became of the first, and of the second how often it exchanged
-/// more than it was to.
-fn with_a_dying_rank(dir: &Path, exchanges: usize) -> (Result<Outcome, LearnError>, usize) {
+/// Its rank dies in the save that comes after so many.
+struct DiesSaving {
+    rank: Rc<Dying>,
+    saves: usize,
+}
+
+impl Observer for DiesSaving {
+    fn on_phase(&mut self, phase: Phase) {
+        if phase == Phase::Save {
+            match self.saves.checked_sub(1) {
+                Some(left) => self.saves = left,
+                None => self.rank.left.store(0, Ordering::SeqCst),
+            }
+        }
+    }
+}
+
+/// Trains on two ranks, of which the second dies after so many exchanges or saves: what became of the first, and of the second how often it
+/// exchanged less than it might have.
+fn with_a_dying_rank(dir: &Path, exchanges: usize, saves: usize) -> (Result<Outcome, LearnError>, usize) {
     let mut all = threads(2).into_iter();
     let (first, second) = (all.next().unwrap(), all.next().unwrap());
     thread::scope(|scope| {
@@ -395,6 +413,7 @@ fn with_a_dying_rank(dir: &Path, exchanges: usize) -> (Result<Outcome, LearnErro
             let (model, device, run) = (net(&Device::flex()), Device::flex(), RunDir::nowhere());
             let mut learner =
                 Learner::new(Toy::default(), model, &device, config(2), run, Identity::default().with("model", "toy")).unwrap();
+            learner.observe(DiesSaving { rank: exchange.clone(), saves });
             let joined = learner.join(exchange.clone(), "this program", Limits::default());
             joined.and_then(|()| learner.resume()).and_then(|()| learner.fit(&data())).ok();
             exchange.left.load(Ordering::SeqCst)
@@ -412,18 +431,28 @@ fn with_a_dying_rank(dir: &Path, exchanges: usize) -> (Result<Outcome, LearnErro
 #[test]
 fn a_rank_may_die_at_any_moment() {
     let whole = tempfile::tempdir().unwrap();
-    let (ended, left) = with_a_dying_rank(whole.path(), 10_000);
+    let (ended, left) = with_a_dying_rank(whole.path(), 10_000, usize::MAX);
     assert_eq!(ended.unwrap(), Outcome::Finished);
     let exchanges = 10_000 - left;
     // The last ones, and some of the others.
     for dies_after in (0..exchanges).step_by(9).chain(exchanges - 8..exchanges) {
         let dir = tempfile::tempdir().unwrap();
-        let (ended, _) = with_a_dying_rank(dir.path(), dies_after);
+        let (ended, _) = with_a_dying_rank(dir.path(), dies_after, usize::MAX);
         let error = ended.unwrap_err();
         assert!(matches!(error.exit(), Exit::Failed), "after {dies_after} of {exchanges}: {error}");
         on_ranks(dir.path(), 2, &config(2), |_| Toy::default(), |_, learner| learner.fit(&data()).map(drop).unwrap());
         assert!(ending(dir.path()) == ending(whole.path()), "after {dies_after} of {exchanges}");
     }
+}
+
+/// The first save is that of the state a run begins with, the second one is after its first epoch.
+#[test]
+fn a_rank_that_dies_in_a_save_is_not_taken_for_a_full_disk() {
+    let dir = tempfile::tempdir().unwrap();
+    let (ended, _) = with_a_dying_rank(dir.path(), 10_000, 1);
+    assert!(matches!(ended, Err(LearnError::Exchange(_))), "{ended:?}");
+    let events = std::fs::read_to_string(dir.path().join("run/events.jsonl")).unwrap();
+    assert!(events.contains("checkpoint") && !events.contains("training goes on"), "{events}");
 }
 
 #[test]

@@ -26,7 +26,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let times = more.get(1).map_or(Ok(5), |text| text.parse())?;
     #[cfg(feature = "mpi")]
     if std::env::var_os("OMPI_COMM_WORLD_SIZE").is_some() {
-        measure(&bellows_mpi::Mpi::begin()?, numbers, wire, width, times)?;
+        measure(&bellows_mpi::Mpi::begin(PATIENCE)?, numbers, wire, width, times)?;
         bellows_mpi::Mpi::end();
         return Ok(());
     }

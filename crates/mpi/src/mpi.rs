@@ -27,16 +27,18 @@ pub struct Mpi {
 }
 
 impl Mpi {
-    /// This process's rank, which `mpirun` has given it.
+    /// This process's rank, which `mpirun` has given it. All ranks wait for each other there, `patience` at most.
     ///
     /// # Errors
     /// When this process has begun with MPI already.
-    pub fn begin() -> Result<Self, ExchangeError> {
+    pub fn begin(patience: Duration) -> Result<Self, ExchangeError> {
         let again = || ExchangeError::NoMeeting { rank: 0, address: "MPI".into(), reason: "this process has been there before".into() };
-        let universe = mpi::initialize().ok_or_else(again)?;
+        let watch = Watch::begin();
+        watch.wait_at_most(patience);
+        let universe = watch.during(mpi::initialize).ok_or_else(again)?;
         let world = universe.world();
+        watch.met(number(world.rank()));
         *UNIVERSE.lock().unwrap_or_else(PoisonError::into_inner) = Some(universe);
-        let watch = Watch::begin(number(world.rank()));
         Ok(Self { world, watch })
     }
 

@@ -13,12 +13,14 @@ use bellows_exit::Exit;
 /// How often it looks: what a rank that hangs costs beyond its limit.
 const EVERY: Duration = Duration::from_millis(200);
 
-/// The limit of an exchange, if there is one, and since when one is under way.
+/// The limit of an exchange, if there is one, and since when one is under way; the first is the meeting.
 #[derive(Clone, Default)]
 pub(crate) struct Watch(Arc<Mutex<State>>);
 
 #[derive(Default)]
 struct State {
+    /// This one, once all have met.
+    rank: Option<usize>,
     patience: Option<Duration>,
     since: Option<Instant>,
 }
@@ -31,19 +33,24 @@ impl State {
 }
 
 impl Watch {
-    /// One whose thread looks from now on, for the rank of that number.
-    pub(crate) fn begin(rank: usize) -> Self {
+    /// One whose thread looks from now on.
+    pub(crate) fn begin() -> Self {
         let watch = Self::default();
         let seen = watch.clone();
         thread::spawn(move || {
             loop {
                 thread::sleep(EVERY);
-                if let Some(patience) = seen.with(|state| state.is_over(Instant::now())) {
+                if let (rank, Some(patience)) = seen.with(|state| (state.rank, state.is_over(Instant::now()))) {
                     end(rank, patience);
                 }
             }
         });
         watch
+    }
+
+    /// All ranks have met, and this one is of that number.
+    pub(crate) fn met(&self, rank: usize) {
+        self.with(|state| state.rank = Some(rank));
     }
 
     /// From the next exchange on each may take so long.
@@ -65,14 +72,17 @@ impl Watch {
 }
 
 /// Ends this process. Nothing has to be written first: a checkpoint is complete or absent at every moment.
-fn end(rank: usize, patience: Duration) -> ! {
-    let seconds = patience.as_secs_f64();
+fn end(rank: Option<usize>, patience: Duration) -> ! {
     // What cannot be said any more is no reason to stay.
-    drop(writeln!(
-        std::io::stderr(),
-        "error: rank {rank} has waited {seconds} s for another one, which hangs or is gone; the last checkpoint is kept"
-    ));
+    drop(writeln!(std::io::stderr(), "error: {}", words(rank, patience.as_secs_f64())));
     std::process::exit(i32::from(Exit::Failed.code()))
+}
+
+fn words(rank: Option<usize>, seconds: f64) -> String {
+    match rank {
+        Some(rank) => format!("rank {rank} has waited {seconds} s for another one, which hangs or is gone; what is saved is kept"),
+        None => format!("not all ranks came to MPI's meeting within {seconds} s"),
+    }
 }
 
 #[cfg(test)]

@@ -2,12 +2,16 @@
 #![allow(clippy::unwrap_used, clippy::print_stdout, clippy::print_stderr, reason = "a test may panic, and its processes speak")]
 
 use std::process::{Command, Output};
+use std::time::Duration;
 
 use bellows_mpi::Mpi;
 use bellows_ranks::{Exchange, Wire};
 
 /// Set in the processes that `mpirun` starts.
 const CHILD: &str = "BELLOWS_MPI_CHILD";
+
+/// How long ranks may take to come.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// This test in so many ranks; `None` where there is no `mpirun`.
 fn mpirun(name: &str, ranks: usize, how: &str) -> Option<Output> {
@@ -37,7 +41,7 @@ fn ranks_exchange_over_mpi() {
 }
 
 fn exchange() {
-    let ex = Mpi::begin().unwrap();
+    let ex = Mpi::begin(PATIENCE).unwrap();
     let (rank, ranks) = (ex.rank(), ex.ranks());
     let parts: Vec<Vec<u8>> = (0..ranks).map(|to| vec![(10 * rank + to) as u8; rank * to]).collect();
     let swapped = ex.swap(&parts.iter().map(Vec::as_slice).collect::<Vec<_>>()).unwrap();
@@ -55,10 +59,26 @@ fn exchange() {
     Mpi::end();
 }
 
+/// Under SIGSTOP it neither comes nor ends, and MPI's own meeting waits for it for ever.
+#[test]
+fn when_one_does_not_come_to_mpi_all_end() {
+    if std::env::var_os(CHILD).is_some() {
+        if std::env::var("OMPI_COMM_WORLD_RANK").unwrap() == "1" {
+            Command::new("kill").args(["-s", "STOP", &std::process::id().to_string()]).status().unwrap();
+        }
+        drop(Mpi::begin(Duration::from_secs(3)).unwrap());
+        println!("went on");
+        return;
+    }
+    let Some(output) = mpirun("when_one_does_not_come_to_mpi_all_end", 2, "late") else { return };
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && said.contains("not all ranks came to MPI's meeting within 3 s"), "{said}");
+}
+
 #[test]
 fn when_one_dies_mpirun_ends_all() {
     if std::env::var_os(CHILD).is_some() {
-        let ex = Mpi::begin().unwrap();
+        let ex = Mpi::begin(PATIENCE).unwrap();
         ex.gather(b"here").unwrap();
         if ex.rank() == 1 {
             std::process::exit(1);

@@ -52,6 +52,9 @@ impl Observer for Fault {
     }
 }
 
+/// How long they wait for each other at the start.
+const MEETING: Duration = Duration::from_secs(60);
+
 /// How long the others wait for one that hangs in a step: a step of this model takes milliseconds.
 const PATIENCE: f64 = 5.0;
 
@@ -134,7 +137,7 @@ fn of_threads(ranks: usize) -> Ending {
 #[test]
 fn ranks_that_mpirun_has_started_make_the_bits_of_threads() {
     if let Some(dir) = std::env::var_os(DIR) {
-        train(Mpi::begin().unwrap(), dir.as_ref(), std::env::var(FAULT).ok().as_deref().map(Fault::of));
+        train(Mpi::begin(MEETING).unwrap(), dir.as_ref(), std::env::var(FAULT).ok().as_deref().map(Fault::of));
         return Mpi::end();
     }
     let hosts = tempfile::NamedTempFile::new().unwrap();

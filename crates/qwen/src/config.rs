@@ -189,7 +189,7 @@ settings! {
         /// Processes that train together, each on batches of its own: an update sees as many times as many
         /// on this machine, unless WORLD_SIZE and RANK are in the environment; docs/cluster.md tells more
         ranks: usize = 1;
-        /// With ranks: what the numbers of gradients travel as: f32, bf16 or f16 (half the bytes, rounded on the way; sums are f32)
+        /// With ranks: what the numbers of gradients travel as: f32, bf16 or f16 (half the bytes, rounded on the way; sums are f32); f16 holds nothing above 65504: an update with more is skipped
         wire: Wire as String = Wire::F32;
         /// Directory that runs are kept in
         project: String = "runs/sft".into();
@@ -210,7 +210,7 @@ settings! {
         profile: bool = false;
         /// A process that computes nothing watches the one that trains: it is started again when it crashes, hangs, runs out of memory or loses the device
         supervise: bool = false;
-        /// With supervise, when the device has failed twice in a row: none, or cpu (goes on there, and says so)
+        /// With supervise, when the device has failed twice without a new checkpoint: none, or cpu (goes on there, and says so)
         fallback: String = "none".into();
         /// With supervise and ranks of this machine: a rank that is lost is left out when the run is started again
         elastic: bool = false;

@@ -125,9 +125,10 @@ fn is_here(address: &str) -> bool {
 fn host(listener: &TcpListener, ranks: usize, given_up: &dyn Fn() -> Option<String>) -> Result<Vec<Option<TcpStream>>> {
     let mut peers: Vec<Option<TcpStream>> = (0..ranks).map(|_| None).collect();
     let mut addresses = vec![String::new(); ranks];
-    for _ in 1..ranks {
+    while peers.iter().flatten().count() + 1 < ranks {
         let (stream, rank) = accept(listener, ranks, given_up)?;
-        if peers[rank].is_some() || rank == 0 {
+        // One that has died while others still came, and was started again, comes for itself.
+        if rank == 0 || peers[rank].as_ref().is_some_and(is_open) {
             return Err(Error::other(format!("rank {rank} is there twice")));
         }
         let (port, from) =
@@ -140,6 +141,11 @@ fn host(listener: &TcpListener, ranks: usize, given_up: &dyn Fn() -> Option<Stri
         send(peer, all.as_bytes())?;
     }
     settled(peers)
+}
+
+/// Whether the other end of a connection over which nothing is on its way has not closed it.
+fn is_open(stream: &TcpStream) -> bool {
+    stream.set_nonblocking(true).is_ok() && matches!(stream.peek(&mut [0]), Err(error) if error.kind() == ErrorKind::WouldBlock)
 }
 
 /// The others call rank 0, learn where the rest listens, call those before them and hear those behind, which may be on this machine alone (`here`) or not.
@@ -355,6 +361,33 @@ mod tests {
             let all = [first].into_iter().chain(others).map(|rank| rank.join().unwrap());
             assert!(all.into_iter().all(|gathered| gathered == [[0], [1], [2]]));
         });
+    }
+
+    /// It has called, said where it listens, and ended before the third came.
+    #[test]
+    fn a_rank_that_dies_before_all_have_come_may_come_again() {
+        let listener = &TcpListener::bind("127.0.0.1:0").unwrap();
+        let (address, until) = (listener.local_addr().unwrap().to_string(), Instant::now() + Duration::from_secs(20));
+        let late = || (Instant::now() >= until).then(|| "late".to_string());
+        let dies = call(&address, 1, 3, until).unwrap();
+        send(&dies, b"1").unwrap();
+        drop(dies);
+        thread::scope(|scope| {
+            let first = scope.spawn(move || Tcp::host(listener, 3, &late).unwrap().gather(&[0]).unwrap());
+            let others = [1, 2].map(|rank| {
+                let address = address.clone();
+                scope.spawn(move || Tcp::join(&address, rank, 3, Duration::from_secs(20)).unwrap().gather(&[rank as u8]).unwrap())
+            });
+            let all = [first].into_iter().chain(others).map(|rank| rank.join().unwrap());
+            assert!(all.into_iter().all(|gathered| gathered == [[0], [1], [2]]));
+        });
+        // One that is still there stays a second one.
+        let [_one, _again] = [(), ()].map(|()| {
+            let stream = call(&address, 1, 3, until).unwrap();
+            send(&stream, b"1").unwrap();
+            stream
+        });
+        assert!(Tcp::host(listener, 3, &late).err().unwrap().to_string().contains("rank 1 is there twice"));
     }
 
     #[test]

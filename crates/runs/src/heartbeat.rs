@@ -42,6 +42,8 @@ pub struct Beat {
     pub run: Option<PathBuf>,
     /// The rank that was lost, if the process ended of that.
     pub lost: Option<usize>,
+    /// How that rank ended, where it was seen: its code, or its signal below 0.
+    pub lost_code: Option<i32>,
     /// Another process goes on with this one's work by the same command, not by resuming `run`.
     pub same_command: bool,
     /// Where it computes.

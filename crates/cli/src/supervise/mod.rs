@@ -15,7 +15,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use bellows_exit::{Coded, Exit};
 use bellows_learner::Limits;
-use bellows_runs::RunDir;
+use bellows_runs::{Beat, RunDir};
 use serde_json::{Value, json};
 
 use crate::orders::{Orders, left};
@@ -29,7 +29,7 @@ use policy::{Death, Decision, End, MAX_WITHOUT_PROGRESS, Policy};
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum SupervisionError {
     /// The process has said why.
-    #[error("the run has ended with code {code}, as it would if it were started again")]
+    #[error("the run has ended with code {code}")]
     Ended {
         /// Its exit code.
         code: i32,
@@ -86,6 +86,7 @@ pub(crate) fn supervise(program: &str, limits: &Limits, fallback: bool, elastic:
                 return Err(SupervisionError::Undead { pid, again: format!("{program} --resume {}", run.display()) }.into());
             }
         };
+        let (end, rank) = if elastic.is_some() { (end, None) } else { cause(end, &beat) };
         run = beat.run.or(run);
         same_command |= beat.same_command;
         own |= beat.saves > 0;
@@ -93,7 +94,7 @@ pub(crate) fn supervise(program: &str, limits: &Limits, fallback: bool, elastic:
         // The checkpoint that every run begins with is no progress.
         let progress = beat.progressed || (own && before.is_some() && after > before);
         let memory_kills = memory::kills() > kills;
-        let death = Death { end, phase: beat.phase, progress, accelerator: beat.accelerator, memory_kills };
+        let death = Death { end, rank, phase: beat.phase, progress, accelerator: beat.accelerator, memory_kills };
         // Whoever asked for the end has it, whatever it looks like.
         let decision = if signals.stopped() { Decision::HandOn(code(&death)) } else { policy.decide(&death) };
         let log = run.as_deref().unwrap_or(Path::new(""));
@@ -129,6 +130,17 @@ pub(crate) fn supervise(program: &str, limits: &Limits, fallback: bool, elastic:
             orders.processor.get_or_insert_with(why);
         }
         signals.before("stopped between two starts: the last checkpoint stands");
+    }
+}
+
+/// What the run ended of: of how another rank ended, if it only failed because that one was lost. What helps is known from that: smaller parts against
+/// want of memory, another device for one that is gone. (An elastic run leaves that rank out, and changes nothing for the others.)
+fn cause(end: End, beat: &Beat) -> (End, Option<usize>) {
+    match beat.lost.zip(beat.lost_code) {
+        Some((rank, code)) if end == End::Code(Exit::Failed.code().into()) => {
+            (if code < 0 { End::Signal(-code) } else { End::Code(code) }, Some(rank))
+        }
+        _ => (end, None),
     }
 }
 
@@ -224,8 +236,17 @@ mod tests {
     }
 
     #[test]
+    fn a_run_that_failed_with_another_rank_ended_of_what_that_one_did() {
+        let lost = |lost_code| Beat { lost: Some(2), lost_code, ..Beat::default() };
+        assert_eq!(cause(End::Code(1), &lost(Some(-9))), (End::Signal(9), Some(2)));
+        assert_eq!(cause(End::Code(1), &lost(Some(5))), (End::Code(5), Some(2)));
+        assert_eq!(cause(End::Code(1), &lost(None)), (End::Code(1), None), "it was not seen");
+        assert_eq!(cause(End::Signal(11), &lost(Some(-9))), (End::Signal(11), None), "rank 0 has an end of its own");
+    }
+
+    #[test]
     fn a_report_counts_what_came_again() {
-        let last = Death { end: End::Code(1), phase: "step".into(), progress: false, accelerator: false, memory_kills: false };
+        let last = Death { end: End::Code(1), rank: None, phase: "step".into(), progress: false, accelerator: false, memory_kills: false };
         let ends = ["it hung", "it hung", "it ended in a step with code 1"].map(String::from).to_vec();
         assert_eq!(report(ends, &last), "it hung (2 times), then it ended in a step with code 1 (2 times)");
         assert!(told(&last, 2, 1, true, &[3], Some(40)).ends_with(

@@ -33,6 +33,8 @@ pub(crate) enum End {
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Death {
     pub(crate) end: End,
+    /// The other rank that ended so, if it was one.
+    pub(crate) rank: Option<usize>,
     /// What the process was busy with.
     pub(crate) phase: String,
     /// A checkpoint newer than those at its start.
@@ -59,6 +61,9 @@ impl fmt::Display for Death {
             "save" => "while saving a checkpoint",
             _ => "while writing files",
         };
+        if let Some(rank) = self.rank {
+            write!(f, "rank {rank}: ")?;
+        }
         match &self.end {
             End::Hung(seconds) => write!(f, "it hung {phase}: no sign of life for {seconds:.0} s"),
             End::Signal(_) if self.out_of_memory() => write!(f, "the system killed it {phase} for want of memory"),
@@ -161,7 +166,7 @@ mod tests {
     use super::*;
 
     fn death(end: End) -> Death {
-        Death { end, phase: "step".into(), progress: false, accelerator: false, memory_kills: false }
+        Death { end, rank: None, phase: "step".into(), progress: false, accelerator: false, memory_kills: false }
     }
 
     fn again(cuts: u32, processor: bool) -> Decision {
@@ -232,6 +237,8 @@ mod tests {
         assert_eq!(death(End::Signal(11)).to_string(), "it died in a step of SIGSEGV");
         let killed = Death { memory_kills: true, phase: "first".into(), ..death(End::Signal(9)) };
         assert_eq!(killed.to_string(), "the system killed it in its first step for want of memory");
+        let of_rank = Death { rank: Some(1), ..killed };
+        assert_eq!(of_rank.to_string(), "rank 1: the system killed it in its first step for want of memory");
         assert_eq!(Death { phase: String::new(), ..death(End::Code(101)) }.to_string(), "it ended before training with code 101");
         assert_eq!([0, 5].map(|code| death(End::Code(code)).to_string()), ["it ended well", "the device failed in a step"]);
     }

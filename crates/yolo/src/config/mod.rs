@@ -175,7 +175,7 @@ settings! {
         profile: bool = false;
         /// A process that computes nothing watches the one that trains: it is started again when it crashes, hangs, runs out of memory or loses the device
         supervise: bool = false;
-        /// With supervise, when the device has failed twice in a row: none, or cpu (goes on there, and says so)
+        /// With supervise, when the device has failed twice without a new checkpoint: none, or cpu (goes on there, and says so)
         fallback: String = "none".into();
         /// With supervise and ranks of this machine: a rank that is lost is left out when the run is started again
         /// batches stay what they were, so the ranks that are left have more to do

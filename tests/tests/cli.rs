@@ -104,10 +104,11 @@ fn benchmark_prints_the_keys_of_other_timers() {
     }
     expect_peak(&report["peak_gb"]);
     assert_eq!((&report["peer"], &report["threads"], &report["batch"]), (&"bellows".into(), &1.into(), &2.into()));
+    assert!(report["precision"] == "f32" && report["level"].is_string() && report["processor"].is_string(), "{out}");
     assert_eq!((&report["imgsz"], &report["conv"], &report["conv_reason"]), (&64.into(), &"implicit".into(), &serde_json::Value::Null));
 
     let (table, _) = expect_code(&mut yolo_train(dir.path(), &args), 0);
-    for words in ["convolutions: auto\n", "of peak", "Burn fwd", "all but the first dx"] {
+    for words in ["tiles of ", "strips of ", "convolutions: auto\n", "of peak", "Burn fwd", "all but the first dx"] {
         assert!(table.contains(words), "no {words:?} in\n{table}");
     }
     expect_code(&mut yolo_train(dir.path(), &["benchmark", "--imgsz", "100"]), 2);

@@ -67,6 +67,7 @@ fn a_run_says_what_its_precision_comes_to() {
     let report: Value = serde_json::from_str(&out).unwrap();
     let multiplies = ["AMX", "AVX-512-BF16"].contains(&report["level"].as_str().unwrap());
     assert_eq!(warned.len(), usize::from(!multiplies), "{report}: {warned:?}");
+    assert_eq!(report["precision"], if multiplies { "bf16" } else { "f32" }, "what was computed, beside what was asked for");
     assert!(warned.iter().all(|line| line.ends_with("has no products of bf16, so they are computed in f32")), "{warned:?}");
     let run = ["--config", "tiny.yaml", "--epochs", "1", "--precision"];
     assert_eq!(told(&[&run[..], &["bf16"]].concat()).1, warned, "training says the same");

@@ -91,44 +91,48 @@ mod tests {
 
     #[test]
     fn other_wrong_shapes_are_refused() {
-        let device = Device::flex();
-        let x = || zeros([2, 6, 8, 8], &device);
-        let c = |n: usize| zeros([n], &device);
-        let norm = |gamma, beta, running| {
-            refusal(|| batch_norm_silu(x(), c(gamma), c(beta), [c(6), c(running)], NormStep { epsilon: 1e-3, silu: true, momentum: 0.1 }))
-        };
-        assert_eq!(norm(5, 6, 6), "gamma is [5] and not [6]");
-        assert_eq!(norm(6, 7, 6), "beta is [7] and not [6]");
-        assert_eq!(norm(6, 6, 5), "a running statistic is [5] and not [6]");
-        assert_eq!(refusal(|| concat(vec![x(), zeros([2, 3, 8, 4], &device)])), "a part is [2, 3, 8, 4] and not [2, 3, 8, 8]");
-        assert_eq!(refusal(|| add(x(), zeros([2, 6, 8, 7], &device))), "y is [2, 6, 8, 7] and not [2, 6, 8, 8]");
-        assert_eq!(refusal(|| expectation(zeros([2, 6, 8], &device), 2, 4)), "rows 0..8 of 6");
-        assert_eq!(refusal(|| scores(zeros([2, 6, 8], &device), 7)), "rows 7..6 of 6");
-        assert_eq!(refusal(|| slice_channels(x(), 4, 3)), "channels 4..7 of 6");
-        assert_eq!(refusal(|| max_pool_same(x(), 4)), "a pooling window of 4");
-        let none = Foreground { positives: Default::default(), gains: [1.0; 3], norm: 1.0 };
-        assert_eq!(refusal(|| detection_terms(zeros([2, 60, 8], &device), none)), "side logits 0..64 of 60");
+        for device in [Device::flex(), Device::flex().autodiff()] {
+            let x = || zeros([2, 6, 8, 8], &device);
+            let c = |n: usize| zeros([n], &device);
+            let norm = |gamma, beta, running| {
+                refusal(|| {
+                    batch_norm_silu(x(), c(gamma), c(beta), [c(6), c(running)], NormStep { epsilon: 1e-3, silu: true, momentum: 0.1 })
+                })
+            };
+            assert_eq!(norm(5, 6, 6), "gamma is [5] and not [6]");
+            assert_eq!(norm(6, 7, 6), "beta is [7] and not [6]");
+            assert_eq!(norm(6, 6, 5), "a running statistic is [5] and not [6]");
+            assert_eq!(refusal(|| concat(vec![x(), zeros([2, 3, 8, 4], &device)])), "a part is [2, 3, 8, 4] and not [2, 3, 8, 8]");
+            assert_eq!(refusal(|| add(x(), zeros([2, 6, 8, 7], &device))), "y is [2, 6, 8, 7] and not [2, 6, 8, 8]");
+            assert_eq!(refusal(|| expectation(zeros([2, 6, 8], &device), 2, 4)), "rows 0..8 of 6");
+            assert_eq!(refusal(|| scores(zeros([2, 6, 8], &device), 7)), "rows 7..6 of 6");
+            assert_eq!(refusal(|| slice_channels(x(), 4, 3)), "channels 4..7 of 6");
+            assert_eq!(refusal(|| max_pool_same(x(), 4)), "a pooling window of 4");
+            let none = Foreground { positives: Default::default(), gains: [1.0; 3], norm: 1.0 };
+            assert_eq!(refusal(|| detection_terms(zeros([2, 60, 8], &device), none)), "side logits 0..64 of 60");
 
-        let ids = |n: usize| Tensor::<1, Int>::zeros([n], &device);
-        assert_eq!(refusal(|| cross_entropy(zeros([4, 9], &device), ids(3))), "targets is [3] and not [4]");
-        let (sgd, adam) = (
-            Sgd { lr: 0.1, momentum: 0.9, decay: 0.0 },
-            Adam { rate: 0.1, beta1: 0.9, beta2: 0.9, root: 1.0, epsilon: 1e-8, decay: 0.0, keep: 1.0 },
-        );
-        assert_eq!(refusal(|| sgd_step(c(9), c(8), None, sgd)), "the gradient is [8] and not [9]");
-        assert_eq!(refusal(|| sgd_step(c(9), c(9), Some(c(10)), sgd)), "the buffer is [10] and not [9]");
-        assert_eq!(refusal(|| adam_step(c(9), c(9), Some(c(9)), Some(c(7)), adam)), "a moment is [7] and not [9]");
-        assert_eq!(refusal(|| blend(c(9), c(8), 0.5, 0.5)), "the new value is [8] and not [9]");
+            let ids = |n: usize| Tensor::<1, Int>::zeros([n], &device);
+            assert_eq!(refusal(|| cross_entropy(zeros([4, 9], &device), ids(3))), "targets is [3] and not [4]");
+            let (sgd, adam) = (
+                Sgd { lr: 0.1, momentum: 0.9, decay: 0.0 },
+                Adam { rate: 0.1, beta1: 0.9, beta2: 0.9, root: 1.0, epsilon: 1e-8, decay: 0.0, keep: 1.0 },
+            );
+            assert_eq!(refusal(|| sgd_step(c(9), c(8), None, sgd)), "the gradient is [8] and not [9]");
+            assert_eq!(refusal(|| sgd_step(c(9), c(9), Some(c(10)), sgd)), "the buffer is [10] and not [9]");
+            assert_eq!(refusal(|| adam_step(c(9), c(9), Some(c(9)), Some(c(7)), adam)), "a moment is [7] and not [9]");
+            assert_eq!(refusal(|| blend(c(9), c(8), 0.5, 0.5)), "the new value is [8] and not [9]");
+        }
     }
 
     #[test]
     fn wrong_shapes_in_a_decoder_layer_are_refused() {
-        let device = Device::flex();
-        assert_eq!(refusal(|| rms_norm(zeros([4, 8], &device), zeros([7], &device), 1e-6)), "the weight is [7] and not [8]");
-        assert_eq!(refusal(|| swiglu(zeros([4, 8], &device), zeros([4, 9], &device))), "up is [4, 9] and not [4, 8]");
-        let heads = || zeros([2, 3, 4, 8], &device);
-        let angles = |n| zeros([1, 1, n, 4], &device);
-        assert_eq!(refusal(|| rotate(heads(), heads(), angles(2), angles(3))), "cos is [1, 1, 2, 4] and not [1, 1, 3, 4]");
-        assert_eq!(refusal(|| rotate(heads(), heads(), angles(3), angles(4))), "sin is [1, 1, 4, 4] and not [1, 1, 3, 4]");
+        for device in [Device::flex(), Device::flex().autodiff()] {
+            assert_eq!(refusal(|| rms_norm(zeros([4, 8], &device), zeros([7], &device), 1e-6)), "the weight is [7] and not [8]");
+            assert_eq!(refusal(|| swiglu(zeros([4, 8], &device), zeros([4, 9], &device))), "up is [4, 9] and not [4, 8]");
+            let heads = || zeros([2, 3, 4, 8], &device);
+            let angles = |n| zeros([1, 1, n, 4], &device);
+            assert_eq!(refusal(|| rotate(heads(), heads(), angles(2), angles(3))), "cos is [1, 1, 2, 4] and not [1, 1, 3, 4]");
+            assert_eq!(refusal(|| rotate(heads(), heads(), angles(3), angles(4))), "sin is [1, 1, 4, 4] and not [1, 1, 3, 4]");
+        }
     }
 }

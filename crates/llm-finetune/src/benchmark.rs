@@ -51,7 +51,11 @@ pub(crate) fn run(args: &BenchmarkArgs, signals: &Signals) -> Result<(), Failure
     let report = what.run(&device.device, &folder, placed(PATIENCE)?)?;
     if args.json {
         let mut report = serde_json::to_value(&report).context(Exit::Failed, "the report as JSON")?;
+        report["precision"] = what.precision.instead(&device.device).unwrap_or(what.precision.name()).into();
         report["processor"] = device.name.as_str().into();
+        if device.is_accelerator() {
+            report["level"] = Value::Null;
+        }
         say(&report.to_string());
         return Ok(());
     }

@@ -41,7 +41,7 @@ pub(crate) fn run(args: &BenchmarkArgs, signals: &Signals) -> Result<(), Failure
         report["conv"] = device.lowering.name().into();
         report["conv_reason"] = device.lowering_reason.into();
         report["precision"] = if what.half { HALF } else { precision.name() }.into();
-        report["level"] = processor_level(precision).into();
+        report["level"] = (device.backend == Backend::Flex.name()).then(|| processor_level(precision)).into();
         report["processor"] = device.name.as_str().into();
         say(&report.to_string());
         return Ok(());

@@ -129,9 +129,10 @@ fn draw(model: Model, yolo: &[Bucket], out: &Path) -> Result<Vec<u8>, Failed> {
             for (hides, width) in [(false, 1.0), (hides, 2.0)] {
                 axes.line(&mut canvas, (1..=MOST).map(|ranks| (ranks as f64, share(ranks, hides))), color, width);
             }
-            // Above its line, but for the one that has another above it.
-            let (x, y) = axes.at(0.8 * MOST as f64, share(MOST, hides));
-            let y = if k == 1 { y + 12.0 } else { y - 12.0 };
+            // Beside one another, since lines may lie upon each other; the lowest below its line.
+            let ranks = (0.25 + 0.3 * k as f64) * MOST as f64;
+            let (x, y) = axes.at(ranks, share(ranks as usize, hides));
+            let y = if k == 0 { y + 12.0 } else { y - 12.0 };
             canvas.text(&format!("{gbit} Gbit/s"), (x, y), Style::new(14.0, Align::Middle).color(color));
             println!("{gbit:>4} Gbit/s: {}", [2, 4, 8, 16, 32, 64].map(|ranks| format!("{:.0}", share(ranks, hides))).join(" "));
         }

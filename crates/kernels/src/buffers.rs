@@ -39,7 +39,8 @@ pub fn next_batch() {
     pool().next_batch();
 }
 
-/// What is free is given back, and what was held until now no measure any more: to be said when a beginning that holds things twice is over.
+/// What is free is given back, and what was held until now no measure any more: to be said when a beginning that holds things twice is over, and
+/// between steps and evaluations. Changes no number.
 pub fn forget() {
     pool().forget();
 }

@@ -43,6 +43,8 @@ impl<T: Task> Run<T> {
         let config = &self.settings.config;
         let evaluated = task.judges() && (config.val || at.last);
         let saves = config.save || at.last;
+        // Evaluations and files have other shapes than a step: its blocks would lie beside theirs. Nor does a step want those of an evaluation.
+        bellows_kernels::forget();
         self.prepare(at, evaluated, saves)?;
         let model = self.ema_model();
         let evaluation = match evaluated.then(|| self.evaluate(task, &model)).transpose() {
@@ -51,6 +53,7 @@ impl<T: Task> Run<T> {
             Err(Failure::Memory(shortage)) => return Err(self.no_memory_to_evaluate(task, shortage)),
             Ok(evaluation) => evaluation,
         };
+        bellows_kernels::forget();
         self.lap();
         self.agree()?;
         let report = self.count_evaluation(evaluation);

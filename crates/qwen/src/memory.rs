@@ -7,8 +7,9 @@
 //! *Workspace* is what comes and goes: gradients on their way down through one layer, an update, a checkpoint, the program itself.
 //!
 //! Their moments differ, and still they add up: what is freed waits in a pool for the next step instead of going back to the system, though never
-//! more of it than was once in use (`kernels::buffers`). So there are two moments to look at, an update and a checkpoint. Only the size of the program and
-//! its tokenizer is measured; docs/memory.md holds plans against measurements.
+//! more of it than was once in use (`kernels::buffers`). So there are two moments to look at, an update and a checkpoint. An evaluation has a pool of
+//! its own, as have the files of the end, and no backward pass: batches like those of training need less there. Only the size of the program and its
+//! tokenizer is measured; docs/memory.md holds plans against measurements.
 
 use crate::adapter::{AdapterError, EMBEDDING, HEAD};
 use crate::checkpointing::Checkpointing;
@@ -22,6 +23,7 @@ use bellows_kernels::Precision;
 use bellows_learner::OptimizerKind;
 pub use bellows_learner::memory::Place;
 use bellows_learner::memory::last;
+use bellows_weights::gguf::Preset;
 
 /// Bytes of a value that is computed with.
 const F32: f64 = 4.0;
@@ -50,15 +52,15 @@ pub struct Plan {
     pub logits: f64,
     /// What comes and goes.
     pub workspace: f64,
-    /// While the model is loaded.
-    loading: f64,
+    /// While the model is loaded, and while it is merged into files.
+    outside: f64,
 }
 
 impl Plan {
     /// The most that is held at once.
     pub fn peak(&self) -> f64 {
-        let Self { weights, adapters, optimizer, activations, logits, workspace, loading } = *self;
-        (weights + adapters + optimizer + activations + logits + workspace).max(loading)
+        let Self { weights, adapters, optimizer, activations, logits, workspace, outside } = *self;
+        (weights + adapters + optimizer + activations + logits + workspace).max(outside)
     }
 }
 
@@ -87,7 +89,17 @@ pub struct Footprint {
     /// What a card holds for a moment of a weight that its products (Burn's or ours) do not read as it is stored; the processor's read all.
     dense: f64,
     loading: f64,
+    merged: f64,
     place: Place,
+}
+
+/// Bytes of the largest tensor of a merged model while it is written, where a run ends with one: in f32, and in a GGUF's blocks beside that.
+fn merged(model: &ModelConfig, config: &SftConfig) -> f64 {
+    let shape = [model.vocab_size, model.hidden_size];
+    let of = |preset: Preset| preset.block_type("token_embd.weight", &shape, model.num_hidden_layers, model.tie_word_embeddings);
+    let blocks = config.gguf().and_then(Preset::from_name).and_then(|preset| of(preset).bytes_of(&shape));
+    let values = if config.save_merged || blocks.is_some() { shape[0] * shape[1] } else { 0 };
+    F32 * values as f64 + blocks.unwrap_or_default() as f64
 }
 
 impl Footprint {
@@ -171,6 +183,7 @@ impl Footprint {
                 + embedding
                 + F32 * rows
                 + if storage.is_blocks() { of_layers } else { (of_layers - F32 * rows).max(0.0) },
+            merged: merged(model, config),
             place,
         })
     }
@@ -256,6 +269,8 @@ impl Footprint {
         let waiting = (passes + passing + new).min((learnt + passes).max(learnt + new));
         let saving = learnt + waiting + one * (2.0 + 2.0 * moments);
         let held = if self.place == Place::Processor { updating.max(saving) } else { updating };
+        // Beside the state lies the best adapter.
+        let merging = if self.merged > 0.0 { own + self.weights + learnt + one + self.merged } else { 0.0 };
         Plan {
             weights: self.weights,
             adapters: one,
@@ -263,7 +278,7 @@ impl Footprint {
             activations,
             logits,
             workspace: own + held - learnt - passes,
-            loading: if self.place == Place::Card { 0.0 } else { self.loading },
+            outside: if self.place == Place::Card { 0.0 } else { self.loading.max(merging) },
         }
     }
 
@@ -348,6 +363,22 @@ mod tests {
                 let logits = run.at(4, 2048, Checkpointing::OFF).logits;
                 assert!((0.1e9..0.15e9).contains(&logits), "{place:?} {objective:?}: {logits}");
             }
+        }
+    }
+
+    /// Of 1.5B, whose embedding is 933 MB in f32: it is merged beside the base in NF4 and five times the adapters (state and the best of them).
+    #[test]
+    fn a_merged_model_is_planned_a_tensor_at_a_time() {
+        let peak = |save_merged, save_gguf: Option<&str>| {
+            let config = SftConfig { save_merged, save_gguf: save_gguf.map(Into::into), ..SftConfig::default() };
+            of("1.5B", config, Storage::Nf4).at(1, 64, Checkpointing::ALL).peak()
+        };
+        let (rows, adapters) = (151_936.0 * 1536.0, 18_464_768.0);
+        let base = of("1.5B", SftConfig::default(), Storage::Nf4).weights;
+        let merging = program(151_936) + base + 4.0 * (5.0 * adapters + rows);
+        assert!(peak(false, None) < merging);
+        for (peak, blocks) in [(peak(true, None), 0.0), (peak(true, Some("f16")), 2.0), (peak(false, Some("q8_0")), 34.0 / 32.0)] {
+            assert!((peak - merging - blocks * rows).abs() < 1.0, "{peak} with {blocks} bytes a value of the file");
         }
     }
 

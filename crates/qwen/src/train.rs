@@ -286,7 +286,10 @@ impl Finetune {
         let (workers, epoch) = (0, self.config.epochs);
         let interrupted = || self.learner.is_stopped();
         let mut context = EvalContext { device: &device, workers, epoch, progress, interrupted: &interrupted, shared: &Shared::alone() };
-        match self.learner.task().judge(model, &self.test, &mut context) {
+        let judged = self.learner.task().judge(model, &self.test, &mut context);
+        // As of the Learner's own evaluations: a merged model and its files may come next.
+        bellows_kernels::forget();
+        match judged {
             Err(error) if error.is::<Interrupted>() => Ok(None),
             judged => Ok(Some(judged.map_err(LearnError::task("judging the test data"))?.0)),
         }

@@ -183,6 +183,19 @@ mod tests {
         assert_eq!(pool.most, 15 * 199);
     }
 
+    #[test]
+    fn what_is_forgotten_is_neither_kept_nor_a_measure() {
+        let mut pool = Pool::new();
+        let (weight, a, b) = (pool.hold(100), pool.hold(1000), pool.hold(300));
+        pool.give(a);
+        pool.next_batch();
+        pool.give(b);
+        pool.forget();
+        assert_eq!((pool.waiting(), pool.held, pool.most), (vec![], 100, 100));
+        pool.give(weight);
+        assert_eq!(pool.waiting(), [100]);
+    }
+
     /// Forward, then backward in other sizes: what a batch of `n` tokens asks for.
     fn step(pool: &mut Pool, n: usize) {
         pool.next_batch();

@@ -94,5 +94,7 @@ mod tests {
     fn a_file_that_is_no_yaml_is_named_with_its_line_once() {
         let told = yaml_text("a.yaml", "epochs: 1\nepochs: 2\n").unwrap_err().to_string();
         assert!(told.starts_with("a.yaml:2: duplicate") && !told.contains(" line ") && !told.contains('\n'), "{told}");
+        let told = yaml_text("a.yaml", "\n- epochs\n").unwrap_err().to_string();
+        assert_eq!(told, "a.yaml:2: it must be keys with values");
     }
 }

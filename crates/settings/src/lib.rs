@@ -138,7 +138,12 @@ pub fn merge<C: Serialize + DeserializeOwned>(
             };
             let read =
                 with(value.clone()).or_else(|error| if says_none(value) { with(Value::Null).map_err(|_| error) } else { Err(error) });
-            config = read.map_err(|e| fail(format!("`{key}` cannot be {value}: {}", plain(&e))))?;
+            config = read.map_err(|error| {
+                // Which words there are is said of a word alone.
+                let word = Some(value).filter(|value| (value.is_number() || value.is_boolean()) && wants_text(&error));
+                let of_word = word.and_then(|value| with(value.to_string().into()).err());
+                fail(format!("`{key}` cannot be {value}: {}", plain(value, &of_word.unwrap_or(error))))
+            })?;
         }
     }
     Ok(config)
@@ -149,23 +154,48 @@ fn says_none(value: &Value) -> bool {
     value == "none" || value.as_array().is_some_and(|list| matches!(&list[..], [one] if one == "none"))
 }
 
-/// What is wrong with a value that serde did not take, without the names of Rust's types.
-pub fn plain(error: &serde_json::Error) -> String {
+/// What serde calls a text, and one of some words.
+const TEXTS: [&str; 3] = ["a string", "string or map", "map with a single key"];
+
+fn wants_text(error: &serde_json::Error) -> bool {
     let text = error.to_string();
-    let Some((before, expected)) = text.rsplit_once("expected ") else { return text };
-    let words = match expected {
-        "usize" | "u64" | "u32" | "u16" | "u8" => "a whole number from 0 up",
-        "i64" | "i32" => "a whole number",
-        "f64" | "f32" => "a number",
-        "a sequence" => "a list",
-        "a map" => "keys with values",
-        "a boolean" => "true or false",
-        "a string" => "text",
-        "path string" => "a path",
-        of_rust if of_rust.starts_with("struct ") => "keys with values",
-        other => other,
+    text.rsplit_once("expected ").is_some_and(|(_, expected)| TEXTS.contains(&expected))
+}
+
+/// What `value`, or the part of it that serde did not take, must be: `it must be a number`, `"x" must be a number`. What a type of ours has said is
+/// left as it is.
+pub fn plain(value: &Value, error: &serde_json::Error) -> String {
+    let text = error.to_string();
+    let Some((found, expected)) = text.rsplit_once("expected ") else { return text };
+    let kinds = ["invalid type: ", "invalid value: ", "unknown variant "];
+    let Some(found) = kinds.iter().find_map(|kind| found.strip_prefix(kind)).or(found.is_empty().then_some("")) else { return text };
+    let found = found.trim_end_matches(", ");
+    let whole = match value {
+        Value::Array(_) => ["", "sequence"].contains(&found),
+        Value::Object(_) => ["", "map"].contains(&found),
+        _ => true,
     };
-    format!("{before}expected {words}")
+    // `string "x"`, `integer `5``
+    let part = || found.strip_prefix("string ").or(found.split('`').nth(1)).unwrap_or(found);
+    format!("{} must be {}", if whole { "it" } else { part() }, in_words(expected))
+}
+
+/// What serde expects, without the names of Rust's types.
+fn in_words(expected: &str) -> String {
+    match expected {
+        "usize" | "u64" => "a whole number from 0 up".into(),
+        "u32" => format!("a whole number from 0 to {}", u32::MAX),
+        "u8" => format!("a whole number from 0 to {}", u8::MAX),
+        "i64" => "a whole number".into(),
+        "f64" => "a number".into(),
+        "a sequence" => "a list".into(),
+        "a map" => "keys with values".into(),
+        "a boolean" => "true or false".into(),
+        "path string" => "a path".into(),
+        text if TEXTS.contains(&text) => "text".into(),
+        of_rust if of_rust.starts_with("struct ") => "keys with values".into(),
+        words => words.replace('`', ""),
+    }
 }
 
 /// What to say of a `key` (or another `what`) that is none of `known`: the one that is near, which it may have been meant for, or all of them.
@@ -251,19 +281,96 @@ mod tests {
         assert!(read(json!({ "limit": "nope" })).is_err());
     }
 
+    #[derive(Clone, Debug, PartialEq, Serialize, serde::Deserialize)]
+    #[serde(rename_all = "lowercase")]
+    pub enum Word {
+        Fast,
+        Exact,
+        Both,
+    }
+
+    #[derive(Clone, Debug, PartialEq, Serialize, serde::Deserialize)]
+    #[serde(untagged, expecting = "expected a number of layers, or a list of them")]
+    pub enum Layers {
+        First(usize),
+        List(Vec<usize>),
+    }
+
+    /// Said of flags as they are typed, and of the values of files.
     #[test]
-    fn types_are_told_in_words() {
-        fn told<T: DeserializeOwned>(value: Value) -> String {
-            plain(&serde_json::from_value::<T>(value).map(|_| ()).unwrap_err())
+    fn every_kind_of_value_is_told_in_words() {
+        settings! {
+            /// One setting of each kind.
+            Kinds;
+            "A" {
+                /// Count
+                count: usize = 1;
+                /// Seed
+                seed: u64 = 1;
+                /// Period
+                period: i64 = 1;
+                /// Weight
+                weight: f64 = 1.0;
+                /// Switch
+                switch: bool = true;
+                /// Name
+                name: String = "n".into();
+                /// Limit
+                limit: Option<f64> = None;
+                /// Classes
+                classes: Option<Vec<u32>> = None;
+                /// Names
+                names: Vec<String> = Vec::new();
+                /// Folders
+                folders: Option<Vec<std::path::PathBuf>> = None;
+                /// Limits
+                limits: std::collections::BTreeMap<String, f64> = std::collections::BTreeMap::new();
+                /// Word
+                word: Word as String = Word::Both;
+                /// Layers
+                layers: Layers as String = Layers::First(0);
+            }
         }
-        let text = json!("many");
-        let all = [told::<usize>(text.clone()), told::<u8>(json!(-1)), told::<i64>(json!(1.5)), told::<f64>(text.clone())];
-        let ends = ["a whole number from 0 up", "a whole number from 0 up", "a whole number", "a number"];
-        assert!(all.iter().zip(ends).all(|(told, end)| told.ends_with(&format!("expected {end}"))), "{all:?}");
-        let all = [told::<bool>(text.clone()), told::<Vec<f64>>(text.clone()), told::<String>(json!(1)), told::<Example>(text)];
-        let ends = ["true or false", "a list", "text", "keys with values"];
-        assert!(all.iter().zip(ends).all(|(told, end)| told.ends_with(&format!("expected {end}"))), "{all:?}");
-        assert_eq!(told::<Vec<u32>>(json!([1, "x"])), "invalid type: string \"x\", expected a whole number from 0 up");
+        let refused = |key: &str, value: Value| {
+            let layer = Layer { origin: "flags".into(), values: [(key.to_string(), value)].into_iter().collect() };
+            merge(Kinds::default(), SETTINGS, &[layer], |_, _| Ok(false)).unwrap_err().to_string()
+        };
+        let read = |key: &str, text: &str| (SETTINGS.iter().find(|setting| setting.name == key).unwrap().read)(text);
+        for (key, typed, reason) in [
+            ("count", "x", "it must be a whole number from 0 up"),
+            ("count", "-1", "it must be a whole number from 0 up"),
+            ("count", "1.5", "it must be a whole number from 0 up"),
+            ("seed", "expected x", "it must be a whole number from 0 up"),
+            ("period", "x", "it must be a whole number"),
+            ("weight", "nan", "it must be a number"),
+            ("switch", "perhaps", "it must be true or false"),
+            ("limit", "x", "it must be a number"),
+            ("classes", "1,x", "\"x\" must be a whole number from 0 to 4294967295"),
+            ("classes", "1,4294967296", "4294967296 must be a whole number from 0 to 4294967295"),
+            ("limits", "a=1,b=x", "\"x\" must be a number"),
+            ("limits", "a", "it must be keys with values"),
+            ("word", "slow", "it must be one of fast, exact, both"),
+            ("layers", "x", "it must be a number of layers, or a list of them"),
+        ] {
+            let value = read(key, typed);
+            assert_eq!(refused(key, value.clone()), format!("flags: `{key}` cannot be {value}: {reason}"));
+        }
+        for (key, value, reason) in [
+            ("count", json!([1]), "it must be a whole number from 0 up"),
+            ("switch", json!(1), "it must be true or false"),
+            ("name", json!(1), "it must be text"),
+            ("name", json!(["n"]), "it must be text"),
+            ("classes", json!(1), "it must be a list"),
+            ("names", json!("n"), "it must be a list"),
+            ("names", json!(["n", 1.5]), "1.5 must be text"),
+            ("folders", json!([true]), "true must be a path"),
+            ("limits", json!(1), "it must be keys with values"),
+            ("word", json!(1), "it must be one of fast, exact, both"),
+            ("word", json!(["fast"]), "it must be text"),
+            ("layers", json!([1, "x"]), "it must be a number of layers, or a list of them"),
+        ] {
+            assert_eq!(refused(key, value.clone()), format!("flags: `{key}` cannot be {value}: {reason}"));
+        }
     }
 
     #[test]
@@ -281,7 +388,7 @@ mod tests {
         assert_eq!(merged(&[json!({ "boxx": 1 })]), Err("0.yaml: unknown setting `boxx`; did you mean `box`?".into()));
         assert_eq!(merged(&[json!({ "lr": 1 })]), Err("0.yaml: unknown setting `lr`; known: max_epochs, box, name".into()));
         let wrong = merged(&[json!({ "max_epochs": "many" })]);
-        let told = "0.yaml: `max_epochs` cannot be \"many\": invalid type: string \"many\", expected a whole number from 0 up";
+        let told = "0.yaml: `max_epochs` cannot be \"many\": it must be a whole number from 0 up";
         assert_eq!(wrong, Err(told.into()));
         assert_eq!(merged(&[json!({ "other_tools": 2 })]), Err("0.yaml: 1 is what is done".into()));
     }

@@ -16,7 +16,8 @@ impl Localizer for Placeless {
 /// The line of an error, where the parser knows it, and what it says beside that.
 pub fn yaml_fault(error: &Error) -> (Option<u64>, String) {
     let line = error.location().map(|place| place.line()).filter(|&line| line > 0);
-    (line, error.without_snippet().render_with_formatter(&UserMessageFormatter.with_localizer(&Placeless)))
+    let words = error.without_snippet().render_with_formatter(&UserMessageFormatter.with_localizer(&Placeless));
+    (line, if words == "expected mapping start" { "it must be keys with values".into() } else { words })
 }
 
 #[cfg(test)]
@@ -27,7 +28,7 @@ mod tests {
 
     #[test]
     fn the_place_is_told_apart_from_the_words() {
-        for (text, part) in [("a: 1\na: 2\n", "duplicate"), ("a: 1\nb: [x\n", "")] {
+        for (text, part) in [("a: 1\na: 2\n", "duplicate"), ("a: 1\nb: [x\n", ""), ("- a\n", "it must be keys with values")] {
             let error = serde_saphyr::from_str::<Map<String, Value>>(text).unwrap_err();
             let (line, words) = yaml_fault(&error);
             assert!(line.is_some_and(|line| line <= 3), "{text:?}: {line:?}");

@@ -49,7 +49,7 @@ impl TryFrom<Value> for Cache {
             Value::Bool(on) => Ok(if on { Self::Ram } else { Self::Off }),
             Value::String(s) if s == "ram" => Ok(Self::Ram),
             Value::String(s) if s == "disk" => Ok(Self::Disk),
-            other => Err(format!("{other} is none of false, ram and disk")),
+            _ => Err("it must be false, ram or disk".into()),
         }
     }
 }
@@ -115,7 +115,7 @@ impl TryFrom<String> for OptimizerChoice {
 
     fn try_from(text: String) -> Result<Self, String> {
         let found = Self::ALL.iter().find(|(name, _)| name.eq_ignore_ascii_case(&text));
-        found.map(|(_, choice)| *choice).ok_or_else(|| format!("it is none of {}", Self::ALL.map(|(name, _)| name).join(", ")))
+        found.map(|(_, choice)| *choice).ok_or_else(|| format!("it must be one of {}", Self::ALL.map(|(name, _)| name).join(", ")))
     }
 }
 

@@ -130,7 +130,7 @@ impl SampleSpec {
         if let Some(key) = map.keys().find(|k| !KEYS.contains(&k.as_str())) {
             return Err(format!("sample: {}", unknown("key", key, KEYS)));
         }
-        let spec: Self = serde_json::from_value(value.clone()).map_err(|e| format!("sample: {}", plain(&e)))?;
+        let spec: Self = serde_json::from_value(value.clone()).map_err(|e| format!("sample: {}", plain(value, &e)))?;
         let rules = [
             ("train", spec.train >= 1 && spec.train <= 1_000_000, "1 to 1000000"),
             ("val", spec.val >= 1 && spec.val <= 1_000_000, "1 to 1000000"),

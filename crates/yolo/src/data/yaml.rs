@@ -349,11 +349,8 @@ mod tests {
             ("train: t\ntrain: u\nval: v\nnames: [a]\n", "duplicate"),
             ("train: [t\n", "data.yaml"),
             ("train: t\nval: v\nnames: [a]\nsample: {sead: 3}\n", "did you mean `seed`"),
-            (
-                "train: t\nval: v\nnames: [a]\nsample: {seed: x}\n",
-                "data.yaml:4: sample: invalid type: string \"x\", expected a whole number from 0 up",
-            ),
-            ("train: t\nval: v\nnames: [a]\nsample: {clips: 3}\n", "expected keys with values"),
+            ("train: t\nval: v\nnames: [a]\nsample: {seed: x}\n", "data.yaml:4: sample: \"x\" must be a whole number from 0 up"),
+            ("train: t\nval: v\nnames: [a]\nsample: {clips: 3}\n", "sample: 3 must be keys with values"),
             ("train: t\nval: v\nnames: [a]\nsample: {clips: {hard: 2}}\n", "sample: clips: `hard` must be 0 to 1"),
         ] {
             let message = refusal(text);

@@ -48,7 +48,7 @@ pub use arena::{Places, arena, arena_parts};
 pub use attention::attention;
 pub use buffers::{forget, next_batch};
 pub use decoder::{rms_norm, rotate, swiglu};
-pub use dropout::dropout;
+pub use dropout::{add_noise, dropout};
 pub use foreground::{Foreground, Positive, ciou, detection_terms};
 pub use graph::{enter, lead};
 pub use listen::{Leaves, Listener, leaf, listen, tell};

@@ -5,7 +5,7 @@
 //! after those above it are gone. How many are run again so is [`Checkpointing`]'s to say. All of it gives the
 //! same bits, and needs nothing of the backend but ordinary gradients.
 
-use bellows_kernels::{enter, lead};
+use bellows_kernels::{add_noise, enter, lead};
 use bellows_learner::{ParamGrads, Stage, Stopwatch};
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::{IndexingUpdateOp, Int, Tensor};
@@ -26,8 +26,17 @@ pub struct TrainBatch {
     pub targets: Tensor<1, Int>,
     /// Rotary angles and mask, off the graph.
     pub pass: Pass,
-    /// Added to the embeddings, `[B, S, h]` (NEFTune).
-    pub noise: Option<Tensor<3>>,
+    /// What is added to the embeddings.
+    pub noise: Option<Noise>,
+}
+
+/// Uniform noise from -scale to scale (NEFTune, Jain et al. 2023), drawn where it is added.
+#[derive(Clone, Copy, Debug)]
+pub struct Noise {
+    /// What its draws follow from.
+    pub key: u64,
+    /// α / √(S h)
+    pub scale: f64,
 }
 
 impl TrainBatch {
@@ -174,8 +183,8 @@ pub(crate) fn run(layer: &Layer, x: Tensor<3>, pass: &Pass, wanted: bool) -> (Te
 }
 
 fn with_noise(x: Tensor<3>, batch: &TrainBatch) -> Tensor<3> {
-    match &batch.noise {
-        Some(noise) => x + noise.clone(),
+    match batch.noise {
+        Some(Noise { key, scale }) => add_noise(x, key, scale),
         None => x,
     }
 }

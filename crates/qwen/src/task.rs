@@ -15,7 +15,7 @@ use crate::adapter::{EMBEDDING, HEAD, LoraConfig};
 use crate::checkpointing::Checkpointing;
 use crate::config::{Method, SftConfig};
 use crate::examples::Examples;
-use crate::gradients::{Options, TrainBatch, gradients};
+use crate::gradients::{Noise, Options, TrainBatch, gradients};
 use crate::model::pass::{Draws, Pass};
 use crate::model::{CausalLm, ModelConfig};
 use crate::overflow::first_not_finite;
@@ -218,14 +218,10 @@ impl SftTask {
     }
 
     /// Uniform noise of α / √(S h) on every embedding (NEFTune, Jain et al. 2023).
-    fn noise(&self, shape: [usize; 2], draws: &Draws, device: &Device) -> Option<Tensor<3>> {
+    fn noise(&self, seq: usize, draws: &Draws) -> Option<Noise> {
         let alpha = self.config.neftune_noise_alpha;
-        let ([b, s], h) = (shape, self.model.hidden_size);
-        (alpha > 0.0).then(|| {
-            let (rng, scale) = (draws.stream("noise", 0), alpha / ((s * h) as f64).sqrt());
-            let values: Vec<f32> = (0..(b * s * h) as u64).map(|i| ((rng.unit_at(i) * 2.0 - 1.0) * scale) as f32).collect();
-            Tensor::from_data(TensorData::new(values, [b, s, h]), device)
-        })
+        let scale = alpha / ((seq * self.model.hidden_size) as f64).sqrt();
+        (alpha > 0.0).then(|| Noise { key: draws.stream("noise", 0).key(), scale })
     }
 }
 
@@ -411,13 +407,13 @@ impl Task for SftTask {
         if let Some(loss) = self.config.pair_loss() {
             let mut pairs = PairBatch::new(&batch.batch, loss.objective, &self.model, self.config.precision(), &device);
             let reference = pairs.reference(&model.valid(), &loss);
-            pairs.data.noise = self.noise([batch.batch.rows, batch.batch.seq], &draws, &device);
+            pairs.data.noise = self.noise(batch.batch.seq, &draws);
             pairs.data.pass = pairs.data.pass.with_draws(draws);
             let (loss, grads, sums) = pairs.gradients(model, &loss, reference.as_deref(), options, watch);
             return (of_pairs((loss, sums), batch), self.unscaled(layout.arrange(model, grads), scale));
         }
         let mut data = upload(&batch.batch, &self.model, self.config.precision(), &device);
-        data.noise = self.noise([batch.batch.rows, batch.batch.seq], &draws, &device);
+        data.noise = self.noise(batch.batch.seq, &draws);
         data.pass = data.pass.with_draws(draws);
         let (loss, grads) = gradients(model, &data, options, watch);
         let count = batch.batch.targets();

@@ -1,4 +1,4 @@
-//! Dropout on CubeCL devices: f32 in one launch, everything else by Burn's own operations.
+//! Dropout and noise on CubeCL devices: f32 in one launch, everything else by Burn's own operations.
 //!
 //! Draws are numbers of 64 bits, which few devices multiply: they are computed in two halves.
 
@@ -49,6 +49,14 @@ fn mix(z: &Wide) -> Wide {
     fold(&second, 31u32)
 }
 
+/// [`bits_at`](crate::draws::bits_at)
+#[cube]
+fn draw(key: &Wide, i: usize) -> Wide {
+    let number = Wide { low: i as u32 + 1u32, high: 0u32 };
+    // [`GOLDEN`](crate::draws::GOLDEN)
+    mix(&add(key, &times(&number, 0x7f4a_7c15u32, 0x9e37_79b9u32)))
+}
+
 /// y may be x.
 #[cube(launch, address_type = "dynamic")]
 fn dropout_kernel(x: &Tensor<f32>, y: &mut Tensor<f32>, key: &Wide, limit: &Wide, scale: f32) {
@@ -56,13 +64,23 @@ fn dropout_kernel(x: &Tensor<f32>, y: &mut Tensor<f32>, key: &Wide, limit: &Wide
     if i >= x.len() {
         terminate!();
     }
-    let number = Wide { low: i as u32 + 1u32, high: 0u32 };
-    // [`GOLDEN`](crate::draws::GOLDEN)
-    let bits = mix(&add(key, &times(&number, 0x7f4a_7c15u32, 0x9e37_79b9u32)));
+    let bits = draw(key, i);
     let high = bits.high >> 11u32;
     let low = (bits.low >> 11u32) | (bits.high << 21u32);
     let dropped = high < limit.high || (high == limit.high && low < limit.low);
     y[i] = x[i] * select(dropped, 0.0f32, scale);
+}
+
+/// By the upper 24 bits of a draw, as many as an f32 holds. y may be x.
+#[cube(launch, address_type = "dynamic")]
+fn noise_kernel(x: &Tensor<f32>, y: &mut Tensor<f32>, key: &Wide, scale: f32) {
+    let i = ABSOLUTE_POS;
+    if i >= x.len() {
+        terminate!();
+    }
+    let bits = draw(key, i);
+    let unit = f32::cast_from(bits.high >> 8u32) / 16777216.0f32;
+    y[i] = x[i] + (unit * 2.0f32 - 1.0f32) * scale;
 }
 
 impl DropoutOps for CubeBackend {
@@ -74,6 +92,17 @@ impl DropoutOps for CubeBackend {
         let x = into_contiguous(x);
         let (y, to_y) = replacement(&x, 0);
         launch!(dropout_kernel, len, [x], to_y, wide(mask.key), wide(mask.limit), mask.scale);
+        y
+    }
+
+    fn add_noise(x: CubeTensor, key: u64, scale: f64) -> CubeTensor {
+        let len = x.meta.shape().num_elements();
+        if !covers([&x]) || len >= u32::MAX as usize {
+            return portable::add_noise::<Self>(x, key, scale);
+        }
+        let x = into_contiguous(x);
+        let (y, to_y) = replacement(&x, 0);
+        launch!(noise_kernel, len, [x], to_y, wide(key), scale as f32);
         y
     }
 }

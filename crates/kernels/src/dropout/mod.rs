@@ -1,5 +1,5 @@
 //! Dropout without a mask in memory: which value is dropped follows from a key and its place, so each device makes that for itself, the same on all
-//! of them, and the backward pass makes it again.
+//! of them, and the backward pass makes it again. Noise is drawn in the same way.
 
 mod autodiff;
 mod cube;
@@ -23,6 +23,16 @@ pub trait DropoutOps: Backend {
     fn dropout(x: Float<Self>, key: u64, p: f64) -> Float<Self> {
         portable::dropout::<Self>(x, Mask::new(key, p))
     }
+
+    /// x + scale (2 u - 1), where u is draw number i of the stream of `key`. Any shape; no gradient is changed by it.
+    fn add_noise(x: Float<Self>, key: u64, scale: f64) -> Float<Self> {
+        portable::add_noise::<Self>(x, key, scale)
+    }
+}
+
+/// [`DropoutOps::add_noise`]
+pub fn add_noise<const D: usize>(x: Tensor<D>, key: u64, scale: f64) -> Tensor<D> {
+    Tensor::from_dispatch(Dispatch::add_noise(x.into_dispatch(), key, scale))
 }
 
 /// [`DropoutOps::dropout`], differentiable.

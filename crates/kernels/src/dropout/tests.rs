@@ -2,7 +2,7 @@
 
 use burn::tensor::{DType, Device, Tensor, TensorData};
 
-use super::dropout;
+use super::{add_noise, dropout};
 use crate::cpu::reference::noise;
 use crate::draws::unit_at;
 
@@ -42,6 +42,14 @@ fn a_gradient_passes_where_a_value_did() {
     let weights = Tensor::from_data(TensorData::new(dy.clone(), shape), &Device::flex().autodiff());
     let mut graph = (dropout(leaf.clone(), key, p) * weights).sum().backward();
     assert_eq!(host(leaf.grad_remove(&mut graph).unwrap()), defined(&dy, key, p));
+}
+
+#[test]
+fn noise_is_added_by_its_draws() {
+    let (x, key, scale) = (noise(1, 7 * 11), 5, 0.3);
+    let tensor = Tensor::<2>::from_data(TensorData::new(x.clone(), [7, 11]), &Device::flex());
+    let defined: Vec<f32> = x.iter().enumerate().map(|(i, x)| x + ((unit_at(key, i as u64) * 2.0 - 1.0) * scale) as f32).collect();
+    assert_eq!(host(add_noise(tensor, key, scale)), defined);
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! Dropout on the device drops what the processor drops, to the bit.
+//! Dropout on the device drops what the processor drops, to the bit; noise is the processor's but for the last bits of its draws.
 
 use crate::launches::{assert_ours, trace};
 use crate::support::{cube, numbers, on_each_device, pattern};
@@ -25,5 +25,24 @@ fn agrees_with_the_cpu() {
         assert_ours(&launched, &[("dropout_kernel", 1)]);
         assert_eq!(numbers(tensor), x, "what somebody else holds stays as it is");
         assert_eq!(numbers(CubeBackend::dropout(turned.clone(), key, p)), defined(&numbers(turned)));
+    }
+}
+
+#[test]
+fn noise_is_that_of_the_cpu() {
+    if !on_each_device("dropout::noise_is_that_of_the_cpu") {
+        return;
+    }
+    for (len, key, scale) in [(1, 3, 0.5), (33_410, u64::MAX, 1e-3)] {
+        let x = pattern(1, len);
+        let tensor = cube(TensorData::new(x.clone(), [len]));
+        let launched = trace(|| {
+            for (i, (got, x)) in numbers(CubeBackend::add_noise(tensor.clone(), key, scale)).into_iter().zip(&x).enumerate() {
+                let noise = (unit_at(key, i as u64) * 2.0 - 1.0) * scale;
+                assert!((f64::from(got) - f64::from(*x) - noise).abs() < 3e-7 * (scale + f64::from(x.abs())), "{i}: {got}");
+            }
+        });
+        assert_ours(&launched, &[("noise_kernel", 1)]);
+        assert_eq!(numbers(tensor), x, "what somebody else holds stays as it is");
     }
 }

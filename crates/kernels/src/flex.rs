@@ -66,12 +66,13 @@ fn forward(x: Vec<FlexTensor>, weight: FlexTensor, bias: Bias<Flex>, config: Con
 
 /// Gradients of parts of so many channels.
 fn data_grad(dy: FlexTensor, weight: FlexTensor, channels: &[usize], input @ [h, w]: [usize; 2], config: ConvConfig) -> Vec<FlexTensor> {
-    let (n, all) = (dy.shape()[0], [channels.iter().sum()]);
+    let n = dy.shape()[0];
+    let all: [usize; 1] = [channels.iter().sum()];
     let Some((shape, precision)) = method([&dy, &weight], [n, all[0], h, w], weight.shape().dims(), &config) else {
         return cut::<Flex>(portable::conv_data_grad::<Flex>(dy, weight, input, config), channels);
     };
     let apart = cpu::takes_parts(config.lowering, precision, &shape);
-    let own = if apart { channels } else { &all };
+    let own: &[usize] = if apart { channels } else { &all };
     let (dy, weight) = (contiguous(dy), contiguous(weight));
     let mut dx: Vec<Vec<f32>> = own.iter().map(|c| take(n * c * h * w)).collect();
     let mut parts: Vec<&mut [f32]> = dx.iter_mut().map(Vec::as_mut_slice).collect();

@@ -15,7 +15,7 @@ fn bits<const D: usize>(x: Tensor<D>) -> Vec<u32> {
 }
 
 /// What a convolution and its normalisation make of parts, and the gradients of the weight and of each part that has one, every second if not `all`.
-/// Two of the parts have another reader, whose gradients meet those of the convolution, and if `twice` the first is its own neighbour.
+/// If `twice`, the first part is its own neighbour; else two of them have another reader. Two gradients then meet, of which either may come first.
 fn results(parts: &[Tensor<4>], weight: Tensor<4>, config: ConvConfig, [all, twice, join]: [bool; 3]) -> Vec<Vec<u32>> {
     let weight = weight.require_grad();
     let leaves: Vec<_> =
@@ -29,7 +29,7 @@ fn results(parts: &[Tensor<4>], weight: Tensor<4>, config: ConvConfig, [all, twi
     let y = conv2d_for_norm(x, weight.clone(), config);
     let y = batch_norm_silu(y, ones, zeros, running, NormStep { epsilon: 1e-3, silu: true, momentum: 0.1 }).output;
     let mut loss = (y.clone() * noise(7, y.dims())).sum();
-    for (i, map) in maps.into_iter().enumerate().take(2) {
+    for (i, map) in maps.into_iter().enumerate().take(if twice { 0 } else { 2 }) {
         loss = loss + (map.clone() * noise(8 + i as u64, map.dims())).sum();
     }
     let grads = loss.backward();

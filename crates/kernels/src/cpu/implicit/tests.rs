@@ -244,6 +244,8 @@ fn parts_of_a_detector() {
     check_parts(&pointwise(3, 64, 33, [20, 19]), &[31, 1, 15, 17]).unwrap();
     check_parts(&pointwise(1, 300, 9, [20, 20]), &[7, 193, 100]).unwrap();
     check_parts(&pointwise(2, 70, 70, [70, 70]), &[70]).unwrap();
+    // Strips of as many pixels as a cache holds are not those of a packing, whose planes are whole lines.
+    check_parts(&pointwise(1, 3000, 3, [20, 20]), &[2999, 1]).unwrap();
     check_parts(&shape(2, [13, 20], [21, 18], [3, 3], [2, 2], [1, 1]), &[4, 9]).unwrap();
     check_parts(&pointwise(0, 5, 3, [4, 4]), &[2, 3]).unwrap();
 }

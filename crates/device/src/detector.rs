@@ -39,7 +39,7 @@ const PARTS: [(usize, f32, f32); 11] = [
 fn layer(x: Tensor<4>, leaves: &[Tensor<1>], stride: usize, by: Lowering, seen: &mut Vec<Tensor<1>>) -> Tensor<4> {
     let [weight, gamma, beta] = [0, 1, 2].map(|i| leaves[i].clone());
     let channels = x.dims()[1];
-    let y = conv2d_for_norm(x, weight.reshape([WIDTH, channels, 3, 3]), ConvConfig::new(stride, 1, by));
+    let y = conv2d_for_norm(vec![x], weight.reshape([WIDTH, channels, 3, 3]), ConvConfig::new(stride, 1, by));
     let running = [gamma.clone().without_autodiff().zeros_like(), gamma.clone().without_autodiff().ones_like()];
     let y = batch_norm_silu(y, gamma, beta, running, NormStep { epsilon: 1e-3, silu: true, momentum: 0.03 });
     seen.extend(y.running);

@@ -10,38 +10,49 @@
 use burn::backend::{AutodiffBackend, Backend, Scalar, TensorMetadata};
 use burn::tensor::{DType, FloatDType, Shape};
 
+use crate::joined::JoinedOps;
 use crate::listen::told;
 use crate::norm_parts;
 use crate::operands::{Bias, ConvConfig, Convolved, Moments, NormChannels, NormOutput, NormStep};
 use crate::ops::{Keeps, KernelOps};
-use crate::planes::{HALF_GRADIENTS, PlaneOps};
-use crate::steps::{Autodiff, CheckpointStrategy, Float, NodeId, Parents, recomputed, recorded};
+use crate::planes::{HALF_GRADIENTS, Parts, PlaneOps};
+use crate::steps::{Autodiff, CheckpointStrategy, Float, NodeGuard, NodeId, Parents, recomputed, recorded};
 
 /// What a convolution's gradients are made of.
 struct Conv {
-    x: NodeId,
     weight: NodeId,
+    /// The parts of x, and their channels.
+    x: Vec<NodeId>,
+    channels: Vec<usize>,
     input: [usize; 2],
     kernel: [usize; 2],
     config: ConvConfig,
 }
 
 impl Conv {
-    /// Of x and the weight, and what of them is to be kept: each is read by the other's gradient.
+    /// Of the parts of x and the weight, and what of them is to be kept: each is read by the other's gradient.
     fn of<'a, B: Backend, C: CheckpointStrategy>(
-        x: &'a Float<Autodiff<B, C>>,
+        x: &'a [Float<Autodiff<B, C>>],
         weight: &'a Float<Autodiff<B, C>>,
         config: ConvConfig,
     ) -> (Self, Vec<&'a Float<Autodiff<B, C>>>) {
-        let ([.., ih, iw], [.., kh, kw]) = (x.shape().dims::<4>(), weight.shape().dims::<4>());
-        let kept = [(x, weight), (weight, x)].into_iter().filter(|(_, other)| other.is_tracked()).map(|(t, _)| t).collect();
-        (Self { x: x.id(), weight: weight.id(), input: [ih, iw], kernel: [kh, kw], config }, kept)
+        let ([.., ih, iw], [.., kh, kw]) = (x[0].shape().dims::<4>(), weight.shape().dims::<4>());
+        let mut kept = Vec::new();
+        if weight.is_tracked() {
+            kept.extend(x);
+        }
+        if x.iter().any(|x| x.is_tracked()) {
+            kept.push(weight);
+        }
+        let (ids, channels) = x.iter().map(|x| (x.id(), x.shape()[1])).unzip();
+        (Self { weight: weight.id(), x: ids, channels, input: [ih, iw], kernel: [kh, kw], config }, kept)
     }
 
-    /// Parents are x, weight and, for N = 3, bias.
-    fn backward<B: KernelOps + PlaneOps, const N: usize>(self, dy: Float<B>, mut parents: Parents<'_, N>) {
-        let Self { x, weight, input, kernel, config } = self;
-        parents.give::<B>(2, || {
+    /// Parents are the weight, the parts of x and, if there is one more, the bias.
+    fn backward<B: JoinedOps, const N: usize>(self, dy: Float<B>, mut parents: Parents<'_, N>) {
+        let Self { weight, x, channels, input, kernel, config } = self;
+        let bias = 1 + x.len();
+        parents.give::<B>(bias, || {
             let co = dy.shape()[1];
             // Parameters are f32, and so are their gradients' sums.
             let db = match dy.dtype() {
@@ -53,44 +64,75 @@ impl Conv {
             };
             B::float_reshape(db, Shape::new([co]))
         });
-        if parents.wants(1) {
-            let x = parents.kept::<B>(x);
-            parents.give::<B>(1, || {
-                let dw = B::conv_weight_grad(x, dy.clone(), kernel, config);
+        if parents.wants(0) {
+            let x = Parts(x.into_iter().map(|x| parents.kept::<B>(x)).collect());
+            parents.give::<B>(0, || {
+                let dw = B::conv_joined_weight_grad(x, dy.clone(), kernel, config);
                 told::<B>(weight, &dw);
                 dw
             });
         }
-        if parents.wants(0) {
+        if (1..bias).any(|part| parents.wants(part)) {
             let weight = parents.kept::<B>(weight);
-            parents.give::<B>(0, || B::conv_data_grad(dy, weight, input, config));
+            let dx = B::conv_joined_data_grad(dy, weight, channels, input, config);
+            dx.0.into_iter().zip(1..).for_each(|(dx, part)| parents.give::<B>(part, || dx));
         }
     }
 }
 
-impl<B: KernelOps + PlaneOps + Keeps, C: CheckpointStrategy> KernelOps for Autodiff<B, C> {
+/// The convolution of N - 1 parts.
+fn joined<B: JoinedOps, C: CheckpointStrategy, const N: usize>(
+    x: Vec<Float<Autodiff<B, C>>>,
+    weight: Float<Autodiff<B, C>>,
+    config: ConvConfig,
+) -> Convolved<Autodiff<B, C>> {
+    let nodes: Vec<NodeGuard> = [&weight].into_iter().chain(&x).map(|parent| parent.node()).collect();
+    let Ok(nodes) = <[_; N]>::try_from(nodes) else { unreachable!("as many parts as were counted") };
+    let (conv, kept) = Conv::of::<B, C>(&x, &weight, config);
+    let parts = Parts(x.iter().map(|x| x.clone().into_primitive()).collect());
+    let Convolved { y, moments } = B::conv_joined(parts, weight.clone().into_primitive(), config);
+    let y = recorded::<B, C, N>(nodes, &kept, y, move |dy, parents| conv.backward::<B, N>(dy, parents));
+    Convolved { y, moments: moments.on(Autodiff::<B, C>::from_inner) }
+}
+
+impl<B: JoinedOps + Keeps, C: CheckpointStrategy> JoinedOps for Autodiff<B, C> {
+    fn conv_joined(mut x: Parts<Self>, weight: Float<Self>, config: ConvConfig) -> Convolved<Self> {
+        // The number of parents is part of a step's type.
+        match x.0.len() {
+            1 => joined::<B, C, 2>(x.0, weight, config),
+            2 => joined::<B, C, 3>(x.0, weight, config),
+            3 => joined::<B, C, 4>(x.0, weight, config),
+            4 => joined::<B, C, 5>(x.0, weight, config),
+            5 => joined::<B, C, 6>(x.0, weight, config),
+            _ => {
+                let rest = x.0.split_off(4);
+                x.0.push(Self::concat_channels(Parts(rest)));
+                joined::<B, C, 6>(x.0, weight, config)
+            }
+        }
+    }
+}
+
+impl<B: JoinedOps + Keeps, C: CheckpointStrategy> KernelOps for Autodiff<B, C> {
     fn conv_forward(x: Float<Self>, weight: Float<Self>, bias: Bias<Self>, config: ConvConfig) -> Float<Self> {
-        let (conv, kept) = Conv::of::<B, C>(&x, &weight, config);
+        let (conv, kept) = Conv::of::<B, C>(std::slice::from_ref(&x), &weight, config);
         let y = |bias| B::conv_forward(x.clone().into_primitive(), weight.clone().into_primitive(), bias, config);
         // Two arms because the number of parents is part of the type.
         match bias {
             Bias::Channels(bias) => {
-                let nodes = [x.node(), weight.node(), bias.node()];
+                let nodes = [weight.node(), x.node(), bias.node()];
                 let y = y(Bias::Channels(bias.into_primitive()));
                 recorded::<B, C, 3>(nodes, &kept, y, move |dy, parents| conv.backward::<B, 3>(dy, parents))
             }
             Bias::Zero => {
-                let nodes = [x.node(), weight.node()];
+                let nodes = [weight.node(), x.node()];
                 recorded::<B, C, 2>(nodes, &kept, y(Bias::Zero), move |dy, parents| conv.backward::<B, 2>(dy, parents))
             }
         }
     }
 
     fn conv_forward_moments(x: Float<Self>, weight: Float<Self>, config: ConvConfig) -> Convolved<Self> {
-        let (conv, kept) = Conv::of::<B, C>(&x, &weight, config);
-        let Convolved { y, moments } = B::conv_forward_moments(x.clone().into_primitive(), weight.clone().into_primitive(), config);
-        let y = recorded::<B, C, 2>([x.node(), weight.node()], &kept, y, move |dy, parents| conv.backward::<B, 2>(dy, parents));
-        Convolved { y, moments: moments.on(Self::from_inner) }
+        Self::conv_joined(Parts(vec![x]), weight, config)
     }
 
     fn norm_act(x: Float<Self>, moments: Moments<Self>, channels: NormChannels<Self>, step: NormStep) -> NormOutput<Self> {

@@ -8,8 +8,10 @@ use burn_flex::FlexTensor;
 use crate::buffers::{all_f32, contiguous, owned, take, tensor, values};
 use crate::cpu::{self, ConvShape, Epilogue, Precision};
 use crate::cpu_norm::{self, Extent};
-use crate::operands::{Bias, ConvConfig, Moments, NormChannels, NormGrads, NormOutput, NormStep};
+use crate::joined::{JoinedOps, cut, join};
+use crate::operands::{Bias, ConvConfig, Convolved, Moments, NormChannels, NormGrads, NormOutput, NormStep};
 use crate::ops::{Keeps, KernelOps};
+use crate::planes::Parts;
 use crate::portable;
 
 fn extent(x: &FlexTensor) -> Extent {
@@ -23,25 +25,73 @@ fn constants(NormChannels { mean, variance, gamma, beta }: NormChannels<Flex>, s
     cpu_norm::channels(values(&mean), values(&variance), values(&gamma), values(&beta), step.epsilon)
 }
 
-/// The precision in which we compute this convolution, if we do.
-fn method(tensors: [&FlexTensor; 2], config: &ConvConfig) -> Option<Precision> {
-    config.lowering.precision().filter(|_| all_f32(tensors) && config.groups == 1 && config.dilation == [1; 2])
+/// Shape and precision of the convolution of x and a weight of these shapes, if we compute it.
+fn method<'a>(
+    tensors: impl IntoIterator<Item = &'a FlexTensor>,
+    x: [usize; 4],
+    weight: [usize; 4],
+    config: &ConvConfig,
+) -> Option<(ConvShape, Precision)> {
+    let precision = config.lowering.precision().filter(|_| all_f32(tensors) && config.groups == 1 && config.dilation == [1; 2])?;
+    Some((ConvShape::new(x, weight, config.stride, config.padding), precision))
 }
 
-/// Convolution, bias and, if asked for, SiLU.
-fn forward(x: FlexTensor, weight: FlexTensor, bias: Bias<Flex>, config: ConvConfig, silu: bool) -> FlexTensor {
+/// `[N, C, H, W]` of what the parts make together.
+fn together(parts: &[FlexTensor]) -> [usize; 4] {
+    let [n, _, h, w] = parts[0].shape().dims();
+    [n, parts.iter().map(|part| part.shape()[1]).sum(), h, w]
+}
+
+/// What a kernel reads of the parts.
+fn readable(parts: Vec<FlexTensor>, apart: bool) -> Vec<FlexTensor> {
+    let parts = if apart { parts } else { vec![join::<Flex>(parts)] };
+    parts.into_iter().map(contiguous).collect()
+}
+
+/// Convolution of parts side by side, bias and, if asked for, SiLU.
+fn forward(x: Vec<FlexTensor>, weight: FlexTensor, bias: Bias<Flex>, config: ConvConfig, silu: bool) -> FlexTensor {
     let bias = bias.into_option();
-    let Some(precision) = method([&x, &weight], &config) else {
-        let y = portable::conv_forward::<Flex>(x, weight, bias, config);
+    let Some((shape, precision)) = method(x.iter().chain([&weight]), together(&x), weight.shape().dims(), &config) else {
+        let y = portable::conv_forward::<Flex>(join::<Flex>(x), weight, bias, config);
         return if silu { portable::silu::<Flex>(y) } else { y };
     };
-    let (x, weight, bias) = (contiguous(x), contiguous(weight), bias.map(contiguous));
-    let shape = ConvShape::new(x.shape().dims(), weight.shape().dims(), config.stride, config.padding);
+    let x = readable(x, cpu::takes_parts(config.lowering, precision, &shape));
+    let (weight, bias) = (contiguous(weight), bias.map(contiguous));
     let dims = [shape.batch, shape.out_channels, shape.out_height(), shape.out_width()];
     let mut out = take(dims.iter().product());
-    let epilogue = Epilogue { bias: bias.as_ref().map(values), silu };
-    cpu::forward(&shape, config.lowering, precision, values(&x), values(&weight), epilogue, &mut out);
+    let (x, epilogue) = (x.iter().map(values).collect::<Vec<_>>(), Epilogue { bias: bias.as_ref().map(values), silu });
+    cpu::forward(&shape, config.lowering, precision, &x, values(&weight), epilogue, &mut out);
     tensor(out, dims)
+}
+
+/// Gradients of parts of so many channels.
+fn data_grad(dy: FlexTensor, weight: FlexTensor, channels: &[usize], input @ [h, w]: [usize; 2], config: ConvConfig) -> Vec<FlexTensor> {
+    let n = dy.shape()[0];
+    let all: [usize; 1] = [channels.iter().sum()];
+    let Some((shape, precision)) = method([&dy, &weight], [n, all[0], h, w], weight.shape().dims(), &config) else {
+        return cut::<Flex>(portable::conv_data_grad::<Flex>(dy, weight, input, config), channels);
+    };
+    let apart = cpu::takes_parts(config.lowering, precision, &shape);
+    let own: &[usize] = if apart { channels } else { &all };
+    let (dy, weight) = (contiguous(dy), contiguous(weight));
+    let mut dx: Vec<Vec<f32>> = own.iter().map(|c| take(n * c * h * w)).collect();
+    let mut parts: Vec<&mut [f32]> = dx.iter_mut().map(Vec::as_mut_slice).collect();
+    cpu::data_grad(&shape, config.lowering, precision, values(&dy), values(&weight), &mut parts);
+    let dx: Vec<_> = dx.into_iter().zip(own).map(|(dx, &c)| tensor(dx, [n, c, h, w])).collect();
+    if apart { dx } else { cut::<Flex>(join::<Flex>(dx), channels) }
+}
+
+/// Of parts side by side.
+fn weight_grad(x: Vec<FlexTensor>, dy: FlexTensor, kernel @ [kh, kw]: [usize; 2], config: ConvConfig) -> FlexTensor {
+    let dims @ [_, ci, ..] = together(&x);
+    let weight = [dy.shape()[1], ci, kh, kw];
+    let Some((shape, precision)) = method(x.iter().chain([&dy]), dims, weight, &config) else {
+        return portable::conv_weight_grad::<Flex>(join::<Flex>(x), dy, kernel, config);
+    };
+    let (x, dy) = (readable(x, cpu::takes_parts(config.lowering, precision, &shape)), contiguous(dy));
+    let mut dw = take(weight.iter().product());
+    cpu::weight_grad(&shape, config.lowering, precision, &x.iter().map(values).collect::<Vec<_>>(), values(&dy), &mut dw);
+    tensor(dw, weight)
 }
 
 impl Keeps for Flex {
@@ -50,33 +100,20 @@ impl Keeps for Flex {
 
 impl KernelOps for Flex {
     fn conv_forward(x: FlexTensor, weight: FlexTensor, bias: Bias<Self>, config: ConvConfig) -> FlexTensor {
-        forward(x, weight, bias, config, false)
+        forward(vec![x], weight, bias, config, false)
     }
 
     fn conv_silu(x: FlexTensor, weight: FlexTensor, bias: Bias<Self>, config: ConvConfig) -> FlexTensor {
-        forward(x, weight, bias, config, true)
+        forward(vec![x], weight, bias, config, true)
     }
 
     fn conv_data_grad(dy: FlexTensor, weight: FlexTensor, input: [usize; 2], config: ConvConfig) -> FlexTensor {
-        let Some(precision) = method([&dy, &weight], &config) else { return portable::conv_data_grad::<Self>(dy, weight, input, config) };
-        let (dy, weight) = (contiguous(dy), contiguous(weight));
-        let ([batch, ..], [_, ci, ..]) = (dy.shape().dims::<4>(), weight.shape().dims::<4>());
-        let dims = [batch, ci, input[0], input[1]];
-        let mut dx = take(dims.iter().product());
-        let shape = ConvShape::new(dims, weight.shape().dims(), config.stride, config.padding);
-        cpu::data_grad(&shape, config.lowering, precision, values(&dy), values(&weight), &mut dx);
-        tensor(dx, dims)
+        let channels = [weight.shape()[1] * config.groups];
+        join::<Self>(data_grad(dy, weight, &channels, input, config))
     }
 
     fn conv_weight_grad(x: FlexTensor, dy: FlexTensor, kernel: [usize; 2], config: ConvConfig) -> FlexTensor {
-        let Some(precision) = method([&x, &dy], &config) else { return portable::conv_weight_grad::<Self>(x, dy, kernel, config) };
-        let (x, dy) = (contiguous(x), contiguous(dy));
-        let ([_, ci, ..], [_, co, ..]) = (x.shape().dims::<4>(), dy.shape().dims::<4>());
-        let dims = [co, ci, kernel[0], kernel[1]];
-        let mut dw = take(dims.iter().product());
-        let shape = ConvShape::new(x.shape().dims(), dims, config.stride, config.padding);
-        cpu::weight_grad(&shape, config.lowering, precision, values(&x), values(&dy), &mut dw);
-        tensor(dw, dims)
+        weight_grad(vec![x], dy, kernel, config)
     }
 
     fn norm_act(x: FlexTensor, _: Moments<Self>, channels: NormChannels<Self>, step: NormStep) -> NormOutput<Self> {
@@ -108,6 +145,26 @@ impl KernelOps for Flex {
         let (dgamma, dbeta) = cpu_norm::backward(extent(&x), values(&x), &channels, step.silu, &mut dx);
         let c = channels.len();
         NormGrads { x: tensor(dx, x.shape()), gamma: tensor(dgamma, [c]), beta: tensor(dbeta, [c]) }
+    }
+}
+
+impl JoinedOps for Flex {
+    fn conv_joined(x: Parts<Self>, weight: FlexTensor, config: ConvConfig) -> Convolved<Self> {
+        Convolved { y: forward(x.0, weight, Bias::Zero, config, false), moments: Moments::Unknown }
+    }
+
+    fn conv_joined_data_grad(
+        dy: FlexTensor,
+        weight: FlexTensor,
+        channels: Vec<usize>,
+        input: [usize; 2],
+        config: ConvConfig,
+    ) -> Parts<Self> {
+        Parts(data_grad(dy, weight, &channels, input, config))
+    }
+
+    fn conv_joined_weight_grad(x: Parts<Self>, dy: FlexTensor, kernel: [usize; 2], config: ConvConfig) -> FlexTensor {
+        weight_grad(x.0, dy, kernel, config)
     }
 }
 

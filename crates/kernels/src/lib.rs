@@ -20,6 +20,7 @@ mod flex;
 pub mod foreground;
 pub mod graph;
 pub mod inference;
+pub mod joined;
 mod listen;
 pub mod logits;
 pub mod maps;
@@ -51,6 +52,7 @@ pub use decoder::{rms_norm, rotate, swiglu};
 pub use dropout::{add_noise, dropout};
 pub use foreground::{Foreground, Positive, ciou, detection_terms};
 pub use graph::{enter, lead};
+use joined::JoinedOps;
 pub use listen::{Leaves, Listener, leaf, listen, tell};
 pub use logits::{expectation, predictions, scores};
 pub use maps::{Map, maps};
@@ -59,6 +61,7 @@ pub use operands::{ConvConfig, NormStep};
 use ops::KernelOps;
 pub use parts::{Gather, of_all_parts, with_parts};
 pub use peak::{processor_choices, processor_has_bf16, processor_level, processor_peak, product_rate};
+use planes::Parts;
 pub use planes::{HALF_GRADIENTS, add, concat, max_pool_same, slice_channels, upsample2, widen};
 pub use policy::{KernelError, Lowering, Precision, default_lowering, set_default_lowering};
 pub use products::{Blocks, Coding, LowRank, Weight, linear, linear_data_grad, linear_weight_grad, reads_bf16};
@@ -100,9 +103,11 @@ impl From<Tensor<4>> for Convolved {
 }
 
 /// [`conv2d`] without bias for [`batch_norm_silu`], which then need not read y to know its moments where the convolution could add them up.
-pub fn conv2d_for_norm(x: Tensor<4>, weight: Tensor<4>, config: ConvConfig) -> Convolved {
-    shapes::convolved(x.dims(), weight.dims(), &config);
-    let y = Dispatch::conv_forward_moments(x.into_dispatch(), weight.into_dispatch(), config);
+/// x is `parts` side by side along the channels, which are joined only where no kernel reads them where they are.
+pub fn conv2d_for_norm(parts: Vec<Tensor<4>>, weight: Tensor<4>, config: ConvConfig) -> Convolved {
+    shapes::convolved(shapes::joined(&parts), weight.dims(), &config);
+    let parts = Parts(parts.into_iter().map(Tensor::into_dispatch).collect());
+    let y = Dispatch::conv_joined(parts, weight.into_dispatch(), config);
     Convolved { y: Tensor::from_dispatch(y.y), moments: y.moments }
 }
 

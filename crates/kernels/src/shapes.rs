@@ -5,6 +5,8 @@
 
 use std::ops::Range;
 
+use burn::tensor::Tensor;
+
 use crate::operands::ConvConfig;
 
 /// Panics unless `what` is of this shape.
@@ -17,6 +19,18 @@ pub(crate) fn expect<const D: usize>(what: &str, given: [usize; D], wanted: [usi
 #[track_caller]
 pub(crate) fn within(what: &str, range: &Range<usize>, all: usize) {
     assert!(range.start <= range.end && range.end <= all, "{what} {range:?} of {all}");
+}
+
+/// The shape of the parts side by side along the channels.
+#[track_caller]
+pub(crate) fn joined(parts: &[Tensor<4>]) -> [usize; 4] {
+    let [n, _, h, w] = parts.first().map_or([0; 4], Tensor::dims);
+    let channels = parts.iter().map(|part| {
+        let [_, c, ..] = part.dims();
+        expect("a part", part.dims(), [n, c, h, w]);
+        c
+    });
+    [n, channels.sum(), h, w]
 }
 
 /// The shape of a convolution's output.
@@ -73,6 +87,10 @@ mod tests {
                 let channels = refusal(|| conv2d(zeros([2, 4, 8, 8], &device), w(), None, config));
                 assert_eq!(channels, "4 channels in 1 groups for a weight of shape [5, 3, 3, 3]");
             }
+            let uneven = refusal(|| conv2d_for_norm(vec![zeros([2, 1, 8, 8], &device), zeros([2, 2, 8, 4], &device)], w(), config));
+            assert_eq!(uneven, "a part is [2, 2, 8, 4] and not [2, 2, 8, 8]");
+            let many = refusal(|| conv2d_for_norm(vec![x(), zeros([2, 1, 8, 8], &device)], w(), config));
+            assert_eq!(many, "4 channels in 1 groups for a weight of shape [5, 3, 3, 3]");
             let short = refusal(|| conv2d_silu(x(), w(), Some(zeros([4], &device)), config));
             assert_eq!(short, "bias is [4] and not [5]");
             let still = ConvConfig { stride: [0, 1], ..config };

@@ -1,6 +1,7 @@
 //! Convolution in two dimensions on the processor's vector units, of f32 tensors in NCHW: forward, gradient of the input, gradient of the
 //! weights.
 //!
+//! The channels of an input are those of one tensor or of several side by side ([`takes_parts`]); each is NCHW, and has a gradient of its own.
 //! Two algorithms share one vector layer ([`simd`]). `implicit` multiplies matrices whose right-hand side is never built: a table
 //! of offsets says where each row of the im2col matrix lies in a packed strip of the input. It takes any kernel, stride and padding.
 //! `winograd` does 3x3 kernels of stride 1 with a quarter of the multiplications. Work is divided over rayon's current pool; each
@@ -29,9 +30,22 @@ fn is_winograd(lowering: Lowering, precision: Precision, shape: &ConvShape) -> b
     }
 }
 
-/// Panics unless the lengths of a forward pass fit.
-fn check(shape: &ConvShape, x: &[f32], weights: usize, epilogue: Epilogue<'_>, out: &[f32]) {
-    shape.check(x.len(), weights, out.len());
+/// Whether an input in several tensors gives, to the bit, what the one gives that they make together: several are never Winograd's.
+pub fn takes_parts(lowering: Lowering, precision: Precision, shape: &ConvShape) -> bool {
+    !is_winograd(lowering, precision, shape)
+}
+
+/// Panics unless the tensors have this shape, each part of the input some whole channels of every image.
+fn check(shape: &ConvShape, mut parts: impl Iterator<Item = usize> + Clone, weights: usize, output: usize) {
+    shape.check(parts.clone().sum(), weights, output);
+    let channel = shape.batch * shape.height * shape.width;
+    let fits = parts.all(|len| len.is_multiple_of(channel) && (len > 0 || channel == 0));
+    assert!(fits, "a part of the input of {shape:?} that is no number of channels");
+}
+
+/// The same of a forward pass.
+fn check_forward(shape: &ConvShape, x: &[&[f32]], weights: usize, epilogue: Epilogue<'_>, out: &[f32]) {
+    check(shape, x.iter().map(|x| x.len()), weights, out.len());
     let bias = epilogue.bias.map_or(shape.out_channels, <[f32]>::len);
     assert_eq!(bias, shape.out_channels, "length of the bias of {shape:?}");
 }
@@ -39,15 +53,22 @@ fn check(shape: &ConvShape, x: &[f32], weights: usize, epilogue: Epilogue<'_>, o
 /// `out[n,co,i,j] = epilogue(sum x[n, ci, i*sh + kh - ph, j*sw + kw - pw] * w[co,ci,kh,kw])`.
 ///
 /// `x` is `[n,ci,h,w]`, `w` `[co,ci,kh,kw]`, `out` `[n,co,oh,ow]`, overwritten whatever it held. Panics if a length does not fit.
-pub fn forward(shape: &ConvShape, lowering: Lowering, precision: Precision, x: &[f32], w: &[f32], epilogue: Epilogue<'_>, out: &mut [f32]) {
-    check(shape, x, w.len(), epilogue, out);
+pub fn forward(
+    shape: &ConvShape,
+    lowering: Lowering,
+    precision: Precision,
+    x: &[&[f32]],
+    w: &[f32],
+    epilogue: Epilogue<'_>,
+    out: &mut [f32],
+) {
+    check_forward(shape, x, w.len(), epilogue, out);
     if out.is_empty() {
         return;
     }
-    if is_winograd(lowering, precision, shape) {
-        winograd::forward(shape, x, w, epilogue, out);
-    } else {
-        implicit::forward(shape, precision, x, w, epilogue, out);
+    match x {
+        [x] if is_winograd(lowering, precision, shape) => winograd::forward(shape, x, w, epilogue, out),
+        _ => implicit::forward(shape, precision, x, w, epilogue, out),
     }
 }
 
@@ -69,7 +90,7 @@ pub fn prepare(shape: &ConvShape, lowering: Lowering, precision: Precision, w: &
 
 /// [`forward`] with weights that were prepared for `shape`, but for its batch, height and width: the same bits.
 pub fn forward_prepared(shape: &ConvShape, weights: &Prepared, x: &[f32], epilogue: Epilogue<'_>, out: &mut [f32]) {
-    check(shape, x, shape.weight_len(), epilogue, out);
+    check_forward(shape, &[x], shape.weight_len(), epilogue, out);
     if out.is_empty() {
         return;
     }
@@ -84,33 +105,31 @@ pub fn forward_prepared(shape: &ConvShape, weights: &Prepared, x: &[f32], epilog
 /// The gradient of [`forward`] (without its epilogue) with respect to `x`, given `dy`, that with respect to `out`.
 ///
 /// `dx` is `[n,ci,h,w]`, overwritten whatever it held. Panics if a length does not fit.
-pub fn data_grad(shape: &ConvShape, lowering: Lowering, precision: Precision, dy: &[f32], w: &[f32], dx: &mut [f32]) {
-    shape.check(dx.len(), w.len(), dy.len());
+pub fn data_grad(shape: &ConvShape, lowering: Lowering, precision: Precision, dy: &[f32], w: &[f32], dx: &mut [&mut [f32]]) {
+    check(shape, dx.iter().map(|dx| dx.len()), w.len(), dy.len());
     if dy.is_empty() {
-        dx.fill(0.0);
+        dx.iter_mut().for_each(|dx| dx.fill(0.0));
         return;
     }
-    if is_winograd(lowering, precision, shape) {
-        winograd::data_grad(shape, dy, w, dx);
-    } else {
-        implicit::data_grad(shape, precision, dy, w, dx);
+    match dx {
+        [dx] if is_winograd(lowering, precision, shape) => winograd::data_grad(shape, dy, w, dx),
+        _ => implicit::data_grad(shape, precision, dy, w, dx),
     }
 }
 
 /// The gradient of [`forward`] (without its epilogue) with respect to `w`, given `dy`, that with respect to `out`.
 ///
 /// `dw` is `[co,ci,kh,kw]`, overwritten whatever it held. Panics if a length does not fit.
-pub fn weight_grad(shape: &ConvShape, lowering: Lowering, precision: Precision, x: &[f32], dy: &[f32], dw: &mut [f32]) {
-    shape.check(x.len(), dw.len(), dy.len());
+pub fn weight_grad(shape: &ConvShape, lowering: Lowering, precision: Precision, x: &[&[f32]], dy: &[f32], dw: &mut [f32]) {
+    check(shape, x.iter().map(|x| x.len()), dw.len(), dy.len());
     if dy.is_empty() {
         dw.fill(0.0);
         return;
     }
     let precision = implicit::weight_grad_precision(shape, precision);
-    if is_winograd(lowering, precision, shape) {
-        winograd::weight_grad(shape, x, dy, dw);
-    } else {
-        implicit::weight_grad(shape, precision, x, dy, dw);
+    match x {
+        [x] if is_winograd(lowering, precision, shape) => winograd::weight_grad(shape, x, dy, dw),
+        _ => implicit::weight_grad(shape, precision, x, dy, dw),
     }
 }
 

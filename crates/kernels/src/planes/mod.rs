@@ -78,12 +78,11 @@ pub trait PlaneOps: Backend {
 
 /// The tensors side by side along the channels: `[N, C1, H, W]`, `[N, C2, H, W]`, ... to `[N, C1 + C2 + ..., H, W]`.
 pub fn concat(parts: Vec<Tensor<4>>) -> Tensor<4> {
-    let first = parts.first().map_or([0; 4], Tensor::dims);
-    for part in &parts {
-        let [_, c, ..] = part.dims();
-        shapes::expect("a part", part.dims(), [first[0], c, first[2], first[3]]);
+    shapes::joined(&parts);
+    match <[_; 1]>::try_from(parts) {
+        Ok([alone]) => alone,
+        Err(parts) => Tensor::from_dispatch(Dispatch::concat_channels(Parts(parts.into_iter().map(Tensor::into_dispatch).collect()))),
     }
-    Tensor::from_dispatch(Dispatch::concat_channels(Parts(parts.into_iter().map(Tensor::into_dispatch).collect())))
 }
 
 /// `x + y`, both `[N, C, H, W]`.

@@ -42,9 +42,9 @@ impl Conv2d {
         conv2d(x, self.weight.val(), self.bias.as_ref().map(Param::val), self.config())
     }
 
-    /// The same of one without bias, to be normalised.
-    fn for_norm(&self, x: Tensor<4>) -> Convolved {
-        conv2d_for_norm(x, self.weight.val(), self.config())
+    /// The same of one without bias and of maps side by side along the channels, to be normalised.
+    fn for_norm(&self, parts: Vec<Tensor<4>>) -> Convolved {
+        conv2d_for_norm(parts, self.weight.val(), self.config())
     }
 
     fn config(&self) -> ConvConfig {
@@ -159,12 +159,18 @@ impl Conv {
 
     /// `[B, in, H, W]` to `[B, out, H / stride, W / stride]`.
     pub fn forward(&self, x: Tensor<4>) -> Tensor<4> {
+        self.forward_joined(vec![x])
+    }
+
+    /// The same of maps side by side along the channels, at least one. Where it trains, they need not be joined.
+    pub(super) fn forward_joined(&self, parts: Vec<Tensor<4>>) -> Tensor<4> {
         let Some(bn) = &self.bn else {
-            return self.infer(x, self.conv.weight.val(), self.conv.bias.as_ref().map(Param::val));
+            return self.infer(concat(parts), self.conv.weight.val(), self.conv.bias.as_ref().map(Param::val));
         };
-        if bn.is_training(&x) {
-            return bn.train_forward(self.conv.for_norm(x), self.act);
+        if bn.is_training(&parts[0]) {
+            return bn.train_forward(self.conv.for_norm(parts), self.act);
         }
+        let x = concat(parts);
         let (weight, bias) = self.folded(bn, &x.device());
         self.infer(x, weight, Some(bias))
     }
@@ -222,12 +228,12 @@ impl Bottleneck {
     }
 }
 
-/// A 1x1 convolution whose second half feeds a chain of bottlenecks; every intermediate is concatenated and mixed.
+/// A 1x1 convolution whose second half feeds a chain of bottlenecks; every intermediate, side by side with the others, is mixed.
 #[derive(Module, Debug)]
 pub struct C2f {
     /// 1x1 convolution to twice the hidden width.
     pub cv1: Conv,
-    /// 1x1 convolution over everything concatenated.
+    /// 1x1 convolution over everything side by side.
     pub cv2: Conv,
     /// The chain.
     pub m: Vec<Bottleneck>,
@@ -248,18 +254,18 @@ impl C2f {
         self.cv1.conv.weight.dims()[0] / 2
     }
 
-    /// `[B, in, H, W]` to `[B, out, H, W]`.
-    pub fn forward(&self, x: Tensor<4>) -> Tensor<4> {
-        let both = self.cv1.forward(x);
+    /// Maps side by side along the channels, at least one, which have `in` together, to `[B, out, H, W]`.
+    pub fn forward(&self, parts: Vec<Tensor<4>>) -> Tensor<4> {
+        let both = self.cv1.forward_joined(parts);
         let c = both.dims()[1] / 2;
-        // The two halves enter the concatenation side by side, so only the second is ever cut out.
+        // The two halves are mixed side by side as they are, so only the second is ever cut out.
         let mut last = slice_channels(both.clone(), c, c);
         let mut parts = vec![both];
         for bottleneck in &self.m {
             last = bottleneck.forward(last);
             parts.push(last.clone());
         }
-        self.cv2.forward(concat(parts))
+        self.cv2.forward_joined(parts)
     }
 
     pub(super) fn fuse(&self, device: &Device) -> Self {
@@ -289,7 +295,7 @@ impl Sppf {
         let a = max_pool_same(x.clone(), 5);
         let b = max_pool_same(a.clone(), 5);
         let c = max_pool_same(b.clone(), 5);
-        self.cv2.forward(concat(vec![x, a, b, c]))
+        self.cv2.forward_joined(vec![x, a, b, c])
     }
 
     pub(super) fn fuse(&self, device: &Device) -> Self {
@@ -340,6 +346,45 @@ mod tests {
         let grads = (y.clone() * weights).sum().backward();
         assert_eq!(to_host(y), [1.0, 1.0, 2.0, 2.0, 1.0, 1.0, 2.0, 2.0, 3.0, 3.0, 4.0, 4.0, 3.0, 3.0, 4.0, 4.0]);
         assert_eq!(to_host(x.grad(&grads).unwrap()), [10.0, 18.0, 42.0, 50.0]);
+    }
+
+    /// A block's output and all gradients with its maps side by side are, to the bit, those with the maps joined.
+    #[test]
+    fn a_block_joins_nothing_and_loses_no_bit() {
+        let device = Device::flex().autodiff();
+        let noise = |shape: [usize; 4], seed: usize| {
+            let values: Vec<f32> = (0..shape.iter().product()).map(|i| ((i * (2 * seed + 7919)) % 1009) as f32 / 504.0 - 1.0).collect();
+            Tensor::<4>::from_data(TensorData::new(values, shape), &device)
+        };
+        let mut block = C2f::new(8 + 5, 18, 2, true, &device);
+        let convs = |block: &mut C2f| {
+            let C2f { cv1, cv2, m } = block;
+            for (i, conv) in [cv1, cv2].into_iter().chain(m.iter_mut().flat_map(|m| [&mut m.cv1, &mut m.cv2])).enumerate() {
+                let weight = &mut conv.conv.weight;
+                *weight = Param::from_tensor(noise(weight.dims(), 10 + i).require_grad());
+            }
+        };
+        convs(&mut block);
+        let results = |join: bool| {
+            let parts = [noise([2, 8, 9, 7], 1).require_grad(), noise([2, 5, 9, 7], 2).require_grad()];
+            let y = if join {
+                let both = block.cv1.forward(concat(parts.to_vec()));
+                let first = slice_channels(both.clone(), 9, 9);
+                let second = block.m[0].forward(first);
+                let third = block.m[1].forward(second.clone());
+                block.cv2.forward(concat(vec![both, second, third]))
+            } else {
+                block.forward(parts.to_vec())
+            };
+            let grads = (y.clone() * noise(y.dims(), 3)).sum().backward();
+            let weights = [&block.cv1, &block.cv2, &block.m[0].cv1, &block.m[1].cv2].map(|conv| conv.conv.weight.val());
+            let given = parts.into_iter().chain(weights).map(|x| x.grad(&grads).unwrap());
+            let bits = |x: Tensor<4>| to_host(x).into_iter().map(f32::to_bits).collect::<Vec<_>>();
+            std::iter::once(y).chain(given).map(bits).collect::<Vec<_>>()
+        };
+        let (apart, joined) = (results(false), results(true));
+        assert!(apart.iter().all(|values| values.iter().any(|&v| v != values[0])), "nothing but one number");
+        assert!(apart == joined, "{:?}", apart.iter().zip(&joined).map(|(a, b)| a == b).collect::<Vec<_>>());
     }
 
     #[test]

@@ -242,18 +242,22 @@ impl Yolo {
         let mut kept: Vec<Option<Tensor<4>>> = vec![None; self.model.len()];
         let take = |kept: &[Option<Tensor<4>>], i: usize| kept[i].clone().unwrap_or_else(|| unreachable!("layer {i} is kept"));
         let needed: &[usize] = if self.p2 { &KEPT_P2 } else { &KEPT };
-        let mut x = images;
+        // The last layer's output; a concatenation's are maps side by side, for its reader to join or not.
+        let mut x = vec![images];
         for (i, layer) in self.model.iter().enumerate() {
             x = match layer {
-                Layer::Conv(m) => m.forward(x),
-                Layer::C2f(m) => m.forward(x),
-                Layer::Sppf(m) => m.forward(x),
-                Layer::Upsample(m) => m.forward(x),
-                Layer::Concat(m) => concat(vec![x, take(&kept, m.with())]),
+                Layer::Conv(m) => vec![m.forward(concat(x))],
+                Layer::C2f(m) => vec![m.forward(x)],
+                Layer::Sppf(m) => vec![m.forward(concat(x))],
+                Layer::Upsample(m) => vec![m.forward(concat(x))],
+                Layer::Concat(m) => {
+                    x.push(take(&kept, m.with()));
+                    x
+                }
                 Layer::Detect(m) => return m.forward(self.head_inputs().iter().map(|&i| take(&kept, i)).collect()),
             };
             if needed.contains(&i) || self.head_inputs().contains(&i) {
-                kept[i] = Some(x.clone());
+                kept[i] = Some(concat(x.clone()));
             }
         }
         unreachable!("the last layer is the head")

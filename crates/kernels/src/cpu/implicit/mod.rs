@@ -18,8 +18,8 @@ use product::{Phase, Product};
 use view::{Source, Tap, forward_taps};
 
 /// See [`super::forward`].
-pub fn forward(shape: &ConvShape, precision: Precision, x: &[f32], w: &[f32], epilogue: Epilogue<'_>, out: &mut [f32]) {
-    multiply(simd::level().of(precision), &forward_product(shape, w, epilogue), x, out);
+pub fn forward(shape: &ConvShape, precision: Precision, x: &[&[f32]], w: &[f32], epilogue: Epilogue<'_>, out: &mut [f32]) {
+    multiply(simd::level().of(precision), &forward_product(shape, w, epilogue), x, &mut [out]);
 }
 
 /// Weights packed for the forward pass, of any batch and size of image.
@@ -32,11 +32,11 @@ pub fn prepare(level: Level, shape: &ConvShape, w: &[f32]) -> Buffer {
 
 /// [`forward`] with weights that [`prepare`] packed for this level.
 pub fn forward_packed(level: Level, shape: &ConvShape, packed: &[f32], x: &[f32], epilogue: Epilogue<'_>, out: &mut [f32]) {
-    product::multiply(level, &forward_product(shape, &[], epilogue), packed, x, out);
+    product::multiply(level, &forward_product(shape, &[], epilogue), packed, &[x], &mut [out]);
 }
 
 /// The product, its weights packed for this once.
-fn multiply(level: Level, product: &Product<'_>, source: &[f32], out: &mut [f32]) {
+fn multiply(level: Level, product: &Product<'_>, source: &[&[f32]], out: &mut [&mut [f32]]) {
     let mut packed = scratch::take(product::packed_len(level, product));
     product::pack(level, product, &mut packed);
     product::multiply(level, product, &packed, source, out);
@@ -61,7 +61,7 @@ fn forward_product<'a>(shape: &ConvShape, w: &'a [f32], epilogue: Epilogue<'a>) 
 ///
 /// Input row y is read by output row oh at tap kh if y + padding = oh * stride + kh. Hence the pixels of one residue y mod stride
 /// share their taps, those with kh = y + padding modulo the stride, and for the i-th of them oh = i + (residue + padding - kh) / stride.
-pub fn data_grad(shape: &ConvShape, precision: Precision, dy: &[f32], w: &[f32], dx: &mut [f32]) {
+pub fn data_grad(shape: &ConvShape, precision: Precision, dy: &[f32], w: &[f32], dx: &mut [&mut [f32]]) {
     let mut phases = Vec::new();
     for y in 0..shape.stride[0] {
         for x in 0..shape.stride[1] {
@@ -86,7 +86,7 @@ pub fn data_grad(shape: &ConvShape, precision: Precision, dy: &[f32], w: &[f32],
         width: shape.width,
         epilogue: Epilogue::default(),
     };
-    multiply(simd::level().of(precision), &product, dy, dx);
+    multiply(simd::level().of(precision), &product, &[dy], dx);
 }
 
 /// Whether anything but f32 can make the gradient of the weights faster.
@@ -104,7 +104,7 @@ pub fn weight_grad_precision(shape: &ConvShape, precision: Precision) -> Precisi
 }
 
 /// See [`super::weight_grad`].
-pub fn weight_grad(shape: &ConvShape, precision: Precision, x: &[f32], dy: &[f32], dw: &mut [f32]) {
+pub fn weight_grad(shape: &ConvShape, precision: Precision, x: &[&[f32]], dy: &[f32], dw: &mut [f32]) {
     weight_grad::weight_grad(simd::level().of(precision), shape, x, dy, dw);
 }
 

@@ -73,32 +73,41 @@ fn copy_cells<S: Simd>(s: S, step: usize, low: &[f32], high: &[f32], dst: &mut [
     }
 }
 
-/// What the cells of a packed source are made of: the planes of `low` and, where a cell has two terms, those of `high`, `stride` apart.
+/// The planes of `images` images whose channels are those of several tensors side by side, each of them `[images, its channels, plane]`.
+pub fn planes<'a>(tensors: &[&'a [f32]], images: usize, plane: usize) -> Vec<&'a [f32]> {
+    let channels = |image: usize| {
+        tensors.iter().flat_map(move |tensor| {
+            let len = tensor.len() / images;
+            tensor[image * len..][..len].chunks_exact(plane)
+        })
+    };
+    (0..images).flat_map(channels).collect()
+}
+
+/// What the cells of a packed source are made of: the planes of `low` and, where a cell has two terms, those of `high`, both `stride` apart.
 /// `high` may lack the last plane, or all: its terms are then zero.
 #[derive(Clone, Copy)]
 pub struct Planes<'a> {
-    low: &'a [f32],
-    high: &'a [f32],
+    low: &'a [&'a [f32]],
+    high: &'a [&'a [f32]],
     stride: usize,
-    len: usize,
 }
 
 impl<'a> Planes<'a> {
-    /// Cells of neighbouring planes, `len` long, of one image.
-    pub fn neighbours<S: Simd>(_: S, image: &'a [f32], len: usize) -> Self {
-        Self { low: image, high: if S::TERMS == 2 { image.get(len..).unwrap_or(&[]) } else { &[] }, stride: S::TERMS * len, len }
+    /// Cells of neighbouring planes of one image.
+    pub fn neighbours<S: Simd>(_: S, image: &'a [&'a [f32]]) -> Self {
+        Self { low: image, high: if S::TERMS == 2 { &image[1..] } else { &[] }, stride: S::TERMS }
     }
 
-    /// Cells of the same plane, `len` long, of neighbouring images.
-    pub fn images(low: &'a [f32], high: &'a [f32], len: usize) -> Self {
-        Self { low, high, stride: len, len }
+    /// Cells of the same plane of neighbouring images.
+    pub fn images(low: &'a [&'a [f32]], high: &'a [&'a [f32]]) -> Self {
+        Self { low, high, stride: 1 }
     }
 
     /// The planes of channel `c`; those that do not exist are empty: they fill up a group.
     #[inline(always)]
     fn channel(&self, c: usize) -> [&'a [f32]; 2] {
-        let at = c * self.stride;
-        [self.low, self.high].map(|image| image.get(at..at + self.len).unwrap_or(&[]))
+        [self.low, self.high].map(|image| image.get(c * self.stride).copied().unwrap_or(&[]))
     }
 }
 
@@ -166,8 +175,7 @@ pub fn pack_strip<S: Simd>(s: S, view: &View, image: Planes<'_>, row: usize, row
 /// Source memory that will be packed later, to be brought to the second-level cache meanwhile: packing only moves memory and
 /// multiplying hardly any, so that alternating between them without looking ahead leaves half of the machine idle at each moment.
 pub struct Ahead<'a> {
-    image: &'a [f32],
-    plane: usize,
+    planes: &'a [&'a [f32]],
     /// The part of each plane.
     part: std::ops::Range<usize>,
     channel: usize,
@@ -175,27 +183,27 @@ pub struct Ahead<'a> {
 }
 
 impl<'a> Ahead<'a> {
-    /// The values `part` of each plane of `image`.
-    pub fn new(image: &'a [f32], plane: usize, part: std::ops::Range<usize>) -> Self {
-        Self { image, plane, at: part.start, part, channel: 0 }
+    /// The values `part` of each plane.
+    pub fn new(planes: &'a [&'a [f32]], part: std::ops::Range<usize>) -> Self {
+        Self { planes, at: part.start, part, channel: 0 }
     }
 
     /// Nothing to look forward to.
     pub fn nothing() -> Self {
-        Self::new(&[], 1, 0..0)
+        Self::new(&[], 0..0)
     }
 
     /// All there is, in floats.
     pub fn len(&self) -> usize {
-        self.image.len() / self.plane * self.part.len()
+        self.planes.len() * self.part.len()
     }
 
     /// Asks for the next `n` floats.
     #[inline(always)]
     pub fn advance<S: Simd>(&mut self, s: S, mut n: usize) {
-        while n > 0 && self.channel * self.plane < self.image.len() {
+        while n > 0 && self.channel < self.planes.len() {
             let step = n.min(self.part.end - self.at);
-            s.prefetch_read(&self.image[self.channel * self.plane + self.at..][..step]);
+            s.prefetch_read(&self.planes[self.channel][self.at..][..step]);
             n -= step;
             self.at += step;
             if self.at == self.part.end {

@@ -5,7 +5,7 @@ use super::super::machine::{BLOCK, GROUPED_BLOCK, Machine, UNIT_RATE, machine};
 use super::super::scratch;
 use super::super::shape::Epilogue;
 use super::super::simd::{self, Form, Group, Level, Offsets, Simd, Starts, Task, Tile, To};
-use super::pack::{Ahead, Planes, Weights, copy, pack_strip, pack_weights};
+use super::pack::{Ahead, Planes, Weights, copy, pack_strip, pack_weights, planes};
 use super::view::{Source, Tap, View, largest};
 use rayon::prelude::*;
 
@@ -67,7 +67,7 @@ struct Shared<'a> {
 /// One image, strip and range of output channels.
 struct Strip<'a, 'b> {
     shared: &'a Shared<'a>,
-    image: &'a [f32],
+    image: Image<'a>,
     /// First output row (of a phase) and their number.
     row: usize,
     rows: usize,
@@ -77,6 +77,14 @@ struct Strip<'a, 'b> {
     ahead: Ahead<'a>,
     /// The strip of each output channel's plane.
     out: Vec<&'b mut [f32]>,
+}
+
+/// An image of the source.
+#[derive(Clone, Copy)]
+struct Image<'a> {
+    planes: &'a [&'a [f32]],
+    /// What the first tensor has of it: all, if there is no other.
+    values: &'a [f32],
 }
 
 /// Cells of a source's channels, filled up to whole groups, and the rows of a group.
@@ -112,8 +120,9 @@ pub fn pack(level: Level, product: &Product<'_>, packed: &mut [f32]) {
     pack_weights(level, product.weights, cells(level, product.source.channels).1, &lists, &mut parts);
 }
 
-/// Computes `out[n, m] = product(source[n])` for every image of `source`, with weights that [`pack`] packed.
-pub fn multiply(level: Level, product: &Product<'_>, packed: &[f32], source: &[f32], out: &mut [f32]) {
+/// Computes `out[n, m] = product(source[n])` for every image of `source`, with weights that [`pack`] packed. The channels of either may be those of
+/// several tensors side by side.
+pub fn multiply(level: Level, product: &Product<'_>, packed: &[f32], source: &[&[f32]], out: &mut [&mut [f32]]) {
     multiply_as(level, product, !collides(machine(), product.source), packed, source, out);
 }
 
@@ -126,7 +135,7 @@ fn collides(machine: Machine, source: Source) -> bool {
 }
 
 /// [`multiply`], reading the source in place where it can if `in_place`. Both ways form the same sums.
-pub(super) fn multiply_as(level: Level, product: &Product<'_>, in_place: bool, packed: &[f32], source: &[f32], out: &mut [f32]) {
+pub(super) fn multiply_as(level: Level, product: &Product<'_>, in_place: bool, packed: &[f32], source: &[&[f32]], out: &mut [&mut [f32]]) {
     let outputs = product.weights.outputs;
     let Form { mr, nr, terms, group: most, .. } = level.form();
     let panels = outputs.div_ceil(mr);
@@ -135,8 +144,10 @@ pub(super) fn multiply_as(level: Level, product: &Product<'_>, in_place: bool, p
     let taps: Vec<Tap> = product.phases.iter().flat_map(|p| p.taps.iter().copied()).collect();
     let (channels, size) = cells(level, product.source.channels);
     let source_cells = Source { channels, ..product.source };
-    let mut view = View::new(source_cells, product.step, product.spread, [rows, cols], &taps, outputs, in_place && terms == 1);
-    let images = out.len() / (outputs * product.height * product.width);
+    // Starts are counted from one place, which several tensors do not have.
+    let in_place = in_place && terms == 1 && source.len() == 1;
+    let mut view = View::new(source_cells, product.step, product.spread, [rows, cols], &taps, outputs, in_place);
+    let images = out.iter().map(|out| out.len()).sum::<usize>() / (outputs * product.height * product.width);
     let division = Division { view: &view, images, panels, taps: taps.len(), mr, nr, grouped: most > 1 };
     let Split { strip, panels_per_task } = division.best(rayon::current_num_threads());
     view.set_strip(strip);
@@ -152,11 +163,14 @@ pub(super) fn multiply_as(level: Level, product: &Product<'_>, in_place: bool, p
 
     let group = Group { size, apart: view.channel() };
     let shared = Shared { product, view: &view, factors: &factors, panels_per_task, mr, group };
-    tasks(&shared, source, out).into_par_iter().with_max_len(1).for_each(|task| simd::run(level, task));
+    let planes = planes(source, images, product.source.height * product.source.width);
+    let values = source[0].chunks_exact(source[0].len() / images);
+    let images = planes.chunks_exact(product.source.channels).zip(values).map(|(planes, values)| Image { planes, values });
+    tasks(&shared, images, out).into_par_iter().with_max_len(1).for_each(|task| simd::run(level, task));
 }
 
 /// Cuts the output into the tasks' parts.
-fn tasks<'a, 'b>(shared: &'a Shared<'a>, source: &'a [f32], out: &'b mut [f32]) -> Vec<Strip<'a, 'b>> {
+fn tasks<'a, 'b>(shared: &'a Shared<'a>, images: impl Iterator<Item = Image<'a>>, out: &'b mut [&mut [f32]]) -> Vec<Strip<'a, 'b>> {
     let (product, view) = (shared.product, shared.view);
     let channels = product.weights.outputs;
     let channels_per_task = shared.panels_per_task * shared.mr;
@@ -164,9 +178,10 @@ fn tasks<'a, 'b>(shared: &'a Shared<'a>, source: &'a [f32], out: &'b mut [f32]) 
     // A pointwise view counts pixels as rows.
     let row_len = if view.pointwise { 1 } else { product.spread[0] * product.width };
     let mut tasks = Vec::new();
-    let plane = product.source.height * product.source.width;
-    let mut images = source.chunks_exact(product.source.channels * plane).peekable();
+    let mut images = images.peekable();
+    let mut count = 0;
     while let Some(image) = images.next() {
+        count += 1;
         for s in 0..strips {
             for p in 0..parts {
                 let row = s * view.strip;
@@ -175,7 +190,7 @@ fn tasks<'a, 'b>(shared: &'a Shared<'a>, source: &'a [f32], out: &'b mut [f32]) 
                 let ahead = match next {
                     Some(next) if p + 1 == parts && !view.direct => {
                         let rows = view.source_rows(below, view.strip.min(view.rows - below));
-                        Ahead::new(next, plane, rows.start * view.source.width..rows.end * view.source.width)
+                        Ahead::new(next.planes, rows.start * view.source.width..rows.end * view.source.width)
                     }
                     _ => Ahead::nothing(),
                 };
@@ -184,11 +199,17 @@ fn tasks<'a, 'b>(shared: &'a Shared<'a>, source: &'a [f32], out: &'b mut [f32]) 
             }
         }
     }
-    for (index, plane) in out.chunks_exact_mut(product.height * product.width).enumerate() {
-        let (image, channel) = (index / channels, index % channels);
-        for (s, strip) in plane.chunks_mut(view.strip * row_len).enumerate() {
-            tasks[(image * strips + s) * parts + channel / channels_per_task].out.push(strip);
+    let (plane, mut first) = (product.height * product.width, 0);
+    for out in out {
+        // Channels of this tensor.
+        let own = out.len() / (count * plane);
+        for (index, plane) in out.chunks_exact_mut(plane).enumerate() {
+            let (image, channel) = (index / own, first + index % own);
+            for (s, strip) in plane.chunks_mut(view.strip * row_len).enumerate() {
+                tasks[(image * strips + s) * parts + channel / channels_per_task].out.push(strip);
+            }
         }
+        first += own;
     }
     tasks
 }
@@ -270,15 +291,13 @@ impl Task for Strip<'_, '_> {
     #[inline(always)]
     fn run<S: Simd>(mut self, s: S) {
         let Shared { product, view, factors, panels_per_task, group, .. } = *self.shared;
-        let plane = product.source.height * product.source.width;
         // A unit reads whole registers: the last of a run reaches behind it.
         let reach = if S::GROUP > 1 { S::LANES } else { 0 };
         let mut buffer = scratch::take(if view.direct { 0 } else { view.strip_len(view.strip) + reach });
         let source = if view.direct {
-            &self.image[self.row..]
+            &self.image.values[self.row..]
         } else {
-            let image = Planes::neighbours(s, &self.image[..product.source.channels * plane], plane);
-            pack_strip(s, view, image, self.row, self.rows, &mut buffer);
+            pack_strip(s, view, Planes::neighbours(s, self.image.planes), self.row, self.rows, &mut buffer);
             &buffer[..]
         };
         let run = view.run(self.rows);

@@ -28,7 +28,7 @@ fn check(s: &ConvShape, silu: bool) -> Result<(), TestCaseError> {
             assert!(a.iter().zip(&b).all(|(a, b)| a.to_bits() == b.to_bits()), "{level:?} {s:?}: not repeatable");
             a
         };
-        let forward = |epilogue, out: &mut [f32]| forward(s, Lowering::Implicit, precision, x, w, epilogue, out);
+        let forward = |epilogue, out: &mut [f32]| forward(s, Lowering::Implicit, precision, &[x], w, epilogue, out);
         let k = s.kernel[0] * s.kernel[1];
         let e = y.error(&run(&|out| forward(Epilogue::default(), out), dy.len()));
         prop_assert!(e <= limit(k * s.in_channels), "forward {level:?} {precision:?} {s:?}: {e}");
@@ -42,9 +42,9 @@ fn check(s: &ConvShape, silu: bool) -> Result<(), TestCaseError> {
         let mut prepared = vec![f32::NAN; dy.len()];
         forward_prepared(s, &weights, x, epilogue, &mut prepared);
         prop_assert!(prepared.iter().zip(&finished).all(|(a, b)| a.to_bits() == b.to_bits()), "prepared {level:?} {precision:?} {s:?}");
-        let e = dx.error(&run(&|out| data_grad(s, Lowering::Implicit, precision, dy, w, out), x.len()));
+        let e = dx.error(&run(&|out| data_grad(s, Lowering::Implicit, precision, dy, w, &mut [out]), x.len()));
         prop_assert!(e <= limit(k * s.out_channels), "data_grad {level:?} {precision:?} {s:?}: {e}");
-        let e = dw.error(&run(&|out| weight_grad(s, Lowering::Implicit, precision, x, dy, out), w.len()));
+        let e = dw.error(&run(&|out| weight_grad(s, Lowering::Implicit, precision, &[x], dy, out), w.len()));
         prop_assert!(e <= limit(s.batch * s.out_height() * s.out_width()), "weight_grad {level:?} {precision:?} {s:?}: {e}");
     }
     Ok(())
@@ -79,8 +79,8 @@ fn long_sums() {
         let [y, _, dw] = case.reference();
         let Case { x, w, dy, .. } = &case;
         for level in Level::all() {
-            let forward = |out: &mut [f32]| forward(&s, Lowering::Implicit, Precision::F32, x, w, Epilogue::default(), out);
-            let weight_grad = |out: &mut [f32]| weight_grad(&s, Lowering::Implicit, Precision::F32, x, dy, out);
+            let forward = |out: &mut [f32]| forward(&s, Lowering::Implicit, Precision::F32, &[x], w, Epilogue::default(), out);
+            let weight_grad = |out: &mut [f32]| weight_grad(&s, Lowering::Implicit, Precision::F32, &[x], dy, out);
             let errors = [y.error(&run(level, dy.len(), &forward)), dw.error(&run(level, w.len(), &weight_grad))];
             assert!(errors[0] <= of_output && errors[1] <= of_weights, "{level:?}, mean {mean}, {s:?}: {errors:?}");
         }
@@ -155,8 +155,8 @@ fn any_number_of_threads() {
         pool.install(|| {
             check(&s, true).unwrap();
             let (mut y, mut dx) = (vec![f32::NAN; s.output_len()], vec![f32::NAN; s.input_len()]);
-            super::forward(&s, Precision::F32, &x, &w, Epilogue { bias: Some(&bias), silu: true }, &mut y);
-            super::data_grad(&s, Precision::F32, &dy, &w, &mut dx);
+            super::forward(&s, Precision::F32, &[&x], &w, Epilogue { bias: Some(&bias), silu: true }, &mut y);
+            super::data_grad(&s, Precision::F32, &dy, &w, &mut [&mut dx]);
             y.into_iter().chain(dx).map(f32::to_bits).collect::<Vec<_>>()
         })
     };
@@ -182,11 +182,93 @@ fn in_place_or_copied() {
             let packed = super::prepare(level, &s, &w);
             let run = |in_place| {
                 let mut out = vec![f32::NAN; s.output_len()];
-                super::product::multiply_as(level, &product, in_place, &packed, &x, &mut out);
+                super::product::multiply_as(level, &product, in_place, &packed, &[&x], &mut [&mut out]);
                 out.into_iter().map(f32::to_bits).collect::<Vec<_>>()
             };
             assert!(run(true) == run(false), "{level:?} {s:?}");
         }
+    }
+}
+
+/// Three passes with an input in so many `channels` each, against those with one tensor, to the bit.
+fn check_parts(s: &ConvShape, channels: &[usize]) -> Result<(), TestCaseError> {
+    let Case { x, w, dy, .. } = &Case::new(*s, 1);
+    // For each part its values of every image.
+    let cut = |x: &[f32]| {
+        let plane = s.height * s.width;
+        let mut parts = vec![Vec::new(); channels.len()];
+        for mut image in x.chunks_exact(s.in_channels * plane) {
+            for (part, c) in parts.iter_mut().zip(channels) {
+                let (own, behind) = image.split_at(c * plane);
+                part.extend(own.iter().map(|v| v.to_bits()));
+                image = behind;
+            }
+        }
+        parts
+    };
+    let bits = |values: &[f32]| values.iter().map(|v| v.to_bits()).collect::<Vec<_>>();
+    let parts: Vec<Vec<f32>> = cut(x).into_iter().map(|part| part.into_iter().map(f32::from_bits).collect()).collect();
+    let parts: Vec<&[f32]> = parts.iter().map(Vec::as_slice).collect();
+    let asked = Level::all().filter(|level| level.in_bf16() != *level).map(|level| (level, Precision::Bf16));
+    for (level, precision) in asked.chain(Level::tested().map(|level| (level, Precision::F32))) {
+        let result = |len: usize, f: &dyn Fn(&mut [f32])| {
+            let mut out = vec![f32::NAN; len];
+            simd::with_level(level, || f(&mut out));
+            out
+        };
+        let by = Lowering::Implicit;
+        let joined = result(dy.len(), &|y| forward(s, by, precision, &[x], w, Epilogue::default(), y));
+        let apart = result(dy.len(), &|y| forward(s, by, precision, &parts, w, Epilogue::default(), y));
+        prop_assert!(bits(&apart) == bits(&joined), "forward {level:?} {precision:?} {channels:?} {s:?}");
+        let joined = result(w.len(), &|dw| weight_grad(s, by, precision, &[x], dy, dw));
+        let apart = result(w.len(), &|dw| weight_grad(s, by, precision, &parts, dy, dw));
+        prop_assert!(bits(&apart) == bits(&joined), "weight_grad {level:?} {precision:?} {channels:?} {s:?}");
+        let joined = result(x.len(), &|dx| data_grad(s, by, precision, dy, w, &mut [dx]));
+        let mut apart: Vec<Vec<f32>> = parts.iter().map(|part| vec![f32::NAN; part.len()]).collect();
+        simd::with_level(level, || {
+            let mut apart: Vec<&mut [f32]> = apart.iter_mut().map(Vec::as_mut_slice).collect();
+            data_grad(s, by, precision, dy, w, &mut apart);
+        });
+        let apart: Vec<_> = apart.iter().map(|part| bits(part)).collect();
+        prop_assert!(apart == cut(&joined), "data_grad {level:?} {precision:?} {channels:?} {s:?}");
+    }
+    Ok(())
+}
+
+/// Channels that fill no panel, vector or group of a unit's rows; planes read in place, copied, and of a batch of one.
+#[test]
+#[cfg_attr(miri, ignore = "slow there, and random_parts runs the same code")]
+fn parts_of_a_detector() {
+    let pointwise = |batch, ci, co, size| shape(batch, [ci, co], size, [1, 1], [1, 1], [0, 0]);
+    check_parts(&pointwise(2, 48, 32, [32, 32]), &[32, 16]).unwrap();
+    check_parts(&pointwise(3, 64, 33, [20, 19]), &[31, 1, 15, 17]).unwrap();
+    check_parts(&pointwise(1, 300, 9, [20, 20]), &[7, 193, 100]).unwrap();
+    check_parts(&pointwise(2, 70, 70, [70, 70]), &[70]).unwrap();
+    // Strips of as many pixels as a cache holds are not those of a packing, whose planes are whole lines.
+    check_parts(&pointwise(1, 3000, 3, [20, 20]), &[2999, 1]).unwrap();
+    check_parts(&shape(2, [13, 20], [21, 18], [3, 3], [2, 2], [1, 1]), &[4, 9]).unwrap();
+    check_parts(&pointwise(0, 5, 3, [4, 4]), &[2, 3]).unwrap();
+}
+
+#[test]
+#[should_panic(expected = "that is no number of channels")]
+fn parts_are_whole_channels() {
+    let s = shape(2, [3, 1], [4, 4], [1, 1], [1, 1], [0, 0]);
+    weight_grad(&s, Lowering::Implicit, Precision::F32, &[&[0.0; 40], &[0.0; 56]], &[0.0; 32], &mut [0.0; 3]);
+}
+
+proptest! {
+    #![proptest_config(crate::test_cases(100))]
+    #[test]
+    fn random_parts(
+        s in shapes(300_000, prop_oneof![Just([[1; 2], [1; 2], [0; 2]]), any_geometry()]),
+        cuts in prop::collection::vec(0usize..1000, 0..4),
+    ) {
+        let mut ends: Vec<usize> = cuts.into_iter().map(|cut| 1 + cut % s.in_channels).chain([s.in_channels]).collect();
+        ends.sort_unstable();
+        ends.dedup();
+        let channels: Vec<usize> = [0].iter().chain(&ends).zip(&ends).map(|(start, end)| end - start).collect();
+        check_parts(&s, &channels)?;
     }
 }
 

@@ -13,7 +13,7 @@ use super::super::machine::{PIXEL_BLOCK, WAKING, machine};
 use super::super::scratch;
 use super::super::shape::ConvShape;
 use super::super::simd::{self, Form, Group, Level, MAX_LANES, ReduceTile, Simd, Task};
-use super::pack::{Ahead, Planes, pack_strip};
+use super::pack::{Ahead, Planes, pack_strip, planes};
 use super::view::{Source, View, forward_taps, largest};
 use rayon::prelude::*;
 
@@ -24,8 +24,11 @@ struct Shared<'a> {
     /// Where each `(channel, tap)` row of the packed input starts, or the first of some channels' rows for each tap.
     rows: &'a [u32],
     channels: Group,
-    x: &'a [f32],
+    x: &'a [&'a [f32]],
     dy: &'a [f32],
+    /// The planes of either.
+    x_planes: &'a [&'a [f32]],
+    dy_planes: &'a [&'a [f32]],
     /// Channels of a group (one or two vectors) and number of groups.
     group: usize,
     groups: usize,
@@ -41,7 +44,7 @@ struct Part<'a, 'b> {
 }
 
 /// [`super::weight_grad`] at a level.
-pub fn weight_grad(level: Level, shape: &ConvShape, x: &[f32], dy: &[f32], dw: &mut [f32]) {
+pub fn weight_grad(level: Level, shape: &ConvShape, x: &[&[f32]], dy: &[f32], dw: &mut [f32]) {
     let Form { lanes, terms, group: most, .. } = level.form();
     let cells = shape.batch.div_ceil(terms);
     let group = if shape.out_channels > lanes { 2 * lanes } else { lanes };
@@ -60,7 +63,9 @@ pub fn weight_grad(level: Level, shape: &ConvShape, x: &[f32], dy: &[f32], dw: &
 
     let rows = view.offset_table(&taps, size);
     let channels = Group { size, apart: view.channel() };
-    let shared = Shared { shape, view: &view, rows: &rows, channels, x, dy, group, groups };
+    let x_planes = planes(x, shape.batch, shape.height * shape.width);
+    let dy_planes = planes(&[dy], shape.batch, shape.out_height() * shape.out_width());
+    let shared = Shared { shape, view: &view, rows: &rows, channels, x, dy, x_planes: &x_planes, dy_planes: &dy_planes, group, groups };
     let size = rows.len() * channels.size * group;
     let mut sums = scratch::take(pixel_parts * groups * size);
     let mut parts = Vec::new();
@@ -103,17 +108,15 @@ fn strip_rows(view: &View, images: usize, channels: usize, parts: usize) -> usiz
     view.rows.div_ceil(strips).max(1)
 }
 
-impl Task for Part<'_, '_> {
+impl<'a> Task for Part<'a, '_> {
     type Out = ();
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        let Shared { shape, view, rows, channels: rows_of, x: all_x, dy, group, groups } = *self.shared;
+        let Shared { shape, view, rows, channels: rows_of, x, x_planes, dy_planes, group, groups, .. } = *self.shared;
         self.sums.fill(0.0);
         let size = rows.len() * rows_of.size * group;
         let part_groups = self.sums.len() / size;
-        let image_len = shape.in_channels * shape.height * shape.width;
-        let gradient_plane = shape.out_height() * shape.out_width();
         let strips_per_image = view.rows.div_ceil(view.strip);
         // A unit for matrices sums whole registers of pixels: those behind the run are zero in the gradient, and finite in the input.
         let longest = view.run(view.strip).next_multiple_of(S::GROUP);
@@ -124,21 +127,24 @@ impl Task for Part<'_, '_> {
         }
         let mut transposed = scratch::take(part_groups * longest * group);
         let mut unit = s.reduce_unit(rows_of);
-        // Rows per tile: as even as the limit allows.
-        let tiles = rows.len().div_ceil(S::REDUCE_ROWS);
-        let tile_rows = rows.len().div_ceil(tiles);
         debug_assert!(self.first_group + part_groups <= groups);
         for strip in self.strips.clone() {
             let (cell, row) = (strip / strips_per_image, strip % strips_per_image * view.strip);
             let count = view.strip.min(view.rows - row);
-            let x = &all_x[images(s, shape, cell).start * image_len..];
-            let (low, high) = x.split_at(image_len);
-            let source = if view.direct {
-                &low[row..]
+            // What is read, and how many of the rows it has: in place they are several tensors', of one channel each.
+            let sources: Vec<(&[f32], usize)> = if view.direct {
+                let plane = shape.height * shape.width;
+                let image = |x: &&'a [f32]| {
+                    let len = x.len() / shape.batch;
+                    (&x[cell * len..][row..len], len / plane)
+                };
+                x.iter().map(image).collect()
             } else {
+                let x = &x_planes[images(s, shape, cell).start * shape.in_channels..];
+                let (low, high) = x.split_at(shape.in_channels);
                 let high = if images(s, shape, cell).len() == 2 { high } else { &[] };
-                pack_strip(s, view, Planes::images(low, high, shape.height * shape.width), row, count, &mut buffer);
-                &buffer[..]
+                pack_strip(s, view, Planes::images(low, high), row, count, &mut buffer);
+                vec![(&buffer[..], rows.len())]
             };
             let run = view.run(count);
             for (g, block) in transposed.chunks_exact_mut(longest * group).enumerate() {
@@ -154,13 +160,13 @@ impl Task for Part<'_, '_> {
                 let count = view.strip.min(view.rows - row);
                 let (source, y) = (view.source, view.source_rows(row, count));
                 let images = images(s, shape, cell);
-                let x = &all_x[images.start * image_len..images.end * image_len];
-                ahead[0] = Ahead::new(x, source.height * source.width, y.start * source.width..y.end * source.width);
+                let x = &x_planes[images.start * shape.in_channels..images.end * shape.in_channels];
+                ahead[0] = Ahead::new(x, y.start * source.width..y.end * source.width);
                 let channels = self.first_group * group..shape.out_channels.min((self.first_group + part_groups) * group);
                 for (image, ahead) in images.zip(&mut ahead[1..]) {
                     let first = image * shape.out_channels;
-                    let dy = &dy[(first + channels.start) * gradient_plane..(first + channels.end) * gradient_plane];
-                    *ahead = Ahead::new(dy, gradient_plane, row * view.cols..(row + count) * view.cols);
+                    let dy = &dy_planes[first + channels.start..first + channels.end];
+                    *ahead = Ahead::new(dy, row * view.cols..(row + count) * view.cols);
                 }
             }
             let shares = ahead.each_ref().map(|ahead| ahead.len().div_ceil(blocks * part_groups).next_multiple_of(16));
@@ -171,10 +177,17 @@ impl Task for Part<'_, '_> {
                     for (ahead, share) in ahead.iter_mut().zip(shares) {
                         ahead.advance(s, share);
                     }
-                    let (a, b) = (&source[from..], &b[from * group..][..length * group]);
-                    for (rows, c) in rows.chunks(tile_rows).zip(sums.chunks_mut(tile_rows * rows_of.size * group)) {
-                        let vectors = group / S::LANES;
-                        s.reduce_tile(&mut unit, ReduceTile { a, rows, group: rows_of, b, ldb: group, length, c, ldc: group, vectors });
+                    let (b, mut sums) = (&b[from * group..][..length * group], sums);
+                    for &(a, count) in &sources {
+                        let (a, rows) = (&a[from..], &rows[..count]);
+                        let (own, behind) = sums.split_at_mut(count * rows_of.size * group);
+                        sums = behind;
+                        // Rows per tile: as even as the limit allows.
+                        let tile_rows = count.div_ceil(count.div_ceil(S::REDUCE_ROWS));
+                        for (rows, c) in rows.chunks(tile_rows).zip(own.chunks_mut(tile_rows * rows_of.size * group)) {
+                            let vectors = group / S::LANES;
+                            s.reduce_tile(&mut unit, ReduceTile { a, rows, group: rows_of, b, ldb: group, length, c, ldc: group, vectors });
+                        }
                     }
                 }
             }

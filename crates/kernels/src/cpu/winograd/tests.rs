@@ -17,9 +17,9 @@ fn conv(batch: usize, in_channels: usize, out_channels: usize, [height, width]: 
 fn passes(case: &Case, epilogue: Epilogue<'_>) -> [Vec<f32>; 3] {
     let [mut y, mut dx, mut dw] = [&case.dy, &case.x, &case.w].map(|t| vec![f32::NAN; t.len()]);
     let (lowering, precision) = (Lowering::Winograd, Precision::F32);
-    forward(&case.shape, lowering, precision, &case.x, &case.w, epilogue, &mut y);
-    data_grad(&case.shape, lowering, precision, &case.dy, &case.w, &mut dx);
-    weight_grad(&case.shape, lowering, precision, &case.x, &case.dy, &mut dw);
+    forward(&case.shape, lowering, precision, &[&case.x], &case.w, epilogue, &mut y);
+    data_grad(&case.shape, lowering, precision, &case.dy, &case.w, &mut [&mut dx]);
+    weight_grad(&case.shape, lowering, precision, &[&case.x], &case.dy, &mut dw);
     // Prepared weights know of no image and no batch.
     let weights = prepare(&ConvShape { batch: 0, height: 0, width: 0, ..case.shape }, lowering, precision, &case.w);
     let mut prepared = vec![f32::NAN; y.len()];

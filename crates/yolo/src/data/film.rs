@@ -370,7 +370,7 @@ mod tests {
         // Of what is trained on at half the frames' size.
         let longest: Vec<f32> =
             frames.iter().flat_map(|(_, seen)| seen).map(|(_, _, [x1, y1, x2, y2])| (x2 - x1).max(y2 - y1) / 2.0).collect();
-        let small = longest.iter().filter(|side| (4.0..=10.0).contains(*side)).count();
+        let small = longest.iter().filter(|side| (4.0..=14.0).contains(*side)).count();
         assert!(longest.len() > 40 && 2 * small > longest.len(), "{small} of {}: {longest:?}", longest.len());
         let mean = |all: &[(Exposure, Vec<Seen>)]| {
             let all: Vec<f32> = all.iter().flat_map(|(picture, seen)| contrast(picture, spec.width as usize, seen)).collect();

@@ -1,7 +1,7 @@
 //! What training a detector holds in memory, from its convolutions alone: asked before anything is allocated.
 //!
 //! Of each convolution with its normalisation the output is kept for the backward pass, and nothing else is (`kernels::autodiff`): what
-//! normalisation, SiLU and joins make of it is made again. Beside that come, for a moment, normalised outputs on their way to the next layer and
+//! normalisation and SiLU make of it is made again. Beside that come, for a moment, normalised outputs on their way to the next layer and
 //! gradients on their way back, and in a pool wait blocks of every size that was ever needed at once. All of it grows with the sum of the
 //! convolutions' outputs; how many bytes an output takes was measured (docs/memory.md).
 
@@ -14,12 +14,12 @@ const F32: f64 = 4.0;
 /// Values that are kept of an output.
 const KEPT: f64 = 1.0;
 /// Values that come and go for an output (measured, as are the next two).
-const MOVING: f64 = 0.48;
+const MOVING: f64 = 0.23;
 /// Copies of the parameters: the weights; their average, the gradients and their sum, momentum, what an update is made in before the old goes,
 /// and a checkpoint on its way to the disk.
-const COPIES: [f64; 2] = [1.0, 9.7];
+const COPIES: [f64; 2] = [1.0, 7.2];
 /// Bytes of the program: its code, its threads, its tables.
-const PROGRAM: f64 = 42e6;
+const PROGRAM: f64 = 53e6;
 /// Batches that a worker may have ready or in hand (`learner::Loader`).
 const AHEAD: usize = 3;
 

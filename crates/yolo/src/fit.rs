@@ -185,7 +185,7 @@ impl<'a> Question<'a> {
             (Place::Processor, Cache::Ram) => (config.workers, (self.cached)(config.imgsz)),
             (Place::Processor, Cache::Off | Cache::Disk) => (config.workers, 0.0),
         };
-        Plan::new(summary, config.batch.images(), [self.form.channels, config.largest_side()], workers, cache)
+        Plan::new(summary, self.place, config.batch.images(), [self.form.channels, config.largest_side()], workers, cache)
     }
 
     fn images(&self, network: &Yolo, config: &TrainConfig, bytes: f64, most: usize) -> usize {
@@ -346,14 +346,14 @@ mod tests {
         };
         // Ten would, and eight have updates of 64 images as sixteen have.
         assert_eq!(remedy(2.2e9).as_deref(), Some("--batch 8"));
-        let smaller = remedy(0.6e9).unwrap();
+        let smaller = remedy(0.5e9).unwrap();
         let imgsz: usize = smaller.strip_prefix("--batch 1 --imgsz ").unwrap().parse().unwrap();
         assert!((320..640).contains(&imgsz), "{smaller}");
-        assert_eq!(remedy(0.5e9).as_deref(), Some("--batch 2 --model yolov8n"));
+        assert_eq!(remedy(0.4e9).as_deref(), Some("--batch 2 --model yolov8n"));
         let all = remedy(0.2e9).unwrap();
         assert!(all.starts_with("--batch 1 --imgsz ") && all.ends_with(" --model yolov8n"), "{all}");
         assert_eq!(remedy(1e8), None);
-        let fine = question(TrainConfig { model: "yolov8s-p2".into(), ..small() }).remedies(0.45e9).unwrap();
+        let fine = question(TrainConfig { model: "yolov8s-p2".into(), ..small() }).remedies(0.4e9).unwrap();
         assert!(fine.ends_with("--model yolov8n-p2"), "{fine}");
     }
 
@@ -381,10 +381,10 @@ mod tests {
     #[test]
     fn weights_of_a_file_are_of_one_size() {
         let asked = question(TrainConfig { model: "mine.pt".into(), ..small() });
-        assert_eq!(asked.remedies(0.5e9), None);
+        assert_eq!(asked.remedies(0.4e9), None);
         assert!(asked.advice(None).contains("weights of a smaller model"), "{}", asked.advice(None));
         let pretrained = Toggle::Path("mine.pt".into());
-        assert_eq!(question(TrainConfig { pretrained, ..small() }).remedies(0.5e9), None);
+        assert_eq!(question(TrainConfig { pretrained, ..small() }).remedies(0.4e9), None);
         assert_eq!(asked.remedies(2.2e9).as_deref(), Some("--batch 8"));
     }
 

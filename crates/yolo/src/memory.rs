@@ -5,6 +5,8 @@
 //! gradients on their way back, and in a pool wait blocks of every size that was ever needed at once. All of it grows with the sum of the
 //! convolutions' outputs; how many bytes an output takes was measured (docs/memory.md).
 
+use bellows_learner::memory::Place;
+
 use crate::data::Size;
 use crate::data::letterbox::fitted;
 use crate::model::summary::Summary;
@@ -13,13 +15,11 @@ use crate::model::summary::Summary;
 const F32: f64 = 4.0;
 /// Values that are kept of an output.
 const KEPT: f64 = 1.0;
-/// Values that come and go for an output (measured, as are the next two).
-const MOVING: f64 = 0.23;
-/// Copies of the parameters: the weights; their average, the gradients and their sum, momentum, what an update is made in before the old goes,
-/// and a checkpoint on its way to the disk.
-const COPIES: [f64; 2] = [1.0, 7.2];
-/// Bytes of the program: its code, its threads, its tables.
-const PROGRAM: f64 = 53e6;
+/// Copies of the parameters beside the weights: their average, the gradients and their sum, momentum, what an update is made in before the old goes, and
+/// a checkpoint on its way to the disk; values that come and go for an output; bytes of the program: its code, its threads, its tables. Measured.
+const PROCESSOR: [f64; 3] = [7.2, 0.23, 53e6];
+/// Cards join the maps that a convolution reads side by side, and keep a step's blocks for the next. So did processors once, and held this.
+const CARD: [f64; 3] = [9.7, 0.48, 42e6];
 /// Batches that a worker may have ready or in hand (`learner::Loader`).
 const AHEAD: usize = 3;
 
@@ -41,18 +41,21 @@ pub struct Plan {
 impl Plan {
     /// Batches of so many images of `channels` x `imgsz` x `imgsz`, through a network of this summary at that size; made by so many workers; `cache` is
     /// what `cache: ram` holds.
-    pub fn new(summary: &Summary, batch: usize, [channels, imgsz]: [usize; 2], workers: usize, cache: f64) -> Self {
+    pub fn new(summary: &Summary, place: Place, batch: usize, [channels, imgsz]: [usize; 2], workers: usize, cache: f64) -> Self {
+        let [copies, moving, program] = match place {
+            Place::Processor => PROCESSOR,
+            Place::Card => CARD,
+        };
         let outputs: usize = summary.convolutions.iter().map(|convolution| convolution.outputs()).sum();
         let (outputs, parameters) = ((batch * outputs) as f64, summary.parameters as f64);
         let images = (batch * channels * imgsz * imgsz) as f64;
-        let [weights, others] = COPIES.map(|copies| F32 * copies * parameters);
         // Bytes of the batches ahead and of the one that is trained on, and its floats.
         let of_images = (AHEAD * workers + 1) as f64 * images + F32 * images;
         Self {
-            weights,
-            optimizer: others,
+            weights: F32 * parameters,
+            optimizer: F32 * copies * parameters,
             activations: F32 * KEPT * outputs,
-            workspace: PROGRAM + F32 * MOVING * outputs + of_images,
+            workspace: program + F32 * moving * outputs + of_images,
             cache,
         }
     }
@@ -82,7 +85,7 @@ mod tests {
 
     fn plan(scale: Scale, batch: usize, imgsz: usize) -> Plan {
         let model = YoloConfig { scale, ..YoloConfig::new(4) }.init(0, &Device::flex());
-        Plan::new(&model.summary(imgsz, imgsz), batch, [3, imgsz], 1, 0.0)
+        Plan::new(&model.summary(imgsz, imgsz), Place::Processor, batch, [3, imgsz], 1, 0.0)
     }
 
     #[test]

@@ -11,6 +11,8 @@
 //! where their beginning is told ([`next_batch`]), one takes the blocks of the last. And the pool forgets a block that nobody wanted for
 //! [`PATIENCE`](pool::PATIENCE) requests, so a run that changes its shapes (validation, another batch size) does not pay for the old ones for long.
 
+#[allow(unsafe_code)]
+mod heap;
 mod pool;
 #[allow(unsafe_code)]
 mod pooled;
@@ -39,10 +41,11 @@ pub fn next_batch() {
     pool().next_batch();
 }
 
-/// What is free is given back, and what was held until now no measure any more: to be said when a beginning that holds things twice is over, and
-/// between steps and evaluations. Changes no number.
+/// What is free is given back to the system, and what was held until now no measure any more: to be said when a beginning that holds things twice is
+/// over, and between steps and evaluations. Changes no number.
 pub fn forget() {
     pool().forget();
+    heap::give_back();
 }
 
 /// Whether our kernels, which know no other type, can compute with all of these.

@@ -499,6 +499,21 @@ impl TrainConfig {
         self.schedule().batch * self.schedule().accumulate()
     }
 
+    /// Where ranks make fewer updates than one would, of more images: what a person should know of it before it begins.
+    pub(crate) fn fewer_updates(&self) -> Option<String> {
+        let of = |ranks, images| Self { ranks, batch: BatchSize::Images(images), ..self.clone() }.images_per_update();
+        let (ranks, images) = (self.ranks, self.batch.images());
+        let (all, one) = (of(ranks, images), of(1, images));
+        let share = images / ranks;
+        let way = (share > 0 && of(ranks, share) == one).then(|| format!("; --batch {share} makes one rank's"));
+        (all > one).then(|| {
+            format!(
+                "updates: of {all} images ({ranks} ranks of {images}), and fewer, where one rank's are of {one}{}",
+                way.unwrap_or_default()
+            )
+        })
+    }
+
     /// Weight decay scaled to the batch that an update really sees.
     pub fn effective_weight_decay(&self) -> f64 {
         self.weight_decay * self.images_per_update() as f64 / self.nbs as f64

@@ -121,6 +121,18 @@ fn weight_decay_follows_the_accumulated_batch() {
 }
 
 #[test]
+fn ranks_that_make_fewer_updates_are_told_so() {
+    let of = |ranks, images, nbs| TrainConfig { ranks, nbs, batch: BatchSize::Images(images), ..TrainConfig::default() }.fewer_updates();
+    assert_eq!([of(1, 8, 8), of(2, 16, 64), of(4, 16, 64)], [None, None, None], "as many updates, of as many images");
+    let said = of(2, 8, 8).unwrap();
+    assert!(said.contains("of 16 images (2 ranks of 8)") && said.ends_with("one rank's are of 8; --batch 4 makes one rank's"), "{said}");
+    // No share of theirs adds up to it.
+    for (ranks, images) in [(2, 1), (3, 8)] {
+        assert!(of(ranks, images, 1).unwrap().ends_with(&format!("one rank's are of {images}")));
+    }
+}
+
+#[test]
 fn a_written_config_reads_back_the_same() {
     let config = TrainConfig { freeze: Freeze::List(vec![1, 2]), time: Some(0.5), ..TrainConfig::default() };
     let text = serde_json::to_string(&config).unwrap();

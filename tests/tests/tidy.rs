@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 const MAX_LINES: usize = 700;
 /// Of `kernels`, without tests and what is only for GPUs.
-const MAX_KERNELS: usize = 13_210;
+const MAX_KERNELS: usize = 13_225;
 /// An example that is longer says that the public interface is awkward.
 const MAX_EXAMPLE: usize = 150;
 
@@ -162,10 +162,11 @@ fn only_device_and_kernels_name_a_backend_and_only_a_few_files_are_unsafe() {
             let named = backends.iter().find(|b| code.contains(**b));
             assert!(named.is_none(), "{} names a backend: {named:?}", path.display());
         }
-        // One file per instruction set, and what is written once for several; the keeper of a tensor's memory; the launches whose indices are found to fit; the one call that maps a file.
+        // One file per instruction set, and what is written once for several; the keeper of a tensor's memory, and what gives it back to the system; the launches whose indices are found to fit; the one call that maps a file.
         let sets = ["amx.rs", "avx2.rs", "avx512.rs", "avx512_bf16.rs", "neon.rs", "text.rs"]
             .map(|file| format!("crates/kernels/src/cpu/simd/{file}"));
         let others = [
+            "crates/kernels/src/buffers/heap.rs",
             "crates/kernels/src/buffers/pooled.rs",
             "crates/kernels/src/cube/matmul.rs",
             "crates/kernels/src/maps/cube.rs",

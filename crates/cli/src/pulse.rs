@@ -9,7 +9,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use bellows_device::Selected;
 use bellows_learner::{BatchReport, Limits, Observer, Pace, Phase, RunInfo};
-use bellows_runs::{Beat, Heartbeat, began};
+use bellows_runs::{Beat, End, Heartbeat, began};
 
 use crate::fault::Fault;
 use crate::orders::Orders;
@@ -126,9 +126,9 @@ pub(crate) fn device(device: &Selected) {
     });
 }
 
-/// That rank is lost, as far as this one can tell, and ended so (its code, or its signal below 0), if that was seen.
-pub(crate) fn lost(rank: usize, code: Option<i32>) {
-    with(|pulse| pulse.beat(true, |beat| (beat.lost, beat.lost_code) = (Some(rank), code)));
+/// That rank is lost, as far as this one can tell, and ended so, if that was seen.
+pub(crate) fn lost(rank: usize, end: Option<End>) {
+    with(|pulse| pulse.beat(true, |beat| (beat.lost, beat.lost_end) = (Some(rank), end)));
 }
 
 /// The run is over: it stands at the end of its last epoch.

@@ -6,17 +6,18 @@
 
 use std::ffi::OsString;
 use std::net::TcpListener;
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use bellows_device::this_program;
 use bellows_exit::{Coded, Exit};
 use bellows_ranks::{Exchange, ExchangeError, Tcp, listen};
+use bellows_runs::End;
 
 use crate::orders::{left, left_out, rank_words};
 use crate::place::{Meeting, Starter, told};
-use crate::supervise::end_with_parent;
+use crate::supervise::{end_of, end_with_parent};
 use crate::{Context, Failure, Usage, note, pulse};
 
 /// Where rank 0 of ranks on one machine waits, at a port that the system picks.
@@ -155,19 +156,6 @@ impl Others {
     }
 }
 
-/// How a process ended: its code, or its signal below 0.
-#[cfg(unix)]
-fn code_or_signal(status: ExitStatus) -> Option<i32> {
-    use std::os::unix::process::ExitStatusExt;
-    status.code().or_else(|| status.signal().map(|signal| -signal))
-}
-
-/// How a process ended, where that is a code of ours: the system's own are below 0.
-#[cfg(not(unix))]
-fn code_or_signal(status: ExitStatus) -> Option<i32> {
-    status.code().filter(|&code| code >= 0)
-}
-
 /// None of them outlives the run. One that has ended by a signal that it does not hear, or with a code that is neither that of a rank which another
 /// one has left nor that of one which was asked to end, is the one that was lost.
 impl Drop for Others {
@@ -182,7 +170,7 @@ impl Drop for Others {
             if let Ok(Some(status)) = child.try_wait()
                 && !as_others_do.contains(&status.code())
             {
-                pulse::lost(i + 1, code_or_signal(status));
+                pulse::lost(i + 1, Some(end_of(status)));
             }
             child.kill().ok();
             // One that a driver holds does not die, and must not be waited for.
@@ -219,10 +207,10 @@ impl Exchange for Noticed {
     }
 
     fn swap(&self, parts: &[&[u8]]) -> Result<Vec<Vec<u8>>, ExchangeError> {
-        self.0.swap(parts).inspect_err(|error| {
-            if let ExchangeError::Gone { rank, .. } = error {
-                pulse::lost(*rank, None);
-            }
+        self.0.swap(parts).inspect_err(|error| match error {
+            ExchangeError::Gone { rank, .. } => pulse::lost(*rank, None),
+            ExchangeError::Silent { rank, seconds } => pulse::lost(*rank, Some(End::Hung(*seconds))),
+            _ => {}
         })
     }
 }

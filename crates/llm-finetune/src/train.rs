@@ -60,6 +60,7 @@ pub(crate) fn run(session: Session, args: &TrainArgs, config: SftConfig, resumed
     say(&format!("template: {}", tuning.template().name()));
     tuning.header().iter().for_each(|line| say(line));
     if !run.is_resumed() && run.is_first() {
+        tuning.config().larger_updates().iter().for_each(|line| say(line));
         show_answer("Before", &tuning, &tuning.model(), &device)?;
     }
     run.start(tuning.learner())?;

@@ -65,18 +65,19 @@ pub(crate) fn warnings(config: &SftConfig, model: &ModelConfig, batches: usize) 
             lines.push(format!("warning: the warm-up covers every update of the run ({updates}), and the rate {nothing}"));
         }
     }
-    if config.ranks > 1 {
-        lines.push(larger_updates(config));
-    }
     lines
 }
 
-/// What ranks make of an update.
-fn larger_updates(config: &SftConfig) -> String {
-    let (ranks, times) = (config.ranks, config.gradient_accumulation_steps);
-    let one = config.batch_size * times;
-    let way = times.is_multiple_of(ranks).then(|| format!("; --gradient-accumulation-steps {} makes one rank's", times / ranks));
-    format!("updates: of {} rows ({ranks} ranks of {one}), and fewer than one rank makes{}", ranks * one, way.unwrap_or_default())
+impl SftConfig {
+    /// What a person should know of the updates that several ranks make, before a run of them begins.
+    pub fn larger_updates(&self) -> Option<String> {
+        let (ranks, times) = (self.ranks, self.gradient_accumulation_steps);
+        let one = self.batch_size * times;
+        let way = times.is_multiple_of(ranks).then(|| format!("; --gradient-accumulation-steps {} makes one rank's", times / ranks));
+        (ranks > 1).then(|| {
+            format!("updates: of {} rows ({ranks} ranks of {one}), and fewer than one rank makes{}", ranks * one, way.unwrap_or_default())
+        })
+    }
 }
 
 #[cfg(test)]
@@ -134,10 +135,10 @@ mod tests {
         assert!(lines(SftConfig { warmup_steps: Some(4), ..plain.clone() }, 8)[0].contains("never reaches"));
         assert_eq!(lines(SftConfig { warmup_steps: Some(3), ..plain.clone() }, 8), Vec::<String>::new());
         assert!(warnings(&SftConfig { max_seq_length: 513, ..plain.clone() }, &model, 8)[0].contains("at most 512 tokens"));
-        let ranks = |gradient_accumulation_steps| SftConfig { ranks: 2, batch_size: 3, gradient_accumulation_steps, ..plain.clone() };
+        let of = |ranks, times| SftConfig { ranks, batch_size: 3, gradient_accumulation_steps: times, ..plain.clone() }.larger_updates();
         let said = "updates: of 12 rows (2 ranks of 6), and fewer than one rank makes; --gradient-accumulation-steps 1 makes one rank's";
-        assert_eq!(lines(ranks(2), 8), [said]);
-        assert!(lines(ranks(3), 8)[0].ends_with("one rank makes"), "a third of theirs is none");
+        assert_eq!([of(1, 2), of(2, 2)], [None, Some(said.into())]);
+        assert!(of(2, 3).unwrap().ends_with("one rank makes"), "half of three is none");
         let full = SftConfig { method: Method::Full, ..plain };
         assert_eq!(lines(full.clone(), 8), Vec::<String>::new());
         let unused = &lines(SftConfig { r: 8, use_dora: true, loraplus_lr_ratio: 16.0, ..full }, 8)[0];

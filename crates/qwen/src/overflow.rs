@@ -1,10 +1,11 @@
 //! Where the first number is that is not finite, for whoever has to do something about it.
 
 use bellows_kernels::lead;
+use bellows_learner::{Layout, Role, Stopwatch};
 use burn::module::Module;
 use burn::tensor::{IndexingUpdateOp, Tensor};
 
-use crate::gradients::{TrainBatch, run};
+use crate::gradients::{Options, TrainBatch, gradients, run};
 use crate::loss::head_loss;
 use crate::model::CausalLm;
 
@@ -12,8 +13,14 @@ fn is_finite<const D: usize>(tensor: &Tensor<D>) -> bool {
     tensor.clone().into_data().try_into_vec_as::<f32>().is_ok_and(|values| values.iter().all(|v| v.is_finite()))
 }
 
-/// The place, in the order of the computation: the layers, the loss, the layers backwards with gradients times `scale`. Without dropout and noise.
-pub(crate) fn first_not_finite(model: &CausalLm, batch: &TrainBatch, scale: Option<f64>) -> Option<String> {
+/// The place, in the order of the computation: the layers, the loss, the layers backwards with gradients times `scale`; then the gradients of what is
+/// trained, as `kept` keeps them. Without dropout and noise.
+pub(crate) fn first_not_finite(
+    model: &CausalLm,
+    batch: &TrainBatch,
+    scale: Option<f64>,
+    kept: impl Fn(Tensor<1>) -> Tensor<1>,
+) -> Option<String> {
     let plain = model.valid();
     let mut inputs = vec![plain.embed(batch.ids.clone())];
     for (i, layer) in plain.model.layers.iter().enumerate() {
@@ -46,5 +53,11 @@ pub(crate) fn first_not_finite(model: &CausalLm, batch: &TrainBatch, scale: Opti
             return Some(format!("the gradient of the input of model.layers.{i}"));
         }
     }
-    None
+    // They are sums over all rows, and may be larger than anything that one layer hands to another.
+    let (_, grads) = gradients(model, batch, Options { scale, ..Options::default() }, &mut Stopwatch::start(None));
+    let layout = Layout::of(model, |_| Role::Trained(0));
+    let grads = layout.arrange(model, grads);
+    let overflows = |grad: Option<Tensor<1>>| grad.is_some_and(|grad| !is_finite(&kept(grad)));
+    let (entry, _) = layout.entries.iter().zip(grads).find(|(_, grad)| overflows(grad.clone()))?;
+    Some(format!("the gradient of {}", entry.name))
 }

@@ -145,9 +145,13 @@ impl SftTask {
     /// Gradients of the loss itself, in the order of the layout.
     fn unscaled(&self, grads: Vec<Option<Tensor<1>>>, scale: Option<f64>) -> Vec<Option<Tensor<1>>> {
         let Some(scale) = scale else { return grads };
-        let pure = self.config.precision == RunPrecision::Fp16Pure;
-        let one = |grad: Tensor<1>| if pure { rounded(grad) } else { grad }.div_scalar(scale);
+        let one = |grad| self.kept(grad).div_scalar(scale);
         grads.into_iter().map(|grad| grad.map(one)).collect()
+    }
+
+    /// A gradient in the numbers of what is trained.
+    fn kept(&self, grad: Tensor<1>) -> Tensor<1> {
+        if self.config.precision == RunPrecision::Fp16Pure { rounded(grad) } else { grad }
     }
 
     /// Whether there is a weight decay, and parameters that it is not for.
@@ -353,7 +357,7 @@ impl Task for SftTask {
 
     fn first_not_finite(&self, model: &CausalLm, batch: &SftBatch, _: Draw, device: &Device) -> Option<String> {
         let data = upload(&batch.batch, &self.model, self.config.precision(), &device.clone().without_autodiff());
-        first_not_finite(model, &data, self.scale(batch.batch.targets()))
+        first_not_finite(model, &data, self.scale(batch.batch.targets()), |grad| self.kept(grad))
     }
 
     fn less_memory(&self) -> String {

@@ -13,6 +13,14 @@ pub enum ExchangeError {
         /// What the system said.
         reason: String,
     },
+    /// It is there, and has given no sign of life for as long as it may.
+    #[error("rank {rank} is gone: it said nothing for too long")]
+    Silent {
+        /// The rank.
+        rank: usize,
+        /// How long that is.
+        seconds: f64,
+    },
     /// It has more or less to give than this one: it does something else.
     #[error("rank {rank} exchanges something else than this one")]
     Unlike {

@@ -265,13 +265,15 @@ fn part(stream: &TcpStream, len: u64, most: u64) -> Result<Vec<u8>> {
     if part.len() as u64 == len { Ok(part) } else { Err(ErrorKind::UnexpectedEof.into()) }
 }
 
-/// What a person should read of it.
-fn reason(error: &Error) -> String {
-    match error.kind() {
-        ErrorKind::WouldBlock | ErrorKind::TimedOut => "it said nothing for too long".into(),
+/// What has become of the other end of a connection that has failed.
+fn gone(rank: usize, peer: Option<&TcpStream>, error: &Error) -> ExchangeError {
+    let limit = || peer.and_then(|peer| peer.read_timeout().ok()?).unwrap_or_default();
+    let reason = match error.kind() {
+        ErrorKind::WouldBlock | ErrorKind::TimedOut => return ExchangeError::Silent { rank, seconds: limit().as_secs_f64() },
         ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset | ErrorKind::BrokenPipe => "it has ended".into(),
         _ => error.to_string(),
-    }
+    };
+    ExchangeError::Gone { rank, reason }
 }
 
 impl Tcp {
@@ -323,13 +325,12 @@ impl Exchange for Tcp {
     }
 
     fn swap(&self, parts: &[&[u8]]) -> std::result::Result<Vec<Vec<u8>>, ExchangeError> {
-        let gone = |rank: usize, error: &Error| ExchangeError::Gone { rank, reason: reason(error) };
         thread::scope(|scope| {
             // All send at once, or two with much to say would wait for each other.
             let sending: Vec<_> =
                 self.peers.iter().zip(parts).map(|(peer, part)| peer.as_ref().map(|peer| scope.spawn(|| send(peer, part)))).collect();
             let receive = |(rank, peer): (usize, &Option<TcpStream>)| match peer {
-                Some(peer) => self.hear(peer).map_err(|error| gone(rank, &error)),
+                Some(peer) => self.hear(peer).map_err(|error| gone(rank, Some(peer), &error)),
                 None => Ok(parts[rank].to_vec()),
             };
             let received = self.peers.iter().enumerate().map(receive).collect::<std::result::Result<Vec<_>, _>>();
@@ -339,7 +340,7 @@ impl Exchange for Tcp {
             }
             let sent = sending.into_iter().enumerate().filter_map(|(rank, sent)| Some((rank, sent?.join().ok()?.err()?))).next();
             match (received, sent) {
-                (Ok(_), Some((rank, error))) => Err(gone(rank, &error)),
+                (Ok(_), Some((rank, error))) => Err(gone(rank, self.peers[rank].as_ref(), &error)),
                 (received, _) => received,
             }
         })

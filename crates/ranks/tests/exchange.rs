@@ -227,7 +227,7 @@ fn a_rank_that_reads_nothing_is_taken_for_dead() {
     rank.wait_at_most(Duration::from_millis(300));
     let begun = Instant::now();
     let error = rank.swap(&[&[], &vec![0; 64 << 20]]).unwrap_err();
-    assert!(matches!(error, ExchangeError::Gone { rank: 1, .. }) && begun.elapsed() < PATIENCE, "{error}");
+    assert!(matches!(error, ExchangeError::Silent { rank: 1, .. }) && begun.elapsed() < PATIENCE, "{error}");
     // It was there all the time.
     assert!(deaf.read(&mut [0; 8]).is_ok_and(|read| read == 8));
 }

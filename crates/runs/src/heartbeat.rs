@@ -16,6 +16,18 @@ use crate::store::StoreError;
 /// Most bytes of such a file.
 const LONGEST: u64 = 1 << 16;
 
+/// How a process ended.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum End {
+    /// By itself, with this code.
+    Code(i32),
+    /// By a signal that whoever watched it has not sent.
+    Signal(i32),
+    /// It gave no sign of life for so many seconds.
+    Hung(f64),
+}
+
 /// What a run tells of itself.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
@@ -42,8 +54,8 @@ pub struct Beat {
     pub run: Option<PathBuf>,
     /// The rank that was lost, if the process ended of that.
     pub lost: Option<usize>,
-    /// How that rank ended, where it was seen: its code, or its signal below 0.
-    pub lost_code: Option<i32>,
+    /// How that rank ended, where it was seen.
+    pub lost_end: Option<End>,
     /// Another process goes on with this one's work by the same command, not by resuming `run`.
     pub same_command: bool,
     /// Where it computes.

@@ -27,7 +27,7 @@ pub use atomic::{part_of, publish, write_atomic};
 pub use bounded::{PathError, read_bounded};
 pub use checkpoints::{Checkpoint, Checkpoints, Latest, LoadError, SaveError, SetAside};
 pub use folder::cache_dir;
-pub use heartbeat::{Beat, Heartbeat, read_beat};
+pub use heartbeat::{Beat, End, Heartbeat, read_beat};
 pub use journal::{Again, Journal, Retention, Unwritten};
 pub use lock::{LockError, RunLock};
 pub use manifest::{FORMAT, MANIFEST, Member, MemberNameError};

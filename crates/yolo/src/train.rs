@@ -130,7 +130,7 @@ impl Training {
         }
         config.resolve_optimizer(each_epoch, nc);
         header.push(optimizer_line(&config, &model));
-        header.extend(config.fewer_updates());
+        header.extend(if resumed.is_none() { config.fewer_updates() } else { None });
         header.push(format!("Image sizes {0} train, {0} val; {1} data workers", config.imgsz, config.workers));
         let rect = match (config.rect, train_sizes) {
             (false, _) => None,

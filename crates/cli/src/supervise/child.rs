@@ -11,11 +11,10 @@ use std::time::{Duration, Instant};
 use bellows_device::this_program;
 use bellows_exit::Exit;
 use bellows_learner::{Limits, Phase};
-use bellows_runs::{Beat, read_beat};
+use bellows_runs::{Beat, End, read_beat};
 use signal_hook::consts::SIGTERM;
 use signal_hook::low_level;
 
-use super::policy::End;
 use crate::orders::{Orders, supervised};
 use crate::signals::terminate;
 use crate::{Context, Failure, Signals, note};
@@ -111,14 +110,16 @@ fn dies(child: &mut Child, within: Duration) -> Result<bool, Failure> {
     Ok(false)
 }
 
+/// How a process ended that nobody here has ended.
 #[cfg(unix)]
-fn end_of(status: ExitStatus) -> End {
+pub(crate) fn end_of(status: ExitStatus) -> End {
     use std::os::unix::process::ExitStatusExt;
     status.signal().map_or_else(|| End::Code(status.code().unwrap_or(-1)), End::Signal)
 }
 
+/// How a process ended that nobody here has ended.
 #[cfg(not(unix))]
-fn end_of(status: ExitStatus) -> End {
+pub(crate) fn end_of(status: ExitStatus) -> End {
     End::Code(status.code().unwrap_or(-1))
 }
 

@@ -15,15 +15,15 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use bellows_exit::{Coded, Exit};
 use bellows_learner::Limits;
-use bellows_runs::{Beat, RunDir};
+use bellows_runs::{Beat, End, RunDir};
 use serde_json::{Value, json};
 
 use crate::orders::{Orders, left};
 use crate::{Failure, Signals, note, scratch};
 
-pub(crate) use child::end_with_parent;
 use child::{Outcome, attempt};
-use policy::{Death, Decision, End, MAX_WITHOUT_PROGRESS, Policy};
+pub(crate) use child::{end_of, end_with_parent};
+use policy::{Death, Decision, MAX_WITHOUT_PROGRESS, Policy};
 
 /// How a supervised run ended that did not end well.
 #[derive(Debug, thiserror::Error)]
@@ -136,10 +136,8 @@ pub(crate) fn supervise(program: &str, limits: &Limits, fallback: bool, elastic:
 /// What the run ended of: of how another rank ended, if it only failed because that one was lost. What helps is known from that: smaller parts against
 /// want of memory, another device for one that is gone. (An elastic run leaves that rank out, and changes nothing for the others.)
 fn cause(end: End, beat: &Beat) -> (End, Option<usize>) {
-    match beat.lost.zip(beat.lost_code) {
-        Some((rank, code)) if end == End::Code(Exit::Failed.code().into()) => {
-            (if code < 0 { End::Signal(-code) } else { End::Code(code) }, Some(rank))
-        }
+    match beat.lost.zip(beat.lost_end.clone()) {
+        Some((rank, own)) if end == End::Code(Exit::Failed.code().into()) => (own, Some(rank)),
         _ => (end, None),
     }
 }
@@ -237,11 +235,12 @@ mod tests {
 
     #[test]
     fn a_run_that_failed_with_another_rank_ended_of_what_that_one_did() {
-        let lost = |lost_code| Beat { lost: Some(2), lost_code, ..Beat::default() };
-        assert_eq!(cause(End::Code(1), &lost(Some(-9))), (End::Signal(9), Some(2)));
-        assert_eq!(cause(End::Code(1), &lost(Some(5))), (End::Code(5), Some(2)));
+        let lost = |lost_end| Beat { lost: Some(2), lost_end, ..Beat::default() };
+        for own in [End::Signal(9), End::Code(5), End::Hung(300.0)] {
+            assert_eq!(cause(End::Code(1), &lost(Some(own.clone()))), (own, Some(2)));
+        }
         assert_eq!(cause(End::Code(1), &lost(None)), (End::Code(1), None), "it was not seen");
-        assert_eq!(cause(End::Signal(11), &lost(Some(-9))), (End::Signal(11), None), "rank 0 has an end of its own");
+        assert_eq!(cause(End::Signal(11), &lost(Some(End::Signal(9)))), (End::Signal(11), None), "rank 0 has an end of its own");
     }
 
     #[test]

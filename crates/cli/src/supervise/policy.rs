@@ -7,6 +7,7 @@ use std::fmt;
 
 use bellows_exit::Exit;
 use bellows_learner::Phase;
+use bellows_runs::End;
 
 /// Restarts in a row without a new checkpoint; one more is not made.
 pub(crate) const MAX_WITHOUT_PROGRESS: u32 = 3;
@@ -17,17 +18,6 @@ const DEVICE_FAILURES: u32 = 2;
 /// The signals that tell of want of memory: what Linux kills with, and what an allocation that is refused ends in.
 const SIGKILL: i32 = 9;
 const SIGABRT: i32 = 6;
-
-/// How a process ended.
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) enum End {
-    /// By itself, with this code.
-    Code(i32),
-    /// By a signal that this supervisor has not sent.
-    Signal(i32),
-    /// It gave no sign of life for so many seconds and was killed.
-    Hung(f64),
-}
 
 /// An end, and what went before it.
 #[derive(Clone, Debug, PartialEq)]

@@ -66,7 +66,7 @@ settings! {
         /// Longer side of training images in pixels, rounded up to a multiple of 32
         imgsz: usize = 640;
         /// Images per batch; -1 fills 0.6 of the device's memory, a fraction that much of it
-        /// planned (`plan` says how), and no more than memory_limit has room for; 16 where the memory is not known and no limit is set, as on a CPU
+        /// planned (`plan` says how), and no more than memory_limit has room for; 16 where there is no limit and the memory is not known, or that of a CPU, which has other uses
         batch: BatchSize as f64 = BatchSize::Images(16);
         /// Rectangular training batches of images of similar aspect, without mosaic
         /// their order, and that of images of one aspect, is shuffled
@@ -482,7 +482,7 @@ impl TrainConfig {
         let share = memory.map(|bytes| (fraction * bytes, format!("{fraction} of {:.1} GB of memory", bytes / 1e9)));
         let limit = self.memory_limit.map(|gb| (gb * 1e9, format!("the {gb} GB of memory_limit")));
         let (images, why) = match share.into_iter().chain(limit).reduce(|a, b| if b.0 < a.0 { b } else { a }) {
-            None => (self.batch.images(), ", because the device's memory is not known".to_owned()),
+            None => (self.batch.images(), ": the memory to fill is not known; --memory-limit says how much it is".to_owned()),
             Some((bytes, what)) => (largest(bytes).max(1), format!(" for {what} (planned)")),
         };
         self.batch = BatchSize::Images(images);

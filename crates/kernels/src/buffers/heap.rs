@@ -10,25 +10,23 @@ pub(super) fn give_back() {
     }
 }
 
-#[cfg(all(test, target_os = "linux", target_env = "gnu"))]
+#[cfg(test)]
 mod tests {
-    use super::*;
-
-    /// What this process has in memory, MB.
-    fn resident() -> usize {
-        let status = std::fs::read_to_string("/proc/self/status").unwrap();
-        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
-        line.trim().split(' ').next().unwrap().parse::<usize>().unwrap() / 1000
-    }
-
     #[test]
+    #[cfg(all(target_os = "linux", target_env = "gnu"))]
     fn what_lies_below_something_in_use_is_given_back_too() {
+        // What this process has in memory, MB.
+        let resident = || {
+            let status = std::fs::read_to_string("/proc/self/status").unwrap();
+            let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+            line.trim().split(' ').next().unwrap().parse::<usize>().unwrap() / 1000
+        };
         // Small enough to come from the heap, and far more than other tests hold meanwhile.
         let mut blocks: Vec<Vec<u8>> = (0..8000).map(|_| vec![1; 64 * 1024]).collect();
         let above = blocks.pop();
         drop(blocks);
         let before = resident();
-        give_back();
+        super::give_back();
         assert!(resident() + 300 < before, "{} of {before} MB", resident());
         drop(above);
     }

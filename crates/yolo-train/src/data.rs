@@ -133,7 +133,7 @@ fn opened(m: &ArgMatches) -> Result<DataConfig, Failure> {
 fn check(m: &ArgMatches) -> Result<(), Failure> {
     let config = opened(m)?;
     let options = ScanOptions { allow_bad: true, ..ScanOptions::default() };
-    let (mut wrong, mut train): (Option<DataError>, _) = (None, None);
+    let (mut wrong, mut seen): (Option<DataError>, _) = (None, Vec::new());
     for split in config.splits() {
         let progress = Progress::new();
         let found = scan(&config, split, &options, &|done, total| progress.set(&format!("{}: scanning", split.key()), done, total));
@@ -142,14 +142,11 @@ fn check(m: &ArgMatches) -> Result<(), Failure> {
             Ok(found) => {
                 report(split, &found).iter().for_each(|line| say(line));
                 let bad = found.too_many_bad();
-                match (split, &train) {
-                    (Split::Train, _) => train = Some(found),
-                    (_, Some(train)) => {
-                        overlap((Split::Train, train), (split, &found)).iter().for_each(|line| say(line));
-                        leaks((Split::Train, train), (split, &found)).iter().for_each(|line| say(line));
-                    }
-                    _ => {}
+                for (other, before) in &seen {
+                    let told = overlap((*other, before), (split, &found));
+                    told.into_iter().chain(leaks((*other, before), (split, &found))).for_each(|line| say(&line));
                 }
+                seen.push((split, found));
                 bad
             }
             Err(error) => {
@@ -163,10 +160,10 @@ fn check(m: &ArgMatches) -> Result<(), Failure> {
         wrong = wrong.or(unusable);
     }
     // What is two splits at once was looked at once.
-    let train = (Split::Train, train.as_ref());
-    let same = |split: &Split| *split != train.0 && !config.splits().contains(split) && config.sources(*split) == config.sources(train.0);
+    let train = seen.iter().find(|(split, _)| *split == Split::Train);
+    let same = |split: &Split| !config.splits().contains(split) && config.sources(*split) == config.sources(Split::Train);
     for split in Split::ALL.into_iter().filter(same) {
-        train.1.and_then(|found| overlap((train.0, found), (split, found))).iter().for_each(|line| say(line));
+        train.and_then(|(train, found)| overlap((*train, found), (split, found))).iter().for_each(|line| say(line));
     }
     wrong.map_or(Ok(()), |error| Err(error.into()))
 }

@@ -106,7 +106,7 @@ fn a_supervisor_starts_all_ranks_again() {
     expect_code(&mut detector(dir.path(), "whole", &["--ranks", "2"]), 0);
     let limits = "start=120,first=120,step=8,evaluation=8,save=8,export=120";
     // Of a rank that hangs rank 0 or its supervisor hears first that it says nothing, and either is a hang.
-    let hung = "it hung in a step: no sign of life for 8 s";
+    let hung = "it hung in a step: no sign of life";
     for (fault, rank, what) in [("kill:step:3", "1", "rank 1: it died"), ("abort:step:2", "0", ": it died"), ("stop:step:3", "1", hung)] {
         let name = format!("{}-{rank}", fault.replace(':', "-"));
         let command = &mut detector(dir.path(), &name, &["--ranks", "2", "--supervise", "--heartbeat", limits]);

@@ -75,15 +75,15 @@ fn a_device_is_used_with_what_passes_there() {
     // Burn's kernels may or may not pass on SwiftShader: CubeCL 0.11.3 emits invalid SPIR-V for shared memory on Vulkan devices without
     // VK_KHR_workgroup_memory_explicit_layout (see `known_issues.rs`), and which of a kernel's variants autotune picks, with shared
     // memory or without, depends on how the machine is loaded. What must follow from it is the same either way.
-    if report.direct.passed() {
+    let why = if report.direct.passed() {
         assert_eq!(stages(&report.direct), DIRECT);
-        assert_eq!((selected.lowering, selected.lowering_reason), (Lowering::Auto, None));
+        "no matrix units"
     } else {
         let (stage, reason) = report.direct.failure().unwrap();
         assert!(stage >= Stage::ConvDirect && reason.contains("wrong numbers"), "{stage}: {reason}");
-        assert_eq!(selected.lowering, Lowering::Gemm);
-        assert!(selected.lowering_reason.unwrap().contains(reason));
-    }
+        reason
+    };
+    assert!(selected.lowering == Lowering::Gemm && selected.lowering_reason.unwrap().contains(why));
 
     let mut page = Vec::new();
     doctor(&VULKAN_0, &options, &mut page).unwrap();

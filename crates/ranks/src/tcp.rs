@@ -149,10 +149,13 @@ fn host(listener: &TcpListener, ranks: usize, given_up: &dyn Fn() -> Option<Stri
     settled(peers)
 }
 
-/// Whether the other end of a connection over which nothing is on its way has not closed it.
+/// Whether the other end of a connection has not closed it, as far as can be seen: what it said before that comes first.
 fn is_open(stream: &TcpStream) -> bool {
-    let silent = || matches!(stream.peek(&mut [0]), Err(error) if error.kind() == ErrorKind::WouldBlock);
-    stream.set_nonblocking(true).is_ok() && silent() && stream.set_nonblocking(false).is_ok()
+    let there = || match stream.peek(&mut [0]) {
+        Ok(read) => read > 0,
+        Err(error) => error.kind() == ErrorKind::WouldBlock,
+    };
+    stream.set_nonblocking(true).is_ok() && there() && stream.set_nonblocking(false).is_ok()
 }
 
 /// The others call rank 0, learn where the rest listens, call those before them and hear those behind, which may be on this machine alone (`here`) or not.

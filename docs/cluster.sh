@@ -85,27 +85,27 @@ sums() {
 step() {
   local i=$1
   shift
-  RANK=$i WORLD_SIZE=2 LOCAL_RANK=$i LOCAL_WORLD_SIZE=2 MASTER_ADDR=10.99.0.1 MASTER_PORT=$port BELLOWS_LOG=bellows_learner=trace NO_COLOR=1 \
-    ip netns exec "$name-$i" taskset -c "$i" "$@" 2> "$work/log$i"
+  RANK=$i WORLD_SIZE=$ranks LOCAL_RANK=$i LOCAL_WORLD_SIZE=$ranks MASTER_ADDR=10.99.0.1 MASTER_PORT=$port BELLOWS_LOG=bellows_learner=trace NO_COLOR=1 \
+    ip netns exec "$name-$i" taskset -c "$((i % $(nproc)))" "$@" 2> "$work/log$i"
 }
 
-# steps COMMAND...: of two ranks, over all links.
+# steps COMMAND...: of two ranks (RANKS=4: of four, which share cores where there are fewer), over all links.
 steps() {
-  local i
+  local i ranks=${RANKS:-2}
   for i in 0 1 2 3; do ip netns exec "$name-$i" tc qdisc del dev eth0 root 2>/dev/null || true; done
   for mbit in 0 $mbits; do
     if [ "$mbit" -gt 0 ]; then shape "$mbit"; fi
     port=$((port + 1))
-    step 1 "$@" > /dev/null & other=$!
+    for ((i = 1; i < ranks; i++)); do step "$i" "$@" > /dev/null & done
     step 0 "$@" > "$work/report"
-    wait "$other"
-    python3 - "$mbit" "$work" <<'PY'
+    wait
+    python3 - "$mbit" "$ranks" "$work" <<'PY'
 import json, re, sys
-mbit, work = sys.argv[1:]
+mbit, ranks, work = sys.argv[1:]
 report = json.load(open(f"{work}/report"))
 # The last step's: the first one does not know the order yet.
 buckets = re.findall(r"buckets ([0-9:. ]+)", open(f"{work}/log0").read())[-1].strip()
-print(mbit, 2, report["forward_s"], report["backward_s"], report["update_s"], buckets, sep=",")
+print(mbit, ranks, report["forward_s"], report["backward_s"], report["update_s"], buckets, sep=",")
 PY
   done
 }

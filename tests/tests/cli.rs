@@ -99,19 +99,32 @@ fn benchmark_prints_the_keys_of_other_timers() {
     let args = ["benchmark", "--batch", "2", "--imgsz", "64", "--steps", "2", "--threads", "1", "--conv-workspace-mb", "8"];
     let (out, _) = expect_code(&mut yolo_train(dir.path(), &[&args[..], &["--conv", "implicit", "--json"]].concat()), 0);
     let report: serde_json::Value = serde_json::from_str(&out).unwrap();
-    for key in ["forward_s", "backward_s", "update_s", "step_s", "train_images_per_s", "infer_images_per_s"] {
+    for key in ["forward_s", "backward_s", "update_s", "step_s", "class_loss_s", "train_images_per_s", "infer_images_per_s"] {
         assert!(report[key].as_f64().is_some_and(|v| v > 0.0), "{key} in {out}");
     }
     expect_peak(&report["peak_gb"]);
     assert_eq!((&report["peer"], &report["threads"], &report["batch"]), (&"bellows".into(), &1.into(), &2.into()));
     assert!(report["precision"] == "f32" && report["level"].is_string() && report["processor"].is_string(), "{out}");
     assert_eq!((&report["imgsz"], &report["conv"], &report["conv_reason"]), (&64.into(), &"implicit".into(), &serde_json::Value::Null));
+    assert_eq!(report["classes"], 4);
 
-    let (table, _) = expect_code(&mut yolo_train(dir.path(), &args), 0);
-    for words in ["tiles of ", "strips of ", "convolutions: auto\n", "of peak", "Burn fwd", "all but the first dx"] {
+    let (table, _) = expect_code(&mut yolo_train(dir.path(), &[&args[..], &["--classes", "80"]].concat()), 0);
+    for words in [
+        "precision: f32 by ",
+        "class loss ",
+        " ms of the step: value and gradient over 80 classes\n",
+        "tiles of ",
+        "strips of ",
+        "convolutions: auto\n",
+        "of peak",
+        "Burn fwd",
+        "all but the first dx",
+    ] {
         assert!(table.contains(words), "no {words:?} in\n{table}");
     }
-    expect_code(&mut yolo_train(dir.path(), &["benchmark", "--imgsz", "100"]), 2);
+    for mistake in [["--imgsz", "100"], ["--classes", "0"]] {
+        expect_code(&mut yolo_train(dir.path(), &[&["benchmark"][..], &mistake].concat()), 2);
+    }
 }
 
 #[test]

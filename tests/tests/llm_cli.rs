@@ -201,9 +201,10 @@ fn an_adapter_trained_on_nf4_is_merged_into_the_original_weights() {
 #[test]
 fn benchmark_prints_the_keys_of_other_timers() {
     let dir = tempfile::tempdir().unwrap();
-    let args = ["benchmark", "--size", "tiny", "--seq", "16", "--rank", "4", "--steps", "1", "--threads", "1", "--json"];
-    expect_code(&mut llm_finetune(dir.path(), &[&args[..], &["--targets", "all-linear"]].concat()), 0);
-    let (out, _) = expect_code(&mut llm_finetune(dir.path(), &args), 0);
+    let args = ["benchmark", "--size", "tiny", "--seq", "16", "--rank", "4", "--steps", "1", "--threads", "1"];
+    let (text, _) = expect_code(&mut llm_finetune(dir.path(), &[&args[..], &["--targets", "all-linear"]].concat()), 0);
+    assert!(text.contains("precision: f32 by ") && text.contains("tiles of "), "{text}");
+    let (out, _) = expect_code(&mut llm_finetune(dir.path(), &[&args[..], &["--json"]].concat()), 0);
     let report: Value = serde_json::from_str(&out).unwrap();
     for key in ["forward_s", "backward_s", "update_s", "step_s", "tokens_per_s"] {
         assert!(report[key].as_f64().is_some_and(|v| v > 0.0), "{key} in {out}");

@@ -49,18 +49,19 @@ pub(crate) fn run(args: &BenchmarkArgs, signals: &Signals) -> Result<(), Failure
     }
     // Started by mpirun or srun, or with torchrun's variables, this is a rank of several, which time their steps together.
     let report = what.run(&device.device, &folder, placed(PATIENCE)?)?;
+    let precision = what.precision.instead(&device.device).unwrap_or(what.precision.name());
+    let level = (!device.is_accelerator()).then_some(report.level);
     if args.json {
         let mut report = serde_json::to_value(&report).context(Exit::Failed, "the report as JSON")?;
-        report["precision"] = what.precision.instead(&device.device).unwrap_or(what.precision.name()).into();
+        report["precision"] = precision.into();
+        report["level"] = level.into();
         report["processor"] = device.name.as_str().into();
-        if device.is_accelerator() {
-            report["level"] = Value::Null;
-        }
         say(&report.to_string());
         return Ok(());
     }
     say(&format!("{} ({}), {} threads, {} {}x{}", device.backend, device.name, report.threads, report.size, report.batch, report.seq));
-    if !device.is_accelerator() {
+    say(&format!("precision: {precision}{}", level.map(|level| format!(" by {level}")).unwrap_or_default()));
+    if level.is_some() {
         say(&processor_choices());
     }
     let rows = [("forward", report.forward_s), ("backward", report.backward_s), ("update", report.update_s), ("step", report.step_s)];

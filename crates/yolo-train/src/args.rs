@@ -91,6 +91,7 @@ pub(crate) fn command() -> Command {
                 .about("Times training steps and inference on made-up images")
                 .arg(count("batch", "4", "Images per batch"))
                 .arg(count("imgsz", "640", "Side of the images in pixels, a multiple of 32"))
+                .arg(count("classes", "4", "Classes of the model"))
                 .arg(count("steps", "5", "Steps that count, after two that do not"))
                 .arg(count("boxes", "20", "Objects an image"))
                 .arg(count("threads", "0", "Threads of the CPU; 0 for all"))
@@ -189,6 +190,7 @@ fn benchmark(m: &ArgMatches) -> BenchmarkArgs {
             scale,
             batch: whole(m, "batch"),
             imgsz: whole(m, "imgsz"),
+            classes: whole(m, "classes"),
             steps: whole(m, "steps"),
             boxes: whole(m, "boxes"),
             half: text(m, "precision").as_deref() == Some(HALF),

@@ -16,8 +16,8 @@ const PATIENCE: Duration = Duration::from_secs(60);
 
 pub(crate) fn run(args: &BenchmarkArgs, signals: &Signals) -> Result<(), Failure> {
     let what = args.what;
-    if what.batch == 0 || what.steps == 0 || what.imgsz == 0 || !what.imgsz.is_multiple_of(32) {
-        return Err(Usage("benchmark: batch and steps are at least 1, imgsz is a positive multiple of 32".into()).into());
+    if what.batch == 0 || what.classes == 0 || what.steps == 0 || what.imgsz == 0 || !what.imgsz.is_multiple_of(32) {
+        return Err(Usage("benchmark: batch, classes and steps are at least 1, imgsz is a positive multiple of 32".into()).into());
     }
     join_pool(args.threads)?;
     let work = if what.half { Work::HalfDetector } else { Work::Detector };
@@ -36,30 +36,39 @@ pub(crate) fn run(args: &BenchmarkArgs, signals: &Signals) -> Result<(), Failure
     let report = what.run(&device.device, &folder, placed(PATIENCE)?)?;
     let in_bf16 = device.lowering == Lowering::Bf16 && processor_has_bf16();
     let precision = if in_bf16 { Precision::Bf16 } else { Precision::F32 };
+    let level = (device.backend == Backend::Flex.name()).then(|| processor_level(precision));
+    let precision = if what.half { HALF } else { precision.name() };
     if args.json {
         let mut report = serde_json::to_value(&report).context(Exit::Failed, "the report as JSON")?;
         report["conv"] = device.lowering.name().into();
         report["conv_reason"] = device.lowering_reason.into();
-        report["precision"] = if what.half { HALF } else { precision.name() }.into();
-        report["level"] = (device.backend == Backend::Flex.name()).then(|| processor_level(precision)).into();
+        report["precision"] = precision.into();
+        report["level"] = level.into();
         report["processor"] = device.name.as_str().into();
         say(&report.to_string());
         return Ok(());
     }
     say(&format!("{} ({}), {} threads, batch {}, {} pixels", device.backend, device.name, report.threads, report.batch, report.imgsz));
-    if device.backend == Backend::Flex.name() {
+    say(&format!("precision: {precision}{}", level.map(|level| format!(" by {level}")).unwrap_or_default()));
+    if level.is_some() {
         say(&processor_choices());
     }
     let because = device.lowering_reason.as_ref().map(|reason| format!(", because {reason}")).unwrap_or_default();
     say(&format!("convolutions: {}{because}", device.lowering));
     let rows = [("forward", report.forward_s), ("backward", report.backward_s), ("update", report.update_s), ("step", report.step_s)];
     rows.iter().for_each(|(name, seconds)| say(&format!("{name:>10} {:>9.1} ms", seconds * 1e3)));
+    say(&format!(
+        "{:>10} {:>9.1} ms of the step: value and gradient over {} classes",
+        "class loss",
+        report.class_loss_s * 1e3,
+        report.classes
+    ));
     say(&format!("{:>10} {:>9.2} images/s", "training", report.train_images_per_s));
     say(&format!("{:>10} {:>9.2} images/s", "inference", report.infer_images_per_s));
     if let Some(gb) = report.peak_gb {
         say(&format!("{:>10} {gb:>9.2} GB peak", "memory"));
     }
-    let peak = (device.backend == Backend::Flex.name()).then(processor_peak);
+    let peak = level.map(|_| processor_peak());
     let layers = what.layers(&device.device, device.lowering, device.direct_is_proved()).context(Exit::Failed, "timing the layers")?;
     table(&layers, what.batch, peak);
     Ok(())

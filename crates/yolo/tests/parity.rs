@@ -220,7 +220,7 @@ fn no_object_in_the_batch() {
 #[test]
 fn a_step_reads_twice() {
     let scratch = tempfile::tempdir().unwrap();
-    let what = Benchmark { scale: Scale::N, batch: 1, imgsz: 32, steps: 1, boxes: 1, half: false };
+    let what = Benchmark { scale: Scale::N, batch: 1, imgsz: 32, classes: 4, steps: 1, boxes: 1, half: false };
     assert_eq!(what.count(&Device::flex(), scratch.path()).unwrap().reads, 2);
 }
 
@@ -271,8 +271,9 @@ fn random_objects_on_software_devices() {
     assert_eq!(["conv", "matmul", "gemm"].map(theirs), [None; 3]);
 
     let scratch = tempfile::tempdir().unwrap();
-    let counted =
-        Benchmark { scale: Scale::N, batch: 2, imgsz: 64, steps: 1, boxes: 3, half: false }.count(&device, scratch.path()).unwrap();
+    let counted = Benchmark { scale: Scale::N, batch: 2, imgsz: 64, classes: 4, steps: 1, boxes: 3, half: false }
+        .count(&device, scratch.path())
+        .unwrap();
     assert_eq!(counted.reads, 2);
     let step = counted.launches;
     let count: usize = step.values().sum();

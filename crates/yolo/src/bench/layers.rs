@@ -6,7 +6,7 @@ use std::time::Instant;
 use bellows_kernels::{ConvConfig, Lowering, conv2d, conv2d_data_grad, conv2d_weight_grad};
 use burn::tensor::{Device, Distribution, ExecutionError, Tensor};
 
-use super::{Benchmark, CLASSES, median};
+use super::{Benchmark, median};
 use crate::model::YoloConfig;
 use crate::model::summary::Convolution;
 
@@ -30,7 +30,7 @@ impl Benchmark {
     /// # Errors
     /// When the device fails.
     pub fn layers(&self, device: &Device, lowering: Lowering, burn: bool) -> Result<Vec<LayerTimes>, ExecutionError> {
-        let model = YoloConfig { scale: self.scale, ..YoloConfig::new(CLASSES) }.init(0, device);
+        let model = YoloConfig { scale: self.scale, ..YoloConfig::new(self.classes) }.init(0, device);
         let mut distinct: BTreeMap<Convolution, usize> = BTreeMap::new();
         let all = model.summary(self.imgsz, self.imgsz).convolutions;
         all.iter().for_each(|&c| *distinct.entry(c).or_default() += 1);

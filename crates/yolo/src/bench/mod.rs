@@ -1,4 +1,4 @@
-//! Times training steps and inference passes of YOLOv8 on made-up images: the Learner's own step, with nothing to load.
+//! Times training steps, the class loss alone and inference passes of YOLOv8 on made-up images: the Learner's own step, with nothing to load.
 //!
 //! A step is what training does: upload, forward, loss, backward, finite checks, clipping to norm 10, SGD, EMA.
 
@@ -8,14 +8,16 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
-use bellows_kernels::Precision;
 use bellows_kernels::cube::Counted;
+use bellows_kernels::{Foreground, Precision, detection_terms};
 use bellows_learner::bench::{Others, StepTimer, median, ranks, run_dir};
 use bellows_learner::memory::peak_memory;
-use bellows_learner::{Draw, EvalContext, Evaluation, Group, Identity, Learner, Limits, Role, StepOutput, StepTimes, Task, TaskError};
+use bellows_learner::{
+    Draw, EvalContext, Evaluation, Group, Identity, LearnError, Learner, Limits, Role, StepOutput, StepTimes, Task, TaskError,
+};
 use burn::data::dataset::{Dataset, InMemDataset};
 use burn::module::Module;
-use burn::tensor::Device;
+use burn::tensor::{Device, Distribution, ExecutionError, Tensor};
 use serde::Serialize;
 
 use crate::boxes::Label;
@@ -23,6 +25,7 @@ use crate::config::{HALF, OptimizerChoice, TrainConfig};
 use crate::data::rng::Draw as Random;
 use crate::data::stages::Stages;
 use crate::data::{Batch, Target};
+use crate::model::head::{Anchors, REG_MAX, strides};
 use crate::model::{Fused, Scale, Yolo, YoloConfig};
 use crate::task::DetectionTask;
 use crate::train::TrainError;
@@ -40,6 +43,8 @@ pub struct Benchmark {
     pub batch: usize,
     /// Side of the images, pixels.
     pub imgsz: usize,
+    /// Classes of the model.
+    pub classes: usize,
     /// Steps that count; two more come before them.
     pub steps: usize,
     /// Objects an image.
@@ -57,6 +62,8 @@ pub struct BenchmarkReport {
     pub batch: usize,
     /// Side of the images, pixels.
     pub imgsz: usize,
+    /// Classes of the model.
+    pub classes: usize,
     /// Forward pass and loss, seconds.
     pub forward_s: f64,
     /// Backward pass and finite check, seconds.
@@ -65,6 +72,8 @@ pub struct BenchmarkReport {
     pub update_s: f64,
     /// The whole step, seconds.
     pub step_s: f64,
+    /// Cross entropy of all class logits alone, value and gradient, seconds.
+    pub class_loss_s: f64,
     /// Images a second while training.
     pub train_images_per_s: f64,
     /// Images a second in inference, decoded boxes included.
@@ -76,7 +85,8 @@ pub struct BenchmarkReport {
 }
 
 const WARM_UP: usize = 2;
-const CLASSES: usize = 4;
+/// Levels of the model that is timed.
+const LEVELS: usize = 3;
 
 impl Benchmark {
     /// Runs on `device`, as one of several ranks if there are `others`; `scratch` is a folder for the Learner's files.
@@ -95,10 +105,12 @@ impl Benchmark {
             peer: "bellows",
             batch: self.batch,
             imgsz: self.imgsz,
+            classes: self.classes,
             forward_s: part(|t| t.forward),
             backward_s: part(|t| t.backward),
             update_s: part(|t| t.update),
             step_s,
+            class_loss_s: self.class_loss(&device)?,
             train_images_per_s: self.batch as f64 / step_s,
             infer_images_per_s: self.batch as f64 / infer_s,
             peak_gb,
@@ -139,8 +151,8 @@ impl Benchmark {
             ..TrainConfig::default()
         };
         let batch = self.made_up();
-        let model = YoloConfig { scale: self.scale, ..YoloConfig::new(CLASSES) }.init(0, &device.clone().autodiff());
-        let names = (0..CLASSES).map(|c| c.to_string()).collect();
+        let model = YoloConfig { scale: self.scale, ..YoloConfig::new(self.classes) }.init(0, &device.clone().autodiff());
+        let names = (0..self.classes).map(|c| c.to_string()).collect();
         let nothing: Arc<dyn Dataset<crate::data::Item>> = Arc::new(InMemDataset::new(Vec::new()));
         let val = ValSet::with_sizes(nothing, Vec::new());
         let inner = DetectionTask {
@@ -167,6 +179,26 @@ impl Benchmark {
         Ok((learner, times))
     }
 
+    /// Seconds of the value and the gradient of the class loss where no anchor learns an object: all logits are read and all slopes written, and what a few
+    /// hundred anchors add is left out.
+    fn class_loss(&self, device: &Device) -> Result<f64, LearnError> {
+        let device = device.clone().autodiff();
+        let cells = strides(LEVELS).iter().map(|stride| [self.imgsz / stride; 2]).collect::<Vec<_>>();
+        let shape = [self.batch, 4 * REG_MAX + self.classes, Anchors::new(&cells).len()];
+        let logits = Tensor::<3>::random(shape, Distribution::Uniform(-4.0, 4.0), &device).require_grad();
+        let pass = || -> Result<f64, ExecutionError> {
+            let nothing = Foreground { positives: Arc::default(), gains: [0.0, 1.0, 0.0], norm: 1.0 };
+            let started = Instant::now();
+            drop(detection_terms(logits.clone(), nothing).sum().backward());
+            device.sync()?;
+            Ok(started.elapsed().as_secs_f64())
+        };
+        // The first warms up.
+        let times: Result<Vec<f64>, _> = (0..=self.steps).map(|_| pass()).collect();
+        let times = times.map_err(|error| LearnError::Device(error.to_string()))?;
+        Ok(median(times[1..].to_vec()))
+    }
+
     /// Seconds of a pass over the batch, boxes decoded and read back.
     fn infer(&self, model: &Fused, batch: &Batch, device: &Device) -> f64 {
         let pass = || {
@@ -187,7 +219,7 @@ impl Benchmark {
         let targets = (0..self.batch * self.boxes).map(|i| {
             let mut side = |low: f64, span: f64| (low + span * draw.below(1000) as f64 / 1000.0) as f32;
             let xywh = [side(0.1, 0.8), side(0.1, 0.8), side(0.02, 0.2), side(0.02, 0.2)];
-            Target { image: (i / self.boxes) as u32, label: Label { class: (i % CLASSES) as u32, xywh } }
+            Target { image: (i / self.boxes) as u32, label: Label { class: (i % self.classes) as u32, xywh } }
         });
         Batch {
             images,

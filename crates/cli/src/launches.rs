@@ -79,13 +79,25 @@ impl<'a> Step<'a> {
             CARDS.iter().map(|card| (card.name, of_card(card))).collect::<BTreeMap<_, _>>()
         };
         let mut all = json!({
-            "launches": self.launches, "work": work, "bytes": self.bytes, "flops": self.flops, "roofline": roofline(false),
+            "launches": self.launches, "unknown_launches": self.unknown(), "work": work, "bytes": self.bytes, "flops": self.flops,
+            "roofline": roofline(false),
             "sources": CARDS.iter().map(|card| (card.name, [card.rates_from, card.launch_from])).collect::<BTreeMap<_, _>>(),
         });
         if half {
             all["roofline_f16"] = json!(roofline(true));
         }
         all
+    }
+
+    /// Launches of kernels that do not say what they are given, Burn's: bytes and operations of them are in no figure here.
+    fn unknown(&self) -> usize {
+        self.launches.saturating_sub(self.work.values().map(|done| done.launches).sum())
+    }
+
+    fn said_unknown(&self) -> Option<String> {
+        let unknown = self.unknown();
+        (unknown > 0)
+            .then(|| format!("{unknown:>6} launches of Burn's kernels: neither bytes nor FLOPs are known, and no figure here has them"))
     }
 
     /// What each kernel moves and computes, and how many of its workgroups fit.
@@ -98,6 +110,7 @@ impl<'a> Step<'a> {
         };
         rows.iter().for_each(|(name, done)| row(name, done.launches, done.bytes, done.flops));
         row("together", self.work.values().map(|done| done.launches).sum(), self.bytes, self.flops);
+        self.said_unknown().iter().for_each(|line| say(line));
         rows.retain(|(_, done)| done.shared + done.registers > 0);
         if rows.is_empty() {
             return;
@@ -154,5 +167,17 @@ mod tests {
         assert!(said["roofline_f16"]["MI50"]["arithmetic_s"].as_f64() < said["roofline"]["MI50"]["arithmetic_s"].as_f64());
         assert_eq!(said["sources"]["RX 7900 XT"][1], "ROCm/rocm-systems#10834: 0.88 us through Vulkan on Navi 31");
         assert!(step.json(false).get("roofline_f16").is_none());
+    }
+
+    #[test]
+    fn launches_that_nothing_is_known_of_are_counted() {
+        let work = BTreeMap::from([
+            ("product", Done { launches: 3, flops: 1, ..Done::default() }),
+            ("copy", Done { launches: 2, ..Done::default() }),
+        ]);
+        let step = Step::new(&work, 12);
+        assert!(step.said_unknown().is_some_and(|line| line.starts_with("     7 launches of Burn's kernels: ")));
+        assert_eq!(step.json(false)["unknown_launches"], 7);
+        assert_eq!(Step::new(&work, 5).said_unknown(), None);
     }
 }

@@ -42,7 +42,7 @@ fn mistakes_get_one_sentence_and_code_2() {
     std::fs::write(dir.path().join("notweights.pt"), "hello").unwrap();
     let cases: [(&[&str], &[&str]); 15] = [
         (&[], &["--data"]),
-        (&["--data", "nowhere.yaml"], &["nowhere.yaml"]),
+        (&["--data", "nowhere.yaml"], &["nowhere.yaml: there is no such file or folder"]),
         (&["--data", "nonames.yaml"], &["nonames.yaml", "names"]),
         (&["--data", "tiny.yaml", "--epoks", "3"], &["--epoks", "--epochs"]),
         (&["--data", "tiny.yaml", "--config", "bad.yaml"], &["bad.yaml", "`epoch`", "`epochs`"]),

@@ -11,6 +11,9 @@ use bellows_exit::{Coded, Exit};
 
 use crate::place::prefix;
 
+/// ENOENT, and what Windows calls ERROR_FILE_NOT_FOUND.
+const NOT_FOUND: i32 = 2;
+
 /// Why a program ended. Prints as the chain of causes, each once, on one line.
 #[derive(Debug)]
 pub struct Failure {
@@ -84,8 +87,13 @@ impl fmt::Display for Failure {
             }
             next = cause.source();
         }
-        f.write_str(&message)
+        f.write_str(&in_our_words(&message))
     }
+}
+
+/// A file that is not there, by far the most frequent of the system's refusals, in our words: its own end with a code and differ between systems.
+fn in_our_words(message: &str) -> String {
+    message.replace(&std::io::Error::from_raw_os_error(NOT_FOUND).to_string(), "there is no such file or folder")
 }
 
 #[cfg(test)]
@@ -101,5 +109,11 @@ mod tests {
         assert_eq!((failed.to_string().as_str(), failed.exit()), ("writing a.txt: the disk is full", Exit::Failed));
         let twice = Err::<(), _>(full()).context(Exit::FinalSave, "a.txt: the disk is full").unwrap_err();
         assert_eq!((twice.to_string().as_str(), twice.exit()), ("a.txt: the disk is full", Exit::FinalSave));
+    }
+
+    #[test]
+    fn a_file_that_is_not_there_is_told_in_our_words() {
+        let missing = std::fs::File::open("nowhere/a.txt").context(Exit::Usage, "nowhere/a.txt").unwrap_err();
+        assert_eq!(missing.to_string(), "nowhere/a.txt: there is no such file or folder");
     }
 }

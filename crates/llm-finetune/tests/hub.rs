@@ -295,7 +295,7 @@ fn a_data_set_is_downloaded_once_and_then_read_from_the_cache() {
     for (data, parts) in [
         ("o/tongues", &["o/tongues has no train.jsonl", "its folders are o/tongues/de, o/tongues/en"][..]),
         ("o/nothing", &["has no data set o/nothing", "HF_TOKEN"]),
-        ("data/chats.jsonl", &["data/chats.jsonl", "No such file"]),
+        ("data/chats.jsonl", &["data/chats.jsonl", "there is no such file or folder"]),
     ] {
         let (code, _, error) = preview(data, &[], &at);
         assert!(code == 2 && parts.iter().all(|part| error.contains(part)), "{error}");

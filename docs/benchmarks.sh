@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
 # Reproduces the tables of docs/benchmarks.md: all sections, or those that are named.
 #
-#   docs/benchmarks.sh [step] [onnx] [lora] [epoch] [layers] [memory] [launches] [roofline] [plan] [sample] [data]
+#   docs/benchmarks.sh [step] [onnx] [lora] [bf16] [threads] [epoch] [layers] [memory] [launches] [roofline] [plan] [sample] [data]
 #
 # Nothing is installed or downloaded. Ours is built first; a peer comes from a variable, and its part is skipped with a line without it:
 #
-#   TORCH_PYTHON         Python with torch and Ultralytics: step, layers
-#   PEFT_PYTHON          Python with transformers and PEFT: lora
+#   TORCH_PYTHON         Python with torch and Ultralytics: step, bf16, layers
+#   PEFT_PYTHON          Python with transformers and PEFT: lora, bf16
 #   ONNX_PYTHON          Python with onnxruntime and OpenVINO, and ONNX_MODEL the file (docs/onnx_infer.py says how it is made): onnx
 #   YOLO, DATA           the program `yolo` of Ultralytics and the data.yaml of HIT-UAV (Ultralytics writes caches beside its labels): epoch, data
 #   BELLOWS_SWIFTSHADER  the ICD file of SwiftShader (.ci/swiftshader prints one): memory, launches, roofline; BELLOWS_LAVAPIPE that of lavapipe: roofline
@@ -16,6 +16,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 peers=${PEERS:-../shared/peers} threads=${THREADS:-2} rounds=${ROUNDS:-3}
 bin=${CARGO_TARGET_DIR:-target}/release
+shape="--size 0.5B --batch 1 --seq 512 --rank 16"
 
 # needs VARIABLE...: whether all are set.
 needs() {
@@ -53,9 +54,31 @@ onnx() {
 # The peer takes as many threads as it finds.
 lora() {
   needs PEFT_PYTHON || return 0
-  local shape="--size 0.5B --batch 1 --seq 512 --rank 16"
   compare "$bin/llm-finetune benchmark $shape --threads $threads --json" \
     "OMP_NUM_THREADS=$threads $PEFT_PYTHON $peers/lora_step.py --dtype f32 $shape"
+}
+
+# The peer's detector has no bf16 in its timer and stands here in f32. PEFT takes minutes a step where the processor has no products of bf16.
+bf16() {
+  if needs TORCH_PYTHON; then
+    compare "$bin/yolo-train benchmark --batch 4 --threads $threads --precision bf16 --json" \
+      "$TORCH_PYTHON $peers/yolo_step.py --batch 4 --threads $threads"
+  fi
+  needs PEFT_PYTHON || return 0
+  compare "$bin/llm-finetune benchmark $shape --threads $threads --precision bf16 --json" \
+    "OMP_NUM_THREADS=$threads $PEFT_PYTHON $peers/lora_step.py --dtype bf16 $shape"
+}
+
+# One, two and, on a machine of fewer cores, more than it has; ours alone.
+threads() {
+  local round count
+  for round in $(seq "$rounds"); do
+    for count in 1 2 8; do
+      "$bin/yolo-train" benchmark --batch 4 --threads "$count" --json
+      # shellcheck disable=SC2086
+      "$bin/llm-finetune" benchmark $shape --threads "$count" --json
+    done
+  done
 }
 
 # In turn, so many rounds. The peer wants an absolute path in its data.yaml.
@@ -122,10 +145,10 @@ data() {
   BELLOWS_HIT_UAV=$(realpath "$DATA") cargo test --release --workspace --test hit_uav -- --nocapture 2>&1 | grep -E '^(scan|from)'
 }
 
-[ $# -gt 0 ] || set -- step onnx lora epoch layers memory launches roofline plan sample data
+[ $# -gt 0 ] || set -- step onnx lora bf16 threads epoch layers memory launches roofline plan sample data
 for section in "$@"; do
   case $section in
-    step | onnx | lora | epoch | layers | memory | launches | roofline | plan | sample | data) ;;
+    step | onnx | lora | bf16 | threads | epoch | layers | memory | launches | roofline | plan | sample | data) ;;
     *) echo "$0: no section is called $section" >&2; exit 2 ;;
   esac
 done

@@ -21,7 +21,10 @@ use std::sync::Arc;
 
 use burn::tensor::{Bytes, DType, Shape};
 use burn_flex::{FlexTensor, Layout};
+use rayon::prelude::*;
 
+use crate::cpu::machine::worth_a_task;
+use crate::cpu::simd::MAX_LANES;
 use pool::pool;
 
 /// Below this many values the allocator is quick enough.
@@ -92,9 +95,17 @@ pub(crate) fn values(tensor: &FlexTensor) -> &[f32] {
     tensor.as_slice().unwrap_or_default()
 }
 
-/// The tensor itself, or its values in order.
-pub(crate) fn contiguous(tensor: FlexTensor) -> FlexTensor {
-    if tensor.is_contiguous() { tensor } else { tensor.to_contiguous() }
+/// The tensor itself, or its values in order. All threads copy runs that lie together, as a head of a token does; shorter ones Burn copies in tiles.
+pub(crate) fn contiguous(x: FlexTensor) -> FlexTensor {
+    let run = x.layout().strided_blocks().block_len();
+    if x.is_contiguous() || run < MAX_LANES || !all_f32([&x]) {
+        return if x.is_contiguous() { x } else { x.to_contiguous() };
+    }
+    let starts: Vec<usize> = x.layout().strided_blocks().block_starts().collect();
+    let (from, mut out) = (x.storage::<f32>(), take(starts.len() * run));
+    let moves = out.par_chunks_exact_mut(run).zip(starts).with_min_len(worth_a_task(run));
+    moves.for_each(|(to, start)| to.copy_from_slice(&from[start..start + run]));
+    tensor(out, x.layout().shape().clone())
 }
 
 #[cfg(test)]
@@ -138,6 +149,20 @@ mod tests {
         assert!(values.as_ptr() == at && values.len() == len && values.iter().all(|&v| v == 3.0));
         let other = take(len);
         assert_ne!(other.as_ptr(), at, "nobody gave it back");
+    }
+
+    #[test]
+    fn views_are_copied_as_burn_copies_them() {
+        let numbers: Vec<f32> = (0..6 * 70 * 5 * 33).map(|i| i as f32).collect();
+        let whole = tensor(numbers, [6, 70, 5, 33]);
+        let turned = [whole.transpose(1, 2), whole.transpose(0, 2), whole.transpose(2, 3), whole.narrow(0, 2, 3).transpose(1, 2)];
+        let cut = [whole.narrow(1, 3, 50), whole.narrow(3, 1, 20), whole.narrow(3, 1, 3), whole.narrow(0, 1, 1)];
+        let repeated = whole.clone().with_layout(Layout::new(Shape::from([3usize, 5, 33]), vec![0, 33, 1], 33));
+        for view in turned.into_iter().chain(cut).chain([repeated]) {
+            let (ours, burns) = (contiguous(view.clone()), view.to_contiguous());
+            assert!(ours.is_contiguous() && ours.layout().shape() == view.layout().shape());
+            assert_eq!(values(&ours), values(&burns), "{:?}", view.layout());
+        }
     }
 
     #[test]

@@ -114,7 +114,7 @@ pub fn add(x: &[f32], sum: &mut [f32]) {
 /// If a length does not fit.
 pub fn max_pool(size: [usize; 2], kernel: usize, x: &[f32], out: &mut [f32]) {
     assert!(kernel % 2 == 1, "a pooling window of {kernel}");
-    assert!(x.len() == out.len() && x.len().is_multiple_of(size[0] * size[1]), "{} to {} values in planes of {size:?}", x.len(), out.len());
+    assert!(x.len() == out.len() && x.len().is_multiple_of(size[0] * size[1]), "{} to {} values, planes of {size:?}", x.len(), out.len());
     kernels::max_pool(x, size, kernel, out);
 }
 
@@ -125,7 +125,7 @@ pub fn max_pool(size: [usize; 2], kernel: usize, x: &[f32], out: &mut [f32]) {
 pub fn double(size: [usize; 2], x: &[f32], out: &mut [f32]) {
     assert!(
         4 * x.len() == out.len() && x.len().is_multiple_of(size[0] * size[1]),
-        "{} to {} values in planes of {size:?}",
+        "{} to {} values, planes of {size:?}",
         x.len(),
         out.len()
     );

@@ -56,8 +56,8 @@ pub trait UpdateOps: Backend {
 
 /// New weight and momentum buffer, all `[K]` and without gradient. See [`UpdateOps::sgd_step`]; no buffer yet counts as zeros.
 pub fn sgd_step(weight: Tensor<1>, grad: Tensor<1>, buffer: Option<Tensor<1>>, step: Sgd) -> (Tensor<1>, Tensor<1>) {
-    let buffer = buffer.unwrap_or_else(|| weight.zeros_like());
     shapes::expect("the gradient", grad.dims(), weight.dims());
+    let buffer = buffer.unwrap_or_else(|| weight.zeros_like());
     shapes::expect("the buffer", buffer.dims(), weight.dims());
     let (weight, buffer) = Dispatch::sgd_step(weight.into_dispatch(), grad.into_dispatch(), buffer.into_dispatch(), step);
     (Tensor::from_dispatch(weight), Tensor::from_dispatch(buffer))
@@ -92,7 +92,7 @@ pub fn blend(old: Tensor<1>, new: Tensor<1>, a: f64, b: f64) -> Tensor<1> {
 /// whole arenas).
 pub fn sum_of_squares(arenas: Vec<Tensor<1>>, segments: Segments) -> Tensor<1> {
     for (arena, range) in &segments.0 {
-        assert!(range.end <= arenas[*arena].dims()[0], "a segment to {} of an arena of {}", range.end, arenas[*arena].dims()[0]);
+        shapes::within("a segment", range, arenas.get(*arena).map_or(0, |arena| arena.dims()[0]));
     }
     let arenas = Parts(arenas.into_iter().map(Tensor::into_dispatch).collect());
     Tensor::from_dispatch(Dispatch::sum_of_squares(arenas, segments))

@@ -42,7 +42,7 @@ impl AttentionOps for Flex {
             }
         }
         // Token by token in memory, as the map that comes next reads it: what that keeps and what is kept here are then the same block.
-        let y = tensor(y, [b, g * group, s, d]).transpose(1, 2).to_contiguous().transpose(1, 2);
+        let y = contiguous(tensor(y, [b, g * group, s, d]).transpose(1, 2)).transpose(1, 2);
         (y, tensor(sums, [b, g * group, s]))
     }
 

@@ -8,8 +8,8 @@ use proptest::prelude::*;
 use super::blocks::{by_queries, rows_of_task};
 use super::sizes::Sizes;
 use super::{AttentionOps, attention};
-use crate::cpu::machine::KEYS;
-use crate::cpu::reference::{greatest, noise};
+use crate::cpu::machine::{KEYS, worth_a_task};
+use crate::cpu::reference::{greatest, noise, tasks};
 use crate::cpu::simd::{Level, with_level};
 
 #[derive(Clone, Debug)]
@@ -99,6 +99,8 @@ fn there_is_work_for_every_thread() {
         assert_eq!(by_queries(sizes, threads, &mut out).len(), tasks, "{threads} threads");
         assert_eq!(2 * 512 / rows_of_task(KEYS, 2 * 512, threads), tasks, "{threads} threads");
     }
+    // Heads that are put in the order of tokens, 64 values each.
+    assert_eq!(tasks(14 * 512, worth_a_task(64)), 64);
 }
 
 #[test]

@@ -75,7 +75,12 @@ impl Machine {
 /// of the gradients are made of tasks' sums.
 pub const TASK: usize = 16 * 1024;
 /// Values that a task copies or adds, at most: enough to be worth its start, few enough for one image to keep many threads busy.
-pub const PIECE: usize = 32 * 1024;
+pub const PIECE: usize = 8 * 1024;
+/// Things (rows, planes, channels) of so many values that are worth a task where no sum depends on it: a quarter of [`TASK`], so that YOLOv8n's smallest layer (64
+/// channels of 20 x 20, four images) and the keys of a 0.5B model at 512 tokens are work for 16 threads. Rayon cuts so far only while threads are idle.
+pub fn worth_a_task(values: usize) -> usize {
+    (TASK / 4).div_ceil(values.max(1))
+}
 /// Weights that are packed, or gradients of weights that are added up, by one thread: below some 100 KB waking another costs more than it saves.
 pub const WAKING: usize = 1 << 15;
 /// Fewer of Winograd's tiles than this per thread are shared among the threads.

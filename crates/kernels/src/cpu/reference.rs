@@ -201,3 +201,9 @@ proptest! {
         }
     }
 }
+
+/// How many tasks rayon makes of `len` things, at least `least` to a task, while threads are idle: it halves what is long enough.
+pub(crate) fn tasks(len: usize, least: usize) -> usize {
+    let half = len / 2;
+    if half < least.max(1) { 1 } else { tasks(half, least) + tasks(len - half, least) }
+}

@@ -14,7 +14,7 @@ mod tests;
 
 use rayon::prelude::*;
 
-use crate::cpu::machine::TASK;
+use crate::cpu::machine::worth_a_task;
 use crate::cpu::simd;
 use passes::{InputGrad, Output, Slopes, Sums};
 
@@ -39,11 +39,6 @@ impl Extent {
         (self.batch * self.plane) as f64
     }
 
-    /// Planes worth a task.
-    fn min_planes(self) -> usize {
-        TASK.div_ceil(self.plane.max(1))
-    }
-
     /// What `f` returns of each channel; it is given the channel's planes of `x`, each with that of `out`.
     fn each_channel<'a, R: Send>(
         self,
@@ -57,17 +52,21 @@ impl Extent {
         for (i, planes) in x.chunks_exact(plane).zip(out.chunks_exact_mut(plane)).enumerate() {
             channels[i % self.channels].push(planes);
         }
-        let min_channels = TASK.div_ceil((self.batch * self.plane).max(1));
+        let min_channels = worth_a_task(self.batch * self.plane);
         channels.into_par_iter().enumerate().with_min_len(min_channels).map(move |(c, mut planes)| f(c, &mut planes))
+    }
+
+    /// Whether channels are too few to keep so many threads busy.
+    fn cuts_channels(self, threads: usize) -> bool {
+        self.channels < 4 * threads
     }
 
     /// What `f` returns of each plane, in their order.
     fn each_plane<R: Send>(self, planes: &mut [Planes<'_>], f: impl Fn(&[f32], &mut [f32]) -> R + Sync) -> Vec<R> {
-        // Channels enough to keep all threads busy are not cut further.
-        if self.channels >= 4 * rayon::current_num_threads() {
-            planes.iter_mut().map(|(x, out)| f(x, out)).collect()
+        if self.cuts_channels(rayon::current_num_threads()) {
+            planes.par_iter_mut().with_min_len(worth_a_task(self.plane)).map(|(x, out)| f(x, out)).collect()
         } else {
-            planes.par_iter_mut().with_min_len(self.min_planes()).map(|(x, out)| f(x, out)).collect()
+            planes.iter_mut().map(|(x, out)| f(x, out)).collect()
         }
     }
 
@@ -112,7 +111,7 @@ pub(crate) fn forward(
 pub(crate) fn forward_again(extent: Extent, x: &[f32], channels: &[Channel], silu: bool, out: &mut [f32]) {
     assert_eq!((x.len(), out.len(), channels.len()), (extent.len(), extent.len(), extent.channels));
     let (level, plane) = (simd::level(), extent.plane.max(1));
-    let planes = x.par_chunks_exact(plane).zip(out.par_chunks_exact_mut(plane)).enumerate().with_min_len(extent.min_planes());
+    let planes = x.par_chunks_exact(plane).zip(out.par_chunks_exact_mut(plane)).enumerate().with_min_len(worth_a_task(extent.plane));
     planes.for_each(|(i, (x, out))| simd::run(level, Output { x, channel: channels[i % extent.channels], silu, out }));
 }
 

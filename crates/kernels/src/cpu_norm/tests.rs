@@ -1,7 +1,7 @@
 //! Against the formulas in f64, on every instruction set, with sizes that are no multiple of anything.
 
 use super::*;
-use crate::cpu::reference::{noise, size, slope, spread, widen};
+use crate::cpu::reference::{noise, size, slope, spread, tasks, widen};
 use crate::cpu::simd::{Level, with_level};
 use proptest::prelude::*;
 
@@ -160,6 +160,22 @@ fn the_number_of_threads_changes_no_bit() {
     assert_eq!(one, with(1));
     assert_eq!(one, with(2));
     assert_eq!(one, with(5));
+}
+
+/// The layers of YOLOv8n, four images of 640 pixels; the last two are its smallest, of a head's coarsest level.
+#[test]
+fn there_is_work_for_every_thread() {
+    let layers = [(16, 320), (32, 160), (64, 80), (128, 40), (256, 20), (128, 20), (64, 20), (80, 20)];
+    let expected = [[64, 64], [128, 128], [64, 256], [128, 128], [64, 64], [32, 32], [16, 16], [16, 16]];
+    for ((channels, side), expected) in layers.into_iter().zip(expected) {
+        let e = Extent { batch: 4, channels, plane: side * side };
+        let count = |threads| {
+            let planes = if e.cuts_channels(threads) { tasks(e.batch, worth_a_task(e.plane)) } else { 1 };
+            tasks(channels, worth_a_task(e.batch * e.plane)) * planes
+        };
+        assert_eq!([16, 64].map(count), expected, "{e:?}");
+        assert!(tasks(e.batch * channels, worth_a_task(e.plane)) >= 16, "the output made again, {e:?}");
+    }
 }
 
 #[test]

@@ -7,17 +7,12 @@ use rayon::prelude::*;
 use super::passes::{RmsNorm, RmsNormGrad, Swiglu, SwigluGrad, Turn};
 use super::{DecoderOps, portable};
 use crate::buffers::{all_f32, contiguous, owned, take, tensor, values};
-use crate::cpu::machine::TASK;
+use crate::cpu::machine::{TASK, worth_a_task};
 use crate::cpu::simd;
 
 /// Whether all of these are f32, and the first is not empty.
 fn ours<const N: usize>(all: [&FlexTensor; N]) -> bool {
     all_f32(all) && all[0].shape().num_elements() > 0
-}
-
-/// Rows of `width` values to a task.
-fn rows_per_task(width: usize) -> usize {
-    TASK.div_ceil(width)
 }
 
 /// The row of a table whose leading extent is 1 or B that belongs to row `i` of B times `rows`.
@@ -31,7 +26,7 @@ impl DecoderOps for Flex {
         let (shape, x, weight, level) = (x.shape(), contiguous(x), contiguous(weight), simd::level());
         let weight = values(&weight);
         let (k, mut out) = (weight.len(), take(shape.num_elements()));
-        let rows = out.par_chunks_mut(k).zip(values(&x).par_chunks(k)).with_min_len(rows_per_task(k));
+        let rows = out.par_chunks_mut(k).zip(values(&x).par_chunks(k)).with_min_len(worth_a_task(k));
         rows.for_each(|(out, x)| simd::run(level, RmsNorm { x, weight, epsilon, out }));
         tensor(out, shape)
     }
@@ -41,7 +36,7 @@ impl DecoderOps for Flex {
         let (shape, x, weight, level) = (x.shape(), contiguous(x), contiguous(weight), simd::level());
         let (weight, mut dx) = (values(&weight), owned(contiguous(dy)));
         let k = weight.len();
-        let rows = dx.par_chunks_mut(k).zip(values(&x).par_chunks(k)).with_min_len(rows_per_task(k));
+        let rows = dx.par_chunks_mut(k).zip(values(&x).par_chunks(k)).with_min_len(worth_a_task(k));
         rows.for_each(|(dy, x)| simd::run(level, RmsNormGrad { x, weight, epsilon, dy }));
         tensor(dx, shape)
     }
@@ -66,30 +61,26 @@ impl DecoderOps for Flex {
     }
 
     fn rotate(q: FlexTensor, k: FlexTensor, cos: FlexTensor, sin: FlexTensor) -> (FlexTensor, FlexTensor) {
-        let one = |x: FlexTensor| match ours([&x, &cos, &sin]) {
-            true => turned(x, &cos, &sin, false),
-            false => portable::rotate::<Self>(x, cos.clone(), sin.clone()),
-        };
-        (one(q), one(k))
+        (turned(q, &cos, &sin, false), turned(k, &cos, &sin, false))
     }
 
     fn rotate_back(q: FlexTensor, k: FlexTensor, cos: FlexTensor, sin: FlexTensor) -> (FlexTensor, FlexTensor) {
-        let one = |y: FlexTensor| match ours([&y, &cos, &sin]) {
-            true => turned(y, &cos, &sin, true),
-            false => portable::rotate_back::<Self>(y, cos.clone(), sin.clone()),
-        };
-        (one(q), one(k))
+        (turned(q, &cos, &sin, true), turned(k, &cos, &sin, true))
     }
 }
 
 /// Heads turned by their angles, `[B, S, n, d]` to `[B, n, S, d]`, or `back`.
 fn turned(x: FlexTensor, cos: &FlexTensor, sin: &FlexTensor, back: bool) -> FlexTensor {
+    if !ours([&x, cos, sin]) {
+        let composed = if back { portable::rotate_back::<Flex> } else { portable::rotate::<Flex> };
+        return composed(x, cos.clone(), sin.clone());
+    }
     let ([held, _, s, half], [b, rows, columns, d]) = (cos.shape().dims::<4>(), x.shape().dims::<4>());
     let (x, cos, sin, level) = (contiguous(x), contiguous(cos.clone()), contiguous(sin.clone()), simd::level());
     let (from, cos, sin) = (values(&x), values(&cos), values(&sin));
     let sign = if back { -1.0 } else { 1.0 };
     let mut out = take(from.len());
-    out.par_chunks_mut(d).enumerate().with_min_len(rows_per_task(d)).for_each(|(i, out)| {
+    out.par_chunks_mut(d).enumerate().with_min_len(worth_a_task(d)).for_each(|(i, out)| {
         // Row (text, column, row) of the output is row (text, row, column) of x.
         let (text, column, row) = (i / (rows * columns), i / rows % columns, i % rows);
         let (at, position) = (((text * rows + row) * columns + column) * d, text * s + if back { column } else { row });

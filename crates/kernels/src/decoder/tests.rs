@@ -7,7 +7,8 @@ use burn_flex::FlexTensor;
 use proptest::prelude::*;
 
 use super::{BLOCKED, DecoderOps, rms_norm, rotate, swiglu};
-use crate::cpu::reference::{self, greatest, widen};
+use crate::cpu::machine::{TASK, worth_a_task};
+use crate::cpu::reference::{self, greatest, tasks, widen};
 use crate::cpu::simd::{Level, level, with_level};
 
 const EPSILON: f64 = 1e-6;
@@ -131,6 +132,15 @@ proptest! {
             if keys { k } else { q }
         })?;
     }
+}
+
+/// Of a 0.5B model with 512 tokens: 896 wide, 4,864 in the MLP, 14 query heads and 2 key heads of 64.
+#[test]
+fn there_is_work_for_every_thread() {
+    let tokens = 512;
+    assert_eq!(tasks(tokens, worth_a_task(896)), 64, "rows normalised");
+    assert_eq!((tokens * 4864).div_ceil(TASK), 152, "pieces gated");
+    assert_eq!([14, 2].map(|heads| tasks(tokens * heads, worth_a_task(64))), [64, 16], "rows of queries and of keys turned");
 }
 
 #[test]

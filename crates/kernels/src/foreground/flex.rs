@@ -8,6 +8,9 @@ use super::formula::{BINS, Corners, ciou, lower_bin, upper_share};
 use super::{Foreground, ForegroundOps, Positive, SIDES};
 use crate::buffers::{contiguous, owned, tensor, values};
 
+/// Positives of a task: some ten microseconds.
+pub(super) const LEAST_POSITIVES: usize = 8;
+
 /// Where a positive's logits are: those of its first bin, and from one channel to the next.
 fn places(l: &Positive, [_, channels, anchors]: [usize; 3]) -> (usize, usize) {
     (l.image as usize * channels * anchors + l.anchor as usize, anchors)
@@ -30,13 +33,7 @@ fn positive(l: &Positive, x: &[f32], shape: [usize; 3], [of_box, of_sides]: [&mu
         let (lower, upper) = (lower_bin(distance) as usize, upper_share(distance));
         let scale = gains[2] * l.weight / 4.0;
         for (k, (slope, p)) in of_sides[side * BINS..].iter_mut().zip(&*p).enumerate() {
-            let spike = if k == lower {
-                1.0 - upper
-            } else if k == lower + 1 {
-                upper
-            } else {
-                0.0
-            };
+            let spike = [1.0 - upper, upper].get(k.wrapping_sub(lower)).copied().unwrap_or(0.0);
             *slope = scale * (p - spike);
         }
         entropy += sum.ln() + most - (1.0 - upper) * logit(lower) - upper * logit(lower + 1);
@@ -63,7 +60,7 @@ impl ForegroundOps for Flex {
         let (of_box, of_sides) = slopes.split_at_mut(m * SIDES);
         let each = foreground.positives.par_iter().zip(of_box.par_chunks_mut(SIDES)).zip(of_sides.par_chunks_mut(SIDES));
         let terms: Vec<[f64; 3]> =
-            each.with_min_len(16).map(|((l, b), s)| positive(l, values(&x), shape, [b, s], foreground.gains)).collect();
+            each.with_min_len(LEAST_POSITIVES).map(|((l, b), s)| positive(l, values(&x), shape, [b, s], foreground.gains)).collect();
         // From zero: the sum of nothing is -0.
         let sum = |i: usize| terms.iter().fold(0.0, |sum, t| sum + t[i]);
         let [on_box, on_class, on_sides] = foreground.gains.map(f64::from);

@@ -5,8 +5,9 @@ use std::sync::Arc;
 use burn::tensor::{Device, Tensor, TensorData};
 use proptest::prelude::*;
 
+use super::flex::LEAST_POSITIVES;
 use super::{BINS, Foreground, Positive, SIDES, ciou, detection_terms};
-use crate::cpu::reference::noise;
+use crate::cpu::reference::{noise, tasks};
 
 const PAIRS: [[[f32; 4]; 2]; 5] = [
     [[10.0, 10.0, 30.0, 40.0], [12.0, 8.0, 33.0, 35.0]],
@@ -154,6 +155,12 @@ proptest! {
             prop_assert!((numeric - got).abs() < 2e-4 * numeric.abs().max(0.1), "logit {i}: {got}, by differences {numeric}");
         }
     }
+}
+
+/// Two hundred positives are what four images of a few objects have, at up to ten anchors each. The gradient is one thread's: 65 additions for each of them.
+#[test]
+fn there_is_work_for_every_thread() {
+    assert_eq!([200, 800].map(|positives| tasks(positives, LEAST_POSITIVES)), [16, 64]);
 }
 
 #[test]

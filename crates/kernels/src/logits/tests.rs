@@ -7,7 +7,8 @@ use proptest::prelude::*;
 
 use super::{LogitOps, expectation};
 use crate::buffers::values;
-use crate::cpu::reference::noise;
+use crate::cpu::machine::TASK;
+use crate::cpu::reference::{noise, tasks};
 use crate::cpu::simd::{Level, with_level};
 
 fn host<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
@@ -99,6 +100,15 @@ fn any_number_of_threads() {
     for threads in [2, 3, 8] {
         assert!(with(threads) == one, "{threads} threads give other bits");
     }
+}
+
+/// Of YOLOv8n's outputs, four images of 640 pixels: 8,400 anchors, 64 logits of sides and 80 of classes.
+#[test]
+fn there_is_work_for_every_thread() {
+    let (images, anchors) = (4usize, 8400usize);
+    assert_eq!(images * (80 * anchors).div_ceil(TASK), 168, "pieces of the class loss");
+    assert_eq!(tasks(images * 144, TASK.div_ceil(anchors)), 256, "rows of its gradient");
+    assert_eq!(images * 4 * anchors.div_ceil(TASK / 16), 144, "pieces of sides");
 }
 
 #[test]

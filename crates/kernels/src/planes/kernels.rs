@@ -2,12 +2,7 @@
 
 use rayon::prelude::*;
 
-use crate::cpu::machine::{PIECE, TASK};
-
-/// Planes per task, so that a task is worth its start.
-fn min_planes(plane: usize) -> usize {
-    TASK.div_ceil(plane.max(1))
-}
+use crate::cpu::machine::{PIECE, worth_a_task};
 
 /// A part of the output with what becomes it; nothing becomes zeros.
 type Move<'a, 'b> = (&'a mut [f32], Option<&'b [f32]>);
@@ -84,6 +79,21 @@ fn one_image_is_work_for_many_threads() {
     assert_eq!(moves.iter().map(|(to, _)| to.len()).sum::<usize>(), 64 * 80 * 80);
 }
 
+/// At YOLOv8n's coarsest level, four images of 640 pixels: what its pooling, doubling, residual additions and concatenations in the head are cut into.
+#[test]
+fn the_coarsest_level_is_work_for_many_threads() {
+    use crate::cpu::reference::tasks;
+    assert_eq!(tasks(4 * 128, worth_a_task(20 * 20)), 32, "planes pooled, in both directions");
+    assert_eq!(tasks(4 * 256, worth_a_task(40 * 40)), 256, "planes doubled, and halved again");
+    assert_eq!((4usize * 128 * 20 * 20).div_ceil(PIECE), 25, "pieces added");
+    let mut out = vec![0.0; 4 * 144 * 20 * 20];
+    let moves = out.chunks_mut(144 * 20 * 20).flat_map(|image| {
+        let (sides, classes) = image.split_at_mut(64 * 20 * 20);
+        [(sides, None), (classes, None)]
+    });
+    assert_eq!(pieces(moves).len(), 32, "pieces joined");
+}
+
 /// The greater, or the second if it is no number, as Burn's pooling has it.
 #[inline(always)]
 fn greater(old: f32, new: f32) -> bool {
@@ -107,7 +117,7 @@ fn window_max(x: &[f32], step: usize, reach: usize, out: &mut [f32]) {
 /// Separable: the maximum of each row's window, then of those along the columns.
 pub(crate) fn max_pool(x: &[f32], [height, width]: [usize; 2], kernel: usize, out: &mut [f32]) {
     let (plane, reach) = (height * width, kernel / 2);
-    out.par_chunks_mut(plane.max(1)).zip(x.par_chunks(plane.max(1))).with_min_len(min_planes(plane)).for_each_init(
+    out.par_chunks_mut(plane.max(1)).zip(x.par_chunks(plane.max(1))).with_min_len(worth_a_task(plane)).for_each_init(
         || vec![0.0; plane],
         |rows, (out, x)| {
             for (row, x) in rows.chunks_exact_mut(width).zip(x.chunks_exact(width)) {
@@ -123,7 +133,7 @@ pub(super) fn max_pool_grad(x: &[f32], dy: &[f32], [height, width]: [usize; 2], 
     let (plane, reach) = (height * width, kernel / 2);
     let window = |at: usize, size: usize| at.saturating_sub(reach)..(at + reach + 1).min(size);
     let planes = dx.par_chunks_mut(plane.max(1)).zip(x.par_chunks(plane.max(1))).zip(dy.par_chunks(plane.max(1)));
-    planes.with_min_len(min_planes(plane)).for_each_init(
+    planes.with_min_len(worth_a_task(plane)).for_each_init(
         || vec![0; plane],
         |firsts, ((dx, x), dy)| {
             // For each pixel the place of the first maximum of its row's window.
@@ -148,7 +158,7 @@ pub(super) fn max_pool_grad(x: &[f32], dy: &[f32], [height, width]: [usize; 2], 
 pub(crate) fn double(x: &[f32], [height, width]: [usize; 2], out: &mut [f32]) {
     let plane = height * width;
     let planes = out.par_chunks_mut((4 * plane).max(1)).zip(x.par_chunks(plane.max(1)));
-    planes.with_min_len(min_planes(4 * plane)).for_each(|(out, x)| {
+    planes.with_min_len(worth_a_task(4 * plane)).for_each(|(out, x)| {
         for (rows, x) in out.chunks_exact_mut(4 * width).zip(x.chunks_exact(width)) {
             let (first, second) = rows.split_at_mut(2 * width);
             for (pair, &v) in first.chunks_exact_mut(2).zip(x) {
@@ -163,7 +173,7 @@ pub(crate) fn double(x: &[f32], [height, width]: [usize; 2], out: &mut [f32]) {
 pub(super) fn double_grad(dy: &[f32], [height, width]: [usize; 2], dx: &mut [f32]) {
     let plane = height * width;
     let planes = dx.par_chunks_mut(plane.max(1)).zip(dy.par_chunks((4 * plane).max(1)));
-    planes.with_min_len(min_planes(4 * plane)).for_each(|(dx, dy)| {
+    planes.with_min_len(worth_a_task(4 * plane)).for_each(|(dx, dy)| {
         for (dx, rows) in dx.chunks_exact_mut(width).zip(dy.chunks_exact(4 * width)) {
             let (first, second) = rows.split_at(2 * width);
             for ((dx, a), b) in dx.iter_mut().zip(first.chunks_exact(2)).zip(second.chunks_exact(2)) {

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::arena::{Places, arena};
+use crate::cpu::machine::TASK;
 use crate::cpu::reference;
 use burn::backend::Flex;
 use burn::tensor::{Device, TensorData};
@@ -49,6 +50,13 @@ fn fused_updates_have_the_bits_of_the_operations() {
         let clipped = clip_to_norm(w.clone(), squares.clone(), 0.1 * norm);
         assert_eq!(host(clipped), host(w.clone().mul_scalar(0.1 * norm / (norm + 1e-6))));
     }
+}
+
+/// The weights of YOLOv8n, and adapters of rank 8 on q and v of a 0.5B model (24 layers, 896 to 896 and to 128).
+#[test]
+fn there_is_work_for_every_thread() {
+    let adapters: usize = 24 * 8 * ((896 + 896) + (896 + 128));
+    assert_eq!([3_157_200, adapters].map(|values| values.div_ceil(TASK)), [193, 33]);
 }
 
 #[test]

@@ -19,6 +19,7 @@ mod matrices;
 mod norm;
 mod norm_parts;
 mod planes;
+mod refusals;
 mod roofline;
 mod rows;
 mod support;

@@ -136,7 +136,8 @@ impl Lora {
     /// W' as a dense weight, `[out, in]`.
     pub fn merge(&self, weight: Tensor<2>) -> Tensor<2> {
         let weight = weight.cast(DType::F32);
-        let dense = weight.clone() + self.lora_B.val().matmul(self.lora_A.val()).mul_scalar(self.scaling);
+        let product = linear(self.lora_B.val(), self.lora_A.val().transpose(), None, Precision::F32);
+        let dense = weight.clone() + product.mul_scalar(self.scaling);
         match &self.lora_magnitude_vector {
             Some(magnitude) => {
                 let [out] = magnitude.dims();

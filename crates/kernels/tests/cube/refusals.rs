@@ -1,0 +1,215 @@
+//! Wrong shapes at every public function, on the processor and on devices, with gradients and without: refused in the same words, and on a device before
+//! anything is launched.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+use bellows_kernels::{
+    Adam, Blocks, Coding, ConvConfig, Foreground, LowRank, Lowering, Map, NormStep, Places, Positive, Precision, Segments, Sgd, adam_step,
+    add, arena, arena_parts, attention, batch_norm_silu, blend, clip_to_norm, concat, conv2d, conv2d_data_grad, conv2d_for_norm,
+    conv2d_silu, conv2d_weight_grad, cross_entropy, cross_entropy_loss, detection_terms, dropout, expectation, inference, lead, linear,
+    linear_data_grad, linear_weight_grad, maps, max_pool_same, predictions, rms_norm, rotate, scores, sgd_step, slice_channels,
+    sum_of_squares, swiglu,
+};
+use burn::tensor::{DType, Device, DeviceKind, Int, Tensor, TensorData};
+
+use crate::launches::{assert_ours, trace};
+use crate::support::on_each_device;
+
+/// Checks that `f` panics with a message of which this is a part.
+fn refused<R>(f: impl FnOnce() -> R, message: &str) {
+    let panic = catch_unwind(AssertUnwindSafe(f)).err().unwrap();
+    let said = panic.downcast_ref::<String>().map(String::as_str).or(panic.downcast_ref::<&str>().copied()).unwrap();
+    assert!(said.contains(message), "{said:?} for {message:?}");
+}
+
+/// Uploaded, so that nothing is launched.
+fn zeros<const D: usize>(shape: [usize; D], device: &Device) -> Tensor<D> {
+    Tensor::from_data(TensorData::zeros::<f32, _>(shape), device)
+}
+
+fn indices<const D: usize>(shape: [usize; D], device: &Device) -> Tensor<D, Int> {
+    Tensor::from_data(TensorData::zeros::<i32, _>(shape), device)
+}
+
+fn convolutions(device: &Device) {
+    let (x, w, dy) = (|| zeros([2, 3, 8, 8], device), || zeros([5, 3, 3, 3], device), || zeros([2, 5, 4, 4], device));
+    let config = ConvConfig::new(2, 1, Lowering::Auto);
+    for lowering in Lowering::ALL {
+        let config = ConvConfig { lowering, ..config };
+        refused(|| conv2d(zeros([2, 4, 8, 8], device), w(), None, config), "4 channels in 1 groups for a weight of shape [5, 3, 3, 3]");
+    }
+    let parts = |last| vec![zeros([2, 1, 8, 8], device), zeros(last, device)];
+    refused(|| conv2d_for_norm(parts([2, 2, 8, 4]), w(), config), "a part is [2, 2, 8, 4] and not [2, 2, 8, 8]");
+    refused(|| conv2d_for_norm(parts([2, 3, 8, 8]), w(), config), "4 channels in 1 groups for a weight of shape [5, 3, 3, 3]");
+    refused(|| conv2d(x(), w(), Some(zeros([4], device)), config), "bias is [4] and not [5]");
+    refused(|| conv2d_silu(x(), w(), Some(zeros([4], device)), config), "bias is [4] and not [5]");
+    refused(|| conv2d(x(), w(), None, ConvConfig { stride: [0, 1], ..config }), "stride: [0, 1]");
+    refused(|| conv2d_data_grad(dy(), w(), [10, 8], config), "dy is [2, 5, 4, 4] and not [2, 5, 5, 4]");
+    refused(|| conv2d_data_grad(zeros([2, 6, 4, 4], device), w(), [8, 8], config), "dy is [2, 6, 4, 4] and not [2, 5, 4, 4]");
+    refused(|| conv2d_weight_grad(x(), zeros([1, 5, 4, 4], device), [3, 3], config), "dy is [1, 5, 4, 4] and not [2, 5, 4, 4]");
+
+    let channels = |n: usize| zeros([n], device);
+    let step = NormStep { epsilon: 1e-3, silu: true, momentum: 0.1 };
+    let norm = |gamma, beta, running| batch_norm_silu(x(), channels(gamma), channels(beta), [channels(3), channels(running)], step);
+    refused(|| norm(2, 3, 3), "gamma is [2] and not [3]");
+    refused(|| norm(3, 4, 3), "beta is [4] and not [3]");
+    refused(|| norm(3, 3, 2), "a running statistic is [2] and not [3]");
+}
+
+fn planes(device: &Device) {
+    let x = || zeros([2, 6, 8, 8], device);
+    refused(|| concat(vec![x(), zeros([2, 3, 8, 4], device)]), "a part is [2, 3, 8, 4] and not [2, 3, 8, 8]");
+    refused(|| add(x(), zeros([2, 6, 8, 7], device)), "y is [2, 6, 8, 7] and not [2, 6, 8, 8]");
+    refused(|| slice_channels(x(), 4, 3), "channels 4..7 of 6");
+    refused(|| slice_channels(x(), 1, usize::MAX), "of 6");
+    refused(|| max_pool_same(x(), 4), "a pooling window of 4");
+}
+
+fn of_a_detector(device: &Device) {
+    let x = || zeros([2, 6, 8], device);
+    refused(|| expectation(x(), 2, 4), "rows 0..8 of 6");
+    refused(|| expectation(x(), 1, 0), "distributions over nothing");
+    refused(|| scores(x(), 7), "rows 7..6 of 6");
+    let predicted = |centres, strides, chosen, bins| predictions(x(), zeros(centres, device), zeros(strides, device), chosen, bins);
+    refused(|| predicted([1, 2, 8], [1, 1, 8], vec![0], 2), "rows 0..8 of 6");
+    refused(|| predicted([1, 2, 7], [1, 1, 8], vec![0], 1), "centres is [1, 2, 7] and not [1, 2, 8]");
+    refused(|| predicted([1, 2, 8], [1, 2, 8], vec![0], 1), "strides is [1, 2, 8] and not [1, 1, 8]");
+    refused(|| predicted([1, 2, 8], [1, 1, 8], vec![3, 12], 1), "rows [3, 12] of 12");
+    refused(|| predicted([1, 2, 8], [1, 1, 8], vec![-1], 1), "rows [-1] of 12");
+
+    let learns = |image, anchor, class| Positive { image, anchor, class, centre: [1.0; 2], target: [0.0, 0.0, 2.0, 2.0], weight: 1.0 };
+    let terms = |channels, positives| {
+        detection_terms(zeros([2, channels, 8], device), Foreground { positives: Arc::new(positives), gains: [1.0; 3], norm: 1.0 })
+    };
+    refused(|| terms(60, vec![]), "side logits 0..64 of 60");
+    for outside in [learns(2, 0, 0), learns(0, 8, 0), learns(0, 0, 1)] {
+        refused(|| terms(65, vec![outside]), "a positive that is not among outputs of [2, 65, 8]");
+    }
+    refused(|| terms(65, vec![learns(1, 3, 0); 2]), "two positives at one anchor");
+}
+
+fn of_a_decoder(device: &Device) {
+    refused(|| rms_norm(zeros([4, 8], device), zeros([7], device), 1e-6), "the weight is [7] and not [8]");
+    refused(|| swiglu(zeros([4, 8], device), zeros([4, 9], device)), "up is [4, 9] and not [4, 8]");
+    let turned = |keys, cos, sin| rotate(zeros([2, 3, 4, 8], device), zeros(keys, device), zeros(cos, device), zeros(sin, device));
+    let (keys, angles) = ([2, 3, 2, 8], [1, 1, 3, 4]);
+    refused(|| turned([2, 3, 2, 6], angles, angles), "the keys is [2, 3, 2, 6] and not [2, 3, 2, 8]");
+    refused(|| turned(keys, [1, 1, 2, 4], angles), "cos is [1, 1, 2, 4] and not [1, 1, 3, 4]");
+    refused(|| turned(keys, angles, [1, 1, 4, 4]), "sin is [1, 1, 4, 4] and not [1, 1, 3, 4]");
+    refused(|| turned(keys, [3, 1, 3, 4], angles), "cos is [3, 1, 3, 4] and not [2, 1, 3, 4]");
+    let odd = || zeros([2, 3, 4, 7], device);
+    refused(|| rotate(odd(), odd(), zeros(angles, device), zeros(angles, device)), "heads of 7 have no halves");
+
+    let (q, k) = ([1, 4, 3, 8], [1, 2, 5, 8]);
+    for (q, k, v, first) in [
+        ([1, 3, 3, 8], k, k, [1, 3]),
+        (q, [2, 2, 5, 8], [2, 2, 5, 8], [1, 3]),
+        (q, [1, 2, 5, 6], k, [1, 3]),
+        (q, [1, 2, 2, 8], [1, 2, 2, 8], [1, 3]),
+        (q, k, [1, 2, 4, 8], [1, 3]),
+        (q, k, k, [1, 4]),
+    ] {
+        let attend = || attention(zeros(q, device), zeros(k, device), zeros(v, device), indices(first, device), 1.0);
+        refused(attend, &format!("queries {q:?}, keys {k:?}, values {v:?}, first keys {first:?}"));
+    }
+    refused(|| lead(zeros([2, 3], device), zeros([2, 2], device)), "the gradient is [2, 2] and not [2, 3]");
+    refused(|| dropout(zeros([3], device), 0, 1.0), "a dropout of 1");
+    let logits = || zeros([4, 9], device);
+    refused(|| cross_entropy(logits(), indices([3], device)), "targets is [3] and not [4]");
+    refused(|| cross_entropy_loss(logits(), indices([5], device)), "targets is [5] and not [4]");
+}
+
+fn products(device: &Device) {
+    let matrix = |rows: usize, columns: usize| zeros([rows, columns], device);
+    let channels = |n: usize| zeros([n], device);
+    let precision = Precision::F32;
+    refused(|| linear(matrix(1, 3), matrix(2, 4), None, precision), "x has 3 columns, and the weight is [2, 4]");
+    refused(|| linear(matrix(1, 4), matrix(2, 4), Some(channels(3)), precision), "a bias is [3] and not [2]");
+    refused(|| linear_data_grad(matrix(1, 3), matrix(2, 4), precision), "dy has 3 columns, and the weight is [2, 4]");
+    refused(|| linear_weight_grad(matrix(3, 4), matrix(2, 5)), "x has 3 rows, and dy 2");
+
+    let map = |bias: Option<usize>, branch: Option<LowRank>| Map { weight: matrix(2, 4).into(), bias: bias.map(channels), branch };
+    let branch = |a, b| Some(LowRank { a, b, scaling: 1.0 });
+    let mapped = |width, map, onto| maps(matrix(1, width), [map], onto, precision);
+    refused(|| mapped(3, map(None, None), None), "x has 3 columns, and a weight is [2, 4]");
+    refused(|| mapped(4, map(Some(3), None), None), "a bias is [3] and not [2]");
+    refused(|| mapped(4, map(None, branch(matrix(2, 5), matrix(2, 2))), None), "A is [2, 5] and not [2, 4]");
+    refused(|| mapped(4, map(None, branch(matrix(2, 4), matrix(3, 2))), None), "B is [3, 2] and not [2, 2]");
+    refused(|| mapped(4, map(None, None), Some(matrix(1, 3))), "what the first result is added to is [1, 3] and not [1, 2]");
+    refused(|| maps(matrix(1, 4), [(); 4].map(|()| map(None, None)), None, precision), "4 maps of an input");
+
+    for encode in [Blocks::bf16, Blocks::int8, Blocks::nf4] {
+        refused(|| encode(&[0.0; 5], [2, 3], device), "values of a matrix of shape [2, 3]");
+    }
+    let coding = Coding { len: 4, bytes: 2, decode: |_, out| out.fill(0.0) };
+    for (bytes, shape) in [(7, [2, 8]), (4, [2, 6])] {
+        let blocks = || Blocks::of_file(vec![0; bytes], coding, shape, device);
+        refused(blocks, &format!("{bytes} bytes of blocks"));
+    }
+}
+
+fn updates(device: &Device) {
+    let c = |n: usize| zeros([n], device);
+    let sgd = Sgd { lr: 0.1, momentum: 0.9, decay: 0.0 };
+    let adam = Adam { rate: 0.1, beta1: 0.9, beta2: 0.9, root: 1.0, epsilon: 1e-8, decay: 0.0, keep: 1.0 };
+    refused(|| sgd_step(c(9), c(8), None, sgd), "the gradient is [8] and not [9]");
+    refused(|| sgd_step(c(9), c(9), Some(c(10)), sgd), "the buffer is [10] and not [9]");
+    refused(|| adam_step(c(9), c(8), None, None, adam), "the gradient is [8] and not [9]");
+    refused(|| adam_step(c(9), c(9), Some(c(8)), None, adam), "a moment is [8] and not [9]");
+    refused(|| adam_step(c(9), c(9), Some(c(9)), Some(c(7)), adam), "a moment is [7] and not [9]");
+    refused(|| blend(c(9), c(8), 0.5, 0.5), "the new value is [8] and not [9]");
+    refused(|| sum_of_squares(vec![c(9)], Segments(vec![(0, 0..9), (0, 3..10)])), "a segment 3..10 of 9");
+    refused(|| sum_of_squares(vec![c(9)], Segments(vec![(1, 0..3)])), "a segment 0..3 of 0");
+    refused(|| clip_to_norm(c(9), c(2), 1.0), "the sum of squares is [2] and not [1]");
+    let places = Places::of([3, 4]);
+    refused(|| arena(vec![c(3)], &places), "tensors for so many places");
+    refused(|| arena(vec![c(3), c(5)], &places), "a part is [5] and not [4]");
+    refused(|| arena_parts(c(9), &places), "the arena is [9] and not [68]");
+}
+
+fn everything(device: &Device) {
+    for refusals in [convolutions, planes, of_a_detector, of_a_decoder, products, updates] {
+        refusals(device);
+    }
+}
+
+#[test]
+fn on_the_processor() {
+    for device in [Device::flex(), Device::flex().autodiff()] {
+        everything(&device);
+    }
+}
+
+/// A device reads what it is told to read, so nothing may be launched before shapes are found to fit.
+#[test]
+fn on_a_device() {
+    if !on_each_device("refusals::on_a_device") {
+        return;
+    }
+    let vulkan = Device::vulkan(DeviceKind::Cpu);
+    for device in [vulkan.clone(), vulkan.autodiff()] {
+        assert_ours(&trace(|| everything(&device)), &[]);
+    }
+}
+
+/// A network that is only used has slices in place of tensors.
+#[test]
+fn on_slices() {
+    let (device, config) = (Device::flex(), ConvConfig::new(2, 1, Lowering::Auto));
+    let convolution = |bias| inference::Convolution::new(zeros([5, 3, 3, 3], &device), bias, &config, true);
+    refused(|| convolution(Some(zeros([4], &device))), "bias is [4] and not [5]");
+    let convolution = convolution(None).unwrap();
+    let run = |x, out| convolution.run([8, 8], &vec![0.0; x], &mut vec![0.0; out]);
+    run(3 * 64, 5 * 16);
+    refused(|| run(3 * 63, 5 * 16), "length of the input");
+    refused(|| run(3 * 64, 5 * 15), "length of the output");
+    let (x, size) = ([0.0; 6], [2, 3]);
+    refused(|| inference::add(&x, &mut [0.0; 5]), "lengths of a sum");
+    refused(|| inference::max_pool(size, 3, &x, &mut [0.0; 5]), "6 to 5 values, planes of [2, 3]");
+    refused(|| inference::max_pool(size, 2, &x, &mut [0.0; 6]), "a pooling window of 2");
+    refused(|| inference::max_pool([2, 2], 3, &x, &mut [0.0; 6]), "6 to 6 values, planes of [2, 2]");
+    refused(|| inference::double(size, &x, &mut [0.0; 23]), "6 to 23 values, planes of [2, 3]");
+    let doubles = zeros([1, 3, 2, 2], &device).cast(DType::F64);
+    refused(|| inference::image_by_image(doubles, &[[1, 2, 2]], |_| ()), "images that are not f32 on the processor");
+}

@@ -4,7 +4,8 @@
 //! folders ([`part_of`], [`publish`]). Sets of files that belong together are checkpoints. If the path is a link, the link is replaced, not what it
 //! points to. What is being written is called `.NAME.tmp-HOME-PID-N` and stands beside its place, so that whoever comes after a process that died knows it.
 
-use std::io::ErrorKind;
+use std::fs::File;
+use std::io::{self, BufWriter, ErrorKind};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -19,7 +20,26 @@ pub fn write_atomic(path: &Path, bytes: &[u8]) -> Result<(), StoreError> {
     replace(&DiskStore, path, bytes)
 }
 
-/// The same on any store.
+/// The same of what `write` writes, for what is too large to be held.
+///
+/// # Errors
+/// As [`write_atomic`]; what `write` returns.
+pub fn write_atomic_with<T>(path: &Path, write: impl FnOnce(&mut BufWriter<File>) -> io::Result<T>) -> Result<T, StoreError> {
+    let part = part_of(path)?;
+    let whole = || -> io::Result<T> {
+        let mut out = BufWriter::new(File::create(&part)?);
+        let done = write(&mut out)?;
+        out.into_inner().map_err(io::IntoInnerError::into_error)?.sync_all()?;
+        publish(&part, path).map_err(|e| e.error)?;
+        Ok(done)
+    };
+    whole().map_err(|error| {
+        discard(&part);
+        StoreError::new("write", path, error)
+    })
+}
+
+/// [`write_atomic`] on any store.
 pub(crate) fn replace<S: Store + ?Sized>(store: &S, path: &Path, bytes: &[u8]) -> Result<(), StoreError> {
     let about_path = |e: StoreError| StoreError::new("write", path, e.error);
     let temp = write_sibling(store, path, bytes)?;
@@ -69,7 +89,7 @@ static NEXT: AtomicU64 = AtomicU64::new(0);
 
 /// `.NAME.tmp-HOME-PID-N` next to `path`, with another N each time.
 fn sibling(path: &Path) -> Result<PathBuf, StoreError> {
-    let not_a_file = || StoreError::new("write", path, std::io::Error::new(ErrorKind::InvalidInput, "not a file name"));
+    let not_a_file = || StoreError::new("write", path, io::Error::new(ErrorKind::InvalidInput, "not a file name"));
     let name = path.file_name().ok_or_else(not_a_file)?.to_string_lossy();
     let number = NEXT.fetch_add(1, Ordering::Relaxed);
     Ok(path.with_file_name(format!(".{name}.tmp-{:08x}-{}-{number}", home(), std::process::id())))
@@ -165,6 +185,7 @@ fn kind(path: &Path) -> Option<std::fs::FileType> {
 mod tests {
     use super::*;
     use std::fs;
+    use std::io::Write;
 
     #[test]
     fn replaces_and_leaves_nothing_else() {
@@ -186,6 +207,26 @@ mod tests {
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1, "the temporary sibling is gone");
         assert!(write_atomic(&dir.path().join("no/such/dir"), b"").is_err());
         assert!(write_atomic(Path::new(".."), b"").is_err());
+    }
+
+    #[test]
+    fn what_is_written_bit_by_bit_has_its_name_when_it_is_whole() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("out.json");
+        let write = |end: io::Result<u32>| {
+            write_atomic_with(&path, |out| {
+                out.write_all(b"one ")?;
+                out.write_all(b"two")?;
+                end
+            })
+        };
+        assert_eq!(write(Ok(2)).unwrap(), 2);
+        assert_eq!(fs::read(&path).unwrap(), b"one two");
+        fs::write(&path, b"before").unwrap();
+        let error = write(Err(io::Error::other("no third"))).unwrap_err().to_string();
+        assert!(error.contains("out.json") && error.contains("no third"), "{error}");
+        assert_eq!(fs::read(&path).unwrap(), b"before");
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1, "the temporary sibling is gone");
     }
 
     #[test]

@@ -4,12 +4,12 @@ use std::path::{Path, PathBuf};
 
 use bellows_cli::{Bar, Context, Exit, Failure, Signals, Usage, join_pool, note, option, say, switch, text};
 use bellows_learner::{EvalContext, Shared};
-use bellows_runs::{results_dir, write_atomic};
+use bellows_runs::results_dir;
 use bellows_yolo::config::TrainConfig;
 use bellows_yolo::data::Split;
 use bellows_yolo::metrics::table_header;
 use bellows_yolo::{
-    Page, SplitData, TrainError, ValSet, Validation, Verdict, WeightFile, can_submit, submission, validate, validate_tiled,
+    Page, SplitData, TrainError, ValSet, Validation, Verdict, WeightFile, can_submit, validate, validate_tiled, write_submission,
 };
 use clap::builder::PossibleValuesParser;
 use clap::{ArgMatches, Command};
@@ -160,8 +160,7 @@ pub(crate) fn run(matches: &ArgMatches, _: &Signals) -> Result<(), Failure> {
 
 /// Writes a submission, and says so.
 fn hand_in(file: &Path, set: &ValSet, validation: &Validation) -> Result<String, Failure> {
-    let (bytes, images) = submission(set, validation)?;
-    write_atomic(file, &bytes).context(Exit::Failed, file.display())?;
+    let images = write_submission(file, set, validation).context(Exit::Failed, file.display())?;
     Ok(format!("Submission of {images} images written to {}", file.display()))
 }
 

@@ -38,7 +38,7 @@ pub use predictions::Prediction;
 pub use preprocessing::Preprocessing;
 pub use rect::Rect;
 pub use source::{Progress, SplitData, TrainingData, network};
-pub use submission::{can_submit, submission};
+pub use submission::{can_submit, write_submission};
 pub use task::{DetectionTask, METRICS};
 pub use train::{Report, TrainError, Training};
 pub use validate::{Case, Shown, ValSet, Validation, validate, validate_tiled};

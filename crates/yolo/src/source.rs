@@ -26,6 +26,9 @@ const HELD_OUT_STACKS: &str =
 const ONE_CLIP: &str =
     "warning: sampler: clips=balanced changes nothing, for all images of train are of one clip (`clip` of their meta, or their folder)";
 
+/// A scan is told of by so many images: where all are remembered, threads wait longer to tell than they look.
+const TOLD: u64 = 16;
+
 /// Tells (what, done, total); called from many threads.
 pub type Progress<'a> = &'a (dyn Fn(&str, u64, u64) + Sync);
 
@@ -267,7 +270,13 @@ fn scanned(config: &TrainConfig, data: &DataConfig, split: Split, fraction: f64,
         allow_bad: config.allow_bad,
         ..ScanOptions::default()
     };
-    let found = scan(data, split, &options, &|done, total| progress(&format!("{}: scanning", split.key()), done, total))?;
+    let what = format!("{}: scanning", split.key());
+    let told = |done: u64, total: u64| {
+        if done.is_multiple_of(TOLD) || done == total {
+            progress(&what, done, total);
+        }
+    };
+    let found = scan(data, split, &options, &told)?;
     let grouped = config.group_by.iter().flatten().any(|key| key == crate::data::meta::CLIP);
     let of_clips = config.stack().is_on() || grouped || config.sampler.as_ref().is_some_and(|sampler| sampler.clips);
     if of_clips && found.packed().is_some() {
@@ -327,7 +336,7 @@ fn fingerprint(scans: &[&Scan], levels: Option<Normalisation>) -> String {
             hash.update(packed.mark().to_le_bytes());
         }
         for i in 0..scan.len() {
-            hash.update(scan.path(i).file_name().map(|n| n.as_encoded_bytes().to_vec()).unwrap_or_default());
+            hash.update(scan.within(i).file_name().map(|n| n.as_encoded_bytes()).unwrap_or_default());
             for label in scan.labels(i) {
                 hash.update(label.class.to_le_bytes());
                 label.xywh.iter().for_each(|v| hash.update(v.to_le_bytes()));

@@ -5,8 +5,12 @@
 //! cannot be read, or that is not there.
 
 use std::collections::BTreeMap;
+use std::io::{self, Write};
+use std::path::Path;
 
+use bellows_runs::write_atomic_with;
 use serde::Serialize;
+use serde::ser::{SerializeMap, Serializer};
 use serde_json::Value;
 
 use crate::boxes::Detection;
@@ -49,17 +53,20 @@ fn key(set: &ValSet, index: usize) -> Result<String, DataError> {
     set.ids().image(index).map(name).ok_or_else(absent)
 }
 
-/// An entry for every image that the COCO files list.
-fn entries(set: &ValSet) -> Result<BTreeMap<String, Entry>, DataError> {
-    let keys = (0..set.len()).map(|index| key(set, index)).chain(set.ids().left_out().map(|id| Ok(name(id))));
-    let mut entries = BTreeMap::new();
-    for key in keys {
-        let key = key?;
-        if entries.insert(key.clone(), Entry::default()).is_some() {
+/// The images that the COCO files list by what they are called, in the order of the file; none for one that `set` has not.
+type Images = BTreeMap<String, Option<usize>>;
+
+fn images(set: &ValSet) -> Result<Images, DataError> {
+    let own = (0..set.len()).map(|index| key(set, index).map(|key| (key, Some(index))));
+    let left_out = set.ids().left_out().map(|id| Ok((name(id), None)));
+    let mut images = Images::new();
+    for image in own.chain(left_out) {
+        let (key, index) = image?;
+        if images.insert(key.clone(), index).is_some() {
             return Err(refuse(format!("has one entry an id, and {key} is the id of two images")));
         }
     }
-    Ok(entries)
+    Ok(images)
 }
 
 /// That the images of `set` and their classes, of which `classes` are looked for (or all), have names to be handed in under: to be asked before they are looked
@@ -69,7 +76,7 @@ fn entries(set: &ValSet) -> Result<BTreeMap<String, Entry>, DataError> {
 /// [`DataError::Invalid`] for an image that no COCO file lists, an id of two images, or a class that neither the image's COCO file nor the data set's others list
 /// as a category.
 pub fn can_submit(set: &ValSet, names: &[String], classes: Option<&[u32]>) -> Result<(), DataError> {
-    entries(set)?;
+    images(set)?;
     let wanted = |class: &u32| classes.is_none_or(|classes| classes.contains(class));
     for index in 0..set.len() {
         let unnamed: Vec<u32> =
@@ -88,21 +95,39 @@ pub fn can_submit(set: &ValSet, names: &[String], classes: Option<&[u32]>) -> Re
     Ok(())
 }
 
-/// The file for a validation of `set`, which kept its detections, and how many images it names.
+/// Writes the file for a validation of `set`, which kept its detections, and says how many images it names.
 ///
 /// # Errors
-/// As [`can_submit`].
-pub fn submission(set: &ValSet, validation: &Validation) -> Result<(Vec<u8>, usize), DataError> {
-    let mut entries = entries(set)?;
-    for (index, found) in &validation.kept {
-        let entry = entries.entry(key(set, *index)?).or_default();
-        for found in found {
-            let absent = || refuse(format!("labels by the ids of categories, and there is none for class {}", found.class));
-            entry.push(found, set.ids().category(*index, found.class).ok_or_else(absent)?);
-        }
+/// As [`can_submit`]; a file that cannot be written.
+pub fn write_submission(file: &Path, set: &ValSet, validation: &Validation) -> Result<usize, DataError> {
+    let images = images(set)?;
+    write_atomic_with(file, |out| write(out, set, &images, validation))?;
+    Ok(images.len())
+}
+
+/// An image at a time: as JSON all of them take several times what their detections do, gigabytes of a split of the challenge.
+fn write(out: impl Write, set: &ValSet, images: &Images, validation: &Validation) -> io::Result<()> {
+    let mut found = vec![<&[Detection]>::default(); set.len()];
+    for (index, kept) in &validation.kept {
+        found[*index] = kept;
     }
-    let bytes = serde_json::to_vec(&entries).map_err(|e| refuse(format!("cannot be written: {e}")))?;
-    Ok((bytes, entries.len()))
+    let mut json = serde_json::Serializer::new(out);
+    let mut file = json.serialize_map(Some(images.len()))?;
+    for (key, index) in images {
+        let made = index.map(|index| entry(set, index, found[index])).transpose().map_err(io::Error::other)?;
+        file.serialize_entry(key, &made.unwrap_or_default())?;
+    }
+    Ok(file.end()?)
+}
+
+/// The entry of image `index`, in which this was found.
+fn entry(set: &ValSet, index: usize, found: &[Detection]) -> Result<Entry, DataError> {
+    let mut entry = Entry::default();
+    for found in found {
+        let absent = || refuse(format!("labels by the ids of categories, and there is none for class {}", found.class));
+        entry.push(found, set.ids().category(index, found.class).ok_or_else(absent)?);
+    }
+    Ok(entry)
 }
 
 #[cfg(test)]
@@ -125,6 +150,10 @@ mod tests {
         ValSet::with_sizes(Arc::new(InMemDataset::new(Vec::new())), vec![Size::square(64); ids.len()]).with_ids(known)
     }
 
+    fn validation_of(kept: Vec<(usize, Vec<Detection>)>) -> Validation {
+        Validation { kept, ..validation() }
+    }
+
     fn names() -> [String; 2] {
         ["person", "boat"].map(String::from)
     }
@@ -142,13 +171,69 @@ mod tests {
         let ids = [Id::Number(20_200_514_230_715_001), "day/1".into()];
         let set = set(&ids, true, &[Id::Number(3)]);
         can_submit(&set, &names(), None).unwrap();
-        let validation = Validation { kept: vec![(0, all)], ..validation() };
-        let (bytes, images) = submission(&set, &validation).unwrap();
+        let validation = validation_of(vec![(0, all)]);
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("out.json");
+        assert_eq!(write_submission(&file, &set, &validation).unwrap(), 3);
         assert_eq!(
-            String::from_utf8(bytes).unwrap(),
+            std::fs::read_to_string(&file).unwrap(),
             r#"{"20200514230715001":{"boxes":[[0.0,1.235,10.0,64.0],[0.1,0.2,0.3,0.4],[3.0,3.0,4.0,4.0]],"scores":[0.900001,0.9000005,1e-7],"labels":[7,20200514000000001,7]},"3":{"boxes":[],"scores":[],"labels":[]},"day/1":{"boxes":[],"scores":[],"labels":[]}}"#
         );
-        assert_eq!(images, 3);
+    }
+
+    /// The whole file as one value, as it was once made.
+    fn at_once(set: &ValSet, validation: &Validation) -> Vec<u8> {
+        let mut entries: BTreeMap<String, Entry> = images(set).unwrap().into_keys().map(|key| (key, Entry::default())).collect();
+        for (index, found) in &validation.kept {
+            entries.insert(key(set, *index).unwrap(), entry(set, *index, found).unwrap());
+        }
+        serde_json::to_vec(&entries).unwrap()
+    }
+
+    fn written(set: &ValSet, validation: &Validation) -> (io::Result<()>, Vec<u8>) {
+        let mut bytes = Vec::new();
+        let done = write(&mut bytes, set, &images(set).unwrap(), validation);
+        (done, bytes)
+    }
+
+    #[test]
+    fn image_by_image_it_is_the_file_that_it_is_at_once() {
+        let ids: Vec<Id> =
+            (0..40).map(|i| if i % 7 == 0 { Id::from(format!("a\"{i}/ø").as_str()) } else { Id::Number(i * i * i) }).collect();
+        let set = set(&ids, true, &[Id::Number(-5), "a\\b".into()]);
+        // Judged in another order than that of their names, and some not at all.
+        let found = |i: usize, k: usize| {
+            let corner = (i * 31 + k * 7) as f32 / 3.0;
+            Detection {
+                xyxy: [corner, corner, corner + 9.0, corner + (k % 3) as f32],
+                score: 1.0 / (1 + i + k) as f32,
+                class: (k % 2) as u32,
+            }
+        };
+        let kept = (0..40_usize).rev().filter(|i| i % 5 != 0).map(|i| (i, (0..i).map(|k| found(i, k)).collect())).collect();
+        let validation = validation_of(kept);
+        let (done, bytes) = written(&set, &validation);
+        done.unwrap();
+        assert_eq!(String::from_utf8(bytes).unwrap(), String::from_utf8(at_once(&set, &validation)).unwrap());
+        let nothing = ValSet::with_sizes(Arc::new(InMemDataset::new(Vec::new())), Vec::new());
+        assert_eq!(written(&nothing, &validation_of(Vec::new())).1, b"{}");
+    }
+
+    #[test]
+    fn an_entry_is_written_before_the_next_one_is_made() {
+        let one = |class| vec![Detection { xyxy: [0.0, 0.0, 1.0, 1.0], score: 0.5, class }];
+        // The second class of the second image has no name.
+        let set = set(&[Id::Number(1), Id::Number(2)], false, &[]);
+        let validation = validation_of(vec![(1, one(1)), (0, one(0))]);
+        let (done, bytes) = written(&set, &validation);
+        let first = r#"{"1":{"boxes":[[0.0,0.0,1.0,1.0]],"scores":[0.5],"labels":[7]}"#;
+        assert!(done.is_err() && bytes == first.as_bytes(), "{}", String::from_utf8_lossy(&bytes));
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("out.json");
+        std::fs::write(&file, "before").unwrap();
+        assert!(write_submission(&file, &set, &validation).is_err());
+        assert_eq!(std::fs::read_to_string(&file).unwrap(), "before");
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1, "what was begun is gone");
     }
 
     #[test]
@@ -161,7 +246,7 @@ mod tests {
             assert!(refusal(&set(ids, true, left_out), None).ends_with("1 is the id of two images"));
         }
         let kept = vec![(0, vec![Detection { xyxy: [0.0, 0.0, 1.0, 1.0], score: 0.5, class: 1 }])];
-        let error = submission(&set(&one, false, &[]), &Validation { kept, ..validation() }).unwrap_err().to_string();
+        let error = written(&set(&one, false, &[]), &validation_of(kept)).0.unwrap_err().to_string();
         assert!(error.contains("none for class 1"), "nothing is left out silently: {error}");
         let bare = ValSet::with_sizes(Arc::new(InMemDataset::new(Vec::new())), vec![Size::square(64)]);
         assert!(refusal(&bare, None).contains("some of these are in none"));

@@ -8,6 +8,8 @@ use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use rayon::prelude::*;
+
 use super::coco::{self, CocoFile, Id};
 use super::description::{DataConfig, Source};
 use super::error::DataError;
@@ -87,7 +89,7 @@ impl Annotated {
             }
             // Folders in names are given up only where they lead nowhere, the outermost first.
             if let Some((_, folder)) = best {
-                return Ok(names.iter().map(|name| folder.join(without_folders(name, dropped))).collect());
+                return Ok(names.par_iter().map(|name| folder.join(without_folders(name, dropped))).collect());
             }
         }
         let tried = folders.iter().map(|f| format!("\n  {}", f.display())).collect::<String>();
@@ -228,6 +230,9 @@ impl Annotated {
 fn without_folders(name: &str, dropped: usize) -> String {
     // Written on Windows.
     let name = name.replace('\\', "/");
+    if dropped == 0 {
+        return name;
+    }
     let parts: Vec<&str> = name.split('/').collect();
     parts[dropped.min(parts.len() - 1)..].join("/")
 }

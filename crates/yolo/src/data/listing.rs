@@ -7,9 +7,11 @@
 //! Where validation is held out of training, an image is in the one or the other by a hash of its path, so more images change no old one's side.
 
 use std::collections::HashMap;
+use std::ffi::OsString;
 use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 
+use rayon::prelude::*;
 use sha2::{Digest, Sha256};
 
 use super::annotated::Annotated;
@@ -18,11 +20,14 @@ use super::error::DataError;
 use super::header::{is_image, suffix};
 use super::meta::{CLIP, clip_name};
 use super::packed::Packed;
+use super::record::Stamp;
 
 /// Images that cannot be read here: listed, so that the scan reports them instead of dropping them silently.
 const UNREADABLE: [&str; 4] = ["dng", "heic", "pfm", "gif"];
 const MAX_DEPTH: usize = 32;
 const MAX_LIST_BYTES: u64 = 1 << 30;
+/// So many images of a COCO file are looked for by one thread at a time: clips stand together there, so that few folders are looked up twice.
+const PIECE: usize = 4096;
 
 /// An image, and where its objects stand.
 #[derive(Clone, Debug, PartialEq)]
@@ -33,6 +38,8 @@ pub(crate) struct Entry {
     pub(crate) coco: Option<(u32, u32)>,
     /// Which sample of the split's shards; none for a file of its own.
     pub(crate) sample: Option<u32>,
+    /// Of an image of a COCO file, which was looked at to be listed: of a million on a network's drive each is asked about once.
+    pub(crate) stamp: Option<Stamp>,
 }
 
 /// The images of a split.
@@ -46,6 +53,8 @@ pub(crate) struct Listing {
     pub(crate) repeated: Vec<(u32, u32)>,
     /// The shards that hold all of them, if the split is in shards.
     pub(crate) packed: Option<Arc<Packed>>,
+    /// Some come from folders that were walked, where a path may lead over a link.
+    pub(crate) walked: bool,
 }
 
 impl Listing {
@@ -90,6 +99,7 @@ pub(crate) fn images(config: &DataConfig, split: Split, cache_dir: Option<&Path>
         if Packed::is(&path) {
             packed(config, split, &path, &mut listing)?;
         } else if path.is_dir() {
+            listing.walked = true;
             let before = found.len();
             walk(config, &path, 0, &mut found)?;
             if found.len() == before && Packed::lacks_index(&path) {
@@ -101,7 +111,7 @@ pub(crate) fn images(config: &DataConfig, split: Split, cache_dir: Option<&Path>
             read_list(config, &path, &mut found)?;
         }
     }
-    listing.entries.extend(found.into_iter().map(|image| Entry { image, coco: None, sample: None }));
+    listing.entries.extend(found.into_iter().map(|image| Entry { image, coco: None, sample: None, stamp: None }));
     if listing.packed.is_none() {
         sort(&mut listing);
     }
@@ -122,7 +132,7 @@ fn packed(config: &DataConfig, split: Split, path: &Path, listing: &mut Listing)
     for shard in packed.files().filter(|shard| shard.is_symlink() && shard.exists()) {
         config.resolve(path, &shard)?;
     }
-    let entry = |(sample, image)| Entry { image, coco: None, sample: Some(sample as u32) };
+    let entry = |(sample, image)| Entry { image, coco: None, sample: Some(sample as u32), stamp: None };
     listing.entries = packed.images().enumerate().map(entry).collect();
     listing.packed = Some(Arc::new(packed));
     Ok(())
@@ -130,7 +140,7 @@ fn packed(config: &DataConfig, split: Split, path: &Path, listing: &mut Listing)
 
 /// Images by their paths, each file once.
 fn sort(listing: &mut Listing) {
-    listing.entries.sort_unstable_by(|a, b| (&a.image, a.coco).cmp(&(&b.image, b.coco)));
+    listing.entries.par_sort_unstable_by(|a, b| (&a.image, a.coco).cmp(&(&b.image, b.coco)));
     let id = |(file, image): (u32, u32)| listing.coco[file as usize].image_id(image);
     listing.entries.dedup_by(|b, a| {
         let same = a.image == b.image;
@@ -161,30 +171,52 @@ fn hold_out(config: &DataConfig, split: Split, entries: &mut Vec<Entry>) {
 fn annotated(config: &DataConfig, source: &Source, cache_dir: Option<&Path>, listing: &mut Listing) -> Result<(), DataError> {
     let coco = Annotated::open(config, source, cache_dir)?;
     let which = listing.coco.len() as u32;
-    let mut folders = HashMap::new();
-    for (index, path) in coco.images(config, source)?.into_iter().enumerate() {
-        let image = match place(config, &path, &mut folders) {
-            // A folder that is not there: the scan names the image.
-            Err(DataError::Io { .. }) => path,
-            other => other?,
-        };
-        listing.entries.push(Entry { image, coco: Some((which, index as u32)), sample: None });
+    let paths = coco.images(config, source)?;
+    let pieces: Vec<_> = paths.par_chunks(PIECE).map(|piece| places(config, piece)).collect();
+    listing.entries.reserve(paths.len());
+    let mut index = 0;
+    // The first path that is refused is told, whichever thread was first.
+    for piece in pieces {
+        for (image, stamp) in piece? {
+            listing.entries.push(Entry { image, coco: Some((which, index)), sample: None, stamp });
+            index += 1;
+        }
     }
     listing.coco.push(coco);
     Ok(())
 }
 
-/// The real place of the file at `path`. Real folders are looked up once: a list has many files in few folders.
-fn place(config: &DataConfig, path: &Path, folders: &mut HashMap<PathBuf, PathBuf>) -> Result<PathBuf, DataError> {
+/// The real place of a file, and what was seen there, unless a link led to it.
+type Placed = (PathBuf, Option<Stamp>);
+
+fn places(config: &DataConfig, paths: &[PathBuf]) -> Result<Vec<Placed>, DataError> {
+    let mut folders = HashMap::new();
+    let placed = paths.iter().map(|path| match place(config, path, &mut folders) {
+        // A folder that is not there: the scan names the image.
+        Err(DataError::Io { .. }) => Ok((path.clone(), None)),
+        other => other,
+    });
+    placed.collect()
+}
+
+/// The real place of the file at `path`. Real folders are looked up once, by their letters: a list has many files in few folders.
+fn place(config: &DataConfig, path: &Path, folders: &mut HashMap<OsString, PathBuf>) -> Result<Placed, DataError> {
     let (Some(folder), Some(name)) = (path.parent(), path.file_name()) else {
         return Err(DataError::Invalid(format!("`{}` is not a file name", path.display())));
     };
-    if !folders.contains_key(folder) {
-        let relative = folder.strip_prefix(&config.root).unwrap_or(folder);
-        folders.insert(folder.to_path_buf(), config.resolve(&config.root, relative)?);
+    let real = match folders.get(folder.as_os_str()) {
+        Some(real) => real,
+        None => {
+            let relative = folder.strip_prefix(&config.root).unwrap_or(folder);
+            let real = config.resolve(&config.root, relative)?;
+            &*folders.entry(folder.into()).or_insert(real)
+        }
+    };
+    let file = real.join(name);
+    match file.symlink_metadata() {
+        Ok(info) if info.is_symlink() => Ok((config.resolve(real, Path::new(name))?, None)),
+        info => Ok((file, info.ok().map(|info| Stamp::seen(&info)))),
     }
-    let file = folders[folder].join(name);
-    if file.is_symlink() { config.resolve(&folders[folder], Path::new(name)) } else { Ok(file) }
 }
 
 fn missing(config: &DataConfig, split: Split, path: PathBuf) -> DataError {
@@ -226,10 +258,11 @@ fn read_list(config: &DataConfig, list: &Path, found: &mut Vec<PathBuf>) -> Resu
             Some(rest) => beside.join(rest),
             None => config.root.join(line),
         };
-        found.push(place(config, &path, &mut folders).map_err(|error| match error {
+        let (image, _) = place(config, &path, &mut folders).map_err(|error| match error {
             DataError::Invalid(reason) => DataError::Invalid(format!("{}: {reason}", list.display())),
             other => other,
-        })?);
+        })?;
+        found.push(image);
     }
     Ok(())
 }

@@ -1,5 +1,6 @@
 //! What a scan finds out about one image and its label file, and by what it knows that they have not changed.
 
+use std::fs::Metadata;
 use std::path::{Path, PathBuf};
 use std::time::UNIX_EPOCH;
 
@@ -35,13 +36,21 @@ impl Stamp {
     pub(crate) const NEVER: Self = Self([0, 0, u64::MAX, 0]);
 
     pub(crate) fn of(image: &Path, label: Option<&Path>) -> Self {
-        let look = |path: &Path| match std::fs::metadata(path) {
-            Err(_) => [u64::MAX; 2],
-            Ok(m) => [m.len(), m.modified().ok().and_then(|t| t.duration_since(UNIX_EPOCH).ok()).map_or(0, |d| d.as_nanos() as u64)],
-        };
+        let look = |path: &Path| std::fs::metadata(path).map_or([u64::MAX; 2], |info| seen(&info));
         let ([a, b], [c, d]) = (look(image), label.map_or([u64::MAX; 2], look));
         Self([a, b, c, d])
     }
+
+    /// Of an image that has been looked at, and has no label file of its own.
+    pub(crate) fn seen(image: &Metadata) -> Self {
+        let [length, modified] = seen(image);
+        Self([length, modified, u64::MAX, u64::MAX])
+    }
+}
+
+fn seen(info: &Metadata) -> [u64; 2] {
+    let modified = info.modified().ok().and_then(|t| t.duration_since(UNIX_EPOCH).ok());
+    [info.len(), modified.map_or(0, |d| d.as_nanos() as u64)]
 }
 
 /// What one image file and its label file hold; classes are not yet compared with the dataset's.

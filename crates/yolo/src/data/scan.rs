@@ -28,6 +28,8 @@ use super::{labels, listing};
 use crate::boxes::Label;
 
 const MAX_LABEL_BYTES: u64 = 16 << 20;
+/// Images whose objects are put together at a time, in parallel: all of them at once would be held twice.
+const BLOCK: usize = 8192;
 
 /// How to scan.
 #[derive(Clone, Debug)]
@@ -74,6 +76,8 @@ pub struct Scan {
     packed: Option<Arc<Packed>>,
     /// Where there are shards, which sample of them each image is.
     samples: Vec<u32>,
+    /// Every path is where its image really is: none leads over a link.
+    real: bool,
     /// What is known of images beside their pixels.
     pub meta: FrameMeta,
     /// Sorted by path.
@@ -130,14 +134,24 @@ impl Outlines {
 impl Scan {
     /// The file of image `i`.
     pub fn path(&self, i: usize) -> PathBuf {
+        self.root.join(self.within(i))
+    }
+
+    /// Whether an image of both has one path [`within`](Self::within) the data set.
+    pub(crate) fn has_places_of(&self, other: &Self) -> bool {
+        self.real && other.real && self.root == other.root
+    }
+
+    /// The path of image `i` within the data set; the whole path of one that lies outside.
+    pub(crate) fn within(&self, i: usize) -> &Path {
         let range = &self.images[i].path;
-        self.root.join(&self.paths[range.start as usize..range.end as usize])
+        Path::new(&self.paths[range.start as usize..range.end as usize])
     }
 
     /// What the file of image `i` is called wherever the data set lies: its path within it, with its clip's folder; of one outside of it the file's name alone.
     pub(crate) fn name(&self, i: usize) -> String {
-        let path = self.path(i);
-        let name = path.strip_prefix(&self.root).ok().or_else(|| path.file_name().map(Path::new)).unwrap_or(&path);
+        let path = self.within(i);
+        let name = if path.is_relative() { path } else { path.file_name().map_or(path, Path::new) };
         name.to_string_lossy().replace('\\', "/")
     }
 
@@ -235,22 +249,26 @@ pub fn scan(config: &DataConfig, split: Split, options: &ScanOptions, progress: 
     if !(options.fraction > 0.0 && options.fraction <= 1.0) {
         return Err(DataError::Invalid(format!("fraction is {}; it must lie in (0, 1]", options.fraction)));
     }
-    let mut listing = listing::images(config, split, options.cache_dir.as_deref())?;
+    let cache_file = options.cache_dir.as_ref().map(|dir| dir.join(cache::file_name(config, split, options.fraction)));
+    let (listing, known) = rayon::join(
+        || listing::images(config, split, options.cache_dir.as_deref()),
+        || cache_file.as_deref().map(Cache::load).unwrap_or_default(),
+    );
+    let mut listing = listing?;
     let total = listing.entries.len();
     if total == 0 {
         return Err(DataError::NoImages { path: config.root.clone(), reason: format!("`{}` names no image file", split.key()) });
     }
     listing.keep(options.fraction);
     let entries = &listing.entries;
-    let cache_file = options.cache_dir.as_ref().map(|dir| dir.join(cache::file_name(config, split, options.fraction)));
-    let known = cache_file.as_deref().map(Cache::load).unwrap_or_default();
     let (done, fresh) = (AtomicU64::new(0), AtomicU64::new(0));
     let records: Vec<Record> = entries
         .par_iter()
-        .map(|Entry { image, coco, sample }| {
+        .map(|Entry { image, coco, sample, stamp }| {
             let packed = listing.packed.as_deref().zip(*sample);
             let label = (coco.is_none() && packed.is_none()).then(|| listing::label_path(image));
-            let stamp = packed.map_or_else(|| Stamp::of(image, label.as_deref()), |(packed, sample)| packed.stamp(sample));
+            let look = || stamp.unwrap_or_else(|| Stamp::of(image, label.as_deref()));
+            let stamp = packed.map_or_else(look, |(packed, sample)| packed.stamp(sample));
             let record = known.get(image).filter(|r| r.stamp == stamp).cloned().unwrap_or_else(|| {
                 fresh.fetch_add(1, Ordering::Relaxed);
                 let of_files = || Record { stamp, content: check(image, label.as_deref()) };
@@ -303,31 +321,29 @@ fn assemble(config: &DataConfig, split: Split, options: &ScanOptions, listing: &
     };
     let ids = CocoIds::new(listing.coco.iter().map(categories).collect());
     let meta = FrameMeta::new(listing.coco.iter().map(Annotated::meta).collect());
-    let mut scan = Scan { root, ids, meta, packed: listing.packed.clone(), ..Scan::default() };
+    let real = !listing.walked && listing.packed.is_none();
+    let mut scan = Scan { root, ids, meta, real, packed: listing.packed.clone(), ..Scan::default() };
     let id = |(file, image): (u32, u32)| listing.coco[file as usize].image_id(image);
     listing.repeated.iter().for_each(|&of| scan.ids.leave_out(id(of)));
     let mut odd = [0u64; 4];
-    for (Entry { image, coco, sample }, record) in listing.entries.iter().zip(records) {
-        let content = record.content.and_then(|content| match coco {
-            None => with_known_classes(content, image, nc, listing.packed.as_deref().zip(*sample)),
-            Some((which, index)) => {
-                let marked = listing.coco[*which as usize].labels(*index, content.header.size);
-                let counts = [marked.cut, marked.outside, marked.foreign, u32::from(marked.resized)];
-                odd.iter_mut().zip(counts).for_each(|(sum, n)| *sum += u64::from(n));
-                Ok(Content { labels: Some(marked.parsed), ..content })
+    let mut records = records.into_iter();
+    for entries in listing.entries.chunks(BLOCK) {
+        let block: Vec<(&Entry, Record)> = entries.iter().zip(records.by_ref()).collect();
+        let block: Vec<_> = block.into_par_iter().map(|(entry, record)| (entry, marked(listing, entry, record, nc))).collect();
+        for (Entry { image, coco, sample, .. }, (content, counts)) in block {
+            odd.iter_mut().zip(counts).for_each(|(sum, n)| *sum += u64::from(n));
+            let index = scan.len();
+            match content {
+                Ok(content) => scan.push(image, content, options),
+                Err(bad) => scan.bad.push(bad),
             }
-        });
-        let index = scan.len();
-        match content {
-            Ok(content) => scan.push(image, content, options),
-            Err(bad) => scan.bad.push(bad),
-        }
-        if scan.len() > index {
-            scan.ids.push(index, coco.map(|of| (of.0, id(of))));
-            scan.meta.push(index, *coco);
-            scan.samples.extend(*sample);
-        } else if let Some(of) = *coco {
-            scan.ids.leave_out(id(of));
+            if scan.len() > index {
+                scan.ids.push(index, coco.map(|of| (of.0, id(of))));
+                scan.meta.push(index, *coco);
+                scan.samples.extend(*sample);
+            } else if let Some(of) = *coco {
+                scan.ids.leave_out(id(of));
+            }
         }
     }
     scan.zero_size += listing.coco.iter().map(Annotated::zero_size).sum::<u64>();
@@ -358,6 +374,21 @@ fn assemble(config: &DataConfig, split: Split, options: &ScanOptions, listing: &
     scan.paths.shrink_to_fit();
     scan.outlines.points.shrink_to_fit();
     Ok(scan)
+}
+
+/// What an image holds with its objects, wherever they stand; and of a COCO file how many of its boxes were cut, lay outside or are of no class, and whether it says
+/// another size.
+fn marked(listing: &Listing, entry: &Entry, record: Record, nc: u32) -> (Result<Content, BadFile>, [u32; 4]) {
+    let mut odd = [0; 4];
+    let content = record.content.and_then(|content| match entry.coco {
+        None => with_known_classes(content, &entry.image, nc, listing.packed.as_deref().zip(entry.sample)),
+        Some((which, index)) => {
+            let marked = listing.coco[which as usize].labels(index, content.header.size);
+            odd = [marked.cut, marked.outside, marked.foreign, u32::from(marked.resized)];
+            Ok(Content { labels: Some(marked.parsed), ..content })
+        }
+    });
+    (content, odd)
 }
 
 /// Refuses classes that the dataset does not have. The file is read again only to name the line.

@@ -120,7 +120,7 @@ pub(super) fn load(file: &Path, stamp: &Stamp) -> Option<CocoFile> {
     }
     let (count, mut boxes) = input.list(32)?;
     for _ in 0..count {
-        let (image, category) = (input.u32()?, input.u32()?);
+        let (image, category) = (input.u32().filter(|&image| (image as usize) < images.len())?, input.u32()?);
         let xywh = [input.f32()?, input.f32()?, input.f32()?, input.f32()?];
         boxes.push(CocoBox { image, category, xywh, outline: [input.u32()?, input.u32()?] });
     }
@@ -143,7 +143,7 @@ pub(super) fn load(file: &Path, stamp: &Stamp) -> Option<CocoFile> {
     for _ in 0..input.u32()? {
         counts.examples.push(input.text()?);
     }
-    Some(CocoFile { categories, images, boxes, points, meta, counts })
+    Some(CocoFile { categories, images, boxes, points, meta, counts, ..CocoFile::default() }.complete())
 }
 
 impl Writer {

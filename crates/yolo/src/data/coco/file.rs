@@ -61,6 +61,8 @@ pub(crate) struct CocoFile {
     pub(crate) images: Vec<CocoImage>,
     /// Sorted by image; those of one image in the file's order.
     pub(crate) boxes: Vec<CocoBox>,
+    /// Where the boxes of each image begin, and where the last one's end.
+    pub(super) begins: Vec<u32>,
     /// Points of polygons in pixels, as an [`Outline`](crate::data::Outline) each.
     pub(crate) points: Vec<[f32; 2]>,
     /// `meta` and `date_captured` of each image.
@@ -75,11 +77,18 @@ impl CocoFile {
         &self.points[from..from + count]
     }
 
+    /// With all of its images and boxes in their places.
+    pub(crate) fn complete(mut self) -> Self {
+        let mut begins = vec![0_u32; self.images.len() + 1];
+        self.boxes.iter().for_each(|b| begins[b.image as usize + 1] += 1);
+        (1..begins.len()).for_each(|i| begins[i] += begins[i - 1]);
+        self.begins = begins;
+        self
+    }
+
     /// The objects of image `index`.
     pub(crate) fn boxes_of(&self, index: usize) -> &[CocoBox] {
-        let from = self.boxes.partition_point(|b| (b.image as usize) < index);
-        let rest = &self.boxes[from..];
-        &rest[..rest.partition_point(|b| b.image as usize == index)]
+        &self.boxes[self.begins[index] as usize..self.begins[index + 1] as usize]
     }
 
     /// The names of its categories, each once, in the file's order: its classes. `background` is one only where objects are called so.

@@ -198,7 +198,7 @@ impl Raw {
         name_lost(counts, "image", &lost_images, &self.image_ids);
         name_lost(counts, "category", &lost_categories, &self.category_ids);
         self.file.boxes = boxes;
-        Ok(self.file)
+        Ok(self.file.complete())
     }
 }
 

@@ -201,3 +201,28 @@ fn progress_reaches_the_end() {
     .unwrap();
     assert_eq!(calls.into_inner(), 9);
 }
+
+#[test]
+fn an_image_of_a_coco_file_is_looked_at_again_once_it_has_changed() {
+    let dir = tempfile::tempdir().unwrap();
+    let put = |i: usize, width: u32, height: u32| {
+        // All are equally long: decoders stop at the end marker.
+        let mut bytes = jpeg(width, height);
+        bytes.resize(16_384, 0);
+        std::fs::write(dir.path().join(format!("{i:02}.jpg")), bytes).unwrap();
+    };
+    // Of so many every second one is among the samples of the memory.
+    let listed: Vec<String> = (0..65).map(|i| format!("{{\"id\":{i},\"file_name\":\"{i:02}.jpg\"}}")).collect();
+    std::fs::write(dir.path().join("a.json"), format!("{{\"images\":[{}]}}", listed.join(","))).unwrap();
+    (0..65).for_each(|i| put(i, 32, 24));
+    let config = DataConfig::parse("train: a.json\nval: a.json\nnames: [a]\n", &dir.path().join("data.yaml")).unwrap();
+    let options = ScanOptions { cache_dir: Some(dir.path().join("cache")), ..ScanOptions::default() };
+    let sizes = || scan(&config, Split::Train, &options, &|_, _| {}).unwrap().images.iter().map(|image| image.size).collect::<Vec<_>>();
+    let mut expected = vec![Size { width: 32, height: 24 }; 65];
+    assert_eq!(sizes(), expected);
+    put(1, 64, 48);
+    set_time(&dir.path().join("01.jpg"), SystemTime::now() + Duration::from_secs(9));
+    expected[1] = Size { width: 64, height: 48 };
+    assert_eq!(sizes(), expected);
+    assert_eq!(sizes(), expected);
+}

@@ -32,6 +32,7 @@ mod protocol;
 mod report;
 mod request;
 mod select;
+mod smi;
 mod telemetry;
 mod timing;
 mod tuning;

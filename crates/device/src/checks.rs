@@ -5,7 +5,7 @@
 //! always computes Burn's own, so that a mistake in our kernels' common lines cannot agree with itself.
 
 use crate::Stage;
-use crate::convolutions::{BOTTLENECK, POINTWISE, STEM, Wrt};
+use crate::convolutions::{BOTTLENECK, POINTWISE, STEM, WIDE, Wrt};
 use crate::made::{numbers, tensor};
 use crate::maps::{self, Storage};
 use crate::options::{Shape, Work};
@@ -23,13 +23,16 @@ pub(crate) const HALF_TOLERANCE: f64 = 2e-2;
 /// Of factors after two steps of Adam in f16, which divides a gradient by its own size: 3.7e-2 on the processor, where what is wrong is off by its size.
 const HALF_STEPS_TOLERANCE: f64 = 1e-1;
 
+/// How often what must have the same bits each time is computed.
+const TIMES: usize = 8;
+
 /// One comparison of the probe.
 pub(crate) struct Check {
     pub(crate) stage: Stage,
     pub(crate) name: String,
     /// Largest relative error allowed.
     pub(crate) tolerance: f64,
-    /// Left out on software adapters, which would spend minutes on it: Burn's kernels are tuned to each shape.
+    /// Left out on software adapters, which would spend minutes on it (Burn's kernels are tuned to each shape) or have no such fault.
     pub(crate) hardware_only: bool,
     /// The type that a device must have for it.
     needs: Option<DType>,
@@ -92,6 +95,10 @@ fn of_detector(path: Path, work: Work, all: &mut Vec<Check>) {
             vec![wrt.map_or_else(|| layer.forward(device, by, false), |wrt| layer.gradient(wrt, device, by, false))]
         })
     }));
+    if path == Path::Gemm {
+        let often = |device: &Device, by, reference| repeated(|| WIDE.forward(device, by, false), reference);
+        all.push(Check { hardware_only: true, ..Check::new(conv, "3x3 s1 64>64 forward, 8 times", often) });
+    }
     let steps = Check::new(train, "2 steps of a small detector", |device, by, _| detector::two_steps(device, by, false));
     all.push(Check { hardware_only: path != Path::Gemm, ..steps });
     match (path, work) {
@@ -120,12 +127,27 @@ fn of_language_model(path: Path, work: Work, all: &mut Vec<Check>) {
     };
     all.push(Check::new(Stage::Rows, "normalisation, rotation, gate, loss", |device, _, _| decoder::rows(device)));
     all.push(Check::new(products, "96x257 . 257x130, both ways", |device, _, _| decoder::products(device)));
+    if path == Path::Gemm {
+        let often = |device: &Device, _, reference| repeated(|| decoder::large_product(device), reference);
+        all.push(Check { hardware_only: true, ..Check::new(products, "1024x64 . 64x1536, 8 times", often) });
+    }
     all.push(Check::new(train, "2 steps of LoRA on a frozen layer", |device, _, _| decoder::two_steps(device, Precision::F32)));
     if work.half() {
         let steps = |device: &Device, _, reference: bool| decoder::two_steps(device, precision(!reference));
         let steps = Check::new(Stage::LoraHalf, "2 steps of LoRA on a frozen layer", steps);
         all.push(Check { hardware_only: path != Path::Gemm, tolerance: HALF_STEPS_TOLERANCE, ..half(steps) });
     }
+}
+
+/// The numbers of a product of ours, and one more than so many of them as have other bits in another launch. Its sums have a fixed order, so there are none;
+/// but kernels whose threads have more than some 544 bytes of their own are reported to get them mixed up on RADV now and then (cubecl issue 1336), and with
+/// the largest blocks ours have.
+fn repeated(run: impl Fn() -> Vec<f32>, reference: bool) -> Vec<Vec<f32>> {
+    let first = run();
+    let differ = |other: &[f32]| first.iter().zip(other).filter(|(a, b)| a.to_bits() != b.to_bits()).count();
+    let others = if reference { 0 } else { TIMES - 1 };
+    let most = (0..others).map(|_| differ(&run())).max().unwrap_or_default();
+    vec![first, vec![1.0 + most as f32]]
 }
 
 /// With another tolerance, for a device that has f16.
@@ -241,9 +263,9 @@ mod tests {
     #[test]
     fn checks_agree_on_the_cpu() {
         for (path, work, count) in [
-            (Path::Gemm, Work::Detector, 11),
+            (Path::Gemm, Work::Detector, 12),
             (Path::Direct, Work::Detector, 13),
-            (Path::Gemm, Work::LanguageModel, 4),
+            (Path::Gemm, Work::LanguageModel, 5),
             (Path::Direct, Work::LanguageModel, 4),
             (Path::Untuned, Work::LanguageModel, 4),
         ] {
@@ -256,10 +278,10 @@ mod tests {
             }
         }
         let half = checks(Path::Gemm, Work::HalfDetector, &[]);
-        assert!(half.is_sorted_by_key(|check| check.stage) && half.len() == 14);
+        assert!(half.is_sorted_by_key(|check| check.stage) && half.len() == 15);
         // The processor computes a map in f16 too.
         let half = checks(Path::Gemm, Work::HalfLanguageModel, &[Shape::Map([130, 70])]);
-        assert!(half.is_sorted_by_key(|check| check.stage) && half.len() == 7);
+        assert!(half.is_sorted_by_key(|check| check.stage) && half.len() == 8);
         for check in &half {
             let (ours, reference) = check.run(&Device::flex(), Path::Gemm);
             compare(&ours, &reference, check.tolerance).unwrap();
@@ -289,6 +311,20 @@ mod tests {
         }
         let names = [conv, Shape::Frozen(Storage::Nf4, [33, 70]), attention].map(|shape| shape.to_string());
         assert_eq!(names, ["3x3 s2 5>7 at 20x12", "70>33 in nf4", "attention 4/2x16"]);
+    }
+
+    /// One launch of eight with another bit is seen, however small.
+    #[test]
+    fn numbers_that_change_from_launch_to_launch_are_wrong() {
+        let launches = std::cell::Cell::new(0);
+        let run = |changing: u32| {
+            launches.set(launches.get() + 1);
+            vec![1.0, if launches.get() == changing { 2.0f32.next_up() } else { 2.0 }]
+        };
+        let reference = repeated(|| vec![1.0, 2.0], true);
+        assert_eq!(compare(&repeated(|| run(0), false), &reference, TOLERANCE), Ok(0.0));
+        assert_eq!(launches.replace(0), 8);
+        assert!(compare(&repeated(|| run(5), false), &reference, TOLERANCE).unwrap_err().contains("wrong numbers"));
     }
 
     /// Factors in f16 are forgiven more; attention, which is f32 in every precision, is not. A type that a device lacks is asked for by its name.

@@ -115,6 +115,11 @@ pub(crate) fn products(device: &Device) -> Vec<Vec<f32>> {
     vec![numbers(linear(x, w, Some(tensor(57, [130], device)), Precision::F32)), numbers(dx)]
 }
 
+/// A product so large that ours takes its largest blocks.
+pub(crate) fn large_product(device: &Device) -> Vec<f32> {
+    numbers(linear(tensor::<2>(63, [1024, 64], device), tensor::<2>(64, [1536, 64], device), None, Precision::F32))
+}
+
 /// Normalisation, rotation, the gate, the loss of words.
 pub(crate) fn rows(device: &Device) -> Vec<Vec<f32>> {
     let x = || tensor::<2>(58, [ROWS, WORDS], device);

@@ -157,12 +157,12 @@ fn xe3(facts: &Facts) -> Option<String> {
     )
 }
 
-/// cubecl#1336. Mesa writes RADV into the names of adapters.
+/// cubecl#1336 (open; of AMD cards and CubeCL 0.10, its maintainers could not repeat it). Mesa writes RADV into the names of adapters.
 fn radv(facts: &Facts) -> Option<String> {
     say(
         facts.names.iter().any(|name| name.contains("RADV")),
         "RADV: kernels of CubeCL's whose private arrays are more than some 544 bytes together are reported to compute wrong numbers now and \
-         then; the probe compares numbers, which may not meet it.",
+         then, which CubeCL's maintainers could not repeat; the probe computes a product in our largest blocks eight times and asks for the same bits.",
     )
 }
 

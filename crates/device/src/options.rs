@@ -140,7 +140,7 @@ pub struct ProbeOptions {
     /// The run's own convolutions, or maps and attention: each pass of each is proved. Few and small ones on a software adapter, and none of Burn's there.
     pub shapes: Vec<Shape>,
     /// What the user wrote after `--conv`. `Gemm`: no convolution kernel of Burn's is run. `Direct`: Burn's own convolutions only. Any other:
-    /// both ways to compute convolutions on a GPU are proved, and one is chosen. `--products` of language models in the same way.
+    /// both ways to compute convolutions on a GPU are proved, Burn's only where the choice may fall on it, and one is chosen. `--products` of language models in the same way.
     pub lowering: Option<Lowering>,
     /// Treat software adapters like hardware. For tests, which have no GPU.
     pub software: bool,

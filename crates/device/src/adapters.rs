@@ -5,19 +5,39 @@
 
 use crate::DeviceError;
 use crate::adapter::{Adapter, AdapterKind, Backend};
+use crate::smi;
 use burn::tensor::{Device, DeviceKind, wgpu::wgpu};
 use std::fs;
+use std::path::Path;
+use std::time::Duration;
+
+/// What nvidia-smi is given to tell the memory of all cards: less than the parent gives the child to list them.
+const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Every adapter of `backend`, in the driver's order. Loads the driver.
 pub(crate) fn list(backend: Backend) -> Vec<Adapter> {
-    match backend {
+    let found = match backend {
         Backend::Flex => Vec::new(),
         Backend::Vulkan => list_wgpu(backend, wgpu::Backends::VULKAN),
         Backend::Metal => list_wgpu(backend, wgpu::Backends::METAL),
         Backend::WebGpu => list_wgpu(backend, wgpu::Backends::BROWSER_WEBGPU),
         Backend::Cuda => list_cards(backend, card_devices(backend), nvidia_driver()),
         Backend::Rocm => list_cards(backend, card_devices(backend), amd_driver()),
+    };
+    with_memory(found, Path::new("/sys/bus/pci/devices"), Path::new(smi::PROGRAM))
+}
+
+/// With the size of each card's memory, where somebody tells: amdgpu in a file, nvidia-smi of all of NVIDIA's at once.
+fn with_memory(mut adapters: Vec<Adapter>, devices: &Path, program: &Path) -> Vec<Adapter> {
+    let read = |pci: &str, name: &str| fs::read_to_string(devices.join(pci).join(name)).ok().filter(|_| !pci.is_empty());
+    let of_nvidia = |adapter: &Adapter| read(&adapter.pci, "vendor").is_some_and(|vendor| vendor.trim() == smi::VENDOR);
+    let told = if adapters.iter().any(of_nvidia) { smi::memories(program, PATIENCE) } else { Vec::new() };
+    for adapter in &mut adapters {
+        let of_amd = read(&adapter.pci, "mem_info_vram_total").and_then(|bytes| bytes.trim().parse::<u64>().ok());
+        let of_smi = || told.iter().find(|(pci, _)| smi::same_place(pci, &adapter.pci)).map(|(_, bytes)| *bytes);
+        adapter.memory = of_amd.or_else(of_smi);
     }
+    adapters
 }
 
 fn list_wgpu(backend: Backend, apis: wgpu::Backends) -> Vec<Adapter> {
@@ -32,7 +52,7 @@ fn list_wgpu(backend: Backend, apis: wgpu::Backends) -> Vec<Adapter> {
             backend,
             index,
             nth_of_kind: adapters.iter().filter(|other| other.kind == kind).count(),
-            memory: card_memory(&info.device_pci_bus_id),
+            memory: None,
             name: info.name,
             kind,
             id: (info.vendor, info.device),
@@ -78,7 +98,7 @@ fn list_cards(backend: Backend, devices: Vec<Device>, driver: String) -> Vec<Ada
             name: identity.map(|identity| identity.name).unwrap_or_else(|| format!("{backend} device {index}")),
             kind: AdapterKind::Discrete,
             id: (0, 0),
-            memory: card_memory(&pci),
+            memory: None,
             pci,
             driver: driver.clone(),
             max_buffer: 0,
@@ -105,14 +125,6 @@ fn nvidia_driver() -> String {
 fn amd_driver() -> String {
     let read = |path: &str| fs::read_to_string(path).unwrap_or_default().trim().to_owned();
     format!("ROCm {} Linux {}", read("/opt/rocm/.info/version"), read("/proc/sys/kernel/osrelease"))
-}
-
-/// amdgpu publishes the size of a card's memory; other drivers have no file for it.
-fn card_memory(pci: &str) -> Option<u64> {
-    if pci.is_empty() {
-        return None;
-    }
-    fs::read_to_string(format!("/sys/bus/pci/devices/{pci}/mem_info_vram_total")).ok()?.trim().parse().ok()
 }
 
 /// The Burn device of `adapter`, without autodiff. Does not touch the driver.
@@ -144,6 +156,30 @@ pub(crate) fn open(adapter: &Adapter) -> Result<Device, DeviceError> {
 mod tests {
     use super::*;
     use crate::adapter::tests::adapter;
+
+    #[test]
+    #[cfg(unix)]
+    fn the_memory_of_a_card_is_what_its_driver_tells() {
+        use std::os::unix::fs::PermissionsExt;
+        let dir = tempfile::tempdir().unwrap();
+        let write = |name: &str, text: &str| {
+            let path = dir.path().join(name);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        };
+        let program = dir.path().join("nvidia-smi");
+        write("nvidia-smi", "#!/bin/sh\necho '00000000:02:00.0, 24576'\n");
+        fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+        write("0000:01:00.0/vendor", "0x1002\n");
+        write("0000:01:00.0/mem_info_vram_total", "8589934592\n");
+        let at = |pci: &str| Adapter { pci: pci.into(), ..adapter(0, AdapterKind::Discrete, None) };
+        let cards = || ["0000:01:00.0", "0000:02:00.0", "0000:03:00.0", ""].map(at).to_vec();
+        let memory = |cards| with_memory(cards, dir.path(), &program).into_iter().map(|card| card.memory).collect::<Vec<_>>();
+        assert_eq!(memory(cards()), [Some(8 << 30), None, None, None], "nobody of NVIDIA's is there to be asked about");
+        write("0000:02:00.0/vendor", "0x10de\n");
+        write("0000:03:00.0/vendor", "0x10de\n");
+        assert_eq!(memory(cards()), [Some(8 << 30), Some(24 << 30), None, None]);
+    }
 
     #[test]
     fn a_second_software_adapter_is_refused_with_the_way_out() {

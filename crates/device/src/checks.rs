@@ -5,13 +5,14 @@
 //! always computes Burn's own, so that a mistake in our kernels' common lines cannot agree with itself.
 
 use crate::Stage;
-use crate::convolutions::{BOTTLENECK, POINTWISE, STEM, Wrt};
+use crate::convolutions::{BOTTLENECK, POINTWISE, STEM, WIDE, Wrt};
 use crate::made::{numbers, tensor};
+use crate::maps::{self, Storage};
 use crate::options::{Shape, Work};
 use crate::plan::Path;
 use crate::{decoder, detector, timing};
 use bellows_kernels::{Lowering, Precision};
-use burn::tensor::{Device, FloatDType};
+use burn::tensor::{DType, Device};
 
 /// Largest error allowed, relative to the largest magnitude of the CPU's result: f32 kernels differ by the order of summation (1e-6),
 /// a wrong kernel by far more.
@@ -22,14 +23,19 @@ pub(crate) const HALF_TOLERANCE: f64 = 2e-2;
 /// Of factors after two steps of Adam in f16, which divides a gradient by its own size: 3.7e-2 on the processor, where what is wrong is off by its size.
 const HALF_STEPS_TOLERANCE: f64 = 1e-1;
 
+/// How often what must have the same bits each time is computed.
+const TIMES: usize = 8;
+
 /// One comparison of the probe.
 pub(crate) struct Check {
     pub(crate) stage: Stage,
     pub(crate) name: String,
     /// Largest relative error allowed.
     pub(crate) tolerance: f64,
-    /// Left out on software adapters, which would spend minutes on it: Burn's kernels are tuned to each shape.
+    /// Left out on software adapters, which would spend minutes on it (Burn's kernels are tuned to each shape) or have no such fault.
     pub(crate) hardware_only: bool,
+    /// The type that a device must have for it.
+    needs: Option<DType>,
     run: Run,
 }
 
@@ -39,13 +45,14 @@ type Run = Box<dyn Fn(&Device, Lowering, bool) -> Vec<Vec<f32>>>;
 impl Check {
     /// `run` is given the device, the lowering of its convolutions, and whether this is the CPU's turn.
     fn new(stage: Stage, name: impl Into<String>, run: impl Fn(&Device, Lowering, bool) -> Vec<Vec<f32>> + 'static) -> Self {
-        Self { stage, name: name.into(), tolerance: TOLERANCE, hardware_only: false, run: Box::new(run) }
+        Self { stage, name: name.into(), tolerance: TOLERANCE, hardware_only: false, needs: None, run: Box::new(run) }
     }
 
     /// A sentence if the device cannot do it at all.
     pub(crate) fn possible(&self, device: &Device) -> Result<(), String> {
-        let half = matches!(self.stage, Stage::ConvHalf | Stage::TrainHalf | Stage::LoraHalf);
-        if half && !device.supports_dtype(FloatDType::F16) { Err("this device does not compute in f16".into()) } else { Ok(()) }
+        let Some(dtype) = self.needs.filter(|dtype| !device.supports_dtype(*dtype)) else { return Ok(()) };
+        let name = format!("{dtype:?}").to_lowercase();
+        Err(format!("this device does not compute in {name}"))
     }
 
     /// Both sides' numbers: `device`'s by `path`, and the CPU's.
@@ -88,6 +95,10 @@ fn of_detector(path: Path, work: Work, all: &mut Vec<Check>) {
             vec![wrt.map_or_else(|| layer.forward(device, by, false), |wrt| layer.gradient(wrt, device, by, false))]
         })
     }));
+    if path == Path::Gemm {
+        let often = |device: &Device, by, reference| repeated(|| WIDE.forward(device, by, false), reference);
+        all.push(Check { hardware_only: true, ..Check::new(conv, "3x3 s1 64>64 forward, 8 times", often) });
+    }
     let steps = Check::new(train, "2 steps of a small detector", |device, by, _| detector::two_steps(device, by, false));
     all.push(Check { hardware_only: path != Path::Gemm, ..steps });
     match (path, work) {
@@ -116,17 +127,32 @@ fn of_language_model(path: Path, work: Work, all: &mut Vec<Check>) {
     };
     all.push(Check::new(Stage::Rows, "normalisation, rotation, gate, loss", |device, _, _| decoder::rows(device)));
     all.push(Check::new(products, "96x257 . 257x130, both ways", |device, _, _| decoder::products(device)));
+    if path == Path::Gemm {
+        let often = |device: &Device, _, reference| repeated(|| decoder::large_product(device), reference);
+        all.push(Check { hardware_only: true, ..Check::new(products, "1024x64 . 64x1536, 8 times", often) });
+    }
     all.push(Check::new(train, "2 steps of LoRA on a frozen layer", |device, _, _| decoder::two_steps(device, Precision::F32)));
     if work.half() {
         let steps = |device: &Device, _, reference: bool| decoder::two_steps(device, precision(!reference));
         let steps = Check::new(Stage::LoraHalf, "2 steps of LoRA on a frozen layer", steps);
-        all.push(Check { hardware_only: path != Path::Gemm, tolerance: HALF_STEPS_TOLERANCE, ..steps });
+        all.push(Check { hardware_only: path != Path::Gemm, tolerance: HALF_STEPS_TOLERANCE, ..half(steps) });
     }
 }
 
-/// With another tolerance.
+/// The numbers of a product of ours, and one more than so many of them as have other bits in another launch. Its sums have a fixed order, so there are none;
+/// but kernels whose threads have more than some 544 bytes of their own are reported to get them mixed up on RADV now and then (cubecl issue 1336), and with
+/// the largest blocks ours have.
+fn repeated(run: impl Fn() -> Vec<f32>, reference: bool) -> Vec<Vec<f32>> {
+    let first = run();
+    let differ = |other: &[f32]| first.iter().zip(other).filter(|(a, b)| a.to_bits() != b.to_bits()).count();
+    let others = if reference { 0 } else { TIMES - 1 };
+    let most = (0..others).map(|_| differ(&run())).max().unwrap_or_default();
+    vec![first, vec![1.0 + most as f32]]
+}
+
+/// With another tolerance, for a device that has f16.
 fn half(check: Check) -> Check {
-    Check { tolerance: HALF_TOLERANCE, ..check }
+    Check { tolerance: HALF_TOLERANCE, needs: Some(DType::F16), ..check }
 }
 
 fn precision(half: bool) -> Precision {
@@ -134,35 +160,46 @@ fn precision(half: bool) -> Precision {
 }
 
 /// A pass of one shape on a device, by a lowering, in f16 or not.
-type Pass = Box<dyn Fn(&Device, Lowering, bool) -> Vec<f32>>;
+type Pass = Box<dyn Fn(&Device, Lowering, bool) -> Vec<Vec<f32>>>;
 
-/// Each pass of a convolution or a map of the run, in f16 on the device if the run is.
+/// Each pass of a convolution, a map or attention of the run, in the precision of the run on the device.
 fn of_shape(shape: Shape, path: Path, work: Work) -> Vec<Check> {
+    // What is between a language model's products is f32 in every precision (decision 16).
+    let in_half = work.half() && !matches!(shape, Shape::Attention(_));
     let check = |pass: &str, run: Pass| {
-        let in_half = work.half();
-        let run = move |device: &Device, by: Lowering, reference: bool| vec![run(device, by, in_half && !reference)];
+        let run = move |device: &Device, by: Lowering, reference: bool| run(device, by, in_half && !reference);
         let check = Check::new(Stage::Shapes, format!("{shape} {pass}"), run);
         let check = Check { hardware_only: path != Path::Gemm, ..check };
         if in_half { half(check) } else { check }
     };
+    let of_map = |sizes: [usize; 2], storage: Option<Storage>| -> Vec<Check> {
+        let needs = storage.and_then(Storage::needs);
+        let passes = [
+            check("forward", Box::new(move |device, _, half| vec![maps::forward(sizes, storage, device, precision(half))])),
+            check("gradient of x", Box::new(move |device, _, half| vec![maps::gradient(sizes, storage, device, precision(half))])),
+        ];
+        passes.into_iter().map(|check| Check { needs: needs.or(check.needs), ..check }).collect()
+    };
     match shape {
         Shape::Conv(conv) => vec![
-            check("forward", Box::new(move |device, by, half| conv.forward(device, by, half))),
-            check("gradient of x", Box::new(move |device, by, half| conv.gradient(Wrt::Input, device, by, half))),
-            check("gradient of w", Box::new(move |device, by, half| conv.gradient(Wrt::Weight, device, by, half))),
+            check("forward", Box::new(move |device, by, half| vec![conv.forward(device, by, half)])),
+            check("gradient of x", Box::new(move |device, by, half| vec![conv.gradient(Wrt::Input, device, by, half)])),
+            check("gradient of w", Box::new(move |device, by, half| vec![conv.gradient(Wrt::Weight, device, by, half)])),
         ],
-        Shape::Map(sizes) => vec![
-            check("forward", Box::new(move |device, _, half| decoder::map_forward(sizes, device, precision(half)))),
-            check("gradient of x", Box::new(move |device, _, half| decoder::map_gradient(sizes, device, precision(half)))),
+        Shape::Map(sizes) => of_map(sizes, None),
+        Shape::Frozen(storage, sizes) => of_map(sizes, Some(storage)),
+        Shape::Attention(heads) => vec![
+            check("forward", Box::new(move |device, _, _| heads.forward(device))),
+            check("gradients of q, k and v", Box::new(move |device, _, _| heads.gradients(device))),
         ],
     }
 }
 
-/// Seconds of a small step of this work.
-pub(crate) fn time(device: &Device, by: Lowering, work: Work) -> f64 {
+/// Seconds of a small step of this work, in f16 or in f32.
+pub(crate) fn time(device: &Device, by: Lowering, work: Work, half: bool) -> f64 {
     match work {
-        Work::Detector | Work::HalfDetector => timing::convolution(device, by),
-        Work::LanguageModel | Work::HalfLanguageModel => timing::product(device),
+        Work::Detector | Work::HalfDetector => timing::convolution(device, by, half),
+        Work::LanguageModel | Work::HalfLanguageModel => timing::product(device, half),
     }
 }
 
@@ -202,6 +239,7 @@ fn matmul(m: usize, k: usize, n: usize, device: &Device) -> Vec<f32> {
 mod tests {
     use super::*;
     use crate::convolutions::Conv;
+    use crate::heads::Heads;
 
     #[test]
     fn comparison_is_relative_and_refuses_what_is_not_a_number() {
@@ -225,9 +263,9 @@ mod tests {
     #[test]
     fn checks_agree_on_the_cpu() {
         for (path, work, count) in [
-            (Path::Gemm, Work::Detector, 11),
+            (Path::Gemm, Work::Detector, 12),
             (Path::Direct, Work::Detector, 13),
-            (Path::Gemm, Work::LanguageModel, 4),
+            (Path::Gemm, Work::LanguageModel, 5),
             (Path::Direct, Work::LanguageModel, 4),
             (Path::Untuned, Work::LanguageModel, 4),
         ] {
@@ -240,10 +278,10 @@ mod tests {
             }
         }
         let half = checks(Path::Gemm, Work::HalfDetector, &[]);
-        assert!(half.is_sorted_by_key(|check| check.stage) && half.len() == 14);
+        assert!(half.is_sorted_by_key(|check| check.stage) && half.len() == 15);
         // The processor computes a map in f16 too.
         let half = checks(Path::Gemm, Work::HalfLanguageModel, &[Shape::Map([130, 70])]);
-        assert!(half.is_sorted_by_key(|check| check.stage) && half.len() == 7);
+        assert!(half.is_sorted_by_key(|check| check.stage) && half.len() == 8);
         for check in &half {
             let (ours, reference) = check.run(&Device::flex(), Path::Gemm);
             compare(&ours, &reference, check.tolerance).unwrap();
@@ -253,9 +291,13 @@ mod tests {
     #[test]
     fn each_pass_of_the_runs_own_shapes_is_checked() {
         let conv = Shape::Conv(Conv { c_in: 5, c_out: 7, kernel: 3, stride: 2, input: [12, 20] });
+        let attention = Shape::Attention(Heads::few(6, 3, 16));
         for (path, work, shape, passes) in [
             (Path::Gemm, Work::Detector, conv, &["forward", "gradient of x", "gradient of w"][..]),
             (Path::Direct, Work::LanguageModel, Shape::Map([33, 70]), &["forward", "gradient of x"]),
+            (Path::Gemm, Work::LanguageModel, Shape::Frozen(Storage::Nf4, [33, 70]), &["forward", "gradient of x"]),
+            (Path::Gemm, Work::HalfLanguageModel, Shape::Frozen(Storage::Int8, [33, 70]), &["forward", "gradient of x"]),
+            (Path::Gemm, Work::HalfLanguageModel, attention, &["forward", "gradients of q, k and v"]),
         ] {
             let all = checks(path, work, &[shape]);
             let of_run: Vec<&Check> = all.iter().filter(|check| check.stage == Stage::Shapes).collect();
@@ -267,6 +309,35 @@ mod tests {
                 compare(&ours, &reference, check.tolerance).unwrap();
             }
         }
-        assert_eq!(conv.to_string(), "3x3 s2 5>7 at 20x12");
+        let names = [conv, Shape::Frozen(Storage::Nf4, [33, 70]), attention].map(|shape| shape.to_string());
+        assert_eq!(names, ["3x3 s2 5>7 at 20x12", "70>33 in nf4", "attention 4/2x16"]);
+    }
+
+    /// One launch of eight with another bit is seen, however small.
+    #[test]
+    fn numbers_that_change_from_launch_to_launch_are_wrong() {
+        let launches = std::cell::Cell::new(0);
+        let run = |changing: u32| {
+            launches.set(launches.get() + 1);
+            vec![1.0, if launches.get() == changing { 2.0f32.next_up() } else { 2.0 }]
+        };
+        let reference = repeated(|| vec![1.0, 2.0], true);
+        assert_eq!(compare(&repeated(|| run(0), false), &reference, TOLERANCE), Ok(0.0));
+        assert_eq!(launches.replace(0), 8);
+        assert!(compare(&repeated(|| run(5), false), &reference, TOLERANCE).unwrap_err().contains("wrong numbers"));
+    }
+
+    /// Factors in f16 are forgiven more; attention, which is f32 in every precision, is not. A type that a device lacks is asked for by its name.
+    #[test]
+    fn a_check_knows_its_precision_and_what_it_needs() {
+        let of = |work, shape| checks(Path::Gemm, work, &[shape]).pop().unwrap();
+        let attention = of(Work::HalfLanguageModel, Shape::Attention(Heads::few(2, 2, 8)));
+        assert_eq!((attention.tolerance, attention.needs), (TOLERANCE, None));
+        let nf4 = of(Work::HalfLanguageModel, Shape::Frozen(Storage::Nf4, [8, 8]));
+        assert_eq!((nf4.tolerance, nf4.needs), (HALF_TOLERANCE, Some(DType::F16)));
+        let bf16 = of(Work::LanguageModel, Shape::Frozen(Storage::Bf16, [8, 8]));
+        assert_eq!((bf16.tolerance, bf16.needs), (TOLERANCE, Some(DType::BF16)));
+        let absent = Check { needs: Some(DType::Flex32), ..bf16 };
+        assert!(absent.possible(&Device::flex()).is_err_and(|said| said.ends_with("compute in flex32")));
     }
 }

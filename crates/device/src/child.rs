@@ -21,10 +21,10 @@ use std::time::Instant;
 pub const PROBE_SUBCOMMAND: &str = "__probe";
 
 /// The environment variable that makes the child misbehave: `hang:<stage>`, `crash:<stage>` or `wrong:<stage>`, several with
-/// commas. For tests only.
+/// commas; `wrong:adapter` claims a matrix unit that is not there. For tests only.
 pub(crate) const FAULT_VARIABLE: &str = "BELLOWS_PROBE_FAULT";
 
-/// Shapes of the run that a software adapter proves, the smallest.
+/// Shapes of the run that a software adapter proves: attention, and of the rest the smallest.
 const SHAPES_ON_SOFTWARE: usize = 3;
 
 /// What the child is asked to do; the words are the arguments after [`PROBE_SUBCOMMAND`].
@@ -147,14 +147,17 @@ impl Child {
     ) -> Result<(), Stopped> {
         let adapters = self.enumerate(backend)?;
         let device = self.open(&adapters, index)?;
-        let units = self.step(Stage::Adapter, "list matrix units", || Ok((matrix_units(&device), None)))?;
+        let mut units = self.step(Stage::Adapter, "list matrix units", || Ok((matrix_units(&device), None)))?;
+        if self.has(FaultKind::Wrong, Stage::Adapter) {
+            units.push("16x16x16 f16 f16 f32".into());
+        }
         send(&Event::Units { units });
         set_maker(Maker::of_pci(adapters[index].id.0));
         let software = adapters[index].kind == AdapterKind::Software;
         // The products of a language model ask for no lowering of their own.
         set_default_lowering(path.lowering());
         if software {
-            shapes.sort_by_key(Shape::flops);
+            shapes.sort_by_key(|shape| (!matches!(shape, Shape::Attention(_)), shape.flops()));
             shapes.truncate(SHAPES_ON_SOFTWARE);
         }
         let mut checks = checks(path, work, &shapes);
@@ -170,8 +173,9 @@ impl Child {
             return Ok(());
         }
         let [adapter, processor] = self.step(Stage::Time, "a small step of training", || {
-            let there = time(&device, path.lowering(), work);
-            Ok(([there, time(&Device::flex(), Lowering::Auto, work)], None))
+            let there = time(&device, path.lowering(), work, work.half());
+            // A processor refuses a detector's f16 and is as fast in a language model's as in f32.
+            Ok(([there, time(&Device::flex(), Lowering::Auto, work, false)], None))
         })?;
         send(&Event::Timed { adapter, processor });
         Ok(())
@@ -261,11 +265,14 @@ fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
 mod tests {
     use super::*;
     use crate::convolutions::Conv;
+    use crate::heads::Heads;
+    use crate::maps::Storage;
 
     #[test]
     fn jobs_survive_the_command_line() {
         let conv = Conv { c_in: 3, c_out: 16, kernel: 3, stride: 2, input: [640, 480] };
-        let shapes = vec![Shape::Conv(conv), Shape::Map([4864, 896])];
+        let frozen = Shape::Frozen(Storage::Nf4, [896, 4864]);
+        let shapes = vec![Shape::Conv(conv), Shape::Map([4864, 896]), frozen, Shape::Attention(Heads::few(14, 2, 64))];
         let probe = |tune| Job::Probe {
             backend: Backend::Rocm,
             index: 3,

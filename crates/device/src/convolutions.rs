@@ -9,6 +9,8 @@ use serde::{Deserialize, Serialize};
 pub(crate) const STEM: Conv = Conv { c_in: 3, c_out: 16, kernel: 3, stride: 2, input: [32; 2] };
 pub(crate) const BOTTLENECK: Conv = Conv { c_in: 16, c_out: 16, kernel: 3, stride: 1, input: [20; 2] };
 pub(crate) const POINTWISE: Conv = Conv { c_in: 104, c_out: 208, kernel: 1, stride: 1, input: [20; 2] };
+/// So many pixels that our product takes its largest blocks.
+pub(crate) const WIDE: Conv = Conv { c_in: 64, c_out: 64, kernel: 3, stride: 1, input: [136; 2] };
 
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum Wrt {

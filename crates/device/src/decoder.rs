@@ -108,24 +108,16 @@ pub(crate) fn two_steps(device: &Device, precision: Precision) -> Vec<Vec<f32>> 
     out
 }
 
-/// Rows of a map of the run that are computed.
-const SOME: usize = 64;
-
-/// `x Wᵀ` of a map `[out, in]` of the run.
-pub(crate) fn map_forward([out, input]: [usize; 2], device: &Device, precision: Precision) -> Vec<f32> {
-    numbers(linear(tensor::<2>(80, [SOME, input], device), tensor(81, [out, input], device), None, precision))
-}
-
-/// Its gradient for x.
-pub(crate) fn map_gradient([out, input]: [usize; 2], device: &Device, precision: Precision) -> Vec<f32> {
-    numbers(linear_data_grad(tensor::<2>(82, [SOME, out], device), tensor(81, [out, input], device), precision))
-}
-
 /// `x Wᵀ` and its gradient for x.
 pub(crate) fn products(device: &Device) -> Vec<Vec<f32>> {
     let (x, w) = (tensor::<2>(54, [96, 257], device), tensor::<2>(55, [130, 257], device));
     let dx = linear_data_grad(tensor(56, [96, 130], device), w.clone(), Precision::F32);
     vec![numbers(linear(x, w, Some(tensor(57, [130], device)), Precision::F32)), numbers(dx)]
+}
+
+/// A product so large that ours takes its largest blocks.
+pub(crate) fn large_product(device: &Device) -> Vec<f32> {
+    numbers(linear(tensor::<2>(63, [1024, 64], device), tensor::<2>(64, [1536, 64], device), None, Precision::F32))
 }
 
 /// Normalisation, rotation, the gate, the loss of words.

@@ -16,17 +16,20 @@ pub(crate) fn sentences(facts: &Facts) -> Vec<String> {
 
 type Issue = fn(&Facts) -> Option<String>;
 
-const ISSUES: [Issue; 17] = [
+const ISSUES: [Issue; 20] = [
     rdna1,
     rdna1_override,
     rdna2_override,
     rdna2_bf16,
     rdna2_compiler,
+    matrices_in_ci,
     rdna4,
     strix_halo,
     radeon_860m,
     integrated_radeon,
     xe3,
+    frozen_base,
+    apple_m1,
     radv,
     rocm_version,
     miopen,
@@ -42,7 +45,8 @@ fn say(when: bool, sentence: &str) -> Option<String> {
 
 const OVERRIDE: &str = "HSA_OVERRIDE_GFX_VERSION";
 
-/// ROCm#2527, rocm_sdk_builder#98, llama.cpp#15846, #10710, unsloth#8529 (an RX 5700 XT).
+/// ROCm#2527, rocm_sdk_builder#98, llama.cpp#15846, #10710, unsloth#8529 (an RX 5700 XT); for what has changed unsloth#8577, which quotes TheRock's table of
+/// cards, and #9138 (an RX 5600 XT).
 fn rdna1(facts: &Facts) -> Option<String> {
     let own = match facts.work {
         Work::Detector | Work::HalfDetector => "Direct convolutions are not tried unless asked for with `--conv direct`.",
@@ -51,6 +55,7 @@ fn rdna1(facts: &Facts) -> Option<String> {
     facts.has_rdna1().then(|| {
         format!(
             "RDNA1 card (gfx101x): ROCm does not support it and hangs are reported; `auto` tries Vulkan, ROCm only with `--device rocm`. \
+             (Nightly builds of AMD's TheRock have code for gfx1010 to gfx1012, with which PyTorch is reported to run on an RX 5600 XT.) \
              Wrong numbers are reported on Vulkan too, which is what the probe looks for. {own}"
         )
     })
@@ -111,6 +116,16 @@ fn rdna2_compiler(facts: &Facts) -> Option<String> {
     })
 }
 
+/// TheRock#5883, of AMD's own machines: PyTorch's smoke test of a matrix product, on gfx1150, and until 2026-07 on gfx1153 and some of gfx120x.
+fn matrices_in_ci(facts: &Facts) -> Option<String> {
+    let listed = |version: &u32| matches!(version, 110_500 | 110_503 | 120_000 | 120_001);
+    say(
+        facts.rocm && facts.gfx.iter().any(listed),
+        "gfx1150, gfx1153 and gfx120x with ROCm: products of matrices are reported to hang on some of AMD's own test machines; the probe ends \
+         one that does, and Vulkan is another driver.",
+    )
+}
+
 /// TheRock#7699: an RX 9070.
 fn rdna4(facts: &Facts) -> Option<String> {
     let card = facts.gfx.contains(&120_001) || facts.names.iter().any(|name| name.contains("RX 9070"));
@@ -157,12 +172,31 @@ fn xe3(facts: &Facts) -> Option<String> {
     )
 }
 
-/// cubecl#1336. Mesa writes RADV into the names of adapters.
+/// burn#5162 (open, Burn 0.21): Metal, and an RTX 4090 through Vulkan; clean where the input wants a gradient too.
+fn frozen_base(facts: &Facts) -> Option<String> {
+    let cards = ["RTX 4090", "Apple"];
+    say(
+        facts.work.of_words() && facts.names.iter().any(|name| cards.iter().any(|card| name.contains(card))),
+        "RTX 4090 through Vulkan, Apple through Metal: with Burn 0.21 gradients of adapters beside a frozen model are reported NaN or zero; the \
+         probe trains such a layer, and the model's own first layer is compared before a run begins.",
+    )
+}
+
+/// burn#5351 (closed): an M1 Max, where newer ones were right.
+fn apple_m1(facts: &Facts) -> Option<String> {
+    say(
+        facts.work.of_words() && facts.names.iter().any(|name| name.contains("Apple M1")),
+        "Apple M1 through Metal: with Burn 0.22's pre-releases gradients of adapters are reported to explode from layer to layer at 1,024 tokens \
+         and more, of which neither the probe nor the first layer's comparison has as many.",
+    )
+}
+
+/// cubecl#1336 (open; of AMD cards and CubeCL 0.10, its maintainers could not repeat it). Mesa writes RADV into the names of adapters.
 fn radv(facts: &Facts) -> Option<String> {
     say(
         facts.names.iter().any(|name| name.contains("RADV")),
         "RADV: kernels of CubeCL's whose private arrays are more than some 544 bytes together are reported to compute wrong numbers now and \
-         then; the probe compares numbers, which may not meet it.",
+         then, which CubeCL's maintainers could not repeat; the probe computes a product in our largest blocks eight times and asks for the same bits.",
     )
 }
 
@@ -350,12 +384,19 @@ mod tests {
         assert!(with(100_300, "7.1.1-38").contains("comgr") && !with(100_300, "6.3.1").contains("comgr"));
         assert!(!with(110_000, "7.1.1").contains("comgr"));
         assert!(last(&facts(120_001, &[])).contains("hipBLASLt"));
+        for version in [110_500, 120_000] {
+            assert!(last(&facts(version, &[])).contains("test machines"));
+        }
         assert_eq!(sentences(&Facts { rocm: false, ..facts(120_001, &[]) }), Vec::<String>::new());
         let named = |name: &str| sentences(&Facts { names: vec![name.into()], ..Facts::default() });
         assert!(named("AMD Radeon 8060S Graphics")[0].contains("`auto` times both"));
         assert!(named("AMD Radeon(TM) 860M Graphics")[0].contains("opens the adapter"));
         assert!(named("AMD Radeon 860M (RADV GFX1152)").iter().all(|said| said.starts_with("RADV")));
         assert!(named("AMD Radeon 680M (RADV REMBRANDT)")[0].contains("`auto` times both"));
+        let of_words = |name: &str| sentences(&Facts { names: vec![name.into()], work: Work::LanguageModel, ..Facts::default() });
+        assert!(of_words("NVIDIA GeForce RTX 4090")[0].contains("frozen") && named("NVIDIA GeForce RTX 4090").is_empty());
+        let m1 = of_words("Apple M1 Max");
+        assert!(m1.len() == 2 && m1[1].contains("explode") && of_words("Apple M3").len() == 1, "{m1:?}");
         for xe3 in ["Intel(R) Arc(tm) B390 Graphics (PTL)", "Intel(R) Graphics (WCL)"] {
             assert!(named(xe3)[0].contains("Xe3"), "{xe3}");
         }

@@ -1,6 +1,8 @@
 //! How a probe is run, for those who run it, watch it and remember what it said.
 
 use crate::convolutions::Conv;
+use crate::heads::Heads;
+use crate::maps::Storage;
 use bellows_kernels::Lowering;
 use serde::{Deserialize, Serialize};
 use std::ffi::OsString;
@@ -27,7 +29,7 @@ pub enum Work {
     HalfLanguageModel,
 }
 
-/// A convolution or a product of the run that a device is for.
+/// A convolution, a product or attention of the run that a device is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Shape {
     /// A convolution.
@@ -36,16 +38,23 @@ pub enum Shape {
     /// Outputs and inputs of a linear map.
     #[serde(rename = "map")]
     Map([usize; 2]),
+    /// The same of one whose matrix is frozen and stored so.
+    #[serde(rename = "frozen")]
+    Frozen(Storage, [usize; 2]),
+    /// Attention with these heads.
+    #[serde(rename = "attention")]
+    Attention(Heads),
 }
 
 impl Shape {
-    /// Multiplications and additions of a forward pass, of one image or of a row.
+    /// Multiplications and additions of a forward pass, of one image, of a row or of a token.
     pub(crate) fn flops(&self) -> usize {
-        2 * match self {
+        match self {
             Self::Conv(conv) => {
-                conv.c_in * conv.c_out * conv.kernel * conv.kernel * conv.input[0] * conv.input[1] / (conv.stride * conv.stride)
+                2 * conv.c_in * conv.c_out * conv.kernel * conv.kernel * conv.input[0] * conv.input[1] / (conv.stride * conv.stride)
             }
-            Self::Map([out, input]) => out * input,
+            Self::Map([out, input]) | Self::Frozen(_, [out, input]) => 2 * out * input,
+            Self::Attention(heads) => heads.flops(),
         }
     }
 }
@@ -57,6 +66,8 @@ impl fmt::Display for Shape {
                 write!(f, "{k}x{k} s{stride} {c_in}>{c_out} at {width}x{height}")
             }
             Self::Map([out, input]) => write!(f, "{input}>{out}"),
+            Self::Frozen(storage, [out, input]) => write!(f, "{input}>{out} in {storage}"),
+            Self::Attention(heads) => heads.fmt(f),
         }
     }
 }
@@ -126,10 +137,10 @@ pub struct ProbeOptions {
     pub tune: bool,
     /// What the device is for.
     pub work: Work,
-    /// The run's own convolutions, or maps: each pass of each is proved. Few and small ones on a software adapter, and none of Burn's there.
+    /// The run's own convolutions, or maps and attention: each pass of each is proved. Few and small ones on a software adapter, and none of Burn's there.
     pub shapes: Vec<Shape>,
     /// What the user wrote after `--conv`. `Gemm`: no convolution kernel of Burn's is run. `Direct`: Burn's own convolutions only. Any other:
-    /// both ways to compute convolutions on a GPU are proved, and one is chosen. `--products` of language models in the same way.
+    /// both ways to compute convolutions on a GPU are proved, Burn's only where the choice may fall on it, and one is chosen. `--products` of language models in the same way.
     pub lowering: Option<Lowering>,
     /// Treat software adapters like hardware. For tests, which have no GPU.
     pub software: bool,

@@ -74,8 +74,11 @@ fn probe(adapter: &Adapter, plan: &Plan, options: &ProbeOptions) -> ProbeReport 
         let (plain, _) = prove_path(adapter, plan, Path::Gemm, &options);
         gemm = PathReport { tuned: Some(Vec::new()), ..plain };
     }
-    let direct = match gemm.failure() {
-        Some((stage, _)) if stage.common() => PathReport::skipped("not tried: the adapter had failed before"),
+    // What the plan leaves out has a reason of its own.
+    let enough = gemm.suffices().filter(|_| plan.without(Path::Direct).is_none());
+    let direct = match (gemm.failure(), enough) {
+        (Some((stage, _)), _) if stage.common() => PathReport::skipped("not tried: the adapter had failed before"),
+        (_, Some(reason)) => PathReport::skipped(reason),
         _ => {
             let (direct, violent) = prove_path(adapter, plan, Path::Direct, &options);
             if violent && gemm.passed() {
@@ -114,7 +117,7 @@ fn prove_path(adapter: &Adapter, plan: &Plan, path: Path, options: &ProbeOptions
         _ => Verdict::Fail { stage: run.last_step().0, reason: reason(&run) },
     };
     let violent = attempts > 1 || matches!(run.end, End::Hung(_));
-    let (stages, speed) = (StageReport::all(&run.events), Speed::of(&run.events));
+    let (stages, speed) = (StageReport::all(&run.events), Speed::of(&run.events, options.work));
     let mut report = PathReport { stages, speed, stderr: run.stderr, ..PathReport::of(verdict, attempts) };
     for event in run.events {
         match event {

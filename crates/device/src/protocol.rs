@@ -66,7 +66,7 @@ pub enum Stage {
     /// what Burn's convolutions are made of, and a device that gets them wrong is to be trained on with our own kernels.
     #[serde(rename = "matmul")]
     Matmul,
-    /// The run's own convolutions and their gradients, or its maps, on the path at hand and in the run's precision.
+    /// The run's own convolutions and their gradients, or its maps and attention, on the path at hand and in the run's precision.
     #[serde(rename = "shapes")]
     Shapes,
     /// Which sizes of block are fastest for our own products, if that is asked for.

@@ -70,14 +70,16 @@ impl StageReport {
 pub struct Speed {
     /// On the adapter.
     pub adapter: f64,
-    /// On the processor, with all of its threads.
+    /// On the processor, with all of its threads, in f32.
     pub processor: f64,
+    /// Whether the adapter's was in f16.
+    pub half: bool,
 }
 
 impl Speed {
-    pub(crate) fn of(events: &[Event]) -> Option<Self> {
+    pub(crate) fn of(events: &[Event], work: Work) -> Option<Self> {
         events.iter().find_map(|event| match *event {
-            Event::Timed { adapter, processor } => Some(Self { adapter, processor }),
+            Event::Timed { adapter, processor } => Some(Self { adapter, processor, half: work.half() }),
             _ => None,
         })
     }
@@ -85,7 +87,8 @@ impl Speed {
 
 impl fmt::Display for Speed {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:.1} ms for a small step of training, the processor {:.1} ms", self.adapter * 1e3, self.processor * 1e3)
+        let (precision, [adapter, processor]) = (if self.half { "f16" } else { "f32" }, [self.adapter, self.processor].map(|s| s * 1e3));
+        write!(f, "{adapter:.1} ms for a small step of training in {precision}, the processor {processor:.1} ms in f32")
     }
 }
 
@@ -121,6 +124,12 @@ impl PathReport {
     /// Whether every stage ended in time with the CPU's numbers.
     pub fn passed(&self) -> bool {
         self.verdict == Verdict::Pass
+    }
+
+    /// Why nothing but our own path, of which this is the report, is needed there; `None` if another may be taken.
+    pub(crate) fn suffices(&self) -> Option<&'static str> {
+        let without_units = self.matrix_units.as_ref().is_some_and(Vec::is_empty);
+        (self.passed() && without_units).then_some(FEWER_LAUNCHES)
     }
 
     /// Where it failed and why; `None` if it passed or was not tried.
@@ -188,7 +197,6 @@ impl ProbeReport {
         };
         let why = |path: Path, report| why_not((path.lowering(), report));
         match (why(Path::Gemm, &self.gemm), why(Path::Direct, &self.direct)) {
-            (None, None) if self.matrix_units().is_some_and(<[_]>::is_empty) => Some((Lowering::Gemm, Some(FEWER_LAUNCHES.into()))),
             (None, None) => Some((Lowering::Auto, None)),
             (None, Some(reason)) => Some((Lowering::Gemm, Some(reason))),
             (Some(reason), None) => Some((Lowering::Direct, Some(reason))),
@@ -218,7 +226,7 @@ impl ProbeReport {
 }
 
 /// Without units for products of small matrices Burn's tuned kernels are made of the same instructions as ours, by more launches, and each shape is tuned
-/// before it is used (decision 20).
+/// before it is used: minutes, which a probe of them would spend too (decision 20).
 const FEWER_LAUNCHES: &str = "this card has no matrix units: ours take few launches, and nothing is tuned";
 
 #[cfg(test)]
@@ -278,23 +286,24 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn there_are_few_launches_where_there_are_no_matrix_units() {
-        let card = adapter(0, AdapterKind::Discrete, None);
-        let with = |work, units: Option<&[&str]>| {
-            let mut report = ProbeReport { work, ..report(&card, Verdict::Pass, Verdict::Pass) };
-            let speed = |adapter| Some(Speed { adapter, processor: 0.02 });
-            (report.gemm.speed, report.direct.speed) = (speed(0.004), speed(0.001));
-            report.gemm.matrix_units = units.map(|units| units.iter().map(|unit| (*unit).to_owned()).collect());
-            (report.lowering().unwrap(), report.speed())
+    fn our_own_path_suffices_where_it_passed_and_there_are_no_matrix_units() {
+        let with = |verdict, units: Option<&[&str]>| {
+            let units = units.map(|units| units.iter().map(|unit| (*unit).to_owned()).collect());
+            PathReport { matrix_units: units, ..path(verdict) }.suffices()
         };
-        for work in [Work::LanguageModel, Work::Detector] {
-            let ((lowering, reason), speed) = with(work, Some(&[]));
-            assert_eq!((lowering, speed.unwrap().adapter), (Lowering::Gemm, 0.004), "the speed is that of what is used");
-            assert!(reason.unwrap().contains("no matrix units"));
-            let (auto, speed) = with(work, Some(&["16x16x16 f16 f16 f32"]));
-            assert_eq!((auto, speed.unwrap().adapter), ((Lowering::Auto, None), 0.001), "as before");
-            assert_eq!(with(work, None).0, (Lowering::Auto, None), "nobody asked");
+        assert_eq!(with(Verdict::Pass, Some(&[])), Some(FEWER_LAUNCHES));
+        assert_eq!(with(Verdict::Pass, Some(&["16x16x16 f16 f16 f32"])), None);
+        assert_eq!(with(Verdict::Pass, None), None, "nobody asked");
+        let skipped = || Verdict::Skipped { reason: "not asked for".into() };
+        for otherwise in [Verdict::Fail { stage: Stage::ConvGemm, reason: "1x1: wrong numbers".into() }, skipped()] {
+            assert_eq!(with(otherwise, Some(&[])), None);
         }
+        // What is then left out is the reason for the path that is taken, whose speed is the adapter's.
+        let card = adapter(0, AdapterKind::Discrete, None);
+        let mut report = report(&card, Verdict::Pass, Verdict::Skipped { reason: FEWER_LAUNCHES.into() });
+        report.gemm.speed = Some(Speed { adapter: 0.004, processor: 0.02, half: false });
+        assert_eq!(report.lowering(), Some((Lowering::Gemm, Some(FEWER_LAUNCHES.into()))));
+        assert_eq!(report.speed().unwrap().adapter, 0.004);
     }
 
     #[test]
@@ -320,13 +329,15 @@ pub(crate) mod tests {
     #[test]
     fn the_faster_path_that_passed_is_the_adapters_speed() {
         let card = adapter(0, AdapterKind::Discrete, None);
-        let speed = |adapter| Some(Speed { adapter, processor: 0.02 });
+        let speed = |adapter| Some(Speed { adapter, processor: 0.02, half: false });
         let mut report = report(&card, Verdict::Pass, Verdict::Pass);
         assert_eq!(report.speed(), None);
         (report.gemm.speed, report.direct.speed) = (speed(0.004), speed(0.001));
         assert_eq!(report.speed(), speed(0.001));
         report.direct.verdict = Verdict::Skipped { reason: "known issue".into() };
         assert_eq!(report.speed(), speed(0.004));
-        assert_eq!(speed(0.004).unwrap().to_string(), "4.0 ms for a small step of training, the processor 20.0 ms");
+        assert_eq!(speed(0.004).unwrap().to_string(), "4.0 ms for a small step of training in f32, the processor 20.0 ms in f32");
+        let half = Speed { half: true, ..speed(0.004).unwrap() };
+        assert!(half.to_string().starts_with("4.0 ms for a small step of training in f16, the processor 20.0 ms"), "{half}");
     }
 }

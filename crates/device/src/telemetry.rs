@@ -4,14 +4,13 @@
 //! of its own asks, every few seconds, and whoever wants to know gets the last answer at once.
 
 use crate::select::Selected;
+use crate::smi;
 use std::ffi::OsStr;
 use std::fs;
-use std::io::Read;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Between two questions.
 const EVERY: Duration = Duration::from_secs(3);
@@ -47,7 +46,7 @@ impl Telemetry {
     /// Starts asking. Of the CPU, and of a card that tells nothing, nothing is ever known.
     pub fn start(device: &Selected) -> Self {
         match device.pci.clone() {
-            Some(pci) => Self::of(move || Source::find(Path::new("/"), &pci, OsStr::new("nvidia-smi")), EVERY),
+            Some(pci) => Self::of(move || Source::find(Path::new("/"), &pci, OsStr::new(smi::PROGRAM)), EVERY),
             None => Self(Arc::default()),
         }
     }
@@ -91,7 +90,7 @@ impl Source {
     fn find(root: &Path, pci: &str, smi: &OsStr) -> Option<Self> {
         let device = root.join("sys/bus/pci/devices").join(pci);
         let vendor = fs::read_to_string(device.join("vendor")).unwrap_or_default();
-        if vendor.trim() == "0x10de" {
+        if vendor.trim() == smi::VENDOR {
             return Some(Self::Smi { program: smi.into(), pci: pci.into() });
         }
         let sensors = fs::read_dir(device.join("hwmon")).ok().and_then(|mut folders| folders.next()?.ok()).map(|folder| folder.path());
@@ -113,44 +112,17 @@ impl Source {
                     power: microwatts.map(|microwatts| microwatts as f64 / 1e6),
                 })
             }
-            Self::Smi { program, pci } => parse_smi(&ask(program, pci, PATIENCE)?),
+            Self::Smi { program, pci } => parse_smi(&smi::ask(program, "memory.used,temperature.gpu,power.draw", Some(pci), PATIENCE)?),
         }
     }
 }
 
-/// The line of nvidia-smi: MiB, °C, watts, each `[N/A]` where a card does not tell.
+/// The line of nvidia-smi: MiB, °C, watts. More than one is of more than the card that was asked about, and nobody knows which is which.
 fn parse_smi(text: &str) -> Option<Reading> {
-    let mut values = text.lines().next()?.split(',').map(|value| value.trim().parse::<f64>().ok().filter(|v| v.is_finite() && *v >= 0.0));
+    let mut lines = text.lines();
+    let mut values = lines.next().filter(|_| lines.next().is_none())?.split(',').map(smi::number);
     let (memory, temperature, power) = (values.next()?, values.next()?, values.next()?);
-    Some(Reading { memory: memory.map(|mib| (mib * f64::from(1 << 20)) as u64), temperature, power })
-}
-
-/// nvidia-smi's answer about one card, if it comes in time and is no error.
-fn ask(program: &Path, pci: &str, patience: Duration) -> Option<String> {
-    let mut child = Command::new(program)
-        .args(["--query-gpu=memory.used,temperature.gpu,power.draw", "--format=csv,noheader,nounits"])
-        .arg(format!("--id={pci}"))
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::null())
-        .spawn()
-        .ok()?;
-    let asked = Instant::now();
-    while asked.elapsed() < patience {
-        match child.try_wait() {
-            Ok(None) => thread::sleep(Duration::from_millis(20)),
-            Ok(Some(status)) if status.success() => {
-                let mut text = String::new();
-                child.stdout.take()?.take(4096).read_to_string(&mut text).ok()?;
-                return Some(text);
-            }
-            _ => return None,
-        }
-    }
-    let _ = child.kill();
-    // Reaps it whenever it dies; if the driver holds it for ever, this thread is all that waits.
-    thread::spawn(move || child.wait());
-    None
+    Some(Reading { memory: memory.map(smi::bytes), temperature, power })
 }
 
 #[cfg(test)]
@@ -194,7 +166,7 @@ mod tests {
 
     #[test]
     #[cfg(unix)]
-    fn nvidia_smi_is_asked_about_the_card_and_not_waited_for() {
+    fn nvidia_smi_is_asked_about_the_card() {
         use std::os::unix::fs::PermissionsExt;
         let dir = tempfile::tempdir().unwrap();
         write(dir.path(), "vendor", "0x10de\n");
@@ -209,8 +181,14 @@ mod tests {
         assert_eq!(read, Some(Reading { memory: Some(1234 << 20), temperature: Some(57.0), power: None }));
         script("echo 'No devices were found'; exit 6");
         assert_eq!(find().unwrap().read(), None);
-        script("exec sleep 600");
-        assert_eq!(ask(&program, PCI, Duration::from_millis(50)), None);
-        assert_eq!(ask(&dir.path().join("absent"), PCI, PATIENCE), None);
+    }
+
+    #[test]
+    fn a_line_of_nvidia_smi_is_of_one_card() {
+        let of = |memory, temperature, power| Some(Reading { memory, temperature, power });
+        assert_eq!(parse_smi("1234, 57, 181.25\n"), of(Some(1234 << 20), Some(57.0), Some(181.25)));
+        assert_eq!(parse_smi("[N/A], [Not Supported], 181.25\n"), of(None, None, Some(181.25)));
+        assert_eq!(parse_smi("1234, 57, 181.25\n8, 30, 9.5\n"), None, "of which card?");
+        assert_eq!([parse_smi(""), parse_smi("1234, 57")], [None; 2]);
     }
 }

@@ -1,8 +1,8 @@
 //! How long a small step of training takes: enough work that launches are not all of it, and little enough for a device that is slow.
 
 use crate::made::{numbers, tensor};
-use bellows_kernels::{ConvConfig, Lowering, Precision, conv2d, linear, linear_data_grad};
-use burn::tensor::Device;
+use bellows_kernels::{ConvConfig, Lowering, Precision, conv2d, linear, linear_data_grad, widen};
+use burn::tensor::{DType, Device};
 use std::hint::black_box;
 use std::time::Instant;
 
@@ -34,24 +34,32 @@ pub(crate) fn medians(count: usize, mut step: impl FnMut(usize)) -> Vec<f64> {
     all.into_iter().map(middle).collect()
 }
 
-/// A 3x3 convolution of 32 channels of two images of 80 x 80, forward and backward: 1.4 GFLOP.
-pub(crate) fn convolution(device: &Device, by: Lowering) -> f64 {
+fn dtype(half: bool) -> DType {
+    if half { DType::F16 } else { DType::F32 }
+}
+
+/// A 3x3 convolution of 32 channels of two images of 80 x 80, which are in f16 if asked, forward and backward: 1.4 GFLOP.
+pub(crate) fn convolution(device: &Device, by: Lowering, half: bool) -> f64 {
     let graph = &device.clone().autodiff();
-    let (x, w) = (tensor(70, [2, 32, 80, 80], graph).require_grad(), tensor(71, [32, 32, 3, 3], graph).require_grad());
+    let x = tensor::<4>(70, [2, 32, 80, 80], graph).cast(dtype(half)).require_grad();
+    let w = tensor(71, [32, 32, 3, 3], graph).require_grad();
     median(|| {
-        let y = conv2d(x.clone(), w.clone(), None, ConvConfig::new(1, 1, by));
+        let y = widen(conv2d(x.clone(), w.clone(), None, ConvConfig::new(1, 1, by)));
         let gradients = y.sum().backward();
         // Reading waits for what was launched.
         black_box((w.grad(&gradients).map(|dw| numbers(dw.sum())), x.grad(&gradients).map(|dx| numbers(dx.sum()))));
     })
 }
 
-/// A product of 256 rows with a matrix 1024 x 512, and its gradient for them: 0.5 GFLOP.
-pub(crate) fn product(device: &Device) -> f64 {
-    let (x, w, dy) = (tensor::<2>(72, [256, 512], device), tensor::<2>(73, [1024, 512], device), tensor::<2>(74, [256, 1024], device));
+/// A product of 256 rows with a matrix 1024 x 512, and its gradient for them, of factors in f16 if asked: 0.5 GFLOP.
+pub(crate) fn product(device: &Device, half: bool) -> f64 {
+    let (x, dy) = (tensor::<2>(72, [256, 512], device), tensor::<2>(74, [256, 1024], device));
+    // A frozen base is stored in f16 there.
+    let w = tensor::<2>(73, [1024, 512], device).cast(dtype(half));
+    let precision = if half { Precision::F16 } else { Precision::F32 };
     median(|| {
-        let y = linear(x.clone(), w.clone(), None, Precision::F32);
-        let dx = linear_data_grad(dy.clone(), w.clone(), Precision::F32);
+        let y = linear(x.clone(), w.clone(), None, precision);
+        let dx = linear_data_grad(dy.clone(), w.clone(), precision);
         black_box((numbers(y.sum()), numbers(dx.sum())));
     })
 }

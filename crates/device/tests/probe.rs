@@ -5,8 +5,8 @@
 //! `VK_DRIVER_FILES` (`.ci/swiftshader` prints one) and say so when they are skipped.
 
 use bellows_device::{
-    Conv, DeviceError, DeviceRequest, Lowering, PROBE_SUBCOMMAND, PathReport, ProbeOptions, Selected, Shape, Stage, Verdict, Work, doctor,
-    probe_child_main, select,
+    Conv, DeviceError, DeviceRequest, Heads, Lowering, PROBE_SUBCOMMAND, PathReport, ProbeOptions, Selected, Shape, Stage, Storage,
+    Verdict, Work, doctor, probe_child_main, select,
 };
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -72,17 +72,10 @@ fn a_device_is_used_with_what_passes_there() {
     let errors = report.gemm.stages.iter().filter_map(|stage| stage.max_error).collect::<Vec<_>>();
     assert_eq!(errors.len(), 3);
     assert!(errors[0] == 0.0 && errors.iter().all(|error| *error < 1e-5), "{errors:?}");
-    // Burn's kernels may or may not pass on SwiftShader: CubeCL 0.11.3 emits invalid SPIR-V for shared memory on Vulkan devices without
-    // VK_KHR_workgroup_memory_explicit_layout (see `known_issues.rs`), and which of a kernel's variants autotune picks, with shared
-    // memory or without, depends on how the machine is loaded. What must follow from it is the same either way.
-    let why = if report.direct.passed() {
-        assert_eq!(stages(&report.direct), DIRECT);
-        "no matrix units"
-    } else {
-        let (stage, reason) = report.direct.failure().unwrap();
-        assert!(stage >= Stage::ConvDirect && reason.contains("wrong numbers"), "{stage}: {reason}");
-        reason
-    };
+    // Burn's kernels are not used without matrix units, and so they are not proved there.
+    let why = "this card has no matrix units";
+    assert!(matches!(&report.direct.verdict, Verdict::Skipped { reason } if reason.contains(why)), "{report:?}");
+    assert_eq!((report.direct.attempts, stages(&report.direct)), (0, Vec::new()));
     assert!(selected.lowering == Lowering::Gemm && selected.lowering_reason.unwrap().contains(why));
 
     let mut page = Vec::new();
@@ -95,14 +88,34 @@ fn a_device_is_used_with_what_passes_there() {
         "enumerate",
         "conv gemm",
         "train gemm",
-        "conv direct",
         "gemm convolutions: passed",
-        "direct convolutions: ",
-        "ms for a small step of training, the processor",
+        "direct convolutions: this card has no matrix units",
+        "ms for a small step of training in f32, the processor",
         "trains on SwiftShader",
         &format!("convolutions: {}", selected.lowering),
     ] {
         assert!(page.contains(words), "no {words:?} in\n{page}");
+    }
+}
+
+/// Where a driver claims matrix units Burn's kernels are proved too, and taken if they are right.
+#[test]
+fn both_paths_are_proved_where_there_are_matrix_units() {
+    let folder = tempfile::tempdir().unwrap();
+    let Some(options) = swiftshader(folder.path(), "wrong:adapter") else { return };
+    let selected = select(&VULKAN, &options).unwrap();
+    let report = selected.report.unwrap();
+    assert_eq!(report.matrix_units(), Some(&["16x16x16 f16 f16 f32".to_owned()][..]));
+    // They may or may not pass on SwiftShader: CubeCL 0.11.3 emits invalid SPIR-V for shared memory on Vulkan devices without
+    // VK_KHR_workgroup_memory_explicit_layout (see `known_issues.rs`), and which of a kernel's variants autotune picks, with shared
+    // memory or without, depends on how the machine is loaded.
+    if report.direct.passed() {
+        assert_eq!(stages(&report.direct), DIRECT);
+        assert_eq!((selected.lowering, selected.lowering_reason), (Lowering::Auto, None));
+    } else {
+        let (stage, reason) = report.direct.failure().unwrap();
+        assert!(stage >= Stage::ConvDirect && reason.contains("wrong numbers"), "{stage}: {reason}");
+        assert!(selected.lowering == Lowering::Gemm && selected.lowering_reason.unwrap().contains(reason));
     }
 }
 
@@ -166,11 +179,11 @@ fn a_crash_is_tried_once_more_and_named() {
     assert_eq!((report.gemm.attempts, report.direct.attempts), (2, 0));
 }
 
-/// What `auto` makes of SwiftShader when Burn's convolutions misbehave as in `fault` and ours do not; `limit` for a step.
+/// What `auto` makes of SwiftShader when it claims matrix units, Burn's convolutions misbehave as in `fault` and ours do not; `limit` for a step.
 #[expect(clippy::unwrap_used, reason = "a test in all but its attribute")]
 fn without_direct(fault: &str, limit: Duration) -> Option<Selected> {
     let folder = tempfile::tempdir().unwrap();
-    let mut options = swiftshader(folder.path(), fault)?;
+    let mut options = swiftshader(folder.path(), &format!("wrong:adapter,{fault}"))?;
     options.compile_limit = limit;
     let selected = select(&VULKAN, &options).unwrap();
     assert_eq!((selected.backend, &selected.fallback, selected.lowering), ("vulkan", &None, Lowering::Gemm));
@@ -273,7 +286,7 @@ fn a_device_that_is_slower_than_the_processor_is_not_taken_unless_named() {
 #[test]
 fn a_language_model_takes_the_products_that_are_right() {
     let folder = tempfile::tempdir().unwrap();
-    let Some(options) = swiftshader(folder.path(), "wrong:products direct") else { return };
+    let Some(options) = swiftshader(folder.path(), "wrong:adapter,wrong:products direct") else { return };
     let options = ProbeOptions { work: Work::LanguageModel, ..options };
     let selected = select(&VULKAN, &options).unwrap();
     let report = selected.report.unwrap();
@@ -307,6 +320,25 @@ fn the_shapes_of_the_run_are_proved() {
     assert!(!first.cached && shapes.steps == 3 * 3 && shapes.max_error.unwrap() <= 1e-5, "{shapes:?}");
     assert!(report(&[16]).cached && report(&[]).cached);
     assert!(!report(&[20]).cached);
+}
+
+/// So are its heads and its matrices as they are stored: on a program the heads, and of the matrices the smallest.
+#[test]
+fn the_heads_and_the_storage_of_the_run_are_proved() {
+    let folder = tempfile::tempdir().unwrap();
+    let Some(options) = swiftshader(folder.path(), "") else { return };
+    let frozen = [Storage::Nf4, Storage::Int8, Storage::Words].map(|storage| Shape::Frozen(storage, [33, 70]));
+    let prove = |shapes: &[Shape]| {
+        let (shapes, lowering, work) = (shapes.to_vec(), Some(Lowering::Gemm), Work::LanguageModel);
+        let selected = select(&VULKAN, &ProbeOptions { shapes, lowering, work, ..options.clone() }).unwrap();
+        let stages = selected.report.unwrap().gemm.stages;
+        stages.into_iter().find(|stage| stage.stage == Stage::Shapes).unwrap()
+    };
+    let heads = Shape::Attention(Heads::few(14, 2, 64));
+    for shapes in [&frozen[..], &[Shape::Map([257, 896]), frozen[0], Shape::Map([33, 70]), heads]] {
+        let proved = prove(shapes);
+        assert!(proved.steps == 3 * 2 && proved.max_error.unwrap() <= 1e-4, "{proved:?}");
+    }
 }
 
 /// Where Burn's tuned products crash and ours are wrong, or not asked for, Burn's are tried without their tuning.

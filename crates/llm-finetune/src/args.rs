@@ -472,6 +472,9 @@ mod tests {
         assert!(config.gradient_checkpointing == Checkpointing::OFF && config.packing);
         let m = command().try_get_matches_from(["x", "--gradient-checkpointing", "--packing"]).unwrap();
         assert_eq!(SftConfig::from_layers(&[settings(&m).flags]).unwrap().gradient_checkpointing, Checkpointing::ALL);
+        // Recorded as what it is called here.
+        let m = command().try_get_matches_from(["x", "--precision", "f16"]).unwrap();
+        assert_eq!(SftConfig::from_layers(&[settings(&m).flags]).unwrap().precision.name(), "fp16");
         let m = command().try_get_matches_from(["x", "chat", "--model", "m", "--no-thinking", "--top-k", "0"]).unwrap();
         let speak = speak(m.subcommand().unwrap().1, None, false);
         let own = Sampling { temperature: 0.6, top_k: 30, ..Sampling::default() };

@@ -1,11 +1,13 @@
 //! Before a device computes anything that counts: whether it has the numbers, and the first layer of the model itself, compared with the processor's.
 
 use bellows_cli::{Failure, Usage, note};
-use bellows_device::{ProbeOptions, Selected, Shape, Work, processor};
+use bellows_device::{Heads, ProbeOptions, Selected, Shape, Storage, Work, processor};
+use bellows_learner::memory::Place;
 use bellows_qwen::config::SftConfig;
 use bellows_qwen::model::{CausalLm, ModelConfig};
 use bellows_qwen::precision::{Products, RunPrecision};
 use bellows_qwen::prove::first_layer;
+use bellows_qwen::storage::BaseDtype;
 
 /// How far an accelerator's first layer may be from the processor's; f32 kernels are within 1e-5.
 const PROVED: f64 = 1e-3;
@@ -17,17 +19,37 @@ pub(crate) fn by(products: Products) -> ProbeOptions {
     ProbeOptions { lowering: Some(products.lowering()), ..ProbeOptions::of(Work::LanguageModel) }
 }
 
-/// The same for a run of this model, in its precision and with its own maps.
+/// The same for a run of this model, in its precision and with its own maps, as they are stored, and heads.
 pub(crate) fn of_run(config: &SftConfig, model: Option<&ModelConfig>) -> ProbeOptions {
     let work = if config.precision.is_f16() { Work::HalfLanguageModel } else { Work::LanguageModel };
-    ProbeOptions { work, shapes: model.map(maps).unwrap_or_default(), ..by(config.products) }
+    ProbeOptions { work, shapes: model.map(|model| shapes(model, &storages(config))).unwrap_or_default(), ..by(config.products) }
 }
 
-/// The maps of a layer, each shape once.
-fn maps(model: &ModelConfig) -> Vec<Shape> {
-    let (hidden, inner) = (model.hidden_size, model.intermediate_size);
-    let [queries, keys] = [model.num_attention_heads, model.num_key_value_heads].map(|heads| heads * model.head_dim);
-    let mut all = [[queries, hidden], [keys, hidden], [hidden, queries], [inner, hidden], [hidden, inner]].map(Shape::Map).to_vec();
+/// How a card may hold the maps of the base; `None`: in f32.
+fn storages(config: &SftConfig) -> Vec<Option<Storage>> {
+    if !config.keeps_maps() {
+        return vec![None];
+    }
+    match config.clone().stored_at(Place::Card).base_dtype {
+        // What it makes of a matrix depends on its values, which are not read yet.
+        BaseDtype::Auto => vec![None, Some(Storage::Words)],
+        // A file's blocks are made f32 by the processor.
+        BaseDtype::F32 | BaseDtype::Gguf => vec![None],
+        BaseDtype::Bf16 => vec![Some(Storage::Bf16)],
+        BaseDtype::F16 => vec![Some(Storage::F16)],
+        BaseDtype::Int8 => vec![Some(Storage::Int8)],
+        BaseDtype::Nf4 => vec![Some(Storage::Nf4)],
+    }
+}
+
+/// The maps of a layer, each shape once as it may be stored, and its heads.
+fn shapes(model: &ModelConfig, storages: &[Option<Storage>]) -> Vec<Shape> {
+    let (hidden, inner, width) = (model.hidden_size, model.intermediate_size, model.head_dim);
+    let [queries, keys] = [model.num_attention_heads, model.num_key_value_heads];
+    let maps = [[queries * width, hidden], [keys * width, hidden], [hidden, queries * width], [inner, hidden], [hidden, inner]];
+    let stored = |map| storages.iter().map(move |storage| storage.map_or(Shape::Map(map), |storage| Shape::Frozen(storage, map)));
+    let mut all: Vec<Shape> = maps.into_iter().flat_map(stored).collect();
+    all.push(Shape::Attention(Heads::few(queries, keys, width)));
     all.sort();
     all.dedup();
     all
@@ -57,4 +79,34 @@ pub(crate) fn prove(model: &CausalLm, shape: &ModelConfig, precision: RunPrecisi
     let (backend, name) = (device.backend, &device.name);
     let reason = format!("{backend} ({name}) computes the model's first layer wrongly (relative error {error:.3} against the processor)");
     Err(Usage(format!("{reason}: use --device cpu")).into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_runs_own_shapes_are_proved_as_they_are_stored() {
+        let model = ModelConfig::from_json(include_str!("../../qwen/tests/golden/qwen2/model/config.json")).unwrap();
+        let of = |base_dtype, precision| of_run(&SftConfig { base_dtype, precision, ..SftConfig::default() }, Some(&model));
+        let storages = |options: &ProbeOptions| {
+            let stored = |shape: &Shape| match shape {
+                Shape::Frozen(storage, _) => Some(Some(*storage)),
+                Shape::Map(_) => Some(None),
+                Shape::Attention(_) | Shape::Conv(_) => None,
+            };
+            let mut all: Vec<Option<Storage>> = options.shapes.iter().filter_map(stored).collect();
+            all.sort();
+            all.dedup();
+            all
+        };
+        let f32 = RunPrecision::F32;
+        assert_eq!(storages(&of(BaseDtype::Auto, f32)), [None, Some(Storage::Words)]);
+        assert_eq!(storages(&of(BaseDtype::F32, f32)), [None]);
+        assert_eq!(storages(&of(BaseDtype::Nf4, f32)), [Some(Storage::Nf4)]);
+        let half = of(BaseDtype::Auto, RunPrecision::Fp16);
+        assert_eq!((half.work, storages(&half)), (Work::HalfLanguageModel, vec![Some(Storage::F16)]));
+        let heads = Heads::few(model.num_attention_heads, model.num_key_value_heads, model.head_dim);
+        assert!(half.shapes.contains(&Shape::Attention(heads)));
+    }
 }

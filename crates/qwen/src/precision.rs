@@ -24,8 +24,8 @@ pub enum RunPrecision {
     /// The model's own weights in bf16 as they are on disk, the other factors in two bf16 parts, where the processor has AMX; elsewhere f32.
     #[serde(rename = "bf16x2")]
     Bf16x2,
-    /// Those factors rounded to f16, the loss scaled; adapters are f32.
-    #[serde(rename = "fp16")]
+    /// Those factors rounded to f16, the loss scaled; adapters are f32. (A detector's precision of f16 has that name.)
+    #[serde(rename = "fp16", alias = "f16")]
     Fp16,
     /// Native f16, as cards without bf16 are used: the base, adapters, their gradients and factors are f16 too, the loss is not scaled, Adam's ε is 1e-4.
     #[serde(rename = "fp16-pure")]

@@ -33,7 +33,7 @@ pub(super) fn dots(terms: &[Term<'_>], columns: usize, begin: Option<&[f32]>, ou
             }
         }
         for term in terms {
-            simd::run(simd::level(), Dots { term, first, out: &mut out });
+            simd::run(term.level, Dots { term, first, out: &mut out });
         }
     });
 }

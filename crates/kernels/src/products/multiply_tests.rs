@@ -13,7 +13,7 @@ use crate::cpu::simd::{Level, with_level};
 struct Factor {
     values: Vec<f32>,
     halves: Vec<bf16>,
-    /// Rounded to what is stored, and, with `pairs`, to what is multiplied.
+    /// Rounded to what is stored, and, if asked for, to what is multiplied.
     exact: Vec<f64>,
 }
 
@@ -152,6 +152,24 @@ fn any_number_of_threads_gives_the_same_bits() {
     let one = on(1);
     for threads in [2, 3, 8] {
         assert_eq!(on(threads), one, "{threads}");
+    }
+}
+
+/// The level is that of the term, whichever thread multiplies: a test's choice is not known to the others.
+#[test]
+fn few_rows_are_multiplied_at_their_level() {
+    let (rows, depth, columns) = (2, 300, 200);
+    let (a, b) = (noise(1, rows * depth), noise(2, depth * columns));
+    let alone = rayon::ThreadPoolBuilder::new().num_threads(1).build().unwrap();
+    for level in Level::all() {
+        let run = || {
+            let mut out = vec![f32::NAN; rows * columns];
+            let [left, right] = [&a, &b].map(|values| Operand::lines(Stored::F32(values), depth));
+            let term = Term { left, right, depth, level, in_f16: false, split: false };
+            with_level(level, || multiply(&[term], columns, None, &mut out));
+            out
+        };
+        assert_eq!(run(), alone.install(run), "{level:?}");
     }
 }
 

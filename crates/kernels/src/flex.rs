@@ -88,7 +88,8 @@ fn weight_grad(x: Vec<FlexTensor>, dy: FlexTensor, kernel @ [kh, kw]: [usize; 2]
     let Some((shape, precision)) = method(x.iter().chain([&dy]), dims, weight, &config) else {
         return portable::conv_weight_grad::<Flex>(join::<Flex>(x), dy, kernel, config);
     };
-    let (x, dy) = (readable(x, cpu::takes_parts(config.lowering, precision, &shape)), contiguous(dy));
+    let apart = cpu::takes_parts(config.lowering, cpu::weight_grad_precision(&shape, precision), &shape);
+    let (x, dy) = (readable(x, apart), contiguous(dy));
     let mut dw = take(weight.iter().product());
     cpu::weight_grad(&shape, config.lowering, precision, &x.iter().map(values).collect::<Vec<_>>(), values(&dy), &mut dw);
     tensor(dw, weight)

@@ -18,6 +18,7 @@ pub mod simd;
 mod winograd;
 
 pub use crate::policy::{Lowering, Precision};
+pub use implicit::weight_grad_precision;
 pub use shape::{ConvShape, Epilogue};
 
 /// Whether Winograd's method is to be used: a fourth of the multiplications, in f32. A unit for matrices does all of them in bf16 in less time.
@@ -126,7 +127,7 @@ pub fn weight_grad(shape: &ConvShape, lowering: Lowering, precision: Precision, 
         dw.fill(0.0);
         return;
     }
-    let precision = implicit::weight_grad_precision(shape, precision);
+    let precision = weight_grad_precision(shape, precision);
     match x {
         [x] if is_winograd(lowering, precision, shape) => winograd::weight_grad(shape, x, dy, dw),
         _ => implicit::weight_grad(shape, precision, x, dy, dw),
@@ -141,6 +142,6 @@ fn a_unit_for_matrices_needs_no_winograd() {
     }
     simd::with_level(simd::Level::AmxModel, || assert!(!is_winograd(Lowering::Auto, Precision::Bf16, &s)));
     // Of one image there is no second term: its weights' gradient is Winograd's as before.
-    assert_eq!(implicit::weight_grad_precision(&s, Precision::Bf16), Precision::F32);
-    assert_eq!(implicit::weight_grad_precision(&ConvShape { batch: 2, ..s }, Precision::Bf16), Precision::Bf16);
+    assert_eq!(weight_grad_precision(&s, Precision::Bf16), Precision::F32);
+    assert_eq!(weight_grad_precision(&ConvShape { batch: 2, ..s }, Precision::Bf16), Precision::Bf16);
 }

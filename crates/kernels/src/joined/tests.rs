@@ -61,3 +61,12 @@ proptest! {
         prop_assert!(apart == joined, "{:?}", apart.iter().zip(&joined).map(|(a, b)| a == b).collect::<Vec<_>>());
     }
 }
+
+/// The gradient of the weight of one image in bf16 is f32's, which is Winograd's also where a unit for matrices computes the rest. (Elsewhere all of it is.)
+#[test]
+fn one_image_in_bf16() {
+    let parts = [noise(1, [1, 9, 12, 13]), noise(2, [1, 8, 12, 13])];
+    let config = ConvConfig::new(1, 1, Lowering::Bf16);
+    let [apart, joined] = [false, true].map(|join| results(&parts, noise(3, [20, 17, 3, 3]), config, [true, false, join]));
+    assert!(apart == joined, "{:?}", apart.iter().zip(&joined).map(|(a, b)| a == b).collect::<Vec<_>>());
+}

@@ -99,7 +99,8 @@ pub(crate) fn forward(
         let centre = planes.first().map_or(0.0, |(x, _)| x[0]);
         let [sum, squares] = extent.sum(planes, |x, _| simd::run(level, Sums { x, centre }));
         let mean = sum / samples;
-        let moments = ((f64::from(centre) + mean) as f32, (squares / samples - mean * mean).max(0.0) as f32);
+        // Not the larger of it and 0, which of NaN is 0.
+        let moments = ((f64::from(centre) + mean) as f32, (squares / samples - mean * mean).clamp(0.0, f64::INFINITY) as f32);
         let channel = Channel::new(moments.0, moments.1, gamma[c], beta[c], epsilon);
         extent.each_plane(planes, |x, out| simd::run(level, Output { x, channel, silu, out }));
         moments

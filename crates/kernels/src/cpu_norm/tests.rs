@@ -185,3 +185,16 @@ fn extreme_inputs_stay_finite() {
     let results = all(e, &x, &[50.0, -50.0], &[-100.0, 100.0], &vec![1.0; 80], true);
     assert!(results.iter().flatten().all(|v| v.is_finite()));
 }
+
+/// What is no number, or infinite, is in both moments of its channel and in no other's.
+#[test]
+fn no_number_is_in_its_moments() {
+    let e = Extent { batch: 2, channels: 2, plane: 5 };
+    for (odd, place) in [f32::NAN, f32::INFINITY].into_iter().flat_map(|odd| [5, 7, 19].map(|place| (odd, place))) {
+        let mut x = noise(1, e.len());
+        x[place] = odd;
+        let (mean, variance) = super::forward(e, &x, [&[1.0; 2], &[0.0; 2]], 1e-3, true, &mut vec![f32::NAN; e.len()]);
+        assert!(mean[0].is_finite() && variance[0].is_finite(), "{odd} at {place}: {mean:?}, {variance:?}");
+        assert!(!mean[1].is_finite() && !variance[1].is_finite(), "{odd} at {place}: {mean:?}, {variance:?}");
+    }
+}

@@ -10,7 +10,7 @@ use super::forward::Forward;
 use super::sizes::Sizes;
 use super::{AttentionOps, portable};
 use crate::buffers::{all_f32, contiguous, take, tensor, values};
-use crate::cpu::machine::KEYS;
+use crate::cpu::machine::{KEYS, worth_a_task};
 use crate::cpu::simd;
 use crate::rows::ids;
 
@@ -65,7 +65,7 @@ impl AttentionOps for Flex {
         let Sizes { b, g, group, s, t, d } = sizes;
         let inputs = Inputs { sizes, q: values(&q), k: values(&k), v: values(&v), first: &seen, scale: scale as f32 };
         let dot = |(y, dy): (&[f32], &[f32])| y.iter().zip(dy).map(|(a, b)| a * b).sum::<f32>();
-        let dots: Vec<f32> = values(&y).par_chunks(d).zip(values(&dy).par_chunks(d)).with_min_len(64).map(dot).collect();
+        let dots: Vec<f32> = values(&y).par_chunks(d).zip(values(&dy).par_chunks(d)).with_min_len(worth_a_task(d)).map(dot).collect();
         let above = Above { dy: values(&dy), sums: values(&sums), dots: &dots };
 
         let (mut dq, mut dk, mut dv) = (take(b * g * group * s * d), take(b * g * t * d), take(b * g * t * d));

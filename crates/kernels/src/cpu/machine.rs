@@ -81,6 +81,14 @@ pub const PIECE: usize = 8 * 1024;
 pub fn worth_a_task(values: usize) -> usize {
     (TASK / 4).div_ceil(values.max(1))
 }
+/// Columns of a task of dot products.
+pub const DOTS: usize = 32;
+/// Fewest rows of a matrix product's task that packs columns of its own.
+pub const FEWEST_ROWS: usize = 64;
+/// Most tiles of columns of a matrix product's task, and where a unit for matrices multiplies them.
+pub const MOST_TILES: [usize; 2] = [16, 64];
+/// Positives of a task of a detector's loss: some ten microseconds.
+pub const POSITIVES: usize = 8;
 /// Weights that are packed, or gradients of weights that are added up, by one thread: below some 100 KB waking another costs more than it saves.
 pub const WAKING: usize = 1 << 15;
 /// Fewer of Winograd's tiles than this per thread are shared among the threads.
@@ -113,6 +121,12 @@ pub const KEYS: usize = 64;
 
 // What times are estimated with.
 
+/// Steps of the sum that storing a tile of a convolution is worth.
+pub const TILE_COST: f64 = 4.0;
+/// Vector operations that starting a task of a convolution is worth (about a microsecond).
+pub const TASK_COST: f64 = 4000.0;
+/// Beyond this many multiply-adds of vectors saved per vector packed, a plane for each shift of the columns pays. Measured: 10 % at 128 -> 256 channels, 20 wide.
+pub const EXPAND_GAIN: f64 = 6.0;
 /// Multiply-adds of vectors that a unit for matrices does in the time of one, in convolutions.
 pub const UNIT_RATE: f64 = 8.0;
 /// The same in matrix products, measured against packing, which is no faster there.

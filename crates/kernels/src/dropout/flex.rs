@@ -21,7 +21,6 @@ impl DropoutOps for Flex {
                 *y = x * mask.at(task * TASK + i);
             }
         });
-        let y = tensor(y, [shape.num_elements()]);
-        y.reshape(shape)
+        tensor(y, shape)
     }
 }

@@ -1,4 +1,4 @@
-//! The operations on the processor, a positive to a task; sums in f64 in the positives' order.
+//! The operations on the processor, some positives to a task; sums in f64 in the positives' order.
 
 use burn::backend::{Flex, TensorMetadata};
 use burn_flex::FlexTensor;
@@ -7,9 +7,7 @@ use rayon::prelude::*;
 use super::formula::{BINS, Corners, ciou, lower_bin, upper_share};
 use super::{Foreground, ForegroundOps, Positive, SIDES};
 use crate::buffers::{contiguous, owned, tensor, values};
-
-/// Positives of a task: some ten microseconds.
-pub(super) const LEAST_POSITIVES: usize = 8;
+use crate::cpu::machine::POSITIVES;
 
 /// Where a positive's logits are: those of its first bin, and from one channel to the next.
 fn places(l: &Positive, [_, channels, anchors]: [usize; 3]) -> (usize, usize) {
@@ -60,7 +58,7 @@ impl ForegroundOps for Flex {
         let (of_box, of_sides) = slopes.split_at_mut(m * SIDES);
         let each = foreground.positives.par_iter().zip(of_box.par_chunks_mut(SIDES)).zip(of_sides.par_chunks_mut(SIDES));
         let terms: Vec<[f64; 3]> =
-            each.with_min_len(LEAST_POSITIVES).map(|((l, b), s)| positive(l, values(&x), shape, [b, s], foreground.gains)).collect();
+            each.with_min_len(POSITIVES).map(|((l, b), s)| positive(l, values(&x), shape, [b, s], foreground.gains)).collect();
         // From zero: the sum of nothing is -0.
         let sum = |i: usize| terms.iter().fold(0.0, |sum, t| sum + t[i]);
         let [on_box, on_class, on_sides] = foreground.gains.map(f64::from);

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use burn::tensor::{Device, Tensor, TensorData};
 use proptest::prelude::*;
 
-use super::flex::LEAST_POSITIVES;
 use super::{BINS, Foreground, Positive, SIDES, ciou, detection_terms};
+use crate::cpu::machine::POSITIVES;
 use crate::cpu::reference::{noise, tasks};
 
 const PAIRS: [[[f32; 4]; 2]; 5] = [
@@ -160,7 +160,7 @@ proptest! {
 /// Two hundred positives are what four images of a few objects have, at up to ten anchors each. The gradient is one thread's: 65 additions for each of them.
 #[test]
 fn there_is_work_for_every_thread() {
-    assert_eq!([200, 800].map(|positives| tasks(positives, LEAST_POSITIVES)), [16, 64]);
+    assert_eq!([200, 800].map(|positives| tasks(positives, POSITIVES)), [16, 64]);
 }
 
 #[test]

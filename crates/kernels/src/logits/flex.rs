@@ -7,7 +7,7 @@ use rayon::prelude::*;
 use super::passes::{Expectation, Softplus};
 use super::{LogitOps, portable};
 use crate::buffers::{all_f32, contiguous, take, tensor, values};
-use crate::cpu::machine::TASK;
+use crate::cpu::machine::{TASK, worth_a_task};
 use crate::cpu::simd;
 
 impl LogitOps for Flex {
@@ -30,7 +30,7 @@ impl LogitOps for Flex {
         let (slope, dy) = (contiguous(slope), contiguous(dy));
         let (slope, dy) = (values(&slope), values(&dy)[0]);
         let mut grad = take(b * total * a);
-        grad.par_chunks_exact_mut(a).enumerate().with_min_len(TASK.div_ceil(a)).for_each(|(i, row)| match (i % total).checked_sub(start) {
+        grad.par_chunks_exact_mut(a).enumerate().with_min_len(worth_a_task(a)).for_each(|(i, row)| match (i % total).checked_sub(start) {
             Some(channel) if channel < len => {
                 let slope = &slope[(i / total * len + channel) * a..][..a];
                 row.iter_mut().zip(slope).for_each(|(grad, slope)| *grad = slope * dy);

@@ -7,7 +7,7 @@ use proptest::prelude::*;
 
 use super::{LogitOps, expectation};
 use crate::buffers::values;
-use crate::cpu::machine::TASK;
+use crate::cpu::machine::{TASK, worth_a_task};
 use crate::cpu::reference::{noise, tasks};
 use crate::cpu::simd::{Level, with_level};
 
@@ -107,7 +107,7 @@ fn any_number_of_threads() {
 fn there_is_work_for_every_thread() {
     let (images, anchors) = (4usize, 8400usize);
     assert_eq!(images * (80 * anchors).div_ceil(TASK), 168, "pieces of the class loss");
-    assert_eq!(tasks(images * 144, TASK.div_ceil(anchors)), 256, "rows of its gradient");
+    assert_eq!(tasks(images * 144, worth_a_task(anchors)), 576, "rows of its gradient");
     assert_eq!(images * 4 * anchors.div_ceil(TASK / 16), 144, "pieces of sides");
 }
 

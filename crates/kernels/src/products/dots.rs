@@ -3,13 +3,12 @@
 use rayon::prelude::*;
 
 use super::operand::Term;
+use crate::cpu::machine::DOTS;
 use crate::cpu::scratch;
 use crate::cpu::simd::{self, MAX_LANES, Simd, Task};
 
 /// Most rows for which a weight is not worth packing.
 pub(super) const ROWS: usize = 4;
-/// Columns of a task.
-const COLUMNS: usize = 32;
 
 /// Whether there are few rows, and all factors are stored by lines and multiplied as they are.
 pub(super) fn applies(terms: &[Term<'_>], rows: usize) -> bool {
@@ -20,12 +19,12 @@ pub(super) fn applies(terms: &[Term<'_>], rows: usize) -> bool {
 /// As [`multiply`](super::multiply), of terms for which it [`applies`].
 pub(super) fn dots(terms: &[Term<'_>], columns: usize, begin: Option<&[f32]>, out: &mut [f32]) {
     let rows = out.len() / columns;
-    let mut parts: Vec<Vec<&mut [f32]>> = (0..columns.div_ceil(COLUMNS)).map(|_| Vec::with_capacity(rows)).collect();
+    let mut parts: Vec<Vec<&mut [f32]>> = (0..columns.div_ceil(DOTS)).map(|_| Vec::with_capacity(rows)).collect();
     for line in out.chunks_exact_mut(columns) {
-        line.chunks_mut(COLUMNS).zip(&mut parts).for_each(|(piece, part)| part.push(piece));
+        line.chunks_mut(DOTS).zip(&mut parts).for_each(|(piece, part)| part.push(piece));
     }
     parts.into_par_iter().enumerate().for_each(|(i, mut out)| {
-        let first = i * COLUMNS;
+        let first = i * DOTS;
         for out in &mut out {
             match begin {
                 None => out.fill(0.0),

@@ -13,14 +13,9 @@ use rayon::prelude::*;
 
 use super::dots;
 use super::operand::{Term, round_to_f16};
-use crate::cpu::machine::{PRODUCT_BLOCK as BLOCK, PRODUCT_UNIT_RATE as UNIT_RATE, machine};
+use crate::cpu::machine::{FEWEST_ROWS, MOST_TILES, PRODUCT_BLOCK as BLOCK, PRODUCT_UNIT_RATE as UNIT_RATE, machine};
 use crate::cpu::scratch;
 use crate::cpu::simd::{self, Form, Group, Simd, Starts, Task, Tile, To};
-
-/// Most tiles of columns of a task, and where a unit for matrices multiplies them.
-const TILES: [usize; 2] = [16, 64];
-/// Fewest rows of a task that packs columns of its own.
-const FEWEST: usize = 64;
 
 /// `out [rows, columns] = begin + Σ left right`, `out` by rows. It begins with one value for each column, or with nothing: all of it is overwritten.
 ///
@@ -61,9 +56,9 @@ impl Division {
     pub(super) fn new([rows, columns]: [usize; 2], form: Form, threads: usize) -> Self {
         let (tiles, panels) = (columns.div_ceil(form.nr), rows.div_ceil(form.panel));
         // A task's rows of a block of the sum stay in half of the second-level cache while tile after tile of columns passes over them.
-        let fewest = rows.div_ceil((machine().second.bytes / 2 / (BLOCK * size_of::<f32>())).max(FEWEST));
-        let parts = fewest..=rows.div_ceil(FEWEST).clamp(fewest, fewest + 4 * threads);
-        let most = TILES[usize::from(form.group > 1)];
+        let fewest = rows.div_ceil((machine().second.bytes / 2 / (BLOCK * size_of::<f32>())).max(FEWEST_ROWS));
+        let parts = fewest..=rows.div_ceil(FEWEST_ROWS).clamp(fewest, fewest + 4 * threads);
+        let most = MOST_TILES[usize::from(form.group > 1)];
         let splits = parts.flat_map(|parts| (1..=tiles.min(most)).map(move |across| (panels.div_ceil(parts), across)));
         let time = |&(down, across): &(usize, usize)| {
             let task = Self::task(down, across, form);

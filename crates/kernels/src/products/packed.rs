@@ -28,7 +28,7 @@ pub struct Coding {
 }
 
 /// Most values of a [`Coding`]'s block.
-const LONGEST: usize = 256;
+pub(super) const LONGEST: usize = 256;
 
 impl Coding {
     /// The values from `at` on. A block of which not all are asked for is decoded beside.

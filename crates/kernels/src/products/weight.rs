@@ -5,7 +5,7 @@ use burn::backend::{Backend, Dispatch, ExtensionType, TensorMetadata};
 use burn::module::Module;
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 
-use super::packed::{Coding, Form};
+use super::packed::{Coding, Form, LONGEST};
 use super::{int8, nf4};
 
 /// A frozen matrix in few bits a value.
@@ -56,7 +56,7 @@ impl Blocks {
     /// If the bytes are not whole blocks of the shape's rows, or a block is longer than 256 values.
     pub fn of_file(bytes: Vec<u8>, coding: Coding, shape: [usize; 2], device: &Device) -> Self {
         let [rows, columns] = shape;
-        let fits = columns.is_multiple_of(coding.len) && bytes.len() == rows * columns / coding.len * coding.bytes && coding.len <= 256;
+        let fits = columns.is_multiple_of(coding.len) && bytes.len() == rows * columns / coding.len * coding.bytes && coding.len <= LONGEST;
         assert!(fits, "{} bytes of blocks ({coding:?}) of a matrix {shape:?}", bytes.len());
         Self::new(Form::File(coding), (bytes, Vec::new()), shape, device)
     }

@@ -1,7 +1,7 @@
 //! The product itself, for the forward pass and the gradient of the input: tasks of an image, a strip of rows and a range of output
 //! channels, each of which packs its strip and runs the tile over it.
 
-use super::super::machine::{BLOCK, GROUPED_BLOCK, Machine, UNIT_RATE, machine};
+use super::super::machine::{BLOCK, GROUPED_BLOCK, Machine, TASK_COST, TILE_COST, UNIT_RATE, machine};
 use super::super::scratch;
 use super::super::shape::Epilogue;
 use super::super::simd::{self, Form, Group, Level, Offsets, Simd, Starts, Task, Tile, To};
@@ -279,11 +279,6 @@ impl Division<'_> {
         (tasks / threads as f64).ceil() * task + 0.1 * task
     }
 }
-
-/// Steps of the sum that storing a tile is worth.
-const TILE_COST: f64 = 4.0;
-/// Vector operations that starting a task is worth (about a microsecond).
-const TASK_COST: f64 = 4000.0;
 
 impl Task for Strip<'_, '_> {
     type Out = ();

@@ -14,6 +14,7 @@
 //! A 1x1 convolution of stride 1 needs no packing where cells are the values themselves and lie well in the caches; packed or not, its source
 //! is an image one cell wide.
 
+use super::super::machine::EXPAND_GAIN;
 use super::super::shape::ConvShape;
 
 /// Where a tap reads relative to output (0, 0), in source cells.
@@ -74,9 +75,6 @@ pub struct View {
     /// Zero cells needed behind the last row of a plane.
     spill: usize,
 }
-
-/// Beyond this many vector multiply-adds saved per vector packed, expanding pays. Measured: 10 % at 128 -> 256 channels, 20 wide.
-const EXPAND_GAIN: f64 = 6.0;
 
 impl View {
     /// A packing for outputs of `rows` x `cols` and the union of all taps; `outputs` channels will share it. With `spread` the outputs

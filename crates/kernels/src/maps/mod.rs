@@ -7,14 +7,13 @@
 mod autodiff;
 mod cube;
 mod cube_kernels;
-mod flex;
 mod operands;
 mod portable;
 #[cfg(test)]
 mod tests;
 
 use burn::backend::tensor::FloatTensor as Float;
-use burn::backend::{Dispatch, backend_extension};
+use burn::backend::{Dispatch, Flex, backend_extension};
 use burn::tensor::Tensor;
 
 pub use operands::{Maps, StoredBranch, StoredMap, Wanted};
@@ -52,6 +51,9 @@ pub trait MapOps: ProductOps + PlaneOps {
         portable::maps_grad::<Self>(kept, maps, dys, order, held, wanted, precision)
     }
 }
+
+/// On the processor each map is a product of its own: one pass has work for all threads, and reads its input from a cache.
+impl MapOps for Flex {}
 
 /// One of the maps of an input.
 #[derive(Clone, Debug)]

@@ -1,9 +1,10 @@
-//! The operations Bellows owns: convolution by a chosen algorithm, and normalisation fused with its activation.
+//! The operations Bellows owns: convolution by a chosen algorithm, normalisation fused with its activation, and what else a detector and a
+//! language model compute, a module each.
 //!
-//! Burn's tensors go in and come out; which kernel runs follows from the tensor's device. [`ops`] defines each operation for
-//! every backend, `flex` has the processor's kernels, [`cube`] those of CubeCL devices, and `autodiff` the
-//! gradients. What a network should not do itself (choose an algorithm, keep tensors for a backward pass, recycle
-//! memory) is done here, so that a layer stays one line.
+//! Burn's tensors go in and come out; which kernel runs follows from the tensor's device. Here and in each module a trait ([`ops`] here) defines
+//! operations for every backend, `flex` has the processor's kernels, `cube` those of CubeCL devices, and `autodiff` the gradients. What a network should
+//! not do itself (choose an algorithm, keep tensors for a backward pass, recycle memory) is done here, so that a layer stays one line. Shapes that do not
+//! fit each other are a mistake of the program: the function that is given them panics and says what they were.
 
 pub mod arena;
 pub mod attention;

@@ -1,6 +1,6 @@
 //! A tensor's bytes that return to the pool when they are dropped.
 //!
-//! The only `unsafe` on the processor outside the instruction sets' modules: Burn lets memory have a keeper of its own, but asks for raw memory of it.
+//! `unsafe`, because Burn lets memory have a keeper of its own, but asks for raw memory of it.
 
 use std::mem::{ManuallyDrop, MaybeUninit};
 use std::ptr::NonNull;

@@ -3,7 +3,7 @@
 //! Touching a page for the first time costs about a microsecond here, as much as reading 40 KB of warm memory, so a packed weight
 //! matrix or a strip of input that was fresh at every call would cost more than some of the convolutions. Buffers therefore go back
 //! to a pool, each to that of the thread that used it: no thread waits for another, and what a thread takes is warm in its own caches. A
-//! buffer's contents are whatever its last user left.
+//! buffer's contents are whatever its last user left. (Tensors, made by one thread and dropped by another, have a pool of the process: `buffers`.)
 
 use std::cell::RefCell;
 use std::ops::{Deref, DerefMut};

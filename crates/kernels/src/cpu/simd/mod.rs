@@ -1,4 +1,4 @@
-//! The vector operations that the convolution kernels are written in, and the choice of an instruction set at run time.
+//! The vector operations that the processor's kernels are written in, and the choice of an instruction set at run time.
 //!
 //! A kernel is a [`Task`]: a struct of its arguments with one method generic over [`Simd`]. [`run`] calls that method inside a
 //! function compiled for the instruction set, so everything marked `#[inline(always)]` below it becomes that set's code. Target

@@ -1,4 +1,4 @@
-//! One instruction set, as kernels see it: its vectors, its three micro-kernels and their arguments.
+//! One instruction set, as kernels see it: its vectors, its two micro-kernels and their arguments.
 
 use half::bf16;
 
@@ -167,7 +167,7 @@ pub struct ReduceTile<'a> {
 }
 
 impl ReduceTile<'_> {
-    /// The bounds that the x86 micro-kernels rely on.
+    /// The bounds that the micro-kernels rely on.
     #[inline(always)]
     pub(super) fn check(&self, lanes: usize, max_rows: usize, max_group: usize) {
         let width = self.vectors * lanes;
@@ -419,7 +419,7 @@ pub trait Simd: Copy + Send + Sync + 'static {
     /// The inverse of [`Simd::deinterleave2`]: a0 b0 a1 b1 ...
     fn interleave2(self, even: Self::V, odd: Self::V) -> (Self::V, Self::V);
 
-    /// `dst[c * dst_stride + r] = src[r * src_stride + c]` for `r < rows <= LANES`, `c < cols <= LANES`; the lanes from `rows` to
+    /// `dst[c * dst_stride + r] = src[r * src_stride + c]` for `r < rows`, `c < cols`, both at most `LANES` and `rows` not 0; the lanes from `rows` to
     /// `LANES` of each of the `cols` rows of `dst` become zero (so those rows must be `LANES` long).
     fn transpose(self, src: &[f32], src_stride: usize, rows: usize, cols: usize, dst: &mut [f32], dst_stride: usize);
 
@@ -435,7 +435,7 @@ pub trait Simd: Copy + Send + Sync + 'static {
     /// most `LANES` slices. Unlike [`Simd::transpose`] it writes nothing beside: for results that belong to different slices.
     #[inline(always)]
     fn transpose_rows(self, src: &[f32], src_stride: usize, rows: usize, dst: &mut [&mut [f32]], at: usize) {
-        let mut square = [0.0; 256];
+        let mut square = [0.0; MAX_LANES * MAX_LANES];
         self.transpose(src, src_stride, rows, Self::LANES, &mut square, Self::LANES);
         for (dst, column) in dst.iter_mut().zip(square.chunks_exact(Self::LANES)) {
             dst[at..at + rows].copy_from_slice(&column[..rows]);
@@ -518,7 +518,7 @@ pub trait Simd: Copy + Send + Sync + 'static {
         self.div(self.splat(1.0), self.mul_add(p, q, self.splat(1.0)))
     }
 
-    /// `x / (1 + exp(-x))`: beyond +-87 the quotient is x or 0 to within 1e-36.
+    /// `x / (1 + exp(-x))`: beyond +-87 the quotient is x, or x times 1.6e-38 and not 0.
     #[inline(always)]
     fn silu(self, x: Self::V) -> Self::V {
         self.div(x, self.add(self.splat(1.0), self.exp(self.sub(self.zero(), x))))

@@ -10,7 +10,7 @@
 //! sums would cost as much as forming them.
 //!
 //! Scratch per task: the sums (at least those of 16 by 16 channels), the data of a group, at most as much (or one row
-//! of tiles), and five rows of pixels of 16 channels.
+//! of tiles), and eight rows of pixels of 16 channels.
 
 use rayon::prelude::*;
 

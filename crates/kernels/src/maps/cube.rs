@@ -343,7 +343,8 @@ impl Settled {
     fn branch_grads(&self, x: &CubeTensor, dys: &[CubeTensor], inner: &CubeTensor, inner_grads: &CubeTensor) -> Vec<CubeTensor> {
         let [rows, input] = dims(x);
         let lefts: Vec<&CubeTensor> = [inner_grads].into_iter().chain(self.with_branches().map(|(i, _)| &dys[i])).collect();
-        let (mut members, mut places, mut end) = (Vec::new(), Vec::new(), 0);
+        // Not from the first number on: as an arena their gaps would have to be zeros, which nobody writes.
+        let (mut members, mut places, mut end) = (Vec::new(), Vec::new(), 64);
         for (at, (i, branch)) in self.with_branches().enumerate() {
             let [out, rank] = dims(&branch.b);
             let (du, u) = (Operand::terms(inner_grads, self.starts[i], rank).layout, Operand::terms(inner, self.starts[i], rank).layout);

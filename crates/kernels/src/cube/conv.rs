@@ -199,6 +199,6 @@ pub(crate) fn weight_grad(x: CubeTensor, dy: CubeTensor, kernel: [usize; 2], opt
     }
     let parts = empty(like, [count * g.channels_out * g.depth()], DType::F32);
     product.run(&dy.tensor, &x.tensor, None, &parts);
-    add_parts(&parts, &dw, count);
+    add_parts(parts, &dw, count);
     dw
 }

@@ -16,7 +16,7 @@
 use super::args::{ArgsLaunch, ImageLaunch};
 use super::block::{Block, Gather, MANY_BLOCKS, MOST_TAPS};
 use super::geometry::MAX_GRID;
-use super::launch::{UNITS, address_type, grid};
+use super::launch::{address_type, launch};
 use super::moments::matmul_moments_kernel;
 use super::packing::Packing;
 use super::pixels::empty;
@@ -165,7 +165,7 @@ impl Product {
         assert!(self.b.packing != Packing::Int8 || found >= rows, "{}: {found} scales of {rows} rows", self.name);
     }
 
-    /// The same without bias, of one matrix of images' type, and the moments of its rows where they can be added up in the launch that makes it.
+    /// [`run`](Self::run) without bias, of one matrix of images' type, and the moments of its rows where they can be added up in the launch that makes it.
     #[expect(unsafe_code, reason = "see SAFETY")]
     pub(crate) fn run_moments(&self, a: &CubeTensor, b: &CubeTensor, c: &CubeTensor) -> Moments<CubeBackend> {
         let block = self.block_of(c);
@@ -403,16 +403,7 @@ impl Product {
 }
 
 /// `out = sum over the first axis of parts`, both of f32; `parts` holds `count` times as many numbers as `out`.
-pub(crate) fn add_parts(parts: &CubeTensor, out: &CubeTensor, count: usize) {
+pub(crate) fn add_parts(parts: CubeTensor, out: &CubeTensor, count: usize) {
     debug_assert_eq!([parts.dtype, out.dtype], [DType::F32; 2]);
-    note("add_parts_kernel", [parts, out], 0);
-    add_parts_kernel::launch(
-        &out.client,
-        grid(out.meta.shape().num_elements()),
-        CubeDim::new_1d(UNITS),
-        address_type([parts, out]),
-        parts.clone().into_tensor_arg(),
-        out.clone().into_tensor_arg(),
-        count as u32,
-    );
+    launch!(add_parts_kernel, out.meta.shape().num_elements(), [parts, out], count as u32);
 }

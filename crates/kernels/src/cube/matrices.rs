@@ -130,6 +130,6 @@ fn multiply(mut shape: Shape, a: &Matrices, b: &Matrices) -> CubeTensor {
     }
     let parts = empty(like, [count * product.c.outer], DType::F32);
     product.run_packed(&a.tensor, &b.tensor, b.scales.as_ref(), &parts);
-    add_parts(&parts, &out, count);
+    add_parts(parts, &out, count);
     out
 }

@@ -20,7 +20,6 @@ use super::geometry::{Geometry, dims4};
 use super::launch::true_gradients;
 use super::matmul::{Layout, Product, Splits, Window, add_parts};
 use super::pixels::{Pixels, empty, zeros};
-
 use crate::operands::{Convolved, Moments};
 use crate::shapes::expect;
 use burn::backend::DType;

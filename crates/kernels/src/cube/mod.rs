@@ -4,8 +4,8 @@
 //!
 //! Why not the backend's convolutions: drivers for RDNA1 cards (RX 5600/5700) are reported to hang or miscompute in direct convolution kernels, and
 //! the backend chooses its convolution and its matmul by timing candidates on the card, which runs every one of them, the one that hangs
-//! included. With [`Lowering::Gemm`] a convolution, and a language model's matrix product, is the kernels of this crate and nothing else: `matmul_kernel`,
-//! the sum of a product's parts, and once for a device the check of its shared memory. Nothing is tuned and nothing is chosen by time, so two runs agree bit for bit and the first step is not spent on candidates. Every other lowering is
+//! included. With [`Lowering::Gemm`] a convolution, and a language model's matrix product, is the kernels of this crate and nothing else: a product,
+//! the sum of its parts, and once for a device the check of its shared memory. Nothing is tuned and nothing is chosen by time, so two runs agree bit for bit and the first step is not spent on candidates. Every other lowering is
 //! Burn's own convolution for now.
 //!
 //! Extra memory is what such lowerings are known for (MIOpen's GEMM workaround costs users a quarter more). Here the product reads the image

@@ -161,7 +161,7 @@ fn gradients_of_a_branch_are_no_arena() {
     let grads = CubeBackend::maps_grad(Parts(kept), maps(), dys, vec![0], Bias::Zero, wanted, Precision::F32).0;
     let flat = |(grad, len): (CubeTensor, usize)| CubeBackend::float_reshape(grad, Shape::new([len]));
     let lengths = [rank * input, out * rank];
-    let parts = Parts(grads.into_iter().zip(lengths).map(flat).collect());
+    let parts = Parts::<CubeBackend>(grads.into_iter().zip(lengths).map(flat).collect());
     assert_ours(&trace(|| CubeBackend::arena(parts, Places::of(lengths))), &[("join_kernel", 1)]);
 }
 

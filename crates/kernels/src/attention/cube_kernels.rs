@@ -8,6 +8,8 @@
 
 use cubecl::prelude::*;
 
+use crate::cube::softmax::exp;
+
 /// Lines of a tile, in both directions.
 pub(super) const SIDE: u32 = 32;
 /// Threads of a workgroup: 16 times 8, each of 2 rows and every eighth column.
@@ -278,7 +280,8 @@ pub(super) fn attend_kernel<E: Float, I: Int>(
             #[unroll]
             for j in 0..WIDE {
                 let score = scores[comptime!((i * WIDE + j) as usize)];
-                let weight = select(score > UNSEEN, (score - most[i as usize]).exp(), 0.0f32);
+                // Not of what is greater: a score that is no number is in no order, and is to be seen in the result.
+                let weight = select(score == UNSEEN, 0.0f32, exp(score - most[i as usize]));
                 tiles.weights[((col + comptime!(j * ACROSS)) * PITCH + row + i) as usize] = weight;
             }
         }
@@ -302,7 +305,7 @@ pub(super) fn attend_kernel<E: Float, I: Int>(
     #[unroll]
     for i in 0..TALL {
         // A query that sees nothing has a result of zeros.
-        factors[i as usize] = select(total[i as usize] > 0.0f32, 1.0f32 / total[i as usize], 0.0f32);
+        factors[i as usize] = select(total[i as usize] == 0.0f32, 0.0f32, 1.0f32 / total[i as usize]);
         let query = queries + row + i;
         if col == 0u32 && query < sizes.queries {
             logs[(rows_before + query) as usize] = most[i as usize] + total[i as usize].ln();

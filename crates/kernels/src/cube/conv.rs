@@ -18,9 +18,8 @@
 use super::block::Gather;
 use super::geometry::{Geometry, dims4};
 use super::launch::true_gradients;
-use super::matmul::{Layout, Product, Splits, Window, add_parts};
+use super::matmul::{Layout, Product, Splits, Window};
 use super::pixels::{Pixels, empty, zeros};
-
 use crate::operands::{Convolved, Moments};
 use crate::shapes::expect;
 use burn::backend::DType;
@@ -191,14 +190,7 @@ pub(crate) fn weight_grad(x: CubeTensor, dy: CubeTensor, kernel: [usize; 2], opt
         window: (!g.pointwise()).then(|| window(&g, &x, true)),
     };
     product.splits = product.cut(workspace / size_of::<f32>());
-    let (like, count) = (&dy.tensor, product.splits.count());
-    let dw = empty(like, shape, DType::F32);
-    if count == 1 {
-        product.run(&dy.tensor, &x.tensor, None, &dw);
-        return dw;
-    }
-    let parts = empty(like, [count * g.channels_out * g.depth()], DType::F32);
-    product.run(&dy.tensor, &x.tensor, None, &parts);
-    add_parts(&parts, &dw, count);
+    let dw = empty(&dy.tensor, shape, DType::F32);
+    product.run_in_parts(&dy.tensor, &x.tensor, None, &dw);
     dw
 }

@@ -11,12 +11,12 @@
 //! ```
 //!
 //! z is a group, or a matrix of many, o an outer sum (over images, in a weight gradient), s a part of the sums: a weight gradient has few blocks of C
-//! and very long sums, which are cut into parts that are added up by [`add_parts`], always in the same order.
+//! and very long sums, which are cut into parts that are added up by [`Product::run_in_parts`], always in the same order.
 
 use super::args::{ArgsLaunch, ImageLaunch};
 use super::block::{Block, Gather, MANY_BLOCKS, MOST_TAPS};
 use super::geometry::MAX_GRID;
-use super::launch::{UNITS, address_type, grid};
+use super::launch::{address_type, launch};
 use super::moments::matmul_moments_kernel;
 use super::packing::Packing;
 use super::pixels::empty;
@@ -152,10 +152,17 @@ impl Product {
         self.launch(a, b, bias, None, c);
     }
 
-    /// The same with `b` packed, and scaled if its packing has `scales`.
-    pub(crate) fn run_packed(&self, a: &CubeTensor, b: &CubeTensor, scales: Option<&CubeTensor>, c: &CubeTensor) {
+    /// The same without bias, by way of parts that are added up if sums are cut; `scales` are those of a packed `b` that has such.
+    pub(crate) fn run_in_parts(&self, a: &CubeTensor, b: &CubeTensor, scales: Option<&CubeTensor>, c: &CubeTensor) {
         self.check_scales(scales);
-        self.launch(a, b, None, scales, c);
+        let count = self.splits.count();
+        if count == 1 {
+            return self.launch(a, b, None, scales, c);
+        }
+        debug_assert_eq!(c.dtype, DType::F32);
+        let parts = empty(c, [count * self.c.outer], DType::F32);
+        self.launch(a, b, None, scales, &parts);
+        launch!(add_parts_kernel, c.meta.shape().num_elements(), [parts, c], count as u32);
     }
 
     /// Panics unless there is a scale to each row of the matrix that B lies in, if its packing has any.
@@ -165,7 +172,7 @@ impl Product {
         assert!(self.b.packing != Packing::Int8 || found >= rows, "{}: {found} scales of {rows} rows", self.name);
     }
 
-    /// The same without bias, of one matrix of images' type, and the moments of its rows where they can be added up in the launch that makes it.
+    /// [`run`](Self::run) without bias, of one matrix of images' type, and the moments of its rows where they can be added up in the launch that makes it.
     #[expect(unsafe_code, reason = "see SAFETY")]
     pub(crate) fn run_moments(&self, a: &CubeTensor, b: &CubeTensor, c: &CubeTensor) -> Moments<CubeBackend> {
         let block = self.block_of(c);
@@ -400,19 +407,4 @@ impl Product {
             self.scale,
         )
     }
-}
-
-/// `out = sum over the first axis of parts`, both of f32; `parts` holds `count` times as many numbers as `out`.
-pub(crate) fn add_parts(parts: &CubeTensor, out: &CubeTensor, count: usize) {
-    debug_assert_eq!([parts.dtype, out.dtype], [DType::F32; 2]);
-    note("add_parts_kernel", [parts, out], 0);
-    add_parts_kernel::launch(
-        &out.client,
-        grid(out.meta.shape().num_elements()),
-        CubeDim::new_1d(UNITS),
-        address_type([parts, out]),
-        parts.clone().into_tensor_arg(),
-        out.clone().into_tensor_arg(),
-        count as u32,
-    );
 }

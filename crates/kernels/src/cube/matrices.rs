@@ -1,9 +1,8 @@
 //! Products of two matrices: in any strides by our kernel, the second perhaps in words; or by Burn's.
 
 use super::launch::is_image_type;
-use super::matmul::{Layout, Product, Splits, add_parts};
+use super::matmul::{Layout, Product, Splits};
 use super::packing::Packing;
-use super::pixels::empty;
 use super::workspace_bytes;
 use crate::matrices::MatrixOps;
 use crate::policy::{Lowering, default_lowering};
@@ -123,13 +122,6 @@ fn multiply(mut shape: Shape, a: &Matrices, b: &Matrices) -> CubeTensor {
         product.splits = product.cut(workspace_bytes() / size_of::<f32>());
     }
     let out = empty_device_contiguous_dtype(like.client.clone(), like.device.clone(), shape, like.dtype);
-    let count = product.splits.count();
-    if count == 1 {
-        product.run_packed(&a.tensor, &b.tensor, b.scales.as_ref(), &out);
-        return out;
-    }
-    let parts = empty(like, [count * product.c.outer], DType::F32);
-    product.run_packed(&a.tensor, &b.tensor, b.scales.as_ref(), &parts);
-    add_parts(&parts, &out, count);
+    product.run_in_parts(&a.tensor, &b.tensor, b.scales.as_ref(), &out);
     out
 }

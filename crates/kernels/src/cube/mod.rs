@@ -4,8 +4,8 @@
 //!
 //! Why not the backend's convolutions: drivers for RDNA1 cards (RX 5600/5700) are reported to hang or miscompute in direct convolution kernels, and
 //! the backend chooses its convolution and its matmul by timing candidates on the card, which runs every one of them, the one that hangs
-//! included. With [`Lowering::Gemm`] a convolution, and a language model's matrix product, is the kernels of this crate and nothing else: `matmul_kernel`,
-//! the sum of a product's parts, and once for a device the check of its shared memory. Nothing is tuned and nothing is chosen by time, so two runs agree bit for bit and the first step is not spent on candidates. Every other lowering is
+//! included. With [`Lowering::Gemm`] a convolution, and a language model's matrix product, is the kernels of this crate and nothing else: a product,
+//! the sum of its parts, and once for a device the check of its shared memory. Nothing is tuned and nothing is chosen by time, so two runs agree bit for bit and the first step is not spent on candidates. Every other lowering is
 //! Burn's own convolution for now.
 //!
 //! Extra memory is what such lowerings are known for (MIOpen's GEMM workaround costs users a quarter more). Here the product reads the image
@@ -55,10 +55,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 pub use trace::{Counted, Done, Launches, Work, launches};
 pub use units::matrix_units;
 
-/// Megabytes of parts unless [`set_workspace_mb`] says otherwise. A weight of YOLOv8n that is larger makes blocks enough for a GPU by itself.
-pub const DEFAULT_WORKSPACE_MB: usize = 1;
-
-static WORKSPACE: AtomicUsize = AtomicUsize::new(DEFAULT_WORKSPACE_MB << 20);
+/// One megabyte unless [`set_workspace_mb`] says otherwise: a weight of YOLOv8n that is larger makes blocks enough for a GPU by itself.
+static WORKSPACE: AtomicUsize = AtomicUsize::new(1 << 20);
 
 /// Limits the parts of a weight gradient that a convolution by matrix product holds at a time, in every thread.
 pub fn set_workspace_mb(megabytes: usize) {
@@ -71,7 +69,7 @@ pub fn set_workspace_bytes(bytes: usize) {
 }
 
 /// The limit in bytes.
-pub fn workspace_bytes() -> usize {
+fn workspace_bytes() -> usize {
     WORKSPACE.load(Ordering::Relaxed)
 }
 
@@ -139,24 +137,21 @@ impl KernelOps for CubeBackend {
 
     fn norm_act(x: CubeTensor, moments: Moments<Self>, channels: NormChannels<Self>, step: NormStep) -> NormOutput<Self> {
         if covers_images(&[&x], channels.all()) {
-            let NormChannels { mean, variance, gamma, beta } = channels;
-            return norm::norm_act(x, moments, [gamma, beta], [mean, variance], step);
+            return norm::norm_act(x, moments, channels, step);
         }
         portable::norm_act::<Self>(x, channels, step)
     }
 
     fn norm_act_again(x: CubeTensor, channels: NormChannels<Self>, step: NormStep) -> CubeTensor {
         if covers_images(&[&x], channels.all()) {
-            let NormChannels { mean, variance, gamma, beta } = channels;
-            return norm::norm_act_again(x, [mean, variance, gamma, beta], step.epsilon, step.silu);
+            return norm::norm_act_again(x, channels, step);
         }
         portable::norm_act_again::<Self>(x, channels, step)
     }
 
     fn norm_act_backward(x: CubeTensor, channels: NormChannels<Self>, dy: CubeTensor, step: NormStep) -> NormGrads<Self> {
         if covers_images(&[&x, &dy], channels.all()) {
-            let NormChannels { mean, variance, gamma, beta } = channels;
-            return norm::norm_act_backward(x, mean, variance, gamma, beta, dy, step.epsilon, step.silu);
+            return norm::norm_act_backward(x, channels, dy, step);
         }
         portable::norm_act_backward::<Self>(x, channels, dy, step)
     }

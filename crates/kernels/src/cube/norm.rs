@@ -13,7 +13,7 @@ use super::norm_kernels::{
 };
 use super::pixels::{Pixels, empty};
 use super::shared::shared_memory_works;
-use crate::operands::{Moments, NormGrads, NormOutput, NormStep};
+use crate::operands::{Moments, NormChannels, NormGrads, NormOutput, NormStep};
 use crate::shapes::expect;
 use burn::backend::DType;
 use burn::backend::cubecl::dtype_to_storage_type;
@@ -106,7 +106,7 @@ impl Plan {
     }
 
     /// The normalised x from its mean, variance, gamma and beta.
-    fn output(&self, x: &Pixels, [mean, variance, gamma, beta]: [&CubeTensor; 4], epsilon: f64, silu: bool) -> CubeTensor {
+    fn output(&self, x: &Pixels, [mean, variance, gamma, beta]: [&CubeTensor; 4], step: NormStep) -> CubeTensor {
         let y = self.like(x);
         launch!(
             norm_output_kernel,
@@ -115,8 +115,8 @@ impl Plan {
             self.extent(),
             steps(x),
             steps(&y),
-            epsilon as f32,
-            silu,
+            step.epsilon as f32,
+            step.silu,
             self.channels_last,
             dtype_to_storage_type(x.tensor.dtype),
         );
@@ -128,48 +128,44 @@ fn steps(of: &Pixels) -> StepsLaunch {
     StepsLaunch::new(of.image, of.channel, of.pixel)
 }
 
-/// [`KernelOps::norm_act`](crate::ops::KernelOps::norm_act) of what [`covers`](super::launch::covers) allows.
+/// Mean, variance, gamma and beta, the numbers of each side by side.
+fn in_order(NormChannels { mean, variance, gamma, beta }: NormChannels<CubeBackend>) -> [CubeTensor; 4] {
+    [mean, variance, gamma, beta].map(into_contiguous)
+}
+
+/// [`KernelOps::norm_act`](crate::ops::KernelOps::norm_act) of what [`covers_images`](super::launch::covers_images) allows.
 pub(super) fn norm_act(
     x: CubeTensor,
     moments: Moments<CubeBackend>,
-    parameters: [CubeTensor; 2],
-    running: [CubeTensor; 2],
+    channels: NormChannels<CubeBackend>,
     step: NormStep,
 ) -> NormOutput<CubeBackend> {
-    let [gamma, beta] = parameters.map(into_contiguous);
-    let running = running.map(into_contiguous);
+    let [old_mean, old_variance, gamma, beta] = in_order(channels);
     let x = Pixels::new(x);
     let plan = Plan::new(&x);
     let parts = match moments {
         Moments::Unknown => plan.moments(&x),
         Moments::OfBlocks { parts } => parts,
     };
-    let [mean, variance, running_mean, running_variance] = plan.statistics(&parts, running, step);
-    let output = plan.output(&x, [&mean, &variance, &gamma, &beta], step.epsilon, step.silu);
+    let [mean, variance, running_mean, running_variance] = plan.statistics(&parts, [old_mean, old_variance], step);
+    let output = plan.output(&x, [&mean, &variance, &gamma, &beta], step);
     NormOutput { output, mean, variance, running_mean, running_variance }
 }
 
-/// [`KernelOps::norm_act_again`](crate::ops::KernelOps::norm_act_again) of what [`covers`](super::launch::covers) allows; `channels` are mean,
-/// variance, gamma and beta.
-pub(super) fn norm_act_again(x: CubeTensor, channels: [CubeTensor; 4], epsilon: f64, silu: bool) -> CubeTensor {
-    let channels = channels.map(into_contiguous);
+/// [`KernelOps::norm_act_again`](crate::ops::KernelOps::norm_act_again) of what [`covers_images`](super::launch::covers_images) allows.
+pub(super) fn norm_act_again(x: CubeTensor, channels: NormChannels<CubeBackend>, step: NormStep) -> CubeTensor {
     let x = Pixels::new(x);
-    Plan::new(&x).output(&x, channels.each_ref(), epsilon, silu)
+    Plan::new(&x).output(&x, in_order(channels).each_ref(), step)
 }
 
-/// [`KernelOps::norm_act_backward`](crate::ops::KernelOps::norm_act_backward) of what [`covers`](super::launch::covers) allows.
-#[allow(clippy::too_many_arguments)]
+/// [`KernelOps::norm_act_backward`](crate::ops::KernelOps::norm_act_backward) of what [`covers_images`](super::launch::covers_images) allows.
 pub(super) fn norm_act_backward(
     x: CubeTensor,
-    mean: CubeTensor,
-    variance: CubeTensor,
-    gamma: CubeTensor,
-    beta: CubeTensor,
+    channels: NormChannels<CubeBackend>,
     dy: CubeTensor,
-    epsilon: f64,
-    silu: bool,
+    step: NormStep,
 ) -> NormGrads<CubeBackend> {
-    let [mean, variance, gamma, beta] = [mean, variance, gamma, beta].map(into_contiguous);
+    let [mean, variance, gamma, beta] = in_order(channels);
     let (x, dy) = (Pixels::new(x), Pixels::new(dy));
     let plan = Plan::new(&x);
     let parts = empty(&x.tensor, [2, plan.parts(), plan.channels], DType::F32);
@@ -180,8 +176,8 @@ pub(super) fn norm_act_backward(
         plan.extent(),
         steps(&x),
         steps(&dy),
-        epsilon as f32,
-        silu,
+        step.epsilon as f32,
+        step.silu,
         plan.channels_last,
         dtype_to_storage_type(x.tensor.dtype),
     );
@@ -192,7 +188,7 @@ pub(super) fn norm_act_backward(
         plan.channels,
         [parts, variance, gamma, dgamma, dbeta, factors],
         plan.extent(),
-        epsilon as f32,
+        step.epsilon as f32,
         true_gradients(dy.tensor.dtype)
     );
     let dx = plan.like(&x);
@@ -204,7 +200,7 @@ pub(super) fn norm_act_backward(
         steps(&x),
         steps(&dy),
         steps(&dx),
-        silu,
+        step.silu,
         plan.channels_last,
         dtype_to_storage_type(x.tensor.dtype),
     );

@@ -29,7 +29,7 @@ pub(crate) fn score(x: f32, mask: f32, masking: &Masking, #[comptime] masked: bo
 
 /// `exp(x)`, and NaN of NaN, of which a driver's own may make infinity.
 #[cube]
-fn exp(x: f32) -> f32 {
+pub(crate) fn exp(x: f32) -> f32 {
     select(x.is_nan(), x, x.exp())
 }
 

@@ -7,7 +7,7 @@ use cubecl::prelude::*;
 use super::launch::{UNITS, fold, launch};
 use super::pixels::empty;
 
-/// Parts that a sum begins with, a thread to each: all of a large GPU's.
+/// Parts that a sum begins with, a thread to each: about as many as a mid-range GPU has lanes.
 pub(crate) const PARTS: usize = 2048;
 
 /// Sums of parts that one thread adds up.

@@ -15,15 +15,15 @@ use super::cube_kernels::{
     row_squares_kernel, swiglu_grad_kernel, swiglu_kernel,
 };
 use super::{DecoderOps, portable};
-use crate::cube::geometry::{MAX_GRID, dims4};
-use crate::cube::launch::{UNITS, address_type, covers, launch};
+use crate::cube::geometry::dims4;
+use crate::cube::launch::{UNITS, address_type, covers, grid_of, launch};
 use crate::cube::pixels::{empty, like, replacement};
 use crate::cube::shared_memory_works;
 use crate::cube::softmax::{MaskingLaunch, softmax_sums_kernel};
 use crate::cube::stripes::Plan;
 use crate::cube::trace::note;
 use crate::planes::PlaneOps;
-use cubecl::prelude::{CubeCount, CubeDim};
+use cubecl::prelude::CubeDim;
 
 impl DecoderOps for CubeBackend {
     fn rms_norm(x: CubeTensor, weight: CubeTensor, epsilon: f64) -> CubeTensor {
@@ -34,21 +34,7 @@ impl DecoderOps for CubeBackend {
         let plan = Plan::new(&x);
         let y = like(&x);
         if shared_memory_works(&x.device) {
-            note("rms_norm_row_kernel", [&x, &weight, &y], 0);
-            let (client, address) = (x.client.clone(), address_type([&x, &weight, &y]));
-            let tensors = [x, weight, y.clone()].map(CubeTensor::into_tensor_arg);
-            let [x, weight, to_y] = tensors;
-            rms_norm_row_kernel::launch(
-                &client,
-                groups(plan.rows),
-                CubeDim::new_1d(UNITS),
-                address,
-                x,
-                weight,
-                to_y,
-                plan.rows(),
-                epsilon as f32,
-            );
+            launch!(rms_norm_row_kernel, plan.rows * UNITS as usize, [x, weight, y], plan.rows(), epsilon as f32);
             return y;
         }
         let sums = plan.sums(&x, 1);
@@ -160,12 +146,6 @@ impl DecoderOps for CubeBackend {
     }
 }
 
-/// A workgroup to each of so many rows.
-fn groups(rows: usize) -> CubeCount {
-    let wide = rows.min(MAX_GRID);
-    CubeCount::Static(wide as u32, rows.div_ceil(wide) as u32, 1)
-}
-
 /// The gradient of RMS norm's x, added to `held`, a workgroup to a row.
 fn row_grad(plan: &Plan, [x, weight, dy]: [CubeTensor; 3], held: Option<CubeTensor>, epsilon: f64) -> CubeTensor {
     let (dx, to_dx) = match &held {
@@ -178,7 +158,7 @@ fn row_grad(plan: &Plan, [x, weight, dy]: [CubeTensor; 3], held: Option<CubeTens
     note("rms_norm_row_grad_kernel", [&x, &weight, &dy, &dx], 0);
     rms_norm_row_grad_kernel::launch(
         &x.client.clone(),
-        groups(plan.rows),
+        grid_of(plan.rows),
         CubeDim::new_1d(UNITS),
         address_type([&x, &weight, &dy, &held, &dx]),
         x.into_tensor_arg(),

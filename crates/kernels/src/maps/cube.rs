@@ -7,9 +7,7 @@
 //! two bf16s or four int8s are read where they lie.
 
 use burn::backend::cubecl::dtype_to_storage_type;
-use burn::backend::ops::FloatTensorOps;
 use burn::backend::{DType, TensorMetadata};
-use burn::tensor::FloatDType;
 use burn_cubecl::CubeBackend;
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
@@ -29,7 +27,7 @@ use crate::cube::trace::{note, note_room};
 use crate::operands::Bias;
 use crate::planes::Parts;
 use crate::policy::{Lowering, default_lowering};
-use crate::products::{ProductOps, StoredWeight, in_words};
+use crate::products::{ProductOps, StoredWeight, in_words, rounded};
 use crate::shapes::expect;
 
 /// Whether our kernels take these.
@@ -252,7 +250,7 @@ impl Weight {
             StoredWeight::Dense(weight) => weight.clone(),
             blocks @ StoredWeight::Blocks { .. } => CubeBackend::dense_weight(blocks.clone()),
         };
-        Self { tensor: factor(&into_contiguous(values), precision), packing: Packing::Plain, scales: None, dims }
+        Self { tensor: rounded(into_contiguous(values), precision), packing: Packing::Plain, scales: None, dims }
     }
 
     /// Its rows as lines of a product.
@@ -263,14 +261,6 @@ impl Weight {
     /// Its rows as terms.
     fn terms(&self) -> Operand<'_> {
         Operand::terms(&self.tensor, 0, self.dims[1]).packed(self.packing, self.scales.as_ref())
-    }
-}
-
-/// A factor of a product with a weight.
-fn factor(values: &CubeTensor, precision: Precision) -> CubeTensor {
-    match (precision, values.dtype) {
-        (Precision::F32 | Precision::Bf16 | Precision::Bf16x2, _) | (_, DType::F16) => values.clone(),
-        _ => CubeBackend::float_cast(values.clone(), FloatDType::F16),
     }
 }
 
@@ -343,7 +333,8 @@ impl Settled {
     fn branch_grads(&self, x: &CubeTensor, dys: &[CubeTensor], inner: &CubeTensor, inner_grads: &CubeTensor) -> Vec<CubeTensor> {
         let [rows, input] = dims(x);
         let lefts: Vec<&CubeTensor> = [inner_grads].into_iter().chain(self.with_branches().map(|(i, _)| &dys[i])).collect();
-        let (mut members, mut places, mut end) = (Vec::new(), Vec::new(), 0);
+        // Not from the first number on: as an arena their gaps would have to be zeros, which nobody writes.
+        let (mut members, mut places, mut end) = (Vec::new(), Vec::new(), 64);
         for (at, (i, branch)) in self.with_branches().enumerate() {
             let [out, rank] = dims(&branch.b);
             let (du, u) = (Operand::terms(inner_grads, self.starts[i], rank).layout, Operand::terms(inner, self.starts[i], rank).layout);
@@ -375,7 +366,7 @@ impl MapOps for CubeBackend {
         let x = flat(x);
         let [rows, input] = dims(&x);
         let maps = Settled::new(maps, rows);
-        let (inner, left) = (maps.inner(&x), factor(&x, precision));
+        let (inner, left) = (maps.inner(&x), rounded(x, precision));
         let one = |i: usize| {
             let (bias, onto) = (maps.biases[i].as_ref(), onto.take().map(flat));
             let weight = Weight::new(&maps.weights[i], precision, bias.is_none() || onto.is_none());
@@ -421,7 +412,7 @@ impl MapOps for CubeBackend {
         };
         let mut dx = held.map(flat);
         for i in if wanted.x { order } else { Vec::new() } {
-            let (dy, weight) = (&factor(&dys[i], precision), Weight::new(&maps.weights[i], precision, true));
+            let (dy, weight) = (&rounded(dys[i].clone(), precision), Weight::new(&maps.weights[i], precision, true));
             let [out, input] = weight.dims;
             let low = inner_grads.as_ref().zip(maps.branches[i].as_ref()).map(|(inner, branch)| {
                 let rank = dims(&branch.a)[0];

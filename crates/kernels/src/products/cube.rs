@@ -75,10 +75,16 @@ fn nf4_kernel(codes: &Tensor<u32>, scales: &Tensor<f32>, table: &Tensor<f32>, ou
 
 /// `x w`, or `x wᵀ`, of a weight in words, if our product computes it: the factors are of the type that dense ones would have.
 fn of_words(x: &CubeTensor, weight: &StoredWeight<CubeBackend>, precision: Precision, transposed: bool) -> Option<CubeTensor> {
-    let (dtype, out) = (portable::factors(precision, x.dtype), x.dtype);
-    let factor = in_words(weight).filter(|_| default_lowering() == Lowering::Gemm && is_image_type(dtype))?;
-    let x = portable::cast::<CubeBackend>(x.clone(), dtype);
-    Some(portable::cast::<CubeBackend>(product_with(x, factor, weight.dims(), transposed), out))
+    let factor =
+        in_words(weight).filter(|_| default_lowering() == Lowering::Gemm && is_image_type(portable::factors(precision, x.dtype)))?;
+    let product = product_with(rounded(x.clone(), precision), factor, weight.dims(), transposed);
+    Some(portable::cast::<CubeBackend>(product, x.dtype))
+}
+
+/// A factor of a product with a weight, in the type of such.
+pub(crate) fn rounded(values: CubeTensor, precision: Precision) -> CubeTensor {
+    let dtype = portable::factors(precision, values.dtype);
+    portable::cast::<CubeBackend>(values, dtype)
 }
 
 /// The words of a weight that our products take apart as they read them, and the scales of its rows, if it has any.

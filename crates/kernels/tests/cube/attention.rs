@@ -3,6 +3,7 @@
 use crate::launches::{assert_ours, trace};
 use crate::support::{Numbers, cases, cube, device, flex64, numbers, on_each_device, on_swiftshader, pattern, relative};
 use bellows_kernels::attention::AttentionOps;
+use burn::backend::ops::IntTensorOps;
 use burn::backend::{Backend, f16};
 use burn::tensor::{DType, TensorData};
 use burn_cubecl::CubeBackend;
@@ -100,6 +101,30 @@ fn in_half_precision_too() {
     }
     let error = PACKED.error(|data| cube(data.convert::<f16>()));
     assert!(error < 3.0 / 2048.0, "{error:.1e}");
+}
+
+/// A number that is none is seen in the results of the queries that meet it, and in no others.
+#[test]
+fn no_number_is_seen_in_the_result() {
+    if !on_each_device("attention::no_number_is_seen_in_the_result") {
+        return;
+    }
+    const LINES: usize = 40;
+    const D: usize = 16;
+    let made = |stream, bad: Option<usize>| {
+        let mut values = pattern(stream, LINES * D);
+        if let Some(line) = bad {
+            values[line * D + 3] = f32::NAN;
+        }
+        cube(TensorData::new(values, [1, 1, LINES, D]))
+    };
+    for (query, key, bad) in [(Some(7), None, 7..8), (None, Some(35), 35..LINES)] {
+        let first = CubeBackend::int_from_data(TensorData::new(vec![0i32; LINES], [1, LINES]), &device());
+        let y = numbers(CubeBackend::attend(made(1, query), made(2, key), made(3, None), first, 0.3).0);
+        for (line, y) in y.chunks(D).enumerate() {
+            assert!(y.iter().all(|y| y.is_finite() != bad.contains(&line)), "line {line}: {y:?}");
+        }
+    }
 }
 
 /// One launch forward, three backward, however long the rows are; the same bits every time.

@@ -44,7 +44,7 @@ fn agrees_with_the_cpu_without_shared_memory() {
     };
     let of_words = ["blocks::products_read_words", "maps::int8s_have_the_bits_of_dense_weights"];
     let of_norms = ["norm::moments_of_convolutions", "norm::statistics_where_the_first_value_is_unlike"];
-    let others = ["agrees_with_the_cpu", "random_shapes", "large_and_strided", "maps::agrees_with_the_cpu"];
+    let others = ["agrees_with_the_cpu", "random_shapes", "large_and_strided", "maps::agrees_with_the_cpu", "decoder::agrees_with_the_cpu"];
     for name in others.into_iter().chain(of_norms).chain(of_words) {
         child(name, &[("VK_DRIVER_FILES", &icd), ("BELLOWS_CUBE_UNSHARED", OsStr::new("1"))]);
     }

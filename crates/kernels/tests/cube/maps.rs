@@ -4,14 +4,17 @@ use crate::blocks::{cut, int8, words};
 use crate::half::has_half;
 use crate::launches::{assert_ours, trace};
 use crate::support::{Numbers, cases, cube, data, flex, flex64, numbers, on_each_device, on_swiftshader, pattern, relative};
+use bellows_kernels::arena::ArenaOps;
 use bellows_kernels::cube::launches;
 use bellows_kernels::maps::{MapOps, Maps, StoredBranch, StoredMap, Wanted};
 use bellows_kernels::operands::Bias;
 use bellows_kernels::planes::Parts;
 use bellows_kernels::products::StoredWeight;
-use bellows_kernels::{Lowering, Precision, set_default_lowering};
-use burn::tensor::TensorData;
+use bellows_kernels::{Lowering, Places, Precision, set_default_lowering};
+use burn::backend::ops::FloatTensorOps;
+use burn::tensor::{Shape, TensorData};
 use burn_cubecl::CubeBackend;
+use burn_cubecl::tensor::CubeTensor;
 use burn_flex::{Flex, FlexTensor};
 use proptest::prelude::*;
 
@@ -136,6 +139,30 @@ fn are_few_launches() {
         // Forward the inner products and one a map, backward theirs, those of A and B, and one a map.
         assert_ours(&launched, &[("group_kernel", 1 + 2), ("map_kernel", 3 + 3)]);
     }
+}
+
+/// The gradients of A and B lie in one memory, and between them what was there before: they are put into an arena, and are none.
+#[test]
+fn gradients_of_a_branch_are_no_arena() {
+    if !on_swiftshader("maps::gradients_of_a_branch_are_no_arena") {
+        return;
+    }
+    set_default_lowering(Lowering::Gemm);
+    let (rows, input, out, rank) = (6, 22, 5, 3);
+    let matrix = |stream: u64, shape: [usize; 2]| cube(data(stream, shape));
+    let maps = || {
+        let branch = Some(StoredBranch { a: matrix(2, [rank, input]), b: matrix(3, [out, rank]), scaling: 0.7 });
+        Maps::<CubeBackend>(vec![StoredMap { weight: StoredWeight::Dense(matrix(1, [out, input])), bias: None, branch }])
+    };
+    let x = matrix(4, [rows, input]);
+    let mut kept = CubeBackend::maps(x.clone(), maps(), Bias::Zero, Precision::F32).0;
+    kept[0] = x;
+    let (dys, wanted) = (Parts(vec![matrix(5, [rows, out])]), Wanted { x: false, branches: true });
+    let grads = CubeBackend::maps_grad(Parts(kept), maps(), dys, vec![0], Bias::Zero, wanted, Precision::F32).0;
+    let flat = |(grad, len): (CubeTensor, usize)| CubeBackend::float_reshape(grad, Shape::new([len]));
+    let lengths = [rank * input, out * rank];
+    let parts = Parts::<CubeBackend>(grads.into_iter().zip(lengths).map(flat).collect());
+    assert_ours(&trace(|| CubeBackend::arena(parts, Places::of(lengths))), &[("join_kernel", 1)]);
 }
 
 /// Words are read as what they stand for: the bits of the same weights dense in f32. In f16 a compiler may leave out a rounding in one of the two

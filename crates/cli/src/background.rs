@@ -116,12 +116,9 @@ fn kept(log: &Path) -> PathBuf {
 /// something else, as the process that waits for that has to see, and that is told with the error.
 fn keep(log: &Path, run: &Path) -> Result<(), (PathBuf, io::Error)> {
     let own = run.join(LOG);
-    if own.exists()
-        && let Some(free) = (1..).map(|number: u32| run.join(format!("console-{number}.log"))).find(|path| !path.exists())
-    {
-        fs::rename(&own, free).ok();
-    }
-    fs::rename(log, &own).map_err(|error| {
+    let free = (1..).map(|number: u32| run.join(format!("console-{number}.log"))).find(|path| !path.exists());
+    let aside = free.filter(|_| own.exists()).map_or(Ok(()), |free| fs::rename(&own, free));
+    aside.and_then(|()| fs::rename(log, &own)).map_err(|error| {
         let kept = kept(log);
         let renamed = fs::rename(log, &kept).is_ok();
         (if renamed { kept } else { log.into() }, error)

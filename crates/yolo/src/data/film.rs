@@ -6,7 +6,7 @@
 use super::hard::Hardship;
 use super::raster::Canvas;
 use super::rng::Draw;
-use super::sample_spec::{ClipSpec, SampleSpec};
+use super::sample_spec::{ClipLength, ClipSpec, SampleSpec};
 use super::thermal::{Air, Exposure, Season, Seen, Thing, background, depth, expose, place, street_furniture, thing};
 
 /// The first month of the data set this is like.
@@ -75,25 +75,12 @@ impl Film {
         // None runs over midnight.
         let (hour, minute) = (d.below(23) as u32, d.below(60) as u32);
         let weather = Weather::draw(month, f64::from(hour) + f64::from(minute) / 60.0, &mut d);
-        let tracks = if d.chance(spec.empty) { Vec::new() } else { Track::all(spec, clips.frames, &mut d) };
+        let frames = length(clips.frames, spec.seed, split, serial);
+        let tracks = if d.chance(spec.empty) { Vec::new() } else { Track::all(spec, frames, &mut d) };
         let number = serial + if split == "train" { 0 } else { 50_000 };
         let folder = format!("frames/{year}{month:02}{day:02}/clip_{number}_{hour:02}{minute:02}");
         let hardship = Hardship::of(clips.hard, spec.seed, split, [camera, serial, month], weather.sun);
-        Self {
-            split: split.into(),
-            camera,
-            serial,
-            year,
-            month,
-            day,
-            hour,
-            minute,
-            weather,
-            frames: clips.frames,
-            folder,
-            tracks,
-            hardship,
-        }
+        Self { split: split.into(), camera, serial, year, month, day, hour, minute, weather, frames, folder, tracks, hardship }
     }
 
     /// Draws frame `frame`.
@@ -202,6 +189,18 @@ impl Film {
     }
 }
 
+/// How many frames a clip has. Lengths are even on a scale of factors, many short clips and few long ones, as cameras that begin with a movement make them.
+/// The draw is of a stream of its own: a clip has the weather and the hour that it has among clips of one length.
+fn length(frames: ClipLength, seed: u64, split: &str, serial: u32) -> u32 {
+    let [fewest, most] = frames.bounds();
+    if fewest == most {
+        return most;
+    }
+    let draw = Draw::new(seed, &format!("length {split}"), 0, u64::from(serial)).unit();
+    let factor = (f64::from(most) / f64::from(fewest)).powf(draw);
+    (f64::from(fewest) * factor).round() as u32
+}
+
 impl Weather {
     /// Of a harbour in the north: the coldest in January, the longest day in June.
     fn draw(month: u32, hour: f64, d: &mut Draw) -> Self {
@@ -259,7 +258,7 @@ mod tests {
     #[test]
     fn what_passes_moves_by_its_pace_and_the_place_stays() {
         let spec = SampleSpec { width: 192, height: 144, empty: 0.0, ..SampleSpec::default() };
-        let clips = ClipSpec { frames: 6, ..ClipSpec::default() };
+        let clips = ClipSpec { frames: ClipLength::Of(6), ..ClipSpec::default() };
         let mut moved = 0;
         for film in Film::all(&spec, &clips, "train", 3, 3) {
             let frames: Vec<Vec<Seen>> = (0..4).map(|i| film.frame(&spec, i).1).collect();
@@ -332,6 +331,52 @@ mod tests {
         }
     }
 
+    #[test]
+    fn clips_of_unlike_lengths_are_else_the_same_clips() {
+        let spec_of = |text, name: &str| {
+            let config = crate::data::DataConfig::parse(text, std::path::Path::new(name)).unwrap();
+            config.generator.unwrap()
+        };
+        let uneven = spec_of(include_str!("../../../../datasets/thermal-clips-uneven.yaml"), "thermal-clips-uneven.yaml");
+        let even = spec_of(include_str!("../../../../datasets/thermal-clips-hard.yaml"), "thermal-clips-hard.yaml");
+        let (of_uneven, of_even) = (uneven.clips.clone().unwrap(), even.clips.clone().unwrap());
+        assert_eq!(
+            (SampleSpec { clips: None, ..uneven.clone() }, ClipSpec { frames: of_even.frames, ..of_uneven.clone() }),
+            (SampleSpec { clips: None, ..even.clone() }, of_even.clone()),
+            "the two files differ in nothing else"
+        );
+        // A folder that was drawn when there were numbers alone has its marker still.
+        let written = |clips: &ClipSpec| serde_json::to_value(clips).unwrap()["frames"].clone();
+        assert_eq!((written(&of_even), written(&of_uneven)), (12.into(), serde_json::json!([3, 30])));
+        for (split, months, each) in [("train", of_even.train_months, of_even.train), ("val", of_even.months, of_even.val)] {
+            let [uneven, even] =
+                [(&uneven, &of_uneven), (&even, &of_even)].map(|(spec, clips)| Film::all(spec, clips, split, months, each));
+            let lengths: Vec<u32> = uneven.iter().map(|film| film.frames).collect();
+            assert!(lengths.iter().all(|frames| (3..=30).contains(frames)), "{lengths:?}");
+            assert!(lengths.iter().any(|frames| *frames < 5) && lengths.iter().any(|frames| *frames > 25), "{lengths:?}");
+            let [all, before] = [&uneven, &even].map(|films| films.iter().map(|film| film.frames).sum::<u32>());
+            assert!(all.abs_diff(before) * 20 < before, "{all} frames of {split}, and {before} of clips of one length");
+            assert!(even.iter().all(|film| film.frames == 12));
+            for (a, b) in uneven.iter().zip(&even) {
+                assert_eq!((&a.folder, a.image_json(&spec_small(), 1, "a.jpg")), (&b.folder, b.image_json(&spec_small(), 1, "a.jpg")));
+            }
+        }
+        for (frames, reason) in [
+            (serde_json::json!([9, 3]), "sample: clips: `frames` must be 1 to 1000, or [fewest, most] of these"),
+            (serde_json::json!([0, 3]), "sample: clips: `frames` must be 1 to 1000, or [fewest, most] of these"),
+            (serde_json::json!(1001), "sample: clips: `frames` must be 1 to 1000, or [fewest, most] of these"),
+            (serde_json::json!([3, 9, 12]), "sample: clips: `frames` must be a whole number, or [fewest, most]"),
+            (serde_json::json!("many"), "sample: clips: `frames` must be a whole number, or [fewest, most]"),
+        ] {
+            let told = SampleSpec::from_value(&serde_json::json!({"clips": {"frames": frames}})).unwrap_err();
+            assert_eq!(told, reason);
+        }
+    }
+
+    fn spec_small() -> SampleSpec {
+        SampleSpec { width: 96, height: 72, ..SampleSpec::default() }
+    }
+
     /// How far the levels of boxes are from those around them.
     fn contrast(picture: &Exposure, width: usize, seen: &[Seen]) -> Vec<f32> {
         let height = picture.levels.len() / width;
@@ -391,7 +436,7 @@ mod tests {
 
     #[test]
     fn a_year_is_warm_in_summer_and_light_by_day_and_ids_are_their_own() {
-        let clips = ClipSpec { train: 30, frames: 2, ..ClipSpec::default() };
+        let clips = ClipSpec { train: 30, frames: ClipLength::Of(2), ..ClipSpec::default() };
         let mut films = films(&clips);
         let mean = |months: &[u32]| {
             let of: Vec<f64> = films.iter().filter(|f| months.contains(&f.month)).map(|f| f.weather.temperature).collect();

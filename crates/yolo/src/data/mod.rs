@@ -89,7 +89,7 @@ pub use overlap::overlap;
 pub use packed::index_shards;
 pub use record::BadFile;
 pub use report::report;
-pub use sample_spec::{ClipSpec, SampleSpec};
+pub use sample_spec::{ClipLength, ClipSpec, SampleSpec};
 pub use scan::{Scan, ScanOptions, scan};
 pub use sensor::SensorConfig;
 pub use stack::{Ring, Stack, Stacked};

@@ -186,7 +186,7 @@ mod tests {
     use std::collections::HashSet;
 
     use super::*;
-    use crate::data::{DataConfig, Grouping, Scan, ScanOptions, Split, scan};
+    use crate::data::{ClipLength, DataConfig, Grouping, Scan, ScanOptions, Split, scan};
 
     fn small() -> SampleSpec {
         SampleSpec { train: 24, val: 8, ..SampleSpec::default() }
@@ -281,7 +281,7 @@ mod tests {
     fn clips_have_a_year_of_weather_and_what_moves_in_them() {
         let dir = tempfile::tempdir().unwrap();
         let root = dir.path().join("clips");
-        let clips = ClipSpec { cameras: 2, months: 3, train_months: 2, train: 2, val: 1, frames: 5, hard: 0.0 };
+        let clips = ClipSpec { cameras: 2, months: 3, train_months: 2, train: 2, val: 1, frames: ClipLength::Of(5), hard: 0.0 };
         let spec = SampleSpec { clips: Some(clips), width: 128, height: 96, empty: 0.2, ..SampleSpec::default() };
         assert_eq!(generate(&spec, &root, &|_, _| {}).unwrap(), Generated::Written(70));
         assert_eq!(generate(&spec, &root, &|_, _| {}).unwrap(), Generated::Kept);
@@ -311,7 +311,7 @@ mod tests {
     #[test]
     fn clips_of_sixteen_bits_are_the_same_clips() {
         let dir = tempfile::tempdir().unwrap();
-        let clips = ClipSpec { cameras: 1, months: 1, train_months: 1, train: 2, val: 1, frames: 2, hard: 0.0 };
+        let clips = ClipSpec { cameras: 1, months: 1, train_months: 1, train: 2, val: 1, frames: ClipLength::Of(2), hard: 0.0 };
         let shallow = SampleSpec { clips: Some(clips), width: 96, height: 72, empty: 0.0, object_scale: 2.0, ..SampleSpec::default() };
         let deep = SampleSpec { deep: true, ..shallow.clone() };
         let options = ScanOptions { cache_dir: None, ..ScanOptions::default() };

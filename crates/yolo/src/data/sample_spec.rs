@@ -56,11 +56,31 @@ pub struct ClipSpec {
     /// Validation clips of a camera in a month, of other days and hours.
     pub val: u32,
     /// Frames of a clip.
-    pub frames: u32,
+    pub frames: ClipLength,
     /// 0 to 1: how faint objects are before a background that drifts, how much stands before them, how many warm things are none of them, how far the
     /// sensor changes with the months.
     #[serde(skip_serializing_if = "is_zero")]
     pub hard: f64,
+}
+
+/// How many frames clips have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged, expecting = "clips: `frames` must be a whole number, or [fewest, most]")]
+pub enum ClipLength {
+    /// All of them; it is described as it was before there was another way, so that what was drawn then is not drawn again.
+    Of(u32),
+    /// Each from the first to the second.
+    Between([u32; 2]),
+}
+
+impl ClipLength {
+    /// Fewest and most.
+    pub(crate) fn bounds(self) -> [u32; 2] {
+        match self {
+            Self::Of(frames) => [frames, frames],
+            Self::Between(bounds) => bounds,
+        }
+    }
 }
 
 /// What is not hard is described as it was before there was hardness.
@@ -70,13 +90,14 @@ fn is_zero(hard: &f64) -> bool {
 
 impl Default for ClipSpec {
     fn default() -> Self {
-        Self { cameras: 2, months: 12, train_months: 8, train: 4, val: 2, frames: 12, hard: 0.0 }
+        Self { cameras: 2, months: 12, train_months: 8, train: 4, val: 2, frames: ClipLength::Of(12), hard: 0.0 }
     }
 }
 
 impl ClipSpec {
     /// The key that is out of range, and its range.
     fn fault(&self) -> Option<(&'static str, &'static str)> {
+        let [fewest, most] = self.frames.bounds();
         let rules = [
             ("cameras", (1..=9).contains(&self.cameras), "1 to 9"),
             ("months", (1..=120).contains(&self.months), "1 to 120"),
@@ -88,7 +109,7 @@ impl ClipSpec {
                 self.cameras.saturating_mul(self.months).saturating_mul(self.train.max(self.val)) <= 10_000,
                 "such that a split has at most 10000 clips",
             ),
-            ("frames", (1..=1000).contains(&self.frames), "1 to 1000"),
+            ("frames", (1..=most).contains(&fewest) && most <= 1000, "1 to 1000, or [fewest, most] of these"),
             ("hard", (0.0..=1.0).contains(&self.hard), "0 to 1"),
         ];
         rules.iter().find(|(_, good, _)| !good).map(|&(key, _, range)| (key, range))

@@ -76,7 +76,7 @@ pub trait PlaneOps: Backend {
     }
 }
 
-/// The tensors side by side along the channels: `[N, C1, H, W]`, `[N, C2, H, W]`, ... to `[N, C1 + C2 + ..., H, W]`.
+/// The tensors, at least one, side by side along the channels: `[N, C1, H, W]`, `[N, C2, H, W]`, ... to `[N, C1 + C2 + ..., H, W]`.
 pub fn concat(parts: Vec<Tensor<4>>) -> Tensor<4> {
     shapes::joined(&parts);
     match <[_; 1]>::try_from(parts) {

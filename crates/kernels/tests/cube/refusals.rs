@@ -168,6 +168,8 @@ fn updates(device: &Device) {
     refused(|| sum_of_squares(vec![c(9)], Segments(vec![(0, 0..9), (0, 3..10)])), "a segment 3..10 of 9");
     refused(|| sum_of_squares(vec![c(9)], Segments(vec![(1, 0..3)])), "a segment 0..3 of 0");
     refused(|| clip_to_norm(c(9), c(2), 1.0), "the sum of squares is [2] and not [1]");
+    refused(|| clip_to_norm(c(9), c(1), 0.0), "a norm of at most 0");
+    refused(|| clip_to_norm(c(9), c(1), f64::NAN), "a norm of at most NaN");
     let places = Places::of([3, 4]);
     refused(|| arena(vec![c(3)], &places), "tensors for so many places");
     refused(|| arena(vec![c(3), c(5)], &places), "a part is [5] and not [4]");

@@ -124,12 +124,8 @@ pub fn max_pool(size: [usize; 2], kernel: usize, x: &[f32], out: &mut [f32]) {
 /// # Panics
 /// If a length does not fit.
 pub fn double(size: [usize; 2], x: &[f32], out: &mut [f32]) {
-    assert!(
-        4 * x.len() == out.len() && x.len().is_multiple_of(size[0] * size[1]),
-        "{} to {} values, planes of {size:?}",
-        x.len(),
-        out.len()
-    );
+    let fits = 4 * x.len() == out.len() && x.len().is_multiple_of(size[0] * size[1]);
+    assert!(fits, "{} to {} values, planes of {size:?}", x.len(), out.len());
     kernels::double(x, size, out);
 }
 

@@ -78,11 +78,9 @@ impl Convolution {
         let precision = config.lowering.precision().filter(|_| config.groups == 1 && config.dilation == [1; 2])?;
         let dims @ [co, ci, ..] = weight.dims();
         let host = |x: FlexTensor| values(&contiguous(x)).to_vec();
+        bias.iter().for_each(|bias| shapes::expect("bias", bias.dims(), [co]));
         let bias = match bias {
-            Some(bias) => {
-                shapes::expect("bias", bias.dims(), [co]);
-                Some(host(flex(bias)?))
-            }
+            Some(bias) => Some(host(flex(bias)?)),
             None => None,
         };
         let shape = ConvShape::new([1, ci, 0, 0], dims, config.stride, config.padding);

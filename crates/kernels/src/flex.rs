@@ -8,10 +8,10 @@ use burn_flex::FlexTensor;
 use crate::buffers::{all_f32, contiguous, owned, take, tensor, values};
 use crate::cpu::{self, ConvShape, Epilogue, Precision};
 use crate::cpu_norm::{self, Extent};
-use crate::joined::{JoinedOps, cut, join};
+use crate::joined::{JoinedOps, cut};
 use crate::operands::{Bias, ConvConfig, Convolved, Moments, NormChannels, NormGrads, NormOutput, NormStep};
 use crate::ops::{Keeps, KernelOps};
-use crate::planes::Parts;
+use crate::planes::{Parts, join};
 use crate::portable;
 
 fn extent(x: &FlexTensor) -> Extent {

@@ -42,8 +42,9 @@ pub fn image_by_image(images: Tensor<4>, outputs: &[[usize; 3]], pass: impl Fn(V
     let mut results: Vec<Vec<f32>> = outputs.iter().map(|dims| take(n * dims.iter().product::<usize>())).collect();
     let mut parts: Vec<Vec<&mut [f32]>> = (0..n).map(|_| Vec::new()).collect();
     for all in [&mut images].into_iter().chain(&mut results) {
-        let len = all.len() / n.max(1);
-        all.chunks_exact_mut(len.max(1)).zip(&mut parts).for_each(|(part, parts)| parts.push(part));
+        let (len, mut rest) = (all.len() / n.max(1), all.as_mut_slice());
+        // Not in chunks, of which a map without values has none: every image has a slice of each.
+        parts.iter_mut().for_each(|parts| parts.extend(rest.split_off_mut(..len)));
     }
     parts.into_par_iter().with_max_len(1).for_each(pass);
     // Its memory goes back to where the next images come from.
@@ -77,11 +78,9 @@ impl Convolution {
         let precision = config.lowering.precision().filter(|_| config.groups == 1 && config.dilation == [1; 2])?;
         let dims @ [co, ci, ..] = weight.dims();
         let host = |x: FlexTensor| values(&contiguous(x)).to_vec();
+        bias.iter().for_each(|bias| shapes::expect("bias", bias.dims(), [co]));
         let bias = match bias {
-            Some(bias) => {
-                shapes::expect("bias", bias.dims(), [co]);
-                Some(host(flex(bias)?))
-            }
+            Some(bias) => Some(host(flex(bias)?)),
             None => None,
         };
         let shape = ConvShape::new([1, ci, 0, 0], dims, config.stride, config.padding);
@@ -123,11 +122,28 @@ pub fn max_pool(size: [usize; 2], kernel: usize, x: &[f32], out: &mut [f32]) {
 /// # Panics
 /// If a length does not fit.
 pub fn double(size: [usize; 2], x: &[f32], out: &mut [f32]) {
-    assert!(
-        4 * x.len() == out.len() && x.len().is_multiple_of(size[0] * size[1]),
-        "{} to {} values, planes of {size:?}",
-        x.len(),
-        out.len()
-    );
+    let fits = 4 * x.len() == out.len() && x.len().is_multiple_of(size[0] * size[1]);
+    assert!(fits, "{} to {} values, planes of {size:?}", x.len(), out.len());
     kernels::double(x, size, out);
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::tensor::Device;
+
+    use super::*;
+
+    /// Outputs have their places whatever is empty beside them.
+    #[test]
+    fn every_image_has_a_slice_of_each_map() {
+        for shape in [[3usize, 2, 1, 2], [3, 0, 4, 4], [3, 2, 0, 5], [0, 2, 3, 3]] {
+            let images = Tensor::<4>::ones(shape, &Device::flex());
+            let all = image_by_image(images, &[[2, 0, 7], [1, 1, 2]], |mut maps| {
+                assert_eq!(maps.iter().map(|map| map.len()).collect::<Vec<_>>(), [shape[1..].iter().product::<usize>(), 0, 2]);
+                maps[2].fill(4.0);
+            });
+            assert_eq!([all[0].dims(), all[1].dims()], [[shape[0], 2, 0, 7], [shape[0], 1, 1, 2]]);
+            assert_eq!(all[1].clone().try_to_vec_as::<f32>().unwrap(), vec![4.0; 2 * shape[0]], "{shape:?}");
+        }
+    }
 }

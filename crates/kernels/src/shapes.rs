@@ -21,10 +21,10 @@ pub(crate) fn within(what: &str, range: &Range<usize>, all: usize) {
     assert!(range.start <= range.end && range.end <= all, "{what} {range:?} of {all}");
 }
 
-/// The shape of the parts side by side along the channels.
+/// The shape of the parts, of which there are some, side by side along the channels.
 #[track_caller]
 pub(crate) fn joined(parts: &[Tensor<4>]) -> [usize; 4] {
-    let [n, _, h, w] = parts.first().map_or([0; 4], Tensor::dims);
+    let [n, _, h, w] = parts.first().unwrap_or_else(|| panic!("a concatenation of nothing")).dims();
     let channels = parts.iter().map(|part| {
         let [_, c, ..] = part.dims();
         expect("a part", part.dims(), [n, c, h, w]);

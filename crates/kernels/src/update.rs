@@ -48,7 +48,7 @@ pub trait UpdateOps: Backend {
         portable::sum_of_squares::<Self>(arenas, &segments)
     }
 
-    /// x times `min(1, most / (√squares + 1e-6))`.
+    /// x times `min(1, most / (√squares + 1e-6))`; x as it is where `squares` is not finite.
     fn clip_to_norm(x: Float<Self>, squares: Float<Self>, most: f64) -> Float<Self> {
         portable::clip_to_norm::<Self>(x, squares, most)
     }
@@ -98,9 +98,10 @@ pub fn sum_of_squares(arenas: Vec<Tensor<1>>, segments: Segments) -> Tensor<1> {
     Tensor::from_dispatch(Dispatch::sum_of_squares(arenas, segments))
 }
 
-/// `x [K]` scaled by `min(1, most / (√squares + 1e-6))` where `squares [1]` is the sum of the squares of all that is clipped together; without
-/// gradient.
+/// `x [K]` scaled by `min(1, most / (√squares + 1e-6))` where `squares [1]`, f32, is the sum of the squares of all that is clipped together; without
+/// gradient. A sum that is not finite scales nothing, neither to zeros nor to NaN: whoever reads it finds x as it was, and has to drop it.
 pub fn clip_to_norm(x: Tensor<1>, squares: Tensor<1>, most: f64) -> Tensor<1> {
     shapes::expect("the sum of squares", squares.dims(), [1]);
+    assert!(most > 0.0, "a norm of at most {most}");
     Tensor::from_dispatch(Dispatch::clip_to_norm(x.into_dispatch(), squares.into_dispatch(), most))
 }

@@ -61,7 +61,8 @@ impl GradBuffer {
         layout.pieces.squares(&self.sums, |entry| self.seen[entry])
     }
 
-    /// Scales them so that their global norm, the root of `squares`, is at most `max_norm`: factor min(1, max_norm / (norm + 1e-6)).
+    /// Scales them so that their global norm, the root of `squares`, is at most `max_norm`: factor min(1, max_norm / (norm + 1e-6)). They stay as they are
+    /// where it is not finite: then there is no update.
     pub(crate) fn clip(&mut self, squares: &Tensor<1>, max_norm: f64) {
         for sum in self.sums.iter_mut().flatten() {
             sum.inplace(|g| clip_to_norm(g, squares.clone(), max_norm));

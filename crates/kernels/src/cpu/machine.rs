@@ -93,7 +93,7 @@ pub const POSITIVES: usize = 8;
 pub const WAKING: usize = 1 << 15;
 /// Fewer of Winograd's tiles than this per thread are shared among the threads.
 pub const FEW_TILES: usize = 128;
-/// The same of the gradient of the weights, whose channels are divided then.
+/// The same of the gradient of the weights, whose channels are divided then and not its sums. Constant because it orders them.
 pub const FEW_TILES_OF_WEIGHTS: usize = 64;
 
 // Lengths of blocks of sums, each constant because it orders sums.
@@ -114,20 +114,23 @@ pub const RUN: usize = 64;
 pub const RUN_OF_PLANE: usize = 2048;
 /// Channels (or tiles, for the gradient of the weights) of Winograd's products.
 pub const SEGMENT: usize = 32;
+/// Beyond this many multiply-adds of vectors saved per vector packed, a plane for each shift of the columns pays: 10 % at 128 -> 256 channels, 20 wide, on a
+/// Zen 4. It is here because the pixels that the gradient of the weights sums are then others, without junk between rows.
+pub const EXPAND_GAIN: f64 = 6.0;
 /// Keys (or, seen from a key, queries) that a block of attention's rows meets at a time: whole tiles of every instruction set.
 pub const ACROSS: usize = 96;
 /// Keys of a task of attention's backward pass, at most: the blocks of queries begin where those of so many keys do, also in a task that has fewer.
 pub const KEYS: usize = 64;
 
-// What times are estimated with.
+// What times are estimated with, where each was measured in brackets. They choose tasks and no order of a sum, so elsewhere a wrong one costs time and no bit.
 
-/// Steps of the sum that storing a tile of a convolution is worth.
+/// Steps of the sum that storing a tile of a convolution is worth (Zen 4).
 pub const TILE_COST: f64 = 4.0;
-/// Vector operations that starting a task of a convolution is worth (about a microsecond).
+/// Vector operations that starting a task of a convolution is worth (about a microsecond; Zen 4).
 pub const TASK_COST: f64 = 4000.0;
-/// Beyond this many multiply-adds of vectors saved per vector packed, a plane for each shift of the columns pays. Measured: 10 % at 128 -> 256 channels, 20 wide.
-pub const EXPAND_GAIN: f64 = 6.0;
-/// Multiply-adds of vectors that a unit for matrices does in the time of one, in convolutions.
+/// Multiply-adds of vectors that a vector of a packed strip is worth (Zen 4).
+pub const PACKING_COST: f64 = 4.0;
+/// Multiply-adds of vectors that a unit for matrices does in the time of one, in convolutions (a Xeon with AMX).
 pub const UNIT_RATE: f64 = 8.0;
 /// The same in matrix products, measured against packing, which is no faster there.
 pub const PRODUCT_UNIT_RATE: f64 = 4.0;

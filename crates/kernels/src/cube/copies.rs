@@ -7,7 +7,7 @@
 #![allow(clippy::too_many_arguments, reason = "a kernel's helper has no struct of borrowed tensors to take them in")]
 
 use super::args::Image;
-use super::block::{Block, Gather, Kind, Side};
+use super::block::{Gather, Kind, Side};
 use super::packing::{Packing, number_at};
 use cubecl::prelude::*;
 
@@ -228,35 +228,21 @@ pub(super) fn fetch_taps<E: Numeric>(
     }
 }
 
+/// How many numbers a thread has, and how they follow each other in shared memory: in runs of so many, so far apart.
+fn runs(kind: Kind, side: Side) -> (u32, u32, u32) {
+    match kind {
+        Kind::Matrix => (side.each(), 1, 0),
+        Kind::Map => (side.each(), side.each() / side.own_lines(), side.pitch()),
+        Kind::Taps => (side.each(), side.each(), side.units / side.deep),
+    }
+}
+
 /// Puts a thread's numbers where they belong.
 #[cube]
-pub(super) fn put(values: &Array<f32>, to: &mut Shared<[f32]>, copies: &Copies, #[comptime] layout: Layout) {
+pub(super) fn put(values: &Array<f32>, to: &mut Shared<[f32]>, copies: &Copies, #[comptime] kind: Kind, #[comptime] side: Side) {
+    let (each, run, step) = comptime!(runs(kind, side));
     #[unroll]
-    for i in 0..layout.each {
-        to[(copies.to[comptime!((i / layout.run) as usize)] + comptime!(i % layout.run * layout.step)) as usize] = values[i as usize];
-    }
-}
-
-/// How a thread's numbers follow each other in shared memory: in runs of so many, so far apart.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) struct Layout {
-    each: u32,
-    run: u32,
-    step: u32,
-}
-
-impl Layout {
-    pub(super) fn of_matrix(side: Side) -> Self {
-        Self { each: side.each(), run: 1, step: 0 }
-    }
-
-    /// Of B.
-    pub(super) fn of(block: Block) -> Self {
-        let side = block.right();
-        match block.kind() {
-            Kind::Matrix => Self::of_matrix(side),
-            Kind::Map => Self { each: side.each(), run: side.each() / side.own_lines(), step: side.pitch() },
-            Kind::Taps => Self { each: side.each(), run: side.each(), step: side.units / side.deep },
-        }
+    for i in 0..each {
+        to[(copies.to[comptime!((i / run) as usize)] + comptime!(i % run * step)) as usize] = values[i as usize];
     }
 }

@@ -16,7 +16,7 @@
 
 use super::args::{Args, Image, Part, multiply};
 use super::block::{Block, Kind};
-use super::copies::{Layout, fetch_map, fetch_matrix, fetch_taps, of_map, of_matrix, of_taps, put};
+use super::copies::{fetch_map, fetch_matrix, fetch_taps, of_map, of_matrix, of_taps, put};
 use super::direct::direct_sums;
 use cubecl::prelude::*;
 
@@ -85,7 +85,6 @@ pub(crate) fn shared_sums<A: Float, B: Numeric>(
 ) {
     let (left, right, kind) = comptime!((block.left(), block.right(), block.kind()));
     let gather = comptime!(block.gather.unwrap_or_default());
-    let (a_layout, b_layout) = comptime!((Layout::of_matrix(left), Layout::of(block)));
     let a_copies = of_matrix(part.first_row, args.m, args.a_line, args.a_k, image, left);
     let b_copies = if comptime!(kind == Kind::Matrix) {
         of_matrix(part.first_col, args.n, args.b_line, args.b_k, image, right)
@@ -150,8 +149,8 @@ pub(crate) fn shared_sums<A: Float, B: Numeric>(
             }
             sync_cube();
             if more {
-                put(&a_values, &mut room.a, &a_copies, a_layout);
-                put(&b_values, &mut room.b, &b_copies, b_layout);
+                put(&a_values, &mut room.a, &a_copies, Kind::Matrix, left);
+                put(&b_values, &mut room.b, &b_copies, kind, right);
             }
             sync_cube();
             k += comptime!(block.deep);

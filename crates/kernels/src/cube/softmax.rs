@@ -1,4 +1,4 @@
-//! The device side of softmax over rows in [stripes](super::stripes): maxima and sums of each stripe, then of each row.
+//! The device side of softmax: over rows in [stripes](super::stripes), maxima and sums of each stripe, then of each row; over a few bins, by one thread.
 
 #![allow(clippy::too_many_arguments, reason = "a kernel has no struct of borrowed tensors to take them in")]
 
@@ -98,4 +98,32 @@ pub(crate) fn softmax_of(sums: &Tensor<f32>, rows: &Rows) -> Softmax {
         sum += sums[rows.count * rows.parts + first + part] * (sums[first + part] - most).exp();
     }
     Softmax { most, sum }
+}
+
+/// A softmax over a few bins: the maximum of their logits x_k, `Σ e_k` with `e_k = exp(x_k - maximum)`, and the expected bin, `Σ k e_k / Σ e_k`.
+#[derive(CubeType)]
+pub(crate) struct Distribution {
+    pub(crate) most: f32,
+    pub(crate) sum: f32,
+    pub(crate) expected: f32,
+}
+
+/// That of the `bins` logits from `first` on, `step` apart.
+#[cube]
+pub(crate) fn distribution(x: &Tensor<f32>, first: usize, step: usize, bins: u32) -> Distribution {
+    let mut most = x[first];
+    for k in 1..bins {
+        let value = x[first + k as usize * step];
+        if value > most {
+            most = value;
+        }
+    }
+    let mut sum = 0.0f32;
+    let mut weighted = 0.0f32;
+    for k in 0..bins {
+        let e = (x[first + k as usize * step] - most).exp();
+        sum += e;
+        weighted += f32::cast_from(k) * e;
+    }
+    Distribution { most, sum, expected: weighted / sum }
 }

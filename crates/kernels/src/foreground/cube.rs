@@ -12,6 +12,7 @@ use super::formula::{BINS, Corners, ciou, lower_bin, upper_share};
 use super::{Foreground, ForegroundOps, SIDES};
 use crate::cube::launch::{fold, launch};
 use crate::cube::pixels::empty;
+use crate::cube::softmax::{Distribution, distribution};
 
 /// Numbers of a positive: centre, target and weight.
 const NUMBERS: usize = 7;
@@ -41,36 +42,18 @@ fn place(image: usize, anchor: usize, sizes: &Sizes) -> usize {
     image * (sizes.channels * sizes.anchors) as usize + anchor
 }
 
-/// One side of a box: what its logits expect, and its cross entropy.
-#[derive(CubeType)]
-struct Side {
-    most: f32,
-    sum: f32,
-    expected: f32,
-    entropy: f32,
+/// The distribution over a side's bins.
+#[cube]
+fn side(x: &Tensor<f32>, first: usize, step: usize) -> Distribution {
+    distribution(x, first, step, comptime!(BINS as u32))
 }
 
+/// Its cross entropy with the target at this distance.
 #[cube]
-fn side(x: &Tensor<f32>, first: usize, step: usize, distance: f32) -> Side {
-    let mut most = x[first];
-    for k in 1..comptime!(BINS as u32) {
-        let logit = x[first + k as usize * step];
-        if logit > most {
-            most = logit;
-        }
-    }
-    let mut sum = 0.0f32;
-    let mut weighted = 0.0f32;
-    for k in 0..comptime!(BINS as u32) {
-        let e = (x[first + k as usize * step] - most).exp();
-        sum += e;
-        weighted += f32::cast_from(k) * e;
-    }
-    let lower = lower_bin(distance);
+fn entropy(x: &Tensor<f32>, side: &Distribution, first: usize, step: usize, distance: f32) -> f32 {
     let upper = upper_share(distance);
-    let at = first + u32::cast_from(lower) as usize * step;
-    let entropy = sum.ln() + most - (1.0f32 - upper) * x[at] - upper * x[at + step];
-    Side { most, sum, expected: weighted / sum, entropy }
+    let at = first + u32::cast_from(lower_bin(distance)) as usize * step;
+    side.sum.ln() + side.most - (1.0f32 - upper) * x[at] - upper * x[at + step]
 }
 
 /// Both slopes of a side's logits: those of the box term, whose slope for the side's length is `pull`, and those of the distribution term.
@@ -78,7 +61,7 @@ fn side(x: &Tensor<f32>, first: usize, step: usize, distance: f32) -> Side {
 fn side_slopes(
     x: &Tensor<f32>,
     slopes: &mut Tensor<f32>,
-    side: &Side,
+    side: &Distribution,
     first: usize,
     step: usize,
     distance: f32,
@@ -134,10 +117,10 @@ fn terms_kernel(
         let weight = numbers[n + 6];
         let p = i as usize * 3;
         let at = place(places[p] as usize, places[p + 1] as usize, sizes);
-        let left = side(x, at, step, cx - x1);
-        let top = side(x, at + bins, step, cy - y1);
-        let right = side(x, at + 2 * bins, step, x2 - cx);
-        let bottom = side(x, at + 3 * bins, step, y2 - cy);
+        let left = side(x, at, step);
+        let top = side(x, at + bins, step);
+        let right = side(x, at + 2 * bins, step);
+        let bottom = side(x, at + 3 * bins, step);
         let predicted = Corners { x1: cx - left.expected, y1: cy - top.expected, x2: cx + right.expected, y2: cy + bottom.expected };
         let overlap = ciou(predicted, Corners { x1, y1, x2, y2 });
         let pull = -sizes.on_box * weight;
@@ -155,7 +138,9 @@ fn terms_kernel(
         slopes[kept + 3] = weight;
         of_box += weight * (1.0f32 - overlap.value);
         of_class += weight * x[at + class * step];
-        of_sides += weight / 4.0f32 * (left.entropy + top.entropy + right.entropy + bottom.entropy);
+        let near = entropy(x, &left, at, step, cx - x1) + entropy(x, &top, at + bins, step, cy - y1);
+        let three = near + entropy(x, &right, at + 2 * bins, step, x2 - cx);
+        of_sides += weight / 4.0f32 * (three + entropy(x, &bottom, at + 3 * bins, step, y2 - cy));
         i += threads;
     }
     parts[thread as usize] = of_box;

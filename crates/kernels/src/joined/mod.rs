@@ -14,7 +14,7 @@ use burn_cubecl::CubeBackend;
 
 use crate::operands::{ConvConfig, Convolved};
 use crate::ops::KernelOps;
-use crate::planes::{Parts, PlaneOps};
+use crate::planes::{Parts, PlaneOps, join};
 
 /// A convolution without bias of parts `[N, C1, H, W]`, `[N, C2, H, W]`, ...; weight `[Co, (C1 + C2 + ...) / groups, Kh, Kw]`.
 #[backend_extension(Flex, Cube, Autodiff)]
@@ -42,14 +42,6 @@ pub trait JoinedOps: KernelOps + PlaneOps {
 }
 
 impl JoinedOps for CubeBackend {}
-
-/// The tensor that the parts make together.
-pub(crate) fn join<B: PlaneOps>(parts: Vec<Float<B>>) -> Float<B> {
-    match <[_; 1]>::try_from(parts) {
-        Ok([alone]) => alone,
-        Err(parts) => B::concat_channels(Parts(parts)),
-    }
-}
 
 /// The parts of so many channels that make `whole` together.
 pub(crate) fn cut<B: PlaneOps>(whole: Float<B>, channels: &[usize]) -> Vec<Float<B>> {

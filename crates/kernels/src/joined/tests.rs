@@ -4,6 +4,7 @@ use burn::tensor::{Device, Tensor, TensorData};
 use proptest::prelude::*;
 
 use crate::cpu::reference;
+use crate::cpu::simd::{Level, with_levels};
 use crate::{ConvConfig, Lowering, NormStep, batch_norm_silu, concat, conv2d_for_norm};
 
 fn noise<const D: usize>(seed: u64, shape: [usize; D]) -> Tensor<D> {
@@ -67,6 +68,11 @@ proptest! {
 fn one_image_in_bf16() {
     let parts = [noise(1, [1, 9, 12, 13]), noise(2, [1, 8, 12, 13])];
     let config = ConvConfig::new(1, 1, Lowering::Bf16);
-    let [apart, joined] = [false, true].map(|join| results(&parts, noise(3, [20, 17, 3, 3]), config, [true, false, join]));
-    assert!(apart == joined, "{:?}", apart.iter().zip(&joined).map(|(a, b)| a == b).collect::<Vec<_>>());
+    let compare = || {
+        let [apart, joined] = [false, true].map(|join| results(&parts, noise(3, [20, 17, 3, 3]), config, [true, false, join]));
+        assert!(apart == joined, "{:?}", apart.iter().zip(&joined).map(|(a, b)| a == b).collect::<Vec<_>>());
+    };
+    compare();
+    // The unit's model, on any processor.
+    with_levels([Level::Portable, Level::AmxModel], compare);
 }

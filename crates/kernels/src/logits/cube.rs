@@ -11,6 +11,7 @@ use cubecl::prelude::*;
 use super::{LogitOps, portable};
 use crate::cube::launch::{covers, launch};
 use crate::cube::pixels::empty;
+use crate::cube::softmax::distribution;
 use crate::cube::sums::{PARTS, total};
 
 /// Some rows of every image: `len` rows of `columns`, from the row `start` of `all` on.
@@ -92,26 +93,6 @@ fn softplus_grad_kernel(slope: &Tensor<f32>, dy: &Tensor<f32>, grad: &mut Tensor
     grad[i] = value;
 }
 
-/// `Σ k e_k / Σ e_k`, `e_k = exp(x_k - max)`, of the `bins` logits from `first` on.
-#[cube]
-fn expected(x: &Tensor<f32>, first: usize, step: usize, bins: u32) -> f32 {
-    let mut most = x[first];
-    for k in 1..bins {
-        let value = x[first + k as usize * step];
-        if value > most {
-            most = value;
-        }
-    }
-    let mut sum = 0.0f32;
-    let mut weighted = 0.0f32;
-    for k in 0..bins {
-        let e = (x[first + k as usize * step] - most).exp();
-        sum += e;
-        weighted += f32::cast_from(k) * e;
-    }
-    weighted / sum
-}
-
 /// A thread to a distribution; `len` rows of results, `all` of x.
 #[cube(launch, address_type = "dynamic")]
 fn expectation_kernel(x: &Tensor<f32>, out: &mut Tensor<f32>, extent: &Extent, bins: u32) {
@@ -123,7 +104,8 @@ fn expectation_kernel(x: &Tensor<f32>, out: &mut Tensor<f32>, extent: &Extent, b
     let side = i / extent.columns % extent.len;
     let image = i / (extent.columns * extent.len);
     let first = (image * extent.all + side * bins as usize) * extent.columns + column;
-    out[i] = expected(x, first, extent.columns, bins);
+    let softmax = distribution(x, first, extent.columns, bins);
+    out[i] = softmax.expected;
 }
 
 /// Corners of every image, then chosen rows through sigmoid; a thread to a number. `count` numbers are corners.
@@ -146,7 +128,8 @@ fn predictions_kernel(
         let side = i / extent.columns % 4;
         let image = i / (extent.columns * 4);
         let first = (image * extent.all + side * bins as usize) * extent.columns + column;
-        let mut length = expected(x, first, extent.columns, bins);
+        let softmax = distribution(x, first, extent.columns, bins);
+        let mut length = softmax.expected;
         if side < 2 {
             length = -length;
         }

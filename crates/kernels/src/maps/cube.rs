@@ -14,7 +14,7 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
 use super::cube_kernels::{Member, With, group_kernel, map_kernel};
-use super::operands::{Maps, StoredBranch, StoredMap, Wanted};
+use super::operands::{Maps, StoredMap, Wanted};
 use super::{MapOps, portable};
 use crate::cpu::Precision;
 use crate::cube::block::Block;
@@ -27,7 +27,7 @@ use crate::cube::trace::{note, note_room};
 use crate::operands::Bias;
 use crate::planes::Parts;
 use crate::policy::{Lowering, default_lowering};
-use crate::products::{ProductOps, StoredWeight, in_words, rounded};
+use crate::products::{ProductOps, StoredBranch, StoredWeight, in_words, rounded};
 use crate::shapes::expect;
 
 /// Whether our kernels take these.

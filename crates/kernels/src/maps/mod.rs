@@ -16,12 +16,12 @@ use burn::backend::tensor::FloatTensor as Float;
 use burn::backend::{Dispatch, Flex, backend_extension};
 use burn::tensor::Tensor;
 
-pub use operands::{Maps, StoredBranch, StoredMap, Wanted};
+pub use operands::{Maps, StoredMap, Wanted};
 
 use crate::cpu::Precision;
 use crate::operands::Bias;
 use crate::planes::{Parts, PlaneOps};
-use crate::products::{LowRank, ProductOps, Weight};
+use crate::products::{LowRank, ProductOps, StoredBranch, Weight};
 use crate::shapes;
 
 /// Most maps of an input: the number of an operation's parents is part of its type.

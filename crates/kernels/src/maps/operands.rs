@@ -3,8 +3,7 @@
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, BackendTensor, Dispatch, DispatchAutodiffContext, DispatchTensor, DispatchTensorKind, ExtensionType};
 
-pub use crate::products::StoredBranch;
-use crate::products::StoredWeight;
+use crate::products::{StoredBranch, StoredWeight};
 
 /// Which gradients are asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

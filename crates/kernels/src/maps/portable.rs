@@ -4,11 +4,11 @@ use burn::backend::tensor::FloatTensor as Float;
 use burn::backend::{Backend, TensorMetadata};
 use burn::tensor::Shape;
 
-use super::operands::{Maps, StoredBranch, StoredMap, Wanted};
+use super::operands::{Maps, StoredMap, Wanted};
 use crate::cpu::Precision;
 use crate::operands::Bias;
 use crate::planes::{Parts, PlaneOps};
-use crate::products::ProductOps;
+use crate::products::{ProductOps, StoredBranch};
 
 /// `[.., width]` as `[N, width]`.
 pub(super) fn flat<B: Backend>(x: Float<B>) -> Float<B> {

@@ -76,12 +76,17 @@ pub trait PlaneOps: Backend {
     }
 }
 
-/// The tensors side by side along the channels: `[N, C1, H, W]`, `[N, C2, H, W]`, ... to `[N, C1 + C2 + ..., H, W]`.
+/// The tensors, at least one, side by side along the channels: `[N, C1, H, W]`, `[N, C2, H, W]`, ... to `[N, C1 + C2 + ..., H, W]`.
 pub fn concat(parts: Vec<Tensor<4>>) -> Tensor<4> {
     shapes::joined(&parts);
+    Tensor::from_dispatch(join::<Dispatch>(parts.into_iter().map(Tensor::into_dispatch).collect()))
+}
+
+/// The tensor that the parts make together.
+pub(crate) fn join<B: PlaneOps>(parts: Vec<Float<B>>) -> Float<B> {
     match <[_; 1]>::try_from(parts) {
         Ok([alone]) => alone,
-        Err(parts) => Tensor::from_dispatch(Dispatch::concat_channels(Parts(parts.into_iter().map(Tensor::into_dispatch).collect()))),
+        Err(parts) => B::concat_channels(Parts(parts)),
     }
 }
 

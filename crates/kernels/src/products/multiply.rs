@@ -70,9 +70,9 @@ impl Division {
         Self { rows: best.0 * form.panel, columns: best.1 * form.nr }
     }
 
-    /// The estimated time of a task, in products of one panel and one tile. Packing a value takes as long as a few multiply-adds of vectors, whatever the
-    /// set of instructions: of AVX-512's 8 rows and 48 columns a tile as long as 1.6 products and a panel as a third of one, of AVX2's 4 and 24 twice that
-    /// (measured), where a unit for matrices multiplies, at so many times that rate.
+    /// The estimated time of a task, in products of one panel and one tile. Packing a vector takes as long as some 13 or 16 multiply-adds of vectors, whatever
+    /// the set of instructions: of AVX-512's 8 rows and 48 columns a tile as long as 1.6 products and a panel as a third of one (Zen 5), of AVX2's 4 and 24
+    /// twice that (Zen 3); where a unit multiplies, at so many times that rate. It chooses tasks, and no order of a sum.
     fn task(down: usize, across: usize, form: Form) -> f64 {
         let [tile, panel] = match form.group {
             1 => [12.8 / form.panel as f64, 16.0 / form.nr as f64],

@@ -115,16 +115,18 @@ fn squares_kernel(x: &Tensor<f32>, parts: &mut Tensor<f32>) {
     parts[ABSOLUTE_POS] = total;
 }
 
-/// `out = x min(1, most / (√squares + 1e-6))`.
+/// `out = x min(1, most / (√squares + 1e-6))`, x where squares is not finite.
 #[cube(launch, address_type = "dynamic")]
 fn clip_kernel(x: &Tensor<f32>, squares: &Tensor<f32>, out: &mut Tensor<f32>, most: f32) {
     let i = ABSOLUTE_POS;
     if i >= out.len() {
         terminate!();
     }
-    let factor = most / (squares[0].sqrt() + 1e-6f32);
-    // What is not finite is left as it is: the caller looks at the sum.
-    out[i] = if factor < 1.0f32 { x[i] * factor } else { x[i] };
+    let sum = squares[0];
+    let largest = f32::max_value();
+    let factor = most / (sum.sqrt() + 1e-6f32);
+    // Not its root, which a driver may make a number of NaN. What is not finite is left as it is: the caller looks at the sum.
+    out[i] = if sum <= largest && factor < 1.0f32 { x[i] * factor } else { x[i] };
 }
 
 impl UpdateOps for CubeBackend {

@@ -91,7 +91,7 @@ impl UpdateOps for Flex {
         let true = all_f32([&x, &sum]) else { return portable::clip_to_norm::<Self>(x, sum, most) };
         let norm = values(&contiguous(sum)).iter().map(|&sum| f64::from(sum)).sum::<f64>().sqrt();
         let factor = most / (norm + 1e-6);
-        let true = factor < 1.0 else { return x };
+        let true = (norm.is_finite() && factor < 1.0) else { return x };
         let mut x = owned(contiguous(x));
         x.par_chunks_mut(TASK).for_each(|x| x.iter_mut().for_each(|v| *v *= factor as f32));
         let len = x.len();

@@ -4,11 +4,12 @@ use std::ops::Range;
 
 use burn::backend::tensor::FloatTensor as Float;
 use burn::backend::{Backend, Scalar, TensorMetadata};
-use burn::tensor::{FloatDType, Slice};
+use burn::tensor::{FloatDType, Slice, try_read_sync};
 
 use super::rules::{Adam, Segments, Sgd};
 use crate::planes::Parts;
 use crate::portable::times;
+use crate::reads::note_read;
 
 pub(super) fn sgd_step<B: Backend>(weight: Float<B>, grad: Float<B>, buffer: Float<B>, step: Sgd) -> (Float<B>, Float<B>) {
     let grad = B::float_add(grad, times::<B>(weight.clone(), step.decay));
@@ -45,7 +46,11 @@ pub(super) fn sum_of_squares<B: Backend>(arenas: Parts<B>, segments: &Segments) 
     B::float_sum(B::float_cat(segments.0.iter().map(of).collect(), 0))
 }
 
+/// Waits for the sum: what Burn's operations make of one that is not finite differs from device to device, and not every device stores truth values.
 pub(super) fn clip_to_norm<B: Backend>(x: Float<B>, squares: Float<B>, most: f64) -> Float<B> {
+    note_read();
+    let read = try_read_sync(B::float_into_data(squares.clone())).and_then(Result::ok).and_then(|sum| sum.try_into_vec_as::<f32>().ok());
+    let true = read.is_some_and(|sum| sum.iter().all(|sum| sum.is_finite())) else { return x };
     let norm = B::float_add_scalar(B::float_sqrt(squares), Scalar::Float(1e-6));
     let factor = B::float_clamp_max(times::<B>(B::float_recip(norm), most), Scalar::Float(1.0));
     let dtype: FloatDType = x.dtype().into();

@@ -5,7 +5,7 @@ use crate::arena::{Places, arena};
 use crate::cpu::machine::TASK;
 use crate::cpu::reference;
 use burn::backend::Flex;
-use burn::tensor::{Device, TensorData};
+use burn::tensor::{DType, Device, TensorData};
 
 fn noise(seed: u64, len: usize) -> Tensor<1> {
     Tensor::from_data(TensorData::new(reference::noise(seed, len), [len]), &Device::flex())
@@ -73,6 +73,19 @@ fn what_is_not_finite_shows_in_the_sum() {
     for bad in [f32::NAN, f32::INFINITY] {
         let x = Tensor::<1>::from_floats([1.0, bad, 2.0], &Device::flex());
         assert!(!host(sum_of_squares(vec![x], Segments(vec![(0, 0..3)])))[0].is_finite());
+    }
+}
+
+/// Neither NaN nor zeros everywhere, in our loop and in Burn's operations (of other types): the Learner reads the sum, and drops the update.
+#[test]
+fn what_is_not_finite_clips_nothing() {
+    for bad in [f32::NAN, f32::INFINITY] {
+        let squares = || Tensor::<1>::from_floats([bad], &Device::flex());
+        for dtype in [DType::F32, DType::F64, DType::F16] {
+            let x = Tensor::<1>::from_floats([1.0, -3.0, 2.0], &Device::flex()).cast(dtype);
+            let clipped = clip_to_norm(x, squares(), 0.5);
+            assert_eq!(clipped.try_to_vec_as::<f32>().unwrap(), [1.0, -3.0, 2.0], "{bad} {dtype:?}");
+        }
     }
 }
 

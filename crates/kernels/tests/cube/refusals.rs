@@ -39,6 +39,7 @@ fn convolutions(device: &Device) {
         let config = ConvConfig { lowering, ..config };
         refused(|| conv2d(zeros([2, 4, 8, 8], device), w(), None, config), "4 channels in 1 groups for a weight of shape [5, 3, 3, 3]");
     }
+    refused(|| conv2d_for_norm(vec![], w(), config), "a concatenation of nothing");
     let parts = |last| vec![zeros([2, 1, 8, 8], device), zeros(last, device)];
     refused(|| conv2d_for_norm(parts([2, 2, 8, 4]), w(), config), "a part is [2, 2, 8, 4] and not [2, 2, 8, 8]");
     refused(|| conv2d_for_norm(parts([2, 3, 8, 8]), w(), config), "4 channels in 1 groups for a weight of shape [5, 3, 3, 3]");
@@ -59,6 +60,7 @@ fn convolutions(device: &Device) {
 
 fn planes(device: &Device) {
     let x = || zeros([2, 6, 8, 8], device);
+    refused(|| concat(vec![]), "a concatenation of nothing");
     refused(|| concat(vec![x(), zeros([2, 3, 8, 4], device)]), "a part is [2, 3, 8, 4] and not [2, 3, 8, 8]");
     refused(|| add(x(), zeros([2, 6, 8, 7], device)), "y is [2, 6, 8, 7] and not [2, 6, 8, 8]");
     refused(|| slice_channels(x(), 4, 3), "channels 4..7 of 6");
@@ -113,6 +115,10 @@ fn of_a_decoder(device: &Device) {
         let attend = || attention(zeros(q, device), zeros(k, device), zeros(v, device), indices(first, device), 1.0);
         refused(attend, &format!("queries {q:?}, keys {k:?}, values {v:?}, first keys {first:?}"));
     }
+    for scale in [0.0, -0.5, f64::NAN, f64::INFINITY] {
+        let attend = || attention(zeros(q, device), zeros(k, device), zeros(k, device), indices([1, 3], device), scale);
+        refused(attend, &format!("attention with a scale of {scale}"));
+    }
     refused(|| lead(zeros([2, 3], device), zeros([2, 2], device)), "the gradient is [2, 2] and not [2, 3]");
     refused(|| dropout(zeros([3], device), 0, 1.0), "a dropout of 1");
     let logits = || zeros([4, 9], device);
@@ -162,6 +168,8 @@ fn updates(device: &Device) {
     refused(|| sum_of_squares(vec![c(9)], Segments(vec![(0, 0..9), (0, 3..10)])), "a segment 3..10 of 9");
     refused(|| sum_of_squares(vec![c(9)], Segments(vec![(1, 0..3)])), "a segment 0..3 of 0");
     refused(|| clip_to_norm(c(9), c(2), 1.0), "the sum of squares is [2] and not [1]");
+    refused(|| clip_to_norm(c(9), c(1), 0.0), "a norm of at most 0");
+    refused(|| clip_to_norm(c(9), c(1), f64::NAN), "a norm of at most NaN");
     let places = Places::of([3, 4]);
     refused(|| arena(vec![c(3)], &places), "tensors for so many places");
     refused(|| arena(vec![c(3), c(5)], &places), "a part is [5] and not [4]");

@@ -77,6 +77,9 @@ fn agrees_with_the_cpu() {
     for bad in [f32::NAN, f32::INFINITY] {
         let ours = numbers(CubeBackend::sum_of_squares(Parts(vec![cube(TensorData::new(vec![1.0, bad, 2.0], [3]))]), whole(3)));
         assert!(!ours[0].is_finite());
+        let [x, squares] = [vec![1.0, -3.0], vec![bad]].map(|values| cube(TensorData::new(values.clone(), [values.len()])));
+        let clipped = CubeBackend::clip_to_norm(x, squares, 0.5);
+        assert_eq!(numbers(clipped), [1.0, -3.0]);
     }
     eprintln!("> largest relative error {worst:.1e}");
 }

@@ -89,18 +89,14 @@ pub fn data_grad(shape: &ConvShape, precision: Precision, dy: &[f32], w: &[f32],
     multiply(simd::level().of(precision), &product, &[dy], dx);
 }
 
-/// Whether anything but f32 can make the gradient of the weights faster.
+/// In what the gradient of the weights is computed where `precision` is asked for: in f32 where nothing else can be faster.
 ///
 /// The second term of a cell is the next image's: of one image half the work would be multiplying zeros. And where f32 reads the input in
 /// place, packing it takes more than a few outputs to pay.
-fn weight_grad_pays(shape: &ConvShape) -> bool {
-    let in_place = shape.kernel == [1, 1] && shape.stride == [1, 1] && shape.padding == [0, 0];
-    shape.batch > 1 && !(in_place && shape.out_channels < 64)
-}
-
-/// In what the gradient of the weights is computed where `precision` is asked for.
 pub fn weight_grad_precision(shape: &ConvShape, precision: Precision) -> Precision {
-    if weight_grad_pays(shape) { precision } else { Precision::F32 }
+    let in_place = shape.kernel == [1, 1] && shape.stride == [1, 1] && shape.padding == [0, 0];
+    let pays = shape.batch > 1 && !(in_place && shape.out_channels < 64);
+    if pays { precision } else { Precision::F32 }
 }
 
 /// See [`super::weight_grad`].

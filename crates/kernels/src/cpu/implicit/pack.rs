@@ -245,10 +245,15 @@ pub fn pack_weights(level: Level, weights: Weights<'_>, group: usize, phases: &[
             tasks.iter_mut().for_each(|task| task.panels.push(&mut []));
         }
     }
-    if weights.values.len() < WAKING {
-        tasks.into_iter().for_each(|task| simd::run(level, task));
+    share(tasks, weights.values.len(), |task| simd::run(level, task));
+}
+
+/// Does `work` for each task, on this thread alone where all of them have few values.
+pub fn share<T: Send>(tasks: Vec<T>, values: usize, work: impl Fn(T) + Send + Sync) {
+    if values < WAKING {
+        tasks.into_iter().for_each(work);
     } else {
-        tasks.into_par_iter().for_each(|task| simd::run(level, task));
+        tasks.into_par_iter().with_max_len(1).for_each(work);
     }
 }
 
@@ -257,12 +262,8 @@ fn pack_groups(level: Level, weights: Weights<'_>, group: usize, mr: usize, phas
     let cells = weights.inputs.div_ceil(level.form().terms).next_multiple_of(group);
     for (taps, panels) in phases.iter().zip(panels) {
         let task = |(i, panel)| simd::run(level, GroupTask { weights, group, taps, first: i * mr, panel });
-        let panels = panels.chunks_mut((cells * taps.len() * mr).max(1)).enumerate();
-        if weights.values.len() < WAKING {
-            panels.for_each(task);
-        } else {
-            panels.collect::<Vec<_>>().into_par_iter().for_each(task);
-        }
+        let panels: Vec<_> = panels.chunks_mut((cells * taps.len() * mr).max(1)).enumerate().collect();
+        share(panels, weights.values.len(), task);
     }
 }
 

@@ -1,7 +1,7 @@
 //! The product itself, for the forward pass and the gradient of the input: tasks of an image, a strip of rows and a range of output
 //! channels, each of which packs its strip and runs the tile over it.
 
-use super::super::machine::{BLOCK, GROUPED_BLOCK, Machine, TASK_COST, TILE_COST, UNIT_RATE, machine};
+use super::super::machine::{BLOCK, GROUPED_BLOCK, Machine, PACKING_COST, TASK_COST, TILE_COST, UNIT_RATE, machine};
 use super::super::scratch;
 use super::super::shape::Epilogue;
 use super::super::simd::{self, Form, Group, Level, Offsets, Simd, Starts, Task, Tile, To};
@@ -269,7 +269,7 @@ impl Division<'_> {
     fn time(&self, Split { strip, panels_per_task }: Split, threads: usize) -> f64 {
         let (view, lanes) = (self.view, self.nr / 3);
         let vectors = view.run(strip).div_ceil(lanes);
-        let packing = if view.direct { 0.0 } else { view.strip_len(strip) as f64 / lanes as f64 * 4.0 };
+        let packing = if view.direct { 0.0 } else { view.strip_len(strip) as f64 / lanes as f64 * PACKING_COST };
         let depth = (view.source.channels * self.taps) as f64;
         let rate = if self.grouped { UNIT_RATE } else { 1.0 };
         let work = panels_per_task as f64 * vectors as f64 * self.mr as f64 * (depth / rate + TILE_COST);

@@ -3,7 +3,7 @@
 use super::super::reference::{Case, any_geometry, noise, shapes, widen};
 use super::super::simd::{self, Level};
 use super::super::{ConvShape, Epilogue, Lowering, Precision, data_grad, forward, forward_prepared, prepare, weight_grad};
-use super::weight_grad_pays;
+use super::weight_grad_precision;
 use proptest::prelude::*;
 
 /// Checks the three passes on all levels, in f32 and where there is an instruction for it in bf16, of which only the factors are rounded;
@@ -18,7 +18,7 @@ fn check(s: &ConvShape, silu: bool) -> Result<(), TestCaseError> {
     for (level, precision) in asked.chain(Level::tested().map(|level| (level, Precision::F32))) {
         let is_rounded = precision == Precision::Bf16 || level > Level::Avx512;
         let [y, dx, dw] = if is_rounded { &rounded } else { &exact };
-        let dw = if precision == Precision::F32 || weight_grad_pays(s) { dw } else { &exact[2] };
+        let dw = if weight_grad_precision(s, precision) == precision { dw } else { &exact[2] };
         let run = |f: &dyn Fn(&mut [f32]), len: usize| {
             let (mut a, mut b) = (vec![f32::NAN; len], vec![f32::NAN; len]);
             simd::with_level(level, || {

@@ -9,11 +9,11 @@
 //! Threads divide the pixels (and, when there are many, the output channels) in a fixed way, sum into accumulators of their own, and
 //! the accumulators are added in order: the result depends on the number of threads but not on their timing.
 
-use super::super::machine::{PIXEL_BLOCK, WAKING, machine};
+use super::super::machine::{PIXEL_BLOCK, machine};
 use super::super::scratch;
 use super::super::shape::ConvShape;
 use super::super::simd::{self, Form, Group, Level, MAX_LANES, ReduceTile, Simd, Task};
-use super::pack::{Ahead, Planes, pack_strip, planes};
+use super::pack::{Ahead, Planes, pack_strip, planes, share};
 use super::view::{Source, View, forward_taps, largest};
 use rayon::prelude::*;
 
@@ -83,13 +83,7 @@ pub fn weight_grad(level: Level, shape: &ConvShape, x: &[&[f32]], dy: &[f32], dw
         let order = Order { taps: taps.len(), channels: channels.size };
         simd::run(level, Reduce { sums: &sums, stride: groups * size, first: g * size, group, depth, order, dw })
     };
-    let chunks = dw.chunks_mut(group * depth).enumerate();
-    if depth * shape.out_channels < WAKING {
-        chunks.for_each(reduce);
-    } else {
-        let chunks: Vec<_> = chunks.collect();
-        chunks.into_par_iter().with_max_len(1).for_each(reduce);
-    }
+    share(dw.chunks_mut(group * depth).enumerate().collect(), depth * shape.out_channels, reduce);
 }
 
 /// Parts of the groups and of the pixels. Up to four threads divide the pixels; more of them also divide the groups, for each division of the

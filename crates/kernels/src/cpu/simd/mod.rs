@@ -146,6 +146,10 @@ impl Level {
 
     /// This level with products in bf16 if the processor has such instructions for it, else this level.
     pub fn in_bf16(self) -> Level {
+        #[cfg(test)]
+        if let Some([_, in_bf16]) = FORCED.get().filter(|[level, _]| *level == self) {
+            return in_bf16;
+        }
         let better = [Level::Amx, Level::Avx512Bf16].into_iter().find(|level| level.available());
         if self == Level::Avx512 { better.unwrap_or(self) } else { self }
     }
@@ -163,7 +167,8 @@ impl Level {
 
 #[cfg(test)]
 thread_local! {
-    static FORCED: Cell<Option<Level>> = const { Cell::new(None) };
+    /// A level, and that of its products in bf16.
+    static FORCED: Cell<Option<[Level; 2]>> = const { Cell::new(None) };
 }
 
 /// The level that kernels called on this thread use. Read it once at a kernel's entry and hand it to the tasks: the choice a test made by
@@ -171,7 +176,7 @@ thread_local! {
 pub fn level() -> Level {
     static BEST: OnceLock<Level> = OnceLock::new();
     #[cfg(test)]
-    if let Some(level) = FORCED.get() {
+    if let Some([level, _]) = FORCED.get() {
         return level;
     }
     *BEST.get_or_init(|| Level::all().max().unwrap_or(Level::Portable))
@@ -180,14 +185,20 @@ pub fn level() -> Level {
 /// Runs `f` with kernels restricted to `level`: how the tests reach every instruction set. Panics if the processor lacks it.
 #[cfg(test)]
 pub fn with_level<R>(level: Level, f: impl FnOnce() -> R) -> R {
-    struct Restore(Option<Level>);
+    with_levels([level, level.in_bf16()], f)
+}
+
+/// The same with a level of its own for products in bf16: how a processor with a unit for matrices goes about, which multiplies f32s without it.
+#[cfg(test)]
+pub fn with_levels<R>(levels: [Level; 2], f: impl FnOnce() -> R) -> R {
+    struct Restore(Option<[Level; 2]>);
     impl Drop for Restore {
         fn drop(&mut self) {
             FORCED.set(self.0);
         }
     }
-    assert!(level.available(), "this processor lacks {level:?}");
-    let _restore = Restore(FORCED.replace(Some(level)));
+    assert!(levels.iter().all(|level| level.available()), "this processor lacks one of {levels:?}");
+    let _restore = Restore(FORCED.replace(Some(levels)));
     f()
 }
 
